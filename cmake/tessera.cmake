@@ -1,0 +1,59 @@
+# How every folder of the tree is built: one target a folder, its flags, and how a test is declared.
+
+find_program(TSR_CCACHE ccache)
+if(TSR_CCACHE)
+  set(CMAKE_C_COMPILER_LAUNCHER ${TSR_CCACHE})
+endif()
+
+find_package(PkgConfig REQUIRED)
+find_package(Threads REQUIRED)
+
+# Every external library is found once, here, and linked only by the folder that wraps it.
+pkg_check_modules(TSR_JANSSON REQUIRED IMPORTED_TARGET jansson)
+pkg_check_modules(TSR_YAML REQUIRED IMPORTED_TARGET yaml-0.1)
+pkg_check_modules(TSR_ONIG REQUIRED IMPORTED_TARGET oniguruma)
+pkg_check_modules(TSR_HWLOC REQUIRED IMPORTED_TARGET hwloc)
+pkg_check_modules(TSR_CMOCKA IMPORTED_TARGET cmocka)
+find_package(MPI REQUIRED COMPONENTS C)
+# The serial OpenBLAS: the pool in src/device splits the work, so that the threads never change a bit.
+find_library(TSR_OPENBLAS NAMES openblas PATH_SUFFIXES openblas-serial REQUIRED)
+find_path(TSR_OPENBLAS_INCLUDE NAMES cblas.h PATH_SUFFIXES openblas-serial REQUIRED)
+
+add_library(tsr_flags INTERFACE)
+target_compile_definitions(tsr_flags INTERFACE _GNU_SOURCE)
+# No contraction: a fused multiply-add is written as fmaf where it is meant.
+target_compile_options(tsr_flags INTERFACE -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes
+  -Wmissing-prototypes -Wno-missing-field-initializers -ffp-contract=off -fno-math-errno -fno-trapping-math)
+target_include_directories(tsr_flags INTERFACE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+target_link_libraries(tsr_flags INTERFACE Threads::Threads m)
+if(TSR_SANITIZE)
+  target_compile_options(tsr_flags INTERFACE -fsanitize=${TSR_SANITIZE} -fno-omit-frame-pointer -g)
+  target_link_options(tsr_flags INTERFACE -fsanitize=${TSR_SANITIZE})
+  target_compile_definitions(tsr_flags INTERFACE TSR_SANITIZED=1)
+endif()
+
+# tsr_folder(name SOURCES ... [LINK ...]): src/<name> as the object library tsr_<name>.
+function(tsr_folder name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
+  add_library(tsr_${name} STATIC ${arg_SOURCES})
+  target_link_libraries(tsr_${name} PUBLIC tsr_flags ${arg_LINK})
+endfunction()
+
+# tsr_test(name SOURCES ... LINK ... [LABELS ...] [TIMEOUT s]): a CMocka program run by ctest.
+# Exit status 77 is a skip. The program may read its data through TSR_SOURCE_DIR.
+function(tsr_test name)
+  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LINK;LABELS;COMMAND" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE ${arg_LINK} tsr_flags PkgConfig::TSR_CMOCKA)
+  target_compile_definitions(${name} PRIVATE TSR_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  if(arg_COMMAND)
+    add_test(NAME ${name} COMMAND ${arg_COMMAND})
+  else()
+    add_test(NAME ${name} COMMAND ${name})
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
+endfunction()

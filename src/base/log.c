@@ -1,0 +1,29 @@
+#include "base/log.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+static struct {
+    tsr_log_sink *sink;
+    void *user;
+    tsr_log_level level;
+} current;
+
+void tsr_log_set(tsr_log_sink *sink, void *user, tsr_log_level level)
+{
+    current.sink = sink;
+    current.user = user;
+    current.level = level;
+}
+
+void tsr_log(tsr_log_level level, const char *format, ...)
+{
+    if (!current.sink || level > current.level)
+        return;
+    char line[4096];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    current.sink(current.user, level, line);
+}

@@ -1,0 +1,74 @@
+#include "base/status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static _Thread_local char last_message[TSR_ERROR_BYTES];
+
+tsr_status tsr_fail(tsr_status code, const char *format, ...)
+{
+    char message[TSR_ERROR_BYTES]; /* the arguments may point into last_message */
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    memcpy(last_message, message, strlen(message) + 1);
+    return code;
+}
+
+const char *tsr_last_error(void)
+{
+    return last_message;
+}
+
+static const struct {
+    tsr_status status;
+    int exit_code;
+    const char *name;
+} codes[] = {
+    {TSR_OK, 0, "TSR_OK"},
+    {TSR_EINVAL, 70, "TSR_EINVAL"},
+    {TSR_EUNSUPPORTED, 70, "TSR_EUNSUPPORTED"},
+    {TSR_EUSAGE, 64, "TSR_EUSAGE"},
+    {TSR_ECONFIG, 78, "TSR_ECONFIG"},
+    {TSR_EDATA, 65, "TSR_EDATA"},
+    {TSR_EIO, 71, "TSR_EIO"},
+    {TSR_ENOMEM, 71, "TSR_ENOMEM"},
+    {TSR_EINTERNAL, 70, "TSR_EINTERNAL"},
+    {TSR_ESTOPPED, 75, "TSR_ESTOPPED"},
+    {TSR_ESTOPPED_UNSAVED, 71, "TSR_ESTOPPED_UNSAVED"},
+    {TSR_ECOMM, 71, "TSR_ECOMM"},
+    {TSR_ETIMEOUT, 71, "TSR_ETIMEOUT"},
+    {TSR_ERANKS, 76, "TSR_ERANKS"},
+    {TSR_EDEVICE, 71, "TSR_EDEVICE"},
+};
+
+int tsr_status_exit_code(tsr_status status)
+{
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+        if (codes[i].status == status)
+            return codes[i].exit_code;
+    return 70;
+}
+
+const char *tsr_status_name(tsr_status status)
+{
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+        if (codes[i].status == status)
+            return codes[i].name;
+    return "unknown status";
+}
+
+void tsr_error_take(tsr_error *error, tsr_status status)
+{
+    error->status = status;
+    memcpy(error->message, last_message, strlen(last_message) + 1);
+}
+
+tsr_status tsr_error_put(const tsr_error *error)
+{
+    if (error->status < 0)
+        memmove(last_message, error->message, strlen(error->message) + 1);
+    return error->status;
+}

@@ -1,0 +1,75 @@
+/*
+ * base/status.h: what a call returns, and the message of the first detector.
+ *
+ * Every function that can fail returns a tsr_status: zero or a negative code. The first detector
+ * calls tsr_fail, which stores a message for the calling thread; callers only pass the code on. A
+ * worker thread's error is carried to the thread that waits for it (tsr_error_take, tsr_error_put).
+ *
+ * A message names the file, tensor or key, what was found, what was expected and what to do.
+ */
+#ifndef TSR_BASE_STATUS_H
+#define TSR_BASE_STATUS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Grouped by what is damaged; tsr_status_exit_code maps each to the program's exit code. */
+typedef enum {
+    TSR_OK = 0,
+    /* The caller's mistake: nothing was changed, the object can still be used. */
+    TSR_EINVAL = -1,       /* exit 70: a bug in the calling code */
+    TSR_EUNSUPPORTED = -2, /* exit 70: not in this build or backend */
+    TSR_EUSAGE = -3,       /* exit 64: wrong command line */
+    TSR_ECONFIG = -4,      /* exit 78: configuration refused */
+    TSR_EDATA = -5,        /* exit 65: bad data or model files */
+    /* The call failed. */
+    TSR_EIO = -6,               /* exit 71: the system failed while reading or writing */
+    TSR_ENOMEM = -7,            /* exit 71 */
+    TSR_EINTERNAL = -8,         /* exit 70: an invariant does not hold */
+    TSR_ESTOPPED = -9,          /* exit 75: stopped by a signal, saved */
+    TSR_ESTOPPED_UNSAVED = -10, /* exit 71: stopped by a signal, cannot be continued */
+    /* The communicator is dead: every later call on it fails. */
+    TSR_ECOMM = -11,    /* exit 71 */
+    TSR_ETIMEOUT = -12, /* exit 71 */
+    TSR_ERANKS = -13,   /* exit 76: ranks disagree */
+    /* The device is dead. */
+    TSR_EDEVICE = -14 /* exit 71 */
+} tsr_status;
+
+#define TSR_ERROR_BYTES 16384 /* longest message, with its zero */
+
+/* Stores the message (printf) for this thread and returns `code`, which must be negative. */
+tsr_status tsr_fail(tsr_status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The message of this thread's last tsr_fail; "" if there was none. Borrowed, until the next
+ * tsr_fail. */
+const char *tsr_last_error(void);
+
+/* The exit code of the program for a status: 0, 64, 65, 70, 71, 75, 76 or 78. */
+int tsr_status_exit_code(tsr_status status);
+
+/* "TSR_EDATA" and the like. */
+const char *tsr_status_name(tsr_status status);
+
+/* An error on its way from one thread to another. */
+typedef struct {
+    tsr_status status;
+    char message[TSR_ERROR_BYTES];
+} tsr_error;
+
+/* Copies this thread's last message and `status` into *error. */
+void tsr_error_take(tsr_error *error, tsr_status status);
+
+/* Makes *error this thread's last error and returns its status (TSR_OK leaves the message alone).
+ */
+tsr_status tsr_error_put(const tsr_error *error);
+
+/* Passes a failure on: if (status < 0) return it. */
+#define TSR_TRY(call)                                                                              \
+    do {                                                                                           \
+        tsr_status tsr_try_status_ = (call);                                                       \
+        if (tsr_try_status_ < 0)                                                                   \
+            return tsr_try_status_;                                                                \
+    } while (0)
+
+#endif
