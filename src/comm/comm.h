@@ -1,0 +1,114 @@
+/*
+ * comm/comm.h: collectives between the ranks of a job.
+ *
+ * Implementations: self (1 rank), thread (N ranks in one process, for tests and embedders),
+ * callback (over an embedder's all-gather), mpi, later nccl. One conformance suite runs on all of
+ * them.
+ *
+ * Order    All ranks make the same calls in the same order on a communicator and all its splits.
+ * Calls enqueue on `stream` and return; all communicators of a job use one and the same stream.
+ * Threads  CPU implementations run inside the stream's worker, so MPI is called by one thread only.
+ * Errors   A peer that fails, aborts or does not arrive before the deadline poisons the device of
+ * every rank that waits, with TSR_ECOMM or TSR_ETIMEOUT naming the rank, and its step, op and unit
+ * as last published. After that every call fails. Memory   Nothing allocates after creation but
+ * create, split and share.
+ */
+#ifndef TSR_COMM_COMM_H
+#define TSR_COMM_COMM_H
+
+#include "device/device.h"
+
+typedef struct tsr_comm tsr_comm;
+
+typedef enum { TSR_SUM, TSR_MIN, TSR_MAX } tsr_reduce_op;
+
+/* What an embedder gives: every rank's `bytes` bytes, gathered in rank order into `receive`.
+ * Blocking; returns 0 on success. Called by one thread at a time. */
+typedef struct {
+    int rank, size;
+    int (*all_gather)(void *user, const void *send, void *receive, uint64_t bytes);
+    void *user;
+} tsr_bootstrap;
+
+/* timeout_seconds 0: 300. On success the caller owns *out. */
+tsr_status tsr_comm_create_self(tsr_comm **out);
+tsr_status tsr_comm_create_callback(tsr_comm **out, const tsr_bootstrap *bootstrap,
+                                    double timeout_seconds);
+
+/* N communicators of one process: out[0..size). Each is then used by its own rank's threads. */
+tsr_status tsr_comm_create_threads(tsr_comm **out, int size, double timeout_seconds);
+
+/* Under mpirun: initialises MPI (MPI_THREAD_SERIALIZED; refused clearly if the library gives less)
+ * unless the program already did, and duplicates the world. A program started without mpirun gets
+ * one rank. */
+tsr_status tsr_comm_create_mpi(tsr_comm **out, double timeout_seconds);
+
+/* NULL is fine. Not collective on an aborted communicator; never waits longer than the deadline. */
+void tsr_comm_destroy(tsr_comm *comm);
+
+/* Ranks of one `color`, ordered by rank. Collective and blocking. The caller owns *out and destroys
+ * it before its parent. */
+tsr_status tsr_comm_split(tsr_comm **out, tsr_comm *comm, tsr_stream *stream, int color);
+
+int tsr_comm_rank(const tsr_comm *comm);
+int tsr_comm_size(const tsr_comm *comm);
+int tsr_comm_node(const tsr_comm *comm);       /* index of this rank's node, 0 .. nodes-1 */
+int tsr_comm_node_count(const tsr_comm *comm); /* nodes of the job */
+int tsr_comm_local_rank(const tsr_comm *comm); /* among the ranks of its node */
+int tsr_comm_local_size(const tsr_comm *comm);
+const char *tsr_comm_name(const tsr_comm *comm); /* "self", "thread", "callback", "mpi" */
+
+/* ---- collectives; enqueued on `stream` ---- */
+
+/* One range of a grouped all-gather: `bytes` from every rank; rank i's lands at receive + i *
+ * bytes. `send` may be that very place (in place). `bytes` may be 0. */
+typedef struct {
+    const void *send;
+    void *receive;
+    uint64_t bytes;
+} tsr_gather_range;
+
+/* All ranges in one call. Each rank sends sum(bytes) and receives size times that. `ranges` is
+ * borrowed until the call has run. */
+tsr_status tsr_comm_all_gather(tsr_comm *comm, tsr_stream *stream, const tsr_gather_range *ranges,
+                               int count);
+
+/* receive[0..count) = sum over ranks of their send[rank * count ..]; send holds size * count.
+ * Integers, so the order of summation does not matter. receive must not overlap send. */
+tsr_status tsr_comm_reduce_scatter(tsr_comm *comm, tsr_stream *stream, int64_t *receive,
+                                   const int64_t *send, uint64_t count);
+
+/* In place over all ranks. */
+tsr_status tsr_comm_all_reduce(tsr_comm *comm, tsr_stream *stream, int64_t *data, uint64_t count,
+                               tsr_reduce_op op);
+tsr_status tsr_comm_broadcast(tsr_comm *comm, tsr_stream *stream, void *data, uint64_t bytes,
+                              int root);
+tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_stream *stream);
+
+/* ---- control: works beside the collectives and after a failure ---- */
+
+/* What this rank is doing, for the message of a rank that waits in vain. Any thread, cheap, never
+ * blocks. */
+void tsr_comm_publish(tsr_comm *comm, uint64_t step, const char *op, int unit);
+
+/* Tells all ranks that this one has failed: their waits end with TSR_ECOMM and this message. Any
+ * thread. */
+void tsr_comm_abort(tsr_comm *comm, tsr_status status, const char *message);
+
+/* The end of a phase that may fail on some ranks only. Blocking, collective on `stream`. Returns
+ * the status of the lowest rank that failed, on every rank, with its message ("rank 2: ...") as
+ * last error; *first (may be NULL) is that rank, -1 if none failed. Works on an aborted
+ * communicator too (then it waits at most 5 seconds for the others and decides with what it knows).
+ */
+tsr_status tsr_comm_agree(tsr_comm *comm, tsr_stream *stream, tsr_status status, int *first);
+
+/* TSR_ERANKS unless `value` is the same on all ranks; names the first rank that differs from rank 0
+ * and `what`, and `advice`. Blocking, collective. */
+tsr_status tsr_comm_check_same(tsr_comm *comm, tsr_stream *stream, uint64_t value, const char *what,
+                               const char *advice);
+
+/* Host memory shared by the ranks of a node, zeroed: every local rank gets the same bytes, at its
+ * own address. Blocking, collective. Freed by tsr_comm_destroy. */
+tsr_status tsr_comm_share(void **out, tsr_comm *comm, tsr_stream *stream, uint64_t bytes);
+
+#endif

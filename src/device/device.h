@@ -1,0 +1,132 @@
+/*
+ * device/device.h: memory, streams and events of one accelerator, or of the CPU playing one.
+ *
+ * A device has a few streams. Work given to a stream runs in order; streams run beside each other
+ * and are ordered by events only. device_cpu.c makes each stream a worker thread with a FIFO, so
+ * that the whole scheduler runs, and is tested, without a GPU.
+ *
+ * Order    Calls on streams enqueue and return; synchronize, destroy and the *_host waits block.
+ * Threads  One thread enqueues on a given stream. Events may be recorded and awaited by any thread.
+ * Errors   The first failure of any enqueued work poisons the device: all work enqueued before or
+ * after that has not begun is skipped, every event still completes (nothing hangs), and every later
+ *          call returns the first error.
+ * Memory   Nothing here allocates after creation: a full FIFO makes the enqueuing call wait (with
+ * the device's deadline).
+ */
+#ifndef TSR_DEVICE_DEVICE_H
+#define TSR_DEVICE_DEVICE_H
+
+#include "base/status.h"
+
+#include <stdint.h>
+
+typedef struct tsr_device tsr_device;
+typedef struct tsr_stream tsr_stream;
+typedef struct tsr_event tsr_event;
+typedef struct tsr_arena tsr_arena;
+typedef struct tsr_pool tsr_pool;
+
+/* Zero-initialise; zero is the default of every field. */
+typedef struct {
+    int thread_count;       /* threads of the pool; 0: this rank's share of the cores it may use */
+    int local_rank;         /* this rank among the ranks of the node, for sharing cores out */
+    int local_rank_count;   /* 0: 1 */
+    bool no_pinning;        /* true: leave threads where the system puts them */
+    double timeout_seconds; /* deadline of every wait; 0: 300 */
+    uint64_t
+        delay_seed; /* tests: not 0 makes every enqueued work sleep a random 0 .. delay_max_us */
+    uint32_t delay_max_us;
+} tsr_device_options;
+
+/* The CPU device. On success the caller owns *out. */
+tsr_status tsr_device_create_cpu(tsr_device **out, const tsr_device_options *options);
+
+/* Waits for enqueued work to end or be skipped. All streams, events and arenas must be destroyed.
+ * NULL is fine. */
+void tsr_device_destroy(tsr_device *device);
+
+/* "CPU, 2 threads, AVX-512 ..." for the summary; borrowed. */
+const char *tsr_device_description(const tsr_device *device);
+tsr_pool *tsr_device_pool(tsr_device *device);
+double tsr_device_timeout(const tsr_device *device);
+
+/* Sets the poison from outside (a dead communicator, a stop). Only the first counts. Any thread. */
+void tsr_device_poison(tsr_device *device, tsr_status status, const char *message);
+
+/* TSR_OK, or the first error, which becomes the calling thread's last error. Any thread. */
+tsr_status tsr_device_check(tsr_device *device);
+
+/* ---- streams ---- */
+
+/* `name` is for traces, error messages and thread names (at most 15 characters); copied. */
+tsr_status tsr_stream_create(tsr_stream **out, tsr_device *device, const char *name);
+void tsr_stream_destroy(tsr_stream *stream);
+tsr_device *tsr_stream_device(tsr_stream *stream);
+
+/* Blocks until all that was enqueued has run; returns the device's first error. */
+tsr_status tsr_stream_synchronize(tsr_stream *stream);
+
+/* Work of the CPU device: runs function(args copy, pool) on the stream. args_bytes <=
+ * TSR_CALL_BYTES. */
+#define TSR_CALL_BYTES 512
+typedef tsr_status tsr_call(void *args, tsr_pool *pool);
+tsr_status tsr_stream_call(tsr_stream *stream, tsr_call *function, const void *args,
+                           uint32_t args_bytes);
+
+/* Copies and clears on the stream; host and device memory alike, ranges must not overlap. */
+tsr_status tsr_stream_copy(tsr_stream *stream, void *destination, const void *source,
+                           uint64_t bytes);
+tsr_status tsr_stream_zero(tsr_stream *stream, void *destination, uint64_t bytes);
+
+/* ---- events: a counter of records; a wait names a generation (the first record is 1) ---- */
+
+tsr_status tsr_event_create(tsr_event **out, tsr_device *device);
+void tsr_event_destroy(tsr_event *event);
+
+/* How many records have been enqueued. */
+uint64_t tsr_event_recorded(const tsr_event *event);
+
+/* Enqueues a record: when the stream gets there, one more generation is complete. */
+tsr_status tsr_event_record(tsr_event *event, tsr_stream *stream);
+
+/* What is enqueued on `stream` later waits until `generation` is complete. A generation that has
+ * not been enqueued yet, or 0, is TSR_EINTERNAL: nobody would record it in time. */
+tsr_status tsr_stream_wait(tsr_stream *stream, tsr_event *event, uint64_t generation);
+
+/* The calling thread waits until `generation` is complete. TSR_ETIMEOUT after the device's
+ * deadline. */
+tsr_status tsr_event_wait_host(tsr_event *event, uint64_t generation);
+
+/* When the latest completed record completed, in seconds of tsr_now; 0 before the first. */
+double tsr_event_time(const tsr_event *event);
+
+/* ---- arenas: all memory of a run, taken once ---- */
+
+typedef enum { TSR_MEMORY_DEVICE, TSR_MEMORY_HOST } tsr_memory;
+
+#define TSR_ALIGNMENT 256 /* of every buffer, and of every segment in a slot */
+
+/* One allocation of `bytes`, zeroed, touched, and never grown. TSR_ENOMEM names the bytes. bytes
+ * may be 0. */
+tsr_status tsr_arena_create(tsr_arena **out, tsr_device *device, tsr_memory memory, uint64_t bytes);
+void tsr_arena_destroy(tsr_arena *arena);
+
+/* Takes a named buffer, aligned to TSR_ALIGNMENT; borrowed from the arena for good. bytes 0 gives
+ * NULL. A buffer that does not fit is TSR_EINTERNAL and names what the plan had left. */
+tsr_status tsr_arena_take(void **out, tsr_arena *arena, const char *name, uint64_t bytes);
+
+/* Bytes taken so far, each buffer rounded up to TSR_ALIGNMENT. */
+uint64_t tsr_arena_high_water(const tsr_arena *arena);
+uint64_t tsr_arena_bytes(const tsr_arena *arena);
+
+/* ---- the pool: splits one piece of work over threads ---- */
+
+/* Runs function(context, index) for index 0 .. count-1, on this thread and idle pool threads, and
+ * returns when all are done. The split into `count` is the caller's and must depend on shapes only,
+ * never on the number of threads: that is what keeps results the same. A busy pool (another
+ * stream's work) means the caller does all of it; nested calls do too. */
+void tsr_pool_run(tsr_pool *pool, int count, void (*function)(void *context, int index),
+                  void *context);
+int tsr_pool_thread_count(const tsr_pool *pool);
+
+#endif
