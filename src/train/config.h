@@ -1,0 +1,247 @@
+/*
+ * train/config.h: one job's configuration, as a plain struct.
+ *
+ * Every key of the interface is a field, typed, with its default. It is read from a job.yaml and
+ * from overrides `key=value`; scalars are typed by their key, not by YAML (`2e-4` is a number, `no`
+ * a word). One table (train/keys.h) decides names, types, ranges, defaults, help and what is
+ * refused. All errors of a configuration are reported together.
+ *
+ * Order    tsr_config_load, then read fields; tsr_config_free at the end. Resolving a field after
+ *          loading (dtype, resident units, the adapter's r) is assigning to it: the written
+ * job.yaml says which values were set, defaulted or resolved. Threads  No globals; one
+ * configuration is not locked.
+ */
+#ifndef TSR_TRAIN_CONFIG_H
+#define TSR_TRAIN_CONFIG_H
+
+#include "base/status.h"
+#include "base/text.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Keys that may be true, false or left to the runtime. */
+typedef enum { TSR_CHOICE_AUTO = -1, TSR_CHOICE_NO = 0, TSR_CHOICE_YES = 1 } tsr_choice;
+
+typedef enum { TSR_DTYPE_AUTO, TSR_DTYPE_FLOAT32, TSR_DTYPE_BFLOAT16 } tsr_config_dtype;
+typedef enum { TSR_BASE_COMPUTE_DTYPE, TSR_BASE_COMPUTE_FP8 } tsr_base_compute;
+typedef enum {
+    TSR_FORMAT_AUTO,
+    TSR_FORMAT_MESSAGES,
+    TSR_FORMAT_SHAREGPT,
+    TSR_FORMAT_ALPACA,
+    TSR_FORMAT_PROMPT_COMPLETION,
+    TSR_FORMAT_TEXT,
+    TSR_FORMAT_PRETOKENIZED
+} tsr_dataset_format;
+typedef enum { TSR_TRUNCATION_ERROR, TSR_TRUNCATION_RIGHT, TSR_TRUNCATION_DROP } tsr_truncation;
+typedef enum {
+    TSR_MODULES_NONE,
+    TSR_MODULES_ALL_LINEAR,
+    TSR_MODULES_LIST,
+    TSR_MODULES_REGEX
+} tsr_modules_kind;
+typedef enum {
+    TSR_LR_LINEAR,
+    TSR_LR_COSINE,
+    TSR_LR_CONSTANT,
+    TSR_LR_CONSTANT_WITH_WARMUP,
+    TSR_LR_COSINE_WITH_MIN_LR
+} tsr_lr_kind;
+typedef enum { TSR_EVERY_NO, TSR_EVERY_STEPS, TSR_EVERY_EPOCH } tsr_every;
+typedef enum {
+    TSR_RECOMPUTE_AUTO,
+    TSR_RECOMPUTE_NONE,
+    TSR_RECOMPUTE_SELECTIVE,
+    TSR_RECOMPUTE_FULL
+} tsr_recompute_choice;
+typedef enum {
+    TSR_OFFLOAD_AUTO,
+    TSR_OFFLOAD_NONE,
+    TSR_OFFLOAD_SHARDED,
+    TSR_OFFLOAD_FULL
+} tsr_offload_choice;
+typedef enum { TSR_BACKEND_AUTO, TSR_BACKEND_CPU, TSR_BACKEND_CUDA } tsr_backend_choice;
+typedef enum { TSR_GRAPH_AUTO, TSR_GRAPH_FIXED, TSR_GRAPH_FLOPS, TSR_GRAPH_TIME } tsr_graph_choice;
+typedef enum { TSR_REPORT_NONE, TSR_REPORT_TENSORBOARD } tsr_report;
+typedef enum {
+    TSR_PROGRESS_AUTO,
+    TSR_PROGRESS_BAR,
+    TSR_PROGRESS_LINES,
+    TSR_PROGRESS_NONE
+} tsr_progress_mode;
+typedef enum { TSR_DEFAULTS_TESSERA, TSR_DEFAULTS_TRL } tsr_defaults;
+
+typedef struct {
+    const char **items;
+    int count;
+} tsr_strings;
+
+typedef struct {
+    int64_t *items;
+    int count;
+} tsr_ints;
+
+/* name -> number, in the order of the file (the first matching pattern wins in PEFT). */
+typedef struct {
+    const char *name;
+    double value;
+} tsr_pattern;
+
+typedef struct {
+    tsr_pattern *items;
+    int count;
+} tsr_patterns;
+
+/* LIST: names, matched as suffixes. REGEX: items[0], a full match. ALL_LINEAR and NONE: empty. */
+typedef struct {
+    tsr_modules_kind kind;
+    tsr_strings names;
+} tsr_modules;
+
+/* lr_scheduler_kwargs; NaN: not given. */
+typedef struct {
+    double num_cycles, min_lr, min_lr_rate;
+} tsr_lr_kwargs;
+
+/* Strings are borrowed from the configuration; an optional one that was not given is NULL. */
+typedef struct {
+    /* model */
+    const char *model_name_or_path;
+    bool load_in_4bit;
+    bool use_bnb_nested_quant;
+    tsr_config_dtype dtype;
+    tsr_base_compute base_compute;
+    int bnb_4bit_quant_type; /* 0: nf4, the only one */
+    /* data */
+    tsr_strings dataset, eval_dataset;
+    int64_t max_eval_samples; /* 0: all */
+    tsr_dataset_format dataset_format;
+    const char *dataset_text_field;
+    int64_t max_length; /* 0: none */
+    tsr_truncation truncation;
+    bool packing;
+    int packing_strategy;    /* 0: bfd, the only one */
+    tsr_choice eval_packing; /* never AUTO after loading: `packing` */
+    tsr_choice assistant_only_loss, completion_only_loss;
+    bool shuffle;
+    int64_t data_seed; /* after loading: `seed` unless given */
+    const char *chat_template_path, *eos_token;
+    /* adapter */
+    int64_t lora_r;
+    double lora_alpha, lora_dropout;
+    tsr_modules lora_target_modules, exclude_modules;
+    bool use_rslora, use_dora;
+    tsr_patterns rank_pattern, alpha_pattern;
+    tsr_ints layers_to_transform; /* empty: all */
+    const char *init_adapter;
+    /* optimizer */
+    double learning_rate;
+    int optim; /* 0: AdamW, the only one */
+    double adam_beta1, adam_beta2, adam_epsilon, weight_decay;
+    double max_grad_norm; /* 0: no clipping */
+    tsr_lr_kind lr_scheduler_type;
+    double warmup_steps; /* below 1: a share, see tsr_config_steps */
+    tsr_lr_kwargs lr_scheduler_kwargs;
+    /* loop */
+    double num_train_epochs;
+    int64_t max_steps; /* -1: num_train_epochs decides */
+    int64_t per_device_train_batch_size, gradient_accumulation_steps;
+    int64_t total_batch_size; /* 0: gradient_accumulation_steps x ranks micro-batches a step */
+    bool dataloader_drop_last;
+    int64_t
+        per_device_eval_batch_size; /* after loading: per_device_train_batch_size unless given */
+    tsr_every eval_strategy;
+    double eval_steps;        /* below 1: a share; after loading: logging_steps unless given */
+    tsr_choice eval_on_start; /* after loading: yes with an eval_dataset, unless given */
+    double logging_steps;
+    bool logging_first_step;
+    tsr_every save_strategy;
+    double save_steps;
+    int64_t save_total_limit; /* 0: all */
+    int64_t seed;
+    const char *resume_from_checkpoint;
+    double time_limit; /* seconds; 0: none */
+    int64_t max_skipped_steps;
+    /* memory */
+    tsr_recompute_choice gradient_checkpointing;
+    uint64_t memory_budget; /* bytes; 0: auto */
+    tsr_offload_choice offload;
+    tsr_choice activation_offloading, optimizer_offload;
+    int64_t resident_units; /* -1: auto */
+    int64_t slots;
+    int64_t shard_group_size; /* 0: the ranks of a node */
+    /* run */
+    const char *output_dir;
+    bool overwrite_output_dir;
+    tsr_backend_choice backend;
+    bool deterministic;
+    tsr_graph_choice lora_graph;
+    const char *trace;
+    tsr_report report_to;
+    int log_level; /* tsr_log_level */
+    tsr_progress_mode progress;
+    tsr_defaults defaults;
+
+    /* What the user should be told once, a line each: peers' keys without effect, keys that were
+     * mapped, defaults that differ from TRL's. */
+    tsr_strings notes;
+    struct tsr_config_store *store; /* private: memory, and where each key was set */
+} tsr_config;
+
+/* What the configuration is for decides which keys are required. */
+typedef enum {
+    TSR_CONFIG_TRAIN, /* model_name_or_path, dataset, output_dir */
+    TSR_CONFIG_PLAN,  /* model_name_or_path */
+    TSR_CONFIG_EVAL   /* model_name_or_path, eval_dataset */
+} tsr_config_use;
+
+/* Zero: no file and no overrides, for training. Everything is borrowed during the load only. */
+typedef struct {
+    const char *path;             /* NULL: `text` */
+    const char *text;             /* NULL: overrides alone */
+    size_t text_bytes;            /* 0: text is zero-terminated */
+    const char *name;             /* what messages call it; NULL: the path, or "configuration" */
+    const char *const *overrides; /* "key=value" */
+    int override_count;
+    tsr_config_use use;
+    bool has_cuda; /* whether this build has a CUDA backend */
+} tsr_config_source;
+
+/* Loads and checks. On success the caller frees *out with tsr_config_free; on failure it is
+ * untouched. TSR_ECONFIG: one message with every error of the file and the overrides; TSR_EIO: the
+ * file cannot be read. Touches no file but `path`; asks only whether a/b, which looks like a Hub
+ * id, exists here. */
+tsr_status tsr_config_load(tsr_config *out, const tsr_config_source *source);
+
+/* Frees what *config owns; a zero struct is fine. */
+void tsr_config_free(tsr_config *config);
+
+/* Whether the file or an override set this key (by any of its names). False for unknown keys. */
+bool tsr_config_is_set(const tsr_config *config, const char *key);
+
+/* Where: "job.yaml:12", "override lora_r=8" or "default". Borrowed. */
+const char *tsr_config_where(const tsr_config *config, const char *key);
+
+/* The resolved configuration as YAML, every key written out; a value nobody set carries the comment
+ * "# default", or "# resolved" if it was assigned after loading. Reading it again gives the same
+ * values. TSR_ENOMEM. */
+tsr_status tsr_config_write(tsr_text *out, const tsr_config *config);
+
+/* The value of one key as the YAML that tsr_config_write prints ("[q_proj, v_proj]", "null").
+ * TSR_EINVAL: no such key. */
+tsr_status tsr_config_value_text(tsr_text *out, const tsr_config *config, const char *key);
+
+/* A hash of all values (not of comments or of where they came from): equal on all ranks, or they
+ * were given different configurations. */
+uint64_t tsr_config_hash(const tsr_config *config);
+
+/* The help text: every key by group, with its default, its values and what it does. */
+void tsr_config_help(tsr_text *out);
+
+/* warmup_steps, eval_steps, save_steps or logging_steps as a number of steps: a share (below 1) of
+ * total_steps is rounded up, and is at least `least`. */
+int64_t tsr_config_steps(double value, int64_t total_steps, int64_t least);
+
+#endif

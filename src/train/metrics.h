@@ -1,0 +1,62 @@
+/*
+ * train/metrics.h: metrics.jsonl, one JSON object a line, each line written with one system call.
+ *
+ * Numbers have 9 significant digits; what is not finite is null. Written by rank 0 alone.
+ * Order    create, start, then steps and evaluations, end, destroy.
+ * Threads  Not locked: one thread at a time.
+ */
+#ifndef TSR_TRAIN_METRICS_H
+#define TSR_TRAIN_METRICS_H
+
+#include "base/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct tsr_metrics tsr_metrics; /* opaque: see metrics.c */
+
+/* Strings that are NULL are left out. */
+typedef struct {
+    const char *version, *commit;
+    int ranks;
+    const char *device; /* "cpu: 16 cores, AVX2" and the like */
+    uint64_t plan_hash, config_hash;
+    const char *model;
+    int64_t total_steps, trainable_count;
+    int64_t resumed_step; /* 0: a fresh run */
+} tsr_metrics_start;
+
+typedef struct {
+    int64_t step; /* 1-based */
+    double epoch; /* samples seen / samples */
+    double loss, grad_norm /* before clipping */, learning_rate /* that this step used */;
+    int64_t label_tokens, input_tokens; /* shifted labels; without padding */
+    double tokens_per_s, step_s;
+    uint64_t device_bytes;
+    double exposed_s;
+} tsr_metrics_step;
+
+typedef enum { TSR_METRICS_DONE, TSR_METRICS_SAVED, TSR_METRICS_FAILED } tsr_metrics_status;
+
+/* Creates the file, or appends to it. Borrows nothing. TSR_EIO names the path. */
+tsr_status tsr_metrics_create(tsr_metrics **out, const char *path, bool append);
+
+/* {"event":"start","version":..,"commit":..,"ranks":..,"device":..,"plan_hash":"16 hex digits",..}
+ */
+tsr_status tsr_metrics_write_start(tsr_metrics *metrics, const tsr_metrics_start *start);
+
+/* {"step":1,"epoch":0.01,"loss":2.3456789,"grad_norm":..,"learning_rate":..,"label_tokens":..,
+ * "input_tokens":..,"tokens_per_s":..,"step_s":..,"device_bytes":..,"exposed_s":..} */
+tsr_status tsr_metrics_write_step(tsr_metrics *metrics, const tsr_metrics_step *step);
+
+/* {"step":50,"eval_loss":..,"eval_label_tokens":..} */
+tsr_status tsr_metrics_write_eval(tsr_metrics *metrics, int64_t step, double eval_loss,
+                                  int64_t eval_label_tokens);
+
+/* {"event":"end","status":"done"}, "saved" or "failed". */
+tsr_status tsr_metrics_write_end(tsr_metrics *metrics, tsr_metrics_status status);
+
+/* Closes the file; NULL is fine. */
+void tsr_metrics_destroy(tsr_metrics *metrics);
+
+#endif

@@ -1,0 +1,37 @@
+/*
+ * train/summary.h: the ten lines before a run and the few after it.
+ */
+#ifndef TSR_TRAIN_SUMMARY_H
+#define TSR_TRAIN_SUMMARY_H
+
+#include "base/text.h"
+#include "train/config.h"
+
+/* Zero or NULL facts are left out of their line. */
+typedef struct {
+    const char *architecture; /* "llama, 6 layers" */
+    uint64_t parameter_count, trainable_count;
+    int64_t sample_count, row_count; /* rows differ from samples when packed */
+    int64_t token_count, label_count;
+    int64_t eval_sample_count;
+    int ranks;
+    const char *device;
+    uint64_t device_peak_bytes, host_peak_bytes; /* of one rank */
+    int unit_count, resident_count, recompute_full_count, recompute_selective_count;
+    int64_t total_steps;
+    int64_t step_samples;     /* samples or rows of one whole step */
+    uint64_t base_read_bytes; /* of one rank, at most */
+} tsr_summary;
+
+/* At most ten lines, each ending in a newline. */
+void tsr_summary_start(tsr_text *out, const tsr_config *config, const tsr_summary *summary);
+
+/* Where the adapter is, the eval command to type and the Python that loads it. NaN: no such
+ * evaluation. */
+void tsr_summary_end(tsr_text *out, const tsr_config *config, int ranks, double first_eval_loss,
+                     double last_eval_loss);
+
+/* `path` for a shell: quoted where it must be. */
+void tsr_summary_shell(tsr_text *out, const char *path);
+
+#endif

@@ -1,0 +1,40 @@
+/*
+ * train/usage.h: the command line of the program, parsed; nothing is printed and nothing exits.
+ */
+#ifndef TSR_TRAIN_USAGE_H
+#define TSR_TRAIN_USAGE_H
+
+#include "base/status.h"
+#include "base/text.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef enum {
+    TSR_COMMAND_TEXT, /* --help, --version: `text` is all there is to do, for stdout */
+    TSR_COMMAND_TRAIN,
+    TSR_COMMAND_PLAN,
+    TSR_COMMAND_EVAL
+} tsr_command;
+
+typedef struct {
+    tsr_command command;
+    const char *job_path;   /* borrowed from argv */
+    const char **overrides; /* "key=value", borrowed from argv; the array is owned */
+    int override_count;
+    int64_t plan_ranks; /* plan --ranks N; 0: not given */
+    bool json;          /* --json */
+    tsr_text text;
+} tsr_usage;
+
+/* Parses argv. On success free *out with tsr_usage_free. TSR_EUSAGE: the message says what was
+ * wrong and shows the line to type. Commands of later versions are refused by name. */
+tsr_status tsr_usage_parse(tsr_usage *out, int argc, char *const *argv);
+
+void tsr_usage_free(tsr_usage *usage);
+
+/* "0.1.0", and the commit that was built ("unknown" outside git). */
+const char *tsr_usage_version(void);
+const char *tsr_usage_commit(void);
+
+#endif
