@@ -22,88 +22,113 @@
 #include <stdint.h>
 
 /* Keys that may be true, false or left to the runtime. */
-typedef enum { TSR_CHOICE_AUTO = -1, TSR_CHOICE_NO = 0, TSR_CHOICE_YES = 1 } tsr_choice;
+typedef enum {
+    TSR_CONFIG_CHOICE_AUTO = -1,
+    TSR_CONFIG_CHOICE_NO = 0,
+    TSR_CONFIG_CHOICE_YES = 1
+} tsr_config_choice;
 
-typedef enum { TSR_DTYPE_AUTO, TSR_DTYPE_FLOAT32, TSR_DTYPE_BFLOAT16 } tsr_config_dtype;
-typedef enum { TSR_BASE_COMPUTE_DTYPE, TSR_BASE_COMPUTE_FP8 } tsr_base_compute;
 typedef enum {
-    TSR_FORMAT_AUTO,
-    TSR_FORMAT_MESSAGES,
-    TSR_FORMAT_SHAREGPT,
-    TSR_FORMAT_ALPACA,
-    TSR_FORMAT_PROMPT_COMPLETION,
-    TSR_FORMAT_TEXT,
-    TSR_FORMAT_PRETOKENIZED
-} tsr_dataset_format;
-typedef enum { TSR_TRUNCATION_ERROR, TSR_TRUNCATION_RIGHT, TSR_TRUNCATION_DROP } tsr_truncation;
+    TSR_CONFIG_DTYPE_AUTO,
+    TSR_CONFIG_DTYPE_FLOAT32,
+    TSR_CONFIG_DTYPE_BFLOAT16
+} tsr_config_dtype;
+typedef enum { TSR_CONFIG_BASE_COMPUTE_DTYPE, TSR_CONFIG_BASE_COMPUTE_FP8 } tsr_config_base_compute;
 typedef enum {
-    TSR_MODULES_NONE,
-    TSR_MODULES_ALL_LINEAR,
-    TSR_MODULES_LIST,
-    TSR_MODULES_REGEX
-} tsr_modules_kind;
+    TSR_CONFIG_FORMAT_AUTO,
+    TSR_CONFIG_FORMAT_MESSAGES,
+    TSR_CONFIG_FORMAT_SHAREGPT,
+    TSR_CONFIG_FORMAT_ALPACA,
+    TSR_CONFIG_FORMAT_PROMPT_COMPLETION,
+    TSR_CONFIG_FORMAT_TEXT,
+    TSR_CONFIG_FORMAT_PRETOKENIZED
+} tsr_config_format;
 typedef enum {
-    TSR_LR_LINEAR,
-    TSR_LR_COSINE,
-    TSR_LR_CONSTANT,
-    TSR_LR_CONSTANT_WITH_WARMUP,
-    TSR_LR_COSINE_WITH_MIN_LR
-} tsr_lr_kind;
-typedef enum { TSR_EVERY_NO, TSR_EVERY_STEPS, TSR_EVERY_EPOCH } tsr_every;
+    TSR_CONFIG_TRUNCATION_ERROR,
+    TSR_CONFIG_TRUNCATION_RIGHT,
+    TSR_CONFIG_TRUNCATION_DROP
+} tsr_config_truncation;
 typedef enum {
-    TSR_RECOMPUTE_AUTO,
-    TSR_RECOMPUTE_NONE,
-    TSR_RECOMPUTE_SELECTIVE,
-    TSR_RECOMPUTE_FULL
-} tsr_recompute_choice;
+    TSR_CONFIG_MODULES_NONE,
+    TSR_CONFIG_MODULES_ALL_LINEAR,
+    TSR_CONFIG_MODULES_LIST,
+    TSR_CONFIG_MODULES_REGEX
+} tsr_config_modules_kind;
 typedef enum {
-    TSR_OFFLOAD_AUTO,
-    TSR_OFFLOAD_NONE,
-    TSR_OFFLOAD_SHARDED,
-    TSR_OFFLOAD_FULL
-} tsr_offload_choice;
-typedef enum { TSR_BACKEND_AUTO, TSR_BACKEND_CPU, TSR_BACKEND_CUDA } tsr_backend_choice;
-typedef enum { TSR_GRAPH_AUTO, TSR_GRAPH_FIXED, TSR_GRAPH_FLOPS, TSR_GRAPH_TIME } tsr_graph_choice;
-typedef enum { TSR_REPORT_NONE, TSR_REPORT_TENSORBOARD } tsr_report;
+    TSR_CONFIG_LR_LINEAR,
+    TSR_CONFIG_LR_COSINE,
+    TSR_CONFIG_LR_CONSTANT,
+    TSR_CONFIG_LR_CONSTANT_WITH_WARMUP,
+    TSR_CONFIG_LR_COSINE_WITH_MIN_LR
+} tsr_config_lr;
 typedef enum {
-    TSR_PROGRESS_AUTO,
-    TSR_PROGRESS_BAR,
-    TSR_PROGRESS_LINES,
-    TSR_PROGRESS_NONE
-} tsr_progress_mode;
-typedef enum { TSR_DEFAULTS_TESSERA, TSR_DEFAULTS_TRL } tsr_defaults;
+    TSR_CONFIG_EVERY_NO,
+    TSR_CONFIG_EVERY_STEPS,
+    TSR_CONFIG_EVERY_EPOCH
+} tsr_config_every;
+typedef enum {
+    TSR_CONFIG_RECOMPUTE_AUTO,
+    TSR_CONFIG_RECOMPUTE_NONE,
+    TSR_CONFIG_RECOMPUTE_SELECTIVE,
+    TSR_CONFIG_RECOMPUTE_FULL
+} tsr_config_recompute;
+typedef enum {
+    TSR_CONFIG_OFFLOAD_AUTO,
+    TSR_CONFIG_OFFLOAD_NONE,
+    TSR_CONFIG_OFFLOAD_SHARDED,
+    TSR_CONFIG_OFFLOAD_FULL
+} tsr_config_offload;
+typedef enum {
+    TSR_CONFIG_BACKEND_AUTO,
+    TSR_CONFIG_BACKEND_CPU,
+    TSR_CONFIG_BACKEND_CUDA
+} tsr_config_backend;
+typedef enum {
+    TSR_CONFIG_GRAPH_AUTO,
+    TSR_CONFIG_GRAPH_FIXED,
+    TSR_CONFIG_GRAPH_FLOPS,
+    TSR_CONFIG_GRAPH_TIME
+} tsr_config_graph;
+typedef enum { TSR_CONFIG_REPORT_NONE, TSR_CONFIG_REPORT_TENSORBOARD } tsr_config_report;
+typedef enum {
+    TSR_CONFIG_PROGRESS_AUTO,
+    TSR_CONFIG_PROGRESS_BAR,
+    TSR_CONFIG_PROGRESS_LINES,
+    TSR_CONFIG_PROGRESS_NONE
+} tsr_config_progress;
+typedef enum { TSR_CONFIG_DEFAULTS_TESSERA, TSR_CONFIG_DEFAULTS_TRL } tsr_config_defaults;
 
 typedef struct {
     const char **items;
     int count;
-} tsr_strings;
+} tsr_config_strings;
 
 typedef struct {
     int64_t *items;
     int count;
-} tsr_ints;
+} tsr_config_ints;
 
 /* name -> number, in the order of the file (the first matching pattern wins in PEFT). */
 typedef struct {
     const char *name;
     double value;
-} tsr_pattern;
+} tsr_config_pattern;
 
 typedef struct {
-    tsr_pattern *items;
+    tsr_config_pattern *items;
     int count;
-} tsr_patterns;
+} tsr_config_patterns;
 
 /* LIST: names, matched as suffixes. REGEX: items[0], a full match. ALL_LINEAR and NONE: empty. */
 typedef struct {
-    tsr_modules_kind kind;
-    tsr_strings names;
-} tsr_modules;
+    tsr_config_modules_kind kind;
+    tsr_config_strings names;
+} tsr_config_modules;
 
 /* lr_scheduler_kwargs; NaN: not given. */
 typedef struct {
     double num_cycles, min_lr, min_lr_rate;
-} tsr_lr_kwargs;
+} tsr_config_lr_kwargs;
 
 /* Strings are borrowed from the configuration; an optional one that was not given is NULL. */
 typedef struct {
@@ -112,38 +137,38 @@ typedef struct {
     bool load_in_4bit;
     bool use_bnb_nested_quant;
     tsr_config_dtype dtype;
-    tsr_base_compute base_compute;
+    tsr_config_base_compute base_compute;
     int bnb_4bit_quant_type; /* 0: nf4, the only one */
     /* data */
-    tsr_strings dataset, eval_dataset;
+    tsr_config_strings dataset, eval_dataset;
     int64_t max_eval_samples; /* 0: all */
-    tsr_dataset_format dataset_format;
+    tsr_config_format dataset_format;
     const char *dataset_text_field;
     int64_t max_length; /* 0: none */
-    tsr_truncation truncation;
+    tsr_config_truncation truncation;
     bool packing;
-    int packing_strategy;    /* 0: bfd, the only one */
-    tsr_choice eval_packing; /* never AUTO after loading: `packing` */
-    tsr_choice assistant_only_loss, completion_only_loss;
+    int packing_strategy;           /* 0: bfd, the only one */
+    tsr_config_choice eval_packing; /* never AUTO after loading: `packing` */
+    tsr_config_choice assistant_only_loss, completion_only_loss;
     bool shuffle;
     int64_t data_seed; /* after loading: `seed` unless given */
     const char *chat_template_path, *eos_token;
     /* adapter */
     int64_t lora_r;
     double lora_alpha, lora_dropout;
-    tsr_modules lora_target_modules, exclude_modules;
+    tsr_config_modules lora_target_modules, exclude_modules;
     bool use_rslora, use_dora;
-    tsr_patterns rank_pattern, alpha_pattern;
-    tsr_ints layers_to_transform; /* empty: all */
+    tsr_config_patterns rank_pattern, alpha_pattern;
+    tsr_config_ints layers_to_transform; /* empty: all */
     const char *init_adapter;
     /* optimizer */
     double learning_rate;
     int optim; /* 0: AdamW, the only one */
     double adam_beta1, adam_beta2, adam_epsilon, weight_decay;
     double max_grad_norm; /* 0: no clipping */
-    tsr_lr_kind lr_scheduler_type;
+    tsr_config_lr lr_scheduler_type;
     double warmup_steps; /* below 1: a share, see tsr_config_steps */
-    tsr_lr_kwargs lr_scheduler_kwargs;
+    tsr_config_lr_kwargs lr_scheduler_kwargs;
     /* loop */
     double num_train_epochs;
     int64_t max_steps; /* -1: num_train_epochs decides */
@@ -152,12 +177,12 @@ typedef struct {
     bool dataloader_drop_last;
     int64_t
         per_device_eval_batch_size; /* after loading: per_device_train_batch_size unless given */
-    tsr_every eval_strategy;
-    double eval_steps;        /* below 1: a share; after loading: logging_steps unless given */
-    tsr_choice eval_on_start; /* after loading: yes with an eval_dataset, unless given */
+    tsr_config_every eval_strategy;
+    double eval_steps; /* below 1: a share; after loading: logging_steps unless given */
+    tsr_config_choice eval_on_start; /* after loading: yes with an eval_dataset, unless given */
     double logging_steps;
     bool logging_first_step;
-    tsr_every save_strategy;
+    tsr_config_every save_strategy;
     double save_steps;
     int64_t save_total_limit; /* 0: all */
     int64_t seed;
@@ -165,28 +190,28 @@ typedef struct {
     double time_limit; /* seconds; 0: none */
     int64_t max_skipped_steps;
     /* memory */
-    tsr_recompute_choice gradient_checkpointing;
+    tsr_config_recompute gradient_checkpointing;
     uint64_t memory_budget; /* bytes; 0: auto */
-    tsr_offload_choice offload;
-    tsr_choice activation_offloading, optimizer_offload;
+    tsr_config_offload offload;
+    tsr_config_choice activation_offloading, optimizer_offload;
     int64_t resident_units; /* -1: auto */
     int64_t slots;
     int64_t shard_group_size; /* 0: the ranks of a node */
     /* run */
     const char *output_dir;
     bool overwrite_output_dir;
-    tsr_backend_choice backend;
+    tsr_config_backend backend;
     bool deterministic;
-    tsr_graph_choice lora_graph;
+    tsr_config_graph lora_graph;
     const char *trace;
-    tsr_report report_to;
+    tsr_config_report report_to;
     int log_level; /* tsr_log_level */
-    tsr_progress_mode progress;
-    tsr_defaults defaults;
+    tsr_config_progress progress;
+    tsr_config_defaults defaults;
 
     /* What the user should be told once, a line each: peers' keys without effect, keys that were
      * mapped, defaults that differ from TRL's. */
-    tsr_strings notes;
+    tsr_config_strings notes;
     struct tsr_config_store *store; /* private: memory, and where each key was set */
 } tsr_config;
 

@@ -20,12 +20,12 @@ typedef void tsr_progress_write(void *user, const char *text, size_t bytes);
 typedef struct {
     tsr_progress_write *write; /* NULL: nothing is shown */
     void *user;
-    tsr_progress_mode mode; /* AUTO: a bar if `terminal`, lines otherwise */
-    bool terminal;          /* whether `write` ends at a terminal */
-    int columns;            /* its width; 0: 80 */
-    int64_t total_steps;    /* 0: unknown */
-    int64_t logging_steps;  /* a line every so many steps; 0: 1 */
-    bool first_step;        /* a line for step 1 too */
+    tsr_config_progress mode; /* AUTO: a bar if `terminal`, lines otherwise */
+    bool terminal;            /* whether `write` ends at a terminal */
+    int columns;              /* its width; 0: 80 */
+    int64_t total_steps;      /* 0: unknown */
+    int64_t logging_steps;    /* a line every so many steps; 0: 1 */
+    bool first_step;          /* a line for step 1 too */
 } tsr_progress_options;
 
 /* Copies *options. TSR_ENOMEM. */
