@@ -1,0 +1,26 @@
+/*
+ * adapters/dora_norm.h: the row norms of W + s B A, factored, so that the dense B A never exists
+ * (FORMATS 3):
+ *     ||w_j + s b_j A||^2 = ||w_j||^2 + 2 s <b_j, (W A^T)_j> + s^2 b_j (A A^T) b_j^T
+ * The callers' matmuls give U = W A^T and G = A A^T, of the very values that the forward uses.
+ *
+ * Cost     out * (r^2 + 2 r) multiply-adds; no memory of its own. Rows are independent: a range of
+ *          rows is a call with shifted pointers, and the bits of a row do not depend on the range.
+ */
+#ifndef TSR_ADAPTERS_DORA_NORM_H
+#define TSR_ADAPTERS_DORA_NORM_H
+
+#include <stdint.h>
+
+/* squares[j] = RN_fp32(sum of w[j, .]^2), the sum in fp64 in a fixed order. w: [rows, columns]. */
+void tsr_dora_row_squares(float *squares, const float *w, uint64_t rows, uint64_t columns);
+
+/* n[j] = sqrt(max(0, (squares[j] + 2s cross) + s^2 ba)); 2s and s^2 computed in double, then
+ * rounded; a NaN stays. n, squares: [rows]; u, b: [rows, r]; gram: [r, r], symmetric. */
+void tsr_dora_norm(float *n, const float *squares, const float *u, const float *gram,
+                   const float *b, uint64_t rows, uint64_t r, double s);
+
+/* g = m / n. A row of zeros (n = 0) gives what the division gives. */
+void tsr_dora_gain(float *g, const float *m, const float *n, uint64_t rows);
+
+#endif

@@ -1,0 +1,83 @@
+/*
+ * adapters/set.h: which modules of a model get an adapter, and its rank and scale, by PEFT's rules.
+ *
+ * A module is matched by target_modules: a list (the path is the entry, or ends in "." + entry), a
+ * regular expression (the whole path matches) or all linears of the layers; exclude_modules, of
+ * either form, takes away. A pattern's key matches `(.*\.)?(key)$`. Regular expressions are
+ * Oniguruma's with Python's syntax.
+ */
+#ifndef TSR_ADAPTERS_SET_H
+#define TSR_ADAPTERS_SET_H
+
+#include "base/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define TSR_ADAPTER_MAX_RANK 8192
+
+/* A module of the model. Those without `linear` (embeddings, norms, the head) are listed so that a
+ * target that means them is refused by name. Strings are borrowed. */
+typedef struct {
+    const char *path; /* "model.layers.3.mlp.up_proj" */
+    uint64_t in_features, out_features;
+    bool linear; /* a linear of a decoder layer: may have an adapter */
+} tsr_adapter_module;
+
+/* A list of names, or one regular expression, or neither (count 0 and regex NULL). */
+typedef struct {
+    const char *const *names;
+    uint64_t count;
+    const char *regex;
+} tsr_adapter_match;
+
+typedef struct {
+    const char *key; /* a regular expression */
+    double value;
+} tsr_adapter_pattern;
+
+typedef struct {
+    uint64_t r;   /* 1 .. TSR_ADAPTER_MAX_RANK */
+    double alpha; /* lora_alpha, > 0 */
+    bool rslora, dora;
+    double dropout;           /* [0, 1) */
+    bool all_linear;          /* target_modules: all-linear; `target` is then empty */
+    tsr_adapter_match target; /* neither form: all-linear */
+    tsr_adapter_match exclude;
+    const tsr_adapter_pattern *rank_pattern;
+    uint64_t rank_pattern_count;
+    const tsr_adapter_pattern *alpha_pattern;
+    uint64_t alpha_pattern_count;
+    const int64_t *layers; /* layers_to_transform; NULL: all layers */
+    uint64_t layer_count;
+} tsr_adapter_spec;
+
+/* One module's adapter. */
+typedef struct {
+    uint64_t module; /* index into the modules given */
+    uint64_t r;
+    double alpha;
+    double scale; /* alpha / r, or alpha / sqrt(r) with rsLoRA */
+    bool dora;
+} tsr_adapter;
+
+/* In the order of the modules; and the target list for adapter_config.json: sorted names
+ * (all-linear resolved, never lm_head), or none where a regular expression stands. */
+typedef struct {
+    tsr_adapter *adapter;
+    uint64_t count;
+    char **target;
+    uint64_t target_count;
+} tsr_adapter_set;
+
+/* On success *out is the caller's, to be freed by tsr_adapter_set_free; on failure untouched.
+ * TSR_ECONFIG, naming the key: nothing matched (with the candidates), a target that is not a linear
+ * of a layer, a bad regular expression, two keys of one pattern with different values for one
+ * module, layers_to_transform with a regular expression or beyond the layers, a rank, alpha or
+ * dropout out of range. A target or pattern key that matches nothing is a warning in the log. */
+tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *spec,
+                                const tsr_adapter_module *modules, uint64_t module_count);
+
+void tsr_adapter_set_free(tsr_adapter_set *set);
+
+#endif

@@ -1,0 +1,72 @@
+/*
+ * optim/adamw.h: AdamW in PyTorch's arithmetic, one pass over everything a rank owns; the norm of
+ * the gradient and its clip factor.
+ *
+ * With f() rounding a double to fp32 and every operation rounded once:
+ *     g = RN(acc 2^-shift) * clip
+ *     m = fma(g - m, f(1 - b1), m)
+ *     v = fma(f(1 - b2) * g, g, f(b2) * v)
+ *     p = p * f(1 - lr wd) + (-f(lr / (1 - b1^t)) * m) / (sqrt(v) / f(sqrt(1 - b2^t)) + f(eps))
+ * The order of operations is part of the contract (it is torch.optim.AdamW's, decay first).
+ *
+ * Padding (zeros at the end of an owner's part) stays zero. Elementwise, so spans may be split
+ * over threads in any way; every instruction set gives the same bits.
+ */
+#ifndef TSR_OPTIM_ADAMW_H
+#define TSR_OPTIM_ADAMW_H
+
+#include "base/dtype.h"
+#include "base/exact_sum.h"
+#include "base/status.h"
+
+#include <stdint.h>
+
+/* The owned elements of one parameter (or of several that lie one after the other). */
+typedef struct {
+    float *master, *m, *v;   /* [count] fp32 */
+    const int64_t *gradient; /* [count] fixed point, summed over micro-batches and ranks */
+    void *work;              /* [count] the copy that is gathered; NULL: none */
+    tsr_dtype work_dtype;    /* F32 or BF16 (rounded to nearest even) */
+    uint64_t count;
+} tsr_adamw_span;
+
+/* One step's settings. */
+typedef struct {
+    double learning_rate; /* of this step, after the schedule */
+    double beta1, beta2, epsilon, weight_decay;
+    uint64_t step; /* t, from 1: optimizer steps taken, this one included; skipped ones not */
+} tsr_adamw_step;
+
+/* Written once per step by the control word, read by the pass: nothing is known when it is issued.
+ */
+typedef struct {
+    float clip;    /* multiplies every gradient; 1: unclipped */
+    uint32_t skip; /* not 0: the pass changes nothing */
+} tsr_adamw_control;
+
+/* TSR_EINVAL: a step that is 0, an epsilon that is not positive in fp32, a beta outside [0, 1), a
+ * value that is not finite, or a work dtype other than F32 and BF16; nothing is changed. */
+tsr_status tsr_adamw_run(const tsr_adamw_span *spans, uint64_t span_count,
+                         const tsr_adamw_step *step, int shift, const tsr_adamw_control *control);
+
+/* The same arithmetic on plain fp32 gradients, already clipped. */
+tsr_status tsr_adamw_run_f32(float *master, float *m, float *v, const float *gradient,
+                             uint64_t count, const tsr_adamw_step *step);
+
+/* Writes the working copy of masters without a step (start-up). dtype F32 or BF16, else
+ * TSR_EINVAL. */
+tsr_status tsr_adamw_copy_work(void *work, tsr_dtype dtype, const float *master, uint64_t count);
+
+/* Adds the squares of owned gradients to *sum, which depends on the set of granules only: every
+ * 64 elements are summed in fp64 in a fixed order, and their sums exactly. Merged over ranks (an
+ * integer all-reduce of TSR_EXACT_WORDS words) it has the same bits for any number of ranks.
+ * `count` is a multiple of 64. */
+void tsr_grad_norm_add(tsr_exact_sum *sum, const int64_t *gradient, uint64_t count, int shift);
+
+/* sqrt of the merged sum; not finite if a summand was not. */
+double tsr_grad_norm(const tsr_exact_sum *sum);
+
+/* f(min(1, max_norm / (norm + 1e-6))); 1 where max_norm <= 0 or is NaN (no clipping). */
+float tsr_clip_factor(double norm, double max_norm);
+
+#endif

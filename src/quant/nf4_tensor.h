@@ -1,0 +1,93 @@
+/*
+ * quant/nf4_tensor.h: an NF4 tensor cut over ranks, and its two-phase quantization.
+ *
+ * The cut is by flat index in granules of 1024 elements = 512 bytes of codes + 16 blocks' scales.
+ * Rank i holds granules [i c, (i + 1) c), c = ceil(G / N); only the tail is padded, with zeros. So
+ * the ranks' parts one after the other are the whole tensor, and no block or nibble is split.
+ * Offset, nested scales and the nested map belong to the whole tensor and are replicated.
+ *
+ * Order    1. tsr_nf4_layout_make
+ *          2. tsr_nf4_shard_quantize: own elements -> own codes and own fp32 absmax
+ *          3. with double quantization: the caller all-gathers the absmax of all ranks
+ *             (layout.blocks_per_rank floats each), then tsr_nf4_shard_nest
+ *          or, from a bitsandbytes checkpoint: tsr_nf4_shard_codes, tsr_nf4_shard_absmax with the
+ *          rank's own bytes of the file, and tsr_nf4_check_checkpoint.
+ * Memory   Nothing is allocated here: all buffers are the caller's.
+ */
+#ifndef TSR_QUANT_NF4_TENSOR_H
+#define TSR_QUANT_NF4_TENSOR_H
+
+#include "quant/nf4.h"
+
+#define TSR_NF4_GRANULE              1024 /* elements */
+#define TSR_NF4_GRANULE_CODE_BYTES   512
+#define TSR_NF4_GRANULE_BLOCKS       16
+#define TSR_NF4_GRANULE_ABSMAX_BYTES 16 /* nested; 64 with fp32 scales */
+
+typedef struct {
+    uint64_t element_count, block_count, granule_count, nested_count; /* of the whole tensor */
+    uint64_t rank_count, granules_per_rank;
+    uint64_t blocks_per_rank; /* with padding */
+    uint64_t code_bytes;      /* one rank's codes segment, with padding */
+    uint64_t absmax_bytes;    /* one rank's scales segment, with padding */
+    bool nested;
+} tsr_nf4_layout;
+
+/* What one rank holds of it, without padding. Counts may be 0. */
+typedef struct {
+    uint64_t first_element, element_count;
+    uint64_t first_block, block_count;
+    uint64_t first_code_byte, code_byte_count;
+} tsr_nf4_range;
+
+/* TSR_EINVAL: no element, no rank, or sizes beyond 2^60. */
+tsr_status tsr_nf4_layout_make(tsr_nf4_layout *out, uint64_t element_count, uint64_t rank_count,
+                               bool nested);
+
+tsr_nf4_range tsr_nf4_rank_range(const tsr_nf4_layout *layout, uint64_t rank);
+
+/* Phase 1. `values` holds the rank's element_count elements. Writes codes [code_bytes] and absmax
+ * [blocks_per_rank], padding included; without double quantization `absmax` is the segment itself.
+ * `name` is for messages. TSR_EDATA: a NaN or an infinity. */
+tsr_status tsr_nf4_shard_quantize(uint8_t *codes, float *absmax, const tsr_nf4_layout *layout,
+                                  uint64_t rank, const void *values, tsr_dtype dtype,
+                                  const char *name);
+
+/* Phase 2. all_absmax: [rank_count * blocks_per_rank], gathered. Writes the rank's 8-bit segment
+ * q [absmax_bytes], and the replicated nested_absmax [nested_count] and *offset. TSR_EDATA: an
+ * absmax is not finite. */
+tsr_status tsr_nf4_shard_nest(uint8_t *q, float *nested_absmax, float *offset,
+                              const tsr_nf4_layout *layout, uint64_t rank, const float *all_absmax,
+                              const char *name);
+
+/* The rank's segment from the bytes of its range as they are in a checkpoint, tail padded:
+ * `bytes` holds range.code_byte_count bytes; `scales` range.block_count bytes (nested) or floats.
+ * The source may be the segment itself. */
+void tsr_nf4_shard_codes(uint8_t *codes, const tsr_nf4_layout *layout, uint64_t rank,
+                         const void *bytes);
+void tsr_nf4_shard_absmax(void *absmax, const tsr_nf4_layout *layout, uint64_t rank,
+                          const void *scales);
+
+/* What a checkpoint says of one of its NF4 tensors. Strings and arrays are borrowed. */
+typedef struct {
+    const char *quant_type;     /* "nf4" */
+    uint64_t blocksize;         /* 64 */
+    uint64_t nested_blocksize;  /* 256, if nested */
+    const float *quant_map;     /* [quant_map_count] */
+    uint64_t quant_map_count;   /* 16 */
+    uint64_t code_byte_count;   /* of the weight */
+    uint64_t absmax_count;      /* elements of .absmax */
+    const float *nested_absmax; /* [nested_absmax_count], if nested */
+    uint64_t nested_absmax_count;
+    const float *nested_map;   /* [nested_map_count], if nested: authoritative */
+    uint64_t nested_map_count; /* 256 */
+    double nested_offset;
+} tsr_nf4_checkpoint;
+
+/* Holds a checkpoint's tensor against the layout: fp4 or another map, other block sizes, wrong
+ * counts and values that are not finite are TSR_EDATA naming the tensor `name`. On success *out
+ * decodes the scales with the checkpoint's own map and nested scales (borrowed). */
+tsr_status tsr_nf4_check_checkpoint(tsr_nf4_scales *out, const tsr_nf4_layout *layout,
+                                    const tsr_nf4_checkpoint *stored, const char *name);
+
+#endif
