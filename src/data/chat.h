@@ -1,0 +1,57 @@
+/*
+ * data/chat.h: a conversation to its text, its tokens and the mask of the tokens it trains.
+ *
+ * What an assistant says is what {% generation %} marks. In a template without such marks it is
+ * what rendering through the turn adds to the rendering of the messages before it with the
+ * generation prompt: content, end of turn, and what the template adds after it. Where a rendering
+ * is not the beginning of the next one (a template that drops earlier thinking) the row is refused.
+ *
+ * The whole text is tokenised once, without added special tokens. A token is trained when all of
+ * its bytes lie in what the assistant says: one that reaches over an edge is not.
+ *
+ * Threads  Encoding uses the tokenizer's cache: one thread at a time per tokenizer.
+ */
+#ifndef TSR_DATA_CHAT_H
+#define TSR_DATA_CHAT_H
+
+#include "data/template.h"
+#include "data/tokenizer.h"
+
+typedef struct tsr_chat tsr_chat;
+
+typedef struct {
+    const char *template_path; /* a file with the template; NULL: the tokenizer's own */
+    const json_t *variables;   /* object of further names for the template; NULL: none. Borrowed */
+    const char *eos_token;     /* NULL: the tokenizer's. Copied */
+    int64_t now;               /* for strftime_now; 0: the present */
+} tsr_chat_options;
+
+/* Zero-initialise; may be used again; free with tsr_chat_row_free. mask[i] is 1 if token i is
+ * trained. */
+typedef struct {
+    tsr_text text;
+    tsr_tokens tokens;
+    uint8_t *mask;
+    size_t mask_capacity;
+    tsr_rendering scratch[2];
+} tsr_chat_row;
+
+void tsr_chat_row_free(tsr_chat_row *row);
+
+/* `tokenizer` is borrowed and must outlive the chat; options may be NULL. TSR_ECONFIG: no template
+ * anywhere. TSR_EDATA: the template cannot be read or is not understood. */
+tsr_status tsr_chat_create(tsr_chat **out, tsr_tokenizer *tokenizer,
+                           const tsr_chat_options *options);
+void tsr_chat_destroy(tsr_chat *chat);
+
+/* Fills *row from `messages`, an array of {role, content, ...}; `tools` is an array or NULL.
+ * assistant_only: the mask as above, otherwise all tokens are trained. TSR_EDATA: a message without
+ * role or content, the template raised, or the turns cannot be told apart. */
+tsr_status tsr_chat_encode(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
+                           const json_t *tools, bool assistant_only);
+
+/* The text and tokens of `messages` with the generation prompt; the mask is all zero. */
+tsr_status tsr_chat_prompt(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
+                           const json_t *tools);
+
+#endif
