@@ -1,0 +1,58 @@
+/*
+ * kernels/attention.h: causal attention inside packed documents, forward and backward, by tiles
+ * that never hold a whole row of scores (Dao et al. 2022; lse as in FlashAttention-2).
+ *
+ * Document i is the tokens [cu_seqlens[i], cu_seqlens[i + 1]); it may be empty. Token i of a
+ * document sees tokens j <= i of it, with a window only those with i - j < window (Hugging Face's
+ * sliding_window). Query head h reads key head h / (Hq / Hkv). Tokens from cu_seqlens[documents]
+ * up to `tokens` are padding: o, lse and all gradients are 0 there.
+ *
+ * lse is the natural logarithm of the sum of exp of the scaled scores. dk and dv are summed over
+ * the query heads of a group in the order of heads.
+ *
+ * Cost     forward 4 D FLOPs for each visible pair and query head, backward 10 D; q, k, v, o once.
+ */
+#ifndef TSR_KERNELS_ATTENTION_H
+#define TSR_KERNELS_ATTENTION_H
+
+#include "kernels/types.h"
+
+typedef struct {
+    const void *q;             /* [tokens, Hq, D] */
+    const void *k, *v;         /* [tokens, Hkv, D] */
+    void *o;                   /* [tokens, Hq, D] */
+    float *lse;                /* [Hq, tokens] */
+    const int32_t *cu_seqlens; /* [documents + 1], from 0, not decreasing, the last <= tokens */
+    void *workspace;           /* tsr_attention_workspace_bytes */
+    uint64_t workspace_bytes;
+    int64_t tokens;
+    int32_t documents, q_heads, kv_heads, head_dim;
+    int32_t window; /* 0: none */
+    float scale;    /* of the scores; 0: 1 / sqrt(D) */
+    tsr_dtype dtype;
+} tsr_attention_args;
+
+typedef struct {
+    const void *q, *k, *v, *o, *d_o;
+    const float *lse;
+    void *dq, *dk, *dv; /* written; none may alias an input */
+    const int32_t *cu_seqlens;
+    void *workspace;
+    uint64_t workspace_bytes;
+    int64_t tokens;
+    int32_t documents, q_heads, kv_heads, head_dim;
+    int32_t window;
+    float scale;
+    tsr_dtype dtype;
+} tsr_attention_backward_args;
+
+/* The workspace that both directions need for at most `tokens` tokens (of any documents). */
+uint64_t tsr_attention_workspace_bytes(int64_t tokens, int32_t q_heads, int32_t kv_heads,
+                                       int32_t head_dim);
+
+tsr_status tsr_attention_check(const tsr_attention_args *args);
+tsr_status tsr_attention_ref(const tsr_attention_args *args, tsr_pool *pool);
+tsr_status tsr_attention_backward_check(const tsr_attention_backward_args *args);
+tsr_status tsr_attention_backward_ref(const tsr_attention_backward_args *args, tsr_pool *pool);
+
+#endif

@@ -1,0 +1,70 @@
+/*
+ * kernels/head.h: output projection, cross entropy and the gradient of its input in one pass over
+ * the vocabulary, by an online softmax (Milakov and Gimelshein 2018) that never holds the logits.
+ *
+ * For R label rows h [R, d] (the final norm's output, ignored rows already dropped) and chunks
+ * W_c [count, d] of the vocabulary, in any order, each row once:
+ *     head_begin     m = -inf, sum = 0, acc = 0
+ *     head_chunk     l = h W_c^T; where the maximum grows to m', sum and acc are multiplied by
+ *                    exp(m - m'); sum += sum of exp(l - m'); acc += exp(l - m') W_c;
+ *                    where the label is in the chunk: label_logit = l[label], wy = W_c[label]
+ *     head_finish    nll = log(sum) + m - label_logit;  dh = scale (acc / sum - wy);
+ *                    *loss += RN(2^32 * sum of nll), the sum over rows in fp64 in a fixed order
+ * With acc and wy NULL (evaluation) only the loss is computed.
+ * A label that no chunk had gives a NaN nll, which the fixed-point sum takes as TSR_EINTERNAL: an
+ * infinite or NaN loss sets *loss_overflow instead and adds nothing.
+ *
+ * Cost     2 R V d FLOPs for the loss, as many for the gradient; W once for every call.
+ */
+#ifndef TSR_KERNELS_HEAD_H
+#define TSR_KERNELS_HEAD_H
+
+#include "kernels/types.h"
+
+#define TSR_LOSS_SHIFT 32 /* the loss word counts 2^-32 */
+
+/* What is carried from chunk to chunk; borrowed buffers, all fp32. */
+typedef struct {
+    float *max, *sum, *label_logit; /* [rows] each */
+    float *acc, *wy;                /* [rows, d] each; both NULL: the loss only */
+} tsr_head_state;
+
+typedef struct {
+    tsr_head_state state;
+    int64_t rows, d;
+} tsr_head_begin_args;
+
+typedef struct {
+    tsr_head_state state;
+    const void *h;         /* [rows, d] of dtype */
+    tsr_frozen w;          /* [count, d]: vocabulary rows [first, first + count) */
+    const int32_t *labels; /* [rows], of the whole vocabulary */
+    void *workspace;
+    uint64_t workspace_bytes;
+    int64_t rows, d;
+    int64_t first, count;
+    tsr_dtype dtype;
+} tsr_head_chunk_args;
+
+typedef struct {
+    tsr_head_state state;
+    void *dh;               /* [rows, d] of dtype; NULL with acc NULL; may be acc or wy */
+    double *nll;            /* [rows], written; the fp64 sum reads it */
+    int64_t *loss;          /* one word, added to */
+    int32_t *loss_overflow; /* one word, set to 1 where the loss is not finite or above 2^29 */
+    int64_t rows, d;
+    float scale;
+    tsr_dtype dtype;
+} tsr_head_finish_args;
+
+/* Of head_chunk; a fixed figure for a width d, whatever the rows and the chunk. */
+uint64_t tsr_head_workspace_bytes(int64_t d);
+
+tsr_status tsr_head_begin_check(const tsr_head_begin_args *args);
+tsr_status tsr_head_begin_ref(const tsr_head_begin_args *args, tsr_pool *pool);
+tsr_status tsr_head_chunk_check(const tsr_head_chunk_args *args);
+tsr_status tsr_head_chunk_ref(const tsr_head_chunk_args *args, tsr_pool *pool);
+tsr_status tsr_head_finish_check(const tsr_head_finish_args *args);
+tsr_status tsr_head_finish_ref(const tsr_head_finish_args *args, tsr_pool *pool);
+
+#endif

@@ -1,0 +1,51 @@
+/*
+ * kernels/rms_norm.h: the residual add and RMSNorm in one pass, and the norm's backward.
+ *
+ * Forward, per token (Zhang and Sennrich 2019; Hugging Face's LlamaRMSNorm):
+ *     x_out = x + (g z + bias)                 z NULL: x_out = x; g NULL: 1; bias NULL: 0
+ *     rstd  = 1 / sqrt(mean(x_out^2) + eps)    the mean in fp32 lanes, summed in fp64
+ *     h     = (x_out rstd) w
+ * z is what o_proj or down_proj computed (W x + s B A x), g DoRA's magnitude over norm.
+ *
+ * Backward, with w frozen: dx (+)= rstd (w dh - x rstd^2 mean(w dh x)).
+ * The gradient of z and of the magnitude is kernels/scale_backward.h.
+ *
+ * Cost     forward 4 tokens d elements (with z), backward 4.
+ */
+#ifndef TSR_KERNELS_RMS_NORM_H
+#define TSR_KERNELS_RMS_NORM_H
+
+#include "kernels/types.h"
+
+typedef struct {
+    const void *x;   /* [tokens, d] */
+    const void *z;   /* [tokens, d], optional */
+    const float *g;  /* [d], optional, with z only */
+    tsr_frozen bias; /* [d], optional, with z only */
+    tsr_frozen w;    /* [d] */
+    void *x_out;     /* [tokens, d]; may be x; NULL: not stored */
+    void *h;         /* [tokens, d]; may be z or x (if x_out is not x); NULL with w NULL: only the
+                        residual is added and rstd is not touched */
+    float *rstd;     /* [tokens]; NULL: not stored */
+    int64_t tokens, d;
+    float eps;
+    tsr_dtype dtype;
+} tsr_rms_norm_args;
+
+typedef struct {
+    const void *dh; /* [tokens, d] */
+    const void *x;  /* [tokens, d]: the forward's x_out */
+    const float *rstd;
+    tsr_frozen w;
+    void *dx; /* [tokens, d]; may be dh */
+    int64_t tokens, d;
+    bool overwrite; /* true: dx is written; false: added to */
+    tsr_dtype dtype;
+} tsr_rms_norm_backward_args;
+
+tsr_status tsr_rms_norm_check(const tsr_rms_norm_args *args);
+tsr_status tsr_rms_norm_ref(const tsr_rms_norm_args *args, tsr_pool *pool);
+tsr_status tsr_rms_norm_backward_check(const tsr_rms_norm_backward_args *args);
+tsr_status tsr_rms_norm_backward_ref(const tsr_rms_norm_backward_args *args, tsr_pool *pool);
+
+#endif

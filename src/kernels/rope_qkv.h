@@ -1,0 +1,83 @@
+/*
+ * kernels/rope_qkv.h: what stands between the q, k, v matmuls and attention: magnitude, bias, the
+ * heads' RMSNorm (qwen3) and the rotary embedding (Su et al. 2021), in one pass; and its backward.
+ *
+ * Forward, per projection (0 q, 1 k, 2 v) and head:
+ *     y = g z + bias            g NULL: 1; bias NULL: 0
+ *     y = y rstd(y) norm        q and k, where norm is given: RMSNorm over the head
+ *     q, k: (y_i, y_{i+D/2}) -> (y_i cos - y_{i+D/2} sin, y_{i+D/2} cos + y_i sin)
+ * with cos, sin of row positions[t] of the tables: Hugging Face's pairing (i, i + D/2).
+ *
+ * Backward: dout -> dy (the derivative before bias and g), dz = g dy, and
+ *     dm[j] = (sum over t of dy[t, j] z[t, j]) / n[j]: the sum rounded once, then divided in fp32.
+ * z is read only for dm and for the heads' norm. bias and norm are frozen.
+ *
+ * Cost     2 tokens (Hq + 2 Hkv) D elements each way, 3 where z is read.
+ */
+#ifndef TSR_KERNELS_ROPE_QKV_H
+#define TSR_KERNELS_ROPE_QKV_H
+
+#include "kernels/types.h"
+
+typedef struct {
+    const void *z;   /* [tokens, heads, D] */
+    void *out;       /* [tokens, heads, D]; may be z */
+    const float *g;  /* [heads D], optional */
+    tsr_frozen bias; /* [heads D], optional */
+    tsr_frozen norm; /* [D], optional; q and k only */
+} tsr_rope_part;
+
+typedef struct {
+    tsr_rope_part part[3];      /* q, k, v */
+    const float *cosine, *sine; /* [position_count, D / 2] */
+    const int32_t *positions;   /* [tokens]; outside the table: TSR_EINTERNAL when it runs */
+    int64_t tokens;
+    int32_t q_heads, kv_heads, head_dim, position_count;
+    float norm_eps;
+    tsr_dtype dtype;
+} tsr_rope_qkv_args;
+
+typedef struct {
+    const void *dout;      /* [tokens, heads, D] */
+    const void *z;         /* [tokens, heads, D]: the forward's; needed with dm or norm */
+    void *dz;              /* [tokens, heads, D]; may be dout or z */
+    const float *g;        /* as in the forward */
+    const float *n;        /* [heads D], with dm */
+    float *dm;             /* [heads D], written; optional */
+    tsr_frozen bias, norm; /* as in the forward; bias is read with norm only */
+} tsr_rope_backward_part;
+
+typedef struct {
+    tsr_rope_backward_part part[3];
+    const float *cosine, *sine;
+    const int32_t *positions;
+    int64_t tokens;
+    int32_t q_heads, kv_heads, head_dim, position_count;
+    float norm_eps;
+    tsr_dtype dtype;
+} tsr_rope_qkv_backward_args;
+
+tsr_status tsr_rope_qkv_check(const tsr_rope_qkv_args *args);
+tsr_status tsr_rope_qkv_ref(const tsr_rope_qkv_args *args, tsr_pool *pool);
+tsr_status tsr_rope_qkv_backward_check(const tsr_rope_qkv_backward_args *args);
+tsr_status tsr_rope_qkv_backward_ref(const tsr_rope_qkv_backward_args *args, tsr_pool *pool);
+
+/* ---- the tables ---- */
+
+typedef enum { TSR_ROPE_DEFAULT, TSR_ROPE_LINEAR, TSR_ROPE_LLAMA3 } tsr_rope_type;
+
+typedef struct {
+    tsr_rope_type type;
+    double theta;
+    double factor;                 /* linear, llama3 */
+    double low_frequency_factor;   /* llama3 */
+    double high_frequency_factor;  /* llama3 */
+    double original_max_positions; /* llama3 */
+} tsr_rope_scaling;
+
+/* Fills cosine and sine, [position_count, head_dim / 2] each, from angles computed in fp64. Host
+ * code: for start-up. TSR_EINVAL: an odd head_dim or a scaling out of range. */
+tsr_status tsr_rope_tables(float *cosine, float *sine, int32_t position_count, int32_t head_dim,
+                           const tsr_rope_scaling *scaling);
+
+#endif
