@@ -1,0 +1,33 @@
+/*
+ * io/file.h: whole files in, and files out that appear under their names only when complete.
+ *
+ * Order    tsr_file_stage, tsr_file_append ..., tsr_file_finish, tsr_file_publish; tsr_file_discard
+ *          in any state frees the handle and removes what was not published.
+ */
+#ifndef TSR_IO_FILE_H
+#define TSR_IO_FILE_H
+
+#include "base/status.h"
+
+#include <stdint.h>
+
+/* Reads a regular file of at most most_bytes; *data has a zero after its *bytes and is the
+ * caller's (free). TSR_EDATA: no such file, not a file, too large; TSR_EIO: reading failed. */
+tsr_status tsr_file_read(char **data, uint64_t *bytes, const char *path, uint64_t most_bytes);
+
+/* A file being written under a temporary name in the directory of its final one. */
+typedef struct tsr_file tsr_file;
+
+/* The directory must exist. On success *out is the caller's. */
+tsr_status tsr_file_stage(tsr_file **out, const char *path);
+tsr_status tsr_file_append(tsr_file *file, const void *data, uint64_t bytes);
+/* Everything is on the disk (fsync); nothing can be appended any more. */
+tsr_status tsr_file_finish(tsr_file *file);
+/* Renames to the final name, replacing what had it, and syncs the directory. */
+tsr_status tsr_file_publish(tsr_file *file);
+void tsr_file_discard(tsr_file *file);
+
+/* Stage, append, finish, publish. */
+tsr_status tsr_file_write(const char *path, const void *data, uint64_t bytes);
+
+#endif

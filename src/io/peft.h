@@ -1,0 +1,104 @@
+/*
+ * io/peft.h: PEFT's LoRA adapters, in and out (FORMATS 2).
+ *
+ * A directory with adapter_config.json and adapter_model.safetensors. In: a field that is not
+ * understood and not at PEFT 0.21's default is refused by its name (TSR_EDATA). Out: the files that
+ * PEFT 0.21 writes, F32.
+ */
+#ifndef TSR_IO_PEFT_H
+#define TSR_IO_PEFT_H
+
+#include "io/safetensors.h"
+
+#include <stdbool.h>
+
+#define TSR_PEFT_CONFIG_FILE  "adapter_config.json"
+#define TSR_PEFT_WEIGHTS_FILE "adapter_model.safetensors"
+#define TSR_PEFT_CARD_FILE    "README.md"
+#define TSR_PEFT_MAX_RANK     8192
+
+/* target_modules or exclude_modules: a list of names, or a regular expression, or neither. */
+typedef struct {
+    char **names;
+    uint64_t count;
+    char *regex;
+} tsr_peft_match;
+
+typedef struct {
+    char *key; /* a regular expression */
+    double value;
+} tsr_peft_pattern;
+
+/* Zero-initialise to build one by hand; strings may then be borrowed if tsr_peft_config_free is not
+ * called. */
+typedef struct {
+    char *base_model_name_or_path; /* NULL: null */
+    uint64_t r;
+    double lora_alpha, lora_dropout;
+    bool use_rslora, use_dora;
+    bool all_linear; /* target_modules is the word "all-linear"; target is then empty */
+    tsr_peft_match target, exclude;
+    tsr_peft_pattern *rank_pattern; /* in the file's order */
+    uint64_t rank_pattern_count;
+    tsr_peft_pattern *alpha_pattern;
+    uint64_t alpha_pattern_count;
+    int64_t *layers_to_transform; /* NULL: all */
+    uint64_t layer_count;
+} tsr_peft_config;
+
+/* On success the caller frees *out with tsr_peft_config_free; on failure it is untouched. */
+tsr_status tsr_peft_config_load(tsr_peft_config *out, const char *path);
+tsr_status tsr_peft_config_parse(tsr_peft_config *out, const char *text, uint64_t bytes,
+                                 const char *place);
+void tsr_peft_config_free(tsr_peft_config *config);
+
+/* adapter_config.json as PEFT 0.21 writes it: every field, sorted, indent 2. *out is the caller's
+ * (free). */
+tsr_status tsr_peft_config_format(char **out, const tsr_peft_config *config);
+
+/* An adapter directory, open for reading. */
+typedef struct tsr_peft tsr_peft;
+
+/* One module's tensors, borrowed. */
+typedef struct {
+    const char *path;            /* "model.layers.0.mlp.up_proj" */
+    const tsr_tensor *a;         /* [r, in_features] */
+    const tsr_tensor *b;         /* [out_features, r] */
+    const tsr_tensor *magnitude; /* [out_features], or NULL: none stored */
+    uint64_t r, in_features, out_features;
+} tsr_peft_module;
+
+/* Opens both files. TSR_EDATA: a tensor that is not a LoRA's, a lora_A without its lora_B (or the
+ * other way), shapes that do not fit each other, a dtype other than F32, BF16 or F16, magnitudes
+ * where use_dora is false, missing where it is true. */
+tsr_status tsr_peft_open(tsr_peft **out, const char *directory);
+void tsr_peft_close(tsr_peft *peft);
+
+const tsr_peft_config *tsr_peft_config_of(const tsr_peft *peft);
+
+/* Modules sorted by path. Read tensors with tsr_safetensors_read_f32. */
+uint64_t tsr_peft_module_count(const tsr_peft *peft);
+const tsr_peft_module *tsr_peft_module_at(const tsr_peft *peft, uint64_t index);
+const tsr_peft_module *tsr_peft_module_find(const tsr_peft *peft, const char *path);
+
+typedef enum { TSR_PEFT_A, TSR_PEFT_B, TSR_PEFT_MAGNITUDE } tsr_peft_part;
+
+/* The name PEFT gives a part in the file, as "base_model.model.<path>.lora_A.weight"; *out is the
+ * caller's (free). */
+tsr_status tsr_peft_tensor_name(char **out, const char *path, tsr_peft_part part);
+
+/* One tensor to write. Borrowed. */
+typedef struct {
+    const char *name; /* as tsr_peft_tensor_name gives it */
+    int ndim;         /* 1 or 2 */
+    uint64_t shape[2];
+    const float *data;
+} tsr_peft_tensor;
+
+/* Writes README.md, adapter_config.json and adapter_model.safetensors into `directory`, which is
+ * made if it is not there (its parent must be). All three are complete and on the disk before the
+ * first appears under its name, the weights last; after a failure no temporary file is left. */
+tsr_status tsr_peft_write(const char *directory, const tsr_peft_config *config,
+                          const tsr_peft_tensor *tensors, uint64_t count);
+
+#endif

@@ -1,0 +1,86 @@
+/*
+ * io/safetensors.h: the safetensors format (8-byte header length, JSON header, data), in and out.
+ *
+ * Read with pread, never mapped: a file that shrinks is an error and not a signal. Opening checks
+ * the whole header: its length (100 MB at most), UTF-8, duplicate keys, dtypes, shapes, and that
+ * the tensors cover the data exactly, without overlap or hole. Each error names the file, the
+ * tensor and the numbers, and is TSR_EDATA; TSR_EIO where the system failed.
+ *
+ * Threads  An open file is read-only: reads may run at the same time.
+ */
+#ifndef TSR_IO_SAFETENSORS_H
+#define TSR_IO_SAFETENSORS_H
+
+#include "base/dtype.h"
+#include "base/status.h"
+
+#include <stdint.h>
+
+#define TSR_TENSOR_MAX_DIMS          8
+#define TSR_SAFETENSORS_HEADER_BYTES 100000000ull /* longest header, as the format's authors */
+
+typedef struct tsr_safetensors tsr_safetensors;
+
+/* A tensor of an open file; borrowed from it. */
+typedef struct {
+    const char *name;
+    tsr_dtype dtype;
+    int ndim; /* 0: one element */
+    uint64_t shape[TSR_TENSOR_MAX_DIMS];
+    uint64_t element_count;
+    uint64_t bytes;
+    uint64_t file_offset; /* of its first byte, in the file */
+    tsr_safetensors *file;
+} tsr_tensor;
+
+/* On success *out is the caller's, to be closed; on failure untouched. A path that does not exist
+ * is TSR_EDATA. */
+tsr_status tsr_safetensors_open(tsr_safetensors **out, const char *path);
+void tsr_safetensors_close(tsr_safetensors *file);
+
+const char *tsr_safetensors_path(const tsr_safetensors *file);
+
+/* Tensors 0 .. count - 1, sorted by name. */
+uint64_t tsr_safetensors_count(const tsr_safetensors *file);
+const tsr_tensor *tsr_safetensors_at(const tsr_safetensors *file, uint64_t index);
+
+/* NULL: no tensor has this name. */
+const tsr_tensor *tsr_safetensors_find(const tsr_safetensors *file, const char *name);
+
+/* A value of the header's __metadata__; NULL if there is none. */
+const char *tsr_safetensors_metadata(const tsr_safetensors *file, const char *key);
+
+/* Copies `bytes` bytes of the tensor, from byte_offset on, to dst. Beyond the tensor: TSR_EINVAL.
+ * A file that has become shorter: TSR_EDATA. */
+tsr_status tsr_safetensors_read(void *dst, const tsr_tensor *tensor, uint64_t byte_offset,
+                                uint64_t bytes);
+
+/* As fp32: elements [first, first + count) of an F32, BF16 or F16 tensor; another dtype is
+ * TSR_EDATA. */
+tsr_status tsr_safetensors_read_f32(float *dst, const tsr_tensor *tensor, uint64_t first,
+                                    uint64_t count);
+
+/* Bytes of tensor data that reads have delivered since the file was opened. */
+uint64_t tsr_safetensors_bytes_read(const tsr_safetensors *file);
+
+/* "[256, 704]" for a message, into `buffer`; returned. */
+#define TSR_SHAPE_TEXT_BYTES 192
+const char *tsr_shape_text(char buffer[TSR_SHAPE_TEXT_BYTES], const uint64_t *shape, int ndim);
+
+/* What is written: everything is borrowed during the call. */
+typedef struct {
+    const char *name;
+    tsr_dtype dtype;
+    int ndim;
+    uint64_t shape[TSR_TENSOR_MAX_DIMS];
+    const void *data; /* row-major; may be NULL if it has no element */
+} tsr_tensor_source;
+
+/* Writes a file as the Python library does, byte for byte: metadata {"format":"pt"}, tensors by
+ * dtype (widest alignment first) then name, the header padded with spaces to 8 bytes. The order of
+ * the list does not matter. The file appears under its name only when it is complete and on the
+ * disk. TSR_EINVAL: two of one name, an empty name, too many dimensions. */
+tsr_status tsr_safetensors_write(const char *path, const tsr_tensor_source *tensors,
+                                 uint64_t count);
+
+#endif
