@@ -1,0 +1,288 @@
+/*
+ * config_check.c: what does not go together, and defaults that follow other keys.
+ */
+#include "train/config_number.h"
+#include "train/config_store.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <string.h>
+#include <sys/stat.h>
+
+typedef struct {
+    tsr_config *config;
+    const tsr_config_source *source;
+    tsr_config_errors *errors;
+} checker;
+
+static const tsr_config_origin *origin(const checker *c, const char *key)
+{
+    return &c->config->store->origin[tsr_keys_find(key)];
+}
+
+/* A key whose value was an error is not judged twice. */
+static bool usable(const checker *c, const char *key)
+{
+    return !origin(c, key)->bad;
+}
+
+static bool is_set(const checker *c, const char *key)
+{
+    return tsr_config_is_set(c->config, key);
+}
+
+static const char *where(const checker *c, const char *key)
+{
+    return tsr_config_where(c->config, key);
+}
+
+/* The line of the later of two keys that clash, which is where a reader looks first. */
+static const char *where_set(const checker *c, const char *first, const char *second)
+{
+    return origin(c, first)->layer >= origin(c, second)->layer ? where(c, first) : where(c, second);
+}
+
+static const char *file_name(const checker *c)
+{
+    return c->source->name ? c->source->name : c->source->path ? c->source->path : "configuration";
+}
+
+static void check_required(const checker *c)
+{
+    const tsr_config *config = c->config;
+    tsr_config_use use = c->source->use;
+    const struct {
+        const char *key, *what;
+        bool needed, given;
+    } keys[] = {
+        {"model_name_or_path", "the directory of a Hugging Face checkpoint", true,
+         config->model_name_or_path},
+        {"dataset", "a jsonl file", use == TSR_CONFIG_TRAIN, config->dataset.count},
+        {"eval_dataset", "a jsonl file", use == TSR_CONFIG_EVAL, config->eval_dataset.count},
+        {"output_dir", "the directory to write to", use == TSR_CONFIG_TRAIN, config->output_dir},
+    };
+    for (int i = 0; i < 4; i++)
+        if (keys[i].needed && !keys[i].given && usable(c, keys[i].key))
+            tsr_config_error(
+                c->errors, is_set(c, keys[i].key) ? where(c, keys[i].key) : file_name(c),
+                "%s: required, but it is %s; write %s: %s", keys[i].key,
+                is_set(c, keys[i].key) ? "null" : "missing", keys[i].key, keys[i].what);
+}
+
+/* owner/name: what the Hub calls a model, and no file of that name is here. */
+static bool looks_like_hub_id(const char *text)
+{
+    const char *slash = strchr(text, '/');
+    if (!slash || slash == text || !slash[1] || strchr(slash + 1, '/'))
+        return false;
+    for (const char *p = text; *p; p++)
+        if (!isalnum((unsigned char)*p) && !strchr("/._-", *p))
+            return false;
+    size_t length = strlen(text);
+    const char *endings[] = {".jsonl", ".json", ".yaml", ".txt", ".jinja", ".parquet", ".csv"};
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        size_t e = strlen(endings[i]);
+        if (length > e && !strcmp(text + length - e, endings[i]))
+            return false;
+    }
+    struct stat info;
+    return *text != '.' && stat(text, &info) != 0;
+}
+
+static void check_hub_id(const checker *c, const char *key, const char *value, bool dataset)
+{
+    if (!value || !usable(c, key) || !looks_like_hub_id(value))
+        return;
+    const char *name = strchr(value, '/') + 1;
+    const char *type = dataset ? "--repo-type dataset " : "";
+    tsr_config_error(c->errors, where(c, key),
+                     "%s: found '%s', and there is no such %s here. If it is a name on the Hugging "
+                     "Face Hub, download it first: `hf download %s%s --local-dir %s` (older: "
+                     "huggingface-cli download), then write %s: %s%s",
+                     key, value, dataset ? "file" : "directory", type, value, name, key, name,
+                     dataset ? "/<file>.jsonl" : "");
+}
+
+static void check_paths(const checker *c)
+{
+    const tsr_config *config = c->config;
+    check_hub_id(c, "model_name_or_path", config->model_name_or_path, false);
+    check_hub_id(c, "init_adapter", config->init_adapter, false);
+    for (int i = 0; i < config->dataset.count; i++)
+        check_hub_id(c, "dataset", config->dataset.items[i], true);
+    for (int i = 0; i < config->eval_dataset.count; i++)
+        check_hub_id(c, "eval_dataset", config->eval_dataset.items[i], true);
+    if (!config->output_dir)
+        return;
+    const char *sources[] = {"model_name_or_path", "init_adapter"};
+    const char *paths[] = {config->model_name_or_path, config->init_adapter};
+    for (int i = 0; i < 2 && c->source->use == TSR_CONFIG_TRAIN; i++)
+        if (paths[i] && !strcmp(paths[i], config->output_dir))
+            tsr_config_error(c->errors, where(c, "output_dir"),
+                             "output_dir: '%s' is also %s (%s); write to another directory",
+                             config->output_dir, sources[i], where(c, sources[i]));
+}
+
+static void check_data(const checker *c)
+{
+    const tsr_config *config = c->config;
+    if (config->max_length == 0 && usable(c, "max_length")) {
+        const char *keys[] = {"packing", "eval_packing"};
+        const bool packed[] = {config->packing, config->eval_packing == TSR_CONFIG_CHOICE_YES};
+        for (int i = 0; i < 2; i++)
+            if (packed[i] && usable(c, keys[i]) && (i == 0 || is_set(c, keys[i])))
+                tsr_config_error(
+                    c->errors, where_set(c, keys[i], "max_length"),
+                    "%s: true (%s) needs a max_length, which is null (%s): a packed row "
+                    "has that many tokens",
+                    keys[i], where(c, keys[i]), where(c, "max_length"));
+    }
+    bool evaluates = config->eval_dataset.count || !usable(c, "eval_dataset");
+    if (config->eval_strategy != TSR_CONFIG_EVERY_NO && !evaluates && is_set(c, "eval_strategy"))
+        tsr_config_error(
+            c->errors, where(c, "eval_strategy"),
+            "eval_strategy: needs an eval_dataset; add one or write eval_strategy: no");
+    if (config->eval_on_start == TSR_CONFIG_CHOICE_YES && !evaluates && is_set(c, "eval_on_start"))
+        tsr_config_error(c->errors, where(c, "eval_on_start"),
+                         "eval_on_start: true needs an eval_dataset");
+}
+
+static void check_batch(const checker *c)
+{
+    const tsr_config *config = c->config;
+    if (!config->total_batch_size || !usable(c, "total_batch_size"))
+        return;
+    if (usable(c, "per_device_train_batch_size") &&
+        config->total_batch_size % config->per_device_train_batch_size)
+        tsr_config_error(c->errors, where(c, "total_batch_size"),
+                         "total_batch_size: %lld is not a multiple of per_device_train_batch_size "
+                         "%lld (%s); a step is made of whole micro-batches",
+                         (long long)config->total_batch_size,
+                         (long long)config->per_device_train_batch_size,
+                         where(c, "per_device_train_batch_size"));
+    if (usable(c, "gradient_accumulation_steps") && config->gradient_accumulation_steps != 1)
+        tsr_config_error(
+            c->errors, where_set(c, "gradient_accumulation_steps", "total_batch_size"),
+            "total_batch_size (%s) and gradient_accumulation_steps %lld (%s) both give "
+            "the size of a step; leave out one",
+            where(c, "total_batch_size"), (long long)config->gradient_accumulation_steps,
+            where(c, "gradient_accumulation_steps"));
+}
+
+static void check_adapter(const checker *c)
+{
+    const tsr_config *config = c->config;
+    if (config->layers_to_transform.count && usable(c, "lora_target_modules") &&
+        config->lora_target_modules.kind == TSR_CONFIG_MODULES_REGEX)
+        tsr_config_error(c->errors, where_set(c, "layers_to_transform", "lora_target_modules"),
+                         "layers_to_transform (%s) does not go with a regular expression as "
+                         "lora_target_modules (%s); name the layers in the expression, or list the "
+                         "modules: [%s]",
+                         where(c, "layers_to_transform"), where(c, "lora_target_modules"),
+                         config->lora_target_modules.names.items[0]);
+}
+
+static void check_schedule(const checker *c)
+{
+    const tsr_config *config = c->config;
+    const tsr_config_lr_kwargs *kwargs = &config->lr_scheduler_kwargs;
+    const char *place = where(c, "lr_scheduler_kwargs");
+    bool cosine = config->lr_scheduler_type == TSR_CONFIG_LR_COSINE;
+    bool with_min = config->lr_scheduler_type == TSR_CONFIG_LR_COSINE_WITH_MIN_LR;
+    bool min = !isnan(kwargs->min_lr), rate = !isnan(kwargs->min_lr_rate);
+    if (!usable(c, "lr_scheduler_kwargs") || !usable(c, "lr_scheduler_type"))
+        return;
+    if (!isnan(kwargs->num_cycles) && !cosine && !with_min)
+        tsr_config_error(c->errors, place,
+                         "lr_scheduler_kwargs: num_cycles belongs to lr_scheduler_type cosine or "
+                         "cosine_with_min_lr (%s)",
+                         where(c, "lr_scheduler_type"));
+    if ((min || rate) && !with_min)
+        tsr_config_error(c->errors, place,
+                         "lr_scheduler_kwargs: min_lr and min_lr_rate belong to lr_scheduler_type "
+                         "cosine_with_min_lr (%s)",
+                         where(c, "lr_scheduler_type"));
+    else if (min && rate)
+        tsr_config_error(c->errors, place,
+                         "lr_scheduler_kwargs: min_lr and min_lr_rate say the same; leave out one");
+    else if (with_min && !min && !rate)
+        tsr_config_error(c->errors, where(c, "lr_scheduler_type"),
+                         "lr_scheduler_type: cosine_with_min_lr needs min_lr or min_lr_rate in "
+                         "lr_scheduler_kwargs, such as {min_lr_rate: 0.1}");
+    else if (min && usable(c, "learning_rate") && kwargs->min_lr > config->learning_rate)
+        tsr_config_error(c->errors, place,
+                         "lr_scheduler_kwargs: min_lr is above the learning_rate (%s)",
+                         where(c, "learning_rate"));
+    if (config->lr_scheduler_type == TSR_CONFIG_LR_CONSTANT && config->warmup_steps > 0)
+        tsr_config_note(c->config,
+                        "lr_scheduler_type constant has no warm-up, so warmup_steps does "
+                        "nothing; constant_with_warmup has one");
+}
+
+static void check_device(const checker *c)
+{
+    const tsr_config *config = c->config;
+    bool cuda = c->source->has_cuda && config->backend != TSR_CONFIG_BACKEND_CPU;
+    if (config->backend == TSR_CONFIG_BACKEND_CUDA && !c->source->has_cuda)
+        tsr_config_error(c->errors, where(c, "backend"),
+                         "backend: found 'cuda', but this build has no CUDA backend; write cpu or "
+                         "auto");
+    else if (config->dtype == TSR_CONFIG_DTYPE_BFLOAT16 && !cuda && usable(c, "dtype") &&
+             usable(c, "backend"))
+        tsr_config_error(c->errors, where(c, "dtype"),
+                         "%s: bfloat16 was asked for, but the CPU backend computes in float32; "
+                         "write dtype: float32 or auto (a bfloat16 checkpoint is widened)",
+                         origin(c, "dtype")->spelled ? origin(c, "dtype")->spelled : "dtype");
+}
+
+/* Keys whose feature is not built: only the default, which does nothing, is allowed. */
+static void check_later(const checker *c)
+{
+    for (int i = 0; i < tsr_keys_count(); i++) {
+        const tsr_key *key = tsr_keys_at(i);
+        if (!key->later || !usable(c, key->name) || !is_set(c, key->name))
+            continue;
+        tsr_text value = {0};
+        tsr_config_put(&value, c->config, key);
+        if (strcmp(tsr_text_string(&value), key->initial))
+            tsr_config_error(c->errors, where(c, key->name),
+                             "%s: found %s; %s, so only %s is allowed", key->name,
+                             tsr_text_string(&value), key->later, key->initial);
+        tsr_text_free(&value);
+    }
+}
+
+void tsr_config_derive(tsr_config *config)
+{
+    if (config->data_seed < 0)
+        config->data_seed = config->seed;
+    if (config->per_device_eval_batch_size == 0)
+        config->per_device_eval_batch_size = config->per_device_train_batch_size;
+    if (config->eval_packing == TSR_CONFIG_CHOICE_AUTO)
+        config->eval_packing = config->packing ? TSR_CONFIG_CHOICE_YES : TSR_CONFIG_CHOICE_NO;
+    if (config->eval_on_start == TSR_CONFIG_CHOICE_AUTO)
+        config->eval_on_start =
+            config->eval_dataset.count ? TSR_CONFIG_CHOICE_YES : TSR_CONFIG_CHOICE_NO;
+    if (config->eval_steps == 0)
+        config->eval_steps = config->logging_steps;
+}
+
+void tsr_config_check(tsr_config *config, const tsr_config_source *source,
+                      tsr_config_errors *errors)
+{
+    const checker c = {config, source, errors};
+    check_later(&c);
+    check_required(&c);
+    check_paths(&c);
+    check_data(&c);
+    check_batch(&c);
+    check_adapter(&c);
+    check_schedule(&c);
+    check_device(&c);
+}
+
+int64_t tsr_config_steps(double value, int64_t total_steps, int64_t least)
+{
+    int64_t steps = (int64_t)(value >= 1 ? value : ceil(value * (double)total_steps));
+    return steps < least ? least : steps;
+}

@@ -1,0 +1,195 @@
+/*
+ * config_lists.c: values that are lists and maps.
+ */
+#include "train/config_number.h"
+#include "train/config_store.h"
+
+#include <math.h>
+#include <string.h>
+
+static bool read_strings(tsr_config_strings *out, const tsr_key *key, const tsr_yaml_value *value,
+                         const tsr_config_place *place)
+{
+    bool one = value->kind == TSR_YAML_SCALAR;
+    int count = one ? 1 : value->count;
+    if (value->kind == TSR_YAML_MAP || !count)
+        return tsr_config_refuse(place, key, value);
+    tsr_config_strings list = {
+        tsr_config_store_allocate(place->store, (size_t)count * sizeof *list.items), count};
+    for (int i = 0; list.items && i < count; i++) {
+        const tsr_yaml_value *item = one ? value : &value->items[i];
+        if (item->kind != TSR_YAML_SCALAR || tsr_yaml_is_null(item) || !*item->text)
+            return tsr_config_refuse(place, key, item);
+        list.items[i] = tsr_config_store_copy(place->store, item->text);
+    }
+    *out = list;
+    return list.items != NULL;
+}
+
+static bool read_modules(tsr_config_modules *out, const tsr_key *key, const tsr_yaml_value *value,
+                         const tsr_config_place *place)
+{
+    tsr_config_modules modules = {.kind = TSR_CONFIG_MODULES_LIST};
+    if (tsr_yaml_is_null(value)) {
+        if (!(key->flags & TSR_KEY_ALL_LINEAR)) {
+            *out = (tsr_config_modules){.kind = TSR_CONFIG_MODULES_NONE};
+            return true;
+        }
+        /* PEFT's own default for every family that is supported here. */
+        modules.names.items = tsr_config_store_allocate(place->store, 2 * sizeof(char *));
+        if (!modules.names.items)
+            return false;
+        modules.names.items[0] = "q_proj";
+        modules.names.items[1] = "v_proj";
+        modules.names.count = 2;
+        *out = modules;
+        return true;
+    }
+    if (value->kind == TSR_YAML_SCALAR) {
+        bool all = key->flags & TSR_KEY_ALL_LINEAR && !strcmp(value->text, "all-linear");
+        modules.kind = all ? TSR_CONFIG_MODULES_ALL_LINEAR : TSR_CONFIG_MODULES_REGEX;
+        if (all) {
+            *out = modules;
+            return true;
+        }
+    } else if (value->kind == TSR_YAML_LIST && !value->count &&
+               !(key->flags & TSR_KEY_ALL_LINEAR)) {
+        *out = (tsr_config_modules){.kind = TSR_CONFIG_MODULES_NONE};
+        return true;
+    }
+    if (!read_strings(&modules.names, key, value, place))
+        return false;
+    *out = modules;
+    return true;
+}
+
+static bool read_ints(tsr_config_ints *out, const tsr_key *key, const tsr_yaml_value *value,
+                      const tsr_config_place *place)
+{
+    bool one = value->kind == TSR_YAML_SCALAR;
+    int count = one ? 1 : value->count;
+    if (value->kind == TSR_YAML_MAP || !count)
+        return tsr_config_refuse(place, key, value);
+    tsr_config_ints list = {
+        tsr_config_store_allocate(place->store, (size_t)count * sizeof *list.items), count};
+    for (int i = 0; list.items && i < count; i++) {
+        const tsr_yaml_value *item = one ? value : &value->items[i];
+        if (item->kind != TSR_YAML_SCALAR || !tsr_number_parse_whole(&list.items[i], item->text) ||
+            !tsr_config_fits(key, (double)list.items[i]))
+            return tsr_config_refuse(place, key, item);
+        for (int j = 0; j < i; j++)
+            if (list.items[j] == list.items[i]) {
+                tsr_config_error(place->errors, place->where, "%s: %lld is listed twice",
+                                 place->spelled, (long long)list.items[i]);
+                return false;
+            }
+    }
+    *out = list;
+    return list.items != NULL;
+}
+
+/* A key twice in one map. */
+static bool has_twice(const tsr_yaml_value *map, int index, const tsr_config_place *place)
+{
+    for (int j = 0; j < index; j++)
+        if (!strcmp(map->keys[j].text, map->keys[index].text)) {
+            tsr_config_error(place->errors, place->where,
+                             "%s: '%s' stands twice in the map (lines %d and %d); keep one",
+                             place->spelled, map->keys[index].text, map->keys[j].line,
+                             map->keys[index].line);
+            return true;
+        }
+    return false;
+}
+
+static bool read_patterns(tsr_config_patterns *out, const tsr_key *key, const tsr_yaml_value *value,
+                          const tsr_config_place *place)
+{
+    tsr_config_patterns map = {0};
+    if (!tsr_yaml_is_null(value)) {
+        if (value->kind != TSR_YAML_MAP)
+            return tsr_config_refuse(place, key, value);
+        map.count = value->count;
+        map.items = tsr_config_store_allocate(place->store, (size_t)map.count * sizeof *map.items);
+        if (!map.items)
+            return false;
+    }
+    for (int i = 0; i < map.count; i++) {
+        if (has_twice(value, i, place))
+            return false;
+        map.items[i].name = tsr_config_store_copy(place->store, value->keys[i].text);
+        if (!map.items[i].name ||
+            !tsr_config_read_number(&map.items[i].value, key, &value->items[i], place))
+            return false;
+        if (!*map.items[i].name)
+            return tsr_config_refuse(place, key, &value->keys[i]);
+    }
+    *out = map;
+    return true;
+}
+
+static bool read_lr_kwargs(tsr_config_lr_kwargs *out, const tsr_key *key,
+                           const tsr_yaml_value *value, const tsr_config_place *place)
+{
+    tsr_config_lr_kwargs kwargs = {NAN, NAN, NAN};
+    const struct {
+        const char *name;
+        double *field;
+        double high;
+    } members[] = {{"num_cycles", &kwargs.num_cycles, 1e6},
+                   {"min_lr", &kwargs.min_lr, 1e3},
+                   {"min_lr_rate", &kwargs.min_lr_rate, 1}};
+    if (!tsr_yaml_is_null(value) && value->kind != TSR_YAML_MAP)
+        return tsr_config_refuse(place, key, value);
+    for (int i = 0; i < value->count; i++) {
+        int m = 0;
+        while (m < 3 && strcmp(members[m].name, value->keys[i].text))
+            m++;
+        if (m == 3) {
+            tsr_config_error(place->errors, place->where,
+                             "%s: no member '%s'; expected num_cycles, min_lr or min_lr_rate",
+                             place->spelled, value->keys[i].text);
+            return false;
+        }
+        if (has_twice(value, i, place))
+            return false;
+        if (tsr_yaml_is_null(&value->items[i]))
+            continue;
+        const tsr_key member = {
+            .name = members[m].name, .type = TSR_KEY_NUMBER, .high = members[m].high};
+        tsr_config_place inside = *place;
+        inside.spelled = members[m].name;
+        if (!tsr_config_read_number(members[m].field, &member, &value->items[i], &inside))
+            return false;
+    }
+    *out = kwargs;
+    return true;
+}
+
+bool tsr_config_read_list(void *field, const tsr_key *key, const tsr_yaml_value *value,
+                          const tsr_config_place *place)
+{
+    bool null = tsr_yaml_is_null(value);
+    switch (key->type) {
+    case TSR_KEY_STRINGS:
+        if (null) {
+            *(tsr_config_strings *)field = (tsr_config_strings){0};
+            return true;
+        }
+        return read_strings(field, key, value, place);
+    case TSR_KEY_INTS:
+        if (null) {
+            *(tsr_config_ints *)field = (tsr_config_ints){0};
+            return true;
+        }
+        return read_ints(field, key, value, place);
+    case TSR_KEY_MODULES:
+        return read_modules(field, key, value, place);
+    case TSR_KEY_PATTERNS:
+        return read_patterns(field, key, value, place);
+    case TSR_KEY_LR_KWARGS:
+        return read_lr_kwargs(field, key, value, place);
+    default:
+        return tsr_config_refuse(place, key, value);
+    }
+}

@@ -1,0 +1,96 @@
+#include "train/config_store.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_ERRORS 40 /* in one message; the others are counted */
+
+struct tsr_config_block {
+    struct tsr_config_block *next;
+    max_align_t data[];
+};
+
+void *tsr_config_store_allocate(struct tsr_config_store *store, size_t bytes)
+{
+    struct tsr_config_block *block = calloc(1, sizeof *block + bytes);
+    if (!block) {
+        store->failed = true;
+        return NULL;
+    }
+    block->next = store->blocks;
+    store->blocks = block;
+    return block->data;
+}
+
+const char *tsr_config_store_copy(struct tsr_config_store *store, const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    char *copy = tsr_config_store_allocate(store, bytes);
+    if (copy)
+        memcpy(copy, text, bytes);
+    return copy;
+}
+
+void tsr_config_store_free(struct tsr_config_store *store)
+{
+    if (!store)
+        return;
+    struct tsr_config_block *block = store->blocks;
+    while (block) {
+        struct tsr_config_block *next = block->next;
+        free(block);
+        block = next;
+    }
+    free(store);
+}
+
+void tsr_config_error(tsr_config_errors *errors, const char *where, const char *format, ...)
+{
+    if (++errors->count > MAX_ERRORS) {
+        if (errors->count == MAX_ERRORS + 1)
+            tsr_text_puts(&errors->text, "\n  and more");
+        return;
+    }
+    char line[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    tsr_text_printf(&errors->text, "\n  %s: %s", where, line);
+}
+
+void tsr_config_note(tsr_config *config, const char *line)
+{
+    int count = config->notes.count;
+    const char **items =
+        tsr_config_store_allocate(config->store, (size_t)(count + 1) * sizeof *items);
+    const char *copy = tsr_config_store_copy(config->store, line);
+    if (!items || !copy)
+        return;
+    if (count)
+        memcpy(items, config->notes.items, (size_t)count * sizeof *items);
+    items[count] = copy;
+    config->notes = (tsr_config_strings){items, count + 1};
+}
+
+void tsr_config_free(tsr_config *config)
+{
+    tsr_config_store_free(config->store);
+    *config = (tsr_config){0};
+}
+
+bool tsr_config_is_set(const tsr_config *config, const char *key)
+{
+    int index = tsr_keys_find(key);
+    return index >= 0 && config->store && config->store->origin[index].layer >= TSR_LAYER_FILE;
+}
+
+const char *tsr_config_where(const tsr_config *config, const char *key)
+{
+    int index = tsr_keys_find(key);
+    if (index < 0 || !config->store)
+        return "default";
+    return config->store->origin[index].where;
+}

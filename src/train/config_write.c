@@ -1,0 +1,295 @@
+/*
+ * config_write.c: the resolved configuration as YAML that reads back the same, and its hash.
+ */
+#include "base/hash.h"
+#include "train/config_number.h"
+#include "train/config_store.h"
+
+#include <math.h>
+#include <string.h>
+
+/* One character of UTF-8; its length, or 1 and U+FFFD where the bytes are not UTF-8. */
+static int decode(uint32_t *out, const unsigned char *p)
+{
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    int length = *p < 0x80             ? 1
+                 : (*p & 0xe0) == 0xc0 ? 2
+                 : (*p & 0xf0) == 0xe0 ? 3
+                 : (*p & 0xf8) == 0xf0 ? 4
+                                       : 0;
+    uint32_t c = length == 1 ? *p : length ? *p & (0x7fu >> length) : 0xfffd;
+    for (int i = 1; i < length; i++) {
+        if ((p[i] & 0xc0) != 0x80) {
+            length = 0;
+            break;
+        }
+        c = c << 6 | (p[i] & 0x3f);
+    }
+    if (!length || c < least[length] || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) {
+        *out = 0xfffd;
+        return 1;
+    }
+    *out = c;
+    return length;
+}
+
+bool tsr_config_is_utf8(const char *text)
+{
+    for (const unsigned char *p = (const unsigned char *)text; *p;) {
+        uint32_t c;
+        int length = decode(&c, p);
+        if (length == 1 && *p >= 0x80)
+            return false;
+        p += length;
+    }
+    return true;
+}
+
+static bool is_plain(const char *text)
+{
+    static const char letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_/";
+    const tsr_yaml_value value = {.kind = TSR_YAML_SCALAR, .text = text};
+    if (!*text || !strchr(letters, *text) || tsr_yaml_is_null(&value))
+        return false;
+    for (const char *p = text; *p; p++)
+        if (!strchr(letters, *p) && !strchr(".-", *p))
+            return false;
+    return true;
+}
+
+/* Plain where that is safe, double-quoted otherwise. */
+static void put_string(tsr_text *out, const char *text)
+{
+    if (is_plain(text)) {
+        tsr_text_puts(out, text);
+        return;
+    }
+    tsr_text_puts(out, "\"");
+    for (const unsigned char *p = (const unsigned char *)text; *p;) {
+        uint32_t c;
+        int length = decode(&c, p);
+        if (c == '"' || c == '\\')
+            tsr_text_printf(out, "\\%c", (char)c);
+        else if (c < 0x20 || (c >= 0x7f && c < 0xa0))
+            tsr_text_printf(out, "\\x%02x", (unsigned)c);
+        else if (c == 0x2028 || c == 0x2029 || c == 0xfeff || c >= 0x10000 ||
+                 (c >= 0xfff0 && c < 0x10000))
+            tsr_text_printf(out, "\\U%08x", (unsigned)c);
+        else
+            tsr_text_append(out, (const char *)p, (size_t)length);
+        p += length;
+    }
+    tsr_text_puts(out, "\"");
+}
+
+static void put_strings(tsr_text *out, const tsr_config_strings *list)
+{
+    tsr_text_puts(out, "[");
+    for (int i = 0; i < list->count; i++) {
+        tsr_text_puts(out, i ? ", " : "");
+        put_string(out, list->items[i]);
+    }
+    tsr_text_puts(out, "]");
+}
+
+static void put_modules(tsr_text *out, const tsr_config_modules *modules)
+{
+    switch (modules->kind) {
+    case TSR_CONFIG_MODULES_NONE:
+        tsr_text_puts(out, "null");
+        return;
+    case TSR_CONFIG_MODULES_ALL_LINEAR:
+        tsr_text_puts(out, "all-linear");
+        return;
+    case TSR_CONFIG_MODULES_LIST:
+        put_strings(out, &modules->names);
+        return;
+    case TSR_CONFIG_MODULES_REGEX:
+        put_string(out, modules->names.items[0]);
+        return;
+    }
+}
+
+static void put_ints(tsr_text *out, const tsr_config_ints *list)
+{
+    if (!list->count) {
+        tsr_text_puts(out, "null");
+        return;
+    }
+    for (int i = 0; i < list->count; i++)
+        tsr_text_printf(out, "%s%lld", i ? ", " : "[", (long long)list->items[i]);
+    tsr_text_puts(out, "]");
+}
+
+static void put_patterns(tsr_text *out, const tsr_config_patterns *map)
+{
+    if (!map->count)
+        tsr_text_puts(out, "null");
+    for (int i = 0; i < map->count; i++) {
+        tsr_text_puts(out, i ? ", " : "{");
+        put_string(out, map->items[i].name);
+        tsr_text_puts(out, ": ");
+        tsr_number_put(out, map->items[i].value, 0);
+    }
+    tsr_text_puts(out, map->count ? "}" : "");
+}
+
+static void put_lr_kwargs(tsr_text *out, const tsr_config_lr_kwargs *kwargs)
+{
+    const char *names[] = {"num_cycles", "min_lr", "min_lr_rate"};
+    const double values[] = {kwargs->num_cycles, kwargs->min_lr, kwargs->min_lr_rate};
+    bool any = false;
+    for (int i = 0; i < 3; i++) {
+        if (isnan(values[i]))
+            continue;
+        tsr_text_printf(out, "%s%s: ", any ? ", " : "{", names[i]);
+        tsr_number_put(out, values[i], 0);
+        any = true;
+    }
+    tsr_text_puts(out, any ? "}" : "null");
+}
+
+static void put_bytes(tsr_text *out, uint64_t bytes)
+{
+    if (bytes % ((uint64_t)1 << 30) == 0)
+        tsr_text_printf(out, "%lluGiB", (unsigned long long)(bytes >> 30));
+    else if (bytes % ((uint64_t)1 << 20) == 0)
+        tsr_text_printf(out, "%lluMiB", (unsigned long long)(bytes >> 20));
+    else
+        tsr_text_printf(out, "%llu", (unsigned long long)bytes);
+}
+
+static void put_word(tsr_text *out, const tsr_key *key, int value)
+{
+    for (const tsr_key_word *w = key->words; w->word; w++)
+        if (w->value == value && !w->refused) {
+            tsr_text_puts(out, w->word);
+            return;
+        }
+    tsr_text_puts(out, key->initial);
+}
+
+static void put_number(tsr_text *out, const tsr_key *key, double value)
+{
+    if (key->none && value == key->none_value)
+        tsr_text_puts(out, key->none);
+    else
+        tsr_number_put(out, value, 0);
+}
+
+void tsr_config_put(tsr_text *out, const tsr_config *config, const tsr_key *key)
+{
+    const void *field = (const char *)config + key->offset;
+    switch (key->type) {
+    case TSR_KEY_BOOL:
+        tsr_text_puts(out, *(const bool *)field ? "true" : "false");
+        return;
+    case TSR_KEY_WORD:
+        put_word(out, key, *(const int *)field);
+        return;
+    case TSR_KEY_INT:
+        if (key->none && *(const int64_t *)field == (int64_t)key->none_value)
+            tsr_text_puts(out, key->none);
+        else
+            tsr_text_printf(out, "%lld", (long long)*(const int64_t *)field);
+        return;
+    case TSR_KEY_NUMBER:
+    case TSR_KEY_STEPS:
+    case TSR_KEY_DURATION:
+        put_number(out, key, *(const double *)field);
+        return;
+    case TSR_KEY_BYTES:
+        if (*(const uint64_t *)field)
+            put_bytes(out, *(const uint64_t *)field);
+        else
+            tsr_text_puts(out, key->none);
+        return;
+    case TSR_KEY_STRING:
+        if (*(const char *const *)field)
+            put_string(out, *(const char *const *)field);
+        else
+            tsr_text_puts(out, "null");
+        return;
+    case TSR_KEY_STRINGS:
+        if (((const tsr_config_strings *)field)->count)
+            put_strings(out, field);
+        else
+            tsr_text_puts(out, "null");
+        return;
+    case TSR_KEY_MODULES:
+        put_modules(out, field);
+        return;
+    case TSR_KEY_INTS:
+        put_ints(out, field);
+        return;
+    case TSR_KEY_PATTERNS:
+        put_patterns(out, field);
+        return;
+    case TSR_KEY_LR_KWARGS:
+        put_lr_kwargs(out, field);
+        return;
+    }
+}
+
+tsr_status tsr_config_value_text(tsr_text *out, const tsr_config *config, const char *key)
+{
+    int index = tsr_keys_find(key);
+    if (index < 0)
+        return tsr_fail(TSR_EINVAL, "configuration: no key '%s'", key);
+    tsr_config_put(out, config, tsr_keys_at(index));
+    return out->failed ? tsr_fail(TSR_ENOMEM, "out of memory: configuration text") : TSR_OK;
+}
+
+/* "  # default" and the like; nothing for what the user set. */
+static void put_mark(tsr_text *out, const tsr_config_origin *origin, const tsr_key *key,
+                     const char *value)
+{
+    if (origin->layer >= TSR_LAYER_FILE)
+        return;
+    if (!origin->loaded || strcmp(origin->loaded, value))
+        tsr_text_puts(out, "  # resolved");
+    else if (origin->layer == TSR_LAYER_TRL)
+        tsr_text_puts(out, "  # default (TRL)");
+    else if (key->derived)
+        tsr_text_printf(out, "  # default: as %s", key->derived);
+    else
+        tsr_text_puts(out, "  # default");
+}
+
+tsr_status tsr_config_write(tsr_text *out, const tsr_config *config)
+{
+    const char *group = "";
+    tsr_text value = {0};
+    tsr_text_puts(out, "# The configuration of this run, every key written out.\n");
+    for (int i = 0; i < tsr_keys_count(); i++) {
+        const tsr_key *key = tsr_keys_at(i);
+        if (strcmp(group, key->group)) {
+            group = key->group;
+            tsr_text_printf(out, "\n# %s\n", group);
+        }
+        tsr_text_clear(&value);
+        tsr_config_put(&value, config, key);
+        tsr_text_printf(out, "%s: %s", key->name, tsr_text_string(&value));
+        if (config->store)
+            put_mark(out, &config->store->origin[i], key, tsr_text_string(&value));
+        tsr_text_puts(out, "\n");
+    }
+    bool failed = out->failed || value.failed;
+    tsr_text_free(&value);
+    return failed ? tsr_fail(TSR_ENOMEM, "out of memory: configuration text") : TSR_OK;
+}
+
+uint64_t tsr_config_hash(const tsr_config *config)
+{
+    uint64_t hash = TSR_HASH_START;
+    tsr_text text = {0};
+    for (int i = 0; i < tsr_keys_count(); i++) {
+        tsr_text_clear(&text);
+        tsr_text_printf(&text, "%s=", tsr_keys_at(i)->name);
+        tsr_config_put(&text, config, tsr_keys_at(i));
+        hash = tsr_hash(hash, tsr_text_string(&text), text.length);
+    }
+    tsr_text_free(&text);
+    return hash;
+}

@@ -1,0 +1,435 @@
+#include "train/keys.h"
+
+#include "base/log.h"
+#include "train/config.h"
+#include "train/config_number.h"
+
+#include <math.h>
+#include <string.h>
+
+#define END                                                                                        \
+    {                                                                                              \
+        NULL, 0, NULL                                                                              \
+    }
+
+static const char not_here[] = "is not in this version";
+
+static const tsr_key_word choice_words[] = {
+    {"auto", TSR_CONFIG_CHOICE_AUTO, NULL},
+    {"true", TSR_CONFIG_CHOICE_YES, NULL},
+    {"false", TSR_CONFIG_CHOICE_NO, NULL},
+    END,
+};
+static const tsr_key_word unbuilt_choice_words[] = {
+    {"auto", TSR_CONFIG_CHOICE_AUTO, NULL},
+    {"true", TSR_CONFIG_CHOICE_YES, not_here},
+    {"false", TSR_CONFIG_CHOICE_NO, NULL},
+    END,
+};
+static const tsr_key_word completion_words[] = {
+    {"auto", TSR_CONFIG_CHOICE_AUTO, NULL},
+    {"true", TSR_CONFIG_CHOICE_YES, "needs prompt/completion data, which are not in this version"},
+    {"false", TSR_CONFIG_CHOICE_NO, NULL},
+    END,
+};
+static const char only_nf4[] = "is not supported: the base is stored as nf4";
+static const tsr_key_word quant_words[] = {{"nf4", 0, NULL}, {"fp4", 1, only_nf4}, END};
+
+static const char no_float16[] = "is not supported: it needs loss scaling; use float32 or bfloat16";
+static const tsr_key_word dtype_words[] = {
+    {"auto", TSR_CONFIG_DTYPE_AUTO, NULL},
+    {"float32", TSR_CONFIG_DTYPE_FLOAT32, NULL},
+    {"bfloat16", TSR_CONFIG_DTYPE_BFLOAT16, NULL},
+    {"float16", -1, no_float16},
+    END,
+};
+static const tsr_key_word base_compute_words[] = {
+    {"dtype", TSR_CONFIG_BASE_COMPUTE_DTYPE, NULL},
+    {"fp8", TSR_CONFIG_BASE_COMPUTE_FP8, not_here},
+    END,
+};
+static const tsr_key_word format_words[] = {
+    {"auto", TSR_CONFIG_FORMAT_AUTO, NULL},
+    {"messages", TSR_CONFIG_FORMAT_MESSAGES, NULL},
+    {"pretokenized", TSR_CONFIG_FORMAT_PRETOKENIZED, NULL},
+    {"sharegpt", TSR_CONFIG_FORMAT_SHAREGPT, not_here},
+    {"alpaca", TSR_CONFIG_FORMAT_ALPACA, not_here},
+    {"prompt_completion", TSR_CONFIG_FORMAT_PROMPT_COMPLETION, not_here},
+    {"text", TSR_CONFIG_FORMAT_TEXT, not_here},
+    END,
+};
+static const tsr_key_word truncation_words[] = {
+    {"error", TSR_CONFIG_TRUNCATION_ERROR, NULL},
+    {"right", TSR_CONFIG_TRUNCATION_RIGHT, NULL},
+    {"drop", TSR_CONFIG_TRUNCATION_DROP, NULL},
+    END,
+};
+static const tsr_key_word packing_words[] = {
+    {"bfd", 0, NULL},         {"bfd_split", 1, not_here}, {"bfd-requeue", 1, not_here},
+    {"wrapped", 1, not_here}, {"ffd", 1, not_here},       END,
+};
+
+static const char no_8bit[] =
+    "keeps its state in 8 bits, which is not supported; adamw_torch keeps it "
+    "in 32 bits, spread over the ranks";
+static const tsr_key_word optim_words[] = {
+    {"adamw_torch", 0, NULL},
+    {"adamw", 0, NULL},
+    {"adamw_torch_fused", 0, NULL},
+    {"paged_adamw_32bit", 0, NULL},
+    {"adamw_8bit", 1, no_8bit},
+    {"adamw_bnb_8bit", 1, no_8bit},
+    {"adamw_torch_8bit", 1, no_8bit},
+    {"paged_adamw_8bit", 1, no_8bit},
+    END,
+};
+static const tsr_key_word lr_words[] = {
+    {"linear", TSR_CONFIG_LR_LINEAR, NULL},
+    {"cosine", TSR_CONFIG_LR_COSINE, NULL},
+    {"constant", TSR_CONFIG_LR_CONSTANT, NULL},
+    {"constant_with_warmup", TSR_CONFIG_LR_CONSTANT_WITH_WARMUP, NULL},
+    {"cosine_with_min_lr", TSR_CONFIG_LR_COSINE_WITH_MIN_LR, NULL},
+    END,
+};
+static const tsr_key_word every_words[] = {
+    {"no", TSR_CONFIG_EVERY_NO, NULL},
+    {"steps", TSR_CONFIG_EVERY_STEPS, NULL},
+    {"epoch", TSR_CONFIG_EVERY_EPOCH, NULL},
+    END,
+};
+static const char no_checkpoints[] =
+    "needs checkpoints, which are not in this version; the adapter is "
+    "written at the end";
+static const tsr_key_word save_words[] = {
+    {"no", TSR_CONFIG_EVERY_NO, NULL},
+    {"steps", TSR_CONFIG_EVERY_STEPS, no_checkpoints},
+    {"epoch", TSR_CONFIG_EVERY_EPOCH, no_checkpoints},
+    END,
+};
+static const tsr_key_word recompute_words[] = {
+    {"auto", TSR_CONFIG_RECOMPUTE_AUTO, NULL},
+    {"none", TSR_CONFIG_RECOMPUTE_NONE, NULL},
+    {"selective", TSR_CONFIG_RECOMPUTE_SELECTIVE, NULL},
+    {"full", TSR_CONFIG_RECOMPUTE_FULL, NULL},
+    {"true", TSR_CONFIG_RECOMPUTE_FULL, NULL},
+    {"false", TSR_CONFIG_RECOMPUTE_NONE, NULL},
+    END,
+};
+static const tsr_key_word offload_words[] = {
+    {"auto", TSR_CONFIG_OFFLOAD_AUTO, NULL},
+    {"none", TSR_CONFIG_OFFLOAD_NONE, NULL},
+    {"sharded", TSR_CONFIG_OFFLOAD_SHARDED, NULL},
+    {"full", TSR_CONFIG_OFFLOAD_FULL, NULL},
+    END,
+};
+static const tsr_key_word backend_words[] = {
+    {"auto", TSR_CONFIG_BACKEND_AUTO, NULL},
+    {"cpu", TSR_CONFIG_BACKEND_CPU, NULL},
+    {"cuda", TSR_CONFIG_BACKEND_CUDA, NULL}, /* refused by a check where the build has none */
+    END,
+};
+static const tsr_key_word graph_words[] = {
+    {"auto", TSR_CONFIG_GRAPH_AUTO, NULL},
+    {"fixed", TSR_CONFIG_GRAPH_FIXED, NULL},
+    {"flops", TSR_CONFIG_GRAPH_FLOPS, not_here},
+    {"time", TSR_CONFIG_GRAPH_TIME, not_here},
+    END,
+};
+static const char only_jsonl[] = "is not supported; output_dir/metrics.jsonl has every step";
+static const tsr_key_word report_words[] = {
+    {"none", TSR_CONFIG_REPORT_NONE, NULL},
+    {"tensorboard", TSR_CONFIG_REPORT_TENSORBOARD, not_here},
+    {"wandb", -1, only_jsonl},
+    {"trackio", -1, only_jsonl},
+    {"mlflow", -1, only_jsonl},
+    {"all", -1, only_jsonl},
+    END,
+};
+static const tsr_key_word log_words[] = {
+    {"info", TSR_LOG_INFO, NULL},
+    {"debug", TSR_LOG_DEBUG, NULL},
+    {"warning", TSR_LOG_WARNING, NULL},
+    {"error", TSR_LOG_ERROR, NULL},
+    {"passive", TSR_LOG_INFO, NULL},
+    {"critical", TSR_LOG_ERROR, NULL},
+    END,
+};
+static const tsr_key_word progress_words[] = {
+    {"auto", TSR_CONFIG_PROGRESS_AUTO, NULL},
+    {"bar", TSR_CONFIG_PROGRESS_BAR, NULL},
+    {"lines", TSR_CONFIG_PROGRESS_LINES, NULL},
+    {"none", TSR_CONFIG_PROGRESS_NONE, NULL},
+    END,
+};
+static const tsr_key_word defaults_words[] = {
+    {"tessera", TSR_CONFIG_DEFAULTS_TESSERA, NULL},
+    {"trl", TSR_CONFIG_DEFAULTS_TRL, NULL},
+    END,
+};
+
+#define AT(field) .offset = offsetof(tsr_config, field)
+#define ANY       HUGE_VAL
+#define INT_TOP   9007199254740992.0 /* 2^53: exact as a double */
+
+static const char later_text[] = "text datasets are not in this version";
+static const char later_trace[] = "traces are not in this version";
+static const char later_resume[] = "checkpoints are not in this version";
+
+#define G .group = "model"
+static const tsr_key model_keys[] = {
+    {"model_name_or_path", G, TSR_KEY_STRING, AT(model_name_or_path), .flags = TSR_KEY_PATH,
+     .none = "null", .initial = "null",
+     .help = "directory of a Hugging Face checkpoint (required)"},
+    {"load_in_4bit", G, TSR_KEY_BOOL, AT(load_in_4bit), .initial = "true", .trl = "false",
+     .help = "store the frozen base as NF4"},
+    {"bnb_4bit_quant_type", G, TSR_KEY_WORD, AT(bnb_4bit_quant_type), quant_words, .initial = "nf4",
+     .help = "4-bit code"},
+    {"use_bnb_nested_quant", G, TSR_KEY_BOOL, AT(use_bnb_nested_quant), .initial = "true",
+     .trl = "false", .help = "quantize the scales too"},
+    {"dtype", G, TSR_KEY_WORD, AT(dtype), dtype_words, .initial = "auto", .trl = "bfloat16",
+     .flags = TSR_KEY_TRL_SAID_ONLY,
+     .help = "of the computation; auto: bfloat16 on a GPU, float32 on a CPU"},
+    {"base_compute", G, TSR_KEY_WORD, AT(base_compute), base_compute_words, .initial = "dtype",
+     .help = "of the base's matmuls; dtype: as the key dtype says"},
+};
+#undef G
+#define G .group = "data"
+static const tsr_key data_keys[] = {
+    {"dataset", G, TSR_KEY_STRINGS, AT(dataset), .none = "null", .initial = "null",
+     .help = "jsonl file or list of files (required); also dataset_name"},
+    {"eval_dataset", G, TSR_KEY_STRINGS, AT(eval_dataset), .none = "null", .initial = "null",
+     .help = "jsonl file or list of files held out"},
+    {"max_eval_samples", G, TSR_KEY_INT, AT(max_eval_samples), .low = 1, .high = INT_TOP,
+     .none = "null", .initial = "null", .help = "the first so many of eval_dataset; null: all"},
+    {"dataset_format", G, TSR_KEY_WORD, AT(dataset_format), format_words, .initial = "auto",
+     .help = "what a row of the dataset is; auto: as its first row says"},
+    {"dataset_text_field", G, TSR_KEY_STRING, AT(dataset_text_field), .flags = TSR_KEY_PATH,
+     .initial = "text", .later = later_text, .help = "the field of a text row"},
+    {"max_length", G, TSR_KEY_INT, AT(max_length), .low = 2, .high = 1 << 24, .none = "null",
+     .initial = "2048", .trl = "1024",
+     .help = "tokens of a sample, or of a packed row; null: no limit"},
+    {"truncation", G, TSR_KEY_WORD, AT(truncation), truncation_words, .initial = "error",
+     .trl = "right", .help = "what becomes of a longer sample"},
+    {"packing", G, TSR_KEY_BOOL, AT(packing), .initial = "false",
+     .help = "several samples in a row, which never see each other"},
+    {"packing_strategy", G, TSR_KEY_WORD, AT(packing_strategy), packing_words, .initial = "bfd",
+     .help = "how rows are filled: best fit, decreasing"},
+    {"eval_packing", G, TSR_KEY_WORD, AT(eval_packing), choice_words, .none = "auto",
+     .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto", .derived = "packing",
+     .help = "packing of eval_dataset"},
+    {"assistant_only_loss", G, TSR_KEY_WORD, AT(assistant_only_loss), choice_words, .none = "auto",
+     .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto", .trl = "false",
+     .help = "train the assistant's turns alone; auto: yes for conversations"},
+    {"completion_only_loss", G, TSR_KEY_WORD, AT(completion_only_loss), completion_words,
+     .none = "auto", .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto",
+     .help = "train the completion alone; auto: yes for prompt/completion"},
+    {"shuffle", G, TSR_KEY_BOOL, AT(shuffle), .initial = "true",
+     .help = "a new order each epoch; false: file order"},
+    {"data_seed", G, TSR_KEY_INT, AT(data_seed), .high = INT_TOP, .none = "null", .none_value = -1,
+     .initial = "null", .derived = "seed", .help = "of the order and of packing"},
+    {"chat_template_path", G, TSR_KEY_STRING, AT(chat_template_path), .flags = TSR_KEY_PATH,
+     .none = "null", .initial = "null", .help = "a Jinja file; null: the model's own template"},
+    {"eos_token", G, TSR_KEY_STRING, AT(eos_token), .flags = TSR_KEY_PATH, .none = "null",
+     .initial = "null", .help = "null: the tokenizer's"},
+};
+#undef G
+#define G .group = "adapter"
+static const tsr_key adapter_keys[] = {
+    {"lora_r", G, TSR_KEY_INT, AT(lora_r), .low = 1, .high = 65536, .initial = "16",
+     .help = "rank"},
+    {"lora_alpha", G, TSR_KEY_NUMBER, AT(lora_alpha), .low = 0, .high = 1e9,
+     .flags = TSR_KEY_LOW_OPEN, .initial = "32", .help = "scale times r"},
+    {"lora_dropout", G, TSR_KEY_NUMBER, AT(lora_dropout), .low = 0, .high = 1,
+     .flags = TSR_KEY_HIGH_OPEN, .initial = "0", .trl = "0.05", .help = "of the adapter's input"},
+    {"lora_target_modules", G, TSR_KEY_MODULES, AT(lora_target_modules),
+     .flags = TSR_KEY_ALL_LINEAR, .none = "null", .initial = "all-linear",
+     .trl = "[q_proj, v_proj]",
+     .help = "all-linear, a list of name endings, or a regular expression of whole names"},
+    {"exclude_modules", G, TSR_KEY_MODULES, AT(exclude_modules), .none = "null", .initial = "null",
+     .help = "targets to leave out: a list of name endings or a regular expression"},
+    {"use_rslora", G, TSR_KEY_BOOL, AT(use_rslora), .initial = "false",
+     .help = "scale by alpha / sqrt(r)"},
+    {"use_dora", G, TSR_KEY_BOOL, AT(use_dora), .initial = "false",
+     .help = "train a magnitude per output too (DoRA)"},
+    {"rank_pattern", G, TSR_KEY_PATTERNS, AT(rank_pattern), .low = 1, .high = 65536,
+     .flags = TSR_KEY_WHOLE, .none = "null", .initial = "null",
+     .help = "map of name patterns to r"},
+    {"alpha_pattern", G, TSR_KEY_PATTERNS, AT(alpha_pattern), .low = 0, .high = 1e9,
+     .flags = TSR_KEY_LOW_OPEN, .none = "null", .initial = "null",
+     .help = "map of name patterns to alpha"},
+    {"layers_to_transform", G, TSR_KEY_INTS, AT(layers_to_transform), .low = 0, .high = 1e6,
+     .none = "null", .initial = "null", .help = "layers that get the adapter; null: all"},
+    {"init_adapter", G, TSR_KEY_STRING, AT(init_adapter), .flags = TSR_KEY_PATH, .none = "null",
+     .initial = "null", .help = "directory of a PEFT adapter to start from (eval: to evaluate)"},
+};
+#undef G
+#define G .group = "optimizer"
+static const tsr_key optimizer_keys[] = {
+    {"learning_rate", G, TSR_KEY_NUMBER, AT(learning_rate), .low = 0, .high = 1e3,
+     .initial = "2e-4", .trl = "2e-5", .help = "the schedule's peak"},
+    {"optim", G, TSR_KEY_WORD, AT(optim), optim_words, .initial = "adamw_torch",
+     .help = "AdamW with 32-bit state under each of these names"},
+    {"adam_beta1", G, TSR_KEY_NUMBER, AT(adam_beta1), .low = 0, .high = 1,
+     .flags = TSR_KEY_HIGH_OPEN, .initial = "0.9", .help = "decay of the first moment"},
+    {"adam_beta2", G, TSR_KEY_NUMBER, AT(adam_beta2), .low = 0, .high = 1,
+     .flags = TSR_KEY_HIGH_OPEN, .initial = "0.999", .help = "decay of the second moment"},
+    {"adam_epsilon", G, TSR_KEY_NUMBER, AT(adam_epsilon), .low = 0, .high = 1,
+     .flags = TSR_KEY_LOW_OPEN, .initial = "1e-8",
+     .help = "added to the root of the second moment"},
+    {"weight_decay", G, TSR_KEY_NUMBER, AT(weight_decay), .low = 0, .high = 1e3, .initial = "0",
+     .help = "decoupled, on A, B and magnitudes"},
+    {"max_grad_norm", G, TSR_KEY_NUMBER, AT(max_grad_norm), .low = 0, .high = ANY, .none = "null",
+     .initial = "1", .help = "clip to this global norm; 0 or null: no clipping"},
+    {"lr_scheduler_type", G, TSR_KEY_WORD, AT(lr_scheduler_type), lr_words, .initial = "linear",
+     .help = "how the learning rate falls"},
+    {"warmup_steps", G, TSR_KEY_STEPS, AT(warmup_steps), .low = 0, .high = INT_TOP, .initial = "0",
+     .help = "steps of warm-up; below 1: a share of all steps, rounded up (also warmup_ratio)"},
+    {"lr_scheduler_kwargs", G, TSR_KEY_LR_KWARGS, AT(lr_scheduler_kwargs), .none = "null",
+     .initial = "null", .help = "map of num_cycles, min_lr, min_lr_rate"},
+};
+#undef G
+#define G .group = "loop"
+static const tsr_key loop_keys[] = {
+    {"num_train_epochs", G, TSR_KEY_NUMBER, AT(num_train_epochs), .low = 0, .high = 1e9,
+     .flags = TSR_KEY_LOW_OPEN, .initial = "1", .trl = "3",
+     .help = "passes over the data; may be a fraction"},
+    {"max_steps", G, TSR_KEY_INT, AT(max_steps), .low = 1, .high = INT_TOP, .none = "-1",
+     .none_value = -1, .initial = "-1",
+     .help = "optimizer steps instead of num_train_epochs; -1: none"},
+    {"per_device_train_batch_size", G, TSR_KEY_INT, AT(per_device_train_batch_size), .low = 1,
+     .high = 65536, .initial = "1", .trl = "8",
+     .help = "samples (rows, when packed) of a micro-batch"},
+    {"gradient_accumulation_steps", G, TSR_KEY_INT, AT(gradient_accumulation_steps), .low = 1,
+     .high = 1e6, .initial = "1", .help = "micro-batches of a rank in a step"},
+    {"total_batch_size", G, TSR_KEY_INT, AT(total_batch_size), .low = 1, .high = INT_TOP,
+     .none = "null", .initial = "null",
+     .help = "samples of a step on all ranks together, instead of gradient_accumulation_steps"},
+    {"dataloader_drop_last", G, TSR_KEY_BOOL, AT(dataloader_drop_last), .initial = "false",
+     .help = "drop the smaller last step of an epoch"},
+    {"per_device_eval_batch_size", G, TSR_KEY_INT, AT(per_device_eval_batch_size), .low = 1,
+     .high = 65536, .none = "null", .initial = "null", .derived = "per_device_train_batch_size",
+     .help = "samples of a micro-batch of evaluation"},
+    {"eval_strategy", G, TSR_KEY_WORD, AT(eval_strategy), every_words, .initial = "no",
+     .help = "when to evaluate during the run"},
+    {"eval_steps", G, TSR_KEY_STEPS, AT(eval_steps), .low = 0, .high = INT_TOP,
+     .flags = TSR_KEY_LOW_OPEN, .none = "null", .initial = "null", .derived = "logging_steps",
+     .help = "with eval_strategy: steps; below 1: a share of all steps"},
+    {"eval_on_start", G, TSR_KEY_WORD, AT(eval_on_start), choice_words, .none = "auto",
+     .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto", .derived = "eval_dataset",
+     .help = "evaluate before step 1; auto: yes with an eval_dataset"},
+    {"logging_steps", G, TSR_KEY_STEPS, AT(logging_steps), .low = 0, .high = INT_TOP,
+     .flags = TSR_KEY_LOW_OPEN, .initial = "1", .trl = "10",
+     .help = "a line of progress every so many steps; below 1: a share (metrics.jsonl has all)"},
+    {"logging_first_step", G, TSR_KEY_BOOL, AT(logging_first_step), .initial = "false",
+     .help = "a line of progress for step 1 too"},
+    {"save_strategy", G, TSR_KEY_WORD, AT(save_strategy), save_words, .initial = "no",
+     .trl = "steps", .flags = TSR_KEY_TRL_SAID_ONLY, .help = "when to write checkpoints"},
+    {"save_steps", G, TSR_KEY_STEPS, AT(save_steps), .low = 0, .high = INT_TOP,
+     .flags = TSR_KEY_LOW_OPEN, .initial = "500",
+     .help = "with save_strategy: steps; below 1: a share"},
+    {"save_total_limit", G, TSR_KEY_INT, AT(save_total_limit), .low = 1, .high = INT_TOP,
+     .none = "null", .initial = "null", .later = later_resume,
+     .help = "checkpoints to keep; null: all"},
+    {"seed", G, TSR_KEY_INT, AT(seed), .low = 0, .high = INT_TOP, .initial = "42",
+     .help = "of the adapter's start, of dropout and of the data"},
+    {"resume_from_checkpoint", G, TSR_KEY_STRING, AT(resume_from_checkpoint),
+     .flags = TSR_KEY_FALSE_IS_NONE | TSR_KEY_PATH, .none = "null", .initial = "null",
+     .later = later_resume, .help = "true or a directory"},
+    {"time_limit", G, TSR_KEY_DURATION, AT(time_limit), .low = 0, .high = 1e9,
+     .flags = TSR_KEY_LOW_OPEN, .none = "null", .initial = "null",
+     .help = "stop after this time: 3600, 1h30m or 01:30:00"},
+    {"max_skipped_steps", G, TSR_KEY_INT, AT(max_skipped_steps), .low = 0, .high = INT_TOP,
+     .initial = "5", .help = "steps in a row whose gradient is not finite before the run fails"},
+};
+#undef G
+#define G .group = "memory"
+static const tsr_key memory_keys[] = {
+    {"gradient_checkpointing", G, TSR_KEY_WORD, AT(gradient_checkpointing), recompute_words,
+     .initial = "auto",
+     .help = "what is computed again in the backward pass; auto: decided per unit by the plan"},
+    {"memory_budget", G, TSR_KEY_BYTES, AT(memory_budget), .low = 1, .high = ANY, .none = "auto",
+     .initial = "auto", .help = "of a device: 22GiB, 500MB or bytes"},
+    {"offload", G, TSR_KEY_WORD, AT(offload), offload_words, .initial = "auto",
+     .help = "base weights in host memory: each rank's shard, or all of them once a node"},
+    {"activation_offloading", G, TSR_KEY_WORD, AT(activation_offloading), unbuilt_choice_words,
+     .none = "auto", .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto",
+     .help = "activations in host memory"},
+    {"optimizer_offload", G, TSR_KEY_WORD, AT(optimizer_offload), unbuilt_choice_words,
+     .none = "auto", .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto",
+     .help = "optimizer state in host memory"},
+    {"resident_units", G, TSR_KEY_INT, AT(resident_units), .low = 0, .high = 1e6, .none = "auto",
+     .none_value = -1, .initial = "auto", .help = "units that stay gathered on the device"},
+    {"slots", G, TSR_KEY_INT, AT(slots), .low = 2, .high = 64, .initial = "2",
+     .help = "units gathered at a time"},
+    {"shard_group_size", G, TSR_KEY_INT, AT(shard_group_size), .low = 1, .high = 1 << 20,
+     .none = "auto", .initial = "auto",
+     .help = "ranks that share one copy of the base; auto: those of a node"},
+};
+#undef G
+#define G .group = "run"
+static const tsr_key run_keys[] = {
+    {"output_dir", G, TSR_KEY_STRING, AT(output_dir), .flags = TSR_KEY_PATH, .none = "null",
+     .initial = "null", .help = "directory for adapter, metrics and plan (required)"},
+    {"overwrite_output_dir", G, TSR_KEY_BOOL, AT(overwrite_output_dir), .initial = "false",
+     .help = "replace the run in output_dir, these files only"},
+    {"backend", G, TSR_KEY_WORD, AT(backend), backend_words, .initial = "auto",
+     .help = "auto: the first that works"},
+    {"deterministic", G, TSR_KEY_BOOL, AT(deterministic), .initial = "true",
+     .help = "the same bits each time and for any number of ranks"},
+    {"lora_graph", G, TSR_KEY_WORD, AT(lora_graph), graph_words, .initial = "auto",
+     .help = "order of the adapter's products"},
+    {"trace", G, TSR_KEY_STRING, AT(trace), .flags = TSR_KEY_PATH | TSR_KEY_FALSE_IS_NONE,
+     .none = "null", .initial = "null", .later = later_trace, .help = "file for a Chrome trace"},
+    {"report_to", G, TSR_KEY_WORD, AT(report_to), report_words, .flags = TSR_KEY_LIST_OF_ONE,
+     .none = "none", .initial = "none", .help = "besides metrics.jsonl"},
+    {"log_level", G, TSR_KEY_WORD, AT(log_level), log_words, .initial = "info",
+     .help = "of the messages on stderr"},
+    {"progress", G, TSR_KEY_WORD, AT(progress), progress_words, .initial = "auto",
+     .help = "on stderr; auto: a bar on a terminal, lines elsewhere"},
+    {"defaults", G, TSR_KEY_WORD, AT(defaults), defaults_words, .initial = "tessera",
+     .help = "of keys that are left out; trl: TRL's"},
+};
+#undef G
+
+#define COUNT(array) (int)(sizeof(array) / sizeof *(array))
+
+static const struct {
+    const tsr_key *keys;
+    int count;
+} groups[] = {
+    {model_keys, COUNT(model_keys)},     {data_keys, COUNT(data_keys)},
+    {adapter_keys, COUNT(adapter_keys)}, {optimizer_keys, COUNT(optimizer_keys)},
+    {loop_keys, COUNT(loop_keys)},       {memory_keys, COUNT(memory_keys)},
+    {run_keys, COUNT(run_keys)},
+};
+
+_Static_assert(COUNT(model_keys) + COUNT(data_keys) + COUNT(adapter_keys) + COUNT(optimizer_keys) +
+                       COUNT(loop_keys) + COUNT(memory_keys) + COUNT(run_keys) <=
+                   TSR_KEYS_MAX,
+               "TSR_KEYS_MAX");
+
+int tsr_keys_count(void)
+{
+    int count = 0;
+    for (int g = 0; g < COUNT(groups); g++)
+        count += groups[g].count;
+    return count;
+}
+
+const tsr_key *tsr_keys_at(int index)
+{
+    for (int g = 0; g < COUNT(groups); g++) {
+        if (index < groups[g].count)
+            return &groups[g].keys[index];
+        index -= groups[g].count;
+    }
+    return NULL;
+}
+
+int tsr_keys_find(const char *name)
+{
+    for (int i = 0; i < tsr_keys_count(); i++)
+        if (!strcmp(tsr_keys_at(i)->name, name))
+            return i;
+    return -1;
+}

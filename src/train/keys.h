@@ -1,0 +1,107 @@
+/*
+ * train/keys.h: the table of all keys. Parsing, messages, help and the written job.yaml follow it,
+ * so a key is added here and nowhere else (and as a field of tsr_config).
+ */
+#ifndef TSR_TRAIN_KEYS_H
+#define TSR_TRAIN_KEYS_H
+
+#include "base/text.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef enum {
+    TSR_KEY_BOOL,     /* bool */
+    TSR_KEY_WORD,     /* an enum: `words` */
+    TSR_KEY_INT,      /* int64_t */
+    TSR_KEY_NUMBER,   /* double */
+    TSR_KEY_STEPS,    /* double: whole, or a share below 1 */
+    TSR_KEY_DURATION, /* double, seconds: 90, 1h30m, 01:30:00 */
+    TSR_KEY_BYTES,    /* uint64_t: 22GiB */
+    TSR_KEY_STRING,   /* const char * */
+    TSR_KEY_STRINGS,  /* tsr_config_strings: one or a list */
+    TSR_KEY_MODULES,  /* tsr_config_modules: all-linear, a list or a regular expression */
+    TSR_KEY_INTS,     /* tsr_config_ints: one or a list */
+    TSR_KEY_PATTERNS, /* tsr_config_patterns */
+    TSR_KEY_LR_KWARGS /* tsr_config_lr_kwargs */
+} tsr_key_type;
+
+/* A word that cannot be used has the reason in `refused`. */
+typedef struct {
+    const char *word;
+    int value;
+    const char *refused;
+} tsr_key_word;
+
+enum {
+    TSR_KEY_LOW_OPEN = 1,       /* the lower bound itself is not allowed */
+    TSR_KEY_HIGH_OPEN = 2,      /* nor the upper one */
+    TSR_KEY_WHOLE = 4,          /* PATTERNS: whole numbers */
+    TSR_KEY_FALSE_IS_NONE = 8,  /* STRING: false is null */
+    TSR_KEY_LIST_OF_ONE = 16,   /* WORD: [word] too */
+    TSR_KEY_ALL_LINEAR = 32,    /* MODULES: the word all-linear; null is PEFT's default */
+    TSR_KEY_TRL_SAID_ONLY = 64, /* `defaults: trl` cannot take TRL's value */
+    TSR_KEY_PATH = 128          /* STRING: not empty */
+};
+
+typedef struct {
+    const char *name;
+    const char *group;
+    tsr_key_type type;
+    size_t offset;
+    const tsr_key_word *words; /* ends with a NULL word */
+    double low, high;          /* both 0: no bounds */
+    unsigned flags;
+    const char *none; /* "null" or "auto": the word for none_value; NULL: null is refused */
+    double none_value;
+    const char *initial; /* the default, as YAML */
+    const char *trl;     /* TRL's default where it differs, as YAML */
+    const char *derived; /* what the default follows, for the help: "seed" */
+    const char *later;   /* refused except at the default, because ... */
+    const char *help;
+} tsr_key;
+
+#define TSR_KEYS_MAX 96
+
+int tsr_keys_count(void);
+const tsr_key *tsr_keys_at(int index);
+
+/* The index of a key's own name; -1: none. */
+int tsr_keys_find(const char *name);
+
+/* What the key takes, for messages: "a whole number, 1 or more", "one of linear, cosine". */
+void tsr_keys_expects(tsr_text *out, const tsr_key *key);
+
+/* A peer's name of one of our keys. `map` translates values ("true" -> "bfloat16"; ends with NULL);
+ * without one the value is taken as it is, below `below` if that is not 0. */
+typedef struct {
+    const char *from, *to;
+} tsr_key_translation;
+
+typedef struct {
+    const char *name, *key;
+    const tsr_key_translation *map;
+    double below;
+    const char *otherwise; /* what a value outside the map means */
+} tsr_key_alias;
+
+const tsr_key_alias *tsr_keys_alias(const char *name);
+
+/* A peer's key that is not ours. With `nothing` (values separated by spaces) any other value is an
+ * error; without, it has no effect here. A name may end in *. */
+typedef struct {
+    const char *name;
+    const char *nothing;
+    const char *why;
+} tsr_key_peer;
+
+const tsr_key_peer *tsr_keys_peer(const char *name);
+
+/* The known name nearest to a misspelt one, or what other tools' name for it is called here; NULL:
+ * none is near. */
+const char *tsr_keys_nearest(const char *name);
+
+/* Edits (insert, delete, replace, swap neighbours) between two words, at most `limit` + 1. */
+int tsr_keys_distance(const char *a, const char *b, int limit);
+
+#endif

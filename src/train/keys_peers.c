@@ -1,0 +1,190 @@
+/*
+ * keys_peers.c: names that other trainers use, and the nearest known name to a misspelt one.
+ */
+#include "train/keys.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const tsr_key_translation bf16_map[] = {{"true", "bfloat16"}, {"false", "float32"}, {0}};
+static const tsr_key_translation sampling_map[] = {
+    {"random", "true"}, {"sequential", "false"}, {0}};
+static const tsr_key_translation truncation_map[] = {{"keep_start", "right"}, {0}};
+
+static const tsr_key_alias aliases[] = {
+    {"dataset_name", "dataset", NULL, 0, NULL},
+    {"shuffle_dataset", "shuffle", NULL, 0, NULL},
+    {"train_sampling_strategy", "shuffle", sampling_map, 0, "expected random or sequential"},
+    {"truncation_mode", "truncation", truncation_map, 0,
+     "expected keep_start (truncation also takes error and drop)"},
+    {"max_seq_length", "max_length", NULL, 0, NULL},
+    {"evaluation_strategy", "eval_strategy", NULL, 0, NULL},
+    {"bf16", "dtype", bf16_map, 0, "expected true or false"},
+    {"torch_dtype", "dtype", NULL, 0, NULL},
+    {"bnb_4bit_compute_dtype", "dtype", NULL, 0, NULL},
+    {"warmup_ratio", "warmup_steps", NULL, 1, NULL},
+};
+
+static const char no_quantity[] = "it would change the result";
+
+/* Names ending in * are prefixes; the exact ones come first. */
+static const tsr_key_peer peers[] = {
+    {"push_to_hub", "false null", "nothing is sent anywhere; upload output_dir yourself"},
+    {"fp16", "false null", "float16 needs loss scaling; use dtype: bfloat16 or float32"},
+    {"label_smoothing_factor", "0 null", no_quantity},
+    {"neftune_noise_alpha", "0 null", no_quantity},
+    {"loss_type", "nll null", "the loss is the mean over label tokens"},
+    {"auto_find_batch_size", "false null", "the plan decides what fits before the run"},
+    {"modules_to_save", "null []", "only adapters are trained"},
+    {"lora_modules_to_save", "null []", "only adapters are trained"},
+    {"lora_target_parameters", "null []", "adapters are on linear modules"},
+    {"lora_task_type", "CAUSAL_LM null", "this trains causal language models"},
+    {"load_in_8bit", "false null", "the base is NF4 (load_in_4bit) or as the checkpoint has it"},
+    {"deepspeed", "null false {}", "sharding is built in"},
+    {"fsdp", "null false [] {}", "sharding is built in"},
+    {"fsdp_config", "null {}", "sharding is built in"},
+    {"load_best_model_at_end", "false null", "the last step's adapter is written"},
+    {"optim_args", "null {}", "the optimizer's settings have keys of their own"},
+    {"dataset_streaming", "false null", "the dataset is read whole"},
+    {"group_by_length", "false null", "the order depends on the seed alone"},
+    {"use_peft", "true null", "only adapters are trained"},
+    {"dataset_config", "null", "datasets are local files"},
+    {"model_revision", "main null", "the model is a local directory"},
+    {"tf32", NULL, NULL},
+    {"dataloader_num_workers", NULL, NULL},
+    {"dataloader_pin_memory", NULL, NULL},
+    {"dataloader_persistent_workers", NULL, NULL},
+    {"dataloader_prefetch_factor", NULL, NULL},
+    {"gradient_checkpointing_kwargs", NULL, NULL},
+    {"use_liger_kernel", NULL, NULL},
+    {"padding_free", NULL, NULL},
+    {"pad_to_multiple_of", NULL, NULL},
+    {"dataset_num_proc", NULL, NULL},
+    {"remove_unused_columns", NULL, NULL},
+    {"use_cache", NULL, NULL},
+    {"disable_tqdm", NULL, NULL},
+    {"run_name", NULL, NULL},
+    {"do_train", NULL, NULL},
+    {"trust_remote_code", NULL, NULL},
+    {"attn_implementation", NULL, NULL},
+    {"bnb_4bit_quant_storage", NULL, NULL},
+    {"ddp_*", NULL, NULL},
+    {"torch_compile*", NULL, NULL},
+    {"hub_*", NULL, NULL},
+};
+
+/* What axolotl, LLaMA-Factory and plain habit call our keys. */
+static const tsr_key_translation elsewhere[] = {
+    {"base_model", "model_name_or_path"},
+    {"model", "model_name_or_path"},
+    {"model_path", "model_name_or_path"},
+    {"datasets", "dataset"},
+    {"train_dataset", "dataset"},
+    {"train_file", "dataset"},
+    {"test_dataset", "eval_dataset"},
+    {"sequence_len", "max_length"},
+    {"cutoff_len", "max_length"},
+    {"seq_length", "max_length"},
+    {"sample_packing", "packing"},
+    {"lora_rank", "lora_r"},
+    {"r", "lora_r"},
+    {"rank", "lora_r"},
+    {"alpha", "lora_alpha"},
+    {"lora_target", "lora_target_modules"},
+    {"target_modules", "lora_target_modules"},
+    {"adapter_name_or_path", "init_adapter"},
+    {"lora_model_dir", "init_adapter"},
+    {"lr", "learning_rate"},
+    {"optimizer", "optim"},
+    {"lr_scheduler", "lr_scheduler_type"},
+    {"warmup", "warmup_steps"},
+    {"epochs", "num_train_epochs"},
+    {"num_epochs", "num_train_epochs"},
+    {"micro_batch_size", "per_device_train_batch_size"},
+    {"batch_size", "per_device_train_batch_size"},
+    {"train_batch_size", "per_device_train_batch_size"},
+    {"global_batch_size", "total_batch_size"},
+    {"gradient_clipping", "max_grad_norm"},
+    {"dora", "use_dora"},
+    {"peft_use_dora", "use_dora"},
+    {"rslora", "use_rslora"},
+    {"output", "output_dir"},
+};
+
+#define COUNT(array) (int)(sizeof(array) / sizeof *(array))
+
+const tsr_key_alias *tsr_keys_alias(const char *name)
+{
+    for (int i = 0; i < COUNT(aliases); i++)
+        if (!strcmp(aliases[i].name, name))
+            return &aliases[i];
+    return NULL;
+}
+
+const tsr_key_peer *tsr_keys_peer(const char *name)
+{
+    for (int i = 0; i < COUNT(peers); i++) {
+        size_t length = strlen(peers[i].name);
+        bool prefix = peers[i].name[length - 1] == '*';
+        if (prefix ? !strncmp(peers[i].name, name, length - 1) : !strcmp(peers[i].name, name))
+            return &peers[i];
+    }
+    return NULL;
+}
+
+static int min3(int a, int b, int c)
+{
+    int least = a < b ? a : b;
+    return least < c ? least : c;
+}
+
+#define LONGEST 64
+
+int tsr_keys_distance(const char *a, const char *b, int limit)
+{
+    int rows[3][LONGEST + 1];
+    int m = (int)strnlen(a, LONGEST + 1), n = (int)strnlen(b, LONGEST + 1);
+    if (m > LONGEST || n > LONGEST || abs(m - n) > limit)
+        return limit + 1;
+    for (int j = 0; j <= n; j++)
+        rows[0][j] = j;
+    for (int i = 1; i <= m; i++) {
+        int *now = rows[i % 3];
+        const int *last = rows[(i + 2) % 3], *before = rows[(i + 1) % 3];
+        now[0] = i;
+        for (int j = 1; j <= n; j++) {
+            now[j] = min3(last[j] + 1, now[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1]));
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+                before[j - 2] + 1 < now[j])
+                now[j] = before[j - 2] + 1;
+        }
+    }
+    int distance = rows[m % 3][n];
+    return distance > limit ? limit + 1 : distance;
+}
+
+static void consider(const char **best, int *distance, const char *name, const char *candidate)
+{
+    int d = tsr_keys_distance(name, candidate, *distance - 1);
+    if (d < *distance && !strchr(candidate, '*')) {
+        *distance = d;
+        *best = candidate;
+    }
+}
+
+const char *tsr_keys_nearest(const char *name)
+{
+    for (int i = 0; i < COUNT(elsewhere); i++)
+        if (!strcmp(elsewhere[i].from, name))
+            return elsewhere[i].to;
+    size_t length = strnlen(name, LONGEST + 1);
+    int distance = 1 + (length < 4 ? 1 : length < 9 ? 2 : (int)length / 3); /* what is too far */
+    const char *best = NULL;
+    for (int i = 0; i < tsr_keys_count(); i++)
+        consider(&best, &distance, name, tsr_keys_at(i)->name);
+    for (int i = 0; i < COUNT(aliases); i++)
+        consider(&best, &distance, name, aliases[i].name);
+    for (int i = 0; i < COUNT(peers); i++)
+        consider(&best, &distance, name, peers[i].name);
+    return best;
+}

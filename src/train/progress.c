@@ -1,0 +1,187 @@
+#include "train/progress.h"
+
+#include "base/text.h"
+#include "train/config_number.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define COLUMNS    80
+#define BAR_CELLS  16
+#define REDRAW_S   0.1 /* of training time: a terminal is not flooded by short steps */
+#define REMEMBERED 0.9 /* weight of the past in the mean time of a step */
+#define CLEAR_LINE "\r\033[K"
+
+struct tsr_progress {
+    tsr_progress_options options;
+    tsr_config_progress mode; /* never AUTO */
+    tsr_text text;
+    bool bar_shown;
+    double mean_step_s, since_drawn_s;
+    tsr_metrics_step last;
+};
+
+tsr_status tsr_progress_create(tsr_progress **out, const tsr_progress_options *options)
+{
+    tsr_progress *p = calloc(1, sizeof *p);
+    if (!p)
+        return tsr_fail(TSR_ENOMEM, "out of memory: progress");
+    p->options = *options;
+    p->mode = options->mode;
+    if (p->mode == TSR_CONFIG_PROGRESS_AUTO)
+        p->mode = options->terminal ? TSR_CONFIG_PROGRESS_BAR : TSR_CONFIG_PROGRESS_LINES;
+    if (p->options.columns <= 0)
+        p->options.columns = COLUMNS;
+    if (p->options.logging_steps <= 0)
+        p->options.logging_steps = 1;
+    *out = p;
+    return TSR_OK;
+}
+
+static void emit(tsr_progress *p)
+{
+    if (p->options.write && p->text.length && !p->text.failed)
+        p->options.write(p->options.user, p->text.data, p->text.length);
+    tsr_text_clear(&p->text);
+    p->text.failed = false;
+}
+
+static void put_duration(tsr_text *out, double seconds)
+{
+    long long s = (long long)(seconds + 0.5);
+    if (s >= 3600)
+        tsr_text_printf(out, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+    else
+        tsr_text_printf(out, "%lld:%02lld", s / 60, s % 60);
+}
+
+static void put_memory(tsr_text *out, uint64_t bytes)
+{
+    bool large = bytes >= (uint64_t)1 << 30;
+    tsr_number_put_fixed(out, (double)bytes / (large ? 0x1p30 : 0x1p20), large ? 2 : 0);
+    tsr_text_puts(out, large ? " GiB" : " MiB");
+}
+
+static double seconds_left(const tsr_progress *p)
+{
+    return p->mean_step_s * (double)(p->options.total_steps - p->last.step);
+}
+
+/* "loss 2.3457  lr 0.0002  3100 tokens/s  123 MiB  0:42 left" */
+static void put_facts(tsr_progress *p)
+{
+    const tsr_metrics_step *s = &p->last;
+    tsr_text *t = &p->text;
+    tsr_text_puts(t, "loss ");
+    tsr_number_put_fixed(t, s->loss, 4);
+    tsr_text_puts(t, "  lr ");
+    tsr_number_put(t, s->learning_rate, 3);
+    tsr_text_puts(t, "  ");
+    tsr_number_put_fixed(t, s->tokens_per_s, 0);
+    tsr_text_puts(t, " tokens/s  ");
+    put_memory(t, s->device_bytes);
+    if (p->options.total_steps > s->step) {
+        tsr_text_puts(t, "  ");
+        put_duration(t, seconds_left(p));
+        tsr_text_puts(t, " left");
+    }
+}
+
+static void put_step(tsr_progress *p)
+{
+    tsr_text_printf(&p->text, "step %lld", (long long)p->last.step);
+    if (p->options.total_steps)
+        tsr_text_printf(&p->text, "/%lld", (long long)p->options.total_steps);
+}
+
+static void draw_bar(tsr_progress *p)
+{
+    tsr_text_puts(&p->text, CLEAR_LINE);
+    size_t start = p->text.length;
+    put_step(p);
+    if (p->options.total_steps) {
+        double share = (double)p->last.step / (double)p->options.total_steps;
+        int full = share < 1 ? (int)(share * BAR_CELLS) : BAR_CELLS;
+        tsr_text_puts(&p->text, " [");
+        for (int i = 0; i < BAR_CELLS; i++)
+            tsr_text_puts(&p->text, i < full ? "=" : i == full ? ">" : " ");
+        tsr_text_printf(&p->text, "] %3d%%", (int)(share * 100));
+    }
+    tsr_text_puts(&p->text, "  ");
+    put_facts(p);
+    size_t width = (size_t)p->options.columns - 1; /* a full last column would wrap */
+    if (!p->text.failed && p->text.length - start > width) {
+        p->text.length = start + width; /* all of it is ASCII */
+        p->text.data[p->text.length] = 0;
+    }
+    p->bar_shown = true;
+    p->since_drawn_s = 0;
+    emit(p);
+}
+
+void tsr_progress_step(tsr_progress *p, const tsr_metrics_step *step)
+{
+    bool first = p->last.step == 0;
+    p->last = *step;
+    p->mean_step_s =
+        first ? step->step_s : REMEMBERED * p->mean_step_s + (1 - REMEMBERED) * step->step_s;
+    p->since_drawn_s += step->step_s;
+    bool end = step->step == p->options.total_steps;
+    if (p->mode == TSR_CONFIG_PROGRESS_BAR && (first || end || p->since_drawn_s >= REDRAW_S))
+        draw_bar(p);
+    if (p->mode != TSR_CONFIG_PROGRESS_LINES)
+        return;
+    if (step->step % p->options.logging_steps && !end &&
+        !(p->options.first_step && step->step == 1))
+        return;
+    put_step(p);
+    tsr_text_puts(&p->text, "  epoch ");
+    tsr_number_put_fixed(&p->text, step->epoch, 2);
+    tsr_text_puts(&p->text, "  ");
+    put_facts(p);
+    tsr_text_puts(&p->text, "  grad_norm ");
+    tsr_number_put(&p->text, step->grad_norm, 4);
+    tsr_text_puts(&p->text, "\n");
+    emit(p);
+}
+
+void tsr_progress_line(tsr_progress *p, const char *line)
+{
+    tsr_text_printf(&p->text, "%s%s\n", p->bar_shown ? CLEAR_LINE : "", line);
+    bool again = p->bar_shown;
+    p->bar_shown = false;
+    emit(p);
+    if (again)
+        draw_bar(p);
+}
+
+void tsr_progress_eval(tsr_progress *p, int64_t step, double eval_loss, int64_t eval_label_tokens)
+{
+    if (p->mode == TSR_CONFIG_PROGRESS_NONE)
+        return;
+    tsr_text line = {0};
+    tsr_text_printf(&line, "step %lld  eval_loss ", (long long)step);
+    tsr_number_put_fixed(&line, eval_loss, 4);
+    tsr_text_printf(&line, " over %lld label tokens", (long long)eval_label_tokens);
+    tsr_progress_line(p, tsr_text_string(&line));
+    tsr_text_free(&line);
+}
+
+void tsr_progress_finish(tsr_progress *p)
+{
+    if (!p->bar_shown)
+        return;
+    draw_bar(p);
+    tsr_text_puts(&p->text, "\n");
+    p->bar_shown = false;
+    emit(p);
+}
+
+void tsr_progress_destroy(tsr_progress *p)
+{
+    if (!p)
+        return;
+    tsr_progress_finish(p);
+    tsr_text_free(&p->text);
+    free(p);
+}

@@ -1,0 +1,233 @@
+#include "train/usage.h"
+
+#include "train/config.h"
+#include "train/config_number.h"
+#include "train/keys.h"
+#include "train/usage_commit.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    const char *name;
+    tsr_command command; /* TEXT: known, but not built */
+    const char *line, *what;
+} command_row;
+
+static const command_row commands[] = {
+    {"train", TSR_COMMAND_TRAIN, "mpirun -n N tessera train job.yaml [key=value ...]",
+     "fine-tune; one rank needs no mpirun"},
+    {"plan", TSR_COMMAND_PLAN, "tessera plan job.yaml [key=value ...] [--ranks N] [--json]",
+     "every buffer, the peak and the steps; reads no weights"},
+    {"eval", TSR_COMMAND_EVAL, "mpirun -n N tessera eval job.yaml [key=value ...] [--json]",
+     "mean loss and perplexity over eval_dataset"},
+    {"data", TSR_COMMAND_TEXT, "tessera data job.yaml", "statistics of the tokenised data"},
+    {"merge", TSR_COMMAND_TEXT, "tessera merge job.yaml", "the adapter into the base"},
+    {"quantize", TSR_COMMAND_TEXT, "tessera quantize job.yaml", "an NF4 checkpoint"},
+    {"inspect", TSR_COMMAND_TEXT, "tessera inspect PATH", "what is in a file or directory"},
+    {"env", TSR_COMMAND_TEXT, "tessera env", "devices, libraries, what is missing"},
+};
+
+#define COMMANDS (int)(sizeof commands / sizeof *commands)
+
+const char *tsr_usage_version(void)
+{
+    return TSR_VERSION;
+}
+
+const char *tsr_usage_commit(void)
+{
+    return TSR_COMMIT;
+}
+
+static void put_overview(tsr_text *out)
+{
+    tsr_text_printf(out, "tessera %s: distributed QLoRA and DoRA fine-tuning\n\n", TSR_VERSION);
+    for (int i = 0; i < COMMANDS; i++)
+        if (commands[i].command != TSR_COMMAND_TEXT)
+            tsr_text_printf(out, "  %s\n      %s\n", commands[i].line, commands[i].what);
+    tsr_text_puts(out, "  tessera --version | --help | COMMAND --help\n\nNot in this version: ");
+    bool first = true;
+    for (int i = 0; i < COMMANDS; i++)
+        if (commands[i].command == TSR_COMMAND_TEXT) {
+            tsr_text_printf(out, "%s%s", first ? "" : ", ", commands[i].name);
+            first = false;
+        }
+    tsr_text_puts(out, ".\nAll keys of job.yaml: tessera train --help\n");
+}
+
+static void put_command_help(tsr_text *out, const command_row *row)
+{
+    tsr_text_printf(out, "%s\n    %s\n", row->line, row->what);
+    if (row->command == TSR_COMMAND_TEXT) {
+        tsr_text_puts(out, "    Not in this version.\n");
+        return;
+    }
+    if (row->command == TSR_COMMAND_PLAN)
+        tsr_text_puts(out, "    --ranks N   plan for N ranks\n"
+                           "    --json      the plan as JSON on stdout\n");
+    if (row->command == TSR_COMMAND_EVAL)
+        tsr_text_puts(out, "    --json      the result as JSON on stdout\n");
+    tsr_text_puts(out,
+                  "\nKeys of job.yaml, and of key=value after it, which wins; lists and maps in "
+                  "YAML flow:\n    lora_target_modules=[q_proj,v_proj]\n"
+                  "[default; where TRL's differs, TRL's]\n\n");
+    tsr_config_help(out);
+}
+
+static tsr_status take_text(tsr_usage *out, tsr_text *text)
+{
+    if (text->failed) {
+        tsr_text_free(text);
+        return tsr_fail(TSR_ENOMEM, "out of memory: help text");
+    }
+    *out = (tsr_usage){.command = TSR_COMMAND_TEXT, .text = *text};
+    return TSR_OK;
+}
+
+static bool is_help(const char *arg)
+{
+    return !strcmp(arg, "--help") || !strcmp(arg, "-h") || !strcmp(arg, "help");
+}
+
+static tsr_status unknown_command(const char *name)
+{
+    const char *best = NULL;
+    int distance = 3;
+    for (int i = 0; i < COMMANDS; i++) {
+        int d = tsr_keys_distance(name, commands[i].name, distance - 1);
+        if (d < distance) {
+            distance = d;
+            best = commands[i].name;
+        }
+    }
+    return tsr_fail(TSR_EUSAGE, "no command '%.60s'%s%s%s; tessera --help lists the commands", name,
+                    best ? "; did you mean '" : "", best ? best : "", best ? "'?" : "");
+}
+
+/* --lora-r 8, --lora_r=8: shows lora_r=8. */
+static tsr_status wrong_option(const command_row *row, const char *arg, const char *next)
+{
+    const char *p = arg + strspn(arg, "-");
+    tsr_text key = {0};
+    size_t length = strcspn(p, "=");
+    for (size_t i = 0; i < length; i++)
+        tsr_text_append(&key, p[i] == '-' ? "_" : &p[i], 1);
+    const char *name = tsr_text_string(&key);
+    bool known = tsr_keys_find(name) >= 0 || tsr_keys_alias(name) || tsr_keys_peer(name);
+    const char *near = known ? name : tsr_keys_nearest(name);
+    const char *value = p[length] == '='                               ? p + length + 1
+                        : next && next[0] != '-' && !strchr(next, '=') ? next
+                        : known                                        ? "true"
+                                                                       : "value";
+    tsr_status status =
+        near ? tsr_fail(TSR_EUSAGE, "%s: no such option; keys are written key=value: %s=%.200s",
+                        arg, near, value)
+             : tsr_fail(TSR_EUSAGE,
+                        "%s: no such option; keys are written key=value, such as "
+                        "lora_r=8; see tessera %s --help",
+                        arg, row->name);
+    tsr_text_free(&key);
+    return status;
+}
+
+static tsr_status read_ranks(int64_t *out, const char *text)
+{
+    if (!text || !tsr_number_parse_whole(out, text) || *out < 1 || *out > 65536)
+        return tsr_fail(TSR_EUSAGE,
+                        "--ranks: found %s%s%s; expected a number of ranks, such as "
+                        "--ranks 4",
+                        text ? "'" : "", text ? text : "nothing", text ? "'" : "");
+    return TSR_OK;
+}
+
+/* One argument; *index moves over a value that belongs to it. */
+static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char *const *args,
+                                 int count, int *index)
+{
+    const char *arg = args[*index], *next = *index + 1 < count ? args[*index + 1] : NULL;
+    if (!strcmp(arg, "--json") && row->command != TSR_COMMAND_TRAIN) {
+        usage->json = true;
+        return TSR_OK;
+    }
+    if (row->command == TSR_COMMAND_PLAN && !strncmp(arg, "--ranks", 7) &&
+        (!arg[7] || arg[7] == '=')) {
+        *index += !arg[7];
+        return read_ranks(&usage->plan_ranks, arg[7] ? arg + 8 : next);
+    }
+    if (*arg == '-')
+        return wrong_option(row, arg, next);
+    if (strchr(arg, '=') && arg[0] != '=') {
+        usage->overrides[usage->override_count++] = arg;
+        return TSR_OK;
+    }
+    if (!usage->job_path) {
+        usage->job_path = arg;
+        return TSR_OK;
+    }
+    return tsr_fail(TSR_EUSAGE, "'%.200s': expected key=value after %s; the line is: %s", arg,
+                    usage->job_path, row->line);
+}
+
+static tsr_status parse_command(tsr_usage *out, const command_row *row, int count,
+                                char *const *args)
+{
+    tsr_usage usage = {.command = row->command};
+    tsr_status status = TSR_OK;
+    usage.overrides = calloc((size_t)count + 1, sizeof *usage.overrides);
+    if (!usage.overrides)
+        return tsr_fail(TSR_ENOMEM, "out of memory: command line");
+    for (int i = 0; i < count && status == TSR_OK; i++)
+        status = parse_argument(&usage, row, args, count, &i);
+    if (status == TSR_OK && !usage.job_path)
+        status = tsr_fail(TSR_EUSAGE, "tessera %s: the job.yaml is missing; the line is: %s",
+                          row->name, row->line);
+    if (status < 0)
+        tsr_usage_free(&usage);
+    else
+        *out = usage;
+    return status;
+}
+
+tsr_status tsr_usage_parse(tsr_usage *out, int argc, char *const *argv)
+{
+    tsr_text text = {0};
+    if (argc < 2) {
+        put_overview(&text);
+        tsr_status status =
+            tsr_fail(TSR_EUSAGE, "a command is missing\n\n%s", tsr_text_string(&text));
+        tsr_text_free(&text);
+        return status;
+    }
+    if (!strcmp(argv[1], "--version")) {
+        tsr_text_printf(&text, "tessera %s (%s)\n", TSR_VERSION, TSR_COMMIT);
+        return take_text(out, &text);
+    }
+    const command_row *row = NULL;
+    for (int i = 0; i < COMMANDS && !row; i++)
+        if (!strcmp(argv[1], commands[i].name))
+            row = &commands[i];
+    if (!row && !is_help(argv[1]))
+        return unknown_command(argv[1]);
+    bool help = !row;
+    for (int i = 2; i < argc; i++)
+        help |= !strcmp(argv[i], "--help") || !strcmp(argv[i], "-h");
+    if (help) {
+        if (row)
+            put_command_help(&text, row);
+        else
+            put_overview(&text);
+        return take_text(out, &text);
+    }
+    if (row->command == TSR_COMMAND_TEXT)
+        return tsr_fail(TSR_EUSAGE, "tessera %s: not in this version; tessera --help lists what is",
+                        row->name);
+    return parse_command(out, row, argc - 2, argv + 2);
+}
+
+void tsr_usage_free(tsr_usage *usage)
+{
+    free(usage->overrides);
+    tsr_text_free(&usage->text);
+    *usage = (tsr_usage){0};
+}

@@ -1,0 +1,18 @@
+# Writes HEADER with the commit of SOURCE, if it is not there already.
+set(commit "unknown")
+find_program(GIT git)
+if(GIT)
+  execute_process(COMMAND ${GIT} -C ${SOURCE} rev-parse --short=12 HEAD
+    OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
+  if(NOT failed)
+    set(commit "${found}")
+  endif()
+endif()
+set(text "#define TSR_COMMIT \"${commit}\"\n")
+set(before "")
+if(EXISTS ${HEADER})
+  file(READ ${HEADER} before)
+endif()
+if(NOT before STREQUAL text)
+  file(WRITE ${HEADER} "${text}")
+endif()

@@ -1,0 +1,197 @@
+#include "train/yaml.h"
+
+#include "base/text.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <yaml.h>
+
+#define MAX_DEPTH  4     /* job.yaml needs three: the document, a list or map, its scalars */
+#define MAX_VALUES 10000 /* after anchors are followed */
+
+struct tsr_yaml_block {
+    struct tsr_yaml_block *next;
+    max_align_t data[];
+};
+
+typedef struct {
+    tsr_yaml_tree *tree;
+    yaml_document_t *document;
+    const char *name;
+    int values;
+} reader;
+
+static void *allocate(tsr_yaml_tree *tree, size_t bytes)
+{
+    struct tsr_yaml_block *block = calloc(1, sizeof *block + bytes);
+    if (!block)
+        return NULL;
+    block->next = tree->blocks;
+    tree->blocks = block;
+    return block->data;
+}
+
+static tsr_status out_of_memory(const reader *r)
+{
+    return tsr_fail(TSR_ENOMEM, "%s: out of memory while reading", r->name);
+}
+
+static tsr_status read_value(reader *r, tsr_yaml_value *out, int index, int depth);
+
+static tsr_status read_scalar(reader *r, tsr_yaml_value *out, const yaml_node_t *node)
+{
+    size_t length = node->data.scalar.length;
+    const char *text = (const char *)node->data.scalar.value;
+    if (memchr(text, 0, length))
+        return tsr_fail(TSR_ECONFIG, "%s:%d: a text with a zero byte inside", r->name, out->line);
+    char *copy = allocate(r->tree, length + 1);
+    if (!copy)
+        return out_of_memory(r);
+    memcpy(copy, text, length);
+    out->text = copy;
+    out->quoted = node->data.scalar.style != YAML_PLAIN_SCALAR_STYLE;
+    return TSR_OK;
+}
+
+static tsr_status read_list(reader *r, tsr_yaml_value *out, const yaml_node_t *node, int depth)
+{
+    out->count = (int)(node->data.sequence.items.top - node->data.sequence.items.start);
+    out->items = allocate(r->tree, (size_t)out->count * sizeof *out->items);
+    if (!out->items)
+        return out_of_memory(r);
+    for (int i = 0; i < out->count; i++)
+        TSR_TRY(read_value(r, &out->items[i], node->data.sequence.items.start[i], depth + 1));
+    return TSR_OK;
+}
+
+static tsr_status read_map(reader *r, tsr_yaml_value *out, const yaml_node_t *node, int depth)
+{
+    out->count = (int)(node->data.mapping.pairs.top - node->data.mapping.pairs.start);
+    out->items = allocate(r->tree, (size_t)out->count * sizeof *out->items);
+    out->keys = allocate(r->tree, (size_t)out->count * sizeof *out->keys);
+    if (!out->items || !out->keys)
+        return out_of_memory(r);
+    for (int i = 0; i < out->count; i++) {
+        const yaml_node_pair_t *pair = &node->data.mapping.pairs.start[i];
+        TSR_TRY(read_value(r, &out->keys[i], pair->key, depth + 1));
+        if (out->keys[i].kind != TSR_YAML_SCALAR)
+            return tsr_fail(TSR_ECONFIG, "%s:%d: a key is a %s; expected a word", r->name,
+                            out->keys[i].line, out->keys[i].kind == TSR_YAML_LIST ? "list" : "map");
+        TSR_TRY(read_value(r, &out->items[i], pair->value, depth + 1));
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_value(reader *r, tsr_yaml_value *out, int index, int depth)
+{
+    const yaml_node_t *node = yaml_document_get_node(r->document, index);
+    if (!node)
+        return tsr_fail(TSR_EINTERNAL, "%s: a YAML node is missing", r->name);
+    out->line = (int)node->start_mark.line + 1;
+    if (depth >= MAX_DEPTH)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s:%d: nested too deep; a key's value is a word, a list or a map", r->name,
+                        out->line);
+    if (++r->values > MAX_VALUES)
+        return tsr_fail(TSR_ECONFIG, "%s:%d: more than %d values", r->name, out->line, MAX_VALUES);
+    switch (node->type) {
+    case YAML_SCALAR_NODE:
+        out->kind = TSR_YAML_SCALAR;
+        return read_scalar(r, out, node);
+    case YAML_SEQUENCE_NODE:
+        out->kind = TSR_YAML_LIST;
+        return read_list(r, out, node, depth);
+    case YAML_MAPPING_NODE:
+        out->kind = TSR_YAML_MAP;
+        return read_map(r, out, node, depth);
+    default:
+        return tsr_fail(TSR_ECONFIG, "%s:%d: an empty node", r->name, out->line);
+    }
+}
+
+/* The reader's errors have a byte offset, the scanner's and the parser's a mark. */
+static tsr_status syntax_error(const yaml_parser_t *parser, const char *text, const char *name)
+{
+    const char *problem = parser->problem ? parser->problem : "not YAML";
+    if (parser->error == YAML_MEMORY_ERROR)
+        return tsr_fail(TSR_ENOMEM, "%s: out of memory while reading", name);
+    if (parser->error == YAML_READER_ERROR) {
+        int line = 1, column = 1;
+        for (size_t i = 0; i < parser->problem_offset; i++, column++)
+            if (text[i] == '\n') {
+                line++;
+                column = 0;
+            }
+        return tsr_fail(TSR_ECONFIG, "%s:%d:%d: not YAML: %s", name, line, column, problem);
+    }
+    return tsr_fail(TSR_ECONFIG, "%s:%d:%d: not YAML: %s%s%s", name,
+                    (int)parser->problem_mark.line + 1, (int)parser->problem_mark.column + 1,
+                    problem, parser->context ? ", " : "", parser->context ? parser->context : "");
+}
+
+static tsr_status read_document(reader *r, yaml_parser_t *parser)
+{
+    const yaml_node_t *root = yaml_document_get_root_node(r->document);
+    if (!root) {
+        r->tree->root = (tsr_yaml_value){.kind = TSR_YAML_MAP, .line = 1};
+        return TSR_OK;
+    }
+    TSR_TRY(read_value(r, &r->tree->root, 1, 0));
+    yaml_document_t second;
+    if (!yaml_parser_load(parser, &second))
+        return tsr_fail(TSR_ECONFIG, "%s:%d:%d: not YAML after the document: %s", r->name,
+                        (int)parser->problem_mark.line + 1, (int)parser->problem_mark.column + 1,
+                        parser->problem ? parser->problem : "error");
+    const yaml_node_t *more = yaml_document_get_root_node(&second);
+    int line = more ? (int)more->start_mark.line + 1 : 0;
+    yaml_document_delete(&second);
+    if (more)
+        return tsr_fail(TSR_ECONFIG, "%s:%d: a second document; expected one", r->name, line);
+    return TSR_OK;
+}
+
+tsr_status tsr_yaml_parse(tsr_yaml_tree *out, const char *text, size_t bytes, const char *name)
+{
+    yaml_parser_t parser;
+    yaml_document_t document;
+    tsr_yaml_tree tree = {0};
+    reader r = {.tree = &tree, .document = &document, .name = name};
+    if (!yaml_parser_initialize(&parser))
+        return out_of_memory(&r);
+    yaml_parser_set_input_string(&parser, (const unsigned char *)text, bytes);
+    tsr_status status;
+    if (!yaml_parser_load(&parser, &document)) {
+        status = syntax_error(&parser, text, name);
+    } else {
+        status = read_document(&r, &parser);
+        yaml_document_delete(&document);
+    }
+    yaml_parser_delete(&parser);
+    if (status < 0)
+        tsr_yaml_free(&tree);
+    else
+        *out = tree;
+    return status;
+}
+
+void tsr_yaml_free(tsr_yaml_tree *tree)
+{
+    struct tsr_yaml_block *block = tree->blocks;
+    while (block) {
+        struct tsr_yaml_block *next = block->next;
+        free(block);
+        block = next;
+    }
+    *tree = (tsr_yaml_tree){0};
+}
+
+bool tsr_yaml_is_null(const tsr_yaml_value *value)
+{
+    static const char *const words[] = {"", "~", "null", "Null", "NULL"};
+    if (value->kind != TSR_YAML_SCALAR || value->quoted)
+        return false;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (!strcmp(value->text, words[i]))
+            return true;
+    return false;
+}
