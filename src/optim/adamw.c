@@ -1,0 +1,170 @@
+#include "optim/adamw.h"
+
+#include "optim/clones.h"
+#include "optim/fixed_point.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+#define CHUNK 1024 /* elements between the widening and the update: 4 KiB of gradient stay in L1   \
+                    */
+
+/* The step's double scalars, each rounded once to fp32. */
+typedef struct {
+    float one_minus_beta1, beta2, one_minus_beta2; /* f(1 - b1), f(b2), f(1 - b2) */
+    float decay;                                   /* f(1 - lr wd) */
+    float minus_rate;                              /* -f(lr / (1 - b1^t)) */
+    float correction;                              /* f(sqrt(1 - b2^t)) */
+    float epsilon;
+} scalars;
+
+static tsr_status round_scalars(scalars *out, const tsr_adamw_step *s)
+{
+    if (s->step == 0 || !(s->beta1 >= 0 && s->beta1 < 1) || !(s->beta2 >= 0 && s->beta2 < 1) ||
+        !((float)s->epsilon > 0) || !isfinite(s->epsilon) || !isfinite(s->learning_rate) ||
+        !isfinite(s->weight_decay))
+        return tsr_fail(TSR_EINVAL,
+                        "AdamW: step %llu (from 1), betas %g and %g (in [0, 1)), epsilon %g "
+                        "(positive), learning rate %g and weight decay %g (finite)",
+                        (unsigned long long)s->step, s->beta1, s->beta2, s->epsilon,
+                        s->learning_rate, s->weight_decay);
+    double t = (double)s->step;
+    *out = (scalars){
+        .one_minus_beta1 = (float)(1 - s->beta1),
+        .beta2 = (float)s->beta2,
+        .one_minus_beta2 = (float)(1 - s->beta2),
+        .decay = (float)(1 - s->learning_rate * s->weight_decay),
+        .minus_rate = -(float)(s->learning_rate / (1 - pow(s->beta1, t))),
+        .correction = (float)sqrt(1 - pow(s->beta2, t)),
+        .epsilon = (float)s->epsilon,
+    };
+    return TSR_OK;
+}
+
+/* The contract's arithmetic, an operation a rounding. */
+TSR_CLONES static void update(float *restrict p, float *restrict m, float *restrict v,
+                              const float *restrict gradient, uint64_t count, const scalars *s)
+{
+    const scalars k = *s;
+    for (uint64_t i = 0; i < count; i++) {
+        float g = gradient[i];
+        float mean = fmaf(g - m[i], k.one_minus_beta1, m[i]);
+        float square = fmaf(k.one_minus_beta2 * g, g, k.beta2 * v[i]);
+        float denominator = sqrtf(square) / k.correction + k.epsilon;
+        p[i] = p[i] * k.decay + k.minus_rate * mean / denominator;
+        m[i] = mean;
+        v[i] = square;
+    }
+}
+
+TSR_CLONES static void clipped_gradient(float *restrict g, const int64_t *restrict acc,
+                                        uint64_t count, float unit, float clip)
+{
+    for (uint64_t i = 0; i < count; i++)
+        g[i] = (float)acc[i] * unit * clip;
+}
+
+TSR_CLONES static void copy_f32(float *restrict out, const float *restrict p, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        out[i] = p[i];
+}
+
+TSR_CLONES static void copy_bf16(uint16_t *restrict out, const float *restrict p, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        out[i] = tsr_f32_to_bf16(p[i]);
+}
+
+static void copy_work(void *work, tsr_dtype dtype, const float *master, uint64_t first,
+                      uint64_t count)
+{
+    if (dtype == TSR_F32)
+        copy_f32((float *)work + first, master + first, count);
+    else
+        copy_bf16((uint16_t *)work + first, master + first, count);
+}
+
+static tsr_status check_work(const void *work, tsr_dtype dtype)
+{
+    if (work && dtype != TSR_F32 && dtype != TSR_BF16)
+        return tsr_fail(TSR_EINVAL, "a working copy in %s: F32 or BF16 is expected",
+                        tsr_dtype_name(dtype));
+    return TSR_OK;
+}
+
+static void run_span(const tsr_adamw_span *span, const scalars *s, float unit, float clip)
+{
+    float gradient[CHUNK];
+    for (uint64_t first = 0; first < span->count; first += CHUNK) {
+        uint64_t n = span->count - first < CHUNK ? span->count - first : CHUNK;
+        clipped_gradient(gradient, span->gradient + first, n, unit, clip);
+        update(span->master + first, span->m + first, span->v + first, gradient, n, s);
+        if (span->work)
+            copy_work(span->work, span->work_dtype, span->master, first, n);
+    }
+}
+
+tsr_status tsr_adamw_run(const tsr_adamw_span *spans, uint64_t span_count,
+                         const tsr_adamw_step *step, int shift, const tsr_adamw_control *control)
+{
+    scalars s;
+    TSR_TRY(round_scalars(&s, step));
+    for (uint64_t i = 0; i < span_count; i++)
+        TSR_TRY(check_work(spans[i].work, spans[i].work_dtype));
+    if (control->skip)
+        return TSR_OK;
+    for (uint64_t i = 0; i < span_count; i++)
+        run_span(&spans[i], &s, ldexpf(1, -shift), control->clip);
+    return TSR_OK;
+}
+
+tsr_status tsr_adamw_run_f32(float *master, float *m, float *v, const float *gradient,
+                             uint64_t count, const tsr_adamw_step *step)
+{
+    scalars s;
+    TSR_TRY(round_scalars(&s, step));
+    update(master, m, v, gradient, count, &s);
+    return TSR_OK;
+}
+
+tsr_status tsr_adamw_copy_work(void *work, tsr_dtype dtype, const float *master, uint64_t count)
+{
+    TSR_TRY(check_work(work, dtype));
+    copy_work(work, dtype, master, 0, count);
+    return TSR_OK;
+}
+
+/* Eight sums of every eighth element, then a tree: the order is the same on every instruction set.
+ */
+TSR_CLONES static double granule_squares(const int64_t *acc, float unit)
+{
+    double lane[8] = {0};
+    for (int row = 0; row < TSR_GRANULE; row += 8)
+        for (int i = 0; i < 8; i++) {
+            double g = (double)((float)acc[row + i] * unit);
+            lane[i] += g * g;
+        }
+    return ((lane[0] + lane[4]) + (lane[1] + lane[5])) +
+           ((lane[2] + lane[6]) + (lane[3] + lane[7]));
+}
+
+void tsr_grad_norm_add(tsr_exact_sum *sum, const int64_t *gradient, uint64_t count, int shift)
+{
+    float unit = ldexpf(1, -shift);
+    for (uint64_t first = 0; first < count; first += TSR_GRANULE)
+        tsr_exact_add(sum, granule_squares(gradient + first, unit));
+}
+
+double tsr_grad_norm(const tsr_exact_sum *sum)
+{
+    return sqrt(tsr_exact_round(sum));
+}
+
+float tsr_clip_factor(double norm, double max_norm)
+{
+    if (!(max_norm > 0))
+        return 1;
+    double factor = max_norm / (norm + 1e-6);
+    return (float)(factor < 1 ? factor : 1);
+}
