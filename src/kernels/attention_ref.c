@@ -1,0 +1,388 @@
+/*
+ * attention_ref.c: contract attention.h. Tiles of 128 queries by 128 keys, two matmuls each forward
+ * and five backward (OpenBLAS, K = D), the scores on the stack (64 KiB a tile).
+ *
+ * Forward: a task is one query tile of one head. Backward: a task is one document and one key head;
+ * it walks the query heads of the group in order, so dk and dv need no second buffer.
+ */
+#include "kernels/attention.h"
+
+#include "kernels/gemm_block.h"
+#include "kernels/loops.h"
+
+#include <math.h>
+
+#define TILE 128
+
+uint64_t tsr_attention_workspace_bytes(int64_t tokens, int32_t q_heads, int32_t kv_heads,
+                                       int32_t head_dim)
+{
+    (void)kv_heads;
+    (void)head_dim;
+    return (uint64_t)tokens * (uint64_t)q_heads * sizeof(float); /* delta of the backward */
+}
+
+/* What both directions know of their shape. */
+typedef struct {
+    const int32_t *cu_seqlens;
+    int64_t tokens;
+    int32_t documents, q_heads, kv_heads, head_dim, window;
+    float scale;
+} shape;
+
+static tsr_status check_shape(const char *op, const shape *s, const void *workspace,
+                              uint64_t workspace_bytes)
+{
+    if (s->tokens < 0 || s->documents < 0 || s->q_heads < 1 || s->kv_heads < 1 ||
+        s->q_heads % s->kv_heads || s->head_dim < 1 || s->window < 0)
+        return tsr_fail(TSR_EINVAL,
+                        "%s: %lld tokens, %d documents, %d query and %d key heads of %d, window %d",
+                        op, (long long)s->tokens, s->documents, s->q_heads, s->kv_heads,
+                        s->head_dim, s->window);
+    uint64_t need = tsr_attention_workspace_bytes(s->tokens, s->q_heads, s->kv_heads, s->head_dim);
+    if (need && (!workspace || workspace_bytes < need))
+        return tsr_fail(TSR_EINVAL, "%s: a workspace of %llu bytes, %llu are needed", op,
+                        (unsigned long long)workspace_bytes, (unsigned long long)need);
+    TSR_EXPECT(s->documents == 0 || s->cu_seqlens, op, "cu_seqlens is NULL");
+    return TSR_OK;
+}
+
+static shape forward_shape(const tsr_attention_args *a)
+{
+    return (shape){a->cu_seqlens, a->tokens,
+                   a->documents,  a->q_heads,
+                   a->kv_heads,   a->head_dim,
+                   a->window,     a->scale != 0 ? a->scale : 1.0f / sqrtf((float)a->head_dim)};
+}
+
+static shape backward_shape(const tsr_attention_backward_args *a)
+{
+    return (shape){a->cu_seqlens, a->tokens,
+                   a->documents,  a->q_heads,
+                   a->kv_heads,   a->head_dim,
+                   a->window,     a->scale != 0 ? a->scale : 1.0f / sqrtf((float)a->head_dim)};
+}
+
+tsr_status tsr_attention_check(const tsr_attention_args *args)
+{
+    TSR_TRY(tsr_expect_dtype("attention", args->dtype));
+    shape s = forward_shape(args);
+    TSR_TRY(check_shape("attention", &s, args->workspace, args->workspace_bytes));
+    TSR_EXPECT(args->tokens == 0 || (args->q && args->k && args->v && args->o && args->lse),
+               "attention", "a pointer is NULL");
+    return TSR_OK;
+}
+
+tsr_status tsr_attention_backward_check(const tsr_attention_backward_args *args)
+{
+    const char *op = "attention_backward";
+    TSR_TRY(tsr_expect_dtype(op, args->dtype));
+    shape s = backward_shape(args);
+    TSR_TRY(check_shape(op, &s, args->workspace, args->workspace_bytes));
+    TSR_EXPECT(args->tokens == 0 || (args->q && args->k && args->v && args->o && args->d_o &&
+                                     args->lse && args->dq && args->dk && args->dv),
+               op, "a pointer is NULL");
+    return TSR_OK;
+}
+
+/* The documents lie one after the other inside the tokens. */
+static tsr_status check_documents(const char *op, const shape *s)
+{
+    if (s->documents == 0)
+        return TSR_OK;
+    bool good = s->cu_seqlens[0] == 0 && s->cu_seqlens[s->documents] <= s->tokens;
+    for (int32_t i = 0; i < s->documents; i++)
+        good = good && s->cu_seqlens[i] <= s->cu_seqlens[i + 1];
+    if (!good)
+        return tsr_fail(TSR_EINTERNAL,
+                        "%s: cu_seqlens does not rise from 0 to at most %lld in %d documents", op,
+                        (long long)s->tokens, s->documents);
+    return TSR_OK;
+}
+
+/* Tokens that are in a document. */
+static int64_t used_tokens(const shape *s)
+{
+    return s->documents ? s->cu_seqlens[s->documents] : 0;
+}
+
+/* The first key that a query of the document sees. */
+TSR_INLINE int64_t first_key(const shape *s, int64_t query)
+{
+    return s->window && query >= s->window ? query - s->window + 1 : 0;
+}
+
+/* Masks a tile of scores: queries from `query`, keys from `key`, both counted in the document. */
+TSR_INLINE void mask_tile(float *scores, const shape *s, int64_t query, int64_t queries,
+                          int64_t key, int64_t keys, float value)
+{
+    for (int64_t i = 0; i < queries; i++) {
+        int64_t first = tsr_min(keys, first_key(s, query + i) - key);
+        int64_t last = query + i - key; /* the last visible */
+        for (int64_t j = 0; j < first; j++)
+            scores[i * TILE + j] = value;
+        for (int64_t j = last < 0 ? 0 : last + 1; j < keys; j++)
+            scores[i * TILE + j] = value;
+    }
+}
+
+/* ---- forward ---- */
+
+typedef struct {
+    const tsr_attention_args *args;
+    shape shape;
+} forward_context;
+
+TSR_INLINE float row_max(const float *scores)
+{
+    float lane[TSR_LANES];
+    memcpy(lane, scores, sizeof lane);
+    for (int i = TSR_LANES; i < TILE; i += TSR_LANES)
+        for (int l = 0; l < TSR_LANES; l++)
+            lane[l] = scores[i + l] > lane[l] ? scores[i + l] : lane[l];
+    float most = lane[0];
+    for (int l = 1; l < TSR_LANES; l++)
+        most = lane[l] > most ? lane[l] : most;
+    return most;
+}
+
+TSR_INLINE float row_exp(float *scores, float max)
+{
+    float lane[TSR_LANES] = {0};
+    for (int i = 0; i < TILE; i++)
+        scores[i] = tsr_expf(scores[i] - max);
+    for (int i = 0; i < TILE; i += TSR_LANES)
+        for (int l = 0; l < TSR_LANES; l++)
+            lane[l] += scores[i + l];
+    return tsr_lanes_sum(lane);
+}
+
+/* Scores to weights of a tile; max, sum and the rows of o follow. Columns from `keys` on are
+ * masked, so that rows have one length. */
+TSR_HOT static void softmax_tile(float *scores, const shape *s, int64_t query, int64_t queries,
+                                 int64_t key, int64_t keys, float *max, float *sum, float *o)
+{
+    int64_t stride = (int64_t)s->q_heads * s->head_dim;
+    mask_tile(scores, s, query, queries, key, keys, -INFINITY);
+    for (int64_t i = 0; i < queries; i++) {
+        float *row = scores + i * TILE;
+        for (int64_t j = keys; j < TILE; j++)
+            row[j] = -INFINITY;
+        float most = row_max(row), old = max[i];
+        max[i] = most > old ? most : old;
+        if (max[i] == -INFINITY) { /* no key of this tile is in the row's window */
+            memset(row, 0, TILE * sizeof(float));
+            continue;
+        }
+        if (max[i] > old) {
+            float shrink = tsr_expf(old - max[i]);
+            sum[i] *= shrink;
+            for (int64_t j = 0; j < s->head_dim; j++)
+                o[i * stride + j] *= shrink;
+        }
+        sum[i] += row_exp(row, max[i]);
+    }
+}
+
+TSR_HOT static void finish_tile(float *o, float *lse, const shape *s, int64_t queries,
+                                const float *max, const float *sum)
+{
+    int64_t stride = (int64_t)s->q_heads * s->head_dim;
+    for (int64_t i = 0; i < queries; i++) {
+        float inverse = 1.0f / sum[i];
+        for (int64_t j = 0; j < s->head_dim; j++)
+            o[i * stride + j] *= inverse;
+        lse[i] = (float)((double)max[i] + log((double)sum[i]));
+    }
+}
+
+/* Queries [query, query + queries) of the document that starts at token `start`. */
+static void forward_tile(const forward_context *context, int64_t start, int64_t query,
+                         int64_t queries, int32_t head)
+{
+    const shape *s = &context->shape;
+    const tsr_attention_args *args = context->args;
+    int64_t dim = s->head_dim, q_stride = s->q_heads * dim, kv_stride = s->kv_heads * dim;
+    int64_t kv_head = head / (s->q_heads / s->kv_heads);
+    const float *q = (const float *)args->q + (start + query) * q_stride + head * dim;
+    const float *k = (const float *)args->k + start * kv_stride + kv_head * dim;
+    const float *v = (const float *)args->v + start * kv_stride + kv_head * dim;
+    float *o = (float *)args->o + (start + query) * q_stride + head * dim;
+    float scores[TILE * TILE], max[TILE], sum[TILE];
+    for (int64_t i = 0; i < queries; i++) {
+        max[i] = -INFINITY;
+        sum[i] = 0;
+        memset(o + i * q_stride, 0, (size_t)dim * sizeof(float));
+    }
+    int64_t end = query + queries;
+    for (int64_t key = first_key(s, query) / TILE * TILE; key < end; key += TILE) {
+        int64_t keys = tsr_min(TILE, end - key);
+        tsr_gemm_block(&(tsr_gemm_block_args){queries, keys, dim, false, true, q, q_stride,
+                                              k + key * kv_stride, kv_stride, scores, TILE,
+                                              s->scale, 0});
+        softmax_tile(scores, s, query, queries, key, keys, max, sum, o);
+        tsr_gemm_block(&(tsr_gemm_block_args){queries, dim, keys, false, false, scores, TILE,
+                                              v + key * kv_stride, kv_stride, o, q_stride, 1, 1});
+    }
+    finish_tile(o, args->lse + head * s->tokens + start + query, s, queries, max, sum);
+}
+
+static void forward_task(void *opaque, int index)
+{
+    const forward_context *context = opaque;
+    const shape *s = &context->shape;
+    int32_t head = index % s->q_heads;
+    int64_t tile = index / s->q_heads;
+    for (int32_t document = 0; document < s->documents; document++) {
+        int64_t start = s->cu_seqlens[document];
+        int64_t length = s->cu_seqlens[document + 1] - start;
+        int64_t tiles = (length + TILE - 1) / TILE;
+        if (tile < tiles) {
+            int64_t query = (tiles - 1 - tile) * TILE; /* the longest rows first */
+            forward_tile(context, start, query, tsr_min(TILE, length - query), head);
+            return;
+        }
+        tile -= tiles;
+    }
+}
+
+tsr_status tsr_attention_ref(const tsr_attention_args *args, tsr_pool *pool)
+{
+    TSR_TRY(tsr_attention_check(args));
+    TSR_TRY(tsr_expect_f32("attention", args->dtype));
+    forward_context context = {args, forward_shape(args)};
+    const shape *s = &context.shape;
+    TSR_TRY(check_documents("attention", s));
+    int64_t tiles = 0, used = used_tokens(s), width = (int64_t)s->q_heads * s->head_dim;
+    for (int32_t i = 0; i < s->documents; i++)
+        tiles += tsr_block_count(s->cu_seqlens[i + 1] - s->cu_seqlens[i], TILE);
+    tsr_pool_run(pool, (int)(tiles * s->q_heads), forward_task, &context);
+    if (used < s->tokens) {
+        memset((float *)args->o + used * width, 0,
+               (size_t)((s->tokens - used) * width) * sizeof(float));
+        for (int64_t h = 0; h < s->q_heads; h++)
+            memset(args->lse + h * s->tokens + used, 0, (size_t)(s->tokens - used) * sizeof(float));
+    }
+    return TSR_OK;
+}
+
+/* ---- backward ---- */
+
+typedef struct {
+    const tsr_attention_backward_args *args;
+    shape shape;
+} backward_context;
+
+/* scores -> weights P = exp(scores - lse); masked ones become 0. */
+TSR_HOT static void weights_tile(float *scores, const shape *s, int64_t query, int64_t queries,
+                                 int64_t key, int64_t keys, const float *lse)
+{
+    for (int64_t i = 0; i < queries; i++)
+        for (int64_t j = 0; j < keys; j++)
+            scores[i * TILE + j] = tsr_expf(scores[i * TILE + j] - lse[i]);
+    mask_tile(scores, s, query, queries, key, keys, 0.0f);
+}
+
+/* dP -> dS = P (dP - delta) scale. */
+TSR_HOT static void scores_gradient(float *gradient, const float *weights, int64_t queries,
+                                    int64_t keys, const float *delta, float scale)
+{
+    for (int64_t i = 0; i < queries; i++)
+        for (int64_t j = 0; j < keys; j++)
+            gradient[i * TILE + j] =
+                weights[i * TILE + j] * (gradient[i * TILE + j] - delta[i]) * scale;
+}
+
+/* delta[i] = <do_i, o_i>; also clears the rows of dq. */
+TSR_HOT static void delta_rows(float *delta, const float *d_o, const float *o, float *dq,
+                               int64_t rows, int64_t dim, int64_t stride)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        double sum = 0;
+        for (int64_t j = 0; j < dim; j++)
+            sum += (double)(d_o[i * stride + j] * o[i * stride + j]);
+        delta[i] = (float)sum;
+        memset(dq + i * stride, 0, (size_t)dim * sizeof(float));
+    }
+}
+
+/* Where the pieces of one document and head begin. */
+typedef struct {
+    const float *q, *k, *v, *d_o, *lse, *delta;
+    float *dq, *dk, *dv;
+    int64_t length, q_stride, kv_stride;
+} pieces;
+
+static void backward_tile(const shape *s, const pieces *p, int64_t query, int64_t key)
+{
+    float weights[TILE * TILE], gradient[TILE * TILE];
+    int64_t dim = s->head_dim, qs = p->q_stride, ks = p->kv_stride;
+    int64_t m = tsr_min(TILE, p->length - query), n = tsr_min(TILE, p->length - key);
+    const float *q = p->q + query * qs, *d_o = p->d_o + query * qs;
+    const float *k = p->k + key * ks, *v = p->v + key * ks;
+    tsr_gemm_block(
+        &(tsr_gemm_block_args){m, n, dim, false, true, q, qs, k, ks, weights, TILE, s->scale, 0});
+    tsr_gemm_block(
+        &(tsr_gemm_block_args){m, n, dim, false, true, d_o, qs, v, ks, gradient, TILE, 1, 0});
+    weights_tile(weights, s, query, m, key, n, p->lse + query);
+    scores_gradient(gradient, weights, m, n, p->delta + query, s->scale);
+    tsr_gemm_block(&(tsr_gemm_block_args){n, dim, m, true, false, weights, TILE, d_o, qs,
+                                          p->dv + key * ks, ks, 1, 1});
+    tsr_gemm_block(&(tsr_gemm_block_args){n, dim, m, true, false, gradient, TILE, q, qs,
+                                          p->dk + key * ks, ks, 1, 1});
+    tsr_gemm_block(&(tsr_gemm_block_args){m, dim, n, false, false, gradient, TILE, k, ks,
+                                          p->dq + query * qs, qs, 1, 1});
+}
+
+static void backward_task(void *opaque, int index)
+{
+    const backward_context *context = opaque;
+    const tsr_attention_backward_args *args = context->args;
+    const shape *s = &context->shape;
+    int32_t document = index / s->kv_heads, kv_head = index % s->kv_heads;
+    int64_t dim = s->head_dim, qs = s->q_heads * dim, ks = s->kv_heads * dim;
+    int64_t start = s->cu_seqlens[document], kv = start * ks + kv_head * dim;
+    pieces p = {.k = (const float *)args->k + kv,
+                .v = (const float *)args->v + kv,
+                .dk = (float *)args->dk + kv,
+                .dv = (float *)args->dv + kv,
+                .length = s->cu_seqlens[document + 1] - start,
+                .q_stride = qs,
+                .kv_stride = ks};
+    for (int64_t i = 0; i < p.length; i++) {
+        memset(p.dk + i * ks, 0, (size_t)dim * sizeof(float));
+        memset(p.dv + i * ks, 0, (size_t)dim * sizeof(float));
+    }
+    int32_t group = s->q_heads / s->kv_heads;
+    for (int32_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
+        int64_t at = start * qs + head * dim;
+        float *delta = (float *)args->workspace + head * s->tokens + start;
+        p.q = (const float *)args->q + at;
+        p.d_o = (const float *)args->d_o + at;
+        p.dq = (float *)args->dq + at;
+        p.lse = args->lse + head * s->tokens + start;
+        p.delta = delta;
+        delta_rows(delta, p.d_o, (const float *)args->o + at, p.dq, p.length, dim, qs);
+        for (int64_t query = 0; query < p.length; query += TILE)
+            for (int64_t key = first_key(s, query) / TILE * TILE; key <= query; key += TILE)
+                backward_tile(s, &p, query, key);
+    }
+}
+
+tsr_status tsr_attention_backward_ref(const tsr_attention_backward_args *args, tsr_pool *pool)
+{
+    TSR_TRY(tsr_attention_backward_check(args));
+    TSR_TRY(tsr_expect_f32("attention_backward", args->dtype));
+    backward_context context = {args, backward_shape(args)};
+    const shape *s = &context.shape;
+    TSR_TRY(check_documents("attention_backward", s));
+    tsr_pool_run(pool, s->documents * s->kv_heads, backward_task, &context);
+    int64_t used = used_tokens(s), qs = (int64_t)s->q_heads * s->head_dim;
+    int64_t ks = (int64_t)s->kv_heads * s->head_dim, rest = s->tokens - used;
+    if (rest > 0) {
+        memset((float *)args->dq + used * qs, 0, (size_t)(rest * qs) * sizeof(float));
+        memset((float *)args->dk + used * ks, 0, (size_t)(rest * ks) * sizeof(float));
+        memset((float *)args->dv + used * ks, 0, (size_t)(rest * ks) * sizeof(float));
+    }
+    return TSR_OK;
+}

@@ -1,0 +1,278 @@
+/*
+ * head_ref.c: contract head.h. For each tile of 512 vocabulary rows (widened once if bf16): tasks
+ * own tiles of label rows; a task's logits [128, 512] stay in its core's cache between the two
+ * matmuls.
+ */
+#include "kernels/head.h"
+
+#include "kernels/gemm_block.h"
+#include "kernels/loops.h"
+
+#include <math.h>
+
+#define TILE_ROWS  128 /* label rows */
+#define TILE_VOCAB 512 /* vocabulary rows: 256 KiB of logits */
+#define TILE_TASKS 16  /* logit tiles in the workspace */
+#define WIDEN_ROWS 32
+#define LOSS_LIMIT 536870912.0 /* 2^29: sums of a step's micro-batches stay below 2^31 */
+
+uint64_t tsr_head_workspace_bytes(int64_t d)
+{
+    uint64_t logits = (uint64_t)TILE_TASKS * TILE_ROWS * TILE_VOCAB;
+    return (logits + (uint64_t)TILE_VOCAB * (uint64_t)d) * sizeof(float);
+}
+
+static tsr_status check_state(const char *op, const tsr_head_state *state, int64_t rows, int64_t d)
+{
+    TSR_EXPECT(rows >= 0 && d > 0, op, "rows < 0 or d < 1");
+    TSR_EXPECT(rows == 0 || (state->max && state->sum && state->label_logit), op,
+               "max, sum or label_logit is NULL");
+    TSR_EXPECT(!state->acc == !state->wy, op, "acc and wy belong together");
+    return TSR_OK;
+}
+
+tsr_status tsr_head_begin_check(const tsr_head_begin_args *args)
+{
+    return check_state("head_begin", &args->state, args->rows, args->d);
+}
+
+tsr_status tsr_head_chunk_check(const tsr_head_chunk_args *args)
+{
+    TSR_TRY(tsr_expect_dtype("head_chunk", args->dtype));
+    TSR_TRY(check_state("head_chunk", &args->state, args->rows, args->d));
+    TSR_EXPECT(args->first >= 0 && args->count >= 0 && args->first + args->count <= INT32_MAX,
+               "head_chunk", "vocabulary rows out of range");
+    if (args->rows == 0 || args->count == 0)
+        return TSR_OK;
+    TSR_EXPECT(args->h && args->w.data && args->labels, "head_chunk", "h, w or labels is NULL");
+    TSR_EXPECT(tsr_frozen_valid(args->w), "head_chunk", "w is not F32 or BF16");
+    uint64_t need = tsr_head_workspace_bytes(args->d);
+    if (!args->workspace || args->workspace_bytes < need)
+        return tsr_fail(TSR_EINVAL, "head_chunk: a workspace of %llu bytes, %llu are needed",
+                        (unsigned long long)args->workspace_bytes, (unsigned long long)need);
+    return TSR_OK;
+}
+
+tsr_status tsr_head_finish_check(const tsr_head_finish_args *args)
+{
+    TSR_TRY(tsr_expect_dtype("head_finish", args->dtype));
+    TSR_TRY(check_state("head_finish", &args->state, args->rows, args->d));
+    TSR_EXPECT(args->loss && args->loss_overflow, "head_finish", "loss or loss_overflow is NULL");
+    TSR_EXPECT(args->rows == 0 || args->nll, "head_finish", "nll is NULL");
+    TSR_EXPECT(!args->dh || args->state.acc, "head_finish", "dh needs acc");
+    return TSR_OK;
+}
+
+/* ---- begin ---- */
+
+static void begin_block(void *context, int index)
+{
+    const tsr_head_begin_args *args = context;
+    int64_t rows = tsr_block_rows(args->d), first = index * rows;
+    int64_t count = tsr_min(rows, args->rows - first);
+    for (int64_t i = first; i < first + count; i++) {
+        args->state.max[i] = -INFINITY;
+        args->state.sum[i] = 0;
+        args->state.label_logit[i] = NAN;
+    }
+    if (args->state.acc) {
+        size_t bytes = (size_t)(count * args->d) * sizeof(float);
+        memset(args->state.acc + first * args->d, 0, bytes);
+        memset(args->state.wy + first * args->d, 0, bytes);
+    }
+}
+
+tsr_status tsr_head_begin_ref(const tsr_head_begin_args *args, tsr_pool *pool)
+{
+    TSR_TRY(tsr_head_begin_check(args));
+    tsr_pool_run(pool, tsr_block_count(args->rows, tsr_block_rows(args->d)), begin_block,
+                 (void *)args);
+    return TSR_OK;
+}
+
+/* ---- chunk ---- */
+
+typedef struct {
+    const tsr_head_chunk_args *args;
+    const float *w;       /* the vocabulary tile, [vocab, d] */
+    int64_t first, vocab; /* of the tile */
+    int64_t tile_rows;
+    int tasks;
+} chunk_tile;
+
+TSR_INLINE float row_max(const float *logits, int64_t count)
+{
+    float lane[TSR_LANES], most;
+    int64_t i = 0;
+    for (int l = 0; l < TSR_LANES; l++)
+        lane[l] = -INFINITY;
+    for (; i + TSR_LANES <= count; i += TSR_LANES)
+        for (int l = 0; l < TSR_LANES; l++)
+            lane[l] = logits[i + l] > lane[l] ? logits[i + l] : lane[l];
+    most = lane[0];
+    for (int l = 1; l < TSR_LANES; l++)
+        most = lane[l] > most ? lane[l] : most;
+    for (; i < count; i++)
+        most = logits[i] > most ? logits[i] : most;
+    return most;
+}
+
+/* logits = exp(logits - max); returns their sum. */
+TSR_INLINE float row_exp(float *logits, int64_t count, float max)
+{
+    float lane[TSR_LANES] = {0};
+    int64_t i = 0;
+    for (int64_t j = 0; j < count; j++)
+        logits[j] = tsr_expf(logits[j] - max);
+    for (; i + TSR_LANES <= count; i += TSR_LANES)
+        for (int l = 0; l < TSR_LANES; l++)
+            lane[l] += logits[i + l];
+    float sum = tsr_lanes_sum(lane);
+    for (; i < count; i++)
+        sum += logits[i];
+    return sum;
+}
+
+/* One row of logits: the running maximum and sum, the label, and the logits become weights. */
+TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
+{
+    const tsr_head_chunk_args *args = tile->args;
+    const tsr_head_state *s = &args->state;
+    int64_t d = args->d, label = args->labels[row] - tile->first;
+    if (label >= 0 && label < tile->vocab) {
+        s->label_logit[row] = logits[label];
+        if (s->wy)
+            memcpy(s->wy + row * d, tile->w + label * d, (size_t)d * sizeof(float));
+    }
+    float old = s->max[row], most = row_max(logits, tile->vocab);
+    float max = most > old ? most : old;
+    if (max > old) {
+        float shrink = tsr_expf(old - max); /* 0 at first: exp(-inf) */
+        s->max[row] = max;
+        s->sum[row] *= shrink;
+        if (s->acc)
+            for (int64_t j = 0; j < d; j++)
+                s->acc[row * d + j] *= shrink;
+    }
+    s->sum[row] += row_exp(logits, tile->vocab, max);
+}
+
+TSR_HOT static void update_rows(const chunk_tile *tile, int64_t first, int64_t count, float *logits)
+{
+    for (int64_t i = 0; i < count; i++)
+        update_row(tile, first + i, logits + i * TILE_VOCAB);
+}
+
+static void run_rows(void *context, int index)
+{
+    const chunk_tile *tile = context;
+    const tsr_head_chunk_args *args = tile->args;
+    float *logits = (float *)args->workspace + (int64_t)index * TILE_ROWS * TILE_VOCAB;
+    int64_t d = args->d, step = tile->tasks * tile->tile_rows;
+    for (int64_t row = index * tile->tile_rows; row < args->rows; row += step) {
+        int64_t count = tsr_min(tile->tile_rows, args->rows - row);
+        tsr_gemm_block(&(tsr_gemm_block_args){.m = count,
+                                              .n = tile->vocab,
+                                              .k = d,
+                                              .trans_b = true,
+                                              .a = (const float *)args->h + row * d,
+                                              .lda = d,
+                                              .b = tile->w,
+                                              .ldb = d,
+                                              .c = logits,
+                                              .ldc = TILE_VOCAB,
+                                              .alpha = 1});
+        update_rows(tile, row, count, logits);
+        if (args->state.acc)
+            tsr_gemm_block(&(tsr_gemm_block_args){.m = count,
+                                                  .n = d,
+                                                  .k = tile->vocab,
+                                                  .a = logits,
+                                                  .lda = TILE_VOCAB,
+                                                  .b = tile->w,
+                                                  .ldb = d,
+                                                  .c = args->state.acc + row * d,
+                                                  .ldc = d,
+                                                  .alpha = 1,
+                                                  .beta = 1});
+    }
+}
+
+typedef struct {
+    float *out;
+    tsr_frozen w;
+    int64_t first, rows, d;
+} widen_tile;
+
+TSR_HOT static void widen_rows(void *context, int index)
+{
+    const widen_tile *tile = context;
+    int64_t row = (int64_t)index * WIDEN_ROWS, rows = tsr_min(WIDEN_ROWS, tile->rows - row);
+    tsr_frozen_copy(tile->out + row * tile->d, tile->w, (tile->first + row) * tile->d,
+                    rows * tile->d);
+}
+
+tsr_status tsr_head_chunk_ref(const tsr_head_chunk_args *args, tsr_pool *pool)
+{
+    TSR_TRY(tsr_head_chunk_check(args));
+    TSR_TRY(tsr_expect_f32("head_chunk", args->dtype));
+    if (args->rows == 0)
+        return TSR_OK;
+    /* About eight tiles of rows, so that few label rows still keep several threads busy. */
+    int64_t tile_rows = (args->rows + 7) / 8;
+    tile_rows = tile_rows < 32 ? 32 : tsr_min(TILE_ROWS, (tile_rows + 15) / 16 * 16);
+    float *widened = (float *)args->workspace + (int64_t)TILE_TASKS * TILE_ROWS * TILE_VOCAB;
+    for (int64_t at = 0; at < args->count; at += TILE_VOCAB) {
+        chunk_tile tile = {.args = args,
+                           .first = args->first + at,
+                           .vocab = tsr_min(TILE_VOCAB, args->count - at),
+                           .tile_rows = tile_rows};
+        tile.tasks = (int)tsr_min(TILE_TASKS, tsr_block_count(args->rows, tile_rows));
+        if (args->w.dtype == TSR_F32) {
+            tile.w = (const float *)args->w.data + at * args->d;
+        } else {
+            widen_tile widen = {widened, args->w, at, tile.vocab, args->d};
+            tsr_pool_run(pool, tsr_block_count(tile.vocab, WIDEN_ROWS), widen_rows, &widen);
+            tile.w = widened;
+        }
+        tsr_pool_run(pool, tile.tasks, run_rows, &tile);
+    }
+    return TSR_OK;
+}
+
+/* ---- finish ---- */
+
+TSR_HOT static void finish_block(void *context, int index)
+{
+    const tsr_head_finish_args *args = context;
+    const tsr_head_state *s = &args->state;
+    int64_t rows = tsr_block_rows(args->d), d = args->d;
+    int64_t last = tsr_min(args->rows, (index + 1) * rows);
+    for (int64_t i = index * rows; i < last; i++) {
+        args->nll[i] = log((double)s->sum[i]) + ((double)s->max[i] - (double)s->label_logit[i]);
+        if (!args->dh)
+            continue;
+        float *dh = (float *)args->dh + i * d;
+        const float *acc = s->acc + i * d, *wy = s->wy + i * d;
+        float inverse = 1.0f / s->sum[i];
+        for (int64_t j = 0; j < d; j++)
+            dh[j] = args->scale * (acc[j] * inverse - wy[j]);
+    }
+}
+
+tsr_status tsr_head_finish_ref(const tsr_head_finish_args *args, tsr_pool *pool)
+{
+    TSR_TRY(tsr_head_finish_check(args));
+    TSR_TRY(tsr_expect_f32("head_finish", args->dtype));
+    tsr_pool_run(pool, tsr_block_count(args->rows, tsr_block_rows(args->d)), finish_block,
+                 (void *)args);
+    double sum = 0;
+    for (int64_t i = 0; i < args->rows; i++)
+        sum += args->nll[i];
+    if (!(sum < LOSS_LIMIT && sum > -LOSS_LIMIT)) {
+        *args->loss_overflow = 1;
+        return TSR_OK;
+    }
+    *args->loss += llrint(ldexp(sum, TSR_LOSS_SHIFT));
+    return TSR_OK;
+}

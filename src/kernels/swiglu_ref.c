@@ -1,0 +1,141 @@
+/*
+ * swiglu_ref.c: contract swiglu.h. With a dm a task owns 64 columns of all tokens.
+ */
+#include "kernels/swiglu.h"
+
+#include "kernels/loops.h"
+
+tsr_status tsr_swiglu_check(const tsr_swiglu_args *args)
+{
+    TSR_TRY(tsr_expect_dtype("swiglu", args->dtype));
+    TSR_EXPECT(args->tokens >= 0 && args->f > 0, "swiglu", "tokens < 0 or f < 1");
+    TSR_EXPECT(args->tokens == 0 || (args->z_gate && args->z_up && args->act), "swiglu",
+               "z_gate, z_up or act is NULL");
+    TSR_EXPECT(tsr_frozen_valid(args->bias_gate) && tsr_frozen_valid(args->bias_up), "swiglu",
+               "a bias is not F32 or BF16");
+    return TSR_OK;
+}
+
+tsr_status tsr_swiglu_backward_check(const tsr_swiglu_backward_args *args)
+{
+    TSR_TRY(tsr_expect_dtype("swiglu_backward", args->dtype));
+    TSR_EXPECT(args->tokens >= 0 && args->f > 0, "swiglu_backward", "tokens < 0 or f < 1");
+    TSR_EXPECT(args->tokens == 0 ||
+                   (args->dact && args->z_gate && args->z_up && args->dz_gate && args->dz_up),
+               "swiglu_backward", "a pointer is NULL");
+    TSR_EXPECT(!args->dz_gate || args->dz_gate != args->dz_up, "swiglu_backward",
+               "dz_gate is dz_up");
+    TSR_EXPECT((!args->dm_gate || args->n_gate) && (!args->dm_up || args->n_up), "swiglu_backward",
+               "a dm needs its n");
+    TSR_EXPECT(tsr_frozen_valid(args->bias_gate) && tsr_frozen_valid(args->bias_up),
+               "swiglu_backward", "a bias is not F32 or BF16");
+    return TSR_OK;
+}
+
+/* The vectors of a strip, with 1 and 0 where there are none. */
+typedef struct {
+    float g_gate[TSR_STRIP], g_up[TSR_STRIP], bias_gate[TSR_STRIP], bias_up[TSR_STRIP];
+} strip_vectors;
+
+TSR_INLINE void copy_vector(float *out, const float *vector, tsr_tile tile, float fill)
+{
+    for (int64_t i = 0; i < tile.columns; i++)
+        out[i] = vector ? vector[tile.column + i] : fill;
+}
+
+TSR_INLINE void copy_bias(float *out, tsr_frozen bias, tsr_tile tile)
+{
+    const float *values = tsr_frozen_load(out, bias, tile.column, tile.columns, 0.0f);
+    if (values != out)
+        memcpy(out, values, (size_t)tile.columns * sizeof(float));
+}
+
+TSR_HOT static void forward_tile(void *context, int index)
+{
+    const tsr_swiglu_args *args = context;
+    tsr_tile tile = tsr_tile_at(index, args->tokens, args->f, false);
+    strip_vectors v;
+    copy_vector(v.g_gate, args->g_gate, tile, 1.0f);
+    copy_vector(v.g_up, args->g_up, tile, 1.0f);
+    copy_bias(v.bias_gate, args->bias_gate, tile);
+    copy_bias(v.bias_up, args->bias_up, tile);
+    for (int64_t t = tile.token; t < tile.token_end; t++) {
+        int64_t at = t * args->f + tile.column;
+        const float *z_gate = (const float *)args->z_gate + at;
+        const float *z_up = (const float *)args->z_up + at;
+        float row[TSR_STRIP];
+        for (int64_t i = 0; i < tile.columns; i++) {
+            float gate = v.g_gate[i] * z_gate[i] + v.bias_gate[i];
+            float up = v.g_up[i] * z_up[i] + v.bias_up[i];
+            row[i] = gate / (1.0f + tsr_expf(-gate)) * up;
+        }
+        memcpy((float *)args->act + at, row, (size_t)tile.columns * sizeof(float));
+    }
+}
+
+TSR_INLINE void add_products(tsr_strip_sum *sum, const float *dy, const float *z, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        sum->part[i] += dy[i] * z[i];
+    tsr_strip_next(sum);
+}
+
+TSR_INLINE void scale_row(float *out, const float *g, const float *dy, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        out[i] = g[i] * dy[i];
+}
+
+TSR_HOT static void backward_tile(void *context, int index)
+{
+    const tsr_swiglu_backward_args *args = context;
+    tsr_tile tile = tsr_tile_at(index, args->tokens, args->f, args->dm_gate || args->dm_up);
+    strip_vectors v;
+    copy_vector(v.g_gate, args->g_gate, tile, 1.0f);
+    copy_vector(v.g_up, args->g_up, tile, 1.0f);
+    copy_bias(v.bias_gate, args->bias_gate, tile);
+    copy_bias(v.bias_up, args->bias_up, tile);
+    tsr_strip_sum gate_sum = {.held = 0}, up_sum = {.held = 0};
+    for (int64_t t = tile.token; t < tile.token_end; t++) {
+        int64_t at = t * args->f + tile.column;
+        const float *z_gate = (const float *)args->z_gate + at;
+        const float *z_up = (const float *)args->z_up + at;
+        const float *dact = (const float *)args->dact + at;
+        float dy_gate[TSR_STRIP], dy_up[TSR_STRIP];
+        for (int64_t i = 0; i < tile.columns; i++) {
+            float gate = v.g_gate[i] * z_gate[i] + v.bias_gate[i];
+            float up = v.g_up[i] * z_up[i] + v.bias_up[i];
+            float sigmoid = 1.0f / (1.0f + tsr_expf(-gate));
+            dy_up[i] = dact[i] * (gate * sigmoid);
+            dy_gate[i] = dact[i] * up * (sigmoid * (1.0f + gate * (1.0f - sigmoid)));
+        }
+        if (args->dm_gate)
+            add_products(&gate_sum, dy_gate, z_gate, tile.columns);
+        if (args->dm_up)
+            add_products(&up_sum, dy_up, z_up, tile.columns);
+        scale_row((float *)args->dz_gate + at, v.g_gate, dy_gate, tile.columns);
+        scale_row((float *)args->dz_up + at, v.g_up, dy_up, tile.columns);
+    }
+    int64_t j = tile.column;
+    if (args->dm_gate)
+        tsr_strip_divide(args->dm_gate + j, &gate_sum, args->n_gate + j, tile.columns);
+    if (args->dm_up)
+        tsr_strip_divide(args->dm_up + j, &up_sum, args->n_up + j, tile.columns);
+}
+
+tsr_status tsr_swiglu_ref(const tsr_swiglu_args *args, tsr_pool *pool)
+{
+    TSR_TRY(tsr_swiglu_check(args));
+    TSR_TRY(tsr_expect_f32("swiglu", args->dtype));
+    tsr_pool_run(pool, tsr_tile_count(args->tokens, args->f, false), forward_tile, (void *)args);
+    return TSR_OK;
+}
+
+tsr_status tsr_swiglu_backward_ref(const tsr_swiglu_backward_args *args, tsr_pool *pool)
+{
+    TSR_TRY(tsr_swiglu_backward_check(args));
+    TSR_TRY(tsr_expect_f32("swiglu_backward", args->dtype));
+    bool whole = args->dm_gate || args->dm_up;
+    tsr_pool_run(pool, tsr_tile_count(args->tokens, args->f, whole), backward_tile, (void *)args);
+    return TSR_OK;
+}

@@ -1,0 +1,64 @@
+/*
+ * kernels/vector_math.h: exp, and sums in a fixed order, written so that the compiler vectorizes
+ * them. Inside the CPU kernels only.
+ *
+ * No contraction, no fast-math: every clone of a TSR_HOT function (x86-64-v4, v3, baseline) gives
+ * the same bits, since lanes and order are in the source.
+ */
+#ifndef TSR_KERNELS_VECTOR_MATH_H
+#define TSR_KERNELS_VECTOR_MATH_H
+
+#include <stdint.h>
+#include <string.h>
+
+/* One copy of the function for each instruction set, chosen when the program is loaded. The
+ * sanitizers' run time is not up yet at that moment. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(TSR_SANITIZED)
+#define TSR_HOT __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define TSR_HOT
+#endif
+
+/* Helpers must become part of the clone that calls them. */
+#define TSR_INLINE static inline __attribute__((always_inline))
+
+#define TSR_LANES 16 /* of every fixed-order sum: one AVX-512 register */
+
+/* e^x within 2 ulp. Below -86 the result is 0 (no subnormals); above 88.72 infinity; NaN stays.
+ * Cody and Waite's reduction by ln 2 in two parts, then Cephes' polynomial on [-ln2/2, ln2/2]. */
+TSR_INLINE float tsr_expf(float x)
+{
+    float t = x < -86.0f ? -86.0f : x;
+    t = t > 89.0f ? 89.0f : t;
+    float shifted = t * 1.44269504088896341f + 12582912.0f; /* 1.5 2^23: rounds to an integer */
+    float n = shifted - 12582912.0f;
+    float r = t - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    uint32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits - 0x4b400000u + 126u) << 23; /* 2^(n - 1): n = 128 has no fp32 power of its own */
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    float result = p * power * 2.0f;
+    return x < -86.0f ? 0.0f : result;
+}
+
+/* The lanes of a sum, pairwise. */
+TSR_INLINE float tsr_lanes_sum(const float *lane)
+{
+    float a[8], b[4];
+    for (int i = 0; i < 8; i++)
+        a[i] = lane[i] + lane[i + 8];
+    for (int i = 0; i < 4; i++)
+        b[i] = a[i] + a[i + 4];
+    return (b[0] + b[2]) + (b[1] + b[3]);
+}
+
+#endif
