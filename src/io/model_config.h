@@ -21,10 +21,14 @@ typedef enum {
     TSR_MODEL_QWEN2,
     TSR_MODEL_QWEN3
 } tsr_model_type;
-typedef enum { TSR_ROPE_DEFAULT, TSR_ROPE_LINEAR, TSR_ROPE_LLAMA3 } tsr_rope_type;
+typedef enum {
+    TSR_MODEL_ROPE_DEFAULT,
+    TSR_MODEL_ROPE_LINEAR,
+    TSR_MODEL_ROPE_LLAMA3
+} tsr_model_rope_type;
 
 typedef struct {
-    tsr_rope_type type;
+    tsr_model_rope_type type;
     double theta;
     double factor;                            /* linear, llama3; else 1 */
     double low_freq_factor, high_freq_factor; /* llama3; else 0 */
@@ -56,7 +60,7 @@ typedef struct {
 const char *tsr_model_type_name(tsr_model_type type);
 
 /* Reads `directory`/config.json. Sizes are positive, within limits that keep every product of two
- * or three of them below 2^62, and agree with each other. */
+ * or three of a tensor's sizes below 2^62, and agree with each other. */
 tsr_status tsr_model_config_load(tsr_model_config *out, const char *directory);
 
 /* The same from text; `place` is the file's name for messages. */

@@ -13,6 +13,7 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
+#include "io/file.h"
 
 #include <stdint.h>
 
@@ -81,6 +82,11 @@ typedef struct {
  * the list does not matter. The file appears under its name only when it is complete and on the
  * disk. TSR_EINVAL: two of one name, an empty name, too many dimensions. */
 tsr_status tsr_safetensors_write(const char *path, const tsr_tensor_source *tensors,
+                                 uint64_t count);
+
+/* The same up to the last step: the complete file is on the disk under a temporary name, to be
+ * published or discarded by the caller (io/file.h). */
+tsr_status tsr_safetensors_stage(tsr_file **out, const char *path, const tsr_tensor_source *tensors,
                                  uint64_t count);
 
 #endif

@@ -1,0 +1,264 @@
+#include "io/checkpoint.h"
+
+#include "base/checked.h"
+#include "io/json.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SINGLE_FILE "model.safetensors"
+#define INDEX_FILE  "model.safetensors.index.json"
+
+struct tsr_checkpoint {
+    char *directory;
+    char **shard_names; /* as the index names them */
+    tsr_safetensors **shards;
+    uint64_t shard_count, shard_capacity;
+    const tsr_tensor **tensors; /* of all shards, sorted by name */
+    uint64_t tensor_count, total_bytes;
+};
+
+static bool exists(const char *directory, const char *name)
+{
+    char *path;
+    if (asprintf(&path, "%s/%s", directory, name) < 0)
+        return false;
+    bool found = access(path, F_OK) == 0;
+    free(path);
+    return found;
+}
+
+/* Relative, inside the directory, and a safetensors file. */
+static tsr_status check_shard_name(const char *name, const char *tensor, const char *index)
+{
+    static const char suffix[] = ".safetensors";
+    size_t length = strlen(name);
+    if (name[0] == '/')
+        return tsr_fail(TSR_EDATA,
+                        "%s: tensor '%s' is said to be in '%s': an absolute name, expected a file "
+                        "of the checkpoint's directory",
+                        index, tensor, name);
+    for (const char *part = name; part; part = strchr(part, '/')) {
+        part += *part == '/';
+        if (!strncmp(part, "..", 2) && (part[2] == 0 || part[2] == '/'))
+            return tsr_fail(TSR_EDATA,
+                            "%s: tensor '%s' is said to be in '%s': the name holds '..', expected "
+                            "a file of the checkpoint's directory",
+                            index, tensor, name);
+    }
+    if (length < sizeof suffix || strcmp(name + length - (sizeof suffix - 1), suffix))
+        return tsr_fail(TSR_EDATA, "%s: tensor '%s' is said to be in '%s', expected a *%s file",
+                        index, tensor, name, suffix);
+    return TSR_OK;
+}
+
+/* The shard of this name, opened at its first use. */
+static tsr_status find_shard(tsr_safetensors **out, tsr_checkpoint *checkpoint, const char *name)
+{
+    /* Neighbours in the index mostly share a shard: look from the last one. */
+    for (uint64_t i = checkpoint->shard_count; i-- > 0;)
+        if (!strcmp(checkpoint->shard_names[i], name)) {
+            *out = checkpoint->shards[i];
+            return TSR_OK;
+        }
+    if (checkpoint->shard_count == checkpoint->shard_capacity) {
+        uint64_t capacity = checkpoint->shard_capacity ? 2 * checkpoint->shard_capacity : 8;
+        char **names = realloc(checkpoint->shard_names, capacity * sizeof *names);
+        if (names)
+            checkpoint->shard_names = names;
+        tsr_safetensors **shards = realloc(checkpoint->shards, capacity * sizeof *shards);
+        if (shards)
+            checkpoint->shards = shards;
+        if (!names || !shards)
+            return tsr_fail(TSR_ENOMEM, "%s: no memory for its shards", checkpoint->directory);
+        checkpoint->shard_capacity = capacity;
+    }
+    char *path = NULL, *copy = strdup(name);
+    tsr_status status;
+    if (!copy || asprintf(&path, "%s/%s", checkpoint->directory, name) < 0) {
+        free(copy);
+        return tsr_fail(TSR_ENOMEM, "%s: no memory for its shards", checkpoint->directory);
+    }
+    status = tsr_safetensors_open(out, path);
+    free(path);
+    if (status < 0) {
+        free(copy);
+        return status;
+    }
+    checkpoint->shard_names[checkpoint->shard_count] = copy;
+    checkpoint->shards[checkpoint->shard_count++] = *out;
+    return TSR_OK;
+}
+
+static tsr_status open_listed(tsr_checkpoint *checkpoint, const json_t *map, const char *index)
+{
+    const char *tensor;
+    json_t *value;
+    if (json_object_size(map) == 0)
+        return tsr_fail(TSR_EDATA, "%s: weight_map lists no tensor", index);
+    json_object_foreach((json_t *)map, tensor, value)
+    {
+        tsr_safetensors *shard;
+        char found[TSR_JSON_SHOW_BYTES];
+        const char *name = json_string_value(value);
+        if (!name)
+            return tsr_fail(TSR_EDATA,
+                            "%s: weight_map of tensor '%s' is %s, expected a file's name", index,
+                            tensor, tsr_json_show(found, value));
+        TSR_TRY(check_shard_name(name, tensor, index));
+        TSR_TRY(find_shard(&shard, checkpoint, name));
+        if (!tsr_safetensors_find(shard, tensor))
+            return tsr_fail(TSR_EDATA,
+                            "%s: tensor '%s' is said to be in '%s', which does not have it", index,
+                            tensor, name);
+    }
+    return TSR_OK;
+}
+
+static tsr_status open_index(tsr_checkpoint *checkpoint)
+{
+    char *path;
+    json_t *root = NULL, *map;
+    if (asprintf(&path, "%s/%s", checkpoint->directory, INDEX_FILE) < 0)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory for its index", checkpoint->directory);
+    tsr_status status = tsr_json_load_object(&root, path);
+    if (status == TSR_OK)
+        status = tsr_json_object(&map, root, "weight_map", path);
+    if (status == TSR_OK)
+        status = open_listed(checkpoint, map, path);
+    json_decref(root);
+    free(path);
+    return status;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp((*(const tsr_tensor *const *)a)->name, (*(const tsr_tensor *const *)b)->name);
+}
+
+/* One sorted list over all shards. A tensor that no index lists counts too, as in Transformers. */
+static tsr_status collect(tsr_checkpoint *checkpoint)
+{
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < checkpoint->shard_count; i++)
+        count += tsr_safetensors_count(checkpoint->shards[i]);
+    checkpoint->tensors = calloc(count + 1, sizeof *checkpoint->tensors);
+    if (!checkpoint->tensors)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory for its %" PRIu64 " tensors",
+                        checkpoint->directory, count);
+    for (uint64_t i = 0; i < checkpoint->shard_count; i++)
+        for (uint64_t t = 0; t < tsr_safetensors_count(checkpoint->shards[i]); t++) {
+            const tsr_tensor *tensor = tsr_safetensors_at(checkpoint->shards[i], t);
+            checkpoint->tensors[checkpoint->tensor_count++] = tensor;
+            checkpoint->total_bytes += tensor->bytes;
+        }
+    qsort(checkpoint->tensors, count, sizeof *checkpoint->tensors, by_name);
+    for (uint64_t i = 1; i < count; i++) {
+        const tsr_tensor *a = checkpoint->tensors[i - 1], *b = checkpoint->tensors[i];
+        if (!strcmp(a->name, b->name))
+            return tsr_fail(TSR_EDATA, "tensor '%s' is in two shards, %s and %s: remove one",
+                            a->name, tsr_safetensors_path(a->file), tsr_safetensors_path(b->file));
+    }
+    return TSR_OK;
+}
+
+static tsr_status no_weights(const char *directory)
+{
+    struct stat info;
+    if (stat(directory, &info) < 0)
+        return tsr_fail(errno == ENOENT || errno == ENOTDIR ? TSR_EDATA : TSR_EIO,
+                        "%s: cannot be opened: %s: expected a checkpoint's directory", directory,
+                        strerror(errno));
+    if (!S_ISDIR(info.st_mode))
+        return tsr_fail(TSR_EDATA, "%s: not a directory: expected a checkpoint's directory",
+                        directory);
+    if (exists(directory, "pytorch_model.bin") || exists(directory, "pytorch_model.bin.index.json"))
+        return tsr_fail(TSR_EDATA,
+                        "%s: it has pytorch_model.bin but no %s: only safetensors are read: load "
+                        "it in Transformers and save it again with save_pretrained",
+                        directory, SINGLE_FILE);
+    return tsr_fail(TSR_EDATA, "%s: neither %s nor %s is there", directory, SINGLE_FILE,
+                    INDEX_FILE);
+}
+
+tsr_status tsr_checkpoint_open(tsr_checkpoint **out, const char *directory)
+{
+    tsr_status status;
+    tsr_safetensors *shard;
+    tsr_checkpoint *checkpoint = calloc(1, sizeof *checkpoint);
+    if (!checkpoint || !(checkpoint->directory = strdup(directory))) {
+        free(checkpoint);
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to open it", directory);
+    }
+    if (exists(directory, SINGLE_FILE))
+        status = find_shard(&shard, checkpoint, SINGLE_FILE);
+    else if (exists(directory, INDEX_FILE))
+        status = open_index(checkpoint);
+    else
+        status = no_weights(directory);
+    if (status == TSR_OK)
+        status = collect(checkpoint);
+    if (status < 0) {
+        tsr_checkpoint_close(checkpoint);
+        return status;
+    }
+    *out = checkpoint;
+    return TSR_OK;
+}
+
+void tsr_checkpoint_close(tsr_checkpoint *checkpoint)
+{
+    if (!checkpoint)
+        return;
+    for (uint64_t i = 0; i < checkpoint->shard_count; i++) {
+        tsr_safetensors_close(checkpoint->shards[i]);
+        free(checkpoint->shard_names[i]);
+    }
+    free(checkpoint->shards);
+    free(checkpoint->shard_names);
+    free(checkpoint->tensors);
+    free(checkpoint->directory);
+    free(checkpoint);
+}
+
+const char *tsr_checkpoint_directory(const tsr_checkpoint *checkpoint)
+{
+    return checkpoint->directory;
+}
+
+uint64_t tsr_checkpoint_count(const tsr_checkpoint *checkpoint)
+{
+    return checkpoint->tensor_count;
+}
+
+const tsr_tensor *tsr_checkpoint_at(const tsr_checkpoint *checkpoint, uint64_t index)
+{
+    return index < checkpoint->tensor_count ? checkpoint->tensors[index] : NULL;
+}
+
+const tsr_tensor *tsr_checkpoint_find(const tsr_checkpoint *checkpoint, const char *name)
+{
+    tsr_tensor wanted = {.name = name};
+    const tsr_tensor *key = &wanted;
+    const tsr_tensor **found =
+        bsearch(&key, checkpoint->tensors, checkpoint->tensor_count, sizeof key, by_name);
+    return found ? *found : NULL;
+}
+
+uint64_t tsr_checkpoint_bytes_read(const tsr_checkpoint *checkpoint)
+{
+    uint64_t total = 0;
+    for (uint64_t i = 0; i < checkpoint->shard_count; i++)
+        total += tsr_safetensors_bytes_read(checkpoint->shards[i]);
+    return total;
+}
+
+uint64_t tsr_checkpoint_total_bytes(const tsr_checkpoint *checkpoint)
+{
+    return checkpoint->total_bytes;
+}

@@ -1,0 +1,251 @@
+#include "io/model_config_parts.h"
+
+#include <string.h>
+
+#define LLAMA   (1u << TSR_MODEL_LLAMA)
+#define MISTRAL (1u << TSR_MODEL_MISTRAL)
+#define QWEN2   (1u << TSR_MODEL_QWEN2)
+#define QWEN3   (1u << TSR_MODEL_QWEN3)
+#define ALL     (LLAMA | MISTRAL | QWEN2 | QWEN3)
+
+/* Read by model_config.c, for the model types that have them. */
+static const struct {
+    const char *key;
+    unsigned types;
+} read_keys[] = {
+    {"model_type", ALL},
+    {"architectures", ALL},
+    {"vocab_size", ALL},
+    {"hidden_size", ALL},
+    {"intermediate_size", ALL},
+    {"num_hidden_layers", ALL},
+    {"num_attention_heads", ALL},
+    {"num_key_value_heads", ALL},
+    {"head_dim", ALL},
+    {"hidden_act", ALL},
+    {"rms_norm_eps", ALL},
+    {"max_position_embeddings", ALL},
+    {"tie_word_embeddings", ALL},
+    {"rope_theta", ALL},
+    {"rope_scaling", ALL},
+    {"rope_parameters", ALL},
+    {"dtype", ALL},
+    {"torch_dtype", ALL},
+    {"bos_token_id", ALL},
+    {"eos_token_id", ALL},
+    {"pad_token_id", ALL},
+    {"quantization_config", ALL},
+    {"attention_bias", LLAMA | QWEN3},
+    {"mlp_bias", LLAMA},
+    {"sliding_window", MISTRAL | QWEN2 | QWEN3},
+    {"use_sliding_window", QWEN2 | QWEN3},
+    {"max_window_layers", QWEN2 | QWEN3},
+    {"layer_types", QWEN2 | QWEN3},
+};
+
+/* What cannot change a logit or a loss: provenance, outputs asked for, initialisation, generation,
+ * classification heads. */
+static const char *const harmless[] = {
+    "_name_or_path",
+    "name_or_path",
+    "_commit_hash",
+    "transformers_version",
+    "transformers.js_config",
+    "unsloth_version",
+    "unsloth_fixed",
+    "is_llama_config",
+    "use_cache",
+    "initializer_range",
+    "return_dict",
+    "return_dict_in_generate",
+    "output_hidden_states",
+    "output_attentions",
+    "output_scores",
+    "torchscript",
+    "use_bfloat16",
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "attn_implementation",
+    "use_flash_attn",
+    "tokenizer_class",
+    "model_max_length",
+    "chunk_size_feed_forward",
+    "id2label",
+    "label2id",
+    "num_labels",
+    "problem_type",
+    "finetuning_task",
+    "task_specific_params",
+    "prefix",
+    "sep_token_id",
+    "unk_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "begin_suppress_tokens",
+    "suppress_tokens",
+    "bad_words_ids",
+    "max_length",
+    "min_length",
+    "max_new_tokens",
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+    "repetition_penalty",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "num_beams",
+    "num_beam_groups",
+    "num_return_sequences",
+    "diversity_penalty",
+    "early_stopping",
+    "exponential_decay_length_penalty",
+    "remove_invalid_values",
+    "tf_legacy_loss",
+};
+
+/* Only at the value that does nothing: a number, false (0), or empty. */
+static const struct {
+    const char *key;
+    double value;
+} neutral[] = {
+    {"attention_dropout", 0},
+    {"hidden_dropout", 0},
+    {"resid_pdrop", 0},
+    {"embd_pdrop", 0},
+    {"attn_pdrop", 0},
+    {"pretraining_tp", 1},
+    {"partial_rotary_factor", 1},
+    {"attention_bias", 0},
+    {"mlp_bias", 0},
+    {"use_sliding_window", 0},
+    {"rope_interleaved", 0},
+    {"use_mrope", 0},
+    {"is_decoder", 0},
+    {"is_encoder_decoder", 0},
+    {"add_cross_attention", 0},
+    {"tie_encoder_decoder", 0},
+    {"pruned_heads", 0},
+};
+
+static bool at_value(const json_t *value, double wanted)
+{
+    if (json_is_number(value))
+        return json_number_value(value) == wanted;
+    if (json_is_boolean(value))
+        return json_is_true(value) == (wanted != 0);
+    return (json_is_object(value) && json_object_size(value) == 0) ||
+           (json_is_array(value) && json_array_size(value) == 0);
+}
+
+static bool is_read(const char *key, tsr_model_type type)
+{
+    for (size_t i = 0; i < sizeof read_keys / sizeof *read_keys; i++)
+        if (!strcmp(key, read_keys[i].key) && read_keys[i].types & (1u << type))
+            return true;
+    return false;
+}
+
+static bool is_harmless(const char *key)
+{
+    for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++)
+        if (!strcmp(key, harmless[i]))
+            return true;
+    return false;
+}
+
+tsr_status tsr_model_config_check_keys(const json_t *root, tsr_model_type type, const char *place)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)root, key, value)
+    {
+        bool fine = json_is_null(value) || is_read(key, type) || is_harmless(key);
+        const double *wanted = NULL;
+        for (size_t i = 0; !fine && i < sizeof neutral / sizeof *neutral; i++)
+            if (!strcmp(key, neutral[i].key))
+                wanted = &neutral[i].value;
+        char found[TSR_JSON_SHOW_BYTES];
+        if (fine || (wanted && at_value(value, *wanted)))
+            continue;
+        if (wanted)
+            return tsr_fail(TSR_EDATA, "%s: key '%s' is %s, only %g is supported for %s", place,
+                            key, tsr_json_show(found, value), *wanted, tsr_model_type_name(type));
+        return tsr_fail(TSR_EDATA, "%s: key '%s' (%s) is not understood for %s", place, key,
+                        tsr_json_show(found, value), tsr_model_type_name(type));
+    }
+    return TSR_OK;
+}
+
+static tsr_status check_quantization_keys(const json_t *config, const char *place)
+{
+    static const char *const known[] = {"quant_method",
+                                        "load_in_4bit",
+                                        "load_in_8bit",
+                                        "_load_in_4bit",
+                                        "_load_in_8bit",
+                                        "bnb_4bit_quant_type",
+                                        "bnb_4bit_use_double_quant",
+                                        "bnb_4bit_compute_dtype",
+                                        "bnb_4bit_quant_storage",
+                                        "llm_int8_enable_fp32_cpu_offload",
+                                        "llm_int8_has_fp16_weight",
+                                        "llm_int8_skip_modules",
+                                        "llm_int8_threshold"};
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)config, key, value)
+    {
+        bool fine = json_is_null(value);
+        for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+            fine = fine || !strcmp(key, known[i]);
+        char found[TSR_JSON_SHOW_BYTES];
+        if (!fine)
+            return tsr_fail(TSR_EDATA, "%s: quantization_config: key '%s' (%s) is not understood",
+                            place, key, tsr_json_show(found, value));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_model_config_quantization(tsr_model_config *out, const json_t *root,
+                                         const char *place)
+{
+    json_t *config;
+    const char *method = "bitsandbytes", *type = "fp4"; /* bitsandbytes' own default is fp4 */
+    bool in_4bit = false, in_8bit = false;
+    if (!tsr_json_has(root, "quantization_config"))
+        return TSR_OK;
+    TSR_TRY(tsr_json_object(&config, root, "quantization_config", place));
+    if (tsr_json_has(config, "quant_method"))
+        TSR_TRY(tsr_json_string(&method, config, "quant_method", place));
+    if (strcmp(method, "bitsandbytes"))
+        return tsr_fail(TSR_EDATA,
+                        "%s: quantization_config: quant_method '%s' is not supported, only "
+                        "bitsandbytes nf4: use the original model",
+                        place, method);
+    if (tsr_json_has(config, "load_in_8bit"))
+        TSR_TRY(tsr_json_bool(&in_8bit, config, "load_in_8bit", place));
+    if (in_8bit)
+        return tsr_fail(TSR_EDATA,
+                        "%s: quantization_config: load_in_8bit is not supported, only 4-bit nf4: "
+                        "use the original model",
+                        place);
+    TSR_TRY(tsr_json_bool(&in_4bit, config, "load_in_4bit", place));
+    if (!in_4bit)
+        return tsr_fail(TSR_EDATA, "%s: quantization_config: load_in_4bit is false, expected true",
+                        place);
+    if (tsr_json_has(config, "bnb_4bit_quant_type"))
+        TSR_TRY(tsr_json_string(&type, config, "bnb_4bit_quant_type", place));
+    if (strcmp(type, "nf4"))
+        return tsr_fail(TSR_EDATA,
+                        "%s: quantization_config: bnb_4bit_quant_type '%s' is not supported, only "
+                        "nf4: use the original model",
+                        place, type);
+    if (tsr_json_has(config, "bnb_4bit_use_double_quant"))
+        TSR_TRY(tsr_json_bool(&out->double_quant, config, "bnb_4bit_use_double_quant", place));
+    out->prequantized = true;
+    return check_quantization_keys(config, place);
+}

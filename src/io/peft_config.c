@@ -1,0 +1,424 @@
+#include "io/peft.h"
+
+#include "io/json.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST_LAYER 65535
+#define MOST_ALPHA 1e9
+
+/* Every field that is not acted on, as it is written: PEFT 0.21's default but for inference_mode
+ * and task_type. */
+static const struct {
+    const char *key, *value;
+    bool ignored; /* read with any value: it changes nothing about a stored adapter */
+} fixed[] = {
+    {"alora_invocation_tokens", "null"},
+    {"arrow_config", "null"},
+    {"auto_mapping", "null", true},
+    {"bias", "\"none\""},
+    {"corda_config", "null"},
+    {"ensure_weight_tying", "false"},
+    {"eva_config", "null"},
+    {"fan_in_fan_out", "false"},
+    {"inference_mode", "true", true},
+    {"init_lora_weights", "true"},
+    {"kasa_config", "null"},
+    {"layer_replication", "null"},
+    {"layers_pattern", "null"},
+    {"loftq_config", "{}"},
+    {"lora_bias", "false"},
+    {"lora_ga_config", "null"},
+    {"megatron_config", "null"},
+    {"megatron_core", "\"megatron.core\"", true},
+    {"modules_to_save", "null"},
+    {"monteclora_config", "null"},
+    {"peft_type", "\"LORA\""},
+    {"peft_version", "\"0.21.0\"", true},
+    {"qalora_group_size", "16", true},
+    {"revision", "null", true},
+    {"target_parameters", "null"},
+    {"task_type", "\"CAUSAL_LM\""},
+    {"trainable_token_indices", "null"},
+    {"use_bdlora", "null"},
+    {"use_qalora", "false"},
+    {"velora_config", "null"},
+};
+
+/* Read into tsr_peft_config. */
+static const char *const acted_on[] = {
+    "alpha_pattern",
+    "base_model_name_or_path",
+    "exclude_modules",
+    "layers_to_transform",
+    "lora_alpha",
+    "lora_dropout",
+    "r",
+    "rank_pattern",
+    "target_modules",
+    "use_dora",
+    "use_rslora",
+};
+
+#define FIXED_COUNT    (sizeof fixed / sizeof *fixed)
+#define ACTED_ON_COUNT (sizeof acted_on / sizeof *acted_on)
+
+static bool is_empty(const json_t *value)
+{
+    return !value || json_is_null(value) || json_is_false(value) ||
+           (json_is_array(value) && json_array_size(value) == 0) ||
+           (json_is_object(value) && json_object_size(value) == 0);
+}
+
+/* Other values of a fixed field that mean the same for a stored adapter. */
+static bool means_default(const char *key, const json_t *value)
+{
+    const char *word = json_string_value(value);
+    if (!strcmp(key, "init_lora_weights")) /* the base weights stay as they are */
+        return json_is_boolean(value) ||
+               (word && (!strcmp(word, "gaussian") || !strcmp(word, "orthogonal")));
+    if (!strcmp(key, "layers_pattern")) { /* what PEFT guesses for this model family */
+        if (json_is_array(value) && json_array_size(value) == 1)
+            word = json_string_value(json_array_get(value, 0));
+        if (word && !strcmp(word, "layers"))
+            return true;
+    }
+    if (!strcmp(key, "task_type"))
+        return json_is_null(value);
+    return is_empty(value) && strcmp(key, "bias") && strcmp(key, "peft_type");
+}
+
+static tsr_status check_field(const char *key, const json_t *value, const char *place)
+{
+    char found[TSR_JSON_SHOW_BYTES];
+    for (size_t i = 0; i < ACTED_ON_COUNT; i++)
+        if (!strcmp(key, acted_on[i]))
+            return TSR_OK;
+    for (size_t i = 0; i < FIXED_COUNT; i++) {
+        if (strcmp(key, fixed[i].key))
+            continue;
+        if (fixed[i].ignored || means_default(key, value))
+            return TSR_OK;
+        json_t *wanted = json_loads(fixed[i].value, JSON_DECODE_ANY, NULL);
+        bool same = wanted && json_equal(wanted, value);
+        json_decref(wanted);
+        if (same)
+            return TSR_OK;
+        return tsr_fail(TSR_EDATA, "%s: key '%s' is %s, only PEFT's default %s is supported", place,
+                        key, tsr_json_show(found, value), fixed[i].value);
+    }
+    if (json_is_null(value))
+        return TSR_OK;
+    return tsr_fail(TSR_EDATA,
+                    "%s: key '%s' (%s) is not a field of a LoRA adapter in PEFT 0.21, nor null",
+                    place, key, tsr_json_show(found, value));
+}
+
+static tsr_status no_memory(const char *place)
+{
+    return tsr_fail(TSR_ENOMEM, "%s: no memory to read it", place);
+}
+
+static tsr_status read_match(tsr_peft_match *out, const json_t *root, const char *key,
+                             const char *place)
+{
+    const json_t *value = json_object_get(root, key);
+    char found[TSR_JSON_SHOW_BYTES];
+    if (!value || json_is_null(value))
+        return TSR_OK;
+    if (json_is_string(value)) {
+        out->regex = strdup(json_string_value(value));
+        return out->regex ? TSR_OK : no_memory(place);
+    }
+    if (!json_is_array(value))
+        return tsr_fail(TSR_EDATA,
+                        "%s: key '%s' is %s, expected a list of names or a regular expression",
+                        place, key, tsr_json_show(found, value));
+    out->names = calloc(json_array_size(value) + 1, sizeof *out->names);
+    if (!out->names)
+        return no_memory(place);
+    for (size_t i = 0; i < json_array_size(value); i++) {
+        const char *name = json_string_value(json_array_get(value, i));
+        if (!name || !name[0])
+            return tsr_fail(TSR_EDATA, "%s: key '%s' holds %s, expected modules' names", place, key,
+                            tsr_json_show(found, json_array_get(value, i)));
+        out->names[out->count] = strdup(name);
+        if (!out->names[out->count])
+            return no_memory(place);
+        out->count++;
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_pattern(tsr_peft_pattern **out, uint64_t *count, const json_t *root,
+                               const char *key, const char *place)
+{
+    json_t *object, *value;
+    const char *name;
+    bool ranks = !strcmp(key, "rank_pattern");
+    char found[TSR_JSON_SHOW_BYTES];
+    if (!tsr_json_has(root, key))
+        return TSR_OK;
+    TSR_TRY(tsr_json_object(&object, root, key, place));
+    if (json_object_size(object) == 0)
+        return TSR_OK;
+    *out = calloc(json_object_size(object), sizeof **out);
+    if (!*out)
+        return no_memory(place);
+    json_object_foreach(object, name, value)
+    {
+        double number = json_number_value(value);
+        bool fits = ranks ? json_is_integer(value) && number >= 1 && number <= TSR_PEFT_MAX_RANK
+                          : json_is_number(value) && number > 0 && number <= MOST_ALPHA;
+        if (!fits)
+            return tsr_fail(TSR_EDATA, "%s: %s: key '%s' is %s, expected %s", place, key, name,
+                            tsr_json_show(found, value),
+                            ranks ? "a rank from 1 to 8192" : "a number above 0");
+        (*out)[*count] = (tsr_peft_pattern){.key = strdup(name), .value = number};
+        if (!(*out)[*count].key)
+            return no_memory(place);
+        ++*count;
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_layers(tsr_peft_config *out, const json_t *root, const char *place)
+{
+    const json_t *value = json_object_get(root, "layers_to_transform");
+    char found[TSR_JSON_SHOW_BYTES];
+    if (!value || json_is_null(value))
+        return TSR_OK;
+    bool list = json_is_array(value);
+    uint64_t count = list ? json_array_size(value) : 1;
+    out->layers_to_transform = calloc(count + 1, sizeof *out->layers_to_transform);
+    if (!out->layers_to_transform)
+        return no_memory(place);
+    for (uint64_t i = 0; i < count; i++) {
+        const json_t *layer = list ? json_array_get(value, i) : value;
+        if (!json_is_integer(layer) || json_integer_value(layer) < 0 ||
+            json_integer_value(layer) > MOST_LAYER)
+            return tsr_fail(TSR_EDATA,
+                            "%s: key 'layers_to_transform' holds %s, expected layer numbers", place,
+                            tsr_json_show(found, layer));
+        out->layers_to_transform[out->layer_count++] = json_integer_value(layer);
+    }
+    if (out->layer_count && out->target.regex)
+        return tsr_fail(TSR_EDATA,
+                        "%s: layers_to_transform cannot be used with a regular expression as "
+                        "target_modules: '%s'",
+                        place, out->target.regex);
+    return TSR_OK;
+}
+
+static tsr_status read_scalars(tsr_peft_config *out, const json_t *root, const char *place)
+{
+    int64_t r = 8; /* PEFT's defaults, where a key is missing */
+    const char *base;
+    out->lora_alpha = 8;
+    if (tsr_json_has(root, "r"))
+        TSR_TRY(tsr_json_int(&r, root, "r", 1, TSR_PEFT_MAX_RANK, place));
+    out->r = (uint64_t)r;
+    if (tsr_json_has(root, "lora_alpha"))
+        TSR_TRY(tsr_json_number(&out->lora_alpha, root, "lora_alpha", 1e-9, MOST_ALPHA, place));
+    if (tsr_json_has(root, "lora_dropout"))
+        TSR_TRY(tsr_json_number(&out->lora_dropout, root, "lora_dropout", 0, 1 - 1e-9, place));
+    if (tsr_json_has(root, "use_rslora"))
+        TSR_TRY(tsr_json_bool(&out->use_rslora, root, "use_rslora", place));
+    if (tsr_json_has(root, "use_dora"))
+        TSR_TRY(tsr_json_bool(&out->use_dora, root, "use_dora", place));
+    if (!tsr_json_has(root, "base_model_name_or_path"))
+        return TSR_OK;
+    TSR_TRY(tsr_json_string(&base, root, "base_model_name_or_path", place));
+    out->base_model_name_or_path = strdup(base);
+    return out->base_model_name_or_path ? TSR_OK : no_memory(place);
+}
+
+static tsr_status read_all(tsr_peft_config *out, const json_t *root, const char *place)
+{
+    const char *key;
+    json_t *value;
+    if (!json_is_object(root))
+        return tsr_fail(TSR_EDATA, "%s: the file holds %s, expected an object {...}", place,
+                        tsr_json_kind(root));
+    TSR_TRY(tsr_json_string(&key, root, "peft_type", place)); /* it must be there */
+    json_object_foreach((json_t *)root, key, value) TSR_TRY(check_field(key, value, place));
+    TSR_TRY(read_scalars(out, root, place));
+    TSR_TRY(read_match(&out->target, root, "target_modules", place));
+    TSR_TRY(read_match(&out->exclude, root, "exclude_modules", place));
+    if (out->target.regex && !strcmp(out->target.regex, "all-linear")) {
+        out->all_linear = true;
+        free(out->target.regex);
+        out->target.regex = NULL;
+    }
+    if (!out->all_linear && !out->target.regex && !out->target.count)
+        return tsr_fail(TSR_EDATA, "%s: key 'target_modules' names no module", place);
+    TSR_TRY(
+        read_pattern(&out->rank_pattern, &out->rank_pattern_count, root, "rank_pattern", place));
+    TSR_TRY(
+        read_pattern(&out->alpha_pattern, &out->alpha_pattern_count, root, "alpha_pattern", place));
+    return read_layers(out, root, place);
+}
+
+tsr_status tsr_peft_config_parse(tsr_peft_config *out, const char *text, uint64_t bytes,
+                                 const char *place)
+{
+    json_t *root;
+    tsr_peft_config config = {0};
+    TSR_TRY(tsr_json_parse(&root, text, bytes, place));
+    tsr_status status = read_all(&config, root, place);
+    json_decref(root);
+    if (status == TSR_OK)
+        *out = config;
+    else
+        tsr_peft_config_free(&config);
+    return status;
+}
+
+tsr_status tsr_peft_config_load(tsr_peft_config *out, const char *path)
+{
+    json_t *root;
+    tsr_peft_config config = {0};
+    TSR_TRY(tsr_json_load(&root, path));
+    tsr_status status = read_all(&config, root, path);
+    json_decref(root);
+    if (status == TSR_OK)
+        *out = config;
+    else
+        tsr_peft_config_free(&config);
+    return status;
+}
+
+static void free_match(tsr_peft_match *match)
+{
+    for (uint64_t i = 0; i < match->count; i++)
+        free(match->names[i]);
+    free(match->names);
+    free(match->regex);
+}
+
+void tsr_peft_config_free(tsr_peft_config *config)
+{
+    if (!config)
+        return;
+    free(config->base_model_name_or_path);
+    free_match(&config->target);
+    free_match(&config->exclude);
+    for (uint64_t i = 0; i < config->rank_pattern_count; i++)
+        free(config->rank_pattern[i].key);
+    free(config->rank_pattern);
+    for (uint64_t i = 0; i < config->alpha_pattern_count; i++)
+        free(config->alpha_pattern[i].key);
+    free(config->alpha_pattern);
+    free(config->layers_to_transform);
+    *config = (tsr_peft_config){0};
+}
+
+/* A whole number is written as one, as PEFT keeps Python's int. */
+static json_t *number(double value)
+{
+    if (value == floor(value) && fabs(value) < 1e15)
+        return json_integer((json_int_t)value);
+    return json_real(value);
+}
+
+/* Drops and replaces by NULL a container of which an entry could not be made. */
+static json_t *whole(json_t *container, int failed)
+{
+    if (!failed)
+        return container;
+    json_decref(container);
+    return NULL;
+}
+
+static json_t *match_value(const tsr_peft_match *match)
+{
+    if (match->regex)
+        return json_string(match->regex);
+    if (!match->count)
+        return json_null();
+    json_t *list = json_array();
+    int failed = 0;
+    for (uint64_t i = 0; i < match->count; i++)
+        failed |= json_array_append_new(list, json_string(match->names[i]));
+    return whole(list, failed);
+}
+
+static json_t *pattern_value(const tsr_peft_pattern *pattern, uint64_t count)
+{
+    json_t *object = json_object();
+    int failed = 0;
+    for (uint64_t i = 0; i < count; i++)
+        failed |= json_object_set_new(object, pattern[i].key, number(pattern[i].value));
+    return whole(object, failed);
+}
+
+static json_t *layers_value(const tsr_peft_config *config)
+{
+    if (!config->layers_to_transform)
+        return json_null();
+    json_t *list = json_array();
+    int failed = 0;
+    for (uint64_t i = 0; i < config->layer_count; i++)
+        failed |= json_array_append_new(list, json_integer(config->layers_to_transform[i]));
+    return whole(list, failed);
+}
+
+/* NULL: no memory, or a string is not UTF-8. */
+static json_t *config_value(const tsr_peft_config *config)
+{
+    const char *base = config->base_model_name_or_path;
+    json_t *root = json_object();
+    int failed = root == NULL;
+    for (size_t i = 0; i < FIXED_COUNT; i++)
+        failed |= json_object_set_new(root, fixed[i].key,
+                                      json_loads(fixed[i].value, JSON_DECODE_ANY, NULL));
+    failed |= json_object_set_new(root, "base_model_name_or_path",
+                                  base ? json_string(base) : json_null());
+    failed |= json_object_set_new(root, "r", json_integer((json_int_t)config->r));
+    failed |= json_object_set_new(root, "lora_alpha", number(config->lora_alpha));
+    failed |= json_object_set_new(root, "lora_dropout", json_real(config->lora_dropout));
+    failed |= json_object_set_new(root, "use_rslora", json_boolean(config->use_rslora));
+    failed |= json_object_set_new(root, "use_dora", json_boolean(config->use_dora));
+    failed |= json_object_set_new(root, "target_modules",
+                                  config->all_linear ? json_string("all-linear")
+                                                     : match_value(&config->target));
+    failed |= json_object_set_new(root, "exclude_modules", match_value(&config->exclude));
+    failed |= json_object_set_new(root, "rank_pattern",
+                                  pattern_value(config->rank_pattern, config->rank_pattern_count));
+    failed |= json_object_set_new(
+        root, "alpha_pattern", pattern_value(config->alpha_pattern, config->alpha_pattern_count));
+    failed |= json_object_set_new(root, "layers_to_transform", layers_value(config));
+    if (!failed)
+        return root;
+    json_decref(root);
+    return NULL;
+}
+
+tsr_status tsr_peft_config_format(char **out, const tsr_peft_config *config)
+{
+    const size_t style = JSON_INDENT(2) | JSON_SORT_KEYS | JSON_ENSURE_ASCII;
+    json_t *root = config_value(config);
+    char *text = NULL;
+    if (!root)
+        return tsr_fail(TSR_EINVAL, "%s: a string of the configuration is not UTF-8, or no memory",
+                        TSR_PEFT_CONFIG_FILE);
+    /* The fewest digits that bring every number back: 0.05 and not 0.050000000000000003. */
+    for (int digits = 1; digits <= 17; digits++) {
+        free(text);
+        text = json_dumps(root, style | JSON_REAL_PRECISION(digits));
+        json_t *again = text ? json_loads(text, 0, NULL) : NULL;
+        bool same = again && json_equal(again, root);
+        json_decref(again);
+        if (same)
+            break;
+    }
+    json_decref(root);
+    if (!text)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to write it", TSR_PEFT_CONFIG_FILE);
+    *out = text;
+    return TSR_OK;
+}

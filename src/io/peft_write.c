@@ -1,0 +1,150 @@
+#include "io/peft.h"
+
+#include "base/text.h"
+#include "io/file.h"
+#include "io/json.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* The order of appearance: who sees the weights sees the rest too. */
+enum { CARD, CONFIG, WEIGHTS, OUTPUT_COUNT };
+
+static const char *const output_names[OUTPUT_COUNT] = {
+    [CARD] = TSR_PEFT_CARD_FILE,
+    [CONFIG] = TSR_PEFT_CONFIG_FILE,
+    [WEIGHTS] = TSR_PEFT_WEIGHTS_FILE,
+};
+
+/* The model card. A JSON string is also a YAML and, up to rare escapes, a Python one. */
+static tsr_status make_card(tsr_text *card, const tsr_peft_config *config)
+{
+    const char *base = config->base_model_name_or_path;
+    json_t *string = json_string(base ? base : "");
+    char *quoted = string ? json_dumps(string, JSON_ENCODE_ANY) : NULL;
+    char *tag = NULL;
+    json_decref(string);
+    if (!quoted)
+        return tsr_fail(TSR_EINVAL, "%s: the base model's name is not UTF-8", TSR_PEFT_CARD_FILE);
+    if (asprintf(&tag, "\"base_model:adapter:%s", quoted + 1) < 0) {
+        free(quoted);
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to write it", TSR_PEFT_CARD_FILE);
+    }
+    tsr_text_puts(card, "---\n");
+    if (base)
+        tsr_text_printf(card, "base_model: %s\n", quoted);
+    tsr_text_puts(card, "library_name: peft\npipeline_tag: text-generation\ntags:\n");
+    if (base)
+        tsr_text_printf(card, "- %s\n", tag);
+    tsr_text_printf(card, "- lora\n%s- tessera\n- transformers\n---\n\n",
+                    config->use_dora ? "- dora\n" : "");
+    tsr_text_printf(card, "# A %s adapter\n\n", config->use_dora ? "DoRA" : "LoRA");
+    tsr_text_printf(card,
+                    "Rank %" PRIu64 ", alpha %g, trained with Tessera%s%s. Load it with PEFT:\n\n",
+                    config->r, config->lora_alpha, base ? " on " : "", base ? quoted : "");
+    tsr_text_printf(card,
+                    "```python\nfrom peft import PeftModel\n"
+                    "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+                    "base = %s\nmodel = AutoModelForCausalLM.from_pretrained(base)\n"
+                    "model = PeftModel.from_pretrained(model, \".\")  # this directory\n"
+                    "tokenizer = AutoTokenizer.from_pretrained(base)\n```\n\n"
+                    "### Framework versions\n\n- PEFT 0.21.0\n",
+                    base ? quoted : "\"the base model's directory\"");
+    free(tag);
+    free(quoted);
+    return card->failed ? tsr_fail(TSR_ENOMEM, "%s: no memory to write it", TSR_PEFT_CARD_FILE)
+                        : TSR_OK;
+}
+
+static tsr_status stage_text(tsr_file **out, const char *path, const char *text, uint64_t bytes)
+{
+    TSR_TRY(tsr_file_stage(out, path));
+    TSR_TRY(tsr_file_append(*out, text, bytes));
+    return tsr_file_finish(*out);
+}
+
+static tsr_status stage_card(tsr_file **out, const char *path, const tsr_peft_config *config)
+{
+    tsr_text card = {0};
+    tsr_status status = make_card(&card, config);
+    if (status == TSR_OK)
+        status = stage_text(out, path, card.data, card.length);
+    tsr_text_free(&card);
+    return status;
+}
+
+static tsr_status stage_config(tsr_file **out, const char *path, const tsr_peft_config *config)
+{
+    char *text;
+    TSR_TRY(tsr_peft_config_format(&text, config));
+    tsr_status status = stage_text(out, path, text, strlen(text));
+    free(text);
+    return status;
+}
+
+static tsr_status stage_weights(tsr_file **out, const char *path, const tsr_peft_tensor *tensors,
+                                uint64_t count)
+{
+    tsr_tensor_source *sources = calloc(count + 1, sizeof *sources);
+    tsr_status status = TSR_OK;
+    if (!sources)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to write it", path);
+    for (uint64_t i = 0; i < count && status == TSR_OK; i++) {
+        if (tensors[i].ndim < 1 || tensors[i].ndim > 2)
+            status = tsr_fail(TSR_EINVAL, "%s: tensor '%s' has %d dimensions, expected 1 or 2",
+                              path, tensors[i].name, tensors[i].ndim);
+        sources[i] = (tsr_tensor_source){.name = tensors[i].name,
+                                         .dtype = TSR_F32,
+                                         .ndim = tensors[i].ndim,
+                                         .shape = {tensors[i].shape[0], tensors[i].shape[1]},
+                                         .data = tensors[i].data};
+    }
+    if (status == TSR_OK)
+        status = tsr_safetensors_stage(out, path, sources, count);
+    free(sources);
+    return status;
+}
+
+/* Asks before anything appears: publishing the last of three must not be what finds this out. */
+static tsr_status check_target(const char *path)
+{
+    struct stat info;
+    if (lstat(path, &info) == 0 && S_ISDIR(info.st_mode))
+        return tsr_fail(TSR_EIO, "%s: a directory has the name of the file to write", path);
+    return TSR_OK;
+}
+
+tsr_status tsr_peft_write(const char *directory, const tsr_peft_config *config,
+                          const tsr_peft_tensor *tensors, uint64_t count)
+{
+    char *paths[OUTPUT_COUNT] = {0};
+    tsr_file *files[OUTPUT_COUNT] = {0};
+    tsr_status status = TSR_OK;
+    if (mkdir(directory, 0777) < 0 && errno != EEXIST)
+        return tsr_fail(TSR_EIO, "%s: cannot be made: %s", directory, strerror(errno));
+    for (int i = 0; i < OUTPUT_COUNT && status == TSR_OK; i++) {
+        if (asprintf(&paths[i], "%s/%s", directory, output_names[i]) < 0) {
+            paths[i] = NULL;
+            status = tsr_fail(TSR_ENOMEM, "%s: no memory to write to it", directory);
+        } else {
+            status = check_target(paths[i]);
+        }
+    }
+    if (status == TSR_OK)
+        status = stage_weights(&files[WEIGHTS], paths[WEIGHTS], tensors, count);
+    if (status == TSR_OK)
+        status = stage_config(&files[CONFIG], paths[CONFIG], config);
+    if (status == TSR_OK)
+        status = stage_card(&files[CARD], paths[CARD], config);
+    for (int i = 0; i < OUTPUT_COUNT && status == TSR_OK; i++)
+        status = tsr_file_publish(files[i]);
+    for (int i = 0; i < OUTPUT_COUNT; i++) {
+        tsr_file_discard(files[i]);
+        free(paths[i]);
+    }
+    return status;
+}
