@@ -60,7 +60,7 @@ static void apply_peer(loader *l, const char *name, const tsr_yaml_value *value,
     tsr_config_found(&found, value);
     size_t first = strcspn(peer->nothing, " ");
     tsr_config_error(&l->errors, where,
-                     "%s: found %s; not supported here: %s. Only %.*s is allowed", name,
+                     "%s: found %s; not supported here: %s; only %.*s is allowed", name,
                      tsr_text_string(&found), peer->why, (int)first, peer->nothing);
     tsr_text_free(&found);
 }
@@ -200,8 +200,9 @@ static tsr_status apply_file(loader *l, const char *text, size_t bytes, const ch
     TSR_TRY(tsr_yaml_parse(&tree, text, bytes, name));
     const tsr_yaml_value *root = &tree.root;
     if (root->kind != TSR_YAML_MAP && !tsr_yaml_is_null(root)) {
+        int line = root->line;
         tsr_yaml_free(&tree);
-        return tsr_fail(TSR_ECONFIG, "%s:%d: expected lines of `key: value`", name, root->line);
+        return tsr_fail(TSR_ECONFIG, "%s:%d: expected lines of `key: value`", name, line);
     }
     for (int i = 0; i < root->count; i++) {
         const tsr_yaml_value *key = &root->keys[i];

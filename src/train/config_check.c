@@ -36,7 +36,8 @@ static const char *where(const checker *c, const char *key)
     return tsr_config_where(c->config, key);
 }
 
-/* The line of the later of two keys that clash, which is where a reader looks first. */
+/* Of two keys that clash the one that was set: an override before a line, a line before a default.
+ */
 static const char *where_set(const checker *c, const char *first, const char *second)
 {
     return origin(c, first)->layer >= origin(c, second)->layer ? where(c, first) : where(c, second);

@@ -1,1 +1,137 @@
-int main(void){return 0;}
+/*
+ * metrics.jsonl: the exact lines, numbers that are not finite, strings, and errors.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "train/metrics.h"
+
+static char path[] = "/tmp/tsr_metrics_XXXXXX";
+
+static int make_path(void **state)
+{
+    (void)state;
+    int file = mkstemp(path);
+    if (file < 0)
+        return -1;
+    close(file);
+    return 0;
+}
+
+static int remove_path(void **state)
+{
+    (void)state;
+    return unlink(path);
+}
+
+static void expect_file(const char *expected)
+{
+    char buffer[4096];
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    size_t got = fread(buffer, 1, sizeof buffer - 1, file);
+    fclose(file);
+    buffer[got] = 0;
+    assert_string_equal(buffer, expected);
+}
+
+static const tsr_metrics_step step = {.step = 1,
+                                      .epoch = 0.01,
+                                      .loss = 2.34567891234,
+                                      .grad_norm = 0.91,
+                                      .learning_rate = 2e-4,
+                                      .label_tokens = 512,
+                                      .input_tokens = 2048,
+                                      .tokens_per_s = 3100.5,
+                                      .step_s = 0.66,
+                                      .device_bytes = 123,
+                                      .exposed_s = 0.001};
+
+#define STEP                                                                                       \
+    "{\"step\":1,\"epoch\":0.01,\"loss\":2.34567891,\"grad_norm\":0.91,\"learning_rate\":0.0002,"  \
+    "\"label_tokens\":512,\"input_tokens\":2048,\"tokens_per_s\":3100.5,\"step_s\":0.66,"          \
+    "\"device_bytes\":123,\"exposed_s\":0.001}\n"
+#define START                                                                                      \
+    "{\"event\":\"start\",\"version\":\"0.1.0\",\"commit\":\"abc\",\"ranks\":2,\"device\":\"cpu "  \
+    "\\\"x\\\\\\u000a\\ufffd\xc3\xbc\",\"plan_hash\":\"00000000000000ff\",\"config_hash\":"        \
+    "\"0000000000000001\",\"total_steps\":20,\"trainable_parameters\":1000}\n"
+
+static void test_lines(void **state)
+{
+    (void)state;
+    tsr_metrics *metrics;
+    assert_int_equal(tsr_metrics_create(&metrics, path, false), TSR_OK);
+    const tsr_metrics_start start = {.version = "0.1.0",
+                                     .commit = "abc",
+                                     .ranks = 2,
+                                     .device = "cpu \"x\\\n\xff\xc3\xbc",
+                                     .plan_hash = 255,
+                                     .config_hash = 1,
+                                     .total_steps = 20,
+                                     .trainable_count = 1000};
+    assert_int_equal(tsr_metrics_write_start(metrics, &start), TSR_OK);
+    expect_file(START); /* each line is there at once */
+    assert_int_equal(tsr_metrics_write_step(metrics, &step), TSR_OK);
+    expect_file(START STEP);
+    assert_int_equal(tsr_metrics_write_eval(metrics, 50, 1.0 / 3, 777), TSR_OK);
+    assert_int_equal(tsr_metrics_write_end(metrics, TSR_METRICS_DONE), TSR_OK);
+#define EVAL "{\"step\":50,\"eval_loss\":0.333333333,\"eval_label_tokens\":777}\n"
+#define DONE "{\"event\":\"end\",\"status\":\"done\"}\n"
+    expect_file(START STEP EVAL DONE);
+    tsr_metrics_destroy(metrics);
+
+    assert_int_equal(tsr_metrics_create(&metrics, path, true), TSR_OK); /* goes on */
+    assert_int_equal(tsr_metrics_write_end(metrics, TSR_METRICS_SAVED), TSR_OK);
+    tsr_metrics_destroy(metrics);
+    expect_file(START STEP EVAL DONE "{\"event\":\"end\",\"status\":\"saved\"}\n");
+
+    assert_int_equal(tsr_metrics_create(&metrics, path, false), TSR_OK); /* starts again */
+    assert_int_equal(tsr_metrics_write_end(metrics, TSR_METRICS_FAILED), TSR_OK);
+    tsr_metrics_destroy(metrics);
+    expect_file("{\"event\":\"end\",\"status\":\"failed\"}\n");
+}
+
+static void test_not_finite(void **state)
+{
+    (void)state;
+    tsr_metrics *metrics;
+    assert_int_equal(tsr_metrics_create(&metrics, path, false), TSR_OK);
+    tsr_metrics_step bad = {.step = 2, .loss = NAN, .grad_norm = INFINITY, .step_s = -INFINITY};
+    assert_int_equal(tsr_metrics_write_step(metrics, &bad), TSR_OK);
+    tsr_metrics_destroy(metrics);
+    expect_file("{\"step\":2,\"epoch\":0,\"loss\":null,\"grad_norm\":null,\"learning_rate\":0,"
+                "\"label_tokens\":0,\"input_tokens\":0,\"tokens_per_s\":0,\"step_s\":null,"
+                "\"device_bytes\":0,\"exposed_s\":0}\n");
+}
+
+static void test_errors(void **state)
+{
+    (void)state;
+    tsr_metrics *metrics;
+    assert_int_equal(tsr_metrics_create(&metrics, "/no/such/dir/metrics.jsonl", false), TSR_EIO);
+    assert_non_null(strstr(tsr_last_error(), "/no/such/dir/metrics.jsonl: cannot be created"));
+    tsr_metrics_destroy(NULL);
+    if (access("/dev/full", W_OK) == 0) { /* a full disk is said, not lost */
+        assert_int_equal(tsr_metrics_create(&metrics, "/dev/full", true), TSR_OK);
+        assert_int_equal(tsr_metrics_write_step(metrics, &step), TSR_EIO);
+        assert_non_null(strstr(tsr_last_error(), "cannot be written"));
+        tsr_metrics_destroy(metrics);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lines),
+                                       cmocka_unit_test(test_not_finite),
+                                       cmocka_unit_test(test_errors)};
+    return cmocka_run_group_tests(tests, make_path, remove_path);
+}

@@ -1,1 +1,129 @@
-int main(void){return 0;}
+/*
+ * The command line: what is parsed, what is refused and what the refusal shows.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "train/keys.h"
+#include "train/usage.h"
+
+#define MAX_ARGS 10
+
+static tsr_status parse(tsr_usage *out, const char *const *args)
+{
+    char *argv[MAX_ARGS + 1] = {(char *)"tessera"};
+    int argc = 1;
+    while (argc < MAX_ARGS && args[argc - 1]) {
+        argv[argc] = (char *)args[argc - 1];
+        argc++;
+    }
+    return tsr_usage_parse(out, argc, argv);
+}
+
+#define ARGS(...) ((const char *const[MAX_ARGS]){__VA_ARGS__})
+
+static void test_commands(void **state)
+{
+    (void)state;
+    tsr_usage u;
+    assert_int_equal(parse(&u, ARGS("train", "job.yaml", "lora_r=8", "output_dir=a=b")), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_TRAIN);
+    assert_string_equal(u.job_path, "job.yaml");
+    assert_int_equal(u.override_count, 2);
+    assert_string_equal(u.overrides[1], "output_dir=a=b");
+    assert_false(u.json);
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("plan", "--json", "--ranks", "4", "job.yaml")), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_PLAN);
+    assert_int_equal(u.plan_ranks, 4);
+    assert_true(u.json);
+    assert_int_equal(u.override_count, 0);
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("plan", "job.yaml", "--ranks=8")), TSR_OK);
+    assert_int_equal(u.plan_ranks, 8);
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("eval", "x=1", "job.yaml")), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_EVAL);
+    assert_int_equal(u.plan_ranks, 0);
+    tsr_usage_free(&u);
+}
+
+static void test_wrong_lines(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *args[6];
+        const char *words[3];
+    } cases[] = {
+        {{NULL}, {"a command is missing", "tessera train job.yaml"}},
+        {{"trian"}, {"no command 'trian'", "did you mean 'train'?"}},
+        {{"xyzzy"}, {"no command 'xyzzy'", "--help"}},
+        {{"train"}, {"the job.yaml is missing", "tessera train job.yaml [key=value ...]"}},
+        {{"train", "lora_r=8"}, {"the job.yaml is missing"}},
+        {{"train", "job.yaml", "extra"}, {"'extra'", "expected key=value"}},
+        {{"train", "job.yaml", "=8"}, {"'=8'", "expected key=value"}},
+        {{"train", "job.yaml", "--lora_r", "8"}, {"--lora_r", "key=value", "lora_r=8"}},
+        {{"train", "job.yaml", "--lora-r=8"}, {"key=value", "lora_r=8"}},
+        {{"train", "job.yaml", "--packing"}, {"packing=true"}},
+        {{"train", "job.yaml", "--learning_rat", "1e-3"}, {"learning_rate=1e-3"}},
+        {{"train", "job.yaml", "--json"}, {"--json: no such option"}},
+        {{"train", "job.yaml", "--ranks", "2"}, {"--ranks: no such option"}},
+        {{"train", "job.yaml", "-x"}, {"-x: no such option"}},
+        {{"plan", "job.yaml", "--ranks"}, {"--ranks: found nothing", "--ranks 4"}},
+        {{"plan", "job.yaml", "--ranks", "zero"}, {"--ranks: found 'zero'"}},
+        {{"plan", "job.yaml", "--ranks", "0"}, {"--ranks: found '0'"}},
+        {{"data", "job.yaml"}, {"tessera data: not in this version"}},
+        {{"merge", "job.yaml"}, {"tessera merge: not in this version"}},
+        {{"quantize", "job.yaml"}, {"tessera quantize: not in this version"}},
+        {{"inspect", "x"}, {"tessera inspect: not in this version"}},
+        {{"env"}, {"tessera env: not in this version"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tsr_usage u;
+        assert_int_equal(parse(&u, cases[i].args), TSR_EUSAGE);
+        assert_int_equal(tsr_status_exit_code(TSR_EUSAGE), 64);
+        for (int w = 0; w < 3 && cases[i].words[w]; w++)
+            if (!strstr(tsr_last_error(), cases[i].words[w]))
+                fail_msg("'%s' is not in: %s", cases[i].words[w], tsr_last_error());
+    }
+}
+
+static void expect_text(const char *const *args, const char *word)
+{
+    tsr_usage u;
+    assert_int_equal(parse(&u, args), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_TEXT);
+    if (!strstr(tsr_text_string(&u.text), word))
+        fail_msg("'%s' is not in: %s", word, tsr_text_string(&u.text));
+    tsr_usage_free(&u);
+}
+
+static void test_texts(void **state)
+{
+    (void)state;
+    expect_text(ARGS("--version"), tsr_usage_version());
+    expect_text(ARGS("--version"), tsr_usage_commit());
+    expect_text(ARGS("--help"), "tessera plan job.yaml [key=value ...] [--ranks N] [--json]");
+    expect_text(ARGS("-h"), "Not in this version: data, merge, quantize, inspect, env");
+    expect_text(ARGS("plan", "--help"), "--ranks N");
+    expect_text(ARGS("train", "job.yaml", "--help"), "lora_target_modules=[q_proj,v_proj]");
+    expect_text(ARGS("data", "--help"), "Not in this version");
+    for (int i = 0; i < tsr_keys_count(); i++) /* every key, with its default */
+        expect_text(ARGS("eval", "--help"), tsr_keys_at(i)->name);
+    expect_text(ARGS("train", "--help"), "lora_r [16]");
+    assert_true(strlen(tsr_usage_version()) > 0 && strlen(tsr_usage_commit()) > 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_commands),
+                                       cmocka_unit_test(test_wrong_lines),
+                                       cmocka_unit_test(test_texts)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

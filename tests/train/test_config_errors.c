@@ -1,0 +1,321 @@
+/*
+ * Wrong configurations: each must be refused with TSR_ECONFIG, naming the place, what was found and
+ * what is allowed.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/text.h"
+#include "train/config.h"
+
+#define BASE "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: o\n" /* three lines */
+
+typedef struct {
+    const char *text;     /* appended to BASE; "!" first: the whole file */
+    const char *override; /* NULL: none */
+    const char *words[5]; /* each must be in the message */
+} wrong;
+
+static const wrong table[] = {
+    /* unknown and misspelt keys */
+    {"learning_rat: 1e-3", NULL, {"job.yaml:4", "no key 'learning_rat'", "learning_rate?"}},
+    {"lora_rank: 8", NULL, {"job.yaml:4", "lora_r?"}},
+    {"micro_batch_size: 8", NULL, {"per_device_train_batch_size?"}},
+    {"qqqqqqqqqqqqqqqqqqqq: 8", NULL, {"no key 'qqqqqqqqqqqqqqqqqqqq'", "--help"}},
+    {"Lora_R: 8", NULL, {"no key", "lora_r?"}},
+    {"max_lenght: 8", NULL, {"max_length?"}},
+    {NULL, "learning_rate_=1", {"override learning_rate_=1", "learning_rate?"}},
+    /* types */
+    {"lora_r: abc", NULL, {"job.yaml:4: lora_r: found 'abc'", "a whole number from 1 to 65536"}},
+    {"lora_r: 8.5", NULL, {"lora_r: found '8.5'", "whole number"}},
+    {"lora_r: [8]", NULL, {"lora_r: found a list", "whole number"}},
+    {"lora_r:", NULL, {"lora_r: found nothing", "whole number"}},
+    {"learning_rate: fast", NULL, {"learning_rate: found 'fast'", "a number from 0"}},
+    {"learning_rate: 0x1p3", NULL, {"found '0x1p3'"}},
+    {"learning_rate: nan", NULL, {"found 'nan'"}},
+    {"learning_rate: .inf", NULL, {"found '.inf'"}},
+    {"learning_rate: 1,5", NULL, {"found '1,5'"}},
+    {"learning_rate: 2e-4x", NULL, {"found '2e-4x'"}},
+    {"packing: maybe", NULL, {"packing: found 'maybe'", "true or false"}},
+    {"packing: 1", NULL, {"packing: found '1'", "true or false"}},
+    {"dataset_text_field: {a: b}", NULL, {"found a map", "a text"}},
+    {"lr_scheduler_type: cosin", NULL, {"found 'cosin'", "cosine, constant"}},
+    {"lr_scheduler_type: polynomial", NULL, {"found 'polynomial'", "linear, cosine"}},
+    {"eval_strategy: sometimes", NULL, {"found 'sometimes'", "no, steps, epoch"}},
+    {"rank_pattern: [1, 2]", NULL, {"rank_pattern: found a list", "map"}},
+    {"rank_pattern: {q_proj: x}", NULL, {"rank_pattern: found 'x'"}},
+    {"rank_pattern: {q_proj: 2.5}", NULL, {"rank_pattern: found '2.5'", "whole"}},
+    {"rank_pattern: {q_proj: 2, q_proj: 3}", NULL, {"'q_proj' stands twice"}},
+    {"layers_to_transform: [1, 1]", NULL, {"1 is listed twice"}},
+    {"layers_to_transform: [1, -2]", NULL, {"found '-2'"}},
+    {"lora_target_modules: []", NULL, {"lora_target_modules: found a list", "all-linear"}},
+    {"lora_target_modules: {q: v}", NULL, {"found a map", "regular expression"}},
+    {"memory_budget: 22 gigs", NULL, {"memory_budget: found '22 gigs'", "22GiB"}},
+    {"memory_budget: -5", NULL, {"memory_budget: found '-5'"}},
+    {"memory_budget: 1e30", NULL, {"memory_budget: found '1e30'"}},
+    {"time_limit: soon", NULL, {"time_limit: found 'soon'", "1h30m"}},
+    {"time_limit: '01:99:00'", NULL, {"time_limit: found '01:99:00'"}},
+    {"lr_scheduler_kwargs: {cycles: 2}", NULL, {"no member 'cycles'", "num_cycles"}},
+    /* ranges */
+    {"lora_r: 0", NULL, {"lora_r: found '0'", "from 1"}},
+    {"lora_r: 99999999999999999999999", NULL, {"lora_r: found"}},
+    {"lora_alpha: 0", NULL, {"lora_alpha: found '0'", "above 0"}},
+    {"lora_dropout: 1", NULL, {"lora_dropout: found '1'", "to below 1"}},
+    {"lora_dropout: -0.1", NULL, {"lora_dropout: found '-0.1'"}},
+    {"learning_rate: 1e999", NULL, {"learning_rate: found '1e999'"}},
+    {"slots: 1", NULL, {"slots: found '1'", "from 2"}},
+    {"max_length: 0", NULL, {"max_length: found '0'", "or null"}},
+    {"max_steps: 0", NULL, {"max_steps: found '0'", "-1"}},
+    {"num_train_epochs: 0", NULL, {"num_train_epochs: found '0'", "above 0"}},
+    {"adam_beta2: 1.0", NULL, {"adam_beta2: found '1.0'"}},
+    {"eval_steps: 0", NULL, {"eval_steps: found '0'", "share below 1"}},
+    {"eval_steps: 2.5", NULL, {"eval_steps: found '2.5'"}},
+    {"warmup_steps: -1", NULL, {"warmup_steps: found '-1'"}},
+    {"warmup_ratio: 3", NULL, {"warmup_ratio: found '3'", "warmup_steps"}},
+    {"seed: -1", NULL, {"seed: found '-1'"}},
+    /* conflicts */
+    {"packing: true\nmax_length: null", NULL, {"job.yaml:4: packing", "job.yaml:5", "null"}},
+    {"total_batch_size: 6\nper_device_train_batch_size: 4",
+     NULL,
+     {"total_batch_size: 6 is not a multiple", "4 (job.yaml:5)"}},
+    {"total_batch_size: 6\ngradient_accumulation_steps: 2",
+     NULL,
+     {"leave out one", "job.yaml:4", "job.yaml:5"}},
+    {"warmup_steps: 10\nwarmup_ratio: 0.1",
+     NULL,
+     {"job.yaml:5: warmup_ratio", "warmup_steps (job.yaml:4)", "keep one"}},
+    {"bf16: true\ndtype: float32", NULL, {"job.yaml:5: dtype", "bf16 (job.yaml:4)", "keep one"}},
+    {"max_length: 8\nmax_seq_length: 9", NULL, {"max_seq_length", "keep one"}},
+    {"dataset_name: e.jsonl", NULL, {"job.yaml:4: dataset_name", "dataset (job.yaml:2)"}},
+    {"layers_to_transform: [0]\nlora_target_modules: '.*q_proj'",
+     NULL,
+     {"layers_to_transform", "regular expression", ".*q_proj"}},
+    {"eval_strategy: steps", NULL, {"eval_strategy: needs an eval_dataset"}},
+    {"eval_on_start: true", NULL, {"eval_on_start: true needs an eval_dataset"}},
+    {"lr_scheduler_type: cosine_with_min_lr", NULL, {"needs min_lr or min_lr_rate"}},
+    {"lr_scheduler_kwargs: {min_lr: 1e-5}", NULL, {"belong to", "cosine_with_min_lr"}},
+    {"lr_scheduler_kwargs: {num_cycles: 2}", NULL, {"num_cycles belongs to"}},
+    {"lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1}",
+     NULL,
+     {"min_lr is above the learning_rate"}},
+    {"lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 0, min_lr_rate: 0}",
+     NULL,
+     {"leave out one"}},
+    {"init_adapter: o", NULL, {"output_dir: 'o' is also init_adapter (job.yaml:4)"}},
+    /* required */
+    {"!dataset: d.jsonl\noutput_dir: o", NULL, {"model_name_or_path: required", "missing"}},
+    {"!model_name_or_path: m\noutput_dir: o", NULL, {"dataset: required"}},
+    {"!model_name_or_path: m\ndataset: d.jsonl\noutput_dir: null",
+     NULL,
+     {"job.yaml:3: output_dir: required", "null"}},
+    {"!", NULL, {"3 errors", "model_name_or_path", "dataset", "output_dir"}},
+    {"!model_name_or_path: ''\ndataset: d.jsonl\noutput_dir: o",
+     NULL,
+     {"model_name_or_path: found ''", "not empty"}},
+    /* Hub names */
+    {"!model_name_or_path: meta-llama/Llama-3-8B\ndataset: d.jsonl\noutput_dir: o",
+     NULL,
+     {"job.yaml:1", "meta-llama/Llama-3-8B",
+      "hf download meta-llama/Llama-3-8B --local-dir Llama-3-8B", "huggingface-cli download"}},
+    {"!model_name_or_path: m\ndataset: trl-lib/Capybara\noutput_dir: o",
+     NULL,
+     {"job.yaml:2", "hf download --repo-type dataset trl-lib/Capybara"}},
+    {"init_adapter: someone/adapter", NULL, {"init_adapter", "hf download someone/adapter"}},
+    /* not built */
+    {"dataset_format: alpaca", NULL, {"found 'alpaca'", "not in this version", "messages"}},
+    {"dataset_format: text", NULL, {"found 'text'", "not in this version"}},
+    {"completion_only_loss: true", NULL, {"completion_only_loss", "not in this version"}},
+    {"dataset_text_field: body", NULL, {"dataset_text_field: found body", "only text"}},
+    {"save_strategy: steps", NULL, {"save_strategy: found 'steps'", "checkpoints"}},
+    {"save_strategy: epoch", NULL, {"save_strategy: found 'epoch'", "checkpoints"}},
+    {"save_total_limit: 2", NULL, {"save_total_limit", "not in this version", "only null"}},
+    {"resume_from_checkpoint: true", NULL, {"resume_from_checkpoint", "not in this version"}},
+    {"resume_from_checkpoint: some/dir", NULL, {"resume_from_checkpoint", "not in this version"}},
+    {"base_compute: fp8", NULL, {"base_compute", "not in this version"}},
+    {"trace: t.json", NULL, {"trace", "not in this version"}},
+    {"report_to: tensorboard", NULL, {"report_to", "not in this version"}},
+    {"report_to: [wandb]", NULL, {"report_to", "metrics.jsonl"}},
+    {"lora_graph: flops", NULL, {"lora_graph", "not in this version", "fixed"}},
+    {"activation_offloading: true", NULL, {"activation_offloading", "not in this version"}},
+    {"optimizer_offload: true", NULL, {"optimizer_offload", "not in this version"}},
+    {"backend: cuda", NULL, {"backend", "this build has no CUDA backend"}},
+    {"dtype: bfloat16", NULL, {"dtype", "CPU backend computes in float32"}},
+    {"bf16: true", NULL, {"bf16", "CPU backend computes in float32"}},
+    {"dtype: float16", NULL, {"float16", "not supported"}},
+    {"bnb_4bit_quant_type: fp4", NULL, {"fp4", "not supported", "nf4"}},
+    {"packing_strategy: wrapped", NULL, {"packing_strategy", "not in this version", "bfd"}},
+    {"optim: adamw_8bit", NULL, {"adamw_8bit", "8 bits", "adamw_torch"}},
+    {"optim: paged_adamw_8bit", NULL, {"8 bits"}},
+    {"optim: sgd", NULL, {"optim: found 'sgd'", "adamw_torch"}},
+    /* peers' keys */
+    {"fp16: true", NULL, {"fp16: found 'true'", "only false", "bfloat16"}},
+    {"label_smoothing_factor: 0.1", NULL, {"label_smoothing_factor: found '0.1'"}},
+    {"neftune_noise_alpha: 5", NULL, {"neftune_noise_alpha"}},
+    {"loss_type: dft", NULL, {"loss_type: found 'dft'", "only nll"}},
+    {"modules_to_save: [lm_head]", NULL, {"modules_to_save: found a list"}},
+    {"lora_modules_to_save: [lm_head]", NULL, {"lora_modules_to_save: found a list"}},
+    {"load_in_8bit: true", NULL, {"load_in_8bit"}},
+    {"deepspeed: ds.json", NULL, {"deepspeed: found 'ds.json'", "sharding is built in"}},
+    {"fsdp: full_shard", NULL, {"fsdp: found 'full_shard'"}},
+    {"use_peft: false", NULL, {"use_peft: found 'false'", "only true"}},
+    {"push_to_hub: true", NULL, {"push_to_hub"}},
+    {"group_by_length: true", NULL, {"group_by_length"}},
+    {"load_best_model_at_end: true", NULL, {"load_best_model_at_end"}},
+    {"dataset_streaming: true", NULL, {"dataset_streaming"}},
+    {"auto_find_batch_size: true", NULL, {"auto_find_batch_size"}},
+    {"optim_args: x=1", NULL, {"optim_args"}},
+    {"truncation_mode: keep_end", NULL, {"truncation_mode: found 'keep_end'", "keep_start"}},
+    {"train_sampling_strategy: group_by_length", NULL, {"random or sequential"}},
+    /* YAML itself */
+    {"lora_r: 8\nlora_r: 9", NULL, {"job.yaml:5: lora_r: stands twice", "line 4 and line 5"}},
+    {"a: [1, 2", NULL, {"job.yaml:", "not YAML"}},
+    {"a: b: c", NULL, {"job.yaml:4:5", "not YAML"}},
+    {"\ttab: 1", NULL, {"job.yaml:4:1", "not YAML"}},
+    {"x: \xff", NULL, {"job.yaml:4:4", "not YAML", "UTF-8"}},
+    {"? [a, b]\n: c", NULL, {"job.yaml:4", "a key is a list"}},
+    {"rank_pattern: {a: {b: {c: {d: 1}}}}", NULL, {"nested too deep"}},
+    {"seed: \"a\\0b\"", NULL, {"job.yaml:4", "zero byte"}},
+    {"...\n---\nseed: 2", NULL, {"second document"}},
+    {"seed: *nothing", NULL, {"not YAML", "alias"}},
+    {"!just words", NULL, {"job.yaml:1", "key: value"}},
+    {"!- a\n- b", NULL, {"job.yaml:1", "key: value"}},
+    /* overrides */
+    {NULL, "lora_r", {"override lora_r", "key=value"}},
+    {NULL, "=8", {"override =8", "key=value"}},
+    {NULL, "--lora_r=8", {"expected key=value", "such as lora_r=8"}},
+    {NULL, "lora_r=", {"override lora_r=: lora_r: found nothing"}},
+    {NULL, "lora_r=eight", {"override lora_r=eight: lora_r: found 'eight'"}},
+    {NULL, "rank_pattern={q: 1", {"override rank_pattern={q: 1", "not YAML"}},
+    {NULL, "output_dir=\xff\xfe", {"not UTF-8"}},
+};
+
+static tsr_status load(const char *text, size_t bytes, const char *override)
+{
+    tsr_config config;
+    tsr_config_source source = {.text = text,
+                                .text_bytes = bytes,
+                                .name = "job.yaml",
+                                .overrides = &override,
+                                .override_count = override != NULL};
+    tsr_status status = tsr_config_load(&config, &source);
+    if (status == TSR_OK)
+        tsr_config_free(&config);
+    return status;
+}
+
+static void expect(const char *message, const char *word, const char *text)
+{
+    if (!text || !message || !word) /* sanitizers check, and then the compiler wonders */
+        fail();
+    else if (!strstr(message, word))
+        fail_msg("configuration\n%s\ngave\n%s\nwithout '%s'", text, message, word);
+}
+
+static void test_each_is_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        tsr_text text = {0};
+        const char *lines = table[i].text ? table[i].text : "";
+        tsr_text_printf(&text, "%s%s\n", *lines == '!' ? "" : BASE, lines + (*lines == '!'));
+        tsr_status status = load(text.data, text.length, table[i].override);
+        if (status != TSR_ECONFIG)
+            fail_msg("%s %s: status %d, %s", text.data, table[i].override, status,
+                     tsr_last_error());
+        for (int w = 0; w < 5 && table[i].words[w]; w++)
+            expect(tsr_last_error(), table[i].words[w], text.data);
+        tsr_text_free(&text);
+    }
+}
+
+static void test_all_errors_at_once(void **state)
+{
+    (void)state;
+    static const char text[] = "model_name_or_path: a/b\n"
+                               "dataset: d.jsonl\n"
+                               "lora_r: -1\n"
+                               "lerning_rate: 1\n"
+                               "fp16: true\n"
+                               "packing: true\n"
+                               "max_length: null\n"
+                               "seed: 1\n"
+                               "seed: 2\n";
+    assert_int_equal(load(text, 0, "slots=1"), TSR_ECONFIG);
+    const char *message = tsr_last_error();
+    static const char *const words[] = {
+        "8 errors",
+        "job.yaml:1: model_name_or_path",
+        "job.yaml:3: lora_r",
+        "job.yaml:4: no",
+        "job.yaml:5: fp16",
+        "job.yaml:6: packing",
+        "job.yaml:9: seed",
+        "override slots=1: slots",
+        "output_dir: required",
+    };
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        expect(message, words[i], text);
+    assert_int_equal(strncmp(message, "8 errors", 8), 0);
+}
+
+static void test_many_errors_are_counted(void **state)
+{
+    (void)state;
+    tsr_text text = {0};
+    for (int i = 0; i < 500; i++)
+        tsr_text_printf(&text, "unknown_%d: 1\n", i);
+    assert_int_equal(load(text.data, text.length, NULL), TSR_ECONFIG);
+    expect(tsr_last_error(), "503 errors", "");
+    expect(tsr_last_error(), "and more", "");
+    assert_true(strlen(tsr_last_error()) < TSR_ERROR_BYTES - 1);
+    tsr_text_free(&text);
+}
+
+/* Anchors may be used, but not to grow without bound. */
+static void test_anchors_are_bounded(void **state)
+{
+    (void)state;
+    tsr_text text = {0};
+    tsr_text_puts(&text, "a: &a [");
+    for (int i = 0; i < 3000; i++)
+        tsr_text_puts(&text, "x,");
+    tsr_text_puts(&text, "x]\nb: [");
+    for (int i = 0; i < 3000; i++)
+        tsr_text_puts(&text, "*a,");
+    tsr_text_puts(&text, "*a]\n");
+    assert_int_equal(load(text.data, text.length, NULL), TSR_ECONFIG);
+    expect(tsr_last_error(), "more than 10000 values", "");
+    static const char cycle[] = "a: &a [*a]\n";
+    assert_int_equal(load(cycle, 0, NULL), TSR_ECONFIG);
+    tsr_text_free(&text);
+}
+
+static void test_files(void **state)
+{
+    (void)state;
+    tsr_config config;
+    tsr_config_source source = {.path = TSR_SOURCE_DIR "/no/such/job.yaml"};
+    assert_int_equal(tsr_config_load(&config, &source), TSR_ECONFIG);
+    expect(tsr_last_error(), "no/such/job.yaml: cannot be opened: No such file", "");
+    source.path = TSR_SOURCE_DIR;
+    assert_int_equal(tsr_config_load(&config, &source), TSR_ECONFIG);
+    expect(tsr_last_error(), "directory", "");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_each_is_refused),
+        cmocka_unit_test(test_all_errors_at_once),
+        cmocka_unit_test(test_many_errors_are_counted),
+        cmocka_unit_test(test_anchors_are_bounded),
+        cmocka_unit_test(test_files),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
