@@ -1,0 +1,99 @@
+#include "adapters/dropout.h"
+
+#include "adapters/clones.h"
+#include "base/philox.h"
+
+#include <math.h>
+
+#define DROPOUT_TAG 0x44u /* sets these numbers apart from the initial values' */
+#define LANES       16    /* Philox calls side by side: one AVX-512 register of 32-bit words */
+#define COLUMNS     (4 * LANES)
+
+tsr_dropout tsr_dropout_make(double p, uint64_t seed, uint64_t epoch, uint64_t module_key)
+{
+    uint64_t key = tsr_mix(tsr_mix(tsr_mix(seed) ^ epoch) ^ module_key);
+    return (tsr_dropout){
+        .key = tsr_mix(key ^ DROPOUT_TAG),
+        .threshold = (uint32_t)ceil(p * 0x1p24) << 8,
+        .keep = (float)(1 - p),
+    };
+}
+
+/* The words of columns [column, column + 64): tsr_philox_at(key, sample, position << 32 | column /
+ * 4), sixteen at once. word[4 l + w] is word w of call l. Inlined into each clone. */
+static inline __attribute__((always_inline)) void
+words(uint32_t word[COLUMNS], uint64_t key, uint64_t sample, uint32_t position, uint64_t column)
+{
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    uint32_t a[LANES], b[LANES], c[LANES], d[LANES];
+    for (int l = 0; l < LANES; l++) {
+        a[l] = (uint32_t)(column / 4) + (uint32_t)l;
+        b[l] = position;
+        c[l] = (uint32_t)sample;
+        d[l] = (uint32_t)(sample >> 32);
+    }
+    for (int round = 0; round < 10; round++) {
+        for (int l = 0; l < LANES; l++) {
+            uint64_t p0 = (uint64_t)0xD2511F53u * a[l], p1 = (uint64_t)0xCD9E8D57u * c[l];
+            a[l] = (uint32_t)(p1 >> 32) ^ b[l] ^ k0;
+            c[l] = (uint32_t)(p0 >> 32) ^ d[l] ^ k1;
+            b[l] = (uint32_t)p1;
+            d[l] = (uint32_t)p0;
+        }
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    for (int l = 0; l < LANES; l++) {
+        word[4 * l] = a[l];
+        word[4 * l + 1] = b[l];
+        word[4 * l + 2] = c[l];
+        word[4 * l + 3] = d[l];
+    }
+}
+
+static inline uint64_t columns_left(uint64_t columns, uint64_t column)
+{
+    return columns - column < COLUMNS ? columns - column : COLUMNS;
+}
+
+TSR_CLONES void tsr_dropout_row(float *out, const float *x, uint64_t columns,
+                                const tsr_dropout *dropout, uint64_t sample, uint32_t position)
+{
+    const tsr_dropout d = *dropout;
+    uint32_t word[COLUMNS];
+    for (uint64_t column = 0; column < columns; column += COLUMNS) {
+        uint64_t n = columns_left(columns, column);
+        words(word, d.key, sample, position, column);
+        for (uint64_t i = 0; i < n; i++) {
+            float kept = x[column + i] / d.keep;
+            out[column + i] = word[i] >= d.threshold ? kept : 0;
+        }
+    }
+}
+
+TSR_CLONES void tsr_dropout_add_row(float *out, const float *x, uint64_t columns,
+                                    const tsr_dropout *dropout, uint64_t sample, uint32_t position)
+{
+    const tsr_dropout d = *dropout;
+    uint32_t word[COLUMNS];
+    for (uint64_t column = 0; column < columns; column += COLUMNS) {
+        uint64_t n = columns_left(columns, column);
+        words(word, d.key, sample, position, column);
+        for (uint64_t i = 0; i < n; i++) {
+            float kept = x[column + i] / d.keep;
+            out[column + i] += word[i] >= d.threshold ? kept : 0;
+        }
+    }
+}
+
+TSR_CLONES void tsr_dropout_mask_row(uint8_t *mask, uint64_t columns, const tsr_dropout *dropout,
+                                     uint64_t sample, uint32_t position)
+{
+    uint32_t word[COLUMNS];
+    for (uint64_t column = 0; column < columns; column += COLUMNS) {
+        uint64_t n = columns_left(columns, column);
+        words(word, dropout->key, sample, position, column);
+        for (uint64_t i = 0; i < n; i++)
+            mask[column + i] = word[i] >= dropout->threshold;
+    }
+}

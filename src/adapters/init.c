@@ -1,0 +1,26 @@
+#include "adapters/init.h"
+
+#include "base/hash.h"
+#include "base/philox.h"
+
+#include <math.h>
+#include <string.h>
+
+#define INIT_TAG 0x41u /* sets these numbers apart from dropout's with the same seed */
+
+uint64_t tsr_adapter_module_key(const char *path)
+{
+    return tsr_hash(TSR_HASH_START, path, strlen(path));
+}
+
+void tsr_adapter_init_a(float *out, uint64_t first, uint64_t count, uint64_t in_features,
+                        uint64_t seed, uint64_t module_key)
+{
+    uint64_t key = tsr_mix(tsr_mix(seed) ^ module_key);
+    float bound = (float)(1 / sqrt((double)in_features));
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t e = first + i;
+        uint32_t word = tsr_philox_at(key, INIT_TAG, e / 4).word[e % 4];
+        out[i] = (2 * tsr_philox_uniform(word) - 1) * bound;
+    }
+}

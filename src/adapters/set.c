@@ -1,0 +1,404 @@
+#include "adapters/set.h"
+
+#include "adapters/regex.h"
+#include "base/log.h"
+#include "base/text.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef unsigned long long ull; /* for %llu */
+
+/* What a configuration's target calls itself in messages. */
+#define TARGET_KEY  "lora_target_modules"
+#define EXCLUDE_KEY "exclude_modules"
+
+/* One call's work. `chosen` and `used` are owned, the rest borrowed. */
+typedef struct {
+    const tsr_adapter_spec *spec;
+    const tsr_adapter_module *module;
+    uint64_t module_count;
+    bool all_linear;
+    tsr_path_regex *target, *exclude; /* where they are regular expressions */
+    bool *chosen;                     /* [module_count] */
+    bool *used;                       /* [target.count] target names that matched a linear */
+} selection;
+
+static const char *last_part(const char *path)
+{
+    const char *dot = strrchr(path, '.');
+    return dot ? dot + 1 : path;
+}
+
+/* PEFT's rule for an entry of a list: the path itself, or its end after a dot. */
+static bool ends_in(const char *path, const char *name)
+{
+    size_t path_length = strlen(path), length = strlen(name);
+    if (length > path_length || strcmp(path + path_length - length, name))
+        return false;
+    return length == path_length || path[path_length - length - 1] == '.';
+}
+
+/* The layer of "model.layers.3.mlp": the last number between dots behind two names; -1 if none. */
+static int64_t layer_of(const char *path)
+{
+    int64_t layer = -1;
+    int dots = 0;
+    for (const char *p = path; *p; p++) {
+        if (*p != '.' || ++dots < 2)
+            continue;
+        char *end;
+        if (p[1] < '0' || p[1] > '9')
+            continue;
+        long value = strtol(p + 1, &end, 10);
+        if (*end == '.')
+            layer = value;
+    }
+    return layer;
+}
+
+static tsr_status check_rank(const char *key, const char *pattern, double r)
+{
+    if (r >= 1 && r <= TSR_ADAPTER_MAX_RANK && r == floor(r))
+        return TSR_OK;
+    return tsr_fail(TSR_ECONFIG, "%s%s%s is %g; expected a whole number from 1 to %d", key,
+                    pattern ? " " : "", pattern ? pattern : "", r, TSR_ADAPTER_MAX_RANK);
+}
+
+static tsr_status check_alpha(const char *key, const char *pattern, double alpha)
+{
+    if (alpha > 0 && isfinite(alpha))
+        return TSR_OK;
+    return tsr_fail(TSR_ECONFIG, "%s%s%s is %g; expected a number above 0", key, pattern ? " " : "",
+                    pattern ? pattern : "", alpha);
+}
+
+static tsr_status check_layers(const selection *s)
+{
+    int64_t last = -1;
+    for (uint64_t i = 0; i < s->module_count; i++)
+        if (s->module[i].linear && layer_of(s->module[i].path) > last)
+            last = layer_of(s->module[i].path);
+    for (uint64_t i = 0; i < s->spec->layer_count; i++)
+        if (s->spec->layers[i] < 0 || s->spec->layers[i] > last)
+            return tsr_fail(TSR_ECONFIG,
+                            "layers_to_transform: layer %lld is not in the model, whose layers are "
+                            "0 to %lld",
+                            (long long)s->spec->layers[i], (long long)last);
+    return TSR_OK;
+}
+
+static tsr_status check_spec(const selection *s)
+{
+    const tsr_adapter_spec *spec = s->spec;
+    TSR_TRY(check_rank("lora_r", NULL, (double)spec->r));
+    TSR_TRY(check_alpha("lora_alpha", NULL, spec->alpha));
+    if (!(spec->dropout >= 0 && spec->dropout < 1))
+        return tsr_fail(TSR_ECONFIG, "lora_dropout is %g; expected 0 or more and below 1",
+                        spec->dropout);
+    for (uint64_t i = 0; i < spec->rank_pattern_count; i++)
+        TSR_TRY(check_rank("rank_pattern", spec->rank_pattern[i].key, spec->rank_pattern[i].value));
+    for (uint64_t i = 0; i < spec->alpha_pattern_count; i++)
+        TSR_TRY(
+            check_alpha("alpha_pattern", spec->alpha_pattern[i].key, spec->alpha_pattern[i].value));
+    if (spec->target.regex && spec->target.count)
+        return tsr_fail(TSR_EINVAL, "%s: both a list and a regular expression", TARGET_KEY);
+    if (!spec->layers)
+        return TSR_OK;
+    if (spec->target.regex)
+        return tsr_fail(TSR_ECONFIG,
+                        "layers_to_transform cannot be combined with a regular expression as %s "
+                        "(\"%s\"): give a list of names, or put the layers into the expression",
+                        TARGET_KEY, spec->target.regex);
+    return check_layers(s);
+}
+
+/* Whether the module is excluded. */
+static tsr_status is_excluded(bool *out, const selection *s, const char *path)
+{
+    *out = false;
+    if (s->exclude)
+        return tsr_path_regex_match(out, s->exclude, path);
+    for (uint64_t i = 0; i < s->spec->exclude.count && !*out; i++)
+        *out = ends_in(path, s->spec->exclude.names[i]);
+    return TSR_OK;
+}
+
+/* Whether the target means the module, layers and exclusion aside; *name is the entry that does. */
+static tsr_status is_target(bool *out, const char **name, const selection *s,
+                            const tsr_adapter_module *module)
+{
+    *out = false;
+    *name = s->spec->target.regex;
+    if (s->all_linear)
+        *out = module->linear;
+    else if (s->target)
+        return tsr_path_regex_match(out, s->target, module->path);
+    for (uint64_t i = 0; i < s->spec->target.count; i++)
+        if (ends_in(module->path, s->spec->target.names[i])) {
+            s->used[i] = true;
+            *name = s->spec->target.names[i];
+            *out = true;
+        }
+    return TSR_OK;
+}
+
+static bool in_layers(const selection *s, const char *path)
+{
+    if (!s->spec->layers)
+        return true;
+    int64_t layer = layer_of(path);
+    for (uint64_t i = 0; i < s->spec->layer_count; i++)
+        if (s->spec->layers[i] == layer)
+            return true;
+    return false;
+}
+
+static tsr_status choose_module(selection *s, uint64_t index)
+{
+    const tsr_adapter_module *module = &s->module[index];
+    bool target, excluded;
+    const char *name;
+    TSR_TRY(is_target(&target, &name, s, module));
+    TSR_TRY(is_excluded(&excluded, s, module->path));
+    if (!target || excluded)
+        return TSR_OK;
+    if (!module->linear)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: \"%s\" means %s, which is not a linear of a decoder layer and cannot "
+                        "have an adapter; take it out, or name it in %s",
+                        TARGET_KEY, name, module->path, EXCLUDE_KEY);
+    s->chosen[index] = in_layers(s, module->path);
+    return TSR_OK;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* Sorts names and drops repeated ones; returns how many are left. */
+static uint64_t sort_names(const char **names, uint64_t count)
+{
+    uint64_t kept = 0;
+    if (count)
+        qsort(names, count, sizeof *names, compare_names);
+    for (uint64_t i = 0; i < count; i++)
+        if (kept == 0 || strcmp(names[kept - 1], names[i]))
+            names[kept++] = names[i];
+    return kept;
+}
+
+/* The distinct last parts of all linears, sorted. *out is the caller's, its strings borrowed. */
+static tsr_status linear_names(const char ***out, uint64_t *count, const selection *s)
+{
+    const char **names = malloc((s->module_count + 1) * sizeof *names);
+    if (!names)
+        return tsr_fail(TSR_ENOMEM, "no memory for %llu module names", (ull)s->module_count);
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < s->module_count; i++)
+        if (s->module[i].linear)
+            names[n++] = last_part(s->module[i].path);
+    *count = sort_names(names, n);
+    *out = names;
+    return TSR_OK;
+}
+
+static tsr_status list_candidates(tsr_text *out, const selection *s)
+{
+    const char **names;
+    uint64_t count;
+    TSR_TRY(linear_names(&names, &count, s));
+    for (uint64_t i = 0; i < count; i++)
+        tsr_text_printf(out, "%s%s", i ? ", " : "", names[i]);
+    free(names);
+    return TSR_OK;
+}
+
+/* Nothing chosen is an error; a target name without a module is a warning. Both list what there
+ * is. */
+static tsr_status report_choice(const selection *s)
+{
+    uint64_t chosen = 0;
+    tsr_text candidates = {0};
+    tsr_status status = list_candidates(&candidates, s);
+    for (uint64_t i = 0; i < s->module_count; i++)
+        chosen += s->chosen[i];
+    if (status == TSR_OK && chosen == 0)
+        status =
+            tsr_fail(TSR_ECONFIG, "%s matches no linear of the model%s; candidates: %s", TARGET_KEY,
+                     s->spec->exclude.count || s->exclude || s->spec->layers
+                         ? " (after " EXCLUDE_KEY " and layers_to_transform)"
+                         : "",
+                     tsr_text_string(&candidates));
+    for (uint64_t i = 0; status == TSR_OK && i < s->spec->target.count; i++)
+        if (!s->used[i])
+            tsr_log(TSR_LOG_WARNING, "%s: \"%s\" matches no module; candidates: %s", TARGET_KEY,
+                    s->spec->target.names[i], tsr_text_string(&candidates));
+    tsr_text_free(&candidates);
+    return status;
+}
+
+static tsr_status choose(selection *s)
+{
+    const tsr_adapter_spec *spec = s->spec;
+    if (spec->target.regex)
+        TSR_TRY(tsr_path_regex_create(&s->target, TARGET_KEY, spec->target.regex, false));
+    if (spec->exclude.regex)
+        TSR_TRY(tsr_path_regex_create(&s->exclude, EXCLUDE_KEY, spec->exclude.regex, false));
+    for (uint64_t i = 0; i < s->module_count; i++)
+        TSR_TRY(choose_module(s, i));
+    return report_choice(s);
+}
+
+/* Applies one key of a pattern to the chosen modules: by[i] is the key that set value[i]. */
+static tsr_status apply_key(const selection *s, const char *pattern_name,
+                            const tsr_adapter_pattern *key, double *value,
+                            const tsr_adapter_pattern **by)
+{
+    tsr_path_regex *regex;
+    tsr_status status = TSR_OK;
+    bool used = false;
+    TSR_TRY(tsr_path_regex_create(&regex, pattern_name, key->key, true));
+    for (uint64_t i = 0; i < s->module_count && status == TSR_OK; i++) {
+        bool match = false;
+        if (!s->chosen[i])
+            continue;
+        status = tsr_path_regex_match(&match, regex, s->module[i].path);
+        if (!match)
+            continue;
+        if (by[i] && by[i]->value != key->value)
+            status = tsr_fail(TSR_ECONFIG,
+                              "%s: the keys \"%s\" (%g) and \"%s\" (%g) both match %s with "
+                              "different values; PEFT's result would depend on their order: let "
+                              "one key match it",
+                              pattern_name, by[i]->key, by[i]->value, key->key, key->value,
+                              s->module[i].path);
+        by[i] = key;
+        value[i] = key->value;
+        used = true;
+    }
+    if (status == TSR_OK && !used)
+        tsr_log(TSR_LOG_WARNING, "%s: the key \"%s\" matches no module that has an adapter",
+                pattern_name, key->key);
+    tsr_path_regex_free(regex);
+    return status;
+}
+
+/* value[i] for every module: the pattern's, else `fallback`. */
+static tsr_status apply_pattern(double *value, const selection *s, const char *name,
+                                const tsr_adapter_pattern *pattern, uint64_t count, double fallback)
+{
+    tsr_status status = TSR_OK;
+    const tsr_adapter_pattern **by = calloc(s->module_count + 1, sizeof *by);
+    if (!by)
+        return tsr_fail(TSR_ENOMEM, "no memory for %s over %llu modules", name,
+                        (ull)s->module_count);
+    for (uint64_t i = 0; i < s->module_count; i++)
+        value[i] = fallback;
+    for (uint64_t k = 0; k < count && status == TSR_OK; k++)
+        status = apply_key(s, name, &pattern[k], value, by);
+    free(by);
+    return status;
+}
+
+static tsr_status build_adapters(tsr_adapter_set *set, const selection *s)
+{
+    const tsr_adapter_spec *spec = s->spec;
+    tsr_status status = TSR_OK;
+    double *rank = malloc((s->module_count + 1) * sizeof *rank);
+    double *alpha = malloc((s->module_count + 1) * sizeof *alpha);
+    set->adapter = calloc(s->module_count + 1, sizeof *set->adapter);
+    if (!rank || !alpha || !set->adapter) {
+        status = tsr_fail(TSR_ENOMEM, "no memory for %llu adapters", (ull)s->module_count);
+        goto out;
+    }
+    status = apply_pattern(rank, s, "rank_pattern", spec->rank_pattern, spec->rank_pattern_count,
+                           (double)spec->r);
+    if (status == TSR_OK)
+        status = apply_pattern(alpha, s, "alpha_pattern", spec->alpha_pattern,
+                               spec->alpha_pattern_count, spec->alpha);
+    for (uint64_t i = 0; i < s->module_count && status == TSR_OK; i++)
+        if (s->chosen[i])
+            set->adapter[set->count++] = (tsr_adapter){
+                .module = i,
+                .r = (uint64_t)rank[i],
+                .alpha = alpha[i],
+                .scale = alpha[i] / (spec->rslora ? sqrt(rank[i]) : rank[i]),
+                .dora = spec->dora,
+            };
+out:
+    free(rank);
+    free(alpha);
+    return status;
+}
+
+/* The names for adapter_config.json. */
+static tsr_status build_targets(tsr_adapter_set *set, const selection *s)
+{
+    tsr_status status = TSR_OK;
+    const char **names = NULL;
+    uint64_t count = s->spec->target.count;
+    if (s->all_linear) {
+        TSR_TRY(linear_names(&names, &count, s));
+    } else {
+        names = malloc((count + 1) * sizeof *names);
+        if (!names)
+            return tsr_fail(TSR_ENOMEM, "no memory for %llu target names", (ull)count);
+        for (uint64_t i = 0; i < count; i++)
+            names[i] = s->spec->target.names[i];
+        count = sort_names(names, count);
+    }
+    set->target = calloc(count + 1, sizeof *set->target);
+    for (uint64_t i = 0; set->target && i < count; i++) {
+        set->target[i] = strdup(names[i]);
+        if (!set->target[i])
+            break;
+        set->target_count++;
+    }
+    if (set->target_count < count || !set->target)
+        status = tsr_fail(TSR_ENOMEM, "no memory for %llu target names", (ull)count);
+    free(names);
+    return status;
+}
+
+tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *spec,
+                                const tsr_adapter_module *modules, uint64_t module_count)
+{
+    tsr_adapter_set set = {0};
+    selection s = {.spec = spec, .module = modules, .module_count = module_count};
+    s.all_linear = spec->all_linear || (!spec->target.regex && spec->target.count == 0);
+    tsr_status status = check_spec(&s);
+    if (status < 0)
+        return status;
+    s.chosen = calloc(module_count + 1, sizeof *s.chosen);
+    s.used = calloc(spec->target.count + 1, sizeof *s.used);
+    status = s.chosen && s.used
+                 ? choose(&s)
+                 : tsr_fail(TSR_ENOMEM, "no memory for %llu modules", (ull)module_count);
+    if (status == TSR_OK)
+        status = build_adapters(&set, &s);
+    if (status == TSR_OK)
+        status = build_targets(&set, &s);
+    if (status == TSR_OK)
+        *out = set;
+    else
+        tsr_adapter_set_free(&set);
+    tsr_path_regex_free(s.target);
+    tsr_path_regex_free(s.exclude);
+    free(s.chosen);
+    free(s.used);
+    return status;
+}
+
+void tsr_adapter_set_free(tsr_adapter_set *set)
+{
+    if (!set)
+        return;
+    for (uint64_t i = 0; i < set->target_count; i++)
+        free(set->target[i]);
+    free(set->target);
+    free(set->adapter);
+    *set = (tsr_adapter_set){0};
+}
