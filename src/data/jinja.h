@@ -1,0 +1,354 @@
+/*
+ * data/jinja.h: the inside of data/template.h: values, syntax tree, and how a rendering runs.
+ *
+ * jinja_lex.c   source to tokens             jinja_value.c   strings of values, equality, JSON
+ * jinja_parse.c tokens to the tree           jinja_filter.c  filters and tests
+ * jinja_eval.c  expressions                  jinja_method.c  methods of strings and dicts
+ * jinja_run.c   statements
+ *
+ * All memory of a template and all memory of a rendering comes from an arena of its own.
+ */
+#ifndef TSR_DATA_JINJA_H
+#define TSR_DATA_JINJA_H
+
+#include "data/template.h"
+
+/* ---- memory ---- */
+
+typedef struct arena_chunk arena_chunk;
+typedef struct {
+    arena_chunk *chunks;
+    size_t used, total;
+} tsr_jinja_arena;
+
+/* Zeroed memory until tsr_jinja_arena_free; fails with TSR_ENOMEM, or TSR_EDATA beyond 1 GiB. */
+tsr_status tsr_jinja_alloc(void *out, tsr_jinja_arena *arena, size_t count, size_t bytes_each);
+void tsr_jinja_arena_free(tsr_jinja_arena *arena);
+
+/* ---- values ---- */
+
+typedef enum {
+    V_ABSENT = 0, /* an argument that was not given */
+    V_UNDEFINED,  /* text.data: the message of using it */
+    V_NONE,
+    V_BOOL,
+    V_INT,
+    V_FLOAT,
+    V_STRING,
+    V_LIST,
+    V_TUPLE,
+    V_VIEW, /* dict_items, range: has a length, no repr here */
+    V_ITER, /* a generator: no length, true, read once */
+    V_DICT,
+    V_NAMESPACE,
+    V_MACRO,
+    V_METHOD, /* bound to a value */
+    V_GLOBAL, /* a global function */
+    V_LOOP
+} tsr_jinja_kind;
+
+typedef struct value value;
+typedef struct node node;
+typedef struct scope scope;
+
+typedef struct {
+    value *items;
+    size_t count;
+    bool consumed; /* V_ITER */
+} jinja_list;
+
+typedef struct {
+    value *keys, *values;
+    size_t count, capacity;
+} jinja_dict;
+
+typedef struct {
+    jinja_list *items;
+    size_t index;
+    int depth;
+} jinja_loop;
+
+typedef struct {
+    const node *macro;
+    scope *scope;
+} jinja_macro;
+
+typedef struct {
+    const char *data;
+    size_t bytes;
+} jinja_text;
+
+struct value {
+    tsr_jinja_kind kind;
+    bool safe;  /* V_STRING: markup; only printing it is understood */
+    int method; /* V_METHOD, V_GLOBAL: which */
+    union {
+        bool boolean;
+        int64_t integer;
+        double real;
+        jinja_text text;
+        jinja_list *list; /* V_LIST, V_TUPLE, V_VIEW, V_ITER */
+        jinja_dict *dict; /* V_DICT, V_NAMESPACE */
+        jinja_loop *loop;
+        jinja_macro *macro;
+        const value *self; /* V_METHOD */
+    };
+};
+
+/* ---- the tree ---- */
+
+typedef enum {
+    /* statements */
+    N_TEXT, /* constant */
+    N_PRINT,
+    N_IF,       /* a condition, b body, c else */
+    N_FOR,      /* a target, b iterable, c body, d else, e condition */
+    N_SET,      /* a target, b value */
+    N_SETBLOCK, /* a target, b body, c filters over N_HOLE or NULL */
+    N_WITH,     /* list of N_SET, b body */
+    N_MACRO,    /* name, list of parameters (N_NAME, a default), b body */
+    N_FILTERED, /* c filters over N_HOLE, b body */
+    N_GENERATION,
+    N_BREAK,
+    N_CONTINUE,
+    /* expressions */
+    N_CONST,
+    N_NAME,
+    N_NSREF, /* name.text, as the target of set */
+    N_LIST,
+    N_TUPLE,
+    N_DICT,   /* list: key, value, key, value */
+    N_ATTR,   /* a.text */
+    N_ITEM,   /* a[b] */
+    N_SLICE,  /* a begin, b end, c step; as b of N_ITEM */
+    N_CALL,   /* a(list) */
+    N_FILTER, /* a | which(list) */
+    N_TEST,   /* a is which(list) */
+    N_NOT,
+    N_AND,
+    N_OR,
+    N_NEG,
+    N_POS,
+    N_BINARY, /* a op b */
+    N_CONCAT,
+    N_COMPARE, /* a, then list of N_OPERAND */
+    N_OPERAND, /* op, a */
+    N_COND,    /* a if b else c */
+    N_HOLE     /* what a filter block filters */
+} node_kind;
+
+typedef enum {
+    T_END,
+    T_DATA,
+    T_BLOCK_BEGIN,
+    T_BLOCK_END,
+    T_PRINT_BEGIN,
+    T_PRINT_END,
+    T_NAME,
+    T_STRING,
+    T_INT,
+    T_FLOAT,
+    T_ADD,
+    T_SUB,
+    T_MUL,
+    T_DIV,
+    T_FLOORDIV,
+    T_MOD,
+    T_POW,
+    T_TILDE,
+    T_EQ,
+    T_NE,
+    T_LT,
+    T_LE,
+    T_GT,
+    T_GE,
+    T_IN,
+    T_NOTIN,
+    T_ASSIGN,
+    T_DOT,
+    T_COMMA,
+    T_COLON,
+    T_PIPE,
+    T_LPAREN,
+    T_RPAREN,
+    T_LBRACKET,
+    T_RBRACKET,
+    T_LBRACE,
+    T_RBRACE
+} token_kind;
+
+typedef struct {
+    token_kind kind;
+    int line;
+    jinja_text text; /* T_DATA, T_NAME, T_STRING (escapes resolved) */
+    int64_t integer;
+    double real;
+} token;
+
+struct node {
+    node_kind kind;
+    token_kind op;
+    int line;
+    int name;  /* interned; the keyword of an argument, or -1 */
+    int which; /* of the filter or test */
+    jinja_text text;
+    value constant;
+    node *a, *b, *c, *d, *e;
+    node *list; /* of children, through next */
+    node *next;
+    size_t count; /* of list */
+};
+
+struct tsr_template {
+    tsr_jinja_arena arena;
+    char *name;
+    node *body;
+    jinja_text *names; /* interned */
+    size_t name_count, name_capacity;
+    bool generation;
+};
+
+/* Fills *tokens (the arena's), ended by T_END. `source` lives in the arena. */
+tsr_status tsr_jinja_lex(token **tokens, size_t *count, tsr_template *t, const char *source,
+                         size_t bytes);
+tsr_status tsr_jinja_parse(tsr_template *t, const token *tokens);
+tsr_status tsr_jinja_intern(int *out, tsr_template *t, jinja_text name);
+
+/* ---- a rendering ---- */
+
+struct scope {
+    scope *parent;
+    int *names;
+    value *values;
+    size_t count, capacity;
+};
+
+typedef struct {
+    const tsr_template *t;
+    tsr_jinja_arena arena;
+    tsr_text *out;            /* where output goes now */
+    tsr_rendering *rendering; /* its spans */
+    const json_t *variables;
+    int64_t now;
+    int line, depth, loop_depth;
+    int64_t work; /* what is left of the budget */
+    enum { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE } flow;
+    value hole;
+} jinja_run;
+
+/* The arguments of a call, with keywords: names[i] is NULL for a positional one. */
+typedef struct {
+    value *values;
+    jinja_text *names;
+    size_t count;
+} jinja_args;
+
+/* Fails with the template's name and the current line. */
+tsr_status tsr_jinja_fail(const jinja_run *r, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* The same while parsing. */
+tsr_status tsr_jinja_syntax(const tsr_template *t, int line, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+tsr_status tsr_jinja_eval(value *out, jinja_run *r, const node *n, scope *s);
+tsr_status tsr_jinja_body(jinja_run *r, const node *body, scope *s);
+tsr_status tsr_jinja_call_macro(value *out, jinja_run *r, const jinja_macro *m,
+                                const jinja_args *args);
+tsr_status tsr_jinja_scope(scope **out, jinja_run *r, scope *parent);
+tsr_status tsr_jinja_scope_set(jinja_run *r, scope *s, int name, value v);
+const value *tsr_jinja_scope_get(const scope *s, int name);
+/* Takes some of the rendering's budget of work. */
+tsr_status tsr_jinja_spend(jinja_run *r, size_t work);
+
+/* part in whole */
+tsr_status tsr_jinja_contains(bool *out, jinja_run *r, const value *part, const value *whole);
+
+/* Filters and tests by name; -1 if there is none. */
+int tsr_jinja_filter_find(jinja_text name);
+int tsr_jinja_test_find(jinja_text name);
+tsr_status tsr_jinja_filter(value *out, jinja_run *r, int which, value subject,
+                            const jinja_args *args);
+tsr_status tsr_jinja_test(bool *out, jinja_run *r, int which, value subject,
+                          const jinja_args *args);
+
+/* Binds args to the parameters in `spec`, words separated by spaces, a required one ended by '!'.
+ */
+tsr_status tsr_jinja_bind(value *out, jinja_run *r, const char *what, const char *spec,
+                          const jinja_args *args);
+
+/* Global functions by name; false if there is none. */
+bool tsr_jinja_global(value *out, jinja_text name);
+tsr_status tsr_jinja_call_global(value *out, jinja_run *r, int which, const jinja_args *args);
+/* Sets *out to the bound method, or leaves V_ABSENT where Python has no attribute of that name. */
+tsr_status tsr_jinja_method(value *out, jinja_run *r, const value *self, jinja_text name);
+tsr_status tsr_jinja_call_method(value *out, jinja_run *r, const value *method,
+                                 const jinja_args *args);
+/* What filters and methods share: jinja_text.c. */
+typedef enum { CASE_UPPER, CASE_LOWER, CASE_CAPITALIZE, CASE_TITLE, CASE_TITLE_FILTER } jinja_case;
+tsr_status tsr_jinja_case(value *out, jinja_run *r, jinja_text text, jinja_case how);
+typedef enum { STRIP_LEFT = 1, STRIP_RIGHT = 2, STRIP_BOTH = 3 } jinja_strip;
+/* chars: V_ABSENT or none for white space, else a string of characters. */
+tsr_status tsr_jinja_strip(value *out, jinja_run *r, jinja_text text, const value *chars,
+                           jinja_strip side);
+/* count: V_ABSENT or none for all. */
+tsr_status tsr_jinja_replace(value *out, jinja_run *r, jinja_text text, jinja_text old,
+                             jinja_text with, const value *count);
+tsr_status tsr_jinja_join(value *out, jinja_run *r, jinja_text separator, const jinja_list *list,
+                          bool strict);
+/* str.split and str.rsplit with separator (V_ABSENT or none: white space) and a most count. */
+tsr_status tsr_jinja_split(value *out, jinja_run *r, jinja_text text, const value *separator,
+                           const value *most, bool from_right);
+
+/* self.name (attribute first) and self[key] (item first). */
+tsr_status tsr_jinja_get_attr(value *out, jinja_run *r, value self, jinja_text name);
+tsr_status tsr_jinja_get_item(value *out, jinja_run *r, value self, value key);
+
+/* ---- values: jinja_value.c ---- */
+
+value tsr_jinja_none(void);
+value tsr_jinja_bool(bool b);
+value tsr_jinja_int(int64_t i);
+value tsr_jinja_float(double d);
+value tsr_jinja_text(const char *data, size_t bytes);
+tsr_status tsr_jinja_copy(value *out, jinja_run *r, const char *data, size_t bytes);
+/* An undefined value whose use fails with the message. */
+tsr_status tsr_jinja_undefined(value *out, jinja_run *r, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+tsr_status tsr_jinja_list(value *out, jinja_run *r, tsr_jinja_kind kind, size_t count);
+tsr_status tsr_jinja_dict(value *out, jinja_run *r, tsr_jinja_kind kind);
+tsr_status tsr_jinja_dict_set(jinja_run *r, jinja_dict *dict, value key, value item);
+tsr_status tsr_jinja_dict_get(const value **out, jinja_run *r, const jinja_dict *dict, value key);
+const value *tsr_jinja_dict_text(const jinja_dict *dict, jinja_text key);
+tsr_status tsr_jinja_from_json(value *out, jinja_run *r, const json_t *json, int depth);
+
+const char *tsr_jinja_type(const value *v); /* Python's name of the type */
+bool tsr_jinja_is_text(jinja_text a, const char *b);
+bool tsr_jinja_same_text(jinja_text a, jinja_text b);
+bool tsr_jinja_truth(const value *v);
+tsr_status tsr_jinja_equal(bool *out, jinja_run *r, const value *a, const value *b);
+/* < 0, 0, > 0; fails where Python cannot order them. */
+tsr_status tsr_jinja_order(int *out, jinja_run *r, const value *a, const value *b);
+tsr_status tsr_jinja_length(size_t *out, jinja_run *r, const value *v);
+/* The elements of anything that can be iterated, as a list of the arena. */
+tsr_status tsr_jinja_iterate(jinja_list **out, jinja_run *r, const value *v);
+/* Appends str(v). */
+tsr_status tsr_jinja_str(tsr_text *out, jinja_run *r, const value *v);
+/* str(v) as a string value. */
+tsr_status tsr_jinja_to_text(value *out, jinja_run *r, const value *v);
+tsr_status tsr_jinja_float_repr(tsr_text *out, double d, bool json);
+
+/* json.dumps */
+typedef struct {
+    const char *indent; /* NULL: on one line */
+    size_t indent_bytes;
+    jinja_text item_separator, key_separator;
+    bool ascii, sort_keys;
+} jinja_json_style;
+tsr_status tsr_jinja_tojson(tsr_text *out, jinja_run *r, const value *v,
+                            const jinja_json_style *style, int depth);
+
+#define JINJA_DEPTH     100 /* of nesting in the source and in data */
+#define JINJA_RUN_DEPTH 600 /* of calls and expressions while rendering */
+#define JINJA_NAME_LOOP 0   /* the interned "loop" */
+
+#endif
