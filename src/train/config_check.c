@@ -4,7 +4,6 @@
 #include "train/config_number.h"
 #include "train/config_store.h"
 
-#include <ctype.h>
 #include <math.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -76,10 +75,11 @@ static bool looks_like_hub_id(const char *text)
     const char *slash = strchr(text, '/');
     if (!slash || slash == text || !slash[1] || strchr(slash + 1, '/'))
         return false;
-    for (const char *p = text; *p; p++)
-        if (!isalnum((unsigned char)*p) && !strchr("/._-", *p))
-            return false;
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                  "/._-";
     size_t length = strlen(text);
+    if (strspn(text, letters) < length)
+        return false;
     const char *endings[] = {".jsonl", ".json", ".yaml", ".txt", ".jinja", ".parquet", ".csv"};
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         size_t e = strlen(endings[i]);

@@ -46,6 +46,19 @@ void tsr_config_store_free(struct tsr_config_store *store)
     free(store);
 }
 
+static char lower(char c)
+{
+    return c >= 'A' && c <= 'Z' ? (char)(c + 32) : c;
+}
+
+bool tsr_config_same_letters(const char *a, const char *b, size_t length)
+{
+    for (size_t i = 0; i < length; i++)
+        if (lower(a[i]) != lower(b[i]) || !a[i])
+            return false;
+    return true;
+}
+
 void tsr_config_error(tsr_config_errors *errors, const char *where, const char *format, ...)
 {
     if (++errors->count > MAX_ERRORS) {

@@ -37,6 +37,9 @@ void *tsr_config_store_allocate(struct tsr_config_store *store, size_t bytes);
 const char *tsr_config_store_copy(struct tsr_config_store *store, const char *text);
 void tsr_config_store_free(struct tsr_config_store *store);
 
+/* Equal but for the case of ASCII letters, in every locale. */
+bool tsr_config_same_letters(const char *a, const char *b, size_t length);
+
 /* All that is wrong, a line each. */
 typedef struct {
     tsr_text text;

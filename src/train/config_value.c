@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #define SHOWN 60 /* characters of a wrong value in a message */
 
@@ -69,10 +68,11 @@ const char *tsr_config_bool_word(const tsr_yaml_value *value)
     static const char *const yes[] = {"true", "yes", "on"}, *const no[] = {"false", "no", "off"};
     if (value->kind != TSR_YAML_SCALAR)
         return NULL;
+    size_t length = strlen(value->text);
     for (int i = 0; i < 3; i++) {
-        if (!strcasecmp(value->text, yes[i]))
+        if (length == strlen(yes[i]) && tsr_config_same_letters(value->text, yes[i], length))
             return "true";
-        if (!strcasecmp(value->text, no[i]))
+        if (length == strlen(no[i]) && tsr_config_same_letters(value->text, no[i], length))
             return "false";
     }
     return NULL;
@@ -168,7 +168,7 @@ static bool read_amount(double *out, const char **text, const unit *units)
     p += strspn(p, " ");
     size_t letters = strcspn(p, "0123456789. ");
     for (const unit *u = units; u->name; u++)
-        if (strlen(u->name) == letters && !strncasecmp(u->name, p, letters)) {
+        if (strlen(u->name) == letters && tsr_config_same_letters(u->name, p, letters)) {
             *out = number * u->factor;
             *text = p + letters;
             return true;
@@ -200,11 +200,13 @@ static bool read_bytes(uint64_t *out, const tsr_key *key, const tsr_yaml_value *
     return true;
 }
 
-/* 01:30:00 or 90:00 */
+/* 01:30:00 */
 static bool read_clock(double *out, const char *text)
 {
     unsigned part[3];
     int end = 0;
+    if (text[strspn(text, "0123456789:")]) /* scanf would take signs and blanks */
+        return false;
     if (sscanf(text, "%4u:%2u:%2u%n", &part[0], &part[1], &part[2], &end) == 3 && end &&
         !text[end]) {
         *out = part[0] * 3600.0 + part[1] * 60.0 + part[2];
