@@ -1,0 +1,277 @@
+/*
+ * Which modules get which adapter: PEFT's matching rules, and every refusal by its words.
+ */
+#include "adapters/set.h"
+#include "base/log.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define LAYERS  12
+#define KINDS   7
+#define MODULES (LAYERS * (KINDS + 1) + 3)
+
+static char paths[MODULES][64];
+static tsr_adapter_module modules[MODULES];
+static char warnings[4096];
+
+static void add_warning(void *user, tsr_log_level level, const char *line)
+{
+    (void)user;
+    assert_int_equal(level, TSR_LOG_WARNING);
+    strncat(warnings, line, sizeof warnings - strlen(warnings) - 2);
+    strcat(warnings, "\n");
+}
+
+static int make_modules(void **state)
+{
+    (void)state;
+    static const char *const kind[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                                       "self_attn.o_proj", "mlp.gate_proj",    "mlp.up_proj",
+                                       "mlp.down_proj",    "input_layernorm"};
+    uint64_t n = 0;
+    snprintf(paths[n++], 64, "model.embed_tokens");
+    for (int layer = 0; layer < LAYERS; layer++)
+        for (int k = 0; k < KINDS + 1; k++) {
+            snprintf(paths[n], 64, "model.layers.%d.%s", layer, kind[k]);
+            modules[n++] = (tsr_adapter_module){NULL, 256, 704, k < KINDS};
+        }
+    snprintf(paths[n++], 64, "model.norm");
+    snprintf(paths[n++], 64, "lm_head");
+    assert_int_equal(n, MODULES);
+    for (uint64_t i = 0; i < n; i++)
+        modules[i].path = paths[i];
+    tsr_log_set(add_warning, NULL, TSR_LOG_WARNING);
+    return 0;
+}
+
+static tsr_adapter_spec plain(void)
+{
+    warnings[0] = 0;
+    return (tsr_adapter_spec){.r = 8, .alpha = 16};
+}
+
+static tsr_adapter_set make(const tsr_adapter_spec *spec)
+{
+    tsr_adapter_set set;
+    if (tsr_adapter_set_make(&set, spec, modules, MODULES) < 0)
+        fail_msg("%s", tsr_last_error());
+    return set;
+}
+
+static const tsr_adapter *find(const tsr_adapter_set *set, const char *path)
+{
+    for (uint64_t i = 0; i < set->count; i++)
+        if (!strcmp(modules[set->adapter[i].module].path, path))
+            return &set->adapter[i];
+    return NULL;
+}
+
+static void expect_targets(const tsr_adapter_set *set, const char *joined)
+{
+    char found[512] = "";
+    for (uint64_t i = 0; i < set->target_count; i++) {
+        strcat(found, i ? "," : "");
+        strcat(found, set->target[i]);
+    }
+    assert_string_equal(found, joined);
+}
+
+static void refuse(const tsr_adapter_spec *spec, const char *words)
+{
+    tsr_adapter_set set = {.count = 77};
+    assert_int_equal(tsr_adapter_set_make(&set, spec, modules, MODULES), TSR_ECONFIG);
+    assert_int_equal(set.count, 77);
+    if (!strstr(tsr_last_error(), words))
+        fail_msg("\"%s\" is not in: %s", words, tsr_last_error());
+}
+
+#define NAMES(...)                                                                                 \
+    {                                                                                              \
+        .names = (const char *const[]){__VA_ARGS__},                                               \
+        .count = sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *)                       \
+    }
+
+static void test_all_linear(void **state)
+{
+    (void)state;
+    tsr_adapter_spec spec = plain();
+    tsr_adapter_set set = make(&spec);
+    assert_int_equal(set.count, LAYERS * KINDS);
+    expect_targets(&set, "down_proj,gate_proj,k_proj,o_proj,q_proj,up_proj,v_proj");
+    for (uint64_t i = 0; i < set.count; i++) {
+        assert_true(modules[set.adapter[i].module].linear);
+        assert_true(set.adapter[i].r == 8 && set.adapter[i].scale == 2 && !set.adapter[i].dora);
+        assert_true(i == 0 || set.adapter[i].module > set.adapter[i - 1].module);
+    }
+    tsr_adapter_set_free(&set);
+    spec.all_linear = true;
+    spec.rslora = spec.dora = true;
+    spec.r = 10;
+    set = make(&spec);
+    assert_true(set.adapter[5].scale == 16 / sqrt(10) && set.adapter[5].dora);
+    assert_string_equal(warnings, "");
+    tsr_adapter_set_free(&set);
+    tsr_adapter_set_free(&set);
+    tsr_adapter_set_free(NULL);
+}
+
+static void test_list(void **state)
+{
+    (void)state;
+    tsr_adapter_spec spec = plain();
+    spec.target = (tsr_adapter_match)NAMES("v_proj", "self_attn.q_proj", "v_proj", "proj", "c_attn",
+                                           "model.layers.3.mlp.up_proj");
+    tsr_adapter_set set = make(&spec);
+    assert_int_equal(set.count, 2 * LAYERS + 1);
+    assert_non_null(find(&set, "model.layers.3.mlp.up_proj"));
+    assert_null(find(&set, "model.layers.4.mlp.up_proj"));
+    expect_targets(&set, "c_attn,model.layers.3.mlp.up_proj,proj,self_attn.q_proj,v_proj");
+    assert_non_null(strstr(warnings, "\"c_attn\" matches no module; candidates: down_proj, "));
+    assert_non_null(strstr(warnings, "\"proj\" matches no module")); /* not a substring's end */
+    tsr_adapter_set_free(&set);
+}
+
+static void test_regex_and_exclude(void **state)
+{
+    (void)state;
+    tsr_adapter_spec spec = plain();
+    spec.target.regex = "model\\.layers\\.(1|11)\\..*(q|v)_proj";
+    tsr_adapter_set set = make(&spec);
+    assert_int_equal(set.count, 4);
+    assert_int_equal(set.target_count, 0);
+    tsr_adapter_set_free(&set);
+    spec.target.regex =
+        "model\\.layers\\.1|.*\\.1\\.mlp\\.up_proj"; /* alternatives: all must match */
+    set = make(&spec);
+    assert_int_equal(set.count, 1);
+    tsr_adapter_set_free(&set);
+    spec.target.regex = ".*";
+    spec.exclude = (tsr_adapter_match)NAMES("lm_head", "embed_tokens", "norm", "input_layernorm",
+                                            "layers.0.mlp.up_proj");
+    set = make(&spec);
+    assert_int_equal(set.count, LAYERS * KINDS - 1);
+    tsr_adapter_set_free(&set);
+    spec = plain();
+    spec.exclude.regex = ".*mlp.*";
+    set = make(&spec);
+    assert_int_equal(set.count, LAYERS * 4);
+    assert_string_equal(warnings, "");
+    tsr_adapter_set_free(&set);
+}
+
+static void test_layers(void **state)
+{
+    (void)state;
+    tsr_adapter_spec spec = plain();
+    const int64_t layers[] = {1, 4, 11};
+    spec.layers = layers;
+    spec.layer_count = 3;
+    tsr_adapter_set set = make(&spec);
+    assert_int_equal(set.count, 3 * KINDS);
+    assert_non_null(find(&set, "model.layers.11.mlp.up_proj"));
+    assert_null(find(&set, "model.layers.10.mlp.up_proj"));
+    tsr_adapter_set_free(&set);
+    const int64_t beyond[] = {1, 12}, below[] = {-1};
+    spec.layers = beyond, spec.layer_count = 2;
+    refuse(&spec, "layer 12 is not in the model, whose layers are 0 to 11");
+    spec.layers = below, spec.layer_count = 1;
+    refuse(&spec, "layer -1");
+    spec.layers = layers, spec.layer_count = 0;
+    refuse(&spec, "matches no linear of the model (after ");
+    spec.layer_count = 3;
+    spec.target.regex = ".*q_proj";
+    refuse(&spec, "layers_to_transform cannot be combined with a regular expression");
+}
+
+static void test_patterns(void **state)
+{
+    (void)state;
+    tsr_adapter_spec spec = plain();
+    const tsr_adapter_pattern rank[] = {{"q_proj", 4},
+                                        {"layers\\.1\\.mlp\\.(up|down)_proj", 32},
+                                        {"model.layers.1.mlp.up_proj", 32},
+                                        {"proj", 3},
+                                        {"layers.1", 7}};
+    const tsr_adapter_pattern alpha[] = {{".*\\.v_proj", 8.5}};
+    spec.rank_pattern = rank, spec.rank_pattern_count = 5;
+    spec.alpha_pattern = alpha, spec.alpha_pattern_count = 1;
+    tsr_adapter_set set = make(&spec);
+    assert_int_equal(find(&set, "model.layers.7.self_attn.q_proj")->r, 4);
+    assert_true(find(&set, "model.layers.7.self_attn.q_proj")->scale == 4);
+    assert_int_equal(find(&set, "model.layers.1.mlp.up_proj")->r, 32);
+    assert_int_equal(find(&set, "model.layers.11.mlp.up_proj")->r, 8);
+    assert_true(find(&set, "model.layers.2.self_attn.v_proj")->alpha == 8.5);
+    assert_true(find(&set, "model.layers.2.self_attn.v_proj")->scale == 8.5 / 8);
+    assert_non_null(strstr(warnings, "rank_pattern: the key \"proj\" matches no module"));
+    assert_non_null(strstr(warnings, "rank_pattern: the key \"layers.1\" matches no module"));
+    tsr_adapter_set_free(&set);
+    const tsr_adapter_pattern conflict[] = {{"q_proj", 4}, {"layers\\.3\\.self_attn\\..*", 6}};
+    spec.rank_pattern = conflict, spec.rank_pattern_count = 2;
+    refuse(&spec, "\"q_proj\" (4) and \"layers\\.3\\.self_attn\\..*\" (6) both match "
+                  "model.layers.3.self_attn.q_proj");
+    spec.rank_pattern_count = 1;
+    spec.alpha_pattern = conflict, spec.alpha_pattern_count = 2;
+    refuse(&spec, "alpha_pattern: the keys");
+    /* Keys that only meet on modules without an adapter do not conflict. */
+    spec.target = (tsr_adapter_match)NAMES("up_proj", "q_proj");
+    spec.exclude.regex = "model\\.layers\\.3\\..*";
+    set = make(&spec);
+    tsr_adapter_set_free(&set);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    tsr_adapter_spec spec = plain();
+    spec.target = (tsr_adapter_match)NAMES("query", "value");
+    refuse(&spec, "candidates: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj");
+    spec.target = (tsr_adapter_match)NAMES("q_proj", "lm_head");
+    refuse(&spec, "\"lm_head\" means lm_head, which is not a linear of a decoder layer");
+    spec.target = (tsr_adapter_match)NAMES("embed_tokens");
+    refuse(&spec, "embed_tokens");
+    spec.target = (tsr_adapter_match)NAMES("input_layernorm");
+    refuse(&spec, "model.layers.0.input_layernorm");
+    spec = plain(), spec.target.regex = ".*(q_proj|norm)";
+    refuse(&spec, "norm, which is not a linear");
+    spec = plain(), spec.target.regex = "(q_proj";
+    refuse(&spec, "\"(q_proj\" is not a regular expression");
+    spec = plain(), spec.exclude.regex = "[";
+    refuse(&spec, "exclude_modules: \"[\"");
+    spec = plain(), spec.target.regex = "q_proj"; /* a full match, so nothing */
+    refuse(&spec, "matches no linear");
+    spec = plain(), spec.exclude.regex = ".*";
+    refuse(&spec, "matches no linear");
+    spec = plain(), spec.r = 0;
+    refuse(&spec, "lora_r is 0");
+    spec = plain(), spec.r = TSR_ADAPTER_MAX_RANK + 1;
+    refuse(&spec, "lora_r is 8193");
+    spec = plain(), spec.alpha = NAN;
+    refuse(&spec, "lora_alpha");
+    spec = plain(), spec.alpha = 0;
+    refuse(&spec, "lora_alpha is 0");
+    spec = plain(), spec.dropout = 1;
+    refuse(&spec, "lora_dropout is 1");
+    const tsr_adapter_pattern bad[] = {{"q_proj", 2.5}, {"(", 4}};
+    spec = plain(), spec.rank_pattern = bad, spec.rank_pattern_count = 1;
+    refuse(&spec, "rank_pattern q_proj is 2.5");
+    spec.rank_pattern = bad + 1;
+    refuse(&spec, "rank_pattern: \"(\" is not a regular expression");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_linear),        cmocka_unit_test(test_list),
+        cmocka_unit_test(test_regex_and_exclude), cmocka_unit_test(test_layers),
+        cmocka_unit_test(test_patterns),          cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, make_modules, NULL);
+}
