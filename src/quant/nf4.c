@@ -113,7 +113,7 @@ tsr_status tsr_nf4_quantize_absmax(uint8_t *q, float *nested_absmax, float *offs
                                    const float *absmax, uint64_t blocks, uint64_t first,
                                    uint64_t count)
 {
-    if (blocks == 0 || blocks > 1ull << 32 || first > blocks || count > blocks - first)
+    if (blocks == 0 || blocks > 1ull << 29 || first > blocks || count > blocks - first)
         return tsr_fail(TSR_EINVAL, "blocks %llu + %llu of a tensor of %llu",
                         (unsigned long long)first, (unsigned long long)count,
                         (unsigned long long)blocks);

@@ -46,7 +46,7 @@ tsr_status tsr_nf4_quantize(uint8_t *codes, float *absmax, const void *values, t
 
 /* Double quantization of the absmax of a whole tensor, [blocks]: *offset = RN_fp32(exact sum /
  * blocks), nested_absmax [ceil(blocks / 256)], and the 8-bit codes of blocks [first, first + count)
- * into q [count]. TSR_EDATA: an absmax is not finite. */
+ * into q [count]. At most 2^29 blocks (the exact sum). TSR_EDATA: an absmax is not finite. */
 tsr_status tsr_nf4_quantize_absmax(uint8_t *q, float *nested_absmax, float *offset,
                                    const float *absmax, uint64_t blocks, uint64_t first,
                                    uint64_t count);

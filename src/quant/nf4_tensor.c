@@ -15,7 +15,7 @@ static uint64_t least(uint64_t a, uint64_t b)
 tsr_status tsr_nf4_layout_make(tsr_nf4_layout *out, uint64_t element_count, uint64_t rank_count,
                                bool nested)
 {
-    if (element_count == 0 || element_count > 1ull << 38 || rank_count == 0 ||
+    if (element_count == 0 || element_count > 1ull << 35 || rank_count == 0 ||
         rank_count > 1u << 20)
         return tsr_fail(TSR_EINVAL, "an NF4 tensor of %llu elements over %llu ranks",
                         (ull)element_count, (ull)rank_count);

@@ -40,7 +40,7 @@ typedef struct {
     uint64_t first_code_byte, code_byte_count;
 } tsr_nf4_range;
 
-/* TSR_EINVAL: no element or rank, more than 2^38 elements or 2^20 ranks. */
+/* TSR_EINVAL: no element or rank, more than 2^35 elements or 2^20 ranks. */
 tsr_status tsr_nf4_layout_make(tsr_nf4_layout *out, uint64_t element_count, uint64_t rank_count,
                                bool nested);
 
