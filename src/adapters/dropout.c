@@ -6,7 +6,7 @@
 #include <math.h>
 
 #define DROPOUT_TAG 0x44u /* sets these numbers apart from the initial values' */
-#define LANES       16    /* Philox calls side by side: one AVX-512 register of 32-bit words */
+#define LANES       32 /* Philox calls side by side: more than the compiler unrolls, so it vectorizes */
 #define COLUMNS     (4 * LANES)
 
 tsr_dropout tsr_dropout_make(double p, uint64_t seed, uint64_t epoch, uint64_t module_key)
@@ -19,8 +19,8 @@ tsr_dropout tsr_dropout_make(double p, uint64_t seed, uint64_t epoch, uint64_t m
     };
 }
 
-/* The words of columns [column, column + 64): tsr_philox_at(key, sample, position << 32 | column /
- * 4), sixteen at once. word[4 l + w] is word w of call l. Inlined into each clone. */
+/* The words of columns [column, column + COLUMNS): tsr_philox_at(key, sample, position << 32 |
+ * column / 4), LANES at once. word[4 l + w] is word w of call l. Inlined into each clone. */
 static inline __attribute__((always_inline)) void
 words(uint32_t word[COLUMNS], uint64_t key, uint64_t sample, uint32_t position, uint64_t column)
 {

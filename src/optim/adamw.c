@@ -4,7 +4,6 @@
 #include "optim/fixed_point.h"
 
 #include <math.h>
-#include <stdbool.h>
 
 #define CHUNK 1024 /* elements between the widening and the update: 4 KiB of gradient stay in L1   \
                     */

@@ -1,6 +1,5 @@
 #include "quant/nf4.h"
 
-#include "base/checked.h"
 #include "base/exact_sum.h"
 #include "quant/clones.h"
 

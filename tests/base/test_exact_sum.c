@@ -58,7 +58,7 @@ static void test_against_int128(void **state)
             uint64_t word = random_word(trial * 1000 + i + 1);
             int64_t mantissa = (int64_t)word >> 11; /* 53 bits: a double holds it */
             int shift = (int)(word % 60);
-            expected += (__int128)mantissa << shift;
+            expected += (__int128)mantissa * ((__int128)1 << shift);
             tsr_exact_add(&sum, ldexp((double)mantissa, shift - 60));
         }
         double found = tsr_exact_round(&sum), want = round_int128(expected, 53, -60);
@@ -81,11 +81,11 @@ static void test_mean_against_int128(void **state)
             if (trial % 3 == 0)
                 mantissa = -mantissa;
             int shift = (int)(word % 30);
-            expected += (__int128)mantissa << shift;
+            expected += (__int128)mantissa * ((__int128)1 << shift);
             tsr_exact_add(&sum, ldexp((double)mantissa, shift - 40));
         }
         /* 40 more bits than the sum has, and whether anything is left below them. */
-        __int128 scaled = expected << 40, size = scaled < 0 ? -scaled : scaled;
+        __int128 scaled = expected * ((__int128)1 << 40), size = scaled < 0 ? -scaled : scaled;
         __int128 quotient = size / (__int128)count * 2 + (size % (__int128)count != 0);
         double want = round_int128(scaled < 0 ? -quotient : quotient, 24, -40 - 41);
         assert_true(tsr_exact_mean_f32(&sum, count) == (float)want);
