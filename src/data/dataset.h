@@ -1,0 +1,104 @@
+/*
+ * data/dataset.h: JSON-lines files as tokens: every row of the files becomes one sample, all held
+ * in one flat array of 32-bit ids and labels.
+ *
+ * Formats   messages (a chat, through data/chat.h) and pretokenized. sharegpt, alpaca,
+ *           prompt_completion and text are recognised and refused by name.
+ * Labels    Hugging Face's: not shifted, -100 is ignored. The first token of a document is never a
+ *           label: the loader writes -100 there, so the labels of a sample count what is trained.
+ * Samples   keep the order of the files and of their lines. A row that truncation leaves without
+ *           tokens or without labels is dropped; one that had no labels from the start is kept.
+ * Memory    8 bytes a token, and 32 bytes a sample with its first document.
+ * Threads   A loaded dataset never changes: any number of threads may read it.
+ */
+#ifndef TSR_DATA_DATASET_H
+#define TSR_DATA_DATASET_H
+
+#include "base/text.h"
+#include "data/chat.h"
+
+#define TSR_LABEL_IGNORED (-100)
+
+typedef struct tsr_dataset tsr_dataset;
+
+typedef enum {
+    TSR_DATA_AUTO,
+    TSR_DATA_MESSAGES,
+    TSR_DATA_PRETOKENIZED,
+    /* Recognised, but not read by this version. */
+    TSR_DATA_SHAREGPT,
+    TSR_DATA_ALPACA,
+    TSR_DATA_PROMPT_COMPLETION,
+    TSR_DATA_TEXT
+} tsr_data_format;
+
+typedef enum { TSR_TRUNCATE_ERROR, TSR_TRUNCATE_RIGHT, TSR_TRUNCATE_DROP } tsr_truncation;
+
+/* Zero-initialise; everything is borrowed during the load only, but the strings of `files` are
+ * copied. */
+typedef struct {
+    const char *const *files;
+    int file_count;
+    const char *key;        /* what messages call the list; NULL: "dataset" */
+    tsr_data_format format; /* AUTO: by the keys of the first row */
+    const char *text_field; /* the key of text rows, for the detection; NULL: "text" */
+    tsr_chat *chat;         /* needed for messages only */
+    bool full_loss;         /* chats: every token is a label, not only the assistant's */
+    int64_t max_length;     /* tokens of a sample; 0: no limit */
+    tsr_truncation truncation;
+    int64_t vocab_size; /* ids must be below it; 0: not checked */
+    int64_t max_rows;   /* only the first rows of the files, dropped ones counted; 0: all */
+} tsr_dataset_options;
+
+/* One sample, borrowed from the dataset. ids, labels [token_count]; lengths [document_count], all
+ * positive, add up to token_count. */
+typedef struct {
+    const int32_t *ids, *labels, *lengths;
+    int32_t token_count, document_count, label_count;
+    int32_t file; /* which of the files */
+    int64_t line; /* from 1 */
+} tsr_sample;
+
+typedef struct {
+    int64_t rows;             /* read from the files */
+    int64_t samples;          /* kept */
+    int64_t documents;        /* of the kept samples */
+    int64_t tokens;           /* input tokens */
+    int64_t label_tokens;     /* labels that are trained */
+    int64_t longest_sample;   /* tokens */
+    int64_t longest_document; /* tokens: positions are below it */
+    int64_t unlabelled;       /* samples that never had a label: kept */
+    int64_t truncated;        /* samples cut to max_length */
+    int64_t dropped;          /* rows dropped for their length, or emptied by cutting */
+} tsr_dataset_stats;
+
+/* The format of the first row of the first file (never AUTO). TSR_EDATA: no such file, no row,
+ * invalid JSON, keys of no known format (they are listed). */
+tsr_status tsr_dataset_detect(tsr_data_format *out, const tsr_dataset_options *options);
+
+/* "messages", "pretokenized" and so on: the words of dataset_format. */
+const char *tsr_data_format_name(tsr_data_format format);
+
+/* Reads all files; the caller owns *out. TSR_EDATA: the first bad row with its file and line, and
+ * how many more there are; no row; no label in the whole data. TSR_ECONFIG: a format that this
+ * version does not read. Samples without labels, and rows that were dropped, are logged as one
+ * warning each. */
+tsr_status tsr_dataset_load(tsr_dataset **out, const tsr_dataset_options *options);
+void tsr_dataset_destroy(tsr_dataset *dataset);
+
+int64_t tsr_dataset_sample_count(const tsr_dataset *dataset);
+tsr_sample tsr_dataset_sample(const tsr_dataset *dataset, int64_t index);
+tsr_data_format tsr_dataset_format(const tsr_dataset *dataset);
+const tsr_dataset_stats *tsr_dataset_stats_of(const tsr_dataset *dataset);
+
+/* The path of file `index`, as it was given. Borrowed. */
+const char *tsr_dataset_file(const tsr_dataset *dataset, int index);
+
+/* A hash of all tokens, labels, documents and samples: equal on all ranks, or they were given
+ * different files. */
+uint64_t tsr_dataset_hash(const tsr_dataset *dataset);
+
+/* Bytes of host memory that the samples take. */
+uint64_t tsr_dataset_bytes(const tsr_dataset *dataset);
+
+#endif
