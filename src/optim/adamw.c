@@ -5,8 +5,7 @@
 
 #include <math.h>
 
-#define CHUNK 1024 /* elements between the widening and the update: 4 KiB of gradient stay in L1   \
-                    */
+#define CHUNK 1024 /* elements widened at a time: 4 KiB of gradient stay in L1 */
 
 /* The step's double scalars, each rounded once to fp32. */
 typedef struct {
