@@ -12,7 +12,7 @@ tsr_status tsr_compose_check(const tsr_compose_args *args)
     TSR_EXPECT(args->g, "compose", "g is NULL");
     TSR_EXPECT(args->tokens == 0 || (args->base && args->lora && args->y), "compose",
                "base, lora or y is NULL");
-    TSR_EXPECT(!args->inner || args->inner != args->y, "compose", "inner is y");
+    TSR_EXPECT(args->tokens == 0 || args->inner != args->y, "compose", "inner is y");
     TSR_EXPECT(tsr_frozen_valid(args->bias), "compose", "bias is not F32 or BF16");
     return TSR_OK;
 }
@@ -24,8 +24,8 @@ tsr_status tsr_compose_backward_check(const tsr_compose_backward_args *args)
     TSR_EXPECT(args->g, "compose_backward", "g is NULL");
     TSR_EXPECT(args->d_base_dropped || args->d_lora || args->dm, "compose_backward",
                "nothing to compute");
-    TSR_EXPECT(!args->d_lora || args->d_lora != args->d_base_dropped, "compose_backward",
-               "d_lora is d_base_dropped");
+    TSR_EXPECT(args->tokens == 0 || !args->d_lora || args->d_lora != args->d_base_dropped,
+               "compose_backward", "d_lora is d_base_dropped");
     TSR_EXPECT(!args->dm || args->n, "compose_backward", "dm needs n");
     TSR_EXPECT(args->tokens == 0 || (args->dy && (!args->dm || args->inner)), "compose_backward",
                "dy, or inner for dm, is NULL");

@@ -20,7 +20,7 @@ tsr_status tsr_rms_norm_check(const tsr_rms_norm_args *args)
                "w or bias is not F32 or BF16");
     TSR_EXPECT(!args->h == !args->w.data, "rms_norm", "h and w belong together");
     TSR_EXPECT(args->h || args->x_out, "rms_norm", "nothing to compute");
-    TSR_EXPECT(!args->h || args->h != args->x_out, "rms_norm", "h is x_out");
+    TSR_EXPECT(args->tokens == 0 || args->h != args->x_out, "rms_norm", "h is x_out");
     TSR_EXPECT(args->tokens == 0 || args->x, "rms_norm", "x is NULL");
     return TSR_OK;
 }
@@ -32,7 +32,7 @@ tsr_status tsr_rms_norm_backward_check(const tsr_rms_norm_backward_args *args)
     TSR_EXPECT(tsr_frozen_valid(args->w), "rms_norm_backward", "w is not F32 or BF16");
     TSR_EXPECT(args->tokens == 0 || (args->dh && args->x && args->rstd && args->w.data && args->dx),
                "rms_norm_backward", "a pointer is NULL");
-    TSR_EXPECT(args->overwrite || args->dx != args->dh, "rms_norm_backward",
+    TSR_EXPECT(args->tokens == 0 || args->overwrite || args->dx != args->dh, "rms_norm_backward",
                "dx is dh but shall be added to");
     return TSR_OK;
 }

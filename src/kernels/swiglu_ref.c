@@ -23,7 +23,7 @@ tsr_status tsr_swiglu_backward_check(const tsr_swiglu_backward_args *args)
     TSR_EXPECT(args->tokens == 0 ||
                    (args->dact && args->z_gate && args->z_up && args->dz_gate && args->dz_up),
                "swiglu_backward", "a pointer is NULL");
-    TSR_EXPECT(!args->dz_gate || args->dz_gate != args->dz_up, "swiglu_backward",
+    TSR_EXPECT(args->tokens == 0 || args->dz_gate != args->dz_up, "swiglu_backward",
                "dz_gate is dz_up");
     TSR_EXPECT((!args->dm_gate || args->n_gate) && (!args->dm_up || args->n_up), "swiglu_backward",
                "a dm needs its n");

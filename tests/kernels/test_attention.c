@@ -1,0 +1,286 @@
+/*
+ * test_attention.c: causal attention over packed documents, groups of heads and windows against a
+ * plain fp64 softmax; gradients against central differences and, for shapes of several tiles,
+ * against the written-out fp64 gradient.
+ */
+#include "kernels/attention.h"
+
+#include "kernels/kernel_test.h"
+
+#define F32_TOLERANCE          2e-6 /* of the largest element */
+#define F32_GRADIENT_TOLERANCE 5e-6
+#define LEAST                  0.1 /* gradients that cancel to 0 keep the noise of terms near 1 */
+
+typedef struct {
+    int64_t tokens;
+    int32_t documents, q_heads, kv_heads, dim, window;
+    int32_t cu_seqlens[8];
+    float scores; /* the size of q and k: extreme logits */
+} attention_case;
+
+static const attention_case cases[] = {
+    {1, 1, 1, 1, 1, 0, {0, 1}, 1},
+    {0, 0, 2, 1, 4, 0, {0}, 1},
+    {5, 0, 2, 1, 4, 0, {0}, 1}, /* padding only */
+    {7, 3, 2, 1, 5, 0, {0, 2, 2, 6}, 1},
+    {13, 2, 4, 2, 8, 3, {0, 6, 13}, 1},
+    {9, 1, 3, 3, 4, 1, {0, 9}, 1},
+    {300, 1, 2, 1, 16, 0, {0, 300}, 1},
+    {431, 4, 4, 2, 16, 0, {0, 1, 130, 258, 425}, 1},
+    {400, 1, 2, 2, 8, 130, {0, 390}, 1},
+    {400, 2, 2, 1, 8, 20, {0, 129, 400}, 1},
+    {150, 1, 2, 1, 16, 0, {0, 150}, 40},
+};
+
+typedef struct {
+    const attention_case *shape;
+    double *q, *k, *v, *o, *lse;
+} attention64;
+
+static bool visible(const attention_case *c, int64_t i, int64_t j)
+{
+    return j <= i && (c->window == 0 || i - j < c->window);
+}
+
+static double dot(const double *a, const double *b, int64_t count)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++)
+        sum += a[i] * b[i];
+    return sum;
+}
+
+/* One query of one head, all in fp64. p holds the weights of the document's tokens. */
+static void row64(const attention64 *a, int64_t start, int64_t i, int64_t h, double *p)
+{
+    const attention_case *c = a->shape;
+    int64_t kv = h / (c->q_heads / c->kv_heads), dim = c->dim;
+    const double *q = a->q + ((start + i) * c->q_heads + h) * dim;
+    double max = -INFINITY, sum = 0, *o = a->o + ((start + i) * c->q_heads + h) * dim;
+    for (int64_t j = 0; j <= i; j++) {
+        p[j] = dot(q, a->k + ((start + j) * c->kv_heads + kv) * dim, dim) / sqrt((double)dim);
+        p[j] = visible(c, i, j) ? p[j] : -INFINITY;
+        max = p[j] > max ? p[j] : max;
+    }
+    for (int64_t j = 0; j <= i; j++)
+        sum += p[j] = exp(p[j] - max);
+    for (int64_t x = 0; x < dim; x++)
+        o[x] = 0;
+    for (int64_t j = 0; j <= i; j++) {
+        p[j] /= sum;
+        for (int64_t x = 0; x < dim; x++)
+            o[x] += p[j] * a->v[((start + j) * c->kv_heads + kv) * dim + x];
+    }
+    a->lse[h * c->tokens + start + i] = max + log(sum);
+}
+
+static void forward64(const attention64 *a)
+{
+    const attention_case *c = a->shape;
+    double *p = new_doubles(NULL, c->tokens);
+    for (int32_t n = 0; n < c->documents; n++)
+        for (int64_t i = 0; i < c->cu_seqlens[n + 1] - c->cu_seqlens[n]; i++)
+            for (int64_t h = 0; h < c->q_heads; h++)
+                row64(a, c->cu_seqlens[n], i, h, p);
+    free(p);
+}
+
+/* The gradient written out: dS = P (dP - <P, dP>) / sqrt(D). */
+static void backward64(const attention64 *a, const double *d_o, double *dq, double *dk, double *dv)
+{
+    const attention_case *c = a->shape;
+    int64_t dim = c->dim;
+    double *p = new_doubles(NULL, c->tokens), *dp = new_doubles(NULL, c->tokens);
+    for (int32_t n = 0; n < c->documents; n++)
+        for (int64_t i = 0; i < c->cu_seqlens[n + 1] - c->cu_seqlens[n]; i++)
+            for (int64_t h = 0; h < c->q_heads; h++) {
+                int64_t start = c->cu_seqlens[n], kv = h / (c->q_heads / c->kv_heads);
+                int64_t at = ((start + i) * c->q_heads + h) * dim;
+                row64(a, start, i, h, p);
+                double mean = 0;
+                for (int64_t j = 0; j <= i; j++) {
+                    int64_t key = ((start + j) * c->kv_heads + kv) * dim;
+                    dp[j] = dot(d_o + at, a->v + key, dim);
+                    mean += p[j] * dp[j];
+                }
+                for (int64_t j = 0; j <= i; j++) {
+                    int64_t key = ((start + j) * c->kv_heads + kv) * dim;
+                    double ds = p[j] * (dp[j] - mean) / sqrt((double)dim);
+                    for (int64_t x = 0; x < dim; x++) {
+                        dv[key + x] += p[j] * d_o[at + x];
+                        dq[at + x] += ds * a->k[key + x];
+                        dk[key + x] += ds * a->q[at + x];
+                    }
+                }
+            }
+    free(p), free(dp);
+}
+
+typedef struct {
+    tsr_attention_args forward;
+    tsr_attention_backward_args backward;
+} attention_run;
+
+static tsr_status run_forward(void *context, tsr_pool *pool)
+{
+    return tsr_attention_ref(&((attention_run *)context)->forward, pool);
+}
+
+static tsr_status run_backward(void *context, tsr_pool *pool)
+{
+    return tsr_attention_backward_ref(&((attention_run *)context)->backward, pool);
+}
+
+typedef struct {
+    const attention_case *c;
+    int64_t q_count, kv_count, lse_count;
+    float *q, *k, *v, *d_o, *out, *gradient, *workspace;
+    attention_run run;
+    attention64 exact;
+} fixture;
+
+static void make_fixture(fixture *f, const attention_case *c)
+{
+    *f = (fixture){.c = c,
+                   .q_count = c->tokens * c->q_heads * c->dim,
+                   .kv_count = c->tokens * c->kv_heads * c->dim,
+                   .lse_count = c->tokens * c->q_heads};
+    f->q = new_random(f->q_count, 1, 2 * c->scores);
+    f->k = new_random(f->kv_count, 2, 2 * c->scores);
+    f->v = new_random(f->kv_count, 3, 1);
+    f->d_o = new_random(f->q_count, 4, 1);
+    f->out = new_floats(f->q_count + f->lse_count);
+    f->gradient = new_floats(f->q_count + 2 * f->kv_count);
+    uint64_t bytes = tsr_attention_workspace_bytes(c->tokens, c->q_heads, c->kv_heads, c->dim);
+    f->workspace = malloc(bytes + 1);
+    f->run.forward = (tsr_attention_args){
+        f->q,         f->k,      f->v,      f->out,       f->out + f->q_count, c->cu_seqlens,
+        f->workspace, bytes,     c->tokens, c->documents, c->q_heads,          c->kv_heads,
+        c->dim,       c->window, 0,         TSR_F32};
+    f->run.backward = (tsr_attention_backward_args){f->q,
+                                                    f->k,
+                                                    f->v,
+                                                    f->out,
+                                                    f->d_o,
+                                                    f->out + f->q_count,
+                                                    f->gradient,
+                                                    f->gradient + f->q_count,
+                                                    f->gradient + f->q_count + f->kv_count,
+                                                    c->cu_seqlens,
+                                                    f->workspace,
+                                                    bytes,
+                                                    c->tokens,
+                                                    c->documents,
+                                                    c->q_heads,
+                                                    c->kv_heads,
+                                                    c->dim,
+                                                    c->window,
+                                                    0,
+                                                    TSR_F32};
+    f->exact = (attention64){c,
+                             new_doubles(f->q, f->q_count),
+                             new_doubles(f->k, f->kv_count),
+                             new_doubles(f->v, f->kv_count),
+                             new_doubles(NULL, f->q_count),
+                             new_doubles(NULL, f->lse_count)};
+}
+
+static void free_fixture(fixture *f)
+{
+    free(f->q), free(f->k), free(f->v), free(f->d_o), free(f->out), free(f->gradient);
+    free(f->workspace), free(f->exact.q), free(f->exact.k), free(f->exact.v), free(f->exact.o);
+    free(f->exact.lse);
+}
+
+static void forward_and_backward_match_fp64(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fixture f;
+        make_fixture(&f, &cases[i]);
+        run_on_pools(run_forward, &f.run, f.out, f.q_count + f.lse_count);
+        forward64(&f.exact);
+        /* The scores themselves are rounded: 40 times larger ones (1600 in the dot) lose more. */
+        double loose = cases[i].scores > 1 ? 200 : 1;
+        expect_close("o", f.out, f.exact.o, f.q_count, F32_TOLERANCE * loose);
+        expect_close("lse", f.out + f.q_count, f.exact.lse, f.lse_count, F32_TOLERANCE);
+        run_on_pools(run_backward, &f.run, f.gradient, f.q_count + 2 * f.kv_count);
+        double *d_o = new_doubles(f.d_o, f.q_count);
+        double *want = new_doubles(NULL, f.q_count + 2 * f.kv_count);
+        double *dk = want + f.q_count, *dv = dk + f.kv_count;
+        backward64(&f.exact, d_o, want, dk, dv);
+        expect_near("dq", f.gradient, want, f.q_count, F32_GRADIENT_TOLERANCE * loose, LEAST);
+        expect_near("dk", f.gradient + f.q_count, dk, f.kv_count, F32_GRADIENT_TOLERANCE * loose,
+                    LEAST);
+        expect_close("dv", f.gradient + f.q_count + f.kv_count, dv, f.kv_count,
+                     F32_GRADIENT_TOLERANCE * loose);
+        free(d_o), free(want);
+        free_fixture(&f);
+    }
+}
+
+typedef struct {
+    attention64 *exact;
+    const float *d_o;
+    int64_t count;
+} loss64;
+
+static double loss(void *context)
+{
+    loss64 *l = context;
+    forward64(l->exact);
+    double total = 0;
+    for (int64_t i = 0; i < l->count; i++)
+        total += l->exact->o[i] * (double)l->d_o[i];
+    return total;
+}
+
+static void gradients_match_differences(void **state)
+{
+    (void)state;
+    for (int i = 3; i < 6; i++) {
+        fixture f;
+        make_fixture(&f, &cases[i]);
+        assert_int_equal(run_forward(&f.run, test_pool(0)), TSR_OK);
+        assert_int_equal(run_backward(&f.run, test_pool(1)), TSR_OK);
+        loss64 l = {&f.exact, f.d_o, f.q_count};
+        double *x[3] = {f.exact.q, f.exact.k, f.exact.v};
+        int64_t at[3] = {0, f.q_count, f.q_count + f.kv_count};
+        for (int j = 0; j < 3; j++) {
+            int64_t count = j ? f.kv_count : f.q_count;
+            double *want = new_gradient(loss, &l, x[j], count);
+            expect_near("gradient", f.gradient + at[j], want, count, F32_GRADIENT_TOLERANCE, LEAST);
+            free(want);
+        }
+        free_fixture(&f);
+    }
+}
+
+static void bad_arguments_are_refused(void **state)
+{
+    (void)state;
+    fixture f;
+    make_fixture(&f, &cases[3]);
+    f.run.forward.workspace_bytes = 0;
+    assert_int_equal(run_forward(&f.run, test_pool(0)), TSR_EINVAL);
+    f.run.backward.kv_heads = 3;
+    assert_int_equal(run_backward(&f.run, test_pool(0)), TSR_EINVAL);
+    free_fixture(&f);
+    make_fixture(&f, &cases[3]);
+    int32_t falling[4] = {0, 4, 3, 7}, beyond[4] = {0, 2, 3, 8};
+    f.run.forward.cu_seqlens = falling;
+    assert_int_equal(run_forward(&f.run, test_pool(0)), TSR_EINTERNAL);
+    f.run.backward.cu_seqlens = beyond;
+    assert_int_equal(run_backward(&f.run, test_pool(0)), TSR_EINTERNAL);
+    free_fixture(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(forward_and_backward_match_fp64),
+        cmocka_unit_test(gradients_match_differences),
+        cmocka_unit_test(bad_arguments_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, pools_teardown);
+}

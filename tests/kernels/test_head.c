@@ -1,0 +1,228 @@
+/*
+ * test_head.c: the one-pass head against logits in fp64: loss, per-row nll and the gradient of h,
+ * with chunks of any size, bf16 weights, large logits and rows without a label.
+ */
+#include "kernels/head.h"
+
+#include "kernels/kernel_test.h"
+
+#define F32_NLL_TOLERANCE      2e-6 /* of the largest element */
+#define F32_GRADIENT_TOLERANCE 3e-6
+#define LOSS_TOLERANCE         1e-6 /* of the sum */
+
+typedef struct {
+    int64_t rows, d, vocabulary, chunk;
+    float size; /* of h */
+    bool bf16;
+} head_case;
+
+static const head_case cases[] = {
+    {1, 1, 1, 1, 1, false},         {1, 8, 5, 2, 1, false},         {7, 16, 100, 33, 1, true},
+    {70, 24, 700, 700, 3, false},   {129, 32, 1300, 1030, 1, true}, {300, 16, 600, 512, 1, false},
+    {40, 16, 900, 128, 500, false}, {0, 8, 16, 16, 1, false},       {2100, 8, 530, 530, 1, true},
+};
+
+typedef struct {
+    const head_case *c;
+    float *h, *w, *state, *out; /* out: dh */
+    double *nll;
+    uint16_t *w16;
+    int32_t *labels, overflow;
+    int64_t loss;
+    void *workspace;
+    bool forward_only, backwards;
+    float scale;
+} fixture;
+
+static tsr_head_state state_of(const fixture *f)
+{
+    int64_t rows = f->c->rows;
+    tsr_head_state s = {
+        .max = f->state, .sum = f->state + rows, .label_logit = f->state + 2 * rows};
+    if (!f->forward_only) {
+        s.acc = f->state + 3 * rows;
+        s.wy = s.acc + rows * f->c->d;
+    }
+    return s;
+}
+
+static tsr_status run(void *context, tsr_pool *pool)
+{
+    fixture *f = context;
+    const head_case *c = f->c;
+    tsr_head_state s = state_of(f);
+    tsr_head_begin_args begin = {s, c->rows, c->d};
+    TSR_TRY(tsr_head_begin_ref(&begin, pool));
+    int64_t chunks = (c->vocabulary + c->chunk - 1) / c->chunk;
+    for (int64_t i = 0; i < chunks; i++) {
+        int64_t first = (f->backwards ? chunks - 1 - i : i) * c->chunk;
+        int64_t count = first + c->chunk > c->vocabulary ? c->vocabulary - first : c->chunk;
+        tsr_head_chunk_args chunk = {.state = s,
+                                     .h = f->h,
+                                     .labels = f->labels,
+                                     .workspace = f->workspace,
+                                     .workspace_bytes = tsr_head_workspace_bytes(c->d),
+                                     .rows = c->rows,
+                                     .d = c->d,
+                                     .first = first,
+                                     .count = count};
+        if (c->bf16)
+            chunk.w = (tsr_frozen){f->w16 + first * c->d, TSR_BF16};
+        else
+            chunk.w = (tsr_frozen){f->w + first * c->d, TSR_F32};
+        TSR_TRY(tsr_head_chunk_ref(&chunk, pool));
+    }
+    f->loss = 100;
+    tsr_head_finish_args finish = {.state = s,
+                                   .dh = f->forward_only ? NULL : f->out,
+                                   .nll = f->nll,
+                                   .loss = &f->loss,
+                                   .loss_overflow = &f->overflow,
+                                   .rows = c->rows,
+                                   .d = c->d,
+                                   .scale = f->scale};
+    return tsr_head_finish_ref(&finish, pool);
+}
+
+static void make_fixture(fixture *f, const head_case *c)
+{
+    *f = (fixture){.c = c, .scale = 0.125f};
+    f->h = new_random(c->rows * c->d, 1, c->size);
+    f->w = new_random(c->vocabulary * c->d, 2, 1);
+    f->w16 = new_bf16(f->w, c->vocabulary * c->d);
+    f->state = new_floats(3 * c->rows + 2 * c->rows * c->d);
+    f->out = new_floats(c->rows * c->d);
+    f->nll = new_doubles(NULL, c->rows);
+    f->labels = malloc((size_t)(c->rows + 1) * sizeof(int32_t));
+    for (int64_t i = 0; i < c->rows; i++)
+        f->labels[i] = (int32_t)(tsr_mix((uint64_t)i) % (uint64_t)c->vocabulary);
+    f->workspace = malloc(tsr_head_workspace_bytes(c->d));
+    assert_non_null(f->workspace);
+}
+
+static void free_fixture(fixture *f)
+{
+    free(f->h), free(f->w), free(f->w16), free(f->state), free(f->out), free(f->nll);
+    free(f->labels), free(f->workspace);
+}
+
+static void exact(const fixture *f, double *nll, double *dh)
+{
+    const head_case *c = f->c;
+    double *p = new_doubles(NULL, c->vocabulary);
+    for (int64_t i = 0; i < c->rows; i++) {
+        double max = -INFINITY, sum = 0;
+        for (int64_t v = 0; v < c->vocabulary; v++) {
+            p[v] = 0;
+            for (int64_t j = 0; j < c->d; j++)
+                p[v] += (double)f->h[i * c->d + j] * (double)f->w[v * c->d + j];
+            max = p[v] > max ? p[v] : max;
+        }
+        double label = p[f->labels[i]];
+        for (int64_t v = 0; v < c->vocabulary; v++)
+            sum += p[v] = exp(p[v] - max);
+        nll[i] = log(sum) + max - label;
+        for (int64_t j = 0; j < c->d; j++)
+            dh[i * c->d + j] = -(double)f->w[f->labels[i] * c->d + j];
+        for (int64_t v = 0; v < c->vocabulary; v++)
+            for (int64_t j = 0; j < c->d; j++)
+                dh[i * c->d + j] += p[v] / sum * (double)f->w[v * c->d + j];
+        for (int64_t j = 0; j < c->d; j++)
+            dh[i * c->d + j] *= (double)f->scale;
+    }
+    free(p);
+}
+
+static void check_loss(const fixture *f, const double *nll)
+{
+    float *got = new_floats(f->c->rows);
+    double sum = 0, loose = f->c->size > 100 ? 20 : 1;
+    for (int64_t i = 0; i < f->c->rows; i++) {
+        sum += nll[i];
+        got[i] = (float)f->nll[i];
+    }
+    expect_close("nll", got, nll, f->c->rows, F32_NLL_TOLERANCE * loose);
+    double loss = ldexp((double)(f->loss - 100), -TSR_LOSS_SHIFT);
+    assert_true(fabs(loss - sum) <= LOSS_TOLERANCE * loose * sum);
+    assert_int_equal(f->overflow, 0);
+    free(got);
+}
+
+static void loss_and_gradient_match_fp64(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fixture f;
+        make_fixture(&f, &cases[i]);
+        const head_case *c = f.c;
+        double *nll = new_doubles(NULL, c->rows), *dh = new_doubles(NULL, c->rows * c->d);
+        exact(&f, nll, dh);
+        /* Logits of 500 are rounded to 3e-5: a weight near 1/2 moves by as much. */
+        double loose = c->size > 100 ? 50 : 1;
+        for (int order = 0; order < 2; order++) {
+            f.backwards = order;
+            run_on_pools(run, &f, f.out, c->rows * c->d);
+            expect_close("dh", f.out, dh, c->rows * c->d, F32_GRADIENT_TOLERANCE * loose);
+            check_loss(&f, nll);
+        }
+        f.forward_only = true;
+        assert_int_equal(run(&f, test_pool(1)), TSR_OK);
+        check_loss(&f, nll);
+        free(nll), free(dh);
+        free_fixture(&f);
+    }
+}
+
+/* Central differences of the loss that the kernel itself computes would be too coarse in fp32: the
+ * fp64 gradient is checked instead. */
+static void the_exact_gradient_is_a_gradient(void **state)
+{
+    (void)state;
+    fixture f;
+    make_fixture(&f, &cases[2]);
+    int64_t count = f.c->rows * f.c->d;
+    double *nll = new_doubles(NULL, f.c->rows), *dh = new_doubles(NULL, count);
+    double *other = new_doubles(NULL, count);
+    exact(&f, nll, dh);
+    for (int64_t i = 0; i < count; i += 5) {
+        float old = f.h[i];
+        double change[2];
+        for (int side = 0; side < 2; side++) {
+            f.h[i] = old + (side ? 0x1p-12f : -0x1p-12f);
+            exact(&f, nll, other);
+            change[side] = nll[i / f.c->d];
+        }
+        double width = (double)(old + 0x1p-12f) - (double)(old - 0x1p-12f);
+        assert_true(fabs((change[1] - change[0]) / width * (double)f.scale - dh[i]) < 1e-6);
+        f.h[i] = old;
+    }
+    free(nll), free(dh), free(other);
+    free_fixture(&f);
+}
+
+static void a_loss_that_is_not_finite_is_flagged(void **state)
+{
+    (void)state;
+    fixture f;
+    make_fixture(&f, &cases[2]);
+    f.labels[3] = (int32_t)f.c->vocabulary; /* no chunk has it */
+    assert_int_equal(run(&f, test_pool(0)), TSR_OK);
+    assert_int_equal(f.overflow, 1);
+    assert_true(f.loss == 100);
+    free_fixture(&f);
+    make_fixture(&f, &cases[2]);
+    f.h[0] = INFINITY;
+    assert_int_equal(run(&f, test_pool(0)), TSR_OK);
+    assert_int_equal(f.overflow, 1);
+    free_fixture(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(loss_and_gradient_match_fp64),
+        cmocka_unit_test(the_exact_gradient_is_a_gradient),
+        cmocka_unit_test(a_loss_that_is_not_finite_is_flagged),
+    };
+    return cmocka_run_group_tests(tests, NULL, pools_teardown);
+}

@@ -1,0 +1,125 @@
+/*
+ * test_nf4_dequant.c: bit for bit bitsandbytes' dequantization (golden/nf4_dq, every case that has
+ * an fp32 result), with nested and with fp32 scales, ragged tails, rows that blocks cross, and the
+ * row factor.
+ */
+#include "kernels/nf4_dequant.h"
+
+#include "kernels/kernel_test.h"
+#include "quant/golden.h"
+
+static tsr_status run(void *context, tsr_pool *pool)
+{
+    return tsr_nf4_dequant_ref(context, pool);
+}
+
+static void *find(const golden_file *file, const char *name, const char *tensor, uint64_t *bytes)
+{
+    char key[256];
+    snprintf(key, sizeof key, "%s.%s", name, tensor);
+    return golden_find(file, key).data ? golden_copy(file, key, bytes) : NULL;
+}
+
+/* 1 if the case was compared. */
+static int one_case(const golden_file *file, const char *name, const float *level, const float *map)
+{
+    uint64_t out_bytes = 0;
+    float *want = find(file, name, "out_f32", &out_bytes);
+    if (!want)
+        return 0;
+    uint8_t *codes = find(file, name, "codes", NULL), *q = find(file, name, "absmax", NULL);
+    float *absmax = find(file, name, "absmax_f32", NULL);
+    float *nested = find(file, name, "nested_absmax", NULL);
+    float *offset = find(file, name, "nested_offset", NULL);
+    int64_t count = (int64_t)(out_bytes / sizeof(float));
+    float *out = new_floats(count);
+    tsr_nf4_dequant_args args = {.out = out,
+                                 .codes = codes,
+                                 .absmax = q ? (void *)q : (void *)absmax,
+                                 .nested_absmax = nested,
+                                 .nested_map = map,
+                                 .level = level,
+                                 .count = count,
+                                 .offset = offset ? *offset : 0,
+                                 .nested = q != NULL};
+    run_on_pools(run, &args, out, count);
+    if (memcmp(out, want, out_bytes) != 0)
+        fail_msg("%s differs", name);
+    free(want), free(codes), free(q), free(absmax), free(nested), free(offset), free(out);
+    return 1;
+}
+
+static void every_golden_case(void **state)
+{
+    (void)state;
+    golden_file file = golden_open(TSR_SOURCE_DIR "/tests/golden/nf4_dq.safetensors");
+    float *level = golden_copy(&file, "quant_map", NULL);
+    float *map = golden_copy(&file, "nested_quant_map", NULL);
+    int compared = 0;
+    const char *key;
+    json_t *entry;
+    json_object_foreach(file.header, key, entry)
+    {
+        const char *end = strstr(key, ".out_f32");
+        if (!end)
+            continue;
+        char name[256];
+        snprintf(name, sizeof name, "%.*s", (int)(end - key), key);
+        compared += one_case(&file, name, level, map);
+    }
+    assert_true(compared >= 20);
+    free(level), free(map);
+    golden_close(&file);
+}
+
+static const float levels[16] = {-1.0f, -0.7f, -0.53f, -0.4f, -0.28f, -0.18f, -0.09f, 0,
+                                 0.08f, 0.16f, 0.25f,  0.34f, 0.44f,  0.56f,  0.72f,  1};
+
+static void row_factor_is_multiplied_before_rounding(void **state)
+{
+    (void)state;
+    const int64_t columns[] = {1, 7, 48, 64, 100, 128, 704};
+    for (size_t c = 0; c < sizeof columns / sizeof *columns; c++) {
+        int64_t rows = 33, count = rows * columns[c], blocks = (count + 63) / 64;
+        float *absmax = new_gain(blocks, 1), *factor = new_gain(rows, 2), *out = new_floats(count);
+        uint8_t *codes = malloc((size_t)(count + 1) / 2);
+        for (int64_t i = 0; i < (count + 1) / 2; i++)
+            codes[i] = (uint8_t)tsr_mix((uint64_t)i);
+        tsr_nf4_dequant_args args = {.out = out,
+                                     .codes = codes,
+                                     .absmax = absmax,
+                                     .level = levels,
+                                     .row_factor = factor,
+                                     .count = count,
+                                     .columns = columns[c]};
+        run_on_pools(run, &args, out, count);
+        for (int64_t e = 0; e < count; e++) {
+            int code = e % 2 ? codes[e / 2] & 15 : codes[e / 2] >> 4;
+            volatile float product = levels[code] * absmax[e / 64];
+            float want = product * factor[e / columns[c]];
+            assert_memory_equal(&want, &out[e], sizeof want);
+        }
+        free(absmax), free(factor), free(out), free(codes);
+    }
+}
+
+static void nothing_and_nonsense(void **state)
+{
+    (void)state;
+    tsr_nf4_dequant_args args = {.count = 0};
+    assert_int_equal(tsr_nf4_dequant_ref(&args, test_pool(0)), TSR_OK);
+    args.count = 1;
+    assert_int_equal(tsr_nf4_dequant_ref(&args, test_pool(0)), TSR_EINVAL);
+    args.count = -1;
+    assert_int_equal(tsr_nf4_dequant_ref(&args, test_pool(0)), TSR_EINVAL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_golden_case),
+        cmocka_unit_test(row_factor_is_multiplied_before_rounding),
+        cmocka_unit_test(nothing_and_nonsense),
+    };
+    return cmocka_run_group_tests(tests, NULL, pools_teardown);
+}

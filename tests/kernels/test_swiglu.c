@@ -1,0 +1,207 @@
+/*
+ * test_swiglu.c: SwiGLU against fp64 and its gradients, dm included, against central differences.
+ */
+#include "kernels/swiglu.h"
+
+#include "kernels/kernel_test.h"
+
+#define F32_TOLERANCE          1e-6 /* of the largest element */
+#define F32_GRADIENT_TOLERANCE 2e-6
+
+/* act[t, j] of y = g z + bias, with g = m / n. */
+static double act64(double z_gate, double z_up, double g_gate, double g_up, double b_gate,
+                    double b_up)
+{
+    double gate = g_gate * z_gate + b_gate, up = g_up * z_up + b_up;
+    return gate / (1 + exp(-gate)) * up;
+}
+
+typedef struct {
+    tsr_swiglu_args forward;
+    tsr_swiglu_backward_args backward;
+} swiglu_run;
+
+static tsr_status run_forward(void *context, tsr_pool *pool)
+{
+    return tsr_swiglu_ref(&((swiglu_run *)context)->forward, pool);
+}
+
+static tsr_status run_backward(void *context, tsr_pool *pool)
+{
+    return tsr_swiglu_backward_ref(&((swiglu_run *)context)->backward, pool);
+}
+
+typedef struct {
+    int64_t tokens, f;
+    double *z_gate, *z_up, *m_gate, *m_up;
+    const float *n_gate, *n_up, *b_gate, *b_up, *dact;
+} loss64;
+
+static double loss(void *context)
+{
+    loss64 *l = context;
+    double total = 0;
+    for (int64_t i = 0; i < l->tokens * l->f; i++) {
+        int64_t j = i % l->f;
+        total += (double)l->dact[i] *
+                 act64(l->z_gate[i], l->z_up[i], l->m_gate[j] / (double)l->n_gate[j],
+                       l->m_up[j] / (double)l->n_up[j], (double)l->b_gate[j], (double)l->b_up[j]);
+    }
+    return total;
+}
+
+/* Powers of two as norms: g = m / n is then exact. */
+static float *new_norms(int64_t count)
+{
+    float *n = new_floats(count);
+    for (int64_t i = 0; i < count; i++)
+        n[i] = i % 3 == 0 ? 0.5f : i % 3 == 1 ? 1.0f : 2.0f;
+    return n;
+}
+
+static float *new_quotient(const float *m, const float *n, int64_t count)
+{
+    float *g = new_floats(count);
+    for (int64_t i = 0; i < count; i++)
+        g[i] = m[i] / n[i];
+    return g;
+}
+
+static void one_case(int64_t tokens, int64_t f, float scale, bool differences)
+{
+    int64_t count = tokens * f;
+    float *z_gate = new_random(count, 1, scale), *z_up = new_random(count, 2, 1);
+    float *m_gate = new_gain(f, 3), *m_up = new_gain(f, 4), *n_gate = new_norms(f);
+    float *n_up = new_norms(f), *b_gate = new_random(f, 5, 1), *b_up = new_random(f, 6, 1);
+    float *g_gate = new_quotient(m_gate, n_gate, f), *g_up = new_quotient(m_up, n_up, f);
+    float *dact = new_random(count, 7, 1), *act = new_floats(count);
+    uint16_t *b_gate16 = new_bf16(b_gate, f);
+    float *out = new_floats(2 * count + 2 * f); /* dz_gate, dz_up, dm_gate, dm_up */
+    float *dm = out + 2 * count;
+    swiglu_run r = {.forward = {z_gate,
+                                z_up,
+                                g_gate,
+                                g_up,
+                                {b_gate16, TSR_BF16},
+                                {b_up, TSR_F32},
+                                act,
+                                tokens,
+                                f,
+                                TSR_F32},
+                    .backward = {dact,
+                                 z_gate,
+                                 z_up,
+                                 g_gate,
+                                 g_up,
+                                 {b_gate16, TSR_BF16},
+                                 {b_up, TSR_F32},
+                                 out,
+                                 out + count,
+                                 n_gate,
+                                 n_up,
+                                 dm,
+                                 dm + f,
+                                 tokens,
+                                 f,
+                                 TSR_F32}};
+    run_on_pools(run_forward, &r, act, count);
+    double *want = new_doubles(NULL, count);
+    for (int64_t i = 0; i < count; i++)
+        want[i] = act64((double)z_gate[i], (double)z_up[i], (double)g_gate[i % f],
+                        (double)g_up[i % f], (double)b_gate[i % f], (double)b_up[i % f]);
+    expect_close("act", act, want, count, F32_TOLERANCE);
+    free(want);
+    run_on_pools(run_backward, &r, out, 2 * count + 2 * f);
+    if (differences) {
+        loss64 l = {tokens,
+                    f,
+                    new_doubles(z_gate, count),
+                    new_doubles(z_up, count),
+                    new_doubles(m_gate, f),
+                    new_doubles(m_up, f),
+                    n_gate,
+                    n_up,
+                    b_gate,
+                    b_up,
+                    dact};
+        double *x[4] = {l.z_gate, l.z_up, l.m_gate, l.m_up};
+        float *got[4] = {out, out + count, dm, dm + f};
+        const char *name[4] = {"dz_gate", "dz_up", "dm_gate", "dm_up"};
+        for (int k = 0; k < 4; k++) {
+            double *gradient = new_gradient(loss, &l, x[k], k < 2 ? count : f);
+            expect_close(name[k], got[k], gradient, k < 2 ? count : f, F32_GRADIENT_TOLERANCE);
+            free(gradient);
+        }
+        for (int k = 0; k < 4; k++)
+            free(x[k]);
+    }
+    free(z_gate), free(z_up), free(m_gate), free(m_up), free(n_gate), free(n_up), free(b_gate);
+    free(b_up), free(g_gate), free(g_up), free(dact), free(act), free(b_gate16), free(out);
+}
+
+static void shapes_match_fp64_and_differences(void **state)
+{
+    (void)state;
+    one_case(1, 1, 1, true);
+    one_case(3, 5, 2, true);
+    one_case(21, 16, 2, true);
+    one_case(2, 67, 2, true);
+    one_case(0, 9, 1, true);
+    one_case(600, 130, 3, false);
+}
+
+static void extreme_gates_stay_finite(void **state)
+{
+    (void)state;
+    float z_gate[6] = {-1e4f, -100, -88.5f, 88.5f, 100, 1e4f}, z_up[6] = {1, 1, 1, 1, 1, 1};
+    float act[6], dact[6] = {1, 1, 1, 1, 1, 1}, dz[12];
+    tsr_swiglu_args args = {.z_gate = z_gate, .z_up = z_up, .act = act, .tokens = 2, .f = 3};
+    assert_int_equal(tsr_swiglu_ref(&args, test_pool(0)), TSR_OK);
+    tsr_swiglu_backward_args back = {.dact = dact,
+                                     .z_gate = z_gate,
+                                     .z_up = z_up,
+                                     .dz_gate = dz,
+                                     .dz_up = dz + 6,
+                                     .tokens = 2,
+                                     .f = 3};
+    assert_int_equal(tsr_swiglu_backward_ref(&back, test_pool(0)), TSR_OK);
+    for (int i = 0; i < 6; i++) {
+        assert_true(fabsf(act[i] - (i < 3 ? 0 : z_gate[i])) < 1e-30f);
+        assert_true(fabsf(dz[i] - (i < 3 ? 0 : 1)) < 1e-30f);
+        assert_true(isfinite(dz[6 + i]));
+    }
+}
+
+static void outputs_may_be_inputs(void **state)
+{
+    (void)state;
+    int64_t tokens = 10, f = 70, count = tokens * f;
+    float *gate = new_random(count, 1, 2), *up = new_random(count, 2, 2);
+    float *dact = new_random(count, 3, 1), *dz = new_floats(2 * count);
+    tsr_swiglu_backward_args args = {.dact = dact,
+                                     .z_gate = gate,
+                                     .z_up = up,
+                                     .dz_gate = dz,
+                                     .dz_up = dz + count,
+                                     .tokens = tokens,
+                                     .f = f};
+    assert_int_equal(tsr_swiglu_backward_ref(&args, test_pool(1)), TSR_OK);
+    args.dz_gate = up;
+    args.dz_up = gate;
+    assert_int_equal(tsr_swiglu_backward_ref(&args, test_pool(1)), TSR_OK);
+    assert_memory_equal(up, dz, (size_t)count * sizeof(float));
+    assert_memory_equal(gate, dz + count, (size_t)count * sizeof(float));
+    args.dz_up = up;
+    assert_int_equal(tsr_swiglu_backward_ref(&args, test_pool(1)), TSR_EINVAL);
+    free(gate), free(up), free(dact), free(dz);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shapes_match_fp64_and_differences),
+        cmocka_unit_test(extreme_gates_stay_finite),
+        cmocka_unit_test(outputs_may_be_inputs),
+    };
+    return cmocka_run_group_tests(tests, NULL, pools_teardown);
+}
