@@ -40,7 +40,7 @@ static tsr_status make_card(tsr_text *card, const tsr_peft_config *config)
     tsr_text_puts(card, "library_name: peft\npipeline_tag: text-generation\ntags:\n");
     if (base)
         tsr_text_printf(card, "- %s\n", tag);
-    tsr_text_printf(card, "- lora\n%s- tessera\n- transformers\n---\n\n",
+    tsr_text_printf(card, "%s- lora\n- tessera\n- transformers\n---\n\n",
                     config->use_dora ? "- dora\n" : "");
     tsr_text_printf(card, "# A %s adapter\n\n", config->use_dora ? "DoRA" : "LoRA");
     tsr_text_printf(card,

@@ -1,0 +1,124 @@
+#include "io/support.h"
+
+#include "io/file.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int setup(void **state)
+{
+    *state = (void *)scratch_make();
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    scratch_remove();
+    return 0;
+}
+
+static void test_read(void **state)
+{
+    (void)state;
+    char *data;
+    uint64_t bytes;
+    write_bytes(scratch_path("f"), "a\0b", 3);
+    assert_int_equal(tsr_file_read(&data, &bytes, scratch_path("f"), 3), TSR_OK);
+    assert_int_equal(bytes, 3);
+    assert_memory_equal(data, "a\0b", 4);
+    free(data);
+    check_error("too large", tsr_file_read(&data, &bytes, scratch_path("f"), 2), TSR_EDATA,
+                (const char *const[MOST_WORDS]){"/f", "3 bytes", "at most 2"});
+    check_error("absent", tsr_file_read(&data, &bytes, scratch_path("g"), 2), TSR_EDATA,
+                (const char *const[MOST_WORDS]){"/g", "No such file"});
+    check_error("directory", tsr_file_read(&data, &bytes, *state, 2), TSR_EDATA,
+                (const char *const[MOST_WORDS]){"not a regular file"});
+    assert_int_equal(mkfifo(scratch_path("pipe"), 0600), 0);
+    check_error("pipe", tsr_file_read(&data, &bytes, scratch_path("pipe"), 2), TSR_EDATA,
+                (const char *const[MOST_WORDS]){"pipe", "not a regular file"});
+}
+
+static void test_appears_only_when_published(void **state)
+{
+    (void)state;
+    tsr_file *file;
+    uint64_t bytes;
+    assert_int_equal(tsr_file_stage(&file, scratch_path("out")), TSR_OK);
+    assert_int_equal(tsr_file_append(file, "abc", 3), TSR_OK);
+    assert_int_equal(access(scratch_path("out"), F_OK), -1);
+    assert_int_equal(tsr_file_finish(file), TSR_OK);
+    assert_int_equal(access(scratch_path("out"), F_OK), -1);
+    assert_int_equal(tsr_file_append(file, "d", 1), TSR_EINVAL);
+    assert_int_equal(tsr_file_publish(file), TSR_OK);
+    tsr_file_discard(file);
+    char *data = read_whole(&bytes, scratch_path("out"));
+    assert_string_equal(data, "abc");
+    free(data);
+    assert_int_equal(count_entries(*state), 1);
+}
+
+static void test_discard_leaves_the_old_file(void **state)
+{
+    tsr_file *file;
+    uint64_t bytes;
+    write_text(scratch_path("out"), "old");
+    assert_int_equal(tsr_file_stage(&file, scratch_path("out")), TSR_OK);
+    assert_int_equal(tsr_file_append(file, "new", 3), TSR_OK);
+    tsr_file_discard(file);
+    tsr_file_discard(NULL);
+    char *data = read_whole(&bytes, scratch_path("out"));
+    assert_string_equal(data, "old");
+    free(data);
+    assert_int_equal(count_entries(*state), 1);
+    assert_int_equal(tsr_file_write(scratch_path("out"), "newer", 5), TSR_OK);
+    data = read_whole(&bytes, scratch_path("out"));
+    assert_string_equal(data, "newer");
+    free(data);
+}
+
+static void test_two_at_once(void **state)
+{
+    tsr_file *a, *b;
+    assert_int_equal(tsr_file_stage(&a, scratch_path("out")), TSR_OK);
+    assert_int_equal(tsr_file_stage(&b, scratch_path("out")), TSR_OK);
+    assert_int_equal(count_entries(*state), 2);
+    tsr_file_discard(a);
+    tsr_file_discard(b);
+    assert_int_equal(count_entries(*state), 0);
+}
+
+static void test_failures(void **state)
+{
+    tsr_file *file;
+    check_error("no directory", tsr_file_stage(&file, scratch_path("none/out")), TSR_EIO,
+                (const char *const[MOST_WORDS]){"none/out", "No such file"});
+
+    /* A full disk, as far as a test can have one. */
+    struct rlimit old, small = {.rlim_cur = 1024, .rlim_max = RLIM_INFINITY};
+    char block[4096] = {0};
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    small.rlim_max = old.rlim_max;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    tsr_status status = tsr_file_write(scratch_path("out"), block, sizeof block);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    check_error("full", status, TSR_EIO, (const char *const[MOST_WORDS]){"out", "writing failed"});
+    assert_int_equal(count_entries(*state), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_read, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_appears_only_when_published, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_discard_leaves_the_old_file, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_two_at_once, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_failures, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
