@@ -8,9 +8,13 @@
 #ifndef TSR_KERNELS_KERNELS_H
 #define TSR_KERNELS_KERNELS_H
 
+#include "kernels/adamw.h"
 #include "kernels/attention.h"
 #include "kernels/compose.h"
+#include "kernels/dora_norm.h"
+#include "kernels/dropout.h"
 #include "kernels/embed_rows.h"
+#include "kernels/fixed_point.h"
 #include "kernels/gemm.h"
 #include "kernels/head.h"
 #include "kernels/nf4_dequant.h"
@@ -48,6 +52,11 @@ typedef struct {
     tsr_status (*compose_backward)(tsr_stream *, const tsr_compose_backward_args *);
     tsr_status (*row_dot)(tsr_stream *, const tsr_row_dot_args *);
     tsr_status (*row_square_norm)(tsr_stream *, const tsr_row_square_norm_args *);
+    tsr_status (*dora_norm)(tsr_stream *, const tsr_dora_norm_args *);
+    tsr_status (*dropout)(tsr_stream *, const tsr_dropout_args *);
+    tsr_status (*fixed_scatter)(tsr_stream *, const tsr_fixed_scatter_args *);
+    tsr_status (*grad_norm)(tsr_stream *, const tsr_grad_norm_args *);
+    tsr_status (*adamw)(tsr_stream *, const tsr_adamw_args *);
 } tsr_kernels;
 
 const tsr_kernels *tsr_kernels_cpu(void);

@@ -43,6 +43,11 @@ CPU_OP(compose)
 CPU_OP(compose_backward)
 CPU_OP(row_dot)
 CPU_OP(row_square_norm)
+CPU_OP(dora_norm)
+CPU_OP(dropout)
+CPU_OP(fixed_scatter)
+CPU_OP(grad_norm)
+CPU_OP(adamw)
 
 const char *tsr_kernels_cpu_set(void)
 {
@@ -87,6 +92,11 @@ static const tsr_kernels cpu_kernels = {
     .compose_backward = compose_backward_cpu,
     .row_dot = row_dot_cpu,
     .row_square_norm = row_square_norm_cpu,
+    .dora_norm = dora_norm_cpu,
+    .dropout = dropout_cpu,
+    .fixed_scatter = fixed_scatter_cpu,
+    .grad_norm = grad_norm_cpu,
+    .adamw = adamw_cpu,
 };
 
 const tsr_kernels *tsr_kernels_cpu(void)

@@ -1,7 +1,8 @@
-#include "optim/adamw.h"
+#include "kernels/adamw.h"
 
-#include "optim/clones.h"
-#include "optim/fixed_point.h"
+#include "base/clones.h"
+#include "kernels/fixed_point.h"
+#include "kernels/loops.h"
 
 #include <math.h>
 
@@ -165,4 +166,65 @@ float tsr_clip_factor(double norm, double max_norm)
         return 1;
     double factor = max_norm / (norm + 1e-6);
     return (float)(factor < 1 ? factor : 1);
+}
+
+tsr_status tsr_adamw_check(const tsr_adamw_args *args)
+{
+    TSR_EXPECT(args->control && (args->spans || !args->span_count), "adamw", "a pointer is NULL");
+    return TSR_OK;
+}
+
+#define SPAN_BLOCK 65536 /* elements of a block of work: about 50 microseconds */
+
+typedef struct {
+    const tsr_adamw_span *span;
+    const scalars *s;
+    float unit, clip;
+} span_work;
+
+static void span_block(void *context, int index)
+{
+    const span_work *work = context;
+    uint64_t first = (uint64_t)index * SPAN_BLOCK, left = work->span->count - first;
+    tsr_adamw_span part = *work->span;
+    part.master += first;
+    part.m += first;
+    part.v += first;
+    part.gradient += first;
+    part.count = left < SPAN_BLOCK ? left : SPAN_BLOCK;
+    if (part.work)
+        part.work = (char *)part.work + first * tsr_dtype_bytes(part.work_dtype);
+    run_span(&part, work->s, work->unit, work->clip);
+}
+
+tsr_status tsr_adamw_ref(const tsr_adamw_args *args, tsr_pool *pool)
+{
+    scalars s;
+    tsr_adamw_step step = args->step;
+    TSR_TRY(tsr_adamw_check(args));
+    if (args->control->skip)
+        return TSR_OK;
+    step.step = args->control->step;
+    TSR_TRY(round_scalars(&s, &step));
+    for (uint64_t i = 0; i < args->span_count; i++) {
+        span_work work = {&args->spans[i], &s, ldexpf(1, -args->shift), args->control->clip};
+        TSR_TRY(check_work(work.span->work, work.span->work_dtype));
+        tsr_pool_run(pool, (int)tsr_ceil_div(work.span->count, SPAN_BLOCK), span_block, &work);
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_grad_norm_check(const tsr_grad_norm_args *args)
+{
+    TSR_EXPECT(args->sum && (args->gradient || !args->count), "grad_norm", "a pointer is NULL");
+    TSR_EXPECT(args->count % TSR_GRANULE == 0, "grad_norm", "count is no multiple of 64");
+    return TSR_OK;
+}
+
+tsr_status tsr_grad_norm_ref(const tsr_grad_norm_args *args, tsr_pool *pool)
+{
+    (void)pool;
+    TSR_TRY(tsr_grad_norm_check(args));
+    tsr_grad_norm_add(args->sum, args->gradient, args->count, args->shift);
+    return TSR_OK;
 }

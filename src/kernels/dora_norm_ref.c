@@ -1,6 +1,7 @@
-#include "adapters/dora_norm.h"
+#include "kernels/dora_norm.h"
 
-#include "adapters/clones.h"
+#include "base/clones.h"
+#include "kernels/loops.h"
 
 #include <math.h>
 
@@ -25,25 +26,6 @@ static inline __attribute__((always_inline)) float dot(const float *x, const flo
     for (int l = 0; i < n; i++, l++)
         lane[l] += x[i] * y[i];
     return sum_lanes(lane);
-}
-
-TSR_CLONES void tsr_dora_row_squares(float *squares, const float *w, uint64_t rows,
-                                     uint64_t columns)
-{
-    for (uint64_t j = 0; j < rows; j++) {
-        const float *row = w + j * columns;
-        double lane[LANES] = {0};
-        uint64_t i = 0;
-        for (; i + LANES <= columns; i += LANES)
-            for (int l = 0; l < LANES; l++)
-                lane[l] += (double)row[i + (uint64_t)l] * (double)row[i + (uint64_t)l];
-        for (int l = 0; i < columns; i++, l++)
-            lane[l] += (double)row[i] * (double)row[i];
-        for (int half = LANES / 2; half; half /= 2)
-            for (int l = 0; l < half; l++)
-                lane[l] += lane[l + half];
-        squares[j] = (float)lane[0];
-    }
 }
 
 /* b G b^T for one row: each row of the symmetric G is dotted with b as it is read. */
@@ -72,4 +54,36 @@ TSR_CLONES void tsr_dora_gain(float *g, const float *m, const float *n, uint64_t
 {
     for (uint64_t j = 0; j < rows; j++)
         g[j] = m[j] / n[j];
+}
+
+tsr_status tsr_dora_norm_check(const tsr_dora_norm_args *args)
+{
+    TSR_EXPECT(args->rows >= 0 && args->r > 0, "dora_norm", "a count is out of range");
+    TSR_EXPECT(args->n && args->g && args->squares && args->u && args->gram && args->b, "dora_norm",
+               "a buffer is NULL");
+    return tsr_expect_dtype("dora_norm", args->dtype);
+}
+
+#define ROWS_PER_BLOCK 32
+
+static void norm_block(void *context, int index)
+{
+    const tsr_dora_norm_args *a = context;
+    int64_t first = (int64_t)index * ROWS_PER_BLOCK, left = a->rows - first;
+    uint64_t count = (uint64_t)(left < ROWS_PER_BLOCK ? left : ROWS_PER_BLOCK);
+    tsr_dora_norm(a->n + first, a->squares + first, a->u + first * a->r, a->gram,
+                  (const float *)a->b + first * a->r, count, (uint64_t)a->r, a->scale);
+    if (a->m)
+        tsr_dora_gain(a->g + first, a->m + first, a->n + first, count);
+    for (uint64_t j = 0; !a->m && j < count; j++)
+        a->g[first + (int64_t)j] = 1;
+}
+
+tsr_status tsr_dora_norm_ref(const tsr_dora_norm_args *args, tsr_pool *pool)
+{
+    TSR_TRY(tsr_dora_norm_check(args));
+    TSR_TRY(tsr_expect_f32("dora_norm", args->dtype));
+    tsr_dora_norm_args copy = *args;
+    tsr_pool_run(pool, (int)tsr_ceil_div((uint64_t)args->rows, ROWS_PER_BLOCK), norm_block, &copy);
+    return TSR_OK;
 }

@@ -1,7 +1,7 @@
-#include "optim/fixed_point.h"
+#include "kernels/fixed_point.h"
 
-#include "base/checked.h"
-#include "optim/clones.h"
+#include "base/clones.h"
+#include "kernels/loops.h"
 
 #include <math.h>
 #include <string.h>
@@ -76,4 +76,22 @@ TSR_CLONES static void widen(float *restrict g, const int64_t *restrict acc, uin
 void tsr_fixed_to_f32(float *g, const int64_t *acc, uint64_t count, int shift)
 {
     widen(g, acc, count, power_of_two(-shift));
+}
+
+tsr_status tsr_fixed_scatter_check(const tsr_fixed_scatter_args *args)
+{
+    TSR_EXPECT(args->buffer && args->overflow && (args->g || !args->count), "fixed_scatter",
+               "a buffer is NULL");
+    TSR_EXPECT(args->layout.ranks > 0 && args->layout.shift >= 0 && args->layout.shift <= 62,
+               "fixed_scatter", "ranks or shift out of range");
+    return TSR_OK;
+}
+
+tsr_status tsr_fixed_scatter_ref(const tsr_fixed_scatter_args *args, tsr_pool *pool)
+{
+    (void)pool;
+    TSR_TRY(tsr_fixed_scatter_check(args));
+    if (!tsr_fixed_scatter(args->buffer, &args->layout, args->offset, args->g, args->count))
+        *args->overflow = 1;
+    return TSR_OK;
 }

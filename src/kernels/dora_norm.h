@@ -1,5 +1,5 @@
 /*
- * adapters/dora_norm.h: the row norms of W + s B A, factored, so that the dense B A never exists
+ * kernels/dora_norm.h: the row norms of W + s B A, factored, so that the dense B A never exists
  * (FORMATS 3):
  *     ||w_j + s b_j A||^2 = ||w_j||^2 + 2 s <b_j, (W A^T)_j> + s^2 b_j (A A^T) b_j^T
  * The callers' matmuls give U = W A^T and G = A A^T, of the very values that the forward uses.
@@ -7,13 +7,10 @@
  * Cost     out * (r^2 + 2 r) multiply-adds; no memory of its own. Rows are independent: a range of
  *          rows is a call with shifted pointers, and the bits of a row do not depend on the range.
  */
-#ifndef TSR_ADAPTERS_DORA_NORM_H
-#define TSR_ADAPTERS_DORA_NORM_H
+#ifndef TSR_KERNELS_DORA_NORM_H
+#define TSR_KERNELS_DORA_NORM_H
 
-#include <stdint.h>
-
-/* squares[j] = RN_fp32(sum of w[j, .]^2), the sum in fp64 in a fixed order. w: [rows, columns]. */
-void tsr_dora_row_squares(float *squares, const float *w, uint64_t rows, uint64_t columns);
+#include "kernels/types.h"
 
 /* n[j] = sqrt(max(0, (squares[j] + 2s cross) + s^2 ba)); 2s and s^2 computed in double, then
  * rounded; a NaN stays. n, squares: [rows]; u, b: [rows, r]; gram: [r, r], symmetric. */
@@ -22,5 +19,21 @@ void tsr_dora_norm(float *n, const float *squares, const float *u, const float *
 
 /* g = m / n. A row of zeros (n = 0) gives what the division gives. */
 void tsr_dora_gain(float *g, const float *m, const float *n, uint64_t rows);
+
+/* The op: n and g of all rows. */
+typedef struct {
+    float *n, *g;         /* [rows], written */
+    const float *m;       /* [rows]; NULL: fresh, m is n and g is 1 */
+    const float *squares; /* [rows] */
+    const float *u;       /* [rows, r] */
+    const float *gram;    /* [r, r] */
+    const void *b;        /* [rows, r] of dtype */
+    int64_t rows, r;
+    double scale;
+    tsr_dtype dtype;
+} tsr_dora_norm_args;
+
+tsr_status tsr_dora_norm_check(const tsr_dora_norm_args *args);
+tsr_status tsr_dora_norm_ref(const tsr_dora_norm_args *args, tsr_pool *pool);
 
 #endif

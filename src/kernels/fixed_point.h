@@ -1,5 +1,5 @@
 /*
- * optim/fixed_point.h: gradients as 64-bit fixed point, so that their sum over micro-batches and
+ * kernels/fixed_point.h: gradients as 64-bit fixed point, so that their sum over micro-batches and
  * ranks is exact and does not depend on the order or on the number of ranks.
  *
  * A contribution g (fp32, one micro-batch's) becomes RN(g 2^shift), ties to even. Integer sums are
@@ -15,11 +15,10 @@
  *          parameter, one after the other, then rank i + 1's.
  * Threads  Pure.
  */
-#ifndef TSR_OPTIM_FIXED_POINT_H
-#define TSR_OPTIM_FIXED_POINT_H
+#ifndef TSR_KERNELS_FIXED_POINT_H
+#define TSR_KERNELS_FIXED_POINT_H
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "kernels/types.h"
 
 #define TSR_GRANULE       64 /* elements */
 #define TSR_FIXED_SHIFT   44
@@ -53,5 +52,17 @@ void tsr_fixed_add(int64_t *accumulator, const int64_t *part, uint64_t count);
 
 /* g[i] = RN_fp32(acc[i] 2^-shift), one rounding. */
 void tsr_fixed_to_f32(float *g, const int64_t *acc, uint64_t count, int shift);
+
+/* The op: one parameter's gradient into the reduce-scatter buffer of its unit. */
+typedef struct {
+    int64_t *buffer;
+    const float *g;    /* [count] */
+    int64_t *overflow; /* one word, set to 1 where an element was refused */
+    tsr_fixed_layout layout;
+    uint64_t offset, count;
+} tsr_fixed_scatter_args;
+
+tsr_status tsr_fixed_scatter_check(const tsr_fixed_scatter_args *args);
+tsr_status tsr_fixed_scatter_ref(const tsr_fixed_scatter_args *args, tsr_pool *pool);
 
 #endif

@@ -1,10 +1,10 @@
 /*
- * optim/clones.h: one loop compiled for several instruction sets, chosen when the program starts.
+ * base/clones.h: one loop compiled for several instruction sets, chosen when the program starts.
  * Every clone gives the same bits: nothing is contracted and no reduction is reordered. Off under
  * sanitizers, whose run-time is not up yet when the choice is made.
  */
-#ifndef TSR_OPTIM_CLONES_H
-#define TSR_OPTIM_CLONES_H
+#ifndef TSR_BASE_CLONES_H
+#define TSR_BASE_CLONES_H
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(TSR_SANITIZED)
 #define TSR_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))

@@ -1,7 +1,8 @@
-#include "adapters/dropout.h"
+#include "kernels/dropout.h"
 
-#include "adapters/clones.h"
+#include "base/clones.h"
 #include "base/philox.h"
+#include "kernels/loops.h"
 
 #include <math.h>
 
@@ -96,4 +97,41 @@ TSR_CLONES void tsr_dropout_mask_row(uint8_t *mask, uint64_t columns, const tsr_
         for (uint64_t i = 0; i < n; i++)
             mask[column + i] = word[i] >= dropout->threshold;
     }
+}
+
+tsr_status tsr_dropout_check(const tsr_dropout_args *args)
+{
+    TSR_EXPECT(args->tokens >= 0 && args->columns >= 0, "dropout", "a count is negative");
+    TSR_EXPECT(!args->tokens || (args->out && args->x && args->samples && args->positions),
+               "dropout", "a buffer is NULL");
+    return tsr_expect_dtype("dropout", args->dtype);
+}
+
+#define TOKENS_PER_BLOCK 16
+
+static void drop_block(void *context, int index)
+{
+    const tsr_dropout_args *a = context;
+    int64_t first = (int64_t)index * TOKENS_PER_BLOCK;
+    int64_t end = first + TOKENS_PER_BLOCK < a->tokens ? first + TOKENS_PER_BLOCK : a->tokens;
+    for (int64_t t = first; t < end; t++) {
+        float *out = (float *)a->out + t * a->columns;
+        const float *x = (const float *)a->x + t * a->columns;
+        uint64_t columns = (uint64_t)a->columns, sample = (uint64_t)a->samples[t];
+        uint32_t position = (uint32_t)a->positions[t];
+        if (a->add)
+            tsr_dropout_add_row(out, x, columns, &a->dropout, sample, position);
+        else
+            tsr_dropout_row(out, x, columns, &a->dropout, sample, position);
+    }
+}
+
+tsr_status tsr_dropout_ref(const tsr_dropout_args *args, tsr_pool *pool)
+{
+    TSR_TRY(tsr_dropout_check(args));
+    TSR_TRY(tsr_expect_f32("dropout", args->dtype));
+    tsr_dropout_args copy = *args;
+    tsr_pool_run(pool, (int)tsr_ceil_div((uint64_t)args->tokens, TOKENS_PER_BLOCK), drop_block,
+                 &copy);
+    return TSR_OK;
 }

@@ -1,0 +1,131 @@
+/*
+ * tessera.h: the public interface of libtessera, QLoRA and DoRA fine-tuning of Llama-family models,
+ * sharded over ranks.
+ *
+ * A job is created from the text of a configuration (the same job.yaml that the program reads), planned,
+ * started, stepped and saved:
+ *
+ *     tsr_job_create -> tsr_job_plan (optional) -> tsr_job_start -> tsr_job_step ... -> tsr_job_save
+ *                    -> tsr_job_destroy
+ *
+ * Ranks    Every rank creates the same job and makes the same calls in the same order. All calls but
+ *          create with one rank are collective.
+ * Manners  The library never exits, prints, installs a signal handler, or changes the working directory or
+ *          the locale, and leaves no thread behind after tsr_job_destroy. Two jobs may live one after the
+ *          other in one process.
+ * Threads  One thread at a time uses a job; the stop flag may be set from anywhere (a signal handler too).
+ * Errors   Every call returns 0 or a negative status; tsr_last_error() has the message for this thread. On
+ *          several ranks all return the same status. A failed job can only be destroyed.
+ */
+#ifndef TESSERA_H
+#define TESSERA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define TSR_API __attribute__((visibility("default")))
+#else
+#define TSR_API
+#endif
+
+typedef struct tsr_job tsr_job;
+
+/* How ranks find each other when the embedding program is not MPI's. Zero-initialised: one rank. */
+typedef struct {
+    int rank, size; /* size 0 or 1: one rank */
+    /* Every rank's `bytes` bytes, gathered in rank order into `receive`; blocking; 0 on success. */
+    int (*all_gather)(void *user, const void *send, void *receive, uint64_t bytes);
+    void *user;
+} tsr_job_bootstrap;
+
+/* Severities of tsr_job_options.log. */
+enum { TSR_JOB_ERROR, TSR_JOB_WARNING, TSR_JOB_INFO, TSR_JOB_DEBUG };
+
+/* What one optimizer step did; every rank gets the same figures but device_bytes and exposed_s. */
+typedef struct {
+    int64_t step;        /* from 1 */
+    int64_t total_steps; /* of the whole run */
+    double epoch;        /* samples seen / samples of the data set */
+    double loss;         /* mean over all label tokens of the step */
+    double grad_norm;    /* before clipping */
+    double learning_rate;
+    int64_t label_tokens, input_tokens;
+    double step_s, tokens_per_s; /* input tokens of all ranks a second */
+    uint64_t device_bytes;       /* arena high-water mark of this rank */
+    double exposed_s;            /* compute waited this long for transfers, on this rank */
+    int skipped;                 /* 1: a gradient was not finite and nothing was updated */
+    int last;                    /* 1: no further step will run (the end, a stop, the time limit) */
+    int stopped;                 /* 1: it is the last one because of the stop flag or the time limit */
+} tsr_job_report;
+
+typedef struct {
+    double loss, perplexity; /* over all label tokens together */
+    int64_t label_tokens, rows;
+} tsr_job_evaluation;
+
+/* One rank's memory, known before anything is read. */
+typedef struct {
+    uint64_t device_peak_bytes, host_peak_bytes;
+    uint64_t parameter_count, trainable_count;
+    uint64_t plan_hash;
+    int unit_count, resident_count, recompute_full_count, recompute_selective_count;
+} tsr_job_plan_info;
+
+/* Zero-initialise; everything is borrowed during tsr_job_create, but callbacks, their users and `stop` until
+ * tsr_job_destroy. */
+typedef struct {
+    const char *config_path; /* a job.yaml; NULL: config_text */
+    const char *config_text; /* its text; NULL with no path: overrides alone */
+    const char *const *overrides; /* "key=value" */
+    int override_count;
+    int use_mpi; /* 1: ranks are MPI's (initialised here if the program has not), `bootstrap` is ignored */
+    tsr_job_bootstrap bootstrap;
+    int threads;            /* of this rank; 0: its share of the cores */
+    double timeout_seconds; /* of every wait for another rank; 0: 300 */
+    void (*log)(void *user, int severity, const char *line); /* any thread; NULL: silent */
+    void (*progress)(void *user, const char *phase, double done, double total); /* loading; NULL: none */
+    void *user;
+    const volatile int *stop; /* not 0: finish the step under way and the one after it, then stop */
+} tsr_job_options;
+
+/* Reads and checks the configuration, the model's config.json, tokenizer and data; reads no weights. On
+ * success the caller owns *out. */
+TSR_API int tsr_job_create(tsr_job **out, const tsr_job_options *options);
+
+/* Decides every buffer. A job that does not fit its memory_budget is refused here (and by start). */
+TSR_API int tsr_job_plan(tsr_job *job, tsr_job_plan_info *info);
+
+/* Takes all memory, reads this rank's part of the weights and quantizes it. Nothing allocates afterwards. */
+TSR_API int tsr_job_start(tsr_job *job);
+
+/* One optimizer step. TSR_JOB_DONE (1) without a step when there is none left. */
+#define TSR_JOB_DONE 1
+TSR_API int tsr_job_step(tsr_job *job, tsr_job_report *report);
+
+/* Mean loss over eval_dataset. */
+TSR_API int tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation);
+
+/* Writes the adapter into output_dir; its files appear under their names only when complete. */
+TSR_API int tsr_job_save(tsr_job *job);
+
+/* NULL is fine. */
+TSR_API void tsr_job_destroy(tsr_job *job);
+
+/* This thread's last error message; "" if there was none. */
+TSR_API const char *tsr_last_error(void);
+
+/* The program's exit code for a status: 0, 64, 65, 70, 71, 75, 76 or 78. */
+TSR_API int tsr_job_exit_code(int status);
+
+TSR_API const char *tsr_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,243 @@
+#include "adapters/linear.h"
+
+/* C[m, n] = alpha op(A) op(B) + beta C, dense. */
+static tsr_status matmul(const tsr_linear_context *context, tsr_gemm_args args)
+{
+    args.dtype = context->dtype;
+    return context->kernels->gemm(context->stream, &args);
+}
+
+tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context,
+                             const tsr_linear *linear)
+{
+    const tsr_base_weight *w = &linear->weight;
+    int64_t count = (int64_t)(linear->out * linear->in);
+    *out = context->weight;
+    if (w->data && w->dtype == context->dtype) {
+        *out = w->data;
+        return TSR_OK;
+    }
+    if (w->data)
+        return context->kernels->widen(context->stream, &(tsr_widen_args){.out = context->weight,
+                                                                          .in = w->data,
+                                                                          .count = count,
+                                                                          .in_dtype = w->dtype,
+                                                                          .dtype = context->dtype});
+    return context->kernels->nf4_dequant(context->stream,
+                                         &(tsr_nf4_dequant_args){.out = context->weight,
+                                                                 .codes = w->codes,
+                                                                 .absmax = w->absmax,
+                                                                 .nested_absmax = w->nested_absmax,
+                                                                 .nested_map = w->nested_map,
+                                                                 .level = w->level,
+                                                                 .count = count,
+                                                                 .columns = (int64_t)linear->in,
+                                                                 .offset = w->offset,
+                                                                 .nested = w->nested,
+                                                                 .dtype = context->dtype});
+}
+
+/* y [T, rows] = alpha x [T, columns] w^T + beta y, w [rows, columns]. */
+static tsr_status project(const tsr_linear_context *context, void *y, const void *x, const void *w,
+                          uint64_t rows, uint64_t columns, float alpha, float beta)
+{
+    return matmul(context, (tsr_gemm_args){.m = context->tokens,
+                                           .n = (int64_t)rows,
+                                           .k = (int64_t)columns,
+                                           .a = x,
+                                           .b = w,
+                                           .c = y,
+                                           .trans_b = true,
+                                           .alpha = alpha,
+                                           .beta = beta,
+                                           .c_dtype = context->dtype});
+}
+
+/* dx [T, columns] = alpha dy [T, rows] w + beta dx: the gradient of project's x. */
+static tsr_status project_back(const tsr_linear_context *context, void *dx, const void *dy,
+                               const void *w, uint64_t rows, uint64_t columns, float alpha,
+                               float beta)
+{
+    return matmul(context, (tsr_gemm_args){.m = context->tokens,
+                                           .n = (int64_t)columns,
+                                           .k = (int64_t)rows,
+                                           .a = dy,
+                                           .b = w,
+                                           .c = dx,
+                                           .alpha = alpha,
+                                           .beta = beta,
+                                           .c_dtype = context->dtype});
+}
+
+/* dw [rows, columns] fp32 = alpha dy^T x: the gradient of project's w. */
+static tsr_status outer(const tsr_linear_context *context, float *dw, const void *dy, const void *x,
+                        uint64_t rows, uint64_t columns, float alpha)
+{
+    return matmul(context, (tsr_gemm_args){.m = (int64_t)rows,
+                                           .n = (int64_t)columns,
+                                           .k = context->tokens,
+                                           .a = dy,
+                                           .b = x,
+                                           .c = dw,
+                                           .trans_a = true,
+                                           .alpha = alpha,
+                                           .c_dtype = TSR_F32});
+}
+
+/* out = mask o x / (1 - p), or out += that. */
+static tsr_status drop(const tsr_linear_context *context, const tsr_linear *linear, void *out,
+                       const void *x, bool add)
+{
+    return context->kernels->dropout(context->stream,
+                                     &(tsr_dropout_args){.out = out,
+                                                         .x = x,
+                                                         .samples = context->samples,
+                                                         .positions = context->positions,
+                                                         .dropout = linear->dropout,
+                                                         .tokens = context->tokens,
+                                                         .columns = (int64_t)linear->in,
+                                                         .add = add,
+                                                         .dtype = context->dtype});
+}
+
+tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linear *linear,
+                              const void *x, void *z, void *y)
+{
+    const void *w, *input = x;
+    uint64_t out = linear->out, in = linear->in, r = linear->r;
+    TSR_TRY(tsr_linear_weight(&w, context, linear));
+    if (r && linear->drops) {
+        TSR_TRY(drop(context, linear, context->dropped, x, false));
+        input = context->dropped;
+    }
+    if (r)
+        TSR_TRY(project(context, context->low, input, linear->a, r, in, 1, 0));
+    if (!tsr_linear_composes(linear)) {
+        TSR_TRY(project(context, z, x, w, out, in, 1, 0));
+        if (r)
+            TSR_TRY(project(context, z, context->low, linear->b, out, r, (float)linear->scale, 1));
+        return TSR_OK;
+    }
+    TSR_TRY(project(context, y, x, w, out, in, 1, 0));
+    TSR_TRY(project(context, z, input, w, out, in, 1, 0));
+    TSR_TRY(project(context, context->lora, context->low, linear->b, out, r, 1, 0));
+    return context->kernels->compose(context->stream,
+                                     &(tsr_compose_args){.base = y,
+                                                         .base_dropped = z,
+                                                         .lora = context->lora,
+                                                         .g = linear->g,
+                                                         .bias = linear->bias,
+                                                         .y = y,
+                                                         .inner = z,
+                                                         .tokens = context->tokens,
+                                                         .d = (int64_t)out,
+                                                         .scale = (float)linear->scale,
+                                                         .dtype = context->dtype});
+}
+
+/* DoRA with dropout: dx += W^T dy + drop(W^T d_base_dropped + A^T B^T d_lora). */
+static tsr_status backward_composed(const tsr_linear_context *context, const tsr_linear *linear,
+                                    const tsr_linear_gradients *gradients)
+{
+    const void *w;
+    uint64_t out = linear->out, in = linear->in, r = linear->r;
+    TSR_TRY(context->kernels->compose_backward(
+        context->stream, &(tsr_compose_backward_args){.dy = gradients->dz,
+                                                      .inner = gradients->z,
+                                                      .g = linear->g,
+                                                      .n = linear->n,
+                                                      .d_base_dropped = gradients->z,
+                                                      .d_lora = context->lora,
+                                                      .dm = gradients->dm,
+                                                      .tokens = context->tokens,
+                                                      .d = (int64_t)out,
+                                                      .scale = (float)linear->scale,
+                                                      .dtype = context->dtype}));
+    TSR_TRY(drop(context, linear, context->dropped, gradients->x, false));
+    TSR_TRY(project(context, context->low, context->dropped, linear->a, r, in, 1, 0));
+    TSR_TRY(outer(context, gradients->db, context->lora, context->low, out, r, 1));
+    TSR_TRY(project_back(context, context->d_low, context->lora, linear->b, out, r, 1, 0));
+    TSR_TRY(outer(context, gradients->da, context->d_low, context->dropped, r, in, 1));
+    if (!gradients->dx)
+        return TSR_OK;
+    TSR_TRY(tsr_linear_weight(&w, context, linear));
+    TSR_TRY(project_back(context, gradients->dx, gradients->dz, w, out, in, 1, gradients->add));
+    TSR_TRY(project_back(context, context->d_dropped, gradients->z, w, out, in, 1, 0));
+    TSR_TRY(project_back(context, context->d_dropped, context->d_low, linear->a, r, in, 1, 1));
+    return drop(context, linear, gradients->dx, context->d_dropped, true);
+}
+
+tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_linear *linear,
+                               const tsr_linear_gradients *gradients)
+{
+    const void *w, *input = gradients->x;
+    uint64_t out = linear->out, in = linear->in, r = linear->r;
+    float scale = (float)linear->scale;
+    if (tsr_linear_composes(linear))
+        return backward_composed(context, linear, gradients);
+    if (r) {
+        if (linear->drops) {
+            TSR_TRY(drop(context, linear, context->dropped, gradients->x, false));
+            input = context->dropped;
+        }
+        TSR_TRY(project(context, context->low, input, linear->a, r, in, 1, 0));
+        TSR_TRY(outer(context, gradients->db, gradients->dz, context->low, out, r, scale));
+        TSR_TRY(project_back(context, context->d_low, gradients->dz, linear->b, out, r, scale, 0));
+        TSR_TRY(outer(context, gradients->da, context->d_low, input, r, in, 1));
+    }
+    if (!gradients->dx)
+        return TSR_OK;
+    TSR_TRY(tsr_linear_weight(&w, context, linear));
+    TSR_TRY(project_back(context, gradients->dx, gradients->dz, w, out, in, 1, gradients->add));
+    if (!r)
+        return TSR_OK;
+    if (!linear->drops)
+        return project_back(context, gradients->dx, context->d_low, linear->a, r, in, 1, 1);
+    TSR_TRY(project_back(context, context->d_dropped, context->d_low, linear->a, r, in, 1, 0));
+    return drop(context, linear, gradients->dx, context->d_dropped, true);
+}
+
+tsr_status tsr_linear_norm(const tsr_linear_context *context, const tsr_linear *linear,
+                           const tsr_linear_norm_args *args)
+{
+    const void *w;
+    const tsr_kernels *kernels = context->kernels;
+    int64_t out = (int64_t)linear->out, in = (int64_t)linear->in, r = (int64_t)linear->r;
+    TSR_TRY(tsr_linear_weight(&w, context, linear));
+    if (!args->known)
+        TSR_TRY(kernels->row_square_norm(context->stream,
+                                         &(tsr_row_square_norm_args){.out = args->squares,
+                                                                     .w = w,
+                                                                     .rows = out,
+                                                                     .columns = in,
+                                                                     .dtype = context->dtype}));
+    TSR_TRY(matmul(context, (tsr_gemm_args){.m = out,
+                                            .n = r,
+                                            .k = in,
+                                            .a = w,
+                                            .b = linear->a,
+                                            .c = args->u,
+                                            .trans_b = true,
+                                            .alpha = 1,
+                                            .c_dtype = TSR_F32}));
+    TSR_TRY(matmul(context, (tsr_gemm_args){.m = r,
+                                            .n = r,
+                                            .k = in,
+                                            .a = linear->a,
+                                            .b = linear->a,
+                                            .c = args->gram,
+                                            .trans_b = true,
+                                            .alpha = 1,
+                                            .c_dtype = TSR_F32}));
+    return kernels->dora_norm(context->stream, &(tsr_dora_norm_args){.n = args->n,
+                                                                     .g = args->g,
+                                                                     .m = args->m,
+                                                                     .squares = args->squares,
+                                                                     .u = args->u,
+                                                                     .gram = args->gram,
+                                                                     .b = linear->b,
+                                                                     .rows = out,
+                                                                     .r = r,
+                                                                     .scale = linear->scale,
+                                                                     .dtype = context->dtype});
+}

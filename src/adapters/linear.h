@@ -1,0 +1,108 @@
+/*
+ * adapters/linear.h: one frozen linear with its adapter, forward and backward, as matmuls on a
+ * stream.
+ *
+ *     LoRA    z = W x + s B A drop(x)                the consumer computes y = z + bias
+ *     DoRA    z = W x + s B A x                      the consumer computes y = g z + bias, g = m /
+ * n DoRA with dropout (FORMATS 2)                  y = W x + bias + (g - 1) W xd + g s B A xd
+ *
+ * The consumer of an output (RoPE, SwiGLU, the residual) multiplies by g in fp32 and adds the bias,
+ * so no pass of its own is spent on them, and its backward gives dz = g dy and dm. Only DoRA with
+ * dropout cannot be written so: there `y` is composed here, the consumer gets it with g and bias
+ * NULL, and its backward's dy comes back here.
+ *
+ * The low-rank product X A^T is never saved: the backward computes it again from x.
+ *
+ * Cost     forward 2 T (in out + r in + r out) FLOPs; backward 2 T (in out + 3 r in + 2 r out): a
+ * frozen W has no gradient (RunLoRA's F1 and B1). The weight is made from its codes once per call.
+ */
+#ifndef TSR_ADAPTERS_LINEAR_H
+#define TSR_ADAPTERS_LINEAR_H
+
+#include "kernels/kernels.h"
+
+/* A frozen weight [out, in] as it lies in the gathered unit. Borrowed. */
+typedef struct {
+    const void *data; /* a plain weight of `dtype`; NULL: NF4 */
+    tsr_dtype dtype;
+    const uint8_t *codes;
+    const void *absmax; /* uint8_t if nested, else float */
+    const float *nested_absmax, *nested_map, *level;
+    float offset;
+    bool nested;
+} tsr_base_weight;
+
+typedef struct {
+    uint64_t out, in;
+    tsr_base_weight weight;
+    tsr_frozen bias; /* [out], or NULL data */
+    uint64_t r;      /* 0: no adapter, and nothing below is used */
+    double scale;    /* s */
+    const void *a;   /* [r, in] of the compute dtype */
+    const void *b;   /* [out, r] */
+    const float *g;  /* [out], DoRA only */
+    const float *n;  /* [out], DoRA only */
+    bool drops;      /* dropout is active */
+    tsr_dropout dropout;
+} tsr_linear;
+
+/* Whether y is composed here (DoRA with dropout). */
+static inline bool tsr_linear_composes(const tsr_linear *linear)
+{
+    return linear->r && linear->g && linear->drops;
+}
+
+/* Where the work goes and its scratch, shared by all linears; T is the tokens of the micro-batch.
+ */
+typedef struct {
+    const tsr_kernels *kernels;
+    tsr_stream *stream;
+    tsr_dtype dtype;
+    int64_t tokens;
+    void *weight;             /* largest out * in elements */
+    void *low, *d_low;        /* T * largest r each */
+    void *dropped;            /* T * largest in, with dropout */
+    void *d_dropped;          /* T * largest in, with dropout */
+    void *lora;               /* T * largest out, with dropout and DoRA */
+    const int64_t *samples;   /* [T], of each token, for dropout */
+    const int32_t *positions; /* [T], in its sample */
+} tsr_linear_context;
+
+/* z [T, out]; y [T, out] only if tsr_linear_composes, else NULL. */
+tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linear *linear,
+                              const void *x, void *z, void *y);
+
+/* What the backward of one linear reads and writes. */
+typedef struct {
+    const void *x; /* [T, in], the forward's */
+    void *dz;      /* [T, out]: gradient of z; of y if tsr_linear_composes */
+    void *z;       /* [T, out], only if tsr_linear_composes: the forward's; overwritten */
+    void *dx;      /* [T, in]; NULL: not wanted */
+    bool add;      /* dx is added to */
+    float *da;     /* [r, in], written */
+    float *db;     /* [out, r], written */
+    float *dm;     /* [out], written here only if tsr_linear_composes */
+} tsr_linear_gradients;
+
+tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_linear *linear,
+                               const tsr_linear_gradients *gradients);
+
+/* The weight in the compute dtype: made in context->weight, or where it lies if it is of that
+ * dtype. */
+tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context,
+                             const tsr_linear *linear);
+
+/* DoRA's row norms for the A, B and W that the matmuls use (FORMATS 3), and g = m / n. */
+typedef struct {
+    float *squares; /* [out]: ||w||^2 */
+    bool known;     /* squares are already right: W is frozen */
+    const float *m; /* [out]; NULL: fresh, m is n (g = 1) */
+    float *n, *g;   /* [out], written */
+    float *u;       /* scratch [out, r] */
+    float *gram;    /* scratch [r, r] */
+} tsr_linear_norm_args;
+
+tsr_status tsr_linear_norm(const tsr_linear_context *context, const tsr_linear *linear,
+                           const tsr_linear_norm_args *args);
+
+#endif

@@ -1,0 +1,60 @@
+/*
+ * model/activation.h: the memory of a micro-batch: which activations each layer keeps for its
+ * backward, and the scratch that all layers share.
+ *
+ * Sizes are those of the largest micro-batch of the run (tokens, documents, label rows). Every
+ * buffer is named, so that the plan prints it and the run takes exactly the same from its arena.
+ *
+ *   kept by a layer      none         x h q k v o x_mid h2 act, z (and y) of the linears that need
+ * it, rstd, lse selective    the same without h, h2 and act full         x Layers below the lowest
+ * one that trains keep nothing, and an evaluation keeps nothing: both use the scratch.
+ */
+#ifndef TSR_MODEL_ACTIVATION_H
+#define TSR_MODEL_ACTIVATION_H
+
+#include "kernels/kernels.h"
+#include "model/layout.h"
+
+/* The largest micro-batch; all exact. */
+typedef struct {
+    int64_t tokens, documents, label_rows;
+} tsr_batch_bounds;
+
+/* Called once per buffer, in a fixed order; `out` is where its address is to be put (NULL while
+ * planning). */
+typedef tsr_status tsr_take_buffer(void *user, void **out, const char *name, uint64_t bytes);
+
+/* All activation memory of a model. */
+typedef struct {
+    tsr_layer_buffers *kept;  /* [layers]: shared parts point into `shared` */
+    tsr_layer_buffers shared; /* what recompute fills; everything, for layers that keep nothing */
+    tsr_layer_scratch scratch;
+    tsr_linear_context context; /* its scratch pointers */
+    void *x_final, *h_final;    /* [T, d] */
+    float *rstd_final;
+    void *dx;     /* [T, d]: the gradient of the residual */
+    void *h_rows; /* [R, d]: label rows of h_final; then their gradient */
+    tsr_head_state head;
+    double *nll; /* [R] */
+    void *head_workspace;
+    uint64_t head_workspace_bytes;
+    void *attention_workspace;
+    uint64_t attention_workspace_bytes;
+    float *norm_u, *norm_gram; /* of the DoRA norm */
+} tsr_activations;
+
+typedef struct {
+    const tsr_layout *layout;
+    tsr_batch_bounds bounds;
+    tsr_dtype dtype;                /* of activations */
+    const tsr_recompute *recompute; /* [layers] */
+    bool train;                     /* false: evaluation only */
+    bool dropout;
+} tsr_activation_options;
+
+/* Walks over all buffers in order. With `out` NULL only names and bytes are told. Names are valid
+ * during the call of `take` only. out->kept has layer_count elements, the caller's. */
+tsr_status tsr_activations_walk(tsr_activations *out, const tsr_activation_options *options,
+                                tsr_take_buffer *take, void *user);
+
+#endif

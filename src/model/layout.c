@@ -1,0 +1,359 @@
+#include "model/layout.h"
+
+#include "adapters/init.h"
+#include "base/checked.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_FROZEN    (3 * TSR_LINEAR_COUNT + 5)
+#define MAX_TRAINABLE (3 * TSR_LINEAR_COUNT)
+#define NAME_BYTES    256
+
+static const int kind_in_layer = TSR_LINEAR_COUNT;
+
+/* [out, in] of a linear. */
+static void linear_shape(uint64_t shape[2], const tsr_model_config *config, tsr_linear_kind kind)
+{
+    uint64_t d = config->hidden_size, f = config->intermediate_size;
+    uint64_t q = config->head_count * config->head_dim,
+             kv = config->kv_head_count * config->head_dim;
+    const uint64_t shapes[TSR_LINEAR_COUNT][2] = {
+        [TSR_Q] = {q, d},    [TSR_K] = {kv, d}, [TSR_V] = {kv, d},  [TSR_O] = {d, q},
+        [TSR_GATE] = {f, d}, [TSR_UP] = {f, d}, [TSR_DOWN] = {d, f}};
+    memcpy(shape, shapes[kind], sizeof shapes[kind]);
+}
+
+static bool linear_bias(const tsr_model_config *config, tsr_linear_kind kind)
+{
+    const bool bias[TSR_LINEAR_COUNT] = {
+        [TSR_Q] = config->q_bias,     [TSR_K] = config->k_bias,      [TSR_V] = config->v_bias,
+        [TSR_O] = config->o_bias,     [TSR_GATE] = config->mlp_bias, [TSR_UP] = config->mlp_bias,
+        [TSR_DOWN] = config->mlp_bias};
+    return bias[kind];
+}
+
+tsr_status tsr_layout_modules(tsr_adapter_module **out, uint64_t *count,
+                              const tsr_model_config *config)
+{
+    uint64_t layers = config->layer_count, total = layers * (uint64_t)kind_in_layer + 2, made = 0;
+    tsr_adapter_module *modules = calloc(total, sizeof *modules);
+    tsr_status status = TSR_OK;
+    if (!modules)
+        return tsr_fail(TSR_ENOMEM, "out of memory for %" PRIu64 " module names", total);
+    for (; made < total; made++) {
+        char *path;
+        uint64_t shape[2] = {config->vocab_size, config->hidden_size};
+        bool linear = made < total - 2;
+        tsr_linear_kind kind = (tsr_linear_kind)(made % (uint64_t)kind_in_layer);
+        int bytes =
+            linear ? asprintf(&path, "model.layers.%" PRIu64 ".%s", made / (uint64_t)kind_in_layer,
+                              tsr_linear_name[kind])
+                   : asprintf(&path, "%s", made == total - 2 ? "model.embed_tokens" : "lm_head");
+        if (bytes < 0) {
+            status = tsr_fail(TSR_ENOMEM, "out of memory for module names");
+            break;
+        }
+        if (linear)
+            linear_shape(shape, config, kind);
+        modules[made] = (tsr_adapter_module){path, shape[1], shape[0], linear};
+    }
+    if (status < 0) {
+        tsr_layout_modules_free(modules, made);
+        return status;
+    }
+    *out = modules;
+    *count = total;
+    return TSR_OK;
+}
+
+void tsr_layout_modules_free(tsr_adapter_module *modules, uint64_t count)
+{
+    for (uint64_t i = 0; modules && i < count; i++)
+        free((char *)modules[i].path);
+    free(modules);
+}
+
+/* ---- segments ---- */
+
+typedef struct {
+    tsr_layout *layout;
+    const tsr_checkpoint *checkpoint;
+    tsr_layout_options options;
+} builder;
+
+static int add_frozen(tsr_layout_unit *unit, tsr_layout_segment segment)
+{
+    uint64_t granule = segment.kind == TSR_SEGMENT_PLAIN ? 64 : TSR_NF4_GRANULE;
+    segment.granule_count = tsr_ceil_div(segment.element_count, granule);
+    if (segment.kind == TSR_SEGMENT_PLAIN)
+        segment.granule_bytes = 64 * tsr_dtype_bytes(segment.dtype);
+    unit->frozen[unit->frozen_count] = segment;
+    return unit->frozen_count++;
+}
+
+static int add_trainable(tsr_layout_unit *unit, const char *name, int linear, tsr_dtype dtype,
+                         uint64_t count)
+{
+    unit->trainable[unit->trainable_count] =
+        (tsr_layout_segment){.name = name,
+                             .kind = TSR_SEGMENT_PLAIN,
+                             .linear = linear,
+                             .dtype = dtype,
+                             .element_count = count,
+                             .granule_count = tsr_ceil_div(count, 64),
+                             .granule_bytes = 64 * tsr_dtype_bytes(dtype)};
+    return unit->trainable_count++;
+}
+
+/* Finds a plain tensor and checks its shape; its dtype in memory is BF16, else F32. */
+static tsr_status plain_tensor(const tsr_tensor **out, tsr_dtype *dtype, const builder *b,
+                               const char *name, int ndim, const uint64_t *shape)
+{
+    char found[TSR_SHAPE_TEXT_BYTES], wanted[TSR_SHAPE_TEXT_BYTES];
+    const char *directory = tsr_checkpoint_directory(b->checkpoint);
+    const tsr_tensor *tensor = tsr_checkpoint_find(b->checkpoint, name);
+    if (!tensor)
+        return tsr_fail(TSR_EDATA,
+                        "%s: the tensor %s is missing, but config.json describes a model that has "
+                        "it; is the checkpoint complete?",
+                        directory, name);
+    if (tensor->ndim != ndim || memcmp(tensor->shape, shape, (size_t)ndim * sizeof *shape))
+        return tsr_fail(TSR_EDATA, "%s: %s has the shape %s, but config.json needs %s", directory,
+                        name, tsr_shape_text(found, tensor->shape, tensor->ndim),
+                        tsr_shape_text(wanted, shape, ndim));
+    if (tensor->dtype != TSR_BF16 && tensor->dtype != TSR_F16 && tensor->dtype != TSR_F32)
+        return tsr_fail(TSR_EDATA, "%s: %s has the dtype %s; BF16, F16 and F32 are read", directory,
+                        name, tsr_dtype_name(tensor->dtype));
+    *out = tensor;
+    *dtype = tensor->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32; /* F16 is widened: exact */
+    return TSR_OK;
+}
+
+static tsr_status add_vector(int *index, const builder *b, tsr_layout_unit *unit, int linear,
+                             const char *name, uint64_t count)
+{
+    const tsr_tensor *tensor = NULL;
+    tsr_dtype dtype = TSR_F32;
+    TSR_TRY(plain_tensor(&tensor, &dtype, b, name, 1, &count));
+    *index = add_frozen(
+        unit, (tsr_layout_segment){
+                  .name = tensor->name, .linear = linear, .dtype = dtype, .element_count = count});
+    b->layout->parameter_count += count;
+    return TSR_OK;
+}
+
+static tsr_status weight_segments(const builder *b, tsr_layout_unit *unit, tsr_linear_kind kind)
+{
+    tsr_layout_linear *linear = &unit->linear[kind];
+    char name[NAME_BYTES], found[TSR_SHAPE_TEXT_BYTES];
+    const char *directory = tsr_checkpoint_directory(b->checkpoint);
+    uint64_t count = linear->out * linear->in;
+    snprintf(name, sizeof name, "%s.weight", linear->path);
+    TSR_TRY(tsr_checkpoint_weight(&linear->source, b->checkpoint, name));
+    const tsr_weight *source = &linear->source;
+    if (source->ndim != 2 || source->shape[0] != linear->out || source->shape[1] != linear->in)
+        return tsr_fail(TSR_EDATA,
+                        "%s: %s has the shape %s, but config.json needs [%" PRIu64 ", %" PRIu64 "]",
+                        directory, name, tsr_shape_text(found, source->shape, source->ndim),
+                        linear->out, linear->in);
+    if (source->dtype != TSR_BF16 && source->dtype != TSR_F16 && source->dtype != TSR_F32)
+        return tsr_fail(TSR_EDATA, "%s: %s has the dtype %s; BF16, F16 and F32 are read", directory,
+                        name, tsr_dtype_name(source->dtype));
+    if (source->prequantized && !b->options.load_in_4bit)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: %s is stored as NF4; load_in_4bit: false needs a checkpoint that is "
+                        "not quantized",
+                        directory, name);
+    linear->quantized = b->options.load_in_4bit;
+    linear->nested = source->prequantized ? source->nested : b->options.nested;
+    linear->codes = linear->absmax = linear->plain = TSR_NO_SEGMENT;
+    tsr_layout_segment segment = {
+        .name = source->weight->name, .linear = (int)kind, .element_count = count};
+    if (!linear->quantized) {
+        segment.dtype = source->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32;
+        linear->plain = add_frozen(unit, segment);
+    } else {
+        segment.kind = TSR_SEGMENT_CODES;
+        segment.dtype = TSR_U8;
+        segment.granule_bytes = TSR_NF4_GRANULE_CODE_BYTES;
+        linear->codes = add_frozen(unit, segment);
+        segment.kind = TSR_SEGMENT_ABSMAX;
+        segment.dtype = linear->nested ? TSR_U8 : TSR_F32;
+        segment.granule_bytes = linear->nested ? TSR_NF4_GRANULE_ABSMAX_BYTES
+                                               : TSR_NF4_GRANULE_BLOCKS * (uint64_t)sizeof(float);
+        linear->absmax = add_frozen(unit, segment);
+    }
+    b->layout->parameter_count += count;
+    return TSR_OK;
+}
+
+static tsr_status make_linear(const builder *b, tsr_layout_unit *unit, int layer,
+                              tsr_linear_kind kind)
+{
+    tsr_layout_linear *linear = &unit->linear[kind];
+    uint64_t shape[2];
+    char name[NAME_BYTES];
+    linear_shape(shape, &b->layout->config, kind);
+    linear->out = shape[0];
+    linear->in = shape[1];
+    linear->bias = linear->a = linear->b = linear->m = TSR_NO_SEGMENT;
+    if (asprintf(&linear->path, "model.layers.%d.%s", layer, tsr_linear_name[kind]) < 0) {
+        linear->path = NULL;
+        return tsr_fail(TSR_ENOMEM, "out of memory for module names");
+    }
+    linear->module_key = tsr_adapter_module_key(linear->path);
+    TSR_TRY(weight_segments(b, unit, kind));
+    if (!linear_bias(&b->layout->config, kind))
+        return TSR_OK;
+    snprintf(name, sizeof name, "%s.bias", linear->path);
+    return add_vector(&linear->bias, b, unit, (int)kind, name, linear->out);
+}
+
+static tsr_status make_layer(const builder *b, int layer)
+{
+    const tsr_model_config *config = &b->layout->config;
+    tsr_layout_unit *unit = &b->layout->unit[layer];
+    char name[NAME_BYTES];
+    unit->linear = calloc(TSR_LINEAR_COUNT, sizeof *unit->linear);
+    if (!unit->linear)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the layout");
+    for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+        TSR_TRY(make_linear(b, unit, layer, kind));
+    const struct {
+        const char *name;
+        int *index;
+        uint64_t count;
+        bool present;
+    } norms[] = {
+        {"input_layernorm", &unit->input_norm, config->hidden_size, true},
+        {"post_attention_layernorm", &unit->post_norm, config->hidden_size, true},
+        {"self_attn.q_norm", &unit->q_norm, config->head_dim, config->qk_norm},
+        {"self_attn.k_norm", &unit->k_norm, config->head_dim, config->qk_norm},
+    };
+    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
+        snprintf(name, sizeof name, "model.layers.%d.%s.weight", layer, norms[i].name);
+        if (norms[i].present)
+            TSR_TRY(add_vector(norms[i].index, b, unit, -1, name, norms[i].count));
+    }
+    if (layer < b->layout->layer_count - 1)
+        return TSR_OK;
+    return add_vector(&unit->final_norm, b, unit, -1, "model.norm.weight", config->hidden_size);
+}
+
+/* Embedding and head; the head's chunks are units. */
+static tsr_status make_head(const builder *b)
+{
+    tsr_layout *layout = b->layout;
+    const tsr_model_config *config = &layout->config;
+    uint64_t shape[2] = {config->vocab_size, config->hidden_size};
+    tsr_dtype dtype = TSR_F32;
+    TSR_TRY(plain_tensor(&layout->embedding, &dtype, b, "model.embed_tokens.weight", 2, shape));
+    layout->parameter_count += shape[0] * shape[1];
+    const char *name = config->tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
+    TSR_TRY(plain_tensor(&layout->head, &dtype, b, name, 2, shape));
+    if (!config->tie_word_embeddings)
+        layout->parameter_count += shape[0] * shape[1];
+    for (int chunk = 0; chunk < layout->chunk_count; chunk++) {
+        tsr_layout_unit *unit = &layout->unit[layout->layer_count + chunk];
+        unit->first_row = (uint64_t)chunk * TSR_HEAD_CHUNK_ROWS;
+        uint64_t left = config->vocab_size - unit->first_row;
+        unit->row_count = left < TSR_HEAD_CHUNK_ROWS ? left : TSR_HEAD_CHUNK_ROWS;
+        add_frozen(unit, (tsr_layout_segment){.name = layout->head->name,
+                                              .linear = -1,
+                                              .dtype = dtype,
+                                              .first_element = unit->first_row * shape[1],
+                                              .element_count = unit->row_count * shape[1]});
+    }
+    return TSR_OK;
+}
+
+static void add_adapter(const builder *b, const tsr_adapter *adapter)
+{
+    tsr_layout *layout = b->layout;
+    int layer = (int)(adapter->module / (uint64_t)kind_in_layer);
+    int kind = (int)(adapter->module % (uint64_t)kind_in_layer);
+    tsr_layout_unit *unit = &layout->unit[layer];
+    tsr_layout_linear *linear = &unit->linear[kind];
+    tsr_dtype dtype = b->options.compute;
+    linear->r = adapter->r;
+    linear->alpha = adapter->alpha;
+    linear->scale = adapter->scale;
+    linear->dora = adapter->dora;
+    linear->a = add_trainable(unit, linear->path, kind, dtype, linear->r * linear->in);
+    linear->b = add_trainable(unit, linear->path, kind, dtype, linear->out * linear->r);
+    layout->trainable_count += linear->r * (linear->in + linear->out);
+    if (linear->dora) {
+        linear->m = add_trainable(unit, linear->path, kind, TSR_F32, linear->out);
+        layout->trainable_count += linear->out;
+        unit->dora = true;
+    }
+    if (layer < layout->first_trained)
+        layout->first_trained = layer;
+    if (linear->r > layout->largest_r)
+        layout->largest_r = linear->r;
+}
+
+static tsr_status allocate_units(tsr_layout *layout)
+{
+    layout->unit = calloc((size_t)layout->unit_count, sizeof *layout->unit);
+    if (!layout->unit)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the layout");
+    for (int i = 0; i < layout->unit_count; i++) {
+        tsr_layout_unit *unit = &layout->unit[i];
+        unit->frozen = calloc(MAX_FROZEN, sizeof *unit->frozen);
+        unit->trainable = calloc(MAX_TRAINABLE, sizeof *unit->trainable);
+        if (!unit->frozen || !unit->trainable)
+            return tsr_fail(TSR_ENOMEM, "out of memory for the layout");
+        unit->input_norm = unit->post_norm = unit->q_norm = unit->k_norm = unit->final_norm =
+            TSR_NO_SEGMENT;
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
+                           const tsr_checkpoint *checkpoint, const tsr_adapter_set *set,
+                           const tsr_layout_options *options)
+{
+    tsr_layout layout = {.config = *config, .layer_count = (int)config->layer_count};
+    builder b = {&layout, checkpoint, *options};
+    tsr_status status;
+    if (config->mlp_bias)
+        return tsr_fail(TSR_EDATA,
+                        "%s/config.json: mlp_bias: true is not supported; models whose "
+                        "MLP has no biases are",
+                        tsr_checkpoint_directory(checkpoint));
+    layout.chunk_count = (int)tsr_ceil_div(config->vocab_size, TSR_HEAD_CHUNK_ROWS);
+    layout.unit_count = layout.layer_count + layout.chunk_count;
+    layout.first_trained = layout.layer_count;
+    if ((status = allocate_units(&layout)) < 0)
+        goto out;
+    for (int layer = 0; layer < layout.layer_count; layer++)
+        if ((status = make_layer(&b, layer)) < 0)
+            goto out;
+    if ((status = make_head(&b)) < 0)
+        goto out;
+    for (uint64_t i = 0; set && i < set->count; i++)
+        add_adapter(&b, &set->adapter[i]);
+    *out = layout;
+out:
+    if (status < 0)
+        tsr_layout_free(&layout);
+    return status;
+}
+
+void tsr_layout_free(tsr_layout *layout)
+{
+    for (int i = 0; layout->unit && i < layout->unit_count; i++) {
+        tsr_layout_unit *unit = &layout->unit[i];
+        for (int kind = 0; unit->linear && kind < TSR_LINEAR_COUNT; kind++)
+            free(unit->linear[kind].path);
+        free(unit->linear);
+        free(unit->frozen);
+        free(unit->trainable);
+    }
+    free(layout->unit);
+    *layout = (tsr_layout){0};
+}

@@ -1,0 +1,90 @@
+/*
+ * model/layout.h: which tensors a model is made of, and which unit each belongs to.
+ *
+ * Unit l, 0 <= l < layers, is decoder layer l: the seven linears, their biases and the norms; the
+ * last one holds the final norm too. Units layers .. layers + chunks - 1 are the head: chunks of at
+ * most TSR_HEAD_CHUNK_ROWS vocabulary rows, whatever the number of ranks. The embedding is no unit:
+ * it stays in host memory, one copy a node.
+ *
+ * A unit's frozen part and its trainable part (A, B and magnitudes of its adapters) are lists of
+ * segments, in the order of this file. An NF4 weight has two segments, codes and absmax, cut in
+ * granules of 1024 elements; everything else has one, cut in granules of 64.
+ */
+#ifndef TSR_MODEL_LAYOUT_H
+#define TSR_MODEL_LAYOUT_H
+
+#include "adapters/set.h"
+#include "io/checkpoint.h"
+#include "io/model_config.h"
+#include "model/layer.h"
+#include "quant/nf4_tensor.h"
+
+#define TSR_HEAD_CHUNK_ROWS 16384
+#define TSR_NO_SEGMENT      (-1)
+
+typedef enum { TSR_SEGMENT_PLAIN, TSR_SEGMENT_CODES, TSR_SEGMENT_ABSMAX } tsr_segment_kind;
+
+typedef struct {
+    const char *name; /* of the tensor it comes from; borrowed from the layout */
+    tsr_segment_kind kind;
+    int linear;             /* tsr_linear_kind, or -1 */
+    tsr_dtype dtype;        /* of what is stored: U8 for codes */
+    uint64_t element_count; /* of the whole tensor */
+    uint64_t first_element; /* in the tensor of the file: a chunk of the head begins inside it */
+    uint64_t granule_count, granule_bytes;
+} tsr_layout_segment;
+
+/* One linear of one layer. */
+typedef struct {
+    char *path; /* "model.layers.3.mlp.up_proj" */
+    uint64_t out, in;
+    tsr_weight source; /* where it is in the checkpoint */
+    bool quantized;    /* NF4 in memory */
+    bool nested;
+    int codes, absmax, plain, bias; /* frozen segments of its unit */
+    /* The adapter; r is 0 where there is none. */
+    uint64_t r;
+    double alpha, scale;
+    bool dora;
+    int a, b, m; /* trainable segments of its unit */
+    uint64_t module_key;
+} tsr_layout_linear;
+
+typedef struct {
+    tsr_layout_segment *frozen, *trainable;
+    int frozen_count, trainable_count;
+    tsr_layout_linear *linear; /* [TSR_LINEAR_COUNT]; NULL for the head */
+    int input_norm, post_norm, q_norm, k_norm, final_norm;
+    uint64_t first_row, row_count; /* of the head's chunk */
+    bool dora;                     /* some adapter of it has a magnitude */
+} tsr_layout_unit;
+
+typedef struct {
+    tsr_model_config config;
+    tsr_layout_unit *unit;
+    int layer_count, chunk_count, unit_count;
+    const tsr_tensor *embedding, *head; /* the same where they are tied */
+    int first_trained;                  /* lowest layer with an adapter; layer_count if none has */
+    uint64_t largest_r, parameter_count, trainable_count;
+} tsr_layout;
+
+typedef struct {
+    bool load_in_4bit, nested;
+    tsr_dtype compute; /* dtype of the working copies of A and B; m is fp32 always */
+} tsr_layout_options;
+
+/* The modules of a model, for tsr_adapter_set_make; the linears in the order of layers and kinds.
+ * The caller frees *out and each path with tsr_layout_modules_free. */
+tsr_status tsr_layout_modules(tsr_adapter_module **out, uint64_t *count,
+                              const tsr_model_config *config);
+void tsr_layout_modules_free(tsr_adapter_module *modules, uint64_t count);
+
+/* `set` was made from tsr_layout_modules of the same config; NULL: no adapter. TSR_EDATA: a tensor
+ * is missing from the checkpoint, has another shape than config.json says or a dtype that is not
+ * understood. */
+tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
+                           const tsr_checkpoint *checkpoint, const tsr_adapter_set *set,
+                           const tsr_layout_options *options);
+void tsr_layout_free(tsr_layout *layout);
+
+#endif
