@@ -1,5 +1,7 @@
 #include "io/file.h"
 
+#include "base/text.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -72,16 +74,18 @@ struct tsr_file {
     int fd;                 /* -1 once finished */
 };
 
-/* "<directory>/.<name>.<process>.<attempt>.tmp" */
+/* "<directory>/.<name>.<process>.<attempt>.tmp"; NULL: no memory. */
 static char *temporary_name(const char *path, int attempt)
 {
     const char *slash = strrchr(path, '/');
-    int directory_length = slash ? (int)(slash - path) + 1 : 0;
-    char *name;
-    if (asprintf(&name, "%.*s.%s.%ld.%d.tmp", directory_length, path, path + directory_length,
-                 (long)getpid(), attempt) < 0)
-        return NULL;
-    return name;
+    size_t directory_length = slash ? (size_t)(slash - path) + 1 : 0;
+    tsr_text name = {0};
+    tsr_text_append(&name, path, directory_length);
+    tsr_text_printf(&name, ".%s.%ld.%d.tmp", path + directory_length, (long)getpid(), attempt);
+    if (!name.failed)
+        return name.data;
+    tsr_text_free(&name);
+    return NULL;
 }
 
 tsr_status tsr_file_stage(tsr_file **out, const char *path)

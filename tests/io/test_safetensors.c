@@ -2,6 +2,7 @@
 
 #include "io/safetensors.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -305,6 +306,36 @@ static void test_widening(void **state)
     free(wide);
 }
 
+static void *read_many(void *tensor)
+{
+    unsigned char part[7];
+    for (uint64_t i = 0; i < 2000; i++)
+        if (tsr_safetensors_read(part, tensor, i % 190, sizeof part) < 0 || part[0] != i % 190)
+            return NULL;
+    return tensor;
+}
+
+static void test_reads_at_the_same_time(void **state)
+{
+    (void)state;
+    const char *path = scratch_path("p.safetensors");
+    tsr_safetensors *file;
+    pthread_t threads[3];
+    write_safetensors(path, ENTRY("U8", "200", "0", "200"), TRUE_LENGTH, 200);
+    assert_int_equal(tsr_safetensors_open(&file, path), TSR_OK);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(
+            pthread_create(&threads[i], NULL, read_many, (void *)tsr_safetensors_find(file, "t")),
+            0);
+    for (int i = 0; i < 3; i++) {
+        void *result;
+        assert_int_equal(pthread_join(threads[i], &result), 0);
+        assert_non_null(result);
+    }
+    assert_int_equal(tsr_safetensors_bytes_read(file), 3 * 2000 * 7);
+    tsr_safetensors_close(file);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -315,6 +346,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_written_as_python_does, setup, teardown),
         cmocka_unit_test_setup_teardown(test_writer_refuses, setup, teardown),
         cmocka_unit_test_setup_teardown(test_widening, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_reads_at_the_same_time, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
