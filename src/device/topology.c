@@ -1,0 +1,167 @@
+#include "device/topology.h"
+
+#include <hwloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct tsr_topology {
+    hwloc_topology_t hwloc;
+    hwloc_cpuset_t share;
+    int core_count, share_count;
+    bool bind;
+    char model[96];
+};
+
+/* CPUs that the cgroup's quota pays for, 0 without a quota. hwloc knows cpusets but no quotas. */
+static int quota_cpus(void)
+{
+    long long quota = 0, period = 0;
+    FILE *file = fopen("/sys/fs/cgroup/cpu.max", "re");
+    if (file) {
+        if (fscanf(file, "%lld %lld", &quota, &period) != 2)
+            quota = 0;
+        fclose(file);
+    } else {
+        static const char *const paths[2] = {"/sys/fs/cgroup/cpu/cpu.cfs_quota_us",
+                                             "/sys/fs/cgroup/cpu/cpu.cfs_period_us"};
+        long long *values[2] = {&quota, &period};
+        for (int i = 0; i < 2; i++) {
+            if (!(file = fopen(paths[i], "re")))
+                return 0;
+            if (fscanf(file, "%lld", values[i]) != 1)
+                *values[i] = 0;
+            fclose(file);
+        }
+    }
+    return quota > 0 && period > 0 ? (int)((quota + period - 1) / period) : 0;
+}
+
+/* True when the launcher gave each rank cores of its own: then they must not be shared again. */
+static bool bound_by_launcher(void)
+{
+    const char *open_mpi = getenv("OMPI_MCA_orte_bound_at_launch");
+    const char *slurm = getenv("SLURM_CPU_BIND_TYPE");
+    return (open_mpi && !strcmp(open_mpi, "1")) || (slurm && strcmp(slurm, "none") && *slurm);
+}
+
+/* The cores that `set` touches, one after the other; returns how many of them lie in
+ * [first, last) by count, and adds those, cut to `set`, to *out (may be NULL). */
+static int collect_cores(hwloc_topology_t hwloc, hwloc_const_cpuset_t set, int first, int last,
+                         hwloc_cpuset_t out)
+{
+    int seen = 0, taken = 0;
+    hwloc_obj_t core = NULL;
+    while ((core = hwloc_get_next_obj_by_type(hwloc, HWLOC_OBJ_CORE, core)) != NULL) {
+        if (!hwloc_bitmap_intersects(core->cpuset, set))
+            continue;
+        if (seen >= first && seen < last) {
+            taken++;
+            if (out)
+                hwloc_bitmap_or(out, out, core->cpuset);
+        }
+        seen++;
+    }
+    if (out)
+        hwloc_bitmap_and(out, out, set);
+    return taken;
+}
+
+static void find_model(tsr_topology *topology)
+{
+    hwloc_obj_t package = hwloc_get_obj_by_type(topology->hwloc, HWLOC_OBJ_PACKAGE, 0);
+    const char *model = package ? hwloc_obj_get_info_by_name(package, "CPUModel") : NULL;
+    snprintf(topology->model, sizeof topology->model, "%s", model && *model ? model : "unknown");
+    for (size_t n = strlen(topology->model); n && topology->model[n - 1] == ' '; n--)
+        topology->model[n - 1] = 0;
+}
+
+static tsr_status find_share(tsr_topology *topology, int local_rank, int local_rank_count)
+{
+    tsr_status status = TSR_OK;
+    hwloc_cpuset_t allowed = hwloc_bitmap_alloc();
+    topology->share = hwloc_bitmap_alloc();
+    if (!allowed || !topology->share) {
+        status = tsr_fail(TSR_ENOMEM, "no memory for the set of allowed cores");
+        goto out;
+    }
+    if (hwloc_get_cpubind(topology->hwloc, allowed, HWLOC_CPUBIND_PROCESS) != 0 ||
+        hwloc_bitmap_iszero(allowed))
+        hwloc_bitmap_copy(allowed, hwloc_topology_get_allowed_cpuset(topology->hwloc));
+    int cores = collect_cores(topology->hwloc, allowed, 0, INT32_MAX, NULL);
+    if (cores < 1) /* a platform that describes no cores */
+        cores = hwloc_bitmap_weight(allowed) > 0 ? hwloc_bitmap_weight(allowed) : 1;
+    int ranks = bound_by_launcher() ? 1 : local_rank_count;
+    int rank = ranks == 1 ? 0 : local_rank;
+    int quota = quota_cpus();
+    int usable = quota > 0 && quota < cores ? quota : cores;
+    topology->core_count = usable;
+    topology->share_count = usable / ranks > 1 ? usable / ranks : 1;
+    topology->bind = ranks > 1 && ranks <= cores &&
+                     collect_cores(topology->hwloc, allowed, (int)((int64_t)cores * rank / ranks),
+                                   (int)((int64_t)cores * (rank + 1) / ranks), topology->share) > 0;
+out:
+    hwloc_bitmap_free(allowed);
+    return status;
+}
+
+tsr_status tsr_topology_create(tsr_topology **out, int local_rank, int local_rank_count)
+{
+    tsr_status status = TSR_OK;
+    tsr_topology *topology = calloc(1, sizeof *topology);
+    if (!topology)
+        return tsr_fail(TSR_ENOMEM, "no memory for the topology of the machine");
+    if (hwloc_topology_init(&topology->hwloc) != 0) {
+        free(topology);
+        return tsr_fail(TSR_ENOMEM, "hwloc cannot be started");
+    }
+    if (hwloc_topology_load(topology->hwloc) != 0) {
+        status = tsr_fail(TSR_EDEVICE, "hwloc cannot read the topology of this machine");
+        goto out;
+    }
+    find_model(topology);
+    status = find_share(topology, local_rank, local_rank_count);
+out:
+    if (status == TSR_OK)
+        *out = topology;
+    else
+        tsr_topology_destroy(topology);
+    return status;
+}
+
+void tsr_topology_destroy(tsr_topology *topology)
+{
+    if (!topology)
+        return;
+    hwloc_bitmap_free(topology->share);
+    hwloc_topology_destroy(topology->hwloc);
+    free(topology);
+}
+
+int tsr_topology_core_count(const tsr_topology *topology)
+{
+    return topology->core_count;
+}
+
+int tsr_topology_share_count(const tsr_topology *topology)
+{
+    return topology->share_count;
+}
+
+const char *tsr_topology_model(const tsr_topology *topology)
+{
+    return topology->model;
+}
+
+void tsr_topology_bind_thread(const tsr_topology *topology)
+{
+    if (topology->bind)
+        hwloc_set_cpubind(topology->hwloc, topology->share, HWLOC_CPUBIND_THREAD);
+}
+
+void tsr_topology_bind_memory(const tsr_topology *topology, void *memory, uint64_t bytes)
+{
+    if (topology->bind && hwloc_get_nbobjs_by_type(topology->hwloc, HWLOC_OBJ_NUMANODE) > 1)
+        hwloc_set_area_membind(topology->hwloc, memory, bytes, topology->share, HWLOC_MEMBIND_BIND,
+                               0);
+}

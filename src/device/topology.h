@@ -1,0 +1,30 @@
+/*
+ * device/topology.h: which cores this rank may use, and which of them are its share. The only user
+ * of hwloc.
+ */
+#ifndef TSR_DEVICE_TOPOLOGY_H
+#define TSR_DEVICE_TOPOLOGY_H
+
+#include "base/status.h"
+
+#include <stdint.h>
+
+typedef struct tsr_topology tsr_topology;
+
+/* Shares the cores that the process may use (affinity, cgroup) among `local_rank_count` ranks of
+ * the node. Ranks that were bound one by one by their launcher keep what they were bound to. */
+tsr_status tsr_topology_create(tsr_topology **out, int local_rank, int local_rank_count);
+void tsr_topology_destroy(tsr_topology *topology);
+
+int tsr_topology_core_count(const tsr_topology *topology);  /* that the process may use */
+int tsr_topology_share_count(const tsr_topology *topology); /* of this rank, at least 1 */
+const char *tsr_topology_model(const tsr_topology *topology);
+
+/* Keeps the calling thread on the rank's share. Does nothing where the shares overlap (more ranks
+ * than cores) or the share is all there is. A refusal by the system is ignored. */
+void tsr_topology_bind_thread(const tsr_topology *topology);
+
+/* Asks for memory next to the rank's share, before it is touched. A refusal is ignored. */
+void tsr_topology_bind_memory(const tsr_topology *topology, void *memory, uint64_t bytes);
+
+#endif

@@ -1,0 +1,114 @@
+#include "device/device.h"
+#include "device/topology.h"
+
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define OK(call) assert_int_equal((call), TSR_OK)
+
+/* The shares of all ranks together are no more than the cores, and each has at least one. */
+static void test_shares(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 8; ranks++)
+        for (int rank = 0; rank < ranks; rank++) {
+            tsr_topology *topology;
+            OK(tsr_topology_create(&topology, rank, ranks));
+            int cores = tsr_topology_core_count(topology);
+            int share = tsr_topology_share_count(topology);
+            assert_true(cores >= 1);
+            assert_int_equal(share, cores / ranks > 1 ? cores / ranks : 1);
+            tsr_topology_destroy(topology);
+        }
+}
+
+/* A launcher that bound each rank to cores of its own is not shared out again. */
+static void test_bound_by_launcher(void **state)
+{
+    (void)state;
+    tsr_topology *topology;
+    setenv("OMPI_MCA_orte_bound_at_launch", "1", 1);
+    OK(tsr_topology_create(&topology, 1, 2));
+    assert_int_equal(tsr_topology_share_count(topology), tsr_topology_core_count(topology));
+    tsr_topology_destroy(topology);
+    unsetenv("OMPI_MCA_orte_bound_at_launch");
+}
+
+static tsr_status read_affinity(void *args, tsr_pool *pool)
+{
+    (void)pool;
+    cpu_set_t *set = *(cpu_set_t **)args;
+    return sched_getaffinity(0, sizeof *set, set) ? tsr_fail(TSR_EIO, "no affinity") : TSR_OK;
+}
+
+static void get_affinity(cpu_set_t *set, tsr_device_options options)
+{
+    tsr_device *device;
+    tsr_stream *stream;
+    OK(tsr_device_create_cpu(&device, &options));
+    OK(tsr_stream_create(&stream, device, "compute"));
+    OK(tsr_stream_call(stream, read_affinity, &set, sizeof set));
+    OK(tsr_stream_synchronize(stream));
+    tsr_stream_destroy(stream);
+    tsr_device_destroy(device);
+}
+
+/* Two ranks' threads stay on different cores where there are two. */
+static void test_binding(void **state)
+{
+    (void)state;
+    cpu_set_t first, second, both, all;
+    assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
+    if (CPU_COUNT(&all) < 2)
+        skip();
+    get_affinity(&first, (tsr_device_options){.local_rank = 0, .local_rank_count = 2});
+    get_affinity(&second, (tsr_device_options){.local_rank = 1, .local_rank_count = 2});
+    CPU_AND(&both, &first, &second);
+    assert_true(CPU_COUNT(&first) >= 1 && CPU_COUNT(&second) >= 1);
+    if (CPU_COUNT(&first) < CPU_COUNT(&all)) /* else: one core with several hardware threads */
+        assert_int_equal(CPU_COUNT(&both), 0);
+    get_affinity(&first, (tsr_device_options){.local_rank_count = 2, .no_pinning = true});
+    assert_true(CPU_EQUAL(&first, &all));
+    get_affinity(&first, (tsr_device_options){.local_rank_count = 4096});
+    assert_true(CPU_EQUAL(&first, &all));
+}
+
+static void test_description(void **state)
+{
+    (void)state;
+    tsr_device *device;
+    OK(tsr_device_create_cpu(&device, &(tsr_device_options){.thread_count = 3}));
+    assert_int_equal(strncmp(tsr_device_description(device), "CPU (", 5), 0);
+    assert_non_null(strstr(tsr_device_description(device), "3 threads"));
+    assert_true(tsr_device_timeout(device) == 300);
+    tsr_device_destroy(device);
+}
+
+static void test_bad_options(void **state)
+{
+    (void)state;
+    tsr_device *device;
+    assert_int_equal(tsr_device_create_cpu(&device, &(tsr_device_options){.thread_count = -1}),
+                     TSR_EINVAL);
+    assert_int_equal(tsr_device_create_cpu(&device, &(tsr_device_options){.local_rank = 1}),
+                     TSR_EINVAL);
+    assert_int_equal(tsr_device_create_cpu(&device, &(tsr_device_options){.timeout_seconds = -1}),
+                     TSR_EINVAL);
+}
+
+int main(void)
+{
+    unsetenv("OMPI_MCA_orte_bound_at_launch");
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shares),      cmocka_unit_test(test_bound_by_launcher),
+        cmocka_unit_test(test_binding),     cmocka_unit_test(test_description),
+        cmocka_unit_test(test_bad_options),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
