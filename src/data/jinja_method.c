@@ -66,9 +66,9 @@ static tsr_status namespace(value *out, jinja_run *r, const jinja_args *args)
     return TSR_OK;
 }
 
-static void two_digits(tsr_text *out, int value)
+static void two_digits(tsr_text *out, int number)
 {
-    tsr_text_printf(out, "%02d", value);
+    tsr_text_printf(out, "%02d", number);
 }
 
 /* One directive of strftime in English, whatever the locale; false if it is not supported. */

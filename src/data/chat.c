@@ -1,0 +1,277 @@
+#include "data/chat.h"
+
+#include "io/file.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define TEMPLATE_FILE_BYTES ((uint64_t)16 << 20)
+
+struct tsr_chat {
+    tsr_tokenizer *tokenizer;
+    tsr_template *template;
+    json_t *names; /* what the template sees; messages, tools and the prompt flag change */
+    int64_t now;
+};
+
+void tsr_chat_row_free(tsr_chat_row *row)
+{
+    tsr_text_free(&row->text);
+    tsr_tokens_free(&row->tokens);
+    free(row->mask);
+    tsr_rendering_free(&row->scratch[0]);
+    tsr_rendering_free(&row->scratch[1]);
+    memset(row, 0, sizeof *row);
+}
+
+static tsr_status set_name(json_t *names, const char *key, json_t *value)
+{
+    return json_object_set_new(names, key, value) == 0
+               ? TSR_OK
+               : tsr_fail(TSR_ENOMEM, "no memory for the names of a chat template");
+}
+
+/* The names as transformers gives them: tools and documents are there and none. */
+static tsr_status fill_names(tsr_chat *chat, const tsr_chat_options *options)
+{
+    static const char *const tokens[] = {"bos_token", "eos_token", "pad_token", "unk_token"};
+    chat->names = json_object();
+    if (!chat->names)
+        return tsr_fail(TSR_ENOMEM, "no memory for the names of a chat template");
+    for (int i = 0; i < 4; i++) {
+        const char *text = tsr_tokenizer_special(chat->tokenizer, tokens[i]);
+        if (text)
+            TSR_TRY(set_name(chat->names, tokens[i], json_string(text)));
+    }
+    if (options->eos_token)
+        TSR_TRY(set_name(chat->names, "eos_token", json_string(options->eos_token)));
+    TSR_TRY(set_name(chat->names, "documents", json_null()));
+    if (options->variables &&
+        json_object_update(chat->names, (json_t *)(uintptr_t)options->variables))
+        return tsr_fail(TSR_EDATA, "the variables of a chat template are an object");
+    return TSR_OK;
+}
+
+static tsr_status load_template(tsr_chat *chat, const char *path)
+{
+    const char *name;
+    size_t bytes;
+    if (path) {
+        char *text;
+        uint64_t length;
+        TSR_TRY(tsr_file_read(&text, &length, path, TEMPLATE_FILE_BYTES));
+        tsr_status status = tsr_template_parse(&chat->template, path, text, length);
+        free(text);
+        return status;
+    }
+    const char *text = tsr_tokenizer_template(chat->tokenizer, &bytes, &name);
+    if (!text)
+        return tsr_fail(TSR_ECONFIG, "the model has no chat template (chat_template.jinja, or "
+                                     "chat_template in tokenizer_config.json): give one with "
+                                     "chat_template_path");
+    return tsr_template_parse(&chat->template, name, text, bytes);
+}
+
+tsr_status tsr_chat_create(tsr_chat **out, tsr_tokenizer *tokenizer,
+                           const tsr_chat_options *options)
+{
+    static const tsr_chat_options none;
+    tsr_chat *chat = calloc(1, sizeof *chat);
+    if (!chat)
+        return tsr_fail(TSR_ENOMEM, "no memory for a chat");
+    options = options ? options : &none;
+    chat->tokenizer = tokenizer;
+    chat->now = options->now;
+    tsr_status status = load_template(chat, options->template_path);
+    if (status == TSR_OK)
+        status = fill_names(chat, options);
+    if (status < 0) {
+        tsr_chat_destroy(chat);
+        return status;
+    }
+    *out = chat;
+    return TSR_OK;
+}
+
+void tsr_chat_destroy(tsr_chat *chat)
+{
+    if (!chat)
+        return;
+    tsr_template_destroy(chat->template);
+    json_decref(chat->names);
+    free(chat);
+}
+
+/* ---- messages ---- */
+
+static tsr_status check_message(const json_t *message, size_t index)
+{
+    if (!json_is_object(message))
+        return tsr_fail(TSR_EDATA, "messages[%zu] is not an object {\"role\", \"content\"}", index);
+    const json_t *role = json_object_get(message, "role");
+    const json_t *content = json_object_get(message, "content");
+    if (!json_is_string(role))
+        return tsr_fail(TSR_EDATA,
+                        "messages[%zu]: \"role\" is %s, expected a string such as "
+                        "\"user\"",
+                        index, role ? "not a string" : "missing");
+    bool calls = json_is_array(json_object_get(message, "tool_calls"));
+    if (json_is_string(content) || (calls && (!content || json_is_null(content))))
+        return TSR_OK;
+    return tsr_fail(TSR_EDATA, "messages[%zu] (role \"%s\"): \"content\" is %s, expected a string",
+                    index, json_string_value(role), content ? "not a string" : "missing");
+}
+
+static tsr_status check_messages(const json_t *messages)
+{
+    if (!json_is_array(messages))
+        return tsr_fail(TSR_EDATA, "\"messages\" is not a list");
+    if (!json_array_size(messages))
+        return tsr_fail(TSR_EDATA, "\"messages\" is empty");
+    for (size_t i = 0; i < json_array_size(messages); i++)
+        TSR_TRY(check_message(json_array_get(messages, i), i));
+    return TSR_OK;
+}
+
+/* Renders the first `count` messages. */
+static tsr_status render(tsr_rendering *out, tsr_chat *chat, const json_t *messages, size_t count,
+                         bool prompt)
+{
+    json_t *part = json_array();
+    tsr_status status = part ? TSR_OK : tsr_fail(TSR_ENOMEM, "no memory for messages");
+    for (size_t i = 0; i < count && status == TSR_OK; i++)
+        if (json_array_append(part, json_array_get(messages, i)))
+            status = tsr_fail(TSR_ENOMEM, "no memory for messages");
+    if (status == TSR_OK)
+        status = set_name(chat->names, "messages", json_incref(part));
+    if (status == TSR_OK)
+        status = set_name(chat->names, "add_generation_prompt", json_boolean(prompt));
+    if (status == TSR_OK)
+        status = tsr_template_render(out, chat->template, chat->names, chat->now);
+    json_decref(part);
+    return status;
+}
+
+/* ---- the mask ---- */
+
+static tsr_status reserve_mask(tsr_chat_row *row, int fill)
+{
+    size_t count = row->tokens.count;
+    if (count > row->mask_capacity) {
+        uint8_t *mask = realloc(row->mask, 2 * count);
+        if (!mask)
+            return tsr_fail(TSR_ENOMEM, "no memory for the labels of %zu tokens", count);
+        row->mask = mask;
+        row->mask_capacity = 2 * count;
+    }
+    if (count)
+        memset(row->mask, fill, count);
+    return TSR_OK;
+}
+
+/* Marks the tokens that lie within bytes [begin, end) of the text, from *at on. */
+static void mark(tsr_chat_row *row, size_t *at, size_t begin, size_t end)
+{
+    const tsr_tokens *t = &row->tokens;
+    while (*at < t->count && t->spans[*at].begin < begin)
+        ++*at;
+    for (size_t i = *at; i < t->count && t->spans[i].end <= end; i++)
+        row->mask[i] = 1;
+}
+
+static bool begins(const tsr_text *text, const tsr_text *with)
+{
+    return with->length <= text->length &&
+           (with->length == 0 || !memcmp(text->data, with->data, with->length));
+}
+
+/* The bytes of an assistant's turn, by rendering up to it and through it. */
+static tsr_status find_turn(tsr_span *out, tsr_chat_row *row, tsr_chat *chat,
+                            const json_t *messages, size_t index)
+{
+    static const char advice[] = "what the turn adds cannot be told: mark it with {% generation %} "
+                                 "in a template given by chat_template_path, split the row, or set "
+                                 "assistant_only_loss: false";
+    tsr_rendering *before = &row->scratch[0], *through = &row->scratch[1];
+    tsr_status status = render(before, chat, messages, index, true);
+    if (status == TSR_EDATA && index == 0) {
+        char reason[512];
+        strncpy(reason, tsr_last_error(), sizeof reason - 1);
+        reason[sizeof reason - 1] = 0;
+        return tsr_fail(TSR_EDATA,
+                        "messages[0]: the assistant speaks first and the template "
+                        "cannot render the prompt before it (%s)",
+                        reason);
+    }
+    TSR_TRY(status);
+    TSR_TRY(render(through, chat, messages, index + 1, false));
+    if (!begins(&through->text, &before->text))
+        return tsr_fail(TSR_EDATA,
+                        "messages[%zu]: the rendering through this assistant turn does "
+                        "not begin with the messages before it and the generation "
+                        "prompt; %s",
+                        index, advice);
+    if (!begins(&row->text, &through->text))
+        return tsr_fail(TSR_EDATA,
+                        "messages[%zu]: the template renders this assistant turn "
+                        "differently once more messages follow (earlier thinking "
+                        "dropped, say); %s",
+                        index, advice);
+    *out = (tsr_span){before->text.length, through->text.length};
+    return TSR_OK;
+}
+
+static tsr_status mark_turns(tsr_chat_row *row, tsr_chat *chat, const json_t *messages)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < json_array_size(messages); i++) {
+        const json_t *role = json_object_get(json_array_get(messages, i), "role");
+        tsr_span turn;
+        if (strcmp(json_string_value(role), "assistant"))
+            continue;
+        TSR_TRY(find_turn(&turn, row, chat, messages, i));
+        mark(row, &at, turn.begin, turn.end);
+    }
+    return TSR_OK;
+}
+
+/* ---- encoding ---- */
+
+/* Renders all messages and tokenises the text. The marks of the template stay in scratch[0]. */
+static tsr_status render_row(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
+                             const json_t *tools, bool prompt)
+{
+    tsr_tokens_clear(&row->tokens);
+    TSR_TRY(check_messages(messages));
+    /* The tree is only read; the reference count changes. */
+    json_t *given = tools ? json_incref((json_t *)(uintptr_t)tools) : json_null();
+    TSR_TRY(set_name(chat->names, "tools", given));
+    TSR_TRY(render(&row->scratch[0], chat, messages, json_array_size(messages), prompt));
+    tsr_text text = row->text;
+    row->text = row->scratch[0].text;
+    row->scratch[0].text = text;
+    return tsr_tokenizer_encode(&row->tokens, chat->tokenizer, tsr_text_string(&row->text),
+                                row->text.length, false);
+}
+
+tsr_status tsr_chat_encode(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
+                           const json_t *tools, bool assistant_only)
+{
+    size_t at = 0;
+    TSR_TRY(render_row(row, chat, messages, tools, false));
+    TSR_TRY(reserve_mask(row, !assistant_only));
+    if (!assistant_only)
+        return TSR_OK;
+    if (!tsr_template_marks_generation(chat->template))
+        return mark_turns(row, chat, messages);
+    for (size_t i = 0; i < row->scratch[0].span_count; i++)
+        mark(row, &at, row->scratch[0].spans[i].begin, row->scratch[0].spans[i].end);
+    return TSR_OK;
+}
+
+tsr_status tsr_chat_prompt(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
+                           const json_t *tools)
+{
+    TSR_TRY(render_row(row, chat, messages, tools, true));
+    return reserve_mask(row, 0);
+}

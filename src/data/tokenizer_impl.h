@@ -1,0 +1,87 @@
+/*
+ * data/tokenizer_impl.h: the inside of a tokenizer. tokenizer_load.c and tokenizer_model.c read it
+ * from JSON, tokenizer.c runs it.
+ */
+#ifndef TSR_DATA_TOKENIZER_IMPL_H
+#define TSR_DATA_TOKENIZER_IMPL_H
+
+#include "data/bpe.h"
+#include "data/split.h"
+#include "data/tokenizer.h"
+
+#include <jansson.h>
+
+#define TSR_TOKENIZER_SPLITS 16
+
+/* A token that is found in the text before anything is split. */
+typedef struct {
+    char *match; /* what is searched; normalized if the tokens of its set are */
+    size_t match_bytes;
+    int32_t id;
+    bool lstrip, rstrip, normalized;
+} tsr_added_token;
+
+/* Added tokens by first byte, the longest first. */
+typedef struct {
+    tsr_added_token *tokens; /* sorted */
+    size_t count;
+    int first[257]; /* tokens[first[b] .. first[b + 1]) begin with byte b */
+    int only;       /* the only first byte, or -1 */
+} tsr_added_set;
+
+typedef struct {
+    char *content; /* as in the file; NULL: no token has this id */
+    size_t content_bytes;
+    char *bytes; /* what it decodes to */
+    size_t byte_count;
+    bool special;
+} tsr_vocab_entry;
+
+struct tsr_tokenizer {
+    char *name; /* of tokenizer.json, for messages */
+    tsr_vocab_entry *vocab;
+    size_t vocab_count, vocab_capacity;
+    tsr_map contents; /* content to id */
+    tsr_added_set raw, normalized;
+    bool nfc;
+    tsr_split *splits[TSR_TOKENIZER_SPLITS];
+    int split_count;
+    tsr_split *byte_level; /* its own pattern; NULL without use_regex */
+    bool add_prefix_space;
+    tsr_bpe bpe;
+    int32_t *prefix, *suffix; /* of the post-processor */
+    size_t prefix_count, suffix_count;
+
+    json_t *config; /* tokenizer_config.json; NULL if there is none */
+    char *config_name;
+    char *chat_template; /* from a file of its own */
+    size_t chat_template_bytes;
+    char *chat_template_name;
+
+    tsr_pieces pieces[2]; /* scratch */
+    tsr_text prefixed;
+};
+
+#define TSR_VOCAB_IDS ((size_t)1 << 22) /* ids are below this */
+
+/* The bytes that a byte-level string stands for; false if a character is none of its letters. */
+bool tsr_byte_level_decode(char *out, size_t *out_bytes, const char *text, size_t bytes);
+
+/* Fails with the file's name and the JSON path. */
+tsr_status tsr_tokenizer_refuse(const tsr_tokenizer *t, const char *path, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* The object's "type"; fails unless it is a string. */
+tsr_status tsr_tokenizer_type(const char **out, const tsr_tokenizer *t, const json_t *json,
+                              const char *path);
+/* Refuses a key of the object that is not among the words of `known` (" a b c "). */
+tsr_status tsr_tokenizer_known(const tsr_tokenizer *t, const json_t *json, const char *path,
+                               const char *known);
+/* An optional boolean. */
+tsr_status tsr_tokenizer_flag(bool *out, const tsr_tokenizer *t, const json_t *json,
+                              const char *path, const char *key, bool fallback);
+
+tsr_status tsr_tokenizer_load_model(tsr_tokenizer *t, const json_t *model);
+tsr_status tsr_tokenizer_load_added(tsr_tokenizer *t, const json_t *added);
+tsr_status tsr_tokenizer_load_steps(tsr_tokenizer *t, const json_t *root);
+
+#endif

@@ -1,0 +1,406 @@
+/*
+ * tokenizer_load.c: tokenizer.json and tokenizer_config.json to a tokenizer.
+ */
+#include "data/tokenizer_impl.h"
+#include "io/file.h"
+#include "io/json.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define TOKENIZER_FILE_BYTES ((uint64_t)256 << 20)
+
+tsr_status tsr_tokenizer_refuse(const tsr_tokenizer *t, const char *path, const char *format, ...)
+{
+    char message[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    return tsr_fail(TSR_EDATA, "%s: %s: %s", t->name, path, message);
+}
+
+tsr_status tsr_tokenizer_type(const char **out, const tsr_tokenizer *t, const json_t *json,
+                              const char *path)
+{
+    *out = json_string_value(json_object_get(json, "type"));
+    return *out ? TSR_OK
+                : tsr_tokenizer_refuse(t, path, "expected an object with a \"type\", found %s",
+                                       tsr_json_kind(json));
+}
+
+tsr_status tsr_tokenizer_known(const tsr_tokenizer *t, const json_t *json, const char *path,
+                               const char *known)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)json, key, value)
+    {
+        char word[48];
+        int length = snprintf(word, sizeof word, " %s ", key);
+        if (length >= (int)sizeof word || strchr(key, ' ') || !strstr(known, word))
+            return tsr_tokenizer_refuse(t, path, "the key \"%s\" is not understood", key);
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_tokenizer_flag(bool *out, const tsr_tokenizer *t, const json_t *json,
+                              const char *path, const char *key, bool fallback)
+{
+    const json_t *v = json_object_get(json, key);
+    *out = v && !json_is_null(v) ? json_is_true(v) : fallback;
+    if (v && !json_is_null(v) && !json_is_boolean(v))
+        return tsr_tokenizer_refuse(t, path, "%s: expected true or false, found %s", key,
+                                    tsr_json_kind(v));
+    return TSR_OK;
+}
+
+/* ---- normalizer and pre-tokenizer ---- */
+
+static tsr_status load_normalizer(tsr_tokenizer *t, const json_t *json, const char *path)
+{
+    const char *type;
+    if (!json || json_is_null(json))
+        return TSR_OK;
+    TSR_TRY(tsr_tokenizer_type(&type, t, json, path));
+    if (!strcmp(type, "NFC")) {
+        t->nfc = true; /* twice is once */
+        return TSR_OK;
+    }
+    if (strcmp(type, "Sequence"))
+        return tsr_tokenizer_refuse(t, path,
+                                    "the normalizer \"%s\" is not supported: null and "
+                                    "NFC are",
+                                    type);
+    const json_t *list = json_object_get(json, "normalizers");
+    if (!json_is_array(list) || strlen(path) > 60)
+        return tsr_tokenizer_refuse(t, path, "expected a list \"normalizers\"");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        char inner[128];
+        snprintf(inner, sizeof inner, "%s.normalizers[%zu]", path, i);
+        TSR_TRY(load_normalizer(t, json_array_get(list, i), inner));
+    }
+    return TSR_OK;
+}
+
+static tsr_status add_split(tsr_tokenizer *t, const char *path, const char *pattern, size_t bytes,
+                            bool literal, tsr_split_behavior behavior, bool invert)
+{
+    char place[512];
+    if (t->split_count == TSR_TOKENIZER_SPLITS)
+        return tsr_tokenizer_refuse(t, path, "more than %d patterns", TSR_TOKENIZER_SPLITS);
+    snprintf(place, sizeof place, "%.300s: %.150s", t->name, path);
+    TSR_TRY(tsr_split_create(&t->splits[t->split_count], pattern, bytes, literal, behavior, invert,
+                             place));
+    t->split_count++;
+    return TSR_OK;
+}
+
+static tsr_status load_split(tsr_tokenizer *t, const json_t *json, const char *path)
+{
+    static const char *const names[] = {"Removed", "Isolated", "MergedWithPrevious",
+                                        "MergedWithNext", "Contiguous"};
+    TSR_TRY(tsr_tokenizer_known(t, json, path, " type pattern behavior invert "));
+    const json_t *pattern = json_object_get(json, "pattern");
+    const json_t *regex = json_object_get(pattern, "Regex");
+    const json_t *string = json_object_get(pattern, "String");
+    const json_t *chosen = regex ? regex : string;
+    const char *behavior = json_string_value(json_object_get(json, "behavior"));
+    bool invert;
+    if (!json_is_string(chosen) || json_object_size(pattern) != 1)
+        return tsr_tokenizer_refuse(t, path,
+                                    "pattern: expected {\"Regex\": ..} or "
+                                    "{\"String\": ..}");
+    TSR_TRY(tsr_tokenizer_flag(&invert, t, json, path, "invert", false));
+    for (int i = 0; behavior && i < 5; i++)
+        if (!strcmp(behavior, names[i]))
+            return add_split(t, path, json_string_value(chosen), json_string_length(chosen), !regex,
+                             (tsr_split_behavior)i, invert);
+    return tsr_tokenizer_refuse(t, path, "the behavior \"%s\" is not understood",
+                                behavior ? behavior : "");
+}
+
+static const char gpt2_pattern[] =
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+
+static tsr_status load_byte_level(tsr_tokenizer *t, const json_t *json, const char *path)
+{
+    bool pattern;
+    TSR_TRY(tsr_tokenizer_known(t, json, path, " type add_prefix_space trim_offsets use_regex "));
+    TSR_TRY(tsr_tokenizer_flag(&t->add_prefix_space, t, json, path, "add_prefix_space", true));
+    TSR_TRY(tsr_tokenizer_flag(&pattern, t, json, path, "use_regex", true));
+    if (!pattern)
+        return TSR_OK;
+    return tsr_split_create(&t->byte_level, gpt2_pattern, strlen(gpt2_pattern), false,
+                            TSR_SPLIT_ISOLATED, false, t->name);
+}
+
+static tsr_status load_digits(tsr_tokenizer *t, const json_t *json, const char *path)
+{
+    bool individual;
+    TSR_TRY(tsr_tokenizer_known(t, json, path, " type individual_digits "));
+    TSR_TRY(tsr_tokenizer_flag(&individual, t, json, path, "individual_digits", false));
+    return add_split(t, path, "\\p{N}", 5, false,
+                     individual ? TSR_SPLIT_ISOLATED : TSR_SPLIT_CONTIGUOUS, false);
+}
+
+/* One step; `done`: ByteLevel, which maps bytes to letters and so has to be the last. */
+static tsr_status load_pre_tokenizer(bool *done, tsr_tokenizer *t, const json_t *json,
+                                     const char *path)
+{
+    const char *type;
+    TSR_TRY(tsr_tokenizer_type(&type, t, json, path));
+    if (*done)
+        return tsr_tokenizer_refuse(t, path, "%s after ByteLevel is not supported", type);
+    if (!strcmp(type, "Split"))
+        return load_split(t, json, path);
+    if (!strcmp(type, "Digits"))
+        return load_digits(t, json, path);
+    if (!strcmp(type, "ByteLevel")) {
+        *done = true;
+        return load_byte_level(t, json, path);
+    }
+    if (strcmp(type, "Sequence"))
+        return tsr_tokenizer_refuse(t, path,
+                                    "the pre-tokenizer \"%s\" is not supported: Sequence, "
+                                    "Split, Digits and ByteLevel are",
+                                    type);
+    const json_t *list = json_object_get(json, "pretokenizers");
+    if (!json_is_array(list) || strlen(path) > 60)
+        return tsr_tokenizer_refuse(t, path, "expected a list \"pretokenizers\"");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        char inner[128];
+        snprintf(inner, sizeof inner, "%s.pretokenizers[%zu]", path, i);
+        TSR_TRY(load_pre_tokenizer(done, t, json_array_get(list, i), inner));
+    }
+    return TSR_OK;
+}
+
+/* ---- post-processor and decoder ---- */
+
+/* The ids of one special token of a template, appended to *ids. */
+static tsr_status template_ids(int32_t **ids, size_t *count, const tsr_tokenizer *t,
+                               const json_t *template, const char *name, const char *path)
+{
+    const json_t *token = json_object_get(json_object_get(template, "special_tokens"), name);
+    const json_t *list = json_object_get(token, "ids");
+    if (!json_is_array(list))
+        return tsr_tokenizer_refuse(t, path, "special_tokens has no ids for \"%s\"", name);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *id = json_array_get(list, i);
+        int64_t number = json_is_integer(id) ? json_integer_value(id) : -1;
+        if (number < 0 || (uint64_t)number >= t->vocab_count || !t->vocab[number].content)
+            return tsr_tokenizer_refuse(t, path, "\"%s\" has an id that no token has", name);
+        int32_t *more = realloc(*ids, (*count + 1) * sizeof *more);
+        if (!more)
+            return tsr_fail(TSR_ENOMEM, "no memory for the post-processor");
+        *ids = more;
+        more[(*count)++] = (int32_t)number;
+    }
+    return TSR_OK;
+}
+
+static tsr_status load_template(tsr_tokenizer *t, const json_t *json, const char *path)
+{
+    const json_t *single = json_object_get(json, "single");
+    bool sequence = false;
+    TSR_TRY(tsr_tokenizer_known(t, json, path, " type single pair special_tokens "));
+    for (size_t i = 0; i < json_array_size(single); i++) {
+        const json_t *part = json_array_get(single, i);
+        const char *text =
+            json_string_value(json_object_get(json_object_get(part, "Sequence"), "id"));
+        const char *special =
+            json_string_value(json_object_get(json_object_get(part, "SpecialToken"), "id"));
+        if (text && !strcmp(text, "A") && !sequence)
+            sequence = true;
+        else if (special)
+            TSR_TRY(template_ids(sequence ? &t->suffix : &t->prefix,
+                                 sequence ? &t->suffix_count : &t->prefix_count, t, json, special,
+                                 path));
+        else
+            return tsr_tokenizer_refuse(t, path, "single[%zu] is not understood", i);
+    }
+    return sequence ? TSR_OK : tsr_tokenizer_refuse(t, path, "single holds no Sequence A");
+}
+
+static tsr_status load_post_processor(bool *template, tsr_tokenizer *t, const json_t *json,
+                                      const char *path)
+{
+    const char *type;
+    if (!json || json_is_null(json))
+        return TSR_OK;
+    TSR_TRY(tsr_tokenizer_type(&type, t, json, path));
+    if (!strcmp(type, "ByteLevel")) /* changes offsets only */
+        return TSR_OK;
+    if (!strcmp(type, "TemplateProcessing")) {
+        if (*template)
+            return tsr_tokenizer_refuse(t, path, "a second TemplateProcessing is not supported");
+        *template = true;
+        return load_template(t, json, path);
+    }
+    const json_t *list = json_object_get(json, "processors");
+    if (strcmp(type, "Sequence") || !json_is_array(list) || strlen(path) > 60)
+        return tsr_tokenizer_refuse(t, path,
+                                    "the post-processor \"%s\" is not supported: "
+                                    "Sequence, TemplateProcessing and ByteLevel are",
+                                    type);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        char inner[128];
+        snprintf(inner, sizeof inner, "%s.processors[%zu]", path, i);
+        TSR_TRY(load_post_processor(template, t, json_array_get(list, i), inner));
+    }
+    return TSR_OK;
+}
+
+static tsr_status load_decoder(const tsr_tokenizer *t, const json_t *json)
+{
+    const char *type;
+    TSR_TRY(tsr_tokenizer_type(&type, t, json, "decoder"));
+    const json_t *list = json_object_get(json, "decoders");
+    if (!strcmp(type, "Sequence") && json_array_size(list) == 1)
+        TSR_TRY(tsr_tokenizer_type(&type, t, json_array_get(list, 0), "decoder.decoders[0]"));
+    if (strcmp(type, "ByteLevel"))
+        return tsr_tokenizer_refuse(t, "decoder", "\"%s\" is not supported: only ByteLevel is",
+                                    type);
+    return TSR_OK;
+}
+
+tsr_status tsr_tokenizer_load_steps(tsr_tokenizer *t, const json_t *root)
+{
+    bool byte_level = false, template = false;
+    TSR_TRY(load_pre_tokenizer(&byte_level, t, json_object_get(root, "pre_tokenizer"),
+                               "pre_tokenizer"));
+    if (!byte_level)
+        return tsr_tokenizer_refuse(t, "pre_tokenizer", "without ByteLevel it is not supported");
+    TSR_TRY(load_post_processor(&template, t, json_object_get(root, "post_processor"),
+                                "post_processor"));
+    return load_decoder(t, json_object_get(root, "decoder"));
+}
+
+/* ---- the files ---- */
+
+static tsr_status load_root(tsr_tokenizer *t, const json_t *root)
+{
+    if (!json_is_object(root))
+        return tsr_tokenizer_refuse(t, "the file", "expected an object, found %s",
+                                    tsr_json_kind(root));
+    TSR_TRY(tsr_tokenizer_known(t, root, "the file",
+                                " version truncation padding added_tokens normalizer "
+                                "pre_tokenizer post_processor decoder model "));
+    TSR_TRY(load_normalizer(t, json_object_get(root, "normalizer"), "normalizer"));
+    TSR_TRY(tsr_tokenizer_load_model(t, json_object_get(root, "model")));
+    TSR_TRY(tsr_tokenizer_load_added(t, json_object_get(root, "added_tokens")));
+    return tsr_tokenizer_load_steps(t, root);
+}
+
+static tsr_status load_text(tsr_tokenizer *t, const char *json, size_t bytes)
+{
+    json_t *root;
+    TSR_TRY(tsr_json_parse(&root, json, bytes, t->name));
+    tsr_status status = load_root(t, root);
+    json_decref(root);
+    return status;
+}
+
+static tsr_status copy_string(char **out, const char *text)
+{
+    *out = strdup(text);
+    return *out ? TSR_OK : tsr_fail(TSR_ENOMEM, "no memory for a name");
+}
+
+static tsr_status set_config(tsr_tokenizer *t, const char *name, const char *text, size_t bytes)
+{
+    TSR_TRY(copy_string(&t->config_name, name));
+    TSR_TRY(tsr_json_parse(&t->config, text, bytes, name));
+    return json_is_object(t->config) ? TSR_OK
+                                     : tsr_fail(TSR_EDATA, "%s: expected an object, found %s", name,
+                                                tsr_json_kind(t->config));
+}
+
+tsr_status tsr_tokenizer_parse(tsr_tokenizer **out, const char *name, const char *json,
+                               size_t json_bytes, const char *config, size_t config_bytes)
+{
+    tsr_tokenizer *t = calloc(1, sizeof *t);
+    if (!t)
+        return tsr_fail(TSR_ENOMEM, "no memory for a tokenizer");
+    tsr_status status = copy_string(&t->name, name);
+    if (status == TSR_OK)
+        status = load_text(t, json, json_bytes);
+    if (status == TSR_OK && config)
+        status = set_config(t, "tokenizer_config.json", config, config_bytes);
+    if (status < 0) {
+        tsr_tokenizer_destroy(t);
+        return status;
+    }
+    *out = t;
+    return TSR_OK;
+}
+
+static bool path_of(char path[4096], const char *directory, const char *file)
+{
+    return snprintf(path, 4096, "%s/%s", directory, file) < 4096 && !access(path, F_OK);
+}
+
+/* chat_template.jinja, or the string in chat_template.json. */
+static tsr_status load_chat_template(tsr_tokenizer *t, const char *directory)
+{
+    char path[4096];
+    uint64_t bytes;
+    if (path_of(path, directory, "chat_template.jinja")) {
+        TSR_TRY(copy_string(&t->chat_template_name, path));
+        TSR_TRY(tsr_file_read(&t->chat_template, &bytes, path, TOKENIZER_FILE_BYTES));
+        t->chat_template_bytes = bytes;
+        return TSR_OK;
+    }
+    if (!path_of(path, directory, "chat_template.json"))
+        return TSR_OK;
+    json_t *root;
+    const char *text;
+    TSR_TRY(copy_string(&t->chat_template_name, path));
+    TSR_TRY(tsr_json_load_object(&root, path));
+    tsr_status status = tsr_json_string(&text, root, "chat_template", path);
+    if (status == TSR_OK) {
+        t->chat_template_bytes = strlen(text);
+        status = copy_string(&t->chat_template, text);
+    }
+    json_decref(root);
+    return status;
+}
+
+static tsr_status load_files(tsr_tokenizer *t, const char *directory)
+{
+    char path[4096];
+    char *text;
+    uint64_t bytes;
+    if (snprintf(path, sizeof path, "%s/tokenizer.json", directory) >= (int)sizeof path)
+        return tsr_fail(TSR_EDATA, "%s: the path is too long", directory);
+    TSR_TRY(copy_string(&t->name, path));
+    TSR_TRY(tsr_file_read(&text, &bytes, path, TOKENIZER_FILE_BYTES));
+    tsr_status status = load_text(t, text, bytes);
+    free(text);
+    TSR_TRY(status);
+    if (path_of(path, directory, "tokenizer_config.json")) {
+        TSR_TRY(tsr_file_read(&text, &bytes, path, TOKENIZER_FILE_BYTES));
+        status = set_config(t, path, text, bytes);
+        free(text);
+        TSR_TRY(status);
+    }
+    return load_chat_template(t, directory);
+}
+
+tsr_status tsr_tokenizer_open(tsr_tokenizer **out, const char *directory)
+{
+    tsr_tokenizer *t = calloc(1, sizeof *t);
+    if (!t)
+        return tsr_fail(TSR_ENOMEM, "no memory for a tokenizer");
+    tsr_status status = load_files(t, directory);
+    if (status < 0) {
+        tsr_tokenizer_destroy(t);
+        return status;
+    }
+    *out = t;
+    return TSR_OK;
+}
