@@ -72,7 +72,7 @@ typedef struct {
     int64_t first_micro;  /* the index in its epoch of the step's micro-batch 0 */
     int64_t label_tokens; /* of the whole step, over all ranks */
     int64_t input_tokens; /* of the whole step, without padding */
-    int64_t samples_seen; /* since the start of the run, this step included */
+    int64_t samples_seen; /* this step included; what drop_last left out counts */
     double progress;      /* epochs done after this step: 1.0 at the end of the first */
     bool ends_epoch;
 } tsr_batch_step_info;

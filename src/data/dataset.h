@@ -8,7 +8,7 @@
  *           label: the loader writes -100 there, so the labels of a sample count what is trained.
  * Samples   keep the order of the files and of their lines. A row that truncation leaves without
  *           tokens or without labels is dropped; one that had no labels from the start is kept.
- * Memory    8 bytes a token, and 32 bytes a sample with its first document.
+ * Memory    8 bytes a token, 40 a sample, 4 a document; up to twice that while loading.
  * Threads   A loaded dataset never changes: any number of threads may read it.
  */
 #ifndef TSR_DATA_DATASET_H

@@ -1,0 +1,79 @@
+#include "data/batch_order.h"
+
+#include "base/philox.h"
+
+/* What a permutation is for: the high half of its counters. */
+enum { PERMUTE_SAMPLES = 1, PERMUTE_ROWS = 2 };
+
+/* Fisher-Yates. A 64-bit number times the count, its high half: uniform to 2^-32 for any count. */
+static void shuffle(int32_t *items, int64_t count, uint64_t key, uint64_t purpose)
+{
+    for (int64_t i = count - 1; i > 0; i--) {
+        tsr_philox random = tsr_philox_at(key, purpose, (uint64_t)i);
+        uint64_t bits = (uint64_t)random.word[1] << 32 | random.word[0];
+        int64_t j = (int64_t)((unsigned __int128)bits * (uint64_t)(i + 1) >> 64);
+        int32_t item = items[i];
+        items[i] = items[j];
+        items[j] = item;
+    }
+}
+
+static void permute(int32_t *items, int64_t count, const tsr_order_source *source, int64_t epoch,
+                    uint64_t purpose)
+{
+    for (int64_t i = 0; i < count; i++)
+        items[i] = (int32_t)i;
+    if (source->shuffle)
+        shuffle(items, count, tsr_mix(tsr_mix(source->seed) ^ (uint64_t)epoch), purpose);
+}
+
+/* Rows in an order of their own when shuffled (by their first sample, full rows of many short
+ * samples would come early); otherwise by their first sample in the file. */
+static void order_rows(const tsr_order_source *source, int64_t rows, int64_t epoch,
+                       int32_t *scratch)
+{
+    if (source->shuffle) {
+        permute(scratch, rows, source, epoch, PERMUTE_ROWS);
+        for (int64_t i = 0; i < rows; i++)
+            source->row_at[scratch[i]] = (int32_t)i;
+        return;
+    }
+    for (int64_t i = 0; i < rows; i++)
+        source->row_at[i] = -1;
+    int32_t seen = 0;
+    for (int64_t i = 0; i < source->sample_count; i++)
+        if (source->row_at[source->row_of[i]] < 0)
+            source->row_at[source->row_of[i]] = seen++;
+}
+
+void tsr_order_fill(tsr_order *out, const tsr_order_source *source, int64_t epoch)
+{
+    int64_t n = source->sample_count;
+    out->epoch = epoch;
+    if (!source->pack) {
+        permute(out->samples, n, source, epoch, PERMUTE_SAMPLES);
+        for (int64_t i = 0; i <= n; i++)
+            out->unit_first[i] = (int32_t)i;
+        out->units = n;
+        return;
+    }
+    permute(source->order, n, source, epoch, PERMUTE_SAMPLES);
+    int64_t rows = tsr_pack_run(source->row_of, source->pack, source->lengths, source->order);
+    order_rows(source, rows, epoch, out->samples);
+    /* Samples by their row's place; inside a row in the epoch's order. */
+    int32_t *first = out->unit_first;
+    for (int64_t i = 0; i <= rows; i++)
+        first[i] = 0;
+    for (int64_t i = 0; i < n; i++)
+        first[source->row_at[source->row_of[i]] + 1]++;
+    for (int64_t i = 0; i < rows; i++)
+        first[i + 1] += first[i];
+    for (int64_t i = 0; i < n; i++) {
+        int32_t sample = source->order[i];
+        out->samples[first[source->row_at[source->row_of[sample]]]++] = sample;
+    }
+    for (int64_t i = rows; i > 0; i--) /* the loop above moved every start to the next one's */
+        first[i] = first[i - 1];
+    first[0] = 0;
+    out->units = rows;
+}

@@ -1,0 +1,33 @@
+/*
+ * data/batch_order.h: the order of one epoch: a permutation of the units, and the samples of each.
+ * Private to data/batch.h.
+ */
+#ifndef TSR_DATA_BATCH_ORDER_H
+#define TSR_DATA_BATCH_ORDER_H
+
+#include "data/pack.h"
+
+#include <stdbool.h>
+
+/* Unit u is samples[unit_first[u] .. unit_first[u + 1]). */
+typedef struct {
+    int64_t epoch; /* -1: nothing yet */
+    int64_t units;
+    int32_t *samples;    /* [sample_count] */
+    int32_t *unit_first; /* [sample_count + 1] */
+} tsr_order;
+
+/* What every epoch is computed from, with its scratch memory. */
+typedef struct {
+    int64_t sample_count;
+    const int32_t *lengths; /* [sample_count] tokens of each sample */
+    bool shuffle;
+    uint64_t seed;
+    tsr_pack *pack;                   /* NULL: a unit is a sample */
+    int32_t *order, *row_of, *row_at; /* [sample_count] each; only with pack */
+} tsr_order_source;
+
+/* Fills *out for an epoch. The same (source, epoch) always gives the same order. */
+void tsr_order_fill(tsr_order *out, const tsr_order_source *source, int64_t epoch);
+
+#endif

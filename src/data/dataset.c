@@ -1,0 +1,487 @@
+#include "data/dataset.h"
+
+#include "base/checked.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "data/rows.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+typedef struct {
+    uint64_t first_token, first_document;
+    int32_t token_count, document_count, label_count, file;
+    int64_t line;
+} sample_entry;
+
+struct tsr_dataset {
+    int32_t *ids, *labels, *lengths;
+    sample_entry *samples;
+    uint64_t token_count, token_capacity;
+    uint64_t document_count, document_capacity;
+    uint64_t sample_count, sample_capacity;
+    char **files;
+    int file_count;
+    tsr_data_format format;
+    tsr_dataset_stats stats;
+    uint64_t hash;
+};
+
+/* A file being read line by line, and what went wrong so far. */
+typedef struct {
+    FILE *stream;
+    const char *path;
+    char *line;
+    size_t capacity;
+    int64_t number;         /* of the line, from 1 */
+    char place[4200];       /* path:number */
+    int64_t bad_rows;       /* over all files */
+    tsr_error *first_error; /* of the first bad row */
+} reader;
+
+static const struct {
+    tsr_data_format format;
+    const char *name;
+} formats[] = {
+    {TSR_DATA_AUTO, "auto"},
+    {TSR_DATA_MESSAGES, "messages"},
+    {TSR_DATA_PRETOKENIZED, "pretokenized"},
+    {TSR_DATA_SHAREGPT, "sharegpt"},
+    {TSR_DATA_ALPACA, "alpaca"},
+    {TSR_DATA_PROMPT_COMPLETION, "prompt_completion"},
+    {TSR_DATA_TEXT, "text"},
+};
+
+const char *tsr_data_format_name(tsr_data_format format)
+{
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (formats[i].format == format)
+            return formats[i].name;
+    return "unknown";
+}
+
+static const char *key_of(const tsr_dataset_options *options)
+{
+    return options->key ? options->key : "dataset";
+}
+
+static tsr_status open_file(reader *r, const char *path, const char *key)
+{
+    struct stat about;
+    if (stat(path, &about) < 0)
+        return tsr_fail(TSR_EDATA, "%s: %s: %s%s", key, path, strerror(errno),
+                        errno == ENOENT && path[0] != '/'
+                            ? " (a relative path starts from the working directory)"
+                            : "");
+    if (!S_ISREG(about.st_mode))
+        return tsr_fail(TSR_EDATA, "%s: %s is %s, expected a .jsonl file", key, path,
+                        S_ISDIR(about.st_mode) ? "a directory" : "not a regular file");
+    r->stream = fopen(path, "rb");
+    if (!r->stream)
+        return tsr_fail(TSR_EDATA, "%s: %s: %s", key, path, strerror(errno));
+    r->path = path;
+    r->number = 0;
+    return TSR_OK;
+}
+
+static void close_file(reader *r)
+{
+    if (r->stream)
+        fclose(r->stream);
+    r->stream = NULL;
+}
+
+/* The next line that is not blank, without its newline; *bytes < 0 at the end of the file. A byte
+ * order mark at the start of the file is passed over. */
+static tsr_status next_line(reader *r, const char **line, int64_t *bytes)
+{
+    for (;;) {
+        errno = 0;
+        ssize_t length = getline(&r->line, &r->capacity, r->stream);
+        *bytes = -1;
+        if (length < 0)
+            return ferror(r->stream) || errno == ENOMEM
+                       ? tsr_fail(errno == ENOMEM ? TSR_ENOMEM : TSR_EIO, "%s: reading failed: %s",
+                                  r->path, strerror(errno))
+                       : TSR_OK;
+        r->number++;
+        char *start = r->line;
+        if (r->number == 1 && length >= 3 && !memcmp(start, "\xef\xbb\xbf", 3)) {
+            start += 3;
+            length -= 3;
+        }
+        while (length > 0 && strchr(" \t\r\n", start[length - 1]) && start[length - 1])
+            length--;
+        if (!length)
+            continue;
+        snprintf(r->place, sizeof r->place, "%s:%lld", r->path, (long long)r->number);
+        *line = start;
+        *bytes = length;
+        return TSR_OK;
+    }
+}
+
+/* Makes room for `more` entries behind `count`. */
+static tsr_status reserve(void *array, uint64_t *capacity, uint64_t count, uint64_t more,
+                          uint64_t entry_bytes)
+{
+    uint64_t need, bytes;
+    if (!tsr_add_u64(&need, count, more) || !tsr_mul_u64(&bytes, need, 2 * entry_bytes))
+        return tsr_fail(TSR_ENOMEM, "the data is too large for this machine");
+    if (need <= *capacity)
+        return TSR_OK;
+    void **at = array, *bigger = realloc(*at, bytes);
+    if (!bigger)
+        return tsr_fail(TSR_ENOMEM, "no memory for the data: %llu bytes",
+                        (unsigned long long)bytes);
+    *at = bigger;
+    *capacity = 2 * need;
+    return TSR_OK;
+}
+
+static tsr_status reserve_tokens(tsr_dataset *data, uint64_t more)
+{
+    uint64_t capacity = data->token_capacity;
+    TSR_TRY(reserve(&data->ids, &capacity, data->token_count, more, sizeof *data->ids));
+    return reserve(&data->labels, &data->token_capacity, data->token_count, more,
+                   sizeof *data->labels);
+}
+
+static tsr_status append(tsr_dataset *data, const tsr_row *row, int file, int64_t line)
+{
+    TSR_TRY(reserve_tokens(data, row->token_count));
+    TSR_TRY(reserve(&data->lengths, &data->document_capacity, data->document_count,
+                    row->document_count, sizeof *data->lengths));
+    TSR_TRY(reserve(&data->samples, &data->sample_capacity, data->sample_count, 1,
+                    sizeof *data->samples));
+    sample_entry entry = {.first_token = data->token_count,
+                          .first_document = data->document_count,
+                          .token_count = (int32_t)row->token_count,
+                          .document_count = (int32_t)row->document_count,
+                          .label_count = (int32_t)row->label_count,
+                          .file = file,
+                          .line = line};
+    memcpy(data->ids + entry.first_token, row->ids, row->token_count * sizeof *row->ids);
+    memcpy(data->labels + entry.first_token, row->labels, row->token_count * sizeof *row->labels);
+    memcpy(data->lengths + entry.first_document, row->lengths,
+           row->document_count * sizeof *row->lengths);
+    data->samples[data->sample_count++] = entry;
+    data->token_count += row->token_count;
+    data->document_count += row->document_count;
+    return TSR_OK;
+}
+
+static tsr_status known_format(tsr_data_format format, const char *where)
+{
+    if (format == TSR_DATA_MESSAGES || format == TSR_DATA_PRETOKENIZED)
+        return TSR_OK;
+    return tsr_fail(TSR_ECONFIG,
+                    "%s: dataset_format %s is not read by this version; write the rows as "
+                    "{\"messages\": [{\"role\": ..., \"content\": ...}]} or "
+                    "{\"input_ids\": [...], \"labels\": [...]}",
+                    where, tsr_data_format_name(format));
+}
+
+/* The format of the line that r has just read. */
+static tsr_status detect_row(tsr_data_format *out, const reader *r, const char *line, size_t bytes,
+                             const tsr_dataset_options *options)
+{
+    json_t *object;
+    TSR_TRY(tsr_row_parse(&object, line, bytes, r->place));
+    tsr_data_format format =
+        tsr_row_detect(object, options->text_field ? options->text_field : "text");
+    tsr_status status = TSR_OK;
+    if (format == TSR_DATA_AUTO) {
+        tsr_text keys = {0};
+        const char *key;
+        json_t *value;
+        json_object_foreach(object, key, value)
+            tsr_text_printf(&keys, "%s\"%s\"", keys.length ? ", " : "", key);
+        status = tsr_fail(TSR_EDATA,
+                          "%s: no known format has the keys of the first row (%s); expected "
+                          "\"messages\" or \"input_ids\"",
+                          r->place, tsr_text_string(&keys));
+        tsr_text_free(&keys);
+    }
+    json_decref(object);
+    *out = format;
+    return status;
+}
+
+tsr_status tsr_dataset_detect(tsr_data_format *out, const tsr_dataset_options *options)
+{
+    reader r = {0};
+    const char *line;
+    int64_t bytes;
+    if (options->file_count < 1)
+        return tsr_fail(TSR_EDATA, "%s: no file is given", key_of(options));
+    tsr_status status = open_file(&r, options->files[0], key_of(options));
+    if (status >= 0)
+        status = next_line(&r, &line, &bytes);
+    if (status >= 0 && bytes < 0)
+        status = tsr_fail(TSR_EDATA, "%s: %s has no row", key_of(options), options->files[0]);
+    if (status >= 0)
+        status = detect_row(out, &r, line, (size_t)bytes, options);
+    close_file(&r);
+    free(r.line);
+    return status;
+}
+
+/* Applies max_length; *keep is false where the row is dropped. */
+static tsr_status truncate_row(tsr_dataset *data, tsr_row *row, bool *keep, const reader *r,
+                               const tsr_dataset_options *options)
+{
+    int64_t labels = row->label_count;
+    *keep = true;
+    if (options->max_length <= 0 || (int64_t)row->token_count <= options->max_length)
+        return TSR_OK;
+    if (options->truncation == TSR_TRUNCATE_ERROR)
+        return tsr_fail(TSR_EDATA,
+                        "%s: the row has %zu tokens, max_length is %lld; raise max_length to %zu, "
+                        "or set truncation to right (cuts) or drop",
+                        r->place, row->token_count, (long long)options->max_length,
+                        row->token_count);
+    if (options->truncation == TSR_TRUNCATE_RIGHT) {
+        tsr_row_cut(row, options->max_length);
+        *keep = row->label_count || !labels;
+    } else {
+        *keep = false;
+    }
+    if (*keep)
+        data->stats.truncated++;
+    else
+        data->stats.dropped++;
+    return TSR_OK;
+}
+
+static tsr_status read_row(tsr_dataset *data, tsr_row *row, const reader *r, const char *line,
+                           size_t bytes, int file, const tsr_dataset_options *options)
+{
+    json_t *object;
+    TSR_TRY(tsr_row_parse(&object, line, bytes, r->place));
+    tsr_status status = tsr_row_read(row, object, data->format, options, r->place);
+    json_decref(object);
+    bool keep;
+    if (status >= 0)
+        status = truncate_row(data, row, &keep, r, options);
+    if (status < 0 || !keep || r->bad_rows) /* after a bad row the others are only checked */
+        return status;
+    return append(data, row, file, r->number);
+}
+
+static bool enough_rows(const tsr_dataset *data, const tsr_dataset_options *options)
+{
+    return options->max_rows > 0 && data->stats.rows >= options->max_rows;
+}
+
+static tsr_status read_file(tsr_dataset *data, tsr_row *row, reader *r, int file,
+                            const tsr_dataset_options *options)
+{
+    int64_t before = data->stats.rows;
+    TSR_TRY(open_file(r, data->files[file], key_of(options)));
+    while (!enough_rows(data, options)) {
+        const char *line;
+        int64_t bytes;
+        TSR_TRY(next_line(r, &line, &bytes));
+        if (bytes < 0)
+            break;
+        data->stats.rows++;
+        tsr_status status = read_row(data, row, r, line, (size_t)bytes, file, options);
+        if (status < 0 && status != TSR_EDATA)
+            return status;
+        if (status < 0 && !r->bad_rows++)
+            tsr_error_take(r->first_error, status);
+    }
+    close_file(r);
+    if (data->stats.rows == before && !enough_rows(data, options))
+        return tsr_fail(TSR_EDATA, "%s: %s has no row", key_of(options), data->files[file]);
+    return TSR_OK;
+}
+
+static tsr_status read_files(tsr_dataset *data, const tsr_dataset_options *options)
+{
+    tsr_row row = {0};
+    reader r = {.first_error = malloc(sizeof(tsr_error))};
+    tsr_status status = TSR_OK;
+    if (!r.first_error)
+        status = tsr_fail(TSR_ENOMEM, "%s: out of memory", key_of(options));
+    for (int i = 0; i < data->file_count && status >= 0; i++)
+        status = read_file(data, &row, &r, i, options);
+    if (status >= 0 && r.bad_rows) {
+        status = tsr_error_put(r.first_error);
+        if (r.bad_rows > 1)
+            status = tsr_fail(status, "%s (and %lld more bad rows)", tsr_last_error(),
+                              (long long)r.bad_rows - 1);
+    }
+    close_file(&r);
+    free(r.line);
+    free(r.first_error);
+    tsr_row_free(&row);
+    return status;
+}
+
+/* Gives back what growing took too much; a failure only keeps it. */
+static void shrink(void *array, uint64_t *capacity, uint64_t count, uint64_t entry_bytes)
+{
+    void **at = array, *smaller = count ? realloc(*at, count * entry_bytes) : NULL;
+    if (!smaller)
+        return;
+    *at = smaller;
+    *capacity = count;
+}
+
+/* Figures, hash and warnings, once everything is read. */
+static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
+{
+    tsr_dataset_stats *stats = &data->stats;
+    shrink(&data->ids, &data->token_capacity, data->token_count, sizeof *data->ids);
+    shrink(&data->labels, &data->token_capacity, data->token_count, sizeof *data->labels);
+    shrink(&data->lengths, &data->document_capacity, data->document_count, sizeof *data->lengths);
+    shrink(&data->samples, &data->sample_capacity, data->sample_count, sizeof *data->samples);
+    uint64_t hash = tsr_hash(TSR_HASH_START, &data->sample_count, sizeof data->sample_count);
+    for (uint64_t i = 0; i < data->sample_count; i++) {
+        tsr_sample s = tsr_dataset_sample(data, (int64_t)i);
+        int64_t count[] = {s.token_count, s.document_count};
+        hash = tsr_hash(hash, count, sizeof count);
+        hash = tsr_hash(hash, s.ids, 4 * (uint64_t)s.token_count);
+        hash = tsr_hash(hash, s.labels, 4 * (uint64_t)s.token_count);
+        hash = tsr_hash(hash, s.lengths, 4 * (uint64_t)s.document_count);
+        stats->label_tokens += s.label_count;
+        stats->unlabelled += !s.label_count;
+        if (s.token_count > stats->longest_sample)
+            stats->longest_sample = s.token_count;
+        for (int32_t d = 0; d < s.document_count; d++)
+            if (s.lengths[d] > stats->longest_document)
+                stats->longest_document = s.lengths[d];
+    }
+    data->hash = hash;
+    stats->samples = (int64_t)data->sample_count;
+    stats->documents = (int64_t)data->document_count;
+    stats->tokens = (int64_t)data->token_count;
+    const char *key = key_of(options), *first = data->files[0];
+    if (!stats->samples)
+        return tsr_fail(TSR_EDATA,
+                        "%s: none of the %lld rows (%s:1 and on) is left: %lld were dropped by "
+                        "truncation to max_length %lld; raise it",
+                        key, (long long)stats->rows, first, (long long)stats->dropped,
+                        (long long)options->max_length);
+    if (!stats->label_tokens)
+        return tsr_fail(TSR_EDATA,
+                        "%s: no token of the %lld rows (%s:%lld to %s:%lld) is trained: every "
+                        "label is -100%s",
+                        key, (long long)stats->rows, first, (long long)data->samples[0].line,
+                        data->files[data->samples[stats->samples - 1].file],
+                        (long long)data->samples[stats->samples - 1].line,
+                        data->format == TSR_DATA_MESSAGES && !options->full_loss
+                            ? "; no chat has an assistant's turn (assistant_only_loss: false "
+                              "trains all tokens)"
+                            : "");
+    if (stats->unlabelled)
+        tsr_log(TSR_LOG_WARNING, "%s: %lld of %lld rows have no token to train", key,
+                (long long)stats->unlabelled, (long long)stats->samples);
+    if (stats->truncated || stats->dropped)
+        tsr_log(TSR_LOG_WARNING, "%s: max_length %lld cut %lld rows and dropped %lld of %lld", key,
+                (long long)options->max_length, (long long)stats->truncated,
+                (long long)stats->dropped, (long long)stats->rows);
+    return TSR_OK;
+}
+
+static tsr_status copy_files(tsr_dataset *data, const tsr_dataset_options *options)
+{
+    data->files = calloc((size_t)options->file_count, sizeof *data->files);
+    for (int i = 0; data->files && i < options->file_count; i++) {
+        data->files[i] = strdup(options->files[i]);
+        if (!data->files[i])
+            return tsr_fail(TSR_ENOMEM, "%s: out of memory", key_of(options));
+        data->file_count++;
+    }
+    return data->files ? TSR_OK : tsr_fail(TSR_ENOMEM, "%s: out of memory", key_of(options));
+}
+
+tsr_status tsr_dataset_load(tsr_dataset **out, const tsr_dataset_options *options)
+{
+    tsr_data_format format = options->format;
+    if (format == TSR_DATA_AUTO)
+        TSR_TRY(tsr_dataset_detect(&format, options));
+    else if (options->file_count < 1)
+        return tsr_fail(TSR_EDATA, "%s: no file is given", key_of(options));
+    TSR_TRY(known_format(format, options->format ? key_of(options) : options->files[0]));
+    if (format == TSR_DATA_MESSAGES && !options->chat)
+        return tsr_fail(TSR_EINVAL, "%s: chats need a chat template", key_of(options));
+    tsr_dataset *data = calloc(1, sizeof *data);
+    if (!data)
+        return tsr_fail(TSR_ENOMEM, "%s: out of memory", key_of(options));
+    data->format = format;
+    tsr_status status = copy_files(data, options);
+    if (status >= 0)
+        status = read_files(data, options);
+    if (status >= 0)
+        status = settle(data, options);
+    if (status < 0) {
+        tsr_dataset_destroy(data);
+        return status;
+    }
+    *out = data;
+    return TSR_OK;
+}
+
+void tsr_dataset_destroy(tsr_dataset *data)
+{
+    if (!data)
+        return;
+    for (int i = 0; i < data->file_count; i++)
+        free(data->files[i]);
+    free(data->files);
+    free(data->ids);
+    free(data->labels);
+    free(data->lengths);
+    free(data->samples);
+    free(data);
+}
+
+int64_t tsr_dataset_sample_count(const tsr_dataset *data)
+{
+    return (int64_t)data->sample_count;
+}
+
+tsr_sample tsr_dataset_sample(const tsr_dataset *data, int64_t index)
+{
+    const sample_entry *entry = &data->samples[index];
+    return (tsr_sample){.ids = data->ids + entry->first_token,
+                        .labels = data->labels + entry->first_token,
+                        .lengths = data->lengths + entry->first_document,
+                        .token_count = entry->token_count,
+                        .document_count = entry->document_count,
+                        .label_count = entry->label_count,
+                        .file = entry->file,
+                        .line = entry->line};
+}
+
+tsr_data_format tsr_dataset_format(const tsr_dataset *data)
+{
+    return data->format;
+}
+
+const tsr_dataset_stats *tsr_dataset_stats_of(const tsr_dataset *data)
+{
+    return &data->stats;
+}
+
+const char *tsr_dataset_file(const tsr_dataset *data, int index)
+{
+    return data->files[index];
+}
+
+uint64_t tsr_dataset_hash(const tsr_dataset *data)
+{
+    return data->hash;
+}
+
+uint64_t tsr_dataset_bytes(const tsr_dataset *data)
+{
+    return data->token_capacity * 8 + data->document_capacity * sizeof *data->lengths +
+           data->sample_capacity * sizeof *data->samples;
+}

@@ -1,0 +1,35 @@
+/*
+ * data/rows.h: one row of a JSON-lines file as tokens, labels and documents. Private to
+ * data/dataset.h.
+ */
+#ifndef TSR_DATA_ROWS_H
+#define TSR_DATA_ROWS_H
+
+#include "data/dataset.h"
+
+/* Growing arrays, used again for every row. Zero-initialise; free with tsr_row_free. */
+typedef struct {
+    int32_t *ids, *labels, *lengths; /* labels of first tokens are -100 */
+    size_t token_count, document_count;
+    size_t token_capacity, document_capacity;
+    int64_t label_count;
+    tsr_chat_row chat;
+} tsr_row;
+
+void tsr_row_free(tsr_row *row);
+
+/* The format that the keys of a row belong to; AUTO: none that is known. */
+tsr_data_format tsr_row_detect(const json_t *object, const char *text_field);
+
+/* Parses one line into an object. `place` is "file:line". TSR_EDATA: place, column and what is
+ * wrong. The caller frees *out. */
+tsr_status tsr_row_parse(json_t **out, const char *line, size_t bytes, const char *place);
+
+/* Fills *row from an object of the given format (messages or pretokenized). */
+tsr_status tsr_row_read(tsr_row *row, const json_t *object, tsr_data_format format,
+                        const tsr_dataset_options *options, const char *place);
+
+/* Cuts *row to its first `most` tokens. */
+void tsr_row_cut(tsr_row *row, int64_t most);
+
+#endif
