@@ -314,7 +314,12 @@ static tsr_status copy_string(char **out, const char *text)
 static tsr_status set_config(tsr_tokenizer *t, const char *name, const char *text, size_t bytes)
 {
     TSR_TRY(copy_string(&t->config_name, name));
-    TSR_TRY(tsr_json_parse(&t->config, text, bytes, name));
+    /* model_max_length is 10^30 in many models, written as an integer: no whole number is needed. */
+    json_error_t error;
+    t->config = json_loadb(text, bytes, JSON_DECODE_INT_AS_REAL | JSON_REJECT_DUPLICATES, &error);
+    if (!t->config)
+        return tsr_fail(TSR_EDATA, "%s: line %d, column %d: %s", name, error.line, error.column,
+                        error.text);
     return json_is_object(t->config) ? TSR_OK
                                      : tsr_fail(TSR_EDATA, "%s: expected an object, found %s", name,
                                                 tsr_json_kind(t->config));

@@ -1,0 +1,260 @@
+/*
+ * Chats of tiny-llama against transformers: text, ids, the assistant's mask and the generation
+ * prompt, without tolerance. Then other templates: marks, prefixes that fail, broken rows.
+ */
+#include "data/chat.h"
+#include "data/golden_lines.h"
+
+#include <unistd.h>
+
+#define MODEL TSR_SOURCE_DIR "/examples/tiny-llama"
+
+static tsr_tokenizer *tokenizer;
+
+static int setup(void **state)
+{
+    (void)state;
+    return tsr_tokenizer_open(&tokenizer, MODEL);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    tsr_tokenizer_destroy(tokenizer);
+    return 0;
+}
+
+static void check_text(const tsr_chat_row *row, const json_t *golden, const char *key)
+{
+    size_t bytes;
+    const char *want = golden_text(golden, key, &bytes);
+    assert_int_equal(row->text.length, bytes);
+    assert_string_equal(tsr_text_string(&row->text), want);
+}
+
+static void check_ids(const tsr_chat_row *row, const json_t *golden, const char *key)
+{
+    const json_t *want = json_object_get(golden, key);
+    assert_int_equal(row->tokens.count, json_array_size(want));
+    for (size_t i = 0; i < row->tokens.count; i++)
+        assert_int_equal(row->tokens.ids[i], json_integer_value(json_array_get(want, i)));
+}
+
+static void test_golden(void **state)
+{
+    (void)state;
+    tsr_chat *chat;
+    tsr_chat_row row = {0};
+    int prompts = 0;
+    json_t *lines = golden_lines("tests/golden/chat_tiny_llama.jsonl");
+    assert_int_equal(json_array_size(lines), 60);
+    assert_int_equal(tsr_chat_create(&chat, tokenizer, NULL), TSR_OK);
+    for (size_t i = 0; i < 60; i++) {
+        const json_t *golden = json_array_get(lines, i);
+        const json_t *messages = json_object_get(golden, "messages");
+        if (tsr_chat_encode(&row, chat, messages, NULL, true) < 0)
+            fail_msg("row %zu: %s", i, tsr_last_error());
+        check_text(&row, golden, "text");
+        check_ids(&row, golden, "input_ids");
+        const char *mask = json_string_value(json_object_get(golden, "assistant_mask"));
+        assert_int_equal(strlen(mask), row.tokens.count);
+        for (size_t j = 0; j < row.tokens.count; j++)
+            if (row.mask[j] != mask[j] - '0')
+                fail_msg("row %zu: mask of token %zu is %d", i, j, row.mask[j]);
+        if (!json_object_get(golden, "prompt_text"))
+            continue;
+        assert_int_equal(tsr_chat_prompt(&row, chat, messages, NULL), TSR_OK);
+        check_text(&row, golden, "prompt_text");
+        check_ids(&row, golden, "prompt_ids");
+        prompts++;
+    }
+    assert_true(prompts >= 2);
+    json_decref(lines);
+    tsr_chat_row_free(&row);
+    tsr_chat_destroy(chat);
+}
+
+/* ---- other templates ---- */
+
+/* Writes the template to a file, encodes the conversation and gives the status. */
+static tsr_status encode_with(tsr_chat_row *row, const char *source, const char *messages,
+                              bool assistant_only)
+{
+    char path[] = "/tmp/tsr_test_chat_XXXXXX";
+    int file = mkstemp(path);
+    assert_true(file >= 0);
+    assert_int_equal(write(file, source, strlen(source)), strlen(source));
+    close(file);
+    tsr_chat *chat = NULL;
+    tsr_chat_options options = {.template_path = path};
+    tsr_status status = tsr_chat_create(&chat, tokenizer, &options);
+    unlink(path);
+    if (status == TSR_OK) {
+        json_t *json = json_loads(messages, JSON_DECODE_ANY, NULL);
+        assert_non_null(json);
+        status = tsr_chat_encode(row, chat, json, NULL, assistant_only);
+        json_decref(json);
+    }
+    tsr_chat_destroy(chat);
+    return status;
+}
+
+#define USER(text)      "{\"role\":\"user\",\"content\":\"" text "\"}"
+#define ASSISTANT(text) "{\"role\":\"assistant\",\"content\":\"" text "\"}"
+
+/* The trained bytes of the text, with '.' for the others. */
+static void check_trained(const tsr_chat_row *row, const char *want)
+{
+    char shown[512] = {0};
+    assert_true(row->text.length < sizeof shown);
+    memset(shown, '.', row->text.length);
+    for (size_t i = 0; i < row->tokens.count; i++)
+        if (row->mask[i])
+            memcpy(shown + row->tokens.spans[i].begin, row->text.data + row->tokens.spans[i].begin,
+                   row->tokens.spans[i].end - row->tokens.spans[i].begin);
+    assert_string_equal(shown, want);
+}
+
+static void test_marks(void **state)
+{
+    (void)state;
+    tsr_chat_row row = {0};
+    const char *source =
+        "{% for m in messages %}{{ m.role }}:"
+        "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|eot_id|>{% endgeneration %}"
+        "{% else %}{{ m.content }}<|eot_id|>{% endif %}{% endfor %}";
+    const char *messages =
+        "[" USER("hi") "," ASSISTANT("yes no") "," USER("so") "," ASSISTANT("1") "]";
+    assert_int_equal(encode_with(&row, source, messages, true), TSR_OK);
+    assert_string_equal(row.text.data, "user:hi<|eot_id|>assistant:yes no<|eot_id|>"
+                                       "user:so<|eot_id|>assistant:1<|eot_id|>");
+    check_trained(&row, "...........................yes no<|eot_id|>"
+                        "...........................1<|eot_id|>");
+    /* Without the restriction every token is trained. */
+    assert_int_equal(encode_with(&row, source, messages, false), TSR_OK);
+    check_trained(&row, row.text.data);
+    tsr_chat_row_free(&row);
+}
+
+/* A token that reaches over the edge of what is marked is not trained. */
+static void test_straddling(void **state)
+{
+    (void)state;
+    tsr_chat_row row = {0};
+    assert_int_equal(encode_with(&row,
+                                 "{% for m in messages %}th{% generation %}e{{ m.content }}"
+                                 "{% endgeneration %}{% endfor %}",
+                                 "[" ASSISTANT(" end") "]", true),
+                     TSR_OK);
+    assert_string_equal(row.text.data, "the end");
+    check_trained(&row, "... end");
+    tsr_chat_row_free(&row);
+}
+
+static void test_prefixes(void **state)
+{
+    (void)state;
+    tsr_chat_row row = {0};
+    /* What the template adds after the end of turn belongs to the turn. */
+    const char *plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|eot_id|>\n"
+                        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    assert_int_equal(encode_with(&row, plain, "[" USER("a") "," ASSISTANT("b") "]", true), TSR_OK);
+    assert_string_equal(row.text.data, "<user>a<|eot_id|>\n<assistant>b<|eot_id|>\n");
+    check_trained(&row, ".............................b<|eot_id|>\n");
+    /* A prompt that the turn does not begin with. */
+    const char *other = "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+                        "{% endfor %}{% if add_generation_prompt %}<model>{% endif %}";
+    assert_int_equal(encode_with(&row, other, "[" USER("a") "," ASSISTANT("b") "]", true),
+                     TSR_EDATA);
+    assert_non_null(strstr(tsr_last_error(), "messages[1]"));
+    assert_non_null(strstr(tsr_last_error(), "generation prompt"));
+    assert_int_equal(encode_with(&row, other, "[" USER("a") "," ASSISTANT("b") "]", false), TSR_OK);
+    /* A turn that changes once others follow. */
+    const char *dropping = "{% for m in messages %}<{{ m.role }}>{% if loop.last %}{{ m.content }}"
+                           "{% else %}{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}"
+                           "{% if add_generation_prompt %}<assistant>{% endif %}";
+    assert_int_equal(encode_with(&row, dropping,
+                                 "[" USER("a") "," ASSISTANT("b</think>c") "," USER("d") "]", true),
+                     TSR_EDATA);
+    assert_non_null(strstr(tsr_last_error(), "differently"));
+    tsr_chat_row_free(&row);
+}
+
+static void test_broken_rows(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *messages, *words[2];
+    } cases[] = {
+        {"{}", {"not a list"}},
+        {"[]", {"empty"}},
+        {"[1]", {"messages[0]", "not an object"}},
+        {"[" USER("a") ",{\"content\":\"b\"}]", {"messages[1]", "\"role\" is missing"}},
+        {"[{\"role\":3,\"content\":\"b\"}]", {"messages[0]", "\"role\" is not a string"}},
+        {"[{\"role\":\"user\"}]", {"messages[0]", "\"content\" is missing"}},
+        {"[" USER("a") ",{\"role\":\"assistant\",\"content\":[\"b\"]}]",
+         {"messages[1]", "\"content\" is not a string"}},
+        {"[{\"role\":\"assistant\",\"content\":null}]", {"messages[0]", "not a string"}},
+    };
+    tsr_chat *chat;
+    tsr_chat_row row = {0};
+    assert_int_equal(tsr_chat_create(&chat, tokenizer, NULL), TSR_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_t *messages = json_loads(cases[i].messages, JSON_DECODE_ANY, NULL);
+        assert_non_null(messages);
+        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, true), TSR_EDATA);
+        for (int j = 0; j < 2 && cases[i].words[j]; j++)
+            if (!strstr(tsr_last_error(), cases[i].words[j]))
+                fail_msg("case %zu: \"%s\" is not in \"%s\"", i, cases[i].words[j],
+                         tsr_last_error());
+        json_decref(messages);
+    }
+    tsr_chat_row_free(&row);
+    tsr_chat_destroy(chat);
+}
+
+static void test_no_template(void **state)
+{
+    (void)state;
+    tsr_tokenizer *bare;
+    tsr_chat *chat;
+    size_t bytes;
+    char *json = golden_file("examples/tiny-llama/tokenizer.json", &bytes);
+    assert_int_equal(tsr_tokenizer_parse(&bare, "bare", json, bytes, NULL, 0), TSR_OK);
+    assert_int_equal(tsr_chat_create(&chat, bare, NULL), TSR_ECONFIG);
+    assert_non_null(strstr(tsr_last_error(), "chat_template_path"));
+    tsr_tokenizer_destroy(bare);
+    /* In tokenizer_config.json, plain or as a list of named ones; bos_token as an object. */
+    const char *configs[] = {
+        "{\"bos_token\":{\"content\":\"<|begin_of_text|>\"},\"chat_template\":\"{{ bos_token "
+        "}}x\"}",
+        "{\"bos_token\":\"<|begin_of_text|>\",\"chat_template\":[{\"name\":\"tool\",\"template\":"
+        "\"no\"},{\"name\":\"default\",\"template\":\"{{ bos_token }}x\"}]}"};
+    for (int i = 0; i < 2; i++) {
+        tsr_chat_row row = {0};
+        json_t *messages = json_loads("[" USER("a") "]", 0, NULL);
+        assert_int_equal(
+            tsr_tokenizer_parse(&bare, "bare", json, bytes, configs[i], strlen(configs[i])),
+            TSR_OK);
+        assert_int_equal(tsr_tokenizer_bos(bare), 0);
+        assert_int_equal(tsr_chat_create(&chat, bare, NULL), TSR_OK);
+        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, true), TSR_OK);
+        assert_string_equal(row.text.data, "<|begin_of_text|>x");
+        assert_int_equal(row.tokens.ids[0], 0);
+        json_decref(messages);
+        tsr_chat_row_free(&row);
+        tsr_chat_destroy(chat);
+        tsr_tokenizer_destroy(bare);
+    }
+    free(json);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_golden),      cmocka_unit_test(test_marks),
+        cmocka_unit_test(test_straddling),  cmocka_unit_test(test_prefixes),
+        cmocka_unit_test(test_broken_rows), cmocka_unit_test(test_no_template),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
