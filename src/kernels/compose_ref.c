@@ -32,10 +32,8 @@ tsr_status tsr_compose_backward_check(const tsr_compose_backward_args *args)
     return TSR_OK;
 }
 
-TSR_HOT static void forward_tile(void *context, int index)
+TSR_INLINE void forward_tile(const tsr_compose_args *args, tsr_tile tile)
 {
-    const tsr_compose_args *args = context;
-    tsr_tile tile = tsr_tile_at(index, args->tokens, args->d, false);
     float bias_buffer[TSR_STRIP], y[TSR_STRIP], inner[TSR_STRIP];
     const float *bias = tsr_frozen_load(bias_buffer, args->bias, tile.column, tile.columns, 0.0f);
     const float *g = args->g + tile.column;
@@ -56,10 +54,16 @@ TSR_HOT static void forward_tile(void *context, int index)
     }
 }
 
-TSR_HOT static void backward_tile(void *context, int index)
+TSR_HOT static void forward_task(void *context, int task)
 {
-    const tsr_compose_backward_args *args = context;
-    tsr_tile tile = tsr_tile_at(index, args->tokens, args->d, args->dm != NULL);
+    const tsr_compose_args *args = context;
+    bool whole = false;
+    for (int strip = 0; strip < tsr_task_strips(args->d, whole); strip++)
+        forward_tile(args, tsr_tile_at(task, strip, args->tokens, args->d, whole));
+}
+
+TSR_INLINE void backward_tile(const tsr_compose_backward_args *args, tsr_tile tile)
+{
     const float *g = args->g + tile.column;
     const float s = args->scale;
     tsr_strip_sum sum = {.held = 0};
@@ -87,11 +91,19 @@ TSR_HOT static void backward_tile(void *context, int index)
         tsr_strip_divide(args->dm + tile.column, &sum, args->n + tile.column, tile.columns);
 }
 
+TSR_HOT static void backward_task(void *context, int task)
+{
+    const tsr_compose_backward_args *args = context;
+    bool whole = args->dm != NULL;
+    for (int strip = 0; strip < tsr_task_strips(args->d, whole); strip++)
+        backward_tile(args, tsr_tile_at(task, strip, args->tokens, args->d, whole));
+}
+
 tsr_status tsr_compose_ref(const tsr_compose_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_compose_check(args));
     TSR_TRY(tsr_expect_f32("compose", args->dtype));
-    tsr_pool_run(pool, tsr_tile_count(args->tokens, args->d, false), forward_tile, (void *)args);
+    tsr_pool_run(pool, tsr_tile_tasks(args->tokens, args->d, false), forward_task, (void *)args);
     return TSR_OK;
 }
 
@@ -99,7 +111,7 @@ tsr_status tsr_compose_backward_ref(const tsr_compose_backward_args *args, tsr_p
 {
     TSR_TRY(tsr_compose_backward_check(args));
     TSR_TRY(tsr_expect_f32("compose_backward", args->dtype));
-    tsr_pool_run(pool, tsr_tile_count(args->tokens, args->d, args->dm != NULL), backward_tile,
+    tsr_pool_run(pool, tsr_tile_tasks(args->tokens, args->d, args->dm != NULL), backward_task,
                  (void *)args);
     return TSR_OK;
 }

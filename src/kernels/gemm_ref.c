@@ -15,11 +15,13 @@
 #include <cblas.h>
 #include <pthread.h>
 
-#define BLOCK_ROWS    128
+#define BLOCK_ROWS    256
 #define BLOCK_COLUMNS 1024
-#define WANTED_BLOCKS 8         /* a small matmul is cut until it has as many ... */
+#define WANTED_BLOCKS 4         /* a small matmul is cut until it has as many ... */
 #define SMALLEST_WORK (1 << 19) /* ... or a block is below so many multiply-adds */
 #define SMALLEST_SIDE 32
+#define THIN_SIDE     32     /* up to this side (an adapter's rank) ... */
+#define THIN_WORK     900000 /* ... OpenBLAS is twice as fast below 100^3: it does not pack */
 
 static pthread_mutex_t buffer_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -96,12 +98,23 @@ static int64_t even_block(int64_t total, int64_t most)
     return (block + 15) / 16 * 16;
 }
 
+/* The long side of a thin matmul in blocks that OpenBLAS does not pack. */
+static int64_t thin_block(int64_t total, int64_t side, int64_t k, int64_t most)
+{
+    int64_t block = THIN_WORK / (side * k) / 16 * 16;
+    return block < SMALLEST_SIDE ? even_block(total, most)
+                                 : even_block(total, tsr_min(block, most));
+}
+
 static void choose_blocks(gemm_split *split)
 {
     const tsr_gemm_block_args *w = &split->whole;
     int64_t k = w->k ? w->k : 1;
-    split->rows = even_block(w->m, BLOCK_ROWS);
-    split->columns = even_block(w->n, BLOCK_COLUMNS);
+    bool few_rows = w->m <= THIN_SIDE, few_columns = w->n <= THIN_SIDE;
+    split->rows =
+        few_columns ? thin_block(w->m, w->n, k, BLOCK_ROWS) : even_block(w->m, BLOCK_ROWS);
+    split->columns = few_rows && !few_columns ? thin_block(w->n, w->m, k, BLOCK_COLUMNS)
+                                              : even_block(w->n, BLOCK_COLUMNS);
     for (;;) {
         int64_t blocks =
             (int64_t)tsr_block_count(w->m, split->rows) * tsr_block_count(w->n, split->columns);

@@ -218,9 +218,10 @@ tsr_status tsr_head_chunk_ref(const tsr_head_chunk_args *args, tsr_pool *pool)
     TSR_TRY(tsr_expect_f32("head_chunk", args->dtype));
     if (args->rows == 0)
         return TSR_OK;
-    /* About eight tiles of rows, so that few label rows still keep several threads busy. */
-    int64_t tile_rows = (args->rows + 7) / 8;
-    tile_rows = tile_rows < 32 ? 32 : tsr_min(TILE_ROWS, (tile_rows + 15) / 16 * 16);
+    /* Even tiles of 64 to 128 rows: fewer would pack the vocabulary tile too often. */
+    int64_t tiles = args->rows >= 8 * TILE_ROWS ? tsr_block_count(args->rows, TILE_ROWS)
+                                                : tsr_block_count(args->rows, TILE_ROWS / 2);
+    int64_t tile_rows = ((args->rows + tiles - 1) / tiles + 7) / 8 * 8;
     float *widened = (float *)args->workspace + (int64_t)TILE_TASKS * TILE_ROWS * TILE_VOCAB;
     for (int64_t at = 0; at < args->count; at += TILE_VOCAB) {
         chunk_tile tile = {.args = args,

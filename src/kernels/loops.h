@@ -95,28 +95,33 @@ TSR_INLINE void tsr_frozen_copy(float *out, tsr_frozen f, int64_t first, int64_t
         out[i] = tsr_bf16_to_f32(bits[i]);
 }
 
-/* Work over [tokens, columns] cut into strips of columns and, unless a column's sum is wanted, into
- * blocks of tokens. */
+/* Work over [tokens, columns] by strips of columns. A task is one strip of all tokens where a
+ * column's sum is wanted (`whole_columns`), and otherwise a block of tokens, strip by strip. */
 typedef struct {
     int64_t column, columns; /* of the strip */
     int64_t token, token_end;
 } tsr_tile;
 
-#define TSR_TILE_TOKENS 256
-
-TSR_INLINE int tsr_tile_count(int64_t tokens, int64_t columns, bool whole_columns)
+static inline int tsr_tile_tasks(int64_t tokens, int64_t columns, bool whole_columns)
 {
-    int strips = tsr_block_count(columns, TSR_STRIP);
-    return whole_columns ? strips : strips * tsr_block_count(tokens, TSR_TILE_TOKENS);
+    return whole_columns ? tsr_block_count(columns, TSR_STRIP)
+                         : tsr_block_count(tokens, tsr_block_rows(columns));
 }
 
-TSR_INLINE tsr_tile tsr_tile_at(int index, int64_t tokens, int64_t columns, bool whole_columns)
+/* The strips that one task walks. */
+TSR_INLINE int tsr_task_strips(int64_t columns, bool whole_columns)
 {
-    int strips = tsr_block_count(columns, TSR_STRIP);
-    int64_t column = (int64_t)(index % strips) * TSR_STRIP;
-    int64_t token = (int64_t)(index / strips) * TSR_TILE_TOKENS;
+    return whole_columns ? 1 : tsr_block_count(columns, TSR_STRIP);
+}
+
+TSR_INLINE tsr_tile tsr_tile_at(int task, int strip, int64_t tokens, int64_t columns,
+                                bool whole_columns)
+{
+    int64_t column = (int64_t)(whole_columns ? task : strip) * TSR_STRIP;
+    int64_t rows = whole_columns ? tokens : tsr_block_rows(columns);
+    int64_t token = whole_columns ? 0 : task * rows;
     return (tsr_tile){column, tsr_min(TSR_STRIP, columns - column), token,
-                      whole_columns ? tokens : tsr_min(tokens, token + TSR_TILE_TOKENS)};
+                      tsr_min(tokens, token + rows)};
 }
 
 /* A column sum of a strip: fp32 over TSR_SUM_TOKENS tokens, then fp64. */

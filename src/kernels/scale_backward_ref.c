@@ -16,10 +16,8 @@ tsr_status tsr_scale_backward_check(const tsr_scale_backward_args *args)
     return TSR_OK;
 }
 
-TSR_HOT static void run_tile(void *context, int index)
+TSR_INLINE void run_tile(const tsr_scale_backward_args *args, tsr_tile tile)
 {
-    const tsr_scale_backward_args *args = context;
-    tsr_tile tile = tsr_tile_at(index, args->tokens, args->d, args->dm != NULL);
     float g_buffer[TSR_STRIP];
     const float *g = tsr_vector_load(g_buffer, args->g, tile.column, tile.columns, 1.0f);
     tsr_strip_sum sum = {.held = 0};
@@ -41,11 +39,19 @@ TSR_HOT static void run_tile(void *context, int index)
         tsr_strip_divide(args->dm + tile.column, &sum, args->n + tile.column, tile.columns);
 }
 
+TSR_HOT static void run_task(void *context, int task)
+{
+    const tsr_scale_backward_args *args = context;
+    bool whole = args->dm != NULL;
+    for (int strip = 0; strip < tsr_task_strips(args->d, whole); strip++)
+        run_tile(args, tsr_tile_at(task, strip, args->tokens, args->d, whole));
+}
+
 tsr_status tsr_scale_backward_ref(const tsr_scale_backward_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_scale_backward_check(args));
     TSR_TRY(tsr_expect_f32("scale_backward", args->dtype));
-    tsr_pool_run(pool, tsr_tile_count(args->tokens, args->d, args->dm != NULL), run_tile,
+    tsr_pool_run(pool, tsr_tile_tasks(args->tokens, args->d, args->dm != NULL), run_task,
                  (void *)args);
     return TSR_OK;
 }

@@ -50,10 +50,8 @@ TSR_INLINE void copy_bias(float *out, tsr_frozen bias, tsr_tile tile)
         memcpy(out, values, (size_t)tile.columns * sizeof(float));
 }
 
-TSR_HOT static void forward_tile(void *context, int index)
+TSR_INLINE void forward_tile(const tsr_swiglu_args *args, tsr_tile tile)
 {
-    const tsr_swiglu_args *args = context;
-    tsr_tile tile = tsr_tile_at(index, args->tokens, args->f, false);
     strip_vectors v;
     copy_vector(v.g_gate, args->g_gate, tile, 1.0f);
     copy_vector(v.g_up, args->g_up, tile, 1.0f);
@@ -73,6 +71,14 @@ TSR_HOT static void forward_tile(void *context, int index)
     }
 }
 
+TSR_HOT static void forward_task(void *context, int task)
+{
+    const tsr_swiglu_args *args = context;
+    bool whole = false;
+    for (int strip = 0; strip < tsr_task_strips(args->f, whole); strip++)
+        forward_tile(args, tsr_tile_at(task, strip, args->tokens, args->f, whole));
+}
+
 TSR_INLINE void add_products(tsr_strip_sum *sum, const float *dy, const float *z, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
@@ -86,10 +92,8 @@ TSR_INLINE void scale_row(float *out, const float *g, const float *dy, int64_t c
         out[i] = g[i] * dy[i];
 }
 
-TSR_HOT static void backward_tile(void *context, int index)
+TSR_INLINE void backward_tile(const tsr_swiglu_backward_args *args, tsr_tile tile)
 {
-    const tsr_swiglu_backward_args *args = context;
-    tsr_tile tile = tsr_tile_at(index, args->tokens, args->f, args->dm_gate || args->dm_up);
     strip_vectors v;
     copy_vector(v.g_gate, args->g_gate, tile, 1.0f);
     copy_vector(v.g_up, args->g_up, tile, 1.0f);
@@ -123,11 +127,19 @@ TSR_HOT static void backward_tile(void *context, int index)
         tsr_strip_divide(args->dm_up + j, &up_sum, args->n_up + j, tile.columns);
 }
 
+TSR_HOT static void backward_task(void *context, int task)
+{
+    const tsr_swiglu_backward_args *args = context;
+    bool whole = args->dm_gate || args->dm_up;
+    for (int strip = 0; strip < tsr_task_strips(args->f, whole); strip++)
+        backward_tile(args, tsr_tile_at(task, strip, args->tokens, args->f, whole));
+}
+
 tsr_status tsr_swiglu_ref(const tsr_swiglu_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_swiglu_check(args));
     TSR_TRY(tsr_expect_f32("swiglu", args->dtype));
-    tsr_pool_run(pool, tsr_tile_count(args->tokens, args->f, false), forward_tile, (void *)args);
+    tsr_pool_run(pool, tsr_tile_tasks(args->tokens, args->f, false), forward_task, (void *)args);
     return TSR_OK;
 }
 
@@ -136,6 +148,6 @@ tsr_status tsr_swiglu_backward_ref(const tsr_swiglu_backward_args *args, tsr_poo
     TSR_TRY(tsr_swiglu_backward_check(args));
     TSR_TRY(tsr_expect_f32("swiglu_backward", args->dtype));
     bool whole = args->dm_gate || args->dm_up;
-    tsr_pool_run(pool, tsr_tile_count(args->tokens, args->f, whole), backward_tile, (void *)args);
+    tsr_pool_run(pool, tsr_tile_tasks(args->tokens, args->f, whole), backward_task, (void *)args);
     return TSR_OK;
 }

@@ -18,7 +18,7 @@ static void every_slot_is_filled(void **state)
         memcpy(&slot, at, sizeof slot);
         assert_non_null(slot);
     }
-    assert_int_equal(slots, 23);
+    assert_true(slots >= 28);
     assert_non_null(strstr(tsr_kernels_cpu_set(), "OpenBLAS"));
 }
 
