@@ -12,8 +12,8 @@
 #define TASK_BLOCKS  512 /* 32768 elements */
 
 typedef float lookup __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t indices __attribute__((vector_size(64)));
-typedef uint8_t bytes __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint32_t indices __attribute__((vector_size(64)));
+typedef int32_t signed_indices __attribute__((vector_size(64)));
 
 tsr_status tsr_nf4_dequant_check(const tsr_nf4_dequant_args *args)
 {
@@ -39,20 +39,19 @@ static float block_scale(const tsr_nf4_dequant_args *args, int64_t block)
     return residual + args->offset;
 }
 
+/* 16 elements are 8 bytes: lane e shifts its word so that its nibble comes lowest. A shuffle takes
+ * its indices modulo 16. */
 TSR_INLINE void lookup_64(float *out, const uint8_t *codes, const float *product)
 {
     const lookup table = *(const lookup *)product;
-    for (int half = 0; half < 2; half++) {
-        const bytes packed = *(const bytes *)(codes + 16 * half);
-        const bytes high = packed >> 4, low = packed & 15;
-        const bytes first = __builtin_shuffle(
-            high, low, (bytes){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
-        const bytes second = __builtin_shuffle(
-            high, low, (bytes){8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
-        const indices a = __builtin_convertvector(first, indices);
-        const indices b = __builtin_convertvector(second, indices);
-        *(lookup *)(out + 32 * half) = __builtin_shuffle(table, a);
-        *(lookup *)(out + 32 * half + 16) = __builtin_shuffle(table, b);
+    const indices shift = {4, 0, 12, 8, 20, 16, 28, 24, 4, 0, 12, 8, 20, 16, 28, 24};
+    const indices first = {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
+    for (int i = 0; i < BLOCK / 16; i++) {
+        uint32_t low, high;
+        memcpy(&low, codes + 8 * i, sizeof low);
+        memcpy(&high, codes + 8 * i + 4, sizeof high);
+        const indices word = ((low + (indices){0}) & first) | ((high + (indices){0}) & ~first);
+        *(lookup *)(out + 16 * i) = __builtin_shuffle(table, (signed_indices)(word >> shift));
     }
 }
 
