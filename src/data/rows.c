@@ -75,8 +75,10 @@ tsr_status tsr_row_parse(json_t **out, const char *line, size_t bytes, const cha
     if (!object) {
         if (json_error_code(&error) == json_error_out_of_memory)
             return tsr_fail(TSR_ENOMEM, "%s: no memory to parse the line", place);
-        return tsr_fail(TSR_EDATA, "%s:%d: not valid JSON: %s%s", place,
-                        error.column < 0 ? 0 : error.column, error.text, recognise(line, bytes));
+        return tsr_fail(TSR_EDATA, "%s:%d: not valid %s: %s%s", place,
+                        error.column < 0 ? 0 : error.column,
+                        json_error_code(&error) == json_error_invalid_utf8 ? "UTF-8" : "JSON",
+                        error.text, recognise(line, bytes));
     }
     if (!json_is_object(object)) {
         tsr_status status = tsr_fail(

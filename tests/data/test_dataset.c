@@ -1,0 +1,369 @@
+/* Rows to samples: formats, labels, truncation, and every broken row that must be named. */
+#include "io/support.h"
+
+#include "base/log.h"
+#include "base/text.h"
+#include "data/dataset.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static tsr_tokenizer *tokenizer;
+static tsr_chat *chat;
+
+static int setup(void **state)
+{
+    (void)state;
+    scratch_make();
+    assert_int_equal(tsr_tokenizer_open(&tokenizer, TSR_SOURCE_DIR "/examples/tiny-llama"), TSR_OK);
+    return tsr_chat_create(&chat, tokenizer, NULL);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    tsr_chat_destroy(chat);
+    tsr_tokenizer_destroy(tokenizer);
+    scratch_remove();
+    return 0;
+}
+
+static tsr_status load_with(tsr_dataset **out, const char *text, tsr_dataset_options options)
+{
+    const char *path = scratch_path("rows.jsonl");
+    write_text(path, text);
+    options.files = &path;
+    options.file_count = 1;
+    options.chat = chat;
+    return tsr_dataset_load(out, &options);
+}
+
+static tsr_dataset *load(const char *text, tsr_dataset_options options)
+{
+    tsr_dataset *data = NULL;
+    if (load_with(&data, text, options) != TSR_OK)
+        fail_msg("%s: %s", text, tsr_last_error());
+    return data;
+}
+
+static void check_ints(const int32_t *found, const int32_t *expected, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++)
+        assert_int_equal(found[i], expected[i]);
+}
+
+static void pretokenized_rows(void **state)
+{
+    (void)state;
+    tsr_dataset *data =
+        load("\xef\xbb\xbf{\"input_ids\":[5,6,7]}\n"
+             "\n  \r\n"
+             "{\"id\":3,\"input_ids\":[1,2,3,4,5],\"labels\":[1,2,-100,4,5],\"seq_lengths\":[2,3],"
+             "\"attention_mask\":[1,1,1,1,1],\"position_ids\":[0,1,0,1,2]}\r\n"
+             "{\"input_ids\":[9],\"labels\":null}",
+             (tsr_dataset_options){.vocab_size = 10});
+    assert_int_equal(tsr_dataset_format(data), TSR_DATA_PRETOKENIZED);
+    assert_int_equal(tsr_dataset_sample_count(data), 3);
+    tsr_sample s = tsr_dataset_sample(data, 0);
+    assert_int_equal(s.line, 1);
+    assert_int_equal(s.token_count, 3);
+    assert_int_equal(s.label_count, 2);
+    check_ints(s.ids, (int32_t[]){5, 6, 7}, 3);
+    check_ints(s.labels, (int32_t[]){-100, 6, 7}, 3);
+    s = tsr_dataset_sample(data, 1);
+    assert_int_equal(s.line, 4);
+    assert_int_equal(s.document_count, 2);
+    check_ints(s.lengths, (int32_t[]){2, 3}, 2);
+    check_ints(s.labels, (int32_t[]){-100, 2, -100, 4, 5}, 5);
+    assert_int_equal(s.label_count, 3);
+    s = tsr_dataset_sample(data, 2);
+    assert_int_equal(s.label_count, 0);
+    const tsr_dataset_stats *stats = tsr_dataset_stats_of(data);
+    assert_int_equal(stats->rows, 3);
+    assert_int_equal(stats->samples, 3);
+    assert_int_equal(stats->documents, 4);
+    assert_int_equal(stats->tokens, 9);
+    assert_int_equal(stats->label_tokens, 5);
+    assert_int_equal(stats->longest_sample, 5);
+    assert_int_equal(stats->longest_document, 3);
+    assert_int_equal(stats->unlabelled, 1);
+    assert_int_equal(tsr_dataset_bytes(data), 9 * 8 + 4 * 4 + 3 * 40);
+    tsr_dataset_destroy(data);
+}
+
+static void chats(void **state)
+{
+    (void)state;
+    const char *text = "{\"messages\":[{\"role\":\"user\",\"content\":\"2 + 2?\"},"
+                       "{\"role\":\"assistant\",\"content\":\"4\"}]}\n"
+                       "{\"messages\":[{\"role\":\"user\",\"content\":\"no answer\"}]}\n";
+    tsr_dataset *data = load(text, (tsr_dataset_options){0});
+    assert_int_equal(tsr_dataset_format(data), TSR_DATA_MESSAGES);
+    tsr_sample s = tsr_dataset_sample(data, 0);
+    assert_int_equal(s.label_count, 2); /* "4" and the end of the turn */
+    assert_int_equal(s.labels[0], -100);
+    for (int32_t i = 0; i < s.token_count; i++)
+        assert_true(s.labels[i] == -100 || s.labels[i] == s.ids[i]);
+    assert_int_equal(tsr_dataset_sample(data, 1).label_count, 0);
+    tsr_dataset_destroy(data);
+    data = load(text, (tsr_dataset_options){.full_loss = true});
+    for (int i = 0; i < 2; i++) {
+        s = tsr_dataset_sample(data, i);
+        assert_int_equal(s.label_count, s.token_count - 1);
+    }
+    tsr_dataset_destroy(data);
+}
+
+static char warnings[4096];
+
+static void note(void *user, tsr_log_level level, const char *line)
+{
+    (void)user;
+    if (level == TSR_LOG_WARNING)
+        strncat(warnings, line, sizeof warnings - strlen(warnings) - 1);
+}
+
+static void truncation(void **state)
+{
+    (void)state;
+    const char *text = "{\"input_ids\":[1,2,3,4,5,6],\"seq_lengths\":[3,3]}\n"
+                       "{\"input_ids\":[1,2,3,4,5,6],\"labels\":[-100,-100,-100,-100,5,6]}\n"
+                       "{\"input_ids\":[1,2,3,4,5,6],\"labels\":[1,-100,-100,-100,-100,-100]}\n"
+                       "{\"input_ids\":[1,2]}\n";
+    warnings[0] = 0;
+    tsr_log_set(note, NULL, TSR_LOG_WARNING);
+    tsr_dataset *data =
+        load(text, (tsr_dataset_options){.max_length = 4, .truncation = TSR_TRUNCATE_RIGHT});
+    tsr_log_set(NULL, NULL, TSR_LOG_WARNING);
+    /* The second row lost its labels and is gone; the third never had any and is kept. */
+    assert_int_equal(tsr_dataset_sample_count(data), 3);
+    tsr_sample s = tsr_dataset_sample(data, 0);
+    assert_int_equal(s.token_count, 4);
+    assert_int_equal(s.document_count, 2);
+    check_ints(s.lengths, (int32_t[]){3, 1}, 2);
+    check_ints(s.labels, (int32_t[]){-100, 2, 3, -100}, 4);
+    assert_int_equal(s.label_count, 2);
+    assert_int_equal(tsr_dataset_sample(data, 1).line, 3);
+    assert_int_equal(tsr_dataset_stats_of(data)->truncated, 2);
+    assert_int_equal(tsr_dataset_stats_of(data)->dropped, 1);
+    assert_int_equal(tsr_dataset_stats_of(data)->unlabelled, 1);
+    assert_non_null(strstr(warnings, "1 of 3 rows have no token to train"));
+    assert_non_null(strstr(warnings, "max_length 4 cut 2 rows and dropped 1 of 4"));
+    tsr_dataset_destroy(data);
+    data = load(text, (tsr_dataset_options){.max_length = 3, .truncation = TSR_TRUNCATE_RIGHT});
+    assert_int_equal(tsr_dataset_sample(data, 0).document_count, 1);
+    tsr_dataset_destroy(data);
+    data = load(text, (tsr_dataset_options){.max_length = 4, .truncation = TSR_TRUNCATE_DROP});
+    assert_int_equal(tsr_dataset_sample_count(data), 1);
+    assert_int_equal(tsr_dataset_stats_of(data)->dropped, 3);
+    tsr_dataset_destroy(data);
+    data = load(text, (tsr_dataset_options){.max_length = 6});
+    assert_int_equal(tsr_dataset_stats_of(data)->truncated, 0);
+    tsr_dataset_destroy(data);
+    check_error("too long", load_with(&data, text, (tsr_dataset_options){.max_length = 5}),
+                TSR_EDATA,
+                (const char *[MOST_WORDS]){"rows.jsonl:1:", "6 tokens, max_length is 5",
+                                           "raise max_length to 6", "2 more bad rows"});
+}
+
+static uint64_t hash_of(const char *text)
+{
+    tsr_dataset *data = load(text, (tsr_dataset_options){0});
+    uint64_t hash = tsr_dataset_hash(data);
+    tsr_dataset_destroy(data);
+    return hash;
+}
+
+static void hash_sees_every_change(void **state)
+{
+    (void)state;
+    const char *same[] = {"{\"input_ids\":[1,2,3,4]}\n{\"input_ids\":[5,6]}",
+                          "{\"labels\":[1,2,3,4], \"input_ids\":[1,2,3,4]}\n\n"
+                          "{\"input_ids\":[5,6],\"seq_lengths\":[2]}\n"};
+    const char *other[] = {
+        "{\"input_ids\":[1,2,3,7]}\n{\"input_ids\":[5,6]}",
+        "{\"input_ids\":[1,2,3]}\n{\"input_ids\":[4,5,6]}",
+        "{\"input_ids\":[5,6]}\n{\"input_ids\":[1,2,3,4]}",
+        "{\"input_ids\":[1,2,3,4],\"labels\":[1,2,3,-100]}\n{\"input_ids\":[5,6]}",
+        "{\"input_ids\":[1,2,3,4],\"labels\":[1,2,3,4],\"seq_lengths\":[2,2]}\n"
+        "{\"input_ids\":[5,6]}",
+        "{\"input_ids\":[1,2,3,4]}"};
+    uint64_t hash = hash_of(same[0]);
+    assert_true(hash == hash_of(same[1]));
+    for (size_t i = 0; i < sizeof other / sizeof *other; i++)
+        assert_true(hash != hash_of(other[i]));
+}
+
+static void several_files(void **state)
+{
+    (void)state;
+    const char *files[] = {scratch_path("a.jsonl"), scratch_path("b.jsonl")};
+    write_text(files[0], "{\"input_ids\":[1,2]}\n{\"input_ids\":[3,4]}\n");
+    write_text(files[1], "\n{\"input_ids\":[5,6]}\n{\"input_ids\":[7,8]}\n");
+    tsr_dataset *data;
+    tsr_dataset_options options = {.files = files, .file_count = 2};
+    assert_int_equal(tsr_dataset_load(&data, &options), TSR_OK);
+    assert_int_equal(tsr_dataset_sample_count(data), 4);
+    tsr_sample s = tsr_dataset_sample(data, 2);
+    assert_string_equal(tsr_dataset_file(data, s.file), files[1]);
+    assert_int_equal(s.line, 2);
+    tsr_dataset_destroy(data);
+    options.max_rows = 3;
+    assert_int_equal(tsr_dataset_load(&data, &options), TSR_OK);
+    assert_int_equal(tsr_dataset_sample_count(data), 3);
+    tsr_dataset_destroy(data);
+    options.max_rows = 0;
+    write_text(files[1], "{\"input_ids\":[5,6]}\n{\"input_ids\":[7,8}\n{}\n");
+    check_error("second file", tsr_dataset_load(&data, &options), TSR_EDATA,
+                (const char *[MOST_WORDS]){"b.jsonl:2:", "and 1 more bad rows"});
+    write_text(files[1], "\n\n");
+    check_error("empty file", tsr_dataset_load(&data, &options), TSR_EDATA,
+                (const char *[MOST_WORDS]){"dataset: ", "b.jsonl has no row"});
+}
+
+#define CHAT                                                                                       \
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":"    \
+    "\"b\"}]}\n"
+
+/* Each text is a whole file; `words` must all be in the message. */
+static const struct {
+    const char *text;
+    const char *words[MOST_WORDS];
+    tsr_status code; /* 0: TSR_EDATA */
+} broken[] = {
+    {"", {"dataset: ", "rows.jsonl has no row"}},
+    {" \n\t\n", {"rows.jsonl has no row"}},
+    {"{\"input_ids\":[1,2]", {"rows.jsonl:1:18: not valid JSON"}},
+    {"{\"input_ids\":[1,2]}\n{\"input_ids\" [1]}\n", {"rows.jsonl:2:", "not valid JSON"}},
+    {"{\"input_ids\":[1,2]} {\"input_ids\":[1,2]}", {"rows.jsonl:1:", "end of file expected"}},
+    {"{\"input_ids\":[1,2],\"input_ids\":[3]}", {"rows.jsonl:1:", "duplicate object key"}},
+    {"{\"input_ids\":[1,2],\"a\":\"\xff\"}", {"rows.jsonl:1:", "not valid UTF-8"}},
+    {"[\n{\"input_ids\":[1,2]}\n]", {"rows.jsonl:1:", "one object a line"}},
+    {"[{\"input_ids\":[1,2]}]", {"rows.jsonl:1: ", "a list", "expected an object", "jq"}},
+    {"PAR1....", {"rows.jsonl:1:", "Parquet"}},
+    {"\x1f\x8b\x08", {"rows.jsonl:1:", "gzip"}},
+    {"17", {"rows.jsonl:1: ", "an integer", "expected an object"}},
+    {"{}", {"rows.jsonl:1: ", "no known format"}},
+    {"{\"question\":\"a\",\"answer\":\"b\"}", {"\"question\", \"answer\"", "\"messages\""}},
+    {"{\"input_ids\":[1,2]}\n{\"labels\":[1]}", {"rows.jsonl:2", "input_ids"}},
+    {"{\"input_ids\":7}", {"rows.jsonl:1", "input_ids", "a list", "7"}},
+    {"{\"input_ids\":[]}", {"rows.jsonl:1: ", "\"input_ids\" is empty"}},
+    {"{\"input_ids\":[1,\"2\"]}", {"\"input_ids\"[1] is \"2\"", "expected an integer"}},
+    {"{\"input_ids\":[1,2.0]}", {"\"input_ids\"[1] is 2.0"}},
+    {"{\"input_ids\":[1,true]}", {"\"input_ids\"[1] is true"}},
+    {"{\"input_ids\":[1,-1]}", {"\"input_ids\"[1] is -1", "from 0 to 4095"}},
+    {"{\"input_ids\":[1,-100]}", {"\"input_ids\"[1] is -100"}},
+    {"{\"input_ids\":[1,4096]}", {"\"input_ids\"[1] is 4096", "from 0 to 4095"}},
+    {"{\"input_ids\":[1,99999999999]}", {"\"input_ids\"[1] is 99999999999"}},
+    {"{\"input_ids\":[1,2],\"labels\":[1]}", {"\"labels\" has 1 entries", "has 2"}},
+    {"{\"input_ids\":[1,2],\"labels\":[1,-99]}", {"\"labels\"[1] is -99", "or -100"}},
+    {"{\"input_ids\":[1,2],\"labels\":[1,4096]}", {"\"labels\"[1] is 4096"}},
+    {"{\"input_ids\":[1,2],\"labels\":{}}", {"labels", "a list", "{}"}},
+    {"{\"input_ids\":[1,2],\"seq_lengths\":[1]}", {"add up to 1", "has 2 tokens"}},
+    {"{\"input_ids\":[1,2],\"seq_lengths\":[]}", {"add up to 0"}},
+    {"{\"input_ids\":[1,2],\"seq_lengths\":[2,0]}", {"\"seq_lengths\"[1] is 0"}},
+    {"{\"input_ids\":[1,2],\"seq_lengths\":[3,-1]}", {"\"seq_lengths\"[1] is -1"}},
+    {"{\"input_ids\":[1,2],\"attention_mask\":[1,0]}", {"\"attention_mask\"[1] is 0", "padded"}},
+    {"{\"input_ids\":[1,2],\"attention_mask\":[1]}", {"\"attention_mask\" has 1"}},
+    {"{\"input_ids\":[1,2],\"position_ids\":[0,0]}", {"\"position_ids\"[1] is 0", "seq_lengths"}},
+    {"{\"input_ids\":[1,2],\"labels\":[1,-100]}\n{\"input_ids\":[3]}",
+     {"no token of the 2 rows", "rows.jsonl:1 to", "rows.jsonl:2"}},
+    {CHAT "{\"messages\":[]}", {"rows.jsonl:2: \"messages\" is empty"}},
+    {CHAT "{\"messages\":{}}", {"rows.jsonl:2", "messages", "a list"}},
+    {CHAT "{\"input_ids\":[1]}", {"rows.jsonl:2", "messages"}},
+    {CHAT "{\"messages\":[{\"content\":\"a\"}]}", {"rows.jsonl:2: ", "role"}},
+    {CHAT "{\"messages\":[{\"role\":\"user\"}]}", {"rows.jsonl:2: ", "content"}},
+    {CHAT "{\"messages\":[\"hello\"]}", {"rows.jsonl:2: "}},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}",
+     {"no token of the 1 rows", "assistant_only_loss"}},
+    {CHAT "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"chat_template_kwargs\":{}}",
+     {"rows.jsonl:2: ", "chat_template_kwargs"}},
+    {CHAT "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":\"[]\"}",
+     {"rows.jsonl:2", "tools", "a list"}},
+    {"{\"conversations\":[]}", {"sharegpt", "not read by this version"}, TSR_ECONFIG},
+    {"{\"instruction\":\"a\",\"output\":\"b\"}", {"alpaca", "this version"}, TSR_ECONFIG},
+    {"{\"prompt\":\"a\",\"completion\":\"b\"}", {"prompt_completion"}, TSR_ECONFIG},
+    {"{\"text\":\"a\"}", {"dataset_format text", "\"messages\""}, TSR_ECONFIG},
+};
+
+static void broken_rows(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
+        tsr_dataset *data = NULL;
+        tsr_status status =
+            load_with(&data, broken[i].text, (tsr_dataset_options){.vocab_size = 4096});
+        check_error(broken[i].text, status, broken[i].code ? broken[i].code : TSR_EDATA,
+                    broken[i].words);
+        assert_null(data);
+    }
+}
+
+static void broken_places(void **state)
+{
+    (void)state;
+    tsr_dataset *data = NULL;
+    const char *path = scratch_path("missing.jsonl");
+    tsr_dataset_options options = {.files = &path, .file_count = 1, .key = "eval_dataset"};
+    check_error("missing", tsr_dataset_load(&data, &options), TSR_EDATA,
+                (const char *[MOST_WORDS]){"eval_dataset: ", "missing.jsonl: No such file"});
+    path = "no/such/file.jsonl";
+    check_error("relative", tsr_dataset_load(&data, &options), TSR_EDATA,
+                (const char *[MOST_WORDS]){"no/such/file.jsonl", "working directory"});
+    path = scratch_path(".");
+    check_error("directory", tsr_dataset_load(&data, &options), TSR_EDATA,
+                (const char *[MOST_WORDS]){"is a directory"});
+    options.file_count = 0;
+    check_error("none", tsr_dataset_load(&data, &options), TSR_EDATA,
+                (const char *[MOST_WORDS]){"no file is given"});
+    options.format = TSR_DATA_PRETOKENIZED;
+    check_error("none", tsr_dataset_load(&data, &options), TSR_EDATA,
+                (const char *[MOST_WORDS]){"no file is given"});
+    options.format = TSR_DATA_SHAREGPT;
+    options.file_count = 1;
+    check_error("by name", tsr_dataset_load(&data, &options), TSR_ECONFIG,
+                (const char *[MOST_WORDS]){"eval_dataset", "sharegpt"});
+    check_error("vocabulary", load_with(&data, CHAT, (tsr_dataset_options){.vocab_size = 6}),
+                TSR_EDATA,
+                (const char *[MOST_WORDS]){"rows.jsonl:1: token", "vocabulary ends at 5"});
+    check_error("all dropped",
+                load_with(&data, "{\"input_ids\":[1,2,3]}\n",
+                          (tsr_dataset_options){.max_length = 2, .truncation = TSR_TRUNCATE_DROP}),
+                TSR_EDATA, (const char *[MOST_WORDS]){"none of the 1 rows", "max_length 2"});
+    assert_null(data);
+}
+
+static void detection(void **state)
+{
+    (void)state;
+    const char *path = scratch_path("detect.jsonl");
+    tsr_dataset_options options = {.files = &path, .file_count = 1};
+    tsr_data_format format;
+    write_text(path, "\n" CHAT);
+    assert_int_equal(tsr_dataset_detect(&format, &options), TSR_OK);
+    assert_string_equal(tsr_data_format_name(format), "messages");
+    write_text(path, "{\"input_ids\":[1]}");
+    assert_int_equal(tsr_dataset_detect(&format, &options), TSR_OK);
+    assert_string_equal(tsr_data_format_name(format), "pretokenized");
+    write_text(path, "{\"body\":\"x\"}");
+    options.text_field = "body";
+    assert_int_equal(tsr_dataset_detect(&format, &options), TSR_OK);
+    assert_string_equal(tsr_data_format_name(format), "text");
+    /* A format that is asked for is not guessed. */
+    options.format = TSR_DATA_PRETOKENIZED;
+    tsr_dataset *data;
+    check_error("asked for", tsr_dataset_load(&data, &options), TSR_EDATA,
+                (const char *[MOST_WORDS]){"detect.jsonl:1", "input_ids"});
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(pretokenized_rows), cmocka_unit_test(chats),
+        cmocka_unit_test(truncation),        cmocka_unit_test(hash_sees_every_change),
+        cmocka_unit_test(several_files),     cmocka_unit_test(broken_rows),
+        cmocka_unit_test(broken_places),     cmocka_unit_test(detection),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
