@@ -1,0 +1,125 @@
+/*
+ * shard/executor.h: follows the plan.
+ *
+ * The executor issues the ops of one program after the other on its streams; the callbacks enqueue
+ * the work of NORM, COMPUTE, GRAD_NORM, TALLY and OPTIM. Everything returns as soon as it is
+ * enqueued, but tsr_executor_prologue and tsr_executor_wait_word, which wait.
+ *
+ *     prologue
+ *     per step:        micro_batch(train) ...  step_end      then wait_word (of the step before)
+ *     per evaluation:  micro_batch(eval) ...   eval_end      then wait_word
+ *
+ * Words     step_end and eval_end each make one control word; words are read in order. Two may be
+ *           unread, and nothing of a step is issued while two are: no op of step n + 1 before the
+ *           host has read word n - 1.
+ * Empty     A rank without a micro-batch of its own runs the same program with an empty one.
+ * Errors    The first error aborts the communicator, poisons the device and stops all issuing;
+ * every later call returns it. An OPTIM whose control word was not reduced by all never runs.
+ * Memory    Nothing allocates after creation.
+ * Threads   One thread calls; tsr_executor_live_slots may be called by any.
+ */
+#ifndef TSR_SHARD_EXECUTOR_H
+#define TSR_SHARD_EXECUTOR_H
+
+#include "shard/store.h"
+
+typedef struct tsr_executor tsr_executor;
+
+/* One use of a unit. */
+typedef struct {
+    tsr_use_phase phase;
+    int unit;
+    uint64_t micro_batch; /* of the step or of the evaluation, from 0 */
+    bool train, empty;
+    bool first, last; /* use of its micro-batch */
+} tsr_use;
+
+/* All enqueue and return. */
+typedef struct {
+    void *user;
+    /* On compute. NULL where no unit has a norm. */
+    tsr_status (*norm)(void *user, int unit, const tsr_unit_view *view);
+    /* On compute. `gradient`: of B(u) with a trainable part, to be written whole (zeros of an empty
+     * micro-batch too), rank-major; else NULL. */
+    tsr_status (*compute)(void *user, const tsr_use *use, const tsr_unit_view *view,
+                          int64_t *gradient);
+    /* On optim. The word holds the host's flags; add losses and the squared norm of the
+     * accumulators. With several replicas only the first one's norm counts; the others' is cleared
+     * here. */
+    tsr_status (*grad_norm)(void *user, int64_t *word);
+    /* On optim, after an evaluation: the same without a norm. */
+    tsr_status (*tally)(void *user, int64_t *word);
+    /* On optim. `word` is reduced when it runs; nothing may change if tsr_word_discards it. */
+    tsr_status (*optim)(void *user, const int64_t *word);
+} tsr_executor_callbacks;
+
+typedef enum {
+    TSR_FAULT_NONE,
+    TSR_FAULT_FAIL,
+    TSR_FAULT_STOP,
+    TSR_FAULT_DELAY,
+    TSR_FAULT_KILL
+} tsr_fault;
+
+/* For tests. Zero: none. */
+typedef struct {
+    tsr_fault fault;  /* FAIL: an error; STOP: hangs until the device is poisoned; KILL: SIGKILL */
+    tsr_op_kind kind; /* at op number `index` (from 0) of this kind */
+    uint64_t index;
+    uint32_t delay_ms; /* DELAY */
+    bool poison_slots; /* 0xff over every part of a slot before it is filled again */
+    bool check;        /* I6: unit and generation on the device before each compute */
+} tsr_executor_debug;
+
+/* One op that was issued, for traces. Times in seconds of tsr_now. */
+typedef struct {
+    uint64_t step; /* words made before it */
+    uint8_t kind, stream, phase;
+    int unit;
+    uint64_t bytes;
+    double issue, start, end;
+} tsr_op_record;
+
+typedef struct {
+    tsr_store *store; /* with its memory; borrowed */
+    tsr_device *device;
+    const tsr_streams *streams;        /* borrowed */
+    tsr_comm *world, *shard, *replica; /* borrowed; replica may be NULL with one replica */
+    tsr_executor_callbacks callbacks;
+    tsr_executor_debug debug;
+    uint32_t log_count; /* ops the trace holds (the last ones); 0: no trace */
+} tsr_executor_options;
+
+/* Seconds the compute stream stood waiting, by cause. */
+typedef struct {
+    double h2d, gather, reduce, other;
+} tsr_exposed;
+
+/* On success the caller owns *out. */
+tsr_status tsr_executor_create(tsr_executor **out, const tsr_executor_options *options);
+/* Waits for what was issued. NULL is fine. */
+void tsr_executor_destroy(tsr_executor *executor);
+
+/* Waits until the streams are idle and begins with empty slots: at the start, and after the host
+ * has changed masters and working copies. */
+tsr_status tsr_executor_prologue(tsr_executor *executor);
+
+tsr_status tsr_executor_micro_batch(tsr_executor *executor, bool train, bool empty);
+tsr_status tsr_executor_step_end(tsr_executor *executor, const tsr_host_flags *flags);
+tsr_status tsr_executor_eval_end(tsr_executor *executor, const tsr_host_flags *flags);
+
+/* Copies the oldest unread word to `word` [TSR_WORD_COUNT]. TSR_EINVAL: there is none. */
+tsr_status tsr_executor_wait_word(tsr_executor *executor, int64_t *word);
+
+/* Passes on an error of the caller (a data error, say): aborts the communicator and poisons the
+ * device with this thread's last message. Returns `status`. */
+tsr_status tsr_executor_fail(tsr_executor *executor, tsr_status status);
+
+/* Since creation, as far as the compute stream has got. */
+tsr_exposed tsr_executor_exposed(const tsr_executor *executor);
+int tsr_executor_live_slots(const tsr_executor *executor, int *most);
+
+/* The trace: record i of the `*count` last ones, oldest first; after the streams are idle. */
+const tsr_op_record *tsr_executor_log(const tsr_executor *executor, uint64_t i, uint64_t *count);
+
+#endif

@@ -1,0 +1,59 @@
+/*
+ * shard/memory_plan.h: every buffer of a run, by name, before it exists.
+ *
+ * Whoever needs memory walks over its buffers with a taker. While planning, the taker only writes
+ * them down; at start-up the same walk takes them from the arenas, and the taker checks each
+ * against the plan. So the plan's totals are the arenas' high-water marks, to the byte.
+ *
+ * Sizes    Every buffer is rounded up to TSR_ALIGNMENT in the totals, as in an arena.
+ */
+#ifndef TSR_SHARD_MEMORY_PLAN_H
+#define TSR_SHARD_MEMORY_PLAN_H
+
+#include "device/device.h"
+
+/* Arena memory, or one copy for all ranks of a node (tsr_comm_share), which no arena holds. */
+typedef enum { TSR_PLACE_DEVICE, TSR_PLACE_HOST, TSR_PLACE_NODE, TSR_PLACE_COUNT } tsr_place;
+
+typedef struct {
+    char name[64];
+    char note[64];
+    uint64_t bytes; /* as asked for */
+    tsr_place place;
+} tsr_buffer;
+
+/* Zero-initialise. */
+typedef struct {
+    tsr_buffer *buffer;
+    int count, capacity;
+    uint64_t total[TSR_PLACE_COUNT]; /* rounded up */
+} tsr_memory_plan;
+
+/* Adds a buffer of `bytes` (0 bytes is not listed). `note` may be NULL. TSR_ENOMEM, TSR_EINVAL: the
+ * sum overflows. */
+tsr_status tsr_memory_plan_add(tsr_memory_plan *plan, tsr_place place, const char *name,
+                               uint64_t bytes, const char *note);
+void tsr_memory_plan_free(tsr_memory_plan *plan);
+
+/* Planning: only `plan` is set. Running: the arenas are set, and `plan`, if set, is what was
+ * planned and is only read: a buffer that is not the next one in it is TSR_EINTERNAL. */
+typedef struct {
+    tsr_memory_plan *plan;
+    tsr_arena *device, *host;
+    int cursor; /* running: the next buffer of the plan */
+} tsr_taker;
+
+/* *out becomes NULL while planning and for 0 bytes. A NODE buffer is only written down or checked.
+ */
+tsr_status tsr_taker_take(tsr_taker *taker, void **out, tsr_place place, const char *name,
+                          uint64_t bytes, const char *note);
+
+/* The same with the shape of a walk's callback; `user` is the tsr_taker. */
+tsr_status tsr_taker_device(void *user, void **out, const char *name, uint64_t bytes);
+tsr_status tsr_taker_host(void *user, void **out, const char *name, uint64_t bytes);
+
+/* After a run's last take: TSR_EINTERNAL unless every buffer of the plan was taken and the arenas'
+ * high-water marks are the plan's totals. */
+tsr_status tsr_taker_finish(const tsr_taker *taker);
+
+#endif

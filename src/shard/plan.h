@@ -1,0 +1,182 @@
+/*
+ * shard/plan.h: the whole schedule of a run, compiled before its first step.
+ *
+ * The order of use is known, so every gather, reduction and update is an operation of a program,
+ * and what it must wait for is written in it. Programs:
+ *
+ *     PROLOGUE              gathers the first unit into an empty slot
+ *     TRAIN_FIRST, _NEXT    a training micro-batch: F0 .. F(L-1), H0 .., B(L-1) .. B(lowest that
+ * trains) EVAL_FIRST, _NEXT     an evaluation micro-batch: F0 .. F(L-1), H0 .. STEP_END GRAD_NORM,
+ * CONTROL, OPTIM, WORD, then GATHER_T of the units in slots EVAL_END              TALLY, CONTROL,
+ * WORD
+ *
+ * _FIRST is the first micro-batch after OPTIM (or after the prologue): it holds NORM(u) just before
+ * F(u). Each program is compiled once for each state of the slots it can be entered with, by
+ * closure from the empty state, so programs follow one another without a canonical order of slots.
+ * The prefetch looks ahead into the next program, which always begins F0, F1, ...
+ *
+ * OPTIM is one op over all owned parameters, not one per unit: it can begin only when the control
+ * word is reduced, which needs the gradients of every unit, so nothing could start earlier; it is
+ * elementwise over flat arrays, so one pass streams them once with one launch; and its length is a
+ * fraction of one gather's worth of optimizer state. What could overlap, the gather of the first
+ * unit, is on the critical path only for the trainable part of one unit.
+ *
+ * A part that nothing has to move (RESIDENT; SHARDED or trainable in a group of one rank) has no op
+ * at all and needs no slot; its users wait for OPTIM themselves.
+ *
+ * Waits    An op waits for (event, records of that event in this program up to there): 0 means the
+ *          last record before the program. Every event is recorded once at start-up, so that there
+ *          always is one. A wait that others of the same program imply is left out.
+ * Threads  Read-only after compilation.
+ */
+#ifndef TSR_SHARD_PLAN_H
+#define TSR_SHARD_PLAN_H
+
+#include "base/text.h"
+#include "comm/comm.h"
+#include "shard/streams.h"
+#include "shard/unit.h"
+
+#define TSR_SLOTS_MAX        8
+#define TSR_STAGES_MAX       8
+#define TSR_GRADIENT_BUFFERS 2
+
+typedef enum { TSR_COMM_NONE, TSR_COMM_SHARD, TSR_COMM_REPLICA, TSR_COMM_WORLD } tsr_comm_id;
+
+typedef enum {
+    TSR_OP_H2D,       /* host shard into a stage, or the whole part into a slot */
+    TSR_OP_GATHER,    /* frozen part, from the shards or the stages, into a slot */
+    TSR_OP_GATHER_T,  /* trainable part into a slot */
+    TSR_OP_NORM,      /* DoRA's norm of a gathered unit */
+    TSR_OP_COMPUTE,   /* F, H or B of a unit */
+    TSR_OP_REDUCE,    /* a gradient buffer into its owners' accumulators */
+    TSR_OP_GRAD_NORM, /* fills the control word after a step's last micro-batch */
+    TSR_OP_TALLY,     /* fills the control word after an evaluation */
+    TSR_OP_CONTROL,   /* reduces the control word over the world */
+    TSR_OP_OPTIM,     /* the optimizer over all owned parameters */
+    TSR_OP_WORD,      /* the control word to the host's ring of two */
+    TSR_OP_COUNT
+} tsr_op_kind;
+
+typedef enum { TSR_USE_FORWARD, TSR_USE_HEAD, TSR_USE_BACKWARD } tsr_use_phase;
+
+typedef enum {
+    TSR_PROGRAM_PROLOGUE,
+    TSR_PROGRAM_TRAIN_FIRST,
+    TSR_PROGRAM_TRAIN_NEXT,
+    TSR_PROGRAM_EVAL_FIRST,
+    TSR_PROGRAM_EVAL_NEXT,
+    TSR_PROGRAM_STEP_END,
+    TSR_PROGRAM_EVAL_END,
+    TSR_PROGRAM_COUNT
+} tsr_program_kind;
+
+/* Events, numbered: FREED + slot, ..., DRAINED + stage, WRITTEN + gradient buffer, ... */
+enum {
+    TSR_EVENT_FREED = 0,                                /* compute: a use of the slot has ended */
+    TSR_EVENT_READY = TSR_EVENT_FREED + TSR_SLOTS_MAX,  /* comm: the slot was gathered */
+    TSR_EVENT_LOADED = TSR_EVENT_READY + TSR_SLOTS_MAX, /* h2d: the slot was copied from the host */
+    TSR_EVENT_FILLED = TSR_EVENT_LOADED + TSR_SLOTS_MAX,    /* h2d: the stage was filled */
+    TSR_EVENT_DRAINED = TSR_EVENT_FILLED + TSR_STAGES_MAX,  /* comm: the stage was gathered from */
+    TSR_EVENT_WRITTEN = TSR_EVENT_DRAINED + TSR_STAGES_MAX, /* compute: a gradient buffer */
+    TSR_EVENT_REDUCED = TSR_EVENT_WRITTEN + TSR_GRADIENT_BUFFERS, /* comm: likewise */
+    TSR_EVENT_COMPUTED =
+        TSR_EVENT_REDUCED + TSR_GRADIENT_BUFFERS, /* compute: an evaluation's end */
+    TSR_EVENT_TALLIED,                            /* optim: the control word was filled */
+    TSR_EVENT_CONTROLLED,                         /* comm: it was reduced */
+    TSR_EVENT_OPTIMIZED,                          /* optim */
+    TSR_EVENT_WORDED,                             /* d2h: it was copied to the host */
+    TSR_EVENT_COUNT
+};
+
+#define TSR_OP_WAITS   4
+#define TSR_OP_RECORDS 2
+
+typedef struct {
+    uint16_t event;
+    uint32_t count; /* records of it in this program before the wait */
+} tsr_plan_wait;
+
+typedef struct {
+    uint8_t kind, stream, comm, phase;
+    int8_t slot, stage, buffer; /* -1: none */
+    uint8_t wait_count, record_count;
+    bool first, last; /* COMPUTE: of its program */
+    int unit;         /* -1: none */
+    uint64_t bytes;   /* that arrive on this rank */
+    tsr_plan_wait wait[TSR_OP_WAITS];
+    uint16_t record[TSR_OP_RECORDS];
+} tsr_plan_op;
+
+/* What programs have to know about each other. */
+typedef enum {
+    TSR_AFTER_NOTHING, /* the empty state before the prologue */
+    TSR_AFTER_UPDATE,  /* after the prologue or STEP_END: norms are to be computed */
+    TSR_AFTER_TRAIN,
+    TSR_AFTER_EVAL,
+    TSR_AFTER_TALLY
+} tsr_after;
+
+typedef struct {
+    uint8_t after;
+    uint8_t stage;               /* the next one of the ring */
+    bool comm_waits_optim;       /* no op on comm has waited for the last OPTIM yet */
+    bool compute_waits_optim;    /* likewise on compute, where trainable parts are read in place */
+    int16_t unit[TSR_SLOTS_MAX]; /* occupant of each slot, -1: none */
+    bool used[TSR_SLOTS_MAX];    /* compute has waited for what was gathered there last */
+} tsr_plan_state;
+
+typedef struct {
+    tsr_program_kind kind;
+    int entry, exit; /* states */
+    tsr_plan_op *op;
+    int op_count;
+} tsr_program;
+
+/* Zero-initialise; zero is the default of every field but units, unit_count and layer_count. */
+typedef struct {
+    const tsr_unit *units; /* laid out for `ranks`; borrowed */
+    int unit_count;
+    int layer_count; /* units [layer_count, unit_count) are chunks of the head */
+    int ranks;       /* of the shard group; 0: 1 */
+    int replicas;    /* shard groups; 0: 1 */
+    int slots;       /* 0: 2 */
+    int stages;      /* 0: 2 */
+    bool train;      /* false: evaluation only */
+} tsr_plan_options;
+
+typedef struct {
+    tsr_plan_options options; /* defaults filled in */
+    tsr_program *program;
+    int program_count;
+    tsr_plan_state *state; /* [0]: the empty one */
+    int state_count;
+    int *program_at;     /* [state * TSR_PROGRAM_COUNT + kind]: index, -1 where it cannot follow */
+    int lowest_backward; /* the last unit of a backward; layer_count without training */
+    int last_buffer;     /* gradient buffer of a micro-batch's last REDUCE */
+    uint64_t slot_bytes, stage_bytes, gradient_bytes, receive_bytes; /* of one each */
+    uint64_t hash;
+} tsr_plan;
+
+/* On success the caller destroys *out. TSR_EINVAL: no unit, fewer than 2 slots (or stages where
+ * they are needed), a head chunk that trains, training without a trainable part. */
+tsr_status tsr_plan_compile(tsr_plan **out, const tsr_plan_options *options);
+void tsr_plan_destroy(tsr_plan *plan);
+
+/* The program of `kind` in `state`; NULL where it cannot follow. */
+const tsr_program *tsr_plan_program(const tsr_plan *plan, int state, tsr_program_kind kind);
+
+/* TSR_ERANKS, naming the first op (or segment) that differs and the rank, unless all ranks compiled
+ * the same plan from the same layout. Blocking, collective; at start-up (allocates). */
+tsr_status tsr_plan_check_ranks(const tsr_plan *plan, tsr_comm *world, tsr_stream *stream);
+
+/* One op a line, appended. */
+void tsr_plan_print(tsr_text *out, const tsr_plan *plan);
+void tsr_plan_op_print(tsr_text *out, const tsr_plan_op *op);
+
+const char *tsr_op_name(tsr_op_kind kind);
+const char *tsr_program_name(tsr_program_kind kind);
+/* "freed[1]" into `out`, at most 16 bytes. */
+void tsr_event_name(char out[16], int event);
+
+#endif

@@ -1,0 +1,43 @@
+/*
+ * shard/store.h: the memory of sharded parameters at run time: shards, resident parts, host copies,
+ * slots, stages, gradient buffers, the trainable state and the control word.
+ *
+ * Order    tsr_store_make, tsr_store_walk with a planning taker (as often as wanted), then once
+ * with the arenas; tsr_store_share; then load (shard/load.h); then the executor. Threads  The plan
+ * orders all accesses.
+ */
+#ifndef TSR_SHARD_STORE_H
+#define TSR_SHARD_STORE_H
+
+#include "shard/control.h"
+#include "shard/plan.h"
+#include "shard/trainable.h"
+
+typedef struct {
+    const tsr_plan *plan;
+    int rank; /* of the shard group */
+    tsr_trainable trainable;
+    char *
+        *frozen; /* [unit_count]: shard (SHARDED, HOST_SHARDED) or whole part, wherever it lives */
+    char *slot[TSR_SLOTS_MAX], *stage[TSR_STAGES_MAX];
+    int64_t *gradient[TSR_GRADIENT_BUFFERS]; /* [ranks * gradient_count of a unit] */
+    int64_t *receive;                        /* [gradient_count of a unit] */
+    int64_t *word;                           /* [TSR_WORD_COUNT], device */
+    int64_t *host_word[2];                   /* [TSR_WORD_COUNT], host */
+    uint64_t node_bytes;                     /* of HOST_FULL parts, shared by a node */
+} tsr_store;
+
+/* `plan` is borrowed. On success the caller frees *out. */
+tsr_status tsr_store_make(tsr_store *out, const tsr_plan *plan, int rank);
+void tsr_store_free(tsr_store *store);
+
+tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker);
+
+/* The shared host memory of HOST_FULL parts. Blocking, collective on `world`; nothing to do without
+ * such a part. */
+tsr_status tsr_store_share(tsr_store *store, tsr_comm *world, tsr_stream *stream);
+
+/* What compute sees of `unit` when it sits in `slot` (-1: it needs none). */
+tsr_unit_view tsr_store_view(const tsr_store *store, int unit, int slot);
+
+#endif

@@ -1,0 +1,64 @@
+/*
+ * shard/trainable.h: what the owner of trainable granules keeps: fp32 master, Adam's two moments,
+ * the gradient accumulator and the working copy that is gathered.
+ *
+ * Flat arrays over all owned elements: units in order, segments in order, c granules of 64 elements
+ * each, the tail padded with zeros. Element ranges are the same in master, m, v and accumulator;
+ * the working copy has the shard layout of each unit's trainable part, unit after unit (with fp32
+ * that is the very same order).
+ *
+ * Threads  The plan orders all accesses; the host reads or writes only while the streams are idle.
+ */
+#ifndef TSR_SHARD_TRAINABLE_H
+#define TSR_SHARD_TRAINABLE_H
+
+#include "shard/memory_plan.h"
+#include "shard/unit.h"
+
+typedef struct {
+    const tsr_unit *units;
+    int unit_count;
+    int ranks, rank;       /* of the shard group */
+    uint64_t *begin;       /* [unit_count + 1]: unit u owns elements [begin[u], begin[u + 1]) */
+    uint64_t *work_offset; /* [unit_count + 1]: bytes */
+    uint64_t count, work_bytes; /* elements and bytes owned by this rank */
+    float *master, *m, *v;      /* [count] */
+    int64_t *accumulator;       /* [count] */
+    char *work;                 /* [work_bytes] */
+} tsr_trainable;
+
+/* One segment's owned range. */
+typedef struct {
+    const tsr_segment *segment;
+    uint64_t begin, count; /* in the flat arrays, padding included */
+    uint64_t first, real;  /* elements [first, first + real) of the padded tensor are owned */
+    void *work;            /* [count] of segment->dtype */
+} tsr_trainable_span;
+
+/* A part of the state that a checkpoint holds and a resumed run needs. */
+typedef struct {
+    const char *name; /* "master", "m", "v" */
+    void *data;
+    uint64_t bytes;
+    tsr_dtype dtype;
+} tsr_state_buffer;
+
+#define TSR_TRAINABLE_STATE_COUNT 3
+
+/* `units` are laid out for `ranks` and borrowed. On success the caller frees *out. */
+tsr_status tsr_trainable_make(tsr_trainable *out, const tsr_unit *units, int unit_count, int ranks,
+                              int rank);
+void tsr_trainable_free(tsr_trainable *trainable);
+
+/* Takes (or plans) the arrays from device memory. */
+tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker);
+
+/* Segment `segment` of unit `unit`'s trainable part. */
+tsr_trainable_span tsr_trainable_at(const tsr_trainable *trainable, int unit, int segment);
+
+/* The resume state: masters and moments. The working copy follows from the masters, the accumulator
+ * is empty between steps. */
+void tsr_trainable_state(const tsr_trainable *trainable,
+                         tsr_state_buffer out[TSR_TRAINABLE_STATE_COUNT]);
+
+#endif

@@ -1,0 +1,86 @@
+/*
+ * shard/unit.h: a unit, the group of tensors that is gathered together (one decoder layer; one
+ * vocabulary chunk of the head).
+ *
+ * A unit has a frozen and a trainable part, each a list of segments, laid out on their own:
+ *
+ *     gathered layout   segments one after the other, each on TSR_ALIGNMENT bytes; inside a segment
+ *                       rank 0's c granules, then rank 1's, ...: the tensor in its own order
+ *     shard layout      one rank's c granules of each segment, each on TSR_ALIGNMENT bytes; with
+ * one rank the same as the gathered layout gradient layout   int64, of the trainable part only,
+ * rank-major: for each rank its c granules of every segment, without gaps (optim/fixed_point.h,
+ * tsr_fixed_layout: rank_stride = trainable.gradient_count, offset = segment.gradient_offset)
+ *
+ * What is gathered lies in a slot: [frozen part][trainable part], of each only what is gathered at
+ * all. Compute reads it through a tsr_unit_view.
+ *
+ * Order    Fill in the caller's fields of a unit and its segments, then tsr_unit_lay_out.
+ * Threads  Read-only after that.
+ */
+#ifndef TSR_SHARD_UNIT_H
+#define TSR_SHARD_UNIT_H
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "shard/granule.h"
+
+typedef struct {
+    /* The caller's. */
+    const char *name; /* of the tensor; borrowed */
+    uint32_t param;   /* whatever number the caller knows it by */
+    tsr_dtype dtype;
+    uint64_t granule_bytes, granule_count;
+    /* Filled by tsr_unit_lay_out. */
+    uint64_t per_rank;                        /* c */
+    uint64_t gathered_offset, gathered_bytes; /* in the gathered part: ranks * c * granule_bytes */
+    uint64_t shard_offset, shard_bytes;       /* in the shard's part: c * granule_bytes */
+    uint64_t gradient_offset, gradient_count; /* elements in one rank's part: c * 64 (trainable) */
+} tsr_segment;
+
+typedef struct {
+    tsr_segment *segment; /* [segment_count], the caller's */
+    int segment_count;
+    /* Filled by tsr_unit_lay_out; multiples of TSR_ALIGNMENT. */
+    uint64_t gathered_bytes, shard_bytes;
+    uint64_t gradient_count; /* elements of one rank's part; 0 in a frozen part */
+} tsr_unit_part;
+
+/* Where the frozen part lives between gathers. */
+typedef enum {
+    TSR_HOME_SHARDED,      /* this rank's shard in device memory */
+    TSR_HOME_RESIDENT,     /* the whole part in device memory, gathered once at load */
+    TSR_HOME_HOST_SHARDED, /* this rank's shard in pinned host memory */
+    TSR_HOME_HOST_FULL,    /* the whole part once per node, in shared host memory */
+    TSR_HOME_COUNT
+} tsr_home;
+
+typedef struct {
+    int id; /* its index in the plan's array */
+    tsr_home home;
+    bool has_norm; /* NORM(u) runs in the first forward after OPTIM */
+    tsr_unit_part frozen, trainable;
+} tsr_unit;
+
+/* Where compute finds the two parts: base + segment.gathered_offset. NULL for an empty part. */
+typedef struct {
+    const char *frozen, *trainable;
+} tsr_unit_view;
+
+/* Fills in the layouts for a shard group of `ranks`. TSR_EINVAL: a granule of 0 bytes, a trainable
+ * segment that is not F32 or BF16 in granules of 64 elements, or sizes that overflow; the name is
+ * told. */
+tsr_status tsr_unit_lay_out(tsr_unit *unit, int ranks);
+
+/* What passes through a slot. A shard group of one rank needs no gather of a SHARDED part: the view
+ * points at the shard. The same holds for every trainable part. */
+bool tsr_unit_frozen_gathered(const tsr_unit *unit, int ranks);
+bool tsr_unit_trainable_gathered(const tsr_unit *unit, int ranks);
+
+/* Bytes the unit takes in a slot, and where its trainable part begins. */
+uint64_t tsr_unit_slot_bytes(const tsr_unit *unit, int ranks);
+uint64_t tsr_unit_slot_trainable(const tsr_unit *unit, int ranks);
+
+/* "sharded", "resident", "host-sharded", "host-full" */
+const char *tsr_home_name(tsr_home home);
+
+#endif
