@@ -133,30 +133,6 @@ typedef struct {
     shape shape;
 } forward_context;
 
-TSR_INLINE float row_max(const float *scores)
-{
-    float lane[TSR_LANES];
-    memcpy(lane, scores, sizeof lane);
-    for (int i = TSR_LANES; i < TILE; i += TSR_LANES)
-        for (int l = 0; l < TSR_LANES; l++)
-            lane[l] = scores[i + l] > lane[l] ? scores[i + l] : lane[l];
-    float most = lane[0];
-    for (int l = 1; l < TSR_LANES; l++)
-        most = lane[l] > most ? lane[l] : most;
-    return most;
-}
-
-TSR_INLINE float row_exp(float *scores, float max)
-{
-    float lane[TSR_LANES] = {0};
-    for (int i = 0; i < TILE; i++)
-        scores[i] = tsr_expf(scores[i] - max);
-    for (int i = 0; i < TILE; i += TSR_LANES)
-        for (int l = 0; l < TSR_LANES; l++)
-            lane[l] += scores[i + l];
-    return tsr_lanes_sum(lane);
-}
-
 /* Scores to weights of a tile; max, sum and the rows of o follow. Columns from `keys` on are
  * masked, so that rows have one length. */
 TSR_HOT static void softmax_tile(float *scores, const shape *s, int64_t query, int64_t queries,
@@ -168,7 +144,7 @@ TSR_HOT static void softmax_tile(float *scores, const shape *s, int64_t query, i
         float *row = scores + i * TILE;
         for (int64_t j = keys; j < TILE; j++)
             row[j] = -INFINITY;
-        float most = row_max(row), old = max[i];
+        float most = tsr_row_max(row, TILE), old = max[i];
         max[i] = most > old ? most : old;
         if (max[i] == -INFINITY) { /* no key of this tile is in the row's window */
             memset(row, 0, TILE * sizeof(float));
@@ -180,7 +156,7 @@ TSR_HOT static void softmax_tile(float *scores, const shape *s, int64_t query, i
             for (int64_t j = 0; j < s->head_dim; j++)
                 o[i * stride + j] *= shrink;
         }
-        sum[i] += row_exp(row, max[i]);
+        sum[i] += tsr_row_exp(row, TILE, max[i]);
     }
 }
 
@@ -208,7 +184,8 @@ static void forward_tile(const forward_context *context, int64_t start, int64_t 
     const float *k = (const float *)args->k + start * kv_stride + kv_head * dim;
     const float *v = (const float *)args->v + start * kv_stride + kv_head * dim;
     float *o = (float *)args->o + (start + query) * q_stride + head * dim;
-    float scores[TILE * TILE], max[TILE], sum[TILE];
+    _Alignas(64) float scores[TILE * TILE];
+    float max[TILE], sum[TILE];
     for (int64_t i = 0; i < queries; i++) {
         max[i] = -INFINITY;
         sum[i] = 0;
@@ -315,7 +292,8 @@ typedef struct {
 
 static void backward_tile(const shape *s, const pieces *p, int64_t query, int64_t key)
 {
-    float weights[TILE * TILE], gradient[TILE * TILE];
+    _Alignas(64) float weights[TILE * TILE];
+    _Alignas(64) float gradient[TILE * TILE];
     int64_t dim = s->head_dim, qs = p->q_stride, ks = p->kv_stride;
     int64_t m = tsr_min(TILE, p->length - query), n = tsr_min(TILE, p->length - key);
     const float *q = p->q + query * qs, *d_o = p->d_o + query * qs;

@@ -100,39 +100,6 @@ typedef struct {
     int tasks;
 } chunk_tile;
 
-TSR_INLINE float row_max(const float *logits, int64_t count)
-{
-    float lane[TSR_LANES], most;
-    int64_t i = 0;
-    for (int l = 0; l < TSR_LANES; l++)
-        lane[l] = -INFINITY;
-    for (; i + TSR_LANES <= count; i += TSR_LANES)
-        for (int l = 0; l < TSR_LANES; l++)
-            lane[l] = logits[i + l] > lane[l] ? logits[i + l] : lane[l];
-    most = lane[0];
-    for (int l = 1; l < TSR_LANES; l++)
-        most = lane[l] > most ? lane[l] : most;
-    for (; i < count; i++)
-        most = logits[i] > most ? logits[i] : most;
-    return most;
-}
-
-/* logits = exp(logits - max); returns their sum. */
-TSR_INLINE float row_exp(float *logits, int64_t count, float max)
-{
-    float lane[TSR_LANES] = {0};
-    int64_t i = 0;
-    for (int64_t j = 0; j < count; j++)
-        logits[j] = tsr_expf(logits[j] - max);
-    for (; i + TSR_LANES <= count; i += TSR_LANES)
-        for (int l = 0; l < TSR_LANES; l++)
-            lane[l] += logits[i + l];
-    float sum = tsr_lanes_sum(lane);
-    for (; i < count; i++)
-        sum += logits[i];
-    return sum;
-}
-
 /* One row of logits: the running maximum and sum, the label, and the logits become weights. */
 TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
 {
@@ -144,7 +111,7 @@ TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
         if (s->wy)
             memcpy(s->wy + row * d, tile->w + label * d, (size_t)d * sizeof(float));
     }
-    float old = s->max[row], most = row_max(logits, tile->vocab);
+    float old = s->max[row], most = tsr_row_max(logits, tile->vocab);
     float max = most > old ? most : old;
     if (max > old) {
         float shrink = tsr_expf(old - max); /* 0 at first: exp(-inf) */
@@ -154,7 +121,7 @@ TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
             for (int64_t j = 0; j < d; j++)
                 s->acc[row * d + j] *= shrink;
     }
-    s->sum[row] += row_exp(logits, tile->vocab, max);
+    s->sum[row] += tsr_row_exp(logits, tile->vocab, max);
 }
 
 TSR_HOT static void update_rows(const chunk_tile *tile, int64_t first, int64_t count, float *logits)

@@ -126,7 +126,7 @@ TSR_INLINE tsr_tile tsr_tile_at(int task, int strip, int64_t tokens, int64_t col
 
 /* A column sum of a strip: fp32 over TSR_SUM_TOKENS tokens, then fp64. */
 typedef struct {
-    float part[TSR_STRIP];
+    _Alignas(64) float part[TSR_STRIP];
     double total[TSR_STRIP];
     int held;
 } tsr_strip_sum;

@@ -82,7 +82,8 @@ TSR_INLINE int part_of(int *head, int q_heads, int kv_heads)
 
 /* Vectors of one head: 1 and 0 where there are none. */
 typedef struct {
-    float g[MAX_HEAD], bias[MAX_HEAD], norm[MAX_HEAD];
+    _Alignas(64) float g[MAX_HEAD];
+    float bias[MAX_HEAD], norm[MAX_HEAD];
     int64_t dim;
     bool normalized;
 } head_vectors;
@@ -127,7 +128,7 @@ TSR_HOT static void forward_task(void *context, int index)
     head_vectors v;
     v.dim = dim;
     load_head(&v, part->g, part->bias, part->norm, head);
-    float y[MAX_HEAD];
+    _Alignas(64) float y[MAX_HEAD];
     for (int64_t t = first; t < last; t++) {
         const float *z = (const float *)part->z + t * stride + head * dim;
         float *out = (float *)part->out + t * stride + head * dim;
@@ -160,7 +161,7 @@ TSR_INLINE void norm_head_backward(float *dy, const float *y, float rstd, const 
 }
 
 typedef struct {
-    float part[MAX_HEAD];
+    _Alignas(64) float part[MAX_HEAD];
     double total[MAX_HEAD];
 } head_sum;
 
@@ -185,7 +186,8 @@ TSR_HOT static void backward_task(void *context, int index)
     load_head(&v, part->g, part->bias, part->norm, head);
     head_sum sum;
     memset(&sum, 0, sizeof sum);
-    float y[MAX_HEAD], dy[MAX_HEAD];
+    _Alignas(64) float y[MAX_HEAD];
+    _Alignas(64) float dy[MAX_HEAD];
     for (int64_t t = 0; t < args->tokens; t++) {
         const float *dout = (const float *)part->dout + t * stride + head * dim;
         const float *z = part->z ? (const float *)part->z + t * stride + head * dim : NULL;

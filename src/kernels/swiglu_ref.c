@@ -34,7 +34,8 @@ tsr_status tsr_swiglu_backward_check(const tsr_swiglu_backward_args *args)
 
 /* The vectors of a strip, with 1 and 0 where there are none. */
 typedef struct {
-    float g_gate[TSR_STRIP], g_up[TSR_STRIP], bias_gate[TSR_STRIP], bias_up[TSR_STRIP];
+    _Alignas(64) float g_gate[TSR_STRIP];
+    float g_up[TSR_STRIP], bias_gate[TSR_STRIP], bias_up[TSR_STRIP];
 } strip_vectors;
 
 TSR_INLINE void copy_vector(float *out, const float *vector, tsr_tile tile, float fill)
@@ -61,7 +62,7 @@ TSR_INLINE void forward_tile(const tsr_swiglu_args *args, tsr_tile tile)
         int64_t at = t * args->f + tile.column;
         const float *z_gate = (const float *)args->z_gate + at;
         const float *z_up = (const float *)args->z_up + at;
-        float row[TSR_STRIP];
+        _Alignas(64) float row[TSR_STRIP];
         for (int64_t i = 0; i < tile.columns; i++) {
             float gate = v.g_gate[i] * z_gate[i] + v.bias_gate[i];
             float up = v.g_up[i] * z_up[i] + v.bias_up[i];
@@ -105,7 +106,8 @@ TSR_INLINE void backward_tile(const tsr_swiglu_backward_args *args, tsr_tile til
         const float *z_gate = (const float *)args->z_gate + at;
         const float *z_up = (const float *)args->z_up + at;
         const float *dact = (const float *)args->dact + at;
-        float dy_gate[TSR_STRIP], dy_up[TSR_STRIP];
+        _Alignas(64) float dy_gate[TSR_STRIP];
+        _Alignas(64) float dy_up[TSR_STRIP];
         for (int64_t i = 0; i < tile.columns; i++) {
             float gate = v.g_gate[i] * z_gate[i] + v.bias_gate[i];
             float up = v.g_up[i] * z_up[i] + v.bias_up[i];

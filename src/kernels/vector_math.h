@@ -61,4 +61,43 @@ TSR_INLINE float tsr_lanes_sum(const float *lane)
     return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
+typedef float tsr_lanes __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t tsr_lane_mask __attribute__((vector_size(64)));
+
+/* The largest of `count` values. GCC makes scalars of a selection in lanes, so it is spelt out. */
+TSR_INLINE float tsr_row_max(const float *row, int64_t count)
+{
+    float most = -__builtin_inff();
+    int64_t i = 0;
+    if (count >= TSR_LANES) {
+        tsr_lanes best = *(const tsr_lanes *)row;
+        for (i = TSR_LANES; i + TSR_LANES <= count; i += TSR_LANES) {
+            tsr_lanes next = *(const tsr_lanes *)(row + i);
+            tsr_lane_mask above = next > best;
+            best = (tsr_lanes)(((tsr_lane_mask)next & above) | ((tsr_lane_mask)best & ~above));
+        }
+        for (int l = 0; l < TSR_LANES; l++)
+            most = best[l] > most ? best[l] : most;
+    }
+    for (; i < count; i++)
+        most = row[i] > most ? row[i] : most;
+    return most;
+}
+
+/* row = exp(row - max); returns the sum. */
+TSR_INLINE float tsr_row_exp(float *row, int64_t count, float max)
+{
+    float lane[TSR_LANES] = {0};
+    int64_t i = 0;
+    for (int64_t j = 0; j < count; j++)
+        row[j] = tsr_expf(row[j] - max);
+    for (; i + TSR_LANES <= count; i += TSR_LANES)
+        for (int l = 0; l < TSR_LANES; l++)
+            lane[l] += row[i + l];
+    float sum = tsr_lanes_sum(lane);
+    for (; i < count; i++)
+        sum += row[i];
+    return sum;
+}
+
 #endif
