@@ -21,7 +21,7 @@ typedef struct {
     size_t used, total;
 } tsr_jinja_arena;
 
-/* Zeroed memory until tsr_jinja_arena_free; fails with TSR_ENOMEM, or TSR_EDATA beyond 1 GiB. */
+/* Zeroed memory until tsr_jinja_arena_free; fails with TSR_ENOMEM, or TSR_EDATA beyond 256 MiB. */
 tsr_status tsr_jinja_alloc(void *out, tsr_jinja_arena *arena, size_t count, size_t bytes_each);
 void tsr_jinja_arena_free(tsr_jinja_arena *arena);
 
@@ -284,6 +284,8 @@ tsr_status tsr_jinja_method(value *out, jinja_run *r, const value *self, jinja_t
 tsr_status tsr_jinja_call_method(value *out, jinja_run *r, const value *method,
                                  const jinja_args *args);
 /* What filters and methods share: jinja_text.c. */
+/* The first `part`, which is not empty, in text from byte `at` on; NULL if there is none. */
+const char *tsr_jinja_find(jinja_text text, size_t at, jinja_text part);
 typedef enum { CASE_UPPER, CASE_LOWER, CASE_CAPITALIZE, CASE_TITLE, CASE_TITLE_FILTER } jinja_case;
 tsr_status tsr_jinja_case(value *out, jinja_run *r, jinja_text text, jinja_case how);
 typedef enum { STRIP_LEFT = 1, STRIP_RIGHT = 2, STRIP_BOTH = 3 } jinja_strip;

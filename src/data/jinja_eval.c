@@ -449,8 +449,7 @@ tsr_status tsr_jinja_contains(bool *out, jinja_run *r, const value *part, const 
             return tsr_jinja_fail(r, "\"in\" a string needs a string, not %s",
                                   tsr_jinja_type(part));
         TSR_TRY(tsr_jinja_spend(r, whole->text.bytes / 64));
-        *out = part->text.bytes == 0 || memmem(whole->text.data, whole->text.bytes, part->text.data,
-                                               part->text.bytes) != NULL;
+        *out = !part->text.bytes || tsr_jinja_find(whole->text, 0, part->text);
         return TSR_OK;
     }
     if (whole->kind == V_DICT) {

@@ -302,7 +302,7 @@ static tsr_status search(value *out, jinja_run *r, jinja_text text, jinja_text p
     int64_t found = 0;
     size_t at = 0;
     for (;;) {
-        const char *hit = memmem(text.data + at, text.bytes - at, part.data, part.bytes);
+        const char *hit = tsr_jinja_find(text, at, part);
         if (!count) {
             int64_t index =
                 hit ? (int64_t)tsr_utf8_count(text.data, (size_t)(hit - text.data)) : -1;

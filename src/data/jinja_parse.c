@@ -116,7 +116,7 @@ static tsr_status parse_if(node **out, jinja_parser *p, int line)
 
 static tsr_status parse_for(node **out, jinja_parser *p, int line)
 {
-    static const char *const ends[] = {"endfor", "else", NULL};
+    static const char *const ends[] = {"else", "endfor", NULL};
     static const char *const last[] = {"endfor", NULL};
     TSR_TRY(tsr_jinja_node(out, p, N_FOR, line));
     node *n = *out;
@@ -287,14 +287,16 @@ static tsr_status print(node **out, jinja_parser *p, const token *t)
 /* Statements up to {% and one of `ends` (which stays to be read), or to the end of the source. */
 static tsr_status body(node **out, jinja_parser *p, const char *const *ends)
 {
-    int line = peek(p)->line;
+    int line = p->tokens[p->at ? p->at - 1 : 0].line; /* of the statement's own tag */
     TSR_TRY(tsr_jinja_enter(p, line));
     for (node **tail = out;; tail = &(*tail)->next) {
         const token *t = peek(p);
         if (t->kind == T_END) {
-            if (ends)
-                return tsr_jinja_syntax(p->t, line, "{%% %s %%} is missing", ends[0]);
-            break;
+            if (!ends)
+                break;
+            while (ends[1]) /* the end itself is the last of them */
+                ends++;
+            return tsr_jinja_syntax(p->t, line, "{%% %s %%} is missing", ends[0]);
         }
         p->at++;
         if (t->kind == T_DATA) {

@@ -6,6 +6,13 @@
 
 #include <string.h>
 
+const char *tsr_jinja_find(jinja_text text, size_t at, jinja_text part)
+{
+    if (!part.bytes || !part.data || part.bytes > text.bytes - at)
+        return NULL;
+    return memmem(text.data + at, text.bytes - at, part.data, part.bytes);
+}
+
 static bool is_letter(char c)
 {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
@@ -112,7 +119,7 @@ tsr_status tsr_jinja_replace(value *out, jinja_run *r, jinja_text text, jinja_te
         return tsr_jinja_fail(r, "replacing the empty string is not supported");
     size_t at = 0;
     while (left != 0 && status == TSR_OK) {
-        const char *found = memmem(text.data + at, text.bytes - at, old.data, old.bytes);
+        const char *found = tsr_jinja_find(text, at, old);
         if (!found)
             break;
         tsr_text_append(&result, text.data + at, (size_t)(found - text.data) - at);
@@ -246,7 +253,7 @@ tsr_status tsr_jinja_split(value *out, jinja_run *r, jinja_text text, const valu
     }
     size_t at = 0;
     for (; left != 0; left--) {
-        const char *found = memmem(text.data + at, text.bytes - at, by.data, by.bytes);
+        const char *found = tsr_jinja_find(text, at, by);
         if (!found)
             break;
         TSR_TRY(push(&p, r, text.data + at, (size_t)(found - text.data) - at));

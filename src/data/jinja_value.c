@@ -14,7 +14,8 @@
 /* ---- memory ---- */
 
 #define CHUNK_BYTES ((size_t)16 << 10)
-#define ARENA_BYTES ((size_t)1 << 30) /* far above any conversation: a template that runs away */
+#define ARENA_BYTES ((size_t)256 << 20) /* far above any conversation: a template that runs away   \
+                                         */
 
 struct arena_chunk {
     arena_chunk *next;
@@ -28,13 +29,13 @@ tsr_status tsr_jinja_alloc(void *out, tsr_jinja_arena *arena, size_t count, size
     void *data = NULL;
     memcpy(out, &data, sizeof data);
     if (count > ARENA_BYTES / (bytes_each ? bytes_each : 1))
-        return tsr_fail(TSR_EDATA, "the chat template needs more than 1 GiB of memory");
+        return tsr_fail(TSR_EDATA, "the chat template needs more than 256 MiB of memory");
     size_t bytes = (count * bytes_each + align - 1) / align * align;
     arena_chunk *chunk = arena->chunks;
     if (!chunk || chunk->capacity - chunk->used < bytes) {
         size_t capacity = bytes > CHUNK_BYTES ? bytes : CHUNK_BYTES;
         if (arena->total + capacity > ARENA_BYTES)
-            return tsr_fail(TSR_EDATA, "the chat template needs more than 1 GiB of memory");
+            return tsr_fail(TSR_EDATA, "the chat template needs more than 256 MiB of memory");
         chunk = malloc(sizeof *chunk + capacity);
         if (!chunk)
             return tsr_fail(TSR_ENOMEM, "no memory for a chat template (%zu bytes)", capacity);

@@ -314,7 +314,8 @@ static tsr_status copy_string(char **out, const char *text)
 static tsr_status set_config(tsr_tokenizer *t, const char *name, const char *text, size_t bytes)
 {
     TSR_TRY(copy_string(&t->config_name, name));
-    /* model_max_length is 10^30 in many models, written as an integer: no whole number is needed. */
+    /* model_max_length is 10^30 in many models, written as an integer: no whole number is needed.
+     */
     json_error_t error;
     t->config = json_loadb(text, bytes, JSON_DECODE_INT_AS_REAL | JSON_REJECT_DUPLICATES, &error);
     if (!t->config)

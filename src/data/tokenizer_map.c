@@ -10,9 +10,8 @@ static tsr_map_slot *find(const tsr_map *map, const char *key, size_t length, ui
     size_t mask = map->capacity - 1;
     for (size_t i = hash & mask;; i = (i + 1) & mask) {
         tsr_map_slot *slot = &map->slots[i];
-        bool same = slot->hash == hash && slot->length == length &&
-                    (length == 0 || !memcmp(map->bytes + slot->key, key, length));
-        if (slot->value < 0 || same)
+        if (slot->value < 0 || (slot->hash == hash && slot->length == length &&
+                                (length == 0 || !memcmp(map->bytes + slot->key, key, length))))
             return slot;
     }
 }
@@ -28,7 +27,7 @@ static tsr_status grow(tsr_map *map)
 {
     tsr_map bigger = *map;
     bigger.capacity = map->capacity ? 2 * map->capacity : 1024;
-    bigger.slots = malloc(bigger.capacity * sizeof *bigger.slots);
+    bigger.slots = calloc(bigger.capacity, sizeof *bigger.slots);
     if (!bigger.slots)
         return tsr_fail(TSR_ENOMEM, "no memory for a table of %zu words", bigger.capacity);
     for (size_t i = 0; i < bigger.capacity; i++)
