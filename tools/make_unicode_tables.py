@@ -17,6 +17,7 @@ def rows(items, per_line):
 def main():
     print("/*\n * data/unicode_tables.h: combining classes, canonical decompositions and primary composites.")
     print(f" * Unicode {u.unidata_version}; made by tools/make_unicode_tables.py. Included by unicode.c alone.\n */")
+    print("#ifndef TSR_DATA_UNICODE_TABLES_H\n#define TSR_DATA_UNICODE_TABLES_H\n\n#include <stdint.h>\n")
     print("/* clang-format off */")
     ranges = []
     for c in CODES:
@@ -54,7 +55,7 @@ def main():
     pairs.sort()
     print("static const struct {\n    uint32_t first, second, code;\n} composites[] = {")
     rows([f"{{0x{a:x}, 0x{b:x}, 0x{c:x}}}," for a, b, c in pairs], 8)
-    print("};\n/* clang-format on */")
+    print("};\n/* clang-format on */\n\n#endif")
 
 
 sys.exit(main())

@@ -14,8 +14,8 @@
 /* ---- memory ---- */
 
 #define CHUNK_BYTES ((size_t)16 << 10)
-#define ARENA_BYTES ((size_t)256 << 20) /* far above any conversation: a template that runs away   \
-                                         */
+/* Far above any conversation: a template that needs more has run away. */
+#define ARENA_BYTES ((size_t)256 << 20)
 
 struct arena_chunk {
     arena_chunk *next;

@@ -2,6 +2,11 @@
  * data/unicode_tables.h: combining classes, canonical decompositions and primary composites.
  * Unicode 14.0.0; made by tools/make_unicode_tables.py. Included by unicode.c alone.
  */
+#ifndef TSR_DATA_UNICODE_TABLES_H
+#define TSR_DATA_UNICODE_TABLES_H
+
+#include <stdint.h>
+
 /* clang-format off */
 static const struct {
     uint32_t first, last;
@@ -538,3 +543,5 @@ static const struct {
     {0x114b9, 0x114ba, 0x114bb}, {0x114b9, 0x114bd, 0x114be}, {0x115b8, 0x115af, 0x115ba}, {0x115b9, 0x115af, 0x115bb}, {0x11935, 0x11930, 0x11938},
 };
 /* clang-format on */
+
+#endif
