@@ -1,0 +1,303 @@
+#include "base/hash.h"
+#include "comm/comm_parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* ---- creation ---- */
+
+/* Numbers the nodes in the order of their first rank, and finds this rank's place. */
+static void find_places(tsr_comm *comm)
+{
+    int mine = comm->nodes[comm->rank];
+    for (int i = 0; i < comm->size; i++) {
+        bool first = true;
+        for (int j = 0; j < i && first; j++)
+            first = comm->nodes[j] != comm->nodes[i];
+        if (first && comm->nodes[i] == mine)
+            comm->node = comm->node_count;
+        comm->node_count += first;
+        comm->local_rank += comm->nodes[i] == mine && i < comm->rank;
+        comm->local_size += comm->nodes[i] == mine;
+    }
+}
+
+static tsr_status find_gate(tsr_comm *comm, tsr_board *board, int slot, double timeout_seconds)
+{
+    int *local = calloc((size_t)comm->local_size, sizeof *local);
+    if (!local)
+        return tsr_fail(TSR_ENOMEM, "no memory for a communicator of %d ranks", comm->size);
+    int count = 0;
+    for (int i = 0; i < comm->size; i++)
+        if (comm->nodes[i] == comm->nodes[comm->rank])
+            local[count++] = comm->members[i];
+    comm->gate = (tsr_board_gate){.board = board,
+                                  .slot = slot,
+                                  .gate = local[0],
+                                  .rank = comm->members[comm->rank],
+                                  .members = local,
+                                  .member_count = count,
+                                  .timeout_seconds = timeout_seconds};
+    return TSR_OK;
+}
+
+tsr_status tsr_comm_new(tsr_comm **out, const tsr_comm_ops *ops, void *backend, tsr_board *board,
+                        tsr_comm *root, int slot, int rank, int size, const int *members,
+                        const int *nodes, double timeout_seconds)
+{
+    tsr_status status = TSR_OK;
+    tsr_comm *comm = calloc(1, sizeof *comm);
+    if (!comm)
+        return tsr_fail(TSR_ENOMEM, "no memory for a communicator of %d ranks", size);
+    size_t bytes = (size_t)size * sizeof(int);
+    comm->members = malloc(bytes);
+    comm->nodes = malloc(bytes);
+    comm->notes = calloc((size_t)size, sizeof *comm->notes);
+    if (!comm->members || !comm->nodes || !comm->notes) {
+        status = tsr_fail(TSR_ENOMEM, "no memory for a communicator of %d ranks", size);
+        goto out;
+    }
+    memcpy(comm->members, members, bytes);
+    memcpy(comm->nodes, nodes, bytes);
+    comm->ops = ops;
+    comm->backend = backend;
+    comm->root = root ? root : comm;
+    comm->rank = rank;
+    comm->size = size;
+    comm->slots_used = 1;
+    find_places(comm);
+    status = find_gate(comm, board, slot, timeout_seconds);
+out:
+    if (status == TSR_OK)
+        *out = comm;
+    else
+        tsr_comm_free(comm);
+    return status;
+}
+
+void tsr_comm_free(tsr_comm *comm)
+{
+    if (!comm)
+        return;
+    while (comm->shared) {
+        tsr_shared *shared = comm->shared;
+        comm->shared = shared->next;
+        munmap(shared->memory, shared->bytes);
+        free(shared);
+    }
+    free((void *)comm->gate.members);
+    free(comm->members);
+    free(comm->nodes);
+    free(comm->notes);
+    free(comm);
+}
+
+void tsr_comm_destroy(tsr_comm *comm)
+{
+    if (!comm)
+        return;
+    if (comm->root == comm)
+        comm->ops->close(comm);
+    tsr_comm_free(comm);
+}
+
+int tsr_comm_rank(const tsr_comm *comm)
+{
+    return comm->rank;
+}
+
+int tsr_comm_size(const tsr_comm *comm)
+{
+    return comm->size;
+}
+
+int tsr_comm_node(const tsr_comm *comm)
+{
+    return comm->node;
+}
+
+int tsr_comm_node_count(const tsr_comm *comm)
+{
+    return comm->node_count;
+}
+
+int tsr_comm_local_rank(const tsr_comm *comm)
+{
+    return comm->local_rank;
+}
+
+int tsr_comm_local_size(const tsr_comm *comm)
+{
+    return comm->local_size;
+}
+
+const char *tsr_comm_name(const tsr_comm *comm)
+{
+    return comm->ops->name;
+}
+
+void tsr_reduce(int64_t *destination, const int64_t *source, uint64_t count, tsr_reduce_op op)
+{
+    switch (op) {
+    case TSR_SUM:
+        for (uint64_t i = 0; i < count; i++)
+            destination[i] = (int64_t)((uint64_t)destination[i] + (uint64_t)source[i]);
+        break;
+    case TSR_MIN:
+        for (uint64_t i = 0; i < count; i++)
+            destination[i] = source[i] < destination[i] ? source[i] : destination[i];
+        break;
+    case TSR_MAX:
+        for (uint64_t i = 0; i < count; i++)
+            destination[i] = source[i] > destination[i] ? source[i] : destination[i];
+        break;
+    }
+}
+
+/* ---- collectives: enqueued here, run by the stream's worker ---- */
+
+static const char *const kind_names[TSR_COMM_KIND_COUNT] = {
+    [TSR_COMM_ALL_GATHER] = "all-gather", [TSR_COMM_REDUCE_SCATTER] = "reduce-scatter",
+    [TSR_COMM_ALL_REDUCE] = "all-reduce", [TSR_COMM_BROADCAST] = "broadcast",
+    [TSR_COMM_BARRIER] = "barrier",       [TSR_COMM_AGREE] = "agreement",
+    [TSR_COMM_CHECK] = "check",           [TSR_COMM_SPLIT] = "split",
+    [TSR_COMM_SHARE] = "shared memory",   [TSR_COMM_GOODBYE] = "end"};
+
+const char *tsr_comm_kind_name(tsr_comm_kind kind)
+{
+    return kind_names[kind];
+}
+
+tsr_status tsr_comm_meet(const tsr_board_gate *gate, const tsr_comm_call *call)
+{
+    uint64_t tag = call->signature << 8 | (uint64_t)call->kind, other;
+    TSR_TRY(tsr_board_pass(gate, call->device, kind_names[call->kind], tag));
+    int rank = tsr_board_differs(gate, &other);
+    if (rank < 0)
+        return TSR_OK;
+    tsr_comm_kind kind = (tsr_comm_kind)(other & 0xff);
+    if (kind == call->kind)
+        return tsr_fail(TSR_ERANKS, "ranks %d and %d call %s with different sizes", gate->rank,
+                        rank, kind_names[kind]);
+    return tsr_fail(TSR_ERANKS,
+                    "the ranks are out of step: rank %d calls %s where rank %d calls %s",
+                    gate->rank, kind_names[call->kind], rank, kind_names[kind]);
+}
+
+struct collective {
+    tsr_comm_kind kind;
+    tsr_comm *comm;
+    tsr_device *device;
+    void *receive;
+    const void *send; /* ranges of an all-gather */
+    uint64_t count;   /* ranges, elements or bytes */
+    int extra;        /* reduce operation, or root */
+};
+
+static tsr_status dispatch(const struct collective *work, const tsr_comm_call *call)
+{
+    tsr_comm *comm = work->comm;
+    switch (work->kind) {
+    case TSR_COMM_ALL_GATHER:
+        return comm->ops->all_gather(comm, call, work->send, (int)work->count);
+    case TSR_COMM_REDUCE_SCATTER:
+        return comm->ops->reduce_scatter(comm, call, work->receive, work->send, work->count);
+    case TSR_COMM_ALL_REDUCE:
+        return comm->ops->all_reduce(comm, call, work->receive, work->count,
+                                     (tsr_reduce_op)work->extra);
+    case TSR_COMM_BROADCAST:
+        return comm->ops->broadcast(comm, call, work->receive, work->count, work->extra);
+    case TSR_COMM_BARRIER:
+        return comm->ops->barrier(comm, call);
+    default:
+        break;
+    }
+    return tsr_fail(TSR_EINTERNAL, "comm: collective %d", (int)work->kind);
+}
+
+static uint64_t sign(const struct collective *work)
+{
+    uint64_t signature =
+        tsr_hash(TSR_HASH_START, (uint64_t[]){work->count, (uint64_t)work->extra}, 16);
+    const tsr_gather_range *ranges = work->send;
+    for (uint64_t i = 0; work->kind == TSR_COMM_ALL_GATHER && i < work->count; i++)
+        signature = tsr_hash(signature, &ranges[i].bytes, sizeof ranges[i].bytes);
+    return signature;
+}
+
+static tsr_status run(void *args, tsr_pool *pool)
+{
+    (void)pool;
+    struct collective *work = args;
+    tsr_comm *comm = work->comm;
+    tsr_comm_call call = {work->device, work->kind, sign(work)};
+    atomic_fetch_add(&comm->root->running, 1);
+    tsr_status status = tsr_board_check(comm->gate.board, comm->gate.rank);
+    if (status == TSR_OK)
+        status = dispatch(work, &call);
+    if (status < 0) {
+        tsr_board_kill(comm->gate.board, comm->gate.rank, status, tsr_last_error());
+        if (comm->ops->spread)
+            comm->ops->spread(comm);
+    }
+    atomic_fetch_sub(&comm->root->running, 1);
+    return status;
+}
+
+static tsr_status enqueue(struct collective *work, tsr_stream *stream)
+{
+    TSR_TRY(tsr_board_check(work->comm->gate.board, work->comm->gate.rank));
+    work->device = tsr_stream_device(stream);
+    return tsr_stream_call(stream, run, work, sizeof *work);
+}
+
+tsr_status tsr_comm_all_gather(tsr_comm *comm, tsr_stream *stream, const tsr_gather_range *ranges,
+                               int count)
+{
+    if (count < 0)
+        return tsr_fail(TSR_EINVAL, "all-gather of %d ranges", count);
+    struct collective work = {
+        .kind = TSR_COMM_ALL_GATHER, .comm = comm, .send = ranges, .count = (uint64_t)count};
+    return enqueue(&work, stream);
+}
+
+tsr_status tsr_comm_reduce_scatter(tsr_comm *comm, tsr_stream *stream, int64_t *receive,
+                                   const int64_t *send, uint64_t count)
+{
+    struct collective work = {.kind = TSR_COMM_REDUCE_SCATTER,
+                              .comm = comm,
+                              .receive = receive,
+                              .send = send,
+                              .count = count};
+    return enqueue(&work, stream);
+}
+
+tsr_status tsr_comm_all_reduce(tsr_comm *comm, tsr_stream *stream, int64_t *data, uint64_t count,
+                               tsr_reduce_op op)
+{
+    if (op != TSR_SUM && op != TSR_MIN && op != TSR_MAX)
+        return tsr_fail(TSR_EINVAL, "all-reduce with operation %d", (int)op);
+    struct collective work = {.kind = TSR_COMM_ALL_REDUCE,
+                              .comm = comm,
+                              .receive = data,
+                              .count = count,
+                              .extra = (int)op};
+    return enqueue(&work, stream);
+}
+
+tsr_status tsr_comm_broadcast(tsr_comm *comm, tsr_stream *stream, void *data, uint64_t bytes,
+                              int root)
+{
+    if (root < 0 || root >= comm->size)
+        return tsr_fail(TSR_EINVAL, "broadcast from rank %d of %d", root, comm->size);
+    struct collective work = {
+        .kind = TSR_COMM_BROADCAST, .comm = comm, .receive = data, .count = bytes, .extra = root};
+    return enqueue(&work, stream);
+}
+
+tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_stream *stream)
+{
+    struct collective work = {.kind = TSR_COMM_BARRIER, .comm = comm};
+    return enqueue(&work, stream);
+}

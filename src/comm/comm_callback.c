@@ -1,0 +1,221 @@
+/*
+ * comm_callback.c: everything over an all-gather that an embedder gives.
+ *
+ * The ranks of a node meet on the board first, so that whoever is missing there is named and the
+ * wait has a deadline; across nodes the given all-gather must have a deadline of its own. Each
+ * collective tells its bytes and then sends them in chunks. All ranks of the root take part in the
+ * calls of every split, and pick out what their own members sent.
+ */
+#include "comm/comm_parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define CHUNK_BYTES (256u << 10) /* a multiple of 8, so that an integer is never cut */
+
+struct callback_world {
+    tsr_bootstrap all;
+    uint64_t *bytes; /* of each rank's contribution */
+    char *send, *receive;
+};
+
+/* Takes `bytes` bytes at `offset` of what member `peer` sent. */
+typedef void visit(void *context, int peer, uint64_t offset, const void *data, uint64_t bytes);
+
+static tsr_status gather(const struct callback_world *world, const void *send, void *receive,
+                         uint64_t bytes)
+{
+    int code = world->all.all_gather(world->all.user, send, receive, bytes);
+    if (code == 0)
+        return TSR_OK;
+    return tsr_fail(TSR_ECOMM, "the all-gather that was given failed on rank %d with code %d",
+                    world->all.rank, code);
+}
+
+static tsr_status meet(tsr_comm *comm, const tsr_comm_call *call)
+{
+    tsr_comm_call together = {call->device, call->kind, 0};
+    TSR_TRY(tsr_comm_meet(&comm->gate, call)); /* the members: the sizes are the same */
+    return comm->root == comm ? TSR_OK : tsr_comm_meet(&comm->root->gate, &together);
+}
+
+/* Without meeting. Members are visited in their order, chunk after chunk. */
+static tsr_status exchange(tsr_comm *comm, const void *send, uint64_t bytes, visit *function,
+                           void *context)
+{
+    struct callback_world *world = comm->backend;
+    TSR_TRY(gather(world, &bytes, world->bytes, sizeof bytes));
+    uint64_t most = 0;
+    for (int i = 0; i < world->all.size; i++)
+        most = world->bytes[i] > most ? world->bytes[i] : most;
+    for (uint64_t offset = 0; offset < most; offset += CHUNK_BYTES) {
+        uint64_t chunk = most - offset < CHUNK_BYTES ? most - offset : CHUNK_BYTES;
+        if (offset < bytes)
+            memcpy(world->send, (const char *)send + offset,
+                   bytes - offset < chunk ? bytes - offset : chunk);
+        TSR_TRY(gather(world, world->send, world->receive, chunk));
+        for (int peer = 0; peer < comm->size; peer++) {
+            int rank = comm->members[peer];
+            uint64_t theirs = world->bytes[rank];
+            if (offset < theirs)
+                function(context, peer, offset, world->receive + (uint64_t)rank * chunk,
+                         theirs - offset < chunk ? theirs - offset : chunk);
+        }
+    }
+    return TSR_OK;
+}
+
+static void place_range(void *context, int peer, uint64_t offset, const void *data, uint64_t bytes)
+{
+    const tsr_gather_range *range = context;
+    memcpy((char *)range->receive + (uint64_t)peer * range->bytes + offset, data, bytes);
+}
+
+static tsr_status callback_all_gather(tsr_comm *comm, const tsr_comm_call *call,
+                                      const tsr_gather_range *ranges, int count)
+{
+    TSR_TRY(meet(comm, call));
+    for (int i = 0; i < count; i++)
+        TSR_TRY(exchange(comm, ranges[i].send, ranges[i].bytes, place_range, (void *)&ranges[i]));
+    return TSR_OK;
+}
+
+struct reduction {
+    int64_t *data;
+    uint64_t first, count; /* the elements that are wanted */
+    tsr_reduce_op op;
+};
+
+static void reduce_part(void *context, int peer, uint64_t offset, const void *data, uint64_t bytes)
+{
+    const struct reduction *r = context;
+    uint64_t begin = offset / 8, end = begin + bytes / 8;
+    uint64_t from = begin > r->first ? begin : r->first;
+    uint64_t to = end < r->first + r->count ? end : r->first + r->count;
+    if (from >= to)
+        return;
+    const int64_t *theirs = (const int64_t *)data + (from - begin);
+    int64_t *mine = r->data + (from - r->first);
+    if (peer == 0)
+        memcpy(mine, theirs, (to - from) * sizeof *mine);
+    else
+        tsr_reduce(mine, theirs, to - from, r->op);
+}
+
+static tsr_status callback_reduce_scatter(tsr_comm *comm, const tsr_comm_call *call,
+                                          int64_t *receive, const int64_t *send, uint64_t count)
+{
+    struct reduction reduction = {receive, (uint64_t)comm->rank * count, count, TSR_SUM};
+    TSR_TRY(meet(comm, call));
+    return exchange(comm, send, (uint64_t)comm->size * count * sizeof *send, reduce_part,
+                    &reduction);
+}
+
+/* In place: a chunk has been sent before its results are written. */
+static tsr_status callback_all_reduce(tsr_comm *comm, const tsr_comm_call *call, int64_t *data,
+                                      uint64_t count, tsr_reduce_op op)
+{
+    struct reduction reduction = {data, 0, count, op};
+    TSR_TRY(meet(comm, call));
+    return exchange(comm, data, count * sizeof *data, reduce_part, &reduction);
+}
+
+static void place_bytes(void *context, int peer, uint64_t offset, const void *data, uint64_t bytes)
+{
+    (void)peer; /* only the root sends anything */
+    memcpy((char *)context + offset, data, bytes);
+}
+
+static tsr_status callback_broadcast(tsr_comm *comm, const tsr_comm_call *call, void *data,
+                                     uint64_t bytes, int root)
+{
+    TSR_TRY(meet(comm, call));
+    return exchange(comm, data, comm->rank == root ? bytes : 0, place_bytes, data);
+}
+
+static tsr_status callback_barrier(tsr_comm *comm, const tsr_comm_call *call)
+{
+    TSR_TRY(meet(comm, call));
+    return exchange(comm, NULL, 0, place_bytes, NULL);
+}
+
+static void free_world(struct callback_world *world)
+{
+    if (!world)
+        return;
+    free(world->bytes);
+    free(world->send);
+    free(world->receive);
+    free(world);
+}
+
+static void callback_close(tsr_comm *root)
+{
+    munmap(root->gate.board, tsr_board_bytes(root->size));
+    free_world(root->backend);
+}
+
+static const tsr_comm_ops callback_ops = {
+    .name = "callback",
+    .all_gather = callback_all_gather,
+    .reduce_scatter = callback_reduce_scatter,
+    .all_reduce = callback_all_reduce,
+    .broadcast = callback_broadcast,
+    .barrier = callback_barrier,
+    .close = callback_close,
+};
+
+static struct callback_world *make_world(const tsr_bootstrap *bootstrap)
+{
+    size_t size = (size_t)bootstrap->size;
+    struct callback_world *world = calloc(1, sizeof *world);
+    if (!world)
+        return NULL;
+    world->all = *bootstrap;
+    world->bytes = calloc(size, sizeof *world->bytes);
+    world->send = calloc(1, CHUNK_BYTES);
+    world->receive = calloc(size, CHUNK_BYTES);
+    if (world->bytes && world->send && world->receive)
+        return world;
+    free_world(world);
+    return NULL;
+}
+
+tsr_status tsr_comm_create_callback_with(tsr_comm **out, const tsr_bootstrap *bootstrap,
+                                         double timeout_seconds, int ranks_per_node)
+{
+    int size = bootstrap->size;
+    tsr_board *board = NULL;
+    if (size < 1 || bootstrap->rank < 0 || bootstrap->rank >= size || !bootstrap->all_gather)
+        return tsr_fail(TSR_EINVAL, "bootstrap: rank %d of %d, %s all_gather", bootstrap->rank,
+                        size, bootstrap->all_gather ? "with" : "without");
+    struct callback_world *world = make_world(bootstrap);
+    int *nodes = calloc(2 * (size_t)size, sizeof *nodes), *members = nodes + size;
+    tsr_status status =
+        world && nodes ? TSR_OK : tsr_fail(TSR_ENOMEM, "no memory for %d ranks", size);
+    if (status == TSR_OK)
+        status = tsr_share_find_nodes(nodes, &world->all);
+    for (int i = 0; i < size && status == TSR_OK; i++) {
+        members[i] = i;
+        nodes[i] = ranks_per_node ? i / ranks_per_node : nodes[i];
+    }
+    if (status == TSR_OK)
+        status = tsr_share_board(&board, &world->all, nodes);
+    if (status == TSR_OK)
+        status = tsr_comm_new(out, &callback_ops, world, board, NULL, 0, bootstrap->rank, size,
+                              members, nodes, timeout_seconds ? timeout_seconds : 300);
+    if (status < 0) {
+        if (board)
+            munmap(board, tsr_board_bytes(size));
+        free_world(world);
+    }
+    free(nodes);
+    return status;
+}
+
+tsr_status tsr_comm_create_callback(tsr_comm **out, const tsr_bootstrap *bootstrap,
+                                    double timeout_seconds)
+{
+    return tsr_comm_create_callback_with(out, bootstrap, timeout_seconds, 0);
+}

@@ -1,0 +1,122 @@
+/*
+ * comm/comm_parts.h: what the communicators share.
+ *
+ * A root and its splits have one board and one backend. A backend's collectives block; comm.c runs
+ * them on the stream's worker, control.c on the calling thread once the stream is idle.
+ */
+#ifndef TSR_COMM_COMM_PARTS_H
+#define TSR_COMM_COMM_PARTS_H
+
+#include "comm/board.h"
+#include "comm/comm.h"
+
+typedef enum {
+    TSR_COMM_ALL_GATHER,
+    TSR_COMM_REDUCE_SCATTER,
+    TSR_COMM_ALL_REDUCE,
+    TSR_COMM_BROADCAST,
+    TSR_COMM_BARRIER,
+    TSR_COMM_AGREE,
+    TSR_COMM_CHECK,
+    TSR_COMM_SPLIT,
+    TSR_COMM_SHARE,
+    TSR_COMM_GOODBYE,
+    TSR_COMM_KIND_COUNT
+} tsr_comm_kind;
+
+/* One collective under way. */
+typedef struct {
+    tsr_device *device; /* its poison ends the waits; NULL on the calling thread */
+    tsr_comm_kind kind;
+    uint64_t signature; /* of the sizes, which must be the same on all ranks */
+} tsr_comm_call;
+
+/* Every slot is required but `spread`. All ranks of the communicator call them alike; any failure
+ * kills the board. */
+typedef struct {
+    const char *name;
+    tsr_status (*all_gather)(tsr_comm *comm, const tsr_comm_call *call,
+                             const tsr_gather_range *ranges, int count);
+    tsr_status (*reduce_scatter)(tsr_comm *comm, const tsr_comm_call *call, int64_t *receive,
+                                 const int64_t *send, uint64_t count);
+    tsr_status (*all_reduce)(tsr_comm *comm, const tsr_comm_call *call, int64_t *data,
+                             uint64_t count, tsr_reduce_op op);
+    tsr_status (*broadcast)(tsr_comm *comm, const tsr_comm_call *call, void *data, uint64_t bytes,
+                            int root);
+    tsr_status (*barrier)(tsr_comm *comm, const tsr_comm_call *call);
+    /* Tells the other nodes, whom the board does not reach, that it is dead. No collective of this
+     * rank is under way. */
+    void (*spread)(tsr_comm *comm);
+    /* The root is destroyed: gives up the backend, and the board. */
+    void (*close)(tsr_comm *root);
+} tsr_comm_ops;
+
+/* Memory that is shared by the ranks of a node, until the root is gone. */
+typedef struct tsr_shared {
+    struct tsr_shared *next;
+    void *memory;
+    uint64_t bytes;
+} tsr_shared;
+
+struct tsr_comm {
+    const tsr_comm_ops *ops;
+    void *backend;
+    tsr_comm *root; /* itself, for a root */
+    tsr_board_gate gate;
+    int rank, size;
+    int *members; /* ranks in the root, ascending */
+    int *nodes;   /* the node of each member */
+    int node, node_count, local_rank, local_size;
+    int slots_used;         /* of a root */
+    _Atomic int running;    /* of a root: collectives that run on the stream's worker now */
+    tsr_shared *shared;     /* of a root */
+    struct tsr_note *notes; /* one for each rank, for agreements */
+};
+
+/* What an agreement gathers from each rank. */
+struct tsr_note {
+    int64_t status;
+    uint64_t value;
+};
+
+/* `nodes` names the node of each of the `size` members (any numbers; copied), `members` their ranks
+ * in the root (copied). `root` NULL makes a root. */
+tsr_status tsr_comm_new(tsr_comm **out, const tsr_comm_ops *ops, void *backend, tsr_board *board,
+                        tsr_comm *root, int slot, int rank, int size, const int *members,
+                        const int *nodes, double timeout_seconds);
+void tsr_comm_free(tsr_comm *comm);
+
+/* Waits until all ranks of this node have come to the same call (tsr_board_pass); TSR_ERANKS, on
+ * all of them, if their calls differ. */
+tsr_status tsr_comm_meet(const tsr_board_gate *gate, const tsr_comm_call *call);
+
+/* "all-gather" and the like. */
+const char *tsr_comm_kind_name(tsr_comm_kind kind);
+
+/* dst[i] = dst[i] op src[i]; sums wrap. */
+void tsr_reduce(int64_t *destination, const int64_t *source, uint64_t count, tsr_reduce_op op);
+
+/* ---- share.c ---- */
+
+/* Zeroed memory for the ranks of each node, exchanged through `all`; nodes[i] is the node of rank
+ * i. Collective and blocking. The caller unmaps it. */
+tsr_status tsr_share_map(void **out, uint64_t bytes, const tsr_bootstrap *all, const int *nodes);
+
+/* A board for the ranks of each node. Collective; unmapped with tsr_board_bytes. */
+tsr_status tsr_share_board(tsr_board **out, const tsr_bootstrap *all, const int *nodes);
+
+/* Hosts as numbers, the same for ranks that see the same memory. nodes[size]. Collective. */
+tsr_status tsr_share_find_nodes(int *nodes, const tsr_bootstrap *all);
+
+/* ---- for tests: several nodes on one machine, and small messages ---- */
+
+typedef struct {
+    int ranks_per_node;     /* 0: as the machine is */
+    uint64_t message_bytes; /* longest message; 0: 1 GiB */
+} tsr_comm_mpi_options;
+tsr_status tsr_comm_create_callback_with(tsr_comm **out, const tsr_bootstrap *bootstrap,
+                                         double timeout_seconds, int ranks_per_node);
+tsr_status tsr_comm_create_mpi_with(tsr_comm **out, double timeout_seconds,
+                                    const tsr_comm_mpi_options *options);
+
+#endif

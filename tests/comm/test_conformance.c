@@ -1,0 +1,196 @@
+/* The suite on communicators whose ranks are threads of this program. */
+#include "comm/comm_parts.h"
+#include "comm/conformance.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define MOST 8
+
+struct thread_arg {
+    const tsr_case *test;
+    tsr_comm *comm; /* NULL: made by the thread from the bootstrap */
+    tsr_bootstrap bootstrap;
+    int ranks_per_node;
+    double timeout_seconds;
+};
+
+static void *run_rank(void *argument)
+{
+    struct thread_arg *arg = argument;
+    tsr_case_rank rank = {.rank = arg->bootstrap.rank}, *me = &rank;
+    if (!arg->comm)
+        OK(tsr_comm_create_callback_with(&arg->comm, &arg->bootstrap, arg->timeout_seconds,
+                                         arg->ranks_per_node));
+    tsr_conformance_run(arg->test, arg->comm);
+    return NULL;
+}
+
+static void run_ranks(struct thread_arg *args, int size)
+{
+    pthread_t threads[MOST];
+    for (int i = 0; i < size; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, run_rank, &args[i]), 0);
+    for (int i = 0; i < size; i++)
+        pthread_join(threads[i], NULL);
+}
+
+static double timeout_of(const tsr_case *test)
+{
+    return test->timeout_seconds ? test->timeout_seconds : 60;
+}
+
+static void test_self(void **state)
+{
+    (void)state;
+    for (int i = 0; i < tsr_conformance_count; i++) {
+        tsr_comm *comm;
+        if (tsr_conformance[i].ranks > 1)
+            continue;
+        assert_int_equal(tsr_comm_create_self(&comm), TSR_OK);
+        assert_string_equal(tsr_comm_name(comm), "self");
+        tsr_conformance_run(&tsr_conformance[i], comm);
+    }
+}
+
+static void test_thread(void **state)
+{
+    static const int sizes[] = {1, 2, 3, 5, 8};
+    (void)state;
+    for (int s = 0; s < 5; s++)
+        for (int i = 0; i < tsr_conformance_count; i++) {
+            const tsr_case *test = &tsr_conformance[i];
+            tsr_comm *comms[MOST];
+            struct thread_arg args[MOST] = {0};
+            if (sizes[s] < test->ranks)
+                continue;
+            assert_int_equal(tsr_comm_create_threads(comms, sizes[s], timeout_of(test)), TSR_OK);
+            for (int r = 0; r < sizes[s]; r++)
+                args[r] = (struct thread_arg){.test = test, .comm = comms[r]};
+            run_ranks(args, sizes[s]);
+        }
+}
+
+/* What an embedder might give: threads that copy through a common table. */
+struct meeting {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int size, arrived;
+    unsigned round;
+    const void *send[MOST];
+};
+
+struct seat {
+    struct meeting *meeting;
+    int rank;
+};
+
+static void arrive(struct meeting *m)
+{
+    pthread_mutex_lock(&m->lock);
+    unsigned round = m->round;
+    if (++m->arrived == m->size) {
+        m->arrived = 0;
+        m->round++;
+        pthread_cond_broadcast(&m->changed);
+    }
+    while (m->round == round)
+        pthread_cond_wait(&m->changed, &m->lock);
+    pthread_mutex_unlock(&m->lock);
+}
+
+static int gather_by_table(void *user, const void *send, void *receive, uint64_t bytes)
+{
+    struct seat *seat = user;
+    struct meeting *m = seat->meeting;
+    m->send[seat->rank] = send;
+    arrive(m);
+    for (int i = 0; i < m->size; i++)
+        if (bytes)
+            memcpy((char *)receive + (uint64_t)i * bytes, m->send[i], bytes);
+    arrive(m);
+    return 0;
+}
+
+static void run_callback(const tsr_case *test, int size, int ranks_per_node)
+{
+    struct meeting meeting = {
+        .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .size = size};
+    struct seat seats[MOST];
+    struct thread_arg args[MOST] = {0};
+    for (int r = 0; r < size; r++) {
+        seats[r] = (struct seat){&meeting, r};
+        args[r] = (struct thread_arg){.test = test,
+                                      .bootstrap = {r, size, gather_by_table, &seats[r]},
+                                      .ranks_per_node = ranks_per_node,
+                                      .timeout_seconds = timeout_of(test)};
+    }
+    run_ranks(args, size);
+}
+
+static void test_callback(void **state)
+{
+    static const int sizes[] = {1, 2, 3, 5};
+    (void)state;
+    for (int s = 0; s < 4; s++)
+        for (int i = 0; i < tsr_conformance_count; i++)
+            if (sizes[s] >= tsr_conformance[i].ranks)
+                run_callback(&tsr_conformance[i], sizes[s], 0);
+}
+
+/* Two nodes: without the failures, which only the given all-gather could end. */
+static void test_callback_nodes(void **state)
+{
+    (void)state;
+    for (int i = 0; i < tsr_conformance_count; i++)
+        if (!tsr_conformance[i].dies)
+            run_callback(&tsr_conformance[i], 4, 2);
+}
+
+static int fail_gather(void *user, const void *send, void *receive, uint64_t bytes)
+{
+    int *calls = user;
+    if (--*calls < 0)
+        return 5;
+    memcpy(receive, send, bytes);
+    return 0;
+}
+
+/* An embedder's failure is reported at creation and later. */
+static void test_callback_fails(void **state)
+{
+    (void)state;
+    for (int calls = 0; calls < 8; calls++) {
+        int left = calls;
+        tsr_bootstrap bootstrap = {0, 1, fail_gather, &left};
+        tsr_comm *comm = NULL;
+        tsr_status status = tsr_comm_create_callback(&comm, &bootstrap, 10);
+        if (status == TSR_OK) {
+            left = 0;
+            status = tsr_comm_agree(comm, NULL, TSR_OK, NULL);
+            assert_int_equal(tsr_comm_agree(comm, NULL, TSR_OK, NULL), TSR_ECOMM);
+            tsr_comm_destroy(comm);
+        }
+        assert_int_equal(status, TSR_ECOMM);
+    }
+    tsr_comm *comm;
+    tsr_bootstrap bad = {2, 2, fail_gather, NULL};
+    assert_int_equal(tsr_comm_create_callback(&comm, &bad, 10), TSR_EINVAL);
+    assert_int_equal(tsr_comm_create_threads(&comm, 0, 10), TSR_EINVAL);
+    tsr_comm_destroy(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_self),           cmocka_unit_test(test_thread),
+        cmocka_unit_test(test_callback),       cmocka_unit_test(test_callback_nodes),
+        cmocka_unit_test(test_callback_fails),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
