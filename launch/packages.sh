@@ -10,6 +10,9 @@ build_packages="build-essential cmake ninja-build pkg-config libopenblas-serial-
 libhwloc-dev libjansson-dev libyaml-dev libonig-dev libcmocka-dev"
 check_packages="clang-format ccache"
 
+# ccache writes into the home directory; a user without one gets a folder of his own.
+[ -w "${HOME:-/nonexistent}" ] || export CCACHE_DIR="${TMPDIR:-/tmp}/tessera-$(id -u)/ccache"
+
 say() {
     printf '\n== %s\n' "$*"
 }
