@@ -92,4 +92,29 @@ typedef struct {
 tsr_status tsr_grad_norm_check(const tsr_grad_norm_args *args);
 tsr_status tsr_grad_norm_ref(const tsr_grad_norm_args *args, tsr_pool *pool);
 
+/* The op: what the micro-batches of a step left, added to the words that all ranks will sum, and
+ * cleared. */
+typedef struct {
+    int64_t *loss;          /* fixed point */
+    int32_t *loss_overflow; /* flags */
+    int64_t *gradient_overflow;
+    int64_t *word_loss;       /* added to */
+    int64_t *word_non_finite; /* one more if a flag was set */
+} tsr_step_sums_args;
+
+tsr_status tsr_step_sums_check(const tsr_step_sums_args *args);
+tsr_status tsr_step_sums_ref(const tsr_step_sums_args *args, tsr_pool *pool);
+
+/* The op: the control of the AdamW pass from the words as summed over all ranks. A step that is not
+ * skipped makes control->step one larger. */
+typedef struct {
+    tsr_adamw_control *control;
+    const tsr_exact_sum *squares;
+    const int64_t *error, *non_finite; /* not 0: the step is skipped */
+    double max_norm;                   /* 0: none */
+} tsr_step_control_args;
+
+tsr_status tsr_step_control_check(const tsr_step_control_args *args);
+tsr_status tsr_step_control_ref(const tsr_step_control_args *args, tsr_pool *pool);
+
 #endif

@@ -57,6 +57,8 @@ typedef struct {
     tsr_status (*fixed_scatter)(tsr_stream *, const tsr_fixed_scatter_args *);
     tsr_status (*grad_norm)(tsr_stream *, const tsr_grad_norm_args *);
     tsr_status (*adamw)(tsr_stream *, const tsr_adamw_args *);
+    tsr_status (*step_sums)(tsr_stream *, const tsr_step_sums_args *);
+    tsr_status (*step_control)(tsr_stream *, const tsr_step_control_args *);
 } tsr_kernels;
 
 const tsr_kernels *tsr_kernels_cpu(void);

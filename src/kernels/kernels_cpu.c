@@ -48,6 +48,8 @@ CPU_OP(dropout)
 CPU_OP(fixed_scatter)
 CPU_OP(grad_norm)
 CPU_OP(adamw)
+CPU_OP(step_sums)
+CPU_OP(step_control)
 
 const char *tsr_kernels_cpu_set(void)
 {
@@ -97,6 +99,8 @@ static const tsr_kernels cpu_kernels = {
     .fixed_scatter = fixed_scatter_cpu,
     .grad_norm = grad_norm_cpu,
     .adamw = adamw_cpu,
+    .step_sums = step_sums_cpu,
+    .step_control = step_control_cpu,
 };
 
 const tsr_kernels *tsr_kernels_cpu(void)

@@ -138,9 +138,11 @@ static tsr_status add_vector(int *index, const builder *b, tsr_layout_unit *unit
     const tsr_tensor *tensor = NULL;
     tsr_dtype dtype = TSR_F32;
     TSR_TRY(plain_tensor(&tensor, &dtype, b, name, 1, &count));
-    *index = add_frozen(
-        unit, (tsr_layout_segment){
-                  .name = tensor->name, .linear = linear, .dtype = dtype, .element_count = count});
+    *index = add_frozen(unit, (tsr_layout_segment){.name = tensor->name,
+                                                   .source = tensor,
+                                                   .linear = linear,
+                                                   .dtype = dtype,
+                                                   .element_count = count});
     b->layout->parameter_count += count;
     return TSR_OK;
 }
@@ -170,8 +172,10 @@ static tsr_status weight_segments(const builder *b, tsr_layout_unit *unit, tsr_l
     linear->quantized = b->options.load_in_4bit;
     linear->nested = source->prequantized ? source->nested : b->options.nested;
     linear->codes = linear->absmax = linear->plain = TSR_NO_SEGMENT;
-    tsr_layout_segment segment = {
-        .name = source->weight->name, .linear = (int)kind, .element_count = count};
+    tsr_layout_segment segment = {.name = source->weight->name,
+                                  .source = source->weight,
+                                  .linear = (int)kind,
+                                  .element_count = count};
     if (!linear->quantized) {
         segment.dtype = source->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32;
         linear->plain = add_frozen(unit, segment);
@@ -262,6 +266,7 @@ static tsr_status make_head(const builder *b)
         uint64_t left = config->vocab_size - unit->first_row;
         unit->row_count = left < TSR_HEAD_CHUNK_ROWS ? left : TSR_HEAD_CHUNK_ROWS;
         add_frozen(unit, (tsr_layout_segment){.name = layout->head->name,
+                                              .source = layout->head,
                                               .linear = -1,
                                               .dtype = dtype,
                                               .first_element = unit->first_row * shape[1],

@@ -18,6 +18,7 @@
 #include "io/model_config.h"
 #include "model/layer.h"
 #include "quant/nf4_tensor.h"
+#include "shard/unit.h"
 
 #define TSR_HEAD_CHUNK_ROWS 16384
 #define TSR_NO_SEGMENT      (-1)
@@ -25,7 +26,8 @@
 typedef enum { TSR_SEGMENT_PLAIN, TSR_SEGMENT_CODES, TSR_SEGMENT_ABSMAX } tsr_segment_kind;
 
 typedef struct {
-    const char *name; /* of the tensor it comes from; borrowed from the layout */
+    const char *name;         /* of the tensor, or of the adapter's module; borrowed */
+    const tsr_tensor *source; /* of a plain frozen segment */
     tsr_segment_kind kind;
     int linear;             /* tsr_linear_kind, or -1 */
     tsr_dtype dtype;        /* of what is stored: U8 for codes */
@@ -86,5 +88,12 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
                            const tsr_checkpoint *checkpoint, const tsr_adapter_set *set,
                            const tsr_layout_options *options);
 void tsr_layout_free(tsr_layout *layout);
+
+/* The units that the plan and the store work on, [layout->unit_count], laid out for a shard group
+ * of `ranks`. home: [unit_count]. Borrows names from the layout. The caller frees *out with
+ * tsr_layout_units_free. */
+tsr_status tsr_layout_units(tsr_unit **out, const tsr_layout *layout, const tsr_home *home,
+                            int ranks);
+void tsr_layout_units_free(tsr_unit *units, int unit_count);
 
 #endif

@@ -1,0 +1,49 @@
+/*
+ * model/load.h: a rank's own part of every tensor, from the checkpoint into its place.
+ *
+ * Each rank reads the byte range of its granules and no other: plain tensors are copied, NF4
+ * weights quantized (or, from a bitsandbytes checkpoint, copied as they are). The scale statistics
+ * of a weight belong to the whole tensor: the fp32 absmax of all blocks are all-gathered (4 bytes
+ * for 64 elements), every rank computes the same offset and nested scales and keeps its own codes.
+ * The bytes are the same for any number of ranks.
+ *
+ * Start-up only: allocates its own buffers and frees them.
+ */
+#ifndef TSR_MODEL_LOAD_H
+#define TSR_MODEL_LOAD_H
+
+#include "comm/comm.h"
+#include "io/peft.h"
+#include "model/model.h"
+
+typedef struct {
+    tsr_comm *comm; /* the group over which segments are cut */
+    tsr_stream *stream;
+    /* Where this rank's part of a segment goes, granules_per_rank granules; for trainable segments
+     * the fp32 masters. */
+    char *(*frozen)(void *user, int unit, int segment);
+    float *(*trainable)(void *user, int unit, int segment);
+    void (*progress)(void *user, int unit); /* after each unit; may be NULL */
+    void *user;
+} tsr_model_loader;
+
+/* Collective over loader->comm; on failure all ranks return the lowest failing rank's status. */
+tsr_status tsr_model_load_unit(tsr_model *model, int unit, const tsr_model_loader *loader);
+
+/* Masters of one unit's A and B, and of m where the adapter stores it: from `init` or, where it is
+ * NULL, fresh from `seed` (B is 0; m is left 0 until the first norms are known). Reads only the
+ * owned range. Not collective. */
+tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const tsr_peft *init,
+                                    uint64_t seed, const tsr_model_loader *loader);
+
+/* Elements [first, first + count) that a rank holds of a tensor cut in granules of 64, without
+ * padding. */
+void tsr_plain_range(uint64_t *first, uint64_t *count, const tsr_layout_segment *segment, int rank,
+                     int ranks);
+
+/* Rows [first, first + count) of the embedding into `table` (at row `first`), as BF16 or, from F16
+ * and F32, F32. */
+tsr_status tsr_model_load_embedding(char *table, const tsr_layout *layout, uint64_t first,
+                                    uint64_t count);
+
+#endif

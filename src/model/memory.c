@@ -1,0 +1,74 @@
+/*
+ * model/memory.c: every buffer of a model, walked in one order by the plan and by the run.
+ */
+#include "model/model_parts.h"
+
+#include <stdio.h>
+
+static tsr_status take_vector(float **out, tsr_take_buffer *device, void *user, const char *path,
+                              const char *what, uint64_t count)
+{
+    char name[160];
+    void *address = NULL;
+    snprintf(name, sizeof name, "%s %s", path, what);
+    TSR_TRY(device(user, &address, name, count * sizeof(float)));
+    if (out)
+        *out = address;
+    return TSR_OK;
+}
+
+/* What stays for good: nested scales, DoRA's vectors, tables. */
+static tsr_status walk_unit(unit_state *state, const tsr_layout_unit *unit, tsr_take_buffer *device,
+                            void *user)
+{
+    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+        const tsr_layout_linear *linear = &unit->linear[kind];
+        norm_vectors *norm = state ? &state->norm[kind] : NULL;
+        nested_state *nested = state ? &state->nested[kind] : NULL;
+        if (linear->quantized && linear->nested) {
+            uint64_t blocks = (linear->out * linear->in + TSR_NF4_BLOCK - 1) / TSR_NF4_BLOCK;
+            uint64_t count = (blocks + TSR_NF4_NESTED_BLOCK - 1) / TSR_NF4_NESTED_BLOCK;
+            TSR_TRY(take_vector(nested ? &nested->nested_absmax : NULL, device, user, linear->path,
+                                "nested absmax", count));
+            TSR_TRY(take_vector(nested ? &nested->nested_map : NULL, device, user, linear->path,
+                                "nested map", 256));
+        }
+        if (!linear->dora)
+            continue;
+        TSR_TRY(take_vector(norm ? &norm->squares : NULL, device, user, linear->path, "squares",
+                            linear->out));
+        TSR_TRY(take_vector(norm ? &norm->n : NULL, device, user, linear->path, "n", linear->out));
+        TSR_TRY(take_vector(norm ? &norm->g : NULL, device, user, linear->path, "g", linear->out));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
+                          tsr_take_buffer *device, tsr_take_buffer *host, void *user)
+{
+    const tsr_layout *layout = options->layout;
+    uint64_t table = (uint64_t)options->bounds.tokens * (uint64_t)(layout->config.head_dim / 2);
+    for (int i = 0; i < layout->layer_count; i++)
+        TSR_TRY(walk_unit(model ? &model->unit[i] : NULL, &layout->unit[i], device, user));
+    TSR_TRY(take_vector(model ? &model->level : NULL, device, user, "NF4", "levels", 16));
+    TSR_TRY(take_vector(model ? &model->cosine : NULL, device, user, "RoPE", "cosine", table));
+    TSR_TRY(take_vector(model ? &model->sine : NULL, device, user, "RoPE", "sine", table));
+    for (int i = 0; i < STAGES; i++) {
+        char name[48];
+        void *address = NULL;
+        snprintf(name, sizeof name, "micro-batch %d", i);
+        TSR_TRY(device(user, &address, name, tsr_model_stage_bytes(options)));
+        if (model)
+            model->stage[i].device = address;
+        TSR_TRY(host(user, &address, name, tsr_model_stage_bytes(options)));
+        if (model)
+            model->stage[i].host = address;
+    }
+    tsr_activation_options activation = {.layout = layout,
+                                         .bounds = options->bounds,
+                                         .dtype = options->dtype,
+                                         .recompute = options->recompute,
+                                         .train = options->train,
+                                         .dropout = options->train && options->dropout > 0};
+    return tsr_activations_walk(model ? &model->activations : NULL, &activation, device, user);
+}

@@ -1,0 +1,351 @@
+#include "model/model_parts.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+tsr_status tsr_model_create(tsr_model **out, const tsr_model_options *options)
+{
+    size_t layers = (size_t)options->layout->layer_count;
+    tsr_model *model = calloc(1, sizeof *model);
+    if (model) {
+        model->recompute = calloc(layers, sizeof *model->recompute);
+        model->unit = calloc(layers, sizeof *model->unit);
+        model->activations.kept = calloc(layers, sizeof *model->activations.kept);
+    }
+    if (!model || !model->recompute || !model->unit || !model->activations.kept) {
+        tsr_model_destroy(model);
+        return tsr_fail(TSR_ENOMEM, "out of memory for a model of %zu layers", layers);
+    }
+    model->options = *options;
+    memcpy(model->recompute, options->recompute, layers * sizeof *model->recompute);
+    model->options.recompute = model->recompute;
+    *out = model;
+    return TSR_OK;
+}
+
+void tsr_model_destroy(tsr_model *model)
+{
+    if (!model)
+        return;
+    for (int i = 0; i < STAGES; i++) {
+        tsr_event_destroy(model->stage[i].staged);
+        tsr_event_destroy(model->stage[i].released);
+    }
+    free(model->recompute);
+    free(model->unit);
+    free(model->activations.kept);
+    free(model);
+}
+
+static tsr_status fill_tables(tsr_model *model)
+{
+    const tsr_model_config *config = &model->options.layout->config;
+    const tsr_rope_type types[] = {[TSR_MODEL_ROPE_DEFAULT] = TSR_ROPE_DEFAULT,
+                                   [TSR_MODEL_ROPE_LINEAR] = TSR_ROPE_LINEAR,
+                                   [TSR_MODEL_ROPE_LLAMA3] = TSR_ROPE_LLAMA3};
+    tsr_rope_scaling scaling = {.type = types[config->rope.type],
+                                .theta = config->rope.theta,
+                                .factor = config->rope.factor,
+                                .low_frequency_factor = config->rope.low_freq_factor,
+                                .high_frequency_factor = config->rope.high_freq_factor,
+                                .original_max_positions =
+                                    (double)config->rope.original_max_position};
+    memcpy(model->level, tsr_nf4_level, sizeof tsr_nf4_level);
+    return tsr_rope_tables(model->cosine, model->sine, (int32_t)model->options.bounds.tokens,
+                           (int32_t)config->head_dim, &scaling);
+}
+
+tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2d,
+                           tsr_frozen embedding, tsr_model_sums sums)
+{
+    const tsr_model_config *config = &model->options.layout->config;
+    tsr_device *device = tsr_stream_device(compute);
+    model->compute = compute;
+    model->h2d = h2d;
+    model->embedding = embedding;
+    model->sums = sums;
+    for (int i = 0; i < STAGES; i++) {
+        TSR_TRY(tsr_event_create(&model->stage[i].staged, device));
+        TSR_TRY(tsr_event_create(&model->stage[i].released, device));
+    }
+    TSR_TRY(fill_tables(model));
+    model->shape = (tsr_layer_shape){.d = (int64_t)config->hidden_size,
+                                     .f = (int64_t)config->intermediate_size,
+                                     .q_heads = (int32_t)config->head_count,
+                                     .kv_heads = (int32_t)config->kv_head_count,
+                                     .head_dim = (int32_t)config->head_dim,
+                                     .window = (int32_t)config->sliding_window,
+                                     .position_count = (int32_t)model->options.bounds.tokens,
+                                     .eps = (float)config->rms_norm_eps,
+                                     .cosine = model->cosine,
+                                     .sine = model->sine,
+                                     .attention_workspace = model->activations.attention_workspace,
+                                     .attention_workspace_bytes =
+                                         model->activations.attention_workspace_bytes};
+    return TSR_OK;
+}
+
+const tsr_layout *tsr_model_layout(const tsr_model *model)
+{
+    return model->options.layout;
+}
+
+float *tsr_model_nested_absmax(tsr_model *model, int unit, tsr_linear_kind kind)
+{
+    return model->unit[unit].nested[kind].nested_absmax;
+}
+
+float *tsr_model_nested_map(tsr_model *model, int unit, tsr_linear_kind kind)
+{
+    return model->unit[unit].nested[kind].nested_map;
+}
+
+void tsr_model_set_offset(tsr_model *model, int unit, tsr_linear_kind kind, float offset)
+{
+    model->unit[unit].nested[kind].offset = offset;
+}
+
+const float *tsr_model_norms(const tsr_model *model, int unit, tsr_linear_kind kind)
+{
+    return model->unit[unit].norm[kind].n;
+}
+
+void tsr_model_set_fresh(tsr_model *model, bool fresh)
+{
+    model->fresh = fresh;
+}
+
+const void *tsr_model_label_rows(const tsr_model *model)
+{
+    return model->activations.h_rows;
+}
+
+const double *tsr_model_nll(const tsr_model *model)
+{
+    return model->activations.nll;
+}
+
+/* ---- the gathered unit ---- */
+
+static const void *frozen_at(const tsr_model *model, int unit, const tsr_unit_view *view, int index)
+{
+    const tsr_segment *segment = model->options.units[unit].frozen.segment;
+    return index == TSR_NO_SEGMENT ? NULL : view->frozen + segment[index].gathered_offset;
+}
+
+static const void *trainable_at(const tsr_model *model, int unit, const tsr_unit_view *view,
+                                int index)
+{
+    const tsr_segment *segment = model->options.units[unit].trainable.segment;
+    return index == TSR_NO_SEGMENT ? NULL : view->trainable + segment[index].gathered_offset;
+}
+
+static tsr_frozen vector_at(const tsr_model *model, int unit, const tsr_unit_view *view, int index)
+{
+    const tsr_layout_unit *layout = &model->options.layout->unit[unit];
+    return (tsr_frozen){frozen_at(model, unit, view, index),
+                        index == TSR_NO_SEGMENT ? TSR_F32 : layout->frozen[index].dtype};
+}
+
+static void resolve_linear(tsr_linear *out, const tsr_model *model, int unit,
+                           const tsr_unit_view *view, tsr_linear_kind kind)
+{
+    const tsr_layout_unit *layout = &model->options.layout->unit[unit];
+    const tsr_layout_linear *linear = &layout->linear[kind];
+    const unit_state *state = &model->unit[unit];
+    *out = (tsr_linear){.out = linear->out,
+                        .in = linear->in,
+                        .bias = vector_at(model, unit, view, linear->bias),
+                        .r = linear->r,
+                        .scale = linear->scale};
+    if (linear->quantized)
+        out->weight = (tsr_base_weight){.codes = frozen_at(model, unit, view, linear->codes),
+                                        .absmax = frozen_at(model, unit, view, linear->absmax),
+                                        .nested_absmax = state->nested[kind].nested_absmax,
+                                        .nested_map = state->nested[kind].nested_map,
+                                        .level = model->level,
+                                        .offset = state->nested[kind].offset,
+                                        .nested = linear->nested};
+    else
+        out->weight = (tsr_base_weight){.data = frozen_at(model, unit, view, linear->plain),
+                                        .dtype = layout->frozen[linear->plain].dtype};
+    if (!linear->r)
+        return;
+    out->a = trainable_at(model, unit, view, linear->a);
+    out->b = trainable_at(model, unit, view, linear->b);
+    if (linear->dora) {
+        out->g = state->norm[kind].g;
+        out->n = state->norm[kind].n;
+    }
+}
+
+void tsr_model_resolve(tsr_layer *layer, const tsr_model *model, int unit,
+                       const tsr_unit_view *view, bool train, uint64_t epoch)
+{
+    const tsr_layout_unit *layout = &model->options.layout->unit[unit];
+    for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+        resolve_linear(&layer->linear[kind], model, unit, view, kind);
+        layer->linear[kind].drops = train && model->options.dropout > 0;
+        if (layer->linear[kind].drops)
+            layer->linear[kind].dropout =
+                tsr_dropout_make(model->options.dropout, model->options.seed, epoch,
+                                 layout->linear[kind].module_key);
+    }
+    layer->input_norm = vector_at(model, unit, view, layout->input_norm);
+    layer->post_norm = vector_at(model, unit, view, layout->post_norm);
+    layer->q_norm = vector_at(model, unit, view, layout->q_norm);
+    layer->k_norm = vector_at(model, unit, view, layout->k_norm);
+    layer->final_norm = vector_at(model, unit, view, layout->final_norm);
+}
+
+tsr_linear_context tsr_model_context(const tsr_model *model)
+{
+    const stage *s = tsr_model_current(model);
+    tsr_linear_context context = model->activations.context;
+    context.kernels = model->options.kernels;
+    context.stream = model->compute;
+    context.dtype = model->options.dtype;
+    context.tokens = s->batch.tokens;
+    context.samples = s->view.sample;
+    context.positions = s->view.sample_position;
+    return context;
+}
+
+/* ---- uses ---- */
+
+tsr_status tsr_model_norm(tsr_model *model, int unit, const tsr_unit_view *view)
+{
+    const tsr_layout_unit *layout = &model->options.layout->unit[unit];
+    unit_state *state = &model->unit[unit];
+    tsr_linear_context context = tsr_model_context(model);
+    for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+        tsr_linear linear;
+        if (!layout->linear[kind].dora)
+            continue;
+        resolve_linear(&linear, model, unit, view, kind);
+        const float *m = trainable_at(model, unit, view, layout->linear[kind].m);
+        TSR_TRY(tsr_linear_norm(&context, &linear,
+                                &(tsr_linear_norm_args){.squares = state->norm[kind].squares,
+                                                        .known = state->squares_known,
+                                                        .m = model->fresh ? NULL : m,
+                                                        .n = state->norm[kind].n,
+                                                        .g = state->norm[kind].g,
+                                                        .u = model->activations.norm_u,
+                                                        .gram = model->activations.norm_gram}));
+    }
+    state->squares_known = true;
+    return TSR_OK;
+}
+
+/* The micro-batch has arrived; its embedding becomes the input of layer 0. */
+static tsr_status begin(tsr_model *model)
+{
+    const stage *s = tsr_model_current(model);
+    void *x = model->activations.kept[0].x;
+    TSR_TRY(tsr_stream_wait(model->compute, s->staged, tsr_event_recorded(s->staged)));
+    model->carried = (tsr_layer_input){x, NULL, NULL};
+    return model->options.kernels->widen(
+        model->compute, &(tsr_widen_args){.out = x,
+                                          .in = s->view.embedding,
+                                          .count = s->batch.tokens * model->shape.d,
+                                          .in_dtype = model->embedding.dtype,
+                                          .dtype = model->options.dtype});
+}
+
+static tsr_layer_batch layer_batch(const stage *s)
+{
+    return (tsr_layer_batch){.tokens = s->batch.tokens,
+                             .positions = s->view.positions,
+                             .cu_seqlens = s->view.cu_seqlens,
+                             .documents = (int32_t)s->batch.documents};
+}
+
+static tsr_status forward(tsr_model *model, int unit, const tsr_unit_view *view)
+{
+    const stage *s = tsr_model_current(model);
+    const tsr_layer_buffers *buffers = &model->activations.kept[unit];
+    tsr_layer_batch batch = layer_batch(s);
+    tsr_layer layer;
+    if (unit == 0)
+        TSR_TRY(begin(model));
+    tsr_linear_context context = tsr_model_context(model);
+    tsr_model_resolve(&layer, model, unit, view, s->batch.train, s->batch.epoch);
+    TSR_TRY(tsr_layer_forward(&context, &model->shape, &layer, &batch, buffers, &model->carried));
+    model->carried = tsr_layer_output(&layer, buffers);
+    if (unit < model->options.layout->layer_count - 1)
+        return TSR_OK;
+    return tsr_model_head_begin(model, &layer);
+}
+
+static tsr_status scatter(tsr_model *model, int segment, const float *g)
+{
+    const tsr_model_options *options = &model->options;
+    const tsr_unit_part *part = &options->units[model->gradient_unit_index].trainable;
+    tsr_fixed_scatter_args args = {
+        .buffer = model->gradient,
+        .g = g,
+        .overflow = model->sums.gradient_overflow,
+        .layout = {.ranks = (uint64_t)options->ranks,
+                   .rank_stride = part->gradient_count,
+                   .shift = options->gradient_shift,
+                   .limit = tsr_fixed_limit(options->gradient_shift, options->contributions)},
+        .offset = part->segment[segment].gradient_offset,
+        .count = model->gradient_unit->trainable[segment].element_count};
+    return options->kernels->fixed_scatter(model->compute, &args);
+}
+
+static tsr_status gradients_ready(void *user, tsr_linear_kind kind, const float *da,
+                                  const float *db, const float *dm)
+{
+    tsr_model *model = user;
+    const tsr_layout_linear *linear = &model->gradient_unit->linear[kind];
+    TSR_TRY(scatter(model, linear->a, da));
+    TSR_TRY(scatter(model, linear->b, db));
+    return dm ? scatter(model, linear->m, dm) : TSR_OK;
+}
+
+static tsr_status backward(tsr_model *model, int unit, const tsr_unit_view *view, int64_t *gradient)
+{
+    const stage *s = tsr_model_current(model);
+    const tsr_layout *layout = model->options.layout;
+    const tsr_layer_buffers *buffers = &model->activations.kept[unit];
+    tsr_layer_batch batch = layer_batch(s);
+    tsr_layer layer;
+    if (unit < layout->first_trained)
+        return TSR_OK;
+    tsr_linear_context context = tsr_model_context(model);
+    tsr_model_resolve(&layer, model, unit, view, true, s->batch.epoch);
+    model->gradient = gradient;
+    model->gradient_unit = &layout->unit[unit];
+    model->gradient_unit_index = unit;
+    if (unit == layout->layer_count - 1)
+        TSR_TRY(tsr_model_head_backward(model, &layer));
+    TSR_TRY(tsr_layer_recompute(&context, &model->shape, &layer, &batch, buffers,
+                                model->recompute[unit]));
+    return tsr_layer_backward(&context, &model->shape, &layer, &batch, buffers,
+                              &model->activations.scratch, model->activations.dx,
+                              unit == layout->first_trained, gradients_ready, model);
+}
+
+tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit,
+                             const tsr_unit_view *view, int64_t *gradient)
+{
+    const stage *s = tsr_model_current(model);
+
+    if (phase == TSR_USE_BACKWARD && gradient && !tsr_model_active(&s->batch))
+        return tsr_stream_zero(model->compute, gradient,
+                               model->options.units[unit].trainable.gradient_count *
+                                   (uint64_t)model->options.ranks * sizeof *gradient);
+    if (!tsr_model_active(&s->batch))
+        return TSR_OK;
+    switch (phase) {
+    case TSR_USE_FORWARD:
+        return forward(model, unit, view);
+    case TSR_USE_HEAD:
+        return tsr_model_head_chunk(model, unit, view);
+    case TSR_USE_BACKWARD:
+        return backward(model, unit, view, gradient);
+    }
+    return tsr_fail(TSR_EINTERNAL, "phase %d", (int)phase);
+}

@@ -1,0 +1,105 @@
+/*
+ * model/model.h: the model of one rank at run time: what the executor calls for each use of a unit.
+ *
+ *     tsr_model_stage      host: a micro-batch and its embedding rows, copied ahead on the h2d
+ * stream tsr_model_norm       NORM(u): DoRA's n and g from the gathered W, A, B, m
+ *     tsr_model_compute    F(u), H(c), B(u): the layer's ops on the compute stream
+ *
+ * Every call enqueues and returns. A micro-batch without tokens or without labels computes nothing:
+ * its gradients are zeros and it only takes part in collectives.
+ *
+ * Threads  One thread issues.
+ */
+#ifndef TSR_MODEL_MODEL_H
+#define TSR_MODEL_MODEL_H
+
+#include "model/activation.h"
+#include "shard/plan.h"
+
+typedef struct tsr_model tsr_model;
+
+/* One micro-batch, on the host; everything is copied during tsr_model_stage. */
+typedef struct {
+    int64_t tokens, documents, label_rows;
+    const int32_t *ids, *positions; /* [tokens] */
+    const int32_t *cu_seqlens;      /* [documents + 1] */
+    const int32_t *label_row;       /* [label_rows]: tokens that predict a label, increasing */
+    const int32_t *label;           /* [label_rows]: what they predict */
+    const int64_t *sample;          /* [documents]: which sample of the data set, for dropout */
+    const int32_t *first_position;  /* [documents]: of the document in its sample */
+    uint64_t epoch;
+    double label_tokens; /* of the whole step over all ranks: the loss is divided by it */
+    bool train;
+} tsr_model_batch;
+
+/* Where the model adds what a step sums; device memory, borrowed. */
+typedef struct {
+    int64_t *loss;              /* fixed point, TSR_LOSS_SHIFT */
+    int32_t *loss_overflow;     /* set to 1: a loss is not finite */
+    int64_t *gradient_overflow; /* set to 1: a gradient is not finite or too large */
+} tsr_model_sums;
+
+typedef struct {
+    const tsr_layout *layout;
+    const tsr_unit *units; /* [layout->unit_count]: offsets of every segment */
+    int ranks;             /* of the shard group */
+    const tsr_kernels *kernels;
+    tsr_dtype dtype;
+    tsr_batch_bounds bounds;
+    const tsr_recompute *recompute; /* [layers] */
+    bool train;
+    double dropout;
+    uint64_t seed;
+    int gradient_shift;     /* of the fixed point */
+    uint64_t contributions; /* micro-batches that add to one gradient, at most */
+} tsr_model_options;
+
+/* Walks over the model's buffers in a fixed order: device memory through `device`, host memory
+ * (staging) through `host`. With `model` NULL they are only told. */
+tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
+                          tsr_take_buffer *device, tsr_take_buffer *host, void *user);
+
+/* The same options as in the walk. The caller owns *out; memory comes from tsr_model_walk, called
+ * next. */
+tsr_status tsr_model_create(tsr_model **out, const tsr_model_options *options);
+void tsr_model_destroy(tsr_model *model);
+
+/* After the walk: streams and where sums go. `embedding` is the whole table in host memory. Fills
+ * the constant tables. */
+tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2d,
+                           tsr_frozen embedding, tsr_model_sums sums);
+
+const tsr_layout *tsr_model_layout(const tsr_model *model);
+
+/* The replicated part of an NF4 weight's state: [nested_count] floats to be filled at load, and its
+ * offset. */
+float *tsr_model_nested_absmax(tsr_model *model, int unit, tsr_linear_kind kind);
+float *tsr_model_nested_map(tsr_model *model, int unit, tsr_linear_kind kind);
+void tsr_model_set_offset(tsr_model *model, int unit, tsr_linear_kind kind, float offset);
+
+/* The row norms n of a DoRA linear, [out], as the last NORM left them. */
+const float *tsr_model_norms(const tsr_model *model, int unit, tsr_linear_kind kind);
+
+/* While on, NORM takes m to be n (g = 1): the pass that gives fresh magnitudes their values. */
+void tsr_model_set_fresh(tsr_model *model, bool fresh);
+
+/* Stages the next micro-batch that will be computed; at most two may be under way, a third call
+ * waits. */
+tsr_status tsr_model_stage(tsr_model *model, const tsr_model_batch *batch);
+
+/* The gathered parts of a unit. */
+tsr_status tsr_model_norm(tsr_model *model, int unit, const tsr_unit_view *view);
+
+/* gradient: the reduce-scatter buffer of B(u), written whole; NULL otherwise. */
+tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit,
+                             const tsr_unit_view *view, int64_t *gradient);
+
+/* After the last use of a micro-batch: its staging may be used again. */
+tsr_status tsr_model_release(tsr_model *model);
+
+/* Host pointers into device memory, for tests on the CPU: the label rows of the final norm's
+ * output, [R, d] (of an evaluation, until the next micro-batch), and their nll [R]. */
+const void *tsr_model_label_rows(const tsr_model *model);
+const double *tsr_model_nll(const tsr_model *model);
+
+#endif

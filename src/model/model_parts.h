@@ -1,0 +1,84 @@
+/*
+ * model/model_parts.h: what the files of a model share. Inside src/model only.
+ */
+#ifndef TSR_MODEL_MODEL_PARTS_H
+#define TSR_MODEL_MODEL_PARTS_H
+
+#include "model/model.h"
+
+#define STAGES 2 /* micro-batches staged at a time: one computed, one being copied */
+
+/* The memory of one micro-batch on one side (host or device), in this order, each part aligned. */
+typedef struct {
+    int32_t *positions, *cu_seqlens, *label_row, *label, *sample_position;
+    int64_t *sample;
+    char *embedding; /* [tokens, d] rows of the table as they are stored */
+} stage_view;
+
+typedef struct {
+    char *host, *device;
+    tsr_event *staged, *released; /* on h2d; on compute */
+    tsr_model_batch batch;        /* its counts; the arrays are in `view` */
+    stage_view view;              /* on the device */
+} stage;
+
+/* DoRA's persistent vectors of one linear, fp32 [out] each. */
+typedef struct {
+    float *squares, *n, *g;
+} norm_vectors;
+
+/* The replicated NF4 state of one linear. */
+typedef struct {
+    float *nested_absmax, *nested_map;
+    float offset;
+} nested_state;
+
+typedef struct {
+    norm_vectors norm[TSR_LINEAR_COUNT];
+    nested_state nested[TSR_LINEAR_COUNT];
+    bool squares_known;
+} unit_state;
+
+struct tsr_model {
+    tsr_model_options options;
+    tsr_recompute *recompute; /* [layers]; options.recompute points here */
+    unit_state *unit;         /* [layers] */
+    tsr_activations activations;
+    tsr_layer_shape shape;
+    float *cosine, *sine, *level;
+    tsr_stream *compute, *h2d;
+    tsr_frozen embedding;
+    tsr_model_sums sums;
+    stage stage[STAGES];
+    uint64_t staged_count, released_count; /* micro-batches so far */
+    tsr_layer_input carried;               /* what the layer below left */
+    int64_t *gradient;                     /* of the B(u) being enqueued */
+    const tsr_layout_unit *gradient_unit;
+    int gradient_unit_index;
+    bool fresh;
+};
+
+/* Bytes of one stage for the largest micro-batch. */
+uint64_t tsr_model_stage_bytes(const tsr_model_options *options);
+
+/* The micro-batch that is computed now: staged, not yet released. */
+const stage *tsr_model_current(const tsr_model *model);
+
+/* A micro-batch that computes something. */
+static inline bool tsr_model_active(const tsr_model_batch *batch)
+{
+    return batch->tokens > 0 && batch->label_rows > 0;
+}
+
+/* Resolves the pointers of a gathered layer. `train`: dropout is active. */
+void tsr_model_resolve(tsr_layer *layer, const tsr_model *model, int unit,
+                       const tsr_unit_view *view, bool train, uint64_t epoch);
+
+/* The context of the linears for a micro-batch. */
+tsr_linear_context tsr_model_context(const tsr_model *model);
+
+tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer);
+tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view *view);
+tsr_status tsr_model_head_backward(tsr_model *model, const tsr_layer *layer);
+
+#endif

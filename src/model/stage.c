@@ -1,0 +1,114 @@
+/*
+ * model/stage.c: micro-batches on their way to the device, one ahead of the one that is computed.
+ * The rows of the embedding that a micro-batch needs are collected on the host and travel with it.
+ */
+#include "model/model_parts.h"
+
+#include "base/checked.h"
+
+#include <string.h>
+
+#define PART_ALIGNMENT 64
+
+static uint64_t row_bytes(const tsr_model_options *options)
+{
+    const tsr_tensor *table = options->layout->embedding;
+    uint64_t element = table->dtype == TSR_BF16 ? 2 : 4; /* F16 is widened when it is read */
+    return options->layout->config.hidden_size * element;
+}
+
+/* Lays the parts out from `base` for these counts; returns the bytes. */
+static uint64_t lay_out(stage_view *view, char *base, const tsr_model_options *options,
+                        int64_t tokens, int64_t documents, int64_t label_rows)
+{
+    uint64_t t = (uint64_t)tokens, offset = 0;
+    const struct {
+        void **part;
+        uint64_t bytes;
+    } parts[] = {
+        {(void **)&view->positions, t * sizeof(int32_t)},
+        {(void **)&view->cu_seqlens, ((uint64_t)documents + 1) * sizeof(int32_t)},
+        {(void **)&view->label_row, (uint64_t)label_rows * sizeof(int32_t)},
+        {(void **)&view->label, (uint64_t)label_rows * sizeof(int32_t)},
+        {(void **)&view->sample_position, t * sizeof(int32_t)},
+        {(void **)&view->sample, t * sizeof(int64_t)},
+        {(void **)&view->embedding, t * row_bytes(options)},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        *parts[i].part = base ? base + offset : NULL;
+        offset += tsr_align_up(parts[i].bytes, PART_ALIGNMENT);
+    }
+    return offset;
+}
+
+uint64_t tsr_model_stage_bytes(const tsr_model_options *options)
+{
+    stage_view view;
+    return lay_out(&view, NULL, options, options->bounds.tokens, options->bounds.documents,
+                   options->bounds.label_rows);
+}
+
+const stage *tsr_model_current(const tsr_model *model)
+{
+    return &model->stage[model->released_count % STAGES];
+}
+
+static void fill(const tsr_model *model, const stage_view *view, const tsr_model_batch *batch)
+{
+    uint64_t bytes = row_bytes(&model->options);
+    memcpy(view->positions, batch->positions, (size_t)batch->tokens * sizeof(int32_t));
+    memcpy(view->cu_seqlens, batch->cu_seqlens, ((size_t)batch->documents + 1) * sizeof(int32_t));
+    memcpy(view->label_row, batch->label_row, (size_t)batch->label_rows * sizeof(int32_t));
+    memcpy(view->label, batch->label, (size_t)batch->label_rows * sizeof(int32_t));
+    for (int64_t document = 0; document < batch->documents; document++)
+        for (int32_t t = batch->cu_seqlens[document]; t < batch->cu_seqlens[document + 1]; t++) {
+            view->sample[t] = batch->sample[document];
+            view->sample_position[t] = batch->first_position[document] + batch->positions[t];
+        }
+    for (int64_t t = 0; t < batch->tokens; t++)
+        memcpy(view->embedding + (uint64_t)t * bytes,
+               (const char *)model->embedding.data + (uint64_t)batch->ids[t] * bytes, bytes);
+}
+
+tsr_status tsr_model_stage(tsr_model *model, const tsr_model_batch *batch)
+{
+    stage *s = &model->stage[model->staged_count % STAGES];
+    const tsr_batch_bounds *bounds = &model->options.bounds;
+    stage_view host;
+    if (model->staged_count - model->released_count >= STAGES)
+        return tsr_fail(TSR_EINVAL, "a third micro-batch is staged before one was released");
+    if (batch->tokens > bounds->tokens || batch->documents > bounds->documents ||
+        batch->label_rows > bounds->label_rows)
+        return tsr_fail(TSR_EINTERNAL,
+                        "a micro-batch of %lld tokens, %lld documents and %lld label rows; the "
+                        "plan has room for %lld, %lld and %lld",
+                        (long long)batch->tokens, (long long)batch->documents,
+                        (long long)batch->label_rows, (long long)bounds->tokens,
+                        (long long)bounds->documents, (long long)bounds->label_rows);
+    s->batch = *batch;
+    if (tsr_model_active(batch)) {
+        uint64_t last = tsr_event_recorded(s->staged);
+        if (last) /* the host side may be written again when its copy is done */
+            TSR_TRY(tsr_event_wait_host(s->staged, last));
+        uint64_t bytes = lay_out(&host, s->host, &model->options, batch->tokens, batch->documents,
+                                 batch->label_rows);
+        lay_out(&s->view, s->device, &model->options, batch->tokens, batch->documents,
+                batch->label_rows);
+        fill(model, &host, batch);
+        if (tsr_event_recorded(s->released))
+            TSR_TRY(tsr_stream_wait(model->h2d, s->released, tsr_event_recorded(s->released)));
+        TSR_TRY(tsr_stream_copy(model->h2d, s->device, s->host, bytes));
+        TSR_TRY(tsr_event_record(s->staged, model->h2d));
+    }
+    model->staged_count++;
+    return TSR_OK;
+}
+
+tsr_status tsr_model_release(tsr_model *model)
+{
+    stage *s = &model->stage[model->released_count % STAGES];
+    if (tsr_model_active(&s->batch))
+        TSR_TRY(tsr_event_record(s->released, model->compute));
+    model->released_count++;
+    return TSR_OK;
+}

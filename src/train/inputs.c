@@ -1,0 +1,165 @@
+#include "train/inputs.h"
+
+#include "base/hash.h"
+
+tsr_status tsr_inputs_read_config(tsr_inputs *inputs, const tsr_config_source *source)
+{
+    return tsr_config_load(&inputs->config, source);
+}
+
+tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train)
+{
+    tsr_config *config = &inputs->config;
+    TSR_TRY(tsr_model_config_load(&inputs->model, config->model_name_or_path));
+    TSR_TRY(tsr_checkpoint_open(&inputs->checkpoint, config->model_name_or_path));
+    TSR_TRY(tsr_layout_modules(&inputs->modules, &inputs->module_count, &inputs->model));
+    TSR_TRY(tsr_train_adapter_open(&inputs->adapter, config, train, inputs->modules,
+                                   inputs->module_count));
+    tsr_layout_options options = {.load_in_4bit = config->load_in_4bit,
+                                  .nested = config->use_bnb_nested_quant,
+                                  .compute = TSR_F32};
+    return tsr_layout_make(&inputs->layout, &inputs->model, inputs->checkpoint,
+                           inputs->adapter.present ? &inputs->adapter.set : NULL, &options);
+}
+
+/* The tokenizer and the chat template are opened for the first data set that has messages. */
+static tsr_status open_chat(tsr_inputs *inputs)
+{
+    const tsr_config *config = &inputs->config;
+    if (inputs->chat)
+        return TSR_OK;
+    TSR_TRY(tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path));
+    tsr_chat_options options = {.template_path = config->chat_template_path,
+                                .eos_token = config->eos_token};
+    return tsr_chat_create(&inputs->chat, inputs->tokenizer, &options);
+}
+
+static tsr_status load_dataset(tsr_dataset **out, tsr_inputs *inputs,
+                               const tsr_config_strings *files, const char *key, int64_t max_rows)
+{
+    static const tsr_data_format formats[] = {
+        [TSR_CONFIG_FORMAT_AUTO] = TSR_DATA_AUTO,
+        [TSR_CONFIG_FORMAT_MESSAGES] = TSR_DATA_MESSAGES,
+        [TSR_CONFIG_FORMAT_SHAREGPT] = TSR_DATA_SHAREGPT,
+        [TSR_CONFIG_FORMAT_ALPACA] = TSR_DATA_ALPACA,
+        [TSR_CONFIG_FORMAT_PROMPT_COMPLETION] = TSR_DATA_PROMPT_COMPLETION,
+        [TSR_CONFIG_FORMAT_TEXT] = TSR_DATA_TEXT,
+        [TSR_CONFIG_FORMAT_PRETOKENIZED] = TSR_DATA_PRETOKENIZED};
+    static const tsr_truncation truncations[] = {[TSR_CONFIG_TRUNCATION_ERROR] = TSR_TRUNCATE_ERROR,
+                                                 [TSR_CONFIG_TRUNCATION_RIGHT] = TSR_TRUNCATE_RIGHT,
+                                                 [TSR_CONFIG_TRUNCATION_DROP] = TSR_TRUNCATE_DROP};
+    const tsr_config *config = &inputs->config;
+    tsr_dataset_options options = {.files = files->items,
+                                   .file_count = files->count,
+                                   .key = key,
+                                   .format = formats[config->dataset_format],
+                                   .text_field = config->dataset_text_field,
+                                   .full_loss = config->assistant_only_loss == TSR_CONFIG_CHOICE_NO,
+                                   .max_length = config->max_length,
+                                   .truncation = truncations[config->truncation],
+                                   .vocab_size = (int64_t)inputs->model.vocab_size,
+                                   .max_rows = max_rows};
+    if (options.format == TSR_DATA_AUTO)
+        TSR_TRY(tsr_dataset_detect(&options.format, &options));
+    if (options.format == TSR_DATA_MESSAGES) {
+        TSR_TRY(open_chat(inputs));
+        options.chat = inputs->chat;
+    }
+    return tsr_dataset_load(out, &options);
+}
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static void widen_bounds(tsr_inputs *inputs, const tsr_batch *batch)
+{
+    const tsr_batch_run *run = tsr_batch_run_of(batch);
+    tsr_batch_bounds *bounds = &inputs->bounds;
+    bounds->tokens = larger(bounds->tokens, run->most_tokens);
+    bounds->documents = larger(bounds->documents, run->most_documents);
+    bounds->label_rows = larger(bounds->label_rows, run->most_label_rows);
+}
+
+static tsr_status make_training(tsr_inputs *inputs, int ranks)
+{
+    const tsr_config *config = &inputs->config;
+    TSR_TRY(load_dataset(&inputs->dataset, inputs, &config->dataset, "dataset", 0));
+    tsr_batch_options options = {.dataset = inputs->dataset,
+                                 .name = "dataset",
+                                 .shuffle = config->shuffle,
+                                 .seed = (uint64_t)config->data_seed,
+                                 .packing = config->packing,
+                                 .max_length = config->max_length,
+                                 .per_device = config->per_device_train_batch_size,
+                                 .accumulation = config->gradient_accumulation_steps,
+                                 .total_batch = config->total_batch_size,
+                                 .ranks = ranks,
+                                 .drop_last = config->dataloader_drop_last,
+                                 .epochs = config->num_train_epochs,
+                                 .max_steps = config->max_steps};
+    TSR_TRY(tsr_batch_create(&inputs->batch, &options));
+    inputs->contributions = (uint64_t)tsr_batch_run_of(inputs->batch)->step_micro;
+    widen_bounds(inputs, inputs->batch);
+    return TSR_OK;
+}
+
+static tsr_status make_evaluation(tsr_inputs *inputs, int ranks)
+{
+    const tsr_config *config = &inputs->config;
+    TSR_TRY(load_dataset(&inputs->eval_dataset, inputs, &config->eval_dataset, "eval_dataset",
+                         config->max_eval_samples));
+    tsr_batch_options options = {.dataset = inputs->eval_dataset,
+                                 .name = "eval_dataset",
+                                 .packing = config->eval_packing == TSR_CONFIG_CHOICE_YES,
+                                 .max_length = config->max_length,
+                                 .per_device = config->per_device_eval_batch_size,
+                                 .ranks = ranks,
+                                 .evaluation = true};
+    TSR_TRY(tsr_batch_create(&inputs->eval_batch, &options));
+    widen_bounds(inputs, inputs->eval_batch);
+    return TSR_OK;
+}
+
+tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks)
+{
+    if (train)
+        TSR_TRY(make_training(inputs, ranks));
+    if (inputs->config.eval_dataset.count)
+        TSR_TRY(make_evaluation(inputs, ranks));
+    return TSR_OK;
+}
+
+uint64_t tsr_inputs_hash(const tsr_inputs *inputs)
+{
+    uint64_t hash = tsr_hash(TSR_HASH_START, &inputs->layout.parameter_count, sizeof(uint64_t));
+    uint64_t parts[4] = {
+        inputs->dataset ? tsr_dataset_hash(inputs->dataset) : 0,
+        inputs->eval_dataset ? tsr_dataset_hash(inputs->eval_dataset) : 0,
+        inputs->batch ? tsr_batch_run_of(inputs->batch)->hash : 0,
+        inputs->layout.trainable_count,
+    };
+    for (uint64_t i = 0; i < tsr_checkpoint_count(inputs->checkpoint); i++) {
+        const tsr_tensor *tensor = tsr_checkpoint_at(inputs->checkpoint, i);
+        hash = tsr_hash(hash, tensor->name, strlen(tensor->name));
+        hash = tsr_hash(hash, tensor->shape, sizeof tensor->shape[0] * (uint64_t)tensor->ndim);
+    }
+    return tsr_hash(hash, parts, sizeof parts);
+}
+
+void tsr_inputs_close(tsr_inputs *inputs)
+{
+    tsr_batch_destroy(inputs->batch);
+    tsr_batch_destroy(inputs->eval_batch);
+    tsr_dataset_destroy(inputs->dataset);
+    tsr_dataset_destroy(inputs->eval_dataset);
+    tsr_chat_destroy(inputs->chat);
+    tsr_tokenizer_destroy(inputs->tokenizer);
+    tsr_layout_free(&inputs->layout);
+    tsr_train_adapter_close(&inputs->adapter);
+    tsr_layout_modules_free(inputs->modules, inputs->module_count);
+    tsr_checkpoint_close(inputs->checkpoint);
+    tsr_config_free(&inputs->config);
+    *inputs = (tsr_inputs){0};
+}

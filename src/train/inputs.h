@@ -1,0 +1,41 @@
+/*
+ * train/inputs.h: everything a job reads before its weights: configuration, config.json, the
+ * checkpoint's headers, the tokenizer, the data, the adapter's configuration; and what follows from
+ * them: layout and batches.
+ */
+#ifndef TSR_TRAIN_INPUTS_H
+#define TSR_TRAIN_INPUTS_H
+
+#include "data/batch.h"
+#include "data/dataset.h"
+#include "model/activation.h"
+#include "train/adapter.h"
+
+typedef struct {
+    tsr_config config;
+    tsr_model_config model;
+    tsr_checkpoint *checkpoint;
+    tsr_tokenizer *tokenizer; /* NULL without messages */
+    tsr_chat *chat;
+    tsr_dataset *dataset, *eval_dataset;
+    tsr_batch *batch, *eval_batch; /* NULL where there is no data set */
+    tsr_train_adapter adapter;
+    tsr_adapter_module *modules;
+    uint64_t module_count;
+    tsr_layout layout;
+    tsr_batch_bounds bounds; /* of training and evaluation together */
+    uint64_t contributions;  /* micro-batches of the largest step */
+} tsr_inputs;
+
+/* Zero-initialise *out; call in this order. Every rank reads the same; a failure leaves what was
+ * opened to tsr_inputs_close. */
+tsr_status tsr_inputs_read_config(tsr_inputs *inputs, const tsr_config_source *source);
+tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train);
+tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks);
+
+/* A hash of the data and of the model's description, equal on all ranks. */
+uint64_t tsr_inputs_hash(const tsr_inputs *inputs);
+
+void tsr_inputs_close(tsr_inputs *inputs);
+
+#endif
