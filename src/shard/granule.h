@@ -12,10 +12,7 @@
 
 #include "base/checked.h"
 
-#define TSR_GRANULE_ELEMENTS     64   /* of everything but NF4 */
-#define TSR_NF4_GRANULE_ELEMENTS 1024 /* 16 blocks of 64: one byte of absmax for each */
-#define TSR_NF4_GRANULE_CODES    512  /* bytes */
-#define TSR_NF4_GRANULE_ABSMAX   16   /* count; a byte each when nested, else a float */
+#define TSR_GRANULE_ELEMENTS 64 /* of everything but NF4, which quant/ knows */
 
 /* c: granules of one rank's part, padding included. ranks >= 1. */
 static inline uint64_t tsr_granule_per_rank(uint64_t granule_count, uint64_t ranks)

@@ -102,6 +102,7 @@ typedef struct {
     int8_t slot, stage, buffer; /* -1: none */
     uint8_t wait_count, record_count;
     bool first, last; /* COMPUTE: of its program */
+    bool releases;    /* COMPUTE: the slot's occupant leaves before its next use */
     int unit;         /* -1: none */
     uint64_t bytes;   /* that arrive on this rank */
     tsr_plan_wait wait[TSR_OP_WAITS];
@@ -123,7 +124,8 @@ typedef struct {
     bool comm_waits_optim;       /* no op on comm has waited for the last OPTIM yet */
     bool compute_waits_optim;    /* likewise on compute, where trainable parts are read in place */
     int16_t unit[TSR_SLOTS_MAX]; /* occupant of each slot, -1: none */
-    bool used[TSR_SLOTS_MAX];    /* compute has waited for what was gathered there last */
+    /* compute has waited for what comm, and for what h2d, put there last */
+    bool ready_awaited[TSR_SLOTS_MAX], loaded_awaited[TSR_SLOTS_MAX];
 } tsr_plan_state;
 
 typedef struct {

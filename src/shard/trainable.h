@@ -50,8 +50,8 @@ tsr_status tsr_trainable_make(tsr_trainable *out, const tsr_unit *units, int uni
                               int rank);
 void tsr_trainable_free(tsr_trainable *trainable);
 
-/* Takes (or plans) the arrays from device memory. */
-tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker);
+/* Takes (or plans) the arrays from device memory. Without `train` only the working copy. */
+tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool train);
 
 /* Segment `segment` of unit `unit`'s trainable part. */
 tsr_trainable_span tsr_trainable_at(const tsr_trainable *trainable, int unit, int segment);

@@ -1,0 +1,288 @@
+#include "shard/executor.h"
+
+#include "shard/executor_parts.h"
+#include "shard/plan_parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- creation ---- */
+
+static tsr_status check_options(const tsr_executor_options *o)
+{
+    if (!o->store || !o->device || !o->streams || !o->world || !o->shard)
+        return tsr_fail(TSR_EINVAL, "an executor needs a store, a device, streams and "
+                                    "communicators");
+    const tsr_plan_options *plan = &o->store->plan->options;
+    if (tsr_comm_size(o->shard) != plan->ranks || tsr_comm_rank(o->shard) != o->store->rank)
+        return tsr_fail(TSR_EINVAL,
+                        "rank %d of %d in the shard group, but the plan is for rank %d "
+                        "of %d",
+                        tsr_comm_rank(o->shard), tsr_comm_size(o->shard), o->store->rank,
+                        plan->ranks);
+    if (plan->replicas > 1 && (!o->replica || tsr_comm_size(o->replica) != plan->replicas))
+        return tsr_fail(TSR_EINVAL, "%d replicas in the plan, %d ranks in the replica group",
+                        plan->replicas, o->replica ? tsr_comm_size(o->replica) : 0);
+    const tsr_executor_callbacks *c = &o->callbacks;
+    bool norm = false;
+    for (int u = 0; u < plan->unit_count; u++)
+        norm |= plan->units[u].has_norm;
+    if (!c->compute || !c->tally || (norm && !c->norm) ||
+        (plan->train && (!c->grad_norm || !c->optim)))
+        return tsr_fail(TSR_EINVAL, "a callback of the executor is missing");
+    return TSR_OK;
+}
+
+/* Ranges of one part: for each slot (and each stage it can come from) all its segments. */
+static uint64_t make_ranges(tsr_executor *executor, int unit, int part, tsr_gather_range *out)
+{
+    const tsr_store *store = executor->options.store;
+    const tsr_plan_options *o = &executor->plan->options;
+    const tsr_unit *u = &o->units[unit];
+    bool trainable = part == TSR_PART_TRAINABLE;
+    const tsr_unit_part *p = trainable ? &u->trainable : &u->frozen;
+    bool gathered = trainable
+                        ? tsr_unit_trainable_gathered(u, o->ranks)
+                        : tsr_unit_frozen_gathered(u, o->ranks) && u->home != TSR_HOME_HOST_FULL;
+    if (!gathered)
+        return 0;
+    bool staged = !trainable && u->home == TSR_HOME_HOST_SHARDED;
+    int copies = staged ? o->stages : 1;
+    uint64_t count = 0;
+    for (int slot = 0; slot < o->slots; slot++)
+        for (int copy = 0; copy < copies; copy++)
+            for (int i = 0; i < p->segment_count; i++, count++) {
+                const tsr_segment *s = &p->segment[i];
+                if (!out)
+                    continue;
+                const char *from = staged ? store->stage[copy]
+                                   : trainable
+                                       ? store->trainable.work + store->trainable.work_offset[unit]
+                                       : store->frozen[unit];
+                uint64_t at = trainable ? tsr_unit_slot_trainable(u, o->ranks) : 0;
+                out[count] =
+                    (tsr_gather_range){.send = from + s->shard_offset,
+                                       .receive = store->slot[slot] + at + s->gathered_offset,
+                                       .bytes = s->shard_bytes};
+            }
+    return count;
+}
+
+static tsr_status make_all_ranges(tsr_executor *executor)
+{
+    int parts = executor->plan->options.unit_count * TSR_PART_COUNT;
+    executor->range_at = calloc((size_t)parts + 1, sizeof *executor->range_at);
+    if (!executor->range_at)
+        return tsr_fail(TSR_ENOMEM, "no memory for the ranges of %d parts", parts);
+    for (int i = 0; i < parts; i++)
+        executor->range_at[i + 1] =
+            executor->range_at[i] +
+            make_ranges(executor, i / TSR_PART_COUNT, i % TSR_PART_COUNT, NULL);
+    executor->range = calloc(executor->range_at[parts] + 1, sizeof *executor->range);
+    if (!executor->range)
+        return tsr_fail(TSR_ENOMEM, "no memory for %llu ranges",
+                        (unsigned long long)executor->range_at[parts]);
+    for (int i = 0; i < parts; i++)
+        make_ranges(executor, i / TSR_PART_COUNT, i % TSR_PART_COUNT,
+                    executor->range + executor->range_at[i]);
+    return TSR_OK;
+}
+
+/* Every event is recorded once, so that the first wait for it finds a record. */
+static tsr_status make_events(tsr_executor *executor)
+{
+    for (int e = 0; e < TSR_EVENT_COUNT; e++) {
+        TSR_TRY(tsr_event_create(&executor->event[e], executor->options.device));
+        TSR_TRY(tsr_event_record(executor->event[e],
+                                 executor->options.streams->stream[tsr_event_stream(e)]));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_executor_create(tsr_executor **out, const tsr_executor_options *options)
+{
+    TSR_TRY(check_options(options));
+    tsr_executor *executor = calloc(1, sizeof *executor);
+    if (!executor)
+        return tsr_fail(TSR_ENOMEM, "no memory for an executor");
+    executor->options = *options;
+    executor->plan = options->store->plan;
+    pthread_mutex_init(&executor->log_lock, NULL);
+    tsr_status status = TSR_OK;
+    if (options->log_count > 0) {
+        executor->log = calloc(options->log_count, sizeof *executor->log);
+        if (!executor->log)
+            status =
+                tsr_fail(TSR_ENOMEM, "no memory for a trace of %u operations", options->log_count);
+    }
+    if (status == TSR_OK)
+        status = make_all_ranges(executor);
+    if (status == TSR_OK)
+        status = make_events(executor);
+    if (status < 0) {
+        tsr_executor_destroy(executor);
+        return status;
+    }
+    *out = executor;
+    return TSR_OK;
+}
+
+void tsr_executor_destroy(tsr_executor *executor)
+{
+    if (!executor)
+        return;
+    tsr_streams_synchronize(executor->options.streams);
+    for (int e = 0; e < TSR_EVENT_COUNT; e++)
+        if (executor->event[e])
+            tsr_event_destroy(executor->event[e]);
+    pthread_mutex_destroy(&executor->log_lock);
+    free(executor->range);
+    free(executor->range_at);
+    free(executor->log);
+    free(executor);
+}
+
+/* ---- errors ---- */
+
+tsr_status tsr_executor_fail(tsr_executor *executor, tsr_status status)
+{
+    if (executor->failed)
+        return status;
+    executor->failed = true;
+    tsr_error_take(&executor->error, status);
+    tsr_device_poison(executor->options.device, status, executor->error.message);
+    tsr_comm_abort(executor->options.world, status, executor->error.message);
+    return tsr_error_put(&executor->error);
+}
+
+/* After a failure nothing is issued any more. */
+static tsr_status check_alive(tsr_executor *executor)
+{
+    tsr_status status = tsr_device_check(executor->options.device);
+    return status < 0 ? tsr_executor_fail(executor, status) : TSR_OK;
+}
+
+/* ---- programs ---- */
+
+static tsr_status run_program(tsr_executor *executor, tsr_program_kind kind)
+{
+    const tsr_program *program = tsr_plan_program(executor->plan, executor->state, kind);
+    if (!program)
+        return tsr_fail(TSR_EINVAL, "%s cannot follow here: see the order of calls",
+                        tsr_program_name(kind));
+    for (int e = 0; e < TSR_EVENT_COUNT; e++)
+        executor->base[e] = tsr_event_recorded(executor->event[e]);
+    for (int i = 0; i < program->op_count; i++) {
+        tsr_status status = tsr_op_issue(executor, &program->op[i]);
+        if (status < 0)
+            return tsr_executor_fail(executor, status);
+    }
+    executor->state = program->exit;
+    return TSR_OK;
+}
+
+tsr_status tsr_executor_prologue(tsr_executor *executor)
+{
+    TSR_TRY(check_alive(executor));
+    tsr_status status = tsr_streams_synchronize(executor->options.streams);
+    if (status < 0)
+        return tsr_executor_fail(executor, status);
+    executor->state = 0;
+    executor->norm_due = true;
+    executor->micro_batch = executor->train_batches = 0;
+    atomic_store(&executor->live, 0);
+    return run_program(executor, TSR_PROGRAM_PROLOGUE);
+}
+
+static tsr_status check_words(const tsr_executor *executor)
+{
+    if (executor->words_made - executor->words_read < 2)
+        return TSR_OK;
+    return tsr_fail(TSR_EINVAL, "two control words are unread: read one before issuing more");
+}
+
+tsr_status tsr_executor_micro_batch(tsr_executor *executor, bool train, bool empty)
+{
+    TSR_TRY(check_alive(executor));
+    TSR_TRY(check_words(executor));
+    executor->train = train;
+    executor->empty = empty;
+    bool first = executor->norm_due;
+    TSR_TRY(run_program(executor, train
+                                      ? (first ? TSR_PROGRAM_TRAIN_FIRST : TSR_PROGRAM_TRAIN_NEXT)
+                                      : (first ? TSR_PROGRAM_EVAL_FIRST : TSR_PROGRAM_EVAL_NEXT)));
+    executor->norm_due = false;
+    executor->micro_batch++;
+    executor->train_batches += train;
+    return TSR_OK;
+}
+
+static tsr_status run_end(tsr_executor *executor, tsr_program_kind kind,
+                          const tsr_host_flags *flags)
+{
+    TSR_TRY(check_alive(executor));
+    TSR_TRY(check_words(executor));
+    executor->flags = *flags;
+    TSR_TRY(run_program(executor, kind));
+    executor->micro_batch = 0;
+    return TSR_OK;
+}
+
+tsr_status tsr_executor_step_end(tsr_executor *executor, const tsr_host_flags *flags)
+{
+    TSR_TRY(run_end(executor, TSR_PROGRAM_STEP_END, flags));
+    executor->train_batches = 0;
+    executor->norm_due = true;
+    return TSR_OK;
+}
+
+tsr_status tsr_executor_eval_end(tsr_executor *executor, const tsr_host_flags *flags)
+{
+    return run_end(executor, TSR_PROGRAM_EVAL_END, flags);
+}
+
+tsr_status tsr_executor_wait_word(tsr_executor *executor, int64_t *word)
+{
+    if (executor->words_read == executor->words_made)
+        return tsr_fail(TSR_EINVAL, "no control word is on its way");
+    uint64_t ring = executor->words_read % 2;
+    tsr_status status =
+        tsr_event_wait_host(executor->event[TSR_EVENT_WORDED], executor->word_generation[ring]);
+    if (status < 0)
+        return tsr_executor_fail(executor, status);
+    /* A poisoned device completes its events without having done the work. */
+    TSR_TRY(check_alive(executor));
+    memcpy(word, executor->options.store->host_word[ring], TSR_WORD_COUNT * sizeof *word);
+    executor->words_read++;
+    return TSR_OK;
+}
+
+/* ---- figures ---- */
+
+tsr_exposed tsr_executor_exposed(const tsr_executor *executor)
+{
+    double seconds[TSR_CAUSE_COUNT];
+    for (int c = 0; c < TSR_CAUSE_COUNT; c++)
+        seconds[c] = 1e-9 * (double)atomic_load(&executor->exposed_ns[c]);
+    return (tsr_exposed){.h2d = seconds[TSR_CAUSE_H2D],
+                         .gather = seconds[TSR_CAUSE_GATHER],
+                         .reduce = seconds[TSR_CAUSE_REDUCE],
+                         .other = seconds[TSR_CAUSE_OTHER]};
+}
+
+int tsr_executor_live_slots(const tsr_executor *executor, int *most)
+{
+    if (most)
+        *most = atomic_load(&executor->live_most);
+    return __builtin_popcount(atomic_load(&executor->live));
+}
+
+const tsr_op_record *tsr_executor_log(const tsr_executor *executor, uint64_t i, uint64_t *count)
+{
+    uint64_t kept = executor->log_count < executor->options.log_count ? executor->log_count
+                                                                      : executor->options.log_count;
+    *count = kept;
+    if (i >= kept)
+        return NULL;
+    return &executor->log[(executor->log_count - kept + i) % executor->options.log_count];
+}

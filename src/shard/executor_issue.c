@@ -1,0 +1,258 @@
+/*
+ * executor_issue.c: one op of the plan onto its stream: its waits, its work, its records.
+ */
+#include "base/clock.h"
+#include "shard/executor_parts.h"
+
+_Static_assert(sizeof(tsr_op_call) <= TSR_CALL_BYTES, "an op's call fits a stream's argument");
+
+static tsr_stream *stream_of(const tsr_executor *executor, const tsr_plan_op *op)
+{
+    return executor->options.streams->stream[op->stream];
+}
+
+/* ---- waits ---- */
+
+static tsr_wait_cause cause_of(int event)
+{
+    if (event >= TSR_EVENT_READY && event < TSR_EVENT_LOADED)
+        return TSR_CAUSE_GATHER;
+    if (event >= TSR_EVENT_LOADED && event < TSR_EVENT_FILLED)
+        return TSR_CAUSE_H2D;
+    if (event >= TSR_EVENT_REDUCED && event < TSR_EVENT_COMPUTED)
+        return TSR_CAUSE_REDUCE;
+    return TSR_CAUSE_OTHER;
+}
+
+/* I4: a generation that was not recorded, or is no longer the latest, is a bug of the plan. */
+static tsr_status wait_one(tsr_executor *executor, const tsr_plan_op *op, const tsr_plan_wait *wait)
+{
+    uint64_t generation = executor->base[wait->event] + wait->count;
+    uint64_t recorded = tsr_event_recorded(executor->event[wait->event]);
+    if (generation == 0 || generation != recorded) {
+        char name[16];
+        tsr_event_name(name, wait->event);
+        return tsr_fail(TSR_EINTERNAL,
+                        "plan: %s of unit %d waits for record %llu of %s, which has %llu",
+                        tsr_op_name((tsr_op_kind)op->kind), op->unit,
+                        (unsigned long long)generation, name, (unsigned long long)recorded);
+    }
+    return tsr_stream_wait(stream_of(executor, op), executor->event[wait->event], generation);
+}
+
+static tsr_status wait_all(tsr_executor *executor, const tsr_plan_op *op)
+{
+    tsr_stream *stream = stream_of(executor, op);
+    tsr_wait_call call = {.executor = executor, .slot = op->slot};
+    bool measured = op->stream == TSR_STREAM_COMPUTE && op->wait_count > 0;
+    bool staged = op->kind == TSR_OP_GATHER && op->stage >= 0;
+    if (measured)
+        TSR_TRY(tsr_stream_call(stream, tsr_wait_call_begin, &call, sizeof call));
+    /* The stage last, so that what a gather waits after its slot is the copy alone. */
+    for (int i = 0; i < op->wait_count; i++) {
+        if (staged && op->wait[i].event == TSR_EVENT_FILLED + op->stage)
+            TSR_TRY(tsr_stream_call(stream, tsr_wait_call_stage, &call, sizeof call));
+        TSR_TRY(wait_one(executor, op, &op->wait[i]));
+        call.cause = cause_of(op->wait[i].event);
+        if (measured)
+            TSR_TRY(tsr_stream_call(stream, tsr_wait_call_end, &call, sizeof call));
+    }
+    return TSR_OK;
+}
+
+/* ---- work ---- */
+
+static tsr_status poison(const tsr_executor *executor, const tsr_plan_op *op, char *data,
+                         uint64_t bytes)
+{
+    if (!executor->options.debug.poison_slots || bytes == 0)
+        return TSR_OK;
+    tsr_poison_call call = {.data = data, .bytes = bytes};
+    return tsr_stream_call(stream_of(executor, op), tsr_poison_call_run, &call, sizeof call);
+}
+
+static tsr_status issue_h2d(tsr_executor *executor, const tsr_plan_op *op)
+{
+    const tsr_store *store = executor->options.store;
+    char *to = op->stage >= 0 ? store->stage[op->stage] : store->slot[op->slot];
+    return tsr_stream_copy(stream_of(executor, op), to, store->frozen[op->unit], op->bytes);
+}
+
+static tsr_status issue_gather(tsr_executor *executor, const tsr_plan_op *op)
+{
+    const tsr_plan_options *o = &executor->plan->options;
+    const tsr_unit *unit = &o->units[op->unit];
+    bool trainable = op->kind == TSR_OP_GATHER_T;
+    const tsr_unit_part *part = trainable ? &unit->trainable : &unit->frozen;
+    int copies = !trainable && unit->home == TSR_HOME_HOST_SHARDED ? o->stages : 1;
+    int copy = op->slot * copies + (op->stage >= 0 ? op->stage : 0);
+    uint64_t first = executor->range_at[op->unit * TSR_PART_COUNT +
+                                        (trainable ? TSR_PART_TRAINABLE : TSR_PART_FROZEN)] +
+                     (uint64_t)copy * (uint64_t)part->segment_count;
+    if (trainable)
+        TSR_TRY(poison(executor, op,
+                       executor->options.store->slot[op->slot] +
+                           tsr_unit_slot_trainable(unit, o->ranks),
+                       op->bytes));
+    return tsr_comm_all_gather(executor->options.shard, stream_of(executor, op),
+                               executor->range + first, part->segment_count);
+}
+
+static tsr_status issue_compute(tsr_executor *executor, const tsr_plan_op *op)
+{
+    const tsr_executor_callbacks *callbacks = &executor->options.callbacks;
+    tsr_store *store = executor->options.store;
+    tsr_unit_view view = tsr_store_view(store, op->unit, op->slot);
+    if (op->kind == TSR_OP_NORM)
+        return callbacks->norm(callbacks->user, op->unit, &view);
+    tsr_use use = {.phase = (tsr_use_phase)op->phase,
+                   .unit = op->unit,
+                   .micro_batch = executor->micro_batch,
+                   .train = executor->train,
+                   .empty = executor->empty,
+                   .first = op->first,
+                   .last = op->last};
+    TSR_TRY(callbacks->compute(callbacks->user, &use, &view,
+                               op->buffer >= 0 ? store->gradient[op->buffer] : NULL));
+    if (!op->releases)
+        return TSR_OK;
+    return poison(executor, op, store->slot[op->slot], executor->plan->slot_bytes);
+}
+
+/* Summed over the shard group, then over replicas, then added up by the owner. The first
+ * micro-batch of a step overwrites what the last step left. */
+static tsr_status issue_reduce(tsr_executor *executor, const tsr_plan_op *op)
+{
+    tsr_store *store = executor->options.store;
+    tsr_stream *stream = stream_of(executor, op);
+    const tsr_plan_options *o = &executor->plan->options;
+    uint64_t count = o->units[op->unit].trainable.gradient_count;
+    int64_t *part = store->gradient[op->buffer];
+    if (o->ranks > 1) {
+        TSR_TRY(
+            tsr_comm_reduce_scatter(executor->options.shard, stream, store->receive, part, count));
+        part = store->receive;
+    }
+    if (o->replicas > 1)
+        TSR_TRY(tsr_comm_all_reduce(executor->options.replica, stream, part, count, TSR_SUM));
+    tsr_add_call call = {.accumulator =
+                             store->trainable.accumulator + store->trainable.begin[op->unit],
+                         .part = part,
+                         .count = count,
+                         .store = executor->train_batches == 0};
+    return tsr_stream_call(stream, tsr_add_call_run, &call, sizeof call);
+}
+
+static tsr_status issue_fill_word(tsr_executor *executor, const tsr_plan_op *op)
+{
+    const tsr_executor_callbacks *callbacks = &executor->options.callbacks;
+    int64_t *word = executor->options.store->word;
+    tsr_stream *stream = stream_of(executor, op);
+    tsr_flags_call call = {.word = word, .flags = executor->flags};
+    TSR_TRY(tsr_stream_call(stream, tsr_flags_call_run, &call, sizeof call));
+    if (op->kind == TSR_OP_TALLY)
+        return callbacks->tally(callbacks->user, word);
+    TSR_TRY(callbacks->grad_norm(callbacks->user, word));
+    /* Replicas hold the same accumulators: one of them counts. */
+    if (executor->plan->options.replicas > 1 && tsr_comm_rank(executor->options.replica) > 0)
+        return tsr_stream_zero(stream, word + TSR_WORD_NORM, sizeof(tsr_exact_sum));
+    return TSR_OK;
+}
+
+static tsr_status issue_word(tsr_executor *executor, const tsr_plan_op *op)
+{
+    tsr_store *store = executor->options.store;
+    uint64_t ring = executor->words_made++ % 2;
+    executor->word_generation[ring] = tsr_event_recorded(executor->event[TSR_EVENT_WORDED]) + 1;
+    return tsr_stream_copy(stream_of(executor, op), store->host_word[ring], store->word,
+                           TSR_WORD_COUNT * sizeof(int64_t));
+}
+
+static tsr_status issue_work(tsr_executor *executor, const tsr_plan_op *op)
+{
+    const tsr_executor_callbacks *callbacks = &executor->options.callbacks;
+    tsr_store *store = executor->options.store;
+    switch ((tsr_op_kind)op->kind) {
+    case TSR_OP_H2D:
+        return issue_h2d(executor, op);
+    case TSR_OP_GATHER:
+    case TSR_OP_GATHER_T:
+        return issue_gather(executor, op);
+    case TSR_OP_NORM:
+    case TSR_OP_COMPUTE:
+        return issue_compute(executor, op);
+    case TSR_OP_REDUCE:
+        return issue_reduce(executor, op);
+    case TSR_OP_GRAD_NORM:
+    case TSR_OP_TALLY:
+        return issue_fill_word(executor, op);
+    case TSR_OP_CONTROL:
+        return tsr_comm_all_reduce(executor->options.world, stream_of(executor, op), store->word,
+                                   TSR_WORD_COUNT, TSR_SUM);
+    case TSR_OP_OPTIM:
+        executor->updates++;
+        return callbacks->optim(callbacks->user, store->word);
+    case TSR_OP_WORD:
+        return issue_word(executor, op);
+    default:
+        return tsr_fail(TSR_EINTERNAL, "plan: operation of kind %d", op->kind);
+    }
+}
+
+/* ---- slots, as of what was issued ---- */
+
+static tsr_status note_slot(tsr_executor *executor, const tsr_plan_op *op, tsr_op_call *call)
+{
+    if (op->slot < 0)
+        return TSR_OK;
+    tsr_slot_stamp *issued = executor->issued[op->slot];
+    const tsr_unit *unit = &executor->plan->options.units[op->unit];
+    int ranks = executor->plan->options.ranks;
+    if (op->kind == TSR_OP_GATHER_T) {
+        issued[TSR_PART_TRAINABLE] = (tsr_slot_stamp){op->unit, executor->serial};
+        executor->issued_update[op->slot] = executor->updates;
+        return TSR_OK;
+    }
+    if (op->kind == TSR_OP_GATHER || op->kind == TSR_OP_H2D) {
+        issued[TSR_PART_FROZEN] = (tsr_slot_stamp){op->unit, executor->serial};
+        return TSR_OK;
+    }
+    bool frozen = tsr_unit_frozen_gathered(unit, ranks);
+    bool trainable = tsr_unit_trainable_gathered(unit, ranks);
+    if ((frozen && issued[TSR_PART_FROZEN].unit != op->unit) ||
+        (trainable && (issued[TSR_PART_TRAINABLE].unit != op->unit ||
+                       executor->issued_update[op->slot] != executor->updates)))
+        return tsr_fail(TSR_EINTERNAL,
+                        "plan: unit %d is used in slot %d, which holds units %d and %d, update "
+                        "%llu of %llu",
+                        op->unit, op->slot, issued[TSR_PART_FROZEN].unit,
+                        issued[TSR_PART_TRAINABLE].unit,
+                        (unsigned long long)executor->issued_update[op->slot],
+                        (unsigned long long)executor->updates);
+    call->expected[TSR_PART_FROZEN] = frozen ? issued[TSR_PART_FROZEN].serial : 0;
+    call->expected[TSR_PART_TRAINABLE] = trainable ? issued[TSR_PART_TRAINABLE].serial : 0;
+    return TSR_OK;
+}
+
+tsr_status tsr_op_issue(tsr_executor *executor, const tsr_plan_op *op)
+{
+    const tsr_executor_debug *debug = &executor->options.debug;
+    tsr_stream *stream = stream_of(executor, op);
+    tsr_op_call call = {.executor = executor,
+                        .op = *op,
+                        .step = executor->words_made,
+                        .serial = ++executor->serial,
+                        .issue = tsr_now()};
+    if (debug->fault != TSR_FAULT_NONE && debug->kind == op->kind &&
+        debug->index == executor->of_kind[op->kind])
+        call.fault = debug->fault;
+    executor->of_kind[op->kind]++;
+    TSR_TRY(note_slot(executor, op, &call));
+    TSR_TRY(wait_all(executor, op));
+    TSR_TRY(tsr_stream_call(stream, tsr_op_call_begin, &call, sizeof call));
+    TSR_TRY(issue_work(executor, op));
+    TSR_TRY(tsr_stream_call(stream, tsr_op_call_end, &call, sizeof call));
+    for (int i = 0; i < op->record_count; i++)
+        TSR_TRY(tsr_event_record(executor->event[op->record[i]], stream));
+    return TSR_OK;
+}

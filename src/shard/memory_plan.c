@@ -1,0 +1,116 @@
+#include "shard/memory_plan.h"
+
+#include "base/checked.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+tsr_status tsr_memory_plan_add(tsr_memory_plan *plan, tsr_place place, const char *name,
+                               uint64_t bytes, const char *note)
+{
+    if (bytes == 0)
+        return TSR_OK;
+    uint64_t total;
+    if (bytes > UINT64_MAX / 2 ||
+        !tsr_add_u64(&total, plan->total[place], tsr_align_up(bytes, TSR_ALIGNMENT)))
+        return tsr_fail(TSR_EINVAL, "the memory plan overflows at %s (%llu bytes)", name,
+                        (unsigned long long)bytes);
+    if (plan->count == plan->capacity) {
+        int capacity = plan->capacity ? 2 * plan->capacity : 64;
+        tsr_buffer *grown = realloc(plan->buffer, (size_t)capacity * sizeof *grown);
+        if (!grown)
+            return tsr_fail(TSR_ENOMEM, "no memory for a plan of %d buffers", capacity);
+        plan->buffer = grown;
+        plan->capacity = capacity;
+    }
+    tsr_buffer *buffer = &plan->buffer[plan->count++];
+    snprintf(buffer->name, sizeof buffer->name, "%s", name);
+    snprintf(buffer->note, sizeof buffer->note, "%s", note ? note : "");
+    buffer->bytes = bytes;
+    buffer->place = place;
+    plan->total[place] = total;
+    return TSR_OK;
+}
+
+void tsr_memory_plan_free(tsr_memory_plan *plan)
+{
+    free(plan->buffer);
+    *plan = (tsr_memory_plan){0};
+}
+
+/* The next buffer of the plan must be this one. */
+static tsr_status check_planned(tsr_taker *taker, tsr_place place, const char *name, uint64_t bytes)
+{
+    const tsr_memory_plan *plan = taker->plan;
+    if (taker->cursor >= plan->count)
+        return tsr_fail(TSR_EINTERNAL, "buffer %s (%llu bytes) is not in the memory plan", name,
+                        (unsigned long long)bytes);
+    const tsr_buffer *planned = &plan->buffer[taker->cursor++];
+    if (planned->place != place || planned->bytes != bytes ||
+        strncmp(planned->name, name, sizeof planned->name - 1) != 0)
+        return tsr_fail(TSR_EINTERNAL,
+                        "buffer %d of the memory plan is %s (%llu bytes), but %s (%llu bytes) is "
+                        "taken",
+                        taker->cursor - 1, planned->name, (unsigned long long)planned->bytes, name,
+                        (unsigned long long)bytes);
+    return TSR_OK;
+}
+
+tsr_status tsr_taker_take(tsr_taker *taker, void **out, tsr_place place, const char *name,
+                          uint64_t bytes, const char *note)
+{
+    *out = NULL;
+    if (bytes == 0)
+        return TSR_OK;
+    bool running = taker->device || taker->host;
+    if (!running)
+        return tsr_memory_plan_add(taker->plan, place, name, bytes, note);
+    if (taker->plan)
+        TSR_TRY(check_planned(taker, place, name, bytes));
+    if (place == TSR_PLACE_NODE)
+        return TSR_OK;
+    tsr_arena *arena = place == TSR_PLACE_DEVICE ? taker->device : taker->host;
+    if (!arena)
+        return tsr_fail(TSR_EINTERNAL, "buffer %s: no arena of its place", name);
+    return tsr_arena_take(out, arena, name, bytes);
+}
+
+tsr_status tsr_taker_device(void *user, void **out, const char *name, uint64_t bytes)
+{
+    void *address;
+    TSR_TRY(tsr_taker_take(user, &address, TSR_PLACE_DEVICE, name, bytes, NULL));
+    if (out)
+        *out = address;
+    return TSR_OK;
+}
+
+tsr_status tsr_taker_host(void *user, void **out, const char *name, uint64_t bytes)
+{
+    void *address;
+    TSR_TRY(tsr_taker_take(user, &address, TSR_PLACE_HOST, name, bytes, NULL));
+    if (out)
+        *out = address;
+    return TSR_OK;
+}
+
+static tsr_status check_arena(const tsr_arena *arena, const char *what, uint64_t planned)
+{
+    uint64_t taken = arena ? tsr_arena_high_water(arena) : 0;
+    if (taken == planned)
+        return TSR_OK;
+    return tsr_fail(TSR_EINTERNAL, "%s memory: %llu bytes were taken, %llu were planned", what,
+                    (unsigned long long)taken, (unsigned long long)planned);
+}
+
+tsr_status tsr_taker_finish(const tsr_taker *taker)
+{
+    const tsr_memory_plan *plan = taker->plan;
+    if (!plan)
+        return TSR_OK;
+    if (taker->cursor != plan->count)
+        return tsr_fail(TSR_EINTERNAL, "buffer %s of the memory plan was never taken",
+                        plan->buffer[taker->cursor].name);
+    TSR_TRY(check_arena(taker->device, "device", plan->total[TSR_PLACE_DEVICE]));
+    return check_arena(taker->host, "host", plan->total[TSR_PLACE_HOST]);
+}

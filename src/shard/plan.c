@@ -1,0 +1,319 @@
+#include "shard/plan.h"
+
+#include "shard/plan_parts.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- names ---- */
+
+const char *tsr_op_name(tsr_op_kind kind)
+{
+    static const char *const name[TSR_OP_COUNT] = {
+        [TSR_OP_H2D] = "H2D",
+        [TSR_OP_GATHER] = "GATHER",
+        [TSR_OP_GATHER_T] = "GATHER_T",
+        [TSR_OP_NORM] = "NORM",
+        [TSR_OP_COMPUTE] = "COMPUTE",
+        [TSR_OP_REDUCE] = "REDUCE",
+        [TSR_OP_GRAD_NORM] = "GRAD_NORM",
+        [TSR_OP_TALLY] = "TALLY",
+        [TSR_OP_CONTROL] = "CONTROL",
+        [TSR_OP_OPTIM] = "OPTIM",
+        [TSR_OP_WORD] = "WORD",
+    };
+    return (unsigned)kind < TSR_OP_COUNT ? name[kind] : "?";
+}
+
+const char *tsr_program_name(tsr_program_kind kind)
+{
+    static const char *const name[TSR_PROGRAM_COUNT] = {
+        [TSR_PROGRAM_PROLOGUE] = "PROLOGUE",     [TSR_PROGRAM_TRAIN_FIRST] = "TRAIN_FIRST",
+        [TSR_PROGRAM_TRAIN_NEXT] = "TRAIN_NEXT", [TSR_PROGRAM_EVAL_FIRST] = "EVAL_FIRST",
+        [TSR_PROGRAM_EVAL_NEXT] = "EVAL_NEXT",   [TSR_PROGRAM_STEP_END] = "STEP_END",
+        [TSR_PROGRAM_EVAL_END] = "EVAL_END",
+    };
+    return (unsigned)kind < TSR_PROGRAM_COUNT ? name[kind] : "?";
+}
+
+void tsr_event_name(char out[16], int event)
+{
+    static const struct {
+        int first;
+        const char *name;
+        bool indexed;
+    } group[] = {
+        {TSR_EVENT_WORDED, "worded", false},
+        {TSR_EVENT_OPTIMIZED, "optimized", false},
+        {TSR_EVENT_CONTROLLED, "controlled", false},
+        {TSR_EVENT_TALLIED, "tallied", false},
+        {TSR_EVENT_COMPUTED, "computed", false},
+        {TSR_EVENT_REDUCED, "reduced", true},
+        {TSR_EVENT_WRITTEN, "written", true},
+        {TSR_EVENT_DRAINED, "drained", true},
+        {TSR_EVENT_FILLED, "filled", true},
+        {TSR_EVENT_LOADED, "loaded", true},
+        {TSR_EVENT_READY, "ready", true},
+        {TSR_EVENT_FREED, "freed", true},
+    };
+    size_t g = 0;
+    while (event < group[g].first)
+        g++;
+    if (group[g].indexed)
+        snprintf(out, 16, "%s[%u]", group[g].name, (unsigned)(event - group[g].first) & 0xffu);
+    else
+        snprintf(out, 16, "%s", group[g].name);
+}
+
+void tsr_plan_op_print(tsr_text *out, const tsr_plan_op *op)
+{
+    static const char phase[] = {
+        [TSR_USE_FORWARD] = 'F', [TSR_USE_HEAD] = 'H', [TSR_USE_BACKWARD] = 'B'};
+    static const char *const comm[] = {[TSR_COMM_NONE] = "",
+                                       [TSR_COMM_SHARD] = " over shards",
+                                       [TSR_COMM_REPLICA] = " over replicas",
+                                       [TSR_COMM_WORLD] = " over world"};
+    tsr_text_printf(out, "%-7s %s", tsr_stream_id_name((tsr_stream_id)op->stream),
+                    tsr_op_name((tsr_op_kind)op->kind));
+    if (op->kind == TSR_OP_COMPUTE)
+        tsr_text_printf(out, " %c", phase[op->phase]);
+    if (op->unit >= 0)
+        tsr_text_printf(out, " unit %d", op->unit);
+    if (op->slot >= 0)
+        tsr_text_printf(out, " slot %d", op->slot);
+    if (op->stage >= 0)
+        tsr_text_printf(out, " stage %d", op->stage);
+    if (op->buffer >= 0)
+        tsr_text_printf(out, " gradient %d", op->buffer);
+    if (op->bytes > 0)
+        tsr_text_printf(out, " %llu bytes", (unsigned long long)op->bytes);
+    tsr_text_puts(out, comm[op->comm]);
+    char name[16];
+    for (int i = 0; i < op->wait_count; i++) {
+        tsr_event_name(name, op->wait[i].event);
+        tsr_text_printf(out, "%s%s +%u", i ? ", " : "; waits ", name, op->wait[i].count);
+    }
+    for (int i = 0; i < op->record_count; i++) {
+        tsr_event_name(name, op->record[i]);
+        tsr_text_printf(out, "%s%s", i ? ", " : "; records ", name);
+    }
+}
+
+void tsr_plan_print(tsr_text *out, const tsr_plan *plan)
+{
+    const tsr_plan_options *o = &plan->options;
+    tsr_text_printf(out,
+                    "plan %016llx: %d units (%d layers), %d ranks x %d replicas, %d slots of "
+                    "%llu bytes, %d stages of %llu bytes\n",
+                    (unsigned long long)plan->hash, o->unit_count, o->layer_count, o->ranks,
+                    o->replicas, o->slots, (unsigned long long)plan->slot_bytes, o->stages,
+                    (unsigned long long)plan->stage_bytes);
+    for (int i = 0; i < plan->program_count; i++) {
+        const tsr_program *program = &plan->program[i];
+        tsr_text_printf(out, "%s, state %d to %d\n", tsr_program_name(program->kind),
+                        program->entry, program->exit);
+        for (int k = 0; k < program->op_count; k++) {
+            tsr_text_puts(out, "  ");
+            tsr_plan_op_print(out, &program->op[k]);
+            tsr_text_puts(out, "\n");
+        }
+    }
+}
+
+/* ---- compilation ---- */
+
+static bool state_equal(const tsr_plan_state *a, const tsr_plan_state *b)
+{
+    return a->after == b->after && a->stage == b->stage &&
+           a->comm_waits_optim == b->comm_waits_optim &&
+           a->compute_waits_optim == b->compute_waits_optim &&
+           memcmp(a->unit, b->unit, sizeof a->unit) == 0 &&
+           memcmp(a->ready_awaited, b->ready_awaited, sizeof a->ready_awaited) == 0 &&
+           memcmp(a->loaded_awaited, b->loaded_awaited, sizeof a->loaded_awaited) == 0;
+}
+
+/* The index of *state, added if it is new. */
+static tsr_status state_index(int *out, tsr_plan *plan, const tsr_plan_state *state)
+{
+    for (int i = 0; i < plan->state_count; i++)
+        if (state_equal(&plan->state[i], state)) {
+            *out = i;
+            return TSR_OK;
+        }
+    int count = plan->state_count + 1;
+    tsr_plan_state *grown = realloc(plan->state, (size_t)count * sizeof *grown);
+    if (grown)
+        plan->state = grown;
+    int *at = realloc(plan->program_at, (size_t)count * TSR_PROGRAM_COUNT * sizeof *at);
+    if (at)
+        plan->program_at = at;
+    if (!grown || !at)
+        return tsr_fail(TSR_ENOMEM, "no memory for %d states of the plan", count);
+    plan->state[count - 1] = *state;
+    for (int k = 0; k < TSR_PROGRAM_COUNT; k++)
+        plan->program_at[(count - 1) * TSR_PROGRAM_COUNT + k] = -1;
+    *out = plan->state_count;
+    plan->state_count = count;
+    return TSR_OK;
+}
+
+static bool may_follow(const tsr_plan *plan, tsr_after after, tsr_program_kind kind)
+{
+    bool train = plan->options.train;
+    switch (kind) {
+    case TSR_PROGRAM_PROLOGUE:
+        return after == TSR_AFTER_NOTHING;
+    case TSR_PROGRAM_TRAIN_FIRST:
+        return train && after == TSR_AFTER_UPDATE;
+    case TSR_PROGRAM_EVAL_FIRST:
+        return after == TSR_AFTER_UPDATE;
+    case TSR_PROGRAM_TRAIN_NEXT:
+        return train && (after == TSR_AFTER_TRAIN || after == TSR_AFTER_TALLY);
+    case TSR_PROGRAM_EVAL_NEXT:
+        return after == TSR_AFTER_EVAL || after == TSR_AFTER_TALLY;
+    case TSR_PROGRAM_STEP_END:
+        return after == TSR_AFTER_TRAIN;
+    case TSR_PROGRAM_EVAL_END:
+        return after == TSR_AFTER_EVAL;
+    default:
+        return false;
+    }
+}
+
+static tsr_status add_program(tsr_plan *plan, int entry, tsr_program_kind kind)
+{
+    tsr_plan_state state = plan->state[entry];
+    tsr_program program;
+    TSR_TRY(tsr_program_compile(&program, plan, kind, &state));
+    program.entry = entry;
+    tsr_program *grown = realloc(plan->program, ((size_t)plan->program_count + 1) * sizeof *grown);
+    if (!grown) {
+        free(program.op);
+        return tsr_fail(TSR_ENOMEM, "no memory for %d programs", plan->program_count + 1);
+    }
+    plan->program = grown;
+    int index = plan->program_count++;
+    plan->program[index] = program;
+    TSR_TRY(state_index(&plan->program[index].exit, plan, &state));
+    plan->program_at[entry * TSR_PROGRAM_COUNT + (int)kind] = index;
+    return TSR_OK;
+}
+
+tsr_status tsr_plan_close(tsr_plan *plan)
+{
+    tsr_plan_state empty = {.after = TSR_AFTER_NOTHING};
+    for (int s = 0; s < TSR_SLOTS_MAX; s++) {
+        empty.unit[s] = -1;
+        empty.ready_awaited[s] = empty.loaded_awaited[s] = true;
+    }
+    int index;
+    TSR_TRY(state_index(&index, plan, &empty));
+    for (int entry = 0; entry < plan->state_count; entry++)
+        for (int kind = 0; kind < TSR_PROGRAM_COUNT; kind++)
+            if (may_follow(plan, (tsr_after)plan->state[entry].after, (tsr_program_kind)kind))
+                TSR_TRY(add_program(plan, entry, (tsr_program_kind)kind));
+    return TSR_OK;
+}
+
+static tsr_status check_options(const tsr_plan_options *o)
+{
+    if (!o->units || o->unit_count < 1 || o->unit_count > INT16_MAX || o->layer_count < 1 ||
+        o->layer_count > o->unit_count)
+        return tsr_fail(TSR_EINVAL, "a plan of %d units, %d of them layers", o->unit_count,
+                        o->layer_count);
+    if (o->slots < 2 || o->slots > TSR_SLOTS_MAX)
+        return tsr_fail(TSR_EINVAL, "%d slots: 2 to %d are possible", o->slots, TSR_SLOTS_MAX);
+    if (o->stages < 1 || o->stages > TSR_STAGES_MAX)
+        return tsr_fail(TSR_EINVAL, "%d stages: 1 to %d are possible", o->stages, TSR_STAGES_MAX);
+    if (o->ranks < 1 || o->replicas < 1)
+        return tsr_fail(TSR_EINVAL, "%d ranks x %d replicas", o->ranks, o->replicas);
+    for (int u = 0; u < o->unit_count; u++) {
+        if (o->units[u].id != u)
+            return tsr_fail(TSR_EINVAL, "unit %d has the id %d", u, o->units[u].id);
+        if (u >= o->layer_count && o->units[u].trainable.segment_count > 0)
+            return tsr_fail(TSR_EINVAL, "unit %d is a chunk of the head and cannot be trained", u);
+    }
+    return TSR_OK;
+}
+
+/* The largest of each buffer over all units. */
+static void measure(tsr_plan *plan)
+{
+    const tsr_plan_options *o = &plan->options;
+    uint64_t part_bytes = 0;
+    for (int u = 0; u < o->unit_count; u++) {
+        const tsr_unit *unit = &o->units[u];
+        uint64_t slot = tsr_unit_slot_bytes(unit, o->ranks);
+        uint64_t stage = unit->home == TSR_HOME_HOST_SHARDED ? unit->frozen.shard_bytes : 0;
+        uint64_t part = o->train ? unit->trainable.gradient_count * sizeof(int64_t) : 0;
+        plan->slot_bytes = slot > plan->slot_bytes ? slot : plan->slot_bytes;
+        plan->stage_bytes = stage > plan->stage_bytes ? stage : plan->stage_bytes;
+        part_bytes = part > part_bytes ? part : part_bytes;
+    }
+    plan->gradient_bytes = part_bytes * (uint64_t)o->ranks;
+    /* A group of one rank adds its gradient buffer up without receiving it. */
+    plan->receive_bytes = o->ranks > 1 ? part_bytes : 0;
+}
+
+/* Where a backward ends, and which gradient buffer its last unit uses. */
+static tsr_status find_backward(tsr_plan *plan)
+{
+    const tsr_plan_options *o = &plan->options;
+    plan->lowest_backward = o->layer_count;
+    int reduces = 0;
+    for (int u = o->layer_count - 1; o->train && u >= 0; u--)
+        if (o->units[u].trainable.gradient_count > 0) {
+            plan->lowest_backward = u;
+            reduces++;
+        }
+    if (o->train && reduces == 0)
+        return tsr_fail(TSR_EINVAL, "a plan for training, but no unit has a trainable part");
+    plan->last_buffer = reduces ? (reduces - 1) % TSR_GRADIENT_BUFFERS : 0;
+    return TSR_OK;
+}
+
+tsr_status tsr_plan_compile(tsr_plan **out, const tsr_plan_options *options)
+{
+    tsr_plan *plan = calloc(1, sizeof *plan);
+    if (!plan)
+        return tsr_fail(TSR_ENOMEM, "no memory for a plan");
+    plan->options = *options;
+    tsr_plan_options *o = &plan->options;
+    o->ranks = o->ranks ? o->ranks : 1;
+    o->replicas = o->replicas ? o->replicas : 1;
+    o->slots = o->slots ? o->slots : 2;
+    o->stages = o->stages ? o->stages : 2;
+    tsr_status status = check_options(o);
+    if (status == TSR_OK)
+        status = find_backward(plan);
+    if (status == TSR_OK) {
+        measure(plan);
+        status = tsr_plan_close(plan);
+    }
+    if (status < 0) {
+        tsr_plan_destroy(plan);
+        return status;
+    }
+    plan->hash = tsr_plan_hash(plan);
+    *out = plan;
+    return TSR_OK;
+}
+
+void tsr_plan_destroy(tsr_plan *plan)
+{
+    if (!plan)
+        return;
+    for (int i = 0; i < plan->program_count; i++)
+        free(plan->program[i].op);
+    free(plan->program);
+    free(plan->state);
+    free(plan->program_at);
+    free(plan);
+}
+
+const tsr_program *tsr_plan_program(const tsr_plan *plan, int state, tsr_program_kind kind)
+{
+    int index = plan->program_at[state * TSR_PROGRAM_COUNT + (int)kind];
+    return index < 0 ? NULL : &plan->program[index];
+}

@@ -1,0 +1,526 @@
+/*
+ * plan_compile.c: one program. The order of use is a list; at each use the units to come are
+ * prefetched into slots that are wanted later than they are, and every op gets the waits that order
+ * its conflicts. Waits that follow from others are left out: each op carries a vector clock.
+ */
+#include "shard/plan_parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert(TSR_EVENT_COUNT <= 64, "a clock keeps one bit for each event");
+
+/* What is known to have completed: ops of this program, and the last records before it. */
+typedef struct {
+    int op[TSR_STREAM_COUNT]; /* the latest op of each stream; -1: none */
+    uint64_t before;          /* bit e: event e as it was before the program */
+} clock_vector;
+
+typedef struct {
+    uint8_t phase;
+    int unit;
+} use;
+
+typedef struct {
+    const tsr_plan *plan;
+    const tsr_unit *unit;
+    int ranks, slots;
+    tsr_program_kind kind;
+    tsr_plan_state *state;
+    use *use;
+    int use_count, horizon; /* [0, use_count) of this program, [.., horizon) of the next */
+    tsr_plan_op *op;
+    clock_vector *clock; /* [op]: after it */
+    int op_count, op_capacity;
+    clock_vector stream[TSR_STREAM_COUNT];
+    uint64_t implied[TSR_EVENT_COUNT]; /* knowing e before the program means knowing these too */
+    uint32_t records[TSR_EVENT_COUNT];
+    int last_user[TSR_SLOTS_MAX];  /* COMPUTE that used the slot last; -1 */
+    int recorder[TSR_EVENT_COUNT]; /* op of the last record; -1: before the program */
+} builder;
+
+tsr_stream_id tsr_event_stream(int event)
+{
+    if (event < TSR_EVENT_READY || event == TSR_EVENT_COMPUTED ||
+        (event >= TSR_EVENT_WRITTEN && event < TSR_EVENT_REDUCED))
+        return TSR_STREAM_COMPUTE;
+    if (event >= TSR_EVENT_LOADED && event < TSR_EVENT_DRAINED)
+        return TSR_STREAM_H2D;
+    if (event == TSR_EVENT_TALLIED || event == TSR_EVENT_OPTIMIZED)
+        return TSR_STREAM_OPTIM;
+    return event == TSR_EVENT_WORDED ? TSR_STREAM_D2H : TSR_STREAM_COMM;
+}
+
+static uint64_t events_of(tsr_stream_id stream)
+{
+    uint64_t mask = 0;
+    for (int e = 0; e < TSR_EVENT_COUNT; e++)
+        if (tsr_event_stream(e) == stream)
+            mask |= 1ull << e;
+    return mask;
+}
+
+static void clock_merge(clock_vector *into, const clock_vector *from)
+{
+    for (int s = 0; s < TSR_STREAM_COUNT; s++)
+        if (from->op[s] > into->op[s])
+            into->op[s] = from->op[s];
+    into->before |= from->before;
+}
+
+/* The clock that a wait for the latest record of `event` brings. */
+static clock_vector clock_of(const builder *b, int event)
+{
+    if (b->recorder[event] >= 0)
+        return b->clock[b->recorder[event]];
+    clock_vector clock = {.before = 1ull << event | b->implied[event]};
+    for (int s = 0; s < TSR_STREAM_COUNT; s++)
+        clock.op[s] = -1;
+    return clock;
+}
+
+/* Whether `clock` already covers the latest record of `event`. */
+static bool clock_covers(const builder *b, const clock_vector *clock, int event)
+{
+    tsr_stream_id owner = tsr_event_stream(event);
+    if (b->recorder[event] >= 0)
+        return clock->op[owner] >= b->recorder[event];
+    /* Any op of this program on the owner comes after everything before the program. */
+    return clock->op[owner] >= 0 || (clock->before >> event & 1) != 0;
+}
+
+/* ---- ops ---- */
+
+static tsr_plan_op *op_begin(builder *b, tsr_op_kind kind, tsr_stream_id stream, int unit)
+{
+    /* op_reserve made room. */
+    tsr_plan_op *op = &b->op[b->op_count];
+    memset(op, 0, sizeof *op);
+    op->kind = (uint8_t)kind;
+    op->stream = (uint8_t)stream;
+    op->slot = op->stage = op->buffer = -1;
+    op->unit = unit;
+    return op;
+}
+
+static void op_wants(tsr_plan_op *op, int event)
+{
+    op->wait[op->wait_count++].event = (uint16_t)event;
+}
+
+static void op_records(tsr_plan_op *op, int event)
+{
+    op->record[op->record_count++] = (uint16_t)event;
+}
+
+/* Drops the waits that the stream's past or the other waits imply, and ends the op. */
+static void op_end(builder *b, tsr_plan_op *op)
+{
+    clock_vector *now = &b->stream[op->stream];
+    tsr_plan_wait wanted[TSR_OP_WAITS];
+    int wanted_count = op->wait_count;
+    memcpy(wanted, op->wait, sizeof wanted);
+    memset(op->wait, 0, sizeof op->wait);
+    op->wait_count = 0;
+    for (int i = 0; i < wanted_count; i++) {
+        int event = wanted[i].event;
+        bool implied =
+            tsr_event_stream(event) == (tsr_stream_id)op->stream || clock_covers(b, now, event);
+        for (int j = 0; j < wanted_count && !implied; j++) {
+            clock_vector other = clock_of(b, wanted[j].event);
+            implied = j != i && clock_covers(b, &other, event);
+        }
+        if (!implied)
+            op->wait[op->wait_count++] =
+                (tsr_plan_wait){.event = (uint16_t)event, .count = b->records[event]};
+    }
+    for (int i = 0; i < op->wait_count; i++) {
+        clock_vector other = clock_of(b, op->wait[i].event);
+        clock_merge(now, &other);
+    }
+    int index = b->op_count++;
+    now->op[op->stream] = index;
+    b->clock[index] = *now;
+    for (int i = 0; i < op->record_count; i++) {
+        b->records[op->record[i]]++;
+        b->recorder[op->record[i]] = index;
+    }
+}
+
+/* Room for everything that one use or one end of a step issues. */
+static tsr_status op_reserve(builder *b)
+{
+    int room = 4 * TSR_SLOTS_MAX + 8;
+    if (b->op_count + room <= b->op_capacity)
+        return TSR_OK;
+    int capacity = 2 * b->op_capacity + room;
+    tsr_plan_op *op = realloc(b->op, (size_t)capacity * sizeof *op);
+    if (op)
+        b->op = op;
+    clock_vector *clock = realloc(b->clock, (size_t)capacity * sizeof *clock);
+    if (clock)
+        b->clock = clock;
+    if (!op || !clock)
+        return tsr_fail(TSR_ENOMEM, "no memory for a program of %d operations", capacity);
+    b->op_capacity = capacity;
+    return TSR_OK;
+}
+
+/* ---- slots ---- */
+
+static bool needs_slot(const builder *b, int unit)
+{
+    return tsr_unit_slot_bytes(&b->unit[unit], b->ranks) > 0;
+}
+
+static int slot_of(const builder *b, int unit)
+{
+    for (int s = 0; s < b->slots; s++)
+        if (b->state->unit[s] == unit)
+            return s;
+    return -1;
+}
+
+/* The first use of `unit` after use `p`; the horizon if there is none. */
+static int next_use(const builder *b, int unit, int p)
+{
+    int q = p + 1;
+    while (q < b->horizon && b->use[q].unit != unit)
+        q++;
+    return q;
+}
+
+/* An op that overwrites `slot` on `stream`: its readers, and what another stream put there and
+ * nobody read, must be done. */
+static void wants_slot(tsr_plan_op *op, int slot, bool was_ready_awaited)
+{
+    op->slot = (int8_t)slot;
+    op_wants(op, TSR_EVENT_FREED + slot);
+    if (op->stream == TSR_STREAM_H2D && !was_ready_awaited)
+        op_wants(op, TSR_EVENT_READY + slot);
+}
+
+static void gather_frozen(builder *b, const tsr_unit *u, int slot, bool ready_awaited,
+                          bool trainable_follows)
+{
+    if (u->home == TSR_HOME_HOST_FULL) {
+        tsr_plan_op *op = op_begin(b, TSR_OP_H2D, TSR_STREAM_H2D, u->id);
+        wants_slot(op, slot, ready_awaited);
+        op->bytes = u->frozen.gathered_bytes;
+        op_records(op, TSR_EVENT_LOADED + slot);
+        op_end(b, op);
+        return;
+    }
+    int stage = -1;
+    if (u->home == TSR_HOME_HOST_SHARDED) {
+        stage = b->state->stage;
+        b->state->stage = (uint8_t)((stage + 1) % b->plan->options.stages);
+        tsr_plan_op *copy = op_begin(b, TSR_OP_H2D, TSR_STREAM_H2D, u->id);
+        copy->stage = (int8_t)stage;
+        copy->bytes = u->frozen.shard_bytes;
+        op_wants(copy, TSR_EVENT_DRAINED + stage);
+        op_records(copy, TSR_EVENT_FILLED + stage);
+        op_end(b, copy);
+    }
+    tsr_plan_op *op = op_begin(b, TSR_OP_GATHER, TSR_STREAM_COMM, u->id);
+    op->comm = TSR_COMM_SHARD;
+    op->bytes = u->frozen.gathered_bytes;
+    wants_slot(op, slot, true);
+    if (stage >= 0) {
+        op->stage = (int8_t)stage;
+        op_wants(op, TSR_EVENT_FILLED + stage);
+        op_records(op, TSR_EVENT_DRAINED + stage);
+    }
+    if (!trainable_follows)
+        op_records(op, TSR_EVENT_READY + slot);
+    op_end(b, op);
+}
+
+static void gather_trainable(builder *b, const tsr_unit *u, int slot)
+{
+    tsr_plan_op *op = op_begin(b, TSR_OP_GATHER_T, TSR_STREAM_COMM, u->id);
+    op->comm = TSR_COMM_SHARD;
+    op->bytes = u->trainable.gathered_bytes;
+    wants_slot(op, slot, true);
+    if (b->state->comm_waits_optim)
+        op_wants(op, TSR_EVENT_OPTIMIZED);
+    b->state->comm_waits_optim = false;
+    op_records(op, TSR_EVENT_READY + slot);
+    op_end(b, op);
+    b->state->ready_awaited[slot] = false;
+}
+
+static tsr_status gather(builder *b, int unit, int slot)
+{
+    const tsr_unit *u = &b->unit[unit];
+    tsr_plan_state *state = b->state;
+    TSR_TRY(op_reserve(b));
+    if (!state->loaded_awaited[slot])
+        return tsr_fail(TSR_EINTERNAL, "plan: unit %d leaves slot %d before its use",
+                        state->unit[slot], slot);
+    if (b->last_user[slot] >= 0)
+        b->op[b->last_user[slot]].releases = true;
+    b->last_user[slot] = -1;
+    bool frozen = tsr_unit_frozen_gathered(u, b->ranks);
+    bool trainable = tsr_unit_trainable_gathered(u, b->ranks);
+    bool ready_awaited = state->ready_awaited[slot];
+    state->ready_awaited[slot] = true;
+    if (frozen) {
+        gather_frozen(b, u, slot, ready_awaited, trainable);
+        if (u->home == TSR_HOME_HOST_FULL)
+            state->loaded_awaited[slot] = false;
+        else
+            state->ready_awaited[slot] = false;
+    }
+    if (trainable)
+        gather_trainable(b, u, slot);
+    state->unit[slot] = (int16_t)unit;
+    return TSR_OK;
+}
+
+/* Fills slots for later uses, nearest first, as long as one is wanted later than what would come.
+ */
+static tsr_status prefetch(builder *b, int p)
+{
+    for (;;) {
+        int q = p + 1;
+        while (q < b->horizon &&
+               (!needs_slot(b, b->use[q].unit) || slot_of(b, b->use[q].unit) >= 0))
+            q++;
+        if (q == b->horizon)
+            return TSR_OK;
+        int victim = -1, farthest = q;
+        for (int s = 0; s < b->slots; s++) {
+            int occupant = b->state->unit[s];
+            if (occupant == b->use[p].unit)
+                continue;
+            int next = occupant < 0 ? b->horizon + 1 : next_use(b, occupant, p);
+            if (next > farthest) {
+                farthest = next;
+                victim = s;
+            }
+        }
+        if (victim < 0)
+            return TSR_OK;
+        TSR_TRY(gather(b, b->use[q].unit, victim));
+    }
+}
+
+/* ---- uses ---- */
+
+static void wants_unit(const builder *b, tsr_plan_op *op, const tsr_unit *u, int slot)
+{
+    op->slot = (int8_t)slot;
+    if (slot >= 0 && !b->state->ready_awaited[slot])
+        op_wants(op, TSR_EVENT_READY + slot);
+    if (slot >= 0 && !b->state->loaded_awaited[slot])
+        op_wants(op, TSR_EVENT_LOADED + slot);
+    if (u->trainable.gathered_bytes > 0 && b->ranks == 1 && b->state->compute_waits_optim)
+        op_wants(op, TSR_EVENT_OPTIMIZED);
+}
+
+static void mark_awaited(builder *b, const tsr_unit *u, int slot)
+{
+    if (slot >= 0)
+        b->state->ready_awaited[slot] = b->state->loaded_awaited[slot] = true;
+    if (u->trainable.gathered_bytes > 0 && b->ranks == 1)
+        b->state->compute_waits_optim = false;
+}
+
+static void reduce(builder *b, const tsr_unit *u, int buffer)
+{
+    tsr_plan_op *op = op_begin(b, TSR_OP_REDUCE, TSR_STREAM_COMM, u->id);
+    op->comm = TSR_COMM_SHARD;
+    op->buffer = (int8_t)buffer;
+    op->bytes = u->trainable.gradient_count * sizeof(int64_t);
+    op_wants(op, TSR_EVENT_WRITTEN + buffer);
+    op_records(op, TSR_EVENT_REDUCED + buffer);
+    op_end(b, op);
+}
+
+static tsr_status compute(builder *b, int p, int *buffer)
+{
+    const use *now = &b->use[p];
+    const tsr_unit *u = &b->unit[now->unit];
+    bool eval = b->kind == TSR_PROGRAM_EVAL_FIRST || b->kind == TSR_PROGRAM_EVAL_NEXT;
+    bool first = b->kind == TSR_PROGRAM_TRAIN_FIRST || b->kind == TSR_PROGRAM_EVAL_FIRST;
+    bool reduces = now->phase == TSR_USE_BACKWARD && u->trainable.gradient_count > 0;
+    int slot = slot_of(b, now->unit);
+    TSR_TRY(op_reserve(b));
+    if (slot < 0 && needs_slot(b, now->unit))
+        return tsr_fail(TSR_EINTERNAL, "plan: unit %d is used but in no slot", now->unit);
+    if (first && now->phase == TSR_USE_FORWARD && u->has_norm) {
+        tsr_plan_op *norm = op_begin(b, TSR_OP_NORM, TSR_STREAM_COMPUTE, now->unit);
+        wants_unit(b, norm, u, slot);
+        op_end(b, norm);
+    }
+    tsr_plan_op *op = op_begin(b, TSR_OP_COMPUTE, TSR_STREAM_COMPUTE, now->unit);
+    op->phase = now->phase;
+    op->first = p == 0;
+    op->last = p == b->use_count - 1;
+    wants_unit(b, op, u, slot);
+    /* TALLY takes the losses of an evaluation, which the head adds to. */
+    if (now->phase == TSR_USE_HEAD && b->state->after == TSR_AFTER_TALLY)
+        op_wants(op, TSR_EVENT_TALLIED);
+    if (slot >= 0) {
+        op_records(op, TSR_EVENT_FREED + slot);
+        b->last_user[slot] = b->op_count;
+    }
+    if (reduces) {
+        op->buffer = (int8_t)*buffer;
+        op_wants(op, TSR_EVENT_REDUCED + *buffer);
+        op_records(op, TSR_EVENT_WRITTEN + *buffer);
+    }
+    if (eval && op->last)
+        op_records(op, TSR_EVENT_COMPUTED);
+    op_end(b, op);
+    mark_awaited(b, u, slot);
+    if (reduces) {
+        reduce(b, u, *buffer);
+        *buffer = (*buffer + 1) % TSR_GRADIENT_BUFFERS;
+    }
+    return TSR_OK;
+}
+
+static tsr_status micro_batch(builder *b)
+{
+    int buffer = 0;
+    for (int p = 0; p < b->use_count; p++) {
+        TSR_TRY(prefetch(b, p));
+        TSR_TRY(compute(b, p, &buffer));
+    }
+    return TSR_OK;
+}
+
+/* ---- ends ---- */
+
+/* The control word's way: filled on optim, reduced on comm, used, copied to the host. */
+static void control_word(builder *b, tsr_op_kind fill, int after)
+{
+    tsr_plan_op *op = op_begin(b, fill, TSR_STREAM_OPTIM, -1);
+    op_wants(op, after);
+    op_wants(op, TSR_EVENT_WORDED);
+    op_records(op, TSR_EVENT_TALLIED);
+    op_end(b, op);
+
+    op = op_begin(b, TSR_OP_CONTROL, TSR_STREAM_COMM, -1);
+    op->comm = TSR_COMM_WORLD;
+    op_wants(op, TSR_EVENT_TALLIED);
+    op_records(op, TSR_EVENT_CONTROLLED);
+    op_end(b, op);
+
+    if (fill == TSR_OP_GRAD_NORM) {
+        op = op_begin(b, TSR_OP_OPTIM, TSR_STREAM_OPTIM, -1);
+        op_wants(op, TSR_EVENT_CONTROLLED);
+        op_records(op, TSR_EVENT_OPTIMIZED);
+        op_end(b, op);
+    }
+    op = op_begin(b, TSR_OP_WORD, TSR_STREAM_D2H, -1);
+    op_wants(op, TSR_EVENT_CONTROLLED);
+    op_records(op, TSR_EVENT_WORDED);
+    op_end(b, op);
+}
+
+static tsr_status step_end(builder *b)
+{
+    TSR_TRY(op_reserve(b));
+    /* A micro-batch ends with B and REDUCE of its last unit: whoever knows that REDUCE knows all of
+     * compute and comm. */
+    int last = TSR_EVENT_REDUCED + b->plan->last_buffer;
+    b->implied[last] = events_of(TSR_STREAM_COMPUTE) | events_of(TSR_STREAM_COMM);
+    control_word(b, TSR_OP_GRAD_NORM, last);
+    bool gathered = false, direct = false;
+    for (int u = 0; u < b->plan->options.unit_count; u++) {
+        gathered |= tsr_unit_trainable_gathered(&b->unit[u], b->ranks);
+        direct |= b->unit[u].trainable.gathered_bytes > 0 && b->ranks == 1;
+    }
+    b->state->comm_waits_optim = gathered;
+    b->state->compute_waits_optim = direct;
+    for (int u = 0; u < b->plan->options.unit_count; u++) {
+        int slot = slot_of(b, u);
+        if (slot >= 0 && tsr_unit_trainable_gathered(&b->unit[u], b->ranks))
+            gather_trainable(b, &b->unit[u], slot);
+    }
+    b->state->after = TSR_AFTER_UPDATE;
+    return TSR_OK;
+}
+
+/* ---- programs ---- */
+
+/* F0 .. F(L-1), H0 ..: how every micro-batch begins. */
+static int add_forward(const tsr_plan *plan, use *uses)
+{
+    for (int u = 0; u < plan->options.unit_count; u++)
+        uses[u] = (use){.phase = u < plan->options.layer_count ? TSR_USE_FORWARD : TSR_USE_HEAD,
+                        .unit = u};
+    return plan->options.unit_count;
+}
+
+static tsr_status list_uses(builder *b)
+{
+    const tsr_plan_options *o = &b->plan->options;
+    bool train = b->kind == TSR_PROGRAM_TRAIN_FIRST || b->kind == TSR_PROGRAM_TRAIN_NEXT;
+    b->use = calloc((size_t)o->unit_count * 3, sizeof *b->use);
+    if (!b->use)
+        return tsr_fail(TSR_ENOMEM, "no memory for the uses of %d units", o->unit_count);
+    int n = add_forward(b->plan, b->use);
+    for (int u = o->layer_count - 1; train && u >= b->plan->lowest_backward; u--)
+        b->use[n++] = (use){.phase = TSR_USE_BACKWARD, .unit = u};
+    b->use_count = n;
+    b->horizon = n + add_forward(b->plan, b->use + n);
+    return TSR_OK;
+}
+
+static void begin_clocks(builder *b)
+{
+    for (int s = 0; s < TSR_STREAM_COUNT; s++)
+        for (int t = 0; t < TSR_STREAM_COUNT; t++)
+            b->stream[s].op[t] = -1;
+    for (int e = 0; e < TSR_EVENT_COUNT; e++)
+        b->recorder[e] = -1;
+    for (int s = 0; s < TSR_SLOTS_MAX; s++)
+        b->last_user[s] = -1;
+}
+
+static tsr_status run_builder(builder *b)
+{
+    TSR_TRY(op_reserve(b));
+    switch (b->kind) {
+    case TSR_PROGRAM_PROLOGUE:
+        b->state->after = TSR_AFTER_UPDATE;
+        return needs_slot(b, 0) ? gather(b, 0, 0) : TSR_OK;
+    case TSR_PROGRAM_STEP_END:
+        return step_end(b);
+    case TSR_PROGRAM_EVAL_END:
+        control_word(b, TSR_OP_TALLY, TSR_EVENT_COMPUTED);
+        b->state->after = TSR_AFTER_TALLY;
+        return TSR_OK;
+    default:
+        TSR_TRY(list_uses(b));
+        TSR_TRY(micro_batch(b));
+        bool train = b->kind == TSR_PROGRAM_TRAIN_FIRST || b->kind == TSR_PROGRAM_TRAIN_NEXT;
+        b->state->after = train ? TSR_AFTER_TRAIN : TSR_AFTER_EVAL;
+        return TSR_OK;
+    }
+}
+
+tsr_status tsr_program_compile(tsr_program *out, const tsr_plan *plan, tsr_program_kind kind,
+                               tsr_plan_state *state)
+{
+    builder b = {.plan = plan,
+                 .unit = plan->options.units,
+                 .ranks = plan->options.ranks,
+                 .slots = plan->options.slots,
+                 .kind = kind,
+                 .state = state};
+    begin_clocks(&b);
+    tsr_status status = run_builder(&b);
+    free(b.use);
+    free(b.clock);
+    if (status < 0) {
+        free(b.op);
+        return status;
+    }
+    *out = (tsr_program){.kind = kind, .op = b.op, .op_count = b.op_count};
+    return TSR_OK;
+}

@@ -1,0 +1,143 @@
+#include "shard/store.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+tsr_status tsr_store_make(tsr_store *out, const tsr_plan *plan, int rank)
+{
+    const tsr_plan_options *o = &plan->options;
+    tsr_store store = {.plan = plan, .rank = rank};
+    TSR_TRY(tsr_trainable_make(&store.trainable, o->units, o->unit_count, o->ranks, rank));
+    store.frozen = calloc((size_t)o->unit_count, sizeof *store.frozen);
+    if (!store.frozen) {
+        tsr_store_free(&store);
+        return tsr_fail(TSR_ENOMEM, "no memory for the addresses of %d units", o->unit_count);
+    }
+    *out = store;
+    return TSR_OK;
+}
+
+void tsr_store_free(tsr_store *store)
+{
+    tsr_trainable_free(&store->trainable);
+    free(store->frozen);
+    *store = (tsr_store){0};
+}
+
+/* Bytes that a unit's frozen part takes in its home on this rank. */
+static uint64_t home_bytes(const tsr_unit *unit)
+{
+    bool whole = unit->home == TSR_HOME_RESIDENT || unit->home == TSR_HOME_HOST_FULL;
+    return whole ? unit->frozen.gathered_bytes : unit->frozen.shard_bytes;
+}
+
+/* All parts of one home, one after the other from `base` (NULL while planning). Their sum. */
+static uint64_t place_home(tsr_store *store, tsr_home home, char *base)
+{
+    uint64_t offset = 0;
+    for (int u = 0; u < store->plan->options.unit_count; u++) {
+        const tsr_unit *unit = &store->plan->options.units[u];
+        uint64_t bytes = home_bytes(unit);
+        if (unit->home != home || bytes == 0)
+            continue;
+        if (base)
+            store->frozen[u] = base + offset;
+        offset += bytes;
+    }
+    return offset;
+}
+
+static tsr_status walk_homes(tsr_store *store, tsr_taker *taker)
+{
+    static const struct {
+        tsr_home home;
+        tsr_place place;
+        const char *name, *note;
+    } home[] = {
+        {TSR_HOME_SHARDED, TSR_PLACE_DEVICE, "frozen.shards", "this rank's part of the base"},
+        {TSR_HOME_RESIDENT, TSR_PLACE_DEVICE, "frozen.resident", "gathered once at load"},
+        {TSR_HOME_HOST_SHARDED, TSR_PLACE_HOST, "frozen.host_shards", "this rank's part, pinned"},
+        {TSR_HOME_HOST_FULL, TSR_PLACE_NODE, "frozen.host_copy", "one copy per node"},
+    };
+    for (size_t i = 0; i < sizeof home / sizeof *home; i++) {
+        void *base;
+        uint64_t bytes = place_home(store, home[i].home, NULL);
+        TSR_TRY(tsr_taker_take(taker, &base, home[i].place, home[i].name, bytes, home[i].note));
+        if (base)
+            place_home(store, home[i].home, base);
+        if (home[i].home == TSR_HOME_HOST_FULL)
+            store->node_bytes = bytes;
+    }
+    return TSR_OK;
+}
+
+/* `count` buffers of one kind: name[0], name[1], ... */
+static tsr_status walk_ring(tsr_taker *taker, void **out, int count, const char *name,
+                            uint64_t bytes, const char *note)
+{
+    for (int i = 0; i < count; i++) {
+        char full[32];
+        snprintf(full, sizeof full, "%s[%d]", name, i);
+        TSR_TRY(tsr_taker_take(taker, &out[i], TSR_PLACE_DEVICE, full, bytes, note));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
+{
+    const tsr_plan *plan = store->plan;
+    void *slot[TSR_SLOTS_MAX] = {0}, *stage[TSR_STAGES_MAX] = {0};
+    void *gradient[TSR_GRADIENT_BUFFERS] = {0}, *receive, *word, *host_word;
+    TSR_TRY(
+        walk_ring(taker, slot, plan->options.slots, "slot", plan->slot_bytes, "one gathered unit"));
+    TSR_TRY(walk_ring(taker, stage, plan->options.stages, "stage", plan->stage_bytes,
+                      "one shard on its way from the host"));
+    TSR_TRY(walk_ring(taker, gradient, TSR_GRADIENT_BUFFERS, "gradient", plan->gradient_bytes,
+                      "int64, of one unit, before its reduction"));
+    TSR_TRY(tsr_taker_take(taker, &receive, TSR_PLACE_DEVICE, "gradient.receive",
+                           plan->receive_bytes, "int64, this rank's part of one unit"));
+    TSR_TRY(walk_homes(store, taker));
+    TSR_TRY(tsr_trainable_walk(&store->trainable, taker, plan->options.train));
+    TSR_TRY(tsr_taker_take(taker, &word, TSR_PLACE_DEVICE, "control.word",
+                           TSR_WORD_COUNT * sizeof(int64_t), NULL));
+    TSR_TRY(tsr_taker_take(taker, &host_word, TSR_PLACE_HOST, "control.host_words",
+                           2 * TSR_WORD_COUNT * sizeof(int64_t), NULL));
+    for (int i = 0; i < TSR_SLOTS_MAX; i++)
+        store->slot[i] = slot[i];
+    for (int i = 0; i < TSR_STAGES_MAX; i++)
+        store->stage[i] = stage[i];
+    for (int i = 0; i < TSR_GRADIENT_BUFFERS; i++)
+        store->gradient[i] = gradient[i];
+    store->receive = receive;
+    store->word = word;
+    for (int i = 0; i < 2; i++)
+        store->host_word[i] = host_word ? (int64_t *)host_word + i * TSR_WORD_COUNT : NULL;
+    return TSR_OK;
+}
+
+tsr_status tsr_store_share(tsr_store *store, tsr_comm *world, tsr_stream *stream)
+{
+    if (store->node_bytes == 0)
+        return TSR_OK;
+    void *base;
+    TSR_TRY(tsr_comm_share(&base, world, stream, store->node_bytes));
+    place_home(store, TSR_HOME_HOST_FULL, base);
+    return TSR_OK;
+}
+
+tsr_unit_view tsr_store_view(const tsr_store *store, int unit, int slot)
+{
+    const tsr_unit *u = &store->plan->options.units[unit];
+    int ranks = store->plan->options.ranks;
+    tsr_unit_view view = {0};
+    const char *base = slot >= 0 ? store->slot[slot] : NULL;
+    if (tsr_unit_frozen_gathered(u, ranks))
+        view.frozen = base;
+    else if (u->frozen.gathered_bytes > 0)
+        view.frozen = store->frozen[unit];
+    if (tsr_unit_trainable_gathered(u, ranks))
+        view.trainable = base ? base + tsr_unit_slot_trainable(u, ranks) : NULL;
+    else if (u->trainable.gathered_bytes > 0)
+        view.trainable = store->trainable.work + store->trainable.work_offset[unit];
+    return view;
+}

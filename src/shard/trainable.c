@@ -1,0 +1,84 @@
+#include "shard/trainable.h"
+
+#include <stdlib.h>
+
+tsr_status tsr_trainable_make(tsr_trainable *out, const tsr_unit *units, int unit_count, int ranks,
+                              int rank)
+{
+    if (unit_count < 1 || ranks < 1 || rank < 0 || rank >= ranks)
+        return tsr_fail(TSR_EINVAL, "trainable state of %d units, rank %d of %d", unit_count, rank,
+                        ranks);
+    tsr_trainable t = {.units = units, .unit_count = unit_count, .ranks = ranks, .rank = rank};
+    t.begin = calloc((size_t)unit_count + 1, sizeof *t.begin);
+    t.work_offset = calloc((size_t)unit_count + 1, sizeof *t.work_offset);
+    if (!t.begin || !t.work_offset) {
+        tsr_trainable_free(&t);
+        return tsr_fail(TSR_ENOMEM, "no memory for the ranges of %d units", unit_count);
+    }
+    for (int u = 0; u < unit_count; u++) {
+        t.begin[u + 1] = t.begin[u] + units[u].trainable.gradient_count;
+        t.work_offset[u + 1] = t.work_offset[u] + units[u].trainable.shard_bytes;
+    }
+    t.count = t.begin[unit_count];
+    t.work_bytes = t.work_offset[unit_count];
+    *out = t;
+    return TSR_OK;
+}
+
+void tsr_trainable_free(tsr_trainable *trainable)
+{
+    free(trainable->begin);
+    free(trainable->work_offset);
+    *trainable = (tsr_trainable){0};
+}
+
+tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool train)
+{
+    uint64_t kept = train ? trainable->count : 0;
+    struct {
+        void *out;
+        const char *name, *note;
+        uint64_t bytes;
+    } buffer[] = {
+        {NULL, "trainable.work", "working copy that is gathered", trainable->work_bytes},
+        {NULL, "trainable.master", "fp32", kept * sizeof(float)},
+        {NULL, "trainable.m", "Adam's first moment", kept * sizeof(float)},
+        {NULL, "trainable.v", "Adam's second moment", kept * sizeof(float)},
+        {NULL, "trainable.gradient", "int64 accumulator", kept * sizeof(int64_t)},
+    };
+    for (size_t i = 0; i < sizeof buffer / sizeof *buffer; i++)
+        TSR_TRY(tsr_taker_take(taker, &buffer[i].out, TSR_PLACE_DEVICE, buffer[i].name,
+                               buffer[i].bytes, buffer[i].note));
+    trainable->work = buffer[0].out;
+    trainable->master = buffer[1].out;
+    trainable->m = buffer[2].out;
+    trainable->v = buffer[3].out;
+    trainable->accumulator = buffer[4].out;
+    return TSR_OK;
+}
+
+tsr_trainable_span tsr_trainable_at(const tsr_trainable *trainable, int unit, int segment)
+{
+    const tsr_segment *s = &trainable->units[unit].trainable.segment[segment];
+    uint64_t first, count;
+    tsr_granule_range(&first, &count, s->granule_count, (uint64_t)trainable->ranks,
+                      (uint64_t)trainable->rank);
+    return (tsr_trainable_span){
+        .segment = s,
+        .begin = trainable->begin[unit] + s->gradient_offset,
+        .count = s->gradient_count,
+        .first = first * TSR_GRANULE_ELEMENTS,
+        .real = count * TSR_GRANULE_ELEMENTS,
+        .work = trainable->work ? trainable->work + trainable->work_offset[unit] + s->shard_offset
+                                : NULL,
+    };
+}
+
+void tsr_trainable_state(const tsr_trainable *trainable,
+                         tsr_state_buffer out[TSR_TRAINABLE_STATE_COUNT])
+{
+    uint64_t bytes = trainable->count * sizeof(float);
+    out[0] = (tsr_state_buffer){"master", trainable->master, bytes, TSR_F32};
+    out[1] = (tsr_state_buffer){"m", trainable->m, bytes, TSR_F32};
+    out[2] = (tsr_state_buffer){"v", trainable->v, bytes, TSR_F32};
+}

@@ -1,0 +1,82 @@
+#include "shard/unit.h"
+
+#include "device/device.h"
+
+static tsr_status lay_out_segment(tsr_segment *s, tsr_unit_part *part, int ranks, bool trainable)
+{
+    if (s->granule_bytes == 0)
+        return tsr_fail(TSR_EINVAL, "%s: a granule of 0 bytes", s->name);
+    if (trainable && s->dtype != TSR_F32 && s->dtype != TSR_BF16)
+        return tsr_fail(TSR_EINVAL, "%s: a trainable tensor is F32 or BF16, not %s", s->name,
+                        tsr_dtype_name(s->dtype));
+    if (trainable && s->granule_bytes != TSR_GRANULE_ELEMENTS * tsr_dtype_bytes(s->dtype))
+        return tsr_fail(TSR_EINVAL,
+                        "%s: granules of %llu bytes, but a trainable tensor of %s has granules of "
+                        "%d elements",
+                        s->name, (unsigned long long)s->granule_bytes, tsr_dtype_name(s->dtype),
+                        TSR_GRANULE_ELEMENTS);
+    s->per_rank = tsr_granule_per_rank(s->granule_count, (uint64_t)ranks);
+    if (!tsr_mul_u64(&s->shard_bytes, s->per_rank, s->granule_bytes) ||
+        !tsr_mul_u64(&s->gathered_bytes, s->shard_bytes, (uint64_t)ranks) ||
+        s->gathered_bytes >= UINT64_MAX / 2 - part->gathered_bytes ||
+        s->per_rank >= UINT64_MAX / 8192)
+        return tsr_fail(TSR_EINVAL, "%s: %llu granules of %llu bytes do not fit in 64 bits",
+                        s->name, (unsigned long long)s->granule_count,
+                        (unsigned long long)s->granule_bytes);
+    s->gathered_offset = part->gathered_bytes;
+    s->shard_offset = part->shard_bytes;
+    part->gathered_bytes += tsr_align_up(s->gathered_bytes, TSR_ALIGNMENT);
+    part->shard_bytes += tsr_align_up(s->shard_bytes, TSR_ALIGNMENT);
+    s->gradient_offset = part->gradient_count;
+    s->gradient_count = trainable ? s->per_rank * TSR_GRANULE_ELEMENTS : 0;
+    part->gradient_count += s->gradient_count;
+    return TSR_OK;
+}
+
+static tsr_status lay_out_part(tsr_unit_part *part, int ranks, bool trainable)
+{
+    part->gathered_bytes = part->shard_bytes = part->gradient_count = 0;
+    for (int i = 0; i < part->segment_count; i++)
+        TSR_TRY(lay_out_segment(&part->segment[i], part, ranks, trainable));
+    return TSR_OK;
+}
+
+tsr_status tsr_unit_lay_out(tsr_unit *unit, int ranks)
+{
+    if (ranks < 1)
+        return tsr_fail(TSR_EINVAL, "a shard group of %d ranks", ranks);
+    TSR_TRY(lay_out_part(&unit->frozen, ranks, false));
+    return lay_out_part(&unit->trainable, ranks, true);
+}
+
+bool tsr_unit_frozen_gathered(const tsr_unit *unit, int ranks)
+{
+    if (unit->frozen.gathered_bytes == 0 || unit->home == TSR_HOME_RESIDENT)
+        return false;
+    return unit->home != TSR_HOME_SHARDED || ranks > 1;
+}
+
+bool tsr_unit_trainable_gathered(const tsr_unit *unit, int ranks)
+{
+    return unit->trainable.gathered_bytes > 0 && ranks > 1;
+}
+
+uint64_t tsr_unit_slot_trainable(const tsr_unit *unit, int ranks)
+{
+    return tsr_unit_frozen_gathered(unit, ranks) ? unit->frozen.gathered_bytes : 0;
+}
+
+uint64_t tsr_unit_slot_bytes(const tsr_unit *unit, int ranks)
+{
+    return tsr_unit_slot_trainable(unit, ranks) +
+           (tsr_unit_trainable_gathered(unit, ranks) ? unit->trainable.gathered_bytes : 0);
+}
+
+const char *tsr_home_name(tsr_home home)
+{
+    static const char *const name[TSR_HOME_COUNT] = {[TSR_HOME_SHARDED] = "sharded",
+                                                     [TSR_HOME_RESIDENT] = "resident",
+                                                     [TSR_HOME_HOST_SHARDED] = "host-sharded",
+                                                     [TSR_HOME_HOST_FULL] = "host-full"};
+    return (unsigned)home < TSR_HOME_COUNT ? name[home] : "?";
+}
