@@ -2,20 +2,20 @@
  * tessera.h: the public interface of libtessera, QLoRA and DoRA fine-tuning of Llama-family models,
  * sharded over ranks.
  *
- * A job is created from the text of a configuration (the same job.yaml that the program reads), planned,
- * started, stepped and saved:
+ * A job is created from the text of a configuration (the same job.yaml that the program reads),
+ * planned, started, stepped and saved:
  *
- *     tsr_job_create -> tsr_job_plan (optional) -> tsr_job_start -> tsr_job_step ... -> tsr_job_save
+ *     tsr_job_create -> tsr_job_plan (optional) -> tsr_job_start -> tsr_job_step ... ->
+ * tsr_job_save
  *                    -> tsr_job_destroy
  *
- * Ranks    Every rank creates the same job and makes the same calls in the same order. All calls but
- *          create with one rank are collective.
- * Manners  The library never exits, prints, installs a signal handler, or changes the working directory or
- *          the locale, and leaves no thread behind after tsr_job_destroy. Two jobs may live one after the
- *          other in one process.
- * Threads  One thread at a time uses a job; the stop flag may be set from anywhere (a signal handler too).
- * Errors   Every call returns 0 or a negative status; tsr_last_error() has the message for this thread. On
- *          several ranks all return the same status. A failed job can only be destroyed.
+ * Ranks    Every rank creates the same job and makes the same calls in the same order. All calls
+ * but create with one rank are collective. Manners  The library never exits, prints, installs a
+ * signal handler, or changes the working directory or the locale, and leaves no thread behind after
+ * tsr_job_destroy. Two jobs may live one after the other in one process. Threads  One thread at a
+ * time uses a job; the stop flag may be set from anywhere (a signal handler too). Errors   Every
+ * call returns 0 or a negative status; tsr_last_error() has the message for this thread. On several
+ * ranks all return the same status. A failed job can only be destroyed.
  */
 #ifndef TESSERA_H
 #define TESSERA_H
@@ -60,13 +60,17 @@ typedef struct {
     double exposed_s;            /* compute waited this long for transfers, on this rank */
     int skipped;                 /* 1: a gradient was not finite and nothing was updated */
     int last;                    /* 1: no further step will run (the end, a stop, the time limit) */
-    int stopped;                 /* 1: it is the last one because of the stop flag or the time limit */
+    int stopped;  /* 1: it is the last one because of the stop flag or the time limit */
+    int evaluate; /* 1: eval_strategy asks for an evaluation now */
 } tsr_job_report;
 
 typedef struct {
     double loss, perplexity; /* over all label tokens together */
     int64_t label_tokens, rows;
 } tsr_job_evaluation;
+
+/* What a job is created for. */
+enum { TSR_JOB_TRAIN, TSR_JOB_EVALUATE, TSR_JOB_PLAN };
 
 /* One rank's memory, known before anything is read. */
 typedef struct {
@@ -76,31 +80,45 @@ typedef struct {
     int unit_count, resident_count, recompute_full_count, recompute_selective_count;
 } tsr_job_plan_info;
 
-/* Zero-initialise; everything is borrowed during tsr_job_create, but callbacks, their users and `stop` until
- * tsr_job_destroy. */
+/* Zero-initialise; everything is borrowed during tsr_job_create, but callbacks, their users and
+ * `stop` until tsr_job_destroy. */
 typedef struct {
-    const char *config_path; /* a job.yaml; NULL: config_text */
-    const char *config_text; /* its text; NULL with no path: overrides alone */
+    const char *config_path;      /* a job.yaml; NULL: config_text */
+    const char *config_text;      /* its text; NULL with no path: overrides alone */
     const char *const *overrides; /* "key=value" */
     int override_count;
-    int use_mpi; /* 1: ranks are MPI's (initialised here if the program has not), `bootstrap` is ignored */
+    int purpose; /* TSR_JOB_TRAIN, TSR_JOB_EVALUATE or TSR_JOB_PLAN (then only tsr_job_plan follows)
+                  */
+    int plan_ranks; /* TSR_JOB_PLAN: for how many ranks; 0: 1 */
+    int use_mpi;    /* 1: ranks are MPI's (initialised here if the program has not), `bootstrap` is
+                       ignored */
     tsr_job_bootstrap bootstrap;
     int threads;            /* of this rank; 0: its share of the cores */
     double timeout_seconds; /* of every wait for another rank; 0: 300 */
     void (*log)(void *user, int severity, const char *line); /* any thread; NULL: silent */
-    void (*progress)(void *user, const char *phase, double done, double total); /* loading; NULL: none */
+    void (*progress)(void *user, const char *phase, double done,
+                     double total); /* loading; NULL: none */
     void *user;
     const volatile int *stop; /* not 0: finish the step under way and the one after it, then stop */
 } tsr_job_options;
 
-/* Reads and checks the configuration, the model's config.json, tokenizer and data; reads no weights. On
- * success the caller owns *out. */
+/* Reads and checks the configuration, the model's config.json, tokenizer and data; reads no
+ * weights. On success the caller owns *out. */
 TSR_API int tsr_job_create(tsr_job **out, const tsr_job_options *options);
 
-/* Decides every buffer. A job that does not fit its memory_budget is refused here (and by start). */
+/* Decides every buffer. A job that does not fit its memory_budget is refused here (and by start).
+ */
 TSR_API int tsr_job_plan(tsr_job *job, tsr_job_plan_info *info);
 
-/* Takes all memory, reads this rank's part of the weights and quantizes it. Nothing allocates afterwards. */
+/* The plan as text: every buffer, its bytes and its place; as one JSON object with json 1. *text is
+ * the caller's (free). */
+TSR_API int tsr_job_print_plan(tsr_job *job, int json, char **text);
+
+/* Up to ten lines that describe the job; after tsr_job_start. *text is the caller's (free). */
+TSR_API int tsr_job_print_summary(tsr_job *job, char **text);
+
+/* Takes all memory, reads this rank's part of the weights and quantizes it. Nothing allocates
+ * afterwards. */
 TSR_API int tsr_job_start(tsr_job *job);
 
 /* One optimizer step. TSR_JOB_DONE (1) without a step when there is none left. */
@@ -118,6 +136,16 @@ TSR_API void tsr_job_destroy(tsr_job *job);
 
 /* This thread's last error message; "" if there was none. */
 TSR_API const char *tsr_last_error(void);
+
+/* 1 if this rank is the one to report this thread's last failure: the lowest rank that failed. */
+TSR_API int tsr_job_reports(void);
+
+/* This rank, and the ranks of the job. */
+TSR_API int tsr_job_rank(const tsr_job *job);
+TSR_API int tsr_job_ranks(const tsr_job *job);
+
+/* Steps of the whole run; after tsr_job_create. */
+TSR_API int64_t tsr_job_total_steps(const tsr_job *job);
 
 /* The program's exit code for a status: 0, 64, 65, 70, 71, 75, 76 or 78. */
 TSR_API int tsr_job_exit_code(int status);

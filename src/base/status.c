@@ -17,7 +17,8 @@ tsr_status tsr_fail(tsr_status code, const char *format, ...)
     return code;
 }
 
-const char *tsr_last_error(void)
+/* Part of the public interface (tessera.h) too. */
+__attribute__((visibility("default"))) const char *tsr_last_error(void)
 {
     return last_message;
 }

@@ -33,6 +33,10 @@ tsr_status tsr_inputs_read_config(tsr_inputs *inputs, const tsr_config_source *s
 tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train);
 tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks);
 
+/* Planning without a data set: micro-batches of per_device_train_batch_size samples of max_length
+ * tokens, all labels. */
+void tsr_inputs_assume_data(tsr_inputs *inputs);
+
 /* A hash of the data and of the model's description, equal on all ranks. */
 uint64_t tsr_inputs_hash(const tsr_inputs *inputs);
 

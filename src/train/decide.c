@@ -1,0 +1,349 @@
+#include "train/decide.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+uint64_t tsr_embedding_bytes(const tsr_layout *layout)
+{
+    uint64_t element = layout->embedding->dtype == TSR_BF16 ? 2 : 4;
+    return layout->config.vocab_size * layout->config.hidden_size * element;
+}
+
+/* ---- buffers ---- */
+
+static tsr_status walk_run(const tsr_decision *d, const tsr_topology_view *view, tsr_taker *taker,
+                           const tsr_layout *layout, tsr_run_buffers *buffers)
+{
+    tsr_run_buffers unused = {0};
+    tsr_run_buffers *b = buffers ? buffers : &unused;
+    void *out = NULL;
+    uint64_t widest = 0;
+    for (int i = 0; i < layout->unit_count; i++) {
+        uint64_t count = d->units[i].trainable.gradient_count * (uint64_t)d->group;
+        widest = count > widest ? count : widest;
+    }
+    TSR_TRY(
+        tsr_taker_take(taker, &b->sums, TSR_PLACE_DEVICE, "step sums", TSR_RUN_SUMS_BYTES, NULL));
+    if (d->train) {
+        TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_HOST, "gathered adapter of a unit",
+                               widest * sizeof(float), "for saving"));
+        b->unit = out;
+        uint64_t whole = view->rank == 0 ? layout->trainable_count * sizeof(float) : 0;
+        out = NULL;
+        TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_HOST, "whole adapter", whole, "for saving"));
+        b->adapter = out;
+    }
+    return tsr_taker_take(taker, &out, TSR_PLACE_NODE, "embedding", tsr_embedding_bytes(layout),
+                          "one copy a node");
+}
+
+tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
+                             const tsr_topology_view *view, tsr_taker *taker, tsr_model *model,
+                             tsr_run_buffers *buffers)
+{
+    TSR_TRY(tsr_store_walk(&decision->store, taker));
+    TSR_TRY(tsr_model_walk(model, &decision->model, tsr_taker_device, tsr_taker_host, taker));
+    return walk_run(decision, view, taker, &inputs->layout, buffers);
+}
+
+/* ---- one choice ---- */
+
+/* What of a configuration is being tried. */
+typedef struct {
+    tsr_config_offload offload;
+    int degrade; /* layers made selective, then full: 0 .. 2 * layers */
+    tsr_batch_bounds bounds;
+} choice;
+
+static void clear_choice(tsr_decision *d, const tsr_layout *layout)
+{
+    tsr_memory_plan_free(&d->memory);
+    tsr_store_free(&d->store);
+    tsr_plan_destroy(d->plan);
+    tsr_layout_units_free(d->units, layout->unit_count);
+    d->plan = NULL;
+    d->units = NULL;
+}
+
+static void set_homes(tsr_decision *d, const tsr_inputs *inputs, const choice *c)
+{
+    static const tsr_home homes[] = {[TSR_CONFIG_OFFLOAD_NONE] = TSR_HOME_SHARDED,
+                                     [TSR_CONFIG_OFFLOAD_SHARDED] = TSR_HOME_HOST_SHARDED,
+                                     [TSR_CONFIG_OFFLOAD_FULL] = TSR_HOME_HOST_FULL};
+    int64_t resident = inputs->config.resident_units;
+    d->resident_count = 0;
+    for (int i = 0; i < inputs->layout.unit_count; i++) {
+        bool stays = i < resident;
+        d->home[i] = stays ? TSR_HOME_RESIDENT : homes[c->offload];
+        d->resident_count += stays;
+    }
+}
+
+static void set_recompute(tsr_decision *d, const tsr_inputs *inputs, int degrade)
+{
+    int layers = inputs->layout.layer_count;
+    d->selective_count = d->full_count = 0;
+    for (int i = 0; i < layers; i++) {
+        tsr_recompute mode = degrade > layers + i ? TSR_RECOMPUTE_FULL
+                             : degrade > i        ? TSR_RECOMPUTE_SELECTIVE
+                                                  : TSR_RECOMPUTE_NONE;
+        d->recompute[i] = mode;
+        d->selective_count += mode == TSR_RECOMPUTE_SELECTIVE;
+        d->full_count += mode == TSR_RECOMPUTE_FULL;
+    }
+}
+
+static void set_model(tsr_decision *d, const tsr_inputs *inputs, const choice *c)
+{
+    const tsr_config *config = &inputs->config;
+    d->model =
+        (tsr_model_options){.layout = &inputs->layout,
+                            .units = d->units,
+                            .ranks = d->group,
+                            .kernels = tsr_kernels_cpu(),
+                            .dtype = TSR_F32,
+                            .bounds = c->bounds,
+                            .recompute = d->recompute,
+                            .train = d->train,
+                            .dropout = d->train ? config->lora_dropout : 0,
+                            .seed = (uint64_t)config->seed,
+                            .gradient_shift = TSR_FIXED_SHIFT,
+                            .contributions = inputs->contributions ? inputs->contributions : 1};
+}
+
+/* Compiles the plan and writes every buffer down. */
+static tsr_status try_choice(tsr_decision *d, const tsr_inputs *inputs,
+                             const tsr_topology_view *view, const choice *c)
+{
+    const tsr_layout *layout = &inputs->layout;
+    clear_choice(d, layout);
+    set_homes(d, inputs, c);
+    set_recompute(d, inputs, c->degrade);
+    TSR_TRY(tsr_layout_units(&d->units, layout, d->home, d->group));
+    tsr_plan_options options = {.units = d->units,
+                                .unit_count = layout->unit_count,
+                                .layer_count = layout->layer_count,
+                                .ranks = d->group,
+                                .replicas = d->replicas,
+                                .slots = (int)inputs->config.slots,
+                                .train = d->train};
+    TSR_TRY(tsr_plan_compile(&d->plan, &options));
+    TSR_TRY(tsr_store_make(&d->store, d->plan, view->rank % d->group));
+    set_model(d, inputs, c);
+    tsr_taker taker = {.plan = &d->memory};
+    return tsr_decision_walk(d, inputs, view, &taker, NULL, NULL);
+}
+
+static uint64_t device_bytes(const tsr_decision *d)
+{
+    return d->memory.total[TSR_PLACE_DEVICE];
+}
+
+/* ---- choosing ---- */
+
+/* The range of `degrade` that gradient_checkpointing allows. */
+static void degrade_range(int *first, int *last, const tsr_decision *d, tsr_config_recompute mode,
+                          int layers)
+{
+    *first = mode == TSR_CONFIG_RECOMPUTE_FULL        ? 2 * layers
+             : mode == TSR_CONFIG_RECOMPUTE_SELECTIVE ? layers
+                                                      : 0;
+    *last = mode == TSR_CONFIG_RECOMPUTE_AUTO ? 2 * layers : *first;
+    if (!d->train)
+        *first = *last = 0;
+}
+
+/* Memory falls as `degrade` grows: the smallest one that fits, by bisection. *fits tells whether
+ * any does; the decision then holds it, otherwise it holds the most frugal one. */
+static tsr_status search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
+                         const tsr_topology_view *view, choice c, tsr_config_recompute mode)
+{
+    int low, high;
+    degrade_range(&low, &high, d, mode, inputs->layout.layer_count);
+    c.degrade = high;
+    TSR_TRY(try_choice(d, inputs, view, &c));
+    *fits = device_bytes(d) <= d->budget;
+    if (!*fits)
+        return TSR_OK;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        c.degrade = middle;
+        TSR_TRY(try_choice(d, inputs, view, &c));
+        if (device_bytes(d) <= d->budget)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    c.degrade = high;
+    return try_choice(d, inputs, view, &c);
+}
+
+static tsr_status search_homes(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
+                               const tsr_topology_view *view, const tsr_batch_bounds *bounds,
+                               tsr_config_offload offload, tsr_config_recompute mode)
+{
+    choice c = {.bounds = *bounds};
+    bool automatic = offload == TSR_CONFIG_OFFLOAD_AUTO;
+    tsr_config_offload first = automatic ? TSR_CONFIG_OFFLOAD_NONE : offload;
+    tsr_config_offload last = automatic ? TSR_CONFIG_OFFLOAD_SHARDED : offload;
+    for (c.offload = first; c.offload <= last; c.offload++) {
+        TSR_TRY(search(fits, d, inputs, view, c, mode));
+        if (*fits)
+            break;
+    }
+    return TSR_OK;
+}
+
+static void print_bytes(tsr_text *out, uint64_t bytes)
+{
+    if (bytes >= 1ull << 30)
+        tsr_text_printf(out, "%.2f GiB", (double)bytes / (double)(1ull << 30));
+    else
+        tsr_text_printf(out, "%.2f MiB", (double)bytes / (double)(1ull << 20));
+}
+
+static void print_largest(tsr_text *out, const tsr_memory_plan *memory)
+{
+    uint64_t below = UINT64_MAX;
+    for (int shown = 0; shown < 3; shown++) {
+        const tsr_buffer *best = NULL;
+        for (int i = 0; i < memory->count; i++) {
+            const tsr_buffer *b = &memory->buffer[i];
+            if (b->place == TSR_PLACE_DEVICE && b->bytes < below &&
+                (!best || b->bytes > best->bytes))
+                best = b;
+        }
+        if (!best)
+            return;
+        tsr_text_printf(out, "%s%s (", shown ? ", " : "", best->name);
+        print_bytes(out, best->bytes);
+        tsr_text_puts(out, ")");
+        below = best->bytes;
+    }
+}
+
+/* The largest micro-batch, in tokens, that would fit; 0: none does. */
+static tsr_status largest_tokens(int64_t *out, tsr_decision *d, const tsr_inputs *inputs,
+                                 const tsr_topology_view *view)
+{
+    int64_t low = 0, high = inputs->bounds.tokens;
+    const tsr_config *config = &inputs->config;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        tsr_batch_bounds bounds = inputs->bounds;
+        bool fits;
+        bounds.tokens = middle;
+        bounds.label_rows = bounds.label_rows < middle ? bounds.label_rows : middle;
+        TSR_TRY(search_homes(&fits, d, inputs, view, &bounds, config->offload,
+                             config->gradient_checkpointing));
+        if (fits)
+            low = middle;
+        else
+            high = middle;
+    }
+    *out = low;
+    return TSR_OK;
+}
+
+/* What to write in the configuration, cheapest first. */
+static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inputs,
+                          const tsr_topology_view *view, uint64_t needed)
+{
+    const tsr_config *config = &inputs->config;
+    bool fits = false;
+    if (config->gradient_checkpointing != TSR_CONFIG_RECOMPUTE_AUTO) {
+        TSR_TRY(search_homes(&fits, d, inputs, view, &inputs->bounds, config->offload,
+                             TSR_CONFIG_RECOMPUTE_AUTO));
+        if (fits) {
+            tsr_text_puts(out, "gradient_checkpointing: auto fits");
+            return TSR_OK;
+        }
+    }
+    if (config->offload == TSR_CONFIG_OFFLOAD_NONE || config->offload == TSR_CONFIG_OFFLOAD_FULL) {
+        TSR_TRY(search_homes(&fits, d, inputs, view, &inputs->bounds, TSR_CONFIG_OFFLOAD_AUTO,
+                             TSR_CONFIG_RECOMPUTE_AUTO));
+        if (fits) {
+            tsr_text_puts(out, "offload: auto with gradient_checkpointing: auto fits");
+            return TSR_OK;
+        }
+    }
+    int64_t tokens = 0;
+    TSR_TRY(largest_tokens(&tokens, d, inputs, view));
+    if (tokens > 0)
+        tsr_text_printf(out,
+                        "micro-batches of at most %" PRId64 " tokens would fit (the largest has "
+                        "%" PRId64 "): lower per_device_train_batch_size or max_length; or ",
+                        tokens, inputs->bounds.tokens);
+    tsr_text_printf(out, "memory_budget: %" PRIu64 "MiB fits as it is", (needed >> 20) + 1);
+    return TSR_OK;
+}
+
+static tsr_status refuse(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view)
+{
+    tsr_text text = {0};
+    uint64_t needed = device_bytes(d);
+    tsr_text_printf(&text, "%s: memory_budget allows ",
+                    tsr_config_where(&inputs->config, "memory_budget"));
+    print_bytes(&text, d->budget);
+    tsr_text_puts(&text, " a rank, but this job needs at least ");
+    print_bytes(&text, needed);
+    tsr_text_puts(&text, "; its largest buffers are ");
+    print_largest(&text, &d->memory);
+    tsr_text_puts(&text, ". Smallest change: ");
+    tsr_status status = suggest(&text, d, inputs, view, needed);
+    if (status == TSR_OK)
+        status = tsr_fail(TSR_ECONFIG, "%s", tsr_text_string(&text));
+    tsr_text_free(&text);
+    return status;
+}
+
+static tsr_status set_groups(tsr_decision *d, const tsr_config *config,
+                             const tsr_topology_view *view)
+{
+    d->group = config->shard_group_size ? (int)config->shard_group_size : view->local_ranks;
+    if (d->group > view->ranks || view->ranks % d->group)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: shard_group_size is %d, but the job has %d ranks; it must divide them",
+                        tsr_config_where(config, "shard_group_size"), d->group, view->ranks);
+    d->replicas = view->ranks / d->group;
+    return TSR_OK;
+}
+
+tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_topology_view *view,
+                      bool train, uint64_t budget)
+{
+    const tsr_config *config = &inputs->config;
+    const tsr_layout *layout = &inputs->layout;
+    tsr_decision d = {.train = train,
+                      .budget = config->memory_budget ? config->memory_budget : budget};
+    bool fits = false;
+    tsr_status status;
+    d.home = calloc((size_t)layout->unit_count, sizeof *d.home);
+    d.recompute = calloc((size_t)layout->layer_count, sizeof *d.recompute);
+    if (!d.home || !d.recompute)
+        status = tsr_fail(TSR_ENOMEM, "out of memory for the plan");
+    else
+        status = set_groups(&d, config, view);
+    if (status == TSR_OK)
+        status = search_homes(&fits, &d, inputs, view, &inputs->bounds, config->offload,
+                              config->gradient_checkpointing);
+    if (status == TSR_OK && !fits)
+        status = refuse(&d, inputs, view);
+    if (status < 0) {
+        clear_choice(&d, layout);
+        tsr_decision_free(&d);
+        return status;
+    }
+    *out = d;
+    return TSR_OK;
+}
+
+void tsr_decision_free(tsr_decision *decision)
+{
+    if (decision->units)
+        clear_choice(decision, decision->model.layout);
+    free(decision->home);
+    free(decision->recompute);
+    *decision = (tsr_decision){0};
+}

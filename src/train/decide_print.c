@@ -1,0 +1,77 @@
+/*
+ * decide_print.c: the memory plan as text and as JSON.
+ */
+#include "train/decide.h"
+
+#include <inttypes.h>
+
+static const char *const recompute_names[] = {"none", "selective", "full"};
+static const char *const place_names[] = {"device", "host", "node"};
+
+static void print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
+                       const tsr_topology_view *view)
+{
+    const tsr_layout *layout = &inputs->layout;
+    const tsr_memory_plan *memory = &d->memory;
+    tsr_text_printf(out,
+                    "{\"ranks\":%d,\"shard_group_size\":%d,\"replicas\":%d,"
+                    "\"plan_hash\":\"%016" PRIx64 "\",\"device_peak_bytes\":%" PRIu64
+                    ",\"host_peak_bytes\":%" PRIu64 ",\"node_bytes\":%" PRIu64
+                    ",\"memory_budget\":%" PRIu64 ",\"parameters\":%" PRIu64
+                    ",\"trainable_parameters\":%" PRIu64 ",\"slots\":%d,\n\"units\":[",
+                    view->ranks, d->group, d->replicas, d->plan->hash,
+                    memory->total[TSR_PLACE_DEVICE], memory->total[TSR_PLACE_HOST],
+                    memory->total[TSR_PLACE_NODE], d->budget, layout->parameter_count,
+                    layout->trainable_count, d->plan->options.slots);
+    for (int i = 0; i < layout->unit_count; i++) {
+        const tsr_unit *unit = &d->units[i];
+        tsr_text_printf(out,
+                        "%s\n{\"unit\":%d,\"home\":\"%s\",\"frozen_bytes\":%" PRIu64
+                        ",\"frozen_shard_bytes\":%" PRIu64 ",\"trainable_bytes\":%" PRIu64,
+                        i ? "," : "", i, tsr_home_name(unit->home), unit->frozen.gathered_bytes,
+                        unit->frozen.shard_bytes, unit->trainable.gathered_bytes);
+        if (i < layout->layer_count)
+            tsr_text_printf(out, ",\"recompute\":\"%s\"", recompute_names[d->recompute[i]]);
+        tsr_text_puts(out, "}");
+    }
+    tsr_text_puts(out, "],\n\"buffers\":[");
+    for (int i = 0; i < memory->count; i++)
+        tsr_text_printf(out, "%s\n{\"name\":\"%s\",\"place\":\"%s\",\"bytes\":%" PRIu64 "}",
+                        i ? "," : "", memory->buffer[i].name, place_names[memory->buffer[i].place],
+                        memory->buffer[i].bytes);
+    tsr_text_puts(out, "]}\n");
+}
+
+static void print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
+                         const tsr_topology_view *view)
+{
+    const tsr_memory_plan *memory = &d->memory;
+    tsr_text_printf(out, "%-7s %15s  %s\n", "place", "bytes", "buffer");
+    for (int i = 0; i < memory->count; i++)
+        tsr_text_printf(out, "%-7s %15" PRIu64 "  %s%s%s%s\n", place_names[memory->buffer[i].place],
+                        memory->buffer[i].bytes, memory->buffer[i].name,
+                        memory->buffer[i].note[0] ? " (" : "", memory->buffer[i].note,
+                        memory->buffer[i].note[0] ? ")" : "");
+    tsr_text_printf(out,
+                    "\nrank 0 of %d, shard groups of %d: device peak %" PRIu64
+                    " bytes, host peak %" PRIu64 " bytes, once a node %" PRIu64 " bytes\n",
+                    view->ranks, d->group, memory->total[TSR_PLACE_DEVICE],
+                    memory->total[TSR_PLACE_HOST], memory->total[TSR_PLACE_NODE]);
+    tsr_text_printf(out,
+                    "%d units (%d resident), %d slots; of %d layers %d recompute selectively, %d "
+                    "fully; plan %016" PRIx64 "\n",
+                    inputs->layout.unit_count, d->resident_count, d->plan->options.slots,
+                    inputs->layout.layer_count, d->selective_count, d->full_count, d->plan->hash);
+    if (inputs->batch)
+        tsr_text_printf(out, "%" PRId64 " steps\n", tsr_batch_run_of(inputs->batch)->steps);
+}
+
+tsr_status tsr_decision_print(tsr_text *out, const tsr_decision *decision, const tsr_inputs *inputs,
+                              const tsr_topology_view *view, bool json)
+{
+    if (json)
+        print_json(out, decision, inputs, view);
+    else
+        print_people(out, decision, inputs, view);
+    return out->failed ? tsr_fail(TSR_ENOMEM, "out of memory while printing the plan") : TSR_OK;
+}

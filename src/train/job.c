@@ -1,0 +1,294 @@
+/*
+ * job.c: a job's life: ranks, inputs, the decision about memory, the end.
+ */
+#include "train/job_parts.h"
+
+#include "base/log.h"
+#include "train/summary.h"
+#include "train/usage.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static _Thread_local int reports = 1;
+
+int tsr_job_reports(void)
+{
+    return reports;
+}
+
+tsr_status tsr_job_agree(tsr_job *job, tsr_status status)
+{
+    int first = -1;
+    reports = 1;
+    if (!job->world || !job->streams.stream[TSR_STREAM_COMM])
+        return status;
+    status = tsr_comm_agree(job->world, tsr_job_comm_stream(job), status, &first);
+    if (status < 0) {
+        reports = first < 0 || first == tsr_comm_rank(job->world);
+        job->state = TSR_JOB_FAILED;
+    }
+    return status;
+}
+
+static void log_line(void *user, tsr_log_level level, const char *line)
+{
+    tsr_job *job = user;
+    static const int severities[] = {
+        [TSR_LOG_ERROR] = TSR_JOB_ERROR,
+        [TSR_LOG_WARNING] = TSR_JOB_WARNING,
+        [TSR_LOG_INFO] = TSR_JOB_INFO,
+        [TSR_LOG_DEBUG] = TSR_JOB_DEBUG,
+    };
+    if (job->view.rank == 0)
+        job->options.log(job->options.user, severities[level], line);
+}
+
+/* Ranks and device; all that can be done before the configuration is read. */
+static tsr_status connect(tsr_job *job, tsr_comm *world)
+{
+    const tsr_job_options *o = &job->options;
+    tsr_bootstrap bootstrap = {o->bootstrap.rank, o->bootstrap.size, o->bootstrap.all_gather,
+                               o->bootstrap.user};
+    if (world)
+        job->world = world;
+    else if (o->use_mpi)
+        TSR_TRY(tsr_comm_create_mpi(&job->world, o->timeout_seconds));
+    else if (bootstrap.size > 1)
+        TSR_TRY(tsr_comm_create_callback(&job->world, &bootstrap, o->timeout_seconds));
+    else
+        TSR_TRY(tsr_comm_create_self(&job->world));
+    tsr_device_options device = {.thread_count = o->threads,
+                                 .local_rank = tsr_comm_local_rank(job->world),
+                                 .local_rank_count = tsr_comm_local_size(job->world),
+                                 .timeout_seconds = o->timeout_seconds};
+    TSR_TRY(tsr_device_create_cpu(&job->device, &device));
+    TSR_TRY(tsr_streams_create(&job->streams, job->device));
+    job->view = (tsr_topology_view){tsr_comm_size(job->world), tsr_comm_rank(job->world),
+                                    tsr_comm_local_size(job->world)};
+    return TSR_OK;
+}
+
+static tsr_status read_config(tsr_job *job)
+{
+    static const tsr_config_use uses[] = {[TSR_JOB_TRAIN] = TSR_CONFIG_TRAIN,
+                                          [TSR_JOB_EVALUATE] = TSR_CONFIG_EVAL,
+                                          [TSR_JOB_PLAN] = TSR_CONFIG_PLAN};
+    const tsr_job_options *o = &job->options;
+    tsr_config_source source = {.path = o->config_path,
+                                .text = o->config_text,
+                                .overrides = o->overrides,
+                                .override_count = o->override_count,
+                                .use = uses[o->purpose]};
+    TSR_TRY(tsr_inputs_read_config(&job->inputs, &source));
+    for (int i = 0; i < job->inputs.config.notes.count; i++)
+        tsr_log(TSR_LOG_INFO, "%s", job->inputs.config.notes.items[i]);
+    return TSR_OK;
+}
+
+/* Each phase ends with an agreement: what fails on one rank fails on all. */
+static tsr_status read_inputs(tsr_job *job)
+{
+    tsr_stream *stream = tsr_job_comm_stream(job);
+    TSR_TRY(tsr_job_agree(job, read_config(job)));
+    TSR_TRY(tsr_comm_check_same(job->world, stream, tsr_config_hash(&job->inputs.config),
+                                "the configuration",
+                                "give every rank the same job.yaml and overrides"));
+    TSR_TRY(tsr_job_agree(job, tsr_inputs_read_model(&job->inputs, job->train)));
+    bool data = job->options.purpose != TSR_JOB_PLAN || job->inputs.config.dataset.count;
+    if (data)
+        TSR_TRY(
+            tsr_job_agree(job, tsr_inputs_read_data(&job->inputs, job->train, job->view.ranks)));
+    else
+        tsr_inputs_assume_data(&job->inputs);
+    TSR_TRY(tsr_comm_check_same(job->world, stream, tsr_inputs_hash(&job->inputs),
+                                "the model or the data",
+                                "every rank must see the same files at the same paths"));
+    if (job->train && job->view.rank == 0 && job->options.purpose == TSR_JOB_TRAIN)
+        return tsr_job_agree(job, tsr_job_open_output(job));
+    return tsr_job_agree(job, TSR_OK);
+}
+
+tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_comm *world)
+{
+    tsr_job *job = calloc(1, sizeof *job);
+    if (!job)
+        return tsr_fail(TSR_ENOMEM, "out of memory for a job");
+    reports = 1;
+    job->options = *options;
+    job->train = options->purpose != TSR_JOB_EVALUATE;
+    if (options->log)
+        tsr_log_set(log_line, job, TSR_LOG_INFO);
+    tsr_status status = connect(job, world);
+    if (status == TSR_OK && options->purpose == TSR_JOB_PLAN) {
+        int ranks = options->plan_ranks > 0 ? options->plan_ranks : 1;
+        job->view = (tsr_topology_view){ranks, 0, ranks};
+    }
+    if (status == TSR_OK)
+        status = read_inputs(job);
+    if (status < 0) {
+        tsr_error error; /* destroying must not lose the message */
+        tsr_error_take(&error, status);
+        tsr_job_destroy(job);
+        return tsr_error_put(&error);
+    }
+    *out = job;
+    return TSR_OK;
+}
+
+int tsr_job_create(tsr_job **out, const tsr_job_options *options)
+{
+    return tsr_job_create_on(out, options, NULL);
+}
+
+/* ---- memory ---- */
+
+/* Device memory that one rank may take where memory_budget is auto: four fifths of the machine's,
+ * shared by the ranks of a node. The smallest of all ranks counts. */
+static tsr_status automatic_budget(uint64_t *out, tsr_job *job)
+{
+    int64_t bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGE_SIZE) / 5 * 4;
+    bytes /= job->view.local_ranks;
+    tsr_stream *stream = tsr_job_comm_stream(job);
+    TSR_TRY(tsr_comm_all_reduce(job->world, stream, &bytes, 1, TSR_MIN));
+    TSR_TRY(tsr_stream_synchronize(stream));
+    *out = (uint64_t)bytes;
+    return TSR_OK;
+}
+
+tsr_status tsr_job_decide(tsr_job *job)
+{
+    uint64_t budget = 0;
+    if (job->state != TSR_JOB_CREATED)
+        return job->state == TSR_JOB_FAILED ? tsr_fail(TSR_EINVAL, "the job has failed") : TSR_OK;
+    TSR_TRY(automatic_budget(&budget, job));
+    TSR_TRY(tsr_job_agree(
+        job, tsr_decide(&job->decision, &job->inputs, &job->view, job->train, budget)));
+    if (job->options.purpose != TSR_JOB_PLAN)
+        TSR_TRY(tsr_plan_check_ranks(job->decision.plan, job->world, tsr_job_comm_stream(job)));
+    job->state = TSR_JOB_PLANNED;
+    return TSR_OK;
+}
+
+int tsr_job_plan(tsr_job *job, tsr_job_plan_info *info)
+{
+    TSR_TRY(tsr_job_decide(job));
+    const tsr_decision *d = &job->decision;
+    *info = (tsr_job_plan_info){.device_peak_bytes = d->memory.total[TSR_PLACE_DEVICE],
+                                .host_peak_bytes = d->memory.total[TSR_PLACE_HOST] +
+                                                   d->memory.total[TSR_PLACE_NODE],
+                                .parameter_count = job->inputs.layout.parameter_count,
+                                .trainable_count = job->inputs.layout.trainable_count,
+                                .plan_hash = d->plan->hash,
+                                .unit_count = job->inputs.layout.unit_count,
+                                .resident_count = d->resident_count,
+                                .recompute_full_count = d->full_count,
+                                .recompute_selective_count = d->selective_count};
+    return TSR_OK;
+}
+
+int tsr_job_print_plan(tsr_job *job, int json, char **text)
+{
+    tsr_text out = {0};
+    TSR_TRY(tsr_job_decide(job));
+    TSR_TRY(tsr_decision_print(&out, &job->decision, &job->inputs, &job->view, json));
+    *text = out.data;
+    return TSR_OK;
+}
+
+/* ---- what it is ---- */
+
+int tsr_job_rank(const tsr_job *job)
+{
+    return tsr_comm_rank(job->world);
+}
+
+int tsr_job_ranks(const tsr_job *job)
+{
+    return tsr_comm_size(job->world);
+}
+
+int64_t tsr_job_total_steps(const tsr_job *job)
+{
+    return job->inputs.batch ? tsr_batch_run_of(job->inputs.batch)->steps : 0;
+}
+
+int tsr_job_print_summary(tsr_job *job, char **text)
+{
+    const tsr_inputs *in = &job->inputs;
+    const tsr_decision *d = &job->decision;
+    tsr_text out = {0};
+    char architecture[64], device[256];
+    snprintf(architecture, sizeof architecture, "%s, %d layers",
+             tsr_model_type_name(in->model.model_type), in->layout.layer_count);
+    snprintf(device, sizeof device, "%s, %s", tsr_device_description(job->device),
+             tsr_kernels_cpu_set());
+    tsr_summary summary = {.architecture = architecture,
+                           .parameter_count = in->layout.parameter_count,
+                           .trainable_count = in->layout.trainable_count,
+                           .ranks = job->view.ranks,
+                           .device = device,
+                           .device_peak_bytes = d->memory.total[TSR_PLACE_DEVICE],
+                           .host_peak_bytes =
+                               d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE],
+                           .unit_count = in->layout.unit_count,
+                           .resident_count = d->resident_count,
+                           .recompute_full_count = d->full_count,
+                           .recompute_selective_count = d->selective_count,
+                           .base_read_bytes = tsr_checkpoint_bytes_read(in->checkpoint)};
+    if (in->batch) {
+        const tsr_batch_run *run = tsr_batch_run_of(in->batch);
+        const tsr_dataset_stats *stats = tsr_dataset_stats_of(in->dataset);
+        summary.sample_count = stats->samples;
+        summary.row_count = run->units;
+        summary.token_count = stats->tokens;
+        summary.label_count = stats->label_tokens;
+        summary.total_steps = run->steps;
+        summary.step_samples = run->step_micro * in->config.per_device_train_batch_size;
+    }
+    if (in->eval_dataset)
+        summary.eval_sample_count = tsr_dataset_sample_count(in->eval_dataset);
+    tsr_summary_start(&out, &in->config, &summary);
+    if (out.failed)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the summary");
+    *text = out.data;
+    return TSR_OK;
+}
+
+const char *tsr_version(void)
+{
+    return tsr_usage_version();
+}
+
+int tsr_job_exit_code(int status)
+{
+    return tsr_status_exit_code((tsr_status)status);
+}
+
+void tsr_job_destroy(tsr_job *job)
+{
+    if (!job)
+        return;
+    if (job->metrics && job->state == TSR_JOB_FAILED)
+        tsr_metrics_write_end(job->metrics, TSR_METRICS_FAILED);
+    tsr_metrics_destroy(job->metrics);
+    tsr_executor_destroy(job->executor);
+    tsr_streams_synchronize(&job->streams);
+    tsr_model_destroy(job->model);
+    tsr_micro_batch_free(&job->micro);
+    tsr_micro_batch_free(&job->eval_micro);
+    tsr_arena_destroy(job->device_arena);
+    tsr_arena_destroy(job->host_arena);
+    tsr_decision_free(&job->decision);
+    tsr_inputs_close(&job->inputs);
+    tsr_comm_destroy(job->replica);
+    tsr_comm_destroy(job->node);
+    tsr_comm_destroy(job->shard);
+    tsr_streams_destroy(&job->streams);
+    tsr_device_destroy(job->device);
+    tsr_comm_destroy(job->world);
+    if (job->options.log)
+        tsr_log_set(NULL, NULL, TSR_LOG_ERROR);
+    free(job);
+}

@@ -1,0 +1,256 @@
+/*
+ * job_step.c: one optimizer step, and one evaluation.
+ */
+#include "train/job_parts.h"
+
+#include "base/clock.h"
+
+#include <math.h>
+
+/* ---- what the executor calls ---- */
+
+static tsr_status on_norm(void *user, int unit, const tsr_unit_view *view)
+{
+    return tsr_model_norm(((tsr_job *)user)->model, unit, view);
+}
+
+static tsr_status on_compute(void *user, const tsr_use *use, const tsr_unit_view *view,
+                             int64_t *gradient)
+{
+    return tsr_model_compute(((tsr_job *)user)->model, use->phase, use->unit, view, gradient);
+}
+
+static tsr_status on_tally(void *user, int64_t *word)
+{
+    tsr_job *job = user;
+    return job->decision.model.kernels->step_sums(
+        job->streams.stream[TSR_STREAM_OPTIM],
+        &(tsr_step_sums_args){.loss = &job->sums->loss,
+                              .loss_overflow = &job->sums->loss_overflow,
+                              .gradient_overflow = &job->sums->gradient_overflow,
+                              .word_loss = &word[TSR_WORD_LOSS],
+                              .word_non_finite = &word[TSR_WORD_NON_FINITE]});
+}
+
+static tsr_status on_grad_norm(void *user, int64_t *word)
+{
+    tsr_job *job = user;
+    TSR_TRY(on_tally(user, word));
+    return job->decision.model.kernels->grad_norm(
+        job->streams.stream[TSR_STREAM_OPTIM], &(tsr_grad_norm_args){.sum = tsr_word_norm(word),
+                                                                     .gradient = job->span.gradient,
+                                                                     .count = job->span.count,
+                                                                     .shift = TSR_FIXED_SHIFT});
+}
+
+static tsr_status on_optim(void *user, const int64_t *word)
+{
+    tsr_job *job = user;
+    const tsr_kernels *kernels = job->decision.model.kernels;
+    tsr_stream *stream = job->streams.stream[TSR_STREAM_OPTIM];
+    const void *squares = word + TSR_WORD_NORM;
+    TSR_TRY(kernels->step_control(
+        stream, &(tsr_step_control_args){.control = &job->sums->control,
+                                         .squares = squares,
+                                         .error = &word[TSR_WORD_ERROR],
+                                         .non_finite = &word[TSR_WORD_NON_FINITE],
+                                         .max_norm = job->inputs.config.max_grad_norm}));
+    return kernels->adamw(stream, &(tsr_adamw_args){.spans = &job->span,
+                                                    .span_count = 1,
+                                                    .step = job->adamw,
+                                                    .control = &job->sums->control,
+                                                    .shift = TSR_FIXED_SHIFT});
+}
+
+const tsr_executor_callbacks tsr_job_callbacks = {.norm = on_norm,
+                                                  .compute = on_compute,
+                                                  .grad_norm = on_grad_norm,
+                                                  .tally = on_tally,
+                                                  .optim = on_optim};
+
+/* ---- issuing ---- */
+
+/* Stages and issues one micro-batch. */
+static tsr_status issue_micro(tsr_job *job, const tsr_micro_batch *micro, double label_tokens,
+                              bool train)
+{
+    tsr_model_batch batch = {.tokens = micro->token_count,
+                             .documents = micro->document_count,
+                             .label_rows = micro->label_count,
+                             .ids = micro->ids,
+                             .positions = micro->positions,
+                             .cu_seqlens = micro->cu_seqlens,
+                             .label_row = micro->label_rows,
+                             .label = micro->labels,
+                             .sample = micro->sample,
+                             .first_position = micro->first_position,
+                             .epoch = (uint64_t)micro->epoch,
+                             .label_tokens = label_tokens,
+                             .train = train};
+    TSR_TRY(tsr_model_stage(job->model, &batch));
+    TSR_TRY(tsr_executor_micro_batch(job->executor, train, micro->token_count == 0));
+    return tsr_model_release(job->model);
+}
+
+/* All rounds of a step: micro-batch j x ranks + rank is this rank's of round j. */
+static tsr_status issue_rounds(tsr_job *job, tsr_batch *batch, int64_t step, tsr_micro_batch *micro,
+                               const tsr_batch_step_info *info, bool train)
+{
+    for (int64_t round = 0; round < info->rounds; round++) {
+        tsr_comm_publish(job->world, (uint64_t)step + 1, train ? "micro-batch" : "evaluation",
+                         (int)round);
+        TSR_TRY(tsr_batch_fill(micro, batch, step, round * job->view.ranks + job->view.rank));
+        TSR_TRY(issue_micro(job, micro, (double)info->label_tokens, train));
+    }
+    return TSR_OK;
+}
+
+static tsr_host_flags host_flags(const tsr_job *job)
+{
+    double limit = job->inputs.config.time_limit;
+    return (tsr_host_flags){.stop = job->options.stop && *job->options.stop,
+                            .time_limit = limit > 0 && tsr_now() - job->started_at > limit};
+}
+
+/* ---- a step ---- */
+
+static bool evaluation_due(const tsr_job *job, const tsr_batch_step_info *info)
+{
+    const tsr_config *config = &job->inputs.config;
+    if (!job->inputs.eval_batch)
+        return false;
+    if (config->eval_strategy == TSR_CONFIG_EVERY_EPOCH)
+        return info->ends_epoch;
+    if (config->eval_strategy == TSR_CONFIG_EVERY_STEPS)
+        return job->done % tsr_config_steps(config->eval_steps, job->total_steps, 1) == 0;
+    return false;
+}
+
+static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64_t *word,
+                            tsr_job_report *report)
+{
+    double now = tsr_now();
+    double exposed = 0;
+    tsr_exposed e = tsr_executor_exposed(job->executor);
+    exposed = e.h2d + e.gather + e.reduce;
+    job->done++;
+    *report = (tsr_job_report){
+        .step = job->done,
+        .total_steps = job->total_steps,
+        .epoch = info->progress,
+        .loss = tsr_word_loss(word) / (double)info->label_tokens,
+        .grad_norm = tsr_grad_norm(tsr_word_norm(word)),
+        .learning_rate = job->adamw.learning_rate,
+        .label_tokens = info->label_tokens,
+        .input_tokens = info->input_tokens,
+        .step_s = now - job->word_time,
+        .device_bytes = tsr_arena_high_water(job->device_arena),
+        .exposed_s = exposed - job->exposed_before,
+        .skipped = tsr_word_discards(word),
+    };
+    report->tokens_per_s = (double)info->input_tokens / report->step_s;
+    job->word_time = now;
+    job->exposed_before = exposed;
+    /* A stop seen in this word ends the run after the next step. */
+    bool asked = word[TSR_WORD_STOP] != 0 || word[TSR_WORD_TIME_LIMIT] != 0;
+    if (asked && !job->stopped && job->done + 1 < job->total_steps) {
+        job->stopped = true;
+        job->last_step = job->done + 1;
+    }
+    report->last = job->done == job->last_step;
+    report->stopped = report->last && job->stopped;
+    report->evaluate = evaluation_due(job, info);
+    job->skipped = report->skipped ? job->skipped + 1 : 0;
+    if (job->skipped > job->inputs.config.max_skipped_steps)
+        return tsr_fail(TSR_EDATA,
+                        "step %lld: the loss or a gradient was not finite in %lld steps in a row "
+                        "(max_skipped_steps is %lld); lower learning_rate, or look at the data of "
+                        "these steps",
+                        (long long)job->done, (long long)job->skipped,
+                        (long long)job->inputs.config.max_skipped_steps);
+    return TSR_OK;
+}
+
+static tsr_status write_step(tsr_job *job, const tsr_job_report *report)
+{
+    if (!job->metrics)
+        return TSR_OK;
+    tsr_metrics_step step = {.step = report->step,
+                             .epoch = report->epoch,
+                             .loss = report->loss,
+                             .grad_norm = report->grad_norm,
+                             .learning_rate = report->learning_rate,
+                             .label_tokens = report->label_tokens,
+                             .input_tokens = report->input_tokens,
+                             .tokens_per_s = report->tokens_per_s,
+                             .step_s = report->step_s,
+                             .device_bytes = report->device_bytes,
+                             .exposed_s = report->exposed_s};
+    return tsr_metrics_write_step(job->metrics, &step);
+}
+
+static tsr_status run_step(tsr_job *job, tsr_job_report *report)
+{
+    tsr_batch_step_info info;
+    int64_t word[TSR_WORD_COUNT];
+    tsr_host_flags flags = host_flags(job);
+    TSR_TRY(tsr_batch_step(job->inputs.batch, job->issued, &info));
+    job->adamw.learning_rate = job->inputs.config.learning_rate *
+                               tsr_schedule_multiplier(&job->schedule, (uint64_t)job->issued);
+    TSR_TRY(issue_rounds(job, job->inputs.batch, job->issued, &job->micro, &info, true));
+    job->issued++;
+    TSR_TRY(tsr_executor_step_end(job->executor, &flags));
+    TSR_TRY(tsr_executor_wait_word(job->executor, word));
+    TSR_TRY(take_word(job, &info, word, report));
+    return write_step(job, report);
+}
+
+/* An error of one rank reaches the others through the communicator; then all agree on the one to
+ * report. */
+static int finish(tsr_job *job, tsr_status status)
+{
+    if (status >= 0)
+        return status;
+    tsr_executor_fail(job->executor, status);
+    return tsr_job_agree(job, status);
+}
+
+int tsr_job_step(tsr_job *job, tsr_job_report *report)
+{
+    if (job->state != TSR_JOB_STARTED || !job->train)
+        return tsr_fail(TSR_EINVAL, "tsr_job_step needs a training job that was started");
+    if (job->issued == job->last_step)
+        return TSR_JOB_DONE;
+    return finish(job, run_step(job, report));
+}
+
+/* ---- an evaluation ---- */
+
+static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
+{
+    tsr_batch_step_info info;
+    int64_t word[TSR_WORD_COUNT];
+    double before = tsr_now();
+    TSR_TRY(tsr_batch_step(job->inputs.eval_batch, 0, &info));
+    TSR_TRY(issue_rounds(job, job->inputs.eval_batch, 0, &job->eval_micro, &info, false));
+    TSR_TRY(tsr_executor_eval_end(job->executor, &(tsr_host_flags){0}));
+    TSR_TRY(tsr_executor_wait_word(job->executor, word));
+    double loss = tsr_word_discards(word) ? NAN : tsr_word_loss(word) / (double)info.label_tokens;
+    *evaluation = (tsr_job_evaluation){.loss = loss,
+                                       .perplexity = exp(loss),
+                                       .label_tokens = info.label_tokens,
+                                       .rows = tsr_batch_run_of(job->inputs.eval_batch)->units};
+    job->word_time += tsr_now() - before; /* no part of the next step's time */
+    if (!job->metrics)
+        return TSR_OK;
+    return tsr_metrics_write_eval(job->metrics, job->done, loss, info.label_tokens);
+}
+
+int tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation)
+{
+    if (job->state != TSR_JOB_STARTED)
+        return tsr_fail(TSR_EINVAL, "tsr_job_evaluate needs a job that was started");
+    if (!job->inputs.eval_batch)
+        return tsr_fail(TSR_ECONFIG, "there is nothing to evaluate: eval_dataset is not set");
+    return finish(job, run_evaluation(job, evaluation));
+}

@@ -1,0 +1,290 @@
+/*
+ * main.c: the program: a command line around libtessera. It alone prints, handles signals and
+ * exits.
+ */
+#include "tessera.h"
+#include "train/config.h"
+#include "train/progress.h"
+#include "train/summary.h"
+#include "train/usage.h"
+
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+static volatile int stop_requested;
+
+static void on_signal(int number)
+{
+    stop_requested = 1;
+    signal(number, SIG_DFL); /* a second one ends the program at once */
+}
+
+static void write_stderr(void *user, const char *text, size_t bytes)
+{
+    (void)user;
+    while (bytes > 0) {
+        ssize_t written = write(STDERR_FILENO, text, bytes);
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written <= 0)
+            return;
+        text += written;
+        bytes -= (size_t)written;
+    }
+}
+
+static void say(const char *text)
+{
+    write_stderr(NULL, text, strlen(text));
+}
+
+/* What one run passes along. */
+typedef struct {
+    const tsr_usage *usage;
+    tsr_job *job;
+    tsr_progress *progress;
+    bool first; /* rank 0: the one that talks */
+    double first_loss, last_loss;
+    bool stopped;
+} run;
+
+/* Log lines come on rank 0 only. */
+static void on_log(void *user, int severity, const char *line)
+{
+    run *r = user;
+    char text[4400];
+    snprintf(text, sizeof text, "%s%s", severity == TSR_JOB_WARNING ? "warning: " : "", line);
+    if (r->progress) {
+        tsr_progress_line(r->progress, text);
+        return;
+    }
+    strcat(text, "\n");
+    say(text);
+}
+
+static int report_failure(int status)
+{
+    if (tsr_job_reports()) {
+        say("tessera: ");
+        say(tsr_last_error());
+        say("\n");
+    }
+    return tsr_job_exit_code(status);
+}
+
+static tsr_status make_progress(run *r, const tsr_config *config, int64_t total_steps)
+{
+    struct winsize size = {0};
+    ioctl(STDERR_FILENO, TIOCGWINSZ, &size);
+    tsr_progress_options options = {.write = write_stderr,
+                                    .mode = config->progress,
+                                    .terminal = isatty(STDERR_FILENO),
+                                    .columns = size.ws_col,
+                                    .total_steps = total_steps,
+                                    .logging_steps =
+                                        tsr_config_steps(config->logging_steps, total_steps, 1),
+                                    .first_step = config->logging_first_step};
+    return tsr_progress_create(&r->progress, &options);
+}
+
+static void show_step(run *r, const tsr_job_report *report)
+{
+    tsr_metrics_step step = {.step = report->step,
+                             .epoch = report->epoch,
+                             .loss = report->loss,
+                             .grad_norm = report->grad_norm,
+                             .learning_rate = report->learning_rate,
+                             .label_tokens = report->label_tokens,
+                             .input_tokens = report->input_tokens,
+                             .tokens_per_s = report->tokens_per_s,
+                             .step_s = report->step_s,
+                             .device_bytes = report->device_bytes,
+                             .exposed_s = report->exposed_s};
+    char line[96];
+    if (!r->progress)
+        return;
+    tsr_progress_step(r->progress, &step);
+    if (!report->skipped)
+        return;
+    snprintf(line, sizeof line, "step %lld: a gradient was not finite; nothing was updated",
+             (long long)report->step);
+    tsr_progress_line(r->progress, line);
+}
+
+static int evaluate(run *r, int64_t step)
+{
+    tsr_job_evaluation e;
+    int status = tsr_job_evaluate(r->job, &e);
+    if (status < 0)
+        return status;
+    if (r->progress)
+        tsr_progress_eval(r->progress, step, e.loss, e.label_tokens);
+    if (isnan(r->first_loss))
+        r->first_loss = e.loss;
+    r->last_loss = e.loss;
+    return 0;
+}
+
+/* Steps until the last, with the evaluations that the configuration asks for. */
+static int run_steps(run *r, const tsr_config *config)
+{
+    bool has_eval = config->eval_dataset.count > 0;
+    tsr_job_report report = {0};
+    int status = 0;
+    if (has_eval && config->eval_on_start != TSR_CONFIG_CHOICE_NO)
+        status = evaluate(r, 0);
+    bool evaluated = false;
+    while (status == 0 && (status = tsr_job_step(r->job, &report)) == 0) {
+        show_step(r, &report);
+        evaluated = has_eval && (report.evaluate || report.last);
+        if (evaluated)
+            status = evaluate(r, report.step);
+    }
+    r->stopped = report.stopped;
+    return status == TSR_JOB_DONE ? 0 : status;
+}
+
+static void print_end(const run *r, const tsr_config *config)
+{
+    tsr_text text = {0};
+    tsr_summary_end(&text, config, tsr_job_ranks(r->job), r->first_loss, r->last_loss);
+    say(tsr_text_string(&text));
+    tsr_text_free(&text);
+}
+
+static int train(run *r, const tsr_config *config)
+{
+    tsr_job_plan_info info;
+    char *summary = NULL;
+    int status = tsr_job_plan(r->job, &info);
+    if (status == 0)
+        status = tsr_job_start(r->job);
+    if (status == 0)
+        status = tsr_job_print_summary(r->job, &summary);
+    if (status == 0 && r->first) {
+        say(summary);
+        status = make_progress(r, config, tsr_job_total_steps(r->job));
+    }
+    free(summary);
+    if (status == 0)
+        status = run_steps(r, config);
+    if (r->progress)
+        tsr_progress_finish(r->progress);
+    if (status == 0)
+        status = tsr_job_save(r->job);
+    if (status == 0 && r->first)
+        print_end(r, config);
+    return status;
+}
+
+static int evaluate_only(run *r, const tsr_config *config)
+{
+    tsr_job_evaluation e;
+    (void)config;
+    int status = tsr_job_start(r->job);
+    if (status == 0)
+        status = tsr_job_evaluate(r->job, &e);
+    if (status == 0 && r->first) {
+        if (r->usage->json)
+            printf("{\"eval_loss\":%.9g,\"perplexity\":%.9g,\"eval_label_tokens\":%lld,"
+                   "\"rows\":%lld}\n",
+                   e.loss, e.perplexity, (long long)e.label_tokens, (long long)e.rows);
+        else
+            printf("eval_loss %.6f  perplexity %.4f  label tokens %lld  rows %lld\n", e.loss,
+                   e.perplexity, (long long)e.label_tokens, (long long)e.rows);
+    }
+    return status;
+}
+
+static int plan(run *r)
+{
+    char *text = NULL;
+    int status = tsr_job_print_plan(r->job, r->usage->json, &text);
+    if (status == 0)
+        fputs(text, stdout);
+    free(text);
+    return status;
+}
+
+/* The program's own view of the configuration: how to show progress. The job has checked it before.
+ */
+static int read_config(tsr_config *config, const tsr_usage *usage, tsr_config_use use)
+{
+    tsr_config_source source = {.path = usage->job_path,
+                                .overrides = usage->overrides,
+                                .override_count = usage->override_count,
+                                .use = use};
+    return tsr_config_load(config, &source);
+}
+
+static int run_job(const tsr_usage *usage)
+{
+    static const int purposes[] = {[TSR_COMMAND_TRAIN] = TSR_JOB_TRAIN,
+                                   [TSR_COMMAND_EVAL] = TSR_JOB_EVALUATE,
+                                   [TSR_COMMAND_PLAN] = TSR_JOB_PLAN};
+    static const tsr_config_use uses[] = {[TSR_COMMAND_TRAIN] = TSR_CONFIG_TRAIN,
+                                          [TSR_COMMAND_EVAL] = TSR_CONFIG_EVAL,
+                                          [TSR_COMMAND_PLAN] = TSR_CONFIG_PLAN};
+    run r = {.usage = usage, .first_loss = NAN, .last_loss = NAN};
+    tsr_config config = {0};
+    tsr_job_options options = {.config_path = usage->job_path,
+                               .overrides = usage->overrides,
+                               .override_count = usage->override_count,
+                               .purpose = purposes[usage->command],
+                               .plan_ranks = (int)usage->plan_ranks,
+                               .use_mpi = usage->command != TSR_COMMAND_PLAN,
+                               .log = on_log,
+                               .user = &r,
+                               .stop = &stop_requested};
+    int status = tsr_job_create(&r.job, &options);
+    if (status == 0)
+        status = read_config(&config, usage, uses[usage->command]);
+    if (status == 0) {
+        r.first = tsr_job_rank(r.job) == 0;
+        status = usage->command == TSR_COMMAND_TRAIN  ? train(&r, &config)
+                 : usage->command == TSR_COMMAND_EVAL ? evaluate_only(&r, &config)
+                                                      : plan(&r);
+    }
+    int code = status < 0 ? report_failure(status) : 0;
+    if (status == 0 && r.stopped) {
+        /* Without checkpoints a stopped run cannot be continued. */
+        code = tsr_job_exit_code(TSR_ESTOPPED_UNSAVED);
+        if (r.first)
+            say("tessera: stopped before the last step; the adapter as it is was saved\n");
+    }
+    tsr_progress_destroy(r.progress);
+    tsr_job_destroy(r.job);
+    tsr_config_free(&config);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    tsr_usage usage;
+    if (tsr_usage_parse(&usage, argc, argv) < 0) {
+        say("tessera: ");
+        say(tsr_last_error());
+        say("\n");
+        return tsr_job_exit_code(TSR_EUSAGE);
+    }
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    int code = 0;
+    if (usage.command == TSR_COMMAND_TEXT)
+        fputs(tsr_text_string(&usage.text), stdout);
+    else
+        code = run_job(&usage);
+    tsr_usage_free(&usage);
+    if (fflush(stdout) != 0 && code == 0) {
+        say("tessera: cannot write to standard output\n");
+        code = 71;
+    }
+    return code;
+}
