@@ -268,9 +268,13 @@ int main(int argc, char **argv)
 {
     tsr_usage usage;
     if (tsr_usage_parse(&usage, argc, argv) < 0) {
-        say("tessera: ");
-        say(tsr_last_error());
-        say("\n");
+        /* Every rank was given the same line, and MPI is not up yet: mpirun's first rank speaks. */
+        const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+        if (!rank || !strcmp(rank, "0")) {
+            say("tessera: ");
+            say(tsr_last_error());
+            say("\n");
+        }
         return tsr_job_exit_code(TSR_EUSAGE);
     }
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
