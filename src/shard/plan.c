@@ -219,7 +219,7 @@ tsr_status tsr_plan_close(tsr_plan *plan)
 static tsr_status check_options(const tsr_plan_options *o)
 {
     if (!o->units || o->unit_count < 1 || o->unit_count > INT16_MAX || o->layer_count < 1 ||
-        o->layer_count > o->unit_count)
+        o->layer_count >= o->unit_count)
         return tsr_fail(TSR_EINVAL, "a plan of %d units, %d of them layers", o->unit_count,
                         o->layer_count);
     if (o->slots < 2 || o->slots > TSR_SLOTS_MAX)

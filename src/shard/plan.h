@@ -160,8 +160,9 @@ typedef struct {
     uint64_t hash;
 } tsr_plan;
 
-/* On success the caller destroys *out. TSR_EINVAL: no unit, fewer than 2 slots (or stages where
- * they are needed), a head chunk that trains, training without a trainable part. */
+/* On success the caller destroys *out. TSR_EINVAL: no layer or no chunk of the head, fewer than 2
+ * slots (or stages where they are needed), a head chunk that trains, training without a trainable
+ * part. */
 tsr_status tsr_plan_compile(tsr_plan **out, const tsr_plan_options *options);
 void tsr_plan_destroy(tsr_plan *plan);
 

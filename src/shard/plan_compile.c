@@ -190,22 +190,19 @@ static int next_use(const builder *b, int unit, int p)
     return q;
 }
 
-/* An op that overwrites `slot` on `stream`: its readers, and what another stream put there and
- * nobody read, must be done. */
-static void wants_slot(tsr_plan_op *op, int slot, bool was_ready_awaited)
+/* An op that fills `slot`: its readers must be done. What was put there was read, too: see gather.
+ */
+static void wants_slot(tsr_plan_op *op, int slot)
 {
     op->slot = (int8_t)slot;
     op_wants(op, TSR_EVENT_FREED + slot);
-    if (op->stream == TSR_STREAM_H2D && !was_ready_awaited)
-        op_wants(op, TSR_EVENT_READY + slot);
 }
 
-static void gather_frozen(builder *b, const tsr_unit *u, int slot, bool ready_awaited,
-                          bool trainable_follows)
+static void gather_frozen(builder *b, const tsr_unit *u, int slot, bool trainable_follows)
 {
     if (u->home == TSR_HOME_HOST_FULL) {
         tsr_plan_op *op = op_begin(b, TSR_OP_H2D, TSR_STREAM_H2D, u->id);
-        wants_slot(op, slot, ready_awaited);
+        wants_slot(op, slot);
         op->bytes = u->frozen.gathered_bytes;
         op_records(op, TSR_EVENT_LOADED + slot);
         op_end(b, op);
@@ -225,7 +222,7 @@ static void gather_frozen(builder *b, const tsr_unit *u, int slot, bool ready_aw
     tsr_plan_op *op = op_begin(b, TSR_OP_GATHER, TSR_STREAM_COMM, u->id);
     op->comm = TSR_COMM_SHARD;
     op->bytes = u->frozen.gathered_bytes;
-    wants_slot(op, slot, true);
+    wants_slot(op, slot);
     if (stage >= 0) {
         op->stage = (int8_t)stage;
         op_wants(op, TSR_EVENT_FILLED + stage);
@@ -241,7 +238,7 @@ static void gather_trainable(builder *b, const tsr_unit *u, int slot)
     tsr_plan_op *op = op_begin(b, TSR_OP_GATHER_T, TSR_STREAM_COMM, u->id);
     op->comm = TSR_COMM_SHARD;
     op->bytes = u->trainable.gathered_bytes;
-    wants_slot(op, slot, true);
+    wants_slot(op, slot);
     if (b->state->comm_waits_optim)
         op_wants(op, TSR_EVENT_OPTIMIZED);
     b->state->comm_waits_optim = false;
@@ -250,23 +247,29 @@ static void gather_trainable(builder *b, const tsr_unit *u, int slot)
     b->state->ready_awaited[slot] = false;
 }
 
+/* What is gathered is always used before it leaves: a prefetch fetches the first unit that is
+ * missing, and takes no slot that is wanted sooner. */
+static tsr_status check_was_used(const builder *b, int slot)
+{
+    if (b->state->ready_awaited[slot] && b->state->loaded_awaited[slot])
+        return TSR_OK;
+    return tsr_fail(TSR_EINTERNAL, "plan: unit %d leaves slot %d before its use",
+                    b->state->unit[slot], slot);
+}
+
 static tsr_status gather(builder *b, int unit, int slot)
 {
     const tsr_unit *u = &b->unit[unit];
     tsr_plan_state *state = b->state;
     TSR_TRY(op_reserve(b));
-    if (!state->loaded_awaited[slot])
-        return tsr_fail(TSR_EINTERNAL, "plan: unit %d leaves slot %d before its use",
-                        state->unit[slot], slot);
+    TSR_TRY(check_was_used(b, slot));
     if (b->last_user[slot] >= 0)
         b->op[b->last_user[slot]].releases = true;
     b->last_user[slot] = -1;
     bool frozen = tsr_unit_frozen_gathered(u, b->ranks);
     bool trainable = tsr_unit_trainable_gathered(u, b->ranks);
-    bool ready_awaited = state->ready_awaited[slot];
-    state->ready_awaited[slot] = true;
     if (frozen) {
-        gather_frozen(b, u, slot, ready_awaited, trainable);
+        gather_frozen(b, u, slot, trainable);
         if (u->home == TSR_HOME_HOST_FULL)
             state->loaded_awaited[slot] = false;
         else
@@ -421,6 +424,26 @@ static void control_word(builder *b, tsr_op_kind fill, int after)
     op_end(b, op);
 }
 
+/* GATHER_T of the units in slots that the next micro-batch begins with, as far as none is missing.
+ * Another one might have to leave before its use: it is given up. */
+static tsr_status refresh_slots(builder *b)
+{
+    bool complete = true;
+    for (int u = 0; u < b->plan->options.unit_count; u++) {
+        int slot = slot_of(b, u);
+        complete &= slot >= 0 || !needs_slot(b, u);
+        if (slot < 0 || !tsr_unit_trainable_gathered(&b->unit[u], b->ranks))
+            continue;
+        if (complete) {
+            gather_trainable(b, &b->unit[u], slot);
+            continue;
+        }
+        TSR_TRY(check_was_used(b, slot));
+        b->state->unit[slot] = -1;
+    }
+    return TSR_OK;
+}
+
 static tsr_status step_end(builder *b)
 {
     TSR_TRY(op_reserve(b));
@@ -436,11 +459,7 @@ static tsr_status step_end(builder *b)
     }
     b->state->comm_waits_optim = gathered;
     b->state->compute_waits_optim = direct;
-    for (int u = 0; u < b->plan->options.unit_count; u++) {
-        int slot = slot_of(b, u);
-        if (slot >= 0 && tsr_unit_trainable_gathered(&b->unit[u], b->ranks))
-            gather_trainable(b, &b->unit[u], slot);
-    }
+    TSR_TRY(refresh_slots(b));
     b->state->after = TSR_AFTER_UPDATE;
     return TSR_OK;
 }

@@ -1,0 +1,392 @@
+#include "shard/checker.h"
+
+#include "shard/random_plan.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define HOST   TSR_STREAM_COUNT /* the host's component of a clock */
+#define CLOCKS (TSR_STREAM_COUNT + 1)
+
+typedef struct {
+    uint32_t at[CLOCKS];
+} vector;
+
+/* ---- what is accessed ---- */
+
+enum {
+    SLOT = 0,
+    STAGE = SLOT + TSR_SLOTS_MAX,
+    GRADIENT = STAGE + TSR_STAGES_MAX,
+    RECEIVE = GRADIENT + TSR_GRADIENT_BUFFERS,
+    WORD, /* of the device */
+    SUMS, /* of losses */
+    HOST_WORD,
+    BASE = HOST_WORD + 2,      /* shards and host copies of the frozen part */
+    WORK = BASE + MAX_UNITS,   /* working copies */
+    MASTER = WORK + MAX_UNITS, /* with the moments */
+    ACCUMULATOR = MASTER + MAX_UNITS,
+    NORMS = ACCUMULATOR + MAX_UNITS, /* g */
+    SAVED = NORMS + MAX_UNITS,       /* activations */
+    RESOURCES = SAVED + MAX_UNITS
+};
+
+#define MAX_ENTRIES 24
+
+typedef struct {
+    uint32_t index; /* of the op on its stream */
+    uint8_t who;
+    bool write;
+    uint64_t low, high;
+} entry;
+
+typedef struct {
+    entry entry[MAX_ENTRIES];
+    int count;
+} history;
+
+typedef struct {
+    int unit;
+    uint64_t update;
+} content;
+
+typedef struct {
+    check_result *result;
+    const tsr_plan *plan;
+    history history[RESOURCES];
+    vector stream[CLOCKS];
+    vector *event[TSR_EVENT_COUNT]; /* [generation] */
+    uint32_t recorded[TSR_EVENT_COUNT], base[TSR_EVENT_COUNT], capacity[TSR_EVENT_COUNT];
+    vector word[2];
+    uint64_t made, read, updates;
+    content frozen[TSR_SLOTS_MAX], trainable[TSR_SLOTS_MAX];
+    int stage[TSR_STAGES_MAX], gradient[TSR_GRADIENT_BUFFERS];
+    uint64_t normed[MAX_UNITS]; /* update + 1 of the norms */
+    unsigned live;
+    const char *program;
+} replay;
+
+static void __attribute__((format(printf, 2, 3))) failed(replay *r, const char *format, ...)
+{
+    if (r->result->failed)
+        return;
+    r->result->failed = true;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(r->result->message, sizeof r->result->message, format, args);
+    va_end(args);
+}
+
+static void join(vector *into, const vector *from)
+{
+    for (int i = 0; i < CLOCKS; i++)
+        if (from->at[i] > into->at[i])
+            into->at[i] = from->at[i];
+}
+
+/* An access by `who`, whose clock is already that of the op. */
+static void touch(replay *r, int resource, int who, bool write, uint64_t low, uint64_t high)
+{
+    history *h = &r->history[resource];
+    const vector *clock = &r->stream[who];
+    if (low >= high)
+        return;
+    int kept = 0;
+    for (int i = 0; i < h->count; i++) {
+        entry *e = &h->entry[i];
+        bool overlaps = e->low < high && low < e->high;
+        if (overlaps && (write || e->write) && clock->at[e->who] < e->index) {
+            failed(r,
+                   "%s: resource %d [%llu, %llu): op %u of stream %d and op %u of stream %d race",
+                   r->program, resource, (unsigned long long)low, (unsigned long long)high,
+                   e->index, e->who, clock->at[who], who);
+            return;
+        }
+        bool covered = low <= e->low && e->high <= high;
+        bool replaced = covered && (write || (e->who == who && !e->write));
+        if (!replaced)
+            h->entry[kept++] = *e;
+    }
+    h->count = kept;
+    if (kept == MAX_ENTRIES) {
+        failed(r, "the checker's history of resource %d is full", resource);
+        return;
+    }
+    h->entry[h->count++] = (entry){
+        .index = clock->at[who], .who = (uint8_t)who, .write = write, .low = low, .high = high};
+}
+
+static void reads(replay *r, int resource, int who)
+{
+    touch(r, resource, who, false, 0, 1);
+}
+
+static void writes(replay *r, int resource, int who)
+{
+    touch(r, resource, who, true, 0, 1);
+}
+
+/* ---- what each op touches, and what it must find ---- */
+
+static void slot_lives(replay *r, int slot)
+{
+    r->live |= 1u << slot;
+    int count = __builtin_popcount(r->live);
+    if (count > r->result->live_most)
+        r->result->live_most = count;
+}
+
+static void fill(replay *r, const tsr_plan_op *op)
+{
+    const tsr_unit *u = &r->plan->options.units[op->unit];
+    int who = op->stream, ranks = r->plan->options.ranks;
+    if (op->kind == TSR_OP_H2D && op->stage >= 0) {
+        reads(r, BASE + op->unit, who);
+        writes(r, STAGE + op->stage, who);
+        r->stage[op->stage] = op->unit;
+        return;
+    }
+    uint64_t low = op->kind == TSR_OP_GATHER_T ? tsr_unit_slot_trainable(u, ranks) : 0;
+    touch(r, SLOT + op->slot, who, true, low, low + op->bytes);
+    slot_lives(r, op->slot);
+    if (op->kind == TSR_OP_GATHER_T) {
+        reads(r, WORK + op->unit, who);
+        r->trainable[op->slot] = (content){op->unit, r->updates};
+        return;
+    }
+    if (op->stage >= 0) {
+        reads(r, STAGE + op->stage, who);
+        if (r->stage[op->stage] != op->unit)
+            failed(r, "%s: stage %d holds unit %d, not %d", r->program, op->stage,
+                   r->stage[op->stage], op->unit);
+    } else {
+        reads(r, BASE + op->unit, who);
+    }
+    r->frozen[op->slot].unit = op->unit;
+}
+
+static void see_unit(replay *r, const tsr_plan_op *op)
+{
+    const tsr_unit *u = &r->plan->options.units[op->unit];
+    int who = op->stream, ranks = r->plan->options.ranks;
+    bool frozen = tsr_unit_frozen_gathered(u, ranks);
+    bool trainable = tsr_unit_trainable_gathered(u, ranks);
+    if ((frozen || trainable) != (op->slot >= 0)) {
+        failed(r, "%s: unit %d and slot %d", r->program, op->unit, op->slot);
+        return;
+    }
+    /* A slot belongs to its unit as a whole until it is freed (debug runs poison all of it then).
+     */
+    if (op->slot >= 0)
+        touch(r, SLOT + op->slot, who, false, 0, r->plan->slot_bytes);
+    if (frozen) {
+        if (r->frozen[op->slot].unit != op->unit)
+            failed(r, "%s: unit %d is read in slot %d, which holds %d", r->program, op->unit,
+                   op->slot, r->frozen[op->slot].unit);
+    } else {
+        reads(r, BASE + op->unit, who);
+    }
+    if (trainable) {
+        content *c = &r->trainable[op->slot];
+        if (c->unit != op->unit || c->update != r->updates)
+            failed(r, "%s: unit %d of update %llu is read in slot %d, which holds %d of %llu",
+                   r->program, op->unit, (unsigned long long)r->updates, op->slot, c->unit,
+                   (unsigned long long)c->update);
+    } else if (u->trainable.gathered_bytes > 0) {
+        reads(r, WORK + op->unit, who);
+    }
+}
+
+static void compute(replay *r, const tsr_plan_op *op)
+{
+    const tsr_unit *u = &r->plan->options.units[op->unit];
+    see_unit(r, op);
+    if (op->kind == TSR_OP_NORM) {
+        writes(r, NORMS + op->unit, op->stream);
+        r->normed[op->unit] = r->updates + 1;
+        return;
+    }
+    if (u->has_norm) {
+        reads(r, NORMS + op->unit, op->stream);
+        if (r->normed[op->unit] != r->updates + 1)
+            failed(r, "%s: unit %d has norms of another update", r->program, op->unit);
+    }
+    if (op->phase != TSR_USE_BACKWARD)
+        writes(r, SAVED + op->unit, op->stream);
+    else
+        reads(r, SAVED + op->unit, op->stream);
+    if (op->phase != TSR_USE_FORWARD) /* the loss; whether a gradient is finite */
+        writes(r, SUMS, op->stream);
+    if (op->buffer >= 0) {
+        writes(r, GRADIENT + op->buffer, op->stream);
+        r->gradient[op->buffer] = op->unit;
+    }
+    if (op->releases)
+        r->live &= ~(1u << op->slot);
+}
+
+static void reduce(replay *r, const tsr_plan_op *op)
+{
+    const tsr_plan_options *o = &r->plan->options;
+    if (o->ranks == 1 && o->replicas > 1)
+        writes(r, GRADIENT + op->buffer, op->stream);
+    else
+        reads(r, GRADIENT + op->buffer, op->stream);
+    if (o->ranks > 1)
+        writes(r, RECEIVE, op->stream);
+    writes(r, ACCUMULATOR + op->unit, op->stream);
+    if (r->gradient[op->buffer] != op->unit)
+        failed(r, "%s: gradient %d is of unit %d, not %d", r->program, op->buffer,
+               r->gradient[op->buffer], op->unit);
+}
+
+static void each_trainable(replay *r, int resource, int who, bool write)
+{
+    for (int u = 0; u < r->plan->options.unit_count; u++)
+        if (r->plan->options.units[u].trainable.gradient_count > 0)
+            touch(r, resource + u, who, write, 0, 1);
+}
+
+static void accesses(replay *r, const tsr_plan_op *op)
+{
+    int who = op->stream;
+    switch ((tsr_op_kind)op->kind) {
+    case TSR_OP_H2D:
+    case TSR_OP_GATHER:
+    case TSR_OP_GATHER_T:
+        fill(r, op);
+        break;
+    case TSR_OP_NORM:
+    case TSR_OP_COMPUTE:
+        compute(r, op);
+        break;
+    case TSR_OP_REDUCE:
+        reduce(r, op);
+        break;
+    case TSR_OP_GRAD_NORM:
+        each_trainable(r, ACCUMULATOR, who, false);
+        /* fall through */
+    case TSR_OP_TALLY:
+        writes(r, SUMS, who);
+        writes(r, WORD, who);
+        break;
+    case TSR_OP_CONTROL:
+        writes(r, WORD, who);
+        break;
+    case TSR_OP_OPTIM:
+        reads(r, WORD, who);
+        each_trainable(r, ACCUMULATOR, who, false);
+        each_trainable(r, MASTER, who, true);
+        each_trainable(r, WORK, who, true);
+        r->updates++;
+        break;
+    case TSR_OP_WORD:
+        reads(r, WORD, who);
+        writes(r, HOST_WORD + (int)(r->made % 2), who);
+        r->word[r->made % 2] = r->stream[who];
+        r->made++;
+        break;
+    default:
+        failed(r, "an op of kind %d", op->kind);
+    }
+}
+
+/* ---- replay ---- */
+
+static void record(replay *r, int event, const vector *clock)
+{
+    if (r->recorded[event] + 1 >= r->capacity[event]) {
+        r->capacity[event] = 2 * r->capacity[event] + 64;
+        r->event[event] = realloc(r->event[event], r->capacity[event] * sizeof(vector));
+        if (!r->event[event])
+            abort();
+    }
+    r->event[event][++r->recorded[event]] = *clock;
+}
+
+/* The host reads the oldest word. */
+static void read_word(replay *r)
+{
+    vector *host = &r->stream[HOST];
+    join(host, &r->word[r->read % 2]);
+    host->at[HOST]++;
+    reads(r, HOST_WORD + (int)(r->read % 2), HOST);
+    r->read++;
+}
+
+static void replay_op(replay *r, const tsr_plan_op *op, int left_out)
+{
+    vector *clock = &r->stream[op->stream];
+    r->stream[HOST].at[HOST]++;
+    join(clock, &r->stream[HOST]);
+    const vector *left = NULL;
+    for (int i = 0; i < op->wait_count; i++) {
+        int event = op->wait[i].event;
+        uint32_t generation = r->base[event] + op->wait[i].count;
+        if (generation == 0 || generation > r->recorded[event]) {
+            failed(r, "%s: a wait for record %u of event %d, which has %u", r->program, generation,
+                   event, r->recorded[event]);
+            return;
+        }
+        if (i == left_out)
+            left = &r->event[event][generation];
+        else
+            join(clock, &r->event[event][generation]);
+    }
+    if (left) {
+        bool implied = true;
+        for (int s = 0; s < TSR_STREAM_COUNT; s++)
+            implied &= clock->at[s] >= left->at[s];
+        r->result->edge_count++;
+        r->result->edge_implied += implied;
+    }
+    clock->at[op->stream]++;
+    accesses(r, op);
+    for (int i = 0; i < op->record_count; i++)
+        record(r, op->record[i], clock);
+    r->result->ops++;
+}
+
+static void replay_program(replay *r, const tsr_program *program, const check_edge *without)
+{
+    int index = (int)(program - r->plan->program);
+    r->program = tsr_program_name(program->kind);
+    while (r->made - r->read >= 2)
+        read_word(r);
+    memcpy(r->base, r->recorded, sizeof r->base);
+    for (int i = 0; i < program->op_count && !r->result->failed; i++) {
+        bool here = without && without->program == index && without->op == i;
+        replay_op(r, &program->op[i], here ? without->wait : -1);
+    }
+}
+
+void check_sequence(check_result *out, const tsr_plan *plan, const uint8_t *kinds, int count,
+                    const check_edge *without)
+{
+    replay *r = calloc(1, sizeof *r);
+    if (!r)
+        abort();
+    memset(out, 0, sizeof *out);
+    r->result = out;
+    r->plan = plan;
+    for (int s = 0; s < TSR_SLOTS_MAX; s++)
+        r->frozen[s].unit = r->trainable[s].unit = -1;
+    vector zero = {0};
+    for (int e = 0; e < TSR_EVENT_COUNT; e++)
+        record(r, e, &zero);
+    int state = 0;
+    for (int i = 0; i < count && !out->failed; i++) {
+        const tsr_program *program = tsr_plan_program(plan, state, (tsr_program_kind)kinds[i]);
+        if (!program) {
+            failed(r, "program %d cannot follow in state %d", kinds[i], state);
+            break;
+        }
+        replay_program(r, program, without);
+        state = program->exit;
+    }
+    for (int e = 0; e < TSR_EVENT_COUNT; e++)
+        free(r->event[e]);
+    free(r);
+}

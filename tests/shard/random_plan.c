@@ -1,0 +1,127 @@
+#include "shard/random_plan.h"
+
+#include "base/philox.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+uint64_t random_below(random_source *random, uint64_t bound)
+{
+    return tsr_mix(random->key ^ tsr_mix(random->next++)) % bound;
+}
+
+static void make_part(random_model *model, random_source *random, int unit, bool trainable)
+{
+    tsr_unit_part *part = trainable ? &model->unit[unit].trainable : &model->unit[unit].frozen;
+    part->segment = model->segment[unit][trainable];
+    part->segment_count = 1 + (int)random_below(random, MAX_SEGMENTS - 1);
+    for (int i = 0; i < part->segment_count; i++) {
+        tsr_segment *s = &part->segment[i];
+        char *name = model->name[unit][trainable][i];
+        snprintf(name, sizeof model->name[0][0][0], "unit%d.%s%d", unit, trainable ? "t" : "f", i);
+        *s = (tsr_segment){.name = name,
+                           .param = (uint32_t)(unit * 8 + trainable * 4 + i),
+                           .dtype = trainable ? TSR_F32 : TSR_U8,
+                           .granule_bytes = trainable                 ? 256
+                                            : random_below(random, 2) ? 512
+                                                                      : 16,
+                           .granule_count = 1 + random_below(random, 12)};
+    }
+}
+
+void random_model_make(random_model *out, random_source *random, const random_limits *limits)
+{
+    memset(out, 0, sizeof *out);
+    tsr_plan_options *o = &out->options;
+    o->units = out->unit;
+    o->layer_count = 1 + (int)random_below(random, (uint64_t)limits->max_layers);
+    o->unit_count = o->layer_count + 1 + (int)random_below(random, (uint64_t)limits->max_chunks);
+    o->ranks = 1 + (int)random_below(random, (uint64_t)limits->max_ranks);
+    o->replicas = 1 + (int)random_below(random, (uint64_t)limits->max_replicas);
+    o->slots = 2 + (int)random_below(random, 3);
+    o->stages = 1 + (int)random_below(random, 4);
+    o->train = random_below(random, 8) != 0;
+    /* Half of the plans have one home for all. */
+    int home = limits->home >= 0         ? limits->home
+               : random_below(random, 2) ? (int)random_below(random, TSR_HOME_COUNT)
+                                         : -1;
+    bool all_train = random_below(random, 2);
+    for (int u = 0; u < o->unit_count; u++) {
+        out->unit[u].id = u;
+        out->unit[u].home =
+            (tsr_home)(home >= 0 ? home : (int)random_below(random, TSR_HOME_COUNT));
+        make_part(out, random, u, false);
+        bool layer = u < o->layer_count;
+        if (layer && (all_train || random_below(random, 2) || u == o->layer_count - 1)) {
+            make_part(out, random, u, true);
+            out->unit[u].has_norm = random_below(random, 2);
+        }
+        tsr_unit_lay_out(&out->unit[u], o->ranks);
+    }
+}
+
+static bool ends(uint8_t kind)
+{
+    return kind == TSR_PROGRAM_STEP_END || kind == TSR_PROGRAM_EVAL_END;
+}
+
+/* Goes on from `state` with n programs done. */
+static int walk_on(uint8_t *kinds, int n, int count, const tsr_plan *plan, int state,
+                   random_source *random)
+{
+    int least = n;
+    while (n < count) {
+        uint8_t possible[TSR_PROGRAM_COUNT];
+        int possible_count = 0;
+        for (int k = 0; k < TSR_PROGRAM_COUNT; k++)
+            if (tsr_plan_program(plan, state, (tsr_program_kind)k))
+                possible[possible_count++] = (uint8_t)k;
+        kinds[n] = possible[random_below(random, (uint64_t)possible_count)];
+        state = tsr_plan_program(plan, state, (tsr_program_kind)kinds[n])->exit;
+        n++;
+    }
+    while (n > least + 1 && !ends(kinds[n - 1]))
+        n--;
+    return n;
+}
+
+int random_walk(uint8_t *kinds, int count, const tsr_plan *plan, random_source *random)
+{
+    return walk_on(kinds, 0, count, plan, 0, random);
+}
+
+int random_walk_through(uint8_t *kinds, int count, const tsr_plan *plan, int program,
+                        random_source *random)
+{
+    /* Breadth first over states, the programs in a random order. */
+    int *from = malloc((size_t)plan->state_count * 2 * sizeof *from);
+    if (!from)
+        abort();
+    int *queue = from + plan->state_count, head = 0, tail = 0;
+    for (int s = 0; s < plan->state_count; s++)
+        from[s] = -1;
+    queue[tail++] = 0;
+    while (head < tail) {
+        int state = queue[head++];
+        uint64_t turn = random_below(random, TSR_PROGRAM_COUNT);
+        for (uint64_t k = 0; k < TSR_PROGRAM_COUNT; k++) {
+            int at =
+                plan->program_at[state * TSR_PROGRAM_COUNT + (int)((k + turn) % TSR_PROGRAM_COUNT)];
+            int exit = at < 0 ? 0 : plan->program[at].exit;
+            if (exit != 0 && from[exit] < 0) {
+                from[exit] = at;
+                queue[tail++] = exit;
+            }
+        }
+    }
+    int way = 0;
+    for (int s = plan->program[program].entry; s != 0; s = plan->program[from[s]].entry)
+        way++;
+    int n = way;
+    for (int s = plan->program[program].entry; s != 0; s = plan->program[from[s]].entry)
+        kinds[--n] = (uint8_t)plan->program[from[s]].kind;
+    free(from);
+    kinds[way] = (uint8_t)plan->program[program].kind;
+    return walk_on(kinds, way + 1, count, plan, plan->program[program].exit, random);
+}

@@ -1,0 +1,42 @@
+/*
+ * random_plan.h: units, plans and sequences of programs from a seed.
+ */
+#ifndef TEST_SHARD_RANDOM_PLAN_H
+#define TEST_SHARD_RANDOM_PLAN_H
+
+#include "shard/plan.h"
+
+#define MAX_UNITS    16
+#define MAX_SEGMENTS 4
+
+/* A small counter-based sequence. */
+typedef struct {
+    uint64_t key, next;
+} random_source;
+
+uint64_t random_below(random_source *random, uint64_t bound);
+
+typedef struct {
+    tsr_unit unit[MAX_UNITS];
+    tsr_segment segment[MAX_UNITS][2][MAX_SEGMENTS];
+    char name[MAX_UNITS][2][MAX_SEGMENTS][24];
+    tsr_plan_options options; /* points at unit */
+} random_model;
+
+typedef struct {
+    int max_layers, max_chunks, max_ranks, max_replicas;
+    int home; /* of every unit, -1: random */
+} random_limits;
+
+/* *out must stay where it is: the options point into it. Ranks, slots, ... are in options too. */
+void random_model_make(random_model *out, random_source *random, const random_limits *limits);
+
+/* A walk through the programs: kinds[0] is the prologue. Follows the plan's own order. Returns the
+ * number of programs, at most `count`; ends after a STEP_END or EVAL_END when it can. */
+int random_walk(uint8_t *kinds, int count, const tsr_plan *plan, random_source *random);
+
+/* The same, by one of the shortest ways to `program`, through it and on. */
+int random_walk_through(uint8_t *kinds, int count, const tsr_plan *plan, int program,
+                        random_source *random);
+
+#endif
