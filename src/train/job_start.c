@@ -47,10 +47,13 @@ static char *frozen_place(void *user, int unit, int segment)
     return tsr_load_at(&job->decision.store, job->world, unit, segment).data;
 }
 
+/* The fp32 values that are loaded: the masters, or in an evaluation, which has none, the working
+ * copy. */
 static float *trainable_place(void *user, int unit, int segment)
 {
     const tsr_trainable *trainable = &((tsr_job *)user)->decision.store.trainable;
-    return trainable->master + tsr_trainable_at(trainable, unit, segment).begin;
+    tsr_trainable_span span = tsr_trainable_at(trainable, unit, segment);
+    return trainable->master ? trainable->master + span.begin : span.work;
 }
 
 static void report_progress(void *user, int unit)
@@ -93,6 +96,8 @@ static tsr_status load_weights(tsr_job *job)
 
 static tsr_status copy_work(const tsr_trainable *trainable)
 {
+    if (!trainable->master)
+        return TSR_OK;
     return tsr_adamw_copy_work(trainable->work, TSR_F32, trainable->master, trainable->count);
 }
 
@@ -121,8 +126,9 @@ static tsr_status check_zero_b(tsr_job *job)
             if (!linear->dora)
                 continue;
             tsr_trainable_span span = tsr_trainable_at(trainable, unit, linear->b);
+            const float *b = trainable_place(job, unit, linear->b);
             for (uint64_t i = 0; i < span.real; i++)
-                if (trainable->master[span.begin + i] != 0)
+                if (b[i] != 0)
                     return tsr_fail(TSR_ECONFIG,
                                     "use_dora: init_adapter %s has no magnitudes and its lora_B of "
                                     "%s is not 0, so there is no magnitude that leaves it as it "
@@ -155,8 +161,9 @@ static tsr_status fresh_magnitudes(tsr_job *job)
                 continue;
             tsr_trainable_span span = tsr_trainable_at(trainable, unit, linear->m);
             const float *n = tsr_model_norms(job->model, unit, kind);
+            float *m = trainable_place(job, unit, linear->m);
             for (uint64_t i = 0; i < span.real && span.first + i < linear->out; i++)
-                trainable->master[span.begin + i] = n[span.first + i];
+                m[i] = n[span.first + i];
         }
     TSR_TRY(copy_work(trainable));
     return tsr_executor_prologue(job->executor);
