@@ -57,8 +57,18 @@ tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
 /* Bytes of the embedding as it is kept in host memory, one copy a node. */
 uint64_t tsr_embedding_bytes(const tsr_layout *layout);
 
-/* What `tessera plan` prints, for people or as JSON (also plan.json). */
+/* The least time of a step (train/expect.h). */
+typedef struct {
+    double
+        step_flops; /* matmuls and attention of an average step, over all ranks; 0 without data */
+    double rank_flops_s; /* what one rank's device reaches on a matmul, measured */
+    double step_seconds; /* step_flops / (ranks x rank_flops_s) */
+    int64_t steps;
+} tsr_expectation;
+
+/* What `tessera plan` prints, for people or as JSON (also plan.json). expected may be NULL. */
 tsr_status tsr_decision_print(tsr_text *out, const tsr_decision *decision, const tsr_inputs *inputs,
-                              const tsr_topology_view *view, bool json);
+                              const tsr_topology_view *view, const tsr_expectation *expected,
+                              bool json);
 
 #endif

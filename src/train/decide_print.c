@@ -9,7 +9,7 @@ static const char *const recompute_names[] = {"none", "selective", "full"};
 static const char *const place_names[] = {"device", "host", "node"};
 
 static void print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
-                       const tsr_topology_view *view)
+                       const tsr_topology_view *view, const tsr_expectation *expected)
 {
     const tsr_layout *layout = &inputs->layout;
     const tsr_memory_plan *memory = &d->memory;
@@ -39,11 +39,18 @@ static void print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *i
         tsr_text_printf(out, "%s\n{\"name\":\"%s\",\"place\":\"%s\",\"bytes\":%" PRIu64 "}",
                         i ? "," : "", memory->buffer[i].name, place_names[memory->buffer[i].place],
                         memory->buffer[i].bytes);
-    tsr_text_puts(out, "]}\n");
+    tsr_text_puts(out, "]");
+    if (expected)
+        tsr_text_printf(out,
+                        ",\n\"expected\":{\"steps\":%" PRId64
+                        ",\"step_flops\":%.9g,\"rank_flops_per_s\":%.9g,\"step_s\":%.9g}",
+                        expected->steps, expected->step_flops, expected->rank_flops_s,
+                        expected->step_seconds);
+    tsr_text_puts(out, "}\n");
 }
 
 static void print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
-                         const tsr_topology_view *view)
+                         const tsr_topology_view *view, const tsr_expectation *expected)
 {
     const tsr_memory_plan *memory = &d->memory;
     tsr_text_printf(out, "%-7s %15s  %s\n", "place", "bytes", "buffer");
@@ -62,16 +69,22 @@ static void print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs 
                     "fully; plan %016" PRIx64 "\n",
                     inputs->layout.unit_count, d->resident_count, d->plan->options.slots,
                     inputs->layout.layer_count, d->selective_count, d->full_count, d->plan->hash);
-    if (inputs->batch)
-        tsr_text_printf(out, "%" PRId64 " steps\n", tsr_batch_run_of(inputs->batch)->steps);
+    if (!expected || !expected->steps)
+        return;
+    tsr_text_printf(out,
+                    "%" PRId64 " steps of %.4g GFLOP; at %.4g GFLOP/s a rank (a matmul on this "
+                    "machine) at least %.3g s each, %.3g s in all\n",
+                    expected->steps, expected->step_flops * 1e-9, expected->rank_flops_s * 1e-9,
+                    expected->step_seconds, expected->step_seconds * (double)expected->steps);
 }
 
 tsr_status tsr_decision_print(tsr_text *out, const tsr_decision *decision, const tsr_inputs *inputs,
-                              const tsr_topology_view *view, bool json)
+                              const tsr_topology_view *view, const tsr_expectation *expected,
+                              bool json)
 {
     if (json)
-        print_json(out, decision, inputs, view);
+        print_json(out, decision, inputs, view, expected);
     else
-        print_people(out, decision, inputs, view);
+        print_people(out, decision, inputs, view, expected);
     return out->failed ? tsr_fail(TSR_ENOMEM, "out of memory while printing the plan") : TSR_OK;
 }

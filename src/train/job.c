@@ -4,6 +4,7 @@
 #include "train/job_parts.h"
 
 #include "base/log.h"
+#include "train/expect.h"
 #include "train/summary.h"
 #include "train/usage.h"
 
@@ -192,7 +193,9 @@ int tsr_job_print_plan(tsr_job *job, int json, char **text)
 {
     tsr_text out = {0};
     TSR_TRY(tsr_job_decide(job));
-    TSR_TRY(tsr_decision_print(&out, &job->decision, &job->inputs, &job->view, json));
+    tsr_expectation expected;
+    TSR_TRY(tsr_expect(&expected, &job->inputs, &job->decision, &job->view, job->device));
+    TSR_TRY(tsr_decision_print(&out, &job->decision, &job->inputs, &job->view, &expected, json));
     *text = out.data;
     return TSR_OK;
 }
