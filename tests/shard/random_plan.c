@@ -20,12 +20,16 @@ static void make_part(random_model *model, random_source *random, int unit, bool
         tsr_segment *s = &part->segment[i];
         char *name = model->name[unit][trainable][i];
         snprintf(name, sizeof model->name[0][0][0], "unit%d.%s%d", unit, trainable ? "t" : "f", i);
+        bool half = trainable && random_below(random, 2);
+        uint64_t frozen_bytes = random_below(random, 2) ? 512 : 16;
         *s = (tsr_segment){.name = name,
                            .param = (uint32_t)(unit * 8 + trainable * 4 + i),
-                           .dtype = trainable ? TSR_F32 : TSR_U8,
-                           .granule_bytes = trainable                 ? 256
-                                            : random_below(random, 2) ? 512
-                                                                      : 16,
+                           .dtype = !trainable ? TSR_U8
+                                    : half     ? TSR_BF16
+                                               : TSR_F32,
+                           .granule_bytes = !trainable ? frozen_bytes
+                                            : half     ? 128
+                                                       : 256,
                            .granule_count = 1 + random_below(random, 12)};
     }
 }

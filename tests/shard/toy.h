@@ -1,0 +1,58 @@
+/*
+ * toy.h: a toy model over the executor, and the same computed serially.
+ *
+ * Compute mixes every gathered byte into a running hash; backward makes integer gradients of it,
+ * the optimizer updates masters from the exact sums. So a byte that is late, stale or from another
+ * unit changes the end result, and the right result does not depend on ranks, homes or order.
+ */
+#ifndef TEST_SHARD_TOY_H
+#define TEST_SHARD_TOY_H
+
+#include "shard/executor.h"
+#include "shard/random_plan.h"
+
+#define TOY_STEPS 16
+
+typedef struct {
+    const random_model *model; /* options.ranks x options.replicas ranks */
+    int steps;
+    int micro_batches;      /* of a step, over all ranks */
+    int eval_micro_batches; /* after every second step; 0: none */
+    uint64_t delay_seed;    /* 0: no delays */
+    double timeout_seconds; /* 0: 60 */
+    tsr_executor_debug debug;
+    int fault_rank; /* debug.fault is this rank's only */
+} toy_job;
+
+/* Everything that is compared. */
+typedef struct {
+    int64_t word[TOY_STEPS * 2][TSR_WORD_COUNT];
+    int word_count;
+    float *master[2]; /* [element of all trainable segments]: masters, and m */
+    uint64_t element_count;
+} toy_outcome;
+
+typedef struct {
+    tsr_status status;
+    char message[1024];
+    int live_most;
+    tsr_exposed exposed;
+    uint64_t logged; /* ops in the trace */
+    tsr_op_record last;
+} toy_report;
+
+void toy_outcome_make(toy_outcome *out, const random_model *model);
+void toy_outcome_free(toy_outcome *outcome);
+bool toy_outcome_equal(const toy_outcome *a, const toy_outcome *b);
+
+/* On one thread, without a plan. */
+void toy_run_serial(toy_outcome *out, const toy_job *job);
+
+/* One rank; `world` has ranks x replicas ranks. `out` (shared by the ranks of one replica) may be
+ * NULL. */
+void toy_run_rank(toy_report *report, toy_outcome *out, const toy_job *job, tsr_comm *world);
+
+/* All ranks as threads. out: [replicas]; report: [ranks x replicas]. */
+void toy_run_threads(toy_report *report, toy_outcome *out, const toy_job *job);
+
+#endif
