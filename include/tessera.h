@@ -5,17 +5,17 @@
  * A job is created from the text of a configuration (the same job.yaml that the program reads),
  * planned, started, stepped and saved:
  *
- *     tsr_job_create -> tsr_job_plan (optional) -> tsr_job_start -> tsr_job_step ... ->
- * tsr_job_save
- *                    -> tsr_job_destroy
+ *     create -> plan (optional) -> start -> step ... -> save -> destroy      (evaluate in between)
  *
  * Ranks    Every rank creates the same job and makes the same calls in the same order. All calls
- * but create with one rank are collective. Manners  The library never exits, prints, installs a
- * signal handler, or changes the working directory or the locale, and leaves no thread behind after
- * tsr_job_destroy. Two jobs may live one after the other in one process. Threads  One thread at a
- * time uses a job; the stop flag may be set from anywhere (a signal handler too). Errors   Every
- * call returns 0 or a negative status; tsr_last_error() has the message for this thread. On several
- * ranks all return the same status. A failed job can only be destroyed.
+ *          but create with one rank are collective.
+ * Manners  The library never exits, prints, installs a signal handler, or changes the working
+ *          directory or the locale, and leaves no thread behind after tsr_job_destroy. Two jobs may
+ *          live one after the other in one process.
+ * Threads  One thread at a time uses a job; the stop flag may be set from anywhere (a signal
+ *          handler too).
+ * Errors   Every call returns 0 or a negative status; tsr_last_error() has the message for this
+ *          thread. On several ranks all return the same status. A failed job can only be destroyed.
  */
 #ifndef TESSERA_H
 #define TESSERA_H

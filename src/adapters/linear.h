@@ -2,9 +2,9 @@
  * adapters/linear.h: one frozen linear with its adapter, forward and backward, as matmuls on a
  * stream.
  *
- *     LoRA    z = W x + s B A drop(x)                the consumer computes y = z + bias
- *     DoRA    z = W x + s B A x                      the consumer computes y = g z + bias, g = m /
- * n DoRA with dropout (FORMATS 2)                  y = W x + bias + (g - 1) W xd + g s B A xd
+ *     LoRA    z = W x + s B A drop(x)      the consumer computes y = z + bias
+ *     DoRA    z = W x + s B A x            the consumer computes y = g z + bias, g = m / n
+ *     DoRA with dropout (FORMATS 2)        y = W x + bias + (g - 1) W xd + g s B A xd
  *
  * The consumer of an output (RoPE, SwiGLU, the residual) multiplies by g in fp32 and adds the bias,
  * so no pass of its own is spent on them, and its backward gives dz = g dy and dm. Only DoRA with
@@ -14,7 +14,8 @@
  * The low-rank product X A^T is never saved: the backward computes it again from x.
  *
  * Cost     forward 2 T (in out + r in + r out) FLOPs; backward 2 T (in out + 3 r in + 2 r out): a
- * frozen W has no gradient (RunLoRA's F1 and B1). The weight is made from its codes once per call.
+ *          frozen W has no gradient (RunLoRA's F1 and B1). The weight is made from its codes once
+ *          per call.
  */
 #ifndef TSR_ADAPTERS_LINEAR_H
 #define TSR_ADAPTERS_LINEAR_H

@@ -5,9 +5,14 @@
  * Sizes are those of the largest micro-batch of the run (tokens, documents, label rows). Every
  * buffer is named, so that the plan prints it and the run takes exactly the same from its arena.
  *
- *   kept by a layer      none         x h q k v o x_mid h2 act, z (and y) of the linears that need
- * it, rstd, lse selective    the same without h, h2 and act full         x Layers below the lowest
- * one that trains keep nothing, and an evaluation keeps nothing: both use the scratch.
+ *     recompute    a layer keeps
+ *     none         x h q k v o x_mid h2 act, z (and y) of the linears that need it, rstd, lse
+ *     selective    the same without h, h2 and act
+ *     full         x
+ *
+ * Layers below the lowest one that trains keep nothing, nor does a run that only evaluates: what a
+ * layer has not of its own is shared scratch. (An evaluation during training runs in the layers'
+ * own buffers.)
  */
 #ifndef TSR_MODEL_ACTIVATION_H
 #define TSR_MODEL_ACTIVATION_H

@@ -2,11 +2,12 @@
  * model/layer.h: forward and backward of one decoder layer on a gathered unit, written out op by
  * op.
  *
- *     x    = x_mid' + g z_down'        the residual of the layer before, added here
- *     h    = norm(x)                   q, k, v = rope(W h)          o = attention(q, k, v)
- *     x_mid = x + g z_o                h2 = norm(x_mid)
- *     act  = silu(gate) up             z_down = W act               (x' = x_mid + g z_down: next
- * layer)
+ *     x     = x_mid' + g z_down'     of the layer before: its residual is added here
+ *     h     = norm(x)
+ *     q,k,v = rope(W h)              o = attention(q, k, v)
+ *     x_mid = x + g z_o
+ *     h2    = norm(x_mid)
+ *     act   = silu(gate) up          z_down = W act, added by the next layer
  *
  * What the backward needs is kept in tsr_layer_buffers. Which of them have memory of their own and
  * which share a scratch that a recompute fills again is the activation plan's choice

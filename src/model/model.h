@@ -1,13 +1,15 @@
 /*
  * model/model.h: the model of one rank at run time: what the executor calls for each use of a unit.
  *
- *     tsr_model_stage      host: a micro-batch and its embedding rows, copied ahead on the h2d
- * stream tsr_model_norm       NORM(u): DoRA's n and g from the gathered W, A, B, m
+ *     tsr_model_stage      a micro-batch and its embedding rows, copied ahead on the h2d stream
+ *     tsr_model_norm       NORM(u): DoRA's n and g from the gathered W, A, B, m
  *     tsr_model_compute    F(u), H(c), B(u): the layer's ops on the compute stream
+ *     tsr_model_release    the micro-batch's staging may be filled again
  *
  * Every call enqueues and returns. A micro-batch without tokens or without labels computes nothing:
  * its gradients are zeros and it only takes part in collectives.
  *
+ * Order    create, walk with the arenas, start; then stage, norm and compute, release.
  * Threads  One thread issues.
  */
 #ifndef TSR_MODEL_MODEL_H

@@ -14,7 +14,7 @@
  *           host has read word n - 1.
  * Empty     A rank without a micro-batch of its own runs the same program with an empty one.
  * Errors    The first error aborts the communicator, poisons the device and stops all issuing;
- * every later call returns it. An OPTIM whose control word was not reduced by all never runs.
+ *           every later call returns it. An OPTIM whose control word was not reduced by all never runs.
  * Memory    Nothing allocates after creation.
  * Threads   One thread calls; tsr_executor_live_slots may be called by any.
  */

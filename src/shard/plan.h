@@ -6,9 +6,10 @@
  *
  *     PROLOGUE              gathers the first unit into an empty slot
  *     TRAIN_FIRST, _NEXT    a training micro-batch: F0 .. F(L-1), H0 .., B(L-1) .. B(lowest that
- * trains) EVAL_FIRST, _NEXT     an evaluation micro-batch: F0 .. F(L-1), H0 .. STEP_END GRAD_NORM,
- * CONTROL, OPTIM, WORD, then GATHER_T of the units in slots EVAL_END              TALLY, CONTROL,
- * WORD
+ *                           trains)
+ *     EVAL_FIRST, _NEXT     an evaluation micro-batch: F0 .. F(L-1), H0 ..
+ *     STEP_END              GRAD_NORM, CONTROL, OPTIM, WORD, then GATHER_T of the units in slots
+ *     EVAL_END              TALLY, CONTROL, WORD
  *
  * _FIRST is the first micro-batch after OPTIM (or after the prologue): it holds NORM(u) just before
  * F(u). Each program is compiled once for each state of the slots it can be entered with, by

@@ -3,8 +3,8 @@
  * slots, stages, gradient buffers, the trainable state and the control word.
  *
  * Order    tsr_store_make, tsr_store_walk with a planning taker (as often as wanted), then once
- * with the arenas; tsr_store_share; then load (shard/load.h); then the executor. Threads  The plan
- * orders all accesses.
+ *          with the arenas; tsr_store_share; then load (shard/load.h); then the executor.
+ * Threads  The plan orders all accesses.
  */
 #ifndef TSR_SHARD_STORE_H
 #define TSR_SHARD_STORE_H
@@ -17,8 +17,7 @@ typedef struct {
     const tsr_plan *plan;
     int rank; /* of the shard group */
     tsr_trainable trainable;
-    char *
-        *frozen; /* [unit_count]: shard (SHARDED, HOST_SHARDED) or whole part, wherever it lives */
+    char **frozen; /* [unit_count]: shard or whole part, by its home */
     char *slot[TSR_SLOTS_MAX], *stage[TSR_STAGES_MAX];
     int64_t *gradient[TSR_GRADIENT_BUFFERS]; /* [ranks * gradient_count of a unit] */
     int64_t *receive;                        /* [gradient_count of a unit] */

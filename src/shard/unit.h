@@ -7,9 +7,10 @@
  *     gathered layout   segments one after the other, each on TSR_ALIGNMENT bytes; inside a segment
  *                       rank 0's c granules, then rank 1's, ...: the tensor in its own order
  *     shard layout      one rank's c granules of each segment, each on TSR_ALIGNMENT bytes; with
- * one rank the same as the gathered layout gradient layout   int64, of the trainable part only,
- * rank-major: for each rank its c granules of every segment, without gaps (optim/fixed_point.h,
- * tsr_fixed_layout: rank_stride = trainable.gradient_count, offset = segment.gradient_offset)
+ *                       one rank the same as the gathered layout
+ *     gradient layout   int64, of the trainable part only, rank-major: for each rank its c granules
+ *                       of every segment, without gaps (kernels/fixed_point.h, tsr_fixed_layout:
+ *                       rank_stride = trainable.gradient_count, offset = segment.gradient_offset)
  *
  * What is gathered lies in a slot: [frozen part][trainable part], of each only what is gathered at
  * all. Compute reads it through a tsr_unit_view.

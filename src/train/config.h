@@ -8,8 +8,8 @@
  *
  * Order    tsr_config_load, then read fields; tsr_config_free at the end. Resolving a field after
  *          loading (dtype, resident units, the adapter's r) is assigning to it: the written
- * job.yaml says which values were set, defaulted or resolved. Threads  No globals; one
- * configuration is not locked.
+ *          job.yaml says which values were set, defaulted or resolved.
+ * Threads  No globals; one configuration is not locked.
  */
 #ifndef TSR_TRAIN_CONFIG_H
 #define TSR_TRAIN_CONFIG_H
