@@ -1,0 +1,137 @@
+#include "support/job.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void job_set(job_spec *spec, const char *format, ...)
+{
+    va_list args;
+    char text[400];
+    va_start(args, format);
+    int bytes = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    assert_true(bytes > 0 && bytes < (int)sizeof text);
+    size_t name = strcspn(text, "=") + 1;
+    for (int i = 0; i < spec->count; i++)
+        if (!strncmp(spec->key[i], text, name)) {
+            strcpy(spec->key[i], text);
+            return;
+        }
+    assert_true(spec->count < JOB_KEYS);
+    strcpy(spec->key[spec->count++], text);
+}
+
+typedef struct {
+    const job_spec *spec;
+    tsr_comm *comm;
+    tsr_status (*body)(tsr_job *job, void *user);
+    void *user;
+    tsr_status status;
+    char message[1024];
+} rank_run;
+
+static void *run_rank(void *argument)
+{
+    rank_run *run = argument;
+    const char *overrides[JOB_KEYS];
+    tsr_job *job = NULL;
+    for (int i = 0; i < run->spec->count; i++)
+        overrides[i] = run->spec->key[i];
+    tsr_job_options options = {.overrides = overrides,
+                               .override_count = run->spec->count,
+                               .purpose = run->spec->purpose,
+                               .threads = 1,
+                               .timeout_seconds = 60};
+    run->status = tsr_job_create_on(&job, &options, run->comm);
+    if (run->status == TSR_OK)
+        run->status = tsr_job_start(job);
+    if (run->status == TSR_OK)
+        run->status = run->body(job, run->user);
+    if (run->status < 0)
+        snprintf(run->message, sizeof run->message, "%s", tsr_last_error());
+    tsr_job_destroy(job);
+    return NULL;
+}
+
+void job_run(const job_spec *spec, tsr_status (*body)(tsr_job *job, void *user), void *user)
+{
+    rank_run run[JOB_MOST_RANKS] = {{0}};
+    tsr_comm *comm[JOB_MOST_RANKS] = {NULL};
+    pthread_t thread[JOB_MOST_RANKS];
+    int ranks = spec->ranks > 1 ? spec->ranks : 1;
+    assert_true(ranks <= JOB_MOST_RANKS);
+    if (ranks > 1)
+        assert_int_equal(tsr_comm_create_threads(comm, ranks, 60), TSR_OK);
+    for (int i = 0; i < ranks; i++) {
+        run[i] = (rank_run){.spec = spec, .comm = comm[i], .body = body, .user = user};
+        if (ranks > 1)
+            assert_int_equal(pthread_create(&thread[i], NULL, run_rank, &run[i]), 0);
+    }
+    if (ranks == 1)
+        run_rank(&run[0]);
+    for (int i = 0; i < ranks && ranks > 1; i++)
+        assert_int_equal(pthread_join(thread[i], NULL), 0);
+    for (int i = 0; i < ranks; i++)
+        if (run[i].status < 0)
+            fail_msg("rank %d of %d: %s", i, ranks, run[i].message);
+}
+
+static tsr_status run_micro_batch(tsr_job *job, const tsr_micro_batch *micro,
+                                  const tsr_batch_step_info *info, bool train)
+{
+    tsr_model_batch batch = {.tokens = micro->token_count,
+                             .documents = micro->document_count,
+                             .label_rows = micro->label_count,
+                             .ids = micro->ids,
+                             .positions = micro->positions,
+                             .cu_seqlens = micro->cu_seqlens,
+                             .label_row = micro->label_rows,
+                             .label = micro->labels,
+                             .sample = micro->sample,
+                             .first_position = micro->first_position,
+                             .epoch = (uint64_t)micro->epoch,
+                             .label_tokens = (double)info->label_tokens,
+                             .train = train};
+    TSR_TRY(tsr_model_stage(job->model, &batch));
+    TSR_TRY(tsr_executor_micro_batch(job->executor, train, micro->token_count == 0));
+    TSR_TRY(tsr_model_release(job->model));
+    return tsr_streams_synchronize(&job->streams);
+}
+
+tsr_status job_micro_batches(tsr_job *job, bool train, int64_t step, job_seen *seen, void *user)
+{
+    tsr_batch *batch = train ? job->inputs.batch : job->inputs.eval_batch;
+    tsr_micro_batch *micro = train ? &job->micro : &job->eval_micro;
+    tsr_batch_step_info info;
+    TSR_TRY(tsr_batch_step(batch, step, &info));
+    for (int64_t round = 0; round < info.rounds; round++) {
+        int64_t index = round * job->view.ranks + job->view.rank;
+        TSR_TRY(tsr_batch_fill(micro, batch, step, index));
+        TSR_TRY(run_micro_batch(job, micro, &info, train));
+        if (micro->token_count && seen)
+            seen(user, job, micro, index);
+    }
+    return TSR_OK;
+}
+
+double *job_gradient(uint64_t *count, const tsr_job *job, int unit, int segment)
+{
+    const tsr_trainable *trainable = &job->decision.store.trainable;
+    tsr_trainable_span span = tsr_trainable_at(trainable, unit, segment);
+    *count = job->inputs.layout.unit[unit].trainable[segment].element_count;
+    double *out = calloc(*count, sizeof *out);
+    assert_non_null(out);
+    assert_true(span.first == 0 && span.real >= *count);
+    for (uint64_t i = 0; i < *count; i++)
+        out[i] = (double)trainable->accumulator[span.begin + i] * 0x1p-44;
+    return out;
+}
