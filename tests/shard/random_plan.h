@@ -19,7 +19,7 @@ uint64_t random_below(random_source *random, uint64_t bound);
 typedef struct {
     tsr_unit unit[MAX_UNITS];
     tsr_segment segment[MAX_UNITS][2][MAX_SEGMENTS];
-    char name[MAX_UNITS][2][MAX_SEGMENTS][24];
+    char name[MAX_UNITS][2][MAX_SEGMENTS][40];
     tsr_plan_options options; /* points at unit */
 } random_model;
 

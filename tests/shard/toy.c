@@ -363,6 +363,7 @@ static tsr_status run_optim(void *args, tsr_pool *pool)
     const tsr_trainable *t = &c->rank->store.trainable;
     if (tsr_word_discards(c->word))
         return TSR_OK;
+    c->rank->report->updates++;
     double norm = tsr_exact_round(tsr_word_norm(c->word));
     for (uint64_t e = 0; e < t->count; e++)
         update(&t->master[e], &t->m[e], t->accumulator[e], norm);

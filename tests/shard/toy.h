@@ -36,6 +36,7 @@ typedef struct {
     tsr_status status;
     char message[1024];
     int live_most;
+    int updates; /* OPTIMs that ran */
     tsr_exposed exposed;
     uint64_t logged; /* ops in the trace */
     tsr_op_record last;

@@ -1,0 +1,300 @@
+/*
+ * The plan: its order on small cases, its closure, what it refuses, and agreement between ranks.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "shard/random_plan.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* `layers` layers with one frozen and one trainable segment, `chunks` chunks of the head. */
+static void make_model(random_model *model, int layers, int chunks, int ranks, tsr_home home)
+{
+    memset(model, 0, sizeof *model);
+    model->options = (tsr_plan_options){.units = model->unit,
+                                        .unit_count = layers + chunks,
+                                        .layer_count = layers,
+                                        .ranks = ranks,
+                                        .train = true};
+    for (int u = 0; u < layers + chunks; u++) {
+        tsr_unit *unit = &model->unit[u];
+        tsr_segment *frozen = model->segment[u][0], *trainable = model->segment[u][1];
+        *frozen =
+            (tsr_segment){.name = "w", .dtype = TSR_U8, .granule_bytes = 512, .granule_count = 6};
+        *trainable =
+            (tsr_segment){.name = "a", .dtype = TSR_F32, .granule_bytes = 256, .granule_count = 6};
+        *unit = (tsr_unit){.id = u,
+                           .home = home,
+                           .has_norm = u < layers,
+                           .frozen = {.segment = frozen, .segment_count = 1},
+                           .trainable = {.segment = trainable, .segment_count = u < layers}};
+        assert_int_equal(tsr_unit_lay_out(unit, ranks ? ranks : 1), TSR_OK);
+    }
+}
+
+static tsr_plan *compile(const random_model *model)
+{
+    tsr_plan *plan;
+    if (tsr_plan_compile(&plan, &model->options) < 0)
+        fail_msg("%s", tsr_last_error());
+    return plan;
+}
+
+/* The order of a program: "G1 T1 NF0 F0 ..." */
+static void order(char *out, size_t bytes, const tsr_program *program)
+{
+    static const char *const name[TSR_OP_COUNT] = {
+        [TSR_OP_H2D] = "C",          [TSR_OP_GATHER] = "G",    [TSR_OP_GATHER_T] = "T",
+        [TSR_OP_NORM] = "N",         [TSR_OP_COMPUTE] = "",    [TSR_OP_REDUCE] = "R",
+        [TSR_OP_GRAD_NORM] = "norm", [TSR_OP_TALLY] = "tally", [TSR_OP_CONTROL] = "control",
+        [TSR_OP_OPTIM] = "optim",    [TSR_OP_WORD] = "word"};
+    size_t n = 0;
+    out[0] = 0;
+    for (int i = 0; i < program->op_count; i++) {
+        const tsr_plan_op *op = &program->op[i];
+        const char *phase = op->kind == TSR_OP_COMPUTE ? (const char *[]){"F", "H", "B"}[op->phase]
+                                                       : name[op->kind];
+        n += (size_t)snprintf(out + n, bytes - n, op->unit >= 0 ? "%s%s%d" : "%s%s", i ? " " : "",
+                              phase, op->unit);
+    }
+}
+
+static void expect(const tsr_plan *plan, int *state, tsr_program_kind kind, const char *expected)
+{
+    char found[1024];
+    const tsr_program *program = tsr_plan_program(plan, *state, kind);
+    assert_non_null(program);
+    order(found, sizeof found, program);
+    assert_string_equal(found, expected);
+    *state = program->exit;
+}
+
+static void test_sharded(void **unused)
+{
+    (void)unused;
+    random_model model;
+    make_model(&model, 3, 2, 2, TSR_HOME_SHARDED);
+    tsr_plan *plan = compile(&model);
+    int state = 0;
+    expect(plan, &state, TSR_PROGRAM_PROLOGUE, "G0 T0");
+    /* Both turnarounds find their unit in a slot: H4 stays beside unit 2, F0 is there at the end. */
+    expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST,
+           "G1 T1 N0 F0 G2 T2 N1 F1 G3 N2 F2 G4 H3 G2 T2 H4 G1 T1 B2 R2 G0 T0 B1 R1 B0 R0");
+    expect(plan, &state, TSR_PROGRAM_TRAIN_NEXT,
+           "F0 G2 T2 F1 G3 F2 G4 H3 G2 T2 H4 G1 T1 B2 R2 G0 T0 B1 R1 B0 R0");
+    expect(plan, &state, TSR_PROGRAM_STEP_END, "norm control optim word T0 T1");
+    expect(plan, &state, TSR_PROGRAM_EVAL_FIRST, "N0 F0 G2 T2 N1 F1 G3 N2 F2 G4 H3 G0 T0 H4");
+    expect(plan, &state, TSR_PROGRAM_EVAL_NEXT, "G1 T1 F0 G2 T2 F1 G3 F2 G4 H3 G0 T0 H4");
+    expect(plan, &state, TSR_PROGRAM_EVAL_END, "tally control word");
+    expect(plan, &state, TSR_PROGRAM_TRAIN_NEXT,
+           "G1 T1 F0 G2 T2 F1 G3 F2 G4 H3 G2 T2 H4 G1 T1 B2 R2 G0 T0 B1 R1 B0 R0");
+    tsr_plan_destroy(plan);
+}
+
+static void test_homes(void **unused)
+{
+    (void)unused;
+    random_model model;
+    make_model(&model, 2, 1, 2, TSR_HOME_RESIDENT);
+    model.unit[0].home = TSR_HOME_HOST_SHARDED;
+    model.unit[1].home = TSR_HOME_HOST_FULL;
+    tsr_plan *plan = compile(&model);
+    int state = 0;
+    expect(plan, &state, TSR_PROGRAM_PROLOGUE, "C0 G0 T0");
+    expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST, "C1 T1 N0 F0 N1 F1 H2 B1 R1 B0 R0");
+    tsr_plan_destroy(plan);
+
+    /* Everything in place: no slot, no gather. */
+    make_model(&model, 2, 1, 1, TSR_HOME_SHARDED);
+    plan = compile(&model);
+    state = 0;
+    assert_int_equal(plan->slot_bytes, 0);
+    assert_int_equal(plan->receive_bytes, 0);
+    expect(plan, &state, TSR_PROGRAM_PROLOGUE, "");
+    expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST, "N0 F0 N1 F1 H2 B1 R1 B0 R0");
+    expect(plan, &state, TSR_PROGRAM_STEP_END, "norm control optim word");
+    const tsr_program *next = tsr_plan_program(plan, state, TSR_PROGRAM_TRAIN_FIRST);
+    assert_int_equal(next->op[0].wait_count, 1);
+    assert_int_equal(next->op[0].wait[0].event, TSR_EVENT_OPTIMIZED);
+    tsr_plan_destroy(plan);
+}
+
+/* A backward ends at the lowest unit that trains. */
+static void test_lowest_backward(void **unused)
+{
+    (void)unused;
+    random_model model;
+    make_model(&model, 4, 1, 1, TSR_HOME_SHARDED);
+    model.unit[0].trainable.segment_count = model.unit[2].trainable.segment_count = 0;
+    model.unit[0].has_norm = model.unit[2].has_norm = false;
+    for (int u = 0; u < 4; u++)
+        assert_int_equal(tsr_unit_lay_out(&model.unit[u], 1), TSR_OK);
+    tsr_plan *plan = compile(&model);
+    int state = tsr_plan_program(plan, 0, TSR_PROGRAM_PROLOGUE)->exit;
+    expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST, "F0 N1 F1 F2 N3 F3 H4 B3 R3 B2 B1 R1");
+    tsr_plan_destroy(plan);
+}
+
+/* More slots look further ahead; a plan needs few states whatever its size. */
+static void test_slots(void **unused)
+{
+    (void)unused;
+    random_model model;
+    make_model(&model, 12, 4, 4, TSR_HOME_SHARDED);
+    for (int slots = 2; slots <= 6; slots++) {
+        model.options.slots = slots;
+        tsr_plan *plan = compile(&model);
+        assert_in_range(plan->state_count, 3, 200);
+        int state = tsr_plan_program(plan, 0, TSR_PROGRAM_PROLOGUE)->exit;
+        const tsr_program *program = tsr_plan_program(plan, state, TSR_PROGRAM_TRAIN_FIRST);
+        int before = 0;
+        while (program->op[before].kind != TSR_OP_NORM)
+            before++;
+        assert_int_equal(before, 2 * (slots - 1));
+        tsr_plan_destroy(plan);
+    }
+}
+
+static void test_order_of_programs(void **unused)
+{
+    (void)unused;
+    random_model model;
+    make_model(&model, 2, 1, 2, TSR_HOME_SHARDED);
+    tsr_plan *plan = compile(&model);
+    assert_null(tsr_plan_program(plan, 0, TSR_PROGRAM_TRAIN_FIRST));
+    int state = tsr_plan_program(plan, 0, TSR_PROGRAM_PROLOGUE)->exit;
+    assert_null(tsr_plan_program(plan, state, TSR_PROGRAM_TRAIN_NEXT));
+    assert_null(tsr_plan_program(plan, state, TSR_PROGRAM_STEP_END));
+    state = tsr_plan_program(plan, state, TSR_PROGRAM_TRAIN_FIRST)->exit;
+    assert_null(tsr_plan_program(plan, state, TSR_PROGRAM_EVAL_NEXT));
+    assert_null(tsr_plan_program(plan, state, TSR_PROGRAM_TRAIN_FIRST));
+    tsr_plan_destroy(plan);
+}
+
+static void test_refused(void **unused)
+{
+    (void)unused;
+    random_model model;
+    tsr_plan *plan;
+    make_model(&model, 2, 1, 2, TSR_HOME_SHARDED);
+    model.options.slots = 1;
+    assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
+    model.options.slots = TSR_SLOTS_MAX + 1;
+    assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
+    model.options.slots = 0;
+    model.options.layer_count = 3;
+    assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
+    model.options.layer_count = 1; /* unit 1 trains, and would be of the head */
+    assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
+    model.options.layer_count = 2;
+    for (int u = 0; u < 2; u++) {
+        model.unit[u].trainable.segment_count = 0;
+        assert_int_equal(tsr_unit_lay_out(&model.unit[u], 2), TSR_OK);
+    }
+    assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
+    model.options.train = false;
+    assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_OK);
+    tsr_plan_destroy(plan);
+}
+
+static void test_print(void **unused)
+{
+    (void)unused;
+    random_model model;
+    make_model(&model, 2, 1, 2, TSR_HOME_HOST_SHARDED);
+    tsr_plan *plan = compile(&model);
+    tsr_text text = {0};
+    tsr_plan_print(&text, plan);
+    assert_non_null(strstr(tsr_text_string(&text),
+                           "  comm    GATHER unit 0 slot 0 stage 0 3072 bytes over shards; waits "
+                           "freed[0] +0, filled[0] +1; records drained[0]\n"));
+    assert_non_null(strstr(tsr_text_string(&text), "optim   OPTIM; waits controlled +1"));
+    tsr_text_free(&text);
+    tsr_plan_destroy(plan);
+}
+
+/* ---- agreement ---- */
+
+typedef struct {
+    pthread_t thread;
+    tsr_comm *comm;
+    const random_model *model;
+    tsr_status status;
+    char message[512];
+} checking_rank;
+
+static void *check_rank(void *argument)
+{
+    checking_rank *r = argument;
+    tsr_device *device;
+    tsr_streams streams;
+    tsr_plan *plan;
+    if (tsr_device_create_cpu(&device,
+                              &(tsr_device_options){.thread_count = 1, .no_pinning = true}) < 0 ||
+        tsr_streams_create(&streams, device) < 0 || tsr_plan_compile(&plan, &r->model->options) < 0)
+        abort();
+    r->status = tsr_plan_check_ranks(plan, r->comm, streams.stream[TSR_STREAM_COMM]);
+    snprintf(r->message, sizeof r->message, "%.500s", r->status < 0 ? tsr_last_error() : "");
+    tsr_plan_destroy(plan);
+    tsr_comm_destroy(r->comm);
+    tsr_streams_destroy(&streams);
+    tsr_device_destroy(device);
+    return NULL;
+}
+
+/* Rank 1 of three has another model. All ranks say the same. */
+static void expect_difference(const random_model *usual, const random_model *other,
+                              const char *expected)
+{
+    checking_rank rank[3];
+    tsr_comm *comm[3];
+    assert_int_equal(tsr_comm_create_threads(comm, 3, 30), TSR_OK);
+    for (int i = 0; i < 3; i++) {
+        rank[i] = (checking_rank){.comm = comm[i], .model = i == 1 ? other : usual};
+        assert_int_equal(pthread_create(&rank[i].thread, NULL, check_rank, &rank[i]), 0);
+    }
+    for (int i = 0; i < 3; i++)
+        pthread_join(rank[i].thread, NULL);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(rank[i].status, expected ? TSR_ERANKS : TSR_OK);
+        if (expected && (!strstr(rank[i].message, expected) || !strstr(rank[i].message, "rank 1")))
+            fail_msg("rank %d says '%s', not '%s'", i, rank[i].message, expected);
+    }
+}
+
+static void test_ranks_agree(void **unused)
+{
+    (void)unused;
+    random_model usual, other;
+    make_model(&usual, 3, 1, 3, TSR_HOME_SHARDED);
+    make_model(&other, 3, 1, 3, TSR_HOME_SHARDED);
+    expect_difference(&usual, &other, NULL);
+    other.options.slots = 3;
+    expect_difference(&usual, &other, "op 2 of TRAIN_FIRST");
+    other.options.slots = 2;
+    other.segment[1][0][0].granule_count = 9;
+    assert_int_equal(tsr_unit_lay_out(&other.unit[1], 3), TSR_OK);
+    expect_difference(&usual, &other, "unit 1, frozen tensor w");
+    make_model(&other, 4, 1, 3, TSR_HOME_SHARDED);
+    expect_difference(&usual, &other, "unit 3");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sharded),
+                                       cmocka_unit_test(test_homes),
+                                       cmocka_unit_test(test_lowest_backward),
+                                       cmocka_unit_test(test_slots),
+                                       cmocka_unit_test(test_order_of_programs),
+                                       cmocka_unit_test(test_refused),
+                                       cmocka_unit_test(test_print),
+                                       cmocka_unit_test(test_ranks_agree)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

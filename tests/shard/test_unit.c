@@ -1,0 +1,197 @@
+/*
+ * Granules, layouts of units, the memory plan and the trainable state.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "shard/memory_plan.h"
+#include "shard/trainable.h"
+
+#include <string.h>
+
+static void test_granules(void **state)
+{
+    (void)state;
+    for (uint64_t granules = 0; granules <= 40; granules++)
+        for (uint64_t ranks = 1; ranks <= 9; ranks++) {
+            uint64_t c = tsr_granule_per_rank(granules, ranks), next = 0;
+            assert_true(c * ranks >= granules);
+            for (uint64_t rank = 0; rank < ranks; rank++) {
+                uint64_t first, count;
+                tsr_granule_range(&first, &count, granules, ranks, rank);
+                assert_int_equal(first, next);
+                assert_true(count <= c);
+                if (count > 0)
+                    assert_int_equal(first, rank * c);
+                next = first + count;
+            }
+            assert_int_equal(next, granules);
+        }
+}
+
+static tsr_segment frozen[3], trainable[2];
+
+static tsr_unit make_unit(tsr_home home)
+{
+    frozen[0] =
+        (tsr_segment){.name = "codes", .dtype = TSR_U8, .granule_bytes = 512, .granule_count = 7};
+    frozen[1] =
+        (tsr_segment){.name = "absmax", .dtype = TSR_U8, .granule_bytes = 16, .granule_count = 7};
+    frozen[2] =
+        (tsr_segment){.name = "norm", .dtype = TSR_BF16, .granule_bytes = 128, .granule_count = 1};
+    trainable[0] =
+        (tsr_segment){.name = "A", .dtype = TSR_BF16, .granule_bytes = 128, .granule_count = 5};
+    trainable[1] =
+        (tsr_segment){.name = "m", .dtype = TSR_F32, .granule_bytes = 256, .granule_count = 2};
+    return (tsr_unit){.home = home,
+                      .frozen = {.segment = frozen, .segment_count = 3},
+                      .trainable = {.segment = trainable, .segment_count = 2}};
+}
+
+static void test_layout(void **state)
+{
+    (void)state;
+    tsr_unit unit = make_unit(TSR_HOME_SHARDED);
+    assert_int_equal(tsr_unit_lay_out(&unit, 3), TSR_OK);
+    assert_int_equal(frozen[0].per_rank, 3);
+    assert_int_equal(frozen[0].shard_bytes, 3 * 512);
+    assert_int_equal(frozen[0].gathered_bytes, 9 * 512);
+    assert_int_equal(frozen[1].gathered_offset, 9 * 512);
+    assert_int_equal(frozen[1].gathered_bytes, 9 * 16);
+    assert_int_equal(frozen[2].gathered_offset, 9 * 512 + 256);
+    assert_int_equal(frozen[2].shard_offset, 3 * 512 + 256);
+    assert_int_equal(frozen[2].gathered_bytes, 3 * 128);
+    assert_int_equal(unit.frozen.gathered_bytes, 9 * 512 + 256 + 512);
+    assert_int_equal(unit.frozen.gradient_count, 0);
+    assert_int_equal(trainable[0].gradient_count, 2 * 64);
+    assert_int_equal(trainable[1].gradient_offset, 2 * 64);
+    assert_int_equal(unit.trainable.gradient_count, 3 * 64);
+    assert_int_equal(tsr_unit_slot_trainable(&unit, 3), unit.frozen.gathered_bytes);
+    assert_int_equal(tsr_unit_slot_bytes(&unit, 3),
+                     unit.frozen.gathered_bytes + unit.trainable.gathered_bytes);
+    unit.home = TSR_HOME_RESIDENT;
+    assert_int_equal(tsr_unit_slot_bytes(&unit, 3), unit.trainable.gathered_bytes);
+}
+
+/* One rank: the shard is what would be gathered, so nothing passes through a slot. */
+static void test_one_rank(void **state)
+{
+    (void)state;
+    tsr_unit unit = make_unit(TSR_HOME_SHARDED);
+    assert_int_equal(tsr_unit_lay_out(&unit, 1), TSR_OK);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(frozen[i].shard_offset, frozen[i].gathered_offset);
+        assert_int_equal(frozen[i].shard_bytes, frozen[i].gathered_bytes);
+    }
+    assert_int_equal(tsr_unit_slot_bytes(&unit, 1), 0);
+    unit.home = TSR_HOME_HOST_SHARDED;
+    assert_int_equal(tsr_unit_slot_bytes(&unit, 1), unit.frozen.gathered_bytes);
+}
+
+static void test_layout_refused(void **state)
+{
+    (void)state;
+    tsr_unit unit = make_unit(TSR_HOME_SHARDED);
+    trainable[0].granule_bytes = 256;
+    assert_int_equal(tsr_unit_lay_out(&unit, 2), TSR_EINVAL);
+    assert_non_null(strstr(tsr_last_error(), "A: granules of 256 bytes"));
+    unit = make_unit(TSR_HOME_SHARDED);
+    trainable[1].dtype = TSR_F16;
+    assert_int_equal(tsr_unit_lay_out(&unit, 2), TSR_EINVAL);
+    unit = make_unit(TSR_HOME_SHARDED);
+    frozen[1].granule_count = UINT64_MAX / 8;
+    assert_int_equal(tsr_unit_lay_out(&unit, 2), TSR_EINVAL);
+    assert_non_null(strstr(tsr_last_error(), "absmax"));
+    unit = make_unit(TSR_HOME_SHARDED);
+    frozen[2].granule_bytes = 0;
+    assert_int_equal(tsr_unit_lay_out(&unit, 2), TSR_EINVAL);
+    assert_int_equal(tsr_unit_lay_out(&unit, 0), TSR_EINVAL);
+}
+
+static void test_trainable(void **state)
+{
+    (void)state;
+    tsr_unit unit = make_unit(TSR_HOME_SHARDED);
+    assert_int_equal(tsr_unit_lay_out(&unit, 3), TSR_OK);
+    tsr_unit units[2] = {unit, unit};
+    tsr_trainable t;
+    assert_int_equal(tsr_trainable_make(&t, units, 2, 3, 2), TSR_OK);
+    assert_int_equal(t.count, 2 * 3 * 64);
+    assert_int_equal(t.work_bytes, 2 * unit.trainable.shard_bytes);
+    tsr_memory_plan plan = {0};
+    tsr_taker taker = {.plan = &plan};
+    assert_int_equal(tsr_trainable_walk(&t, &taker, true), TSR_OK);
+    assert_int_equal(plan.count, 5);
+    assert_int_equal(plan.total[TSR_PLACE_DEVICE],
+                     tsr_align_up(t.work_bytes, 256) + 3 * 1536 + 3072);
+    /* Five granules over three ranks, two each: the last rank has one and one of padding. */
+    tsr_trainable_span span = tsr_trainable_at(&t, 1, 0);
+    assert_int_equal(span.begin, 3 * 64);
+    assert_int_equal(span.count, 2 * 64);
+    assert_int_equal(span.first, 4 * 64);
+    assert_int_equal(span.real, 64);
+    span = tsr_trainable_at(&t, 0, 1);
+    assert_int_equal(span.begin, 2 * 64);
+    assert_int_equal(span.real, 0);
+    tsr_state_buffer buffer[TSR_TRAINABLE_STATE_COUNT];
+    tsr_trainable_state(&t, buffer);
+    assert_string_equal(buffer[0].name, "master");
+    assert_int_equal(buffer[2].bytes, t.count * 4);
+    tsr_memory_plan_free(&plan);
+    tsr_trainable_free(&t);
+}
+
+static void test_memory_plan(void **state)
+{
+    (void)state;
+    tsr_device *device;
+    assert_int_equal(tsr_device_create_cpu(
+                         &device, &(tsr_device_options){.thread_count = 1, .no_pinning = true}),
+                     TSR_OK);
+    tsr_memory_plan plan = {0};
+    tsr_taker planning = {.plan = &plan};
+    void *at;
+    assert_int_equal(tsr_taker_device(&planning, &at, "a", 100), TSR_OK);
+    assert_null(at);
+    assert_int_equal(tsr_taker_device(&planning, &at, "nothing", 0), TSR_OK);
+    assert_int_equal(tsr_taker_host(&planning, &at, "b", 257), TSR_OK);
+    assert_int_equal(tsr_taker_take(&planning, &at, TSR_PLACE_NODE, "c", 1000, "shared"), TSR_OK);
+    assert_int_equal(plan.count, 3);
+    assert_int_equal(plan.total[TSR_PLACE_DEVICE], 256);
+    assert_int_equal(plan.total[TSR_PLACE_HOST], 512);
+    assert_int_equal(plan.total[TSR_PLACE_NODE], 1024);
+
+    tsr_arena *memory, *host;
+    assert_int_equal(tsr_arena_create(&memory, device, TSR_MEMORY_DEVICE, 256), TSR_OK);
+    assert_int_equal(tsr_arena_create(&host, device, TSR_MEMORY_HOST, 512), TSR_OK);
+    tsr_taker running = {.plan = &plan, .device = memory, .host = host};
+    assert_int_equal(tsr_taker_device(&running, &at, "b", 100), TSR_EINTERNAL);
+    running.cursor = 0;
+    assert_int_equal(tsr_taker_device(&running, &at, "a", 101), TSR_EINTERNAL);
+    running.cursor = 0;
+    assert_int_equal(tsr_taker_device(&running, &at, "a", 100), TSR_OK);
+    assert_non_null(at);
+    assert_int_equal(tsr_taker_finish(&running), TSR_EINTERNAL);
+    assert_int_equal(tsr_taker_host(&running, &at, "b", 257), TSR_OK);
+    assert_int_equal(tsr_taker_take(&running, &at, TSR_PLACE_NODE, "c", 1000, NULL), TSR_OK);
+    assert_int_equal(tsr_taker_finish(&running), TSR_OK);
+    assert_int_equal(tsr_taker_host(&running, &at, "d", 1), TSR_EINTERNAL);
+    tsr_arena_destroy(memory);
+    tsr_arena_destroy(host);
+    tsr_device_destroy(device);
+    assert_int_equal(tsr_memory_plan_add(&plan, TSR_PLACE_HOST, "huge", UINT64_MAX - 5, NULL),
+                     TSR_EINVAL);
+    tsr_memory_plan_free(&plan);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_granules),  cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_one_rank),  cmocka_unit_test(test_layout_refused),
+        cmocka_unit_test(test_trainable), cmocka_unit_test(test_memory_plan)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
