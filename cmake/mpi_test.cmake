@@ -15,9 +15,11 @@ function(tsr_mpi_test name)
     add_test(NAME ${name}_n${ranks}
       COMMAND ${PROJECT_SOURCE_DIR}/cmake/expect_exit.sh ${arg_EXIT}
         ${PROJECT_SOURCE_DIR}/launch/run -n ${ranks} $<TARGET_FILE:${arg_PROGRAM}> ${arg_ARGS})
+    # Open MPI leaves memory behind, in plugins whose names are gone by then, so leaks are looked for in
+    # the other tests only.
     # PROCESSORS: ctest -j does not start as many of them at once.
     set_tests_properties(${name}_n${ranks} PROPERTIES
       SKIP_RETURN_CODE 77 TIMEOUT ${arg_TIMEOUT} LABELS "mpi;${arg_LABELS}" PROCESSORS ${ranks}
-      ENVIRONMENT "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/mpi_leaks.txt:print_suppressions=0")
+      ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0")
   endforeach()
 endfunction()

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "device/futex.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,8 +126,14 @@ void tsr_board_describe(const tsr_board *board, int rank, char *out, size_t out_
 void tsr_board_kill(tsr_board *board, int rank, tsr_status status, const char *message)
 {
     int alive = 0;
-    if (!atomic_compare_exchange_strong(&board->death, &alive, 1))
+    if (!atomic_compare_exchange_strong(&board->death, &alive, 1)) {
+        /* Whoever fails at the same moment finds it dead afterwards. The bound is for a writer that
+         * was itself killed half-way. */
+        double end = tsr_now() + 1;
+        while (atomic_load(&board->death) == 1 && tsr_now() < end)
+            sched_yield();
         return;
+    }
     board->dead_rank = rank;
     board->dead_status = status;
     snprintf(board->dead_message, sizeof board->dead_message, "%s", message);
@@ -247,7 +254,8 @@ tsr_status tsr_board_pass(const tsr_board_gate *gate, tsr_device *device, const 
             if (!shut(gate_word(gate), round))
                 return TSR_OK;
             tsr_board_kill(board, gate->rank, status, tsr_last_error());
-            return tsr_board_check(board, gate->rank);
+            tsr_status death = tsr_board_check(board, gate->rank);
+            return death < 0 ? death : status;
         }
         tsr_board_sleep(board, bell, end - tsr_now());
     }

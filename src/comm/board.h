@@ -38,7 +38,7 @@ void tsr_board_describe(const tsr_board *board, int rank, char *out, size_t out_
 
 /* ---- death ---- */
 
-/* The first call decides; `rank` is who failed or who noticed. */
+/* The first call decides; `rank` is who failed or who noticed. It is dead when any call returns. */
 void tsr_board_kill(tsr_board *board, int rank, tsr_status status, const char *message);
 
 /* TSR_OK, or what a waiter of rank `rank` gets: TSR_ETIMEOUT as it was found, anything else that

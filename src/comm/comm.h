@@ -6,12 +6,14 @@
  * them.
  *
  * Order    All ranks make the same calls in the same order on a communicator and all its splits.
- * Calls enqueue on `stream` and return; all communicators of a job use one and the same stream.
- * Threads  CPU implementations run inside the stream's worker, so MPI is called by one thread only.
+ *          Calls enqueue on `stream` and return; all communicators of a job use the same stream.
+ * Threads  CPU implementations run inside the stream's worker; what blocks waits until the stream
+ *          is idle and then runs on the calling thread. So MPI is called by one thread at a time.
+ *          Blocking calls take a NULL stream while nothing is enqueued.
  * Errors   A peer that fails, aborts or does not arrive before the deadline poisons the device of
- * every rank that waits, with TSR_ECOMM or TSR_ETIMEOUT naming the rank, and its step, op and unit
- * as last published. After that every call fails. Memory   Nothing allocates after creation but
- * create, split and share.
+ *          every rank that waits, with TSR_ECOMM or TSR_ETIMEOUT naming the rank, and its step, op
+ *          and unit as last published. After that every call fails.
+ * Memory   Nothing allocates after creation but create, split and share.
  */
 #ifndef TSR_COMM_COMM_H
 #define TSR_COMM_COMM_H
@@ -23,7 +25,9 @@ typedef struct tsr_comm tsr_comm;
 typedef enum { TSR_SUM, TSR_MIN, TSR_MAX } tsr_reduce_op;
 
 /* What an embedder gives: every rank's `bytes` bytes, gathered in rank order into `receive`.
- * Blocking; returns 0 on success. Called by one thread at a time. */
+ * Blocking; returns 0 on success. Called by one thread at a time. The ranks of one node have a
+ * deadline without its help; for a rank of another node that never comes it must return by itself.
+ */
 typedef struct {
     int rank, size;
     int (*all_gather)(void *user, const void *send, void *receive, uint64_t bytes);

@@ -4,7 +4,7 @@
  * The ranks of a node meet on the board first: there they sleep, are woken by an abort, and name
  * who is missing. Then the bytes go by nonblocking messages, polled against the deadline, straight
  * between the ranks' buffers. All messages of a communicator and its splits carry the tag of their
- * slot, and every rank posts its messages in the same order, which is what keeps batches apart.
+ * slot, and every rank posts its messages in the same order.
  *
  * A collective that is given up leaves messages under way. Then the library is not used again, and
  * not finalized: the process exits with its own code, which mpirun passes on if it is not 0.
@@ -117,52 +117,95 @@ static void rest(int polls)
         usleep(polls < 4000 ? 20 : 200);
 }
 
-static tsr_status complete(tsr_comm *comm, const tsr_comm_call *call)
+/* Forgets the requests that are done. */
+static void compact(struct mpi_world *world)
+{
+    int kept = 0;
+    for (int i = 0; i < world->pending; i++) {
+        if (world->requests[i] == MPI_REQUEST_NULL)
+            continue;
+        world->is_receive[kept] = world->is_receive[i];
+        world->requests[kept++] = world->requests[i];
+    }
+    world->pending = kept;
+}
+
+/* Waits until at most `most` messages are under way. */
+static tsr_status drain(tsr_comm *comm, const tsr_comm_call *call, int most)
 {
     struct mpi_world *world = comm->backend;
     double end = tsr_now() + comm->gate.timeout_seconds;
-    tsr_status status = TSR_OK;
-    for (int polls = 0; world->pending > 0; polls++) {
-        int done = 0;
-        status = check(MPI_Testall(world->pending, world->requests, &done, MPI_STATUSES_IGNORE),
-                       tsr_comm_kind_name(call->kind));
-        if (status == TSR_OK && done)
-            world->pending = 0;
-        else if (status == TSR_OK && polls % 64 == 63)
+    for (int polls = 0; world->pending > most; polls++) {
+        int done = 0, places[REQUESTS];
+        tsr_status status =
+            check(MPI_Testsome(world->pending, world->requests, &done, places, MPI_STATUSES_IGNORE),
+                  tsr_comm_kind_name(call->kind));
+        if (status == TSR_OK && done == 0 && polls % 64 == 63)
             status = why_stop(comm, call, end);
         if (status < 0) {
             give_up(world);
             return status;
         }
-        if (world->pending > 0)
+        if (done > 0) { /* also MPI_UNDEFINED is not */
+            compact(world);
+            polls = 0;
+            end = tsr_now() + comm->gate.timeout_seconds;
+        } else
             rest(polls);
     }
     return TSR_OK;
 }
 
-/* Posts one message (cut where it is too long) from or to member `peer`. */
-static tsr_status post(tsr_comm *comm, const tsr_comm_call *call, bool receive, void *buffer,
-                       uint64_t bytes, int peer)
+static tsr_status complete(tsr_comm *comm, const tsr_comm_call *call)
+{
+    return drain(comm, call, 0);
+}
+
+/* Bytes from or to a member. */
+struct message {
+    void *buffer;
+    uint64_t bytes;
+    int peer; /* -1: none */
+};
+
+/* Posts part `part` of a message that is cut into parts; false if there is no such part. An empty
+ * message is one part. */
+static tsr_status post_part(tsr_comm *comm, const tsr_comm_call *call, bool receive,
+                            const struct message *message, uint64_t part, bool *posted)
 {
     struct mpi_world *world = comm->backend;
-    char *at = buffer;
-    int rank = comm->members[peer], tag = comm->gate.slot;
-    do {
-        if (world->pending == REQUESTS)
-            TSR_TRY(complete(comm, call));
-        int n = (int)(bytes < world->message_bytes ? bytes : world->message_bytes);
-        MPI_Request *request = &world->requests[world->pending];
-        int code = receive ? MPI_Irecv(at, n, MPI_BYTE, rank, tag, world->data, request)
-                           : MPI_Isend(at, n, MPI_BYTE, rank, tag, world->data, request);
-        tsr_status status = check(code, tsr_comm_kind_name(call->kind));
-        if (status < 0) {
-            give_up(world);
-            return status;
-        }
-        world->is_receive[world->pending++] = receive;
-        at += n;
-        bytes -= (uint64_t)n;
-    } while (bytes > 0);
+    uint64_t offset = part * world->message_bytes;
+    *posted = message->peer >= 0 && (part == 0 || offset < message->bytes);
+    if (!*posted)
+        return TSR_OK;
+    TSR_TRY(drain(comm, call, REQUESTS - 1));
+    uint64_t left = message->bytes - offset;
+    int n = (int)(left < world->message_bytes ? left : world->message_bytes);
+    int rank = comm->members[message->peer], tag = comm->gate.slot;
+    char *at = message->buffer ? (char *)message->buffer + offset : NULL;
+    MPI_Request *request = &world->requests[world->pending];
+    int code = receive ? MPI_Irecv(at, n, MPI_BYTE, rank, tag, world->data, request)
+                       : MPI_Isend(at, n, MPI_BYTE, rank, tag, world->data, request);
+    tsr_status status = check(code, tsr_comm_kind_name(call->kind));
+    if (status < 0) {
+        give_up(world);
+        return status;
+    }
+    world->is_receive[world->pending++] = receive;
+    return TSR_OK;
+}
+
+/* Posts a message from one member beside one to another, part by part. Every rank posts its parts
+ * in the same order, so the oldest part that is not done is always posted on both sides, and a full
+ * table of requests cannot lock the ranks up. */
+static tsr_status post(tsr_comm *comm, const tsr_comm_call *call, struct message receive,
+                       struct message send)
+{
+    bool receiving = true, sending = true;
+    for (uint64_t part = 0; receiving || sending; part++) {
+        TSR_TRY(post_part(comm, call, true, &receive, part, &receiving));
+        TSR_TRY(post_part(comm, call, false, &send, part, &sending));
+    }
     return TSR_OK;
 }
 
@@ -200,8 +243,9 @@ static tsr_status mpi_all_gather(tsr_comm *comm, const tsr_comm_call *call,
             memcpy(mine, ranges[i].send, bytes);
         for (int k = 1; k < comm->size; k++) {
             int peer = before(comm, k);
-            TSR_TRY(post(comm, call, true, receive + (uint64_t)peer * bytes, bytes, peer));
-            TSR_TRY(post(comm, call, false, mine, bytes, after(comm, k)));
+            TSR_TRY(post(comm, call,
+                         (struct message){receive + (uint64_t)peer * bytes, bytes, peer},
+                         (struct message){mine, bytes, after(comm, k)}));
         }
     }
     return complete(comm, call);
@@ -236,8 +280,8 @@ static tsr_status reduce_pieces(tsr_comm *comm, const tsr_comm_call *call, int64
     for (int k = 1; k < comm->size; k++) {
         int64_t *slot = world->scratch + (uint64_t)(k - 1) * world->slot_elements;
         int to = after(comm, k);
-        TSR_TRY(post(comm, call, true, slot, mine * sizeof *slot, before(comm, k)));
-        TSR_TRY(post(comm, call, false, piece_at(p, to), piece_count(p, to) * sizeof *slot, to));
+        TSR_TRY(post(comm, call, (struct message){slot, mine * sizeof *slot, before(comm, k)},
+                     (struct message){piece_at(p, to), piece_count(p, to) * sizeof *slot, to}));
     }
     TSR_TRY(complete(comm, call));
     for (int k = 1; k < comm->size; k++)
@@ -277,11 +321,12 @@ static tsr_status mpi_all_reduce(tsr_comm *comm, const tsr_comm_call *call, int6
         struct pieces p = {data + offset, slice, slice, n};
         TSR_TRY(reduce_pieces(comm, call, piece_at(&p, comm->rank), &p, op));
         for (int k = 1; k < comm->size; k++) {
-            int from = before(comm, k);
-            uint64_t bytes = piece_count(&p, from) * sizeof *data;
-            TSR_TRY(post(comm, call, true, piece_at(&p, from), bytes, from));
-            TSR_TRY(post(comm, call, false, piece_at(&p, comm->rank),
-                         piece_count(&p, comm->rank) * sizeof *data, after(comm, k)));
+            int from = before(comm, k), me = comm->rank;
+            TSR_TRY(post(
+                comm, call,
+                (struct message){piece_at(&p, from), piece_count(&p, from) * sizeof *data, from},
+                (struct message){piece_at(&p, me), piece_count(&p, me) * sizeof *data,
+                                 after(comm, k)}));
         }
         TSR_TRY(complete(comm, call));
     }
@@ -292,11 +337,12 @@ static tsr_status mpi_broadcast(tsr_comm *comm, const tsr_comm_call *call, void 
                                 uint64_t bytes, int root)
 {
     TSR_TRY(meet(comm, call));
+    struct message none = {.peer = -1};
     if (comm->rank != root)
-        TSR_TRY(post(comm, call, true, data, bytes, root));
+        TSR_TRY(post(comm, call, (struct message){data, bytes, root}, none));
     for (int peer = 0; comm->rank == root && peer < comm->size; peer++)
         if (peer != root)
-            TSR_TRY(post(comm, call, false, data, bytes, peer));
+            TSR_TRY(post(comm, call, none, (struct message){data, bytes, peer}));
     return complete(comm, call);
 }
 
@@ -304,10 +350,9 @@ static tsr_status mpi_broadcast(tsr_comm *comm, const tsr_comm_call *call, void 
 static tsr_status mpi_barrier(tsr_comm *comm, const tsr_comm_call *call)
 {
     TSR_TRY(meet(comm, call));
-    for (int k = 1; comm->node_count > 1 && k < comm->size; k++) {
-        TSR_TRY(post(comm, call, true, NULL, 0, before(comm, k)));
-        TSR_TRY(post(comm, call, false, NULL, 0, after(comm, k)));
-    }
+    for (int k = 1; comm->node_count > 1 && k < comm->size; k++)
+        TSR_TRY(post(comm, call, (struct message){NULL, 0, before(comm, k)},
+                     (struct message){NULL, 0, after(comm, k)}));
     return complete(comm, call);
 }
 
