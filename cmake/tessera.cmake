@@ -16,7 +16,7 @@ pkg_check_modules(TSR_HWLOC REQUIRED IMPORTED_TARGET hwloc)
 pkg_check_modules(TSR_CMOCKA IMPORTED_TARGET cmocka)
 find_package(MPI REQUIRED COMPONENTS C)
 # The serial OpenBLAS: the pool in src/device splits the work, so that the threads never change a bit.
-find_library(TSR_OPENBLAS NAMES openblas PATH_SUFFIXES openblas-serial REQUIRED)
+find_library(TSR_OPENBLAS_ARCHIVE NAMES libopenblas.a PATH_SUFFIXES openblas-serial REQUIRED)
 find_path(TSR_OPENBLAS_INCLUDE NAMES cblas.h PATH_SUFFIXES openblas-serial REQUIRED)
 
 add_library(tsr_flags INTERFACE)

@@ -3,7 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-static struct {
+static _Thread_local struct {
     tsr_log_sink *sink;
     void *user;
     tsr_log_level level;

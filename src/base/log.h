@@ -1,17 +1,17 @@
 /*
  * base/log.h: messages for people. The library prints nothing by itself: without a sink a message
- * is dropped. One sink per process, set before threads start; the program points it at stderr on
- * rank 0.
+ * is dropped. Each thread has its own sink, so that ranks that are threads do not take each
+ * other's; a call of the library sets the caller's for as long as it runs.
  */
 #ifndef TSR_BASE_LOG_H
 #define TSR_BASE_LOG_H
 
 typedef enum { TSR_LOG_ERROR, TSR_LOG_WARNING, TSR_LOG_INFO, TSR_LOG_DEBUG } tsr_log_level;
 
-/* Called with one line without its newline. May be called from any thread. */
+/* Called with one line without its newline. */
 typedef void tsr_log_sink(void *user, tsr_log_level level, const char *line);
 
-/* `sink` NULL: messages are dropped. Messages above `level` are dropped. */
+/* For this thread. `sink` NULL: messages are dropped. Messages above `level` are dropped. */
 void tsr_log_set(tsr_log_sink *sink, void *user, tsr_log_level level);
 
 void tsr_log(tsr_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -128,6 +128,7 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
     }
     if (status == TSR_OK)
         status = read_inputs(job);
+    tsr_log_set(NULL, NULL, TSR_LOG_ERROR);
     if (status < 0) {
         tsr_error error; /* destroying must not lose the message */
         tsr_error_take(&error, status);
@@ -291,7 +292,5 @@ void tsr_job_destroy(tsr_job *job)
     tsr_streams_destroy(&job->streams);
     tsr_device_destroy(job->device);
     tsr_comm_destroy(job->world);
-    if (job->options.log)
-        tsr_log_set(NULL, NULL, TSR_LOG_ERROR);
     free(job);
 }
