@@ -1,0 +1,83 @@
+#include "train/expect.h"
+
+#include "base/clock.h"
+
+#include <stdlib.h>
+
+double tsr_flops(const tsr_layout *layout, const tsr_recompute *recompute, double tokens,
+                 double label_rows, double document_tokens)
+{
+    const tsr_model_config *config = &layout->config;
+    double pairs = tokens * (document_tokens + 1) / 2; /* of tokens that see each other */
+    double attention = pairs * (double)(config->head_count * config->head_dim), flops = 0;
+    for (int layer = 0; layer < layout->layer_count; layer++) {
+        double base = 0, adapters = 0;
+        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+            const tsr_layout_linear *linear = &layout->unit[layer].linear[kind];
+            base += (double)(linear->in * linear->out);
+            adapters += (double)(linear->r * (linear->in + linear->out));
+        }
+        bool backward = layer >= layout->first_trained;
+        bool again = backward && recompute[layer] == TSR_RECOMPUTE_FULL;
+        flops += 2 * tokens * base * (1 + backward + again);
+        flops += 2 * tokens * adapters * (1 + 2 * backward + again);
+        flops += attention * (4 + 10 * backward + 4 * again);
+    }
+    bool trains = layout->first_trained < layout->layer_count;
+    return flops +
+           2 * label_rows * (double)(config->vocab_size * config->hidden_size) * (1 + trains);
+}
+
+#define SIDE    768
+#define SECONDS 0.1
+
+/* FLOP/s of a square matmul over the pool. */
+static tsr_status measure(double *out, tsr_device *device)
+{
+    uint64_t count = (uint64_t)SIDE * SIDE;
+    float *memory = calloc(3 * count, sizeof *memory);
+    tsr_status status = TSR_OK;
+    if (!memory)
+        return tsr_fail(TSR_ENOMEM, "out of memory for a measurement");
+    for (uint64_t i = 0; i < 2 * count; i++)
+        memory[i] = (float)((i * 2654435761u >> 7) % 1000) * 1e-3f - 0.5f;
+    tsr_gemm_args args = {.m = SIDE,
+                          .n = SIDE,
+                          .k = SIDE,
+                          .a = memory,
+                          .b = memory + count,
+                          .c = memory + 2 * count,
+                          .trans_b = true,
+                          .alpha = 1,
+                          .dtype = TSR_F32,
+                          .c_dtype = TSR_F32};
+    double best = 0;
+    for (double end = tsr_now() + SECONDS; tsr_now() < end && status == TSR_OK;) {
+        double before = tsr_now();
+        status = tsr_gemm_ref(&args, tsr_device_pool(device));
+        double rate = 2.0 * SIDE * SIDE * SIDE / (tsr_now() - before);
+        best = rate > best ? rate : best;
+    }
+    free(memory);
+    *out = best;
+    return status;
+}
+
+tsr_status tsr_expect(tsr_expectation *out, const tsr_inputs *inputs, const tsr_decision *decision,
+                      const tsr_topology_view *view, tsr_device *device)
+{
+    tsr_expectation e = {0};
+    TSR_TRY(measure(&e.rank_flops_s, device));
+    if (inputs->batch) {
+        const tsr_batch_run *run = tsr_batch_run_of(inputs->batch);
+        const tsr_dataset_stats *stats = tsr_dataset_stats_of(inputs->dataset);
+        double steps = (double)run->steps;
+        e.steps = run->steps;
+        e.step_flops = tsr_flops(
+            &inputs->layout, decision->recompute, (double)run->input_tokens / steps,
+            (double)run->label_tokens / steps, (double)stats->tokens / (double)stats->documents);
+        e.step_seconds = e.step_flops / (e.rank_flops_s * view->ranks);
+    }
+    *out = e;
+    return TSR_OK;
+}
