@@ -20,8 +20,8 @@ static tsr_status inject(const tsr_op_call *call)
     const tsr_executor *executor = call->executor;
     switch (call->fault) {
     case TSR_FAULT_FAIL:
-        return tsr_fail(TSR_EDEVICE, "injected failure at %s of unit %d",
-                        tsr_op_name((tsr_op_kind)call->op.kind), call->op.unit);
+        return tsr_fail(TSR_EDEVICE, "injected failure at %s, operation %llu",
+                        tsr_op_name((tsr_op_kind)call->op.kind), (unsigned long long)call->serial);
     case TSR_FAULT_STOP:
         while (tsr_device_check(executor->options.device) == TSR_OK)
             sleep_ms(1);

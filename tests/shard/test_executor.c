@@ -119,6 +119,117 @@ static void test_plain(void **state)
     compare(&job, "plain");
 }
 
+/* A discarded step, a second prologue, calls out of order. */
+static void test_order_of_calls(void **state)
+{
+    (void)state;
+    random_model model;
+    fix_model(&model, 21, TSR_HOME_HOST_FULL, 2, 2, true);
+    toy_job job = {.model = &model,
+                   .steps = 6,
+                   .micro_batches = 5,
+                   .eval_micro_batches = 2,
+                   .discard_step = 2,
+                   .restart_step = 4,
+                   .misuse = true};
+    compare(&job, "order of calls");
+    job.restart_step = 3; /* right after a step of training */
+    compare(&job, "order of calls");
+}
+
+/* ---- a wrong plan is noticed ---- */
+
+static void expect_error(void (*tamper)(tsr_plan *plan), uint32_t delay_ms, const char *expected)
+{
+    random_model model;
+    toy_report report[2];
+    fix_model(&model, 60, TSR_HOME_SHARDED, 2, 1, true);
+    toy_job job = {.model = &model,
+                   .steps = 2,
+                   .micro_batches = 4,
+                   .tamper = tamper,
+                   .debug = {.check = true}};
+    if (delay_ms > 0) {
+        job.debug.fault = TSR_FAULT_DELAY;
+        job.debug.delay_ms = delay_ms;
+        job.debug.kind = TSR_OP_GATHER;
+    }
+    toy_run_threads(report, NULL, &job);
+    for (int i = 0; i < 2; i++) {
+        bool mine = report[i].status == TSR_EINTERNAL && strstr(report[i].message, expected);
+        if (!mine && report[i].status != TSR_ECOMM)
+            fail_msg("rank %d: %s: %s", i, tsr_status_name(report[i].status), report[i].message);
+    }
+    assert_true(report[0].status == TSR_EINTERNAL || report[1].status == TSR_EINTERNAL);
+}
+
+static void each_op(tsr_plan *plan, void (*change)(tsr_plan_op *op))
+{
+    for (int p = 0; p < plan->program_count; p++)
+        for (int i = 0; i < plan->program[p].op_count; i++)
+            change(&plan->program[p].op[i]);
+}
+
+static void wait_too_far(tsr_plan_op *op)
+{
+    if (op->kind == TSR_OP_REDUCE)
+        op->wait[0].count++;
+}
+
+static void tamper_generation(tsr_plan *plan)
+{
+    each_op(plan, wait_too_far);
+}
+
+static void other_slot(tsr_plan_op *op)
+{
+    if (op->kind == TSR_OP_COMPUTE && op->phase == TSR_USE_HEAD)
+        op->slot ^= 1;
+}
+
+static void tamper_slot(tsr_plan *plan)
+{
+    each_op(plan, other_slot);
+}
+
+static void no_update(tsr_plan_op *op)
+{
+    if (op->kind == TSR_OP_GATHER_T)
+        op->unit = 0;
+}
+
+static void tamper_trainable(tsr_plan *plan)
+{
+    each_op(plan, no_update);
+}
+
+static void test_broken_plan(void **state)
+{
+    (void)state;
+    expect_error(tamper_generation, 0, "waits for record"); /* I4 */
+    expect_error(tamper_slot, 0, "is used in slot");        /* I6, when issued */
+    expect_error(tamper_trainable, 0, "is used in slot");
+}
+
+#ifndef __SANITIZE_THREAD__ /* it would rightly report the race that is made here */
+static void no_ready(tsr_plan_op *op)
+{
+    if (op->kind == TSR_OP_COMPUTE || op->kind == TSR_OP_NORM)
+        op->wait_count = 0;
+}
+
+static void tamper_ready(tsr_plan *plan)
+{
+    each_op(plan, no_ready);
+}
+
+static void test_missing_wait(void **state)
+{
+    (void)state;
+    expect_error(tamper_ready, 300, "instead of fill"); /* I6, on the device */
+}
+#endif
+
 static void test_log(void **state)
 {
     (void)state;
@@ -138,8 +249,13 @@ static void test_log(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_plain),
-                                       cmocka_unit_test(test_homes_and_ranks),
-                                       cmocka_unit_test(test_mixed), cmocka_unit_test(test_log)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plain),        cmocka_unit_test(test_homes_and_ranks),
+        cmocka_unit_test(test_mixed),        cmocka_unit_test(test_order_of_calls),
+        cmocka_unit_test(test_broken_plan),
+#ifndef __SANITIZE_THREAD__
+        cmocka_unit_test(test_missing_wait),
+#endif
+        cmocka_unit_test(test_log)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -219,15 +219,18 @@ static int64_t *serial_word(serial_run *r)
     return word;
 }
 
-static void serial_step_end(serial_run *r)
+static void serial_step_end(serial_run *r, int step)
 {
     int64_t *word = serial_word(r);
+    bool discard = step > 0 && step == r->job->discard_step;
+    word[TSR_WORD_ERROR] = discard;
     tsr_exact_sum *norm = tsr_word_norm(word);
     for (uint64_t e = 0; e < r->out->element_count; e++)
         tsr_exact_add(norm, (double)r->sum[e] * (double)r->sum[e]);
     double rounded = tsr_exact_round(norm);
     for (uint64_t e = 0; e < r->out->element_count; e++) {
-        update(&r->out->master[0][e], &r->out->master[1][e], r->sum[e], rounded);
+        if (!discard)
+            update(&r->out->master[0][e], &r->out->master[1][e], r->sum[e], rounded);
         r->sum[e] = 0;
     }
     serial_work(r);
@@ -244,7 +247,7 @@ void toy_run_serial(toy_outcome *out, const toy_job *job)
         for (int k = 0; job->model->options.train && k < job->micro_batches; k++)
             serial_micro_batch(r, true, micro_seed(true, step, k));
         if (job->model->options.train)
-            serial_step_end(r);
+            serial_step_end(r, step);
         for (int k = 0; evaluates(job, step) && k < job->eval_micro_batches; k++)
             serial_micro_batch(r, false, micro_seed(false, step, k));
         if (evaluates(job, step))
@@ -461,6 +464,8 @@ static tsr_status start(toy_rank *r)
     TSR_TRY(tsr_comm_split(&r->replica, r->world, comm, rank % o->ranks));
     TSR_TRY(tsr_plan_compile(&r->plan, o));
     TSR_TRY(tsr_plan_check_ranks(r->plan, r->world, comm));
+    if (job->tamper)
+        job->tamper(r->plan);
     TSR_TRY(tsr_store_make(&r->store, r->plan, rank % o->ranks));
     TSR_TRY(make_memory(r));
     TSR_TRY(tsr_store_share(&r->store, r->world, comm));
@@ -512,27 +517,54 @@ static tsr_status read_word(toy_rank *r, int *count)
     return TSR_OK;
 }
 
+/* A call that must be refused and change nothing. */
+static tsr_status refused(tsr_status status)
+{
+    if (status == TSR_EINVAL)
+        return TSR_OK;
+    return tsr_fail(TSR_EINTERNAL, "a call out of order gives %s", tsr_status_name(status));
+}
+
 /* Words are read one behind, as a run would. */
+static tsr_status end_one(toy_rank *r, int step, bool train, int *made, int *read)
+{
+    tsr_host_flags flags = {.error = train && step > 0 && step == r->job->discard_step &&
+                                     tsr_comm_rank(r->world) == 0};
+    if (r->job->misuse)
+        TSR_TRY(refused(train ? tsr_executor_eval_end(r->executor, &flags)
+                              : tsr_executor_step_end(r->executor, &flags)));
+    TSR_TRY(train ? tsr_executor_step_end(r->executor, &flags)
+                  : tsr_executor_eval_end(r->executor, &flags));
+    if ((*made)++ <= *read)
+        return TSR_OK;
+    if (r->job->misuse)
+        TSR_TRY(refused(tsr_executor_micro_batch(r->executor, train, false)));
+    return read_word(r, read);
+}
+
 static tsr_status run_steps(toy_rank *r)
 {
     const toy_job *job = r->job;
     int made = 0, read = 0;
     for (int step = 0; step < job->steps; step++) {
+        if (step > 0 && step == job->restart_step) {
+            while (read < made)
+                TSR_TRY(read_word(r, &read));
+            TSR_TRY(tsr_executor_prologue(r->executor));
+        }
         if (r->model->options.train) {
             TSR_TRY(issue_all(r, true, step, job->micro_batches));
-            TSR_TRY(tsr_executor_step_end(r->executor, &(tsr_host_flags){0}));
-            if (made++ > read)
-                TSR_TRY(read_word(r, &read));
+            TSR_TRY(end_one(r, step, true, &made, &read));
         }
         if (evaluates(job, step)) {
             TSR_TRY(issue_all(r, false, step, job->eval_micro_batches));
-            TSR_TRY(tsr_executor_eval_end(r->executor, &(tsr_host_flags){0}));
-            if (made++ > read)
-                TSR_TRY(read_word(r, &read));
+            TSR_TRY(end_one(r, step, false, &made, &read));
         }
     }
     while (read < made)
         TSR_TRY(read_word(r, &read));
+    if (job->misuse)
+        TSR_TRY(refused(tsr_executor_wait_word(r->executor, (int64_t[TSR_WORD_COUNT]){0})));
     return tsr_streams_synchronize(&r->streams);
 }
 

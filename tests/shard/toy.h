@@ -21,7 +21,11 @@ typedef struct {
     uint64_t delay_seed;    /* 0: no delays */
     double timeout_seconds; /* 0: 60 */
     tsr_executor_debug debug;
-    int fault_rank; /* debug.fault is this rank's only */
+    int fault_rank;                 /* debug.fault is this rank's only */
+    int discard_step;               /* rank 0 reports an error in it; 0: none */
+    int restart_step;               /* the prologue runs again before it; 0: none */
+    bool misuse;                    /* calls out of order in between, which must be refused */
+    void (*tamper)(tsr_plan *plan); /* after the ranks have agreed; NULL: not */
 } toy_job;
 
 /* Everything that is compared. */
