@@ -206,8 +206,13 @@ int tsr_job_save(tsr_job *job)
     collected c = {0};
     if (job->state != TSR_JOB_STARTED || !job->train)
         return tsr_fail(TSR_EINVAL, "tsr_job_save needs a training job that was started");
-    tsr_status status = collect_all(job, &c);
+    /* The control word comes before the update of its step: the last one may still be running. */
+    tsr_status status = tsr_streams_synchronize(&job->streams);
     if (status == TSR_OK)
+        status = collect_all(job, &c);
+    if (status < 0)
+        tsr_executor_fail(job->executor, status); /* the others wait in a collective */
+    else
         status = write_adapter(job, &c);
     for (uint64_t i = 0; i < c.count; i++)
         free((char *)c.tensor[i].name);

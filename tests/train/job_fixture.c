@@ -1,0 +1,313 @@
+#include "job_fixture.h"
+
+#include <dirent.h>
+#include <ftw.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* ---- files ---- */
+
+static char directory[64];
+
+const char *job_directory(void)
+{
+    if (!directory[0]) {
+        strcpy(directory, "/tmp/tessera-job-XXXXXX");
+        if (!mkdtemp(directory))
+            fail_msg("cannot make %s", directory);
+    }
+    return directory;
+}
+
+static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *where)
+{
+    (void)info, (void)type, (void)where;
+    return remove(path);
+}
+
+void job_directory_remove(void)
+{
+    if (directory[0])
+        nftw(directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    directory[0] = 0;
+}
+
+const char *job_path(const char *name)
+{
+    static char paths[16][512];
+    static int next;
+    char *path = paths[next++ % 16];
+    snprintf(path, sizeof paths[0], "%s/%s", job_directory(), name);
+    return path;
+}
+
+void job_write(const char *name, const char *text)
+{
+    FILE *file = fopen(job_path(name), "w");
+    if (!file || fputs(text, file) < 0 || fclose(file) != 0)
+        fail_msg("cannot write %s", name);
+}
+
+static unsigned random_below(unsigned *state, unsigned bound)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return (*state >> 8) % bound;
+}
+
+/* masked: of three ids one is -100. */
+static void write_ids(FILE *file, const char *name, unsigned *state, unsigned count, unsigned vocab,
+                      bool masked)
+{
+    fprintf(file, "\"%s\": [", name);
+    for (unsigned i = 0; i < count; i++) {
+        unsigned id = random_below(state, vocab);
+        if (masked && random_below(state, 3) == 0)
+            fprintf(file, "%s-100", i ? ", " : "");
+        else
+            fprintf(file, "%s%u", i ? ", " : "", id);
+    }
+    fputs("]", file);
+}
+
+void job_write_documents(const char *name, int rows, unsigned vocab, unsigned seed)
+{
+    FILE *file = fopen(job_path(name), "w");
+    if (!file)
+        fail_msg("cannot write %s", name);
+    for (int i = 0; i < rows; i++) {
+        unsigned count = 3 + random_below(&seed, i % 3 ? 12 : 34);
+        fputs("{", file);
+        write_ids(file, "input_ids", &seed, count, vocab, false);
+        if (i % 2) {
+            fputs(", ", file);
+            write_ids(file, "labels", &seed, count, vocab, true);
+        }
+        if (i % 4 == 2)
+            fprintf(file, ", \"seq_lengths\": [2, %u]", count - 2);
+        fputs("}\n", file);
+    }
+    fclose(file);
+}
+
+int job_thread_count(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    int count = 0;
+    if (!tasks)
+        fail_msg("no /proc/self/task");
+    for (struct dirent *entry; (entry = readdir(tasks));)
+        count += entry->d_name[0] != '.';
+    closedir(tasks);
+    return count;
+}
+
+/* ---- a run ---- */
+
+typedef struct {
+    tsr_comm *comm;
+    const char *config;
+    int rank, status;
+    job_result result;
+} rank_run;
+
+static int evaluate(rank_run *run, tsr_job *job)
+{
+    int status = tsr_job_evaluate(job, &run->result.eval[run->result.eval_count]);
+    run->result.eval_count++;
+    return status;
+}
+
+/* Of a quantized checkpoint the quant_state tensors say how the others are stored; they are read
+ * before the plan is made. */
+static uint64_t described_bytes(const tsr_checkpoint *checkpoint)
+{
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; i < tsr_checkpoint_count(checkpoint); i++)
+        if (strstr(tsr_checkpoint_at(checkpoint, i)->name, "quant_state"))
+            bytes += tsr_checkpoint_at(checkpoint, i)->bytes;
+    return bytes;
+}
+
+static bool has_slots(const tsr_memory_plan *memory)
+{
+    for (int i = 0; i < memory->count; i++)
+        if (!strcmp(memory->buffer[i].name, "slot[0]"))
+            return true;
+    return false;
+}
+
+static void measure(rank_run *run, tsr_job *job)
+{
+    job_rank_memory *m = &run->result.memory[run->rank];
+    m->planned_device = m->info.device_peak_bytes;
+    m->node = job->decision.memory.total[TSR_PLACE_NODE];
+    m->planned_host = m->info.host_peak_bytes - m->node;
+    m->device_high = tsr_arena_high_water(job->device_arena);
+    m->host_high = tsr_arena_high_water(job->host_arena);
+    m->described = described_bytes(job->inputs.checkpoint);
+    m->has_slots = has_slots(&job->decision.memory);
+    m->slots = (int)job->inputs.config.slots;
+    tsr_executor_live_slots(job->executor, &m->live_most);
+}
+
+static int steps(rank_run *run, tsr_job *job)
+{
+    job_result *r = &run->result;
+    bool evaluates = job->inputs.config.eval_dataset.count > 0;
+    int status = evaluates ? evaluate(run, job) : 0;
+    tsr_job_report report = {0};
+    while (status == 0 && !report.last && r->step_count < JOB_STEPS_MAX) {
+        status = tsr_job_step(job, &report);
+        if (status != 0)
+            break;
+        r->step[r->step_count++] = report;
+        r->memory[run->rank].reported = report.device_bytes;
+        if (report.evaluate)
+            status = evaluate(run, job);
+    }
+    if (status == 0 && tsr_job_step(job, &report) != TSR_JOB_DONE)
+        status = tsr_fail(TSR_EINTERNAL, "a step after the last one");
+    return status == TSR_JOB_DONE ? 0 : status;
+}
+
+static void *run_rank(void *user)
+{
+    rank_run *run = user;
+    job_rank_memory *memory = &run->result.memory[run->rank];
+    char output[600];
+    snprintf(output, sizeof output, "output_dir=%s", job_path("output"));
+    const char *overrides[] = {output, "overwrite_output_dir=true"};
+    tsr_job_options options = {.config_text = run->config,
+                               .overrides = overrides,
+                               .override_count = 2,
+                               .threads = 1,
+                               .timeout_seconds = 60};
+    tsr_job *job = NULL;
+    int status = tsr_job_create_on(&job, &options, run->comm);
+    if (status == 0)
+        status = tsr_job_plan(job, &memory->info);
+    if (status == 0) {
+        memory->read_before_start = tsr_checkpoint_bytes_read(job->inputs.checkpoint);
+        status = tsr_job_start(job);
+    }
+    if (status == 0)
+        status = steps(run, job);
+    if (status == 0) {
+        status = tsr_job_save(job);
+        measure(run, job);
+    }
+    run->status = status;
+    snprintf(run->result.message, sizeof run->result.message, "%s", tsr_last_error());
+    tsr_job_destroy(job);
+    return NULL;
+}
+
+static void read_adapter(job_result *out)
+{
+    FILE *file = fopen(job_path("output/adapter_model.safetensors"), "rb");
+    if (!file)
+        fail_msg("no adapter was written");
+    fseek(file, 0, SEEK_END);
+    out->adapter_bytes = (size_t)ftell(file);
+    rewind(file);
+    out->adapter = malloc(out->adapter_bytes);
+    if (!out->adapter || fread(out->adapter, 1, out->adapter_bytes, file) != out->adapter_bytes)
+        fail_msg("cannot read the adapter");
+    fclose(file);
+}
+
+static void assert_bits(double a, double b, const char *what, const char *name, int index)
+{
+    if (memcmp(&a, &b, sizeof a) != 0)
+        fail_msg("%s: %s %d is %.17g and %.17g", what, name, index, a, b);
+}
+
+static void assert_numbers(const job_result *a, const job_result *b, const char *what)
+{
+    if (a->step_count != b->step_count || a->eval_count != b->eval_count)
+        fail_msg("%s: %d and %d steps, %d and %d evaluations", what, a->step_count, b->step_count,
+                 a->eval_count, b->eval_count);
+    for (int i = 0; i < a->step_count; i++) {
+        const tsr_job_report *p = &a->step[i], *q = &b->step[i];
+        assert_bits(p->loss, q->loss, what, "loss of step", i + 1);
+        assert_bits(p->grad_norm, q->grad_norm, what, "grad_norm of step", i + 1);
+        assert_bits(p->learning_rate, q->learning_rate, what, "learning_rate of step", i + 1);
+        assert_bits(p->epoch, q->epoch, what, "epoch of step", i + 1);
+        if (p->label_tokens != q->label_tokens || p->input_tokens != q->input_tokens ||
+            p->skipped != q->skipped || p->last != q->last)
+            fail_msg("%s: step %d differs in its counts", what, i + 1);
+    }
+    for (int i = 0; i < a->eval_count; i++)
+        assert_bits(a->eval[i].loss, b->eval[i].loss, what, "evaluation", i);
+}
+
+void job_run(job_result *out, int ranks, const char *config)
+{
+    tsr_comm *comms[JOB_RANKS_MAX] = {0};
+    pthread_t threads[JOB_RANKS_MAX];
+    rank_run *runs = calloc((size_t)ranks, sizeof *runs);
+    assert_non_null(runs);
+    assert_int_equal(tsr_comm_create_threads(comms, ranks, 60), TSR_OK);
+    for (int i = 0; i < ranks; i++) {
+        runs[i] = (rank_run){.comm = comms[i], .config = config, .rank = i};
+        assert_int_equal(pthread_create(&threads[i], NULL, run_rank, &runs[i]), 0);
+    }
+    for (int i = 0; i < ranks; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 1; i < ranks; i++) {
+        if (runs[i].status != runs[0].status)
+            fail_msg("rank 0 ended with %d (%s), rank %d with %d (%s)", runs[0].status,
+                     runs[0].result.message, i, runs[i].status, runs[i].result.message);
+        if (runs[0].status == 0)
+            assert_numbers(&runs[0].result, &runs[i].result, "ranks of one run");
+        runs[0].result.memory[i] = runs[i].result.memory[i];
+    }
+    *out = runs[0].result;
+    out->status = runs[0].status;
+    free(runs);
+    if (out->status == 0)
+        read_adapter(out);
+}
+
+void job_result_free(job_result *result)
+{
+    free(result->adapter);
+    result->adapter = NULL;
+}
+
+void job_assert_same(const job_result *a, const job_result *b, const char *what)
+{
+    assert_numbers(a, b, what);
+    if (a->adapter_bytes != b->adapter_bytes ||
+        memcmp(a->adapter, b->adapter, a->adapter_bytes) != 0)
+        fail_msg("%s: the adapter files differ", what);
+}
+
+static void assert_bytes(const char *what, int rank, const char *name, uint64_t planned,
+                         uint64_t measured)
+{
+    if (planned != measured)
+        fail_msg("%s: rank %d: %s: planned %llu bytes, measured %llu", what, rank, name,
+                 (unsigned long long)planned, (unsigned long long)measured);
+}
+
+void job_assert_plan(const job_result *result, int ranks, const char *what)
+{
+    for (int i = 0; i < ranks; i++) {
+        const job_rank_memory *m = &result->memory[i];
+        assert_bytes(what, i, "device", m->planned_device, m->device_high);
+        assert_bytes(what, i, "device, as reported", m->planned_device, m->reported);
+        assert_bytes(what, i, "host", m->planned_host, m->host_high);
+        assert_bytes(what, i, "weights read before the start", m->described, m->read_before_start);
+        if (m->live_most > m->slots || (m->live_most > 0) != m->has_slots)
+            fail_msg("%s: rank %d: %d slots lived at once, %d are allowed", what, i, m->live_most,
+                     m->slots);
+    }
+}

@@ -1,0 +1,67 @@
+/*
+ * job_fixture.h: whole jobs on ranks that are threads of one process, and what they did.
+ */
+#ifndef TESTS_TRAIN_JOB_FIXTURE_H
+#define TESTS_TRAIN_JOB_FIXTURE_H
+
+#include "train/job_parts.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define JOB_RANKS_MAX 8
+#define JOB_STEPS_MAX 8
+#define JOB_MODEL     TSR_SOURCE_DIR "/examples/tiny-llama"
+#define JOB_TRACES    TSR_SOURCE_DIR "/tests/golden/traces"
+
+/* A directory for one test program, removed by job_directory_remove. */
+const char *job_directory(void);
+void job_directory_remove(void);
+
+/* directory/name, valid until the sixteenth call after it. */
+const char *job_path(const char *name);
+void job_write(const char *name, const char *text);
+
+/* Documents of unequal length as pretokenized rows of ids below `vocab`, some with several documents
+ * or without all labels. */
+void job_write_documents(const char *name, int rows, unsigned vocab, unsigned seed);
+
+/* What one rank measured. */
+typedef struct {
+    uint64_t planned_device, planned_host, node, device_high, host_high, reported;
+    uint64_t read_before_start, described; /* described: bytes that say how weights are stored */
+    int live_most, slots;
+    bool has_slots;
+    tsr_job_plan_info info;
+} job_rank_memory;
+
+/* What a run did; numbers that all ranks must agree on are rank 0's after the check that they do.
+ */
+typedef struct {
+    int status, failed_rank; /* of the first rank that failed */
+    char message[4096];
+    int step_count, eval_count;
+    tsr_job_report step[JOB_STEPS_MAX];
+    tsr_job_evaluation eval[JOB_STEPS_MAX + 1];
+    job_rank_memory memory[JOB_RANKS_MAX];
+    uint8_t *adapter; /* bytes of adapter_model.safetensors; job_result_free */
+    size_t adapter_bytes;
+} job_result;
+
+/* Trains a whole job: create, plan, start, steps with evaluations as the configuration asks, save.
+ * config: "key: value" lines; output_dir is added. ranks: that many threads. Fails the test if the
+ * ranks disagree on a number; a status below 0 is left in the result. */
+void job_run(job_result *out, int ranks, const char *config);
+void job_result_free(job_result *result);
+
+/* Fails unless both runs have the same bits: losses, norms, evaluations, adapter file. */
+void job_assert_same(const job_result *a, const job_result *b, const char *what);
+
+/* Fails unless each rank's plan is what was measured, and no more slots than allowed lived. */
+void job_assert_plan(const job_result *result, int ranks, const char *what);
+
+/* Threads of this process. */
+int job_thread_count(void);
+
+#endif

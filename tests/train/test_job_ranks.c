@@ -1,0 +1,207 @@
+/*
+ * Jobs give the same bits for any number of ranks and any use of memory, and take exactly the
+ * memory that was planned.
+ */
+#include "job_fixture.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* How a run uses ranks and memory; none of it may change a bit. */
+typedef struct {
+    int ranks;
+    const char *config;
+} variant;
+
+/* What is trained; the first variant is the one that the others are compared with. */
+typedef struct {
+    const char *name, *config, *model;
+    const variant *variants;
+    size_t count;
+} subject;
+
+static const char base[] = "max_steps: 3\nlearning_rate: 1e-2\n";
+
+static const char unequal[] = "eval_strategy: steps\neval_steps: 1\n"
+                              "lora_r: 4\nlora_dropout: 0.1\ntotal_batch_size: 4\n";
+
+/* Every home, every way to recompute, 2 and 3 slots, replicas, more ranks than micro-batches. */
+static const variant all[] = {
+    {1, "gradient_checkpointing: false\noffload: none\n"},
+    {1, "gradient_checkpointing: true\noffload: full\nslots: 3\n"},
+    {2, "gradient_checkpointing: selective\noffload: sharded\n"},
+    {3, "gradient_checkpointing: auto\noffload: auto\nresident_units: 2\n"},
+    {4, "gradient_checkpointing: false\noffload: full\nshard_group_size: 2\n"},
+    {4, "gradient_checkpointing: true\noffload: sharded\nshard_group_size: 1\nslots: 3\n"},
+    {8, "gradient_checkpointing: selective\noffload: none\n"},
+    {8, "offload: sharded\nresident_units: 3\nshard_group_size: 4\nslots: 3\n"},
+};
+
+static const variant few[] = {
+    {1, ""},
+    {2, "gradient_checkpointing: true\noffload: full\n"},
+    {3, "gradient_checkpointing: selective\noffload: sharded\nresident_units: 1\n"},
+    {4, "shard_group_size: 2\nslots: 3\nresident_units: 7\n"},
+};
+
+static void run_subject(const subject *s, const char *documents, const char *evaluation)
+{
+    job_result reference = {0};
+    for (size_t i = 0; i < s->count; i++) {
+        const variant *v = &s->variants[i];
+        char config[4096], what[512];
+        job_result result;
+        int length =
+            snprintf(config, sizeof config, "%smodel_name_or_path: %s\ndataset: %s\n%s%s", base,
+                     s->model ? s->model : JOB_MODEL, job_path(documents), s->config, v->config);
+        if (evaluation)
+            snprintf(config + length, sizeof config - (size_t)length, "eval_dataset: %s\n",
+                     job_path(evaluation));
+        snprintf(what, sizeof what, "%s on %d ranks with {%s}", s->name, v->ranks, v->config);
+        job_run(&result, v->ranks, config);
+        if (result.status != 0)
+            fail_msg("%s: %s", what, result.message);
+        job_assert_plan(&result, v->ranks, what);
+        if (i == 0) {
+            /* It learns something: a comparison of nothing would pass too. */
+            assert_int_equal(result.step_count, 3);
+            assert_true(result.step[0].grad_norm > 0);
+            assert_true(result.step[0].loss != result.step[1].loss);
+            reference = result;
+            continue;
+        }
+        job_assert_same(&reference, &result, what);
+        job_result_free(&result);
+    }
+    job_result_free(&reference);
+}
+
+static void test_lora(void **state)
+{
+    (void)state;
+    run_subject(&(subject){"LoRA", unequal, NULL, all, COUNT(all)}, "train.jsonl", "eval.jsonl");
+}
+
+static void test_dora_with_fresh_magnitudes(void **state)
+{
+    (void)state;
+    char config[512];
+    snprintf(config, sizeof config, "%suse_dora: true\n", unequal);
+    run_subject(&(subject){"DoRA", config, NULL, all, COUNT(all)}, "train.jsonl", "eval.jsonl");
+}
+
+/* Magnitudes, A and B of an adapter; several rows a micro-batch, packed. */
+static void test_dora_packed(void **state)
+{
+    (void)state;
+    static const char config[] = "init_adapter: " JOB_TRACES "/init/dora_r8\n"
+                                 "packing: true\nmax_length: 40\n"
+                                 "per_device_train_batch_size: 2\ntotal_batch_size: 4\n";
+    run_subject(&(subject){"packed DoRA", config, NULL, few, COUNT(few)}, "train.jsonl",
+                "eval.jsonl");
+}
+
+/* Magnitudes are added to an adapter whose B is 0. */
+static void test_dora_over_lora(void **state)
+{
+    (void)state;
+    static const char config[] = "init_adapter: " JOB_TRACES "/init/lora_r8\n"
+                                 "use_dora: true\ntotal_batch_size: 3\n";
+    run_subject(&(subject){"DoRA over LoRA", config, NULL, few, COUNT(few)}, "train.jsonl", NULL);
+}
+
+static void test_bf16_base(void **state)
+{
+    (void)state;
+    static const char config[] =
+        "load_in_4bit: false\nuse_rslora: true\ntotal_batch_size: 6\nlora_dropout: 0.2\n"
+        "weight_decay: 0.1\nmax_grad_norm: 0.1\nlr_scheduler_type: cosine\n"
+        "rank_pattern: {q_proj: 3, layers.1.mlp.up_proj: 7}\nalpha_pattern: {v_proj: 5}\n"
+        "lora_target_modules: [q_proj, v_proj, up_proj]\nlayers_to_transform: [1, 4]\n";
+    run_subject(&(subject){"bf16 base", config, NULL, few, COUNT(few)}, "train.jsonl", NULL);
+}
+
+static void test_plain_nf4(void **state)
+{
+    (void)state;
+    static const char config[] = "use_bnb_nested_quant: false\nlora_r: 2\nuse_dora: true\n"
+                                 "lora_target_modules: '.*\\.(k_proj|down_proj)'\n"
+                                 "total_batch_size: 4\nper_device_train_batch_size: 2\n";
+    run_subject(&(subject){"NF4 without nested scales", config, NULL, few, COUNT(few)},
+                "train.jsonl", "eval.jsonl");
+}
+
+static void test_prequantized(void **state)
+{
+    (void)state;
+    static const char config[] = "use_dora: true\nlora_r: 4\ntotal_batch_size: 4\n";
+    static const char model[] = TSR_SOURCE_DIR "/tests/golden/prequantized-tiny-llama";
+    run_subject(&(subject){"prequantized base", config, model, few, COUNT(few)}, "small.jsonl",
+                NULL);
+}
+
+/* Conversations through the tokenizer, cut so that it stays short. */
+static void test_messages(void **state)
+{
+    (void)state;
+    static const char config[] = "max_length: 48\ntruncation: right\nlora_r: 4\nuse_dora: true\n"
+                                 "assistant_only_loss: false\ntotal_batch_size: 4\n";
+    run_subject(&(subject){"conversations", config, NULL, few, COUNT(few)}, "chat.jsonl", NULL);
+}
+
+/* Without total_batch_size a step grows with the ranks: accumulation over two rounds. */
+static void test_accumulation(void **state)
+{
+    (void)state;
+    static const variant variants[] = {
+        {1, "gradient_accumulation_steps: 4\n"},
+        {2, "gradient_accumulation_steps: 2\n"},
+        {4, "gradient_accumulation_steps: 1\n"},
+    };
+    run_subject(&(subject){"accumulation", "num_train_epochs: 2\nlora_r: 4\n", NULL, variants,
+                           COUNT(variants)},
+                "train.jsonl", NULL);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    job_write_documents("train.jsonl", 10, 4096, 1);
+    job_write_documents("eval.jsonl", 5, 4096, 2);
+    job_write_documents("small.jsonl", 9, 384, 3);
+    FILE *in = fopen(JOB_TRACES "/accumulated.jsonl", "r");
+    FILE *out = fopen(job_path("chat.jsonl"), "w");
+    char line[8192];
+    for (int i = 0; in && out && i < 9 && fgets(line, sizeof line, in); i++)
+        fputs(line, out);
+    if (!in || !out || fclose(out) != 0)
+        return -1;
+    fclose(in);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    job_directory_remove();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lora),         cmocka_unit_test(test_dora_with_fresh_magnitudes),
+        cmocka_unit_test(test_dora_packed),  cmocka_unit_test(test_dora_over_lora),
+        cmocka_unit_test(test_bf16_base),    cmocka_unit_test(test_plain_nf4),
+        cmocka_unit_test(test_prequantized), cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_accumulation),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
