@@ -11,7 +11,7 @@ export NCCL_NVLS_ENABLE=0
 
 clocks() {
     nvidia-smi --query-gpu=clocks.sm,power.draw,temperature.gpu --format=csv,noheader,nounits |
-        awk -F', *' '{printf "%s{\"sm_mhz\":%s,\"watts\":%s,\"celsius\":%s}", NR > 1 ? "," : "", $1, $2, $3}'
+        awk -F', *' '{printf "%s{\"sm_mhz\":%s,\"watts\":%s,\"celsius\":%s}", (NR > 1 ? "," : ""), $1, $2, $3}'
 }
 
 nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -o "$work/two_slots" "$here/two_slots.cu" \
