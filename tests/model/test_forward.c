@@ -119,7 +119,8 @@ static void compare_token(deviations *worst, const expected *e, const test_rows 
             fabs(logits[e->columns[c]] - (double)e->logits_columns[flat * e->column_count + c]),
             worst->logits);
     for (int v = 0; at >= 0 && v < VOCAB; v++)
-        worst->logits = worse(fabs(logits[v] - (double)e->logits_at[at * VOCAB + v]), worst->logits);
+        worst->logits =
+            worse(fabs(logits[v] - (double)e->logits_at[at * VOCAB + v]), worst->logits);
 }
 
 static void judge_all(const char *name, const deviations *worst, const expected *e)
@@ -276,7 +277,7 @@ static void test_documents_do_not_attend_across(void **state)
     int32_t ids[60], other[60];
     const int32_t first[] = {20, 40}, second[] = {40};
     test_data data;
-    test_evaluated got = {0}, alone = {0};
+    test_evaluated got = {0};
     for (int i = 0; i < 60; i++) {
         ids[i] = 6 + i * 67 % 4000;
         other[i] = i < 20 ? 6 + i * 31 % 4000 : ids[i];
@@ -295,7 +296,6 @@ static void test_documents_do_not_attend_across(void **state)
     assert_memory_equal(got.rows.rows + 19 * D, got.rows.rows + 116 * D, 39 * D * sizeof(float));
     assert_true(got.rows.nll[3] != got.rows.nll[58 + 3]);
     test_rows_free(&got.rows);
-    test_rows_free(&alone.rows);
 }
 
 /* ---- what the layers pass on ---- */
@@ -351,10 +351,9 @@ static void check_hidden(const char *base)
         for (uint64_t i = 0; i < 4 * count * D; i++) {
             uint64_t row = i / (count * D), t = (uint64_t)positions[i / D % count], k = i % D;
             double want = (double)hidden[(uint64_t)layer * 4 * count * D + i];
-            double have =
-                layer < LAYERS
-                    ? (double)got.residual[(((uint64_t)layer * 4 + row) * 97 + t) * D + k]
-                    : (double)got.rows.rows[(row * 96 + t) * D + k];
+            double have = layer < LAYERS
+                              ? (double)got.residual[(((uint64_t)layer * 4 + row) * 97 + t) * D + k]
+                              : (double)got.rows.rows[(row * 96 + t) * D + k];
             difference = worse(fabs(have - want), difference);
             largest = fmax(largest, fabs(want));
         }
@@ -383,6 +382,35 @@ static void test_hidden_nf4(void **state)
 
 /* ---- the model's own golden logits ---- */
 
+static double round_to_bf16(double x)
+{
+    float f = (float)x;
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+    memcpy(&f, &bits, sizeof f);
+    return (double)f;
+}
+
+/* golden_logits was made by model.to(bfloat16).float(), which rounds RoPE's inverse frequencies too
+ * (0.6641 for 0.6637...): from_pretrained keeps them in fp32, and Transformers itself is then 0.105
+ * away from the file, as we are. So this file is compared with tables of the rounded frequencies;
+ * the tables themselves are held against the other golden files and in the kernels' tests. */
+static tsr_status evaluate_with_rounded_frequencies(tsr_job *job, void *user)
+{
+    tsr_model *model = job->model;
+    int64_t half = model->shape.head_dim / 2;
+    for (int64_t i = 0; i < half; i++) {
+        double theta = job->inputs.model.rope.theta;
+        double frequency = round_to_bf16(pow(theta, -(double)i / (double)half));
+        for (int64_t t = 0; t < model->shape.position_count; t++) {
+            model->cosine[t * half + i] = (float)cos((double)t * frequency);
+            model->sine[t * half + i] = (float)sin((double)t * frequency);
+        }
+    }
+    return test_evaluate(job, user);
+}
+
 static void test_golden_logits(void **state)
 {
     (void)state;
@@ -395,12 +423,12 @@ static void test_golden_logits(void **state)
     double worst = 0, logits[VOCAB];
     while (length < 192 && mask[length])
         length++;
-    assert_true(length > 32);
+    assert_int_equal(length, 101);
     test_data_begin(&data, scratch_path("golden.jsonl"));
     test_data_row(&data, ids, NULL, &length, 1, true);
     test_data_end(&data);
     job_spec spec = evaluation(scratch_path("golden.jsonl"), "bf16");
-    job_run(&spec, test_evaluate, &got);
+    job_run(&spec, evaluate_with_rounded_frequencies, &got);
     assert_int_equal(got.rows.count, length);
     for (int32_t t = 0; t < length; t++) {
         test_head_logits(logits, &head, got.rows.rows + t * D);

@@ -7,7 +7,7 @@
 
 #include "train/job_parts.h"
 
-#define JOB_KEYS      40
+#define JOB_KEYS       40
 #define JOB_MOST_RANKS 8
 
 typedef struct {

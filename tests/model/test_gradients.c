@@ -1,0 +1,338 @@
+/*
+ * Losses, hidden states and adapter gradients of small random models of every kind against a model
+ * in double precision: directional derivatives along random directions and single elements, by
+ * central differences.
+ * Tolerances: losses and hidden states 5e-6 of the largest; a directional derivative 5e-6 of the
+ * gradient's norm, an element 5e-6 of the tensor's largest.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "io/support.h"
+#include "model/fixture.h"
+#include "support/golden.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FORWARD_TOLERANCE  5e-6
+#define GRADIENT_TOLERANCE 5e-6
+#define STEP               1e-4
+
+enum { ALL = 127, DIRECTIONS = 2, ELEMENTS = 2 };
+
+static int setup(void **state)
+{
+    (void)state;
+    scratch_make();
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    scratch_remove();
+    return 0;
+}
+
+/* The derivative of the mean loss along `direction`, in double. */
+static double slope(const fixture *f, model_tensor *tensor, const double *direction, uint64_t count)
+{
+    reference_batch batch = fixture_batch(f, true);
+    double side[2];
+    double *saved = malloc(count * sizeof *saved);
+    memcpy(saved, tensor->data, count * sizeof *saved);
+    for (int i = 0; i < 2; i++) {
+        for (uint64_t k = 0; k < count; k++)
+            tensor->data[k] = saved[k] + (i ? -STEP : STEP) * direction[k];
+        side[i] = reference_loss(&f->model, &batch, NULL, NULL);
+    }
+    memcpy(tensor->data, saved, count * sizeof *saved);
+    free(saved);
+    return (side[0] - side[1]) / (2 * STEP) / f->labels;
+}
+
+typedef struct {
+    double along, element; /* worst, relative */
+    int tensors;
+} gradient_check;
+
+static void check_tensor(gradient_check *worst, const fixture *f, model_tensor *tensor,
+                         const double *gradient, uint64_t count)
+{
+    double norm = 0, largest = 0;
+    double *direction = malloc(count * sizeof *direction);
+    assert_int_equal(count, (tensor->rows ? tensor->rows : 1) * tensor->columns);
+    for (uint64_t i = 0; i < count; i++) {
+        norm += gradient[i] * gradient[i];
+        largest = fmax(largest, fabs(gradient[i]));
+    }
+    norm = sqrt(norm);
+    assert_true(norm > 0);
+    for (int k = 0; k < DIRECTIONS; k++) {
+        double length = 0, along = 0;
+        for (uint64_t i = 0; i < count; i++) {
+            direction[i] = model_uniform((uint64_t)k + 77, i);
+            length += direction[i] * direction[i];
+        }
+        for (uint64_t i = 0; i < count; i++) {
+            direction[i] /= sqrt(length);
+            along += direction[i] * gradient[i];
+        }
+        worst->along = worse(fabs(along - slope(f, tensor, direction, count)) / norm, worst->along);
+    }
+    for (int k = 0; k < ELEMENTS; k++) {
+        uint64_t i = k ? count - 1 : count / 3;
+        memset(direction, 0, count * sizeof *direction);
+        direction[i] = 1;
+        worst->element =
+            worse(fabs(gradient[i] - slope(f, tensor, direction, count)) / largest, worst->element);
+    }
+    worst->tensors++;
+    free(direction);
+}
+
+static double largest_difference(const double *a, const double *b, int64_t count)
+{
+    double most = 0;
+    for (int64_t i = 0; i < count; i++)
+        most = worse(fabs(a[i] - b[i]), most);
+    return most;
+}
+
+static void check_forward(const fixture *f, const fixture_result *got)
+{
+    reference_batch batch = fixture_batch(f, false);
+    uint64_t d = (uint64_t)f->model.spec.d;
+    double nll[FIXTURE_TOKENS], difference = 0, largest = 0, most_nll = 0;
+    double *hidden = malloc((size_t)f->labels * d * sizeof *hidden);
+    double loss = reference_loss(&f->model, &batch, nll, hidden);
+    assert_int_equal(got->evaluated.rows.count, f->labels);
+    assert_int_equal(got->evaluated.evaluation.label_tokens, f->labels);
+    for (uint64_t i = 0; i < (uint64_t)f->labels * d; i++) {
+        difference = worse(fabs((double)got->evaluated.rows.rows[i] - hidden[i]), difference);
+        largest = fmax(largest, fabs(hidden[i]));
+    }
+    for (int i = 0; i < f->labels; i++)
+        most_nll = fmax(most_nll, fabs(nll[i]));
+    judge("hidden / largest", difference / largest, FORWARD_TOLERANCE);
+    judge("nll / largest", largest_difference(nll, got->evaluated.rows.nll, f->labels) / most_nll,
+          FORWARD_TOLERANCE);
+    judge("loss", fabs(loss / f->labels - got->evaluated.evaluation.loss), FORWARD_TOLERANCE);
+    batch = fixture_batch(f, true);
+    reference_loss(&f->model, &batch, nll, NULL);
+    assert_int_equal(got->labels, f->labels);
+    judge("nll in training / largest", largest_difference(nll, got->nll, f->labels) / most_nll,
+          FORWARD_TOLERANCE);
+    free(hidden);
+}
+
+static void check_model(const char *name, const model_spec *spec, double dropout)
+{
+    fixture f;
+    fixture_result got = {0};
+    gradient_check worst = {0};
+    fixture_make(&f, name, spec, dropout);
+    job_spec job = fixture_job(&f, "out");
+    job_run(&job, fixture_compute, &got);
+    check_forward(&f, &got);
+    for (int layer = 0; layer < spec->layers; layer++)
+        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+            const model_linear *linear = &f.model.linear[layer][kind];
+            model_tensor *const tensor[3] = {linear->a, linear->b, linear->m};
+            for (int part = 0; part < 3; part++) {
+                assert_true(!tensor[part] == !got.gradient[layer][kind][part]);
+                if (tensor[part])
+                    check_tensor(&worst, &f, tensor[part], got.gradient[layer][kind][part],
+                                 got.count[layer][kind][part]);
+            }
+        }
+    print_message("    %d tensors\n", worst.tensors);
+    judge("derivative / norm", worst.along, GRADIENT_TOLERANCE);
+    judge("element / largest", worst.element, GRADIENT_TOLERANCE);
+    fixture_result_free(&got);
+    fixture_free(&f);
+}
+
+static void test_llama_lora(void **state)
+{
+    (void)state;
+    model_spec spec = {.type = "llama",
+                       .d = 64,
+                       .f = 100,
+                       .layers = 2,
+                       .heads = 4,
+                       .kv_heads = 2,
+                       .head_dim = 16,
+                       .vocab = 300,
+                       .theta = 10000,
+                       .eps = 1e-5,
+                       .dtype = TSR_BF16,
+                       .r = 4,
+                       .alpha = 8,
+                       .targets = ALL,
+                       .seed = 1};
+    check_model("llama", &spec, 0);
+}
+
+static void test_qwen2_dora(void **state)
+{
+    (void)state;
+    model_spec spec = {.type = "qwen2",
+                       .d = 64,
+                       .f = 96,
+                       .layers = 2,
+                       .heads = 4,
+                       .kv_heads = 1,
+                       .head_dim = 16,
+                       .vocab = 300,
+                       .tied = true,
+                       .theta = 1e6,
+                       .eps = 1e-6,
+                       .dtype = TSR_BF16,
+                       .r = 4,
+                       .alpha = 6,
+                       .dora = true,
+                       .targets = ALL,
+                       .seed = 2};
+    check_model("qwen2", &spec, 0);
+}
+
+static void test_qwen3_dora_dropout(void **state)
+{
+    (void)state;
+    model_spec spec = {.type = "qwen3",
+                       .d = 64,
+                       .f = 80,
+                       .layers = 2,
+                       .heads = 4,
+                       .kv_heads = 2,
+                       .head_dim = 24,
+                       .vocab = 300,
+                       .theta = 1e6,
+                       .eps = 1e-6,
+                       .dtype = TSR_F16,
+                       .r = 3,
+                       .alpha = 6,
+                       .dora = true,
+                       .targets = ALL,
+                       .seed = 3};
+    check_model("qwen3", &spec, 0.25);
+}
+
+static void test_mistral_window_lora_dropout(void **state)
+{
+    (void)state;
+    model_spec spec = {.type = "mistral",
+                       .d = 64,
+                       .f = 100,
+                       .layers = 2,
+                       .heads = 2,
+                       .kv_heads = 2,
+                       .head_dim = 32,
+                       .vocab = 300,
+                       .window = 4,
+                       .theta = 10000,
+                       .eps = 1e-5,
+                       .dtype = TSR_F32,
+                       .r = 5,
+                       .alpha = 5,
+                       .targets = ALL,
+                       .seed = 4};
+    check_model("mistral", &spec, 0.3);
+}
+
+/* Biases of all of attention's linears are left unscaled by g. */
+static void test_biases_dora(void **state)
+{
+    (void)state;
+    model_spec spec = {.type = "llama",
+                       .d = 48,
+                       .f = 64,
+                       .layers = 2,
+                       .heads = 4,
+                       .kv_heads = 2,
+                       .head_dim = 12,
+                       .vocab = 200,
+                       .attention_bias = true,
+                       .theta = 10000,
+                       .eps = 1e-5,
+                       .dtype = TSR_BF16,
+                       .r = 4,
+                       .alpha = 8,
+                       .rslora = true,
+                       .dora = true,
+                       .targets = ALL,
+                       .seed = 5};
+    check_model("biases", &spec, 0);
+    spec.seed = 6;
+    check_model("biases-dropout", &spec, 0.2);
+}
+
+/* The lowest layers do not train; some linears have no adapter; llama3 frequencies. */
+static void test_upper_layers_llama3(void **state)
+{
+    (void)state;
+    model_spec spec = {.type = "llama",
+                       .d = 64,
+                       .f = 64,
+                       .layers = 4,
+                       .heads = 4,
+                       .kv_heads = 2,
+                       .head_dim = 16,
+                       .vocab = 300,
+                       .rope = ROPE_LLAMA3,
+                       .theta = 5e5,
+                       .eps = 1e-5,
+                       .dtype = TSR_BF16,
+                       .r = 4,
+                       .alpha = 8,
+                       .dora = true,
+                       .targets = 1u << TSR_Q | 1u << TSR_V | 1u << TSR_DOWN,
+                       .first_layer = 2,
+                       .seed = 7};
+    check_model("llama3", &spec, 0);
+}
+
+/* Two chunks of the head, the second smaller; linear frequencies. */
+static void test_large_vocabulary(void **state)
+{
+    (void)state;
+    model_spec spec = {.type = "llama",
+                       .d = 16,
+                       .f = 24,
+                       .layers = 2,
+                       .heads = 2,
+                       .kv_heads = 1,
+                       .head_dim = 8,
+                       .vocab = 20000,
+                       .rope = ROPE_LINEAR,
+                       .theta = 10000,
+                       .eps = 1e-5,
+                       .dtype = TSR_BF16,
+                       .r = 2,
+                       .alpha = 4,
+                       .targets = 1u << TSR_O | 1u << TSR_GATE,
+                       .first_layer = 1,
+                       .seed = 8};
+    check_model("vocabulary", &spec, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_llama_lora),
+        cmocka_unit_test(test_qwen2_dora),
+        cmocka_unit_test(test_qwen3_dora_dropout),
+        cmocka_unit_test(test_mistral_window_lora_dropout),
+        cmocka_unit_test(test_biases_dora),
+        cmocka_unit_test(test_upper_layers_llama3),
+        cmocka_unit_test(test_large_vocabulary),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
