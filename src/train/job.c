@@ -60,10 +60,12 @@ static tsr_status connect(tsr_job *job, tsr_comm *world)
         TSR_TRY(tsr_comm_create_callback(&job->world, &bootstrap, o->timeout_seconds));
     else
         TSR_TRY(tsr_comm_create_self(&job->world));
+    /* A collective's own deadline comes first: its message names the rank that is missing. */
+    double deadline = (o->timeout_seconds > 0 ? o->timeout_seconds : 300) + 30;
     tsr_device_options device = {.thread_count = o->threads,
                                  .local_rank = tsr_comm_local_rank(job->world),
                                  .local_rank_count = tsr_comm_local_size(job->world),
-                                 .timeout_seconds = o->timeout_seconds};
+                                 .timeout_seconds = deadline};
     TSR_TRY(tsr_device_create_cpu(&job->device, &device));
     TSR_TRY(tsr_streams_create(&job->streams, job->device));
     job->view = (tsr_topology_view){tsr_comm_size(job->world), tsr_comm_rank(job->world),
@@ -111,8 +113,30 @@ static tsr_status read_inputs(tsr_job *job)
     return tsr_job_agree(job, TSR_OK);
 }
 
+/* The caller's mistakes, which no rank can make alone. */
+static tsr_status check_options(tsr_job **out, const tsr_job_options *o)
+{
+    if (!out || !o)
+        return tsr_fail(TSR_EINVAL, "tsr_job_create: out or options is NULL");
+    if (o->purpose < TSR_JOB_TRAIN || o->purpose > TSR_JOB_PLAN)
+        return tsr_fail(TSR_EINVAL, "tsr_job_options: purpose %d is not one of TSR_JOB_...",
+                        o->purpose);
+    if (o->config_path && o->config_text)
+        return tsr_fail(TSR_EINVAL, "tsr_job_options: config_path and config_text are both set");
+    if (o->override_count < 0 || (o->override_count > 0 && !o->overrides))
+        return tsr_fail(TSR_EINVAL, "tsr_job_options: override_count %d with overrides %s",
+                        o->override_count, o->overrides ? "set" : "NULL");
+    if (o->threads < 0 || o->plan_ranks < 0 || !(o->timeout_seconds >= 0))
+        return tsr_fail(TSR_EINVAL,
+                        "tsr_job_options: threads %d, plan_ranks %d, timeout_seconds %g; "
+                        "none may be negative",
+                        o->threads, o->plan_ranks, o->timeout_seconds);
+    return TSR_OK;
+}
+
 tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_comm *world)
 {
+    TSR_TRY(check_options(out, options));
     tsr_job *job = calloc(1, sizeof *job);
     if (!job)
         return tsr_fail(TSR_ENOMEM, "out of memory for a job");
