@@ -179,20 +179,49 @@ static tsr_status search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
     return try_choice(d, inputs, view, &c);
 }
 
+static void home_range(tsr_config_offload *first, tsr_config_offload *last,
+                       tsr_config_offload offload)
+{
+    bool automatic = offload == TSR_CONFIG_OFFLOAD_AUTO;
+    *first = automatic ? TSR_CONFIG_OFFLOAD_NONE : offload;
+    *last = automatic ? TSR_CONFIG_OFFLOAD_SHARDED : offload;
+}
+
 static tsr_status search_homes(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
                                const tsr_topology_view *view, const tsr_batch_bounds *bounds,
                                tsr_config_offload offload, tsr_config_recompute mode)
 {
     choice c = {.bounds = *bounds};
-    bool automatic = offload == TSR_CONFIG_OFFLOAD_AUTO;
-    tsr_config_offload first = automatic ? TSR_CONFIG_OFFLOAD_NONE : offload;
-    tsr_config_offload last = automatic ? TSR_CONFIG_OFFLOAD_SHARDED : offload;
+    tsr_config_offload first, last;
+    home_range(&first, &last, offload);
     for (c.offload = first; c.offload <= last; c.offload++) {
         TSR_TRY(search(fits, d, inputs, view, c, mode));
         if (*fits)
             break;
     }
     return TSR_OK;
+}
+
+/* The choice that needs the least of all that the configuration allows. Host memory is not always
+ * it: the slots that it needs may be larger than the shard on the device. */
+static tsr_status most_frugal(tsr_decision *d, const tsr_inputs *inputs,
+                              const tsr_topology_view *view)
+{
+    choice c = {.bounds = inputs->bounds}, best = c;
+    tsr_config_offload first, last;
+    int low;
+    uint64_t least = UINT64_MAX;
+    home_range(&first, &last, inputs->config.offload);
+    degrade_range(&low, &c.degrade, d, inputs->config.gradient_checkpointing,
+                  inputs->layout.layer_count);
+    for (c.offload = first; c.offload <= last; c.offload++) {
+        TSR_TRY(try_choice(d, inputs, view, &c));
+        if (device_bytes(d) >= least)
+            continue;
+        least = device_bytes(d);
+        best = c;
+    }
+    return try_choice(d, inputs, view, &best);
 }
 
 static void print_bytes(tsr_text *out, uint64_t bytes)
@@ -275,13 +304,15 @@ static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inpu
                         "micro-batches of at most %" PRId64 " tokens would fit (the largest has "
                         "%" PRId64 "): lower per_device_train_batch_size or max_length; or ",
                         tokens, inputs->bounds.tokens);
-    tsr_text_printf(out, "memory_budget: %" PRIu64 "MiB fits as it is", (needed >> 20) + 1);
+    tsr_text_printf(out, "memory_budget: %" PRIu64 "MiB fits as it is",
+                    (needed + (1 << 20) - 1) >> 20);
     return TSR_OK;
 }
 
 static tsr_status refuse(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view)
 {
     tsr_text text = {0};
+    TSR_TRY(most_frugal(d, inputs, view));
     uint64_t needed = device_bytes(d);
     tsr_text_printf(&text, "%s: memory_budget allows ",
                     tsr_config_where(&inputs->config, "memory_budget"));

@@ -1,0 +1,338 @@
+/*
+ * The memory plan of whole jobs: what is decided for a memory_budget, what `plan` says beforehand,
+ * and what a refusal advises.
+ */
+#include "job_fixture.h"
+
+#include <inttypes.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const char *config_text(const char *dataset, const char *more)
+{
+    static char text[4096];
+    snprintf(text, sizeof text,
+             "model_name_or_path: " JOB_MODEL "\nlora_r: 4\nuse_dora: true\nmax_steps: 2\n"
+             "total_batch_size: 4\ndataset: %s\n%s",
+             job_path(dataset), more);
+    return text;
+}
+
+/* What `plan` says for `ranks` ranks. Returns the status; its message is tsr_last_error's. No
+ * weight is read, whatever comes of it. */
+static int plan_only(tsr_job_plan_info *info, int ranks, const char *config)
+{
+    tsr_job_options options = {
+        .config_text = config, .purpose = TSR_JOB_PLAN, .plan_ranks = ranks, .threads = 1};
+    tsr_job *job;
+    int status = tsr_job_create(&job, &options);
+    if (status < 0)
+        return status;
+    status = tsr_job_plan(job, info);
+    assert_int_equal(tsr_checkpoint_bytes_read(job->inputs.checkpoint), 0);
+    tsr_job_destroy(job);
+    return status;
+}
+
+static uint64_t peak(int ranks, const char *dataset, const char *more)
+{
+    tsr_job_plan_info info;
+    if (plan_only(&info, ranks, config_text(dataset, more)) < 0)
+        fail_msg("%s", tsr_last_error());
+    return info.device_peak_bytes;
+}
+
+static void budget_line(char *out, size_t bytes, const char *more, uint64_t budget)
+{
+    snprintf(out, bytes, "%smemory_budget: %" PRIu64 "\n", more, budget);
+}
+
+/* ---- what is decided ---- */
+
+/* Runs with the budget and without: the same bits, inside the budget. */
+static void run_inside(job_result *out, int ranks, const char *more, uint64_t budget)
+{
+    char line[512], what[64];
+    job_result free_run;
+    snprintf(what, sizeof what, "a budget of %" PRIu64 " bytes", budget);
+    job_run(&free_run, ranks, config_text("long.jsonl", more));
+    if (free_run.status != 0)
+        fail_msg("%s", free_run.message);
+    budget_line(line, sizeof line, more, budget);
+    job_run(out, ranks, config_text("long.jsonl", line));
+    if (out->status != 0)
+        fail_msg("%s: %s", what, out->message);
+    job_assert_plan(out, ranks, what);
+    job_assert_same(&free_run, out, what);
+    for (int i = 0; i < ranks; i++)
+        assert_in_range(out->memory[i].device_high, 1, budget);
+    job_result_free(&free_run);
+}
+
+static void test_layers_degrade_one_by_one(void **state)
+{
+    (void)state;
+    uint64_t none = peak(2, "long.jsonl", "gradient_checkpointing: false\n");
+    uint64_t selective = peak(2, "long.jsonl", "gradient_checkpointing: selective\n");
+    uint64_t full = peak(2, "long.jsonl", "gradient_checkpointing: true\n");
+    job_result result;
+    assert_true(none > selective && selective > full);
+
+    run_inside(&result, 2, "", (none + selective) / 2);
+    const tsr_job_plan_info *info = &result.memory[0].info;
+    assert_in_range(info->recompute_selective_count, 1, 5);
+    assert_int_equal(info->recompute_full_count, 0);
+    job_result_free(&result);
+
+    run_inside(&result, 2, "", (selective + full) / 2);
+    info = &result.memory[0].info;
+    assert_in_range(info->recompute_full_count, 1, 5);
+    assert_int_equal(info->recompute_full_count + info->recompute_selective_count, 6);
+    job_result_free(&result);
+
+    /* To the byte: the most frugal choice just fits. */
+    run_inside(&result, 2, "offload: none\n", full);
+    assert_int_equal(result.memory[0].device_high, full);
+    job_result_free(&result);
+}
+
+static void test_base_moves_to_the_host(void **state)
+{
+    (void)state;
+    uint64_t here = peak(2, "long.jsonl", "gradient_checkpointing: true\noffload: none\n");
+    uint64_t there = peak(2, "long.jsonl", "gradient_checkpointing: true\noffload: sharded\n");
+    job_result result;
+    assert_true(there < here);
+    run_inside(&result, 2, "", (here + there) / 2);
+    assert_true(result.memory[0].host_high > there / 100);
+    job_result_free(&result);
+}
+
+/* ---- what plan says ---- */
+
+static void test_plan_is_what_a_run_takes(void **state)
+{
+    (void)state;
+    static const struct {
+        int ranks;
+        const char *more;
+    } cases[] = {
+        {1, ""},
+        {1, "offload: full\n"},
+        {2, "gradient_checkpointing: true\nslots: 3\n"},
+        {3, "offload: sharded\nresident_units: 2\n"},
+        {4, "shard_group_size: 2\nuse_bnb_nested_quant: false\n"},
+        {8, "gradient_checkpointing: selective\nload_in_4bit: false\n"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *config = config_text("short.jsonl", cases[i].more);
+        tsr_job_plan_info info;
+        job_result result;
+        if (plan_only(&info, cases[i].ranks, config) < 0)
+            fail_msg("%s", tsr_last_error());
+        job_run(&result, cases[i].ranks, config);
+        if (result.status != 0)
+            fail_msg("%s", result.message);
+        job_assert_plan(&result, cases[i].ranks, cases[i].more);
+        const job_rank_memory *m = &result.memory[0];
+        assert_int_equal(info.device_peak_bytes, m->device_high);
+        assert_int_equal(info.host_peak_bytes, m->host_high + m->node);
+        assert_int_equal(info.plan_hash, m->info.plan_hash);
+        assert_int_equal(info.trainable_count, m->info.trainable_count);
+        job_result_free(&result);
+    }
+}
+
+/* A plan needs no data set, and one for many ranks no such machine. */
+static void test_plan_without_data(void **state)
+{
+    (void)state;
+    static const char config[] = "model_name_or_path: " JOB_MODEL "\nmax_length: 512\n";
+    tsr_job_plan_info one, many;
+    assert_int_equal(plan_only(&one, 1, config), 0);
+    assert_int_equal(plan_only(&many, 64, config), 0);
+    assert_int_equal(one.parameter_count, many.parameter_count);
+    assert_true(many.device_peak_bytes < one.device_peak_bytes);
+}
+
+/* ---- what a refusal advises ---- */
+
+static const char *advice(const char *message)
+{
+    const char *found = strstr(message, "Smallest change: ");
+    if (!found)
+        fail_msg("no advice in: %s", message);
+    return found ? found + strlen("Smallest change: ") : message;
+}
+
+/* Refuses the configuration as a plan and as a run, before any weight is read, with one message. */
+static const char *refusal(int ranks, const char *dataset, const char *more)
+{
+    static char message[4096];
+    const char *config = config_text(dataset, more);
+    tsr_job_plan_info info;
+    job_result result;
+    assert_int_equal(plan_only(&info, ranks, config), TSR_ECONFIG);
+    snprintf(message, sizeof message, "%s", tsr_last_error());
+    assert_non_null(strstr(message, "memory_budget allows "));
+    assert_non_null(strstr(message, "largest buffers are "));
+    job_run(&result, ranks, config);
+    assert_int_equal(result.status, TSR_ECONFIG);
+    assert_non_null(strstr(result.message, advice(message)));
+    assert_int_equal(access(job_path("output"), F_OK), -1);
+    assert_int_equal(tsr_status_exit_code(TSR_ECONFIG), 78);
+    return message;
+}
+
+static void fits(int ranks, const char *dataset, const char *more)
+{
+    tsr_job_plan_info info;
+    if (plan_only(&info, ranks, config_text(dataset, more)) < 0)
+        fail_msg("{%s} was advised, but: %s", more, tsr_last_error());
+}
+
+static void test_advice_recompute(void **state)
+{
+    (void)state;
+    char line[256];
+    uint64_t none = peak(2, "long.jsonl", "gradient_checkpointing: false\n");
+    budget_line(line, sizeof line, "gradient_checkpointing: false\noffload: none\n", none - 1);
+    const char *message = refusal(2, "long.jsonl", line);
+    if (strncmp(advice(message), "gradient_checkpointing: auto fits", 33))
+        fail_msg("%s", message);
+    budget_line(line, sizeof line, "gradient_checkpointing: auto\noffload: none\n", none - 1);
+    fits(2, "long.jsonl", line);
+}
+
+static void test_advice_offload(void **state)
+{
+    (void)state;
+    char line[256];
+    uint64_t here = peak(2, "long.jsonl", "gradient_checkpointing: true\noffload: none\n");
+    budget_line(line, sizeof line, "gradient_checkpointing: false\noffload: none\n", here - 1);
+    const char *message = refusal(2, "long.jsonl", line);
+    if (strncmp(advice(message), "offload: auto with gradient_checkpointing: auto fits", 52))
+        fail_msg("%s", message);
+    budget_line(line, sizeof line, "", here - 1);
+    fits(2, "long.jsonl", line);
+}
+
+/* The number of tokens that is advised fits, and one more does not. */
+static void test_advice_tokens(void **state)
+{
+    (void)state;
+    char line[256], more[512];
+    uint64_t least = peak(2, "long.jsonl", "gradient_checkpointing: true\noffload: sharded\n");
+    budget_line(line, sizeof line, "", least - 100000);
+    const char *message = refusal(2, "long.jsonl", line);
+    const char *start = "micro-batches of at most ";
+    if (strncmp(advice(message), start, strlen(start)))
+        fail_msg("%s", message);
+    long tokens = strtol(advice(message) + strlen(start), NULL, 10);
+    assert_in_range(tokens, 2, 199);
+    snprintf(more, sizeof more, "%struncation: right\nmax_length: %ld\n", line, tokens);
+    fits(2, "long.jsonl", more);
+    snprintf(more, sizeof more, "%struncation: right\nmax_length: %ld\n", line, tokens + 1);
+    tsr_job_plan_info info;
+    assert_int_equal(plan_only(&info, 2, config_text("long.jsonl", more)), TSR_ECONFIG);
+}
+
+/* The budget that is advised fits, and one smaller by a MiB does not. */
+static void test_advice_budget(void **state)
+{
+    (void)state;
+    char line[256];
+    for (int ranks = 1; ranks <= 4; ranks += 3) {
+        const char *message = refusal(ranks, "short.jsonl", "memory_budget: 1MiB\n");
+        const char *found = strstr(advice(message), "memory_budget: ");
+        assert_non_null(found);
+        unsigned long long mib = strtoull(found + strlen("memory_budget: "), NULL, 10);
+        snprintf(line, sizeof line, "memory_budget: %lluMiB\n", mib);
+        fits(ranks, "short.jsonl", line);
+        snprintf(line, sizeof line, "memory_budget: %lluMiB\n", mib - 1);
+        tsr_job_plan_info info;
+        assert_int_equal(plan_only(&info, ranks, config_text("short.jsonl", line)), TSR_ECONFIG);
+    }
+}
+
+static void test_group_that_does_not_divide(void **state)
+{
+    (void)state;
+    tsr_job_plan_info info;
+    assert_int_equal(plan_only(&info, 4, config_text("short.jsonl", "shard_group_size: 3\n")),
+                     TSR_ECONFIG);
+    assert_non_null(strstr(tsr_last_error(), "shard_group_size is 3, but the job has 4 ranks"));
+}
+
+/* ---- the data ---- */
+
+/* Rows of 200 tokens at most, each one document. */
+static void write_long(void)
+{
+    FILE *file = fopen(job_path("long.jsonl"), "w");
+    for (int i = 0; file && i < 8; i++) {
+        fputs("{\"input_ids\": [1", file);
+        for (int j = 1; j < (i % 4 == 1 ? 200 : 20 + i); j++)
+            fprintf(file, ", %d", (i * 37 + j * 11) % 4096);
+        fputs("]}\n", file);
+    }
+    if (!file || fclose(file) != 0)
+        fail_msg("cannot write the data");
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    job_write_documents("short.jsonl", 10, 4096, 5);
+    write_long();
+    return 0;
+}
+
+static int remove_output(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"adapter_model.safetensors",
+                                        "adapter_config.json",
+                                        "README.md",
+                                        "metrics.jsonl",
+                                        "job.yaml",
+                                        "plan.json"};
+    char name[64];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(name, sizeof name, "output/%s", names[i]);
+        remove(job_path(name));
+    }
+    remove(job_path("output"));
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    job_directory_remove();
+    return 0;
+}
+
+#define TEST(function) cmocka_unit_test_teardown(function, remove_output)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_layers_degrade_one_by_one),
+        TEST(test_base_moves_to_the_host),
+        TEST(test_plan_is_what_a_run_takes),
+        TEST(test_plan_without_data),
+        TEST(test_advice_recompute),
+        TEST(test_advice_offload),
+        TEST(test_advice_tokens),
+        TEST(test_advice_budget),
+        TEST(test_group_that_does_not_divide),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
