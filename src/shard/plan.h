@@ -8,7 +8,8 @@
  *     TRAIN_FIRST, _NEXT    a training micro-batch: F0 .. F(L-1), H0 .., B(L-1) .. B(lowest that
  *                           trains)
  *     EVAL_FIRST, _NEXT     an evaluation micro-batch: F0 .. F(L-1), H0 ..
- *     STEP_END              GRAD_NORM, CONTROL, OPTIM, WORD, then GATHER_T of the units in slots
+ *     STEP_END              GRAD_NORM, CONTROL, OPTIM, WORD, then GATHER_T of the first units that
+ *                           are in slots
  *     EVAL_END              TALLY, CONTROL, WORD
  *
  * _FIRST is the first micro-batch after OPTIM (or after the prologue): it holds NORM(u) just before
@@ -17,10 +18,9 @@
  * The prefetch looks ahead into the next program, which always begins F0, F1, ...
  *
  * OPTIM is one op over all owned parameters, not one per unit: it can begin only when the control
- * word is reduced, which needs the gradients of every unit, so nothing could start earlier; it is
- * elementwise over flat arrays, so one pass streams them once with one launch; and its length is a
- * fraction of one gather's worth of optimizer state. What could overlap, the gather of the first
- * unit, is on the critical path only for the trainable part of one unit.
+ * word is reduced, which needs the gradients of every unit, so no unit's part could start earlier.
+ * It is elementwise over flat arrays: one pass streams them once, with one launch. All that a split
+ * would save is the wait of the first GATHER_T for the other units' share of that pass.
  *
  * A part that nothing has to move (RESIDENT; SHARDED or trainable in a group of one rank) has no op
  * at all and needs no slot; its users wait for OPTIM themselves.
