@@ -1,15 +1,16 @@
 /*
- * embed.c: a scheduler that runs fine-tuning jobs inside its own process with libtessera, and nothing of this tree but
- * include/tessera.h.
+ * embed.c: a scheduler that runs fine-tuning jobs inside its own process with libtessera, and
+ * nothing of this tree but include/tessera.h.
  *
  *   embed MODEL_DIRECTORY TRAIN.jsonl EVAL.jsonl OUTPUT_DIRECTORY
  *
- * Two tenants take turns: each job is planned, admitted only if it fits the memory that the scheduler gives it, started,
- * stepped under a stop flag (set by SIGINT, or here when the tenant's share of steps is used up), evaluated, saved and
- * destroyed. Ends with 0, or with the exit code that the program `tessera` has for the same failure.
+ * Two tenants take turns: each job is planned, admitted only if it fits the memory that the
+ * scheduler gives it, started, stepped under a stop flag (set by SIGINT, or here when the tenant's
+ * share of steps is used up), evaluated, saved and destroyed. Ends with 0, or with the exit code
+ * that the program `tessera` has for the same failure.
  *
- *   cc -I include embed.c -L build -l tessera -Wl,-rpath,build           the shared library
- *   cc -I include embed.c build/libtessera.a $(cat build/libtessera.link) the archive
+ *   cc -I include examples/embed.c -L build -l tessera -Wl,-rpath,$PWD/build
+ *   cc -I include examples/embed.c build/libtessera.a $(cat build/libtessera.link)
  */
 #include <tessera.h>
 
@@ -55,7 +56,8 @@ static int admit(tsr_job *job, const tenant *t)
     return plan.device_peak_bytes + plan.host_peak_bytes <= t->most_bytes;
 }
 
-/* Steps until the job is at its end or has been told to stop; the step under way is always finished. */
+/* Steps until the job is at its end or has been told to stop, which ends it after the step under
+ * way and one more. */
 static int run(tsr_job *job, const tenant *t)
 {
     tsr_job_report report = {0};

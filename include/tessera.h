@@ -35,10 +35,12 @@ extern "C" {
 
 typedef struct tsr_job tsr_job;
 
-/* How ranks find each other when the embedding program is not MPI's. Zero-initialised: one rank. */
+/* How ranks find each other when use_mpi is 0. Zero-initialised: one rank. */
 typedef struct {
     int rank, size; /* size 0 or 1: one rank */
-    /* Every rank's `bytes` bytes, gathered in rank order into `receive`; blocking; 0 on success. */
+    /* Every rank's `bytes` bytes, gathered in rank order into `receive`; blocking; 0 on success.
+     * Called by one thread at a time, not always the caller's. A rank of another node that never
+     * comes must end it with a failure. */
     int (*all_gather)(void *user, const void *send, void *receive, uint64_t bytes);
     void *user;
 } tsr_job_bootstrap;
@@ -69,7 +71,7 @@ typedef struct {
     int64_t label_tokens, rows;
 } tsr_job_evaluation;
 
-/* What a job is created for. */
+/* What a job is created for: training (which may evaluate too), evaluation alone, a plan alone. */
 enum { TSR_JOB_TRAIN, TSR_JOB_EVALUATE, TSR_JOB_PLAN };
 
 /* One rank's memory, known before anything is read. */
@@ -87,17 +89,18 @@ typedef struct {
     const char *config_text;      /* its text; NULL with no path: overrides alone */
     const char *const *overrides; /* "key=value" */
     int override_count;
-    int purpose; /* TSR_JOB_TRAIN, TSR_JOB_EVALUATE or TSR_JOB_PLAN (then only tsr_job_plan follows)
-                  */
+    int purpose;    /* TSR_JOB_TRAIN, TSR_JOB_EVALUATE, TSR_JOB_PLAN */
     int plan_ranks; /* TSR_JOB_PLAN: for how many ranks; 0: 1 */
-    int use_mpi;    /* 1: ranks are MPI's (initialised here if the program has not), `bootstrap` is
-                       ignored */
+    int use_mpi; /* 1: ranks are those of MPI_COMM_WORLD (initialised here if the program has not,
+                       then ended at exit), `bootstrap` is ignored; a communicator of your own:
+                       tessera_mpi.h */
     tsr_job_bootstrap bootstrap;
     int threads;            /* of this rank; 0: its share of the cores */
     double timeout_seconds; /* of every wait for another rank; 0: 300 */
-    void (*log)(void *user, int severity, const char *line); /* any thread; NULL: silent */
-    void (*progress)(void *user, const char *phase, double done,
-                     double total); /* loading; NULL: none */
+    /* Rank 0's messages, and how far a long call has come; called on the thread that is inside a
+     * call, before it returns. NULL: none. */
+    void (*log)(void *user, int severity, const char *line);
+    void (*progress)(void *user, const char *phase, double done, double total);
     void *user;
     const volatile int *stop; /* not 0: finish the step under way and the one after it, then stop */
 } tsr_job_options;

@@ -33,7 +33,7 @@ for header in $(cd "$root/src" && find . -name '*.h' | sed 's|^\./||' | LC_ALL=C
 done
 for header in $(cd "$root/include" && find . -name '*.h' | sed 's|^\./||' | LC_ALL=C sort); do
     printf '#include "%s"\n#include "%s"\n' "$header" "$header" >"$scratch/unit"
-    case $header in *mpi*) mpi=$(pkg-config --cflags ompi-c 2>/dev/null || true) ;; *) mpi= ;; esac
+    case $header in *mpi*) mpi=$(pkg-config --cflags ompi-c | sed 's/-I/-isystem /g') ;; *) mpi= ;; esac
     # shellcheck disable=SC2086
     one "include/$header" "$cc" -x c -std=c11 -pedantic $warn $mpi -I"$root/include"
     # shellcheck disable=SC2086

@@ -410,7 +410,7 @@ tsr_status tsr_batch_fill(tsr_micro_batch *out, tsr_batch *batch, int64_t step, 
         append_sample(out, &sample, at);
     }
     if (out->token_count)
-        out->bucket = tsr_bucket_of(&batch->run, out->token_count);
+        out->bucket = tsr_batch_bucket_of(&batch->run, out->token_count);
     pad(out, &batch->run.bucket[out->bucket]);
     return TSR_OK;
 }

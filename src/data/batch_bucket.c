@@ -93,7 +93,7 @@ tsr_status tsr_bucket_choose(tsr_batch_run *run, const tsr_bucket_histogram *h)
     return TSR_OK;
 }
 
-int32_t tsr_bucket_of(const tsr_batch_run *run, int32_t tokens)
+int32_t tsr_batch_bucket_of(const tsr_batch_run *run, int32_t tokens)
 {
     int32_t at = 0;
     while (at + 1 < run->bucket_count && run->bucket[at].tokens < tokens)

@@ -25,6 +25,6 @@ void tsr_bucket_add(tsr_bucket_histogram *histogram, int32_t tokens, int32_t lab
 tsr_status tsr_bucket_choose(tsr_batch_run *run, const tsr_bucket_histogram *histogram);
 
 /* The smallest bucket that holds `tokens`. */
-int32_t tsr_bucket_of(const tsr_batch_run *run, int32_t tokens);
+int32_t tsr_batch_bucket_of(const tsr_batch_run *run, int32_t tokens);
 
 #endif

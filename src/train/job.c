@@ -302,7 +302,8 @@ void tsr_job_destroy(tsr_job *job)
         tsr_metrics_write_end(job->metrics, TSR_METRICS_FAILED);
     tsr_metrics_destroy(job->metrics);
     tsr_executor_destroy(job->executor);
-    tsr_streams_synchronize(&job->streams);
+    if (job->streams.stream[0]) /* none if the ranks never met */
+        tsr_streams_synchronize(&job->streams);
     tsr_model_destroy(job->model);
     tsr_micro_batch_free(&job->micro);
     tsr_micro_batch_free(&job->eval_micro);

@@ -1,0 +1,28 @@
+#!/bin/sh
+# check_symbols.sh BUILD: the libraries show what include/tessera.h declares and nothing else, and nothing in
+# src/ but the program itself ends the process, prints, or touches signals, locale or working directory.
+set -eu
+build=$1
+root=$(cd "$(dirname "$0")/../.." && pwd)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+# Declarations start at the beginning of a line, in whatever way their arguments are broken.
+grep -E '^TSR_API ' "$root/include/tessera.h" | sed -E 's/.*[ *](tsr_[a-z_]+)\(.*/\1/' | LC_ALL=C sort >"$scratch/declared"
+[ "$(wc -l <"$scratch/declared")" -ge 10 ] || { echo "tessera.h declares hardly anything"; exit 1; }
+nm -D --defined-only "$build/libtessera.so" | awk '{ print $NF }' | LC_ALL=C sort >"$scratch/shared"
+nm -g --defined-only "$build/libtessera.a" | awk 'NF == 3 { print $3 }' | LC_ALL=C sort >"$scratch/static"
+for kind in shared static; do
+    diff -u "$scratch/declared" "$scratch/$kind" || { echo "the $kind library: other symbols than in tessera.h"; exit 1; }
+done
+forbidden='exit|_exit|quick_exit|abort|printf|vprintf|puts|putchar|perror|stdout|stderr|signal|sigaction|setlocale|chdir|fchdir|umask|MPI_Abort|__printf_chk'
+calls() {
+    nm -A -u "$@" 2>/dev/null | awk '{ sub(/@.*/, "", $NF); print $1, $NF }' | grep -E " ($forbidden)\$" || true
+}
+echo 'void puts(const char *); void f(void); void f(void) { puts(""); }' >"$scratch/a.c"
+cc -c -o "$scratch/a.o" "$scratch/a.c"
+[ -n "$(calls "$scratch/a.o")" ] || { echo "self-test: puts is not found"; exit 1; }
+set -- "$build"/src/*/libtsr_*.a
+[ $# -ge 12 ] || { echo "only $# folders are built in $build"; exit 1; }
+found=$(calls "$@")
+[ -z "$found" ] || { echo "$found"; echo "the library must not call these"; exit 1; }
+echo "$(wc -l <"$scratch/declared") symbols, and no others; $# folders call nothing that is the program's"

@@ -1,0 +1,587 @@
+/*
+ * The shared library as an embedder sees it: only include/tessera.h. What it must leave alone (the
+ * terminal, signals, the working directory, the locale, threads, files), its errors, and ranks that
+ * find each other through a bootstrap table.
+ */
+#include <tessera.h>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <locale.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define RANKS 3
+#define STEPS 3
+
+static char directory[] = "/tmp/tessera-library-XXXXXX";
+static char config[2048];
+
+static const char *overrides_none[] = {"lora_r=4"};
+
+static tsr_job_options options_of(const char *text)
+{
+    return (tsr_job_options){.config_text = text,
+                             .overrides = overrides_none,
+                             .override_count = 1,
+                             .threads = 1,
+                             .timeout_seconds = 60};
+}
+
+/* ---- a run ---- */
+
+typedef struct {
+    int status, steps;
+    double loss[STEPS], eval_loss, eval_before;
+    uint64_t planned, used;
+} result;
+
+static int run_job(result *r, const tsr_job_options *options)
+{
+    tsr_job *job = NULL;
+    tsr_job_plan_info plan;
+    tsr_job_report report = {0};
+    tsr_job_evaluation evaluation = {0};
+    *r = (result){0};
+    int status = tsr_job_create(&job, options);
+    if (status == 0)
+        status = tsr_job_plan(job, &plan);
+    if (status == 0)
+        status = tsr_job_start(job);
+    if (status == 0)
+        status = tsr_job_evaluate(job, &evaluation);
+    r->eval_before = evaluation.loss;
+    while (status == 0 && (status = tsr_job_step(job, &report)) == 0 && r->steps < STEPS)
+        r->loss[r->steps++] = report.loss;
+    if (status == TSR_JOB_DONE)
+        status = tsr_job_evaluate(job, &evaluation);
+    r->eval_loss = evaluation.loss;
+    if (status == 0)
+        status = tsr_job_save(job);
+    if (status == 0) {
+        r->planned = plan.device_peak_bytes;
+        r->used = report.device_bytes;
+    }
+    tsr_job_destroy(job);
+    return r->status = status;
+}
+
+static void assert_trained(const result *r)
+{
+    if (r->status != 0)
+        fail_msg("%s", tsr_last_error());
+    assert_int_equal(r->steps, STEPS);
+    assert_true(r->eval_loss < r->eval_before);
+    assert_int_equal(r->planned, r->used);
+}
+
+static int entries_of(const char *path)
+{
+    DIR *entries = opendir(path);
+    int count = 0;
+    assert_non_null(entries);
+    for (struct dirent *entry; (entry = readdir(entries));)
+        count += entry->d_name[0] != '.';
+    closedir(entries);
+    return count;
+}
+
+/* ---- manners ---- */
+
+typedef struct {
+    struct sigaction handler[32];
+    sigset_t blocked;
+    char where[4096], locale[256];
+    mode_t mask;
+    int threads, files;
+} surroundings;
+
+static void look_around(surroundings *s)
+{
+    memset(s, 0, sizeof *s);
+    for (int i = 1; i < 32; i++)
+        sigaction(i, NULL, &s->handler[i]);
+    pthread_sigmask(SIG_SETMASK, NULL, &s->blocked);
+    assert_non_null(getcwd(s->where, sizeof s->where));
+    snprintf(s->locale, sizeof s->locale, "%s", setlocale(LC_ALL, NULL));
+    s->mask = umask(0);
+    umask(s->mask);
+    s->threads = entries_of("/proc/self/task");
+    s->files = entries_of("/proc/self/fd");
+}
+
+static void assert_unchanged(const surroundings *before, int finished)
+{
+    surroundings now;
+    look_around(&now);
+    for (int i = 1; i < 32; i++) {
+        assert_ptr_equal(now.handler[i].sa_handler, before->handler[i].sa_handler);
+        assert_int_equal(now.handler[i].sa_flags, before->handler[i].sa_flags);
+    }
+    for (int i = 1; i < 32; i++)
+        assert_int_equal(sigismember(&now.blocked, i), sigismember(&before->blocked, i));
+    assert_string_equal(now.where, before->where);
+    assert_string_equal(now.locale, before->locale);
+    assert_int_equal(now.mask, before->mask);
+    if (finished) {
+        assert_int_equal(now.threads, before->threads);
+        assert_int_equal(now.files, before->files);
+    }
+}
+
+/* Both streams into one file, for as long as a job lives. */
+static int capture(int saved[2], const char *path)
+{
+    fflush(NULL);
+    int file = open(path, O_CREAT | O_TRUNC | O_RDWR, 0600);
+    for (int i = 0; i < 2; i++) {
+        saved[i] = dup(1 + i);
+        dup2(file, 1 + i);
+    }
+    return file;
+}
+
+static long release(int saved[2], int file)
+{
+    fflush(NULL);
+    for (int i = 0; i < 2; i++) {
+        dup2(saved[i], 1 + i);
+        close(saved[i]);
+    }
+    long bytes = (long)lseek(file, 0, SEEK_END);
+    close(file);
+    return bytes;
+}
+
+/* Two jobs one after the other, the second one refused: not a byte is printed, nothing changes. */
+static void leaves_no_trace(void **state)
+{
+    surroundings before;
+    char path[64];
+    result r, again;
+    int saved[2];
+    (void)state;
+    setlocale(LC_ALL, "C.UTF-8");
+    tsr_job_options options = options_of(config), bad = options_of("learning_rat: 1\n");
+    snprintf(path, sizeof path, "%s/printed", directory);
+    run_job(&r, &options); /* whatever is set up once in a process is set up now */
+    look_around(&before);
+    int file = capture(saved, path);
+    run_job(&again, &options);
+    int refused = run_job(&(result){0}, &bad);
+    long printed = release(saved, file);
+    assert_int_equal(printed, 0);
+    assert_unchanged(&before, 1);
+    assert_true(refused < 0);
+    assert_trained(&r);
+    assert_trained(&again);
+    assert_memory_equal(r.loss, again.loss, sizeof r.loss);
+}
+
+/* While it lives it has threads, and nothing else of the process's. */
+static void borrows_only_threads(void **state)
+{
+    surroundings before;
+    tsr_job *job = NULL;
+    (void)state;
+    tsr_job_options options = options_of(config);
+    look_around(&before);
+    assert_int_equal(tsr_job_create(&job, &options), 0);
+    assert_int_equal(tsr_job_start(job), 0);
+    assert_true(entries_of("/proc/self/task") > before.threads);
+    assert_unchanged(&before, 0);
+    tsr_job_destroy(job);
+    assert_unchanged(&before, 1);
+    tsr_job_destroy(NULL);
+}
+
+/* ---- errors ---- */
+
+static void *last_error_elsewhere(void *user)
+{
+    *(int *)user = (int)strlen(tsr_last_error());
+    return NULL;
+}
+
+static void refused(const char *text, int exit_code, const char *expected)
+{
+    tsr_job *job = (tsr_job *)&directory;
+    tsr_job_options options = options_of(text);
+    int status = tsr_job_create(&job, &options);
+    assert_true(status < 0);
+    assert_ptr_equal(job, &directory); /* untouched */
+    assert_int_equal(tsr_job_exit_code(status), exit_code);
+    if (!strstr(tsr_last_error(), expected))
+        fail_msg("\"%s\" is not in: %s", expected, tsr_last_error());
+    assert_int_equal(tsr_job_reports(), 1);
+}
+
+static void errors_say_what_and_where(void **state)
+{
+    char text[4096];
+    pthread_t thread;
+    int elsewhere = -1;
+    (void)state;
+    refused("learning_rat: 1\n", 78, "learning_rate");
+    refused("max_steps: many\n", 78, "max_steps");
+    refused("", 78, "model_name_or_path");
+    refused("- a\n", 78, "");
+    snprintf(text, sizeof text, "%sdataset: /nowhere/rows.jsonl\n", config);
+    refused(text, 78, "dataset"); /* a key given twice */
+    refused(
+        "model_name_or_path: /nowhere\ndataset: /nowhere/rows.jsonl\noutput_dir: /nowhere/out\n",
+        65, "/nowhere");
+    pthread_create(&thread, NULL, last_error_elsewhere, &elsewhere);
+    pthread_join(thread, NULL);
+    assert_int_equal(elsewhere, 0); /* messages belong to a thread */
+    assert_int_equal(tsr_job_exit_code(0), 0);
+    assert_int_equal(tsr_job_exit_code(-12345), 70);
+}
+
+static void options_are_checked(void **state)
+{
+    tsr_job *job = NULL;
+    (void)state;
+    tsr_job_options good = options_of(config), bad;
+    assert_int_equal(tsr_job_exit_code(tsr_job_create(NULL, &good)), 70);
+    assert_int_equal(tsr_job_exit_code(tsr_job_create(&job, NULL)), 70);
+#define REFUSED(field, value, expected)                                                            \
+    do {                                                                                           \
+        bad = good;                                                                                \
+        bad.field = value;                                                                         \
+        assert_int_equal(tsr_job_exit_code(tsr_job_create(&job, &bad)), 70);                       \
+        assert_non_null(strstr(tsr_last_error(), expected));                                       \
+        assert_null(job);                                                                          \
+    } while (0)
+    REFUSED(purpose, 3, "purpose 3");
+    REFUSED(purpose, -1, "purpose -1");
+    REFUSED(config_path, "job.yaml", "both set");
+    REFUSED(override_count, -1, "override_count -1");
+    REFUSED(overrides, NULL, "overrides NULL");
+    REFUSED(threads, -1, "threads -1");
+    REFUSED(timeout_seconds, -2, "timeout_seconds -2");
+    REFUSED(plan_ranks, -2, "plan_ranks -2");
+    REFUSED(bootstrap.size, 2, "all_gather");
+    tsr_job_bootstrap outside = {.rank = 2, .size = 2};
+    REFUSED(bootstrap, outside, "rank 2 of 2");
+}
+
+static void calls_have_an_order(void **state)
+{
+    tsr_job *job = NULL;
+    tsr_job_report report;
+    tsr_job_evaluation evaluation;
+    char *text = NULL;
+    (void)state;
+    tsr_job_options options = options_of(config);
+    assert_int_equal(tsr_job_create(&job, &options), 0);
+    assert_true(tsr_job_step(job, &report) < 0);
+    assert_non_null(strstr(tsr_last_error(), "started"));
+    assert_true(tsr_job_evaluate(job, &evaluation) < 0);
+    assert_true(tsr_job_save(job) < 0);
+    /* None of these mistakes has done any harm. */
+    assert_int_equal(tsr_job_start(job), 0);
+    assert_true(tsr_job_start(job) < 0);
+    assert_non_null(strstr(tsr_last_error(), "before"));
+    assert_int_equal(tsr_job_print_plan(job, 1, &text), 0);
+    assert_int_equal(text[0], '{');
+    free(text);
+    assert_int_equal(tsr_job_print_summary(job, &text), 0);
+    assert_non_null(strstr(text, "LoRA"));
+    free(text);
+    for (int i = 0; i < STEPS; i++) {
+        assert_int_equal(tsr_job_step(job, &report), 0);
+        assert_int_equal(report.step, i + 1);
+        assert_int_equal(report.last, i == STEPS - 1);
+    }
+    assert_int_equal(tsr_job_step(job, &report), TSR_JOB_DONE);
+    assert_int_equal(tsr_job_step(job, &report), TSR_JOB_DONE);
+    tsr_job_destroy(job);
+}
+
+static void purposes_limit_the_calls(void **state)
+{
+    tsr_job *job = NULL;
+    tsr_job_report report;
+    tsr_job_evaluation evaluation;
+    tsr_job_plan_info info[2];
+    char *text = NULL;
+    (void)state;
+    tsr_job_options options = options_of(config);
+    options.purpose = TSR_JOB_PLAN;
+    for (int i = 0; i < 2; i++) {
+        options.plan_ranks = i ? 4 : 0;
+        assert_int_equal(tsr_job_create(&job, &options), 0);
+        assert_int_equal(tsr_job_plan(job, &info[i]), 0);
+        assert_int_equal(tsr_job_print_plan(job, 0, &text), 0);
+        assert_true(tsr_job_start(job) < 0);
+        assert_non_null(strstr(tsr_last_error(), "planned"));
+        free(text);
+        tsr_job_destroy(job);
+    }
+    assert_int_equal(info[0].trainable_count, info[1].trainable_count);
+    assert_true(info[1].device_peak_bytes < info[0].device_peak_bytes);
+
+    options.purpose = TSR_JOB_EVALUATE;
+    assert_int_equal(tsr_job_create(&job, &options), 0);
+    assert_int_equal(tsr_job_start(job), 0);
+    assert_true(tsr_job_step(job, &report) < 0);
+    assert_true(tsr_job_save(job) < 0);
+    assert_int_equal(tsr_job_evaluate(job, &evaluation), 0);
+    assert_true(evaluation.loss > 0 && evaluation.label_tokens > 0 && evaluation.rows == 2);
+    tsr_job_destroy(job);
+}
+
+static void too_little_memory(void **state)
+{
+    tsr_job *job = NULL;
+    tsr_job_plan_info info;
+    char text[4096];
+    (void)state;
+    snprintf(text, sizeof text, "%smemory_budget: 1MiB\n", config);
+    tsr_job_options options = options_of(text);
+    assert_int_equal(tsr_job_create(&job, &options), 0);
+    int status = tsr_job_plan(job, &info);
+    assert_int_equal(tsr_job_exit_code(status), 78);
+    assert_non_null(strstr(tsr_last_error(), "memory_budget"));
+    assert_true(tsr_job_start(job) < 0); /* a failed job can only be destroyed */
+    tsr_job_destroy(job);
+}
+
+/* ---- callbacks ---- */
+
+typedef struct {
+    int warnings, infos, phases;
+    double done, total;
+} heard;
+
+static void on_log(void *user, int severity, const char *line)
+{
+    heard *h = user;
+    assert_non_null(line);
+    h->warnings += severity == TSR_JOB_WARNING;
+    h->infos += severity == TSR_JOB_INFO;
+}
+
+static void on_progress(void *user, const char *phase, double done, double total)
+{
+    heard *h = user;
+    assert_non_null(phase);
+    assert_true(done >= h->done && done <= total);
+    h->phases++;
+    h->done = done;
+    h->total = total;
+}
+
+static void callbacks_and_stop(void **state)
+{
+    static volatile int stop;
+    tsr_job *job = NULL;
+    tsr_job_report report = {0};
+    heard h = {0};
+    char text[4096];
+    (void)state;
+    snprintf(text, sizeof text, "%struncation: right\nmax_length: 40\n", config);
+    tsr_job_options options = options_of(text);
+    options.log = on_log;
+    options.progress = on_progress;
+    options.user = &h;
+    options.stop = &stop;
+    const char *longer[] = {"max_steps=50", "lora_r=4"};
+    options.overrides = longer;
+    options.override_count = 2;
+    assert_int_equal(tsr_job_create(&job, &options), 0);
+    assert_int_equal(tsr_job_total_steps(job), 50);
+    assert_int_equal(tsr_job_ranks(job), 1);
+    assert_int_equal(tsr_job_rank(job), 0);
+    assert_int_equal(tsr_job_start(job), 0);
+    assert_true(h.warnings > 0); /* rows were cut */
+    assert_true(h.infos > 0);    /* defaults that are not TRL's */
+    assert_true(h.phases > 1 && h.done == h.total);
+    assert_int_equal(tsr_job_step(job, &report), 0);
+    assert_int_equal(report.last, 0);
+    stop = 1;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(tsr_job_step(job, &report), 0);
+        assert_int_equal(report.last, i);
+    }
+    assert_int_equal(report.stopped, 1);
+    assert_int_equal(tsr_job_step(job, &report), TSR_JOB_DONE);
+    assert_int_equal(tsr_job_save(job), 0);
+    tsr_job_destroy(job);
+}
+
+/* ---- ranks through a bootstrap table ---- */
+
+typedef struct {
+    pthread_barrier_t barrier;
+    const void *send[RANKS];
+    int calls, fail_at; /* rank 0 counts; all fail in that call */
+} meeting;
+
+typedef struct {
+    meeting *meeting;
+    int rank;
+} seat;
+
+static int all_gather(void *user, const void *send, void *receive, uint64_t bytes)
+{
+    seat *s = user;
+    meeting *m = s->meeting;
+    m->send[s->rank] = send;
+    if (s->rank == 0)
+        m->calls++;
+    pthread_barrier_wait(&m->barrier);
+    int failing = m->calls == m->fail_at;
+    for (int i = 0; i < RANKS && !failing; i++)
+        if (bytes)
+            memcpy((char *)receive + (uint64_t)i * bytes, m->send[i], bytes);
+    pthread_barrier_wait(&m->barrier);
+    return failing ? 17 : 0;
+}
+
+typedef struct {
+    seat seat;
+    heard heard;
+    result result;
+    char message[512];
+} rank;
+
+static void *run_rank(void *user)
+{
+    rank *r = user;
+    tsr_job_options options = options_of(config);
+    options.bootstrap = (tsr_job_bootstrap){r->seat.rank, RANKS, all_gather, &r->seat};
+    options.log = on_log;
+    options.user = &r->heard;
+    options.timeout_seconds = 20;
+    run_job(&r->result, &options);
+    snprintf(r->message, sizeof r->message, "%s", tsr_last_error());
+    return NULL;
+}
+
+static void run_ranks(rank *ranks, int fail_at)
+{
+    static meeting m;
+    pthread_t threads[RANKS];
+    m = (meeting){.fail_at = fail_at};
+    pthread_barrier_init(&m.barrier, NULL, RANKS);
+    for (int i = 0; i < RANKS; i++) {
+        ranks[i] = (rank){.seat = {&m, i}};
+        pthread_create(&threads[i], NULL, run_rank, &ranks[i]);
+    }
+    for (int i = 0; i < RANKS; i++)
+        pthread_join(threads[i], NULL);
+    pthread_barrier_destroy(&m.barrier);
+}
+
+/* The ranks get the numbers of one rank, bit for bit. */
+static void ranks_meet_through_a_callback(void **state)
+{
+    rank *ranks = calloc(RANKS, sizeof *ranks);
+    result alone;
+    (void)state;
+    tsr_job_options options = options_of(config);
+    run_job(&alone, &options);
+    assert_trained(&alone);
+    run_ranks(ranks, 0);
+    for (int i = 0; i < RANKS; i++) {
+        if (ranks[i].result.status != 0)
+            fail_msg("rank %d: %s", i, ranks[i].message);
+        assert_memory_equal(ranks[i].result.loss, alone.loss, sizeof alone.loss);
+        assert_true(ranks[i].result.eval_loss == alone.eval_loss);
+        assert_int_equal(ranks[i].heard.infos > 0, i == 0); /* rank 0 alone talks */
+    }
+    free(ranks);
+}
+
+static void a_failing_callback_ends_the_job(void **state)
+{
+    rank *ranks = calloc(RANKS, sizeof *ranks);
+    surroundings before;
+    (void)state;
+    look_around(&before);
+    const int calls[] = {1, 40};
+    for (int k = 0; k < 2; k++) {
+        run_ranks(ranks, calls[k]);
+        for (int i = 0; i < RANKS; i++) {
+            assert_int_equal(tsr_job_exit_code(ranks[i].result.status), 71);
+            if (!strstr(ranks[i].message, "all-gather"))
+                fail_msg("rank %d: %s", i, ranks[i].message);
+        }
+    }
+    assert_unchanged(&before, 1);
+    free(ranks);
+}
+
+/* ---- set-up ---- */
+
+static void write_rows(const char *path, int rows)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    for (int i = 0; i < rows; i++)
+        fprintf(file,
+                "{\"messages\": [{\"role\": \"user\", \"content\": \"What is %d plus %d?\"}, "
+                "{\"role\": \"assistant\", \"content\": \"%d and %d make %d. This is so since "
+                "adding %d to %d gives %d. #### %d\"}]}\n",
+                i, 2 * i, i, 2 * i, 3 * i, i, 2 * i, 3 * i, 3 * i);
+    fclose(file);
+}
+
+static int set_up(void **state)
+{
+    char train[64], held_out[64];
+    (void)state;
+    if (!mkdtemp(directory))
+        return -1;
+    snprintf(train, sizeof train, "%s/train.jsonl", directory);
+    snprintf(held_out, sizeof held_out, "%s/eval.jsonl", directory);
+    write_rows(train, 12);
+    write_rows(held_out, 2);
+    snprintf(config, sizeof config,
+             "model_name_or_path: %s/examples/tiny-llama\ndataset: %s\neval_dataset: %s\n"
+             "output_dir: %s/out\noverwrite_output_dir: true\nmax_steps: %d\nlearning_rate: 2e-3\n"
+             "total_batch_size: 4\n",
+             TSR_SOURCE_DIR, train, held_out, directory, STEPS);
+    return 0;
+}
+
+static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *where)
+{
+    (void)info, (void)type, (void)where;
+    return remove(path);
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return nftw(directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(leaves_no_trace),
+        cmocka_unit_test(borrows_only_threads),
+        cmocka_unit_test(errors_say_what_and_where),
+        cmocka_unit_test(options_are_checked),
+        cmocka_unit_test(calls_have_an_order),
+        cmocka_unit_test(purposes_limit_the_calls),
+        cmocka_unit_test(too_little_memory),
+        cmocka_unit_test(callbacks_and_stop),
+        cmocka_unit_test(ranks_meet_through_a_callback),
+        cmocka_unit_test(a_failing_callback_ends_the_job),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
