@@ -50,6 +50,7 @@ struct tsr_event {
     uint64_t completed; /* generations 1..completed are complete */
     uint64_t beyond;    /* bit i: so is completed + 2 + i, recorded on a faster stream */
     double time;
+    int waiters;     /* threads that wait for any of its records */
     char stream[16]; /* of the last record, for messages */
 };
 
@@ -80,23 +81,35 @@ static bool complete(tsr_event *event, uint64_t generation)
         } while (next);
     }
     event->time = tsr_now();
+    if (event->waiters)
+        pthread_cond_broadcast(&event->device->changed);
     return true;
+}
+
+/* Waits for an event; false if nothing has moved on the device for too long. */
+static bool wait_event(tsr_event *event, uint64_t generation)
+{
+    tsr_device *device = event->device;
+    tsr_device_wait wait;
+    bool moves = true;
+    tsr_device_wait_begin(&wait, device);
+    event->waiters++;
+    while (moves && !is_complete(event, generation) && !atomic_load(&device->poisoned))
+        moves = tsr_device_wait_changed(&wait, device);
+    event->waiters--;
+    return moves;
 }
 
 /* Waits on the stream; a poisoned device does not wait. */
 static tsr_status wait_on_stream(tsr_stream *stream, tsr_event *event, uint64_t generation)
 {
-    tsr_device *device = stream->device;
-    tsr_device_wait wait;
-    tsr_device_wait_begin(&wait, device);
-    while (!is_complete(event, generation) && !atomic_load(&device->poisoned))
-        if (!tsr_device_wait_changed(&wait, device))
-            return tsr_fail(TSR_ETIMEOUT,
-                            "stream %s has waited %g s for record %llu of an event of stream %s, "
-                            "and nothing has moved on this device in that time",
-                            stream->name, device->options.timeout_seconds,
-                            (unsigned long long)generation, event->stream);
-    return TSR_OK;
+    if (wait_event(event, generation))
+        return TSR_OK;
+    return tsr_fail(TSR_ETIMEOUT,
+                    "stream %s has waited %g s for record %llu of an event of stream %s, "
+                    "and nothing has moved on this device in that time",
+                    stream->name, stream->device->options.timeout_seconds,
+                    (unsigned long long)generation, event->stream);
 }
 
 /* ---- the worker ---- */
@@ -165,7 +178,8 @@ static void *work(void *argument)
         pthread_mutex_lock(&device->lock);
         stream->tail++;
         device->progress_time = tsr_now();
-        pthread_cond_broadcast(&device->changed);
+        if (device->tail_waiters)
+            pthread_cond_broadcast(&device->changed);
     }
     pthread_mutex_unlock(&device->lock);
     return NULL;
@@ -225,6 +239,7 @@ tsr_status tsr_stream_synchronize(tsr_stream *stream)
     pthread_mutex_lock(&device->lock);
     uint64_t head = stream->head;
     tsr_device_wait_begin(&wait, device);
+    device->tail_waiters++;
     while (stream->tail < head && status == TSR_OK)
         if (!tsr_device_wait_changed(&wait, device))
             status =
@@ -233,6 +248,7 @@ tsr_status tsr_stream_synchronize(tsr_stream *stream)
                          "on this device for %g s",
                          stream->name, (unsigned long long)(head - stream->tail),
                          device->options.timeout_seconds);
+    device->tail_waiters--;
     pthread_mutex_unlock(&device->lock);
     TSR_TRY(tsr_device_check(device));
     return status;
@@ -246,14 +262,18 @@ static tsr_status begin_item(struct item **out, tsr_stream *stream)
     tsr_device_wait wait;
     pthread_mutex_lock(&device->lock);
     tsr_device_wait_begin(&wait, device);
-    while (stream->head - stream->tail == FIFO_ITEMS)
-        if (!tsr_device_wait_changed(&wait, device)) {
+    while (stream->head - stream->tail == FIFO_ITEMS) {
+        device->tail_waiters++;
+        bool moves = tsr_device_wait_changed(&wait, device);
+        device->tail_waiters--;
+        if (!moves) {
             pthread_mutex_unlock(&device->lock);
             return tsr_fail(TSR_ETIMEOUT,
                             "stream %s is full (%d works) and nothing has moved on this device for "
                             "%g s",
                             stream->name, FIFO_ITEMS, device->options.timeout_seconds);
         }
+    }
     *out = &stream->ring[stream->head % FIFO_ITEMS];
     return TSR_OK;
 }
@@ -368,18 +388,15 @@ tsr_status tsr_event_wait_host(tsr_event *event, uint64_t generation)
 {
     tsr_device *device = event->device;
     tsr_status status = TSR_OK;
-    tsr_device_wait wait;
     TSR_TRY(tsr_device_check(device));
     TSR_TRY(check_generation(event, generation, "the calling thread"));
     pthread_mutex_lock(&device->lock);
-    tsr_device_wait_begin(&wait, device);
-    while (!is_complete(event, generation) && status == TSR_OK)
-        if (!tsr_device_wait_changed(&wait, device))
-            status = tsr_fail(TSR_ETIMEOUT,
-                              "record %llu of an event of stream %s is not complete, and nothing "
-                              "has moved on this device for %g s",
-                              (unsigned long long)generation, event->stream,
-                              device->options.timeout_seconds);
+    if (!wait_event(event, generation))
+        status = tsr_fail(TSR_ETIMEOUT,
+                          "record %llu of an event of stream %s is not complete, and nothing "
+                          "has moved on this device for %g s",
+                          (unsigned long long)generation, event->stream,
+                          device->options.timeout_seconds);
     pthread_mutex_unlock(&device->lock);
     TSR_TRY(tsr_device_check(device));
     return status;
