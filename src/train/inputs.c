@@ -141,21 +141,26 @@ void tsr_inputs_assume_data(tsr_inputs *inputs)
     inputs->contributions = 1024;
 }
 
-uint64_t tsr_inputs_hash(const tsr_inputs *inputs)
+uint64_t tsr_inputs_model_hash(const tsr_inputs *inputs)
 {
-    uint64_t hash = tsr_hash(TSR_HASH_START, &inputs->layout.parameter_count, sizeof(uint64_t));
-    uint64_t parts[4] = {
-        inputs->dataset ? tsr_dataset_hash(inputs->dataset) : 0,
-        inputs->eval_dataset ? tsr_dataset_hash(inputs->eval_dataset) : 0,
-        inputs->batch ? tsr_batch_run_of(inputs->batch)->hash : 0,
-        inputs->layout.trainable_count,
-    };
+    const tsr_model_config *model = &inputs->model;
+    const tsr_rope_config *rope = &model->rope;
+    const tsr_adapter_spec *spec = &inputs->adapter.spec;
+    const uint64_t sizes[] = {
+        inputs->layout.parameter_count, inputs->layout.trainable_count, model->head_count,
+        model->kv_head_count,           model->sliding_window,          (uint64_t)rope->type,
+        rope->original_max_position};
+    const double numbers[] = {
+        model->rms_norm_eps,    rope->theta, rope->factor, rope->low_freq_factor,
+        rope->high_freq_factor, spec->alpha, spec->dropout};
+    uint64_t hash = tsr_hash(TSR_HASH_START, sizes, sizeof sizes);
+    hash = tsr_hash(hash, numbers, sizeof numbers);
     for (uint64_t i = 0; i < tsr_checkpoint_count(inputs->checkpoint); i++) {
         const tsr_tensor *tensor = tsr_checkpoint_at(inputs->checkpoint, i);
         hash = tsr_hash(hash, tensor->name, strlen(tensor->name));
         hash = tsr_hash(hash, tensor->shape, sizeof tensor->shape[0] * (uint64_t)tensor->ndim);
     }
-    return tsr_hash(hash, parts, sizeof parts);
+    return hash;
 }
 
 void tsr_inputs_close(tsr_inputs *inputs)

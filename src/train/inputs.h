@@ -37,8 +37,9 @@ tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks);
  * tokens, all labels. */
 void tsr_inputs_assume_data(tsr_inputs *inputs);
 
-/* A hash of the data and of the model's description, equal on all ranks. */
-uint64_t tsr_inputs_hash(const tsr_inputs *inputs);
+/* A hash of what the files say about the model and the adapter, but not of the weights: equal on
+ * all ranks. */
+uint64_t tsr_inputs_model_hash(const tsr_inputs *inputs);
 
 void tsr_inputs_close(tsr_inputs *inputs);
 

@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "train/expect.h"
+#include "train/same.h"
 #include "train/summary.h"
 #include "train/usage.h"
 
@@ -95,9 +96,7 @@ static tsr_status read_inputs(tsr_job *job)
 {
     tsr_stream *stream = tsr_job_comm_stream(job);
     TSR_TRY(tsr_job_agree(job, read_config(job)));
-    TSR_TRY(tsr_comm_check_same(job->world, stream, tsr_config_hash(&job->inputs.config),
-                                "the configuration",
-                                "give every rank the same job.yaml and overrides"));
+    TSR_TRY(tsr_job_agree(job, tsr_same_config(&job->inputs.config, job->world, stream)));
     TSR_TRY(tsr_job_agree(job, tsr_inputs_read_model(&job->inputs, job->train)));
     bool data = job->options.purpose != TSR_JOB_PLAN || job->inputs.config.dataset.count;
     if (data)
@@ -105,9 +104,7 @@ static tsr_status read_inputs(tsr_job *job)
             tsr_job_agree(job, tsr_inputs_read_data(&job->inputs, job->train, job->view.ranks)));
     else
         tsr_inputs_assume_data(&job->inputs);
-    TSR_TRY(tsr_comm_check_same(job->world, stream, tsr_inputs_hash(&job->inputs),
-                                "the model or the data",
-                                "every rank must see the same files at the same paths"));
+    TSR_TRY(tsr_job_agree(job, tsr_same_inputs(&job->inputs, job->world, stream)));
     if (job->train && job->view.rank == 0 && job->options.purpose == TSR_JOB_TRAIN)
         return tsr_job_agree(job, tsr_job_open_output(job));
     return tsr_job_agree(job, TSR_OK);
@@ -188,11 +185,12 @@ tsr_status tsr_job_decide(tsr_job *job)
     uint64_t budget = 0;
     if (job->state != TSR_JOB_CREATED)
         return job->state == TSR_JOB_FAILED ? tsr_fail(TSR_EINVAL, "the job has failed") : TSR_OK;
-    TSR_TRY(automatic_budget(&budget, job));
+    TSR_TRY(tsr_job_agree(job, automatic_budget(&budget, job)));
     TSR_TRY(tsr_job_agree(
         job, tsr_decide(&job->decision, &job->inputs, &job->view, job->train, budget)));
     if (job->options.purpose != TSR_JOB_PLAN)
-        TSR_TRY(tsr_plan_check_ranks(job->decision.plan, job->world, tsr_job_comm_stream(job)));
+        TSR_TRY(tsr_job_agree(
+            job, tsr_plan_check_ranks(job->decision.plan, job->world, tsr_job_comm_stream(job))));
     job->state = TSR_JOB_PLANNED;
     return TSR_OK;
 }

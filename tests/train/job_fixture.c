@@ -113,7 +113,9 @@ int job_thread_count(void)
 typedef struct {
     tsr_comm *comm;
     const char *config;
-    int rank, status;
+    const job_event *event; /* of this rank; NULL: none */
+    int rank, status, reports;
+    volatile int stop;
     job_result result;
 } rank_run;
 
@@ -157,6 +159,14 @@ static void measure(rank_run *run, tsr_job *job)
     tsr_executor_live_slots(job->executor, &m->live_most);
 }
 
+static void happen(rank_run *run, tsr_job *job, int step)
+{
+    if (run->event && run->event->stop_after == step)
+        run->stop = 1;
+    if (run->event && run->event->fail_after == step)
+        tsr_executor_fail(job->executor, tsr_fail(TSR_EDATA, "row 9 is bad"));
+}
+
 static int steps(rank_run *run, tsr_job *job)
 {
     job_result *r = &run->result;
@@ -169,6 +179,8 @@ static int steps(rank_run *run, tsr_job *job)
             break;
         r->step[r->step_count++] = report;
         r->memory[run->rank].reported = report.device_bytes;
+        r->stopped = report.stopped;
+        happen(run, job, r->step_count);
         if (report.evaluate)
             status = evaluate(run, job);
     }
@@ -183,12 +195,14 @@ static void *run_rank(void *user)
     job_rank_memory *memory = &run->result.memory[run->rank];
     char output[600];
     snprintf(output, sizeof output, "output_dir=%s", job_path("output"));
-    const char *overrides[] = {output, "overwrite_output_dir=true"};
+    const char *overrides[] = {output, "overwrite_output_dir=true",
+                               run->event ? run->event->override : NULL};
     tsr_job_options options = {.config_text = run->config,
                                .overrides = overrides,
-                               .override_count = 2,
+                               .override_count = overrides[2] ? 3 : 2,
                                .threads = 1,
-                               .timeout_seconds = 60};
+                               .timeout_seconds = 60,
+                               .stop = &run->stop};
     tsr_job *job = NULL;
     int status = tsr_job_create_on(&job, &options, run->comm);
     if (status == 0)
@@ -204,6 +218,7 @@ static void *run_rank(void *user)
         measure(run, job);
     }
     run->status = status;
+    run->reports = tsr_job_reports();
     snprintf(run->result.message, sizeof run->result.message, "%s", tsr_last_error());
     tsr_job_destroy(job);
     return NULL;
@@ -250,6 +265,11 @@ static void assert_numbers(const job_result *a, const job_result *b, const char 
 
 void job_run(job_result *out, int ranks, const char *config)
 {
+    job_run_with(out, ranks, config, NULL);
+}
+
+void job_run_with(job_result *out, int ranks, const char *config, const job_event *event)
+{
     tsr_comm *comms[JOB_RANKS_MAX] = {0};
     pthread_t threads[JOB_RANKS_MAX];
     rank_run *runs = calloc((size_t)ranks, sizeof *runs);
@@ -257,6 +277,7 @@ void job_run(job_result *out, int ranks, const char *config)
     assert_int_equal(tsr_comm_create_threads(comms, ranks, 60), TSR_OK);
     for (int i = 0; i < ranks; i++) {
         runs[i] = (rank_run){.comm = comms[i], .config = config, .rank = i};
+        runs[i].event = event && event->rank == i ? event : NULL;
         assert_int_equal(pthread_create(&threads[i], NULL, run_rank, &runs[i]), 0);
     }
     for (int i = 0; i < ranks; i++)
@@ -271,6 +292,12 @@ void job_run(job_result *out, int ranks, const char *config)
     }
     *out = runs[0].result;
     out->status = runs[0].status;
+    out->reporters = 0;
+    for (int i = 0; i < ranks && out->status < 0; i++)
+        if (runs[i].reports) {
+            out->reporters++;
+            memcpy(out->message, runs[i].result.message, sizeof out->message);
+        }
     free(runs);
     if (out->status == 0)
         read_adapter(out);

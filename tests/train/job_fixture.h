@@ -39,8 +39,10 @@ typedef struct {
 /* What a run did; numbers that all ranks must agree on are rank 0's after the check that they do.
  */
 typedef struct {
-    int status, failed_rank; /* of the first rank that failed */
-    char message[4096];
+    int status;
+    int reporters; /* ranks that were told to report the failure */
+    bool stopped;
+    char message[4096]; /* of the last one of these; otherwise rank 0's last */
     int step_count, eval_count;
     tsr_job_report step[JOB_STEPS_MAX];
     tsr_job_evaluation eval[JOB_STEPS_MAX + 1];
@@ -53,6 +55,16 @@ typedef struct {
  * config: "key: value" lines; output_dir is added. ranks: that many threads. Fails the test if the
  * ranks disagree on a number; a status below 0 is left in the result. */
 void job_run(job_result *out, int ranks, const char *config);
+
+/* What happens to one rank on the way. */
+typedef struct {
+    int rank;
+    const char *override; /* "key=value" that only this rank was given */
+    int stop_after;       /* its stop flag is set after this step */
+    int fail_after;       /* it fails after this step */
+} job_event;
+
+void job_run_with(job_result *out, int ranks, const char *config, const job_event *event);
 void job_result_free(job_result *result);
 
 /* Fails unless both runs have the same bits: losses, norms, evaluations, adapter file. */

@@ -1,0 +1,242 @@
+/*
+ * How jobs end: stopped, out of time, with numbers that are not finite, with a rank that fails; and
+ * that the next one in the same process finds nothing left of them.
+ */
+#include "job_fixture.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const char *config_text(const char *more)
+{
+    static char text[4096];
+    snprintf(text, sizeof text,
+             "model_name_or_path: " JOB_MODEL "\nlora_r: 2\ntotal_batch_size: 4\n"
+             "dataset: %s\n%s",
+             job_path("train.jsonl"), more);
+    return text;
+}
+
+/* The last line of the run's metrics.jsonl holds `words`. */
+static void assert_last_line(const char *words)
+{
+    FILE *file = fopen(job_path("output/metrics.jsonl"), "r");
+    char line[1024] = "";
+    if (!file)
+        fail_msg("no metrics.jsonl");
+    while (fgets(line, sizeof line, file))
+        ;
+    fclose(file);
+    if (!strstr(line, words))
+        fail_msg("metrics.jsonl ends with %s instead of %s", line, words);
+}
+
+static void assert_no_adapter(void)
+{
+    assert_int_equal(access(job_path("output/adapter_model.safetensors"), F_OK), -1);
+    assert_int_equal(access(job_path("output/adapter_config.json"), F_OK), -1);
+}
+
+/* ---- the end of a run ---- */
+
+static void test_stop(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 3; ranks += 2) {
+        /* The flag of one rank stops all, after the step under way and the one after it. */
+        job_event event = {.rank = ranks - 1, .stop_after = 2};
+        job_result result;
+        job_run_with(&result, ranks, config_text("max_steps: 7\n"), &event);
+        if (result.status != 0)
+            fail_msg("%s", result.message);
+        assert_int_equal(result.step_count, 4);
+        assert_true(result.stopped);
+        assert_last_line("{\"event\":\"end\",\"status\":\"saved\"}");
+        job_result_free(&result);
+    }
+}
+
+static void test_stop_at_the_end(void **state)
+{
+    (void)state;
+    job_event event = {.stop_after = 3};
+    job_result result;
+    job_run_with(&result, 1, config_text("max_steps: 4\n"), &event);
+    assert_int_equal(result.status, 0);
+    assert_int_equal(result.step_count, 4);
+    assert_false(result.stopped);
+    assert_last_line("{\"event\":\"end\",\"status\":\"done\"}");
+    job_result_free(&result);
+}
+
+static void test_time_limit(void **state)
+{
+    (void)state;
+    job_result result;
+    job_run(&result, 2, config_text("max_steps: 7\ntime_limit: 0.000001\n"));
+    if (result.status != 0)
+        fail_msg("%s", result.message);
+    assert_in_range(result.step_count, 2, 3); /* the first flags may come before a microsecond */
+    assert_true(result.stopped);
+    assert_last_line("\"saved\"");
+    job_result_free(&result);
+}
+
+/* ---- numbers that are not finite ---- */
+
+static const char overflowing[] = "max_steps: 8\nlearning_rate: 1000\nlora_alpha: 1e9\n"
+                                  "lr_scheduler_type: constant\nmax_skipped_steps: 2\n";
+
+static void test_not_finite(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 4; ranks++) {
+        job_result result;
+        job_run(&result, ranks, config_text(overflowing));
+        assert_int_equal(result.status, TSR_EDATA);
+        assert_int_equal(tsr_status_exit_code(result.status), 65);
+        assert_int_equal(result.reporters, 1);
+        if (!strstr(result.message, "not finite in 3 steps in a row (max_skipped_steps is 2)"))
+            fail_msg("%s", result.message);
+        for (int i = 1; i < result.step_count; i++)
+            assert_int_equal(result.step[i].skipped, result.step[i].step > 1);
+        assert_last_line("{\"event\":\"end\",\"status\":\"failed\"}");
+        assert_no_adapter();
+    }
+}
+
+/* ---- a rank that fails ---- */
+
+static void test_a_rank_fails(void **state)
+{
+    (void)state;
+    for (int rank = 0; rank < 3; rank++) {
+        job_event event = {.rank = rank, .fail_after = 2};
+        job_result result;
+        char words[64];
+        job_run_with(&result, 3, config_text("max_steps: 8\n"), &event);
+        assert_int_equal(result.status, TSR_EDATA);
+        assert_int_equal(result.reporters, 1);
+        snprintf(words, sizeof words, "row 9 is bad");
+        if (!strstr(result.message, words))
+            fail_msg("%s", result.message);
+        assert_last_line("\"failed\"");
+        assert_no_adapter();
+    }
+}
+
+static void test_ranks_that_were_told_differently(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *override, *words;
+    } cases[] = {
+        {"learning_rate=1e-3", "learning_rate differs between the ranks"},
+        {"dataset=[]", "dataset"},
+        {"lora_r=0", "lora_r"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        job_event event = {.rank = 1, .override = cases[i].override};
+        job_result result;
+        job_run_with(&result, 3, config_text("max_steps: 2\n"), &event);
+        assert_int_equal(result.status, i ? TSR_ECONFIG : TSR_ERANKS);
+        assert_int_equal(result.reporters, 1);
+        if (!strstr(result.message, cases[i].words))
+            fail_msg("%s", result.message);
+    }
+}
+
+/* ---- one after the other ---- */
+
+static int train_two_steps(int ranks)
+{
+    job_result result;
+    job_run(&result, ranks, config_text("max_steps: 2\nuse_dora: true\n"));
+    int status = result.status;
+    job_result_free(&result);
+    return status;
+}
+
+static void test_jobs_leave_nothing(void **state)
+{
+    (void)state;
+    job_event event = {.rank = 1, .fail_after = 1};
+    job_result result;
+    int threads = job_thread_count();
+    assert_int_equal(train_two_steps(2), 0);
+    assert_int_equal(job_thread_count(), threads);
+    job_run(&result, 2, config_text("max_steps: 2\nmemory_budget: 1MiB\n"));
+    assert_int_equal(result.status, TSR_ECONFIG);
+    assert_int_equal(job_thread_count(), threads);
+    job_run(&result, 2, config_text("max_length: 4\n"));
+    assert_int_equal(result.status, TSR_EDATA);
+    assert_int_equal(job_thread_count(), threads);
+    job_run_with(&result, 2, config_text("max_steps: 5\n"), &event);
+    assert_int_equal(result.status, TSR_EDATA);
+    assert_int_equal(job_thread_count(), threads);
+    job_run(&result, 3, config_text(overflowing));
+    assert_int_equal(result.status, TSR_EDATA);
+    assert_int_equal(job_thread_count(), threads);
+    assert_int_equal(train_two_steps(3), 0);
+    assert_int_equal(job_thread_count(), threads);
+}
+
+/* Calls in the wrong order are refused and change nothing. */
+static void test_wrong_order(void **state)
+{
+    (void)state;
+    char output[600];
+    snprintf(output, sizeof output, "output_dir=%s", job_path("order"));
+    const char *overrides[] = {output, "max_steps=1"};
+    tsr_job_options options = {
+        .config_text = config_text(""), .overrides = overrides, .override_count = 2, .threads = 1};
+    tsr_job *job;
+    tsr_job_report report;
+    tsr_job_evaluation evaluation;
+    assert_int_equal(tsr_job_create(&job, &options), 0);
+    assert_int_equal(tsr_job_step(job, &report), TSR_EINVAL);
+    assert_int_equal(tsr_job_save(job), TSR_EINVAL);
+    assert_int_equal(tsr_job_start(job), 0);
+    assert_int_equal(tsr_job_start(job), TSR_EINVAL);
+    assert_int_equal(tsr_job_evaluate(job, &evaluation), TSR_ECONFIG);
+    assert_int_equal(tsr_job_step(job, &report), 0);
+    assert_int_equal(tsr_job_step(job, &report), TSR_JOB_DONE);
+    assert_int_equal(tsr_job_save(job), 0);
+    tsr_job_destroy(job);
+    tsr_job_destroy(NULL);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    job_write_documents("train.jsonl", 10, 4096, 7);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    job_directory_remove();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_stop_at_the_end),
+        cmocka_unit_test(test_time_limit),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_a_rank_fails),
+        cmocka_unit_test(test_ranks_that_were_told_differently),
+        cmocka_unit_test(test_jobs_leave_nothing),
+        cmocka_unit_test(test_wrong_order),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
