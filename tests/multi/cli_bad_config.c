@@ -1,0 +1,192 @@
+/*
+ * Command lines and configurations that are refused, and outputs that are not to be touched.
+ */
+#include "multi/cli.h"
+#include "multi/cli_bad.h"
+
+#include <sys/stat.h>
+
+static void yaml_syntax(void)
+{
+    cli_write("job.yaml", "model_name_or_path: model\ndataset: [data.jsonl\noutput_dir: out\n");
+}
+
+static void yaml_twice(void)
+{
+    cli_edit("job.yaml", "lora_r: 2\n", "lora_r: 2\nlora_r: 4\n");
+}
+
+static void yaml_misspelt(void)
+{
+    cli_edit("job.yaml", "max_steps: 2\n", "max_step: 2\nlerning_rate: 1e-3\n");
+}
+
+static void yaml_not_a_map(void)
+{
+    cli_write("job.yaml", "- model\n- data.jsonl\n");
+}
+
+static void no_job(void)
+{
+    cli_remove("job.yaml");
+}
+
+static void output_is_a_file(void)
+{
+    cli_write("out", "mine\n");
+}
+
+static void output_holds_a_run(void)
+{
+    mkdir("out", 0777);
+    cli_write("out/metrics.jsonl", "{}\n");
+}
+
+static void output_holds_an_adapter(void)
+{
+    mkdir("out", 0777);
+    cli_write("out/adapter_config.json", "{}\n");
+}
+
+static void output_below_a_file(void)
+{
+    cli_write("out", "mine\n");
+}
+
+static void long_rows(void)
+{
+    cli_write("data.jsonl", "{\"input_ids\": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]}\n");
+}
+
+#define USAGE(title, line, ...)                                                                    \
+    {                                                                                              \
+        title, NULL, "", 64, {__VA_ARGS__}, .command = line                                        \
+    }
+
+const cli_bad_case cli_bad_config[] = {
+    USAGE("no_command", "", "train"),
+    USAGE("unknown_command", "trian job.yaml", "trian"),
+    USAGE("no_job_named", "train", "job.yaml"),
+    USAGE("dashes", "train job.yaml --learning_rate 1", "learning_rate="),
+    USAGE("unknown_option", "plan job.yaml --rank 2", "--rank"),
+    {"dashes_n3",
+     NULL,
+     "",
+     64,
+     {"learning_rate="},
+     3,
+     .command = "train job.yaml --learning_rate 1"},
+    {"no_job", no_job, NULL, 78, {"job.yaml"}},
+    {"no_job_n2", no_job, NULL, 78, {"job.yaml"}, 2},
+    {"yaml_syntax", yaml_syntax, NULL, 78, {"job.yaml:"}},
+    {"yaml_twice", yaml_twice, NULL, 78, {"lora_r", "job.yaml:5"}},
+    {"yaml_misspelt", yaml_misspelt, NULL, 78, {"job.yaml:5", "max_steps", "learning_rate"}},
+    {"yaml_misspelt_n3", yaml_misspelt, NULL, 78, {"job.yaml:5", "max_steps", "learning_rate"}, 3},
+    {"yaml_not_a_map", yaml_not_a_map, NULL, 78, {"job.yaml"}},
+    {"unknown_key", NULL, "lora_rank=8", 78, {"lora_rank"}},
+    {"wrong_type", NULL, "lora_r=eight", 78, {"'eight'", "lora_r"}},
+    {"fraction", NULL, "lora_r=2.5", 78, {"2.5", "lora_r"}},
+    {"out_of_range", NULL, "lora_dropout=1.5", 78, {"1.5", "lora_dropout"}},
+    {"unknown_word", NULL, "lr_scheduler_type=polynomial", 78, {"polynomial", "cosine"}},
+    {"optimizer_8bit", NULL, "optim=adamw_8bit", 78, {"adamw_8bit", "adamw_torch"}},
+    {"fp4", NULL, "bnb_4bit_quant_type=fp4", 78, {"fp4", "nf4"}},
+    {"fp16", NULL, "fp16=true", 78, {"fp16"}},
+    {"bfloat16_on_cpu", NULL, "bf16=true", 78, {"bfloat16", "dtype: float32"}},
+    {"no_cuda", NULL, "backend=cuda", 78, {"no CUDA backend"}},
+    {"deepspeed", NULL, "deepspeed=zero3.json", 78, {"deepspeed"}},
+    {"sharegpt", NULL, "dataset_format=sharegpt", 78, {"sharegpt"}},
+    {"resume", NULL, "resume_from_checkpoint=true", 78, {"resume_from_checkpoint"}},
+    {"save_steps", NULL, "save_strategy=steps", 78, {"save_strategy"}},
+    {"trace", NULL, "trace=trace.json", 78, {"trace"}},
+    {"two_sizes_of_a_step",
+     NULL,
+     "gradient_accumulation_steps=2",
+     78,
+     {"both give the size of a step", "total_batch_size"}},
+    {"batch_not_a_multiple", NULL, "per_device_train_batch_size=3", 78, {"not a multiple"}},
+    {"packing_without_length", NULL, "packing=true max_length=null", 78, {"needs a max_length"}},
+    {"eval_without_data", NULL, "eval_strategy=steps", 78, {"needs an eval_dataset"}},
+    {"layers_with_regex",
+     NULL,
+     "layers_to_transform=[0] lora_target_modules=.*q_proj",
+     78,
+     {"does not go with a regular expression"}},
+    {"min_lr_of_linear", NULL, "lr_scheduler_kwargs={min_lr:1e-5}", 78, {"lr_scheduler_kwargs"}},
+    {"no_output", NULL, "output_dir=null", 78, {"output_dir: required"}},
+    {"hub_model",
+     NULL,
+     "model_name_or_path=meta-llama/Llama-3.2-1B",
+     78,
+     {"hf download meta-llama/Llama-3.2-1B"}},
+    {"hub_model_n2",
+     NULL,
+     "model_name_or_path=meta-llama/Llama-3.2-1B",
+     78,
+     {"hf download meta-llama/Llama-3.2-1B"},
+     2},
+    {"hub_data",
+     NULL,
+     "dataset=openai/gsm8k",
+     78,
+     {"hf download --repo-type dataset openai/gsm8k"}},
+    {"output_is_a_file", output_is_a_file, NULL, 78, {"output_dir out is a file"}},
+    {"output_holds_a_run",
+     output_holds_a_run,
+     NULL,
+     78,
+     {"holds a run already", "overwrite_output_dir"}},
+    {"output_holds_a_run_n3",
+     output_holds_a_run,
+     NULL,
+     78,
+     {"holds a run already", "overwrite_output_dir"},
+     3},
+    {"output_holds_an_adapter", output_holds_an_adapter, NULL, 78, {"holds a run already"}},
+    {"output_is_the_model", NULL, "output_dir=model", 78, {"output_dir: 'model' is also"}},
+    {"output_below_a_file", output_below_a_file, "output_dir=out/deep", 78, {"out/deep"}},
+    {"too_little_memory",
+     NULL,
+     "memory_budget=4MiB",
+     78,
+     {"memory_budget allows", "largest buffers", "Smallest change"}},
+    {"too_little_memory_n2",
+     long_rows,
+     "memory_budget=1MiB",
+     78,
+     {"memory_budget allows", "largest buffers", "Smallest change"},
+     2},
+    {"group_does_not_divide",
+     NULL,
+     "shard_group_size=2",
+     78,
+     {"shard_group_size is 2, but the job has 3 ranks"},
+     3},
+    {"no_such_module", NULL, "lora_target_modules=[qq_proj]", 78, {"qq_proj"}},
+    {"no_such_layer", NULL, "layers_to_transform=[0,9]", 78, {"9"}},
+    {"pattern_without_a_module", NULL, "rank_pattern={qq_proj:4}", 78, {"qq_proj"}},
+    {"other_key_on_one_rank",
+     NULL,
+     "learning_rate=1e-3",
+     76,
+     {"lora_alpha differs between the ranks", "same job.yaml"},
+     3,
+     NULL,
+     "if [ $RANK = 1 ]; then exec \"$@\" lora_alpha=7; fi; exec \"$@\""},
+    {"bad_key_on_one_rank",
+     NULL,
+     NULL,
+     78,
+     {"lora_alpha"},
+     3,
+     NULL,
+     "if [ $RANK = 2 ]; then exec \"$@\" lora_alpha=-7; fi; exec \"$@\""},
+    {"bad_line_on_one_rank",
+     NULL,
+     NULL,
+     64,
+     {"learning_rate="},
+     2,
+     NULL,
+     "if [ $RANK = 1 ]; then exec \"$@\" --learning_rate 1; fi; exec \"$@\""},
+};
+const size_t cli_bad_config_count = sizeof cli_bad_config / sizeof *cli_bad_config;

@@ -1,0 +1,192 @@
+/*
+ * Data that cannot be trained on.
+ */
+#include "multi/cli.h"
+#include "multi/cli_bad.h"
+
+#define ROW "{\"input_ids\": [10, 11, 12, 13, 14]}\n"
+
+#define DATA(function, text)                                                                       \
+    static void function(void)                                                                     \
+    {                                                                                              \
+        cli_write("data.jsonl", text);                                                             \
+    }
+
+DATA(empty, "")
+DATA(only_blank_lines, "\n\n")
+DATA(bad_json, ROW ROW "{\"input_ids\": [10, 11,}\n" ROW)
+DATA(cut_json, ROW ROW "{\"input_ids\": [10, 11")
+DATA(not_an_object, ROW "[1, 2, 3]\n")
+DATA(other_columns, "{\"prompt\": \"a\", \"completion\": \"b\"}\n")
+DATA(column_missing, ROW ROW "{\"ids\": [1, 2, 3]}\n")
+DATA(ids_are_text, ROW "{\"input_ids\": \"1 2 3\"}\n")
+DATA(fraction, ROW "{\"input_ids\": [1, 2.5, 3]}\n")
+DATA(beyond_vocabulary, ROW ROW ROW "{\"input_ids\": [10, 4096, 12]}\n")
+DATA(negative_id, ROW "{\"input_ids\": [10, -1, 12]}\n")
+DATA(label_beyond, ROW "{\"input_ids\": [1, 2, 3], \"labels\": [1, 2, 5000]}\n")
+DATA(labels_too_few, ROW "{\"input_ids\": [1, 2, 3], \"labels\": [1, 2]}\n")
+DATA(lengths_do_not_add_up, ROW "{\"input_ids\": [1, 2, 3], \"seq_lengths\": [1, 1]}\n")
+DATA(no_tokens, ROW "{\"input_ids\": []}\n")
+DATA(all_masked, "{\"input_ids\": [1, 2, 3], \"labels\": [-100, -100, -100]}\n"
+                 "{\"input_ids\": [1, 2, 3], \"labels\": [1, -100, -100]}\n")
+DATA(masked_step, ROW ROW ROW ROW "{\"input_ids\": [1, 2, 3], \"labels\": [-100, -100, -100]}\n")
+DATA(no_messages, "{\"messages\": []}\n")
+DATA(odd_role, "{\"messages\": [{\"role\": \"wizard\", \"content\": \"a\"}]}\n")
+DATA(no_content, "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, "
+                 "{\"role\": \"assistant\"}]}\n")
+DATA(not_utf8, "{\"messages\": [{\"role\": \"user\", \"content\": \"a\xff\xfe\"}, "
+               "{\"role\": \"assistant\", \"content\": \"b\"}]}\n")
+
+#define CHAT                                                                                       \
+    "{\"messages\": [{\"role\": \"user\", \"content\": \"2 + 2?\"}, "                              \
+    "{\"role\": \"assistant\", \"content\": \"4\"}]}\n"
+
+DATA(mixed_formats, CHAT ROW)
+
+static void bad_template(void)
+{
+    cli_write("data.jsonl", CHAT);
+    cli_remove("model/chat_template.jinja");
+    cli_write("model/chat_template.jinja",
+              "{% for m in messages %}\n{{ m.content }}\n{% endfro %}");
+}
+
+static void template_beyond_subset(void)
+{
+    cli_write("data.jsonl", CHAT);
+    cli_write("own.jinja", "{{ bos_token }}\n{% include 'other.jinja' %}\n");
+}
+
+static void template_raises(void)
+{
+    cli_write("data.jsonl", CHAT);
+    cli_write("own.jinja", "{{ raise_exception('only haiku here') }}");
+}
+
+static void no_template(void)
+{
+    cli_write("data.jsonl", CHAT);
+    cli_remove("model/chat_template.jinja");
+}
+
+static void no_tokenizer(void)
+{
+    cli_write("data.jsonl", CHAT);
+    cli_remove("model/tokenizer.json");
+}
+
+static void bad_tokenizer(void)
+{
+    cli_write("data.jsonl", CHAT);
+    cli_cut("model/tokenizer.json", 100000);
+}
+
+static void odd_tokenizer(void)
+{
+    cli_write("data.jsonl", CHAT);
+    cli_edit("model/tokenizer.json", "\"type\": \"BPE\"", "\"type\": \"Unigram\"");
+}
+
+static void chat(void)
+{
+    cli_write("data.jsonl", CHAT);
+}
+
+/* Rank 1 stands in a directory where the second of two files is another one. */
+static void other_file_on_one_rank(void)
+{
+    cli_link_all(".", "apart");
+    cli_remove("apart/data.jsonl");
+    cli_write("apart/data.jsonl", ROW);
+}
+
+static void broken_file_on_one_rank(void)
+{
+    cli_link_all(".", "apart");
+    cli_remove("apart/data.jsonl");
+    cli_write("apart/data.jsonl", ROW "nonsense\n");
+}
+
+static void no_file_on_one_rank(void)
+{
+    cli_link_all(".", "apart");
+    cli_remove("apart/data.jsonl");
+}
+
+#define RANK_1_APART "if [ $RANK = 1 ]; then cd apart; fi; exec \"$@\""
+
+const cli_bad_case cli_bad_data[] = {
+    {"no_data", NULL, "dataset=nowhere.jsonl", 65, {"nowhere.jsonl"}},
+    {"no_data_n2", NULL, "dataset=nowhere.jsonl", 65, {"nowhere.jsonl"}, 2},
+    {"data_is_a_directory", NULL, "dataset=model", 65, {"model"}},
+    {"empty", empty, NULL, 65, {"data.jsonl"}},
+    {"empty_n3", empty, NULL, 65, {"data.jsonl"}, 3},
+    {"only_blank_lines", only_blank_lines, NULL, 65, {"data.jsonl"}},
+    {"bad_json", bad_json, NULL, 65, {"data.jsonl:3"}},
+    {"bad_json_n3", bad_json, NULL, 65, {"data.jsonl:3"}, 3},
+    {"cut_json", cut_json, NULL, 65, {"data.jsonl:3"}},
+    {"not_an_object", not_an_object, NULL, 65, {"data.jsonl:2"}},
+    {"other_columns", other_columns, NULL, 78, {"prompt"}},
+    {"column_missing", column_missing, NULL, 65, {"data.jsonl:3", "input_ids"}},
+    {"ids_are_text", ids_are_text, NULL, 65, {"data.jsonl:2", "input_ids"}},
+    {"fraction", fraction, NULL, 65, {"data.jsonl:2", "input_ids"}},
+    {"beyond_vocabulary", beyond_vocabulary, NULL, 65, {"data.jsonl:4", "4096"}},
+    {"negative_id", negative_id, NULL, 65, {"data.jsonl:2", "-1"}},
+    {"label_beyond", label_beyond, NULL, 65, {"data.jsonl:2", "5000"}},
+    {"labels_too_few", labels_too_few, NULL, 65, {"data.jsonl:2", "labels"}},
+    {"lengths_do_not_add_up", lengths_do_not_add_up, NULL, 65, {"data.jsonl:2", "seq_lengths"}},
+    {"no_tokens", no_tokens, NULL, 65, {"data.jsonl:2"}},
+    {"all_masked", all_masked, NULL, 65, {"label"}},
+    {"masked_step", masked_step, "shuffle=false", 65, {"step 2", "data.jsonl"}},
+    {"masked_step_n3", masked_step, "shuffle=false", 65, {"step 2", "data.jsonl"}, 3},
+    {"over_long", NULL, "max_length=4", 65, {"data.jsonl:1", "max_length", "truncation"}},
+    {"over_long_n2", NULL, "max_length=4", 65, {"data.jsonl:1", "max_length", "truncation"}, 2},
+    {"no_messages", no_messages, NULL, 65, {"data.jsonl:1"}},
+    {"odd_role", odd_role, NULL, 65, {"data.jsonl:1"}},
+    {"no_content", no_content, NULL, 65, {"data.jsonl:1", "content"}},
+    {"not_utf8", not_utf8, NULL, 65, {"data.jsonl:1"}},
+    {"mixed_formats", mixed_formats, NULL, 65, {"data.jsonl:2"}},
+    {"bad_template", bad_template, NULL, 65, {"endfro", "chat_template.jinja:3"}},
+    {"template_beyond_subset",
+     template_beyond_subset,
+     "chat_template_path=own.jinja",
+     65,
+     {"own.jinja:2", "include"}},
+    {"template_raises",
+     template_raises,
+     "chat_template_path=own.jinja",
+     65,
+     {"only haiku here", "data.jsonl:1"}},
+    {"no_such_template", chat, "chat_template_path=nowhere.jinja", 65, {"nowhere.jinja"}},
+    {"no_template", no_template, NULL, 65, {"chat_template_path"}},
+    {"no_tokenizer", no_tokenizer, NULL, 65, {"tokenizer.json"}},
+    {"bad_tokenizer", bad_tokenizer, NULL, 65, {"tokenizer.json"}},
+    {"odd_tokenizer", odd_tokenizer, NULL, 65, {"Unigram", "tokenizer.json"}},
+    {"odd_eos", chat, "eos_token=<nothing>", 78, {"<nothing>"}},
+    {"no_eval_data", NULL, "eval_dataset=nowhere.jsonl", 65, {"nowhere.jsonl", "eval_dataset"}},
+    {"other_file_on_one_rank",
+     other_file_on_one_rank,
+     NULL,
+     76,
+     {"dataset differs between the ranks", "same files"},
+     3,
+     NULL,
+     RANK_1_APART},
+    {"broken_file_on_one_rank",
+     broken_file_on_one_rank,
+     NULL,
+     65,
+     {"data.jsonl:2", "rank 1"},
+     3,
+     NULL,
+     RANK_1_APART},
+    {"no_file_on_one_rank",
+     no_file_on_one_rank,
+     NULL,
+     65,
+     {"data.jsonl", "rank 1"},
+     2,
+     NULL,
+     RANK_1_APART},
+};
+const size_t cli_bad_data_count = sizeof cli_bad_data / sizeof *cli_bad_data;

@@ -1,0 +1,134 @@
+/*
+ * Checkpoints that are broken, or not what they say.
+ */
+#include "multi/cli.h"
+#include "multi/cli_bad.h"
+
+#include <stdint.h>
+
+#define SHARD "model/model-00001-of-00004.safetensors"
+#define INDEX "model/model.safetensors.index.json"
+#define WHOLE "model/model.safetensors"
+
+#define BREAK(function, call)                                                                      \
+    static void function(void)                                                                     \
+    {                                                                                              \
+        call;                                                                                      \
+    }
+
+BREAK(no_config, cli_remove("model/config.json"))
+BREAK(bad_config, cli_cut("model/config.json", 200))
+BREAK(other_model, cli_edit("model/config.json", "\"llama\"", "\"gpt2\""))
+BREAK(odd_activation, cli_edit("model/config.json", "\"silu\"", "\"gelu\""))
+BREAK(odd_rope, cli_edit("model/config.json", "\"default\"", "\"yarn\""))
+BREAK(size_is_text,
+      cli_edit("model/config.json", "\"hidden_size\": 256", "\"hidden_size\": \"256\""))
+BREAK(heads_do_not_divide,
+      cli_edit("model/config.json", "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3"))
+BREAK(other_shape,
+      cli_edit("model/config.json", "\"intermediate_size\": 704", "\"intermediate_size\": 705"))
+BREAK(more_layers,
+      cli_edit("model/config.json", "\"num_hidden_layers\": 6", "\"num_hidden_layers\": 7"))
+BREAK(unknown_field,
+      cli_edit("model/config.json", "\"mlp_bias\": false", "\"residual_multiplier\": 0.22"))
+BREAK(no_shard, cli_remove(SHARD))
+BREAK(cut_data, cli_cut(SHARD, -100))
+BREAK(cut_header, cli_cut(SHARD, 50))
+BREAK(cut_length, cli_cut(SHARD, 5))
+BREAK(empty_shard, cli_write(SHARD, ""))
+BREAK(not_json, cli_poke(SHARD, 8, "xx", 2))
+BREAK(lying_shape, cli_edit_header(SHARD, "[4096,256]", "[4095,256]"))
+BREAK(lying_dtype, cli_edit_header(SHARD, "\"BF16\"", "\"F8_E4M3\""))
+BREAK(missing_tensor,
+      cli_edit_header(SHARD, "\"model.embed_tokens.weight\"", "\"model.embed_tokens.wait\""))
+BREAK(index_bad_json, cli_cut(INDEX, 1000))
+BREAK(index_names_no_file, cli_edit(INDEX, "model-00004-of-00004", "model-00005-of-00004"))
+BREAK(index_leaves, cli_edit(INDEX, "model-00004-of-00004", "../model-00004-of-00004"))
+BREAK(index_misses_tensor, cli_edit(INDEX, "\"model.norm.weight\"", "\"model.norm.wait\""))
+BREAK(no_weights, cli_remove(INDEX))
+BREAK(pickle, cli_remove(INDEX); cli_write("model/pytorch_model.bin", "PK"))
+BREAK(prequantized_fp4, cli_edit("model/config.json", "\"nf4\"", "\"fp4\""))
+BREAK(prequantized_8bit,
+      cli_edit("model/config.json", "\"load_in_8bit\": false", "\"load_in_8bit\": true");
+      cli_edit("model/config.json", "\"load_in_4bit\": true", "\"load_in_4bit\": false"))
+BREAK(prequantized_gptq, cli_edit("model/config.json", "\"bitsandbytes\"", "\"gptq\""))
+BREAK(no_absmax, cli_edit_header(WHOLE, "layers.1.mlp.down_proj.weight.absmax",
+                                 "layers.1.mlp.down_proj.weight.abs"))
+BREAK(cut_prequantized, cli_cut(WHOLE, -1))
+
+/* The length of the header is that of a file of 2^60 bytes. */
+static void lying_length(void)
+{
+    uint64_t length = 1ull << 60;
+    cli_poke(SHARD, 0, &length, sizeof length);
+}
+
+static void model_apart(void)
+{
+    cli_link_all(".", "apart");
+    cli_remove("apart/model");
+    cli_link_all(CLI_TINY_LLAMA, "apart/model");
+    cli_edit("apart/model/config.json", "1e-05", "1e-06");
+}
+
+#define RANK_1_APART "if [ $RANK = 1 ]; then cd apart; fi; exec \"$@\""
+
+const cli_bad_case cli_bad_model[] = {
+    {"no_model", NULL, "model_name_or_path=nowhere", 65, {"nowhere"}},
+    {"no_model_n2", NULL, "model_name_or_path=nowhere", 65, {"nowhere"}, 2},
+    {"model_is_a_file", NULL, "model_name_or_path=data.jsonl", 65, {"data.jsonl"}},
+    {"no_config", no_config, NULL, 65, {"config.json"}},
+    {"bad_config", bad_config, NULL, 65, {"config.json"}},
+    {"other_model", other_model, NULL, 65, {"gpt2"}},
+    {"odd_activation", odd_activation, NULL, 65, {"gelu", "hidden_act"}},
+    {"odd_rope", odd_rope, NULL, 65, {"yarn", "rope"}},
+    {"size_is_text", size_is_text, NULL, 65, {"hidden_size"}},
+    {"heads_do_not_divide", heads_do_not_divide, NULL, 65, {"num_key_value_heads"}},
+    {"other_shape", other_shape, NULL, 65, {"[704, 256]", "mlp."}},
+    {"other_shape_n3", other_shape, NULL, 65, {"[704, 256]", "mlp."}, 3},
+    {"more_layers", more_layers, NULL, 65, {"model.layers.6."}},
+    {"unknown_field", unknown_field, NULL, 65, {"residual_multiplier"}},
+    {"no_shard", no_shard, NULL, 65, {"model-00001-of-00004.safetensors"}},
+    {"cut_data", cut_data, NULL, 65, {"model-00001-of-00004.safetensors"}},
+    {"cut_data_n3", cut_data, NULL, 65, {"model-00001-of-00004.safetensors"}, 3},
+    {"cut_header", cut_header, NULL, 65, {"model-00001-of-00004.safetensors"}},
+    {"cut_length", cut_length, NULL, 65, {"model-00001-of-00004.safetensors"}},
+    {"empty_shard", empty_shard, NULL, 65, {"model-00001-of-00004.safetensors"}},
+    {"not_json", not_json, NULL, 65, {"model-00001-of-00004.safetensors"}},
+    {"lying_length", lying_length, NULL, 65, {"model-00001-of-00004.safetensors"}},
+    {"lying_shape", lying_shape, NULL, 65, {"model.embed_tokens.weight", "4095"}},
+    {"lying_dtype", lying_dtype, NULL, 65, {"F8_E4M3"}},
+    {"missing_tensor", missing_tensor, NULL, 65, {"model.embed_tokens.weight"}},
+    {"index_bad_json", index_bad_json, NULL, 65, {"model.safetensors.index.json"}},
+    {"index_names_no_file", index_names_no_file, NULL, 65, {"model-00005-of-00004"}},
+    {"index_leaves", index_leaves, NULL, 65, {"../model-00004-of-00004"}},
+    {"index_misses_tensor", index_misses_tensor, NULL, 65, {"model.norm.wait"}},
+    {"no_weights", no_weights, NULL, 65, {"model.safetensors"}},
+    {"pickle", pickle, NULL, 65, {"safetensors"}},
+    {"prequantized_fp4", prequantized_fp4, NULL, 65, {"fp4"}, .model = CLI_PREQUANTIZED},
+    {"prequantized_8bit", prequantized_8bit, NULL, 65, {"8bit"}, .model = CLI_PREQUANTIZED},
+    {"prequantized_gptq", prequantized_gptq, NULL, 65, {"gptq"}, .model = CLI_PREQUANTIZED},
+    {"prequantized_to_16_bits",
+     NULL,
+     "load_in_4bit=false",
+     78,
+     {"load_in_4bit"},
+     .model = CLI_PREQUANTIZED},
+    {"no_absmax", no_absmax, NULL, 65, {"layers.1.mlp.down_proj"}, .model = CLI_PREQUANTIZED},
+    {"no_absmax_n2", no_absmax, NULL, 65, {"layers.1.mlp.down_proj"}, 2, .model = CLI_PREQUANTIZED},
+    {"cut_prequantized",
+     cut_prequantized,
+     NULL,
+     65,
+     {"model.safetensors"},
+     .model = CLI_PREQUANTIZED},
+    {"other_model_on_one_rank",
+     model_apart,
+     NULL,
+     76,
+     {"the model", "same files"},
+     2,
+     NULL,
+     RANK_1_APART},
+};
+const size_t cli_bad_model_count = sizeof cli_bad_model / sizeof *cli_bad_model;

@@ -1,0 +1,223 @@
+/*
+ * A golden trace through `tessera train` under mpirun, on 1, 2, 3 and 4 ranks: metrics.jsonl at
+ * every step and the adapter that is written, and the same text and the same bytes of them for any
+ * number of ranks.
+ *
+ *     test_multi_command_line LAUNCH_RUN TESSERA TRACE
+ */
+#include "io/json.h"
+#include "io/support.h"
+#include "support/golden.h"
+#include "traces.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MOST_RANKS 4
+
+static const char *launch, *program;
+static const trace_case *run;
+
+/* What a run wrote. */
+typedef struct {
+    char *metrics, *adapter, *config;
+    uint64_t metrics_bytes, adapter_bytes, config_bytes;
+    trace_step step[TRACE_STEPS];
+    char line[TRACE_STEPS][400]; /* of a step, up to what depends on time and ranks */
+} written;
+
+static void free_written(written *w)
+{
+    free(w->metrics);
+    free(w->adapter);
+    free(w->config);
+}
+
+static void write_job(const char *path)
+{
+    job_spec spec = {0};
+    trace_configure(&spec, run, scratch_path("not_used"));
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    for (int i = 0; i < spec.count; i++) {
+        const char *value = strchr(spec.key[i], '=');
+        fprintf(file, "%.*s: %s\n", (int)(value - spec.key[i]), spec.key[i], value + 1);
+    }
+    assert_int_equal(fclose(file), 0);
+}
+
+/* Fails the test with what the program printed, unless it ends with 0. */
+static void train(int ranks, const char *job, const char *output_dir)
+{
+    char count[8], output[600];
+    const char *log = scratch_path("log");
+    int status;
+    snprintf(count, sizeof count, "%d", ranks);
+    snprintf(output, sizeof output, "output_dir=%s", output_dir);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        int file = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+        dup2(file, 1);
+        dup2(file, 2);
+        execl(launch, launch, "-n", count, program, "train", job, output, (char *)NULL);
+        _exit(127);
+    }
+    while (waitpid(child, &status, 0) < 0)
+        assert_int_equal(errno, EINTR);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        return;
+    uint64_t bytes;
+    char *text = read_whole(&bytes, log);
+    fail_msg("%d ranks end with wait status %#x:\n%s", ranks, (unsigned)status, text);
+}
+
+static double number(const json_t *object, const char *key)
+{
+    double value = 0;
+    if (tsr_json_number(&value, object, key, -1e300, 1e300, "metrics.jsonl") < 0)
+        fail_msg("%s", tsr_last_error());
+    return value;
+}
+
+static void check_event(const char *line, const char *event, const char *key, const char *value)
+{
+    json_t *root = NULL;
+    assert_int_equal(tsr_json_parse(&root, line, strlen(line), "metrics.jsonl"), TSR_OK);
+    assert_string_equal(json_string_value(json_object_get(root, "event")), event);
+    if (key)
+        assert_string_equal(json_string_value(json_object_get(root, key)), value);
+    json_decref(root);
+}
+
+static void read_step(written *out, int i, const char *line)
+{
+    json_t *root = NULL;
+    const char *end = strstr(line, ",\"tokens_per_s\"");
+    assert_non_null(end);
+    assert_true((size_t)(end - line) < sizeof out->line[i]);
+    snprintf(out->line[i], sizeof out->line[i], "%.*s", (int)(end - line), line);
+    if (tsr_json_parse(&root, line, strlen(line), "metrics.jsonl") < 0)
+        fail_msg("%s", tsr_last_error());
+    assert_int_equal((int)number(root, "step"), i + 1);
+    out->step[i] =
+        (trace_step){number(root, "loss"), number(root, "grad_norm"), number(root, "learning_rate"),
+                     (int64_t)number(root, "label_tokens")};
+    json_decref(root);
+}
+
+/* A first line, one for each step, a last line. */
+static void read_metrics(written *out)
+{
+    char *rest = out->metrics, *line;
+    int count = 0;
+    while ((line = strsep(&rest, "\n")) && *line) {
+        if (count == 0)
+            check_event(line, "start", NULL, NULL);
+        else if (count <= TRACE_STEPS)
+            read_step(out, count - 1, line);
+        else
+            check_event(line, "end", "status", "done");
+        count++;
+    }
+    assert_int_equal(count, TRACE_STEPS + 2);
+}
+
+static void run_ranks(written *out, int ranks, const char *job)
+{
+    char directory[300], path[400];
+    snprintf(directory, sizeof directory, "%s_%d", scratch_path("out"), ranks);
+    train(ranks, job, directory);
+    snprintf(path, sizeof path, "%s/metrics.jsonl", directory);
+    out->metrics = read_whole(&out->metrics_bytes, path);
+    snprintf(path, sizeof path, "%s/adapter_config.json", directory);
+    out->config = read_whole(&out->config_bytes, path);
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors", directory);
+    out->adapter = read_whole(&out->adapter_bytes, path);
+    read_metrics(out);
+}
+
+static void judge_adapter(const trace_golden *golden)
+{
+    char path[400];
+    snprintf(path, sizeof path, "%s_1/adapter_model.safetensors", scratch_path("out"));
+    tsr_safetensors *file = golden_open(path);
+    assert_int_equal(tsr_safetensors_count(file), golden->tensor_count);
+    float *all = malloc(golden->begin[golden->tensor_count] * sizeof *all);
+    assert_non_null(all);
+    for (int i = 0; i < golden->tensor_count; i++) {
+        uint64_t count;
+        float *values = golden_f32(&count, file, "%s", golden->tensor[i]);
+        assert_int_equal(count, golden->begin[i + 1] - golden->begin[i]);
+        memcpy(all + golden->begin[i], values, count * sizeof *all);
+        free(values);
+    }
+    trace_judge_final(golden, all);
+    free(all);
+    tsr_safetensors_close(file);
+}
+
+static void assert_same(const written *a, const written *b, int ranks)
+{
+    for (int i = 0; i < TRACE_STEPS; i++)
+        if (strcmp(a->line[i], b->line[i]) != 0)
+            fail_msg("%d ranks write %s, one rank %s", ranks, b->line[i], a->line[i]);
+    if (a->adapter_bytes != b->adapter_bytes ||
+        memcmp(a->adapter, b->adapter, a->adapter_bytes) != 0)
+        fail_msg("the adapter of %d ranks is not that of one", ranks);
+    assert_int_equal(a->config_bytes, b->config_bytes);
+    assert_memory_equal(a->config, b->config, a->config_bytes);
+}
+
+static void test_trace(void **state)
+{
+    (void)state;
+    char job[300];
+    trace_golden golden;
+    written one = {0};
+    snprintf(job, sizeof job, "%s", scratch_path("job.yaml"));
+    trace_open(&golden, run);
+    write_job(job);
+    run_ranks(&one, 1, job);
+    print_message("  %s by the command line, 1 rank:\n", run->name);
+    trace_judge_steps(&golden, one.step);
+    judge_adapter(&golden);
+    for (int ranks = 2; ranks <= MOST_RANKS; ranks++) {
+        written more = {0};
+        run_ranks(&more, ranks, job);
+        assert_same(&one, &more, ranks);
+        free_written(&more);
+        print_message("  %d ranks: the same text and bytes\n", ranks);
+    }
+    free_written(&one);
+    trace_close(&golden);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    scratch_make();
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    scratch_remove();
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_trace)};
+    if (argc != 4)
+        return 64;
+    launch = argv[1];
+    program = argv[2];
+    run = trace_find(argv[3]);
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

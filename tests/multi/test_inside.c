@@ -1,0 +1,279 @@
+/*
+ * A golden trace inside the library, on one rank and on three (threads): gradients before clipping
+ * at steps 1, 2 and 20, Adam's state, first magnitudes and trained tensors; and the same bits of all
+ * of them on three ranks.
+ *
+ *     test_multi_inside TRACE
+ */
+#include "io/support.h"
+#include "support/golden.h"
+#include "traces.h"
+
+#include "io/peft.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const trace_case *run;
+
+/* What a run leaves; every rank writes the elements it owns. */
+typedef struct {
+    const trace_golden *golden;
+    double *gradient[TRACE_MOMENTS];
+    float *start, *final, *m, *v;
+    trace_step step[TRACE_STEPS];
+    int step_count;
+} record;
+
+static uint64_t element_count(const record *r)
+{
+    return r->golden->begin[r->golden->tensor_count];
+}
+
+/* Arrays of NaN: an element that no rank owns is found. */
+static float *floats(uint64_t count)
+{
+    float *values = malloc(count * sizeof *values);
+    assert_non_null(values);
+    for (uint64_t i = 0; i < count; i++)
+        values[i] = NAN;
+    return values;
+}
+
+static void make_record(record *out, const trace_golden *golden)
+{
+    *out = (record){.golden = golden};
+    uint64_t count = element_count(out);
+    for (int k = 0; k < TRACE_MOMENTS; k++) {
+        out->gradient[k] = malloc(count * sizeof(double));
+        assert_non_null(out->gradient[k]);
+        for (uint64_t i = 0; i < count; i++)
+            out->gradient[k][i] = NAN;
+    }
+    out->start = floats(count);
+    out->final = floats(count);
+    out->m = floats(count);
+    out->v = floats(count);
+}
+
+static void free_record(record *r)
+{
+    for (int k = 0; k < TRACE_MOMENTS; k++)
+        free(r->gradient[k]);
+    free(r->start);
+    free(r->final);
+    free(r->m);
+    free(r->v);
+}
+
+/* ---- on the ranks ---- */
+
+typedef enum { START, GRADIENT, SETTLE, FINAL } task;
+
+/* The owned part of one tensor: `count` elements, from `from` on in the rank's arrays, from `to` on
+ * in those of the record. */
+typedef struct {
+    const tsr_trainable *trainable;
+    int tensor;
+    uint64_t from, to, count;
+} owned;
+
+static void take_gradient(record *r, const owned *o, int moment)
+{
+    for (uint64_t i = 0; i < o->count; i++)
+        r->gradient[moment][o->to + i] = (double)o->trainable->accumulator[o->from + i] * 0x1p-44;
+}
+
+/* Where the gradient is noise: the golden trace's. */
+static void settle(const record *r, const owned *o)
+{
+    for (uint64_t i = 0; i < r->golden->noise_count; i++) {
+        const trace_noise *noise = &r->golden->noise[i];
+        uint64_t at = r->golden->begin[o->tensor] + noise->element;
+        if (noise->tensor == o->tensor && at >= o->to && at < o->to + o->count)
+            o->trainable->accumulator[o->from + at - o->to] = llround(noise->gradient * 0x1p44);
+    }
+}
+
+static void do_task(record *r, const owned *o, task what, int moment)
+{
+    const tsr_trainable *t = o->trainable;
+    size_t bytes = o->count * sizeof(float);
+    if (what == START)
+        memcpy(r->start + o->to, t->master + o->from, bytes);
+    if (what == GRADIENT)
+        take_gradient(r, o, moment);
+    if (what == SETTLE)
+        settle(r, o);
+    if (what != FINAL)
+        return;
+    memcpy(r->final + o->to, t->master + o->from, bytes);
+    memcpy(r->m + o->to, t->m + o->from, bytes);
+    memcpy(r->v + o->to, t->v + o->from, bytes);
+}
+
+typedef struct {
+    record *record;
+    const tsr_job *job;
+    task what;
+    int moment;
+} walk;
+
+static tsr_status visit(const walk *w, int unit, const char *path, tsr_peft_part part, int segment)
+{
+    const trace_golden *golden = w->record->golden;
+    char *name = NULL;
+    TSR_TRY(tsr_peft_tensor_name(&name, path, part));
+    owned o = {.trainable = &w->job->decision.store.trainable,
+               .tensor = trace_tensor(golden, name)};
+    free(name);
+    if (o.tensor < 0)
+        return tsr_fail(TSR_EINTERNAL, "%s is trained, but not in the golden trace", path);
+    tsr_trainable_span span = tsr_trainable_at(o.trainable, unit, segment);
+    uint64_t begin = golden->begin[o.tensor], count = golden->begin[o.tensor + 1] - begin;
+    if (span.first >= count)
+        return TSR_OK;
+    o.from = span.begin;
+    o.to = begin + span.first;
+    o.count = span.real < count - span.first ? span.real : count - span.first;
+    do_task(w->record, &o, w->what, w->moment);
+    return TSR_OK;
+}
+
+static tsr_status visit_all(const walk *w)
+{
+    const tsr_layout *layout = &w->job->inputs.layout;
+    for (int unit = 0; unit < layout->layer_count; unit++)
+        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+            const tsr_layout_linear *l = &layout->unit[unit].linear[kind];
+            if (!l->r)
+                continue;
+            TSR_TRY(visit(w, unit, l->path, TSR_PEFT_A, l->a));
+            TSR_TRY(visit(w, unit, l->path, TSR_PEFT_B, l->b));
+            if (l->dora)
+                TSR_TRY(visit(w, unit, l->path, TSR_PEFT_MAGNITUDE, l->m));
+        }
+    return TSR_OK;
+}
+
+static tsr_status take(record *r, tsr_job *job, task what, int moment)
+{
+    TSR_TRY(tsr_streams_synchronize(&job->streams));
+    return visit_all(&(walk){r, job, what, moment});
+}
+
+/* The first step's AdamW: keeps the gradients, settles noise, then the real one. */
+static _Thread_local walk first_step;
+
+static tsr_status run_first(void *args, tsr_pool *pool)
+{
+    walk w = *(walk *)args;
+    (void)pool;
+    w.what = GRADIENT;
+    TSR_TRY(visit_all(&w));
+    w.what = SETTLE;
+    return visit_all(&w);
+}
+
+static tsr_status first_adamw(tsr_stream *stream, const tsr_adamw_args *args)
+{
+    TSR_TRY(tsr_stream_call(stream, run_first, &first_step, sizeof first_step));
+    return tsr_kernels_cpu()->adamw(stream, args);
+}
+
+/* The whole training; the accumulators keep a step's gradient until the next one writes them. */
+static tsr_status train(tsr_job *job, void *user)
+{
+    record *r = user;
+    tsr_job_report report = {0};
+    tsr_kernels kernels = *tsr_kernels_cpu();
+    kernels.adamw = first_adamw;
+    first_step = (walk){r, job, GRADIENT, 0};
+    TSR_TRY(take(r, job, START, 0));
+    job->decision.model.kernels = &kernels;
+    for (int i = 0; i < TRACE_STEPS; i++) {
+        TSR_TRY(tsr_job_step(job, &report));
+        job->decision.model.kernels = tsr_kernels_cpu();
+        if (tsr_job_rank(job) == 0) {
+            r->step[i] = (trace_step){report.loss, report.grad_norm, report.learning_rate,
+                                      report.label_tokens};
+            r->step_count++;
+        }
+        for (int k = 1; k < TRACE_MOMENTS; k++)
+            if (report.step == trace_moment[k])
+                TSR_TRY(take(r, job, GRADIENT, k));
+    }
+    TSR_TRY(take(r, job, FINAL, 0));
+    return report.last ? TSR_OK : tsr_fail(TSR_EINTERNAL, "step %d is not the last", TRACE_STEPS);
+}
+
+/* ---- the test ---- */
+
+static void run_on(record *out, const trace_golden *golden, int ranks)
+{
+    job_spec spec = {.purpose = TSR_JOB_TRAIN, .ranks = ranks};
+    make_record(out, golden);
+    trace_configure(&spec, run, scratch_path("out"));
+    job_set(&spec, "overwrite_output_dir=true");
+    job_run(&spec, train, out);
+    assert_int_equal(out->step_count, TRACE_STEPS);
+}
+
+static void assert_same(const record *a, const record *b)
+{
+    uint64_t count = element_count(a);
+    assert_memory_equal(a->step, b->step, sizeof a->step);
+    for (int k = 0; k < TRACE_MOMENTS; k++)
+        assert_memory_equal(a->gradient[k], b->gradient[k], count * sizeof(double));
+    assert_memory_equal(a->start, b->start, count * sizeof(float));
+    assert_memory_equal(a->m, b->m, count * sizeof(float));
+    assert_memory_equal(a->v, b->v, count * sizeof(float));
+    assert_memory_equal(a->final, b->final, count * sizeof(float));
+}
+
+static void test_trace(void **state)
+{
+    (void)state;
+    trace_golden golden;
+    record one, three;
+    trace_open(&golden, run);
+    run_on(&one, &golden, 1);
+    print_message("  %s inside, 1 rank (elements of noise settled: %llu):\n", run->name,
+                  (unsigned long long)golden.noise_count);
+    trace_judge_steps(&golden, one.step);
+    trace_judge_magnitudes(&golden, one.start);
+    for (int k = 0; k < TRACE_MOMENTS; k++)
+        trace_judge_gradients(&golden, k, one.gradient[k]);
+    trace_judge_adam(&golden, one.m, one.v);
+    trace_judge_final(&golden, one.final);
+    run_on(&three, &golden, 3);
+    assert_same(&one, &three);
+    print_message("  3 ranks: the same bits\n");
+    free_record(&one);
+    free_record(&three);
+    trace_close(&golden);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    scratch_make();
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    scratch_remove();
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_trace)};
+    if (argc != 2)
+        return 64;
+    run = trace_find(argv[1]);
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
