@@ -13,14 +13,13 @@
 #include "kernels/compose.h"
 #include "kernels/dora_norm.h"
 #include "kernels/dropout.h"
-#include "kernels/embed_rows.h"
 #include "kernels/fixed_point.h"
 #include "kernels/gemm.h"
 #include "kernels/head.h"
 #include "kernels/nf4_dequant.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope_qkv.h"
-#include "kernels/row_dot.h"
+#include "kernels/row_square_norm.h"
 #include "kernels/rows.h"
 #include "kernels/scale_backward.h"
 #include "kernels/swiglu.h"
@@ -32,7 +31,6 @@ typedef struct {
     tsr_status (*gemm)(tsr_stream *, const tsr_gemm_args *);
     tsr_status (*nf4_dequant)(tsr_stream *, const tsr_nf4_dequant_args *);
     tsr_status (*widen)(tsr_stream *, const tsr_widen_args *);
-    tsr_status (*embed_rows)(tsr_stream *, const tsr_embed_rows_args *);
     tsr_status (*rms_norm)(tsr_stream *, const tsr_rms_norm_args *);
     tsr_status (*rms_norm_backward)(tsr_stream *, const tsr_rms_norm_backward_args *);
     tsr_status (*rope_qkv)(tsr_stream *, const tsr_rope_qkv_args *);
@@ -47,10 +45,8 @@ typedef struct {
     tsr_status (*head_finish)(tsr_stream *, const tsr_head_finish_args *);
     tsr_status (*gather_rows)(tsr_stream *, const tsr_gather_rows_args *);
     tsr_status (*scatter_rows)(tsr_stream *, const tsr_scatter_rows_args *);
-    tsr_status (*add)(tsr_stream *, const tsr_add_args *);
     tsr_status (*compose)(tsr_stream *, const tsr_compose_args *);
     tsr_status (*compose_backward)(tsr_stream *, const tsr_compose_backward_args *);
-    tsr_status (*row_dot)(tsr_stream *, const tsr_row_dot_args *);
     tsr_status (*row_square_norm)(tsr_stream *, const tsr_row_square_norm_args *);
     tsr_status (*dora_norm)(tsr_stream *, const tsr_dora_norm_args *);
     tsr_status (*dropout)(tsr_stream *, const tsr_dropout_args *);

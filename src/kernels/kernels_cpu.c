@@ -23,7 +23,6 @@
 CPU_OP(gemm)
 CPU_OP(nf4_dequant)
 CPU_OP(widen)
-CPU_OP(embed_rows)
 CPU_OP(rms_norm)
 CPU_OP(rms_norm_backward)
 CPU_OP(rope_qkv)
@@ -38,10 +37,8 @@ CPU_OP(head_chunk)
 CPU_OP(head_finish)
 CPU_OP(gather_rows)
 CPU_OP(scatter_rows)
-CPU_OP(add)
 CPU_OP(compose)
 CPU_OP(compose_backward)
-CPU_OP(row_dot)
 CPU_OP(row_square_norm)
 CPU_OP(dora_norm)
 CPU_OP(dropout)
@@ -74,7 +71,6 @@ static const tsr_kernels cpu_kernels = {
     .gemm = gemm_cpu,
     .nf4_dequant = nf4_dequant_cpu,
     .widen = widen_cpu,
-    .embed_rows = embed_rows_cpu,
     .rms_norm = rms_norm_cpu,
     .rms_norm_backward = rms_norm_backward_cpu,
     .rope_qkv = rope_qkv_cpu,
@@ -89,10 +85,8 @@ static const tsr_kernels cpu_kernels = {
     .head_finish = head_finish_cpu,
     .gather_rows = gather_rows_cpu,
     .scatter_rows = scatter_rows_cpu,
-    .add = add_cpu,
     .compose = compose_cpu,
     .compose_backward = compose_backward_cpu,
-    .row_dot = row_dot_cpu,
     .row_square_norm = row_square_norm_cpu,
     .dora_norm = dora_norm_cpu,
     .dropout = dropout_cpu,

@@ -1,13 +1,12 @@
 /*
- * kernels/rows.h: moving label rows, and adding.
+ * kernels/rows.h: moving label rows.
  *
  *     gather_rows    out[i, :] = in[index[i], :]           the rows that have a label
  *     scatter_rows   out[index[i], :] = in[i, :], every other row of out 0: its backward
- *     add            y += x
  *
  * index is strictly increasing and below `tokens` (TSR_EINTERNAL when it runs, otherwise).
  *
- * Cost     gather 2 rows d elements, scatter (rows + tokens) d, add 3 count.
+ * Cost     gather 2 rows d elements, scatter (rows + tokens) d.
  */
 #ifndef TSR_KERNELS_ROWS_H
 #define TSR_KERNELS_ROWS_H
@@ -30,18 +29,9 @@ typedef struct {
     tsr_dtype dtype;
 } tsr_scatter_rows_args;
 
-typedef struct {
-    void *y;       /* [count] */
-    const void *x; /* [count] */
-    int64_t count;
-    tsr_dtype dtype;
-} tsr_add_args;
-
 tsr_status tsr_gather_rows_check(const tsr_gather_rows_args *args);
 tsr_status tsr_gather_rows_ref(const tsr_gather_rows_args *args, tsr_pool *pool);
 tsr_status tsr_scatter_rows_check(const tsr_scatter_rows_args *args);
 tsr_status tsr_scatter_rows_ref(const tsr_scatter_rows_args *args, tsr_pool *pool);
-tsr_status tsr_add_check(const tsr_add_args *args);
-tsr_status tsr_add_ref(const tsr_add_args *args, tsr_pool *pool);
 
 #endif

@@ -41,14 +41,6 @@ tsr_status tsr_scatter_rows_check(const tsr_scatter_rows_args *args)
     return TSR_OK;
 }
 
-tsr_status tsr_add_check(const tsr_add_args *args)
-{
-    TSR_TRY(tsr_expect_dtype("add", args->dtype));
-    TSR_EXPECT(args->count >= 0, "add", "count is negative");
-    TSR_EXPECT(args->count == 0 || (args->y && args->x), "add", "y or x is NULL");
-    return TSR_OK;
-}
-
 static void gather_block(void *context, int index)
 {
     const tsr_gather_rows_args *args = context;
@@ -81,17 +73,6 @@ static void scatter_block(void *context, int index)
     }
 }
 
-TSR_HOT static void add_block(void *context, int index)
-{
-    const tsr_add_args *args = context;
-    int64_t first = (int64_t)index * TSR_BLOCK_WORK;
-    int64_t count = tsr_min(TSR_BLOCK_WORK, args->count - first);
-    float *y = (float *)args->y + first;
-    const float *x = (const float *)args->x + first;
-    for (int64_t i = 0; i < count; i++)
-        y[i] += x[i];
-}
-
 tsr_status tsr_gather_rows_ref(const tsr_gather_rows_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_gather_rows_check(args));
@@ -109,13 +90,5 @@ tsr_status tsr_scatter_rows_ref(const tsr_scatter_rows_args *args, tsr_pool *poo
     TSR_TRY(check_index("scatter_rows", args->index, args->rows, args->tokens));
     tsr_pool_run(pool, tsr_block_count(args->tokens, tsr_block_rows(args->d)), scatter_block,
                  (void *)args);
-    return TSR_OK;
-}
-
-tsr_status tsr_add_ref(const tsr_add_args *args, tsr_pool *pool)
-{
-    TSR_TRY(tsr_add_check(args));
-    TSR_TRY(tsr_expect_f32("add", args->dtype));
-    tsr_pool_run(pool, tsr_block_count(args->count, TSR_BLOCK_WORK), add_block, (void *)args);
     return TSR_OK;
 }

@@ -3,9 +3,9 @@
  * device operations: LoRA, DoRA, and DoRA with dropout (golden/adapter_linear).
  */
 #include "kernels/compose.h"
+#include "kernels/dora_norm.h"
 #include "kernels/gemm.h"
-#include "kernels/row_dot.h"
-#include "kernels/rows.h"
+#include "kernels/row_square_norm.h"
 #include "kernels/scale_backward.h"
 
 #include "kernels/kernel_test.h"
@@ -81,22 +81,22 @@ static int close_golden(void **state)
 /* n of W + s B A by the factored norm, and g = m / n. */
 static void norm_and_gain(const golden_linear *l, float *n, float *g)
 {
-    float u[OUT * R], gram[R * R], bg[OUT * R], w2[OUT], cross[OUT], ba[OUT];
+    float u[OUT * R], gram[R * R], squares[OUT];
     multiply(u, l->w, false, l->a, true, OUT, R, IN, 1, 0);
     multiply(gram, l->a, false, l->a, true, R, R, IN, 1, 0);
-    multiply(bg, l->b, false, gram, false, OUT, R, R, 1, 0);
-    tsr_row_square_norm_args square = {w2, l->w, OUT, IN, TSR_F32};
-    tsr_row_dot_args dots = {.out = cross, .a = l->b, .b = u, .rows = OUT, .columns = R};
+    tsr_row_square_norm_args square = {squares, l->w, OUT, IN, TSR_F32};
     assert_int_equal(tsr_row_square_norm_ref(&square, test_pool(1)), TSR_OK);
-    assert_int_equal(tsr_row_dot_ref(&dots, test_pool(1)), TSR_OK);
-    dots.out = ba;
-    dots.a = bg;
-    dots.b = l->b;
-    assert_int_equal(tsr_row_dot_ref(&dots, test_pool(1)), TSR_OK);
-    for (int j = 0; j < OUT; j++) {
-        n[j] = sqrtf(w2[j] + 2 * s * cross[j] + s * s * ba[j]);
-        g[j] = l->m[j] / n[j];
-    }
+    tsr_dora_norm_args norm = {.n = n,
+                               .g = g,
+                               .m = l->m,
+                               .squares = squares,
+                               .u = u,
+                               .gram = gram,
+                               .b = l->b,
+                               .rows = OUT,
+                               .r = R,
+                               .scale = (double)s};
+    assert_int_equal(tsr_dora_norm_ref(&norm, test_pool(1)), TSR_OK);
 }
 
 /* dB = s dz^T (x A^T), dA = s (dz B)^T x, dx = dz W + s (dz B) A: z = W x + s B A x. */

@@ -3,7 +3,7 @@
  */
 #include "base/philox.h"
 #include "kernels/dora_norm.h"
-#include "kernels/row_dot.h"
+#include "kernels/row_square_norm.h"
 
 #include <math.h>
 #include <setjmp.h>
