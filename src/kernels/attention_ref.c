@@ -1,6 +1,7 @@
 /*
- * attention_ref.c: contract attention.h. Tiles of 128 queries by 128 keys, two matmuls each forward
- * and five backward (OpenBLAS, K = D), the scores on the stack (64 KiB a tile).
+ * attention_ref.c: contract attention.h. Tiles of 128 queries by 64 keys, two matmuls each forward
+ * and five backward (OpenBLAS, K = D), the scores on the stack (32 KiB a tile). On the diagonal the
+ * queries that see no key of a tile are left out: half of them in every second tile.
  *
  * Forward: a task is one query tile of one head. Backward: a task is one document and one key head;
  * it walks the query heads of the group in order, so dk and dv need no second buffer.
@@ -12,7 +13,8 @@
 
 #include <math.h>
 
-#define TILE 128
+#define QUERIES 128
+#define KEYS    64
 
 uint64_t tsr_attention_workspace_bytes(int64_t tokens, int32_t q_heads, int32_t kv_heads,
                                        int32_t head_dim)
@@ -120,9 +122,9 @@ TSR_INLINE void mask_tile(float *scores, const shape *s, int64_t query, int64_t 
         int64_t first = tsr_min(keys, first_key(s, query + i) - key);
         int64_t last = query + i - key; /* the last visible */
         for (int64_t j = 0; j < first; j++)
-            scores[i * TILE + j] = value;
+            scores[i * KEYS + j] = value;
         for (int64_t j = last < 0 ? 0 : last + 1; j < keys; j++)
-            scores[i * TILE + j] = value;
+            scores[i * KEYS + j] = value;
     }
 }
 
@@ -141,13 +143,13 @@ TSR_HOT static void softmax_tile(float *scores, const shape *s, int64_t query, i
     int64_t stride = (int64_t)s->q_heads * s->head_dim;
     mask_tile(scores, s, query, queries, key, keys, -INFINITY);
     for (int64_t i = 0; i < queries; i++) {
-        float *row = scores + i * TILE;
-        for (int64_t j = keys; j < TILE; j++)
+        float *row = scores + i * KEYS;
+        for (int64_t j = keys; j < KEYS; j++)
             row[j] = -INFINITY;
-        float most = tsr_row_max(row, TILE), old = max[i];
+        float most = tsr_row_max(row, KEYS), old = max[i];
         max[i] = most > old ? most : old;
         if (max[i] == -INFINITY) { /* no key of this tile is in the row's window */
-            memset(row, 0, TILE * sizeof(float));
+            memset(row, 0, KEYS * sizeof(float));
             continue;
         }
         if (max[i] > old) {
@@ -156,7 +158,7 @@ TSR_HOT static void softmax_tile(float *scores, const shape *s, int64_t query, i
             for (int64_t j = 0; j < s->head_dim; j++)
                 o[i * stride + j] *= shrink;
         }
-        sum[i] += tsr_row_exp(row, TILE, max[i]);
+        sum[i] += tsr_row_exp(row, KEYS, max[i]);
     }
 }
 
@@ -184,22 +186,25 @@ static void forward_tile(const forward_context *context, int64_t start, int64_t 
     const float *k = (const float *)args->k + start * kv_stride + kv_head * dim;
     const float *v = (const float *)args->v + start * kv_stride + kv_head * dim;
     float *o = (float *)args->o + (start + query) * q_stride + head * dim;
-    _Alignas(64) float scores[TILE * TILE];
-    float max[TILE], sum[TILE];
+    _Alignas(64) float scores[QUERIES * KEYS];
+    float max[QUERIES], sum[QUERIES];
     for (int64_t i = 0; i < queries; i++) {
         max[i] = -INFINITY;
         sum[i] = 0;
         memset(o + i * q_stride, 0, (size_t)dim * sizeof(float));
     }
     int64_t end = query + queries;
-    for (int64_t key = first_key(s, query) / TILE * TILE; key < end; key += TILE) {
-        int64_t keys = tsr_min(TILE, end - key);
-        tsr_gemm_block(&(tsr_gemm_block_args){queries, keys, dim, false, true, q, q_stride,
-                                              k + key * kv_stride, kv_stride, scores, TILE,
-                                              s->scale, 0});
-        softmax_tile(scores, s, query, queries, key, keys, max, sum, o);
-        tsr_gemm_block(&(tsr_gemm_block_args){queries, dim, keys, false, false, scores, TILE,
-                                              v + key * kv_stride, kv_stride, o, q_stride, 1, 1});
+    for (int64_t key = first_key(s, query) / KEYS * KEYS; key < end; key += KEYS) {
+        int64_t keys = tsr_min(KEYS, end - key), skip = key > query ? key - query : 0;
+        int64_t rows = queries - skip;
+        float *o_rows = o + skip * q_stride;
+        tsr_gemm_block(&(tsr_gemm_block_args){rows, keys, dim, false, true, q + skip * q_stride,
+                                              q_stride, k + key * kv_stride, kv_stride, scores,
+                                              KEYS, s->scale, 0});
+        softmax_tile(scores, s, query + skip, rows, key, keys, max + skip, sum + skip, o_rows);
+        tsr_gemm_block(&(tsr_gemm_block_args){rows, dim, keys, false, false, scores, KEYS,
+                                              v + key * kv_stride, kv_stride, o_rows, q_stride, 1,
+                                              1});
     }
     finish_tile(o, args->lse + head * s->tokens + start + query, s, queries, max, sum);
 }
@@ -213,10 +218,10 @@ static void forward_task(void *opaque, int index)
     for (int32_t document = 0; document < s->documents; document++) {
         int64_t start = s->cu_seqlens[document];
         int64_t length = s->cu_seqlens[document + 1] - start;
-        int64_t tiles = (length + TILE - 1) / TILE;
+        int64_t tiles = (length + QUERIES - 1) / QUERIES;
         if (tile < tiles) {
-            int64_t query = (tiles - 1 - tile) * TILE; /* the longest rows first */
-            forward_tile(context, start, query, tsr_min(TILE, length - query), head);
+            int64_t query = (tiles - 1 - tile) * QUERIES; /* the longest rows first */
+            forward_tile(context, start, query, tsr_min(QUERIES, length - query), head);
             return;
         }
         tile -= tiles;
@@ -232,7 +237,7 @@ tsr_status tsr_attention_ref(const tsr_attention_args *args, tsr_pool *pool)
     TSR_TRY(check_documents("attention", s));
     int64_t tiles = 0, used = used_tokens(s), width = (int64_t)s->q_heads * s->head_dim;
     for (int32_t i = 0; i < s->documents; i++)
-        tiles += tsr_block_count(s->cu_seqlens[i + 1] - s->cu_seqlens[i], TILE);
+        tiles += tsr_block_count(s->cu_seqlens[i + 1] - s->cu_seqlens[i], QUERIES);
     tsr_pool_run(pool, (int)(tiles * s->q_heads), forward_task, &context);
     if (used < s->tokens) {
         memset((float *)args->o + used * width, 0,
@@ -256,7 +261,7 @@ TSR_HOT static void weights_tile(float *scores, const shape *s, int64_t query, i
 {
     for (int64_t i = 0; i < queries; i++)
         for (int64_t j = 0; j < keys; j++)
-            scores[i * TILE + j] = tsr_expf(scores[i * TILE + j] - lse[i]);
+            scores[i * KEYS + j] = tsr_expf(scores[i * KEYS + j] - lse[i]);
     mask_tile(scores, s, query, queries, key, keys, 0.0f);
 }
 
@@ -266,8 +271,8 @@ TSR_HOT static void scores_gradient(float *gradient, const float *weights, int64
 {
     for (int64_t i = 0; i < queries; i++)
         for (int64_t j = 0; j < keys; j++)
-            gradient[i * TILE + j] =
-                weights[i * TILE + j] * (gradient[i * TILE + j] - delta[i]) * scale;
+            gradient[i * KEYS + j] =
+                weights[i * KEYS + j] * (gradient[i * KEYS + j] - delta[i]) * scale;
 }
 
 /* delta[i] = <do_i, o_i>; also clears the rows of dq. */
@@ -290,25 +295,29 @@ typedef struct {
     int64_t length, q_stride, kv_stride;
 } pieces;
 
+/* Queries from `query` on, those that see a key of the tile. */
 static void backward_tile(const shape *s, const pieces *p, int64_t query, int64_t key)
 {
-    _Alignas(64) float weights[TILE * TILE];
-    _Alignas(64) float gradient[TILE * TILE];
+    _Alignas(64) float weights[QUERIES * KEYS];
+    _Alignas(64) float gradient[QUERIES * KEYS];
     int64_t dim = s->head_dim, qs = p->q_stride, ks = p->kv_stride;
-    int64_t m = tsr_min(TILE, p->length - query), n = tsr_min(TILE, p->length - key);
+    int64_t end = tsr_min(query + QUERIES, p->length), n = tsr_min(KEYS, p->length - key);
+    if (key > query)
+        query = key;
+    int64_t m = end - query;
     const float *q = p->q + query * qs, *d_o = p->d_o + query * qs;
     const float *k = p->k + key * ks, *v = p->v + key * ks;
     tsr_gemm_block(
-        &(tsr_gemm_block_args){m, n, dim, false, true, q, qs, k, ks, weights, TILE, s->scale, 0});
+        &(tsr_gemm_block_args){m, n, dim, false, true, q, qs, k, ks, weights, KEYS, s->scale, 0});
     tsr_gemm_block(
-        &(tsr_gemm_block_args){m, n, dim, false, true, d_o, qs, v, ks, gradient, TILE, 1, 0});
+        &(tsr_gemm_block_args){m, n, dim, false, true, d_o, qs, v, ks, gradient, KEYS, 1, 0});
     weights_tile(weights, s, query, m, key, n, p->lse + query);
     scores_gradient(gradient, weights, m, n, p->delta + query, s->scale);
-    tsr_gemm_block(&(tsr_gemm_block_args){n, dim, m, true, false, weights, TILE, d_o, qs,
+    tsr_gemm_block(&(tsr_gemm_block_args){n, dim, m, true, false, weights, KEYS, d_o, qs,
                                           p->dv + key * ks, ks, 1, 1});
-    tsr_gemm_block(&(tsr_gemm_block_args){n, dim, m, true, false, gradient, TILE, q, qs,
+    tsr_gemm_block(&(tsr_gemm_block_args){n, dim, m, true, false, gradient, KEYS, q, qs,
                                           p->dk + key * ks, ks, 1, 1});
-    tsr_gemm_block(&(tsr_gemm_block_args){m, dim, n, false, false, gradient, TILE, k, ks,
+    tsr_gemm_block(&(tsr_gemm_block_args){m, dim, n, false, false, gradient, KEYS, k, ks,
                                           p->dq + query * qs, qs, 1, 1});
 }
 
@@ -341,9 +350,11 @@ static void backward_task(void *opaque, int index)
         p.lse = args->lse + head * s->tokens + start;
         p.delta = delta;
         delta_rows(delta, p.d_o, (const float *)args->o + at, p.dq, p.length, dim, qs);
-        for (int64_t query = 0; query < p.length; query += TILE)
-            for (int64_t key = first_key(s, query) / TILE * TILE; key <= query; key += TILE)
+        for (int64_t query = 0; query < p.length; query += QUERIES) {
+            int64_t end = tsr_min(query + QUERIES, p.length);
+            for (int64_t key = first_key(s, query) / KEYS * KEYS; key < end; key += KEYS)
                 backward_tile(s, &p, query, key);
+        }
     }
 }
 
