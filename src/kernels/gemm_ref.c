@@ -1,19 +1,10 @@
 /*
- * gemm_ref.c: contract gemm.h. Blocks fixed by the shape, each one call of the serial OpenBLAS.
- *
- * A serial OpenBLAS hands out its packing buffers without a lock (found on 0.3.21: two threads get
- * the same buffer and wrong results), so the allocation is wrapped at link time (--wrap, see
- * CMakeLists.txt) and locked here; giving a buffer back is one store. Nothing global is set.
- *
- * Measured on Zen 4: 128 x 704 x 256 runs at 0.95 of a large matmul, 64 x 64 x 64 at 0.8.
+ * gemm_ref.c: contract gemm.h. Blocks fixed by the shape, each one serial matmul.
  */
 #include "kernels/gemm.h"
 
 #include "kernels/gemm_block.h"
 #include "kernels/loops.h"
-
-#include <cblas.h>
-#include <pthread.h>
 
 #define BLOCK_ROWS    256
 #define BLOCK_COLUMNS 1024
@@ -22,31 +13,6 @@
 #define SMALLEST_SIDE 32
 #define THIN_SIDE     32     /* up to this side (an adapter's rank) ... */
 #define THIN_WORK     900000 /* ... OpenBLAS is twice as fast below 100^3: it does not pack */
-
-static pthread_mutex_t buffer_lock = PTHREAD_MUTEX_INITIALIZER;
-
-void *__real_blas_memory_alloc(int kind);
-void *__wrap_blas_memory_alloc(int kind);
-
-void *__wrap_blas_memory_alloc(int kind)
-{
-    pthread_mutex_lock(&buffer_lock);
-    void *buffer = __real_blas_memory_alloc(kind);
-    pthread_mutex_unlock(&buffer_lock);
-    return buffer;
-}
-
-void tsr_gemm_block(const tsr_gemm_block_args *b)
-{
-    cblas_sgemm(CblasRowMajor, b->trans_a ? CblasTrans : CblasNoTrans,
-                b->trans_b ? CblasTrans : CblasNoTrans, (int)b->m, (int)b->n, (int)b->k, b->alpha,
-                b->a, (int)b->lda, b->b, (int)b->ldb, b->beta, b->c, (int)b->ldc);
-}
-
-const char *tsr_gemm_block_core(void)
-{
-    return openblas_get_corename();
-}
 
 tsr_status tsr_gemm_check(const tsr_gemm_args *args)
 {
@@ -93,9 +59,7 @@ static void run_block(void *context, int index)
 /* Even blocks of at most `most`, a multiple of 16 (the micro-kernel's side). */
 static int64_t even_block(int64_t total, int64_t most)
 {
-    int64_t count = (total + most - 1) / most;
-    int64_t block = (total + count - 1) / count;
-    return (block + 15) / 16 * 16;
+    return tsr_even_block(total, most, 16);
 }
 
 /* The long side of a thin matmul in blocks that OpenBLAS does not pack. */

@@ -54,6 +54,14 @@ static inline int64_t tsr_min(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+/* Even blocks of at most `most`, rounded up to a multiple of `step` (that `most` is one of). */
+static inline int64_t tsr_even_block(int64_t total, int64_t most, int64_t step)
+{
+    int64_t count = (total + most - 1) / most;
+    int64_t block = count ? (total + count - 1) / count : 0;
+    return (block + step - 1) / step * step;
+}
+
 /* Blocks of `per_block` in `total`, for tsr_pool_run. */
 static inline int tsr_block_count(int64_t total, int64_t per_block)
 {

@@ -1,6 +1,6 @@
 /*
  * test_gemm.c: every combination of transposes, leading dimensions, alpha and beta against fp64;
- * and many threads at once, which a serial OpenBLAS does not survive without gemm_ref.c's lock.
+ * and many threads at once, which a serial OpenBLAS does not survive without gemm_block.c's lock.
  */
 #include "kernels/gemm.h"
 

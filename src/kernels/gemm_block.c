@@ -1,0 +1,165 @@
+/*
+ * gemm_block.c: contract gemm_block.h. One serial matmul, by OpenBLAS.
+ *
+ * OpenBLAS multiplies a small matmul with AVX-512 straight from where its operands lie, without
+ * packing, unless B is transposed. Such tiles run at 0.97 of the processor's peak, a matmul that
+ * packs at 0.88 (Zen 4: 114 and 104 GFLOP/s a core), so a large one is cut into tiles of that size,
+ * and a transposed B is turned around, one panel of 64 columns at a time. Tiles depend on the shape
+ * only. Other processors have no such kernels: there OpenBLAS gets the whole matmul.
+ *
+ * A serial OpenBLAS hands out its packing buffers without a lock (found on 0.3.21: two threads get
+ * the same buffer and wrong results), so the allocation is wrapped at link time (--wrap, see
+ * CMakeLists.txt) and locked here; giving a buffer back is one store. Nothing global is set.
+ */
+#include "kernels/gemm_block.h"
+
+#include "kernels/loops.h"
+
+#include <cblas.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#define TILE_WORK    1000000 /* multiply-adds that OpenBLAS does not pack */
+#define TILE_DEPTH   256
+#define TILE_COLUMNS 64 /* with the depth: a panel of 64 KiB, which stays in the second cache */
+#define LEAST_ROWS   32 /* below, turning B around costs more than it gains */
+#define LEAST_WIDTH  32 /* of columns, likewise */
+
+static pthread_mutex_t buffer_lock = PTHREAD_MUTEX_INITIALIZER;
+
+void *__real_blas_memory_alloc(int kind);
+void *__wrap_blas_memory_alloc(int kind);
+
+void *__wrap_blas_memory_alloc(int kind)
+{
+    pthread_mutex_lock(&buffer_lock);
+    void *buffer = __real_blas_memory_alloc(kind);
+    pthread_mutex_unlock(&buffer_lock);
+    return buffer;
+}
+
+static void multiply(const tsr_gemm_block_args *b)
+{
+    cblas_sgemm(CblasRowMajor, b->trans_a ? CblasTrans : CblasNoTrans,
+                b->trans_b ? CblasTrans : CblasNoTrans, (int)b->m, (int)b->n, (int)b->k, b->alpha,
+                b->a, (int)b->lda, b->b, (int)b->ldb, b->beta, b->c, (int)b->ldc);
+}
+
+const char *tsr_gemm_block_core(void)
+{
+    return openblas_get_corename();
+}
+
+/* Whether this processor's OpenBLAS has kernels that do not pack. */
+static bool has_small_kernels(void)
+{
+    static _Atomic int known; /* 1: no, 2: yes */
+    int value = atomic_load_explicit(&known, memory_order_relaxed);
+    if (!value) {
+        const char *core = tsr_gemm_block_core();
+        value = 1 + (!strcmp(core, "SkylakeX") || !strcmp(core, "Cooperlake") ||
+                     !strcmp(core, "SapphireRapids"));
+        atomic_store_explicit(&known, value, memory_order_relaxed);
+    }
+    return value == 2;
+}
+
+/* ---- turning B around ---- */
+
+typedef float row16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t lanes16 __attribute__((vector_size(64)));
+
+/* Swaps, between rows `half` apart, the lanes where `half` is set in one and clear in the other:
+ * after 8, 4, 2 and 1 the 16 x 16 elements are transposed. */
+TSR_INLINE void swap_lanes(row16 *row, int half)
+{
+    lanes16 low, high;
+    for (int l = 0; l < 16; l++) {
+        low[l] = l & half ? 16 + l - half : l;
+        high[l] = l & half ? 16 + l : l + half;
+    }
+    for (int i = 0; i < 16; i++)
+        if (!(i & half)) {
+            row16 first = row[i], second = row[i + half];
+            row[i] = __builtin_shuffle(first, second, low);
+            row[i + half] = __builtin_shuffle(first, second, high);
+        }
+}
+
+TSR_INLINE void transpose_16(float *out, int64_t ldo, const float *in, int64_t ldi)
+{
+    row16 row[16];
+    for (int i = 0; i < 16; i++)
+        row[i] = *(const row16 *)(in + i * ldi);
+    swap_lanes(row, 8);
+    swap_lanes(row, 4);
+    swap_lanes(row, 2);
+    swap_lanes(row, 1);
+    for (int i = 0; i < 16; i++)
+        *(row16 *)(out + i * ldo) = row[i];
+}
+
+/* out[columns, ldo] = in[rows, columns] transposed. */
+TSR_HOT static void transpose(float *out, int64_t ldo, const float *in, int64_t ldi, int64_t rows,
+                              int64_t columns)
+{
+    int64_t whole_rows = rows / 16 * 16, whole_columns = columns / 16 * 16;
+    for (int64_t i = 0; i < whole_rows; i += 16)
+        for (int64_t j = 0; j < whole_columns; j += 16)
+            transpose_16(out + j * ldo + i, ldo, in + i * ldi + j, ldi);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = i < whole_rows ? whole_columns : 0; j < columns; j++)
+            out[j * ldo + i] = in[i * ldi + j];
+}
+
+/* ---- tiles ---- */
+
+/* All rows of one panel of B: `panel` has its depth and columns, and its B is not transposed. */
+static void run_panel(const tsr_gemm_block_args *panel)
+{
+    tsr_gemm_block_args tile = *panel;
+    int64_t most = TILE_WORK / (panel->n * panel->k) / 4 * 4;
+    int64_t rows = tsr_even_block(panel->m, most, 4);
+    for (int64_t row = 0; row < panel->m; row += rows) {
+        tile.m = tsr_min(rows, panel->m - row);
+        tile.a = panel->a + (panel->trans_a ? row : row * panel->lda);
+        tile.c = panel->c + row * panel->ldc;
+        multiply(&tile);
+    }
+}
+
+static void run_tiles(const tsr_gemm_block_args *b)
+{
+    _Alignas(64) float turned[TILE_DEPTH * TILE_COLUMNS];
+    int64_t depth = tsr_even_block(b->k, TILE_DEPTH, 16);
+    tsr_gemm_block_args panel = *b;
+    panel.trans_b = false;
+    for (int64_t k = 0; k < b->k; k += depth)
+        for (int64_t column = 0; column < b->n; column += TILE_COLUMNS) {
+            panel.k = tsr_min(depth, b->k - k);
+            panel.n = tsr_min(TILE_COLUMNS, b->n - column);
+            panel.a = b->a + (b->trans_a ? k * b->lda : k);
+            panel.c = b->c + column;
+            panel.beta = k ? 1 : b->beta;
+            if (b->trans_b) {
+                transpose(turned, TILE_COLUMNS, b->b + column * b->ldb + k, b->ldb, panel.n,
+                          panel.k);
+                panel.b = turned;
+                panel.ldb = TILE_COLUMNS;
+            } else {
+                panel.b = b->b + k * b->ldb + column;
+            }
+            run_panel(&panel);
+        }
+}
+
+void tsr_gemm_block(const tsr_gemm_block_args *b)
+{
+    bool small = (double)b->m * (double)b->n * (double)b->k <= TILE_WORK;
+    bool thin = b->m < LEAST_ROWS || b->n < LEAST_WIDTH || b->k < 1;
+    if (thin || (small && !b->trans_b) || !has_small_kernels())
+        multiply(b);
+    else
+        run_tiles(b);
+}
