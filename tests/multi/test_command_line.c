@@ -53,7 +53,7 @@ static void write_job(const char *path)
 /* Fails the test with what the program printed, unless it ends with 0. */
 static void train(int ranks, const char *job, const char *output_dir)
 {
-    char count[8], output[600];
+    char count[16], output[600];
     const char *log = scratch_path("log");
     int status;
     snprintf(count, sizeof count, "%d", ranks);
