@@ -2,14 +2,37 @@
 
 #include "base/hash.h"
 
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+
 tsr_status tsr_inputs_read_config(tsr_inputs *inputs, const tsr_config_source *source)
 {
     return tsr_config_load(&inputs->config, source);
 }
 
+static tsr_status check_directory(const tsr_config *config)
+{
+    const char *path = config->model_name_or_path;
+    const char *where = tsr_config_where(config, "model_name_or_path");
+    struct stat info;
+    if (stat(path, &info) != 0)
+        return tsr_fail(TSR_EDATA,
+                        "%s: model_name_or_path: %s: %s (a relative path starts from the working "
+                        "directory)",
+                        where, path, strerror(errno));
+    if (!S_ISDIR(info.st_mode))
+        return tsr_fail(TSR_EDATA,
+                        "%s: model_name_or_path: %s is a file; expected the directory of a Hugging "
+                        "Face checkpoint",
+                        where, path);
+    return TSR_OK;
+}
+
 tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train)
 {
     tsr_config *config = &inputs->config;
+    TSR_TRY(check_directory(config));
     TSR_TRY(tsr_model_config_load(&inputs->model, config->model_name_or_path));
     TSR_TRY(tsr_checkpoint_open(&inputs->checkpoint, config->model_name_or_path));
     TSR_TRY(tsr_layout_modules(&inputs->modules, &inputs->module_count, &inputs->model));
@@ -29,6 +52,10 @@ static tsr_status open_chat(tsr_inputs *inputs)
     if (inputs->chat)
         return TSR_OK;
     TSR_TRY(tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path));
+    if (config->eos_token && tsr_tokenizer_id(inputs->tokenizer, config->eos_token) < 0)
+        return tsr_fail(TSR_ECONFIG, "%s: eos_token: found '%s', which is no token of %s",
+                        tsr_config_where(config, "eos_token"), config->eos_token,
+                        config->model_name_or_path);
     tsr_chat_options options = {.template_path = config->chat_template_path,
                                 .eos_token = config->eos_token};
     return tsr_chat_create(&inputs->chat, inputs->tokenizer, &options);

@@ -26,15 +26,38 @@ static tsr_status join(char *out, size_t bytes, const char *directory, const cha
     return TSR_OK;
 }
 
+/* What is there already of the path is directories, and the last of them can be written to. */
+static tsr_status check_place(const tsr_config *config)
+{
+    const char *where = tsr_config_where(config, "output_dir"), *directory = config->output_dir;
+    char path[PATH_MAX], last[PATH_MAX];
+    struct stat info;
+    TSR_TRY(join(path, sizeof path, directory, ""));
+    strcpy(last, *path == '/' ? "/" : ".");
+    for (char *p = path + 1; *p; p++) {
+        if (*p != '/')
+            continue;
+        *p = 0;
+        if (stat(path, &info) != 0)
+            break;
+        if (!S_ISDIR(info.st_mode))
+            return tsr_fail(TSR_ECONFIG, "%s: output_dir %s: %s is a file; name a directory", where,
+                            directory, path);
+        strcpy(last, path);
+        *p = '/';
+    }
+    if (access(last, W_OK | X_OK) != 0)
+        return tsr_fail(TSR_ECONFIG, "%s: output_dir %s: %s cannot be written to: %s", where,
+                        directory, last, strerror(errno));
+    return TSR_OK;
+}
+
 tsr_status tsr_job_open_output(tsr_job *job)
 {
     const tsr_config *config = &job->inputs.config;
     const char *directory = config->output_dir;
-    struct stat info;
     char path[PATH_MAX];
-    if (stat(directory, &info) == 0 && !S_ISDIR(info.st_mode))
-        return tsr_fail(TSR_ECONFIG, "%s: output_dir %s is a file; name a directory",
-                        tsr_config_where(config, "output_dir"), directory);
+    TSR_TRY(check_place(config));
     if (config->overwrite_output_dir)
         return TSR_OK;
     for (size_t i = 0; i < sizeof run_files / sizeof *run_files; i++) {

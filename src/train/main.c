@@ -264,19 +264,29 @@ static int run_job(const tsr_usage *usage)
     return code;
 }
 
+/* MPI is not up yet. Mostly every rank was given the same line: then the first one speaks, and
+ * mpirun ends the others while they hold back. */
+static int report_usage(void)
+{
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    if (rank && strcmp(rank, "0") != 0) {
+        sleep(3);
+        say("tessera: rank ");
+        say(rank);
+        say(": ");
+    } else {
+        say("tessera: ");
+    }
+    say(tsr_last_error());
+    say("\n");
+    return tsr_job_exit_code(TSR_EUSAGE);
+}
+
 int main(int argc, char **argv)
 {
     tsr_usage usage;
-    if (tsr_usage_parse(&usage, argc, argv) < 0) {
-        /* Every rank was given the same line, and MPI is not up yet: mpirun's first rank speaks. */
-        const char *rank = getenv("OMPI_COMM_WORLD_RANK");
-        if (!rank || !strcmp(rank, "0")) {
-            say("tessera: ");
-            say(tsr_last_error());
-            say("\n");
-        }
-        return tsr_job_exit_code(TSR_EUSAGE);
-    }
+    if (tsr_usage_parse(&usage, argc, argv) < 0)
+        return report_usage();
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);

@@ -191,14 +191,15 @@ void cli_poke(const char *path, long offset, const void *data, size_t bytes)
 
 void cli_link_all(const char *from, const char *to)
 {
-    DIR *entries = opendir(from);
-    if (!entries || (mkdir(to, 0777) != 0 && errno != EEXIST))
+    char full[PATH_MAX];
+    DIR *entries = realpath(from, full) ? opendir(full) : NULL;
+    if (!entries || mkdir(to, 0777) != 0)
         die(from);
     for (struct dirent *entry; (entry = readdir(entries));) {
-        char source[PATH_MAX], target[PATH_MAX];
-        if (entry->d_name[0] == '.')
+        char source[PATH_MAX + 300], target[PATH_MAX];
+        if (entry->d_name[0] == '.' || !strcmp(entry->d_name, to))
             continue;
-        snprintf(source, sizeof source, "%s/%s", from, entry->d_name);
+        snprintf(source, sizeof source, "%s/%s", full, entry->d_name);
         snprintf(target, sizeof target, "%s/%s", to, entry->d_name);
         if (symlink(source, target) != 0)
             die(target);

@@ -11,7 +11,7 @@ typedef struct {
     void (*breaks)(void); /* in the case's directory; NULL: the words below are what is wrong */
     const char *words;    /* key=value ..., after `train job.yaml`; NULL: none */
     int code;             /* exit code */
-    const char *says[3];  /* stand in the message, the first of them once on stderr */
+    const char *says[3];  /* stand in the message */
     int ranks;            /* 0: 1 */
     const char *model;    /* checkpoint that is linked; NULL: tiny-llama */
     const char *wrapper;  /* see cli_start; NULL: none */

@@ -48,9 +48,14 @@ static void output_holds_an_adapter(void)
     cli_write("out/adapter_config.json", "{}\n");
 }
 
-static void output_below_a_file(void)
+static void min_lr_of_linear(void)
 {
-    cli_write("out", "mine\n");
+    cli_edit("job.yaml", "max_steps: 2\n", "lr_scheduler_kwargs: {min_lr: 1e-5}\n");
+}
+
+static void bad_pattern(void)
+{
+    cli_edit("job.yaml", "max_steps: 2\n", "rank_pattern: {q_proj: 0}\n");
 }
 
 static void long_rows(void)
@@ -77,7 +82,6 @@ const cli_bad_case cli_bad_config[] = {
      3,
      .command = "train job.yaml --learning_rate 1"},
     {"no_job", no_job, NULL, 78, {"job.yaml"}},
-    {"no_job_n2", no_job, NULL, 78, {"job.yaml"}, 2},
     {"yaml_syntax", yaml_syntax, NULL, 78, {"job.yaml:"}},
     {"yaml_twice", yaml_twice, NULL, 78, {"lora_r", "job.yaml:5"}},
     {"yaml_misspelt", yaml_misspelt, NULL, 78, {"job.yaml:5", "max_steps", "learning_rate"}},
@@ -111,7 +115,11 @@ const cli_bad_case cli_bad_config[] = {
      "layers_to_transform=[0] lora_target_modules=.*q_proj",
      78,
      {"does not go with a regular expression"}},
-    {"min_lr_of_linear", NULL, "lr_scheduler_kwargs={min_lr:1e-5}", 78, {"lr_scheduler_kwargs"}},
+    {"min_lr_of_linear",
+     min_lr_of_linear,
+     NULL,
+     78,
+     {"belong to lr_scheduler_type cosine_with_min_lr"}},
     {"no_output", NULL, "output_dir=null", 78, {"output_dir: required"}},
     {"hub_model",
      NULL,
@@ -129,7 +137,7 @@ const cli_bad_case cli_bad_config[] = {
      "dataset=openai/gsm8k",
      78,
      {"hf download --repo-type dataset openai/gsm8k"}},
-    {"output_is_a_file", output_is_a_file, NULL, 78, {"output_dir out is a file"}},
+    {"output_is_a_file", output_is_a_file, NULL, 78, {"output_dir out: out is a file"}},
     {"output_holds_a_run",
      output_holds_a_run,
      NULL,
@@ -143,7 +151,11 @@ const cli_bad_case cli_bad_config[] = {
      3},
     {"output_holds_an_adapter", output_holds_an_adapter, NULL, 78, {"holds a run already"}},
     {"output_is_the_model", NULL, "output_dir=model", 78, {"output_dir: 'model' is also"}},
-    {"output_below_a_file", output_below_a_file, "output_dir=out/deep", 78, {"out/deep"}},
+    {"output_below_a_file",
+     output_is_a_file,
+     "output_dir=out/deep",
+     78,
+     {"output_dir out/deep: out is a file"}},
     {"too_little_memory",
      NULL,
      "memory_budget=4MiB",
@@ -161,9 +173,13 @@ const cli_bad_case cli_bad_config[] = {
      78,
      {"shard_group_size is 2, but the job has 3 ranks"},
      3},
-    {"no_such_module", NULL, "lora_target_modules=[qq_proj]", 78, {"qq_proj"}},
-    {"no_such_layer", NULL, "layers_to_transform=[0,9]", 78, {"9"}},
-    {"pattern_without_a_module", NULL, "rank_pattern={qq_proj:4}", 78, {"qq_proj"}},
+    {"no_such_module",
+     NULL,
+     "lora_target_modules=[qq_proj]",
+     78,
+     {"matches no linear", "candidates: down_proj"}},
+    {"no_such_layer", NULL, "layers_to_transform=[0,9]", 78, {"layer 9 is not in the model"}},
+    {"bad_pattern", bad_pattern, NULL, 78, {"job.yaml:5: rank_pattern: found '0'"}},
     {"other_key_on_one_rank",
      NULL,
      "learning_rate=1e-3",

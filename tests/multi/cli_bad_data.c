@@ -117,10 +117,8 @@ static void no_file_on_one_rank(void)
 
 const cli_bad_case cli_bad_data[] = {
     {"no_data", NULL, "dataset=nowhere.jsonl", 65, {"nowhere.jsonl"}},
-    {"no_data_n2", NULL, "dataset=nowhere.jsonl", 65, {"nowhere.jsonl"}, 2},
     {"data_is_a_directory", NULL, "dataset=model", 65, {"model"}},
     {"empty", empty, NULL, 65, {"data.jsonl"}},
-    {"empty_n3", empty, NULL, 65, {"data.jsonl"}, 3},
     {"only_blank_lines", only_blank_lines, NULL, 65, {"data.jsonl"}},
     {"bad_json", bad_json, NULL, 65, {"data.jsonl:3"}},
     {"bad_json_n3", bad_json, NULL, 65, {"data.jsonl:3"}, 3},
@@ -140,7 +138,6 @@ const cli_bad_case cli_bad_data[] = {
     {"masked_step", masked_step, "shuffle=false", 65, {"step 2", "data.jsonl"}},
     {"masked_step_n3", masked_step, "shuffle=false", 65, {"step 2", "data.jsonl"}, 3},
     {"over_long", NULL, "max_length=4", 65, {"data.jsonl:1", "max_length", "truncation"}},
-    {"over_long_n2", NULL, "max_length=4", 65, {"data.jsonl:1", "max_length", "truncation"}, 2},
     {"no_messages", no_messages, NULL, 65, {"data.jsonl:1"}},
     {"odd_role", odd_role, NULL, 65, {"data.jsonl:1"}},
     {"no_content", no_content, NULL, 65, {"data.jsonl:1", "content"}},
@@ -158,7 +155,7 @@ const cli_bad_case cli_bad_data[] = {
      65,
      {"only haiku here", "data.jsonl:1"}},
     {"no_such_template", chat, "chat_template_path=nowhere.jinja", 65, {"nowhere.jinja"}},
-    {"no_template", no_template, NULL, 65, {"chat_template_path"}},
+    {"no_template", no_template, NULL, 78, {"chat_template_path"}},
     {"no_tokenizer", no_tokenizer, NULL, 65, {"tokenizer.json"}},
     {"bad_tokenizer", bad_tokenizer, NULL, 65, {"tokenizer.json"}},
     {"odd_tokenizer", odd_tokenizer, NULL, 65, {"Unigram", "tokenizer.json"}},
