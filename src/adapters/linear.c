@@ -203,6 +203,9 @@ tsr_status tsr_linear_norm(const tsr_linear_context *context, const tsr_linear *
     const void *w;
     const tsr_kernels *kernels = context->kernels;
     int64_t out = (int64_t)linear->out, in = (int64_t)linear->in, r = (int64_t)linear->r;
+    if (context->dtype != TSR_F32)
+        return tsr_fail(TSR_EUNSUPPORTED, "DoRA's norm is computed in F32, not in %s",
+                        tsr_dtype_name(context->dtype));
     TSR_TRY(tsr_linear_weight(&w, context, linear));
     if (!args->known)
         TSR_TRY(kernels->row_square_norm(context->stream,
@@ -229,12 +232,20 @@ tsr_status tsr_linear_norm(const tsr_linear_context *context, const tsr_linear *
                                             .trans_b = true,
                                             .alpha = 1,
                                             .c_dtype = TSR_F32}));
+    TSR_TRY(matmul(context, (tsr_gemm_args){.m = out,
+                                            .n = r,
+                                            .k = r,
+                                            .a = linear->b,
+                                            .b = args->gram,
+                                            .c = args->bg,
+                                            .alpha = 1,
+                                            .c_dtype = TSR_F32}));
     return kernels->dora_norm(context->stream, &(tsr_dora_norm_args){.n = args->n,
                                                                      .g = args->g,
                                                                      .m = args->m,
                                                                      .squares = args->squares,
                                                                      .u = args->u,
-                                                                     .gram = args->gram,
+                                                                     .bg = args->bg,
                                                                      .b = linear->b,
                                                                      .rows = out,
                                                                      .r = r,

@@ -93,14 +93,16 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
 tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context,
                              const tsr_linear *linear);
 
-/* DoRA's row norms for the A, B and W that the matmuls use (FORMATS 3), and g = m / n. */
+/* DoRA's row norms for the A, B and W that the matmuls use (FORMATS 3), and g = m / n. All in fp32:
+ * TSR_EUNSUPPORTED for another compute dtype. */
 typedef struct {
     float *squares; /* [out]: ||w||^2 */
     bool known;     /* squares are already right: W is frozen */
     const float *m; /* [out]; NULL: fresh, m is n (g = 1) */
     float *n, *g;   /* [out], written */
-    float *u;       /* scratch [out, r] */
-    float *gram;    /* scratch [r, r] */
+    float *u;       /* scratch [out, r]: W A^T */
+    float *gram;    /* scratch [r, r]: A A^T */
+    float *bg;      /* scratch [out, r]: B A A^T */
 } tsr_linear_norm_args;
 
 tsr_status tsr_linear_norm(const tsr_linear_context *context, const tsr_linear *linear,

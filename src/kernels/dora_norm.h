@@ -1,11 +1,12 @@
 /*
  * kernels/dora_norm.h: the row norms of W + s B A, factored, so that the dense B A never exists
  * (FORMATS 3):
- *     ||w_j + s b_j A||^2 = ||w_j||^2 + 2 s <b_j, (W A^T)_j> + s^2 b_j (A A^T) b_j^T
- * The callers' matmuls give U = W A^T and G = A A^T, of the very values that the forward uses.
+ *     ||w_j + s b_j A||^2 = ||w_j||^2 + 2 s <b_j, (W A^T)_j> + s^2 <b_j, (B A A^T)_j>
+ * The callers' matmuls give U = W A^T, G = A A^T and B G, of the very values that the forward uses.
  *
- * Cost     out * (r^2 + 2 r) multiply-adds; no memory of its own. Rows are independent: a range of
- *          rows is a call with shifted pointers, and the bits of a row do not depend on the range.
+ * Cost     3 out r floats read, 2 out r multiply-adds; no memory of its own. Rows are independent:
+ *          a range of rows is a call with shifted pointers, and the bits of a row do not depend on
+ *          the range.
  */
 #ifndef TSR_KERNELS_DORA_NORM_H
 #define TSR_KERNELS_DORA_NORM_H
@@ -13,9 +14,9 @@
 #include "kernels/types.h"
 
 /* n[j] = sqrt(max(0, (squares[j] + 2s cross) + s^2 ba)); 2s and s^2 computed in double, then
- * rounded; a NaN stays. n, squares: [rows]; u, b: [rows, r]; gram: [r, r], symmetric. */
-void tsr_dora_norm(float *n, const float *squares, const float *u, const float *gram,
-                   const float *b, uint64_t rows, uint64_t r, double s);
+ * rounded; a NaN stays. n, squares: [rows]; u, bg, b: [rows, r]. */
+void tsr_dora_norm(float *n, const float *squares, const float *u, const float *bg, const float *b,
+                   uint64_t rows, uint64_t r, double s);
 
 /* g = m / n. A row of zeros (n = 0) gives what the division gives. */
 void tsr_dora_gain(float *g, const float *m, const float *n, uint64_t rows);
@@ -26,7 +27,7 @@ typedef struct {
     const float *m;       /* [rows]; NULL: fresh, m is n and g is 1 */
     const float *squares; /* [rows] */
     const float *u;       /* [rows, r] */
-    const float *gram;    /* [r, r] */
+    const float *bg;      /* [rows, r]: B G */
     const void *b;        /* [rows, r] of dtype */
     int64_t rows, r;
     double scale;

@@ -28,23 +28,13 @@ static inline __attribute__((always_inline)) float dot(const float *x, const flo
     return sum_lanes(lane);
 }
 
-/* b G b^T for one row: each row of the symmetric G is dotted with b as it is read. */
-static inline __attribute__((always_inline)) float quadratic(const float *b, const float *gram,
-                                                             uint64_t r)
-{
-    float lane[LANES] = {0};
-    for (uint64_t k = 0; k < r; k++)
-        lane[k % LANES] += dot(gram + k * r, b, r) * b[k];
-    return sum_lanes(lane);
-}
-
-TSR_CLONES void tsr_dora_norm(float *n, const float *squares, const float *u, const float *gram,
+TSR_CLONES void tsr_dora_norm(float *n, const float *squares, const float *u, const float *bg,
                               const float *b, uint64_t rows, uint64_t r, double s)
 {
     float twice = (float)(2 * s), square = (float)(s * s);
     for (uint64_t j = 0; j < rows; j++) {
         float cross = dot(b + j * r, u + j * r, r);
-        float ba = quadratic(b + j * r, gram, r);
+        float ba = dot(b + j * r, bg + j * r, r);
         float value = (squares[j] + twice * cross) + square * ba;
         n[j] = sqrtf(value < 0 ? 0 : value); /* a NaN is not below 0 and stays */
     }
@@ -59,7 +49,7 @@ TSR_CLONES void tsr_dora_gain(float *g, const float *m, const float *n, uint64_t
 tsr_status tsr_dora_norm_check(const tsr_dora_norm_args *args)
 {
     TSR_EXPECT(args->rows >= 0 && args->r > 0, "dora_norm", "a count is out of range");
-    TSR_EXPECT(args->n && args->g && args->squares && args->u && args->gram && args->b, "dora_norm",
+    TSR_EXPECT(args->n && args->g && args->squares && args->u && args->bg && args->b, "dora_norm",
                "a buffer is NULL");
     return tsr_expect_dtype("dora_norm", args->dtype);
 }
@@ -71,7 +61,7 @@ static void norm_block(void *context, int index)
     const tsr_dora_norm_args *a = context;
     int64_t first = (int64_t)index * ROWS_PER_BLOCK, left = a->rows - first;
     uint64_t count = (uint64_t)(left < ROWS_PER_BLOCK ? left : ROWS_PER_BLOCK);
-    tsr_dora_norm(a->n + first, a->squares + first, a->u + first * a->r, a->gram,
+    tsr_dora_norm(a->n + first, a->squares + first, a->u + first * a->r, a->bg + first * a->r,
                   (const float *)a->b + first * a->r, count, (uint64_t)a->r, a->scale);
     if (a->m)
         tsr_dora_gain(a->g + first, a->m + first, a->n + first, count);

@@ -212,7 +212,8 @@ static tsr_status take_linear(const walk *w, tsr_activations *out)
         TSR_TRY(take_rows(w, &out->context.lora, -1, "lora", tallest));
     }
     TSR_TRY(take_floats(w, &out->norm_u, -1, "norm u", tallest * r));
-    return take_floats(w, &out->norm_gram, -1, "norm gram", r * r);
+    TSR_TRY(take_floats(w, &out->norm_gram, -1, "norm gram", r * r));
+    return take_floats(w, &out->norm_bg, -1, "norm bg", tallest * r);
 }
 
 static tsr_status take_head(const walk *w, tsr_activations *out)

@@ -232,7 +232,8 @@ tsr_status tsr_model_norm(tsr_model *model, int unit, const tsr_unit_view *view)
                                                         .n = state->norm[kind].n,
                                                         .g = state->norm[kind].g,
                                                         .u = model->activations.norm_u,
-                                                        .gram = model->activations.norm_gram}));
+                                                        .gram = model->activations.norm_gram,
+                                                        .bg = model->activations.norm_bg}));
     }
     state->squares_known = true;
     return TSR_OK;

@@ -115,7 +115,8 @@ static void make_dora(fixture *f)
                                  .n = f->n,
                                  .g = f->g,
                                  .u = f->norm_memory,
-                                 .gram = f->norm_memory + OUT * R};
+                                 .bg = f->norm_memory + OUT * R,
+                                 .gram = f->norm_memory + 2 * OUT * R};
     assert_int_equal(tsr_linear_norm(&f->context, &f->linear, &norm), TSR_OK);
     f->linear.g = f->g;
     f->linear.n = f->n;

@@ -81,9 +81,10 @@ static int close_golden(void **state)
 /* n of W + s B A by the factored norm, and g = m / n. */
 static void norm_and_gain(const golden_linear *l, float *n, float *g)
 {
-    float u[OUT * R], gram[R * R], squares[OUT];
+    float u[OUT * R], gram[R * R], bg[OUT * R], squares[OUT];
     multiply(u, l->w, false, l->a, true, OUT, R, IN, 1, 0);
     multiply(gram, l->a, false, l->a, true, R, R, IN, 1, 0);
+    multiply(bg, l->b, false, gram, false, OUT, R, R, 1, 0);
     tsr_row_square_norm_args square = {squares, l->w, OUT, IN, TSR_F32};
     assert_int_equal(tsr_row_square_norm_ref(&square, test_pool(1)), TSR_OK);
     tsr_dora_norm_args norm = {.n = n,
@@ -91,7 +92,7 @@ static void norm_and_gain(const golden_linear *l, float *n, float *g)
                                .m = l->m,
                                .squares = squares,
                                .u = u,
-                               .gram = gram,
+                               .bg = bg,
                                .b = l->b,
                                .rows = OUT,
                                .r = R,

@@ -1,27 +1,21 @@
 /*
  * DoRA's factored row norm against the dense one in fp64, and what must hold bit for bit.
  */
-#include "base/philox.h"
 #include "kernels/dora_norm.h"
+#include "kernels/gemm.h"
 #include "kernels/row_square_norm.h"
 
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
+#include "kernels/kernel_test.h"
 
-#include <cmocka.h>
-
-/* fp32 sums of up to 96 x 37 products, relative to the norm. */
+/* fp32 sums of up to 96 x 384 products, relative to the norm. */
 #define TOLERANCE 2e-6
 
-enum { ROWS = 45, COLUMNS = 96 };
+enum { ROWS = 45, COLUMNS = 96, LARGEST = 384 };
 
 typedef struct {
     uint64_t r;
-    float w[ROWS * COLUMNS], a[40 * COLUMNS], b[ROWS * 40], u[ROWS * 40], gram[40 * 40];
+    float w[ROWS * COLUMNS], a[LARGEST * COLUMNS], b[ROWS * LARGEST];
+    float u[ROWS * LARGEST], gram[LARGEST * LARGEST], bg[ROWS * LARGEST];
     float squares[ROWS];
 } problem;
 
@@ -30,12 +24,20 @@ static float value(uint64_t key, uint64_t i)
     return tsr_philox_uniform(tsr_philox_at(key, 5, i).word[0]) - 0.5f;
 }
 
-static float dot(const float *x, const float *y, uint64_t n)
+/* c [m, n] = a [m, k] b [k, n], or a b^T with b [n, k]. */
+static void multiply(float *c, const float *a, const float *b, uint64_t m, uint64_t n, uint64_t k,
+                     bool trans_b)
 {
-    double sum = 0;
-    for (uint64_t i = 0; i < n; i++)
-        sum += (double)x[i] * (double)y[i];
-    return (float)sum;
+    assert_int_equal(tsr_gemm_ref(&(tsr_gemm_args){.m = (int64_t)m,
+                                                   .n = (int64_t)n,
+                                                   .k = (int64_t)k,
+                                                   .a = a,
+                                                   .b = b,
+                                                   .c = c,
+                                                   .trans_b = trans_b,
+                                                   .alpha = 1},
+                                  test_pool(1)),
+                     TSR_OK);
 }
 
 static problem *make(uint64_t r, float b_size)
@@ -49,17 +51,14 @@ static problem *make(uint64_t r, float b_size)
         p->a[i] = value(2, i);
     for (uint64_t i = 0; i < ROWS * r; i++)
         p->b[i] = value(3, i) * b_size;
-    for (uint64_t j = 0; j < ROWS; j++)
-        for (uint64_t k = 0; k < r; k++)
-            p->u[j * r + k] = dot(p->w + j * COLUMNS, p->a + k * COLUMNS, COLUMNS);
-    for (uint64_t j = 0; j < r; j++)
-        for (uint64_t k = 0; k < r; k++)
-            p->gram[j * r + k] = dot(p->a + j * COLUMNS, p->a + k * COLUMNS, COLUMNS);
+    multiply(p->u, p->w, p->a, ROWS, r, COLUMNS, true);
+    multiply(p->gram, p->a, p->a, r, r, COLUMNS, true);
+    multiply(p->bg, p->b, p->gram, ROWS, r, r, false);
     assert_int_equal(
         tsr_row_square_norm_ref(
             &(tsr_row_square_norm_args){
                 .out = p->squares, .w = p->w, .rows = ROWS, .columns = COLUMNS, .dtype = TSR_F32},
-            NULL),
+            test_pool(1)),
         TSR_OK);
     return p;
 }
@@ -80,13 +79,13 @@ static double dense(const problem *p, uint64_t j, double s)
 static void test_dense(void **state)
 {
     (void)state;
-    const uint64_t ranks[] = {1, 3, 8, 16, 17, 37};
-    for (int k = 0; k < 6; k++)
+    const uint64_t ranks[] = {1, 3, 8, 16, 17, 37, LARGEST};
+    for (size_t k = 0; k < sizeof ranks / sizeof *ranks; k++)
         for (int size = -12; size <= 2; size += 7) {
             problem *p = make(ranks[k], exp2f((float)size));
             float n[ROWS], part[ROWS];
             double s = 2.7;
-            tsr_dora_norm(n, p->squares, p->u, p->gram, p->b, ROWS, p->r, s);
+            tsr_dora_norm(n, p->squares, p->u, p->bg, p->b, ROWS, p->r, s);
             for (uint64_t j = 0; j < ROWS; j++) {
                 double expected = dense(p, j, s);
                 if (!(fabs(n[j] - expected) <= TOLERANCE * expected))
@@ -95,8 +94,8 @@ static void test_dense(void **state)
             }
             for (uint64_t j = 0; j < ROWS; j += 7) { /* a range of rows has the same bits */
                 uint64_t rows = ROWS - j < 7 ? ROWS - j : 7;
-                tsr_dora_norm(part + j, p->squares + j, p->u + j * p->r, p->gram, p->b + j * p->r,
-                              rows, p->r, s);
+                tsr_dora_norm(part + j, p->squares + j, p->u + j * p->r, p->bg + j * p->r,
+                              p->b + j * p->r, rows, p->r, s);
             }
             assert_memory_equal(n, part, sizeof n);
             free(p);
@@ -111,7 +110,7 @@ static void test_start(void **state)
     float m[ROWS], n[ROWS], g[ROWS];
     for (int j = 0; j < ROWS; j++)
         m[j] = sqrtf(p->squares[j]);
-    tsr_dora_norm(n, p->squares, p->u, p->gram, p->b, ROWS, p->r, 1.3);
+    tsr_dora_norm(n, p->squares, p->u, p->bg, p->b, ROWS, p->r, 1.3);
     tsr_dora_gain(g, m, n, ROWS);
     for (int j = 0; j < ROWS; j++) {
         assert_true(n[j] == m[j] && g[j] == 1);
@@ -126,10 +125,10 @@ static void test_assembly(void **state)
     (void)state;
     for (uint64_t i = 0; i < 5000; i++) {
         float squares = value(9, 4 * i) + 2, u = value(9, 4 * i + 1), b = value(9, 4 * i + 2);
-        float gram = value(9, 4 * i + 3) + 0.5f, n;
+        float bg = (value(9, 4 * i + 3) + 0.5f) * b, n;
         double s = 0.1 + (double)i * 1e-3;
-        tsr_dora_norm(&n, &squares, &u, &gram, &b, 1, 1, s);
-        volatile float cross = b * u, bg = gram * b, ba = bg * b;
+        tsr_dora_norm(&n, &squares, &u, &bg, &b, 1, 1, s);
+        volatile float cross = b * u, ba = bg * b;
         volatile float first = (float)(2 * s) * cross, second = (float)(s * s) * ba;
         volatile float sum = squares + first;
         sum = sum + second;
@@ -141,8 +140,8 @@ static void test_nan_and_negative(void **state)
 {
     (void)state;
     float squares[] = {NAN, 1, 1, INFINITY}, u[] = {1, NAN, -100, 1}, b[] = {1, 1, 1, 1};
-    float gram = 1, n[4], m[4] = {1, 1, 2, 1}, g[4];
-    tsr_dora_norm(n, squares, u, &gram, b, 4, 1, 1);
+    float bg[] = {1, 1, 1, 1}, n[4], m[4] = {1, 1, 2, 1}, g[4];
+    tsr_dora_norm(n, squares, u, bg, b, 4, 1, 1);
     assert_true(isnan(n[0]) && isnan(n[1]));
     assert_true(n[2] == 0); /* 1 - 200 + 1 is cut off at 0 */
     assert_true(isinf(n[3]));
@@ -158,5 +157,5 @@ int main(void)
         cmocka_unit_test(test_assembly),
         cmocka_unit_test(test_nan_and_negative),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, pools_teardown);
 }
