@@ -65,6 +65,25 @@ static uint64_t peak(const fixture *f, const char *recompute)
     return bytes;
 }
 
+/* An evaluation by a job of its own: the same bits as between two steps of a training. */
+static void check_evaluation(const fixture *f, const fixture_result *want)
+{
+    test_evaluated got = {0};
+    job_spec job = {.purpose = TSR_JOB_EVALUATE};
+    job_set(&job, "model_name_or_path=%s", f->checkpoint);
+    job_set(&job, "load_in_4bit=false");
+    job_set(&job, "dtype=float32");
+    job_set(&job, "eval_dataset=%s", f->data);
+    job_set(&job, "init_adapter=%s", f->adapter);
+    job_set(&job, "per_device_eval_batch_size=2");
+    job_run(&job, test_evaluate, &got);
+    assert_int_equal(got.rows.count, f->labels);
+    assert_memory_equal(got.rows.nll, want->evaluated.rows.nll,
+                        (size_t)f->labels * sizeof *got.rows.nll);
+    assert_true(got.evaluation.loss == want->evaluated.evaluation.loss);
+    test_rows_free(&got.rows);
+}
+
 static void check_model(const char *name, const model_spec *spec, double dropout)
 {
     static const char *const modes[][2] = {{"selective", "none"}, {"full", "none"},
@@ -77,6 +96,7 @@ static void check_model(const char *name, const model_spec *spec, double dropout
     job_set(&job, "offload=none");
     job_run(&job, fixture_compute, &want);
     assert_true(want.recompute_full == 0 && want.recompute_selective == 0);
+    check_evaluation(&f, &want);
     uint64_t none = peak(&f, "none"), selective = peak(&f, "selective"), full = peak(&f, "full");
     assert_true(full < selective && selective < none);
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {

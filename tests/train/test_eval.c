@@ -29,6 +29,13 @@
 
 enum { ROWS = 64 };
 
+/* Under a sanitizer fewer rows, and the program on one case. */
+#ifdef TSR_SANITIZED
+enum { LIBRARY_ROWS = 6, PROGRAM_CASES = 1 };
+#else
+enum { LIBRARY_ROWS = ROWS, PROGRAM_CASES = 4 };
+#endif
+
 static json_t *golden;
 
 static int setup(void **state)
@@ -130,10 +137,11 @@ __attribute__((unused)) static void test_program(void **state)
             "dtype: float32\nper_device_eval_batch_size: 2\n",
             MODEL, DATA, ROWS);
     assert_int_equal(fclose(file), 0);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    for (int i = 0; i < PROGRAM_CASES; i++)
         check_program(&cases[i], 2);
-    check_program(&cases[1], 1);
     check_program(&cases[2], 1);
+    if (PROGRAM_CASES > 1)
+        check_program(&cases[1], 1);
 }
 
 /* ---- the library ---- */
@@ -176,37 +184,43 @@ static row_sums *run(const eval_case *c, int ranks, int rows)
     return out;
 }
 
+static void check_rows(const eval_case *c)
+{
+    const json_t *tokens = json_object_get(expected(c), "row_tokens");
+    const json_t *sums = json_object_get(expected(c), "row_loss_sum");
+    row_sums *got = run(c, 1, LIBRARY_ROWS);
+    double worst = 0, total = 0;
+    int64_t count = 0;
+    char what[64];
+    assert_int_equal(json_array_size(tokens), ROWS);
+    for (size_t row = 0; row < LIBRARY_ROWS; row++) {
+        double sum = json_number_value(json_array_get(sums, row));
+        assert_int_equal(got->tokens[row], json_integer_value(json_array_get(tokens, row)));
+        worst = worse(fabs(got->sum[row] - sum) / (double)got->tokens[row], worst);
+        total += sum;
+        count += got->tokens[row];
+    }
+    snprintf(what, sizeof what, "%s worst row, a token", c->name);
+    judge(what, worst, TOLERANCE);
+    snprintf(what, sizeof what, "%s loss of tsr_job_evaluate", c->name);
+    judge(what, fabs(got->evaluation[0].loss - total / (double)count), TOLERANCE);
+    assert_int_equal(got->evaluation[0].label_tokens, count);
+    assert_int_equal(got->evaluation[0].rows, LIBRARY_ROWS);
+    free(got);
+}
+
 static void test_rows(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const json_t *want = expected(&cases[i]);
-        const json_t *tokens = json_object_get(want, "row_tokens");
-        const json_t *sums = json_object_get(want, "row_loss_sum");
-        row_sums *got = run(&cases[i], 1, ROWS);
-        double worst = 0;
-        char what[64];
-        assert_int_equal(json_array_size(tokens), ROWS);
-        for (size_t row = 0; row < ROWS; row++) {
-            assert_int_equal(got->tokens[row], json_integer_value(json_array_get(tokens, row)));
-            double sum = json_number_value(json_array_get(sums, row));
-            worst = worse(fabs(got->sum[row] - sum) / (double)got->tokens[row], worst);
-        }
-        snprintf(what, sizeof what, "%s worst row, a token", cases[i].name);
-        judge(what, worst, TOLERANCE);
-        snprintf(what, sizeof what, "%s loss of tsr_job_evaluate", cases[i].name);
-        judge(what, fabs(got->evaluation[0].loss - number(want, "mean_loss")), TOLERANCE);
-        assert_int_equal(got->evaluation[0].label_tokens, number(want, "tokens"));
-        assert_int_equal(got->evaluation[0].rows, ROWS);
-        free(got);
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_rows(&cases[i]);
 }
 
 /* Two ranks compute the same bits as one, each row and the mean, and tell both the same. */
 static void test_two_ranks_same_bits(void **state)
 {
     (void)state;
-    row_sums *one = run(&cases[2], 1, 9), *two = run(&cases[2], 2, 9);
+    row_sums *one = run(&cases[2], 1, 5), *two = run(&cases[2], 2, 5);
     assert_memory_equal(two->sum, one->sum, sizeof one->sum);
     assert_true(two->evaluation[0].loss == one->evaluation[0].loss);
     assert_true(two->evaluation[1].loss == one->evaluation[0].loss);
