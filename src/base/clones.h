@@ -6,7 +6,7 @@
 #ifndef TSR_BASE_CLONES_H
 #define TSR_BASE_CLONES_H
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(TSR_SANITIZED)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(TSR_SANITIZED)
 #define TSR_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define TSR_CLONES

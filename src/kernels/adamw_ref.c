@@ -1,6 +1,5 @@
 #include "kernels/adamw.h"
 
-#include "base/clones.h"
 #include "kernels/fixed_point.h"
 #include "kernels/loops.h"
 

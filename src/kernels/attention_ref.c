@@ -137,8 +137,8 @@ typedef struct {
 
 /* Scores to weights of a tile; max, sum and the rows of o follow. Columns from `keys` on are
  * masked, so that rows have one length. */
-TSR_HOT static void softmax_tile(float *scores, const shape *s, int64_t query, int64_t queries,
-                                 int64_t key, int64_t keys, float *max, float *sum, float *o)
+TSR_CLONES static void softmax_tile(float *scores, const shape *s, int64_t query, int64_t queries,
+                                    int64_t key, int64_t keys, float *max, float *sum, float *o)
 {
     int64_t stride = (int64_t)s->q_heads * s->head_dim;
     mask_tile(scores, s, query, queries, key, keys, -INFINITY);
@@ -162,8 +162,8 @@ TSR_HOT static void softmax_tile(float *scores, const shape *s, int64_t query, i
     }
 }
 
-TSR_HOT static void finish_tile(float *o, float *lse, const shape *s, int64_t queries,
-                                const float *max, const float *sum)
+TSR_CLONES static void finish_tile(float *o, float *lse, const shape *s, int64_t queries,
+                                   const float *max, const float *sum)
 {
     int64_t stride = (int64_t)s->q_heads * s->head_dim;
     for (int64_t i = 0; i < queries; i++) {
@@ -256,8 +256,8 @@ typedef struct {
 } backward_context;
 
 /* scores -> weights P = exp(scores - lse); masked ones become 0. */
-TSR_HOT static void weights_tile(float *scores, const shape *s, int64_t query, int64_t queries,
-                                 int64_t key, int64_t keys, const float *lse)
+TSR_CLONES static void weights_tile(float *scores, const shape *s, int64_t query, int64_t queries,
+                                    int64_t key, int64_t keys, const float *lse)
 {
     for (int64_t i = 0; i < queries; i++)
         for (int64_t j = 0; j < keys; j++)
@@ -266,8 +266,8 @@ TSR_HOT static void weights_tile(float *scores, const shape *s, int64_t query, i
 }
 
 /* dP -> dS = P (dP - delta) scale. */
-TSR_HOT static void scores_gradient(float *gradient, const float *weights, int64_t queries,
-                                    int64_t keys, const float *delta, float scale)
+TSR_CLONES static void scores_gradient(float *gradient, const float *weights, int64_t queries,
+                                       int64_t keys, const float *delta, float scale)
 {
     for (int64_t i = 0; i < queries; i++)
         for (int64_t j = 0; j < keys; j++)
@@ -276,8 +276,8 @@ TSR_HOT static void scores_gradient(float *gradient, const float *weights, int64
 }
 
 /* delta[i] = <do_i, o_i>; also clears the rows of dq. */
-TSR_HOT static void delta_rows(float *delta, const float *d_o, const float *o, float *dq,
-                               int64_t rows, int64_t dim, int64_t stride)
+TSR_CLONES static void delta_rows(float *delta, const float *d_o, const float *o, float *dq,
+                                  int64_t rows, int64_t dim, int64_t stride)
 {
     for (int64_t i = 0; i < rows; i++) {
         double sum = 0;

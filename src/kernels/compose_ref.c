@@ -54,7 +54,7 @@ TSR_INLINE void forward_tile(const tsr_compose_args *args, tsr_tile tile)
     }
 }
 
-TSR_HOT static void forward_task(void *context, int task)
+TSR_CLONES static void forward_task(void *context, int task)
 {
     const tsr_compose_args *args = context;
     bool whole = false;
@@ -91,7 +91,7 @@ TSR_INLINE void backward_tile(const tsr_compose_backward_args *args, tsr_tile ti
         tsr_strip_divide(args->dm + tile.column, &sum, args->n + tile.column, tile.columns);
 }
 
-TSR_HOT static void backward_task(void *context, int task)
+TSR_CLONES static void backward_task(void *context, int task)
 {
     const tsr_compose_backward_args *args = context;
     bool whole = args->dm != NULL;

@@ -1,31 +1,19 @@
 #include "kernels/dora_norm.h"
 
-#include "base/clones.h"
 #include "kernels/loops.h"
 
 #include <math.h>
 
-#define LANES 16 /* partial sums of a dot product: fixed, so that every instruction set agrees */
-
-/* A tree over the lanes: 16 -> 8 -> 4 -> 2 -> 1. */
-static inline __attribute__((always_inline)) float sum_lanes(float lane[LANES])
+TSR_INLINE float dot(const float *x, const float *y, uint64_t n)
 {
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++)
-            lane[i] += lane[i + half];
-    return lane[0];
-}
-
-static inline __attribute__((always_inline)) float dot(const float *x, const float *y, uint64_t n)
-{
-    float lane[LANES] = {0};
+    float lane[TSR_LANES] = {0};
     uint64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int l = 0; l < LANES; l++)
+    for (; i + TSR_LANES <= n; i += TSR_LANES)
+        for (int l = 0; l < TSR_LANES; l++)
             lane[l] += x[i + (uint64_t)l] * y[i + (uint64_t)l];
     for (int l = 0; i < n; i++, l++)
         lane[l] += x[i] * y[i];
-    return sum_lanes(lane);
+    return tsr_lanes_sum(lane);
 }
 
 TSR_CLONES void tsr_dora_norm(float *n, const float *squares, const float *u, const float *bg,

@@ -1,6 +1,5 @@
 #include "kernels/dropout.h"
 
-#include "base/clones.h"
 #include "base/philox.h"
 #include "kernels/loops.h"
 
@@ -22,8 +21,8 @@ tsr_dropout tsr_dropout_make(double p, uint64_t seed, uint64_t epoch, uint64_t m
 
 /* The words of columns [column, column + COLUMNS): tsr_philox_at(key, sample, position << 32 |
  * column / 4), LANES at once. word[4 l + w] is word w of call l. Inlined into each clone. */
-static inline __attribute__((always_inline)) void
-words(uint32_t word[COLUMNS], uint64_t key, uint64_t sample, uint32_t position, uint64_t column)
+TSR_INLINE void words(uint32_t word[COLUMNS], uint64_t key, uint64_t sample, uint32_t position,
+                      uint64_t column)
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     uint32_t a[LANES], b[LANES], c[LANES], d[LANES];

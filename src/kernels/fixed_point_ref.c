@@ -1,6 +1,5 @@
 #include "kernels/fixed_point.h"
 
-#include "base/clones.h"
 #include "kernels/loops.h"
 
 #include <math.h>

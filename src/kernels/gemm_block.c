@@ -101,8 +101,8 @@ TSR_INLINE void transpose_16(float *out, int64_t ldo, const float *in, int64_t l
 }
 
 /* out[columns, ldo] = in[rows, columns] transposed. */
-TSR_HOT static void transpose(float *out, int64_t ldo, const float *in, int64_t ldi, int64_t rows,
-                              int64_t columns)
+TSR_CLONES static void transpose(float *out, int64_t ldo, const float *in, int64_t ldi,
+                                 int64_t rows, int64_t columns)
 {
     int64_t whole_rows = rows / 16 * 16, whole_columns = columns / 16 * 16;
     for (int64_t i = 0; i < whole_rows; i += 16)

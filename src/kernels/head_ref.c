@@ -124,7 +124,8 @@ TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
     s->sum[row] += tsr_row_exp(logits, tile->vocab, max);
 }
 
-TSR_HOT static void update_rows(const chunk_tile *tile, int64_t first, int64_t count, float *logits)
+TSR_CLONES static void update_rows(const chunk_tile *tile, int64_t first, int64_t count,
+                                   float *logits)
 {
     for (int64_t i = 0; i < count; i++)
         update_row(tile, first + i, logits + i * TILE_VOCAB);
@@ -171,7 +172,7 @@ typedef struct {
     int64_t first, rows, d;
 } widen_tile;
 
-TSR_HOT static void widen_rows(void *context, int index)
+TSR_CLONES static void widen_rows(void *context, int index)
 {
     const widen_tile *tile = context;
     int64_t row = (int64_t)index * WIDEN_ROWS, rows = tsr_min(WIDEN_ROWS, tile->rows - row);
@@ -210,7 +211,7 @@ tsr_status tsr_head_chunk_ref(const tsr_head_chunk_args *args, tsr_pool *pool)
 
 /* ---- finish ---- */
 
-TSR_HOT static void finish_block(void *context, int index)
+TSR_CLONES static void finish_block(void *context, int index)
 {
     const tsr_head_finish_args *args = context;
     const tsr_head_state *s = &args->state;

@@ -67,7 +67,7 @@ static void any_block(const tsr_nf4_dequant_args *args, int64_t start, int64_t c
     }
 }
 
-TSR_HOT static void run_blocks(void *context, int index)
+TSR_CLONES static void run_blocks(void *context, int index)
 {
     const tsr_nf4_dequant_args *args = context;
     int64_t blocks = (args->count + BLOCK - 1) / BLOCK;

@@ -72,7 +72,7 @@ TSR_INLINE float *sum_row(const tsr_rms_norm_args *args, int64_t t)
     return (float *)(args->x_out ? args->x_out : args->h) + t * args->d;
 }
 
-TSR_HOT static void forward_block(void *context, int index)
+TSR_CLONES static void forward_block(void *context, int index)
 {
     const tsr_rms_norm_args *args = context;
     int64_t rows = tsr_block_rows(args->d), d = args->d;
@@ -115,7 +115,7 @@ TSR_INLINE double projection(const float *dh, const float *x, tsr_frozen w, int6
     return total;
 }
 
-TSR_HOT static void backward_block(void *context, int index)
+TSR_CLONES static void backward_block(void *context, int index)
 {
     const tsr_rms_norm_backward_args *args = context;
     int64_t rows = tsr_block_rows(args->d), d = args->d;

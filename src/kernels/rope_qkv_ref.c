@@ -115,7 +115,7 @@ TSR_INLINE float linear_head(float *y, const float *z, const head_vectors *v, fl
     return 1.0f / sqrtf((float)(squares / (double)v->dim) + eps);
 }
 
-TSR_HOT static void forward_task(void *context, int index)
+TSR_CLONES static void forward_task(void *context, int index)
 {
     const tsr_rope_qkv_args *args = context;
     int heads = args->q_heads + 2 * args->kv_heads, head = index % heads;
@@ -173,7 +173,7 @@ TSR_INLINE void flush_sum(head_sum *sum, int64_t dim)
     }
 }
 
-TSR_HOT static void backward_task(void *context, int index)
+TSR_CLONES static void backward_task(void *context, int index)
 {
     const tsr_rope_qkv_backward_args *args = context;
     int head = index;

@@ -34,7 +34,7 @@ TSR_INLINE double squares(tsr_frozen w, int64_t first, int64_t columns)
            ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
 
-TSR_HOT static void square_block(void *context, int index)
+TSR_CLONES static void square_block(void *context, int index)
 {
     const tsr_row_square_norm_args *args = context;
     int64_t rows = tsr_block_rows(args->columns), last = tsr_min(args->rows, (index + 1) * rows);

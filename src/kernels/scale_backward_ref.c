@@ -39,7 +39,7 @@ TSR_INLINE void run_tile(const tsr_scale_backward_args *args, tsr_tile tile)
         tsr_strip_divide(args->dm + tile.column, &sum, args->n + tile.column, tile.columns);
 }
 
-TSR_HOT static void run_task(void *context, int task)
+TSR_CLONES static void run_task(void *context, int task)
 {
     const tsr_scale_backward_args *args = context;
     bool whole = args->dm != NULL;

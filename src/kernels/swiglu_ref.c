@@ -72,7 +72,7 @@ TSR_INLINE void forward_tile(const tsr_swiglu_args *args, tsr_tile tile)
     }
 }
 
-TSR_HOT static void forward_task(void *context, int task)
+TSR_CLONES static void forward_task(void *context, int task)
 {
     const tsr_swiglu_args *args = context;
     bool whole = false;
@@ -129,7 +129,7 @@ TSR_INLINE void backward_tile(const tsr_swiglu_backward_args *args, tsr_tile til
         tsr_strip_divide(args->dm_up + j, &up_sum, args->n_up + j, tile.columns);
 }
 
-TSR_HOT static void backward_task(void *context, int task)
+TSR_CLONES static void backward_task(void *context, int task)
 {
     const tsr_swiglu_backward_args *args = context;
     bool whole = args->dm_gate || args->dm_up;

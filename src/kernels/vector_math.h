@@ -2,22 +2,16 @@
  * kernels/vector_math.h: exp, and sums in a fixed order, written so that the compiler vectorizes
  * them. Inside the CPU kernels only.
  *
- * No contraction, no fast-math: every clone of a TSR_HOT function (x86-64-v4, v3, baseline) gives
+ * No contraction, no fast-math: every clone of a TSR_CLONES function (x86-64-v4, v3, baseline) gives
  * the same bits, since lanes and order are in the source.
  */
 #ifndef TSR_KERNELS_VECTOR_MATH_H
 #define TSR_KERNELS_VECTOR_MATH_H
 
+#include "base/clones.h"
+
 #include <stdint.h>
 #include <string.h>
-
-/* One copy of the function for each instruction set, chosen when the program is loaded. The
- * sanitizers' run time is not up yet at that moment. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(TSR_SANITIZED)
-#define TSR_HOT __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define TSR_HOT
-#endif
 
 /* Helpers must become part of the clone that calls them. */
 #define TSR_INLINE static inline __attribute__((always_inline))

@@ -16,7 +16,7 @@ tsr_status tsr_widen_check(const tsr_widen_args *args)
     return TSR_OK;
 }
 
-TSR_HOT static void widen_block(void *context, int index)
+TSR_CLONES static void widen_block(void *context, int index)
 {
     const tsr_widen_args *args = context;
     int64_t first = (int64_t)index * TASK_ELEMENTS;

@@ -1,7 +1,7 @@
 #include "quant/nf4.h"
 
-#include "base/exact_sum.h"
 #include "base/clones.h"
+#include "base/exact_sum.h"
 
 #include <math.h>
 #include <string.h>

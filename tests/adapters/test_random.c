@@ -2,9 +2,9 @@
  * Counter-based numbers of the adapters: initial values and dropout masks depend on what they are
  * for and on nothing else, and have the right distribution.
  */
-#include "kernels/dropout.h"
 #include "adapters/init.h"
 #include "base/philox.h"
+#include "kernels/dropout.h"
 
 #include <math.h>
 #include <setjmp.h>
