@@ -8,6 +8,19 @@
 static const char *const recompute_names[] = {"none", "selective", "full"};
 static const char *const place_names[] = {"device", "host", "node"};
 
+/* The shapes that the micro-batches of a run come in, ascending: [[tokens,label rows],...]. Without
+ * a data set the assumed one. */
+static void print_shapes(tsr_text *out, const tsr_inputs *inputs, const tsr_batch *batch)
+{
+    const tsr_batch_bounds *bounds = &inputs->bounds;
+    const tsr_batch_run *run = batch ? tsr_batch_run_of(batch) : NULL;
+    if (!run)
+        tsr_text_printf(out, "[[%" PRId64 ",%" PRId64 "]]", bounds->tokens, bounds->label_rows);
+    for (int i = 0; run && i < run->bucket_count; i++)
+        tsr_text_printf(out, "%s[%d,%d]%s", i ? "," : "[", run->bucket[i].tokens,
+                        run->bucket[i].label_rows, i + 1 == run->bucket_count ? "]" : "");
+}
+
 static void print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
                        const tsr_topology_view *view, const tsr_expectation *expected)
 {
@@ -39,7 +52,12 @@ static void print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *i
         tsr_text_printf(out, "%s\n{\"name\":\"%s\",\"place\":\"%s\",\"bytes\":%" PRIu64 "}",
                         i ? "," : "", memory->buffer[i].name, place_names[memory->buffer[i].place],
                         memory->buffer[i].bytes);
-    tsr_text_puts(out, "]");
+    tsr_text_puts(out, "],\n\"shapes\":");
+    print_shapes(out, inputs, inputs->batch ? inputs->batch : inputs->eval_batch);
+    if (inputs->batch && inputs->eval_batch) {
+        tsr_text_puts(out, ",\n\"eval_shapes\":");
+        print_shapes(out, inputs, inputs->eval_batch);
+    }
     if (expected)
         tsr_text_printf(out,
                         ",\n\"expected\":{\"steps\":%" PRId64
@@ -69,6 +87,13 @@ static void print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs 
                     "fully; plan %016" PRIx64 "\n",
                     inputs->layout.unit_count, d->resident_count, d->plan->options.slots,
                     inputs->layout.layer_count, d->selective_count, d->full_count, d->plan->hash);
+    tsr_text_puts(out, "micro-batches of [tokens, label rows] ");
+    print_shapes(out, inputs, inputs->batch ? inputs->batch : inputs->eval_batch);
+    if (inputs->batch && inputs->eval_batch) {
+        tsr_text_puts(out, ", of the evaluation ");
+        print_shapes(out, inputs, inputs->eval_batch);
+    }
+    tsr_text_puts(out, "\n");
     if (!expected || !expected->steps)
         return;
     tsr_text_printf(out,

@@ -161,6 +161,46 @@ static void test_plan_without_data(void **state)
     assert_true(many.device_peak_bytes < one.device_peak_bytes);
 }
 
+static char *printed_plan(int json, const char *config)
+{
+    tsr_job_options options = {
+        .config_text = config, .purpose = TSR_JOB_PLAN, .plan_ranks = 2, .threads = 1};
+    tsr_job *job;
+    char *text;
+    assert_int_equal(tsr_job_create(&job, &options), 0);
+    assert_int_equal(tsr_job_print_plan(job, json, &text), 0);
+    tsr_job_destroy(job);
+    return text;
+}
+
+static void assert_printed(int json, const char *config, const char *wanted)
+{
+    char *text = printed_plan(json, config);
+    if (!strstr(text, wanted))
+        fail_msg("no %s in: %s", wanted, text);
+    free(text);
+}
+
+/* One document of the long set is one micro-batch: their lengths, and a label less than tokens. */
+static void test_plan_lists_shapes(void **state)
+{
+    (void)state;
+    static const char shapes[] = "[[20,19],[22,21],[23,22],[24,23],[26,25],[27,26],[200,199]]";
+    char wanted[256], more[512];
+    const char *config = config_text("long.jsonl", "per_device_train_batch_size: 1\n");
+    snprintf(wanted, sizeof wanted, "\"shapes\":%s", shapes);
+    assert_printed(1, config, wanted);
+    snprintf(wanted, sizeof wanted, "micro-batches of [tokens, label rows] %s\n", shapes);
+    assert_printed(0, config, wanted);
+    snprintf(more, sizeof more,
+             "per_device_train_batch_size: 1\nper_device_eval_batch_size: 8\neval_dataset: %s\n",
+             job_path("long.jsonl"));
+    assert_printed(1, config_text("long.jsonl", more), "\"eval_shapes\":[[542,534]]");
+    assert_printed(
+        1, "model_name_or_path: " JOB_MODEL "\nmax_length: 512\nper_device_train_batch_size: 2\n",
+        "\"shapes\":[[1024,1024]]");
+}
+
 /* ---- what a refusal advises ---- */
 
 static const char *advice(const char *message)
@@ -328,6 +368,7 @@ int main(void)
         TEST(test_base_moves_to_the_host),
         TEST(test_plan_is_what_a_run_takes),
         TEST(test_plan_without_data),
+        TEST(test_plan_lists_shapes),
         TEST(test_advice_recompute),
         TEST(test_advice_offload),
         TEST(test_advice_tokens),
