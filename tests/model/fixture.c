@@ -78,6 +78,7 @@ job_spec fixture_job(const fixture *f, const char *output)
     job_set(&spec, "per_device_train_batch_size=2");
     job_set(&spec, "per_device_eval_batch_size=2");
     job_set(&spec, "total_batch_size=6");
+    job_set(&spec, "num_train_epochs=%d", f->epoch + 1);
     job_set(&spec, "shuffle=false");
     job_set(&spec, "seed=7");
     job_set(&spec, "lora_dropout=%g", f->dropout);
@@ -91,7 +92,8 @@ reference_batch fixture_batch(const fixture *f, bool train)
     return (reference_batch){.document = f->document,
                              .count = FIXTURE_DOCUMENTS,
                              .dropout = train ? f->dropout : 0,
-                             .seed = 7};
+                             .seed = 7,
+                             .epoch = (uint64_t)f->epoch};
 }
 
 static void take_nll(void *user, tsr_job *job, const tsr_micro_batch *micro, int64_t index)
@@ -111,7 +113,7 @@ tsr_status fixture_compute(tsr_job *job, void *result)
     TSR_TRY(test_evaluate(job, &out->evaluated));
     TSR_TRY(tsr_executor_eval_end(job->executor, &(tsr_host_flags){0}));
     TSR_TRY(tsr_executor_wait_word(job->executor, word));
-    TSR_TRY(job_micro_batches(job, true, 0, take_nll, out));
+    TSR_TRY(job_micro_batches(job, true, out->step, take_nll, out));
     for (int layer = 0; layer < job->inputs.layout.layer_count; layer++)
         for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
             const tsr_layout_linear *linear = &job->inputs.layout.unit[layer].linear[kind];

@@ -16,6 +16,7 @@ typedef struct {
     random_model model;
     char checkpoint[300], adapter[310], data[310];
     double dropout;
+    int epoch; /* that is trained: one step each */
     int32_t ids[FIXTURE_TOKENS], label[FIXTURE_TOKENS];
     reference_document document[FIXTURE_DOCUMENTS];
     int labels;
@@ -29,8 +30,9 @@ void fixture_free(fixture *f);
 job_spec fixture_job(const fixture *f, const char *output);
 reference_batch fixture_batch(const fixture *f, bool train);
 
-/* What a job left. */
+/* What a job left. step: which one it is to run. */
 typedef struct {
+    int64_t step;
     test_evaluated evaluated;
     double nll[FIXTURE_TOKENS]; /* of training */
     int labels;
@@ -39,7 +41,7 @@ typedef struct {
     int recompute_full, recompute_selective;
 } fixture_result;
 
-/* A body for job_run on one rank: an evaluation, then the micro-batches of the first step. */
+/* A body for job_run on one rank: an evaluation, then the micro-batches of one step. */
 tsr_status fixture_compute(tsr_job *job, void *result);
 void fixture_result_free(fixture_result *result);
 

@@ -137,12 +137,13 @@ static void check_forward(const fixture *f, const fixture_result *got)
     free(hidden);
 }
 
-static void check_model(const char *name, const model_spec *spec, double dropout)
+static void check_model(const char *name, const model_spec *spec, double dropout, int epoch)
 {
     fixture f;
-    fixture_result got = {0};
+    fixture_result got = {.step = epoch};
     gradient_check worst = {0};
     fixture_make(&f, name, spec, dropout);
+    f.epoch = epoch;
     job_spec job = fixture_job(&f, "out");
     job_run(&job, fixture_compute, &got);
     check_forward(&f, &got);
@@ -182,7 +183,7 @@ static void test_llama_lora(void **state)
                        .alpha = 8,
                        .targets = ALL,
                        .seed = 1};
-    check_model("llama", &spec, 0);
+    check_model("llama", &spec, 0, 0);
 }
 
 static void test_qwen2_dora(void **state)
@@ -205,7 +206,7 @@ static void test_qwen2_dora(void **state)
                        .dora = true,
                        .targets = ALL,
                        .seed = 2};
-    check_model("qwen2", &spec, 0);
+    check_model("qwen2", &spec, 0, 0);
 }
 
 static void test_qwen3_dora_dropout(void **state)
@@ -227,7 +228,7 @@ static void test_qwen3_dora_dropout(void **state)
                        .dora = true,
                        .targets = ALL,
                        .seed = 3};
-    check_model("qwen3", &spec, 0.25);
+    check_model("qwen3", &spec, 0.25, 0);
 }
 
 static void test_mistral_window_lora_dropout(void **state)
@@ -249,7 +250,7 @@ static void test_mistral_window_lora_dropout(void **state)
                        .alpha = 5,
                        .targets = ALL,
                        .seed = 4};
-    check_model("mistral", &spec, 0.3);
+    check_model("mistral", &spec, 0.3, 1);
 }
 
 /* Biases of all of attention's linears are left unscaled by g. */
@@ -274,9 +275,9 @@ static void test_biases_dora(void **state)
                        .dora = true,
                        .targets = ALL,
                        .seed = 5};
-    check_model("biases", &spec, 0);
+    check_model("biases", &spec, 0, 0);
     spec.seed = 6;
-    check_model("biases-dropout", &spec, 0.2);
+    check_model("biases-dropout", &spec, 0.2, 0);
 }
 
 /* The lowest layers do not train; some linears have no adapter; llama3 frequencies. */
@@ -301,7 +302,7 @@ static void test_upper_layers_llama3(void **state)
                        .targets = 1u << TSR_Q | 1u << TSR_V | 1u << TSR_DOWN,
                        .first_layer = 2,
                        .seed = 7};
-    check_model("llama3", &spec, 0);
+    check_model("llama3", &spec, 0, 0);
 }
 
 /* Two chunks of the head, the second smaller; linear frequencies. */
@@ -325,7 +326,7 @@ static void test_large_vocabulary(void **state)
                        .targets = 1u << TSR_O | 1u << TSR_GATE,
                        .first_layer = 1,
                        .seed = 8};
-    check_model("vocabulary", &spec, 0);
+    check_model("vocabulary", &spec, 0, 0);
 }
 
 /* Packed rows hold the same samples in other places: the gradients of the epoch's one step are the
