@@ -115,7 +115,8 @@ static tsr_status start_metrics(tsr_job *job, const char *directory)
     return tsr_metrics_write_start(job->metrics, &start);
 }
 
-/* Values that were left to the runtime are written as they were decided. */
+/* Values that were left to the runtime are written as they were decided; but not the size of a
+ * shard group, so that the file is good for another number of ranks (plan.json has it). */
 static void resolve_config(tsr_job *job)
 {
     tsr_config *config = &job->inputs.config;
@@ -123,8 +124,6 @@ static void resolve_config(tsr_job *job)
     config->dtype = TSR_CONFIG_DTYPE_FLOAT32;
     if (config->resident_units < 0)
         config->resident_units = d->resident_count;
-    if (!config->shard_group_size)
-        config->shard_group_size = d->group;
 }
 
 tsr_status tsr_job_write_output(tsr_job *job)

@@ -1,0 +1,220 @@
+/*
+ * Runs that are cut short: a rank killed, signals, the time limit, a full stop of the numbers, an
+ * output directory that is taken away. mpirun ends with the right code, soon, and leaves nothing.
+ */
+#include "multi/cli.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LONG      "train job.yaml max_steps=1000000 logging_steps=1000000"
+#define TELLS_PID "echo $$ >pid.$RANK.new; mv pid.$RANK.new pid.$RANK; exec \"$@\""
+
+static int lines_of(const char *path)
+{
+    char *text = cli_read(path, NULL);
+    int count = text ? cli_count(text, "\n") : 0;
+    free(text);
+    return count;
+}
+
+static pid_t pid_of(int rank)
+{
+    char name[16];
+    snprintf(name, sizeof name, "pid.%d", rank);
+    char *text = cli_read(name, NULL);
+    pid_t pid = text ? (pid_t)atoi(text) : 0;
+    free(text);
+    return pid;
+}
+
+/* Starts a run that takes very long, and waits until it is in the midst of it. */
+static void start_long(cli_process *process, int ranks)
+{
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_start(process, ranks, TELLS_PID, LONG);
+    for (double end = cli_now() + 20; lines_of("out/metrics.jsonl") < 4; cli_sleep(0.01))
+        if (cli_now() > end) {
+            cli_fail("no third step after 20 seconds");
+            return;
+        }
+}
+
+static void check_end(const char *status)
+{
+    char words[64];
+    char *text = cli_read("out/metrics.jsonl", NULL);
+    snprintf(words, sizeof words, "{\"event\":\"end\",\"status\":\"%s\"}\n", status);
+    size_t length = text ? strlen(text) : 0;
+    if (!text || length < strlen(words) || strcmp(text + length - strlen(words), words) != 0)
+        cli_fail("metrics.jsonl does not end with %s", words);
+    free(text);
+}
+
+static void check_adapter(bool there)
+{
+    static const char *const names[] = {"out/adapter_model.safetensors", "out/adapter_config.json"};
+    for (int i = 0; i < 2; i++)
+        if (cli_exists(names[i]) != there)
+            cli_fail("%s is %s", names[i], there ? "missing" : "there");
+}
+
+static void check_code(const cli_output *output, int code)
+{
+    if (output->code != code)
+        cli_fail("exit code %d, expected %d\n%s", output->code, code, output->err);
+}
+
+static void check_once(const cli_output *output, const char *words)
+{
+    if (cli_count(output->err, words) != 1)
+        cli_fail("expected '%s' once in\n%s", words, output->err);
+}
+
+/* mpirun has ended: so have its ranks, or do at once. */
+static void check_gone(int ranks)
+{
+    for (int i = 0; i < ranks; i++)
+        for (double end = cli_now() + 5; kill(pid_of(i), 0) == 0; cli_sleep(0.01))
+            if (cli_now() > end) {
+                cli_fail("rank %d is still there", i);
+                break;
+            }
+}
+
+static void end(cli_output *output)
+{
+    cli_output_free(output);
+    cli_case_end();
+}
+
+static void rank_killed(void)
+{
+    for (int rank = 0; rank < 2; rank++) {
+        cli_process process;
+        cli_output output;
+        start_long(&process, 3);
+        kill(pid_of(rank), SIGKILL);
+        cli_wait(&output, &process, 20);
+        check_code(&output, 128 + SIGKILL);
+        check_gone(3);
+        check_adapter(false);
+        end(&output);
+    }
+}
+
+/* A signal to one rank stops all of them, after the step under way and one more. */
+static void signalled(int ranks, int rank, int number)
+{
+    cli_process process;
+    cli_output output;
+    start_long(&process, ranks);
+    for (int i = 0; i < ranks; i++)
+        if (i == rank || rank < 0)
+            kill(pid_of(i), number);
+    cli_wait(&output, &process, 20);
+    check_code(&output, 71);
+    check_once(&output, "tessera: stopped before the last step; the adapter as it is was saved\n");
+    check_end("saved");
+    check_adapter(true);
+    check_gone(ranks);
+    end(&output);
+}
+
+static void stopped(void)
+{
+    signalled(1, 0, SIGTERM);
+    signalled(1, 0, SIGINT);
+    signalled(3, 2, SIGTERM);
+    signalled(2, -1, SIGINT);
+}
+
+/* Ctrl-C and batch systems signal mpirun, which passes SIGTERM on and ends with a code of its own. */
+static void mpirun_signalled(void)
+{
+    cli_process process;
+    cli_output output;
+    start_long(&process, 2);
+    kill(process.pid, SIGINT);
+    cli_wait(&output, &process, 20);
+    if (output.code <= 0)
+        cli_fail("exit code %d", output.code);
+    check_end("saved");
+    check_adapter(true);
+    check_gone(2);
+    end(&output);
+}
+
+static void time_limit(void)
+{
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_run(&output, 2, NULL, LONG " time_limit=0.5");
+    check_code(&output, 71);
+    check_end("saved");
+    check_adapter(true);
+    if (lines_of("out/metrics.jsonl") < 4)
+        cli_fail("no steps within the time limit");
+    end(&output);
+}
+
+static void not_finite(void)
+{
+    for (int ranks = 1; ranks <= 3; ranks += 2) {
+        cli_output output;
+        cli_case_begin(CLI_TINY_LLAMA);
+        cli_run(&output, ranks, NULL,
+                "train job.yaml max_steps=50 learning_rate=1000 lora_alpha=1e9 "
+                "lr_scheduler_type=constant max_skipped_steps=3");
+        check_code(&output, 65);
+        check_once(&output, "not finite in 4 steps in a row (max_skipped_steps is 3)");
+        check_end("failed");
+        check_adapter(false);
+        end(&output);
+    }
+}
+
+/* The adapter cannot be written: said once, and no rank waits for another. */
+static void output_taken_away(void)
+{
+    cli_process process;
+    cli_output output;
+    start_long(&process, 2);
+    cli_remove("out");
+    cli_write("out", "");
+    kill(pid_of(1), SIGTERM);
+    cli_wait(&output, &process, 20);
+    check_code(&output, 71);
+    check_once(&output, "\ntessera: ");
+    check_once(&output, "adapter_model.safetensors");
+    check_gone(2);
+    end(&output);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } tests[] = {
+        {"rank_killed", rank_killed},
+        {"stopped", stopped},
+        {"mpirun_signalled", mpirun_signalled},
+        {"time_limit", time_limit},
+        {"not_finite", not_finite},
+        {"output_taken_away", output_taken_away},
+    };
+    cli_open(argc, argv);
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+        if (cli_only() && strcmp(cli_only(), tests[i].name) != 0)
+            continue;
+        cli_name(tests[i].name);
+        double start = cli_now();
+        tests[i].run();
+        printf("%s: %.1f s\n", tests[i].name, cli_now() - start);
+    }
+    cli_close();
+    return cli_failures() > 0;
+}

@@ -1,0 +1,301 @@
+/*
+ * What a run writes and prints, through the whole program: metrics.jsonl, job.yaml that can be run
+ * again, plan.json, the adapter's configuration, and the command that evaluates it.
+ */
+#include "multi/cli.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void write_eval_data(void)
+{
+    cli_write("eval.jsonl", "{\"input_ids\": [60, 61, 62, 63]}\n"
+                            "{\"input_ids\": [70, 71, 72]}\n"
+                            "{\"input_ids\": [80, 81, 82, 83, 84, 85, 86]}\n");
+}
+
+static void run_ok(int ranks, const char *words)
+{
+    cli_output output;
+    cli_run(&output, ranks, NULL, words);
+    if (output.code != 0)
+        cli_fail("%s: exit code %d\n%s", words, output.code, output.err);
+    if (output.out[0])
+        cli_fail("%s: standard output has %s", words, output.out);
+    cli_output_free(&output);
+}
+
+static json_t *load_json(const char *path)
+{
+    json_error_t error;
+    json_t *root = json_load_file(path, 0, &error);
+    if (!root)
+        cli_fail("%s:%d: %s", path, error.line, error.text);
+    return root;
+}
+
+static void same_files(const char *a, const char *b)
+{
+    size_t a_bytes = 0, b_bytes = 0;
+    char *x = cli_read(a, &a_bytes), *y = cli_read(b, &b_bytes);
+    if (!x || !y || a_bytes != b_bytes || memcmp(x, y, a_bytes) != 0)
+        cli_fail("%s and %s differ", a, b);
+    free(x);
+    free(y);
+}
+
+/* ---- metrics.jsonl ---- */
+
+/* Significant digits of the longest number in a line. */
+static int most_digits(const char *line)
+{
+    int most = 0;
+    for (const char *p = strchr(line, ':'); p; p = strchr(p + 1, ':')) {
+        int digits = 0;
+        const char *d = p + 1 + (p[1] == '-');
+        bool real = false;
+        for (; (*d >= '0' && *d <= '9') || *d == '.'; d++) {
+            real |= *d == '.';
+            digits += *d != '.' && (digits > 0 || *d != '0');
+        }
+        if (real && digits > most)
+            most = digits;
+    }
+    return most;
+}
+
+static void check_keys(const json_t *object, const char *const *keys, int count, const char *line)
+{
+    const char *key;
+    json_t *value;
+    int i = 0;
+    json_object_foreach((json_t *)object, key, value)
+    {
+        if (i >= count || strcmp(key, keys[i]) != 0)
+            cli_fail("key %d is %s, expected %s in %s", i, key, i < count ? keys[i] : "none", line);
+        i++;
+    }
+    if (i != count)
+        cli_fail("%d keys, expected %d in %s", i, count, line);
+}
+
+static void check_line(int index, const char *line, const json_t *object)
+{
+    static const char *const start[] = {
+        "event",     "version",     "commit", "ranks",       "device",
+        "plan_hash", "config_hash", "model",  "total_steps", "trainable_parameters"};
+    static const char *const step[] = {
+        "step",         "epoch",        "loss",   "grad_norm",    "learning_rate", "label_tokens",
+        "input_tokens", "tokens_per_s", "step_s", "device_bytes", "exposed_s"};
+    static const char *const eval[] = {"step", "eval_loss", "eval_label_tokens"};
+    static const char *const last[] = {"event", "status"};
+    /* start, the evaluation before step 1, two steps with one each, the end */
+    if (index == 0)
+        check_keys(object, start, 10, line);
+    else if (index == 2 || index == 4)
+        check_keys(object, step, 11, line);
+    else if (index == 6)
+        check_keys(object, last, 2, line);
+    else
+        check_keys(object, eval, 3, line);
+    if (index > 0 && index < 6 && json_integer_value(json_object_get(object, "step")) != index / 2)
+        cli_fail("expected step %d in %s", index / 2, line);
+    if (most_digits(line) > 9 || (index == 2 && most_digits(line) < 8))
+        cli_fail("expected 9 significant digits in %s", line);
+}
+
+static void check_metrics(const char *path, double *last_eval)
+{
+    char *text = cli_read(path, NULL), *state = NULL;
+    int index = 0;
+    for (char *line = strtok_r(text, "\n", &state); line; line = strtok_r(NULL, "\n", &state)) {
+        json_error_t error;
+        json_t *object = json_loads(line, 0, &error);
+        if (!object) {
+            cli_fail("%s: %s", error.text, line);
+            continue;
+        }
+        check_line(index++, line, object);
+        if (json_object_get(object, "eval_loss"))
+            *last_eval = json_number_value(json_object_get(object, "eval_loss"));
+        json_decref(object);
+    }
+    if (index != 7)
+        cli_fail("%d lines in metrics.jsonl, expected 7", index);
+    free(text);
+}
+
+/* The whole of a run's output, and the evaluation that it proposes. */
+static void contract(void)
+{
+    double last_eval = NAN;
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    write_eval_data();
+    cli_run(
+        &output, 2, NULL,
+        "train job.yaml use_dora=true eval_dataset=eval.jsonl eval_strategy=steps eval_steps=1");
+    if (output.code != 0)
+        cli_fail("exit code %d\n%s", output.code, output.err);
+    check_metrics("out/metrics.jsonl", &last_eval);
+    const char *command = strstr(output.err, "\nevaluate mpirun -n 2 tessera ");
+    if (!command) {
+        cli_fail("no command to evaluate in\n%s", output.err);
+    } else {
+        char words[512], number[64];
+        cli_output evaluation;
+        command += strlen("\nevaluate mpirun -n 2 tessera ");
+        snprintf(words, sizeof words, "%.*s --json", (int)strcspn(command, "\n"), command);
+        cli_run(&evaluation, 2, NULL, words);
+        snprintf(number, sizeof number, "\"eval_loss\":%.9g,", last_eval);
+        if (evaluation.code != 0 || !strstr(evaluation.out, number))
+            cli_fail("%s: %d: expected %s in %s\n%s", words, evaluation.code, number,
+                     evaluation.out, evaluation.err);
+        cli_output_free(&evaluation);
+    }
+    json_t *config = load_json("out/adapter_config.json");
+    const json_t *targets = json_object_get(config, "target_modules");
+    if (json_array_size(targets) != 7 || !json_is_true(json_object_get(config, "use_dora")))
+        cli_fail("adapter_config.json does not list the seven linears of a DoRA");
+    for (size_t i = 0; i < json_array_size(targets); i++)
+        if (!strcmp(json_string_value(json_array_get(targets, i)), "lm_head"))
+            cli_fail("adapter_config.json lists lm_head");
+    json_decref(config);
+    cli_output_free(&output);
+    cli_case_end();
+}
+
+/* ---- job.yaml ---- */
+
+static void run_again(int ranks, int ranks_again, const char *words)
+{
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    write_eval_data();
+    cli_link_all(CLI_TRACES "/init/dora_r8", "adapter");
+    run_ok(ranks, words);
+    run_ok(ranks_again, "train out/job.yaml output_dir=again");
+    same_files("out/adapter_model.safetensors", "again/adapter_model.safetensors");
+    same_files("out/adapter_config.json", "again/adapter_config.json");
+    cli_run(&output, 1, NULL, "eval out/job.yaml eval_dataset=eval.jsonl init_adapter=out");
+    if (output.code != 0 || strncmp(output.out, "eval_loss ", 10) != 0)
+        cli_fail("eval: exit code %d: %s\n%s", output.code, output.out, output.err);
+    cli_output_free(&output);
+    cli_case_end();
+}
+
+static void again(void)
+{
+    run_again(2, 2,
+              "train job.yaml use_dora=true lora_dropout=0.1 lora_target_modules=[q_proj,up_proj]");
+    run_again(2, 1, "train job.yaml lora_target_modules=.*\\.(q|v)_proj lora_alpha=3 offload=full");
+    cli_name("again, from an adapter");
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_edit("job.yaml", "lora_r: 2\n", "");
+    cli_link_all(CLI_TRACES "/init/dora_r8", "adapter");
+    run_ok(1, "train job.yaml init_adapter=adapter");
+    run_ok(1, "train out/job.yaml output_dir=again");
+    same_files("out/adapter_model.safetensors", "again/adapter_model.safetensors");
+    cli_case_end();
+}
+
+/* A finished run is replaced when that is asked for, and then only its own files. */
+static void overwritten(void)
+{
+    cli_case_begin(CLI_TINY_LLAMA);
+    run_ok(1, "train job.yaml");
+    cli_write("out/notes.txt", "mine\n");
+    run_ok(1, "train job.yaml overwrite_output_dir=true lora_r=3 output_dir=out/");
+    json_t *config = load_json("out/adapter_config.json");
+    if (json_integer_value(json_object_get(config, "r")) != 3)
+        cli_fail("the adapter was not replaced");
+    json_decref(config);
+    if (!cli_exists("out/notes.txt"))
+        cli_fail("a file that is not the run's was removed");
+    cli_case_end();
+}
+
+/* ---- plan ---- */
+
+static void plan(void)
+{
+    static const char *const options[] = {"", "offload=sharded slots=3",
+                                          "gradient_checkpointing=true"};
+    for (int i = 0; i < 3; i++) {
+        char words[256], peak[128];
+        cli_output text, json;
+        cli_case_begin(CLI_TINY_LLAMA);
+        snprintf(words, sizeof words, "train job.yaml %s", options[i]);
+        run_ok(3, words);
+        snprintf(words, sizeof words, "plan job.yaml --ranks 3 --json %s", options[i]);
+        cli_run(&json, 1, NULL, words);
+        snprintf(words, sizeof words, "plan job.yaml --ranks 3 %s", options[i]);
+        cli_run(&text, 1, NULL, words);
+        json_error_t error;
+        json_t *planned = json_loads(json.out, 0, &error), *ran = load_json("out/plan.json");
+        static const char *const same[] = {"ranks",           "device_peak_bytes",
+                                           "host_peak_bytes", "node_bytes",
+                                           "plan_hash",       "slots",
+                                           "units",           "buffers"};
+        for (int k = 0; k < 8; k++)
+            if (!json_equal(json_object_get(planned, same[k]), json_object_get(ran, same[k])))
+                cli_fail("{%s}: %s of plan is not that of the run", options[i], same[k]);
+        snprintf(peak, sizeof peak, "device peak %lld bytes, host peak %lld bytes",
+                 (long long)json_integer_value(json_object_get(ran, "device_peak_bytes")),
+                 (long long)json_integer_value(json_object_get(ran, "host_peak_bytes")));
+        if (!strstr(text.out, peak))
+            cli_fail("expected '%s' in %s", peak, text.out);
+        /* What was measured. */
+        char *metrics = cli_read("out/metrics.jsonl", NULL);
+        snprintf(peak, sizeof peak, "\"device_bytes\":%lld,",
+                 (long long)json_integer_value(json_object_get(ran, "device_peak_bytes")));
+        if (!metrics || cli_count(metrics, peak) != 2)
+            cli_fail("{%s}: expected %s in each step of %s", options[i], peak, metrics);
+        free(metrics);
+        json_decref(planned);
+        json_decref(ran);
+        cli_output_free(&text);
+        cli_output_free(&json);
+        cli_case_end();
+    }
+}
+
+/* The same on any number of ranks, through MPI. */
+static void ranks(void)
+{
+    cli_case_begin(CLI_TINY_LLAMA);
+    for (int n = 1; n <= 4; n++) {
+        char words[256];
+        snprintf(words, sizeof words,
+                 "train job.yaml use_dora=true lora_dropout=0.1 output_dir=on%d", n);
+        run_ok(n, words);
+        snprintf(words, sizeof words, "on%d/adapter_model.safetensors", n);
+        same_files("on1/adapter_model.safetensors", words);
+    }
+    cli_case_end();
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } tests[] = {
+        {"contract", contract}, {"again", again}, {"overwritten", overwritten},
+        {"plan", plan},         {"ranks", ranks},
+    };
+    cli_open(argc, argv);
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+        if (cli_only() && strcmp(cli_only(), tests[i].name) != 0)
+            continue;
+        cli_name(tests[i].name);
+        double start = cli_now();
+        tests[i].run();
+        printf("%s: %.1f s\n", tests[i].name, cli_now() - start);
+    }
+    cli_close();
+    return cli_failures() > 0;
+}
