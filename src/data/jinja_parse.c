@@ -5,16 +5,37 @@
 #include "data/jinja.h"
 #include "data/jinja_parser.h"
 
-#include <string.h>
-
-static const token *peek(const jinja_parser *p)
+tsr_status tsr_jinja_node(node **out, jinja_parser *p, node_kind kind, int line)
 {
-    return &p->tokens[p->at];
+    TSR_TRY(tsr_jinja_alloc(out, &p->t->arena, 1, sizeof **out));
+    (*out)->kind = kind;
+    (*out)->line = line;
+    (*out)->name = -1;
+    return TSR_OK;
 }
 
-static bool is_name(const token *t, const char *name)
+tsr_status tsr_jinja_unexpected(jinja_parser *p, const char *expected)
 {
-    return t->kind == T_NAME && tsr_jinja_is_text(t->text, name);
+    const token *t = peek(p);
+    if (t->kind == T_END)
+        return tsr_jinja_syntax(p->t, t->line, "the template ends where %s is expected", expected);
+    return tsr_jinja_syntax(p->t, t->line, "expected %s, found \"%.*s\"", expected,
+                            (int)(t->text.bytes < 40 ? t->text.bytes : 40), t->text.data);
+}
+
+tsr_status tsr_jinja_expect(jinja_parser *p, token_kind kind, const char *what)
+{
+    if (peek(p)->kind != kind)
+        return tsr_jinja_unexpected(p, what);
+    p->at++;
+    return TSR_OK;
+}
+
+tsr_status tsr_jinja_enter(jinja_parser *p, int line)
+{
+    if (++p->depth > JINJA_DEPTH)
+        return tsr_jinja_syntax(p->t, line, "nested deeper than %d", JINJA_DEPTH);
+    return TSR_OK;
 }
 
 static bool skip_name(jinja_parser *p, const char *name)
