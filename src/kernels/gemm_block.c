@@ -21,10 +21,10 @@
 #include <string.h>
 
 #define TILE_WORK    1000000 /* multiply-adds that OpenBLAS does not pack */
-#define TILE_DEPTH   256
-#define TILE_COLUMNS 64 /* with the depth: a panel of 64 KiB, which stays in the second cache */
+#define PANEL        16384   /* elements of B, 64 KiB: they stay in the second cache */
+#define TILE_COLUMNS 64
 #define LEAST_ROWS   32 /* below, turning B around costs more than it gains */
-#define LEAST_WIDTH  32 /* of columns, likewise */
+#define LEAST_WIDTH  8  /* of columns, likewise */
 
 static pthread_mutex_t buffer_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -87,11 +87,12 @@ TSR_INLINE void swap_lanes(row16 *row, int half)
         }
 }
 
-TSR_INLINE void transpose_16(float *out, int64_t ldo, const float *in, int64_t ldi)
+/* out[16, ldo] = in[rows, 16] transposed; zeros where there is no row. */
+TSR_INLINE void transpose_16(float *out, int64_t ldo, const float *in, int64_t ldi, int64_t rows)
 {
     row16 row[16];
     for (int i = 0; i < 16; i++)
-        row[i] = *(const row16 *)(in + i * ldi);
+        row[i] = i < rows ? *(const row16 *)(in + i * ldi) : (row16){0};
     swap_lanes(row, 8);
     swap_lanes(row, 4);
     swap_lanes(row, 2);
@@ -100,16 +101,16 @@ TSR_INLINE void transpose_16(float *out, int64_t ldo, const float *in, int64_t l
         *(row16 *)(out + i * ldo) = row[i];
 }
 
-/* out[columns, ldo] = in[rows, columns] transposed. */
+/* out[columns, ldo] = in[rows, columns] transposed; ldo is a multiple of 16 and not below rows. */
 TSR_CLONES static void transpose(float *out, int64_t ldo, const float *in, int64_t ldi,
                                  int64_t rows, int64_t columns)
 {
-    int64_t whole_rows = rows / 16 * 16, whole_columns = columns / 16 * 16;
-    for (int64_t i = 0; i < whole_rows; i += 16)
-        for (int64_t j = 0; j < whole_columns; j += 16)
-            transpose_16(out + j * ldo + i, ldo, in + i * ldi + j, ldi);
+    int64_t whole = columns / 16 * 16;
+    for (int64_t i = 0; i < rows; i += 16)
+        for (int64_t j = 0; j < whole; j += 16)
+            transpose_16(out + j * ldo + i, ldo, in + i * ldi + j, ldi, rows - i);
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = i < whole_rows ? whole_columns : 0; j < columns; j++)
+        for (int64_t j = whole; j < columns; j++)
             out[j * ldo + i] = in[i * ldi + j];
 }
 
@@ -131,22 +132,22 @@ static void run_panel(const tsr_gemm_block_args *panel)
 
 static void run_tiles(const tsr_gemm_block_args *b)
 {
-    _Alignas(64) float turned[TILE_DEPTH * TILE_COLUMNS];
-    int64_t depth = tsr_even_block(b->k, TILE_DEPTH, 16);
+    _Alignas(64) float turned[PANEL];
+    int64_t width = tsr_min(TILE_COLUMNS, (b->n + 15) / 16 * 16);
+    int64_t depth = tsr_even_block(b->k, PANEL / width, 16);
     tsr_gemm_block_args panel = *b;
     panel.trans_b = false;
     for (int64_t k = 0; k < b->k; k += depth)
-        for (int64_t column = 0; column < b->n; column += TILE_COLUMNS) {
+        for (int64_t column = 0; column < b->n; column += width) {
             panel.k = tsr_min(depth, b->k - k);
-            panel.n = tsr_min(TILE_COLUMNS, b->n - column);
+            panel.n = tsr_min(width, b->n - column);
             panel.a = b->a + (b->trans_a ? k * b->lda : k);
             panel.c = b->c + column;
             panel.beta = k ? 1 : b->beta;
             if (b->trans_b) {
-                transpose(turned, TILE_COLUMNS, b->b + column * b->ldb + k, b->ldb, panel.n,
-                          panel.k);
+                transpose(turned, width, b->b + column * b->ldb + k, b->ldb, panel.n, panel.k);
                 panel.b = turned;
-                panel.ldb = TILE_COLUMNS;
+                panel.ldb = width;
             } else {
                 panel.b = b->b + k * b->ldb + column;
             }
