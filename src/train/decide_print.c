@@ -67,6 +67,14 @@ static void print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *i
     tsr_text_puts(out, "}\n");
 }
 
+static void print_shape_range(tsr_text *out, const char *what, const tsr_batch_run *run)
+{
+    const tsr_batch_bucket *first = run->bucket, *last = run->bucket + run->bucket_count - 1;
+    tsr_text_printf(
+        out, "micro-batches of %s in %d shapes: %d to %d tokens, %d to %d of them labels\n", what,
+        run->bucket_count, first->tokens, last->tokens, first->label_rows, last->label_rows);
+}
+
 static void print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
                          const tsr_topology_view *view, const tsr_expectation *expected)
 {
@@ -87,13 +95,10 @@ static void print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs 
                     "fully; plan %016" PRIx64 "\n",
                     inputs->layout.unit_count, d->resident_count, d->plan->options.slots,
                     inputs->layout.layer_count, d->selective_count, d->full_count, d->plan->hash);
-    tsr_text_puts(out, "micro-batches of [tokens, label rows] ");
-    print_shapes(out, inputs, inputs->batch ? inputs->batch : inputs->eval_batch);
-    if (inputs->batch && inputs->eval_batch) {
-        tsr_text_puts(out, ", of the evaluation ");
-        print_shapes(out, inputs, inputs->eval_batch);
-    }
-    tsr_text_puts(out, "\n");
+    if (inputs->batch)
+        print_shape_range(out, "training", tsr_batch_run_of(inputs->batch));
+    if (inputs->eval_batch)
+        print_shape_range(out, "evaluation", tsr_batch_run_of(inputs->eval_batch));
     if (!expected || !expected->steps)
         return;
     tsr_text_printf(out,
