@@ -77,6 +77,10 @@ tsr_status tsr_job_decide(tsr_job *job);
 tsr_status tsr_job_open_output(tsr_job *job);
 tsr_status tsr_job_write_output(tsr_job *job);
 
+/* Stages and issues one micro-batch of a step (job_step.c). label_tokens: of the whole step. */
+tsr_status tsr_job_issue_micro(tsr_job *job, const tsr_micro_batch *micro, double label_tokens,
+                               bool train);
+
 /* executor callbacks (job_step.c) */
 extern const tsr_executor_callbacks tsr_job_callbacks;
 

@@ -70,9 +70,8 @@ const tsr_executor_callbacks tsr_job_callbacks = {.norm = on_norm,
 
 /* ---- issuing ---- */
 
-/* Stages and issues one micro-batch. */
-static tsr_status issue_micro(tsr_job *job, const tsr_micro_batch *micro, double label_tokens,
-                              bool train)
+tsr_status tsr_job_issue_micro(tsr_job *job, const tsr_micro_batch *micro, double label_tokens,
+                               bool train)
 {
     tsr_model_batch batch = {.tokens = micro->token_count,
                              .documents = micro->document_count,
@@ -100,7 +99,7 @@ static tsr_status issue_rounds(tsr_job *job, tsr_batch *batch, int64_t step, tsr
         tsr_comm_publish(job->world, (uint64_t)step + 1, train ? "micro-batch" : "evaluation",
                          (int)round);
         TSR_TRY(tsr_batch_fill(micro, batch, step, round * job->view.ranks + job->view.rank));
-        TSR_TRY(issue_micro(job, micro, (double)info->label_tokens, train));
+        TSR_TRY(tsr_job_issue_micro(job, micro, (double)info->label_tokens, train));
     }
     return TSR_OK;
 }
@@ -171,24 +170,6 @@ static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64
     return TSR_OK;
 }
 
-static tsr_status write_step(tsr_job *job, const tsr_job_report *report)
-{
-    if (!job->metrics)
-        return TSR_OK;
-    tsr_metrics_step step = {.step = report->step,
-                             .epoch = report->epoch,
-                             .loss = report->loss,
-                             .grad_norm = report->grad_norm,
-                             .learning_rate = report->learning_rate,
-                             .label_tokens = report->label_tokens,
-                             .input_tokens = report->input_tokens,
-                             .tokens_per_s = report->tokens_per_s,
-                             .step_s = report->step_s,
-                             .device_bytes = report->device_bytes,
-                             .exposed_s = report->exposed_s};
-    return tsr_metrics_write_step(job->metrics, &step);
-}
-
 static tsr_status run_step(tsr_job *job, tsr_job_report *report)
 {
     tsr_batch_step_info info;
@@ -202,7 +183,7 @@ static tsr_status run_step(tsr_job *job, tsr_job_report *report)
     TSR_TRY(tsr_executor_step_end(job->executor, &flags));
     TSR_TRY(tsr_executor_wait_word(job->executor, word));
     TSR_TRY(take_word(job, &info, word, report));
-    return write_step(job, report);
+    return job->metrics ? tsr_metrics_write_step(job->metrics, report) : TSR_OK;
 }
 
 /* An error of one rank reaches the others through the communicator; then all agree on the one to

@@ -95,21 +95,10 @@ static tsr_status make_progress(run *r, const tsr_config *config, int64_t total_
 
 static void show_step(run *r, const tsr_job_report *report)
 {
-    tsr_metrics_step step = {.step = report->step,
-                             .epoch = report->epoch,
-                             .loss = report->loss,
-                             .grad_norm = report->grad_norm,
-                             .learning_rate = report->learning_rate,
-                             .label_tokens = report->label_tokens,
-                             .input_tokens = report->input_tokens,
-                             .tokens_per_s = report->tokens_per_s,
-                             .step_s = report->step_s,
-                             .device_bytes = report->device_bytes,
-                             .exposed_s = report->exposed_s};
     char line[96];
     if (!r->progress)
         return;
-    tsr_progress_step(r->progress, &step);
+    tsr_progress_step(r->progress, report);
     if (!report->skipped)
         return;
     snprintf(line, sizeof line, "step %lld: a gradient was not finite; nothing was updated",

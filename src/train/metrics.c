@@ -147,7 +147,7 @@ tsr_status tsr_metrics_write_start(tsr_metrics *m, const tsr_metrics_start *star
     return write_line(m);
 }
 
-tsr_status tsr_metrics_write_step(tsr_metrics *m, const tsr_metrics_step *step)
+tsr_status tsr_metrics_write_step(tsr_metrics *m, const tsr_job_report *step)
 {
     put_int(m, "step", step->step);
     put_number(m, "epoch", step->epoch);

@@ -9,6 +9,7 @@
 #define TSR_TRAIN_METRICS_H
 
 #include "base/status.h"
+#include "tessera.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -26,16 +27,6 @@ typedef struct {
     int64_t resumed_step; /* 0: a fresh run */
 } tsr_metrics_start;
 
-typedef struct {
-    int64_t step; /* 1-based */
-    double epoch; /* samples seen / samples */
-    double loss, grad_norm /* before clipping */, learning_rate /* that this step used */;
-    int64_t label_tokens, input_tokens; /* shifted labels; without padding */
-    double tokens_per_s, step_s;
-    uint64_t device_bytes;
-    double exposed_s;
-} tsr_metrics_step;
-
 typedef enum { TSR_METRICS_DONE, TSR_METRICS_SAVED, TSR_METRICS_FAILED } tsr_metrics_status;
 
 /* Creates the file, or appends to it. Borrows nothing. TSR_EIO names the path. */
@@ -47,7 +38,7 @@ tsr_status tsr_metrics_write_start(tsr_metrics *metrics, const tsr_metrics_start
 
 /* {"step":1,"epoch":0.01,"loss":2.3456789,"grad_norm":..,"learning_rate":..,"label_tokens":..,
  * "input_tokens":..,"tokens_per_s":..,"step_s":..,"device_bytes":..,"exposed_s":..} */
-tsr_status tsr_metrics_write_step(tsr_metrics *metrics, const tsr_metrics_step *step);
+tsr_status tsr_metrics_write_step(tsr_metrics *metrics, const tsr_job_report *step);
 
 /* {"step":50,"eval_loss":..,"eval_label_tokens":..} */
 tsr_status tsr_metrics_write_eval(tsr_metrics *metrics, int64_t step, double eval_loss,

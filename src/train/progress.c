@@ -18,7 +18,7 @@ struct tsr_progress {
     tsr_text text;
     bool bar_shown;
     double mean_step_s, since_drawn_s;
-    tsr_metrics_step last;
+    tsr_job_report last;
 };
 
 tsr_status tsr_progress_create(tsr_progress **out, const tsr_progress_options *options)
@@ -70,7 +70,7 @@ static double seconds_left(const tsr_progress *p)
 /* "loss 2.3457  lr 0.0002  3100 tokens/s  123 MiB  0:42 left" */
 static void put_facts(tsr_progress *p)
 {
-    const tsr_metrics_step *s = &p->last;
+    const tsr_job_report *s = &p->last;
     tsr_text *t = &p->text;
     tsr_text_puts(t, "loss ");
     tsr_number_put_fixed(t, s->loss, 4);
@@ -119,7 +119,7 @@ static void draw_bar(tsr_progress *p)
     emit(p);
 }
 
-void tsr_progress_step(tsr_progress *p, const tsr_metrics_step *step)
+void tsr_progress_step(tsr_progress *p, const tsr_job_report *step)
 {
     bool first = p->last.step == 0;
     p->last = *step;

@@ -10,8 +10,8 @@
 #define TSR_TRAIN_PROGRESS_H
 
 #include "base/status.h"
+#include "tessera.h"
 #include "train/config.h"
-#include "train/metrics.h"
 
 typedef struct tsr_progress tsr_progress; /* opaque: see progress.c */
 
@@ -32,7 +32,7 @@ typedef struct {
 tsr_status tsr_progress_create(tsr_progress **out, const tsr_progress_options *options);
 
 /* After each optimizer step. */
-void tsr_progress_step(tsr_progress *progress, const tsr_metrics_step *step);
+void tsr_progress_step(tsr_progress *progress, const tsr_job_report *step);
 
 /* After each evaluation. */
 void tsr_progress_eval(tsr_progress *progress, int64_t step, double eval_loss,

@@ -85,28 +85,6 @@ void job_run(const job_spec *spec, tsr_status (*body)(tsr_job *job, void *user),
             fail_msg("rank %d of %d: %s", i, ranks, run[i].message);
 }
 
-static tsr_status run_micro_batch(tsr_job *job, const tsr_micro_batch *micro,
-                                  const tsr_batch_step_info *info, bool train)
-{
-    tsr_model_batch batch = {.tokens = micro->token_count,
-                             .documents = micro->document_count,
-                             .label_rows = micro->label_count,
-                             .ids = micro->ids,
-                             .positions = micro->positions,
-                             .cu_seqlens = micro->cu_seqlens,
-                             .label_row = micro->label_rows,
-                             .label = micro->labels,
-                             .sample = micro->sample,
-                             .first_position = micro->first_position,
-                             .epoch = (uint64_t)micro->epoch,
-                             .label_tokens = (double)info->label_tokens,
-                             .train = train};
-    TSR_TRY(tsr_model_stage(job->model, &batch));
-    TSR_TRY(tsr_executor_micro_batch(job->executor, train, micro->token_count == 0));
-    TSR_TRY(tsr_model_release(job->model));
-    return tsr_streams_synchronize(&job->streams);
-}
-
 tsr_status job_micro_batches(tsr_job *job, bool train, int64_t step, job_seen *seen, void *user)
 {
     tsr_batch *batch = train ? job->inputs.batch : job->inputs.eval_batch;
@@ -116,7 +94,8 @@ tsr_status job_micro_batches(tsr_job *job, bool train, int64_t step, job_seen *s
     for (int64_t round = 0; round < info.rounds; round++) {
         int64_t index = round * job->view.ranks + job->view.rank;
         TSR_TRY(tsr_batch_fill(micro, batch, step, index));
-        TSR_TRY(run_micro_batch(job, micro, &info, train));
+        TSR_TRY(tsr_job_issue_micro(job, micro, (double)info.label_tokens, train));
+        TSR_TRY(tsr_streams_synchronize(&job->streams));
         if (micro->token_count && seen)
             seen(user, job, micro, index);
     }

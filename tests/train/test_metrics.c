@@ -44,17 +44,17 @@ static void expect_file(const char *expected)
     assert_string_equal(buffer, expected);
 }
 
-static const tsr_metrics_step step = {.step = 1,
-                                      .epoch = 0.01,
-                                      .loss = 2.34567891234,
-                                      .grad_norm = 0.91,
-                                      .learning_rate = 2e-4,
-                                      .label_tokens = 512,
-                                      .input_tokens = 2048,
-                                      .tokens_per_s = 3100.5,
-                                      .step_s = 0.66,
-                                      .device_bytes = 123,
-                                      .exposed_s = 0.001};
+static const tsr_job_report step = {.step = 1,
+                                    .epoch = 0.01,
+                                    .loss = 2.34567891234,
+                                    .grad_norm = 0.91,
+                                    .learning_rate = 2e-4,
+                                    .label_tokens = 512,
+                                    .input_tokens = 2048,
+                                    .tokens_per_s = 3100.5,
+                                    .step_s = 0.66,
+                                    .device_bytes = 123,
+                                    .exposed_s = 0.001};
 
 #define STEP                                                                                       \
     "{\"step\":1,\"epoch\":0.01,\"loss\":2.34567891,\"grad_norm\":0.91,\"learning_rate\":0.0002,"  \
@@ -105,7 +105,7 @@ static void test_not_finite(void **state)
     (void)state;
     tsr_metrics *metrics;
     assert_int_equal(tsr_metrics_create(&metrics, path, false), TSR_OK);
-    tsr_metrics_step bad = {.step = 2, .loss = NAN, .grad_norm = INFINITY, .step_s = -INFINITY};
+    tsr_job_report bad = {.step = 2, .loss = NAN, .grad_norm = INFINITY, .step_s = -INFINITY};
     assert_int_equal(tsr_metrics_write_step(metrics, &bad), TSR_OK);
     tsr_metrics_destroy(metrics);
     expect_file("{\"step\":2,\"epoch\":0,\"loss\":null,\"grad_norm\":null,\"learning_rate\":0,"

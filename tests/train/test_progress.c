@@ -20,16 +20,16 @@ static void collect(void *user, const char *text, size_t bytes)
     tsr_text_append(user, text, bytes);
 }
 
-static tsr_metrics_step at(int64_t step)
+static tsr_job_report at(int64_t step)
 {
-    return (tsr_metrics_step){.step = step,
-                              .epoch = 0.5,
-                              .loss = 2.34567,
-                              .grad_norm = 0.91,
-                              .learning_rate = 2e-4,
-                              .tokens_per_s = 3100.4,
-                              .step_s = 2,
-                              .device_bytes = 300 << 20};
+    return (tsr_job_report){.step = step,
+                            .epoch = 0.5,
+                            .loss = 2.34567,
+                            .grad_norm = 0.91,
+                            .learning_rate = 2e-4,
+                            .tokens_per_s = 3100.4,
+                            .step_s = 2,
+                            .device_bytes = 300 << 20};
 }
 
 static void begins(const char *text, const char *start)
@@ -62,7 +62,7 @@ static void test_lines(void **state)
     tsr_progress *p = create(
         &text, (tsr_progress_options){.total_steps = 25, .logging_steps = 10, .first_step = true});
     for (int i = 1; i <= 25; i++) {
-        tsr_metrics_step step = at(i);
+        tsr_job_report step = at(i);
         tsr_progress_step(p, &step);
     }
     tsr_progress_eval(p, 25, 1.23456, 99);
@@ -86,7 +86,7 @@ static void test_bar(void **state)
     tsr_text text = {0};
     tsr_progress *p =
         create(&text, (tsr_progress_options){.terminal = true, .columns = 200, .total_steps = 4});
-    tsr_metrics_step step = at(1);
+    tsr_job_report step = at(1);
     tsr_progress_step(p, &step);
     assert_string_equal(text.data,
                         "\r\033[Kstep 1/4 [====>           ]  25%  loss 2.3457  lr 0.0002  "
@@ -110,7 +110,7 @@ static void test_bar_fits_and_is_not_flooded(void **state)
     tsr_progress *p =
         create(&text, (tsr_progress_options){.terminal = true, .columns = 30, .total_steps = 1000});
     for (int i = 1; i <= 1000; i++) {
-        tsr_metrics_step step = at(i);
+        tsr_job_report step = at(i);
         step.step_s = 0.001;
         tsr_progress_step(p, &step);
     }
@@ -132,7 +132,7 @@ static void test_none(void **state)
     tsr_text text = {0};
     tsr_progress *p =
         create(&text, (tsr_progress_options){.mode = TSR_CONFIG_PROGRESS_NONE, .terminal = true});
-    tsr_metrics_step step = at(1);
+    tsr_job_report step = at(1);
     step.loss = NAN;
     tsr_progress_step(p, &step);
     tsr_progress_eval(p, 1, 1, 1);
