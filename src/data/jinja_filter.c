@@ -111,36 +111,35 @@ static tsr_status filter_tojson(value *out, jinja_run *r, const value *v, const 
     return status;
 }
 
+static tsr_status cased(value *out, jinja_run *r, const value *v, jinja_case how)
+{
+    jinja_text text;
+    TSR_TRY(soft_text(&text, r, v));
+    return tsr_jinja_case(out, r, text, how);
+}
+
 static tsr_status filter_upper(value *out, jinja_run *r, const value *v, const value *a)
 {
     (void)a;
-    jinja_text text;
-    TSR_TRY(soft_text(&text, r, v));
-    return tsr_jinja_case(out, r, text, CASE_UPPER);
+    return cased(out, r, v, CASE_UPPER);
 }
 
 static tsr_status filter_lower(value *out, jinja_run *r, const value *v, const value *a)
 {
     (void)a;
-    jinja_text text;
-    TSR_TRY(soft_text(&text, r, v));
-    return tsr_jinja_case(out, r, text, CASE_LOWER);
+    return cased(out, r, v, CASE_LOWER);
 }
 
 static tsr_status filter_capitalize(value *out, jinja_run *r, const value *v, const value *a)
 {
     (void)a;
-    jinja_text text;
-    TSR_TRY(soft_text(&text, r, v));
-    return tsr_jinja_case(out, r, text, CASE_CAPITALIZE);
+    return cased(out, r, v, CASE_CAPITALIZE);
 }
 
 static tsr_status filter_title(value *out, jinja_run *r, const value *v, const value *a)
 {
     (void)a;
-    jinja_text text;
-    TSR_TRY(soft_text(&text, r, v));
-    return tsr_jinja_case(out, r, text, CASE_TITLE_FILTER);
+    return cased(out, r, v, CASE_TITLE_FILTER);
 }
 
 static tsr_status filter_default(value *out, jinja_run *r, const value *v, const value *a)

@@ -257,21 +257,29 @@ static tsr_status check_named(jinja_parser *p, const node *n)
     return TSR_OK;
 }
 
-tsr_status tsr_jinja_filter_name(node **out, jinja_parser *p)
+/* The name of a filter or test that is next, around *out. */
+static tsr_status named(node **out, jinja_parser *p, node_kind kind)
 {
     const token *t = peek(p);
     node *inner = *out;
+    bool filter = kind == N_FILTER;
     if (t->kind != T_NAME)
-        return tsr_jinja_unexpected(p, "the name of a filter");
-    int which = tsr_jinja_filter_find(t->text);
+        return tsr_jinja_unexpected(p, filter ? "the name of a filter" : "the name of a test");
+    int which = filter ? tsr_jinja_filter_find(t->text) : tsr_jinja_test_find(t->text);
     if (which < 0 || p->tokens[p->at + 1].kind == T_DOT)
-        return tsr_jinja_syntax(p->t, t->line, "the filter \"%.*s\" is not supported",
-                                (int)t->text.bytes, t->text.data);
-    TSR_TRY(tsr_jinja_node(out, p, N_FILTER, t->line));
+        return tsr_jinja_syntax(p->t, t->line, "the %s \"%.*s\" is not supported",
+                                filter ? "filter" : "test", (int)t->text.bytes, t->text.data);
+    TSR_TRY(tsr_jinja_node(out, p, kind, t->line));
     (*out)->a = inner;
     (*out)->which = which;
     (*out)->text = t->text;
     p->at++;
+    return TSR_OK;
+}
+
+tsr_status tsr_jinja_filter_name(node **out, jinja_parser *p)
+{
+    TSR_TRY(named(out, p, N_FILTER));
     if (peek(p)->kind == T_LPAREN) {
         p->at++;
         TSR_TRY(arguments(*out, p));
@@ -298,30 +306,20 @@ static bool bare_argument(const token *t)
 
 static tsr_status test(node **out, jinja_parser *p)
 {
-    node *inner = *out, *argument;
+    node *argument;
     p->at++; /* is */
     bool negated = is_name(peek(p), "not");
     p->at += negated;
-    const token *t = peek(p);
-    if (t->kind != T_NAME)
-        return tsr_jinja_unexpected(p, "the name of a test");
-    int which = tsr_jinja_test_find(t->text);
-    if (which < 0 || p->tokens[p->at + 1].kind == T_DOT)
-        return tsr_jinja_syntax(p->t, t->line, "the test \"%.*s\" is not supported",
-                                (int)t->text.bytes, t->text.data);
-    TSR_TRY(tsr_jinja_node(out, p, N_TEST, t->line));
-    (*out)->a = inner;
-    (*out)->which = which;
-    (*out)->text = t->text;
-    p->at++;
+    TSR_TRY(named(out, p, N_TEST));
+    int line = (*out)->line;
     if (peek(p)->kind == T_LPAREN) {
         p->at++;
         TSR_TRY(arguments(*out, p));
     } else if (bare_argument(peek(p))) {
         int levels = 0;
         if (is_name(peek(p), "is"))
-            return tsr_jinja_syntax(p->t, t->line, "tests cannot be chained with \"is\"");
-        TSR_TRY(tsr_jinja_node(&argument, p, N_OPERAND, t->line));
+            return tsr_jinja_syntax(p->t, line, "tests cannot be chained with \"is\"");
+        TSR_TRY(tsr_jinja_node(&argument, p, N_OPERAND, line));
         TSR_TRY(primary(&argument->a, p));
         TSR_TRY(postfix(&argument->a, p, &levels));
         p->depth -= levels;
@@ -330,7 +328,7 @@ static tsr_status test(node **out, jinja_parser *p)
     }
     if (negated) {
         node *not_node;
-        TSR_TRY(tsr_jinja_node(&not_node, p, N_NOT, t->line));
+        TSR_TRY(tsr_jinja_node(&not_node, p, N_NOT, line));
         not_node->a = *out;
         *out = not_node;
     }
