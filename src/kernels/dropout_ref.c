@@ -56,8 +56,8 @@ static inline uint64_t columns_left(uint64_t columns, uint64_t column)
     return columns - column < COLUMNS ? columns - column : COLUMNS;
 }
 
-TSR_CLONES void tsr_dropout_row(float *out, const float *x, uint64_t columns,
-                                const tsr_dropout *dropout, uint64_t sample, uint32_t position)
+TSR_INLINE void drop_row(float *out, const float *x, uint64_t columns, const tsr_dropout *dropout,
+                         uint64_t sample, uint32_t position, bool add)
 {
     const tsr_dropout d = *dropout;
     uint32_t word[COLUMNS];
@@ -66,24 +66,22 @@ TSR_CLONES void tsr_dropout_row(float *out, const float *x, uint64_t columns,
         words(word, d.key, sample, position, column);
         for (uint64_t i = 0; i < n; i++) {
             float kept = x[column + i] / d.keep;
-            out[column + i] = word[i] >= d.threshold ? kept : 0;
+            float dropped = word[i] >= d.threshold ? kept : 0;
+            out[column + i] = add ? out[column + i] + dropped : dropped;
         }
     }
+}
+
+TSR_CLONES void tsr_dropout_row(float *out, const float *x, uint64_t columns,
+                                const tsr_dropout *dropout, uint64_t sample, uint32_t position)
+{
+    drop_row(out, x, columns, dropout, sample, position, false);
 }
 
 TSR_CLONES void tsr_dropout_add_row(float *out, const float *x, uint64_t columns,
                                     const tsr_dropout *dropout, uint64_t sample, uint32_t position)
 {
-    const tsr_dropout d = *dropout;
-    uint32_t word[COLUMNS];
-    for (uint64_t column = 0; column < columns; column += COLUMNS) {
-        uint64_t n = columns_left(columns, column);
-        words(word, d.key, sample, position, column);
-        for (uint64_t i = 0; i < n; i++) {
-            float kept = x[column + i] / d.keep;
-            out[column + i] += word[i] >= d.threshold ? kept : 0;
-        }
-    }
+    drop_row(out, x, columns, dropout, sample, position, true);
 }
 
 TSR_CLONES void tsr_dropout_mask_row(uint8_t *mask, uint64_t columns, const tsr_dropout *dropout,
