@@ -1,5 +1,5 @@
 /* The batches of a run: what must hold for any data, any number of ranks and any sizes. */
-#include "io/support.h"
+#include "support/scratch.h"
 
 #include "base/philox.h"
 #include "base/text.h"
@@ -8,20 +8,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
 
 /* Rows with one to three documents; token t of sample s is 1000 s + t. Every `unlabelled`-th row
  * has no labels, others have some. */
@@ -524,5 +510,5 @@ int main(void)
         cmocka_unit_test(buckets_cover_closely),
         cmocka_unit_test(refusals_name_the_rows),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -1,5 +1,5 @@
 /* Rows to samples: formats, labels, truncation, and every broken row that must be named. */
-#include "io/support.h"
+#include "support/scratch.h"
 
 #include "base/log.h"
 #include "base/text.h"

@@ -1,4 +1,4 @@
-#include "io/support.h"
+#include "support/scratch.h"
 
 #include "io/checkpoint.h"
 
@@ -11,19 +11,6 @@
 #define TINY         TSR_SOURCE_DIR "/examples/tiny-llama"
 #define PREQUANTIZED TSR_SOURCE_DIR "/tests/golden/prequantized-tiny-llama"
 #define INDEX        "model.safetensors.index.json"
-
-static int setup(void **state)
-{
-    *state = (void *)scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
 
 static void test_tiny_llama(void **state)
 {
@@ -365,11 +352,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tiny_llama),
         cmocka_unit_test(test_prequantized),
-        cmocka_unit_test_setup_teardown(test_broken_indexes, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_directories, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_broken_sets, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_good_sets, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_set_without_nesting, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_broken_indexes, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_directories, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_broken_sets, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_good_sets, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_set_without_nesting, scratch_setup, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-#include "io/support.h"
+#include "support/scratch.h"
 
 #include "io/file.h"
 
@@ -8,19 +8,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-static int setup(void **state)
-{
-    *state = (void *)scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
 
 static void test_read(void **state)
 {
@@ -114,11 +101,13 @@ static void test_failures(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_read, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_appears_only_when_published, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_discard_leaves_the_old_file, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_two_at_once, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_failures, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_read, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_appears_only_when_published, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_discard_leaves_the_old_file, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_two_at_once, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_failures, scratch_setup, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,7 +2,7 @@
  * Seeded mutations of right inputs: every reader answers TSR_OK or TSR_EDATA with a message, and
  * whatever it accepts can be read. A failing round names its seed and round.
  */
-#include "io/support.h"
+#include "support/scratch.h"
 
 #include "base/clock.h"
 #include "base/philox.h"
@@ -19,19 +19,6 @@
 #define MOST_ROUNDS   20000
 #define MOST_MUTATION 4
 #define SEED          20240229u
-
-static int setup(void **state)
-{
-    *state = (void *)scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
 
 /* Overwrites, swaps, removes or repeats bytes within the first `range`. Returns the new length;
  * `data` has room for one byte more per mutation. */
@@ -192,7 +179,7 @@ static void test_adapter_config(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_safetensors, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_safetensors, scratch_setup, scratch_teardown),
         cmocka_unit_test(test_model_config),
         cmocka_unit_test(test_adapter_config),
     };

@@ -1,4 +1,4 @@
-#include "io/support.h"
+#include "support/scratch.h"
 
 #include "io/model_config.h"
 

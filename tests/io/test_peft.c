@@ -1,4 +1,4 @@
-#include "io/support.h"
+#include "support/scratch.h"
 
 #include "io/json.h"
 #include "io/peft.h"
@@ -12,19 +12,6 @@
 #include <unistd.h>
 
 #define TRACES TSR_SOURCE_DIR "/tests/golden/traces/"
-
-static int setup(void **state)
-{
-    *state = (void *)scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
 
 static void test_patterns(void **state)
 {
@@ -428,14 +415,14 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_patterns),
-        cmocka_unit_test_setup_teardown(test_round_trips, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_round_trips, scratch_setup, scratch_teardown),
         cmocka_unit_test(test_other_forms),
         cmocka_unit_test(test_format_numbers),
         cmocka_unit_test(test_broken_configs),
-        cmocka_unit_test_setup_teardown(test_broken_weights, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_directories, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_failed_writes, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_card, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_broken_weights, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_directories, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_failed_writes, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_card, scratch_setup, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

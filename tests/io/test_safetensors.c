@@ -1,4 +1,4 @@
-#include "io/support.h"
+#include "support/scratch.h"
 
 #include "io/safetensors.h"
 
@@ -8,19 +8,6 @@
 #include <unistd.h>
 
 #define GOLDEN TSR_SOURCE_DIR "/tests/golden/"
-
-static int setup(void **state)
-{
-    *state = (void *)scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
 
 /* One entry, "t", of these fields. */
 #define ENTRY(dtype, shape, begin, end)                                                            \
@@ -339,14 +326,16 @@ static void test_reads_at_the_same_time(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_broken, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_not_a_file, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_unusual_but_right, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_ranges, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_written_as_python_does, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_writer_refuses, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_widening, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_reads_at_the_same_time, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_broken, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_not_a_file, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_unusual_but_right, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_ranges, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_written_as_python_does, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_writer_refuses, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_widening, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_reads_at_the_same_time, scratch_setup,
+                                        scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

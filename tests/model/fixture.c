@@ -1,7 +1,7 @@
 #include "model/fixture.h"
 
-#include "io/support.h"
 #include "support/rows.h"
+#include "support/scratch.h"
 
 #include <stdio.h>
 #include <stdlib.h>

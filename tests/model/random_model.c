@@ -3,7 +3,7 @@
 #include "adapters/init.h"
 #include "base/philox.h"
 #include "io/peft.h"
-#include "io/support.h"
+#include "support/scratch.h"
 
 #include <math.h>
 #include <stdio.h>

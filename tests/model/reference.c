@@ -1,7 +1,7 @@
 #include "model/reference.h"
 
-#include "io/support.h"
 #include "kernels/dropout.h"
+#include "support/scratch.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -11,11 +11,11 @@
 
 #include <cmocka.h>
 
-#include "io/support.h"
 #include "model/model_parts.h"
 #include "support/golden.h"
 #include "support/head.h"
 #include "support/rows.h"
+#include "support/scratch.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -10,11 +10,11 @@
 
 #include <cmocka.h>
 
-#include "io/support.h"
 #include "model/fixture.h"
 #include "support/golden.h"
 #include "support/head.h"
 #include "support/rows.h"
+#include "support/scratch.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -23,20 +23,6 @@
 #define PREQUANTIZED TSR_SOURCE_DIR "/tests/golden/prequantized-tiny-llama"
 
 enum { D = 256, VOCAB = 384, TOKENS = 32, ROWS = 5 };
-
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
 
 /* ---- pre-quantized ---- */
 
@@ -224,5 +210,5 @@ int main(void)
         cmocka_unit_test(test_prequantized),
         cmocka_unit_test(test_bases),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

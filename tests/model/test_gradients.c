@@ -12,9 +12,9 @@
 
 #include <cmocka.h>
 
-#include "io/support.h"
 #include "model/fixture.h"
 #include "support/golden.h"
+#include "support/scratch.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -30,20 +30,6 @@ enum { ALL = 127, DIRECTIONS = 1, ELEMENTS = 0 };
 #else
 enum { ALL = 127, DIRECTIONS = 2, ELEMENTS = 2 };
 #endif
-
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
 
 /* The derivative of the mean loss along `direction`, in double. */
 static double slope(const fixture *f, model_tensor *tensor, const double *direction, uint64_t count)
@@ -396,5 +382,5 @@ int main(void)
         cmocka_unit_test(test_large_vocabulary),
         cmocka_unit_test(test_packing),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

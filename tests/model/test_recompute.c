@@ -9,25 +9,11 @@
 
 #include <cmocka.h>
 
-#include "io/support.h"
 #include "model/fixture.h"
+#include "support/scratch.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
 
 static void assert_same(const fixture *f, const fixture_result *got, const fixture_result *want)
 {
@@ -176,5 +162,5 @@ int main(void)
         cmocka_unit_test(test_dora),
         cmocka_unit_test(test_dora_dropout),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -3,11 +3,11 @@
  * of forward_tiny_llama, and the merged weights (m / n) (W + s B A) of layer 0 from what the job made
  * of W, A, B, m and n.
  */
-#include "io/support.h"
 #include "model/model_parts.h"
 #include "support/golden.h"
 #include "support/head.h"
 #include "support/rows.h"
+#include "support/scratch.h"
 #include "traces.h"
 
 #include <math.h>

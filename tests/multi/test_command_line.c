@@ -6,8 +6,8 @@
  *     test_multi_command_line LAUNCH_RUN TESSERA TRACE
  */
 #include "io/json.h"
-#include "io/support.h"
 #include "support/golden.h"
+#include "support/scratch.h"
 #include "traces.h"
 
 #include <errno.h>
@@ -197,20 +197,6 @@ static void test_trace(void **state)
     trace_close(&golden);
 }
 
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_trace)};
@@ -219,5 +205,5 @@ int main(int argc, char **argv)
     launch = argv[1];
     program = argv[2];
     run = trace_find(argv[3]);
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -5,8 +5,8 @@
  *
  *     test_multi_inside TRACE
  */
-#include "io/support.h"
 #include "support/golden.h"
+#include "support/scratch.h"
 #include "traces.h"
 
 #include "io/peft.h"
@@ -255,25 +255,11 @@ static void test_trace(void **state)
     trace_close(&golden);
 }
 
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_trace)};
     if (argc != 2)
         return 64;
     run = trace_find(argv[1]);
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

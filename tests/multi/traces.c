@@ -1,9 +1,9 @@
 #include "traces.h"
 
 #include "io/json.h"
-#include "io/support.h"
 #include "support/golden.h"
 #include "support/rows.h"
+#include "support/scratch.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -13,9 +13,9 @@
 #include <cmocka.h>
 
 #include "io/json.h"
-#include "io/support.h"
 #include "support/golden.h"
 #include "support/job.h"
+#include "support/scratch.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,9 +1,9 @@
 /*
- * tests/io/support.h: a scratch directory, files of any bytes, and the check that an error names
+ * tests/support/scratch.h: a scratch directory, files of any bytes, and the check that an error names
  * what it should.
  */
-#ifndef TSR_TESTS_IO_SUPPORT_H
-#define TSR_TESTS_IO_SUPPORT_H
+#ifndef TSR_TESTS_SUPPORT_SCRATCH_H
+#define TSR_TESTS_SUPPORT_SCRATCH_H
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,6 +21,10 @@
 /* A new empty directory; removed with all in it by scratch_remove. */
 const char *scratch_make(void);
 void scratch_remove(void);
+
+/* The same as fixtures of CMocka; *state is the path. */
+int scratch_setup(void **state);
+int scratch_teardown(void **state);
 
 /* "<scratch>/<name>", in one of a few buffers that are used in turn. */
 const char *scratch_path(const char *name);

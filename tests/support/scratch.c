@@ -1,4 +1,4 @@
-#include "io/support.h"
+#include "support/scratch.h"
 
 #include <dirent.h>
 #include <ftw.h>
@@ -13,7 +13,7 @@ static char scratch[256];
 const char *scratch_make(void)
 {
     const char *base = getenv("TMPDIR");
-    snprintf(scratch, sizeof scratch, "%s/tessera-io-XXXXXX", base && *base ? base : "/tmp");
+    snprintf(scratch, sizeof scratch, "%s/tessera-test-XXXXXX", base && *base ? base : "/tmp");
     assert_non_null(mkdtemp(scratch));
     return scratch;
 }
@@ -27,6 +27,19 @@ static int remove_one(const char *path, const struct stat *info, int flag, struc
 void scratch_remove(void)
 {
     assert_int_equal(nftw(scratch, remove_one, 16, FTW_DEPTH | FTW_PHYS), 0);
+}
+
+int scratch_setup(void **state)
+{
+    *state = (void *)scratch_make();
+    return 0;
+}
+
+int scratch_teardown(void **state)
+{
+    (void)state;
+    scratch_remove();
+    return 0;
 }
 
 const char *scratch_path(const char *name)
