@@ -5,7 +5,7 @@
 #include "kernels/adamw.h"
 #include "kernels/fixed_point.h"
 
-#include "quant/golden.h"
+#include "support/golden_plain.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -9,7 +9,7 @@
 #include "kernels/scale_backward.h"
 
 #include "kernels/kernel_test.h"
-#include "quant/golden.h"
+#include "support/golden_plain.h"
 
 #define F32_TOLERANCE 5e-6 /* of the largest value */
 

@@ -6,7 +6,7 @@
 #include "kernels/nf4_dequant.h"
 
 #include "kernels/kernel_test.h"
-#include "quant/golden.h"
+#include "support/golden_plain.h"
 
 static tsr_status run(void *context, tsr_pool *pool)
 {

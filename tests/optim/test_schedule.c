@@ -3,7 +3,7 @@
  */
 #include "optim/schedule.h"
 
-#include "quant/golden.h"
+#include "support/golden_plain.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -5,7 +5,7 @@
 #include "base/dtype.h"
 #include "quant/nf4.h"
 
-#include "quant/golden.h"
+#include "support/golden_plain.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -6,7 +6,7 @@
 #include "base/dtype.h"
 #include "quant/nf4_tensor.h"
 
-#include "quant/golden.h"
+#include "support/golden_plain.h"
 
 #include <math.h>
 #include <setjmp.h>

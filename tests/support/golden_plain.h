@@ -1,9 +1,9 @@
 /*
- * tests/quant/golden.h: reads a well-formed safetensors or JSON file of the tests, in a few lines
+ * tests/support/golden_plain.h: reads a well-formed safetensors or JSON file of the tests, in a few lines
  * of its own, so that a fault in src/io cannot hide in these tests. Anything odd ends the program.
  */
-#ifndef TSR_TESTS_QUANT_GOLDEN_H
-#define TSR_TESTS_QUANT_GOLDEN_H
+#ifndef TSR_TESTS_SUPPORT_GOLDEN_PLAIN_H
+#define TSR_TESTS_SUPPORT_GOLDEN_PLAIN_H
 
 #include <jansson.h>
 #include <stdint.h>
