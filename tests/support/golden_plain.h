@@ -1,6 +1,7 @@
 /*
- * tests/support/golden_plain.h: reads a well-formed safetensors or JSON file of the tests, in a few lines
- * of its own, so that a fault in src/io cannot hide in these tests. Anything odd ends the program.
+ * tests/support/golden_plain.h: reads a well-formed safetensors or JSON file of the tests, in a few
+ * lines of its own, so that a fault in src/io cannot hide in these tests. Anything odd ends the
+ * program.
  */
 #ifndef TSR_TESTS_SUPPORT_GOLDEN_PLAIN_H
 #define TSR_TESTS_SUPPORT_GOLDEN_PLAIN_H

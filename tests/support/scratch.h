@@ -1,6 +1,6 @@
 /*
- * tests/support/scratch.h: a scratch directory, files of any bytes, and the check that an error names
- * what it should.
+ * tests/support/scratch.h: a scratch directory, files of any bytes, and the check that an error
+ * names what it should.
  */
 #ifndef TSR_TESTS_SUPPORT_SCRATCH_H
 #define TSR_TESTS_SUPPORT_SCRATCH_H
