@@ -21,7 +21,7 @@ static char root[64], directory[96];
 static const char *case_name = "";
 static int failures;
 
-static void die(const char *what)
+static _Noreturn void die(const char *what)
 {
     fprintf(stderr, "cannot %s: %s\n", what, strerror(errno));
     exit(99);
@@ -192,15 +192,17 @@ void cli_poke(const char *path, long offset, const void *data, size_t bytes)
 void cli_link_all(const char *from, const char *to)
 {
     char full[PATH_MAX];
-    DIR *entries = realpath(from, full) ? opendir(full) : NULL;
+    if (!realpath(from, full))
+        die(from);
+    DIR *entries = opendir(full);
     if (!entries || mkdir(to, 0777) != 0)
         die(from);
     for (struct dirent *entry; (entry = readdir(entries));) {
         char source[PATH_MAX + 300], target[PATH_MAX];
         if (entry->d_name[0] == '.' || !strcmp(entry->d_name, to))
             continue;
-        snprintf(source, sizeof source, "%s/%s", full, entry->d_name);
-        snprintf(target, sizeof target, "%s/%s", to, entry->d_name);
+        stpcpy(stpcpy(stpcpy(source, full), "/"), entry->d_name);
+        snprintf(target, sizeof target, "%s/%s", to, basename(source));
         if (symlink(source, target) != 0)
             die(target);
     }

@@ -41,8 +41,8 @@ void job_directory_remove(void)
 
 const char *job_path(const char *name)
 {
-    static char paths[16][512];
-    static int next;
+    static _Thread_local char paths[16][512];
+    static _Thread_local int next;
     char *path = paths[next++ % 16];
     snprintf(path, sizeof paths[0], "%s/%s", job_directory(), name);
     return path;

@@ -206,7 +206,7 @@ static const char *advice(const char *message)
 {
     const char *found = strstr(message, "Smallest change: ");
     if (!found)
-        fail_msg("no advice in: %s", message);
+        fail_msg("no advice in: %s", message ? message : "");
     return found ? found + strlen("Smallest change: ") : message;
 }
 
