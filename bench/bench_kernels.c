@@ -114,6 +114,8 @@ BENCH_OP(scale_backward)
 BENCH_OP(head_chunk)
 BENCH_OP(compose)
 BENCH_OP(compose_backward)
+BENCH_OP(row_square_norm)
+BENCH_OP(dora_norm)
 
 static double gemm(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b, const char *name)
 {
@@ -213,6 +215,31 @@ static void norms(int64_t t, int64_t d)
     tsr_compose_backward_args compose_back = {x,  h, w, n, take(count), take(count),
                                               dm, t, d, 2, TSR_F32};
     report("compose_backward", shape, 0, 16.0 * (double)count, run_compose_backward, &compose_back);
+}
+
+/* DoRA's norm of a weight [rows, columns] with an adapter of rank r, after its matmuls. */
+static void dora(int64_t rows, int64_t columns, int64_t r)
+{
+    arena_used = 0;
+    float *squares = take(rows), *m = random_floats(rows, 0.5f, 1);
+    tsr_row_square_norm_args square = {squares, random_floats(rows * columns, 1, 0), rows, columns,
+                                       TSR_F32};
+    tsr_dora_norm_args norm = {.n = take(rows),
+                               .g = take(rows),
+                               .m = m,
+                               .squares = squares,
+                               .u = random_floats(rows * r, 1, 0),
+                               .bg = random_floats(rows * r, 1, 0),
+                               .b = random_floats(rows * r, 1, 0),
+                               .rows = rows,
+                               .r = r,
+                               .scale = 2};
+    char shape[64];
+    snprintf(shape, sizeof shape, "%lldx%lld", (long long)rows, (long long)columns);
+    report("row_square_norm", shape, 0, 4.0 * (double)(rows * columns), run_row_square_norm,
+           &square);
+    snprintf(shape, sizeof shape, "%lld rows, r %lld", (long long)rows, (long long)r);
+    report("dora_norm", shape, 0, 12.0 * (double)(rows * r), run_dora_norm, &norm);
 }
 
 static void mlp(int64_t t, int64_t f)
@@ -384,6 +411,8 @@ int main(int count, char **arguments)
     dequantize(5632, 2048);
     norms(1024, 256);
     norms(512, 4096);
+    dora(704, 256, 16);
+    dora(5632, 2048, 64);
     mlp(1024, 704);
     mlp(512, 5632);
     rope(1024, 4, 2, 64);
