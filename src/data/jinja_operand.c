@@ -1,6 +1,6 @@
 /*
- * jinja_operand.c: what binary operators stand between: literals, names, lists and dicts, with their
- * signs, postfixes (.name, [index], calls), filters and tests.
+ * jinja_operand.c: what binary operators stand between: literals, names, lists and dicts, with
+ * their signs, postfixes (.name, [index], calls), filters and tests.
  */
 #include "data/jinja_parser.h"
 

@@ -2,8 +2,8 @@
  * kernels/vector_math.h: exp, and sums in a fixed order, written so that the compiler vectorizes
  * them. Inside the CPU kernels only.
  *
- * No contraction, no fast-math: every clone of a TSR_CLONES function (x86-64-v4, v3, baseline) gives
- * the same bits, since lanes and order are in the source.
+ * No contraction, no fast-math: every clone of a function (base/clones.h) gives the same bits, since
+ * lanes and order are in the source.
  */
 #ifndef TSR_KERNELS_VECTOR_MATH_H
 #define TSR_KERNELS_VECTOR_MATH_H
