@@ -7,6 +7,8 @@
  * and a transposed B is turned around, one panel of 64 columns at a time. Tiles depend on the shape
  * only. Other processors have no such kernels: there OpenBLAS gets the whole matmul.
  *
+ * Its small kernel calls malloc where a few columns are left over; those are multiplied here.
+ *
  * A serial OpenBLAS hands out its packing buffers without a lock (found on 0.3.21: two threads get
  * the same buffer and wrong results), so the allocation is wrapped at link time (--wrap, see
  * CMakeLists.txt) and locked here; giving a buffer back is one store. Nothing global is set.
@@ -39,16 +41,11 @@ void *__wrap_blas_memory_alloc(int kind)
     return buffer;
 }
 
-static void multiply(const tsr_gemm_block_args *b)
+static void call_blas(const tsr_gemm_block_args *b)
 {
     cblas_sgemm(CblasRowMajor, b->trans_a ? CblasTrans : CblasNoTrans,
                 b->trans_b ? CblasTrans : CblasNoTrans, (int)b->m, (int)b->n, (int)b->k, b->alpha,
                 b->a, (int)b->lda, b->b, (int)b->ldb, b->beta, b->c, (int)b->ldc);
-}
-
-const char *tsr_gemm_block_core(void)
-{
-    return openblas_get_corename();
 }
 
 /* Whether this processor's OpenBLAS has kernels that do not pack. */
@@ -57,12 +54,78 @@ static bool has_small_kernels(void)
     static _Atomic int known; /* 1: no, 2: yes */
     int value = atomic_load_explicit(&known, memory_order_relaxed);
     if (!value) {
-        const char *core = tsr_gemm_block_core();
+        const char *core = openblas_get_corename();
         value = 1 + (!strcmp(core, "SkylakeX") || !strcmp(core, "Cooperlake") ||
                      !strcmp(core, "SapphireRapids"));
         atomic_store_explicit(&known, value, memory_order_relaxed);
     }
     return value == 2;
+}
+
+/* ---- the columns that OpenBLAS would allocate memory for ---- */
+
+#define NARROW      8 /* its small kernel calls malloc for 1 to 8 columns beyond a multiple of 16 */
+#define NARROW_ROWS 4 /* rows whose sums stay in registers */
+#define NARROW_K    2048 /* rows of B turned into lines of NARROW at a time: 64 KiB */
+
+/* sum[row][lane] += a[row, k] line[k, lane]; rows beyond `rows` repeat the last one. */
+TSR_INLINE void narrow_rows(float sum[NARROW_ROWS][NARROW], const float *a, int64_t lda,
+                            int64_t rows, const float *line, int64_t k)
+{
+    const float *row[NARROW_ROWS];
+    for (int r = 0; r < NARROW_ROWS; r++)
+        row[r] = a + tsr_min(r, rows - 1) * lda;
+    for (int64_t i = 0; i < k; i++)
+        for (int r = 0; r < NARROW_ROWS; r++)
+            for (int l = 0; l < NARROW; l++)
+                sum[r][l] += row[r][i] * line[i * NARROW + l];
+}
+
+/* C[m, n <= NARROW] = alpha A B + beta C; neither is transposed. */
+TSR_CLONES static void multiply_narrow(const tsr_gemm_block_args *b)
+{
+    float line[NARROW_K * NARROW];
+    for (int64_t first = 0; first < b->k; first += NARROW_K) {
+        int64_t k = tsr_min(NARROW_K, b->k - first);
+        float beta = first ? 1 : b->beta;
+        for (int64_t i = 0; i < k; i++)
+            for (int l = 0; l < NARROW; l++)
+                line[i * NARROW + l] = l < b->n ? b->b[(first + i) * b->ldb + l] : 0;
+        for (int64_t i = 0; i < b->m; i += NARROW_ROWS) {
+            float sum[NARROW_ROWS][NARROW] = {{0}};
+            int64_t rows = tsr_min(NARROW_ROWS, b->m - i);
+            narrow_rows(sum, b->a + i * b->lda + first, b->lda, rows, line, k);
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t l = 0; l < b->n; l++) {
+                    float *c = &b->c[(i + r) * b->ldc + l];
+                    *c = b->alpha * sum[r][l] + (beta != 0 ? beta * *c : 0);
+                }
+        }
+    }
+}
+
+static void multiply(const tsr_gemm_block_args *b)
+{
+    int64_t beyond = b->n % 16;
+    bool small = (double)b->m * (double)b->n * (double)b->k <= TILE_WORK;
+    if (b->trans_a || b->trans_b || !small || b->k < 32 || !beyond || beyond > NARROW ||
+        !has_small_kernels()) {
+        call_blas(b);
+        return;
+    }
+    tsr_gemm_block_args part = *b;
+    part.n = b->n - beyond;
+    if (part.n)
+        call_blas(&part);
+    part.b += part.n;
+    part.c += part.n;
+    part.n = beyond;
+    multiply_narrow(&part);
+}
+
+const char *tsr_gemm_block_core(void)
+{
+    return openblas_get_corename();
 }
 
 /* ---- turning B around ---- */
