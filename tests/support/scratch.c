@@ -44,9 +44,9 @@ int scratch_teardown(void **state)
 
 const char *scratch_path(const char *name)
 {
-    static char paths[8][600];
-    static int next;
-    char *path = paths[next++ % 8];
+    static _Thread_local char paths[16][600];
+    static _Thread_local int next;
+    char *path = paths[next++ % 16];
     snprintf(path, sizeof paths[0], "%s/%s", scratch, name);
     return path;
 }

@@ -26,7 +26,7 @@ void scratch_remove(void);
 int scratch_setup(void **state);
 int scratch_teardown(void **state);
 
-/* "<scratch>/<name>", in one of a few buffers that are used in turn. */
+/* "<scratch>/<name>", valid until the thread's sixteenth call after it. */
 const char *scratch_path(const char *name);
 
 void write_bytes(const char *path, const void *data, uint64_t bytes);

@@ -1,59 +1,15 @@
 #include "job_fixture.h"
 
-#include <dirent.h>
-#include <ftw.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
 /* ---- files ---- */
-
-static char directory[64];
-
-const char *job_directory(void)
-{
-    if (!directory[0]) {
-        strcpy(directory, "/tmp/tessera-job-XXXXXX");
-        if (!mkdtemp(directory))
-            fail_msg("cannot make %s", directory);
-    }
-    return directory;
-}
-
-static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *where)
-{
-    (void)info, (void)type, (void)where;
-    return remove(path);
-}
-
-void job_directory_remove(void)
-{
-    if (directory[0])
-        nftw(directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
-    directory[0] = 0;
-}
-
-const char *job_path(const char *name)
-{
-    static _Thread_local char paths[16][512];
-    static _Thread_local int next;
-    char *path = paths[next++ % 16];
-    snprintf(path, sizeof paths[0], "%s/%s", job_directory(), name);
-    return path;
-}
-
-void job_write(const char *name, const char *text)
-{
-    FILE *file = fopen(job_path(name), "w");
-    if (!file || fputs(text, file) < 0 || fclose(file) != 0)
-        fail_msg("cannot write %s", name);
-}
 
 static unsigned random_below(unsigned *state, unsigned bound)
 {
@@ -78,7 +34,7 @@ static void write_ids(FILE *file, const char *name, unsigned *state, unsigned co
 
 void job_write_documents(const char *name, int rows, unsigned vocab, unsigned seed)
 {
-    FILE *file = fopen(job_path(name), "w");
+    FILE *file = fopen(scratch_path(name), "w");
     if (!file)
         fail_msg("cannot write %s", name);
     for (int i = 0; i < rows; i++) {
@@ -98,14 +54,7 @@ void job_write_documents(const char *name, int rows, unsigned vocab, unsigned se
 
 int job_thread_count(void)
 {
-    DIR *tasks = opendir("/proc/self/task");
-    int count = 0;
-    if (!tasks)
-        fail_msg("no /proc/self/task");
-    for (struct dirent *entry; (entry = readdir(tasks));)
-        count += entry->d_name[0] != '.';
-    closedir(tasks);
-    return count;
+    return count_entries("/proc/self/task");
 }
 
 /* ---- a run ---- */
@@ -194,7 +143,7 @@ static void *run_rank(void *user)
     rank_run *run = user;
     job_rank_memory *memory = &run->result.memory[run->rank];
     char output[600];
-    snprintf(output, sizeof output, "output_dir=%s", job_path("output"));
+    snprintf(output, sizeof output, "output_dir=%s", scratch_path("output"));
     const char *overrides[] = {output, "overwrite_output_dir=true",
                                run->event ? run->event->override : NULL};
     tsr_job_options options = {.config_text = run->config,
@@ -226,16 +175,9 @@ static void *run_rank(void *user)
 
 static void read_adapter(job_result *out)
 {
-    FILE *file = fopen(job_path("output/adapter_model.safetensors"), "rb");
-    if (!file)
-        fail_msg("no adapter was written");
-    fseek(file, 0, SEEK_END);
-    out->adapter_bytes = (size_t)ftell(file);
-    rewind(file);
-    out->adapter = malloc(out->adapter_bytes);
-    if (!out->adapter || fread(out->adapter, 1, out->adapter_bytes, file) != out->adapter_bytes)
-        fail_msg("cannot read the adapter");
-    fclose(file);
+    uint64_t bytes;
+    out->adapter = (uint8_t *)read_whole(&bytes, scratch_path("output/adapter_model.safetensors"));
+    out->adapter_bytes = bytes;
 }
 
 static void assert_bits(double a, double b, const char *what, const char *name, int index)

@@ -4,26 +4,15 @@
 #ifndef TESTS_TRAIN_JOB_FIXTURE_H
 #define TESTS_TRAIN_JOB_FIXTURE_H
 
+#include "support/scratch.h"
 #include "train/job_parts.h"
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #define JOB_RANKS_MAX 8
 #define JOB_STEPS_MAX 8
 #define JOB_MODEL     TSR_SOURCE_DIR "/examples/tiny-llama"
 #define JOB_TRACES    TSR_SOURCE_DIR "/tests/golden/traces"
 
-/* A directory for one test program, removed by job_directory_remove. */
-const char *job_directory(void);
-void job_directory_remove(void);
-
-/* directory/name, valid until the sixteenth call after it. */
-const char *job_path(const char *name);
-void job_write(const char *name, const char *text);
-
-/* Documents of unequal length as pretokenized rows of ids below `vocab`, some with several documents
+/* In the scratch directory: documents of unequal length as pretokenized rows of ids below `vocab`, some with several documents
  * or without all labels. */
 void job_write_documents(const char *name, int rows, unsigned vocab, unsigned seed);
 

@@ -64,7 +64,7 @@ static tsr_job *start_job(const char *extra)
                                extra};
     char output[512];
     tsr_job *job = NULL;
-    snprintf(output, sizeof output, "output_dir=%s", job_path("allocations"));
+    snprintf(output, sizeof output, "output_dir=%s", scratch_path("allocations"));
     overrides[7] = output;
     tsr_job_options options = {.overrides = overrides, .override_count = 9};
     if (tsr_job_create(&job, &options) != 0 || tsr_job_start(job) != 0)
@@ -112,7 +112,5 @@ static void test_counts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_counts), cmocka_unit_test(test_steps)};
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    job_directory_remove();
-    return failed;
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

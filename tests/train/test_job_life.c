@@ -19,14 +19,14 @@ static const char *config_text(const char *more)
     snprintf(text, sizeof text,
              "model_name_or_path: " JOB_MODEL "\nlora_r: 2\ntotal_batch_size: 4\n"
              "dataset: %s\n%s",
-             job_path("train.jsonl"), more);
+             scratch_path("train.jsonl"), more);
     return text;
 }
 
 /* The last line of the run's metrics.jsonl holds `words`. */
 static void assert_last_line(const char *words)
 {
-    FILE *file = fopen(job_path("output/metrics.jsonl"), "r");
+    FILE *file = fopen(scratch_path("output/metrics.jsonl"), "r");
     char line[1024] = "";
     if (!file)
         fail_msg("no metrics.jsonl");
@@ -39,8 +39,8 @@ static void assert_last_line(const char *words)
 
 static void assert_no_adapter(void)
 {
-    assert_int_equal(access(job_path("output/adapter_model.safetensors"), F_OK), -1);
-    assert_int_equal(access(job_path("output/adapter_config.json"), F_OK), -1);
+    assert_int_equal(access(scratch_path("output/adapter_model.safetensors"), F_OK), -1);
+    assert_int_equal(access(scratch_path("output/adapter_config.json"), F_OK), -1);
 }
 
 /* ---- the end of a run ---- */
@@ -192,7 +192,7 @@ static void test_wrong_order(void **state)
 {
     (void)state;
     char output[600];
-    snprintf(output, sizeof output, "output_dir=%s", job_path("order"));
+    snprintf(output, sizeof output, "output_dir=%s", scratch_path("order"));
     const char *overrides[] = {output, "max_steps=1"};
     tsr_job_options options = {
         .config_text = config_text(""), .overrides = overrides, .override_count = 2, .threads = 1};
@@ -215,14 +215,8 @@ static void test_wrong_order(void **state)
 static int set_up(void **state)
 {
     (void)state;
+    scratch_make();
     job_write_documents("train.jsonl", 10, 4096, 7);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    job_directory_remove();
     return 0;
 }
 
@@ -238,5 +232,5 @@ int main(void)
         cmocka_unit_test(test_jobs_leave_nothing),
         cmocka_unit_test(test_wrong_order),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, set_up, scratch_teardown);
 }

@@ -20,7 +20,7 @@ static const char *config_text(const char *dataset, const char *more)
     snprintf(text, sizeof text,
              "model_name_or_path: " JOB_MODEL "\nlora_r: 4\nuse_dora: true\nmax_steps: 2\n"
              "total_batch_size: 4\ndataset: %s\n%s",
-             job_path(dataset), more);
+             scratch_path(dataset), more);
     return text;
 }
 
@@ -193,7 +193,7 @@ static void test_plan_lists_shapes(void **state)
     assert_printed(0, config, "training in 7 shapes: 20 to 200 tokens, 19 to 199 of them labels\n");
     snprintf(more, sizeof more,
              "per_device_train_batch_size: 1\nper_device_eval_batch_size: 8\neval_dataset: %s\n",
-             job_path("long.jsonl"));
+             scratch_path("long.jsonl"));
     assert_printed(1, config_text("long.jsonl", more), "\"eval_shapes\":[[542,534]]");
     assert_printed(
         1, "model_name_or_path: " JOB_MODEL "\nmax_length: 512\nper_device_train_batch_size: 2\n",
@@ -224,7 +224,7 @@ static const char *refusal(int ranks, const char *dataset, const char *more)
     job_run(&result, ranks, config);
     assert_int_equal(result.status, TSR_ECONFIG);
     assert_non_null(strstr(result.message, advice(message)));
-    assert_int_equal(access(job_path("output"), F_OK), -1);
+    assert_int_equal(access(scratch_path("output"), F_OK), -1);
     assert_int_equal(tsr_status_exit_code(TSR_ECONFIG), 78);
     return message;
 }
@@ -314,7 +314,7 @@ static void test_group_that_does_not_divide(void **state)
 /* Rows of 200 tokens at most, each one document. */
 static void write_long(void)
 {
-    FILE *file = fopen(job_path("long.jsonl"), "w");
+    FILE *file = fopen(scratch_path("long.jsonl"), "w");
     for (int i = 0; file && i < 8; i++) {
         fputs("{\"input_ids\": [1", file);
         for (int j = 1; j < (i % 4 == 1 ? 200 : 20 + i); j++)
@@ -328,6 +328,7 @@ static void write_long(void)
 static int set_up(void **state)
 {
     (void)state;
+    scratch_make();
     job_write_documents("short.jsonl", 10, 4096, 5);
     write_long();
     return 0;
@@ -345,16 +346,9 @@ static int remove_output(void **state)
     char name[64];
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         snprintf(name, sizeof name, "output/%s", names[i]);
-        remove(job_path(name));
+        remove(scratch_path(name));
     }
-    remove(job_path("output"));
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    job_directory_remove();
+    remove(scratch_path("output"));
     return 0;
 }
 
@@ -374,5 +368,5 @@ int main(void)
         TEST(test_advice_budget),
         TEST(test_group_that_does_not_divide),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, set_up, scratch_teardown);
 }

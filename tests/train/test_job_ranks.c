@@ -65,12 +65,12 @@ static void run_subject(const subject *s, const char *documents, const char *eva
         const variant *v = &s->variants[i];
         char config[4096], what[512];
         job_result result;
-        int length =
-            snprintf(config, sizeof config, "%smodel_name_or_path: %s\ndataset: %s\n%s%s", base,
-                     s->model ? s->model : JOB_MODEL, job_path(documents), s->config, v->config);
+        int length = snprintf(config, sizeof config, "%smodel_name_or_path: %s\ndataset: %s\n%s%s",
+                              base, s->model ? s->model : JOB_MODEL, scratch_path(documents),
+                              s->config, v->config);
         if (evaluation)
             snprintf(config + length, sizeof config - (size_t)length, "eval_dataset: %s\n",
-                     job_path(evaluation));
+                     scratch_path(evaluation));
         snprintf(what, sizeof what, "%s on %d ranks with {%s}", s->name, v->ranks, v->config);
         job_run(&result, v->ranks, config);
         if (result.status != 0)
@@ -180,24 +180,18 @@ static void test_accumulation(void **state)
 static int set_up(void **state)
 {
     (void)state;
+    scratch_make();
     job_write_documents("train.jsonl", 10, 4096, 1);
     job_write_documents("eval.jsonl", 5, 4096, 2);
     job_write_documents("small.jsonl", 9, 384, 3);
     FILE *in = fopen(JOB_TRACES "/accumulated.jsonl", "r");
-    FILE *out = fopen(job_path("chat.jsonl"), "w");
+    FILE *out = fopen(scratch_path("chat.jsonl"), "w");
     char line[8192];
     for (int i = 0; in && out && i < 9 && fgets(line, sizeof line, in); i++)
         fputs(line, out);
     if (!in || !out || fclose(out) != 0)
         return -1;
     fclose(in);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    job_directory_remove();
     return 0;
 }
 
@@ -210,5 +204,5 @@ int main(void)
         cmocka_unit_test(test_prequantized), cmocka_unit_test(test_messages),
         cmocka_unit_test(test_accumulation),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, set_up, scratch_teardown);
 }
