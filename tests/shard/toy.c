@@ -328,6 +328,7 @@ static void keep_outcome(toy_rank *r)
 static void end(toy_rank *r)
 {
     if (r->executor) {
+        tsr_streams_synchronize(&r->streams); /* after a failure work may still be under way */
         tsr_executor_live_slots(r->executor, &r->report->live_most);
         r->report->exposed = tsr_executor_exposed(r->executor);
         uint64_t count;
