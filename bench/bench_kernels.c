@@ -315,7 +315,8 @@ static void attention(int32_t documents, int32_t length, int32_t hq, int32_t hkv
     int32_t *cu = (int32_t *)take(documents + 1);
     for (int32_t i = 0; i <= documents; i++)
         cu[i] = i * length;
-    uint64_t bytes = tsr_attention_workspace_bytes(t, hq, hkv, dim);
+    uint64_t bytes =
+        tsr_attention_workspace_bytes(&(tsr_attention_bounds){.tokens = t, .q_heads = hq});
     tsr_attention_args args = {.q = random_floats(q, 1, 0),
                                .k = random_floats(kv, 1, 0),
                                .v = random_floats(kv, 1, 0),
@@ -365,7 +366,7 @@ static tsr_status head_again(void *args, tsr_pool *p)
 static void head(int64_t rows, int64_t d, int64_t vocabulary)
 {
     arena_used = 0;
-    uint64_t bytes = tsr_head_workspace_bytes(d);
+    uint64_t bytes = tsr_head_workspace_bytes(&(tsr_head_bounds){.d = d});
     uint16_t *w = (uint16_t *)take(vocabulary * d / 2);
     for (int64_t i = 0; i < vocabulary * d; i++)
         w[i] = tsr_f32_to_bf16(tsr_philox_uniform((uint32_t)tsr_mix((uint64_t)i)) - 0.5f);

@@ -22,8 +22,9 @@ find_path(TSR_OPENBLAS_INCLUDE NAMES cblas.h PATH_SUFFIXES openblas-serial REQUI
 add_library(tsr_flags INTERFACE)
 target_compile_definitions(tsr_flags INTERFACE _GNU_SOURCE)
 # No contraction: a fused multiply-add is written as fmaf where it is meant.
-target_compile_options(tsr_flags INTERFACE -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes
-  -Wmissing-prototypes -Wno-missing-field-initializers -ffp-contract=off -fno-math-errno -fno-trapping-math)
+target_compile_options(tsr_flags INTERFACE $<$<COMPILE_LANGUAGE:C>:-Wall -Wextra -Werror -Wshadow
+  -Wstrict-prototypes -Wmissing-prototypes -Wno-missing-field-initializers -ffp-contract=off -fno-math-errno
+  -fno-trapping-math> $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror,-Wno-missing-field-initializers>)
 target_include_directories(tsr_flags INTERFACE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
 target_link_libraries(tsr_flags INTERFACE Threads::Threads m)
 if(TSR_SANITIZE)

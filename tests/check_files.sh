@@ -8,7 +8,7 @@ wrong() {
     (
         cd "$1"
         files=$(find src include tests bench examples launch tools -type f \
-            \( -name '*.[ch]' -o -name '*.sh' -o -name '*.py' -o -name '*.yaml' -o -path 'launch/*' \) \
+            \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.sh' -o -name '*.py' -o -name '*.yaml' -o -path 'launch/*' \) \
             ! -name check_files.sh ! -name unicode_tables.h 2>/dev/null | LC_ALL=C sort)
         [ -z "$files" ] || {
             printf '%s\n' "$files" | grep -E '\.[ch]$' | xargs -r wc -l |

@@ -8,13 +8,18 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 warn='-Wall -Wextra -Werror -Wno-missing-field-initializers'
 flags=$(pkg-config --cflags jansson)
-failed=0 count=0
+failed=0 count=0 cuda=0
 # one FILE COMPILER ARGUMENT...
 one() {
     file=$1
     shift
     count=$((count + 1))
     if ! "$@" -fsyntax-only "$scratch/unit" 2>"$scratch/errors"; then
+        # A machine without the CUDA toolkit has none of its headers.
+        if grep -qE 'fatal error: (cuda_runtime_api|cublasLt|cudnn|nccl)[.]h: No such file' "$scratch/errors"; then
+            cuda=$((cuda + 1))
+            return
+        fi
         echo "$file does not compile by itself ($1):"
         head -n 5 "$scratch/errors"
         failed=$((failed + 1))
@@ -40,4 +45,4 @@ for header in $(cd "$root/include" && find . -name '*.h' | sed 's|^\./||' | LC_A
     one "include/$header" "$cxx" -x c++ -std=c++17 -pedantic $warn $mpi -I"$root/include"
 done
 [ "$failed" -eq 0 ] || { echo "$failed of $count headers"; exit 1; }
-echo "$count headers compile by themselves"
+echo "$((count - cuda)) headers compile by themselves, $cuda need CUDA headers that are not here"

@@ -14,6 +14,10 @@ violations() {
         for (i in pair) { split(pair[i], kv, "="); level[kv[1]] = kv[2] }
         only["mpi.h"] = "^src/comm/comm_mpi[.]c$"
         only["hwloc.h"] = "^src/device/topology[.]c$"
+        only["cuda_runtime_api.h"] = "^src/device/|^src/comm/comm_nccl|^src/comm/nccl_parts|^src/kernels/"
+        only["nccl.h"] = "^src/comm/(comm_nccl[.]c|nccl_parts[.]h)$"
+        only["cublasLt.h"] = "^src/kernels/gemm_cublaslt[.]c$"
+        only["cudnn.h"] = "^src/kernels/attention_cudnn[a-z_]*[.][ch]$"
         only["cblas.h"] = "^src/kernels/gemm[a-z_]*[.][ch]$"
         only["yaml.h"] = "^src/train/"
         only["oniguruma.h"] = "^src/(data|adapters)/"

@@ -46,11 +46,22 @@ static const int shape[LINEARS][2] = {{4096, 4096},  {1024, 4096},  {1024, 4096}
 #define THREADS 256
 #define TURNS   4
 
-__constant__ float level_table[16] = {
-    -1, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
-    -0.18477343022823334f, -0.09105003625154495f, 0, 0.07958029955625534f, 0.16093020141124725f,
-    0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f,
-    0.7229568362236023f, 1};
+__constant__ float level_table[16] = {-1,
+                                      -0.6961928009986877f,
+                                      -0.5250730514526367f,
+                                      -0.39491748809814453f,
+                                      -0.28444138169288635f,
+                                      -0.18477343022823334f,
+                                      -0.09105003625154495f,
+                                      0,
+                                      0.07958029955625534f,
+                                      0.16093020141124725f,
+                                      0.24611230194568634f,
+                                      0.33791524171829224f,
+                                      0.44070982933044434f,
+                                      0.5626170039176941f,
+                                      0.7229568362236023f,
+                                      1};
 
 __global__ void __launch_bounds__(THREADS)
     nf4_dequant(uint4 *__restrict__ out, const uint32_t *__restrict__ codes,
@@ -78,8 +89,8 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int byte = 0; byte < 4; byte++) {
             uint32_t b = packed >> (8 * byte);
-            value.pair[byte] = __floats2bfloat162_rn(level[(b >> 4) & 15] * scale,
-                                                     level[b & 15] * scale);
+            value.pair[byte] =
+                __floats2bfloat162_rn(level[(b >> 4) & 15] * scale, level[b & 15] * scale);
         }
         out[word] = value.vector;
     }
@@ -119,8 +130,19 @@ typedef struct {
 } job;
 
 enum {
-    COPY, GEMM_ROOF, GATHER, GATHER_REGISTERED, DEQUANT, LAYER_GEMM, RESIDENT, PREFETCHED, IN_LINE,
-    REGISTERED, GATHER_COPIED, COPIED, RESULTS
+    COPY,
+    GEMM_ROOF,
+    GATHER,
+    GATHER_REGISTERED,
+    DEQUANT,
+    LAYER_GEMM,
+    RESIDENT,
+    PREFETCHED,
+    IN_LINE,
+    REGISTERED,
+    GATHER_COPIED,
+    COPIED,
+    RESULTS
 };
 
 typedef struct {
@@ -135,8 +157,8 @@ typedef struct {
     cublasLtMatmulAlgo_t algorithm[LINEARS];
     void *workspace;
     char *arena, *slot[SLOTS], *plain[SLOTS], *registered[SLOTS];
-    char *shard;                                       /* [layers] of shard_bytes */
-    size_t segment[2 * LINEARS], offset[2 * LINEARS];  /* gathered bytes and place in a slot */
+    char *shard;                                      /* [layers] of shard_bytes */
+    size_t segment[2 * LINEARS], offset[2 * LINEARS]; /* gathered bytes and place in a slot */
     size_t slot_bytes, shard_bytes;
     __nv_bfloat16 *weight, *activation[2];
     float *nested, *map;
@@ -171,8 +193,8 @@ static void make_products(gpu *g)
     CHECK(cublasLtMatmulDescSetAttribute(g->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
                                          sizeof transposed));
     CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    CHECK(cublasLtMatmulPreferenceSetAttribute(
-        preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
+    CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                               &workspace, sizeof workspace));
     for (int i = 0; i < LINEARS; i++) {
         int out = shape[i][0], in = shape[i][1], count = 0;
         cublasLtMatmulHeuristicResult_t candidate[8];
@@ -222,8 +244,14 @@ static void set_up(gpu *g)
     CHECK(cudaEventCreate(&g->end));
     lay_out(g);
     size_t widest = (size_t)j->tokens * 14336 * 2, weight = (size_t)14336 * 4096 * 2;
-    size_t parts[] = {SLOTS * g->slot_bytes, g->shard_bytes * (size_t)j->layers, weight, widest,
-                      widest, (size_t)14336 * 4096 / 64 / 256 * 4 + 4096, 1024, WORKSPACE};
+    size_t parts[] = {SLOTS * g->slot_bytes,
+                      g->shard_bytes * (size_t)j->layers,
+                      weight,
+                      widest,
+                      widest,
+                      (size_t)14336 * 4096 / 64 / 256 * 4 + 4096,
+                      1024,
+                      WORKSPACE};
     size_t total = 0;
     for (int i = 0; i < 8; i++)
         total += ALIGN(parts[i]);

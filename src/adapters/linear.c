@@ -149,6 +149,7 @@ static tsr_status backward_composed(const tsr_linear_context *context, const tsr
                                                       .d_base_dropped = gradients->z,
                                                       .d_lora = context->lora,
                                                       .dm = gradients->dm,
+                                                      .partials = context->partials,
                                                       .tokens = context->tokens,
                                                       .d = (int64_t)out,
                                                       .scale = (float)linear->scale,
@@ -197,15 +198,38 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
     return drop(context, linear, gradients->dx, context->d_dropped, true);
 }
 
+/* bg = B G: G is fp32, and so B is widened. */
+static tsr_status multiply_gram(const tsr_linear_context *context, const tsr_linear *linear,
+                                const tsr_linear_norm_args *args)
+{
+    int64_t out = (int64_t)linear->out, r = (int64_t)linear->r;
+    const void *b = linear->b;
+    if (context->dtype != TSR_F32) {
+        b = args->b;
+        TSR_TRY(
+            context->kernels->widen(context->stream, &(tsr_widen_args){.out = args->b,
+                                                                       .in = linear->b,
+                                                                       .count = out * r,
+                                                                       .in_dtype = context->dtype,
+                                                                       .dtype = TSR_F32}));
+    }
+    return context->kernels->gemm(context->stream, &(tsr_gemm_args){.m = out,
+                                                                    .n = r,
+                                                                    .k = r,
+                                                                    .a = b,
+                                                                    .b = args->gram,
+                                                                    .c = args->bg,
+                                                                    .alpha = 1,
+                                                                    .dtype = TSR_F32,
+                                                                    .c_dtype = TSR_F32});
+}
+
 tsr_status tsr_linear_norm(const tsr_linear_context *context, const tsr_linear *linear,
                            const tsr_linear_norm_args *args)
 {
     const void *w;
     const tsr_kernels *kernels = context->kernels;
     int64_t out = (int64_t)linear->out, in = (int64_t)linear->in, r = (int64_t)linear->r;
-    if (context->dtype != TSR_F32)
-        return tsr_fail(TSR_EUNSUPPORTED, "DoRA's norm is computed in F32, not in %s",
-                        tsr_dtype_name(context->dtype));
     TSR_TRY(tsr_linear_weight(&w, context, linear));
     if (!args->known)
         TSR_TRY(kernels->row_square_norm(context->stream,
@@ -232,14 +256,7 @@ tsr_status tsr_linear_norm(const tsr_linear_context *context, const tsr_linear *
                                             .trans_b = true,
                                             .alpha = 1,
                                             .c_dtype = TSR_F32}));
-    TSR_TRY(matmul(context, (tsr_gemm_args){.m = out,
-                                            .n = r,
-                                            .k = r,
-                                            .a = linear->b,
-                                            .b = args->gram,
-                                            .c = args->bg,
-                                            .alpha = 1,
-                                            .c_dtype = TSR_F32}));
+    TSR_TRY(multiply_gram(context, linear, args));
     return kernels->dora_norm(context->stream, &(tsr_dora_norm_args){.n = args->n,
                                                                      .g = args->g,
                                                                      .m = args->m,

@@ -65,6 +65,7 @@ typedef struct {
     void *dropped;            /* T * largest in, with dropout */
     void *d_dropped;          /* T * largest in, with dropout */
     void *lora;               /* T * largest out, with dropout and DoRA */
+    float *partials;          /* scratch of dm (kernels/types.h) */
     const int64_t *samples;   /* [T], of each token, for dropout */
     const int32_t *positions; /* [T], in its sample */
 } tsr_linear_context;
@@ -93,8 +94,8 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
 tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context,
                              const tsr_linear *linear);
 
-/* DoRA's row norms for the A, B and W that the matmuls use (FORMATS 3), and g = m / n. All in fp32:
- * TSR_EUNSUPPORTED for another compute dtype. */
+/* DoRA's row norms for the A, B and W that the matmuls use (FORMATS 3), and g = m / n, in fp32: of
+ * values in the compute dtype, what is computed from them stays fp32. */
 typedef struct {
     float *squares; /* [out]: ||w||^2 */
     bool known;     /* squares are already right: W is frozen */
@@ -102,6 +103,7 @@ typedef struct {
     float *n, *g;   /* [out], written */
     float *u;       /* scratch [out, r]: W A^T */
     float *gram;    /* scratch [r, r]: A A^T */
+    float *b;       /* scratch [out, r]: B widened; unused where the compute dtype is F32 */
     float *bg;      /* scratch [out, r]: B A A^T */
 } tsr_linear_norm_args;
 

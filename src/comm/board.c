@@ -184,10 +184,15 @@ tsr_status tsr_board_late(const tsr_board_gate *gate, const char *op)
     if (!late)
         return tsr_fail(TSR_ETIMEOUT,
                         "rank %d has waited %g s for the other ranks at %s; all ranks of this node "
-                        "have arrived there, so look at the other nodes and the network",
+                        "have arrived there, so look at the other nodes and the links between them",
                         gate->rank, gate->timeout_seconds, op);
     return tsr_fail(TSR_ETIMEOUT, "%s %s not arrived at %s within %g s of rank %d", names,
                     late > 1 ? "have" : "has", op, gate->timeout_seconds, gate->rank);
+}
+
+void tsr_board_arrive(const tsr_board_gate *gate, uint64_t count)
+{
+    atomic_store(&gate->board->ranks[gate->rank].entered[gate->slot], count);
 }
 
 /* Gives up on a gate; false if all have passed it in the meantime. */

@@ -79,6 +79,10 @@ void tsr_board_join(const tsr_board_gate *gate);
  * TSR_ETIMEOUT. */
 tsr_status tsr_board_late(const tsr_board_gate *gate, const char *op);
 
+/* For collectives that meet elsewhere, in a slot that nobody passes gates of: this rank has come to
+ * its collective number `count`. */
+void tsr_board_arrive(const tsr_board_gate *gate, uint64_t count);
+
 /* ---- the end ---- */
 
 /* Leaves this rank's status for the others, who cannot be reached by collectives any more. The

@@ -102,6 +102,19 @@ void tsr_comm_destroy(tsr_comm *comm)
     tsr_comm_free(comm);
 }
 
+#ifndef TSR_CUDA
+tsr_status tsr_comm_create_nccl(tsr_comm **out, tsr_comm *host, tsr_stream *host_stream,
+                                tsr_device *device)
+{
+    (void)out;
+    (void)host;
+    (void)host_stream;
+    (void)device;
+    return tsr_fail(TSR_EUNSUPPORTED, "communicators of CUDA devices are not in this build; build "
+                                      "where nvcc and NCCL are installed");
+}
+#endif
+
 int tsr_comm_rank(const tsr_comm *comm)
 {
     return comm->rank;
@@ -155,14 +168,15 @@ void tsr_reduce(int64_t *destination, const int64_t *source, uint64_t count, tsr
     }
 }
 
-/* ---- collectives: enqueued here, run by the stream's worker ---- */
+/* ---- collectives: enqueued here, run by the stream's worker or by the device ---- */
 
 static const char *const kind_names[TSR_COMM_KIND_COUNT] = {
     [TSR_COMM_ALL_GATHER] = "all-gather", [TSR_COMM_REDUCE_SCATTER] = "reduce-scatter",
     [TSR_COMM_ALL_REDUCE] = "all-reduce", [TSR_COMM_BROADCAST] = "broadcast",
     [TSR_COMM_BARRIER] = "barrier",       [TSR_COMM_AGREE] = "agreement",
     [TSR_COMM_CHECK] = "check",           [TSR_COMM_SPLIT] = "split",
-    [TSR_COMM_SHARE] = "shared memory",   [TSR_COMM_GOODBYE] = "end"};
+    [TSR_COMM_SHARE] = "shared memory",   [TSR_COMM_CREATE] = "creation",
+    [TSR_COMM_EXPOSE] = "exposure",       [TSR_COMM_GOODBYE] = "end"};
 
 const char *tsr_comm_kind_name(tsr_comm_kind kind)
 {
@@ -245,11 +259,36 @@ static tsr_status run(void *args, tsr_pool *pool)
     return status;
 }
 
+/* TSR_OK, and *device, if collectives of `comm` can be enqueued on `stream`. */
+static tsr_status begin(tsr_device **device, const tsr_comm *comm, tsr_stream *stream)
+{
+    TSR_TRY(tsr_board_check(comm->gate.board, comm->gate.rank));
+    *device = tsr_stream_device(stream);
+    if (comm->ops->enqueues != (tsr_device_kind_of(*device) == TSR_DEVICE_CUDA))
+        return tsr_fail(TSR_EINVAL, "a collective of communicator \"%s\" on a stream of %s",
+                        comm->ops->name, tsr_device_description(*device));
+    return comm->ops->enqueues ? tsr_device_check(*device) : TSR_OK;
+}
+
+/* What could not be enqueued leaves the ranks in different places. A poison that came meanwhile is
+ * the cause. */
+static tsr_status enqueued(tsr_comm *comm, tsr_device *device, tsr_status status)
+{
+    if (status >= 0)
+        return status;
+    tsr_device_poison(device, status, tsr_last_error());
+    status = tsr_device_check(device);
+    tsr_board_kill(comm->gate.board, comm->gate.rank, status, tsr_last_error());
+    return status;
+}
+
 static tsr_status enqueue(struct collective *work, tsr_stream *stream)
 {
-    TSR_TRY(tsr_board_check(work->comm->gate.board, work->comm->gate.rank));
-    work->device = tsr_stream_device(stream);
-    return tsr_stream_call(stream, run, work, sizeof *work);
+    TSR_TRY(begin(&work->device, work->comm, stream));
+    if (!work->comm->ops->enqueues)
+        return tsr_stream_call(stream, run, work, sizeof *work);
+    tsr_comm_call call = {work->device, work->kind, 0, stream};
+    return enqueued(work->comm, work->device, dispatch(work, &call));
 }
 
 tsr_status tsr_comm_all_gather(tsr_comm *comm, tsr_stream *stream, const tsr_gather_range *ranges,
@@ -260,6 +299,23 @@ tsr_status tsr_comm_all_gather(tsr_comm *comm, tsr_stream *stream, const tsr_gat
     struct collective work = {
         .kind = TSR_COMM_ALL_GATHER, .comm = comm, .send = ranges, .count = (uint64_t)count};
     return enqueue(&work, stream);
+}
+
+tsr_status tsr_comm_expose(tsr_comm *comm, tsr_stream *host_stream, void *base, uint64_t bytes)
+{
+    return comm->ops->expose ? comm->ops->expose(comm, host_stream, base, bytes) : TSR_OK;
+}
+
+tsr_status tsr_comm_pull(tsr_comm *comm, tsr_stream *stream, const tsr_gather_range *ranges,
+                         int count)
+{
+    if (!comm->ops->pull)
+        return tsr_comm_all_gather(comm, stream, ranges, count);
+    if (count < 0)
+        return tsr_fail(TSR_EINVAL, "pull of %d ranges", count);
+    tsr_comm_call call = {NULL, TSR_COMM_ALL_GATHER, 0, stream};
+    TSR_TRY(begin(&call.device, comm, stream));
+    return enqueued(comm, call.device, comm->ops->pull(comm, &call, ranges, count));
 }
 
 tsr_status tsr_comm_reduce_scatter(tsr_comm *comm, tsr_stream *stream, int64_t *receive,

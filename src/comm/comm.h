@@ -2,14 +2,15 @@
  * comm/comm.h: collectives between the ranks of a job.
  *
  * Implementations: self (1 rank), thread (N ranks in one process, for tests and embedders),
- * callback (over an embedder's all-gather), mpi, later nccl. One conformance suite runs on all of
- * them.
+ * callback (over an embedder's all-gather), mpi; and nccl, for device memory of the same ranks. One
+ * conformance suite runs on all of them.
  *
  * Order    All ranks make the same calls in the same order on a communicator and all its splits.
  *          Calls enqueue on `stream` and return; all communicators of a job use the same stream.
- * Threads  CPU implementations run inside the stream's worker; what blocks waits until the stream
+ * Threads  Host implementations run inside the stream's worker; what blocks waits until the stream
  *          is idle and then runs on the calling thread. So MPI is called by one thread at a time.
- *          Blocking calls take a NULL stream while nothing is enqueued.
+ *          Blocking calls take a NULL stream while nothing is enqueued. nccl enqueues on a stream
+ *          of its CUDA device, and a thread of its own watches that all of it ends.
  * Errors   A peer that fails, aborts or does not arrive before the deadline poisons the device of
  *          every rank that waits, with TSR_ECOMM or TSR_ETIMEOUT naming the rank, and its step, op
  *          and unit as last published. After that every call fails.
@@ -47,7 +48,17 @@ tsr_status tsr_comm_create_threads(tsr_comm **out, int size, double timeout_seco
  * one rank. */
 tsr_status tsr_comm_create_mpi(tsr_comm **out, double timeout_seconds);
 
-/* NULL is fine. Not collective on an aborted communicator; never waits longer than the deadline. */
+/* The same ranks as `host` (a root or a split), for device memory of a CUDA device: collectives run
+ * on its streams, through NCCL. What blocks (agree, check_same, split, share: TSR_EINVAL here) is
+ * called on the host communicator; publish and abort are the same on both, and so is death. `host`
+ * must outlive it. Blocking, collective on `host`; a failure is all ranks'. TSR_EUNSUPPORTED in a
+ * build without CUDA; TSR_ECONFIG: two ranks are on one GPU. */
+tsr_status tsr_comm_create_nccl(tsr_comm **out, tsr_comm *host, tsr_stream *host_stream,
+                                tsr_device *device);
+
+/* NULL is fine. Not collective on an aborted communicator; never waits longer than the deadline. Of
+ * nccl: when its streams are idle, before its host communicator and before exposed memory is freed.
+ */
 void tsr_comm_destroy(tsr_comm *comm);
 
 /* Ranks of one `color`, ordered by rank. Collective and blocking. The caller owns *out and destroys
@@ -60,7 +71,7 @@ int tsr_comm_node(const tsr_comm *comm);       /* index of this rank's node, 0 .
 int tsr_comm_node_count(const tsr_comm *comm); /* nodes of the job */
 int tsr_comm_local_rank(const tsr_comm *comm); /* among the ranks of its node */
 int tsr_comm_local_size(const tsr_comm *comm);
-const char *tsr_comm_name(const tsr_comm *comm); /* "self", "thread", "callback", "mpi" */
+const char *tsr_comm_name(const tsr_comm *comm); /* "self", "thread", "callback", "mpi", "nccl" */
 
 /* ---- collectives; enqueued on `stream` ---- */
 
@@ -76,6 +87,17 @@ typedef struct {
  * borrowed until the call has run. */
 tsr_status tsr_comm_all_gather(tsr_comm *comm, tsr_stream *stream, const tsr_gather_range *ranges,
                                int count);
+
+/* Lets the other ranks of the node read this rank's device memory [base, base + bytes), which stays
+ * as long as the communicator: tsr_comm_pull of what lies in it needs no rendezvous. Blocking,
+ * collective on the host stream. Nothing to do on communicators of host memory. */
+tsr_status tsr_comm_expose(tsr_comm *comm, tsr_stream *host_stream, void *base, uint64_t bytes);
+
+/* tsr_comm_all_gather of ranges that no rank writes any more (frozen parts): each rank may take them
+ * at its own time, by copy engines where the ranks can read each other's memory. All ranges lie in
+ * exposed memory, at the same place of it on every rank. */
+tsr_status tsr_comm_pull(tsr_comm *comm, tsr_stream *stream, const tsr_gather_range *ranges,
+                         int count);
 
 /* receive[0..count) = sum over ranks of their send[rank * count ..]; send holds size * count.
  * Integers, so the order of summation does not matter. receive must not overlap send. */

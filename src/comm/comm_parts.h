@@ -1,8 +1,9 @@
 /*
  * comm/comm_parts.h: what the communicators share.
  *
- * A root and its splits have one board and one backend. A backend's collectives block; comm.c runs
- * them on the stream's worker, control.c on the calling thread once the stream is idle.
+ * A root and its splits have one board and one backend. A host backend's collectives block; comm.c
+ * runs them on the stream's worker, control.c on the calling thread once the stream is idle. A
+ * device backend enqueues its collectives itself, and leaves what blocks to a host communicator.
  */
 #ifndef TSR_COMM_COMM_PARTS_H
 #define TSR_COMM_COMM_PARTS_H
@@ -20,6 +21,8 @@ typedef enum {
     TSR_COMM_CHECK,
     TSR_COMM_SPLIT,
     TSR_COMM_SHARE,
+    TSR_COMM_CREATE,
+    TSR_COMM_EXPOSE,
     TSR_COMM_GOODBYE,
     TSR_COMM_KIND_COUNT
 } tsr_comm_kind;
@@ -29,12 +32,17 @@ typedef struct {
     tsr_device *device; /* its poison ends the waits; NULL on the calling thread */
     tsr_comm_kind kind;
     uint64_t signature; /* of the sizes, which must be the same on all ranks */
+    tsr_stream *stream; /* where a device backend enqueues; host backends have none */
 } tsr_comm_call;
 
-/* Every slot is required but `spread`. All ranks of the communicator call them alike; any failure
- * kills the board. */
+/* Every slot is required but those that say so. All ranks of the communicator call them alike; any
+ * failure kills the board. */
 typedef struct {
     const char *name;
+    /* The collectives enqueue on call->stream, of a CUDA device, and return. They cannot compare
+     * the ranks' sizes (call->signature is 0): that would need a rendezvous of the hosts. The plan,
+     * from which all sizes follow, is compared when a job starts. */
+    bool enqueues;
     tsr_status (*all_gather)(tsr_comm *comm, const tsr_comm_call *call,
                              const tsr_gather_range *ranges, int count);
     tsr_status (*reduce_scatter)(tsr_comm *comm, const tsr_comm_call *call, int64_t *receive,
@@ -44,7 +52,12 @@ typedef struct {
     tsr_status (*broadcast)(tsr_comm *comm, const tsr_comm_call *call, void *data, uint64_t bytes,
                             int root);
     tsr_status (*barrier)(tsr_comm *comm, const tsr_comm_call *call);
-    /* Tells the other nodes, whom the board does not reach, that it is dead. No collective of this
+    /* tsr_comm_expose, tsr_comm_pull. NULL where the hosts' memory is all there is: nothing to do,
+     * and an all-gather. */
+    tsr_status (*expose)(tsr_comm *comm, tsr_stream *host_stream, void *base, uint64_t bytes);
+    tsr_status (*pull)(tsr_comm *comm, const tsr_comm_call *call, const tsr_gather_range *ranges,
+                       int count);
+    /* May be NULL. Tells the other nodes, whom the board does not reach, that it is dead. No collective of this
      * rank is under way. */
     void (*spread)(tsr_comm *comm);
     /* The root is destroyed: gives up the backend, and the board. */
@@ -89,6 +102,10 @@ void tsr_comm_free(tsr_comm *comm);
 /* Waits until all ranks of this node have come to the same call (tsr_board_pass); TSR_ERANKS, on
  * all of them, if their calls differ. */
 tsr_status tsr_comm_meet(const tsr_board_gate *gate, const tsr_comm_call *call);
+
+/* An all-gather of host memory at once, once `stream` (may be NULL) is idle. Collective. */
+tsr_status tsr_comm_gather_now(tsr_comm *comm, tsr_stream *stream, const void *send, void *receive,
+                               uint64_t bytes, tsr_comm_kind kind);
 
 /* "all-gather" and the like. */
 const char *tsr_comm_kind_name(tsr_comm_kind kind);

@@ -59,6 +59,24 @@ static tsr_status gather_notes(tsr_comm *comm, tsr_status status, uint64_t value
     return kill_on_failure(comm, comm->ops->all_gather(comm, &call, &range, 1));
 }
 
+tsr_status tsr_comm_gather_now(tsr_comm *comm, tsr_stream *stream, const void *send, void *receive,
+                               uint64_t bytes, tsr_comm_kind kind)
+{
+    TSR_TRY(settle(comm, stream));
+    tsr_comm_call call = {NULL, kind, bytes};
+    tsr_gather_range range = {send, receive, bytes};
+    return kill_on_failure(comm, comm->ops->all_gather(comm, &call, &range, 1));
+}
+
+/* What blocks is the host communicator's. */
+static tsr_status check_blocks(const tsr_comm *comm, const char *what)
+{
+    if (!comm->ops->enqueues)
+        return TSR_OK;
+    return tsr_fail(TSR_EINVAL, "%s of communicator \"%s\": call it on the host communicator", what,
+                    comm->ops->name);
+}
+
 /* ---- agree ---- */
 
 /* Sets the last error of a failed agreement. `everyone`: all ranks found the same. */
@@ -164,6 +182,7 @@ tsr_status tsr_comm_agree(tsr_comm *comm, tsr_stream *stream, tsr_status status,
 {
     tsr_error error;
     int lowest = -1;
+    TSR_TRY(check_blocks(comm, "agreement"));
     error.message[0] = 0;
     tsr_error_take(&error, status);
     if (status >= 0)
@@ -186,6 +205,7 @@ tsr_status tsr_comm_agree(tsr_comm *comm, tsr_stream *stream, tsr_status status,
 tsr_status tsr_comm_check_same(tsr_comm *comm, tsr_stream *stream, uint64_t value, const char *what,
                                const char *advice)
 {
+    TSR_TRY(check_blocks(comm, "check"));
     TSR_TRY(settle(comm, stream));
     TSR_TRY(gather_notes(comm, TSR_OK, value, TSR_COMM_CHECK));
     for (int i = 1; i < comm->size; i++)
@@ -200,6 +220,7 @@ tsr_status tsr_comm_check_same(tsr_comm *comm, tsr_stream *stream, uint64_t valu
 
 tsr_status tsr_comm_split(tsr_comm **out, tsr_comm *comm, tsr_stream *stream, int color)
 {
+    TSR_TRY(check_blocks(comm, "split"));
     TSR_TRY(settle(comm, stream));
     TSR_TRY(gather_notes(comm, TSR_OK, (uint64_t)(int64_t)color, TSR_COMM_SPLIT));
     if (comm->root->slots_used == TSR_BOARD_SLOTS)
@@ -234,6 +255,7 @@ static int gather_for_share(void *user, const void *send, void *receive, uint64_
 
 tsr_status tsr_comm_share(void **out, tsr_comm *comm, tsr_stream *stream, uint64_t bytes)
 {
+    TSR_TRY(check_blocks(comm, "shared memory"));
     TSR_TRY(settle(comm, stream));
     tsr_bootstrap all = {comm->rank, comm->size, gather_for_share, comm};
     tsr_shared *shared = malloc(sizeof *shared);

@@ -1,5 +1,6 @@
+/* arena.c: host memory by itself, device memory through the backend; both handed out from the start. */
 #include "base/checked.h"
-#include "device/cpu_parts.h"
+#include "device/device_parts.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +20,9 @@
 #define TOUCH_BYTES (16u << 20) /* one thread's turn of the first touch */
 
 struct tsr_arena {
+    tsr_device *device;
     tsr_memory memory;
+    bool on_host; /* else the base is an address that the host must not touch */
     char *base;
     uint64_t bytes, used;
 };
@@ -58,8 +61,9 @@ static const char *kind(tsr_memory memory)
     return memory == TSR_MEMORY_HOST ? "host" : "device";
 }
 
-static tsr_status allocate(tsr_arena *arena, tsr_device *device)
+static tsr_status map(tsr_arena *arena)
 {
+    tsr_device *device = arena->device;
     /* Linux promises more than it has and then kills the process, so look first. */
     uint64_t available = available_bytes();
     void *base = MAP_FAILED;
@@ -77,7 +81,25 @@ static tsr_status allocate(tsr_arena *arena, tsr_device *device)
     if (!device->options.no_pinning)
         tsr_topology_bind_memory(device->topology, base, arena->bytes);
     tsr_pool_run(device->pool, (int)tsr_ceil_div(arena->bytes, TOUCH_BYTES), touch, arena);
-    FORBID(base, arena->bytes);
+    return TSR_OK;
+}
+
+static tsr_status allocate(tsr_arena *arena)
+{
+    tsr_device *device = arena->device;
+    if (!arena->on_host) {
+        void *base;
+        TSR_TRY(device->ops->allocate(&base, device, arena->bytes));
+        arena->base = base;
+        return TSR_OK;
+    }
+    TSR_TRY(map(arena));
+    tsr_status status = device->ops->pin(device, arena->base, arena->bytes);
+    if (status < 0) {
+        munmap(arena->base, arena->bytes);
+        return status;
+    }
+    FORBID(arena->base, arena->bytes);
     return TSR_OK;
 }
 
@@ -87,9 +109,11 @@ tsr_status tsr_arena_create(tsr_arena **out, tsr_device *device, tsr_memory memo
     tsr_arena *arena = calloc(1, sizeof *arena);
     if (!arena)
         return tsr_fail(TSR_ENOMEM, "no memory for an arena");
+    arena->device = device;
     arena->memory = memory;
+    arena->on_host = memory == TSR_MEMORY_HOST || !device->ops->allocate;
     arena->bytes = bytes;
-    tsr_status status = bytes ? allocate(arena, device) : TSR_OK;
+    tsr_status status = bytes ? allocate(arena) : TSR_OK;
     if (status < 0) {
         free(arena);
         return status;
@@ -102,10 +126,12 @@ void tsr_arena_destroy(tsr_arena *arena)
 {
     if (!arena)
         return;
-    if (arena->base) {
+    if (arena->base && arena->on_host) {
         ALLOW(arena->base, arena->bytes);
-        munmap(arena->base, arena->bytes);
-    }
+        if (arena->device->ops->unpin(arena->device, arena->base))
+            munmap(arena->base, arena->bytes);
+    } else if (arena->base)
+        arena->device->ops->release(arena->device, arena->base);
     free(arena);
 }
 
@@ -126,7 +152,8 @@ tsr_status tsr_arena_take(void **out, tsr_arena *arena, const char *name, uint64
         return TSR_OK;
     }
     *out = arena->base + arena->used;
-    ALLOW(*out, bytes);
+    if (arena->on_host)
+        ALLOW(*out, bytes);
     arena->used = tsr_align_up(end, TSR_ALIGNMENT);
     return TSR_OK;
 }

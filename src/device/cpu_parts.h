@@ -10,49 +10,33 @@
 #ifndef TSR_DEVICE_CPU_PARTS_H
 #define TSR_DEVICE_CPU_PARTS_H
 
-#include "device/device.h"
-#include "device/topology.h"
-
-#include <pthread.h>
-#include <stdatomic.h>
+#include "device/device_parts.h"
 
 #define FIFO_ITEMS 1024 /* of a stream; a step of a plan enqueues fewer than it waits for */
 
-struct tsr_device {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
+typedef struct {
+    tsr_device base;
     double progress_time; /* when the last item ended, on any stream */
     int tail_waiters;     /* threads that wait for the end of items of a stream */
     int stream_count;
-    _Atomic bool poisoned;
-    tsr_error error; /* written once, before `poisoned` */
+} cpu_device;
 
-    tsr_device_options options;
-    tsr_topology *topology;
-    tsr_pool *pool;
-    char description[192];
-};
+/* ---- stream_cpu.c: the slots of the CPU's table ---- */
 
-/* A wait with a deadline that starts again whenever the device gets something done: what counts is
- * how long nothing has moved, not how much work lies before the awaited one. */
-typedef struct {
-    struct timespec limit;
-    double begin;
-} tsr_device_wait;
-
-/* Both with the device's mutex held. Sleeps until `changed`; false after the deadline. */
-void tsr_device_wait_begin(tsr_device_wait *wait, const tsr_device *device);
-bool tsr_device_wait_changed(tsr_device_wait *wait, tsr_device *device);
-
-/* Starts a thread of this name that takes no signals, so that they reach the program's own. */
-tsr_status tsr_thread_start(pthread_t *out, const char *name, void *(*function)(void *), void *arg);
-
-/* ---- pool.c ---- */
-
-/* `topology` NULL: threads are not bound; else borrowed. `spin`: idle threads wait in a loop a
- * little before they sleep. */
-tsr_status tsr_pool_create(tsr_pool **out, int thread_count, const tsr_topology *topology,
-                           bool spin);
-void tsr_pool_destroy(tsr_pool *pool);
+tsr_status tsr_cpu_stream_create(tsr_stream **out, tsr_device *device, const char *name);
+void tsr_cpu_stream_destroy(tsr_stream *stream);
+tsr_status tsr_cpu_stream_synchronize(tsr_stream *stream);
+tsr_status tsr_cpu_stream_call(tsr_stream *stream, tsr_call *function, const void *args,
+                               uint32_t args_bytes);
+tsr_status tsr_cpu_stream_copy(tsr_stream *stream, void *destination, const void *source,
+                               uint64_t bytes);
+tsr_status tsr_cpu_stream_fill(tsr_stream *stream, void *destination, uint8_t value,
+                               uint64_t bytes);
+tsr_status tsr_cpu_stream_wait(tsr_stream *stream, tsr_event *event, uint64_t generation);
+tsr_status tsr_cpu_event_create(tsr_event **out, tsr_device *device, bool timed);
+void tsr_cpu_event_destroy(tsr_event *event);
+tsr_status tsr_cpu_event_record(tsr_event *event, tsr_stream *stream);
+tsr_status tsr_cpu_event_wait_host(tsr_event *event, uint64_t generation);
+double tsr_cpu_event_time(tsr_event *event);
 
 #endif

@@ -3,21 +3,27 @@
  *
  * A device has a few streams. Work given to a stream runs in order; streams run beside each other
  * and are ordered by events only. device_cpu.c makes each stream a worker thread with a FIFO, so
- * that the whole scheduler runs, and is tested, without a GPU.
+ * that the whole scheduler runs, and is tested, without a GPU; device_cuda.c drives a GPU.
  *
  * Order    Calls on streams enqueue and return; synchronize, destroy and the *_host waits block.
  * Threads  One thread enqueues on a given stream. Events may be recorded and awaited by any thread.
  * Errors   The first failure of any enqueued work poisons the device: all work enqueued before or
- * after that has not begun is skipped, every event still completes (nothing hangs), and every later
- *          call returns the first error.
+ *          after that has not begun is skipped, every event still completes (nothing hangs), and
+ *          every later call returns the first error. A GPU cannot recall what it was given: kernels
+ *          and copies enqueued before run to their end, calls are skipped, and the host's waits
+ *          return the error without waiting for either. Destroying waits for them, at most the
+ *          deadline, once for all; what is still in use then is left to the end of the process. A
+ *          faulty kernel is noticed by the next wait or enqueuing call.
  * Memory   Nothing here allocates after creation: a full FIFO makes the enqueuing call wait (with
- * the device's deadline).
+ *          the device's deadline; a GPU's driver has a queue of its own, of about a thousand works,
+ *          without one: only what ends the work that blocks it ends such a wait).
  */
 #ifndef TSR_DEVICE_DEVICE_H
 #define TSR_DEVICE_DEVICE_H
 
 #include "base/status.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef struct tsr_device tsr_device;
@@ -25,6 +31,8 @@ typedef struct tsr_stream tsr_stream;
 typedef struct tsr_event tsr_event;
 typedef struct tsr_arena tsr_arena;
 typedef struct tsr_pool tsr_pool;
+
+typedef enum { TSR_DEVICE_CPU, TSR_DEVICE_CUDA } tsr_device_kind;
 
 /* Zero-initialise; zero is the default of every field. */
 typedef struct {
@@ -41,6 +49,17 @@ typedef struct {
 /* The CPU device. On success the caller owns *out. */
 tsr_status tsr_device_create_cpu(tsr_device **out, const tsr_device_options *options);
 
+/* Whether this build has the CUDA backend. */
+bool tsr_device_cuda_built(void);
+
+/* CUDA devices that this process may use. TSR_EUNSUPPORTED: a build without CUDA; TSR_EDEVICE: no
+ * driver, or one too old, with what to do. */
+tsr_status tsr_device_cuda_count(int *count);
+
+/* The CUDA device number local_rank modulo their count. TSR_EUNSUPPORTED, TSR_EDEVICE as above, or
+ * a card that this build has no code for. Its pool and threads are those of the host. */
+tsr_status tsr_device_create_cuda(tsr_device **out, const tsr_device_options *options);
+
 /* Waits for enqueued work to end or be skipped. All streams, events and arenas must be destroyed.
  * NULL is fine. */
 void tsr_device_destroy(tsr_device *device);
@@ -49,6 +68,15 @@ void tsr_device_destroy(tsr_device *device);
 const char *tsr_device_description(const tsr_device *device);
 tsr_pool *tsr_device_pool(tsr_device *device);
 double tsr_device_timeout(const tsr_device *device);
+tsr_device_kind tsr_device_kind_of(const tsr_device *device);
+
+/* Bytes of device memory: all, and free now. Of the CPU: physical memory, both the same. */
+tsr_status tsr_device_memory(uint64_t *free, uint64_t *total, tsr_device *device);
+
+/* What a layer above keeps with the device (the kernels' library handles): `destroy` is called with
+ * it before the device goes. At most one. */
+void tsr_device_keep(tsr_device *device, void *context, void (*destroy)(void *context));
+void *tsr_device_kept(const tsr_device *device);
 
 /* Sets the poison from outside (a dead communicator, a stop). Only the first counts. Any thread. */
 void tsr_device_poison(tsr_device *device, tsr_status status, const char *message);
@@ -58,7 +86,8 @@ tsr_status tsr_device_check(tsr_device *device);
 
 /* ---- streams ---- */
 
-/* `name` is for traces, error messages and thread names (at most 15 characters); copied. */
+/* `name` is for traces, error messages and thread names (at most 15 characters); copied. A GPU
+ * schedules "comm", "h2d" and "d2h" before all others. */
 tsr_status tsr_stream_create(tsr_stream **out, tsr_device *device, const char *name);
 void tsr_stream_destroy(tsr_stream *stream);
 tsr_device *tsr_stream_device(tsr_stream *stream);
@@ -66,21 +95,27 @@ tsr_device *tsr_stream_device(tsr_stream *stream);
 /* Blocks until all that was enqueued has run; returns the device's first error. */
 tsr_status tsr_stream_synchronize(tsr_stream *stream);
 
-/* Work of the CPU device: runs function(args copy, pool) on the stream. args_bytes <=
- * TSR_CALL_BYTES. */
+/* Runs function(args copy, pool) on the host when the stream gets there. args_bytes <=
+ * TSR_CALL_BYTES. It is how the CPU device works; on a GPU it halts the stream for microseconds and
+ * may not call the device, and calls of several streams may run one after the other: for tests and
+ * faults. */
 #define TSR_CALL_BYTES 512
 typedef tsr_status tsr_call(void *args, tsr_pool *pool);
 tsr_status tsr_stream_call(tsr_stream *stream, tsr_call *function, const void *args,
                            uint32_t args_bytes);
 
-/* Copies and clears on the stream; host and device memory alike, ranges must not overlap. */
+/* Copies on the stream; host (from an arena, or pinned) and device memory alike, ranges must not
+ * overlap. A GPU's copy from host to host blocks the caller until it is done. */
 tsr_status tsr_stream_copy(tsr_stream *stream, void *destination, const void *source,
                            uint64_t bytes);
-tsr_status tsr_stream_zero(tsr_stream *stream, void *destination, uint64_t bytes);
+/* Every byte becomes `value`; device memory. */
+tsr_status tsr_stream_fill(tsr_stream *stream, void *destination, uint8_t value, uint64_t bytes);
 
 /* ---- events: a counter of records; a wait names a generation (the first record is 1) ---- */
 
 tsr_status tsr_event_create(tsr_event **out, tsr_device *device);
+/* One whose tsr_event_time is known; on a GPU others have none. */
+tsr_status tsr_event_create_timed(tsr_event **out, tsr_device *device);
 void tsr_event_destroy(tsr_event *event);
 
 /* How many records have been enqueued. */
@@ -90,14 +125,17 @@ uint64_t tsr_event_recorded(const tsr_event *event);
 tsr_status tsr_event_record(tsr_event *event, tsr_stream *stream);
 
 /* What is enqueued on `stream` later waits until `generation` is complete. A generation that has
- * not been enqueued yet, or 0, is TSR_EINTERNAL: nobody would record it in time. */
+ * not been enqueued yet, or 0, is TSR_EINTERNAL: nobody would record it in time. A GPU may wait for
+ * a later one that is enqueued, if it is not one of the last two; there a record on another stream
+ * than the last also waits for the last, so that generations complete in order. */
 tsr_status tsr_stream_wait(tsr_stream *stream, tsr_event *event, uint64_t generation);
 
 /* The calling thread waits until `generation` is complete. TSR_ETIMEOUT after the device's
  * deadline. */
 tsr_status tsr_event_wait_host(tsr_event *event, uint64_t generation);
 
-/* When the latest completed record completed, in seconds of tsr_now; 0 before the first. */
+/* Of a timed event: when the latest completed record completed, in seconds of tsr_now; 0 before the
+ * first. */
 double tsr_event_time(const tsr_event *event);
 
 /* ---- arenas: all memory of a run, taken once ---- */
@@ -118,6 +156,19 @@ tsr_status tsr_arena_take(void **out, tsr_arena *arena, const char *name, uint64
 /* Bytes taken so far, each buffer rounded up to TSR_ALIGNMENT. */
 uint64_t tsr_arena_high_water(const tsr_arena *arena);
 uint64_t tsr_arena_bytes(const tsr_arena *arena);
+
+/* ---- host memory and device memory, at start-up and when saving; the streams are idle ---- */
+
+/* Between any host memory and device memory, at once. */
+tsr_status tsr_device_write(tsr_device *device, void *destination, const void *source,
+                            uint64_t bytes);
+tsr_status tsr_device_read(tsr_device *device, void *destination, const void *source,
+                           uint64_t bytes);
+
+/* Makes host memory that is no arena's (shared by the ranks of a node) good for stream copies.
+ * Until tsr_device_unpin, before it is unmapped. */
+tsr_status tsr_device_pin(tsr_device *device, void *memory, uint64_t bytes);
+void tsr_device_unpin(tsr_device *device, void *memory);
 
 /* ---- the pool: splits one piece of work over threads ---- */
 

@@ -1,11 +1,10 @@
-#include "base/clock.h"
+/* device_cpu.c: the CPU playing an accelerator: device memory is host memory. */
 #include "device/cpu_parts.h"
 
-#include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char *vector_set(void)
 {
@@ -31,137 +30,70 @@ static void describe(tsr_device *device)
              cores == 1 ? "" : "s", vector_set(), threads, threads == 1 ? "" : "s");
 }
 
-static tsr_status check_options(tsr_device_options *options)
+static tsr_status memory(uint64_t *free_bytes, uint64_t *total, tsr_device *device)
 {
-    if (options->local_rank_count == 0)
-        options->local_rank_count = 1;
-    if (options->timeout_seconds == 0)
-        options->timeout_seconds = 300;
-    if (options->thread_count < 0 || options->thread_count > 4096)
-        return tsr_fail(TSR_EINVAL, "device: %d threads, expected 0 (this rank's share) to 4096",
-                        options->thread_count);
-    if (options->local_rank < 0 || options->local_rank >= options->local_rank_count)
-        return tsr_fail(TSR_EINVAL, "device: local rank %d of %d", options->local_rank,
-                        options->local_rank_count);
-    if (!(options->timeout_seconds > 0))
-        return tsr_fail(TSR_EINVAL, "device: a deadline of %g seconds, expected more than 0",
-                        options->timeout_seconds);
+    (void)device;
+    *total = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    *free_bytes = *total;
     return TSR_OK;
 }
 
-tsr_status tsr_device_create_cpu(tsr_device **out, const tsr_device_options *options)
+static tsr_status move(tsr_device *device, void *destination, const void *source, uint64_t bytes)
 {
-    tsr_device *device = calloc(1, sizeof *device);
-    if (!device)
-        return tsr_fail(TSR_ENOMEM, "no memory for a device");
-    if (options)
-        device->options = *options;
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_mutex_init(&device->lock, NULL);
-    pthread_cond_init(&device->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-
-    tsr_status status = check_options(&device->options);
-    if (status < 0)
-        goto out;
-    int ranks = device->options.local_rank_count;
-    status = tsr_topology_create(&device->topology, device->options.local_rank, ranks);
-    if (status < 0)
-        goto out;
-    int share = tsr_topology_share_count(device->topology);
-    int threads = device->options.thread_count ? device->options.thread_count : share;
-    bool roomy = threads <= share && share * ranks <= tsr_topology_core_count(device->topology);
-    status = tsr_pool_create(&device->pool, threads,
-                             device->options.no_pinning ? NULL : device->topology, roomy);
-    if (status < 0)
-        goto out;
-    describe(device);
-out:
-    if (status == TSR_OK)
-        *out = device;
-    else
-        tsr_device_destroy(device);
-    return status;
+    (void)device;
+    memcpy(destination, source, bytes);
+    return TSR_OK;
 }
 
-void tsr_device_destroy(tsr_device *device)
+static tsr_status pin(tsr_device *device, void *pinned, uint64_t bytes)
 {
-    if (!device)
-        return;
-    tsr_pool_destroy(device->pool);
-    tsr_topology_destroy(device->topology);
-    pthread_cond_destroy(&device->changed);
-    pthread_mutex_destroy(&device->lock);
-    free(device);
+    (void)device;
+    (void)pinned;
+    (void)bytes;
+    return TSR_OK;
 }
 
-const char *tsr_device_description(const tsr_device *device)
+static bool unpin(tsr_device *device, void *pinned)
 {
-    return device->description;
-}
-
-tsr_pool *tsr_device_pool(tsr_device *device)
-{
-    return device->pool;
-}
-
-double tsr_device_timeout(const tsr_device *device)
-{
-    return device->options.timeout_seconds;
-}
-
-void tsr_device_poison(tsr_device *device, tsr_status status, const char *message)
-{
-    if (status >= 0)
-        return;
-    pthread_mutex_lock(&device->lock);
-    if (!atomic_load_explicit(&device->poisoned, memory_order_relaxed)) {
-        device->error.status = status;
-        snprintf(device->error.message, sizeof device->error.message, "%s", message);
-        atomic_store_explicit(&device->poisoned, true, memory_order_release);
-        pthread_cond_broadcast(&device->changed);
-    }
-    pthread_mutex_unlock(&device->lock);
-}
-
-tsr_status tsr_device_check(tsr_device *device)
-{
-    if (!atomic_load_explicit(&device->poisoned, memory_order_acquire))
-        return TSR_OK;
-    return tsr_error_put(&device->error);
-}
-
-void tsr_device_wait_begin(tsr_device_wait *wait, const tsr_device *device)
-{
-    wait->begin = tsr_now();
-    wait->limit = tsr_deadline(device->options.timeout_seconds);
-}
-
-bool tsr_device_wait_changed(tsr_device_wait *wait, tsr_device *device)
-{
-    if (pthread_cond_timedwait(&device->changed, &device->lock, &wait->limit) != ETIMEDOUT)
-        return true;
-    double begin = wait->begin > device->progress_time ? wait->begin : device->progress_time;
-    double left = begin + device->options.timeout_seconds - tsr_now();
-    if (left <= 0)
-        return false;
-    wait->limit = tsr_deadline(left);
+    (void)device;
+    (void)pinned;
     return true;
 }
 
-tsr_status tsr_thread_start(pthread_t *out, const char *name, void *(*function)(void *), void *arg)
+static const tsr_device_ops cpu_ops = {
+    .memory = memory,
+    .write = move,
+    .read = move,
+    .pin = pin,
+    .unpin = unpin,
+    .stream_create = tsr_cpu_stream_create,
+    .stream_destroy = tsr_cpu_stream_destroy,
+    .stream_synchronize = tsr_cpu_stream_synchronize,
+    .stream_call = tsr_cpu_stream_call,
+    .stream_copy = tsr_cpu_stream_copy,
+    .stream_fill = tsr_cpu_stream_fill,
+    .stream_wait = tsr_cpu_stream_wait,
+    .event_create = tsr_cpu_event_create,
+    .event_destroy = tsr_cpu_event_destroy,
+    .event_record = tsr_cpu_event_record,
+    .event_wait_host = tsr_cpu_event_wait_host,
+    .event_time = tsr_cpu_event_time,
+};
+
+tsr_status tsr_device_create_cpu(tsr_device **out, const tsr_device_options *options)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(out, NULL, function, arg);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error)
-        return tsr_fail(TSR_EDEVICE, "thread %s cannot be started: %s", name, strerror(error));
-    char short_name[16]; /* what the kernel keeps */
-    snprintf(short_name, sizeof short_name, "%s", name);
-    pthread_setname_np(*out, short_name);
+    cpu_device *cpu = calloc(1, sizeof *cpu);
+    if (!cpu)
+        return tsr_fail(TSR_ENOMEM, "no memory for a device");
+    tsr_device *device = &cpu->base;
+    tsr_status status = tsr_device_begin(device, &cpu_ops, TSR_DEVICE_CPU, options);
+    if (status == TSR_OK)
+        status = tsr_device_begin_host(device, NULL);
+    if (status < 0) {
+        tsr_device_destroy(device);
+        return status;
+    }
+    describe(device);
+    *out = device;
     return TSR_OK;
 }

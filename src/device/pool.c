@@ -6,7 +6,7 @@
  * the work are never written while someone reads them, and a helper that wakes late finds it
  * closed.
  */
-#include "device/cpu_parts.h"
+#include "device/device_parts.h"
 #include "device/futex.h"
 
 #include <sched.h>

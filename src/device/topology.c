@@ -8,6 +8,7 @@
 struct tsr_topology {
     hwloc_topology_t hwloc;
     hwloc_cpuset_t share;
+    hwloc_nodeset_t card; /* the memory next to the card; NULL: no card, or all memory is */
     int core_count, share_count;
     bool bind;
     char model[96];
@@ -105,7 +106,19 @@ out:
     return status;
 }
 
-tsr_status tsr_topology_create(tsr_topology **out, int local_rank, int local_rank_count)
+/* A card that hwloc does not see (a container without /sys) is no error: memory is not bound. */
+static void find_card(tsr_topology *topology, const char *pci_bus_id)
+{
+    hwloc_obj_t card = hwloc_get_pcidev_by_busidstring(topology->hwloc, pci_bus_id);
+    hwloc_obj_t near = card ? hwloc_get_non_io_ancestor_obj(topology->hwloc, card) : NULL;
+    hwloc_const_nodeset_t all = hwloc_topology_get_topology_nodeset(topology->hwloc);
+    if (near && near->nodeset && !hwloc_bitmap_iszero(near->nodeset) &&
+        !hwloc_bitmap_isequal(near->nodeset, all))
+        topology->card = hwloc_bitmap_dup(near->nodeset);
+}
+
+tsr_status tsr_topology_create(tsr_topology **out, int local_rank, int local_rank_count,
+                               const char *pci_bus_id)
 {
     tsr_status status = TSR_OK;
     tsr_topology *topology = calloc(1, sizeof *topology);
@@ -115,11 +128,16 @@ tsr_status tsr_topology_create(tsr_topology **out, int local_rank, int local_ran
         free(topology);
         return tsr_fail(TSR_ENOMEM, "hwloc cannot be started");
     }
+    if (pci_bus_id) /* else left out: it takes time */
+        hwloc_topology_set_type_filter(topology->hwloc, HWLOC_OBJ_PCI_DEVICE,
+                                       HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
     if (hwloc_topology_load(topology->hwloc) != 0) {
         status = tsr_fail(TSR_EDEVICE, "hwloc cannot read the topology of this machine");
         goto out;
     }
     find_model(topology);
+    if (pci_bus_id)
+        find_card(topology, pci_bus_id);
     status = find_share(topology, local_rank, local_rank_count);
 out:
     if (status == TSR_OK)
@@ -134,6 +152,7 @@ void tsr_topology_destroy(tsr_topology *topology)
     if (!topology)
         return;
     hwloc_bitmap_free(topology->share);
+    hwloc_bitmap_free(topology->card);
     hwloc_topology_destroy(topology->hwloc);
     free(topology);
 }
@@ -161,7 +180,11 @@ void tsr_topology_bind_thread(const tsr_topology *topology)
 
 void tsr_topology_bind_memory(const tsr_topology *topology, void *memory, uint64_t bytes)
 {
-    if (topology->bind && hwloc_get_nbobjs_by_type(topology->hwloc, HWLOC_OBJ_NUMANODE) > 1)
+    /* Without HWLOC_MEMBIND_STRICT Linux prefers the nodes and takes others when they are full. */
+    if (topology->card)
+        hwloc_set_area_membind(topology->hwloc, memory, bytes, topology->card, HWLOC_MEMBIND_BIND,
+                               HWLOC_MEMBIND_BYNODESET);
+    else if (topology->bind && hwloc_get_nbobjs_by_type(topology->hwloc, HWLOC_OBJ_NUMANODE) > 1)
         hwloc_set_area_membind(topology->hwloc, memory, bytes, topology->share, HWLOC_MEMBIND_BIND,
                                0);
 }

@@ -1,6 +1,6 @@
 /*
- * device/topology.h: which cores this rank may use, and which of them are its share. The only user
- * of hwloc.
+ * device/topology.h: which cores this rank may use, which of them are its share, and which memory
+ * lies next to its card. The only user of hwloc.
  */
 #ifndef TSR_DEVICE_TOPOLOGY_H
 #define TSR_DEVICE_TOPOLOGY_H
@@ -12,8 +12,10 @@
 typedef struct tsr_topology tsr_topology;
 
 /* Shares the cores that the process may use (affinity, cgroup) among `local_rank_count` ranks of
- * the node. Ranks that were bound one by one by their launcher keep what they were bound to. */
-tsr_status tsr_topology_create(tsr_topology **out, int local_rank, int local_rank_count);
+ * the node. Ranks that were bound one by one by their launcher keep what they were bound to.
+ * pci_bus_id: of the rank's card, "0000:18:00.0"; NULL: it has none. */
+tsr_status tsr_topology_create(tsr_topology **out, int local_rank, int local_rank_count,
+                               const char *pci_bus_id);
 void tsr_topology_destroy(tsr_topology *topology);
 
 int tsr_topology_core_count(const tsr_topology *topology);  /* that the process may use */
@@ -24,7 +26,8 @@ const char *tsr_topology_model(const tsr_topology *topology);
  * than cores) or the share is all there is. A refusal by the system is ignored. */
 void tsr_topology_bind_thread(const tsr_topology *topology);
 
-/* Asks for memory next to the rank's share, before it is touched. A refusal is ignored. */
+/* Asks for memory next to the card, or without one to the rank's share, before it is touched. Where
+ * that is full, other memory is taken. A refusal is ignored. */
 void tsr_topology_bind_memory(const tsr_topology *topology, void *memory, uint64_t bytes);
 
 #endif

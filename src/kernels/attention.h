@@ -23,7 +23,7 @@ typedef struct {
     void *o;                   /* [tokens, Hq, D] */
     float *lse;                /* [Hq, tokens] */
     const int32_t *cu_seqlens; /* [documents + 1], from 0, not decreasing, the last <= tokens */
-    void *workspace;           /* tsr_attention_workspace_bytes */
+    void *workspace;           /* as the table's attention_workspace_bytes says */
     uint64_t workspace_bytes;
     int64_t tokens;
     int32_t documents, q_heads, kv_heads, head_dim;
@@ -46,9 +46,16 @@ typedef struct {
     tsr_dtype dtype;
 } tsr_attention_backward_args;
 
-/* The workspace that both directions need for at most `tokens` tokens (of any documents). */
-uint64_t tsr_attention_workspace_bytes(int64_t tokens, int32_t q_heads, int32_t kv_heads,
-                                       int32_t head_dim);
+/* The largest micro-batch of a run. */
+typedef struct {
+    int64_t tokens, documents, longest; /* longest: tokens of one document */
+    int32_t q_heads, kv_heads, head_dim;
+    tsr_dtype dtype;
+    bool train;
+} tsr_attention_bounds;
+
+/* What the CPU needs, for both directions. */
+uint64_t tsr_attention_workspace_bytes(const tsr_attention_bounds *bounds);
 
 tsr_status tsr_attention_check(const tsr_attention_args *args);
 tsr_status tsr_attention_ref(const tsr_attention_args *args, tsr_pool *pool);

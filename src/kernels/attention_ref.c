@@ -16,12 +16,10 @@
 #define QUERIES 128
 #define KEYS    64
 
-uint64_t tsr_attention_workspace_bytes(int64_t tokens, int32_t q_heads, int32_t kv_heads,
-                                       int32_t head_dim)
+uint64_t tsr_attention_workspace_bytes(const tsr_attention_bounds *bounds)
 {
-    (void)kv_heads;
-    (void)head_dim;
-    return (uint64_t)tokens * (uint64_t)q_heads * sizeof(float); /* delta of the backward */
+    /* delta of the backward */
+    return (uint64_t)bounds->tokens * (uint64_t)bounds->q_heads * sizeof(float);
 }
 
 /* What both directions know of their shape. */
@@ -32,8 +30,7 @@ typedef struct {
     float scale;
 } shape;
 
-static tsr_status check_shape(const char *op, const shape *s, const void *workspace,
-                              uint64_t workspace_bytes)
+static tsr_status check_shape(const char *op, const shape *s)
 {
     if (s->tokens < 0 || s->documents < 0 || s->q_heads < 1 || s->kv_heads < 1 ||
         s->q_heads % s->kv_heads || s->head_dim < 1 || s->window < 0)
@@ -41,11 +38,18 @@ static tsr_status check_shape(const char *op, const shape *s, const void *worksp
                         "%s: %lld tokens, %d documents, %d query and %d key heads of %d, window %d",
                         op, (long long)s->tokens, s->documents, s->q_heads, s->kv_heads,
                         s->head_dim, s->window);
-    uint64_t need = tsr_attention_workspace_bytes(s->tokens, s->q_heads, s->kv_heads, s->head_dim);
+    TSR_EXPECT(s->documents == 0 || s->cu_seqlens, op, "cu_seqlens is NULL");
+    return TSR_OK;
+}
+
+static tsr_status check_workspace(const char *op, const shape *s, const void *workspace,
+                                  uint64_t workspace_bytes)
+{
+    uint64_t need = tsr_attention_workspace_bytes(
+        &(tsr_attention_bounds){.tokens = s->tokens, .q_heads = s->q_heads});
     if (need && (!workspace || workspace_bytes < need))
         return tsr_fail(TSR_EINVAL, "%s: a workspace of %llu bytes, %llu are needed", op,
                         (unsigned long long)workspace_bytes, (unsigned long long)need);
-    TSR_EXPECT(s->documents == 0 || s->cu_seqlens, op, "cu_seqlens is NULL");
     return TSR_OK;
 }
 
@@ -69,7 +73,7 @@ tsr_status tsr_attention_check(const tsr_attention_args *args)
 {
     TSR_TRY(tsr_expect_dtype("attention", args->dtype));
     shape s = forward_shape(args);
-    TSR_TRY(check_shape("attention", &s, args->workspace, args->workspace_bytes));
+    TSR_TRY(check_shape("attention", &s));
     TSR_EXPECT(args->tokens == 0 || (args->q && args->k && args->v && args->o && args->lse),
                "attention", "a pointer is NULL");
     return TSR_OK;
@@ -80,7 +84,7 @@ tsr_status tsr_attention_backward_check(const tsr_attention_backward_args *args)
     const char *op = "attention_backward";
     TSR_TRY(tsr_expect_dtype(op, args->dtype));
     shape s = backward_shape(args);
-    TSR_TRY(check_shape(op, &s, args->workspace, args->workspace_bytes));
+    TSR_TRY(check_shape(op, &s));
     TSR_EXPECT(args->tokens == 0 || (args->q && args->k && args->v && args->o && args->d_o &&
                                      args->lse && args->dq && args->dk && args->dv),
                op, "a pointer is NULL");
@@ -234,6 +238,7 @@ tsr_status tsr_attention_ref(const tsr_attention_args *args, tsr_pool *pool)
     TSR_TRY(tsr_expect_f32("attention", args->dtype));
     forward_context context = {args, forward_shape(args)};
     const shape *s = &context.shape;
+    TSR_TRY(check_workspace("attention", s, args->workspace, args->workspace_bytes));
     TSR_TRY(check_documents("attention", s));
     int64_t tiles = 0, used = used_tokens(s), width = (int64_t)s->q_heads * s->head_dim;
     for (int32_t i = 0; i < s->documents; i++)
@@ -364,6 +369,7 @@ tsr_status tsr_attention_backward_ref(const tsr_attention_backward_args *args, t
     TSR_TRY(tsr_expect_f32("attention_backward", args->dtype));
     backward_context context = {args, backward_shape(args)};
     const shape *s = &context.shape;
+    TSR_TRY(check_workspace("attention_backward", s, args->workspace, args->workspace_bytes));
     TSR_TRY(check_documents("attention_backward", s));
     tsr_pool_run(pool, s->documents * s->kv_heads, backward_task, &context);
     int64_t used = used_tokens(s), qs = (int64_t)s->q_heads * s->head_dim;

@@ -42,6 +42,7 @@ typedef struct {
     int64_t tokens, d;
     float scale;
     tsr_dtype dtype;
+    float *partials; /* scratch of dm (types.h) */
 } tsr_compose_backward_args;
 
 tsr_status tsr_compose_check(const tsr_compose_args *args);

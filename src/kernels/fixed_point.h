@@ -65,4 +65,15 @@ typedef struct {
 tsr_status tsr_fixed_scatter_check(const tsr_fixed_scatter_args *args);
 tsr_status tsr_fixed_scatter_ref(const tsr_fixed_scatter_args *args, tsr_pool *pool);
 
+/* The op: what the owner of a part adds up over micro-batches. */
+typedef struct {
+    int64_t *accumulator; /* [count] */
+    const int64_t *part;  /* [count] */
+    uint64_t count;
+    bool store; /* accumulator = part, instead of += */
+} tsr_fixed_add_args;
+
+tsr_status tsr_fixed_add_check(const tsr_fixed_add_args *args);
+tsr_status tsr_fixed_add_ref(const tsr_fixed_add_args *args, tsr_pool *pool);
+
 #endif

@@ -94,3 +94,21 @@ tsr_status tsr_fixed_scatter_ref(const tsr_fixed_scatter_args *args, tsr_pool *p
         *args->overflow = 1;
     return TSR_OK;
 }
+
+tsr_status tsr_fixed_add_check(const tsr_fixed_add_args *args)
+{
+    TSR_EXPECT(args->count == 0 || (args->accumulator && args->part), "fixed_add",
+               "a pointer is NULL");
+    return TSR_OK;
+}
+
+tsr_status tsr_fixed_add_ref(const tsr_fixed_add_args *args, tsr_pool *pool)
+{
+    (void)pool;
+    TSR_TRY(tsr_fixed_add_check(args));
+    if (!args->store)
+        tsr_fixed_add(args->accumulator, args->part, args->count);
+    else if (args->count)
+        memcpy(args->accumulator, args->part, args->count * sizeof *args->part);
+    return TSR_OK;
+}

@@ -57,8 +57,15 @@ typedef struct {
     tsr_dtype dtype;
 } tsr_head_finish_args;
 
-/* Of head_chunk; a fixed figure for a width d, whatever the rows and the chunk. */
-uint64_t tsr_head_workspace_bytes(int64_t d);
+/* The largest call of a run. */
+typedef struct {
+    int64_t rows, d, chunk; /* chunk: the most vocabulary rows of one head_chunk */
+    tsr_dtype dtype;
+    bool train;
+} tsr_head_bounds;
+
+/* What the CPU needs in head_chunk; a fixed figure for a width d. */
+uint64_t tsr_head_workspace_bytes(const tsr_head_bounds *bounds);
 
 tsr_status tsr_head_begin_check(const tsr_head_begin_args *args);
 tsr_status tsr_head_begin_ref(const tsr_head_begin_args *args, tsr_pool *pool);

@@ -16,10 +16,10 @@
 #define WIDEN_ROWS 32
 #define LOSS_LIMIT 536870912.0 /* 2^29: sums of a step's micro-batches stay below 2^31 */
 
-uint64_t tsr_head_workspace_bytes(int64_t d)
+uint64_t tsr_head_workspace_bytes(const tsr_head_bounds *bounds)
 {
     uint64_t logits = (uint64_t)TILE_TASKS * TILE_ROWS * TILE_VOCAB;
-    return (logits + (uint64_t)TILE_VOCAB * (uint64_t)d) * sizeof(float);
+    return (logits + (uint64_t)TILE_VOCAB * (uint64_t)bounds->d) * sizeof(float);
 }
 
 static tsr_status check_state(const char *op, const tsr_head_state *state, int64_t rows, int64_t d)
@@ -46,10 +46,7 @@ tsr_status tsr_head_chunk_check(const tsr_head_chunk_args *args)
         return TSR_OK;
     TSR_EXPECT(args->h && args->w.data && args->labels, "head_chunk", "h, w or labels is NULL");
     TSR_EXPECT(tsr_frozen_valid(args->w), "head_chunk", "w is not F32 or BF16");
-    uint64_t need = tsr_head_workspace_bytes(args->d);
-    if (!args->workspace || args->workspace_bytes < need)
-        return tsr_fail(TSR_EINVAL, "head_chunk: a workspace of %llu bytes, %llu are needed",
-                        (unsigned long long)args->workspace_bytes, (unsigned long long)need);
+    TSR_EXPECT(args->workspace, "head_chunk", "workspace is NULL");
     return TSR_OK;
 }
 
@@ -184,8 +181,12 @@ tsr_status tsr_head_chunk_ref(const tsr_head_chunk_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_head_chunk_check(args));
     TSR_TRY(tsr_expect_f32("head_chunk", args->dtype));
-    if (args->rows == 0)
+    if (args->rows == 0 || args->count == 0)
         return TSR_OK;
+    uint64_t need = tsr_head_workspace_bytes(&(tsr_head_bounds){.d = args->d});
+    if (args->workspace_bytes < need)
+        return tsr_fail(TSR_EINVAL, "head_chunk: a workspace of %llu bytes, %llu are needed",
+                        (unsigned long long)args->workspace_bytes, (unsigned long long)need);
     /* Even tiles of 64 to 128 rows: fewer would pack the vocabulary tile too often. */
     int64_t tiles = args->rows >= 8 * TILE_ROWS ? tsr_block_count(args->rows, TILE_ROWS)
                                                 : tsr_block_count(args->rows, TILE_ROWS / 2);

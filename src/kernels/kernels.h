@@ -26,38 +26,60 @@
 #include "kernels/types.h"
 #include "kernels/widen.h"
 
+/* X(op) for every op: tsr_<op>_args, tsr_<op>_check, tsr_<op>_ref, and tsr_<op>_cuda. */
+#define TSR_KERNEL_OPS(X)                                                                          \
+    X(gemm)                                                                                        \
+    X(nf4_dequant)                                                                                 \
+    X(widen)                                                                                       \
+    X(rms_norm)                                                                                    \
+    X(rms_norm_backward)                                                                           \
+    X(rope_qkv)                                                                                    \
+    X(rope_qkv_backward)                                                                           \
+    X(attention)                                                                                   \
+    X(attention_backward)                                                                          \
+    X(swiglu)                                                                                      \
+    X(swiglu_backward)                                                                             \
+    X(scale_backward)                                                                              \
+    X(head_begin)                                                                                  \
+    X(head_chunk)                                                                                  \
+    X(head_finish)                                                                                 \
+    X(gather_rows)                                                                                 \
+    X(scatter_rows)                                                                                \
+    X(compose)                                                                                     \
+    X(compose_backward)                                                                            \
+    X(row_square_norm)                                                                             \
+    X(dora_norm)                                                                                   \
+    X(dropout)                                                                                     \
+    X(fixed_scatter)                                                                               \
+    X(fixed_add)                                                                                   \
+    X(grad_norm)                                                                                   \
+    X(adamw)                                                                                       \
+    X(step_sums)                                                                                   \
+    X(step_control)
+
+#define TSR_KERNEL_SLOT(op) tsr_status (*op)(tsr_stream *, const tsr_##op##_args *);
+
 typedef struct {
-    const char *name; /* "cpu" */
-    tsr_status (*gemm)(tsr_stream *, const tsr_gemm_args *);
-    tsr_status (*nf4_dequant)(tsr_stream *, const tsr_nf4_dequant_args *);
-    tsr_status (*widen)(tsr_stream *, const tsr_widen_args *);
-    tsr_status (*rms_norm)(tsr_stream *, const tsr_rms_norm_args *);
-    tsr_status (*rms_norm_backward)(tsr_stream *, const tsr_rms_norm_backward_args *);
-    tsr_status (*rope_qkv)(tsr_stream *, const tsr_rope_qkv_args *);
-    tsr_status (*rope_qkv_backward)(tsr_stream *, const tsr_rope_qkv_backward_args *);
-    tsr_status (*attention)(tsr_stream *, const tsr_attention_args *);
-    tsr_status (*attention_backward)(tsr_stream *, const tsr_attention_backward_args *);
-    tsr_status (*swiglu)(tsr_stream *, const tsr_swiglu_args *);
-    tsr_status (*swiglu_backward)(tsr_stream *, const tsr_swiglu_backward_args *);
-    tsr_status (*scale_backward)(tsr_stream *, const tsr_scale_backward_args *);
-    tsr_status (*head_begin)(tsr_stream *, const tsr_head_begin_args *);
-    tsr_status (*head_chunk)(tsr_stream *, const tsr_head_chunk_args *);
-    tsr_status (*head_finish)(tsr_stream *, const tsr_head_finish_args *);
-    tsr_status (*gather_rows)(tsr_stream *, const tsr_gather_rows_args *);
-    tsr_status (*scatter_rows)(tsr_stream *, const tsr_scatter_rows_args *);
-    tsr_status (*compose)(tsr_stream *, const tsr_compose_args *);
-    tsr_status (*compose_backward)(tsr_stream *, const tsr_compose_backward_args *);
-    tsr_status (*row_square_norm)(tsr_stream *, const tsr_row_square_norm_args *);
-    tsr_status (*dora_norm)(tsr_stream *, const tsr_dora_norm_args *);
-    tsr_status (*dropout)(tsr_stream *, const tsr_dropout_args *);
-    tsr_status (*fixed_scatter)(tsr_stream *, const tsr_fixed_scatter_args *);
-    tsr_status (*grad_norm)(tsr_stream *, const tsr_grad_norm_args *);
-    tsr_status (*adamw)(tsr_stream *, const tsr_adamw_args *);
-    tsr_status (*step_sums)(tsr_stream *, const tsr_step_sums_args *);
-    tsr_status (*step_control)(tsr_stream *, const tsr_step_control_args *);
+    const char *name; /* "cpu", "cuda" */
+    TSR_KERNEL_OPS(TSR_KERNEL_SLOT)
+    /* Scratch that the plan gives; known without a device. */
+    uint64_t (*attention_workspace_bytes)(const tsr_attention_bounds *bounds);
+    uint64_t (*head_workspace_bytes)(const tsr_head_bounds *bounds);
+    int64_t partial_rows; /* of sums over tokens (types.h); 0: none needed */
+    /* What is compiled for a run's shapes, at start-up, so that nothing is compiled inside a step. */
+    tsr_status (*prepare)(tsr_device *device, const tsr_attention_bounds *attention);
 } tsr_kernels;
 
 const tsr_kernels *tsr_kernels_cpu(void);
+
+/* Known without a GPU, so that a plan can be made; NULL in a build without CUDA. */
+const tsr_kernels *tsr_kernels_cuda(void);
+
+/* Makes the libraries of a device's kernels ready (cuBLASLt, cuDNN; nothing on the CPU), once, before
+ * the first op: handles and workspaces of at most TSR_KERNELS_LIBRARY_BYTES of device memory. They
+ * go with the device. */
+#define TSR_KERNELS_LIBRARY_BYTES (64u << 20)
+tsr_status tsr_kernels_open(const tsr_kernels **out, tsr_device *device);
 
 /* The instruction set and the matmul's core that this process uses, "x86-64-v4, OpenBLAS Zen" for
  * the log: bits are promised per kernel set. Borrowed. */

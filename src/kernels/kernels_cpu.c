@@ -20,33 +20,7 @@
         return tsr_stream_call(stream, op##_call, args, sizeof(*args));                            \
     }
 
-CPU_OP(gemm)
-CPU_OP(nf4_dequant)
-CPU_OP(widen)
-CPU_OP(rms_norm)
-CPU_OP(rms_norm_backward)
-CPU_OP(rope_qkv)
-CPU_OP(rope_qkv_backward)
-CPU_OP(attention)
-CPU_OP(attention_backward)
-CPU_OP(swiglu)
-CPU_OP(swiglu_backward)
-CPU_OP(scale_backward)
-CPU_OP(head_begin)
-CPU_OP(head_chunk)
-CPU_OP(head_finish)
-CPU_OP(gather_rows)
-CPU_OP(scatter_rows)
-CPU_OP(compose)
-CPU_OP(compose_backward)
-CPU_OP(row_square_norm)
-CPU_OP(dora_norm)
-CPU_OP(dropout)
-CPU_OP(fixed_scatter)
-CPU_OP(grad_norm)
-CPU_OP(adamw)
-CPU_OP(step_sums)
-CPU_OP(step_control)
+TSR_KERNEL_OPS(CPU_OP)
 
 const char *tsr_kernels_cpu_set(void)
 {
@@ -66,35 +40,20 @@ const char *tsr_kernels_cpu_set(void)
     return text;
 }
 
+static tsr_status prepare_nothing(tsr_device *device, const tsr_attention_bounds *attention)
+{
+    (void)device;
+    (void)attention;
+    return TSR_OK;
+}
+
+#define CPU_SLOT(op) .op = op##_cpu,
+
 static const tsr_kernels cpu_kernels = {
     .name = "cpu",
-    .gemm = gemm_cpu,
-    .nf4_dequant = nf4_dequant_cpu,
-    .widen = widen_cpu,
-    .rms_norm = rms_norm_cpu,
-    .rms_norm_backward = rms_norm_backward_cpu,
-    .rope_qkv = rope_qkv_cpu,
-    .rope_qkv_backward = rope_qkv_backward_cpu,
-    .attention = attention_cpu,
-    .attention_backward = attention_backward_cpu,
-    .swiglu = swiglu_cpu,
-    .swiglu_backward = swiglu_backward_cpu,
-    .scale_backward = scale_backward_cpu,
-    .head_begin = head_begin_cpu,
-    .head_chunk = head_chunk_cpu,
-    .head_finish = head_finish_cpu,
-    .gather_rows = gather_rows_cpu,
-    .scatter_rows = scatter_rows_cpu,
-    .compose = compose_cpu,
-    .compose_backward = compose_backward_cpu,
-    .row_square_norm = row_square_norm_cpu,
-    .dora_norm = dora_norm_cpu,
-    .dropout = dropout_cpu,
-    .fixed_scatter = fixed_scatter_cpu,
-    .grad_norm = grad_norm_cpu,
-    .adamw = adamw_cpu,
-    .step_sums = step_sums_cpu,
-    .step_control = step_control_cpu,
+    TSR_KERNEL_OPS(CPU_SLOT).attention_workspace_bytes = tsr_attention_workspace_bytes,
+    .head_workspace_bytes = tsr_head_workspace_bytes,
+    .prepare = prepare_nothing,
 };
 
 const tsr_kernels *tsr_kernels_cpu(void)

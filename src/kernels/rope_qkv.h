@@ -49,6 +49,7 @@ typedef struct {
 
 typedef struct {
     tsr_rope_backward_part part[3];
+    float *partials; /* scratch of all dm (types.h): columns (Hq + 2 Hkv) D */
     const float *cosine, *sine;
     const int32_t *positions;
     int64_t tokens;

@@ -19,6 +19,7 @@ typedef struct {
     float *dm;      /* [d], written; NULL: only dz */
     int64_t tokens, d;
     tsr_dtype dtype;
+    float *partials; /* scratch of dm (types.h) */
 } tsr_scale_backward_args;
 
 tsr_status tsr_scale_backward_check(const tsr_scale_backward_args *args);

@@ -32,6 +32,7 @@ typedef struct {
     float *dm_gate, *dm_up;        /* [f], written; optional */
     int64_t tokens, f;
     tsr_dtype dtype;
+    float *partials; /* scratch of both dm (types.h): columns 2 f */
 } tsr_swiglu_backward_args;
 
 tsr_status tsr_swiglu_check(const tsr_swiglu_args *args);

@@ -10,9 +10,13 @@
  *   Alias    Buffers do not overlap, unless the op says which may be the same.
  *   Bits     The split over threads depends on shapes only, sums run in a fixed order: any number
  *            of threads gives the same bits (per CPU kernel set, see tsr_kernels_cpu_set).
+ *   Partials The column sums of a backward (dm) over tokens: a backend that splits the tokens keeps
+ *            its partial sums in `partials`, [tsr_kernels.partial_rows, columns] floats, scratch
+ *            from the caller; others ignore it.
  *   Calls    tsr_X_check judges the arguments (TSR_EINVAL, TSR_EUNSUPPORTED), for every backend.
  *            tsr_X_ref checks and runs on the calling thread and the pool: it is the CPU backend
  *            and the oracle of the others. tsr_kernels_cpu()->X enqueues it on a stream.
+ *            tsr_X_cuda checks and launches on a CUDA stream; a CUDA-only limit is its own.
  */
 #ifndef TSR_KERNELS_TYPES_H
 #define TSR_KERNELS_TYPES_H

@@ -166,6 +166,19 @@ static tsr_status take_layer(const walk *w, tsr_layer_buffers *b, int layer,
     return take_cheap(w, b, layer);
 }
 
+/* Of the sums over tokens that give dm: the widest consumer has 2 f, (Hq + 2 Hkv) D or d columns. */
+static tsr_status take_partials(const walk *w, tsr_activations *out)
+{
+    uint64_t columns = 2 * w->f, heads = w->q + 2 * w->kv;
+    bool dora = false;
+    for (int layer = 0; layer < w->options->layout->layer_count; layer++)
+        dora |= w->options->layout->unit[layer].dora;
+    columns = heads > columns ? heads : columns;
+    columns = w->d > columns ? w->d : columns;
+    uint64_t rows = (uint64_t)w->options->kernels->partial_rows;
+    return take_floats(w, &out->context.partials, -1, "partial sums", dora ? rows * columns : 0);
+}
+
 static tsr_status take_backward(const walk *w, tsr_activations *out)
 {
     tsr_layer_scratch *s = &out->scratch;
@@ -188,6 +201,7 @@ static tsr_status take_backward(const walk *w, tsr_activations *out)
     TSR_TRY(take_floats(w, &s->db, -1, "db", layout->largest_r * tallest));
     for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
         TSR_TRY(take_floats(w, &s->dm[kind], -1, "dm", linear[kind].out));
+    TSR_TRY(take_partials(w, out));
     TSR_TRY(take_rows(w, &out->context.d_low, -1, "d_low", layout->largest_r));
     if (w->options->dropout)
         TSR_TRY(take_rows(w, &out->context.d_dropped, -1, "d_dropped", widest));
@@ -213,12 +227,26 @@ static tsr_status take_linear(const walk *w, tsr_activations *out)
     }
     TSR_TRY(take_floats(w, &out->norm_u, -1, "norm u", tallest * r));
     TSR_TRY(take_floats(w, &out->norm_gram, -1, "norm gram", r * r));
+    if (w->options->dtype != TSR_F32)
+        TSR_TRY(take_floats(w, &out->norm_b, -1, "norm b", tallest * r));
     return take_floats(w, &out->norm_bg, -1, "norm bg", tallest * r);
+}
+
+tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *options)
+{
+    const tsr_model_config *config = &options->layout->config;
+    return (tsr_attention_bounds){.tokens = options->bounds.tokens,
+                                  .documents = options->bounds.documents,
+                                  .longest = options->bounds.longest,
+                                  .q_heads = (int32_t)config->head_count,
+                                  .kv_heads = (int32_t)config->kv_head_count,
+                                  .head_dim = (int32_t)config->head_dim,
+                                  .dtype = options->dtype,
+                                  .train = options->train};
 }
 
 static tsr_status take_head(const walk *w, tsr_activations *out)
 {
-    const tsr_model_config *config = &w->options->layout->config;
     void *nll = NULL;
     uint64_t rows = w->rows, d = w->d;
     TSR_TRY(take_rows(w, &out->x_final, -1, "x final", d));
@@ -234,11 +262,16 @@ static tsr_status take_head(const walk *w, tsr_activations *out)
     }
     TSR_TRY(take(w, &nll, "head nll", rows * sizeof(double)));
     out->nll = nll;
-    out->head_workspace_bytes = tsr_head_workspace_bytes((int64_t)d);
+    const tsr_activation_options *o = w->options;
+    out->head_workspace_bytes =
+        o->kernels->head_workspace_bytes(&(tsr_head_bounds){.rows = o->bounds.label_rows,
+                                                            .d = (int64_t)d,
+                                                            .chunk = TSR_HEAD_CHUNK_ROWS,
+                                                            .dtype = o->dtype,
+                                                            .train = o->train});
     TSR_TRY(take(w, &out->head_workspace, "head workspace", out->head_workspace_bytes));
-    out->attention_workspace_bytes =
-        tsr_attention_workspace_bytes((int64_t)w->tokens, (int32_t)config->head_count,
-                                      (int32_t)config->kv_head_count, (int32_t)config->head_dim);
+    tsr_attention_bounds attention = tsr_activation_attention(o);
+    out->attention_workspace_bytes = o->kernels->attention_workspace_bytes(&attention);
     return take(w, &out->attention_workspace, "attention workspace",
                 out->attention_workspace_bytes);
 }

@@ -23,6 +23,7 @@
 /* The largest micro-batch; all exact. */
 typedef struct {
     int64_t tokens, documents, label_rows;
+    int64_t longest; /* tokens of one document */
 } tsr_batch_bounds;
 
 /* Called once per buffer, in a fixed order; `out` is where its address is to be put (NULL while
@@ -45,17 +46,21 @@ typedef struct {
     uint64_t head_workspace_bytes;
     void *attention_workspace;
     uint64_t attention_workspace_bytes;
-    float *norm_u, *norm_gram, *norm_bg; /* of the DoRA norm */
+    float *norm_u, *norm_gram, *norm_b, *norm_bg; /* of the DoRA norm */
 } tsr_activations;
 
 typedef struct {
     const tsr_layout *layout;
     tsr_batch_bounds bounds;
+    const tsr_kernels *kernels;     /* for their scratch */
     tsr_dtype dtype;                /* of activations */
     const tsr_recompute *recompute; /* [layers] */
     bool train;                     /* false: evaluation only */
     bool dropout;
 } tsr_activation_options;
+
+/* The largest attention of a run, for its workspace and plans. */
+tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *options);
 
 /* Walks over all buffers in order. With `out` NULL only names and bytes are told. Names are valid
  * during the call of `take` only. out->kept has layer_count elements, the caller's. */

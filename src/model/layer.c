@@ -207,6 +207,7 @@ static tsr_status residual_backward(const pass *p, tsr_linear_kind kind, const v
                                                        .n = linear->n,
                                                        .dz = p->scratch->d_z,
                                                        .dm = dm,
+                                                       .partials = p->context->partials,
                                                        .tokens = p->context->tokens,
                                                        .d = (int64_t)linear->out,
                                                        .dtype = p->context->dtype}));
@@ -249,6 +250,7 @@ static tsr_status mlp_backward(const pass *p, void *dx)
                                                         .n_up = up->n,
                                                         .dm_gate = consumer_dm(p, TSR_GATE),
                                                         .dm_up = consumer_dm(p, TSR_UP),
+                                                        .partials = p->context->partials,
                                                         .tokens = p->context->tokens,
                                                         .f = p->shape->f,
                                                         .dtype = p->context->dtype}));
@@ -260,7 +262,8 @@ static tsr_status mlp_backward(const pass *p, void *dx)
 static tsr_status rope_backward(const pass *p)
 {
     void *d[3] = {p->scratch->d_q, p->scratch->d_k, p->scratch->d_v};
-    tsr_rope_qkv_backward_args args = {.cosine = p->shape->cosine,
+    tsr_rope_qkv_backward_args args = {.partials = p->context->partials,
+                                       .cosine = p->shape->cosine,
                                        .sine = p->shape->sine,
                                        .positions = p->batch->positions,
                                        .tokens = p->batch->tokens,

@@ -290,15 +290,23 @@ static void add_adapter(const builder *b, const tsr_adapter *adapter)
     linear->a = add_trainable(unit, linear->path, kind, dtype, linear->r * linear->in);
     linear->b = add_trainable(unit, linear->path, kind, dtype, linear->out * linear->r);
     layout->trainable_count += linear->r * (linear->in + linear->out);
-    if (linear->dora) {
-        linear->m = add_trainable(unit, linear->path, kind, TSR_F32, linear->out);
-        layout->trainable_count += linear->out;
-        unit->dora = true;
-    }
+    unit->dora |= linear->dora;
     if (layer < layout->first_trained)
         layout->first_trained = layer;
     if (linear->r > layout->largest_r)
         layout->largest_r = linear->r;
+}
+
+/* After all A and B of the unit, so that what has one dtype lies together. */
+static void add_magnitude(tsr_layout *layout, const tsr_adapter *adapter)
+{
+    tsr_layout_unit *unit = &layout->unit[adapter->module / (uint64_t)kind_in_layer];
+    int kind = (int)(adapter->module % (uint64_t)kind_in_layer);
+    tsr_layout_linear *linear = &unit->linear[kind];
+    if (!linear->dora)
+        return;
+    linear->m = add_trainable(unit, linear->path, kind, TSR_F32, linear->out);
+    layout->trainable_count += linear->out;
 }
 
 static tsr_status allocate_units(tsr_layout *layout)
@@ -342,6 +350,8 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
         goto out;
     for (uint64_t i = 0; set && i < set->count; i++)
         add_adapter(&b, &set->adapter[i]);
+    for (uint64_t i = 0; set && i < set->count; i++)
+        add_magnitude(&layout, &set->adapter[i]);
     *out = layout;
 out:
     if (status < 0)

@@ -6,7 +6,7 @@
  * most TSR_HEAD_CHUNK_ROWS vocabulary rows, whatever the number of ranks. The embedding is no unit:
  * it stays in host memory, one copy a node.
  *
- * A unit's frozen part and its trainable part (A, B and magnitudes of its adapters) are lists of
+ * A unit's frozen part and its trainable part (A and B of its adapters, then magnitudes) are lists of
  * segments, in the order of this file. An NF4 weight has two segments, codes and absmax, cut in
  * granules of 1024 elements; everything else has one, cut in granules of 64.
  */

@@ -26,18 +26,24 @@ static tsr_status read_plain(void *out, const tsr_tensor *tensor, tsr_dtype dtyp
     return tsr_safetensors_read_f32(out, tensor, first, count);
 }
 
-/* What the quantization of one weight needs on the way. */
+/* One rank's part of an NF4 weight on its way to the device. */
 typedef struct {
     void *values;    /* own elements as the file has them */
     float *absmax;   /* own blocks */
     float *gathered; /* all blocks */
-} quantize_buffers;
+    uint8_t *codes, *scales;
+    float *nested, map[256];
+    float offset;
+} weight_part;
 
-static void free_buffers(quantize_buffers *b)
+static void free_part(weight_part *p)
 {
-    free(b->values);
-    free(b->absmax);
-    free(b->gathered);
+    free(p->values);
+    free(p->absmax);
+    free(p->gathered);
+    free(p->codes);
+    free(p->scales);
+    free(p->nested);
 }
 
 typedef struct {
@@ -52,56 +58,79 @@ static tsr_status agree(const job *j, tsr_status status)
     return tsr_comm_agree(j->loader->comm, j->loader->stream, status, NULL);
 }
 
+static tsr_status make_part(weight_part *p, const tsr_nf4_layout *cut, const char *name)
+{
+    p->absmax = malloc(cut->blocks_per_rank * sizeof(float) + 1);
+    p->gathered = malloc(cut->blocks_per_rank * cut->rank_count * sizeof(float) + 1);
+    p->codes = malloc(cut->code_bytes + 1);
+    p->scales = malloc(cut->absmax_bytes + 1);
+    p->nested = malloc(cut->nested_count * sizeof(float) + 1);
+    if (!p->absmax || !p->gathered || !p->codes || !p->scales || !p->nested)
+        return tsr_fail(TSR_ENOMEM, "out of memory while loading %s", name);
+    return TSR_OK;
+}
+
+/* To where the plan keeps it. */
+static tsr_status deliver(const job *j, tsr_linear_kind kind, const tsr_layout_linear *linear,
+                          const tsr_nf4_layout *cut, const weight_part *p)
+{
+    const tsr_model_loader *loader = j->loader;
+    tsr_device *device = loader->device;
+    TSR_TRY(tsr_device_write(device, loader->frozen(loader->user, j->unit, linear->codes), p->codes,
+                             cut->code_bytes));
+    TSR_TRY(tsr_device_write(device, loader->frozen(loader->user, j->unit, linear->absmax),
+                             p->scales, cut->absmax_bytes));
+    if (!cut->nested)
+        return TSR_OK;
+    tsr_model_set_offset(j->model, j->unit, kind, p->offset);
+    TSR_TRY(tsr_device_write(device, tsr_model_nested_absmax(j->model, j->unit, kind), p->nested,
+                             cut->nested_count * sizeof(float)));
+    return tsr_device_write(device, tsr_model_nested_map(j->model, j->unit, kind), p->map,
+                            sizeof p->map);
+}
+
 static tsr_status read_and_quantize(const job *j, const tsr_layout_linear *linear,
-                                    const tsr_nf4_layout *cut, quantize_buffers *b)
+                                    const tsr_nf4_layout *cut, weight_part *p)
 {
     const tsr_tensor *tensor = linear->source.weight;
     uint32_t element = tsr_dtype_bytes(tensor->dtype);
     tsr_nf4_range range = tsr_nf4_rank_range(cut, (uint64_t)j->rank);
-    b->values = malloc(range.element_count * element + 1);
-    b->absmax = malloc(cut->blocks_per_rank * sizeof(float) + 1);
-    b->gathered = malloc(cut->blocks_per_rank * (uint64_t)j->ranks * sizeof(float) + 1);
-    if (!b->values || !b->absmax || !b->gathered)
+    TSR_TRY(make_part(p, cut, tensor->name));
+    p->values = malloc(range.element_count * element + 1);
+    if (!p->values)
         return tsr_fail(TSR_ENOMEM, "out of memory while quantizing %s", tensor->name);
-    TSR_TRY(tsr_safetensors_read(b->values, tensor, range.first_element * element,
+    TSR_TRY(tsr_safetensors_read(p->values, tensor, range.first_element * element,
                                  range.element_count * element));
-    char *codes = j->loader->frozen(j->loader->user, j->unit, linear->codes);
-    float *absmax = b->absmax;
-    if (!cut->nested)
-        absmax = (float *)(void *)j->loader->frozen(j->loader->user, j->unit, linear->absmax);
-    return tsr_nf4_shard_quantize((uint8_t *)codes, absmax, cut, (uint64_t)j->rank, b->values,
+    float *absmax = cut->nested ? p->absmax : (float *)(void *)p->scales;
+    return tsr_nf4_shard_quantize(p->codes, absmax, cut, (uint64_t)j->rank, p->values,
                                   tensor->dtype, tensor->name);
 }
 
 static tsr_status quantize(const job *j, tsr_linear_kind kind, const tsr_layout_linear *linear,
                            const tsr_nf4_layout *cut)
 {
-    quantize_buffers b = {0};
-    float offset = 0;
-    tsr_status status = agree(j, read_and_quantize(j, linear, cut, &b));
-    if (status < 0 || !cut->nested)
-        goto out;
-    tsr_gather_range range = {b.absmax, b.gathered, cut->blocks_per_rank * sizeof(float)};
-    status = tsr_comm_all_gather(j->loader->comm, j->loader->stream, &range, 1);
+    weight_part p = {0};
+    tsr_status status = agree(j, read_and_quantize(j, linear, cut, &p));
+    if (status == TSR_OK && cut->nested) {
+        tsr_gather_range range = {p.absmax, p.gathered, cut->blocks_per_rank * sizeof(float)};
+        status = tsr_comm_all_gather(j->loader->comm, j->loader->stream, &range, 1);
+        if (status == TSR_OK)
+            status = tsr_stream_synchronize(j->loader->stream);
+        if (status == TSR_OK)
+            status = tsr_nf4_shard_nest(p.scales, p.nested, &p.offset, cut, (uint64_t)j->rank,
+                                        p.gathered, linear->source.weight->name);
+        memcpy(p.map, tsr_nf4_nested_map, sizeof p.map);
+    }
     if (status == TSR_OK)
-        status = tsr_stream_synchronize(j->loader->stream);
-    if (status == TSR_OK)
-        status = tsr_nf4_shard_nest(
-            (uint8_t *)j->loader->frozen(j->loader->user, j->unit, linear->absmax),
-            tsr_model_nested_absmax(j->model, j->unit, kind), &offset, cut, (uint64_t)j->rank,
-            b.gathered, linear->source.weight->name);
-    memcpy(tsr_model_nested_map(j->model, j->unit, kind), tsr_nf4_nested_map,
-           sizeof tsr_nf4_nested_map);
-    tsr_model_set_offset(j->model, j->unit, kind, offset);
-out:
-    free_buffers(&b);
+        status = deliver(j, kind, linear, cut, &p);
+    free_part(&p);
     return status;
 }
 
 /* The small replicated tensors of a pre-quantized weight, and whether they are what we understand.
  */
-static tsr_status read_state(const job *j, tsr_linear_kind kind, const tsr_layout_linear *linear,
-                             const tsr_nf4_layout *cut)
+static tsr_status read_state(const tsr_layout_linear *linear, const tsr_nf4_layout *cut,
+                             weight_part *p)
 {
     const tsr_weight *source = &linear->source;
     float map[16];
@@ -119,8 +148,6 @@ static tsr_status read_state(const job *j, tsr_linear_kind kind, const tsr_layou
                         stored.quant_map_count);
     TSR_TRY(tsr_safetensors_read(map, source->quant_map, 0, sizeof map));
     if (cut->nested) {
-        float *nested = tsr_model_nested_absmax(j->model, j->unit, kind);
-        float *nested_map = tsr_model_nested_map(j->model, j->unit, kind);
         if (source->nested_count != cut->nested_count ||
             source->nested_quant_map->element_count != 256)
             return tsr_fail(TSR_EDATA,
@@ -128,16 +155,33 @@ static tsr_status read_state(const job *j, tsr_linear_kind kind, const tsr_layou
                             " values; %" PRIu64 " and 256 are expected",
                             source->weight->name, source->nested_count,
                             source->nested_quant_map->element_count, cut->nested_count);
-        TSR_TRY(
-            tsr_safetensors_read(nested, source->nested_absmax, 0, source->nested_absmax->bytes));
-        TSR_TRY(tsr_safetensors_read(nested_map, source->nested_quant_map, 0, 256 * sizeof(float)));
-        stored.nested_absmax = nested;
+        TSR_TRY(tsr_safetensors_read(p->nested, source->nested_absmax, 0,
+                                     source->nested_absmax->bytes));
+        TSR_TRY(tsr_safetensors_read(p->map, source->nested_quant_map, 0, sizeof p->map));
+        stored.nested_absmax = p->nested;
         stored.nested_absmax_count = source->nested_count;
-        stored.nested_map = nested_map;
+        stored.nested_map = p->map;
         stored.nested_map_count = 256;
     }
     TSR_TRY(tsr_nf4_check_checkpoint(&scales, cut, &stored, source->weight->name));
-    tsr_model_set_offset(j->model, j->unit, kind, scales.offset);
+    p->offset = scales.offset;
+    return TSR_OK;
+}
+
+static tsr_status read_quantized(const job *j, const tsr_layout_linear *linear,
+                                 const tsr_nf4_layout *cut, weight_part *p)
+{
+    const tsr_weight *source = &linear->source;
+    uint64_t rank = (uint64_t)j->rank, scale_bytes = cut->nested ? 1 : sizeof(float);
+    tsr_nf4_range range = tsr_nf4_rank_range(cut, rank);
+    TSR_TRY(make_part(p, cut, source->weight->name));
+    TSR_TRY(read_state(linear, cut, p));
+    TSR_TRY(tsr_safetensors_read(p->codes, source->weight, range.first_code_byte,
+                                 range.code_byte_count));
+    TSR_TRY(tsr_safetensors_read(p->scales, source->absmax, range.first_block * scale_bytes,
+                                 range.block_count * scale_bytes));
+    tsr_nf4_shard_codes(p->codes, cut, rank, p->codes);
+    tsr_nf4_shard_absmax(p->scales, cut, rank, p->scales);
     return TSR_OK;
 }
 
@@ -145,19 +189,12 @@ static tsr_status read_state(const job *j, tsr_linear_kind kind, const tsr_layou
 static tsr_status copy_quantized(const job *j, tsr_linear_kind kind,
                                  const tsr_layout_linear *linear, const tsr_nf4_layout *cut)
 {
-    const tsr_weight *source = &linear->source;
-    uint64_t rank = (uint64_t)j->rank, scale_bytes = cut->nested ? 1 : sizeof(float);
-    tsr_nf4_range range = tsr_nf4_rank_range(cut, rank);
-    char *codes = j->loader->frozen(j->loader->user, j->unit, linear->codes);
-    char *absmax = j->loader->frozen(j->loader->user, j->unit, linear->absmax);
-    TSR_TRY(read_state(j, kind, linear, cut));
-    TSR_TRY(
-        tsr_safetensors_read(codes, source->weight, range.first_code_byte, range.code_byte_count));
-    TSR_TRY(tsr_safetensors_read(absmax, source->absmax, range.first_block * scale_bytes,
-                                 range.block_count * scale_bytes));
-    tsr_nf4_shard_codes((uint8_t *)codes, cut, rank, codes);
-    tsr_nf4_shard_absmax(absmax, cut, rank, absmax);
-    return TSR_OK;
+    weight_part p = {0};
+    tsr_status status = read_quantized(j, linear, cut, &p);
+    if (status == TSR_OK)
+        status = deliver(j, kind, linear, cut, &p);
+    free_part(&p);
+    return status;
 }
 
 static tsr_status load_linear(const job *j, tsr_linear_kind kind, const tsr_layout_linear *linear)
@@ -169,7 +206,7 @@ static tsr_status load_linear(const job *j, tsr_linear_kind kind, const tsr_layo
         tsr_nf4_layout_make(&cut, linear->out * linear->in, (uint64_t)j->ranks, linear->nested));
     if (linear->source.prequantized)
         return agree(j, copy_quantized(j, kind, linear, &cut));
-    return quantize(j, kind, linear, &cut);
+    return agree(j, quantize(j, kind, linear, &cut));
 }
 
 static tsr_status load_plain(const job *j, const tsr_layout_segment *segment, int index)
@@ -177,13 +214,17 @@ static tsr_status load_plain(const job *j, const tsr_layout_segment *segment, in
     uint64_t first, count;
     char *out = j->loader->frozen(j->loader->user, j->unit, index);
     tsr_plain_range(&first, &count, segment, j->rank, j->ranks);
-    uint64_t part =
+    uint64_t bytes =
         tsr_ceil_div(segment->granule_count, (uint64_t)j->ranks) * segment->granule_bytes;
-    uint64_t bytes = count * tsr_dtype_bytes(segment->dtype);
-    TSR_TRY(
-        read_plain(out, segment->source, segment->dtype, segment->first_element + first, count));
-    memset(out + bytes, 0, part - bytes);
-    return TSR_OK;
+    char *part = calloc(1, bytes + 1);
+    if (!part)
+        return tsr_fail(TSR_ENOMEM, "out of memory while loading %s", segment->name);
+    tsr_status status =
+        read_plain(part, segment->source, segment->dtype, segment->first_element + first, count);
+    if (status == TSR_OK)
+        status = tsr_device_write(j->loader->device, out, part, bytes);
+    free(part);
+    return status;
 }
 
 tsr_status tsr_model_load_unit(tsr_model *model, int unit, const tsr_model_loader *loader)
@@ -211,15 +252,20 @@ static tsr_status load_tensor(const tsr_layout_unit *unit, int segment, const ts
     const tsr_layout_segment *s = &unit->trainable[segment];
     uint64_t first, count;
     int rank = tsr_comm_rank(loader->comm), ranks = tsr_comm_size(loader->comm);
-    float *out = loader->trainable(loader->user, index, segment);
     uint64_t part = tsr_ceil_div(s->granule_count, (uint64_t)ranks) * 64;
+    float *values = calloc(part + 1, sizeof *values);
+    if (!values)
+        return tsr_fail(TSR_ENOMEM, "out of memory while loading the adapter of %s", s->name);
+    tsr_status status = TSR_OK;
     tsr_plain_range(&first, &count, s, rank, ranks);
-    memset(out, 0, part * sizeof *out);
     if (stored)
-        return tsr_safetensors_read_f32(out, stored, first, count);
-    if (in)
-        tsr_adapter_init_a(out, first, count, in, seed, module_key);
-    return TSR_OK;
+        status = tsr_safetensors_read_f32(values, stored, first, count);
+    else if (in)
+        tsr_adapter_init_a(values, first, count, in, seed, module_key);
+    if (status == TSR_OK)
+        status = loader->trainable(loader->user, index, segment, values);
+    free(values);
+    return status;
 }
 
 tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const tsr_peft *init,

@@ -17,12 +17,14 @@
 #include "model/model.h"
 
 typedef struct {
-    tsr_comm *comm; /* the group over which segments are cut */
+    tsr_comm *comm; /* of host memory: the group over which segments are cut */
     tsr_stream *stream;
-    /* Where this rank's part of a segment goes, granules_per_rank granules; for trainable segments
-     * the fp32 masters. */
+    tsr_device *device;
+    /* Where this rank's part of a frozen segment goes, granules_per_rank granules: device memory, or
+     * host memory where that is its home. */
     char *(*frozen)(void *user, int unit, int segment);
-    float *(*trainable)(void *user, int unit, int segment);
+    /* Takes this rank's values of a trainable segment, fp32, granules_per_rank granules. */
+    tsr_status (*trainable)(void *user, int unit, int segment, const float *values);
     void (*progress)(void *user, int unit); /* after each unit; may be NULL */
     void *user;
 } tsr_model_loader;

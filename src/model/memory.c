@@ -66,6 +66,7 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
     }
     tsr_activation_options activation = {.layout = layout,
                                          .bounds = options->bounds,
+                                         .kernels = options->kernels,
                                          .dtype = options->dtype,
                                          .recompute = options->recompute,
                                          .train = options->train,

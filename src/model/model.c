@@ -38,7 +38,7 @@ void tsr_model_destroy(tsr_model *model)
     free(model);
 }
 
-static tsr_status fill_tables(tsr_model *model)
+static tsr_status fill_tables(tsr_model *model, tsr_device *device)
 {
     const tsr_model_config *config = &model->options.layout->config;
     const tsr_rope_type types[] = {[TSR_MODEL_ROPE_DEFAULT] = TSR_ROPE_DEFAULT,
@@ -51,9 +51,21 @@ static tsr_status fill_tables(tsr_model *model)
                                 .high_frequency_factor = config->rope.high_freq_factor,
                                 .original_max_positions =
                                     (double)config->rope.original_max_position};
-    memcpy(model->level, tsr_nf4_level, sizeof tsr_nf4_level);
-    return tsr_rope_tables(model->cosine, model->sine, (int32_t)model->options.bounds.tokens,
-                           (int32_t)config->head_dim, &scaling);
+    int32_t positions = (int32_t)model->options.bounds.tokens, dim = (int32_t)config->head_dim;
+    uint64_t bytes = (uint64_t)positions * (uint64_t)(dim / 2) * sizeof(float);
+    float *tables = malloc(2 * bytes + 1);
+    if (!tables)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the tables of RoPE");
+    float *sine = tables + bytes / sizeof(float);
+    tsr_status status = tsr_rope_tables(tables, sine, positions, dim, &scaling);
+    if (status == TSR_OK)
+        status = tsr_device_write(device, model->cosine, tables, bytes);
+    if (status == TSR_OK)
+        status = tsr_device_write(device, model->sine, sine, bytes);
+    if (status == TSR_OK)
+        status = tsr_device_write(device, model->level, tsr_nf4_level, sizeof tsr_nf4_level);
+    free(tables);
+    return status;
 }
 
 tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2d,
@@ -69,7 +81,7 @@ tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2
         TSR_TRY(tsr_event_create(&model->stage[i].staged, device));
         TSR_TRY(tsr_event_create(&model->stage[i].released, device));
     }
-    TSR_TRY(fill_tables(model));
+    TSR_TRY(fill_tables(model, device));
     model->shape = (tsr_layer_shape){.d = (int64_t)config->hidden_size,
                                      .f = (int64_t)config->intermediate_size,
                                      .q_heads = (int32_t)config->head_count,
@@ -83,7 +95,12 @@ tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2
                                      .attention_workspace = model->activations.attention_workspace,
                                      .attention_workspace_bytes =
                                          model->activations.attention_workspace_bytes};
-    return TSR_OK;
+    tsr_activation_options activation = {.layout = model->options.layout,
+                                         .bounds = model->options.bounds,
+                                         .dtype = model->options.dtype,
+                                         .train = model->options.train};
+    tsr_attention_bounds attention = tsr_activation_attention(&activation);
+    return model->options.kernels->prepare(device, &attention);
 }
 
 const tsr_layout *tsr_model_layout(const tsr_model *model)
@@ -233,6 +250,7 @@ tsr_status tsr_model_norm(tsr_model *model, int unit, const tsr_unit_view *view)
                                                         .g = state->norm[kind].g,
                                                         .u = model->activations.norm_u,
                                                         .gram = model->activations.norm_gram,
+                                                        .b = model->activations.norm_b,
                                                         .bg = model->activations.norm_bg}));
     }
     state->squares_known = true;
@@ -335,7 +353,7 @@ tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit,
     const stage *s = tsr_model_current(model);
 
     if (phase == TSR_USE_BACKWARD && gradient && !tsr_model_active(&s->batch))
-        return tsr_stream_zero(model->compute, gradient,
+        return tsr_stream_fill(model->compute, gradient, 0,
                                model->options.units[unit].trainable.gradient_count *
                                    (uint64_t)model->options.ranks * sizeof *gradient);
     if (!tsr_model_active(&s->batch))

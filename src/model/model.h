@@ -46,7 +46,7 @@ typedef struct {
     const tsr_unit *units; /* [layout->unit_count]: offsets of every segment */
     int ranks;             /* of the shard group */
     const tsr_kernels *kernels;
-    tsr_dtype dtype;
+    tsr_dtype dtype; /* of activations and of the working copies of A and B */
     tsr_batch_bounds bounds;
     const tsr_recompute *recompute; /* [layers] */
     bool train;
@@ -88,6 +88,9 @@ void tsr_model_set_fresh(tsr_model *model, bool fresh);
 /* Stages the next micro-batch that will be computed; at most two may be under way, a third call
  * waits. */
 tsr_status tsr_model_stage(tsr_model *model, const tsr_model_batch *batch);
+
+/* Forgets the micro-batch that was staged last and not computed. */
+tsr_status tsr_model_unstage(tsr_model *model);
 
 /* The gathered parts of a unit. */
 tsr_status tsr_model_norm(tsr_model *model, int unit, const tsr_unit_view *view);

@@ -104,6 +104,14 @@ tsr_status tsr_model_stage(tsr_model *model, const tsr_model_batch *batch)
     return TSR_OK;
 }
 
+tsr_status tsr_model_unstage(tsr_model *model)
+{
+    if (model->staged_count == model->released_count)
+        return tsr_fail(TSR_EINVAL, "no micro-batch is staged");
+    model->staged_count--;
+    return TSR_OK;
+}
+
 tsr_status tsr_model_release(tsr_model *model)
 {
     stage *s = &model->stage[model->released_count % STAGES];

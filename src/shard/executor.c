@@ -10,8 +10,8 @@
 
 static tsr_status check_options(const tsr_executor_options *o)
 {
-    if (!o->store || !o->device || !o->streams || !o->world || !o->shard)
-        return tsr_fail(TSR_EINVAL, "an executor needs a store, a device, streams and "
+    if (!o->store || !o->device || !o->streams || !o->world || !o->shard || !o->kernels)
+        return tsr_fail(TSR_EINVAL, "an executor needs a store, a device, streams, kernels and "
                                     "communicators");
     const tsr_plan_options *plan = &o->store->plan->options;
     if (tsr_comm_size(o->shard) != plan->ranks || tsr_comm_rank(o->shard) != o->store->rank)
@@ -107,6 +107,8 @@ tsr_status tsr_executor_create(tsr_executor **out, const tsr_executor_options *o
         return tsr_fail(TSR_ENOMEM, "no memory for an executor");
     executor->options = *options;
     executor->plan = options->store->plan;
+    executor->watched = tsr_device_kind_of(options->device) == TSR_DEVICE_CPU ||
+                        options->debug.fault != TSR_FAULT_NONE || options->debug.check;
     pthread_mutex_init(&executor->log_lock, NULL);
     tsr_status status = TSR_OK;
     if (options->log_count > 0) {

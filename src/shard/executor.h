@@ -21,6 +21,8 @@
 #ifndef TSR_SHARD_EXECUTOR_H
 #define TSR_SHARD_EXECUTOR_H
 
+#include "comm/comm.h"
+#include "kernels/kernels.h"
 #include "shard/store.h"
 
 typedef struct tsr_executor tsr_executor;
@@ -84,13 +86,16 @@ typedef struct {
     tsr_store *store; /* with its memory; borrowed */
     tsr_device *device;
     const tsr_streams *streams;        /* borrowed */
-    tsr_comm *world, *shard, *replica; /* borrowed; replica may be NULL with one replica */
+    tsr_comm *world, *shard, *replica; /* of the device's memory; borrowed; replica may be NULL with
+                                          one replica */
+    const tsr_kernels *kernels;        /* borrowed */
     tsr_executor_callbacks callbacks;
     tsr_executor_debug debug;
     uint32_t log_count; /* ops the trace holds (the last ones); 0: no trace */
 } tsr_executor_options;
 
-/* Seconds the compute stream stood waiting, by cause. */
+/* Seconds the compute stream stood waiting, by cause; measured where the executor watches its ops:
+ * on the CPU. */
 typedef struct {
     double h2d, gather, reduce, other;
 } tsr_exposed;
@@ -117,6 +122,7 @@ tsr_status tsr_executor_fail(tsr_executor *executor, tsr_status status);
 
 /* Since creation, as far as the compute stream has got. */
 tsr_exposed tsr_executor_exposed(const tsr_executor *executor);
+/* Slots in use now and at most so far, where ops are watched. */
 int tsr_executor_live_slots(const tsr_executor *executor, int *most);
 
 /* The trace: record i of the `*count` last ones, oldest first; after the streams are idle. */

@@ -181,39 +181,3 @@ tsr_status tsr_wait_call_stage(void *args, tsr_pool *pool)
     call->executor->stage_wait_start = tsr_now();
     return TSR_OK;
 }
-
-/* ---- work ---- */
-
-tsr_status tsr_add_call_run(void *args, tsr_pool *pool)
-{
-    (void)pool;
-    const tsr_add_call *call = args;
-    if (call->store) {
-        memcpy(call->accumulator, call->part, call->count * sizeof(int64_t));
-        return TSR_OK;
-    }
-    for (uint64_t i = 0; i < call->count; i++)
-        call->accumulator[i] += call->part[i];
-    return TSR_OK;
-}
-
-tsr_status tsr_flags_call_run(void *args, tsr_pool *pool)
-{
-    (void)pool;
-    const tsr_flags_call *call = args;
-    memset(call->word, 0, TSR_WORD_COUNT * sizeof(int64_t));
-    call->word[TSR_WORD_STOP] = call->flags.stop;
-    call->word[TSR_WORD_ERROR] = call->flags.error;
-    call->word[TSR_WORD_TIME_LIMIT] = call->flags.time_limit;
-    call->word[TSR_WORD_LABEL_TOKENS] = call->flags.label_tokens;
-    call->word[TSR_WORD_INPUT_TOKENS] = call->flags.input_tokens;
-    return TSR_OK;
-}
-
-tsr_status tsr_poison_call_run(void *args, tsr_pool *pool)
-{
-    (void)pool;
-    const tsr_poison_call *call = args;
-    memset(call->data, 0xff, call->bytes);
-    return TSR_OK;
-}

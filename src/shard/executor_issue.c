@@ -4,6 +4,8 @@
 #include "base/clock.h"
 #include "shard/executor_parts.h"
 
+#include <string.h>
+
 _Static_assert(sizeof(tsr_op_call) <= TSR_CALL_BYTES, "an op's call fits a stream's argument");
 
 static tsr_stream *stream_of(const tsr_executor *executor, const tsr_plan_op *op)
@@ -44,8 +46,8 @@ static tsr_status wait_all(tsr_executor *executor, const tsr_plan_op *op)
 {
     tsr_stream *stream = stream_of(executor, op);
     tsr_wait_call call = {.executor = executor, .slot = op->slot};
-    bool measured = op->stream == TSR_STREAM_COMPUTE && op->wait_count > 0;
-    bool staged = op->kind == TSR_OP_GATHER && op->stage >= 0;
+    bool measured = executor->watched && op->stream == TSR_STREAM_COMPUTE && op->wait_count > 0;
+    bool staged = executor->watched && op->kind == TSR_OP_GATHER && op->stage >= 0;
     if (measured)
         TSR_TRY(tsr_stream_call(stream, tsr_wait_call_begin, &call, sizeof call));
     /* The stage last, so that what a gather waits after its slot is the copy alone. */
@@ -67,8 +69,7 @@ static tsr_status poison(const tsr_executor *executor, const tsr_plan_op *op, ch
 {
     if (!executor->options.debug.poison_slots || bytes == 0)
         return TSR_OK;
-    tsr_poison_call call = {.data = data, .bytes = bytes};
-    return tsr_stream_call(stream_of(executor, op), tsr_poison_call_run, &call, sizeof call);
+    return tsr_stream_fill(stream_of(executor, op), data, 0xff, bytes);
 }
 
 static tsr_status issue_h2d(tsr_executor *executor, const tsr_plan_op *op)
@@ -94,6 +95,10 @@ static tsr_status issue_gather(tsr_executor *executor, const tsr_plan_op *op)
                        executor->options.store->slot[op->slot] +
                            tsr_unit_slot_trainable(unit, o->ranks),
                        op->bytes));
+    /* A frozen shard in device memory never changes: peers may read it whenever they want. */
+    if (!trainable && unit->home == TSR_HOME_SHARDED)
+        return tsr_comm_pull(executor->options.shard, stream_of(executor, op),
+                             executor->range + first, part->segment_count);
     return tsr_comm_all_gather(executor->options.shard, stream_of(executor, op),
                                executor->range + first, part->segment_count);
 }
@@ -135,12 +140,27 @@ static tsr_status issue_reduce(tsr_executor *executor, const tsr_plan_op *op)
     }
     if (o->replicas > 1)
         TSR_TRY(tsr_comm_all_reduce(executor->options.replica, stream, part, count, TSR_SUM));
-    tsr_add_call call = {.accumulator =
-                             store->trainable.accumulator + store->trainable.begin[op->unit],
-                         .part = part,
-                         .count = count,
-                         .store = executor->train_batches == 0};
-    return tsr_stream_call(stream, tsr_add_call_run, &call, sizeof call);
+    return executor->options.kernels->fixed_add(
+        stream, &(tsr_fixed_add_args){.accumulator = store->trainable.accumulator +
+                                                     store->trainable.begin[op->unit],
+                                      .part = part,
+                                      .count = count,
+                                      .store = executor->train_batches == 0});
+}
+
+/* The word begins with the host's flags. Their place is free again when the word is read. */
+static tsr_status copy_flags(tsr_executor *executor, tsr_stream *stream)
+{
+    const tsr_host_flags *flags = &executor->flags;
+    int64_t *from = executor->options.store->host_flags[executor->words_made % 2];
+    memset(from, 0, TSR_WORD_COUNT * sizeof *from);
+    from[TSR_WORD_STOP] = flags->stop;
+    from[TSR_WORD_ERROR] = flags->error;
+    from[TSR_WORD_TIME_LIMIT] = flags->time_limit;
+    from[TSR_WORD_LABEL_TOKENS] = flags->label_tokens;
+    from[TSR_WORD_INPUT_TOKENS] = flags->input_tokens;
+    return tsr_stream_copy(stream, executor->options.store->word, from,
+                           TSR_WORD_COUNT * sizeof *from);
 }
 
 static tsr_status issue_fill_word(tsr_executor *executor, const tsr_plan_op *op)
@@ -148,14 +168,13 @@ static tsr_status issue_fill_word(tsr_executor *executor, const tsr_plan_op *op)
     const tsr_executor_callbacks *callbacks = &executor->options.callbacks;
     int64_t *word = executor->options.store->word;
     tsr_stream *stream = stream_of(executor, op);
-    tsr_flags_call call = {.word = word, .flags = executor->flags};
-    TSR_TRY(tsr_stream_call(stream, tsr_flags_call_run, &call, sizeof call));
+    TSR_TRY(copy_flags(executor, stream));
     if (op->kind == TSR_OP_TALLY)
         return callbacks->tally(callbacks->user, word);
     TSR_TRY(callbacks->grad_norm(callbacks->user, word));
     /* Replicas hold the same accumulators: one of them counts. */
     if (executor->plan->options.replicas > 1 && tsr_comm_rank(executor->options.replica) > 0)
-        return tsr_stream_zero(stream, word + TSR_WORD_NORM, sizeof(tsr_exact_sum));
+        return tsr_stream_fill(stream, word + TSR_WORD_NORM, 0, sizeof(tsr_exact_sum));
     return TSR_OK;
 }
 
@@ -249,9 +268,14 @@ tsr_status tsr_op_issue(tsr_executor *executor, const tsr_plan_op *op)
     executor->of_kind[op->kind]++;
     TSR_TRY(note_slot(executor, op, &call));
     TSR_TRY(wait_all(executor, op));
-    TSR_TRY(tsr_stream_call(stream, tsr_op_call_begin, &call, sizeof call));
+    if (executor->watched)
+        TSR_TRY(tsr_stream_call(stream, tsr_op_call_begin, &call, sizeof call));
+    else if (op->stream == TSR_STREAM_COMM)
+        tsr_comm_publish(executor->options.world, call.step, tsr_op_name((tsr_op_kind)op->kind),
+                         op->unit);
     TSR_TRY(issue_work(executor, op));
-    TSR_TRY(tsr_stream_call(stream, tsr_op_call_end, &call, sizeof call));
+    if (executor->watched)
+        TSR_TRY(tsr_stream_call(stream, tsr_op_call_end, &call, sizeof call));
     for (int i = 0; i < op->record_count; i++)
         TSR_TRY(tsr_event_record(executor->event[op->record[i]], stream));
     return TSR_OK;

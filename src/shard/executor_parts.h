@@ -30,6 +30,8 @@ typedef enum {
 struct tsr_executor {
     tsr_executor_options options;
     const tsr_plan *plan;
+    bool watched; /* calls of the host run around every op: always on the CPU; on a GPU they would
+                     halt its streams, so only for faults and checks */
     tsr_event *event[TSR_EVENT_COUNT]; /* NULL where the plan never uses it */
     uint64_t base[TSR_EVENT_COUNT];    /* records before the current program */
     tsr_gather_range *range;           /* of all gathers, from all places to all slots */
@@ -87,31 +89,6 @@ typedef struct {
 tsr_status tsr_wait_call_begin(void *args, tsr_pool *pool);
 tsr_status tsr_wait_call_end(void *args, tsr_pool *pool);
 tsr_status tsr_wait_call_stage(void *args, tsr_pool *pool);
-
-/* accumulator = or += part */
-typedef struct {
-    int64_t *accumulator;
-    const int64_t *part;
-    uint64_t count;
-    bool store;
-} tsr_add_call;
-
-tsr_status tsr_add_call_run(void *args, tsr_pool *pool);
-
-/* The word begins with the host's flags. */
-typedef struct {
-    int64_t *word;
-    tsr_host_flags flags;
-} tsr_flags_call;
-
-tsr_status tsr_flags_call_run(void *args, tsr_pool *pool);
-
-typedef struct {
-    void *data;
-    uint64_t bytes;
-} tsr_poison_call;
-
-tsr_status tsr_poison_call_run(void *args, tsr_pool *pool);
 
 /* Issues one op of the current program. */
 tsr_status tsr_op_issue(tsr_executor *executor, const tsr_plan_op *op);

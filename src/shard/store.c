@@ -67,6 +67,10 @@ static tsr_status walk_homes(tsr_store *store, tsr_taker *taker)
             place_home(store, home[i].home, base);
         if (home[i].home == TSR_HOME_HOST_FULL)
             store->node_bytes = bytes;
+        if (home[i].home == TSR_HOME_SHARDED) {
+            store->shards = base;
+            store->shard_bytes = bytes;
+        }
     }
     return TSR_OK;
 }
@@ -101,7 +105,7 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
     TSR_TRY(tsr_taker_take(taker, &word, TSR_PLACE_DEVICE, "control.word",
                            TSR_WORD_COUNT * sizeof(int64_t), NULL));
     TSR_TRY(tsr_taker_take(taker, &host_word, TSR_PLACE_HOST, "control.host_words",
-                           2 * TSR_WORD_COUNT * sizeof(int64_t), NULL));
+                           4 * TSR_WORD_COUNT * sizeof(int64_t), NULL));
     for (int i = 0; i < TSR_SLOTS_MAX; i++)
         store->slot[i] = slot[i];
     for (int i = 0; i < TSR_STAGES_MAX; i++)
@@ -110,8 +114,10 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
         store->gradient[i] = gradient[i];
     store->receive = receive;
     store->word = word;
-    for (int i = 0; i < 2; i++)
-        store->host_word[i] = host_word ? (int64_t *)host_word + i * TSR_WORD_COUNT : NULL;
+    for (int i = 0; i < 2 && host_word; i++) {
+        store->host_word[i] = (int64_t *)host_word + i * TSR_WORD_COUNT;
+        store->host_flags[i] = (int64_t *)host_word + (2 + i) * TSR_WORD_COUNT;
+    }
     return TSR_OK;
 }
 
@@ -122,6 +128,7 @@ tsr_status tsr_store_share(tsr_store *store, tsr_comm *world, tsr_stream *stream
     void *base;
     TSR_TRY(tsr_comm_share(&base, world, stream, store->node_bytes));
     place_home(store, TSR_HOME_HOST_FULL, base);
+    store->node_base = base;
     return TSR_OK;
 }
 

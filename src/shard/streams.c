@@ -9,10 +9,13 @@ const char *tsr_stream_id_name(tsr_stream_id id)
     return (unsigned)id < TSR_STREAM_COUNT ? name[id] : "?";
 }
 
-tsr_status tsr_streams_create(tsr_streams *out, tsr_device *device)
+tsr_status tsr_streams_create(tsr_streams *out, tsr_device *device, tsr_stream *comm)
 {
-    tsr_streams streams = {0};
+    tsr_streams streams = {.borrowed_comm = comm != NULL};
+    streams.stream[TSR_STREAM_COMM] = comm;
     for (int i = 0; i < TSR_STREAM_COUNT; i++) {
+        if (streams.stream[i])
+            continue;
         tsr_status status =
             tsr_stream_create(&streams.stream[i], device, tsr_stream_id_name((tsr_stream_id)i));
         if (status < 0) {
@@ -29,7 +32,7 @@ void tsr_streams_destroy(tsr_streams *streams)
     if (!streams)
         return;
     for (int i = 0; i < TSR_STREAM_COUNT; i++) {
-        if (streams->stream[i])
+        if (streams->stream[i] && !(i == TSR_STREAM_COMM && streams->borrowed_comm))
             tsr_stream_destroy(streams->stream[i]);
         streams->stream[i] = NULL;
     }

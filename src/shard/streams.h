@@ -17,10 +17,12 @@ typedef enum {
 
 typedef struct {
     tsr_stream *stream[TSR_STREAM_COUNT];
+    bool borrowed_comm;
 } tsr_streams;
 
-/* On success the caller destroys *out. */
-tsr_status tsr_streams_create(tsr_streams *out, tsr_device *device);
+/* comm: the device's stream of collectives, borrowed; NULL: one is created too. On success the
+ * caller destroys *out. */
+tsr_status tsr_streams_create(tsr_streams *out, tsr_device *device, tsr_stream *comm);
 void tsr_streams_destroy(tsr_streams *streams);
 
 /* Waits until every stream is idle; the device's first error. */

@@ -101,8 +101,8 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const choice *c
         (tsr_model_options){.layout = &inputs->layout,
                             .units = d->units,
                             .ranks = d->group,
-                            .kernels = tsr_kernels_cpu(),
-                            .dtype = TSR_F32,
+                            .kernels = inputs->cuda ? tsr_kernels_cuda() : tsr_kernels_cpu(),
+                            .dtype = inputs->compute,
                             .bounds = c->bounds,
                             .recompute = d->recompute,
                             .train = d->train,
@@ -137,7 +137,7 @@ static tsr_status try_choice(tsr_decision *d, const tsr_inputs *inputs,
 
 static uint64_t device_bytes(const tsr_decision *d)
 {
-    return d->memory.total[TSR_PLACE_DEVICE];
+    return d->memory.total[TSR_PLACE_DEVICE] + d->reserve;
 }
 
 /* ---- choosing ---- */
@@ -264,6 +264,7 @@ static tsr_status largest_tokens(int64_t *out, tsr_decision *d, const tsr_inputs
         bool fits;
         bounds.tokens = middle;
         bounds.label_rows = bounds.label_rows < middle ? bounds.label_rows : middle;
+        bounds.longest = bounds.longest < middle ? bounds.longest : middle;
         TSR_TRY(search_homes(&fits, d, inputs, view, &bounds, config->offload,
                              config->gradient_checkpointing));
         if (fits)
@@ -347,7 +348,8 @@ tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_top
     const tsr_config *config = &inputs->config;
     const tsr_layout *layout = &inputs->layout;
     tsr_decision d = {.train = train,
-                      .budget = config->memory_budget ? config->memory_budget : budget};
+                      .budget = config->memory_budget ? config->memory_budget : budget,
+                      .reserve = inputs->cuda ? TSR_CUDA_RESERVE_BYTES : 0};
     bool fits = false;
     tsr_status status;
     d.home = calloc((size_t)layout->unit_count, sizeof *d.home);

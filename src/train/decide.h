@@ -29,6 +29,9 @@ typedef struct {
     tsr_model_options model;
     tsr_memory_plan memory;
     uint64_t budget; /* bytes of device memory that were allowed */
+    uint64_t
+        reserve; /* of them, what a GPU holds beside the arena: context, modules, communicators,
+                         library workspaces */
     int resident_count, selective_count, full_count;
     bool train;
 } tsr_decision;
@@ -41,6 +44,8 @@ typedef struct {
 } tsr_run_buffers;
 
 #define TSR_RUN_SUMS_BYTES 256
+
+#define TSR_CUDA_RESERVE_BYTES (1ull << 30)
 
 /* budget: the device memory of one rank where memory_budget is auto. TSR_ECONFIG: it does not fit;
  * the message has the largest buffers and the smallest change that would. On success free with

@@ -30,11 +30,12 @@ static void print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *i
                     "{\"ranks\":%d,\"shard_group_size\":%d,\"replicas\":%d,"
                     "\"plan_hash\":\"%016" PRIx64 "\",\"device_peak_bytes\":%" PRIu64
                     ",\"host_peak_bytes\":%" PRIu64 ",\"node_bytes\":%" PRIu64
-                    ",\"memory_budget\":%" PRIu64 ",\"parameters\":%" PRIu64
-                    ",\"trainable_parameters\":%" PRIu64 ",\"slots\":%d,\n\"units\":[",
+                    ",\"device_reserve_bytes\":%" PRIu64 ",\"memory_budget\":%" PRIu64
+                    ",\"parameters\":%" PRIu64 ",\"trainable_parameters\":%" PRIu64
+                    ",\"slots\":%d,\n\"units\":[",
                     view->ranks, d->group, d->replicas, d->plan->hash,
                     memory->total[TSR_PLACE_DEVICE], memory->total[TSR_PLACE_HOST],
-                    memory->total[TSR_PLACE_NODE], d->budget, layout->parameter_count,
+                    memory->total[TSR_PLACE_NODE], d->reserve, d->budget, layout->parameter_count,
                     layout->trainable_count, d->plan->options.slots);
     for (int i = 0; i < layout->unit_count; i++) {
         const tsr_unit *unit = &d->units[i];
@@ -90,6 +91,11 @@ static void print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs 
                     " bytes, host peak %" PRIu64 " bytes, once a node %" PRIu64 " bytes\n",
                     view->ranks, d->group, memory->total[TSR_PLACE_DEVICE],
                     memory->total[TSR_PLACE_HOST], memory->total[TSR_PLACE_NODE]);
+    if (d->reserve)
+        tsr_text_printf(out,
+                        "beside it %" PRIu64 " bytes of device memory are left to CUDA's context, "
+                        "modules and libraries\n",
+                        d->reserve);
     tsr_text_printf(out,
                     "%d units (%d resident), %d slots; of %d layers %d recompute selectively, %d "
                     "fully; plan %016" PRIx64 "\n",

@@ -40,7 +40,7 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train)
                                    inputs->module_count));
     tsr_layout_options options = {.load_in_4bit = config->load_in_4bit,
                                   .nested = config->use_bnb_nested_quant,
-                                  .compute = TSR_F32};
+                                  .compute = inputs->compute};
     return tsr_layout_make(&inputs->layout, &inputs->model, inputs->checkpoint,
                            inputs->adapter.present ? &inputs->adapter.set : NULL, &options);
 }
@@ -107,6 +107,7 @@ static void widen_bounds(tsr_inputs *inputs, const tsr_batch *batch)
     bounds->tokens = larger(bounds->tokens, run->most_tokens);
     bounds->documents = larger(bounds->documents, run->most_documents);
     bounds->label_rows = larger(bounds->label_rows, run->most_label_rows);
+    bounds->longest = larger(bounds->longest, run->longest_document);
 }
 
 static tsr_status make_training(tsr_inputs *inputs, int ranks)
@@ -163,8 +164,10 @@ void tsr_inputs_assume_data(tsr_inputs *inputs)
     const tsr_config *config = &inputs->config;
     int64_t length = config->max_length ? config->max_length : 2048;
     int64_t tokens = config->per_device_train_batch_size * length;
-    inputs->bounds = (tsr_batch_bounds){
-        .tokens = tokens, .documents = config->per_device_train_batch_size, .label_rows = tokens};
+    inputs->bounds = (tsr_batch_bounds){.tokens = tokens,
+                                        .documents = config->per_device_train_batch_size,
+                                        .label_rows = tokens,
+                                        .longest = length};
     inputs->contributions = 1024;
 }
 

@@ -25,6 +25,9 @@ typedef struct {
     tsr_layout layout;
     tsr_batch_bounds bounds; /* of training and evaluation together */
     uint64_t contributions;  /* micro-batches of the largest step */
+    /* The backend, decided by the job before the model is read. */
+    bool cuda;
+    tsr_dtype compute; /* F32 or BF16 */
 } tsr_inputs;
 
 /* Zero-initialise *out; call in this order. Every rank reads the same; a failure leaves what was

@@ -24,9 +24,9 @@ tsr_status tsr_job_agree(tsr_job *job, tsr_status status)
 {
     int first = -1;
     reports = 1;
-    if (!job->world || !job->streams.stream[TSR_STREAM_COMM])
+    if (!job->world || !job->control)
         return status;
-    status = tsr_comm_agree(job->world, tsr_job_comm_stream(job), status, &first);
+    status = tsr_comm_agree(job->world, job->control, status, &first);
     if (status < 0) {
         reports = first < 0 || first == tsr_comm_rank(job->world);
         job->state = TSR_JOB_FAILED;
@@ -47,7 +47,7 @@ static void log_line(void *user, tsr_log_level level, const char *line)
         job->options.log(job->options.user, severities[level], line);
 }
 
-/* Ranks and device; all that can be done before the configuration is read. */
+/* Ranks and host; all that can be done before the configuration is read. */
 static tsr_status connect(tsr_job *job, tsr_comm *world)
 {
     const tsr_job_options *o = &job->options;
@@ -67,8 +67,8 @@ static tsr_status connect(tsr_job *job, tsr_comm *world)
                                  .local_rank = tsr_comm_local_rank(job->world),
                                  .local_rank_count = tsr_comm_local_size(job->world),
                                  .timeout_seconds = deadline};
-    TSR_TRY(tsr_device_create_cpu(&job->device, &device));
-    TSR_TRY(tsr_streams_create(&job->streams, job->device));
+    TSR_TRY(tsr_device_create_cpu(&job->host, &device));
+    TSR_TRY(tsr_stream_create(&job->control, job->host, "comm"));
     job->view = (tsr_topology_view){tsr_comm_size(job->world), tsr_comm_rank(job->world),
                                     tsr_comm_local_size(job->world)};
     return TSR_OK;
@@ -84,7 +84,8 @@ static tsr_status read_config(tsr_job *job)
                                 .text = o->config_text,
                                 .overrides = o->overrides,
                                 .override_count = o->override_count,
-                                .use = uses[o->purpose]};
+                                .use = uses[o->purpose],
+                                .has_cuda = tsr_device_cuda_built()};
     TSR_TRY(tsr_inputs_read_config(&job->inputs, &source));
     for (int i = 0; i < job->inputs.config.notes.count; i++)
         tsr_log(TSR_LOG_INFO, "%s", job->inputs.config.notes.items[i]);
@@ -94,9 +95,11 @@ static tsr_status read_config(tsr_job *job)
 /* Each phase ends with an agreement: what fails on one rank fails on all. */
 static tsr_status read_inputs(tsr_job *job)
 {
-    tsr_stream *stream = tsr_job_comm_stream(job);
+    tsr_stream *stream = job->control;
     TSR_TRY(tsr_job_agree(job, read_config(job)));
     TSR_TRY(tsr_job_agree(job, tsr_same_config(&job->inputs.config, job->world, stream)));
+    TSR_TRY(tsr_job_agree(job, tsr_job_backend_choose(job)));
+    TSR_TRY(tsr_job_agree(job, tsr_job_backend_open(job)));
     TSR_TRY(tsr_job_agree(job, tsr_inputs_read_model(&job->inputs, job->train)));
     bool data = job->options.purpose != TSR_JOB_PLAN || job->inputs.config.dataset.count;
     if (data)
@@ -167,30 +170,17 @@ int tsr_job_create(tsr_job **out, const tsr_job_options *options)
 
 /* ---- memory ---- */
 
-/* Device memory that one rank may take where memory_budget is auto: four fifths of the machine's,
- * shared by the ranks of a node. The smallest of all ranks counts. */
-static tsr_status automatic_budget(uint64_t *out, tsr_job *job)
-{
-    int64_t bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGE_SIZE) / 5 * 4;
-    bytes /= job->view.local_ranks;
-    tsr_stream *stream = tsr_job_comm_stream(job);
-    TSR_TRY(tsr_comm_all_reduce(job->world, stream, &bytes, 1, TSR_MIN));
-    TSR_TRY(tsr_stream_synchronize(stream));
-    *out = (uint64_t)bytes;
-    return TSR_OK;
-}
-
 tsr_status tsr_job_decide(tsr_job *job)
 {
     uint64_t budget = 0;
     if (job->state != TSR_JOB_CREATED)
         return job->state == TSR_JOB_FAILED ? tsr_fail(TSR_EINVAL, "the job has failed") : TSR_OK;
-    TSR_TRY(tsr_job_agree(job, automatic_budget(&budget, job)));
+    TSR_TRY(tsr_job_agree(job, tsr_job_backend_budget(&budget, job)));
     TSR_TRY(tsr_job_agree(
         job, tsr_decide(&job->decision, &job->inputs, &job->view, job->train, budget)));
     if (job->options.purpose != TSR_JOB_PLAN)
-        TSR_TRY(tsr_job_agree(
-            job, tsr_plan_check_ranks(job->decision.plan, job->world, tsr_job_comm_stream(job))));
+        TSR_TRY(
+            tsr_job_agree(job, tsr_plan_check_ranks(job->decision.plan, job->world, job->control)));
     job->state = TSR_JOB_PLANNED;
     return TSR_OK;
 }
@@ -216,9 +206,11 @@ int tsr_job_print_plan(tsr_job *job, int json, char **text)
 {
     tsr_text out = {0};
     TSR_TRY(tsr_job_decide(job));
-    tsr_expectation expected;
-    TSR_TRY(tsr_expect(&expected, &job->inputs, &job->decision, &job->view, job->device));
-    TSR_TRY(tsr_decision_print(&out, &job->decision, &job->inputs, &job->view, &expected, json));
+    tsr_expectation expected = {0};
+    if (!job->inputs.cuda) /* the host's speed says nothing of a GPU's */
+        TSR_TRY(tsr_expect(&expected, &job->inputs, &job->decision, &job->view, job->host));
+    TSR_TRY(tsr_decision_print(&out, &job->decision, &job->inputs, &job->view,
+                               job->inputs.cuda ? NULL : &expected, json));
     *text = out.data;
     return TSR_OK;
 }
@@ -249,7 +241,7 @@ int tsr_job_print_summary(tsr_job *job, char **text)
     snprintf(architecture, sizeof architecture, "%s, %d layers",
              tsr_model_type_name(in->model.model_type), in->layout.layer_count);
     snprintf(device, sizeof device, "%s, %s", tsr_device_description(job->device),
-             tsr_kernels_cpu_set());
+             in->cuda ? tsr_dtype_name(in->compute) : tsr_kernels_cpu_set());
     tsr_summary summary = {.architecture = architecture,
                            .parameter_count = in->layout.parameter_count,
                            .trainable_count = in->layout.trainable_count,
@@ -305,15 +297,19 @@ void tsr_job_destroy(tsr_job *job)
     tsr_model_destroy(job->model);
     tsr_micro_batch_free(&job->micro);
     tsr_micro_batch_free(&job->eval_micro);
+    tsr_job_backend_disconnect(job);
+    free(job->spans);
     tsr_arena_destroy(job->device_arena);
     tsr_arena_destroy(job->host_arena);
     tsr_decision_free(&job->decision);
     tsr_inputs_close(&job->inputs);
+    tsr_job_backend_close(job);
     tsr_comm_destroy(job->replica);
     tsr_comm_destroy(job->node);
     tsr_comm_destroy(job->shard);
-    tsr_streams_destroy(&job->streams);
-    tsr_device_destroy(job->device);
+    if (job->control)
+        tsr_stream_destroy(job->control);
+    tsr_device_destroy(job->host);
     tsr_comm_destroy(job->world);
     free(job);
 }

@@ -29,9 +29,15 @@ struct tsr_job {
     tsr_job_options options;
     tsr_job_state state;
     bool train; /* false: evaluation only */
+    /* The ranks, and collectives of host memory: start-up, agreements, saving. */
+    tsr_device *host;
+    tsr_stream *control;
     tsr_comm *world, *shard, *replica, *node;
+    /* Where the model is: on the CPU backend all these are the host's. */
     tsr_device *device;
     tsr_streams streams;
+    tsr_comm *device_world, *device_shard, *device_replica;
+    const tsr_kernels *kernels;
     tsr_topology_view view;
     tsr_inputs inputs;
     tsr_decision decision;
@@ -40,11 +46,16 @@ struct tsr_job {
     tsr_run_sums *sums;
     char *embedding;
     tsr_model *model;
+    /* Benchmarks: fills the frozen parts and the embedding instead of reading them; NULL: reads. */
+    tsr_status (*fill)(tsr_job *job);
     tsr_executor *executor;
     tsr_micro_batch micro, eval_micro;
+    bool staged_ahead; /* the next round's micro-batch is on its way already */
+    bool staged_empty; /* the one staged last has no tokens */
     /* optimizer */
     tsr_schedule schedule;
-    tsr_adamw_span span;
+    tsr_adamw_span *spans; /* of everything owned, in order: where a working copy goes on */
+    uint64_t span_count;
     tsr_adamw_step adamw;
     /* progress of the run */
     int64_t total_steps, issued, done, skipped;
@@ -55,11 +66,19 @@ struct tsr_job {
     int64_t logged_eval_step;
 };
 
-/* The stream of all collectives. */
-static inline tsr_stream *tsr_job_comm_stream(const tsr_job *job)
-{
-    return job->streams.stream[TSR_STREAM_COMM];
-}
+/* The backend (job_backend.c). choose: from the configuration and the GPUs that are there, the same
+ * on all ranks. open: the device and its streams. connect: its communicators, after the host's were
+ * split. expose: the memory that copies and peers reach, once it is there. disconnect: before that
+ * memory goes; close: the rest. Both are fine at any stage. */
+tsr_status tsr_job_backend_choose(tsr_job *job);
+tsr_status tsr_job_backend_open(tsr_job *job);
+tsr_status tsr_job_backend_connect(tsr_job *job);
+tsr_status tsr_job_backend_expose(tsr_job *job);
+void tsr_job_backend_disconnect(tsr_job *job);
+void tsr_job_backend_close(tsr_job *job);
+
+/* Device memory that one rank may take where memory_budget is auto. */
+tsr_status tsr_job_backend_budget(uint64_t *out, tsr_job *job);
 
 /* Ends a phase that may have failed on some ranks only: every rank returns the lowest failing
  * rank's status. */
@@ -77,9 +96,11 @@ tsr_status tsr_job_decide(tsr_job *job);
 tsr_status tsr_job_open_output(tsr_job *job);
 tsr_status tsr_job_write_output(tsr_job *job);
 
-/* Stages and issues one micro-batch of a step (job_step.c). label_tokens: of the whole step. */
-tsr_status tsr_job_issue_micro(tsr_job *job, const tsr_micro_batch *micro, double label_tokens,
+/* Stages one micro-batch of a step, and issues the one that was staged first (job_step.c).
+ * label_tokens: of the whole step. */
+tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro, double label_tokens,
                                bool train);
+tsr_status tsr_job_issue_micro(tsr_job *job, bool train);
 
 /* executor callbacks (job_step.c) */
 extern const tsr_executor_callbacks tsr_job_callbacks;

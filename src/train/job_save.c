@@ -121,7 +121,8 @@ static void resolve_config(tsr_job *job)
 {
     tsr_config *config = &job->inputs.config;
     const tsr_decision *d = &job->decision;
-    config->dtype = TSR_CONFIG_DTYPE_FLOAT32;
+    bool narrow = job->inputs.compute == TSR_BF16;
+    config->dtype = narrow ? TSR_CONFIG_DTYPE_BFLOAT16 : TSR_CONFIG_DTYPE_FLOAT32;
     if (config->resident_units < 0)
         config->resident_units = d->resident_count;
 }
@@ -167,9 +168,11 @@ static tsr_status collect(tsr_job *job, collected *c, int unit, int segment, tsr
     const tsr_trainable *trainable = &job->decision.store.trainable;
     const tsr_layout_segment *layout = &job->inputs.layout.unit[unit].trainable[segment];
     tsr_trainable_span span = tsr_trainable_at(trainable, unit, segment);
-    tsr_stream *stream = tsr_job_comm_stream(job);
-    tsr_gather_range range = {trainable->master + span.begin, job->buffers.unit,
-                              span.count * sizeof(float)};
+    tsr_stream *stream = job->control;
+    uint64_t bytes = span.count * sizeof(float);
+    float *own = job->buffers.unit + (uint64_t)tsr_comm_rank(job->shard) * span.count;
+    TSR_TRY(tsr_device_read(job->device, own, trainable->master + span.begin, bytes));
+    tsr_gather_range range = {own, job->buffers.unit, bytes};
     TSR_TRY(tsr_comm_all_gather(job->shard, stream, &range, 1));
     TSR_TRY(tsr_stream_synchronize(stream));
     if (job->view.rank != 0)

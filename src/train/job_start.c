@@ -5,12 +5,13 @@
 
 #include "base/clock.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static tsr_status split(tsr_job *job)
 {
     const tsr_decision *d = &job->decision;
-    tsr_stream *stream = tsr_job_comm_stream(job);
+    tsr_stream *stream = job->control;
     int rank = job->view.rank;
     TSR_TRY(tsr_comm_split(&job->shard, job->world, stream, rank / d->group));
     TSR_TRY(tsr_comm_split(&job->node, job->world, stream, tsr_comm_node(job->world)));
@@ -47,13 +48,27 @@ static char *frozen_place(void *user, int unit, int segment)
     return tsr_load_at(&job->decision.store, job->world, unit, segment).data;
 }
 
-/* The fp32 values that are loaded: the masters, or in an evaluation, which has none, the working
- * copy. */
-static float *trainable_place(void *user, int unit, int segment)
+/* First values of a trainable segment: the masters (an evaluation has none) and the working copy. */
+static tsr_status put_trainable(void *user, int unit, int segment, const float *values)
 {
-    const tsr_trainable *trainable = &((tsr_job *)user)->decision.store.trainable;
+    tsr_job *job = user;
+    const tsr_trainable *trainable = &job->decision.store.trainable;
     tsr_trainable_span span = tsr_trainable_at(trainable, unit, segment);
-    return trainable->master ? trainable->master + span.begin : span.work;
+    tsr_dtype dtype = span.segment->dtype;
+    uint64_t bytes = span.count * sizeof *values;
+    if (trainable->master)
+        TSR_TRY(tsr_device_write(job->device, trainable->master + span.begin, values, bytes));
+    if (dtype == TSR_F32)
+        return tsr_device_write(job->device, span.work, values, bytes);
+    void *work = malloc(bytes + 1);
+    if (!work)
+        return tsr_fail(TSR_ENOMEM, "out of memory for an adapter's first values");
+    tsr_status status = tsr_adamw_copy_work(work, dtype, values, span.count);
+    if (status == TSR_OK)
+        status =
+            tsr_device_write(job->device, span.work, work, span.count * tsr_dtype_bytes(dtype));
+    free(work);
+    return status;
 }
 
 static void report_progress(void *user, int unit)
@@ -79,37 +94,50 @@ static tsr_status load_weights(tsr_job *job)
 {
     const tsr_decision *d = &job->decision;
     const tsr_layout *layout = &job->inputs.layout;
-    tsr_model_loader loader = {.stream = tsr_job_comm_stream(job),
+    tsr_model_loader loader = {.stream = job->control,
+                               .device = job->device,
                                .frozen = frozen_place,
-                               .trainable = trainable_place,
+                               .trainable = put_trainable,
                                .progress = report_progress,
                                .user = job};
     for (int unit = 0; unit < layout->unit_count; unit++) {
         loader.comm = d->home[unit] == TSR_HOME_HOST_FULL ? job->node : job->shard;
         TSR_TRY(tsr_model_load_unit(job->model, unit, &loader));
     }
-    TSR_TRY(tsr_job_agree(job, load_embedding(job)));
-    return tsr_load_finish(&d->store, job->world, job->shard, loader.stream);
+    return tsr_job_agree(job, load_embedding(job));
 }
 
 /* ---- the adapter ---- */
 
-static tsr_status copy_work(const tsr_trainable *trainable)
-{
-    if (!trainable->master)
-        return TSR_OK;
-    return tsr_adamw_copy_work(trainable->work, TSR_F32, trainable->master, trainable->count);
-}
-
 static tsr_status load_adapter(tsr_job *job)
 {
-    tsr_trainable *trainable = &job->decision.store.trainable;
     const tsr_layout *layout = &job->inputs.layout;
-    tsr_model_loader loader = {.comm = job->shard, .trainable = trainable_place, .user = job};
+    tsr_model_loader loader = {
+        .comm = job->shard, .device = job->device, .trainable = put_trainable, .user = job};
     for (int unit = 0; unit < layout->unit_count; unit++)
         TSR_TRY(tsr_model_load_trainable(layout, unit, job->inputs.adapter.init,
                                          (uint64_t)job->inputs.config.seed, &loader));
-    return copy_work(trainable);
+    return TSR_OK;
+}
+
+/* Whether the owned part of a segment, in its working copy, is 0. */
+static tsr_status is_zero(bool *out, tsr_job *job, const tsr_trainable_span *span)
+{
+    tsr_dtype dtype = span->segment->dtype;
+    uint64_t bytes = span->count * tsr_dtype_bytes(dtype);
+    float *values = malloc(span->count * sizeof *values + 1);
+    void *work = malloc(bytes + 1);
+    tsr_status status = TSR_OK;
+    if (!values || !work)
+        status = tsr_fail(TSR_ENOMEM, "out of memory while looking at an adapter");
+    else
+        status = tsr_device_read(job->device, work, span->work, bytes);
+    *out = status == TSR_OK && tsr_widen_f32(values, work, dtype, span->count);
+    for (uint64_t i = 0; *out && i < span->real; i++)
+        *out = values[i] == 0;
+    free(values);
+    free(work);
+    return status;
 }
 
 /* B of an adapter to which magnitudes are added: they start as norms of W, which is g = 1 only
@@ -126,23 +154,43 @@ static tsr_status check_zero_b(tsr_job *job)
             if (!linear->dora)
                 continue;
             tsr_trainable_span span = tsr_trainable_at(trainable, unit, linear->b);
-            const float *b = trainable_place(job, unit, linear->b);
-            for (uint64_t i = 0; i < span.real; i++)
-                if (b[i] != 0)
-                    return tsr_fail(TSR_ECONFIG,
-                                    "use_dora: init_adapter %s has no magnitudes and its lora_B of "
-                                    "%s is not 0, so there is no magnitude that leaves it as it "
-                                    "is; start from an adapter with magnitudes, or use_dora: false",
-                                    job->inputs.config.init_adapter, linear->path);
+            bool zero;
+            TSR_TRY(is_zero(&zero, job, &span));
+            if (!zero)
+                return tsr_fail(TSR_ECONFIG,
+                                "use_dora: init_adapter %s has no magnitudes and its lora_B of "
+                                "%s is not 0, so there is no magnitude that leaves it as it "
+                                "is; start from an adapter with magnitudes, or use_dora: false",
+                                job->inputs.config.init_adapter, linear->path);
         }
     return TSR_OK;
+}
+
+/* The owned range of a linear's row norms becomes its magnitude. */
+static tsr_status take_norms(tsr_job *job, int unit, tsr_linear_kind kind)
+{
+    const tsr_layout_linear *linear = &job->inputs.layout.unit[unit].linear[kind];
+    tsr_trainable_span span = tsr_trainable_at(&job->decision.store.trainable, unit, linear->m);
+    uint64_t left = span.first < linear->out ? linear->out - span.first : 0;
+    uint64_t count = span.real < left ? span.real : left;
+    float *m = calloc(span.count + 1, sizeof *m);
+    if (!m)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the magnitudes of %s", linear->path);
+    tsr_status status = TSR_OK;
+    if (count)
+        status =
+            tsr_device_read(job->device, m, tsr_model_norms(job->model, unit, kind) + span.first,
+                            count * sizeof *m);
+    if (status == TSR_OK)
+        status = put_trainable(job, unit, linear->m, m);
+    free(m);
+    return status;
 }
 
 /* Fresh magnitudes are the row norms of the dequantized W: one forward-only pass over the units
  * computes them where the weights are gathered, and each owner takes its range. */
 static tsr_status fresh_magnitudes(tsr_job *job)
 {
-    tsr_trainable *trainable = &job->decision.store.trainable;
     const tsr_layout *layout = &job->inputs.layout;
     int64_t word[TSR_WORD_COUNT];
     TSR_TRY(tsr_job_agree(job, check_zero_b(job)));
@@ -156,16 +204,9 @@ static tsr_status fresh_magnitudes(tsr_job *job)
     tsr_model_set_fresh(job->model, false);
     for (int unit = 0; unit < layout->layer_count; unit++)
         for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-            const tsr_layout_linear *linear = &layout->unit[unit].linear[kind];
-            if (!linear->dora)
-                continue;
-            tsr_trainable_span span = tsr_trainable_at(trainable, unit, linear->m);
-            const float *n = tsr_model_norms(job->model, unit, kind);
-            float *m = trainable_place(job, unit, linear->m);
-            for (uint64_t i = 0; i < span.real && span.first + i < linear->out; i++)
-                m[i] = n[span.first + i];
+            if (layout->unit[unit].linear[kind].dora)
+                TSR_TRY(take_norms(job, unit, kind));
         }
-    TSR_TRY(copy_work(trainable));
     return tsr_executor_prologue(job->executor);
 }
 
@@ -190,20 +231,43 @@ static tsr_status make_schedule(tsr_job *job)
                                     .num_cycles_set = k->num_cycles == k->num_cycles,
                                     .min_lr_set = k->min_lr == k->min_lr,
                                     .min_lr_rate_set = k->min_lr_rate == k->min_lr_rate};
-    const tsr_trainable *trainable = &job->decision.store.trainable;
     job->total_steps = job->last_step = tsr_batch_run_of(job->inputs.batch)->steps;
     job->adamw = (tsr_adamw_step){.beta1 = config->adam_beta1,
                                   .beta2 = config->adam_beta2,
                                   .epsilon = config->adam_epsilon,
                                   .weight_decay = config->weight_decay};
-    job->span = (tsr_adamw_span){.master = trainable->master,
-                                 .m = trainable->m,
-                                 .v = trainable->v,
-                                 .gradient = trainable->accumulator,
-                                 .work = trainable->work,
-                                 .work_dtype = TSR_F32,
-                                 .count = trainable->count};
     return tsr_schedule_make(&job->schedule, &options, (uint64_t)job->total_steps);
+}
+
+/* One span for all segments whose working copies lie one after the other in one dtype. */
+static tsr_status make_spans(tsr_job *job)
+{
+    const tsr_trainable *t = &job->decision.store.trainable;
+    uint64_t most = 0;
+    for (int unit = 0; unit < t->unit_count; unit++)
+        most += (uint64_t)t->units[unit].trainable.segment_count;
+    job->spans = calloc(most + 1, sizeof *job->spans);
+    if (!job->spans)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the optimizer's spans");
+    for (int unit = 0; unit < t->unit_count; unit++)
+        for (int segment = 0; segment < t->units[unit].trainable.segment_count; segment++) {
+            tsr_trainable_span s = tsr_trainable_at(t, unit, segment);
+            tsr_dtype dtype = s.segment->dtype;
+            tsr_adamw_span *last = job->span_count ? &job->spans[job->span_count - 1] : NULL;
+            if (last && last->work_dtype == dtype &&
+                s.work == (char *)last->work + last->count * tsr_dtype_bytes(dtype)) {
+                last->count += s.count;
+                continue;
+            }
+            job->spans[job->span_count++] = (tsr_adamw_span){.master = t->master + s.begin,
+                                                             .m = t->m + s.begin,
+                                                             .v = t->v + s.begin,
+                                                             .gradient = t->accumulator + s.begin,
+                                                             .work = s.work,
+                                                             .work_dtype = dtype,
+                                                             .count = s.count};
+        }
+    return TSR_OK;
 }
 
 static tsr_status start(tsr_job *job)
@@ -214,28 +278,33 @@ static tsr_status start(tsr_job *job)
     if (job->train)
         TSR_TRY(tsr_job_agree(job, make_schedule(job)));
     TSR_TRY(split(job));
+    TSR_TRY(tsr_job_agree(job, tsr_job_backend_connect(job)));
     TSR_TRY(tsr_job_agree(job, take_memory(job)));
     if (job->train)
-        TSR_TRY(tsr_job_agree(job, make_schedule(job))); /* the arrays have addresses now */
-    TSR_TRY(tsr_store_share(&d->store, job->world, tsr_job_comm_stream(job)));
-    TSR_TRY(tsr_comm_share(&embedding, job->world, tsr_job_comm_stream(job),
+        TSR_TRY(tsr_job_agree(job, make_spans(job)));
+    TSR_TRY(tsr_store_share(&d->store, job->world, job->control));
+    TSR_TRY(tsr_comm_share(&embedding, job->world, job->control,
                            tsr_embedding_bytes(&job->inputs.layout)));
     job->embedding = embedding;
+    TSR_TRY(tsr_job_agree(job, tsr_job_backend_expose(job)));
     tsr_frozen table = {embedding,
                         job->inputs.layout.embedding->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32};
     tsr_model_sums sums = {&job->sums->loss, &job->sums->loss_overflow,
                            &job->sums->gradient_overflow};
     TSR_TRY(tsr_model_start(job->model, stream[TSR_STREAM_COMPUTE], stream[TSR_STREAM_H2D], table,
                             sums));
-    TSR_TRY(load_weights(job));
+    TSR_TRY(job->fill ? job->fill(job) : load_weights(job));
+    TSR_TRY(
+        tsr_load_finish(&d->store, job->device_world, job->device_shard, stream[TSR_STREAM_COMM]));
     if (job->inputs.adapter.present)
         TSR_TRY(tsr_job_agree(job, load_adapter(job)));
     tsr_executor_options options = {.store = &d->store,
                                     .device = job->device,
                                     .streams = &job->streams,
-                                    .world = job->world,
-                                    .shard = job->shard,
-                                    .replica = job->replica,
+                                    .world = job->device_world,
+                                    .shard = job->device_shard,
+                                    .replica = job->device_replica,
+                                    .kernels = job->kernels,
                                     .callbacks = tsr_job_callbacks};
     options.callbacks.user = job;
     TSR_TRY(tsr_executor_create(&job->executor, &options));

@@ -37,10 +37,11 @@ static tsr_status on_grad_norm(void *user, int64_t *word)
     tsr_job *job = user;
     TSR_TRY(on_tally(user, word));
     return job->decision.model.kernels->grad_norm(
-        job->streams.stream[TSR_STREAM_OPTIM], &(tsr_grad_norm_args){.sum = tsr_word_norm(word),
-                                                                     .gradient = job->span.gradient,
-                                                                     .count = job->span.count,
-                                                                     .shift = TSR_FIXED_SHIFT});
+        job->streams.stream[TSR_STREAM_OPTIM],
+        &(tsr_grad_norm_args){.sum = tsr_word_norm(word),
+                              .gradient = job->decision.store.trainable.accumulator,
+                              .count = job->decision.store.trainable.count,
+                              .shift = TSR_FIXED_SHIFT});
 }
 
 static tsr_status on_optim(void *user, const int64_t *word)
@@ -55,8 +56,8 @@ static tsr_status on_optim(void *user, const int64_t *word)
                                          .error = &word[TSR_WORD_ERROR],
                                          .non_finite = &word[TSR_WORD_NON_FINITE],
                                          .max_norm = job->inputs.config.max_grad_norm}));
-    return kernels->adamw(stream, &(tsr_adamw_args){.spans = &job->span,
-                                                    .span_count = 1,
+    return kernels->adamw(stream, &(tsr_adamw_args){.spans = job->spans,
+                                                    .span_count = job->span_count,
                                                     .step = job->adamw,
                                                     .control = &job->sums->control,
                                                     .shift = TSR_FIXED_SHIFT});
@@ -70,7 +71,7 @@ const tsr_executor_callbacks tsr_job_callbacks = {.norm = on_norm,
 
 /* ---- issuing ---- */
 
-tsr_status tsr_job_issue_micro(tsr_job *job, const tsr_micro_batch *micro, double label_tokens,
+tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro, double label_tokens,
                                bool train)
 {
     tsr_model_batch batch = {.tokens = micro->token_count,
@@ -86,20 +87,47 @@ tsr_status tsr_job_issue_micro(tsr_job *job, const tsr_micro_batch *micro, doubl
                              .epoch = (uint64_t)micro->epoch,
                              .label_tokens = label_tokens,
                              .train = train};
-    TSR_TRY(tsr_model_stage(job->model, &batch));
-    TSR_TRY(tsr_executor_micro_batch(job->executor, train, micro->token_count == 0));
+    job->staged_empty = micro->token_count == 0;
+    return tsr_model_stage(job->model, &batch);
+}
+
+tsr_status tsr_job_issue_micro(tsr_job *job, bool train)
+{
+    TSR_TRY(tsr_executor_micro_batch(job->executor, train, job->staged_empty));
     return tsr_model_release(job->model);
 }
 
-/* All rounds of a step: micro-batch j x ranks + rank is this rank's of round j. */
-static tsr_status issue_rounds(tsr_job *job, tsr_batch *batch, int64_t step, tsr_micro_batch *micro,
-                               const tsr_batch_step_info *info, bool train)
+/* Steps of training, or the one of an evaluation. */
+typedef struct {
+    tsr_batch *batch;
+    tsr_micro_batch *micro;
+    bool train;
+} rounds;
+
+/* Micro-batch j x ranks + rank is this rank's of round j. */
+static tsr_status stage_round(tsr_job *job, const rounds *r, int64_t step, int64_t round)
 {
-    for (int64_t round = 0; round < info->rounds; round++) {
-        tsr_comm_publish(job->world, (uint64_t)step + 1, train ? "micro-batch" : "evaluation",
-                         (int)round);
-        TSR_TRY(tsr_batch_fill(micro, batch, step, round * job->view.ranks + job->view.rank));
-        TSR_TRY(tsr_job_issue_micro(job, micro, (double)info->label_tokens, train));
+    tsr_batch_step_info info;
+    tsr_comm_publish(job->world, (uint64_t)step + 1, r->train ? "micro-batch" : "evaluation",
+                     (int)round);
+    TSR_TRY(tsr_batch_step(r->batch, step, &info));
+    TSR_TRY(tsr_batch_fill(r->micro, r->batch, step, round * job->view.ranks + job->view.rank));
+    return tsr_job_stage_micro(job, r->micro, (double)info.label_tokens, r->train);
+}
+
+/* All rounds of a step. While the device computes one, the host stages the next: its embedding rows
+ * are collected behind the matmuls. */
+static tsr_status issue_rounds(tsr_job *job, const rounds *r, int64_t step, int64_t count)
+{
+    for (int64_t round = 0; round < count; round++) {
+        if (!job->staged_ahead)
+            TSR_TRY(stage_round(job, r, step, round));
+        job->staged_ahead = false;
+        TSR_TRY(tsr_job_issue_micro(job, r->train));
+        if (round + 1 == count)
+            break;
+        TSR_TRY(stage_round(job, r, step, round + 1));
+        job->staged_ahead = true;
     }
     return TSR_OK;
 }
@@ -178,9 +206,14 @@ static tsr_status run_step(tsr_job *job, tsr_job_report *report)
     TSR_TRY(tsr_batch_step(job->inputs.batch, job->issued, &info));
     job->adamw.learning_rate = job->inputs.config.learning_rate *
                                tsr_schedule_multiplier(&job->schedule, (uint64_t)job->issued);
-    TSR_TRY(issue_rounds(job, job->inputs.batch, job->issued, &job->micro, &info, true));
+    rounds r = {job->inputs.batch, &job->micro, true};
+    TSR_TRY(issue_rounds(job, &r, job->issued, info.rounds));
     job->issued++;
     TSR_TRY(tsr_executor_step_end(job->executor, &flags));
+    if (job->issued < job->last_step) {
+        TSR_TRY(stage_round(job, &r, job->issued, 0));
+        job->staged_ahead = true;
+    }
     TSR_TRY(tsr_executor_wait_word(job->executor, word));
     TSR_TRY(take_word(job, &info, word, report));
     return job->metrics ? tsr_metrics_write_step(job->metrics, report) : TSR_OK;
@@ -213,7 +246,11 @@ static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
     int64_t word[TSR_WORD_COUNT];
     double before = tsr_now();
     TSR_TRY(tsr_batch_step(job->inputs.eval_batch, 0, &info));
-    TSR_TRY(issue_rounds(job, job->inputs.eval_batch, 0, &job->eval_micro, &info, false));
+    rounds r = {job->inputs.eval_batch, &job->eval_micro, false};
+    if (job->staged_ahead) /* the next training step's: it will be staged again */
+        TSR_TRY(tsr_model_unstage(job->model));
+    job->staged_ahead = false;
+    TSR_TRY(issue_rounds(job, &r, 0, info.rounds));
     TSR_TRY(tsr_executor_eval_end(job->executor, &(tsr_host_flags){0}));
     TSR_TRY(tsr_executor_wait_word(job->executor, word));
     double loss = tsr_word_discards(word) ? NAN : tsr_word_loss(word) / (double)info.label_tokens;

@@ -2,6 +2,7 @@
  * main.c: the program: a command line around libtessera. It alone prints, handles signals and
  * exits.
  */
+#include "device/device.h"
 #include "tessera.h"
 #include "train/config.h"
 #include "train/progress.h"
@@ -208,7 +209,8 @@ static int read_config(tsr_config *config, const tsr_usage *usage, tsr_config_us
     tsr_config_source source = {.path = usage->job_path,
                                 .overrides = usage->overrides,
                                 .override_count = usage->override_count,
-                                .use = use};
+                                .use = use,
+                                .has_cuda = tsr_device_cuda_built()};
     return tsr_config_load(config, &source);
 }
 

@@ -100,12 +100,35 @@ static void test_too_much(void **state)
     assert_non_null(strstr(tsr_last_error(), "1000000000000000 bytes"));
 }
 
+/* Of the CPU device memory is host memory: writing, reading and pinning are plain. */
+static void test_host_and_device(void **state)
+{
+    (void)state;
+    uint64_t left = 0, total = 0;
+    char from[300], to[300] = {0};
+    tsr_arena *arena;
+    void *buffer;
+    memset(from, 9, sizeof from);
+    OK(tsr_device_memory(&left, &total, device));
+    assert_true(total > 0 && left == total);
+    OK(tsr_arena_create(&arena, device, TSR_MEMORY_DEVICE, sizeof from));
+    OK(tsr_arena_take(&buffer, arena, "x", sizeof from));
+    OK(tsr_device_write(device, buffer, from, sizeof from));
+    OK(tsr_device_read(device, to, buffer, sizeof to));
+    assert_memory_equal(from, to, sizeof from);
+    OK(tsr_device_write(device, NULL, NULL, 0));
+    OK(tsr_device_read(device, NULL, NULL, 0));
+    OK(tsr_device_pin(device, from, sizeof from));
+    tsr_device_unpin(device, from);
+    tsr_arena_destroy(arena);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_take),     cmocka_unit_test(test_empty),
         cmocka_unit_test(test_odd_size), cmocka_unit_test(test_large_is_touched),
-        cmocka_unit_test(test_too_much),
+        cmocka_unit_test(test_too_much), cmocka_unit_test(test_host_and_device),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

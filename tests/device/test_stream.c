@@ -185,7 +185,7 @@ static void test_poison(void **state)
     close_stream(a, &gate);
     OK(tsr_stream_call(a, fail_row, NULL, 0));
     put(a, &log, 1);
-    OK(tsr_stream_zero(a, bytes, 4));
+    OK(tsr_stream_fill(a, bytes, 0, 4));
     OK(tsr_event_record(event, a));
     OK(tsr_stream_wait(b, event, 1));
     put(b, &log, 2);
@@ -280,14 +280,35 @@ static void test_copies(void **state)
     OK(tsr_stream_create(&stream, device, "a name longer than fifteen"));
     assert_ptr_equal(tsr_stream_device(stream), device);
     OK(tsr_stream_copy(stream, to, from, 50));
-    OK(tsr_stream_zero(stream, to + 10, 5));
+    OK(tsr_stream_fill(stream, to + 10, 0, 5));
+    OK(tsr_stream_fill(stream, to + 60, 0x7f, 1));
     OK(tsr_stream_copy(stream, NULL, NULL, 0));
-    OK(tsr_stream_zero(stream, NULL, 0));
+    OK(tsr_stream_fill(stream, NULL, 0, 0));
     OK(tsr_stream_synchronize(stream));
+    assert_int_equal(to[60], 0x7f);
+    to[60] = 1;
     for (int i = 0; i < 100; i++)
         assert_int_equal(to[i], i >= 50 ? 1 : i >= 10 && i < 15 ? 0 : 7);
     assert_int_equal(tsr_stream_call(stream, append, args, sizeof args), TSR_EINVAL);
     tsr_stream_destroy(stream);
+    tsr_device_destroy(device);
+}
+
+static void test_times(void **state)
+{
+    (void)state;
+    tsr_device *device = make_device(20, 0);
+    tsr_stream *stream;
+    tsr_event *event;
+    OK(tsr_stream_create(&stream, device, "compute"));
+    OK(tsr_event_create_timed(&event, device));
+    assert_true(tsr_event_time(event) == 0);
+    double before = tsr_now();
+    OK(tsr_event_record(event, stream));
+    OK(tsr_event_wait_host(event, 1));
+    assert_true(tsr_event_time(event) >= before && tsr_event_time(event) <= tsr_now());
+    tsr_stream_destroy(stream);
+    tsr_event_destroy(event);
     tsr_device_destroy(device);
 }
 
@@ -317,6 +338,7 @@ int main(void)
         cmocka_unit_test(test_generations), cmocka_unit_test(test_poison),
         cmocka_unit_test(test_deadlines),   cmocka_unit_test(test_poison_wakes),
         cmocka_unit_test(test_copies),      cmocka_unit_test(test_destroy_drains),
+        cmocka_unit_test(test_times),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

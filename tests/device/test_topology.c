@@ -19,7 +19,7 @@ static void test_shares(void **state)
     for (int ranks = 1; ranks <= 8; ranks++)
         for (int rank = 0; rank < ranks; rank++) {
             tsr_topology *topology;
-            OK(tsr_topology_create(&topology, rank, ranks));
+            OK(tsr_topology_create(&topology, rank, ranks, NULL));
             int cores = tsr_topology_core_count(topology);
             int share = tsr_topology_share_count(topology);
             assert_true(cores >= 1);
@@ -34,7 +34,7 @@ static void test_bound_by_launcher(void **state)
     (void)state;
     tsr_topology *topology;
     setenv("OMPI_MCA_orte_bound_at_launch", "1", 1);
-    OK(tsr_topology_create(&topology, 1, 2));
+    OK(tsr_topology_create(&topology, 1, 2, NULL));
     assert_int_equal(tsr_topology_share_count(topology), tsr_topology_core_count(topology));
     tsr_topology_destroy(topology);
     unsetenv("OMPI_MCA_orte_bound_at_launch");
@@ -84,10 +84,46 @@ static void test_description(void **state)
     (void)state;
     tsr_device *device;
     OK(tsr_device_create_cpu(&device, &(tsr_device_options){.thread_count = 3}));
+    assert_int_equal(tsr_device_kind_of(device), TSR_DEVICE_CPU);
     assert_int_equal(strncmp(tsr_device_description(device), "CPU (", 5), 0);
     assert_non_null(strstr(tsr_device_description(device), "3 threads"));
     assert_true(tsr_device_timeout(device) == 300);
     tsr_device_destroy(device);
+}
+
+static void note_destroyed(void *context)
+{
+    ++*(int *)context;
+}
+
+/* What a layer above keeps goes with the device, once. */
+static void test_keep(void **state)
+{
+    (void)state;
+    int destroyed = 0;
+    tsr_device *device;
+    OK(tsr_device_create_cpu(&device, NULL));
+    assert_null(tsr_device_kept(device));
+    tsr_device_keep(device, &destroyed, note_destroyed);
+    assert_ptr_equal(tsr_device_kept(device), &destroyed);
+    assert_int_equal(destroyed, 0);
+    tsr_device_destroy(device);
+    assert_int_equal(destroyed, 1);
+}
+
+/* A card that is not there changes nothing. */
+static void test_no_card(void **state)
+{
+    (void)state;
+    static const char *const ids[] = {"0000:ff:1f.7", "nonsense"};
+    tsr_topology *plain, *topology;
+    OK(tsr_topology_create(&plain, 0, 1, NULL));
+    for (int i = 0; i < 2; i++) {
+        OK(tsr_topology_create(&topology, 0, 1, ids[i]));
+        assert_int_equal(tsr_topology_core_count(topology), tsr_topology_core_count(plain));
+        tsr_topology_destroy(topology);
+    }
+    tsr_topology_destroy(plain);
 }
 
 static void test_bad_options(void **state)
@@ -108,7 +144,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shares),      cmocka_unit_test(test_bound_by_launcher),
         cmocka_unit_test(test_binding),     cmocka_unit_test(test_description),
-        cmocka_unit_test(test_bad_options),
+        cmocka_unit_test(test_bad_options), cmocka_unit_test(test_keep),
+        cmocka_unit_test(test_no_card),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -151,7 +151,8 @@ static void make_fixture(fixture *f, const attention_case *c)
     f->d_o = new_random(f->q_count, 4, 1);
     f->out = new_floats(f->q_count + f->lse_count);
     f->gradient = new_floats(f->q_count + 2 * f->kv_count);
-    uint64_t bytes = tsr_attention_workspace_bytes(c->tokens, c->q_heads, c->kv_heads, c->dim);
+    uint64_t bytes = tsr_attention_workspace_bytes(
+        &(tsr_attention_bounds){.tokens = c->tokens, .q_heads = c->q_heads});
     f->workspace = malloc(bytes + 1);
     f->run.forward = (tsr_attention_args){
         f->q,         f->k,      f->v,      f->out,       f->out + f->q_count, c->cu_seqlens,

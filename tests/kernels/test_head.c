@@ -61,7 +61,8 @@ static tsr_status run(void *context, tsr_pool *pool)
                                      .h = f->h,
                                      .labels = f->labels,
                                      .workspace = f->workspace,
-                                     .workspace_bytes = tsr_head_workspace_bytes(c->d),
+                                     .workspace_bytes =
+                                         tsr_head_workspace_bytes(&(tsr_head_bounds){.d = c->d}),
                                      .rows = c->rows,
                                      .d = c->d,
                                      .first = first,
@@ -96,7 +97,7 @@ static void make_fixture(fixture *f, const head_case *c)
     f->labels = malloc((size_t)(c->rows + 1) * sizeof(int32_t));
     for (int64_t i = 0; i < c->rows; i++)
         f->labels[i] = (int32_t)(tsr_mix((uint64_t)i) % (uint64_t)c->vocabulary);
-    f->workspace = malloc(tsr_head_workspace_bytes(c->d));
+    f->workspace = malloc(tsr_head_workspace_bytes(&(tsr_head_bounds){.d = c->d}));
     assert_non_null(f->workspace);
 }
 

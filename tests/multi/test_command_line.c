@@ -1,9 +1,11 @@
 /*
- * A golden trace through `tessera train` under mpirun, on 1, 2, 3 and 4 ranks: metrics.jsonl at
+ * A golden trace through `tessera train` under mpirun, on several numbers of ranks: metrics.jsonl at
  * every step and the adapter that is written, and the same text and the same bytes of them for any
  * number of ranks.
  *
- *     test_multi_command_line LAUNCH_RUN TESSERA TRACE
+ *     test_multi_command_line LAUNCH_RUN TESSERA TRACE BACKEND RANKS ...
+ *
+ * RANKS begins with 1. With the backend cuda it ends with 77 (skipped) where there are fewer GPUs.
  */
 #include "io/json.h"
 #include "support/golden.h"
@@ -17,9 +19,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MOST_RANKS 4
-
-static const char *launch, *program;
+static const char *launch, *program, *backend;
+static char **rank_counts; /* ends with NULL */
 static const trace_case *run;
 
 /* What a run wrote. */
@@ -41,6 +42,7 @@ static void write_job(const char *path)
 {
     job_spec spec = {0};
     trace_configure(&spec, run, scratch_path("not_used"));
+    job_set(&spec, "backend=%s", backend);
     FILE *file = fopen(path, "w");
     assert_non_null(file);
     for (int i = 0; i < spec.count; i++) {
@@ -186,7 +188,8 @@ static void test_trace(void **state)
     print_message("  %s by the command line, 1 rank:\n", run->name);
     trace_judge_steps(&golden, one.step);
     judge_adapter(&golden);
-    for (int ranks = 2; ranks <= MOST_RANKS; ranks++) {
+    for (char **count = rank_counts + 1; *count; count++) {
+        int ranks = atoi(*count);
         written more = {0};
         run_ranks(&more, ranks, job);
         assert_same(&one, &more, ranks);
@@ -197,13 +200,26 @@ static void test_trace(void **state)
     trace_close(&golden);
 }
 
+static bool enough_gpus(int wanted)
+{
+    int count = 0;
+    if (tsr_device_cuda_count(&count) == TSR_OK && count >= wanted)
+        return true;
+    printf("skipped: %d GPUs, %d are needed\n", count, wanted);
+    return false;
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_trace)};
-    if (argc != 4)
+    if (argc < 6 || strcmp(argv[5], "1") != 0)
         return 64;
     launch = argv[1];
     program = argv[2];
     run = trace_find(argv[3]);
+    backend = argv[4];
+    rank_counts = argv + 5;
+    if (!strcmp(backend, "cuda") && !enough_gpus(atoi(argv[argc - 1])))
+        return 77;
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

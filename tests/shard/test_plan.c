@@ -238,7 +238,8 @@ static void *check_rank(void *argument)
     tsr_plan *plan;
     if (tsr_device_create_cpu(&device,
                               &(tsr_device_options){.thread_count = 1, .no_pinning = true}) < 0 ||
-        tsr_streams_create(&streams, device) < 0 || tsr_plan_compile(&plan, &r->model->options) < 0)
+        tsr_streams_create(&streams, device, NULL) < 0 ||
+        tsr_plan_compile(&plan, &r->model->options) < 0)
         abort();
     r->status = tsr_plan_check_ranks(plan, r->comm, streams.stream[TSR_STREAM_COMM]);
     snprintf(r->message, sizeof r->message, "%.500s", r->status < 0 ? tsr_last_error() : "");

@@ -203,7 +203,7 @@ static tsr_status start(toy_rank *r)
                                      job->delay_seed ? job->delay_seed + (uint64_t)rank : 0,
                                  .delay_max_us = 120};
     TSR_TRY(tsr_device_create_cpu(&r->device, &device));
-    TSR_TRY(tsr_streams_create(&r->streams, r->device));
+    TSR_TRY(tsr_streams_create(&r->streams, r->device, NULL));
     tsr_stream *comm = r->streams.stream[TSR_STREAM_COMM];
     TSR_TRY(tsr_comm_split(&r->shard, r->world, comm, rank / o->ranks));
     TSR_TRY(tsr_comm_split(&r->replica, r->world, comm, rank % o->ranks));
@@ -217,7 +217,8 @@ static tsr_status start(toy_rank *r)
     TSR_TRY(tsr_load_all(&r->store, r->world, fill_frozen, NULL));
     TSR_TRY(tsr_load_finish(&r->store, r->world, r->shard, comm));
     fill_masters(r);
-    tsr_executor_options options = {.store = &r->store,
+    tsr_executor_options options = {.kernels = tsr_kernels_cpu(),
+                                    .store = &r->store,
                                     .device = r->device,
                                     .streams = &r->streams,
                                     .world = r->world,

@@ -42,12 +42,12 @@ typedef struct {
 static void *run_rank(void *argument)
 {
     rank_run *run = argument;
-    const char *overrides[JOB_KEYS];
+    const char *overrides[JOB_KEYS + 1] = {"backend=cpu"};
     tsr_job *job = NULL;
     for (int i = 0; i < run->spec->count; i++)
-        overrides[i] = run->spec->key[i];
+        overrides[i + 1] = run->spec->key[i];
     tsr_job_options options = {.overrides = overrides,
-                               .override_count = run->spec->count,
+                               .override_count = run->spec->count + 1,
                                .purpose = run->spec->purpose,
                                .threads = 1,
                                .timeout_seconds = 60};
@@ -94,7 +94,8 @@ tsr_status job_micro_batches(tsr_job *job, bool train, int64_t step, job_seen *s
     for (int64_t round = 0; round < info.rounds; round++) {
         int64_t index = round * job->view.ranks + job->view.rank;
         TSR_TRY(tsr_batch_fill(micro, batch, step, index));
-        TSR_TRY(tsr_job_issue_micro(job, micro, (double)info.label_tokens, train));
+        TSR_TRY(tsr_job_stage_micro(job, micro, (double)info.label_tokens, train));
+        TSR_TRY(tsr_job_issue_micro(job, train));
         TSR_TRY(tsr_streams_synchronize(&job->streams));
         if (micro->token_count && seen)
             seen(user, job, micro, index);

@@ -1,0 +1,243 @@
+/*
+ * bench_cuda_attention.c: the CUDA attention, forward and backward: cuDNN's kernels under several caps
+ * of the workspace, and the own one.
+ *
+ *     bench_cuda_attention [repeats]     JSON on stdout: medians by CUDA events; FLOPs are those of
+ *                                        visible pairs, 4 D forward and 10 D backward each
+ */
+#include "base/dtype.h"
+#include "base/log.h"
+#include "kernels/attention_cudnn.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define MAX_REPEATS 200
+#define WARM_UP     3
+#define SPARE       (1u << 20) /* bytes: the bounds of plans are a few tokens wider */
+
+typedef struct {
+    const char *name;
+    int64_t tokens, longest; /* one document of `longest`, the rest of `other` */
+    int64_t other;
+    int32_t q_heads, kv_heads, dim;
+} shape;
+
+static const shape shapes[] = {
+    {"4 x 2048", 8192, 2048, 2048, 32, 8, 128},
+    {"1 x 8192", 8192, 8192, 8192, 32, 8, 128},
+    {"1 x 2048", 2048, 2048, 2048, 32, 8, 128},
+    {"1 x 2048, 64 heads", 2048, 2048, 2048, 64, 8, 128},
+    {"16 x 512", 8192, 512, 512, 32, 8, 128},
+    {"one of 2048, 60 of 102", 8192, 2048, 102, 32, 8, 128},
+    {"4 x 2048, 32 / 32", 8192, 2048, 2048, 32, 32, 128},
+    {"4 x 2048, D 64", 8192, 2048, 2048, 32, 8, 64},
+};
+
+static tsr_device *device;
+static tsr_stream *stream;
+static const tsr_kernels *kernels;
+static int repeats = 20;
+static bool first = true;
+
+static void need(tsr_status status)
+{
+    if (status < 0) {
+        fprintf(stderr, "%s\n", tsr_last_error());
+        exit(1);
+    }
+}
+
+static void print_line(void *user, tsr_log_level level, const char *line)
+{
+    (void)user, (void)level;
+    fprintf(stderr, "%s\n", line);
+}
+
+/* ---- one shape's buffers ---- */
+
+typedef struct {
+    tsr_arena *arena;
+    tsr_attention_args forward;
+    tsr_attention_backward_args backward;
+    tsr_attention_bounds bounds;
+    double pairs;
+} job;
+
+static void *take(job *j, uint64_t bytes)
+{
+    void *out = NULL;
+    need(tsr_arena_take(&out, j->arena, "buffer", bytes));
+    return out;
+}
+
+static void *take_random(job *j, int64_t count, uint16_t *host)
+{
+    static uint32_t seed = 1;
+    for (int64_t i = 0; i < count; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        host[i] = tsr_f32_to_bf16((float)(seed >> 8) / (1 << 23) - 1);
+    }
+    void *out = take(j, (uint64_t)count * 2);
+    need(tsr_device_write(device, out, host, (uint64_t)count * 2));
+    return out;
+}
+
+static int32_t *documents_of(const shape *s, int32_t *count, double *pairs)
+{
+    int32_t *cu = calloc((size_t)s->tokens + 2, sizeof *cu), n = 0;
+    for (int64_t at = 0; cu && at < s->tokens; n++) {
+        int64_t length = n == 0 ? s->longest : s->other;
+        if (at + length > s->tokens)
+            length = s->tokens - at;
+        at += length;
+        cu[n + 1] = (int32_t)at;
+        *pairs += (double)length * (double)(length + 1) / 2;
+    }
+    *count = n;
+    return cu;
+}
+
+static void make_job(job *j, const shape *s)
+{
+    int64_t q = s->tokens * s->q_heads * s->dim, kv = s->tokens * s->kv_heads * s->dim;
+    int32_t documents = 0;
+    *j = (job){0};
+    int32_t *cu = documents_of(s, &documents, &j->pairs);
+    uint16_t *host = malloc((size_t)q * 2);
+    if (!cu || !host)
+        exit(1);
+    j->bounds = (tsr_attention_bounds){.tokens = s->tokens,
+                                       .documents = documents,
+                                       .longest = s->longest,
+                                       .q_heads = s->q_heads,
+                                       .kv_heads = s->kv_heads,
+                                       .head_dim = s->dim,
+                                       .dtype = TSR_BF16,
+                                       .train = true};
+    uint64_t workspace = kernels->attention_workspace_bytes(&j->bounds) + SPARE;
+    need(tsr_arena_create(&j->arena, device, TSR_MEMORY_DEVICE,
+                          workspace + (uint64_t)(q * 8 + kv * 8) + (1 << 24)));
+    tsr_attention_args f = {.tokens = s->tokens,
+                            .documents = documents,
+                            .q_heads = s->q_heads,
+                            .kv_heads = s->kv_heads,
+                            .head_dim = s->dim,
+                            .dtype = TSR_BF16,
+                            .workspace_bytes = workspace};
+    f.q = take_random(j, q, host);
+    f.k = take_random(j, kv, host);
+    f.v = take_random(j, kv, host);
+    f.o = take(j, (uint64_t)q * 2);
+    f.lse = take(j, (uint64_t)(s->tokens * s->q_heads) * 4);
+    f.workspace = take(j, workspace);
+    int32_t *device_cu = take(j, (uint64_t)(documents + 1) * 4);
+    need(tsr_device_write(device, device_cu, cu, (uint64_t)(documents + 1) * 4));
+    f.cu_seqlens = device_cu;
+    j->forward = f;
+    j->backward = (tsr_attention_backward_args){.q = f.q,
+                                                .k = f.k,
+                                                .v = f.v,
+                                                .o = f.o,
+                                                .d_o = take_random(j, q, host),
+                                                .lse = f.lse,
+                                                .dq = take(j, (uint64_t)q * 2),
+                                                .dk = take(j, (uint64_t)kv * 2),
+                                                .dv = take(j, (uint64_t)kv * 2),
+                                                .cu_seqlens = device_cu,
+                                                .workspace = f.workspace,
+                                                .workspace_bytes = workspace,
+                                                .tokens = s->tokens,
+                                                .documents = documents,
+                                                .q_heads = s->q_heads,
+                                                .kv_heads = s->kv_heads,
+                                                .head_dim = s->dim,
+                                                .dtype = TSR_BF16};
+    free(cu), free(host);
+}
+
+/* ---- timing ---- */
+
+static int compare(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+typedef tsr_status forward_function(tsr_stream *, const tsr_attention_args *);
+typedef tsr_status backward_function(tsr_stream *, const tsr_attention_backward_args *);
+
+/* Median milliseconds of one call; `forward` NULL: of the backward. */
+static double time_of(const job *j, forward_function *forward, backward_function *backward)
+{
+    float times[MAX_REPEATS] = {0};
+    cudaEvent_t begin, end;
+    need(tsr_cuda_status(cudaEventCreate(&begin), "event"));
+    need(tsr_cuda_status(cudaEventCreate(&end), "event"));
+    for (int i = -WARM_UP; i < repeats; i++) {
+        need(tsr_cuda_status(cudaEventRecord(begin, tsr_stream_cuda(stream)), "record"));
+        need(forward ? forward(stream, &j->forward) : backward(stream, &j->backward));
+        need(tsr_cuda_status(cudaEventRecord(end, tsr_stream_cuda(stream)), "record"));
+        need(tsr_stream_synchronize(stream));
+        if (i >= 0)
+            need(tsr_cuda_status(cudaEventElapsedTime(&times[i], begin, end), "time"));
+    }
+    cudaEventDestroy(begin), cudaEventDestroy(end);
+    qsort(times, (size_t)repeats, sizeof *times, compare);
+    return (double)times[repeats / 2];
+}
+
+static void report(const shape *s, const job *j, const char *kernel, int64_t workspace,
+                   forward_function *forward, backward_function *backward)
+{
+    double pairs = j->pairs * s->q_heads * s->dim;
+    double f = time_of(j, forward, NULL), b = time_of(j, NULL, backward);
+    printf("%s\n  {\"shape\": \"%s\", \"q_heads\": %d, \"kv_heads\": %d, \"head_dim\": %d, "
+           "\"kernel\": \"%s\", \"workspace_mib\": %lld, \"forward_ms\": %.4f, "
+           "\"forward_tflops\": %.1f, \"backward_ms\": %.4f, \"backward_tflops\": %.1f}",
+           first ? "" : ",", s->name, s->q_heads, s->kv_heads, s->dim, kernel,
+           (long long)(workspace >> 20), f, pairs * 4 / f * 1e-9, b, pairs * 10 / b * 1e-9);
+    first = false;
+    fflush(stdout);
+}
+
+static void run_shape(const shape *s)
+{
+    job j;
+    make_job(&j, s);
+    tsr_sdpa *sdpa = tsr_kernels_kept(stream)->sdpa;
+    for (uint64_t cap = TSR_SDPA_CAP_BYTES; cap >= TSR_SDPA_CAP_BYTES / 8; cap /= 2) {
+        tsr_attention_bounds bounds = j.bounds;
+        tsr_sdpa_cut cut;
+        bounds.tokens += (int64_t)(TSR_SDPA_CAP_BYTES / cap); /* plans of its own for each cap */
+        if (!tsr_sdpa_cut_for(&cut, &bounds, cap) ||
+            tsr_sdpa_workspace_bytes(&cut) > j.forward.workspace_bytes)
+            continue;
+        need(tsr_sdpa_prepare_within(sdpa, &bounds, cap));
+        if (tsr_sdpa_find(sdpa, &j.forward))
+            report(s, &j, "cudnn", (int64_t)tsr_sdpa_workspace_bytes(&cut), kernels->attention,
+                   kernels->attention_backward);
+    }
+    report(s, &j, "own", (int64_t)tsr_attention_own_workspace_bytes(&j.bounds), tsr_attention_own,
+           tsr_attention_backward_own);
+    need(tsr_stream_synchronize(stream));
+    tsr_arena_destroy(j.arena);
+}
+
+int main(int argc, char **argv)
+{
+    repeats = argc > 1 ? atoi(argv[1]) : repeats;
+    if (repeats < 1 || repeats > MAX_REPEATS)
+        return 64;
+    tsr_log_set(print_line, NULL, TSR_LOG_DEBUG);
+    need(tsr_device_create_cuda(&device, &(tsr_device_options){.no_pinning = true}));
+    need(tsr_stream_create(&stream, device, "bench"));
+    need(tsr_kernels_open(&kernels, device));
+    printf("{\"device\": \"%s\", \"attention\": [", tsr_device_description(device));
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        run_shape(&shapes[i]);
+    printf("\n]}\n");
+    tsr_stream_destroy(stream);
+    tsr_device_destroy(device);
+    return 0;
+}

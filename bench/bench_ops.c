@@ -1,0 +1,644 @@
+/*
+ * bench_ops.c: every CUDA op alone, at the shapes of an 8B layer with 8192 tokens in bf16, against the
+ * roofs of the same run.
+ *
+ *     bench_ops [--roofs roofs.json] [--only NAME]     JSON on stdout, a table on stderr
+ *
+ * of_roof is floor / time, floor = max(bytes / copy roof, FLOPs / matmul roof); bytes count each
+ * operand once. Random data; where one call's operands would fit into L2, several sets take turns.
+ * A sample is as many launches as last two milliseconds, timed by the host from an idle stream to an
+ * idle stream; the median of several.
+ */
+#include "base/clock.h"
+#include "base/philox.h"
+#include "kernels/kernels.h"
+#include "model.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define T  8192
+#define D  4096
+#define F  14336
+#define HQ 32
+#define HK 8
+#define HD 128
+
+#define ARENA_BYTES ((uint64_t)12 << 30)
+#define POOL_BYTES  ((uint64_t)64 << 20)
+#define SAMPLES     11
+#define SAMPLE_S    2e-3
+#define SETS        4 /* together larger than L2 */
+
+typedef tsr_status op_run(const void *args);
+
+static tsr_device *device;
+static tsr_stream *stream;
+static const tsr_kernels *kernels;
+static char *arena, *bf16_pool, *f32_pool;
+static uint64_t arena_used, pools_end, drawn;
+static double gemm_roof = 700e12, copy_roof = 4.1e12;
+static const char *only;
+static json_t *ops;
+
+static _Noreturn void die(const char *what)
+{
+    fprintf(stderr, "bench_ops: %s: %s\n", what, tsr_last_error());
+    exit(71);
+}
+
+static void must(tsr_status status, const char *what)
+{
+    if (status < 0)
+        die(what);
+}
+
+/* ---- memory ---- */
+
+static void *take(uint64_t bytes)
+{
+    char *at = arena + arena_used;
+    arena_used += (bytes + TSR_ALIGNMENT - 1) / TSR_ALIGNMENT * TSR_ALIGNMENT;
+    if (arena_used > ARENA_BYTES) {
+        fprintf(stderr, "bench_ops: the arena is too small\n");
+        exit(70);
+    }
+    return at;
+}
+
+static void forget(void)
+{
+    arena_used = pools_end;
+}
+
+static void *random_from(const char *pool, uint64_t bytes)
+{
+    char *out = take(bytes);
+    for (uint64_t done = 0; done < bytes;) {
+        uint64_t piece = bytes - done < POOL_BYTES / 2 ? bytes - done : POOL_BYTES / 2;
+        uint64_t from = tsr_mix(++drawn) % ((POOL_BYTES - piece) / 256 + 1) * 256;
+        must(tsr_stream_copy(stream, out + done, pool + from, piece), "random data");
+        done += piece;
+    }
+    return out;
+}
+
+static void *bf16(int64_t count)
+{
+    return random_from(bf16_pool, (uint64_t)count * 2);
+}
+
+static float *f32(int64_t count)
+{
+    return (float *)(void *)random_from(f32_pool, (uint64_t)count * 4);
+}
+
+static void *host_copy(const void *host, uint64_t bytes)
+{
+    void *out = take(bytes);
+    must(tsr_device_write(device, out, host, bytes), "a copy");
+    return out;
+}
+
+/* [count] numbers from 0 on, modulo `modulus`, or random below it. */
+static int32_t *integers(int64_t count, int64_t modulus, bool random)
+{
+    int32_t *host = malloc((size_t)count * sizeof *host);
+    if (!host)
+        die("memory");
+    for (int64_t i = 0; i < count; i++)
+        host[i] = (int32_t)((random ? (int64_t)(tsr_mix((uint64_t)i) >> 1) : i) % modulus);
+    int32_t *out = host_copy(host, (uint64_t)count * sizeof *host);
+    free(host);
+    return out;
+}
+
+/* Pools of N(0, 1), about. */
+static void make_pools(void)
+{
+    uint64_t count = POOL_BYTES / 4;
+    float *wide = malloc(POOL_BYTES);
+    uint16_t *narrow = malloc(POOL_BYTES);
+    if (!wide || !narrow)
+        die("memory");
+    for (uint64_t i = 0; i < 2 * count; i++) {
+        uint64_t bits = tsr_mix(i);
+        float sum = -2;
+        for (int part = 0; part < 4; part++)
+            sum += (float)((bits >> (16 * part)) & 0xffff) * 0x1p-16f;
+        narrow[i] = tsr_f32_to_bf16(1.732f * sum);
+        if (i < count)
+            wide[i] = 1.732f * sum;
+    }
+    bf16_pool = host_copy(narrow, POOL_BYTES);
+    f32_pool = host_copy(wide, POOL_BYTES);
+    pools_end = arena_used;
+    free(wide);
+    free(narrow);
+}
+
+/* ---- timing ---- */
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double launches_seconds(op_run *run, const char *args, uint64_t stride, int sets, int count)
+{
+    double before = tsr_now();
+    for (int i = 0; i < count; i++)
+        must(run(args + stride * (uint64_t)(i % sets)), "an op");
+    must(tsr_stream_synchronize(stream), "an op");
+    return tsr_now() - before;
+}
+
+/* `args`: `sets` of them, `stride` bytes apart. */
+static void report(const char *name, const char *shape, double bytes, double flops, op_run *run,
+                   const void *args, uint64_t stride, int sets)
+{
+    double sample[SAMPLES];
+    if (only && !strstr(name, only))
+        return;
+    launches_seconds(run, args, stride, sets, sets);
+    double once = launches_seconds(run, args, stride, sets, 10) / 10;
+    int launches = (int)fmin(SAMPLE_S / once + 1, 1000);
+    for (int i = 0; i < SAMPLES; i++)
+        sample[i] = launches_seconds(run, args, stride, sets, launches) / launches;
+    qsort(sample, SAMPLES, sizeof *sample, compare);
+    double s = sample[SAMPLES / 2], floor = fmax(bytes / copy_roof, flops / gemm_roof);
+    fprintf(stderr, "%-26s %-22s %9.1f us %7.0f GB/s %7.1f TFLOP/s  %.3f\n", name, shape, 1e6 * s,
+            1e-9 * bytes / s, 1e-12 * flops / s, floor / s);
+    json_array_append_new(ops, json_pack("{ss ss sf sf sf sf sf sf}", "op", name, "shape", shape,
+                                         "us", 1e6 * s, "us_min", 1e6 * sample[0], "us_max",
+                                         1e6 * sample[SAMPLES - 1], "gb_s", 1e-9 * bytes / s,
+                                         "tflop_s", 1e-12 * flops / s, "of_roof", floor / s));
+}
+
+#define RUN_OP(op)                                                                                 \
+    static tsr_status run_##op(const void *args)                                                   \
+    {                                                                                              \
+        return kernels->op(stream, args);                                                          \
+    }
+RUN_OP(gemm)
+RUN_OP(nf4_dequant)
+RUN_OP(widen)
+RUN_OP(rms_norm)
+RUN_OP(rms_norm_backward)
+RUN_OP(rope_qkv)
+RUN_OP(rope_qkv_backward)
+RUN_OP(swiglu)
+RUN_OP(swiglu_backward)
+RUN_OP(scale_backward)
+RUN_OP(head_chunk)
+RUN_OP(gather_rows)
+RUN_OP(scatter_rows)
+RUN_OP(compose)
+RUN_OP(compose_backward)
+RUN_OP(row_square_norm)
+RUN_OP(dora_norm)
+RUN_OP(dropout)
+RUN_OP(fixed_scatter)
+RUN_OP(fixed_add)
+RUN_OP(grad_norm)
+RUN_OP(adamw)
+
+#define REPORT(op, name, shape, bytes, flops, args)                                                \
+    report(name, shape, bytes, flops, run_##op, &(args), sizeof(args), 1)
+
+static const char *shape_text(int64_t a, int64_t b, int64_t c)
+{
+    static char text[64];
+    if (c)
+        snprintf(text, sizeof text, "%lldx%lldx%lld", (long long)a, (long long)b, (long long)c);
+    else
+        snprintf(text, sizeof text, "%lldx%lld", (long long)a, (long long)b);
+    return text;
+}
+
+/* ---- the ops ---- */
+
+static float *partials(int64_t columns)
+{
+    int64_t rows = kernels->partial_rows;
+    return rows ? take((uint64_t)(rows * columns) * sizeof(float)) : NULL;
+}
+
+static void nf4(int64_t rows, int64_t columns, bool factor)
+{
+    forget();
+    static const float level[16] = {-1,      -.6962f, -.5251f, -.3949f, -.2844f, -.1848f,
+                                    -.0911f, 0,       .0796f,  .1609f,  .2461f,  .3379f,
+                                    .4407f,  .5626f,  .7230f,  1};
+    int64_t count = rows * columns;
+    tsr_nf4_dequant_args args[SETS];
+    for (int i = 0; i < SETS; i++)
+        args[i] = (tsr_nf4_dequant_args){.out = take((uint64_t)count * 2),
+                                         .codes = bf16(count / 4),
+                                         .absmax = bf16(count / 128),
+                                         .nested_absmax = f32(count / 64 / 256 + 1),
+                                         .nested_map = f32(256),
+                                         .level = host_copy(level, sizeof level),
+                                         .row_factor = factor ? f32(rows) : NULL,
+                                         .count = count,
+                                         .columns = columns,
+                                         .offset = 0.05f,
+                                         .nested = true,
+                                         .dtype = TSR_BF16};
+    report(factor ? "nf4_dequant with factor" : "nf4_dequant", shape_text(rows, columns, 0),
+           (double)count * (2.5 + 1.0 / 64), 0, run_nf4_dequant, args, sizeof *args, SETS);
+}
+
+static void norms(void)
+{
+    forget();
+    double count = (double)T * D;
+    tsr_frozen w = {bf16(D), TSR_BF16};
+    tsr_rms_norm_args norm = {.x = bf16((int64_t)T * D),
+                              .z = bf16((int64_t)T * D),
+                              .g = f32(D),
+                              .w = w,
+                              .x_out = take((uint64_t)T * D * 2),
+                              .h = take((uint64_t)T * D * 2),
+                              .rstd = f32(T),
+                              .tokens = T,
+                              .d = D,
+                              .eps = 1e-5f,
+                              .dtype = TSR_BF16};
+    tsr_rms_norm_args plain = norm;
+    plain.z = plain.x_out = NULL;
+    plain.g = NULL;
+    tsr_rms_norm_backward_args back = {.dh = norm.z,
+                                       .x = norm.x,
+                                       .rstd = norm.rstd,
+                                       .w = w,
+                                       .dx = norm.h,
+                                       .tokens = T,
+                                       .d = D,
+                                       .dtype = TSR_BF16};
+    REPORT(rms_norm, "rms_norm", "8192x4096", 8 * count, 0, norm);
+    REPORT(rms_norm, "rms_norm, no residual", "8192x4096", 4 * count, 0, plain);
+    REPORT(rms_norm_backward, "rms_norm_backward", "8192x4096", 8 * count, 0, back);
+    tsr_widen_args widen = {norm.x_out, norm.x, T * D / 2, TSR_BF16, TSR_F32};
+    REPORT(widen, "widen to fp32", "8192x2048", 3 * count, 0, widen);
+    int32_t *index = integers(T, T, false);
+    tsr_gather_rows_args gather = {norm.h, norm.x, index, T, T, D, TSR_BF16};
+    tsr_scatter_rows_args scatter = {norm.h, norm.x, index, T, T, D, TSR_BF16};
+    REPORT(gather_rows, "gather_rows", "8192x4096", 4 * count, 0, gather);
+    REPORT(scatter_rows, "scatter_rows", "8192x4096", 4 * count, 0, scatter);
+}
+
+static void rope(bool dora)
+{
+    forget();
+    int32_t *positions = integers(T, 2048, false);
+    tsr_rope_qkv_args args = {.cosine = f32(2048 * HD / 2),
+                              .sine = f32(2048 * HD / 2),
+                              .positions = positions,
+                              .tokens = T,
+                              .q_heads = HQ,
+                              .kv_heads = HK,
+                              .head_dim = HD,
+                              .position_count = 2048,
+                              .norm_eps = 1e-6f,
+                              .dtype = TSR_BF16};
+    tsr_rope_qkv_backward_args back = {.partials = partials((HQ + 2 * HK) * HD),
+                                       .cosine = args.cosine,
+                                       .sine = args.sine,
+                                       .positions = positions,
+                                       .tokens = T,
+                                       .q_heads = HQ,
+                                       .kv_heads = HK,
+                                       .head_dim = HD,
+                                       .position_count = 2048,
+                                       .norm_eps = 1e-6f,
+                                       .dtype = TSR_BF16};
+    for (int p = 0; p < 3; p++) {
+        int64_t width = (p ? HK : HQ) * HD;
+        float *g = dora ? f32(width) : NULL;
+        void *z = bf16(T * width), *out = take((uint64_t)(T * width) * 2);
+        args.part[p] = (tsr_rope_part){.z = z, .out = out, .g = g};
+        back.part[p] = (tsr_rope_backward_part){.dout = bf16(T * width),
+                                                .z = z,
+                                                .dz = out,
+                                                .g = g,
+                                                .n = dora ? f32(width) : NULL,
+                                                .dm = dora ? f32(width) : NULL};
+    }
+    double count = (double)T * (HQ + 2 * HK) * HD;
+    const char *shape = "8192, 32+2x8 of 128";
+    REPORT(rope_qkv, dora ? "rope_qkv with g" : "rope_qkv", shape, 4 * count, 0, args);
+    REPORT(rope_qkv_backward, dora ? "rope_qkv_backward with dm" : "rope_qkv_backward", shape,
+           (dora ? 6 : 4) * count, 0, back);
+}
+
+static void mlp(bool dora)
+{
+    forget();
+    int64_t elements = (int64_t)T * F;
+    double count = (double)elements;
+    float *g = dora ? f32(F) : NULL, *n = dora ? f32(F) : NULL;
+    tsr_swiglu_args forward = {.z_gate = bf16(elements),
+                               .z_up = bf16(elements),
+                               .g_gate = g,
+                               .g_up = g,
+                               .act = take((uint64_t)elements * 2),
+                               .tokens = T,
+                               .f = F,
+                               .dtype = TSR_BF16};
+    tsr_swiglu_backward_args back = {.dact = bf16(elements),
+                                     .z_gate = forward.z_gate,
+                                     .z_up = forward.z_up,
+                                     .g_gate = g,
+                                     .g_up = g,
+                                     .dz_gate = take((uint64_t)elements * 2),
+                                     .dz_up = take((uint64_t)elements * 2),
+                                     .n_gate = n,
+                                     .n_up = n,
+                                     .dm_gate = dora ? f32(F) : NULL,
+                                     .dm_up = dora ? f32(F) : NULL,
+                                     .tokens = T,
+                                     .f = F,
+                                     .dtype = TSR_BF16,
+                                     .partials = partials(2 * F)};
+    REPORT(swiglu, dora ? "swiglu with g" : "swiglu", "8192x14336", 6 * count, 0, forward);
+    REPORT(swiglu_backward, dora ? "swiglu_backward with dm" : "swiglu_backward", "8192x14336",
+           10 * count, 0, back);
+}
+
+static void composes(int64_t width)
+{
+    forget();
+    int64_t elements = T * width;
+    double count = (double)elements;
+    tsr_compose_args args = {.base = bf16(elements),
+                             .base_dropped = bf16(elements),
+                             .lora = bf16(elements),
+                             .g = f32(width),
+                             .y = take((uint64_t)elements * 2),
+                             .inner = take((uint64_t)elements * 2),
+                             .tokens = T,
+                             .d = width,
+                             .scale = 2,
+                             .dtype = TSR_BF16};
+    const char *shape = width == D ? "8192x4096" : "8192x14336";
+    REPORT(compose, "compose, dropout", shape, 10 * count, 0, args);
+    args.base_dropped = NULL;
+    REPORT(compose, "compose with inner", shape, 8 * count, 0, args);
+    args.inner = NULL;
+    REPORT(compose, "compose", shape, 6 * count, 0, args);
+    tsr_compose_backward_args back = {.dy = args.base,
+                                      .inner = args.lora,
+                                      .g = args.g,
+                                      .n = args.g,
+                                      .d_base_dropped = args.y,
+                                      .d_lora = take((uint64_t)elements * 2),
+                                      .dm = f32(width),
+                                      .tokens = T,
+                                      .d = width,
+                                      .scale = 2,
+                                      .dtype = TSR_BF16,
+                                      .partials = partials(width)};
+    REPORT(compose_backward, "compose_backward", shape, 8 * count, 0, back);
+    tsr_scale_backward_args scale = {.dy = args.base,
+                                     .z = args.lora,
+                                     .g = args.g,
+                                     .n = args.g,
+                                     .dz = args.y,
+                                     .dm = back.dm,
+                                     .tokens = T,
+                                     .d = width,
+                                     .dtype = TSR_BF16,
+                                     .partials = back.partials};
+    REPORT(scale_backward, "scale_backward", shape, 6 * count, 0, scale);
+    tsr_dropout_args drop = {.out = args.y,
+                             .x = args.lora,
+                             .samples = take(T * sizeof(int64_t)),
+                             .positions = integers(T, 2048, false),
+                             .dropout = tsr_dropout_make(0.05, 1, 1, 1),
+                             .tokens = T,
+                             .columns = width,
+                             .dtype = TSR_BF16};
+    REPORT(dropout, "dropout", shape, 4 * count, 0, drop);
+}
+
+static void dora(int64_t r)
+{
+    forget();
+    tsr_row_square_norm_args square = {f32(F), bf16((int64_t)F * D), F, D, TSR_BF16};
+    if (r == 16)
+        REPORT(row_square_norm, "row_square_norm", "14336x4096", 2.0 * F * D, 0, square);
+    tsr_dora_norm_args args = {.n = f32(F),
+                               .g = f32(F),
+                               .m = f32(F),
+                               .squares = square.out,
+                               .u = f32(F * r),
+                               .bg = f32(F * r),
+                               .b = bf16(F * r),
+                               .rows = F,
+                               .r = r,
+                               .scale = 2,
+                               .dtype = TSR_BF16};
+    REPORT(dora_norm, "dora_norm", shape_text(F, r, 0), 10.0 * F * (double)r, 0, args);
+}
+
+/* The optimizer's side, over `count` owned parameters. */
+static void optimizer(int64_t count)
+{
+    forget();
+    static tsr_adamw_span span;
+    const tsr_adamw_control control = {1, 0, 1};
+    double elements = (double)count;
+    uint64_t wide = (uint64_t)count * 8;
+    int64_t *gradient = take(wide), *part = take(wide), *overflow = take(8);
+    must(tsr_stream_fill(stream, gradient, 1, wide), "fill");
+    must(tsr_stream_fill(stream, part, 0, wide), "fill");
+    float *g = f32(count);
+    char shape[32];
+    snprintf(shape, sizeof shape, "%.0f M", 1e-6 * elements);
+    tsr_fixed_scatter_args scatter = {.buffer = part,
+                                      .g = g,
+                                      .overflow = overflow,
+                                      .layout = {1, (uint64_t)count, TSR_FIXED_SHIFT, 256},
+                                      .count = (uint64_t)count};
+    tsr_fixed_add_args add = {.accumulator = gradient, .part = part, .count = (uint64_t)count};
+    tsr_grad_norm_args norm = {take(sizeof(tsr_exact_sum)), gradient, (uint64_t)count,
+                               TSR_FIXED_SHIFT};
+    must(tsr_stream_fill(stream, norm.sum, 0, sizeof(tsr_exact_sum)), "fill");
+    REPORT(fixed_scatter, "fixed_scatter", shape, 12 * elements, 0, scatter);
+    REPORT(fixed_add, "fixed_add", shape, 24 * elements, 0, add);
+    add.store = true;
+    REPORT(fixed_add, "fixed_add, store", shape, 16 * elements, 0, add);
+    must(tsr_stream_fill(stream, gradient, 1, wide), "fill");
+    REPORT(grad_norm, "grad_norm", shape, 8 * elements, 0, norm);
+    span = (tsr_adamw_span){.master = f32(count),
+                            .m = take((uint64_t)count * 4),
+                            .v = take((uint64_t)count * 4),
+                            .gradient = gradient,
+                            .work = take((uint64_t)count * 2),
+                            .work_dtype = TSR_BF16,
+                            .count = (uint64_t)count};
+    must(tsr_stream_fill(stream, span.m, 0, (uint64_t)count * 4), "fill");
+    must(tsr_stream_fill(stream, span.v, 0, (uint64_t)count * 4), "fill");
+    tsr_adamw_args adamw = {.spans = &span,
+                            .span_count = 1,
+                            .step = {1e-4, 0.9, 0.999, 1e-8, 0, 1},
+                            .control = host_copy(&control, sizeof control),
+                            .shift = TSR_FIXED_SHIFT};
+    REPORT(adamw, "adamw", shape, 34 * elements, 0, adamw);
+}
+
+static void gemm(const char *name, int64_t m, int64_t n, int64_t k, int transposes, float beta)
+{
+    forget();
+    bool wide = transposes == 1; /* a gradient of A or B: fp32 */
+    tsr_gemm_args args[SETS];
+    int sets = (m * k + k * n + m * n) * 2 > (256 << 20) ? 1 : SETS;
+    for (int i = 0; i < sets; i++)
+        args[i] = (tsr_gemm_args){.m = m,
+                                  .n = n,
+                                  .k = k,
+                                  .a = bf16(m * k),
+                                  .b = bf16(k * n),
+                                  .c = wide ? (void *)f32(m * n) : bf16(m * n),
+                                  .trans_a = transposes == 1,
+                                  .trans_b = transposes == 2,
+                                  .alpha = 1,
+                                  .beta = beta,
+                                  .dtype = TSR_BF16,
+                                  .c_dtype = wide ? TSR_F32 : TSR_BF16};
+    double out = (wide ? 4.0 : 2.0) * (beta != 0 ? 2 : 1) * (double)m * (double)n;
+    report(name, shape_text(m, n, k), 2.0 * (double)(m * k + k * n) + out,
+           2.0 * (double)m * (double)n * (double)k, run_gemm, args, sizeof *args, sets);
+}
+
+static void matmuls(void)
+{
+    gemm("gemm x W^T, gate", T, F, D, 2, 0);
+    gemm("gemm x W^T, down", T, D, F, 2, 0);
+    gemm("gemm x W^T, q", T, D, D, 2, 0);
+    gemm("gemm x W^T, k", T, HK * HD, D, 2, 0);
+    gemm("gemm dY W, gate", T, D, F, 0, 0);
+    gemm("gemm dY W, down", T, F, D, 0, 0);
+    gemm("gemm dY W added, q", T, D, D, 0, 1);
+    for (int64_t r = 16; r <= 384; r *= 24) {
+        gemm("gemm x A^T", T, r, D, 2, 0);
+        gemm("gemm h B^T added", T, F, r, 2, 1);
+        gemm("gemm dY B", T, r, F, 0, 0);
+        gemm("gemm dB", F, r, T, 1, 0);
+        gemm("gemm dA", r, D, T, 1, 0);
+        gemm("gemm dS A added", T, D, r, 0, 1);
+        gemm("gemm W A^T", F, r, D, 2, 0);
+    }
+}
+
+static void head(int64_t rows, int64_t count)
+{
+    forget();
+    tsr_head_bounds bounds = {rows, D, count, TSR_BF16, true};
+    uint64_t bytes = kernels->head_workspace_bytes(&bounds);
+    tsr_head_state state = {f32(rows), f32(rows), f32(rows), f32(rows * D), f32(rows * D)};
+    tsr_head_chunk_args args = {.state = state,
+                                .h = bf16(rows * D),
+                                .w = {bf16(count * D), TSR_BF16},
+                                .labels = integers(rows, count, true),
+                                .workspace = take(bytes),
+                                .workspace_bytes = bytes,
+                                .rows = rows,
+                                .d = D,
+                                .count = count,
+                                .dtype = TSR_BF16};
+    must(kernels->head_begin(stream, &(tsr_head_begin_args){state, rows, D}), "head_begin");
+    REPORT(head_chunk, "head_chunk", shape_text(rows, count, D), 2.0 * (double)count * D,
+           4.0 * (double)rows * (double)count * D, args);
+}
+
+static void attention(void)
+{
+    const int64_t lengths[] = {2048, 4096, 8192};
+    for (int i = 0; i < 3 && (!only || strstr("attention", only)); i++) {
+        bench_run run = {
+            .shape = *bench_shape_find("llama3-8b"), .batch = T / lengths[i], .length = lengths[i]};
+        double forward, backward;
+        must(bench_attention_roof(&forward, &backward, &run, TSR_BF16), "attention");
+        fprintf(stderr, "%-26s %-22s %37.1f and %.1f TFLOP/s\n", "attention, backward",
+                shape_text(run.batch, run.length, 0), 1e-12 * forward, 1e-12 * backward);
+        json_array_append_new(ops,
+                              json_pack("{ss ss sf sf}", "op", "attention", "shape",
+                                        shape_text(run.batch, run.length, 0), "forward_tflop_s",
+                                        1e-12 * forward, "backward_tflop_s", 1e-12 * backward));
+    }
+}
+
+static void run_all(void)
+{
+    nf4(4096, 4096, false);
+    nf4(14336, 4096, false);
+    nf4(4096, 14336, false);
+    nf4(14336, 4096, true);
+    norms();
+    rope(false);
+    rope(true);
+    mlp(false);
+    mlp(true);
+    composes(D);
+    composes(F);
+    dora(16);
+    dora(384);
+    optimizer(42 << 20);
+    optimizer(252 << 20);
+    matmuls();
+    head(T, 16384);
+}
+
+static void measure(void)
+{
+    tsr_arena *all;
+    void *base;
+    if (tsr_device_create_cuda(&device, NULL) < 0) {
+        fprintf(stderr, "bench_ops: %s\n", tsr_last_error());
+        exit(77);
+    }
+    must(tsr_kernels_open(&kernels, device), "the kernels");
+    must(tsr_stream_create(&stream, device, "bench"), "a stream");
+    must(tsr_arena_create(&all, device, TSR_MEMORY_DEVICE, ARENA_BYTES), "the arena");
+    must(tsr_arena_take(&base, all, "all", ARENA_BYTES), "the arena");
+    arena = base;
+    make_pools();
+    run_all();
+    must(tsr_stream_synchronize(stream), "the end");
+    tsr_arena_destroy(all);
+    tsr_stream_destroy(stream);
+}
+
+int main(int count, char **arguments)
+{
+    for (int i = 1; i + 1 < count; i += 2) {
+        json_t *roofs = NULL;
+        if (!strcmp(arguments[i], "--only"))
+            only = arguments[i + 1];
+        else if (!strcmp(arguments[i], "--roofs"))
+            roofs = json_load_file(arguments[i + 1], 0, NULL);
+        double gemm_rate = json_number_value(json_object_get(roofs, "gemm_tflop_s"));
+        double copy_rate = json_number_value(json_object_get(roofs, "copy_gb_s"));
+        gemm_roof = gemm_rate > 0 ? 1e12 * gemm_rate : gemm_roof;
+        copy_roof = copy_rate > 0 ? 1e9 * copy_rate : copy_roof;
+        json_decref(roofs);
+    }
+    ops = json_array();
+    measure();
+    attention();
+    json_t *all =
+        json_pack("{ss ss sf sf so}", "bench", "ops", "device", tsr_device_description(device),
+                  "gemm_tflop_s", 1e-12 * gemm_roof, "copy_gb_s", 1e-9 * copy_roof, "ops", ops);
+    char *line = json_dumps(all, JSON_COMPACT | JSON_REAL_PRECISION(6));
+    puts(line);
+    free(line);
+    json_decref(all);
+    tsr_device_destroy(device);
+    return 0;
+}

@@ -1,0 +1,211 @@
+/*
+ * model_files.c: the files of a job whose weights do not exist.
+ */
+#include "base/philox.h"
+#include "base/text.h"
+#include "model.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define STEPS_OF_ROWS 4 /* the rows of so many steps differ; then they come again */
+
+static const bench_shape shapes[] = {
+    {"llama3-8b", "llama", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 500000, 1e-5},
+    {"llama2-7b", "llama", 4096, 11008, 32, 32, 32, 128, 32000, 4096, 10000, 1e-5},
+    {"qwen3-8b", "qwen3", 4096, 12288, 36, 32, 8, 128, 151936, 40960, 1000000, 1e-6},
+    {"llama3-70b", "llama", 8192, 28672, 80, 64, 8, 128, 128256, 131072, 500000, 1e-5},
+    {"tiny", "llama", 256, 704, 6, 4, 2, 64, 4096, 2048, 500000, 1e-5},
+};
+
+#define SHAPES (sizeof shapes / sizeof *shapes)
+
+const bench_shape *bench_shape_find(const char *name)
+{
+    for (size_t i = 0; i < SHAPES; i++)
+        if (!strcmp(shapes[i].name, name))
+            return &shapes[i];
+    return NULL;
+}
+
+const char *bench_shape_names(void)
+{
+    return "llama3-8b, llama2-7b, qwen3-8b, llama3-70b, tiny";
+}
+
+static FILE *create(const bench_run *run, const char *name)
+{
+    char path[BENCH_PATH_BYTES];
+    snprintf(path, sizeof path, "%s/%s", run->directory, name);
+    FILE *file = fopen(path, "w");
+    if (!file)
+        fprintf(stderr, "bench_model: %s: %s\n", path, strerror(errno));
+    return file;
+}
+
+static int finish(FILE *file, const char *name)
+{
+    int failed = ferror(file);
+    if (fclose(file) == 0 && !failed)
+        return 0;
+    fprintf(stderr, "bench_model: writing %s failed: %s\n", name, strerror(errno));
+    return -1;
+}
+
+static int write_config(const bench_run *run)
+{
+    const bench_shape *s = &run->shape;
+    bool qwen = !strcmp(s->type, "qwen3");
+    FILE *file = create(run, "config.json");
+    if (!file)
+        return -1;
+    fprintf(
+        file,
+        "{\"architectures\":[\"%s\"],\"model_type\":\"%s\",\"hidden_size\":%" PRId64
+        ",\"intermediate_size\":%" PRId64 ",\"num_hidden_layers\":%" PRId64
+        ",\"num_attention_heads\":%" PRId64 ",\"num_key_value_heads\":%" PRId64
+        ",\"head_dim\":%" PRId64 ",\"vocab_size\":%" PRId64 ",\"max_position_embeddings\":%" PRId64
+        ",\"hidden_act\":\"silu\",\"rms_norm_eps\":%g,\"rope_theta\":%.1f,"
+        "\"tie_word_embeddings\":false,\"attention_bias\":false,\"torch_dtype\":\"bfloat16\"}\n",
+        qwen ? "Qwen3ForCausalLM" : "LlamaForCausalLM", s->type, s->d, s->f, s->layers, s->heads,
+        s->kv_heads, s->head_dim, s->vocabulary, s->positions, s->eps, s->rope_theta);
+    return finish(file, "config.json");
+}
+
+/* ---- model.safetensors: a header, then nothing ---- */
+
+typedef struct {
+    tsr_text header;
+    uint64_t bytes; /* of the tensors so far */
+} tensors;
+
+/* A bf16 tensor [rows, columns]; rows 0: [columns]. */
+static void add_tensor(tensors *t, int64_t rows, int64_t columns, const char *format, ...)
+{
+    char name[256];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(name, sizeof name, format, list);
+    va_end(list);
+    uint64_t end = t->bytes + 2 * (uint64_t)((rows ? rows : 1) * columns);
+    tsr_text_printf(&t->header, "%s\"%s\":{\"dtype\":\"BF16\",\"shape\":[", t->bytes ? "," : "{",
+                    name);
+    if (rows)
+        tsr_text_printf(&t->header, "%" PRId64 ",", rows);
+    tsr_text_printf(&t->header, "%" PRId64 "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", columns,
+                    t->bytes, end);
+    t->bytes = end;
+}
+
+static void add_layer(tensors *t, const bench_shape *s, int64_t layer)
+{
+    int64_t q = s->heads * s->head_dim, kv = s->kv_heads * s->head_dim;
+    const struct {
+        const char *name;
+        int64_t rows, columns;
+    } linear[] = {{"self_attn.q_proj", q, s->d},  {"self_attn.k_proj", kv, s->d},
+                  {"self_attn.v_proj", kv, s->d}, {"self_attn.o_proj", s->d, q},
+                  {"mlp.gate_proj", s->f, s->d},  {"mlp.up_proj", s->f, s->d},
+                  {"mlp.down_proj", s->d, s->f}};
+    for (size_t i = 0; i < sizeof linear / sizeof *linear; i++)
+        add_tensor(t, linear[i].rows, linear[i].columns, "model.layers.%" PRId64 ".%s.weight",
+                   layer, linear[i].name);
+    add_tensor(t, 0, s->d, "model.layers.%" PRId64 ".input_layernorm.weight", layer);
+    add_tensor(t, 0, s->d, "model.layers.%" PRId64 ".post_attention_layernorm.weight", layer);
+    if (strcmp(s->type, "qwen3") != 0)
+        return;
+    add_tensor(t, 0, s->head_dim, "model.layers.%" PRId64 ".self_attn.q_norm.weight", layer);
+    add_tensor(t, 0, s->head_dim, "model.layers.%" PRId64 ".self_attn.k_norm.weight", layer);
+}
+
+static int write_header(const bench_run *run, const tensors *t)
+{
+    uint64_t length = t->header.length;
+    FILE *file = create(run, "model.safetensors");
+    if (!file)
+        return -1;
+    uint8_t prefix[8];
+    for (int i = 0; i < 8; i++)
+        prefix[i] = (uint8_t)(length >> (8 * i));
+    fwrite(prefix, 1, sizeof prefix, file);
+    fwrite(t->header.data, 1, length, file);
+    if (fflush(file) != 0 || ftruncate(fileno(file), (off_t)(8 + length + t->bytes)) != 0) {
+        fprintf(stderr, "bench_model: model.safetensors: %s\n", strerror(errno));
+        fclose(file);
+        return -1;
+    }
+    return finish(file, "model.safetensors");
+}
+
+static int write_model(const bench_run *run)
+{
+    const bench_shape *s = &run->shape;
+    tensors t = {0};
+    add_tensor(&t, s->vocabulary, s->d, "model.embed_tokens.weight");
+    for (int64_t layer = 0; layer < s->layers; layer++)
+        add_layer(&t, s, layer);
+    add_tensor(&t, 0, s->d, "model.norm.weight");
+    add_tensor(&t, s->vocabulary, s->d, "lm_head.weight");
+    tsr_text_puts(&t.header, "}");
+    while (t.header.length % 8)
+        tsr_text_puts(&t.header, " ");
+    int failed = t.header.failed ? -1 : write_header(run, &t);
+    tsr_text_free(&t.header);
+    return failed;
+}
+
+/* ---- data and job ---- */
+
+static int write_rows(const bench_run *run)
+{
+    int64_t count = run->batch * run->ranks * STEPS_OF_ROWS;
+    uint64_t drawn = 0;
+    FILE *file = create(run, "rows.jsonl");
+    if (!file)
+        return -1;
+    for (int64_t row = 0; row < count; row++) {
+        fputs("{\"input_ids\": [", file);
+        for (int64_t i = 0; i < run->length; i++)
+            fprintf(file, "%s%d", i ? "," : "",
+                    (int)(tsr_mix(++drawn) % (uint64_t)run->shape.vocabulary));
+        fputs("]}\n", file);
+    }
+    return finish(file, "rows.jsonl");
+}
+
+static int write_job(const bench_run *run)
+{
+    FILE *file = create(run, "job.yaml");
+    if (!file)
+        return -1;
+    fprintf(file,
+            "model_name_or_path: \"%s\"\ndataset: \"%s/rows.jsonl\"\n"
+            "dataset_format: pretokenized\nshuffle: false\nmax_length: %" PRId64 "\n"
+            "dtype: %s\nbackend: %s\n",
+            run->directory, run->directory, run->length, run->dtype, run->backend);
+    fprintf(file,
+            "lora_r: %" PRId64 "\nlora_alpha: %" PRId64 "\nlora_dropout: 0\nuse_dora: %s\n"
+            "lora_target_modules: all-linear\n",
+            run->r, 2 * run->r, run->dora ? "true" : "false");
+    fprintf(file,
+            "per_device_train_batch_size: %" PRId64 "\ntotal_batch_size: %" PRId64
+            "\nmax_steps: %" PRId64 "\n"
+            "lr_scheduler_type: constant\nlogging_steps: 1000000\n",
+            run->batch, run->batch * run->ranks, run->warmup + run->steps);
+    fprintf(file,
+            "gradient_checkpointing: %s\noffload: %s\nmemory_budget: %s\n"
+            "output_dir: \"%s/out\"\noverwrite_output_dir: true\n",
+            run->recompute, run->offload, run->memory_budget, run->directory);
+    return finish(file, "job.yaml");
+}
+
+int bench_files_write(const bench_run *run)
+{
+    if (write_config(run) || write_model(run) || write_rows(run))
+        return -1;
+    return write_job(run);
+}

@@ -1,0 +1,201 @@
+/*
+ * model_fill.c: random frozen parts, put where the loader would put those of a checkpoint.
+ *
+ * Random pieces of one pool are written over and over, so that filling costs little more than the
+ * copies: the pool holds 2^24 numbers of N(0, 0.02), as bf16 and quantized to NF4 with fp32 and
+ * 8-bit scales. Codes and scales are drawn apart from each other, and all nested scales are the
+ * same, which leaves the numbers normal in all that matters for time.
+ */
+#include "base/philox.h"
+#include "model.h"
+#include "train/job_parts.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define POOL_ELEMENTS ((uint64_t)1 << 24)
+#define POOL_BLOCKS   (POOL_ELEMENTS / TSR_NF4_BLOCK)
+#define PIECE_BYTES   ((uint64_t)4 << 20)
+#define DEVIATION     0.02f
+
+typedef struct {
+    uint16_t *normal, *norm; /* bf16: N(0, 0.02), and N(1, 0.02) for the weights of norms */
+    uint8_t *codes, *scales; /* scales: 8-bit */
+    float *absmax, *nested;  /* nested: one value, TSR_NF4_NESTED_BLOCK times */
+    float offset;
+    uint64_t drawn;
+} pool;
+
+static void free_pool(pool *p)
+{
+    free(p->normal);
+    free(p->norm);
+    free(p->codes);
+    free(p->scales);
+    free(p->absmax);
+    free(p->nested);
+}
+
+static tsr_status take_pool(pool *p)
+{
+    p->normal = malloc(POOL_ELEMENTS * sizeof *p->normal);
+    p->norm = malloc(POOL_ELEMENTS * sizeof *p->norm);
+    p->codes = malloc(POOL_ELEMENTS / 2);
+    p->scales = malloc(POOL_BLOCKS);
+    p->absmax = malloc(POOL_BLOCKS * sizeof *p->absmax);
+    p->nested = malloc(POOL_BLOCKS / TSR_NF4_NESTED_BLOCK * sizeof *p->nested);
+    if (!p->normal || !p->norm || !p->codes || !p->scales || !p->absmax || !p->nested)
+        return tsr_fail(TSR_ENOMEM, "out of memory for random weights");
+    return TSR_OK;
+}
+
+/* Pairs of normal numbers from pairs of uniform ones (Box and Muller). */
+static void draw_normal(float *out, uint64_t count, uint64_t seed)
+{
+    for (uint64_t i = 0; i < count; i += 2) {
+        uint64_t bits = tsr_mix(seed + i);
+        float length = 1 - tsr_philox_uniform((uint32_t)bits); /* not 0 */
+        float angle = 6.2831853f * tsr_philox_uniform((uint32_t)(bits >> 32));
+        length = DEVIATION * sqrtf(-2 * logf(length));
+        out[i] = length * cosf(angle);
+        out[i + 1] = length * sinf(angle);
+    }
+}
+
+static tsr_status fill_pool(pool *p)
+{
+    float *values = malloc(POOL_ELEMENTS * sizeof *values);
+    double sum = 0;
+    if (!values)
+        return tsr_fail(TSR_ENOMEM, "out of memory for random weights");
+    draw_normal(values, POOL_ELEMENTS, 20241);
+    for (uint64_t i = 0; i < POOL_ELEMENTS; i++) {
+        p->normal[i] = tsr_f32_to_bf16(values[i]);
+        p->norm[i] = tsr_f32_to_bf16(1 + values[i]);
+    }
+    tsr_status status = tsr_nf4_quantize(p->codes, p->absmax, values, TSR_F32, POOL_ELEMENTS);
+    free(values);
+    if (status < 0)
+        return status;
+    for (uint64_t i = 0; i < POOL_BLOCKS; i++)
+        sum += p->absmax[i];
+    p->offset = (float)(sum / (double)POOL_BLOCKS);
+    tsr_nf4_nest_absmax(p->scales, p->nested, p->absmax, POOL_BLOCKS, 0, POOL_BLOCKS, p->offset);
+    for (uint64_t i = 1; i < POOL_BLOCKS / TSR_NF4_NESTED_BLOCK; i++)
+        p->nested[i] = p->nested[0];
+    return TSR_OK;
+}
+
+/* Random pieces of `source`, each from a multiple of `unit` bytes on. */
+static tsr_status put(tsr_device *device, pool *p, char *out, uint64_t bytes, const void *source,
+                      uint64_t source_bytes, uint64_t unit)
+{
+    uint64_t most = source_bytes / 2 < PIECE_BYTES ? source_bytes / 2 : PIECE_BYTES;
+    for (uint64_t done = 0; done < bytes;) {
+        uint64_t piece = bytes - done < most ? bytes - done : most;
+        uint64_t places = (source_bytes - piece) / unit + 1;
+        uint64_t from = tsr_mix(++p->drawn) % places * unit;
+        TSR_TRY(tsr_device_write(device, out + done, (const char *)source + from, piece));
+        done += piece;
+    }
+    return TSR_OK;
+}
+
+/* The same on the host, of bf16. */
+static void put_host(pool *p, char *out, uint64_t bytes)
+{
+    uint64_t all = POOL_ELEMENTS * sizeof *p->normal;
+    for (uint64_t done = 0; done < bytes;) {
+        uint64_t piece = bytes - done < PIECE_BYTES ? bytes - done : PIECE_BYTES;
+        uint64_t from = tsr_mix(++p->drawn) % ((all - piece) / 2 + 1) * 2;
+        memcpy(out + done, (const char *)p->normal + from, piece);
+        done += piece;
+    }
+}
+
+static bool is_norm(const tsr_layout_unit *parts, int segment)
+{
+    return segment == parts->input_norm || segment == parts->post_norm ||
+           segment == parts->q_norm || segment == parts->k_norm || segment == parts->final_norm;
+}
+
+static tsr_status fill_segment(tsr_job *job, pool *p, int unit, int segment)
+{
+    const tsr_layout_unit *parts = &job->inputs.layout.unit[unit];
+    const tsr_layout_segment *s = &parts->frozen[segment];
+    tsr_load_place place = tsr_load_at(&job->decision.store, job->world, unit, segment);
+    uint64_t bytes = place.granule_count * s->granule_bytes;
+    bool small_scales = s->dtype == TSR_U8;
+    switch (s->kind) {
+    case TSR_SEGMENT_CODES:
+        return put(job->device, p, place.data, bytes, p->codes, POOL_ELEMENTS / 2,
+                   TSR_NF4_GRANULE_CODE_BYTES);
+    case TSR_SEGMENT_ABSMAX:
+        if (small_scales)
+            return put(job->device, p, place.data, bytes, p->scales, POOL_BLOCKS, 1);
+        return put(job->device, p, place.data, bytes, p->absmax, POOL_BLOCKS * sizeof(float),
+                   sizeof(float));
+    case TSR_SEGMENT_PLAIN:
+        break;
+    }
+    if (s->dtype != TSR_BF16)
+        return tsr_fail(TSR_EINTERNAL, "%s is %s, not bf16", s->name, tsr_dtype_name(s->dtype));
+    bool norm = parts->linear && is_norm(parts, segment);
+    return put(job->device, p, place.data, bytes, norm ? p->norm : p->normal,
+               POOL_ELEMENTS * sizeof *p->normal, sizeof *p->normal);
+}
+
+/* What every rank keeps of a weight's scales. */
+static tsr_status fill_nested(tsr_job *job, const pool *p, int unit, tsr_linear_kind kind)
+{
+    const tsr_layout_linear *linear = &job->inputs.layout.unit[unit].linear[kind];
+    tsr_nf4_layout cut;
+    if (!linear->quantized || !linear->nested)
+        return TSR_OK;
+    TSR_TRY(tsr_nf4_layout_make(&cut, linear->out * linear->in, 1, true));
+    float *out = tsr_model_nested_absmax(job->model, unit, kind);
+    uint64_t most = POOL_BLOCKS / TSR_NF4_NESTED_BLOCK;
+    for (uint64_t done = 0; done < cut.nested_count;) {
+        uint64_t count = cut.nested_count - done < most ? cut.nested_count - done : most;
+        TSR_TRY(tsr_device_write(job->device, out + done, p->nested, count * sizeof *out));
+        done += count;
+    }
+    tsr_model_set_offset(job->model, unit, kind, p->offset);
+    return tsr_device_write(job->device, tsr_model_nested_map(job->model, unit, kind),
+                            tsr_nf4_nested_map, 256 * sizeof(float));
+}
+
+/* The ranks of a node share the table. */
+static void fill_embedding(tsr_job *job, pool *p)
+{
+    uint64_t bytes = tsr_embedding_bytes(&job->inputs.layout);
+    uint64_t ranks = (uint64_t)job->view.local_ranks;
+    uint64_t rank = (uint64_t)tsr_comm_local_rank(job->world);
+    uint64_t part = (bytes / ranks + 255) / 256 * 256, first = part * rank;
+    if (first < bytes)
+        put_host(p, job->embedding + first, bytes - first < part ? bytes - first : part);
+}
+
+static tsr_status fill(tsr_job *job, pool *p)
+{
+    const tsr_layout *layout = &job->inputs.layout;
+    TSR_TRY(take_pool(p));
+    TSR_TRY(fill_pool(p));
+    for (int unit = 0; unit < layout->unit_count; unit++) {
+        for (int segment = 0; segment < layout->unit[unit].frozen_count; segment++)
+            TSR_TRY(fill_segment(job, p, unit, segment));
+        for (tsr_linear_kind kind = 0; layout->unit[unit].linear && kind < TSR_LINEAR_COUNT; kind++)
+            TSR_TRY(fill_nested(job, p, unit, kind));
+    }
+    fill_embedding(job, p);
+    return TSR_OK;
+}
+
+tsr_status bench_fill(tsr_job *job)
+{
+    pool p = {.drawn = 1000003u * (uint64_t)job->view.rank};
+    tsr_status status = fill(job, &p);
+    free_pool(&p);
+    return tsr_job_agree(job, status);
+}

@@ -1,0 +1,60 @@
+# The CUDA backend: built where nvcc and its libraries are found, left out where they are not.
+#
+#   TSR_CUDA        AUTO (default), ON (missing is an error) or OFF
+#   TSR_CUDA_ARCHS  cards to build for; a shorter list builds faster
+#
+# Sanitizer builds are the CPU's.
+set(TSR_CUDA AUTO CACHE STRING "AUTO, ON or OFF: the CUDA backend")
+set(TSR_CUDA_ARCHS "80-real;86-real;89-real;90a-real;80-virtual" CACHE STRING "CUDA architectures")
+
+set(TSR_HAVE_CUDA OFF)
+if(TSR_CUDA STREQUAL ON OR (TSR_CUDA STREQUAL AUTO AND NOT TSR_SANITIZE))
+  include(CheckLanguage)
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES ${TSR_CUDA_ARCHS})
+  endif()
+  check_language(CUDA)
+  find_package(CUDAToolkit QUIET)
+  find_path(TSR_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  find_library(TSR_NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
+  find_path(TSR_CUDNN_INCLUDE cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  find_library(TSR_CUDNN_LIBRARY cudnn HINTS ${CUDAToolkit_LIBRARY_DIR})
+  if(CMAKE_CUDA_COMPILER AND CUDAToolkit_FOUND AND TARGET CUDA::cublasLt AND TSR_NCCL_INCLUDE AND TSR_NCCL_LIBRARY
+     AND CUDAToolkit_VERSION VERSION_GREATER_EQUAL 12.4)
+    set(TSR_HAVE_CUDA ON)
+  elseif(TSR_CUDA STREQUAL ON)
+    message(FATAL_ERROR "TSR_CUDA=ON needs nvcc, the CUDA toolkit (12.4 or newer) with cuBLASLt, and NCCL")
+  endif()
+endif()
+
+if(TSR_HAVE_CUDA)
+  enable_language(CUDA)
+  if(TSR_CCACHE)
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${TSR_CCACHE})
+  endif()
+  set(CMAKE_CUDA_STANDARD 17)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  set(TSR_HAVE_CUDNN OFF)
+  if(TSR_CUDNN_INCLUDE AND TSR_CUDNN_LIBRARY)
+    set(TSR_HAVE_CUDNN ON)
+  endif()
+  set(TSR_CUDA_LIBRARIES CUDA::cublasLt ${TSR_NCCL_LIBRARY} CUDA::cudart_static)
+  if(TSR_HAVE_CUDNN)
+    list(PREPEND TSR_CUDA_LIBRARIES ${TSR_CUDNN_LIBRARY})
+  endif()
+  message(STATUS "CUDA ${CUDAToolkit_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}, cuDNN ${TSR_HAVE_CUDNN}")
+else()
+  message(STATUS "No CUDA backend: the CPU alone")
+endif()
+
+# tsr_cuda_sources(folder SOURCES a.c b.cu ... [LINK ...]): adds them to tsr_<folder> where CUDA is built.
+function(tsr_cuda_sources folder)
+  cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
+  if(NOT TSR_HAVE_CUDA)
+    return()
+  endif()
+  target_sources(tsr_${folder} PRIVATE ${arg_SOURCES})
+  target_compile_definitions(tsr_${folder} PRIVATE TSR_CUDA)
+  target_include_directories(tsr_${folder} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  target_link_libraries(tsr_${folder} PUBLIC CUDA::cudart_static ${arg_LINK})
+endfunction()

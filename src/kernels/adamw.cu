@@ -1,0 +1,374 @@
+/*
+ * adamw.cu: the gradient's norm and the AdamW pass over all that a rank owns. Contract adamw.h;
+ * reference adamw_ref.c, the same bits: every operation is rounded by itself, fma where the contract
+ * has one.
+ *
+ * adamw      One pass; blocks stride over the elements, 4 a thread and turn, so that every access is
+ *            16 bytes (8 of a bf16 copy). blockIdx.y is the span. t is known on the device only:
+ *            two threads of a block make 1 - b^t while the others' loads are on their way.
+ *            Cost: 36 bytes an element with an fp32 copy, 34 with a bf16 one, 32 with none.
+ * grad_norm  4 threads for every 64 elements; each adds two of the reference's eight sums in its
+ *            order. The sums of 64 are added exactly: a thread keeps three limbs in registers for as
+ *            long as the magnitude stays in them, a block keeps all limbs in shared memory. Integer
+ *            additions commute, so the limbs are those of the reference.
+ *            Cost: 8 bytes an element.
+ */
+#include "kernels/cuda.cuh"
+#include "kernels/fixed_point.h"
+
+#define THREADS      256
+#define QUAD         4  /* elements of a thread and turn */
+#define SPANS        32 /* of a launch: its argument is 2 KB */
+#define ADAMW_BLOCKS 5  /* of a multiprocessor: 48 registers a thread */
+#define NORM_BLOCKS  4  /* 8 loads of 16 bytes in flight take 64 registers */
+
+/* ---- b^t ---- */
+
+/* Two doubles whose sum is meant: 2^-104. */
+typedef struct {
+    double high, low;
+} two_double;
+
+static __device__ two_double multiply(two_double a, two_double b)
+{
+    double high = __dmul_rn(a.high, b.high);
+    double low = __fma_rn(a.high, b.high, -high);
+    low = __fma_rn(a.high, b.low, __fma_rn(a.low, b.high, low));
+    two_double product;
+    product.high = __dadd_rn(high, low);
+    product.low = __dsub_rn(low, __dsub_rn(product.high, high));
+    return product;
+}
+
+/* By squaring, in twice the precision and rounded once, as a good pow() of the host gives: the
+ * device's own pow() may be two ulps away, which 1 - b^t makes larger. */
+static __device__ double power(double base, uint64_t exponent)
+{
+    two_double square = {base, 0}, result = {1, 0};
+    for (; exponent; exponent >>= 1) {
+        if (exponent & 1)
+            result = multiply(result, square);
+        square = multiply(square, square);
+    }
+    return result.high;
+}
+
+/* ---- the pass ---- */
+
+/* The step's double scalars, each rounded once to fp32; what does not depend on t is made by the
+ * host. */
+typedef struct {
+    double learning_rate, beta1_exact, beta2_exact;
+    float one_minus_beta1, beta2, one_minus_beta2; /* f(1 - b1), f(b2), f(1 - b2) */
+    float decay;                                   /* f(1 - lr wd) */
+    float epsilon;
+    float unit; /* 2^-shift */
+} adamw_scalars;
+
+typedef struct {
+    tsr_adamw_span span[SPANS];
+    bool vectors[SPANS]; /* all pointers on 16 bytes */
+} adamw_spans;
+
+typedef struct {
+    float p, m, v;
+} adamw_element;
+
+/* minus_rate: -f(lr / (1 - b1^t)); correction: f(sqrt(1 - b2^t)). */
+static __device__ __forceinline__ adamw_element update(adamw_element old, int64_t sum, float clip,
+                                                       const adamw_scalars &k, float minus_rate,
+                                                       float correction)
+{
+    adamw_element e;
+    float g = __fmul_rn(__fmul_rn(__ll2float_rn(sum), k.unit), clip);
+    e.m = __fmaf_rn(__fsub_rn(g, old.m), k.one_minus_beta1, old.m);
+    e.v = __fmaf_rn(__fmul_rn(k.one_minus_beta2, g), g, __fmul_rn(k.beta2, old.v));
+    float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(e.v), correction), k.epsilon);
+    e.p = __fadd_rn(__fmul_rn(old.p, k.decay), __fdiv_rn(__fmul_rn(minus_rate, e.m), denominator));
+    return e;
+}
+
+typedef struct {
+    float p[QUAD], m[QUAD], v[QUAD];
+    int64_t sum[QUAD];
+} adamw_quad;
+
+static __device__ __forceinline__ void load_floats(float *out, const float *p)
+{
+    float4 value = __ldcs((const float4 *)p);
+    out[0] = value.x, out[1] = value.y, out[2] = value.z, out[3] = value.w;
+}
+
+static __device__ __forceinline__ void load_quad(adamw_quad *q, const tsr_adamw_span &span,
+                                                 uint64_t i, int count, bool vectors)
+{
+    if (vectors && count == QUAD) {
+        longlong2 low = __ldcs((const longlong2 *)(span.gradient + i));
+        longlong2 high = __ldcs((const longlong2 *)(span.gradient + i + 2));
+        q->sum[0] = low.x, q->sum[1] = low.y, q->sum[2] = high.x, q->sum[3] = high.y;
+        load_floats(q->m, span.m + i);
+        load_floats(q->v, span.v + i);
+        load_floats(q->p, span.master + i);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < QUAD; j++)
+        if (j < count) {
+            q->sum[j] = span.gradient[i + j];
+            q->m[j] = span.m[i + j], q->v[j] = span.v[i + j], q->p[j] = span.master[i + j];
+        }
+}
+
+static __device__ __forceinline__ float4 quad(const float *x)
+{
+    return make_float4(x[0], x[1], x[2], x[3]);
+}
+
+/* Plain vector stores would be merged with the single ones below, as single ones. */
+static __device__ __forceinline__ void store_quad(const adamw_quad *q, const tsr_adamw_span &span,
+                                                  uint64_t i, int count, bool vectors)
+{
+    if (vectors && count == QUAD) {
+        __stcs((float4 *)(span.m + i), quad(q->m));
+        __stcs((float4 *)(span.v + i), quad(q->v));
+        __stcs((float4 *)(span.master + i), quad(q->p));
+        if (span.work && span.work_dtype == TSR_F32) {
+            __stcs((float4 *)((float *)span.work + i), quad(q->p));
+        } else if (span.work) {
+            __nv_bfloat162 low = __floats2bfloat162_rn(q->p[0], q->p[1]);
+            __nv_bfloat162 high = __floats2bfloat162_rn(q->p[2], q->p[3]);
+            uint2 bits = make_uint2(*(uint32_t *)&low, *(uint32_t *)&high);
+            __stcs((uint2 *)((uint16_t *)span.work + i), bits);
+        }
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < QUAD; j++)
+        if (j < count) {
+            span.m[i + j] = q->m[j], span.v[i + j] = q->v[j], span.master[i + j] = q->p[j];
+            if (span.work)
+                tsr_store(span.work, (int64_t)i + j, q->p[j], span.work_dtype);
+        }
+}
+
+/* The two scalars that hang on t, in all threads. */
+static __device__ __forceinline__ float2 corrections(const adamw_scalars &k, uint64_t t)
+{
+    __shared__ float shared[2];
+    if (threadIdx.x == 0)
+        shared[0] = -(float)__ddiv_rn(k.learning_rate, __dsub_rn(1, power(k.beta1_exact, t)));
+    if (threadIdx.x == TSR_WARP)
+        shared[1] = (float)__dsqrt_rn(__dsub_rn(1, power(k.beta2_exact, t)));
+    __syncthreads();
+    return make_float2(shared[0], shared[1]);
+}
+
+static __global__ void __launch_bounds__(THREADS, ADAMW_BLOCKS)
+    adamw(const adamw_spans a, const adamw_scalars k, const tsr_adamw_control *control)
+{
+    if (control->skip)
+        return;
+    const tsr_adamw_span &span = a.span[blockIdx.y];
+    bool vectors = a.vectors[blockIdx.y];
+    uint64_t stride = (uint64_t)gridDim.x * THREADS * QUAD;
+    uint64_t i = ((uint64_t)blockIdx.x * THREADS + threadIdx.x) * QUAD;
+    int count = i < span.count ? (int)min(span.count - i, (uint64_t)QUAD) : 0;
+    adamw_quad q;
+    load_quad(&q, span, i, count, vectors);
+    float clip = control->clip;
+    float2 of_t = corrections(k, control->step);
+    while (count > 0) {
+#pragma unroll
+        for (int j = 0; j < QUAD; j++)
+            if (j < count) {
+                adamw_element old = {q.p[j], q.m[j], q.v[j]};
+                adamw_element e = update(old, q.sum[j], clip, k, of_t.x, of_t.y);
+                q.p[j] = e.p, q.m[j] = e.m, q.v[j] = e.v;
+            }
+        store_quad(&q, span, i, count, vectors);
+        i += stride;
+        count = i < span.count ? (int)min(span.count - i, (uint64_t)QUAD) : 0;
+        load_quad(&q, span, i, count, vectors);
+    }
+}
+
+static adamw_scalars make_scalars(const tsr_adamw_args *args)
+{
+    const tsr_adamw_step *s = &args->step;
+    adamw_scalars k = {};
+    k.learning_rate = s->learning_rate;
+    k.beta1_exact = s->beta1;
+    k.beta2_exact = s->beta2;
+    k.one_minus_beta1 = (float)(1 - s->beta1);
+    k.beta2 = (float)s->beta2;
+    k.one_minus_beta2 = (float)(1 - s->beta2);
+    k.decay = (float)(1 - s->learning_rate * s->weight_decay);
+    k.epsilon = (float)s->epsilon;
+    k.unit = ldexpf(1, -args->shift);
+    return k;
+}
+
+static bool on_vectors(const tsr_adamw_span *s)
+{
+    uintptr_t all = (uintptr_t)s->master | (uintptr_t)s->m | (uintptr_t)s->v |
+                    (uintptr_t)s->gradient | (uintptr_t)s->work;
+    return all % 16 == 0;
+}
+
+/* Enough blocks to fill the device, `each` on a multiprocessor, and no more: they stride. */
+static unsigned filling_blocks(const tsr_stream *stream, uint64_t count, uint64_t per_block,
+                               int each)
+{
+    uint64_t most = (count + per_block - 1) / per_block;
+    const tsr_device *device = tsr_stream_device((tsr_stream *)stream);
+    uint64_t full = (uint64_t)tsr_device_cuda_properties(device)->sm_count * (uint64_t)each;
+    return (unsigned)(most < full ? most : full);
+}
+
+/* What tsr_adamw_run refuses; with `skip` it does no more than judge. */
+static tsr_status judge(const tsr_adamw_args *args)
+{
+    TSR_TRY(tsr_adamw_check(args));
+    tsr_adamw_step step = args->step;
+    tsr_adamw_control skipped = {1, 1, 1};
+    step.step = 1; /* t is known on the device only */
+    return tsr_adamw_run(args->spans, args->span_count, &step, args->shift, &skipped);
+}
+
+extern "C" tsr_status tsr_adamw_cuda(tsr_stream *stream, const tsr_adamw_args *args)
+{
+    TSR_TRY(judge(args));
+    adamw_scalars k = make_scalars(args);
+    for (uint64_t first = 0; first < args->span_count; first += SPANS) {
+        adamw_spans a = {};
+        uint64_t left = args->span_count - first, most = 0;
+        unsigned spans = (unsigned)(left < SPANS ? left : SPANS);
+        for (unsigned i = 0; i < spans; i++) {
+            a.span[i] = args->spans[first + i];
+            a.vectors[i] = on_vectors(&a.span[i]);
+            most = a.span[i].count > most ? a.span[i].count : most;
+        }
+        if (!most)
+            continue;
+        dim3 grid(filling_blocks(stream, most, THREADS * QUAD, ADAMW_BLOCKS), spans);
+        adamw<<<grid, THREADS, 0, tsr_stream_cuda(stream)>>>(a, k, args->control);
+    }
+    return tsr_launched("adamw");
+}
+
+/* ---- grad_norm ---- */
+
+#define TEAM 4 /* threads of 64 elements */
+#define ALL  0xffffffffu
+#define BIAS 1088 /* base/exact_sum.h: the weight of bit 0 of limb 0 is 2^-BIAS */
+
+/* Three limbs from `first` on, held back. */
+typedef struct {
+    int64_t limb[3];
+    int first;
+} held_limbs;
+
+static __device__ __forceinline__ void add_limb(int64_t *limb, int64_t value)
+{
+    if (value)
+        atomicAdd((unsigned long long *)limb, (unsigned long long)value);
+}
+
+static __device__ __forceinline__ void flush(held_limbs *held, int64_t *limb)
+{
+    for (int i = 0; i < 3; i++) {
+        add_limb(limb + held->first + i, held->limb[i]);
+        held->limb[i] = 0;
+    }
+}
+
+/* tsr_exact_add of a value that is finite and not negative: a sum of 64 squares of fp32 numbers. */
+static __device__ __forceinline__ void add_exactly(held_limbs *held, int64_t *limb, double value)
+{
+    uint64_t bits = (uint64_t)__double_as_longlong(value);
+    int exponent = (int)(bits >> 52);
+    uint64_t mantissa = bits & 0xfffffffffffffu;
+    if (value == 0)
+        return;
+    if (exponent)
+        mantissa |= 1ull << 52;
+    else
+        exponent = 1;
+    int shift = exponent - 1075 + BIAS, low = shift & 31;
+    if (shift >> 5 != held->first) {
+        flush(held, limb);
+        held->first = shift >> 5;
+    }
+    uint64_t upper = mantissa >> (32 - low); /* bits 32 and up of mantissa << low */
+    held->limb[0] += (uint32_t)(mantissa << low);
+    held->limb[1] += (uint32_t)upper;
+    held->limb[2] += upper >> 32;
+}
+
+/* The pair of lanes 2 i and 2 i + 1 of the reference's eight, i the thread of the team; then its
+ * tree. All threads of a team get the sum. */
+static __device__ __forceinline__ double granule_squares(const longlong2 *pair, float unit)
+{
+    double even = 0, odd = 0;
+#pragma unroll
+    for (int row = 0; row < TSR_GRANULE / 8; row++) {
+        double x = (double)__fmul_rn(__ll2float_rn(pair[row].x), unit);
+        double y = (double)__fmul_rn(__ll2float_rn(pair[row].y), unit);
+        even = __fma_rn(x, x, even); /* squares of fp32 numbers are exact */
+        odd = __fma_rn(y, y, odd);
+    }
+    even = __dadd_rn(even, __shfl_xor_sync(ALL, even, 2));
+    odd = __dadd_rn(odd, __shfl_xor_sync(ALL, odd, 2));
+    double sum = __dadd_rn(even, odd);
+    return __dadd_rn(sum, __shfl_xor_sync(ALL, sum, 1));
+}
+
+static __device__ __forceinline__ void load_granule(longlong2 *pair, const int64_t *at,
+                                                    bool vectors)
+{
+#pragma unroll
+    for (int row = 0; row < TSR_GRANULE / 8; row++) {
+        const int64_t *from = at + 8 * row;
+        pair[row] = vectors ? __ldcs((const longlong2 *)from) : make_longlong2(from[0], from[1]);
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS, NORM_BLOCKS)
+    grad_norm(const tsr_grad_norm_args a, float unit, bool vectors)
+{
+    __shared__ int64_t limb[TSR_EXACT_LIMBS];
+    for (int i = threadIdx.x; i < TSR_EXACT_LIMBS; i += THREADS)
+        limb[i] = 0;
+    __syncthreads();
+    int member = threadIdx.x % TEAM;
+    uint64_t teams = THREADS / TEAM, granules = a.count / TSR_GRANULE;
+    held_limbs held = {{0, 0, 0}, 0};
+    /* The same number of turns for all threads of a block: the sums are exchanged by whole warps. */
+    for (uint64_t first = blockIdx.x * teams; first < granules; first += gridDim.x * teams) {
+        uint64_t granule = first + threadIdx.x / TEAM;
+        bool has = granule < granules;
+        longlong2 pair[TSR_GRANULE / 8];
+        load_granule(pair, a.gradient + (has ? granule : 0) * TSR_GRANULE + 2 * member, vectors);
+        double sum = granule_squares(pair, unit);
+        if (has && member == 0)
+            add_exactly(&held, limb, sum);
+    }
+    flush(&held, limb);
+    __syncthreads();
+    for (int i = threadIdx.x; i < TSR_EXACT_LIMBS; i += THREADS)
+        add_limb(a.sum->limb + i, limb[i]);
+}
+
+extern "C" tsr_status tsr_grad_norm_cuda(tsr_stream *stream, const tsr_grad_norm_args *args)
+{
+    TSR_TRY(tsr_grad_norm_check(args));
+    if (args->shift < 0 || args->shift > 62)
+        return tsr_fail(TSR_EINVAL, "grad_norm: shift %d, 0 to 62 is expected", args->shift);
+    if (args->count == 0)
+        return TSR_OK;
+    unsigned blocks =
+        filling_blocks(stream, args->count / TSR_GRANULE, THREADS / TEAM, NORM_BLOCKS);
+    grad_norm<<<blocks, THREADS, 0, tsr_stream_cuda(stream)>>>(*args, ldexpf(1, -args->shift),
+                                                               (uintptr_t)args->gradient % 16 == 0);
+    return tsr_launched("grad_norm");
+}

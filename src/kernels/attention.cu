@@ -1,0 +1,167 @@
+/*
+ * attention.cu: contract attention.h: which kernel runs a call (attention_cudnn.h), and the lists that
+ * cuDNN's kernels read.
+ *
+ * The lists are made before every call: a few kilobytes from cu_seqlens. The same launch clears the
+ * tokens of no document, which cuDNN never writes.
+ */
+#include "kernels/cuda.cuh"
+
+#include "kernels/attention_cudnn.h"
+
+#define THREADS    256
+#define MIN_BLOCKS 64 /* for clearing, whose extent is known on the device only */
+
+#ifdef TSR_CUDNN
+
+/* ---- with cuDNN ---- */
+
+/* Lists, then the tokens of no document, then the statistics by groups of heads. */
+static __global__ void __launch_bounds__(THREADS) write_lists(tsr_sdpa_lists l)
+{
+    int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int64_t threads = (int64_t)gridDim.x * THREADS, used = 0;
+    if (l.document_count)
+        used = l.cu_seqlens[l.document_count];
+    int64_t each = l.documents + 1;
+    for (int64_t i = thread; i < l.pieces * each; i += threads) {
+        int64_t piece = i / each, n = i % each, at = piece * l.documents + n;
+        int from = 0, to = 0;
+        if (l.document_count) {
+            from = l.cu_seqlens[min(at, (int64_t)l.document_count)];
+            to = l.cu_seqlens[min(at + 1, (int64_t)l.document_count)];
+        }
+        if (n < l.documents)
+            l.lists[TSR_SDPA_LIST_AT(l.documents, piece, TSR_SDPA_LENGTH) + n] = to - from;
+        l.lists[TSR_SDPA_LIST_AT(l.documents, piece, TSR_SDPA_Q) + n] = from * l.q_row;
+        l.lists[TSR_SDPA_LIST_AT(l.documents, piece, TSR_SDPA_KV) + n] = from * l.kv_row;
+        l.lists[TSR_SDPA_LIST_AT(l.documents, piece, TSR_SDPA_STATS) + n] = from * l.stats_row;
+    }
+    for (int k = 0; k < 3; k++) {
+        int64_t words = l.clear_bytes[k] / 4;
+        if (l.clear[k])
+            for (int64_t i = used * words + thread; i < l.tokens * words; i += threads)
+                ((uint32_t *)l.clear[k])[i] = 0;
+    }
+    if (l.grouped)
+        for (int64_t i = thread; i < used * l.q_heads; i += threads) {
+            int64_t token = i / l.q_heads, head = i % l.q_heads;
+            int64_t to = (head / l.heads * l.tokens + token) * l.heads + head % l.heads;
+            l.grouped[to] = l.stats[i];
+        }
+}
+
+tsr_status tsr_sdpa_lists_cuda(tsr_stream *stream, const tsr_sdpa_lists *lists)
+{
+    int64_t work = lists->grouped ? lists->tokens * lists->q_heads : 0;
+    unsigned blocks = tsr_blocks(work, 4 * THREADS);
+    if (blocks < MIN_BLOCKS)
+        blocks = MIN_BLOCKS;
+    write_lists<<<blocks, THREADS, 0, tsr_stream_cuda(stream)>>>(*lists);
+    return tsr_launched("attention");
+}
+
+#else
+
+/* ---- a build without cuDNN: nothing is open, nothing is planned ---- */
+
+tsr_status tsr_sdpa_open(tsr_sdpa **out, tsr_device *device)
+{
+    (void)device;
+    *out = NULL;
+    return TSR_OK;
+}
+
+void tsr_sdpa_close(tsr_sdpa *sdpa)
+{
+    (void)sdpa;
+}
+
+tsr_status tsr_sdpa_prepare(tsr_sdpa *sdpa, const tsr_attention_bounds *bounds)
+{
+    (void)sdpa, (void)bounds;
+    return TSR_OK;
+}
+
+tsr_status tsr_sdpa_prepare_within(tsr_sdpa *sdpa, const tsr_attention_bounds *bounds, uint64_t cap)
+{
+    (void)sdpa, (void)bounds, (void)cap;
+    return TSR_OK;
+}
+
+bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uint64_t cap)
+{
+    (void)cut, (void)bounds, (void)cap;
+    return false;
+}
+
+uint64_t tsr_sdpa_workspace_bytes(const tsr_sdpa_cut *cut)
+{
+    (void)cut;
+    return 0;
+}
+
+const tsr_sdpa_plans *tsr_sdpa_find(const tsr_sdpa *sdpa, const tsr_attention_args *args)
+{
+    (void)sdpa, (void)args;
+    return NULL;
+}
+
+tsr_status tsr_sdpa_forward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, tsr_stream *stream,
+                            const tsr_attention_args *args)
+{
+    (void)sdpa, (void)plans, (void)stream, (void)args;
+    return tsr_fail(TSR_EINTERNAL, "attention: no cuDNN in this build");
+}
+
+tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, tsr_stream *stream,
+                             const tsr_attention_backward_args *args)
+{
+    (void)sdpa, (void)plans, (void)stream, (void)args;
+    return tsr_fail(TSR_EINTERNAL, "attention_backward: no cuDNN in this build");
+}
+
+#endif
+
+/* ---- the table's ---- */
+
+uint64_t tsr_attention_workspace_bytes_cuda(const tsr_attention_bounds *bounds)
+{
+    uint64_t own = tsr_attention_own_workspace_bytes(bounds);
+    tsr_sdpa_cut cut;
+    if (!tsr_sdpa_cut_for(&cut, bounds, TSR_SDPA_CAP_BYTES))
+        return own;
+    uint64_t bytes = tsr_sdpa_workspace_bytes(&cut);
+    return bytes > own ? bytes : own;
+}
+
+static const tsr_sdpa *sdpa_of(const tsr_stream *stream)
+{
+    const tsr_kernels_context *context = tsr_kernels_kept(stream);
+    return context ? context->sdpa : NULL;
+}
+
+tsr_status tsr_attention_cuda(tsr_stream *stream, const tsr_attention_args *args)
+{
+    TSR_TRY(tsr_attention_check(args));
+    const tsr_sdpa *sdpa = sdpa_of(stream);
+    const tsr_sdpa_plans *plans = tsr_sdpa_find(sdpa, args);
+    return plans ? tsr_sdpa_forward(sdpa, plans, stream, args) : tsr_attention_own(stream, args);
+}
+
+tsr_status tsr_attention_backward_cuda(tsr_stream *stream, const tsr_attention_backward_args *args)
+{
+    TSR_TRY(tsr_attention_backward_check(args));
+    tsr_attention_args shape = {}; /* what the forward chose by */
+    shape.tokens = args->tokens;
+    shape.documents = args->documents;
+    shape.q_heads = args->q_heads;
+    shape.kv_heads = args->kv_heads;
+    shape.head_dim = args->head_dim;
+    shape.window = args->window;
+    shape.dtype = args->dtype;
+    const tsr_sdpa *sdpa = sdpa_of(stream);
+    const tsr_sdpa_plans *plans = tsr_sdpa_find(sdpa, &shape);
+    return plans ? tsr_sdpa_backward(sdpa, plans, stream, args)
+                 : tsr_attention_backward_own(stream, args);
+}

@@ -1,0 +1,490 @@
+/*
+ * attention_cudnn.c: contract attention.h through cuDNN's graph API: causal attention over packed
+ * documents (ragged tensors), forward and deterministic backward, in BF16 on sm_90.
+ *
+ * A graph is written as matmuls, pointwise operations and reductions; cuDNN knows the pattern and
+ * gives its fused kernel for it, compiled when the plan is finalized, for one number of documents and
+ * one longest length. Lengths are data: lists on the device, made from cu_seqlens before each call.
+ *
+ * The backward writes dq without atomics, for which cuDNN keeps dS whole: documents x heads x
+ * longest^2 x 2 bytes. tsr_sdpa_cut_for cuts that into launches by documents, then by heads.
+ *
+ * Cost     4 D FLOPs forward, 10 D backward for each visible pair and query head, on tensor cores.
+ */
+#include "kernels/attention_cudnn.h"
+
+#include "base/dtype.h"
+#include "base/log.h"
+#include "kernels/attention_cudnn_graph.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define OLDEST_VERSION 91400 /* older ones were not tried; some give wrong results */
+#define ROUND          128   /* tokens: cuDNN's tiles */
+#define SLACK_BYTES    (1u << 20)
+#define MAX_LAUNCHES   32 /* of a backward; beyond, most of them would be empty */
+#define MAX_PLANS      16
+
+struct tsr_sdpa_plans {
+    tsr_attention_bounds bounds;
+    tsr_sdpa_cut cut;
+    tsr_sdpa_graph *forward, *backward; /* forward NULL: refused */
+};
+
+struct tsr_sdpa {
+    cudnnHandle_t handle;
+    cudnnBackendDescriptor_t described; /* instead of a handle */
+    tsr_sdpa_plans plans[MAX_PLANS];
+    int plan_count;
+};
+
+/* ---- cutting: known without a device ---- */
+
+static uint64_t rounded(uint64_t bytes)
+{
+    return (bytes + TSR_ALIGNMENT - 1) / TSR_ALIGNMENT * TSR_ALIGNMENT;
+}
+
+/* Documents and heads of a launch, from how many pairs of them fit. The query heads of a key head
+ * stay together, even where that takes twice the cap. */
+static bool cut_pairs(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, int64_t pairs)
+{
+    int32_t group = b->q_heads / b->kv_heads, kv = b->kv_heads;
+    if (pairs < group && group <= 2 * pairs)
+        pairs = group;
+    cut->documents = 1;
+    if (pairs >= b->q_heads)
+        cut->documents = pairs / b->q_heads < b->documents ? pairs / b->q_heads : b->documents;
+    else /* the statistics of a group of heads begin on 16 bytes */
+        while (kv > 0 && (b->kv_heads % kv || kv * group > pairs || kv * group % 4))
+            kv--;
+    if (kv == 0)
+        return false;
+    cut->kv_heads = kv;
+    cut->heads = kv * group;
+    cut->groups = b->kv_heads / kv;
+    cut->pieces = (b->documents + cut->documents - 1) / cut->documents;
+    cut->documents = (b->documents + cut->pieces - 1) / cut->pieces;
+    return cut->pieces * cut->groups <= MAX_LAUNCHES;
+}
+
+static uint64_t list_bytes(int64_t documents, int64_t pieces)
+{
+    return rounded((uint64_t)TSR_SDPA_LIST_AT(documents, pieces, 0) * sizeof(int32_t));
+}
+
+bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uint64_t cap)
+{
+    const tsr_attention_bounds *b = bounds;
+    bool fits = b->dtype == TSR_BF16 &&
+                (b->head_dim == 64 || b->head_dim == 96 || b->head_dim == 128) && b->tokens > 0 &&
+                b->documents > 0 && b->longest > 0 &&
+                b->documents <= INT32_MAX / (2 * TSR_SDPA_LISTS) && b->longest < INT32_MAX / 2 &&
+                b->tokens <= INT32_MAX / ((int64_t)b->q_heads * b->head_dim); /* offsets */
+    if (!fits)
+        return false;
+    *cut = (tsr_sdpa_cut){.longest = (b->longest + ROUND - 1) / ROUND * ROUND,
+                          .documents = b->documents,
+                          .pieces = 1,
+                          .heads = b->q_heads,
+                          .kv_heads = b->kv_heads,
+                          .groups = 1,
+                          .plan_bytes = SLACK_BYTES + (uint64_t)b->documents * 64};
+    cut->list_bytes = list_bytes(b->documents, 1);
+    if (!b->train)
+        return true;
+    /* dS, and where heads share keys dk and dv of each, in bf16. */
+    int64_t columns = cut->longest + (b->kv_heads < b->q_heads ? 2 * b->head_dim : 0);
+    uint64_t pair = (uint64_t)cut->longest * (uint64_t)columns * 2;
+    if (!cut_pairs(cut, b, (int64_t)(cap / pair)))
+        return false;
+    uint64_t lists = list_bytes(cut->documents, cut->pieces);
+    uint64_t rows = rounded((uint64_t)b->tokens * (uint64_t)b->q_heads * sizeof(float));
+    cut->list_bytes = lists > cut->list_bytes ? lists : cut->list_bytes;
+    cut->stats_bytes = cut->groups > 1 ? rows : 0;
+    cut->delta_bytes = rows;
+    cut->plan_bytes += (uint64_t)cut->documents * (uint64_t)cut->heads * pair;
+    return true;
+}
+
+uint64_t tsr_sdpa_workspace_bytes(const tsr_sdpa_cut *cut)
+{
+    return cut->list_bytes + cut->stats_bytes + cut->delta_bytes + cut->plan_bytes;
+}
+
+/* ---- plans ---- */
+
+static void free_graph(tsr_sdpa_graph *g)
+{
+    if (!g)
+        return;
+    tsr_sdpa_graph_clear(g);
+    free(g);
+}
+
+/* NULL, with a line in the log: cuDNN does not take it. */
+static tsr_sdpa_graph *new_graph(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, bool backward)
+{
+    const tsr_attention_bounds *b = &plans->bounds;
+    const tsr_sdpa_cut *cut = &plans->cut;
+    tsr_sdpa_graph *g = calloc(1, sizeof *g);
+    if (!g)
+        return NULL;
+    g->documents = backward ? cut->documents : b->documents;
+    g->heads = backward ? cut->heads : b->q_heads;
+    g->kv_heads = backward ? cut->kv_heads : b->kv_heads;
+    g->longest = cut->longest;
+    g->dim = b->head_dim;
+    g->q_row = (int64_t)b->q_heads * b->head_dim;
+    g->kv_row = (int64_t)b->kv_heads * b->head_dim;
+    g->stats_row = g->heads;
+    if (backward)
+        tsr_sdpa_graph_backward(g);
+    else
+        tsr_sdpa_graph_forward(g);
+    tsr_sdpa_graph_plan(g, sdpa->handle, sdpa->described, cut->plan_bytes);
+    if (g->status == CUDNN_STATUS_SUCCESS) {
+        tsr_log(
+            TSR_LOG_DEBUG,
+            "attention's %s: cuDNN, at most %lld documents of %lld tokens and %lld heads a launch, "
+            "workspace %lld bytes",
+            backward ? "backward" : "forward", (long long)g->documents, (long long)g->longest,
+            (long long)g->heads, (long long)g->workspace_bytes);
+        return g;
+    }
+    char reason[512] = "";
+    cudnnGetLastErrorString(reason, sizeof reason);
+    tsr_log(
+        TSR_LOG_INFO,
+        "cuDNN %zu does not take the attention's %s (%lld documents of %lld tokens, %lld / %lld "
+        "heads of %lld): %s: %s %s; the own kernel runs it",
+        cudnnGetVersion(), backward ? "backward" : "forward", (long long)g->documents,
+        (long long)g->longest, (long long)g->heads, (long long)g->kv_heads, (long long)g->dim,
+        g->failed, cudnnGetErrorString(g->status), reason);
+    free_graph(g);
+    return NULL;
+}
+
+static void free_plans(tsr_sdpa_plans *plans)
+{
+    free_graph(plans->forward);
+    free_graph(plans->backward);
+    *plans = (tsr_sdpa_plans){0};
+}
+
+static bool same_bounds(const tsr_attention_bounds *a, const tsr_attention_bounds *b)
+{
+    return a->tokens == b->tokens && a->documents == b->documents && a->longest == b->longest &&
+           a->q_heads == b->q_heads && a->kv_heads == b->kv_heads && a->head_dim == b->head_dim &&
+           a->dtype == b->dtype && a->train == b->train;
+}
+
+tsr_status tsr_sdpa_prepare_within(tsr_sdpa *sdpa, const tsr_attention_bounds *bounds, uint64_t cap)
+{
+    tsr_sdpa_plans plans = {.bounds = *bounds};
+    if (!sdpa)
+        return TSR_OK;
+    for (int i = 0; i < sdpa->plan_count; i++)
+        if (same_bounds(&sdpa->plans[i].bounds, bounds)) { /* the newest is the last */
+            tsr_sdpa_plans again = sdpa->plans[i];
+            memmove(sdpa->plans + i, sdpa->plans + i + 1,
+                    (size_t)(sdpa->plan_count - i - 1) * sizeof plans);
+            sdpa->plans[sdpa->plan_count - 1] = again;
+            return TSR_OK;
+        }
+    if (tsr_sdpa_cut_for(&plans.cut, bounds, cap)) {
+        plans.forward = new_graph(sdpa, &plans, false);
+        if (plans.forward && bounds->train)
+            plans.backward = new_graph(sdpa, &plans, true);
+        if (bounds->train && !plans.backward) { /* both or none */
+            free_graph(plans.forward);
+            plans.forward = NULL;
+        }
+    } else {
+        tsr_log(TSR_LOG_INFO,
+                "attention of head_dim %d in %s, documents of %lld tokens: the own kernel",
+                bounds->head_dim, tsr_dtype_name(bounds->dtype), (long long)bounds->longest);
+    }
+    if (sdpa->plan_count == MAX_PLANS) {
+        free_plans(&sdpa->plans[0]);
+        memmove(sdpa->plans, sdpa->plans + 1, (MAX_PLANS - 1) * sizeof plans);
+        sdpa->plan_count--;
+    }
+    sdpa->plans[sdpa->plan_count++] = plans;
+    return TSR_OK;
+}
+
+tsr_status tsr_sdpa_prepare(tsr_sdpa *sdpa, const tsr_attention_bounds *bounds)
+{
+    return tsr_sdpa_prepare_within(sdpa, bounds, TSR_SDPA_CAP_BYTES);
+}
+
+const tsr_sdpa_plans *tsr_sdpa_find(const tsr_sdpa *sdpa, const tsr_attention_args *args)
+{
+    for (int i = sdpa ? sdpa->plan_count - 1 : -1; i >= 0; i--) {
+        const tsr_sdpa_plans *plans = &sdpa->plans[i];
+        const tsr_attention_bounds *b = &plans->bounds;
+        if (b->dtype != args->dtype || b->q_heads != args->q_heads ||
+            b->kv_heads != args->kv_heads || b->head_dim != args->head_dim ||
+            args->tokens > b->tokens || args->documents > b->documents)
+            continue;
+        bool narrow = args->window && args->window < b->longest;
+        return plans->forward && !narrow ? plans : NULL;
+    }
+    return NULL;
+}
+
+/* ---- opening ---- */
+
+static tsr_status cudnn_failed(cudnnStatus_t status, const char *what)
+{
+    char reason[512] = "";
+    cudnnGetLastErrorString(reason, sizeof reason);
+    return tsr_fail(TSR_EDEVICE, "cuDNN %zu: %s: %s %s", cudnnGetVersion(), what,
+                    cudnnGetErrorString(status), reason);
+}
+
+tsr_status tsr_sdpa_open(tsr_sdpa **out, tsr_device *device)
+{
+    *out = NULL;
+    size_t version = cudnnGetVersion();
+    const tsr_cuda_properties *card = tsr_device_cuda_properties(device);
+    if (version < OLDEST_VERSION || card->major != 9) {
+        tsr_log(TSR_LOG_INFO,
+                "attention: the own kernel (cuDNN %zu on sm_%d%d; %d on sm_90 or newer "
+                "is used)",
+                version, card->major, card->minor, OLDEST_VERSION);
+        return TSR_OK;
+    }
+    tsr_sdpa *sdpa = calloc(1, sizeof *sdpa);
+    if (!sdpa)
+        return tsr_fail(TSR_ENOMEM, "out of memory for cuDNN's plans");
+    cudnnStatus_t status = cudnnCreate(&sdpa->handle);
+    if (status != CUDNN_STATUS_SUCCESS) {
+        free(sdpa);
+        return cudnn_failed(status, "cudnnCreate");
+    }
+    *out = sdpa;
+    return TSR_OK;
+}
+
+tsr_status tsr_sdpa_open_described(tsr_sdpa **out, const char *json)
+{
+    *out = NULL;
+    tsr_sdpa *sdpa = calloc(1, sizeof *sdpa);
+    if (!sdpa)
+        return tsr_fail(TSR_ENOMEM, "out of memory for cuDNN's plans");
+    cudnnStatus_t status =
+        cudnnBackendCreateDescriptor(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &sdpa->described);
+    if (status == CUDNN_STATUS_SUCCESS)
+        status =
+            cudnnBackendSetAttribute(sdpa->described, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION,
+                                     CUDNN_TYPE_CHAR, (int64_t)strlen(json), json);
+    if (status == CUDNN_STATUS_SUCCESS)
+        status = cudnnBackendFinalize(sdpa->described);
+    if (status != CUDNN_STATUS_SUCCESS) {
+        tsr_sdpa_close(sdpa);
+        return cudnn_failed(status, "the device's description");
+    }
+    *out = sdpa;
+    return TSR_OK;
+}
+
+void tsr_sdpa_close(tsr_sdpa *sdpa)
+{
+    if (!sdpa)
+        return;
+    for (int i = 0; i < sdpa->plan_count; i++)
+        free_plans(&sdpa->plans[i]);
+    if (sdpa->described)
+        cudnnBackendDestroyDescriptor(sdpa->described);
+    if (sdpa->handle)
+        cudnnDestroy(sdpa->handle);
+    free(sdpa);
+}
+
+/* ---- running ---- */
+
+/* Where the parts of the workspace are. */
+typedef struct {
+    int32_t *lists;
+    float *stats, *delta;
+    void *plan;
+} parts;
+
+static tsr_status split_workspace(parts *out, const char *op, const tsr_sdpa_plans *plans,
+                                  void *memory, uint64_t bytes)
+{
+    const tsr_sdpa_cut *cut = &plans->cut;
+    uint64_t need = tsr_sdpa_workspace_bytes(cut);
+    if (!memory || bytes < need || (uintptr_t)memory % TSR_ALIGNMENT)
+        return tsr_fail(TSR_EINVAL, "%s: a workspace of %llu bytes at %p, %llu are needed", op,
+                        (unsigned long long)bytes, memory, (unsigned long long)need);
+    char *at = memory;
+    out->lists = (int32_t *)at;
+    out->stats = (float *)(at += cut->list_bytes);
+    out->delta = (float *)(at += cut->stats_bytes);
+    out->plan = at + cut->delta_bytes;
+    return TSR_OK;
+}
+
+/* What an execution gets, by unique id. */
+typedef struct {
+    int64_t uid[TSR_UID_INSIDE];
+    void *pointer[TSR_UID_INSIDE];
+    int count;
+    float scale, one, hidden;
+} pack;
+
+static void give(pack *p, int64_t uid, const void *pointer)
+{
+    p->uid[p->count] = uid;
+    p->pointer[p->count++] = (void *)pointer;
+}
+
+static void give_lists(pack *p, const int32_t *lists, int64_t documents, int64_t piece)
+{
+    const int32_t *length = lists + TSR_SDPA_LIST_AT(documents, piece, TSR_SDPA_LENGTH);
+    give(p, TSR_UID_LENGTH_Q, length);
+    give(p, TSR_UID_LENGTH_KV, length);
+    give(p, TSR_UID_OFFSET_Q, lists + TSR_SDPA_LIST_AT(documents, piece, TSR_SDPA_Q));
+    give(p, TSR_UID_OFFSET_KV, lists + TSR_SDPA_LIST_AT(documents, piece, TSR_SDPA_KV));
+    give(p, TSR_UID_OFFSET_STATS, lists + TSR_SDPA_LIST_AT(documents, piece, TSR_SDPA_STATS));
+    give(p, TSR_UID_SCALE, &p->scale);
+    give(p, TSR_UID_HIDDEN, &p->hidden);
+}
+
+static tsr_status execute(const tsr_sdpa *sdpa, const tsr_sdpa_graph *g, const pack *p,
+                          void *workspace)
+{
+    cudnnBackendDescriptor_t d = NULL;
+    for (int i = 0; i < p->count; i++)
+        if ((uintptr_t)p->pointer[i] % 16 && p->uid[i] < TSR_UID_SCALE)
+            return tsr_fail(TSR_EINVAL, "attention: tensor %d is at %p, not on 16 bytes",
+                            (int)p->uid[i], p->pointer[i]);
+    cudnnStatus_t status = cudnnBackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &d);
+    if (status == CUDNN_STATUS_SUCCESS)
+        status = cudnnBackendSetAttribute(d, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64,
+                                          p->count, p->uid);
+    if (status == CUDNN_STATUS_SUCCESS)
+        status = cudnnBackendSetAttribute(d, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS,
+                                          CUDNN_TYPE_VOID_PTR, p->count, p->pointer);
+    if (status == CUDNN_STATUS_SUCCESS)
+        status = cudnnBackendSetAttribute(d, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR,
+                                          1, &workspace);
+    if (status == CUDNN_STATUS_SUCCESS)
+        status = cudnnBackendFinalize(d);
+    if (status == CUDNN_STATUS_SUCCESS)
+        status = cudnnBackendExecute(sdpa->handle, g->plan, d);
+    tsr_status result = status == CUDNN_STATUS_SUCCESS ? TSR_OK : cudnn_failed(status, "attention");
+    if (d)
+        cudnnBackendDestroyDescriptor(d);
+    return result;
+}
+
+static tsr_status use_stream(const tsr_sdpa *sdpa, const tsr_stream *stream)
+{
+    cudnnStatus_t status = cudnnSetStream(sdpa->handle, tsr_stream_cuda(stream));
+    return status == CUDNN_STATUS_SUCCESS ? TSR_OK : cudnn_failed(status, "cudnnSetStream");
+}
+
+static pack new_pack(float scale, int32_t head_dim)
+{
+    return (pack){
+        .scale = scale != 0 ? scale : 1.0f / sqrtf((float)head_dim), .one = 1, .hidden = -INFINITY};
+}
+
+tsr_status tsr_sdpa_forward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, tsr_stream *stream,
+                            const tsr_attention_args *a)
+{
+    parts w = {0};
+    const tsr_attention_bounds *b = &plans->bounds;
+    if (a->tokens == 0)
+        return TSR_OK;
+    TSR_TRY(split_workspace(&w, "attention", plans, a->workspace, a->workspace_bytes));
+    TSR_TRY(use_stream(sdpa, stream));
+    int32_t q_row = a->q_heads * a->head_dim;
+    TSR_TRY(
+        tsr_sdpa_lists_cuda(stream, &(tsr_sdpa_lists){.cu_seqlens = a->cu_seqlens,
+                                                      .lists = w.lists,
+                                                      .tokens = a->tokens,
+                                                      .document_count = a->documents,
+                                                      .documents = (int32_t)b->documents,
+                                                      .pieces = 1,
+                                                      .q_row = q_row,
+                                                      .kv_row = a->kv_heads * a->head_dim,
+                                                      .stats_row = a->q_heads,
+                                                      .clear = {a->o, a->lse},
+                                                      .clear_bytes = {q_row * 2, a->q_heads * 4}}));
+    if (a->documents == 0)
+        return TSR_OK;
+    pack p = new_pack(a->scale, a->head_dim);
+    give(&p, TSR_UID_Q, a->q);
+    give(&p, TSR_UID_K, a->k);
+    give(&p, TSR_UID_V, a->v);
+    give(&p, TSR_UID_O, a->o);
+    give(&p, TSR_UID_STATS, a->lse);
+    give_lists(&p, w.lists, b->documents, 0);
+    return execute(sdpa, plans->forward, &p, w.plan);
+}
+
+/* One launch: documents of the piece, heads of the group. */
+static tsr_status backward_launch(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, const parts *w,
+                                  const tsr_attention_backward_args *a, int64_t piece,
+                                  int32_t group)
+{
+    const tsr_sdpa_cut *cut = &plans->cut;
+    int64_t q = (int64_t)group * cut->heads * a->head_dim,
+            kv = (int64_t)group * cut->kv_heads * a->head_dim;
+    pack p = new_pack(a->scale, a->head_dim);
+    give(&p, TSR_UID_Q, (const uint16_t *)a->q + q);
+    give(&p, TSR_UID_K, (const uint16_t *)a->k + kv);
+    give(&p, TSR_UID_V, (const uint16_t *)a->v + kv);
+    give(&p, TSR_UID_O, (const uint16_t *)a->o + q);
+    give(&p, TSR_UID_D_O, (const uint16_t *)a->d_o + q);
+    give(&p, TSR_UID_DQ, (uint16_t *)a->dq + q);
+    give(&p, TSR_UID_DK, (uint16_t *)a->dk + kv);
+    give(&p, TSR_UID_DV, (uint16_t *)a->dv + kv);
+    give(&p, TSR_UID_STATS,
+         cut->groups > 1 ? w->stats + (int64_t)group * a->tokens * cut->heads : a->lse);
+    give(&p, TSR_UID_DELTA, w->delta);
+    give(&p, TSR_UID_ONE, &p.one);
+    give_lists(&p, w->lists, cut->documents, piece);
+    return execute(sdpa, plans->backward, &p, w->plan);
+}
+
+tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, tsr_stream *stream,
+                             const tsr_attention_backward_args *a)
+{
+    parts w = {0};
+    const tsr_sdpa_cut *cut = &plans->cut;
+    if (a->tokens == 0)
+        return TSR_OK;
+    if (!plans->backward)
+        return tsr_fail(TSR_EINVAL, "attention_backward: its plans are an evaluation's");
+    TSR_TRY(split_workspace(&w, "attention_backward", plans, a->workspace, a->workspace_bytes));
+    TSR_TRY(use_stream(sdpa, stream));
+    int32_t q_row = a->q_heads * a->head_dim, kv_row = a->kv_heads * a->head_dim;
+    TSR_TRY(tsr_sdpa_lists_cuda(
+        stream, &(tsr_sdpa_lists){.cu_seqlens = a->cu_seqlens,
+                                  .lists = w.lists,
+                                  .tokens = a->tokens,
+                                  .document_count = a->documents,
+                                  .documents = (int32_t)cut->documents,
+                                  .pieces = (int32_t)cut->pieces,
+                                  .q_row = q_row,
+                                  .kv_row = kv_row,
+                                  .stats_row = cut->heads,
+                                  .clear = {a->dq, a->dk, a->dv},
+                                  .clear_bytes = {q_row * 2, kv_row * 2, kv_row * 2},
+                                  .stats = a->lse,
+                                  .grouped = cut->groups > 1 ? w.stats : NULL,
+                                  .q_heads = a->q_heads,
+                                  .heads = cut->heads}));
+    for (int64_t piece = 0; piece * cut->documents < a->documents; piece++)
+        for (int32_t group = 0; group < cut->groups; group++)
+            TSR_TRY(backward_launch(sdpa, plans, &w, a, piece, group));
+    return TSR_OK;
+}

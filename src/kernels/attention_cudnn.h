@@ -1,0 +1,98 @@
+/*
+ * kernels/attention_cudnn.h: what the files of the CUDA attention share: which kernel runs a call, and
+ * the entry points behind the dispatch of attention.cu. Inside src/kernels and its tests only.
+ *
+ *     own      attention_own.cu: any dtype, head_dim up to 256, window; attention_mma.cu: its BF16 on
+ *              tensor cores; lse as attention.h says
+ *     cuDNN    attention_cudnn.c: a call within bounds that tsr_sdpa_prepare got and cuDNN planned;
+ *              lse is then [tokens, Hq], which the backward alone reads back
+ *
+ * Both directions of a call have the same shape, and so choose alike.
+ */
+#ifndef TSR_KERNELS_ATTENTION_CUDNN_H
+#define TSR_KERNELS_ATTENTION_CUDNN_H
+
+#include "kernels/kernels_cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- the own kernel, whatever was prepared ---- */
+
+uint64_t tsr_attention_own_workspace_bytes(const tsr_attention_bounds *bounds);
+tsr_status tsr_attention_own(tsr_stream *stream, const tsr_attention_args *args);
+tsr_status tsr_attention_backward_own(tsr_stream *stream, const tsr_attention_backward_args *args);
+
+/* ---- cuDNN ---- */
+
+/* How a run's attention is cut into launches. The forward is one; the backward keeps every score of
+ * its launch in bf16 (that is what makes it deterministic), and so is cut into `pieces` of at most
+ * `documents` documents, and `groups` of `heads` query heads. */
+typedef struct {
+    int64_t longest; /* tokens of a document, rounded up */
+    int64_t documents, pieces;
+    int32_t heads, kv_heads, groups;
+    uint64_t list_bytes;  /* of the workspace: lengths and offsets of documents */
+    uint64_t stats_bytes; /* lse by groups, where there are some */
+    uint64_t delta_bytes;
+    uint64_t plan_bytes; /* what cuDNN may ask for */
+} tsr_sdpa_cut;
+
+/* What one launch may keep: 4 documents of 2048 tokens, 32 heads of 128. */
+#define TSR_SDPA_CAP_BYTES ((uint64_t)1280 << 20)
+
+/* Whether cuDNN may run these bounds within `cap` bytes a launch; fills *cut. Needs no device. */
+bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uint64_t cap);
+uint64_t tsr_sdpa_workspace_bytes(const tsr_sdpa_cut *cut);
+
+/* tsr_sdpa_prepare with another cap. */
+tsr_status tsr_sdpa_prepare_within(tsr_sdpa *sdpa, const tsr_attention_bounds *bounds,
+                                   uint64_t cap);
+
+/* Plans only, for the device that `json` describes as cuDNN does: a check without a GPU. */
+tsr_status tsr_sdpa_open_described(tsr_sdpa **out, const char *json);
+
+/* The plans of a call; NULL: the own kernel runs it. `sdpa` may be NULL. */
+typedef struct tsr_sdpa_plans tsr_sdpa_plans;
+const tsr_sdpa_plans *tsr_sdpa_find(const tsr_sdpa *sdpa, const tsr_attention_args *args);
+tsr_status tsr_sdpa_forward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, tsr_stream *stream,
+                            const tsr_attention_args *args);
+tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, tsr_stream *stream,
+                             const tsr_attention_backward_args *args);
+
+/* ---- what cuDNN needs of a kernel before its own: attention.cu ---- */
+
+typedef enum {
+    TSR_SDPA_LENGTH,
+    TSR_SDPA_Q,
+    TSR_SDPA_KV,
+    TSR_SDPA_STATS,
+    TSR_SDPA_LISTS
+} tsr_sdpa_list;
+
+/* Where a list of a piece begins in `lists`, in elements: on 16 bytes. */
+#define TSR_SDPA_LIST_AT(documents, piece, list)                                                   \
+    (((int64_t)(piece)*TSR_SDPA_LISTS + (list)) * (((int64_t)(documents) + 4) / 4 * 4))
+
+typedef struct {
+    const int32_t *cu_seqlens;
+    int32_t *lists; /* of each piece: lengths [documents], offsets [documents + 1] in elements */
+    int64_t tokens;
+    int32_t document_count;           /* in cu_seqlens; lists go on with length 0 */
+    int32_t documents, pieces;        /* of the lists */
+    int32_t q_row, kv_row, stats_row; /* elements of a token */
+    void *clear[3];                   /* tokens in no document become 0; NULL: none */
+    int64_t clear_bytes[3];           /* of a token, a multiple of 4 */
+    const float *stats;               /* [tokens, q_heads] */
+    float *grouped;                   /* [q_heads / heads, tokens, heads]; NULL: not wanted */
+    int32_t q_heads, heads;
+} tsr_sdpa_lists;
+
+tsr_status tsr_sdpa_lists_cuda(tsr_stream *stream, const tsr_sdpa_lists *lists);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,426 @@
+/*
+ * attention_cudnn_graph.c: contract attention_cudnn_graph.h.
+ *
+ * Attention is written as matmuls, pointwise operations and reductions; cuDNN knows the pattern and
+ * gives its fused kernel for it. Tensors of tokens are ragged: rows of a document begin at an offset
+ * from a list, and lengths mask what is beyond. Scores are never in memory, but for dS, which the
+ * backward keeps in its workspace in bf16 because dq is written by a matmul of its own and not added
+ * to by atomics: that is what makes it deterministic.
+ */
+#include "kernels/attention_cudnn_graph.h"
+
+#define ALIGNMENT   16 /* bytes, of every tensor */
+#define MAX_ENGINES 8
+
+typedef cudnnBackendDescriptor_t descriptor;
+typedef tsr_sdpa_graph graph;
+
+/* ---- descriptors ---- */
+
+static void note(graph *g, cudnnStatus_t status, const char *what)
+{
+    if (g->status == CUDNN_STATUS_SUCCESS && status != CUDNN_STATUS_SUCCESS) {
+        g->status = status;
+        g->failed = what;
+    }
+}
+
+static descriptor make(graph *g, cudnnBackendDescriptorType_t type)
+{
+    descriptor made = NULL;
+    if (g->status != CUDNN_STATUS_SUCCESS)
+        return NULL;
+    if (g->made_count == TSR_SDPA_DESCRIPTORS) {
+        note(g, CUDNN_STATUS_INTERNAL_ERROR, "too many descriptors");
+        return NULL;
+    }
+    note(g, cudnnBackendCreateDescriptor(type, &made), "a descriptor");
+    if (made)
+        g->made[g->made_count++] = made;
+    return made;
+}
+
+static void set(graph *g, descriptor d, cudnnBackendAttributeName_t name,
+                cudnnBackendAttributeType_t type, int64_t count, const void *values)
+{
+    if (g->status == CUDNN_STATUS_SUCCESS)
+        note(g, cudnnBackendSetAttribute(d, name, type, count, values), "an attribute");
+}
+
+static void set_descriptor(graph *g, descriptor d, cudnnBackendAttributeName_t name,
+                           descriptor value)
+{
+    set(g, d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);
+}
+
+static void finalize(graph *g, descriptor d, const char *what)
+{
+    if (g->status == CUDNN_STATUS_SUCCESS)
+        note(g, cudnnBackendFinalize(d), what);
+}
+
+typedef struct {
+    int64_t dim[4], stride[4];
+} layout;
+
+static layout dense(int64_t documents, int64_t heads, int64_t rows, int64_t columns)
+{
+    return (layout){{documents, heads, rows, columns},
+                    {heads * rows * columns, rows * columns, columns, 1}};
+}
+
+/* Rows of a buffer of tokens; the stride of documents does not count, offsets do. */
+static layout token_rows(const graph *g, int64_t heads, int64_t row)
+{
+    return (layout){{g->documents, heads, g->longest, g->dim}, {g->longest * row, g->dim, row, 1}};
+}
+
+static layout transposed(layout l)
+{
+    return (layout){{l.dim[0], l.dim[1], l.dim[3], l.dim[2]},
+                    {l.stride[0], l.stride[1], l.stride[3], l.stride[2]}};
+}
+
+/* uid 0: a tensor inside the graph. `offset` NULL: not ragged. */
+static descriptor tensor(graph *g, int64_t uid, cudnnDataType_t type, layout l, descriptor offset)
+{
+    descriptor d = make(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+    bool hidden = uid == 0,
+         by_value = uid == TSR_UID_SCALE || uid == TSR_UID_ONE || uid == TSR_UID_HIDDEN;
+    int64_t id = hidden ? g->next_uid++ : uid, alignment = ALIGNMENT;
+    set(g, d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+    set(g, d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, l.dim);
+    set(g, d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, l.stride);
+    set(g, d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id);
+    set(g, d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment);
+    set(g, d, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &hidden);
+    set(g, d, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &by_value);
+    if (offset)
+        set_descriptor(g, d, CUDNN_ATTR_TENSOR_RAGGED_OFFSET_DESC, offset);
+    finalize(g, d, "a tensor");
+    return d;
+}
+
+static descriptor scalar(graph *g, int64_t uid)
+{
+    return tensor(g, uid, CUDNN_DATA_FLOAT, dense(1, 1, 1, 1), NULL);
+}
+
+/* fp32 and inside the graph: a score for each pair, or one value a query. */
+static descriptor scores(graph *g)
+{
+    return tensor(g, 0, CUDNN_DATA_FLOAT, dense(g->documents, g->heads, g->longest, g->longest),
+                  NULL);
+}
+
+static descriptor per_query(graph *g)
+{
+    return tensor(g, 0, CUDNN_DATA_FLOAT, dense(g->documents, g->heads, g->longest, 1), NULL);
+}
+
+/* ---- operations ---- */
+
+static descriptor operation(graph *g, cudnnBackendDescriptorType_t type)
+{
+    descriptor d = make(g, type);
+    if (g->operation_count == TSR_SDPA_OPERATIONS)
+        note(g, CUDNN_STATUS_INTERNAL_ERROR, "too many operations");
+    else
+        g->operation[g->operation_count++] = d;
+    return d;
+}
+
+typedef struct {
+    cudnnPointwiseMode_t mode;
+    cudnnDataType_t precision;
+    int64_t axis;
+    descriptor x, b, choice, y; /* b, choice: NULL where the mode has none */
+} pointwise_args;
+
+static descriptor pointwise_with(graph *g, pointwise_args a)
+{
+    descriptor how = make(g, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+    set(g, how, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &a.mode);
+    set(g, how, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &a.precision);
+    if (a.mode == CUDNN_POINTWISE_GEN_INDEX)
+        set(g, how, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &a.axis);
+    finalize(g, how, "a pointwise operation");
+    descriptor d = operation(g, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+    float one = 1;
+    set_descriptor(g, d, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how);
+    set_descriptor(g, d, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, a.x);
+    if (a.b)
+        set_descriptor(g, d, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, a.b);
+    if (a.choice)
+        set_descriptor(g, d, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, a.choice);
+    set_descriptor(g, d, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, a.y);
+    set(g, d, CUDNN_ATTR_OPERATION_POINTWISE_ALPHA1, CUDNN_TYPE_FLOAT, 1, &one);
+    set(g, d, CUDNN_ATTR_OPERATION_POINTWISE_ALPHA2, CUDNN_TYPE_FLOAT, 1, &one);
+    finalize(g, d, "a pointwise operation");
+    return a.y;
+}
+
+static descriptor pointwise(graph *g, cudnnPointwiseMode_t mode, descriptor x, descriptor b,
+                            descriptor y)
+{
+    return pointwise_with(
+        g, (pointwise_args){.mode = mode, .precision = CUDNN_DATA_FLOAT, .x = x, .b = b, .y = y});
+}
+
+/* m, n, k: lengths of the rows, columns and products that count. */
+static descriptor matmul(graph *g, descriptor a, descriptor b, descriptor c, descriptor m,
+                         descriptor n, descriptor k)
+{
+    descriptor how = make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
+    cudnnDataType_t type = CUDNN_DATA_FLOAT;
+    set(g, how, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+    finalize(g, how, "a matmul");
+    descriptor d = operation(g, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+    set_descriptor(g, d, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a);
+    set_descriptor(g, d, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b);
+    set_descriptor(g, d, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c);
+    set_descriptor(g, d, CUDNN_ATTR_OPERATION_MATMUL_DESC, how);
+    if (m)
+        set_descriptor(g, d, CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, m);
+    if (n)
+        set_descriptor(g, d, CUDNN_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC, n);
+    if (k)
+        set_descriptor(g, d, CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC, k);
+    finalize(g, d, "a matmul");
+    return c;
+}
+
+static descriptor reduction(graph *g, cudnnReduceTensorOp_t op, descriptor x, descriptor y)
+{
+    descriptor how = make(g, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
+    cudnnDataType_t type = CUDNN_DATA_FLOAT;
+    bool deterministic = false; /* the pattern's sums are inside one block anyway */
+    set(g, how, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &op);
+    set(g, how, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+    set(g, how, CUDNN_ATTR_REDUCTION_IS_DETERMINISTIC, CUDNN_TYPE_BOOLEAN, 1, &deterministic);
+    finalize(g, how, "a reduction");
+    descriptor d = operation(g, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+    set_descriptor(g, d, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x);
+    set_descriptor(g, d, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y);
+    set_descriptor(g, d, CUDNN_ATTR_OPERATION_REDUCTION_DESC, how);
+    finalize(g, d, "a reduction");
+    return y;
+}
+
+static descriptor reshape(graph *g, descriptor x, descriptor y)
+{
+    descriptor d = operation(g, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+    set_descriptor(g, d, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x);
+    set_descriptor(g, d, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y);
+    finalize(g, d, "a reshape");
+    return y;
+}
+
+/* ---- masks ---- */
+
+static descriptor mask_tensor(graph *g, cudnnDataType_t type)
+{
+    return tensor(g, 0, type, dense(g->documents, g->heads, g->longest, g->longest), NULL);
+}
+
+static descriptor index_of(graph *g, descriptor x, int64_t axis, cudnnDataType_t precision)
+{
+    return pointwise_with(g, (pointwise_args){.mode = CUDNN_POINTWISE_GEN_INDEX,
+                                              .precision = precision,
+                                              .axis = axis,
+                                              .x = x,
+                                              .y = mask_tensor(g, CUDNN_DATA_INT32)});
+}
+
+static descriptor compare(graph *g, cudnnPointwiseMode_t mode, descriptor x, descriptor b)
+{
+    return pointwise_with(g, (pointwise_args){.mode = mode,
+                                              .precision = CUDNN_DATA_BOOLEAN,
+                                              .x = x,
+                                              .b = b,
+                                              .y = mask_tensor(g, CUDNN_DATA_BOOLEAN)});
+}
+
+static descriptor choose(graph *g, descriptor x, descriptor hidden, descriptor choice)
+{
+    return pointwise_with(g, (pointwise_args){.mode = CUDNN_POINTWISE_BINARY_SELECT,
+                                              .precision = CUDNN_DATA_FLOAT,
+                                              .x = x,
+                                              .b = hidden,
+                                              .choice = choice,
+                                              .y = scores(g)});
+}
+
+/* Scores outside a document, and those of keys after the query, become -inf. */
+static descriptor masked(graph *g, descriptor x)
+{
+    descriptor hidden = scalar(g, TSR_UID_HIDDEN);
+    descriptor row = index_of(g, x, 2, CUDNN_DATA_INT32);
+    descriptor column = index_of(g, x, 3, CUDNN_DATA_INT32);
+    descriptor row_in = compare(g, CUDNN_POINTWISE_CMP_LT, row, g->length_q);
+    descriptor column_in = compare(g, CUDNN_POINTWISE_CMP_LT, column, g->length_kv);
+    x = choose(g, x, hidden, compare(g, CUDNN_POINTWISE_LOGICAL_AND, row_in, column_in));
+    row = index_of(g, x, 2, CUDNN_DATA_FLOAT);
+    column = index_of(g, x, 3, CUDNN_DATA_FLOAT);
+    return choose(g, x, hidden, compare(g, CUDNN_POINTWISE_CMP_GE, row, column));
+}
+
+/* ---- the two graphs ---- */
+
+static void lists(graph *g)
+{
+    layout lengths = dense(g->documents, 1, 1, 1), offsets = dense(g->documents + 1, 1, 1, 1);
+    g->next_uid = TSR_UID_INSIDE;
+    g->length_q = tensor(g, TSR_UID_LENGTH_Q, CUDNN_DATA_INT32, lengths, NULL);
+    g->length_kv = tensor(g, TSR_UID_LENGTH_KV, CUDNN_DATA_INT32, lengths, NULL);
+    g->offset_q = tensor(g, TSR_UID_OFFSET_Q, CUDNN_DATA_INT32, offsets, NULL);
+    g->offset_kv = tensor(g, TSR_UID_OFFSET_KV, CUDNN_DATA_INT32, offsets, NULL);
+    g->offset_stats = tensor(g, TSR_UID_OFFSET_STATS, CUDNN_DATA_INT32, offsets, NULL);
+}
+
+static descriptor q_like(graph *g, int64_t uid)
+{
+    return tensor(g, uid, CUDNN_DATA_BFLOAT16, token_rows(g, g->heads, g->q_row), g->offset_q);
+}
+
+static descriptor kv_like(graph *g, int64_t uid, bool transpose)
+{
+    layout l = token_rows(g, g->kv_heads, g->kv_row);
+    return tensor(g, uid, CUDNN_DATA_BFLOAT16, transpose ? transposed(l) : l, g->offset_kv);
+}
+
+static descriptor stats_like(graph *g, int64_t uid)
+{
+    layout l = {{g->documents, g->heads, g->longest, 1},
+                {g->longest * g->stats_row, 1, g->stats_row, 1}};
+    return tensor(g, uid, CUDNN_DATA_FLOAT, l, g->offset_stats);
+}
+
+void tsr_sdpa_graph_forward(graph *g)
+{
+    lists(g);
+    descriptor s = matmul(g, q_like(g, TSR_UID_Q), kv_like(g, TSR_UID_K, true), scores(g),
+                          g->length_q, g->length_kv, NULL);
+    s = masked(g, pointwise(g, CUDNN_POINTWISE_MUL, s, scalar(g, TSR_UID_SCALE), scores(g)));
+    descriptor most = reduction(g, CUDNN_REDUCE_TENSOR_MAX, s, per_query(g));
+    s = pointwise(g, CUDNN_POINTWISE_SUB, s, most, scores(g));
+    s = pointwise(g, CUDNN_POINTWISE_EXP, s, NULL, scores(g));
+    descriptor sum = reduction(g, CUDNN_REDUCE_TENSOR_ADD, s, per_query(g));
+    descriptor log_sum = pointwise(g, CUDNN_POINTWISE_LOG, sum, NULL, per_query(g));
+    pointwise(g, CUDNN_POINTWISE_ADD, log_sum, most, stats_like(g, TSR_UID_STATS));
+    descriptor p = pointwise(g, CUDNN_POINTWISE_DIV, s, sum, mask_tensor(g, CUDNN_DATA_BFLOAT16));
+    matmul(g, p, kv_like(g, TSR_UID_V, false), q_like(g, TSR_UID_O), g->length_q, NULL,
+           g->length_kv);
+}
+
+/* The transposed view of scores, in bf16. */
+static descriptor flipped(graph *g, descriptor x)
+{
+    layout l = transposed(dense(g->documents, g->heads, g->longest, g->longest));
+    return reshape(g, x, tensor(g, 0, CUDNN_DATA_BFLOAT16, l, NULL));
+}
+
+/* x^T b, summed over the query heads of a group. */
+static void key_gradient(graph *g, descriptor x, descriptor b, int64_t uid)
+{
+    descriptor out = kv_like(g, uid, false);
+    if (g->heads == g->kv_heads) {
+        matmul(g, x, b, out, g->length_kv, NULL, g->length_q);
+        return;
+    }
+    layout l = dense(g->documents, g->heads, g->longest, g->dim);
+    descriptor each = tensor(g, 0, CUDNN_DATA_BFLOAT16, l, NULL);
+    matmul(g, x, b, each, g->length_kv, NULL, g->length_q);
+    reduction(g, CUDNN_REDUCE_TENSOR_ADD, each, out);
+}
+
+void tsr_sdpa_graph_backward(graph *g)
+{
+    lists(g);
+    descriptor q = q_like(g, TSR_UID_Q), k = kv_like(g, TSR_UID_K, true),
+               v = kv_like(g, TSR_UID_V, true);
+    descriptor d_o = q_like(g, TSR_UID_D_O), scale = scalar(g, TSR_UID_SCALE),
+               delta = stats_like(g, TSR_UID_DELTA);
+    layout wide = dense(g->documents, g->heads, g->longest, g->dim);
+    descriptor both = pointwise(g, CUDNN_POINTWISE_MUL, d_o, q_like(g, TSR_UID_O),
+                                tensor(g, 0, CUDNN_DATA_FLOAT, wide, NULL));
+    descriptor sum = reduction(g, CUDNN_REDUCE_TENSOR_ADD, both, per_query(g));
+    pointwise(g, CUDNN_POINTWISE_MUL, sum, scalar(g, TSR_UID_ONE), delta);
+
+    descriptor s = matmul(g, q, k, scores(g), g->length_q, g->length_kv, NULL);
+    s = pointwise(g, CUDNN_POINTWISE_MUL, s, scale, scores(g));
+    s = masked(g, pointwise(g, CUDNN_POINTWISE_SUB, s, stats_like(g, TSR_UID_STATS), scores(g)));
+    descriptor p = pointwise(g, CUDNN_POINTWISE_EXP, s, NULL, scores(g));
+    key_gradient(g, flipped(g, p), d_o, TSR_UID_DV);
+
+    descriptor dp = matmul(g, d_o, v, scores(g), g->length_q, g->length_kv, NULL);
+    descriptor ds = pointwise(g, CUDNN_POINTWISE_SUB, dp, delta, scores(g));
+    ds = pointwise(g, CUDNN_POINTWISE_MUL, ds, p, scores(g));
+    ds = pointwise(g, CUDNN_POINTWISE_MUL, ds, scale, scores(g));
+    key_gradient(g, flipped(g, ds), q, TSR_UID_DK);
+
+    descriptor upright =
+        tensor(g, 0, CUDNN_DATA_FLOAT, token_rows(g, g->kv_heads, g->kv_row), g->offset_kv);
+    matmul(g, ds, reshape(g, k, upright), q_like(g, TSR_UID_DQ), g->length_q, NULL, g->length_kv);
+}
+
+/* ---- plans ---- */
+
+/* The engines that cuDNN's heuristic names for the graph, best first. */
+static int engines(graph *g, cudnnHandle_t handle, descriptor described, descriptor *out)
+{
+    descriptor operations = make(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+    if (handle)
+        set(g, operations, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
+    set(g, operations, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+        g->operation_count, g->operation);
+    finalize(g, operations, "the graph of operations");
+    descriptor heuristic = make(g, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+    cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
+    set_descriptor(g, heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, operations);
+    set(g, heuristic, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+    if (!handle)
+        set_descriptor(g, heuristic, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, described);
+    finalize(g, heuristic, "the heuristic");
+    for (int i = 0; i < MAX_ENGINES; i++)
+        out[i] = make(g, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    int64_t count = 0;
+    if (g->status == CUDNN_STATUS_SUCCESS)
+        note(g,
+             cudnnBackendGetAttribute(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                      CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_ENGINES, &count, out),
+             "the heuristic's results");
+    return count < MAX_ENGINES ? (int)count : MAX_ENGINES;
+}
+
+void tsr_sdpa_graph_plan(graph *g, cudnnHandle_t handle, descriptor described, uint64_t most)
+{
+    descriptor engine[MAX_ENGINES];
+    int count = engines(g, handle, described, engine);
+    for (int i = 0; i < count && g->status == CUDNN_STATUS_SUCCESS && !g->plan; i++) {
+        descriptor plan = make(g, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+        int64_t bytes = 0;
+        if (!handle)
+            set_descriptor(g, plan, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, described);
+        else
+            set(g, plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
+        set_descriptor(g, plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, engine[i]);
+        if (g->status != CUDNN_STATUS_SUCCESS ||
+            cudnnBackendFinalize(plan) != CUDNN_STATUS_SUCCESS ||
+            cudnnBackendGetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+                                     CUDNN_TYPE_INT64, 1, NULL, &bytes) != CUDNN_STATUS_SUCCESS)
+            continue;
+        g->workspace_bytes = bytes;
+        if ((uint64_t)bytes <= most)
+            g->plan = plan;
+    }
+    if (!g->plan)
+        note(g, CUDNN_STATUS_NOT_SUPPORTED,
+             g->workspace_bytes ? "a plan that fits the workspace" : "a plan");
+}
+
+void tsr_sdpa_graph_clear(graph *g)
+{
+    while (g->made_count > 0)
+        cudnnBackendDestroyDescriptor(g->made[--g->made_count]);
+}

@@ -1,0 +1,65 @@
+/*
+ * kernels/attention_cudnn_graph.h: one launch of attention as a graph of cuDNN's operations, and its
+ * plan. Inside attention_cudnn*.c only.
+ */
+#ifndef TSR_KERNELS_ATTENTION_CUDNN_GRAPH_H
+#define TSR_KERNELS_ATTENTION_CUDNN_GRAPH_H
+
+#include <cudnn.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Unique ids of what an execution gives pointers to; of the last three, host pointers to a float. */
+enum {
+    TSR_UID_Q = 1,
+    TSR_UID_K,
+    TSR_UID_V,
+    TSR_UID_O,
+    TSR_UID_STATS,
+    TSR_UID_D_O,
+    TSR_UID_DQ,
+    TSR_UID_DK,
+    TSR_UID_DV,
+    TSR_UID_DELTA,
+    TSR_UID_LENGTH_Q,
+    TSR_UID_LENGTH_KV,
+    TSR_UID_OFFSET_Q,
+    TSR_UID_OFFSET_KV,
+    TSR_UID_OFFSET_STATS,
+    TSR_UID_SCALE,
+    TSR_UID_ONE,
+    TSR_UID_HIDDEN, /* the score of a pair that is not seen */
+    TSR_UID_INSIDE  /* from here on: tensors inside the graph */
+};
+
+#define TSR_SDPA_DESCRIPTORS 192
+#define TSR_SDPA_OPERATIONS  40
+
+/* Zero-initialise and fill the first two lines. The first failure is kept; what follows does nothing. */
+typedef struct {
+    int64_t documents, heads, kv_heads, longest, dim; /* of one launch */
+    int64_t q_row, kv_row, stats_row;                 /* elements from token to token */
+
+    cudnnBackendDescriptor_t plan;
+    int64_t workspace_bytes;
+    cudnnStatus_t status;
+    const char *failed;
+
+    cudnnBackendDescriptor_t made[TSR_SDPA_DESCRIPTORS], operation[TSR_SDPA_OPERATIONS];
+    int made_count, operation_count;
+    int64_t next_uid;
+    cudnnBackendDescriptor_t length_q, length_kv, offset_q, offset_kv, offset_stats;
+} tsr_sdpa_graph;
+
+void tsr_sdpa_graph_forward(tsr_sdpa_graph *g);
+void tsr_sdpa_graph_backward(tsr_sdpa_graph *g);
+
+/* The plan of cuDNN's first engine that makes one and asks for at most `most` bytes. For the device
+ * of `handle`, or with that NULL for the `described` one. */
+void tsr_sdpa_graph_plan(tsr_sdpa_graph *g, cudnnHandle_t handle,
+                         cudnnBackendDescriptor_t described, uint64_t most);
+
+/* Frees descriptors and plan; not *g. */
+void tsr_sdpa_graph_clear(tsr_sdpa_graph *g);
+
+#endif

@@ -1,0 +1,468 @@
+/*
+ * attention_own.cu: contract attention.h, reference attention_ref.c: the kernel for whatever cuDNN does
+ * not take: fp32, old cards, windows, any head_dim up to 256, a build without it. BF16 that tensor
+ * cores take goes on to attention_mma.cu.
+ *
+ * Tiles of 64 x 64 scores in fp32 by 256 threads, each 4 x 4 of them; the head dimension passes
+ * through shared memory in chunks, so that one kernel serves every head_dim in 35 KiB (sm_86 has 99).
+ * A tile of rows is cut from the tokens, not from a document: every row knows the keys (or queries) it
+ * sees, from one search in cu_seqlens, and so any number of documents, empty ones too, is one launch.
+ *
+ *     forward      a block is 64 queries of one head; online softmax over tiles of keys
+ *     delta        a warp is one token and head: <do, o>
+ *     dq           a block is 64 queries of one head; the loop is over keys
+ *     dk, dv       a block is 64 keys of one key head; the loop is over the heads of its group, then
+ *                  queries, in order: no atomics, the same bits on every run
+ *
+ * Heads wider than 128 are given in two blocks of columns, each with all scores of its own. The scores
+ * are computed twice in the backward: 14 D FLOPs a visible pair and head instead of 10 D, in exchange
+ * for a fixed order of sums and a workspace of one float a token and head.
+ */
+#include "kernels/attention_own.cuh"
+
+#define TILE         64
+#define SIDE         16 /* threads along a side of a tile */
+#define PART         4  /* rows, and columns, of a tile that a thread has: SIDE apart */
+#define THREADS      (SIDE * SIDE)
+#define COLUMNS      128 /* of the head that one block gives */
+#define PARTS        (COLUMNS / TILE)
+#define CHUNK        32          /* of the head dimension, multiplied at a time */
+#define CHUNK_STRIDE (CHUNK + 4) /* 16 bytes more: 8 rows read at once lie in different banks */
+#define STRIDE       (TILE + 4)
+#define MAX_HEAD_DIM 256
+
+/* Rows of one head. */
+typedef struct {
+    const void *data;
+    int64_t offset, stride; /* elements; of row 0, and from row to row */
+    int dim;
+    tsr_dtype dtype;
+    bool vectors;
+} matrix;
+
+static __device__ __forceinline__ matrix rows_of(const void *data, int head, int heads, int dim,
+                                                 tsr_dtype dtype, bool vectors)
+{
+    matrix m = {data, (int64_t)head * dim, (int64_t)heads * dim, dim, dtype, vectors};
+    return m;
+}
+
+/* Columns [column, column + 8) of a row; 0 from row `end` and column dim on. */
+static __device__ __forceinline__ void load_part(float *out, const matrix *m, int row, int end,
+                                                 int column)
+{
+    int64_t at = m->offset + row * m->stride + column;
+    if (row < end && m->vectors && column < m->dim) {
+        tsr_load8(out, m->data, at, m->dtype);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < TSR_VECTOR; j++)
+        out[j] = row < end && column + j < m->dim ? tsr_load(m->data, at + j, m->dtype) : 0;
+}
+
+static __device__ __forceinline__ void put_part(float *shared, const float *in)
+{
+    *(float4 *)shared = make_float4(in[0], in[1], in[2], in[3]);
+    *(float4 *)(shared + 4) = make_float4(in[4], in[5], in[6], in[7]);
+}
+
+/* score[i][j] += <a[row i], b[row j]>: this thread's part of a tile of 64 rows of each. Begins and ends
+ * with shared memory free. */
+static __device__ __forceinline__ void multiply(float score[PART][PART], float *shared,
+                                                const matrix *a, int a_first, int a_end,
+                                                const matrix *b, int b_first, int b_end)
+{
+    int tx = threadIdx.x % SIDE, ty = threadIdx.x / SIDE;
+    int row = threadIdx.x / 4, x = threadIdx.x % 4 * TSR_VECTOR;
+    float *a_tile = shared, *b_tile = shared + TILE * CHUNK_STRIDE, part[2][TSR_VECTOR];
+    for (int column = 0; column < a->dim; column += CHUNK) {
+        load_part(part[0], a, a_first + row, a_end, column + x);
+        load_part(part[1], b, b_first + row, b_end, column + x);
+        put_part(a_tile + row * CHUNK_STRIDE + x, part[0]);
+        put_part(b_tile + row * CHUNK_STRIDE + x, part[1]);
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < CHUNK; k += 4) {
+            float4 left[PART], right[PART];
+#pragma unroll
+            for (int i = 0; i < PART; i++) {
+                left[i] = *(const float4 *)(a_tile + (ty + SIDE * i) * CHUNK_STRIDE + k);
+                right[i] = *(const float4 *)(b_tile + (tx + SIDE * i) * CHUNK_STRIDE + k);
+            }
+#pragma unroll
+            for (int i = 0; i < PART; i++)
+#pragma unroll
+                for (int j = 0; j < PART; j++) {
+                    score[i][j] += left[i].x * right[j].x;
+                    score[i][j] += left[i].y * right[j].y;
+                    score[i][j] += left[i].z * right[j].z;
+                    score[i][j] += left[i].w * right[j].w;
+                }
+        }
+        __syncthreads();
+    }
+}
+
+/* sum[part][i][j] += weight[row i] times the columns of 64 rows of b from `column` on: this thread has
+ * columns 4 tx + j of each part. `weight` is [TILE][STRIDE], whole rows of it written by this warp. */
+static __device__ __forceinline__ void accumulate(float sum[PARTS][PART][PART], const float *weight,
+                                                  float *shared, const matrix *b, int first,
+                                                  int end, int column)
+{
+    int tx = threadIdx.x % SIDE, ty = threadIdx.x / SIDE;
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+        if (column + part * TILE >= b->dim)
+            break;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float in[TSR_VECTOR];
+            int row = threadIdx.x / 8 + half * 32, x = threadIdx.x % 8 * TSR_VECTOR;
+            load_part(in, b, first + row, end, column + part * TILE + x);
+            put_part(shared + row * STRIDE + x, in);
+        }
+        __syncthreads();
+#pragma unroll 4
+        for (int k = 0; k < TILE; k += 4) {
+            float4 left[PART];
+#pragma unroll
+            for (int i = 0; i < PART; i++)
+                left[i] = *(const float4 *)(weight + (ty + SIDE * i) * STRIDE + k);
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                float4 right = *(const float4 *)(shared + (k + n) * STRIDE + 4 * tx);
+#pragma unroll
+                for (int i = 0; i < PART; i++) {
+                    float w = n == 0   ? left[i].x
+                              : n == 1 ? left[i].y
+                              : n == 2 ? left[i].z
+                                       : left[i].w;
+                    sum[part][i][0] += w * right.x;
+                    sum[part][i][1] += w * right.y;
+                    sum[part][i][2] += w * right.z;
+                    sum[part][i][3] += w * right.w;
+                }
+            }
+        }
+        __syncthreads();
+    }
+}
+
+/* This thread's part of 64 rows from `first` on, below `end`: sum times factor[i]. */
+static __device__ __forceinline__ void store_tile(void *out, const matrix *m,
+                                                  const float sum[PARTS][PART][PART],
+                                                  const float *factor, int first, int end,
+                                                  int column)
+{
+    int tx = threadIdx.x % SIDE, ty = threadIdx.x / SIDE;
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+#pragma unroll
+        for (int i = 0; i < PART; i++)
+#pragma unroll
+            for (int j = 0; j < PART; j++) {
+                int row = first + ty + SIDE * i, x = column + part * TILE + 4 * tx + j;
+                if (row < end && x < m->dim)
+                    tsr_store(out, m->offset + row * m->stride + x, sum[part][i][j] * factor[i],
+                              m->dtype);
+            }
+}
+
+/* ---- forward ---- */
+
+static __device__ __forceinline__ float row_max(float value)
+{
+#pragma unroll
+    for (int offset = SIDE / 2; offset; offset /= 2)
+        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
+    return value;
+}
+
+static __device__ __forceinline__ float row_sum(float value)
+{
+#pragma unroll
+    for (int offset = SIDE / 2; offset; offset /= 2)
+        value += __shfl_xor_sync(0xffffffffu, value, offset);
+    return value;
+}
+
+/* One row of a tile: masked scores to weights; the row's largest score, sum and output follow. */
+static __device__ __forceinline__ void softmax_row(float score[PART], float *weight, float *most,
+                                                   float *total, float sum[PARTS][PART][PART],
+                                                   int i)
+{
+    float largest = *most, added = 0;
+#pragma unroll
+    for (int j = 0; j < PART; j++)
+        largest = fmaxf(largest, score[j]);
+    largest = row_max(largest);
+    float shrink = largest > *most ? expf(*most - largest) : 1;
+#pragma unroll
+    for (int j = 0; j < PART; j++) {
+        /* -inf - -inf is NaN where the row has seen no key yet. */
+        float value = score[j] == -INFINITY ? 0 : expf(score[j] - largest);
+        weight[SIDE * j] = value;
+        added += value;
+    }
+    *most = largest;
+    *total = *total * shrink + row_sum(added);
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+#pragma unroll
+        for (int j = 0; j < PART; j++)
+            sum[part][i][j] *= shrink;
+}
+
+static __global__ void __launch_bounds__(THREADS, 2)
+    forward(attention_call c, const void *q, const void *k, const void *v, void *o, float *lse)
+{
+    __shared__ __align__(16) float shared[2 * TILE * CHUNK_STRIDE], weight[TILE * STRIDE];
+    int tx = threadIdx.x % SIDE, ty = threadIdx.x / SIDE, head = blockIdx.y;
+    /* The longest rows first. */
+    int first = (int)(gridDim.x - 1 - blockIdx.x) * TILE, column = blockIdx.z * COLUMNS;
+    int used = used_tokens(&c), end = min(first + TILE, used);
+    int kv_head = head / (c.q_heads / c.kv_heads), low[PART];
+    matrix queries = rows_of(q, head, c.q_heads, c.dim, c.dtype, c.vectors);
+    matrix keys = rows_of(k, kv_head, c.kv_heads, c.dim, c.dtype, c.vectors);
+    matrix values = rows_of(v, kv_head, c.kv_heads, c.dim, c.dtype, c.vectors);
+    float sum[PARTS][PART][PART] = {}, most[PART], total[PART], factor[PART];
+#pragma unroll
+    for (int i = 0; i < PART; i++) {
+        int row = first + ty + SIDE * i;
+        low[i] = row < end ? first_key(&c, row) : c.tokens;
+        most[i] = -INFINITY, total[i] = 0;
+    }
+    for (int key = first < end ? first_key(&c, first) : end; key < end; key += TILE) {
+        float score[PART][PART] = {};
+        multiply(score, shared, &queries, first, end, &keys, key, end);
+#pragma unroll
+        for (int i = 0; i < PART; i++) {
+            int row = first + ty + SIDE * i;
+#pragma unroll
+            for (int j = 0; j < PART; j++) {
+                int at = key + tx + SIDE * j;
+                score[i][j] = at >= low[i] && at <= row ? score[i][j] * c.scale : -INFINITY;
+            }
+            softmax_row(score[i], weight + (ty + SIDE * i) * STRIDE + tx, &most[i], &total[i], sum,
+                        i);
+        }
+        accumulate(sum, weight, shared, &values, key, end, column);
+    }
+#pragma unroll
+    for (int i = 0; i < PART; i++) {
+        int row = first + ty + SIDE * i;
+        factor[i] = row < end ? 1 / total[i] : 0;
+        if (tx == 0 && column == 0 && row < c.tokens)
+            lse[(int64_t)head * c.tokens + row] = row < end ? most[i] + logf(total[i]) : 0;
+    }
+    store_tile(o, &queries, sum, factor, first, c.tokens, column);
+}
+
+/* ---- backward ---- */
+
+/* delta[head][token] = <d_o, o>, a warp each. */
+static __global__ void __launch_bounds__(THREADS)
+    delta_rows(attention_call c, const void *o, const void *d_o, float *delta)
+{
+    int64_t row = (int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
+    int token = (int)(row / c.q_heads), head = (int)(row % c.q_heads), used = used_tokens(&c);
+    if (token >= used)
+        return;
+    matrix left = rows_of(o, head, c.q_heads, c.dim, c.dtype, c.vectors), right = left;
+    right.data = d_o;
+    float sum = 0;
+    for (int x = threadIdx.x % TSR_WARP * TSR_VECTOR; x < c.dim; x += TSR_WARP * TSR_VECTOR) {
+        float a[TSR_VECTOR], b[TSR_VECTOR];
+        load_part(a, &left, token, used, x);
+        load_part(b, &right, token, used, x);
+#pragma unroll
+        for (int j = 0; j < TSR_VECTOR; j++)
+            sum += a[j] * b[j];
+    }
+    sum = tsr_warp_sum(sum);
+    if (threadIdx.x % TSR_WARP == 0)
+        delta[(int64_t)head * c.tokens + token] = sum;
+}
+
+static __global__ void __launch_bounds__(THREADS, 2)
+    query_gradient(attention_call c, attention_inputs in, void *dq)
+{
+    __shared__ __align__(16) float shared[2 * TILE * CHUNK_STRIDE], weight[TILE * STRIDE];
+    int tx = threadIdx.x % SIDE, ty = threadIdx.x / SIDE, head = blockIdx.y;
+    int first = (int)(gridDim.x - 1 - blockIdx.x) * TILE, column = blockIdx.z * COLUMNS;
+    int used = used_tokens(&c), end = min(first + TILE, used);
+    int kv_head = head / (c.q_heads / c.kv_heads), low[PART];
+    matrix queries = rows_of(in.q, head, c.q_heads, c.dim, c.dtype, c.vectors);
+    matrix outputs = rows_of(in.d_o, head, c.q_heads, c.dim, c.dtype, c.vectors);
+    matrix keys = rows_of(in.k, kv_head, c.kv_heads, c.dim, c.dtype, c.vectors);
+    matrix values = rows_of(in.v, kv_head, c.kv_heads, c.dim, c.dtype, c.vectors);
+    float sum[PARTS][PART][PART] = {}, lse[PART], delta[PART], factor[PART];
+#pragma unroll
+    for (int i = 0; i < PART; i++) {
+        int row = first + ty + SIDE * i;
+        int64_t at = (int64_t)head * c.tokens + row;
+        low[i] = row < end ? first_key(&c, row) : c.tokens;
+        lse[i] = row < end ? in.lse[at] : 0;
+        delta[i] = row < end ? in.delta[at] : 0;
+        factor[i] = c.scale;
+    }
+    for (int key = first < end ? first_key(&c, first) : end; key < end; key += TILE) {
+        float score[PART][PART] = {}, gradient[PART][PART] = {};
+        multiply(score, shared, &queries, first, end, &keys, key, end);
+        multiply(gradient, shared, &outputs, first, end, &values, key, end);
+#pragma unroll
+        for (int i = 0; i < PART; i++)
+#pragma unroll
+            for (int j = 0; j < PART; j++) {
+                int at = key + tx + SIDE * j;
+                bool seen = at >= low[i] && at <= first + ty + SIDE * i;
+                float p = seen ? expf(score[i][j] * c.scale - lse[i]) : 0;
+                weight[(ty + SIDE * i) * STRIDE + tx + SIDE * j] = p * (gradient[i][j] - delta[i]);
+            }
+        accumulate(sum, weight, shared, &keys, key, end, column);
+    }
+    store_tile(dq, &queries, sum, factor, first, c.tokens, column);
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    key_gradient(attention_call c, attention_inputs in, void *dk, void *dv)
+{
+    __shared__ __align__(16) float shared[2 * TILE * CHUNK_STRIDE], weight[TILE * STRIDE];
+    int tx = threadIdx.x % SIDE, ty = threadIdx.x / SIDE, kv_head = blockIdx.y;
+    int first = (int)blockIdx.x * TILE, column = blockIdx.z * COLUMNS;
+    int used = used_tokens(&c), end = min(first + TILE, used), group = c.q_heads / c.kv_heads;
+    int last = first < end ? end_query(&c, end - 1) : first, high[PART];
+    matrix keys = rows_of(in.k, kv_head, c.kv_heads, c.dim, c.dtype, c.vectors);
+    matrix values = rows_of(in.v, kv_head, c.kv_heads, c.dim, c.dtype, c.vectors);
+    float dk_sum[PARTS][PART][PART] = {}, dv_sum[PARTS][PART][PART] = {};
+    float scale[PART], one[PART];
+#pragma unroll
+    for (int i = 0; i < PART; i++) {
+        int row = first + ty + SIDE * i;
+        high[i] = row < end ? end_query(&c, row) : 0;
+        scale[i] = c.scale, one[i] = 1;
+    }
+    for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
+        matrix queries = rows_of(in.q, head, c.q_heads, c.dim, c.dtype, c.vectors);
+        matrix outputs = rows_of(in.d_o, head, c.q_heads, c.dim, c.dtype, c.vectors);
+        for (int query = first; query < last; query += TILE) {
+            float score[PART][PART] = {}, gradient[PART][PART] = {}, delta[PART];
+            multiply(score, shared, &keys, first, end, &queries, query, last);
+#pragma unroll
+            for (int j = 0; j < PART; j++) {
+                int at = query + tx + SIDE * j;
+                int64_t row = (int64_t)head * c.tokens + at;
+                float lse = at < last ? in.lse[row] : 0;
+                delta[j] = at < last ? in.delta[row] : 0;
+#pragma unroll
+                for (int i = 0; i < PART; i++) {
+                    bool seen = at >= first + ty + SIDE * i && at < high[i];
+                    score[i][j] = seen ? expf(score[i][j] * c.scale - lse) : 0;
+                    weight[(ty + SIDE * i) * STRIDE + tx + SIDE * j] = score[i][j];
+                }
+            }
+            accumulate(dv_sum, weight, shared, &outputs, query, last, column);
+            multiply(gradient, shared, &values, first, end, &outputs, query, last);
+#pragma unroll
+            for (int i = 0; i < PART; i++)
+#pragma unroll
+                for (int j = 0; j < PART; j++)
+                    weight[(ty + SIDE * i) * STRIDE + tx + SIDE * j] =
+                        score[i][j] * (gradient[i][j] - delta[j]);
+            accumulate(dk_sum, weight, shared, &queries, query, last, column);
+        }
+    }
+    store_tile(dk, &keys, dk_sum, scale, first, c.tokens, column);
+    store_tile(dv, &keys, dv_sum, one, first, c.tokens, column);
+}
+
+/* ---- host ---- */
+
+static tsr_status own_limits(const char *op, int64_t tokens, int32_t head_dim)
+{
+    if (head_dim > MAX_HEAD_DIM)
+        return tsr_fail(TSR_EUNSUPPORTED, "%s: head_dim %d; the CUDA backend takes at most %d", op,
+                        head_dim, MAX_HEAD_DIM);
+    if (tokens > INT32_MAX - TILE)
+        return tsr_fail(TSR_EUNSUPPORTED, "%s: %lld tokens in one micro-batch", op,
+                        (long long)tokens);
+    return TSR_OK;
+}
+
+static float scale_of(float scale, int32_t head_dim)
+{
+    return scale != 0 ? scale : 1.0f / sqrtf((float)head_dim);
+}
+
+uint64_t tsr_attention_own_workspace_bytes(const tsr_attention_bounds *bounds)
+{
+    /* delta */
+    return bounds->train ? (uint64_t)bounds->tokens * (uint64_t)bounds->q_heads * sizeof(float) : 0;
+}
+
+tsr_status tsr_attention_own(tsr_stream *stream, const tsr_attention_args *args)
+{
+    TSR_TRY(own_limits("attention", args->tokens, args->head_dim));
+    if (args->tokens == 0)
+        return TSR_OK;
+    int64_t dim = args->head_dim;
+    attention_call c = {args->cu_seqlens,
+                        (int)args->tokens,
+                        args->documents,
+                        args->q_heads,
+                        args->kv_heads,
+                        args->head_dim,
+                        args->window,
+                        scale_of(args->scale, args->head_dim),
+                        args->dtype,
+                        tsr_vectors(args->q, dim) && tsr_vectors(args->k, dim) &&
+                            tsr_vectors(args->v, dim) && tsr_vectors(args->o, dim)};
+    if (attention_mma_takes(&c))
+        return attention_mma_forward(&c, args, tsr_stream_cuda(stream));
+    dim3 grid(tsr_blocks(args->tokens, TILE), (unsigned)args->q_heads, tsr_blocks(dim, COLUMNS));
+    forward<<<grid, THREADS, 0, tsr_stream_cuda(stream)>>>(c, args->q, args->k, args->v, args->o,
+                                                           args->lse);
+    return tsr_launched("attention");
+}
+
+tsr_status tsr_attention_backward_own(tsr_stream *stream, const tsr_attention_backward_args *args)
+{
+    const char *op = "attention_backward";
+    TSR_TRY(own_limits(op, args->tokens, args->head_dim));
+    if (args->tokens == 0)
+        return TSR_OK;
+    uint64_t need = (uint64_t)args->tokens * (uint64_t)args->q_heads * sizeof(float);
+    if (!args->workspace || args->workspace_bytes < need)
+        return tsr_fail(TSR_EINVAL, "%s: a workspace of %llu bytes, %llu are needed", op,
+                        (unsigned long long)args->workspace_bytes, (unsigned long long)need);
+    int64_t dim = args->head_dim;
+    attention_call c = {args->cu_seqlens,
+                        (int)args->tokens,
+                        args->documents,
+                        args->q_heads,
+                        args->kv_heads,
+                        args->head_dim,
+                        args->window,
+                        scale_of(args->scale, args->head_dim),
+                        args->dtype,
+                        tsr_vectors(args->q, dim) && tsr_vectors(args->k, dim) &&
+                            tsr_vectors(args->v, dim) && tsr_vectors(args->o, dim) &&
+                            tsr_vectors(args->d_o, dim) && tsr_vectors(args->dq, dim) &&
+                            tsr_vectors(args->dk, dim) && tsr_vectors(args->dv, dim)};
+    float *delta = (float *)args->workspace;
+    attention_inputs in = {args->q, args->k, args->v, args->d_o, args->lse, delta};
+    cudaStream_t cuda = tsr_stream_cuda(stream);
+    unsigned tiles = tsr_blocks(args->tokens, TILE), parts = tsr_blocks(dim, COLUMNS);
+    delta_rows<<<tsr_blocks(args->tokens * args->q_heads, THREADS / TSR_WARP), THREADS, 0, cuda>>>(
+        c, args->o, args->d_o, delta);
+    if (attention_mma_takes(&c)) {
+        TSR_TRY(tsr_launched(op));
+        return attention_mma_backward(&c, &in, args, cuda);
+    }
+    dim3 queries(tiles, (unsigned)args->q_heads, parts),
+        keys(tiles, (unsigned)args->kv_heads, parts);
+    query_gradient<<<queries, THREADS, 0, cuda>>>(c, in, args->dq);
+    key_gradient<<<keys, THREADS, 0, cuda>>>(c, in, args->dk, args->dv);
+    return tsr_launched(op);
+}

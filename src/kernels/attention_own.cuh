@@ -1,0 +1,68 @@
+/*
+ * kernels/attention_own.cuh: what the own kernels of attention share: a call, and what a token sees.
+ */
+#ifndef TSR_KERNELS_ATTENTION_OWN_CUH
+#define TSR_KERNELS_ATTENTION_OWN_CUH
+
+#include "kernels/cuda.cuh" /* first: it says that the C headers are C */
+
+#include "kernels/attention_cudnn.h"
+
+/* What both directions know of a call. */
+typedef struct {
+    const int32_t *cu_seqlens;
+    int tokens, documents, q_heads, kv_heads, dim, window;
+    float scale;
+    tsr_dtype dtype;
+    bool vectors; /* every row begins on 16 bytes */
+} attention_call;
+
+/* What both kernels of the backward read. */
+typedef struct {
+    const void *q, *k, *v, *d_o;
+    const float *lse, *delta; /* [Hq, tokens] */
+} attention_inputs;
+
+/* attention_mma.cu: BF16 on tensor cores, head_dim a multiple of 8 up to 128, vectors. */
+bool attention_mma_takes(const attention_call *c);
+tsr_status attention_mma_forward(const attention_call *c, const tsr_attention_args *args,
+                                 cudaStream_t stream);
+tsr_status attention_mma_backward(const attention_call *c, const attention_inputs *in,
+                                  const tsr_attention_backward_args *args, cudaStream_t stream);
+
+/* ---- what a token sees ---- */
+
+static __device__ __forceinline__ int used_tokens(const attention_call *c)
+{
+    return c->documents ? c->cu_seqlens[c->documents] : 0;
+}
+
+/* The document of a token that is in one; empty documents have none. */
+static __device__ __forceinline__ int document_of(const attention_call *c, int token)
+{
+    int low = 0, high = c->documents;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (c->cu_seqlens[middle] <= token)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The first key that a query sees, the last being itself. */
+static __device__ __forceinline__ int first_key(const attention_call *c, int query)
+{
+    int start = c->cu_seqlens[document_of(c, query)];
+    return c->window ? max(start, query - c->window + 1) : start;
+}
+
+/* The first query after those that see a key, the first being itself. */
+static __device__ __forceinline__ int end_query(const attention_call *c, int key)
+{
+    int end = c->cu_seqlens[document_of(c, key) + 1];
+    return c->window && key < end - c->window ? key + c->window : end;
+}
+
+#endif

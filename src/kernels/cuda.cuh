@@ -1,0 +1,142 @@
+/*
+ * kernels/cuda.cuh: what the CUDA kernels share: elements of any activation dtype in vectors of 16
+ * bytes or scalars, reductions in a fixed order, launches.
+ *
+ * The dtype of a buffer is an argument of the kernel, the same for all threads, so that one kernel
+ * serves all of them. Arithmetic is fp32; a value is rounded once, when it is stored.
+ */
+#ifndef TSR_KERNELS_CUDA_CUH
+#define TSR_KERNELS_CUDA_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+/* The headers of C code say nothing of C++: what they declare has C's names. */
+extern "C" {
+#include "kernels/kernels_cuda.h"
+}
+
+#define TSR_WARP   32
+#define TSR_VECTOR 8 /* elements that one thread loads or stores at a time */
+
+/* ---- one element ---- */
+
+static __device__ __forceinline__ float tsr_load(const void *p, int64_t i, tsr_dtype dtype)
+{
+    if (dtype == TSR_BF16)
+        return __bfloat162float(((const __nv_bfloat16 *)p)[i]);
+    if (dtype == TSR_F16)
+        return __half2float(((const __half *)p)[i]);
+    return ((const float *)p)[i];
+}
+
+static __device__ __forceinline__ void tsr_store(void *p, int64_t i, float value, tsr_dtype dtype)
+{
+    if (dtype == TSR_BF16)
+        ((__nv_bfloat16 *)p)[i] = __float2bfloat16_rn(value);
+    else if (dtype == TSR_F16)
+        ((__half *)p)[i] = __float2half_rn(value);
+    else
+        ((float *)p)[i] = value;
+}
+
+/* ---- eight elements from i on: p + i is on 16 bytes ---- */
+
+static __device__ __forceinline__ void tsr_load8(float *out, const void *p, int64_t i,
+                                                 tsr_dtype dtype)
+{
+    if (dtype == TSR_F32) {
+        float4 low = *(const float4 *)((const float *)p + i);
+        float4 high = *(const float4 *)((const float *)p + i + 4);
+        out[0] = low.x, out[1] = low.y, out[2] = low.z, out[3] = low.w;
+        out[4] = high.x, out[5] = high.y, out[6] = high.z, out[7] = high.w;
+        return;
+    }
+    uint4 bits = *(const uint4 *)((const uint16_t *)p + i);
+    uint32_t word[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        if (dtype == TSR_BF16) {
+            out[2 * j] = __uint_as_float(word[j] << 16);
+            out[2 * j + 1] = __uint_as_float(word[j] & 0xffff0000u);
+        } else {
+            float2 pair = __half22float2(*(const __half2 *)&word[j]);
+            out[2 * j] = pair.x, out[2 * j + 1] = pair.y;
+        }
+    }
+}
+
+static __device__ __forceinline__ void tsr_store8(void *p, int64_t i, const float *in,
+                                                  tsr_dtype dtype)
+{
+    if (dtype == TSR_F32) {
+        *(float4 *)((float *)p + i) = make_float4(in[0], in[1], in[2], in[3]);
+        *(float4 *)((float *)p + i + 4) = make_float4(in[4], in[5], in[6], in[7]);
+        return;
+    }
+    uint32_t word[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        if (dtype == TSR_BF16) {
+            __nv_bfloat162 pair = __floats2bfloat162_rn(in[2 * j], in[2 * j + 1]);
+            word[j] = *(uint32_t *)&pair;
+        } else {
+            __half2 pair = __floats2half2_rn(in[2 * j], in[2 * j + 1]);
+            word[j] = *(uint32_t *)&pair;
+        }
+    }
+    *(uint4 *)((uint16_t *)p + i) = make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+/* Whether rows of `width` elements from p on can be read in vectors. */
+static inline bool tsr_vectors(const void *p, int64_t width)
+{
+    return width % TSR_VECTOR == 0 && (uintptr_t)p % 16 == 0;
+}
+
+/* ---- reductions: every thread gets the sum; the order depends on blockDim alone ---- */
+
+static __device__ __forceinline__ float tsr_warp_sum(float value)
+{
+#pragma unroll
+    for (int offset = TSR_WARP / 2; offset; offset /= 2)
+        value += __shfl_xor_sync(0xffffffffu, value, offset);
+    return value;
+}
+
+/* blockDim.x is a multiple of 32, at most 1024; `shared` has 33 floats. Ends with a barrier, so that
+ * it may be called again at once. */
+static __device__ __forceinline__ float tsr_block_sum(float value, float *shared)
+{
+    int lane = threadIdx.x % TSR_WARP, warp = threadIdx.x / TSR_WARP;
+    int warps = (int)blockDim.x / TSR_WARP;
+    value = tsr_warp_sum(value);
+    if (lane == 0)
+        shared[warp] = value;
+    __syncthreads();
+    if (warp == 0) {
+        value = tsr_warp_sum(lane < warps ? shared[lane] : 0);
+        if (lane == 0)
+            shared[TSR_WARP] = value;
+    }
+    __syncthreads();
+    value = shared[TSR_WARP];
+    __syncthreads();
+    return value;
+}
+
+/* ---- launching ---- */
+
+/* After kernel<<<>>>: what the launch said. */
+static inline tsr_status tsr_launched(const char *op)
+{
+    return tsr_cuda_status(cudaGetLastError(), op);
+}
+
+static inline unsigned tsr_blocks(int64_t total, int64_t per_block)
+{
+    return (unsigned)((total + per_block - 1) / per_block);
+}
+
+#endif

@@ -1,0 +1,86 @@
+/*
+ * kernels/kernels_cuda.h: the CUDA ops, one function each; and what their libraries keep. Included
+ * by CUDA code only.
+ *
+ * tsr_X_cuda judges its arguments as every backend does (tsr_X_check), judges what only CUDA cannot
+ * do, and launches on the stream. It neither allocates nor waits.
+ */
+#ifndef TSR_KERNELS_KERNELS_CUDA_H
+#define TSR_KERNELS_KERNELS_CUDA_H
+
+#include "device/cuda.h"
+#include "kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TSR_KERNEL_CUDA(op) tsr_status tsr_##op##_cuda(tsr_stream *, const tsr_##op##_args *);
+TSR_KERNEL_OPS(TSR_KERNEL_CUDA)
+#undef TSR_KERNEL_CUDA
+
+/* Into how many parts a sum over tokens is split (kernels/types.h, partials). */
+#define TSR_CUDA_PARTIAL_ROWS 128
+
+uint64_t tsr_attention_workspace_bytes_cuda(const tsr_attention_bounds *bounds);
+uint64_t tsr_head_workspace_bytes_cuda(const tsr_head_bounds *bounds);
+
+/* What is open on one device; a library that is not there is NULL. */
+typedef struct tsr_blas tsr_blas; /* gemm_cublaslt.c */
+typedef struct tsr_sdpa tsr_sdpa; /* attention_cudnn.c */
+typedef struct {
+    tsr_blas *blas;
+    tsr_sdpa *sdpa;
+} tsr_kernels_context;
+
+static inline const tsr_kernels_context *tsr_kernels_kept(const tsr_stream *stream)
+{
+    return (const tsr_kernels_context *)tsr_device_kept(tsr_stream_device((tsr_stream *)stream));
+}
+
+/* tsr_kernels_open of a CUDA device. */
+tsr_status tsr_kernels_open_cuda(tsr_device *device);
+
+tsr_status tsr_blas_open(tsr_blas **out, tsr_device *device);
+void tsr_blas_close(tsr_blas *blas);
+
+/* Times the candidates for each shape and keeps the fastest, before its first use; a shape that has
+ * been tuned or imported is left alone. Of a shape m, n, k, leading dimensions, transposes, alpha,
+ * beta and dtypes count, pointers do not; one number of tokens stands for its bucket. Of `scratch`,
+ * device memory, at least tsr_blas_tune_bytes; more is used so that caches do not flatter. Waits. */
+tsr_status tsr_blas_tune(tsr_blas *blas, tsr_stream *stream, const tsr_gemm_args *shape, int count,
+                         void *scratch, uint64_t scratch_bytes);
+uint64_t tsr_blas_tune_bytes(const tsr_gemm_args *shape, int count);
+
+/* The tuned choices as text, a line each after one that names device and library: for the other
+ * ranks and for a file. Returns the bytes of all of it and its zero; whole only if `bytes` is as
+ * many. */
+uint64_t tsr_blas_export(const tsr_blas *blas, char *text, uint64_t bytes);
+
+/* TSR_EDATA, and nothing is taken: it is another device's or library's, or not such a text. */
+tsr_status tsr_blas_import(tsr_blas *blas, const char *text);
+
+/* gemm.cu: C = beta C; and uniform [-1, 1). */
+tsr_status tsr_gemm_scale(tsr_stream *stream, const tsr_gemm_args *args);
+tsr_status tsr_gemm_randomize(tsr_stream *stream, void *out, int64_t count, tsr_dtype dtype,
+                              uint32_t seed);
+
+/* The matmuls of head_chunk for such a call, for tsr_blas_tune: writes at most
+ * TSR_HEAD_MATMULS of them and returns how many. */
+#define TSR_HEAD_MATMULS 2
+int tsr_head_matmuls_cuda(tsr_gemm_args *out, const tsr_head_bounds *bounds);
+
+tsr_status tsr_sdpa_open(tsr_sdpa **out, tsr_device *device);
+void tsr_sdpa_close(tsr_sdpa *sdpa);
+
+/* Makes cuDNN's plans for calls within these bounds, at start-up: half a second each, host memory
+ * only. Calls that were not prepared, or that cuDNN refuses (said in the log), go to the own kernel:
+ * that is no failure. Both directions of a call choose alike; workspaces are those of the bounds. Not
+ * between a forward and its backward. NULL, a build without cuDNN, is fine. */
+tsr_status tsr_sdpa_prepare(tsr_sdpa *sdpa, const tsr_attention_bounds *bounds);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

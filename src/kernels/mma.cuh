@@ -1,0 +1,85 @@
+/*
+ * kernels/mma.cuh: warp-wide matrix instructions of sm_80 and later, on bf16, and the asynchronous
+ * copies that feed them.
+ *
+ * Fragments of mma.m16n8k16, lane = 4 g + t: c[0], c[1] are row g, columns 2t and 2t + 1; c[2], c[3] row
+ * g + 8. a[0] is row g, columns 2t and 2t + 1 of the 16 products, a[1] row g + 8; a[2], a[3] the same
+ * 8 columns on. b[0] is column g, products 2t and 2t + 1; b[1] 8 products on.
+ */
+#ifndef TSR_KERNELS_MMA_CUH
+#define TSR_KERNELS_MMA_CUH
+
+#include "kernels/cuda.cuh"
+
+static __device__ __forceinline__ uint32_t tsr_shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* Four 8 x 8 matrices; lane i gives the address of row i % 8 of matrix i / 8. */
+static __device__ __forceinline__ void tsr_ldmatrix(uint32_t r[4], const __nv_bfloat16 *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(tsr_shared_address(p))
+                 : "memory");
+}
+
+/* The same, each matrix transposed. */
+static __device__ __forceinline__ void tsr_ldmatrix_t(uint32_t r[4], const __nv_bfloat16 *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(tsr_shared_address(p))
+                 : "memory");
+}
+
+/* c += a b */
+static __device__ __forceinline__ void tsr_mma(float c[4], const uint32_t a[4], uint32_t b0,
+                                               uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+static __device__ __forceinline__ uint32_t tsr_pack_bf16(float low, float high)
+{
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *(uint32_t *)&pair;
+}
+
+/* 16 bytes to shared memory, zeros where not `valid`; `from` is then not read. */
+static __device__ __forceinline__ void tsr_copy16(void *to, const void *from, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tsr_shared_address(to)),
+                 "l"(from), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void tsr_copy4(void *to, const void *from, bool valid)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(tsr_shared_address(to)),
+                 "l"(from), "r"(valid ? 4 : 0)
+                 : "memory");
+}
+
+/* Copies since the last commit are a group. */
+static __device__ __forceinline__ void tsr_copy_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* All groups of this thread, or all but the latest, have arrived. */
+static __device__ __forceinline__ void tsr_copy_wait(void)
+{
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+}
+
+static __device__ __forceinline__ void tsr_copy_wait_but_one(void)
+{
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+}
+
+#endif

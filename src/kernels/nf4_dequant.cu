@@ -1,0 +1,120 @@
+/*
+ * nf4_dequant.cu: NF4 codes to values. Contract nf4_dequant.h; reference nf4_dequant_ref.c, matched
+ * bit for bit: every product and sum is rounded by itself.
+ *
+ * Split    A warp has 1024 elements, 16 blocks of 64, and no barrier: lane i < 16 decodes the scale
+ *          of block i, and in each of 4 turns a lane takes 8 elements: a word of codes, one 16-byte
+ *          store of a 16-bit dtype. All of a warp's codes are asked for before any is used.
+ * Lookups  A lane holds level[lane % 16]; a shuffle reads the lane that a code names. Its index
+ *          counts modulo 32 and the levels are there twice, so that the bits above a code need no
+ *          masking; shared memory would cost the same cycles, a mask, a barrier and a start-up.
+ * Cost     per element 1/2 + 1/64 bytes read (1/2 + 1/16 with fp32 scales), one element written;
+ *          5 instructions, a fifth of which the shuffle unit takes: bandwidth bound.
+ *
+ * What does not fit this shape (pointers off their vectors, rows that a word of codes crosses, the
+ * last count % 8 elements) is done element by element.
+ */
+#include "kernels/cuda.cuh"
+
+#define BLOCK        64  /* elements of a scale */
+#define NESTED_BLOCK 256 /* scales of a nested scale */
+#define THREADS      256
+#define TURNS        4
+#define WORD         TSR_VECTOR /* elements of 32 bits of codes */
+#define WARP_WORDS   (TURNS * TSR_WARP)
+#define WARP_BLOCKS  (WARP_WORDS * WORD / BLOCK)
+#define TAIL_THREADS 256
+
+static __device__ __forceinline__ float block_scale(const tsr_nf4_dequant_args &a, int64_t block)
+{
+    if (!a.nested)
+        return ((const float *)a.absmax)[block];
+    float nested = a.nested_absmax[block / NESTED_BLOCK];
+    float residual = __fmul_rn(a.nested_map[((const uint8_t *)a.absmax)[block]], nested);
+    return __fadd_rn(residual, a.offset);
+}
+
+/* Bytes are in memory order from the lowest, and a byte's first element is its high nibble. */
+static __device__ __forceinline__ void decode_word(float *out, uint32_t codes, float level,
+                                                   float scale)
+{
+#pragma unroll
+    for (int i = 0; i < WORD; i++) {
+        uint32_t code = codes >> (4 * (i ^ 1));
+        out[i] = __fmul_rn(__shfl_sync(0xffffffffu, level, (int)code), scale);
+    }
+}
+
+/* row_words: words of a row; 0: no row factor. */
+static __global__ void __launch_bounds__(THREADS)
+    dequantize(const tsr_nf4_dequant_args a, int64_t words, uint32_t row_words)
+{
+    int lane = threadIdx.x % TSR_WARP;
+    int64_t warp = (int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
+    int64_t first = warp * WARP_WORDS, block = warp * WARP_BLOCKS + lane;
+    if (first >= words)
+        return;
+    uint32_t codes[TURNS];
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+        int64_t word = first + turn * TSR_WARP + lane;
+        codes[turn] = word < words ? __ldcs((const uint32_t *)a.codes + word) : 0;
+    }
+    float level = a.level[lane % 16];
+    bool decodes = lane < WARP_BLOCKS && block * (BLOCK / WORD) < words;
+    float scales = decodes ? block_scale(a, block) : 0;
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+        int64_t word = first + turn * TSR_WARP + lane;
+        int holder = (turn * TSR_WARP + lane) / (BLOCK / WORD);
+        float value[WORD];
+        decode_word(value, codes[turn], level, __shfl_sync(0xffffffffu, scales, holder));
+        if (word >= words)
+            continue;
+        if (row_words) {
+            float factor = a.row_factor[(uint32_t)word / row_words];
+#pragma unroll
+            for (int i = 0; i < WORD; i++)
+                value[i] = __fmul_rn(value[i], factor);
+        }
+        tsr_store8(a.out, word * WORD, value, a.dtype);
+    }
+}
+
+static __global__ void __launch_bounds__(TAIL_THREADS)
+    dequantize_each(const tsr_nf4_dequant_args a, int64_t first)
+{
+    int64_t e = first + (int64_t)blockIdx.x * TAIL_THREADS + threadIdx.x;
+    if (e >= a.count)
+        return;
+    uint8_t byte = a.codes[e / 2];
+    float value = __fmul_rn(a.level[e % 2 ? byte & 15 : byte >> 4], block_scale(a, e / BLOCK));
+    if (a.row_factor)
+        value = __fmul_rn(value, a.row_factor[e / a.columns]);
+    tsr_store(a.out, e, value, a.dtype);
+}
+
+/* Whole words that the fast kernel may take. */
+static int64_t whole_words(const tsr_nf4_dequant_args *args)
+{
+    int64_t words = args->count / WORD;
+    bool aligned = (uintptr_t)args->codes % 4 == 0 && (uintptr_t)args->out % 16 == 0;
+    bool rows = !args->row_factor || (args->columns % WORD == 0 &&
+                                      args->columns / WORD <= INT32_MAX && words <= INT32_MAX);
+    return aligned && rows ? words : 0;
+}
+
+extern "C" tsr_status tsr_nf4_dequant_cuda(tsr_stream *stream, const tsr_nf4_dequant_args *args)
+{
+    TSR_TRY(tsr_nf4_dequant_check(args));
+    int64_t words = whole_words(args), left = args->count - words * WORD;
+    cudaStream_t s = tsr_stream_cuda(stream);
+    uint32_t row_words = args->row_factor ? (uint32_t)(args->columns / WORD) : 0;
+    if (words)
+        dequantize<<<tsr_blocks(words, (int64_t)WARP_WORDS * (THREADS / TSR_WARP)), THREADS, 0,
+                     s>>>(*args, words, row_words);
+    if (left)
+        dequantize_each<<<tsr_blocks(left, TAIL_THREADS), TAIL_THREADS, 0, s>>>(*args,
+                                                                                words * WORD);
+    return args->count ? tsr_launched("nf4_dequant") : TSR_OK;
+}

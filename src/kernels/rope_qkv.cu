@@ -1,0 +1,473 @@
+/*
+ * rope_qkv.cu: contract rope_qkv.h; reference rope_qkv_ref.c. Positions are trusted to be in the
+ * tables: whoever made them has checked.
+ *
+ * Split    Heads of q, k and v are counted through, so that one launch has all three. A lane has the
+ *          columns i .. i + 7 of a head and their partners from i + D / 2 on; a head is 1 to 32 lanes
+ *          (the power of two that covers D / 16), a warp has as many heads as fit, of one token, so
+ *          that they share the rows of the tables; blocks are the tiles of column_sum.cuh.
+ *          g, bias and the sums of dm stay in registers. The heads' RMSNorm sums over its lanes.
+ * Kernels  Each direction has a plain kernel and one for the heads' norm: what the norm keeps would
+ *          cost the plain one half of its warps.
+ * Cost     tokens (Hq + 2 Hkv) D elements in and out, z once more where dm or a norm needs it; and a
+ *          row of the tables (4 D bytes) per token and warp, mostly from L1 and L2.
+ */
+#include "kernels/column_sum.cuh"
+
+#define TURNS 2
+
+/* What both directions need of the shape. */
+typedef struct {
+    const float *cosine, *sine;
+    const int32_t *positions;
+    int64_t half;
+    int q_heads, kv_heads;
+    int group; /* lanes of a head */
+    float eps;
+} rope_shape;
+
+/* A lane's head. Inactive lanes (behind the last head or column) have count 0. */
+typedef struct {
+    int part; /* 0 q, 1 k, 2 v */
+    int count;
+    int64_t all;    /* the first column of the lane, counted over the three parts */
+    int64_t column; /* and in its part */
+    int64_t stride; /* of a token in its part */
+    int64_t i;      /* and in its head */
+} rope_lane;
+
+static __device__ __forceinline__ rope_lane lane_of(const rope_shape &s, int64_t strip, int lane)
+{
+    rope_lane l;
+    int heads = s.q_heads + 2 * s.kv_heads;
+    int head = (int)strip * (TSR_WARP / s.group) + lane / s.group;
+    int64_t dim = 2 * s.half;
+    l.i = lane % s.group * TSR_VECTOR;
+    l.count = head < heads ? tsr_column_count(l.i, s.half) : 0;
+    l.all = head * dim + l.i;
+    l.part = head < s.q_heads ? 0 : head < s.q_heads + s.kv_heads ? 1 : 2;
+    int before = l.part == 0 ? 0 : l.part == 1 ? s.q_heads : s.q_heads + s.kv_heads;
+    l.column = (head - before) * dim + l.i;
+    l.stride = (l.part == 0 ? s.q_heads : s.kv_heads) * dim;
+    return l;
+}
+
+/* The lane's two halves. */
+typedef struct {
+    float low[8], high[8];
+} pair8;
+
+typedef struct {
+    tsr_raw8 low, high;
+} raw_pair;
+
+static __device__ __forceinline__ raw_pair load_pair(const void *p, int64_t at, int64_t half,
+                                                     int count, tsr_dtype dtype, bool whole)
+{
+    raw_pair raw;
+    raw.low = tsr_raw_load(p, at, count, dtype, whole);
+    raw.high = tsr_raw_load(p, at + half, count, dtype, whole);
+    return raw;
+}
+
+static __device__ __forceinline__ void widen_pair(pair8 *out, const raw_pair &raw, tsr_dtype dtype)
+{
+    tsr_raw_widen(out->low, raw.low, dtype);
+    tsr_raw_widen(out->high, raw.high, dtype);
+}
+
+static __device__ __forceinline__ void store_pair(void *p, int64_t at, int64_t half, int count,
+                                                  const pair8 &in, tsr_dtype dtype, bool whole)
+{
+    tsr_raw_store(p, at, count, in.low, dtype, whole);
+    tsr_raw_store(p, at + half, count, in.high, dtype, whole);
+}
+
+static __device__ __forceinline__ void frozen_pair(pair8 *out, tsr_frozen f, int64_t at,
+                                                   int64_t half, int count, float fill, bool whole)
+{
+    tsr_frozen8(out->low, f, at, count, fill, whole);
+    tsr_frozen8(out->high, f, at + half, count, fill, whole);
+}
+
+static __device__ __forceinline__ void float_pair(pair8 *out, const float *p, int64_t at,
+                                                  int64_t half, int count, float fill, bool whole)
+{
+    tsr_frozen f = {p, TSR_F32};
+    frozen_pair(out, f, at, half, count, fill, whole);
+}
+
+/* Rotates by the angle of token t; back: by its negative. v is left as it is. */
+static __device__ __forceinline__ void rotate(pair8 *y, const rope_shape &s, const rope_lane &l,
+                                              int position, bool back, bool whole)
+{
+    float c[8], n[8];
+    if (l.part == 2)
+        return;
+    tsr_float8(c, s.cosine, position * s.half + l.i, l.count, 1, whole);
+    tsr_float8(n, s.sine, position * s.half + l.i, l.count, 0, whole);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        float a = y->low[j], b = y->high[j], sine = back ? -n[j] : n[j];
+        y->low[j] = a * c[j] - b * sine;
+        y->high[j] = b * c[j] + a * sine;
+    }
+}
+
+/* y = g z + bias */
+static __device__ __forceinline__ void affine(pair8 *y, const pair8 &g, const pair8 &bias)
+{
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        y->low[j] = g.low[j] * y->low[j] + bias.low[j];
+        y->high[j] = g.high[j] * y->high[j] + bias.high[j];
+    }
+}
+
+/* The sum over the head of a b: all lanes of the warp call, inactive ones with zeros. */
+static __device__ __forceinline__ float head_dot(const pair8 &a, const pair8 &b, int group)
+{
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        sum += a.low[j] * b.low[j] + a.high[j] * b.high[j];
+    for (int offset = group / 2; offset; offset /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    return sum;
+}
+
+static __device__ __forceinline__ float head_rstd(const pair8 &y, const rope_shape &s)
+{
+    return 1.0f / sqrtf(head_dot(y, y, s.group) / (float)(2 * s.half) + s.eps);
+}
+
+static __device__ __forceinline__ void scale_pair(pair8 *y, const pair8 &by, float factor)
+{
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        y->low[j] = y->low[j] * factor * by.low[j];
+        y->high[j] = y->high[j] * factor * by.high[j];
+    }
+}
+
+static __device__ __forceinline__ void zero_pair(pair8 *y)
+{
+    tsr_zero8(y->low);
+    tsr_zero8(y->high);
+}
+
+/* ---- forward ---- */
+
+typedef struct {
+    rope_shape shape;
+    tsr_rope_part part[3];
+    tsr_dtype dtype;
+} forward_args;
+
+static __device__ __forceinline__ void forward_tile(const forward_args &a, const tsr_tiling &tiling,
+                                                    bool normalized, tsr_dtype dtype, bool whole)
+{
+    tsr_place place = tsr_place_of(tiling);
+    const rope_shape &s = a.shape;
+    rope_lane l = lane_of(s, place.strip, threadIdx.x % TSR_WARP);
+    tsr_rope_part part = l.part == 0 ? a.part[0] : l.part == 1 ? a.part[1] : a.part[2];
+    pair8 g, bias, norm;
+    if (l.count) {
+        float_pair(&g, part.g, l.column, s.half, l.count, 1, whole);
+        frozen_pair(&bias, part.bias, l.column, s.half, l.count, 0, whole);
+        if (normalized)
+            frozen_pair(&norm, part.norm, l.i, s.half, l.count, 1, whole);
+    }
+    for (int64_t t = place.token; t < place.end; t += TSR_TILE_WARPS * TURNS) {
+        raw_pair z[TURNS];
+        int position[TURNS];
+#pragma unroll
+        for (int u = 0; u < TURNS; u++) {
+            int64_t token = t + u * TSR_TILE_WARPS;
+            if (token >= place.end)
+                break;
+            position[u] = __ldg(s.positions + token);
+            if (l.count)
+                z[u] =
+                    load_pair(part.z, token * l.stride + l.column, s.half, l.count, dtype, whole);
+        }
+#pragma unroll
+        for (int u = 0; u < TURNS; u++) {
+            int64_t token = t + u * TSR_TILE_WARPS;
+            pair8 y;
+            if (token >= place.end)
+                break;
+            zero_pair(&y);
+            if (l.count) {
+                widen_pair(&y, z[u], dtype);
+                affine(&y, g, bias);
+            }
+            float rstd = normalized ? head_rstd(y, s) : 1;
+            if (l.count == 0)
+                continue;
+            if (normalized && part.norm.data)
+                scale_pair(&y, norm, rstd);
+            rotate(&y, s, l, position[u], false, whole);
+            store_pair(part.out, token * l.stride + l.column, s.half, l.count, y, dtype, whole);
+        }
+    }
+}
+
+static __device__ __forceinline__ void
+forward_plain(const forward_args &a, const tsr_tiling &tiling, tsr_dtype dtype, bool whole)
+{
+    forward_tile(a, tiling, false, dtype, whole);
+}
+
+static __device__ __forceinline__ void
+forward_normalized(const forward_args &a, const tsr_tiling &tiling, tsr_dtype dtype, bool whole)
+{
+    forward_tile(a, tiling, true, dtype, whole);
+}
+
+TSR_TILE_KERNELS(forward_plain, forward_args, 2)
+TSR_TILE_KERNELS(forward_normalized, forward_args, 2)
+
+/* Lanes of a head, and strips of the heads of a warp. */
+static int64_t rope_strips(rope_shape *s, int32_t head_dim)
+{
+    int64_t vectors = (head_dim / 2 + TSR_VECTOR - 1) / TSR_VECTOR;
+    s->half = head_dim / 2;
+    s->group = 1;
+    while (s->group < vectors)
+        s->group *= 2;
+    return tsr_blocks(s->q_heads + 2 * s->kv_heads, TSR_WARP / s->group);
+}
+
+static bool whole_tables(const rope_shape *s)
+{
+    return tsr_vectors(s->cosine, s->half) && tsr_vectors(s->sine, s->half);
+}
+
+extern "C" tsr_status tsr_rope_qkv_cuda(tsr_stream *stream, const tsr_rope_qkv_args *args)
+{
+    TSR_TRY(tsr_rope_qkv_check(args));
+    if (args->tokens == 0)
+        return TSR_OK;
+    forward_args a = {};
+    a.shape.cosine = args->cosine;
+    a.shape.sine = args->sine;
+    a.shape.positions = args->positions;
+    a.shape.q_heads = args->q_heads;
+    a.shape.kv_heads = args->kv_heads;
+    a.shape.eps = args->norm_eps;
+    a.dtype = args->dtype;
+    int64_t strips = rope_strips(&a.shape, args->head_dim), half = a.shape.half;
+    bool whole = whole_tables(&a.shape), normalized = false;
+    for (int p = 0; p < 3; p++) {
+        const tsr_rope_part *part = &args->part[p];
+        a.part[p] = *part;
+        normalized |= part->norm.data != NULL;
+        whole &= tsr_vectors(part->z, half) && tsr_vectors(part->out, half) &&
+                 tsr_vectors(part->g, half) && tsr_vectors(part->bias.data, half) &&
+                 tsr_vectors(part->norm.data, half);
+    }
+    tsr_tiling tiling = tsr_tiling_make(args->tokens, strips, false, whole);
+    if (normalized)
+        TSR_TILE_LAUNCH(forward_normalized, &a, tiling, stream);
+    else
+        TSR_TILE_LAUNCH(forward_plain, &a, tiling, stream);
+    return tsr_launched("rope_qkv");
+}
+
+/* ---- backward ---- */
+
+typedef struct {
+    rope_shape shape;
+    tsr_rope_backward_part part[3];
+    float *partials; /* NULL: no dm */
+    int64_t columns; /* of partials */
+    tsr_dtype dtype;
+} backward_args;
+
+/* The derivative of y rstd(y) norm: dy -> rstd (norm dy - y rstd^2 mean(norm dy y)). All lanes of the
+ * warp call; of heads without a norm dy stays. */
+static __device__ __forceinline__ void norm_backward(pair8 *dy, const pair8 &y, const pair8 &norm,
+                                                     const rope_shape &s, bool has_norm)
+{
+    pair8 weighed = *dy;
+    scale_pair(&weighed, norm, 1);
+    float rstd = head_rstd(y, s);
+    float shift = head_dot(weighed, y, s.group) / (float)(2 * s.half) * rstd * rstd;
+    if (!has_norm)
+        return;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        dy->low[j] = rstd * (weighed.low[j] - y.low[j] * shift);
+        dy->high[j] = rstd * (weighed.high[j] - y.high[j] * shift);
+    }
+}
+
+static __device__ __forceinline__ void add_products(pair8 *sum, const pair8 &dy, const pair8 &z)
+{
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        sum->low[j] += dy.low[j] * z.low[j];
+        sum->high[j] += dy.high[j] * z.high[j];
+    }
+}
+
+/* The block's sums into its row of the partials. A thread gets one column of one lane. */
+static __device__ __forceinline__ void write_partials(const backward_args &a,
+                                                      const tsr_place &place, const pair8 &sum)
+{
+    rope_lane l = lane_of(a.shape, place.strip, threadIdx.x / TSR_VECTOR);
+    int j = threadIdx.x % TSR_VECTOR;
+    float *row = a.partials + place.chunk * a.columns + l.all + j;
+    float low = tsr_column_total(sum.low), high = tsr_column_total(sum.high);
+    if (j >= l.count)
+        return;
+    row[0] = low;
+    row[a.shape.half] = high;
+}
+
+/* What a lane keeps while it goes through the tokens. */
+typedef struct {
+    rope_lane lane;
+    tsr_rope_backward_part part;
+    pair8 g, bias, norm, sum;
+} backward_lane;
+
+/* One token: all lanes of the warp call. */
+static __device__ __forceinline__ void back_pair(backward_lane *b, const rope_shape &s,
+                                                 const raw_pair &dout, const raw_pair &z_raw,
+                                                 int64_t at, int position, bool normalized,
+                                                 tsr_dtype dtype, bool whole)
+{
+    pair8 dy, z;
+    zero_pair(&dy);
+    zero_pair(&z);
+    if (b->lane.count) {
+        widen_pair(&dy, dout, dtype);
+        rotate(&dy, s, b->lane, position, true, whole);
+        if (b->part.z)
+            widen_pair(&z, z_raw, dtype);
+    }
+    if (normalized) {
+        pair8 y = z;
+        if (b->lane.count)
+            affine(&y, b->g, b->bias);
+        norm_backward(&dy, y, b->norm, s, b->part.norm.data != NULL);
+    }
+    if (b->lane.count == 0)
+        return;
+    add_products(&b->sum, dy, z);
+    scale_pair(&dy, b->g, 1);
+    store_pair(b->part.dz, at, s.half, b->lane.count, dy, dtype, whole);
+}
+
+static __device__ __forceinline__ void back_tile(const backward_args &a, const tsr_tiling &tiling,
+                                                 bool normalized, int turns, tsr_dtype dtype,
+                                                 bool whole)
+{
+    tsr_place place = tsr_place_of(tiling);
+    const rope_shape &s = a.shape;
+    backward_lane b;
+    b.lane = lane_of(s, place.strip, threadIdx.x % TSR_WARP);
+    const rope_lane &l = b.lane;
+    b.part = l.part == 0 ? a.part[0] : l.part == 1 ? a.part[1] : a.part[2];
+    zero_pair(&b.sum);
+    zero_pair(&b.norm);
+    if (l.count) {
+        float_pair(&b.g, b.part.g, l.column, s.half, l.count, 1, whole);
+        if (normalized) {
+            frozen_pair(&b.bias, b.part.bias, l.column, s.half, l.count, 0, whole);
+            frozen_pair(&b.norm, b.part.norm, l.i, s.half, l.count, 1, whole);
+        }
+    }
+    for (int64_t t = place.token; t < place.end; t += TSR_TILE_WARPS * turns) {
+        raw_pair dout[TURNS], z[TURNS];
+        int position[TURNS];
+#pragma unroll
+        for (int u = 0; u < turns; u++) {
+            int64_t token = t + u * TSR_TILE_WARPS, at = token * l.stride + l.column;
+            if (token >= place.end)
+                break;
+            position[u] = __ldg(s.positions + token);
+            if (l.count)
+                dout[u] = load_pair(b.part.dout, at, s.half, l.count, dtype, whole);
+            if (l.count && b.part.z)
+                z[u] = load_pair(b.part.z, at, s.half, l.count, dtype, whole);
+        }
+#pragma unroll
+        for (int u = 0; u < turns; u++) {
+            int64_t token = t + u * TSR_TILE_WARPS;
+            if (token < place.end)
+                back_pair(&b, s, dout[u], z[u], token * l.stride + l.column, position[u],
+                          normalized, dtype, whole);
+        }
+    }
+    if (a.partials)
+        write_partials(a, place, b.sum);
+}
+
+static __device__ __forceinline__ void back_plain(const backward_args &a, const tsr_tiling &tiling,
+                                                  tsr_dtype dtype, bool whole)
+{
+    back_tile(a, tiling, false, TURNS, dtype, whole);
+}
+
+static __device__ __forceinline__ void
+back_normalized(const backward_args &a, const tsr_tiling &tiling, tsr_dtype dtype, bool whole)
+{
+    back_tile(a, tiling, true, 1, dtype, whole);
+}
+
+TSR_TILE_KERNELS(back_plain, backward_args, 2)
+TSR_TILE_KERNELS(back_normalized, backward_args, 1)
+
+/* The parts as the kernel reads them: z only where it is needed. Returns whether all rows can be
+ * read in vectors. */
+static bool take_parts(backward_args *a, bool *normalized, const tsr_rope_qkv_backward_args *args)
+{
+    bool whole = whole_tables(&a->shape);
+    int64_t half = a->shape.half;
+    for (int p = 0; p < 3; p++) {
+        tsr_rope_backward_part *part = &a->part[p];
+        *part = args->part[p];
+        if (!part->dm && !part->norm.data)
+            part->z = NULL;
+        *normalized |= part->norm.data != NULL;
+        whole &= tsr_vectors(part->dout, half) && tsr_vectors(part->z, half) &&
+                 tsr_vectors(part->dz, half) && tsr_vectors(part->g, half) &&
+                 tsr_vectors(part->bias.data, half) && tsr_vectors(part->norm.data, half);
+    }
+    return whole;
+}
+
+extern "C" tsr_status tsr_rope_qkv_backward_cuda(tsr_stream *stream,
+                                                 const tsr_rope_qkv_backward_args *args)
+{
+    TSR_TRY(tsr_rope_qkv_backward_check(args));
+    tsr_column_sums sums = {};
+    for (int p = 0; p < 3; p++)
+        tsr_column_sums_add(&sums, p, args->part[p].dm, args->part[p].n,
+                            (int64_t)(p == 0 ? args->q_heads : args->kv_heads) * args->head_dim);
+    TSR_TRY(tsr_column_sums_check(&sums, args->partials, "rope_qkv_backward"));
+    backward_args a = {};
+    a.shape.cosine = args->cosine;
+    a.shape.sine = args->sine;
+    a.shape.positions = args->positions;
+    a.shape.q_heads = args->q_heads;
+    a.shape.kv_heads = args->kv_heads;
+    a.shape.eps = args->norm_eps;
+    a.dtype = args->dtype;
+    a.columns = sums.columns;
+    a.partials = tsr_column_sums_wanted(&sums) ? args->partials : NULL;
+    int64_t strips = rope_strips(&a.shape, args->head_dim);
+    bool normalized = false, whole = take_parts(&a, &normalized, args);
+    tsr_tiling tiling = tsr_tiling_make(args->tokens, strips, a.partials != NULL, whole);
+    if (tiling.chunks) {
+        if (normalized)
+            TSR_TILE_LAUNCH(back_normalized, &a, tiling, stream);
+        else
+            TSR_TILE_LAUNCH(back_plain, &a, tiling, stream);
+        TSR_TRY(tsr_launched("rope_qkv_backward"));
+    }
+    return tsr_column_sums_finish(&sums, args->partials, tiling.chunks, stream);
+}

@@ -1,0 +1,118 @@
+/*
+ * job_backend.c: where the model is computed: on the host itself, or on a GPU.
+ */
+#include "train/job_parts.h"
+
+/* Whether there is a GPU for this rank. `why` it is wanted decides what a missing driver means. */
+static tsr_status find_gpu(bool *found, tsr_config_backend backend)
+{
+    int count = 0;
+    tsr_status status = tsr_device_cuda_count(&count);
+    *found = status == TSR_OK && count > 0;
+    if (*found || backend == TSR_CONFIG_BACKEND_AUTO)
+        return TSR_OK;
+    if (status < 0)
+        return status;
+    return tsr_fail(TSR_EDEVICE, "backend: cuda was asked for, but no GPU is visible; look at "
+                                 "nvidia-smi and CUDA_VISIBLE_DEVICES, or write backend: cpu");
+}
+
+static tsr_status choose(tsr_job *job)
+{
+    tsr_inputs *inputs = &job->inputs;
+    const tsr_config *config = &inputs->config;
+    bool planned = job->options.purpose == TSR_JOB_PLAN;
+    inputs->cuda = false;
+    if (config->backend == TSR_CONFIG_BACKEND_CUDA && planned)
+        inputs->cuda = true; /* a plan needs no GPU */
+    else if (config->backend != TSR_CONFIG_BACKEND_CPU && tsr_device_cuda_built())
+        TSR_TRY(find_gpu(&inputs->cuda, config->backend));
+    if (!inputs->cuda && config->dtype == TSR_CONFIG_DTYPE_BFLOAT16)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: dtype: bfloat16 was asked for, but no GPU is visible and the CPU "
+                        "backend computes in float32; write dtype: float32 or auto",
+                        tsr_config_where(config, "dtype"));
+    inputs->compute =
+        inputs->cuda && config->dtype != TSR_CONFIG_DTYPE_FLOAT32 ? TSR_BF16 : TSR_F32;
+    return TSR_OK;
+}
+
+tsr_status tsr_job_backend_choose(tsr_job *job)
+{
+    TSR_TRY(tsr_job_agree(job, choose(job)));
+    return tsr_comm_check_same(job->world, job->control, job->inputs.cuda, "whether a GPU is used",
+                               "give every rank a GPU, or write backend: cpu");
+}
+
+tsr_status tsr_job_backend_open(tsr_job *job)
+{
+    if (!job->inputs.cuda || job->options.purpose == TSR_JOB_PLAN) {
+        job->device = job->host;
+        TSR_TRY(tsr_streams_create(&job->streams, job->host, job->control));
+        return tsr_kernels_open(&job->kernels, job->host);
+    }
+    tsr_device_options options = {.thread_count = job->options.threads,
+                                  .local_rank = tsr_comm_local_rank(job->world),
+                                  .local_rank_count = tsr_comm_local_size(job->world),
+                                  .timeout_seconds = tsr_device_timeout(job->host)};
+    TSR_TRY(tsr_device_create_cuda(&job->device, &options));
+    TSR_TRY(tsr_streams_create(&job->streams, job->device, NULL));
+    return tsr_kernels_open(&job->kernels, job->device);
+}
+
+tsr_status tsr_job_backend_connect(tsr_job *job)
+{
+    if (job->device == job->host) {
+        job->device_world = job->world;
+        job->device_shard = job->shard;
+        job->device_replica = job->replica;
+        return TSR_OK;
+    }
+    TSR_TRY(tsr_comm_create_nccl(&job->device_world, job->world, job->control, job->device));
+    TSR_TRY(tsr_comm_create_nccl(&job->device_shard, job->shard, job->control, job->device));
+    if (job->replica)
+        TSR_TRY(
+            tsr_comm_create_nccl(&job->device_replica, job->replica, job->control, job->device));
+    return TSR_OK;
+}
+
+tsr_status tsr_job_backend_expose(tsr_job *job)
+{
+    const tsr_store *store = &job->decision.store;
+    if (store->node_bytes)
+        TSR_TRY(tsr_device_pin(job->device, store->node_base, store->node_bytes));
+    return tsr_comm_expose(job->device_shard, job->control, store->shards, store->shard_bytes);
+}
+
+void tsr_job_backend_disconnect(tsr_job *job)
+{
+    if (!job->device || job->device == job->host)
+        return;
+    tsr_comm_destroy(job->device_replica);
+    tsr_comm_destroy(job->device_shard);
+    tsr_comm_destroy(job->device_world);
+    if (job->decision.store.node_base)
+        tsr_device_unpin(job->device, job->decision.store.node_base);
+}
+
+void tsr_job_backend_close(tsr_job *job)
+{
+    tsr_streams_destroy(&job->streams);
+    if (job->device != job->host)
+        tsr_device_destroy(job->device);
+}
+
+/* Of the CPU four fifths of the machine's memory, shared by the ranks of a node; of a GPU what is
+ * free. The smallest of all ranks counts. */
+tsr_status tsr_job_backend_budget(uint64_t *out, tsr_job *job)
+{
+    uint64_t free = 0, total = 0;
+    TSR_TRY(tsr_device_memory(&free, &total, job->device));
+    int64_t bytes = (int64_t)(total / 5 * 4) / job->view.local_ranks;
+    if (job->device != job->host)
+        bytes = (int64_t)free;
+    TSR_TRY(tsr_comm_all_reduce(job->world, job->control, &bytes, 1, TSR_MIN));
+    TSR_TRY(tsr_stream_synchronize(job->control));
+    *out = (uint64_t)bytes;
+    return TSR_OK;
+}

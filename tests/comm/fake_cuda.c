@@ -1,0 +1,312 @@
+/*
+ * fake_cuda.c: as much of CUDA and NCCL as the NCCL communicator uses, on a CPU device.
+ *
+ * With it test_nccl.c runs where there is no GPU, the ranks as threads: whether the communicator
+ * comes and goes in order, names the right rank, and never hangs does not depend on a card. A CUDA
+ * stream is a stream of the CPU device; "NCCL" is as asynchronous as the real one, and ends the
+ * program when two threads are in it or a group is left open.
+ *
+ * The linker puts these functions before those of the libraries; what the device folder defines for
+ * both kinds of device is replaced by --wrap (CMakeLists.txt).
+ */
+#include "device/cuda.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GPUS    8
+#define DEVICES 64
+
+static _Noreturn void wrong(const char *what)
+{
+    fprintf(stderr, "fake_cuda.c: %s\n", what);
+    _Exit(4);
+}
+
+/* ---- devices: those of the CPU, listed here as CUDA's ---- */
+
+tsr_status __wrap_tsr_device_create_cuda(tsr_device **out, const tsr_device_options *options);
+tsr_status __wrap_tsr_device_cuda_count(int *count);
+tsr_device_kind __wrap_tsr_device_kind_of(const tsr_device *device);
+void __wrap_tsr_device_destroy(tsr_device *device);
+void __real_tsr_device_destroy(tsr_device *device);
+
+static struct {
+    pthread_mutex_t lock;
+    tsr_device *device[DEVICES];
+    tsr_cuda_properties properties[DEVICES];
+} cards = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* -1: no device of CUDA's; NULL finds a free place. */
+static int find(const tsr_device *device)
+{
+    int found = -1;
+    pthread_mutex_lock(&cards.lock);
+    for (int i = 0; i < DEVICES && found < 0; i++)
+        if (cards.device[i] == device)
+            found = i;
+    pthread_mutex_unlock(&cards.lock);
+    return found;
+}
+
+static void put(int at, tsr_device *device)
+{
+    pthread_mutex_lock(&cards.lock);
+    cards.device[at] = device;
+    pthread_mutex_unlock(&cards.lock);
+}
+
+tsr_status __wrap_tsr_device_create_cuda(tsr_device **out, const tsr_device_options *options)
+{
+    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+    TSR_TRY(tsr_device_create_cpu(out, options));
+    pthread_mutex_lock(&one);
+    int at = find(NULL);
+    if (at < 0)
+        wrong("too many devices");
+    cards.properties[at].index = options->local_rank;
+    put(at, *out);
+    pthread_mutex_unlock(&one);
+    return TSR_OK;
+}
+
+void __wrap_tsr_device_destroy(tsr_device *device)
+{
+    int at = device ? find(device) : -1;
+    if (at >= 0)
+        put(at, NULL);
+    __real_tsr_device_destroy(device);
+}
+
+tsr_status __wrap_tsr_device_cuda_count(int *count)
+{
+    *count = GPUS;
+    return TSR_OK;
+}
+
+tsr_device_kind __wrap_tsr_device_kind_of(const tsr_device *device)
+{
+    return find(device) < 0 ? TSR_DEVICE_CPU : TSR_DEVICE_CUDA;
+}
+
+const tsr_cuda_properties *tsr_device_cuda_properties(const tsr_device *device)
+{
+    return &cards.properties[find(device)];
+}
+
+cudaStream_t tsr_stream_cuda(const tsr_stream *stream)
+{
+    return (cudaStream_t)stream;
+}
+
+tsr_status tsr_cuda_status(cudaError_t error, const char *what)
+{
+    return error == cudaSuccess ? TSR_OK : tsr_fail(TSR_EDEVICE, "CUDA: %s: %d", what, (int)error);
+}
+
+/* ---- the runtime; a stream that was made here, not of a device, is NULL and runs at once ---- */
+
+struct CUevent_st {
+    _Atomic int recorded, completed;
+};
+
+struct transfer {
+    void *to;
+    const void *from;
+    size_t bytes;
+};
+
+static tsr_status complete_event(void *args, tsr_pool *pool)
+{
+    (void)pool;
+    cudaEvent_t event = *(cudaEvent_t *)args;
+    atomic_fetch_add(&event->completed, 1);
+    return TSR_OK;
+}
+
+static tsr_status run_transfer(void *args, tsr_pool *pool)
+{
+    (void)pool;
+    const struct transfer *transfer = args;
+    memcpy(transfer->to, transfer->from, transfer->bytes);
+    return TSR_OK;
+}
+
+static cudaError_t enqueue(cudaStream_t stream, tsr_call *function, void *args, uint32_t bytes)
+{
+    if (!stream)
+        return function(args, NULL) == TSR_OK ? cudaSuccess : cudaErrorUnknown;
+    return tsr_stream_call((tsr_stream *)stream, function, args, bytes) == TSR_OK
+               ? cudaSuccess
+               : cudaErrorUnknown;
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+    return device < GPUS ? cudaSuccess : cudaErrorInvalidDevice;
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **out, size_t bytes)
+{
+    *out = malloc(bytes);
+    return *out ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaFree(void *memory)
+{
+    free(memory);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemset(void *memory, int value, size_t bytes)
+{
+    memset(memory, value, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
+{
+    (void)kind;
+    memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream)
+{
+    struct transfer transfer = {to, from, bytes};
+    (void)kind;
+    return enqueue(stream, run_transfer, &transfer, sizeof transfer);
+}
+
+#undef cudaGetDeviceProperties
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device)
+{
+    memset(properties, 0, sizeof *properties);
+    memcpy(&properties->uuid, &device, sizeof device);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
+{
+    (void)flags;
+    *out = calloc(1, sizeof **out);
+    return *out ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+/* A stream may still complete it: as with CUDA that is no mistake, so it is kept. */
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    static _Atomic(cudaEvent_t) kept; /* reachable, for the search for leaks */
+    atomic_store(&kept, event);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    atomic_fetch_add(&event->recorded, 1);
+    return enqueue(stream, complete_event, &event, sizeof event);
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+    return atomic_load(&event->recorded) == atomic_load(&event->completed) ? cudaSuccess
+                                                                           : cudaErrorNotReady;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    (void)stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority)
+{
+    (void)flags;
+    (void)priority;
+    *out = NULL;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    (void)stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
+{
+    (void)stream;
+    (void)event;
+    (void)flags;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = *greatest = 0;
+    return cudaSuccess;
+}
+
+/* Rank 3 and the others cannot reach each other: then pulls are gathers, on all ranks. */
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    *can = device != 3 && peer != 3;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int device, unsigned flags)
+{
+    (void)device;
+    (void)flags;
+    return cudaErrorPeerAccessAlreadyEnabled;
+}
+
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *memory)
+{
+    (void)handle;
+    (void)memory;
+    return cudaErrorNotSupported;
+}
+
+cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t handle, unsigned flags)
+{
+    (void)out;
+    (void)handle;
+    (void)flags;
+    return cudaErrorNotSupported;
+}
+
+cudaError_t cudaIpcCloseMemHandle(void *memory)
+{
+    (void)memory;
+    return cudaErrorNotSupported;
+}
+
+#if CUDART_VERSION >= 12050
+#undef cudaGetDriverEntryPointByVersion
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned version,
+                                             unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *result)
+{
+    (void)version;
+#else
+#undef cudaGetDriverEntryPoint
+cudaError_t cudaGetDriverEntryPoint(const char *symbol, void **out, unsigned long long flags,
+                                    enum cudaDriverEntryPointQueryResult *result)
+{
+#endif
+    (void)symbol;
+    (void)out;
+    (void)flags;
+    (void)result;
+    return cudaErrorNotSupported;
+}

@@ -1,0 +1,288 @@
+/*
+ * fake_nccl.c: the part of fake_cuda.c that is NCCL's. Communicators of one process: a collective is
+ * a call on the ranks' streams, which meet, read each other's memory, and meet again.
+ */
+#include "device/device.h"
+
+#include <nccl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MOST 16
+
+struct group {
+    struct group *next;
+    ncclUniqueId id;
+    int size;
+    _Atomic int present; /* ranks that have come, until they leave */
+    _Atomic int left;
+    _Atomic int arrived;
+    _Atomic unsigned round;
+    _Atomic(const void *) data[MOST];
+};
+
+struct ncclComm {
+    struct group *group;
+    int rank;
+    _Atomic int aborted, users;
+    int busy; /* polls that it stays in progress */
+    bool leaving;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    struct group *first;
+} groups = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static _Thread_local int depth;
+static _Thread_local ncclComm_t grouped;
+
+static _Noreturn void wrong(const char *what)
+{
+    fprintf(stderr, "fake_nccl.c: %s\n", what);
+    _Exit(4);
+}
+
+static void enter(ncclComm_t comm)
+{
+    if (atomic_fetch_add(&comm->users, 1) != 0)
+        wrong("two threads call NCCL at once");
+    if (atomic_load(&comm->aborted))
+        wrong("a communicator is used after it was aborted");
+}
+
+static void leave(ncclComm_t comm)
+{
+    atomic_fetch_sub(&comm->users, 1);
+}
+
+/* ---- communicators ---- */
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
+{
+    static _Atomic int count;
+    int number = atomic_fetch_add(&count, 1) + 1;
+    memset(id, 0, sizeof *id);
+    memcpy(id, &number, sizeof number);
+    return ncclSuccess;
+}
+
+const char *ncclGetErrorString(ncclResult_t result)
+{
+    return result == ncclSuccess ? "no error" : "fake error";
+}
+
+const char *ncclGetLastError(ncclComm_t comm)
+{
+    (void)comm;
+    return "";
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, int rank,
+                                    ncclConfig_t *config)
+{
+    if (config->blocking != 0 || size > MOST)
+        wrong("a blocking communicator, or one of too many ranks");
+    ncclComm_t comm = calloc(1, sizeof *comm);
+    pthread_mutex_lock(&groups.lock);
+    struct group *group = groups.first;
+    while (group && memcmp(&group->id, &id, sizeof id) != 0)
+        group = group->next;
+    if (!group && (group = calloc(1, sizeof *group))) {
+        group->id = id;
+        group->size = size;
+        group->next = groups.first;
+        groups.first = group;
+    }
+    pthread_mutex_unlock(&groups.lock);
+    if (!comm || !group)
+        wrong("no memory");
+    comm->group = group;
+    comm->rank = rank;
+    atomic_fetch_add(&group->present, 1);
+    *out = comm;
+    return ncclInProgress;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *result)
+{
+    enter(comm);
+    bool waits = comm->leaving ? atomic_load(&comm->group->left) < comm->group->size
+                               : atomic_load(&comm->group->present) < comm->group->size;
+    *result = waits || comm->busy > 0 ? ncclInProgress : ncclSuccess;
+    comm->busy -= comm->busy > 0;
+    leave(comm);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm)
+{
+    enter(comm);
+    comm->leaving = true;
+    atomic_fetch_add(&comm->group->left, 1);
+    leave(comm);
+    return ncclInProgress;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm)
+{
+    enter(comm);
+    if (!comm->leaving)
+        wrong("a communicator is destroyed before its end");
+    leave(comm);
+    free(comm);
+    return ncclSuccess;
+}
+
+/* What runs on the streams may still look at it: it stays. */
+ncclResult_t ncclCommAbort(ncclComm_t comm)
+{
+    enter(comm);
+    atomic_store(&comm->aborted, 1);
+    usleep(20000);
+    leave(comm);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGroupStart(void); /* nccl.h declares them without their arguments */
+ncclResult_t ncclGroupEnd(void);
+
+ncclResult_t ncclGroupStart(void)
+{
+    depth++;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd(void)
+{
+    if (--depth != 0)
+        wrong("a group in a group");
+    if (grouped)
+        grouped->busy = 2;
+    grouped = NULL;
+    return ncclInProgress;
+}
+
+/* ---- collectives ---- */
+
+enum kind { GATHER, SCATTER, REDUCE, BROADCAST };
+
+struct collective {
+    ncclComm_t comm;
+    enum kind kind;
+    const void *send;
+    void *receive;
+    size_t count;
+    ncclRedOp_t op;
+    int root;
+};
+
+/* False when the communicator is aborted. */
+static bool meet(ncclComm_t comm)
+{
+    struct group *group = comm->group;
+    unsigned round = atomic_load(&group->round);
+    if (atomic_fetch_add(&group->arrived, 1) + 1 == group->size) {
+        atomic_store(&group->arrived, 0);
+        atomic_fetch_add(&group->round, 1);
+    }
+    while (atomic_load(&group->round) == round) {
+        if (atomic_load(&comm->aborted))
+            return false;
+        usleep(20);
+    }
+    return true;
+}
+
+static void reduce(const struct collective *c, int64_t *out)
+{
+    struct group *group = c->comm->group;
+    size_t first = c->kind == SCATTER ? (size_t)c->comm->rank * c->count : 0;
+    memcpy(out, (const int64_t *)group->data[0] + first, c->count * sizeof *out);
+    for (int r = 1; r < group->size; r++) {
+        const int64_t *theirs = (const int64_t *)group->data[r] + first;
+        for (size_t i = 0; i < c->count; i++) {
+            int64_t sum = out[i] + theirs[i];
+            bool less = theirs[i] < out[i];
+            out[i] = c->op == ncclSum ? sum : less == (c->op == ncclMin) ? theirs[i] : out[i];
+        }
+    }
+}
+
+/* Results are written when all have read. */
+static tsr_status run(void *args, tsr_pool *pool)
+{
+    (void)pool;
+    const struct collective *c = args;
+    struct group *group = c->comm->group;
+    size_t width = c->kind == GATHER || c->kind == BROADCAST ? 1 : sizeof(int64_t);
+    void *result = malloc(c->count * width + 1);
+    group->data[c->comm->rank] = c->send;
+    if (!result || !meet(c->comm))
+        goto out;
+    for (int r = 0; c->kind == GATHER && r < group->size; r++) {
+        char *to = (char *)c->receive + (size_t)r * c->count;
+        if (to != group->data[r])
+            memcpy(to, group->data[r], c->count);
+    }
+    if (c->kind == BROADCAST)
+        memcpy(result, group->data[c->root], c->count);
+    else if (c->kind != GATHER)
+        reduce(c, result);
+    if (!meet(c->comm))
+        goto out;
+    if (c->kind != GATHER)
+        memcpy(c->receive, result, c->count * width);
+    meet(c->comm);
+out:
+    free(result);
+    return TSR_OK;
+}
+
+static ncclResult_t enqueue(struct collective c, cudaStream_t stream)
+{
+    if (depth == 0)
+        wrong("a collective outside of a group");
+    enter(c.comm);
+    grouped = c.comm;
+    tsr_status status = tsr_stream_call((tsr_stream *)stream, run, &c, sizeof c);
+    leave(c.comm);
+    return status == TSR_OK ? ncclInProgress : ncclUnhandledCudaError;
+}
+
+ncclResult_t ncclAllGather(const void *send, void *receive, size_t count, ncclDataType_t type,
+                           ncclComm_t comm, cudaStream_t stream)
+{
+    if (type != ncclInt8)
+        wrong("a gather of no bytes");
+    return enqueue((struct collective){comm, GATHER, send, receive, count}, stream);
+}
+
+ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t count, ncclDataType_t type,
+                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
+{
+    if (type != ncclInt64)
+        wrong("a sum of no words");
+    return enqueue((struct collective){comm, SCATTER, send, receive, count, op}, stream);
+}
+
+ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type,
+                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
+{
+    if (type != ncclInt64)
+        wrong("a sum of no words");
+    return enqueue((struct collective){comm, REDUCE, send, receive, count, op}, stream);
+}
+
+ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDataType_t type,
+                           int root, ncclComm_t comm, cudaStream_t stream)
+{
+    if (type != ncclInt8)
+        wrong("a broadcast of no bytes");
+    return enqueue((struct collective){comm, BROADCAST, send, receive, count, ncclSum, root},
+                   stream);
+}

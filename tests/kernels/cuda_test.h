@@ -1,0 +1,53 @@
+/*
+ * tests/kernels/cuda_test.h: the CUDA ops against the C reference.
+ *
+ * A case makes random host data rounded to the dtype under test, runs tsr_X_ref on it in fp32 and the
+ * CUDA op on the same values, and compares with the tolerance of cuda_tolerance.h. Without a GPU the
+ * program ends with 77: skipped.
+ */
+#ifndef TSR_TESTS_KERNELS_CUDA_TEST_H
+#define TSR_TESTS_KERNELS_CUDA_TEST_H
+
+#include "kernel_test.h"
+
+#include "cuda_tolerance.h"
+#include "kernels/kernels.h"
+
+typedef struct {
+    tsr_device *device;
+    tsr_stream *stream;
+    const tsr_kernels *kernels;
+    tsr_pool *pool; /* for the references */
+} cuda_rig;
+
+extern cuda_rig rig;
+
+/* cmocka group setup and teardown. */
+int cuda_setup(void **state);
+int cuda_teardown(void **state);
+
+/* Device memory until cuda_free_all; filled with 0xff, which is NaN, where `host` is NULL. */
+void *cuda_copy(const void *host, uint64_t bytes);
+void cuda_free_all(void);
+
+/* Rounds `values` to dtype, in place, and copies them to the device as dtype. NULL gives NULL. */
+void *cuda_values(float *values, int64_t count, tsr_dtype dtype);
+
+/* The stream is idle; fails the test with the device's error. */
+void cuda_wait(void);
+void cuda_read(void *host, const void *device, uint64_t bytes);
+
+/* malloc'd floats of a device array of dtype. */
+float *cuda_floats(const void *device, int64_t count, tsr_dtype dtype);
+
+/* Every element within `tolerance` of the largest |want| (of `least`, where all are smaller). */
+void cuda_expect(const char *what, const void *device, const float *want, int64_t count,
+                 tsr_dtype dtype, double tolerance, double least);
+
+#define RUN(call)                                                                                  \
+    do {                                                                                           \
+        if ((call) != TSR_OK)                                                                      \
+            fail_msg("%s: %s", #call, tsr_last_error());                                           \
+    } while (0)
+
+#endif

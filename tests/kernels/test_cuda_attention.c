@@ -1,0 +1,455 @@
+/*
+ * test_cuda_attention.c: both kernels of the CUDA attention against the C reference: the own one in
+ * every dtype, cuDNN's within prepared bounds. Outputs and workspaces begin as NaN, every case runs
+ * twice into fresh ones, and both runs must give the same bits.
+ */
+#include "kernels/attention_cudnn.h"
+
+#include "cuda_test.h"
+
+#define MAX_DOCUMENTS 12
+#define LEAST         0.1 /* gradients that cancel to 0 keep the noise of terms near 1 */
+
+typedef struct {
+    int64_t tokens;
+    int32_t documents, q_heads, kv_heads, dim, window;
+    int32_t length[MAX_DOCUMENTS];
+    float scores; /* the size of q and k; 0: 1 */
+} attention_case;
+
+#define ODD_LENGTHS                                                                                \
+    {                                                                                              \
+        1, 0, 2, 30, 65, 128, 0, 129, 300, 0                                                       \
+    }
+
+static const attention_case own_cases[] = {
+    {0, 0, 2, 1, 8, 0, {0}},
+    {1, 1, 1, 1, 1, 0, {1}},
+    {5, 0, 2, 1, 16, 0, {0}}, /* padding only */
+    {70, 3, 2, 1, 5, 0, {2, 0, 61}},
+    {300, 1, 4, 2, 64, 0, {300}},
+    {666, 10, 8, 2, 128, 0, ODD_LENGTHS},
+    {655, 10, 8, 1, 32, 0, ODD_LENGTHS},
+    {660, 10, 4, 4, 80, 0, ODD_LENGTHS},
+    {700, 10, 8, 4, 96, 0, ODD_LENGTHS},
+    {200, 2, 2, 1, 256, 0, {130, 70}},
+    {200, 2, 3, 1, 130, 0, {65, 130}}, /* unaligned, the second block of columns almost empty */
+    {400, 2, 2, 1, 64, 20, {129, 271}},
+    {400, 1, 2, 2, 128, 130, {390}},
+    {90, 2, 2, 1, 64, 1, {40, 45}},
+    {150, 1, 2, 1, 64, 0, {150}, 40},
+    {1030, 1, 4, 2, 128, 0, {1030}},
+};
+
+/* ---- one case: data, what is wanted, what the device has ---- */
+
+typedef struct {
+    const attention_case *c;
+    tsr_dtype dtype;
+    int32_t cu_seqlens[MAX_DOCUMENTS + 1];
+    int64_t q_count, kv_count, lse_count;
+    float *q, *k, *v, *d_o;        /* rounded to dtype */
+    float *o, *lse, *dq, *dk, *dv; /* wanted */
+    const void *dev_q, *dev_k, *dev_v, *dev_d_o, *dev_cu;
+    bool transposed; /* lse is [tokens, heads] */
+} problem;
+
+/* Rows of no document become `value`. */
+static void set_padding(const problem *p, float *rows, int64_t width, float value)
+{
+    for (int64_t i = p->cu_seqlens[p->c->documents] * width; i < p->c->tokens * width; i++)
+        rows[i] = value;
+}
+
+static void want(problem *p)
+{
+    const attention_case *c = p->c;
+    uint64_t bytes = (uint64_t)p->lse_count * sizeof(float);
+    void *workspace = malloc(bytes + 1);
+    tsr_attention_args forward = {.q = p->q,
+                                  .k = p->k,
+                                  .v = p->v,
+                                  .o = p->o,
+                                  .lse = p->lse,
+                                  .cu_seqlens = p->cu_seqlens,
+                                  .workspace = workspace,
+                                  .workspace_bytes = bytes,
+                                  .tokens = c->tokens,
+                                  .documents = c->documents,
+                                  .q_heads = c->q_heads,
+                                  .kv_heads = c->kv_heads,
+                                  .head_dim = c->dim,
+                                  .window = c->window,
+                                  .dtype = TSR_F32};
+    tsr_attention_backward_args backward = {.q = p->q,
+                                            .k = p->k,
+                                            .v = p->v,
+                                            .o = p->o,
+                                            .d_o = p->d_o,
+                                            .lse = p->lse,
+                                            .dq = p->dq,
+                                            .dk = p->dk,
+                                            .dv = p->dv,
+                                            .cu_seqlens = p->cu_seqlens,
+                                            .workspace = workspace,
+                                            .workspace_bytes = bytes,
+                                            .tokens = c->tokens,
+                                            .documents = c->documents,
+                                            .q_heads = c->q_heads,
+                                            .kv_heads = c->kv_heads,
+                                            .head_dim = c->dim,
+                                            .window = c->window,
+                                            .dtype = TSR_F32};
+    RUN(tsr_attention_ref(&forward, rig.pool));
+    RUN(tsr_attention_backward_ref(&backward, rig.pool));
+    free(workspace);
+}
+
+/* padding: what q, k, v and d_o hold for tokens of no document. */
+static void make_problem(problem *p, const attention_case *c, tsr_dtype dtype, float padding)
+{
+    float size = c->scores != 0 ? c->scores : 1;
+    *p = (problem){.c = c,
+                   .dtype = dtype,
+                   .q_count = c->tokens * c->q_heads * c->dim,
+                   .kv_count = c->tokens * c->kv_heads * c->dim,
+                   .lse_count = c->tokens * c->q_heads};
+    for (int32_t i = 0; i < c->documents; i++)
+        p->cu_seqlens[i + 1] = p->cu_seqlens[i] + c->length[i];
+    assert_true(p->cu_seqlens[c->documents] <= c->tokens);
+    p->q = new_random(p->q_count, 1, 2 * size);
+    p->k = new_random(p->kv_count, 2, 2 * size);
+    p->v = new_random(p->kv_count, 3, 1);
+    p->d_o = new_random(p->q_count, 4, 1);
+    set_padding(p, p->q, c->q_heads * c->dim, padding);
+    set_padding(p, p->k, c->kv_heads * c->dim, padding);
+    set_padding(p, p->v, c->kv_heads * c->dim, padding);
+    set_padding(p, p->d_o, c->q_heads * c->dim, padding);
+    p->dev_q = cuda_values(p->q, p->q_count, dtype);
+    p->dev_k = cuda_values(p->k, p->kv_count, dtype);
+    p->dev_v = cuda_values(p->v, p->kv_count, dtype);
+    p->dev_d_o = cuda_values(p->d_o, p->q_count, dtype);
+    p->dev_cu = cuda_copy(p->cu_seqlens, (uint64_t)(c->documents + 1) * sizeof(int32_t));
+    p->o = new_floats(p->q_count);
+    p->lse = new_floats(p->lse_count);
+    p->dq = new_floats(p->q_count);
+    p->dk = new_floats(p->kv_count);
+    p->dv = new_floats(p->kv_count);
+    want(p);
+}
+
+static void free_problem(problem *p)
+{
+    free(p->q), free(p->k), free(p->v), free(p->d_o), free(p->o), free(p->lse), free(p->dq);
+    free(p->dk), free(p->dv);
+    cuda_free_all();
+}
+
+/* ---- one run ---- */
+
+typedef tsr_status forward_function(tsr_stream *, const tsr_attention_args *);
+typedef tsr_status backward_function(tsr_stream *, const tsr_attention_backward_args *);
+
+typedef struct {
+    void *o, *dq, *dk, *dv;
+    float *lse;
+} results;
+
+static results run(const problem *p, forward_function *forward, backward_function *backward,
+                   void *workspace, uint64_t workspace_bytes)
+{
+    const attention_case *c = p->c;
+    uint64_t size = tsr_dtype_bytes(p->dtype);
+    results r = {.o = cuda_copy(NULL, (uint64_t)p->q_count * size),
+                 .dq = cuda_copy(NULL, (uint64_t)p->q_count * size),
+                 .dk = cuda_copy(NULL, (uint64_t)p->kv_count * size),
+                 .dv = cuda_copy(NULL, (uint64_t)p->kv_count * size),
+                 .lse = cuda_copy(NULL, (uint64_t)p->lse_count * sizeof(float))};
+    RUN(tsr_stream_fill(rig.stream, workspace, 0xff, workspace_bytes));
+    RUN(forward(rig.stream, &(tsr_attention_args){.q = p->dev_q,
+                                                  .k = p->dev_k,
+                                                  .v = p->dev_v,
+                                                  .o = r.o,
+                                                  .lse = r.lse,
+                                                  .cu_seqlens = p->dev_cu,
+                                                  .workspace = workspace,
+                                                  .workspace_bytes = workspace_bytes,
+                                                  .tokens = c->tokens,
+                                                  .documents = c->documents,
+                                                  .q_heads = c->q_heads,
+                                                  .kv_heads = c->kv_heads,
+                                                  .head_dim = c->dim,
+                                                  .window = c->window,
+                                                  .dtype = p->dtype}));
+    RUN(tsr_stream_fill(rig.stream, workspace, 0xff, workspace_bytes));
+    RUN(backward(rig.stream, &(tsr_attention_backward_args){.q = p->dev_q,
+                                                            .k = p->dev_k,
+                                                            .v = p->dev_v,
+                                                            .o = r.o,
+                                                            .d_o = p->dev_d_o,
+                                                            .lse = r.lse,
+                                                            .dq = r.dq,
+                                                            .dk = r.dk,
+                                                            .dv = r.dv,
+                                                            .cu_seqlens = p->dev_cu,
+                                                            .workspace = workspace,
+                                                            .workspace_bytes = workspace_bytes,
+                                                            .tokens = c->tokens,
+                                                            .documents = c->documents,
+                                                            .q_heads = c->q_heads,
+                                                            .kv_heads = c->kv_heads,
+                                                            .head_dim = c->dim,
+                                                            .window = c->window,
+                                                            .dtype = p->dtype}));
+    cuda_wait();
+    return r;
+}
+
+static void expect_same(const char *what, const void *a, const void *b, uint64_t bytes)
+{
+    void *left = malloc(bytes + 1), *right = malloc(bytes + 1);
+    cuda_read(left, a, bytes);
+    cuda_read(right, b, bytes);
+    if (memcmp(left, right, bytes) != 0)
+        fail_msg("%s: other bits the second time", what);
+    free(left), free(right);
+}
+
+static void expect_lse(const problem *p, const float *device)
+{
+    float *got = cuda_floats(device, p->lse_count, TSR_F32);
+    double *exact = new_doubles(p->lse, p->lse_count);
+    if (p->transposed)
+        for (int64_t t = 0; t < p->c->tokens; t++)
+            for (int64_t h = 0; h < p->c->q_heads; h++)
+                exact[t * p->c->q_heads + h] = (double)p->lse[h * p->c->tokens + t];
+    expect_near("lse", got, exact, p->lse_count, tolerance_attention.f32, 1);
+    free(got), free(exact);
+}
+
+static void compare(const problem *p, const results *first, const results *second)
+{
+    uint64_t size = tsr_dtype_bytes(p->dtype);
+    uint64_t q_bytes = (uint64_t)p->q_count * size, kv_bytes = (uint64_t)p->kv_count * size;
+    /* Scores 1600 times as large are rounded that much coarser. */
+    double loose = p->c->scores > 1 ? 200 : 1;
+    double forward = tolerance_of(tolerance_attention, p->dtype);
+    double backward = tolerance_of(tolerance_attention_backward, p->dtype);
+    if (p->dtype != TSR_F32) /* <do, o> of a rounded o, times rows of q and k */
+        loose = loose > 1 ? 20 : 1;
+    cuda_expect("o", first->o, p->o, p->q_count, p->dtype, forward * loose, 1e-30);
+    expect_lse(p, first->lse);
+    cuda_expect("dq", first->dq, p->dq, p->q_count, p->dtype, backward * loose, LEAST);
+    cuda_expect("dk", first->dk, p->dk, p->kv_count, p->dtype, backward * loose, LEAST);
+    cuda_expect("dv", first->dv, p->dv, p->kv_count, p->dtype, backward * loose, 1e-30);
+    expect_same("o", first->o, second->o, q_bytes);
+    expect_same("lse", first->lse, second->lse, (uint64_t)p->lse_count * sizeof(float));
+    expect_same("dq", first->dq, second->dq, q_bytes);
+    expect_same("dk", first->dk, second->dk, kv_bytes);
+    expect_same("dv", first->dv, second->dv, kv_bytes);
+}
+
+/* ---- the own kernel ---- */
+
+static void own_kernel_matches_the_reference(void **state)
+{
+    (void)state;
+    const tsr_dtype dtypes[] = {TSR_F32, TSR_BF16, TSR_F16};
+    for (size_t i = 0; i < sizeof own_cases / sizeof *own_cases; i++)
+        for (size_t j = 0; j < sizeof dtypes / sizeof *dtypes; j++) {
+            const attention_case *c = &own_cases[i];
+            problem p;
+            print_message("own kernel, case %zu, %s\n", i, tsr_dtype_name(dtypes[j]));
+            make_problem(&p, c, dtypes[j], NAN); /* padding is never read */
+            uint64_t bytes = tsr_attention_own_workspace_bytes(
+                &(tsr_attention_bounds){.tokens = c->tokens, .q_heads = c->q_heads, .train = true});
+            void *workspace = cuda_copy(NULL, bytes);
+            results first =
+                run(&p, tsr_attention_own, tsr_attention_backward_own, workspace, bytes);
+            results second =
+                run(&p, tsr_attention_own, tsr_attention_backward_own, workspace, bytes);
+            compare(&p, &first, &second);
+            free_problem(&p);
+        }
+}
+
+/* ---- cuDNN ---- */
+
+typedef struct {
+    attention_case c;
+    int64_t tokens, documents, longest; /* bounds above the case's own; 0: its own */
+    int launches;                       /* of the backward; 0: as few as there can be */
+} cudnn_case;
+
+static const cudnn_case cudnn_cases[] = {
+    {{1024, 1, 4, 2, 128, 0, {1024}}, 0, 0, 0, 0},
+    {{666, 10, 8, 2, 128, 0, ODD_LENGTHS}, 0, 0, 0, 0},
+    {{655, 10, 8, 2, 128, 0, ODD_LENGTHS}, 2000, 21, 1000, 0}, /* unused documents */
+    {{700, 10, 4, 4, 64, 0, ODD_LENGTHS}, 0, 0, 0, 0},
+    {{665, 10, 8, 1, 96, 400, ODD_LENGTHS}, 0, 0, 0, 0}, /* a window that hides nothing */
+    {{665, 10, 8, 4, 128, 0, ODD_LENGTHS}, 0, 0, 0, 4},  /* pieces */
+    {{600, 2, 16, 4, 128, 0, {300, 257}}, 0, 0, 0, 4},   /* documents by groups of heads */
+    {{400, 0, 8, 2, 128, 0, {0}}, 0, 10, 300, 0},        /* padding only */
+};
+
+static tsr_attention_bounds bounds_of(const cudnn_case *c)
+{
+    tsr_attention_bounds b = {.tokens = c->tokens ? c->tokens : c->c.tokens,
+                              .documents = c->documents ? c->documents : c->c.documents,
+                              .longest = c->longest,
+                              .q_heads = c->c.q_heads,
+                              .kv_heads = c->c.kv_heads,
+                              .head_dim = c->c.dim,
+                              .dtype = TSR_BF16,
+                              .train = true};
+    for (int32_t i = 0; i < c->c.documents; i++)
+        b.longest = c->c.length[i] > b.longest ? c->c.length[i] : b.longest;
+    return b;
+}
+
+/* The largest cap that makes at least `launches` of them. */
+static uint64_t cap_for(const tsr_attention_bounds *bounds, int launches)
+{
+    uint64_t cap = TSR_SDPA_CAP_BYTES;
+    tsr_sdpa_cut cut;
+    assert_true(tsr_sdpa_cut_for(&cut, bounds, cap));
+    while (cut.pieces * cut.groups < launches && cap > 1) {
+        cap -= cap / 16 + 1;
+        assert_true(tsr_sdpa_cut_for(&cut, bounds, cap));
+    }
+    return cap;
+}
+
+static tsr_sdpa *open_sdpa(void)
+{
+    tsr_sdpa *sdpa = tsr_kernels_kept(rig.stream)->sdpa;
+    if (!sdpa) {
+        print_message("cuDNN is not in this build, or not used on this card\n");
+        skip();
+    }
+    return sdpa;
+}
+
+static void check_cudnn(tsr_sdpa *sdpa, const cudnn_case *c)
+{
+    problem p;
+    tsr_sdpa_cut cut;
+    tsr_attention_bounds bounds = bounds_of(c);
+    uint64_t cap = cap_for(&bounds, c->launches);
+    assert_true(tsr_sdpa_cut_for(&cut, &bounds, cap));
+    RUN(tsr_sdpa_prepare_within(sdpa, &bounds, cap));
+    tsr_attention_args shape = {.tokens = c->c.tokens,
+                                .documents = c->c.documents,
+                                .q_heads = c->c.q_heads,
+                                .kv_heads = c->c.kv_heads,
+                                .head_dim = c->c.dim,
+                                .window = c->c.window,
+                                .dtype = TSR_BF16};
+    if (!tsr_sdpa_find(sdpa, &shape))
+        fail_msg("cuDNN gave no plan");
+    shape.window = 3;
+    assert_null(tsr_sdpa_find(sdpa, &shape));
+    make_problem(&p, &c->c, TSR_BF16, 3);
+    p.transposed = true;
+    uint64_t bytes = tsr_sdpa_workspace_bytes(&cut);
+    void *workspace = cuda_copy(NULL, bytes);
+    results first =
+        run(&p, rig.kernels->attention, rig.kernels->attention_backward, workspace, bytes);
+    for (int i = 0; i < 3; i++) {
+        results second =
+            run(&p, rig.kernels->attention, rig.kernels->attention_backward, workspace, bytes);
+        compare(&p, &first, &second);
+    }
+    free_problem(&p);
+}
+
+static void cudnn_matches_the_reference(void **state)
+{
+    (void)state;
+    tsr_sdpa *sdpa = open_sdpa();
+    for (size_t i = 0; i < sizeof cudnn_cases / sizeof *cudnn_cases; i++) {
+        print_message("cuDNN, case %zu\n", i);
+        check_cudnn(sdpa, &cudnn_cases[i]);
+    }
+}
+
+/* What the plan takes for a real shape, and that cutting keeps to it. */
+static void workspaces_are_bounded(void **state)
+{
+    (void)state;
+    open_sdpa();
+    for (int64_t longest = 512; longest <= 16384; longest *= 2) {
+        tsr_attention_bounds b = {.tokens = 16384,
+                                  .documents = 16384 / longest,
+                                  .longest = longest,
+                                  .q_heads = 32,
+                                  .kv_heads = 8,
+                                  .head_dim = 128,
+                                  .dtype = TSR_BF16,
+                                  .train = true};
+        tsr_sdpa_cut cut;
+        assert_true(tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP_BYTES));
+        assert_true(cut.documents * cut.pieces >= b.documents);
+        assert_int_equal(cut.heads * cut.groups, b.q_heads);
+        assert_int_equal(cut.kv_heads * cut.groups, b.kv_heads);
+        assert_true(cut.plan_bytes <= (longest > 8192 ? 2 : 1) * TSR_SDPA_CAP_BYTES + (2 << 20));
+        assert_true(rig.kernels->attention_workspace_bytes(&b) == tsr_sdpa_workspace_bytes(&cut));
+        b.train = false;
+        assert_true(rig.kernels->attention_workspace_bytes(&b) < 4 << 20);
+    }
+}
+
+/* ---- refusals ---- */
+
+static void bad_arguments_are_refused(void **state)
+{
+    (void)state;
+    static const attention_case c = {30, 1, 2, 1, 16, 0, {30}};
+    problem p;
+    make_problem(&p, &c, TSR_F32, 0);
+    tsr_attention_backward_args args = {.q = p.dev_q,
+                                        .k = p.dev_k,
+                                        .v = p.dev_v,
+                                        .o = p.dev_q,
+                                        .d_o = p.dev_d_o,
+                                        .lse = p.dev_q,
+                                        .dq = (void *)p.dev_q,
+                                        .dk = (void *)p.dev_k,
+                                        .dv = (void *)p.dev_v,
+                                        .cu_seqlens = p.dev_cu,
+                                        .tokens = 30,
+                                        .documents = 1,
+                                        .q_heads = 2,
+                                        .kv_heads = 1,
+                                        .head_dim = 16,
+                                        .dtype = TSR_F32};
+    assert_int_equal(rig.kernels->attention_backward(rig.stream, &args), TSR_EINVAL);
+    args.kv_heads = 3;
+    assert_int_equal(rig.kernels->attention_backward(rig.stream, &args), TSR_EINVAL);
+    tsr_attention_args wide = {.q = p.dev_q,
+                               .k = p.dev_k,
+                               .v = p.dev_v,
+                               .o = p.o,
+                               .lse = p.lse,
+                               .cu_seqlens = p.dev_cu,
+                               .tokens = 1,
+                               .documents = 1,
+                               .q_heads = 1,
+                               .kv_heads = 1,
+                               .head_dim = 264,
+                               .dtype = TSR_F32};
+    assert_int_equal(rig.kernels->attention(rig.stream, &wide), TSR_EUNSUPPORTED);
+    cuda_wait();
+    free_problem(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(own_kernel_matches_the_reference),
+        cmocka_unit_test(cudnn_matches_the_reference),
+        cmocka_unit_test(workspaces_are_bounded),
+        cmocka_unit_test(bad_arguments_are_refused),
+    };
+    return cmocka_run_group_tests(tests, cuda_setup, cuda_teardown);
+}

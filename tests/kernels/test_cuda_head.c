@@ -1,0 +1,429 @@
+/*
+ * test_cuda_head.c: the head on a GPU against the C reference: chunks in any order, every dtype of W,
+ * logits that grow from chunk to chunk; and, with the argument "time", how fast it is for an 8B model.
+ */
+#include "cuda_time.h"
+
+/* Of the largest nll; tensor cores cut off where fp32 rounds. */
+#define F32_NLL_TOLERANCE  5e-6
+#define BF16_NLL_TOLERANCE 5e-5
+
+typedef struct {
+    int64_t rows, d, vocabulary, chunk;
+    float size; /* of h */
+    tsr_dtype dtype, w_dtype;
+    bool train;
+} head_case;
+
+#define EACH_DTYPE(rows, d, v, chunk, size)                                                        \
+    {rows, d, v, chunk, size, TSR_F32, TSR_F32, true},                                             \
+        {rows, d, v, chunk, size, TSR_F32, TSR_BF16, true},                                        \
+        {rows, d, v, chunk, size, TSR_BF16, TSR_BF16, true},                                       \
+        {rows, d, v, chunk, size, TSR_BF16, TSR_F32, true},                                        \
+        {rows, d, v, chunk, size, TSR_BF16, TSR_BF16, false},                                      \
+    {                                                                                              \
+        rows, d, v, chunk, size, TSR_F32, TSR_F32, false                                           \
+    }
+
+static const head_case head_cases[] = {
+    EACH_DTYPE(1, 1, 1, 1, 1),
+    EACH_DTYPE(1, 8, 5, 2, 1),
+    EACH_DTYPE(7, 16, 100, 33, 1),
+    EACH_DTYPE(70, 24, 700, 700, 3),
+    EACH_DTYPE(129, 33, 1301, 1030, 1),
+    EACH_DTYPE(40, 16, 900, 128, 500),
+    EACH_DTYPE(0, 8, 16, 16, 1),
+    EACH_DTYPE(2100, 64, 3000, 2048, 1),
+    EACH_DTYPE(300, 256, 20011, 20011, 2),
+    EACH_DTYPE(33, 64, 32001, 16384, 4),
+};
+
+typedef struct {
+    const head_case *c;
+    float *h, *w, *dh; /* host; dh of the reference */
+    double *nll;
+    float *ref_state;
+    void *ref_workspace;
+    int32_t *labels, overflow;
+    int64_t loss;
+    float scale;
+} head_fixture;
+
+static void make_head(head_fixture *f, const head_case *c)
+{
+    *f = (head_fixture){.c = c, .scale = 0.125f, .loss = 100};
+    f->h = new_random(c->rows * c->d, 1, c->size);
+    f->w = new_random(c->vocabulary * c->d, 2, 1);
+    f->dh = new_floats(c->rows * c->d);
+    f->nll = new_doubles(NULL, c->rows);
+    f->ref_state = new_floats(3 * c->rows + 2 * c->rows * c->d);
+    f->labels = malloc((size_t)(c->rows + 1) * sizeof(int32_t));
+    f->ref_workspace = malloc(tsr_head_workspace_bytes(&(tsr_head_bounds){.d = c->d}));
+    assert_true(f->labels && f->ref_workspace);
+    for (int64_t i = 0; i < c->rows; i++)
+        f->labels[i] = (int32_t)(tsr_mix((uint64_t)i) % (uint64_t)c->vocabulary);
+}
+
+static void free_head(head_fixture *f)
+{
+    free(f->h), free(f->w), free(f->dh), free(f->nll), free(f->ref_state), free(f->labels);
+    free(f->ref_workspace);
+    cuda_free_all();
+}
+
+static tsr_head_state head_state(float *at, const head_case *c)
+{
+    tsr_head_state s = {.max = at, .sum = at + c->rows, .label_logit = at + 2 * c->rows};
+    if (c->train) {
+        s.acc = at + (3 * c->rows + 63) / 64 * 64;
+        s.wy = s.acc + c->rows * c->d;
+    }
+    return s;
+}
+
+/* What the compute dtype makes of W; then the reference over the whole vocabulary at once. */
+static void run_reference(head_fixture *f)
+{
+    const head_case *c = f->c;
+    free(f->ref_state);
+    f->ref_state = new_floats(3 * c->rows + 64 + 2 * c->rows * c->d);
+    tsr_head_state s = head_state(f->ref_state, c);
+    RUN(tsr_head_begin_ref(&(tsr_head_begin_args){s, c->rows, c->d}, rig.pool));
+    RUN(tsr_head_chunk_ref(&(tsr_head_chunk_args){.state = s,
+                                                  .h = f->h,
+                                                  .w = {f->w, TSR_F32},
+                                                  .labels = f->labels,
+                                                  .workspace = f->ref_workspace,
+                                                  .workspace_bytes = tsr_head_workspace_bytes(
+                                                      &(tsr_head_bounds){.d = c->d}),
+                                                  .rows = c->rows,
+                                                  .d = c->d,
+                                                  .count = c->vocabulary},
+                           rig.pool));
+    RUN(tsr_head_finish_ref(&(tsr_head_finish_args){.state = s,
+                                                    .dh = c->train ? f->dh : NULL,
+                                                    .nll = f->nll,
+                                                    .loss = &f->loss,
+                                                    .loss_overflow = &f->overflow,
+                                                    .rows = c->rows,
+                                                    .d = c->d,
+                                                    .scale = f->scale},
+                            rig.pool));
+}
+
+typedef struct {
+    void *h, *dh;
+    char *w;
+    int32_t *labels, *overflow;
+    int64_t *loss;
+    double *nll;
+    tsr_head_state state;
+    void *workspace;
+    uint64_t workspace_bytes;
+} head_device;
+
+static void copy_head(head_device *g, head_fixture *f)
+{
+    const head_case *c = f->c;
+    int64_t zero[2] = {100, 0};
+    tsr_head_bounds bounds = {c->rows, c->d, c->chunk, c->dtype, c->train};
+    g->h = cuda_values(f->h, c->rows * c->d, c->dtype);
+    g->w = cuda_values(f->w, c->vocabulary * c->d, c->w_dtype);
+    if (c->dtype == TSR_BF16) /* the matmul's W */
+        free(new_bf16(f->w, c->vocabulary * c->d));
+    g->labels = cuda_copy(f->labels, (uint64_t)c->rows * sizeof(int32_t));
+    g->state = head_state(
+        cuda_copy(NULL, (uint64_t)(3 * c->rows + 64 + 2 * c->rows * c->d) * sizeof(float)), c);
+    g->dh = cuda_copy(NULL, (uint64_t)(c->rows * c->d) * tsr_dtype_bytes(c->dtype));
+    g->nll = cuda_copy(NULL, (uint64_t)c->rows * sizeof(double));
+    g->loss = cuda_copy(zero, sizeof zero);
+    g->overflow = (int32_t *)(g->loss + 1);
+    g->workspace_bytes = rig.kernels->head_workspace_bytes(&bounds);
+    g->workspace = cuda_copy(NULL, g->workspace_bytes);
+}
+
+static void run_head(head_device *g, const head_fixture *f, bool backwards)
+{
+    const head_case *c = f->c;
+    int64_t chunks = (c->vocabulary + c->chunk - 1) / c->chunk;
+    RUN(rig.kernels->head_begin(rig.stream, &(tsr_head_begin_args){g->state, c->rows, c->d}));
+    for (int64_t i = 0; i < chunks; i++) {
+        int64_t first = (backwards ? chunks - 1 - i : i) * c->chunk;
+        int64_t count = first + c->chunk > c->vocabulary ? c->vocabulary - first : c->chunk;
+        tsr_head_chunk_args chunk = {.state = g->state,
+                                     .h = g->h,
+                                     .labels = g->labels,
+                                     .workspace = g->workspace,
+                                     .workspace_bytes = g->workspace_bytes,
+                                     .rows = c->rows,
+                                     .d = c->d,
+                                     .first = first,
+                                     .count = count,
+                                     .dtype = c->dtype};
+        chunk.w = (tsr_frozen){g->w + first * c->d * tsr_dtype_bytes(c->w_dtype), c->w_dtype};
+        RUN(rig.kernels->head_chunk(rig.stream, &chunk));
+    }
+    RUN(rig.kernels->head_finish(rig.stream, &(tsr_head_finish_args){.state = g->state,
+                                                                     .dh = c->train ? g->dh : NULL,
+                                                                     .nll = g->nll,
+                                                                     .loss = g->loss,
+                                                                     .loss_overflow = g->overflow,
+                                                                     .rows = c->rows,
+                                                                     .d = c->d,
+                                                                     .scale = f->scale,
+                                                                     .dtype = c->dtype}));
+}
+
+static void check_head(const head_device *g, const head_fixture *f, int run)
+{
+    char what[160];
+    const head_case *c = f->c;
+    double *got = new_doubles(NULL, c->rows), most = 1e-30;
+    int64_t word[2];
+    snprintf(what, sizeof what, "head %lldx%lld of %lld by %lld, size %g, %s, W %s, run %d",
+             (long long)c->rows, (long long)c->d, (long long)c->vocabulary, (long long)c->chunk,
+             (double)c->size, tsr_dtype_name(c->dtype), tsr_dtype_name(c->w_dtype), run);
+    /* Logits of 500 are rounded to 3e-5: a weight near 1/2 moves by as much. */
+    double loose = 1;
+    for (int64_t i = 0; i < c->rows; i++)
+        loose = fmax(loose, fabs((double)f->ref_state[i]) / 16);
+    double nll_tolerance = c->dtype == TSR_F32 ? F32_NLL_TOLERANCE : BF16_NLL_TOLERANCE;
+    cuda_read(got, g->nll, (uint64_t)c->rows * sizeof(double));
+    for (int64_t i = 0; i < c->rows; i++)
+        most = fmax(most, fabs(f->nll[i]));
+    /* A loss near 0 is the difference of two logits. */
+    most = fmax(most, (double)c->size);
+    for (int64_t i = 0; i < c->rows; i++)
+        if (!(fabs(got[i] - f->nll[i]) <= nll_tolerance * most))
+            fail_msg("%s: nll[%lld] = %.9g, want %.9g", what, (long long)i, got[i], f->nll[i]);
+    cuda_read(word, g->loss, sizeof word);
+    double sum = ldexp((double)(f->loss - 100), -TSR_LOSS_SHIFT);
+    double loss = ldexp((double)(word[0] - 100), -TSR_LOSS_SHIFT);
+    if (!(fabs(loss - sum) <= nll_tolerance * most * (double)(c->rows + 1)))
+        fail_msg("%s: loss %.9g, want %.9g", what, loss, sum);
+    assert_int_equal((int32_t)word[1], 0);
+    if (c->train)
+        cuda_expect(what, g->dh, f->dh, c->rows * c->d, c->dtype,
+                    tolerance_of(tolerance_head, c->dtype) * loose, 1e-6);
+    free(got);
+}
+
+static void head_matches_the_reference(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof head_cases / sizeof *head_cases; i++) {
+        head_fixture f;
+        head_device g;
+        make_head(&f, &head_cases[i]);
+        copy_head(&g, &f);
+        run_reference(&f);
+        for (int run = 0; run < 3; run++) {
+            int64_t word[2] = {100, 0};
+            RUN(tsr_device_write(rig.device, g.loss, word, sizeof word));
+            run_head(&g, &f, run == 1);
+            check_head(&g, &f, run);
+        }
+        free_head(&f);
+    }
+}
+
+/* The reference point follows the maximum late: rows whose logits grow from chunk to chunk by less
+ * and by more than it waits for, and rows that only fall. */
+static void growing_logits_are_rescaled(void **state)
+{
+    (void)state;
+    static const head_case shape = {64, 64, 800, 100, 1, TSR_F32, TSR_F32, true};
+    for (int dtype = 0; dtype < 2; dtype++) {
+        head_case c = shape;
+        head_fixture f;
+        head_device g;
+        if (dtype)
+            c.dtype = c.w_dtype = TSR_BF16;
+        make_head(&f, &c);
+        for (int64_t i = 0; i < c.rows * c.d; i++)
+            f.h[i] += (float)(i / c.d - 32) / 32;
+        for (int64_t i = 0; i < c.vocabulary * c.d; i++)
+            f.w[i] += (float)(i / c.d / 100) / 4;
+        copy_head(&g, &f);
+        run_reference(&f);
+        run_head(&g, &f, false);
+        check_head(&g, &f, 0);
+        RUN(tsr_device_write(rig.device, g.loss, &(int64_t){100}, 8));
+        run_head(&g, &f, true);
+        check_head(&g, &f, 1);
+        free_head(&f);
+    }
+}
+
+static void head_gives_the_same_bits(void **state)
+{
+    (void)state;
+    static const head_case shape = {700, 128, 9000, 4096, 1, TSR_BF16, TSR_BF16, true};
+    head_fixture f;
+    head_device g;
+    uint64_t bytes = 700 * 128 * 2;
+    uint16_t *first = malloc(bytes), *again = malloc(bytes);
+    double *nll = new_doubles(NULL, 700), *nll_again = new_doubles(NULL, 700);
+    make_head(&f, &shape);
+    copy_head(&g, &f);
+    for (int run = 0; run < 4; run++) {
+        run_head(&g, &f, false);
+        cuda_read(run ? again : first, g.dh, bytes);
+        cuda_read(run ? nll_again : nll, g.nll, 700 * sizeof(double));
+        if (run) {
+            assert_memory_equal(first, again, bytes);
+            assert_memory_equal(nll, nll_again, 700 * sizeof(double));
+        }
+    }
+    free(first), free(again), free(nll), free(nll_again);
+    free_head(&f);
+}
+
+/* dh over acc or wy, fp32; with bf16 it is refused. */
+static void dh_may_be_acc_or_wy(void **state)
+{
+    (void)state;
+    static const head_case shape = {50, 40, 300, 300, 1, TSR_F32, TSR_F32, true};
+    for (int i = 0; i < 2; i++) {
+        head_fixture f;
+        head_device g;
+        make_head(&f, &shape);
+        copy_head(&g, &f);
+        run_reference(&f);
+        g.dh = i ? g.state.wy : g.state.acc;
+        run_head(&g, &f, false);
+        check_head(&g, &f, i);
+        tsr_head_finish_args bad = {.state = g.state,
+                                    .dh = g.dh,
+                                    .nll = g.nll,
+                                    .loss = g.loss,
+                                    .loss_overflow = g.overflow,
+                                    .rows = 50,
+                                    .d = 40,
+                                    .dtype = TSR_BF16};
+        assert_int_equal(rig.kernels->head_finish(rig.stream, &bad), TSR_EUNSUPPORTED);
+        free_head(&f);
+    }
+}
+
+/* A label that no chunk has, an infinite h, a loss above 2^29: the flag, and nothing added. */
+static void a_loss_that_is_not_finite_is_flagged(void **state)
+{
+    (void)state;
+    static const head_case shape = {40, 16, 200, 64, 1, TSR_F32, TSR_F32, true};
+    for (int i = 0; i < 3; i++) {
+        head_fixture f;
+        head_device g;
+        int64_t word[2];
+        make_head(&f, &shape);
+        if (i == 0)
+            f.labels[3] = 200;
+        if (i == 1)
+            f.h[0] = INFINITY;
+        for (int64_t j = 0; j < 40 * 16 && i == 2; j++)
+            f.h[j] *= 3e8f;
+        copy_head(&g, &f);
+        run_head(&g, &f, false);
+        cuda_read(word, g.loss, sizeof word);
+        assert_int_equal((int32_t)word[1], 1);
+        assert_int_equal(word[0], 100);
+        free_head(&f);
+    }
+}
+
+static void a_small_workspace_is_refused(void **state)
+{
+    (void)state;
+    static const head_case shape = {40, 16, 200, 200, 1, TSR_F32, TSR_F32, true};
+    head_fixture f;
+    head_device g;
+    make_head(&f, &shape);
+    copy_head(&g, &f);
+    tsr_head_chunk_args chunk = {.state = g.state,
+                                 .h = g.h,
+                                 .w = {g.w, TSR_F32},
+                                 .labels = g.labels,
+                                 .workspace = g.workspace,
+                                 .workspace_bytes = g.workspace_bytes - 1,
+                                 .rows = 40,
+                                 .d = 16,
+                                 .count = 200};
+    assert_int_equal(rig.kernels->head_chunk(rig.stream, &chunk), TSR_EINVAL);
+    free_head(&f);
+}
+
+/* ---- speed ---- */
+
+typedef struct {
+    head_case shape;
+    head_fixture fixture;
+    head_device device;
+} head_speed;
+
+static void run_speed(void *context)
+{
+    head_speed *s = context;
+    run_head(&s->device, &s->fixture, false);
+}
+
+static void time_head(int64_t rows, bool train)
+{
+    head_speed s = {.shape = {rows, 4096, 128256, 16384, 1, TSR_BF16, TSR_BF16, train}};
+    const head_case *c = &s.shape;
+    head_device *g = &s.device;
+    tsr_head_bounds bounds = {rows, c->d, c->chunk, c->dtype, train};
+    tsr_gemm_args matmul[2 * TSR_HEAD_MATMULS];
+    int64_t zero[2] = {0, 0};
+    s.fixture = (head_fixture){.c = c, .scale = 1};
+    int count = tsr_head_matmuls_cuda(matmul, &bounds);
+    bounds.chunk = c->vocabulary % c->chunk;
+    count += tsr_head_matmuls_cuda(matmul + count, &bounds);
+    bounds.chunk = c->chunk;
+    uint64_t bytes = 2 * tsr_blas_tune_bytes(matmul, count);
+    RUN(tsr_blas_tune(tsr_kernels_kept(rig.stream)->blas, rig.stream, matmul, count,
+                      cuda_copy(NULL, bytes), bytes));
+    int32_t *labels = malloc((size_t)rows * sizeof *labels);
+    assert_non_null(labels);
+    for (int64_t i = 0; i < rows; i++)
+        labels[i] = (int32_t)(tsr_mix((uint64_t)i) % (uint64_t)c->vocabulary);
+    g->labels = cuda_copy(labels, (uint64_t)rows * sizeof *labels);
+    g->h = random_array(rows * c->d, TSR_BF16);
+    g->w = random_array(c->vocabulary * c->d, TSR_BF16);
+    g->dh = cuda_copy(NULL, (uint64_t)(rows * c->d) * 2);
+    g->state =
+        head_state(cuda_copy(NULL, (uint64_t)(3 * rows + 64 + 2 * rows * c->d) * sizeof(float)), c);
+    g->nll = cuda_copy(NULL, (uint64_t)rows * sizeof(double));
+    g->loss = cuda_copy(zero, sizeof zero);
+    g->overflow = (int32_t *)(g->loss + 1);
+    g->workspace_bytes = rig.kernels->head_workspace_bytes(&bounds);
+    g->workspace = cuda_copy(NULL, g->workspace_bytes);
+    double ms = median_ms(run_speed, &s, 7);
+    double flops = (train ? 4 : 2) * (double)rows * (double)c->d * (double)c->vocabulary;
+    printf("head %lld x 4096 of 128256, %s: %.2f ms, %.0f TFLOP/s, workspace %.0f MiB\n",
+           (long long)rows, train ? "loss and gradient" : "loss", ms, flops * 1e-9 / ms,
+           (double)g->workspace_bytes / MIB);
+    free(labels);
+    cuda_free_all();
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(head_matches_the_reference),
+        cmocka_unit_test(growing_logits_are_rescaled),
+        cmocka_unit_test(head_gives_the_same_bits),
+        cmocka_unit_test(dh_may_be_acc_or_wy),
+        cmocka_unit_test(a_loss_that_is_not_finite_is_flagged),
+        cmocka_unit_test(a_small_workspace_is_refused),
+    };
+    if (argc < 2 || strcmp(argv[1], "time") != 0)
+        return cmocka_run_group_tests(tests, cuda_setup, cuda_teardown);
+    cuda_setup(NULL);
+    printf("%s\n", tsr_device_description(rig.device));
+    time_head(8192, true);
+    time_head(8192, false);
+    time_head(6000, true);
+    time_head(2048, true);
+    time_head(500, true);
+    return cuda_teardown(NULL);
+}

@@ -1,0 +1,456 @@
+/*
+ * test_cuda_optimizer.c: fixed point, the gradient's norm, AdamW and the words of a step on a GPU: the
+ * same bits as the C references, in everything.
+ */
+#include "cuda_test.h"
+
+#include "base/exact_sum.h"
+#include "kernels/adamw.h"
+#include "kernels/fixed_point.h"
+
+static uint64_t random_bits(uint64_t i)
+{
+    return tsr_mix(i * 0x9E3779B97F4A7C15u + 29);
+}
+
+static void *allocate(uint64_t bytes)
+{
+    void *memory = malloc(bytes + 1);
+    assert_non_null(memory);
+    return memory;
+}
+
+/* Device memory has these bytes. */
+static void expect_bytes(const char *what, const void *device, const void *want, uint64_t bytes,
+                         uint32_t each)
+{
+    char *got = allocate(bytes);
+    cuda_read(got, device, bytes);
+    for (uint64_t i = 0; i < bytes; i++)
+        if (got[i] != ((const char *)want)[i])
+            fail_msg("%s: element %llu differs", what, (unsigned long long)(i / each));
+    free(got);
+}
+
+/* Gradients of all sizes: 2^-70 to 2^9 for an exponent range of 80. */
+static float *new_gradients(uint64_t count, uint64_t seed)
+{
+    float *g = allocate(count * sizeof *g);
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t bits = random_bits(i + (seed << 32));
+        float sign = bits & 1 ? -1 : 1, mantissa = 1 + (float)((bits >> 8) & 0x7fffff) * 0x1p-23f;
+        g[i] = bits % 17 == 0 ? 0 : ldexpf(sign * mantissa, (int)((bits >> 40) % 80) - 70);
+    }
+    return g;
+}
+
+/* Sums of all sizes below 2^most; the last `padding` are 0. */
+static int64_t *new_sums(uint64_t count, uint64_t padding, uint64_t seed, int most)
+{
+    int64_t *sum = allocate(count * sizeof *sum);
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t bits = random_bits(i + (seed << 32));
+        int64_t value = (int64_t)(bits >> (64 - most + (int)(random_bits(i) % (unsigned)most)));
+        sum[i] = i + padding >= count ? 0 : bits & 1 ? -value : value;
+    }
+    return sum;
+}
+
+/* ---- fixed_scatter ---- */
+
+typedef struct {
+    uint64_t count, ranks, gap, offset; /* gap: what a rank's stride is longer than its part */
+    int shift;
+    int g_offset; /* elements that g is off its alignment */
+    float bad;    /* not 0: put in one place */
+} scatter_case;
+
+static void one_scatter(const scatter_case *c)
+{
+    uint64_t part = tsr_fixed_part_count(c->count, c->ranks);
+    uint64_t stride = part + c->offset + c->gap, total = c->ranks * stride;
+    float *g = new_gradients(c->count + (uint64_t)c->g_offset, c->count);
+    int64_t *buffer = allocate(total * 8), overflow = 0;
+    if (c->bad != 0)
+        g[(uint64_t)c->g_offset + c->count / 2] = c->bad;
+    memset(buffer, 0xff, total * 8);
+    tsr_fixed_scatter_args args = {
+        .buffer = buffer,
+        .g = g + c->g_offset,
+        .overflow = &overflow,
+        .layout = {c->ranks, stride, c->shift, tsr_fixed_limit(c->shift, 4)},
+        .offset = c->offset,
+        .count = c->count};
+    RUN(tsr_fixed_scatter_ref(&args, rig.pool));
+    int64_t zero = 0;
+    args.buffer = cuda_copy(NULL, total * 8);
+    args.g = (float *)cuda_copy(g, (c->count + (uint64_t)c->g_offset) * 4) + c->g_offset;
+    args.overflow = cuda_copy(&zero, 8);
+    RUN(rig.kernels->fixed_scatter(rig.stream, &args));
+    char what[96];
+    snprintf(what, sizeof what,
+             "fixed_scatter of %llu to %llu ranks, offset %llu, shift %d, bad %g",
+             (unsigned long long)c->count, (unsigned long long)c->ranks,
+             (unsigned long long)c->offset, c->shift, (double)c->bad);
+    expect_bytes(what, args.buffer, buffer, total * 8, 8);
+    expect_bytes("overflow", args.overflow, &overflow, 8, 8);
+    free(g), free(buffer);
+    cuda_free_all();
+}
+
+static void fixed_scatter_gives_the_references_integers(void **state)
+{
+    static const uint64_t counts[] = {0, 1, 63, 64, 65, 1000, 4096 * 16, 65539};
+    static const uint64_t ranks[] = {1, 2, 3, 8, 200};
+    static const int shifts[] = {TSR_FIXED_SHIFT, 0, 62, 30};
+    (void)state;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        for (size_t j = 0; j < sizeof ranks / sizeof *ranks; j++) {
+            scatter_case c = {counts[i], ranks[j], 64 * (j % 2), 64 * (i % 3), shifts[(i + j) % 4],
+                              0,         0};
+            one_scatter(&c);
+        }
+    one_scatter(&(scatter_case){1000, 3, 0, 1, 44, 0, 0});
+    one_scatter(&(scatter_case){1000, 3, 1, 0, 44, 0, 0});
+    one_scatter(&(scatter_case){1000, 2, 0, 0, 44, 1, 0});
+    one_scatter(&(scatter_case){1000, 2, 0, 0, 44, 0, NAN});
+    one_scatter(&(scatter_case){1000, 2, 0, 0, 44, 0, -INFINITY});
+    one_scatter(&(scatter_case){1000, 2, 0, 0, 44, 0, 1e6f});
+    one_scatter(&(scatter_case){1, 1, 0, 0, 44, 0, NAN});
+    one_scatter(&(scatter_case){16 * 4096 + 1, 4, 0, 64, 44, 0, -1e38f});
+    assert_int_equal(rig.kernels->fixed_scatter(rig.stream, &(tsr_fixed_scatter_args){.count = 1}),
+                     TSR_EINVAL);
+}
+
+/* ---- fixed_add ---- */
+
+static void one_add(uint64_t count, bool store, uint64_t offset)
+{
+    int64_t *sum = new_sums(count + offset, 0, 1, 61), *part = new_sums(count + offset, 0, 2, 61);
+    tsr_fixed_add_args args = {.accumulator =
+                                   (int64_t *)cuda_copy(sum, (count + offset) * 8) + offset,
+                               .part = (int64_t *)cuda_copy(part, (count + offset) * 8) + offset,
+                               .count = count,
+                               .store = store};
+    RUN(rig.kernels->fixed_add(rig.stream, &args));
+    args.part = part + offset;
+    int64_t *device = args.accumulator;
+    args.accumulator = sum + offset;
+    RUN(tsr_fixed_add_ref(&args, rig.pool));
+    expect_bytes("fixed_add", device - offset, sum, (count + offset) * 8, 8);
+    free(sum), free(part);
+    cuda_free_all();
+}
+
+static void fixed_add_is_exact(void **state)
+{
+    static const uint64_t counts[] = {1, 2, 7, 64, 1025, 100003};
+    (void)state;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        for (int kind = 0; kind < 4; kind++)
+            one_add(counts[i], kind % 2, (uint64_t)kind / 2);
+    RUN(rig.kernels->fixed_add(rig.stream, &(tsr_fixed_add_args){.store = true}));
+}
+
+/* ---- grad_norm ---- */
+
+/* Granules of very different sizes beside each other; some of zeros. */
+static void one_norm(uint64_t count, int shift, uint64_t offset, int most)
+{
+    tsr_exact_sum sum;
+    int64_t *g = new_sums(count + offset, 0, count, most);
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t kind = random_bits(i / 64) % 8;
+        if (kind == 0)
+            g[offset + i] = 0;
+        else if (kind < 4)
+            g[offset + i] /= 1ll << 8 * kind;
+    }
+    tsr_exact_clear(&sum);
+    tsr_exact_add(&sum, 1.0 / 3); /* what is there is added to */
+    tsr_exact_add(&sum, -1e-300);
+    tsr_grad_norm_args args = {.sum = cuda_copy(&sum, sizeof sum),
+                               .gradient = (int64_t *)cuda_copy(g, (count + offset) * 8) + offset,
+                               .count = count,
+                               .shift = shift};
+    RUN(rig.kernels->grad_norm(rig.stream, &args));
+    const void *device = args.sum;
+    args.sum = &sum;
+    args.gradient = g + offset;
+    RUN(tsr_grad_norm_ref(&args, rig.pool));
+    char what[64];
+    snprintf(what, sizeof what, "grad_norm of %llu, shift %d, limb", (unsigned long long)count,
+             shift);
+    expect_bytes(what, device, &sum, sizeof sum, 8);
+    free(g);
+    cuda_free_all();
+}
+
+static void grad_norm_gives_the_references_limbs(void **state)
+{
+    static const uint64_t counts[] = {0, 64, 128, 64 * 7, 64 * 63, 64 * 1000, 64 * 40009};
+    static const int shifts[] = {TSR_FIXED_SHIFT, 0, 62};
+    (void)state;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        for (size_t j = 0; j < sizeof shifts / sizeof *shifts; j++)
+            one_norm(counts[i], shifts[j], (i + j) % 2, j == 1 ? 62 : 50);
+    assert_int_equal(rig.kernels->grad_norm(rig.stream, &(tsr_grad_norm_args){.count = 64}),
+                     TSR_EINVAL);
+}
+
+/* ---- adamw ---- */
+
+#define MAX_SPANS 6
+
+typedef struct {
+    float *p, *m, *v;
+    int64_t *g;
+    void *work;
+    uint64_t count;
+    tsr_dtype dtype;
+    bool has_work;
+} owned;
+
+static owned new_owned(uint64_t count, int kind)
+{
+    owned o = {.count = count, .dtype = kind % 2 ? TSR_BF16 : TSR_F32, .has_work = kind % 3 != 2};
+    uint64_t padding = count > 100 ? 37 : 0;
+    o.p = new_random((int64_t)count, 1, 1);
+    o.m = new_random((int64_t)count, 2, 0.01f);
+    o.v = new_random((int64_t)count, 3, 1e-3f);
+    o.g = new_sums(count, padding, 4, 48);
+    o.work = allocate(count * 4);
+    memset(o.work, 0xff, count * 4);
+    for (uint64_t i = 0; i < count; i++) {
+        o.v[i] = i % 5 ? fabsf(o.v[i]) : i % 10 ? 0 : 1e-39f; /* subnormals too */
+        if (i % 7 == 0)
+            o.m[i] = i % 14 ? 0 : 1e-40f;
+        if (i + padding >= count)
+            o.p[i] = o.m[i] = o.v[i] = 0;
+    }
+    return o;
+}
+
+static void free_owned(owned *o)
+{
+    free(o->p), free(o->m), free(o->v), free(o->g), free(o->work);
+}
+
+static tsr_adamw_span host_span(const owned *o)
+{
+    return (tsr_adamw_span){o->p,     o->m,    o->v, o->g, o->has_work ? o->work : NULL,
+                            o->dtype, o->count};
+}
+
+/* `offset` elements off their alignment. */
+static tsr_adamw_span device_span(const owned *o, uint64_t offset)
+{
+    uint64_t count = o->count, each = tsr_dtype_bytes(o->dtype);
+    tsr_adamw_span s = {.work_dtype = o->dtype, .count = count};
+    s.master = (float *)cuda_copy(NULL, (count + offset) * 4) + offset;
+    s.m = (float *)cuda_copy(NULL, (count + offset) * 4) + offset;
+    s.v = (float *)cuda_copy(NULL, (count + offset) * 4) + offset;
+    int64_t *g = (int64_t *)cuda_copy(NULL, (count + offset) * 8) + offset;
+    if (o->has_work)
+        s.work = (char *)cuda_copy(NULL, (count + offset) * each) + offset * each;
+    RUN(tsr_device_write(rig.device, s.master, o->p, count * 4));
+    RUN(tsr_device_write(rig.device, s.m, o->m, count * 4));
+    RUN(tsr_device_write(rig.device, s.v, o->v, count * 4));
+    RUN(tsr_device_write(rig.device, g, o->g, count * 8));
+    s.gradient = g;
+    return s;
+}
+
+static void expect_span(const tsr_adamw_span *device, const owned *want)
+{
+    uint64_t bytes = want->count * 4;
+    expect_bytes("m", device->m, want->m, bytes, 4);
+    expect_bytes("v", device->v, want->v, bytes, 4);
+    expect_bytes("p", device->master, want->p, bytes, 4);
+    if (want->has_work)
+        expect_bytes("work", device->work, want->work, want->count * tsr_dtype_bytes(want->dtype),
+                     tsr_dtype_bytes(want->dtype));
+}
+
+static const tsr_adamw_step usual = {.learning_rate = 2e-4,
+                                     .beta1 = 0.9,
+                                     .beta2 = 0.999,
+                                     .epsilon = 1e-8,
+                                     .weight_decay = 0.01,
+                                     .step = 99}; /* ignored */
+
+/* Each control in turn: one step after the other. */
+static void run_steps(const uint64_t *counts, int spans, uint64_t offset, tsr_adamw_step step,
+                      const tsr_adamw_control *controls, int steps)
+{
+    owned o[MAX_SPANS];
+    tsr_adamw_span host[MAX_SPANS], device[MAX_SPANS];
+    for (int i = 0; i < spans; i++) {
+        o[i] = new_owned(counts[i], i);
+        host[i] = host_span(&o[i]);
+        device[i] = device_span(&o[i], offset);
+    }
+    tsr_adamw_control *control = cuda_copy(controls, (uint64_t)steps * sizeof *controls);
+    for (int t = 0; t < steps; t++) {
+        tsr_adamw_args args = {host, (uint64_t)spans, step, &controls[t], TSR_FIXED_SHIFT};
+        RUN(tsr_adamw_ref(&args, rig.pool));
+        args.spans = device;
+        args.control = control + t;
+        RUN(rig.kernels->adamw(rig.stream, &args));
+        for (int i = 0; i < spans; i++)
+            expect_span(&device[i], &o[i]);
+    }
+    for (int i = 0; i < spans; i++)
+        free_owned(&o[i]);
+    cuda_free_all();
+}
+
+static void adamw_gives_the_references_bits(void **state)
+{
+    static const uint64_t counts[] = {1, 64, 1001, 70000, 5, 1024};
+    static const tsr_adamw_control controls[] = {{1, 0, 1},     {0.3f, 0, 2},   {1, 1, 3},
+                                                 {1, 0, 3},     {1e-30f, 0, 4}, {1, 0, 1000},
+                                                 {1, 0, 123456}};
+    tsr_adamw_step other = {.learning_rate = 1e-2, .beta1 = 0, .beta2 = 0.5, .epsilon = 1e-30};
+    (void)state;
+    for (int spans = 1; spans <= MAX_SPANS; spans++)
+        run_steps(counts + MAX_SPANS - spans, spans, (uint64_t)spans % 2, usual, controls, 7);
+    run_steps(counts, MAX_SPANS, 0, other, controls, 7);
+    run_steps((uint64_t[]){3000001}, 1, 0, usual, controls, 2);
+    run_steps((uint64_t[]){0}, 1, 0, usual, controls, 1);
+}
+
+/* 1 - b^t of the device and of the host's libm: every t of a short run, and some of a long one. */
+static void adamw_corrects_the_bias_as_the_reference(void **state)
+{
+    enum { STEPS = 400 };
+    static tsr_adamw_control controls[STEPS];
+    static const double beta2[] = {0.999, 0.95, 0.9999};
+    (void)state;
+    for (int i = 0; i < STEPS; i++)
+        controls[i] = (tsr_adamw_control){
+            1, 0, i < 300 ? (uint64_t)i + 1 : 300 + 1 + random_bits((uint64_t)i) % 200000};
+    for (int i = 0; i < 3; i++) {
+        tsr_adamw_step step = usual;
+        step.beta2 = beta2[i];
+        run_steps((uint64_t[]){257}, 1, 0, step, controls, STEPS);
+    }
+}
+
+static void adamw_refuses_what_the_reference_refuses(void **state)
+{
+    (void)state;
+    tsr_adamw_control *control = cuda_copy(NULL, sizeof *control);
+    tsr_adamw_span span = {.work = control, .work_dtype = TSR_F16};
+    tsr_adamw_args args = {.step = usual, .control = control, .shift = TSR_FIXED_SHIFT};
+    RUN(rig.kernels->adamw(rig.stream, &args));
+    args.step.epsilon = 0;
+    assert_int_equal(rig.kernels->adamw(rig.stream, &args), TSR_EINVAL);
+    args.step = usual;
+    args.step.beta1 = 1;
+    assert_int_equal(rig.kernels->adamw(rig.stream, &args), TSR_EINVAL);
+    args.step = usual;
+    args.spans = &span;
+    args.span_count = 1;
+    assert_int_equal(rig.kernels->adamw(rig.stream, &args), TSR_EINVAL);
+    args.control = NULL;
+    assert_int_equal(rig.kernels->adamw(rig.stream, &args), TSR_EINVAL);
+    cuda_free_all();
+}
+
+/* ---- step_sums, step_control ---- */
+
+static void step_sums_are_added_and_cleared(void **state)
+{
+    (void)state;
+    for (int flags = 0; flags < 4; flags++) {
+        int64_t loss = -5 + ((int64_t)flags << 40), gradient = flags & 2 ? 1 : 0;
+        int64_t word_loss = 7, word_bad = 3;
+        int32_t overflow = flags & 1;
+        tsr_step_sums_args args = {cuda_copy(&loss, 8), cuda_copy(&overflow, 4),
+                                   cuda_copy(&gradient, 8), cuda_copy(&word_loss, 8),
+                                   cuda_copy(&word_bad, 8)};
+        RUN(rig.kernels->step_sums(rig.stream, &args));
+        tsr_step_sums_args host = {&loss, &overflow, &gradient, &word_loss, &word_bad};
+        RUN(tsr_step_sums_ref(&host, rig.pool));
+        expect_bytes("loss", args.loss, &loss, 8, 8);
+        expect_bytes("loss_overflow", args.loss_overflow, &overflow, 4, 4);
+        expect_bytes("gradient_overflow", args.gradient_overflow, &gradient, 8, 8);
+        expect_bytes("word_loss", args.word_loss, &word_loss, 8, 8);
+        expect_bytes("word_non_finite", args.word_non_finite, &word_bad, 8, 8);
+        cuda_free_all();
+    }
+}
+
+static void one_control(const tsr_exact_sum *squares, double max_norm, int64_t error, int64_t bad)
+{
+    tsr_adamw_control control = {5, 7, 41};
+    tsr_step_control_args args = {cuda_copy(&control, sizeof control),
+                                  cuda_copy(squares, sizeof *squares), cuda_copy(&error, 8),
+                                  cuda_copy(&bad, 8), max_norm};
+    RUN(rig.kernels->step_control(rig.stream, &args));
+    tsr_step_control_args host = {&control, squares, &error, &bad, max_norm};
+    RUN(tsr_step_control_ref(&host, rig.pool));
+    tsr_adamw_control got;
+    cuda_read(&got, args.control, sizeof got);
+    if (memcmp(&got.clip, &control.clip, 4) != 0 || got.skip != control.skip ||
+        got.step != control.step)
+        fail_msg("step_control: clip %a, skip %u, step %llu; want %a, %u, %llu (norm %a, most %g)",
+                 (double)got.clip, got.skip, (unsigned long long)got.step, (double)control.clip,
+                 control.skip, (unsigned long long)control.step, tsr_grad_norm(squares), max_norm);
+    cuda_free_all();
+}
+
+static void step_control_gives_the_references_bits(void **state)
+{
+    static const double summands[][3] = {{0},
+                                         {1},
+                                         {4, 5, 0x1p-60},
+                                         {0x1p53, 1, 0},
+                                         {0x1p53, 1, 0x1p-1000},
+                                         {0x1p53, 3},
+                                         {5e-324},
+                                         {3e-310, 5e-324},
+                                         {1e308, 1e308},
+                                         {-1},
+                                         {1, -1},
+                                         {1, -0x1p-80},
+                                         {0x1p40, -0x1p-30},
+                                         {0x1.fffffffffffffp10, 0x1p-43},
+                                         {INFINITY, 1},
+                                         {NAN},
+                                         {2e-300, 1e-290}};
+    static const double norms[] = {0, 1, 0.3, 1e-3, 1e9, -1, NAN};
+    tsr_exact_sum sum;
+    (void)state;
+    for (size_t i = 0; i < sizeof summands / sizeof *summands; i++)
+        for (size_t j = 0; j < sizeof norms / sizeof *norms; j++) {
+            tsr_exact_clear(&sum);
+            for (int k = 0; k < 3; k++)
+                tsr_exact_add(&sum, summands[i][k]);
+            one_control(&sum, norms[j], 0, 0);
+        }
+    for (int turn = 0; turn < 200; turn++) {
+        tsr_exact_clear(&sum);
+        for (int k = 0; k < 50; k++) {
+            uint64_t bits = random_bits((uint64_t)(turn * 50 + k));
+            tsr_exact_add(&sum, ldexp((double)(bits >> 11), (int)(bits % 60) - 80));
+        }
+        one_control(&sum, norms[turn % 4], turn % 10 == 3, turn % 10 == 4);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fixed_scatter_gives_the_references_integers),
+        cmocka_unit_test(fixed_add_is_exact),
+        cmocka_unit_test(grad_norm_gives_the_references_limbs),
+        cmocka_unit_test(adamw_gives_the_references_bits),
+        cmocka_unit_test(adamw_corrects_the_bias_as_the_reference),
+        cmocka_unit_test(adamw_refuses_what_the_reference_refuses),
+        cmocka_unit_test(step_sums_are_added_and_cleared),
+        cmocka_unit_test(step_control_gives_the_references_bits),
+    };
+    return cmocka_run_group_tests(tests, cuda_setup, cuda_teardown);
+}

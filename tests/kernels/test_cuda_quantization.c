@@ -1,0 +1,489 @@
+/*
+ * test_cuda_quantization.c: nf4_dequant, widen, gather_rows, scatter_rows, row_square_norm, dora_norm
+ * and dropout on a GPU against the C references. All but the norms give the reference's bits, rounded
+ * once to the dtype of the output.
+ */
+#include "cuda_test.h"
+
+#include "kernels/dropout.h"
+#include "kernels/nf4_dequant.h"
+
+#define GUARD 64 /* bytes after an output that must stay as they were */
+
+static const tsr_dtype dtypes[] = {TSR_F32, TSR_BF16, TSR_F16};
+static const char *const dtype_names[] = {"F32", "BF16", "F16"};
+
+/* The bits of a value in dtype. */
+static uint32_t bits_of(float value, tsr_dtype dtype)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if (dtype == TSR_BF16)
+        return tsr_f32_to_bf16(value);
+    return dtype == TSR_F16 ? tsr_f32_to_f16(value) : bits;
+}
+
+static uint32_t bits_at(const void *raw, int64_t i, tsr_dtype dtype)
+{
+    return dtype == TSR_F32 ? ((const uint32_t *)raw)[i] : ((const uint16_t *)raw)[i];
+}
+
+static bool is_nan(uint32_t bits, tsr_dtype dtype)
+{
+    if (dtype == TSR_F32)
+        return (bits & 0x7fffffffu) > 0x7f800000u;
+    return (bits & 0x7fffu) > (dtype == TSR_BF16 ? 0x7f80u : 0x7c00u);
+}
+
+/* The bits of `want` rounded to dtype (any NaN for a NaN), and the guard behind them. */
+static void expect_bits(const char *what, const void *device, const float *want, int64_t count,
+                        tsr_dtype dtype)
+{
+    uint64_t bytes = (uint64_t)count * tsr_dtype_bytes(dtype);
+    uint8_t *raw = malloc(bytes + GUARD);
+    assert_non_null(raw);
+    cuda_read(raw, device, bytes + GUARD);
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t got = bits_at(raw, i, dtype), wanted = bits_of(want[i], dtype);
+        if (got != wanted && !(is_nan(got, dtype) && is_nan(wanted, dtype)))
+            fail_msg("%s, %s: [%lld of %lld] is 0x%x, want 0x%x (%a)", what, tsr_dtype_name(dtype),
+                     (long long)i, (long long)count, got, wanted, (double)want[i]);
+    }
+    for (int i = 0; i < GUARD; i++)
+        if (raw[bytes + (uint64_t)i] != 0xff)
+            fail_msg("%s: byte %d behind the output was written", what, i);
+    free(raw);
+}
+
+/* An output of `count` elements, `offset` elements off its alignment. */
+static void *new_output(int64_t count, tsr_dtype dtype, int offset)
+{
+    uint32_t each = tsr_dtype_bytes(dtype);
+    char *out = cuda_copy(NULL, (uint64_t)(count + offset) * each + GUARD);
+    return out + (uint32_t)offset * each;
+}
+
+static uint64_t random_bits(uint64_t i)
+{
+    return tsr_mix(i * 0x9E3779B97F4A7C15u + 17);
+}
+
+/* ---- nf4_dequant ---- */
+
+typedef struct {
+    int64_t count, columns; /* columns 0: no row factor */
+    bool nested;
+    int out_offset, code_offset; /* elements, bytes */
+} nf4_case;
+
+typedef struct {
+    uint8_t *codes, *q;
+    float *absmax, *nested, *map, *level, *factor, *want;
+    int64_t blocks, rows;
+} nf4_data;
+
+static const float nf4_level[16] = {
+    -1.0f,      -0.6961928f, -0.5250731f, -0.3949175f, -0.2844414f, -0.1847734f, -0.09105f,  0,
+    0.0795803f, 0.1609302f,  0.2461123f,  0.3379152f,  0.4407098f,  0.562617f,   0.7229568f, 1};
+static const float extreme[] = {0,        -0.0f, 1e-40f, -1e-38f, 3e38f,
+                                INFINITY, NAN,   65504,  1e-7f,   6e-8f};
+#define EXTREMES ((int64_t)(sizeof extreme / sizeof *extreme))
+
+static nf4_data new_nf4(const nf4_case *c)
+{
+    nf4_data d = {.blocks = (c->count + 63) / 64, .rows = 1};
+    int64_t bytes = (c->count + 1) / 2 + c->code_offset;
+    if (c->columns)
+        d.rows = (c->count + c->columns - 1) / c->columns;
+    d.codes = malloc((size_t)bytes + 8);
+    d.q = malloc((size_t)d.blocks);
+    assert_true(d.codes && d.q);
+    for (int64_t i = 0; i < bytes; i += 8) {
+        uint64_t word = random_bits((uint64_t)i);
+        memcpy(d.codes + i, &word, (size_t)(bytes - i < 8 ? bytes - i : 8));
+    }
+    for (int64_t i = 0; i < d.blocks; i++)
+        d.q[i] = (uint8_t)random_bits((uint64_t)i + 1000000);
+    d.absmax = new_random(d.blocks, 2, 0.1f);
+    for (int64_t i = 3; i < d.blocks && i < 3 + EXTREMES; i++)
+        d.absmax[i] = extreme[i - 3];
+    d.nested = new_random(d.blocks / 256 + 1, 3, 0.3f);
+    d.map = new_random(256, 4, 1);
+    d.level = new_floats(16);
+    memcpy(d.level, nf4_level, sizeof nf4_level);
+    d.factor = new_gain(d.rows, 5);
+    d.want = new_floats(c->count);
+    return d;
+}
+
+static void free_nf4(nf4_data *d)
+{
+    free(d->codes), free(d->q), free(d->absmax), free(d->nested), free(d->map), free(d->level);
+    free(d->factor), free(d->want);
+}
+
+static void one_nf4(const nf4_case *c, tsr_dtype dtype)
+{
+    nf4_data d = new_nf4(c);
+    tsr_nf4_dequant_args args = {.out = d.want,
+                                 .codes = d.codes + c->code_offset,
+                                 .absmax = c->nested ? (void *)d.q : (void *)d.absmax,
+                                 .nested_absmax = d.nested,
+                                 .nested_map = d.map,
+                                 .level = d.level,
+                                 .row_factor = c->columns ? d.factor : NULL,
+                                 .count = c->count,
+                                 .columns = c->columns,
+                                 .offset = 0.04f,
+                                 .nested = c->nested};
+    RUN(tsr_nf4_dequant_ref(&args, rig.pool));
+    args.dtype = dtype;
+    args.out = new_output(c->count, dtype, c->out_offset);
+    args.codes = (uint8_t *)cuda_copy(d.codes, (uint64_t)((c->count + 1) / 2 + c->code_offset)) +
+                 c->code_offset;
+    args.absmax = c->nested ? cuda_copy(d.q, (uint64_t)d.blocks)
+                            : cuda_copy(d.absmax, (uint64_t)d.blocks * 4);
+    args.nested_absmax = cuda_copy(d.nested, (uint64_t)(d.blocks / 256 + 1) * 4);
+    args.nested_map = cuda_copy(d.map, 1024);
+    args.level = cuda_copy(d.level, 64);
+    if (c->columns)
+        args.row_factor = cuda_copy(d.factor, (uint64_t)d.rows * 4);
+    RUN(rig.kernels->nf4_dequant(rig.stream, &args));
+    char what[128];
+    snprintf(what, sizeof what, "nf4_dequant of %lld, columns %lld, %s scales, offsets %d, %d",
+             (long long)c->count, (long long)c->columns, c->nested ? "nested" : "fp32",
+             c->out_offset, c->code_offset);
+    expect_bits(what, args.out, d.want, c->count, dtype);
+    free_nf4(&d);
+    cuda_free_all();
+}
+
+static void nf4_dequant_gives_the_references_bits(void **state)
+{
+    static const int64_t counts[] = {1, 2, 7, 8, 63, 64, 65, 255, 1000, 1024, 1031, 40000, 70003};
+    static const int64_t columns[] = {0, 64, 96, 100, 7, 1};
+    (void)state;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
+            for (int nested = 0; nested < 2; nested++)
+                one_nf4(&(nf4_case){counts[i], columns[j], nested, 0, 0},
+                        dtypes[(i + j + (size_t)nested) % 3]);
+    for (int d = 0; d < 3; d++) {
+        one_nf4(&(nf4_case){5003, 0, true, 1, 0}, dtypes[d]);
+        one_nf4(&(nf4_case){5003, 0, false, 0, 1}, dtypes[d]);
+        one_nf4(&(nf4_case){5008, 16, false, 3, 2}, dtypes[d]);
+        one_nf4(&(nf4_case){1 << 20, 4096, true, 0, 4}, dtypes[d]);
+    }
+    one_nf4(&(nf4_case){4096 * 4096, 0, true, 0, 0}, TSR_BF16);
+    one_nf4(&(nf4_case){1024 * 4096 + 2, 0, false, 0, 0}, TSR_F32);
+}
+
+static void nf4_dequant_of_nothing(void **state)
+{
+    (void)state;
+    RUN(rig.kernels->nf4_dequant(rig.stream, &(tsr_nf4_dequant_args){.nested = true}));
+    assert_int_equal(rig.kernels->nf4_dequant(rig.stream, &(tsr_nf4_dequant_args){.count = 1}),
+                     TSR_EINVAL);
+    cuda_wait();
+}
+
+/* ---- widen ---- */
+
+/* Random bits are random values, NaN and subnormals among them; a 16-bit dtype has all of its. */
+static void one_widen(int64_t count, tsr_dtype from, tsr_dtype to, int offset)
+{
+    uint32_t each = tsr_dtype_bytes(from);
+    int64_t all = count + offset;
+    uint8_t *in = malloc((size_t)all * each + 8);
+    float *want = new_floats(count);
+    assert_non_null(in);
+    for (int64_t i = 0; i < all; i++) {
+        uint32_t bits = each == 2 ? (uint32_t)i : (uint32_t)random_bits((uint64_t)i);
+        memcpy(in + i * each, &bits, each);
+    }
+    assert_true(tsr_widen_f32(want, in + offset * each, from, (uint64_t)count));
+    tsr_widen_args args = {.out = new_output(count, to, offset),
+                           .in = (char *)cuda_copy(in, (uint64_t)all * each) + offset * each,
+                           .count = count,
+                           .in_dtype = from,
+                           .dtype = to};
+    RUN(rig.kernels->widen(rig.stream, &args));
+    char what[64];
+    snprintf(what, sizeof what, "widen %lld from %s, offset %d", (long long)count,
+             dtype_names[from], offset);
+    expect_bits(what, args.out, want, count, to);
+    free(in), free(want);
+    cuda_free_all();
+}
+
+static void widen_between_all_dtypes(void **state)
+{
+    static const int64_t counts[] = {1, 3, 4, 5, 1023, 65536, 300001};
+    (void)state;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        for (int pair = 0; pair < 9; pair++)
+            for (int offset = 0; offset < 2; offset++)
+                one_widen(counts[i], dtypes[pair / 3], dtypes[pair % 3], offset);
+    RUN(rig.kernels->widen(rig.stream, &(tsr_widen_args){.dtype = TSR_BF16}));
+}
+
+/* ---- gather_rows, scatter_rows ---- */
+
+/* Tokens whose hash is below `share` of 8; -1 for only the last. */
+static int64_t choose(int32_t *index, int64_t tokens, int share)
+{
+    int64_t rows = 0;
+    for (int64_t t = 0; t < tokens; t++)
+        if (share < 0 ? t == tokens - 1 : (int)(random_bits((uint64_t)t) % 8) < share)
+            index[rows++] = (int32_t)t;
+    return rows;
+}
+
+static void one_rows(int64_t tokens, int64_t d, int share, tsr_dtype dtype, int offset)
+{
+    int32_t *index = malloc((size_t)tokens * 4 + 4);
+    assert_non_null(index);
+    int64_t rows = choose(index, tokens, share), all = tokens * d + offset;
+    uint32_t each = tsr_dtype_bytes(dtype);
+    float *x = new_random(all, 1, 3), *want = new_floats(tokens * d);
+    const void *in = (char *)cuda_values(x, all, dtype) + (uint32_t)offset * each;
+    const int32_t *place = cuda_copy(index, (uint64_t)rows * 4);
+    char what[96];
+    snprintf(what, sizeof what, "%lld of %lld rows of %lld, offset %d", (long long)rows,
+             (long long)tokens, (long long)d, offset);
+
+    tsr_gather_rows_args gather = {want, x + offset, index, rows, tokens, d, TSR_F32};
+    RUN(tsr_gather_rows_ref(&gather, rig.pool));
+    gather = (tsr_gather_rows_args){
+        new_output(rows * d, dtype, offset), in, place, rows, tokens, d, dtype};
+    RUN(rig.kernels->gather_rows(rig.stream, &gather));
+    expect_bits(what, gather.out, want, rows * d, dtype);
+
+    tsr_scatter_rows_args scatter = {want, x + offset, index, rows, tokens, d, TSR_F32};
+    RUN(tsr_scatter_rows_ref(&scatter, rig.pool));
+    scatter = (tsr_scatter_rows_args){
+        new_output(tokens * d, dtype, offset), in, place, rows, tokens, d, dtype};
+    RUN(rig.kernels->scatter_rows(rig.stream, &scatter));
+    expect_bits(what, scatter.out, want, tokens * d, dtype);
+    free(index), free(x), free(want);
+    cuda_free_all();
+}
+
+static void rows_are_moved(void **state)
+{
+    static const int64_t tokens[] = {1, 7, 8, 9, 300, 2050}, widths[] = {1, 3, 8, 64, 100};
+    static const int shares[] = {0, 8, 3, -1};
+    (void)state;
+    for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++)
+        for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
+            for (size_t s = 0; s < sizeof shares / sizeof *shares; s++)
+                one_rows(tokens[t], widths[w], shares[s], dtypes[(t + w + s) % 3], (int)(s % 2));
+    one_rows(70000, 8, 1, TSR_BF16, 0);
+    one_rows(70000, 4, 7, TSR_F32, 0);
+    one_rows(500, 4096, 5, TSR_BF16, 0);
+    one_rows(60, 14336, 5, TSR_F32, 0);
+}
+
+/* ---- row_square_norm ---- */
+
+static void one_square_norm(int64_t rows, int64_t columns, tsr_dtype dtype, float scale)
+{
+    float *w = new_random(rows * columns, (uint64_t)columns, scale), *want = new_floats(rows);
+    void *aligned = cuda_values(w, rows * columns, dtype);
+    tsr_row_square_norm_args args = {want, w, rows, columns, TSR_F32};
+    RUN(tsr_row_square_norm_ref(&args, rig.pool));
+    args = (tsr_row_square_norm_args){new_output(rows, TSR_F32, 0), aligned, rows, columns, dtype};
+    RUN(rig.kernels->row_square_norm(rig.stream, &args));
+    char what[64];
+    snprintf(what, sizeof what, "row_square_norm %lldx%lld", (long long)rows, (long long)columns);
+    cuda_expect(what, args.out, want, rows, TSR_F32, tolerance_of(tolerance_norms, dtype), 1e-30);
+
+    /* Elsewhere in memory: the same bits. */
+    uint32_t each = tsr_dtype_bytes(dtype);
+    uint64_t bytes = (uint64_t)(rows * columns) * each;
+    float *first = cuda_floats(args.out, rows, TSR_F32);
+    char *moved = (char *)cuda_copy(NULL, bytes + each) + each;
+    void *host = malloc(bytes + 1);
+    assert_non_null(host);
+    cuda_read(host, aligned, bytes);
+    RUN(tsr_device_write(rig.device, moved, host, bytes));
+    args.w = moved;
+    args.out = new_output(rows, TSR_F32, 0);
+    RUN(rig.kernels->row_square_norm(rig.stream, &args));
+    expect_bits(what, args.out, first, rows, TSR_F32);
+    free(w), free(want), free(first), free(host);
+    cuda_free_all();
+}
+
+static void row_square_norms(void **state)
+{
+    static const int64_t columns[] = {0, 1, 7, 8, 100, 256, 1030, 4096, 14336};
+    static const int64_t rows[] = {1, 3, 130};
+    (void)state;
+    for (size_t c = 0; c < sizeof columns / sizeof *columns; c++)
+        for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
+            for (int d = 0; d < 2; d++)
+                one_square_norm(rows[r], columns[c], dtypes[d], 0.1f);
+    one_square_norm(1024, 4096, TSR_BF16, 1e15f);
+    one_square_norm(5, 4096, TSR_F32, 1e-12f);
+    one_square_norm(5, 300, TSR_F16, 1);
+    tsr_row_square_norm_args none = {.columns = 4};
+    RUN(rig.kernels->row_square_norm(rig.stream, &none));
+}
+
+/* ---- dora_norm ---- */
+
+static void one_dora_norm(int64_t rows, int64_t r, bool fresh, tsr_dtype dtype)
+{
+    float *squares = new_gain(rows, 1), *m = new_gain(rows, 2), *u = new_random(rows * r, 3, 1);
+    float *bg = new_random(rows * r, 4, 1), *b = new_random(rows * r, 5, 0.3f / (float)r);
+    float *n = new_floats(rows), *g = new_floats(rows);
+    void *device_b = cuda_values(b, rows * r, dtype); /* rounds b */
+    tsr_dora_norm_args args = {.n = n,
+                               .g = g,
+                               .m = fresh ? NULL : m,
+                               .squares = squares,
+                               .u = u,
+                               .bg = bg,
+                               .b = b,
+                               .rows = rows,
+                               .r = r,
+                               .scale = 0.7};
+    RUN(tsr_dora_norm_ref(&args, rig.pool));
+    args.n = new_output(rows, TSR_F32, 0);
+    args.g = new_output(rows, TSR_F32, 0);
+    args.m = fresh ? NULL : cuda_copy(m, (uint64_t)rows * 4);
+    args.squares = cuda_copy(squares, (uint64_t)rows * 4);
+    args.u = cuda_copy(u, (uint64_t)(rows * r) * 4);
+    args.bg = cuda_copy(bg, (uint64_t)(rows * r) * 4);
+    args.b = device_b;
+    args.dtype = dtype;
+    RUN(rig.kernels->dora_norm(rig.stream, &args));
+    cuda_expect("n", args.n, n, rows, TSR_F32, tolerance_of(tolerance_norms, dtype), 1e-30);
+    cuda_expect("g", args.g, g, rows, TSR_F32, tolerance_of(tolerance_norms, dtype), 1e-30);
+    free(squares), free(m), free(u), free(bg), free(b), free(n), free(g);
+    cuda_free_all();
+}
+
+static void dora_norms(void **state)
+{
+    static const int64_t rows[] = {1, 5, 33, 4099}, ranks[] = {1, 3, 8, 16, 64, 100};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (size_t j = 0; j < sizeof ranks / sizeof *ranks; j++)
+            for (int d = 0; d < 2; d++)
+                one_dora_norm(rows[i], ranks[j], (i + j) % 2, dtypes[d]);
+}
+
+/* Squares that cancel, vanish or are no numbers: sqrt of what is below 0 is 0, a NaN stays, m / 0 is
+ * what the division gives. */
+static void dora_norm_of_odd_rows(void **state)
+{
+    static const float squares[4] = {0, 1, NAN, 4}, m[4] = {2, 2, 2, 2};
+    static const float u[4] = {0, -10, 0, 0}, bg[4] = {0}, b[4] = {0, 1, 0, 0};
+    static const float n[4] = {0, 0, NAN, 2}, g[4] = {INFINITY, INFINITY, NAN, 1};
+    (void)state;
+    tsr_dora_norm_args args = {.n = new_output(4, TSR_F32, 0),
+                               .g = new_output(4, TSR_F32, 0),
+                               .m = cuda_copy(m, sizeof m),
+                               .squares = cuda_copy(squares, sizeof squares),
+                               .u = cuda_copy(u, sizeof u),
+                               .bg = cuda_copy(bg, sizeof bg),
+                               .b = cuda_copy(b, sizeof b),
+                               .rows = 4,
+                               .r = 1,
+                               .scale = 1};
+    RUN(rig.kernels->dora_norm(rig.stream, &args));
+    expect_bits("n of odd rows", args.n, n, 4, TSR_F32);
+    expect_bits("g of odd rows", args.g, g, 4, TSR_F32);
+    args.rows = 0;
+    RUN(rig.kernels->dora_norm(rig.stream, &args));
+    cuda_free_all();
+}
+
+/* ---- dropout ---- */
+
+typedef struct {
+    int64_t tokens, columns;
+    double p;
+    bool add, in_place;
+    int offset; /* elements that x and out are off their alignment */
+} dropout_case;
+
+static void one_dropout(const dropout_case *c, tsr_dtype dtype)
+{
+    int64_t count = c->tokens * c->columns, all = count + c->offset;
+    uint32_t each = tsr_dtype_bytes(dtype);
+    float *x = new_random(all, 1, 3), *out = new_random(all, 2, 1);
+    int64_t *samples = malloc((size_t)c->tokens * 8);
+    int32_t *positions = malloc((size_t)c->tokens * 4);
+    assert_true(samples && positions);
+    for (int64_t i = 0; i < EXTREMES && i * 9 < all; i++)
+        x[i * 9] = extreme[i];
+    for (int64_t t = 0; t < c->tokens; t++) {
+        samples[t] = (int64_t)(random_bits((uint64_t)t) >> 2);
+        positions[t] = (int32_t)(t * 7);
+    }
+    char *device_x = cuda_values(x, all, dtype), *device_out = device_x;
+    if (!c->in_place)
+        device_out = cuda_values(out, all, dtype);
+    tsr_dropout_args args = {.out = c->in_place ? x + c->offset : out + c->offset,
+                             .x = x + c->offset,
+                             .samples = samples,
+                             .positions = positions,
+                             .dropout = tsr_dropout_make(c->p, 7, 3, 0x123456789abcdefu),
+                             .tokens = c->tokens,
+                             .columns = c->columns,
+                             .add = c->add};
+    const float *want = args.out;
+    RUN(tsr_dropout_ref(&args, rig.pool));
+    args.x = device_x + (uint32_t)c->offset * each;
+    args.out = device_out + (uint32_t)c->offset * each;
+    args.samples = cuda_copy(samples, (uint64_t)c->tokens * 8);
+    args.positions = cuda_copy(positions, (uint64_t)c->tokens * 4);
+    args.dtype = dtype;
+    RUN(rig.kernels->dropout(rig.stream, &args));
+    float *got = cuda_floats(args.out, count, dtype);
+    for (int64_t i = 0; i < count; i++)
+        if (bits_of(got[i], dtype) != bits_of(want[i], dtype) && !(isnan(got[i]) && isnan(want[i])))
+            fail_msg("dropout %g of %lld x %lld, %s, add %d: [%lld] is %a, want %a", c->p,
+                     (long long)c->tokens, (long long)c->columns, dtype_names[dtype], c->add,
+                     (long long)i, (double)got[i], (double)want[i]);
+    free(x), free(out), free(samples), free(positions), free(got);
+    cuda_free_all();
+}
+
+static void dropout_gives_the_references_bits(void **state)
+{
+    static const int64_t tokens[] = {1, 3, 9, 130};
+    static const int64_t columns[] = {1, 4, 7, 8, 63, 104, 256, 520, 1032, 4096};
+    static const double p[] = {0, 0.05, 0.1, 0.5, 0.97};
+    (void)state;
+    for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++)
+        for (size_t c = 0; c < sizeof columns / sizeof *columns; c++)
+            for (int kind = 0; kind < 3; kind++) {
+                dropout_case one = {tokens[t], columns[c], p[(t + c + (size_t)kind) % 5],
+                                    kind == 1, kind == 2,  (int)(t % 2)};
+                one_dropout(&one, dtypes[(c + (size_t)kind) % 3]);
+            }
+    one_dropout(&(dropout_case){300, 4096, 0.1, false, false, 0}, TSR_F32);
+    one_dropout(&(dropout_case){300, 4096, 0.3, true, false, 0}, TSR_BF16);
+    one_dropout(&(dropout_case){40, 14336, 1 - 1e-9, false, false, 0}, TSR_F32);
+    one_dropout(&(dropout_case){40, 14336, 0.05, false, true, 0}, TSR_BF16);
+    RUN(rig.kernels->dropout(rig.stream, &(tsr_dropout_args){.columns = 8}));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nf4_dequant_gives_the_references_bits),
+        cmocka_unit_test(nf4_dequant_of_nothing),
+        cmocka_unit_test(widen_between_all_dtypes),
+        cmocka_unit_test(rows_are_moved),
+        cmocka_unit_test(row_square_norms),
+        cmocka_unit_test(dora_norms),
+        cmocka_unit_test(dora_norm_of_odd_rows),
+        cmocka_unit_test(dropout_gives_the_references_bits),
+    };
+    return cmocka_run_group_tests(tests, cuda_setup, cuda_teardown);
+}
