@@ -1,5 +1,7 @@
 #include "model/activation.h"
 
+#include "base/checked.h"
+
 #include <stdio.h>
 
 /* What one walk passes along. */
@@ -41,6 +43,28 @@ static tsr_status take_floats(const walk *w, float **out, int layer, const char 
     if (out)
         *out = address;
     return TSR_OK;
+}
+
+/* ---- memory that two phases of a micro-batch share ---- */
+
+/* Cut from the front, once for each phase; `largest` is what the region must have. While it is
+ * measured, and while planning, there is no base. */
+typedef struct {
+    char *base;
+    uint64_t used, largest;
+} region;
+
+static void *cut(region *r, uint64_t bytes)
+{
+    char *out = r->base && bytes ? r->base + r->used : NULL;
+    r->used += tsr_align_up(bytes, TSR_ALIGNMENT);
+    r->largest = r->used > r->largest ? r->used : r->largest;
+    return out;
+}
+
+static void *cut_rows(region *r, const walk *w, uint64_t width)
+{
+    return cut(r, w->tokens * width * w->element_bytes);
 }
 
 static bool composes(const walk *w, const tsr_layout_linear *linear)
@@ -94,11 +118,10 @@ static tsr_status take_heads(const walk *w, tsr_layer_buffers *b, int layer)
     return take_floats(w, &b->lse, layer, "lse", heads * w->tokens);
 }
 
-static tsr_status take_cheap(const walk *w, tsr_layer_buffers *b, int layer)
+static tsr_status take_norms(const walk *w, tsr_layer_buffers *b, int layer)
 {
     TSR_TRY(take_rows(w, &b->h, layer, "h", w->d));
-    TSR_TRY(take_rows(w, &b->h2, layer, "h2", w->d));
-    return take_rows(w, &b->act, layer, "act", w->f);
+    return take_rows(w, &b->h2, layer, "h2", w->d);
 }
 
 /* What the layers that keep less than everything need in common. */
@@ -106,6 +129,7 @@ typedef struct {
     bool whole; /* some layer keeps at most x */
     bool cheap; /* some layer makes h, h2 and act again */
     bool composed;
+    bool heads; /* some layer's q, k or v is not rotated in place */
 } shared_need;
 
 static shared_need find_need(const walk *w)
@@ -113,7 +137,10 @@ static shared_need find_need(const walk *w)
     const tsr_layout *layout = w->options->layout;
     shared_need need = {.whole = !w->options->train || layout->first_trained > 0};
     for (int layer = 0; layer < layout->layer_count; layer++) {
+        const tsr_layout_linear *linear = layout->unit[layer].linear;
         need.composed |= w->options->dropout && layout->unit[layer].dora;
+        for (tsr_linear_kind kind = TSR_Q; kind <= TSR_V; kind++)
+            need.heads |= needs_z(w, &linear[kind], kind);
         if (!w->options->train || layer < layout->first_trained)
             continue;
         need.whole |= w->options->recompute[layer] == TSR_RECOMPUTE_FULL;
@@ -123,23 +150,70 @@ static shared_need find_need(const walk *w)
     return need;
 }
 
+tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *options)
+{
+    const tsr_model_config *config = &options->layout->config;
+    return (tsr_attention_bounds){.tokens = options->bounds.tokens,
+                                  .documents = options->bounds.documents,
+                                  .longest = options->bounds.longest,
+                                  .q_heads = (int32_t)config->head_count,
+                                  .kv_heads = (int32_t)config->kv_head_count,
+                                  .head_dim = (int32_t)config->head_dim,
+                                  .dtype = options->dtype,
+                                  .train = options->train};
+}
+
+/* Attention, forward and backward, runs while nothing of the MLP is alive but what a layer keeps of
+ * its own: its workspace lies where the shared part of the MLP does. */
+static void cut_mlp(region *r, const walk *w, tsr_activations *out, const shared_need *need)
+{
+    r->used = 0;
+    if (need->cheap)
+        out->shared.act = cut_rows(r, w, w->f);
+    if (need->whole) {
+        out->shared.z[TSR_GATE] = cut_rows(r, w, w->f);
+        out->shared.z[TSR_UP] = cut_rows(r, w, w->f);
+    }
+    if (w->options->train)
+        out->scratch.d_act = cut_rows(r, w, w->f);
+    r->used = 0;
+    out->attention_workspace = cut(r, out->attention_workspace_bytes);
+}
+
+static tsr_status take_mlp(const walk *w, tsr_activations *out, const shared_need *need)
+{
+    region r = {0};
+    void *base = NULL;
+    tsr_attention_bounds attention = tsr_activation_attention(w->options);
+    out->attention_workspace_bytes = w->options->kernels->attention_workspace_bytes(&attention);
+    cut_mlp(&r, w, out, need);
+    TSR_TRY(take(w, &base, "scratch MLP, or attention workspace", r.largest));
+    r.base = base;
+    cut_mlp(&r, w, out, need);
+    return TSR_OK;
+}
+
 static tsr_status take_shared(const walk *w, tsr_activations *out)
 {
     tsr_layer_buffers *b = &out->shared;
     const tsr_layout *layout = w->options->layout;
     shared_need need = find_need(w);
+    TSR_TRY(take_mlp(w, out, &need));
     if (need.whole) {
         TSR_TRY(take_rows(w, &b->x, -1, "x", w->d));
         TSR_TRY(take_heads(w, b, -1));
     }
     if (need.cheap)
-        TSR_TRY(take_cheap(w, b, -1));
+        TSR_TRY(take_norms(w, b, -1));
+    void *in_place[3] = {b->q, b->k, b->v};
     for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
         uint64_t width = layout->unit[0].linear[kind].out;
         char what[48];
         snprintf(what, sizeof what, "z %s", tsr_linear_name[kind]);
-        if (need.whole || kind == TSR_O || kind == TSR_DOWN)
+        if (kind == TSR_O || kind == TSR_DOWN || (kind <= TSR_V && need.whole && need.heads))
             TSR_TRY(take_rows(w, &b->z[kind], -1, what, width));
+        else if (kind <= TSR_V)
+            b->z[kind] = in_place[kind];
         snprintf(what, sizeof what, "y %s", tsr_linear_name[kind]);
         if (need.whole && need.composed)
             TSR_TRY(take_rows(w, &b->y[kind], -1, what, width));
@@ -163,7 +237,8 @@ static tsr_status take_layer(const walk *w, tsr_layer_buffers *b, int layer,
     TSR_TRY(take_outputs(w, b, layer, shared));
     if (recompute == TSR_RECOMPUTE_SELECTIVE)
         return TSR_OK;
-    return take_cheap(w, b, layer);
+    TSR_TRY(take_norms(w, b, layer));
+    return take_rows(w, &b->act, layer, "act", w->f);
 }
 
 /* Of the sums over tokens that give dm: the widest consumer has 2 f, (Hq + 2 Hkv) D or d columns. */
@@ -190,13 +265,6 @@ static tsr_status take_backward(const walk *w, tsr_activations *out)
         tallest = linear[kind].out > tallest ? linear[kind].out : tallest;
     }
     TSR_TRY(take_rows(w, &out->dx, -1, "dx", w->d));
-    TSR_TRY(take_rows(w, &s->d_act, -1, "d_act", w->f));
-    TSR_TRY(take_rows(w, &s->d_h, -1, "d_h", w->d));
-    TSR_TRY(take_rows(w, &s->d_z, -1, "d_z", w->d));
-    TSR_TRY(take_rows(w, &s->d_o, -1, "d_o", w->q));
-    TSR_TRY(take_rows(w, &s->d_q, -1, "d_q", w->q));
-    TSR_TRY(take_rows(w, &s->d_k, -1, "d_k", w->kv));
-    TSR_TRY(take_rows(w, &s->d_v, -1, "d_v", w->kv));
     TSR_TRY(take_floats(w, &s->da, -1, "da", layout->largest_r * widest));
     TSR_TRY(take_floats(w, &s->db, -1, "db", layout->largest_r * tallest));
     for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
@@ -232,48 +300,54 @@ static tsr_status take_linear(const walk *w, tsr_activations *out)
     return take_floats(w, &out->norm_bg, -1, "norm bg", tallest * r);
 }
 
-tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *options)
+/* The head runs between the last layer's forward and its backward. h_final lies where d_h does; the
+ * label rows, whose gradient is scattered into d_h, beyond it. */
+static void cut_head(region *r, const walk *w, tsr_activations *out)
 {
-    const tsr_model_config *config = &options->layout->config;
-    return (tsr_attention_bounds){.tokens = options->bounds.tokens,
-                                  .documents = options->bounds.documents,
-                                  .longest = options->bounds.longest,
-                                  .q_heads = (int32_t)config->head_count,
-                                  .kv_heads = (int32_t)config->kv_head_count,
-                                  .head_dim = (int32_t)config->head_dim,
-                                  .dtype = options->dtype,
-                                  .train = options->train};
+    tsr_layer_scratch *s = &out->scratch;
+    uint64_t floats = w->rows * w->d * sizeof(float);
+    r->used = 0;
+    if (w->options->train) {
+        s->d_h = cut_rows(r, w, w->d);
+        s->d_z = cut_rows(r, w, w->d);
+        s->d_o = cut_rows(r, w, w->q);
+        s->d_q = cut_rows(r, w, w->q);
+        s->d_k = cut_rows(r, w, w->kv);
+        s->d_v = cut_rows(r, w, w->kv);
+    }
+    r->used = 0;
+    out->h_final = cut_rows(r, w, w->d);
+    out->h_rows = cut(r, w->rows * w->d * w->element_bytes);
+    if (w->options->train) {
+        out->head.acc = cut(r, floats);
+        out->head.wy = cut(r, floats);
+    }
+    out->head_workspace = cut(r, out->head_workspace_bytes);
 }
 
 static tsr_status take_head(const walk *w, tsr_activations *out)
 {
-    void *nll = NULL;
-    uint64_t rows = w->rows, d = w->d;
-    TSR_TRY(take_rows(w, &out->x_final, -1, "x final", d));
-    TSR_TRY(take_rows(w, &out->h_final, -1, "h final", d));
-    TSR_TRY(take_floats(w, &out->rstd_final, -1, "rstd final", w->tokens));
-    TSR_TRY(take(w, &out->h_rows, "head rows", rows * d * w->element_bytes));
-    TSR_TRY(take_floats(w, &out->head.max, -1, "head max", rows));
-    TSR_TRY(take_floats(w, &out->head.sum, -1, "head sum", rows));
-    TSR_TRY(take_floats(w, &out->head.label_logit, -1, "head label logit", rows));
-    if (w->options->train) {
-        TSR_TRY(take_floats(w, &out->head.acc, -1, "head acc", rows * d));
-        TSR_TRY(take_floats(w, &out->head.wy, -1, "head wy", rows * d));
-    }
-    TSR_TRY(take(w, &nll, "head nll", rows * sizeof(double)));
-    out->nll = nll;
     const tsr_activation_options *o = w->options;
+    void *nll = NULL, *base = NULL;
+    region r = {0};
     out->head_workspace_bytes =
         o->kernels->head_workspace_bytes(&(tsr_head_bounds){.rows = o->bounds.label_rows,
-                                                            .d = (int64_t)d,
+                                                            .d = (int64_t)w->d,
                                                             .chunk = TSR_HEAD_CHUNK_ROWS,
                                                             .dtype = o->dtype,
                                                             .train = o->train});
-    TSR_TRY(take(w, &out->head_workspace, "head workspace", out->head_workspace_bytes));
-    tsr_attention_bounds attention = tsr_activation_attention(o);
-    out->attention_workspace_bytes = o->kernels->attention_workspace_bytes(&attention);
-    return take(w, &out->attention_workspace, "attention workspace",
-                out->attention_workspace_bytes);
+    cut_head(&r, w, out);
+    TSR_TRY(take(w, &base, "scratch backward, or head", r.largest));
+    r.base = base;
+    cut_head(&r, w, out);
+    TSR_TRY(take_rows(w, &out->x_final, -1, "x final", w->d));
+    TSR_TRY(take_floats(w, &out->rstd_final, -1, "rstd final", w->tokens));
+    TSR_TRY(take_floats(w, &out->head.max, -1, "head max", w->rows));
+    TSR_TRY(take_floats(w, &out->head.sum, -1, "head sum", w->rows));
+    TSR_TRY(take_floats(w, &out->head.label_logit, -1, "head label logit", w->rows));
+    TSR_TRY(take(w, &nll, "head nll", w->rows * sizeof(double)));
+    out->nll = nll;
+    return TSR_OK;
 }
 
 tsr_status tsr_activations_walk(tsr_activations *out, const tsr_activation_options *options,

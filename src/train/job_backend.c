@@ -69,7 +69,10 @@ tsr_status tsr_job_backend_connect(tsr_job *job)
         return TSR_OK;
     }
     TSR_TRY(tsr_comm_create_nccl(&job->device_world, job->world, job->control, job->device));
-    TSR_TRY(tsr_comm_create_nccl(&job->device_shard, job->shard, job->control, job->device));
+    if (job->decision.replicas == 1) /* the same ranks: a communicator takes memory of the card */
+        job->device_shard = job->device_world;
+    else
+        TSR_TRY(tsr_comm_create_nccl(&job->device_shard, job->shard, job->control, job->device));
     if (job->replica)
         TSR_TRY(
             tsr_comm_create_nccl(&job->device_replica, job->replica, job->control, job->device));
@@ -89,7 +92,8 @@ void tsr_job_backend_disconnect(tsr_job *job)
     if (!job->device || job->device == job->host)
         return;
     tsr_comm_destroy(job->device_replica);
-    tsr_comm_destroy(job->device_shard);
+    if (job->device_shard != job->device_world)
+        tsr_comm_destroy(job->device_shard);
     tsr_comm_destroy(job->device_world);
     if (job->decision.store.node_base)
         tsr_device_unpin(job->device, job->decision.store.node_base);
@@ -111,6 +115,8 @@ tsr_status tsr_job_backend_budget(uint64_t *out, tsr_job *job)
     int64_t bytes = (int64_t)(total / 5 * 4) / job->view.local_ranks;
     if (job->device != job->host)
         bytes = (int64_t)free;
+    else if (job->inputs.cuda)
+        bytes = INT64_MAX; /* a plan for a card that is not here */
     TSR_TRY(tsr_comm_all_reduce(job->world, job->control, &bytes, 1, TSR_MIN));
     TSR_TRY(tsr_stream_synchronize(job->control));
     *out = (uint64_t)bytes;
