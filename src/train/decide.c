@@ -52,7 +52,8 @@ tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
 /* What of a configuration is being tried. */
 typedef struct {
     tsr_config_offload offload;
-    int degrade; /* layers made selective, then full: 0 .. 2 * layers */
+    int degrade;      /* layers made selective, then full: 0 .. 2 * layers */
+    int64_t resident; /* units that stay on the device whole */
     tsr_batch_bounds bounds;
 } choice;
 
@@ -71,10 +72,11 @@ static void set_homes(tsr_decision *d, const tsr_inputs *inputs, const choice *c
     static const tsr_home homes[] = {[TSR_CONFIG_OFFLOAD_NONE] = TSR_HOME_SHARDED,
                                      [TSR_CONFIG_OFFLOAD_SHARDED] = TSR_HOME_HOST_SHARDED,
                                      [TSR_CONFIG_OFFLOAD_FULL] = TSR_HOME_HOST_FULL};
-    int64_t resident = inputs->config.resident_units;
+    int64_t units = inputs->layout.unit_count;
     d->resident_count = 0;
-    for (int i = 0; i < inputs->layout.unit_count; i++) {
-        bool stays = i < resident;
+    for (int64_t i = 0; i < units; i++) {
+        /* Evenly spread: while a resident unit computes, the others' copies catch up. */
+        bool stays = (i + 1) * c->resident / units > i * c->resident / units;
         d->home[i] = stays ? TSR_HOME_RESIDENT : homes[c->offload];
         d->resident_count += stays;
     }
@@ -157,26 +159,26 @@ static void degrade_range(int *first, int *last, const tsr_decision *d, tsr_conf
 /* Memory falls as `degrade` grows: the smallest one that fits, by bisection. *fits tells whether
  * any does; the decision then holds it, otherwise it holds the most frugal one. */
 static tsr_status search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
-                         const tsr_topology_view *view, choice c, tsr_config_recompute mode)
+                         const tsr_topology_view *view, choice *c, tsr_config_recompute mode)
 {
     int low, high;
     degrade_range(&low, &high, d, mode, inputs->layout.layer_count);
-    c.degrade = high;
-    TSR_TRY(try_choice(d, inputs, view, &c));
+    c->degrade = high;
+    TSR_TRY(try_choice(d, inputs, view, c));
     *fits = device_bytes(d) <= d->budget;
     if (!*fits)
         return TSR_OK;
     while (low < high) {
         int middle = (low + high) / 2;
-        c.degrade = middle;
-        TSR_TRY(try_choice(d, inputs, view, &c));
+        c->degrade = middle;
+        TSR_TRY(try_choice(d, inputs, view, c));
         if (device_bytes(d) <= d->budget)
             high = middle;
         else
             low = middle + 1;
     }
-    c.degrade = high;
-    return try_choice(d, inputs, view, &c);
+    c->degrade = high;
+    return try_choice(d, inputs, view, c);
 }
 
 static void home_range(tsr_config_offload *first, tsr_config_offload *last,
@@ -187,17 +189,45 @@ static void home_range(tsr_config_offload *first, tsr_config_offload *last,
     *last = automatic ? TSR_CONFIG_OFFLOAD_SHARDED : offload;
 }
 
+/* The most units that may stay on the device, as the configuration says; auto: none. */
+static int64_t fixed_residents(const tsr_inputs *inputs)
+{
+    int64_t units = inputs->layout.unit_count, wanted = inputs->config.resident_units;
+    return wanted < 0 ? 0 : wanted < units ? wanted : units;
+}
+
+/* resident_units auto: what a memory_budget that was given leaves free is used for units that need
+ * no copy and no gather any more. */
+static tsr_status add_residents(tsr_decision *d, const tsr_inputs *inputs,
+                                const tsr_topology_view *view, choice c)
+{
+    bool moved = c.offload != TSR_CONFIG_OFFLOAD_NONE || d->group > 1;
+    int64_t low = 0, high = inputs->layout.unit_count;
+    if (inputs->config.resident_units >= 0 || !inputs->config.memory_budget || !moved)
+        return TSR_OK;
+    while (low < high) {
+        c.resident = (low + high + 1) / 2;
+        TSR_TRY(try_choice(d, inputs, view, &c));
+        if (device_bytes(d) <= d->budget)
+            low = c.resident;
+        else
+            high = c.resident - 1;
+    }
+    c.resident = low;
+    return try_choice(d, inputs, view, &c);
+}
+
 static tsr_status search_homes(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
                                const tsr_topology_view *view, const tsr_batch_bounds *bounds,
                                tsr_config_offload offload, tsr_config_recompute mode)
 {
-    choice c = {.bounds = *bounds};
+    choice c = {.bounds = *bounds, .resident = fixed_residents(inputs)};
     tsr_config_offload first, last;
     home_range(&first, &last, offload);
     for (c.offload = first; c.offload <= last; c.offload++) {
-        TSR_TRY(search(fits, d, inputs, view, c, mode));
+        TSR_TRY(search(fits, d, inputs, view, &c, mode));
         if (*fits)
-            break;
+            return add_residents(d, inputs, view, c);
     }
     return TSR_OK;
 }
@@ -207,7 +237,7 @@ static tsr_status search_homes(bool *fits, tsr_decision *d, const tsr_inputs *in
 static tsr_status most_frugal(tsr_decision *d, const tsr_inputs *inputs,
                               const tsr_topology_view *view)
 {
-    choice c = {.bounds = inputs->bounds}, best = c;
+    choice c = {.bounds = inputs->bounds, .resident = fixed_residents(inputs)}, best = c;
     tsr_config_offload first, last;
     int low;
     uint64_t least = UINT64_MAX;

@@ -97,7 +97,7 @@ static void test_layers_degrade_one_by_one(void **state)
     job_result_free(&result);
 
     /* To the byte: the most frugal choice just fits. */
-    run_inside(&result, 2, "offload: none\n", full);
+    run_inside(&result, 2, "offload: none\nresident_units: 0\n", full);
     assert_int_equal(result.memory[0].device_high, full);
     job_result_free(&result);
 }
@@ -111,6 +111,23 @@ static void test_base_moves_to_the_host(void **state)
     assert_true(there < here);
     run_inside(&result, 2, "", (here + there) / 2);
     assert_true(result.memory[0].host_high > there / 100);
+    job_result_free(&result);
+}
+
+/* What a given budget leaves is used for units that need no copy; without one, none stays. */
+static void test_a_budget_keeps_units(void **state)
+{
+    (void)state;
+    uint64_t four =
+        peak(2, "long.jsonl", "gradient_checkpointing: true\noffload: full\nresident_units: 4\n");
+    uint64_t none = peak(2, "long.jsonl", "gradient_checkpointing: true\noffload: full\n");
+    job_result result;
+    run_inside(&result, 2, "gradient_checkpointing: true\noffload: full\n",
+               four > none ? four : none);
+    assert_in_range(result.memory[0].info.resident_count, 4, 7);
+    job_result_free(&result);
+    job_run(&result, 2, config_text("long.jsonl", "offload: full\n"));
+    assert_int_equal(result.memory[0].info.resident_count, 0);
     job_result_free(&result);
 }
 
@@ -359,6 +376,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_layers_degrade_one_by_one),
         TEST(test_base_moves_to_the_host),
+        TEST(test_a_budget_keeps_units),
         TEST(test_plan_is_what_a_run_takes),
         TEST(test_plan_without_data),
         TEST(test_plan_lists_shapes),
