@@ -192,8 +192,9 @@ static void head(tsr_floor_gpu_term *term, const layer *l)
     add_bytes(term, l, 3, ELEMENT * l->tokens * s->vocabulary);
 }
 
-/* A layer that recomputes in full runs its forward again; a selective one its norms and SwiGLU. Both
- * find the weights dequantized for the backward. */
+/* A layer that recomputes in full runs its forward again, but down_proj only where its output is read
+ * again, for dm; a selective one its norms and SwiGLU. Both find the weights dequantized for the
+ * backward. */
 static void recompute(tsr_floor_gpu_term *term, const tsr_floor_gpu_term *all, const layer *l)
 {
     static const int again[] = {TSR_FLOOR_LINEARS_FORWARD, TSR_FLOOR_ADAPTERS_FORWARD,
@@ -204,6 +205,10 @@ static void recompute(tsr_floor_gpu_term *term, const tsr_floor_gpu_term *all, c
         term->bytes += share * all[again[i]].bytes;
         term->flops += share * all[again[i]].flops;
         term->seconds += share * all[again[i]].seconds;
+    }
+    if (!l->options->dora) {
+        add_matmul(term, l, -full, l->tokens, s->d, s->f);
+        add_riding(term, l, -full, 2 * l->tokens * s->r * s->d);
     }
     add_bytes(term, l, full, 2 * norm_bytes(l) + rope_bytes(l));
     add_bytes(term, l, l->options->selective, norm_bytes(l)); /* two without a residual */

@@ -112,7 +112,7 @@ static tsr_status swiglu(const tsr_linear_context *context, const tsr_layer_shap
                                                                         .dtype = context->dtype});
 }
 
-/* Everything after h = norm(x). */
+/* Everything after h = norm(x), up to act: the input of down_proj. */
 static tsr_status forward_body(const tsr_linear_context *context, const tsr_layer_shape *shape,
                                const tsr_layer *layer, const tsr_layer_batch *batch,
                                const tsr_layer_buffers *buffers)
@@ -123,8 +123,7 @@ static tsr_status forward_body(const tsr_linear_context *context, const tsr_laye
                  buffers->x_mid, buffers->h2, buffers->rstd2));
     TSR_TRY(linear_forward(context, layer, buffers, TSR_GATE, buffers->h2));
     TSR_TRY(linear_forward(context, layer, buffers, TSR_UP, buffers->h2));
-    TSR_TRY(swiglu(context, shape, layer, buffers));
-    return linear_forward(context, layer, buffers, TSR_DOWN, buffers->act);
+    return swiglu(context, shape, layer, buffers);
 }
 
 static const output nothing = {NULL, NULL, {NULL, TSR_F32}};
@@ -136,7 +135,16 @@ tsr_status tsr_layer_forward(const tsr_linear_context *context, const tsr_layer_
     output residual = {input->z, input->g, {NULL, TSR_F32}};
     TSR_TRY(norm(context, shape, input->x, residual, layer->input_norm, buffers->x, buffers->h,
                  buffers->rstd));
-    return forward_body(context, shape, layer, batch, buffers);
+    TSR_TRY(forward_body(context, shape, layer, batch, buffers));
+    return linear_forward(context, layer, buffers, TSR_DOWN, buffers->act);
+}
+
+/* Whether a backward reads what down_proj computed: for dm. Only the layer above, which has it
+ * already, adds it to the residual. */
+static bool needs_down(const tsr_layer *layer)
+{
+    const tsr_linear *down = &layer->linear[TSR_DOWN];
+    return down->r && down->g;
 }
 
 tsr_status tsr_layer_recompute(const tsr_linear_context *context, const tsr_layer_shape *shape,
@@ -147,8 +155,11 @@ tsr_status tsr_layer_recompute(const tsr_linear_context *context, const tsr_laye
         return TSR_OK;
     TSR_TRY(norm(context, shape, buffers->x, nothing, layer->input_norm, NULL, buffers->h,
                  buffers->rstd));
-    if (recompute == TSR_RECOMPUTE_FULL)
-        return forward_body(context, shape, layer, batch, buffers);
+    if (recompute == TSR_RECOMPUTE_FULL) {
+        TSR_TRY(forward_body(context, shape, layer, batch, buffers));
+        return needs_down(layer) ? linear_forward(context, layer, buffers, TSR_DOWN, buffers->act)
+                                 : TSR_OK;
+    }
     TSR_TRY(norm(context, shape, buffers->x_mid, nothing, layer->post_norm, NULL, buffers->h2,
                  buffers->rstd2));
     return swiglu(context, shape, layer, buffers);

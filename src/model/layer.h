@@ -82,7 +82,8 @@ tsr_status tsr_layer_forward(const tsr_linear_context *context, const tsr_layer_
 /* Which part of a layer's forward is run again in its backward. */
 typedef enum { TSR_RECOMPUTE_NONE, TSR_RECOMPUTE_SELECTIVE, TSR_RECOMPUTE_FULL } tsr_recompute;
 
-/* Selective: h, h2 and act from what was kept. Full: everything from x. */
+/* Selective: h, h2 and act from what was kept. Full: everything from x, but what down_proj computed
+ * only where it is read again, for dm. */
 tsr_status tsr_layer_recompute(const tsr_linear_context *context, const tsr_layer_shape *shape,
                                const tsr_layer *layer, const tsr_layer_batch *batch,
                                const tsr_layer_buffers *buffers, tsr_recompute recompute);

@@ -12,6 +12,7 @@ double tsr_flops(const tsr_layout *layout, const tsr_recompute *recompute, doubl
     double attention = pairs * (double)(config->head_count * config->head_dim), flops = 0;
     for (int layer = 0; layer < layout->layer_count; layer++) {
         double base = 0, adapters = 0;
+        const tsr_layout_linear *down = &layout->unit[layer].linear[TSR_DOWN];
         for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
             const tsr_layout_linear *linear = &layout->unit[layer].linear[kind];
             base += (double)(linear->in * linear->out);
@@ -19,6 +20,8 @@ double tsr_flops(const tsr_layout *layout, const tsr_recompute *recompute, doubl
         }
         bool backward = layer >= layout->first_trained;
         bool again = backward && recompute[layer] == TSR_RECOMPUTE_FULL;
+        if (again && !down->dora) /* what down_proj computed is not read again */
+            flops -= 2 * tokens * (double)(down->in * down->out + down->r * (down->in + down->out));
         flops += 2 * tokens * base * (1 + backward + again);
         flops += 2 * tokens * adapters * (1 + 2 * backward + again);
         flops += attention * (4 + 10 * backward + 4 * again);
