@@ -156,7 +156,7 @@ static tsr_status measure(double *forward, double *backward, rig *r, const bench
                                    .head_dim = (int32_t)s->head_dim,
                                    .dtype = dtype,
                                    .train = true};
-    TSR_TRY(r->kernels->prepare(r->device, &bounds));
+    TSR_TRY(r->kernels->prepare(r->device, &(tsr_prepare_args){.attention = &bounds}));
     uint64_t workspace = r->kernels->attention_workspace_bytes(&bounds);
     uint64_t width = (uint64_t)((s->heads * 4 + s->kv_heads * 4) * s->head_dim);
     uint64_t bytes = (uint64_t)tokens * (width * tsr_dtype_bytes(dtype) + (uint64_t)s->heads * 4);

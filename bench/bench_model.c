@@ -169,9 +169,9 @@ static int make_files(bench_run *run)
 
 static void remove_files(const bench_run *run)
 {
-    static const char *const names[] = {"config.json",  "model.safetensors", "rows.jsonl",
-                                        "job.yaml",     "out/metrics.jsonl", "out/job.yaml",
-                                        "out/plan.json"};
+    static const char *const names[] = {"config.json",   "model.safetensors", "rows.jsonl",
+                                        "job.yaml",      "out/metrics.jsonl", "out/job.yaml",
+                                        "out/plan.json", "out/matmuls.txt"};
     char path[BENCH_PATH_BYTES];
     if (run->rank != 0 || !run->directory[0])
         return;

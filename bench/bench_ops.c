@@ -186,6 +186,8 @@ static void report(const char *name, const char *shape, double bytes, double flo
     }
 RUN_OP(gemm)
 RUN_OP(nf4_dequant)
+RUN_OP(nf4_quantize)
+RUN_OP(nf4_nest)
 RUN_OP(widen)
 RUN_OP(rms_norm)
 RUN_OP(rms_norm_backward)
@@ -251,6 +253,34 @@ static void nf4(int64_t rows, int64_t columns, bool factor)
                                          .dtype = TSR_BF16};
     report(factor ? "nf4_dequant with factor" : "nf4_dequant", shape_text(rows, columns, 0),
            (double)count * (2.5 + 1.0 / 64), 0, run_nf4_dequant, args, sizeof *args, SETS);
+}
+
+/* Loading: a weight of bf16 values, and its scales. */
+static void nf4_loading(int64_t rows, int64_t columns)
+{
+    forget();
+    int64_t count = rows * columns, blocks = count / TSR_NF4_BLOCK;
+    float *absmax = take((uint64_t)blocks * sizeof(float));
+    tsr_nf4_quantize_args args[SETS];
+    for (int i = 0; i < SETS; i++)
+        args[i] = (tsr_nf4_quantize_args){.codes = take((uint64_t)count / 2),
+                                          .absmax = absmax,
+                                          .bad = take(sizeof(uint64_t)),
+                                          .values = bf16(count),
+                                          .count = count,
+                                          .dtype = TSR_BF16};
+    report("nf4_quantize", shape_text(rows, columns, 0), (double)count * (2.5 + 4.0 / 64), 0,
+           run_nf4_quantize, args, sizeof *args, SETS);
+    tsr_nf4_nest_args nest = {.q = take((uint64_t)blocks),
+                              .nested_absmax = take((uint64_t)blocks / 256 * sizeof(float) + 4),
+                              .offset = take(sizeof(float)),
+                              .absmax = absmax,
+                              .map = host_copy(tsr_nf4_nested_map, sizeof tsr_nf4_nested_map),
+                              .scratch = take(TSR_NF4_NEST_WORDS * sizeof(int64_t)),
+                              .blocks = blocks,
+                              .count = blocks};
+    report("nf4_nest", shape_text(rows, columns, 0), (double)blocks * (9 + 4.0 / 256), 0,
+           run_nf4_nest, &nest, sizeof nest, 1);
 }
 
 static void norms(void)
@@ -580,6 +610,7 @@ static void run_all(void)
     nf4(14336, 4096, false);
     nf4(4096, 14336, false);
     nf4(14336, 4096, true);
+    nf4_loading(14336, 4096);
     norms();
     rope(false);
     rope(true);

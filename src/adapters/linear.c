@@ -113,10 +113,10 @@ tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linea
     if (r)
         TSR_TRY(project(context, context->low, input, linear->a, r, in, 1, 0));
     if (!tsr_linear_composes(linear)) {
-        TSR_TRY(project(context, z, x, w, out, in, 1, 0));
+        /* The small product first: what is rounded to the compute dtype in between is not W x. */
         if (r)
-            TSR_TRY(project(context, z, context->low, linear->b, out, r, (float)linear->scale, 1));
-        return TSR_OK;
+            TSR_TRY(project(context, z, context->low, linear->b, out, r, (float)linear->scale, 0));
+        return project(context, z, x, w, out, in, 1, r > 0);
     }
     TSR_TRY(project(context, y, x, w, out, in, 1, 0));
     TSR_TRY(project(context, z, input, w, out, in, 1, 0));
@@ -189,11 +189,14 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
     if (!gradients->dx)
         return TSR_OK;
     TSR_TRY(tsr_linear_weight(&w, context, linear));
-    TSR_TRY(project_back(context, gradients->dx, gradients->dz, w, out, in, 1, gradients->add));
-    if (!r)
+    bool small_first = r && !linear->drops;
+    if (small_first)
+        TSR_TRY(project_back(context, gradients->dx, context->d_low, linear->a, r, in, 1,
+                             gradients->add));
+    TSR_TRY(project_back(context, gradients->dx, gradients->dz, w, out, in, 1,
+                         gradients->add || small_first));
+    if (!r || !linear->drops)
         return TSR_OK;
-    if (!linear->drops)
-        return project_back(context, gradients->dx, context->d_low, linear->a, r, in, 1, 1);
     TSR_TRY(project_back(context, context->d_dropped, context->d_low, linear->a, r, in, 1, 0));
     return drop(context, linear, gradients->dx, context->d_dropped, true);
 }

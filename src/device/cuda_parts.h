@@ -28,7 +28,7 @@ typedef struct {
     /* The card's clock: `mark` was recorded at mark_time of tsr_now. */
     pthread_mutex_t clock_lock;
     cudaEvent_t mark, spare;
-    double mark_time;
+    double mark_time, mark_tried;
     bool clock_set;
 } cuda_device;
 

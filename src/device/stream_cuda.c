@@ -424,8 +424,11 @@ double tsr_cuda_event_time(tsr_event *base)
         return 0;
     tsr_cuda_enter(base->device);
     pthread_mutex_lock(&device->clock_lock);
-    if (tsr_now() - device->mark_time > CLOCK_SECONDS)
+    double now = tsr_now();
+    if (now - device->mark_time > CLOCK_SECONDS && now - device->mark_tried > CLOCK_SECONDS / 4) {
+        device->mark_tried = now; /* on a full card a mark may take too long, again and again */
         set_clock(device);
+    }
     for (uint64_t g = recorded; g > 0 && g + RECORDS > recorded; g--) {
         float ms;
         if (cudaEventElapsedTime(&ms, device->mark, record_at(base, g)) == cudaSuccess) {

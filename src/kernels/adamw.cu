@@ -76,15 +76,15 @@ typedef struct {
 
 /* minus_rate: -f(lr / (1 - b1^t)); correction: f(sqrt(1 - b2^t)). */
 static __device__ __forceinline__ adamw_element update(adamw_element old, int64_t sum, float clip,
-                                                       const adamw_scalars &k, float minus_rate,
+                                                       const adamw_scalars *k, float minus_rate,
                                                        float correction)
 {
     adamw_element e;
-    float g = __fmul_rn(__fmul_rn(__ll2float_rn(sum), k.unit), clip);
-    e.m = __fmaf_rn(__fsub_rn(g, old.m), k.one_minus_beta1, old.m);
-    e.v = __fmaf_rn(__fmul_rn(k.one_minus_beta2, g), g, __fmul_rn(k.beta2, old.v));
-    float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(e.v), correction), k.epsilon);
-    e.p = __fadd_rn(__fmul_rn(old.p, k.decay), __fdiv_rn(__fmul_rn(minus_rate, e.m), denominator));
+    float g = __fmul_rn(__fmul_rn(__ll2float_rn(sum), k->unit), clip);
+    e.m = __fmaf_rn(__fsub_rn(g, old.m), k->one_minus_beta1, old.m);
+    e.v = __fmaf_rn(__fmul_rn(k->one_minus_beta2, g), g, __fmul_rn(k->beta2, old.v));
+    float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(e.v), correction), k->epsilon);
+    e.p = __fadd_rn(__fmul_rn(old.p, k->decay), __fdiv_rn(__fmul_rn(minus_rate, e.m), denominator));
     return e;
 }
 
@@ -99,23 +99,23 @@ static __device__ __forceinline__ void load_floats(float *out, const float *p)
     out[0] = value.x, out[1] = value.y, out[2] = value.z, out[3] = value.w;
 }
 
-static __device__ __forceinline__ void load_quad(adamw_quad *q, const tsr_adamw_span &span,
+static __device__ __forceinline__ void load_quad(adamw_quad *q, const tsr_adamw_span *span,
                                                  uint64_t i, int count, bool vectors)
 {
     if (vectors && count == QUAD) {
-        longlong2 low = __ldcs((const longlong2 *)(span.gradient + i));
-        longlong2 high = __ldcs((const longlong2 *)(span.gradient + i + 2));
+        longlong2 low = __ldcs((const longlong2 *)(span->gradient + i));
+        longlong2 high = __ldcs((const longlong2 *)(span->gradient + i + 2));
         q->sum[0] = low.x, q->sum[1] = low.y, q->sum[2] = high.x, q->sum[3] = high.y;
-        load_floats(q->m, span.m + i);
-        load_floats(q->v, span.v + i);
-        load_floats(q->p, span.master + i);
+        load_floats(q->m, span->m + i);
+        load_floats(q->v, span->v + i);
+        load_floats(q->p, span->master + i);
         return;
     }
 #pragma unroll
     for (int j = 0; j < QUAD; j++)
         if (j < count) {
-            q->sum[j] = span.gradient[i + j];
-            q->m[j] = span.m[i + j], q->v[j] = span.v[i + j], q->p[j] = span.master[i + j];
+            q->sum[j] = span->gradient[i + j];
+            q->m[j] = span->m[i + j], q->v[j] = span->v[i + j], q->p[j] = span->master[i + j];
         }
 }
 
@@ -125,69 +125,70 @@ static __device__ __forceinline__ float4 quad(const float *x)
 }
 
 /* Plain vector stores would be merged with the single ones below, as single ones. */
-static __device__ __forceinline__ void store_quad(const adamw_quad *q, const tsr_adamw_span &span,
+static __device__ __forceinline__ void store_quad(const adamw_quad *q, const tsr_adamw_span *span,
                                                   uint64_t i, int count, bool vectors)
 {
     if (vectors && count == QUAD) {
-        __stcs((float4 *)(span.m + i), quad(q->m));
-        __stcs((float4 *)(span.v + i), quad(q->v));
-        __stcs((float4 *)(span.master + i), quad(q->p));
-        if (span.work && span.work_dtype == TSR_F32) {
-            __stcs((float4 *)((float *)span.work + i), quad(q->p));
-        } else if (span.work) {
+        __stcs((float4 *)(span->m + i), quad(q->m));
+        __stcs((float4 *)(span->v + i), quad(q->v));
+        __stcs((float4 *)(span->master + i), quad(q->p));
+        if (span->work && span->work_dtype == TSR_F32) {
+            __stcs((float4 *)((float *)span->work + i), quad(q->p));
+        } else if (span->work) {
             __nv_bfloat162 low = __floats2bfloat162_rn(q->p[0], q->p[1]);
             __nv_bfloat162 high = __floats2bfloat162_rn(q->p[2], q->p[3]);
             uint2 bits = make_uint2(*(uint32_t *)&low, *(uint32_t *)&high);
-            __stcs((uint2 *)((uint16_t *)span.work + i), bits);
+            __stcs((uint2 *)((uint16_t *)span->work + i), bits);
         }
         return;
     }
 #pragma unroll
     for (int j = 0; j < QUAD; j++)
         if (j < count) {
-            span.m[i + j] = q->m[j], span.v[i + j] = q->v[j], span.master[i + j] = q->p[j];
-            if (span.work)
-                tsr_store(span.work, (int64_t)i + j, q->p[j], span.work_dtype);
+            span->m[i + j] = q->m[j], span->v[i + j] = q->v[j], span->master[i + j] = q->p[j];
+            if (span->work)
+                tsr_store(span->work, (int64_t)i + j, q->p[j], span->work_dtype);
         }
 }
 
 /* The two scalars that hang on t, in all threads. */
-static __device__ __forceinline__ float2 corrections(const adamw_scalars &k, uint64_t t)
+static __device__ __forceinline__ float2 corrections(const adamw_scalars *k, uint64_t t)
 {
     __shared__ float shared[2];
     if (threadIdx.x == 0)
-        shared[0] = -(float)__ddiv_rn(k.learning_rate, __dsub_rn(1, power(k.beta1_exact, t)));
+        shared[0] = -(float)__ddiv_rn(k->learning_rate, __dsub_rn(1, power(k->beta1_exact, t)));
     if (threadIdx.x == TSR_WARP)
-        shared[1] = (float)__dsqrt_rn(__dsub_rn(1, power(k.beta2_exact, t)));
+        shared[1] = (float)__dsqrt_rn(__dsub_rn(1, power(k->beta2_exact, t)));
     __syncthreads();
     return make_float2(shared[0], shared[1]);
 }
 
 static __global__ void __launch_bounds__(THREADS, ADAMW_BLOCKS)
-    adamw(const adamw_spans a, const adamw_scalars k, const tsr_adamw_control *control)
+    adamw(const __grid_constant__ adamw_spans a, const __grid_constant__ adamw_scalars k,
+          const tsr_adamw_control *control)
 {
     if (control->skip)
         return;
-    const tsr_adamw_span &span = a.span[blockIdx.y];
+    const tsr_adamw_span *span = &a.span[blockIdx.y];
     bool vectors = a.vectors[blockIdx.y];
     uint64_t stride = (uint64_t)gridDim.x * THREADS * QUAD;
     uint64_t i = ((uint64_t)blockIdx.x * THREADS + threadIdx.x) * QUAD;
-    int count = i < span.count ? (int)min(span.count - i, (uint64_t)QUAD) : 0;
+    int count = i < span->count ? (int)min(span->count - i, (uint64_t)QUAD) : 0;
     adamw_quad q;
     load_quad(&q, span, i, count, vectors);
     float clip = control->clip;
-    float2 of_t = corrections(k, control->step);
+    float2 of_t = corrections(&k, control->step);
     while (count > 0) {
 #pragma unroll
         for (int j = 0; j < QUAD; j++)
             if (j < count) {
                 adamw_element old = {q.p[j], q.m[j], q.v[j]};
-                adamw_element e = update(old, q.sum[j], clip, k, of_t.x, of_t.y);
+                adamw_element e = update(old, q.sum[j], clip, &k, of_t.x, of_t.y);
                 q.p[j] = e.p, q.m[j] = e.m, q.v[j] = e.v;
             }
         store_quad(&q, span, i, count, vectors);
         i += stride;
-        count = i < span.count ? (int)min(span.count - i, (uint64_t)QUAD) : 0;
+        count = i < span->count ? (int)min(span->count - i, (uint64_t)QUAD) : 0;
         load_quad(&q, span, i, count, vectors);
     }
 }

@@ -64,22 +64,22 @@ typedef struct {
     int64_t token, end; /* token, token + TSR_TILE_WARPS, ... below end */
 } tsr_place;
 
-static __device__ __forceinline__ tsr_place tsr_place_of(const tsr_tiling &tiling)
+static __device__ __forceinline__ tsr_place tsr_place_of(const tsr_tiling *tiling)
 {
     tsr_place place;
-    unsigned strips = (unsigned)tiling.strips;
+    unsigned strips = (unsigned)tiling->strips;
     place.strip = blockIdx.x % strips;
     place.chunk = blockIdx.x / strips;
-    int64_t first = place.chunk * tiling.chunk;
+    int64_t first = place.chunk * tiling->chunk;
     place.token = first + threadIdx.x / TSR_WARP;
-    place.end = min(tiling.tokens, first + tiling.chunk);
+    place.end = min(tiling->tokens, first + tiling->chunk);
     return place;
 }
 
 /* The first of this lane's eight columns, where a strip is TSR_TILE_COLUMNS wide. */
-static __device__ __forceinline__ int64_t tsr_place_column(const tsr_place &place)
+static __device__ __forceinline__ int64_t tsr_place_column(const tsr_place *place)
 {
-    return place.strip * TSR_TILE_COLUMNS + threadIdx.x % TSR_WARP * TSR_VECTOR;
+    return place->strip * TSR_TILE_COLUMNS + threadIdx.x % TSR_WARP * TSR_VECTOR;
 }
 
 /* How many of the eight columns from `column` on there are. */
@@ -120,10 +120,10 @@ static __device__ __forceinline__ float tsr_column_total(const float *sums)
 /* The same for a strip of TSR_TILE_COLUMNS, into the chunk's row of partials: `columns` of them from
  * `row` on, of which this op has `width`. */
 static __device__ __forceinline__ void tsr_column_partial(float *row, const float *sums,
-                                                          const tsr_place &place, int64_t width)
+                                                          const tsr_place *place, int64_t width)
 {
     float total = tsr_column_total(sums);
-    int64_t column = place.strip * TSR_TILE_COLUMNS + threadIdx.x;
+    int64_t column = place->strip * TSR_TILE_COLUMNS + threadIdx.x;
     if (column < width)
         row[column] = total;
 }

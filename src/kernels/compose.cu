@@ -20,54 +20,54 @@ typedef struct {
     float g[8], bias[8];
 } compose_vectors;
 
-static __device__ __forceinline__ void compose_eight(const tsr_compose_args &a, int64_t at,
-                                                     int count, const compose_input &in,
-                                                     const compose_vectors &v, tsr_dtype dtype,
+static __device__ __forceinline__ void compose_eight(const tsr_compose_args *a, int64_t at,
+                                                     int count, const compose_input *in,
+                                                     const compose_vectors *v, tsr_dtype dtype,
                                                      bool whole)
 {
     float base[8], dropped[8], lora[8], inner[8];
-    tsr_raw_widen(base, in.base, dtype);
-    tsr_raw_widen(dropped, a.base_dropped ? in.dropped : in.base, dtype);
-    tsr_raw_widen(lora, in.lora, dtype);
+    tsr_raw_widen(base, in->base, dtype);
+    tsr_raw_widen(dropped, a->base_dropped ? in->dropped : in->base, dtype);
+    tsr_raw_widen(lora, in->lora, dtype);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        float scaled = a.scale * lora[j];
+        float scaled = a->scale * lora[j];
         inner[j] = scaled + dropped[j];
-        base[j] = (base[j] + v.bias[j]) + ((v.g[j] - 1.0f) * dropped[j] + v.g[j] * scaled);
+        base[j] = (base[j] + v->bias[j]) + ((v->g[j] - 1.0f) * dropped[j] + v->g[j] * scaled);
     }
-    tsr_raw_store(a.y, at, count, base, dtype, whole);
-    if (a.inner)
-        tsr_raw_store(a.inner, at, count, inner, dtype, whole);
+    tsr_raw_store(a->y, at, count, base, dtype, whole);
+    if (a->inner)
+        tsr_raw_store(a->inner, at, count, inner, dtype, whole);
 }
 
 static __device__ __forceinline__ void
-compose_tile(const tsr_compose_args &a, const tsr_tiling &tiling, tsr_dtype dtype, bool whole)
+compose_tile(const tsr_compose_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
     tsr_place place = tsr_place_of(tiling);
-    int64_t column = tsr_place_column(place);
-    int count = tsr_column_count(column, a.d);
+    int64_t column = tsr_place_column(&place);
+    int count = tsr_column_count(column, a->d);
     if (count == 0)
         return;
     compose_vectors v;
-    tsr_float8(v.g, a.g, column, count, 1, whole);
-    tsr_frozen8(v.bias, a.bias, column, count, 0, whole);
+    tsr_float8(v.g, a->g, column, count, 1, whole);
+    tsr_frozen8(v.bias, a->bias, column, count, 0, whole);
     for (int64_t t = place.token; t < place.end; t += TSR_TILE_WARPS * FORWARD_TURNS) {
         compose_input in[FORWARD_TURNS];
 #pragma unroll
         for (int u = 0; u < FORWARD_TURNS; u++) {
-            int64_t token = t + u * TSR_TILE_WARPS, at = token * a.d + column;
+            int64_t token = t + u * TSR_TILE_WARPS, at = token * a->d + column;
             if (token >= place.end)
                 break;
-            in[u].base = tsr_raw_load(a.base, at, count, dtype, whole);
-            if (a.base_dropped)
-                in[u].dropped = tsr_raw_load(a.base_dropped, at, count, dtype, whole);
-            in[u].lora = tsr_raw_load(a.lora, at, count, dtype, whole);
+            in[u].base = tsr_raw_load(a->base, at, count, dtype, whole);
+            if (a->base_dropped)
+                in[u].dropped = tsr_raw_load(a->base_dropped, at, count, dtype, whole);
+            in[u].lora = tsr_raw_load(a->lora, at, count, dtype, whole);
         }
 #pragma unroll
         for (int u = 0; u < FORWARD_TURNS; u++) {
             int64_t token = t + u * TSR_TILE_WARPS;
             if (token < place.end)
-                compose_eight(a, token * a.d + column, count, in[u], v, dtype, whole);
+                compose_eight(a, token * a->d + column, count, &in[u], &v, dtype, whole);
         }
     }
 }
@@ -91,44 +91,44 @@ extern "C" tsr_status tsr_compose_cuda(tsr_stream *stream, const tsr_compose_arg
 
 /* ---- backward ---- */
 
-static __device__ __forceinline__ void back_eight(const tsr_compose_backward_args &a, int64_t at,
+static __device__ __forceinline__ void back_eight(const tsr_compose_backward_args *a, int64_t at,
                                                   int count, const float *dy, const float *g,
                                                   tsr_dtype dtype, bool whole)
 {
     float out[8];
-    if (a.d_base_dropped) {
+    if (a->d_base_dropped) {
 #pragma unroll
         for (int j = 0; j < 8; j++)
             out[j] = (g[j] - 1.0f) * dy[j];
-        tsr_raw_store(a.d_base_dropped, at, count, out, dtype, whole);
+        tsr_raw_store(a->d_base_dropped, at, count, out, dtype, whole);
     }
-    if (a.d_lora) {
+    if (a->d_lora) {
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            out[j] = (g[j] * a.scale) * dy[j];
-        tsr_raw_store(a.d_lora, at, count, out, dtype, whole);
+            out[j] = (g[j] * a->scale) * dy[j];
+        tsr_raw_store(a->d_lora, at, count, out, dtype, whole);
     }
 }
 
 static __device__ __forceinline__ void
-back_tile(const tsr_compose_backward_args &a, const tsr_tiling &tiling, tsr_dtype dtype, bool whole)
+back_tile(const tsr_compose_backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
     tsr_place place = tsr_place_of(tiling);
-    int64_t column = tsr_place_column(place);
-    int count = tsr_column_count(column, a.d);
+    int64_t column = tsr_place_column(&place);
+    int count = tsr_column_count(column, a->d);
     float g[8], sum[8];
     tsr_zero8(sum);
     if (count)
-        tsr_float8(g, a.g, column, count, 1, whole);
+        tsr_float8(g, a->g, column, count, 1, whole);
     for (int64_t t = place.token; t < place.end && count; t += TSR_TILE_WARPS * BACKWARD_TURNS) {
         tsr_raw8 dy_raw[BACKWARD_TURNS], inner_raw[BACKWARD_TURNS];
 #pragma unroll
         for (int u = 0; u < BACKWARD_TURNS; u++) {
             int64_t token = t + u * TSR_TILE_WARPS;
             if (token < place.end)
-                dy_raw[u] = tsr_raw_load(a.dy, token * a.d + column, count, dtype, whole);
-            if (token < place.end && a.dm)
-                inner_raw[u] = tsr_raw_load(a.inner, token * a.d + column, count, dtype, whole);
+                dy_raw[u] = tsr_raw_load(a->dy, token * a->d + column, count, dtype, whole);
+            if (token < place.end && a->dm)
+                inner_raw[u] = tsr_raw_load(a->inner, token * a->d + column, count, dtype, whole);
         }
 #pragma unroll
         for (int u = 0; u < BACKWARD_TURNS; u++) {
@@ -137,17 +137,17 @@ back_tile(const tsr_compose_backward_args &a, const tsr_tiling &tiling, tsr_dtyp
                 break;
             float dy[8], inner[8];
             tsr_raw_widen(dy, dy_raw[u], dtype);
-            if (a.dm) {
+            if (a->dm) {
                 tsr_raw_widen(inner, inner_raw[u], dtype);
 #pragma unroll
                 for (int j = 0; j < 8; j++)
                     sum[j] += dy[j] * inner[j];
             }
-            back_eight(a, token * a.d + column, count, dy, g, dtype, whole);
+            back_eight(a, token * a->d + column, count, dy, g, dtype, whole);
         }
     }
-    if (a.dm)
-        tsr_column_partial(a.partials + place.chunk * a.d, sum, place, a.d);
+    if (a->dm)
+        tsr_column_partial(a->partials + place.chunk * a->d, sum, &place, a->d);
 }
 
 TSR_TILE_KERNELS(back_tile, tsr_compose_backward_args, 3)

@@ -2,122 +2,224 @@
  * dropout.cu: contract dropout.h; reference dropout_ref.c, the same mask and the same fp32 values,
  * rounded once to dtype.
  *
- * Split    A thread takes 8 columns: two calls of Philox, one 16-byte access each way of a 16-bit
- *          dtype. As many threads along a row as it has groups of 8 for, to a power of two from 32
- *          to 256; the rest of a block's 256 are further rows.
- * Cost     2 elements moved (3 where out is added to). Ten rounds of Philox for 4 columns are 20
- *          wide multiplications, and x / keep is a true division: with 5 fused steps where neither
- *          it nor its remainder can underflow.
+ * Split    A thread keeps 8 columns, two calls of Philox, for TURNS rows: one 16-byte access each way
+ *          of a 16-bit dtype and row, all asked for at the start. As many threads along a row as it
+ *          has groups of 8 for, to a power of two from 32 to 256; the rest of a block's 256 are
+ *          further rows.
+ * Philox   What of the first three rounds belongs to the row or to the column alone is computed once
+ *          for it (17 of 20 wide multiplications are left), and the rounds' keys are operands from
+ *          constant memory: 9 instructions a column.
+ * Division 2 instructions for the 16-bit dtypes where the host has found that they give every bit of
+ *          x / keep, else 5 (see `divisor`).
+ * Cost     2 elements moved (3 where out is added to) and some 15 instructions: 32 lanes of 132
+ *          multiprocessors at 4 a clock need half the time of the copy.
  */
 #include "kernels/vectors.cuh"
 
 #define THREADS 256
+#define BLOCKS  4 /* of a multiprocessor, at least: 64 registers a thread */
 #define CALL    4 /* columns of a Philox call */
-#define TURNS   2 /* groups of a thread: loads in flight */
+#define ROUNDS  10
+#define TURNS   4 /* rows of a thread: loads in flight */
+#define ROWS    (THREADS / TSR_WARP * TURNS)
+#define MOST_X  0x1p100f
 
-/* base/philox.h: Philox4x32-10. */
-static __device__ __forceinline__ void philox(uint32_t *word, uint64_t key, uint64_t sample,
-                                              uint32_t position, uint32_t column)
+/*
+ * RN(x / keep) in one of two ways.
+ *
+ * two    1 / keep = high + low with high rounded down: RN(x high + RN(x low)) is right for all but
+ *        few x. A 16-bit dtype has so few significands that the host tries each; other exponents
+ *        round alike where x low is no subnormal (|x| >= 2^-63, as f16 always is), beyond the
+ *        largest number both overflow, and a low above 0 keeps the sign of 0 and infinities.
+ * else   With r = RN(1 / keep), x r is within two ulps; the first step makes it faithful, and from
+ *        there a step with an exact remainder rounds correctly (Markstein 1990). The remainder is
+ *        exact where it is no subnormal: with keep >= 2^-24 where |x| >= 2^-60, and |x| < 2^100
+ *        keeps the quotient finite. What is outside is divided as hardware does.
+ */
+typedef struct {
+    bool two;
+    float high, low;
+    float r, least;
+    float keep;
+} divisor;
+
+typedef struct {
+    uint32_t k0[ROUNDS], k1[ROUNDS]; /* of the rounds */
+    divisor keep;
+    int64_t groups; /* of TSR_VECTOR columns, in a row */
+    unsigned strips;
+} drop_plan;
+
+/* ---- Philox4x32-10 of base/philox.h, with counter words column / 4, position, sample ---- */
+
+static __device__ __forceinline__ uint64_t wide_even(uint32_t a)
 {
-    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    uint32_t a = column, b = position, c = (uint32_t)sample, d = (uint32_t)(sample >> 32);
+    return (uint64_t)0xD2511F53u * a;
+}
+
+static __device__ __forceinline__ uint64_t wide_odd(uint32_t c)
+{
+    return (uint64_t)0xCD9E8D57u * c;
+}
+
+/* What a row brings to the first three rounds. */
+static __device__ __forceinline__ uint4 row_words(const drop_plan *plan, uint64_t sample,
+                                                  uint32_t position)
+{
+    uint64_t odd = wide_odd((uint32_t)sample);
+    uint64_t even = wide_even((uint32_t)(odd >> 32) ^ position ^ plan->k0[0]);
+    return make_uint4((uint32_t)(sample >> 32) ^ plan->k1[0], (uint32_t)odd ^ plan->k0[1],
+                      (uint32_t)(even >> 32) ^ plan->k1[1], (uint32_t)even ^ plan->k1[2]);
+}
+
+/* column: the first round's product of the column. */
+static __device__ __forceinline__ void philox(uint32_t *word, const drop_plan *plan, uint4 row,
+                                              uint64_t column)
+{
+    uint64_t odd = wide_odd((uint32_t)(column >> 32) ^ row.x);
+    uint32_t a = (uint32_t)(odd >> 32) ^ row.y, b = (uint32_t)odd;
+    uint32_t c = (uint32_t)column ^ row.z, d = row.w;
 #pragma unroll
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * a, p1 = (uint64_t)0xCD9E8D57u * c;
-        a = (uint32_t)(p1 >> 32) ^ b ^ k0;
-        c = (uint32_t)(p0 >> 32) ^ d ^ k1;
-        b = (uint32_t)p1;
-        d = (uint32_t)p0;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
+    for (int round = 2; round < ROUNDS; round++) {
+        uint64_t even = wide_even(a);
+        odd = wide_odd(c);
+        a = (uint32_t)(odd >> 32) ^ b ^ plan->k0[round];
+        c = (uint32_t)(even >> 32) ^ d ^ (round == 2 ? 0 : plan->k1[round]);
+        b = (uint32_t)odd;
+        d = (uint32_t)even;
     }
     word[0] = a, word[1] = b, word[2] = c, word[3] = d;
 }
 
-/* RN(x / keep). With r = RN(1 / keep), x r is within two ulps; the first step makes it faithful, and
- * from there a step with an exact remainder rounds correctly (Markstein 1990). The remainder is
- * exact where it is no subnormal: with keep >= 2^-24 where |x| >= 2^-60, and |x| < 2^100 keeps the
- * quotient finite. */
-typedef struct {
-    float r, least; /* |x| below `least` is divided as hardware does */
-} reciprocal;
+/* ---- division ---- */
 
-static reciprocal make_reciprocal(float keep)
+/* bits: of a significand. */
+static bool two_steps_suffice(const divisor *d, int bits)
 {
-    reciprocal r = {1 / keep, keep >= 0x1p-24f ? 0x1p-60f : INFINITY};
-    return r;
-}
-
-static __device__ __forceinline__ float divide(float x, float keep, reciprocal r)
-{
-    if (!(fabsf(x) >= r.least && fabsf(x) < 0x1p100f))
-        return __fdiv_rn(x, keep);
-    float q = __fmul_rn(x, r.r);
-    q = __fmaf_rn(__fmaf_rn(-q, keep, x), r.r, q);
-    return __fmaf_rn(__fmaf_rn(-q, keep, x), r.r, q);
-}
-
-static __device__ __forceinline__ float drop(float x, uint32_t word, const tsr_dropout &d,
-                                             reciprocal r)
-{
-    return word >= d.threshold ? divide(x, d.keep, r) : 0;
-}
-
-typedef struct {
-    int64_t groups; /* of TSR_VECTOR columns, in a row */
-    reciprocal keep;
-} drop_plan;
-
-/* Out may be x. */
-static __device__ __forceinline__ void drop_group(float *out, const float *x, const float *old,
-                                                  const uint32_t *word, const tsr_dropout_args &a,
-                                                  reciprocal keep)
-{
-#pragma unroll
-    for (int i = 0; i < TSR_VECTOR; i++) {
-        float dropped = drop(x[i], word[i], a.dropout, keep);
-        out[i] = a.add ? __fadd_rn(old[i], dropped) : dropped;
+    for (int m = 1 << (bits - 1); m < 1 << bits; m++) {
+        float x = (float)m;
+        if (fmaf(x, d->high, x * d->low) != x / d->keep)
+            return false;
     }
+    return true;
 }
 
-static __device__ __forceinline__ void drop_rows(const tsr_dropout_args &a, const drop_plan &plan,
+static divisor make_divisor(float keep, tsr_dtype dtype)
+{
+    divisor d = {};
+    d.keep = keep;
+    d.r = 1 / keep;
+    d.least = keep >= 0x1p-24f ? 0x1p-60f : INFINITY;
+    if (dtype == TSR_F32 || keep < 0x1p-24f)
+        return d;
+    double left = fma(-(double)keep, (double)d.r, 1.0); /* exact */
+    d.high = left < 0 ? nextafterf(d.r, 0) : d.r;
+    left = fma(-(double)keep, (double)d.high, 1.0);
+    d.low = left > 0 ? (float)(left / (double)keep) : d.high * 0x1p-40f;
+    d.two = d.low >= d.high * 0x1p-41f && two_steps_suffice(&d, dtype == TSR_BF16 ? 8 : 11);
+    return d;
+}
+
+/* Whether one of eight numbers may be too small for two steps. Of bf16 all are at least 2^-63 where
+ * one of their upper two exponent bits is set. */
+static __device__ __forceinline__ bool some_small(tsr_raw8 x, tsr_dtype dtype)
+{
+    if (dtype != TSR_BF16)
+        return false;
+    uint32_t large = 0x40004000u;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        large &= x.word[i] | x.word[i] << 1;
+    return large != 0x40004000u;
+}
+
+/* Rare, so apart: in line it would be most of the kernel. */
+static __device__ __noinline__ float divide_any(float x, float keep)
+{
+    return x == 0 ? x : __fdiv_rn(x, keep);
+}
+
+static __device__ __forceinline__ float divide_wide(float x, const divisor *d)
+{
+    if (!(fabsf(x) >= d->least && fabsf(x) < MOST_X))
+        return divide_any(x, d->keep);
+    float q = __fmul_rn(x, d->r);
+    q = __fmaf_rn(__fmaf_rn(-q, d->keep, x), d->r, q);
+    return __fmaf_rn(__fmaf_rn(-q, d->keep, x), d->r, q);
+}
+
+static __device__ __forceinline__ void divide8(float *out, tsr_raw8 x, const divisor *d,
+                                               tsr_dtype dtype)
+{
+    tsr_raw_widen(out, x, dtype);
+    if (dtype != TSR_F32 && d->two && !some_small(x, dtype)) {
+#pragma unroll
+        for (int i = 0; i < TSR_VECTOR; i++)
+            out[i] = __fmaf_rn(out[i], d->high, __fmul_rn(out[i], d->low));
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < TSR_VECTOR; i++)
+        out[i] = dtype == TSR_F32 ? divide_wide(out[i], d) : divide_any(out[i], d->keep);
+}
+
+/* ---- the op ---- */
+
+static __device__ __forceinline__ void add8(float *value, tsr_raw8 old, tsr_dtype dtype)
+{
+    float before[TSR_VECTOR];
+    tsr_raw_widen(before, old, dtype);
+#pragma unroll
+    for (int i = 0; i < TSR_VECTOR; i++)
+        value[i] = __fadd_rn(before[i], value[i]);
+}
+
+/* Out may be x: a thread has read its elements before it writes. */
+static __device__ __forceinline__ void drop_rows(const tsr_dropout_args *a, const drop_plan *plan,
                                                  tsr_dtype dtype, bool whole)
 {
-    int64_t token = (int64_t)blockIdx.x * blockDim.y + threadIdx.y, row = token * a.columns;
-    if (token >= a.tokens)
-        return;
-    uint64_t sample = (uint64_t)a.samples[token];
-    uint32_t position = (uint32_t)a.positions[token];
-    for (int64_t group = threadIdx.x; group < plan.groups; group += blockDim.x * TURNS) {
-        tsr_raw8 x[TURNS], old[TURNS];
+    __shared__ uint4 rows[ROWS];
+    int64_t group = blockIdx.x % plan->strips * blockDim.x + threadIdx.x;
+    int64_t first = (int64_t)(blockIdx.x / plan->strips) * blockDim.y * TURNS;
+    int64_t column = group * TSR_VECTOR, step = blockDim.y * a->columns;
+    int64_t at = (first + threadIdx.y) * a->columns + column;
+    int count = (int)max((int64_t)0, min((int64_t)TSR_VECTOR, a->columns - column));
+    int row = threadIdx.y, end = (int)min((int64_t)ROWS, a->tokens - first);
+    tsr_raw8 x[TURNS], old[TURNS];
 #pragma unroll
-        for (int turn = 0; turn < TURNS; turn++) {
-            int64_t column = (group + turn * blockDim.x) * TSR_VECTOR;
-            int count = (int)min((int64_t)TSR_VECTOR, a.columns - column);
-            if (count > 0)
-                x[turn] = tsr_raw_load(a.x, row + column, count, dtype, whole);
-            if (count > 0 && a.add)
-                old[turn] = tsr_raw_load(a.out, row + column, count, dtype, whole);
-        }
+    for (int turn = 0; turn < TURNS; turn++) {
+        bool mine = count > 0 && row + turn * (int)blockDim.y < end;
+        if (mine)
+            x[turn] = tsr_raw_load(a->x, at + turn * step, count, dtype, whole);
+        if (mine && a->add)
+            old[turn] = tsr_raw_load(a->out, at + turn * step, count, dtype, whole);
+    }
+    int thread = threadIdx.y * blockDim.x + threadIdx.x;
+    if (thread < min(end, (int)blockDim.y * TURNS))
+        rows[thread] = row_words(plan, (uint64_t)a->samples[first + thread],
+                                 (uint32_t)a->positions[first + thread]);
+    __syncthreads();
+    uint64_t column_word = wide_even((uint32_t)(column / CALL));
+    uint64_t next_word = wide_even((uint32_t)(column / CALL) + 1);
 #pragma unroll
-        for (int turn = 0; turn < TURNS; turn++) {
-            int64_t column = (group + turn * blockDim.x) * TSR_VECTOR;
-            int count = (int)min((int64_t)TSR_VECTOR, a.columns - column);
-            if (count <= 0)
-                break;
-            uint32_t word[TSR_VECTOR];
-            float value[TSR_VECTOR], before[TSR_VECTOR];
-            philox(word, a.dropout.key, sample, position, (uint32_t)(column / CALL));
-            philox(word + CALL, a.dropout.key, sample, position, (uint32_t)(column / CALL) + 1);
-            tsr_raw_widen(value, x[turn], dtype);
-            tsr_raw_widen(before, old[turn], dtype);
-            drop_group(value, value, before, word, a, plan.keep);
-            tsr_raw_store(a.out, row + column, count, value, dtype, whole);
-        }
+    for (int turn = 0; turn < TURNS; turn++, row += blockDim.y) {
+        if (count == 0 || row >= end)
+            break;
+        uint32_t word[TSR_VECTOR];
+        float value[TSR_VECTOR];
+        philox(word, plan, rows[row], column_word);
+        philox(word + CALL, plan, rows[row], next_word);
+        divide8(value, x[turn], &plan->keep, dtype);
+#pragma unroll
+        for (int i = 0; i < TSR_VECTOR; i++)
+            value[i] = word[i] >= a->dropout.threshold ? value[i] : 0;
+        if (a->add)
+            add8(value, old[turn], dtype);
+        tsr_raw_store(a->out, at + turn * step, count, value, dtype, whole);
     }
 }
 
-TSR_KERNELS_OF(drop_rows, tsr_dropout_args, drop_plan, THREADS, 4)
+TSR_KERNELS_OF(drop_rows, tsr_dropout_args, drop_plan, THREADS, BLOCKS)
 
 extern "C" tsr_status tsr_dropout_cuda(tsr_stream *stream, const tsr_dropout_args *args)
 {
@@ -125,13 +227,19 @@ extern "C" tsr_status tsr_dropout_cuda(tsr_stream *stream, const tsr_dropout_arg
     if (args->tokens == 0 || args->columns == 0)
         return TSR_OK;
     bool whole = tsr_vectors(args->x, args->columns) && tsr_vectors(args->out, args->columns);
-    drop_plan plan = {(args->columns + TSR_VECTOR - 1) / TSR_VECTOR,
-                      make_reciprocal(args->dropout.keep)};
+    drop_plan plan = {};
+    plan.keep = make_divisor(args->dropout.keep, args->dtype);
+    plan.groups = (args->columns + TSR_VECTOR - 1) / TSR_VECTOR;
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        plan.k0[round] = (uint32_t)args->dropout.key + round * 0x9E3779B9u;
+        plan.k1[round] = (uint32_t)(args->dropout.key >> 32) + round * 0xBB67AE85u;
+    }
     unsigned along = TSR_WARP;
-    while (along < THREADS && along * TURNS < plan.groups)
+    while (along < THREADS && along < plan.groups)
         along *= 2;
     dim3 block(along, THREADS / along);
-    unsigned blocks = tsr_blocks(args->tokens, block.y);
+    plan.strips = tsr_blocks(plan.groups, along);
+    unsigned blocks = plan.strips * tsr_blocks(args->tokens, (int64_t)block.y * TURNS);
     TSR_LAUNCH(drop_rows, whole, args->dtype, blocks, block, stream, *args, plan);
     return tsr_launched("dropout");
 }

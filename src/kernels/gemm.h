@@ -4,7 +4,8 @@
  * op(A) is [m, k]: A is stored [m, k], or [k, m] with trans_a; op(B) is [k, n]: B is stored [k, n],
  * or [n, k] with trans_b. So y = x W^T with W [out, in] is trans_b; dA = dS^T X is trans_a.
  * Leading dimensions are the elements between rows as stored; 0 means dense.
- * With beta 0, C is not read. k = 0 gives C = beta C.
+ * With beta 0, C is not read. k = 0 gives C = beta C. Sums are fp32. A 16-bit C is rounded once;
+ * with beta not 0 a GPU may round alpha op(A) op(B) to it before it adds beta C.
  *
  * Cost     2 m n k FLOPs; (m k + k n) + (beta == 0 ? 1 : 2) m n elements moved.
  */

@@ -8,6 +8,7 @@
 #ifndef TSR_KERNELS_KERNELS_H
 #define TSR_KERNELS_KERNELS_H
 
+#include "base/text.h"
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
 #include "kernels/compose.h"
@@ -17,6 +18,7 @@
 #include "kernels/gemm.h"
 #include "kernels/head.h"
 #include "kernels/nf4_dequant.h"
+#include "kernels/nf4_quantize.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope_qkv.h"
 #include "kernels/row_square_norm.h"
@@ -30,6 +32,8 @@
 #define TSR_KERNEL_OPS(X)                                                                          \
     X(gemm)                                                                                        \
     X(nf4_dequant)                                                                                 \
+    X(nf4_quantize)                                                                                \
+    X(nf4_nest)                                                                                    \
     X(widen)                                                                                       \
     X(rms_norm)                                                                                    \
     X(rms_norm_backward)                                                                           \
@@ -57,6 +61,27 @@
     X(step_sums)                                                                                   \
     X(step_control)
 
+/* What a run prepares at start-up, so that nothing is compiled, timed or chosen inside a step. Parts
+ * that are NULL or 0 are left out. */
+typedef struct {
+    const tsr_attention_bounds *attention;
+    /* Matmuls: those that are worth it are timed, once, on `stream`, which is idle, in `scratch`,
+     * device memory of any size that nothing else uses and that is zero before and after. */
+    const tsr_gemm_args *gemm; /* [gemm_count]; of what they point to nothing is used */
+    const tsr_head_bounds *head;
+    int gemm_count, head_count;
+    tsr_stream *stream;
+    void *scratch;
+    uint64_t scratch_bytes;
+    /* What was chosen before, as text: `known` and then `cached` save timing and may be anything;
+     * `agreed` (without gemm and head) is another rank's `chosen` and is taken whole. TSR_EDATA: it
+     * is of another kind of device or library, or no such text. */
+    const char *known, *cached, *agreed;
+    /* Appended, nothing on the CPU: a line that names device and libraries, and what was chosen; and
+     * the same with what else `cached` holds. */
+    tsr_text *chosen, *cache;
+} tsr_prepare_args;
+
 #define TSR_KERNEL_SLOT(op) tsr_status (*op)(tsr_stream *, const tsr_##op##_args *);
 
 typedef struct {
@@ -66,8 +91,8 @@ typedef struct {
     uint64_t (*attention_workspace_bytes)(const tsr_attention_bounds *bounds);
     uint64_t (*head_workspace_bytes)(const tsr_head_bounds *bounds);
     int64_t partial_rows; /* of sums over tokens (types.h); 0: none needed */
-    /* What is compiled for a run's shapes, at start-up, so that nothing is compiled inside a step. */
-    tsr_status (*prepare)(tsr_device *device, const tsr_attention_bounds *attention);
+    /* At start-up; waits. */
+    tsr_status (*prepare)(tsr_device *device, const tsr_prepare_args *args);
 } tsr_kernels;
 
 const tsr_kernels *tsr_kernels_cpu(void);

@@ -40,10 +40,10 @@ const char *tsr_kernels_cpu_set(void)
     return text;
 }
 
-static tsr_status prepare_nothing(tsr_device *device, const tsr_attention_bounds *attention)
+static tsr_status prepare_nothing(tsr_device *device, const tsr_prepare_args *args)
 {
     (void)device;
-    (void)attention;
+    (void)args;
     return TSR_OK;
 }
 

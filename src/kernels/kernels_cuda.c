@@ -5,10 +5,52 @@
 
 #include <stdlib.h>
 
-static tsr_status prepare(tsr_device *device, const tsr_attention_bounds *attention)
+/* The shapes of a run, those of the head written out; the caller frees. */
+static tsr_status list_matmuls(tsr_gemm_args **out, int *count, const tsr_prepare_args *args)
+{
+    size_t most = (size_t)args->gemm_count + (size_t)args->head_count * TSR_HEAD_MATMULS;
+    tsr_gemm_args *list = malloc((most + 1) * sizeof *list);
+    if (!list)
+        return tsr_fail(TSR_ENOMEM, "out of memory for a list of matmuls");
+    *count = 0;
+    for (int i = 0; i < args->gemm_count; i++)
+        list[(*count)++] = args->gemm[i];
+    for (int i = 0; i < args->head_count; i++)
+        *count += tsr_head_matmuls_cuda(list + *count, &args->head[i]);
+    *out = list;
+    return TSR_OK;
+}
+
+static tsr_status choose_matmuls(tsr_blas *blas, const tsr_prepare_args *args)
+{
+    tsr_gemm_args *shape = NULL;
+    int count = 0;
+    TSR_TRY(list_matmuls(&shape, &count, args));
+    count = tsr_blas_select(blas, shape, count, args->scratch_bytes);
+    tsr_blas_recall(blas, args->known, shape, count);
+    tsr_blas_recall(blas, args->cached, shape, count);
+    tsr_status status =
+        tsr_blas_tune(blas, args->stream, shape, count, args->scratch, args->scratch_bytes);
+    free(shape);
+    return status;
+}
+
+static tsr_status prepare(tsr_device *device, const tsr_prepare_args *args)
 {
     const tsr_kernels_context *context = tsr_device_kept(device);
-    return tsr_sdpa_prepare(context->sdpa, attention);
+    int index = tsr_device_cuda_properties(device)->index;
+    TSR_TRY(tsr_cuda_status(cudaSetDevice(index), "cudaSetDevice"));
+    if (args->attention)
+        TSR_TRY(tsr_sdpa_prepare(context->sdpa, args->attention));
+    if (args->agreed)
+        TSR_TRY(tsr_blas_import(context->blas, args->agreed));
+    if (args->gemm_count || args->head_count)
+        TSR_TRY(choose_matmuls(context->blas, args));
+    if (args->chosen)
+        tsr_blas_export(args->chosen, context->blas);
+    if (args->cache)
+        tsr_blas_merge(args->cache, context->blas, args->cached);
+    return TSR_OK;
 }
 
 #define CUDA_SLOT(op) .op = tsr_##op##_cuda,

@@ -44,21 +44,34 @@ tsr_status tsr_kernels_open_cuda(tsr_device *device);
 tsr_status tsr_blas_open(tsr_blas **out, tsr_device *device);
 void tsr_blas_close(tsr_blas *blas);
 
+/* Keeps of `shape`, in its order, what is worth timing within `scratch_bytes`, each once, and returns
+ * how many. It depends on the shapes and the kind of card alone. */
+int tsr_blas_select(const tsr_blas *blas, tsr_gemm_args *shape, int count, uint64_t scratch_bytes);
+
 /* Times the candidates for each shape and keeps the fastest, before its first use; a shape that has
  * been tuned or imported is left alone. Of a shape m, n, k, leading dimensions, transposes, alpha,
  * beta and dtypes count, pointers do not; one number of tokens stands for its bucket. Of `scratch`,
- * device memory, at least tsr_blas_tune_bytes; more is used so that caches do not flatter. Waits. */
+ * device memory, at least tsr_blas_tune_bytes; more is used so that caches do not flatter. If
+ * anything is timed, all of it is zero afterwards. Waits. */
 tsr_status tsr_blas_tune(tsr_blas *blas, tsr_stream *stream, const tsr_gemm_args *shape, int count,
                          void *scratch, uint64_t scratch_bytes);
 uint64_t tsr_blas_tune_bytes(const tsr_gemm_args *shape, int count);
 
-/* The tuned choices as text, a line each after one that names device and library: for the other
- * ranks and for a file. Returns the bytes of all of it and its zero; whole only if `bytes` is as
- * many. */
-uint64_t tsr_blas_export(const tsr_blas *blas, char *text, uint64_t bytes);
+/* The tuned choices as text, appended: a line that names device and library, then a line each. */
+void tsr_blas_export(tsr_text *out, const tsr_blas *blas);
 
-/* TSR_EDATA, and nothing is taken: it is another device's or library's, or not such a text. */
+/* The same with what `old`, such a text or NULL or anything, has beside them. */
+void tsr_blas_merge(tsr_text *out, tsr_blas *blas, const char *old);
+
+/* All of a text. TSR_EDATA, and nothing is taken: it is another device's or library's, or not such a
+ * text. */
 tsr_status tsr_blas_import(tsr_blas *blas, const char *text);
+
+/* Of a text (or NULL, or anything) what fits one of the shapes and is not tuned yet. */
+void tsr_blas_recall(tsr_blas *blas, const char *text, const tsr_gemm_args *shape, int count);
+
+/* "algorithm 66, tile 15, ...": what would run a call, for messages. */
+void tsr_blas_describe(char *text, uint64_t bytes, tsr_blas *blas, const tsr_gemm_args *args);
 
 /* gemm.cu: C = beta C; and uniform [-1, 1). */
 tsr_status tsr_gemm_scale(tsr_stream *stream, const tsr_gemm_args *args);

@@ -17,6 +17,14 @@
 #define EACH        256
 #define MOST_VECTOR (HELD * MOST)
 
+/* Rows of the most threads that a multiprocessor holds: some have 1536 threads, the others 2048. */
+#if defined(__CUDA_ARCH__) &&                                                                      \
+    ((__CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1200)
+#define NORM_BLOCKS 1
+#else
+#define NORM_BLOCKS 2
+#endif
+
 /* The block's sum, in all threads. Once in a kernel. */
 static __device__ __forceinline__ float row_sum(float value)
 {
@@ -40,107 +48,139 @@ static __device__ __forceinline__ float square_sum8(const float *x)
 }
 
 /* x + (g z + bias) of eight columns, in place. */
-static __device__ __forceinline__ void add_residual(float *x, const tsr_rms_norm_args &a,
+static __device__ __forceinline__ void add_residual(float *x, const tsr_rms_norm_args *a,
                                                     const float *z, int64_t column, int count,
                                                     bool whole)
 {
     float g[8], bias[8];
-    tsr_float8(g, a.g, column, count, 1, whole);
-    tsr_frozen8(bias, a.bias, column, count, 0, whole);
+    tsr_float8(g, a->g, column, count, 1, whole);
+    tsr_frozen8(bias, a->bias, column, count, 0, whole);
 #pragma unroll
     for (int j = 0; j < 8; j++)
         x[j] += g[j] * z[j] + bias[j];
 }
 
-static __device__ __forceinline__ float rstd_of(const tsr_rms_norm_args &a, float squares)
+static __device__ __forceinline__ float rstd_of(const tsr_rms_norm_args *a, float squares)
 {
-    float rstd = 1.0f / sqrtf(squares / (float)a.d + a.eps);
-    if (a.rstd && threadIdx.x == 0)
-        a.rstd[blockIdx.x] = rstd;
+    float rstd = 1.0f / sqrtf(squares / (float)a->d + a->eps);
+    if (a->rstd && threadIdx.x == 0)
+        a->rstd[blockIdx.x] = rstd;
     return rstd;
 }
 
-static __device__ __forceinline__ void normalize(const tsr_rms_norm_args &a, float *x, float rstd,
+static __device__ __forceinline__ void normalize(const tsr_rms_norm_args *a, float *x, float rstd,
                                                  int64_t column, int count, tsr_dtype dtype,
                                                  bool whole)
 {
     float w[8];
-    tsr_frozen8(w, a.w, column, count, 1, whole);
+    tsr_frozen8(w, a->w, column, count, 1, whole);
 #pragma unroll
     for (int j = 0; j < 8; j++)
         x[j] = x[j] * rstd * w[j];
-    tsr_raw_store(a.h, blockIdx.x * a.d + column, count, x, dtype, whole);
+    tsr_raw_store(a->h, blockIdx.x * a->d + column, count, x, dtype, whole);
 }
 
 /* A row held in registers. */
-static __device__ __forceinline__ void forward_held(const tsr_rms_norm_args &a, tsr_dtype dtype)
+static __device__ __forceinline__ void forward_held(const tsr_rms_norm_args *a, tsr_dtype dtype)
 {
-    int64_t row = blockIdx.x * a.d;
+    int64_t row = blockIdx.x * a->d;
     tsr_raw8 x_raw[HELD], z_raw[HELD];
     float x[HELD][8], squares = 0;
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
-        if (column < a.d)
-            x_raw[k] = tsr_raw_load(a.x, row + column, 8, dtype, true);
-        if (column < a.d && a.z)
-            z_raw[k] = tsr_raw_load(a.z, row + column, 8, dtype, true);
+        if (column < a->d)
+            x_raw[k] = tsr_raw_load(a->x, row + column, 8, dtype, true);
+        if (column < a->d && a->z)
+            z_raw[k] = tsr_raw_load(a->z, row + column, 8, dtype, true);
     }
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
-        if (column >= a.d)
+        if (column >= a->d)
             break;
         tsr_raw_widen(x[k], x_raw[k], dtype);
-        if (a.z) {
+        if (a->z) {
             float z[8];
             tsr_raw_widen(z, z_raw[k], dtype);
             add_residual(x[k], a, z, column, 8, true);
         }
         squares += square_sum8(x[k]);
-        if (a.x_out && (a.z || a.x_out != a.x))
-            tsr_raw_store(a.x_out, row + column, 8, x[k], dtype, true);
+        if (a->x_out && (a->z || a->x_out != a->x))
+            tsr_raw_store(a->x_out, row + column, 8, x[k], dtype, true);
     }
-    if (!a.h)
+    if (!a->h)
         return;
     float rstd = rstd_of(a, row_sum(squares));
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
-        if (column < a.d)
+        if (column < a->d)
             normalize(a, x[k], rstd, column, 8, dtype, true);
     }
 }
 
+/* The same where nothing is added: what is held is x as it was loaded, widened once for the sum and
+ * once for h, so that 32 registers do and a multiprocessor holds all its threads. */
+static __device__ __forceinline__ void norm_held(const tsr_rms_norm_args *a, tsr_dtype dtype)
+{
+    int64_t row = blockIdx.x * a->d;
+    tsr_raw8 raw[HELD];
+    float x[8], squares = 0;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
+        if (column < a->d)
+            raw[k] = tsr_raw_load(a->x, row + column, 8, dtype, true);
+    }
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
+        if (column >= a->d)
+            break;
+        tsr_raw_widen(x, raw[k], dtype);
+        squares += square_sum8(x);
+    }
+    float rstd = rstd_of(a, row_sum(squares));
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
+        if (column >= a->d)
+            break;
+        tsr_raw_widen(x, raw[k], dtype);
+        normalize(a, x, rstd, column, 8, dtype, true);
+    }
+}
+
 /* What there is of eight columns before it is normalized; the first walk leaves memory as it is. */
-static __device__ __forceinline__ void sum_each(float *x, const tsr_rms_norm_args &a,
+static __device__ __forceinline__ void sum_each(float *x, const tsr_rms_norm_args *a,
                                                 int64_t column, int count, tsr_dtype dtype)
 {
-    int64_t at = blockIdx.x * a.d + column;
-    tsr_raw_widen(x, tsr_raw_each(a.x, at, count, dtype), dtype);
-    if (a.z) {
+    int64_t at = blockIdx.x * a->d + column;
+    tsr_raw_widen(x, tsr_raw_each(a->x, at, count, dtype), dtype);
+    if (a->z) {
         float z[8];
-        tsr_raw_widen(z, tsr_raw_each(a.z, at, count, dtype), dtype);
+        tsr_raw_widen(z, tsr_raw_each(a->z, at, count, dtype), dtype);
         add_residual(x, a, z, column, count, false);
     }
 }
 
-static __device__ __forceinline__ void forward_walked(const tsr_rms_norm_args &a, tsr_dtype dtype)
+static __device__ __forceinline__ void forward_walked(const tsr_rms_norm_args *a, tsr_dtype dtype)
 {
     float squares = 0, x[8], rstd = 0;
     int64_t step = blockDim.x * TSR_VECTOR;
-    for (int64_t i = threadIdx.x * TSR_VECTOR; i < a.d && a.h; i += step) {
-        sum_each(x, a, i, (int)min((int64_t)8, a.d - i), dtype);
+    for (int64_t i = threadIdx.x * TSR_VECTOR; i < a->d && a->h; i += step) {
+        sum_each(x, a, i, (int)min((int64_t)8, a->d - i), dtype);
         squares += square_sum8(x);
     }
-    if (a.h)
+    if (a->h)
         rstd = rstd_of(a, row_sum(squares));
-    for (int64_t i = threadIdx.x * TSR_VECTOR; i < a.d; i += step) {
-        int count = (int)min((int64_t)8, a.d - i);
+    for (int64_t i = threadIdx.x * TSR_VECTOR; i < a->d; i += step) {
+        int count = (int)min((int64_t)8, a->d - i);
         sum_each(x, a, i, count, dtype);
-        if (a.x_out)
-            tsr_raw_store(a.x_out, blockIdx.x * a.d + i, count, x, dtype, false);
-        if (a.h)
+        if (a->x_out)
+            tsr_raw_store(a->x_out, blockIdx.x * a->d + i, count, x, dtype, false);
+        if (a->h)
             normalize(a, x, rstd, i, count, dtype, false);
     }
 }
@@ -162,110 +202,123 @@ static __device__ __forceinline__ float dot8(const float *a, const float *b)
     return sum;
 }
 
-static __device__ __forceinline__ void weigh(float *dy, const tsr_rms_norm_backward_args &a,
+static __device__ __forceinline__ void weigh(float *dy, const tsr_rms_norm_backward_args *a,
                                              tsr_raw8 dh, int64_t column, int count,
                                              tsr_dtype dtype, bool whole)
 {
     float w[8];
-    tsr_frozen8(w, a.w, column, count, 1, whole);
+    tsr_frozen8(w, a->w, column, count, 1, whole);
     tsr_raw_widen(dy, dh, dtype);
 #pragma unroll
     for (int j = 0; j < 8; j++)
         dy[j] *= w[j];
 }
 
-static __device__ __forceinline__ void backward_held(const tsr_rms_norm_backward_args &a,
+static __device__ __forceinline__ void backward_held(const tsr_rms_norm_backward_args *a,
                                                      tsr_dtype dtype)
 {
-    int64_t row = blockIdx.x * a.d;
+    int64_t row = blockIdx.x * a->d;
     tsr_raw8 dh[HELD], x_raw[HELD], old[HELD];
-    float dy[HELD][8], x[8], sum = 0, rstd = a.rstd[blockIdx.x];
+    float dy[HELD][8], x[8], sum = 0, rstd = a->rstd[blockIdx.x];
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
-        if (column >= a.d)
+        if (column >= a->d)
             break;
-        dh[k] = tsr_raw_load(a.dh, row + column, 8, dtype, true);
-        x_raw[k] = tsr_raw_load(a.x, row + column, 8, dtype, true);
-        if (!a.overwrite)
-            old[k] = tsr_raw_load(a.dx, row + column, 8, dtype, true);
+        dh[k] = tsr_raw_load(a->dh, row + column, 8, dtype, true);
+        x_raw[k] = tsr_raw_load(a->x, row + column, 8, dtype, true);
+        if (!a->overwrite)
+            old[k] = tsr_raw_load(a->dx, row + column, 8, dtype, true);
     }
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
-        if (column >= a.d)
+        if (column >= a->d)
             break;
         weigh(dy[k], a, dh[k], column, 8, dtype, true);
         tsr_raw_widen(x, x_raw[k], dtype);
         sum += dot8(dy[k], x);
     }
-    float shift = row_sum(sum) / (float)a.d * rstd * rstd;
+    float shift = row_sum(sum) / (float)a->d * rstd * rstd;
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
-        if (column >= a.d)
+        if (column >= a->d)
             break;
         tsr_raw_widen(x, x_raw[k], dtype);
         project(dy[k], x, rstd, shift);
-        if (!a.overwrite) {
+        if (!a->overwrite) {
             tsr_raw_widen(x, old[k], dtype);
 #pragma unroll
             for (int j = 0; j < 8; j++)
                 dy[k][j] += x[j];
         }
-        tsr_raw_store(a.dx, row + column, 8, dy[k], dtype, true);
+        tsr_raw_store(a->dx, row + column, 8, dy[k], dtype, true);
     }
 }
 
-static __device__ __forceinline__ void backward_walked(const tsr_rms_norm_backward_args &a,
+static __device__ __forceinline__ void backward_walked(const tsr_rms_norm_backward_args *a,
                                                        tsr_dtype dtype)
 {
-    int64_t row = blockIdx.x * a.d, step = blockDim.x * TSR_VECTOR;
-    float sum = 0, dy[8], x[8], rstd = a.rstd[blockIdx.x];
-    for (int64_t i = threadIdx.x * TSR_VECTOR; i < a.d; i += step) {
-        int count = (int)min((int64_t)8, a.d - i);
-        weigh(dy, a, tsr_raw_each(a.dh, row + i, count, dtype), i, count, dtype, false);
-        tsr_raw_widen(x, tsr_raw_each(a.x, row + i, count, dtype), dtype);
+    int64_t row = blockIdx.x * a->d, step = blockDim.x * TSR_VECTOR;
+    float sum = 0, dy[8], x[8], rstd = a->rstd[blockIdx.x];
+    for (int64_t i = threadIdx.x * TSR_VECTOR; i < a->d; i += step) {
+        int count = (int)min((int64_t)8, a->d - i);
+        weigh(dy, a, tsr_raw_each(a->dh, row + i, count, dtype), i, count, dtype, false);
+        tsr_raw_widen(x, tsr_raw_each(a->x, row + i, count, dtype), dtype);
         sum += dot8(dy, x);
     }
-    float shift = row_sum(sum) / (float)a.d * rstd * rstd;
-    for (int64_t i = threadIdx.x * TSR_VECTOR; i < a.d; i += step) {
-        int count = (int)min((int64_t)8, a.d - i);
-        weigh(dy, a, tsr_raw_each(a.dh, row + i, count, dtype), i, count, dtype, false);
-        tsr_raw_widen(x, tsr_raw_each(a.x, row + i, count, dtype), dtype);
+    float shift = row_sum(sum) / (float)a->d * rstd * rstd;
+    for (int64_t i = threadIdx.x * TSR_VECTOR; i < a->d; i += step) {
+        int count = (int)min((int64_t)8, a->d - i);
+        weigh(dy, a, tsr_raw_each(a->dh, row + i, count, dtype), i, count, dtype, false);
+        tsr_raw_widen(x, tsr_raw_each(a->x, row + i, count, dtype), dtype);
         project(dy, x, rstd, shift);
-        if (!a.overwrite) {
-            tsr_raw_widen(x, tsr_raw_each(a.dx, row + i, count, dtype), dtype);
+        if (!a->overwrite) {
+            tsr_raw_widen(x, tsr_raw_each(a->dx, row + i, count, dtype), dtype);
 #pragma unroll
             for (int j = 0; j < 8; j++)
                 dy[j] += x[j];
         }
-        tsr_raw_store(a.dx, row + i, count, dy, dtype, false);
+        tsr_raw_store(a->dx, row + i, count, dy, dtype, false);
     }
 }
 
 /* ---- kernels and launches ---- */
 
-static __device__ __forceinline__ void forward_row(const tsr_rms_norm_args &a, int, tsr_dtype dtype,
-                                                   bool whole)
+static __device__ __forceinline__ void forward_row(const tsr_rms_norm_args *a, const bool *held,
+                                                   tsr_dtype dtype, bool whole)
 {
+    (void)held;
     if (whole)
         forward_held(a, dtype);
     else
         forward_walked(a, dtype);
 }
 
-static __device__ __forceinline__ void backward_row(const tsr_rms_norm_backward_args &a, int,
-                                                    tsr_dtype dtype, bool whole)
+static __device__ __forceinline__ void norm_row(const tsr_rms_norm_args *a, const bool *held,
+                                                tsr_dtype dtype, bool whole)
 {
+    (void)held;
+    if (whole)
+        norm_held(a, dtype);
+    else
+        forward_walked(a, dtype);
+}
+
+static __device__ __forceinline__ void backward_row(const tsr_rms_norm_backward_args *a,
+                                                    const bool *held, tsr_dtype dtype, bool whole)
+{
+    (void)held;
     if (whole)
         backward_held(a, dtype);
     else
         backward_walked(a, dtype);
 }
 
-TSR_KERNELS_OF(forward_row, tsr_rms_norm_args, int, MOST, 1)
-TSR_KERNELS_OF(backward_row, tsr_rms_norm_backward_args, int, MOST, 1)
+TSR_KERNELS_OF(forward_row, tsr_rms_norm_args, bool, MOST, 1)
+TSR_KERNELS_OF(norm_row, tsr_rms_norm_args, bool, MOST, NORM_BLOCKS)
+TSR_KERNELS_OF(backward_row, tsr_rms_norm_backward_args, bool, MOST, 1)
 
 static unsigned row_threads(int64_t d, bool held)
 {
@@ -285,8 +338,13 @@ extern "C" tsr_status tsr_rms_norm_cuda(tsr_stream *stream, const tsr_rms_norm_a
                 tsr_vectors(args->z, d) && tsr_vectors(args->g, d) &&
                 tsr_vectors(args->bias.data, d) && tsr_vectors(args->w.data, d) &&
                 tsr_vectors(args->x_out, d) && tsr_vectors(args->h, d);
-    TSR_LAUNCH(forward_row, held, args->dtype, (unsigned)args->tokens, row_threads(d, held), stream,
-               *args, 0);
+    bool adds = args->z || !args->h || (args->x_out && args->x_out != args->x);
+    if (adds)
+        TSR_LAUNCH(forward_row, held, args->dtype, (unsigned)args->tokens, row_threads(d, held),
+                   stream, *args, held);
+    else
+        TSR_LAUNCH(norm_row, held, args->dtype, (unsigned)args->tokens, row_threads(d, held),
+                   stream, *args, held);
     return tsr_launched("rms_norm");
 }
 
@@ -300,6 +358,6 @@ extern "C" tsr_status tsr_rms_norm_backward_cuda(tsr_stream *stream,
     bool held = d <= MOST_VECTOR * TSR_VECTOR && tsr_vectors(args->dh, d) &&
                 tsr_vectors(args->x, d) && tsr_vectors(args->w.data, d) && tsr_vectors(args->dx, d);
     TSR_LAUNCH(backward_row, held, args->dtype, (unsigned)args->tokens, row_threads(d, held),
-               stream, *args, 0);
+               stream, *args, held);
     return tsr_launched("rms_norm_backward");
 }

@@ -2,18 +2,22 @@
  * rope_qkv.cu: contract rope_qkv.h; reference rope_qkv_ref.c. Positions are trusted to be in the
  * tables: whoever made them has checked.
  *
- * Split    Heads of q, k and v are counted through, so that one launch has all three. A lane has the
+ * Lanes    Heads of q, k and v are counted through, so that one launch has all three. A lane has the
  *          columns i .. i + 7 of a head and their partners from i + D / 2 on; a head is 1 to 32 lanes
- *          (the power of two that covers D / 16), a warp has as many heads as fit, of one token, so
- *          that they share the rows of the tables; blocks are the tiles of column_sum.cuh.
- *          g, bias and the sums of dm stay in registers. The heads' RMSNorm sums over its lanes.
- * Kernels  Each direction has a plain kernel and one for the heads' norm: what the norm keeps would
- *          cost the plain one half of its warps.
- * Cost     tokens (Hq + 2 Hkv) D elements in and out, z once more where dm or a norm needs it; and a
- *          row of the tables (4 D bytes) per token and warp, mostly from L1 and L2.
+ *          (the power of two that covers D / 16), a strip is as many heads as fit into a warp. The
+ *          heads' RMSNorm sums over its lanes.
+ * Split    Without sums over tokens a warp has one token and STEPS strips, all asked for at once,
+ *          which share one row of the tables; g and bias come from L1. With dm (and in the backward
+ *          of the heads' norm) a warp keeps one strip and goes through the tokens of a chunk, TURNS
+ *          at a time, with g and the sums in registers: the tiles of column_sum.cuh. There the
+ *          positions are read ahead, 32 a time, so that the tables' rows are asked for together with
+ *          the activations and not after them.
+ * Cost     tokens (Hq + 2 Hkv) D elements in and out, z once more where dm or a norm needs it; and
+ *          rows of the tables (4 D bytes) from L1 and L2, one for STEPS strips or for one.
  */
 #include "kernels/column_sum.cuh"
 
+#define STEPS 3 /* 8 of 16 heads of 128, 3 blocks of 8 warps: 74 KB under way on a multiprocessor */
 #define TURNS 2
 
 /* What both directions need of the shape. */
@@ -22,7 +26,7 @@ typedef struct {
     const int32_t *positions;
     int64_t half;
     int q_heads, kv_heads;
-    int group; /* lanes of a head */
+    int group, shift; /* lanes of a head: 1 << shift */
     float eps;
 } rope_shape;
 
@@ -30,25 +34,25 @@ typedef struct {
 typedef struct {
     int part; /* 0 q, 1 k, 2 v */
     int count;
-    int64_t all;    /* the first column of the lane, counted over the three parts */
-    int64_t column; /* and in its part */
-    int64_t stride; /* of a token in its part */
-    int64_t i;      /* and in its head */
+    int all;    /* the first column of the lane, counted over the three parts */
+    int column; /* and in its part */
+    int stride; /* of a token in its part */
+    int i;      /* and in its head */
 } rope_lane;
 
-static __device__ __forceinline__ rope_lane lane_of(const rope_shape &s, int64_t strip, int lane)
+static __device__ __forceinline__ rope_lane lane_of(const rope_shape *s, int64_t strip, int lane)
 {
     rope_lane l;
-    int heads = s.q_heads + 2 * s.kv_heads;
-    int head = (int)strip * (TSR_WARP / s.group) + lane / s.group;
-    int64_t dim = 2 * s.half;
-    l.i = lane % s.group * TSR_VECTOR;
-    l.count = head < heads ? tsr_column_count(l.i, s.half) : 0;
+    int heads = s->q_heads + 2 * s->kv_heads;
+    int head = (int)strip * (TSR_WARP >> s->shift) + (lane >> s->shift);
+    int dim = 2 * (int)s->half;
+    l.i = (lane & (s->group - 1)) * TSR_VECTOR;
+    l.count = head < heads ? tsr_column_count(l.i, s->half) : 0;
     l.all = head * dim + l.i;
-    l.part = head < s.q_heads ? 0 : head < s.q_heads + s.kv_heads ? 1 : 2;
-    int before = l.part == 0 ? 0 : l.part == 1 ? s.q_heads : s.q_heads + s.kv_heads;
+    l.part = head < s->q_heads ? 0 : head < s->q_heads + s->kv_heads ? 1 : 2;
+    int before = l.part == 0 ? 0 : l.part == 1 ? s->q_heads : s->q_heads + s->kv_heads;
     l.column = (head - before) * dim + l.i;
-    l.stride = (l.part == 0 ? s.q_heads : s.kv_heads) * dim;
+    l.stride = (l.part == 0 ? s->q_heads : s->kv_heads) * dim;
     return l;
 }
 
@@ -70,17 +74,17 @@ static __device__ __forceinline__ raw_pair load_pair(const void *p, int64_t at, 
     return raw;
 }
 
-static __device__ __forceinline__ void widen_pair(pair8 *out, const raw_pair &raw, tsr_dtype dtype)
+static __device__ __forceinline__ void widen_pair(pair8 *out, const raw_pair *raw, tsr_dtype dtype)
 {
-    tsr_raw_widen(out->low, raw.low, dtype);
-    tsr_raw_widen(out->high, raw.high, dtype);
+    tsr_raw_widen(out->low, raw->low, dtype);
+    tsr_raw_widen(out->high, raw->high, dtype);
 }
 
 static __device__ __forceinline__ void store_pair(void *p, int64_t at, int64_t half, int count,
-                                                  const pair8 &in, tsr_dtype dtype, bool whole)
+                                                  const pair8 *in, tsr_dtype dtype, bool whole)
 {
-    tsr_raw_store(p, at, count, in.low, dtype, whole);
-    tsr_raw_store(p, at + half, count, in.high, dtype, whole);
+    tsr_raw_store(p, at, count, in->low, dtype, whole);
+    tsr_raw_store(p, at + half, count, in->high, dtype, whole);
 }
 
 static __device__ __forceinline__ void frozen_pair(pair8 *out, tsr_frozen f, int64_t at,
@@ -97,56 +101,67 @@ static __device__ __forceinline__ void float_pair(pair8 *out, const float *p, in
     frozen_pair(out, f, at, half, count, fill, whole);
 }
 
-/* Rotates by the angle of token t; back: by its negative. v is left as it is. */
-static __device__ __forceinline__ void rotate(pair8 *y, const rope_shape &s, const rope_lane &l,
-                                              int position, bool back, bool whole)
+/* Eight columns of the tables' row of a position. */
+typedef struct {
+    tsr_raw8 cosine, sine;
+} raw_angles;
+
+static __device__ __forceinline__ raw_angles load_angles(const rope_shape *s, int position,
+                                                         int64_t i, int count, bool whole)
 {
-    float c[8], n[8];
-    if (l.part == 2)
-        return;
-    tsr_float8(c, s.cosine, position * s.half + l.i, l.count, 1, whole);
-    tsr_float8(n, s.sine, position * s.half + l.i, l.count, 0, whole);
+    raw_angles angles;
+    angles.cosine = tsr_raw_shared(s->cosine, position * s->half + i, count, TSR_F32, whole);
+    angles.sine = tsr_raw_shared(s->sine, position * s->half + i, count, TSR_F32, whole);
+    return angles;
+}
+
+/* Rotates by the angles; back: by their negatives. */
+static __device__ __forceinline__ void rotate(pair8 *y, const raw_angles *angles, bool back)
+{
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        float a = y->low[j], b = y->high[j], sine = back ? -n[j] : n[j];
-        y->low[j] = a * c[j] - b * sine;
-        y->high[j] = b * c[j] + a * sine;
+        float cosine = __uint_as_float(angles->cosine.word[j]);
+        float sine = __uint_as_float(angles->sine.word[j]);
+        float a = y->low[j], b = y->high[j];
+        sine = back ? -sine : sine;
+        y->low[j] = a * cosine - b * sine;
+        y->high[j] = b * cosine + a * sine;
     }
 }
 
 /* y = g z + bias */
-static __device__ __forceinline__ void affine(pair8 *y, const pair8 &g, const pair8 &bias)
+static __device__ __forceinline__ void affine(pair8 *y, const pair8 *g, const pair8 *bias)
 {
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        y->low[j] = g.low[j] * y->low[j] + bias.low[j];
-        y->high[j] = g.high[j] * y->high[j] + bias.high[j];
+        y->low[j] = g->low[j] * y->low[j] + bias->low[j];
+        y->high[j] = g->high[j] * y->high[j] + bias->high[j];
     }
 }
 
-/* The sum over the head of a b: all lanes of the warp call, inactive ones with zeros. */
-static __device__ __forceinline__ float head_dot(const pair8 &a, const pair8 &b, int group)
+/* The sum over the head of a b: all lanes of the warp call, inactive ones with zeros-> */
+static __device__ __forceinline__ float head_dot(const pair8 *a, const pair8 *b, int group)
 {
     float sum = 0;
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        sum += a.low[j] * b.low[j] + a.high[j] * b.high[j];
+        sum += a->low[j] * b->low[j] + a->high[j] * b->high[j];
     for (int offset = group / 2; offset; offset /= 2)
         sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     return sum;
 }
 
-static __device__ __forceinline__ float head_rstd(const pair8 &y, const rope_shape &s)
+static __device__ __forceinline__ float head_rstd(const pair8 *y, const rope_shape *s)
 {
-    return 1.0f / sqrtf(head_dot(y, y, s.group) / (float)(2 * s.half) + s.eps);
+    return 1.0f / sqrtf(head_dot(y, y, s->group) / (float)(2 * s->half) + s->eps);
 }
 
-static __device__ __forceinline__ void scale_pair(pair8 *y, const pair8 &by, float factor)
+static __device__ __forceinline__ void scale_pair(pair8 *y, const pair8 *by, float factor)
 {
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        y->low[j] = y->low[j] * factor * by.low[j];
-        y->high[j] = y->high[j] * factor * by.high[j];
+        y->low[j] = y->low[j] * factor * by->low[j];
+        y->high[j] = y->high[j] * factor * by->high[j];
     }
 }
 
@@ -156,77 +171,122 @@ static __device__ __forceinline__ void zero_pair(pair8 *y)
     tsr_zero8(y->high);
 }
 
-/* ---- forward ---- */
+/* ---- token by token: the forward, and the backward without sums and norms ---- */
 
 typedef struct {
     rope_shape shape;
-    tsr_rope_part part[3];
+    tsr_rope_part part[3]; /* of the backward: z is dout, out is dz */
     tsr_dtype dtype;
 } forward_args;
 
-static __device__ __forceinline__ void forward_tile(const forward_args &a, const tsr_tiling &tiling,
-                                                    bool normalized, tsr_dtype dtype, bool whole)
+/* y = g z + bias of eight columns. */
+static __device__ __forceinline__ void affine8(float *y, const tsr_rope_part *part, int64_t column,
+                                               int count, bool whole)
+{
+    float g[8], bias[8];
+    if (!part->g && !part->bias.data)
+        return;
+    tsr_float8(g, part->g, column, count, 1, whole);
+    tsr_frozen8(bias, part->bias, column, count, 0, whole);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        y[j] = g[j] * y[j] + bias[j];
+}
+
+/* One head's columns of a lane. All lanes of the warp call where heads are normalized. */
+static __device__ __forceinline__ void turn_pair(const forward_args *a, const rope_lane *l,
+                                                 int64_t token, const raw_pair *z,
+                                                 const raw_angles *angles, bool normalized,
+                                                 bool back, tsr_dtype dtype, bool whole)
+{
+    const rope_shape *s = &a->shape;
+    const tsr_rope_part *part = &a->part[l->part];
+    int64_t at = token * l->stride + l->column;
+    pair8 y;
+    if (normalized && l->count == 0)
+        zero_pair(&y);
+    else if (l->count == 0)
+        return;
+    else
+        widen_pair(&y, z, dtype);
+    if ((!normalized || l->count) && !back) {
+        affine8(y.low, part, l->column, l->count, whole);
+        affine8(y.high, part, l->column + s->half, l->count, whole);
+    }
+    float rstd = normalized ? head_rstd(&y, s) : 1;
+    if (normalized && l->count == 0)
+        return;
+    if (normalized && part->norm.data) {
+        pair8 norm;
+        frozen_pair(&norm, part->norm, l->i, s->half, l->count, 1, whole);
+        scale_pair(&y, &norm, rstd);
+    }
+    if (l->part != 2)
+        rotate(&y, angles, back);
+    if (back && part->g) {
+        pair8 g;
+        float_pair(&g, part->g, l->column, s->half, l->count, 1, whole);
+        scale_pair(&y, &g, 1);
+    }
+    store_pair(part->out, at, s->half, l->count, &y, dtype, whole);
+}
+
+/* The first of a chain of loads: the compiler shall not put it behind those that hang on nothing. */
+static __device__ __forceinline__ int first_position(const int32_t *p)
+{
+    int position;
+    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(position) : "l"(p));
+    return position;
+}
+
+/* A strip of the tiling is STEPS strips of heads, a chunk is a token a warp. */
+static __device__ __forceinline__ void steps_tile(const forward_args *a, const tsr_tiling *tiling,
+                                                  bool normalized, bool back, tsr_dtype dtype,
+                                                  bool whole)
 {
     tsr_place place = tsr_place_of(tiling);
-    const rope_shape &s = a.shape;
-    rope_lane l = lane_of(s, place.strip, threadIdx.x % TSR_WARP);
-    tsr_rope_part part = l.part == 0 ? a.part[0] : l.part == 1 ? a.part[1] : a.part[2];
-    pair8 g, bias, norm;
-    if (l.count) {
-        float_pair(&g, part.g, l.column, s.half, l.count, 1, whole);
-        frozen_pair(&bias, part.bias, l.column, s.half, l.count, 0, whole);
-        if (normalized)
-            frozen_pair(&norm, part.norm, l.i, s.half, l.count, 1, whole);
-    }
-    for (int64_t t = place.token; t < place.end; t += TSR_TILE_WARPS * TURNS) {
-        raw_pair z[TURNS];
-        int position[TURNS];
+    const rope_shape *s = &a->shape;
+    rope_lane l[STEPS];
+    raw_pair z[STEPS];
+    raw_angles angles;
+    if (place.token >= place.end)
+        return;
+    int position = first_position(s->positions + place.token);
 #pragma unroll
-        for (int u = 0; u < TURNS; u++) {
-            int64_t token = t + u * TSR_TILE_WARPS;
-            if (token >= place.end)
-                break;
-            position[u] = __ldg(s.positions + token);
-            if (l.count)
-                z[u] =
-                    load_pair(part.z, token * l.stride + l.column, s.half, l.count, dtype, whole);
-        }
-#pragma unroll
-        for (int u = 0; u < TURNS; u++) {
-            int64_t token = t + u * TSR_TILE_WARPS;
-            pair8 y;
-            if (token >= place.end)
-                break;
-            zero_pair(&y);
-            if (l.count) {
-                widen_pair(&y, z[u], dtype);
-                affine(&y, g, bias);
-            }
-            float rstd = normalized ? head_rstd(y, s) : 1;
-            if (l.count == 0)
-                continue;
-            if (normalized && part.norm.data)
-                scale_pair(&y, norm, rstd);
-            rotate(&y, s, l, position[u], false, whole);
-            store_pair(part.out, token * l.stride + l.column, s.half, l.count, y, dtype, whole);
-        }
+    for (int u = 0; u < STEPS; u++) {
+        l[u] = lane_of(s, place.strip * STEPS + u, threadIdx.x % TSR_WARP);
+        if (l[u].count)
+            z[u] = load_pair(a->part[l[u].part].z, place.token * l[u].stride + l[u].column, s->half,
+                             l[u].count, dtype, whole);
     }
+    if (l[0].count && l[0].part != 2)
+        angles = load_angles(s, position, l[0].i, l[0].count, whole);
+#pragma unroll
+    for (int u = 0; u < STEPS; u++)
+        turn_pair(a, &l[u], place.token, &z[u], &angles, normalized, back, dtype, whole);
 }
 
 static __device__ __forceinline__ void
-forward_plain(const forward_args &a, const tsr_tiling &tiling, tsr_dtype dtype, bool whole)
+forward_plain(const forward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
-    forward_tile(a, tiling, false, dtype, whole);
+    steps_tile(a, tiling, false, false, dtype, whole);
 }
 
 static __device__ __forceinline__ void
-forward_normalized(const forward_args &a, const tsr_tiling &tiling, tsr_dtype dtype, bool whole)
+forward_normalized(const forward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
-    forward_tile(a, tiling, true, dtype, whole);
+    steps_tile(a, tiling, true, false, dtype, whole);
 }
 
-TSR_TILE_KERNELS(forward_plain, forward_args, 2)
-TSR_TILE_KERNELS(forward_normalized, forward_args, 2)
+static __device__ __forceinline__ void back_plain(const forward_args *a, const tsr_tiling *tiling,
+                                                  tsr_dtype dtype, bool whole)
+{
+    steps_tile(a, tiling, false, true, dtype, whole);
+}
+
+TSR_TILE_KERNELS(forward_plain, forward_args, 3)
+TSR_TILE_KERNELS(forward_normalized, forward_args, 3)
+TSR_TILE_KERNELS(back_plain, forward_args, 3)
 
 /* Lanes of a head, and strips of the heads of a warp. */
 static int64_t rope_strips(rope_shape *s, int32_t head_dim)
@@ -234,9 +294,18 @@ static int64_t rope_strips(rope_shape *s, int32_t head_dim)
     int64_t vectors = (head_dim / 2 + TSR_VECTOR - 1) / TSR_VECTOR;
     s->half = head_dim / 2;
     s->group = 1;
+    s->shift = 0;
     while (s->group < vectors)
-        s->group *= 2;
+        s->group *= 2, s->shift++;
     return tsr_blocks(s->q_heads + 2 * s->kv_heads, TSR_WARP / s->group);
+}
+
+static tsr_tiling steps_tiling(int64_t tokens, int64_t strips, bool whole)
+{
+    tsr_tiling tiling = tsr_tiling_make(tokens, tsr_blocks(strips, STEPS), false, whole);
+    tiling.chunk = TSR_TILE_WARPS;
+    tiling.chunks = tsr_blocks(tokens, TSR_TILE_WARPS);
+    return tiling;
 }
 
 static bool whole_tables(const rope_shape *s)
@@ -267,7 +336,7 @@ extern "C" tsr_status tsr_rope_qkv_cuda(tsr_stream *stream, const tsr_rope_qkv_a
                  tsr_vectors(part->g, half) && tsr_vectors(part->bias.data, half) &&
                  tsr_vectors(part->norm.data, half);
     }
-    tsr_tiling tiling = tsr_tiling_make(args->tokens, strips, false, whole);
+    tsr_tiling tiling = steps_tiling(args->tokens, strips, whole);
     if (normalized)
         TSR_TILE_LAUNCH(forward_normalized, &a, tiling, stream);
     else
@@ -275,7 +344,7 @@ extern "C" tsr_status tsr_rope_qkv_cuda(tsr_stream *stream, const tsr_rope_qkv_a
     return tsr_launched("rope_qkv");
 }
 
-/* ---- backward ---- */
+/* ---- backward with sums or norms ---- */
 
 typedef struct {
     rope_shape shape;
@@ -287,43 +356,43 @@ typedef struct {
 
 /* The derivative of y rstd(y) norm: dy -> rstd (norm dy - y rstd^2 mean(norm dy y)). All lanes of the
  * warp call; of heads without a norm dy stays. */
-static __device__ __forceinline__ void norm_backward(pair8 *dy, const pair8 &y, const pair8 &norm,
-                                                     const rope_shape &s, bool has_norm)
+static __device__ __forceinline__ void norm_backward(pair8 *dy, const pair8 *y, const pair8 *norm,
+                                                     const rope_shape *s, bool has_norm)
 {
     pair8 weighed = *dy;
     scale_pair(&weighed, norm, 1);
     float rstd = head_rstd(y, s);
-    float shift = head_dot(weighed, y, s.group) / (float)(2 * s.half) * rstd * rstd;
+    float shift = head_dot(&weighed, y, s->group) / (float)(2 * s->half) * rstd * rstd;
     if (!has_norm)
         return;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        dy->low[j] = rstd * (weighed.low[j] - y.low[j] * shift);
-        dy->high[j] = rstd * (weighed.high[j] - y.high[j] * shift);
+        dy->low[j] = rstd * (weighed.low[j] - y->low[j] * shift);
+        dy->high[j] = rstd * (weighed.high[j] - y->high[j] * shift);
     }
 }
 
-static __device__ __forceinline__ void add_products(pair8 *sum, const pair8 &dy, const pair8 &z)
+static __device__ __forceinline__ void add_products(pair8 *sum, const pair8 *dy, const pair8 *z)
 {
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        sum->low[j] += dy.low[j] * z.low[j];
-        sum->high[j] += dy.high[j] * z.high[j];
+        sum->low[j] += dy->low[j] * z->low[j];
+        sum->high[j] += dy->high[j] * z->high[j];
     }
 }
 
 /* The block's sums into its row of the partials. A thread gets one column of one lane. */
-static __device__ __forceinline__ void write_partials(const backward_args &a,
-                                                      const tsr_place &place, const pair8 &sum)
+static __device__ __forceinline__ void write_partials(const backward_args *a,
+                                                      const tsr_place *place, const pair8 *sum)
 {
-    rope_lane l = lane_of(a.shape, place.strip, threadIdx.x / TSR_VECTOR);
+    rope_lane l = lane_of(&a->shape, place->strip, threadIdx.x / TSR_VECTOR);
     int j = threadIdx.x % TSR_VECTOR;
-    float *row = a.partials + place.chunk * a.columns + l.all + j;
-    float low = tsr_column_total(sum.low), high = tsr_column_total(sum.high);
+    float *row = a->partials + place->chunk * a->columns + l.all + j;
+    float low = tsr_column_total(sum->low), high = tsr_column_total(sum->high);
     if (j >= l.count)
         return;
     row[0] = low;
-    row[a.shape.half] = high;
+    row[a->shape.half] = high;
 }
 
 /* What a lane keeps while it goes through the tokens. */
@@ -333,92 +402,117 @@ typedef struct {
     pair8 g, bias, norm, sum;
 } backward_lane;
 
-/* One token: all lanes of the warp call. */
-static __device__ __forceinline__ void back_pair(backward_lane *b, const rope_shape &s,
-                                                 const raw_pair &dout, const raw_pair &z_raw,
-                                                 int64_t at, int position, bool normalized,
-                                                 tsr_dtype dtype, bool whole)
+/* What it has of a token. */
+typedef struct {
+    raw_pair dout, z;
+    raw_angles angles;
+} backward_input;
+
+static __device__ __forceinline__ void load_input(backward_input *in, const backward_lane *b,
+                                                  const rope_shape *s, int64_t token, int position,
+                                                  tsr_dtype dtype, bool whole)
 {
+    const rope_lane *l = &b->lane;
+    int64_t at = token * l->stride + l->column;
+    if (l->count == 0)
+        return;
+    in->dout = load_pair(b->part.dout, at, s->half, l->count, dtype, whole);
+    if (b->part.z)
+        in->z = load_pair(b->part.z, at, s->half, l->count, dtype, whole);
+    if (l->part != 2)
+        in->angles = load_angles(s, position, l->i, l->count, whole);
+}
+
+/* One token: all lanes of the warp call. */
+static __device__ __forceinline__ void back_pair(backward_lane *b, const rope_shape *s,
+                                                 const backward_input *in, int64_t token,
+                                                 bool normalized, tsr_dtype dtype, bool whole)
+{
+    const rope_lane *l = &b->lane;
     pair8 dy, z;
     zero_pair(&dy);
     zero_pair(&z);
-    if (b->lane.count) {
-        widen_pair(&dy, dout, dtype);
-        rotate(&dy, s, b->lane, position, true, whole);
+    if (l->count) {
+        widen_pair(&dy, &in->dout, dtype);
+        if (l->part != 2)
+            rotate(&dy, &in->angles, true);
         if (b->part.z)
-            widen_pair(&z, z_raw, dtype);
+            widen_pair(&z, &in->z, dtype);
     }
     if (normalized) {
         pair8 y = z;
-        if (b->lane.count)
-            affine(&y, b->g, b->bias);
-        norm_backward(&dy, y, b->norm, s, b->part.norm.data != NULL);
+        if (l->count)
+            affine(&y, &b->g, &b->bias);
+        norm_backward(&dy, &y, &b->norm, s, b->part.norm.data != NULL);
     }
-    if (b->lane.count == 0)
+    if (l->count == 0)
         return;
-    add_products(&b->sum, dy, z);
-    scale_pair(&dy, b->g, 1);
-    store_pair(b->part.dz, at, s.half, b->lane.count, dy, dtype, whole);
+    add_products(&b->sum, &dy, &z);
+    if (normalized) {
+        scale_pair(&dy, &b->g, 1);
+    } else if (b->part.g) {
+        float_pair(&z, b->part.g, l->column, s->half, l->count, 1, whole);
+        scale_pair(&dy, &z, 1);
+    }
+    store_pair(b->part.dz, token * l->stride + l->column, s->half, l->count, &dy, dtype, whole);
 }
 
-static __device__ __forceinline__ void back_tile(const backward_args &a, const tsr_tiling &tiling,
+/* turns divides TSR_WARP. */
+static __device__ __forceinline__ void back_tile(const backward_args *a, const tsr_tiling *tiling,
                                                  bool normalized, int turns, tsr_dtype dtype,
                                                  bool whole)
 {
     tsr_place place = tsr_place_of(tiling);
-    const rope_shape &s = a.shape;
+    const rope_shape *s = &a->shape;
+    int lane = threadIdx.x % TSR_WARP, held = 0;
     backward_lane b;
-    b.lane = lane_of(s, place.strip, threadIdx.x % TSR_WARP);
-    const rope_lane &l = b.lane;
-    b.part = l.part == 0 ? a.part[0] : l.part == 1 ? a.part[1] : a.part[2];
+    b.lane = lane_of(s, place.strip, lane);
+    b.part = b.lane.part == 0 ? a->part[0] : b.lane.part == 1 ? a->part[1] : a->part[2];
     zero_pair(&b.sum);
     zero_pair(&b.norm);
-    if (l.count) {
-        float_pair(&b.g, b.part.g, l.column, s.half, l.count, 1, whole);
-        if (normalized) {
-            frozen_pair(&b.bias, b.part.bias, l.column, s.half, l.count, 0, whole);
-            frozen_pair(&b.norm, b.part.norm, l.i, s.half, l.count, 1, whole);
-        }
+    if (normalized && b.lane.count) {
+        float_pair(&b.g, b.part.g, b.lane.column, s->half, b.lane.count, 1, whole);
+        frozen_pair(&b.bias, b.part.bias, b.lane.column, s->half, b.lane.count, 0, whole);
+        frozen_pair(&b.norm, b.part.norm, b.lane.i, s->half, b.lane.count, 1, whole);
     }
-    for (int64_t t = place.token; t < place.end; t += TSR_TILE_WARPS * turns) {
-        raw_pair dout[TURNS], z[TURNS];
-        int position[TURNS];
+    int64_t t = place.token;
+    for (int turn = 0; t < place.end; turn += turns, t += TSR_TILE_WARPS * turns) {
+        backward_input in[TURNS];
+        if (turn % TSR_WARP == 0) {
+            int64_t ahead = t + lane * TSR_TILE_WARPS;
+            held = ahead < place.end ? __ldg(s->positions + ahead) : 0;
+        }
 #pragma unroll
         for (int u = 0; u < turns; u++) {
-            int64_t token = t + u * TSR_TILE_WARPS, at = token * l.stride + l.column;
-            if (token >= place.end)
-                break;
-            position[u] = __ldg(s.positions + token);
-            if (l.count)
-                dout[u] = load_pair(b.part.dout, at, s.half, l.count, dtype, whole);
-            if (l.count && b.part.z)
-                z[u] = load_pair(b.part.z, at, s.half, l.count, dtype, whole);
+            int64_t token = t + u * TSR_TILE_WARPS;
+            int position = __shfl_sync(0xffffffffu, held, (turn + u) % TSR_WARP);
+            if (token < place.end)
+                load_input(&in[u], &b, s, token, position, dtype, whole);
         }
 #pragma unroll
         for (int u = 0; u < turns; u++) {
             int64_t token = t + u * TSR_TILE_WARPS;
             if (token < place.end)
-                back_pair(&b, s, dout[u], z[u], token * l.stride + l.column, position[u],
-                          normalized, dtype, whole);
+                back_pair(&b, s, &in[u], token, normalized, dtype, whole);
         }
     }
-    if (a.partials)
-        write_partials(a, place, b.sum);
+    if (a->partials)
+        write_partials(a, &place, &b.sum);
 }
 
-static __device__ __forceinline__ void back_plain(const backward_args &a, const tsr_tiling &tiling,
-                                                  tsr_dtype dtype, bool whole)
+static __device__ __forceinline__ void back_sums(const backward_args *a, const tsr_tiling *tiling,
+                                                 tsr_dtype dtype, bool whole)
 {
     back_tile(a, tiling, false, TURNS, dtype, whole);
 }
 
 static __device__ __forceinline__ void
-back_normalized(const backward_args &a, const tsr_tiling &tiling, tsr_dtype dtype, bool whole)
+back_normalized(const backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
     back_tile(a, tiling, true, 1, dtype, whole);
 }
 
-TSR_TILE_KERNELS(back_plain, backward_args, 2)
+TSR_TILE_KERNELS(back_sums, backward_args, 2)
 TSR_TILE_KERNELS(back_normalized, backward_args, 1)
 
 /* The parts as the kernel reads them: z only where it is needed. Returns whether all rows can be
@@ -438,6 +532,20 @@ static bool take_parts(backward_args *a, bool *normalized, const tsr_rope_qkv_ba
                  tsr_vectors(part->bias.data, half) && tsr_vectors(part->norm.data, half);
     }
     return whole;
+}
+
+/* dz = g times dout, turned back. */
+static void launch_plain(tsr_stream *stream, const backward_args *a, tsr_tiling tiling)
+{
+    forward_args plain = {};
+    plain.shape = a->shape;
+    plain.dtype = a->dtype;
+    for (int p = 0; p < 3; p++) {
+        plain.part[p].z = a->part[p].dout;
+        plain.part[p].out = a->part[p].dz;
+        plain.part[p].g = a->part[p].g;
+    }
+    TSR_TILE_LAUNCH(back_plain, &plain, tiling, stream);
 }
 
 extern "C" tsr_status tsr_rope_qkv_backward_cuda(tsr_stream *stream,
@@ -465,8 +573,10 @@ extern "C" tsr_status tsr_rope_qkv_backward_cuda(tsr_stream *stream,
     if (tiling.chunks) {
         if (normalized)
             TSR_TILE_LAUNCH(back_normalized, &a, tiling, stream);
+        else if (a.partials)
+            TSR_TILE_LAUNCH(back_sums, &a, tiling, stream);
         else
-            TSR_TILE_LAUNCH(back_plain, &a, tiling, stream);
+            launch_plain(stream, &a, steps_tiling(args->tokens, strips, whole));
         TSR_TRY(tsr_launched("rope_qkv_backward"));
     }
     return tsr_column_sums_finish(&sums, args->partials, tiling.chunks, stream);

@@ -35,24 +35,24 @@ static __device__ __forceinline__ void add_squares(double *even, double *odd, ts
 }
 
 /* groups: of TSR_VECTOR columns, in a row. */
-static __device__ __forceinline__ void square_norms(const tsr_row_square_norm_args &a,
-                                                    int64_t groups, tsr_dtype dtype, bool whole)
+static __device__ __forceinline__ void
+square_norms(const tsr_row_square_norm_args *a, const int64_t *groups, tsr_dtype dtype, bool whole)
 {
     __shared__ double part[WARPS];
-    int64_t start = blockIdx.x * a.columns;
+    int64_t start = blockIdx.x * a->columns;
     double even = 0, odd = 0;
-    for (int64_t group = threadIdx.x; group < groups; group += THREADS * TURNS) {
+    for (int64_t group = threadIdx.x; group < *groups; group += THREADS * TURNS) {
         tsr_raw8 raw[TURNS];
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++) {
             int64_t k = (group + turn * THREADS) * TSR_VECTOR;
-            if (k < a.columns)
+            if (k < a->columns)
                 raw[turn] = tsr_raw_load(
-                    a.w, start + k, (int)min((int64_t)TSR_VECTOR, a.columns - k), dtype, whole);
+                    a->w, start + k, (int)min((int64_t)TSR_VECTOR, a->columns - k), dtype, whole);
         }
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++)
-            if (group + turn * THREADS < groups)
+            if (group + turn * THREADS < *groups)
                 add_squares(&even, &odd, raw[turn], dtype);
     }
     double sum = warp_sum(even + odd);
@@ -60,7 +60,7 @@ static __device__ __forceinline__ void square_norms(const tsr_row_square_norm_ar
         part[threadIdx.x / TSR_WARP] = sum;
     __syncthreads();
     if (threadIdx.x == 0)
-        a.out[blockIdx.x] = (float)((part[0] + part[1]) + (part[2] + part[3]));
+        a->out[blockIdx.x] = (float)((part[0] + part[1]) + (part[2] + part[3]));
 }
 
 TSR_KERNELS_OF(square_norms, tsr_row_square_norm_args, int64_t, THREADS, 8)

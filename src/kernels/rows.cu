@@ -27,47 +27,48 @@ typedef struct {
     int unit_bytes; /* 16, 4 or 2 */
 } row_move;
 
-static __device__ __forceinline__ uint4 load_unit(const row_move &m, int64_t at)
+static __device__ __forceinline__ uint4 load_unit(const row_move *m, int64_t at)
 {
-    if (m.unit_bytes == 16)
-        return ((const uint4 *)m.in)[at];
+    if (m->unit_bytes == 16)
+        return ((const uint4 *)m->in)[at];
     uint32_t value =
-        m.unit_bytes == 4 ? ((const uint32_t *)m.in)[at] : ((const uint16_t *)m.in)[at];
+        m->unit_bytes == 4 ? ((const uint32_t *)m->in)[at] : ((const uint16_t *)m->in)[at];
     return make_uint4(value, 0, 0, 0);
 }
 
-static __device__ __forceinline__ void store_unit(const row_move &m, int64_t at, uint4 value)
+static __device__ __forceinline__ void store_unit(const row_move *m, int64_t at, uint4 value)
 {
-    if (m.unit_bytes == 16)
-        ((uint4 *)m.out)[at] = value;
-    else if (m.unit_bytes == 4)
-        ((uint32_t *)m.out)[at] = value.x;
+    if (m->unit_bytes == 16)
+        ((uint4 *)m->out)[at] = value;
+    else if (m->unit_bytes == 4)
+        ((uint32_t *)m->out)[at] = value.x;
     else
-        ((uint16_t *)m.out)[at] = (uint16_t)value.x;
+        ((uint16_t *)m->out)[at] = (uint16_t)value.x;
 }
 
 /* Rows [first, first + count) of out from rows source[] of in; -1: zeros. A thread has the same
  * unit of TURNS rows in flight. */
-static __device__ __forceinline__ void move_rows(const row_move &m, const int *source,
+static __device__ __forceinline__ void move_rows(const row_move *m, const int *source,
                                                  int64_t first, int count)
 {
     for (int row = 0; row < count; row += TURNS) {
-        for (int64_t u = threadIdx.x; u < m.units; u += THREADS) {
+        for (int64_t u = threadIdx.x; u < m->units; u += THREADS) {
             uint4 value[TURNS];
 #pragma unroll
             for (int turn = 0; turn < TURNS; turn++) {
                 int64_t from = row + turn < count ? source[row + turn] : -1;
-                value[turn] = from >= 0 ? load_unit(m, from * m.units + u) : make_uint4(0, 0, 0, 0);
+                value[turn] =
+                    from >= 0 ? load_unit(m, from * m->units + u) : make_uint4(0, 0, 0, 0);
             }
 #pragma unroll
             for (int turn = 0; turn < TURNS; turn++)
                 if (row + turn < count)
-                    store_unit(m, (first + row + turn) * m.units + u, value[turn]);
+                    store_unit(m, (first + row + turn) * m->units + u, value[turn]);
         }
     }
 }
 
-static __global__ void __launch_bounds__(THREADS) gather(const row_move m)
+static __global__ void __launch_bounds__(THREADS) gather(const __grid_constant__ row_move m)
 {
     __shared__ int source[ROWS];
     int64_t first = (int64_t)blockIdx.x * ROWS, i = first + threadIdx.x;
@@ -78,7 +79,7 @@ static __global__ void __launch_bounds__(THREADS) gather(const row_move m)
         source[threadIdx.x] = token;
     }
     __syncthreads();
-    move_rows(m, source, first, (int)min((int64_t)ROWS, m.rows - first));
+    move_rows(&m, source, first, (int)min((int64_t)ROWS, m.rows - first));
 }
 
 /* The first i with index[i] >= token, or rows; the same in all lanes. */
@@ -97,7 +98,7 @@ static __device__ __forceinline__ int64_t lower_bound(const int32_t *index, int6
     return low;
 }
 
-static __global__ void __launch_bounds__(THREADS) scatter(const row_move m)
+static __global__ void __launch_bounds__(THREADS) scatter(const __grid_constant__ row_move m)
 {
     __shared__ int source[ROWS];
     int64_t first = (int64_t)blockIdx.x * ROWS;
@@ -113,7 +114,7 @@ static __global__ void __launch_bounds__(THREADS) scatter(const row_move m)
             source[token - first] = (int)i;
     }
     __syncthreads();
-    move_rows(m, source, first, (int)min((int64_t)ROWS, m.tokens - first));
+    move_rows(&m, source, first, (int)min((int64_t)ROWS, m.tokens - first));
 }
 
 static row_move plan(void *out, const void *in, int64_t d, tsr_dtype dtype)

@@ -10,24 +10,24 @@
 #define TURNS 4
 
 static __device__ __forceinline__ void
-scale_tile(const tsr_scale_backward_args &a, const tsr_tiling &tiling, tsr_dtype dtype, bool whole)
+scale_tile(const tsr_scale_backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
     tsr_place place = tsr_place_of(tiling);
-    int64_t column = tsr_place_column(place);
-    int count = tsr_column_count(column, a.d);
+    int64_t column = tsr_place_column(&place);
+    int count = tsr_column_count(column, a->d);
     float g[8], sum[8];
     tsr_zero8(sum);
     if (count)
-        tsr_float8(g, a.g, column, count, 1, whole);
+        tsr_float8(g, a->g, column, count, 1, whole);
     for (int64_t t = place.token; t < place.end && count; t += TSR_TILE_WARPS * TURNS) {
         tsr_raw8 dy_raw[TURNS], z_raw[TURNS];
 #pragma unroll
         for (int u = 0; u < TURNS; u++) {
             int64_t token = t + u * TSR_TILE_WARPS;
             if (token < place.end)
-                dy_raw[u] = tsr_raw_load(a.dy, token * a.d + column, count, dtype, whole);
-            if (token < place.end && a.dm)
-                z_raw[u] = tsr_raw_load(a.z, token * a.d + column, count, dtype, whole);
+                dy_raw[u] = tsr_raw_load(a->dy, token * a->d + column, count, dtype, whole);
+            if (token < place.end && a->dm)
+                z_raw[u] = tsr_raw_load(a->z, token * a->d + column, count, dtype, whole);
         }
 #pragma unroll
         for (int u = 0; u < TURNS; u++) {
@@ -36,7 +36,7 @@ scale_tile(const tsr_scale_backward_args &a, const tsr_tiling &tiling, tsr_dtype
                 break;
             float dy[8], z[8];
             tsr_raw_widen(dy, dy_raw[u], dtype);
-            if (a.dm) {
+            if (a->dm) {
                 tsr_raw_widen(z, z_raw[u], dtype);
 #pragma unroll
                 for (int j = 0; j < 8; j++)
@@ -45,12 +45,12 @@ scale_tile(const tsr_scale_backward_args &a, const tsr_tiling &tiling, tsr_dtype
 #pragma unroll
             for (int j = 0; j < 8; j++)
                 dy[j] *= g[j];
-            if (a.dz)
-                tsr_raw_store(a.dz, token * a.d + column, count, dy, dtype, whole);
+            if (a->dz)
+                tsr_raw_store(a->dz, token * a->d + column, count, dy, dtype, whole);
         }
     }
-    if (a.dm)
-        tsr_column_partial(a.partials + place.chunk * a.d, sum, place, a.d);
+    if (a->dm)
+        tsr_column_partial(a->partials + place.chunk * a->d, sum, &place, a->d);
 }
 
 TSR_TILE_KERNELS(scale_tile, tsr_scale_backward_args, 3)

@@ -24,27 +24,27 @@ static __device__ __forceinline__ float sigmoid(float x)
 }
 
 static __device__ __forceinline__ void
-forward_tile(const tsr_swiglu_args &a, const tsr_tiling &tiling, tsr_dtype dtype, bool whole)
+forward_tile(const tsr_swiglu_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
     tsr_place place = tsr_place_of(tiling);
-    int64_t column = tsr_place_column(place);
-    int count = tsr_column_count(column, a.f);
+    int64_t column = tsr_place_column(&place);
+    int count = tsr_column_count(column, a->f);
     if (count == 0)
         return;
     swiglu_vectors v;
-    tsr_float8(v.g_gate, a.g_gate, column, count, 1, whole);
-    tsr_float8(v.g_up, a.g_up, column, count, 1, whole);
-    tsr_frozen8(v.bias_gate, a.bias_gate, column, count, 0, whole);
-    tsr_frozen8(v.bias_up, a.bias_up, column, count, 0, whole);
+    tsr_float8(v.g_gate, a->g_gate, column, count, 1, whole);
+    tsr_float8(v.g_up, a->g_up, column, count, 1, whole);
+    tsr_frozen8(v.bias_gate, a->bias_gate, column, count, 0, whole);
+    tsr_frozen8(v.bias_up, a->bias_up, column, count, 0, whole);
     for (int64_t t = place.token; t < place.end; t += TSR_TILE_WARPS * FORWARD_TURNS) {
         tsr_raw8 gate_raw[FORWARD_TURNS], up_raw[FORWARD_TURNS];
 #pragma unroll
         for (int u = 0; u < FORWARD_TURNS; u++) {
-            int64_t token = t + u * TSR_TILE_WARPS, at = token * a.f + column;
+            int64_t token = t + u * TSR_TILE_WARPS, at = token * a->f + column;
             if (token >= place.end)
                 break;
-            gate_raw[u] = tsr_raw_load(a.z_gate, at, count, dtype, whole);
-            up_raw[u] = tsr_raw_load(a.z_up, at, count, dtype, whole);
+            gate_raw[u] = tsr_raw_load(a->z_gate, at, count, dtype, whole);
+            up_raw[u] = tsr_raw_load(a->z_up, at, count, dtype, whole);
         }
 #pragma unroll
         for (int u = 0; u < FORWARD_TURNS; u++) {
@@ -60,7 +60,7 @@ forward_tile(const tsr_swiglu_args &a, const tsr_tiling &tiling, tsr_dtype dtype
                 float up = v.g_up[j] * z_up[j] + v.bias_up[j];
                 z_gate[j] = gate * sigmoid(gate) * up;
             }
-            tsr_raw_store(a.act, token * a.f + column, count, z_gate, dtype, whole);
+            tsr_raw_store(a->act, token * a->f + column, count, z_gate, dtype, whole);
         }
     }
 }
@@ -94,68 +94,68 @@ typedef struct {
 
 /* dz of eight elements at `at`, and their part of the sums. */
 static __device__ __forceinline__ void
-back_eight(swiglu_sums &sum, const tsr_swiglu_backward_args &a, int64_t at, int count,
-           const swiglu_input &in, const swiglu_vectors &v, tsr_dtype dtype, bool whole)
+back_eight(swiglu_sums *sum, const tsr_swiglu_backward_args *a, int64_t at, int count,
+           const swiglu_input *in, const swiglu_vectors *v, tsr_dtype dtype, bool whole)
 {
     float z_gate[8], z_up[8], dact[8];
-    tsr_raw_widen(z_gate, in.gate, dtype);
-    tsr_raw_widen(z_up, in.up, dtype);
-    tsr_raw_widen(dact, in.dact, dtype);
+    tsr_raw_widen(z_gate, in->gate, dtype);
+    tsr_raw_widen(z_up, in->up, dtype);
+    tsr_raw_widen(dact, in->dact, dtype);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        float gate = v.g_gate[j] * z_gate[j] + v.bias_gate[j];
-        float up = v.g_up[j] * z_up[j] + v.bias_up[j];
+        float gate = v->g_gate[j] * z_gate[j] + v->bias_gate[j];
+        float up = v->g_up[j] * z_up[j] + v->bias_up[j];
         float s = sigmoid(gate);
         float dy_up = dact[j] * (gate * s);
         float dy_gate = dact[j] * up * (s * (1.0f + gate * (1.0f - s)));
-        sum.gate[j] += dy_gate * z_gate[j];
-        sum.up[j] += dy_up * z_up[j];
-        z_gate[j] = v.g_gate[j] * dy_gate;
-        z_up[j] = v.g_up[j] * dy_up;
+        sum->gate[j] += dy_gate * z_gate[j];
+        sum->up[j] += dy_up * z_up[j];
+        z_gate[j] = v->g_gate[j] * dy_gate;
+        z_up[j] = v->g_up[j] * dy_up;
     }
-    tsr_raw_store(a.dz_gate, at, count, z_gate, dtype, whole);
-    tsr_raw_store(a.dz_up, at, count, z_up, dtype, whole);
+    tsr_raw_store(a->dz_gate, at, count, z_gate, dtype, whole);
+    tsr_raw_store(a->dz_up, at, count, z_up, dtype, whole);
 }
 
 static __device__ __forceinline__ void
-back_tile(const tsr_swiglu_backward_args &a, const tsr_tiling &tiling, tsr_dtype dtype, bool whole)
+back_tile(const tsr_swiglu_backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
     tsr_place place = tsr_place_of(tiling);
-    int64_t column = tsr_place_column(place);
-    int count = tsr_column_count(column, a.f);
+    int64_t column = tsr_place_column(&place);
+    int count = tsr_column_count(column, a->f);
     swiglu_vectors v;
     swiglu_sums sum;
     tsr_zero8(sum.gate);
     tsr_zero8(sum.up);
     if (count) {
-        tsr_float8(v.g_gate, a.g_gate, column, count, 1, whole);
-        tsr_float8(v.g_up, a.g_up, column, count, 1, whole);
-        tsr_frozen8(v.bias_gate, a.bias_gate, column, count, 0, whole);
-        tsr_frozen8(v.bias_up, a.bias_up, column, count, 0, whole);
+        tsr_float8(v.g_gate, a->g_gate, column, count, 1, whole);
+        tsr_float8(v.g_up, a->g_up, column, count, 1, whole);
+        tsr_frozen8(v.bias_gate, a->bias_gate, column, count, 0, whole);
+        tsr_frozen8(v.bias_up, a->bias_up, column, count, 0, whole);
     }
     for (int64_t t = place.token; t < place.end && count; t += TSR_TILE_WARPS * BACKWARD_TURNS) {
         swiglu_input in[BACKWARD_TURNS];
 #pragma unroll
         for (int u = 0; u < BACKWARD_TURNS; u++) {
-            int64_t token = t + u * TSR_TILE_WARPS, at = token * a.f + column;
+            int64_t token = t + u * TSR_TILE_WARPS, at = token * a->f + column;
             if (token >= place.end)
                 break;
-            in[u].gate = tsr_raw_load(a.z_gate, at, count, dtype, whole);
-            in[u].up = tsr_raw_load(a.z_up, at, count, dtype, whole);
-            in[u].dact = tsr_raw_load(a.dact, at, count, dtype, whole);
+            in[u].gate = tsr_raw_load(a->z_gate, at, count, dtype, whole);
+            in[u].up = tsr_raw_load(a->z_up, at, count, dtype, whole);
+            in[u].dact = tsr_raw_load(a->dact, at, count, dtype, whole);
         }
 #pragma unroll
         for (int u = 0; u < BACKWARD_TURNS; u++) {
             int64_t token = t + u * TSR_TILE_WARPS;
             if (token < place.end)
-                back_eight(sum, a, token * a.f + column, count, in[u], v, dtype, whole);
+                back_eight(&sum, a, token * a->f + column, count, &in[u], &v, dtype, whole);
         }
     }
-    float *row = a.partials + place.chunk * 2 * a.f;
-    if (a.dm_gate)
-        tsr_column_partial(row, sum.gate, place, a.f);
-    if (a.dm_up)
-        tsr_column_partial(row + a.f, sum.up, place, a.f);
+    float *row = a->partials + place.chunk * 2 * a->f;
+    if (a->dm_gate)
+        tsr_column_partial(row, sum.gate, &place, a->f);
+    if (a->dm_up)
+        tsr_column_partial(row + a->f, sum.up, &place, a->f);
 }
 
 TSR_TILE_KERNELS(back_tile, tsr_swiglu_backward_args, 2)

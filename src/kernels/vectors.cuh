@@ -23,24 +23,24 @@ typedef struct {
  * and element by element, which is rare and needs no speed. */
 #define TSR_KERNELS_OF(body, args_type, extra_type, threads, blocks)                               \
     static __global__ void __launch_bounds__(threads, blocks)                                      \
-        body##_bf16(const args_type a, const extra_type extra)                                     \
+        body##_bf16(const __grid_constant__ args_type a, const __grid_constant__ extra_type extra) \
     {                                                                                              \
-        body(a, extra, TSR_BF16, true);                                                            \
+        body(&a, &extra, TSR_BF16, true);                                                          \
     }                                                                                              \
     static __global__ void __launch_bounds__(threads, blocks)                                      \
-        body##_f16(const args_type a, const extra_type extra)                                      \
+        body##_f16(const __grid_constant__ args_type a, const __grid_constant__ extra_type extra)  \
     {                                                                                              \
-        body(a, extra, TSR_F16, true);                                                             \
+        body(&a, &extra, TSR_F16, true);                                                           \
     }                                                                                              \
     static __global__ void __launch_bounds__(threads)                                              \
-        body##_f32(const args_type a, const extra_type extra)                                      \
+        body##_f32(const __grid_constant__ args_type a, const __grid_constant__ extra_type extra)  \
     {                                                                                              \
-        body(a, extra, TSR_F32, true);                                                             \
+        body(&a, &extra, TSR_F32, true);                                                           \
     }                                                                                              \
     static __global__ void __launch_bounds__(threads)                                              \
-        body##_each(const args_type a, const extra_type extra)                                     \
+        body##_each(const __grid_constant__ args_type a, const __grid_constant__ extra_type extra) \
     {                                                                                              \
-        body(a, extra, a.dtype, false);                                                            \
+        body(&a, &extra, a.dtype, false);                                                          \
     }
 
 #define TSR_LAUNCH(body, whole, dtype, blocks, threads, stream, ...)                               \

@@ -56,7 +56,7 @@ static __device__ __forceinline__ void store4(void *p, int64_t i, const float *i
     *(uint2 *)((uint16_t *)p + i) = make_uint2(word[0], word[1]);
 }
 
-static __device__ __forceinline__ void widen_quads(const tsr_widen_args &a, int64_t quads,
+static __device__ __forceinline__ void widen_quads(const tsr_widen_args *a, int64_t quads,
                                                    tsr_dtype from, tsr_dtype to)
 {
     int64_t first = (int64_t)blockIdx.x * THREADS * TURNS + threadIdx.x;
@@ -64,21 +64,22 @@ static __device__ __forceinline__ void widen_quads(const tsr_widen_args &a, int6
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++)
         if (first + turn * THREADS < quads)
-            raw[turn] = load4(a.in, (first + turn * THREADS) * QUAD, from);
+            raw[turn] = load4(a->in, (first + turn * THREADS) * QUAD, from);
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
         float value[QUAD];
         widen4(value, raw[turn], from);
         if (first + turn * THREADS < quads)
-            store4(a.out, (first + turn * THREADS) * QUAD, value, to);
+            store4(a->out, (first + turn * THREADS) * QUAD, value, to);
     }
 }
 
 /* One body, a kernel for each pair: with run-time dtypes every load would be waited for. */
 #define WIDEN_KERNEL(name, from, to)                                                               \
-    static __global__ void __launch_bounds__(THREADS) name(const tsr_widen_args a, int64_t quads)  \
+    static __global__ void __launch_bounds__(THREADS)                                              \
+        name(const __grid_constant__ tsr_widen_args a, int64_t quads)                              \
     {                                                                                              \
-        widen_quads(a, quads, from, to);                                                           \
+        widen_quads(&a, quads, from, to);                                                          \
     }
 
 WIDEN_KERNEL(f32_to_bf16, TSR_F32, TSR_BF16)

@@ -2,12 +2,13 @@
  * model/load.h: a rank's own part of every tensor, from the checkpoint into its place.
  *
  * Each rank reads the byte range of its granules and no other: plain tensors are copied, NF4
- * weights quantized (or, from a bitsandbytes checkpoint, copied as they are). The scale statistics
- * of a weight belong to the whole tensor: the fp32 absmax of all blocks are all-gathered (4 bytes
- * for 64 elements), every rank computes the same offset and nested scales and keeps its own codes.
- * The bytes are the same for any number of ranks.
+ * weights quantized on the device while the next bytes are read (or, from a bitsandbytes checkpoint,
+ * copied as they are). The scale statistics of a weight belong to the whole tensor: the fp32 absmax
+ * of all blocks are all-gathered (4 bytes for 64 elements), every rank computes the same offset and
+ * nested scales and keeps its own codes. The bytes are the same for any number of ranks.
  *
- * Start-up only: allocates its own buffers and frees them.
+ * Start-up only, between tsr_model_start and the first micro-batch, whose staging and activations are
+ * what the bytes pass through; what else it needs on the host it allocates and frees.
  */
 #ifndef TSR_MODEL_LOAD_H
 #define TSR_MODEL_LOAD_H
@@ -46,6 +47,6 @@ void tsr_plain_range(uint64_t *first, uint64_t *count, const tsr_layout_segment 
 /* Rows [first, first + count) of the embedding into `table` (at row `first`), as BF16 or, from F16
  * and F32, F32. */
 tsr_status tsr_model_load_embedding(char *table, const tsr_layout *layout, uint64_t first,
-                                    uint64_t count);
+                                    uint64_t count, tsr_pool *pool);
 
 #endif

@@ -43,6 +43,28 @@ static tsr_status walk_unit(unit_state *state, const tsr_layout_unit *unit, tsr_
     return TSR_OK;
 }
 
+/* Takes from the arena and marks how far it got: the buffers of an arena follow each other. */
+typedef struct {
+    tsr_take_buffer *take;
+    void *user;
+    char *begin, *end;
+} stretch;
+
+static tsr_status take_marked(void *user, void **out, const char *name, uint64_t bytes)
+{
+    stretch *s = user;
+    void *address = NULL;
+    TSR_TRY(s->take(s->user, &address, name, bytes));
+    if (out)
+        *out = address;
+    if (!address)
+        return TSR_OK;
+    if (!s->begin)
+        s->begin = address;
+    s->end = (char *)address + bytes;
+    return TSR_OK;
+}
+
 tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
                           tsr_take_buffer *device, tsr_take_buffer *host, void *user)
 {
@@ -71,5 +93,11 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
                                          .recompute = options->recompute,
                                          .train = options->train,
                                          .dropout = options->train && options->dropout > 0};
-    return tsr_activations_walk(model ? &model->activations : NULL, &activation, device, user);
+    if (!model)
+        return tsr_activations_walk(NULL, &activation, device, user);
+    stretch all = {.take = device, .user = user};
+    TSR_TRY(tsr_activations_walk(&model->activations, &activation, take_marked, &all));
+    model->activation_begin = all.begin;
+    model->activation_end = all.end;
+    return TSR_OK;
 }

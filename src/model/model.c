@@ -100,7 +100,7 @@ tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2
                                          .dtype = model->options.dtype,
                                          .train = model->options.train};
     tsr_attention_bounds attention = tsr_activation_attention(&activation);
-    return model->options.kernels->prepare(device, &attention);
+    return model->options.kernels->prepare(device, &(tsr_prepare_args){.attention = &attention});
 }
 
 const tsr_layout *tsr_model_layout(const tsr_model *model)

@@ -9,7 +9,7 @@
  * Every call enqueues and returns. A micro-batch without tokens or without labels computes nothing:
  * its gradients are zeros and it only takes part in collectives.
  *
- * Order    create, walk with the arenas, start; then stage, norm and compute, release.
+ * Order    create, walk with the arenas, start, prepare; then stage, norm and compute, release.
  * Threads  One thread issues.
  */
 #ifndef TSR_MODEL_MODEL_H
@@ -70,6 +70,19 @@ void tsr_model_destroy(tsr_model *model);
  * the constant tables. */
 tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2d,
                            tsr_frozen embedding, tsr_model_sums sums);
+
+/* A shape that micro-batches come in. */
+typedef struct {
+    int64_t tokens, label_rows;
+    bool train; /* false: evaluation */
+} tsr_batch_shape;
+
+/* Between the start and the first micro-batch: the kernels choose how to do the matmuls of these
+ * shapes, the most important first. The caller fills in what args says about choices made before
+ * and where to put these (kernels.h); the rest is filled in here. The activations' memory is the
+ * scratch. */
+tsr_status tsr_model_prepare(tsr_model *model, const tsr_batch_shape *shapes, int count,
+                             tsr_prepare_args *args);
 
 const tsr_layout *tsr_model_layout(const tsr_model *model);
 

@@ -44,6 +44,7 @@ struct tsr_model {
     tsr_recompute *recompute; /* [layers]; options.recompute points here */
     unit_state *unit;         /* [layers] */
     tsr_activations activations;
+    char *activation_begin, *activation_end; /* all of them: free until the first micro-batch */
     tsr_layer_shape shape;
     float *cosine, *sine, *level;
     tsr_stream *compute, *h2d;

@@ -1,6 +1,7 @@
 /*
  * quant/nf4.h: NF4 codes with double-quantized scales, bit for bit as bitsandbytes stores them
- * (docs: FORMATS 1). Plain functions over arrays; the cut over ranks is quant/nf4_tensor.h.
+ * (docs: FORMATS 1). Plain functions over arrays: the rules of kernels/nf4_quantize.h with judged
+ * arguments, and the scalar way back. The cut over ranks is quant/nf4_tensor.h.
  *
  * A tensor is flat and row-major, in blocks of 64 elements with one scale (absmax) each; the last
  * block may be short. Element 2j is the HIGH nibble of byte j. Scales are fp32, or 8-bit codes of
@@ -11,21 +12,9 @@
 #ifndef TSR_QUANT_NF4_H
 #define TSR_QUANT_NF4_H
 
-#include "base/dtype.h"
-#include "base/status.h"
+#include "kernels/nf4_quantize.h"
 
 #include <stdint.h>
-
-#define TSR_NF4_BLOCK        64  /* elements that share a scale */
-#define TSR_NF4_NESTED_BLOCK 256 /* scales that share a nested scale */
-
-/* The 16 levels, codes 0..15, and the fp32 midpoints of neighbours: x > threshold takes the upper
- * code, a tie the lower. */
-extern const float tsr_nf4_level[16];
-extern const float tsr_nf4_threshold[15];
-
-/* The 8-bit dynamic map of the nested scales (torch's linspace; not computable otherwise). */
-extern const float tsr_nf4_nested_map[256];
 
 /* How the scales of one tensor are decoded. All pointers are borrowed. */
 typedef struct {
@@ -43,6 +32,9 @@ typedef struct {
  * TSR_EINVAL: another dtype. */
 tsr_status tsr_nf4_quantize(uint8_t *codes, float *absmax, const void *values, tsr_dtype dtype,
                             uint64_t count);
+
+/* That failure: TSR_EDATA. */
+tsr_status tsr_nf4_refuse(uint64_t index, float value);
 
 /* Double quantization of the absmax of a whole tensor, [blocks]: *offset = RN_fp32(exact sum /
  * blocks), nested_absmax [ceil(blocks / 256)], and the 8-bit codes of blocks [first, first + count)

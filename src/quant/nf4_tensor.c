@@ -44,45 +44,15 @@ tsr_nf4_range tsr_nf4_rank_range(const tsr_nf4_layout *layout, uint64_t rank)
     return r;
 }
 
-/* Passes a failure of the tensor's values on with the tensor's name. */
-static tsr_status name_tensor(tsr_status status, const char *name, uint64_t rank,
-                              uint64_t first_element)
+tsr_status tsr_nf4_shard_refuse(const tsr_nf4_layout *layout, uint64_t rank, uint64_t index,
+                                float value, const char *name)
 {
-    if (status != TSR_EDATA)
-        return status;
+    tsr_status status = tsr_nf4_refuse(index, value);
     return tsr_fail(status,
                     "tensor %s, counted from element %llu (rank %llu's part): %s; the base model's "
                     "weights must be finite",
-                    name, (ull)first_element, (ull)rank, tsr_last_error());
-}
-
-tsr_status tsr_nf4_shard_quantize(uint8_t *codes, float *absmax, const tsr_nf4_layout *layout,
-                                  uint64_t rank, const void *values, tsr_dtype dtype,
-                                  const char *name)
-{
-    tsr_nf4_range r = tsr_nf4_rank_range(layout, rank);
-    tsr_status status = tsr_nf4_quantize(codes, absmax, values, dtype, r.element_count);
-    if (status < 0)
-        return name_tensor(status, name, rank, r.first_element);
-    memset(codes + r.code_byte_count, 0, layout->code_bytes - r.code_byte_count);
-    for (uint64_t i = r.block_count; i < layout->blocks_per_rank; i++)
-        absmax[i] = 0;
-    return TSR_OK;
-}
-
-tsr_status tsr_nf4_shard_nest(uint8_t *q, float *nested_absmax, float *offset,
-                              const tsr_nf4_layout *layout, uint64_t rank, const float *all_absmax,
-                              const char *name)
-{
-    if (!layout->nested)
-        return tsr_fail(TSR_EINVAL, "tensor %s has no double quantization", name);
-    tsr_nf4_range r = tsr_nf4_rank_range(layout, rank);
-    tsr_status status = tsr_nf4_quantize_absmax(q, nested_absmax, offset, all_absmax,
-                                                layout->block_count, r.first_block, r.block_count);
-    if (status < 0)
-        return name_tensor(status, name, rank, 0);
-    memset(q + r.block_count, 0, layout->absmax_bytes - r.block_count);
-    return TSR_OK;
+                    name, (ull)tsr_nf4_rank_range(layout, rank).first_element, (ull)rank,
+                    tsr_last_error());
 }
 
 /* `bytes` of a segment of `segment_bytes`, the rest zero. */

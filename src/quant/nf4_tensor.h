@@ -1,5 +1,5 @@
 /*
- * quant/nf4_tensor.h: an NF4 tensor cut over ranks, and its two-phase quantization.
+ * quant/nf4_tensor.h: an NF4 tensor cut over ranks, for its two-phase quantization.
  *
  * The cut is by flat index in granules of 1024 elements = 512 bytes of codes + 16 blocks' scales.
  * Rank i holds granules [i c, (i + 1) c), c = ceil(G / N); only the tail is padded, with zeros. So
@@ -7,9 +7,12 @@
  * Offset, nested scales and the nested map belong to the whole tensor and are replicated.
  *
  * Order    1. tsr_nf4_layout_make
- *          2. tsr_nf4_shard_quantize: own elements -> own codes and own fp32 absmax
+ *          2. the rank's own elements, in pieces of whole blocks, to own codes and own fp32 absmax by
+ *             the op nf4_quantize (kernels/nf4_quantize.h); tsr_nf4_shard_refuse if it found a value
+ *             that is not finite
  *          3. with double quantization: the caller all-gathers the absmax of all ranks
- *             (layout.blocks_per_rank floats each), then tsr_nf4_shard_nest
+ *             (layout.blocks_per_rank floats each), then the op nf4_nest over block_count of them
+ *             gives the rank's own 8-bit codes and the replicated offset and nested scales
  *          or, from a bitsandbytes checkpoint: tsr_nf4_shard_codes, tsr_nf4_shard_absmax with the
  *          rank's own bytes of the file, and tsr_nf4_check_checkpoint.
  * Memory   Nothing is allocated here: all buffers are the caller's.
@@ -46,19 +49,9 @@ tsr_status tsr_nf4_layout_make(tsr_nf4_layout *out, uint64_t element_count, uint
 
 tsr_nf4_range tsr_nf4_rank_range(const tsr_nf4_layout *layout, uint64_t rank);
 
-/* Phase 1. `values` holds the rank's element_count elements. Writes codes [code_bytes] and absmax
- * [blocks_per_rank], padding included; without double quantization `absmax` is the segment itself.
- * `name` is for messages. TSR_EDATA: a NaN or an infinity. */
-tsr_status tsr_nf4_shard_quantize(uint8_t *codes, float *absmax, const tsr_nf4_layout *layout,
-                                  uint64_t rank, const void *values, tsr_dtype dtype,
-                                  const char *name);
-
-/* Phase 2. all_absmax: [rank_count * blocks_per_rank], gathered. Writes the rank's 8-bit segment
- * q [absmax_bytes], and the replicated nested_absmax [nested_count] and *offset. TSR_EDATA: an
- * absmax is not finite. */
-tsr_status tsr_nf4_shard_nest(uint8_t *q, float *nested_absmax, float *offset,
-                              const tsr_nf4_layout *layout, uint64_t rank, const float *all_absmax,
-                              const char *name);
+/* TSR_EDATA: element `index` of the rank's part is `value`, a NaN or an infinity; names the tensor. */
+tsr_status tsr_nf4_shard_refuse(const tsr_nf4_layout *layout, uint64_t rank, uint64_t index,
+                                float value, const char *name);
 
 /* The rank's segment from the bytes of its range as they are in a checkpoint, tail padded:
  * `bytes` holds range.code_byte_count bytes; `scales` range.block_count bytes (nested) or floats.

@@ -1,5 +1,6 @@
 #include "shard/executor.h"
 
+#include "device/range.h"
 #include "shard/executor_parts.h"
 #include "shard/plan_parts.h"
 
@@ -109,18 +110,23 @@ tsr_status tsr_executor_create(tsr_executor **out, const tsr_executor_options *o
     executor->plan = options->store->plan;
     executor->watched = tsr_device_kind_of(options->device) == TSR_DEVICE_CPU ||
                         options->debug.fault != TSR_FAULT_NONE || options->debug.check;
+    executor->timed = tsr_device_kind_of(options->device) != TSR_DEVICE_CPU || options->debug.timed;
+    executor->ranges = tsr_ranges_built() && tsr_device_kind_of(options->device) != TSR_DEVICE_CPU;
+    executor->trace_step = -1;
     pthread_mutex_init(&executor->log_lock, NULL);
     tsr_status status = TSR_OK;
     if (options->log_count > 0) {
         executor->log = calloc(options->log_count, sizeof *executor->log);
         if (!executor->log)
             status =
-                tsr_fail(TSR_ENOMEM, "no memory for a trace of %u operations", options->log_count);
+                tsr_fail(TSR_ENOMEM, "no memory for a trace of %u records", options->log_count);
     }
     if (status == TSR_OK)
         status = make_all_ranges(executor);
     if (status == TSR_OK)
         status = make_events(executor);
+    if (status == TSR_OK)
+        status = tsr_marks_create(executor);
     if (status < 0) {
         tsr_executor_destroy(executor);
         return status;
@@ -137,6 +143,7 @@ void tsr_executor_destroy(tsr_executor *executor)
     for (int e = 0; e < TSR_EVENT_COUNT; e++)
         if (executor->event[e])
             tsr_event_destroy(executor->event[e]);
+    tsr_marks_destroy(executor);
     pthread_mutex_destroy(&executor->log_lock);
     free(executor->range);
     free(executor->range_at);
@@ -248,8 +255,11 @@ tsr_status tsr_executor_wait_word(tsr_executor *executor, int64_t *word)
     if (executor->words_read == executor->words_made)
         return tsr_fail(TSR_EINVAL, "no control word is on its way");
     uint64_t ring = executor->words_read % 2;
-    tsr_status status =
-        tsr_event_wait_host(executor->event[TSR_EVENT_WORDED], executor->word_generation[ring]);
+    /* First the times of the step's waits: most of it is still to run. */
+    tsr_status status = tsr_marks_read(executor, executor->word_marks[ring]);
+    if (status == TSR_OK)
+        status =
+            tsr_event_wait_host(executor->event[TSR_EVENT_WORDED], executor->word_generation[ring]);
     if (status < 0)
         return tsr_executor_fail(executor, status);
     /* A poisoned device completes its events without having done the work. */
@@ -279,8 +289,14 @@ int tsr_executor_live_slots(const tsr_executor *executor, int *most)
     return __builtin_popcount(atomic_load(&executor->live));
 }
 
-const tsr_op_record *tsr_executor_log(const tsr_executor *executor, uint64_t i, uint64_t *count)
+void tsr_executor_trace(tsr_executor *executor, int64_t step)
 {
+    executor->trace_step = executor->log ? step : -1;
+}
+
+const tsr_op_record *tsr_executor_log(tsr_executor *executor, uint64_t i, uint64_t *count)
+{
+    tsr_marks_read(executor, executor->marks_made); /* as far as they can be */
     uint64_t kept = executor->log_count < executor->options.log_count ? executor->log_count
                                                                       : executor->options.log_count;
     *count = kept;

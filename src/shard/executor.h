@@ -71,14 +71,23 @@ typedef struct {
     uint32_t delay_ms; /* DELAY */
     bool poison_slots; /* 0xff over every part of a slot before it is filled again */
     bool check;        /* I6: unit and generation on the device before each compute */
+    bool timed;        /* times from timed events, as on a GPU, on the CPU too */
 } tsr_executor_debug;
 
-/* One op that was issued, for traces. Times in seconds of tsr_now. */
+typedef enum {
+    TSR_RECORD_OP,
+    TSR_RECORD_KERNEL, /* an op of the kernel table, inside an op of the plan */
+    TSR_RECORD_EXPOSED /* compute stood waiting, before an op */
+} tsr_record_type;
+
+/* What the trace holds. Times in seconds of tsr_now. */
 typedef struct {
-    uint64_t step; /* words made before it */
-    uint8_t kind, stream, phase;
+    int64_t step; /* as tsr_executor_trace said */
+    tsr_record_type type;
+    uint8_t kind, stream, phase; /* of the op */
     int unit;
-    uint64_t bytes;
+    uint64_t bytes;   /* OP */
+    const char *name; /* KERNEL: "gemm"; EXPOSED: the cause, "h2d", "gather", "reduce" or "other" */
     double issue, start, end;
 } tsr_op_record;
 
@@ -91,11 +100,11 @@ typedef struct {
     const tsr_kernels *kernels;        /* borrowed */
     tsr_executor_callbacks callbacks;
     tsr_executor_debug debug;
-    uint32_t log_count; /* ops the trace holds (the last ones); 0: no trace */
+    uint32_t log_count; /* records the trace holds (the last ones); 0: no trace */
 } tsr_executor_options;
 
-/* Seconds the compute stream stood waiting, by cause; measured where the executor watches its ops:
- * on the CPU. */
+/* Seconds the compute stream stood waiting, by cause. On a GPU a wait that was over before it began
+ * counts the one or two microseconds that its two timed events take. */
 typedef struct {
     double h2d, gather, reduce, other;
 } tsr_exposed;
@@ -120,12 +129,18 @@ tsr_status tsr_executor_wait_word(tsr_executor *executor, int64_t *word);
  * device with this thread's last message. Returns `status`. */
 tsr_status tsr_executor_fail(tsr_executor *executor, tsr_status status);
 
-/* Since creation, as far as the compute stream has got. */
+/* Since creation: of all steps whose words were read; on the CPU as far as the compute stream has
+ * got. */
 tsr_exposed tsr_executor_exposed(const tsr_executor *executor);
 /* Slots in use now and at most so far, where ops are watched. */
 int tsr_executor_live_slots(const tsr_executor *executor, int *most);
 
-/* The trace: record i of the `*count` last ones, oldest first; after the streams are idle. */
-const tsr_op_record *tsr_executor_log(const tsr_executor *executor, uint64_t i, uint64_t *count);
+/* What is issued from now on goes into the trace under this number; negative: it does not, as after
+ * creation. Kernels do where options.kernels is a watched table (kernels/watch.h). */
+void tsr_executor_trace(tsr_executor *executor, int64_t step);
+
+/* The trace: record i of the `*count` last ones, each stream's in order; after the streams are idle.
+ */
+const tsr_op_record *tsr_executor_log(tsr_executor *executor, uint64_t i, uint64_t *count);
 
 #endif

@@ -1,7 +1,6 @@
 /*
  * executor_calls.c: what the executor itself runs on the streams, around the work of an op.
  */
-#include "base/clock.h"
 #include "shard/executor_parts.h"
 
 #include <signal.h>
@@ -86,15 +85,9 @@ tsr_status tsr_op_call_begin(void *args, tsr_pool *pool)
     const tsr_op_call *call = args;
     tsr_executor *executor = call->executor;
     const tsr_plan_op *op = &call->op;
-    executor->op_start[op->stream] = tsr_now();
-    if (op->stream == TSR_STREAM_COMM) {
+    if (op->stream == TSR_STREAM_COMM)
         tsr_comm_publish(executor->options.world, call->step, tsr_op_name((tsr_op_kind)op->kind),
                          op->unit);
-        if (op->kind == TSR_OP_GATHER && op->stage >= 0) {
-            executor->stage_wait[op->slot][0] = executor->stage_wait_start;
-            executor->stage_wait[op->slot][1] = executor->op_start[op->stream];
-        }
-    }
     int part = filled_part(op);
     if (part >= 0) {
         executor->stamp[op->slot][part] = (tsr_slot_stamp){.unit = -1};
@@ -104,23 +97,6 @@ tsr_status tsr_op_call_begin(void *args, tsr_pool *pool)
     if (uses && executor->options.debug.check)
         TSR_TRY(check_slot(call));
     return inject(call);
-}
-
-static void log_append(tsr_executor *executor, const tsr_op_call *call)
-{
-    const tsr_plan_op *op = &call->op;
-    tsr_op_record record = {.step = call->step,
-                            .kind = op->kind,
-                            .stream = op->stream,
-                            .phase = op->phase,
-                            .unit = op->unit,
-                            .bytes = op->bytes,
-                            .issue = call->issue,
-                            .start = executor->op_start[op->stream],
-                            .end = tsr_now()};
-    pthread_mutex_lock(&executor->log_lock);
-    executor->log[executor->log_count++ % executor->options.log_count] = record;
-    pthread_mutex_unlock(&executor->log_lock);
 }
 
 tsr_status tsr_op_call_end(void *args, tsr_pool *pool)
@@ -135,49 +111,5 @@ tsr_status tsr_op_call_end(void *args, tsr_pool *pool)
             (tsr_slot_stamp){.unit = op->unit, .serial = call->serial};
     if (op->releases)
         atomic_fetch_and(&executor->live, ~(1u << op->slot));
-    if (executor->log)
-        log_append(executor, call);
-    return TSR_OK;
-}
-
-/* ---- exposed time ---- */
-
-tsr_status tsr_wait_call_begin(void *args, tsr_pool *pool)
-{
-    (void)pool;
-    const tsr_wait_call *call = args;
-    call->executor->wait_start = tsr_now();
-    return TSR_OK;
-}
-
-static void add_exposed(tsr_executor *executor, tsr_wait_cause cause, double seconds)
-{
-    if (seconds > 0)
-        atomic_fetch_add(&executor->exposed_ns[cause], (uint64_t)(seconds * 1e9));
-}
-
-/* A gather that stood waiting for its stage passes that part of the blame on to the copy. */
-tsr_status tsr_wait_call_end(void *args, tsr_pool *pool)
-{
-    (void)pool;
-    const tsr_wait_call *call = args;
-    tsr_executor *executor = call->executor;
-    double now = tsr_now(), from = executor->wait_start, copy = 0;
-    if (call->cause == TSR_CAUSE_GATHER && call->slot >= 0) {
-        const double *wait = executor->stage_wait[call->slot];
-        double begin = wait[0] > from ? wait[0] : from, end = wait[1] < now ? wait[1] : now;
-        copy = end > begin ? end - begin : 0;
-        add_exposed(executor, TSR_CAUSE_H2D, copy);
-    }
-    add_exposed(executor, call->cause, now - from - copy);
-    executor->wait_start = now;
-    return TSR_OK;
-}
-
-tsr_status tsr_wait_call_stage(void *args, tsr_pool *pool)
-{
-    (void)pool;
-    const tsr_wait_call *call = args;
-    call->executor->stage_wait_start = tsr_now();
     return TSR_OK;
 }

@@ -2,6 +2,7 @@
  * executor_issue.c: one op of the plan onto its stream: its waits, its work, its records.
  */
 #include "base/clock.h"
+#include "device/range.h"
 #include "shard/executor_parts.h"
 
 #include <string.h>
@@ -42,22 +43,44 @@ static tsr_status wait_one(tsr_executor *executor, const tsr_plan_op *op, const 
     return tsr_stream_wait(stream_of(executor, op), executor->event[wait->event], generation);
 }
 
+static tsr_status place(tsr_executor *executor, const tsr_plan_op *op, tsr_mark_kind kind,
+                        tsr_wait_cause cause)
+{
+    tsr_op_record record = {.step = executor->trace_step,
+                            .kind = op->kind,
+                            .stream = op->stream,
+                            .phase = op->phase,
+                            .unit = op->unit,
+                            .bytes = op->bytes,
+                            .issue = executor->trace_step < 0 ? 0 : tsr_now()};
+    if (kind == TSR_MARK_BEGIN || kind == TSR_MARK_END)
+        record.type = TSR_RECORD_OP;
+    else
+        record.type = TSR_RECORD_EXPOSED;
+    return tsr_mark_place(executor, &(tsr_mark){.executor = executor,
+                                                .kind = kind,
+                                                .cause = cause,
+                                                .slot = op->slot,
+                                                .record = record});
+}
+
 static tsr_status wait_all(tsr_executor *executor, const tsr_plan_op *op)
 {
-    tsr_stream *stream = stream_of(executor, op);
-    tsr_wait_call call = {.executor = executor, .slot = op->slot};
-    bool measured = executor->watched && op->stream == TSR_STREAM_COMPUTE && op->wait_count > 0;
-    bool staged = executor->watched && op->kind == TSR_OP_GATHER && op->stage >= 0;
+    bool measured = op->stream == TSR_STREAM_COMPUTE && op->wait_count > 0;
     if (measured)
-        TSR_TRY(tsr_stream_call(stream, tsr_wait_call_begin, &call, sizeof call));
+        TSR_TRY(place(executor, op, TSR_MARK_WAIT, TSR_CAUSE_OTHER));
     /* The stage last, so that what a gather waits after its slot is the copy alone. */
     for (int i = 0; i < op->wait_count; i++) {
-        if (staged && op->wait[i].event == TSR_EVENT_FILLED + op->stage)
-            TSR_TRY(tsr_stream_call(stream, tsr_wait_call_stage, &call, sizeof call));
+        int event = op->wait[i].event;
+        bool staged =
+            op->kind == TSR_OP_GATHER && op->stage >= 0 && event == TSR_EVENT_FILLED + op->stage;
+        if (staged)
+            TSR_TRY(place(executor, op, TSR_MARK_STAGE, TSR_CAUSE_H2D));
         TSR_TRY(wait_one(executor, op, &op->wait[i]));
-        call.cause = cause_of(op->wait[i].event);
+        if (staged)
+            TSR_TRY(place(executor, op, TSR_MARK_STAGED, TSR_CAUSE_H2D));
         if (measured)
-            TSR_TRY(tsr_stream_call(stream, tsr_wait_call_end, &call, sizeof call));
+            TSR_TRY(place(executor, op, TSR_MARK_WAITED, cause_of(event)));
     }
     return TSR_OK;
 }
@@ -183,6 +206,7 @@ static tsr_status issue_word(tsr_executor *executor, const tsr_plan_op *op)
     tsr_store *store = executor->options.store;
     uint64_t ring = executor->words_made++ % 2;
     executor->word_generation[ring] = tsr_event_recorded(executor->event[TSR_EVENT_WORDED]) + 1;
+    executor->word_marks[ring] = executor->marks_waits;
     return tsr_stream_copy(stream_of(executor, op), store->host_word[ring], store->word,
                            TSR_WORD_COUNT * sizeof(int64_t));
 }
@@ -253,21 +277,23 @@ static tsr_status note_slot(tsr_executor *executor, const tsr_plan_op *op, tsr_o
     return TSR_OK;
 }
 
-tsr_status tsr_op_issue(tsr_executor *executor, const tsr_plan_op *op)
+static tsr_status issue(tsr_executor *executor, const tsr_plan_op *op)
 {
     const tsr_executor_debug *debug = &executor->options.debug;
     tsr_stream *stream = stream_of(executor, op);
+    bool traced = executor->trace_step >= 0;
     tsr_op_call call = {.executor = executor,
                         .op = *op,
                         .step = executor->words_made,
-                        .serial = ++executor->serial,
-                        .issue = tsr_now()};
+                        .serial = ++executor->serial};
     if (debug->fault != TSR_FAULT_NONE && debug->kind == op->kind &&
         debug->index == executor->of_kind[op->kind])
         call.fault = debug->fault;
     executor->of_kind[op->kind]++;
     TSR_TRY(note_slot(executor, op, &call));
     TSR_TRY(wait_all(executor, op));
+    if (traced)
+        TSR_TRY(place(executor, op, TSR_MARK_BEGIN, TSR_CAUSE_OTHER));
     if (executor->watched)
         TSR_TRY(tsr_stream_call(stream, tsr_op_call_begin, &call, sizeof call));
     else if (op->stream == TSR_STREAM_COMM)
@@ -276,7 +302,26 @@ tsr_status tsr_op_issue(tsr_executor *executor, const tsr_plan_op *op)
     TSR_TRY(issue_work(executor, op));
     if (executor->watched)
         TSR_TRY(tsr_stream_call(stream, tsr_op_call_end, &call, sizeof call));
+    if (traced)
+        TSR_TRY(place(executor, op, TSR_MARK_END, TSR_CAUSE_OTHER));
     for (int i = 0; i < op->record_count; i++)
         TSR_TRY(tsr_event_record(executor->event[op->record[i]], stream));
     return TSR_OK;
+}
+
+tsr_status tsr_op_issue(tsr_executor *executor, const tsr_plan_op *op)
+{
+    if (executor->ranges) {
+        char label[TSR_OP_LABEL_BYTES];
+        tsr_op_label(label, executor->plan, (tsr_op_kind)op->kind, (tsr_use_phase)op->phase,
+                     op->unit);
+        tsr_range_begin(label);
+    }
+    executor->op = op;
+    tsr_kernels_watch(executor->trace_step >= 0 ? &executor->watcher : NULL);
+    tsr_status status = issue(executor, op);
+    tsr_kernels_watch(NULL);
+    if (executor->ranges)
+        tsr_range_end();
+    return status;
 }

@@ -66,10 +66,27 @@ void tsr_event_name(char out[16], int event)
         snprintf(out, 16, "%s", group[g].name);
 }
 
+static const char phase_letter[] = {
+    [TSR_USE_FORWARD] = 'F', [TSR_USE_HEAD] = 'H', [TSR_USE_BACKWARD] = 'B'};
+
+void tsr_op_label(char out[TSR_OP_LABEL_BYTES], const tsr_plan *plan, tsr_op_kind kind,
+                  tsr_use_phase phase, int unit)
+{
+    char use[] = {' ', phase_letter[phase], 0};
+    const char *name = tsr_op_name(kind);
+    if (kind != TSR_OP_COMPUTE)
+        *use = 0;
+    int layers = plan->options.layer_count;
+    if (unit < 0)
+        snprintf(out, TSR_OP_LABEL_BYTES, "%s", name);
+    else if (unit < layers)
+        snprintf(out, TSR_OP_LABEL_BYTES, "%s%s layer %d", name, use, unit);
+    else
+        snprintf(out, TSR_OP_LABEL_BYTES, "%s%s head %d", name, use, unit - layers);
+}
+
 void tsr_plan_op_print(tsr_text *out, const tsr_plan_op *op)
 {
-    static const char phase[] = {
-        [TSR_USE_FORWARD] = 'F', [TSR_USE_HEAD] = 'H', [TSR_USE_BACKWARD] = 'B'};
     static const char *const comm[] = {[TSR_COMM_NONE] = "",
                                        [TSR_COMM_SHARD] = " over shards",
                                        [TSR_COMM_REPLICA] = " over replicas",
@@ -77,7 +94,7 @@ void tsr_plan_op_print(tsr_text *out, const tsr_plan_op *op)
     tsr_text_printf(out, "%-7s %s", tsr_stream_id_name((tsr_stream_id)op->stream),
                     tsr_op_name((tsr_op_kind)op->kind));
     if (op->kind == TSR_OP_COMPUTE)
-        tsr_text_printf(out, " %c", phase[op->phase]);
+        tsr_text_printf(out, " %c", phase_letter[op->phase]);
     if (op->unit >= 0)
         tsr_text_printf(out, " unit %d", op->unit);
     if (op->slot >= 0)

@@ -179,6 +179,10 @@ void tsr_plan_print(tsr_text *out, const tsr_plan *plan);
 void tsr_plan_op_print(tsr_text *out, const tsr_plan_op *op);
 
 const char *tsr_op_name(tsr_op_kind kind);
+/* "COMPUTE F layer 3", "GATHER head 0", "OPTIM"; unit -1: none. */
+#define TSR_OP_LABEL_BYTES 40
+void tsr_op_label(char out[TSR_OP_LABEL_BYTES], const tsr_plan *plan, tsr_op_kind kind,
+                  tsr_use_phase phase, int unit);
 const char *tsr_program_name(tsr_program_kind kind);
 /* "freed[1]" into `out`, at most 16 bytes. */
 void tsr_event_name(char out[16], int event);

@@ -92,6 +92,16 @@ static tsr_status read_config(tsr_job *job)
     return TSR_OK;
 }
 
+/* That the run's files can be written. */
+static tsr_status check_outputs(tsr_job *job)
+{
+    if (job->options.purpose == TSR_JOB_TRAIN)
+        TSR_TRY(tsr_job_open_output(job));
+    if (job->options.purpose != TSR_JOB_PLAN && job->inputs.config.trace)
+        TSR_TRY(tsr_trace_check(&job->inputs.config));
+    return TSR_OK;
+}
+
 /* Each phase ends with an agreement: what fails on one rank fails on all. */
 static tsr_status read_inputs(tsr_job *job)
 {
@@ -108,9 +118,7 @@ static tsr_status read_inputs(tsr_job *job)
     else
         tsr_inputs_assume_data(&job->inputs);
     TSR_TRY(tsr_job_agree(job, tsr_same_inputs(&job->inputs, job->world, stream)));
-    if (job->train && job->view.rank == 0 && job->options.purpose == TSR_JOB_TRAIN)
-        return tsr_job_agree(job, tsr_job_open_output(job));
-    return tsr_job_agree(job, TSR_OK);
+    return tsr_job_agree(job, job->view.rank == 0 ? check_outputs(job) : TSR_OK);
 }
 
 /* The caller's mistakes, which no rank can make alone. */
@@ -298,7 +306,9 @@ void tsr_job_destroy(tsr_job *job)
     tsr_micro_batch_free(&job->micro);
     tsr_micro_batch_free(&job->eval_micro);
     tsr_job_backend_disconnect(job);
+    tsr_trace_destroy(job->trace);
     free(job->spans);
+    tsr_text_free(&job->matmuls);
     tsr_arena_destroy(job->device_arena);
     tsr_arena_destroy(job->host_arena);
     tsr_decision_free(&job->decision);

@@ -1,6 +1,6 @@
 /*
  * train/job_parts.h: a job's state, shared by job.c (its life), job_start.c (memory and weights),
- * job_step.c (steps and evaluation) and job_save.c (the adapter). Inside src/train, and for tests
+ * job_matmuls.c (how the matmuls are done), job_step.c (steps and evaluation) and job_save.c (the adapter). Inside src/train, and for tests
  * that look inside.
  */
 #ifndef TSR_TRAIN_JOB_PARTS_H
@@ -13,6 +13,7 @@
 #include "tessera.h"
 #include "train/decide.h"
 #include "train/metrics.h"
+#include "train/trace.h"
 
 /* The run's few words of device memory. */
 typedef struct {
@@ -48,6 +49,7 @@ struct tsr_job {
     tsr_model *model;
     /* Benchmarks: fills the frozen parts and the embedding instead of reading them; NULL: reads. */
     tsr_status (*fill)(tsr_job *job);
+    tsr_text matmuls; /* of rank 0: how they are done; empty on the CPU */
     tsr_executor *executor;
     tsr_micro_batch micro, eval_micro;
     bool staged_ahead; /* the next round's micro-batch is on its way already */
@@ -63,6 +65,7 @@ struct tsr_job {
     double word_time, exposed_before, started_at;
     bool stopped;
     tsr_metrics *metrics; /* rank 0, while training */
+    tsr_trace *trace;     /* NULL: none */
     int64_t logged_eval_step;
 };
 
@@ -80,6 +83,10 @@ void tsr_job_backend_close(tsr_job *job);
 /* Device memory that one rank may take where memory_budget is auto. */
 tsr_status tsr_job_backend_budget(uint64_t *out, tsr_job *job);
 
+/* Chooses how the matmuls are done, the same on all ranks (job_matmuls.c); before the first use of
+ * the activations. */
+tsr_status tsr_job_choose_matmuls(tsr_job *job);
+
 /* Ends a phase that may have failed on some ranks only: every rank returns the lowest failing
  * rank's status. */
 tsr_status tsr_job_agree(tsr_job *job, tsr_status status);
@@ -92,6 +99,10 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
  * ranks. */
 tsr_status tsr_job_decide(tsr_job *job);
 
+/* A file of output_dir. */
+#define TSR_MATMULS_FILE "matmuls.txt"
+tsr_status tsr_job_output_path(char *out, size_t bytes, const tsr_job *job, const char *name);
+
 /* output_dir: refused if it holds a run, created, cleared where that is asked for. Rank 0 only. */
 tsr_status tsr_job_open_output(tsr_job *job);
 tsr_status tsr_job_write_output(tsr_job *job);
@@ -101,6 +112,9 @@ tsr_status tsr_job_write_output(tsr_job *job);
 tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro, double label_tokens,
                                bool train);
 tsr_status tsr_job_issue_micro(tsr_job *job, bool train);
+
+/* Seconds that compute has waited for transfers so far. */
+double tsr_job_exposed(const tsr_job *job);
 
 /* executor callbacks (job_step.c) */
 extern const tsr_executor_callbacks tsr_job_callbacks;

@@ -16,14 +16,19 @@
 
 /* What a run leaves, and overwrite_output_dir removes. */
 static const char *const run_files[] = {
-    TSR_PEFT_WEIGHTS_FILE, TSR_PEFT_CONFIG_FILE, TSR_PEFT_CARD_FILE,
-    "metrics.jsonl",       "job.yaml",           "plan.json"};
+    TSR_PEFT_WEIGHTS_FILE, TSR_PEFT_CONFIG_FILE, TSR_PEFT_CARD_FILE, "metrics.jsonl", "job.yaml",
+    "plan.json",           TSR_MATMULS_FILE};
 
 static tsr_status join(char *out, size_t bytes, const char *directory, const char *name)
 {
     if ((size_t)snprintf(out, bytes, "%s/%s", directory, name) >= bytes)
         return tsr_fail(TSR_ECONFIG, "output_dir: the path %s is too long", directory);
     return TSR_OK;
+}
+
+tsr_status tsr_job_output_path(char *out, size_t bytes, const tsr_job *job, const char *name)
+{
+    return join(out, bytes, job->inputs.config.output_dir, name);
 }
 
 /* What is there already of the path is directories, and the last of them can be written to. */
@@ -146,6 +151,8 @@ tsr_status tsr_job_write_output(tsr_job *job)
         status = tsr_decision_print(&plan, &job->decision, &job->inputs, &job->view, NULL, true);
     if (status == TSR_OK)
         status = write_text(directory, "plan.json", &plan);
+    if (status == TSR_OK && job->matmuls.length)
+        status = write_text(directory, TSR_MATMULS_FILE, &job->matmuls);
     if (status == TSR_OK)
         status = start_metrics(job, directory);
     tsr_text_free(&yaml);

@@ -87,7 +87,8 @@ static tsr_status load_embedding(tsr_job *job)
     uint64_t ranks = (uint64_t)job->view.local_ranks;
     uint64_t rank = (uint64_t)tsr_comm_local_rank(job->world);
     uint64_t first = rows * rank / ranks, end = rows * (rank + 1) / ranks;
-    return tsr_model_load_embedding(job->embedding, layout, first, end - first);
+    return tsr_model_load_embedding(job->embedding, layout, first, end - first,
+                                    tsr_device_pool(job->device));
 }
 
 static tsr_status load_weights(tsr_job *job)
@@ -279,6 +280,8 @@ static tsr_status start(tsr_job *job)
         TSR_TRY(tsr_job_agree(job, make_schedule(job)));
     TSR_TRY(split(job));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_connect(job)));
+    if (job->inputs.config.trace)
+        TSR_TRY(tsr_job_agree(job, tsr_trace_create(&job->trace, job)));
     TSR_TRY(tsr_job_agree(job, take_memory(job)));
     if (job->train)
         TSR_TRY(tsr_job_agree(job, make_spans(job)));
@@ -293,6 +296,7 @@ static tsr_status start(tsr_job *job)
                            &job->sums->gradient_overflow};
     TSR_TRY(tsr_model_start(job->model, stream[TSR_STREAM_COMPUTE], stream[TSR_STREAM_H2D], table,
                             sums));
+    TSR_TRY(tsr_job_choose_matmuls(job));
     TSR_TRY(job->fill ? job->fill(job) : load_weights(job));
     TSR_TRY(
         tsr_load_finish(&d->store, job->device_world, job->device_shard, stream[TSR_STREAM_COMM]));
@@ -305,7 +309,8 @@ static tsr_status start(tsr_job *job)
                                     .shard = job->device_shard,
                                     .replica = job->device_replica,
                                     .kernels = job->kernels,
-                                    .callbacks = tsr_job_callbacks};
+                                    .callbacks = tsr_job_callbacks,
+                                    .log_count = job->trace ? tsr_trace_records(job->trace) : 0};
     options.callbacks.user = job;
     TSR_TRY(tsr_executor_create(&job->executor, &options));
     TSR_TRY(tsr_executor_prologue(job->executor));
@@ -326,5 +331,6 @@ int tsr_job_start(tsr_job *job)
         TSR_TRY(tsr_job_agree(job, job->view.rank == 0 ? tsr_job_write_output(job) : TSR_OK));
     job->state = TSR_JOB_STARTED;
     job->started_at = job->word_time = tsr_now();
+    job->exposed_before = tsr_job_exposed(job); /* of the pass over the norms */
     return TSR_OK;
 }

@@ -153,13 +153,17 @@ static bool evaluation_due(const tsr_job *job, const tsr_batch_step_info *info)
     return false;
 }
 
+double tsr_job_exposed(const tsr_job *job)
+{
+    tsr_exposed e = tsr_executor_exposed(job->executor);
+    return e.h2d + e.gather + e.reduce;
+}
+
 static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64_t *word,
                             tsr_job_report *report)
 {
     double now = tsr_now();
-    double exposed = 0;
-    tsr_exposed e = tsr_executor_exposed(job->executor);
-    exposed = e.h2d + e.gather + e.reduce;
+    double exposed = tsr_job_exposed(job);
     job->done++;
     *report = (tsr_job_report){
         .step = job->done,
@@ -198,6 +202,15 @@ static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64
     return TSR_OK;
 }
 
+/* Writing the trace is no part of a step's time. */
+static tsr_status end_step(tsr_job *job, bool last)
+{
+    double before = tsr_now();
+    TSR_TRY(tsr_trace_done(job->trace, job->done, last));
+    job->word_time += tsr_now() - before;
+    return TSR_OK;
+}
+
 static tsr_status run_step(tsr_job *job, tsr_job_report *report)
 {
     tsr_batch_step_info info;
@@ -207,6 +220,7 @@ static tsr_status run_step(tsr_job *job, tsr_job_report *report)
     job->adamw.learning_rate = job->inputs.config.learning_rate *
                                tsr_schedule_multiplier(&job->schedule, (uint64_t)job->issued);
     rounds r = {job->inputs.batch, &job->micro, true};
+    tsr_trace_issue(job->trace, job->issued + 1);
     TSR_TRY(issue_rounds(job, &r, job->issued, info.rounds));
     job->issued++;
     TSR_TRY(tsr_executor_step_end(job->executor, &flags));
@@ -216,7 +230,9 @@ static tsr_status run_step(tsr_job *job, tsr_job_report *report)
     }
     TSR_TRY(tsr_executor_wait_word(job->executor, word));
     TSR_TRY(take_word(job, &info, word, report));
-    return job->metrics ? tsr_metrics_write_step(job->metrics, report) : TSR_OK;
+    if (job->metrics)
+        TSR_TRY(tsr_metrics_write_step(job->metrics, report));
+    return end_step(job, report->last);
 }
 
 /* An error of one rank reaches the others through the communicator; then all agree on the one to
@@ -250,9 +266,14 @@ static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
     if (job->staged_ahead) /* the next training step's: it will be staged again */
         TSR_TRY(tsr_model_unstage(job->model));
     job->staged_ahead = false;
+    bool alone = job->options.purpose == TSR_JOB_EVALUATE;
+    tsr_trace_issue(job->trace, alone ? 0 : -1);
     TSR_TRY(issue_rounds(job, &r, 0, info.rounds));
     TSR_TRY(tsr_executor_eval_end(job->executor, &(tsr_host_flags){0}));
     TSR_TRY(tsr_executor_wait_word(job->executor, word));
+    if (alone)
+        TSR_TRY(tsr_trace_done(job->trace, 0, true));
+    job->exposed_before = tsr_job_exposed(job); /* no part of the next step's either */
     double loss = tsr_word_discards(word) ? NAN : tsr_word_loss(word) / (double)info.label_tokens;
     *evaluation = (tsr_job_evaluation){.loss = loss,
                                        .perplexity = exp(loss),

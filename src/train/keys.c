@@ -172,7 +172,6 @@ static const tsr_key_word defaults_words[] = {
 #define INT_TOP   9007199254740992.0 /* 2^53: exact as a double */
 
 static const char later_text[] = "text datasets are not in this version";
-static const char later_trace[] = "traces are not in this version";
 static const char later_resume[] = "checkpoints are not in this version";
 
 #define G .group = "model"
@@ -358,7 +357,9 @@ static const tsr_key memory_keys[] = {
      .none = "auto", .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto",
      .help = "optimizer state in host memory"},
     {"resident_units", G, TSR_KEY_INT, AT(resident_units), .low = 0, .high = 1e6, .none = "auto",
-     .none_value = -1, .initial = "auto", .help = "units that stay gathered on the device"},
+     .none_value = -1, .initial = "auto",
+     .help = "units that stay gathered on the device, evenly spread; auto: what a given "
+             "memory_budget has room for"},
     {"slots", G, TSR_KEY_INT, AT(slots), .low = 2, .high = 64, .initial = "2",
      .help = "units gathered at a time"},
     {"shard_group_size", G, TSR_KEY_INT, AT(shard_group_size), .low = 1, .high = 1 << 20,
@@ -379,7 +380,10 @@ static const tsr_key run_keys[] = {
     {"lora_graph", G, TSR_KEY_WORD, AT(lora_graph), graph_words, .initial = "auto",
      .help = "order of the adapter's products"},
     {"trace", G, TSR_KEY_STRING, AT(trace), .flags = TSR_KEY_PATH | TSR_KEY_FALSE_IS_NONE,
-     .none = "null", .initial = "null", .later = later_trace, .help = "file for a Chrome trace"},
+     .none = "null", .initial = "null",
+     .help =
+         "file for a Chrome trace of steps 4 to 6, or of the last three of fewer (Perfetto opens "
+         "it)"},
     {"report_to", G, TSR_KEY_WORD, AT(report_to), report_words, .flags = TSR_KEY_LIST_OF_ONE,
      .none = "none", .initial = "none", .help = "besides metrics.jsonl"},
     {"log_level", G, TSR_KEY_WORD, AT(log_level), log_words, .initial = "info",

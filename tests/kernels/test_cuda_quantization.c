@@ -367,7 +367,7 @@ static void one_dora_norm(int64_t rows, int64_t r, bool fresh, tsr_dtype dtype)
 
 static void dora_norms(void **state)
 {
-    static const int64_t rows[] = {1, 5, 33, 4099}, ranks[] = {1, 3, 8, 16, 64, 100};
+    static const int64_t rows[] = {1, 5, 33, 4099}, ranks[] = {1, 3, 8, 16, 64, 100, 136, 384};
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (size_t j = 0; j < sizeof ranks / sizeof *ranks; j++)
@@ -470,6 +470,9 @@ static void dropout_gives_the_references_bits(void **state)
     one_dropout(&(dropout_case){300, 4096, 0.3, true, false, 0}, TSR_BF16);
     one_dropout(&(dropout_case){40, 14336, 1 - 1e-9, false, false, 0}, TSR_F32);
     one_dropout(&(dropout_case){40, 14336, 0.05, false, true, 0}, TSR_BF16);
+    one_dropout(&(dropout_case){40, 14336, 0.05, true, false, 0}, TSR_F16);
+    one_dropout(&(dropout_case){40, 520, 1 - 1e-8, false, false, 0}, TSR_BF16);
+    one_dropout(&(dropout_case){40, 520, 1 - 1e-8, true, false, 0}, TSR_F16);
     RUN(rig.kernels->dropout(rig.stream, &(tsr_dropout_args){.columns = 8}));
 }
 

@@ -63,6 +63,14 @@ static void lying_length(void)
     cli_poke(SHARD, 0, &length, sizeof length);
 }
 
+/* Element 150001 of layers.0.mlp.gate_proj, which begins at byte 2459648 of the file, becomes an
+ * infinity; rank 1 of 2 begins at element 90112. */
+static void not_finite(void)
+{
+    uint16_t infinity = 0x7f80;
+    cli_poke(SHARD, 2459648 + 2 * 150001, &infinity, sizeof infinity);
+}
+
 static void model_apart(void)
 {
     cli_link_all(".", "apart");
@@ -101,6 +109,13 @@ const cli_bad_case cli_bad_model[] = {
     {"lying_shape", lying_shape, NULL, 65, {"model.embed_tokens.weight", "4095"}},
     {"lying_dtype", lying_dtype, NULL, 65, {"F8_E4M3"}},
     {"missing_tensor", missing_tensor, NULL, 65, {"model.embed_tokens.weight"}},
+    {"not_finite", not_finite, NULL, 65, {"layers.0.mlp.gate_proj", "element 150001 is inf"}},
+    {"not_finite_n2",
+     not_finite,
+     NULL,
+     65,
+     {"layers.0.mlp.gate_proj", "rank 1's part", "element 59889 is inf"},
+     2},
     {"index_bad_json", index_bad_json, NULL, 65, {"model.safetensors.index.json"}},
     {"index_names_no_file", index_names_no_file, NULL, 65, {"model-00005-of-00004"}},
     {"index_leaves", index_leaves, NULL, 65, {"../model-00004-of-00004"}},

@@ -3,10 +3,11 @@
  * every step and the adapter that is written, and the same text and the same bytes of them for any
  * number of ranks.
  *
- *     test_multi_command_line LAUNCH_RUN TESSERA TRACE BACKEND RANKS ...
+ *     test_multi_command_line LAUNCH_RUN TESSERA TRACE BACKEND[:bfloat16] RANKS ...
  *
  * RANKS begins with 1. With the backend cuda, numbers above that of the GPUs are left out; where only
- * the first would be left of several, it ends with 77 (skipped).
+ * the first would be left of several, it ends with 77 (skipped). In bfloat16 the losses are judged by
+ * traces_bf16.c, and the adapter is not; without PEFT's losses to judge by it ends with 77 too.
  */
 #include "io/json.h"
 #include "support/golden.h"
@@ -23,6 +24,7 @@
 static const char *launch, *program, *backend;
 static char **rank_counts; /* ends with NULL */
 static const trace_case *run;
+static bool bf16;
 
 /* What a run wrote. */
 typedef struct {
@@ -44,6 +46,8 @@ static void write_job(const char *path)
     job_spec spec = {0};
     trace_configure(&spec, run, scratch_path("not_used"));
     job_set(&spec, "backend=%s", backend);
+    if (bf16)
+        job_set(&spec, "dtype=bfloat16");
     FILE *file = fopen(path, "w");
     assert_non_null(file);
     for (int i = 0; i < spec.count; i++) {
@@ -187,8 +191,12 @@ static void test_trace(void **state)
     write_job(job);
     run_ranks(&one, 1, job);
     print_message("  %s by the command line, 1 rank:\n", run->name);
-    trace_judge_steps(&golden, one.step);
-    judge_adapter(&golden);
+    if (bf16) {
+        trace_judge_bf16(&golden, one.step);
+    } else {
+        trace_judge_steps(&golden, one.step);
+        judge_adapter(&golden);
+    }
     for (char **count = rank_counts + 1; *count; count++) {
         int ranks = atoi(*count);
         written more = {0};
@@ -216,6 +224,23 @@ static bool keep_gpus(int wanted)
     return false;
 }
 
+/* Splits "cuda:bfloat16"; false where there is nothing to judge it by. */
+static bool choose_backend(char *word)
+{
+    char *dtype = strchr(word, ':');
+    backend = word;
+    if (!dtype)
+        return true;
+    *dtype = 0;
+    bf16 = !strcmp(dtype + 1, "bfloat16");
+    if (!bf16)
+        exit(64);
+    if (!trace_has_bf16(run))
+        printf("skipped: no %s/%s/bf16.json; tools/bf16_traces.py makes it on a GPU\n", TRACES,
+               run->directory);
+    return trace_has_bf16(run);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_trace)};
@@ -224,7 +249,8 @@ int main(int argc, char **argv)
     launch = argv[1];
     program = argv[2];
     run = trace_find(argv[3]);
-    backend = argv[4];
+    if (!choose_backend(argv[4]))
+        return 77;
     rank_counts = argv + 5;
     if (!strcmp(backend, "cuda") && !keep_gpus(argc - 5))
         return 77;

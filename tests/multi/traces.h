@@ -71,6 +71,10 @@ void trace_judge_gradients(const trace_golden *golden, int moment, const double 
                            const bool *except);
 void trace_judge_adam(const trace_golden *golden, const float *m, const float *v);
 void trace_judge_final(const trace_golden *golden, const float *all);
+/* In bf16 compute: distances from the golden losses, against those of PEFT in bf16, where the trace
+ * has them (traces_bf16.c). */
+bool trace_has_bf16(const trace_case *run);
+void trace_judge_bf16(const trace_golden *golden, const trace_step *got);
 /* The magnitudes that c0_dora starts from; nothing where a trace has none. */
 void trace_judge_magnitudes(const trace_golden *golden, const float *all);
 

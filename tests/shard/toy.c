@@ -231,10 +231,11 @@ static tsr_status start(toy_rank *r)
                                                   .tally = on_tally,
                                                   .optim = on_optim},
                                     .debug = job->debug,
-                                    .log_count = 64};
+                                    .log_count = job->log_count ? job->log_count : 64};
     if (rank != job->fault_rank)
         options.debug.fault = TSR_FAULT_NONE;
     TSR_TRY(tsr_executor_create(&r->executor, &options));
+    tsr_executor_trace(r->executor, 0);
     return tsr_executor_prologue(r->executor);
 }
 
@@ -326,17 +327,35 @@ static void keep_outcome(toy_rank *r)
         }
 }
 
+static void keep_log(toy_rank *r)
+{
+    static const char *const causes[] = {"h2d", "gather", "reduce", "other"};
+    double ended[TSR_STREAM_COUNT] = {0};
+    toy_report *report = r->report;
+    tsr_executor_log(r->executor, 0, &report->logged);
+    for (uint64_t i = 0; i < report->logged; i++) {
+        const tsr_op_record *record = tsr_executor_log(r->executor, i, &report->logged);
+        bool op = record->type == TSR_RECORD_OP;
+        report->disorders += !(record->start <= record->end);
+        for (int c = 0; c < 4 && !op; c++)
+            if (!strcmp(record->name, causes[c]))
+                report->logged_exposed[c] += record->end - record->start;
+        if (!op)
+            continue;
+        report->logged_of_kind[record->kind]++;
+        report->disorders +=
+            record->start < ended[record->stream] || !(record->issue <= record->end);
+        ended[record->stream] = record->end;
+    }
+}
+
 static void end(toy_rank *r)
 {
     if (r->executor) {
         tsr_streams_synchronize(&r->streams); /* after a failure work may still be under way */
         tsr_executor_live_slots(r->executor, &r->report->live_most);
         r->report->exposed = tsr_executor_exposed(r->executor);
-        uint64_t count;
-        tsr_executor_log(r->executor, 0, &count);
-        r->report->logged = count;
-        if (count > 0 && r->report->status == TSR_OK)
-            r->report->last = *tsr_executor_log(r->executor, count - 1, &count);
+        keep_log(r);
     }
     tsr_executor_destroy(r->executor);
     tsr_comm_destroy(r->replica);

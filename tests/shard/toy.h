@@ -26,6 +26,7 @@ typedef struct {
     int restart_step;               /* the prologue runs again before it; 0: none */
     bool misuse;                    /* calls out of order in between, which must be refused */
     void (*tamper)(tsr_plan *plan); /* after the ranks have agreed; NULL: not */
+    uint32_t log_count;             /* records of the trace; 0: 64 */
 } toy_job;
 
 /* Everything that is compared. */
@@ -42,8 +43,10 @@ typedef struct {
     int live_most;
     int updates; /* OPTIMs that ran */
     tsr_exposed exposed;
-    uint64_t logged; /* ops in the trace */
-    tsr_op_record last;
+    uint64_t logged; /* records in the trace */
+    uint64_t logged_of_kind[TSR_OP_COUNT];
+    uint64_t disorders;       /* ops that begin before the one before them on their stream ends */
+    double logged_exposed[4]; /* h2d, gather, reduce, other */
 } toy_report;
 
 void toy_outcome_make(toy_outcome *out, const random_model *model);

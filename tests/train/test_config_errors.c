@@ -140,7 +140,7 @@ static const wrong table[] = {
     {"resume_from_checkpoint: true", NULL, {"resume_from_checkpoint", "not in this version"}},
     {"resume_from_checkpoint: some/dir", NULL, {"resume_from_checkpoint", "not in this version"}},
     {"base_compute: fp8", NULL, {"base_compute", "not in this version"}},
-    {"trace: t.json", NULL, {"trace", "not in this version"}},
+    {"trace: ''", NULL, {"trace", "not empty"}},
     {"report_to: tensorboard", NULL, {"report_to", "not in this version"}},
     {"report_to: [wandb]", NULL, {"report_to", "metrics.jsonl"}},
     {"lora_graph: flops", NULL, {"lora_graph", "not in this version", "fixed"}},

@@ -1,9 +1,9 @@
 /*
  * The constants of NF4 and of bitsandbytes' 8-bit dynamic map, as exact hexadecimal fractions.
- * Contract nf4.h. The map is stored, not computed: it is torch's fp32 linspace (from both ends,
+ * Contract nf4_quantize.h. The map is stored, not computed: it is torch's fp32 linspace (from both ends,
  * fused multiply-add), and any other is off by an ulp in some entries.
  */
-#include "quant/nf4.h"
+#include "kernels/nf4_quantize.h"
 
 const float tsr_nf4_level[16] = {
     -0x1p+0f,        -0x1.647362p-1f, -0x1.0cd66p-1f,  -0x1.94654p-2f,

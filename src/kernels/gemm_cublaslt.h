@@ -1,0 +1,79 @@
+/*
+ * kernels/gemm_cublaslt.h: what the files of the CUDA matmul share. Inside src/kernels only.
+ *
+ *     gemm_cublaslt.c   the op, its table of algorithms, and what is asked of cuBLASLt
+ *     gemm_tune.c       which shapes of a run are worth timing, and the timing
+ *     gemm_choices.c    the tuned algorithms as text
+ */
+#ifndef TSR_KERNELS_GEMM_CUBLASLT_H
+#define TSR_KERNELS_GEMM_CUBLASLT_H
+
+#include "kernels/kernels_cuda.h"
+
+#include <cublasLt.h>
+
+#define TSR_BLAS_CANDIDATES 8    /* that the heuristic is asked for */
+#define TSR_BLAS_TABLE      4096 /* choices; a power of two */
+
+/* A shape, as it is or of its bucket. No padding: compared as bytes. */
+typedef struct {
+    int32_t m, n, k, lda, ldb, ldc;
+    uint32_t flags;
+} tsr_matmul_key;
+
+/* flags: these; from bit 4 dtype, c_dtype, log2 of the alignment of A, B, C. */
+#define TSR_MATMUL_TRANS_A 1u
+#define TSR_MATMUL_TRANS_B 2u
+#define TSR_MATMUL_ADD     4u
+
+static inline tsr_dtype tsr_matmul_dtype(const tsr_matmul_key *key)
+{
+    return (tsr_dtype)(key->flags >> 4 & 15);
+}
+
+static inline tsr_dtype tsr_matmul_c_dtype(const tsr_matmul_key *key)
+{
+    return (tsr_dtype)(key->flags >> 8 & 15);
+}
+
+typedef struct {
+    tsr_matmul_key key;
+    cublasLtMatmulAlgo_t algo;
+    bool used, tuned;
+} tsr_matmul_choice;
+
+struct tsr_blas {
+    cublasLtHandle_t handle;
+    void *workspace;
+    tsr_stream *last;                          /* stream that has the workspace */
+    cublasLtMatmulDescOpaque_t description[4]; /* by TRANS_A and TRANS_B */
+    char made_for[384];                        /* device and library, the head of an export */
+    uint64_t l2_bytes;
+    double bf16_flops, f32_flops; /* a second, roughly */
+    int used;
+    tsr_matmul_choice choice[TSR_BLAS_TABLE];
+};
+
+/* The bucket of a shape with aligned operands, which is where it is timed. */
+tsr_matmul_key tsr_matmul_bucket(const tsr_gemm_args *shape);
+
+/* The place of a shape, used or free; NULL: not in a table that is full. */
+tsr_matmul_choice *tsr_matmul_find(tsr_blas *blas, const tsr_matmul_key *key);
+void tsr_matmul_keep(tsr_blas *blas, const tsr_matmul_key *key, const cublasLtMatmulAlgo_t *algo,
+                     bool tuned);
+
+/* Of the heuristic's `most` best algorithms (at most TSR_BLAS_CANDIDATES), the best first, those that
+ * are exact enough. At least one, or TSR_EUNSUPPORTED. */
+tsr_status tsr_matmul_ask(cublasLtMatmulAlgo_t *out, int *count, tsr_blas *blas,
+                          const tsr_matmul_key *key, int most);
+
+/* Whether an algorithm from elsewhere runs this shape here, and is exact enough. */
+bool tsr_matmul_runs(tsr_blas *blas, const tsr_matmul_choice *choice);
+
+cublasStatus_t tsr_matmul_run(tsr_blas *blas, const tsr_matmul_key *key, const tsr_gemm_args *args,
+                              const cublasLtMatmulAlgo_t *algo, cudaStream_t stream);
+
+/* The workspace is this stream's from now on. */
+tsr_status tsr_blas_own_workspace(tsr_blas *blas, tsr_stream *stream);
+
+#endif

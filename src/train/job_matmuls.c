@@ -1,0 +1,159 @@
+/*
+ * job_matmuls.c: how a run's matmuls are done, chosen once at start-up: rank 0 takes what was chosen
+ * before or has the kernels time the rest, and all ranks take its choices.
+ *
+ *     output_dir/matmuls.txt                            of this run; looked at first when it is
+ *                                                       replaced, so that a repeated run repeats
+ *     $XDG_CACHE_HOME/tessera/matmul-<device>.txt       of all runs on such a device with these
+ *     (~/.cache/tessera without XDG_CACHE_HOME)         libraries
+ *
+ * A cache that cannot be read or written is no error: then the next run times again.
+ */
+#include "train/job_parts.h"
+
+#include "base/hash.h"
+#include "io/file.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define MOST_BYTES  (16u << 20) /* of a file of choices */
+#define MOST_SHAPES (2 * TSR_BATCH_BUCKETS)
+
+static void add_shapes(tsr_batch_shape *out, int *count, const tsr_batch *batch, bool train)
+{
+    const tsr_batch_run *run = batch ? tsr_batch_run_of(batch) : NULL;
+    for (int i = run ? run->bucket_count - 1 : -1; i >= 0; i--)
+        out[(*count)++] =
+            (tsr_batch_shape){run->bucket[i].tokens, run->bucket[i].label_rows, train};
+}
+
+/* From the largest down, training before evaluation. */
+static int list_shapes(tsr_batch_shape *out, const tsr_job *job)
+{
+    int count = 0;
+    add_shapes(out, &count, job->inputs.batch, job->train);
+    add_shapes(out, &count, job->inputs.eval_batch, false);
+    return count;
+}
+
+/* ---- the cache ---- */
+
+typedef struct {
+    char parent[PATH_MAX], directory[PATH_MAX], file[PATH_MAX];
+} cache_place;
+
+/* false: there is no place for it. */
+static bool find_cache(cache_place *out, const tsr_text *device)
+{
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    uint64_t hash = tsr_hash(TSR_HASH_START, device->data, device->length);
+    size_t most = sizeof out->file;
+    int length = -1;
+    if (cache && *cache == '/')
+        length = snprintf(out->parent, most, "%s", cache);
+    else if (home && *home == '/')
+        length = snprintf(out->parent, most, "%s/.cache", home);
+    if (length < 0 || (size_t)length + 64 > most) /* room for what follows */
+        return false;
+    snprintf(out->directory, most, "%.*s/tessera", length, out->parent);
+    snprintf(out->file, most, "%.*s/tessera/matmul-%016" PRIx64 ".txt", length, out->parent, hash);
+    return true;
+}
+
+/* NULL: no such file. The caller frees. */
+static char *read_choices(const char *path)
+{
+    char *text = NULL;
+    uint64_t bytes;
+    return tsr_file_read(&text, &bytes, path, MOST_BYTES) == TSR_OK ? text : NULL;
+}
+
+static void write_cache(const cache_place *place, const tsr_text *text)
+{
+    mkdir(place->parent, 0700);
+    mkdir(place->directory, 0700);
+    (void)tsr_file_write(place->file, tsr_text_string(text), text->length);
+}
+
+/* ---- choosing ---- */
+
+static tsr_status time_matmuls(tsr_job *job, tsr_prepare_args *args)
+{
+    tsr_batch_shape shapes[MOST_SHAPES];
+    return tsr_model_prepare(job->model, shapes, list_shapes(shapes, job), args);
+}
+
+/* Of rank 0. `device`: what the choices are for. */
+static tsr_status choose(tsr_job *job, const tsr_text *device)
+{
+    char path[PATH_MAX], *known = NULL, *cached = NULL;
+    tsr_text cache = {0};
+    cache_place place;
+    bool has_place = find_cache(&place, device);
+    if (job->options.purpose == TSR_JOB_TRAIN &&
+        tsr_job_output_path(path, sizeof path, job, TSR_MATMULS_FILE) == TSR_OK)
+        known = read_choices(path);
+    if (has_place)
+        cached = read_choices(place.file);
+    tsr_prepare_args args = {
+        .known = known, .cached = cached, .chosen = &job->matmuls, .cache = &cache};
+    tsr_status status = time_matmuls(job, &args);
+    if (status == TSR_OK && (job->matmuls.failed || cache.failed))
+        status = tsr_fail(TSR_ENOMEM, "out of memory for the choices of matmuls");
+    if (status == TSR_OK && has_place && (!cached || strcmp(cached, tsr_text_string(&cache)) != 0))
+        write_cache(&place, &cache);
+    tsr_text_free(&cache);
+    free(known);
+    free(cached);
+    return status;
+}
+
+static tsr_status broadcast(tsr_job *job, void *data, uint64_t bytes)
+{
+    TSR_TRY(tsr_comm_broadcast(job->world, job->control, data, bytes, 0));
+    return tsr_stream_synchronize(job->control);
+}
+
+/* The text of rank 0 for all the others. */
+static tsr_status take_choices(tsr_job *job)
+{
+    int64_t length = (int64_t)job->matmuls.length;
+    TSR_TRY(broadcast(job, &length, sizeof length));
+    char *text = calloc((size_t)length + 1, 1);
+    tsr_status status = TSR_OK;
+    if (!text)
+        status = tsr_fail(TSR_ENOMEM, "out of memory for the choices of matmuls");
+    else if (job->view.rank == 0)
+        memcpy(text, job->matmuls.data, (size_t)length);
+    status = tsr_job_agree(job, status);
+    if (status == TSR_OK)
+        status = broadcast(job, text, (uint64_t)length);
+    if (status == TSR_OK && job->view.rank != 0)
+        status = job->kernels->prepare(job->device, &(tsr_prepare_args){.agreed = text});
+    free(text);
+    return tsr_job_agree(job, status);
+}
+
+tsr_status tsr_job_choose_matmuls(tsr_job *job)
+{
+    tsr_text device = {0};
+    tsr_status status = job->kernels->prepare(job->device, &(tsr_prepare_args){.chosen = &device});
+    if (status == TSR_OK && device.failed)
+        status = tsr_fail(TSR_ENOMEM, "out of memory for the choices of matmuls");
+    else if (status == TSR_OK && !device.length)
+        return TSR_OK; /* this backend has nothing to choose, on no rank */
+    status = tsr_job_agree(job, status);
+    if (status == TSR_OK)
+        status = tsr_comm_check_same(
+            job->world, job->control, tsr_hash(TSR_HASH_START, device.data, device.length),
+            "the kind of GPU, or its libraries,",
+            "a job's matmuls are the same on all ranks: give it GPUs of one kind");
+    if (status == TSR_OK)
+        status = tsr_job_agree(job, job->view.rank == 0 ? choose(job, &device) : TSR_OK);
+    tsr_text_free(&device);
+    return status == TSR_OK && job->view.ranks > 1 ? take_choices(job) : status;
+}

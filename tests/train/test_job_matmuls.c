@@ -1,0 +1,359 @@
+/*
+ * test_job_matmuls.c: the list of a run's matmuls is what its steps then do, and choices about them
+ * reach all ranks, the run's directory and the cache. The kernels are the CPU's, with a prepare of
+ * this test's.
+ */
+#include "job_fixture.h"
+
+#include "base/hash.h"
+#include "model/model_parts.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* ---- lists of matmuls ---- */
+
+enum { MOST = 512 };
+
+typedef struct {
+    tsr_gemm_args item[MOST];
+    bool found[MOST];
+    int count;
+} gemm_list;
+
+static gemm_list listed, done;
+static tsr_kernels noting; /* the CPU's, which also notes */
+
+static bool same(const tsr_gemm_args *a, const tsr_gemm_args *b)
+{
+    return a->m == b->m && a->n == b->n && a->k == b->k && a->lda == b->lda && a->ldb == b->ldb &&
+           a->ldc == b->ldc && a->trans_a == b->trans_a && a->trans_b == b->trans_b &&
+           (a->beta != 0) == (b->beta != 0) && a->dtype == b->dtype && a->c_dtype == b->c_dtype;
+}
+
+static int find(const gemm_list *list, const tsr_gemm_args *args)
+{
+    for (int i = 0; i < list->count; i++)
+        if (same(&list->item[i], args))
+            return i;
+    return -1;
+}
+
+static void note(gemm_list *list, const tsr_gemm_args *args)
+{
+    if (find(list, args) >= 0)
+        return;
+    assert_true(list->count < MOST);
+    list->item[list->count++] = *args;
+}
+
+static tsr_status noting_gemm(tsr_stream *stream, const tsr_gemm_args *args)
+{
+    note(&done, args);
+    return tsr_kernels_cpu()->gemm(stream, args);
+}
+
+static tsr_status noting_prepare(tsr_device *device, const tsr_prepare_args *args)
+{
+    (void)device;
+    assert_non_null(args->stream);
+    assert_non_null(args->scratch);
+    assert_true(args->scratch_bytes > 0);
+    for (int i = 0; i < args->gemm_count; i++) {
+        assert_int_equal(find(&listed, &args->gemm[i]), -1); /* each once */
+        note(&listed, &args->gemm[i]);
+    }
+    assert_true(args->head_count > 0);
+    for (int i = 0; i < args->head_count; i++) {
+        assert_int_equal(args->head[i].d, 256);
+        assert_true(args->head[i].rows > 0 && args->head[i].chunk > 0);
+    }
+    return TSR_OK;
+}
+
+static tsr_job *start_job(const char *const extra[2])
+{
+    const char *overrides[] = {"model_name_or_path=" JOB_MODEL,
+                               "dataset=" JOB_TRACES "/padded.jsonl",
+                               "eval_dataset=" JOB_TRACES "/packed.jsonl",
+                               "eval_packing=false",
+                               "total_batch_size=4",
+                               "max_steps=2",
+                               "shuffle_dataset=false",
+                               "overwrite_output_dir=true",
+                               NULL,
+                               extra[0],
+                               extra[1]};
+    char output[512];
+    tsr_job *job = NULL;
+    snprintf(output, sizeof output, "output_dir=%s", scratch_path("matmuls"));
+    overrides[8] = output;
+    tsr_job_options options = {.overrides = overrides, .override_count = extra[1] ? 11 : 10};
+    if (tsr_job_create(&job, &options) != 0 || tsr_job_start(job) != 0)
+        fail_msg("%s: %s", extra[0], tsr_last_error());
+    return job;
+}
+
+/* The shapes of both data sets; few enough samples are used for each count to be one. */
+static int shapes_of(tsr_batch_shape *out, const tsr_job *job)
+{
+    const tsr_batch *batches[2] = {job->inputs.batch, job->inputs.eval_batch};
+    int count = 0;
+    for (int i = 0; i < 2; i++) {
+        const tsr_batch_run *run = tsr_batch_run_of(batches[i]);
+        for (int j = 0; j < run->bucket_count; j++)
+            out[count++] =
+                (tsr_batch_shape){run->bucket[j].tokens, run->bucket[j].label_rows, i == 0};
+    }
+    return count;
+}
+
+static void print_gemm(const char *what, const char *extra, const tsr_gemm_args *a)
+{
+    print_message("%s: %s: [%lld, %lld] by %lld, transposed %d %d, beta %g\n", extra, what,
+                  (long long)a->m, (long long)a->n, (long long)a->k, a->trans_a, a->trans_b,
+                  (double)a->beta);
+}
+
+static void test_list(void **state)
+{
+    static const char *const extras[][2] = {{"use_dora=true"},
+                                            {"use_dora=false"},
+                                            {"lora_dropout=0.1"},
+                                            {"use_dora=true", "lora_dropout=0.1"},
+                                            {"use_dora=true", "gradient_checkpointing=full"},
+                                            {"packing=true"},
+                                            {"layers_to_transform=[3]", "use_dora=true"},
+                                            {"lora_target_modules=[v_proj, up_proj]"},
+                                            {"load_in_4bit=false"}};
+    (void)state;
+    noting = *tsr_kernels_cpu();
+    noting.gemm = noting_gemm;
+    noting.prepare = noting_prepare;
+    for (size_t i = 0; i < sizeof extras / sizeof *extras; i++) {
+        tsr_batch_shape shapes[2 * TSR_BATCH_BUCKETS];
+        tsr_job_report report;
+        tsr_job_evaluation evaluation;
+        tsr_job *job = start_job(extras[i]);
+        memset(&listed, 0, sizeof listed);
+        memset(&done, 0, sizeof done);
+        job->model->options.kernels = &noting;
+        if (tsr_model_prepare(job->model, shapes, shapes_of(shapes, job), &(tsr_prepare_args){0}) !=
+            TSR_OK)
+            fail_msg("%s", tsr_last_error());
+        int status = 0;
+        for (int step = 0; step < 2 && status >= 0; step++)
+            status = tsr_job_step(job, &report);
+        if (status >= 0)
+            status = tsr_job_evaluate(job, &evaluation);
+        assert_true(status >= 0);
+        assert_true(done.count > 0);
+        int missing = 0, idle = 0;
+        for (int j = 0; j < done.count; j++)
+            if (find(&listed, &done.item[j]) < 0) {
+                print_gemm("not listed", extras[i][0], &done.item[j]);
+                missing++;
+            }
+        for (int j = 0; j < listed.count; j++)
+            if (find(&done, &listed.item[j]) < 0) {
+                print_gemm("never done", extras[i][0], &listed.item[j]);
+                idle++;
+            }
+        print_message("%s: %d matmuls\n", extras[i][0], listed.count);
+        assert_int_equal(missing, 0);
+        assert_int_equal(idle, 0);
+        tsr_job_destroy(job);
+    }
+}
+
+/* ---- what was chosen ---- */
+
+#define DEVICE "a device\n"
+
+/* What a rank's kernels were given. */
+typedef struct {
+    char known[64], cached[64], agreed[64];
+    int asked; /* with matmuls */
+} rank_choices;
+
+typedef struct {
+    tsr_comm *comm;
+    const char *device;
+    int rank;
+    tsr_status status;
+    char message[512];
+    rank_choices got;
+} rank_run;
+
+static _Thread_local rank_run *running;
+
+static tsr_status choosing_prepare(tsr_device *device, const tsr_prepare_args *args)
+{
+    rank_choices *got = &running->got;
+    (void)device;
+    if (args->agreed)
+        snprintf(got->agreed, sizeof got->agreed, "%s", args->agreed);
+    if (args->known)
+        snprintf(got->known, sizeof got->known, "%s", args->known);
+    if (args->cached)
+        snprintf(got->cached, sizeof got->cached, "%s", args->cached);
+    if (args->chosen)
+        tsr_text_puts(args->chosen, running->device);
+    got->asked += args->gemm_count > 0;
+    if (args->gemm_count)
+        tsr_text_puts(args->chosen, "mine\n");
+    if (args->cache)
+        tsr_text_puts(args->cache, DEVICE "mine\nothers\n");
+    return TSR_OK;
+}
+
+/* A job of the CPU, whose kernels get a word in after the start. */
+static tsr_status choose(rank_run *run)
+{
+    const char *overrides[] = {"model_name_or_path=" JOB_MODEL,
+                               "dataset=" JOB_TRACES "/padded.jsonl",
+                               "total_batch_size=4",
+                               "max_steps=2",
+                               "overwrite_output_dir=true",
+                               NULL};
+    char output[512];
+    tsr_job *job = NULL;
+    tsr_kernels choosing = *tsr_kernels_cpu();
+    snprintf(output, sizeof output, "output_dir=%s", scratch_path("matmuls"));
+    overrides[5] = output;
+    tsr_job_options options = {.overrides = overrides, .override_count = 6, .threads = 1};
+    TSR_TRY(tsr_job_create_on(&job, &options, run->comm));
+    tsr_status status = tsr_job_start(job);
+    if (status == TSR_OK) {
+        if (run->rank == 0) /* of the run that this one replaces */
+            write_text(scratch_path("matmuls/matmuls.txt"), "before\n");
+        choosing.prepare = choosing_prepare;
+        job->kernels = job->model->options.kernels = &choosing;
+        status = tsr_job_choose_matmuls(job);
+    }
+    if (status == TSR_OK && run->rank == 0) { /* again: in a real run the choices come first */
+        tsr_metrics_destroy(job->metrics);
+        job->metrics = NULL;
+        status = tsr_job_write_output(job);
+    }
+    tsr_error error;
+    tsr_error_take(&error, status);
+    tsr_job_destroy(job);
+    return tsr_error_put(&error);
+}
+
+static void *run_rank(void *argument)
+{
+    rank_run *run = argument;
+    running = run;
+    run->status = choose(run);
+    snprintf(run->message, sizeof run->message, "%s", run->status < 0 ? tsr_last_error() : "");
+    return NULL;
+}
+
+static void run_ranks(rank_run *run, int ranks)
+{
+    tsr_comm *comm[JOB_RANKS_MAX];
+    pthread_t thread[JOB_RANKS_MAX];
+    assert_int_equal(tsr_comm_create_threads(comm, ranks, 60), TSR_OK);
+    for (int i = 0; i < ranks; i++) {
+        run[i].comm = comm[i];
+        run[i].rank = i;
+        if (!run[i].device)
+            run[i].device = DEVICE;
+        assert_int_equal(pthread_create(&thread[i], NULL, run_rank, &run[i]), 0);
+    }
+    for (int i = 0; i < ranks; i++)
+        pthread_join(thread[i], NULL);
+}
+
+static void expect_file(const char *path, const char *want)
+{
+    char text[256] = "";
+    FILE *file = fopen(path, "r");
+    if (!file)
+        fail_msg("no file %s", path);
+    size_t got = fread(text, 1, sizeof text - 1, file);
+    text[got] = 0;
+    fclose(file);
+    assert_string_equal(text, want);
+}
+
+static const char *cache_file(const char *device)
+{
+    char name[128];
+    snprintf(name, sizeof name, "cache/tessera/matmul-%016llx.txt",
+             (unsigned long long)tsr_hash(TSR_HASH_START, device, strlen(device)));
+    return scratch_path(name);
+}
+
+static void test_choices(void **state)
+{
+    (void)state;
+    setenv("XDG_CACHE_HOME", scratch_path("cache"), 1);
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        rank_run run[3] = {{0}};
+        run_ranks(run, ranks);
+        for (int i = 0; i < ranks; i++) {
+            if (run[i].status < 0)
+                fail_msg("rank %d: %s", i, run[i].message);
+            assert_int_equal(run[i].got.asked, i == 0);
+            assert_string_equal(run[i].got.agreed, i ? DEVICE "mine\n" : "");
+        }
+        assert_string_equal(run[0].got.known, "before\n");
+        /* The first run finds nothing; a later one what that left. */
+        assert_string_equal(run[0].got.cached, ranks > 1 ? DEVICE "mine\nothers\n" : "");
+        expect_file(scratch_path("matmuls/matmuls.txt"), DEVICE "mine\n");
+        expect_file(cache_file(DEVICE), DEVICE "mine\nothers\n");
+    }
+}
+
+/* A cache that cannot be: a file is in its place, or it is not wanted. */
+static void test_no_cache(void **state)
+{
+    (void)state;
+    FILE *file = fopen(scratch_path("taken"), "w");
+    assert_non_null(file);
+    fclose(file);
+    static const char *const places[] = {"taken", ""};
+    for (int i = 0; i < 2; i++) {
+        rank_run run = {0};
+        setenv("XDG_CACHE_HOME", i ? places[i] : scratch_path(places[i]), 1);
+        setenv("HOME", "", 1);
+        run_ranks(&run, 1);
+        if (run.status < 0)
+            fail_msg("%s", run.message);
+        assert_string_equal(run.got.cached, "");
+        expect_file(scratch_path("matmuls/matmuls.txt"), DEVICE "mine\n");
+    }
+}
+
+static void test_other_devices(void **state)
+{
+    (void)state;
+    rank_run run[2] = {{.device = DEVICE}, {.device = "another device\n"}};
+    run_ranks(run, 2);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(run[i].status, TSR_ERANKS);
+        assert_non_null(strstr(run[i].message, "the kind of GPU"));
+        assert_int_equal(run[i].got.asked, 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_list),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_no_cache),
+        cmocka_unit_test(test_other_devices),
+    };
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}
