@@ -63,6 +63,8 @@ static void long_rows(void)
     cli_write("data.jsonl", "{\"input_ids\": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]}\n");
 }
 
+#define HIDE_GPUS "CUDA_VISIBLE_DEVICES= exec \"$@\""
+
 #define USAGE(title, line, ...)                                                                    \
     {                                                                                              \
         title, NULL, "", 64, {__VA_ARGS__}, .command = line                                        \
@@ -95,8 +97,18 @@ const cli_bad_case cli_bad_config[] = {
     {"optimizer_8bit", NULL, "optim=adamw_8bit", 78, {"adamw_8bit", "adamw_torch"}},
     {"fp4", NULL, "bnb_4bit_quant_type=fp4", 78, {"fp4", "nf4"}},
     {"fp16", NULL, "fp16=true", 78, {"fp16"}},
-    {"bfloat16_on_cpu", NULL, "bf16=true", 78, {"bfloat16", "dtype: float32"}},
+    {"bfloat16_on_cpu",
+     NULL,
+     "bf16=true",
+     78,
+     {"bfloat16", "dtype: float32"},
+     .wrapper = HIDE_GPUS},
+#ifdef TSR_CUDA /* built with the CUDA backend: the machine, not the configuration, lacks a GPU */
+    {"no_gpu", NULL, "backend=cuda", 71, {"backend: cpu"}, .wrapper = HIDE_GPUS},
+    {"no_gpu_n2", NULL, "backend=cuda", 71, {"backend: cpu"}, 2, .wrapper = HIDE_GPUS},
+#else
     {"no_cuda", NULL, "backend=cuda", 78, {"no CUDA backend"}},
+#endif
     {"deepspeed", NULL, "deepspeed=zero3.json", 78, {"deepspeed"}},
     {"sharegpt", NULL, "dataset_format=sharegpt", 78, {"sharegpt"}},
     {"resume", NULL, "resume_from_checkpoint=true", 78, {"resume_from_checkpoint"}},
