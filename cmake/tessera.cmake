@@ -33,6 +33,10 @@ if(TSR_SANITIZE)
   target_compile_definitions(tsr_flags INTERFACE TSR_SANITIZED=1)
 endif()
 
+if(TSR_FUZZ)
+  target_compile_options(tsr_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
 # tsr_folder(name SOURCES ... [LINK ...]): src/<name> as the object library tsr_<name>.
 function(tsr_folder name)
   cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})

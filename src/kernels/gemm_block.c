@@ -130,38 +130,35 @@ const char *tsr_gemm_block_core(void)
 
 /* ---- turning B around ---- */
 
-typedef float row16 __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t lanes16 __attribute__((vector_size(64)));
-
 /* Swaps, between rows `half` apart, the lanes where `half` is set in one and clear in the other:
  * after 8, 4, 2 and 1 the 16 x 16 elements are transposed. */
-TSR_INLINE void swap_lanes(row16 *row, int half)
+TSR_INLINE void swap_lanes(tsr_lanes *row, int half)
 {
-    lanes16 low, high;
+    tsr_lane_mask low, high;
     for (int l = 0; l < 16; l++) {
         low[l] = l & half ? 16 + l - half : l;
         high[l] = l & half ? 16 + l : l + half;
     }
     for (int i = 0; i < 16; i++)
         if (!(i & half)) {
-            row16 first = row[i], second = row[i + half];
-            row[i] = __builtin_shuffle(first, second, low);
-            row[i + half] = __builtin_shuffle(first, second, high);
+            tsr_lanes first = row[i], second = row[i + half];
+            row[i] = TSR_SHUFFLE2(first, second, low);
+            row[i + half] = TSR_SHUFFLE2(first, second, high);
         }
 }
 
 /* out[16, ldo] = in[rows, 16] transposed; zeros where there is no row. */
 TSR_INLINE void transpose_16(float *out, int64_t ldo, const float *in, int64_t ldi, int64_t rows)
 {
-    row16 row[16];
+    tsr_lanes row[16];
     for (int i = 0; i < 16; i++)
-        row[i] = i < rows ? *(const row16 *)(in + i * ldi) : (row16){0};
+        row[i] = i < rows ? *(const tsr_lanes *)(in + i * ldi) : (tsr_lanes){0};
     swap_lanes(row, 8);
     swap_lanes(row, 4);
     swap_lanes(row, 2);
     swap_lanes(row, 1);
     for (int i = 0; i < 16; i++)
-        *(row16 *)(out + i * ldo) = row[i];
+        *(tsr_lanes *)(out + i * ldo) = row[i];
 }
 
 /* out[columns, ldo] = in[rows, columns] transposed; ldo is a multiple of 16 and not below rows. */

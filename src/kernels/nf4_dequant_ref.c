@@ -11,9 +11,7 @@
 #define NESTED_BLOCK 256
 #define TASK_BLOCKS  512 /* 32768 elements */
 
-typedef float lookup __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t indices __attribute__((vector_size(64)));
-typedef int32_t signed_indices __attribute__((vector_size(64)));
 
 tsr_status tsr_nf4_dequant_check(const tsr_nf4_dequant_args *args)
 {
@@ -43,7 +41,7 @@ static float block_scale(const tsr_nf4_dequant_args *args, int64_t block)
  * its indices modulo 16. */
 TSR_INLINE void lookup_64(float *out, const uint8_t *codes, const float *product)
 {
-    const lookup table = *(const lookup *)product;
+    const tsr_lanes table = *(const tsr_lanes *)product;
     const indices shift = {4, 0, 12, 8, 20, 16, 28, 24, 4, 0, 12, 8, 20, 16, 28, 24};
     const indices first = {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
     for (int i = 0; i < BLOCK / 16; i++) {
@@ -51,7 +49,7 @@ TSR_INLINE void lookup_64(float *out, const uint8_t *codes, const float *product
         memcpy(&low, codes + 8 * i, sizeof low);
         memcpy(&high, codes + 8 * i + 4, sizeof high);
         const indices word = ((low + (indices){0}) & first) | ((high + (indices){0}) & ~first);
-        *(lookup *)(out + 16 * i) = __builtin_shuffle(table, (signed_indices)(word >> shift));
+        *(tsr_lanes *)(out + 16 * i) = TSR_SHUFFLE(table, (tsr_lane_mask)(word >> shift));
     }
 }
 

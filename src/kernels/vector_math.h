@@ -58,6 +58,24 @@ TSR_INLINE float tsr_lanes_sum(const float *lane)
 typedef float tsr_lanes __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t tsr_lane_mask __attribute__((vector_size(64)));
 
+/* Lane l: lane index[l] (modulo their number) of a, or of a and b one behind the other. GCC has one
+ * instruction for each; Clang, which has no shuffle by a variable, takes a loop. */
+#ifdef __clang__
+TSR_INLINE tsr_lanes tsr_shuffle2(tsr_lanes a, tsr_lanes b, tsr_lane_mask index)
+{
+    tsr_lanes out;
+    for (int l = 0; l < TSR_LANES; l++)
+        out[l] =
+            index[l] & TSR_LANES ? b[index[l] & (TSR_LANES - 1)] : a[index[l] & (TSR_LANES - 1)];
+    return out;
+}
+#define TSR_SHUFFLE2(a, b, index) tsr_shuffle2(a, b, index)
+#define TSR_SHUFFLE(a, index)     tsr_shuffle2(a, a, index)
+#else
+#define TSR_SHUFFLE2(a, b, index) __builtin_shuffle(a, b, index)
+#define TSR_SHUFFLE(a, index)     __builtin_shuffle(a, index)
+#endif
+
 /* The largest of `count` values. GCC makes scalars of a selection in lanes, so it is spelt out. */
 TSR_INLINE float tsr_row_max(const float *row, int64_t count)
 {
