@@ -10,6 +10,9 @@
 tsr_status tsr_json_parse(json_t **out, const char *text, size_t length, const char *place)
 {
     json_error_t error;
+    const char *zero = memchr(text, 0, length); /* jansson passes over one behind a number */
+    if (zero)
+        return tsr_fail(TSR_EDATA, "%s: byte %td is zero, which no JSON has", place, zero - text);
     json_t *root = json_loadb(text, length, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     if (!root) {
         enum json_error_code code = json_error_code(&error);

@@ -37,6 +37,9 @@ static void test_length_rules(void **state)
 {
     (void)state;
     json_t *root;
+    /* jansson alone passes over a zero behind a number */
+    assert_int_equal(tsr_json_parse(&root, "[1\0]", 4, "x"), TSR_EDATA);
+    assert_non_null(strstr(tsr_last_error(), "byte 2 is zero"));
     assert_int_equal(tsr_json_parse(&root, "[1, 2]garbage", 6, "x"), TSR_OK);
     assert_int_equal(json_array_size(root), 2);
     json_decref(root);
