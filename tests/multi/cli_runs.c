@@ -263,17 +263,22 @@ static void plan(void)
     }
 }
 
-/* The same on any number of ranks, through MPI. */
+/* The same on any number of ranks, through MPI, and however they are cut into shard groups: 2 replicas
+ * of 2 ranks, 3 of 2 and 2 of 3. */
 static void ranks(void)
 {
+    static const int runs[][2] = {{1, 1}, {2, 2}, {3, 3}, {4, 4}, {4, 2}, {6, 2}, {6, 3}};
     cli_case_begin(CLI_TINY_LLAMA);
-    for (int n = 1; n <= 4; n++) {
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        int n = runs[i][0], group = runs[i][1];
         char words[256];
         snprintf(words, sizeof words,
-                 "train job.yaml use_dora=true lora_dropout=0.1 output_dir=on%d", n);
+                 "train job.yaml use_dora=true lora_dropout=0.1 shard_group_size=%d "
+                 "output_dir=on%d_%d",
+                 group, n, group);
         run_ok(n, words);
-        snprintf(words, sizeof words, "on%d/adapter_model.safetensors", n);
-        same_files("on1/adapter_model.safetensors", words);
+        snprintf(words, sizeof words, "on%d_%d/adapter_model.safetensors", n, group);
+        same_files("on1_1/adapter_model.safetensors", words);
     }
     cli_case_end();
 }

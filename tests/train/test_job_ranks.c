@@ -49,6 +49,8 @@ static const variant few[] = {
     {2, "gradient_checkpointing: true\noffload: full\n"},
     {3, "gradient_checkpointing: selective\noffload: sharded\nresident_units: 1\n"},
     {4, "shard_group_size: 2\nslots: 3\nresident_units: 7\n"},
+    {6, "shard_group_size: 2\n"},
+    {6, "shard_group_size: 3\noffload: sharded\n"},
 };
 
 /* ThreadSanitizer is slow: there only some of the variants run. */
