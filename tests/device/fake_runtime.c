@@ -64,14 +64,14 @@ static cudaError_t gone(void *memory)
 cudaError_t tsr_cuda_probe(void)
 {
     FAULT(FAKE_ANY);
-    return cudaSuccess;
+    return fake.probe;
 }
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
     FAULT(FAKE_ANY);
-    *count = 1;
-    return cudaSuccess;
+    *count = fake.cards == cudaSuccess;
+    return fake.cards;
 }
 
 /* The first one makes a context, which takes memory. */
@@ -93,7 +93,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     FAULT(FAKE_ANY);
     memset(properties, 0, sizeof *properties);
     strcpy(properties->name, "a made-up GPU");
-    properties->major = 9;
+    properties->major = fake.major ? fake.major : 9;
     properties->totalGlobalMem = FAKE_TOTAL;
     return device == 0 ? cudaSuccess : cudaErrorInvalidDevice;
 }
@@ -115,7 +115,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 
 cudaError_t cudaDriverGetVersion(int *version)
 {
-    *version = CUDART_VERSION;
+    *version = fake.driver;
     return cudaSuccess;
 }
 

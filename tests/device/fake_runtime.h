@@ -20,6 +20,10 @@ struct fake_runtime {
     int failed;            /* of them */
     int live;              /* allocations, registrations, streams and events */
     bool entered;          /* the context is made */
+    int major;             /* compute capability; 0: 9 */
+    int driver;            /* CUDA that the driver knows, if `cards` is an error */
+    cudaError_t cards;     /* what counting them returns */
+    cudaError_t probe;     /* what loading a kernel returns */
 };
 
 extern struct fake_runtime fake;

@@ -1,7 +1,7 @@
 /*
  * Every call of CUDA fails once, on a made-up runtime: when memory runs out anywhere between opening
  * the device and the last event, a message says how much was asked for and is free and what to do;
- * whatever fails, nothing hangs, and nothing is left behind.
+ * whatever fails, nothing hangs, and nothing is left behind. And cards that cannot be used.
  */
 #include "base/clock.h"
 #include "device/device.h"
@@ -135,11 +135,41 @@ static void anything_fails(void **state)
     assert_true(noticed > 20);
 }
 
+/* Cards and drivers that cannot be used. */
+static void cards_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        struct fake_runtime fake;
+        const char *words[4];
+    } cases[] = {
+        {{.major = 7}, {"a made-up GPU", "compute capability 7.0", "expected 8.0"}},
+        {{.probe = cudaErrorNoKernelImageForDevice},
+         {"compute capability 9.0", "TSR_CUDA_ARCHS=90"}},
+        {{.cards = cudaErrorInsufficientDriver}, {"no NVIDIA driver", "libcuda.so.1"}},
+        {{.cards = cudaErrorInsufficientDriver, .driver = 11080}, {"knows CUDA 11.8", "update"}},
+        {{.cards = cudaErrorNoDevice, .driver = 13000}, {"no GPU", "CUDA_VISIBLE_DEVICES"}},
+        {{.cards = cudaErrorStubLibrary}, {"stub", "LD_LIBRARY_PATH"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tsr_device *device = NULL;
+        fake = cases[i].fake;
+        tsr_status status = tsr_device_create_cuda(&device, NULL);
+        assert_int_equal(tsr_status_exit_code(status), 71);
+        assert_int_equal(status, TSR_EDEVICE);
+        assert_null(device);
+        check_message(cases[i].words);
+        check_message((const char *[]){"backend: cpu", NULL});
+        assert_int_equal(fake.live, 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_runs_out),
         cmocka_unit_test(anything_fails),
+        cmocka_unit_test(cards_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
