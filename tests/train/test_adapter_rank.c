@@ -191,18 +191,14 @@ static void check_file(const expectation *e, const char *output)
 static void check_rank(uint64_t r, bool dora)
 {
     expectation e = {.r = r, .dora = dora, .train = true};
-    for (int ranks = 1; ranks <= 3; ranks++) {
-        run_job(&e, ranks, ranks == 1 ? "one" : "many");
-        if (ranks > 1)
-            check_same_file("one", "many");
-    }
+    run_job(&e, 1, "one");
+    run_job(&e, 3, "three"); /* which cuts rows of B in two */
+    check_same_file("one", "three");
     check_file(&e, "one");
     e.from = "one";
     e.train = false;
-    for (int ranks = 1; ranks <= 3; ranks += 2) {
-        run_job(&e, ranks, "again");
-        check_same_file("one", "again");
-    }
+    run_job(&e, 3, "again");
+    check_same_file("one", "again");
 }
 
 static void test_rank_3(void **state)
