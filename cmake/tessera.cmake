@@ -62,3 +62,16 @@ function(tsr_test name)
   endif()
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
 endfunction()
+
+# tsr_test_libraries(program name.so.1 ...): `program` as it is, and as program_missing with an argument
+# and a folder where the loader finds files of these names that are no libraries.
+function(tsr_test_libraries program)
+  set(folder ${CMAKE_CURRENT_BINARY_DIR}/${program}_missing)
+  foreach(name ${ARGN})
+    file(WRITE ${folder}/${name} "")
+  endforeach()
+  add_test(NAME ${program} COMMAND ${program})
+  add_test(NAME ${program}_missing COMMAND ${program} missing)
+  set_tests_properties(${program} ${program}_missing PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 60)
+  set_tests_properties(${program}_missing PROPERTIES ENVIRONMENT "LD_LIBRARY_PATH=${folder}:$ENV{LD_LIBRARY_PATH}")
+endfunction()

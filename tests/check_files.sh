@@ -11,7 +11,7 @@ wrong() {
             \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.sh' -o -name '*.py' -o -name '*.yaml' -o -path 'launch/*' \) \
             ! -name check_files.sh ! -name unicode_tables.h 2>/dev/null | LC_ALL=C sort)
         [ -z "$files" ] || {
-            printf '%s\n' "$files" | grep -E '\.[ch]$' | xargs -r wc -l |
+            printf '%s\n' "$files" | grep -E '\.(c|h|cu|cuh)$' | xargs -r wc -l |
                 awk '$2 != "total" && $1 > 700 { print $2 ": " $1 " lines, 700 at most" }'
             printf '%s\n' "$files" | xargs grep -nE '\b(TODO|FIXME|XXX)\b|not implemented|unimplemented' /dev/null || true
             printf '%s\n' "$files" | xargs grep -nE '(^|[^A-Za-z0-9_.$}/])/(home|root|work|Users)/' /dev/null || true
@@ -23,11 +23,13 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 mkdir -p "$scratch/src/base" "$scratch/launch"
 seq 701 >"$scratch/src/base/long.c"
+seq 701 >"$scratch/src/base/long.cu"
+seq 700 >"$scratch/src/base/fits.cuh"
 echo '/* TODO: more */' >"$scratch/src/base/a.c"
 echo 'cd /home/somebody/tree' >"$scratch/launch/x"
 echo 'cd "$root/src"' >"$scratch/launch/fine"
-if [ "$(wrong "$scratch" | wc -l)" -ne 3 ]; then
-    echo "self-test: expected three complaints, found:"
+if [ "$(wrong "$scratch" | wc -l)" -ne 4 ]; then
+    echo "self-test: expected four complaints, found:"
     wrong "$scratch"
     exit 1
 fi

@@ -92,23 +92,24 @@ static tsr_status take_gradient(collection *c, tsr_job *job, const tsr_layout_li
 {
     const tsr_trainable *trainable = &job->decision.store.trainable;
     int segment = part == TSR_PEFT_A ? linear->a : part == TSR_PEFT_B ? linear->b : linear->m;
-    uint64_t rows = part == TSR_PEFT_A ? linear->r : linear->out;
-    uint64_t columns = part == TSR_PEFT_A ? linear->in : part == TSR_PEFT_B ? linear->r : 0;
+    const tsr_layout_segment *s = &job->inputs.layout.unit[unit].trainable[segment];
     tsr_trainable_span span = tsr_trainable_at(trainable, unit, segment);
-    uint64_t count = rows * (columns ? columns : 1);
+    uint64_t count = s->element_count;
     char *name = NULL;
     void *data;
     if (span.first != 0 || span.real < count)
         return tsr_fail(TSR_EINTERNAL, "%s is not whole on this rank", linear->path);
     TSR_TRY(tsr_peft_tensor_name(&name, linear->path, part));
-    TSR_TRY(add(&data, c, name, TSR_F32, rows, columns));
+    TSR_TRY(add(&data, c, name, TSR_F32, s->stored_rows,
+                part == TSR_PEFT_MAGNITUDE ? 0 : s->stored_columns));
     int64_t *fixed = malloc(count * sizeof *fixed);
     if (!fixed)
         return tsr_fail(TSR_ENOMEM, "out of memory for the gradients of %s", linear->path);
     tsr_status status = tsr_device_read(job->device, fixed, trainable->accumulator + span.begin,
                                         count * sizeof *fixed);
-    for (uint64_t i = 0; status == TSR_OK && i < count; i++)
-        ((float *)data)[i] = (float)((double)fixed[i] * 0x1p-44); /* TSR_FIXED_SHIFT */
+    for (tsr_stored_run run = {0}; status == TSR_OK && tsr_stored_next(&run, s, 0, count);)
+        for (uint64_t i = 0; i < run.count; i++) /* 2^-TSR_FIXED_SHIFT */
+            ((float *)data)[run.stored + i] = (float)((double)fixed[run.memory + i] * 0x1p-44);
     free(fixed);
     return status;
 }

@@ -103,6 +103,12 @@ void tsr_comm_destroy(tsr_comm *comm)
 }
 
 #ifndef TSR_CUDA
+static tsr_status no_nccl(void)
+{
+    return tsr_fail(TSR_EUNSUPPORTED, "communicators of CUDA devices are not in this build; build "
+                                      "where nvcc and NCCL are installed");
+}
+
 tsr_status tsr_comm_create_nccl(tsr_comm **out, tsr_comm *host, tsr_stream *host_stream,
                                 tsr_device *device)
 {
@@ -110,8 +116,13 @@ tsr_status tsr_comm_create_nccl(tsr_comm **out, tsr_comm *host, tsr_stream *host
     (void)host;
     (void)host_stream;
     (void)device;
-    return tsr_fail(TSR_EUNSUPPORTED, "communicators of CUDA devices are not in this build; build "
-                                      "where nvcc and NCCL are installed");
+    return no_nccl();
+}
+
+tsr_status tsr_comm_nccl_version(tsr_library_version *out)
+{
+    (void)out;
+    return no_nccl();
 }
 #endif
 

@@ -19,6 +19,7 @@
 #ifndef TSR_COMM_COMM_H
 #define TSR_COMM_COMM_H
 
+#include "base/library.h"
 #include "device/device.h"
 
 typedef struct tsr_comm tsr_comm;
@@ -51,10 +52,15 @@ tsr_status tsr_comm_create_mpi(tsr_comm **out, double timeout_seconds);
 /* The same ranks as `host` (a root or a split), for device memory of a CUDA device: collectives run
  * on its streams, through NCCL. What blocks (agree, check_same, split, share: TSR_EINVAL here) is
  * called on the host communicator; publish and abort are the same on both, and so is death. `host`
- * must outlive it. Blocking, collective on `host`; a failure is all ranks'. TSR_EUNSUPPORTED in a
- * build without CUDA; TSR_ECONFIG: two ranks are on one GPU. */
+ * must outlive it. Blocking, collective on `host`; a failure is all ranks'. NCCL is loaded for the
+ * first one of several ranks. TSR_EUNSUPPORTED in a build without CUDA; TSR_EDEVICE: NCCL cannot be
+ * loaded; TSR_ECONFIG: two ranks are on one GPU. */
 tsr_status tsr_comm_create_nccl(tsr_comm **out, tsr_comm *host, tsr_stream *host_stream,
                                 tsr_device *device);
+
+/* The version of NCCL on this machine. TSR_EUNSUPPORTED in a build without CUDA; TSR_EDEVICE: it
+ * cannot be loaded. */
+tsr_status tsr_comm_nccl_version(tsr_library_version *out);
 
 /* NULL is fine. Not collective on an aborted communicator; never waits longer than the deadline. Of
  * nccl: when its streams are idle, before its host communicator and before exposed memory is freed.

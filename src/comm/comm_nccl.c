@@ -1,5 +1,5 @@
 /*
- * comm_nccl.c: collectives of device memory, through NCCL. The only user of nccl.h.
+ * comm_nccl.c: collectives of device memory, through NCCL.
  *
  * A communicator mirrors the ranks of a host communicator and has a slot on its board, so that
  * whoever is missing is named, and a death of either is one of both. Collectives are enqueued and
@@ -10,9 +10,9 @@
  * NCCL_NVLS_ENABLE is set to 0 where the environment does not name it; whoever sets it decides.
  */
 #include "base/clock.h"
+#include "comm/nccl_library.h"
 #include "comm/nccl_parts.h"
 
-#include <nccl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 _Static_assert(sizeof(ncclUniqueId) == sizeof(((tsr_nccl_card *)0)->id), "NCCL's id fits a card");
-_Static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1), "nonblocking communicators work");
+_Static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1), "as nccl_library.c wants");
 
 static double timeout_of(const tsr_nccl *n)
 {
@@ -33,8 +33,8 @@ static tsr_status check(ncclResult_t result, const char *what)
 {
     if (result == ncclSuccess || result == ncclInProgress)
         return TSR_OK;
-    const char *more = ncclGetLastError(NULL);
-    return tsr_fail(TSR_ECOMM, "NCCL: %s: %s%s%s", what, ncclGetErrorString(result),
+    const char *more = tsr_nccl_lib.GetLastError(NULL);
+    return tsr_fail(TSR_ECOMM, "NCCL: %s: %s%s%s", what, tsr_nccl_lib.GetErrorString(result),
                     more && *more ? ": " : "", more ? more : "");
 }
 
@@ -44,7 +44,7 @@ static tsr_status complete(tsr_nccl *n, ncclResult_t result, const char *what)
 {
     double end = tsr_now() + timeout_of(n);
     for (int polls = 0; result == ncclInProgress; polls++) {
-        if (ncclCommGetAsyncError(n->nccl, &result) != ncclSuccess)
+        if (tsr_nccl_lib.CommGetAsyncError(n->nccl, &result) != ncclSuccess)
             result = ncclInternalError;
         if (result != ncclInProgress)
             break;
@@ -63,7 +63,7 @@ tsr_status tsr_nccl_check(tsr_nccl *n)
     ncclResult_t result = ncclSuccess;
     if (!n->nccl)
         return TSR_OK;
-    if (ncclCommGetAsyncError(n->nccl, &result) != ncclSuccess)
+    if (tsr_nccl_lib.CommGetAsyncError(n->nccl, &result) != ncclSuccess)
         result = ncclInternalError;
     if (result == ncclSuccess || result == ncclInProgress)
         return TSR_OK;
@@ -77,7 +77,7 @@ void tsr_nccl_abort(tsr_nccl *n)
     ncclComm_t nccl = n->nccl;
     n->nccl = NULL;
     if (nccl)
-        ncclCommAbort(nccl);
+        tsr_nccl_lib.CommAbort(nccl);
 }
 
 /* ---- collectives ---- */
@@ -103,14 +103,14 @@ static tsr_status begin(tsr_nccl *n, const tsr_comm_call *call)
                         tsr_comm_kind_name(call->kind));
     TSR_TRY(tsr_cuda_status(cudaSetDevice(n->index), "cudaSetDevice"));
     TSR_TRY(tsr_watch_begin(n, tsr_stream_cuda(call->stream)));
-    tsr_status status = check(ncclGroupStart(), "group");
+    tsr_status status = check(tsr_nccl_lib.GroupStart(), "group");
     return status < 0 ? tsr_watch_end(n, NULL, call->kind, status) : TSR_OK;
 }
 
 static tsr_status end(tsr_nccl *n, const tsr_comm_call *call, ncclResult_t result)
 {
     const char *what = tsr_comm_kind_name(call->kind);
-    ncclResult_t ended = ncclGroupEnd();
+    ncclResult_t ended = tsr_nccl_lib.GroupEnd();
     tsr_status status = tsr_watch_blame(n, check(result, what));
     if (status == TSR_OK)
         status = complete(n, ended, what);
@@ -138,8 +138,8 @@ static tsr_status nccl_all_gather(tsr_comm *comm, const tsr_comm_call *call,
     ncclResult_t result = ncclSuccess;
     for (int i = 0; i < count && is_fine(result); i++)
         if (ranges[i].bytes)
-            result = ncclAllGather(ranges[i].send, ranges[i].receive, ranges[i].bytes, ncclInt8,
-                                   n->nccl, tsr_stream_cuda(call->stream));
+            result = tsr_nccl_lib.AllGather(ranges[i].send, ranges[i].receive, ranges[i].bytes,
+                                            ncclInt8, n->nccl, tsr_stream_cuda(call->stream));
     return end(n, call, result);
 }
 
@@ -153,8 +153,8 @@ static tsr_status nccl_reduce_scatter(tsr_comm *comm, const tsr_comm_call *call,
         return TSR_OK;
     TSR_TRY(begin(n, call));
     return end(n, call,
-               ncclReduceScatter(send, receive, count, ncclInt64, ncclSum, n->nccl,
-                                 tsr_stream_cuda(call->stream)));
+               tsr_nccl_lib.ReduceScatter(send, receive, count, ncclInt64, ncclSum, n->nccl,
+                                          tsr_stream_cuda(call->stream)));
 }
 
 static tsr_status nccl_all_reduce(tsr_comm *comm, const tsr_comm_call *call, int64_t *data,
@@ -165,9 +165,9 @@ static tsr_status nccl_all_reduce(tsr_comm *comm, const tsr_comm_call *call, int
     if (is_alone(comm) || count == 0)
         return TSR_OK;
     TSR_TRY(begin(n, call));
-    return end(
-        n, call,
-        ncclAllReduce(data, data, count, ncclInt64, how, n->nccl, tsr_stream_cuda(call->stream)));
+    return end(n, call,
+               tsr_nccl_lib.AllReduce(data, data, count, ncclInt64, how, n->nccl,
+                                      tsr_stream_cuda(call->stream)));
 }
 
 static tsr_status nccl_broadcast(tsr_comm *comm, const tsr_comm_call *call, void *data,
@@ -177,9 +177,9 @@ static tsr_status nccl_broadcast(tsr_comm *comm, const tsr_comm_call *call, void
     if (is_alone(comm) || bytes == 0)
         return TSR_OK;
     TSR_TRY(begin(n, call));
-    return end(
-        n, call,
-        ncclBroadcast(data, data, bytes, ncclInt8, root, n->nccl, tsr_stream_cuda(call->stream)));
+    return end(n, call,
+               tsr_nccl_lib.Broadcast(data, data, bytes, ncclInt8, root, n->nccl,
+                                      tsr_stream_cuda(call->stream)));
 }
 
 static tsr_status nccl_barrier(tsr_comm *comm, const tsr_comm_call *call)
@@ -216,9 +216,9 @@ static void free_nccl(tsr_nccl *n)
 static tsr_status finish(tsr_nccl *n)
 {
     TSR_TRY(tsr_watch_drain(n));
-    tsr_status status = complete(n, ncclCommFinalize(n->nccl), "end");
+    tsr_status status = complete(n, tsr_nccl_lib.CommFinalize(n->nccl), "end");
     if (status == TSR_OK) {
-        ncclCommDestroy(n->nccl);
+        tsr_nccl_lib.CommDestroy(n->nccl);
         n->nccl = NULL;
     }
     tsr_watch_unlock(n);
@@ -270,6 +270,9 @@ static tsr_status prepare(tsr_nccl *n, tsr_nccl_card *mine)
     const tsr_comm *host = n->host;
     struct cudaDeviceProp properties;
     uint64_t words = 2 * (uint64_t)host->size + 2;
+    bool with_nccl = host->size > 1 && !n->without_nccl;
+    if (with_nccl)
+        TSR_TRY(tsr_nccl_load(NULL));
     TSR_TRY(tsr_cuda_status(cudaSetDevice(n->index), "cudaSetDevice"));
     TSR_TRY(
         tsr_cuda_status(cudaGetDeviceProperties(&properties, n->index), "cudaGetDeviceProperties"));
@@ -280,9 +283,9 @@ static tsr_status prepare(tsr_nccl *n, tsr_nccl_card *mine)
     memcpy(mine->gpu, &properties.uuid, sizeof mine->gpu);
     mine->pid = getpid();
     mine->index = n->index;
-    if (host->rank == 0 && host->size > 1 && !n->without_nccl) {
+    if (host->rank == 0 && with_nccl) {
         ncclUniqueId id;
-        TSR_TRY(check(ncclGetUniqueId(&id), "making an id"));
+        TSR_TRY(check(tsr_nccl_lib.GetUniqueId(&id), "making an id"));
         memcpy(mine->id, &id, sizeof id);
     }
     return tsr_nccl_set_lanes(n->comm, 2);
@@ -312,7 +315,8 @@ static tsr_status connect(tsr_nccl *n)
     TSR_TRY(tsr_watch_find_peers(n));
     memcpy(&id, n->cards[0].id, sizeof id);
     tsr_status status = complete(
-        n, ncclCommInitRankConfig(&n->nccl, n->comm->size, id, n->comm->rank, &config), "creation");
+        n, tsr_nccl_lib.CommInitRankConfig(&n->nccl, n->comm->size, id, n->comm->rank, &config),
+        "creation");
     if (status == TSR_OK)
         status = tsr_watch_join(n);
     if (status < 0)
@@ -414,4 +418,9 @@ tsr_status tsr_comm_create_nccl(tsr_comm **out, tsr_comm *host, tsr_stream *host
                                 tsr_device *device)
 {
     return tsr_comm_create_nccl_with(out, host, host_stream, device, &(tsr_nccl_options){0});
+}
+
+tsr_status tsr_comm_nccl_version(tsr_library_version *out)
+{
+    return tsr_nccl_load(out);
 }

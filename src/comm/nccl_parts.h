@@ -1,9 +1,10 @@
 /*
  * comm/nccl_parts.h: the parts of the NCCL communicator.
  *
- * comm_nccl.c        creation, collectives, end; the only user of nccl.h
+ * comm_nccl.c        creation, collectives, end; the only caller of NCCL
  * comm_nccl_watch.c  the watchdog: what was enqueued, whether it proceeds, what ends it
  * comm_nccl_pull.c   memory of the other ranks of the node, and copies from it
+ * nccl_library.c     NCCL itself, loaded when it is needed
  *
  * NCCL is called by the thread that enqueues and by the watchdog, one at a time: by who holds the
  * watch's lock. Communicators are made nonblocking, so that no call of NCCL waits for another rank

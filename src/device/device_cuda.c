@@ -17,10 +17,20 @@
 
 tsr_status tsr_cuda_status(cudaError_t error, const char *what)
 {
+    char memory[96] = "";
+    size_t left, all;
     if (error == cudaSuccess)
         return TSR_OK;
-    return tsr_fail(error == cudaErrorMemoryAllocation ? TSR_ENOMEM : TSR_EDEVICE,
-                    "CUDA: %s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
+    if (error != cudaErrorMemoryAllocation)
+        return tsr_fail(TSR_EDEVICE, "CUDA: %s: %s (%s)", what, cudaGetErrorString(error),
+                        cudaGetErrorName(error));
+    if (cudaMemGetInfo(&left, &all) == cudaSuccess)
+        snprintf(memory, sizeof memory, "%zu of the GPU's %zu bytes are free; ", left, all);
+    cudaGetLastError();
+    return tsr_fail(TSR_ENOMEM,
+                    "CUDA: %s: %s (%s): %send what else runs on the GPU (nvidia-smi), or use a "
+                    "smaller memory_budget",
+                    what, cudaGetErrorString(error), cudaGetErrorName(error), memory);
 }
 
 /* Why there is no card. CUDA numbers version 13.1 as 13010. */
@@ -251,7 +261,7 @@ static tsr_status open_card(cuda_device *device, int index)
                         "%s has compute capability %d.%d, expected %d.0 or newer (Ampere): use a "
                         "newer card, " CPU_INSTEAD,
                         device->name, card.major, card.minor, LEAST_MAJOR);
-    TSR_TRY(tsr_cuda_status(cudaSetDevice(index), device->name));
+    TSR_TRY(tsr_cuda_status(cudaSetDevice(index), "making a context"));
     device->properties = (tsr_cuda_properties){
         .index = index,
         .sm_count = card.multiProcessorCount,

@@ -121,6 +121,12 @@ tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, 
     return tsr_fail(TSR_EINTERNAL, "attention_backward: no cuDNN in this build");
 }
 
+tsr_status tsr_kernels_cudnn_version(tsr_library_version *out)
+{
+    (void)out;
+    return tsr_fail(TSR_EUNSUPPORTED, "this build has no cuDNN: attention runs in the own kernel");
+}
+
 #endif
 
 /* ---- the table's ---- */

@@ -21,11 +21,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define OLDEST_VERSION 91400 /* older ones were not tried; some give wrong results */
-#define ROUND          128   /* tokens: cuDNN's tiles */
-#define SLACK_BYTES    (1u << 20)
-#define MAX_LAUNCHES   32 /* of a backward; beyond, most of them would be empty */
-#define MAX_PLANS      16
+#define ROUND        128 /* tokens: cuDNN's tiles */
+#define SLACK_BYTES  (1u << 20)
+#define MAX_LAUNCHES 32 /* of a backward; beyond, most of them would be empty */
+#define MAX_PLANS    16
 
 struct tsr_sdpa_plans {
     tsr_attention_bounds bounds;
@@ -155,14 +154,14 @@ static tsr_sdpa_graph *new_graph(const tsr_sdpa *sdpa, const tsr_sdpa_plans *pla
         return g;
     }
     char reason[512] = "";
-    cudnnGetLastErrorString(reason, sizeof reason);
+    tsr_cudnn_lib.GetLastErrorString(reason, sizeof reason);
     tsr_log(
         TSR_LOG_INFO,
         "cuDNN %zu does not take the attention's %s (%lld documents of %lld tokens, %lld / %lld "
         "heads of %lld): %s: %s %s; the own kernel runs it",
-        cudnnGetVersion(), backward ? "backward" : "forward", (long long)g->documents,
+        tsr_cudnn_lib.GetVersion(), backward ? "backward" : "forward", (long long)g->documents,
         (long long)g->longest, (long long)g->heads, (long long)g->kv_heads, (long long)g->dim,
-        g->failed, cudnnGetErrorString(g->status), reason);
+        g->failed, tsr_cudnn_lib.GetErrorString(g->status), reason);
     free_graph(g);
     return NULL;
 }
@@ -241,49 +240,57 @@ const tsr_sdpa_plans *tsr_sdpa_find(const tsr_sdpa *sdpa, const tsr_attention_ar
 static tsr_status cudnn_failed(cudnnStatus_t status, const char *what)
 {
     char reason[512] = "";
-    cudnnGetLastErrorString(reason, sizeof reason);
-    return tsr_fail(TSR_EDEVICE, "cuDNN %zu: %s: %s %s", cudnnGetVersion(), what,
-                    cudnnGetErrorString(status), reason);
+    tsr_cudnn_lib.GetLastErrorString(reason, sizeof reason);
+    return tsr_fail(TSR_EDEVICE, "cuDNN %zu: %s: %s %s", tsr_cudnn_lib.GetVersion(), what,
+                    tsr_cudnn_lib.GetErrorString(status), reason);
+}
+
+/* What no cuDNN means: less speed. */
+static tsr_status do_without(const char *why)
+{
+    tsr_log(TSR_LOG_INFO, "attention: the own kernel (%s)", why);
+    return TSR_OK;
 }
 
 tsr_status tsr_sdpa_open(tsr_sdpa **out, tsr_device *device)
 {
     *out = NULL;
-    size_t version = cudnnGetVersion();
-    const tsr_cuda_properties *card = tsr_device_cuda_properties(device);
-    if (version < OLDEST_VERSION || card->major != 9) {
-        tsr_log(TSR_LOG_INFO,
-                "attention: the own kernel (cuDNN %zu on sm_%d%d; %d on sm_90 or newer "
-                "is used)",
-                version, card->major, card->minor, OLDEST_VERSION);
-        return TSR_OK;
-    }
+    if (tsr_device_cuda_properties(device)->major != 9)
+        return do_without("cuDNN is used on sm_90");
+    if (tsr_cudnn_load(NULL) < 0)
+        return do_without(tsr_last_error());
     tsr_sdpa *sdpa = calloc(1, sizeof *sdpa);
     if (!sdpa)
         return tsr_fail(TSR_ENOMEM, "out of memory for cuDNN's plans");
-    cudnnStatus_t status = cudnnCreate(&sdpa->handle);
-    if (status != CUDNN_STATUS_SUCCESS) {
-        free(sdpa);
-        return cudnn_failed(status, "cudnnCreate");
+    cudnnStatus_t status = tsr_cudnn_lib.Create(&sdpa->handle);
+    if (status == CUDNN_STATUS_SUCCESS) {
+        *out = sdpa;
+        return TSR_OK;
     }
-    *out = sdpa;
-    return TSR_OK;
+    free(sdpa);
+    cudnn_failed(status, "cudnnCreate");
+    /* It is made of several files. */
+    if (status == CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED ||
+        status == CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH)
+        return do_without(tsr_last_error());
+    return TSR_EDEVICE;
 }
 
 tsr_status tsr_sdpa_open_described(tsr_sdpa **out, const char *json)
 {
     *out = NULL;
+    TSR_TRY(tsr_cudnn_load(NULL));
     tsr_sdpa *sdpa = calloc(1, sizeof *sdpa);
     if (!sdpa)
         return tsr_fail(TSR_ENOMEM, "out of memory for cuDNN's plans");
-    cudnnStatus_t status =
-        cudnnBackendCreateDescriptor(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &sdpa->described);
+    cudnnStatus_t status = tsr_cudnn_lib.BackendCreateDescriptor(
+        CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &sdpa->described);
     if (status == CUDNN_STATUS_SUCCESS)
-        status =
-            cudnnBackendSetAttribute(sdpa->described, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION,
-                                     CUDNN_TYPE_CHAR, (int64_t)strlen(json), json);
+        status = tsr_cudnn_lib.BackendSetAttribute(sdpa->described,
+                                                   CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION,
+                                                   CUDNN_TYPE_CHAR, (int64_t)strlen(json), json);
     if (status == CUDNN_STATUS_SUCCESS)
-        status = cudnnBackendFinalize(sdpa->described);
+        status = tsr_cudnn_lib.BackendFinalize(sdpa->described);
     if (status != CUDNN_STATUS_SUCCESS) {
         tsr_sdpa_close(sdpa);
         return cudnn_failed(status, "the device's description");
@@ -299,9 +306,9 @@ void tsr_sdpa_close(tsr_sdpa *sdpa)
     for (int i = 0; i < sdpa->plan_count; i++)
         free_plans(&sdpa->plans[i]);
     if (sdpa->described)
-        cudnnBackendDestroyDescriptor(sdpa->described);
+        tsr_cudnn_lib.BackendDestroyDescriptor(sdpa->described);
     if (sdpa->handle)
-        cudnnDestroy(sdpa->handle);
+        tsr_cudnn_lib.Destroy(sdpa->handle);
     free(sdpa);
 }
 
@@ -364,29 +371,30 @@ static tsr_status execute(const tsr_sdpa *sdpa, const tsr_sdpa_graph *g, const p
         if ((uintptr_t)p->pointer[i] % 16 && p->uid[i] < TSR_UID_SCALE)
             return tsr_fail(TSR_EINVAL, "attention: tensor %d is at %p, not on 16 bytes",
                             (int)p->uid[i], p->pointer[i]);
-    cudnnStatus_t status = cudnnBackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &d);
+    cudnnStatus_t status =
+        tsr_cudnn_lib.BackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &d);
     if (status == CUDNN_STATUS_SUCCESS)
-        status = cudnnBackendSetAttribute(d, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64,
-                                          p->count, p->uid);
+        status = tsr_cudnn_lib.BackendSetAttribute(d, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS,
+                                                   CUDNN_TYPE_INT64, p->count, p->uid);
     if (status == CUDNN_STATUS_SUCCESS)
-        status = cudnnBackendSetAttribute(d, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS,
-                                          CUDNN_TYPE_VOID_PTR, p->count, p->pointer);
+        status = tsr_cudnn_lib.BackendSetAttribute(d, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS,
+                                                   CUDNN_TYPE_VOID_PTR, p->count, p->pointer);
     if (status == CUDNN_STATUS_SUCCESS)
-        status = cudnnBackendSetAttribute(d, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR,
-                                          1, &workspace);
+        status = tsr_cudnn_lib.BackendSetAttribute(d, CUDNN_ATTR_VARIANT_PACK_WORKSPACE,
+                                                   CUDNN_TYPE_VOID_PTR, 1, &workspace);
     if (status == CUDNN_STATUS_SUCCESS)
-        status = cudnnBackendFinalize(d);
+        status = tsr_cudnn_lib.BackendFinalize(d);
     if (status == CUDNN_STATUS_SUCCESS)
-        status = cudnnBackendExecute(sdpa->handle, g->plan, d);
+        status = tsr_cudnn_lib.BackendExecute(sdpa->handle, g->plan, d);
     tsr_status result = status == CUDNN_STATUS_SUCCESS ? TSR_OK : cudnn_failed(status, "attention");
     if (d)
-        cudnnBackendDestroyDescriptor(d);
+        tsr_cudnn_lib.BackendDestroyDescriptor(d);
     return result;
 }
 
 static tsr_status use_stream(const tsr_sdpa *sdpa, const tsr_stream *stream)
 {
-    cudnnStatus_t status = cudnnSetStream(sdpa->handle, tsr_stream_cuda(stream));
+    cudnnStatus_t status = tsr_cudnn_lib.SetStream(sdpa->handle, tsr_stream_cuda(stream));
     return status == CUDNN_STATUS_SUCCESS ? TSR_OK : cudnn_failed(status, "cudnnSetStream");
 }
 
@@ -487,4 +495,9 @@ tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, 
         for (int32_t group = 0; group < cut->groups; group++)
             TSR_TRY(backward_launch(sdpa, plans, &w, a, piece, group));
     return TSR_OK;
+}
+
+tsr_status tsr_kernels_cudnn_version(tsr_library_version *out)
+{
+    return tsr_cudnn_load(out);
 }

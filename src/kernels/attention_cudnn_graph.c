@@ -34,7 +34,7 @@ static descriptor make(graph *g, cudnnBackendDescriptorType_t type)
         note(g, CUDNN_STATUS_INTERNAL_ERROR, "too many descriptors");
         return NULL;
     }
-    note(g, cudnnBackendCreateDescriptor(type, &made), "a descriptor");
+    note(g, tsr_cudnn_lib.BackendCreateDescriptor(type, &made), "a descriptor");
     if (made)
         g->made[g->made_count++] = made;
     return made;
@@ -44,7 +44,7 @@ static void set(graph *g, descriptor d, cudnnBackendAttributeName_t name,
                 cudnnBackendAttributeType_t type, int64_t count, const void *values)
 {
     if (g->status == CUDNN_STATUS_SUCCESS)
-        note(g, cudnnBackendSetAttribute(d, name, type, count, values), "an attribute");
+        note(g, tsr_cudnn_lib.BackendSetAttribute(d, name, type, count, values), "an attribute");
 }
 
 static void set_descriptor(graph *g, descriptor d, cudnnBackendAttributeName_t name,
@@ -56,7 +56,7 @@ static void set_descriptor(graph *g, descriptor d, cudnnBackendAttributeName_t n
 static void finalize(graph *g, descriptor d, const char *what)
 {
     if (g->status == CUDNN_STATUS_SUCCESS)
-        note(g, cudnnBackendFinalize(d), what);
+        note(g, tsr_cudnn_lib.BackendFinalize(d), what);
 }
 
 typedef struct {
@@ -387,8 +387,9 @@ static int engines(graph *g, cudnnHandle_t handle, descriptor described, descrip
     int64_t count = 0;
     if (g->status == CUDNN_STATUS_SUCCESS)
         note(g,
-             cudnnBackendGetAttribute(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS,
-                                      CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_ENGINES, &count, out),
+             tsr_cudnn_lib.BackendGetAttribute(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                               CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_ENGINES, &count,
+                                               out),
              "the heuristic's results");
     return count < MAX_ENGINES ? (int)count : MAX_ENGINES;
 }
@@ -406,9 +407,10 @@ void tsr_sdpa_graph_plan(graph *g, cudnnHandle_t handle, descriptor described, u
             set(g, plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
         set_descriptor(g, plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, engine[i]);
         if (g->status != CUDNN_STATUS_SUCCESS ||
-            cudnnBackendFinalize(plan) != CUDNN_STATUS_SUCCESS ||
-            cudnnBackendGetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
-                                     CUDNN_TYPE_INT64, 1, NULL, &bytes) != CUDNN_STATUS_SUCCESS)
+            tsr_cudnn_lib.BackendFinalize(plan) != CUDNN_STATUS_SUCCESS ||
+            tsr_cudnn_lib.BackendGetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+                                              CUDNN_TYPE_INT64, 1, NULL,
+                                              &bytes) != CUDNN_STATUS_SUCCESS)
             continue;
         g->workspace_bytes = bytes;
         if ((uint64_t)bytes <= most)
@@ -422,5 +424,5 @@ void tsr_sdpa_graph_plan(graph *g, cudnnHandle_t handle, descriptor described, u
 void tsr_sdpa_graph_clear(graph *g)
 {
     while (g->made_count > 0)
-        cudnnBackendDestroyDescriptor(g->made[--g->made_count]);
+        tsr_cudnn_lib.BackendDestroyDescriptor(g->made[--g->made_count]);
 }

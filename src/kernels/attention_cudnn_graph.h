@@ -5,7 +5,8 @@
 #ifndef TSR_KERNELS_ATTENTION_CUDNN_GRAPH_H
 #define TSR_KERNELS_ATTENTION_CUDNN_GRAPH_H
 
-#include <cudnn.h>
+#include "kernels/cudnn_library.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 

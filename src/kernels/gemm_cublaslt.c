@@ -33,7 +33,8 @@ static tsr_status lt_status(cublasStatus_t status, const char *what)
     if (status == CUBLAS_STATUS_SUCCESS)
         return TSR_OK;
     return tsr_fail(status == CUBLAS_STATUS_ALLOC_FAILED ? TSR_ENOMEM : TSR_EDEVICE, "%s: %s: %s",
-                    what, cublasLtGetStatusName(status), cublasLtGetStatusString(status));
+                    what, tsr_cublaslt_lib.GetStatusName(status),
+                    tsr_cublaslt_lib.GetStatusString(status));
 }
 
 static tsr_status describe(tsr_blas *blas)
@@ -42,11 +43,14 @@ static tsr_status describe(tsr_blas *blas)
         cublasLtMatmulDesc_t d = &blas->description[i];
         int32_t op_a = i & TSR_MATMUL_TRANS_B ? CUBLAS_OP_T : CUBLAS_OP_N;
         int32_t op_b = i & TSR_MATMUL_TRANS_A ? CUBLAS_OP_T : CUBLAS_OP_N;
-        cublasStatus_t status = cublasLtMatmulDescInit(d, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+        cublasStatus_t status =
+            tsr_cublaslt_lib.MatmulDescInit_internal(d, sizeof *d, CUBLAS_COMPUTE_32F, CUDA_R_32F);
         if (status == CUBLAS_STATUS_SUCCESS)
-            status = cublasLtMatmulDescSetAttribute(d, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, 4);
+            status =
+                tsr_cublaslt_lib.MatmulDescSetAttribute(d, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, 4);
         if (status == CUBLAS_STATUS_SUCCESS)
-            status = cublasLtMatmulDescSetAttribute(d, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, 4);
+            status =
+                tsr_cublaslt_lib.MatmulDescSetAttribute(d, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, 4);
         TSR_TRY(lt_status(status, "cublasLtMatmulDescInit"));
     }
     return TSR_OK;
@@ -65,15 +69,16 @@ static tsr_status open_blas(tsr_blas *blas, tsr_device *device)
 {
     const tsr_cuda_properties *p = tsr_device_cuda_properties(device);
     struct cudaDeviceProp properties;
+    TSR_TRY(tsr_cublaslt_load(NULL));
     TSR_TRY(tsr_cuda_status(cudaSetDevice(p->index), "cudaSetDevice"));
     TSR_TRY(
         tsr_cuda_status(cudaGetDeviceProperties(&properties, p->index), "cudaGetDeviceProperties"));
-    TSR_TRY(lt_status(cublasLtCreate(&blas->handle), "cublasLtCreate"));
+    TSR_TRY(lt_status(tsr_cublaslt_lib.Create(&blas->handle), "cublasLtCreate"));
     TSR_TRY(tsr_cuda_status(cudaMalloc(&blas->workspace, WORKSPACE_BYTES),
                             "the matmuls' workspace of 32 MiB"));
     snprintf(blas->made_for, sizeof blas->made_for,
              "tessera matmuls 1, %s, sm_%d%d, %d, cuBLASLt %zu", properties.name, p->major,
-             p->minor, p->sm_count, cublasLtGetVersion());
+             p->minor, p->sm_count, tsr_cublaslt_lib.GetVersion());
     blas->l2_bytes = p->l2_bytes;
     set_speed(blas, p);
     return describe(blas);
@@ -98,7 +103,7 @@ void tsr_blas_close(tsr_blas *blas)
     if (!blas)
         return;
     if (blas->handle)
-        cublasLtDestroy(blas->handle);
+        tsr_cublaslt_lib.Destroy(blas->handle);
     cudaFree(blas->workspace);
     free(blas);
 }
@@ -177,7 +182,8 @@ static tsr_status lay_out_one(cublasLtMatrixLayout_t out, tsr_dtype dtype, int32
     cudaDataType type = dtype == TSR_F32    ? CUDA_R_32F
                         : dtype == TSR_BF16 ? CUDA_R_16BF
                                             : CUDA_R_16F;
-    return lt_status(cublasLtMatrixLayoutInit(out, type, (uint64_t)columns, (uint64_t)rows, ld),
+    return lt_status(tsr_cublaslt_lib.MatrixLayoutInit_internal(
+                         out, sizeof *out, type, (uint64_t)columns, (uint64_t)rows, ld),
                      "cublasLtMatrixLayoutInit");
 }
 
@@ -244,10 +250,11 @@ static tsr_status prefer(cublasLtMatmulPreference_t out, const tsr_matmul_key *k
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &c, sizeof c},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &c, sizeof c},
     };
-    TSR_TRY(lt_status(cublasLtMatmulPreferenceInit(out), "cublasLtMatmulPreferenceInit"));
+    TSR_TRY(lt_status(tsr_cublaslt_lib.MatmulPreferenceInit_internal(out, sizeof *out),
+                      "cublasLtMatmulPreferenceInit"));
     for (size_t i = 0; i < sizeof wish / sizeof *wish; i++)
-        TSR_TRY(lt_status(cublasLtMatmulPreferenceSetAttribute(out, wish[i].attribute,
-                                                               wish[i].value, wish[i].bytes),
+        TSR_TRY(lt_status(tsr_cublaslt_lib.MatmulPreferenceSetAttribute(
+                              out, wish[i].attribute, wish[i].value, wish[i].bytes),
                           "cublasLtMatmulPreferenceSetAttribute"));
     return TSR_OK;
 }
@@ -257,7 +264,7 @@ static uint32_t config_of(const cublasLtMatmulAlgo_t *algo,
 {
     uint32_t value = 0; /* what a library does not know stays 0 */
     size_t written;
-    cublasLtMatmulAlgoConfigGetAttribute(algo, what, &value, bytes, &written);
+    tsr_cublaslt_lib.MatmulAlgoConfigGetAttribute(algo, what, &value, bytes, &written);
     return value;
 }
 
@@ -265,8 +272,8 @@ static uint64_t flags_of(const cublasLtMatmulAlgo_t *algo)
 {
     uint64_t value = 0;
     size_t written;
-    cublasLtMatmulAlgoCapGetAttribute(algo, CUBLASLT_ALGO_CAP_NUMERICAL_IMPL_FLAGS, &value,
-                                      sizeof value, &written);
+    tsr_cublaslt_lib.MatmulAlgoCapGetAttribute(algo, CUBLASLT_ALGO_CAP_NUMERICAL_IMPL_FLAGS, &value,
+                                               sizeof value, &written);
     return value;
 }
 
@@ -294,7 +301,7 @@ tsr_status tsr_matmul_ask(cublasLtMatmulAlgo_t *out, int *count, tsr_blas *blas,
     *count = 0;
     TSR_TRY(lay_out(&l, key));
     TSR_TRY(prefer(&preference, key));
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+    cublasStatus_t status = tsr_cublaslt_lib.MatmulAlgoGetHeuristic(
         blas->handle, &blas->description[key->flags & (TSR_MATMUL_TRANS_A | TSR_MATMUL_TRANS_B)],
         &l.b, &l.a, &l.c, &l.c, &preference, most, result, &found);
     for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < found; i++)
@@ -308,7 +315,8 @@ tsr_status tsr_matmul_ask(cublasLtMatmulAlgo_t *out, int *count, tsr_blas *blas,
         "gemm: cuBLASLt has no algorithm for [%d, %d] by %d, leading dimensions %d, %d, "
         "%d, of %s into %s, flags %x, that sums in fp32 (%d found: %s)",
         key->m, key->n, key->k, key->lda, key->ldb, key->ldc, tsr_dtype_name(tsr_matmul_dtype(key)),
-        tsr_dtype_name(tsr_matmul_c_dtype(key)), key->flags, found, cublasLtGetStatusName(status));
+        tsr_dtype_name(tsr_matmul_c_dtype(key)), key->flags, found,
+        tsr_cublaslt_lib.GetStatusName(status));
 }
 
 bool tsr_matmul_runs(tsr_blas *blas, const tsr_matmul_choice *choice)
@@ -317,7 +325,7 @@ bool tsr_matmul_runs(tsr_blas *blas, const tsr_matmul_choice *choice)
     cublasLtMatmulHeuristicResult_t result;
     const tsr_matmul_key *key = &choice->key;
     return lay_out(&l, key) == TSR_OK &&
-           cublasLtMatmulAlgoCheck(
+           tsr_cublaslt_lib.MatmulAlgoCheck(
                blas->handle,
                &blas->description[key->flags & (TSR_MATMUL_TRANS_A | TSR_MATMUL_TRANS_B)], &l.b,
                &l.a, &l.c, &l.c, &choice->algo, &result) == CUBLAS_STATUS_SUCCESS &&
@@ -332,7 +340,7 @@ cublasStatus_t tsr_matmul_run(tsr_blas *blas, const tsr_matmul_key *key, const t
     matmul_layouts l;
     if (lay_out(&l, key) < 0)
         return CUBLAS_STATUS_INTERNAL_ERROR;
-    return cublasLtMatmul(
+    return tsr_cublaslt_lib.Matmul(
         blas->handle, &blas->description[key->flags & (TSR_MATMUL_TRANS_A | TSR_MATMUL_TRANS_B)],
         &args->alpha, args->b, &l.b, args->a, &l.a, &args->beta, args->c, &l.c, args->c, &l.c, algo,
         blas->workspace, WORKSPACE_BYTES, stream);
@@ -430,4 +438,9 @@ void tsr_blas_describe(char *text, uint64_t bytes, tsr_blas *blas, const tsr_gem
         print_algorithm(text, bytes, &algo);
     else
         snprintf(text, bytes, "no algorithm");
+}
+
+tsr_status tsr_kernels_cublaslt_version(tsr_library_version *out)
+{
+    return tsr_cublaslt_load(out);
 }

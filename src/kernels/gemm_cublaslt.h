@@ -4,13 +4,13 @@
  *     gemm_cublaslt.c   the op, its table of algorithms, and what is asked of cuBLASLt
  *     gemm_tune.c       which shapes of a run are worth timing, and the timing
  *     gemm_choices.c    the tuned algorithms as text
+ *     cublaslt_library  cuBLASLt itself, loaded when it is needed
  */
 #ifndef TSR_KERNELS_GEMM_CUBLASLT_H
 #define TSR_KERNELS_GEMM_CUBLASLT_H
 
+#include "kernels/cublaslt_library.h"
 #include "kernels/kernels_cuda.h"
-
-#include <cublasLt.h>
 
 #define TSR_BLAS_CANDIDATES 8    /* that the heuristic is asked for */
 #define TSR_BLAS_TABLE      4096 /* choices; a power of two */

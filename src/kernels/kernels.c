@@ -8,6 +8,23 @@ const tsr_kernels *tsr_kernels_cuda(void)
 {
     return NULL;
 }
+
+static tsr_status no_cuda(void)
+{
+    return tsr_fail(TSR_EUNSUPPORTED, "this build has no CUDA kernels");
+}
+
+tsr_status tsr_kernels_cublaslt_version(tsr_library_version *out)
+{
+    (void)out;
+    return no_cuda();
+}
+
+tsr_status tsr_kernels_cudnn_version(tsr_library_version *out)
+{
+    (void)out;
+    return no_cuda();
+}
 #endif
 
 tsr_status tsr_kernels_open(const tsr_kernels **out, tsr_device *device)
@@ -21,6 +38,6 @@ tsr_status tsr_kernels_open(const tsr_kernels **out, tsr_device *device)
     *out = tsr_kernels_cuda();
     return TSR_OK;
 #else
-    return tsr_fail(TSR_EUNSUPPORTED, "this build has no CUDA kernels");
+    return no_cuda();
 #endif
 }

@@ -8,6 +8,7 @@
 #ifndef TSR_KERNELS_KERNELS_H
 #define TSR_KERNELS_KERNELS_H
 
+#include "base/library.h"
 #include "base/text.h"
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
@@ -100,11 +101,17 @@ const tsr_kernels *tsr_kernels_cpu(void);
 /* Known without a GPU, so that a plan can be made; NULL in a build without CUDA. */
 const tsr_kernels *tsr_kernels_cuda(void);
 
-/* Makes the libraries of a device's kernels ready (cuBLASLt, cuDNN; nothing on the CPU), once, before
- * the first op: handles and workspaces of at most TSR_KERNELS_LIBRARY_BYTES of device memory. They
- * go with the device. */
+/* Loads the libraries of a device's kernels and makes them ready (cuBLASLt, and cuDNN where it is;
+ * nothing on the CPU), once, before the first op: handles and workspaces of at most
+ * TSR_KERNELS_LIBRARY_BYTES of device memory. They go with the device. TSR_EDEVICE: cuBLASLt cannot
+ * be loaded. */
 #define TSR_KERNELS_LIBRARY_BYTES (64u << 20)
 tsr_status tsr_kernels_open(const tsr_kernels **out, tsr_device *device);
+
+/* The versions of the GPUs' libraries on this machine. TSR_EUNSUPPORTED: not in this build;
+ * TSR_EDEVICE: it cannot be loaded, with what to do. Without cuDNN the own attention runs. */
+tsr_status tsr_kernels_cublaslt_version(tsr_library_version *out);
+tsr_status tsr_kernels_cudnn_version(tsr_library_version *out);
 
 /* The instruction set and the matmul's core that this process uses, "x86-64-v4, OpenBLAS Zen" for
  * the log: bits are promised per kernel set. Borrowed. */

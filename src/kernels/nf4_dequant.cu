@@ -25,13 +25,13 @@
 #define WARP_BLOCKS  (WARP_WORDS * WORD / BLOCK)
 #define TAIL_THREADS 256
 
-static __device__ __forceinline__ float block_scale(const tsr_nf4_dequant_args &a, int64_t block)
+static __device__ __forceinline__ float block_scale(const tsr_nf4_dequant_args *a, int64_t block)
 {
-    if (!a.nested)
-        return ((const float *)a.absmax)[block];
-    float nested = a.nested_absmax[block / NESTED_BLOCK];
-    float residual = __fmul_rn(a.nested_map[((const uint8_t *)a.absmax)[block]], nested);
-    return __fadd_rn(residual, a.offset);
+    if (!a->nested)
+        return ((const float *)a->absmax)[block];
+    float nested = a->nested_absmax[block / NESTED_BLOCK];
+    float residual = __fmul_rn(a->nested_map[((const uint8_t *)a->absmax)[block]], nested);
+    return __fadd_rn(residual, a->offset);
 }
 
 /* Bytes are in memory order from the lowest, and a byte's first element is its high nibble. */
@@ -62,7 +62,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
     float level = a.level[lane % 16];
     bool decodes = lane < WARP_BLOCKS && block * (BLOCK / WORD) < words;
-    float scales = decodes ? block_scale(a, block) : 0;
+    float scales = decodes ? block_scale(&a, block) : 0;
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
         int64_t word = first + turn * TSR_WARP + lane;
@@ -88,7 +88,7 @@ static __global__ void __launch_bounds__(TAIL_THREADS)
     if (e >= a.count)
         return;
     uint8_t byte = a.codes[e / 2];
-    float value = __fmul_rn(a.level[e % 2 ? byte & 15 : byte >> 4], block_scale(a, e / BLOCK));
+    float value = __fmul_rn(a.level[e % 2 ? byte & 15 : byte >> 4], block_scale(&a, e / BLOCK));
     if (a.row_factor)
         value = __fmul_rn(value, a.row_factor[e / a.columns]);
     tsr_store(a.out, e, value, a.dtype);

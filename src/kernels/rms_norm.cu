@@ -38,12 +38,12 @@ static __device__ __forceinline__ float row_sum(float value)
     return tsr_warp_sum(lane < warps ? shared[lane] : 0);
 }
 
-static __device__ __forceinline__ float square_sum8(const float *x)
+static __device__ __forceinline__ float dot8(const float *a, const float *b)
 {
     float sum = 0;
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        sum += x[j] * x[j];
+        sum += a[j] * b[j];
     return sum;
 }
 
@@ -105,7 +105,7 @@ static __device__ __forceinline__ void forward_held(const tsr_rms_norm_args *a, 
             tsr_raw_widen(z, z_raw[k], dtype);
             add_residual(x[k], a, z, column, 8, true);
         }
-        squares += square_sum8(x[k]);
+        squares += dot8(x[k], x[k]);
         if (a->x_out && (a->z || a->x_out != a->x))
             tsr_raw_store(a->x_out, row + column, 8, x[k], dtype, true);
     }
@@ -139,7 +139,7 @@ static __device__ __forceinline__ void norm_held(const tsr_rms_norm_args *a, tsr
         if (column >= a->d)
             break;
         tsr_raw_widen(x, raw[k], dtype);
-        squares += square_sum8(x);
+        squares += dot8(x, x);
     }
     float rstd = rstd_of(a, row_sum(squares));
 #pragma unroll
@@ -171,7 +171,7 @@ static __device__ __forceinline__ void forward_walked(const tsr_rms_norm_args *a
     int64_t step = blockDim.x * TSR_VECTOR;
     for (int64_t i = threadIdx.x * TSR_VECTOR; i < a->d && a->h; i += step) {
         sum_each(x, a, i, (int)min((int64_t)8, a->d - i), dtype);
-        squares += square_sum8(x);
+        squares += dot8(x, x);
     }
     if (a->h)
         rstd = rstd_of(a, row_sum(squares));
@@ -191,15 +191,6 @@ static __device__ __forceinline__ void project(float *dy, const float *x, float 
 #pragma unroll
     for (int j = 0; j < 8; j++)
         dy[j] = rstd * (dy[j] - x[j] * shift);
-}
-
-static __device__ __forceinline__ float dot8(const float *a, const float *b)
-{
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        sum += a[j] * b[j];
-    return sum;
 }
 
 static __device__ __forceinline__ void weigh(float *dy, const tsr_rms_norm_backward_args *a,

@@ -94,17 +94,17 @@ static int add_frozen(tsr_layout_unit *unit, tsr_layout_segment segment)
     return unit->frozen_count++;
 }
 
-static int add_trainable(tsr_layout_unit *unit, const char *name, int linear, tsr_dtype dtype,
-                         uint64_t count)
+/* [rows, columns] in memory; `segment` has what it is and the shape that files have. */
+static int add_trainable(tsr_layout *layout, tsr_layout_unit *unit, uint64_t rows, uint64_t columns,
+                         tsr_layout_segment segment)
 {
-    unit->trainable[unit->trainable_count] =
-        (tsr_layout_segment){.name = name,
-                             .kind = TSR_SEGMENT_PLAIN,
-                             .linear = linear,
-                             .dtype = dtype,
-                             .element_count = count,
-                             .granule_count = tsr_ceil_div(count, 64),
-                             .granule_bytes = 64 * tsr_dtype_bytes(dtype)};
+    segment.kind = TSR_SEGMENT_PLAIN;
+    segment.columns = columns;
+    segment.element_count = rows * columns;
+    segment.granule_count = tsr_ceil_div(segment.element_count, 64);
+    segment.granule_bytes = 64 * tsr_dtype_bytes(segment.dtype);
+    unit->trainable[unit->trainable_count] = segment;
+    layout->trainable_count += segment.stored_rows * segment.stored_columns;
     return unit->trainable_count++;
 }
 
@@ -282,14 +282,18 @@ static void add_adapter(const builder *b, const tsr_adapter *adapter)
     int kind = (int)(adapter->module % (uint64_t)kind_in_layer);
     tsr_layout_unit *unit = &layout->unit[layer];
     tsr_layout_linear *linear = &unit->linear[kind];
-    tsr_dtype dtype = b->options.compute;
-    linear->r = adapter->r;
+    tsr_layout_segment segment = {
+        .name = linear->path, .linear = kind, .dtype = b->options.compute};
+    linear->r = tsr_ceil_div(adapter->r, TSR_RANK_STEP) * TSR_RANK_STEP;
     linear->alpha = adapter->alpha;
     linear->scale = adapter->scale;
     linear->dora = adapter->dora;
-    linear->a = add_trainable(unit, linear->path, kind, dtype, linear->r * linear->in);
-    linear->b = add_trainable(unit, linear->path, kind, dtype, linear->out * linear->r);
-    layout->trainable_count += linear->r * (linear->in + linear->out);
+    segment.stored_rows = adapter->r;
+    segment.stored_columns = linear->in;
+    linear->a = add_trainable(layout, unit, linear->r, linear->in, segment);
+    segment.stored_rows = linear->out;
+    segment.stored_columns = adapter->r;
+    linear->b = add_trainable(layout, unit, linear->out, linear->r, segment);
     unit->dora |= linear->dora;
     if (layer < layout->first_trained)
         layout->first_trained = layer;
@@ -305,8 +309,12 @@ static void add_magnitude(tsr_layout *layout, const tsr_adapter *adapter)
     tsr_layout_linear *linear = &unit->linear[kind];
     if (!linear->dora)
         return;
-    linear->m = add_trainable(unit, linear->path, kind, TSR_F32, linear->out);
-    layout->trainable_count += linear->out;
+    linear->m = add_trainable(layout, unit, linear->out, 1,
+                              (tsr_layout_segment){.name = linear->path,
+                                                   .linear = kind,
+                                                   .dtype = TSR_F32,
+                                                   .stored_rows = linear->out,
+                                                   .stored_columns = 1});
 }
 
 static tsr_status allocate_units(tsr_layout *layout)
@@ -371,4 +379,23 @@ void tsr_layout_free(tsr_layout *layout)
     }
     free(layout->unit);
     *layout = (tsr_layout){0};
+}
+
+bool tsr_stored_next(tsr_stored_run *run, const tsr_layout_segment *segment, uint64_t first,
+                     uint64_t end)
+{
+    uint64_t columns = segment->columns, stored = segment->stored_columns;
+    uint64_t at = run->count ? run->memory + run->count : first;
+    uint64_t row = at / columns, column = at % columns;
+    if (column >= stored) {
+        row++;
+        column = 0;
+    }
+    at = row * columns + column;
+    if (row >= segment->stored_rows || at >= end)
+        return false;
+    /* Whole rows follow each other where no column is padding. */
+    uint64_t left = columns == stored ? segment->stored_rows * columns - at : stored - column;
+    *run = (tsr_stored_run){at, row * stored + column, left < end - at ? left : end - at};
+    return true;
 }

@@ -9,6 +9,12 @@
  * A unit's frozen part and its trainable part (A and B of its adapters, then magnitudes) are lists of
  * segments, in the order of this file. An NF4 weight has two segments, codes and absmax, cut in
  * granules of 1024 elements; everything else has one, cut in granules of 64.
+ *
+ * An adapter's rank is rounded up to TSR_RANK_STEP in memory: matmuls and vector loads want rows on 16
+ * bytes. What A has of rows and B of columns beyond the rank is zero and stays zero: the gradient of
+ * the one is a product with the other's zeros, and AdamW leaves a zero with zero gradients alone. So
+ * no kernel knows of it; files, the drawing of A, the scale and counts of parameters have the true
+ * rank (tsr_stored_next).
  */
 #ifndef TSR_MODEL_LAYOUT_H
 #define TSR_MODEL_LAYOUT_H
@@ -22,6 +28,7 @@
 
 #define TSR_HEAD_CHUNK_ROWS 16384
 #define TSR_NO_SEGMENT      (-1)
+#define TSR_RANK_STEP       8
 
 typedef enum { TSR_SEGMENT_PLAIN, TSR_SEGMENT_CODES, TSR_SEGMENT_ABSMAX } tsr_segment_kind;
 
@@ -31,9 +38,11 @@ typedef struct {
     tsr_segment_kind kind;
     int linear;             /* tsr_linear_kind, or -1 */
     tsr_dtype dtype;        /* of what is stored: U8 for codes */
-    uint64_t element_count; /* of the whole tensor */
+    uint64_t element_count; /* of the whole tensor, in memory */
     uint64_t first_element; /* in the tensor of the file: a chunk of the head begins inside it */
     uint64_t granule_count, granule_bytes;
+    /* Of a trainable one: columns in memory, and the shape that files have, which is its top left. */
+    uint64_t columns, stored_rows, stored_columns;
 } tsr_layout_segment;
 
 /* One linear of one layer. */
@@ -44,7 +53,7 @@ typedef struct {
     bool quantized;    /* NF4 in memory */
     bool nested;
     int codes, absmax, plain, bias; /* frozen segments of its unit */
-    /* The adapter; r is 0 where there is none. */
+    /* The adapter; r, in memory, is 0 where there is none. */
     uint64_t r;
     double alpha, scale;
     bool dora;
@@ -88,6 +97,17 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
                            const tsr_checkpoint *checkpoint, const tsr_adapter_set *set,
                            const tsr_layout_options *options);
 void tsr_layout_free(tsr_layout *layout);
+
+/* Consecutive elements of a trainable tensor: from `memory` on as it is kept, from `stored` on as a
+ * file has it. */
+typedef struct {
+    uint64_t memory, stored, count;
+} tsr_stored_run;
+
+/* The next run within elements [first, end) as kept, after *run, which begins as zero; false: there
+ * is none. What no run has is padding. */
+bool tsr_stored_next(tsr_stored_run *run, const tsr_layout_segment *segment, uint64_t first,
+                     uint64_t end);
 
 /* The units that the plan and the store work on, [layout->unit_count], laid out for a shard group
  * of `ranks`. home: [unit_count]. Borrows names from the layout. The caller frees *out with

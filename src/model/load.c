@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define CHUNK_BYTES ((uint64_t)8 << 20)   /* a third of a millisecond over PCIe */
 #define PIECE_BYTES ((uint64_t)512 << 10) /* that one thread reads at a time */
@@ -143,18 +144,27 @@ static tsr_status load_tensor(const tsr_layout_unit *unit, int segment, const ts
     uint64_t first, count;
     int rank = tsr_comm_rank(loader->comm), ranks = tsr_comm_size(loader->comm);
     uint64_t part = tsr_ceil_div(s->granule_count, (uint64_t)ranks) * 64;
-    float *values = calloc(part + 1, sizeof *values);
-    if (!values)
-        return tsr_fail(TSR_ENOMEM, "out of memory while loading the adapter of %s", s->name);
-    tsr_status status = TSR_OK;
+    uint64_t from = 0, number = 0;
     tsr_plain_range(&first, &count, s, rank, ranks);
-    if (stored)
-        status = tsr_safetensors_read_f32(values, stored, first, count);
+    for (tsr_stored_run run = {0}; tsr_stored_next(&run, s, first, first + count);) {
+        from = number ? from : run.stored;
+        number += run.count;
+    }
+    float *values = calloc(part + 1, sizeof *values), *read = calloc(number + 1, sizeof *read);
+    tsr_status status = TSR_OK;
+    if (!values || !read)
+        status = tsr_fail(TSR_ENOMEM, "out of memory while loading the adapter of %s", s->name);
+    else if (stored)
+        status = tsr_safetensors_read_f32(read, stored, from, number);
     else if (in)
-        tsr_adapter_init_a(values, first, count, in, seed, module_key);
+        tsr_adapter_init_a(read, from, number, in, seed, module_key);
+    for (tsr_stored_run run = {0};
+         status == TSR_OK && tsr_stored_next(&run, s, first, first + count);)
+        memcpy(values + run.memory - first, read + run.stored - from, run.count * sizeof *read);
     if (status == TSR_OK)
         status = loader->trainable(loader->user, index, segment, values);
     free(values);
+    free(read);
     return status;
 }
 

@@ -187,19 +187,14 @@ static tsr_status collect(tsr_job *job, collected *c, int unit, int segment, tsr
     char *name = NULL;
     TSR_TRY(tsr_peft_tensor_name(&name, linear->path, part));
     float *data = job->buffers.adapter + c->used;
-    memcpy(data, job->buffers.unit, layout->element_count * sizeof *data);
-    c->used += layout->element_count;
-    tsr_peft_tensor tensor = {.name = name, .ndim = 2, .data = data};
-    if (part == TSR_PEFT_A) {
-        tensor.shape[0] = linear->r;
-        tensor.shape[1] = linear->in;
-    } else {
-        tensor.shape[0] = linear->out;
-        tensor.shape[1] = linear->r;
-    }
-    if (part == TSR_PEFT_MAGNITUDE)
-        tensor.ndim = 1;
-    c->tensor[c->count++] = tensor;
+    for (tsr_stored_run run = {0}; tsr_stored_next(&run, layout, 0, layout->element_count);)
+        memcpy(data + run.stored, job->buffers.unit + run.memory, run.count * sizeof *data);
+    c->used += layout->stored_rows * layout->stored_columns;
+    c->tensor[c->count++] =
+        (tsr_peft_tensor){.name = name,
+                          .ndim = part == TSR_PEFT_MAGNITUDE ? 1 : 2,
+                          .shape = {layout->stored_rows, layout->stored_columns},
+                          .data = data};
     return TSR_OK;
 }
 

@@ -1,10 +1,11 @@
 /*
  * fake_nccl.c: the part of fake_cuda.c that is NCCL's. Communicators of one process: a collective is
- * a call on the ranks' streams, which meet, read each other's memory, and meet again.
+ * a call on the ranks' streams, which meet, read each other's memory, and meet again. The linker puts
+ * its tsr_nccl_load in the place of the one that loads the library (CMakeLists.txt).
  */
+#include "comm/nccl_library.h"
 #include "device/device.h"
 
-#include <nccl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -285,4 +286,26 @@ ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDa
         wrong("a broadcast of no bytes");
     return enqueue((struct collective){comm, BROADCAST, send, receive, count, ncclSum, root},
                    stream);
+}
+
+/* ---- in the place of the library ---- */
+
+ncclResult_t ncclGetVersion(int *version)
+{
+    *version = NCCL_VERSION_CODE;
+    return ncclSuccess;
+}
+
+tsr_status __wrap_tsr_nccl_load(tsr_library_version *found);
+
+tsr_status __wrap_tsr_nccl_load(tsr_library_version *found)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
+#define PUT(name) tsr_nccl_lib.name = nccl##name;
+    TSR_NCCL_FUNCTIONS(PUT)
+    pthread_mutex_unlock(&lock);
+    if (found)
+        *found = (tsr_library_version){NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH};
+    return TSR_OK;
 }

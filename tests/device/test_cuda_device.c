@@ -2,7 +2,8 @@
  * The CUDA device: finding it, its memory and its clock. Without a GPU (or in a build without CUDA) only
  * the errors are tested, and the program ends with 77: skipped.
  */
-#include "cuda_rig.h"
+#define RIG_CREATE tsr_device_create_cuda
+#include "rig.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -2,92 +2,12 @@
  * Streams and events of the CUDA device: order, poison, deadlines. Without a GPU it ends with 77:
  * skipped.
  */
-#include "cuda_rig.h"
+#define RIG_CREATE tsr_device_create_cuda
+#include "stream_rig.h"
 
 #include <pthread.h>
 
-struct log {
-    int count;
-    int value[4096];
-};
-
-struct append {
-    struct log *log;
-    int value;
-};
-
-static tsr_status append(void *args, tsr_pool *pool)
-{
-    struct append *a = args;
-    a->log->value[a->log->count++] = pool ? a->value : -1;
-    return TSR_OK;
-}
-
-static void put(tsr_stream *stream, struct log *log, int value)
-{
-    struct append a = {log, value};
-    OK(tsr_stream_call(stream, append, &a, sizeof a));
-}
-
-static void check_log(const struct log *log, int count)
-{
-    assert_int_equal(log->count, count);
-    for (int i = 0; i < count; i++)
-        assert_int_equal(log->value[i], i);
-}
-
 /* ---- order ---- */
-
-/* More calls than are kept at a time: the enqueuing thread waits, and the order stays. */
-static void test_calls(void **state)
-{
-    (void)state;
-    static struct log log;
-    char args[TSR_CALL_BYTES + 1] = {0};
-    tsr_device *device = make_device(20, 0);
-    tsr_stream *stream;
-    log.count = 0;
-    OK(tsr_stream_create(&stream, device, "a name longer than fifteen"));
-    assert_ptr_equal(tsr_stream_device(stream), device);
-    for (int i = 0; i < 4000; i++)
-        put(stream, &log, i);
-    OK(tsr_stream_synchronize(stream));
-    check_log(&log, 4000);
-    assert_int_equal(tsr_stream_call(stream, append, args, sizeof args), TSR_EINVAL);
-    tsr_stream_destroy(stream);
-    tsr_device_destroy(device);
-}
-
-/* Two streams that hand a log to and fro; random delays must not change its order. */
-static void test_cross_stream_events(void **state)
-{
-    (void)state;
-    for (uint64_t seed = 0; seed < 4; seed++) {
-        static struct log log;
-        tsr_device *device = make_device(20, seed);
-        tsr_stream *stream[2];
-        tsr_event *event[2];
-        log.count = 0;
-        for (int i = 0; i < 2; i++) {
-            OK(tsr_stream_create(&stream[i], device, i ? "comm" : "compute"));
-            OK(tsr_event_create(&event[i], device));
-        }
-        for (int i = 0; i < 100; i++) {
-            int me = i % 2, other = 1 - me;
-            if (i > 0)
-                OK(tsr_stream_wait(stream[me], event[other], tsr_event_recorded(event[other])));
-            put(stream[me], &log, i);
-            OK(tsr_event_record(event[me], stream[me]));
-        }
-        OK(tsr_event_wait_host(event[1], 50));
-        check_log(&log, 100);
-        for (int i = 0; i < 2; i++) {
-            tsr_stream_destroy(stream[i]);
-            tsr_event_destroy(event[i]);
-        }
-        tsr_device_destroy(device);
-    }
-}
 
 /* Copies and fills alone, no calls: what a stream reads was written by the other before. A wait that
  * did not wait would read an older value, since the writer has more to do. */
@@ -169,13 +89,6 @@ static void test_generations(void **state)
 }
 
 /* ---- failures ---- */
-
-static tsr_status fail_row(void *args, tsr_pool *pool)
-{
-    (void)args;
-    (void)pool;
-    return tsr_fail(TSR_EDATA, "row 7 is bad");
-}
 
 /* The first failure skips all later calls on all streams, and is what every later call returns. */
 static void test_poison(void **state)
@@ -342,7 +255,7 @@ int main(void)
         return 77;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_calls),        cmocka_unit_test(test_cross_stream_events),
+        cmocka_unit_test(test_order),        cmocka_unit_test(test_cross_stream_events),
         cmocka_unit_test(test_memory_order), cmocka_unit_test(test_generations),
         cmocka_unit_test(test_poison),       cmocka_unit_test(test_poison_wakes),
         cmocka_unit_test(test_deadlines),    cmocka_unit_test(test_destroy_is_bounded),

@@ -1,122 +1,6 @@
-#include "base/clock.h"
-#include "device/device.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdatomic.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-
-#include <cmocka.h>
-
-#define OK(call) assert_int_equal((call), TSR_OK)
-
-static tsr_device *make_device(double timeout_seconds, uint64_t seed)
-{
-    tsr_device *device = NULL;
-    OK(tsr_device_create_cpu(&device, &(tsr_device_options){.thread_count = 2,
-                                                            .timeout_seconds = timeout_seconds,
-                                                            .delay_seed = seed,
-                                                            .delay_max_us = 300}));
-    return device;
-}
-
-struct log {
-    int count;
-    int value[4096];
-};
-
-struct append {
-    struct log *log;
-    int value;
-};
-
-static tsr_status append(void *args, tsr_pool *pool)
-{
-    struct append *a = args;
-    assert_non_null(pool);
-    a->log->value[a->log->count++] = a->value;
-    return TSR_OK;
-}
-
-static void put(tsr_stream *stream, struct log *log, int value)
-{
-    struct append a = {log, value};
-    OK(tsr_stream_call(stream, append, &a, sizeof a));
-}
-
-/* More items than the FIFO holds: the enqueuing thread waits, and the order stays. */
-static void test_fifo_order(void **state)
-{
-    (void)state;
-    static struct log log;
-    tsr_device *device = make_device(20, 0);
-    tsr_stream *stream;
-    log.count = 0;
-    OK(tsr_stream_create(&stream, device, "compute"));
-    for (int i = 0; i < 4000; i++)
-        put(stream, &log, i);
-    OK(tsr_stream_synchronize(stream));
-    assert_int_equal(log.count, 4000);
-    for (int i = 0; i < 4000; i++)
-        assert_int_equal(log.value[i], i);
-    tsr_stream_destroy(stream);
-    tsr_device_destroy(device);
-}
-
-/* Two streams that hand a log to and fro; random delays must not change its order. */
-static void test_cross_stream_events(void **state)
-{
-    (void)state;
-    for (uint64_t seed = 0; seed < 4; seed++) {
-        static struct log log;
-        tsr_device *device = make_device(20, seed);
-        tsr_stream *stream[2];
-        tsr_event *event[2];
-        log.count = 0;
-        for (int i = 0; i < 2; i++) {
-            OK(tsr_stream_create(&stream[i], device, i ? "comm" : "compute"));
-            OK(tsr_event_create(&event[i], device));
-        }
-        for (int i = 0; i < 100; i++) {
-            int me = i % 2, other = 1 - me;
-            if (i > 0)
-                OK(tsr_stream_wait(stream[me], event[other], tsr_event_recorded(event[other])));
-            put(stream[me], &log, i);
-            OK(tsr_event_record(event[me], stream[me]));
-        }
-        OK(tsr_event_wait_host(event[1], 50));
-        assert_int_equal(log.count, 100);
-        for (int i = 0; i < 100; i++)
-            assert_int_equal(log.value[i], i);
-        assert_true(tsr_event_time(event[1]) >= tsr_event_time(event[0]));
-        for (int i = 0; i < 2; i++) {
-            tsr_stream_destroy(stream[i]);
-            tsr_event_destroy(event[i]);
-        }
-        tsr_device_destroy(device);
-    }
-}
-
-struct gate {
-    _Atomic bool open;
-};
-
-static tsr_status wait_gate(void *args, tsr_pool *pool)
-{
-    (void)pool;
-    struct gate *gate = *(struct gate **)args;
-    while (!atomic_load(&gate->open))
-        usleep(200);
-    return TSR_OK;
-}
-
-static void close_stream(tsr_stream *stream, struct gate *gate)
-{
-    OK(tsr_stream_call(stream, wait_gate, &gate, sizeof gate));
-}
+/* Streams and events of the CPU device: order, poison, deadlines. */
+#define RIG_CREATE tsr_device_create_cpu
+#include "stream_rig.h"
 
 /* A wait binds to its generation: a later record, not yet complete, does not hold it up; and an
  * event recorded by two streams completes each generation by itself. */
@@ -157,13 +41,6 @@ static void test_generations(void **state)
     tsr_stream_destroy(fast);
     tsr_event_destroy(event);
     tsr_device_destroy(device);
-}
-
-static tsr_status fail_row(void *args, tsr_pool *pool)
-{
-    (void)args;
-    (void)pool;
-    return tsr_fail(TSR_EDATA, "row 7 is bad");
 }
 
 /* The first failure skips all other work on all streams, completes all events, and is what every
@@ -334,7 +211,7 @@ static void test_destroy_drains(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fifo_order),  cmocka_unit_test(test_cross_stream_events),
+        cmocka_unit_test(test_order),       cmocka_unit_test(test_cross_stream_events),
         cmocka_unit_test(test_generations), cmocka_unit_test(test_poison),
         cmocka_unit_test(test_deadlines),   cmocka_unit_test(test_poison_wakes),
         cmocka_unit_test(test_copies),      cmocka_unit_test(test_destroy_drains),

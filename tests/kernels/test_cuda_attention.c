@@ -61,48 +61,78 @@ static void set_padding(const problem *p, float *rows, int64_t width, float valu
         rows[i] = value;
 }
 
+/* What a call reads and writes, on the host or on the device. */
+typedef struct {
+    const void *q, *k, *v, *d_o, *cu_seqlens;
+    void *o, *dq, *dk, *dv, *workspace;
+    float *lse;
+    uint64_t workspace_bytes;
+    tsr_dtype dtype;
+} operands;
+
+static tsr_attention_args forward_of(const attention_case *c, const operands *x)
+{
+    return (tsr_attention_args){.q = x->q,
+                                .k = x->k,
+                                .v = x->v,
+                                .o = x->o,
+                                .lse = x->lse,
+                                .cu_seqlens = x->cu_seqlens,
+                                .workspace = x->workspace,
+                                .workspace_bytes = x->workspace_bytes,
+                                .tokens = c->tokens,
+                                .documents = c->documents,
+                                .q_heads = c->q_heads,
+                                .kv_heads = c->kv_heads,
+                                .head_dim = c->dim,
+                                .window = c->window,
+                                .dtype = x->dtype};
+}
+
+static tsr_attention_backward_args backward_of(const attention_case *c, const operands *x)
+{
+    return (tsr_attention_backward_args){.q = x->q,
+                                         .k = x->k,
+                                         .v = x->v,
+                                         .o = x->o,
+                                         .d_o = x->d_o,
+                                         .lse = x->lse,
+                                         .dq = x->dq,
+                                         .dk = x->dk,
+                                         .dv = x->dv,
+                                         .cu_seqlens = x->cu_seqlens,
+                                         .workspace = x->workspace,
+                                         .workspace_bytes = x->workspace_bytes,
+                                         .tokens = c->tokens,
+                                         .documents = c->documents,
+                                         .q_heads = c->q_heads,
+                                         .kv_heads = c->kv_heads,
+                                         .head_dim = c->dim,
+                                         .window = c->window,
+                                         .dtype = x->dtype};
+}
+
 static void want(problem *p)
 {
-    const attention_case *c = p->c;
     uint64_t bytes = (uint64_t)p->lse_count * sizeof(float);
-    void *workspace = malloc(bytes + 1);
-    tsr_attention_args forward = {.q = p->q,
-                                  .k = p->k,
-                                  .v = p->v,
-                                  .o = p->o,
-                                  .lse = p->lse,
-                                  .cu_seqlens = p->cu_seqlens,
-                                  .workspace = workspace,
-                                  .workspace_bytes = bytes,
-                                  .tokens = c->tokens,
-                                  .documents = c->documents,
-                                  .q_heads = c->q_heads,
-                                  .kv_heads = c->kv_heads,
-                                  .head_dim = c->dim,
-                                  .window = c->window,
-                                  .dtype = TSR_F32};
-    tsr_attention_backward_args backward = {.q = p->q,
-                                            .k = p->k,
-                                            .v = p->v,
-                                            .o = p->o,
-                                            .d_o = p->d_o,
-                                            .lse = p->lse,
-                                            .dq = p->dq,
-                                            .dk = p->dk,
-                                            .dv = p->dv,
-                                            .cu_seqlens = p->cu_seqlens,
-                                            .workspace = workspace,
-                                            .workspace_bytes = bytes,
-                                            .tokens = c->tokens,
-                                            .documents = c->documents,
-                                            .q_heads = c->q_heads,
-                                            .kv_heads = c->kv_heads,
-                                            .head_dim = c->dim,
-                                            .window = c->window,
-                                            .dtype = TSR_F32};
+    operands host = {.q = p->q,
+                     .k = p->k,
+                     .v = p->v,
+                     .d_o = p->d_o,
+                     .cu_seqlens = p->cu_seqlens,
+                     .o = p->o,
+                     .dq = p->dq,
+                     .dk = p->dk,
+                     .dv = p->dv,
+                     .workspace = malloc(bytes + 1),
+                     .lse = p->lse,
+                     .workspace_bytes = bytes,
+                     .dtype = TSR_F32};
+    tsr_attention_args forward = forward_of(p->c, &host);
+    tsr_attention_backward_args backward = backward_of(p->c, &host);
     RUN(tsr_attention_ref(&forward, rig.pool));
     RUN(tsr_attention_backward_ref(&backward, rig.pool));
-    free(workspace);
+    free(host.workspace);
 }
 
 /* padding: what q, k, v and d_o hold for tokens of no document. */
@@ -150,59 +180,31 @@ static void free_problem(problem *p)
 typedef tsr_status forward_function(tsr_stream *, const tsr_attention_args *);
 typedef tsr_status backward_function(tsr_stream *, const tsr_attention_backward_args *);
 
-typedef struct {
-    void *o, *dq, *dk, *dv;
-    float *lse;
-} results;
-
-static results run(const problem *p, forward_function *forward, backward_function *backward,
-                   void *workspace, uint64_t workspace_bytes)
+static operands run(const problem *p, forward_function *forward, backward_function *backward,
+                    void *workspace, uint64_t workspace_bytes)
 {
-    const attention_case *c = p->c;
     uint64_t size = tsr_dtype_bytes(p->dtype);
-    results r = {.o = cuda_copy(NULL, (uint64_t)p->q_count * size),
-                 .dq = cuda_copy(NULL, (uint64_t)p->q_count * size),
-                 .dk = cuda_copy(NULL, (uint64_t)p->kv_count * size),
-                 .dv = cuda_copy(NULL, (uint64_t)p->kv_count * size),
-                 .lse = cuda_copy(NULL, (uint64_t)p->lse_count * sizeof(float))};
+    operands x = {.q = p->dev_q,
+                  .k = p->dev_k,
+                  .v = p->dev_v,
+                  .d_o = p->dev_d_o,
+                  .cu_seqlens = p->dev_cu,
+                  .o = cuda_copy(NULL, (uint64_t)p->q_count * size),
+                  .dq = cuda_copy(NULL, (uint64_t)p->q_count * size),
+                  .dk = cuda_copy(NULL, (uint64_t)p->kv_count * size),
+                  .dv = cuda_copy(NULL, (uint64_t)p->kv_count * size),
+                  .workspace = workspace,
+                  .lse = cuda_copy(NULL, (uint64_t)p->lse_count * sizeof(float)),
+                  .workspace_bytes = workspace_bytes,
+                  .dtype = p->dtype};
+    tsr_attention_args forward_args = forward_of(p->c, &x);
+    tsr_attention_backward_args backward_args = backward_of(p->c, &x);
     RUN(tsr_stream_fill(rig.stream, workspace, 0xff, workspace_bytes));
-    RUN(forward(rig.stream, &(tsr_attention_args){.q = p->dev_q,
-                                                  .k = p->dev_k,
-                                                  .v = p->dev_v,
-                                                  .o = r.o,
-                                                  .lse = r.lse,
-                                                  .cu_seqlens = p->dev_cu,
-                                                  .workspace = workspace,
-                                                  .workspace_bytes = workspace_bytes,
-                                                  .tokens = c->tokens,
-                                                  .documents = c->documents,
-                                                  .q_heads = c->q_heads,
-                                                  .kv_heads = c->kv_heads,
-                                                  .head_dim = c->dim,
-                                                  .window = c->window,
-                                                  .dtype = p->dtype}));
+    RUN(forward(rig.stream, &forward_args));
     RUN(tsr_stream_fill(rig.stream, workspace, 0xff, workspace_bytes));
-    RUN(backward(rig.stream, &(tsr_attention_backward_args){.q = p->dev_q,
-                                                            .k = p->dev_k,
-                                                            .v = p->dev_v,
-                                                            .o = r.o,
-                                                            .d_o = p->dev_d_o,
-                                                            .lse = r.lse,
-                                                            .dq = r.dq,
-                                                            .dk = r.dk,
-                                                            .dv = r.dv,
-                                                            .cu_seqlens = p->dev_cu,
-                                                            .workspace = workspace,
-                                                            .workspace_bytes = workspace_bytes,
-                                                            .tokens = c->tokens,
-                                                            .documents = c->documents,
-                                                            .q_heads = c->q_heads,
-                                                            .kv_heads = c->kv_heads,
-                                                            .head_dim = c->dim,
-                                                            .window = c->window,
-                                                            .dtype = p->dtype}));
+    RUN(backward(rig.stream, &backward_args));
     cuda_wait();
-    return r;
+    return x;
 }
 
 static void expect_same(const char *what, const void *a, const void *b, uint64_t bytes)
@@ -227,7 +229,7 @@ static void expect_lse(const problem *p, const float *device)
     free(got), free(exact);
 }
 
-static void compare(const problem *p, const results *first, const results *second)
+static void compare(const problem *p, const operands *first, const operands *second)
 {
     uint64_t size = tsr_dtype_bytes(p->dtype);
     uint64_t q_bytes = (uint64_t)p->q_count * size, kv_bytes = (uint64_t)p->kv_count * size;
@@ -264,9 +266,9 @@ static void own_kernel_matches_the_reference(void **state)
             uint64_t bytes = tsr_attention_own_workspace_bytes(
                 &(tsr_attention_bounds){.tokens = c->tokens, .q_heads = c->q_heads, .train = true});
             void *workspace = cuda_copy(NULL, bytes);
-            results first =
+            operands first =
                 run(&p, tsr_attention_own, tsr_attention_backward_own, workspace, bytes);
-            results second =
+            operands second =
                 run(&p, tsr_attention_own, tsr_attention_backward_own, workspace, bytes);
             compare(&p, &first, &second);
             free_problem(&p);
@@ -338,13 +340,7 @@ static void check_cudnn(tsr_sdpa *sdpa, const cudnn_case *c)
     uint64_t cap = cap_for(&bounds, c->launches);
     assert_true(tsr_sdpa_cut_for(&cut, &bounds, cap));
     RUN(tsr_sdpa_prepare_within(sdpa, &bounds, cap));
-    tsr_attention_args shape = {.tokens = c->c.tokens,
-                                .documents = c->c.documents,
-                                .q_heads = c->c.q_heads,
-                                .kv_heads = c->c.kv_heads,
-                                .head_dim = c->c.dim,
-                                .window = c->c.window,
-                                .dtype = TSR_BF16};
+    tsr_attention_args shape = forward_of(&c->c, &(operands){.dtype = TSR_BF16});
     if (!tsr_sdpa_find(sdpa, &shape))
         fail_msg("cuDNN gave no plan");
     shape.window = 3;
@@ -353,10 +349,10 @@ static void check_cudnn(tsr_sdpa *sdpa, const cudnn_case *c)
     p.transposed = true;
     uint64_t bytes = tsr_sdpa_workspace_bytes(&cut);
     void *workspace = cuda_copy(NULL, bytes);
-    results first =
+    operands first =
         run(&p, rig.kernels->attention, rig.kernels->attention_backward, workspace, bytes);
     for (int i = 0; i < 3; i++) {
-        results second =
+        operands second =
             run(&p, rig.kernels->attention, rig.kernels->attention_backward, workspace, bytes);
         compare(&p, &first, &second);
     }
@@ -407,37 +403,22 @@ static void bad_arguments_are_refused(void **state)
     static const attention_case c = {30, 1, 2, 1, 16, 0, {30}};
     problem p;
     make_problem(&p, &c, TSR_F32, 0);
-    tsr_attention_backward_args args = {.q = p.dev_q,
-                                        .k = p.dev_k,
-                                        .v = p.dev_v,
-                                        .o = p.dev_q,
-                                        .d_o = p.dev_d_o,
-                                        .lse = p.dev_q,
-                                        .dq = (void *)p.dev_q,
-                                        .dk = (void *)p.dev_k,
-                                        .dv = (void *)p.dev_v,
-                                        .cu_seqlens = p.dev_cu,
-                                        .tokens = 30,
-                                        .documents = 1,
-                                        .q_heads = 2,
-                                        .kv_heads = 1,
-                                        .head_dim = 16,
-                                        .dtype = TSR_F32};
+    operands x = {.q = p.dev_q,
+                  .k = p.dev_k,
+                  .v = p.dev_v,
+                  .d_o = p.dev_d_o,
+                  .cu_seqlens = p.dev_cu,
+                  .o = (void *)p.dev_q,
+                  .dq = (void *)p.dev_q,
+                  .dk = (void *)p.dev_k,
+                  .dv = (void *)p.dev_v,
+                  .lse = (float *)p.dev_q,
+                  .dtype = TSR_F32};
+    tsr_attention_backward_args args = backward_of(&c, &x);
     assert_int_equal(rig.kernels->attention_backward(rig.stream, &args), TSR_EINVAL);
     args.kv_heads = 3;
     assert_int_equal(rig.kernels->attention_backward(rig.stream, &args), TSR_EINVAL);
-    tsr_attention_args wide = {.q = p.dev_q,
-                               .k = p.dev_k,
-                               .v = p.dev_v,
-                               .o = p.o,
-                               .lse = p.lse,
-                               .cu_seqlens = p.dev_cu,
-                               .tokens = 1,
-                               .documents = 1,
-                               .q_heads = 1,
-                               .kv_heads = 1,
-                               .head_dim = 264,
-                               .dtype = TSR_F32};
+    tsr_attention_args wide = forward_of(&(attention_case){1, 1, 1, 1, 264}, &x);
     assert_int_equal(rig.kernels->attention(rig.stream, &wide), TSR_EUNSUPPORTED);
     cuda_wait();
     free_problem(&p);

@@ -1,6 +1,7 @@
 #!/bin/sh
 # check_symbols.sh BUILD: the libraries show what include/tessera.h declares and nothing else, and nothing in
-# src/ but the program itself ends the process, prints, or touches signals, locale or working directory.
+# src/ but the program itself ends the process, prints, or touches signals, locale or working directory; nor
+# do they need the libraries of GPUs to start.
 set -eu
 build=$1
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -25,4 +26,8 @@ set -- "$build"/src/*/libtsr_*.a
 [ $# -ge 12 ] || { echo "only $# folders are built in $build"; exit 1; }
 found=$(calls "$@")
 [ -z "$found" ] || { echo "$found"; echo "the library must not call these"; exit 1; }
+# The libraries of GPUs are loaded when they are needed: the program starts where they are not.
+needed=$(for file in "$build/tessera" "$build/libtessera.so"; do readelf -d "$file"; done | grep NEEDED)
+[ "$(echo "$needed" | grep -c 'libc[.]so')" -eq 2 ] || { echo "readelf does not say what is needed"; exit 1; }
+! echo "$needed" | grep -E 'libcu|libnccl|libnv' || { echo "the loader must not want these"; exit 1; }
 echo "$(wc -l <"$scratch/declared") symbols, and no others; $# folders call nothing that is the program's"

@@ -255,7 +255,7 @@ static void test_biases_dora(void **state)
                        .theta = 10000,
                        .eps = 1e-5,
                        .dtype = TSR_BF16,
-                       .r = 4,
+                       .r = 12,
                        .alpha = 8,
                        .rslora = true,
                        .dora = true,

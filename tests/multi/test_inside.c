@@ -136,13 +136,14 @@ static tsr_status visit(const walk *w, int unit, const char *path, tsr_peft_part
     if (o.tensor < 0)
         return tsr_fail(TSR_EINTERNAL, "%s is trained, but not in the golden trace", path);
     tsr_trainable_span span = tsr_trainable_at(o.trainable, unit, segment);
-    uint64_t begin = golden->begin[o.tensor], count = golden->begin[o.tensor + 1] - begin;
-    if (span.first >= count)
-        return TSR_OK;
-    o.from = span.begin;
-    o.to = begin + span.first;
-    o.count = span.real < count - span.first ? span.real : count - span.first;
-    do_task(w->record, &o, w->what, w->moment);
+    const tsr_layout_segment *s = &w->job->inputs.layout.unit[unit].trainable[segment];
+    for (tsr_stored_run piece = {0};
+         tsr_stored_next(&piece, s, span.first, span.first + span.real);) {
+        o.from = span.begin + piece.memory - span.first;
+        o.to = golden->begin[o.tensor] + piece.stored;
+        o.count = piece.count;
+        do_task(w->record, &o, w->what, w->moment);
+    }
     return TSR_OK;
 }
 

@@ -107,11 +107,20 @@ double *job_gradient(uint64_t *count, const tsr_job *job, int unit, int segment)
 {
     const tsr_trainable *trainable = &job->decision.store.trainable;
     tsr_trainable_span span = tsr_trainable_at(trainable, unit, segment);
-    *count = job->inputs.layout.unit[unit].trainable[segment].element_count;
+    const tsr_layout_segment *s = &job->inputs.layout.unit[unit].trainable[segment];
+    const int64_t *fixed = trainable->accumulator + span.begin;
+    uint64_t outside = 0; /* gradients that are not 0 where there is padding */
+    *count = s->stored_rows * s->stored_columns;
     double *out = calloc(*count, sizeof *out);
     assert_non_null(out);
-    assert_true(span.first == 0 && span.real >= *count);
+    assert_true(span.first == 0 && span.real >= s->element_count);
+    for (tsr_stored_run run = {0}; tsr_stored_next(&run, s, 0, s->element_count);)
+        for (uint64_t i = 0; i < run.count; i++)
+            out[run.stored + i] = (double)fixed[run.memory + i] * 0x1p-44;
+    for (uint64_t i = 0; i < s->element_count; i++)
+        outside += fixed[i] != 0;
     for (uint64_t i = 0; i < *count; i++)
-        out[i] = (double)trainable->accumulator[span.begin + i] * 0x1p-44;
+        outside -= out[i] != 0;
+    assert_int_equal(outside, 0);
     return out;
 }

@@ -1,10 +1,10 @@
 /*
- * tests/device/cuda_rig.h: what the tests of the CUDA device share. Calls of all streams may share one
- * thread of CUDA's, so a closed gate on one stream holds up the calls of the others too: they only
- * copy meanwhile.
+ * tests/device/rig.h: what the tests of a device share; RIG_CREATE, defined before, makes it. Calls of
+ * all streams of a GPU may share one thread of CUDA's, so a closed gate on one stream holds up the
+ * calls of the others too: they only copy meanwhile.
  */
-#ifndef TSR_TESTS_DEVICE_CUDA_RIG_H
-#define TSR_TESTS_DEVICE_CUDA_RIG_H
+#ifndef TSR_TESTS_DEVICE_RIG_H
+#define TSR_TESTS_DEVICE_RIG_H
 
 #include "base/clock.h"
 #include "device/device.h"
@@ -30,10 +30,10 @@ static inline tsr_status or_say(tsr_status status)
 static inline tsr_device *make_device(double timeout_seconds, uint64_t seed)
 {
     tsr_device *device = NULL;
-    OK(tsr_device_create_cuda(&device, &(tsr_device_options){.thread_count = 2,
-                                                             .timeout_seconds = timeout_seconds,
-                                                             .delay_seed = seed,
-                                                             .delay_max_us = 300}));
+    OK(RIG_CREATE(&device, &(tsr_device_options){.thread_count = 2,
+                                                 .timeout_seconds = timeout_seconds,
+                                                 .delay_seed = seed,
+                                                 .delay_max_us = 300}));
     return device;
 }
 
