@@ -41,14 +41,23 @@ typedef struct {
 
 tsr_stream_id tsr_event_stream(int event)
 {
-    if (event < TSR_EVENT_READY || event == TSR_EVENT_COMPUTED ||
-        (event >= TSR_EVENT_WRITTEN && event < TSR_EVENT_REDUCED))
-        return TSR_STREAM_COMPUTE;
-    if (event >= TSR_EVENT_LOADED && event < TSR_EVENT_DRAINED)
-        return TSR_STREAM_H2D;
-    if (event == TSR_EVENT_TALLIED || event == TSR_EVENT_OPTIMIZED)
-        return TSR_STREAM_OPTIM;
-    return event == TSR_EVENT_WORDED ? TSR_STREAM_D2H : TSR_STREAM_COMM;
+    static const struct {
+        int end; /* of the events from the entry before on */
+        tsr_stream_id stream;
+    } group[] = {
+        {TSR_EVENT_READY, TSR_STREAM_COMPUTE},      {TSR_EVENT_LOADED, TSR_STREAM_COMM},
+        {TSR_EVENT_DRAINED, TSR_STREAM_H2D},        {TSR_EVENT_WRITTEN, TSR_STREAM_COMM},
+        {TSR_EVENT_REDUCED, TSR_STREAM_COMPUTE},    {TSR_EVENT_COMPUTED, TSR_STREAM_COMM},
+        {TSR_EVENT_TALLIED, TSR_STREAM_COMPUTE},    {TSR_EVENT_CONTROLLED, TSR_STREAM_OPTIM},
+        {TSR_EVENT_OPTIMIZED, TSR_STREAM_COMM},     {TSR_EVENT_WORDED, TSR_STREAM_OPTIM},
+        {TSR_EVENT_USED, TSR_STREAM_D2H},           {TSR_EVENT_SAVED, TSR_STREAM_COMPUTE},
+        {TSR_EVENT_RESTORED, TSR_STREAM_D2H},       {TSR_EVENT_UPDATED, TSR_STREAM_H2D},
+        {TSR_EVENT_STORED, TSR_STREAM_OPTIM},       {TSR_EVENT_COUNT, TSR_STREAM_D2H},
+    };
+    int g = 0;
+    while (event >= group[g].end)
+        g++;
+    return group[g].stream;
 }
 
 static uint64_t events_of(tsr_stream_id stream)
@@ -98,8 +107,9 @@ static tsr_plan_op *op_begin(builder *b, tsr_op_kind kind, tsr_stream_id stream,
     memset(op, 0, sizeof *op);
     op->kind = (uint8_t)kind;
     op->stream = (uint8_t)stream;
-    op->slot = op->stage = op->buffer = -1;
+    op->slot = op->stage = op->buffer = op->region = -1;
     op->unit = unit;
+    op->chunk = -1;
     return op;
 }
 
@@ -341,13 +351,64 @@ static void reduce(builder *b, const tsr_unit *u, int buffer)
     op_end(b, op);
 }
 
+/* ---- activations that go through the device ---- */
+
+static void save(builder *b, const tsr_unit *u, int region)
+{
+    tsr_plan_op *op = op_begin(b, TSR_OP_SAVE, TSR_STREAM_D2H, u->id);
+    op->region = (int8_t)region;
+    op->bytes = u->saved_bytes;
+    op_wants(op, TSR_EVENT_USED + region);
+    op_records(op, TSR_EVENT_SAVED + region);
+    op_end(b, op);
+}
+
+/* While unit `above` is in its backward, the next one below it that travels comes back, into the
+ * region that the one before `above` has left. It stands behind the prefetch of frozen parts, whose
+ * copies would else wait with it. */
+static void load_below(builder *b, int above)
+{
+    const tsr_plan_options *o = &b->plan->options;
+    int below = above - 1;
+    if (b->unit[above].saved_bytes == 0)
+        return;
+    while (below >= 0 && b->unit[below].saved_bytes == 0)
+        below--;
+    if (below < 0 || !tsr_unit_travels(b->unit, o->unit_count, below))
+        return;
+    int region = tsr_unit_region(b->unit, below);
+    tsr_plan_op *op = op_begin(b, TSR_OP_LOAD, TSR_STREAM_H2D, below);
+    op->region = (int8_t)region;
+    op->bytes = b->unit[below].saved_bytes;
+    op_wants(op, TSR_EVENT_USED + region);
+    op_records(op, TSR_EVENT_RESTORED + region);
+    op_end(b, op);
+}
+
+/* Every SAVE of a region is awaited by the next forward in it, and every LOAD by its backward: at
+ * the end of a program compute knows them all, so that no wait goes beyond it. */
+static void use_region(const builder *b, tsr_plan_op *op, bool backward, bool travels)
+{
+    op->region = (int8_t)tsr_unit_region(b->unit, op->unit);
+    if (op->region < 0)
+        return;
+    if (!backward && b->recorder[TSR_EVENT_SAVED + op->region] >= 0)
+        op_wants(op, TSR_EVENT_SAVED + op->region);
+    if (backward && travels)
+        op_wants(op, TSR_EVENT_RESTORED + op->region);
+    if (b->kind == TSR_PROGRAM_TRAIN_FIRST || b->kind == TSR_PROGRAM_TRAIN_NEXT)
+        op_records(op, TSR_EVENT_USED + op->region);
+}
+
 static tsr_status compute(builder *b, int p, int *buffer)
 {
     const use *now = &b->use[p];
     const tsr_unit *u = &b->unit[now->unit];
     bool eval = b->kind == TSR_PROGRAM_EVAL_FIRST || b->kind == TSR_PROGRAM_EVAL_NEXT;
     bool first = b->kind == TSR_PROGRAM_TRAIN_FIRST || b->kind == TSR_PROGRAM_EVAL_FIRST;
-    bool reduces = now->phase == TSR_USE_BACKWARD && u->trainable.gradient_count > 0;
+    bool backward = now->phase == TSR_USE_BACKWARD;
+    bool reduces = backward && u->trainable.gradient_count > 0;
+    bool travels = tsr_unit_travels(b->unit, b->plan->options.unit_count, now->unit);
     int slot = slot_of(b, now->unit);
     TSR_TRY(op_reserve(b));
     if (slot < 0 && needs_slot(b, now->unit))
@@ -357,6 +418,8 @@ static tsr_status compute(builder *b, int p, int *buffer)
         wants_unit(b, norm, u, slot);
         op_end(b, norm);
     }
+    if (backward)
+        load_below(b, now->unit);
     tsr_plan_op *op = op_begin(b, TSR_OP_COMPUTE, TSR_STREAM_COMPUTE, now->unit);
     op->phase = now->phase;
     op->first = p == 0;
@@ -369,6 +432,7 @@ static tsr_status compute(builder *b, int p, int *buffer)
         op_records(op, TSR_EVENT_FREED + slot);
         b->last_user[slot] = b->op_count;
     }
+    use_region(b, op, backward, travels);
     if (reduces) {
         op->buffer = (int8_t)*buffer;
         op_wants(op, TSR_EVENT_REDUCED + *buffer);
@@ -378,6 +442,8 @@ static tsr_status compute(builder *b, int p, int *buffer)
         op_records(op, TSR_EVENT_COMPUTED);
     op_end(b, op);
     mark_awaited(b, u, slot);
+    if (!backward && !eval && travels)
+        save(b, u, op->region);
     if (reduces) {
         reduce(b, u, *buffer);
         *buffer = (*buffer + 1) % TSR_GRADIENT_BUFFERS;
@@ -397,7 +463,63 @@ static tsr_status micro_batch(builder *b)
 
 /* ---- ends ---- */
 
-/* The control word's way: filled on optim, reduced on comm, used, copied to the host. */
+/* A chunk of the state into its buffer. The first one of a step also waits until the step before
+ * has stored all: d2h ended with the last chunk. */
+static void load_state(builder *b, int chunk)
+{
+    int buffer = chunk % TSR_STATE_BUFFERS;
+    int last = (b->plan->chunk_count - 1) % TSR_STATE_BUFFERS;
+    tsr_plan_op *op = op_begin(b, TSR_OP_LOAD_STATE, TSR_STREAM_H2D, -1);
+    op->chunk = chunk;
+    op->bytes = tsr_plan_chunk(b->plan, chunk).count * TSR_STATE_ARRAYS * sizeof(float);
+    op_wants(op, TSR_EVENT_STORED + (chunk == 0 ? last : buffer));
+    op_records(op, TSR_EVENT_FETCHED + buffer);
+    op_end(b, op);
+}
+
+static void optim(builder *b, int chunk, bool last)
+{
+    tsr_plan_op *op = op_begin(b, TSR_OP_OPTIM, TSR_STREAM_OPTIM, -1);
+    op->chunk = chunk;
+    op->first = chunk <= 0;
+    op->last = last;
+    op_wants(op, TSR_EVENT_CONTROLLED);
+    if (chunk >= 0) {
+        op_wants(op, TSR_EVENT_FETCHED + chunk % TSR_STATE_BUFFERS);
+        op_records(op, TSR_EVENT_UPDATED + chunk % TSR_STATE_BUFFERS);
+    }
+    if (last)
+        op_records(op, TSR_EVENT_OPTIMIZED);
+    op_end(b, op);
+}
+
+static void save_state(builder *b, int chunk)
+{
+    int buffer = chunk % TSR_STATE_BUFFERS;
+    tsr_plan_op *op = op_begin(b, TSR_OP_SAVE_STATE, TSR_STREAM_D2H, -1);
+    op->chunk = chunk;
+    op->bytes = tsr_plan_chunk(b->plan, chunk).count * TSR_STATE_ARRAYS * sizeof(float);
+    op_wants(op, TSR_EVENT_UPDATED + buffer);
+    op_records(op, TSR_EVENT_STORED + buffer);
+    op_end(b, op);
+}
+
+static tsr_status update(builder *b)
+{
+    int count = b->plan->chunk_count;
+    if (count == 0)
+        optim(b, -1, true);
+    for (int chunk = 0; chunk < count; chunk++) {
+        TSR_TRY(op_reserve(b));
+        optim(b, chunk, chunk == count - 1);
+        save_state(b, chunk);
+        if (chunk + TSR_STATE_BUFFERS < count)
+            load_state(b, chunk + TSR_STATE_BUFFERS);
+    }
+    return TSR_OK;
+}
+
+/* The control word's way: filled on optim, reduced on comm, copied to the host. */
 static void control_word(builder *b, tsr_op_kind fill, int after)
 {
     tsr_plan_op *op = op_begin(b, fill, TSR_STREAM_OPTIM, -1);
@@ -412,12 +534,6 @@ static void control_word(builder *b, tsr_op_kind fill, int after)
     op_records(op, TSR_EVENT_CONTROLLED);
     op_end(b, op);
 
-    if (fill == TSR_OP_GRAD_NORM) {
-        op = op_begin(b, TSR_OP_OPTIM, TSR_STREAM_OPTIM, -1);
-        op_wants(op, TSR_EVENT_CONTROLLED);
-        op_records(op, TSR_EVENT_OPTIMIZED);
-        op_end(b, op);
-    }
     op = op_begin(b, TSR_OP_WORD, TSR_STREAM_D2H, -1);
     op_wants(op, TSR_EVENT_CONTROLLED);
     op_records(op, TSR_EVENT_WORDED);
@@ -451,7 +567,13 @@ static tsr_status step_end(builder *b)
      * compute and comm. */
     int last = TSR_EVENT_REDUCED + b->plan->last_buffer;
     b->implied[last] = events_of(TSR_STREAM_COMPUTE) | events_of(TSR_STREAM_COMM);
+    for (int e = 0; e < TSR_STATE_BUFFERS; e++)
+        b->implied[TSR_EVENT_STORED + (b->plan->chunk_count + 1) % TSR_STATE_BUFFERS] |=
+            1ull << (TSR_EVENT_STORED + e);
+    for (int chunk = 0; chunk < b->plan->chunk_count && chunk < TSR_STATE_BUFFERS; chunk++)
+        load_state(b, chunk);
     control_word(b, TSR_OP_GRAD_NORM, last);
+    TSR_TRY(update(b));
     bool gathered = false, direct = false;
     for (int u = 0; u < b->plan->options.unit_count; u++) {
         gathered |= tsr_unit_trainable_gathered(&b->unit[u], b->ranks);

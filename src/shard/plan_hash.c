@@ -28,6 +28,7 @@ static uint64_t hash_segment(const item *i)
     uint64_t number[] = {(uint64_t)i->unit->id,
                          (uint64_t)i->unit->home,
                          i->unit->has_norm,
+                         i->unit->saved_bytes,
                          i->trainable,
                          s->param,
                          (uint64_t)s->dtype,
@@ -54,7 +55,9 @@ static uint64_t hash_op(const item *i)
                          (uint64_t)op->slot,
                          (uint64_t)op->stage,
                          (uint64_t)op->buffer,
+                         (uint64_t)op->region,
                          (uint64_t)op->unit,
+                         (uint64_t)op->chunk,
                          op->bytes};
     uint64_t hash = tsr_hash(TSR_HASH_START, number, sizeof number);
     for (int w = 0; w < op->wait_count; w++)
@@ -115,6 +118,7 @@ uint64_t tsr_plan_hash(const tsr_plan *plan)
                          (uint64_t)o->slots,
                          (uint64_t)o->stages,
                          o->train,
+                         o->chunk_elements,
                          plan->slot_bytes,
                          plan->stage_bytes,
                          plan->receive_bytes};

@@ -27,11 +27,7 @@ static void fix_model(random_model *model, uint64_t seed, int home, int ranks, i
     random_limits limits = {
         .max_layers = 5, .max_chunks = 3, .max_ranks = 1, .max_replicas = 1, .home = home};
     random_model_make(model, &random, &limits);
-    model->options.ranks = ranks;
-    model->options.replicas = replicas;
-    model->options.train = train;
-    for (int u = 0; u < model->options.unit_count; u++)
-        assert_int_equal(tsr_unit_lay_out(&model->unit[u], ranks), TSR_OK);
+    random_model_set(model, ranks, replicas, train);
 }
 
 static bool words_equal(const toy_outcome *a, const toy_outcome *b)
@@ -272,7 +268,9 @@ static void test_log(void **state)
             assert_near(r->exposed.h2d, r->logged_exposed[0]);
             assert_near(r->exposed.gather, r->logged_exposed[1]);
             assert_near(r->exposed.reduce, r->logged_exposed[2]);
-            assert_near(r->exposed.other, r->logged_exposed[3]);
+            assert_near(r->exposed.load, r->logged_exposed[3]);
+            assert_near(r->exposed.save, r->logged_exposed[4]);
+            assert_near(r->exposed.other, r->logged_exposed[5]);
             assert_true((r->exposed.h2d > 0) <= staged);
         }
     }

@@ -123,7 +123,7 @@ static void test_trainable(void **state)
     assert_int_equal(t.work_bytes, 2 * unit.trainable.shard_bytes);
     tsr_memory_plan plan = {0};
     tsr_taker taker = {.plan = &plan};
-    assert_int_equal(tsr_trainable_walk(&t, &taker, true), TSR_OK);
+    assert_int_equal(tsr_trainable_walk(&t, &taker, true, TSR_PLACE_DEVICE), TSR_OK);
     assert_int_equal(plan.count, 5);
     assert_int_equal(plan.total[TSR_PLACE_DEVICE],
                      tsr_align_up(t.work_bytes, 256) + 3 * 1536 + 3072);
