@@ -53,6 +53,21 @@ static void make_offload(random_model *model, random_source *random)
         o->chunk_elements = (owned + chunks - 1) / chunks * TSR_GRANULE_ELEMENTS;
 }
 
+void random_model_make_full(random_model *model)
+{
+    tsr_plan_options *o = &model->options;
+    uint64_t granules = 0;
+    bool trains = false;
+    for (int u = 0; u < o->layer_count; u++) {
+        tsr_unit *unit = &model->unit[u];
+        trains |= unit->trainable.segment_count > 0;
+        unit->has_norm = unit->trainable.segment_count > 0;
+        unit->saved_bytes = trains ? MAX_SAVED_BYTES : 0;
+        granules += unit->trainable.gradient_count / TSR_GRANULE_ELEMENTS;
+    }
+    o->chunk_elements = (granules + 2) / 3 * TSR_GRANULE_ELEMENTS;
+}
+
 void random_model_set(random_model *model, int ranks, int replicas, bool train)
 {
     model->options.ranks = ranks;

@@ -35,6 +35,10 @@ typedef struct {
  * optimizer state. */
 void random_model_make(random_model *out, random_source *random, const random_limits *limits);
 
+/* Norms and saved activations wherever they can be, three chunks of optimizer state: with three layers
+ * and host shards a plan that has every kind of op. */
+void random_model_make_full(random_model *model);
+
 /* The same units on other ranks, or without training. */
 void random_model_set(random_model *model, int ranks, int replicas, bool train);
 
