@@ -41,6 +41,10 @@ static const variant all[] = {
     {4, "gradient_checkpointing: false\noffload: full\nshard_group_size: 2\n"},
     {4, "gradient_checkpointing: true\noffload: sharded\nshard_group_size: 1\nslots: 3\n"},
     {8, "gradient_checkpointing: selective\noffload: none\n"},
+    {1, "gradient_checkpointing: false\nactivation_offloading: true\noptimizer_offload: true\n"},
+    {3, "gradient_checkpointing: selective\nactivation_offloading: true\noffload: full\n"},
+    {4, "gradient_checkpointing: true\nactivation_offloading: true\noptimizer_offload: true\n"
+        "offload: sharded\nresident_units: 2\nshard_group_size: 2\n"},
     {8, "offload: sharded\nresident_units: 3\nshard_group_size: 4\nslots: 3\n"},
 };
 
@@ -49,6 +53,7 @@ static const variant few[] = {
     {2, "gradient_checkpointing: true\noffload: full\n"},
     {3, "gradient_checkpointing: selective\noffload: sharded\nresident_units: 1\n"},
     {4, "shard_group_size: 2\nslots: 3\nresident_units: 7\n"},
+    {2, "gradient_checkpointing: false\nactivation_offloading: true\noptimizer_offload: true\n"},
 };
 
 /* ThreadSanitizer is slow: there only some of the variants run. */
