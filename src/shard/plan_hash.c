@@ -28,7 +28,6 @@ static uint64_t hash_segment(const item *i)
     uint64_t number[] = {(uint64_t)i->unit->id,
                          (uint64_t)i->unit->home,
                          i->unit->has_norm,
-                         i->unit->saved_bytes,
                          i->trainable,
                          s->param,
                          (uint64_t)s->dtype,
@@ -121,7 +120,8 @@ uint64_t tsr_plan_hash(const tsr_plan *plan)
                          o->chunk_elements,
                          plan->slot_bytes,
                          plan->stage_bytes,
-                         plan->receive_bytes};
+                         plan->receive_bytes,
+                         plan->saved_bytes};
     uint64_t hash = tsr_hash(TSR_HASH_START, number, sizeof number);
     item i;
     for (uint64_t index = 0; item_at(&i, plan, index); index++)

@@ -317,6 +317,13 @@ static void test_ranks_agree(void **unused)
     other.segment[1][0][0].granule_count = 9;
     assert_int_equal(tsr_unit_lay_out(&other.unit[1], 3), TSR_OK);
     expect_difference(&usual, &other, "unit 1, frozen tensor w");
+    make_model(&other, 3, 1, 3, TSR_HOME_SHARDED);
+    other.options.chunk_elements = 64;
+    expect_difference(&usual, &other, "of STEP_END");
+    other.options.chunk_elements = 0;
+    for (int u = 0; u < 3; u++)
+        other.unit[u].saved_bytes = 100;
+    expect_difference(&usual, &other, "of TRAIN_FIRST");
     make_model(&other, 4, 1, 3, TSR_HOME_SHARDED);
     expect_difference(&usual, &other, "unit 3");
 }
