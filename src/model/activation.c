@@ -24,7 +24,7 @@ typedef struct {
     const tsr_activation_options *options;
     tsr_take_buffer *take;
     void *user;
-    region *from; /* cut from it, nameless; NULL: taken */
+    region *from;           /* cut from it, nameless; NULL: taken */
     uint64_t element_bytes; /* of an activation */
     uint64_t tokens, rows, d, f, q, kv;
 } walk;

@@ -36,7 +36,8 @@ typedef tsr_status tsr_take_buffer(void *user, void **out, const char *name, uin
 
 /* All activation memory of a model. */
 typedef struct {
-    tsr_layer_buffers *kept;  /* [layers]: shared parts point into `shared`; of an offloaded layer only
+    tsr_layer_buffers
+        *kept; /* [layers]: shared parts point into `shared`; of an offloaded layer only
                                  these */
     void *region[TSR_REGIONS];
     tsr_layer_buffers shared; /* what recompute fills; everything, for layers that keep nothing */

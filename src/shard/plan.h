@@ -54,21 +54,21 @@
 typedef enum { TSR_COMM_NONE, TSR_COMM_SHARD, TSR_COMM_REPLICA, TSR_COMM_WORLD } tsr_comm_id;
 
 typedef enum {
-    TSR_OP_H2D,       /* host shard into a stage, or the whole part into a slot */
-    TSR_OP_GATHER,    /* frozen part, from the shards or the stages, into a slot */
-    TSR_OP_GATHER_T,  /* trainable part into a slot */
-    TSR_OP_NORM,      /* DoRA's norm of a gathered unit */
-    TSR_OP_COMPUTE,   /* F, H or B of a unit */
-    TSR_OP_REDUCE,    /* a gradient buffer into its owners' accumulators */
-    TSR_OP_SAVE,      /* what F(u) saved, from its region to the host */
-    TSR_OP_LOAD,      /* and back, for B(u) */
-    TSR_OP_GRAD_NORM, /* fills the control word after a step's last micro-batch */
-    TSR_OP_TALLY,     /* fills the control word after an evaluation */
-    TSR_OP_CONTROL,   /* reduces the control word over the world */
-    TSR_OP_OPTIM,     /* the optimizer over all owned parameters, or over a chunk of them */
+    TSR_OP_H2D,        /* host shard into a stage, or the whole part into a slot */
+    TSR_OP_GATHER,     /* frozen part, from the shards or the stages, into a slot */
+    TSR_OP_GATHER_T,   /* trainable part into a slot */
+    TSR_OP_NORM,       /* DoRA's norm of a gathered unit */
+    TSR_OP_COMPUTE,    /* F, H or B of a unit */
+    TSR_OP_REDUCE,     /* a gradient buffer into its owners' accumulators */
+    TSR_OP_SAVE,       /* what F(u) saved, from its region to the host */
+    TSR_OP_LOAD,       /* and back, for B(u) */
+    TSR_OP_GRAD_NORM,  /* fills the control word after a step's last micro-batch */
+    TSR_OP_TALLY,      /* fills the control word after an evaluation */
+    TSR_OP_CONTROL,    /* reduces the control word over the world */
+    TSR_OP_OPTIM,      /* the optimizer over all owned parameters, or over a chunk of them */
     TSR_OP_LOAD_STATE, /* masters and moments of a chunk, from the host */
     TSR_OP_SAVE_STATE, /* and back */
-    TSR_OP_WORD,      /* the control word to the host's ring of two */
+    TSR_OP_WORD,       /* the control word to the host's ring of two */
     TSR_OP_COUNT
 } tsr_op_kind;
 
@@ -95,13 +95,13 @@ enum {
     TSR_EVENT_WRITTEN = TSR_EVENT_DRAINED + TSR_STAGES_MAX, /* compute: a gradient buffer */
     TSR_EVENT_REDUCED = TSR_EVENT_WRITTEN + TSR_GRADIENT_BUFFERS, /* comm: likewise */
     TSR_EVENT_COMPUTED =
-        TSR_EVENT_REDUCED + TSR_GRADIENT_BUFFERS, /* compute: an evaluation's end */
-    TSR_EVENT_TALLIED,                            /* optim: the control word was filled */
-    TSR_EVENT_CONTROLLED,                         /* comm: it was reduced */
-    TSR_EVENT_OPTIMIZED,                          /* optim */
-    TSR_EVENT_WORDED,                             /* d2h: it was copied to the host */
-    TSR_EVENT_USED,                               /* compute: F or B has ended with a region */
-    TSR_EVENT_SAVED = TSR_EVENT_USED + TSR_REGIONS,       /* d2h: the region was copied */
+        TSR_EVENT_REDUCED + TSR_GRADIENT_BUFFERS,   /* compute: an evaluation's end */
+    TSR_EVENT_TALLIED,                              /* optim: the control word was filled */
+    TSR_EVENT_CONTROLLED,                           /* comm: it was reduced */
+    TSR_EVENT_OPTIMIZED,                            /* optim */
+    TSR_EVENT_WORDED,                               /* d2h: it was copied to the host */
+    TSR_EVENT_USED,                                 /* compute: F or B has ended with a region */
+    TSR_EVENT_SAVED = TSR_EVENT_USED + TSR_REGIONS, /* d2h: the region was copied */
     TSR_EVENT_RESTORED = TSR_EVENT_SAVED + TSR_REGIONS,   /* h2d: it was filled */
     TSR_EVENT_FETCHED = TSR_EVENT_RESTORED + TSR_REGIONS, /* h2d: a chunk's buffer was filled */
     TSR_EVENT_UPDATED = TSR_EVENT_FETCHED + TSR_STATE_BUFFERS, /* optim: its chunk was updated */
@@ -166,7 +166,8 @@ typedef struct {
     int slots;       /* 0: 2 */
     int stages;      /* 0: 2 */
     bool train;      /* false: evaluation only */
-    uint64_t chunk_elements; /* of the optimizer's state, which then lives in host memory; a multiple
+    uint64_t
+        chunk_elements; /* of the optimizer's state, which then lives in host memory; a multiple
                                 of a granule's elements; 0: it lives on the device */
 } tsr_plan_options;
 
@@ -180,7 +181,7 @@ typedef struct {
     int lowest_backward; /* the last unit of a backward; layer_count without training */
     int last_buffer;     /* gradient buffer of a micro-batch's last REDUCE */
     uint64_t slot_bytes, stage_bytes, gradient_bytes, receive_bytes; /* of one each */
-    uint64_t saved_bytes; /* of one region */
+    uint64_t saved_bytes;                                            /* of one region */
     uint64_t state_bytes; /* of one buffer for a chunk of the optimizer's state */
     int chunk_count;      /* 0: the state lives on the device */
     uint64_t owned;       /* elements of all trainable parts on this rank */

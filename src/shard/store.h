@@ -23,10 +23,10 @@ typedef struct {
     int64_t *gradient[TSR_GRADIENT_BUFFERS]; /* [ranks * gradient_count of a unit] */
     int64_t *receive;                        /* [gradient_count of a unit] */
     float *state[TSR_STATE_BUFFERS]; /* masters, then m, then v of a chunk; NULL: none go through */
-    int64_t *word;                           /* [TSR_WORD_COUNT], device */
-    int64_t *host_word[2];                   /* [TSR_WORD_COUNT], host */
-    int64_t *host_flags[2];                  /* the same: how the next words begin */
-    char *shards; /* all SHARDED parts of this rank, which never change */
+    int64_t *word;                   /* [TSR_WORD_COUNT], device */
+    int64_t *host_word[2];           /* [TSR_WORD_COUNT], host */
+    int64_t *host_flags[2];          /* the same: how the next words begin */
+    char *shards;                    /* all SHARDED parts of this rank, which never change */
     uint64_t shard_bytes;
     char *node_base; /* HOST_FULL parts, shared by a node */
     uint64_t node_bytes;

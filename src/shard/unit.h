@@ -58,7 +58,7 @@ typedef enum {
 typedef struct {
     int id; /* its index in the plan's array */
     tsr_home home;
-    bool has_norm; /* NORM(u) runs in the first forward after OPTIM */
+    bool has_norm;        /* NORM(u) runs in the first forward after OPTIM */
     uint64_t saved_bytes; /* of what its forward saves for its backward, at most, where host memory
                              keeps it in between; 0: it stays on the device */
     tsr_unit_part frozen, trainable;

@@ -57,7 +57,8 @@ struct tsr_job {
     /* optimizer */
     tsr_schedule schedule;
     tsr_adamw_span *spans; /* of everything owned, in order: where a working copy goes on */
-    uint64_t *chunk_spans; /* [chunks + 1]: the first of each chunk, and their number; without chunks all
+    uint64_t
+        *chunk_spans; /* [chunks + 1]: the first of each chunk, and their number; without chunks all
                               are one */
     tsr_adamw_step adamw;
     /* progress of the run */

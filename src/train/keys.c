@@ -348,8 +348,8 @@ static const tsr_key memory_keys[] = {
      .none = "auto", .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto",
      .help = "what layers keep for the backward in host memory, but for two layers; auto: where "
              "memory_budget asks for it"},
-    {"optimizer_offload", G, TSR_KEY_WORD, AT(optimizer_offload), choice_words,
-     .none = "auto", .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto",
+    {"optimizer_offload", G, TSR_KEY_WORD, AT(optimizer_offload), choice_words, .none = "auto",
+     .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto",
      .help = "fp32 masters and moments in host memory; auto: where memory_budget asks for it"},
     {"resident_units", G, TSR_KEY_INT, AT(resident_units), .low = 0, .high = 1e6, .none = "auto",
      .none_value = -1, .initial = "auto",

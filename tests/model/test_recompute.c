@@ -74,9 +74,11 @@ static void check_evaluation(const fixture *f, const fixture_result *want)
 static void check_model(const char *name, const model_spec *spec, double dropout)
 {
     static const char *const modes[][3] = {
-        {"selective", "none", "auto"}, {"full", "none", "auto"},    {"none", "sharded", "auto"},
-        {"none", "full", "auto"},      {"full", "sharded", "auto"}, {"auto", "none", "auto"},
-        {"none", "none", "true"},      {"full", "full", "true"},    {"selective", "sharded", "true"}};
+        {"selective", "none", "auto"},   {"full", "none", "auto"},
+        {"none", "sharded", "auto"},     {"none", "full", "auto"},
+        {"full", "sharded", "auto"},     {"auto", "none", "auto"},
+        {"none", "none", "true"},        {"full", "full", "true"},
+        {"selective", "sharded", "true"}};
     fixture f;
     fixture_result want = {0};
     fixture_make(&f, name, spec, dropout);

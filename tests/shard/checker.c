@@ -32,7 +32,7 @@ enum {
     SAVED = NORMS + MAX_UNITS,       /* activations */
     REGION = SAVED + MAX_UNITS,      /* where those go that travel */
     HOST_SAVED = REGION + TSR_REGIONS,
-    STATE = HOST_SAVED + MAX_UNITS,        /* a chunk of masters and moments */
+    STATE = HOST_SAVED + MAX_UNITS,         /* a chunk of masters and moments */
     HOST_STATE = STATE + TSR_STATE_BUFFERS, /* by elements */
     RESOURCES = HOST_STATE + 1
 };
@@ -69,10 +69,10 @@ typedef struct {
     uint64_t made, read, updates;
     content frozen[TSR_SLOTS_MAX], trainable[TSR_SLOTS_MAX];
     int stage[TSR_STAGES_MAX], gradient[TSR_GRADIENT_BUFFERS];
-    uint64_t normed[MAX_UNITS]; /* update + 1 of the norms */
-    uint64_t micro_batch;       /* its number, from 1 */
-    content region[TSR_REGIONS];    /* update: of which micro-batch */
-    uint64_t host_saved[MAX_UNITS]; /* micro-batch */
+    uint64_t normed[MAX_UNITS];       /* update + 1 of the norms */
+    uint64_t micro_batch;             /* its number, from 1 */
+    content region[TSR_REGIONS];      /* update: of which micro-batch */
+    uint64_t host_saved[MAX_UNITS];   /* micro-batch */
     content state[TSR_STATE_BUFFERS]; /* unit: the chunk */
     uint64_t host_state[MAX_CHUNKS];  /* update */
     uint64_t elements;                /* updated, over all steps */
@@ -245,8 +245,8 @@ static void see_below(replay *r, const tsr_plan_op *op)
         return;
     }
     int region = 0;
-    while (region < TSR_REGIONS && (r->region[region].unit != below ||
-                                    r->region[region].update != r->micro_batch))
+    while (region < TSR_REGIONS &&
+           (r->region[region].unit != below || r->region[region].update != r->micro_batch))
         region++;
     if (region == TSR_REGIONS)
         failed(r, "%s: unit %d is in no region when the next one reads it", r->program, below);

@@ -339,8 +339,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain),        cmocka_unit_test(test_homes_and_ranks),
         cmocka_unit_test(test_mixed),        cmocka_unit_test(test_order_of_calls),
-        cmocka_unit_test(test_offload),
-        cmocka_unit_test(test_broken_plan),
+        cmocka_unit_test(test_offload),      cmocka_unit_test(test_broken_plan),
 #ifndef __SANITIZE_THREAD__
         cmocka_unit_test(test_missing_wait),
 #endif

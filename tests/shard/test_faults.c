@@ -148,7 +148,7 @@ static void test_delay(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_kinds), cmocka_unit_test(test_fail), cmocka_unit_test(test_stop),
-                                       cmocka_unit_test(test_delay)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_kinds), cmocka_unit_test(test_fail),
+                                       cmocka_unit_test(test_stop), cmocka_unit_test(test_delay)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -51,10 +51,10 @@ static tsr_plan *compile(const random_model *model)
 static void order(char *out, size_t bytes, const tsr_program *program)
 {
     static const char *const name[TSR_OP_COUNT] = {
-        [TSR_OP_H2D] = "C",          [TSR_OP_GATHER] = "G",    [TSR_OP_GATHER_T] = "T",
-        [TSR_OP_NORM] = "N",         [TSR_OP_COMPUTE] = "",    [TSR_OP_REDUCE] = "R",
-        [TSR_OP_GRAD_NORM] = "norm", [TSR_OP_TALLY] = "tally", [TSR_OP_CONTROL] = "control",
-        [TSR_OP_OPTIM] = "optim",    [TSR_OP_WORD] = "word",   [TSR_OP_SAVE] = "S",
+        [TSR_OP_H2D] = "C",          [TSR_OP_GATHER] = "G",      [TSR_OP_GATHER_T] = "T",
+        [TSR_OP_NORM] = "N",         [TSR_OP_COMPUTE] = "",      [TSR_OP_REDUCE] = "R",
+        [TSR_OP_GRAD_NORM] = "norm", [TSR_OP_TALLY] = "tally",   [TSR_OP_CONTROL] = "control",
+        [TSR_OP_OPTIM] = "optim",    [TSR_OP_WORD] = "word",     [TSR_OP_SAVE] = "S",
         [TSR_OP_LOAD] = "L",         [TSR_OP_LOAD_STATE] = "in", [TSR_OP_SAVE_STATE] = "out"};
     size_t n = 0;
     out[0] = 0;
@@ -62,8 +62,9 @@ static void order(char *out, size_t bytes, const tsr_program *program)
         const tsr_plan_op *op = &program->op[i];
         const char *phase = op->kind == TSR_OP_COMPUTE ? (const char *[]){"F", "H", "B"}[op->phase]
                                                        : name[op->kind];
-        n += (size_t)snprintf(out + n, bytes - n, op->unit >= 0 || op->chunk >= 0 ? "%s%s%d" : "%s%s",
-                              i ? " " : "", phase, op->unit >= 0 ? op->unit : op->chunk);
+        n += (size_t)snprintf(out + n, bytes - n,
+                              op->unit >= 0 || op->chunk >= 0 ? "%s%s%d" : "%s%s", i ? " " : "",
+                              phase, op->unit >= 0 ? op->unit : op->chunk);
     }
 }
 
@@ -330,14 +331,11 @@ static void test_ranks_agree(void **unused)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sharded),
-                                       cmocka_unit_test(test_homes),
-                                       cmocka_unit_test(test_offload),
-                                       cmocka_unit_test(test_lowest_backward),
-                                       cmocka_unit_test(test_slots),
-                                       cmocka_unit_test(test_order_of_programs),
-                                       cmocka_unit_test(test_refused),
-                                       cmocka_unit_test(test_print),
-                                       cmocka_unit_test(test_ranks_agree)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sharded),    cmocka_unit_test(test_homes),
+        cmocka_unit_test(test_offload),    cmocka_unit_test(test_lowest_backward),
+        cmocka_unit_test(test_slots),      cmocka_unit_test(test_order_of_programs),
+        cmocka_unit_test(test_refused),    cmocka_unit_test(test_print),
+        cmocka_unit_test(test_ranks_agree)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -117,8 +117,7 @@ static void test_skipped_step_changes_nothing(void **state)
 {
     (void)state;
     static const char *const keys[] = {
-        "max_steps: 5\n",
-        "max_steps: 5\nactivation_offloading: true\noptimizer_offload: true\n"};
+        "max_steps: 5\n", "max_steps: 5\nactivation_offloading: true\noptimizer_offload: true\n"};
     job_event event = {.rank = 1, .overflow_after = 2};
     job_result result[2];
     for (int i = 0; i < 2; i++) {
