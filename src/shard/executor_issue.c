@@ -171,10 +171,10 @@ static tsr_status issue_saved(tsr_executor *executor, const tsr_plan_op *op)
     const tsr_executor_callbacks *callbacks = &executor->options.callbacks;
     bool save = op->kind == TSR_OP_SAVE;
     tsr_saved saved = callbacks->saved(callbacks->user, op->unit);
-    if (saved.bytes == 0)
+    if (op->bytes == 0)
         return TSR_OK;
     return tsr_stream_copy(stream_of(executor, op), save ? saved.host : saved.device,
-                           save ? saved.device : saved.host, saved.bytes);
+                           save ? saved.device : saved.host, op->bytes);
 }
 
 /* LOAD_STATE and SAVE_STATE. */
@@ -384,9 +384,13 @@ tsr_status tsr_op_issue(tsr_executor *executor, const tsr_plan_op *op)
                      op->unit);
         tsr_range_begin(label);
     }
+    tsr_plan_op now = *op;
+    if (op->kind == TSR_OP_SAVE || op->kind == TSR_OP_LOAD) /* what this micro-batch has of it */
+        now.bytes =
+            executor->options.callbacks.saved(executor->options.callbacks.user, op->unit).bytes;
     executor->op = op;
     tsr_kernels_watch(executor->trace_step >= 0 ? &executor->watcher : NULL);
-    tsr_status status = issue(executor, op);
+    tsr_status status = issue(executor, &now);
     tsr_kernels_watch(NULL);
     if (executor->ranges)
         tsr_range_end();
