@@ -166,9 +166,9 @@ typedef struct {
     int slots;       /* 0: 2 */
     int stages;      /* 0: 2 */
     bool train;      /* false: evaluation only */
-    uint64_t
-        chunk_elements; /* of the optimizer's state, which then lives in host memory; a multiple
-                                of a granule's elements; 0: it lives on the device */
+    /* Of a chunk of the optimizer's state, which then lives in host memory; a multiple of a granule's
+     * elements. 0: the state lives on the device. */
+    uint64_t chunk_elements;
 } tsr_plan_options;
 
 typedef struct {

@@ -304,16 +304,21 @@ static tsr_status micro_batch(tsr_builder *b)
 
 /* ---- ends ---- */
 
+/* The event of the last chunk that a step stores. */
+static int stored_last(const tsr_builder *b)
+{
+    return TSR_EVENT_STORED + (b->plan->chunk_count - 1) % TSR_STATE_BUFFERS;
+}
+
 /* A chunk of the state into its buffer. The first one of a step also waits until the step before
- * has stored all: d2h ended with the last chunk. */
+ * has stored all. */
 static void load_state(tsr_builder *b, int chunk)
 {
     int buffer = chunk % TSR_STATE_BUFFERS;
-    int last = (b->plan->chunk_count - 1) % TSR_STATE_BUFFERS;
     tsr_plan_op *op = tsr_op_begin(b, TSR_OP_LOAD_STATE, TSR_STREAM_H2D, -1);
     op->chunk = chunk;
     op->bytes = tsr_plan_chunk(b->plan, chunk).count * TSR_STATE_ARRAYS * sizeof(float);
-    tsr_op_wants(op, TSR_EVENT_STORED + (chunk == 0 ? last : buffer));
+    tsr_op_wants(op, chunk == 0 ? stored_last(b) : TSR_EVENT_STORED + buffer);
     tsr_op_records(op, TSR_EVENT_FETCHED + buffer);
     tsr_op_end(b, op);
 }
@@ -345,6 +350,19 @@ static void save_state(tsr_builder *b, int chunk)
     tsr_op_end(b, op);
 }
 
+/* The first chunks, as many as there are buffers. */
+static void begin_state(tsr_builder *b)
+{
+    int count = b->plan->chunk_count;
+    if (count == 0)
+        return;
+    for (int i = 0; i < TSR_STATE_BUFFERS; i++) /* d2h stores one chunk after the other */
+        b->implied[stored_last(b)] |= 1ull << (TSR_EVENT_STORED + i);
+    for (int chunk = 0; chunk < count && chunk < TSR_STATE_BUFFERS; chunk++)
+        load_state(b, chunk);
+}
+
+/* The update, which the control word of this program lets happen or not. */
 static tsr_status update(tsr_builder *b)
 {
     int count = b->plan->chunk_count;
@@ -408,11 +426,7 @@ static tsr_status step_end(tsr_builder *b)
      * compute and comm. */
     int last = TSR_EVENT_REDUCED + b->plan->last_buffer;
     b->implied[last] = events_of(TSR_STREAM_COMPUTE) | events_of(TSR_STREAM_COMM);
-    for (int e = 0; e < TSR_STATE_BUFFERS; e++)
-        b->implied[TSR_EVENT_STORED + (b->plan->chunk_count + 1) % TSR_STATE_BUFFERS] |=
-            1ull << (TSR_EVENT_STORED + e);
-    for (int chunk = 0; chunk < b->plan->chunk_count && chunk < TSR_STATE_BUFFERS; chunk++)
-        load_state(b, chunk);
+    begin_state(b);
     control_word(b, TSR_OP_GRAD_NORM, last);
     TSR_TRY(update(b));
     bool gathered = false, direct = false;
