@@ -36,9 +36,9 @@ typedef tsr_status tsr_take_buffer(void *user, void **out, const char *name, uin
 
 /* All activation memory of a model. */
 typedef struct {
-    tsr_layer_buffers
-        *kept; /* [layers]: shared parts point into `shared`; of an offloaded layer only
-                                 these */
+    /* [layers]: shared parts point into `shared`; all of an offloaded layer's do, see
+     * tsr_activations_in_region. */
+    tsr_layer_buffers *kept;
     void *region[TSR_REGIONS];
     tsr_layer_buffers shared; /* what recompute fills; everything, for layers that keep nothing */
     tsr_layer_scratch scratch;

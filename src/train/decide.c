@@ -117,7 +117,7 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const choice *c
 }
 
 /* A sixty-fourth of what this rank owns, so that the buffers are a 32nd of the state however large it
- * is, and a step has at most 64 chunks; never so small that copies do not reach their speed. */
+ * is, and a step has at most 64 chunks; never so small that issuing them is all that takes time. */
 static uint64_t chunk_elements(const tsr_decision *d, const tsr_layout *layout)
 {
     uint64_t owned = 0, least = 1 << 14;
