@@ -80,6 +80,7 @@ typedef struct {
     uint64_t parameter_count, trainable_count;
     uint64_t plan_hash;
     int unit_count, resident_count, recompute_full_count, recompute_selective_count;
+    int activations_offloaded, optimizer_offloaded; /* 1: they live in host memory */
 } tsr_job_plan_info;
 
 /* Zero-initialise; everything is borrowed during tsr_job_create, but callbacks, their users and

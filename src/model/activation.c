@@ -4,51 +4,8 @@
 
 #include <stdio.h>
 
-/* What one walk passes along. */
-typedef struct {
-    const tsr_activation_options *options;
-    tsr_take_buffer *take;
-    void *user;
-    uint64_t element_bytes; /* of an activation */
-    uint64_t tokens, rows, d, f, q, kv;
-} walk;
-
-static tsr_status take(const walk *w, void **out, const char *name, uint64_t bytes)
-{
-    void *unused;
-    return w->take(w->user, out ? out : &unused, name, bytes);
-}
-
-/* A [tokens, width] activation of a layer (-1: shared). */
-static tsr_status take_rows(const walk *w, void **out, int layer, const char *what, uint64_t width)
-{
-    char name[96];
-    if (layer < 0)
-        snprintf(name, sizeof name, "scratch %s", what);
-    else
-        snprintf(name, sizeof name, "layer %d %s", layer, what);
-    return take(w, out, name, w->tokens * width * w->element_bytes);
-}
-
-static tsr_status take_floats(const walk *w, float **out, int layer, const char *what,
-                              uint64_t count)
-{
-    char name[96];
-    void *address = NULL;
-    if (layer < 0)
-        snprintf(name, sizeof name, "scratch %s", what);
-    else
-        snprintf(name, sizeof name, "layer %d %s", layer, what);
-    TSR_TRY(take(w, &address, name, count * sizeof(float)));
-    if (out)
-        *out = address;
-    return TSR_OK;
-}
-
-/* ---- memory that two phases of a micro-batch share ---- */
-
-/* Cut from the front, once for each phase; `largest` is what the region must have. While it is
- * measured, and while planning, there is no base. */
+/* Memory that buffers are cut from, from its front; two phases of a micro-batch share it by beginning
+ * anew. `largest` is what it must have. While it is measured, and while planning, there is no base. */
 typedef struct {
     char *base;
     uint64_t used, largest;
@@ -60,6 +17,53 @@ static void *cut(region *r, uint64_t bytes)
     r->used += tsr_align_up(bytes, TSR_ALIGNMENT);
     r->largest = r->used > r->largest ? r->used : r->largest;
     return out;
+}
+
+/* What one walk passes along. */
+typedef struct {
+    const tsr_activation_options *options;
+    tsr_take_buffer *take;
+    void *user;
+    region *from;           /* cut from it, nameless; NULL: taken */
+    uint64_t element_bytes; /* of an activation */
+    uint64_t tokens, rows, d, f, q, kv;
+} walk;
+
+static tsr_status take(const walk *w, void **out, const char *name, uint64_t bytes)
+{
+    void *unused;
+    return w->take(w->user, out ? out : &unused, name, bytes);
+}
+
+/* A buffer of a layer (-1: shared). */
+static tsr_status take_named(const walk *w, void **out, int layer, const char *what, uint64_t bytes)
+{
+    char name[96];
+    if (w->from) {
+        *out = cut(w->from, bytes);
+        return TSR_OK;
+    }
+    if (layer < 0)
+        snprintf(name, sizeof name, "scratch %s", what);
+    else
+        snprintf(name, sizeof name, "layer %d %s", layer, what);
+    return take(w, out, name, bytes);
+}
+
+/* A [tokens, width] activation of a layer (-1: shared). */
+static tsr_status take_rows(const walk *w, void **out, int layer, const char *what, uint64_t width)
+{
+    return take_named(w, out, layer, what, w->tokens * width * w->element_bytes);
+}
+
+static tsr_status take_floats(const walk *w, float **out, int layer, const char *what,
+                              uint64_t count)
+{
+    void *address = NULL;
+    TSR_TRY(take_named(w, &address, layer, what, count * sizeof(float)));
+    if (out)
+        *out = address;
+    return TSR_OK;
 }
 
 static void *cut_rows(region *r, const walk *w, uint64_t width)
@@ -350,26 +354,73 @@ static tsr_status take_head(const walk *w, tsr_activations *out)
     return TSR_OK;
 }
 
+static walk walk_of(const tsr_activation_options *options, int64_t tokens)
+{
+    const tsr_model_config *config = &options->layout->config;
+    return (walk){.options = options,
+                  .element_bytes = tsr_dtype_bytes(options->dtype),
+                  .tokens = (uint64_t)tokens,
+                  .rows = (uint64_t)options->bounds.label_rows,
+                  .d = config->hidden_size,
+                  .f = config->intermediate_size,
+                  .q = config->head_count * config->head_dim,
+                  .kv = config->kv_head_count * config->head_dim};
+}
+
+/* Of all offloaded layers the largest, as many times as layers take turns. */
+static tsr_status take_regions(const walk *w, tsr_activations *out)
+{
+    const tsr_unit *units = w->options->units;
+    uint64_t bytes[TSR_REGIONS] = {0};
+    for (int layer = 0; units && layer < w->options->layout->layer_count; layer++) {
+        int at = tsr_unit_region(units, layer);
+        if (at >= 0 && units[layer].saved_bytes > bytes[at])
+            bytes[at] = units[layer].saved_bytes;
+    }
+    for (int i = 0; i < TSR_REGIONS; i++) {
+        char name[48];
+        snprintf(name, sizeof name, "saved activations %d", i);
+        TSR_TRY(take(w, &out->region[i], name, bytes[i]));
+    }
+    return TSR_OK;
+}
+
+uint64_t tsr_activations_kept_bytes(const tsr_activation_options *options, int layer,
+                                    int64_t tokens)
+{
+    region r = {0};
+    walk w = walk_of(options, tokens);
+    tsr_layer_buffers buffers, shared = {0};
+    w.from = &r;
+    take_layer(&w, &buffers, layer, &shared); /* cutting cannot fail */
+    return r.used;
+}
+
+void tsr_activations_in_region(tsr_layer_buffers *out, const tsr_activations *activations,
+                               const tsr_activation_options *options, int layer, int64_t tokens)
+{
+    region r = {.base = activations->region[tsr_unit_region(options->units, layer)]};
+    walk w = walk_of(options, tokens);
+    w.from = &r;
+    take_layer(&w, out, layer, &activations->shared);
+}
+
 tsr_status tsr_activations_walk(tsr_activations *out, const tsr_activation_options *options,
                                 tsr_take_buffer *take_buffer, void *user)
 {
-    const tsr_model_config *config = &options->layout->config;
     tsr_activations ignored = {0};
-    tsr_layer_buffers ignored_layer;
-    walk w = {.options = options,
-              .take = take_buffer,
-              .user = user,
-              .element_bytes = tsr_dtype_bytes(options->dtype),
-              .tokens = (uint64_t)options->bounds.tokens,
-              .rows = (uint64_t)options->bounds.label_rows,
-              .d = config->hidden_size,
-              .f = config->intermediate_size,
-              .q = config->head_count * config->head_dim,
-              .kv = config->kv_head_count * config->head_dim};
+    walk w = walk_of(options, options->bounds.tokens);
+    w.take = take_buffer;
+    w.user = user;
     tsr_activations *a = out ? out : &ignored;
     TSR_TRY(take_shared(&w, a));
-    for (int layer = 0; layer < options->layout->layer_count; layer++)
-        TSR_TRY(take_layer(&w, out ? &out->kept[layer] : &ignored_layer, layer, &a->shared));
+    for (int layer = 0; layer < options->layout->layer_count; layer++) {
+        tsr_layer_buffers unused, *b = out ? &out->kept[layer] : &unused;
+        *b = a->shared;
+        if (!options->units || options->units[layer].saved_bytes == 0)
+            TSR_TRY(take_layer(&w, b, layer, &a->shared));
+    }
+    TSR_TRY(take_regions(&w, a));
     TSR_TRY(take_linear(&w, a));
     TSR_TRY(take_head(&w, a));
     return options->train ? take_backward(&w, a) : TSR_OK;

@@ -13,6 +13,10 @@
  * Layers below the lowest one that trains keep nothing, nor does a run that only evaluates: what a
  * layer has not of its own is shared scratch. (An evaluation during training runs in the layers'
  * own buffers.)
+ *
+ * A layer whose activations are offloaded (its unit has saved_bytes) keeps the same, but in one of two
+ * regions that these layers share (shard/unit.h). There its buffers lie without gaps for the tokens
+ * that the micro-batch has, so that one copy moves what is really used.
  */
 #ifndef TSR_MODEL_ACTIVATION_H
 #define TSR_MODEL_ACTIVATION_H
@@ -32,7 +36,10 @@ typedef tsr_status tsr_take_buffer(void *user, void **out, const char *name, uin
 
 /* All activation memory of a model. */
 typedef struct {
-    tsr_layer_buffers *kept;  /* [layers]: shared parts point into `shared` */
+    /* [layers]: shared parts point into `shared`; all of an offloaded layer's do, see
+     * tsr_activations_in_region. */
+    tsr_layer_buffers *kept;
+    void *region[TSR_REGIONS];
     tsr_layer_buffers shared; /* what recompute fills; everything, for layers that keep nothing */
     tsr_layer_scratch scratch;
     tsr_linear_context context; /* its scratch pointers */
@@ -53,6 +60,7 @@ typedef struct {
     const tsr_layout *layout;
     tsr_batch_bounds bounds;
     const tsr_kernels *kernels;     /* for their scratch */
+    const tsr_unit *units;          /* which layers are offloaded; NULL: none */
     tsr_dtype dtype;                /* of activations */
     const tsr_recompute *recompute; /* [layers] */
     bool train;                     /* false: evaluation only */
@@ -61,6 +69,15 @@ typedef struct {
 
 /* The largest attention of a run, for its workspace and plans. */
 tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *options);
+
+/* Bytes that a layer keeps of a micro-batch of `tokens`. */
+uint64_t tsr_activations_kept_bytes(const tsr_activation_options *options, int layer,
+                                    int64_t tokens);
+
+/* The buffers of an offloaded layer in a micro-batch of `tokens`: in its region, and the shared ones.
+ */
+void tsr_activations_in_region(tsr_layer_buffers *out, const tsr_activations *activations,
+                               const tsr_activation_options *options, int layer, int64_t tokens);
 
 /* Walks over all buffers in order. With `out` NULL only names and bytes are told. Names are valid
  * during the call of `take` only. out->kept has layer_count elements, the caller's. */

@@ -65,6 +65,42 @@ static tsr_status take_marked(void *user, void **out, const char *name, uint64_t
     return TSR_OK;
 }
 
+tsr_activation_options tsr_model_activation(const tsr_model_options *options)
+{
+    return (tsr_activation_options){.layout = options->layout,
+                                    .bounds = options->bounds,
+                                    .kernels = options->kernels,
+                                    .recompute = options->recompute,
+                                    .units = options->units,
+                                    .dtype = options->dtype,
+                                    .train = options->train,
+                                    .dropout = options->train && options->dropout > 0};
+}
+
+uint64_t tsr_model_kept_bytes(const tsr_model_options *options, int layer)
+{
+    tsr_activation_options activation = tsr_model_activation(options);
+    return tsr_activations_kept_bytes(&activation, layer, options->bounds.tokens);
+}
+
+/* Where the activations of layers go that do not stay. */
+static tsr_status walk_saved(tsr_model *model, const tsr_model_options *options,
+                             tsr_take_buffer *host, void *user)
+{
+    const tsr_layout *layout = options->layout;
+    for (int i = 0; options->units && i < layout->layer_count; i++) {
+        char name[48];
+        void *address = NULL;
+        if (!tsr_unit_travels(options->units, layout->unit_count, i))
+            continue;
+        snprintf(name, sizeof name, "layer %d saved activations", i);
+        TSR_TRY(host(user, &address, name, options->units[i].saved_bytes));
+        if (model)
+            model->unit[i].saved = address;
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
                           tsr_take_buffer *device, tsr_take_buffer *host, void *user)
 {
@@ -86,13 +122,8 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
         if (model)
             model->stage[i].host = address;
     }
-    tsr_activation_options activation = {.layout = layout,
-                                         .bounds = options->bounds,
-                                         .kernels = options->kernels,
-                                         .dtype = options->dtype,
-                                         .recompute = options->recompute,
-                                         .train = options->train,
-                                         .dropout = options->train && options->dropout > 0};
+    TSR_TRY(walk_saved(model, options, host, user));
+    tsr_activation_options activation = tsr_model_activation(options);
     if (!model)
         return tsr_activations_walk(NULL, &activation, device, user);
     stretch all = {.take = device, .user = user};

@@ -95,10 +95,7 @@ tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2
                                      .attention_workspace = model->activations.attention_workspace,
                                      .attention_workspace_bytes =
                                          model->activations.attention_workspace_bytes};
-    tsr_activation_options activation = {.layout = model->options.layout,
-                                         .bounds = model->options.bounds,
-                                         .dtype = model->options.dtype,
-                                         .train = model->options.train};
+    tsr_activation_options activation = tsr_model_activation(&model->options);
     tsr_attention_bounds attention = tsr_activation_attention(&activation);
     return model->options.kernels->prepare(device, &(tsr_prepare_args){.attention = &attention});
 }
@@ -257,11 +254,33 @@ tsr_status tsr_model_norm(tsr_model *model, int unit, const tsr_unit_view *view)
     return TSR_OK;
 }
 
-/* The micro-batch has arrived; its embedding becomes the input of layer 0. */
-static tsr_status begin(tsr_model *model)
+static tsr_layer_buffers buffers_of(const tsr_model *model, int unit)
+{
+    tsr_layer_buffers buffers = model->activations.kept[unit];
+    if (model->options.units[unit].saved_bytes > 0) {
+        tsr_activation_options options = tsr_model_activation(&model->options);
+        tsr_activations_in_region(&buffers, &model->activations, &options, unit,
+                                  tsr_model_current(model)->batch.tokens);
+    }
+    return buffers;
+}
+
+tsr_saved tsr_model_saved(const tsr_model *model, int unit)
+{
+    const tsr_model_batch *batch = &tsr_model_current(model)->batch;
+    tsr_activation_options options = tsr_model_activation(&model->options);
+    int region = tsr_unit_region(model->options.units, unit);
+    if (!tsr_model_active(batch))
+        return (tsr_saved){0};
+    return (tsr_saved){.device = model->activations.region[region],
+                       .host = model->unit[unit].saved,
+                       .bytes = tsr_activations_kept_bytes(&options, unit, batch->tokens)};
+}
+
+/* The micro-batch has arrived; its embedding becomes the input x of layer 0. */
+static tsr_status begin(tsr_model *model, void *x)
 {
     const stage *s = tsr_model_current(model);
-    void *x = model->activations.kept[0].x;
     TSR_TRY(tsr_stream_wait(model->compute, s->staged, tsr_event_recorded(s->staged)));
     model->carried = (tsr_layer_input){x, NULL, NULL};
     return model->options.kernels->widen(
@@ -283,15 +302,15 @@ static tsr_layer_batch layer_batch(const stage *s)
 static tsr_status forward(tsr_model *model, int unit, const tsr_unit_view *view)
 {
     const stage *s = tsr_model_current(model);
-    const tsr_layer_buffers *buffers = &model->activations.kept[unit];
+    tsr_layer_buffers buffers = buffers_of(model, unit);
     tsr_layer_batch batch = layer_batch(s);
     tsr_layer layer;
     if (unit == 0)
-        TSR_TRY(begin(model));
+        TSR_TRY(begin(model, buffers.x));
     tsr_linear_context context = tsr_model_context(model);
     tsr_model_resolve(&layer, model, unit, view, s->batch.train, s->batch.epoch);
-    TSR_TRY(tsr_layer_forward(&context, &model->shape, &layer, &batch, buffers, &model->carried));
-    model->carried = tsr_layer_output(&layer, buffers);
+    TSR_TRY(tsr_layer_forward(&context, &model->shape, &layer, &batch, &buffers, &model->carried));
+    model->carried = tsr_layer_output(&layer, &buffers);
     if (unit < model->options.layout->layer_count - 1)
         return TSR_OK;
     return tsr_model_head_begin(model, &layer);
@@ -328,11 +347,11 @@ static tsr_status backward(tsr_model *model, int unit, const tsr_unit_view *view
 {
     const stage *s = tsr_model_current(model);
     const tsr_layout *layout = model->options.layout;
-    const tsr_layer_buffers *buffers = &model->activations.kept[unit];
     tsr_layer_batch batch = layer_batch(s);
     tsr_layer layer;
     if (unit < layout->first_trained)
         return TSR_OK;
+    tsr_layer_buffers buffers = buffers_of(model, unit);
     tsr_linear_context context = tsr_model_context(model);
     tsr_model_resolve(&layer, model, unit, view, true, s->batch.epoch);
     model->gradient = gradient;
@@ -340,9 +359,9 @@ static tsr_status backward(tsr_model *model, int unit, const tsr_unit_view *view
     model->gradient_unit_index = unit;
     if (unit == layout->layer_count - 1)
         TSR_TRY(tsr_model_head_backward(model, &layer));
-    TSR_TRY(tsr_layer_recompute(&context, &model->shape, &layer, &batch, buffers,
+    TSR_TRY(tsr_layer_recompute(&context, &model->shape, &layer, &batch, &buffers,
                                 model->recompute[unit]));
-    return tsr_layer_backward(&context, &model->shape, &layer, &batch, buffers,
+    return tsr_layer_backward(&context, &model->shape, &layer, &batch, &buffers,
                               &model->activations.scratch, model->activations.dx,
                               unit == layout->first_trained, gradients_ready, model);
 }

@@ -43,7 +43,8 @@ typedef struct {
 
 typedef struct {
     const tsr_layout *layout;
-    const tsr_unit *units; /* [layout->unit_count]: offsets of every segment */
+    const tsr_unit *units; /* [layout->unit_count]: offsets of every segment, and which layers'
+                              activations are offloaded */
     int ranks;             /* of the shard group */
     const tsr_kernels *kernels;
     tsr_dtype dtype; /* of activations and of the working copies of A and B */
@@ -55,6 +56,10 @@ typedef struct {
     int gradient_shift;     /* of the fixed point */
     uint64_t contributions; /* micro-batches that add to one gradient, at most */
 } tsr_model_options;
+
+/* What a layer keeps for its backward, of the largest micro-batch: the saved_bytes of its unit if they
+ * are to be offloaded. 0: it has no backward. */
+uint64_t tsr_model_kept_bytes(const tsr_model_options *options, int layer);
 
 /* Walks over the model's buffers in a fixed order: device memory through `device`, host memory
  * (staging) through `host`. With `model` NULL they are only told. */
@@ -111,6 +116,9 @@ tsr_status tsr_model_norm(tsr_model *model, int unit, const tsr_unit_view *view)
 /* gradient: the reduce-scatter buffer of B(u), written whole; NULL otherwise. */
 tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit,
                              const tsr_unit_view *view, int64_t *gradient);
+
+/* What an offloaded layer has saved of the micro-batch that is computed now. */
+tsr_saved tsr_model_saved(const tsr_model *model, int unit);
 
 /* After the last use of a micro-batch: its staging may be used again. */
 tsr_status tsr_model_release(tsr_model *model);

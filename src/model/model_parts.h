@@ -37,6 +37,7 @@ typedef struct {
     norm_vectors norm[TSR_LINEAR_COUNT];
     nested_state nested[TSR_LINEAR_COUNT];
     bool squares_known;
+    char *saved; /* host memory of its activations, if they travel */
 } unit_state;
 
 struct tsr_model {
@@ -58,6 +59,9 @@ struct tsr_model {
     int gradient_unit_index;
     bool fresh;
 };
+
+/* The options of the activations of a model. */
+tsr_activation_options tsr_model_activation(const tsr_model_options *options);
 
 /* Bytes of one stage for the largest micro-batch. */
 uint64_t tsr_model_stage_bytes(const tsr_model_options *options);

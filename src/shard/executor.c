@@ -25,10 +25,12 @@ static tsr_status check_options(const tsr_executor_options *o)
         return tsr_fail(TSR_EINVAL, "%d replicas in the plan, %d ranks in the replica group",
                         plan->replicas, o->replica ? tsr_comm_size(o->replica) : 0);
     const tsr_executor_callbacks *c = &o->callbacks;
-    bool norm = false;
-    for (int u = 0; u < plan->unit_count; u++)
+    bool norm = false, saves = false;
+    for (int u = 0; u < plan->unit_count; u++) {
         norm |= plan->units[u].has_norm;
-    if (!c->compute || !c->tally || (norm && !c->norm) ||
+        saves |= plan->units[u].saved_bytes > 0;
+    }
+    if (!c->compute || !c->tally || (norm && !c->norm) || (saves && !c->saved) ||
         (plan->train && (!c->grad_norm || !c->optim)))
         return tsr_fail(TSR_EINVAL, "a callback of the executor is missing");
     return TSR_OK;
@@ -279,6 +281,8 @@ tsr_exposed tsr_executor_exposed(const tsr_executor *executor)
     return (tsr_exposed){.h2d = seconds[TSR_CAUSE_H2D],
                          .gather = seconds[TSR_CAUSE_GATHER],
                          .reduce = seconds[TSR_CAUSE_REDUCE],
+                         .load = seconds[TSR_CAUSE_LOAD],
+                         .save = seconds[TSR_CAUSE_SAVE],
                          .other = seconds[TSR_CAUSE_OTHER]};
 }
 

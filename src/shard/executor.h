@@ -51,8 +51,13 @@ typedef struct {
     tsr_status (*grad_norm)(void *user, int64_t *word);
     /* On optim, after an evaluation: the same without a norm. */
     tsr_status (*tally)(void *user, int64_t *word);
-    /* On optim. `word` is reduced when it runs; nothing may change if tsr_word_discards it. */
-    tsr_status (*optim)(void *user, const int64_t *word);
+    /* On optim. `word` is reduced when it runs; nothing may change if tsr_word_discards it. Once a
+     * step for all (chunk -1), or for each chunk in order, whose range and place are
+     * tsr_store_part's. */
+    tsr_status (*optim)(void *user, const int64_t *word, int chunk);
+    /* What `unit` saves of the micro-batch that is being issued: what SAVE and LOAD copy. NULL where
+     * no unit has saved_bytes. */
+    tsr_saved (*saved)(void *user, int unit);
 } tsr_executor_callbacks;
 
 typedef enum {
@@ -69,7 +74,8 @@ typedef struct {
     tsr_op_kind kind; /* at op number `index` (from 0) of this kind */
     uint64_t index;
     uint32_t delay_ms; /* DELAY */
-    bool poison_slots; /* 0xff over every part of a slot before it is filled again */
+    bool poison_slots; /* 0xff over every part of a slot before it is filled again; likewise over
+                          regions and buffers of optimizer state */
     bool check;        /* I6: unit and generation on the device before each compute */
     bool timed;        /* times from timed events, as on a GPU, on the CPU too */
 } tsr_executor_debug;
@@ -87,7 +93,7 @@ typedef struct {
     uint8_t kind, stream, phase; /* of the op */
     int unit;
     uint64_t bytes;   /* OP */
-    const char *name; /* KERNEL: "gemm"; EXPOSED: the cause, "h2d", "gather", "reduce" or "other" */
+    const char *name; /* KERNEL: "gemm"; EXPOSED: the cause, a field of tsr_exposed */
     double issue, start, end;
 } tsr_op_record;
 
@@ -103,10 +109,11 @@ typedef struct {
     uint32_t log_count; /* records the trace holds (the last ones); 0: no trace */
 } tsr_executor_options;
 
-/* Seconds the compute stream stood waiting, by cause. On a GPU a wait that was over before it began
- * counts the one or two microseconds that its two timed events take. */
+/* Seconds the compute stream stood waiting, by cause: load and save are activations that come back
+ * and that have still to go before their region is written again. On a GPU a wait that was over
+ * before it began counts the one or two microseconds that its two timed events take. */
 typedef struct {
-    double h2d, gather, reduce, other;
+    double h2d, gather, reduce, load, save, other;
 } tsr_exposed;
 
 /* On success the caller owns *out. */

@@ -24,6 +24,10 @@ static tsr_wait_cause cause_of(int event)
         return TSR_CAUSE_H2D;
     if (event >= TSR_EVENT_REDUCED && event < TSR_EVENT_COMPUTED)
         return TSR_CAUSE_REDUCE;
+    if (event >= TSR_EVENT_SAVED && event < TSR_EVENT_RESTORED)
+        return TSR_CAUSE_SAVE;
+    if (event >= TSR_EVENT_RESTORED && event < TSR_EVENT_FETCHED)
+        return TSR_CAUSE_LOAD;
     return TSR_CAUSE_OTHER;
 }
 
@@ -126,6 +130,16 @@ static tsr_status issue_gather(tsr_executor *executor, const tsr_plan_op *op)
                                executor->range + first, part->segment_count);
 }
 
+/* The region of a use: all that the micro-batch has of it, in debug runs. */
+static tsr_status poison_region(const tsr_executor *executor, const tsr_plan_op *op)
+{
+    const tsr_executor_callbacks *callbacks = &executor->options.callbacks;
+    if (!executor->options.debug.poison_slots || op->region < 0)
+        return TSR_OK;
+    tsr_saved saved = callbacks->saved(callbacks->user, op->unit);
+    return poison(executor, op, saved.device, saved.bytes);
+}
+
 static tsr_status issue_compute(tsr_executor *executor, const tsr_plan_op *op)
 {
     const tsr_executor_callbacks *callbacks = &executor->options.callbacks;
@@ -140,11 +154,43 @@ static tsr_status issue_compute(tsr_executor *executor, const tsr_plan_op *op)
                    .empty = executor->empty,
                    .first = op->first,
                    .last = op->last};
+    if (op->phase == TSR_USE_FORWARD)
+        TSR_TRY(poison_region(executor, op));
     TSR_TRY(callbacks->compute(callbacks->user, &use, &view,
                                op->buffer >= 0 ? store->gradient[op->buffer] : NULL));
+    if (op->phase == TSR_USE_BACKWARD)
+        TSR_TRY(poison_region(executor, op));
     if (!op->releases)
         return TSR_OK;
     return poison(executor, op, store->slot[op->slot], executor->plan->slot_bytes);
+}
+
+/* SAVE and LOAD. */
+static tsr_status issue_saved(tsr_executor *executor, const tsr_plan_op *op)
+{
+    const tsr_executor_callbacks *callbacks = &executor->options.callbacks;
+    bool save = op->kind == TSR_OP_SAVE;
+    tsr_saved saved = callbacks->saved(callbacks->user, op->unit);
+    if (op->bytes == 0)
+        return TSR_OK;
+    return tsr_stream_copy(stream_of(executor, op), save ? saved.host : saved.device,
+                           save ? saved.device : saved.host, op->bytes);
+}
+
+/* LOAD_STATE and SAVE_STATE. */
+static tsr_status issue_state(tsr_executor *executor, const tsr_plan_op *op)
+{
+    const tsr_store *store = executor->options.store;
+    const tsr_trainable *t = &store->trainable;
+    tsr_optim_part part = tsr_store_part(store, op->chunk);
+    uint64_t bytes = part.count * sizeof(float);
+    bool save = op->kind == TSR_OP_SAVE_STATE;
+    float *home[TSR_STATE_ARRAYS] = {t->master + part.begin, t->m + part.begin, t->v + part.begin};
+    float *here[TSR_STATE_ARRAYS] = {part.master, part.m, part.v};
+    for (int i = 0; i < TSR_STATE_ARRAYS; i++)
+        TSR_TRY(tsr_stream_copy(stream_of(executor, op), save ? home[i] : here[i],
+                                save ? here[i] : home[i], bytes));
+    return save ? poison(executor, op, (char *)part.master, TSR_STATE_ARRAYS * bytes) : TSR_OK;
 }
 
 /* Summed over the shard group, then over replicas, then added up by the owner. The first
@@ -226,6 +272,12 @@ static tsr_status issue_work(tsr_executor *executor, const tsr_plan_op *op)
         return issue_compute(executor, op);
     case TSR_OP_REDUCE:
         return issue_reduce(executor, op);
+    case TSR_OP_SAVE:
+    case TSR_OP_LOAD:
+        return issue_saved(executor, op);
+    case TSR_OP_LOAD_STATE:
+    case TSR_OP_SAVE_STATE:
+        return issue_state(executor, op);
     case TSR_OP_GRAD_NORM:
     case TSR_OP_TALLY:
         return issue_fill_word(executor, op);
@@ -233,8 +285,8 @@ static tsr_status issue_work(tsr_executor *executor, const tsr_plan_op *op)
         return tsr_comm_all_reduce(executor->options.world, stream_of(executor, op), store->word,
                                    TSR_WORD_COUNT, TSR_SUM);
     case TSR_OP_OPTIM:
-        executor->updates++;
-        return callbacks->optim(callbacks->user, store->word);
+        executor->updates += op->last;
+        return callbacks->optim(callbacks->user, store->word, op->chunk);
     case TSR_OP_WORD:
         return issue_word(executor, op);
     default:
@@ -243,6 +295,20 @@ static tsr_status issue_work(tsr_executor *executor, const tsr_plan_op *op)
 }
 
 /* ---- slots, as of what was issued ---- */
+
+/* A region holds what a unit has saved from its forward, or its LOAD, until its backward. */
+static tsr_status note_region(tsr_executor *executor, const tsr_plan_op *op)
+{
+    if (op->region < 0)
+        return TSR_OK;
+    int *unit = &executor->issued_region[op->region];
+    if (op->kind == TSR_OP_LOAD || (op->kind == TSR_OP_COMPUTE && op->phase == TSR_USE_FORWARD))
+        *unit = op->unit;
+    if (*unit == op->unit)
+        return TSR_OK;
+    return tsr_fail(TSR_EINTERNAL, "plan: %s of unit %d finds unit %d in region %d",
+                    tsr_op_name((tsr_op_kind)op->kind), op->unit, *unit, op->region);
+}
 
 static tsr_status note_slot(tsr_executor *executor, const tsr_plan_op *op, tsr_op_call *call)
 {
@@ -291,6 +357,7 @@ static tsr_status issue(tsr_executor *executor, const tsr_plan_op *op)
         call.fault = debug->fault;
     executor->of_kind[op->kind]++;
     TSR_TRY(note_slot(executor, op, &call));
+    TSR_TRY(note_region(executor, op));
     TSR_TRY(wait_all(executor, op));
     if (traced)
         TSR_TRY(place(executor, op, TSR_MARK_BEGIN, TSR_CAUSE_OTHER));
@@ -317,9 +384,13 @@ tsr_status tsr_op_issue(tsr_executor *executor, const tsr_plan_op *op)
                      op->unit);
         tsr_range_begin(label);
     }
+    tsr_plan_op now = *op;
+    if (op->kind == TSR_OP_SAVE || op->kind == TSR_OP_LOAD) /* what this micro-batch has of it */
+        now.bytes =
+            executor->options.callbacks.saved(executor->options.callbacks.user, op->unit).bytes;
     executor->op = op;
     tsr_kernels_watch(executor->trace_step >= 0 ? &executor->watcher : NULL);
-    tsr_status status = issue(executor, op);
+    tsr_status status = issue(executor, &now);
     tsr_kernels_watch(NULL);
     if (executor->ranges)
         tsr_range_end();

@@ -21,10 +21,9 @@
 /* Events of a stream that is not compute. */
 #define FEW_MARKS 512
 
-static const char *const cause_name[TSR_CAUSE_COUNT] = {[TSR_CAUSE_H2D] = "h2d",
-                                                        [TSR_CAUSE_GATHER] = "gather",
-                                                        [TSR_CAUSE_REDUCE] = "reduce",
-                                                        [TSR_CAUSE_OTHER] = "other"};
+static const char *const cause_name[TSR_CAUSE_COUNT] = {
+    [TSR_CAUSE_H2D] = "h2d",   [TSR_CAUSE_GATHER] = "gather", [TSR_CAUSE_REDUCE] = "reduce",
+    [TSR_CAUSE_LOAD] = "load", [TSR_CAUSE_SAVE] = "save",     [TSR_CAUSE_OTHER] = "other"};
 
 /* ---- what a mark's time says ---- */
 

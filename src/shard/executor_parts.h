@@ -25,6 +25,8 @@ typedef enum {
     TSR_CAUSE_H2D,
     TSR_CAUSE_GATHER,
     TSR_CAUSE_REDUCE,
+    TSR_CAUSE_LOAD,
+    TSR_CAUSE_SAVE,
     TSR_CAUSE_OTHER,
     TSR_CAUSE_COUNT
 } tsr_wait_cause;
@@ -97,6 +99,7 @@ struct tsr_executor {
     uint64_t word_generation[2];
     tsr_slot_stamp issued[TSR_SLOTS_MAX][TSR_PART_COUNT];
     uint64_t issued_update[TSR_SLOTS_MAX]; /* OPTIMs before the trainable part was gathered */
+    int issued_region[TSR_REGIONS];        /* the unit that a region holds */
     /* Written on streams; ordered by the plan's events, so TSan checks the plan through them. */
     tsr_slot_stamp stamp[TSR_SLOTS_MAX][TSR_PART_COUNT];
     _Atomic unsigned live; /* bit s: slot s holds a unit that is still to be used */

@@ -17,10 +17,14 @@ const char *tsr_op_name(tsr_op_kind kind)
         [TSR_OP_NORM] = "NORM",
         [TSR_OP_COMPUTE] = "COMPUTE",
         [TSR_OP_REDUCE] = "REDUCE",
+        [TSR_OP_SAVE] = "SAVE",
+        [TSR_OP_LOAD] = "LOAD",
         [TSR_OP_GRAD_NORM] = "GRAD_NORM",
         [TSR_OP_TALLY] = "TALLY",
         [TSR_OP_CONTROL] = "CONTROL",
         [TSR_OP_OPTIM] = "OPTIM",
+        [TSR_OP_LOAD_STATE] = "LOAD_STATE",
+        [TSR_OP_SAVE_STATE] = "SAVE_STATE",
         [TSR_OP_WORD] = "WORD",
     };
     return (unsigned)kind < TSR_OP_COUNT ? name[kind] : "?";
@@ -44,6 +48,12 @@ void tsr_event_name(char out[16], int event)
         const char *name;
         bool indexed;
     } group[] = {
+        {TSR_EVENT_STORED, "stored", true},
+        {TSR_EVENT_UPDATED, "updated", true},
+        {TSR_EVENT_FETCHED, "fetched", true},
+        {TSR_EVENT_RESTORED, "restored", true},
+        {TSR_EVENT_SAVED, "saved", true},
+        {TSR_EVENT_USED, "used", true},
         {TSR_EVENT_WORDED, "worded", false},
         {TSR_EVENT_OPTIMIZED, "optimized", false},
         {TSR_EVENT_CONTROLLED, "controlled", false},
@@ -103,6 +113,10 @@ void tsr_plan_op_print(tsr_text *out, const tsr_plan_op *op)
         tsr_text_printf(out, " stage %d", op->stage);
     if (op->buffer >= 0)
         tsr_text_printf(out, " gradient %d", op->buffer);
+    if (op->region >= 0)
+        tsr_text_printf(out, " region %d", op->region);
+    if (op->chunk >= 0)
+        tsr_text_printf(out, " chunk %d", op->chunk);
     if (op->bytes > 0)
         tsr_text_printf(out, " %llu bytes", (unsigned long long)op->bytes);
     tsr_text_puts(out, comm[op->comm]);
@@ -251,6 +265,11 @@ static tsr_status check_options(const tsr_plan_options *o)
         if (u >= o->layer_count && o->units[u].trainable.segment_count > 0)
             return tsr_fail(TSR_EINVAL, "unit %d is a chunk of the head and cannot be trained", u);
     }
+    if (o->chunk_elements % TSR_GRANULE_ELEMENTS)
+        return tsr_fail(TSR_EINVAL,
+                        "chunks of %llu elements of the optimizer's state: a multiple of %d is "
+                        "needed",
+                        (unsigned long long)o->chunk_elements, TSR_GRANULE_ELEMENTS);
     return TSR_OK;
 }
 
@@ -267,6 +286,13 @@ static void measure(tsr_plan *plan)
         plan->slot_bytes = slot > plan->slot_bytes ? slot : plan->slot_bytes;
         plan->stage_bytes = stage > plan->stage_bytes ? stage : plan->stage_bytes;
         part_bytes = part > part_bytes ? part : part_bytes;
+        plan->owned += unit->trainable.gradient_count;
+        if (unit->saved_bytes > plan->saved_bytes)
+            plan->saved_bytes = unit->saved_bytes;
+    }
+    if (o->train && o->chunk_elements > 0) {
+        plan->chunk_count = (int)((plan->owned + o->chunk_elements - 1) / o->chunk_elements);
+        plan->state_bytes = tsr_plan_chunk(plan, 0).count * TSR_STATE_ARRAYS * sizeof(float);
     }
     plan->gradient_bytes = part_bytes * (uint64_t)o->ranks;
     /* A group of one rank adds its gradient buffer up without receiving it. */
@@ -287,6 +313,9 @@ static tsr_status find_backward(tsr_plan *plan)
     if (o->train && reduces == 0)
         return tsr_fail(TSR_EINVAL, "a plan for training, but no unit has a trainable part");
     plan->last_buffer = reduces ? (reduces - 1) % TSR_GRADIENT_BUFFERS : 0;
+    for (int u = 0; u < o->unit_count; u++)
+        if (o->units[u].saved_bytes > 0 && (u < plan->lowest_backward || u >= o->layer_count))
+            return tsr_fail(TSR_EINVAL, "unit %d saves activations, but has no backward", u);
     return TSR_OK;
 }
 
@@ -333,4 +362,12 @@ const tsr_program *tsr_plan_program(const tsr_plan *plan, int state, tsr_program
 {
     int index = plan->program_at[state * TSR_PROGRAM_COUNT + (int)kind];
     return index < 0 ? NULL : &plan->program[index];
+}
+
+tsr_plan_range tsr_plan_chunk(const tsr_plan *plan, int chunk)
+{
+    uint64_t size = chunk < 0 ? plan->owned : plan->options.chunk_elements;
+    uint64_t begin = chunk < 0 ? 0 : (uint64_t)chunk * size;
+    uint64_t left = plan->owned - begin;
+    return (tsr_plan_range){begin, left < size ? left : size};
 }

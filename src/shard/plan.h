@@ -8,7 +8,7 @@
  *     TRAIN_FIRST, _NEXT    a training micro-batch: F0 .. F(L-1), H0 .., B(L-1) .. B(lowest that
  *                           trains)
  *     EVAL_FIRST, _NEXT     an evaluation micro-batch: F0 .. F(L-1), H0 ..
- *     STEP_END              GRAD_NORM, CONTROL, OPTIM, WORD, then GATHER_T of the first units that
+ *     STEP_END              GRAD_NORM, CONTROL, WORD, OPTIM, then GATHER_T of the first units that
  *                           are in slots
  *     EVAL_END              TALLY, CONTROL, WORD
  *
@@ -21,6 +21,13 @@
  * word is reduced, which needs the gradients of every unit, so no unit's part could start earlier.
  * It is elementwise over flat arrays: one pass streams them once, with one launch. All that a split
  * would save is the wait of the first GATHER_T for the other units' share of that pass.
+ *
+ * What does not fit the device goes through it (options and units say what):
+ *     activations      SAVE(u) after F(u), LOAD(u) while the layer above is in its backward, through
+ *                      two regions of one layer each (shard/unit.h); an evaluation saves nothing
+ *     optimizer state  fp32 masters and moments live in host memory; LOAD_STATE, OPTIM and
+ *                      SAVE_STATE pass over chunks of fixed size through two buffers. The first two
+ *                      chunks are loaded before the control word is known.
  *
  * A part that nothing has to move (RESIDENT; SHARDED or trainable in a group of one rank) has no op
  * at all and needs no slot; its users wait for OPTIM themselves.
@@ -41,21 +48,27 @@
 #define TSR_SLOTS_MAX        8
 #define TSR_STAGES_MAX       8
 #define TSR_GRADIENT_BUFFERS 2
+#define TSR_STATE_BUFFERS    2
+#define TSR_STATE_ARRAYS     3 /* masters and two moments, fp32 each */
 
 typedef enum { TSR_COMM_NONE, TSR_COMM_SHARD, TSR_COMM_REPLICA, TSR_COMM_WORLD } tsr_comm_id;
 
 typedef enum {
-    TSR_OP_H2D,       /* host shard into a stage, or the whole part into a slot */
-    TSR_OP_GATHER,    /* frozen part, from the shards or the stages, into a slot */
-    TSR_OP_GATHER_T,  /* trainable part into a slot */
-    TSR_OP_NORM,      /* DoRA's norm of a gathered unit */
-    TSR_OP_COMPUTE,   /* F, H or B of a unit */
-    TSR_OP_REDUCE,    /* a gradient buffer into its owners' accumulators */
-    TSR_OP_GRAD_NORM, /* fills the control word after a step's last micro-batch */
-    TSR_OP_TALLY,     /* fills the control word after an evaluation */
-    TSR_OP_CONTROL,   /* reduces the control word over the world */
-    TSR_OP_OPTIM,     /* the optimizer over all owned parameters */
-    TSR_OP_WORD,      /* the control word to the host's ring of two */
+    TSR_OP_H2D,        /* host shard into a stage, or the whole part into a slot */
+    TSR_OP_GATHER,     /* frozen part, from the shards or the stages, into a slot */
+    TSR_OP_GATHER_T,   /* trainable part into a slot */
+    TSR_OP_NORM,       /* DoRA's norm of a gathered unit */
+    TSR_OP_COMPUTE,    /* F, H or B of a unit */
+    TSR_OP_REDUCE,     /* a gradient buffer into its owners' accumulators */
+    TSR_OP_SAVE,       /* what F(u) saved, from its region to the host */
+    TSR_OP_LOAD,       /* and back, for B(u) */
+    TSR_OP_GRAD_NORM,  /* fills the control word after a step's last micro-batch */
+    TSR_OP_TALLY,      /* fills the control word after an evaluation */
+    TSR_OP_CONTROL,    /* reduces the control word over the world */
+    TSR_OP_OPTIM,      /* the optimizer over all owned parameters, or over a chunk of them */
+    TSR_OP_LOAD_STATE, /* masters and moments of a chunk, from the host */
+    TSR_OP_SAVE_STATE, /* and back */
+    TSR_OP_WORD,       /* the control word to the host's ring of two */
     TSR_OP_COUNT
 } tsr_op_kind;
 
@@ -82,16 +95,22 @@ enum {
     TSR_EVENT_WRITTEN = TSR_EVENT_DRAINED + TSR_STAGES_MAX, /* compute: a gradient buffer */
     TSR_EVENT_REDUCED = TSR_EVENT_WRITTEN + TSR_GRADIENT_BUFFERS, /* comm: likewise */
     TSR_EVENT_COMPUTED =
-        TSR_EVENT_REDUCED + TSR_GRADIENT_BUFFERS, /* compute: an evaluation's end */
-    TSR_EVENT_TALLIED,                            /* optim: the control word was filled */
-    TSR_EVENT_CONTROLLED,                         /* comm: it was reduced */
-    TSR_EVENT_OPTIMIZED,                          /* optim */
-    TSR_EVENT_WORDED,                             /* d2h: it was copied to the host */
-    TSR_EVENT_COUNT
+        TSR_EVENT_REDUCED + TSR_GRADIENT_BUFFERS,   /* compute: an evaluation's end */
+    TSR_EVENT_TALLIED,                              /* optim: the control word was filled */
+    TSR_EVENT_CONTROLLED,                           /* comm: it was reduced */
+    TSR_EVENT_OPTIMIZED,                            /* optim */
+    TSR_EVENT_WORDED,                               /* d2h: it was copied to the host */
+    TSR_EVENT_USED,                                 /* compute: F or B has ended with a region */
+    TSR_EVENT_SAVED = TSR_EVENT_USED + TSR_REGIONS, /* d2h: the region was copied */
+    TSR_EVENT_RESTORED = TSR_EVENT_SAVED + TSR_REGIONS,   /* h2d: it was filled */
+    TSR_EVENT_FETCHED = TSR_EVENT_RESTORED + TSR_REGIONS, /* h2d: a chunk's buffer was filled */
+    TSR_EVENT_UPDATED = TSR_EVENT_FETCHED + TSR_STATE_BUFFERS, /* optim: its chunk was updated */
+    TSR_EVENT_STORED = TSR_EVENT_UPDATED + TSR_STATE_BUFFERS,  /* d2h: it was copied back */
+    TSR_EVENT_COUNT = TSR_EVENT_STORED + TSR_STATE_BUFFERS
 };
 
-#define TSR_OP_WAITS   4
-#define TSR_OP_RECORDS 2
+#define TSR_OP_WAITS   6
+#define TSR_OP_RECORDS 3
 
 typedef struct {
     uint16_t event;
@@ -100,12 +119,13 @@ typedef struct {
 
 typedef struct {
     uint8_t kind, stream, comm, phase;
-    int8_t slot, stage, buffer; /* -1: none */
+    int8_t slot, stage, buffer, region; /* -1: none */
     uint8_t wait_count, record_count;
-    bool first, last; /* COMPUTE: of its program */
+    bool first, last; /* COMPUTE, OPTIM: of its program */
     bool releases;    /* COMPUTE: the slot's occupant leaves before its next use */
     int unit;         /* -1: none */
-    uint64_t bytes;   /* that arrive on this rank */
+    int chunk;        /* of the optimizer's state; -1: none, or all of it */
+    uint64_t bytes;   /* that arrive on this rank, or in its host memory; SAVE, LOAD: at most */
     tsr_plan_wait wait[TSR_OP_WAITS];
     uint16_t record[TSR_OP_RECORDS];
 } tsr_plan_op;
@@ -146,6 +166,9 @@ typedef struct {
     int slots;       /* 0: 2 */
     int stages;      /* 0: 2 */
     bool train;      /* false: evaluation only */
+    /* Of a chunk of the optimizer's state, which then lives in host memory; a multiple of a granule's
+     * elements. 0: the state lives on the device. */
+    uint64_t chunk_elements;
 } tsr_plan_options;
 
 typedef struct {
@@ -158,17 +181,30 @@ typedef struct {
     int lowest_backward; /* the last unit of a backward; layer_count without training */
     int last_buffer;     /* gradient buffer of a micro-batch's last REDUCE */
     uint64_t slot_bytes, stage_bytes, gradient_bytes, receive_bytes; /* of one each */
+    uint64_t saved_bytes;                                            /* of one region */
+    uint64_t state_bytes; /* of one buffer for a chunk of the optimizer's state */
+    int chunk_count;      /* 0: the state lives on the device */
+    uint64_t owned;       /* elements of all trainable parts on this rank */
     uint64_t hash;
 } tsr_plan;
 
 /* On success the caller destroys *out. TSR_EINVAL: no layer or no chunk of the head, fewer than 2
  * slots (or stages where they are needed), a head chunk that trains, training without a trainable
- * part. */
+ * part, a unit that saves activations but has no backward, a chunk that is no multiple of a granule.
+ */
 tsr_status tsr_plan_compile(tsr_plan **out, const tsr_plan_options *options);
 void tsr_plan_destroy(tsr_plan *plan);
 
 /* The program of `kind` in `state`; NULL where it cannot follow. */
 const tsr_program *tsr_plan_program(const tsr_plan *plan, int state, tsr_program_kind kind);
+
+/* Elements [begin, begin + count) of what a rank owns. */
+typedef struct {
+    uint64_t begin, count;
+} tsr_plan_range;
+
+/* A chunk of the optimizer's state; chunk -1: all of it. */
+tsr_plan_range tsr_plan_chunk(const tsr_plan *plan, int chunk);
 
 /* TSR_ERANKS, naming the first op (or segment) that differs and the rank, unless all ranks compiled
  * the same plan from the same layout. Blocking, collective; at start-up (allocates). */

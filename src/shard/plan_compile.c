@@ -1,55 +1,12 @@
 /*
  * plan_compile.c: one program. The order of use is a list; at each use the units to come are
  * prefetched into slots that are wanted later than they are, and every op gets the waits that order
- * its conflicts. Waits that follow from others are left out: each op carries a vector clock.
+ * its conflicts.
  */
-#include "shard/plan_parts.h"
+#include "shard/plan_builder.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-_Static_assert(TSR_EVENT_COUNT <= 64, "a clock keeps one bit for each event");
-
-/* What is known to have completed: ops of this program, and the last records before it. */
-typedef struct {
-    int op[TSR_STREAM_COUNT]; /* the latest op of each stream; -1: none */
-    uint64_t before;          /* bit e: event e as it was before the program */
-} clock_vector;
-
-typedef struct {
-    uint8_t phase;
-    int unit;
-} use;
-
-typedef struct {
-    const tsr_plan *plan;
-    const tsr_unit *unit;
-    int ranks, slots;
-    tsr_program_kind kind;
-    tsr_plan_state *state;
-    use *use;
-    int use_count, horizon; /* [0, use_count) of this program, [.., horizon) of the next */
-    tsr_plan_op *op;
-    clock_vector *clock; /* [op]: after it */
-    int op_count, op_capacity;
-    clock_vector stream[TSR_STREAM_COUNT];
-    uint64_t implied[TSR_EVENT_COUNT]; /* knowing e before the program means knowing these too */
-    uint32_t records[TSR_EVENT_COUNT];
-    int last_user[TSR_SLOTS_MAX];  /* COMPUTE that used the slot last; -1 */
-    int recorder[TSR_EVENT_COUNT]; /* op of the last record; -1: before the program */
-} builder;
-
-tsr_stream_id tsr_event_stream(int event)
-{
-    if (event < TSR_EVENT_READY || event == TSR_EVENT_COMPUTED ||
-        (event >= TSR_EVENT_WRITTEN && event < TSR_EVENT_REDUCED))
-        return TSR_STREAM_COMPUTE;
-    if (event >= TSR_EVENT_LOADED && event < TSR_EVENT_DRAINED)
-        return TSR_STREAM_H2D;
-    if (event == TSR_EVENT_TALLIED || event == TSR_EVENT_OPTIMIZED)
-        return TSR_STREAM_OPTIM;
-    return event == TSR_EVENT_WORDED ? TSR_STREAM_D2H : TSR_STREAM_COMM;
-}
 
 static uint64_t events_of(tsr_stream_id stream)
 {
@@ -60,120 +17,14 @@ static uint64_t events_of(tsr_stream_id stream)
     return mask;
 }
 
-static void clock_merge(clock_vector *into, const clock_vector *from)
-{
-    for (int s = 0; s < TSR_STREAM_COUNT; s++)
-        if (from->op[s] > into->op[s])
-            into->op[s] = from->op[s];
-    into->before |= from->before;
-}
-
-/* The clock that a wait for the latest record of `event` brings. */
-static clock_vector clock_of(const builder *b, int event)
-{
-    if (b->recorder[event] >= 0)
-        return b->clock[b->recorder[event]];
-    clock_vector clock = {.before = 1ull << event | b->implied[event]};
-    for (int s = 0; s < TSR_STREAM_COUNT; s++)
-        clock.op[s] = -1;
-    return clock;
-}
-
-/* Whether `clock` already covers the latest record of `event`. */
-static bool clock_covers(const builder *b, const clock_vector *clock, int event)
-{
-    tsr_stream_id owner = tsr_event_stream(event);
-    if (b->recorder[event] >= 0)
-        return clock->op[owner] >= b->recorder[event];
-    /* Any op of this program on the owner comes after everything before the program. */
-    return clock->op[owner] >= 0 || (clock->before >> event & 1) != 0;
-}
-
-/* ---- ops ---- */
-
-static tsr_plan_op *op_begin(builder *b, tsr_op_kind kind, tsr_stream_id stream, int unit)
-{
-    /* op_reserve made room. */
-    tsr_plan_op *op = &b->op[b->op_count];
-    memset(op, 0, sizeof *op);
-    op->kind = (uint8_t)kind;
-    op->stream = (uint8_t)stream;
-    op->slot = op->stage = op->buffer = -1;
-    op->unit = unit;
-    return op;
-}
-
-static void op_wants(tsr_plan_op *op, int event)
-{
-    op->wait[op->wait_count++].event = (uint16_t)event;
-}
-
-static void op_records(tsr_plan_op *op, int event)
-{
-    op->record[op->record_count++] = (uint16_t)event;
-}
-
-/* Drops the waits that the stream's past or the other waits imply, and ends the op. */
-static void op_end(builder *b, tsr_plan_op *op)
-{
-    clock_vector *now = &b->stream[op->stream];
-    tsr_plan_wait wanted[TSR_OP_WAITS];
-    int wanted_count = op->wait_count;
-    memcpy(wanted, op->wait, sizeof wanted);
-    memset(op->wait, 0, sizeof op->wait);
-    op->wait_count = 0;
-    for (int i = 0; i < wanted_count; i++) {
-        int event = wanted[i].event;
-        bool implied =
-            tsr_event_stream(event) == (tsr_stream_id)op->stream || clock_covers(b, now, event);
-        for (int j = 0; j < wanted_count && !implied; j++) {
-            clock_vector other = clock_of(b, wanted[j].event);
-            implied = j != i && clock_covers(b, &other, event);
-        }
-        if (!implied)
-            op->wait[op->wait_count++] =
-                (tsr_plan_wait){.event = (uint16_t)event, .count = b->records[event]};
-    }
-    for (int i = 0; i < op->wait_count; i++) {
-        clock_vector other = clock_of(b, op->wait[i].event);
-        clock_merge(now, &other);
-    }
-    int index = b->op_count++;
-    now->op[op->stream] = index;
-    b->clock[index] = *now;
-    for (int i = 0; i < op->record_count; i++) {
-        b->records[op->record[i]]++;
-        b->recorder[op->record[i]] = index;
-    }
-}
-
-/* Room for everything that one use or one end of a step issues. */
-static tsr_status op_reserve(builder *b)
-{
-    int room = 4 * TSR_SLOTS_MAX + 8;
-    if (b->op_count + room <= b->op_capacity)
-        return TSR_OK;
-    int capacity = 2 * b->op_capacity + room;
-    tsr_plan_op *op = realloc(b->op, (size_t)capacity * sizeof *op);
-    if (op)
-        b->op = op;
-    clock_vector *clock = realloc(b->clock, (size_t)capacity * sizeof *clock);
-    if (clock)
-        b->clock = clock;
-    if (!op || !clock)
-        return tsr_fail(TSR_ENOMEM, "no memory for a program of %d operations", capacity);
-    b->op_capacity = capacity;
-    return TSR_OK;
-}
-
 /* ---- slots ---- */
 
-static bool needs_slot(const builder *b, int unit)
+static bool needs_slot(const tsr_builder *b, int unit)
 {
     return tsr_unit_slot_bytes(&b->unit[unit], b->ranks) > 0;
 }
 
-static int slot_of(const builder *b, int unit)
+static int slot_of(const tsr_builder *b, int unit)
 {
     for (int s = 0; s < b->slots; s++)
         if (b->state->unit[s] == unit)
@@ -182,7 +33,7 @@ static int slot_of(const builder *b, int unit)
 }
 
 /* The first use of `unit` after use `p`; the horizon if there is none. */
-static int next_use(const builder *b, int unit, int p)
+static int next_use(const tsr_builder *b, int unit, int p)
 {
     int q = p + 1;
     while (q < b->horizon && b->use[q].unit != unit)
@@ -195,61 +46,61 @@ static int next_use(const builder *b, int unit, int p)
 static void wants_slot(tsr_plan_op *op, int slot)
 {
     op->slot = (int8_t)slot;
-    op_wants(op, TSR_EVENT_FREED + slot);
+    tsr_op_wants(op, TSR_EVENT_FREED + slot);
 }
 
-static void gather_frozen(builder *b, const tsr_unit *u, int slot, bool trainable_follows)
+static void gather_frozen(tsr_builder *b, const tsr_unit *u, int slot, bool trainable_follows)
 {
     if (u->home == TSR_HOME_HOST_FULL) {
-        tsr_plan_op *op = op_begin(b, TSR_OP_H2D, TSR_STREAM_H2D, u->id);
+        tsr_plan_op *op = tsr_op_begin(b, TSR_OP_H2D, TSR_STREAM_H2D, u->id);
         wants_slot(op, slot);
         op->bytes = u->frozen.gathered_bytes;
-        op_records(op, TSR_EVENT_LOADED + slot);
-        op_end(b, op);
+        tsr_op_records(op, TSR_EVENT_LOADED + slot);
+        tsr_op_end(b, op);
         return;
     }
     int stage = -1;
     if (u->home == TSR_HOME_HOST_SHARDED) {
         stage = b->state->stage;
         b->state->stage = (uint8_t)((stage + 1) % b->plan->options.stages);
-        tsr_plan_op *copy = op_begin(b, TSR_OP_H2D, TSR_STREAM_H2D, u->id);
+        tsr_plan_op *copy = tsr_op_begin(b, TSR_OP_H2D, TSR_STREAM_H2D, u->id);
         copy->stage = (int8_t)stage;
         copy->bytes = u->frozen.shard_bytes;
-        op_wants(copy, TSR_EVENT_DRAINED + stage);
-        op_records(copy, TSR_EVENT_FILLED + stage);
-        op_end(b, copy);
+        tsr_op_wants(copy, TSR_EVENT_DRAINED + stage);
+        tsr_op_records(copy, TSR_EVENT_FILLED + stage);
+        tsr_op_end(b, copy);
     }
-    tsr_plan_op *op = op_begin(b, TSR_OP_GATHER, TSR_STREAM_COMM, u->id);
+    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_GATHER, TSR_STREAM_COMM, u->id);
     op->comm = TSR_COMM_SHARD;
     op->bytes = u->frozen.gathered_bytes;
     wants_slot(op, slot);
     if (stage >= 0) {
         op->stage = (int8_t)stage;
-        op_wants(op, TSR_EVENT_FILLED + stage);
-        op_records(op, TSR_EVENT_DRAINED + stage);
+        tsr_op_wants(op, TSR_EVENT_FILLED + stage);
+        tsr_op_records(op, TSR_EVENT_DRAINED + stage);
     }
     if (!trainable_follows)
-        op_records(op, TSR_EVENT_READY + slot);
-    op_end(b, op);
+        tsr_op_records(op, TSR_EVENT_READY + slot);
+    tsr_op_end(b, op);
 }
 
-static void gather_trainable(builder *b, const tsr_unit *u, int slot)
+static void gather_trainable(tsr_builder *b, const tsr_unit *u, int slot)
 {
-    tsr_plan_op *op = op_begin(b, TSR_OP_GATHER_T, TSR_STREAM_COMM, u->id);
+    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_GATHER_T, TSR_STREAM_COMM, u->id);
     op->comm = TSR_COMM_SHARD;
     op->bytes = u->trainable.gathered_bytes;
     wants_slot(op, slot);
     if (b->state->comm_waits_optim)
-        op_wants(op, TSR_EVENT_OPTIMIZED);
+        tsr_op_wants(op, TSR_EVENT_OPTIMIZED);
     b->state->comm_waits_optim = false;
-    op_records(op, TSR_EVENT_READY + slot);
-    op_end(b, op);
+    tsr_op_records(op, TSR_EVENT_READY + slot);
+    tsr_op_end(b, op);
     b->state->ready_awaited[slot] = false;
 }
 
 /* What is gathered is always used before it leaves: a prefetch fetches the first unit that is
  * missing, and takes no slot that is wanted sooner. */
-static tsr_status check_was_used(const builder *b, int slot)
+static tsr_status check_was_used(const tsr_builder *b, int slot)
 {
     if (b->state->ready_awaited[slot] && b->state->loaded_awaited[slot])
         return TSR_OK;
@@ -257,11 +108,11 @@ static tsr_status check_was_used(const builder *b, int slot)
                     b->state->unit[slot], slot);
 }
 
-static tsr_status gather(builder *b, int unit, int slot)
+static tsr_status gather(tsr_builder *b, int unit, int slot)
 {
     const tsr_unit *u = &b->unit[unit];
     tsr_plan_state *state = b->state;
-    TSR_TRY(op_reserve(b));
+    TSR_TRY(tsr_op_reserve(b));
     TSR_TRY(check_was_used(b, slot));
     if (b->last_user[slot] >= 0)
         b->op[b->last_user[slot]].releases = true;
@@ -283,7 +134,7 @@ static tsr_status gather(builder *b, int unit, int slot)
 
 /* Fills slots for later uses, nearest first, as long as one is wanted later than what would come.
  */
-static tsr_status prefetch(builder *b, int p)
+static tsr_status prefetch(tsr_builder *b, int p)
 {
     for (;;) {
         int q = p + 1;
@@ -311,18 +162,18 @@ static tsr_status prefetch(builder *b, int p)
 
 /* ---- uses ---- */
 
-static void wants_unit(const builder *b, tsr_plan_op *op, const tsr_unit *u, int slot)
+static void wants_unit(const tsr_builder *b, tsr_plan_op *op, const tsr_unit *u, int slot)
 {
     op->slot = (int8_t)slot;
     if (slot >= 0 && !b->state->ready_awaited[slot])
-        op_wants(op, TSR_EVENT_READY + slot);
+        tsr_op_wants(op, TSR_EVENT_READY + slot);
     if (slot >= 0 && !b->state->loaded_awaited[slot])
-        op_wants(op, TSR_EVENT_LOADED + slot);
+        tsr_op_wants(op, TSR_EVENT_LOADED + slot);
     if (u->trainable.gathered_bytes > 0 && b->ranks == 1 && b->state->compute_waits_optim)
-        op_wants(op, TSR_EVENT_OPTIMIZED);
+        tsr_op_wants(op, TSR_EVENT_OPTIMIZED);
 }
 
-static void mark_awaited(builder *b, const tsr_unit *u, int slot)
+static void mark_awaited(tsr_builder *b, const tsr_unit *u, int slot)
 {
     if (slot >= 0)
         b->state->ready_awaited[slot] = b->state->loaded_awaited[slot] = true;
@@ -330,54 +181,110 @@ static void mark_awaited(builder *b, const tsr_unit *u, int slot)
         b->state->compute_waits_optim = false;
 }
 
-static void reduce(builder *b, const tsr_unit *u, int buffer)
+static void reduce(tsr_builder *b, const tsr_unit *u, int buffer)
 {
-    tsr_plan_op *op = op_begin(b, TSR_OP_REDUCE, TSR_STREAM_COMM, u->id);
+    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_REDUCE, TSR_STREAM_COMM, u->id);
     op->comm = TSR_COMM_SHARD;
     op->buffer = (int8_t)buffer;
     op->bytes = u->trainable.gradient_count * sizeof(int64_t);
-    op_wants(op, TSR_EVENT_WRITTEN + buffer);
-    op_records(op, TSR_EVENT_REDUCED + buffer);
-    op_end(b, op);
+    tsr_op_wants(op, TSR_EVENT_WRITTEN + buffer);
+    tsr_op_records(op, TSR_EVENT_REDUCED + buffer);
+    tsr_op_end(b, op);
 }
 
-static tsr_status compute(builder *b, int p, int *buffer)
+/* ---- activations that go through the device ---- */
+
+static void save(tsr_builder *b, const tsr_unit *u, int region)
 {
-    const use *now = &b->use[p];
+    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_SAVE, TSR_STREAM_D2H, u->id);
+    op->region = (int8_t)region;
+    op->bytes = u->saved_bytes;
+    tsr_op_wants(op, TSR_EVENT_USED + region);
+    tsr_op_records(op, TSR_EVENT_SAVED + region);
+    tsr_op_end(b, op);
+}
+
+/* While unit `above` is in its backward, the next one below it that travels comes back, into the
+ * region that the one before `above` has left. It stands behind the prefetch of frozen parts, whose
+ * copies would else wait with it. */
+static void load_below(tsr_builder *b, int above)
+{
+    const tsr_plan_options *o = &b->plan->options;
+    int below = above - 1;
+    if (b->unit[above].saved_bytes == 0)
+        return;
+    while (below >= 0 && b->unit[below].saved_bytes == 0)
+        below--;
+    if (below < 0 || !tsr_unit_travels(b->unit, o->unit_count, below))
+        return;
+    int region = tsr_unit_region(b->unit, below);
+    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_LOAD, TSR_STREAM_H2D, below);
+    op->region = (int8_t)region;
+    op->bytes = b->unit[below].saved_bytes;
+    tsr_op_wants(op, TSR_EVENT_USED + region);
+    tsr_op_records(op, TSR_EVENT_RESTORED + region);
+    tsr_op_end(b, op);
+}
+
+/* Every SAVE of a region is awaited by the next forward in it, and every LOAD by its backward: at
+ * the end of a program compute knows them all, so that no wait goes beyond it. */
+static void use_region(const tsr_builder *b, tsr_plan_op *op, bool backward, bool travels)
+{
+    op->region = (int8_t)tsr_unit_region(b->unit, op->unit);
+    if (op->region < 0)
+        return;
+    if (!backward && b->recorder[TSR_EVENT_SAVED + op->region] >= 0)
+        tsr_op_wants(op, TSR_EVENT_SAVED + op->region);
+    if (backward && travels)
+        tsr_op_wants(op, TSR_EVENT_RESTORED + op->region);
+    if (b->kind == TSR_PROGRAM_TRAIN_FIRST || b->kind == TSR_PROGRAM_TRAIN_NEXT)
+        tsr_op_records(op, TSR_EVENT_USED + op->region);
+}
+
+static tsr_status compute(tsr_builder *b, int p, int *buffer)
+{
+    const tsr_plan_use *now = &b->use[p];
     const tsr_unit *u = &b->unit[now->unit];
     bool eval = b->kind == TSR_PROGRAM_EVAL_FIRST || b->kind == TSR_PROGRAM_EVAL_NEXT;
     bool first = b->kind == TSR_PROGRAM_TRAIN_FIRST || b->kind == TSR_PROGRAM_EVAL_FIRST;
-    bool reduces = now->phase == TSR_USE_BACKWARD && u->trainable.gradient_count > 0;
+    bool backward = now->phase == TSR_USE_BACKWARD;
+    bool reduces = backward && u->trainable.gradient_count > 0;
+    bool travels = tsr_unit_travels(b->unit, b->plan->options.unit_count, now->unit);
     int slot = slot_of(b, now->unit);
-    TSR_TRY(op_reserve(b));
+    TSR_TRY(tsr_op_reserve(b));
     if (slot < 0 && needs_slot(b, now->unit))
         return tsr_fail(TSR_EINTERNAL, "plan: unit %d is used but in no slot", now->unit);
     if (first && now->phase == TSR_USE_FORWARD && u->has_norm) {
-        tsr_plan_op *norm = op_begin(b, TSR_OP_NORM, TSR_STREAM_COMPUTE, now->unit);
+        tsr_plan_op *norm = tsr_op_begin(b, TSR_OP_NORM, TSR_STREAM_COMPUTE, now->unit);
         wants_unit(b, norm, u, slot);
-        op_end(b, norm);
+        tsr_op_end(b, norm);
     }
-    tsr_plan_op *op = op_begin(b, TSR_OP_COMPUTE, TSR_STREAM_COMPUTE, now->unit);
+    if (backward)
+        load_below(b, now->unit);
+    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_COMPUTE, TSR_STREAM_COMPUTE, now->unit);
     op->phase = now->phase;
     op->first = p == 0;
     op->last = p == b->use_count - 1;
     wants_unit(b, op, u, slot);
     /* TALLY takes the losses of an evaluation, which the head adds to. */
     if (now->phase == TSR_USE_HEAD && b->state->after == TSR_AFTER_TALLY)
-        op_wants(op, TSR_EVENT_TALLIED);
+        tsr_op_wants(op, TSR_EVENT_TALLIED);
     if (slot >= 0) {
-        op_records(op, TSR_EVENT_FREED + slot);
+        tsr_op_records(op, TSR_EVENT_FREED + slot);
         b->last_user[slot] = b->op_count;
     }
+    use_region(b, op, backward, travels);
     if (reduces) {
         op->buffer = (int8_t)*buffer;
-        op_wants(op, TSR_EVENT_REDUCED + *buffer);
-        op_records(op, TSR_EVENT_WRITTEN + *buffer);
+        tsr_op_wants(op, TSR_EVENT_REDUCED + *buffer);
+        tsr_op_records(op, TSR_EVENT_WRITTEN + *buffer);
     }
     if (eval && op->last)
-        op_records(op, TSR_EVENT_COMPUTED);
-    op_end(b, op);
+        tsr_op_records(op, TSR_EVENT_COMPUTED);
+    tsr_op_end(b, op);
     mark_awaited(b, u, slot);
+    if (!backward && !eval && travels)
+        save(b, u, op->region);
     if (reduces) {
         reduce(b, u, *buffer);
         *buffer = (*buffer + 1) % TSR_GRADIENT_BUFFERS;
@@ -385,7 +292,7 @@ static tsr_status compute(builder *b, int p, int *buffer)
     return TSR_OK;
 }
 
-static tsr_status micro_batch(builder *b)
+static tsr_status micro_batch(tsr_builder *b)
 {
     int buffer = 0;
     for (int p = 0; p < b->use_count; p++) {
@@ -397,36 +304,104 @@ static tsr_status micro_batch(builder *b)
 
 /* ---- ends ---- */
 
-/* The control word's way: filled on optim, reduced on comm, used, copied to the host. */
-static void control_word(builder *b, tsr_op_kind fill, int after)
+/* The event of the last chunk that a step stores. */
+static int stored_last(const tsr_builder *b)
 {
-    tsr_plan_op *op = op_begin(b, fill, TSR_STREAM_OPTIM, -1);
-    op_wants(op, after);
-    op_wants(op, TSR_EVENT_WORDED);
-    op_records(op, TSR_EVENT_TALLIED);
-    op_end(b, op);
+    return TSR_EVENT_STORED + (b->plan->chunk_count - 1) % TSR_STATE_BUFFERS;
+}
 
-    op = op_begin(b, TSR_OP_CONTROL, TSR_STREAM_COMM, -1);
-    op->comm = TSR_COMM_WORLD;
-    op_wants(op, TSR_EVENT_TALLIED);
-    op_records(op, TSR_EVENT_CONTROLLED);
-    op_end(b, op);
+/* A chunk of the state into its buffer. The first one of a step also waits until the step before
+ * has stored all. */
+static void load_state(tsr_builder *b, int chunk)
+{
+    int buffer = chunk % TSR_STATE_BUFFERS;
+    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_LOAD_STATE, TSR_STREAM_H2D, -1);
+    op->chunk = chunk;
+    op->bytes = tsr_plan_chunk(b->plan, chunk).count * TSR_STATE_ARRAYS * sizeof(float);
+    tsr_op_wants(op, chunk == 0 ? stored_last(b) : TSR_EVENT_STORED + buffer);
+    tsr_op_records(op, TSR_EVENT_FETCHED + buffer);
+    tsr_op_end(b, op);
+}
 
-    if (fill == TSR_OP_GRAD_NORM) {
-        op = op_begin(b, TSR_OP_OPTIM, TSR_STREAM_OPTIM, -1);
-        op_wants(op, TSR_EVENT_CONTROLLED);
-        op_records(op, TSR_EVENT_OPTIMIZED);
-        op_end(b, op);
+static void optim(tsr_builder *b, int chunk, bool last)
+{
+    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_OPTIM, TSR_STREAM_OPTIM, -1);
+    op->chunk = chunk;
+    op->first = chunk <= 0;
+    op->last = last;
+    tsr_op_wants(op, TSR_EVENT_CONTROLLED);
+    if (chunk >= 0) {
+        tsr_op_wants(op, TSR_EVENT_FETCHED + chunk % TSR_STATE_BUFFERS);
+        tsr_op_records(op, TSR_EVENT_UPDATED + chunk % TSR_STATE_BUFFERS);
     }
-    op = op_begin(b, TSR_OP_WORD, TSR_STREAM_D2H, -1);
-    op_wants(op, TSR_EVENT_CONTROLLED);
-    op_records(op, TSR_EVENT_WORDED);
-    op_end(b, op);
+    if (last)
+        tsr_op_records(op, TSR_EVENT_OPTIMIZED);
+    tsr_op_end(b, op);
+}
+
+static void save_state(tsr_builder *b, int chunk)
+{
+    int buffer = chunk % TSR_STATE_BUFFERS;
+    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_SAVE_STATE, TSR_STREAM_D2H, -1);
+    op->chunk = chunk;
+    op->bytes = tsr_plan_chunk(b->plan, chunk).count * TSR_STATE_ARRAYS * sizeof(float);
+    tsr_op_wants(op, TSR_EVENT_UPDATED + buffer);
+    tsr_op_records(op, TSR_EVENT_STORED + buffer);
+    tsr_op_end(b, op);
+}
+
+/* The first chunks, as many as there are buffers. */
+static void begin_state(tsr_builder *b)
+{
+    int count = b->plan->chunk_count;
+    if (count == 0)
+        return;
+    for (int i = 0; i < TSR_STATE_BUFFERS; i++) /* d2h stores one chunk after the other */
+        b->implied[stored_last(b)] |= 1ull << (TSR_EVENT_STORED + i);
+    for (int chunk = 0; chunk < count && chunk < TSR_STATE_BUFFERS; chunk++)
+        load_state(b, chunk);
+}
+
+/* The update, which the control word of this program lets happen or not. */
+static tsr_status update(tsr_builder *b)
+{
+    int count = b->plan->chunk_count;
+    if (count == 0)
+        optim(b, -1, true);
+    for (int chunk = 0; chunk < count; chunk++) {
+        TSR_TRY(tsr_op_reserve(b));
+        optim(b, chunk, chunk == count - 1);
+        save_state(b, chunk);
+        if (chunk + TSR_STATE_BUFFERS < count)
+            load_state(b, chunk + TSR_STATE_BUFFERS);
+    }
+    return TSR_OK;
+}
+
+/* The control word's way: filled on optim, reduced on comm, copied to the host. */
+static void control_word(tsr_builder *b, tsr_op_kind fill, int after)
+{
+    tsr_plan_op *op = tsr_op_begin(b, fill, TSR_STREAM_OPTIM, -1);
+    tsr_op_wants(op, after);
+    tsr_op_wants(op, TSR_EVENT_WORDED);
+    tsr_op_records(op, TSR_EVENT_TALLIED);
+    tsr_op_end(b, op);
+
+    op = tsr_op_begin(b, TSR_OP_CONTROL, TSR_STREAM_COMM, -1);
+    op->comm = TSR_COMM_WORLD;
+    tsr_op_wants(op, TSR_EVENT_TALLIED);
+    tsr_op_records(op, TSR_EVENT_CONTROLLED);
+    tsr_op_end(b, op);
+
+    op = tsr_op_begin(b, TSR_OP_WORD, TSR_STREAM_D2H, -1);
+    tsr_op_wants(op, TSR_EVENT_CONTROLLED);
+    tsr_op_records(op, TSR_EVENT_WORDED);
+    tsr_op_end(b, op);
 }
 
 /* GATHER_T of the units in slots that the next micro-batch begins with, as far as none is missing.
  * Another one might have to leave before its use: it is given up. */
-static tsr_status refresh_slots(builder *b)
+static tsr_status refresh_slots(tsr_builder *b)
 {
     bool complete = true;
     for (int u = 0; u < b->plan->options.unit_count; u++) {
@@ -444,14 +419,16 @@ static tsr_status refresh_slots(builder *b)
     return TSR_OK;
 }
 
-static tsr_status step_end(builder *b)
+static tsr_status step_end(tsr_builder *b)
 {
-    TSR_TRY(op_reserve(b));
+    TSR_TRY(tsr_op_reserve(b));
     /* A micro-batch ends with B and REDUCE of its last unit: whoever knows that REDUCE knows all of
      * compute and comm. */
     int last = TSR_EVENT_REDUCED + b->plan->last_buffer;
     b->implied[last] = events_of(TSR_STREAM_COMPUTE) | events_of(TSR_STREAM_COMM);
+    begin_state(b);
     control_word(b, TSR_OP_GRAD_NORM, last);
+    TSR_TRY(update(b));
     bool gathered = false, direct = false;
     for (int u = 0; u < b->plan->options.unit_count; u++) {
         gathered |= tsr_unit_trainable_gathered(&b->unit[u], b->ranks);
@@ -467,15 +444,15 @@ static tsr_status step_end(builder *b)
 /* ---- programs ---- */
 
 /* F0 .. F(L-1), H0 ..: how every micro-batch begins. */
-static int add_forward(const tsr_plan *plan, use *uses)
+static int add_forward(const tsr_plan *plan, tsr_plan_use *uses)
 {
     for (int u = 0; u < plan->options.unit_count; u++)
-        uses[u] = (use){.phase = u < plan->options.layer_count ? TSR_USE_FORWARD : TSR_USE_HEAD,
-                        .unit = u};
+        uses[u] = (tsr_plan_use){
+            .phase = u < plan->options.layer_count ? TSR_USE_FORWARD : TSR_USE_HEAD, .unit = u};
     return plan->options.unit_count;
 }
 
-static tsr_status list_uses(builder *b)
+static tsr_status list_uses(tsr_builder *b)
 {
     const tsr_plan_options *o = &b->plan->options;
     bool train = b->kind == TSR_PROGRAM_TRAIN_FIRST || b->kind == TSR_PROGRAM_TRAIN_NEXT;
@@ -484,13 +461,13 @@ static tsr_status list_uses(builder *b)
         return tsr_fail(TSR_ENOMEM, "no memory for the uses of %d units", o->unit_count);
     int n = add_forward(b->plan, b->use);
     for (int u = o->layer_count - 1; train && u >= b->plan->lowest_backward; u--)
-        b->use[n++] = (use){.phase = TSR_USE_BACKWARD, .unit = u};
+        b->use[n++] = (tsr_plan_use){.phase = TSR_USE_BACKWARD, .unit = u};
     b->use_count = n;
     b->horizon = n + add_forward(b->plan, b->use + n);
     return TSR_OK;
 }
 
-static void begin_clocks(builder *b)
+static void begin_clocks(tsr_builder *b)
 {
     for (int s = 0; s < TSR_STREAM_COUNT; s++)
         for (int t = 0; t < TSR_STREAM_COUNT; t++)
@@ -501,9 +478,9 @@ static void begin_clocks(builder *b)
         b->last_user[s] = -1;
 }
 
-static tsr_status run_builder(builder *b)
+static tsr_status run_builder(tsr_builder *b)
 {
-    TSR_TRY(op_reserve(b));
+    TSR_TRY(tsr_op_reserve(b));
     switch (b->kind) {
     case TSR_PROGRAM_PROLOGUE:
         b->state->after = TSR_AFTER_UPDATE;
@@ -526,12 +503,12 @@ static tsr_status run_builder(builder *b)
 tsr_status tsr_program_compile(tsr_program *out, const tsr_plan *plan, tsr_program_kind kind,
                                tsr_plan_state *state)
 {
-    builder b = {.plan = plan,
-                 .unit = plan->options.units,
-                 .ranks = plan->options.ranks,
-                 .slots = plan->options.slots,
-                 .kind = kind,
-                 .state = state};
+    tsr_builder b = {.plan = plan,
+                     .unit = plan->options.units,
+                     .ranks = plan->options.ranks,
+                     .slots = plan->options.slots,
+                     .kind = kind,
+                     .state = state};
     begin_clocks(&b);
     tsr_status status = run_builder(&b);
     free(b.use);

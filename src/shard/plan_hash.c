@@ -54,7 +54,9 @@ static uint64_t hash_op(const item *i)
                          (uint64_t)op->slot,
                          (uint64_t)op->stage,
                          (uint64_t)op->buffer,
+                         (uint64_t)op->region,
                          (uint64_t)op->unit,
+                         (uint64_t)op->chunk,
                          op->bytes};
     uint64_t hash = tsr_hash(TSR_HASH_START, number, sizeof number);
     for (int w = 0; w < op->wait_count; w++)
@@ -115,9 +117,11 @@ uint64_t tsr_plan_hash(const tsr_plan *plan)
                          (uint64_t)o->slots,
                          (uint64_t)o->stages,
                          o->train,
+                         o->chunk_elements,
                          plan->slot_bytes,
                          plan->stage_bytes,
-                         plan->receive_bytes};
+                         plan->receive_bytes,
+                         plan->saved_bytes};
     uint64_t hash = tsr_hash(TSR_HASH_START, number, sizeof number);
     item i;
     for (uint64_t index = 0; item_at(&i, plan, index); index++)

@@ -91,7 +91,9 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
 {
     const tsr_plan *plan = store->plan;
     void *slot[TSR_SLOTS_MAX] = {0}, *stage[TSR_STAGES_MAX] = {0};
-    void *gradient[TSR_GRADIENT_BUFFERS] = {0}, *receive, *word, *host_word;
+    void *gradient[TSR_GRADIENT_BUFFERS] = {0}, *state[TSR_STATE_BUFFERS] = {0};
+    void *receive, *word, *host_word;
+    tsr_place place = plan->chunk_count > 0 ? TSR_PLACE_HOST : TSR_PLACE_DEVICE;
     TSR_TRY(
         walk_ring(taker, slot, plan->options.slots, "slot", plan->slot_bytes, "one gathered unit"));
     TSR_TRY(walk_ring(taker, stage, plan->options.stages, "stage", plan->stage_bytes,
@@ -101,7 +103,9 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
     TSR_TRY(tsr_taker_take(taker, &receive, TSR_PLACE_DEVICE, "gradient.receive",
                            plan->receive_bytes, "int64, this rank's part of one unit"));
     TSR_TRY(walk_homes(store, taker));
-    TSR_TRY(tsr_trainable_walk(&store->trainable, taker, plan->options.train));
+    TSR_TRY(tsr_trainable_walk(&store->trainable, taker, plan->options.train, place));
+    TSR_TRY(walk_ring(taker, state, TSR_STATE_BUFFERS, "optimizer state", plan->state_bytes,
+                      "a chunk of masters and moments"));
     TSR_TRY(tsr_taker_take(taker, &word, TSR_PLACE_DEVICE, "control.word",
                            TSR_WORD_COUNT * sizeof(int64_t), NULL));
     TSR_TRY(tsr_taker_take(taker, &host_word, TSR_PLACE_HOST, "control.host_words",
@@ -112,6 +116,8 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
         store->stage[i] = stage[i];
     for (int i = 0; i < TSR_GRADIENT_BUFFERS; i++)
         store->gradient[i] = gradient[i];
+    for (int i = 0; i < TSR_STATE_BUFFERS; i++)
+        store->state[i] = state[i];
     store->receive = receive;
     store->word = word;
     for (int i = 0; i < 2 && host_word; i++) {
@@ -130,6 +136,19 @@ tsr_status tsr_store_share(tsr_store *store, tsr_comm *world, tsr_stream *stream
     place_home(store, TSR_HOME_HOST_FULL, base);
     store->node_base = base;
     return TSR_OK;
+}
+
+tsr_optim_part tsr_store_part(const tsr_store *store, int chunk)
+{
+    const tsr_trainable *t = &store->trainable;
+    tsr_plan_range range = tsr_plan_chunk(store->plan, chunk);
+    tsr_optim_part part = {range.begin, range.count, t->master, t->m, t->v};
+    if (chunk < 0)
+        return part;
+    part.master = store->state[chunk % TSR_STATE_BUFFERS];
+    part.m = part.master + range.count;
+    part.v = part.m + range.count;
+    return part;
 }
 
 tsr_unit_view tsr_store_view(const tsr_store *store, int unit, int slot)

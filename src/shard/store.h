@@ -1,6 +1,7 @@
 /*
  * shard/store.h: the memory of sharded parameters at run time: shards, resident parts, host copies,
- * slots, stages, gradient buffers, the trainable state and the control word.
+ * slots, stages, gradient buffers, the trainable state with its buffers and the control word. (What
+ * layers save for their backward is the model's memory.)
  *
  * Order    tsr_store_make, tsr_store_walk with a planning taker (as often as wanted), then once
  *          with the arenas; tsr_store_share; then load (shard/load.h); then the executor.
@@ -21,10 +22,11 @@ typedef struct {
     char *slot[TSR_SLOTS_MAX], *stage[TSR_STAGES_MAX];
     int64_t *gradient[TSR_GRADIENT_BUFFERS]; /* [ranks * gradient_count of a unit] */
     int64_t *receive;                        /* [gradient_count of a unit] */
-    int64_t *word;                           /* [TSR_WORD_COUNT], device */
-    int64_t *host_word[2];                   /* [TSR_WORD_COUNT], host */
-    int64_t *host_flags[2];                  /* the same: how the next words begin */
-    char *shards; /* all SHARDED parts of this rank, which never change */
+    float *state[TSR_STATE_BUFFERS]; /* masters, then m, then v of a chunk; NULL: none go through */
+    int64_t *word;                   /* [TSR_WORD_COUNT], device */
+    int64_t *host_word[2];           /* [TSR_WORD_COUNT], host */
+    int64_t *host_flags[2];          /* the same: how the next words begin */
+    char *shards;                    /* all SHARDED parts of this rank, which never change */
     uint64_t shard_bytes;
     char *node_base; /* HOST_FULL parts, shared by a node */
     uint64_t node_bytes;
@@ -39,6 +41,15 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker);
 /* The shared host memory of HOST_FULL parts. Blocking, collective on `world`; nothing to do without
  * such a part. */
 tsr_status tsr_store_share(tsr_store *store, tsr_comm *world, tsr_stream *stream);
+
+/* Where the optimizer finds elements [begin, begin + count) of masters and moments: in the chunk's
+ * buffer, or (chunk -1) where they live. */
+typedef struct {
+    uint64_t begin, count;
+    float *master, *m, *v;
+} tsr_optim_part;
+
+tsr_optim_part tsr_store_part(const tsr_store *store, int chunk);
 
 /* What compute sees of `unit` when it sits in `slot` (-1: it needs none). */
 tsr_unit_view tsr_store_view(const tsr_store *store, int unit, int slot);

@@ -32,22 +32,25 @@ void tsr_trainable_free(tsr_trainable *trainable)
     *trainable = (tsr_trainable){0};
 }
 
-tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool train)
+tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool train,
+                              tsr_place state)
 {
     uint64_t kept = train ? trainable->count : 0;
     struct {
         void *out;
         const char *name, *note;
         uint64_t bytes;
+        tsr_place place;
     } buffer[] = {
-        {NULL, "trainable.work", "working copy that is gathered", trainable->work_bytes},
-        {NULL, "trainable.master", "fp32", kept * sizeof(float)},
-        {NULL, "trainable.m", "Adam's first moment", kept * sizeof(float)},
-        {NULL, "trainable.v", "Adam's second moment", kept * sizeof(float)},
-        {NULL, "trainable.gradient", "int64 accumulator", kept * sizeof(int64_t)},
+        {NULL, "trainable.work", "working copy that is gathered", trainable->work_bytes,
+         TSR_PLACE_DEVICE},
+        {NULL, "trainable.master", "fp32", kept * sizeof(float), state},
+        {NULL, "trainable.m", "Adam's first moment", kept * sizeof(float), state},
+        {NULL, "trainable.v", "Adam's second moment", kept * sizeof(float), state},
+        {NULL, "trainable.gradient", "int64 accumulator", kept * sizeof(int64_t), TSR_PLACE_DEVICE},
     };
     for (size_t i = 0; i < sizeof buffer / sizeof *buffer; i++)
-        TSR_TRY(tsr_taker_take(taker, &buffer[i].out, TSR_PLACE_DEVICE, buffer[i].name,
+        TSR_TRY(tsr_taker_take(taker, &buffer[i].out, buffer[i].place, buffer[i].name,
                                buffer[i].bytes, buffer[i].note));
     trainable->work = buffer[0].out;
     trainable->master = buffer[1].out;

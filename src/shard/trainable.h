@@ -5,7 +5,8 @@
  * Flat arrays over all owned elements: units in order, segments in order, c granules of 64 elements
  * each, the tail padded with zeros. Element ranges are the same in master, m, v and accumulator;
  * the working copy has the shard layout of each unit's trainable part, unit after unit (with fp32
- * that is the very same order).
+ * that is the very same order). Masters and moments may live in host memory, for the optimizer to
+ * pass over in chunks.
  *
  * Threads  The plan orders all accesses; the host reads or writes only while the streams are idle.
  */
@@ -22,7 +23,7 @@ typedef struct {
     uint64_t *begin;       /* [unit_count + 1]: unit u owns elements [begin[u], begin[u + 1]) */
     uint64_t *work_offset; /* [unit_count + 1]: bytes */
     uint64_t count, work_bytes; /* elements and bytes owned by this rank */
-    float *master, *m, *v;      /* [count] */
+    float *master, *m, *v;      /* [count], device or host memory */
     int64_t *accumulator;       /* [count] */
     char *work;                 /* [work_bytes] */
 } tsr_trainable;
@@ -50,8 +51,10 @@ tsr_status tsr_trainable_make(tsr_trainable *out, const tsr_unit *units, int uni
                               int rank);
 void tsr_trainable_free(tsr_trainable *trainable);
 
-/* Takes (or plans) the arrays from device memory. Without `train` only the working copy. */
-tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool train);
+/* Takes (or plans) the arrays from device memory, masters and moments from `state`. Without `train`
+ * only the working copy. */
+tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool train,
+                              tsr_place state);
 
 /* Segment `segment` of unit `unit`'s trainable part. */
 tsr_trainable_span tsr_trainable_at(const tsr_trainable *trainable, int unit, int segment);

@@ -72,6 +72,22 @@ uint64_t tsr_unit_slot_bytes(const tsr_unit *unit, int ranks)
            (tsr_unit_trainable_gathered(unit, ranks) ? unit->trainable.gathered_bytes : 0);
 }
 
+int tsr_unit_region(const tsr_unit *units, int unit)
+{
+    int before = 0;
+    for (int u = 0; u < unit; u++)
+        before += units[u].saved_bytes > 0;
+    return units[unit].saved_bytes > 0 ? before % TSR_REGIONS : -1;
+}
+
+bool tsr_unit_travels(const tsr_unit *units, int unit_count, int unit)
+{
+    int after = 0;
+    for (int u = unit + 1; u < unit_count; u++)
+        after += units[u].saved_bytes > 0;
+    return units[unit].saved_bytes > 0 && after >= TSR_REGIONS;
+}
+
 const char *tsr_home_name(tsr_home home)
 {
     static const char *const name[TSR_HOME_COUNT] = {[TSR_HOME_SHARDED] = "sharded",

@@ -58,7 +58,9 @@ typedef enum {
 typedef struct {
     int id; /* its index in the plan's array */
     tsr_home home;
-    bool has_norm; /* NORM(u) runs in the first forward after OPTIM */
+    bool has_norm;        /* NORM(u) runs in the first forward after OPTIM */
+    uint64_t saved_bytes; /* of what its forward saves for its backward, at most, where host memory
+                             keeps it in between; 0: it stays on the device */
     tsr_unit_part frozen, trainable;
 } tsr_unit;
 
@@ -80,6 +82,24 @@ bool tsr_unit_trainable_gathered(const tsr_unit *unit, int ranks);
 /* Bytes the unit takes in a slot, and where its trainable part begins. */
 uint64_t tsr_unit_slot_bytes(const tsr_unit *unit, int ranks);
 uint64_t tsr_unit_slot_trainable(const tsr_unit *unit, int ranks);
+
+/* Units with saved_bytes take turns in the regions of device memory, in their order: a forward
+ * writes one, SAVE copies it to the host while the next layer writes the other, and on the way back
+ * LOAD fills the region that the backward above has left. */
+#define TSR_REGIONS 2
+
+/* The region of a unit; -1: what it saves stays where it is. */
+int tsr_unit_region(const tsr_unit *units, int unit);
+
+/* Whether SAVE and LOAD move it: the last TSR_REGIONS of these units are still in their regions when
+ * their backward begins. */
+bool tsr_unit_travels(const tsr_unit *units, int unit_count, int unit);
+
+/* What a unit has saved of one micro-batch. */
+typedef struct {
+    char *device, *host;
+    uint64_t bytes; /* that are really used: 0 of an empty micro-batch */
+} tsr_saved;
 
 /* "sharded", "resident", "host-sharded", "host-full" */
 const char *tsr_home_name(tsr_home home);

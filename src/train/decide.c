@@ -54,6 +54,8 @@ typedef struct {
     tsr_config_offload offload;
     int degrade;      /* layers made selective, then full: 0 .. 2 * layers */
     int64_t resident; /* units that stay on the device whole */
+    bool activations; /* of layers are offloaded */
+    bool state;       /* of the optimizer is */
     tsr_batch_bounds bounds;
 } choice;
 
@@ -114,6 +116,17 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const choice *c
                             .contributions = inputs->contributions ? inputs->contributions : 1};
 }
 
+/* A sixty-fourth of what this rank owns, so that the buffers are a 32nd of the state however large it
+ * is, and a step has at most 64 chunks; never so small that issuing them is all that takes time. */
+static uint64_t chunk_elements(const tsr_decision *d, const tsr_layout *layout)
+{
+    uint64_t owned = 0, least = 1 << 14;
+    for (int i = 0; i < layout->unit_count; i++)
+        owned += d->units[i].trainable.gradient_count;
+    uint64_t chunk = tsr_align_up((owned + 63) / 64, TSR_GRANULE_ELEMENTS);
+    return chunk > least ? chunk : least;
+}
+
 /* Compiles the plan and writes every buffer down. */
 static tsr_status try_choice(tsr_decision *d, const tsr_inputs *inputs,
                              const tsr_topology_view *view, const choice *c)
@@ -122,7 +135,12 @@ static tsr_status try_choice(tsr_decision *d, const tsr_inputs *inputs,
     clear_choice(d, layout);
     set_homes(d, inputs, c);
     set_recompute(d, inputs, c->degrade);
+    d->activations_offloaded = d->train && c->activations;
+    d->state_offloaded = d->train && c->state;
     TSR_TRY(tsr_layout_units(&d->units, layout, d->home, d->group));
+    set_model(d, inputs, c);
+    for (int i = 0; d->activations_offloaded && i < layout->layer_count; i++)
+        d->units[i].saved_bytes = tsr_model_kept_bytes(&d->model, i);
     tsr_plan_options options = {.units = d->units,
                                 .unit_count = layout->unit_count,
                                 .layer_count = layout->layer_count,
@@ -130,9 +148,10 @@ static tsr_status try_choice(tsr_decision *d, const tsr_inputs *inputs,
                                 .replicas = d->replicas,
                                 .slots = (int)inputs->config.slots,
                                 .train = d->train};
+    if (d->state_offloaded)
+        options.chunk_elements = chunk_elements(d, layout);
     TSR_TRY(tsr_plan_compile(&d->plan, &options));
     TSR_TRY(tsr_store_make(&d->store, d->plan, view->rank % d->group));
-    set_model(d, inputs, c);
     tsr_taker taker = {.plan = &d->memory};
     return tsr_decision_walk(d, inputs, view, &taker, NULL, NULL);
 }
@@ -144,14 +163,18 @@ static uint64_t device_bytes(const tsr_decision *d)
 
 /* ---- choosing ---- */
 
-/* The range of `degrade` that gradient_checkpointing allows. */
+/* The range of `degrade` that gradient_checkpointing allows. What is offloaded is as little as it may
+ * be: computing a layer again takes a fifth of the time that a card's link takes for all that it
+ * saves, while its input alone travels unseen. */
 static void degrade_range(int *first, int *last, const tsr_decision *d, tsr_config_recompute mode,
-                          int layers)
+                          int layers, bool offloaded)
 {
     *first = mode == TSR_CONFIG_RECOMPUTE_FULL        ? 2 * layers
              : mode == TSR_CONFIG_RECOMPUTE_SELECTIVE ? layers
                                                       : 0;
     *last = mode == TSR_CONFIG_RECOMPUTE_AUTO ? 2 * layers : *first;
+    if (offloaded)
+        *first = *last;
     if (!d->train)
         *first = *last = 0;
 }
@@ -162,7 +185,7 @@ static tsr_status search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
                          const tsr_topology_view *view, choice *c, tsr_config_recompute mode)
 {
     int low, high;
-    degrade_range(&low, &high, d, mode, inputs->layout.layer_count);
+    degrade_range(&low, &high, d, mode, inputs->layout.layer_count, c->activations);
     c->degrade = high;
     TSR_TRY(try_choice(d, inputs, view, c));
     *fits = device_bytes(d) <= d->budget;
@@ -217,15 +240,51 @@ static tsr_status add_residents(tsr_decision *d, const tsr_inputs *inputs,
     return try_choice(d, inputs, view, &c);
 }
 
-static tsr_status search_homes(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
-                               const tsr_topology_view *view, const tsr_batch_bounds *bounds,
-                               tsr_config_offload offload, tsr_config_recompute mode)
+/* What the keys of memory allow. */
+typedef struct {
+    tsr_config_offload offload;
+    tsr_config_recompute recompute;
+    tsr_config_choice activations, state;
+} allowance;
+
+static allowance allowed_by(const tsr_config *config)
+{
+    return (allowance){.offload = config->offload,
+                       .recompute = config->gradient_checkpointing,
+                       .activations = config->activation_offloading,
+                       .state = config->optimizer_offload};
+}
+
+/* The ways to use host memory, the cheapest first: the base, which hides behind the layers; the
+ * activations of layers, which hide as well where only their inputs are kept, but go both ways; the
+ * optimizer's state, for which the end of every step waits. */
+#define WAYS 8
+
+/* Sets way number `i`; whether it is allowed. */
+static bool set_way(choice *c, int i, const allowance *allowed)
+{
+    tsr_config_offload first, last;
+    home_range(&first, &last, allowed->offload);
+    c->offload = i & 1 ? last : first;
+    c->activations = i & 2;
+    c->state = i & 4;
+    return (first != last || !(i & 1)) &&
+           (allowed->activations == TSR_CONFIG_CHOICE_AUTO ||
+            c->activations == (allowed->activations == TSR_CONFIG_CHOICE_YES)) &&
+           (allowed->state == TSR_CONFIG_CHOICE_AUTO ||
+            c->state == (allowed->state == TSR_CONFIG_CHOICE_YES));
+}
+
+static tsr_status search_ways(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
+                              const tsr_topology_view *view, const tsr_batch_bounds *bounds,
+                              const allowance *allowed)
 {
     choice c = {.bounds = *bounds, .resident = fixed_residents(inputs)};
-    tsr_config_offload first, last;
-    home_range(&first, &last, offload);
-    for (c.offload = first; c.offload <= last; c.offload++) {
-        TSR_TRY(search(fits, d, inputs, view, &c, mode));
+    *fits = false;
+    for (int i = 0; i < WAYS; i++) {
+        if (!set_way(&c, i, allowed))
+            continue;
+        TSR_TRY(search(fits, d, inputs, view, &c, allowed->recompute));
         if (*fits)
             return add_residents(d, inputs, view, c);
     }
@@ -238,13 +297,13 @@ static tsr_status most_frugal(tsr_decision *d, const tsr_inputs *inputs,
                               const tsr_topology_view *view)
 {
     choice c = {.bounds = inputs->bounds, .resident = fixed_residents(inputs)}, best = c;
-    tsr_config_offload first, last;
+    allowance allowed = allowed_by(&inputs->config);
     int low;
     uint64_t least = UINT64_MAX;
-    home_range(&first, &last, inputs->config.offload);
-    degrade_range(&low, &c.degrade, d, inputs->config.gradient_checkpointing,
-                  inputs->layout.layer_count);
-    for (c.offload = first; c.offload <= last; c.offload++) {
+    degrade_range(&low, &c.degrade, d, allowed.recompute, inputs->layout.layer_count, true);
+    for (int i = 0; i < WAYS; i++) {
+        if (!set_way(&c, i, &allowed))
+            continue;
         TSR_TRY(try_choice(d, inputs, view, &c));
         if (device_bytes(d) >= least)
             continue;
@@ -287,7 +346,7 @@ static tsr_status largest_tokens(int64_t *out, tsr_decision *d, const tsr_inputs
                                  const tsr_topology_view *view)
 {
     int64_t low = 0, high = inputs->bounds.tokens;
-    const tsr_config *config = &inputs->config;
+    allowance allowed = allowed_by(&inputs->config);
     while (high - low > 1) {
         int64_t middle = (low + high) / 2;
         tsr_batch_bounds bounds = inputs->bounds;
@@ -295,8 +354,7 @@ static tsr_status largest_tokens(int64_t *out, tsr_decision *d, const tsr_inputs
         bounds.tokens = middle;
         bounds.label_rows = bounds.label_rows < middle ? bounds.label_rows : middle;
         bounds.longest = bounds.longest < middle ? bounds.longest : middle;
-        TSR_TRY(search_homes(&fits, d, inputs, view, &bounds, config->offload,
-                             config->gradient_checkpointing));
+        TSR_TRY(search_ways(&fits, d, inputs, view, &bounds, &allowed));
         if (fits)
             low = middle;
         else
@@ -306,25 +364,42 @@ static tsr_status largest_tokens(int64_t *out, tsr_decision *d, const tsr_inputs
     return TSR_OK;
 }
 
+/* Keys that may be set to auto, each with those before it. */
+static const char *const widening[] = {
+    "gradient_checkpointing: auto",
+    "offload: auto with gradient_checkpointing: auto",
+    "activation_offloading: auto with offload: auto and gradient_checkpointing: auto",
+    "optimizer_offload: auto with offload, activation_offloading and gradient_checkpointing: auto",
+};
+#define WIDENINGS (int)(sizeof widening / sizeof *widening)
+
+/* Whether widening number `i` allows more than the one before. */
+static bool widen(allowance *allowed, int i)
+{
+    allowance before = *allowed;
+    if (i == 0)
+        allowed->recompute = TSR_CONFIG_RECOMPUTE_AUTO;
+    if (i == 1 && allowed->offload != TSR_CONFIG_OFFLOAD_SHARDED)
+        allowed->offload = TSR_CONFIG_OFFLOAD_AUTO;
+    if (i == 2 && allowed->activations == TSR_CONFIG_CHOICE_NO)
+        allowed->activations = TSR_CONFIG_CHOICE_AUTO;
+    if (i == 3 && allowed->state == TSR_CONFIG_CHOICE_NO)
+        allowed->state = TSR_CONFIG_CHOICE_AUTO;
+    return memcmp(&before, allowed, sizeof before) != 0;
+}
+
 /* What to write in the configuration, cheapest first. */
 static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inputs,
                           const tsr_topology_view *view, uint64_t needed)
 {
-    const tsr_config *config = &inputs->config;
+    allowance wider = allowed_by(&inputs->config);
     bool fits = false;
-    if (config->gradient_checkpointing != TSR_CONFIG_RECOMPUTE_AUTO) {
-        TSR_TRY(search_homes(&fits, d, inputs, view, &inputs->bounds, config->offload,
-                             TSR_CONFIG_RECOMPUTE_AUTO));
+    for (int i = 0; i < WIDENINGS && !fits; i++) {
+        if (!widen(&wider, i))
+            continue;
+        TSR_TRY(search_ways(&fits, d, inputs, view, &inputs->bounds, &wider));
         if (fits) {
-            tsr_text_puts(out, "gradient_checkpointing: auto fits");
-            return TSR_OK;
-        }
-    }
-    if (config->offload == TSR_CONFIG_OFFLOAD_NONE || config->offload == TSR_CONFIG_OFFLOAD_FULL) {
-        TSR_TRY(search_homes(&fits, d, inputs, view, &inputs->bounds, TSR_CONFIG_OFFLOAD_AUTO,
-                             TSR_CONFIG_RECOMPUTE_AUTO));
-        if (fits) {
-            tsr_text_puts(out, "offload: auto with gradient_checkpointing: auto fits");
+            tsr_text_printf(out, "%s fits", widening[i]);
             return TSR_OK;
         }
     }
@@ -380,6 +455,7 @@ tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_top
     tsr_decision d = {.train = train,
                       .budget = config->memory_budget ? config->memory_budget : budget,
                       .reserve = inputs->cuda ? TSR_CUDA_RESERVE_BYTES : 0};
+    allowance allowed = allowed_by(config);
     bool fits = false;
     tsr_status status;
     d.home = calloc((size_t)layout->unit_count, sizeof *d.home);
@@ -389,8 +465,7 @@ tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_top
     else
         status = set_groups(&d, config, view);
     if (status == TSR_OK)
-        status = search_homes(&fits, &d, inputs, view, &inputs->bounds, config->offload,
-                              config->gradient_checkpointing);
+        status = search_ways(&fits, &d, inputs, view, &inputs->bounds, &allowed);
     if (status == TSR_OK && !fits)
         status = refuse(&d, inputs, view);
     if (status < 0) {

@@ -2,9 +2,11 @@
  * train/decide.h: what a job's memory is used for: the home of every unit, what each layer
  * recomputes, and with them every buffer and the exact peak, before any weight is read.
  *
- * With gradient_checkpointing or offload on auto the cheapest choice that fits memory_budget is
- * taken: first layers recompute selectively, then fully, one after the other from the first; then
- * frozen parts move to host memory.
+ * Where keys are on auto the cheapest choice that fits memory_budget is taken: first layers recompute
+ * selectively, then fully, one after the other from the first. If that is not enough, host memory is
+ * used (each time with as little recomputation as will do) for, in this order: the base; the activations
+ * of layers, which then keep no more than gradient_checkpointing allows at least; base and activations;
+ * the optimizer's state, alone and in the same order with the others.
  */
 #ifndef TSR_TRAIN_DECIDE_H
 #define TSR_TRAIN_DECIDE_H
@@ -33,6 +35,7 @@ typedef struct {
         reserve; /* of them, what a GPU holds beside the arena: context, modules, communicators,
                          library workspaces */
     int resident_count, selective_count, full_count;
+    bool activations_offloaded, state_offloaded;
     bool train;
 } tsr_decision;
 

@@ -32,11 +32,14 @@ static void print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *i
                     ",\"host_peak_bytes\":%" PRIu64 ",\"node_bytes\":%" PRIu64
                     ",\"device_reserve_bytes\":%" PRIu64 ",\"memory_budget\":%" PRIu64
                     ",\"parameters\":%" PRIu64 ",\"trainable_parameters\":%" PRIu64
-                    ",\"slots\":%d,\n\"units\":[",
+                    ",\"slots\":%d,\"activation_offloading\":%s,\"optimizer_offload\":%s,"
+                    "\"optimizer_chunks\":%d,\n\"units\":[",
                     view->ranks, d->group, d->replicas, d->plan->hash,
                     memory->total[TSR_PLACE_DEVICE], memory->total[TSR_PLACE_HOST],
                     memory->total[TSR_PLACE_NODE], d->reserve, d->budget, layout->parameter_count,
-                    layout->trainable_count, d->plan->options.slots);
+                    layout->trainable_count, d->plan->options.slots,
+                    d->activations_offloaded ? "true" : "false",
+                    d->state_offloaded ? "true" : "false", d->plan->chunk_count);
     for (int i = 0; i < layout->unit_count; i++) {
         const tsr_unit *unit = &d->units[i];
         tsr_text_printf(out,
@@ -45,7 +48,8 @@ static void print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *i
                         i ? "," : "", i, tsr_home_name(unit->home), unit->frozen.gathered_bytes,
                         unit->frozen.shard_bytes, unit->trainable.gathered_bytes);
         if (i < layout->layer_count)
-            tsr_text_printf(out, ",\"recompute\":\"%s\"", recompute_names[d->recompute[i]]);
+            tsr_text_printf(out, ",\"recompute\":\"%s\",\"saved_bytes\":%" PRIu64,
+                            recompute_names[d->recompute[i]], unit->saved_bytes);
         tsr_text_puts(out, "}");
     }
     tsr_text_puts(out, "],\n\"buffers\":[");
@@ -101,6 +105,15 @@ static void print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs 
                     "fully; plan %016" PRIx64 "\n",
                     inputs->layout.unit_count, d->resident_count, d->plan->options.slots,
                     inputs->layout.layer_count, d->selective_count, d->full_count, d->plan->hash);
+    if (d->activations_offloaded)
+        tsr_text_printf(out,
+                        "activations go to host memory through two layers' worth of the device "
+                        "(activation_offloading)\n");
+    if (d->state_offloaded)
+        tsr_text_printf(out,
+                        "optimizer state lives in host memory and is updated in %d chunks "
+                        "(optimizer_offload)\n",
+                        d->plan->chunk_count);
     if (inputs->batch)
         print_shape_range(out, "training", tsr_batch_run_of(inputs->batch));
     if (inputs->eval_batch)

@@ -206,7 +206,9 @@ int tsr_job_plan(tsr_job *job, tsr_job_plan_info *info)
                                 .unit_count = job->inputs.layout.unit_count,
                                 .resident_count = d->resident_count,
                                 .recompute_full_count = d->full_count,
-                                .recompute_selective_count = d->selective_count};
+                                .recompute_selective_count = d->selective_count,
+                                .activations_offloaded = d->activations_offloaded,
+                                .optimizer_offloaded = d->state_offloaded};
     return TSR_OK;
 }
 
@@ -262,6 +264,8 @@ int tsr_job_print_summary(tsr_job *job, char **text)
                            .resident_count = d->resident_count,
                            .recompute_full_count = d->full_count,
                            .recompute_selective_count = d->selective_count,
+                           .activations_offloaded = d->activations_offloaded,
+                           .state_offloaded = d->state_offloaded,
                            .base_read_bytes = tsr_checkpoint_bytes_read(in->checkpoint)};
     if (in->batch) {
         const tsr_batch_run *run = tsr_batch_run_of(in->batch);
@@ -308,6 +312,7 @@ void tsr_job_destroy(tsr_job *job)
     tsr_job_backend_disconnect(job);
     tsr_trace_destroy(job->trace);
     free(job->spans);
+    free(job->chunk_spans);
     tsr_text_free(&job->matmuls);
     tsr_arena_destroy(job->device_arena);
     tsr_arena_destroy(job->host_arena);

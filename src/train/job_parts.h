@@ -57,7 +57,9 @@ struct tsr_job {
     /* optimizer */
     tsr_schedule schedule;
     tsr_adamw_span *spans; /* of everything owned, in order: where a working copy goes on */
-    uint64_t span_count;
+    /* [chunks + 1]: the first span of each chunk, and how many there are; without chunks all spans are
+     * of one. */
+    uint64_t *chunk_spans;
     tsr_adamw_step adamw;
     /* progress of the run */
     int64_t total_steps, issued, done, skipped;

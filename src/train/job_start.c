@@ -240,34 +240,57 @@ static tsr_status make_schedule(tsr_job *job)
     return tsr_schedule_make(&job->schedule, &options, (uint64_t)job->total_steps);
 }
 
-/* One span for all segments whose working copies lie one after the other in one dtype. */
+/* Appends what of a segment lies in `part`, to the last span of the same part where the working copy
+ * goes on. */
+static void add_span(tsr_job *job, uint64_t first_span, uint64_t *count, const tsr_optim_part *part,
+                     const tsr_trainable_span *s)
+{
+    tsr_dtype dtype = s->segment->dtype;
+    uint64_t begin = s->begin > part->begin ? s->begin : part->begin;
+    uint64_t end = part->begin + part->count;
+    end = s->begin + s->count < end ? s->begin + s->count : end;
+    if (begin >= end)
+        return;
+    char *work = (char *)s->work + (begin - s->begin) * tsr_dtype_bytes(dtype);
+    tsr_adamw_span *last = *count > first_span ? &job->spans[*count - 1] : NULL;
+    if (last && last->work_dtype == dtype &&
+        work == (char *)last->work + last->count * tsr_dtype_bytes(dtype)) {
+        last->count += end - begin;
+        return;
+    }
+    uint64_t at = begin - part->begin;
+    job->spans[(*count)++] =
+        (tsr_adamw_span){.master = part->master + at,
+                         .m = part->m + at,
+                         .v = part->v + at,
+                         .gradient = job->decision.store.trainable.accumulator + begin,
+                         .work = work,
+                         .work_dtype = dtype,
+                         .count = end - begin};
+}
+
+/* The spans of the update, chunk after chunk. */
 static tsr_status make_spans(tsr_job *job)
 {
-    const tsr_trainable *t = &job->decision.store.trainable;
-    uint64_t most = 0;
+    const tsr_store *store = &job->decision.store;
+    const tsr_trainable *t = &store->trainable;
+    int chunks = job->decision.plan->chunk_count, parts = chunks > 0 ? chunks : 1;
+    uint64_t most = (uint64_t)parts, count = 0;
     for (int unit = 0; unit < t->unit_count; unit++)
         most += (uint64_t)t->units[unit].trainable.segment_count;
-    job->spans = calloc(most + 1, sizeof *job->spans);
-    if (!job->spans)
+    job->spans = calloc(most, sizeof *job->spans);
+    job->chunk_spans = calloc((size_t)parts + 1, sizeof *job->chunk_spans);
+    if (!job->spans || !job->chunk_spans)
         return tsr_fail(TSR_ENOMEM, "out of memory for the optimizer's spans");
-    for (int unit = 0; unit < t->unit_count; unit++)
-        for (int segment = 0; segment < t->units[unit].trainable.segment_count; segment++) {
-            tsr_trainable_span s = tsr_trainable_at(t, unit, segment);
-            tsr_dtype dtype = s.segment->dtype;
-            tsr_adamw_span *last = job->span_count ? &job->spans[job->span_count - 1] : NULL;
-            if (last && last->work_dtype == dtype &&
-                s.work == (char *)last->work + last->count * tsr_dtype_bytes(dtype)) {
-                last->count += s.count;
-                continue;
+    for (int i = 0; i < parts; i++) {
+        tsr_optim_part part = tsr_store_part(store, chunks > 0 ? i : -1);
+        for (int unit = 0; unit < t->unit_count; unit++)
+            for (int segment = 0; segment < t->units[unit].trainable.segment_count; segment++) {
+                tsr_trainable_span s = tsr_trainable_at(t, unit, segment);
+                add_span(job, job->chunk_spans[i], &count, &part, &s);
             }
-            job->spans[job->span_count++] = (tsr_adamw_span){.master = t->master + s.begin,
-                                                             .m = t->m + s.begin,
-                                                             .v = t->v + s.begin,
-                                                             .gradient = t->accumulator + s.begin,
-                                                             .work = s.work,
-                                                             .work_dtype = dtype,
-                                                             .count = s.count};
-        }
+        job->chunk_spans[i + 1] = count;
+    }
     return TSR_OK;
 }
 

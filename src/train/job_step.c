@@ -44,30 +44,38 @@ static tsr_status on_grad_norm(void *user, int64_t *word)
                               .shift = TSR_FIXED_SHIFT});
 }
 
-static tsr_status on_optim(void *user, const int64_t *word)
+static tsr_status on_optim(void *user, const int64_t *word, int chunk)
 {
     tsr_job *job = user;
+    const uint64_t *spans = job->chunk_spans + (chunk < 0 ? 0 : chunk);
     const tsr_kernels *kernels = job->decision.model.kernels;
     tsr_stream *stream = job->streams.stream[TSR_STREAM_OPTIM];
     const void *squares = word + TSR_WORD_NORM;
-    TSR_TRY(kernels->step_control(
-        stream, &(tsr_step_control_args){.control = &job->sums->control,
-                                         .squares = squares,
-                                         .error = &word[TSR_WORD_ERROR],
-                                         .non_finite = &word[TSR_WORD_NON_FINITE],
-                                         .max_norm = job->inputs.config.max_grad_norm}));
-    return kernels->adamw(stream, &(tsr_adamw_args){.spans = job->spans,
-                                                    .span_count = job->span_count,
+    if (chunk <= 0)
+        TSR_TRY(kernels->step_control(
+            stream, &(tsr_step_control_args){.control = &job->sums->control,
+                                             .squares = squares,
+                                             .error = &word[TSR_WORD_ERROR],
+                                             .non_finite = &word[TSR_WORD_NON_FINITE],
+                                             .max_norm = job->inputs.config.max_grad_norm}));
+    return kernels->adamw(stream, &(tsr_adamw_args){.spans = job->spans + spans[0],
+                                                    .span_count = spans[1] - spans[0],
                                                     .step = job->adamw,
                                                     .control = &job->sums->control,
                                                     .shift = TSR_FIXED_SHIFT});
+}
+
+static tsr_saved on_saved(void *user, int unit)
+{
+    return tsr_model_saved(((tsr_job *)user)->model, unit);
 }
 
 const tsr_executor_callbacks tsr_job_callbacks = {.norm = on_norm,
                                                   .compute = on_compute,
                                                   .grad_norm = on_grad_norm,
                                                   .tally = on_tally,
-                                                  .optim = on_optim};
+                                                  .optim = on_optim,
+                                                  .saved = on_saved};
 
 /* ---- issuing ---- */
 
@@ -156,7 +164,7 @@ static bool evaluation_due(const tsr_job *job, const tsr_batch_step_info *info)
 double tsr_job_exposed(const tsr_job *job)
 {
     tsr_exposed e = tsr_executor_exposed(job->executor);
-    return e.h2d + e.gather + e.reduce;
+    return e.h2d + e.gather + e.reduce + e.load + e.save;
 }
 
 static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64_t *word,

@@ -20,12 +20,6 @@ static const tsr_key_word choice_words[] = {
     {"false", TSR_CONFIG_CHOICE_NO, NULL},
     END,
 };
-static const tsr_key_word unbuilt_choice_words[] = {
-    {"auto", TSR_CONFIG_CHOICE_AUTO, NULL},
-    {"true", TSR_CONFIG_CHOICE_YES, not_here},
-    {"false", TSR_CONFIG_CHOICE_NO, NULL},
-    END,
-};
 static const tsr_key_word completion_words[] = {
     {"auto", TSR_CONFIG_CHOICE_AUTO, NULL},
     {"true", TSR_CONFIG_CHOICE_YES, "needs prompt/completion data, which are not in this version"},
@@ -350,12 +344,13 @@ static const tsr_key memory_keys[] = {
      .initial = "auto", .help = "of a device: 22GiB, 500MB or bytes"},
     {"offload", G, TSR_KEY_WORD, AT(offload), offload_words, .initial = "auto",
      .help = "base weights in host memory: each rank's shard, or all of them once a node"},
-    {"activation_offloading", G, TSR_KEY_WORD, AT(activation_offloading), unbuilt_choice_words,
+    {"activation_offloading", G, TSR_KEY_WORD, AT(activation_offloading), choice_words,
      .none = "auto", .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto",
-     .help = "activations in host memory"},
-    {"optimizer_offload", G, TSR_KEY_WORD, AT(optimizer_offload), unbuilt_choice_words,
-     .none = "auto", .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto",
-     .help = "optimizer state in host memory"},
+     .help = "what layers keep for the backward in host memory, but for two layers; auto: where "
+             "memory_budget asks for it"},
+    {"optimizer_offload", G, TSR_KEY_WORD, AT(optimizer_offload), choice_words, .none = "auto",
+     .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto",
+     .help = "fp32 masters and moments in host memory; auto: where memory_budget asks for it"},
     {"resident_units", G, TSR_KEY_INT, AT(resident_units), .low = 0, .high = 1e6, .none = "auto",
      .none_value = -1, .initial = "auto",
      .help = "units that stay gathered on the device, evenly spread; auto: what a given "

@@ -108,10 +108,17 @@ static void put_plan(tsr_text *out, const tsr_summary *s)
         }
         tsr_text_puts(out, ", of each rank\n");
     }
-    if (s->unit_count)
-        tsr_text_printf(out, "plan     %d units, %d resident; recomputed: %d in full, %d in part\n",
-                        s->unit_count, s->resident_count, s->recompute_full_count,
-                        s->recompute_selective_count);
+    if (!s->unit_count)
+        return;
+    tsr_text_printf(out, "plan     %d units, %d resident; recomputed: %d in full, %d in part",
+                    s->unit_count, s->resident_count, s->recompute_full_count,
+                    s->recompute_selective_count);
+    if (s->activations_offloaded || s->state_offloaded)
+        tsr_text_printf(out, "; on the host: %s%s%s",
+                        s->activations_offloaded ? "saved activations" : "",
+                        s->activations_offloaded && s->state_offloaded ? ", " : "",
+                        s->state_offloaded ? "optimizer state" : "");
+    tsr_text_puts(out, "\n");
 }
 
 static void put_steps(tsr_text *out, const tsr_config *config, const tsr_summary *s)

@@ -18,6 +18,7 @@ typedef struct {
     const char *device;
     uint64_t device_peak_bytes, host_peak_bytes; /* of one rank */
     int unit_count, resident_count, recompute_full_count, recompute_selective_count;
+    bool activations_offloaded, state_offloaded;
     int64_t total_steps;
     int64_t step_samples;     /* samples or rows of one whole step */
     uint64_t base_read_bytes; /* of one rank, at most */

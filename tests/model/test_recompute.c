@@ -1,6 +1,7 @@
 /*
- * What is computed again, and where a base lives, never changes a bit: losses, hidden states and
- * gradients with gradient_checkpointing none, selective, full and a mixture, on every home.
+ * What is computed again, and where a base and activations live, never changes a bit: losses, hidden
+ * states and gradients with gradient_checkpointing none, selective, full and a mixture, on every home,
+ * with activations that stay and that travel.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -72,9 +73,12 @@ static void check_evaluation(const fixture *f, const fixture_result *want)
 
 static void check_model(const char *name, const model_spec *spec, double dropout)
 {
-    static const char *const modes[][2] = {{"selective", "none"}, {"full", "none"},
-                                           {"none", "sharded"},   {"none", "full"},
-                                           {"full", "sharded"},   {"auto", "none"}};
+    static const char *const modes[][3] = {
+        {"selective", "none", "auto"},   {"full", "none", "auto"},
+        {"none", "sharded", "auto"},     {"none", "full", "auto"},
+        {"full", "sharded", "auto"},     {"auto", "none", "auto"},
+        {"none", "none", "true"},        {"full", "full", "true"},
+        {"selective", "sharded", "true"}};
     fixture f;
     fixture_result want = {0};
     fixture_make(&f, name, spec, dropout);
@@ -91,11 +95,14 @@ static void check_model(const char *name, const model_spec *spec, double dropout
         job_set(&job, "overwrite_output_dir=true");
         job_set(&job, "gradient_checkpointing=%s", modes[i][0]);
         job_set(&job, "offload=%s", modes[i][1]);
+        job_set(&job, "activation_offloading=%s", modes[i][2]);
         if (!strcmp(modes[i][0], "auto"))
             job_set(&job, "memory_budget=%llu", (unsigned long long)selective - 1);
         job_run(&job, fixture_compute, &got);
-        print_message("    %s: recompute %s (%d full, %d selective), offload %s\n", name,
-                      modes[i][0], got.recompute_full, got.recompute_selective, modes[i][1]);
+        print_message("    %s: recompute %s (%d full, %d selective), offload %s, "
+                      "activations %s\n",
+                      name, modes[i][0], got.recompute_full, got.recompute_selective, modes[i][1],
+                      modes[i][2]);
         assert_same(&f, &got, &want);
         if (!strcmp(modes[i][0], "auto"))
             assert_true(got.recompute_full > 0 && got.recompute_selective > 0);

@@ -8,6 +8,8 @@
  * gradient of such elements, is judged in all.
  *
  *     test_multi_inside TRACE
+ *     test_multi_inside TRACE offload      on 1, 2 and 3 ranks with activations and optimizer state in
+ *                                          host memory: the same bits as on one rank without
  */
 #include "support/golden.h"
 #include "support/scratch.h"
@@ -218,12 +220,18 @@ static tsr_status train(tsr_job *job, void *user)
 
 /* ---- the test ---- */
 
-static void run_on(record *out, const trace_golden *golden, int ranks, bool settled)
+/* keys: more "key=value" with spaces between them. */
+static void run_on(record *out, const trace_golden *golden, int ranks, bool settled,
+                   const char *keys)
 {
     job_spec spec = {.purpose = TSR_JOB_TRAIN, .ranks = ranks};
     make_record(out, golden, settled);
     trace_configure(&spec, run, scratch_path("out"));
     job_set(&spec, "overwrite_output_dir=true");
+    for (int length; *keys; keys += length + (keys[length] == ' ')) {
+        length = (int)strcspn(keys, " ");
+        job_set(&spec, "%.*s", length, keys);
+    }
     job_run(&spec, train, out);
     assert_int_equal(out->step_count, TRACE_STEPS);
 }
@@ -276,18 +284,18 @@ static void test_trace(void **state)
     trace_open(&golden, run);
     bool *turned = calloc((size_t)golden.tensor_count, sizeof *turned);
     assert_non_null(turned);
-    run_on(&one, &golden, 1, false);
+    run_on(&one, &golden, 1, false, "");
     int count = mark_turned(turned, &one);
     print_message("  %s inside, 1 rank (norms left out at step 2: %d):\n", run->name, count);
     judge_all(&one, turned);
-    run_on(&three, &golden, 3, false);
+    run_on(&three, &golden, 3, false, "");
     assert_same(&one, &three);
     print_message("  3 ranks: the same bits\n");
     free_record(&three);
     free_record(&one);
     if (count) {
         print_message("  elements of noise as in the golden trace:\n");
-        run_on(&one, &golden, 1, true);
+        run_on(&one, &golden, 1, true, "");
         judge_all(&one, NULL);
         free_record(&one);
     }
@@ -295,11 +303,36 @@ static void test_trace(void **state)
     trace_close(&golden);
 }
 
+static void test_offload(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {
+        "activation_offloading=true optimizer_offload=true gradient_checkpointing=none",
+        "activation_offloading=true optimizer_offload=true gradient_checkpointing=selective "
+        "offload=sharded",
+        "activation_offloading=true optimizer_offload=true gradient_checkpointing=full"};
+    trace_golden golden;
+    record plain, offloaded;
+    trace_open(&golden, run);
+    run_on(&plain, &golden, 1, false, "");
+    for (int i = 0; i < 3; i++) {
+        run_on(&offloaded, &golden, i + 1, false, keys[i]);
+        assert_same(&plain, &offloaded);
+        print_message("  %d ranks, %s: the same bits\n", i + 1, keys[i]);
+        free_record(&offloaded);
+    }
+    free_record(&plain);
+    trace_close(&golden);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_trace)};
-    if (argc != 2)
+    const struct CMUnitTest offload_tests[] = {cmocka_unit_test(test_offload)};
+    if (argc < 2 || argc > 3 || (argc == 3 && strcmp(argv[2], "offload")))
         return 64;
     run = trace_find(argv[1]);
+    if (argc == 3)
+        return cmocka_run_group_tests(offload_tests, scratch_setup, scratch_teardown);
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

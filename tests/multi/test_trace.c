@@ -47,7 +47,8 @@ typedef struct {
 
 /* ---- running ---- */
 
-static void write_job(const char *path, int steps, const char *offload)
+/* host: activations and optimizer state go to host memory too. */
+static void write_job(const char *path, int steps, const char *offload, bool host)
 {
     FILE *file = fopen(path, "w");
     assert_non_null(file);
@@ -55,9 +56,10 @@ static void write_job(const char *path, int steps, const char *offload)
         file,
         "model_name_or_path: %s/examples/tiny-llama\ndataset: %s/tests/golden/traces/padded.jsonl\n"
         "backend: %s\nlora_r: 4\nuse_dora: true\ntotal_batch_size: %d\nmax_steps: %d\n"
-        "offload: %s\noutput_dir: %s\noverwrite_output_dir: true\ntrace: %s\n",
-        TSR_SOURCE_DIR, TSR_SOURCE_DIR, backend, MICRO, steps, offload, scratch_path("out"),
-        scratch_path("out/trace.json"));
+        "offload: %s\nactivation_offloading: %s\noptimizer_offload: %s\noutput_dir: "
+        "%s\noverwrite_output_dir: true\ntrace: %s\n",
+        TSR_SOURCE_DIR, TSR_SOURCE_DIR, backend, MICRO, steps, offload, host ? "true" : "false",
+        host ? "true" : "false", scratch_path("out"), scratch_path("out/trace.json"));
     assert_int_equal(fclose(file), 0);
 }
 
@@ -200,10 +202,11 @@ static void expect(const trace *t, int rank, int step, int count, const char *na
 }
 
 /* All that a step is made of, but for gathers and copies, whose number is the plan's. */
-static void judge_step(const trace *t, int rank, int step)
+static void judge_step(const trace *t, int rank, int step, bool host)
 {
     static const char *const uses[] = {"COMPUTE F", "COMPUTE B", "REDUCE"};
-    static const char *const once[] = {"GRAD_NORM", "CONTROL", "OPTIM", "WORD"};
+    static const char *const moves[] = {"SAVE", "LOAD"};
+    static const char *const once[] = {"GRAD_NORM", "CONTROL", "WORD"};
     int rounds = (MICRO + t->ranks - 1) / t->ranks;
     char name[64];
     for (int layer = 0; layer < LAYERS; layer++) {
@@ -211,12 +214,22 @@ static void judge_step(const trace *t, int rank, int step)
             snprintf(name, sizeof name, "%s layer %d", uses[i], layer);
             expect(t, rank, step, rounds, name);
         }
+        /* The last two layers' activations stay. */
+        for (int i = 0; i < 2; i++) {
+            snprintf(name, sizeof name, "%s layer %d", moves[i], layer);
+            expect(t, rank, step, host && layer < LAYERS - 2 ? rounds : 0, name);
+        }
         snprintf(name, sizeof name, "NORM layer %d", layer);
         expect(t, rank, step, 1, name);
     }
     expect(t, rank, step, rounds, "COMPUTE H head 0");
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 3; i++)
         expect(t, rank, step, 1, once[i]);
+    int chunks = host ? count_of(t, rank, step, "LOAD_STATE") : 1;
+    assert_true(!host || chunks > 1);
+    expect(t, rank, step, chunks, "OPTIM");
+    expect(t, rank, step, host ? chunks : 0, "LOAD_STATE");
+    expect(t, rank, step, host ? chunks : 0, "SAVE_STATE");
 }
 
 /* Events of a row neither overlap nor go back to an earlier step; kernels lie inside their op. */
@@ -250,7 +263,7 @@ static bool has(const trace *t, int rank, int row, const char *category, const c
     return false;
 }
 
-static void judge_streams(const trace *t, const char *offload)
+static void judge_streams(const trace *t, const char *offload, bool host)
 {
     bool copies = strcmp(offload, "none") != 0;
     for (int rank = 0; rank < t->ranks; rank++) {
@@ -264,6 +277,10 @@ static void judge_streams(const trace *t, const char *offload)
         assert_true(has(t, rank, 3, "op", "WORD"));
         assert_true(has(t, rank, 4, "kernel", "adamw"));
         assert_int_equal(has(t, rank, 2, "op", "H2D layer"), copies);
+        assert_int_equal(has(t, rank, 2, "op", "LOAD layer"), host);
+        assert_int_equal(has(t, rank, 2, "op", "LOAD_STATE"), host);
+        assert_int_equal(has(t, rank, 3, "op", "SAVE layer"), host);
+        assert_int_equal(has(t, rank, 3, "op", "SAVE_STATE"), host);
         assert_int_equal(has(t, rank, 1, "op", "GATHER layer"), t->ranks > 1 || copies);
         assert_int_equal(has(t, rank, 1, "op", "GATHER_T layer"), t->ranks > 1);
     }
@@ -308,20 +325,20 @@ static void assert_nothing_half_written(void)
     closedir(directory);
 }
 
-static void judge(int ranks, int steps, const char *offload)
+static void judge(int ranks, int steps, const char *offload, bool host)
 {
     trace t;
     char job[300];
     snprintf(job, sizeof job, "%s", scratch_path("job.yaml"));
-    write_job(job, steps, offload);
+    write_job(job, steps, offload, host);
     train(ranks, job);
     read_trace(&t, ranks, steps);
     print_message("  %d ranks, offload %s: %d events\n", ranks, offload, t.count);
     judge_rows(&t);
-    judge_streams(&t, offload);
+    judge_streams(&t, offload, host);
     for (int rank = 0; rank < ranks; rank++)
         for (int step = t.first; step <= t.last; step++)
-            judge_step(&t, rank, step);
+            judge_step(&t, rank, step, host);
     judge_exposed(&t);
     free_trace(&t);
     assert_nothing_half_written();
@@ -331,19 +348,19 @@ static void test_steps_four_to_six(void **state)
 {
     (void)state;
     for (int i = 0; i < rank_counts; i++)
-        judge(rank_count[i], 7, "none");
+        judge(rank_count[i], 7, "none", false);
 }
 
 static void test_host_memory(void **state)
 {
     (void)state;
-    judge(rank_count[rank_counts - 1], 7, "sharded");
+    judge(rank_count[rank_counts - 1], 7, "sharded", true);
 }
 
 static void test_short_run(void **state)
 {
     (void)state;
-    judge(rank_count[rank_counts - 1], 2, "none");
+    judge(rank_count[rank_counts - 1], 2, "none", false);
 }
 
 int main(int argc, char **argv)

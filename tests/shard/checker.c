@@ -30,8 +30,14 @@ enum {
     ACCUMULATOR = MASTER + MAX_UNITS,
     NORMS = ACCUMULATOR + MAX_UNITS, /* g */
     SAVED = NORMS + MAX_UNITS,       /* activations */
-    RESOURCES = SAVED + MAX_UNITS
+    REGION = SAVED + MAX_UNITS,      /* where those go that travel */
+    HOST_SAVED = REGION + TSR_REGIONS,
+    STATE = HOST_SAVED + MAX_UNITS,         /* a chunk of masters and moments */
+    HOST_STATE = STATE + TSR_STATE_BUFFERS, /* by elements */
+    RESOURCES = HOST_STATE + 1
 };
+
+#define MAX_CHUNKS 64
 
 #define MAX_ENTRIES 24
 
@@ -63,7 +69,13 @@ typedef struct {
     uint64_t made, read, updates;
     content frozen[TSR_SLOTS_MAX], trainable[TSR_SLOTS_MAX];
     int stage[TSR_STAGES_MAX], gradient[TSR_GRADIENT_BUFFERS];
-    uint64_t normed[MAX_UNITS]; /* update + 1 of the norms */
+    uint64_t normed[MAX_UNITS];       /* update + 1 of the norms */
+    uint64_t micro_batch;             /* its number, from 1 */
+    content region[TSR_REGIONS];      /* update: of which micro-batch */
+    uint64_t host_saved[MAX_UNITS];   /* micro-batch */
+    content state[TSR_STATE_BUFFERS]; /* unit: the chunk */
+    uint64_t host_state[MAX_CHUNKS];  /* update */
+    uint64_t elements;                /* updated, over all steps */
     unsigned live;
     const char *program;
 } replay;
@@ -199,6 +211,116 @@ static void see_unit(replay *r, const tsr_plan_op *op)
     }
 }
 
+/* ---- activations ---- */
+
+static void expect_region(replay *r, const tsr_plan_op *op)
+{
+    const content *c = &r->region[op->region];
+    if (c->unit != op->unit || c->update != r->micro_batch)
+        failed(r, "%s: region %d holds unit %d of micro-batch %llu, not %d of %llu", r->program,
+               op->region, c->unit, (unsigned long long)c->update, op->unit,
+               (unsigned long long)r->micro_batch);
+}
+
+static void use_region(replay *r, const tsr_plan_op *op)
+{
+    if (op->region < 0) {
+        failed(r, "%s: unit %d has no region", r->program, op->unit);
+        return;
+    }
+    if (op->phase == TSR_USE_FORWARD)
+        r->region[op->region] = (content){op->unit, r->micro_batch};
+    expect_region(r, op);
+    writes(r, REGION + op->region, op->stream); /* a backward consumes what it reads */
+}
+
+/* The residual: a layer, and the head, read what the layer below has left. */
+static void see_below(replay *r, const tsr_plan_op *op)
+{
+    int below = op->unit - 1;
+    if (op->phase == TSR_USE_BACKWARD || below < 0)
+        return;
+    if (r->plan->options.units[below].saved_bytes == 0) {
+        reads(r, SAVED + below, op->stream);
+        return;
+    }
+    int region = 0;
+    while (region < TSR_REGIONS &&
+           (r->region[region].unit != below || r->region[region].update != r->micro_batch))
+        region++;
+    if (region == TSR_REGIONS)
+        failed(r, "%s: unit %d is in no region when the next one reads it", r->program, below);
+    else
+        reads(r, REGION + region, op->stream);
+}
+
+static void move_saved(replay *r, const tsr_plan_op *op)
+{
+    bool save = op->kind == TSR_OP_SAVE;
+    touch(r, REGION + op->region, op->stream, !save, 0, 1);
+    touch(r, HOST_SAVED + op->unit, op->stream, save, 0, 1);
+    if (save) {
+        expect_region(r, op);
+        r->host_saved[op->unit] = r->micro_batch;
+        return;
+    }
+    if (r->host_saved[op->unit] != r->micro_batch)
+        failed(r, "%s: unit %d comes back from micro-batch %llu", r->program, op->unit,
+               (unsigned long long)r->host_saved[op->unit]);
+    r->region[op->region] = (content){op->unit, r->micro_batch};
+}
+
+/* ---- optimizer state ---- */
+
+static void move_state(replay *r, const tsr_plan_op *op)
+{
+    bool save = op->kind == TSR_OP_SAVE_STATE;
+    int buffer = op->chunk % TSR_STATE_BUFFERS;
+    tsr_plan_range range = tsr_plan_chunk(r->plan, op->chunk);
+    content *c = &r->state[buffer];
+    touch(r, STATE + buffer, op->stream, !save, 0, 1);
+    touch(r, HOST_STATE, op->stream, save, range.begin, range.begin + range.count);
+    if (save && c->unit != op->chunk)
+        failed(r, "%s: chunk %d is saved, but %d is here", r->program, op->chunk, c->unit);
+    if (save)
+        r->host_state[op->chunk] = c->update;
+    else
+        *c = (content){op->chunk, r->host_state[op->chunk]};
+}
+
+static void optim(replay *r, const tsr_plan_op *op)
+{
+    const tsr_plan_options *o = &r->plan->options;
+    int who = op->stream;
+    tsr_plan_range range = tsr_plan_chunk(r->plan, op->chunk);
+    uint64_t begin = 0;
+    reads(r, WORD, who);
+    for (int u = 0; u < o->unit_count; u++) {
+        uint64_t end = begin + o->units[u].trainable.gradient_count;
+        if (begin < range.begin + range.count && range.begin < end) {
+            reads(r, ACCUMULATOR + u, who);
+            writes(r, WORK + u, who);
+            if (op->chunk < 0)
+                writes(r, MASTER + u, who);
+        }
+        begin = end;
+    }
+    if (op->chunk >= 0) {
+        content *c = &r->state[op->chunk % TSR_STATE_BUFFERS];
+        writes(r, STATE + op->chunk % TSR_STATE_BUFFERS, who);
+        if (c->unit != op->chunk || c->update != r->updates)
+            failed(r, "%s: chunk %d of update %llu is here, not %d of %llu", r->program, c->unit,
+                   (unsigned long long)c->update, op->chunk, (unsigned long long)r->updates);
+        c->update++;
+    }
+    r->elements += range.count;
+    if (!op->last)
+        return;
+    r->updates++;
+    if (r->elements != r->updates * r->plan->owned)
+        failed(r, "%s: an update that is not of all elements once", r->program);
+}
+
 static void compute(replay *r, const tsr_plan_op *op)
 {
     const tsr_unit *u = &r->plan->options.units[op->unit];
@@ -213,10 +335,15 @@ static void compute(replay *r, const tsr_plan_op *op)
         if (r->normed[op->unit] != r->updates + 1)
             failed(r, "%s: unit %d has norms of another update", r->program, op->unit);
     }
-    if (op->phase != TSR_USE_BACKWARD)
+    r->micro_batch += op->first;
+    if (u->saved_bytes > 0)
+        use_region(r, op);
+    else if (op->phase != TSR_USE_BACKWARD)
         writes(r, SAVED + op->unit, op->stream);
     else
         reads(r, SAVED + op->unit, op->stream);
+    if (op->phase == TSR_USE_FORWARD || op->unit == r->plan->options.layer_count)
+        see_below(r, op);
     if (op->phase != TSR_USE_FORWARD) /* the loss; whether a gradient is finite */
         writes(r, SUMS, op->stream);
     if (op->buffer >= 0) {
@@ -242,11 +369,11 @@ static void reduce(replay *r, const tsr_plan_op *op)
                r->gradient[op->buffer], op->unit);
 }
 
-static void each_trainable(replay *r, int resource, int who, bool write)
+static void each_trainable(replay *r, int resource, int who)
 {
     for (int u = 0; u < r->plan->options.unit_count; u++)
         if (r->plan->options.units[u].trainable.gradient_count > 0)
-            touch(r, resource + u, who, write, 0, 1);
+            reads(r, resource + u, who);
 }
 
 static void accesses(replay *r, const tsr_plan_op *op)
@@ -266,7 +393,7 @@ static void accesses(replay *r, const tsr_plan_op *op)
         reduce(r, op);
         break;
     case TSR_OP_GRAD_NORM:
-        each_trainable(r, ACCUMULATOR, who, false);
+        each_trainable(r, ACCUMULATOR, who);
         /* fall through */
     case TSR_OP_TALLY:
         writes(r, SUMS, who);
@@ -276,11 +403,15 @@ static void accesses(replay *r, const tsr_plan_op *op)
         writes(r, WORD, who);
         break;
     case TSR_OP_OPTIM:
-        reads(r, WORD, who);
-        each_trainable(r, ACCUMULATOR, who, false);
-        each_trainable(r, MASTER, who, true);
-        each_trainable(r, WORK, who, true);
-        r->updates++;
+        optim(r, op);
+        break;
+    case TSR_OP_SAVE:
+    case TSR_OP_LOAD:
+        move_saved(r, op);
+        break;
+    case TSR_OP_LOAD_STATE:
+    case TSR_OP_SAVE_STATE:
+        move_state(r, op);
         break;
     case TSR_OP_WORD:
         reads(r, WORD, who);
@@ -373,6 +504,10 @@ void check_sequence(check_result *out, const tsr_plan *plan, const uint8_t *kind
     r->plan = plan;
     for (int s = 0; s < TSR_SLOTS_MAX; s++)
         r->frozen[s].unit = r->trainable[s].unit = -1;
+    for (int i = 0; i < TSR_REGIONS; i++)
+        r->region[i].unit = -1;
+    for (int i = 0; i < TSR_STATE_BUFFERS; i++)
+        r->state[i].unit = -1;
     vector zero = {0};
     for (int e = 0; e < TSR_EVENT_COUNT; e++)
         record(r, e, &zero);

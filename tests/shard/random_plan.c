@@ -34,6 +34,53 @@ static void make_part(random_model *model, random_source *random, int unit, bool
     }
 }
 
+/* What has a backward may save. */
+static void make_offload(random_model *model, random_source *random)
+{
+    tsr_plan_options *o = &model->options;
+    uint64_t owned = 0;
+    bool saves = random_below(random, 3) > 0, all = random_below(random, 2);
+    int lowest = 0;
+    while (model->unit[lowest].trainable.segment_count == 0)
+        lowest++;
+    for (int u = lowest; u < o->layer_count; u++) {
+        if (saves && (all || random_below(random, 3)))
+            model->unit[u].saved_bytes = 8 * (1 + random_below(random, MAX_SAVED_BYTES / 8));
+        owned += model->unit[u].trainable.gradient_count / TSR_GRANULE_ELEMENTS;
+    }
+    uint64_t chunks = 1 + random_below(random, 6);
+    if (random_below(random, 3))
+        o->chunk_elements = (owned + chunks - 1) / chunks * TSR_GRANULE_ELEMENTS;
+}
+
+void random_model_make_full(random_model *model)
+{
+    tsr_plan_options *o = &model->options;
+    uint64_t granules = 0;
+    bool trains = false;
+    for (int u = 0; u < o->layer_count; u++) {
+        tsr_unit *unit = &model->unit[u];
+        trains |= unit->trainable.segment_count > 0;
+        unit->has_norm = unit->trainable.segment_count > 0;
+        unit->saved_bytes = trains ? MAX_SAVED_BYTES : 0;
+        granules += unit->trainable.gradient_count / TSR_GRANULE_ELEMENTS;
+    }
+    o->chunk_elements = (granules + 2) / 3 * TSR_GRANULE_ELEMENTS;
+}
+
+void random_model_set(random_model *model, int ranks, int replicas, bool train)
+{
+    model->options.ranks = ranks;
+    model->options.replicas = replicas;
+    model->options.train = train;
+    for (int u = 0; u < model->options.unit_count; u++) {
+        if (!train)
+            model->unit[u].saved_bytes = 0;
+        if (tsr_unit_lay_out(&model->unit[u], ranks) < 0)
+            abort();
+    }
+}
+
 void random_model_make(random_model *out, random_source *random, const random_limits *limits)
 {
     memset(out, 0, sizeof *out);
@@ -45,7 +92,6 @@ void random_model_make(random_model *out, random_source *random, const random_li
     o->replicas = 1 + (int)random_below(random, (uint64_t)limits->max_replicas);
     o->slots = 2 + (int)random_below(random, 3);
     o->stages = 1 + (int)random_below(random, 4);
-    o->train = random_below(random, 8) != 0;
     /* Half of the plans have one home for all. */
     int home = limits->home >= 0         ? limits->home
                : random_below(random, 2) ? (int)random_below(random, TSR_HOME_COUNT)
@@ -61,8 +107,10 @@ void random_model_make(random_model *out, random_source *random, const random_li
             make_part(out, random, u, true);
             out->unit[u].has_norm = random_below(random, 2);
         }
-        tsr_unit_lay_out(&out->unit[u], o->ranks);
     }
+    random_model_set(out, o->ranks, o->replicas, true);
+    make_offload(out, random);
+    random_model_set(out, o->ranks, o->replicas, random_below(random, 8) != 0);
 }
 
 static bool ends(uint8_t kind)

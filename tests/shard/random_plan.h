@@ -28,8 +28,19 @@ typedef struct {
     int home; /* of every unit, -1: random */
 } random_limits;
 
-/* *out must stay where it is: the options point into it. Ranks, slots, ... are in options too. */
+#define MAX_SAVED_BYTES 400
+
+/* *out must stay where it is: the options point into it. Ranks, slots, ... are in options too. Two
+ * in three plans save activations on the host, of all layers or of some, and as many have chunks of
+ * optimizer state. */
 void random_model_make(random_model *out, random_source *random, const random_limits *limits);
+
+/* Norms and saved activations wherever they can be, three chunks of optimizer state: with three layers
+ * and host shards a plan that has every kind of op. */
+void random_model_make_full(random_model *model);
+
+/* The same units on other ranks, or without training. */
+void random_model_set(random_model *model, int ranks, int replicas, bool train);
 
 /* A walk through the programs: kinds[0] is the prologue. Follows the plan's own order. Returns the
  * number of programs, at most `count`; ends after a STEP_END or EVAL_END when it can. */

@@ -27,11 +27,7 @@ static void fix_model(random_model *model, uint64_t seed, int home, int ranks, i
     random_limits limits = {
         .max_layers = 5, .max_chunks = 3, .max_ranks = 1, .max_replicas = 1, .home = home};
     random_model_make(model, &random, &limits);
-    model->options.ranks = ranks;
-    model->options.replicas = replicas;
-    model->options.train = train;
-    for (int u = 0; u < model->options.unit_count; u++)
-        assert_int_equal(tsr_unit_lay_out(&model->unit[u], ranks), TSR_OK);
+    random_model_set(model, ranks, replicas, train);
 }
 
 static bool words_equal(const toy_outcome *a, const toy_outcome *b)
@@ -137,6 +133,30 @@ static void test_order_of_calls(void **state)
     compare(&job, "order of calls");
 }
 
+/* Activations and optimizer state through the device, in every home, with delays, poison, a step that
+ * is discarded and evaluations in between. */
+static void test_offload(void **state)
+{
+    (void)state;
+    for (int home = 0; home < TSR_HOME_COUNT; home++)
+        for (int ranks = 1; ranks <= 3; ranks++) {
+            random_model model;
+            char what[64];
+            fix_model(&model, 300 + (uint64_t)home, home, ranks, 1, true);
+            random_model_make_full(&model);
+            snprintf(what, sizeof what, "offload, %s on %d ranks", tsr_home_name((tsr_home)home),
+                     ranks);
+            toy_job job = {.model = &model,
+                           .steps = 5,
+                           .micro_batches = 4, /* one rank of three has an empty one */
+                           .eval_micro_batches = 2,
+                           .discard_step = 3,
+                           .delay_seed = 1 + (uint64_t)(4 * home + ranks),
+                           .debug = {.poison_slots = true, .check = true}};
+            compare(&job, what);
+        }
+}
+
 /* ---- a wrong plan is noticed ---- */
 
 static void expect_error(void (*tamper)(tsr_plan *plan), uint32_t delay_ms, const char *expected)
@@ -144,6 +164,7 @@ static void expect_error(void (*tamper)(tsr_plan *plan), uint32_t delay_ms, cons
     random_model model;
     toy_report report[2];
     fix_model(&model, 60, TSR_HOME_SHARDED, 2, 1, true);
+    random_model_make_full(&model);
     toy_job job = {.model = &model,
                    .steps = 2,
                    .micro_batches = 4,
@@ -203,9 +224,21 @@ static void tamper_trainable(tsr_plan *plan)
     each_op(plan, no_update);
 }
 
+static void other_region(tsr_plan_op *op)
+{
+    if (op->kind == TSR_OP_LOAD)
+        op->region ^= 1;
+}
+
+static void tamper_region(tsr_plan *plan)
+{
+    each_op(plan, other_region);
+}
+
 static void test_broken_plan(void **state)
 {
     (void)state;
+    expect_error(tamper_region, 0, "finds unit");           /* I6, when issued */
     expect_error(tamper_generation, 0, "waits for record"); /* I4 */
     expect_error(tamper_slot, 0, "is used in slot");        /* I6, when issued */
     expect_error(tamper_trainable, 0, "is used in slot");
@@ -245,6 +278,7 @@ static void test_log(void **state)
         bool timed = i & 1, many = i & 2, staged = i & 4;
         random_model model;
         fix_model(&model, 5, staged ? TSR_HOME_HOST_SHARDED : TSR_HOME_SHARDED, 2, 1, true);
+        random_model_make_full(&model);
         toy_job job = {.model = &model,
                        .steps = 3,
                        .micro_batches = many ? 200 : 4,
@@ -266,13 +300,19 @@ static void test_log(void **state)
             assert_true(ops[TSR_OP_GATHER] > 0 && (ops[TSR_OP_H2D] > 0) == staged);
             assert_int_equal(ops[TSR_OP_GRAD_NORM], 3);
             assert_int_equal(ops[TSR_OP_CONTROL], 3);
-            assert_int_equal(ops[TSR_OP_OPTIM], 3);
+            assert_int_equal(ops[TSR_OP_OPTIM], 9); /* three chunks */
+            assert_int_equal(ops[TSR_OP_LOAD_STATE], 9);
+            assert_int_equal(ops[TSR_OP_SAVE_STATE], 9);
+            assert_true(ops[TSR_OP_SAVE] > 0 && ops[TSR_OP_SAVE] == ops[TSR_OP_LOAD]);
+            assert_int_equal(ops[TSR_OP_SAVE] % micro_batches, 0);
             assert_int_equal(ops[TSR_OP_WORD], 3);
             assert_true(r->exposed.gather > 0);
             assert_near(r->exposed.h2d, r->logged_exposed[0]);
             assert_near(r->exposed.gather, r->logged_exposed[1]);
             assert_near(r->exposed.reduce, r->logged_exposed[2]);
-            assert_near(r->exposed.other, r->logged_exposed[3]);
+            assert_near(r->exposed.load, r->logged_exposed[3]);
+            assert_near(r->exposed.save, r->logged_exposed[4]);
+            assert_near(r->exposed.other, r->logged_exposed[5]);
             assert_true((r->exposed.h2d > 0) <= staged);
         }
     }
@@ -299,7 +339,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain),        cmocka_unit_test(test_homes_and_ranks),
         cmocka_unit_test(test_mixed),        cmocka_unit_test(test_order_of_calls),
-        cmocka_unit_test(test_broken_plan),
+        cmocka_unit_test(test_offload),      cmocka_unit_test(test_broken_plan),
 #ifndef __SANITIZE_THREAD__
         cmocka_unit_test(test_missing_wait),
 #endif

@@ -24,15 +24,11 @@ static void make_model(random_model *model, int home, int ranks)
     random_source random = {.key = 11};
     random_limits limits = {
         .max_layers = 4, .max_chunks = 2, .max_ranks = 1, .max_replicas = 1, .home = home};
-    random_model_make(model, &random, &limits);
-    model->options.ranks = ranks;
-    model->options.replicas = 1;
-    model->options.train = true;
-    for (int u = 0; u < model->options.unit_count; u++) {
-        model->unit[u].has_norm = model->unit[u].trainable.segment_count > 0;
-        if (tsr_unit_lay_out(&model->unit[u], ranks) < 0)
-            exit(1);
-    }
+    do
+        random_model_make(model, &random, &limits);
+    while (model->options.layer_count < 3 || model->unit[0].trainable.segment_count == 0);
+    random_model_set(model, ranks, 1, true);
+    random_model_make_full(model);
 }
 
 /* Words are compared on rank 0: losses, norms and so, by the next step's, all masters. */

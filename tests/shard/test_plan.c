@@ -51,18 +51,20 @@ static tsr_plan *compile(const random_model *model)
 static void order(char *out, size_t bytes, const tsr_program *program)
 {
     static const char *const name[TSR_OP_COUNT] = {
-        [TSR_OP_H2D] = "C",          [TSR_OP_GATHER] = "G",    [TSR_OP_GATHER_T] = "T",
-        [TSR_OP_NORM] = "N",         [TSR_OP_COMPUTE] = "",    [TSR_OP_REDUCE] = "R",
-        [TSR_OP_GRAD_NORM] = "norm", [TSR_OP_TALLY] = "tally", [TSR_OP_CONTROL] = "control",
-        [TSR_OP_OPTIM] = "optim",    [TSR_OP_WORD] = "word"};
+        [TSR_OP_H2D] = "C",          [TSR_OP_GATHER] = "G",      [TSR_OP_GATHER_T] = "T",
+        [TSR_OP_NORM] = "N",         [TSR_OP_COMPUTE] = "",      [TSR_OP_REDUCE] = "R",
+        [TSR_OP_GRAD_NORM] = "norm", [TSR_OP_TALLY] = "tally",   [TSR_OP_CONTROL] = "control",
+        [TSR_OP_OPTIM] = "optim",    [TSR_OP_WORD] = "word",     [TSR_OP_SAVE] = "S",
+        [TSR_OP_LOAD] = "L",         [TSR_OP_LOAD_STATE] = "in", [TSR_OP_SAVE_STATE] = "out"};
     size_t n = 0;
     out[0] = 0;
     for (int i = 0; i < program->op_count; i++) {
         const tsr_plan_op *op = &program->op[i];
         const char *phase = op->kind == TSR_OP_COMPUTE ? (const char *[]){"F", "H", "B"}[op->phase]
                                                        : name[op->kind];
-        n += (size_t)snprintf(out + n, bytes - n, op->unit >= 0 ? "%s%s%d" : "%s%s", i ? " " : "",
-                              phase, op->unit);
+        n += (size_t)snprintf(out + n, bytes - n,
+                              op->unit >= 0 || op->chunk >= 0 ? "%s%s%d" : "%s%s", i ? " " : "",
+                              phase, op->unit >= 0 ? op->unit : op->chunk);
     }
 }
 
@@ -89,7 +91,7 @@ static void test_sharded(void **unused)
            "G1 T1 N0 F0 G2 T2 N1 F1 G3 N2 F2 G4 H3 G2 T2 H4 G1 T1 B2 R2 G0 T0 B1 R1 B0 R0");
     expect(plan, &state, TSR_PROGRAM_TRAIN_NEXT,
            "F0 G2 T2 F1 G3 F2 G4 H3 G2 T2 H4 G1 T1 B2 R2 G0 T0 B1 R1 B0 R0");
-    expect(plan, &state, TSR_PROGRAM_STEP_END, "norm control optim word T0 T1");
+    expect(plan, &state, TSR_PROGRAM_STEP_END, "norm control word optim T0 T1");
     expect(plan, &state, TSR_PROGRAM_EVAL_FIRST, "N0 F0 G2 T2 N1 F1 G3 N2 F2 G4 H3 G0 T0 H4");
     expect(plan, &state, TSR_PROGRAM_EVAL_NEXT, "G1 T1 F0 G2 T2 F1 G3 F2 G4 H3 G0 T0 H4");
     expect(plan, &state, TSR_PROGRAM_EVAL_END, "tally control word");
@@ -119,11 +121,44 @@ static void test_homes(void **unused)
     assert_int_equal(plan->receive_bytes, 0);
     expect(plan, &state, TSR_PROGRAM_PROLOGUE, "");
     expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST, "N0 F0 N1 F1 H2 B1 R1 B0 R0");
-    expect(plan, &state, TSR_PROGRAM_STEP_END, "norm control optim word");
+    expect(plan, &state, TSR_PROGRAM_STEP_END, "norm control word optim");
     const tsr_program *next = tsr_plan_program(plan, state, TSR_PROGRAM_TRAIN_FIRST);
     assert_int_equal(next->op[0].wait_count, 1);
     assert_int_equal(next->op[0].wait[0].event, TSR_EVENT_OPTIMIZED);
     tsr_plan_destroy(plan);
+}
+
+/* The device holds two layers' activations; the last two layers' stay. Two chunks of the optimizer's
+ * state are on their way before the word is known. */
+static void test_offload(void **unused)
+{
+    (void)unused;
+    random_model model;
+    make_model(&model, 4, 1, 2, TSR_HOME_HOST_SHARDED);
+    for (int u = 0; u < 4; u++)
+        model.unit[u].saved_bytes = 1000 + (uint64_t)u;
+    model.options.chunk_elements = 256; /* of 4 x 3 granules of 64 elements */
+    tsr_plan *plan = compile(&model);
+    int state = 0;
+    assert_int_equal(plan->saved_bytes, 1003);
+    assert_int_equal(plan->chunk_count, 3);
+    assert_int_equal(plan->state_bytes, 3 * 256 * 4);
+    expect(plan, &state, TSR_PROGRAM_PROLOGUE, "C0 G0 T0");
+    expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST,
+           "C1 G1 T1 N0 F0 S0 C2 G2 T2 N1 F1 S1 C3 G3 T3 N2 F2 C4 G4 N3 F3 H4 C2 G2 T2 B3 R3 "
+           "C1 G1 T1 L1 B2 R2 C0 G0 T0 L0 B1 R1 B0 R0");
+    expect(plan, &state, TSR_PROGRAM_STEP_END,
+           "in0 in1 norm control word optim0 out0 in2 optim1 out1 optim2 out2 T0 T1");
+    expect(plan, &state, TSR_PROGRAM_EVAL_FIRST,
+           "N0 F0 C2 G2 T2 N1 F1 C3 G3 T3 N2 F2 C4 G4 N3 F3 C0 G0 T0 H4");
+    tsr_plan_destroy(plan);
+
+    /* What no backward reads is not saved; a chunk is made of granules. */
+    model.unit[4].saved_bytes = 8;
+    assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
+    model.unit[4].saved_bytes = 0;
+    model.options.chunk_elements = 100;
+    assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
 }
 
 /* A backward ends at the lowest unit that trains. */
@@ -283,19 +318,24 @@ static void test_ranks_agree(void **unused)
     other.segment[1][0][0].granule_count = 9;
     assert_int_equal(tsr_unit_lay_out(&other.unit[1], 3), TSR_OK);
     expect_difference(&usual, &other, "unit 1, frozen tensor w");
+    make_model(&other, 3, 1, 3, TSR_HOME_SHARDED);
+    other.options.chunk_elements = 64;
+    expect_difference(&usual, &other, "of STEP_END");
+    other.options.chunk_elements = 0;
+    for (int u = 0; u < 3; u++)
+        other.unit[u].saved_bytes = 100;
+    expect_difference(&usual, &other, "of TRAIN_FIRST");
     make_model(&other, 4, 1, 3, TSR_HOME_SHARDED);
     expect_difference(&usual, &other, "unit 3");
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sharded),
-                                       cmocka_unit_test(test_homes),
-                                       cmocka_unit_test(test_lowest_backward),
-                                       cmocka_unit_test(test_slots),
-                                       cmocka_unit_test(test_order_of_programs),
-                                       cmocka_unit_test(test_refused),
-                                       cmocka_unit_test(test_print),
-                                       cmocka_unit_test(test_ranks_agree)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sharded),    cmocka_unit_test(test_homes),
+        cmocka_unit_test(test_offload),    cmocka_unit_test(test_lowest_backward),
+        cmocka_unit_test(test_slots),      cmocka_unit_test(test_order_of_programs),
+        cmocka_unit_test(test_refused),    cmocka_unit_test(test_print),
+        cmocka_unit_test(test_ranks_agree)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -123,7 +123,7 @@ static void test_trainable(void **state)
     assert_int_equal(t.work_bytes, 2 * unit.trainable.shard_bytes);
     tsr_memory_plan plan = {0};
     tsr_taker taker = {.plan = &plan};
-    assert_int_equal(tsr_trainable_walk(&t, &taker, true), TSR_OK);
+    assert_int_equal(tsr_trainable_walk(&t, &taker, true, TSR_PLACE_DEVICE), TSR_OK);
     assert_int_equal(plan.count, 5);
     assert_int_equal(plan.total[TSR_PLACE_DEVICE],
                      tsr_align_up(t.work_bytes, 256) + 3 * 1536 + 3072);
@@ -142,6 +142,39 @@ static void test_trainable(void **state)
     assert_int_equal(buffer[2].bytes, t.count * 4);
     tsr_memory_plan_free(&plan);
     tsr_trainable_free(&t);
+}
+
+/* Masters and moments may live on the host. */
+static void test_trainable_on_host(void **state)
+{
+    (void)state;
+    tsr_unit unit = make_unit(TSR_HOME_SHARDED);
+    assert_int_equal(tsr_unit_lay_out(&unit, 3), TSR_OK);
+    tsr_trainable t;
+    assert_int_equal(tsr_trainable_make(&t, &unit, 1, 3, 0), TSR_OK);
+    tsr_memory_plan plan = {0};
+    tsr_taker taker = {.plan = &plan};
+    assert_int_equal(tsr_trainable_walk(&t, &taker, true, TSR_PLACE_HOST), TSR_OK);
+    assert_int_equal(plan.total[TSR_PLACE_HOST], 3 * t.count * sizeof(float));
+    assert_int_equal(plan.total[TSR_PLACE_DEVICE],
+                     tsr_align_up(t.work_bytes, 256) + t.count * sizeof(int64_t));
+    tsr_memory_plan_free(&plan);
+    tsr_trainable_free(&t);
+}
+
+/* Units that save take turns, whoever lies between them; the last two of them stay. */
+static void test_regions(void **state)
+{
+    (void)state;
+    tsr_unit units[6] = {0};
+    static const uint64_t saved[6] = {0, 8, 16, 0, 24, 0};
+    static const int region[6] = {-1, 0, 1, -1, 0, -1};
+    for (int u = 0; u < 6; u++)
+        units[u].saved_bytes = saved[u];
+    for (int u = 0; u < 6; u++) {
+        assert_int_equal(tsr_unit_region(units, u), region[u]);
+        assert_int_equal(tsr_unit_travels(units, 6, u), u == 1);
+    }
 }
 
 static void test_memory_plan(void **state)
@@ -192,6 +225,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_granules),  cmocka_unit_test(test_layout),
         cmocka_unit_test(test_one_rank),  cmocka_unit_test(test_layout_refused),
-        cmocka_unit_test(test_trainable), cmocka_unit_test(test_memory_plan)};
+        cmocka_unit_test(test_trainable), cmocka_unit_test(test_trainable_on_host),
+        cmocka_unit_test(test_regions),   cmocka_unit_test(test_memory_plan)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,7 +22,9 @@ typedef struct {
     tsr_memory_plan memory;
     tsr_arena *arena, *host_arena;
     tsr_executor *executor;
+    void *region[TSR_REGIONS], *host_saved[MAX_UNITS];
     uint64_t seed; /* of the micro-batch that is issued */
+    bool empty;    /* likewise */
 } toy_rank;
 
 typedef struct {
@@ -31,6 +33,7 @@ typedef struct {
     tsr_unit_view view;
     int64_t *gradient, *word;
     uint64_t seed;
+    int chunk;
 } toy_call;
 
 static tsr_status run_norm(void *args, tsr_pool *pool)
@@ -59,14 +62,43 @@ static void write_gradient(const toy_call *c, const tsr_unit *unit)
     }
 }
 
+/* What a unit saved, from its region. */
+static void recall(const toy_call *c, int unit)
+{
+    const tsr_unit *units = c->rank->model->unit;
+    int region = tsr_unit_region(units, unit);
+    if (region >= 0)
+        c->rank->state.saved[unit] =
+            toy_read_region(c->rank->region[region], toy_saved_bytes(&units[unit], c->seed));
+}
+
+static void use(const toy_call *c, const tsr_unit *unit)
+{
+    toy_state *t = &c->rank->state;
+    int region = tsr_unit_region(c->rank->model->unit, unit->id);
+    bool backward = c->use.phase == TSR_USE_BACKWARD;
+    if (backward)
+        recall(c, unit->id);
+    else if (unit->id > 0)
+        recall(c, unit->id - 1);
+    toy_use(t, unit, c->use.phase, toy_hash_view(unit, &c->view), c->seed, c->use.first);
+    if (region < 0)
+        return;
+    uint64_t bytes = toy_saved_bytes(unit, c->seed);
+    t->saved[unit->id] = 0;
+    if (backward)
+        memset(c->rank->region[region], 0, bytes); /* consumed */
+    else
+        toy_write_region(c->rank->region[region], bytes, t->x);
+}
+
 static tsr_status run_compute(void *args, tsr_pool *pool)
 {
     (void)pool;
     toy_call *c = args;
     const tsr_unit *unit = &c->rank->model->unit[c->use.unit];
-    uint64_t hash = toy_hash_view(unit, &c->view);
     if (!c->use.empty)
-        toy_use(&c->rank->state, unit, c->use.phase, hash, c->seed, c->use.first);
+        use(c, unit);
     if (c->gradient)
         write_gradient(c, unit);
     return TSR_OK;
@@ -91,16 +123,21 @@ static tsr_status run_grad_norm(void *args, tsr_pool *pool)
     return run_tally(args, pool);
 }
 
-static void write_all_work(const toy_rank *r)
+/* The working copies of a part's elements, from its masters. */
+static void write_work(const toy_rank *r, const tsr_optim_part *part)
 {
     const tsr_trainable *t = &r->store.trainable;
     for (int u = 0; u < t->unit_count; u++)
         for (int i = 0; i < t->units[u].trainable.segment_count; i++) {
             tsr_trainable_span span = tsr_trainable_at(t, u, i);
-            for (uint64_t e = 0; e < span.count; e++)
-                toy_store_work(span.work, span.segment->dtype, e,
-                               t->master ? t->master[span.begin + e]
-                                         : toy_first_master(span.segment->param, span.first + e));
+            for (uint64_t e = 0; e < span.count; e++) {
+                uint64_t at = span.begin + e - part->begin;
+                if (span.begin + e >= part->begin && at < part->count)
+                    toy_store_work(span.work, span.segment->dtype, e,
+                                   part->master
+                                       ? part->master[at]
+                                       : toy_first_master(span.segment->param, span.first + e));
+            }
         }
 }
 
@@ -113,9 +150,10 @@ static tsr_status run_optim(void *args, tsr_pool *pool)
         return TSR_OK;
     c->rank->report->updates++;
     double norm = tsr_exact_round(tsr_word_norm(c->word));
-    for (uint64_t e = 0; e < t->count; e++)
-        toy_update(&t->master[e], &t->m[e], t->accumulator[e], norm);
-    write_all_work(c->rank);
+    tsr_optim_part part = tsr_store_part(&c->rank->store, c->chunk);
+    for (uint64_t e = 0; e < part.count; e++)
+        toy_update(&part.master[e], &part.m[e], t->accumulator[part.begin + e], norm);
+    write_work(c->rank, &part);
     return TSR_OK;
 }
 
@@ -134,25 +172,34 @@ static tsr_status on_compute(void *user, const tsr_use *use, const tsr_unit_view
     return tsr_stream_call(r->streams.stream[TSR_STREAM_COMPUTE], run_compute, &call, sizeof call);
 }
 
-static tsr_status on_optim_stream(toy_rank *r, tsr_call *function, const int64_t *word)
+static tsr_status on_optim_stream(toy_rank *r, tsr_call *function, const int64_t *word, int chunk)
 {
-    toy_call call = {.rank = r, .word = (int64_t *)word};
+    toy_call call = {.rank = r, .word = (int64_t *)word, .chunk = chunk};
     return tsr_stream_call(r->streams.stream[TSR_STREAM_OPTIM], function, &call, sizeof call);
 }
 
 static tsr_status on_grad_norm(void *user, int64_t *word)
 {
-    return on_optim_stream(user, run_grad_norm, word);
+    return on_optim_stream(user, run_grad_norm, word, -1);
 }
 
 static tsr_status on_tally(void *user, int64_t *word)
 {
-    return on_optim_stream(user, run_tally, word);
+    return on_optim_stream(user, run_tally, word, -1);
 }
 
-static tsr_status on_optim(void *user, const int64_t *word)
+static tsr_status on_optim(void *user, const int64_t *word, int chunk)
 {
-    return on_optim_stream(user, run_optim, word);
+    return on_optim_stream(user, run_optim, word, chunk);
+}
+
+static tsr_saved on_saved(void *user, int unit)
+{
+    toy_rank *r = user;
+    const tsr_unit *units = r->model->unit;
+    return (tsr_saved){.device = r->region[tsr_unit_region(units, unit)],
+                       .host = r->host_saved[unit],
+                       .bytes = r->empty ? 0 : toy_saved_bytes(&units[unit], r->seed)};
 }
 
 /* ---- start-up ---- */
@@ -174,19 +221,39 @@ static void fill_masters(toy_rank *r)
             for (uint64_t e = 0; e < span.real; e++)
                 t->master[span.begin + e] = toy_first_master(span.segment->param, span.first + e);
         }
-    write_all_work(r);
+    tsr_optim_part all = tsr_store_part(&r->store, -1);
+    write_work(r, &all);
+}
+
+static tsr_status walk(toy_rank *r, tsr_taker *taker)
+{
+    const tsr_plan_options *o = &r->model->options;
+    char name[32];
+    TSR_TRY(tsr_store_walk(&r->store, taker));
+    for (int i = 0; i < TSR_REGIONS; i++) {
+        snprintf(name, sizeof name, "region %d", i);
+        TSR_TRY(tsr_taker_take(taker, &r->region[i], TSR_PLACE_DEVICE, name, r->plan->saved_bytes,
+                               NULL));
+    }
+    for (int u = 0; u < o->unit_count; u++) {
+        snprintf(name, sizeof name, "saved by %d", u);
+        if (tsr_unit_travels(o->units, o->unit_count, u))
+            TSR_TRY(tsr_taker_take(taker, &r->host_saved[u], TSR_PLACE_HOST, name,
+                                   o->units[u].saved_bytes, NULL));
+    }
+    return TSR_OK;
 }
 
 static tsr_status make_memory(toy_rank *r)
 {
     tsr_taker planning = {.plan = &r->memory};
-    TSR_TRY(tsr_store_walk(&r->store, &planning));
+    TSR_TRY(walk(r, &planning));
     TSR_TRY(tsr_arena_create(&r->arena, r->device, TSR_MEMORY_DEVICE,
                              r->memory.total[TSR_PLACE_DEVICE]));
     TSR_TRY(tsr_arena_create(&r->host_arena, r->device, TSR_MEMORY_HOST,
                              r->memory.total[TSR_PLACE_HOST]));
     tsr_taker running = {.plan = &r->memory, .device = r->arena, .host = r->host_arena};
-    TSR_TRY(tsr_store_walk(&r->store, &running));
+    TSR_TRY(walk(r, &running));
     return tsr_taker_finish(&running);
 }
 
@@ -229,7 +296,8 @@ static tsr_status start(toy_rank *r)
                                                   .compute = on_compute,
                                                   .grad_norm = on_grad_norm,
                                                   .tally = on_tally,
-                                                  .optim = on_optim},
+                                                  .optim = on_optim,
+                                                  .saved = on_saved},
                                     .debug = job->debug,
                                     .log_count = job->log_count ? job->log_count : 64};
     if (rank != job->fault_rank)
@@ -247,7 +315,8 @@ static tsr_status issue_all(toy_rank *r, bool train, int step, int count)
     for (int round = 0; round * size < count; round++) {
         int k = round * size + rank;
         r->seed = toy_micro_seed(train, step, k);
-        TSR_TRY(tsr_executor_micro_batch(r->executor, train, k >= count));
+        r->empty = k >= count;
+        TSR_TRY(tsr_executor_micro_batch(r->executor, train, r->empty));
     }
     return TSR_OK;
 }
@@ -329,7 +398,7 @@ static void keep_outcome(toy_rank *r)
 
 static void keep_log(toy_rank *r)
 {
-    static const char *const causes[] = {"h2d", "gather", "reduce", "other"};
+    static const char *const causes[] = {"h2d", "gather", "reduce", "load", "save", "other"};
     double ended[TSR_STREAM_COUNT] = {0};
     toy_report *report = r->report;
     tsr_executor_log(r->executor, 0, &report->logged);
@@ -337,7 +406,7 @@ static void keep_log(toy_rank *r)
         const tsr_op_record *record = tsr_executor_log(r->executor, i, &report->logged);
         bool op = record->type == TSR_RECORD_OP;
         report->disorders += !(record->start <= record->end);
-        for (int c = 0; c < 4 && !op; c++)
+        for (int c = 0; c < 6 && !op; c++)
             if (!strcmp(record->name, causes[c]))
                 report->logged_exposed[c] += record->end - record->start;
         if (!op)

@@ -2,8 +2,10 @@
  * toy.h: a toy model over the executor, and the same computed serially.
  *
  * Compute mixes every gathered byte into a running hash; backward makes integer gradients of it,
- * the optimizer updates masters from the exact sums. So a byte that is late, stale or from another
- * unit changes the end result, and the right result does not depend on ranks, homes or order.
+ * the optimizer updates masters from the exact sums. A layer with saved_bytes leaves a pattern in its
+ * region, of a length that depends on the micro-batch; its backward and the layer above it read it.
+ * So a byte that is late, stale or from another unit changes the end result, and the right result does
+ * not depend on ranks, homes, offload or order.
  */
 #ifndef TEST_SHARD_TOY_H
 #define TEST_SHARD_TOY_H
@@ -41,12 +43,12 @@ typedef struct {
     tsr_status status;
     char message[1024];
     int live_most;
-    int updates; /* OPTIMs that ran */
+    int updates; /* OPTIMs that ran, in whole or in part */
     tsr_exposed exposed;
     uint64_t logged; /* records in the trace */
     uint64_t logged_of_kind[TSR_OP_COUNT];
     uint64_t disorders;       /* ops that begin before the one before them on their stream ends */
-    double logged_exposed[4]; /* h2d, gather, reduce, other */
+    double logged_exposed[6]; /* h2d, gather, reduce, load, save, other */
 } toy_report;
 
 void toy_outcome_make(toy_outcome *out, const random_model *model);

@@ -12,6 +12,12 @@ typedef struct {
     int64_t loss;
 } toy_state;
 
+/* What a unit with saved_bytes saves of a micro-batch: bytes of its region, [0, saved_bytes], a
+ * multiple of 8; the pattern there, of what the layer computed; and that, read back. */
+uint64_t toy_saved_bytes(const tsr_unit *unit, uint64_t seed);
+void toy_write_region(char *region, uint64_t bytes, uint64_t value);
+uint64_t toy_read_region(const char *region, uint64_t bytes);
+
 /* Granules [first, first + count) of a frozen segment. */
 void toy_frozen_bytes(char *out, const tsr_segment *s, uint64_t first, uint64_t count);
 float toy_first_master(uint32_t param, uint64_t element);
@@ -22,7 +28,8 @@ uint64_t toy_hash_view(const tsr_unit *unit, const tsr_unit_view *view);
 int64_t toy_gradient_at(uint64_t dx, uint32_t param, uint64_t element);
 /* One element's update, from the exact sum and the exact norm. */
 void toy_update(float *master, float *m, int64_t sum, double norm);
-/* F, H or B of a unit whose view has that hash. */
+/* F, H or B of a unit whose view has that hash. A backward uses t->saved of the unit, every other use
+ * that of the unit below. */
 void toy_use(toy_state *t, const tsr_unit *unit, tsr_use_phase phase, uint64_t hash, uint64_t seed,
              bool first);
 /* Where a trainable segment begins in toy_outcome.master; (-1, -1): the number of elements. */

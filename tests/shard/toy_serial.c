@@ -64,6 +64,24 @@ void toy_update(float *master, float *m, int64_t sum, double norm)
 
 /* ---- what a micro-batch does, serial or not ---- */
 
+uint64_t toy_saved_bytes(const tsr_unit *unit, uint64_t seed)
+{
+    return tsr_mix(seed ^ (uint64_t)unit->id) % (unit->saved_bytes / 8 + 1) * 8;
+}
+
+void toy_write_region(char *region, uint64_t bytes, uint64_t value)
+{
+    for (uint64_t i = 0; i < bytes; i += 8) {
+        uint64_t word = tsr_mix(value + i);
+        memcpy(region + i, &word, 8);
+    }
+}
+
+uint64_t toy_read_region(const char *region, uint64_t bytes)
+{
+    return tsr_hash(TSR_HASH_START, region, bytes);
+}
+
 void toy_use(toy_state *t, const tsr_unit *unit, tsr_use_phase phase, uint64_t hash, uint64_t seed,
              bool first)
 {
@@ -74,6 +92,8 @@ void toy_use(toy_state *t, const tsr_unit *unit, tsr_use_phase phase, uint64_t h
         t->dx = tsr_mix(t->dx ^ hash ^ t->saved[unit->id]);
         return;
     }
+    if (unit->id > 0)
+        t->x ^= t->saved[unit->id - 1];
     t->x = tsr_mix(t->x ^ hash);
     t->saved[unit->id] = t->x;
     if (phase == TSR_USE_HEAD) {
@@ -179,8 +199,15 @@ static void serial_begin(serial_run *r)
 static void serial_use(serial_run *r, int u, tsr_use_phase phase, uint64_t seed)
 {
     tsr_unit_view view = {r->frozen[u], r->trainable[u]};
-    toy_use(&r->state, &r->model->unit[u], phase, toy_hash_view(&r->model->unit[u], &view), seed,
+    const tsr_unit *unit = &r->model->unit[u];
+    toy_use(&r->state, unit, phase, toy_hash_view(unit, &view), seed,
             u == 0 && phase == TSR_USE_FORWARD);
+    if (unit->saved_bytes > 0 && phase == TSR_USE_FORWARD) {
+        char region[MAX_SAVED_BYTES];
+        uint64_t bytes = toy_saved_bytes(unit, seed);
+        toy_write_region(region, bytes, r->state.x);
+        r->state.saved[u] = toy_read_region(region, bytes);
+    }
 }
 
 static void serial_micro_batch(serial_run *r, bool train, uint64_t seed)

@@ -114,6 +114,8 @@ static void happen(rank_run *run, tsr_job *job, int step)
         run->stop = 1;
     if (run->event && run->event->fail_after == step)
         tsr_executor_fail(job->executor, tsr_fail(TSR_EDATA, "row 9 is bad"));
+    if (run->event && run->event->overflow_after == step)
+        job->sums->gradient_overflow = 1;
 }
 
 static int steps(rank_run *run, tsr_job *job)

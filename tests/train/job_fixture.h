@@ -51,6 +51,7 @@ typedef struct {
     const char *override; /* "key=value" that only this rank was given */
     int stop_after;       /* its stop flag is set after this step */
     int fail_after;       /* it fails after this step */
+    int overflow_after;   /* a gradient of its step after this one counts as not finite */
 } job_event;
 
 void job_run_with(job_result *out, int ranks, const char *config, const job_event *event);

@@ -95,6 +95,8 @@ static void test_defaults(void **state)
     assert_int_equal(c.gradient_checkpointing, TSR_CONFIG_RECOMPUTE_AUTO);
     assert_int_equal(c.memory_budget, 0);
     assert_int_equal(c.offload, TSR_CONFIG_OFFLOAD_AUTO);
+    assert_int_equal(c.activation_offloading, TSR_CONFIG_CHOICE_AUTO);
+    assert_int_equal(c.optimizer_offload, TSR_CONFIG_CHOICE_AUTO);
     assert_int_equal(c.resident_units, -1);
     assert_int_equal(c.slots, 2);
     assert_int_equal(c.shard_group_size, 0);
@@ -123,6 +125,7 @@ static const char everything[] =
          "report_to: [none]\nresume_from_checkpoint: false\nlog_level: warning\n"
          "logging_steps: 0.1\ntotal_batch_size: 8\nper_device_train_batch_size: 2\n"
          "data_seed: 7\nuse_dora: true\noffload: sharded\nresident_units: 3\nprogress: lines\n"
+         "activation_offloading: yes\noptimizer_offload: false\n"
          "chat_template_path: \"t \\u00fc\\t.jinja\"\neos_token: <|im_end|>\n";
 
 static void test_typed_by_key(void **state)
@@ -165,6 +168,8 @@ static void test_typed_by_key(void **state)
     assert_int_equal(c.data_seed, 7);
     assert_int_equal(c.per_device_eval_batch_size, 2);
     assert_int_equal(c.offload, TSR_CONFIG_OFFLOAD_SHARDED);
+    assert_int_equal(c.activation_offloading, TSR_CONFIG_CHOICE_YES);
+    assert_int_equal(c.optimizer_offload, TSR_CONFIG_CHOICE_NO);
     assert_int_equal(c.resident_units, 3);
     assert_string_equal(c.chat_template_path, "t \xc3\xbc\t.jinja");
     assert_string_equal(c.eos_token, "<|im_end|>");

@@ -111,6 +111,27 @@ static void test_not_finite(void **state)
     }
 }
 
+/* A skipped step leaves masters and moments as they are, wherever they live: the steps after it, and
+ * the adapter, are the same. */
+static void test_skipped_step_changes_nothing(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {
+        "max_steps: 5\n", "max_steps: 5\nactivation_offloading: true\noptimizer_offload: true\n"};
+    job_event event = {.rank = 1, .overflow_after = 2};
+    job_result result[2];
+    for (int i = 0; i < 2; i++) {
+        job_run_with(&result[i], 3, config_text(keys[i]), &event);
+        if (result[i].status != 0)
+            fail_msg("%s", result[i].message);
+        for (int step = 0; step < 5; step++)
+            assert_int_equal(result[i].step[step].skipped, step == 2);
+    }
+    job_assert_same(&result[0], &result[1], "a skipped step");
+    job_result_free(&result[0]);
+    job_result_free(&result[1]);
+}
+
 /* ---- a rank that fails ---- */
 
 static void test_a_rank_fails(void **state)
@@ -227,6 +248,7 @@ int main(void)
         cmocka_unit_test(test_stop_at_the_end),
         cmocka_unit_test(test_time_limit),
         cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_skipped_step_changes_nothing),
         cmocka_unit_test(test_a_rank_fails),
         cmocka_unit_test(test_ranks_that_were_told_differently),
         cmocka_unit_test(test_jobs_leave_nothing),

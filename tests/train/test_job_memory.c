@@ -53,6 +53,22 @@ static void budget_line(char *out, size_t bytes, const char *more, uint64_t budg
     snprintf(out, bytes, "%smemory_budget: %" PRIu64 "\n", more, budget);
 }
 
+static void remove_files(void)
+{
+    static const char *const names[] = {"adapter_model.safetensors",
+                                        "adapter_config.json",
+                                        "README.md",
+                                        "metrics.jsonl",
+                                        "job.yaml",
+                                        "plan.json"};
+    char name[64];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(name, sizeof name, "output/%s", names[i]);
+        remove(scratch_path(name));
+    }
+    remove(scratch_path("output"));
+}
+
 /* ---- what is decided ---- */
 
 /* Runs with the budget and without: the same bits, inside the budget. */
@@ -112,6 +128,119 @@ static void test_base_moves_to_the_host(void **state)
     run_inside(&result, 2, "", (here + there) / 2);
     assert_true(result.memory[0].host_high > there / 100);
     job_result_free(&result);
+}
+
+/* ---- what offload moves, to the byte ---- */
+
+/* The arenas of rank 0 of a plan. */
+typedef struct {
+    uint64_t device, host, layer, owned;
+} plan_bytes;
+
+/* layer: what the plan has on the device of buffers whose names begin "layer 1 "; owned: trainable
+ * elements. */
+static plan_bytes bytes_of(int ranks, const char *more)
+{
+    char config[4096];
+    snprintf(config, sizeof config, "%s", config_text("long.jsonl", more));
+    tsr_job_options options = {
+        .config_text = config, .purpose = TSR_JOB_PLAN, .plan_ranks = ranks, .threads = 1};
+    tsr_job *job;
+    tsr_job_plan_info info;
+    assert_int_equal(tsr_job_create(&job, &options), 0);
+    if (tsr_job_plan(job, &info) < 0)
+        fail_msg("%s: %s", more, tsr_last_error());
+    const tsr_memory_plan *memory = &job->decision.memory;
+    plan_bytes out = {.device = memory->total[TSR_PLACE_DEVICE],
+                      .host = memory->total[TSR_PLACE_HOST],
+                      .owned = job->decision.store.trainable.count};
+    for (int i = 0; i < memory->count; i++)
+        if (memory->buffer[i].place == TSR_PLACE_DEVICE &&
+            !strncmp(memory->buffer[i].name, "layer 1 ", 8))
+            out.layer += tsr_align_up(memory->buffer[i].bytes, TSR_ALIGNMENT);
+    tsr_job_destroy(job);
+    return out;
+}
+
+/* Of six layers alike two are left on the device, and four have a place in host memory. */
+static void test_activations_move(void **state)
+{
+    (void)state;
+    static const char *const modes[] = {"false", "selective", "true"};
+    for (int i = 0; i < 3; i++) {
+        char more[256];
+        snprintf(more, sizeof more, "gradient_checkpointing: %s\n", modes[i]);
+        plan_bytes here = bytes_of(2, more);
+        strcat(more, "activation_offloading: true\n");
+        plan_bytes there = bytes_of(2, more);
+        assert_int_equal(there.layer, 0);
+        assert_int_equal(here.device - there.device, 4 * here.layer);
+        assert_int_equal(there.host - here.host, 4 * here.layer);
+        if (i == 2) /* its input alone: 200 tokens of 256 fp32 elements */
+            assert_int_equal(here.layer, 200 * 256 * 4);
+        job_result result;
+        job_run(&result, 2, config_text("long.jsonl", more));
+        if (result.status != 0)
+            fail_msg("%s", result.message);
+        job_assert_plan(&result, 2, more);
+        assert_int_equal(result.memory[0].device_high, there.device);
+        assert_int_equal(result.memory[0].host_high, there.host);
+        assert_int_equal(result.memory[0].info.activations_offloaded, 1);
+        job_result_free(&result);
+        remove_files();
+    }
+}
+
+/* Masters and moments leave; two buffers for a chunk of 16384 elements stay. */
+static void test_state_moves(void **state)
+{
+    (void)state;
+    const char *more = "optimizer_offload: true\n";
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        plan_bytes here = bytes_of(ranks, ""), there = bytes_of(ranks, more);
+        uint64_t all = 3 * tsr_align_up(here.owned * sizeof(float), TSR_ALIGNMENT);
+        assert_true(here.owned > 2 * 16384);
+        assert_int_equal(here.device - there.device, all - 2 * 3 * 16384 * sizeof(float));
+        assert_int_equal(there.host - here.host, all);
+        job_result result;
+        job_run(&result, ranks, config_text("long.jsonl", more));
+        if (result.status != 0)
+            fail_msg("%s", result.message);
+        job_assert_plan(&result, ranks, more);
+        assert_int_equal(result.memory[0].device_high, there.device);
+        assert_int_equal(result.memory[0].info.optimizer_offloaded, 1);
+        job_result_free(&result);
+        remove_files();
+    }
+}
+
+/* auto: not before everything else has been tried; activations first, of which the layers' inputs
+ * alone; then the optimizer's state; then both. */
+static void test_a_budget_moves_more(void **state)
+{
+    (void)state;
+    static const char frugal[] = "gradient_checkpointing: true\noffload: sharded\n";
+    char more[256];
+    uint64_t base = peak(2, "long.jsonl", frugal);
+    snprintf(more, sizeof more, "%sactivation_offloading: true\n", frugal);
+    uint64_t activations = peak(2, "long.jsonl", more);
+    snprintf(more, sizeof more, "%soptimizer_offload: true\n", frugal);
+    uint64_t optimizer = peak(2, "long.jsonl", more);
+    snprintf(more, sizeof more, "%sactivation_offloading: true\noptimizer_offload: true\n", frugal);
+    uint64_t both = peak(2, "long.jsonl", more);
+    assert_true(activations < base && optimizer < base && both < activations && both < optimizer);
+    uint64_t budget[] = {base, activations, both};
+    for (int i = 0; i < 3; i++) {
+        job_result result;
+        run_inside(&result, 2, "", budget[i]);
+        const tsr_job_plan_info *info = &result.memory[0].info;
+        assert_int_equal(info->activations_offloaded, i > 0);
+        assert_int_equal(info->optimizer_offloaded, i > 1);
+        if (i > 0)
+            assert_int_equal(info->recompute_full_count, 6);
+        job_result_free(&result);
+        remove_files();
+    }
 }
 
 /* What a given budget leaves is used for units that need no copy; without one, none stays. */
@@ -253,16 +382,18 @@ static void fits(int ranks, const char *dataset, const char *more)
         fail_msg("{%s} was advised, but: %s", more, tsr_last_error());
 }
 
+#define KEEP "activation_offloading: false\noptimizer_offload: false\n"
+
 static void test_advice_recompute(void **state)
 {
     (void)state;
     char line[256];
     uint64_t none = peak(2, "long.jsonl", "gradient_checkpointing: false\n");
-    budget_line(line, sizeof line, "gradient_checkpointing: false\noffload: none\n", none - 1);
+    budget_line(line, sizeof line, KEEP "gradient_checkpointing: false\noffload: none\n", none - 1);
     const char *message = refusal(2, "long.jsonl", line);
     if (strncmp(advice(message), "gradient_checkpointing: auto fits", 33))
         fail_msg("%s", message);
-    budget_line(line, sizeof line, "gradient_checkpointing: auto\noffload: none\n", none - 1);
+    budget_line(line, sizeof line, KEEP "gradient_checkpointing: auto\noffload: none\n", none - 1);
     fits(2, "long.jsonl", line);
 }
 
@@ -271,11 +402,38 @@ static void test_advice_offload(void **state)
     (void)state;
     char line[256];
     uint64_t here = peak(2, "long.jsonl", "gradient_checkpointing: true\noffload: none\n");
-    budget_line(line, sizeof line, "gradient_checkpointing: false\noffload: none\n", here - 1);
+    budget_line(line, sizeof line, KEEP "gradient_checkpointing: false\noffload: none\n", here - 1);
     const char *message = refusal(2, "long.jsonl", line);
     if (strncmp(advice(message), "offload: auto with gradient_checkpointing: auto fits", 52))
         fail_msg("%s", message);
-    budget_line(line, sizeof line, "", here - 1);
+    budget_line(line, sizeof line, KEEP, here - 1);
+    fits(2, "long.jsonl", line);
+}
+
+/* Each key is named when its turn comes, and what is named fits. */
+static void test_advice_activations_and_state(void **state)
+{
+    (void)state;
+    char line[256];
+    uint64_t least = peak(2, "long.jsonl", "gradient_checkpointing: true\noffload: sharded\n");
+    budget_line(line, sizeof line, KEEP, least - 1);
+    const char *message = refusal(2, "long.jsonl", line);
+    const char *wanted =
+        "activation_offloading: auto with offload: auto and gradient_checkpointing: auto fits";
+    if (strncmp(advice(message), wanted, strlen(wanted)))
+        fail_msg("%s", message);
+    budget_line(line, sizeof line, "optimizer_offload: false\n", least - 1);
+    fits(2, "long.jsonl", line);
+
+    least = peak(2, "long.jsonl",
+                 "gradient_checkpointing: true\noffload: sharded\nactivation_offloading: true\n");
+    budget_line(line, sizeof line, KEEP, least - 1);
+    message = refusal(2, "long.jsonl", line);
+    wanted = "optimizer_offload: auto with offload, activation_offloading and "
+             "gradient_checkpointing: auto fits";
+    if (strncmp(advice(message), wanted, strlen(wanted)))
+        fail_msg("%s", message);
+    budget_line(line, sizeof line, "", least - 1);
     fits(2, "long.jsonl", line);
 }
 
@@ -284,7 +442,9 @@ static void test_advice_tokens(void **state)
 {
     (void)state;
     char line[256], more[512];
-    uint64_t least = peak(2, "long.jsonl", "gradient_checkpointing: true\noffload: sharded\n");
+    uint64_t least = peak(2, "long.jsonl",
+                          "gradient_checkpointing: true\noffload: sharded\n"
+                          "activation_offloading: true\noptimizer_offload: true\n");
     budget_line(line, sizeof line, "", least - 100000);
     const char *message = refusal(2, "long.jsonl", line);
     const char *start = "micro-batches of at most ";
@@ -354,18 +514,7 @@ static int set_up(void **state)
 static int remove_output(void **state)
 {
     (void)state;
-    static const char *const names[] = {"adapter_model.safetensors",
-                                        "adapter_config.json",
-                                        "README.md",
-                                        "metrics.jsonl",
-                                        "job.yaml",
-                                        "plan.json"};
-    char name[64];
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        snprintf(name, sizeof name, "output/%s", names[i]);
-        remove(scratch_path(name));
-    }
-    remove(scratch_path("output"));
+    remove_files();
     return 0;
 }
 
@@ -376,12 +525,16 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_layers_degrade_one_by_one),
         TEST(test_base_moves_to_the_host),
+        TEST(test_activations_move),
+        TEST(test_state_moves),
+        TEST(test_a_budget_moves_more),
         TEST(test_a_budget_keeps_units),
         TEST(test_plan_is_what_a_run_takes),
         TEST(test_plan_without_data),
         TEST(test_plan_lists_shapes),
         TEST(test_advice_recompute),
         TEST(test_advice_offload),
+        TEST(test_advice_activations_and_state),
         TEST(test_advice_tokens),
         TEST(test_advice_budget),
         TEST(test_group_that_does_not_divide),

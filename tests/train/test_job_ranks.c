@@ -32,24 +32,32 @@ static const char base[] = "max_steps: 3\nlearning_rate: 1e-2\n";
 static const char unequal[] = "eval_strategy: steps\neval_steps: 1\n"
                               "lora_r: 4\nlora_dropout: 0.1\ntotal_batch_size: 4\n";
 
-/* Every home, every way to recompute, 2 and 3 slots, replicas, more ranks than micro-batches. */
+#define ACTIVATIONS "activation_offloading: true\n"
+#define STATE       "optimizer_offload: true\n"
+
+/* Every home, every way to recompute, 2 and 3 slots, replicas, more ranks than micro-batches;
+ * activations and optimizer state in host memory with each of them. */
 static const variant all[] = {
     {1, "gradient_checkpointing: false\noffload: none\n"},
-    {1, "gradient_checkpointing: true\noffload: full\nslots: 3\n"},
+    {1, "gradient_checkpointing: true\noffload: full\nslots: 3\n" STATE},
     {2, "gradient_checkpointing: selective\noffload: sharded\n"},
-    {3, "gradient_checkpointing: auto\noffload: auto\nresident_units: 2\n"},
-    {4, "gradient_checkpointing: false\noffload: full\nshard_group_size: 2\n"},
-    {4, "gradient_checkpointing: true\noffload: sharded\nshard_group_size: 1\nslots: 3\n"},
-    {8, "gradient_checkpointing: selective\noffload: none\n"},
+    {3, "gradient_checkpointing: auto\noffload: auto\nresident_units: 2\n" ACTIVATIONS STATE},
+    {4, "gradient_checkpointing: false\noffload: full\nshard_group_size: 2\n" ACTIVATIONS},
+    {4,
+     "gradient_checkpointing: true\noffload: sharded\nshard_group_size: 1\nslots: 3\n" ACTIVATIONS
+         STATE},
+    {8, "gradient_checkpointing: selective\noffload: none\n" ACTIVATIONS},
     {8, "offload: sharded\nresident_units: 3\nshard_group_size: 4\nslots: 3\n"},
 };
 
 static const variant few[] = {
     {1, ""},
     {2, "gradient_checkpointing: true\noffload: full\n"},
-    {3, "gradient_checkpointing: selective\noffload: sharded\nresident_units: 1\n"},
-    {4, "shard_group_size: 2\nslots: 3\nresident_units: 7\n"},
-    {6, "shard_group_size: 2\n"},
+    {3, "gradient_checkpointing: selective\noffload: sharded\nresident_units: 1\n" ACTIVATIONS},
+    {4,
+     "shard_group_size: 2\nslots: 3\nresident_units: 7\ngradient_checkpointing: false\n" ACTIVATIONS
+         STATE},
+    {6, "shard_group_size: 2\n" STATE},
     {6, "shard_group_size: 3\noffload: sharded\n"},
 };
 

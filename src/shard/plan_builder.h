@@ -1,0 +1,56 @@
+/*
+ * shard/plan_builder.h: one program while it is compiled: its ops and what each may take for granted.
+ *
+ * An op says which events it wants; of these the builder keeps as waits what neither the past of its
+ * stream nor another wait implies. For that each op carries a vector clock. Inside src/shard only.
+ *
+ * Order    tsr_op_reserve; then for each op tsr_op_begin, its fields, wants and records, tsr_op_end.
+ */
+#ifndef TSR_SHARD_PLAN_BUILDER_H
+#define TSR_SHARD_PLAN_BUILDER_H
+
+#include "shard/plan_parts.h"
+
+/* What is known to have completed: ops of this program, and the last records before it. */
+typedef struct {
+    int op[TSR_STREAM_COUNT]; /* the latest op of each stream; -1: none */
+    uint64_t before;          /* bit e: event e as it was before the program */
+} tsr_plan_clock;
+
+typedef struct {
+    uint8_t phase;
+    int unit;
+} tsr_plan_use;
+
+typedef struct {
+    const tsr_plan *plan;
+    const tsr_unit *unit;
+    int ranks, slots;
+    tsr_program_kind kind;
+    tsr_plan_state *state;
+    tsr_plan_use *use;
+    int use_count, horizon; /* [0, use_count) of this program, [.., horizon) of the next */
+    tsr_plan_op *op;
+    tsr_plan_clock *clock; /* [op]: after it */
+    int op_count, op_capacity;
+    tsr_plan_clock stream[TSR_STREAM_COUNT];
+    uint64_t implied[TSR_EVENT_COUNT]; /* knowing e before the program means knowing these too */
+    uint32_t records[TSR_EVENT_COUNT];
+    int last_user[TSR_SLOTS_MAX];  /* COMPUTE that used the slot last; -1 */
+    int recorder[TSR_EVENT_COUNT]; /* op of the last record; -1: before the program */
+} tsr_builder;
+
+/* The op is the builder's until tsr_op_end. unit -1: none. */
+tsr_plan_op *tsr_op_begin(tsr_builder *b, tsr_op_kind kind, tsr_stream_id stream, int unit);
+
+/* The latest record of an event must have happened. An event of the op's own stream always has. */
+void tsr_op_wants(tsr_plan_op *op, int event);
+void tsr_op_records(tsr_plan_op *op, int event);
+
+/* Drops the waits that the stream's past or the other waits imply. */
+void tsr_op_end(tsr_builder *b, tsr_plan_op *op);
+
+/* Room for everything that one use or one end of a step issues. */
+tsr_status tsr_op_reserve(tsr_builder *b);
+
+#endif
