@@ -6,8 +6,9 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# Installed as they were built: they look for MPI where it was found.
-set_target_properties(tessera tessera_shared PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON BUILD_WITH_INSTALL_RPATH ON)
+# Installed as they were built: they look for MPI, and for CUDA's libraries, where these were found.
+set_target_properties(tessera tessera_shared PROPERTIES
+  INSTALL_RPATH "${CMAKE_BUILD_RPATH}" INSTALL_RPATH_USE_LINK_PATH ON BUILD_WITH_INSTALL_RPATH ON)
 install(TARGETS tessera RUNTIME)
 install(TARGETS tessera_shared EXPORT tessera LIBRARY INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 set_target_properties(tessera_shared PROPERTIES EXPORT_NAME tessera)
