@@ -9,6 +9,8 @@
  * The linker puts these functions before those of the libraries; what the device folder defines for
  * both kinds of device is replaced by --wrap (CMakeLists.txt).
  */
+#include "fake_cuda.h"
+
 #include "device/cuda.h"
 
 #include <pthread.h>
@@ -104,7 +106,10 @@ cudaStream_t tsr_stream_cuda(const tsr_stream *stream)
 
 tsr_status tsr_cuda_status(cudaError_t error, const char *what)
 {
-    return error == cudaSuccess ? TSR_OK : tsr_fail(TSR_EDEVICE, "CUDA: %s: %d", what, (int)error);
+    if (error == cudaSuccess)
+        return TSR_OK;
+    return tsr_fail(error == cudaErrorMemoryAllocation ? TSR_ENOMEM : TSR_EDEVICE, "CUDA: %s: %d",
+                    what, (int)error);
 }
 
 /* ---- the runtime; a stream that was made here, not of a device, is NULL and runs at once ---- */
@@ -112,6 +117,17 @@ tsr_status tsr_cuda_status(cudaError_t error, const char *what)
 struct CUevent_st {
     _Atomic int recorded, completed;
 };
+
+_Thread_local struct fake_cuda fake_cuda;
+_Atomic int fake_cuda_live;
+
+/* Of what was asked for: it is there, or the call that is to fail. */
+static bool allows(void)
+{
+    bool fails = ++fake_cuda.allocations == fake_cuda.fail_at;
+    fake_cuda_live += !fails;
+    return !fails;
+}
 
 struct transfer {
     void *to;
@@ -156,12 +172,13 @@ cudaError_t cudaGetLastError(void)
 
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
-    *out = malloc(bytes);
+    *out = allows() ? malloc(bytes) : NULL;
     return *out ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 cudaError_t cudaFree(void *memory)
 {
+    fake_cuda_live -= memory != NULL;
     free(memory);
     return cudaSuccess;
 }
@@ -198,7 +215,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
 {
     (void)flags;
-    *out = calloc(1, sizeof **out);
+    *out = allows() ? calloc(1, sizeof **out) : NULL;
     return *out ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
@@ -207,6 +224,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
     static _Atomic(cudaEvent_t) kept; /* reachable, for the search for leaks */
     atomic_store(&kept, event);
+    fake_cuda_live--;
     return cudaSuccess;
 }
 

@@ -298,13 +298,16 @@ ncclResult_t ncclGetVersion(int *version)
 
 tsr_status __wrap_tsr_nccl_load(tsr_library_version *found);
 
-tsr_status __wrap_tsr_nccl_load(tsr_library_version *found)
+static void fill_in(void)
 {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&lock);
 #define PUT(name) tsr_nccl_lib.name = nccl##name;
     TSR_NCCL_FUNCTIONS(PUT)
-    pthread_mutex_unlock(&lock);
+}
+
+tsr_status __wrap_tsr_nccl_load(tsr_library_version *found)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, fill_in);
     if (found)
         *found = (tsr_library_version){NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH};
     return TSR_OK;

@@ -1,0 +1,15 @@
+/* fake_cuda.h: what a test tells the made-up CUDA, and what that counts. */
+#ifndef TSR_TESTS_COMM_FAKE_CUDA_H
+#define TSR_TESTS_COMM_FAKE_CUDA_H
+
+/* Memory and events that a thread, a rank, asks for. */
+struct fake_cuda {
+    int allocations; /* so far */
+    int fail_at;     /* which one there is no memory for, from 1; 0: none */
+};
+extern _Thread_local struct fake_cuda fake_cuda;
+
+/* Those of all ranks that are not given back. */
+extern _Atomic int fake_cuda_live;
+
+#endif
