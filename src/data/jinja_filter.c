@@ -390,6 +390,17 @@ static jinja_args rest_of(const jinja_args *args, size_t skip)
     return (jinja_args){args->values + skip, args->names + skip, args->count - skip};
 }
 
+/* What is false, none or a number too, is empty to these filters. */
+static tsr_status items_of(jinja_list **out, jinja_run *r, const value *v)
+{
+    value none;
+    if (tsr_jinja_truth(v))
+        return tsr_jinja_iterate(out, r, v);
+    TSR_TRY(tsr_jinja_list(&none, r, V_LIST, 0));
+    *out = none.list;
+    return TSR_OK;
+}
+
 /* select, reject (with_attribute: selectattr, rejectattr). */
 static tsr_status choose(value *out, jinja_run *r, const value *v, const jinja_args *args,
                          bool with_attribute, bool wanted)
@@ -404,7 +415,7 @@ static tsr_status choose(value *out, jinja_run *r, const value *v, const jinja_a
     if (named.count && which < 0)
         return tsr_jinja_fail(r, "the name of a test is not a string that is known");
     jinja_args rest = rest_of(&named, 1);
-    TSR_TRY(tsr_jinja_iterate(&list, r, v));
+    TSR_TRY(items_of(&list, r, v));
     TSR_TRY(tsr_jinja_list(out, r, V_ITER, list->count));
     out->list->count = 0;
     for (size_t i = 0; i < list->count; i++) {
@@ -435,7 +446,7 @@ static tsr_status map(value *out, jinja_run *r, const value *v, const jinja_args
     if (!by_attribute && which < 0)
         return tsr_jinja_fail(r, "map needs an attribute or the name of a filter");
     jinja_args rest = rest_of(args, 1);
-    TSR_TRY(tsr_jinja_iterate(&list, r, v));
+    TSR_TRY(items_of(&list, r, v));
     TSR_TRY(tsr_jinja_list(out, r, V_ITER, list->count));
     for (size_t i = 0; i < list->count; i++) {
         value *item = &out->list->items[i];
