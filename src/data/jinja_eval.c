@@ -113,8 +113,8 @@ tsr_status tsr_jinja_get_attr(value *out, jinja_run *r, value self, jinja_text n
 
 static tsr_status no_element(value *out, jinja_run *r, const value *self, int64_t index)
 {
-    return tsr_jinja_undefined(out, r, "%s object has no element %lld", tsr_jinja_type(self),
-                               (long long)index);
+    return tsr_jinja_undefined(out, r, "%s%s has no element %lld", tsr_jinja_type(self),
+                               self->kind == V_NONE ? "" : " object", (long long)index);
 }
 
 static tsr_status list_item(value *out, jinja_run *r, const value *self, int64_t given)
@@ -527,8 +527,10 @@ static tsr_status conditional(value *out, jinja_run *r, const node *n, scope *s)
         return tsr_jinja_eval(out, r, n->a, s);
     if (n->c)
         return tsr_jinja_eval(out, r, n->c, s);
-    return tsr_jinja_undefined(out, r, "the inline if-expression on line %d evaluated to false and no else section was defined.",
-                               n->line);
+    return tsr_jinja_undefined(
+        out, r,
+        "the inline if-expression on line %d evaluated to false and no else section was defined.",
+        n->line);
 }
 
 static tsr_status evaluate(value *out, jinja_run *r, const node *n, scope *s)

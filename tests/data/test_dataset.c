@@ -36,6 +36,8 @@ static tsr_status load_with(tsr_dataset **out, const char *text, tsr_dataset_opt
     options.files = &path;
     options.file_count = 1;
     options.chat = chat;
+    options.tokenizer = tokenizer;
+    options.eos_id = tsr_tokenizer_eos(tokenizer);
     return tsr_dataset_load(out, &options);
 }
 
@@ -107,7 +109,7 @@ static void chats(void **state)
         assert_true(s.labels[i] == -100 || s.labels[i] == s.ids[i]);
     assert_int_equal(tsr_dataset_sample(data, 1).label_count, 0);
     tsr_dataset_destroy(data);
-    data = load(text, (tsr_dataset_options){.full_loss = true});
+    data = load(text, (tsr_dataset_options){.assistant_only = TSR_LOSS_NO});
     for (int i = 0; i < 2; i++) {
         s = tsr_dataset_sample(data, i);
         assert_int_equal(s.label_count, s.token_count - 1);
@@ -146,7 +148,7 @@ static void truncation(void **state)
     assert_int_equal(s.label_count, 2);
     assert_int_equal(tsr_dataset_sample(data, 1).line, 3);
     assert_int_equal(tsr_dataset_stats_of(data)->truncated, 2);
-    assert_int_equal(tsr_dataset_stats_of(data)->dropped, 1);
+    assert_int_equal(tsr_dataset_stats_of(data)->emptied, 1);
     assert_int_equal(tsr_dataset_stats_of(data)->unlabelled, 1);
     assert_non_null(strstr(warnings, "1 of 3 rows have no token to train"));
     assert_non_null(strstr(warnings, "max_length 4 cut 2 rows and dropped 1 of 4"));
@@ -156,7 +158,7 @@ static void truncation(void **state)
     tsr_dataset_destroy(data);
     data = load(text, (tsr_dataset_options){.max_length = 4, .truncation = TSR_TRUNCATE_DROP});
     assert_int_equal(tsr_dataset_sample_count(data), 1);
-    assert_int_equal(tsr_dataset_stats_of(data)->dropped, 3);
+    assert_int_equal(tsr_dataset_stats_of(data)->too_long, 3);
     tsr_dataset_destroy(data);
     data = load(text, (tsr_dataset_options){.max_length = 6});
     assert_int_equal(tsr_dataset_stats_of(data)->truncated, 0);
@@ -281,10 +283,6 @@ static const struct {
      {"rows.jsonl:2: ", "chat_template_kwargs"}},
     {CHAT "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":\"[]\"}",
      {"rows.jsonl:2", "tools", "a list"}},
-    {"{\"conversations\":[]}", {"sharegpt", "not read by this version"}, TSR_ECONFIG},
-    {"{\"instruction\":\"a\",\"output\":\"b\"}", {"alpaca", "this version"}, TSR_ECONFIG},
-    {"{\"prompt\":\"a\",\"completion\":\"b\"}", {"prompt_completion"}, TSR_ECONFIG},
-    {"{\"text\":\"a\"}", {"dataset_format text", "\"messages\""}, TSR_ECONFIG},
 };
 
 static void broken_rows(void **state)
@@ -320,10 +318,6 @@ static void broken_places(void **state)
     options.format = TSR_DATA_PRETOKENIZED;
     check_error("none", tsr_dataset_load(&data, &options), TSR_EDATA,
                 (const char *[MOST_WORDS]){"no file is given"});
-    options.format = TSR_DATA_SHAREGPT;
-    options.file_count = 1;
-    check_error("by name", tsr_dataset_load(&data, &options), TSR_ECONFIG,
-                (const char *[MOST_WORDS]){"eval_dataset", "sharegpt"});
     check_error("vocabulary", load_with(&data, CHAT, (tsr_dataset_options){.vocab_size = 6}),
                 TSR_EDATA,
                 (const char *[MOST_WORDS]){"rows.jsonl:1: token", "vocabulary ends at 5"});
@@ -340,15 +334,16 @@ static void detection(void **state)
     const char *path = scratch_path("detect.jsonl");
     tsr_dataset_options options = {.files = &path, .file_count = 1};
     tsr_data_format format;
+    bool is_chat;
     write_text(path, "\n" CHAT);
-    assert_int_equal(tsr_dataset_detect(&format, &options), TSR_OK);
+    assert_int_equal(tsr_dataset_detect(&format, &is_chat, &options), TSR_OK);
     assert_string_equal(tsr_data_format_name(format), "messages");
     write_text(path, "{\"input_ids\":[1]}");
-    assert_int_equal(tsr_dataset_detect(&format, &options), TSR_OK);
+    assert_int_equal(tsr_dataset_detect(&format, &is_chat, &options), TSR_OK);
     assert_string_equal(tsr_data_format_name(format), "pretokenized");
     write_text(path, "{\"body\":\"x\"}");
     options.text_field = "body";
-    assert_int_equal(tsr_dataset_detect(&format, &options), TSR_OK);
+    assert_int_equal(tsr_dataset_detect(&format, &is_chat, &options), TSR_OK);
     assert_string_equal(tsr_data_format_name(format), "text");
     /* A format that is asked for is not guessed. */
     options.format = TSR_DATA_PRETOKENIZED;
