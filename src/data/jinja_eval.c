@@ -327,10 +327,13 @@ static tsr_status test(value *out, jinja_run *r, const node *n, scope *s)
 
 static tsr_status add_sequences(value *out, jinja_run *r, const value *a, const value *b)
 {
+    if (a->kind == V_STRING && a->safe != b->safe) {
+        value escaped;
+        TSR_TRY(tsr_jinja_escape(&escaped, r, (a->safe ? b : a)->text));
+        escaped.safe = true;
+        return a->safe ? add_sequences(out, r, a, &escaped) : add_sequences(out, r, &escaped, b);
+    }
     if (a->kind == V_STRING) {
-        if (a->safe || b->safe)
-            return tsr_jinja_fail(r, "joining text that went through the filter safe is not "
-                                     "supported");
         char *joined;
         size_t bytes = a->text.bytes + b->text.bytes;
         TSR_TRY(tsr_jinja_spend(r, bytes / 64));
@@ -338,6 +341,7 @@ static tsr_status add_sequences(value *out, jinja_run *r, const value *a, const 
         memcpy(joined, a->text.data, a->text.bytes);
         memcpy(joined + a->text.bytes, b->text.data, b->text.bytes);
         *out = tsr_jinja_text(joined, bytes);
+        out->safe = a->safe;
         return TSR_OK;
     }
     size_t count = a->list->count;
