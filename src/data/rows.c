@@ -132,6 +132,10 @@ static const char *recognise(const char *line, size_t bytes)
 tsr_status tsr_row_parse(json_t **out, const char *line, size_t bytes, const char *place)
 {
     json_error_t error;
+    const char *zero = memchr(line, 0, bytes); /* jansson passes over one behind a number */
+    if (zero)
+        return tsr_fail(TSR_EDATA, "%s: byte %td is zero, which no JSON has%s", place, zero - line,
+                        recognise(line, bytes));
     json_t *object = json_loadb(line, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     if (!object) {
         if (json_error_code(&error) == json_error_out_of_memory)

@@ -395,6 +395,10 @@ static void broken_places(void **state)
     path = scratch_path(".");
     check_error("directory", tsr_dataset_load(&data, &options), TSR_EDATA,
                 (const char *[MOST_WORDS]){"is a directory"});
+    path = scratch_path("zero.jsonl");
+    write_bytes(path, "{\"input_ids\":[1,2\0]}\n", 20);
+    check_error("zero byte", tsr_dataset_load(&data, &options), TSR_EDATA,
+                (const char *[MOST_WORDS]){"zero.jsonl:1: byte 17 is zero"});
     options.file_count = 0;
     check_error("none", tsr_dataset_load(&data, &options), TSR_EDATA,
                 (const char *[MOST_WORDS]){"no file is given"});
