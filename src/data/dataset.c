@@ -40,6 +40,7 @@ typedef struct {
     char place[4200];       /* path:number */
     int64_t bad_rows;       /* over all files */
     tsr_error *first_error; /* of the first bad row */
+    tsr_text others;        /* the places of the next few */
 } reader;
 
 static const struct {
@@ -312,6 +313,16 @@ static bool enough_rows(const tsr_dataset *data, const tsr_dataset_options *opti
     return options->max_rows > 0 && data->stats.rows >= options->max_rows;
 }
 
+#define PLACES 5 /* bad rows that are named behind the first */
+
+static void note_bad_row(reader *r, tsr_status status)
+{
+    if (!r->bad_rows++)
+        tsr_error_take(r->first_error, status);
+    else if (r->bad_rows - 1 <= PLACES)
+        tsr_text_printf(&r->others, "%s%s", r->others.length ? ", " : "", r->place);
+}
+
 static tsr_status read_file(tsr_dataset *data, tsr_row *row, reader *r, int file,
                             const tsr_dataset_options *options)
 {
@@ -327,8 +338,8 @@ static tsr_status read_file(tsr_dataset *data, tsr_row *row, reader *r, int file
         tsr_status status = read_row(data, row, r, line, (size_t)bytes, file, options);
         if (status < 0 && status != TSR_EDATA)
             return status;
-        if (status < 0 && !r->bad_rows++)
-            tsr_error_take(r->first_error, status);
+        if (status < 0)
+            note_bad_row(r, status);
     }
     close_file(r);
     if (data->stats.rows == before && !enough_rows(data, options))
@@ -348,12 +359,14 @@ static tsr_status read_files(tsr_dataset *data, const tsr_dataset_options *optio
     if (status >= 0 && r.bad_rows) {
         status = tsr_error_put(r.first_error);
         if (r.bad_rows > 1)
-            status = tsr_fail(status, "%s (and %lld more bad rows)", tsr_last_error(),
-                              (long long)r.bad_rows - 1);
+            status = tsr_fail(status, "%s (and %lld more bad rows: %s%s)", tsr_last_error(),
+                              (long long)r.bad_rows - 1, tsr_text_string(&r.others),
+                              r.bad_rows - 1 > PLACES ? ", ..." : "");
     }
     close_file(&r);
     free(r.line);
     free(r.first_error);
+    tsr_text_free(&r.others);
     tsr_row_free(&row);
     return status;
 }

@@ -216,68 +216,78 @@ static void put_figures(tsr_text *out, const figures *f)
 
 /* ---- JSON ---- */
 
-static json_t *integers(const int32_t *values, int32_t count)
+/* Appends an item that was just made; what could not be made is remembered. */
+static void push(json_t *list, json_t *item, bool *failed)
+{
+    if (json_array_append_new(list, item))
+        *failed = true;
+}
+
+static json_t *integers(const int32_t *values, int32_t count, bool *failed)
 {
     json_t *list = json_array();
     for (int32_t i = 0; i < count; i++)
-        json_array_append_new(list, json_integer(values[i]));
+        push(list, json_integer(values[i]), failed);
     return list;
 }
 
-static json_t *json_histogram(const figures *f)
+static json_t *json_histogram(const figures *f, bool *failed)
 {
     json_t *list = json_array();
     for (int i = 0; i < f->bin_count; i++) {
         json_int_t from = f->shortest + i * f->bin_width;
-        json_array_append_new(list, json_pack("{s:I, s:I, s:I}", "from", from, "to",
-                                              from + f->bin_width - 1, "samples",
-                                              (json_int_t)f->bins[i]));
+        push(list,
+             json_pack("{s:I, s:I, s:I}", "from", from, "to", from + f->bin_width - 1, "samples",
+                       (json_int_t)f->bins[i]),
+             failed);
     }
     return list;
 }
 
 /* The text of one sample in pieces, each trained or not. */
-static tsr_status json_pieces(json_t *list, const figures *f, const tsr_sample *s)
+static json_t *json_pieces(const figures *f, const tsr_sample *s, bool *failed)
 {
+    json_t *list = json_array();
     tsr_text part = {0};
-    tsr_status status = TSR_OK;
-    for (int32_t at = 0; at < s->token_count && f->tokenizer && status >= 0;) {
+    for (int32_t at = 0; at < s->token_count && f->tokenizer;) {
         bool trained;
         int32_t end = run_end(&trained, s, at, s->token_count);
-        status = run_text(&part, f, s, at, end);
-        json_array_append_new(list, json_pack("{s:o, s:b}", "text",
-                                              json_stringn(tsr_text_string(&part), part.length),
-                                              "trained", trained));
+        if (run_text(&part, f, s, at, end) < 0)
+            *failed = true;
+        push(list,
+             json_pack("{s:o, s:b}", "text", json_stringn(tsr_text_string(&part), part.length),
+                       "trained", trained),
+             failed);
         at = end;
     }
     tsr_text_free(&part);
-    return status;
+    return list;
 }
 
-static tsr_status json_examples(json_t *list, const figures *f, int64_t show)
+static json_t *json_examples(const figures *f, int64_t show, bool *failed)
 {
+    json_t *list = json_array();
     for (int64_t i = 0; i < show && i < f->stats->samples; i++) {
         tsr_sample s = tsr_dataset_sample(f->data, i);
-        json_t *pieces = json_array();
-        TSR_TRY(json_pieces(pieces, f, &s));
-        json_array_append_new(list, json_pack("{s:s, s:I, s:i, s:o, s:o, s:o, s:o}", "file",
-                                              tsr_dataset_file(f->data, s.file), "line",
-                                              (json_int_t)s.line, "trained_tokens", s.label_count,
-                                              "pieces", pieces, "input_ids",
-                                              integers(s.ids, s.token_count), "labels",
-                                              integers(s.labels, s.token_count), "seq_lengths",
-                                              integers(s.lengths, s.document_count)));
+        push(list,
+             json_pack("{s:s, s:I, s:i, s:o, s:o, s:o, s:o}", "file",
+                       tsr_dataset_file(f->data, s.file), "line", (json_int_t)s.line,
+                       "trained_tokens", s.label_count, "pieces", json_pieces(f, &s, failed),
+                       "input_ids", integers(s.ids, s.token_count, failed), "labels",
+                       integers(s.labels, s.token_count, failed), "seq_lengths",
+                       integers(s.lengths, s.document_count, failed)),
+             failed);
     }
-    return TSR_OK;
+    return list;
 }
 
 static tsr_status json_figures(json_t *sets, const figures *f, int64_t show)
 {
     const tsr_dataset_stats *s = f->stats;
-    json_t *files = json_array(), *examples = json_array();
+    json_t *files = json_array();
+    bool failed = false;
     for (int i = 0; i < f->files->count; i++)
-        json_array_append_new(files, json_string(f->files->items[i]));
-    TSR_TRY(json_examples(examples, f, show));
+        push(files, json_string(f->files->items[i]), &failed);
     json_t *packing = f->rows
                           ? json_pack("{s:I, s:f}", "rows", (json_int_t)f->rows, "fill", f->fill)
                           : json_null();
@@ -288,12 +298,13 @@ static tsr_status json_figures(json_t *sets, const figures *f, int64_t show)
                             "trained_tokens", (json_int_t)s->label_tokens);
     json_t *rest = json_pack("{s:{s:i, s:i, s:i, s:f, s:o}, s:I, s:{s:I, s:I}, s:I, s:I, s:o, s:o}",
                              "length", "shortest", f->shortest, "longest", f->longest, "median",
-                             f->median, "mean", f->mean, "histogram", json_histogram(f),
+                             f->median, "mean", f->mean, "histogram", json_histogram(f, &failed),
                              "max_length", (json_int_t)f->config->max_length, "dropped", "too_long",
                              (json_int_t)s->too_long, "emptied", (json_int_t)s->emptied, "cut",
                              (json_int_t)s->truncated, "without_labels", (json_int_t)s->unlabelled,
-                             "packing", packing, "examples", examples);
-    bool failed = json_object_update(set, rest) || json_array_append_new(sets, set);
+                             "packing", packing, "examples", json_examples(f, show, &failed));
+    failed |= json_object_update(set, rest) != 0;
+    push(sets, set, &failed);
     json_decref(rest);
     return failed ? tsr_fail(TSR_ENOMEM, "out of memory: data report") : TSR_OK;
 }

@@ -277,7 +277,7 @@ static void several_files(void **state)
     options.max_rows = 0;
     write_text(files[1], "{\"input_ids\":[5,6]}\n{\"input_ids\":[7,8}\n{}\n");
     check_error("second file", tsr_dataset_load(&data, &options), TSR_EDATA,
-                (const char *[MOST_WORDS]){"b.jsonl:2:", "and 1 more bad rows"});
+                (const char *[MOST_WORDS]){"b.jsonl:2:", "and 1 more bad rows: ", "b.jsonl:3)"});
     write_text(files[1], "\n\n");
     check_error("empty file", tsr_dataset_load(&data, &options), TSR_EDATA,
                 (const char *[MOST_WORDS]){"dataset: ", "b.jsonl has no row"});
