@@ -82,10 +82,11 @@ tsr_status tsr_row_read_prompt_completion(tsr_row *row, const json_t *object,
                         "%s: \"prompt\" is %s and \"completion\" %s, expected two strings or two "
                         "lists of messages",
                         place, tsr_json_kind(prompt), tsr_json_kind(completion));
-    if (turns && !options->chat)
+    if (turns ? !options->chat : !options->tokenizer)
         return tsr_fail(TSR_EDATA,
-                        "%s: \"prompt\" is a list of messages, but a string in the first row",
-                        place);
+                        "%s: \"prompt\" is %s, but not in the first row; one data set has rows of "
+                        "one kind",
+                        place, turns ? "a list of messages" : "a string");
     if (turns)
         return tsr_row_read_turns(row, object, prompt, completion, options, place);
     if (options->assistant_only == TSR_LOSS_YES)

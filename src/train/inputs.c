@@ -127,8 +127,8 @@ static tsr_status load_dataset(tsr_dataset **out, tsr_inputs *inputs,
     } else if (options.format != TSR_DATA_PRETOKENIZED) {
         TSR_TRY(open_tokenizer(inputs));
         TSR_TRY(find_eos(&options.eos_id, inputs));
+        options.tokenizer = inputs->tokenizer;
     }
-    options.tokenizer = inputs->tokenizer;
     return tsr_dataset_load(out, &options);
 }
 

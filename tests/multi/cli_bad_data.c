@@ -57,6 +57,14 @@ DATA(prompt_number, "{\"prompt\": \"a\", \"completion\": \"b\"}\n"
                     "{\"prompt\": 1, \"completion\": \"b\"}\n")
 DATA(prompt_half_list, "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], "
                        "\"completion\": \"b\"}\n")
+DATA(prompt_list_then_text,
+     "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"completion\": "
+     "[{\"role\": \"assistant\", \"content\": \"b\"}]}\n"
+     "{\"prompt\": \"a\", \"completion\": \"b\"}\n")
+DATA(prompt_text_then_list,
+     "{\"prompt\": \"a\", \"completion\": \"b\"}\n"
+     "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"completion\": "
+     "[{\"role\": \"assistant\", \"content\": \"b\"}]}\n")
 DATA(plain_text, "{\"text\": \"a b c\"}\n")
 DATA(empty_text, "{\"text\": \"a b c\"}\n{\"text\": \"\"}\n")
 
@@ -178,6 +186,12 @@ const cli_bad_case cli_bad_data[] = {
     {"sharegpt_role", sharegpt_role, NULL, 65, {"data.jsonl:2", "\"from\"", "\"messages\""}},
     {"prompt_number", prompt_number, NULL, 65, {"data.jsonl:2", "\"prompt\" is an integer"}},
     {"prompt_half_list", prompt_half_list, NULL, 65, {"data.jsonl:1", "\"completion\" a string"}},
+    {"prompt_list_then_text",
+     prompt_list_then_text,
+     NULL,
+     65,
+     {"data.jsonl:2", "is a string, but"}},
+    {"prompt_text_then_list", prompt_text_then_list, NULL, 65, {"data.jsonl:2", "is a list of"}},
     {"empty_text", empty_text, NULL, 65, {"data.jsonl:2", "\"text\" is empty"}},
     {"other_text_field",
      plain_text,
