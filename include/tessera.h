@@ -71,8 +71,12 @@ typedef struct {
     int64_t label_tokens, rows;
 } tsr_job_evaluation;
 
-/* What a job is created for: training (which may evaluate too), evaluation alone, a plan alone. */
-enum { TSR_JOB_TRAIN, TSR_JOB_EVALUATE, TSR_JOB_PLAN };
+/* What a job is created for: training (which may evaluate too), evaluation alone, a plan alone, a
+ * look at the data alone (which reads of the model config.json and the tokenizer). */
+enum { TSR_JOB_TRAIN, TSR_JOB_EVALUATE, TSR_JOB_PLAN, TSR_JOB_DATA };
+
+/* How tsr_job_print_data writes: trained tokens between brackets, or in ANSI colour, or JSON. */
+enum { TSR_JOB_PLAIN, TSR_JOB_COLOUR, TSR_JOB_JSON };
 
 /* One rank's memory, known before anything is read. */
 typedef struct {
@@ -90,7 +94,7 @@ typedef struct {
     const char *config_text;      /* its text; NULL with no path: overrides alone */
     const char *const *overrides; /* "key=value" */
     int override_count;
-    int purpose;    /* TSR_JOB_TRAIN, TSR_JOB_EVALUATE, TSR_JOB_PLAN */
+    int purpose;    /* TSR_JOB_TRAIN, TSR_JOB_EVALUATE, TSR_JOB_PLAN, TSR_JOB_DATA */
     int plan_ranks; /* TSR_JOB_PLAN: for how many ranks; 0: 1 */
     int use_mpi; /* 1: ranks are those of MPI_COMM_WORLD (initialised here if the program has not,
                        then ended at exit), `bootstrap` is ignored; a communicator of your own:
@@ -117,6 +121,10 @@ TSR_API int tsr_job_plan(tsr_job *job, tsr_job_plan_info *info);
 /* The plan as text: every buffer, its bytes and its place; as one JSON object with json 1. *text is
  * the caller's (free). */
 TSR_API int tsr_job_print_plan(tsr_job *job, int json, char **text);
+
+/* Statistics of the data of a TSR_JOB_DATA, and its first `show` samples with the trained tokens
+ * marked. *text is the caller's (free). */
+TSR_API int tsr_job_print_data(tsr_job *job, int64_t show, int form, char **text);
 
 /* Up to ten lines that describe the job; after tsr_job_start. *text is the caller's (free). */
 TSR_API int tsr_job_print_summary(tsr_job *job, char **text);

@@ -90,6 +90,15 @@ SNIPPETS = r"""
 {{ '12' | int }} {{ ' -3 ' | int }} {{ 'x' | int }} {{ 'x' | int(5) }} {{ '2.9' | int }} {{ f | int }} {{ none | int }} {{ '1.5' | float }} {{ 3 | float }} {{ 'q' | float }} {{ -3 | abs }} {{ true | int }} {{ 3 | string + 'x' }} {{ [1] | string }}
 {{ d | tojson }} {{ users | tojson }} {{ u | tojson }} {{ s | tojson }} {{ [1.0, 1e30, -0.5, none, true, "\x01\x7f\\\"/<>&'"] | tojson }} {{ u | tojson(ensure_ascii=true) }} {{ {} | tojson }} {{ [] | tojson }}
 {{ d | tojson(indent=2) }} {{ l | tojson(indent=4) }} {{ {'b': 1, 'a': {}} | tojson(indent=1, sort_keys=true) }} {{ d | tojson(separators=(',', ':')) }} {{ {1: 2, none: 3, true: 4} | tojson }} {{ (1, 2) | tojson }} {{ [] | tojson(indent=2) }}
+{{ l | sort }} {{ l | sort(reverse=true) }} {{ ['b', 'A', 'a', 'B'] | sort }} {{ ['b', 'A', 'a', 'B'] | sort(case_sensitive=true) }} {{ ['b', 'A', 'a', 'B'] | sort(true) }} {{ users | sort(attribute='age', reverse=true) | map(attribute='age') | list }} {{ el | sort }}
+{{ {'b': 1, 'A': 3, 'c': 2} | dictsort }} {{ {'b': 1, 'A': 3, 'c': 2} | dictsort(true) }} {{ {'b': 1, 'A': 3} | dictsort(by='value') }} {{ {'b': 1, 'A': 3} | dictsort(false, 'value', true) }} {% for k, v in d | dictsort %}{{ k }};{% endfor %} {{ {} | dictsort }}
+{{ [1, 2, 1, true, 3] | unique | list }} {{ ['a', 'A', 'b'] | unique | list }} {{ ['a', 'A', 'b'] | unique(true) | list }} {{ users | unique(attribute='ok') | list | length }} {{ l | min }} {{ l | max }} {{ ['b', 'A'] | min }} {{ ['b', 'A'] | max }} {{ users | max(attribute='age') }} {{ el | min }}
+{{ nl | indent }}|{{ nl | indent(2, true) }}|{{ "a\n\nb\n" | indent }}|{{ "a\n\nb\n" | indent(blank=true) }}|{{ "a\n\nb" | indent('> ', first=true, blank=true) }}|{{ '' | indent(3, true) }}|{{ "x\u2028y\x0bz" | indent }}
+{{ ('<a>' | safe) + '<b> & "c"' }} {{ "'<" + ('>' | safe) + '&' }} {{ ('a' | safe) + ('<' | safe) }} {{ ('<' | safe) ~ '<' }} {{ ['<', '<' | safe] | join('&') }} {{ '&'.join(['<' | safe, '<']) }}
+{{ [1, 'a'] | sort }}
+{{ l | dictsort }}
+{{ d | dictsort(by='x') }}
+{{ users | sort(attribute='name') }}
 {{ d | tojson | safe }} {{ d is mapping }} {{ l is mapping }} {{ l is sequence }} {{ d is sequence }} {{ a is sequence }} {{ n is sequence }} {{ undefined_name is sequence }} {{ l is iterable }} {{ n is iterable }} {{ none is iterable }} {{ undefined_name is iterable }} {{ d.items() is sequence }} {{ (l | select) is iterable }}
 {{ n is number }} {{ t is number }} {{ t is integer }} {{ n is integer }} {{ f is float }} {{ t is boolean }} {{ a is string }} {{ none is none }} {{ e is none }} {{ t is true }} {{ n is true }} {{ false is false }} {{ x is defined }} {{ n is defined }} {{ n is not defined }} {{ x is undefined }} {{ n is odd }} {{ z is even }} {{ n is divisibleby 7 }} {{ n is divisibleby(2) }}
 {{ n is eq 7 }} {{ n is equalto(7) }} {{ n is ne 7 }} {{ n is gt 3 }} {{ n is lt(3) }} {{ n is ge 7 }} {{ n is le 6 }} {{ 1 is in l }} {{ 9 is not in l }} {{ none is sameas none }} {{ true is sameas(true) }} {{ raise_exception is defined }} {{ strftime_now is defined }} {{ range is callable }} {{ n is callable }} {{ a is eq 'abcabc' and n is eq 7 }}

@@ -221,10 +221,11 @@ static tsr_status find_turn(tsr_span *out, tsr_chat_row *row, tsr_chat *chat,
     return TSR_OK;
 }
 
-static tsr_status mark_turns(tsr_chat_row *row, tsr_chat *chat, const json_t *messages)
+static tsr_status mark_turns(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
+                             size_t first)
 {
     size_t at = 0;
-    for (size_t i = 0; i < json_array_size(messages); i++) {
+    for (size_t i = first; i < json_array_size(messages); i++) {
         const json_t *role = json_object_get(json_array_get(messages, i), "role");
         tsr_span turn;
         if (strcmp(json_string_value(role), "assistant"))
@@ -254,18 +255,42 @@ static tsr_status render_row(tsr_chat_row *row, tsr_chat *chat, const json_t *me
                                 row->text.length, false);
 }
 
-tsr_status tsr_chat_encode(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
-                           const json_t *tools, bool assistant_only)
+/* Where the text of the first `count` messages with the generation prompt ends. */
+static tsr_status find_prompt(size_t *end, tsr_chat_row *row, tsr_chat *chat,
+                              const json_t *messages, size_t count)
 {
-    size_t at = 0;
-    TSR_TRY(render_row(row, chat, messages, tools, false));
-    TSR_TRY(reserve_mask(row, !assistant_only));
-    if (!assistant_only)
+    *end = 0;
+    if (!count)
         return TSR_OK;
+    tsr_rendering *prompt = &row->scratch[1];
+    TSR_TRY(render(prompt, chat, messages, count, true));
+    if (!begins(&row->text, &prompt->text))
+        return tsr_fail(TSR_EDATA, "the rendering of prompt and completion does not begin with the "
+                                   "rendering of the prompt and the generation prompt, so what is "
+                                   "trained cannot be told; write the row as \"messages\"");
+    *end = prompt->text.length;
+    return TSR_OK;
+}
+
+tsr_status tsr_chat_encode(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
+                           const json_t *tools, size_t prompt_count, bool assistant_only)
+{
+    size_t at = 0, begin;
+    TSR_TRY(render_row(row, chat, messages, tools, false));
+    TSR_TRY(find_prompt(&begin, row, chat, messages, prompt_count));
+    TSR_TRY(reserve_mask(row, !assistant_only && !prompt_count));
+    if (!assistant_only) {
+        if (prompt_count)
+            mark(row, &at, begin, row->text.length);
+        return TSR_OK;
+    }
     if (!tsr_template_marks_generation(chat->template))
-        return mark_turns(row, chat, messages);
-    for (size_t i = 0; i < row->scratch[0].span_count; i++)
-        mark(row, &at, row->scratch[0].spans[i].begin, row->scratch[0].spans[i].end);
+        return mark_turns(row, chat, messages, prompt_count);
+    for (size_t i = 0; i < row->scratch[0].span_count; i++) {
+        tsr_span span = row->scratch[0].spans[i];
+        if (span.end > begin)
+            mark(row, &at, span.begin > begin ? span.begin : begin, span.end);
+    }
     return TSR_OK;
 }
 

@@ -23,7 +23,8 @@ typedef struct {
     const char *template_path; /* a file with the template; NULL: the tokenizer's own */
     const json_t *variables;   /* object of further names for the template; NULL: none. Borrowed */
     const char *eos_token;     /* NULL: the tokenizer's. Copied */
-    int64_t now;               /* for strftime_now; 0: the present */
+    int64_t now; /* what strftime_now says, in seconds of a calendar without time zones from 1970;
+                    0: not given, and a template that asks is refused */
 } tsr_chat_options;
 
 /* Zero-initialise; may be used again; free with tsr_chat_row_free. mask[i] is 1 if token i is
@@ -45,10 +46,11 @@ tsr_status tsr_chat_create(tsr_chat **out, tsr_tokenizer *tokenizer,
 void tsr_chat_destroy(tsr_chat *chat);
 
 /* Fills *row from `messages`, an array of {role, content, ...}; `tools` is an array or NULL.
- * assistant_only: the mask as above, otherwise all tokens are trained. TSR_EDATA: a message without
- * role or content, the template raised, or the turns cannot be told apart. */
+ * assistant_only: the mask as above, otherwise all tokens are trained. The first prompt_count
+ * messages and the generation prompt after them are never trained (0: no such prompt). TSR_EDATA: a
+ * message without role or content, the template raised, or the turns cannot be told apart. */
 tsr_status tsr_chat_encode(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
-                           const json_t *tools, bool assistant_only);
+                           const json_t *tools, size_t prompt_count, bool assistant_only);
 
 /* The text and tokens of `messages` with the generation prompt; the mask is all zero. */
 tsr_status tsr_chat_prompt(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,

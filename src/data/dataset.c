@@ -40,6 +40,7 @@ typedef struct {
     char place[4200];       /* path:number */
     int64_t bad_rows;       /* over all files */
     tsr_error *first_error; /* of the first bad row */
+    tsr_text others;        /* the places of the next few */
 } reader;
 
 static const struct {
@@ -174,44 +175,77 @@ static tsr_status append(tsr_dataset *data, const tsr_row *row, int file, int64_
     return TSR_OK;
 }
 
-static tsr_status known_format(tsr_data_format format, const char *where)
+/* What is trained must be something that the rows have. */
+static tsr_status check_loss(tsr_data_format format, const tsr_dataset_options *options)
 {
-    if (format == TSR_DATA_MESSAGES || format == TSR_DATA_PRETOKENIZED)
-        return TSR_OK;
-    return tsr_fail(TSR_ECONFIG,
-                    "%s: dataset_format %s is not read by this version; write the rows as "
-                    "{\"messages\": [{\"role\": ..., \"content\": ...}]} or "
-                    "{\"input_ids\": [...], \"labels\": [...]}",
-                    where, tsr_data_format_name(format));
+    bool pairs = format == TSR_DATA_PROMPT_COMPLETION || format == TSR_DATA_ALPACA;
+    bool chats = format == TSR_DATA_MESSAGES || format == TSR_DATA_SHAREGPT ||
+                 format == TSR_DATA_PROMPT_COMPLETION;
+    if (options->assistant_only == TSR_LOSS_YES && !chats)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: assistant_only_loss: true needs conversations, but the format of %s "
+                        "is %s; leave the key out",
+                        key_of(options), options->files[0], tsr_data_format_name(format));
+    if (options->completion_only == TSR_LOSS_YES && !pairs)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: completion_only_loss: true needs rows with prompt and completion, but "
+                        "the format of %s is %s; leave the key out",
+                        key_of(options), options->files[0], tsr_data_format_name(format));
+    return TSR_OK;
+}
+
+static tsr_status unknown_keys(const reader *r, const json_t *object,
+                               const tsr_dataset_options *options)
+{
+    tsr_text found = {0}, known = {0};
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)object, key, value)
+        tsr_text_printf(&found, "%s\"%s\"", found.length ? ", " : "", key);
+    for (size_t i = 1; i < sizeof formats / sizeof *formats; i++) {
+        tsr_text_puts(&known, known.length ? ", " : "");
+        tsr_row_keys(&known, formats[i].format, options);
+        tsr_text_printf(&known, " (%s)", formats[i].name);
+    }
+    tsr_status status = tsr_fail(TSR_EDATA,
+                                 "%s: no known format has the keys of the first row (%.300s); "
+                                 "expected one of: %s",
+                                 r->place, tsr_text_string(&found), tsr_text_string(&known));
+    tsr_text_free(&found);
+    tsr_text_free(&known);
+    return status;
 }
 
 /* The format of the line that r has just read. */
-static tsr_status detect_row(tsr_data_format *out, const reader *r, const char *line, size_t bytes,
-                             const tsr_dataset_options *options)
+static tsr_status detect_row(tsr_data_format *out, bool *is_chat, const reader *r, const char *line,
+                             size_t bytes, const tsr_dataset_options *options)
 {
     json_t *object;
+    tsr_text keys = {0};
     TSR_TRY(tsr_row_parse(&object, line, bytes, r->place));
-    tsr_data_format format =
-        tsr_row_detect(object, options->text_field ? options->text_field : "text");
     tsr_status status = TSR_OK;
+    tsr_data_format format = options->format;
     if (format == TSR_DATA_AUTO) {
-        tsr_text keys = {0};
-        const char *key;
-        json_t *value;
-        json_object_foreach(object, key, value)
-            tsr_text_printf(&keys, "%s\"%s\"", keys.length ? ", " : "", key);
-        status = tsr_fail(TSR_EDATA,
-                          "%s: no known format has the keys of the first row (%s); expected "
-                          "\"messages\" or \"input_ids\"",
-                          r->place, tsr_text_string(&keys));
-        tsr_text_free(&keys);
+        format = tsr_row_detect(object, options);
+        tsr_row_keys(&keys, format, options);
+        if (format == TSR_DATA_AUTO)
+            status = unknown_keys(r, object, options);
+        else
+            tsr_log(TSR_LOG_INFO, "%s: format %s, because the first row (%s) has %s",
+                    key_of(options), tsr_data_format_name(format), r->place,
+                    tsr_text_string(&keys));
     }
+    *is_chat =
+        format == TSR_DATA_MESSAGES || format == TSR_DATA_SHAREGPT ||
+        (format == TSR_DATA_PROMPT_COMPLETION && json_is_array(json_object_get(object, "prompt")));
+    tsr_text_free(&keys);
     json_decref(object);
     *out = format;
     return status;
 }
 
-tsr_status tsr_dataset_detect(tsr_data_format *out, const tsr_dataset_options *options)
+tsr_status tsr_dataset_detect(tsr_data_format *out, bool *is_chat,
+                              const tsr_dataset_options *options)
 {
     reader r = {0};
     const char *line;
@@ -224,7 +258,7 @@ tsr_status tsr_dataset_detect(tsr_data_format *out, const tsr_dataset_options *o
     if (status >= 0 && bytes < 0)
         status = tsr_fail(TSR_EDATA, "%s: %s has no row", key_of(options), options->files[0]);
     if (status >= 0)
-        status = detect_row(out, &r, line, (size_t)bytes, options);
+        status = detect_row(out, is_chat, &r, line, (size_t)bytes, options);
     close_file(&r);
     free(r.line);
     return status;
@@ -252,8 +286,10 @@ static tsr_status truncate_row(tsr_dataset *data, tsr_row *row, bool *keep, cons
     }
     if (*keep)
         data->stats.truncated++;
+    else if (options->truncation == TSR_TRUNCATE_RIGHT)
+        data->stats.emptied++;
     else
-        data->stats.dropped++;
+        data->stats.too_long++;
     return TSR_OK;
 }
 
@@ -277,6 +313,16 @@ static bool enough_rows(const tsr_dataset *data, const tsr_dataset_options *opti
     return options->max_rows > 0 && data->stats.rows >= options->max_rows;
 }
 
+#define PLACES 5 /* bad rows that are named behind the first */
+
+static void note_bad_row(reader *r, tsr_status status)
+{
+    if (!r->bad_rows++)
+        tsr_error_take(r->first_error, status);
+    else if (r->bad_rows - 1 <= PLACES)
+        tsr_text_printf(&r->others, "%s%s", r->others.length ? ", " : "", r->place);
+}
+
 static tsr_status read_file(tsr_dataset *data, tsr_row *row, reader *r, int file,
                             const tsr_dataset_options *options)
 {
@@ -292,8 +338,8 @@ static tsr_status read_file(tsr_dataset *data, tsr_row *row, reader *r, int file
         tsr_status status = read_row(data, row, r, line, (size_t)bytes, file, options);
         if (status < 0 && status != TSR_EDATA)
             return status;
-        if (status < 0 && !r->bad_rows++)
-            tsr_error_take(r->first_error, status);
+        if (status < 0)
+            note_bad_row(r, status);
     }
     close_file(r);
     if (data->stats.rows == before && !enough_rows(data, options))
@@ -313,12 +359,14 @@ static tsr_status read_files(tsr_dataset *data, const tsr_dataset_options *optio
     if (status >= 0 && r.bad_rows) {
         status = tsr_error_put(r.first_error);
         if (r.bad_rows > 1)
-            status = tsr_fail(status, "%s (and %lld more bad rows)", tsr_last_error(),
-                              (long long)r.bad_rows - 1);
+            status = tsr_fail(status, "%s (and %lld more bad rows: %s%s)", tsr_last_error(),
+                              (long long)r.bad_rows - 1, tsr_text_string(&r.others),
+                              r.bad_rows - 1 > PLACES ? ", ..." : "");
     }
     close_file(&r);
     free(r.line);
     free(r.first_error);
+    tsr_text_free(&r.others);
     tsr_row_free(&row);
     return status;
 }
@@ -337,6 +385,7 @@ static void shrink(void *array, uint64_t *capacity, uint64_t count, uint64_t ent
 static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
 {
     tsr_dataset_stats *stats = &data->stats;
+    int64_t dropped = stats->too_long + stats->emptied;
     shrink(&data->ids, &data->token_capacity, data->token_count, sizeof *data->ids);
     shrink(&data->labels, &data->token_capacity, data->token_count, sizeof *data->labels);
     shrink(&data->lengths, &data->document_capacity, data->document_count, sizeof *data->lengths);
@@ -366,7 +415,7 @@ static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
         return tsr_fail(TSR_EDATA,
                         "%s: none of the %lld rows (%s:1 and on) is left: %lld were dropped by "
                         "truncation to max_length %lld; raise it",
-                        key, (long long)stats->rows, first, (long long)stats->dropped,
+                        key, (long long)stats->rows, first, (long long)dropped,
                         (long long)options->max_length);
     if (!stats->label_tokens)
         return tsr_fail(TSR_EDATA,
@@ -375,17 +424,17 @@ static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
                         key, (long long)stats->rows, first, (long long)data->samples[0].line,
                         data->files[data->samples[stats->samples - 1].file],
                         (long long)data->samples[stats->samples - 1].line,
-                        data->format == TSR_DATA_MESSAGES && !options->full_loss
+                        options->chat && options->assistant_only != TSR_LOSS_NO
                             ? "; no chat has an assistant's turn (assistant_only_loss: false "
                               "trains all tokens)"
                             : "");
     if (stats->unlabelled)
         tsr_log(TSR_LOG_WARNING, "%s: %lld of %lld rows have no token to train", key,
                 (long long)stats->unlabelled, (long long)stats->samples);
-    if (stats->truncated || stats->dropped)
+    if (stats->truncated || dropped)
         tsr_log(TSR_LOG_WARNING, "%s: max_length %lld cut %lld rows and dropped %lld of %lld", key,
-                (long long)options->max_length, (long long)stats->truncated,
-                (long long)stats->dropped, (long long)stats->rows);
+                (long long)options->max_length, (long long)stats->truncated, (long long)dropped,
+                (long long)stats->rows);
     return TSR_OK;
 }
 
@@ -403,14 +452,13 @@ static tsr_status copy_files(tsr_dataset *data, const tsr_dataset_options *optio
 
 tsr_status tsr_dataset_load(tsr_dataset **out, const tsr_dataset_options *options)
 {
-    tsr_data_format format = options->format;
-    if (format == TSR_DATA_AUTO)
-        TSR_TRY(tsr_dataset_detect(&format, options));
-    else if (options->file_count < 1)
-        return tsr_fail(TSR_EDATA, "%s: no file is given", key_of(options));
-    TSR_TRY(known_format(format, options->format ? key_of(options) : options->files[0]));
-    if (format == TSR_DATA_MESSAGES && !options->chat)
-        return tsr_fail(TSR_EINVAL, "%s: chats need a chat template", key_of(options));
+    tsr_data_format format;
+    bool is_chat;
+    TSR_TRY(tsr_dataset_detect(&format, &is_chat, options));
+    TSR_TRY(check_loss(format, options));
+    if (is_chat ? !options->chat : format != TSR_DATA_PRETOKENIZED && !options->tokenizer)
+        return tsr_fail(TSR_EINVAL, "%s: %s", key_of(options),
+                        is_chat ? "chats need a chat template" : "text needs a tokenizer");
     tsr_dataset *data = calloc(1, sizeof *data);
     if (!data)
         return tsr_fail(TSR_ENOMEM, "%s: out of memory", key_of(options));

@@ -2,8 +2,11 @@
  * data/dataset.h: JSON-lines files as tokens: every row of the files becomes one sample, all held
  * in one flat array of 32-bit ids and labels.
  *
- * Formats   messages (a chat, through data/chat.h) and pretokenized. sharegpt, alpaca,
- *           prompt_completion and text are recognised and refused by name.
+ * Formats   messages {messages}, sharegpt {conversations: [{from, value}]}, prompt_completion
+ *           {prompt, completion} (two strings, or two lists of messages), alpaca {instruction,
+ *           input, output}, text {text}, pretokenized {input_ids, labels, seq_lengths}. Chats go
+ *           through data/chat.h, plain text is tokenised with the special tokens that the tokenizer
+ *           adds and ends with the end of sequence token. docs/data.md has them all.
  * Labels    Hugging Face's: not shifted, -100 is ignored. The first token of a document is never a
  *           label: the loader writes -100 there, so the labels of a sample count what is trained.
  * Samples   keep the order of the files and of their lines. A row that truncation leaves without
@@ -25,7 +28,6 @@ typedef enum {
     TSR_DATA_AUTO,
     TSR_DATA_MESSAGES,
     TSR_DATA_PRETOKENIZED,
-    /* Recognised, but not read by this version. */
     TSR_DATA_SHAREGPT,
     TSR_DATA_ALPACA,
     TSR_DATA_PROMPT_COMPLETION,
@@ -34,17 +36,23 @@ typedef enum {
 
 typedef enum { TSR_TRUNCATE_ERROR, TSR_TRUNCATE_RIGHT, TSR_TRUNCATE_DROP } tsr_truncation;
 
+/* Whether a part of a row alone is trained; AUTO: where the row has such a part. */
+typedef enum { TSR_LOSS_AUTO, TSR_LOSS_YES, TSR_LOSS_NO } tsr_loss_choice;
+
 /* Zero-initialise; everything is borrowed during the load only, but the strings of `files` are
  * copied. */
 typedef struct {
     const char *const *files;
     int file_count;
-    const char *key;        /* what messages call the list; NULL: "dataset" */
-    tsr_data_format format; /* AUTO: by the keys of the first row */
-    const char *text_field; /* the key of text rows, for the detection; NULL: "text" */
-    tsr_chat *chat;         /* needed for messages only */
-    bool full_loss;         /* chats: every token is a label, not only the assistant's */
-    int64_t max_length;     /* tokens of a sample; 0: no limit */
+    const char *key;                 /* what messages call the list; NULL: "dataset" */
+    tsr_data_format format;          /* AUTO: by the keys of the first row */
+    const char *text_field;          /* the key of text rows; NULL: "text" */
+    tsr_chat *chat;                  /* needed for conversations only */
+    tsr_tokenizer *tokenizer;        /* needed for plain text only, */
+    int32_t eos_id;                  /* and so is the token that ends it */
+    tsr_loss_choice assistant_only;  /* of conversations, the assistant's turns */
+    tsr_loss_choice completion_only; /* of prompt_completion and alpaca, the completion */
+    int64_t max_length;              /* tokens of a sample; 0: no limit */
     tsr_truncation truncation;
     int64_t vocab_size; /* ids must be below it; 0: not checked */
     int64_t max_rows;   /* only the first rows of the files, dropped ones counted; 0: all */
@@ -69,19 +77,23 @@ typedef struct {
     int64_t longest_document; /* tokens: positions are below it */
     int64_t unlabelled;       /* samples that never had a label: kept */
     int64_t truncated;        /* samples cut to max_length */
-    int64_t dropped;          /* rows dropped for their length, or emptied by cutting */
+    int64_t too_long;         /* rows dropped because they are longer than max_length */
+    int64_t emptied;          /* rows dropped because cutting took all that was trained */
 } tsr_dataset_stats;
 
-/* The format of the first row of the first file (never AUTO). TSR_EDATA: no such file, no row,
- * invalid JSON, keys of no known format (they are listed). */
-tsr_status tsr_dataset_detect(tsr_data_format *out, const tsr_dataset_options *options);
+/* The format of the data (never AUTO): options->format, or what the keys of the first row of the
+ * first file say, which is logged. *is_chat: whether that row is a conversation, which needs a chat
+ * template; otherwise it is text or tokens. TSR_EDATA: no such file, no row, invalid JSON, keys of
+ * no known format (they are listed). */
+tsr_status tsr_dataset_detect(tsr_data_format *out, bool *is_chat,
+                              const tsr_dataset_options *options);
 
 /* "messages", "pretokenized" and so on: the words of dataset_format. */
 const char *tsr_data_format_name(tsr_data_format format);
 
 /* Reads all files; the caller owns *out. TSR_EDATA: the first bad row with its file and line, and
- * how many more there are; no row; no label in the whole data. TSR_ECONFIG: a format that this
- * version does not read. Samples without labels, and rows that were dropped, are logged as one
+ * how many more there are; no row; no label in the whole data. TSR_ECONFIG: a choice of what is
+ * trained that the format does not have. Samples without labels, and rows that were dropped, are logged as one
  * warning each. */
 tsr_status tsr_dataset_load(tsr_dataset **out, const tsr_dataset_options *options);
 void tsr_dataset_destroy(tsr_dataset *dataset);

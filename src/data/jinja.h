@@ -4,7 +4,7 @@
  * jinja_lex.c   source to tokens             jinja_value.c   strings of values, equality, JSON
  * jinja_parse.c tokens to the tree           jinja_filter.c  filters and tests
  * jinja_eval.c  expressions                  jinja_method.c  methods of strings and dicts
- * jinja_run.c   statements
+ * jinja_run.c   statements                   jinja_sort.c    filters that order
  *
  * All memory of a template and all memory of a rendering comes from an arena of its own.
  */
@@ -297,9 +297,22 @@ tsr_status tsr_jinja_replace(value *out, jinja_run *r, jinja_text text, jinja_te
                              jinja_text with, const value *count);
 tsr_status tsr_jinja_join(value *out, jinja_run *r, jinja_text separator, const jinja_list *list,
                           bool strict);
+/* Plain text for use beside markup, as MarkupSafe escapes it. */
+tsr_status tsr_jinja_escape(value *out, jinja_run *r, jinja_text plain);
 /* str.split and str.rsplit with separator (V_ABSENT or none: white space) and a most count. */
 tsr_status tsr_jinja_split(value *out, jinja_run *r, jinja_text text, const value *separator,
                            const value *most, bool from_right);
+
+/* item.a.0.b, as the attribute arguments of filters are written. */
+tsr_status tsr_jinja_attribute(value *out, jinja_run *r, const value *item, const value *path);
+
+/* Filters of jinja_sort.c: the subject and its bound arguments. */
+tsr_status tsr_jinja_filter_sort(value *out, jinja_run *r, const value *v, const value *a);
+tsr_status tsr_jinja_filter_dictsort(value *out, jinja_run *r, const value *v, const value *a);
+tsr_status tsr_jinja_filter_unique(value *out, jinja_run *r, const value *v, const value *a);
+tsr_status tsr_jinja_filter_min(value *out, jinja_run *r, const value *v, const value *a);
+tsr_status tsr_jinja_filter_max(value *out, jinja_run *r, const value *v, const value *a);
+tsr_status tsr_jinja_filter_indent(value *out, jinja_run *r, const value *v, const value *a);
 
 /* self.name (attribute first) and self[key] (item first). */
 tsr_status tsr_jinja_get_attr(value *out, jinja_run *r, value self, jinja_text name);

@@ -83,8 +83,8 @@ static tsr_status loop_attr(value *out, jinja_run *r, const jinja_loop *loop, ji
 
 static tsr_status no_attribute(value *out, jinja_run *r, const value *self, jinja_text name)
 {
-    return tsr_jinja_undefined(out, r, "'%s object' has no attribute '%.*s'", tsr_jinja_type(self),
-                               (int)name.bytes, name.data);
+    return tsr_jinja_undefined(out, r, "'%s%s' has no attribute '%.*s'", tsr_jinja_type(self),
+                               self->kind == V_NONE ? "" : " object", (int)name.bytes, name.data);
 }
 
 tsr_status tsr_jinja_get_attr(value *out, jinja_run *r, value self, jinja_text name)
@@ -111,13 +111,17 @@ tsr_status tsr_jinja_get_attr(value *out, jinja_run *r, value self, jinja_text n
     return TSR_OK;
 }
 
-static tsr_status list_item(value *out, jinja_run *r, const value *self, int64_t index)
+static tsr_status no_element(value *out, jinja_run *r, const value *self, int64_t index)
 {
-    int64_t count = (int64_t)self->list->count;
-    index += index < 0 ? count : 0;
+    return tsr_jinja_undefined(out, r, "%s%s has no element %lld", tsr_jinja_type(self),
+                               self->kind == V_NONE ? "" : " object", (long long)index);
+}
+
+static tsr_status list_item(value *out, jinja_run *r, const value *self, int64_t given)
+{
+    int64_t count = (int64_t)self->list->count, index = given + (given < 0 ? count : 0);
     if (index < 0 || index >= count)
-        return tsr_jinja_undefined(out, r, "the %s has no element at that index",
-                                   tsr_jinja_type(self));
+        return no_element(out, r, self, given);
     *out = self->list->items[index];
     return TSR_OK;
 }
@@ -136,13 +140,13 @@ static jinja_text text_part(jinja_text text, int64_t begin, int64_t count)
     return (jinja_text){text.data + start, at - start};
 }
 
-static tsr_status text_item(value *out, jinja_run *r, const value *self, int64_t index)
+static tsr_status text_item(value *out, jinja_run *r, const value *self, int64_t given)
 {
     int64_t count = (int64_t)tsr_utf8_count(self->text.data, self->text.bytes);
-    index += index < 0 ? count : 0;
+    int64_t index = given + (given < 0 ? count : 0);
     TSR_TRY(tsr_jinja_spend(r, self->text.bytes / 64));
     if (index < 0 || index >= count)
-        return tsr_jinja_undefined(out, r, "the string has no character at that index");
+        return no_element(out, r, self, given);
     jinja_text part = text_part(self->text, index, 1);
     *out = tsr_jinja_text(part.data, part.bytes);
     return TSR_OK;
@@ -171,6 +175,8 @@ tsr_status tsr_jinja_get_item(value *out, jinja_run *r, value self, value key)
         return tsr_jinja_get_attr(out, r, self, key.text);
     if (key.kind == V_UNDEFINED && self.kind != V_DICT)
         return tsr_jinja_fail(r, "%s", key.text.data);
+    if (key.kind == V_INT)
+        return no_element(out, r, &self, key.integer);
     return tsr_jinja_undefined(out, r, "the %s has no such element", tsr_jinja_type(&self));
 }
 
@@ -321,10 +327,13 @@ static tsr_status test(value *out, jinja_run *r, const node *n, scope *s)
 
 static tsr_status add_sequences(value *out, jinja_run *r, const value *a, const value *b)
 {
+    if (a->kind == V_STRING && a->safe != b->safe) {
+        value escaped;
+        TSR_TRY(tsr_jinja_escape(&escaped, r, (a->safe ? b : a)->text));
+        escaped.safe = true;
+        return a->safe ? add_sequences(out, r, a, &escaped) : add_sequences(out, r, &escaped, b);
+    }
     if (a->kind == V_STRING) {
-        if (a->safe || b->safe)
-            return tsr_jinja_fail(r, "joining text that went through the filter safe is not "
-                                     "supported");
         char *joined;
         size_t bytes = a->text.bytes + b->text.bytes;
         TSR_TRY(tsr_jinja_spend(r, bytes / 64));
@@ -332,6 +341,7 @@ static tsr_status add_sequences(value *out, jinja_run *r, const value *a, const 
         memcpy(joined, a->text.data, a->text.bytes);
         memcpy(joined + a->text.bytes, b->text.data, b->text.bytes);
         *out = tsr_jinja_text(joined, bytes);
+        out->safe = a->safe;
         return TSR_OK;
     }
     size_t count = a->list->count;
@@ -423,6 +433,7 @@ static tsr_status concat(value *out, jinja_run *r, const node *n, scope *s)
     r->line = n->line;
     TSR_TRY(tsr_jinja_to_text(&a, r, &a));
     TSR_TRY(tsr_jinja_to_text(&b, r, &b));
+    a.safe = b.safe = false; /* ~ takes markup as plain text, unlike + */
     return add_sequences(out, r, &a, &b);
 }
 
@@ -520,8 +531,10 @@ static tsr_status conditional(value *out, jinja_run *r, const node *n, scope *s)
         return tsr_jinja_eval(out, r, n->a, s);
     if (n->c)
         return tsr_jinja_eval(out, r, n->c, s);
-    return tsr_jinja_undefined(out, r, "the inline if on line %d was false and has no else",
-                               n->line);
+    return tsr_jinja_undefined(
+        out, r,
+        "the inline if-expression on line %d evaluated to false and no else section was defined.",
+        n->line);
 }
 
 static tsr_status evaluate(value *out, jinja_run *r, const node *n, scope *s)

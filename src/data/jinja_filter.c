@@ -150,8 +150,7 @@ static tsr_status filter_default(value *out, jinja_run *r, const value *v, const
     return TSR_OK;
 }
 
-/* item.a.0.b, as the attribute arguments of filters are written. */
-static tsr_status attribute(value *out, jinja_run *r, const value *v, const value *path)
+tsr_status tsr_jinja_attribute(value *out, jinja_run *r, const value *v, const value *path)
 {
     *out = *v;
     if (path->kind == V_INT)
@@ -188,7 +187,7 @@ static tsr_status filter_join(value *out, jinja_run *r, const value *v, const va
         value parts;
         TSR_TRY(tsr_jinja_list(&parts, r, V_LIST, list->count));
         for (size_t i = 0; i < list->count; i++)
-            TSR_TRY(attribute(&parts.list->items[i], r, &list->items[i], &a[1]));
+            TSR_TRY(tsr_jinja_attribute(&parts.list->items[i], r, &list->items[i], &a[1]));
         list = parts.list;
     }
     return tsr_jinja_join(out, r, separator, list, false);
@@ -390,6 +389,17 @@ static jinja_args rest_of(const jinja_args *args, size_t skip)
     return (jinja_args){args->values + skip, args->names + skip, args->count - skip};
 }
 
+/* What is false, none or a number too, is empty to these filters. */
+static tsr_status items_of(jinja_list **out, jinja_run *r, const value *v)
+{
+    value none;
+    if (tsr_jinja_truth(v))
+        return tsr_jinja_iterate(out, r, v);
+    TSR_TRY(tsr_jinja_list(&none, r, V_LIST, 0));
+    *out = none.list;
+    return TSR_OK;
+}
+
 /* select, reject (with_attribute: selectattr, rejectattr). */
 static tsr_status choose(value *out, jinja_run *r, const value *v, const jinja_args *args,
                          bool with_attribute, bool wanted)
@@ -404,14 +414,14 @@ static tsr_status choose(value *out, jinja_run *r, const value *v, const jinja_a
     if (named.count && which < 0)
         return tsr_jinja_fail(r, "the name of a test is not a string that is known");
     jinja_args rest = rest_of(&named, 1);
-    TSR_TRY(tsr_jinja_iterate(&list, r, v));
+    TSR_TRY(items_of(&list, r, v));
     TSR_TRY(tsr_jinja_list(out, r, V_ITER, list->count));
     out->list->count = 0;
     for (size_t i = 0; i < list->count; i++) {
         value subject = list->items[i];
         bool yes;
         if (with_attribute)
-            TSR_TRY(attribute(&subject, r, &list->items[i], &args->values[0]));
+            TSR_TRY(tsr_jinja_attribute(&subject, r, &list->items[i], &args->values[0]));
         if (which < 0)
             yes = tsr_jinja_truth(&subject);
         else
@@ -435,7 +445,7 @@ static tsr_status map(value *out, jinja_run *r, const value *v, const jinja_args
     if (!by_attribute && which < 0)
         return tsr_jinja_fail(r, "map needs an attribute or the name of a filter");
     jinja_args rest = rest_of(args, 1);
-    TSR_TRY(tsr_jinja_iterate(&list, r, v));
+    TSR_TRY(items_of(&list, r, v));
     TSR_TRY(tsr_jinja_list(out, r, V_ITER, list->count));
     for (size_t i = 0; i < list->count; i++) {
         value *item = &out->list->items[i];
@@ -443,7 +453,7 @@ static tsr_status map(value *out, jinja_run *r, const value *v, const jinja_args
             TSR_TRY(tsr_jinja_filter(item, r, which, list->items[i], &rest));
             continue;
         }
-        TSR_TRY(attribute(item, r, &list->items[i], &bound[0]));
+        TSR_TRY(tsr_jinja_attribute(item, r, &list->items[i], &bound[0]));
         if (item->kind == V_UNDEFINED && bound[1].kind != V_ABSENT)
             *item = bound[1];
     }
@@ -479,6 +489,12 @@ static const struct {
     {"int", "default", filter_int},
     {"float", "default", filter_float},
     {"abs", "", filter_abs},
+    {"sort", "reverse case_sensitive attribute", tsr_jinja_filter_sort},
+    {"dictsort", "case_sensitive by reverse", tsr_jinja_filter_dictsort},
+    {"unique", "case_sensitive attribute", tsr_jinja_filter_unique},
+    {"min", "case_sensitive attribute", tsr_jinja_filter_min},
+    {"max", "case_sensitive attribute", tsr_jinja_filter_max},
+    {"indent", "width first blank", tsr_jinja_filter_indent},
     {"select", NULL, NULL, SELECT},
     {"reject", NULL, NULL, REJECT},
     {"selectattr", NULL, NULL, SELECTATTR},

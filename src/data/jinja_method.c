@@ -134,8 +134,12 @@ static tsr_status strftime_now(value *out, jinja_run *r, const jinja_args *args)
     TSR_TRY(tsr_jinja_bind(&format, r, "strftime_now", "format!", args));
     if (format.kind != V_STRING)
         return tsr_jinja_fail(r, "strftime_now takes a string");
-    time_t now = r->now ? (time_t)r->now : time(NULL);
-    if (!localtime_r(&now, &t))
+    if (!r->now)
+        return tsr_jinja_fail(r, "the template asks for the date (strftime_now): give it with "
+                                 "chat_template_date, such as 2024-07-26, so that every run reads "
+                                 "the same text");
+    time_t now = (time_t)r->now;
+    if (!gmtime_r(&now, &t))
         return tsr_jinja_fail(r, "strftime_now: no such time");
     const char *p = format.text.data;
     for (size_t i = 0; i < format.text.bytes && status == TSR_OK; i++) {

@@ -141,10 +141,7 @@ tsr_status tsr_jinja_join(value *out, jinja_run *r, jinja_text separator, const 
         const value *v = &list->items[i];
         if (i)
             tsr_text_append(&result, separator.data, separator.bytes);
-        if (v->kind == V_STRING && v->safe)
-            status = tsr_jinja_fail(r, "joining text that went through the filter safe is not "
-                                       "supported");
-        else if (strict && v->kind != V_STRING)
+        if (strict && v->kind != V_STRING)
             status =
                 tsr_jinja_fail(r, "join: element %zu is not a string but %s", i, tsr_jinja_type(v));
         else
@@ -153,6 +150,26 @@ tsr_status tsr_jinja_join(value *out, jinja_run *r, jinja_text separator, const 
             status = tsr_jinja_spend(r, 1 + separator.bytes / 64);
     }
     return built(out, r, &result, status);
+}
+
+tsr_status tsr_jinja_escape(value *out, jinja_run *r, jinja_text plain)
+{
+    static const struct {
+        char from;
+        const char *to;
+    } table[] = {{'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'\'', "&#39;"}, {'"', "&#34;"}};
+    tsr_text text = {0};
+    for (size_t i = 0; i < plain.bytes; i++) {
+        size_t t = 0;
+        while (t < 5 && table[t].from != plain.data[i])
+            t++;
+        tsr_text_append(&text, t < 5 ? table[t].to : plain.data + i,
+                        t < 5 ? strlen(table[t].to) : 1);
+    }
+    tsr_status status = text.failed ? tsr_fail(TSR_ENOMEM, "no memory for escaped text")
+                                    : tsr_jinja_copy(out, r, text.data, text.length);
+    tsr_text_free(&text);
+    return status;
 }
 
 /* ---- split ---- */

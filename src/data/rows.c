@@ -1,5 +1,6 @@
 #include "data/rows.h"
 
+#include "data/rows_parts.h"
 #include "io/json.h"
 
 #include <stdlib.h>
@@ -23,7 +24,7 @@ static tsr_status grow(int32_t **array, size_t count)
     return TSR_OK;
 }
 
-static tsr_status reserve(tsr_row *row, size_t tokens, size_t documents)
+tsr_status tsr_row_reserve(tsr_row *row, size_t tokens, size_t documents)
 {
     if (tokens > row->token_capacity) {
         TSR_TRY(grow(&row->ids, 2 * tokens));
@@ -39,21 +40,81 @@ static tsr_status reserve(tsr_row *row, size_t tokens, size_t documents)
     return TSR_OK;
 }
 
-tsr_data_format tsr_row_detect(const json_t *object, const char *text_field)
+/* What a row of each format must have; the first of them that a row has is its format. */
+static const struct {
+    tsr_data_format format;
+    const char *keys[2]; /* the text field stands for itself */
+} needed[] = {
+    {TSR_DATA_PRETOKENIZED, {"input_ids"}},
+    {TSR_DATA_MESSAGES, {"messages"}},
+    {TSR_DATA_SHAREGPT, {"conversations"}},
+    {TSR_DATA_ALPACA, {"instruction", "output"}},
+    {TSR_DATA_PROMPT_COMPLETION, {"prompt", "completion"}},
+    {TSR_DATA_TEXT, {NULL}},
+};
+
+#define FORMATS (sizeof needed / sizeof *needed)
+
+static const char *key_at(size_t format, size_t k, const tsr_dataset_options *options)
 {
-    if (tsr_json_has(object, "input_ids"))
-        return TSR_DATA_PRETOKENIZED;
-    if (tsr_json_has(object, "messages"))
-        return TSR_DATA_MESSAGES;
-    if (tsr_json_has(object, "conversations"))
-        return TSR_DATA_SHAREGPT;
-    if (tsr_json_has(object, "instruction") && tsr_json_has(object, "output"))
-        return TSR_DATA_ALPACA;
-    if (tsr_json_has(object, "prompt") && tsr_json_has(object, "completion"))
-        return TSR_DATA_PROMPT_COMPLETION;
-    if (tsr_json_has(object, text_field))
-        return TSR_DATA_TEXT;
+    if (needed[format].format == TSR_DATA_TEXT && !k)
+        return tsr_row_text_field(options);
+    return needed[format].keys[k];
+}
+
+const char *tsr_row_text_field(const tsr_dataset_options *options)
+{
+    return options->text_field ? options->text_field : "text";
+}
+
+static bool has_keys(const json_t *object, size_t format, const tsr_dataset_options *options)
+{
+    for (size_t k = 0; k < 2 && key_at(format, k, options); k++)
+        if (!tsr_json_has(object, key_at(format, k, options)))
+            return false;
+    return true;
+}
+
+tsr_data_format tsr_row_detect(const json_t *object, const tsr_dataset_options *options)
+{
+    for (size_t i = 0; i < FORMATS; i++)
+        if (has_keys(object, i, options))
+            return needed[i].format;
     return TSR_DATA_AUTO;
+}
+
+void tsr_row_keys(tsr_text *out, tsr_data_format format, const tsr_dataset_options *options)
+{
+    for (size_t i = 0; i < FORMATS; i++)
+        for (size_t k = 0; needed[i].format == format && k < 2 && key_at(i, k, options); k++)
+            tsr_text_printf(out, "%s\"%s\"", k ? " and " : "", key_at(i, k, options));
+}
+
+/* A row of another format than the data's, or of none. */
+static tsr_status check_keys(const json_t *object, tsr_data_format format,
+                             const tsr_dataset_options *options, const char *place)
+{
+    tsr_data_format found = tsr_row_detect(object, options);
+    size_t i = 0;
+    while (needed[i].format != format)
+        i++;
+    if (has_keys(object, i, options))
+        return TSR_OK;
+    tsr_text wanted = {0}, has = {0};
+    const char *key;
+    json_t *value;
+    tsr_row_keys(&wanted, format, options);
+    json_object_foreach((json_t *)(uintptr_t)object, key, value)
+        tsr_text_printf(&has, "%s\"%s\"", has.length ? ", " : "", key);
+    tsr_status status =
+        tsr_fail(TSR_EDATA, "%s: a row of the format %s has %s; this one has %s%.300s%s%s%s", place,
+                 tsr_data_format_name(format), tsr_text_string(&wanted), has.length ? "" : "no key",
+                 tsr_text_string(&has), found != TSR_DATA_AUTO ? " (format " : "",
+                 found != TSR_DATA_AUTO ? tsr_data_format_name(found) : "",
+                 found != TSR_DATA_AUTO ? "); one data set has one format" : "");
+    tsr_text_free(&wanted);
+    tsr_text_free(&has);
+    return status;
 }
 
 /* What a file that is no JSON lines looks like in its first bytes; "" if nothing is recognised. */
@@ -71,6 +132,10 @@ static const char *recognise(const char *line, size_t bytes)
 tsr_status tsr_row_parse(json_t **out, const char *line, size_t bytes, const char *place)
 {
     json_error_t error;
+    const char *zero = memchr(line, 0, bytes); /* jansson passes over one behind a number */
+    if (zero)
+        return tsr_fail(TSR_EDATA, "%s: byte %td is zero, which no JSON has%s", place, zero - line,
+                        recognise(line, bytes));
     json_t *object = json_loadb(line, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     if (!object) {
         if (json_error_code(&error) == json_error_out_of_memory)
@@ -92,135 +157,6 @@ tsr_status tsr_row_parse(json_t **out, const char *line, size_t bytes, const cha
     return TSR_OK;
 }
 
-static tsr_status read_messages(tsr_row *row, const json_t *object,
-                                const tsr_dataset_options *options, const char *place)
-{
-    json_t *messages, *tools = NULL;
-    TSR_TRY(tsr_json_array(&messages, object, "messages", place));
-    if (!json_array_size(messages))
-        return tsr_fail(TSR_EDATA, "%s: \"messages\" is empty", place);
-    if (tsr_json_has(object, "tools"))
-        TSR_TRY(tsr_json_array(&tools, object, "tools", place));
-    if (tsr_json_has(object, "chat_template_kwargs"))
-        return tsr_fail(TSR_EDATA,
-                        "%s: \"chat_template_kwargs\" of a row are not supported by this version; "
-                        "remove the key",
-                        place);
-    tsr_status status =
-        tsr_chat_encode(&row->chat, options->chat, messages, tools, !options->full_loss);
-    if (status < 0)
-        return tsr_fail(status, "%s: %s", place, tsr_last_error());
-    size_t count = row->chat.tokens.count;
-    if (!count)
-        return tsr_fail(TSR_EDATA, "%s: the chat has no token", place);
-    if (count > INT32_MAX)
-        return tsr_fail(TSR_EDATA, "%s: %zu tokens are more than 2^31 - 1", place, count);
-    TSR_TRY(reserve(row, count, 1));
-    row->lengths[0] = (int32_t)count;
-    for (size_t i = 0; i < count; i++) {
-        row->ids[i] = row->chat.tokens.ids[i];
-        row->labels[i] = row->chat.mask[i] ? row->ids[i] : TSR_LABEL_IGNORED;
-    }
-    return TSR_OK;
-}
-
-/* out[0..count) from list `key`, each in [least, most], or -100 where `ignored`. */
-static tsr_status read_integers(int32_t *out, const json_t *list, const char *key, int64_t least,
-                                int64_t most, bool ignored, const char *place)
-{
-    size_t count = json_array_size(list);
-    for (size_t i = 0; i < count; i++) {
-        const json_t *item = json_array_get(list, i);
-        int64_t value = json_integer_value(item);
-        bool fine = json_is_integer(item) &&
-                    ((value >= least && value <= most) || (ignored && value == TSR_LABEL_IGNORED));
-        char show[TSR_JSON_SHOW_BYTES];
-        if (!fine)
-            return tsr_fail(TSR_EDATA,
-                            "%s: \"%s\"[%zu] is %s, expected an integer from %lld to %lld%s", place,
-                            key, i, tsr_json_show(show, item), (long long)least, (long long)most,
-                            ignored ? " or -100 (ignored)" : "");
-        out[i] = (int32_t)value;
-    }
-    return TSR_OK;
-}
-
-static tsr_status read_lengths(tsr_row *row, const json_t *object, const char *place)
-{
-    if (!tsr_json_has(object, "seq_lengths")) {
-        row->lengths[0] = (int32_t)row->token_count;
-        return TSR_OK;
-    }
-    json_t *list;
-    TSR_TRY(tsr_json_array(&list, object, "seq_lengths", place));
-    TSR_TRY(read_integers(row->lengths, list, "seq_lengths", 1, INT32_MAX, false, place));
-    int64_t sum = 0;
-    for (size_t i = 0; i < row->document_count; i++)
-        sum += row->lengths[i];
-    if (sum != (int64_t)row->token_count)
-        return tsr_fail(TSR_EDATA,
-                        "%s: \"seq_lengths\" add up to %lld, but \"input_ids\" has %zu tokens",
-                        place, (long long)sum, row->token_count);
-    return TSR_OK;
-}
-
-/* attention_mask and position_ids say nothing new here, but where they disagree with what will be
- * trained (padding, documents without seq_lengths), the row means something else. */
-static tsr_status check_companions(const tsr_row *row, const json_t *object, const char *place)
-{
-    const char *keys[] = {"attention_mask", "position_ids"};
-    for (int k = 0; k < 2; k++) {
-        if (!tsr_json_has(object, keys[k]))
-            continue;
-        json_t *list;
-        TSR_TRY(tsr_json_array(&list, object, keys[k], place));
-        if (json_array_size(list) != row->token_count)
-            return tsr_fail(TSR_EDATA, "%s: \"%s\" has %zu entries, but \"input_ids\" has %zu",
-                            place, keys[k], json_array_size(list), row->token_count);
-        size_t at = 0;
-        for (size_t d = 0; d < row->document_count; d++)
-            for (int32_t t = 0; t < row->lengths[d]; t++, at++) {
-                const json_t *item = json_array_get(list, at);
-                if (json_is_integer(item) && json_integer_value(item) == (k ? t : 1))
-                    continue;
-                char show[TSR_JSON_SHOW_BYTES];
-                return tsr_fail(TSR_EDATA, "%s: \"%s\"[%zu] is %s, expected %d: %s", place, keys[k],
-                                at, tsr_json_show(show, item), k ? t : 1,
-                                k ? "documents of a row are given by \"seq_lengths\""
-                                  : "rows must not be padded");
-            }
-    }
-    return TSR_OK;
-}
-
-static tsr_status read_pretokenized(tsr_row *row, const json_t *object,
-                                    const tsr_dataset_options *options, const char *place)
-{
-    int64_t most = options->vocab_size ? options->vocab_size - 1 : INT32_MAX;
-    json_t *ids, *labels = NULL, *lengths = NULL;
-    TSR_TRY(tsr_json_array(&ids, object, "input_ids", place));
-    size_t count = json_array_size(ids);
-    if (!count)
-        return tsr_fail(TSR_EDATA, "%s: \"input_ids\" is empty", place);
-    if (count > INT32_MAX)
-        return tsr_fail(TSR_EDATA, "%s: %zu tokens are more than 2^31 - 1", place, count);
-    if (tsr_json_has(object, "labels"))
-        TSR_TRY(tsr_json_array(&labels, object, "labels", place));
-    if (tsr_json_has(object, "seq_lengths"))
-        TSR_TRY(tsr_json_array(&lengths, object, "seq_lengths", place));
-    if (labels && json_array_size(labels) != count)
-        return tsr_fail(TSR_EDATA, "%s: \"labels\" has %zu entries, but \"input_ids\" has %zu",
-                        place, json_array_size(labels), count);
-    TSR_TRY(reserve(row, count, lengths ? json_array_size(lengths) : 1));
-    TSR_TRY(read_integers(row->ids, ids, "input_ids", 0, most, false, place));
-    if (labels)
-        TSR_TRY(read_integers(row->labels, labels, "labels", 0, most, true, place));
-    else
-        memcpy(row->labels, row->ids, count * sizeof *row->labels);
-    TSR_TRY(read_lengths(row, object, place));
-    return check_companions(row, object, place);
-}
-
 /* The first token of a document is no label; counts the others. */
 static void settle_labels(tsr_row *row)
 {
@@ -232,20 +168,33 @@ static void settle_labels(tsr_row *row)
         row->label_count += row->labels[i] != TSR_LABEL_IGNORED;
 }
 
+/* Ids that the tokenizer gave. */
+static tsr_status check_vocabulary(const tsr_row *row, const tsr_dataset_options *options,
+                                   const char *place)
+{
+    for (size_t i = 0; options->vocab_size && i < row->token_count; i++)
+        if (row->ids[i] >= options->vocab_size)
+            return tsr_fail(TSR_EDATA,
+                            "%s: token %zu has the id %d, but the model's vocabulary ends at %lld: "
+                            "the tokenizer does not belong to this model",
+                            place, i, row->ids[i], (long long)options->vocab_size - 1);
+    return TSR_OK;
+}
+
 tsr_status tsr_row_read(tsr_row *row, const json_t *object, tsr_data_format format,
                         const tsr_dataset_options *options, const char *place)
 {
-    if (format == TSR_DATA_PRETOKENIZED) {
-        TSR_TRY(read_pretokenized(row, object, options, place));
-    } else {
-        TSR_TRY(read_messages(row, object, options, place));
-        for (size_t i = 0; options->vocab_size && i < row->token_count; i++)
-            if (row->ids[i] >= options->vocab_size)
-                return tsr_fail(TSR_EDATA,
-                                "%s: token %zu has the id %d, but the model's vocabulary ends at "
-                                "%lld: the tokenizer does not belong to this model",
-                                place, i, row->ids[i], (long long)options->vocab_size - 1);
-    }
+    static const tsr_row_reader readers[] = {[TSR_DATA_MESSAGES] = tsr_row_read_messages,
+                                             [TSR_DATA_SHAREGPT] = tsr_row_read_sharegpt,
+                                             [TSR_DATA_ALPACA] = tsr_row_read_alpaca,
+                                             [TSR_DATA_PROMPT_COMPLETION] =
+                                                 tsr_row_read_prompt_completion,
+                                             [TSR_DATA_TEXT] = tsr_row_read_text,
+                                             [TSR_DATA_PRETOKENIZED] = tsr_row_read_pretokenized};
+    TSR_TRY(check_keys(object, format, options, place));
+    TSR_TRY(readers[format](row, object, options, place));
+    if (format != TSR_DATA_PRETOKENIZED)
+        TSR_TRY(check_vocabulary(row, options, place));
     settle_labels(row);
     return TSR_OK;
 }

@@ -19,13 +19,17 @@ typedef struct {
 void tsr_row_free(tsr_row *row);
 
 /* The format that the keys of a row belong to; AUTO: none that is known. */
-tsr_data_format tsr_row_detect(const json_t *object, const char *text_field);
+tsr_data_format tsr_row_detect(const json_t *object, const tsr_dataset_options *options);
+
+/* Appends the keys that rows of a format have: "instruction" and "output". */
+void tsr_row_keys(tsr_text *out, tsr_data_format format, const tsr_dataset_options *options);
 
 /* Parses one line into an object. `place` is "file:line". TSR_EDATA: place, column and what is
  * wrong. The caller frees *out. */
 tsr_status tsr_row_parse(json_t **out, const char *line, size_t bytes, const char *place);
 
-/* Fills *row from an object of the given format (messages or pretokenized). */
+/* Fills *row from an object of the given format. TSR_EDATA: the row, named by `place`, is of another
+ * format or cannot be read. */
 tsr_status tsr_row_read(tsr_row *row, const json_t *object, tsr_data_format format,
                         const tsr_dataset_options *options, const char *place);
 

@@ -41,9 +41,9 @@ void tsr_template_destroy(tsr_template *template);
 /* Whether the template has {% generation %} blocks. */
 bool tsr_template_marks_generation(const tsr_template *template);
 
-/* Renders with the members of the object `variables` as global names. now: seconds since 1970 for
- * strftime_now (in local time), 0 for the present. TSR_EDATA: the template raised or an operation
- * failed, with its line. */
+/* Renders with the members of the object `variables` as global names. now: what strftime_now says,
+ * in seconds of a calendar without time zones from 1970; 0: not given, and a template that asks is
+ * refused. TSR_EDATA: the template raised or an operation failed, with its line. */
 tsr_status tsr_template_render(tsr_rendering *out, const tsr_template *template,
                                const json_t *variables, int64_t now);
 

@@ -153,6 +153,7 @@ typedef struct {
     bool shuffle;
     int64_t data_seed; /* after loading: `seed` unless given */
     const char *chat_template_path, *eos_token;
+    const char *chat_template_date; /* NULL: none; tsr_config_date reads it */
     /* adapter */
     int64_t lora_r;
     double lora_alpha, lora_dropout;
@@ -219,7 +220,8 @@ typedef struct {
 typedef enum {
     TSR_CONFIG_TRAIN, /* model_name_or_path, dataset, output_dir */
     TSR_CONFIG_PLAN,  /* model_name_or_path */
-    TSR_CONFIG_EVAL   /* model_name_or_path, eval_dataset */
+    TSR_CONFIG_EVAL,  /* model_name_or_path, eval_dataset */
+    TSR_CONFIG_DATA   /* model_name_or_path, and a dataset or eval_dataset */
 } tsr_config_use;
 
 /* Zero: no file and no overrides, for training. Everything is borrowed during the load only. */
@@ -264,6 +266,10 @@ uint64_t tsr_config_hash(const tsr_config *config);
 
 /* The help text: every key by group, with its default, its values and what it does. */
 void tsr_config_help(tsr_text *out);
+
+/* "2024-07-26" or "2024-07-26T12:30:00" in seconds from 1970 of a calendar without time zones;
+ * false: another form, no such day, or not in 1971 to 9999. */
+bool tsr_config_date(int64_t *out, const char *text);
 
 /* warmup_steps, eval_steps, save_steps or logging_steps as a number of steps: a share (below 1) of
  * total_steps is rounded up, and is at least `least`. */

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 
 typedef struct {
     tsr_config *config;
@@ -57,7 +58,8 @@ static void check_required(const checker *c)
     } keys[] = {
         {"model_name_or_path", "the directory of a Hugging Face checkpoint", true,
          config->model_name_or_path},
-        {"dataset", "a jsonl file", use == TSR_CONFIG_TRAIN, config->dataset.count},
+        {"dataset", "a jsonl file", use == TSR_CONFIG_TRAIN || use == TSR_CONFIG_DATA,
+         config->dataset.count || (use == TSR_CONFIG_DATA && config->eval_dataset.count)},
         {"eval_dataset", "a jsonl file", use == TSR_CONFIG_EVAL, config->eval_dataset.count},
         {"output_dir", "the directory to write to", use == TSR_CONFIG_TRAIN, config->output_dir},
     };
@@ -138,6 +140,12 @@ static void check_data(const checker *c)
                     "has that many tokens",
                     keys[i], where(c, keys[i]), where(c, "max_length"));
     }
+    int64_t date;
+    if (config->chat_template_date && !tsr_config_date(&date, config->chat_template_date))
+        tsr_config_error(c->errors, where(c, "chat_template_date"),
+                         "chat_template_date: found '%s'; expected a date from 1971 on, such as "
+                         "2024-07-26, or with a time, 2024-07-26T12:30:00",
+                         config->chat_template_date);
     bool evaluates = config->eval_dataset.count || !usable(c, "eval_dataset");
     if (config->eval_strategy != TSR_CONFIG_EVERY_NO && !evaluates && is_set(c, "eval_strategy"))
         tsr_config_error(
@@ -280,6 +288,34 @@ void tsr_config_check(tsr_config *config, const tsr_config_source *source,
     check_adapter(&c);
     check_schedule(&c);
     check_device(&c);
+}
+
+bool tsr_config_date(int64_t *out, const char *text)
+{
+    static const char shape[] = "dddd-dd-ddTdd:dd:dd";
+    int field[6] = {0}; /* year, month, day, hour, minute, second */
+    size_t length = strlen(text);
+    if (length != 10 && length != sizeof shape - 1)
+        return false;
+    for (size_t i = 0, f = 0; i < length; i++) {
+        bool digit = text[i] >= '0' && text[i] <= '9';
+        if (shape[i] == 'd' ? !digit : text[i] != shape[i])
+            return false;
+        if (digit)
+            field[f] = 10 * field[f] + (text[i] - '0');
+        else
+            f++;
+    }
+    struct tm day = {.tm_year = field[0] - 1900,
+                     .tm_mon = field[1] - 1,
+                     .tm_mday = field[2],
+                     .tm_hour = field[3],
+                     .tm_min = field[4],
+                     .tm_sec = field[5]};
+    int64_t seconds = (int64_t)timegm(&day); /* normalises what is out of range */
+    *out = seconds;
+    return field[0] > 1970 && day.tm_mon == field[1] - 1 && day.tm_mday == field[2] &&
+           field[3] < 24 && field[4] < 60 && field[5] < 60;
 }
 
 int64_t tsr_config_steps(double value, int64_t total_steps, int64_t least)

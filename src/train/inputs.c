@@ -1,6 +1,7 @@
 #include "train/inputs.h"
 
 #include "base/hash.h"
+#include "base/log.h"
 
 #include <errno.h>
 #include <string.h>
@@ -45,20 +46,51 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train)
                            inputs->adapter.present ? &inputs->adapter.set : NULL, &options);
 }
 
-/* The tokenizer and the chat template are opened for the first data set that has messages. */
-static tsr_status open_chat(tsr_inputs *inputs)
+/* The tokenizer and the chat template are opened for the first data set that needs them. */
+static tsr_status open_tokenizer(tsr_inputs *inputs)
 {
     const tsr_config *config = &inputs->config;
-    if (inputs->chat)
+    if (inputs->tokenizer)
         return TSR_OK;
     TSR_TRY(tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path));
     if (config->eos_token && tsr_tokenizer_id(inputs->tokenizer, config->eos_token) < 0)
         return tsr_fail(TSR_ECONFIG, "%s: eos_token: found '%s', which is no token of %s",
                         tsr_config_where(config, "eos_token"), config->eos_token,
                         config->model_name_or_path);
+    return TSR_OK;
+}
+
+static tsr_status open_chat(tsr_inputs *inputs)
+{
+    const tsr_config *config = &inputs->config;
+    if (inputs->chat)
+        return TSR_OK;
+    TSR_TRY(open_tokenizer(inputs));
     tsr_chat_options options = {.template_path = config->chat_template_path,
                                 .eos_token = config->eos_token};
+    if (config->chat_template_date)
+        tsr_config_date(&options.now, config->chat_template_date);
     return tsr_chat_create(&inputs->chat, inputs->tokenizer, &options);
+}
+
+/* What ends a row of plain text. */
+static tsr_status find_eos(int32_t *out, const tsr_inputs *inputs)
+{
+    const char *word = inputs->config.eos_token;
+    *out = word ? tsr_tokenizer_id(inputs->tokenizer, word) : tsr_tokenizer_eos(inputs->tokenizer);
+    if (*out < 0)
+        return tsr_fail(TSR_ECONFIG,
+                        "eos_token: tokenizer_config.json of %s names none, and rows of text end "
+                        "with it; give one, such as eos_token: </s>",
+                        inputs->config.model_name_or_path);
+    return TSR_OK;
+}
+
+static tsr_loss_choice loss_choice(tsr_config_choice choice)
+{
+    return choice == TSR_CONFIG_CHOICE_AUTO  ? TSR_LOSS_AUTO
+           : choice == TSR_CONFIG_CHOICE_YES ? TSR_LOSS_YES
+                                             : TSR_LOSS_NO;
 }
 
 static tsr_status load_dataset(tsr_dataset **out, tsr_inputs *inputs,
@@ -81,16 +113,21 @@ static tsr_status load_dataset(tsr_dataset **out, tsr_inputs *inputs,
                                    .key = key,
                                    .format = formats[config->dataset_format],
                                    .text_field = config->dataset_text_field,
-                                   .full_loss = config->assistant_only_loss == TSR_CONFIG_CHOICE_NO,
+                                   .assistant_only = loss_choice(config->assistant_only_loss),
+                                   .completion_only = loss_choice(config->completion_only_loss),
                                    .max_length = config->max_length,
                                    .truncation = truncations[config->truncation],
                                    .vocab_size = (int64_t)inputs->model.vocab_size,
                                    .max_rows = max_rows};
-    if (options.format == TSR_DATA_AUTO)
-        TSR_TRY(tsr_dataset_detect(&options.format, &options));
-    if (options.format == TSR_DATA_MESSAGES) {
+    bool is_chat;
+    TSR_TRY(tsr_dataset_detect(&options.format, &is_chat, &options));
+    if (is_chat) {
         TSR_TRY(open_chat(inputs));
         options.chat = inputs->chat;
+    } else if (options.format != TSR_DATA_PRETOKENIZED) {
+        TSR_TRY(open_tokenizer(inputs));
+        TSR_TRY(find_eos(&options.eos_id, inputs));
+        options.tokenizer = inputs->tokenizer;
     }
     return tsr_dataset_load(out, &options);
 }
@@ -110,10 +147,32 @@ static void widen_bounds(tsr_inputs *inputs, const tsr_batch *batch)
     bounds->longest = larger(bounds->longest, run->longest_document);
 }
 
+static tsr_status load_training(tsr_inputs *inputs)
+{
+    return load_dataset(&inputs->dataset, inputs, &inputs->config.dataset, "dataset", 0);
+}
+
+static tsr_status load_evaluation(tsr_inputs *inputs)
+{
+    return load_dataset(&inputs->eval_dataset, inputs, &inputs->config.eval_dataset, "eval_dataset",
+                        inputs->config.max_eval_samples);
+}
+
+/* How well rows of max_length are filled, once they are made. */
+static void say_packing(const tsr_batch *batch, const tsr_dataset *dataset, const char *name,
+                        int64_t max_length)
+{
+    const tsr_batch_run *run = tsr_batch_run_of(batch);
+    tsr_log(TSR_LOG_INFO, "%s: %lld samples packed into %lld rows of %lld tokens, %.1f %% filled",
+            name, (long long)run->samples, (long long)run->units, (long long)max_length,
+            100.0 * (double)tsr_dataset_stats_of(dataset)->tokens /
+                ((double)run->units * (double)max_length));
+}
+
 static tsr_status make_training(tsr_inputs *inputs, int ranks)
 {
     const tsr_config *config = &inputs->config;
-    TSR_TRY(load_dataset(&inputs->dataset, inputs, &config->dataset, "dataset", 0));
+    TSR_TRY(load_training(inputs));
     tsr_batch_options options = {.dataset = inputs->dataset,
                                  .name = "dataset",
                                  .shuffle = config->shuffle,
@@ -128,6 +187,8 @@ static tsr_status make_training(tsr_inputs *inputs, int ranks)
                                  .epochs = config->num_train_epochs,
                                  .max_steps = config->max_steps};
     TSR_TRY(tsr_batch_create(&inputs->batch, &options));
+    if (config->packing)
+        say_packing(inputs->batch, inputs->dataset, "dataset", config->max_length);
     inputs->contributions = (uint64_t)tsr_batch_run_of(inputs->batch)->step_micro;
     widen_bounds(inputs, inputs->batch);
     return TSR_OK;
@@ -136,8 +197,7 @@ static tsr_status make_training(tsr_inputs *inputs, int ranks)
 static tsr_status make_evaluation(tsr_inputs *inputs, int ranks)
 {
     const tsr_config *config = &inputs->config;
-    TSR_TRY(load_dataset(&inputs->eval_dataset, inputs, &config->eval_dataset, "eval_dataset",
-                         config->max_eval_samples));
+    TSR_TRY(load_evaluation(inputs));
     tsr_batch_options options = {.dataset = inputs->eval_dataset,
                                  .name = "eval_dataset",
                                  .packing = config->eval_packing == TSR_CONFIG_CHOICE_YES,
@@ -146,6 +206,8 @@ static tsr_status make_evaluation(tsr_inputs *inputs, int ranks)
                                  .ranks = ranks,
                                  .evaluation = true};
     TSR_TRY(tsr_batch_create(&inputs->eval_batch, &options));
+    if (options.packing)
+        say_packing(inputs->eval_batch, inputs->eval_dataset, "eval_dataset", config->max_length);
     widen_bounds(inputs, inputs->eval_batch);
     return TSR_OK;
 }
@@ -156,6 +218,21 @@ tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks)
         TSR_TRY(make_training(inputs, ranks));
     if (inputs->config.eval_dataset.count)
         TSR_TRY(make_evaluation(inputs, ranks));
+    return TSR_OK;
+}
+
+tsr_status tsr_inputs_read_data_alone(tsr_inputs *inputs)
+{
+    const tsr_config *config = &inputs->config;
+    TSR_TRY(check_directory(config));
+    TSR_TRY(tsr_model_config_load(&inputs->model, config->model_name_or_path));
+    if (config->dataset.count)
+        TSR_TRY(load_training(inputs));
+    if (config->eval_dataset.count)
+        TSR_TRY(load_evaluation(inputs));
+    if (!inputs->tokenizer &&
+        tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path) < 0)
+        inputs->tokenizer = NULL;
     return TSR_OK;
 }
 

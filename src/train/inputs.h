@@ -15,8 +15,8 @@ typedef struct {
     tsr_config config;
     tsr_model_config model;
     tsr_checkpoint *checkpoint;
-    tsr_tokenizer *tokenizer; /* NULL without messages */
-    tsr_chat *chat;
+    tsr_tokenizer *tokenizer; /* NULL where all rows are tokens */
+    tsr_chat *chat;           /* NULL without conversations */
     tsr_dataset *dataset, *eval_dataset;
     tsr_batch *batch, *eval_batch; /* NULL where there is no data set */
     tsr_train_adapter adapter;
@@ -35,6 +35,10 @@ typedef struct {
 tsr_status tsr_inputs_read_config(tsr_inputs *inputs, const tsr_config_source *source);
 tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train);
 tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks);
+
+/* Only what the data need: config.json, the tokenizer, the data sets; after the configuration. Rows
+ * of tokens do without a tokenizer. */
+tsr_status tsr_inputs_read_data_alone(tsr_inputs *inputs);
 
 /* Planning without a data set: micro-batches of per_device_train_batch_size samples of max_length
  * tokens, all labels. */

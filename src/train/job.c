@@ -4,6 +4,7 @@
 #include "train/job_parts.h"
 
 #include "base/log.h"
+#include "train/data_report.h"
 #include "train/expect.h"
 #include "train/same.h"
 #include "train/summary.h"
@@ -78,7 +79,8 @@ static tsr_status read_config(tsr_job *job)
 {
     static const tsr_config_use uses[] = {[TSR_JOB_TRAIN] = TSR_CONFIG_TRAIN,
                                           [TSR_JOB_EVALUATE] = TSR_CONFIG_EVAL,
-                                          [TSR_JOB_PLAN] = TSR_CONFIG_PLAN};
+                                          [TSR_JOB_PLAN] = TSR_CONFIG_PLAN,
+                                          [TSR_JOB_DATA] = TSR_CONFIG_DATA};
     const tsr_job_options *o = &job->options;
     tsr_config_source source = {.path = o->config_path,
                                 .text = o->config_text,
@@ -108,6 +110,8 @@ static tsr_status read_inputs(tsr_job *job)
     tsr_stream *stream = job->control;
     TSR_TRY(tsr_job_agree(job, read_config(job)));
     TSR_TRY(tsr_job_agree(job, tsr_same_config(&job->inputs.config, job->world, stream)));
+    if (job->options.purpose == TSR_JOB_DATA)
+        return tsr_job_agree(job, tsr_inputs_read_data_alone(&job->inputs));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_choose(job)));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_open(job)));
     TSR_TRY(tsr_job_agree(job, tsr_inputs_read_model(&job->inputs, job->train)));
@@ -126,7 +130,7 @@ static tsr_status check_options(tsr_job **out, const tsr_job_options *o)
 {
     if (!out || !o)
         return tsr_fail(TSR_EINVAL, "tsr_job_create: out or options is NULL");
-    if (o->purpose < TSR_JOB_TRAIN || o->purpose > TSR_JOB_PLAN)
+    if (o->purpose < TSR_JOB_TRAIN || o->purpose > TSR_JOB_DATA)
         return tsr_fail(TSR_EINVAL, "tsr_job_options: purpose %d is not one of TSR_JOB_...",
                         o->purpose);
     if (o->config_path && o->config_text)
@@ -181,6 +185,8 @@ int tsr_job_create(tsr_job **out, const tsr_job_options *options)
 tsr_status tsr_job_decide(tsr_job *job)
 {
     uint64_t budget = 0;
+    if (job->options.purpose == TSR_JOB_DATA)
+        return tsr_fail(TSR_EINVAL, "a job created for its data cannot be planned or started");
     if (job->state != TSR_JOB_CREATED)
         return job->state == TSR_JOB_FAILED ? tsr_fail(TSR_EINVAL, "the job has failed") : TSR_OK;
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_budget(&budget, job)));
@@ -223,6 +229,25 @@ int tsr_job_print_plan(tsr_job *job, int json, char **text)
                                job->inputs.cuda ? NULL : &expected, json));
     *text = out.data;
     return TSR_OK;
+}
+
+int tsr_job_print_data(tsr_job *job, int64_t show, int form, char **text)
+{
+    static const tsr_report_form forms[] = {[TSR_JOB_PLAIN] = TSR_REPORT_PLAIN,
+                                            [TSR_JOB_COLOUR] = TSR_REPORT_COLOUR,
+                                            [TSR_JOB_JSON] = TSR_REPORT_JSON};
+    tsr_text out = {0};
+    if (job->options.purpose != TSR_JOB_DATA)
+        return tsr_fail(TSR_EINVAL, "the job was not created for its data (TSR_JOB_DATA)");
+    if (show < 0 || form < TSR_JOB_PLAIN || form > TSR_JOB_JSON)
+        return tsr_fail(TSR_EINVAL, "tsr_job_print_data: show %lld, form %d", (long long)show,
+                        form);
+    tsr_status status = tsr_data_report(&out, &job->inputs, show, forms[form]);
+    if (status < 0)
+        tsr_text_free(&out);
+    else
+        *text = out.data;
+    return status;
 }
 
 /* ---- what it is ---- */

@@ -20,12 +20,6 @@ static const tsr_key_word choice_words[] = {
     {"false", TSR_CONFIG_CHOICE_NO, NULL},
     END,
 };
-static const tsr_key_word completion_words[] = {
-    {"auto", TSR_CONFIG_CHOICE_AUTO, NULL},
-    {"true", TSR_CONFIG_CHOICE_YES, "needs prompt/completion data, which are not in this version"},
-    {"false", TSR_CONFIG_CHOICE_NO, NULL},
-    END,
-};
 static const char only_nf4[] = "is not supported: the base is stored as nf4";
 static const tsr_key_word quant_words[] = {{"nf4", 0, NULL}, {"fp4", 1, only_nf4}, END};
 
@@ -46,10 +40,10 @@ static const tsr_key_word format_words[] = {
     {"auto", TSR_CONFIG_FORMAT_AUTO, NULL},
     {"messages", TSR_CONFIG_FORMAT_MESSAGES, NULL},
     {"pretokenized", TSR_CONFIG_FORMAT_PRETOKENIZED, NULL},
-    {"sharegpt", TSR_CONFIG_FORMAT_SHAREGPT, not_here},
-    {"alpaca", TSR_CONFIG_FORMAT_ALPACA, not_here},
-    {"prompt_completion", TSR_CONFIG_FORMAT_PROMPT_COMPLETION, not_here},
-    {"text", TSR_CONFIG_FORMAT_TEXT, not_here},
+    {"sharegpt", TSR_CONFIG_FORMAT_SHAREGPT, NULL},
+    {"alpaca", TSR_CONFIG_FORMAT_ALPACA, NULL},
+    {"prompt_completion", TSR_CONFIG_FORMAT_PROMPT_COMPLETION, NULL},
+    {"text", TSR_CONFIG_FORMAT_TEXT, NULL},
     END,
 };
 static const tsr_key_word truncation_words[] = {
@@ -165,7 +159,6 @@ static const tsr_key_word defaults_words[] = {
 #define ANY       HUGE_VAL
 #define INT_TOP   9007199254740992.0 /* 2^53: exact as a double */
 
-static const char later_text[] = "text datasets are not in this version";
 static const char later_resume[] = "checkpoints are not in this version";
 
 #define G .group = "model"
@@ -197,7 +190,7 @@ static const tsr_key data_keys[] = {
     {"dataset_format", G, TSR_KEY_WORD, AT(dataset_format), format_words, .initial = "auto",
      .help = "what a row of the dataset is; auto: as its first row says"},
     {"dataset_text_field", G, TSR_KEY_STRING, AT(dataset_text_field), .flags = TSR_KEY_PATH,
-     .initial = "text", .later = later_text, .help = "the field of a text row"},
+     .initial = "text", .help = "the key of a text row"},
     {"max_length", G, TSR_KEY_INT, AT(max_length), .low = 2, .high = 1 << 24, .none = "null",
      .initial = "2048", .trl = "1024",
      .help = "tokens of a sample, or of a packed row; null: no limit"},
@@ -213,15 +206,18 @@ static const tsr_key data_keys[] = {
     {"assistant_only_loss", G, TSR_KEY_WORD, AT(assistant_only_loss), choice_words, .none = "auto",
      .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto", .trl = "false",
      .help = "train the assistant's turns alone; auto: yes for conversations"},
-    {"completion_only_loss", G, TSR_KEY_WORD, AT(completion_only_loss), completion_words,
+    {"completion_only_loss", G, TSR_KEY_WORD, AT(completion_only_loss), choice_words,
      .none = "auto", .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto",
-     .help = "train the completion alone; auto: yes for prompt/completion"},
+     .help = "train the completion alone; auto: yes for prompt/completion and alpaca"},
     {"shuffle", G, TSR_KEY_BOOL, AT(shuffle), .initial = "true",
      .help = "a new order each epoch; false: file order"},
     {"data_seed", G, TSR_KEY_INT, AT(data_seed), .high = INT_TOP, .none = "null", .none_value = -1,
      .initial = "null", .derived = "seed", .help = "of the order and of packing"},
     {"chat_template_path", G, TSR_KEY_STRING, AT(chat_template_path), .flags = TSR_KEY_PATH,
      .none = "null", .initial = "null", .help = "a Jinja file; null: the model's own template"},
+    {"chat_template_date", G, TSR_KEY_STRING, AT(chat_template_date), .flags = TSR_KEY_PATH,
+     .none = "null", .initial = "null",
+     .help = "what strftime_now says to a template that asks: 2024-07-26, or 2024-07-26T12:30:00"},
     {"eos_token", G, TSR_KEY_STRING, AT(eos_token), .flags = TSR_KEY_PATH, .none = "null",
      .initial = "null", .help = "null: the tokenizer's"},
 };

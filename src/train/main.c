@@ -202,6 +202,19 @@ static int plan(run *r)
     return status;
 }
 
+static int data(run *r)
+{
+    char *text = NULL;
+    int form = r->usage->json          ? TSR_JOB_JSON
+               : isatty(STDOUT_FILENO) ? TSR_JOB_COLOUR
+                                       : TSR_JOB_PLAIN;
+    int status = tsr_job_print_data(r->job, r->usage->show, form, &text);
+    if (status == 0)
+        fputs(text, stdout);
+    free(text);
+    return status;
+}
+
 /* The program's own view of the configuration: how to show progress. The job has checked it before.
  */
 static int read_config(tsr_config *config, const tsr_usage *usage, tsr_config_use use)
@@ -218,10 +231,12 @@ static int run_job(const tsr_usage *usage)
 {
     static const int purposes[] = {[TSR_COMMAND_TRAIN] = TSR_JOB_TRAIN,
                                    [TSR_COMMAND_EVAL] = TSR_JOB_EVALUATE,
-                                   [TSR_COMMAND_PLAN] = TSR_JOB_PLAN};
+                                   [TSR_COMMAND_PLAN] = TSR_JOB_PLAN,
+                                   [TSR_COMMAND_DATA] = TSR_JOB_DATA};
     static const tsr_config_use uses[] = {[TSR_COMMAND_TRAIN] = TSR_CONFIG_TRAIN,
                                           [TSR_COMMAND_EVAL] = TSR_CONFIG_EVAL,
-                                          [TSR_COMMAND_PLAN] = TSR_CONFIG_PLAN};
+                                          [TSR_COMMAND_PLAN] = TSR_CONFIG_PLAN,
+                                          [TSR_COMMAND_DATA] = TSR_CONFIG_DATA};
     run r = {.usage = usage, .first_loss = NAN, .last_loss = NAN};
     tsr_config config = {0};
     tsr_job_options options = {.config_path = usage->job_path,
@@ -229,7 +244,8 @@ static int run_job(const tsr_usage *usage)
                                .override_count = usage->override_count,
                                .purpose = purposes[usage->command],
                                .plan_ranks = (int)usage->plan_ranks,
-                               .use_mpi = usage->command != TSR_COMMAND_PLAN,
+                               .use_mpi = usage->command == TSR_COMMAND_TRAIN ||
+                                          usage->command == TSR_COMMAND_EVAL,
                                .log = on_log,
                                .user = &r,
                                .stop = &stop_requested};
@@ -240,6 +256,7 @@ static int run_job(const tsr_usage *usage)
         r.first = tsr_job_rank(r.job) == 0;
         status = usage->command == TSR_COMMAND_TRAIN  ? train(&r, &config)
                  : usage->command == TSR_COMMAND_EVAL ? evaluate_only(&r, &config)
+                 : usage->command == TSR_COMMAND_DATA ? data(&r)
                                                       : plan(&r);
     }
     int code = status < 0 ? report_failure(status) : 0;

@@ -21,7 +21,8 @@ static const command_row commands[] = {
      "every buffer, the peak and the steps; reads no weights"},
     {"eval", TSR_COMMAND_EVAL, "mpirun -n N tessera eval job.yaml [key=value ...] [--json]",
      "mean loss and perplexity over eval_dataset"},
-    {"data", TSR_COMMAND_TEXT, "tessera data job.yaml", "statistics of the tokenised data"},
+    {"data", TSR_COMMAND_DATA, "tessera data job.yaml [key=value ...] [--show N] [--json]",
+     "statistics of the tokenised data; reads no weights"},
     {"merge", TSR_COMMAND_TEXT, "tessera merge job.yaml", "the adapter into the base"},
     {"quantize", TSR_COMMAND_TEXT, "tessera quantize job.yaml", "an NF4 checkpoint"},
     {"inspect", TSR_COMMAND_TEXT, "tessera inspect PATH", "what is in a file or directory"},
@@ -68,6 +69,12 @@ static void put_command_help(tsr_text *out, const command_row *row)
                            "    --json      the plan as JSON on stdout\n");
     if (row->command == TSR_COMMAND_EVAL)
         tsr_text_puts(out, "    --json      the result as JSON on stdout\n");
+    if (row->command == TSR_COMMAND_DATA)
+        tsr_text_puts(out, "    --show N    the first N samples with their trained tokens marked\n"
+                           "    --json      statistics and samples as JSON on stdout\n"
+                           "  for example\n"
+                           "    tessera data job.yaml --show 2\n"
+                           "    tessera data job.yaml dataset=train.jsonl packing=true --json\n");
     tsr_text_puts(out,
                   "\nKeys of job.yaml, and of key=value after it, which wins; lists and maps in "
                   "YAML flow:\n    lora_target_modules=[q_proj,v_proj]\n"
@@ -131,13 +138,22 @@ static tsr_status wrong_option(const command_row *row, const char *arg, const ch
     return status;
 }
 
-static tsr_status read_ranks(int64_t *out, const char *text)
+/* --NAME N or --NAME=N. */
+static bool is_option(const char *arg, const char *name)
 {
+    size_t length = strlen(name);
+    return !strncmp(arg, name, length) && (!arg[length] || arg[length] == '=');
+}
+
+static tsr_status read_count(int64_t *out, const char *name, const char *arg, const char *next,
+                             int *index)
+{
+    bool apart = !arg[strlen(name)];
+    const char *text = apart ? next : arg + strlen(name) + 1;
     if (!text || !tsr_number_parse_whole(out, text) || *out < 1 || *out > 65536)
-        return tsr_fail(TSR_EUSAGE,
-                        "--ranks: found %s%s%s; expected a number of ranks, such as "
-                        "--ranks 4",
-                        text ? "'" : "", text ? text : "nothing", text ? "'" : "");
+        return tsr_fail(TSR_EUSAGE, "%s: found %s%s%s; expected a number, such as %s 4", name,
+                        text ? "'" : "", text ? text : "nothing", text ? "'" : "", name);
+    *index += apart;
     return TSR_OK;
 }
 
@@ -150,11 +166,10 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
         usage->json = true;
         return TSR_OK;
     }
-    if (row->command == TSR_COMMAND_PLAN && !strncmp(arg, "--ranks", 7) &&
-        (!arg[7] || arg[7] == '=')) {
-        *index += !arg[7];
-        return read_ranks(&usage->plan_ranks, arg[7] ? arg + 8 : next);
-    }
+    if (row->command == TSR_COMMAND_PLAN && is_option(arg, "--ranks"))
+        return read_count(&usage->plan_ranks, "--ranks", arg, next, index);
+    if (row->command == TSR_COMMAND_DATA && is_option(arg, "--show"))
+        return read_count(&usage->show, "--show", arg, next, index);
     if (*arg == '-')
         return wrong_option(row, arg, next);
     if (strchr(arg, '=') && arg[0] != '=') {

@@ -14,7 +14,8 @@ typedef enum {
     TSR_COMMAND_TEXT, /* --help, --version: `text` is all there is to do, for stdout */
     TSR_COMMAND_TRAIN,
     TSR_COMMAND_PLAN,
-    TSR_COMMAND_EVAL
+    TSR_COMMAND_EVAL,
+    TSR_COMMAND_DATA
 } tsr_command;
 
 typedef struct {
@@ -23,6 +24,7 @@ typedef struct {
     const char **overrides; /* "key=value", borrowed from argv; the array is owned */
     int override_count;
     int64_t plan_ranks; /* plan --ranks N; 0: not given */
+    int64_t show;       /* data --show N */
     bool json;          /* --json */
     tsr_text text;
 } tsr_usage;

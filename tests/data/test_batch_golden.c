@@ -39,7 +39,7 @@ static tsr_dataset *load(const char *path, int64_t rows, bool full)
     tsr_dataset_options options = {.files = &path,
                                    .file_count = 1,
                                    .chat = chat,
-                                   .full_loss = full,
+                                   .assistant_only = full ? TSR_LOSS_NO : TSR_LOSS_AUTO,
                                    .max_length = 2048,
                                    .vocab_size = 4096,
                                    .max_rows = rows};

@@ -52,7 +52,7 @@ static void test_golden(void **state)
     for (size_t i = 0; i < 60; i++) {
         const json_t *golden = json_array_get(lines, i);
         const json_t *messages = json_object_get(golden, "messages");
-        if (tsr_chat_encode(&row, chat, messages, NULL, true) < 0)
+        if (tsr_chat_encode(&row, chat, messages, NULL, 0, true) < 0)
             fail_msg("row %zu: %s", i, tsr_last_error());
         check_text(&row, golden, "text");
         check_ids(&row, golden, "input_ids");
@@ -92,7 +92,7 @@ static tsr_status encode_with(tsr_chat_row *row, const char *source, const char 
     if (status == TSR_OK) {
         json_t *json = json_loads(messages, JSON_DECODE_ANY, NULL);
         assert_non_null(json);
-        status = tsr_chat_encode(row, chat, json, NULL, assistant_only);
+        status = tsr_chat_encode(row, chat, json, NULL, 0, assistant_only);
         json_decref(json);
     }
     tsr_chat_destroy(chat);
@@ -202,7 +202,7 @@ static void test_broken_rows(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         json_t *messages = json_loads(cases[i].messages, JSON_DECODE_ANY, NULL);
         assert_non_null(messages);
-        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, true), TSR_EDATA);
+        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_EDATA);
         for (int j = 0; j < 2 && cases[i].words[j]; j++)
             if (!strstr(tsr_last_error(), cases[i].words[j]))
                 fail_msg("case %zu: \"%s\" is not in \"%s\"", i, cases[i].words[j],
@@ -238,7 +238,7 @@ static void test_no_template(void **state)
             TSR_OK);
         assert_int_equal(tsr_tokenizer_bos(bare), 0);
         assert_int_equal(tsr_chat_create(&chat, bare, NULL), TSR_OK);
-        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, true), TSR_OK);
+        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_OK);
         assert_string_equal(row.text.data, "<|begin_of_text|>x");
         assert_int_equal(row.tokens.ids[0], 0);
         json_decref(messages);

@@ -1,15 +1,15 @@
 /*
- * Mutations of templates and of tokenizer.json, seeded and bounded in time: whatever comes out is
- * TSR_OK or TSR_EDATA with a message, and nothing is read or written out of place (the sanitizers
- * look on).
+ * Mutations of templates, of tokenizer.json and of rows of every format, seeded and bounded in
+ * time: whatever comes out is TSR_OK or an error of the data with a message, and nothing is read or
+ * written out of place (the sanitizers look on).
  */
 #include "base/clock.h"
 #include "base/philox.h"
+#include "data/dataset.h"
 #include "data/golden_lines.h"
-#include "data/template.h"
-#include "data/tokenizer.h"
+#include "support/scratch.h"
 
-#define SECONDS 1.0 /* for each of the two */
+#define SECONDS 1.0 /* for each of the three */
 
 static uint64_t seed = 1;
 
@@ -62,21 +62,25 @@ static void check_status(tsr_status status)
     assert_true(strlen(tsr_last_error()) > 5);
 }
 
+#define CORPUS "tests/golden/corpus/"
+
 static void test_templates(void **state)
 {
     (void)state;
-    static const char *const names[] = {"llama3",  "llama31", "qwen25",     "qwen3",
-                                        "mistral", "llama2",  "generation", "chatml"};
     size_t bytes;
-    char *text = golden_file("tests/golden/templates/variables.json", &bytes);
-    json_t *variables = json_loadb(text, bytes, 0, NULL);
-    const json_t *sets = json_object_get(variables, "sets");
+    static char copy[1 << 16];
+    char *text = golden_file(CORPUS "conversations.json", &bytes);
+    json_t *sets = json_loadb(text, bytes, 0, NULL);
+    json_t *lines = golden_lines(CORPUS "expected.jsonl");
     tsr_rendering got = {0};
     int64_t runs = 0, parsed = 0;
     for (double end = tsr_now() + SECONDS; tsr_now() < end; runs++) {
-        char path[128], copy[16384];
-        snprintf(path, sizeof path, "tests/golden/templates/%s.jinja", names[runs % 8]);
+        char path[128];
+        const json_t *line = json_array_get(lines, 1 + draw(json_array_size(lines) - 1));
+        snprintf(path, sizeof path, CORPUS "%s.jinja",
+                 json_string_value(json_object_get(line, "template")));
         char *source = golden_file(path, &bytes);
+        assert_true(bytes < sizeof copy);
         memcpy(copy, source, bytes);
         free(source);
         bytes = mutate(copy, bytes, sizeof copy);
@@ -87,13 +91,78 @@ static void test_templates(void **state)
             continue;
         parsed++;
         check_status(
-            tsr_template_render(&got, t, json_array_get(sets, draw(json_array_size(sets))), 0));
+            tsr_template_render(&got, t, json_array_get(sets, draw(json_array_size(sets))), 1));
         tsr_template_destroy(t);
     }
     assert_true(runs > 20 && parsed > 0);
     tsr_rendering_free(&got);
-    json_decref(variables);
+    json_decref(lines);
+    json_decref(sets);
     free(text);
+}
+
+/* Rows of the formats, with what they may have. */
+static const char *const rows[] = {
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":"
+    "null,\"tool_calls\":[{}]}],\"tools\":[{}]}",
+    "{\"system\":\"s\",\"tools\":\"[]\",\"conversations\":[{\"from\":\"human\",\"value\":\"a\"},"
+    "{\"from\":\"function_call\",\"value\":\"{\\\"name\\\":\\\"f\\\",\\\"arguments\\\":{}}\"},"
+    "{\"from\":\"observation\",\"value\":\"o\"},{\"from\":\"gpt\",\"value\":\"b\"}]}",
+    "{\"instruction\":\"a\",\"input\":\"b\",\"output\":\"c\",\"history\":[],\"system\":\"\"}",
+    "{\"prompt\":\"a\",\"completion\":\" b\"}",
+    "{\"prompt\":[{\"role\":\"user\",\"content\":\"a\"}],\"completion\":[{\"role\":"
+    "\"assistant\",\"content\":\"b\"}]}",
+    "{\"text\":\"a <|eot_id|> caf\\u00e9\"}",
+    "{\"input_ids\":[1,2,3,4],\"labels\":[1,-100,3,4],\"seq_lengths\":[2,2],\"attention_mask\":"
+    "[1,1,1,1],\"position_ids\":[0,1,0,1]}"};
+
+#define ROWS (sizeof rows / sizeof *rows)
+
+static void test_rows(void **state)
+{
+    (void)state;
+    const char *path = scratch_path("rows.jsonl");
+    tsr_tokenizer *tokenizer;
+    tsr_chat *chat;
+    assert_int_equal(tsr_tokenizer_open(&tokenizer, TSR_SOURCE_DIR "/examples/tiny-llama"), TSR_OK);
+    assert_int_equal(tsr_chat_create(&chat, tokenizer, NULL), TSR_OK);
+    int64_t runs = 0, loaded = 0;
+    for (double end = tsr_now() + SECONDS; tsr_now() < end; runs++) {
+        char text[4096];
+        size_t bytes = 0, of = draw(ROWS); /* mostly rows of one format */
+        for (size_t i = 0, lines = 1 + draw(3); i < lines; i++)
+            bytes += (size_t)snprintf(text + bytes, sizeof text - bytes, "%s\n",
+                                      rows[draw(8) ? of : draw(ROWS)]);
+        if (draw(8))
+            bytes = mutate(text, bytes, sizeof text);
+        write_bytes(path, text, bytes);
+        tsr_dataset *data;
+        tsr_dataset_options options = {.files = &path,
+                                       .file_count = 1,
+                                       .chat = chat,
+                                       .tokenizer = tokenizer,
+                                       .eos_id = 4,
+                                       .max_length = (int64_t)draw(3) * 8,
+                                       .truncation = (tsr_truncation)draw(3),
+                                       .assistant_only = (tsr_loss_choice)draw(3),
+                                       .completion_only = (tsr_loss_choice)draw(3),
+                                       .vocab_size = 4096};
+        tsr_status status = tsr_dataset_load(&data, &options);
+        if (status != TSR_ECONFIG)
+            check_status(status);
+        if (status < 0)
+            continue;
+        loaded++;
+        for (int64_t i = 0; i < tsr_dataset_sample_count(data); i++) {
+            tsr_sample s = tsr_dataset_sample(data, i);
+            assert_true(s.token_count > 0 && s.document_count > 0);
+            assert_int_equal(s.labels[0], TSR_LABEL_IGNORED);
+        }
+        tsr_dataset_destroy(data);
+    }
+    assert_true(runs > 20 && loaded > 0);
+    tsr_chat_destroy(chat);
+    tsr_tokenizer_destroy(tokenizer);
 }
 
 static void test_tokenizers(void **state)
@@ -160,6 +229,7 @@ int main(void)
         cmocka_unit_test(test_templates),
         cmocka_unit_test(test_tokenizers),
         cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_rows),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -36,6 +36,8 @@ static tsr_status load_with(tsr_dataset **out, const char *text, tsr_dataset_opt
     options.files = &path;
     options.file_count = 1;
     options.chat = chat;
+    options.tokenizer = tokenizer;
+    options.eos_id = tsr_tokenizer_eos(tokenizer);
     return tsr_dataset_load(out, &options);
 }
 
@@ -107,7 +109,7 @@ static void chats(void **state)
         assert_true(s.labels[i] == -100 || s.labels[i] == s.ids[i]);
     assert_int_equal(tsr_dataset_sample(data, 1).label_count, 0);
     tsr_dataset_destroy(data);
-    data = load(text, (tsr_dataset_options){.full_loss = true});
+    data = load(text, (tsr_dataset_options){.assistant_only = TSR_LOSS_NO});
     for (int i = 0; i < 2; i++) {
         s = tsr_dataset_sample(data, i);
         assert_int_equal(s.label_count, s.token_count - 1);
@@ -115,12 +117,71 @@ static void chats(void **state)
     tsr_dataset_destroy(data);
 }
 
+/* " sold" begins in the prompt: it is not trained, and what follows is. */
+static void token_over_the_edge(void **state)
+{
+    (void)state;
+    tsr_dataset *data = load("{\"prompt\":\"Natalia so\",\"completion\":\"ld\"}\n"
+                             "{\"prompt\":\"Natalia\",\"completion\":\" sold\"}\n",
+                             (tsr_dataset_options){0});
+    tsr_sample s = tsr_dataset_sample(data, 0);
+    assert_int_equal(s.token_count, 7);
+    check_ints(s.ids, (int32_t[]){0, 51, 275, 287, 406, 1441, 4}, 7);
+    check_ints(s.labels, (int32_t[]){-100, -100, -100, -100, -100, -100, 4}, 7);
+    s = tsr_dataset_sample(data, 1);
+    check_ints(s.labels, (int32_t[]){-100, -100, -100, -100, -100, 1441, 4}, 7);
+    tsr_dataset_destroy(data);
+}
+
+/* The text of a chat's only row under a template that shows all that the row gave. */
+static void check_rendering(const char *row, const char *want)
+{
+    const char *template = scratch_path("all.jinja");
+    write_text(template,
+               "{{ tools | tojson }}{% for m in messages %}|{% if m.role == 'assistant' %}"
+               "{% generation %}{{ m | tojson }}{% endgeneration %}{% else %}"
+               "{{ m | tojson }}{% endif %}{% endfor %}");
+    tsr_chat *before = chat;
+    tsr_text text = {0};
+    tsr_chat_options options = {.template_path = template};
+    assert_int_equal(tsr_chat_create(&chat, tokenizer, &options), TSR_OK);
+    tsr_dataset *data = load(row, (tsr_dataset_options){0});
+    tsr_sample s = tsr_dataset_sample(data, 0);
+    tsr_tokenizer_decode(&text, tokenizer, s.ids, (size_t)s.token_count, false);
+    assert_string_equal(tsr_text_string(&text), want);
+    tsr_text_free(&text);
+    tsr_dataset_destroy(data);
+    tsr_chat_destroy(chat);
+    chat = before;
+}
+
+static void sharegpt_tools(void **state)
+{
+    (void)state;
+    check_rendering(
+        "{\"system\":\"s\",\"tools\":\"[{\\\"name\\\": \\\"f\\\"}]\",\"conversations\":["
+        "{\"from\":\"human\",\"value\":\"h\"},{\"from\":\"function_call\",\"value\":"
+        "\"{\\\"name\\\": \\\"f\\\", \\\"arguments\\\": {\\\"a\\\": 1}}\"},"
+        "{\"from\":\"observation\",\"value\":\"o\"}]}",
+        "[{\"name\": \"f\"}]|{\"role\": \"system\", \"content\": \"s\"}"
+        "|{\"role\": \"user\", \"content\": \"h\"}"
+        "|{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"type\": \"function\", "
+        "\"function\": {\"name\": \"f\", \"arguments\": {\"a\": 1}}}]}"
+        "|{\"role\": \"tool\", \"content\": \"o\"}");
+    check_rendering("{\"tools\":[1],\"conversations\":[{\"from\":\"gpt\",\"value\":\"g\"}]}",
+                    "[1]|{\"role\": \"assistant\", \"content\": \"g\"}");
+    check_rendering("{\"tools\":[2],\"prompt\":[{\"role\":\"user\",\"content\":\"u\"}],"
+                    "\"completion\":[{\"role\":\"assistant\",\"content\":\"a\"}]}",
+                    "[2]|{\"role\": \"user\", \"content\": \"u\"}|{\"role\": \"assistant\", "
+                    "\"content\": \"a\"}");
+}
+
 static char warnings[4096];
 
 static void note(void *user, tsr_log_level level, const char *line)
 {
     (void)user;
-    if (level == TSR_LOG_WARNING)
+    if (level <= TSR_LOG_INFO)
         strncat(warnings, line, sizeof warnings - strlen(warnings) - 1);
 }
 
@@ -146,7 +207,7 @@ static void truncation(void **state)
     assert_int_equal(s.label_count, 2);
     assert_int_equal(tsr_dataset_sample(data, 1).line, 3);
     assert_int_equal(tsr_dataset_stats_of(data)->truncated, 2);
-    assert_int_equal(tsr_dataset_stats_of(data)->dropped, 1);
+    assert_int_equal(tsr_dataset_stats_of(data)->emptied, 1);
     assert_int_equal(tsr_dataset_stats_of(data)->unlabelled, 1);
     assert_non_null(strstr(warnings, "1 of 3 rows have no token to train"));
     assert_non_null(strstr(warnings, "max_length 4 cut 2 rows and dropped 1 of 4"));
@@ -156,7 +217,7 @@ static void truncation(void **state)
     tsr_dataset_destroy(data);
     data = load(text, (tsr_dataset_options){.max_length = 4, .truncation = TSR_TRUNCATE_DROP});
     assert_int_equal(tsr_dataset_sample_count(data), 1);
-    assert_int_equal(tsr_dataset_stats_of(data)->dropped, 3);
+    assert_int_equal(tsr_dataset_stats_of(data)->too_long, 3);
     tsr_dataset_destroy(data);
     data = load(text, (tsr_dataset_options){.max_length = 6});
     assert_int_equal(tsr_dataset_stats_of(data)->truncated, 0);
@@ -216,7 +277,7 @@ static void several_files(void **state)
     options.max_rows = 0;
     write_text(files[1], "{\"input_ids\":[5,6]}\n{\"input_ids\":[7,8}\n{}\n");
     check_error("second file", tsr_dataset_load(&data, &options), TSR_EDATA,
-                (const char *[MOST_WORDS]){"b.jsonl:2:", "and 1 more bad rows"});
+                (const char *[MOST_WORDS]){"b.jsonl:2:", "and 1 more bad rows: ", "b.jsonl:3)"});
     write_text(files[1], "\n\n");
     check_error("empty file", tsr_dataset_load(&data, &options), TSR_EDATA,
                 (const char *[MOST_WORDS]){"dataset: ", "b.jsonl has no row"});
@@ -225,6 +286,8 @@ static void several_files(void **state)
 #define CHAT                                                                                       \
     "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":"    \
     "\"b\"}]}\n"
+
+#define SHAREGPT(from, value) "{\"conversations\":[{\"from\":\"" from "\",\"value\":" value "}]}"
 
 /* Each text is a whole file; `words` must all be in the message. */
 static const struct {
@@ -281,10 +344,28 @@ static const struct {
      {"rows.jsonl:2: ", "chat_template_kwargs"}},
     {CHAT "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":\"[]\"}",
      {"rows.jsonl:2", "tools", "a list"}},
-    {"{\"conversations\":[]}", {"sharegpt", "not read by this version"}, TSR_ECONFIG},
-    {"{\"instruction\":\"a\",\"output\":\"b\"}", {"alpaca", "this version"}, TSR_ECONFIG},
-    {"{\"prompt\":\"a\",\"completion\":\"b\"}", {"prompt_completion"}, TSR_ECONFIG},
-    {"{\"text\":\"a\"}", {"dataset_format text", "\"messages\""}, TSR_ECONFIG},
+    {"{\"conversations\":[]}", {"rows.jsonl:1: \"conversations\" is empty"}},
+    {"{\"conversations\":{}}", {"rows.jsonl:1", "conversations", "a list"}},
+    {SHAREGPT("human", "1"), {"rows.jsonl:1: \"conversations\"[0]", "\"value\""}},
+    {SHAREGPT("robot", "\"a\""), {"\"conversations\"[0] is from \"robot\"", "human, gpt"}},
+    {SHAREGPT("function_call", "\"{\""), {"rows.jsonl:1: ", "[0] is a function_call", "arguments"}},
+    {SHAREGPT("function_call", "\"{\\\"name\\\":\\\"f\\\"}\""), {"[0] is a function_call"}},
+    {SHAREGPT("function_call", "\"[]\""), {"[0] is a function_call"}},
+    {"{\"tools\":\"{}\",\"conversations\":[{\"from\":\"gpt\",\"value\":\"a\"}]}",
+     {"rows.jsonl:1: \"tools\" is a string"}},
+    {"{\"system\":[],\"conversations\":[{\"from\":\"gpt\",\"value\":\"a\"}]}",
+     {"rows.jsonl:1", "'system'", "a string"}},
+    {"{\"instruction\":1,\"output\":\"b\"}", {"rows.jsonl:1", "'instruction'", "a string"}},
+    {"{\"instruction\":\"a\",\"output\":[]}", {"rows.jsonl:1", "'output'", "a string"}},
+    {"{\"instruction\":\"a\",\"output\":\"b\",\"input\":{}}", {"'input'", "a string"}},
+    {"{\"instruction\":\"a\",\"output\":\"b\",\"system\":\"c\"}", {"\"system\" has no place"}},
+    {"{\"prompt\":[],\"completion\":[{}]}", {"rows.jsonl:1: \"prompt\" is empty"}},
+    {"{\"prompt\":\"a\",\"completion\":[]}", {"\"prompt\" is a string and \"completion\" a list"}},
+    {"{\"prompt\":true,\"completion\":true}", {"\"prompt\" is true", "two strings"}},
+    {"{\"text\":\"\"}", {"rows.jsonl:1: \"text\" is empty"}},
+    {"{\"text\":5}", {"rows.jsonl:1", "'text'", "a string"}},
+    {"{\"text\":\"a\"}\n{\"prompt\":\"a\",\"completion\":\"b\"}",
+     {"rows.jsonl:2: a row of the format text has \"text\"", "prompt_completion"}},
 };
 
 static void broken_rows(void **state)
@@ -314,16 +395,16 @@ static void broken_places(void **state)
     path = scratch_path(".");
     check_error("directory", tsr_dataset_load(&data, &options), TSR_EDATA,
                 (const char *[MOST_WORDS]){"is a directory"});
+    path = scratch_path("zero.jsonl");
+    write_bytes(path, "{\"input_ids\":[1,2\0]}\n", 20);
+    check_error("zero byte", tsr_dataset_load(&data, &options), TSR_EDATA,
+                (const char *[MOST_WORDS]){"zero.jsonl:1: byte 17 is zero"});
     options.file_count = 0;
     check_error("none", tsr_dataset_load(&data, &options), TSR_EDATA,
                 (const char *[MOST_WORDS]){"no file is given"});
     options.format = TSR_DATA_PRETOKENIZED;
     check_error("none", tsr_dataset_load(&data, &options), TSR_EDATA,
                 (const char *[MOST_WORDS]){"no file is given"});
-    options.format = TSR_DATA_SHAREGPT;
-    options.file_count = 1;
-    check_error("by name", tsr_dataset_load(&data, &options), TSR_ECONFIG,
-                (const char *[MOST_WORDS]){"eval_dataset", "sharegpt"});
     check_error("vocabulary", load_with(&data, CHAT, (tsr_dataset_options){.vocab_size = 6}),
                 TSR_EDATA,
                 (const char *[MOST_WORDS]){"rows.jsonl:1: token", "vocabulary ends at 5"});
@@ -340,16 +421,33 @@ static void detection(void **state)
     const char *path = scratch_path("detect.jsonl");
     tsr_dataset_options options = {.files = &path, .file_count = 1};
     tsr_data_format format;
+    bool is_chat;
     write_text(path, "\n" CHAT);
-    assert_int_equal(tsr_dataset_detect(&format, &options), TSR_OK);
+    assert_int_equal(tsr_dataset_detect(&format, &is_chat, &options), TSR_OK);
     assert_string_equal(tsr_data_format_name(format), "messages");
     write_text(path, "{\"input_ids\":[1]}");
-    assert_int_equal(tsr_dataset_detect(&format, &options), TSR_OK);
+    assert_int_equal(tsr_dataset_detect(&format, &is_chat, &options), TSR_OK);
     assert_string_equal(tsr_data_format_name(format), "pretokenized");
     write_text(path, "{\"body\":\"x\"}");
     options.text_field = "body";
-    assert_int_equal(tsr_dataset_detect(&format, &options), TSR_OK);
+    assert_int_equal(tsr_dataset_detect(&format, &is_chat, &options), TSR_OK);
     assert_string_equal(tsr_data_format_name(format), "text");
+    assert_false(is_chat);
+    options.text_field = NULL;
+    /* Of several formats' keys the first of a fixed order counts, and the reason is said. */
+    warnings[0] = 0;
+    tsr_log_set(note, NULL, TSR_LOG_INFO);
+    write_text(path, "{\"text\":\"x\",\"instruction\":\"a\",\"input\":\"\",\"output\":\"b\"}");
+    assert_int_equal(tsr_dataset_detect(&format, &is_chat, &options), TSR_OK);
+    tsr_log_set(NULL, NULL, TSR_LOG_WARNING);
+    assert_int_equal(format, TSR_DATA_ALPACA);
+    assert_non_null(strstr(warnings, "format alpaca, because the first row ("));
+    assert_non_null(strstr(warnings, "detect.jsonl:1) has \"instruction\" and \"output\""));
+    write_text(path, "{\"prompt\":[],\"completion\":[]}");
+    assert_int_equal(tsr_dataset_detect(&format, &is_chat, &options), TSR_OK);
+    assert_true(is_chat);
+    options.text_field = "body";
+    write_text(path, "{\"body\":\"x\"}");
     /* A format that is asked for is not guessed. */
     options.format = TSR_DATA_PRETOKENIZED;
     tsr_dataset *data;
@@ -360,10 +458,11 @@ static void detection(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pretokenized_rows), cmocka_unit_test(chats),
-        cmocka_unit_test(truncation),        cmocka_unit_test(hash_sees_every_change),
-        cmocka_unit_test(several_files),     cmocka_unit_test(broken_rows),
-        cmocka_unit_test(broken_places),     cmocka_unit_test(detection),
+        cmocka_unit_test(pretokenized_rows),   cmocka_unit_test(chats),
+        cmocka_unit_test(token_over_the_edge), cmocka_unit_test(sharegpt_tools),
+        cmocka_unit_test(truncation),          cmocka_unit_test(hash_sees_every_change),
+        cmocka_unit_test(several_files),       cmocka_unit_test(broken_rows),
+        cmocka_unit_test(broken_places),       cmocka_unit_test(detection),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

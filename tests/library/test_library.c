@@ -263,7 +263,7 @@ static void options_are_checked(void **state)
         assert_non_null(strstr(tsr_last_error(), expected));                                       \
         assert_null(job);                                                                          \
     } while (0)
-    REFUSED(purpose, 3, "purpose 3");
+    REFUSED(purpose, 4, "purpose 4");
     REFUSED(purpose, -1, "purpose -1");
     REFUSED(config_path, "job.yaml", "both set");
     REFUSED(override_count, -1, "override_count -1");
@@ -332,8 +332,19 @@ static void purposes_limit_the_calls(void **state)
     assert_int_equal(info[0].trainable_count, info[1].trainable_count);
     assert_true(info[1].device_peak_bytes < info[0].device_peak_bytes);
 
+    options.purpose = TSR_JOB_DATA;
+    assert_int_equal(tsr_job_create(&job, &options), 0);
+    assert_int_equal(tsr_job_print_data(job, 1, TSR_JOB_JSON, &text), 0);
+    assert_non_null(strstr(text, "\"trained_tokens\""));
+    free(text);
+    assert_true(tsr_job_print_data(job, -1, TSR_JOB_PLAIN, &text) < 0);
+    assert_true(tsr_job_plan(job, &info[0]) < 0);
+    assert_true(tsr_job_start(job) < 0);
+    tsr_job_destroy(job);
+
     options.purpose = TSR_JOB_EVALUATE;
     assert_int_equal(tsr_job_create(&job, &options), 0);
+    assert_true(tsr_job_print_data(job, 0, TSR_JOB_PLAIN, &text) < 0);
     assert_int_equal(tsr_job_start(job), 0);
     assert_true(tsr_job_step(job, &report) < 0);
     assert_true(tsr_job_save(job) < 0);

@@ -110,7 +110,6 @@ const cli_bad_case cli_bad_config[] = {
     {"no_cuda", NULL, "backend=cuda", 78, {"no CUDA backend"}},
 #endif
     {"deepspeed", NULL, "deepspeed=zero3.json", 78, {"deepspeed"}},
-    {"sharegpt", NULL, "dataset_format=sharegpt", 78, {"sharegpt"}},
     {"resume", NULL, "resume_from_checkpoint=true", 78, {"resume_from_checkpoint"}},
     {"save_steps", NULL, "save_strategy=steps", 78, {"save_strategy"}},
     {"trace_nowhere", NULL, "trace=nowhere/t.json", 78, {"trace", "no directory nowhere"}},

@@ -17,7 +17,7 @@ DATA(only_blank_lines, "\n\n")
 DATA(bad_json, ROW ROW "{\"input_ids\": [10, 11,}\n" ROW)
 DATA(cut_json, ROW ROW "{\"input_ids\": [10, 11")
 DATA(not_an_object, ROW "[1, 2, 3]\n")
-DATA(other_columns, "{\"prompt\": \"a\", \"completion\": \"b\"}\n")
+DATA(other_columns, "{\"question\": \"a\", \"answer\": \"b\"}\n")
 DATA(column_missing, ROW ROW "{\"ids\": [1, 2, 3]}\n")
 DATA(ids_are_text, ROW "{\"input_ids\": \"1 2 3\"}\n")
 DATA(fraction, ROW "{\"input_ids\": [1, 2.5, 3]}\n")
@@ -43,6 +43,31 @@ DATA(not_utf8, "{\"messages\": [{\"role\": \"user\", \"content\": \"a\xff\xfe\"}
 
 DATA(mixed_formats, CHAT ROW)
 
+#define ALPACA "{\"instruction\": \"Add.\", \"input\": \"1 2\", \"output\": \"3\"}\n"
+#define SHAREGPT                                                                                   \
+    "{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}, "                               \
+    "{\"from\": \"gpt\", \"value\": \"b\"}]}\n"
+
+DATA(alpaca_without_output, ALPACA "{\"instruction\": \"Add.\"}\n")
+DATA(alpaca_history, ALPACA "{\"instruction\": \"a\", \"output\": \"b\", "
+                            "\"history\": [[\"c\", \"d\"]]}\n")
+DATA(sharegpt_speaker, SHAREGPT "{\"conversations\": [{\"from\": \"bot\", \"value\": \"a\"}]}\n")
+DATA(sharegpt_role, SHAREGPT "{\"conversations\": [{\"role\": \"user\", \"content\": \"a\"}]}\n")
+DATA(prompt_number, "{\"prompt\": \"a\", \"completion\": \"b\"}\n"
+                    "{\"prompt\": 1, \"completion\": \"b\"}\n")
+DATA(prompt_half_list, "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], "
+                       "\"completion\": \"b\"}\n")
+DATA(prompt_list_then_text,
+     "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"completion\": "
+     "[{\"role\": \"assistant\", \"content\": \"b\"}]}\n"
+     "{\"prompt\": \"a\", \"completion\": \"b\"}\n")
+DATA(prompt_text_then_list,
+     "{\"prompt\": \"a\", \"completion\": \"b\"}\n"
+     "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"completion\": "
+     "[{\"role\": \"assistant\", \"content\": \"b\"}]}\n")
+DATA(plain_text, "{\"text\": \"a b c\"}\n")
+DATA(empty_text, "{\"text\": \"a b c\"}\n{\"text\": \"\"}\n")
+
 static void bad_template(void)
 {
     cli_write("data.jsonl", CHAT);
@@ -55,6 +80,18 @@ static void template_beyond_subset(void)
 {
     cli_write("data.jsonl", CHAT);
     cli_write("own.jinja", "{{ bos_token }}\n{% include 'other.jinja' %}\n");
+}
+
+static void template_asks_date(void)
+{
+    cli_write("data.jsonl", CHAT);
+    cli_write("own.jinja", "\n{{ strftime_now('%d %b %Y') }}");
+}
+
+static void no_eos(void)
+{
+    cli_write("data.jsonl", "{\"text\": \"a b c\"}\n");
+    cli_edit("model/tokenizer_config.json", "\"eos_token\"", "\"other_token\"");
 }
 
 static void template_raises(void)
@@ -124,7 +161,7 @@ const cli_bad_case cli_bad_data[] = {
     {"bad_json_n3", bad_json, NULL, 65, {"data.jsonl:3"}, 3},
     {"cut_json", cut_json, NULL, 65, {"data.jsonl:3"}},
     {"not_an_object", not_an_object, NULL, 65, {"data.jsonl:2"}},
-    {"other_columns", other_columns, NULL, 78, {"prompt"}},
+    {"other_columns", other_columns, NULL, 65, {"data.jsonl:1", "\"question\"", "\"messages\""}},
     {"column_missing", column_missing, NULL, 65, {"data.jsonl:3", "input_ids"}},
     {"ids_are_text", ids_are_text, NULL, 65, {"data.jsonl:2", "input_ids"}},
     {"fraction", fraction, NULL, 65, {"data.jsonl:2", "input_ids"}},
@@ -142,7 +179,40 @@ const cli_bad_case cli_bad_data[] = {
     {"odd_role", odd_role, NULL, 65, {"data.jsonl:1"}},
     {"no_content", no_content, NULL, 65, {"data.jsonl:1", "content"}},
     {"not_utf8", not_utf8, NULL, 65, {"data.jsonl:1"}},
-    {"mixed_formats", mixed_formats, NULL, 65, {"data.jsonl:2"}},
+    {"mixed_formats", mixed_formats, NULL, 65, {"data.jsonl:2", "\"messages\"", "pretokenized"}},
+    {"alpaca_without_output", alpaca_without_output, NULL, 65, {"data.jsonl:2", "\"output\""}},
+    {"alpaca_history", alpaca_history, NULL, 65, {"data.jsonl:2", "\"history\"", "messages"}},
+    {"sharegpt_speaker", sharegpt_speaker, NULL, 65, {"data.jsonl:2", "\"bot\"", "human, gpt"}},
+    {"sharegpt_role", sharegpt_role, NULL, 65, {"data.jsonl:2", "\"from\"", "\"messages\""}},
+    {"prompt_number", prompt_number, NULL, 65, {"data.jsonl:2", "\"prompt\" is an integer"}},
+    {"prompt_half_list", prompt_half_list, NULL, 65, {"data.jsonl:1", "\"completion\" a string"}},
+    {"prompt_list_then_text",
+     prompt_list_then_text,
+     NULL,
+     65,
+     {"data.jsonl:2", "is a string, but"}},
+    {"prompt_text_then_list", prompt_text_then_list, NULL, 65, {"data.jsonl:2", "is a list of"}},
+    {"empty_text", empty_text, NULL, 65, {"data.jsonl:2", "\"text\" is empty"}},
+    {"other_text_field",
+     plain_text,
+     "dataset_format=text dataset_text_field=body",
+     65,
+     {"data.jsonl:1", "\"body\"", "\"text\""}},
+    {"assistant_of_text",
+     plain_text,
+     "assistant_only_loss=true",
+     78,
+     {"assistant_only_loss", "text"}},
+    {"completion_of_text", plain_text, "completion_only_loss=true", 78, {"completion_only_loss"}},
+    {"completion_of_chats", chat, "completion_only_loss=true", 78, {"completion_only_loss"}},
+    {"no_eos", no_eos, NULL, 78, {"eos_token", "names none"}},
+    {"template_asks_date",
+     template_asks_date,
+     "chat_template_path=own.jinja",
+     65,
+     {"own.jinja:2", "chat_template_date", "data.jsonl:1"}},
+    {"data_command", mixed_formats, NULL, 65, {"data.jsonl:2"}, .command = "data job.yaml"},
+    {"data_command_show", NULL, "--show=0", 64, {"--show"}, .command = "data job.yaml"},
     {"bad_template", bad_template, NULL, 65, {"endfro", "chat_template.jinja:3"}},
     {"template_beyond_subset",
      template_beyond_subset,

@@ -48,6 +48,11 @@ static void test_commands(void **state)
     assert_int_equal(parse(&u, ARGS("plan", "job.yaml", "--ranks=8")), TSR_OK);
     assert_int_equal(u.plan_ranks, 8);
     tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("data", "job.yaml", "--show", "3", "--json")), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_DATA);
+    assert_int_equal(u.show, 3);
+    assert_true(u.json);
+    tsr_usage_free(&u);
     assert_int_equal(parse(&u, ARGS("eval", "x=1", "job.yaml")), TSR_OK);
     assert_int_equal(u.command, TSR_COMMAND_EVAL);
     assert_int_equal(u.plan_ranks, 0);
@@ -78,7 +83,10 @@ static void test_wrong_lines(void **state)
         {{"plan", "job.yaml", "--ranks"}, {"--ranks: found nothing", "--ranks 4"}},
         {{"plan", "job.yaml", "--ranks", "zero"}, {"--ranks: found 'zero'"}},
         {{"plan", "job.yaml", "--ranks", "0"}, {"--ranks: found '0'"}},
-        {{"data", "job.yaml"}, {"tessera data: not in this version"}},
+        {{"data"}, {"the job.yaml is missing", "--show N"}},
+        {{"data", "job.yaml", "--show"}, {"--show: found nothing", "--show 4"}},
+        {{"data", "job.yaml", "--show=x"}, {"--show: found 'x'"}},
+        {{"eval", "job.yaml", "--show", "2"}, {"--show: no such option"}},
         {{"merge", "job.yaml"}, {"tessera merge: not in this version"}},
         {{"quantize", "job.yaml"}, {"tessera quantize: not in this version"}},
         {{"inspect", "x"}, {"tessera inspect: not in this version"}},
@@ -110,10 +118,11 @@ static void test_texts(void **state)
     expect_text(ARGS("--version"), tsr_usage_version());
     expect_text(ARGS("--version"), tsr_usage_commit());
     expect_text(ARGS("--help"), "tessera plan job.yaml [key=value ...] [--ranks N] [--json]");
-    expect_text(ARGS("-h"), "Not in this version: data, merge, quantize, inspect, env");
+    expect_text(ARGS("-h"), "Not in this version: merge, quantize, inspect, env");
     expect_text(ARGS("plan", "--help"), "--ranks N");
     expect_text(ARGS("train", "job.yaml", "--help"), "lora_target_modules=[q_proj,v_proj]");
-    expect_text(ARGS("data", "--help"), "Not in this version");
+    expect_text(ARGS("data", "--help"), "tessera data job.yaml --show 2");
+    expect_text(ARGS("env", "--help"), "Not in this version");
     for (int i = 0; i < tsr_keys_count(); i++) /* every key, with its default */
         expect_text(ARGS("eval", "--help"), tsr_keys_at(i)->name);
     expect_text(ARGS("train", "--help"), "lora_r [16]");

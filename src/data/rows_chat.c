@@ -1,0 +1,212 @@
+/*
+ * rows_chat.c: rows that are conversations: messages, sharegpt, and prompt/completion whose two
+ * parts are lists of messages.
+ */
+#include "data/rows_parts.h"
+#include "io/json.h"
+
+#include <string.h>
+
+/* One list of messages through the template; the first prompt_count are not trained. */
+static tsr_status encode(tsr_row *row, const json_t *messages, const json_t *tools,
+                         size_t prompt_count, const tsr_dataset_options *options, const char *place)
+{
+    tsr_status status = tsr_chat_encode(&row->chat, options->chat, messages, tools, prompt_count,
+                                        options->assistant_only != TSR_LOSS_NO);
+    if (status < 0)
+        return tsr_fail(status, "%s: %s", place, tsr_last_error());
+    size_t count = row->chat.tokens.count;
+    if (!count)
+        return tsr_fail(TSR_EDATA, "%s: the chat has no token", place);
+    if (count > INT32_MAX)
+        return tsr_fail(TSR_EDATA, "%s: %zu tokens are more than 2^31 - 1", place, count);
+    TSR_TRY(tsr_row_reserve(row, count, 1));
+    row->lengths[0] = (int32_t)count;
+    for (size_t i = 0; i < count; i++) {
+        row->ids[i] = row->chat.tokens.ids[i];
+        row->labels[i] = row->chat.mask[i] ? row->ids[i] : TSR_LABEL_IGNORED;
+    }
+    return TSR_OK;
+}
+
+/* The row's own tools, NULL where it has none. Borrowed. */
+static tsr_status read_tools(json_t **out, const json_t *object, const char *place)
+{
+    *out = NULL;
+    if (tsr_json_has(object, "chat_template_kwargs"))
+        return tsr_fail(TSR_EDATA,
+                        "%s: \"chat_template_kwargs\" of a row are not supported by this version; "
+                        "remove the key",
+                        place);
+    return tsr_json_has(object, "tools") ? tsr_json_array(out, object, "tools", place) : TSR_OK;
+}
+
+tsr_status tsr_row_read_messages(tsr_row *row, const json_t *object,
+                                 const tsr_dataset_options *options, const char *place)
+{
+    json_t *messages, *tools;
+    TSR_TRY(tsr_json_array(&messages, object, "messages", place));
+    if (!json_array_size(messages))
+        return tsr_fail(TSR_EDATA, "%s: \"messages\" is empty", place);
+    TSR_TRY(read_tools(&tools, object, place));
+    return encode(row, messages, tools, 0, options, place);
+}
+
+tsr_status tsr_row_read_turns(tsr_row *row, const json_t *object, const json_t *prompt,
+                              const json_t *completion, const tsr_dataset_options *options,
+                              const char *place)
+{
+    json_t *tools;
+    if (!json_array_size(prompt) || !json_array_size(completion))
+        return tsr_fail(TSR_EDATA, "%s: \"%s\" is empty", place,
+                        json_array_size(prompt) ? "completion" : "prompt");
+    TSR_TRY(read_tools(&tools, object, place));
+    json_t *both = json_copy((json_t *)(uintptr_t)prompt); /* the elements are shared */
+    if (!both || json_array_extend(both, (json_t *)(uintptr_t)completion)) {
+        json_decref(both);
+        return tsr_fail(TSR_ENOMEM, "no memory for messages");
+    }
+    size_t prompt_count = options->completion_only == TSR_LOSS_NO ? 0 : json_array_size(prompt);
+    tsr_status status = encode(row, both, tools, prompt_count, options, place);
+    json_decref(both);
+    return status;
+}
+
+/* ---- sharegpt ---- */
+
+/* The names of speakers as ShareGPT, FastChat, axolotl and LLaMA-Factory write them. */
+static const struct {
+    const char *from, *role;
+} speakers[] = {
+    {"human", "user"},    {"user", "user"}, {"gpt", "assistant"},    {"assistant", "assistant"},
+    {"system", "system"}, {"tool", "tool"}, {"observation", "tool"}, {"function_call", "assistant"},
+};
+
+#define SPEAKERS (sizeof speakers / sizeof *speakers)
+
+/* A function_call's value, {"name", "arguments"} or a list of them as JSON in a string, as
+ * tool_calls. */
+static tsr_status read_calls(json_t **out, const char *text, size_t turn, const char *place)
+{
+    json_t *value = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+    json_t *list = json_is_array(value) ? json_incref(value) : json_pack("[O*]", value);
+    json_t *calls = json_array();
+    bool fine = value && list && calls && json_array_size(list);
+    for (size_t i = 0; fine && i < json_array_size(list); i++) {
+        json_t *call = json_array_get(list, i);
+        fine = json_is_string(json_object_get(call, "name")) && tsr_json_has(call, "arguments") &&
+               !json_array_append_new(
+                   calls, json_pack("{s:s, s:O}", "type", "function", "function", call));
+    }
+    json_decref(list);
+    json_decref(value);
+    if (fine) {
+        *out = calls;
+        return TSR_OK;
+    }
+    json_decref(calls);
+    return tsr_fail(TSR_EDATA,
+                    "%s: \"conversations\"[%zu] is a function_call whose value is not the JSON of "
+                    "{\"name\": ..., \"arguments\": ...} or of a list of these",
+                    place, turn);
+}
+
+/* One turn as a message; the caller owns *out. */
+static tsr_status read_turn(json_t **out, const json_t *turn, size_t index, const char *place)
+{
+    const json_t *from = json_object_get(turn, "from"), *value = json_object_get(turn, "value");
+    if (!json_is_string(from) || !json_is_string(value))
+        return tsr_fail(TSR_EDATA,
+                        "%s: \"conversations\"[%zu] is not an object {\"from\": \"human\", "
+                        "\"value\": \"...\"}%s",
+                        place, index,
+                        tsr_json_has(turn, "role")
+                            ? " (with \"role\" and \"content\" the key of the list is "
+                              "\"messages\")"
+                            : "");
+    size_t i = 0;
+    while (i < SPEAKERS && strcmp(json_string_value(from), speakers[i].from))
+        i++;
+    if (i == SPEAKERS) {
+        char show[TSR_JSON_SHOW_BYTES];
+        return tsr_fail(TSR_EDATA,
+                        "%s: \"conversations\"[%zu] is from %s, expected human, gpt, system, tool "
+                        "(or user, assistant, observation, function_call)",
+                        place, index, tsr_json_show(show, from));
+    }
+    json_t *calls = NULL;
+    bool is_call = !strcmp(speakers[i].from, "function_call");
+    if (is_call)
+        TSR_TRY(read_calls(&calls, json_string_value(value), index, place));
+    *out = is_call ? json_pack("{s:s, s:s, s:o}", "role", speakers[i].role, "content", "",
+                               "tool_calls", calls)
+                   : json_pack("{s:s, s:O}", "role", speakers[i].role, "content", value);
+    return *out ? TSR_OK : tsr_fail(TSR_ENOMEM, "no memory for messages");
+}
+
+/* LLaMA-Factory's rows have the system prompt in a key of its own. */
+static tsr_status read_system(json_t *messages, const json_t *object, const char *place)
+{
+    const char *text;
+    if (!tsr_json_has(object, "system"))
+        return TSR_OK;
+    TSR_TRY(tsr_json_string(&text, object, "system", place));
+    if (!*text)
+        return TSR_OK;
+    return json_array_append_new(messages,
+                                 json_pack("{s:s, s:s}", "role", "system", "content", text))
+               ? tsr_fail(TSR_ENOMEM, "no memory for messages")
+               : TSR_OK;
+}
+
+/* Tools are a list, or JSON in a string; the caller owns *out, which is NULL without tools. */
+static tsr_status read_sharegpt_tools(json_t **out, const json_t *object, const char *place)
+{
+    json_t *tools = json_object_get(object, "tools");
+    *out = NULL;
+    if (!json_is_string(tools)) {
+        TSR_TRY(read_tools(&tools, object, place));
+        *out = json_incref(tools);
+        return TSR_OK;
+    }
+    const char *text = json_string_value(tools);
+    if (!text[strspn(text, " \t\r\n")])
+        return TSR_OK;
+    *out = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+    if (json_is_array(*out))
+        return TSR_OK;
+    json_decref(*out);
+    *out = NULL;
+    return tsr_fail(TSR_EDATA, "%s: \"tools\" is a string that is not the JSON of a list", place);
+}
+
+static tsr_status read_conversation(json_t *messages, const json_t *object, const char *place)
+{
+    json_t *turns;
+    TSR_TRY(tsr_json_array(&turns, object, "conversations", place));
+    if (!json_array_size(turns))
+        return tsr_fail(TSR_EDATA, "%s: \"conversations\" is empty", place);
+    TSR_TRY(read_system(messages, object, place));
+    for (size_t i = 0; i < json_array_size(turns); i++) {
+        json_t *message;
+        TSR_TRY(read_turn(&message, json_array_get(turns, i), i, place));
+        if (json_array_append_new(messages, message))
+            return tsr_fail(TSR_ENOMEM, "no memory for messages");
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_row_read_sharegpt(tsr_row *row, const json_t *object,
+                                 const tsr_dataset_options *options, const char *place)
+{
+    json_t *messages = json_array(), *tools = NULL;
+    tsr_status status = messages ? read_conversation(messages, object, place)
+                                 : tsr_fail(TSR_ENOMEM, "no memory for messages");
+    if (status >= 0)
+        status = read_sharegpt_tools(&tools, object, place);
+    if (status >= 0)
+        status = encode(row, messages, tools, 0, options, place);
+    json_decref(messages);
+    json_decref(tools);
+    return status;
+}

@@ -1,0 +1,39 @@
+/*
+ * data/rows_parts.h: the readers of the formats, private to rows*.c.
+ */
+#ifndef TSR_DATA_ROWS_PARTS_H
+#define TSR_DATA_ROWS_PARTS_H
+
+#include "data/rows.h"
+
+/* Fills ids, labels and lengths of *row; what is not trained is -100. */
+typedef tsr_status (*tsr_row_reader)(tsr_row *row, const json_t *object,
+                                     const tsr_dataset_options *options, const char *place);
+
+/* rows_chat.c */
+tsr_status tsr_row_read_messages(tsr_row *row, const json_t *object,
+                                 const tsr_dataset_options *options, const char *place);
+tsr_status tsr_row_read_sharegpt(tsr_row *row, const json_t *object,
+                                 const tsr_dataset_options *options, const char *place);
+/* `prompt` and `completion` are lists of messages. */
+tsr_status tsr_row_read_turns(tsr_row *row, const json_t *object, const json_t *prompt,
+                              const json_t *completion, const tsr_dataset_options *options,
+                              const char *place);
+/* rows_text.c */
+tsr_status tsr_row_read_text(tsr_row *row, const json_t *object, const tsr_dataset_options *options,
+                             const char *place);
+tsr_status tsr_row_read_alpaca(tsr_row *row, const json_t *object,
+                               const tsr_dataset_options *options, const char *place);
+tsr_status tsr_row_read_prompt_completion(tsr_row *row, const json_t *object,
+                                          const tsr_dataset_options *options, const char *place);
+/* rows_ids.c */
+tsr_status tsr_row_read_pretokenized(tsr_row *row, const json_t *object,
+                                     const tsr_dataset_options *options, const char *place);
+
+/* Room for so many tokens and documents, which are the row's from now on. */
+tsr_status tsr_row_reserve(tsr_row *row, size_t tokens, size_t documents);
+
+/* The key of text rows. */
+const char *tsr_row_text_field(const tsr_dataset_options *options);
+
+#endif
