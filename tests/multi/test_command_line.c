@@ -5,7 +5,8 @@
  *
  *     test_multi_command_line LAUNCH_RUN TESSERA TRACE BACKEND[:bfloat16] RANKS ...
  *
- * RANKS begins with 1. With the backend cuda, numbers above that of the GPUs are left out; where only
+ * RANKS begins with 1; those after it may end in ":offload", with which activations and optimizer state
+ * are in host memory. With the backend cuda, numbers above that of the GPUs are left out; where only
  * the first would be left of several, it ends with 77 (skipped). In bfloat16 the losses are judged by
  * traces_bf16.c, and the adapter is not; without PEFT's losses to judge by it ends with 77 too.
  */
@@ -58,20 +59,23 @@ static void write_job(const char *path)
 }
 
 /* Fails the test with what the program printed, unless it ends with 0. */
-static void train(int ranks, const char *job, const char *output_dir)
+static void train(int ranks, const char *offload, const char *job, const char *output_dir)
 {
-    char count[16], output[600];
+    char count[16], output[600], activations[64], state[64];
     const char *log = scratch_path("log");
     int status;
     snprintf(count, sizeof count, "%d", ranks);
     snprintf(output, sizeof output, "output_dir=%s", output_dir);
+    snprintf(activations, sizeof activations, "activation_offloading=%s", offload);
+    snprintf(state, sizeof state, "optimizer_offload=%s", offload);
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
         int file = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0666);
         dup2(file, 1);
         dup2(file, 2);
-        execl(launch, launch, "-n", count, program, "train", job, output, (char *)NULL);
+        execl(launch, launch, "-n", count, program, "train", job, output, activations, state,
+              (char *)NULL);
         _exit(127);
     }
     while (waitpid(child, &status, 0) < 0)
@@ -134,11 +138,12 @@ static void read_metrics(written *out)
     assert_int_equal(count, TRACE_STEPS + 2);
 }
 
-static void run_ranks(written *out, int ranks, const char *job)
+/* word: "2" or "2:offload" */
+static void run_ranks(written *out, const char *word, const char *job)
 {
     char directory[300], path[400];
-    snprintf(directory, sizeof directory, "%s_%d", scratch_path("out"), ranks);
-    train(ranks, job, directory);
+    snprintf(directory, sizeof directory, "%s_%s", scratch_path("out"), word);
+    train(atoi(word), strchr(word, ':') ? "true" : "false", job, directory);
     snprintf(path, sizeof path, "%s/metrics.jsonl", directory);
     out->metrics = read_whole(&out->metrics_bytes, path);
     snprintf(path, sizeof path, "%s/adapter_config.json", directory);
@@ -168,14 +173,14 @@ static void judge_adapter(const trace_golden *golden)
     tsr_safetensors_close(file);
 }
 
-static void assert_same(const written *a, const written *b, int ranks)
+static void assert_same(const written *a, const written *b, const char *ranks)
 {
     for (int i = 0; i < TRACE_STEPS; i++)
         if (strcmp(a->line[i], b->line[i]) != 0)
-            fail_msg("%d ranks write %s, one rank %s", ranks, b->line[i], a->line[i]);
+            fail_msg("%s ranks write %s, one rank %s", ranks, b->line[i], a->line[i]);
     if (a->adapter_bytes != b->adapter_bytes ||
         memcmp(a->adapter, b->adapter, a->adapter_bytes) != 0)
-        fail_msg("the adapter of %d ranks is not that of one", ranks);
+        fail_msg("the adapter of %s ranks is not that of one", ranks);
     assert_int_equal(a->config_bytes, b->config_bytes);
     assert_memory_equal(a->config, b->config, a->config_bytes);
 }
@@ -189,7 +194,7 @@ static void test_trace(void **state)
     snprintf(job, sizeof job, "%s", scratch_path("job.yaml"));
     trace_open(&golden, run);
     write_job(job);
-    run_ranks(&one, 1, job);
+    run_ranks(&one, "1", job);
     print_message("  %s by the command line, 1 rank:\n", run->name);
     if (bf16) {
         trace_judge_bf16(&golden, one.step);
@@ -198,12 +203,11 @@ static void test_trace(void **state)
         judge_adapter(&golden);
     }
     for (char **count = rank_counts + 1; *count; count++) {
-        int ranks = atoi(*count);
         written more = {0};
-        run_ranks(&more, ranks, job);
-        assert_same(&one, &more, ranks);
+        run_ranks(&more, *count, job);
+        assert_same(&one, &more, *count);
         free_written(&more);
-        print_message("  %d ranks: the same text and bytes\n", ranks);
+        print_message("  %s ranks: the same text and bytes\n", *count);
     }
     free_written(&one);
     trace_close(&golden);
