@@ -8,24 +8,52 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Options and an example are lines of the help, each with its newline. */
 typedef struct {
     const char *name;
     tsr_command command; /* TEXT: known, but not built */
-    const char *line, *what;
+    const char *line, *what, *options, *example;
 } command_row;
 
 static const command_row commands[] = {
     {"train", TSR_COMMAND_TRAIN, "mpirun -n N tessera train job.yaml [key=value ...]",
      "fine-tune; one rank needs no mpirun"},
     {"plan", TSR_COMMAND_PLAN, "tessera plan job.yaml [key=value ...] [--ranks N] [--json]",
-     "every buffer, the peak and the steps; reads no weights"},
+     "every buffer, the peak and the steps; reads no weights",
+     "    --ranks N   plan for N ranks\n"
+     "    --json      the plan as JSON on stdout\n"},
     {"eval", TSR_COMMAND_EVAL, "mpirun -n N tessera eval job.yaml [key=value ...] [--json]",
-     "mean loss and perplexity over eval_dataset"},
+     "mean loss and perplexity over eval_dataset",
+     "    --json      the result as JSON on stdout\n"},
     {"data", TSR_COMMAND_TEXT, "tessera data job.yaml", "statistics of the tokenised data"},
-    {"merge", TSR_COMMAND_TEXT, "tessera merge job.yaml", "the adapter into the base"},
-    {"quantize", TSR_COMMAND_TEXT, "tessera quantize job.yaml", "an NF4 checkpoint"},
-    {"inspect", TSR_COMMAND_TEXT, "tessera inspect PATH", "what is in a file or directory"},
-    {"env", TSR_COMMAND_TEXT, "tessera env", "devices, libraries, what is missing"},
+    {"merge", TSR_COMMAND_MERGE, "tessera merge job.yaml [key=value ...] [--json]",
+     "the adapter into the base: a checkpoint in bf16 that Transformers loads",
+     "    --json      what was written, as JSON on stdout\n\n"
+     "Keys, of job.yaml or after it; a training's other keys are allowed and not used:\n"
+     "    model_name_or_path    the unquantized base; a 4-bit one is dequantized, with a warning\n"
+     "    init_adapter          the PEFT directory to merge: LoRA, rsLoRA or DoRA\n"
+     "    output_dir            where the model is written, complete or not at all\n"
+     "    overwrite_output_dir  true: replace a model that is there\n",
+     "    tessera merge runs/first/job.yaml init_adapter=runs/first output_dir=merged\n"},
+    {"quantize", TSR_COMMAND_QUANTIZE, "tessera quantize job.yaml [key=value ...] [--json]",
+     "an NF4 checkpoint as bitsandbytes writes it, which is read without quantizing again",
+     "    --json      what was written, as JSON on stdout\n\n"
+     "Keys, of job.yaml or after it; a training's other keys are allowed and not used:\n"
+     "    model_name_or_path    the unquantized base\n"
+     "    use_bnb_nested_quant  [true] scales in 8 bits too (double quantization)\n"
+     "    output_dir            where the model is written, complete or not at all\n"
+     "    overwrite_output_dir  true: replace a model that is there\n",
+     "    tessera quantize job.yaml model_name_or_path=Llama-3.2-1B output_dir=Llama-3.2-1B-nf4\n"},
+    {"inspect", TSR_COMMAND_INSPECT, "tessera inspect PATH [--json] [--plot FILE.svg]",
+     "what a safetensors file, or the directory of a model, an adapter or a run, holds",
+     "    --json      as JSON on stdout\n"
+     "    --plot FILE.svg   of a run: loss, evaluation loss and learning rate over the steps\n",
+     "    tessera inspect runs/first --plot loss.svg\n"},
+    {"env", TSR_COMMAND_ENV, "tessera env [--measure] [--json]",
+     "backends, processor, GPUs, topology, library versions, limits, and what is missing",
+     "    --measure   also what this machine sustains: copies and matmuls, a few seconds each\n"
+     "    --json      as JSON on stdout\n",
+     "    tessera env --measure --json > machine.json\n"},
 };
 
 #define COMMANDS (int)(sizeof commands / sizeof *commands)
@@ -63,11 +91,11 @@ static void put_command_help(tsr_text *out, const command_row *row)
         tsr_text_puts(out, "    Not in this version.\n");
         return;
     }
-    if (row->command == TSR_COMMAND_PLAN)
-        tsr_text_puts(out, "    --ranks N   plan for N ranks\n"
-                           "    --json      the plan as JSON on stdout\n");
-    if (row->command == TSR_COMMAND_EVAL)
-        tsr_text_puts(out, "    --json      the result as JSON on stdout\n");
+    tsr_text_puts(out, row->options ? row->options : "");
+    if (row->example) {
+        tsr_text_printf(out, "\nExample:\n%s", row->example);
+        return;
+    }
     tsr_text_puts(out,
                   "\nKeys of job.yaml, and of key=value after it, which wins; lists and maps in "
                   "YAML flow:\n    lora_target_modules=[q_proj,v_proj]\n"
@@ -131,6 +159,15 @@ static tsr_status wrong_option(const command_row *row, const char *arg, const ch
     return status;
 }
 
+static tsr_status read_plot(const char **out, const char *text)
+{
+    if (!text || !*text || *text == '-')
+        return tsr_fail(TSR_EUSAGE,
+                        "--plot: the file to write is missing, such as --plot loss.svg");
+    *out = text;
+    return TSR_OK;
+}
+
 static tsr_status read_ranks(int64_t *out, const char *text)
 {
     if (!text || !tsr_number_parse_whole(out, text) || *out < 1 || *out > 65536)
@@ -139,6 +176,12 @@ static tsr_status read_ranks(int64_t *out, const char *text)
                         "--ranks 4",
                         text ? "'" : "", text ? text : "nothing", text ? "'" : "");
     return TSR_OK;
+}
+
+/* Whether the line names a job.yaml, with keys after it. */
+static bool takes_job(const command_row *row)
+{
+    return row->command != TSR_COMMAND_INSPECT && row->command != TSR_COMMAND_ENV;
 }
 
 /* One argument; *index moves over a value that belongs to it. */
@@ -150,21 +193,35 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
         usage->json = true;
         return TSR_OK;
     }
+    if (!strcmp(arg, "--measure") && row->command == TSR_COMMAND_ENV) {
+        usage->measure = true;
+        return TSR_OK;
+    }
+    if (row->command == TSR_COMMAND_INSPECT && !strncmp(arg, "--plot", 6) &&
+        (!arg[6] || arg[6] == '=')) {
+        *index += !arg[6];
+        return read_plot(&usage->plot, arg[6] ? arg + 7 : next);
+    }
     if (row->command == TSR_COMMAND_PLAN && !strncmp(arg, "--ranks", 7) &&
         (!arg[7] || arg[7] == '=')) {
         *index += !arg[7];
         return read_ranks(&usage->plan_ranks, arg[7] ? arg + 8 : next);
     }
+    bool job = takes_job(row);
+    if (*arg == '-' && !job)
+        return tsr_fail(TSR_EUSAGE, "%s: no such option; the line is: %s", arg, row->line);
     if (*arg == '-')
         return wrong_option(row, arg, next);
-    if (strchr(arg, '=') && arg[0] != '=') {
+    if (job && strchr(arg, '=') && arg[0] != '=') {
         usage->overrides[usage->override_count++] = arg;
         return TSR_OK;
     }
-    if (!usage->job_path) {
+    if (!usage->job_path && row->command != TSR_COMMAND_ENV) {
         usage->job_path = arg;
         return TSR_OK;
     }
+    if (!job)
+        return tsr_fail(TSR_EUSAGE, "'%.200s': one word too many; the line is: %s", arg, row->line);
     return tsr_fail(TSR_EUSAGE, "'%.200s': expected key=value after %s; the line is: %s", arg,
                     usage->job_path, row->line);
 }
@@ -179,9 +236,9 @@ static tsr_status parse_command(tsr_usage *out, const command_row *row, int coun
         return tsr_fail(TSR_ENOMEM, "out of memory: command line");
     for (int i = 0; i < count && status == TSR_OK; i++)
         status = parse_argument(&usage, row, args, count, &i);
-    if (status == TSR_OK && !usage.job_path)
-        status = tsr_fail(TSR_EUSAGE, "tessera %s: the job.yaml is missing; the line is: %s",
-                          row->name, row->line);
+    if (status == TSR_OK && !usage.job_path && row->command != TSR_COMMAND_ENV)
+        status = tsr_fail(TSR_EUSAGE, "tessera %s: the %s is missing; the line is: %s", row->name,
+                          takes_job(row) ? "job.yaml" : "path to inspect", row->line);
     if (status < 0)
         tsr_usage_free(&usage);
     else
