@@ -7,12 +7,16 @@
 #include "train/config_number.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 #include <unistd.h>
 
 static void put_number(tsr_text *out, double value)
 {
-    tsr_number_put(out, value, 0);
+    if (value == floor(value) && value < 1e15)
+        tsr_number_put_fixed(out, value, 0);
+    else
+        tsr_number_put(out, value, 0);
 }
 
 static void add_architecture(json_t *report, const tsr_model_config *c)

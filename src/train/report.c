@@ -109,6 +109,13 @@ static void put_bytes(tsr_text *out, uint64_t bytes)
     tsr_text_printf(out, " %s", units[unit]);
 }
 
+static void put_real(tsr_text *out, const char *key, double value)
+{
+    bool flops = ends_with(key, "_flops_per_s"), bytes = ends_with(key, "_bytes_per_s");
+    tsr_number_put(out, flops || bytes ? 1e-9 * value : value, DIGITS);
+    tsr_text_puts(out, flops ? " GFLOP/s" : bytes ? " GB/s" : "");
+}
+
 static void put_value(tsr_text *out, const char *key, const json_t *value)
 {
     const json_t *item;
@@ -124,13 +131,15 @@ static void put_value(tsr_text *out, const char *key, const json_t *value)
             tsr_text_printf(out, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
         break;
     case JSON_REAL:
-        tsr_number_put(out, json_real_value(value), DIGITS);
+        put_real(out, key, json_real_value(value));
         break;
     case JSON_TRUE:
     case JSON_FALSE:
         tsr_text_puts(out, json_is_true(value) ? "yes" : "no");
         break;
     case JSON_ARRAY:
+        if (!json_array_size(value) && !ends_with(key, "shape"))
+            tsr_text_puts(out, "none");
         if (ends_with(key, "shape"))
             tsr_text_puts(out, "[");
         json_array_foreach(value, i, item)
@@ -146,10 +155,20 @@ static void put_value(tsr_text *out, const char *key, const json_t *value)
     }
 }
 
+/* Without what stands behind the number. */
+static size_t key_length(const char *key)
+{
+    static const char *const units[] = {"_bytes", "_bytes_per_s", "_flops_per_s"};
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++)
+        if (ends_with(key, units[i]))
+            return strlen(key) - strlen(units[i]);
+    return strlen(key);
+}
+
 static void put_key(tsr_text *out, const char *key)
 {
-    for (const char *p = key; *p; p++)
-        tsr_text_append(out, *p == '_' ? " " : p, 1);
+    for (size_t i = 0; i < key_length(key); i++)
+        tsr_text_append(out, key[i] == '_' ? " " : &key[i], 1);
 }
 
 static void pad(tsr_text *out, size_t used, size_t width)
@@ -188,7 +207,7 @@ static int find_columns(column columns[MOST_COLUMNS], const json_t *rows)
         if (c == MOST_COLUMNS)
             continue;
         if (c == count)
-            columns[count++] = (column){key, width_of(key), json_is_number(value)};
+            columns[count++] = (column){key, key_length(key), json_is_number(value)};
         tsr_text_clear(&cell);
         put_value(&cell, key, value);
         size_t width = width_of(tsr_text_string(&cell));
@@ -256,7 +275,7 @@ static void put_object(tsr_text *out, const json_t *object, size_t indent)
             continue;
         pad(out, 0, indent);
         put_key(out, key);
-        pad(out, width_of(key), width + 2);
+        pad(out, key_length(key), width + 2);
         put_value(out, key, value);
         tsr_text_puts(out, "\n");
     }

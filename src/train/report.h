@@ -2,7 +2,8 @@
  * train/report.h: what a command found out, as one JSON object: printed as it is, or for people.
  *
  * For people: scalars a line each, objects indented below their key, a list of objects as a table. A
- * number whose key ends in "bytes" has its unit, true and false are yes and no, null is a dash.
+ * number whose key ends in "bytes", "_bytes_per_s" or "_flops_per_s" has its unit behind it instead of
+ * in the key; true and false are yes and no, null is a dash.
  */
 #ifndef TSR_TRAIN_REPORT_H
 #define TSR_TRAIN_REPORT_H
