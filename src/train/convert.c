@@ -120,7 +120,7 @@ tsr_status tsr_convert_run(char **text, const tsr_job_options *options, bool jso
     if (status == TSR_OK) {
         tsr_report_string(report, "output_dir", c.inputs.config.output_dir);
         tsr_report_int(report, "shards", c.written.shard_count);
-        tsr_report_int(report, "weight_bytes", c.written.total_bytes);
+        tsr_report_int(report, "weights_bytes", c.written.total_bytes);
         tsr_report_real(report, "seconds", tsr_now() - start);
         status = tsr_report_print(text, json_incref(report), json);
     }

@@ -106,7 +106,7 @@ static tsr_status add_tensors(json_t *report, const tsr_checkpoint *checkpoint)
     }
     tsr_report_int(report, "parameters", parameters);
     tsr_report_int(report, "parameters_in_4_bits", four_bit);
-    tsr_report_int(report, "weight_bytes", tsr_checkpoint_total_bytes(checkpoint));
+    tsr_report_int(report, "weights_bytes", tsr_checkpoint_total_bytes(checkpoint));
     return TSR_OK;
 }
 

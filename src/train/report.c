@@ -266,9 +266,11 @@ static void put_object(tsr_text *out, const json_t *object, size_t indent)
     const char *key;
     json_t *value;
     size_t width = 0;
-    json_object_foreach((json_t *)object, key,
-                        value) if (!json_is_object(value) && !is_table(value)) width =
-        width_of(key) > width ? width_of(key) : width;
+    json_object_foreach((json_t *)object, key, value)
+    {
+        bool line = !json_is_object(value) && !is_table(value);
+        width = line && key_length(key) > width ? key_length(key) : width;
+    }
     json_object_foreach((json_t *)object, key, value)
     {
         if (json_is_object(value) || is_table(value))
