@@ -19,7 +19,7 @@ struct tsr_roofs {
     tsr_stream *stream;
     tsr_arena *arena, *pinned;
     char *memory, *scratch, *host;
-    uint64_t bytes;
+    uint64_t bytes, scratch_bytes; /* scratch: none on the CPU, where nothing is chosen */
 };
 
 /* N(0, 1) about, as bf16: such bytes are harmless fp32 numbers too. */
@@ -47,10 +47,13 @@ static tsr_status fill(tsr_roofs *roofs)
 
 static tsr_status open_memory(tsr_roofs *roofs)
 {
-    uint64_t all = roofs->bytes + SCRATCH_BYTES;
+    bool chooses = tsr_device_kind_of(roofs->device) != TSR_DEVICE_CPU;
+    roofs->scratch_bytes = chooses ? SCRATCH_BYTES : 0;
+    uint64_t all = roofs->bytes + roofs->scratch_bytes;
     TSR_TRY(tsr_stream_create(&roofs->stream, roofs->device, "measure"));
     TSR_TRY(tsr_arena_create(&roofs->arena, roofs->device, TSR_MEMORY_DEVICE, all));
-    TSR_TRY(tsr_arena_take((void **)&roofs->scratch, roofs->arena, "scratch", SCRATCH_BYTES));
+    TSR_TRY(
+        tsr_arena_take((void **)&roofs->scratch, roofs->arena, "scratch", roofs->scratch_bytes));
     TSR_TRY(tsr_arena_take((void **)&roofs->memory, roofs->arena, "operands", roofs->bytes));
     return fill(roofs);
 }
@@ -166,7 +169,7 @@ tsr_status tsr_roofs_matmul(tsr_roof *out, tsr_roofs *roofs, const tsr_roofs_mat
                                       .gemm_count = 1,
                                       .stream = roofs->stream,
                                       .scratch = roofs->scratch,
-                                      .scratch_bytes = SCRATCH_BYTES};
+                                      .scratch_bytes = roofs->scratch_bytes};
     TSR_TRY(roofs->kernels->prepare(roofs->device, &prepare));
     const measured m = {roofs, call_matmul, &args,
                         2.0 * (double)s->m * (double)s->n * (double)s->k};

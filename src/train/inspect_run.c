@@ -46,7 +46,7 @@ static void add_steps(json_t *report, const tsr_run_metrics *m)
         seconds += isfinite(s->step_s) ? s->step_s : 0;
         tokens += (double)s->input_tokens;
         not_finite += !isfinite(s->loss) || !isfinite(s->grad_norm);
-        lowest = !(lowest <= s->loss) ? s->loss : lowest;
+        lowest = fmin(lowest, s->loss); /* of two, the one that is a number */
     }
     if (!m->step_count)
         return;
@@ -70,7 +70,7 @@ static void add_evaluations(json_t *report, const tsr_run_metrics *m)
         return;
     const tsr_run_evaluation *all = m->evaluations, *best = all;
     for (uint64_t i = 1; i < m->evaluation_count; i++)
-        best = all[i].loss < best->loss ? &all[i] : best;
+        best = all[i].loss < best->loss || isnan(best->loss) ? &all[i] : best;
     json_t *e = tsr_report_object(report, "evaluation");
     tsr_report_int(e, "times", m->evaluation_count);
     tsr_report_real(e, "first_loss", all[0].loss);
