@@ -105,7 +105,9 @@ static tsr_status refuse(const tsr_nf4_packed *packed, uint64_t index)
 {
     float value = 0;
     TSR_TRY(tsr_safetensors_read_f32(&value, packed->tensor, index, 1));
-    return tsr_nf4_shard_refuse(&packed->cut, 0, index, value, packed->tensor->name);
+    tsr_status status = tsr_nf4_refuse(index, value);
+    return tsr_fail(status, "tensor %s: %s; the base model's weights must be finite",
+                    packed->tensor->name, tsr_last_error());
 }
 
 /* The codes of the next chunk, elements `first` to packer->done, whose scales join those of the

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- the place ---- */
 
@@ -52,8 +53,12 @@ tsr_status tsr_convert_write(tsr_convert *convert, const tsr_model_output *outpu
     o.directory = config->output_dir;
     o.source = config->model_name_or_path;
     o.parameter_count = convert->inputs.layout.parameter_count;
+    bool there = access(o.directory, F_OK) == 0;
     TSR_TRY(tsr_output_make_directory(o.directory));
-    return tsr_model_write(&convert->written, &o);
+    tsr_status status = tsr_model_write(&convert->written, &o);
+    if (status < 0 && !there)
+        (void)rmdir(o.directory); /* as it was, if nothing is in it */
+    return status;
 }
 
 /* ---- running ---- */

@@ -172,6 +172,10 @@ static tsr_status read_metrics(tsr_run_metrics *out, const char *directory)
 {
     char path[TSR_INSPECT_PATH_BYTES];
     TSR_TRY(tsr_inspect_join(path, directory, "metrics.jsonl"));
+    if (access(path, F_OK) != 0)
+        return tsr_fail(TSR_EDATA,
+                        "%s: there is no metrics.jsonl in it: expected a run's output_dir",
+                        directory);
     return tsr_run_metrics_read(out, path);
 }
 

@@ -341,11 +341,27 @@ static int report_usage(void)
     return tsr_job_exit_code(TSR_EUSAGE);
 }
 
+/* Several processes that write the same files would be in each other's way. */
+static tsr_status check_alone(const tsr_usage *usage)
+{
+    const char *ranks = getenv("OMPI_COMM_WORLD_SIZE");
+    if (usage->command < TSR_COMMAND_MERGE || !ranks || !strcmp(ranks, "1"))
+        return TSR_OK;
+    return tsr_fail(TSR_EUSAGE,
+                    "started as %s ranks, but this command is one process, which uses all cores: "
+                    "leave out mpirun",
+                    ranks);
+}
+
 int main(int argc, char **argv)
 {
     tsr_usage usage;
     if (tsr_usage_parse(&usage, argc, argv) < 0)
         return report_usage();
+    if (check_alone(&usage) < 0) {
+        tsr_usage_free(&usage);
+        return report_usage();
+    }
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);

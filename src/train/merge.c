@@ -48,7 +48,8 @@ static tsr_status narrow_rows(merging *all, const tsr_layout_linear *linear, con
                             "or the adapter has a value that is not finite, or a row of zeros has "
                             "a magnitude",
                             linear->path, (unsigned long long)(first + i / linear->in),
-                            (unsigned long long)(i % linear->in), (double)rows[i]);
+                            (unsigned long long)(i % linear->in),
+                            isnan(rows[i]) ? (double)NAN : (double)rows[i]);
     }
     return TSR_OK;
 }
