@@ -208,7 +208,7 @@ static void check_kill(void)
                   "merge job.yaml " WITH " overwrite_output_dir=true");
         for (double end = cli_now() + 10; !cli_exists("pid") && cli_now() < end;)
             cli_sleep(0.001);
-        cli_sleep(0.02 * i);
+        cli_sleep(0.05 * i);
         char *text = cli_read("pid", NULL);
         if (text)
             kill((pid_t)atoi(text), SIGKILL);
