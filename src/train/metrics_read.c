@@ -30,8 +30,6 @@ static void *grow(void *array, uint64_t count, size_t element)
 
 static tsr_status add_step(tsr_run_metrics *m, const json_t *line, int64_t step, const char *place)
 {
-    while (m->step_count && m->steps[m->step_count - 1].step >= step)
-        m->step_count--; /* done again after a resume */
     tsr_run_step *steps = grow(m->steps, m->step_count, sizeof *steps);
     if (!steps)
         return tsr_fail(TSR_ENOMEM, "%s: out of memory", place);
@@ -51,8 +49,6 @@ static tsr_status add_step(tsr_run_metrics *m, const json_t *line, int64_t step,
 static tsr_status add_evaluation(tsr_run_metrics *m, const json_t *line, int64_t step,
                                  const char *place)
 {
-    while (m->evaluation_count && m->evaluations[m->evaluation_count - 1].step >= step)
-        m->evaluation_count--;
     tsr_run_evaluation *all = grow(m->evaluations, m->evaluation_count, sizeof *all);
     if (!all)
         return tsr_fail(TSR_ENOMEM, "%s: out of memory", place);
@@ -61,10 +57,20 @@ static tsr_status add_evaluation(tsr_run_metrics *m, const json_t *line, int64_t
     return TSR_OK;
 }
 
+/* What came after the step that a run goes on from is done again. */
+static void forget_after(tsr_run_metrics *m, int64_t step)
+{
+    while (m->step_count && m->steps[m->step_count - 1].step > step)
+        m->step_count--;
+    while (m->evaluation_count && m->evaluations[m->evaluation_count - 1].step > step)
+        m->evaluation_count--;
+}
+
 static void add_event(tsr_run_metrics *m, json_t *line, const char *event)
 {
     const char *status = json_string_value(json_object_get(line, "status"));
     if (!strcmp(event, "start")) {
+        forget_after(m, integer(line, "resumed_step"));
         json_decref(m->start);
         m->start = json_incref(line);
         m->start_count++;

@@ -2,7 +2,7 @@
  * train/metrics_read.h: a run's metrics.jsonl, read back: for `inspect` and its plot.
  *
  * A last line without its end is still being written and is left out. A run that was resumed goes on
- * in the same file: what a later line says of a step or of the start replaces the earlier.
+ * in the same file, from its "resumed_step": what the file has of later steps was done again.
  */
 #ifndef TSR_TRAIN_METRICS_READ_H
 #define TSR_TRAIN_METRICS_READ_H
