@@ -130,7 +130,7 @@ static tsr_status merge(tsr_convert *convert, json_t *report)
     const tsr_inputs *inputs = &convert->inputs;
     merging all = {.convert = convert};
     TSR_TRY(check(inputs));
-    tsr_status status = tsr_merger_create(&all.merger, inputs, tsr_device_pool(convert->device));
+    tsr_status status = tsr_merger_create(&all.merger, inputs, tsr_device_pool(convert->device), 0);
     if (status == TSR_OK)
         status = tsr_copier_open(&all.copier, convert, true);
     if (status == TSR_OK)

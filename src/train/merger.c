@@ -5,11 +5,12 @@
 
 #include <stdlib.h>
 
-#define CHUNK_ELEMENTS ((uint64_t)4 << 20) /* of W; a longer row is a chunk of its own */
+#define CHUNK_ELEMENTS ((uint64_t)4 << 20)
 
 struct tsr_merger {
     const tsr_inputs *inputs;
     tsr_pool *pool;
+    uint64_t chunk_elements;
     float *w, *a, *b, *m;
     /* The linear that a and stored belong to. */
     const tsr_layout_linear *linear;
@@ -22,20 +23,23 @@ static uint64_t larger(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-static uint64_t chunk_rows(const tsr_layout_linear *linear)
+/* At least one. */
+static uint64_t chunk_rows(uint64_t chunk_elements, const tsr_layout_linear *linear)
 {
-    uint64_t rows = larger(CHUNK_ELEMENTS / linear->in, 1);
+    uint64_t rows = larger(chunk_elements / linear->in, 1);
     return rows < linear->out ? rows : linear->out;
 }
 
-tsr_status tsr_merger_create(tsr_merger **out, const tsr_inputs *inputs, tsr_pool *pool)
+tsr_status tsr_merger_create(tsr_merger **out, const tsr_inputs *inputs, tsr_pool *pool,
+                             uint64_t chunk_elements)
 {
     const tsr_layout *layout = &inputs->layout;
     uint64_t w = 1, a = 1, b = 1, m = 1;
+    uint64_t elements = chunk_elements ? chunk_elements : CHUNK_ELEMENTS;
     for (int i = 0; i < layout->layer_count; i++)
         for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
             const tsr_layout_linear *l = &layout->unit[i].linear[kind];
-            uint64_t rows = chunk_rows(l);
+            uint64_t rows = chunk_rows(elements, l);
             w = larger(w, rows * l->in);
             a = larger(a, l->r * l->in);
             b = larger(b, rows * l->r);
@@ -45,6 +49,7 @@ tsr_status tsr_merger_create(tsr_merger **out, const tsr_inputs *inputs, tsr_poo
     if (merger) {
         merger->inputs = inputs;
         merger->pool = pool;
+        merger->chunk_elements = elements;
         merger->w = malloc(w * sizeof(float));
         merger->a = malloc(a * sizeof(float));
         merger->b = malloc(b * sizeof(float));
@@ -106,7 +111,7 @@ static tsr_status add_adapter(tsr_merger *merger, uint64_t first, uint64_t rows)
 tsr_status tsr_merger_rows(const float **rows, uint64_t *count, tsr_merger *merger,
                            const tsr_layout_linear *linear, uint64_t first)
 {
-    uint64_t most = chunk_rows(linear), left = linear->out - first;
+    uint64_t most = chunk_rows(merger->chunk_elements, linear), left = linear->out - first;
     uint64_t some = left < most ? left : most, element = first * linear->in;
     if (merger->linear != linear)
         TSR_TRY(begin(merger, linear));

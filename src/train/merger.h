@@ -11,8 +11,9 @@
 
 typedef struct tsr_merger tsr_merger;
 
-/* `inputs` has the model and init_adapter, and is borrowed. */
-tsr_status tsr_merger_create(tsr_merger **out, const tsr_inputs *inputs, tsr_pool *pool);
+/* `inputs` has the model and init_adapter, and is borrowed. chunk_elements of W at a time; 0: 4 Mi. */
+tsr_status tsr_merger_create(tsr_merger **out, const tsr_inputs *inputs, tsr_pool *pool,
+                             uint64_t chunk_elements);
 void tsr_merger_destroy(tsr_merger *merger);
 
 /* Rows [first, first + *count) of `linear`, of inputs->layout, to *rows [*count, in], which stay until

@@ -206,7 +206,8 @@ typedef struct {
     tsr_merger *merger;
 } merge_rig;
 
-static void open_rig(merge_rig *rig, const char *model, const char *adapter)
+/* chunk 0: as the command does. */
+static void open_rig(merge_rig *rig, const char *model, const char *adapter, uint64_t chunk)
 {
     const char *const overrides[] = {key("model_name_or_path", model), key("init_adapter", adapter),
                                      "output_dir=unused"};
@@ -217,7 +218,7 @@ static void open_rig(merge_rig *rig, const char *model, const char *adapter)
     succeed(tsr_inputs_read_config(&rig->inputs, &source));
     succeed(tsr_inputs_read_model(&rig->inputs, false));
     succeed(tsr_device_create_cpu(&rig->device, &(tsr_device_options){0}));
-    succeed(tsr_merger_create(&rig->merger, &rig->inputs, tsr_device_pool(rig->device)));
+    succeed(tsr_merger_create(&rig->merger, &rig->inputs, tsr_device_pool(rig->device), chunk));
 }
 
 static void close_rig(merge_rig *rig)
@@ -284,7 +285,7 @@ static void check_trace(const char *name)
     snprintf(adapter, sizeof adapter, GOLDEN "/traces/%s/final", name);
     snprintf(file, sizeof file, GOLDEN "/traces/%s/trace.safetensors", name);
     golden_file trace = golden_open(file);
-    open_rig(&rig, quantized, adapter);
+    open_rig(&rig, quantized, adapter, 10007);
     for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
         const tsr_layout_linear *linear = &rig.inputs.layout.unit[0].linear[kind];
         float *w = merged(&rig, linear);
@@ -378,7 +379,7 @@ static void check_adapter(const char *directory, int (*selects)(int layer, int k
 {
     merge_rig rig;
     golden_file adapter = golden_open(join(directory, "/adapter_model.safetensors"));
-    open_rig(&rig, MODEL, directory);
+    open_rig(&rig, MODEL, directory, 5000);
     for (int layer = 0; layer < 6; layer++)
         for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
             const tsr_layout_linear *linear = &rig.inputs.layout.unit[layer].linear[kind];
@@ -454,7 +455,7 @@ static void check_written(const char *model, const char *adapter, const char *na
     free(text);
     assert_int_equal(warned, four_bit);
     golden_file out = golden_open(join(directory, "/model.safetensors"));
-    open_rig(&rig, model, adapter);
+    open_rig(&rig, model, adapter, 0);
     assert_int_equal(json_object_size(out.header), 57 + 1);
     for (int layer = 0; layer < 6; layer++)
         for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {

@@ -149,6 +149,7 @@ static void test_adapter(void **state)
 #define START                                                                                      \
     "{\"event\":\"start\",\"version\":\"1\",\"ranks\":2,\"device\":\"CPU\",\"model\":\"m\","       \
     "\"total_steps\":4,\"trainable_parameters\":10}\n"
+#define RESUMED "{\"event\":\"start\",\"version\":\"1\",\"resumed_step\":1}\n"
 #define STEP(n, loss, rate)                                                                        \
     "{\"step\":" #n ",\"epoch\":0.5,\"loss\":" #loss ",\"grad_norm\":1,\"learning_rate\":" #rate   \
     ",\"label_tokens\":3,\"input_tokens\":100,\"tokens_per_s\":50,\"step_s\":2,"                   \
@@ -182,14 +183,16 @@ static void test_run(void **state)
     is_text(r, "files.0.name", "metrics.jsonl");
     json_decref(r);
     /* resumed from step 1; then killed in the middle of a line */
-    r = inspect(run_of(START STEP(1, 2.5, 1e-3) STEP(2, 9, 1e-3) EVAL(2, 9)
-                           START STEP(2, 2.25, 1e-3) STEP(3, null, 1e-3) "{\"step\":4,\"lo"));
+    r = inspect(run_of(START STEP(1, 2.5, 1e-3) EVAL(1, 3) STEP(2, 1, 1e-3) EVAL(2, 1)
+                           RESUMED STEP(2, 2.25, 1e-3) STEP(3, null, 1e-3) "{\"step\":4,\"lo"));
     is_int(r, "resumed_times", 1);
     is_int(r, "steps_done", 3);
     is_text(r, "status", "running or ended without a word");
     is_real(r, "training.lowest_loss", 2.25);
     assert_true(json_is_null(at(r, "training.last_loss")));
     is_int(r, "training.steps_not_finite", 1);
+    is_int(r, "evaluation.times", 1);
+    is_real(r, "evaluation.last_loss", 3);
     json_decref(r);
 }
 
