@@ -26,8 +26,7 @@ static const struct {
 tsr_status tsr_inspect_join(char path[TSR_INSPECT_PATH_BYTES], const char *directory,
                             const char *name)
 {
-    const char *slash = *directory && directory[strlen(directory) - 1] == '/' ? "" : "/";
-    int length = snprintf(path, TSR_INSPECT_PATH_BYTES, "%s%s%s", directory, slash, name);
+    int length = snprintf(path, TSR_INSPECT_PATH_BYTES, "%s/%s", directory, name);
     if (length < 0 || length >= TSR_INSPECT_PATH_BYTES)
         return tsr_fail(TSR_EDATA, "%s: the path is too long", directory);
     return TSR_OK;

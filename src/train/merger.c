@@ -85,7 +85,8 @@ static tsr_status begin(tsr_merger *merger, const tsr_layout_linear *linear)
         TSR_TRY(tsr_nf4_stored_open(&merger->stored, &linear->source));
     if (linear->r) {
         merger->module = tsr_peft_module_find(merger->inputs->adapter.init, linear->path);
-        TSR_TRY(tsr_safetensors_read_f32(merger->a, merger->module->a, 0, linear->r * linear->in));
+        TSR_TRY(tsr_safetensors_read_f32(merger->a, merger->module->a, 0,
+                                         merger->module->r * linear->in));
     }
     merger->linear = linear;
     return TSR_OK;
@@ -95,12 +96,12 @@ static tsr_status add_adapter(tsr_merger *merger, uint64_t first, uint64_t rows)
 {
     const tsr_layout_linear *linear = merger->linear;
     const tsr_peft_module *module = merger->module;
-    TSR_TRY(tsr_safetensors_read_f32(merger->b, module->b, first * linear->r, rows * linear->r));
+    TSR_TRY(tsr_safetensors_read_f32(merger->b, module->b, first * module->r, rows * module->r));
     if (linear->dora)
         TSR_TRY(tsr_safetensors_read_f32(merger->m, module->magnitude, first, rows));
     const tsr_adapter_merge_args args = {.rows = rows,
                                          .in = linear->in,
-                                         .r = linear->r,
+                                         .r = module->r,
                                          .a = merger->a,
                                          .b = merger->b,
                                          .m = linear->dora ? merger->m : NULL,
