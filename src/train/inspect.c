@@ -74,7 +74,7 @@ tsr_status tsr_inspect_safetensors(json_t *report, const char *path)
     }
     tsr_report_int(report, "tensor_count", count);
     tsr_report_int(report, "elements", elements);
-    tsr_report_int(report, "tensor_bytes", bytes);
+    tsr_report_int(report, "data_bytes", bytes);
     tsr_safetensors_each_metadata(file, add_metadata, tsr_report_object(report, "metadata"));
     json_object_set_new(report, "dtypes", dtypes);
     json_object_set_new(report, "tensors", rows);
@@ -148,7 +148,7 @@ tsr_status tsr_inspect_adapter(json_t *report, const char *directory)
     }
     tsr_report_int(report, "modules", tsr_peft_module_count(peft));
     tsr_report_int(report, "trainable_parameters", trainable);
-    tsr_report_int(report, "tensor_bytes", bytes);
+    tsr_report_int(report, "data_bytes", bytes);
     json_object_set_new(report, "dtypes", dtypes);
     json_object_set_new(report, "tensors", rows);
     tsr_peft_close(peft);

@@ -51,17 +51,17 @@ static void add_steps(json_t *report, const tsr_run_metrics *m)
     if (!m->step_count)
         return;
     const tsr_run_step *first = &m->steps[0], *last = &m->steps[m->step_count - 1];
-    json_t *loss = tsr_report_object(report, "training");
-    tsr_report_real(loss, "first_loss", first->loss);
-    tsr_report_real(loss, "last_loss", last->loss);
-    tsr_report_real(loss, "lowest_loss", lowest);
-    tsr_report_real(loss, "last_learning_rate", last->learning_rate);
-    tsr_report_real(loss, "epochs", last->epoch);
-    tsr_report_real(loss, "input_tokens", tokens);
-    tsr_report_real(loss, "seconds", seconds);
-    tsr_report_real(loss, "tokens_per_s", seconds > 0 ? tokens / seconds : NAN);
-    tsr_report_int(loss, "device_bytes", (uint64_t)last->device_bytes);
-    tsr_report_int(loss, "steps_not_finite", not_finite);
+    json_t *training = tsr_report_object(report, "training");
+    tsr_report_real(training, "first_loss", first->loss);
+    tsr_report_real(training, "last_loss", last->loss);
+    tsr_report_real(training, "lowest_loss", lowest);
+    tsr_report_real(training, "last_learning_rate", last->learning_rate);
+    tsr_report_real(training, "epochs", last->epoch);
+    tsr_report_real(training, "input_tokens", tokens);
+    tsr_report_real(training, "seconds", seconds);
+    tsr_report_real(training, "tokens_per_s", seconds > 0 ? tokens / seconds : NAN);
+    tsr_report_int(training, "device_memory_bytes", (uint64_t)last->device_bytes);
+    tsr_report_int(training, "steps_not_finite", not_finite);
 }
 
 static void add_evaluations(json_t *report, const tsr_run_metrics *m)

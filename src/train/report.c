@@ -86,9 +86,10 @@ static bool ends_with(const char *text, const char *end)
 }
 
 /* A name from a file may hold what a terminal would obey. */
-static void put_string(tsr_text *out, const char *value)
+static void put_clean(tsr_text *out, const char *text, size_t length)
 {
-    for (const unsigned char *p = (const unsigned char *)value; *p; p++) {
+    const unsigned char *p = (const unsigned char *)text, *end = p + length;
+    for (; p < end; p++) {
         bool c1 = p[0] == 0xc2 && p[1] < 0xa0;
         if (*p < 0x20 || *p == 0x7f || c1)
             tsr_text_puts(out, "?");
@@ -122,7 +123,7 @@ static void put_value(tsr_text *out, const char *key, const json_t *value)
     size_t i;
     switch (json_typeof(value)) {
     case JSON_STRING:
-        put_string(out, json_string_value(value));
+        put_clean(out, json_string_value(value), json_string_length(value));
         break;
     case JSON_INTEGER:
         if (ends_with(key, "bytes"))
@@ -155,20 +156,17 @@ static void put_value(tsr_text *out, const char *key, const json_t *value)
     }
 }
 
-/* Without what stands behind the number. */
-static size_t key_length(const char *key)
+/* Of a number without the unit, which stands behind it. */
+static void put_key(tsr_text *out, const char *key, bool number)
 {
     static const char *const units[] = {"_bytes", "_bytes_per_s", "_flops_per_s"};
-    for (size_t i = 0; i < sizeof units / sizeof *units; i++)
-        if (ends_with(key, units[i]))
-            return strlen(key) - strlen(units[i]);
-    return strlen(key);
-}
-
-static void put_key(tsr_text *out, const char *key)
-{
-    for (size_t i = 0; i < key_length(key); i++)
-        tsr_text_append(out, key[i] == '_' ? " " : &key[i], 1);
+    size_t length = strlen(key);
+    for (size_t i = 0; number && i < sizeof units / sizeof *units; i++)
+        if (ends_with(key, units[i])) {
+            length -= strlen(units[i]);
+            break;
+        }
+    put_clean(out, key, length);
 }
 
 static void pad(tsr_text *out, size_t used, size_t width)
@@ -183,6 +181,15 @@ static size_t width_of(const char *text)
     size_t width = 0;
     for (; *text; text++)
         width += ((unsigned char)*text & 0xc0) != 0x80;
+    return width;
+}
+
+static size_t key_width(const char *key, bool number)
+{
+    tsr_text text = {0};
+    put_key(&text, key, number);
+    size_t width = width_of(tsr_text_string(&text));
+    tsr_text_free(&text);
     return width;
 }
 
@@ -207,7 +214,8 @@ static int find_columns(column columns[MOST_COLUMNS], const json_t *rows)
         if (c == MOST_COLUMNS)
             continue;
         if (c == count)
-            columns[count++] = (column){key, key_length(key), json_is_number(value)};
+            columns[count++] =
+                (column){key, key_width(key, json_is_number(value)), json_is_number(value)};
         tsr_text_clear(&cell);
         put_value(&cell, key, value);
         size_t width = width_of(tsr_text_string(&cell));
@@ -237,7 +245,7 @@ static void put_table(tsr_text *out, const json_t *rows, size_t indent)
     pad(out, 0, indent);
     for (int c = 0; c < count; c++) {
         tsr_text_clear(&cell);
-        put_key(&cell, columns[c].key);
+        put_key(&cell, columns[c].key, columns[c].right);
         put_cell(out, &columns[c], tsr_text_string(&cell), c + 1 == count);
     }
     json_array_foreach(rows, r, row)
@@ -265,19 +273,20 @@ static void put_object(tsr_text *out, const json_t *object, size_t indent)
 {
     const char *key;
     json_t *value;
-    size_t width = 0;
+    size_t widest = 0, width;
     json_object_foreach((json_t *)object, key, value)
     {
         bool line = !json_is_object(value) && !is_table(value);
-        width = line && key_length(key) > width ? key_length(key) : width;
+        width = line ? key_width(key, json_is_number(value)) : 0;
+        widest = width > widest ? width : widest;
     }
     json_object_foreach((json_t *)object, key, value)
     {
         if (json_is_object(value) || is_table(value))
             continue;
         pad(out, 0, indent);
-        put_key(out, key);
-        pad(out, key_length(key), width + 2);
+        put_key(out, key, json_is_number(value));
+        pad(out, key_width(key, json_is_number(value)), widest + 2);
         put_value(out, key, value);
         tsr_text_puts(out, "\n");
     }
@@ -287,7 +296,7 @@ static void put_object(tsr_text *out, const json_t *object, size_t indent)
             continue;
         tsr_text_puts(out, "\n");
         pad(out, 0, indent);
-        put_key(out, key);
+        put_key(out, key, false);
         tsr_text_puts(out, "\n");
         if (is_table(value))
             put_table(out, value, indent + 2);

@@ -84,7 +84,7 @@ static void test_file(void **state)
     is_text(r, "kind", "safetensors");
     is_int(r, "tensor_count", 2);
     is_int(r, "elements", 7);
-    is_int(r, "tensor_bytes", 25);
+    is_int(r, "data_bytes", 25);
     is_text(r, "metadata.by", "hand");
     is_int(r, "dtypes.F32_bytes", 24);
     is_text(r, "tensors.0.name", "x");
@@ -344,7 +344,7 @@ static void test_report(void **state)
     tsr_report_bool(root, "use_dora", true);
     tsr_report_real(root, "copy_bytes_per_s", 2.5e9);
     tsr_report_real(root, "nothing", NAN);
-    tsr_report_string(tsr_report_object(root, "inner"), "key", "value");
+    tsr_report_string(tsr_report_object(root, "inner"), "a\x1b_bytes", "value");
     rows = tsr_report_array(root, "rows");
     tsr_report_int(tsr_report_row(rows), "count", 5);
     json_t *row = tsr_report_row(rows);
@@ -353,10 +353,10 @@ static void test_report(void **state)
     succeed(tsr_report_print(&text, root, false));
     assert_string_equal(text, "name      a?[2Jb???\n"
                               "file      1.5 KiB\n"
-                              "use dora  yes\n"
+                              "use_dora  yes\n"
                               "copy      2.5 GB/s\n"
                               "nothing   -\n"
-                              "\ninner\n  key  value\n"
+                              "\ninner\n  a?_bytes  value\n"
                               "\nrows\n  count  word\n      5  \n   1000  x\n");
     free(text);
 }
