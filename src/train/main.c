@@ -260,6 +260,12 @@ static int run_job(const tsr_usage *usage)
 
 #define PROGRESS_SECONDS 5 /* between lines of progress where there is no terminal */
 
+static bool is_tool(const tsr_usage *usage)
+{
+    return usage->command == TSR_COMMAND_MERGE || usage->command == TSR_COMMAND_QUANTIZE ||
+           usage->command == TSR_COMMAND_INSPECT || usage->command == TSR_COMMAND_ENV;
+}
+
 typedef struct {
     bool terminal, shown; /* shown: a line of progress is on the terminal */
     int percent;
@@ -345,7 +351,7 @@ static int report_usage(void)
 static tsr_status check_alone(const tsr_usage *usage)
 {
     const char *ranks = getenv("OMPI_COMM_WORLD_SIZE");
-    if (usage->command < TSR_COMMAND_MERGE || !ranks || !strcmp(ranks, "1"))
+    if (!is_tool(usage) || !ranks || !strcmp(ranks, "1"))
         return TSR_OK;
     return tsr_fail(TSR_EUSAGE,
                     "started as %s ranks, but this command is one process, which uses all cores: "
@@ -368,7 +374,7 @@ int main(int argc, char **argv)
     int code = 0;
     if (usage.command == TSR_COMMAND_TEXT)
         fputs(tsr_text_string(&usage.text), stdout);
-    else if (usage.command >= TSR_COMMAND_MERGE)
+    else if (is_tool(&usage))
         code = run_tool(&usage);
     else
         code = run_job(&usage);

@@ -15,7 +15,7 @@ typedef enum {
     TSR_COMMAND_TRAIN,
     TSR_COMMAND_PLAN,
     TSR_COMMAND_EVAL,
-    TSR_COMMAND_MERGE, /* this and the following: no job and no ranks */
+    TSR_COMMAND_MERGE,
     TSR_COMMAND_QUANTIZE,
     TSR_COMMAND_INSPECT,
     TSR_COMMAND_ENV
