@@ -10,10 +10,9 @@
  * was not the same. Beside it stands the floor: FLOPs of the step (floor.h) at the rate of a matmul
  * measured in the same run.
  */
-#include "base/clock.h"
 #include "base/philox.h"
 #include "floor.h"
-#include "kernels/kernels.h"
+#include "kernels/roofs.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -239,45 +238,31 @@ static measured run_peft(const bench *b, bool dora, json_t *about)
 
 /* ---- the floor ---- */
 
-/* FLOP/s of an m x n x k matmul on all threads, sustained for two seconds. */
-static double matmul_rate(tsr_pool *pool, int64_t m, int64_t n, int64_t k)
-{
-    int64_t elements = m * k + k * n, count = 0;
-    float *a = malloc((size_t)(elements + m * n) * sizeof *a);
-    if (!a)
-        die("no memory");
-    for (int64_t i = 0; i < elements; i++)
-        a[i] = 2 * tsr_philox_uniform((uint32_t)tsr_mix((uint64_t)i)) - 1;
-    tsr_gemm_args args = {.m = m,
-                          .n = n,
-                          .k = k,
-                          .a = a,
-                          .b = a + m * k,
-                          .trans_b = true,
-                          .c = a + elements,
-                          .alpha = 1};
-    double start = tsr_now();
-    for (; tsr_now() - start < 2; count++)
-        if (tsr_gemm_ref(&args, pool) != TSR_OK)
-            die("%s", tsr_last_error());
-    double seconds = tsr_now() - start;
-    free(a);
-    return 2.0 * (double)(m * n * k * count) / seconds;
-}
-
 /* The roof: the largest linear of a layer, or a square matmul where that is faster. */
 static double measure_roof(bench *b)
 {
+    const tsr_roofs_matmul_shape shapes[2] = {
+        {BATCH * ROW_TOKENS, (int64_t)b->shape.f, (int64_t)b->shape.d, true, TSR_F32},
+        {1024, 1024, 1024, true, TSR_F32}};
     tsr_device *device;
-    if (tsr_device_create_cpu(&device, NULL) != TSR_OK)
+    tsr_roofs *roofs;
+    double most = 0;
+    uint64_t bytes = tsr_roofs_matmul_bytes(&shapes[0]),
+             square = tsr_roofs_matmul_bytes(&shapes[1]);
+    if (tsr_device_create_cpu(&device, NULL) < 0 ||
+        tsr_roofs_open(&roofs, tsr_kernels_cpu(), device, bytes > square ? bytes : square) < 0)
         die("%s", tsr_last_error());
-    tsr_pool *pool = tsr_device_pool(device);
     snprintf(b->cpu, sizeof b->cpu, "%s", tsr_device_description(device));
-    b->threads = tsr_pool_thread_count(pool);
-    double linear = matmul_rate(pool, BATCH * ROW_TOKENS, (int64_t)b->shape.f, (int64_t)b->shape.d);
-    double square = matmul_rate(pool, 1024, 1024, 1024);
+    b->threads = tsr_pool_thread_count(tsr_device_pool(device));
+    for (int i = 0; i < 2; i++) {
+        tsr_roof roof;
+        if (tsr_roofs_matmul(&roof, roofs, &shapes[i], 2) < 0)
+            die("%s", tsr_last_error());
+        most = roof.rate > most ? roof.rate : most;
+    }
+    tsr_roofs_close(roofs);
     tsr_device_destroy(device);
-    return linear > square ? linear : square;
+    return most;
 }
 
 /* ---- the report ---- */

@@ -146,6 +146,25 @@ TSR_API int tsr_job_save(tsr_job *job);
 /* NULL is fine. */
 TSR_API void tsr_job_destroy(tsr_job *job);
 
+/* ---- without ranks: each is one call of one process, and *text its report, the caller's (free) ---- */
+
+/* Merges init_adapter into model_name_or_path: a checkpoint in bf16 in output_dir, complete or not
+ * there. Of the options it takes the configuration, threads, log, progress and stop. */
+TSR_API int tsr_merge(const tsr_job_options *options, int json, char **text);
+
+/* Writes model_name_or_path to output_dir as bitsandbytes stores it in NF4; as tsr_merge. */
+TSR_API int tsr_quantize(const tsr_job_options *options, int json, char **text);
+
+/* What `path` holds: a safetensors file, or the directory of a model, an adapter or a run. */
+TSR_API int tsr_inspect(const char *path, int json, char **text);
+
+/* Draws a run's loss, evaluation loss and learning rate from its metrics.jsonl into an SVG file. */
+TSR_API int tsr_plot(const char *run_directory, const char *file);
+
+/* Backends, processor, GPUs, libraries, limits, and what is missing for what; with measure 1 also
+ * what this machine sustains, which takes seconds. */
+TSR_API int tsr_environment(int measure, int json, char **text);
+
 /* This thread's last error message; "" if there was none. */
 TSR_API const char *tsr_last_error(void);
 

@@ -1,5 +1,7 @@
 #include "adapters/regex.h"
 
+#include "adapters/set.h"
+
 #include "base/text.h"
 
 #include <oniguruma.h>
@@ -76,4 +78,9 @@ void tsr_path_regex_free(tsr_path_regex *regex)
         onig_free(regex->compiled);
     free(regex->expression);
     free(regex);
+}
+
+const char *tsr_adapter_regex_library(void)
+{
+    return onig_version();
 }

@@ -49,6 +49,10 @@ tsr_status tsr_comm_create_threads(tsr_comm **out, int size, double timeout_seco
  * one rank. */
 tsr_status tsr_comm_create_mpi(tsr_comm **out, double timeout_seconds);
 
+/* "Open MPI v4.1.4, ..." in `text`: the library, which need not be initialised. */
+#define TSR_MPI_LIBRARY_BYTES 8192 /* the most that the standard lets it say */
+void tsr_comm_mpi_library(char text[TSR_MPI_LIBRARY_BYTES]);
+
 /* The same ranks as `host` (a root or a split), for device memory of a CUDA device: collectives run
  * on its streams, through NCCL. What blocks (agree, check_same, split, share: TSR_EINVAL here) is
  * called on the host communicator; publish and abort are the same on both, and so is death. `host`

@@ -556,3 +556,13 @@ tsr_status tsr_comm_create_mpi(tsr_comm **out, double timeout_seconds)
 {
     return tsr_comm_create_mpi_with(out, timeout_seconds, &(tsr_comm_mpi_options){0});
 }
+
+_Static_assert(MPI_MAX_LIBRARY_VERSION_STRING <= TSR_MPI_LIBRARY_BYTES, "room for its version");
+
+void tsr_comm_mpi_library(char text[TSR_MPI_LIBRARY_BYTES])
+{
+    int length = 0;
+    if (MPI_Get_library_version(text, &length) != MPI_SUCCESS)
+        length = 0;
+    text[length] = 0;
+}

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct tsr_topology {
     hwloc_topology_t hwloc;
@@ -187,4 +188,50 @@ void tsr_topology_bind_memory(const tsr_topology *topology, void *memory, uint64
     else if (topology->bind && hwloc_get_nbobjs_by_type(topology->hwloc, HWLOC_OBJ_NUMANODE) > 1)
         hwloc_set_area_membind(topology->hwloc, memory, bytes, topology->share, HWLOC_MEMBIND_BIND,
                                0);
+}
+
+static int count_of(hwloc_topology_t hwloc, hwloc_obj_type_t type)
+{
+    int count = hwloc_get_nbobjs_by_type(hwloc, type);
+    return count > 0 ? count : 0;
+}
+
+/* "max", or a file that is not there, is no limit. */
+static uint64_t memory_limit(void)
+{
+    unsigned long long bytes = 0;
+    FILE *file = fopen("/sys/fs/cgroup/memory.max", "re");
+    if (!file)
+        file = fopen("/sys/fs/cgroup/memory/memory.limit_in_bytes", "re");
+    if (!file)
+        return 0;
+    if (fscanf(file, "%llu", &bytes) != 1)
+        bytes = 0;
+    fclose(file);
+    return bytes;
+}
+
+void tsr_topology_describe(tsr_topology_facts *out, const tsr_topology *topology)
+{
+    hwloc_topology_t hwloc = topology->hwloc;
+    hwloc_obj_t cache = hwloc_get_obj_by_type(hwloc, HWLOC_OBJ_L3CACHE, 0);
+    if (!cache)
+        cache = hwloc_get_obj_by_type(hwloc, HWLOC_OBJ_L2CACHE, 0);
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    *out = (tsr_topology_facts){.packages = count_of(hwloc, HWLOC_OBJ_PACKAGE),
+                                .numa_nodes = count_of(hwloc, HWLOC_OBJ_NUMANODE),
+                                .cores = count_of(hwloc, HWLOC_OBJ_CORE),
+                                .threads = count_of(hwloc, HWLOC_OBJ_PU),
+                                .last_level_cache_bytes =
+                                    cache && cache->attr ? cache->attr->cache.size : 0,
+                                .memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * page,
+                                .memory_free_bytes = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * page};
+    uint64_t limit = memory_limit();
+    out->memory_limit_bytes = limit < out->memory_bytes ? limit : 0; /* cgroup 1 says 2^63 */
+}
+
+void tsr_topology_library(char text[32])
+{
+    unsigned version = hwloc_get_api_version();
+    snprintf(text, 32, "%u.%u.%u", version >> 16, version >> 8 & 0xff, version & 0xff);
 }

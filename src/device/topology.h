@@ -22,6 +22,19 @@ int tsr_topology_core_count(const tsr_topology *topology);  /* that the process 
 int tsr_topology_share_count(const tsr_topology *topology); /* of this rank, at least 1 */
 const char *tsr_topology_model(const tsr_topology *topology);
 
+/* What the machine has, whatever this process may use of it; 0: not known. */
+typedef struct {
+    int packages, numa_nodes, cores, threads;
+    uint64_t last_level_cache_bytes; /* of one cache */
+    uint64_t memory_bytes, memory_free_bytes;
+    uint64_t memory_limit_bytes; /* of the cgroup; 0: none */
+} tsr_topology_facts;
+
+void tsr_topology_describe(tsr_topology_facts *out, const tsr_topology *topology);
+
+/* hwloc's version, as "2.9.0", in `text`. */
+void tsr_topology_library(char text[32]);
+
 /* Keeps the calling thread on the rank's share. Does nothing where the shares overlap (more ranks
  * than cores) or the share is all there is. A refusal by the system is ignored. */
 void tsr_topology_bind_thread(const tsr_topology *topology);

@@ -65,4 +65,15 @@ typedef struct {
 tsr_status tsr_checkpoint_weight(tsr_weight *out, const tsr_checkpoint *checkpoint,
                                  const char *name);
 
+/* The suffixes of the tensors beside a 4-bit weight, as "<name>.absmax". */
+#define TSR_WEIGHT_ABSMAX        ".absmax"
+#define TSR_WEIGHT_QUANT_MAP     ".quant_map"
+#define TSR_WEIGHT_NESTED_ABSMAX ".nested_absmax"
+#define TSR_WEIGHT_NESTED_MAP    ".nested_quant_map"
+#define TSR_WEIGHT_STATE         ".quant_state.bitsandbytes__nf4"
+
+/* The JSON of a 4-bit weight's state, byte for byte as bitsandbytes writes it, from shape, dtype,
+ * block sizes and nested_offset. *out is the caller's (free). */
+tsr_status tsr_weight_state_format(char **out, const tsr_weight *weight);
+
 #endif

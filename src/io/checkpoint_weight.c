@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STATE_SUFFIX       ".quant_state.bitsandbytes__nf4"
 #define FP4_STATE_SUFFIX   ".quant_state.bitsandbytes__fp4"
 #define MOST_STATE_BYTES   65536 /* of the state's JSON: about 250 in practice */
 #define QUANT_MAP_COUNT    16
@@ -147,6 +146,30 @@ static tsr_status read_state(tsr_weight *out, const json_t *state, const char *p
     return read_nested(out, state, place);
 }
 
+tsr_status tsr_weight_state_format(char **out, const tsr_weight *weight)
+{
+    static const char *const names[] = {
+        [TSR_F32] = "float32", [TSR_BF16] = "bfloat16", [TSR_F16] = "float16"};
+    json_t *shape = json_array(), *state = NULL;
+    bool failed = !shape;
+    for (int i = 0; i < weight->ndim; i++)
+        failed |= json_array_append_new(shape, json_integer((json_int_t)weight->shape[i])) != 0;
+    state = json_pack("{ss sI ss so}", "quant_type", "nf4", "blocksize",
+                      (json_int_t)weight->blocksize, "dtype", names[weight->dtype], "shape", shape);
+    failed |= !state;
+    if (state && weight->nested) {
+        json_t *nested =
+            json_pack("{sI ss sf}", "nested_blocksize", (json_int_t)weight->nested_blocksize,
+                      "nested_dtype", "float32", "nested_offset", weight->nested_offset);
+        failed |= !nested || json_object_update(state, nested) != 0;
+        json_decref(nested);
+    }
+    tsr_status status = failed ? tsr_fail(TSR_ENOMEM, "no memory for the state of a 4-bit weight")
+                               : tsr_json_format(out, state, 0);
+    json_decref(state);
+    return status;
+}
+
 /* Reads and parses the state's JSON, which is stored as the bytes of a U8 tensor. */
 static tsr_status load_state(tsr_weight *out, const tsr_tensor *tensor)
 {
@@ -199,15 +222,16 @@ static tsr_status describe_nf4(tsr_weight *out, const tsr_checkpoint *checkpoint
                         "shape %s needs %" PRIu64,
                         tsr_safetensors_path(weight->file), weight->name, weight->bytes,
                         tsr_shape_text(shown, out->shape, out->ndim), storage_bytes);
-    TSR_TRY(need_part(&out->absmax, checkpoint, weight, ".absmax", out->nested ? TSR_U8 : TSR_F32,
-                      out->block_count));
-    TSR_TRY(need_part(&out->quant_map, checkpoint, weight, ".quant_map", TSR_F32, QUANT_MAP_COUNT));
+    TSR_TRY(need_part(&out->absmax, checkpoint, weight, TSR_WEIGHT_ABSMAX,
+                      out->nested ? TSR_U8 : TSR_F32, out->block_count));
+    TSR_TRY(need_part(&out->quant_map, checkpoint, weight, TSR_WEIGHT_QUANT_MAP, TSR_F32,
+                      QUANT_MAP_COUNT));
     if (!out->nested)
         return TSR_OK;
     out->nested_count = tsr_ceil_div(out->block_count, out->nested_blocksize);
-    TSR_TRY(need_part(&out->nested_absmax, checkpoint, weight, ".nested_absmax", TSR_F32,
+    TSR_TRY(need_part(&out->nested_absmax, checkpoint, weight, TSR_WEIGHT_NESTED_ABSMAX, TSR_F32,
                       out->nested_count));
-    return need_part(&out->nested_quant_map, checkpoint, weight, ".nested_quant_map", TSR_F32,
+    return need_part(&out->nested_quant_map, checkpoint, weight, TSR_WEIGHT_NESTED_MAP, TSR_F32,
                      NESTED_MAP_COUNT);
 }
 
@@ -238,15 +262,15 @@ static tsr_status describe_plain(tsr_weight *out, const tsr_checkpoint *checkpoi
             "%s: tensor '%s' is stored as bitsandbytes int8 (load_in_8bit), only nf4 is "
             "supported: use the original model",
             path, weight->name);
-    if (find_part(checkpoint, weight->name, ".absmax"))
+    if (find_part(checkpoint, weight->name, TSR_WEIGHT_ABSMAX))
         return tsr_fail(TSR_EDATA, "%s: tensor '%s' has '%s.absmax', but '%s%s' is missing", path,
-                        weight->name, weight->name, weight->name, STATE_SUFFIX);
+                        weight->name, weight->name, weight->name, TSR_WEIGHT_STATE);
     if (weight->dtype != TSR_F32 && weight->dtype != TSR_BF16 && weight->dtype != TSR_F16)
         return tsr_fail(TSR_EDATA,
                         "%s: tensor '%s' is %s, expected F32, BF16, F16 or bitsandbytes' nf4 with "
                         "its '%s%s'",
                         path, weight->name, tsr_dtype_name(weight->dtype), weight->name,
-                        STATE_SUFFIX);
+                        TSR_WEIGHT_STATE);
     out->dtype = weight->dtype;
     out->ndim = weight->ndim;
     memcpy(out->shape, weight->shape, sizeof out->shape);
@@ -264,7 +288,7 @@ tsr_status tsr_checkpoint_weight(tsr_weight *out, const tsr_checkpoint *checkpoi
             "%s: tensor '%s' is missing: the checkpoint is incomplete, or is not of the "
             "model that config.json describes",
             tsr_checkpoint_directory(checkpoint), name);
-    const tsr_tensor *state = find_part(checkpoint, name, STATE_SUFFIX);
+    const tsr_tensor *state = find_part(checkpoint, name, TSR_WEIGHT_STATE);
     if (state)
         TSR_TRY(describe_nf4(&weight, checkpoint, state));
     else

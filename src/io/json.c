@@ -190,3 +190,22 @@ tsr_status tsr_json_object(json_t **out, const json_t *object, const char *key, 
     *out = value;
     return TSR_OK;
 }
+
+tsr_status tsr_json_format(char **out, const json_t *value, int indent)
+{
+    for (size_t digits = 15; digits <= 17; digits++) {
+        size_t flags = JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits) | JSON_INDENT((size_t)indent);
+        char *text = json_dumps(value, flags);
+        json_t *again = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
+        bool same = again && (digits == 17 || json_equal(again, value));
+        json_decref(again);
+        if (same) {
+            *out = text;
+            return TSR_OK;
+        }
+        free(text);
+        if (!again)
+            break;
+    }
+    return tsr_fail(TSR_ENOMEM, "no memory to write JSON");
+}

@@ -49,6 +49,10 @@ tsr_status tsr_json_number(double *out, const json_t *object, const char *key, d
 tsr_status tsr_json_array(json_t **out, const json_t *object, const char *key, const char *place);
 tsr_status tsr_json_object(json_t **out, const json_t *object, const char *key, const char *place);
 
+/* The value's text, keys in their order, each number in the fewest of 15 to 17 digits that read back
+ * as it; indent 0: on one line, ", " and ": " between (Python's way). *out is the caller's (free). */
+tsr_status tsr_json_format(char **out, const json_t *value, int indent);
+
 /* True if the key is there and not null: what "optional" means everywhere here. */
 bool tsr_json_has(const json_t *object, const char *key);
 

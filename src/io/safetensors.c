@@ -362,6 +362,15 @@ const char *tsr_safetensors_metadata(const tsr_safetensors *file, const char *ke
     return json_string_value(json_object_get(file->metadata, key));
 }
 
+void tsr_safetensors_each_metadata(const tsr_safetensors *file,
+                                   void (*visit)(void *user, const char *key, const char *value),
+                                   void *user)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach(file->metadata, key, value) visit(user, key, json_string_value(value));
+}
+
 tsr_status tsr_safetensors_read(void *dst, const tsr_tensor *tensor, uint64_t byte_offset,
                                 uint64_t bytes)
 {

@@ -51,6 +51,11 @@ const tsr_tensor *tsr_safetensors_find(const tsr_safetensors *file, const char *
 /* A value of the header's __metadata__; NULL if there is none. */
 const char *tsr_safetensors_metadata(const tsr_safetensors *file, const char *key);
 
+/* Calls visit for each pair of __metadata__, in the file's order. */
+void tsr_safetensors_each_metadata(const tsr_safetensors *file,
+                                   void (*visit)(void *user, const char *key, const char *value),
+                                   void *user);
+
 /* Copies `bytes` bytes of the tensor, from byte_offset on, to dst. Beyond the tensor: TSR_EINVAL.
  * A file that has become shorter: TSR_EDATA. */
 tsr_status tsr_safetensors_read(void *dst, const tsr_tensor *tensor, uint64_t byte_offset,
@@ -75,7 +80,16 @@ typedef struct {
     int ndim;
     uint64_t shape[TSR_TENSOR_MAX_DIMS];
     const void *data; /* row-major; may be NULL if it has no element */
+    /* Instead of data, for tensors that are made while they are written: the next bytes, at least
+     * one, of the row-major data, from byte `offset` on; they stay until the next call. */
+    tsr_status (*next)(const void **data, uint64_t *bytes, void *user, uint64_t offset);
+    void *user;
 } tsr_tensor_source;
+
+/* The tensor's bytes. TSR_EINVAL, naming `path` and the tensor: no name, a dtype or shape that does
+ * not exist, bytes that overflow. */
+tsr_status tsr_tensor_source_bytes(uint64_t *out, const tsr_tensor_source *source,
+                                   const char *path);
 
 /* Writes a file as the Python library does, byte for byte: metadata {"format":"pt"}, tensors by
  * dtype (widest alignment first) then name, the header padded with spaces to 8 bytes. The order of

@@ -33,7 +33,7 @@ static int by_name(const void *a, const void *b)
                   (*(const tsr_tensor_source *const *)b)->name);
 }
 
-static tsr_status source_bytes(uint64_t *out, const tsr_tensor_source *source, const char *path)
+tsr_status tsr_tensor_source_bytes(uint64_t *out, const tsr_tensor_source *source, const char *path)
 {
     if (!source->name || !source->name[0] || (unsigned)source->dtype >= TSR_DTYPE_COUNT ||
         source->ndim < 0 || source->ndim > TSR_TENSOR_MAX_DIMS)
@@ -43,7 +43,7 @@ static tsr_status source_bytes(uint64_t *out, const tsr_tensor_source *source, c
     for (int i = 0; i < source->ndim; i++)
         if (!tsr_mul_u64(&bytes, bytes, source->shape[i]))
             return tsr_fail(TSR_EINVAL, "%s: tensor '%s': its bytes overflow", path, source->name);
-    if (bytes && !source->data)
+    if (bytes && !source->data && !source->next)
         return tsr_fail(TSR_EINVAL, "%s: tensor '%s': no data", path, source->name);
     *out = bytes;
     return TSR_OK;
@@ -53,7 +53,7 @@ static tsr_status check_sources(const tsr_tensor_source **sorted, uint64_t count
 {
     uint64_t bytes;
     for (uint64_t i = 0; i < count; i++)
-        TSR_TRY(source_bytes(&bytes, sorted[i], path));
+        TSR_TRY(tsr_tensor_source_bytes(&bytes, sorted[i], path));
     qsort(sorted, count, sizeof *sorted, by_name);
     for (uint64_t i = 1; i < count; i++)
         if (!strcmp(sorted[i - 1]->name, sorted[i]->name))
@@ -81,7 +81,7 @@ static tsr_status make_header(tsr_text *header, const tsr_tensor_source **sorted
     uint64_t offset = 0, bytes;
     tsr_text_puts(header, "{\"__metadata__\":{\"format\":\"pt\"}");
     for (uint64_t i = 0; i < count; i++) {
-        TSR_TRY(source_bytes(&bytes, sorted[i], path));
+        TSR_TRY(tsr_tensor_source_bytes(&bytes, sorted[i], path));
         tsr_text_puts(header, ",");
         TSR_TRY(append_name(header, sorted[i]->name, path));
         tsr_text_printf(header, ":{\"dtype\":\"%s\",\"shape\":[", tsr_dtype_name(sorted[i]->dtype));
@@ -103,6 +103,27 @@ static tsr_status make_header(tsr_text *header, const tsr_tensor_source **sorted
     return TSR_OK;
 }
 
+static tsr_status write_tensor(tsr_file *file, const tsr_tensor_source *source, const char *path)
+{
+    uint64_t bytes;
+    TSR_TRY(tsr_tensor_source_bytes(&bytes, source, path));
+    if (!source->next)
+        return tsr_file_append(file, source->data, bytes);
+    for (uint64_t done = 0; done < bytes;) {
+        const void *data = NULL;
+        uint64_t some = 0;
+        TSR_TRY(source->next(&data, &some, source->user, done));
+        if (some == 0 || some > bytes - done)
+            return tsr_fail(TSR_EINTERNAL,
+                            "%s: tensor '%s': %" PRIu64 " bytes were made at %" PRIu64
+                            " of %" PRIu64,
+                            path, source->name, some, done, bytes);
+        TSR_TRY(tsr_file_append(file, data, some));
+        done += some;
+    }
+    return TSR_OK;
+}
+
 static tsr_status write_all(tsr_file *file, const tsr_text *header,
                             const tsr_tensor_source **sorted, uint64_t count, const char *path)
 {
@@ -111,11 +132,8 @@ static tsr_status write_all(tsr_file *file, const tsr_text *header,
         length[i] = (unsigned char)((uint64_t)header->length >> (8 * i));
     TSR_TRY(tsr_file_append(file, length, sizeof length));
     TSR_TRY(tsr_file_append(file, header->data, header->length));
-    for (uint64_t i = 0; i < count; i++) {
-        uint64_t bytes;
-        TSR_TRY(source_bytes(&bytes, sorted[i], path));
-        TSR_TRY(tsr_file_append(file, sorted[i]->data, bytes));
-    }
+    for (uint64_t i = 0; i < count; i++)
+        TSR_TRY(write_tensor(file, sorted[i], path));
     return tsr_file_finish(file);
 }
 

@@ -224,3 +224,8 @@ void tsr_gemm_block(const tsr_gemm_block_args *b)
     else
         run_tiles(b);
 }
+
+const char *tsr_gemm_block_library(void)
+{
+    return openblas_get_config();
+}

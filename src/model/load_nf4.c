@@ -9,9 +9,8 @@
 #include "model/load_parts.h"
 
 #include "base/checked.h"
-#include "quant/nf4_tensor.h"
+#include "quant/nf4_stored.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -236,56 +235,14 @@ static tsr_status quantize(tsr_load_job *job, tsr_linear_kind kind, const tsr_la
 /* One rank's part of a checkpoint's NF4 weight. */
 typedef struct {
     uint8_t *codes, *scales;
-    float *nested, map[256];
-    float offset;
+    tsr_nf4_state state;
 } stored_part;
 
 static void free_part(stored_part *p)
 {
     free(p->codes);
     free(p->scales);
-    free(p->nested);
-}
-
-/* The small replicated tensors of a pre-quantized weight, and whether they are what we understand.
- */
-static tsr_status read_state(const tsr_layout_linear *linear, const tsr_nf4_layout *cut,
-                             stored_part *p)
-{
-    const tsr_weight *source = &linear->source;
-    float map[16];
-    tsr_nf4_scales scales;
-    tsr_nf4_checkpoint stored = {.quant_type = "nf4",
-                                 .blocksize = source->blocksize,
-                                 .nested_blocksize = source->nested_blocksize,
-                                 .quant_map = map,
-                                 .quant_map_count = source->quant_map->element_count,
-                                 .code_byte_count = source->weight->bytes,
-                                 .absmax_count = source->absmax->element_count,
-                                 .nested_offset = source->nested_offset};
-    if (stored.quant_map_count != 16)
-        return tsr_fail(TSR_EDATA, "%s: %" PRIu64 " levels; NF4 has 16", source->quant_map->name,
-                        stored.quant_map_count);
-    TSR_TRY(tsr_safetensors_read(map, source->quant_map, 0, sizeof map));
-    if (cut->nested) {
-        if (source->nested_count != cut->nested_count ||
-            source->nested_quant_map->element_count != 256)
-            return tsr_fail(TSR_EDATA,
-                            "%s: %" PRIu64 " nested scales and a map of %" PRIu64
-                            " values; %" PRIu64 " and 256 are expected",
-                            source->weight->name, source->nested_count,
-                            source->nested_quant_map->element_count, cut->nested_count);
-        TSR_TRY(tsr_safetensors_read(p->nested, source->nested_absmax, 0,
-                                     source->nested_absmax->bytes));
-        TSR_TRY(tsr_safetensors_read(p->map, source->nested_quant_map, 0, sizeof p->map));
-        stored.nested_absmax = p->nested;
-        stored.nested_absmax_count = source->nested_count;
-        stored.nested_map = p->map;
-        stored.nested_map_count = 256;
-    }
-    TSR_TRY(tsr_nf4_check_checkpoint(&scales, cut, &stored, source->weight->name));
-    p->offset = scales.offset;
-    return TSR_OK;
+    tsr_nf4_state_free(&p->state);
 }
 
 static tsr_status read_stored(const tsr_load_job *job, const tsr_layout_linear *linear,
@@ -296,10 +253,9 @@ static tsr_status read_stored(const tsr_load_job *job, const tsr_layout_linear *
     tsr_nf4_range range = tsr_nf4_rank_range(cut, rank);
     p->codes = malloc(cut->code_bytes + 1);
     p->scales = malloc(cut->absmax_bytes + 1);
-    p->nested = malloc(cut->nested_count * sizeof(float) + 1);
-    if (!p->codes || !p->scales || !p->nested)
+    if (!p->codes || !p->scales)
         return tsr_fail(TSR_ENOMEM, "out of memory while loading %s", source->weight->name);
-    TSR_TRY(read_state(linear, cut, p));
+    TSR_TRY(tsr_nf4_state_read(&p->state, source, cut));
     TSR_TRY(tsr_load_read(tsr_device_pool(job->loader->device), p->codes, source->weight,
                           range.first_code_byte, range.code_byte_count));
     TSR_TRY(tsr_load_read(tsr_device_pool(job->loader->device), p->scales, source->absmax,
@@ -322,11 +278,11 @@ static tsr_status deliver(const tsr_load_job *job, tsr_linear_kind kind,
                              p->scales, cut->absmax_bytes));
     if (!cut->nested)
         return TSR_OK;
-    tsr_model_set_offset(job->model, job->unit, kind, p->offset);
+    tsr_model_set_offset(job->model, job->unit, kind, p->state.scales.offset);
     TSR_TRY(tsr_device_write(device, tsr_model_nested_absmax(job->model, job->unit, kind),
-                             p->nested, cut->nested_count * sizeof(float)));
-    return tsr_device_write(device, tsr_model_nested_map(job->model, job->unit, kind), p->map,
-                            sizeof p->map);
+                             p->state.nested, cut->nested_count * sizeof(float)));
+    return tsr_device_write(device, tsr_model_nested_map(job->model, job->unit, kind), p->state.map,
+                            sizeof p->state.map);
 }
 
 /* Taken as it is, never quantized again. */

@@ -218,10 +218,12 @@ typedef struct {
 
 /* What the configuration is for decides which keys are required. */
 typedef enum {
-    TSR_CONFIG_TRAIN, /* model_name_or_path, dataset, output_dir */
-    TSR_CONFIG_PLAN,  /* model_name_or_path */
-    TSR_CONFIG_EVAL,  /* model_name_or_path, eval_dataset */
-    TSR_CONFIG_DATA   /* model_name_or_path, and a dataset or eval_dataset */
+    TSR_CONFIG_TRAIN,   /* model_name_or_path, dataset, output_dir */
+    TSR_CONFIG_PLAN,    /* model_name_or_path */
+    TSR_CONFIG_EVAL,    /* model_name_or_path, eval_dataset */
+    TSR_CONFIG_DATA,    /* model_name_or_path, and a dataset or eval_dataset */
+    TSR_CONFIG_MERGE,   /* model_name_or_path, init_adapter, output_dir */
+    TSR_CONFIG_QUANTIZE /* model_name_or_path, output_dir; no init_adapter */
 } tsr_config_use;
 
 /* Zero: no file and no overrides, for training. Everything is borrowed during the load only. */

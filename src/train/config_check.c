@@ -48,6 +48,12 @@ static const char *file_name(const checker *c)
     return c->source->name ? c->source->name : c->source->path ? c->source->path : "configuration";
 }
 
+/* Whether output_dir is written to. */
+static bool writes(const checker *c)
+{
+    return c->source->use != TSR_CONFIG_PLAN && c->source->use != TSR_CONFIG_EVAL;
+}
+
 static void check_required(const checker *c)
 {
     const tsr_config *config = c->config;
@@ -61,9 +67,11 @@ static void check_required(const checker *c)
         {"dataset", "a jsonl file", use == TSR_CONFIG_TRAIN || use == TSR_CONFIG_DATA,
          config->dataset.count || (use == TSR_CONFIG_DATA && config->eval_dataset.count)},
         {"eval_dataset", "a jsonl file", use == TSR_CONFIG_EVAL, config->eval_dataset.count},
-        {"output_dir", "the directory to write to", use == TSR_CONFIG_TRAIN, config->output_dir},
+        {"init_adapter", "the directory of an adapter", use == TSR_CONFIG_MERGE,
+         config->init_adapter},
+        {"output_dir", "the directory to write to", writes(c), config->output_dir},
     };
-    for (int i = 0; i < 4; i++)
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (keys[i].needed && !keys[i].given && usable(c, keys[i].key))
             tsr_config_error(
                 c->errors, is_set(c, keys[i].key) ? where(c, keys[i].key) : file_name(c),
@@ -119,7 +127,7 @@ static void check_paths(const checker *c)
         return;
     const char *sources[] = {"model_name_or_path", "init_adapter"};
     const char *paths[] = {config->model_name_or_path, config->init_adapter};
-    for (int i = 0; i < 2 && c->source->use == TSR_CONFIG_TRAIN; i++)
+    for (int i = 0; i < 2 && writes(c); i++)
         if (paths[i] && !strcmp(paths[i], config->output_dir))
             tsr_config_error(c->errors, where(c, "output_dir"),
                              "output_dir: '%s' is also %s (%s); write to another directory",
@@ -244,6 +252,22 @@ static void check_device(const checker *c)
                          origin(c, "dtype")->spelled ? origin(c, "dtype")->spelled : "dtype");
 }
 
+/* What quantize cannot do. */
+static void check_quantize(const checker *c)
+{
+    const tsr_config *config = c->config;
+    if (c->source->use != TSR_CONFIG_QUANTIZE)
+        return;
+    if (config->init_adapter && usable(c, "init_adapter"))
+        tsr_config_error(c->errors, where(c, "init_adapter"),
+                         "init_adapter: quantize writes the base alone; leave the key out "
+                         "(init_adapter=null), or merge the adapter first and quantize the result");
+    if (!config->load_in_4bit && usable(c, "load_in_4bit"))
+        tsr_config_error(c->errors, where(c, "load_in_4bit"),
+                         "load_in_4bit: false, but quantize writes 4-bit weights; leave the key "
+                         "out");
+}
+
 /* Keys whose feature is not built: only the default, which does nothing, is allowed. */
 static void check_later(const checker *c)
 {
@@ -287,7 +311,9 @@ void tsr_config_check(tsr_config *config, const tsr_config_source *source,
     check_batch(&c);
     check_adapter(&c);
     check_schedule(&c);
-    check_device(&c);
+    check_quantize(&c);
+    if (source->use != TSR_CONFIG_MERGE && source->use != TSR_CONFIG_QUANTIZE)
+        check_device(&c); /* these two compute on the host whatever the keys say */
 }
 
 bool tsr_config_date(int64_t *out, const char *text)

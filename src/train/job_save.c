@@ -31,8 +31,7 @@ tsr_status tsr_job_output_path(char *out, size_t bytes, const tsr_job *job, cons
     return join(out, bytes, job->inputs.config.output_dir, name);
 }
 
-/* What is there already of the path is directories, and the last of them can be written to. */
-static tsr_status check_place(const tsr_config *config)
+tsr_status tsr_output_check_place(const tsr_config *config)
 {
     const char *where = tsr_config_where(config, "output_dir"), *directory = config->output_dir;
     char path[PATH_MAX], last[PATH_MAX];
@@ -62,7 +61,7 @@ tsr_status tsr_job_open_output(tsr_job *job)
     const tsr_config *config = &job->inputs.config;
     const char *directory = config->output_dir;
     char path[PATH_MAX];
-    TSR_TRY(check_place(config));
+    TSR_TRY(tsr_output_check_place(config));
     if (config->overwrite_output_dir)
         return TSR_OK;
     for (size_t i = 0; i < sizeof run_files / sizeof *run_files; i++) {
@@ -79,8 +78,7 @@ tsr_status tsr_job_open_output(tsr_job *job)
     return TSR_OK;
 }
 
-/* mkdir -p. */
-static tsr_status make_directory(const char *directory)
+tsr_status tsr_output_make_directory(const char *directory)
 {
     char path[PATH_MAX];
     TSR_TRY(join(path, sizeof path, directory, ""));
@@ -137,7 +135,7 @@ tsr_status tsr_job_write_output(tsr_job *job)
     const char *directory = job->inputs.config.output_dir;
     char path[PATH_MAX];
     tsr_text yaml = {0}, plan = {0};
-    TSR_TRY(make_directory(directory));
+    TSR_TRY(tsr_output_make_directory(directory));
     for (size_t i = 0; i < sizeof run_files / sizeof *run_files; i++) {
         TSR_TRY(join(path, sizeof path, directory, run_files[i]));
         if (unlink(path) != 0 && errno != ENOENT)

@@ -2,6 +2,7 @@
  * main.c: the program: a command line around libtessera. It alone prints, handles signals and
  * exits.
  */
+#include "base/clock.h"
 #include "device/device.h"
 #include "tessera.h"
 #include "train/config.h"
@@ -272,6 +273,79 @@ static int run_job(const tsr_usage *usage)
     return code;
 }
 
+/* ---- commands of one process ---- */
+
+#define PROGRESS_SECONDS 5 /* between lines of progress where there is no terminal */
+
+static bool is_tool(const tsr_usage *usage)
+{
+    return usage->command == TSR_COMMAND_MERGE || usage->command == TSR_COMMAND_QUANTIZE ||
+           usage->command == TSR_COMMAND_INSPECT || usage->command == TSR_COMMAND_ENV;
+}
+
+typedef struct {
+    bool terminal, shown; /* shown: a line of progress is on the terminal */
+    int percent;
+    double last;
+} tool;
+
+static void on_tool_log(void *user, int severity, const char *line)
+{
+    tool *t = user;
+    say(t->shown ? "\n" : "");
+    t->shown = false;
+    say(severity == TSR_JOB_WARNING ? "warning: " : "");
+    say(line);
+    say("\n");
+}
+
+static void on_tool_progress(void *user, const char *phase, double done, double total)
+{
+    tool *t = user;
+    char text[96];
+    int percent = total > 0 ? (int)(100 * done / total) : 100;
+    double now = tsr_now();
+    if (percent == t->percent || (!t->terminal && now - t->last < PROGRESS_SECONDS))
+        return;
+    t->percent = percent;
+    t->last = now;
+    t->shown = t->terminal;
+    snprintf(text, sizeof text, t->terminal ? "\r%s %d %%" : "%s %d %%\n", phase, percent);
+    say(text);
+}
+
+static int call_tool(const tsr_usage *usage, const tsr_job_options *options, char **text)
+{
+    int json = usage->json;
+    if (usage->command == TSR_COMMAND_MERGE)
+        return tsr_merge(options, json, text);
+    if (usage->command == TSR_COMMAND_QUANTIZE)
+        return tsr_quantize(options, json, text);
+    if (usage->command == TSR_COMMAND_ENV)
+        return tsr_environment(usage->measure, json, text);
+    int status = usage->plot ? tsr_plot(usage->job_path, usage->plot) : 0;
+    return status < 0 ? status : tsr_inspect(usage->job_path, json, text);
+}
+
+static int run_tool(const tsr_usage *usage)
+{
+    tool t = {.terminal = isatty(STDERR_FILENO), .percent = -1, .last = tsr_now()};
+    const tsr_job_options options = {.config_path = usage->job_path,
+                                     .overrides = usage->overrides,
+                                     .override_count = usage->override_count,
+                                     .log = on_tool_log,
+                                     .progress = on_tool_progress,
+                                     .user = &t,
+                                     .stop = &stop_requested};
+    char *text = NULL;
+    int status = call_tool(usage, &options, &text);
+    say(t.shown ? "\n" : "");
+    if (status == 0)
+        fputs(text, stdout);
+    free(text);
+    return status < 0 ? report_failure(status) : 0;
+}
+
 /* MPI is not up yet. Mostly every rank was given the same line: then the first one speaks, and
  * mpirun ends the others while they hold back. */
 static int report_usage(void)
@@ -290,17 +364,35 @@ static int report_usage(void)
     return tsr_job_exit_code(TSR_EUSAGE);
 }
 
+/* Several processes that write the same files would be in each other's way. */
+static tsr_status check_alone(const tsr_usage *usage)
+{
+    const char *ranks = getenv("OMPI_COMM_WORLD_SIZE");
+    if (!is_tool(usage) || !ranks || !strcmp(ranks, "1"))
+        return TSR_OK;
+    return tsr_fail(TSR_EUSAGE,
+                    "started as %s ranks, but this command is one process, which uses all cores: "
+                    "leave out mpirun",
+                    ranks);
+}
+
 int main(int argc, char **argv)
 {
     tsr_usage usage;
     if (tsr_usage_parse(&usage, argc, argv) < 0)
         return report_usage();
+    if (check_alone(&usage) < 0) {
+        tsr_usage_free(&usage);
+        return report_usage();
+    }
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     int code = 0;
     if (usage.command == TSR_COMMAND_TEXT)
         fputs(tsr_text_string(&usage.text), stdout);
+    else if (is_tool(&usage))
+        code = run_tool(&usage);
     else
         code = run_job(&usage);
     tsr_usage_free(&usage);

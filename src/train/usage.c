@@ -8,25 +8,59 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Options and an example are lines of the help, each with its newline. */
 typedef struct {
     const char *name;
-    tsr_command command; /* TEXT: known, but not built */
-    const char *line, *what;
+    tsr_command command;
+    const char *line, *what, *options, *example;
 } command_row;
 
 static const command_row commands[] = {
     {"train", TSR_COMMAND_TRAIN, "mpirun -n N tessera train job.yaml [key=value ...]",
-     "fine-tune; one rank needs no mpirun"},
+     "fine-tune; one rank needs no mpirun", NULL,
+     "    tessera train job.yaml lora_r=8 learning_rate=1e-3\n"},
     {"plan", TSR_COMMAND_PLAN, "tessera plan job.yaml [key=value ...] [--ranks N] [--json]",
-     "every buffer, the peak and the steps; reads no weights"},
+     "every buffer, the peak and the steps; reads no weights",
+     "    --ranks N   plan for N ranks\n"
+     "    --json      the plan as JSON on stdout\n",
+     "    tessera plan job.yaml --ranks 8 memory_budget=22GiB\n"},
     {"eval", TSR_COMMAND_EVAL, "mpirun -n N tessera eval job.yaml [key=value ...] [--json]",
-     "mean loss and perplexity over eval_dataset"},
+     "mean loss and perplexity over eval_dataset", "    --json      the result as JSON on stdout\n",
+     "    tessera eval runs/first/job.yaml init_adapter=runs/first\n"},
     {"data", TSR_COMMAND_DATA, "tessera data job.yaml [key=value ...] [--show N] [--json]",
-     "statistics of the tokenised data; reads no weights"},
-    {"merge", TSR_COMMAND_TEXT, "tessera merge job.yaml", "the adapter into the base"},
-    {"quantize", TSR_COMMAND_TEXT, "tessera quantize job.yaml", "an NF4 checkpoint"},
-    {"inspect", TSR_COMMAND_TEXT, "tessera inspect PATH", "what is in a file or directory"},
-    {"env", TSR_COMMAND_TEXT, "tessera env", "devices, libraries, what is missing"},
+     "statistics of the tokenised data; reads no weights",
+     "    --show N    the first N samples with their trained tokens marked\n"
+     "    --json      statistics and samples as JSON on stdout\n",
+     "    tessera data job.yaml --show 2\n"
+     "    tessera data job.yaml dataset=train.jsonl packing=true --json\n"},
+    {"merge", TSR_COMMAND_MERGE, "tessera merge job.yaml [key=value ...] [--json]",
+     "the adapter into the base: a checkpoint in bf16 that Transformers loads",
+     "    --json      what was written, as JSON on stdout\n\n"
+     "Keys, of job.yaml or after it; a training's other keys are allowed and not used:\n"
+     "    model_name_or_path    the unquantized base; a 4-bit one is dequantized, with a warning\n"
+     "    init_adapter          the PEFT directory to merge: LoRA, rsLoRA or DoRA\n"
+     "    output_dir            where the model is written, complete or not at all\n"
+     "    overwrite_output_dir  true: replace a model that is there\n",
+     "    tessera merge runs/first/job.yaml init_adapter=runs/first output_dir=merged\n"},
+    {"quantize", TSR_COMMAND_QUANTIZE, "tessera quantize job.yaml [key=value ...] [--json]",
+     "an NF4 checkpoint as bitsandbytes writes it, which is read without quantizing again",
+     "    --json      what was written, as JSON on stdout\n\n"
+     "Keys, of job.yaml or after it; a training's other keys are allowed and not used:\n"
+     "    model_name_or_path    the unquantized base\n"
+     "    use_bnb_nested_quant  [true] scales in 8 bits too (double quantization)\n"
+     "    output_dir            where the model is written, complete or not at all\n"
+     "    overwrite_output_dir  true: replace a model that is there\n",
+     "    tessera quantize job.yaml model_name_or_path=Llama-3.2-1B output_dir=Llama-3.2-1B-nf4\n"},
+    {"inspect", TSR_COMMAND_INSPECT, "tessera inspect PATH [--json] [--plot FILE.svg]",
+     "what a safetensors file, or the directory of a model, an adapter or a run, holds",
+     "    --json      as JSON on stdout\n"
+     "    --plot FILE.svg   of a run: loss, evaluation loss and learning rate over the steps\n",
+     "    tessera inspect runs/first --plot loss.svg\n"},
+    {"env", TSR_COMMAND_ENV, "tessera env [--measure] [--json]",
+     "backends, processor, GPUs, topology, library versions, limits, and what is missing",
+     "    --measure   also what this machine sustains: copies and matmuls, a few seconds each\n"
+     "    --json      as JSON on stdout\n",
+     "    tessera env --measure --json > machine.json\n"},
 };
 
 #define COMMANDS (int)(sizeof commands / sizeof *commands)
@@ -45,36 +79,24 @@ static void put_overview(tsr_text *out)
 {
     tsr_text_printf(out, "tessera %s: distributed QLoRA and DoRA fine-tuning\n\n", TSR_VERSION);
     for (int i = 0; i < COMMANDS; i++)
-        if (commands[i].command != TSR_COMMAND_TEXT)
-            tsr_text_printf(out, "  %s\n      %s\n", commands[i].line, commands[i].what);
-    tsr_text_puts(out, "  tessera --version | --help | COMMAND --help\n\nNot in this version: ");
-    bool first = true;
-    for (int i = 0; i < COMMANDS; i++)
-        if (commands[i].command == TSR_COMMAND_TEXT) {
-            tsr_text_printf(out, "%s%s", first ? "" : ", ", commands[i].name);
-            first = false;
-        }
-    tsr_text_puts(out, ".\nAll keys of job.yaml: tessera train --help\n");
+        tsr_text_printf(out, "  %s\n      %s\n", commands[i].line, commands[i].what);
+    tsr_text_puts(out, "  tessera --version | --help | COMMAND --help\n"
+                       "\nAll keys of job.yaml: tessera train --help\n");
+}
+
+/* The others name the few keys that they use among their options. */
+static bool takes_all_keys(const command_row *row)
+{
+    return row->command == TSR_COMMAND_TRAIN || row->command == TSR_COMMAND_PLAN ||
+           row->command == TSR_COMMAND_EVAL || row->command == TSR_COMMAND_DATA;
 }
 
 static void put_command_help(tsr_text *out, const command_row *row)
 {
-    tsr_text_printf(out, "%s\n    %s\n", row->line, row->what);
-    if (row->command == TSR_COMMAND_TEXT) {
-        tsr_text_puts(out, "    Not in this version.\n");
+    tsr_text_printf(out, "%s\n    %s\n%s\nExample:\n%s", row->line, row->what,
+                    row->options ? row->options : "", row->example);
+    if (!takes_all_keys(row))
         return;
-    }
-    if (row->command == TSR_COMMAND_PLAN)
-        tsr_text_puts(out, "    --ranks N   plan for N ranks\n"
-                           "    --json      the plan as JSON on stdout\n");
-    if (row->command == TSR_COMMAND_EVAL)
-        tsr_text_puts(out, "    --json      the result as JSON on stdout\n");
-    if (row->command == TSR_COMMAND_DATA)
-        tsr_text_puts(out, "    --show N    the first N samples with their trained tokens marked\n"
-                           "    --json      statistics and samples as JSON on stdout\n"
-                           "  for example\n"
-                           "    tessera data job.yaml --show 2\n"
-                           "    tessera data job.yaml dataset=train.jsonl packing=true --json\n");
     tsr_text_puts(out,
                   "\nKeys of job.yaml, and of key=value after it, which wins; lists and maps in "
                   "YAML flow:\n    lora_target_modules=[q_proj,v_proj]\n"
@@ -138,6 +160,15 @@ static tsr_status wrong_option(const command_row *row, const char *arg, const ch
     return status;
 }
 
+static tsr_status read_plot(const char **out, const char *text)
+{
+    if (!text || !*text || *text == '-')
+        return tsr_fail(TSR_EUSAGE,
+                        "--plot: the file to write is missing, such as --plot loss.svg");
+    *out = text;
+    return TSR_OK;
+}
+
 /* --NAME N or --NAME=N. */
 static bool is_option(const char *arg, const char *name)
 {
@@ -157,6 +188,12 @@ static tsr_status read_count(int64_t *out, const char *name, const char *arg, co
     return TSR_OK;
 }
 
+/* Whether the line names a job.yaml, with keys after it. */
+static bool takes_job(const command_row *row)
+{
+    return row->command != TSR_COMMAND_INSPECT && row->command != TSR_COMMAND_ENV;
+}
+
 /* One argument; *index moves over a value that belongs to it. */
 static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char *const *args,
                                  int count, int *index)
@@ -166,20 +203,33 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
         usage->json = true;
         return TSR_OK;
     }
+    if (!strcmp(arg, "--measure") && row->command == TSR_COMMAND_ENV) {
+        usage->measure = true;
+        return TSR_OK;
+    }
+    if (row->command == TSR_COMMAND_INSPECT && is_option(arg, "--plot")) {
+        *index += !arg[6];
+        return read_plot(&usage->plot, arg[6] ? arg + 7 : next);
+    }
     if (row->command == TSR_COMMAND_PLAN && is_option(arg, "--ranks"))
         return read_count(&usage->plan_ranks, "--ranks", arg, next, index);
     if (row->command == TSR_COMMAND_DATA && is_option(arg, "--show"))
         return read_count(&usage->show, "--show", arg, next, index);
+    bool job = takes_job(row);
+    if (*arg == '-' && !job)
+        return tsr_fail(TSR_EUSAGE, "%s: no such option; the line is: %s", arg, row->line);
     if (*arg == '-')
         return wrong_option(row, arg, next);
-    if (strchr(arg, '=') && arg[0] != '=') {
+    if (job && strchr(arg, '=') && arg[0] != '=') {
         usage->overrides[usage->override_count++] = arg;
         return TSR_OK;
     }
-    if (!usage->job_path) {
+    if (!usage->job_path && row->command != TSR_COMMAND_ENV) {
         usage->job_path = arg;
         return TSR_OK;
     }
+    if (!job)
+        return tsr_fail(TSR_EUSAGE, "'%.200s': one word too many; the line is: %s", arg, row->line);
     return tsr_fail(TSR_EUSAGE, "'%.200s': expected key=value after %s; the line is: %s", arg,
                     usage->job_path, row->line);
 }
@@ -194,9 +244,9 @@ static tsr_status parse_command(tsr_usage *out, const command_row *row, int coun
         return tsr_fail(TSR_ENOMEM, "out of memory: command line");
     for (int i = 0; i < count && status == TSR_OK; i++)
         status = parse_argument(&usage, row, args, count, &i);
-    if (status == TSR_OK && !usage.job_path)
-        status = tsr_fail(TSR_EUSAGE, "tessera %s: the job.yaml is missing; the line is: %s",
-                          row->name, row->line);
+    if (status == TSR_OK && !usage.job_path && row->command != TSR_COMMAND_ENV)
+        status = tsr_fail(TSR_EUSAGE, "tessera %s: the %s is missing; the line is: %s", row->name,
+                          takes_job(row) ? "job.yaml" : "path to inspect", row->line);
     if (status < 0)
         tsr_usage_free(&usage);
     else
@@ -234,9 +284,6 @@ tsr_status tsr_usage_parse(tsr_usage *out, int argc, char *const *argv)
             put_overview(&text);
         return take_text(out, &text);
     }
-    if (row->command == TSR_COMMAND_TEXT)
-        return tsr_fail(TSR_EUSAGE, "tessera %s: not in this version; tessera --help lists what is",
-                        row->name);
     return parse_command(out, row, argc - 2, argv + 2);
 }
 

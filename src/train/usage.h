@@ -15,17 +15,23 @@ typedef enum {
     TSR_COMMAND_TRAIN,
     TSR_COMMAND_PLAN,
     TSR_COMMAND_EVAL,
-    TSR_COMMAND_DATA
+    TSR_COMMAND_DATA,
+    TSR_COMMAND_MERGE,
+    TSR_COMMAND_QUANTIZE,
+    TSR_COMMAND_INSPECT,
+    TSR_COMMAND_ENV
 } tsr_command;
 
 typedef struct {
     tsr_command command;
-    const char *job_path;   /* borrowed from argv */
+    const char *job_path;   /* the job.yaml, or what is inspected; borrowed from argv */
     const char **overrides; /* "key=value", borrowed from argv; the array is owned */
     int override_count;
     int64_t plan_ranks; /* plan --ranks N; 0: not given */
     int64_t show;       /* data --show N */
     bool json;          /* --json */
+    bool measure;       /* env --measure */
+    const char *plot;   /* inspect --plot FILE.svg; borrowed from argv; NULL: not given */
     tsr_text text;
 } tsr_usage;
 

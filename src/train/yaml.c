@@ -195,3 +195,8 @@ bool tsr_yaml_is_null(const tsr_yaml_value *value)
             return true;
     return false;
 }
+
+const char *tsr_yaml_library(void)
+{
+    return yaml_get_version_string();
+}

@@ -40,4 +40,7 @@ void tsr_yaml_free(tsr_yaml_tree *tree);
 /* null, ~, or nothing at all. */
 bool tsr_yaml_is_null(const tsr_yaml_value *value);
 
+/* libyaml's version. Borrowed. */
+const char *tsr_yaml_library(void);
+
 #endif

@@ -18,8 +18,9 @@ typedef struct {
     const char *command;  /* instead of `train job.yaml` */
 } cli_bad_case;
 
-extern const cli_bad_case cli_bad_config[], cli_bad_data[], cli_bad_model[], cli_bad_adapter[];
+extern const cli_bad_case cli_bad_config[], cli_bad_data[], cli_bad_model[], cli_bad_adapter[],
+    cli_bad_tools[];
 extern const size_t cli_bad_config_count, cli_bad_data_count, cli_bad_model_count,
-    cli_bad_adapter_count;
+    cli_bad_adapter_count, cli_bad_tools_count;
 
 #endif

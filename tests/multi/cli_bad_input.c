@@ -72,6 +72,8 @@ int main(int argc, char **argv)
         run_case(&cli_bad_model[i]);
     for (size_t i = 0; i < cli_bad_adapter_count; i++)
         run_case(&cli_bad_adapter[i]);
+    for (size_t i = 0; i < cli_bad_tools_count; i++)
+        run_case(&cli_bad_tools[i]);
     cli_close();
     printf("%d broken inputs, %d failures\n", seen, cli_failures());
     return cli_failures() || !seen;

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,6 +60,37 @@ static void test_commands(void **state)
     tsr_usage_free(&u);
 }
 
+static void test_tools(void **state)
+{
+    (void)state;
+    tsr_usage u;
+    assert_int_equal(parse(&u, ARGS("merge", "job.yaml", "init_adapter=a", "--json")), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_MERGE);
+    assert_string_equal(u.job_path, "job.yaml");
+    assert_string_equal(u.overrides[0], "init_adapter=a");
+    assert_true(u.json);
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("quantize", "job.yaml")), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_QUANTIZE);
+    tsr_usage_free(&u);
+    /* a path may hold '=' */
+    assert_int_equal(parse(&u, ARGS("inspect", "runs/lr=1", "--plot", "a.svg")), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_INSPECT);
+    assert_string_equal(u.job_path, "runs/lr=1");
+    assert_string_equal(u.plot, "a.svg");
+    assert_false(u.json);
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("inspect", "--plot=b.svg", "--json", "x")), TSR_OK);
+    assert_string_equal(u.plot, "b.svg");
+    assert_true(u.json);
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("env", "--measure", "--json")), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_ENV);
+    assert_true(u.measure && u.json);
+    assert_null(u.job_path);
+    tsr_usage_free(&u);
+}
+
 static void test_wrong_lines(void **state)
 {
     (void)state;
@@ -87,10 +119,17 @@ static void test_wrong_lines(void **state)
         {{"data", "job.yaml", "--show"}, {"--show: found nothing", "--show 4"}},
         {{"data", "job.yaml", "--show=x"}, {"--show: found 'x'"}},
         {{"eval", "job.yaml", "--show", "2"}, {"--show: no such option"}},
-        {{"merge", "job.yaml"}, {"tessera merge: not in this version"}},
-        {{"quantize", "job.yaml"}, {"tessera quantize: not in this version"}},
-        {{"inspect", "x"}, {"tessera inspect: not in this version"}},
-        {{"env"}, {"tessera env: not in this version"}},
+        {{"merge"}, {"the job.yaml is missing", "tessera merge job.yaml [key=value ...]"}},
+        {{"quantize", "job.yaml", "b"}, {"'b'", "expected key=value"}},
+        {{"quantize", "job.yaml", "--measure"}, {"--measure: no such option"}},
+        {{"merge", "job.yaml", "--init-adapter", "a"}, {"init_adapter=a"}},
+        {{"inspect"}, {"the path to inspect is missing", "tessera inspect PATH"}},
+        {{"inspect", "a", "b"}, {"'b'", "one word too many", "tessera inspect PATH"}},
+        {{"inspect", "a", "--plot"}, {"--plot", "the file to write is missing", "loss.svg"}},
+        {{"inspect", "a", "--plot", "--json"}, {"the file to write is missing"}},
+        {{"inspect", "a", "--measure"}, {"--measure: no such option", "tessera inspect PATH"}},
+        {{"env", "x"}, {"'x'", "tessera env [--measure] [--json]"}},
+        {{"env", "--plot", "x"}, {"--plot: no such option"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         tsr_usage u;
@@ -118,11 +157,17 @@ static void test_texts(void **state)
     expect_text(ARGS("--version"), tsr_usage_version());
     expect_text(ARGS("--version"), tsr_usage_commit());
     expect_text(ARGS("--help"), "tessera plan job.yaml [key=value ...] [--ranks N] [--json]");
-    expect_text(ARGS("-h"), "Not in this version: merge, quantize, inspect, env");
+    expect_text(ARGS("--help"), "tessera inspect PATH [--json] [--plot FILE.svg]");
+    const char *const tools[] = {"merge", "quantize", "inspect", "env"};
+    for (int i = 0; i < 4; i++) {
+        char example[64];
+        snprintf(example, sizeof example, "Example:\n    tessera %s ", tools[i]);
+        expect_text(ARGS(tools[i], "--help"), example);
+        expect_text(ARGS(tools[i], "--help"), "--json");
+    }
     expect_text(ARGS("plan", "--help"), "--ranks N");
     expect_text(ARGS("train", "job.yaml", "--help"), "lora_target_modules=[q_proj,v_proj]");
     expect_text(ARGS("data", "--help"), "tessera data job.yaml --show 2");
-    expect_text(ARGS("env", "--help"), "Not in this version");
     for (int i = 0; i < tsr_keys_count(); i++) /* every key, with its default */
         expect_text(ARGS("eval", "--help"), tsr_keys_at(i)->name);
     expect_text(ARGS("train", "--help"), "lora_r [16]");
@@ -131,8 +176,8 @@ static void test_texts(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_commands),
-                                       cmocka_unit_test(test_wrong_lines),
-                                       cmocka_unit_test(test_texts)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_commands), cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_wrong_lines), cmocka_unit_test(test_texts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

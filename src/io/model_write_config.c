@@ -1,0 +1,44 @@
+/* The config.json of a model that is written: its source's, with dtype and quantization_config. */
+#include "io/json.h"
+#include "io/model_write.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static const char *dtype_word(tsr_dtype dtype)
+{
+    return dtype == TSR_BF16 ? "bfloat16" : dtype == TSR_F16 ? "float16" : "float32";
+}
+
+/* Field by field what Transformers writes for BitsAndBytesConfig. */
+static json_t *quantization(const tsr_model_output *output)
+{
+    return json_pack("{sb sb ss ss ss sb sb sb sn sf sb sb ss}", "_load_in_4bit", 1,
+                     "_load_in_8bit", 0, "bnb_4bit_compute_dtype",
+                     dtype_word(output->compute_dtype), "bnb_4bit_quant_storage", "uint8",
+                     "bnb_4bit_quant_type", "nf4", "bnb_4bit_use_double_quant",
+                     output->double_quant, "llm_int8_enable_fp32_cpu_offload", 0,
+                     "llm_int8_has_fp16_weight", 0, "llm_int8_skip_modules", "llm_int8_threshold",
+                     6.0, "load_in_4bit", 1, "load_in_8bit", 0, "quant_method", "bitsandbytes");
+}
+
+tsr_status tsr_model_config_format(char **out, const tsr_model_output *output)
+{
+    char *path = NULL;
+    json_t *root = NULL;
+    if (asprintf(&path, "%s/%s", output->source, TSR_MODEL_CONFIG_FILE) < 0)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to read its config.json", output->source);
+    tsr_status status = tsr_json_load_object(&root, path);
+    free(path);
+    TSR_TRY(status);
+    /* The older generation's name where the file has it. */
+    const char *key = json_object_get(root, "torch_dtype") ? "torch_dtype" : "dtype";
+    bool failed = json_object_set_new(root, key, json_string(dtype_word(output->dtype))) != 0;
+    json_object_del(root, "quantization_config");
+    if (output->nf4)
+        failed |= json_object_set_new(root, "quantization_config", quantization(output)) != 0;
+    status = failed ? tsr_fail(TSR_ENOMEM, "no memory for a config.json")
+                    : tsr_json_format(out, root, 2);
+    json_decref(root);
+    return status;
+}

@@ -1,0 +1,226 @@
+#include "kernels/roofs.h"
+
+#include "base/clock.h"
+#include "base/philox.h"
+
+#include <stdlib.h>
+
+#define FILL_BYTES    ((uint64_t)32 << 20)  /* random bytes, repeated over the operands */
+#define PINNED_BYTES  ((uint64_t)256 << 20) /* of a transfer */
+#define SCRATCH_BYTES ((uint64_t)64 << 20)  /* for choosing a GPU's kernels */
+#define SAMPLE_S      0.02                  /* waiting for the end of one costs nothing then */
+#define MOST_SAMPLES  1024
+#define LEAST_SAMPLES 3
+#define MOST_CALLS    1000 /* of a sample: about what a GPU's queue holds */
+
+struct tsr_roofs {
+    const tsr_kernels *kernels;
+    tsr_device *device;
+    tsr_stream *stream;
+    tsr_arena *arena, *pinned;
+    char *memory, *scratch, *host;
+    uint64_t bytes, scratch_bytes; /* scratch: none on the CPU, where nothing is chosen */
+};
+
+/* N(0, 1) about, as bf16: such bytes are harmless fp32 numbers too. */
+static tsr_status fill(tsr_roofs *roofs)
+{
+    uint64_t bytes = roofs->bytes < FILL_BYTES ? roofs->bytes : FILL_BYTES;
+    uint16_t *values = malloc(bytes + 1);
+    tsr_status status = TSR_OK;
+    if (!values)
+        return tsr_fail(TSR_ENOMEM, "out of memory for a measurement");
+    for (uint64_t i = 0; i < bytes / 2; i++) {
+        uint64_t bits = tsr_mix(i);
+        float sum = -2;
+        for (int part = 0; part < 4; part++)
+            sum += (float)((bits >> (16 * part)) & 0xffff) * 0x1p-16f;
+        values[i] = tsr_f32_to_bf16(1.732f * sum);
+    }
+    for (uint64_t done = 0; done < roofs->bytes && status == TSR_OK; done += bytes) {
+        uint64_t some = roofs->bytes - done < bytes ? roofs->bytes - done : bytes;
+        status = tsr_device_write(roofs->device, roofs->memory + done, values, some);
+    }
+    free(values);
+    return status;
+}
+
+static tsr_status open_memory(tsr_roofs *roofs)
+{
+    bool chooses = tsr_device_kind_of(roofs->device) != TSR_DEVICE_CPU;
+    roofs->scratch_bytes = chooses ? SCRATCH_BYTES : 0;
+    uint64_t all = roofs->bytes + roofs->scratch_bytes;
+    TSR_TRY(tsr_stream_create(&roofs->stream, roofs->device, "measure"));
+    TSR_TRY(tsr_arena_create(&roofs->arena, roofs->device, TSR_MEMORY_DEVICE, all));
+    TSR_TRY(
+        tsr_arena_take((void **)&roofs->scratch, roofs->arena, "scratch", roofs->scratch_bytes));
+    TSR_TRY(tsr_arena_take((void **)&roofs->memory, roofs->arena, "operands", roofs->bytes));
+    return fill(roofs);
+}
+
+tsr_status tsr_roofs_open(tsr_roofs **out, const tsr_kernels *kernels, tsr_device *device,
+                          uint64_t bytes)
+{
+    tsr_roofs *roofs = calloc(1, sizeof *roofs);
+    if (!roofs)
+        return tsr_fail(TSR_ENOMEM, "out of memory for a measurement");
+    roofs->kernels = kernels;
+    roofs->device = device;
+    roofs->bytes = (bytes + TSR_ALIGNMENT - 1) / TSR_ALIGNMENT * TSR_ALIGNMENT;
+    tsr_status status = open_memory(roofs);
+    if (status < 0) {
+        tsr_roofs_close(roofs);
+        return status;
+    }
+    *out = roofs;
+    return TSR_OK;
+}
+
+void tsr_roofs_close(tsr_roofs *roofs)
+{
+    if (!roofs)
+        return;
+    tsr_stream_destroy(roofs->stream);
+    tsr_arena_destroy(roofs->pinned);
+    tsr_arena_destroy(roofs->arena);
+    free(roofs);
+}
+
+/* ---- timing ---- */
+
+typedef struct {
+    tsr_roofs *roofs;
+    tsr_status (*call)(tsr_roofs *roofs, const void *args);
+    const void *args;
+    double work; /* of a call */
+} measured;
+
+static tsr_status time_calls(double *seconds, const measured *m, int calls)
+{
+    double before = tsr_now();
+    for (int i = 0; i < calls; i++)
+        TSR_TRY(m->call(m->roofs, m->args));
+    TSR_TRY(tsr_stream_synchronize(m->roofs->stream));
+    *seconds = (tsr_now() - before) / calls;
+    return TSR_OK;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static tsr_status measure(tsr_roof *out, const measured *m, double seconds)
+{
+    double sample[MOST_SAMPLES], once, start;
+    int count = 0;
+    TSR_TRY(time_calls(&once, m, 2));
+    TSR_TRY(time_calls(&once, m, 2));
+    int calls = once * MOST_CALLS < SAMPLE_S ? MOST_CALLS : (int)(SAMPLE_S / once) + 1;
+    for (start = tsr_now(); tsr_now() - start < seconds / 4;) /* the clock settles */
+        TSR_TRY(time_calls(&once, m, calls));
+    for (start = tsr_now();
+         count < LEAST_SAMPLES || (count < MOST_SAMPLES && tsr_now() - start < seconds); count++)
+        TSR_TRY(time_calls(&sample[count], m, calls));
+    qsort(sample, (size_t)count, sizeof *sample, compare);
+    *out = (tsr_roof){m->work / sample[count / 2], m->work / sample[0]};
+    return TSR_OK;
+}
+
+/* ---- matmuls ---- */
+
+static uint64_t aligned(int64_t rows, int64_t columns, tsr_dtype dtype)
+{
+    uint64_t bytes = (uint64_t)(rows * columns) * tsr_dtype_bytes(dtype);
+    return (bytes + TSR_ALIGNMENT - 1) / TSR_ALIGNMENT * TSR_ALIGNMENT;
+}
+
+uint64_t tsr_roofs_matmul_bytes(const tsr_roofs_matmul_shape *s)
+{
+    return aligned(s->m, s->k, s->dtype) + aligned(s->k, s->n, s->dtype) +
+           aligned(s->m, s->n, s->dtype);
+}
+
+static tsr_status call_matmul(tsr_roofs *roofs, const void *args)
+{
+    return roofs->kernels->gemm(roofs->stream, args);
+}
+
+tsr_status tsr_roofs_matmul(tsr_roof *out, tsr_roofs *roofs, const tsr_roofs_matmul_shape *s,
+                            double seconds)
+{
+    if (tsr_roofs_matmul_bytes(s) > roofs->bytes)
+        return tsr_fail(
+            TSR_EINVAL, "a matmul of %lld x %lld x %lld needs more memory than %llu bytes",
+            (long long)s->m, (long long)s->n, (long long)s->k, (unsigned long long)roofs->bytes);
+    char *x = roofs->memory, *w = x + aligned(s->m, s->k, s->dtype);
+    const tsr_gemm_args args = {.m = s->m,
+                                .n = s->n,
+                                .k = s->k,
+                                .a = x,
+                                .b = w,
+                                .c = w + aligned(s->k, s->n, s->dtype),
+                                .trans_b = s->transposed,
+                                .alpha = 1,
+                                .dtype = s->dtype,
+                                .c_dtype = s->dtype};
+    const tsr_prepare_args prepare = {.gemm = &args,
+                                      .gemm_count = 1,
+                                      .stream = roofs->stream,
+                                      .scratch = roofs->scratch,
+                                      .scratch_bytes = roofs->scratch_bytes};
+    TSR_TRY(roofs->kernels->prepare(roofs->device, &prepare));
+    const measured m = {roofs, call_matmul, &args,
+                        2.0 * (double)s->m * (double)s->n * (double)s->k};
+    return measure(out, &m, seconds);
+}
+
+/* ---- copies ---- */
+
+typedef struct {
+    void *out;
+    const void *in;
+    uint64_t bytes;
+} copy;
+
+static tsr_status call_stream_copy(tsr_roofs *roofs, const void *args)
+{
+    const copy *c = args;
+    return tsr_stream_copy(roofs->stream, c->out, c->in, c->bytes);
+}
+
+static tsr_status call_op_copy(tsr_roofs *roofs, const void *args)
+{
+    const copy *c = args;
+    const tsr_widen_args widen = {.out = c->out,
+                                  .in = c->in,
+                                  .count = (int64_t)(c->bytes / sizeof(float)),
+                                  .in_dtype = TSR_F32,
+                                  .dtype = TSR_F32};
+    return roofs->kernels->widen(roofs->stream, &widen);
+}
+
+static tsr_status need_host(tsr_roofs *roofs)
+{
+    if (roofs->host)
+        return TSR_OK;
+    TSR_TRY(tsr_arena_create(&roofs->pinned, roofs->device, TSR_MEMORY_HOST, PINNED_BYTES));
+    return tsr_arena_take((void **)&roofs->host, roofs->pinned, "pinned", PINNED_BYTES);
+}
+
+tsr_status tsr_roofs_copy(tsr_roof *out, tsr_roofs *roofs, tsr_roof_copy kind, double seconds)
+{
+    uint64_t half = roofs->bytes / 2 / TSR_ALIGNMENT * TSR_ALIGNMENT;
+    copy c = {roofs->memory, roofs->memory + half, half};
+    bool crosses = kind == TSR_ROOF_HOST_TO_DEVICE || kind == TSR_ROOF_DEVICE_TO_HOST;
+    if (crosses) {
+        TSR_TRY(need_host(roofs));
+        c.bytes = half < PINNED_BYTES ? half : PINNED_BYTES;
+        c.in = kind == TSR_ROOF_HOST_TO_DEVICE ? roofs->host : roofs->memory;
+        c.out = kind == TSR_ROOF_HOST_TO_DEVICE ? roofs->memory : roofs->host;
+    }
+    const measured m = {roofs, kind == TSR_ROOF_COPY_OP ? call_op_copy : call_stream_copy, &c,
+                        (crosses ? 1.0 : 2.0) * (double)c.bytes};
+    return measure(out, &m, seconds);
+}

@@ -1,0 +1,218 @@
+#include "train/convert.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "train/job_parts.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- the place ---- */
+
+/* A model's files beside an adapter's would make Transformers load both; beside a run's, one would
+ * be taken for the other's. */
+static tsr_status check_entry(const tsr_config *config, const char *name)
+{
+    const char *where = tsr_config_where(config, "output_dir");
+    if (!strcmp(name, TSR_PEFT_CONFIG_FILE) || !strcmp(name, "metrics.jsonl"))
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: output_dir %s holds %s (%s), beside which no model can stand; name "
+                        "another directory",
+                        where, config->output_dir, *name == 'a' ? "an adapter" : "a run", name);
+    if (tsr_model_write_replaces(name) && !config->overwrite_output_dir)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: output_dir %s holds a model already (%s); name another directory, or "
+                        "set overwrite_output_dir: true to replace it",
+                        where, config->output_dir, name);
+    return TSR_OK;
+}
+
+static tsr_status check_output(const tsr_config *config)
+{
+    TSR_TRY(tsr_output_check_place(config));
+    DIR *entries = opendir(config->output_dir);
+    tsr_status status = TSR_OK;
+    if (!entries)
+        return errno == ENOENT ? TSR_OK
+                               : tsr_fail(TSR_ECONFIG, "%s: output_dir %s cannot be read: %s",
+                                          tsr_config_where(config, "output_dir"),
+                                          config->output_dir, strerror(errno));
+    for (struct dirent *entry; status == TSR_OK && (entry = readdir(entries));)
+        status = check_entry(config, entry->d_name);
+    closedir(entries);
+    return status;
+}
+
+tsr_status tsr_convert_write(tsr_convert *convert, const tsr_model_output *output)
+{
+    const tsr_config *config = &convert->inputs.config;
+    tsr_model_output o = *output;
+    o.directory = config->output_dir;
+    o.source = config->model_name_or_path;
+    o.parameter_count = convert->inputs.layout.parameter_count;
+    bool there = access(o.directory, F_OK) == 0;
+    TSR_TRY(tsr_output_make_directory(o.directory));
+    tsr_status status = tsr_model_write(&convert->written, &o);
+    if (status < 0 && !there)
+        (void)rmdir(o.directory); /* as it was, if nothing is in it */
+    return status;
+}
+
+/* ---- running ---- */
+
+tsr_status tsr_convert_tick(void *user, uint64_t bytes)
+{
+    tsr_convert *c = user;
+    const tsr_job_options *o = c->options;
+    c->done += (double)bytes;
+    if (o->progress)
+        o->progress(o->user, c->phase, c->done < c->total ? c->done : c->total, c->total);
+    if (o->stop && *o->stop)
+        return tsr_fail(TSR_ESTOPPED_UNSAVED, "%s was stopped; nothing was written", c->phase);
+    return TSR_OK;
+}
+
+static void log_line(void *user, tsr_log_level level, const char *line)
+{
+    static const int severities[] = {
+        [TSR_LOG_ERROR] = TSR_JOB_ERROR,
+        [TSR_LOG_WARNING] = TSR_JOB_WARNING,
+        [TSR_LOG_INFO] = TSR_JOB_INFO,
+        [TSR_LOG_DEBUG] = TSR_JOB_DEBUG,
+    };
+    const tsr_job_options *o = user;
+    o->log(o->user, severities[level], line);
+}
+
+static tsr_status open_convert(tsr_convert *c, const tsr_convert_command *command)
+{
+    const tsr_job_options *o = c->options;
+    tsr_config_source source = {.path = o->config_path,
+                                .text = o->config_text,
+                                .overrides = o->overrides,
+                                .override_count = o->override_count,
+                                .use = command->use,
+                                .has_cuda = tsr_device_cuda_built()};
+    tsr_device_options device = {.thread_count = o->threads};
+    TSR_TRY(tsr_inputs_read_config(&c->inputs, &source));
+    c->inputs.config.load_in_4bit = true; /* a 4-bit base is understood whatever training needs */
+    c->inputs.compute = TSR_F32;
+    TSR_TRY(tsr_inputs_read_model(&c->inputs, false));
+    TSR_TRY(check_output(&c->inputs.config));
+    return tsr_device_create_cpu(&c->device, &device);
+}
+
+tsr_status tsr_convert_run(char **text, const tsr_job_options *options, bool json,
+                           const tsr_convert_command *command)
+{
+    if (!text || !options || (options->config_path && options->config_text) ||
+        options->bootstrap.size > 1)
+        return tsr_fail(TSR_EINVAL,
+                        "tsr_%s: text and options are needed, one configuration and one rank",
+                        command->name);
+    tsr_convert c = {.options = options, .phase = command->name};
+    json_t *report = json_object();
+    double start = tsr_now();
+    if (options->log)
+        tsr_log_set(log_line, (void *)options, TSR_LOG_INFO);
+    tsr_status status = open_convert(&c, command);
+    if (status == TSR_OK)
+        status = command->run(&c, report);
+    tsr_log_set(NULL, NULL, TSR_LOG_ERROR);
+    if (status == TSR_OK) {
+        tsr_report_string(report, "output_dir", c.inputs.config.output_dir);
+        tsr_report_int(report, "shards", c.written.shard_count);
+        tsr_report_int(report, "weights_bytes", c.written.total_bytes);
+        tsr_report_real(report, "seconds", tsr_now() - start);
+        status = tsr_report_print(text, json_incref(report), json);
+    }
+    json_decref(report);
+    tsr_error error; /* closing must not lose the message */
+    tsr_error_take(&error, status);
+    tsr_device_destroy(c.device);
+    tsr_inputs_close(&c.inputs);
+    return status < 0 ? tsr_error_put(&error) : TSR_OK;
+}
+
+/* ---- tensors that stay as they are ---- */
+
+tsr_status tsr_copier_open(tsr_copier *copier, tsr_convert *convert, bool narrow)
+{
+    *copier = (tsr_copier){.convert = convert,
+                           .narrow = narrow,
+                           .in = malloc(TSR_CONVERT_CHUNK_BYTES),
+                           .out = malloc(TSR_CONVERT_CHUNK_BYTES / 2)};
+    if (copier->in && copier->out)
+        return TSR_OK;
+    tsr_copier_close(copier);
+    return tsr_fail(TSR_ENOMEM, "out of memory for copying tensors");
+}
+
+void tsr_copier_close(tsr_copier *copier)
+{
+    free(copier->in);
+    free(copier->out);
+    *copier = (tsr_copier){0};
+}
+
+static bool narrows(const tsr_copier *copier, const tsr_tensor *tensor)
+{
+    return copier->narrow && (tensor->dtype == TSR_F32 || tensor->dtype == TSR_F16);
+}
+
+static tsr_status next_copied(const void **data, uint64_t *bytes, void *user, uint64_t offset)
+{
+    const tsr_copied *item = user;
+    const tsr_tensor *tensor = item->tensor;
+    tsr_copier *c = item->copier;
+    uint64_t element = tsr_dtype_bytes(tensor->dtype);
+    if (!narrows(c, tensor)) {
+        uint64_t left = tensor->bytes - offset;
+        *bytes = left < TSR_CONVERT_CHUNK_BYTES ? left : TSR_CONVERT_CHUNK_BYTES;
+        *data = c->in;
+        TSR_TRY(tsr_safetensors_read(c->in, tensor, offset, *bytes));
+        return tsr_convert_tick(c->convert, *bytes);
+    }
+    uint64_t first = offset / sizeof *c->out, left = tensor->element_count - first;
+    uint64_t most = TSR_CONVERT_CHUNK_BYTES / sizeof(float), count = left < most ? left : most;
+    float *values = (float *)(void *)c->in;
+    TSR_TRY(tsr_safetensors_read_f32(values, tensor, first, count));
+    for (uint64_t i = 0; i < count; i++)
+        c->out[i] = tsr_f32_to_bf16(values[i]);
+    *data = c->out;
+    *bytes = count * sizeof *c->out;
+    return tsr_convert_tick(c->convert, count * element);
+}
+
+tsr_tensor_source tsr_copied_source(tsr_copied *item, tsr_copier *copier, const tsr_tensor *tensor)
+{
+    *item = (tsr_copied){copier, tensor};
+    tsr_tensor_source source = {.name = tensor->name,
+                                .dtype = narrows(copier, tensor) ? TSR_BF16 : tensor->dtype,
+                                .ndim = tensor->ndim,
+                                .next = next_copied,
+                                .user = item};
+    memcpy(source.shape, tensor->shape, sizeof source.shape);
+    return source;
+}
+
+const tsr_layout_linear *tsr_convert_linear(bool *part, const tsr_layout *layout,
+                                            const char *tensor)
+{
+    static const char weight[] = ".weight";
+    for (int i = 0; i < layout->layer_count; i++)
+        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+            const tsr_layout_linear *linear = &layout->unit[i].linear[kind];
+            size_t length = strlen(linear->path), end = length + sizeof weight - 1;
+            if (strncmp(tensor, linear->path, length) != 0 ||
+                strncmp(tensor + length, weight, sizeof weight - 1) != 0)
+                continue;
+            *part = tensor[end] == '.';
+            if (!tensor[end] || (*part && linear->source.prequantized))
+                return linear;
+        }
+    return NULL;
+}

@@ -1,0 +1,294 @@
+/*
+ * environment.c: what this machine and this build are good for: `tessera env`.
+ */
+#include "adapters/set.h"
+#include "comm/comm.h"
+#include "device/topology.h"
+#include "kernels/gemm_block.h"
+#include "kernels/roofs.h"
+#include "tessera.h"
+#include "train/report.h"
+#include "train/usage.h"
+#include "train/yaml.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#define MEASURE_S   1.0                   /* of each figure */
+#define CPU_BYTES   ((uint64_t)512 << 20) /* half of it is copied: more than caches hold */
+#define CUDA_BYTES  ((uint64_t)2 << 30)
+#define PATH_LENGTH 4096
+
+/* What was found on the way, for the list of what is missing. */
+typedef struct {
+    json_t *report;
+    json_t *missing;
+    int gpu_count;
+} survey;
+
+static void miss(survey *s, const char *what, const char *needed_for, const char *what_to_do)
+{
+    json_t *row = tsr_report_row(s->missing);
+    tsr_report_string(row, "what", what);
+    tsr_report_string(row, "needed_for", needed_for);
+    tsr_report_string(row, "what_to_do", what_to_do);
+}
+
+/* ---- backends and devices ---- */
+
+static void add_backends(survey *s)
+{
+    json_t *rows = tsr_report_array(s->report, "backends"), *row = tsr_report_row(rows);
+    tsr_report_string(row, "name", "cpu");
+    tsr_report_bool(row, "built", true);
+    tsr_report_bool(row, "usable", true);
+    tsr_report_string(row, "computes_in", "float32");
+    bool built = tsr_device_cuda_built();
+    tsr_status status = tsr_device_cuda_count(&s->gpu_count);
+    if (status < 0)
+        s->gpu_count = 0;
+    row = tsr_report_row(rows);
+    tsr_report_string(row, "name", "cuda");
+    tsr_report_bool(row, "built", built);
+    tsr_report_bool(row, "usable", s->gpu_count > 0);
+    tsr_report_string(row, "computes_in", "bfloat16, float32");
+    if (!built)
+        miss(s, "CUDA backend", "training on GPUs",
+             "build where CMake finds nvcc (CUDA 12.4 or newer), cuBLASLt and NCCL");
+    else if (s->gpu_count == 0)
+        miss(s, "a GPU", "backend: cuda",
+             status < 0 ? tsr_last_error()
+                        : "no GPU is visible: look at nvidia-smi and CUDA_VISIBLE_DEVICES");
+}
+
+/* Each card is opened for its name and memory. */
+static void add_gpus(survey *s)
+{
+    json_t *rows = tsr_report_array(s->report, "gpus");
+    for (int i = 0; i < s->gpu_count; i++) {
+        const tsr_device_options options = {.local_rank = i, .local_rank_count = s->gpu_count};
+        json_t *row = tsr_report_row(rows);
+        tsr_device *device;
+        uint64_t free_bytes = 0, total = 0;
+        tsr_report_int(row, "index", (uint64_t)i);
+        if (tsr_device_create_cuda(&device, &options) < 0) {
+            tsr_report_string(row, "device", tsr_last_error());
+            continue;
+        }
+        tsr_report_string(row, "device", tsr_device_description(device));
+        if (tsr_device_memory(&free_bytes, &total, device) == TSR_OK) {
+            tsr_report_int(row, "memory_bytes", total);
+            tsr_report_int(row, "memory_free_bytes", free_bytes);
+        }
+        tsr_device_destroy(device);
+    }
+}
+
+static void add_vectors(json_t *cpu)
+{
+    json_t *sets = tsr_report_array(cpu, "vector_extensions");
+#if defined(__x86_64__)
+#define SET(name)                                                                                  \
+    if (__builtin_cpu_supports(name) && sets)                                                      \
+        json_array_append_new(sets, json_string(name));
+    __builtin_cpu_init();
+    SET("sse4.2")
+    SET("avx")
+    SET("avx2")
+    SET("fma")
+    SET("avx512f")
+    SET("avx512bw")
+    SET("avx512vl")
+    SET("avx512vnni")
+    SET("avx512bf16")
+#undef SET
+#elif defined(__aarch64__)
+    if (sets)
+        json_array_append_new(sets, json_string("neon"));
+#endif
+}
+
+static tsr_status add_cpu(survey *s)
+{
+    tsr_topology *topology;
+    tsr_topology_facts facts;
+    TSR_TRY(tsr_topology_create(&topology, 0, 1, NULL));
+    tsr_topology_describe(&facts, topology);
+    json_t *cpu = tsr_report_object(s->report, "cpu");
+    tsr_report_string(cpu, "model", tsr_topology_model(topology));
+    tsr_report_int(cpu, "cores_usable", (uint64_t)tsr_topology_core_count(topology));
+    add_vectors(cpu);
+    tsr_report_string(cpu, "kernels", tsr_kernels_cpu_set());
+    tsr_report_int(cpu, "memory_bytes", facts.memory_bytes);
+    tsr_report_int(cpu, "memory_free_bytes", facts.memory_free_bytes);
+    if (facts.memory_limit_bytes)
+        tsr_report_int(cpu, "memory_limit_bytes", facts.memory_limit_bytes);
+    json_t *t = tsr_report_object(s->report, "topology");
+    tsr_report_int(t, "packages", (uint64_t)facts.packages);
+    tsr_report_int(t, "numa_nodes", (uint64_t)facts.numa_nodes);
+    tsr_report_int(t, "cores", (uint64_t)facts.cores);
+    tsr_report_int(t, "hardware_threads", (uint64_t)facts.threads);
+    tsr_report_int(t, "last_level_cache_bytes", facts.last_level_cache_bytes);
+    tsr_topology_destroy(topology);
+    return TSR_OK;
+}
+
+/* ---- libraries and limits ---- */
+
+/* MPI says several lines of where it was built. */
+static void add_mpi(json_t *libraries)
+{
+    char *text = malloc(TSR_MPI_LIBRARY_BYTES);
+    if (!text)
+        return;
+    tsr_comm_mpi_library(text);
+    text[strcspn(text, ",\n")] = 0;
+    tsr_report_string(libraries, "mpi", text);
+    free(text);
+}
+
+static void add_libraries(survey *s)
+{
+    char hwloc[32];
+    json_t *l = tsr_report_object(s->report, "libraries");
+    tsr_topology_library(hwloc);
+    add_mpi(l);
+    tsr_report_string(l, "hwloc", hwloc);
+    tsr_report_string(l, "openblas", tsr_gemm_block_library());
+    tsr_report_string(l, "jansson", jansson_version_str());
+    tsr_report_string(l, "libyaml", tsr_yaml_library());
+    tsr_report_string(l, "oniguruma", tsr_adapter_regex_library());
+}
+
+static void add_limits(survey *s)
+{
+    struct rlimit limit;
+    json_t *limits = tsr_report_object(s->report, "limits");
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0)
+        return;
+    bool unlimited = limit.rlim_cur == RLIM_INFINITY;
+    if (unlimited)
+        tsr_report_string(limits, "locked_memory_bytes", "unlimited");
+    else
+        tsr_report_int(limits, "locked_memory_bytes", limit.rlim_cur);
+    if (!unlimited && tsr_device_cuda_built())
+        miss(s, "locked memory (RLIMIT_MEMLOCK)", "base weights in pinned host memory (offload)",
+             "ulimit -l unlimited, or memlock in /etc/security/limits.conf; only where pinning "
+             "fails");
+}
+
+static bool in_path(const char *program)
+{
+    const char *path = getenv("PATH");
+    char file[PATH_LENGTH];
+    while (path && *path) {
+        size_t length = strcspn(path, ":");
+        snprintf(file, sizeof file, "%.*s/%s", (int)length, path, program);
+        if (access(file, X_OK) == 0)
+            return true;
+        path += length + (path[length] == ':');
+    }
+    return false;
+}
+
+/* ---- roofs ---- */
+
+static tsr_status add_copy(json_t *roofs, const char *key, tsr_roofs *rig, tsr_roof_copy kind)
+{
+    tsr_roof roof;
+    TSR_TRY(tsr_roofs_copy(&roof, rig, kind, MEASURE_S));
+    const json_t *before = json_object_get(roofs, key);
+    if (!before || json_real_value(before) < roof.rate)
+        tsr_report_real(roofs, key, roof.rate);
+    return TSR_OK;
+}
+
+/* The faster of a layer's linear and a cube. */
+static tsr_status add_matmul(json_t *roofs, const char *key, tsr_roofs *rig, tsr_dtype dtype,
+                             bool large)
+{
+    const tsr_roofs_matmul_shape shapes[2] = {
+        {large ? 8192 : 1024, large ? 14336 : 2816, large ? 4096 : 1024, true, dtype},
+        {large ? 8192 : 1024, large ? 8192 : 1024, large ? 8192 : 1024, true, dtype}};
+    double most = 0;
+    for (int i = 0; i < 2; i++) {
+        tsr_roof roof;
+        TSR_TRY(tsr_roofs_matmul(&roof, rig, &shapes[i], MEASURE_S));
+        most = roof.rate > most ? roof.rate : most;
+    }
+    tsr_report_real(roofs, key, most);
+    return TSR_OK;
+}
+
+/* All in bytes/s and FLOP/s; copies inside a memory count what they read and write. */
+static tsr_status measure_device(json_t *roofs, tsr_device *device, bool cuda)
+{
+    const tsr_kernels *kernels;
+    tsr_roofs *rig;
+    TSR_TRY(tsr_kernels_open(&kernels, device));
+    TSR_TRY(tsr_roofs_open(&rig, kernels, device, cuda ? CUDA_BYTES : CPU_BYTES));
+    tsr_status status = add_copy(roofs, "copy_bytes_per_s", rig, TSR_ROOF_COPY_OP);
+    if (status == TSR_OK)
+        status = add_copy(roofs, "copy_bytes_per_s", rig, TSR_ROOF_COPY_STREAM);
+    if (status == TSR_OK && cuda)
+        status = add_copy(roofs, "host_to_device_bytes_per_s", rig, TSR_ROOF_HOST_TO_DEVICE);
+    if (status == TSR_OK && cuda)
+        status = add_copy(roofs, "device_to_host_bytes_per_s", rig, TSR_ROOF_DEVICE_TO_HOST);
+    if (status == TSR_OK && cuda)
+        status = add_matmul(roofs, "matmul_bfloat16_flops_per_s", rig, TSR_BF16, true);
+    if (status == TSR_OK)
+        status = add_matmul(roofs, "matmul_float32_flops_per_s", rig, TSR_F32, cuda);
+    tsr_roofs_close(rig);
+    return status;
+}
+
+/* The host, and the first GPU: those of a node are alike. */
+static tsr_status add_roofs(survey *s)
+{
+    json_t *rows = tsr_report_array(s->report, "roofs");
+    for (int cuda = 0; cuda <= (s->gpu_count > 0); cuda++) {
+        const tsr_device_options options = {.local_rank_count = cuda ? s->gpu_count : 1};
+        tsr_device *device;
+        TSR_TRY(cuda ? tsr_device_create_cuda(&device, &options)
+                     : tsr_device_create_cpu(&device, &options));
+        json_t *row = tsr_report_row(rows);
+        tsr_report_string(row, "device", tsr_device_description(device));
+        tsr_status status = measure_device(row, device, cuda);
+        tsr_device_destroy(device);
+        TSR_TRY(status);
+    }
+    return TSR_OK;
+}
+
+static tsr_status look_around(survey *s, bool measure)
+{
+    tsr_report_string(s->report, "version", tsr_usage_version());
+    tsr_report_string(s->report, "commit", tsr_usage_commit());
+    add_backends(s);
+    TSR_TRY(add_cpu(s));
+    add_gpus(s);
+    add_libraries(s);
+    add_limits(s);
+    if (!in_path("mpirun"))
+        miss(s, "mpirun", "several ranks",
+             "install the package of the MPI above, or add it to PATH");
+    json_object_set(s->report, "missing", s->missing);
+    return measure ? add_roofs(s) : TSR_OK;
+}
+
+int tsr_environment(int measure, int json, char **text)
+{
+    if (!text)
+        return tsr_fail(TSR_EINVAL, "tsr_environment: text is NULL");
+    survey s = {.report = json_object(), .missing = json_array()};
+    tsr_status status = look_around(&s, measure);
+    json_decref(s.missing);
+    if (status < 0) {
+        json_decref(s.report);
+        return status;
+    }
+    return tsr_report_print(text, s.report, json);
+}

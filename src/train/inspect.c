@@ -1,0 +1,202 @@
+#include "train/inspect.h"
+
+#include "io/peft.h"
+#include "tessera.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Kinds of directories, by a file that only they have. The first that matches counts: a run's has an
+ * adapter too. */
+static const struct {
+    const char *kind, *marker;
+    tsr_status (*fill)(json_t *report, const char *directory);
+} kinds[] = {
+    {"run", "metrics.jsonl", tsr_inspect_run},
+    {"adapter", TSR_PEFT_CONFIG_FILE, tsr_inspect_adapter},
+    {"model", "config.json", tsr_inspect_model},
+};
+
+#define KINDS (sizeof kinds / sizeof *kinds)
+
+tsr_status tsr_inspect_join(char path[TSR_INSPECT_PATH_BYTES], const char *directory,
+                            const char *name)
+{
+    int length = snprintf(path, TSR_INSPECT_PATH_BYTES, "%s/%s", directory, name);
+    if (length < 0 || length >= TSR_INSPECT_PATH_BYTES)
+        return tsr_fail(TSR_EDATA, "%s: the path is too long", directory);
+    return TSR_OK;
+}
+
+/* ---- tensors ---- */
+
+json_t *tsr_inspect_tensor(json_t *rows, const tsr_tensor *tensor)
+{
+    json_t *row = tsr_report_row(rows);
+    tsr_report_string(row, "name", tensor->name);
+    tsr_report_string(row, "dtype", tsr_dtype_name(tensor->dtype));
+    json_t *shape = tsr_report_array(row, "shape");
+    for (int i = 0; i < tensor->ndim && shape; i++)
+        json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i]));
+    tsr_report_int(row, "bytes", tensor->bytes);
+    return row;
+}
+
+void tsr_inspect_count_dtype(json_t *dtypes, const tsr_tensor *tensor)
+{
+    char key[32];
+    snprintf(key, sizeof key, "%s_bytes", tsr_dtype_name(tensor->dtype));
+    json_int_t before = json_integer_value(json_object_get(dtypes, key));
+    tsr_report_int(dtypes, key, (uint64_t)before + tensor->bytes);
+}
+
+static void add_metadata(void *user, const char *key, const char *value)
+{
+    tsr_report_string(user, key, value);
+}
+
+tsr_status tsr_inspect_safetensors(json_t *report, const char *path)
+{
+    tsr_safetensors *file;
+    TSR_TRY(tsr_safetensors_open(&file, path));
+    uint64_t elements = 0, bytes = 0, count = tsr_safetensors_count(file);
+    json_t *dtypes = json_object(), *rows = json_array();
+    for (uint64_t i = 0; i < count; i++) {
+        const tsr_tensor *tensor = tsr_safetensors_at(file, i);
+        elements += tensor->element_count;
+        bytes += tensor->bytes;
+        tsr_inspect_tensor(rows, tensor);
+        tsr_inspect_count_dtype(dtypes, tensor);
+    }
+    tsr_report_int(report, "tensor_count", count);
+    tsr_report_int(report, "elements", elements);
+    tsr_report_int(report, "data_bytes", bytes);
+    tsr_safetensors_each_metadata(file, add_metadata, tsr_report_object(report, "metadata"));
+    json_object_set_new(report, "dtypes", dtypes);
+    json_object_set_new(report, "tensors", rows);
+    tsr_safetensors_close(file);
+    return TSR_OK;
+}
+
+/* ---- an adapter ---- */
+
+static void add_match(json_t *report, const char *key, const tsr_peft_match *match, bool all_linear)
+{
+    if (all_linear || match->regex) {
+        tsr_report_string(report, key, all_linear ? "all-linear" : match->regex);
+        return;
+    }
+    json_t *names = tsr_report_array(report, key);
+    for (uint64_t i = 0; i < match->count && names; i++)
+        json_array_append_new(names, tsr_report_text(match->names[i]));
+}
+
+static void add_pattern(json_t *report, const char *key, const tsr_peft_pattern *pattern,
+                        uint64_t count)
+{
+    json_t *map = count ? tsr_report_object(report, key) : NULL;
+    for (uint64_t i = 0; i < count; i++)
+        tsr_report_real(map, pattern[i].key, pattern[i].value);
+}
+
+static void add_config(json_t *report, const tsr_peft_config *config)
+{
+    tsr_report_string(report, "method",
+                      config->use_dora     ? (config->use_rslora ? "DoRA, rank-stabilized" : "DoRA")
+                      : config->use_rslora ? "rsLoRA"
+                                           : "LoRA");
+    tsr_report_string(report, "base_model", config->base_model_name_or_path);
+    tsr_report_int(report, "r", config->r);
+    tsr_report_real(report, "lora_alpha", config->lora_alpha);
+    tsr_report_real(report, "lora_dropout", config->lora_dropout);
+    tsr_report_bool(report, "use_dora", config->use_dora);
+    tsr_report_bool(report, "use_rslora", config->use_rslora);
+    add_match(report, "target_modules", &config->target, config->all_linear);
+    if (config->exclude.count || config->exclude.regex)
+        add_match(report, "exclude_modules", &config->exclude, false);
+    if (config->layers_to_transform) {
+        json_t *layers = tsr_report_array(report, "layers_to_transform");
+        for (uint64_t i = 0; i < config->layer_count && layers; i++)
+            json_array_append_new(layers, json_integer(config->layers_to_transform[i]));
+    }
+    add_pattern(report, "rank_pattern", config->rank_pattern, config->rank_pattern_count);
+    add_pattern(report, "alpha_pattern", config->alpha_pattern, config->alpha_pattern_count);
+}
+
+tsr_status tsr_inspect_adapter(json_t *report, const char *directory)
+{
+    tsr_peft *peft;
+    TSR_TRY(tsr_peft_open(&peft, directory));
+    uint64_t trainable = 0, bytes = 0;
+    json_t *dtypes = json_object(), *rows = json_array();
+    add_config(report, tsr_peft_config_of(peft));
+    for (uint64_t i = 0; i < tsr_peft_module_count(peft); i++) {
+        const tsr_peft_module *module = tsr_peft_module_at(peft, i);
+        const tsr_tensor *parts[] = {module->a, module->b, module->magnitude};
+        for (int p = 0; p < 3; p++) {
+            if (!parts[p])
+                continue;
+            trainable += parts[p]->element_count;
+            bytes += parts[p]->bytes;
+            tsr_inspect_tensor(rows, parts[p]);
+            tsr_inspect_count_dtype(dtypes, parts[p]);
+        }
+    }
+    tsr_report_int(report, "modules", tsr_peft_module_count(peft));
+    tsr_report_int(report, "trainable_parameters", trainable);
+    tsr_report_int(report, "data_bytes", bytes);
+    json_object_set_new(report, "dtypes", dtypes);
+    json_object_set_new(report, "tensors", rows);
+    tsr_peft_close(peft);
+    return TSR_OK;
+}
+
+/* ---- any path ---- */
+
+static tsr_status inspect_directory(json_t *report, const char *directory)
+{
+    char path[TSR_INSPECT_PATH_BYTES];
+    for (size_t i = 0; i < KINDS; i++) {
+        TSR_TRY(tsr_inspect_join(path, directory, kinds[i].marker));
+        if (access(path, F_OK) != 0)
+            continue;
+        tsr_report_string(report, "kind", kinds[i].kind);
+        return kinds[i].fill(report, directory);
+    }
+    return tsr_fail(
+        TSR_EDATA,
+        "%s: nothing that is known: expected metrics.jsonl (a run), adapter_config.json "
+        "(an adapter) or config.json (a model) in it, or the path of a safetensors file",
+        directory);
+}
+
+static tsr_status inspect_path(json_t *report, const char *path)
+{
+    struct stat info;
+    if (stat(path, &info) != 0)
+        return tsr_fail(errno == ENOENT || errno == ENOTDIR ? TSR_EDATA : TSR_EIO, "%s: %s", path,
+                        strerror(errno));
+    tsr_report_string(report, "path", path);
+    if (S_ISDIR(info.st_mode))
+        return inspect_directory(report, path);
+    tsr_report_string(report, "kind", "safetensors");
+    tsr_report_int(report, "file_bytes", (uint64_t)info.st_size);
+    return tsr_inspect_safetensors(report, path);
+}
+
+int tsr_inspect(const char *path, int json, char **text)
+{
+    if (!path || !text)
+        return tsr_fail(TSR_EINVAL, "tsr_inspect: path or text is NULL");
+    json_t *report = json_object();
+    tsr_status status = inspect_path(report, path);
+    if (status < 0) {
+        json_decref(report);
+        return status;
+    }
+    return tsr_report_print(text, report, json);
+}

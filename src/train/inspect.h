@@ -1,0 +1,30 @@
+/*
+ * train/inspect.h: what `tessera inspect` says of a path, kind by kind, as parts of a report.
+ *
+ * A kind of directory is known by a file in it; the list of kinds is in inspect.c, and a new one is a
+ * line there and a function here.
+ */
+#ifndef TSR_TRAIN_INSPECT_H
+#define TSR_TRAIN_INSPECT_H
+
+#include "io/safetensors.h"
+#include "train/report.h"
+
+/* Each fills `report` with what the path holds. TSR_EDATA: it is broken, and how. */
+tsr_status tsr_inspect_safetensors(json_t *report, const char *path);
+tsr_status tsr_inspect_model(json_t *report, const char *directory);
+tsr_status tsr_inspect_adapter(json_t *report, const char *directory);
+tsr_status tsr_inspect_run(json_t *report, const char *directory);
+
+/* One tensor as a row of a table: name, dtype, shape, bytes. Returns the row. */
+json_t *tsr_inspect_tensor(json_t *rows, const tsr_tensor *tensor);
+
+/* "{dtype: bytes}" of tensors, added up one at a time. */
+void tsr_inspect_count_dtype(json_t *dtypes, const tsr_tensor *tensor);
+
+/* "<directory>/<name>" in `path`. TSR_EDATA: too long. */
+#define TSR_INSPECT_PATH_BYTES 4096
+tsr_status tsr_inspect_join(char path[TSR_INSPECT_PATH_BYTES], const char *directory,
+                            const char *name);
+
+#endif

@@ -1,0 +1,138 @@
+/* A model directory: its configuration in words, parameters, shards, and how the weights are stored. */
+#include "train/inspect.h"
+
+#include "base/text.h"
+#include "io/checkpoint.h"
+#include "io/model_config.h"
+#include "train/config_number.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+static void put_number(tsr_text *out, double value)
+{
+    if (value == floor(value) && value < 1e15)
+        tsr_number_put_fixed(out, value, 0);
+    else
+        tsr_number_put(out, value, 0);
+}
+
+static void add_architecture(json_t *report, const tsr_model_config *c)
+{
+    static const char *const ropes[] = {"default", "linear", "llama3"};
+    tsr_text text = {0};
+    tsr_text_printf(&text,
+                    "%s: %" PRIu64 " layers of width %" PRIu64 ", MLP of %" PRIu64 ", %" PRIu64
+                    " heads of %" PRIu64,
+                    tsr_model_type_name(c->model_type), c->layer_count, c->hidden_size,
+                    c->intermediate_size, c->head_count, c->head_dim);
+    if (c->kv_head_count != c->head_count)
+        tsr_text_printf(&text, " that share %" PRIu64 " of keys and values", c->kv_head_count);
+    tsr_text_printf(&text, ", %" PRIu64 " tokens in the vocabulary", c->vocab_size);
+    tsr_report_string(report, "architecture", tsr_text_string(&text));
+    tsr_text_clear(&text);
+    tsr_text_printf(&text, "%s, theta ", ropes[c->rope.type]);
+    put_number(&text, c->rope.theta);
+    if (c->rope.type != TSR_MODEL_ROPE_DEFAULT) {
+        tsr_text_puts(&text, ", factor ");
+        put_number(&text, c->rope.factor);
+    }
+    tsr_report_string(report, "rope", tsr_text_string(&text));
+    tsr_text_free(&text);
+    tsr_report_int(report, "context_tokens", c->max_position_embeddings);
+    if (c->sliding_window)
+        tsr_report_int(report, "sliding_window", c->sliding_window);
+    tsr_report_bool(report, "tied_embeddings", c->tie_word_embeddings);
+    tsr_report_bool(report, "attention_bias", c->q_bias || c->k_bias || c->v_bias || c->o_bias);
+    tsr_report_string(report, "dtype", tsr_dtype_name(c->dtype));
+    tsr_report_string(report, "quantization",
+                      !c->prequantized  ? "none"
+                      : c->double_quant ? "bitsandbytes nf4, double quantized"
+                                        : "bitsandbytes nf4");
+}
+
+/* Elements of a tensor as the model sees it; 0 for what only describes a 4-bit weight. */
+static tsr_status parameters_of(uint64_t *out, const tsr_checkpoint *checkpoint,
+                                const tsr_tensor *tensor)
+{
+    static const char weight[] = ".weight";
+    const char *found = strstr(tensor->name, weight);
+    tsr_weight stored;
+    *out = tensor->element_count;
+    if (found && found[sizeof weight - 1] == '.')
+        *out = 0;
+    if (!found || found[sizeof weight - 1] || tensor->dtype != TSR_U8)
+        return TSR_OK;
+    TSR_TRY(tsr_checkpoint_weight(&stored, checkpoint, tensor->name));
+    *out = stored.element_count;
+    return TSR_OK;
+}
+
+static json_t *shard_row(json_t *shards, const char *path)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    json_t *row;
+    size_t i;
+    json_array_foreach(shards, i, row) if (!strcmp(json_string_value(json_object_get(row, "file")),
+                                                   name)) return row;
+    row = tsr_report_row(shards);
+    tsr_report_string(row, "file", name);
+    return row;
+}
+
+static void add_to(json_t *row, const char *key, uint64_t value)
+{
+    tsr_report_int(row, key, (uint64_t)json_integer_value(json_object_get(row, key)) + value);
+}
+
+static tsr_status add_tensors(json_t *report, const tsr_checkpoint *checkpoint)
+{
+    uint64_t parameters = 0, four_bit = 0, some;
+    json_t *dtypes = tsr_report_object(report, "dtypes");
+    json_t *shards = tsr_report_array(report, "shards");
+    json_t *rows = tsr_report_array(report, "tensors");
+    for (uint64_t i = 0; i < tsr_checkpoint_count(checkpoint); i++) {
+        const tsr_tensor *tensor = tsr_checkpoint_at(checkpoint, i);
+        json_t *shard = shard_row(shards, tsr_safetensors_path(tensor->file));
+        TSR_TRY(parameters_of(&some, checkpoint, tensor));
+        parameters += some;
+        four_bit += some != tensor->element_count ? some : 0;
+        add_to(shard, "tensors", 1);
+        add_to(shard, "bytes", tensor->bytes);
+        tsr_inspect_tensor(rows, tensor);
+        tsr_inspect_count_dtype(dtypes, tensor);
+    }
+    tsr_report_int(report, "parameters", parameters);
+    tsr_report_int(report, "parameters_in_4_bits", four_bit);
+    tsr_report_int(report, "weights_bytes", tsr_checkpoint_total_bytes(checkpoint));
+    return TSR_OK;
+}
+
+tsr_status tsr_inspect_model(json_t *report, const char *directory)
+{
+    static const char *const weights[] = {"model.safetensors", "model.safetensors.index.json"};
+    tsr_model_config config;
+    tsr_checkpoint *checkpoint = NULL;
+    char path[TSR_INSPECT_PATH_BYTES];
+    bool there = false;
+    /* What cannot be trained here can still be looked at. */
+    bool understood = tsr_model_config_load(&config, directory) == TSR_OK;
+    tsr_report_bool(report, "supported", understood);
+    if (understood)
+        add_architecture(report, &config);
+    else
+        tsr_report_string(report, "refused", tsr_last_error());
+    for (int i = 0; i < 2; i++) {
+        TSR_TRY(tsr_inspect_join(path, directory, weights[i]));
+        there |= access(path, F_OK) == 0;
+    }
+    tsr_report_bool(report, "has_weights", there);
+    if (!there) /* config.json alone is enough to plan with */
+        return TSR_OK;
+    TSR_TRY(tsr_checkpoint_open(&checkpoint, directory));
+    tsr_status status = add_tensors(report, checkpoint);
+    tsr_checkpoint_close(checkpoint);
+    return status;
+}

@@ -1,0 +1,244 @@
+/*
+ * quantize, merge, inspect and env through the whole program: what they write is what a training takes
+ * and an evaluation confirms, standard output is one JSON object, and a writer that is killed or runs
+ * out of space leaves a whole model or none.
+ */
+#include "multi/cli.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ADAPTER CLI_TRACES "/c1_dora/final"
+/* Of a loss, by rounding all weights to bf16; measured 6e-3 on these few random tokens. */
+#define ROUNDING 2e-2
+#define WITH     "lora_r=8 init_adapter=" ADAPTER
+
+/* Its standard output; the caller's. */
+static char *run_ok(const char *words)
+{
+    cli_output output;
+    cli_run(&output, 1, NULL, words);
+    if (output.code != 0)
+        cli_fail("%s: exit code %d\n%s", words, output.code, output.err);
+    char *text = strdup(output.out);
+    cli_output_free(&output);
+    return text;
+}
+
+/* One JSON object and a newline, nothing else. */
+static json_t *run_json(const char *words)
+{
+    char *text = run_ok(words);
+    json_error_t error;
+    json_t *root = json_loads(text, 0, &error);
+    if (!root || !json_is_object(root))
+        cli_fail("%s: no JSON: %s\n%s", words, error.text, text);
+    free(text);
+    return root;
+}
+
+static void same_files(const char *a, const char *b)
+{
+    size_t a_bytes = 0, b_bytes = 0;
+    char *x = cli_read(a, &a_bytes), *y = cli_read(b, &b_bytes);
+    if (!x || !y || a_bytes != b_bytes || memcmp(x, y, a_bytes) != 0)
+        cli_fail("%s and %s differ", a, b);
+    free(x);
+    free(y);
+}
+
+static double number(const json_t *root, const char *key)
+{
+    return json_number_value(json_object_get(root, key));
+}
+
+/* A training on the quantized model is the training that quantizes on load, bit for bit. */
+static void check_quantize(void)
+{
+    cli_name("quantize");
+    cli_case_begin(CLI_TINY_LLAMA);
+    json_t *report = run_json("quantize job.yaml output_dir=nf4 --json");
+    if (number(report, "quantized_weights") != 42)
+        cli_fail("%g weights were quantized", number(report, "quantized_weights"));
+    json_decref(report);
+    free(run_ok("quantize job.yaml output_dir=plain use_bnb_nested_quant=false"));
+    free(run_ok("train job.yaml"));
+    free(run_ok("train job.yaml model_name_or_path=nf4 output_dir=from_nf4"));
+    same_files("out/adapter_model.safetensors", "from_nf4/adapter_model.safetensors");
+    free(run_ok("train job.yaml use_bnb_nested_quant=false output_dir=a"));
+    free(run_ok("train job.yaml use_bnb_nested_quant=false model_name_or_path=plain output_dir=b"));
+    same_files("a/adapter_model.safetensors", "b/adapter_model.safetensors");
+    cli_case_end();
+}
+
+static double eval_loss(const char *words)
+{
+    char line[600];
+    snprintf(line, sizeof line, "eval job.yaml eval_dataset=data.jsonl --json %s", words);
+    json_t *report = run_json(line);
+    double loss = number(report, "eval_loss");
+    json_decref(report);
+    return loss;
+}
+
+/* The merged model alone is the model with the adapter, but for the rounding to bf16. */
+static void check_merge(void)
+{
+    cli_name("merge");
+    cli_case_begin(CLI_TINY_LLAMA);
+    json_t *report = run_json("merge job.yaml " WITH " output_dir=merged --json");
+    if (number(report, "merged_modules") != 42 || number(report, "weights_bytes") != 13048320)
+        cli_fail("%g modules, %g bytes", number(report, "merged_modules"),
+                 number(report, "weights_bytes"));
+    json_decref(report);
+    double apart = eval_loss("load_in_4bit=false " WITH);
+    double merged = eval_loss("load_in_4bit=false model_name_or_path=merged");
+    double plain = eval_loss("load_in_4bit=false");
+    if (!(fabs(apart - merged) < ROUNDING) || !(fabs(apart - plain) > 0.1))
+        cli_fail("losses: with the adapter %g, merged %g, without it %g", apart, merged, plain);
+    cli_output output;
+    free(run_ok("quantize job.yaml output_dir=nf4"));
+    cli_run(&output, 1, NULL, "merge job.yaml model_name_or_path=nf4 " WITH " output_dir=merged4");
+    if (output.code != 0 || cli_count(output.err, "warning: ") != 1 ||
+        !strstr(output.err, "give the directory of the model that was quantized"))
+        cli_fail("a 4-bit base: exit code %d\n%s", output.code, output.err);
+    cli_output_free(&output);
+    apart = eval_loss(WITH);
+    merged = eval_loss("load_in_4bit=false model_name_or_path=merged4");
+    if (!(fabs(apart - merged) < ROUNDING))
+        cli_fail("losses on the 4-bit base: with the adapter %g, merged %g", apart, merged);
+    cli_case_end();
+}
+
+static void check_inspect(void)
+{
+    static const struct {
+        const char *path, *kind;
+    } paths[] = {{"model", "model"},
+                 {"out", "run"},
+                 {ADAPTER, "adapter"},
+                 {"model/model-00002-of-00004.safetensors", "safetensors"}};
+    char words[600];
+    cli_name("inspect");
+    cli_case_begin(CLI_TINY_LLAMA);
+    free(run_ok("train job.yaml eval_dataset=data.jsonl"));
+    for (int i = 0; i < 4; i++) {
+        snprintf(words, sizeof words, "inspect %s --json", paths[i].path);
+        json_t *report = run_json(words);
+        const char *kind = json_string_value(json_object_get(report, "kind"));
+        if (!kind || strcmp(kind, paths[i].kind) != 0)
+            cli_fail("%s is said to be %s", paths[i].path, kind ? kind : "nothing");
+        json_decref(report);
+    }
+    json_t *report = run_json("inspect out --plot loss.svg --json");
+    const json_t *adapter = json_object_get(report, "adapter");
+    if (number(report, "steps_done") != 2 || number(adapter, "trainable_parameters") <= 0 ||
+        strcmp(json_string_value(json_object_get(report, "status")), "done") != 0)
+        cli_fail("inspect says something else of the run");
+    json_decref(report);
+    char *svg = cli_read("loss.svg", NULL);
+    if (!svg || strncmp(svg, "<svg ", 5) != 0 || cli_count(svg, "<path") != 3)
+        cli_fail("there is no plot");
+    free(svg);
+    cli_case_end();
+}
+
+static void check_env(void)
+{
+    cli_name("env");
+    cli_case_begin(CLI_TINY_LLAMA);
+    json_t *report = run_json("env --measure --json");
+    const json_t *roofs = json_array_get(json_object_get(report, "roofs"), 0);
+    if (!(number(roofs, "copy_bytes_per_s") > 1e8) ||
+        !(number(roofs, "matmul_float32_flops_per_s") > 1e8))
+        cli_fail("roofs: %g bytes/s, %g FLOP/s", number(roofs, "copy_bytes_per_s"),
+                 number(roofs, "matmul_float32_flops_per_s"));
+    json_decref(report);
+    static const char *const helps[] = {"merge --help", "quantize --help", "inspect --help",
+                                        "env --help"};
+    for (int i = 0; i < 4; i++) {
+        char *text = run_ok(helps[i]);
+        if (!strstr(text, "Example:\n    tessera "))
+            cli_fail("%s shows no example", helps[i]);
+        free(text);
+    }
+    cli_case_end();
+}
+
+/* Files of at most so many 512-byte blocks: as a full disk, but for this process only. */
+static void check_full(void)
+{
+    static const char *const words[] = {"quantize job.yaml", "merge job.yaml " WITH};
+    static const int blocks[] = {100, 600, 4000};
+    for (int i = 0; i < 6; i++) {
+        char wrapper[100];
+        cli_output output;
+        cli_name("full disk");
+        cli_case_begin(CLI_TINY_LLAMA);
+        char *before = cli_listing();
+        snprintf(wrapper, sizeof wrapper, "trap '' XFSZ; ulimit -f %d; exec \"$@\"", blocks[i / 2]);
+        cli_run(&output, 1, wrapper, words[i % 2]);
+        char *after = cli_listing();
+        if (output.code != 71 || !strstr(output.err, "writing failed: File too large"))
+            cli_fail("%s: exit code %d\n%s", words[i % 2], output.code, output.err);
+        if (strcmp(before, after) != 0)
+            cli_fail("%s: the files were\n%sand are\n%s", words[i % 2], before, after);
+        free(before);
+        free(after);
+        cli_output_free(&output);
+        cli_case_end();
+    }
+}
+
+/* Killed at any moment: config.json is there only with everything else. */
+static void check_kill(void)
+{
+    int whole = 0, none = 0;
+    cli_name("kill");
+    cli_case_begin(CLI_TINY_LLAMA);
+    for (int i = 0; i < 12; i++) {
+        cli_process process;
+        cli_output output;
+        cli_remove("pid");
+        cli_start(&process, 1, "echo $$ >pid.new; mv pid.new pid; exec \"$@\"",
+                  "merge job.yaml " WITH " overwrite_output_dir=true");
+        for (double end = cli_now() + 10; !cli_exists("pid") && cli_now() < end;)
+            cli_sleep(0.001);
+        cli_sleep(0.05 * i);
+        char *text = cli_read("pid", NULL);
+        if (text)
+            kill((pid_t)atoi(text), SIGKILL);
+        free(text);
+        cli_wait(&output, &process, 20);
+        cli_output_free(&output);
+        if (cli_exists("out/config.json")) {
+            free(run_ok("inspect out --json"));
+            double loss = eval_loss("load_in_4bit=false model_name_or_path=out");
+            if (!isfinite(loss))
+                cli_fail("the merged model's loss is %g", loss);
+            whole++;
+        } else {
+            none++;
+        }
+    }
+    printf("killed 12 times: %d whole, %d without a model\n", whole, none);
+    cli_case_end();
+}
+
+int main(int argc, char **argv)
+{
+    cli_open(argc, argv);
+    check_quantize();
+    check_merge();
+    check_inspect();
+    check_env();
+    check_full();
+    check_kill();
+    cli_close();
+    printf("%d failures\n", cli_failures());
+    return cli_failures() != 0;
+}
