@@ -5,6 +5,7 @@
 #include "comm/comm.h"
 #include "device/topology.h"
 #include "kernels/gemm_block.h"
+#include "kernels/kernels.h"
 #include "kernels/roofs.h"
 #include "tessera.h"
 #include "train/report.h"
@@ -57,7 +58,7 @@ static void add_backends(survey *s)
     tsr_report_string(row, "computes_in", "bfloat16, float32");
     if (!built)
         miss(s, "CUDA backend", "training on GPUs",
-             "build where CMake finds nvcc (CUDA 12.4 or newer), cuBLASLt and NCCL");
+             "build where CMake finds nvcc (CUDA 12.4 or newer), cublasLt.h and nccl.h");
     else if (s->gpu_count == 0)
         miss(s, "a GPU", "backend: cuda",
              status < 0 ? tsr_last_error()
@@ -150,6 +151,20 @@ static void add_mpi(json_t *libraries)
     free(text);
 }
 
+/* One that is loaded when a job on a GPU needs it: its version, or why there is none. */
+static void add_loaded(survey *s, json_t *libraries, const char *name, const char *needed_for,
+                       tsr_status (*version)(tsr_library_version *out))
+{
+    char text[48];
+    tsr_library_version v;
+    if (version(&v) < 0) {
+        miss(s, name, needed_for, tsr_last_error());
+        return;
+    }
+    snprintf(text, sizeof text, "%d.%d.%d", v.major, v.minor, v.patch);
+    tsr_report_string(libraries, name, text);
+}
+
 static void add_libraries(survey *s)
 {
     char hwloc[32];
@@ -161,6 +176,11 @@ static void add_libraries(survey *s)
     tsr_report_string(l, "jansson", jansson_version_str());
     tsr_report_string(l, "libyaml", tsr_yaml_library());
     tsr_report_string(l, "oniguruma", tsr_adapter_regex_library());
+    if (!tsr_device_cuda_built())
+        return;
+    add_loaded(s, l, "cublaslt", "training on GPUs", tsr_kernels_cublaslt_version);
+    add_loaded(s, l, "nccl", "training on several GPUs", tsr_comm_nccl_version);
+    add_loaded(s, l, "cudnn", "the faster attention on GPUs", tsr_kernels_cudnn_version);
 }
 
 static void add_limits(survey *s)
