@@ -75,6 +75,10 @@ typedef struct {
     int ndim;
     uint64_t shape[TSR_TENSOR_MAX_DIMS];
     const void *data; /* row-major; may be NULL if it has no element */
+    /* Instead of data: called once, when its turn in the file has come; *data is then good until
+     * the next call. */
+    tsr_status (*fetch)(const void **data, void *user);
+    void *user;
 } tsr_tensor_source;
 
 /* Writes a file as the Python library does, byte for byte: metadata {"format":"pt"}, tensors by

@@ -43,7 +43,7 @@ static tsr_status source_bytes(uint64_t *out, const tsr_tensor_source *source, c
     for (int i = 0; i < source->ndim; i++)
         if (!tsr_mul_u64(&bytes, bytes, source->shape[i]))
             return tsr_fail(TSR_EINVAL, "%s: tensor '%s': its bytes overflow", path, source->name);
-    if (bytes && !source->data)
+    if (bytes && !source->data && !source->fetch)
         return tsr_fail(TSR_EINVAL, "%s: tensor '%s': no data", path, source->name);
     *out = bytes;
     return TSR_OK;
@@ -113,8 +113,11 @@ static tsr_status write_all(tsr_file *file, const tsr_text *header,
     TSR_TRY(tsr_file_append(file, header->data, header->length));
     for (uint64_t i = 0; i < count; i++) {
         uint64_t bytes;
+        const void *data = sorted[i]->data;
         TSR_TRY(source_bytes(&bytes, sorted[i], path));
-        TSR_TRY(tsr_file_append(file, sorted[i]->data, bytes));
+        if (bytes && !data)
+            TSR_TRY(sorted[i]->fetch(&data, sorted[i]->user));
+        TSR_TRY(tsr_file_append(file, data, bytes));
     }
     return tsr_file_finish(file);
 }

@@ -141,7 +141,7 @@ static tsr_host_flags host_flags(const tsr_job *job)
 
 /* ---- a step ---- */
 
-static bool evaluation_due(const tsr_job *job, const tsr_batch_step_info *info)
+bool tsr_job_evaluation_due(const tsr_job *job, const tsr_batch_step_info *info)
 {
     const tsr_config *config = &job->inputs.config;
     if (!job->inputs.eval_batch)
@@ -150,6 +150,16 @@ static bool evaluation_due(const tsr_job *job, const tsr_batch_step_info *info)
         return info->ends_epoch;
     if (config->eval_strategy == TSR_CONFIG_EVERY_STEPS)
         return job->done % tsr_config_steps(config->eval_steps, job->total_steps, 1) == 0;
+    return false;
+}
+
+static bool checkpoint_due(const tsr_job *job, const tsr_batch_step_info *info)
+{
+    const tsr_config *config = &job->inputs.config;
+    if (config->save_strategy == TSR_CONFIG_EVERY_EPOCH)
+        return info->ends_epoch;
+    if (config->save_strategy == TSR_CONFIG_EVERY_STEPS)
+        return job->done % tsr_config_steps(config->save_steps, job->total_steps, 1) == 0;
     return false;
 }
 
@@ -165,6 +175,7 @@ static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64
     double now = tsr_now();
     double exposed = tsr_job_exposed(job);
     job->done++;
+    job->evaluated = false;
     *report = (tsr_job_report){
         .step = job->done,
         .total_steps = job->total_steps,
@@ -182,16 +193,19 @@ static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64
     report->tokens_per_s = (double)info->input_tokens / report->step_s;
     job->word_time = now;
     job->exposed_before = exposed;
-    /* A stop seen in this word ends the run after the next step. */
-    bool asked = word[TSR_WORD_STOP] != 0 || word[TSR_WORD_TIME_LIMIT] != 0;
-    if (asked && !job->stopped && job->done + 1 < job->total_steps) {
+    /* All ranks read this word before any op of the next step is issued. */
+    if ((word[TSR_WORD_STOP] != 0 || word[TSR_WORD_TIME_LIMIT] != 0) &&
+        job->done < job->total_steps) {
         job->stopped = true;
-        job->last_step = job->done + 1;
+        job->last_step = job->done;
     }
     report->last = job->done == job->last_step;
-    report->stopped = report->last && job->stopped;
-    report->evaluate = evaluation_due(job, info);
+    report->stopped = job->stopped;
+    report->evaluate = tsr_job_evaluation_due(job, info);
+    report->save = job->stopped || checkpoint_due(job, info);
     job->skipped = report->skipped ? job->skipped + 1 : 0;
+    job->skipped_steps += report->skipped;
+    report->skipped_steps = job->skipped_steps;
     if (job->skipped > job->inputs.config.max_skipped_steps)
         return tsr_fail(TSR_EDATA,
                         "step %lld: the loss or a gradient was not finite in %lld steps in a row "
@@ -215,7 +229,6 @@ static tsr_status run_step(tsr_job *job, tsr_job_report *report)
 {
     tsr_batch_step_info info;
     int64_t word[TSR_WORD_COUNT];
-    tsr_host_flags flags = host_flags(job);
     TSR_TRY(tsr_batch_step(job->inputs.batch, job->issued, &info));
     job->adamw.learning_rate = job->inputs.config.learning_rate *
                                tsr_schedule_multiplier(&job->schedule, (uint64_t)job->issued);
@@ -223,6 +236,7 @@ static tsr_status run_step(tsr_job *job, tsr_job_report *report)
     tsr_trace_issue(job->trace, job->issued + 1);
     TSR_TRY(issue_rounds(job, &r, job->issued, info.rounds));
     job->issued++;
+    tsr_host_flags flags = host_flags(job); /* as late as they still count in this step */
     TSR_TRY(tsr_executor_step_end(job->executor, &flags));
     if (job->issued < job->last_step) {
         TSR_TRY(stage_round(job, &r, job->issued, 0));
@@ -280,6 +294,7 @@ static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
                                        .label_tokens = info.label_tokens,
                                        .rows = tsr_batch_run_of(job->inputs.eval_batch)->units};
     job->word_time += tsr_now() - before; /* no part of the next step's time */
+    job->evaluated = true;
     if (!job->metrics)
         return TSR_OK;
     return tsr_metrics_write_eval(job->metrics, job->done, loss, info.label_tokens);

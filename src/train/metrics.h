@@ -47,6 +47,13 @@ tsr_status tsr_metrics_write_eval(tsr_metrics *metrics, int64_t step, double eva
 /* {"event":"end","status":"done"}, "saved" or "failed". */
 tsr_status tsr_metrics_write_end(tsr_metrics *metrics, tsr_metrics_status status);
 
+/* Brings what was written to the disk; *bytes of it. */
+tsr_status tsr_metrics_sync(uint64_t *bytes, tsr_metrics *metrics);
+
+/* Before a run goes on with a file that is there: only its first `bytes` bytes stay (whole lines of
+ * them), the rest is gone at once. Nothing to do where there is no file. */
+tsr_status tsr_metrics_cut(const char *path, uint64_t bytes);
+
 /* Closes the file; NULL is fine. */
 void tsr_metrics_destroy(tsr_metrics *metrics);
 
