@@ -1,6 +1,7 @@
 #include "io/snapshot.h"
 
 #include "base/hash.h"
+#include "base/text.h"
 #include "io/file.h"
 #include "io/snapshot_parts.h"
 
@@ -79,12 +80,12 @@ static void put_hex(char out[17], uint64_t value)
 /* Of a manifest without its "hash". */
 static tsr_status hash_manifest(uint64_t *out, const json_t *manifest, const char *path)
 {
-    char *text = json_dumps(manifest, CANONICAL);
-    if (!text)
-        return tsr_fail(TSR_ENOMEM, "%s: no memory for it", path);
-    *out = tsr_hash(TSR_HASH_START, text, strlen(text));
-    free(text);
-    return TSR_OK;
+    tsr_text text = {0};
+    tsr_status status = tsr_json_put(&text, manifest, CANONICAL, path);
+    if (status == TSR_OK)
+        *out = tsr_hash(TSR_HASH_START, text.data, text.length);
+    tsr_text_free(&text);
+    return status;
 }
 
 static json_t *list_files(const tsr_snapshot_file *files, int count)
@@ -103,36 +104,39 @@ static json_t *list_files(const tsr_snapshot_file *files, int count)
     return list;
 }
 
-/* NULL: no memory. */
-static char *make_manifest(int64_t step, const json_t *state, const tsr_snapshot_file *files,
-                           int count, const char *path)
+static tsr_status make_manifest(tsr_text *out, int64_t step, const json_t *state,
+                                const tsr_snapshot_file *files, int count, const char *path)
 {
-    char hash[17], *text = NULL;
-    uint64_t value;
+    char text[17];
+    uint64_t hash;
     json_t *list = list_files(files, count);
     json_t *manifest =
         list ? json_pack("{s:s, s:i, s:I, s:o, s:O}", "format", FORMAT, "version", VERSION, "step",
                          (json_int_t)step, "files", list, "state", (json_t *)state)
              : NULL;
-    if (manifest && hash_manifest(&value, manifest, path) == TSR_OK) {
-        put_hex(hash, value);
-        if (json_object_set_new(manifest, "hash", json_string(hash)) == 0)
-            text = json_dumps(manifest, JSON_INDENT(1));
+    tsr_status status = manifest ? hash_manifest(&hash, manifest, path)
+                                 : tsr_fail(TSR_ENOMEM, "%s: no memory for it", path);
+    if (status == TSR_OK) {
+        put_hex(text, hash);
+        if (json_object_set_new(manifest, "hash", json_string(text)) != 0)
+            status = tsr_fail(TSR_ENOMEM, "%s: no memory for it", path);
     }
+    if (status == TSR_OK)
+        status = tsr_json_put(out, manifest, JSON_INDENT(1), path);
     json_decref(manifest);
-    return text;
+    return status;
 }
 
 static tsr_status write_manifest(const char *directory, int64_t step, const json_t *state,
                                  const tsr_snapshot_file *files, int count)
 {
     char path[PATH_MAX];
+    tsr_text text = {0};
     TSR_TRY(tsr_snapshot_join(path, sizeof path, directory, TSR_SNAPSHOT_MANIFEST));
-    char *text = make_manifest(step, state, files, count, path);
-    if (!text)
-        return tsr_fail(TSR_ENOMEM, "%s: no memory to write it", path);
-    tsr_status status = tsr_file_write(path, text, strlen(text));
-    free(text);
+    tsr_status status = make_manifest(&text, step, state, files, count, path);
+    if (status == TSR_OK)
+        status = tsr_file_write(path, text.data, text.length);
+    tsr_text_free(&text);
     return status;
 }
 

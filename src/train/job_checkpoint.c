@@ -125,11 +125,11 @@ static tsr_status write_own(tsr_job *job, const char *directory)
 
 /* ---- the manifest ---- */
 
-static void put_hash(json_t *object, const char *key, uint64_t hash)
+static int put_hash(json_t *object, const char *key, uint64_t hash)
 {
     char text[24];
     snprintf(text, sizeof text, "%016" PRIx64, hash);
-    json_object_set_new(object, key, json_string(text));
+    return json_object_set_new(object, key, json_string(text));
 }
 
 /* Keys whose values a resumed run must share. */
@@ -137,15 +137,16 @@ static json_t *describe_config(const tsr_job *job)
 {
     json_t *object = json_object();
     tsr_text text = {0};
+    int failed = 0;
     for (int i = 0; i < tsr_keys_count(); i++) {
         const tsr_key *key = tsr_keys_at(i);
         if (!(key->flags & TSR_KEY_RESULT))
             continue;
         tsr_text_clear(&text);
         tsr_job_key_text(&text, job, key);
-        json_object_set_new(object, key->name, json_string(tsr_text_string(&text)));
+        failed |= json_object_set_new(object, key->name, json_string(tsr_text_string(&text)));
     }
-    if (text.failed) {
+    if (text.failed || failed) {
         json_decref(object);
         object = NULL;
     }
@@ -173,13 +174,14 @@ static tsr_status describe(json_t **out, tsr_job *job)
         (json_int_t)tsr_job_step_samples(job), "total_steps", (json_int_t)job->total_steps,
         "evaluated", job->evaluated, "metrics_bytes", (json_int_t)metrics_bytes, "device",
         tsr_job_bits_device(job), "config", config);
-    if (!state || !config) {
+    int failed = !state || !config ||
+                 put_hash(state, "model", tsr_inputs_model_hash(&job->inputs)) |
+                     put_hash(state, "dataset", tsr_dataset_hash(job->inputs.dataset)) |
+                     put_hash(state, "plan", job->decision.plan->hash);
+    if (failed) {
         json_decref(state);
         return tsr_fail(TSR_ENOMEM, "out of memory for a checkpoint's manifest");
     }
-    put_hash(state, "model", tsr_inputs_model_hash(&job->inputs));
-    put_hash(state, "dataset", tsr_dataset_hash(job->inputs.dataset));
-    put_hash(state, "plan", job->decision.plan->hash);
     *out = state;
     return TSR_OK;
 }
