@@ -234,6 +234,7 @@ static tsr_status run_step(tsr_job *job, tsr_job_report *report)
                                tsr_schedule_multiplier(&job->schedule, (uint64_t)job->issued);
     rounds r = {job->inputs.batch, &job->micro, true};
     tsr_trace_issue(job->trace, job->issued + 1);
+    tsr_executor_name_step(job->executor, (uint64_t)job->issued + 1);
     TSR_TRY(issue_rounds(job, &r, job->issued, info.rounds));
     job->issued++;
     tsr_host_flags flags = host_flags(job); /* as late as they still count in this step */
