@@ -22,6 +22,7 @@
 typedef struct {
     int64_t loss, gradient_overflow;
     int32_t loss_overflow;
+    int64_t seen[2]; /* what loss_overflow and gradient_overflow were in the last step */
     tsr_adamw_control control;
 } tsr_run_sums;
 

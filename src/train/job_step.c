@@ -6,6 +6,8 @@
 #include "base/clock.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 /* ---- what the executor calls ---- */
 
@@ -29,7 +31,8 @@ static tsr_status on_tally(void *user, int64_t *word)
                               .loss_overflow = &job->sums->loss_overflow,
                               .gradient_overflow = &job->sums->gradient_overflow,
                               .word_loss = &word[TSR_WORD_LOSS],
-                              .word_non_finite = &word[TSR_WORD_NON_FINITE]});
+                              .word_non_finite = &word[TSR_WORD_NON_FINITE],
+                              .seen = job->sums->seen});
 }
 
 static tsr_status on_grad_norm(void *user, int64_t *word)
@@ -169,6 +172,50 @@ double tsr_job_exposed(const tsr_job *job)
     return e.h2d + e.gather + e.reduce;
 }
 
+typedef struct {
+    int unit, segment;
+    char name[256];
+} refused_part;
+
+static tsr_status name_part(void *user, const tsr_job_part *part)
+{
+    refused_part *refused = user;
+    char *name;
+    if (part->unit != refused->unit || part->segment != refused->segment)
+        return TSR_OK;
+    TSR_TRY(tsr_peft_tensor_name(&name, part->linear->path, part->part));
+    snprintf(refused->name, sizeof refused->name, "%s", name);
+    free(name);
+    return TSR_OK;
+}
+
+/* Too many steps were skipped: says where the last one broke. All ranks come here together. */
+static tsr_status give_up(tsr_job *job)
+{
+    int64_t seen[2];
+    refused_part refused = {0};
+    TSR_TRY(tsr_streams_synchronize(&job->streams));
+    TSR_TRY(tsr_device_read(job->device, seen, job->sums->seen, sizeof seen));
+    seen[0] = -seen[0];
+    seen[1] = seen[1] ? seen[1] : INT64_MAX;
+    TSR_TRY(tsr_comm_all_reduce(job->world, job->control, seen, 2, TSR_MIN));
+    TSR_TRY(tsr_stream_synchronize(job->control));
+    if (seen[1] != INT64_MAX) {
+        tsr_model_refused(&refused.unit, &refused.segment, job->model, seen[1]);
+        TSR_TRY(tsr_job_each_part(job, name_part, &refused));
+    }
+    return tsr_fail(TSR_EDATA,
+                    "step %lld: the loss or a gradient was not finite in %lld steps in a row "
+                    "(max_skipped_steps is %lld); in this one %s%s%s; lower learning_rate, or look "
+                    "at the data of these steps",
+                    (long long)job->done, (long long)job->skipped,
+                    (long long)job->inputs.config.max_skipped_steps, seen[0] ? "the loss" : "",
+                    seen[0] && *refused.name ? " and first, from the output back, the gradient of "
+                    : *refused.name          ? "first, from the output back, the gradient of "
+                                             : "",
+                    refused.name);
+}
+
 static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64_t *word,
                             tsr_job_report *report)
 {
@@ -206,14 +253,7 @@ static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64
     job->skipped = report->skipped ? job->skipped + 1 : 0;
     job->skipped_steps += report->skipped;
     report->skipped_steps = job->skipped_steps;
-    if (job->skipped > job->inputs.config.max_skipped_steps)
-        return tsr_fail(TSR_EDATA,
-                        "step %lld: the loss or a gradient was not finite in %lld steps in a row "
-                        "(max_skipped_steps is %lld); lower learning_rate, or look at the data of "
-                        "these steps",
-                        (long long)job->done, (long long)job->skipped,
-                        (long long)job->inputs.config.max_skipped_steps);
-    return TSR_OK;
+    return job->skipped > job->inputs.config.max_skipped_steps ? give_up(job) : TSR_OK;
 }
 
 /* Writing the trace is no part of a step's time. */

@@ -163,6 +163,8 @@ tsr_status tsr_metrics_write_step(tsr_metrics *m, const tsr_job_report *step)
     put_number(m, "step_s", step->step_s);
     put_int(m, "device_bytes", (int64_t)step->device_bytes);
     put_number(m, "exposed_s", step->exposed_s);
+    if (step->skipped)
+        put_int(m, "skipped_steps", step->skipped_steps);
     return write_line(m);
 }
 

@@ -37,7 +37,8 @@ tsr_status tsr_metrics_create(tsr_metrics **out, const char *path, bool append);
 tsr_status tsr_metrics_write_start(tsr_metrics *metrics, const tsr_metrics_start *start);
 
 /* {"step":1,"epoch":0.01,"loss":2.3456789,"grad_norm":..,"learning_rate":..,"label_tokens":..,
- * "input_tokens":..,"tokens_per_s":..,"step_s":..,"device_bytes":..,"exposed_s":..} */
+ * "input_tokens":..,"tokens_per_s":..,"step_s":..,"device_bytes":..,"exposed_s":..}
+ * and, of a step that was skipped, "skipped_steps": how many were until now */
 tsr_status tsr_metrics_write_step(tsr_metrics *metrics, const tsr_job_report *step);
 
 /* {"step":50,"eval_loss":..,"eval_label_tokens":..} */
