@@ -23,10 +23,10 @@ typedef enum {
     TSR_ECONFIG = -4,      /* exit 78: configuration refused */
     TSR_EDATA = -5,        /* exit 65: bad data or model files */
     /* The call failed. */
-    TSR_EIO = -6,               /* exit 71: the system failed while reading or writing */
-    TSR_ENOMEM = -7,            /* exit 71 */
-    TSR_EINTERNAL = -8,         /* exit 70: an invariant does not hold */
-    TSR_ESTOPPED = -9,          /* exit 75: stopped by a signal, saved */
+    TSR_EIO = -6,       /* exit 71: the system failed while reading or writing */
+    TSR_ENOMEM = -7,    /* exit 71 */
+    TSR_EINTERNAL = -8, /* exit 70: an invariant does not hold */
+    TSR_ESTOPPED = -9,  /* exit 75: stopped by a signal, saved */
     /* The communicator is dead: every later call on it fails. */
     TSR_ECOMM = -11,    /* exit 71 */
     TSR_ETIMEOUT = -12, /* exit 71 */
