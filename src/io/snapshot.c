@@ -146,8 +146,7 @@ tsr_status tsr_snapshot_commit(const char *parent, int64_t step, const json_t *s
     char from[PATH_MAX], to[PATH_MAX];
     TSR_TRY(tsr_snapshot_staging(from, sizeof from, parent, step));
     TSR_TRY(tsr_snapshot_path(to, sizeof to, parent, step));
-    TSR_TRY(write_manifest(from, step, state, files, count));
-    TSR_TRY(tsr_directory_sync(from));
+    TSR_TRY(write_manifest(from, step, state, files, count)); /* and all names in `from` */
     if (rename(from, to) != 0)
         return tsr_fail(TSR_EIO, "%s: renaming the complete %s failed: %s", to, from,
                         strerror(errno));

@@ -244,6 +244,26 @@ static void not_finite(void)
     }
 }
 
+/* No file may grow beyond 4 MiB, as on a disk that is full: said with path and reason, and the
+ * checkpoint of before is whole. One rank: mpirun itself needs larger files. */
+static void disk_full(void)
+{
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_edit("job.yaml", "lora_r: 2", "lora_r: 64");
+    cli_run(&output, 1, NULL, LONG " time_limit=0.01");
+    check_code(&output, 75);
+    cli_output_free(&output);
+    cli_run(&output, 1, "trap '' XFSZ; ulimit -f 8192; exec \"$@\"",
+            LONG " time_limit=0.01 resume_from_checkpoint=true");
+    check_code(&output, 71);
+    check_once(&output, "\ntessera: out/.checkpoint-");
+    check_once(&output, "File too large");
+    check_end("failed");
+    check_checkpoint(1);
+    end(&output);
+}
+
 /* The checkpoint cannot be written: said once, and no rank waits for another. */
 static void output_taken_away(void)
 {
@@ -274,6 +294,7 @@ int main(int argc, char **argv)
         {"signalled_twice", signalled_twice},
         {"time_limit", time_limit},
         {"not_finite", not_finite},
+        {"disk_full", disk_full},
         {"output_taken_away", output_taken_away},
     };
     cli_open(argc, argv);
