@@ -56,8 +56,7 @@ static int admit(tsr_job *job, const tenant *t)
     return plan.device_peak_bytes + plan.host_peak_bytes <= t->most_bytes;
 }
 
-/* Steps until the job is at its end or has been told to stop, which ends it after the step under
- * way and one more. */
+/* Steps until the job is at its end or has been told to stop, which ends it after the next step. */
 static int run(tsr_job *job, const tenant *t)
 {
     tsr_job_report report = {0};

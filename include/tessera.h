@@ -5,7 +5,8 @@
  * A job is created from the text of a configuration (the same job.yaml that the program reads),
  * planned, started, stepped and saved:
  *
- *     create -> plan (optional) -> start -> step ... -> save -> destroy      (evaluate in between)
+ *     create -> plan (optional) -> start -> step ... -> save -> destroy
+ *                                  (evaluate and checkpoint in between, as a step's report asks)
  *
  * Ranks    Every rank creates the same job and makes the same calls in the same order. All calls
  *          but create with one rank are collective.
@@ -60,10 +61,12 @@ typedef struct {
     double step_s, tokens_per_s; /* input tokens of all ranks a second */
     uint64_t device_bytes;       /* arena high-water mark of this rank */
     double exposed_s;            /* compute waited this long for transfers, on this rank */
-    int skipped;                 /* 1: a gradient was not finite and nothing was updated */
+    int skipped;                 /* 1: the loss or a gradient was not finite: nothing was updated */
+    int64_t skipped_steps;       /* of the whole run until now */
     int last;                    /* 1: no further step will run (the end, a stop, the time limit) */
     int stopped;  /* 1: it is the last one because of the stop flag or the time limit */
     int evaluate; /* 1: eval_strategy asks for an evaluation now */
+    int save;     /* 1: save_strategy asks for a checkpoint now, or the run was stopped */
 } tsr_job_report;
 
 typedef struct {
@@ -107,7 +110,7 @@ typedef struct {
     void (*log)(void *user, int severity, const char *line);
     void (*progress)(void *user, const char *phase, double done, double total);
     void *user;
-    const volatile int *stop; /* not 0: finish the step under way and the one after it, then stop */
+    const volatile int *stop; /* not 0: the step under way, or the next, is the last one */
 } tsr_job_options;
 
 /* Reads and checks the configuration, the model's config.json, tokenizer and data; reads no
@@ -142,6 +145,16 @@ TSR_API int tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation);
 
 /* Writes the adapter into output_dir; its files appear under their names only when complete. */
 TSR_API int tsr_job_save(tsr_job *job);
+
+/* Writes output_dir/checkpoint-<step> (the adapter, the optimizer's state, the position in the
+ * data), from which a job with resume_from_checkpoint goes on with the same bits, on any number of
+ * ranks; it is there when it is complete. Then removes what save_total_limit says. After a failure
+ * the checkpoints of before are as they were. */
+TSR_API int tsr_job_checkpoint(tsr_job *job);
+
+/* After tsr_job_start: 1 if the job goes on from a checkpoint, and how far it is (the report's step,
+ * epoch, last; evaluate: an evaluation of that step is still due); 0 if it starts at step 1. */
+TSR_API int tsr_job_resumed(tsr_job *job, tsr_job_report *report);
 
 /* NULL is fine. */
 TSR_API void tsr_job_destroy(tsr_job *job);

@@ -27,7 +27,7 @@ typedef enum {
     TSR_ENOMEM = -7,            /* exit 71 */
     TSR_EINTERNAL = -8,         /* exit 70: an invariant does not hold */
     TSR_ESTOPPED = -9,          /* exit 75: stopped by a signal, saved */
-    TSR_ESTOPPED_UNSAVED = -10, /* exit 71: stopped by a signal, cannot be continued */
+    TSR_ESTOPPED_UNSAVED = -10, /* exit 71: stopped by a signal, nothing is kept */
     /* The communicator is dead: every later call on it fails. */
     TSR_ECOMM = -11,    /* exit 71 */
     TSR_ETIMEOUT = -12, /* exit 71 */

@@ -4,10 +4,13 @@
 #include "base/clock.h"
 #include "device/futex.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define OP_WORDS  (TSR_BOARD_OP_BYTES / 8)
 #define SLICE     0.02 /* s; how often a waiter looks at its own device */
@@ -18,6 +21,7 @@ struct rank_state {
     _Alignas(64) _Atomic uint64_t step;
     _Atomic uint64_t op[OP_WORDS];
     _Atomic int unit;
+    _Atomic int pid;          /* 0: not known */
     _Atomic uint64_t seen_us; /* tsr_now of the last publish, 0: never; one clock for the node */
     _Atomic uint64_t entered[TSR_BOARD_SLOTS];
     _Atomic uint64_t tag[TSR_BOARD_SLOTS][2]; /* of the last two: nobody is two gates ahead */
@@ -96,9 +100,38 @@ void tsr_board_publish(tsr_board *board, int rank, uint64_t step, const char *op
     memcpy(words, op, length < TSR_BOARD_OP_BYTES - 1 ? length : TSR_BOARD_OP_BYTES - 1);
     for (int i = 0; i < OP_WORDS; i++)
         atomic_store_explicit(&mine->op[i], words[i], memory_order_relaxed);
+    if (!atomic_load_explicit(&mine->pid, memory_order_relaxed))
+        atomic_store_explicit(&mine->pid, (int)getpid(), memory_order_relaxed);
     atomic_store_explicit(&mine->step, step, memory_order_relaxed);
     atomic_store_explicit(&mine->unit, unit, memory_order_relaxed);
     atomic_store_explicit(&mine->seen_us, (uint64_t)(tsr_now() * 1e6), memory_order_relaxed);
+}
+
+/* Of a process of this node, as /proc says; where that tells nothing, it runs. */
+typedef enum { RUNS, STOPPED, GONE } life;
+
+static life life_of(const tsr_board *board, int rank)
+{
+    int pid = atomic_load(&board->ranks[rank].pid);
+    char path[32], text[512];
+    if (!pid || pid == (int)getpid())
+        return RUNS;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) /* not without a /proc at all */
+        return errno == ENOENT && access("/proc/self/stat", F_OK) == 0 ? GONE : RUNS;
+    ssize_t length = read(fd, text, sizeof text - 1);
+    close(fd);
+    text[length > 0 ? length : 0] = 0;
+    const char *state = strrchr(text, ')'); /* "pid (name) state ..." */
+    if (!state || strlen(state) < 3)
+        return length < 0 && errno == ESRCH ? GONE : RUNS;
+    return strchr("Tt", state[2]) ? STOPPED : strchr("ZXx", state[2]) ? GONE : RUNS;
+}
+
+bool tsr_board_answers(const tsr_board *board, int rank)
+{
+    return life_of(board, rank) == RUNS;
 }
 
 void tsr_board_describe(const tsr_board *board, int rank, char *out, size_t out_bytes)
@@ -117,8 +150,13 @@ void tsr_board_describe(const tsr_board *board, int rank, char *out, size_t out_
     if (atomic_load(&other->unit) >= 0)
         snprintf(unit, sizeof unit, ", unit %d", atomic_load(&other->unit));
     double ago = tsr_now() - (double)seen * 1e-6;
-    snprintf(out, out_bytes, "rank %d (last seen at step %llu, %s%s, %.*f s ago)", rank,
-             (unsigned long long)atomic_load(&other->step), op, unit, ago < 10 ? 1 : 0, ago);
+    char host[64] = "this host"; /* who publishes on a board is of its node */
+    static const char *const lives[] = {
+        [RUNS] = "", [STOPPED] = "; its process is stopped", [GONE] = "; its process is gone"};
+    gethostname(host, sizeof host - 1);
+    snprintf(out, out_bytes, "rank %d (last seen at step %llu, %s%s, %.*f s ago, on %s%s)", rank,
+             (unsigned long long)atomic_load(&other->step), op, unit, ago < 10 ? 1 : 0, ago, host,
+             lives[life_of(board, rank)]);
 }
 
 /* ---- death ---- */
@@ -165,29 +203,44 @@ tsr_status tsr_board_check(const tsr_board *board, int rank)
 
 /* ---- gates ---- */
 
-tsr_status tsr_board_late(const tsr_board_gate *gate, const char *op)
+/* Appends the members that have not entered (or, with `unfinished`, have entered but do not run any
+ * more); how many. */
+static int name_members(char *out, size_t out_bytes, const tsr_board_gate *gate, bool unfinished)
 {
-    char names[1024] = "", one[128];
+    char one[256];
     size_t used = 0;
-    int late = 0;
+    int count = 0;
     uint64_t mine = atomic_load(&gate->board->ranks[gate->rank].entered[gate->slot]);
+    *out = 0;
     for (int i = 0; i < gate->member_count; i++) {
         int rank = gate->members[i];
-        if (atomic_load(&gate->board->ranks[rank].entered[gate->slot]) >= mine)
+        bool late = atomic_load(&gate->board->ranks[rank].entered[gate->slot]) < mine;
+        if (late == unfinished || (!late && tsr_board_answers(gate->board, rank)))
             continue;
         tsr_board_describe(gate->board, rank, one, sizeof one);
-        if (used < sizeof names - 1)
-            used +=
-                (size_t)snprintf(names + used, sizeof names - used, "%s%s", late ? ", " : "", one);
-        late++;
+        if (used < out_bytes - 1)
+            used += (size_t)snprintf(out + used, out_bytes - used, "%s%s", count ? ", " : "", one);
+        count++;
+    }
+    return count;
+}
+
+tsr_status tsr_board_late(const tsr_board_gate *gate, const char *op)
+{
+    char names[1024];
+    const char *what = "arrived at";
+    int late = name_members(names, sizeof names, gate, false);
+    if (!late) {
+        late = name_members(names, sizeof names, gate, true);
+        what = "finished";
     }
     if (!late)
         return tsr_fail(TSR_ETIMEOUT,
                         "rank %d has waited %g s for the other ranks at %s; all ranks of this node "
                         "have arrived there, so look at the other nodes and the links between them",
                         gate->rank, gate->timeout_seconds, op);
-    return tsr_fail(TSR_ETIMEOUT, "%s %s not arrived at %s within %g s of rank %d", names,
-                    late > 1 ? "have" : "has", op, gate->timeout_seconds, gate->rank);
+    return tsr_fail(TSR_ETIMEOUT, "%s %s not %s %s within %g s of rank %d", names,
+                    late > 1 ? "have" : "has", what, op, gate->timeout_seconds, gate->rank);
 }
 
 void tsr_board_arrive(const tsr_board_gate *gate, uint64_t count)

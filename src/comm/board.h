@@ -33,7 +33,11 @@ tsr_status tsr_board_create(tsr_board **out, int size);
 
 void tsr_board_publish(tsr_board *board, int rank, uint64_t step, const char *op, int unit);
 
-/* "rank 2 (last seen at step 7, COMPUTE, unit 3, 12 s ago)" or "rank 2". */
+/* Whether a rank's process is there and not stopped, as far as can be told. */
+bool tsr_board_answers(const tsr_board *board, int rank);
+
+/* "rank 2 (last seen at step 7, COMPUTE, unit 3, 12 s ago, on node4; its process is stopped)" or
+ * "rank 2". */
 void tsr_board_describe(const tsr_board *board, int rank, char *out, size_t out_bytes);
 
 /* ---- death ---- */

@@ -67,7 +67,7 @@ tsr_status tsr_nccl_check(tsr_nccl *n)
         result = ncclInternalError;
     if (result == ncclSuccess || result == ncclInProgress)
         return TSR_OK;
-    char me[128];
+    char me[256];
     tsr_board_describe(n->comm->gate.board, n->comm->gate.rank, me, sizeof me);
     return tsr_watch_blame(n, check(result, me));
 }

@@ -74,7 +74,7 @@ static bool has_ended(const tsr_peer *peer)
 
 static tsr_status check_peers(const tsr_nccl *n)
 {
-    char who[128];
+    char who[256];
     for (int i = 0; i < n->peer_count; i++) {
         if (!has_ended(&n->peers[i]))
             continue;

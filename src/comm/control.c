@@ -136,7 +136,8 @@ static void wait_for_posts(const tsr_comm *comm)
         const char *message;
         int posted = 0;
         for (int i = 0; i < gate->member_count; i++)
-            posted += tsr_board_posted(gate->board, gate->members[i], &status, &message);
+            posted += tsr_board_posted(gate->board, gate->members[i], &status, &message) ||
+                      !tsr_board_answers(gate->board, gate->members[i]);
         if (posted == gate->member_count || tsr_now() >= end)
             return;
         tsr_board_sleep(gate->board, bell, end - tsr_now());

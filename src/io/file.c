@@ -148,18 +148,29 @@ tsr_status tsr_file_finish(tsr_file *file)
     return TSR_OK;
 }
 
-/* After this a crash does not undo the rename. A file system that cannot is left alone. */
-static void sync_directory_of(const char *path)
+tsr_status tsr_directory_sync(const char *directory)
+{
+    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int failed = fd < 0 || fsync(fd) != 0 ? errno : 0;
+    if (fd >= 0)
+        close(fd);
+    if (failed == 0 || (fd >= 0 && (failed == EINVAL || failed == ENOTSUP)))
+        return TSR_OK;
+    return tsr_fail(TSR_EIO, "%s: bringing the directory to the disk failed: %s", directory,
+                    strerror(failed));
+}
+
+/* After this a crash does not undo the rename. */
+static tsr_status sync_directory_of(const char *path)
 {
     const char *slash = strrchr(path, '/');
     char *directory =
         slash ? strndup(path, slash == path ? 1 : (size_t)(slash - path)) : strdup(".");
-    int fd = directory ? open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-    if (fd >= 0) {
-        (void)fsync(fd);
-        close(fd);
-    }
+    if (!directory)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to bring its directory to the disk", path);
+    tsr_status status = tsr_directory_sync(directory);
     free(directory);
+    return status;
 }
 
 tsr_status tsr_file_publish(tsr_file *file)
@@ -172,8 +183,7 @@ tsr_status tsr_file_publish(tsr_file *file)
                         file->temporary, strerror(errno));
     free(file->temporary);
     file->temporary = NULL;
-    sync_directory_of(file->path);
-    return TSR_OK;
+    return sync_directory_of(file->path);
 }
 
 void tsr_file_discard(tsr_file *file)

@@ -27,6 +27,10 @@ tsr_status tsr_file_finish(tsr_file *file);
 tsr_status tsr_file_publish(tsr_file *file);
 void tsr_file_discard(tsr_file *file);
 
+/* A rename, a new or a removed name in it is on the disk (fsync). A file system that cannot do that
+ * is left alone. */
+tsr_status tsr_directory_sync(const char *directory);
+
 /* Stage, append, finish, publish. */
 tsr_status tsr_file_write(const char *path, const void *data, uint64_t bytes);
 

@@ -2,6 +2,7 @@
 
 #include "io/file.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,6 +125,40 @@ static tsr_status wrong(const json_t *value, const char *key, const char *place,
         return tsr_fail(TSR_EDATA, "%s: key '%s' is missing, expected %s", place, key, expected);
     return tsr_fail(TSR_EDATA, "%s: key '%s' is %s, expected %s", place, key,
                     tsr_json_show(found, value), expected);
+}
+
+static int append(const char *data, size_t bytes, void *user)
+{
+    tsr_text *text = user;
+    tsr_text_append(text, data, bytes);
+    return text->failed ? -1 : 0;
+}
+
+tsr_status tsr_json_put(tsr_text *out, const json_t *value, size_t style, const char *what)
+{
+    if (json_dump_callback(value, append, out, style) != 0 || out->failed)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to write it", what);
+    return TSR_OK;
+}
+
+/* jansson says no more than NULL, malloc does. */
+tsr_status tsr_json_not_made(const char *what)
+{
+    if (errno == ENOMEM)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to write it", what);
+    return tsr_fail(TSR_EINVAL, "%s is not UTF-8", what);
+}
+
+tsr_status tsr_json_quote(char **out, const char *text, const char *what)
+{
+    errno = 0;
+    json_t *string = json_string(text);
+    char *quoted = string ? json_dumps(string, JSON_ENCODE_ANY) : NULL;
+    json_decref(string);
+    if (!quoted)
+        return tsr_json_not_made(what);
+    *out = quoted;
+    return TSR_OK;
 }
 
 tsr_status tsr_json_string(const char **out, const json_t *object, const char *key,

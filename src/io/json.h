@@ -10,6 +10,7 @@
 #define TSR_IO_JSON_H
 
 #include "base/status.h"
+#include "base/text.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -32,6 +33,17 @@ tsr_status tsr_json_load_object(json_t **out, const char *path);
 /* "a string", "an integer", "a number", "a list", "an object", "true", "false", "null"; "nothing"
  * for NULL. */
 const char *tsr_json_kind(const json_t *value);
+
+/* The value as JSON, in jansson's style (JSON_INDENT ...). `what` begins the message of TSR_ENOMEM.
+ * json_dumps itself leaves things out when memory runs short. */
+tsr_status tsr_json_put(tsr_text *out, const json_t *value, size_t style, const char *what);
+
+/* `text` as a JSON string with its quotes; the caller frees. TSR_EINVAL: it is not UTF-8; the message
+ * begins with `what`. */
+tsr_status tsr_json_quote(char **out, const char *text, const char *what);
+
+/* The error of a tree that jansson did not make; errno was 0 before. */
+tsr_status tsr_json_not_made(const char *what);
 
 #define TSR_JSON_SHOW_BYTES 96
 /* Writes the value's JSON, shortened, for a message ("nothing" for NULL). Returns `buffer`. */

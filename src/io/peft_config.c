@@ -2,6 +2,7 @@
 
 #include "io/json.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -343,7 +344,7 @@ static json_t *match_value(const tsr_peft_match *match)
     json_t *list = json_array();
     int failed = 0;
     for (uint64_t i = 0; i < match->count; i++)
-        failed |= json_array_append_new(list, json_string(match->names[i]));
+        failed = failed || json_array_append_new(list, json_string(match->names[i]));
     return whole(list, failed);
 }
 
@@ -352,7 +353,7 @@ static json_t *pattern_value(const tsr_peft_pattern *pattern, uint64_t count)
     json_t *object = json_object();
     int failed = 0;
     for (uint64_t i = 0; i < count; i++)
-        failed |= json_object_set_new(object, pattern[i].key, number(pattern[i].value));
+        failed = failed || json_object_set_new(object, pattern[i].key, number(pattern[i].value));
     return whole(object, failed);
 }
 
@@ -363,35 +364,38 @@ static json_t *layers_value(const tsr_peft_config *config)
     json_t *list = json_array();
     int failed = 0;
     for (uint64_t i = 0; i < config->layer_count; i++)
-        failed |= json_array_append_new(list, json_integer(config->layers_to_transform[i]));
+        failed =
+            failed || json_array_append_new(list, json_integer(config->layers_to_transform[i]));
     return whole(list, failed);
 }
 
-/* NULL: no memory, or a string is not UTF-8. */
+/* NULL: no memory (errno says so: nothing more is tried), or a string is not UTF-8. */
 static json_t *config_value(const tsr_peft_config *config)
 {
     const char *base = config->base_model_name_or_path;
     json_t *root = json_object();
     int failed = root == NULL;
     for (size_t i = 0; i < FIXED_COUNT; i++)
-        failed |= json_object_set_new(root, fixed[i].key,
-                                      json_loads(fixed[i].value, JSON_DECODE_ANY, NULL));
-    failed |= json_object_set_new(root, "base_model_name_or_path",
-                                  base ? json_string(base) : json_null());
-    failed |= json_object_set_new(root, "r", json_integer((json_int_t)config->r));
-    failed |= json_object_set_new(root, "lora_alpha", number(config->lora_alpha));
-    failed |= json_object_set_new(root, "lora_dropout", json_real(config->lora_dropout));
-    failed |= json_object_set_new(root, "use_rslora", json_boolean(config->use_rslora));
-    failed |= json_object_set_new(root, "use_dora", json_boolean(config->use_dora));
-    failed |= json_object_set_new(root, "target_modules",
-                                  config->all_linear ? json_string("all-linear")
-                                                     : match_value(&config->target));
-    failed |= json_object_set_new(root, "exclude_modules", match_value(&config->exclude));
-    failed |= json_object_set_new(root, "rank_pattern",
-                                  pattern_value(config->rank_pattern, config->rank_pattern_count));
-    failed |= json_object_set_new(
-        root, "alpha_pattern", pattern_value(config->alpha_pattern, config->alpha_pattern_count));
-    failed |= json_object_set_new(root, "layers_to_transform", layers_value(config));
+        failed = failed || json_object_set_new(root, fixed[i].key,
+                                               json_loads(fixed[i].value, JSON_DECODE_ANY, NULL));
+    failed = failed || json_object_set_new(root, "base_model_name_or_path",
+                                           base ? json_string(base) : json_null());
+    failed = failed || json_object_set_new(root, "r", json_integer((json_int_t)config->r));
+    failed = failed || json_object_set_new(root, "lora_alpha", number(config->lora_alpha));
+    failed = failed || json_object_set_new(root, "lora_dropout", json_real(config->lora_dropout));
+    failed = failed || json_object_set_new(root, "use_rslora", json_boolean(config->use_rslora));
+    failed = failed || json_object_set_new(root, "use_dora", json_boolean(config->use_dora));
+    failed = failed || json_object_set_new(root, "target_modules",
+                                           config->all_linear ? json_string("all-linear")
+                                                              : match_value(&config->target));
+    failed = failed || json_object_set_new(root, "exclude_modules", match_value(&config->exclude));
+    failed = failed ||
+             json_object_set_new(root, "rank_pattern",
+                                 pattern_value(config->rank_pattern, config->rank_pattern_count));
+    failed = failed ||
+             json_object_set_new(root, "alpha_pattern",
+                                 pattern_value(config->alpha_pattern, config->alpha_pattern_count));
+    failed = failed || json_object_set_new(root, "layers_to_transform", layers_value(config));
     if (!failed)
         return root;
     json_decref(root);
@@ -401,24 +405,29 @@ static json_t *config_value(const tsr_peft_config *config)
 tsr_status tsr_peft_config_format(char **out, const tsr_peft_config *config)
 {
     const size_t style = JSON_INDENT(2) | JSON_SORT_KEYS | JSON_ENSURE_ASCII;
+    errno = 0;
     json_t *root = config_value(config);
-    char *text = NULL;
     if (!root)
-        return tsr_fail(TSR_EINVAL, "%s: a string of the configuration is not UTF-8, or no memory",
-                        TSR_PEFT_CONFIG_FILE);
+        return tsr_json_not_made(TSR_PEFT_CONFIG_FILE ": a string of it");
     /* The fewest digits that bring every number back: 0.05 and not 0.050000000000000003. */
-    for (int digits = 1; digits <= 17; digits++) {
-        free(text);
-        text = json_dumps(root, style | JSON_REAL_PRECISION(digits));
-        json_t *again = text ? json_loads(text, 0, NULL) : NULL;
-        bool same = again && json_equal(again, root);
+    tsr_text text = {0};
+    tsr_status status = TSR_OK;
+    bool same = false;
+    for (int digits = 1; digits <= 17 && !same && status == TSR_OK; digits++) {
+        tsr_text_clear(&text);
+        status =
+            tsr_json_put(&text, root, style | JSON_REAL_PRECISION(digits), TSR_PEFT_CONFIG_FILE);
+        json_t *again = status == TSR_OK ? json_loadb(text.data, text.length, 0, NULL) : NULL;
+        if (status == TSR_OK && !again)
+            status = tsr_fail(TSR_ENOMEM, "%s: no memory to write it", TSR_PEFT_CONFIG_FILE);
+        same = again && json_equal(again, root);
         json_decref(again);
-        if (same)
-            break;
     }
     json_decref(root);
-    if (!text)
-        return tsr_fail(TSR_ENOMEM, "%s: no memory to write it", TSR_PEFT_CONFIG_FILE);
-    *out = text;
+    if (status < 0) {
+        tsr_text_free(&text);
+        return status;
+    }
+    *out = text.data;
     return TSR_OK;
 }

@@ -24,12 +24,9 @@ static const char *const output_names[OUTPUT_COUNT] = {
 static tsr_status make_card(tsr_text *card, const tsr_peft_config *config)
 {
     const char *base = config->base_model_name_or_path;
-    json_t *string = json_string(base ? base : "");
-    char *quoted = string ? json_dumps(string, JSON_ENCODE_ANY) : NULL;
-    char *tag = NULL;
-    json_decref(string);
-    if (!quoted)
-        return tsr_fail(TSR_EINVAL, "%s: the base model's name is not UTF-8", TSR_PEFT_CARD_FILE);
+    char *quoted, *tag = NULL;
+    TSR_TRY(
+        tsr_json_quote(&quoted, base ? base : "", TSR_PEFT_CARD_FILE ": the base model's name"));
     if (asprintf(&tag, "\"base_model:adapter:%s", quoted + 1) < 0) {
         free(quoted);
         return tsr_fail(TSR_ENOMEM, "%s: no memory to write it", TSR_PEFT_CARD_FILE);

@@ -6,6 +6,7 @@
 #include "io/json.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,14 +63,11 @@ static tsr_status check_sources(const tsr_tensor_source **sorted, uint64_t count
     return TSR_OK;
 }
 
-/* The name as a JSON string; not UTF-8: TSR_EINVAL. */
 static tsr_status append_name(tsr_text *header, const char *name, const char *path)
 {
-    json_t *string = json_string(name);
-    char *quoted = string ? json_dumps(string, JSON_ENCODE_ANY) : NULL;
-    json_decref(string);
-    if (!quoted)
-        return tsr_fail(TSR_EINVAL, "%s: a tensor's name is not UTF-8", path);
+    char *quoted, what[4200];
+    snprintf(what, sizeof what, "%s: a tensor's name", path);
+    TSR_TRY(tsr_json_quote(&quoted, name, what));
     tsr_text_puts(header, quoted);
     free(quoted);
     return TSR_OK;

@@ -100,6 +100,7 @@ typedef struct {
     int64_t *gradient_overflow;
     int64_t *word_loss;       /* added to */
     int64_t *word_non_finite; /* one more if a flag was set */
+    int64_t *seen;            /* [2]: both flags as they were; may be NULL */
 } tsr_step_sums_args;
 
 tsr_status tsr_step_sums_check(const tsr_step_sums_args *args);

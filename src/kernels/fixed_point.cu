@@ -57,8 +57,9 @@ static __global__ void __launch_bounds__(THREADS)
         else if (i < part)
             out[i] = low;
     }
-    if (refused)
-        *a.overflow = 1; /* whoever writes it writes the same */
+    int64_t mark = a.mark ? a.mark : 1;
+    if (refused && (*a.overflow == 0 || *a.overflow > mark))
+        *a.overflow = mark; /* whoever writes it writes the same */
 }
 
 extern "C" tsr_status tsr_fixed_scatter_cuda(tsr_stream *stream, const tsr_fixed_scatter_args *args)

@@ -57,7 +57,8 @@ void tsr_fixed_to_f32(float *g, const int64_t *acc, uint64_t count, int shift);
 typedef struct {
     int64_t *buffer;
     const float *g;    /* [count] */
-    int64_t *overflow; /* one word, set to 1 where an element was refused */
+    int64_t *overflow; /* one word: `mark` where an element was refused and it has no smaller one */
+    int64_t mark;      /* above 0, the caller's name of the parameter; 0: 1 */
     tsr_fixed_layout layout;
     uint64_t offset, count;
 } tsr_fixed_scatter_args;

@@ -90,8 +90,10 @@ tsr_status tsr_fixed_scatter_ref(const tsr_fixed_scatter_args *args, tsr_pool *p
 {
     (void)pool;
     TSR_TRY(tsr_fixed_scatter_check(args));
-    if (!tsr_fixed_scatter(args->buffer, &args->layout, args->offset, args->g, args->count))
-        *args->overflow = 1;
+    int64_t mark = args->mark ? args->mark : 1;
+    if (!tsr_fixed_scatter(args->buffer, &args->layout, args->offset, args->g, args->count) &&
+        (*args->overflow == 0 || *args->overflow > mark))
+        *args->overflow = mark;
     return TSR_OK;
 }
 

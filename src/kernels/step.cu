@@ -13,6 +13,10 @@ static __global__ void step_sums(const tsr_step_sums_args a)
 {
     *a.word_loss += *a.loss;
     *a.word_non_finite += *a.loss_overflow || *a.gradient_overflow;
+    if (a.seen) {
+        a.seen[0] = *a.loss_overflow;
+        a.seen[1] = *a.gradient_overflow;
+    }
     *a.loss = 0;
     *a.loss_overflow = 0;
     *a.gradient_overflow = 0;

@@ -20,6 +20,10 @@ tsr_status tsr_step_sums_ref(const tsr_step_sums_args *args, tsr_pool *pool)
     TSR_TRY(tsr_step_sums_check(args));
     *args->word_loss += *args->loss;
     *args->word_non_finite += *args->loss_overflow || *args->gradient_overflow;
+    if (args->seen) {
+        args->seen[0] = *args->loss_overflow;
+        args->seen[1] = *args->gradient_overflow;
+    }
     *args->loss = 0;
     *args->loss_overflow = 0;
     *args->gradient_overflow = 0;

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MOST_SEGMENTS 32 /* trainable ones of a layer: A, B, m of seven linears */
+
 tsr_status tsr_model_create(tsr_model **out, const tsr_model_options *options)
 {
     size_t layers = (size_t)options->layout->layer_count;
@@ -316,6 +318,19 @@ static tsr_status forward(tsr_model *model, int unit, const tsr_unit_view *view)
     return tsr_model_head_begin(model, &layer);
 }
 
+/* Smaller for a higher layer, never 0. */
+static int64_t mark_of(const tsr_model *model, int unit, int segment)
+{
+    return 1 + (int64_t)(model->options.layout->layer_count - 1 - unit) * MOST_SEGMENTS + segment;
+}
+
+void tsr_model_refused(int *unit, int *segment, const tsr_model *model, int64_t overflow)
+{
+    int64_t at = overflow - 1;
+    *unit = model->options.layout->layer_count - 1 - (int)(at / MOST_SEGMENTS);
+    *segment = (int)(at % MOST_SEGMENTS);
+}
+
 static tsr_status scatter(tsr_model *model, int segment, const float *g)
 {
     const tsr_model_options *options = &model->options;
@@ -324,6 +339,7 @@ static tsr_status scatter(tsr_model *model, int segment, const float *g)
         .buffer = model->gradient,
         .g = g,
         .overflow = model->sums.gradient_overflow,
+        .mark = mark_of(model, model->gradient_unit_index, segment),
         .layout = {.ranks = (uint64_t)options->ranks,
                    .rank_stride = part->gradient_count,
                    .shift = options->gradient_shift,

@@ -36,9 +36,10 @@ typedef struct {
 
 /* Where the model adds what a step sums; device memory, borrowed. */
 typedef struct {
-    int64_t *loss;              /* fixed point, TSR_LOSS_SHIFT */
-    int32_t *loss_overflow;     /* set to 1: a loss is not finite */
-    int64_t *gradient_overflow; /* set to 1: a gradient is not finite or too large */
+    int64_t *loss;          /* fixed point, TSR_LOSS_SHIFT */
+    int32_t *loss_overflow; /* set to 1: a loss is not finite */
+    int64_t
+        *gradient_overflow; /* not 0: a gradient is not finite or too large; tsr_model_refused */
 } tsr_model_sums;
 
 typedef struct {
@@ -119,6 +120,10 @@ tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit,
 
 /* What an offloaded layer has saved of the micro-batch that is computed now. */
 tsr_saved tsr_model_saved(const tsr_model *model, int unit);
+
+/* Which trainable segment a *gradient_overflow names: of those that were refused, the first from
+ * the output back. */
+void tsr_model_refused(int *unit, int *segment, const tsr_model *model, int64_t overflow);
 
 /* After the last use of a micro-batch: its staging may be used again. */
 tsr_status tsr_model_release(tsr_model *model);

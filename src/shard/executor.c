@@ -293,6 +293,11 @@ int tsr_executor_live_slots(const tsr_executor *executor, int *most)
     return __builtin_popcount(atomic_load(&executor->live));
 }
 
+void tsr_executor_name_step(tsr_executor *executor, uint64_t step)
+{
+    executor->named_step = step;
+}
+
 void tsr_executor_trace(tsr_executor *executor, int64_t step)
 {
     executor->trace_step = executor->log ? step : -1;

@@ -142,6 +142,10 @@ tsr_exposed tsr_executor_exposed(const tsr_executor *executor);
 /* Slots in use now and at most so far, where ops are watched. */
 int tsr_executor_live_slots(const tsr_executor *executor, int *most);
 
+/* The caller's number of the step that is issued from now on, for the messages about a rank that is
+ * behind; without it the words made so far. */
+void tsr_executor_name_step(tsr_executor *executor, uint64_t step);
+
 /* What is issued from now on goes into the trace under this number; negative: it does not, as after
  * creation. Kernels do where options.kernels is a watched table (kernels/watch.h). */
 void tsr_executor_trace(tsr_executor *executor, int64_t step);

@@ -350,7 +350,7 @@ static tsr_status issue(tsr_executor *executor, const tsr_plan_op *op)
     bool traced = executor->trace_step >= 0;
     tsr_op_call call = {.executor = executor,
                         .op = *op,
-                        .step = executor->words_made,
+                        .step = executor->named_step ? executor->named_step : executor->words_made,
                         .serial = ++executor->serial};
     if (debug->fault != TSR_FAULT_NONE && debug->kind == op->kind &&
         debug->index == executor->of_kind[op->kind])

@@ -96,6 +96,7 @@ struct tsr_executor {
     tsr_host_flags flags;   /* of the current end */
     uint64_t updates;       /* OPTIMs issued */
     uint64_t words_made, words_read;
+    uint64_t named_step; /* 0: words_made */
     uint64_t word_generation[2];
     tsr_slot_stamp issued[TSR_SLOTS_MAX][TSR_PART_COUNT];
     uint64_t issued_update[TSR_SLOTS_MAX]; /* OPTIMs before the trainable part was gathered */

@@ -122,6 +122,7 @@ static tsr_status read_inputs(tsr_job *job)
     else
         tsr_inputs_assume_data(&job->inputs);
     TSR_TRY(tsr_job_agree(job, tsr_same_inputs(&job->inputs, job->world, stream)));
+    TSR_TRY(tsr_job_find_resume(job));
     return tsr_job_agree(job, job->view.rank == 0 ? check_outputs(job) : TSR_OK);
 }
 
@@ -154,6 +155,7 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
         return tsr_fail(TSR_ENOMEM, "out of memory for a job");
     reports = 1;
     job->options = *options;
+    job->saved = -1;
     job->train = options->purpose != TSR_JOB_EVALUATE;
     if (options->log)
         tsr_log_set(log_line, job, TSR_LOG_INFO);
@@ -325,8 +327,8 @@ void tsr_job_destroy(tsr_job *job)
 {
     if (!job)
         return;
-    if (job->metrics && job->state == TSR_JOB_FAILED)
-        tsr_metrics_write_end(job->metrics, TSR_METRICS_FAILED);
+    if (job->state == TSR_JOB_FAILED)
+        tsr_job_end(job, TSR_METRICS_FAILED);
     tsr_metrics_destroy(job->metrics);
     tsr_executor_destroy(job->executor);
     if (job->streams.stream[0]) /* none if the ranks never met */
@@ -338,6 +340,8 @@ void tsr_job_destroy(tsr_job *job)
     tsr_trace_destroy(job->trace);
     free(job->spans);
     free(job->chunk_spans);
+    free(job->files);
+    tsr_snapshot_close(job->resume);
     tsr_text_free(&job->matmuls);
     tsr_arena_destroy(job->device_arena);
     tsr_arena_destroy(job->host_arena);

@@ -1,17 +1,20 @@
 /*
  * train/job_parts.h: a job's state, shared by job.c (its life), job_start.c (memory and weights),
- * job_matmuls.c (how the matmuls are done), job_step.c (steps and evaluation) and job_save.c (the adapter). Inside src/train, and for tests
- * that look inside.
+ * job_matmuls.c (how the matmuls are done), job_step.c (steps and evaluation), job_save.c (what is
+ * written into output_dir), job_adapter.c, job_checkpoint.c and job_resume.c. Inside src/train, and
+ * for tests that look inside.
  */
 #ifndef TSR_TRAIN_JOB_PARTS_H
 #define TSR_TRAIN_JOB_PARTS_H
 
+#include "io/snapshot.h"
 #include "model/load.h"
 #include "optim/schedule.h"
 #include "shard/executor.h"
 #include "shard/load.h"
 #include "tessera.h"
 #include "train/decide.h"
+#include "train/keys.h"
 #include "train/metrics.h"
 #include "train/trace.h"
 
@@ -19,6 +22,7 @@
 typedef struct {
     int64_t loss, gradient_overflow;
     int32_t loss_overflow;
+    int64_t seen[2]; /* what loss_overflow and gradient_overflow were in the last step */
     tsr_adamw_control control;
 } tsr_run_sums;
 
@@ -62,13 +66,21 @@ struct tsr_job {
     uint64_t *chunk_spans;
     tsr_adamw_step adamw;
     /* progress of the run */
-    int64_t total_steps, issued, done, skipped;
+    int64_t total_steps, issued, done;
+    int64_t skipped, skipped_steps; /* in a row until now; of the whole run */
     int64_t last_step; /* no step after it is issued: total_steps, or less after a stop */
     double word_time, exposed_before, started_at;
     bool stopped;
     tsr_metrics *metrics; /* rank 0, while training */
     tsr_trace *trace;     /* NULL: none */
-    int64_t logged_eval_step;
+    bool evaluated;       /* since the last step */
+    bool ended;           /* metrics.jsonl has its last line */
+    /* checkpoints */
+    tsr_snapshot *resume;     /* what the run goes on from; NULL: it starts */
+    bool continues;           /* in output_dir itself, with its metrics.jsonl */
+    int64_t resumed, saved;   /* steps; saved -1: none is in output_dir */
+    uint64_t metrics_bytes;   /* of metrics.jsonl that belong to `resume` */
+    tsr_snapshot_file *files; /* [ranks + the adapter's files]: of the one being written */
 };
 
 /* The backend (job_backend.c). choose: from the configuration and the GPUs that are there, the same
@@ -120,6 +132,50 @@ tsr_status tsr_job_write_output(tsr_job *job);
 tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro, double label_tokens,
                                bool train);
 tsr_status tsr_job_issue_micro(tsr_job *job, bool train);
+
+/* ---- the adapter, checkpoints ---- */
+
+/* One trainable tensor. */
+typedef struct {
+    int unit, segment;
+    tsr_peft_part part;
+    const tsr_layout_linear *linear;
+} tsr_job_part;
+
+/* All of them, in the order of the units. */
+typedef tsr_status tsr_job_part_call(void *user, const tsr_job_part *part);
+tsr_status tsr_job_each_part(tsr_job *job, tsr_job_part_call *call, void *user);
+
+/* Waits until the streams are idle; collective. */
+tsr_status tsr_job_quiet(tsr_job *job);
+
+/* The adapter's files into `directory`, which all ranks are told; collective, the streams idle. */
+tsr_status tsr_job_write_adapter(tsr_job *job, const char *directory);
+
+/* Values of a trainable segment: the masters (an evaluation has none) and the working copy. */
+tsr_status tsr_job_put_trainable(tsr_job *job, int unit, int segment, const float *values);
+
+/* The last line of metrics.jsonl, once. */
+tsr_status tsr_job_end(tsr_job *job, tsr_metrics_status status);
+
+#define TSR_JOB_NAME_BYTES 256
+/* The name of a tensor's master, first or second moment in a checkpoint, and of a rank's file. */
+tsr_status tsr_job_state_name(char out[TSR_JOB_NAME_BYTES], const tsr_job_part *part, int buffer);
+void tsr_job_state_file(char out[TSR_SNAPSHOT_NAME_BYTES], int rank, int ranks);
+
+/* A key's value as it was resolved; samples of a full step on all ranks. */
+void tsr_job_key_text(tsr_text *out, const tsr_job *job, const tsr_key *key);
+int64_t tsr_job_step_samples(const tsr_job *job);
+/* What the bits of a run depend on beside its keys: the device's model, or the CPU's kernel set. */
+const char *tsr_job_bits_device(const tsr_job *job);
+
+/* resume_from_checkpoint: finds it, checks that it is whole and of this job; collective. */
+tsr_status tsr_job_find_resume(tsr_job *job);
+/* Its state into memory, instead of an adapter's first values. */
+tsr_status tsr_job_restore(tsr_job *job);
+
+/* Whether the configuration asks for one after the step that was done last. */
+bool tsr_job_evaluation_due(const tsr_job *job, const tsr_batch_step_info *info);
 
 /* Seconds that compute has waited for transfers so far. */
 double tsr_job_exposed(const tsr_job *job);

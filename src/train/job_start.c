@@ -33,6 +33,9 @@ static tsr_status take_memory(tsr_job *job)
     TSR_TRY(tsr_decision_walk(d, &job->inputs, &job->view, &taker, job->model, &job->buffers));
     TSR_TRY(tsr_taker_finish(&taker));
     job->sums = job->buffers.sums;
+    job->files = calloc((size_t)job->view.ranks + 4, sizeof *job->files);
+    if (!job->files)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the list of a checkpoint's files");
     if (job->inputs.batch)
         TSR_TRY(tsr_micro_batch_create(&job->micro, tsr_batch_run_of(job->inputs.batch)));
     if (job->inputs.eval_batch)
@@ -48,10 +51,8 @@ static char *frozen_place(void *user, int unit, int segment)
     return tsr_load_at(&job->decision.store, job->world, unit, segment).data;
 }
 
-/* First values of a trainable segment: the masters (an evaluation has none) and the working copy. */
-static tsr_status put_trainable(void *user, int unit, int segment, const float *values)
+tsr_status tsr_job_put_trainable(tsr_job *job, int unit, int segment, const float *values)
 {
-    tsr_job *job = user;
     const tsr_trainable *trainable = &job->decision.store.trainable;
     tsr_trainable_span span = tsr_trainable_at(trainable, unit, segment);
     tsr_dtype dtype = span.segment->dtype;
@@ -69,6 +70,11 @@ static tsr_status put_trainable(void *user, int unit, int segment, const float *
             tsr_device_write(job->device, span.work, work, span.count * tsr_dtype_bytes(dtype));
     free(work);
     return status;
+}
+
+static tsr_status put_trainable(void *user, int unit, int segment, const float *values)
+{
+    return tsr_job_put_trainable(user, unit, segment, values);
 }
 
 static void report_progress(void *user, int unit)
@@ -183,7 +189,7 @@ static tsr_status take_norms(tsr_job *job, int unit, tsr_linear_kind kind)
             tsr_device_read(job->device, m, tsr_model_norms(job->model, unit, kind) + span.first,
                             count * sizeof *m);
     if (status == TSR_OK)
-        status = put_trainable(job, unit, linear->m, m);
+        status = tsr_job_put_trainable(job, unit, linear->m, m);
     free(m);
     return status;
 }
@@ -324,7 +330,7 @@ static tsr_status start(tsr_job *job)
     TSR_TRY(
         tsr_load_finish(&d->store, job->device_world, job->device_shard, stream[TSR_STREAM_COMM]));
     if (job->inputs.adapter.present)
-        TSR_TRY(tsr_job_agree(job, load_adapter(job)));
+        TSR_TRY(tsr_job_agree(job, job->resume ? tsr_job_restore(job) : load_adapter(job)));
     tsr_executor_options options = {.store = &d->store,
                                     .device = job->device,
                                     .streams = &job->streams,
@@ -337,7 +343,7 @@ static tsr_status start(tsr_job *job)
     options.callbacks.user = job;
     TSR_TRY(tsr_executor_create(&job->executor, &options));
     TSR_TRY(tsr_executor_prologue(job->executor));
-    if (job->inputs.adapter.present && job->inputs.adapter.fresh_magnitudes)
+    if (job->inputs.adapter.present && job->inputs.adapter.fresh_magnitudes && !job->resume)
         TSR_TRY(fresh_magnitudes(job));
     return TSR_OK;
 }

@@ -6,6 +6,8 @@
 #include "base/clock.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 /* ---- what the executor calls ---- */
 
@@ -29,7 +31,8 @@ static tsr_status on_tally(void *user, int64_t *word)
                               .loss_overflow = &job->sums->loss_overflow,
                               .gradient_overflow = &job->sums->gradient_overflow,
                               .word_loss = &word[TSR_WORD_LOSS],
-                              .word_non_finite = &word[TSR_WORD_NON_FINITE]});
+                              .word_non_finite = &word[TSR_WORD_NON_FINITE],
+                              .seen = job->sums->seen});
 }
 
 static tsr_status on_grad_norm(void *user, int64_t *word)
@@ -149,7 +152,7 @@ static tsr_host_flags host_flags(const tsr_job *job)
 
 /* ---- a step ---- */
 
-static bool evaluation_due(const tsr_job *job, const tsr_batch_step_info *info)
+bool tsr_job_evaluation_due(const tsr_job *job, const tsr_batch_step_info *info)
 {
     const tsr_config *config = &job->inputs.config;
     if (!job->inputs.eval_batch)
@@ -161,10 +164,64 @@ static bool evaluation_due(const tsr_job *job, const tsr_batch_step_info *info)
     return false;
 }
 
+static bool checkpoint_due(const tsr_job *job, const tsr_batch_step_info *info)
+{
+    const tsr_config *config = &job->inputs.config;
+    if (config->save_strategy == TSR_CONFIG_EVERY_EPOCH)
+        return info->ends_epoch;
+    if (config->save_strategy == TSR_CONFIG_EVERY_STEPS)
+        return job->done % tsr_config_steps(config->save_steps, job->total_steps, 1) == 0;
+    return false;
+}
+
 double tsr_job_exposed(const tsr_job *job)
 {
     tsr_exposed e = tsr_executor_exposed(job->executor);
     return e.h2d + e.gather + e.reduce + e.load + e.save;
+}
+
+typedef struct {
+    int unit, segment;
+    char name[256];
+} refused_part;
+
+static tsr_status name_part(void *user, const tsr_job_part *part)
+{
+    refused_part *refused = user;
+    char *name;
+    if (part->unit != refused->unit || part->segment != refused->segment)
+        return TSR_OK;
+    TSR_TRY(tsr_peft_tensor_name(&name, part->linear->path, part->part));
+    snprintf(refused->name, sizeof refused->name, "%s", name);
+    free(name);
+    return TSR_OK;
+}
+
+/* Too many steps were skipped: says where the last one broke. All ranks come here together. */
+static tsr_status give_up(tsr_job *job)
+{
+    int64_t seen[2];
+    refused_part refused = {0};
+    TSR_TRY(tsr_streams_synchronize(&job->streams));
+    TSR_TRY(tsr_device_read(job->device, seen, job->sums->seen, sizeof seen));
+    seen[0] = -seen[0];
+    seen[1] = seen[1] ? seen[1] : INT64_MAX;
+    TSR_TRY(tsr_comm_all_reduce(job->world, job->control, seen, 2, TSR_MIN));
+    TSR_TRY(tsr_stream_synchronize(job->control));
+    if (seen[1] != INT64_MAX) {
+        tsr_model_refused(&refused.unit, &refused.segment, job->model, seen[1]);
+        TSR_TRY(tsr_job_each_part(job, name_part, &refused));
+    }
+    return tsr_fail(TSR_EDATA,
+                    "step %lld: the loss or a gradient was not finite in %lld steps in a row "
+                    "(max_skipped_steps is %lld); in this one %s%s%s; lower learning_rate, or look "
+                    "at the data of these steps",
+                    (long long)job->done, (long long)job->skipped,
+                    (long long)job->inputs.config.max_skipped_steps, seen[0] ? "the loss" : "",
+                    seen[0] && *refused.name ? " and first, from the output back, the gradient of "
+                    : *refused.name          ? "first, from the output back, the gradient of "
+                                             : "",
+                    refused.name);
 }
 
 static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64_t *word,
@@ -173,6 +230,7 @@ static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64
     double now = tsr_now();
     double exposed = tsr_job_exposed(job);
     job->done++;
+    job->evaluated = false;
     *report = (tsr_job_report){
         .step = job->done,
         .total_steps = job->total_steps,
@@ -190,24 +248,20 @@ static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64
     report->tokens_per_s = (double)info->input_tokens / report->step_s;
     job->word_time = now;
     job->exposed_before = exposed;
-    /* A stop seen in this word ends the run after the next step. */
-    bool asked = word[TSR_WORD_STOP] != 0 || word[TSR_WORD_TIME_LIMIT] != 0;
-    if (asked && !job->stopped && job->done + 1 < job->total_steps) {
+    /* All ranks read this word before any op of the next step is issued. */
+    if ((word[TSR_WORD_STOP] != 0 || word[TSR_WORD_TIME_LIMIT] != 0) &&
+        job->done < job->total_steps) {
         job->stopped = true;
-        job->last_step = job->done + 1;
+        job->last_step = job->done;
     }
     report->last = job->done == job->last_step;
-    report->stopped = report->last && job->stopped;
-    report->evaluate = evaluation_due(job, info);
+    report->stopped = job->stopped;
+    report->evaluate = tsr_job_evaluation_due(job, info);
+    report->save = job->stopped || checkpoint_due(job, info);
     job->skipped = report->skipped ? job->skipped + 1 : 0;
-    if (job->skipped > job->inputs.config.max_skipped_steps)
-        return tsr_fail(TSR_EDATA,
-                        "step %lld: the loss or a gradient was not finite in %lld steps in a row "
-                        "(max_skipped_steps is %lld); lower learning_rate, or look at the data of "
-                        "these steps",
-                        (long long)job->done, (long long)job->skipped,
-                        (long long)job->inputs.config.max_skipped_steps);
-    return TSR_OK;
+    job->skipped_steps += report->skipped;
+    report->skipped_steps = job->skipped_steps;
+    return job->skipped > job->inputs.config.max_skipped_steps ? give_up(job) : TSR_OK;
 }
 
 /* Writing the trace is no part of a step's time. */
@@ -223,14 +277,15 @@ static tsr_status run_step(tsr_job *job, tsr_job_report *report)
 {
     tsr_batch_step_info info;
     int64_t word[TSR_WORD_COUNT];
-    tsr_host_flags flags = host_flags(job);
     TSR_TRY(tsr_batch_step(job->inputs.batch, job->issued, &info));
     job->adamw.learning_rate = job->inputs.config.learning_rate *
                                tsr_schedule_multiplier(&job->schedule, (uint64_t)job->issued);
     rounds r = {job->inputs.batch, &job->micro, true};
     tsr_trace_issue(job->trace, job->issued + 1);
+    tsr_executor_name_step(job->executor, (uint64_t)job->issued + 1);
     TSR_TRY(issue_rounds(job, &r, job->issued, info.rounds));
     job->issued++;
+    tsr_host_flags flags = host_flags(job); /* as late as they still count in this step */
     TSR_TRY(tsr_executor_step_end(job->executor, &flags));
     if (job->issued < job->last_step) {
         TSR_TRY(stage_round(job, &r, job->issued, 0));
@@ -288,6 +343,7 @@ static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
                                        .label_tokens = info.label_tokens,
                                        .rows = tsr_batch_run_of(job->inputs.eval_batch)->units};
     job->word_time += tsr_now() - before; /* no part of the next step's time */
+    job->evaluated = true;
     if (!job->metrics)
         return TSR_OK;
     return tsr_metrics_write_eval(job->metrics, job->done, loss, info.label_tokens);

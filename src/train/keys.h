@@ -41,7 +41,8 @@ enum {
     TSR_KEY_LIST_OF_ONE = 16,   /* WORD: [word] too */
     TSR_KEY_ALL_LINEAR = 32,    /* MODULES: the word all-linear; null is PEFT's default */
     TSR_KEY_TRL_SAID_ONLY = 64, /* `defaults: trl` cannot take TRL's value */
-    TSR_KEY_PATH = 128          /* STRING: not empty */
+    TSR_KEY_PATH = 128,         /* STRING: not empty */
+    TSR_KEY_RESULT = 256        /* a resumed run must have the value of its checkpoint */
 };
 
 typedef struct {

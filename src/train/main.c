@@ -127,15 +127,18 @@ static int run_steps(run *r, const tsr_config *config)
 {
     bool has_eval = config->eval_dataset.count > 0;
     tsr_job_report report = {0};
-    int status = 0;
-    if (has_eval && config->eval_on_start != TSR_CONFIG_CHOICE_NO)
-        status = evaluate(r, 0);
-    bool evaluated = false;
+    int resumed = tsr_job_resumed(r->job, &report);
+    int status = resumed < 0 ? resumed : 0;
+    bool due = resumed ? report.evaluate : config->eval_on_start != TSR_CONFIG_CHOICE_NO;
+    if (status == 0 && has_eval && due)
+        status = evaluate(r, report.step);
     while (status == 0 && (status = tsr_job_step(r->job, &report)) == 0) {
         show_step(r, &report);
-        evaluated = has_eval && (report.evaluate || report.last);
-        if (evaluated)
+        /* Stopped: whoever stops it waits. The evaluation is made up for when the run goes on. */
+        if (has_eval && !report.stopped && (report.evaluate || report.last))
             status = evaluate(r, report.step);
+        if (status == 0 && report.save)
+            status = tsr_job_checkpoint(r->job);
     }
     r->stopped = report.stopped;
     return status == TSR_JOB_DONE ? 0 : status;
@@ -147,6 +150,14 @@ static void print_end(const run *r, const tsr_config *config)
     tsr_summary_end(&text, config, tsr_job_ranks(r->job), r->first_loss, r->last_loss);
     say(tsr_text_string(&text));
     tsr_text_free(&text);
+}
+
+static void print_stopped(const tsr_config *config)
+{
+    say("tessera: stopped before the last step; run it again with resume_from_checkpoint=true to "
+        "go on from the checkpoint in ");
+    say(config->output_dir);
+    say("\n");
 }
 
 static int train(run *r, const tsr_config *config)
@@ -167,9 +178,9 @@ static int train(run *r, const tsr_config *config)
         status = run_steps(r, config);
     if (r->progress)
         tsr_progress_finish(r->progress);
-    if (status == 0)
+    if (status == 0 && !r->stopped)
         status = tsr_job_save(r->job);
-    if (status == 0 && r->first)
+    if (status == 0 && !r->stopped && r->first)
         print_end(r, config);
     return status;
 }
@@ -262,10 +273,9 @@ static int run_job(const tsr_usage *usage)
     }
     int code = status < 0 ? report_failure(status) : 0;
     if (status == 0 && r.stopped) {
-        /* Without checkpoints a stopped run cannot be continued. */
-        code = tsr_job_exit_code(TSR_ESTOPPED_UNSAVED);
+        code = tsr_job_exit_code(TSR_ESTOPPED);
         if (r.first)
-            say("tessera: stopped before the last step; the adapter as it is was saved\n");
+            print_stopped(&config);
     }
     tsr_progress_destroy(r.progress);
     tsr_job_destroy(r.job);
@@ -388,6 +398,7 @@ int main(int argc, char **argv)
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
     int code = 0;
     if (usage.command == TSR_COMMAND_TEXT)
         fputs(tsr_text_string(&usage.text), stdout);

@@ -1,6 +1,7 @@
 #include "train/metrics.h"
 
 #include "base/text.h"
+#include "io/file.h"
 #include "train/config_number.h"
 
 #include <errno.h>
@@ -8,9 +9,11 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#define DIGITS 9
+#define DIGITS     9
+#define MOST_BYTES (4ull << 30)
 
 struct tsr_metrics {
     int file;
@@ -160,6 +163,8 @@ tsr_status tsr_metrics_write_step(tsr_metrics *m, const tsr_job_report *step)
     put_number(m, "step_s", step->step_s);
     put_int(m, "device_bytes", (int64_t)step->device_bytes);
     put_number(m, "exposed_s", step->exposed_s);
+    if (step->skipped)
+        put_int(m, "skipped_steps", step->skipped_steps);
     return write_line(m);
 }
 
@@ -178,6 +183,30 @@ tsr_status tsr_metrics_write_end(tsr_metrics *m, tsr_metrics_status status)
     put_string(m, "event", "end");
     put_string(m, "status", words[status]);
     return write_line(m);
+}
+
+tsr_status tsr_metrics_sync(uint64_t *bytes, tsr_metrics *m)
+{
+    struct stat info;
+    if (fsync(m->file) != 0 || fstat(m->file, &info) != 0)
+        return io_error(m->path, "brought to the disk");
+    *bytes = (uint64_t)info.st_size;
+    return TSR_OK;
+}
+
+tsr_status tsr_metrics_cut(const char *path, uint64_t bytes)
+{
+    char *text;
+    uint64_t length;
+    if (access(path, F_OK) != 0 && errno == ENOENT)
+        return TSR_OK;
+    TSR_TRY(tsr_file_read(&text, &length, path, MOST_BYTES));
+    uint64_t kept = bytes < length ? bytes : length;
+    while (kept > 0 && text[kept - 1] != '\n')
+        kept--;
+    tsr_status status = kept == length ? TSR_OK : tsr_file_write(path, text, kept);
+    free(text);
+    return status;
 }
 
 void tsr_metrics_destroy(tsr_metrics *metrics)

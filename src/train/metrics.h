@@ -37,7 +37,8 @@ tsr_status tsr_metrics_create(tsr_metrics **out, const char *path, bool append);
 tsr_status tsr_metrics_write_start(tsr_metrics *metrics, const tsr_metrics_start *start);
 
 /* {"step":1,"epoch":0.01,"loss":2.3456789,"grad_norm":..,"learning_rate":..,"label_tokens":..,
- * "input_tokens":..,"tokens_per_s":..,"step_s":..,"device_bytes":..,"exposed_s":..} */
+ * "input_tokens":..,"tokens_per_s":..,"step_s":..,"device_bytes":..,"exposed_s":..}
+ * and, of a step that was skipped, "skipped_steps": how many were until now */
 tsr_status tsr_metrics_write_step(tsr_metrics *metrics, const tsr_job_report *step);
 
 /* {"step":50,"eval_loss":..,"eval_label_tokens":..} */
@@ -46,6 +47,13 @@ tsr_status tsr_metrics_write_eval(tsr_metrics *metrics, int64_t step, double eva
 
 /* {"event":"end","status":"done"}, "saved" or "failed". */
 tsr_status tsr_metrics_write_end(tsr_metrics *metrics, tsr_metrics_status status);
+
+/* Brings what was written to the disk; *bytes of it. */
+tsr_status tsr_metrics_sync(uint64_t *bytes, tsr_metrics *metrics);
+
+/* Before a run goes on with a file that is there: only its first `bytes` bytes stay (whole lines of
+ * them), the rest is gone at once. Nothing to do where there is no file. */
+tsr_status tsr_metrics_cut(const char *path, uint64_t bytes);
 
 /* Closes the file; NULL is fine. */
 void tsr_metrics_destroy(tsr_metrics *metrics);

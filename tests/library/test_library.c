@@ -422,11 +422,10 @@ static void callbacks_and_stop(void **state)
     assert_int_equal(tsr_job_step(job, &report), 0);
     assert_int_equal(report.last, 0);
     stop = 1;
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(tsr_job_step(job, &report), 0);
-        assert_int_equal(report.last, i);
-    }
+    assert_int_equal(tsr_job_step(job, &report), 0);
+    assert_int_equal(report.last, 1);
     assert_int_equal(report.stopped, 1);
+    assert_int_equal(report.save, 1);
     assert_int_equal(tsr_job_step(job, &report), TSR_JOB_DONE);
     assert_int_equal(tsr_job_save(job), 0);
     tsr_job_destroy(job);

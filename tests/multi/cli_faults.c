@@ -30,6 +30,19 @@ static pid_t pid_of(int rank)
     return pid;
 }
 
+static pid_t parent_of(pid_t pid)
+{
+    char path[32];
+    long parent = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *file = fopen(path, "r");
+    if (!file || fscanf(file, "%*d (%*[^)]) %*c %ld", &parent) != 1)
+        cli_fail("%s cannot be read", path);
+    if (file)
+        fclose(file);
+    return (pid_t)parent;
+}
+
 /* Starts a run that takes very long, and waits until it is in the midst of it. */
 static void start_long(cli_process *process, int ranks)
 {
@@ -105,7 +118,21 @@ static void rank_killed(void)
     }
 }
 
-/* A signal to one rank stops all of them, after the step under way and one more. */
+/* There is one checkpoint, and whole: a run goes on from it. */
+static void check_checkpoint(int ranks)
+{
+    cli_output output;
+    char *before = cli_listing();
+    if (cli_count(before, "/manifest.json\n") != 1 || cli_count(before, ".tmp") != 0)
+        cli_fail("expected one checkpoint in\n%s", before);
+    free(before);
+    cli_run(&output, ranks, NULL, LONG " resume_from_checkpoint=true time_limit=0.01");
+    if (output.code != 75)
+        cli_fail("resumed: exit code %d\n%s", output.code, output.err);
+    cli_output_free(&output);
+}
+
+/* A signal to one rank stops all of them, after the step under way. */
 static void signalled(int ranks, int rank, int number)
 {
     cli_process process;
@@ -115,11 +142,13 @@ static void signalled(int ranks, int rank, int number)
         if (i == rank || rank < 0)
             kill(pid_of(i), number);
     cli_wait(&output, &process, 20);
-    check_code(&output, 71);
-    check_once(&output, "tessera: stopped before the last step; the adapter as it is was saved\n");
+    check_code(&output, 75);
+    check_once(&output, "tessera: stopped before the last step; run it again with "
+                        "resume_from_checkpoint=true");
     check_end("saved");
-    check_adapter(true);
+    check_adapter(false);
     check_gone(ranks);
+    check_checkpoint(ranks);
     end(&output);
 }
 
@@ -128,22 +157,61 @@ static void stopped(void)
     signalled(1, 0, SIGTERM);
     signalled(1, 0, SIGINT);
     signalled(3, 2, SIGTERM);
+    signalled(2, 0, SIGUSR1);
     signalled(2, -1, SIGINT);
 }
 
-/* Ctrl-C and batch systems signal mpirun, which passes SIGTERM on and ends with a code of its own. */
+/* Ctrl-C and batch systems signal launch/run. */
+static void launcher_signalled(void)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    for (int i = 0; i < 3; i++) {
+        cli_process process;
+        cli_output output;
+        start_long(&process, 2);
+        kill(process.pid, signals[i]);
+        cli_wait(&output, &process, 20);
+        check_code(&output, 75);
+        check_end("saved");
+        check_gone(2);
+        check_checkpoint(2);
+        end(&output);
+    }
+}
+
+/* mpirun itself sends the ranks SIGTERM, kills them a second later and ends with 1; the small
+ * model's checkpoint is complete by then. */
 static void mpirun_signalled(void)
 {
     cli_process process;
     cli_output output;
     start_long(&process, 2);
-    kill(process.pid, SIGINT);
+    kill(parent_of(pid_of(0)), SIGTERM);
     cli_wait(&output, &process, 20);
-    if (output.code <= 0)
-        cli_fail("exit code %d", output.code);
+    check_code(&output, 1);
     check_end("saved");
-    check_adapter(true);
     check_gone(2);
+    check_checkpoint(2);
+    end(&output);
+}
+
+/* The second signal of a kind ends a rank at once, and the others see that it has gone. */
+static void signalled_twice(void)
+{
+    cli_process process;
+    cli_output output;
+    start_long(&process, 2);
+    for (int i = 0; i < 2; i++)
+        kill(pid_of(i), SIGSTOP); /* so that the first one cannot end the run before */
+    kill(pid_of(1), SIGUSR1);
+    kill(pid_of(1), SIGCONT);
+    cli_sleep(0.3); /* rank 1 has taken it, and waits for rank 0 */
+    kill(pid_of(1), SIGUSR1);
+    kill(pid_of(0), SIGCONT);
+    cli_wait(&output, &process, 20);
+    check_code(&output, 128 + SIGUSR1);
+    check_gone(2);
+    check_adapter(false);
     end(&output);
 }
 
@@ -152,11 +220,11 @@ static void time_limit(void)
     cli_output output;
     cli_case_begin(CLI_TINY_LLAMA);
     cli_run(&output, 2, NULL, LONG " time_limit=0.5");
-    check_code(&output, 71);
+    check_code(&output, 75);
     check_end("saved");
-    check_adapter(true);
     if (lines_of("out/metrics.jsonl") < 4)
         cli_fail("no steps within the time limit");
+    check_checkpoint(2);
     end(&output);
 }
 
@@ -176,7 +244,27 @@ static void not_finite(void)
     }
 }
 
-/* The adapter cannot be written: said once, and no rank waits for another. */
+/* No file may grow beyond 4 MiB, as on a disk that is full: said with path and reason, and the
+ * checkpoint of before is whole. One rank: mpirun itself needs larger files. */
+static void disk_full(void)
+{
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_edit("job.yaml", "lora_r: 2", "lora_r: 64");
+    cli_run(&output, 1, NULL, LONG " time_limit=0.01");
+    check_code(&output, 75);
+    cli_output_free(&output);
+    cli_run(&output, 1, "trap '' XFSZ; ulimit -f 8192; exec \"$@\"",
+            LONG " time_limit=0.01 resume_from_checkpoint=true");
+    check_code(&output, 71);
+    check_once(&output, "\ntessera: out/.checkpoint-");
+    check_once(&output, "File too large");
+    check_end("failed");
+    check_checkpoint(1);
+    end(&output);
+}
+
+/* The checkpoint cannot be written: said once, and no rank waits for another. */
 static void output_taken_away(void)
 {
     cli_process process;
@@ -188,7 +276,7 @@ static void output_taken_away(void)
     cli_wait(&output, &process, 20);
     check_code(&output, 71);
     check_once(&output, "\ntessera: ");
-    check_once(&output, "adapter_model.safetensors");
+    check_once(&output, "out/.checkpoint-");
     check_gone(2);
     end(&output);
 }
@@ -201,9 +289,12 @@ int main(int argc, char **argv)
     } tests[] = {
         {"rank_killed", rank_killed},
         {"stopped", stopped},
+        {"launcher_signalled", launcher_signalled},
         {"mpirun_signalled", mpirun_signalled},
+        {"signalled_twice", signalled_twice},
         {"time_limit", time_limit},
         {"not_finite", not_finite},
+        {"disk_full", disk_full},
         {"output_taken_away", output_taken_away},
     };
     cli_open(argc, argv);

@@ -61,7 +61,8 @@ int job_thread_count(void)
 
 typedef struct {
     tsr_comm *comm;
-    const char *config;
+    const char *config, *output;
+    bool overwrite;
     const job_event *event; /* of this rank; NULL: none */
     int rank, status, reports;
     volatile int stop;
@@ -122,8 +123,10 @@ static int steps(rank_run *run, tsr_job *job)
 {
     job_result *r = &run->result;
     bool evaluates = job->inputs.config.eval_dataset.count > 0;
-    int status = evaluates ? evaluate(run, job) : 0;
     tsr_job_report report = {0};
+    bool resumed = tsr_job_resumed(job, &report) == 1;
+    int status = evaluates && (!resumed || report.evaluate) ? evaluate(run, job) : 0;
+    r->resumed = report.step;
     while (status == 0 && !report.last && r->step_count < JOB_STEPS_MAX) {
         status = tsr_job_step(job, &report);
         if (status != 0)
@@ -132,8 +135,10 @@ static int steps(rank_run *run, tsr_job *job)
         r->memory[run->rank].reported = report.device_bytes;
         r->stopped = report.stopped;
         happen(run, job, r->step_count);
-        if (report.evaluate)
+        if (report.evaluate && !report.stopped)
             status = evaluate(run, job);
+        if (status == 0 && report.save)
+            status = tsr_job_checkpoint(job);
     }
     if (status == 0 && tsr_job_step(job, &report) != TSR_JOB_DONE)
         status = tsr_fail(TSR_EINTERNAL, "a step after the last one");
@@ -145,8 +150,9 @@ static void *run_rank(void *user)
     rank_run *run = user;
     job_rank_memory *memory = &run->result.memory[run->rank];
     char output[600];
-    snprintf(output, sizeof output, "output_dir=%s", scratch_path("output"));
-    const char *overrides[] = {output, "overwrite_output_dir=true",
+    snprintf(output, sizeof output, "output_dir=%s", scratch_path(run->output));
+    const char *overrides[] = {output,
+                               run->overwrite ? "overwrite_output_dir=true" : "defaults=tessera",
                                run->event ? run->event->override : NULL};
     tsr_job_options options = {.config_text = run->config,
                                .overrides = overrides,
@@ -175,10 +181,12 @@ static void *run_rank(void *user)
     return NULL;
 }
 
-static void read_adapter(job_result *out)
+static void read_adapter(job_result *out, const char *output)
 {
     uint64_t bytes;
-    out->adapter = (uint8_t *)read_whole(&bytes, scratch_path("output/adapter_model.safetensors"));
+    char name[600];
+    snprintf(name, sizeof name, "%s/adapter_model.safetensors", output);
+    out->adapter = (uint8_t *)read_whole(&bytes, scratch_path(name));
     out->adapter_bytes = bytes;
 }
 
@@ -188,31 +196,31 @@ static void assert_bits(double a, double b, const char *what, const char *name, 
         fail_msg("%s: %s %d is %.17g and %.17g", what, name, index, a, b);
 }
 
+static void assert_step(const tsr_job_report *p, const tsr_job_report *q, const char *what)
+{
+    int step = (int)p->step;
+    assert_bits(p->loss, q->loss, what, "loss of step", step);
+    assert_bits(p->grad_norm, q->grad_norm, what, "grad_norm of step", step);
+    assert_bits(p->learning_rate, q->learning_rate, what, "learning_rate of step", step);
+    assert_bits(p->epoch, q->epoch, what, "epoch of step", step);
+    if (p->step != q->step || p->label_tokens != q->label_tokens ||
+        p->input_tokens != q->input_tokens || p->skipped != q->skipped ||
+        (p->last != q->last && !p->stopped && !q->stopped))
+        fail_msg("%s: step %d differs in its counts", what, step);
+}
+
 static void assert_numbers(const job_result *a, const job_result *b, const char *what)
 {
     if (a->step_count != b->step_count || a->eval_count != b->eval_count)
         fail_msg("%s: %d and %d steps, %d and %d evaluations", what, a->step_count, b->step_count,
                  a->eval_count, b->eval_count);
-    for (int i = 0; i < a->step_count; i++) {
-        const tsr_job_report *p = &a->step[i], *q = &b->step[i];
-        assert_bits(p->loss, q->loss, what, "loss of step", i + 1);
-        assert_bits(p->grad_norm, q->grad_norm, what, "grad_norm of step", i + 1);
-        assert_bits(p->learning_rate, q->learning_rate, what, "learning_rate of step", i + 1);
-        assert_bits(p->epoch, q->epoch, what, "epoch of step", i + 1);
-        if (p->label_tokens != q->label_tokens || p->input_tokens != q->input_tokens ||
-            p->skipped != q->skipped || p->last != q->last)
-            fail_msg("%s: step %d differs in its counts", what, i + 1);
-    }
+    for (int i = 0; i < a->step_count; i++)
+        assert_step(&a->step[i], &b->step[i], what);
     for (int i = 0; i < a->eval_count; i++)
         assert_bits(a->eval[i].loss, b->eval[i].loss, what, "evaluation", i);
 }
 
-void job_run(job_result *out, int ranks, const char *config)
-{
-    job_run_with(out, ranks, config, NULL);
-}
-
-void job_run_with(job_result *out, int ranks, const char *config, const job_event *event)
+static void run_all(job_result *out, int ranks, rank_run prototype, const job_event *event)
 {
     tsr_comm *comms[JOB_RANKS_MAX] = {0};
     pthread_t threads[JOB_RANKS_MAX];
@@ -220,7 +228,9 @@ void job_run_with(job_result *out, int ranks, const char *config, const job_even
     assert_non_null(runs);
     assert_int_equal(tsr_comm_create_threads(comms, ranks, 60), TSR_OK);
     for (int i = 0; i < ranks; i++) {
-        runs[i] = (rank_run){.comm = comms[i], .config = config, .rank = i};
+        runs[i] = prototype;
+        runs[i].comm = comms[i];
+        runs[i].rank = i;
         runs[i].event = event && event->rank == i ? event : NULL;
         assert_int_equal(pthread_create(&threads[i], NULL, run_rank, &runs[i]), 0);
     }
@@ -244,13 +254,42 @@ void job_run_with(job_result *out, int ranks, const char *config, const job_even
         }
     free(runs);
     if (out->status == 0)
-        read_adapter(out);
+        read_adapter(out, prototype.output);
+}
+
+void job_run(job_result *out, int ranks, const char *config)
+{
+    job_run_with(out, ranks, config, NULL);
+}
+
+void job_run_with(job_result *out, int ranks, const char *config, const job_event *event)
+{
+    run_all(out, ranks, (rank_run){.config = config, .output = "output", .overwrite = true}, event);
+}
+
+void job_run_in(job_result *out, int ranks, const char *config, const char *output,
+                const job_event *event)
+{
+    run_all(out, ranks, (rank_run){.config = config, .output = output}, event);
 }
 
 void job_result_free(job_result *result)
 {
     free(result->adapter);
     result->adapter = NULL;
+}
+
+void job_assert_part(const job_result *whole, const job_result *part, int after, bool adapter,
+                     const char *what)
+{
+    if (part->step_count + after > whole->step_count)
+        fail_msg("%s: %d steps after %d, %d in the whole run", what, part->step_count, after,
+                 whole->step_count);
+    for (int i = 0; i < part->step_count; i++)
+        assert_step(&whole->step[i + after], &part->step[i], what);
+    if (adapter && (whole->adapter_bytes != part->adapter_bytes ||
+                    memcmp(whole->adapter, part->adapter, whole->adapter_bytes) != 0))
+        fail_msg("%s: the adapter files differ", what);
 }
 
 void job_assert_same(const job_result *a, const job_result *b, const char *what)

@@ -31,6 +31,7 @@ typedef struct {
     int status;
     int reporters; /* ranks that were told to report the failure */
     bool stopped;
+    int64_t resumed;    /* the step that it went on from; 0: none */
     char message[4096]; /* of the last one of these; otherwise rank 0's last */
     int step_count, eval_count;
     tsr_job_report step[JOB_STEPS_MAX];
@@ -55,7 +56,16 @@ typedef struct {
 } job_event;
 
 void job_run_with(job_result *out, int ranks, const char *config, const job_event *event);
+
+/* The same in `output` of the scratch directory, which is not emptied before. */
+void job_run_in(job_result *out, int ranks, const char *config, const char *output,
+                const job_event *event);
 void job_result_free(job_result *result);
+
+/* Fails unless step `i` of `part` is, bit for bit, step `i + after` of `whole`, for all of part's
+ * steps, and, with `adapter`, unless the adapters are the same. */
+void job_assert_part(const job_result *whole, const job_result *part, int after, bool adapter,
+                     const char *what);
 
 /* Fails unless both runs have the same bits: losses, norms, evaluations, adapter file. */
 void job_assert_same(const job_result *a, const job_result *b, const char *what);

@@ -397,9 +397,9 @@ static void test_trl_defaults(void **state)
     assert_int_equal(c.max_length, 1024);
     assert_float_equal(c.logging_steps, 10, 0);
     assert_int_equal(c.dtype, TSR_CONFIG_DTYPE_AUTO);
-    assert_int_equal(c.save_strategy, TSR_CONFIG_EVERY_NO);
+    assert_int_equal(c.save_strategy, TSR_CONFIG_EVERY_STEPS);
     has_note(&c, "defaults: trl took");
-    has_note(&c, "save_strategy no (TRL steps)");
+    has_note(&c, "dtype auto (TRL bfloat16)");
     assert_false(tsr_config_is_set(&c, "learning_rate"));
     tsr_text text = {0};
     assert_int_equal(tsr_config_write(&text, &c), TSR_OK);
@@ -492,7 +492,7 @@ static void test_table(void **state)
     for (int i = 0; i < tsr_keys_count(); i++)
         assert_non_null(strstr(help.data, tsr_keys_at(i)->name));
     assert_non_null(strstr(help.data, "learning_rate [2e-4; TRL: 2e-5]"));
-    assert_non_null(strstr(help.data, "not in this version: steps, epoch"));
+    assert_non_null(strstr(help.data, "not in this version: flops, time"));
     tsr_text_free(&help);
     tsr_config_free(&c);
 }

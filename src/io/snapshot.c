@@ -1,0 +1,307 @@
+#include "io/snapshot.h"
+
+#include "base/hash.h"
+#include "base/text.h"
+#include "io/file.h"
+#include "io/snapshot_parts.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define FORMAT         "tessera-checkpoint"
+#define VERSION        1
+#define MANIFEST_BYTES (64u << 20)
+#define BUFFER_BYTES   (1u << 16) /* a multiple of 8, as the hash wants */
+#define CANONICAL      (JSON_SORT_KEYS | JSON_COMPACT)
+
+struct tsr_snapshot {
+    json_t *manifest;
+    tsr_snapshot_file *file;
+    int file_count;
+    int64_t step;
+    char directory[];
+};
+
+/* ---- files ---- */
+
+static tsr_status hash_file(uint64_t *bytes, uint64_t *hash, int fd, const char *path)
+{
+    char buffer[BUFFER_BYTES];
+    *bytes = 0;
+    *hash = TSR_HASH_START;
+    for (size_t used = 0;;) {
+        ssize_t got = read(fd, buffer + used, sizeof buffer - used);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return tsr_fail(TSR_EIO, "%s: reading failed: %s", path, strerror(errno));
+        used += (size_t)got;
+        if (got > 0 && used < sizeof buffer)
+            continue;
+        *hash = tsr_hash(*hash, buffer, used);
+        *bytes += used;
+        if (got == 0)
+            return TSR_OK;
+        used = 0;
+    }
+}
+
+tsr_status tsr_snapshot_measure(tsr_snapshot_file *out, const char *directory, const char *name)
+{
+    char path[PATH_MAX];
+    tsr_snapshot_file file = {0};
+    TSR_TRY(tsr_snapshot_join(path, sizeof path, directory, name));
+    if ((size_t)snprintf(file.name, sizeof file.name, "%s", name) >= sizeof file.name)
+        return tsr_fail(TSR_EINVAL, "%s: a longer name than a checkpoint's file can have", path);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return tsr_fail(errno == ENOENT ? TSR_EDATA : TSR_EIO, "%s: cannot be opened: %s", path,
+                        strerror(errno));
+    tsr_status status = hash_file(&file.bytes, &file.hash, fd, path);
+    close(fd);
+    if (status == TSR_OK)
+        *out = file;
+    return status;
+}
+
+/* ---- the manifest ---- */
+
+static void put_hex(char out[17], uint64_t value)
+{
+    snprintf(out, 17, "%016" PRIx64, value);
+}
+
+/* Of a manifest without its "hash". */
+static tsr_status hash_manifest(uint64_t *out, const json_t *manifest, const char *path)
+{
+    tsr_text text = {0};
+    tsr_status status = tsr_json_put(&text, manifest, CANONICAL, path);
+    if (status == TSR_OK)
+        *out = tsr_hash(TSR_HASH_START, text.data, text.length);
+    tsr_text_free(&text);
+    return status;
+}
+
+static json_t *list_files(const tsr_snapshot_file *files, int count)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < count; i++) {
+        char hash[17];
+        put_hex(hash, files[i].hash);
+        json_t *entry = json_pack("{s:s, s:I, s:s}", "name", files[i].name, "bytes",
+                                  (json_int_t)files[i].bytes, "hash", hash);
+        if (json_array_append_new(list, entry) != 0) { /* NULL of either is an error too */
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+static tsr_status make_manifest(tsr_text *out, int64_t step, const json_t *state,
+                                const tsr_snapshot_file *files, int count, const char *path)
+{
+    char text[17];
+    uint64_t hash;
+    json_t *list = list_files(files, count);
+    json_t *manifest =
+        list ? json_pack("{s:s, s:i, s:I, s:o, s:O}", "format", FORMAT, "version", VERSION, "step",
+                         (json_int_t)step, "files", list, "state", (json_t *)state)
+             : NULL;
+    tsr_status status = manifest ? hash_manifest(&hash, manifest, path)
+                                 : tsr_fail(TSR_ENOMEM, "%s: no memory for it", path);
+    if (status == TSR_OK) {
+        put_hex(text, hash);
+        if (json_object_set_new(manifest, "hash", json_string(text)) != 0)
+            status = tsr_fail(TSR_ENOMEM, "%s: no memory for it", path);
+    }
+    if (status == TSR_OK)
+        status = tsr_json_put(out, manifest, JSON_INDENT(1), path);
+    json_decref(manifest);
+    return status;
+}
+
+static tsr_status write_manifest(const char *directory, int64_t step, const json_t *state,
+                                 const tsr_snapshot_file *files, int count)
+{
+    char path[PATH_MAX];
+    tsr_text text = {0};
+    TSR_TRY(tsr_snapshot_join(path, sizeof path, directory, TSR_SNAPSHOT_MANIFEST));
+    tsr_status status = make_manifest(&text, step, state, files, count, path);
+    if (status == TSR_OK)
+        status = tsr_file_write(path, text.data, text.length);
+    tsr_text_free(&text);
+    return status;
+}
+
+tsr_status tsr_snapshot_commit(const char *parent, int64_t step, const json_t *state,
+                               const tsr_snapshot_file *files, int count)
+{
+    char from[PATH_MAX], to[PATH_MAX];
+    TSR_TRY(tsr_snapshot_staging(from, sizeof from, parent, step));
+    TSR_TRY(tsr_snapshot_path(to, sizeof to, parent, step));
+    TSR_TRY(write_manifest(from, step, state, files, count)); /* and all names in `from` */
+    if (rename(from, to) != 0)
+        return tsr_fail(TSR_EIO, "%s: renaming the complete %s failed: %s", to, from,
+                        strerror(errno));
+    return tsr_directory_sync(parent);
+}
+
+/* ---- reading ---- */
+
+static bool read_hex(uint64_t *out, const char *text)
+{
+    char *end = NULL;
+    if (!text || strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
+        return false;
+    *out = strtoull(text, &end, 16);
+    return true;
+}
+
+static tsr_status damaged(const char *path, const char *what)
+{
+    return tsr_fail(TSR_EDATA,
+                    "%s: %s; this checkpoint is damaged: name another one in "
+                    "resume_from_checkpoint",
+                    path, what);
+}
+
+static tsr_status check_manifest(tsr_snapshot *snapshot, const char *path)
+{
+    json_t *manifest = snapshot->manifest;
+    const char *format;
+    int64_t version;
+    uint64_t hash, stored;
+    TSR_TRY(tsr_json_string(&format, manifest, "format", path));
+    TSR_TRY(tsr_json_int(&version, manifest, "version", 0, INT64_MAX, path));
+    if (strcmp(format, FORMAT) != 0 || version != VERSION)
+        return tsr_fail(TSR_EDATA,
+                        "%s: found format '%s' version %" PRId64 ", this program reads '%s' "
+                        "version %d",
+                        path, format, version, FORMAT, VERSION);
+    if (!read_hex(&stored, json_string_value(json_object_get(manifest, "hash"))))
+        return damaged(path, "it has no hash of 16 digits");
+    json_object_del(manifest, "hash");
+    TSR_TRY(hash_manifest(&hash, manifest, path));
+    if (hash != stored)
+        return damaged(path, "its content does not fit its own hash");
+    TSR_TRY(tsr_json_int(&snapshot->step, manifest, "step", 0, INT64_MAX, path));
+    json_t *state;
+    return tsr_json_object(&state, manifest, "state", path);
+}
+
+static tsr_status read_file_entry(tsr_snapshot_file *out, const json_t *entry,
+                                  const tsr_snapshot *snapshot, const char *place)
+{
+    const char *name;
+    char path[PATH_MAX], what[128];
+    int64_t bytes;
+    struct stat info;
+    TSR_TRY(tsr_json_string(&name, entry, "name", place));
+    TSR_TRY(tsr_json_int(&bytes, entry, "bytes", 0, INT64_MAX, place));
+    if (!read_hex(&out->hash, json_string_value(json_object_get(entry, "hash"))) ||
+        strchr(name, '/') || !*name || strlen(name) >= sizeof out->name)
+        return damaged(place, "a file's name or hash in it is none");
+    strcpy(out->name, name);
+    out->bytes = (uint64_t)bytes;
+    TSR_TRY(tsr_snapshot_join(path, sizeof path, snapshot->directory, name));
+    if (stat(path, &info) != 0) {
+        if (errno != ENOENT)
+            return tsr_fail(TSR_EIO, "%s: stat failed: %s", path, strerror(errno));
+        return damaged(path, "the file is missing");
+    }
+    if ((uint64_t)info.st_size == out->bytes)
+        return TSR_OK;
+    snprintf(what, sizeof what, "it has %lld bytes, its manifest says %lld",
+             (long long)info.st_size, (long long)bytes);
+    return damaged(path, what);
+}
+
+static tsr_status read_manifest(tsr_snapshot *snapshot)
+{
+    char path[PATH_MAX], *text;
+    uint64_t bytes;
+    json_t *list;
+    TSR_TRY(tsr_snapshot_join(path, sizeof path, snapshot->directory, TSR_SNAPSHOT_MANIFEST));
+    TSR_TRY(tsr_file_read(&text, &bytes, path, MANIFEST_BYTES));
+    tsr_status status = tsr_json_parse(&snapshot->manifest, text, bytes, path);
+    free(text);
+    TSR_TRY(status);
+    if (!json_is_object(snapshot->manifest))
+        return damaged(path, "it is no object");
+    TSR_TRY(check_manifest(snapshot, path));
+    TSR_TRY(tsr_json_array(&list, snapshot->manifest, "files", path));
+    snapshot->file = calloc(json_array_size(list) + 1, sizeof *snapshot->file);
+    if (!snapshot->file)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory for its %zu files", path, json_array_size(list));
+    snapshot->file_count = (int)json_array_size(list);
+    for (int i = 0; i < snapshot->file_count; i++)
+        TSR_TRY(
+            read_file_entry(&snapshot->file[i], json_array_get(list, (size_t)i), snapshot, path));
+    return TSR_OK;
+}
+
+tsr_status tsr_snapshot_open(tsr_snapshot **out, const char *directory)
+{
+    tsr_snapshot *snapshot = calloc(1, sizeof *snapshot + strlen(directory) + 1);
+    if (!snapshot)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to open it", directory);
+    strcpy(snapshot->directory, directory);
+    tsr_status status = read_manifest(snapshot);
+    if (status < 0) {
+        tsr_snapshot_close(snapshot);
+        return status;
+    }
+    *out = snapshot;
+    return TSR_OK;
+}
+
+void tsr_snapshot_close(tsr_snapshot *snapshot)
+{
+    if (!snapshot)
+        return;
+    json_decref(snapshot->manifest);
+    free(snapshot->file);
+    free(snapshot);
+}
+
+const char *tsr_snapshot_directory(const tsr_snapshot *snapshot)
+{
+    return snapshot->directory;
+}
+
+int64_t tsr_snapshot_step(const tsr_snapshot *snapshot)
+{
+    return snapshot->step;
+}
+
+const json_t *tsr_snapshot_state(const tsr_snapshot *snapshot)
+{
+    return json_object_get(snapshot->manifest, "state");
+}
+
+int tsr_snapshot_file_count(const tsr_snapshot *snapshot)
+{
+    return snapshot->file_count;
+}
+
+tsr_status tsr_snapshot_verify(const tsr_snapshot *snapshot, int index)
+{
+    const tsr_snapshot_file *file = &snapshot->file[index];
+    tsr_snapshot_file found = {0};
+    char path[PATH_MAX], what[128];
+    TSR_TRY(tsr_snapshot_measure(&found, snapshot->directory, file->name));
+    if (found.bytes == file->bytes && found.hash == file->hash)
+        return TSR_OK;
+    TSR_TRY(tsr_snapshot_join(path, sizeof path, snapshot->directory, file->name));
+    snprintf(what, sizeof what,
+             "the hash of its content is %016" PRIx64 ", its manifest says %016" PRIx64, found.hash,
+             file->hash);
+    return damaged(path, what);
+}

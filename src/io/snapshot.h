@@ -1,0 +1,85 @@
+/*
+ * io/snapshot.h: checkpoints of a run on disk, complete or absent. (io/checkpoint.h reads a model's
+ * checkpoint; in the sources what a run saves of itself is a snapshot, for its user a checkpoint.)
+ *
+ *     <output_dir>/checkpoint-<step>/     the files of all ranks, and manifest.json
+ *
+ * It is built in <output_dir>/.checkpoint-<step>.tmp: each rank writes its files there and brings
+ * them to the disk; then one rank writes the manifest (step, every file's name, bytes and hash, and
+ * what the caller calls the state; a hash of the manifest itself), syncs the directory, renames it
+ * and syncs the parent. A directory of the final name is therefore complete, unless something else
+ * damaged it: sizes and hashes tell. One that is removed is renamed away first.
+ *
+ * Order    begin (one rank), files (all), measure (each its own), commit (one); discard after a
+ *          failure. Then prune.
+ * Errors   TSR_EIO: the system failed, with path and reason; whatever was complete before still is.
+ *          TSR_EDATA: damaged, with the file and the check that failed.
+ * Memory   Nothing here is large: files are hashed through a buffer of fixed size.
+ */
+#ifndef TSR_IO_SNAPSHOT_H
+#define TSR_IO_SNAPSHOT_H
+
+#include "io/json.h"
+
+#define TSR_SNAPSHOT_MANIFEST   "manifest.json"
+#define TSR_SNAPSHOT_NAME_BYTES 64
+
+/* One file: bytes and hash (base/hash.h) of its content. */
+typedef struct {
+    char name[TSR_SNAPSHOT_NAME_BYTES];
+    uint64_t bytes, hash;
+} tsr_snapshot_file;
+
+/* ---- writing ---- */
+
+/* Where step's files are to be written: out of `bytes` bytes. */
+tsr_status tsr_snapshot_staging(char *out, size_t bytes, const char *parent, int64_t step);
+
+/* Makes that directory, empty. */
+tsr_status tsr_snapshot_begin(const char *parent, int64_t step);
+
+/* A written file's bytes and hash, read back. */
+tsr_status tsr_snapshot_measure(tsr_snapshot_file *out, const char *directory, const char *name);
+
+/* Makes the directory the checkpoint of `step`. `state` is borrowed. A failure after the rename
+ * (the parent could not be brought to the disk) leaves it in place, complete. */
+tsr_status tsr_snapshot_commit(const char *parent, int64_t step, const json_t *state,
+                               const tsr_snapshot_file *files, int count);
+
+/* Removes the remains of an attempt; says nothing. */
+void tsr_snapshot_discard(const char *parent, int64_t step);
+
+/* ---- removing ---- */
+
+/* Removes the checkpoints before `before` but the newest `keep` of them. */
+tsr_status tsr_snapshot_prune(const char *parent, int64_t before, int64_t keep);
+
+/* Removes those after `step`. */
+tsr_status tsr_snapshot_drop_after(const char *parent, int64_t step);
+
+/* Removes what was left by processes that were killed while they wrote or removed. */
+tsr_status tsr_snapshot_tidy(const char *parent);
+
+/* ---- reading ---- */
+
+typedef struct tsr_snapshot tsr_snapshot;
+
+/* The newest checkpoint-<step> in `parent`; -1: none (or no such directory). */
+tsr_status tsr_snapshot_newest(int64_t *step, const char *parent);
+
+/* "<parent>/checkpoint-<step>" into `out` of `bytes` bytes. */
+tsr_status tsr_snapshot_path(char *out, size_t bytes, const char *parent, int64_t step);
+
+/* Reads the manifest and compares the sizes of all files. On success *out is the caller's. */
+tsr_status tsr_snapshot_open(tsr_snapshot **out, const char *directory);
+void tsr_snapshot_close(tsr_snapshot *snapshot);
+
+const char *tsr_snapshot_directory(const tsr_snapshot *snapshot);
+int64_t tsr_snapshot_step(const tsr_snapshot *snapshot);
+const json_t *tsr_snapshot_state(const tsr_snapshot *snapshot);
+int tsr_snapshot_file_count(const tsr_snapshot *snapshot);
+
+/* Compares the hash of one file. */
+tsr_status tsr_snapshot_verify(const tsr_snapshot *snapshot, int index);
+
+#endif

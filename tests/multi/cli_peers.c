@@ -1,0 +1,91 @@
+/*
+ * A rank that stands still (SIGSTOP) or dies is named by every other one, with host, step and
+ * operation, within two seconds of the deadline; and nothing is left of the job.
+ */
+#include "multi/cli.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define DEADLINE 3 /* peer.c's */
+#define RANKS    3
+
+static pid_t pid_of(int rank)
+{
+    char name[16];
+    snprintf(name, sizeof name, "pid.%d", rank);
+    char *text = cli_read(name, NULL);
+    pid_t pid = text ? (pid_t)atoi(text) : 0;
+    free(text);
+    return pid;
+}
+
+static void check_gone(void)
+{
+    for (int rank = 0; rank < RANKS; rank++)
+        for (double end = cli_now() + 5; kill(pid_of(rank), 0) == 0; cli_sleep(0.01))
+            if (cli_now() > end) {
+                cli_fail("rank %d is still there", rank);
+                kill(pid_of(rank), SIGKILL);
+                break;
+            }
+}
+
+static void check_survivor(const cli_output *output, int rank, int victim, const char *host)
+{
+    char begin[32], named[64];
+    double after;
+    snprintf(begin, sizeof begin, "peer %d after ", rank);
+    snprintf(named, sizeof named, "rank %d (last seen at step ", victim);
+    const char *line = strstr(output->err, begin);
+    if (!line || sscanf(line + strlen(begin), "%lf", &after) != 1) {
+        cli_fail("rank %d says nothing in\n%s", rank, output->err);
+        return;
+    }
+    char *text = strndup(line, strcspn(line, "\n"));
+    if (after > DEADLINE + 2)
+        cli_fail("not within 2 s of the deadline: %s", text);
+    const char *seen = strstr(text, named);
+    int step = seen ? atoi(seen + strlen(named)) : 0;
+    if (step < 5 || step > 6 || !strstr(seen, ", on ") || !strstr(seen, host))
+        cli_fail("expected %s5 or 6, operation, on %s) in: %s", named, host, text);
+    free(text);
+}
+
+static void lose(const char *how, int victim)
+{
+    char words[32], host[128] = "";
+    cli_process process;
+    cli_output output;
+    gethostname(host, sizeof host - 1);
+    cli_case_begin(CLI_TINY_LLAMA);
+    snprintf(words, sizeof words, "%s %d", how, victim);
+    cli_name(words);
+    cli_start(&process, RANKS, "echo $$ >pid.$RANK; exec \"$@\"", words);
+    cli_wait(&output, &process, 60);
+    for (int rank = 0; rank < RANKS; rank++)
+        if (rank != victim)
+            check_survivor(&output, rank, victim, host);
+    if (strcmp(how, "stop") == 0 && output.code != 71)
+        cli_fail("exit code %d", output.code);
+    check_gone();
+    cli_output_free(&output);
+    cli_case_end();
+}
+
+int main(int argc, char **argv)
+{
+    cli_open(argc, argv);
+    lose("stop", 0);
+    lose("stop", 2);
+    /* mpirun ends all ranks when one has died: here the others shall come to their own end. */
+    setenv("OMPI_MCA_orte_abort_on_non_zero_status", "0", 1);
+    setenv("OMPI_MCA_orte_enable_recovery", "1", 1);
+    lose("die", 0);
+    lose("die", 2);
+    cli_close();
+    return cli_failures() > 0;
+}

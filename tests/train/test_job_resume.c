@@ -1,0 +1,338 @@
+/*
+ * A run that goes on from its checkpoint has the bits of one that never stopped, whatever ranks
+ * wrote it and whatever ranks go on; what does not fit is refused in words.
+ */
+#include "job_fixture.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const char *config_text(const char *more)
+{
+    static char text[4096];
+    int used =
+        snprintf(text, sizeof text,
+                 "model_name_or_path: " JOB_MODEL "\nmax_steps: 6\nlearning_rate: 1e-2\n%s", more);
+    if (!strstr(more, "total_batch_size"))
+        used += snprintf(text + used, sizeof text - (size_t)used, "total_batch_size: 4\n");
+    if (!strstr(more, "\ndataset"))
+        snprintf(text + used, sizeof text - (size_t)used, "dataset: %s\n",
+                 scratch_path("train.jsonl"));
+    return text;
+}
+
+static void run(job_result *out, int ranks, const char *config, const char *output,
+                const job_event *event)
+{
+    job_run_in(out, ranks, config, output, event);
+    if (out->status != 0)
+        fail_msg("%s on %d ranks: %s", output, ranks, out->message);
+}
+
+static bool is_there(const char *name)
+{
+    return access(scratch_path(name), F_OK) == 0;
+}
+
+/* ---- the same bits ---- */
+
+#ifdef __SANITIZE_THREAD__
+#pragma GCC diagnostic ignored "-Wunused-function"
+#endif
+
+#define DORA "use_dora: true\nlora_r: 3\nlora_dropout: 0.1\n"
+
+static const char *resuming(const char *more)
+{
+    char text[2048];
+    snprintf(text, sizeof text, "%sresume_from_checkpoint: true\n", more);
+    return config_text(text);
+}
+
+/* Stopped after step 3 on `saved` ranks, gone on with on `resumed`. */
+static void check_ranks(const job_result *whole, int saved, int resumed, const char *keys,
+                        const char *more)
+{
+    job_event stop = {.rank = saved - 1, .stop_after = 2};
+    job_result first, second;
+    char output[32], what[64], both[512];
+    snprintf(output, sizeof output, "from%dto%d", saved, resumed);
+    snprintf(what, sizeof what, "saved on %d ranks, resumed on %d", saved, resumed);
+    snprintf(both, sizeof both, "%s%s", keys, more);
+    run(&first, saved, config_text(keys), output, &stop);
+    assert_true(first.stopped);
+    assert_int_equal(first.step_count, 3);
+    run(&second, resumed, resuming(both), output, NULL);
+    assert_int_equal(second.resumed, 3);
+    assert_int_equal(second.step_count, 3);
+    job_assert_part(whole, &first, 0, false, what);
+    job_assert_part(whole, &second, 3, true, what);
+    job_result_free(&first);
+    job_result_free(&second);
+}
+
+static void test_ranks(void **state)
+{
+    (void)state;
+    job_result whole;
+    run(&whole, 1, config_text(DORA), "whole", NULL);
+    for (int saved = 1; saved <= 3; saved++)
+        for (int resumed = 1; resumed <= 3; resumed++)
+            check_ranks(&whole, saved, resumed, DORA, "");
+    job_result_free(&whole);
+}
+
+/* Replicas, and another use of memory when it goes on. */
+static void test_groups(void **state)
+{
+    (void)state;
+    static const char keys[] = "weight_decay: 0.1\nmax_grad_norm: 0.1\n";
+    job_result whole;
+    run(&whole, 1, config_text(keys), "whole", NULL);
+    check_ranks(&whole, 4, 2, keys, "offload: sharded\ngradient_checkpointing: true\n");
+    check_ranks(&whole, 2, 4, keys, "shard_group_size: 2\n");
+    check_ranks(&whole, 1, 5, keys, "slots: 3\n");
+    job_result_free(&whole);
+}
+
+/* Magnitudes that were fresh at the start are the checkpoint's when it goes on; an evaluation that
+ * was due at the stop is made up for. */
+static void test_evaluations(void **state)
+{
+    (void)state;
+    char keys[512];
+    snprintf(keys, sizeof keys,
+             "use_dora: true\ninit_adapter: " JOB_TRACES
+             "/init/lora_r8\neval_strategy: steps\neval_steps: 3\neval_dataset: %s\n",
+             scratch_path("eval.jsonl"));
+    job_event stop = {.rank = 0, .stop_after = 2};
+    job_result whole, first, second;
+    run(&whole, 2, config_text(keys), "whole", NULL);
+    run(&first, 2, config_text(keys), "evaluated", &stop);
+    run(&second, 3, resuming(keys), "evaluated", NULL);
+    assert_int_equal(whole.eval_count, 3);
+    assert_int_equal(first.eval_count, 1);
+    assert_int_equal(second.eval_count, 2);
+    for (int i = 0; i < 2; i++)
+        assert_memory_equal(&whole.eval[1 + i].loss, &second.eval[i].loss, sizeof(double));
+    job_assert_part(&whole, &second, 3, true, "with evaluations");
+    job_result_free(&whole);
+    job_result_free(&first);
+    job_result_free(&second);
+}
+
+/* ---- which checkpoint ---- */
+
+/* The lines of metrics.jsonl that hold `words`. */
+static int metrics_lines(const char *output, const char *words)
+{
+    uint64_t bytes;
+    char name[64], *state = NULL;
+    int count = 0;
+    snprintf(name, sizeof name, "%s/metrics.jsonl", output);
+    char *text = read_whole(&bytes, scratch_path(name));
+    for (char *line = strtok_r(text, "\n", &state); line; line = strtok_r(NULL, "\n", &state))
+        count += strstr(line, words) != NULL;
+    free(text);
+    return count;
+}
+
+static void test_steps_and_limit(void **state)
+{
+    (void)state;
+    job_result whole, again;
+    static const char keys[] = "save_strategy: steps\nsave_steps: 0.3\nsave_total_limit: 2\n";
+    run(&whole, 2, config_text(keys), "limited", NULL);
+    assert_false(is_there("limited/checkpoint-2"));
+    assert_true(is_there("limited/checkpoint-4"));
+    assert_true(is_there("limited/checkpoint-6"));
+    /* The named one, though there is a newer one, which goes; metrics.jsonl goes on behind step 4. */
+    char named[1024];
+    snprintf(named, sizeof named, "%sresume_from_checkpoint: %s\n", keys,
+             scratch_path("limited/checkpoint-4"));
+    run(&again, 1, config_text(named), "limited", NULL);
+    assert_int_equal(again.resumed, 4);
+    job_assert_part(&whole, &again, 4, true, "from step 4");
+    for (int step = 1; step <= 6; step++) {
+        char words[32];
+        snprintf(words, sizeof words, "{\"step\":%d,", step);
+        assert_int_equal(metrics_lines("limited", words), 1);
+    }
+    assert_int_equal(metrics_lines("limited", "\"event\":\"start\""), 2);
+    assert_int_equal(metrics_lines("limited", "\"resumed_step\":4"), 1);
+    assert_int_equal(metrics_lines("limited", "\"event\":\"end\""), 1);
+    job_result_free(&again);
+    /* Into another directory: its metrics.jsonl begins there. */
+    run(&again, 3, config_text(named), "elsewhere", NULL);
+    job_assert_part(&whole, &again, 4, true, "from step 4, elsewhere");
+    assert_int_equal(metrics_lines("elsewhere", "\"step\":"), 2);
+    assert_true(is_there("limited/checkpoint-4"));
+    job_result_free(&again);
+    /* Nothing is left to do: the adapter is written again. */
+    run(&again, 1, resuming(keys), "limited", NULL);
+    assert_int_equal(again.step_count, 0);
+    job_assert_part(&whole, &again, 6, true, "from the end");
+    job_result_free(&again);
+    job_result_free(&whole);
+}
+
+static void test_epochs(void **state)
+{
+    (void)state;
+    job_result result;
+    run(&result, 1, config_text("save_strategy: epoch\n"), "epochs", NULL);
+    assert_true(is_there("epochs/checkpoint-3")); /* 10 samples, 4 a step */
+    assert_true(is_there("epochs/checkpoint-6"));
+    assert_false(is_there("epochs/checkpoint-2"));
+    job_result_free(&result);
+}
+
+/* `true` in a directory without checkpoints begins; not over a run that has ended. */
+static void test_nothing_to_resume(void **state)
+{
+    (void)state;
+    job_result result;
+    run(&result, 2, resuming(""), "begun", NULL);
+    assert_int_equal(result.resumed, 0);
+    assert_int_equal(result.step_count, 6);
+    job_result_free(&result);
+    job_run_in(&result, 2, resuming(""), "begun", NULL);
+    assert_int_equal(result.status, TSR_ECONFIG);
+    if (!strstr(result.message, "holds a run that has ended"))
+        fail_msg("%s", result.message);
+    assert_int_equal(unlink(scratch_path("begun/adapter_model.safetensors")), 0);
+    assert_int_equal(unlink(scratch_path("begun/adapter_config.json")), 0);
+    run(&result, 2, resuming(""), "begun", NULL);
+    assert_int_equal(metrics_lines("begun", "\"event\":\"start\""), 1);
+    job_result_free(&result);
+}
+
+/* ---- what is refused ---- */
+
+static void check_refused(const char *more, int ranks, int status, const char *const *words)
+{
+    job_result result;
+    job_run_in(&result, ranks, resuming(more), "refused", NULL);
+    assert_int_equal(result.status, status);
+    assert_int_equal(result.reporters, 1);
+    for (; *words; words++)
+        if (!strstr(result.message, *words))
+            fail_msg("{%s}: expected '%s' in: %s", more, *words, result.message);
+}
+
+static void test_other_job(void **state)
+{
+    (void)state;
+    char other[512];
+    job_event stop = {.rank = 0, .stop_after = 1};
+    job_result result;
+    run(&result, 2, config_text("lora_r: 4\n"), "refused", &stop);
+    job_result_free(&result);
+    check_refused("lora_r: 5\nseed: 7\n", 2, TSR_ECONFIG,
+                  (const char *const[]){"lora_r: found 5, the checkpoint was made with 4",
+                                        "seed: found 7, the checkpoint was made with 42",
+                                        "data_seed", "init_adapter=", NULL});
+    check_refused("", 1, TSR_ECONFIG,
+                  (const char *const[]){"lora_r: found 16, the checkpoint was made with 4", NULL});
+    check_refused("lora_r: 4\ntotal_batch_size: 6\n", 2, TSR_ECONFIG,
+                  (const char *const[]){"total_batch_size: a step of this run has 6 samples",
+                                        "had 4; write total_batch_size: 4", NULL});
+    snprintf(other, sizeof other, "lora_r: 4\ndataset: %s\n", scratch_path("eval.jsonl"));
+    check_refused(other, 3, TSR_ECONFIG,
+                  (const char *const[]){"a dataset of another content", NULL});
+    /* Another use of memory is no other job. */
+    run(&result, 2, resuming("lora_r: 4\noffload: full\nlogging_steps: 3\n"), "refused", NULL);
+    job_result_free(&result);
+}
+
+/* One byte of one file: named, and the one before only when it is asked for. */
+static void test_damage(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *words;
+        long at; /* -1: cut off; -2: removed */
+    } damage[] = {
+        {"state-00002-of-00002.safetensors", "the hash of its content is", 20000},
+        {"state-00001-of-00002.safetensors", "bytes, its manifest says", -1},
+        {"adapter_model.safetensors", "the hash of its content is", 5000},
+        {"adapter_config.json", "the file is missing", -2},
+        {"manifest.json", "does not fit its own hash", 138}, /* a digit of the first file's bytes */
+        {"manifest.json", "manifest.json", -1},
+        {"manifest.json", "No such file", -2},
+    };
+    static const char keys[] = "save_strategy: steps\nsave_steps: 2\n";
+    job_result whole, result;
+    run(&whole, 2, config_text(keys), "damaged", NULL);
+    for (size_t i = 0; i < sizeof damage / sizeof *damage; i++) {
+        char name[128], named[1024];
+        uint64_t bytes;
+        snprintf(name, sizeof name, "damaged/checkpoint-6/%s", damage[i].name);
+        char *text = read_whole(&bytes, scratch_path(name));
+        char *copy = malloc(bytes);
+        memcpy(copy, text, bytes);
+        if (damage[i].at >= 0)
+            copy[damage[i].at] ^= 1;
+        if (damage[i].at == -2)
+            assert_int_equal(unlink(scratch_path(name)), 0);
+        else
+            write_bytes(scratch_path(name), copy, damage[i].at == -1 ? bytes - 1 : bytes);
+        job_run_in(&result, 1 + (int)i % 3, resuming(keys), "damaged", NULL);
+        assert_int_equal(result.status, TSR_EDATA);
+        assert_int_equal(result.reporters, 1);
+        if (!strstr(result.message, damage[i].words) || !strstr(result.message, name + 8))
+            fail_msg("%s: %s", name, result.message);
+        if (i == 0) {
+            snprintf(named, sizeof named, "%sresume_from_checkpoint: %s\n", keys,
+                     scratch_path("damaged/checkpoint-4"));
+            run(&result, 2, config_text(named), "damaged", NULL);
+            job_assert_part(&whole, &result, 4, true, "the one before");
+            job_result_free(&result);
+        }
+        write_bytes(scratch_path(name), text, bytes);
+        free(text);
+        free(copy);
+    }
+    job_result_free(&whole);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    scratch_make();
+    job_write_documents("train.jsonl", 10, 4096, 7);
+    job_write_documents("eval.jsonl", 5, 4096, 2);
+    return 0;
+}
+
+static int remove_output(void **state)
+{
+    (void)state;
+    char command[700];
+    snprintf(command, sizeof command, "rm -rf '%s'", scratch_path("whole"));
+    return system(command);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_evaluations, remove_output),
+#ifndef __SANITIZE_THREAD__ /* which is slow; that one is on 2 and 3 ranks */
+        cmocka_unit_test_teardown(test_ranks, remove_output),
+        cmocka_unit_test_teardown(test_groups, remove_output),
+        cmocka_unit_test(test_steps_and_limit),
+        cmocka_unit_test(test_epochs),
+        cmocka_unit_test(test_nothing_to_resume),
+        cmocka_unit_test(test_other_job),
+        cmocka_unit_test(test_damage),
+#endif
+    };
+    return cmocka_run_group_tests(tests, set_up, scratch_teardown);
+}
