@@ -330,6 +330,7 @@ void tsr_job_destroy(tsr_job *job)
     if (job->state == TSR_JOB_FAILED)
         tsr_job_end(job, TSR_METRICS_FAILED);
     tsr_metrics_destroy(job->metrics);
+    tsr_events_destroy(job->events);
     tsr_executor_destroy(job->executor);
     if (job->streams.stream[0]) /* none if the ranks never met */
         tsr_streams_synchronize(&job->streams);

@@ -14,6 +14,7 @@
 #include "shard/load.h"
 #include "tessera.h"
 #include "train/decide.h"
+#include "train/events.h"
 #include "train/keys.h"
 #include "train/metrics.h"
 #include "train/trace.h"
@@ -72,6 +73,7 @@ struct tsr_job {
     double word_time, exposed_before, started_at;
     bool stopped;
     tsr_metrics *metrics; /* rank 0, while training */
+    tsr_events *events;   /* likewise, with report_to: tensorboard */
     tsr_trace *trace;     /* NULL: none */
     bool evaluated;       /* since the last step */
     bool ended;           /* metrics.jsonl has its last line */
@@ -154,6 +156,11 @@ tsr_status tsr_job_write_adapter(tsr_job *job, const char *directory);
 
 /* Values of a trainable segment: the masters (an evaluation has none) and the working copy. */
 tsr_status tsr_job_put_trainable(tsr_job *job, int unit, int segment, const float *values);
+
+/* A step or an evaluation goes into metrics.jsonl and, with report_to: tensorboard, its event file.
+ * Nothing to do on ranks that write none. */
+tsr_status tsr_job_record_step(tsr_job *job, const tsr_job_report *step);
+tsr_status tsr_job_record_eval(tsr_job *job, double loss, int64_t label_tokens);
 
 /* The last line of metrics.jsonl, once. */
 tsr_status tsr_job_end(tsr_job *job, tsr_metrics_status status);

@@ -19,7 +19,7 @@
  * run that came to its end. */
 static const char *const run_files[] = {
     TSR_PEFT_WEIGHTS_FILE, TSR_PEFT_CONFIG_FILE, TSR_PEFT_CARD_FILE, METRICS_FILE, "job.yaml",
-    "plan.json",           TSR_MATMULS_FILE};
+    "plan.json",           TSR_MATMULS_FILE,     TSR_EVENTS_FILE};
 #define RUN_FILES (sizeof run_files / sizeof *run_files)
 #define END_FILES 2
 
@@ -143,7 +143,49 @@ static tsr_status start_metrics(tsr_job *job, const char *directory)
                                .total_steps = job->total_steps,
                                .resumed_step = job->resumed,
                                .trainable_count = (int64_t)job->inputs.layout.trainable_count};
-    return tsr_metrics_write_start(job->metrics, &start);
+    TSR_TRY(tsr_metrics_write_start(job->metrics, &start));
+    if (job->inputs.config.report_to != TSR_CONFIG_REPORT_TENSORBOARD)
+        return TSR_OK;
+    TSR_TRY(join(path, sizeof path, directory, TSR_EVENTS_DIRECTORY));
+    TSR_TRY(tsr_output_make_directory(path));
+    TSR_TRY(join(path, sizeof path, directory, TSR_EVENTS_FILE));
+    return tsr_events_create(&job->events, path, appends ? job->resumed : 0);
+}
+
+typedef struct {
+    const char *tag;
+    double value;
+} scalar;
+
+static tsr_status write_events(tsr_job *job, int64_t step, const scalar *scalars, int count)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    double wall_time = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    for (int i = 0; job->events && i < count; i++)
+        TSR_TRY(tsr_events_write(job->events, wall_time, step, scalars[i].tag, scalars[i].value));
+    return TSR_OK;
+}
+
+tsr_status tsr_job_record_step(tsr_job *job, const tsr_job_report *step)
+{
+    const scalar scalars[] = {{"train/loss", step->loss},
+                              {"train/grad_norm", step->grad_norm},
+                              {"train/learning_rate", step->learning_rate},
+                              {"train/epoch", step->epoch},
+                              {"train/tokens_per_s", step->tokens_per_s}};
+    if (!job->metrics)
+        return TSR_OK;
+    TSR_TRY(tsr_metrics_write_step(job->metrics, step));
+    return write_events(job, step->step, scalars, sizeof scalars / sizeof *scalars);
+}
+
+tsr_status tsr_job_record_eval(tsr_job *job, double loss, int64_t label_tokens)
+{
+    if (!job->metrics)
+        return TSR_OK;
+    TSR_TRY(tsr_metrics_write_eval(job->metrics, job->done, loss, label_tokens));
+    return write_events(job, job->done, &(scalar){"eval/loss", loss}, 1);
 }
 
 /* Values that were left to the runtime are written as they were decided; but not the size of a
@@ -168,7 +210,7 @@ static tsr_status clear_output(const tsr_job *job, const char *directory)
         return TSR_OK;
     for (size_t i = 0; i < RUN_FILES; i++) {
         TSR_TRY(join(path, sizeof path, directory, run_files[i]));
-        if (unlink(path) != 0 && errno != ENOENT)
+        if (unlink(path) != 0 && errno != ENOENT && errno != ENOTDIR)
             return tsr_fail(TSR_EIO, "output_dir: cannot remove %s: %s", path, strerror(errno));
     }
     return TSR_OK;

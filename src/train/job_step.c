@@ -293,8 +293,7 @@ static tsr_status run_step(tsr_job *job, tsr_job_report *report)
     }
     TSR_TRY(tsr_executor_wait_word(job->executor, word));
     TSR_TRY(take_word(job, &info, word, report));
-    if (job->metrics)
-        TSR_TRY(tsr_metrics_write_step(job->metrics, report));
+    TSR_TRY(tsr_job_record_step(job, report));
     return end_step(job, report->last);
 }
 
@@ -344,9 +343,7 @@ static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
                                        .rows = tsr_batch_run_of(job->inputs.eval_batch)->units};
     job->word_time += tsr_now() - before; /* no part of the next step's time */
     job->evaluated = true;
-    if (!job->metrics)
-        return TSR_OK;
-    return tsr_metrics_write_eval(job->metrics, job->done, loss, info.label_tokens);
+    return tsr_job_record_eval(job, loss, info.label_tokens);
 }
 
 int tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation)

@@ -117,7 +117,7 @@ static const tsr_key_word graph_words[] = {
 static const char only_jsonl[] = "is not supported; output_dir/metrics.jsonl has every step";
 static const tsr_key_word report_words[] = {
     {"none", TSR_CONFIG_REPORT_NONE, NULL},
-    {"tensorboard", TSR_CONFIG_REPORT_TENSORBOARD, not_here},
+    {"tensorboard", TSR_CONFIG_REPORT_TENSORBOARD, NULL},
     {"wandb", -1, only_jsonl},
     {"trackio", -1, only_jsonl},
     {"mlflow", -1, only_jsonl},
@@ -374,7 +374,8 @@ static const tsr_key run_keys[] = {
          "file for a Chrome trace of steps 4 to 6, or of the last three of fewer (Perfetto opens "
          "it)"},
     {"report_to", G, TSR_KEY_WORD, AT(report_to), report_words, .flags = TSR_KEY_LIST_OF_ONE,
-     .none = "none", .initial = "none", .help = "besides metrics.jsonl"},
+     .none = "none", .initial = "none",
+     .help = "besides metrics.jsonl; tensorboard: output_dir/runs"},
     {"log_level", G, TSR_KEY_WORD, AT(log_level), log_words, .initial = "info",
      .help = "of the messages on stderr"},
     {"progress", G, TSR_KEY_WORD, AT(progress), progress_words, .initial = "auto",

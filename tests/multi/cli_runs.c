@@ -6,6 +6,7 @@
 
 #include <jansson.h>
 #include <math.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -128,6 +129,25 @@ static void check_metrics(const char *path, double *last_eval)
     free(text);
 }
 
+/* TensorBoard's file: frames of 16 bytes around each record, the version first, then five values a
+ * step and one an evaluation. */
+static void check_events(const char *path)
+{
+    size_t bytes = 0, at = 0;
+    int records = 0;
+    char *text = cli_read(path, &bytes);
+    for (; text && at + 16 <= bytes; records++) {
+        uint64_t length;
+        memcpy(&length, text + at, sizeof length);
+        at += length + 16;
+    }
+    if (records != 1 + 2 * 5 + 3 || at != bytes)
+        cli_fail("%s: %d records, expected 14, in %zu bytes of %zu", path, records, at, bytes);
+    if (text && !memmem(text, bytes, "train/loss", 10))
+        cli_fail("%s: no train/loss", path);
+    free(text);
+}
+
 /* The whole of a run's output, and the evaluation that it proposes. */
 static void contract(void)
 {
@@ -135,12 +155,13 @@ static void contract(void)
     cli_output output;
     cli_case_begin(CLI_TINY_LLAMA);
     write_eval_data();
-    cli_run(
-        &output, 2, NULL,
-        "train job.yaml use_dora=true eval_dataset=eval.jsonl eval_strategy=steps eval_steps=1");
+    cli_run(&output, 2, NULL,
+            "train job.yaml use_dora=true eval_dataset=eval.jsonl eval_strategy=steps eval_steps=1 "
+            "report_to=tensorboard");
     if (output.code != 0)
         cli_fail("exit code %d\n%s", output.code, output.err);
     check_metrics("out/metrics.jsonl", &last_eval);
+    check_events("out/runs/events.out.tfevents.tessera");
     const char *command = strstr(output.err, "\nevaluate mpirun -n 2 tessera ");
     if (!command) {
         cli_fail("no command to evaluate in\n%s", output.err);

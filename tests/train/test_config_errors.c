@@ -140,7 +140,6 @@ static const wrong table[] = {
     /* not built */
     {"base_compute: fp8", NULL, {"base_compute", "not in this version"}},
     {"trace: ''", NULL, {"trace", "not empty"}},
-    {"report_to: tensorboard", NULL, {"report_to", "not in this version"}},
     {"report_to: [wandb]", NULL, {"report_to", "metrics.jsonl"}},
     {"lora_graph: flops", NULL, {"lora_graph", "not in this version", "fixed"}},
     {"activation_offloading: sharded", NULL, {"activation_offloading", "auto, true", "sharded"}},

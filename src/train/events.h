@@ -1,0 +1,37 @@
+/*
+ * train/events.h: TensorBoard's event file, one record a value, each record written with one system call.
+ *
+ * A file of TFRecords (length, its checksum, bytes, theirs; checksums are CRC-32C, masked), each of them
+ * an Event in protobuf's wire format: wall_time = 1 (double), step = 2 (int64), file_version = 3 (the
+ * first record's), summary = 5 {value = 1 {tag = 1, simple_value = 2 (float)}}. Sources:
+ * tensorflow/core/lib/io/record_writer.h, tensorboard/compat/proto/{event,summary}.proto. Tags are those
+ * of Transformers' Trainer: train/loss, eval/loss and so on.
+ *
+ * The file has one name, so that a run that replaces or goes on with another has one curve: what lies
+ * behind the step that it goes on from is cut off. Written by rank 0 alone.
+ * Threads  Not locked: one thread at a time.
+ */
+#ifndef TSR_TRAIN_EVENTS_H
+#define TSR_TRAIN_EVENTS_H
+
+#include "base/status.h"
+
+#include <stdint.h>
+
+#define TSR_EVENTS_DIRECTORY "runs"
+#define TSR_EVENTS_FILE      "runs/events.out.tfevents.tessera" /* in output_dir */
+
+typedef struct tsr_events tsr_events;
+
+/* Creates the file, or, with last_step > 0, goes on behind that step's records in the one that is there
+ * (what is damaged in it is cut off too). Borrows nothing. TSR_EIO names the path. */
+tsr_status tsr_events_create(tsr_events **out, const char *path, int64_t last_step);
+
+/* One value at `step`; `wall_time` in seconds since 1970. */
+tsr_status tsr_events_write(tsr_events *events, double wall_time, int64_t step, const char *tag,
+                            double value);
+
+/* Closes the file; NULL is fine. */
+void tsr_events_destroy(tsr_events *events);
+
+#endif

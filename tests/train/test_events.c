@@ -1,0 +1,137 @@
+/*
+ * TensorBoard's event file: the bytes of tensorboard 2.21's own RecordWriter, and going on with a file.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "train/events.h"
+
+#define VERSION_BYTES (16 + 9 + 15) /* frame, wall_time, "brain.Event:2" */
+
+/* Event(wall_time=1700000000.5, step=7, summary=Summary(value=[Value(tag="train/loss", simple_value=2.25)])),
+ * and the same of (1700000001.25, 300, "eval/loss", nan). */
+static const char loss_7[] = "\x20\x00\x00\x00\x00\x00\x00\x00\x29\xed\xa9\x50\x09\x00\x00\x20\x40"
+                             "\xfc\x54\xd9\x41\x10\x07\x2a"
+                             "\x13\x0a\x11\x0a\x0a\x74\x72\x61\x69\x6e\x2f\x6c\x6f\x73\x73\x15\x00"
+                             "\x00\x10\x40\x5a\x0d\x65\xdc";
+static const char eval_300[] =
+    "\x20\x00\x00\x00\x00\x00\x00\x00\x29\xed\xa9\x50\x09\x00\x00\x50\x40\xfc\x54\xd9\x41\x10\xac"
+    "\x02"
+    "\x2a\x12\x0a\x10\x0a\x09\x65\x76\x61\x6c\x2f\x6c\x6f\x73\x73\x15\x00\x00\xc0\x7f\x03\x60\xad"
+    "\x05";
+
+static char path[] = "/tmp/tsr_events_XXXXXX";
+
+static int make_path(void **state)
+{
+    (void)state;
+    int file = mkstemp(path);
+    return file < 0 ? -1 : close(file);
+}
+
+static int remove_path(void **state)
+{
+    (void)state;
+    return unlink(path);
+}
+
+/* What the file holds behind its first record. */
+static void expect_tail(const char *expected, size_t bytes)
+{
+    char buffer[4096];
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    size_t got = fread(buffer, 1, sizeof buffer, file);
+    fclose(file);
+    assert_int_equal(got, VERSION_BYTES + bytes);
+    assert_memory_equal(buffer + VERSION_BYTES - 4 - 13, "brain.Event:2", 13);
+    assert_memory_equal(buffer + VERSION_BYTES, expected, bytes);
+}
+
+static void write_both(int64_t last_step)
+{
+    tsr_events *events;
+    assert_int_equal(tsr_events_create(&events, path, last_step), TSR_OK);
+    assert_int_equal(tsr_events_write(events, 1700000000.5, 7, "train/loss", 2.25), TSR_OK);
+    assert_int_equal(tsr_events_write(events, 1700000001.25, 300, "eval/loss", (double)NAN),
+                     TSR_OK);
+    tsr_events_destroy(events);
+}
+
+static void go_on(int64_t last_step)
+{
+    tsr_events *events;
+    assert_int_equal(tsr_events_create(&events, path, last_step), TSR_OK);
+    tsr_events_destroy(events);
+}
+
+static void test_bytes(void **state)
+{
+    (void)state;
+    char both[2 * 48];
+    memcpy(both, loss_7, 48);
+    memcpy(both + 48, eval_300, 48);
+    write_both(0);
+    expect_tail(both, sizeof both);
+    write_both(0); /* replaced, not added to */
+    expect_tail(both, sizeof both);
+}
+
+static void test_going_on(void **state)
+{
+    (void)state;
+    write_both(0);
+    go_on(299); /* step 300 is not there yet */
+    expect_tail(loss_7, 48);
+    write_both(6);
+    go_on(7);
+    expect_tail(loss_7, 48);
+    go_on(6);
+    expect_tail("", 0);
+}
+
+static void test_damaged(void **state)
+{
+    (void)state;
+    write_both(0);
+    assert_int_equal(truncate(path, VERSION_BYTES + 48 + 47), 0); /* cut off while it was written */
+    go_on(1000);
+    expect_tail(loss_7, 48);
+    FILE *file = fopen(path, "r+b");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, VERSION_BYTES + 20, SEEK_SET), 0);
+    fputc('x', file);
+    fclose(file);
+    go_on(1000);
+    expect_tail("", 0);
+}
+
+static void test_errors(void **state)
+{
+    (void)state;
+    tsr_events *events;
+    assert_int_equal(tsr_events_create(&events, "/nonexistent/e", 0), TSR_EIO);
+    assert_non_null(strstr(tsr_last_error(), "/nonexistent/e"));
+    assert_int_equal(tsr_events_create(&events, "/dev/full", 0), TSR_EIO);
+    assert_non_null(strstr(tsr_last_error(), "/dev/full"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_going_on),
+        cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_errors),
+    };
+    return cmocka_run_group_tests(tests, make_path, remove_path);
+}
