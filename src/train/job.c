@@ -293,6 +293,7 @@ int tsr_job_print_summary(tsr_job *job, char **text)
                            .recompute_selective_count = d->selective_count,
                            .activations_offloaded = d->activations_offloaded,
                            .state_offloaded = d->state_offloaded,
+                           .resumed_step = job->resumed,
                            .base_read_bytes = tsr_checkpoint_bytes_read(in->checkpoint)};
     if (in->batch) {
         const tsr_batch_run *run = tsr_batch_run_of(in->batch);

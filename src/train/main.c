@@ -116,7 +116,7 @@ static int evaluate(run *r, int64_t step)
         return status;
     if (r->progress)
         tsr_progress_eval(r->progress, step, e.loss, e.label_tokens);
-    if (isnan(r->first_loss))
+    if (step == 0)
         r->first_loss = e.loss;
     r->last_loss = e.loss;
     return 0;

@@ -151,7 +151,11 @@ void tsr_summary_start(tsr_text *out, const tsr_config *config, const tsr_summar
     put_plan(out, s);
     put_steps(out, config, s);
     if (config->output_dir)
-        tsr_text_printf(out, "output   %s\n", config->output_dir);
+        tsr_text_printf(out, "output   %s", config->output_dir);
+    if (config->output_dir && s->resumed_step)
+        tsr_text_printf(out, ", going on from the checkpoint of step %lld",
+                        (long long)s->resumed_step);
+    tsr_text_puts(out, config->output_dir ? "\n" : "");
 }
 
 void tsr_summary_shell(tsr_text *out, const char *path)

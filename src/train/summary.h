@@ -20,6 +20,7 @@ typedef struct {
     int unit_count, resident_count, recompute_full_count, recompute_selective_count;
     bool activations_offloaded, state_offloaded;
     int64_t total_steps;
+    int64_t resumed_step;     /* of the checkpoint that the run goes on from; 0: none */
     int64_t step_samples;     /* samples or rows of one whole step */
     uint64_t base_read_bytes; /* of one rank, at most */
 } tsr_summary;
