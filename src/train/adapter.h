@@ -6,9 +6,9 @@
 #define TSR_TRAIN_ADAPTER_H
 
 #include "adapters/set.h"
+#include "config/config.h"
 #include "io/peft.h"
 #include "model/layout.h"
-#include "train/config.h"
 
 typedef struct {
     tsr_peft *init; /* open init_adapter, or NULL */

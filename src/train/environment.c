@@ -3,6 +3,7 @@
  */
 #include "adapters/set.h"
 #include "comm/comm.h"
+#include "config/yaml.h"
 #include "device/topology.h"
 #include "kernels/gemm_block.h"
 #include "kernels/kernels.h"
@@ -10,7 +11,6 @@
 #include "tessera.h"
 #include "train/report.h"
 #include "train/usage.h"
-#include "train/yaml.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,9 +2,9 @@
 #include "train/inspect.h"
 
 #include "base/text.h"
+#include "config/config_number.h"
 #include "io/checkpoint.h"
 #include "io/model_config.h"
-#include "train/config_number.h"
 
 #include <inttypes.h>
 #include <math.h>

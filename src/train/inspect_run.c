@@ -1,9 +1,9 @@
 /* A run's directory: what ran, how the loss went, how it ended, and the files that it left. */
 #include "train/inspect.h"
 
+#include "config/config.h"
 #include "io/peft.h"
 #include "tessera.h"
-#include "train/config.h"
 #include "train/metrics_read.h"
 #include "train/plot.h"
 

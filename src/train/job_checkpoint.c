@@ -14,9 +14,9 @@
 #include "train/job_parts.h"
 
 #include "base/clock.h"
+#include "config/config_store.h"
+#include "config/keys.h"
 #include "io/file.h"
-#include "train/config_store.h"
-#include "train/keys.h"
 
 #include <inttypes.h>
 #include <limits.h>

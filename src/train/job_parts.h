@@ -7,6 +7,7 @@
 #ifndef TSR_TRAIN_JOB_PARTS_H
 #define TSR_TRAIN_JOB_PARTS_H
 
+#include "config/keys.h"
 #include "io/snapshot.h"
 #include "model/load.h"
 #include "optim/schedule.h"
@@ -15,7 +16,6 @@
 #include "tessera.h"
 #include "train/decide.h"
 #include "train/events.h"
-#include "train/keys.h"
 #include "train/metrics.h"
 #include "train/trace.h"
 

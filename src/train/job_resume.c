@@ -5,8 +5,8 @@
 #include "train/job_parts.h"
 
 #include "base/log.h"
-#include "train/config_store.h"
-#include "train/keys.h"
+#include "config/config_store.h"
+#include "config/keys.h"
 
 #include <errno.h>
 #include <inttypes.h>

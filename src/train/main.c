@@ -3,9 +3,9 @@
  * exits.
  */
 #include "base/clock.h"
+#include "config/config.h"
 #include "device/device.h"
 #include "tessera.h"
-#include "train/config.h"
 #include "train/progress.h"
 #include "train/summary.h"
 #include "train/usage.h"

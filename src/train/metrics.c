@@ -1,8 +1,8 @@
 #include "train/metrics.h"
 
 #include "base/text.h"
+#include "config/config_number.h"
 #include "io/file.h"
-#include "train/config_number.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 #include "train/plot.h"
 
-#include "train/config_number.h"
+#include "config/config_number.h"
 
 #include <math.h>
 #include <string.h>

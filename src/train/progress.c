@@ -1,7 +1,7 @@
 #include "train/progress.h"
 
 #include "base/text.h"
-#include "train/config_number.h"
+#include "config/config_number.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -10,8 +10,8 @@
 #define TSR_TRAIN_PROGRESS_H
 
 #include "base/status.h"
+#include "config/config.h"
 #include "tessera.h"
-#include "train/config.h"
 
 typedef struct tsr_progress tsr_progress; /* opaque: see progress.c */
 

@@ -1,8 +1,8 @@
 #include "train/report.h"
 
 #include "base/text.h"
+#include "config/config_number.h"
 #include "io/json.h"
-#include "train/config_number.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,8 +1,8 @@
 #include "train/same.h"
 
 #include "base/hash.h"
-#include "train/config_store.h"
-#include "train/keys.h"
+#include "config/config_store.h"
+#include "config/keys.h"
 
 #include <stdlib.h>
 

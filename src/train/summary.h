@@ -5,7 +5,7 @@
 #define TSR_TRAIN_SUMMARY_H
 
 #include "base/text.h"
-#include "train/config.h"
+#include "config/config.h"
 
 /* Zero or NULL facts are left out of their line. */
 typedef struct {

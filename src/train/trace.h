@@ -15,8 +15,8 @@
 #ifndef TSR_TRAIN_TRACE_H
 #define TSR_TRAIN_TRACE_H
 
+#include "config/config.h"
 #include "tessera.h"
-#include "train/config.h"
 
 #define TSR_TRACE_LAST  6
 #define TSR_TRACE_STEPS 3

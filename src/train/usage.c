@@ -1,8 +1,8 @@
 #include "train/usage.h"
 
-#include "train/config.h"
-#include "train/config_number.h"
-#include "train/keys.h"
+#include "config/config.h"
+#include "config/config_number.h"
+#include "config/keys.h"
 #include "train/usage_commit.h"
 
 #include <stdlib.h>

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "train/keys.h"
+#include "config/keys.h"
 #include "train/usage.h"
 
 #define MAX_ARGS 10

@@ -1,8 +1,8 @@
 /*
  * config_check.c: what does not go together, and defaults that follow other keys.
  */
-#include "train/config_number.h"
-#include "train/config_store.h"
+#include "config/config_number.h"
+#include "config/config_store.h"
 
 #include <math.h>
 #include <string.h>

@@ -16,9 +16,9 @@
 
 #include "base/log.h"
 #include "base/text.h"
-#include "train/config.h"
-#include "train/config_number.h"
-#include "train/keys.h"
+#include "config/config.h"
+#include "config/config_number.h"
+#include "config/keys.h"
 
 #define BASE "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: o\n"
 

@@ -1,7 +1,7 @@
-#include "train/config.h"
+#include "config/config.h"
 
-#include "train/config_number.h"
-#include "train/config_store.h"
+#include "config/config_number.h"
+#include "config/config_store.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /*
  * config_lists.c: values that are lists and maps.
  */
-#include "train/config_number.h"
-#include "train/config_store.h"
+#include "config/config_number.h"
+#include "config/config_store.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /*
  * config_value.c: one value of the file into one field, as its key says.
  */
-#include "train/config_number.h"
-#include "train/config_store.h"
+#include "config/config_number.h"
+#include "config/config_store.h"
 
 #include <math.h>
 #include <stdio.h>

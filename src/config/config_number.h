@@ -1,8 +1,8 @@
 /*
- * train/config_number.h: numbers as text, the same in every locale of the embedding program.
+ * config/config_number.h: numbers as text, the same in every locale of the embedding program.
  */
-#ifndef TSR_TRAIN_CONFIG_NUMBER_H
-#define TSR_TRAIN_CONFIG_NUMBER_H
+#ifndef TSR_CONFIG_NUMBER_H
+#define TSR_CONFIG_NUMBER_H
 
 #include "base/text.h"
 

@@ -1,4 +1,4 @@
-#include "train/yaml.h"
+#include "config/yaml.h"
 
 #include "base/text.h"
 

@@ -2,8 +2,8 @@
  * config_write.c: the resolved configuration as YAML that reads back the same, and its hash.
  */
 #include "base/hash.h"
-#include "train/config_number.h"
-#include "train/config_store.h"
+#include "config/config_number.h"
+#include "config/config_store.h"
 
 #include <math.h>
 #include <string.h>

@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "base/text.h"
-#include "train/config.h"
+#include "config/config.h"
 
 #define BASE "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: o\n" /* three lines */
 

@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/philox.h"
 #include "base/text.h"
-#include "train/config.h"
+#include "config/config.h"
 
 #define SEED       20240607u
 #define SECONDS    1.5

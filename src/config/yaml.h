@@ -1,12 +1,12 @@
 /*
- * train/yaml.h: a YAML document as a small tree, with the line of every value. The one place that
+ * config/yaml.h: a YAML document as a small tree, with the line of every value. The one place that
  * calls libyaml.
  *
  * One document; a mapping of scalars, lists and maps. Anchors are followed; depth and number of
  * values are bounded, so that a hostile file cannot grow.
  */
-#ifndef TSR_TRAIN_YAML_H
-#define TSR_TRAIN_YAML_H
+#ifndef TSR_CONFIG_YAML_H
+#define TSR_CONFIG_YAML_H
 
 #include "base/status.h"
 

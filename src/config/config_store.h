@@ -1,14 +1,14 @@
 /*
- * train/config_store.h: what a configuration owns besides its fields: memory, where each key was
+ * config/config_store.h: what a configuration owns besides its fields: memory, where each key was
  * set, and the errors found while it is loaded. Private to config*.c.
  */
-#ifndef TSR_TRAIN_CONFIG_STORE_H
-#define TSR_TRAIN_CONFIG_STORE_H
+#ifndef TSR_CONFIG_STORE_H
+#define TSR_CONFIG_STORE_H
 
 #include "base/text.h"
-#include "train/config.h"
-#include "train/keys.h"
-#include "train/yaml.h"
+#include "config/config.h"
+#include "config/keys.h"
+#include "config/yaml.h"
 
 /* In rising order of strength. */
 typedef enum {

@@ -1,9 +1,9 @@
 /*
- * train/keys.h: the table of all keys. Parsing, messages, help and the written job.yaml follow it,
+ * config/keys.h: the table of all keys. Parsing, messages, help and the written job.yaml follow it,
  * so a key is added here and nowhere else (and as a field of tsr_config).
  */
-#ifndef TSR_TRAIN_KEYS_H
-#define TSR_TRAIN_KEYS_H
+#ifndef TSR_CONFIG_KEYS_H
+#define TSR_CONFIG_KEYS_H
 
 #include "base/text.h"
 

@@ -1,4 +1,4 @@
-#include "train/config_number.h"
+#include "config/config_number.h"
 
 #include <locale.h>
 #include <math.h>

@@ -2,7 +2,7 @@
  * config_trl.c: defaults that differ from TRL's. Either they are said, in one line, or they are
  * taken (`defaults: trl`).
  */
-#include "train/config_store.h"
+#include "config/config_store.h"
 
 #include <string.h>
 

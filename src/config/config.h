@@ -1,9 +1,9 @@
 /*
- * train/config.h: one job's configuration, as a plain struct.
+ * config/config.h: one job's configuration, as a plain struct.
  *
  * Every key of the interface is a field, typed, with its default. It is read from a job.yaml and
  * from overrides `key=value`; scalars are typed by their key, not by YAML (`2e-4` is a number, `no`
- * a word). One table (train/keys.h) decides names, types, ranges, defaults, help and what is
+ * a word). One table (config/keys.h) decides names, types, ranges, defaults, help and what is
  * refused. All errors of a configuration are reported together.
  *
  * Order    tsr_config_load, then read fields; tsr_config_free at the end. Resolving a field after
@@ -11,8 +11,8 @@
  *          job.yaml says which values were set, defaulted or resolved.
  * Threads  No globals; one configuration is not locked.
  */
-#ifndef TSR_TRAIN_CONFIG_H
-#define TSR_TRAIN_CONFIG_H
+#ifndef TSR_CONFIG_H
+#define TSR_CONFIG_H
 
 #include "base/status.h"
 #include "base/text.h"

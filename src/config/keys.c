@@ -1,8 +1,8 @@
-#include "train/keys.h"
+#include "config/keys.h"
 
 #include "base/log.h"
-#include "train/config.h"
-#include "train/config_number.h"
+#include "config/config.h"
+#include "config/config_number.h"
 
 #include <math.h>
 #include <string.h>

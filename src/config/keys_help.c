@@ -1,9 +1,9 @@
 /*
  * keys_help.c: what a key takes, in words; the help text made of it.
  */
-#include "train/config.h"
-#include "train/config_number.h"
-#include "train/keys.h"
+#include "config/config.h"
+#include "config/config_number.h"
+#include "config/keys.h"
 
 #include <math.h>
 #include <string.h>

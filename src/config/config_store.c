@@ -1,4 +1,4 @@
-#include "train/config_store.h"
+#include "config/config_store.h"
 
 #include <stdarg.h>
 #include <stdio.h>

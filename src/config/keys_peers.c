@@ -1,7 +1,7 @@
 /*
  * keys_peers.c: names that other trainers use, and the nearest known name to a misspelt one.
  */
-#include "train/keys.h"
+#include "config/keys.h"
 
 #include <stdlib.h>
 #include <string.h>
