@@ -1,4 +1,4 @@
-#include "io/checkpoint.h"
+#include "io/checkpoint_parts.h"
 
 #include "base/checked.h"
 #include "io/json.h"
@@ -13,15 +13,6 @@
 
 #define SINGLE_FILE "model.safetensors"
 #define INDEX_FILE  "model.safetensors.index.json"
-
-struct tsr_checkpoint {
-    char *directory;
-    char **shard_names; /* as the index names them */
-    tsr_safetensors **shards;
-    uint64_t shard_count, shard_capacity;
-    const tsr_tensor **tensors; /* of all shards, sorted by name */
-    uint64_t tensor_count, total_bytes;
-};
 
 static bool exists(const char *directory, const char *name)
 {
@@ -141,6 +132,11 @@ static int by_name(const void *a, const void *b)
     return strcmp((*(const tsr_tensor *const *)a)->name, (*(const tsr_tensor *const *)b)->name);
 }
 
+void tsr_checkpoint_sort(tsr_checkpoint *checkpoint)
+{
+    qsort(checkpoint->tensors, checkpoint->tensor_count, sizeof *checkpoint->tensors, by_name);
+}
+
 /* One sorted list over all shards. A tensor that no index lists counts too, as in Transformers. */
 static tsr_status collect(tsr_checkpoint *checkpoint)
 {
@@ -157,7 +153,7 @@ static tsr_status collect(tsr_checkpoint *checkpoint)
             checkpoint->tensors[checkpoint->tensor_count++] = tensor;
             checkpoint->total_bytes += tensor->bytes;
         }
-    qsort(checkpoint->tensors, count, sizeof *checkpoint->tensors, by_name);
+    tsr_checkpoint_sort(checkpoint);
     for (uint64_t i = 1; i < count; i++) {
         const tsr_tensor *a = checkpoint->tensors[i - 1], *b = checkpoint->tensors[i];
         if (!strcmp(a->name, b->name))
@@ -184,6 +180,13 @@ static tsr_status no_weights(const char *directory)
                         directory, SINGLE_FILE);
     return tsr_fail(TSR_EDATA, "%s: neither %s nor %s is there", directory, SINGLE_FILE,
                     INDEX_FILE);
+}
+
+bool tsr_checkpoint_has_weights(const char *directory)
+{
+    return exists(directory, SINGLE_FILE) || exists(directory, INDEX_FILE) ||
+           exists(directory, "pytorch_model.bin") ||
+           exists(directory, "pytorch_model.bin.index.json");
 }
 
 tsr_status tsr_checkpoint_open(tsr_checkpoint **out, const char *directory)
@@ -219,6 +222,9 @@ void tsr_checkpoint_close(tsr_checkpoint *checkpoint)
         tsr_safetensors_close(checkpoint->shards[i]);
         free(checkpoint->shard_names[i]);
     }
+    for (uint64_t i = 0; checkpoint->described && i < checkpoint->tensor_count; i++)
+        free((char *)checkpoint->described[i].name);
+    free(checkpoint->described);
     free(checkpoint->shards);
     free(checkpoint->shard_names);
     free(checkpoint->tensors);

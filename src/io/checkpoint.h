@@ -13,6 +13,7 @@
 #ifndef TSR_IO_CHECKPOINT_H
 #define TSR_IO_CHECKPOINT_H
 
+#include "io/model_config.h"
 #include "io/safetensors.h"
 
 #include <stdbool.h>
@@ -21,6 +22,14 @@ typedef struct tsr_checkpoint tsr_checkpoint;
 
 tsr_status tsr_checkpoint_open(tsr_checkpoint **out, const char *directory);
 void tsr_checkpoint_close(tsr_checkpoint *checkpoint);
+
+/* Whether the directory has weights, in whatever form: then a checkpoint is opened, or refused. */
+bool tsr_checkpoint_has_weights(const char *directory);
+
+/* A checkpoint whose weights are not there: the tensors that `model` describes, all of its dtype. For
+ * a plan: nothing can be read from them. TSR_EDATA: of a 4-bit checkpoint too little is known. */
+tsr_status tsr_checkpoint_describe(tsr_checkpoint **out, const char *directory,
+                                   const tsr_model_config *model);
 
 const char *tsr_checkpoint_directory(const tsr_checkpoint *checkpoint);
 

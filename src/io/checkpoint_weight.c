@@ -250,7 +250,8 @@ static bool has_int8_scales(const tsr_checkpoint *checkpoint, const char *name)
 static tsr_status describe_plain(tsr_weight *out, const tsr_checkpoint *checkpoint)
 {
     const tsr_tensor *weight = out->weight;
-    const char *path = tsr_safetensors_path(weight->file);
+    const char *path =
+        weight->file ? tsr_safetensors_path(weight->file) : tsr_checkpoint_directory(checkpoint);
     if (find_part(checkpoint, weight->name, FP4_STATE_SUFFIX))
         return tsr_fail(TSR_EDATA,
                         "%s: tensor '%s' is stored as bitsandbytes fp4, only nf4 is supported: "

@@ -100,7 +100,7 @@ static tsr_status open_convert(tsr_convert *c, const tsr_convert_command *comman
     TSR_TRY(tsr_inputs_read_config(&c->inputs, &source));
     c->inputs.config.load_in_4bit = true; /* a 4-bit base is understood whatever training needs */
     c->inputs.compute = TSR_F32;
-    TSR_TRY(tsr_inputs_read_model(&c->inputs, false));
+    TSR_TRY(tsr_inputs_read_model(&c->inputs, false, false));
     TSR_TRY(check_output(&c->inputs.config));
     return tsr_device_create_cpu(&c->device, &device);
 }

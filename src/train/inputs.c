@@ -30,12 +30,23 @@ static tsr_status check_directory(const tsr_config *config)
     return TSR_OK;
 }
 
-tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train)
+/* A plan can be made before the weights are there. */
+static tsr_status open_checkpoint(tsr_inputs *inputs, bool planned)
+{
+    const char *directory = inputs->config.model_name_or_path;
+    if (!planned || tsr_checkpoint_has_weights(directory))
+        return tsr_checkpoint_open(&inputs->checkpoint, directory);
+    tsr_log(TSR_LOG_INFO, "%s has no weights: planned for what its config.json describes, in %s",
+            directory, tsr_dtype_name(inputs->model.dtype));
+    return tsr_checkpoint_describe(&inputs->checkpoint, directory, &inputs->model);
+}
+
+tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
 {
     tsr_config *config = &inputs->config;
     TSR_TRY(check_directory(config));
     TSR_TRY(tsr_model_config_load(&inputs->model, config->model_name_or_path));
-    TSR_TRY(tsr_checkpoint_open(&inputs->checkpoint, config->model_name_or_path));
+    TSR_TRY(open_checkpoint(inputs, planned));
     TSR_TRY(tsr_layout_modules(&inputs->modules, &inputs->module_count, &inputs->model));
     TSR_TRY(tsr_train_adapter_open(&inputs->adapter, config, train, inputs->modules,
                                    inputs->module_count));

@@ -33,7 +33,8 @@ typedef struct {
 /* Zero-initialise *out; call in this order. Every rank reads the same; a failure leaves what was
  * opened to tsr_inputs_close. */
 tsr_status tsr_inputs_read_config(tsr_inputs *inputs, const tsr_config_source *source);
-tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train);
+/* planned: without weights, as config.json describes them. */
+tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned);
 tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks);
 
 /* Only what the data need: config.json, the tokenizer, the data sets; after the configuration. Rows

@@ -114,8 +114,9 @@ static tsr_status read_inputs(tsr_job *job)
         return tsr_job_agree(job, tsr_inputs_read_data_alone(&job->inputs));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_choose(job)));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_open(job)));
-    TSR_TRY(tsr_job_agree(job, tsr_inputs_read_model(&job->inputs, job->train)));
-    bool data = job->options.purpose != TSR_JOB_PLAN || job->inputs.config.dataset.count;
+    bool planned = job->options.purpose == TSR_JOB_PLAN;
+    TSR_TRY(tsr_job_agree(job, tsr_inputs_read_model(&job->inputs, job->train, planned)));
+    bool data = !planned || job->inputs.config.dataset.count;
     if (data)
         TSR_TRY(
             tsr_job_agree(job, tsr_inputs_read_data(&job->inputs, job->train, job->view.ranks)));

@@ -306,6 +306,27 @@ static void data(void)
 
 /* ---- plan ---- */
 
+/* The same plan before the weights are there. */
+static void check_planned_ahead(const char *options, const char *expected)
+{
+    char words[256];
+    cli_output ahead;
+    for (int i = 1; i <= 4; i++) {
+        snprintf(words, sizeof words, "model/model-%05d-of-00004.safetensors", i);
+        cli_remove(words);
+    }
+    cli_remove("model/model.safetensors.index.json");
+    snprintf(words, sizeof words, "plan job.yaml --ranks 3 --json %s", options);
+    cli_run(&ahead, 1, NULL, words);
+    if (ahead.code != 0 || !strstr(ahead.err, "has no weights: planned for what its config.json"))
+        cli_fail("{%s}: %d without weights\n%s", options, ahead.code, ahead.err);
+    const char *rates = strstr(expected, "\"expected\""); /* measured anew each time */
+    size_t same = rates ? (size_t)(rates - expected) : 0;
+    if (same == 0 || strncmp(ahead.out, expected, same) != 0)
+        cli_fail("{%s}: another plan without weights:\n%s", options, ahead.out);
+    cli_output_free(&ahead);
+}
+
 static void plan(void)
 {
     static const char *const options[] = {"", "offload=sharded slots=3",
@@ -341,6 +362,7 @@ static void plan(void)
         if (!metrics || cli_count(metrics, peak) != 2)
             cli_fail("{%s}: expected %s in each step of %s", options[i], peak, metrics);
         free(metrics);
+        check_planned_ahead(options[i], json.out);
         json_decref(planned);
         json_decref(ran);
         cli_output_free(&text);

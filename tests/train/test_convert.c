@@ -216,7 +216,7 @@ static void open_rig(merge_rig *rig, const char *model, const char *adapter, uin
     memset(rig, 0, sizeof *rig);
     rig->inputs.compute = TSR_F32;
     succeed(tsr_inputs_read_config(&rig->inputs, &source));
-    succeed(tsr_inputs_read_model(&rig->inputs, false));
+    succeed(tsr_inputs_read_model(&rig->inputs, false, false));
     succeed(tsr_device_create_cpu(&rig->device, &(tsr_device_options){0}));
     succeed(tsr_merger_create(&rig->merger, &rig->inputs, tsr_device_pool(rig->device), chunk));
 }
