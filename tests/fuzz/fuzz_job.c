@@ -1,7 +1,7 @@
 /* job.yaml: what is accepted can be written, and is read again with the same values. */
 #include "base/text.h"
-#include "fuzz/fuzz.h"
 #include "config/config.h"
+#include "fuzz/fuzz.h"
 
 #include <stdlib.h>
 #include <string.h>
