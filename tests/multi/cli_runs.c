@@ -306,6 +306,27 @@ static void data(void)
 
 /* ---- plan ---- */
 
+/* The shapes that come with the tree. */
+static void plan_shapes(void)
+{
+    static const char *const shapes[] = {"llama3-8b", "llama2-13b", "llama3-70b"};
+    cli_case_begin(CLI_TINY_LLAMA);
+    for (int i = 0; i < 3; i++) {
+        char words[512];
+        cli_output output;
+        snprintf(words, sizeof words,
+                 "plan " TSR_SOURCE_DIR
+                 "/examples/shapes/plan.yaml model_name_or_path=" TSR_SOURCE_DIR
+                 "/examples/shapes/%s backend=cpu memory_budget=60GiB --ranks 2",
+                 shapes[i]);
+        cli_run(&output, 1, NULL, words);
+        if (output.code != 0 || !strstr(output.out, "rank 0 of 2, shard groups of 2: device peak"))
+            cli_fail("%s: %d\n%s", shapes[i], output.code, output.err);
+        cli_output_free(&output);
+    }
+    cli_case_end();
+}
+
 /* The same plan before the weights are there. */
 static void check_planned_ahead(const char *options, const char *expected)
 {
@@ -369,6 +390,7 @@ static void plan(void)
         cli_output_free(&json);
         cli_case_end();
     }
+    plan_shapes();
 }
 
 /* The same on any number of ranks, through MPI, and however they are cut into shard groups: 2 replicas
