@@ -341,19 +341,29 @@ static void print_largest(tsr_text *out, const tsr_memory_plan *memory)
     }
 }
 
-/* The largest micro-batch, in tokens, that would fit; 0: none does. */
-static tsr_status largest_tokens(int64_t *out, tsr_decision *d, const tsr_inputs *inputs,
-                                 const tsr_topology_view *view)
+/* The job's bounds with micro-batches of another size. What is added may be labels, and rows of the
+ * longest that there are. */
+static tsr_batch_bounds bounds_of(const tsr_inputs *inputs, int64_t tokens)
 {
-    int64_t low = 0, high = inputs->bounds.tokens;
+    tsr_batch_bounds b = inputs->bounds;
+    int64_t more = tokens > b.tokens ? tokens - b.tokens : 0;
+    b.documents += (more + b.longest - 1) / b.longest;
+    b.label_rows += more;
+    b.label_rows = b.label_rows < tokens ? b.label_rows : tokens;
+    b.longest = b.longest < tokens ? b.longest : tokens;
+    b.tokens = tokens;
+    return b;
+}
+
+/* The largest micro-batch, in tokens, that fits: `low` does or is 0, `high` does not. */
+static tsr_status largest_tokens(int64_t *out, tsr_decision *d, const tsr_inputs *inputs,
+                                 const tsr_topology_view *view, int64_t low, int64_t high)
+{
     allowance allowed = allowed_by(&inputs->config);
     while (high - low > 1) {
         int64_t middle = (low + high) / 2;
-        tsr_batch_bounds bounds = inputs->bounds;
+        tsr_batch_bounds bounds = bounds_of(inputs, middle);
         bool fits;
-        bounds.tokens = middle;
-        bounds.label_rows = bounds.label_rows < middle ? bounds.label_rows : middle;
-        bounds.longest = bounds.longest < middle ? bounds.longest : middle;
         TSR_TRY(search_ways(&fits, d, inputs, view, &bounds, &allowed));
         if (fits)
             low = middle;
@@ -404,7 +414,7 @@ static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inpu
         }
     }
     int64_t tokens = 0;
-    TSR_TRY(largest_tokens(&tokens, d, inputs, view));
+    TSR_TRY(largest_tokens(&tokens, d, inputs, view, 0, inputs->bounds.tokens));
     if (tokens > 0)
         tsr_text_printf(out,
                         "micro-batches of at most %" PRId64 " tokens would fit (the largest has "
@@ -447,34 +457,64 @@ static tsr_status set_groups(tsr_decision *d, const tsr_config *config,
     return TSR_OK;
 }
 
+/* A decision with nothing decided; freed by tsr_decision_free whether or not this fails. */
+static tsr_status begin(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
+                        bool train, uint64_t budget)
+{
+    const tsr_config *config = &inputs->config;
+    *d = (tsr_decision){.train = train,
+                        .budget = config->memory_budget ? config->memory_budget : budget,
+                        .reserve = inputs->cuda ? TSR_CUDA_RESERVE_BYTES : 0,
+                        .home = calloc((size_t)inputs->layout.unit_count, sizeof *d->home),
+                        .recompute =
+                            calloc((size_t)inputs->layout.layer_count, sizeof *d->recompute)};
+    if (!d->home || !d->recompute)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the plan");
+    return set_groups(d, config, view);
+}
+
 tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_topology_view *view,
                       bool train, uint64_t budget)
 {
-    const tsr_config *config = &inputs->config;
-    const tsr_layout *layout = &inputs->layout;
-    tsr_decision d = {.train = train,
-                      .budget = config->memory_budget ? config->memory_budget : budget,
-                      .reserve = inputs->cuda ? TSR_CUDA_RESERVE_BYTES : 0};
-    allowance allowed = allowed_by(config);
+    tsr_decision d;
+    allowance allowed = allowed_by(&inputs->config);
     bool fits = false;
-    tsr_status status;
-    d.home = calloc((size_t)layout->unit_count, sizeof *d.home);
-    d.recompute = calloc((size_t)layout->layer_count, sizeof *d.recompute);
-    if (!d.home || !d.recompute)
-        status = tsr_fail(TSR_ENOMEM, "out of memory for the plan");
-    else
-        status = set_groups(&d, config, view);
+    tsr_status status = begin(&d, inputs, view, train, budget);
     if (status == TSR_OK)
         status = search_ways(&fits, &d, inputs, view, &inputs->bounds, &allowed);
     if (status == TSR_OK && !fits)
         status = refuse(&d, inputs, view);
     if (status < 0) {
-        clear_choice(&d, layout);
+        clear_choice(&d, &inputs->layout);
         tsr_decision_free(&d);
         return status;
     }
     *out = d;
     return TSR_OK;
+}
+
+tsr_status tsr_decide_most_tokens(int64_t *out, const tsr_inputs *inputs,
+                                  const tsr_topology_view *view, bool train, uint64_t budget)
+{
+    tsr_decision d;
+    allowance allowed = allowed_by(&inputs->config);
+    bool fits = true;
+    int64_t low = 0, high = inputs->bounds.tokens;
+    tsr_status status = begin(&d, inputs, view, train, budget);
+    while (status == TSR_OK && fits && low < TSR_MOST_TOKENS) {
+        tsr_batch_bounds bounds = bounds_of(inputs, high);
+        status = search_ways(&fits, &d, inputs, view, &bounds, &allowed);
+        if (fits) {
+            low = high;
+            high *= 2;
+        }
+    }
+    if (status == TSR_OK)
+        status = fits ? (*out = TSR_MOST_TOKENS, TSR_OK)
+                      : largest_tokens(out, &d, inputs, view, low, high);
+    clear_choice(&d, &inputs->layout);
+    tsr_decision_free(&d);
+    return status;
 }
 
 void tsr_decision_free(tsr_decision *decision)

@@ -57,6 +57,12 @@ tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_top
                       bool train, uint64_t budget);
 void tsr_decision_free(tsr_decision *decision);
 
+/* The most tokens of a micro-batch that would fit, with what the configuration allows for it;
+ * TSR_MOST_TOKENS: that or more. 0: not even one does. */
+#define TSR_MOST_TOKENS (1 << 20)
+tsr_status tsr_decide_most_tokens(int64_t *out, const tsr_inputs *inputs,
+                                  const tsr_topology_view *view, bool train, uint64_t budget);
+
 /* Every buffer of the run in its one order: planning with `model` and `buffers` NULL, or taking. */
 tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
                              const tsr_topology_view *view, tsr_taker *taker, tsr_model *model,
@@ -74,9 +80,10 @@ typedef struct {
     int64_t steps;
 } tsr_expectation;
 
-/* What `tessera plan` prints, for people or as JSON (also plan.json). expected may be NULL. */
+/* What `tessera plan` prints, for people or as JSON (also plan.json). expected may be NULL, most_tokens
+ * 0: it was not asked. */
 tsr_status tsr_decision_print(tsr_text *out, const tsr_decision *decision, const tsr_inputs *inputs,
                               const tsr_topology_view *view, const tsr_expectation *expected,
-                              bool json);
+                              int64_t most_tokens, bool json);
 
 #endif

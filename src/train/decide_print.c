@@ -22,7 +22,8 @@ static void print_shapes(tsr_text *out, const tsr_inputs *inputs, const tsr_batc
 }
 
 static void print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
-                       const tsr_topology_view *view, const tsr_expectation *expected)
+                       const tsr_topology_view *view, const tsr_expectation *expected,
+                       int64_t most_tokens)
 {
     const tsr_layout *layout = &inputs->layout;
     const tsr_memory_plan *memory = &d->memory;
@@ -63,6 +64,8 @@ static void print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *i
         tsr_text_puts(out, ",\n\"eval_shapes\":");
         print_shapes(out, inputs, inputs->eval_batch);
     }
+    if (most_tokens)
+        tsr_text_printf(out, ",\n\"most_tokens\":%" PRId64, most_tokens);
     if (expected)
         tsr_text_printf(out,
                         ",\n\"expected\":{\"steps\":%" PRId64
@@ -80,8 +83,20 @@ static void print_shape_range(tsr_text *out, const char *what, const tsr_batch_r
         run->bucket_count, first->tokens, last->tokens, first->label_rows, last->label_rows);
 }
 
+static void print_most_tokens(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
+                              int64_t most)
+{
+    int64_t longest = inputs->bounds.longest;
+    tsr_text_printf(out,
+                    "memory_budget %.2f GiB: micro-batches of up to %" PRId64
+                    "%s tokens fit (this job's: %" PRId64 "), %" PRId64 " rows of %" PRId64 "\n",
+                    (double)d->budget / 0x1p30, most, most == TSR_MOST_TOKENS ? " or more" : "",
+                    inputs->bounds.tokens, most / longest, longest);
+}
+
 static void print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
-                         const tsr_topology_view *view, const tsr_expectation *expected)
+                         const tsr_topology_view *view, const tsr_expectation *expected,
+                         int64_t most_tokens)
 {
     const tsr_memory_plan *memory = &d->memory;
     tsr_text_printf(out, "%-7s %15s  %s\n", "place", "bytes", "buffer");
@@ -118,6 +133,8 @@ static void print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs 
         print_shape_range(out, "training", tsr_batch_run_of(inputs->batch));
     if (inputs->eval_batch)
         print_shape_range(out, "evaluation", tsr_batch_run_of(inputs->eval_batch));
+    if (most_tokens)
+        print_most_tokens(out, d, inputs, most_tokens);
     if (!expected || !expected->steps)
         return;
     tsr_text_printf(out,
@@ -129,11 +146,11 @@ static void print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs 
 
 tsr_status tsr_decision_print(tsr_text *out, const tsr_decision *decision, const tsr_inputs *inputs,
                               const tsr_topology_view *view, const tsr_expectation *expected,
-                              bool json)
+                              int64_t most_tokens, bool json)
 {
     if (json)
-        print_json(out, decision, inputs, view, expected);
+        print_json(out, decision, inputs, view, expected, most_tokens);
     else
-        print_people(out, decision, inputs, view, expected);
+        print_people(out, decision, inputs, view, expected, most_tokens);
     return out->failed ? tsr_fail(TSR_ENOMEM, "out of memory while printing the plan") : TSR_OK;
 }

@@ -226,10 +226,14 @@ int tsr_job_print_plan(tsr_job *job, int json, char **text)
     tsr_text out = {0};
     TSR_TRY(tsr_job_decide(job));
     tsr_expectation expected = {0};
+    const tsr_decision *d = &job->decision;
+    int64_t most_tokens = 0;
+    if (d->train && d->budget != INT64_MAX) /* of a card that is not here it is not known */
+        TSR_TRY(tsr_decide_most_tokens(&most_tokens, &job->inputs, &job->view, true, d->budget));
     if (!job->inputs.cuda) /* the host's speed says nothing of a GPU's */
         TSR_TRY(tsr_expect(&expected, &job->inputs, &job->decision, &job->view, job->host));
     TSR_TRY(tsr_decision_print(&out, &job->decision, &job->inputs, &job->view,
-                               job->inputs.cuda ? NULL : &expected, json));
+                               job->inputs.cuda ? NULL : &expected, most_tokens, json));
     *text = out.data;
     return TSR_OK;
 }

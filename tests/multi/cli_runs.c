@@ -306,23 +306,37 @@ static void data(void)
 
 /* ---- plan ---- */
 
-/* The shapes that come with the tree. */
+static int plan_shape(cli_output *output, const char *shape, int rows)
+{
+    char words[512];
+    snprintf(words, sizeof words,
+             "plan " TSR_SOURCE_DIR "/examples/shapes/plan.yaml model_name_or_path=" TSR_SOURCE_DIR
+             "/examples/shapes/%s backend=cpu memory_budget=60GiB per_device_train_batch_size=%d "
+             "--ranks 2",
+             shape, rows);
+    cli_run(output, 1, NULL, words);
+    return output->code;
+}
+
+/* The shapes that come with the tree; as many rows fit as the plan says, and no more. */
 static void plan_shapes(void)
 {
     static const char *const shapes[] = {"llama3-8b", "llama2-13b", "llama3-70b"};
     cli_case_begin(CLI_TINY_LLAMA);
     for (int i = 0; i < 3; i++) {
-        char words[512];
-        cli_output output;
-        snprintf(words, sizeof words,
-                 "plan " TSR_SOURCE_DIR
-                 "/examples/shapes/plan.yaml model_name_or_path=" TSR_SOURCE_DIR
-                 "/examples/shapes/%s backend=cpu memory_budget=60GiB --ranks 2",
-                 shapes[i]);
-        cli_run(&output, 1, NULL, words);
-        if (output.code != 0 || !strstr(output.out, "rank 0 of 2, shard groups of 2: device peak"))
+        cli_output output, fits, more;
+        int rows = 0;
+        if (plan_shape(&output, shapes[i], 1) != 0)
             cli_fail("%s: %d\n%s", shapes[i], output.code, output.err);
+        const char *most = strstr(output.out, "tokens fit (this job's: 2048), ");
+        if (!most || sscanf(strchr(most, ')'), "), %d rows of 2048", &rows) != 1 || rows < 2)
+            cli_fail("%s: no rows in\n%s", shapes[i], output.out);
+        if (plan_shape(&fits, shapes[i], rows) != 0 || plan_shape(&more, shapes[i], rows + 1) != 78)
+            cli_fail("%s: %d rows: %d, one more: %d\n%s", shapes[i], rows, fits.code, more.code,
+                     more.err);
         cli_output_free(&output);
+        cli_output_free(&fits);
+        cli_output_free(&more);
     }
     cli_case_end();
 }
