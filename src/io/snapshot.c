@@ -216,6 +216,8 @@ static tsr_status read_file_entry(tsr_snapshot_file *out, const json_t *entry,
             return tsr_fail(TSR_EIO, "%s: stat failed: %s", path, strerror(errno));
         return damaged(path, "the file is missing");
     }
+    if (!S_ISREG(info.st_mode))
+        return damaged(path, "it is no file");
     if ((uint64_t)info.st_size == out->bytes)
         return TSR_OK;
     snprintf(what, sizeof what, "it has %lld bytes, its manifest says %lld",
