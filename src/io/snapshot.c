@@ -293,6 +293,11 @@ int tsr_snapshot_file_count(const tsr_snapshot *snapshot)
     return snapshot->file_count;
 }
 
+const tsr_snapshot_file *tsr_snapshot_file_at(const tsr_snapshot *snapshot, int index)
+{
+    return &snapshot->file[index];
+}
+
 tsr_status tsr_snapshot_verify(const tsr_snapshot *snapshot, int index)
 {
     const tsr_snapshot_file *file = &snapshot->file[index];

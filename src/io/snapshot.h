@@ -78,6 +78,7 @@ const char *tsr_snapshot_directory(const tsr_snapshot *snapshot);
 int64_t tsr_snapshot_step(const tsr_snapshot *snapshot);
 const json_t *tsr_snapshot_state(const tsr_snapshot *snapshot);
 int tsr_snapshot_file_count(const tsr_snapshot *snapshot);
+const tsr_snapshot_file *tsr_snapshot_file_at(const tsr_snapshot *snapshot, int index);
 
 /* Compares the hash of one file. */
 tsr_status tsr_snapshot_verify(const tsr_snapshot *snapshot, int index);

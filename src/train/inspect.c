@@ -1,6 +1,7 @@
 #include "train/inspect.h"
 
 #include "io/peft.h"
+#include "io/snapshot.h"
 #include "tessera.h"
 
 #include <errno.h>
@@ -10,13 +11,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Kinds of directories, by a file that only they have. The first that matches counts: a run's has an
- * adapter too. */
+/* Kinds of directories, by a file that only they have. The first that matches counts: a run's and a
+ * checkpoint's have an adapter too. */
 static const struct {
     const char *kind, *marker;
     tsr_status (*fill)(json_t *report, const char *directory);
 } kinds[] = {
     {"run", "metrics.jsonl", tsr_inspect_run},
+    {"checkpoint", TSR_SNAPSHOT_MANIFEST, tsr_inspect_checkpoint},
     {"adapter", TSR_PEFT_CONFIG_FILE, tsr_inspect_adapter},
     {"model", "config.json", tsr_inspect_model},
 };
@@ -169,8 +171,9 @@ static tsr_status inspect_directory(json_t *report, const char *directory)
     }
     return tsr_fail(
         TSR_EDATA,
-        "%s: nothing that is known: expected metrics.jsonl (a run), adapter_config.json "
-        "(an adapter) or config.json (a model) in it, or the path of a safetensors file",
+        "%s: nothing that is known: expected metrics.jsonl (a run), manifest.json (a checkpoint), "
+        "adapter_config.json (an adapter) or config.json (a model) in it, or the path of a "
+        "safetensors file",
         directory);
 }
 

@@ -15,6 +15,7 @@ tsr_status tsr_inspect_safetensors(json_t *report, const char *path);
 tsr_status tsr_inspect_model(json_t *report, const char *directory);
 tsr_status tsr_inspect_adapter(json_t *report, const char *directory);
 tsr_status tsr_inspect_run(json_t *report, const char *directory);
+tsr_status tsr_inspect_checkpoint(json_t *report, const char *directory); /* of a run */
 
 /* One tensor as a row of a table: name, dtype, shape, bytes. Returns the row. */
 json_t *tsr_inspect_tensor(json_t *rows, const tsr_tensor *tensor);

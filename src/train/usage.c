@@ -52,7 +52,7 @@ static const command_row commands[] = {
      "    overwrite_output_dir  true: replace a model that is there\n",
      "    tessera quantize job.yaml model_name_or_path=Llama-3.2-1B output_dir=Llama-3.2-1B-nf4\n"},
     {"inspect", TSR_COMMAND_INSPECT, "tessera inspect PATH [--json] [--plot FILE.svg]",
-     "what a safetensors file, or the directory of a model, an adapter or a run, holds",
+     "what a safetensors file, or the directory of a model, adapter, run or checkpoint, holds",
      "    --json      as JSON on stdout\n"
      "    --plot FILE.svg   of a run: loss, evaluation loss and learning rate over the steps\n",
      "    tessera inspect runs/first --plot loss.svg\n"},

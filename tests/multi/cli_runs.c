@@ -407,6 +407,29 @@ static void plan(void)
     plan_shapes();
 }
 
+/* What a checkpoint says of itself, and that a byte of it has changed. */
+static void checkpoint_inspected(void)
+{
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    run_ok(2, "train job.yaml save_strategy=steps save_steps=1 max_steps=1");
+    cli_run(&output, 1, NULL, "inspect out/checkpoint-1 --json");
+    json_t *root = json_loads(output.out, 0, NULL);
+    if (json_integer_value(json_object_get(root, "step")) != 1 ||
+        json_integer_value(json_object_get(root, "ranks")) != 2 ||
+        json_array_size(json_object_get(root, "files")) != 5 ||
+        !json_is_object(json_object_get(root, "adapter")))
+        cli_fail("%d: %s%s", output.code, output.out, output.err);
+    json_decref(root);
+    cli_output_free(&output);
+    cli_poke("out/checkpoint-1/state-00002-of-00002.safetensors", 100000, "x", 1);
+    cli_run(&output, 1, NULL, "inspect out/checkpoint-1");
+    if (output.code != 65 || !strstr(output.err, "state-00002-of-00002.safetensors: the hash of"))
+        cli_fail("damaged: %d\n%s", output.code, output.err);
+    cli_output_free(&output);
+    cli_case_end();
+}
+
 /* The same on any number of ranks, through MPI, and however they are cut into shard groups: 2 replicas
  * of 2 ranks, 3 of 2 and 2 of 3. */
 static void ranks(void)
@@ -433,8 +456,13 @@ int main(int argc, char **argv)
         const char *name;
         void (*run)(void);
     } tests[] = {
-        {"contract", contract}, {"again", again}, {"overwritten", overwritten},
-        {"plan", plan},         {"data", data},   {"ranks", ranks},
+        {"contract", contract},
+        {"again", again},
+        {"overwritten", overwritten},
+        {"plan", plan},
+        {"data", data},
+        {"ranks", ranks},
+        {"checkpoint_inspected", checkpoint_inspected},
     };
     cli_open(argc, argv);
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
