@@ -231,6 +231,11 @@ static tsr_status read_manifest(tsr_snapshot *snapshot)
     uint64_t bytes;
     json_t *list;
     TSR_TRY(tsr_snapshot_join(path, sizeof path, snapshot->directory, TSR_SNAPSHOT_MANIFEST));
+    if (access(path, F_OK) != 0 && errno == ENOENT)
+        return tsr_fail(TSR_EDATA,
+                        "%s: No such file: %s is no checkpoint; name the directory "
+                        "checkpoint-<step> of a run",
+                        path, snapshot->directory);
     TSR_TRY(tsr_file_read(&text, &bytes, path, MANIFEST_BYTES));
     tsr_status status = tsr_json_parse(&snapshot->manifest, text, bytes, path);
     free(text);

@@ -119,7 +119,7 @@ const cli_bad_case cli_bad_config[] = {
      NULL,
      "resume_from_checkpoint=model",
      65,
-     {"model/manifest.json", "No such file"}},
+     {"model/manifest.json", "No such file", "checkpoint-<step>"}},
     {"resume_and_overwrite",
      NULL,
      "resume_from_checkpoint=true overwrite_output_dir=true",
