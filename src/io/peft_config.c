@@ -319,9 +319,14 @@ void tsr_peft_config_free(tsr_peft_config *config)
 }
 
 /* A whole number is written as one, as PEFT keeps Python's int. */
+static bool is_whole(double value)
+{
+    return value == floor(value) && fabs(value) < 1e15;
+}
+
 static json_t *number(double value)
 {
-    if (value == floor(value) && fabs(value) < 1e15)
+    if (is_whole(value))
         return json_integer((json_int_t)value);
     return json_real(value);
 }
@@ -402,6 +407,31 @@ static json_t *config_value(const tsr_peft_config *config)
     return NULL;
 }
 
+/* The fewest digits, at least `least`, that bring a number back: 0.05 and not 0.050000000000000003.
+ * (Parsing the text again would tell as well, but jansson's parser does not survive a lack of memory.) */
+static int digits_of(double value, int least)
+{
+    char text[40];
+    int digits = least;
+    for (; !is_whole(value) && digits < 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value)
+            break;
+    }
+    return digits;
+}
+
+/* Of all numbers of the file, as JSON_REAL_PRECISION is for all of them. */
+static int fewest_digits(const tsr_peft_config *config)
+{
+    int digits = digits_of(config->lora_dropout, digits_of(config->lora_alpha, 1));
+    for (uint64_t i = 0; i < config->rank_pattern_count; i++)
+        digits = digits_of(config->rank_pattern[i].value, digits);
+    for (uint64_t i = 0; i < config->alpha_pattern_count; i++)
+        digits = digits_of(config->alpha_pattern[i].value, digits);
+    return digits;
+}
+
 tsr_status tsr_peft_config_format(char **out, const tsr_peft_config *config)
 {
     const size_t style = JSON_INDENT(2) | JSON_SORT_KEYS | JSON_ENSURE_ASCII;
@@ -409,20 +439,9 @@ tsr_status tsr_peft_config_format(char **out, const tsr_peft_config *config)
     json_t *root = config_value(config);
     if (!root)
         return tsr_json_not_made(TSR_PEFT_CONFIG_FILE ": a string of it");
-    /* The fewest digits that bring every number back: 0.05 and not 0.050000000000000003. */
     tsr_text text = {0};
-    tsr_status status = TSR_OK;
-    bool same = false;
-    for (int digits = 1; digits <= 17 && !same && status == TSR_OK; digits++) {
-        tsr_text_clear(&text);
-        status =
-            tsr_json_put(&text, root, style | JSON_REAL_PRECISION(digits), TSR_PEFT_CONFIG_FILE);
-        json_t *again = status == TSR_OK ? json_loadb(text.data, text.length, 0, NULL) : NULL;
-        if (status == TSR_OK && !again)
-            status = tsr_fail(TSR_ENOMEM, "%s: no memory to write it", TSR_PEFT_CONFIG_FILE);
-        same = again && json_equal(again, root);
-        json_decref(again);
-    }
+    size_t precision = JSON_REAL_PRECISION((size_t)fewest_digits(config));
+    tsr_status status = tsr_json_put(&text, root, style | precision, TSR_PEFT_CONFIG_FILE);
     json_decref(root);
     if (status < 0) {
         tsr_text_free(&text);
