@@ -93,6 +93,15 @@ static bool means_default(const char *key, const json_t *value)
     return is_empty(value) && strcmp(key, "bias") && strcmp(key, "peft_type");
 }
 
+/* Of `fixed`. A string is taken as it stands: where memory runs out in the middle of a long one,
+ * jansson's parser drops a byte and reads past the end. */
+static json_t *fixed_value(const char *text)
+{
+    if (*text == '"')
+        return json_stringn(text + 1, strlen(text) - 2);
+    return json_loads(text, JSON_DECODE_ANY, NULL);
+}
+
 static tsr_status check_field(const char *key, const json_t *value, const char *place)
 {
     char found[TSR_JSON_SHOW_BYTES];
@@ -104,7 +113,7 @@ static tsr_status check_field(const char *key, const json_t *value, const char *
             continue;
         if (fixed[i].ignored || means_default(key, value))
             return TSR_OK;
-        json_t *wanted = json_loads(fixed[i].value, JSON_DECODE_ANY, NULL);
+        json_t *wanted = fixed_value(fixed[i].value);
         bool same = wanted && json_equal(wanted, value);
         json_decref(wanted);
         if (same)
@@ -381,8 +390,7 @@ static json_t *config_value(const tsr_peft_config *config)
     json_t *root = json_object();
     int failed = root == NULL;
     for (size_t i = 0; i < FIXED_COUNT; i++)
-        failed = failed || json_object_set_new(root, fixed[i].key,
-                                               json_loads(fixed[i].value, JSON_DECODE_ANY, NULL));
+        failed = failed || json_object_set_new(root, fixed[i].key, fixed_value(fixed[i].value));
     failed = failed || json_object_set_new(root, "base_model_name_or_path",
                                            base ? json_string(base) : json_null());
     failed = failed || json_object_set_new(root, "r", json_integer((json_int_t)config->r));
