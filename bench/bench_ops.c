@@ -186,6 +186,7 @@ static void report(const char *name, const char *shape, double bytes, double flo
     }
 RUN_OP(gemm)
 RUN_OP(nf4_dequant)
+RUN_OP(nf4_merge)
 RUN_OP(nf4_quantize)
 RUN_OP(nf4_nest)
 RUN_OP(widen)
@@ -230,29 +231,51 @@ static float *partials(int64_t columns)
     return rows ? take((uint64_t)(rows * columns) * sizeof(float)) : NULL;
 }
 
-static void nf4(int64_t rows, int64_t columns, bool factor)
+static tsr_nf4_dequant_args nf4_codes(int64_t rows, int64_t columns)
 {
-    forget();
     static const float level[16] = {-1,      -.6962f, -.5251f, -.3949f, -.2844f, -.1848f,
                                     -.0911f, 0,       .0796f,  .1609f,  .2461f,  .3379f,
                                     .4407f,  .5626f,  .7230f,  1};
     int64_t count = rows * columns;
+    return (tsr_nf4_dequant_args){.out = take((uint64_t)count * 2),
+                                  .codes = bf16(count / 4),
+                                  .absmax = bf16(count / 128),
+                                  .nested_absmax = f32(count / 64 / 256 + 1),
+                                  .nested_map = f32(256),
+                                  .level = host_copy(level, sizeof level),
+                                  .count = count,
+                                  .columns = columns,
+                                  .offset = 0.05f,
+                                  .nested = true,
+                                  .dtype = TSR_BF16};
+}
+
+static void nf4(int64_t rows, int64_t columns, bool factor)
+{
+    forget();
     tsr_nf4_dequant_args args[SETS];
-    for (int i = 0; i < SETS; i++)
-        args[i] = (tsr_nf4_dequant_args){.out = take((uint64_t)count * 2),
-                                         .codes = bf16(count / 4),
-                                         .absmax = bf16(count / 128),
-                                         .nested_absmax = f32(count / 64 / 256 + 1),
-                                         .nested_map = f32(256),
-                                         .level = host_copy(level, sizeof level),
-                                         .row_factor = factor ? f32(rows) : NULL,
-                                         .count = count,
-                                         .columns = columns,
-                                         .offset = 0.05f,
-                                         .nested = true,
-                                         .dtype = TSR_BF16};
+    for (int i = 0; i < SETS; i++) {
+        args[i] = nf4_codes(rows, columns);
+        args[i].row_factor = factor ? f32(rows) : NULL;
+    }
     report(factor ? "nf4_dequant with factor" : "nf4_dequant", shape_text(rows, columns, 0),
-           (double)count * (2.5 + 1.0 / 64), 0, run_nf4_dequant, args, sizeof *args, SETS);
+           (double)(rows * columns) * (2.5 + 1.0 / 64), 0, run_nf4_dequant, args, sizeof *args,
+           SETS);
+}
+
+static void nf4_merged(int64_t rows, int64_t columns, int64_t r)
+{
+    forget();
+    tsr_nf4_merge_args args[SETS];
+    for (int i = 0; i < SETS; i++)
+        args[i] = (tsr_nf4_merge_args){.weight = nf4_codes(rows, columns),
+                                       .a = bf16(r * columns),
+                                       .b = bf16(rows * r),
+                                       .r = r,
+                                       .scale = 2};
+    report("nf4_merge", shape_text(rows, columns, r),
+           (double)(rows * columns) * (2.5 + 1.0 / 64) + 2.0 * (double)(r * (rows + columns)),
+           2.0 * (double)(rows * columns * r), run_nf4_merge, args, sizeof *args, SETS);
 }
 
 /* Loading: a weight of bf16 values, and its scales. */
@@ -556,6 +579,8 @@ static void matmuls(void)
     gemm("gemm dY W, down", T, F, D, 0, 0);
     gemm("gemm dY W added, q", T, D, D, 0, 1);
     for (int64_t r = 16; r <= 384; r *= 24) {
+        gemm("gemm [x h] [W B]^T, gate", T, F, D + r, 2, 0);
+        gemm("gemm [dY dS] [W; A], gate", T, D, F + r, 0, 0);
         gemm("gemm x A^T", T, r, D, 2, 0);
         gemm("gemm h B^T added", T, F, r, 2, 1);
         gemm("gemm dY B", T, r, F, 0, 0);
@@ -610,6 +635,11 @@ static void run_all(void)
     nf4(14336, 4096, false);
     nf4(4096, 14336, false);
     nf4(14336, 4096, true);
+    for (int64_t r = 16; r <= 64; r *= 2) {
+        nf4_merged(4096, 4096, r);
+        nf4_merged(14336, 4096, r);
+        nf4_merged(4096, 14336, r);
+    }
     nf4_loading(14336, 4096);
     norms();
     rope(false);

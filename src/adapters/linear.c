@@ -7,34 +7,60 @@ static tsr_status matmul(const tsr_linear_context *context, tsr_gemm_args args)
     return context->kernels->gemm(context->stream, &args);
 }
 
+static tsr_nf4_dequant_args codes_of(const tsr_linear_context *context, const tsr_linear *linear)
+{
+    const tsr_base_weight *w = &linear->weight;
+    return (tsr_nf4_dequant_args){.out = context->weight,
+                                  .codes = w->codes,
+                                  .absmax = w->absmax,
+                                  .nested_absmax = w->nested_absmax,
+                                  .nested_map = w->nested_map,
+                                  .level = w->level,
+                                  .count = (int64_t)(linear->out * linear->in),
+                                  .columns = (int64_t)linear->in,
+                                  .offset = w->offset,
+                                  .nested = w->nested,
+                                  .dtype = context->dtype};
+}
+
 tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context,
                              const tsr_linear *linear)
 {
     const tsr_base_weight *w = &linear->weight;
-    int64_t count = (int64_t)(linear->out * linear->in);
     *out = context->weight;
     if (w->data && w->dtype == context->dtype) {
         *out = w->data;
         return TSR_OK;
     }
     if (w->data)
-        return context->kernels->widen(context->stream, &(tsr_widen_args){.out = context->weight,
-                                                                          .in = w->data,
-                                                                          .count = count,
-                                                                          .in_dtype = w->dtype,
-                                                                          .dtype = context->dtype});
-    return context->kernels->nf4_dequant(context->stream,
-                                         &(tsr_nf4_dequant_args){.out = context->weight,
-                                                                 .codes = w->codes,
-                                                                 .absmax = w->absmax,
-                                                                 .nested_absmax = w->nested_absmax,
-                                                                 .nested_map = w->nested_map,
-                                                                 .level = w->level,
-                                                                 .count = count,
-                                                                 .columns = (int64_t)linear->in,
-                                                                 .offset = w->offset,
-                                                                 .nested = w->nested,
-                                                                 .dtype = context->dtype});
+        return context->kernels->widen(
+            context->stream, &(tsr_widen_args){.out = context->weight,
+                                               .in = w->data,
+                                               .count = (int64_t)(linear->out * linear->in),
+                                               .in_dtype = w->dtype,
+                                               .dtype = context->dtype});
+    tsr_nf4_dequant_args codes = codes_of(context, linear);
+    return context->kernels->nf4_dequant(context->stream, &codes);
+}
+
+/* Whether the matmuls take W + s B A as one weight: no pass over z or dx is then spent on adding the
+ * low-rank part. What is rounded is still one weight, once. */
+static bool merges(const tsr_linear_context *context, const tsr_linear *linear)
+{
+    return !linear->weight.data && !linear->drops &&
+           tsr_nf4_merge_pays(context->dtype, (int64_t)linear->in, (int64_t)linear->r);
+}
+
+static tsr_status merged_weight(const void **out, const tsr_linear_context *context,
+                                const tsr_linear *linear)
+{
+    *out = context->weight;
+    return context->kernels->nf4_merge(context->stream,
+                                       &(tsr_nf4_merge_args){.weight = codes_of(context, linear),
+                                                             .a = linear->a,
+                                                             .b = linear->b,
+                                                             .r = (int64_t)linear->r,
+                                                             .scale = (float)linear->scale});
 }
 
 /* y [T, rows] = alpha x [T, columns] w^T + beta y, w [rows, columns]. */
@@ -105,6 +131,10 @@ tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linea
 {
     const void *w, *input = x;
     uint64_t out = linear->out, in = linear->in, r = linear->r;
+    if (merges(context, linear)) {
+        TSR_TRY(merged_weight(&w, context, linear));
+        return project(context, z, x, w, out, in, 1, 0);
+    }
     TSR_TRY(tsr_linear_weight(&w, context, linear));
     if (r && linear->drops) {
         TSR_TRY(drop(context, linear, context->dropped, x, false));
@@ -188,6 +218,10 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
     }
     if (!gradients->dx)
         return TSR_OK;
+    if (merges(context, linear)) {
+        TSR_TRY(merged_weight(&w, context, linear));
+        return project_back(context, gradients->dx, gradients->dz, w, out, in, 1, gradients->add);
+    }
     TSR_TRY(tsr_linear_weight(&w, context, linear));
     bool small_first = r && !linear->drops;
     if (small_first)

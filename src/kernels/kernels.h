@@ -19,6 +19,7 @@
 #include "kernels/gemm.h"
 #include "kernels/head.h"
 #include "kernels/nf4_dequant.h"
+#include "kernels/nf4_merge.h"
 #include "kernels/nf4_quantize.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope_qkv.h"
@@ -33,6 +34,7 @@
 #define TSR_KERNEL_OPS(X)                                                                          \
     X(gemm)                                                                                        \
     X(nf4_dequant)                                                                                 \
+    X(nf4_merge)                                                                                   \
     X(nf4_quantize)                                                                                \
     X(nf4_nest)                                                                                    \
     X(widen)                                                                                       \

@@ -14,25 +14,14 @@
  * What does not fit this shape (pointers off their vectors, rows that a word of codes crosses, the
  * last count % 8 elements) is done element by element.
  */
-#include "kernels/cuda.cuh"
+#include "kernels/nf4_scale.cuh"
 
-#define BLOCK        64  /* elements of a scale */
-#define NESTED_BLOCK 256 /* scales of a nested scale */
 #define THREADS      256
 #define TURNS        4
 #define WORD         TSR_VECTOR /* elements of 32 bits of codes */
 #define WARP_WORDS   (TURNS * TSR_WARP)
-#define WARP_BLOCKS  (WARP_WORDS * WORD / BLOCK)
+#define WARP_BLOCKS  (WARP_WORDS * WORD / TSR_NF4_BLOCK)
 #define TAIL_THREADS 256
-
-static __device__ __forceinline__ float block_scale(const tsr_nf4_dequant_args *a, int64_t block)
-{
-    if (!a->nested)
-        return ((const float *)a->absmax)[block];
-    float nested = a->nested_absmax[block / NESTED_BLOCK];
-    float residual = __fmul_rn(a->nested_map[((const uint8_t *)a->absmax)[block]], nested);
-    return __fadd_rn(residual, a->offset);
-}
 
 /* Bytes are in memory order from the lowest, and a byte's first element is its high nibble. */
 static __device__ __forceinline__ void decode_word(float *out, uint32_t codes, float level,
@@ -61,12 +50,12 @@ static __global__ void __launch_bounds__(THREADS)
         codes[turn] = word < words ? __ldcs((const uint32_t *)a.codes + word) : 0;
     }
     float level = a.level[lane % 16];
-    bool decodes = lane < WARP_BLOCKS && block * (BLOCK / WORD) < words;
-    float scales = decodes ? block_scale(&a, block) : 0;
+    bool decodes = lane < WARP_BLOCKS && block * (TSR_NF4_BLOCK / WORD) < words;
+    float scales = decodes ? tsr_nf4_scale(&a, block) : 0;
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
         int64_t word = first + turn * TSR_WARP + lane;
-        int holder = (turn * TSR_WARP + lane) / (BLOCK / WORD);
+        int holder = (turn * TSR_WARP + lane) / (TSR_NF4_BLOCK / WORD);
         float value[WORD];
         decode_word(value, codes[turn], level, __shfl_sync(0xffffffffu, scales, holder));
         if (word >= words)
@@ -88,7 +77,8 @@ static __global__ void __launch_bounds__(TAIL_THREADS)
     if (e >= a.count)
         return;
     uint8_t byte = a.codes[e / 2];
-    float value = __fmul_rn(a.level[e % 2 ? byte & 15 : byte >> 4], block_scale(&a, e / BLOCK));
+    float value =
+        __fmul_rn(a.level[e % 2 ? byte & 15 : byte >> 4], tsr_nf4_scale(&a, e / TSR_NF4_BLOCK));
     if (a.row_factor)
         value = __fmul_rn(value, a.row_factor[e / a.columns]);
     tsr_store(a.out, e, value, a.dtype);

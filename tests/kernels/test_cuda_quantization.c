@@ -1,5 +1,5 @@
 /*
- * test_cuda_quantization.c: nf4_dequant, widen, gather_rows, scatter_rows, row_square_norm, dora_norm
+ * test_cuda_quantization.c: nf4_dequant, nf4_merge, widen, gather_rows, scatter_rows, row_square_norm, dora_norm
  * and dropout on a GPU against the C references. All but the norms give the reference's bits, rounded
  * once to the dtype of the output.
  */
@@ -185,6 +185,86 @@ static void nf4_dequant_of_nothing(void **state)
     assert_int_equal(rig.kernels->nf4_dequant(rig.stream, &(tsr_nf4_dequant_args){.count = 1}),
                      TSR_EINVAL);
     cuda_wait();
+}
+
+/* ---- nf4_merge ---- */
+
+typedef struct {
+    int64_t rows, columns, r;
+    bool nested;
+    int b_offset; /* elements: off its vectors */
+} merge_case;
+
+static void one_merge(const merge_case *c, tsr_dtype dtype)
+{
+    int64_t count = c->rows * c->columns;
+    nf4_data d = new_nf4(&(nf4_case){count, c->columns, c->nested, 0, 0});
+    float *a = new_random(c->r * c->columns, 6, 0.05f);
+    float *b = new_random(c->rows * c->r + c->b_offset, 7, 0.3f);
+    for (int64_t i = 3; i < d.blocks && i < 3 + EXTREMES; i++)
+        d.absmax[i] = 0.1f; /* products with infinity are of no use here */
+    void *device_a = cuda_values(a, c->r * c->columns, dtype);
+    char *device_b = cuda_values(b, c->rows * c->r + c->b_offset, dtype);
+    tsr_nf4_merge_args args = {.weight = {.out = d.want,
+                                          .codes = d.codes,
+                                          .absmax = c->nested ? (void *)d.q : (void *)d.absmax,
+                                          .nested_absmax = d.nested,
+                                          .nested_map = d.map,
+                                          .level = d.level,
+                                          .count = count,
+                                          .columns = c->columns,
+                                          .offset = 0.04f,
+                                          .nested = c->nested},
+                               .a = a,
+                               .b = b + c->b_offset,
+                               .r = c->r,
+                               .scale = 1.75f};
+    RUN(tsr_nf4_merge_ref(&args, rig.pool));
+    args.weight.dtype = dtype;
+    args.weight.out = new_output(count, dtype, 0);
+    args.weight.codes = cuda_copy(d.codes, (uint64_t)(count + 1) / 2);
+    args.weight.absmax = c->nested ? cuda_copy(d.q, (uint64_t)d.blocks)
+                                   : cuda_copy(d.absmax, (uint64_t)d.blocks * 4);
+    args.weight.nested_absmax = cuda_copy(d.nested, (uint64_t)(d.blocks / 256 + 1) * 4);
+    args.weight.nested_map = cuda_copy(d.map, 1024);
+    args.weight.level = cuda_copy(d.level, 64);
+    args.a = device_a;
+    args.b = device_b + (uint32_t)c->b_offset * tsr_dtype_bytes(dtype);
+    RUN(rig.kernels->nf4_merge(rig.stream, &args));
+    char what[128];
+    snprintf(what, sizeof what, "nf4_merge of %lld x %lld, r %lld, %s scales", (long long)c->rows,
+             (long long)c->columns, (long long)c->r, c->nested ? "nested" : "fp32");
+    cuda_expect(what, args.weight.out, d.want, count, dtype, tolerance_of(tolerance_merge, dtype),
+                1e-30);
+    free(a), free(b);
+    free_nf4(&d);
+    cuda_free_all();
+}
+
+static void nf4_merges(void **state)
+{
+    static const int64_t rows[] = {1, 7, 8, 16, 63, 64, 65, 200};
+    static const int64_t columns[] = {64, 128, 256, 320, 1088};
+    static const int64_t ranks[] = {8, 16, 24, 32, 40, 48, 56, 64};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
+            for (size_t k = 0; k < sizeof ranks / sizeof *ranks; k++)
+                one_merge(&(merge_case){rows[i], columns[j], ranks[k], (i + j + k) % 2, 0},
+                          TSR_BF16);
+    one_merge(&(merge_case){1024, 4096, 16, true, 0}, TSR_BF16);
+    one_merge(&(merge_case){300, 14336, 64, true, 0}, TSR_BF16);
+    /* What the fused kernel does not take. */
+    one_merge(&(merge_case){64, 256, 16, true, 1}, TSR_BF16);
+    one_merge(&(merge_case){50, 96, 16, true, 0}, TSR_BF16);
+    one_merge(&(merge_case){50, 128, 12, false, 0}, TSR_BF16);
+    one_merge(&(merge_case){50, 128, 80, false, 0}, TSR_BF16);
+    one_merge(&(merge_case){50, 128, 16, true, 0}, TSR_F32);
+    one_merge(&(merge_case){50, 128, 16, true, 0}, TSR_F16);
+    tsr_nf4_merge_args none = {.weight = {.columns = 64}, .r = 16};
+    RUN(rig.kernels->nf4_merge(rig.stream, &none));
+    none.weight.columns = 0;
+    assert_int_equal(rig.kernels->nf4_merge(rig.stream, &none), TSR_EINVAL);
 }
 
 /* ---- widen ---- */
@@ -481,6 +561,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nf4_dequant_gives_the_references_bits),
         cmocka_unit_test(nf4_dequant_of_nothing),
+        cmocka_unit_test(nf4_merges),
         cmocka_unit_test(widen_between_all_dtypes),
         cmocka_unit_test(rows_are_moved),
         cmocka_unit_test(row_square_norms),

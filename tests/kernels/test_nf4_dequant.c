@@ -4,9 +4,12 @@
  * row factor.
  */
 #include "kernels/nf4_dequant.h"
+#include "kernels/nf4_merge.h"
 
 #include "kernels/kernel_test.h"
 #include "support/golden_plain.h"
+
+#define F32_TOLERANCE 1e-6 /* of the largest element */
 
 static tsr_status run(void *context, tsr_pool *pool)
 {
@@ -103,6 +106,48 @@ static void row_factor_is_multiplied_before_rounding(void **state)
     }
 }
 
+static tsr_status run_merge(void *context, tsr_pool *pool)
+{
+    return tsr_nf4_merge_ref(context, pool);
+}
+
+/* W + s B A against sums in fp64 of the same W. */
+static void low_rank_parts_are_merged(void **state)
+{
+    (void)state;
+    const int64_t shape[][3] = {{33, 100, 5}, {20, 64, 16}, {3, 7, 1}, {8, 128, 0}};
+    for (size_t c = 0; c < sizeof shape / sizeof *shape; c++) {
+        int64_t rows = shape[c][0], columns = shape[c][1], r = shape[c][2], count = rows * columns;
+        float *absmax = new_gain((count + 63) / 64, 1), *out = new_floats(count);
+        float *a = new_random(r * columns, 2, 0.1f), *b = new_random(rows * r, 3, 0.1f);
+        double *want = malloc((size_t)count * sizeof *want);
+        uint8_t *codes = malloc((size_t)(count + 1) / 2);
+        assert_true(want && codes);
+        for (int64_t i = 0; i < (count + 1) / 2; i++)
+            codes[i] = (uint8_t)tsr_mix((uint64_t)i);
+        tsr_nf4_merge_args args = {.weight = {.out = out,
+                                              .codes = codes,
+                                              .absmax = absmax,
+                                              .level = levels,
+                                              .count = count,
+                                              .columns = columns},
+                                   .a = a,
+                                   .b = b,
+                                   .r = r,
+                                   .scale = 2.5f};
+        assert_int_equal(tsr_nf4_dequant_ref(&args.weight, test_pool(0)), TSR_OK);
+        for (int64_t e = 0; e < count; e++) {
+            double sum = 0;
+            for (int64_t k = 0; k < r; k++)
+                sum += (double)b[e / columns * r + k] * (double)a[k * columns + e % columns];
+            want[e] = (double)out[e] + 2.5 * sum;
+        }
+        run_on_pools(run_merge, &args, out, count);
+        expect_close("merged", out, want, count, F32_TOLERANCE);
+        free(absmax), free(out), free(a), free(b), free(want), free(codes);
+    }
+}
+
 static void nothing_and_nonsense(void **state)
 {
     (void)state;
@@ -112,6 +157,10 @@ static void nothing_and_nonsense(void **state)
     assert_int_equal(tsr_nf4_dequant_ref(&args, test_pool(0)), TSR_EINVAL);
     args.count = -1;
     assert_int_equal(tsr_nf4_dequant_ref(&args, test_pool(0)), TSR_EINVAL);
+    tsr_nf4_merge_args merge = {.weight = {.columns = 64}, .r = 8};
+    assert_int_equal(tsr_nf4_merge_ref(&merge, test_pool(0)), TSR_OK);
+    merge.weight.columns = 0;
+    assert_int_equal(tsr_nf4_merge_ref(&merge, test_pool(0)), TSR_EINVAL);
 }
 
 int main(void)
@@ -119,6 +168,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_golden_case),
         cmocka_unit_test(row_factor_is_multiplied_before_rounding),
+        cmocka_unit_test(low_rank_parts_are_merged),
         cmocka_unit_test(nothing_and_nonsense),
     };
     return cmocka_run_group_tests(tests, NULL, pools_teardown);

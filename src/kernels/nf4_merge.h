@@ -1,0 +1,41 @@
+/*
+ * kernels/nf4_merge.h: a weight with its adapter: W + s B A, W from its NF4 codes.
+ *
+ * out[i, j] = RN_dtype(w[i, j] + scale sum_k b[i, k] a[k, j]), w as nf4_dequant.h has it before its
+ * rounding, the sum in fp32. So the low-rank part is rounded with W, once, where W alone would have
+ * been: x (W + s B A)^T is as exact as x W^T, and neither the product's output nor the gradient of x
+ * is read and written again to add the low-rank part.
+ *
+ * Cost     what nf4_dequant costs, and 2 rows columns r FLOPs.
+ */
+#ifndef TSR_KERNELS_NF4_MERGE_H
+#define TSR_KERNELS_NF4_MERGE_H
+
+#include "kernels/gemm.h"
+#include "kernels/nf4_dequant.h"
+#include "kernels/nf4_quantize.h"
+
+typedef struct {
+    tsr_nf4_dequant_args weight; /* [rows, columns]: count and columns are set; no row_factor */
+    const void *a;               /* [r, columns] of weight.dtype */
+    const void *b;               /* [rows, r] */
+    int64_t r;
+    float scale;
+} tsr_nf4_merge_args;
+
+/* Whether merging pays: a fused kernel does it, for blocks of codes that each are of one row. Elsewhere the weight is made first, and what is
+ * added to it is rounded a second time where the dtype is not F32. */
+#define TSR_NF4_MERGE_RANK 64 /* at most: the fragments of A stay in registers */
+static inline bool tsr_nf4_merge_pays(tsr_dtype dtype, int64_t columns, int64_t r)
+{
+    return dtype == TSR_BF16 && columns % TSR_NF4_BLOCK == 0 && r > 0 && r % 8 == 0 &&
+           r <= TSR_NF4_MERGE_RANK;
+}
+
+tsr_status tsr_nf4_merge_check(const tsr_nf4_merge_args *args);
+tsr_status tsr_nf4_merge_ref(const tsr_nf4_merge_args *args, tsr_pool *pool);
+
+/* out += scale b a, of a weight that is there. */
+tsr_gemm_args tsr_nf4_merge_product(const tsr_nf4_merge_args *args);
+
+#endif
