@@ -43,12 +43,13 @@ tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context
     return context->kernels->nf4_dequant(context->stream, &codes);
 }
 
-/* Whether the matmuls take W + s B A as one weight: no pass over z or dx is then spent on adding the
- * low-rank part. What is rounded is still one weight, once. */
-static bool merges(const tsr_linear_context *context, const tsr_linear *linear)
+/* Whether a matmul of `inner` terms to a sum takes W + s B A as one weight: no pass over z or dx is
+ * then spent on adding the low-rank part, and what is rounded is still one weight, once. */
+static bool merges(const tsr_linear_context *context, const tsr_linear *linear, uint64_t inner)
 {
     return !linear->weight.data && !linear->drops &&
-           tsr_nf4_merge_pays(context->dtype, (int64_t)linear->in, (int64_t)linear->r);
+           tsr_nf4_merge_fused(context->dtype, (int64_t)linear->in, (int64_t)linear->r) &&
+           tsr_nf4_merge_pays(context->tokens, (int64_t)inner, (int64_t)linear->r);
 }
 
 static tsr_status merged_weight(const void **out, const tsr_linear_context *context,
@@ -131,7 +132,7 @@ tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linea
 {
     const void *w, *input = x;
     uint64_t out = linear->out, in = linear->in, r = linear->r;
-    if (merges(context, linear)) {
+    if (merges(context, linear, in)) {
         TSR_TRY(merged_weight(&w, context, linear));
         return project(context, z, x, w, out, in, 1, 0);
     }
@@ -218,7 +219,7 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
     }
     if (!gradients->dx)
         return TSR_OK;
-    if (merges(context, linear)) {
+    if (merges(context, linear, out)) {
         TSR_TRY(merged_weight(&w, context, linear));
         return project_back(context, gradients->dx, gradients->dz, w, out, in, 1, gradients->add);
     }

@@ -13,8 +13,9 @@
  *
  * The low-rank product X A^T is never saved: the backward computes it again from x.
  *
- * In bf16, with an NF4 base, a rank of up to 64 and no dropout, the weight is made as W + s B A
- * (kernels/nf4_merge.h): one matmul gives z, one dx, and nothing is added to either afterwards.
+ * In bf16, with an NF4 base, without dropout and with tokens enough for the rank
+ * (kernels/nf4_merge.h), the weight is made as W + s B A: one matmul gives z, one dx, and nothing is
+ * added to either afterwards.
  *
  * Cost     forward 2 T (in out + r in + r out) FLOPs; backward 2 T (in out + 3 r in + 2 r out): a
  *          frozen W has no gradient (RunLoRA's F1 and B1). The weight is made from its codes once

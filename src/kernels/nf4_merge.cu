@@ -1,187 +1,206 @@
 /*
  * nf4_merge.cu: contract nf4_merge.h; reference nf4_merge_ref.c.
  *
- * Split    A warp has 64 columns, one block of codes in each row, and 64 rows, in 4 tiles of 16; a
- *          block has 4 such strips side by side. B A of a tile is 8 mma.m16n8k16 for every 16 ranks,
- *          whose fragments of A stay in registers for all rows. All codes are asked for first.
- * Columns  mma leaves a lane two columns of each group of 8. Which column of the strip a group's
- *          column stands for is free, as long as A is read the same way: column n of group j is
- *          16 (n / 2) + 2 j + n % 2. So lane 4 g + t has the 16 columns from 16 t on: 8 bytes of
- *          codes, two 16-byte stores.
- * Cost     nf4_dequant's bytes, B from L1 and A from L2: 10 KB of them for a warp's 10 KB (r = 16).
+ * Split    A block of 8 warps has a tile of 128 rows and 128 columns; a warp has 64 x 32 of B A, in
+ *          registers. Ranks go by in chunks of 32 through two buffers in shared memory, filled by
+ *          asynchronous copies. Then the sums pass through the same shared memory, 64 rows at a time,
+ *          so that a thread gets 8 elements side by side: a word of codes, one 16-byte store.
+ *          Codes and scales are asked for first.
+ * Cost     nf4_dequant's bytes; A and B from L2, 128 ranks x 256 bytes of each for every tile's 40 KB
+ *          and 128 ranks.
  */
 #include "kernels/mma.cuh"
 #include "kernels/nf4_scale.cuh"
 
-#define WARPS  4
-#define TILE   16 /* rows of an mma */
-#define TILES  4
-#define ROWS   (TILE * TILES)
-#define GROUPS 8  /* of 8 columns: a strip */
-#define STEP   16 /* ranks of an mma */
+#define THREADS 256
+#define TILE    128 /* rows, and columns, of a block */
+#define HALF    64  /* rows of a warp, and of a pass of the sums through shared memory */
+#define ACROSS  32  /* columns of a warp */
+#define CHUNK   32  /* ranks of a buffer */
+#define STAGES  2
+#define B_PITCH (CHUNK + 8) /* elements: rows lie 16 bytes further modulo 128, so no two collide */
+#define A_PITCH (TILE + 8)
+#define SUMS    (TILE + 4)
+#define WORDS   (HALF * TILE / TSR_VECTOR / THREADS) /* of codes, of a thread, for one half */
 
-/* A warp's place. */
+typedef struct {
+    __nv_bfloat16 b[TILE * B_PITCH];
+    __nv_bfloat16 a[CHUNK * A_PITCH];
+} merge_stage;
+
+typedef union {
+    merge_stage stage[STAGES];
+    float sums[HALF * SUMS];
+} merge_shared;
+
+/* A block's place. */
 typedef struct {
     const tsr_nf4_merge_args *args;
-    int64_t rows, columns;
-    int64_t row, column; /* its first */
-    int g, t;
+    int64_t rows, columns, row, column;
 } merge_place;
-
-/* The fragments of A for one step: b0 and b1 of each group. Ranks that do not exist are zero. */
-static __device__ __forceinline__ void load_a(uint32_t fragment[GROUPS][2], const merge_place *p,
-                                              int step)
-{
-    uint32_t word[4][GROUPS]; /* of ranks 2t, 2t + 1, 2t + 8, 2t + 9: 16 columns each */
-#pragma unroll
-    for (int q = 0; q < 4; q++) {
-        int64_t k = step * STEP + 2 * p->t + q % 2 + q / 2 * 8;
-        uint4 low = {}, high = {};
-        if (k < p->args->r) {
-            const uint4 *from = (const uint4 *)((const uint16_t *)p->args->a + k * p->columns +
-                                                p->column + p->g / 2 * 16);
-            low = __ldg(from), high = __ldg(from + 1);
-        }
-        word[q][0] = low.x, word[q][1] = low.y, word[q][2] = low.z, word[q][3] = low.w;
-        word[q][4] = high.x, word[q][5] = high.y, word[q][6] = high.z, word[q][7] = high.w;
-    }
-    uint32_t pick = p->g % 2 ? 0x7632 : 0x5410; /* the column of a pair */
-#pragma unroll
-    for (int j = 0; j < GROUPS; j++) {
-        fragment[j][0] = __byte_perm(word[0][j], word[1][j], pick);
-        fragment[j][1] = __byte_perm(word[2][j], word[3][j], pick);
-    }
-}
-
-/* Two ranks of a row of B. */
-static __device__ __forceinline__ uint32_t pair_of_b(const merge_place *p, int64_t row, int64_t k)
-{
-    if (row >= p->rows || k >= p->args->r)
-        return 0;
-    return __ldg((const uint32_t *)((const uint16_t *)p->args->b + row * p->args->r + k));
-}
-
-/* c += B A of a tile, one step. */
-static __device__ __forceinline__ void multiply(float c[GROUPS][4], const merge_place *p,
-                                                int64_t row, int step,
-                                                const uint32_t fragment[GROUPS][2])
-{
-    int64_t k = step * STEP + 2 * p->t;
-    uint32_t b[4] = {pair_of_b(p, row + p->g, k), pair_of_b(p, row + p->g + 8, k),
-                     pair_of_b(p, row + p->g, k + 8), pair_of_b(p, row + p->g + 8, k + 8)};
-#pragma unroll
-    for (int j = 0; j < GROUPS; j++)
-        tsr_mma(c[j], b, fragment[j][0], fragment[j][1]);
-}
-
-/* Sixteen columns of a row: half 0 has c[][0] and c[][1], half 1 the other two. All lanes call. */
-static __device__ __forceinline__ void write_row(const merge_place *p, int64_t row, uint2 codes,
-                                                 float level, float scale, const float c[GROUPS][4],
-                                                 int half)
-{
-    uint32_t word[GROUPS];
-#pragma unroll
-    for (int j = 0; j < GROUPS; j++) {
-        uint32_t byte = (j < 4 ? codes.x : codes.y) >> (8 * (j % 4));
-        float first = __fmul_rn(__shfl_sync(0xffffffffu, level, (int)(byte >> 4)), scale);
-        float second = __fmul_rn(__shfl_sync(0xffffffffu, level, (int)byte), scale);
-        word[j] = tsr_pack_bf16(fmaf(p->args->scale, c[j][2 * half], first),
-                                fmaf(p->args->scale, c[j][2 * half + 1], second));
-    }
-    if (row >= p->rows)
-        return;
-    uint4 *out =
-        (uint4 *)((uint16_t *)p->args->weight.out + row * p->columns + p->column + 16 * p->t);
-    out[0] = make_uint4(word[0], word[1], word[2], word[3]);
-    out[1] = make_uint4(word[4], word[5], word[6], word[7]);
-}
-
-static __device__ __forceinline__ uint2 load_codes(const merge_place *p, int64_t row)
-{
-    if (row >= p->rows)
-        return make_uint2(0, 0);
-    return __ldcs((const uint2 *)(p->args->weight.codes + (row * p->columns + p->column) / 2) +
-                  p->t);
-}
-
-static __device__ __forceinline__ float load_scale(const merge_place *p, int64_t row)
-{
-    if (row >= p->rows)
-        return 0;
-    return tsr_nf4_scale(&p->args->weight, (row * p->columns + p->column) / TSR_NF4_BLOCK);
-}
 
 static __device__ __forceinline__ merge_place place_of(const tsr_nf4_merge_args *a)
 {
     merge_place p;
-    int lane = threadIdx.x % TSR_WARP, warp = threadIdx.x / TSR_WARP;
-    unsigned across =
-        (unsigned)((a->weight.columns + TSR_NF4_BLOCK * WARPS - 1) / (TSR_NF4_BLOCK * WARPS));
     p.args = a;
     p.columns = a->weight.columns;
     p.rows = a->weight.count / p.columns;
-    p.row = (int64_t)(blockIdx.x / across) * ROWS;
-    p.column = ((int64_t)(blockIdx.x % across) * WARPS + warp) * TSR_NF4_BLOCK;
-    p.g = lane / 4;
-    p.t = lane % 4;
+    unsigned across = (unsigned)((p.columns + TILE - 1) / TILE);
+    p.row = (int64_t)(blockIdx.x / across) * TILE;
+    p.column = (int64_t)(blockIdx.x % across) * TILE;
     return p;
 }
 
-static __device__ __forceinline__ void merge(const tsr_nf4_merge_args *a, int steps)
+/* Ranks from `first` on of both; what does not exist is zero. */
+static __device__ __forceinline__ void fetch(merge_stage *stage, const merge_place *p,
+                                             int64_t first)
 {
-    merge_place p = place_of(a);
-    int lane = threadIdx.x % TSR_WARP;
-    uint2 codes[TILES][2];
-    uint32_t fragment[TSR_NF4_MERGE_RANK / STEP][GROUPS][2];
-    if (p.column >= p.columns)
-        return;
+    const __nv_bfloat16 *a = (const __nv_bfloat16 *)p->args->a;
+    const __nv_bfloat16 *b = (const __nv_bfloat16 *)p->args->b;
+    int64_t r = p->args->r;
 #pragma unroll
-    for (int i = 0; i < TILES; i++) {
-        codes[i][0] = load_codes(&p, p.row + i * TILE + p.g);
-        codes[i][1] = load_codes(&p, p.row + i * TILE + p.g + 8);
+    for (int i = 0; i < TILE * CHUNK / TSR_VECTOR / THREADS; i++) {
+        int at = (int)threadIdx.x + i * THREADS;
+        int row = at / (CHUNK / TSR_VECTOR), k = at % (CHUNK / TSR_VECTOR) * TSR_VECTOR;
+        bool there = p->row + row < p->rows && first + k < r;
+        tsr_copy16(stage->b + row * B_PITCH + k, b + (there ? (p->row + row) * r + first + k : 0),
+                   there);
+        int rank = at / (TILE / TSR_VECTOR), column = at % (TILE / TSR_VECTOR) * TSR_VECTOR;
+        there = first + rank < r && p->column + column < p->columns;
+        tsr_copy16(stage->a + rank * A_PITCH + column,
+                   a + (there ? (first + rank) * p->columns + p->column + column : 0), there);
     }
-    /* Of row i of the first half of the rows, and of the second. */
-    float scale[2] = {load_scale(&p, p.row + lane), load_scale(&p, p.row + lane + TSR_WARP)};
-    float level = a->weight.level[lane % 16];
+    tsr_copy_commit();
+}
+
+/* c += B A of a stage, for a warp: c[i][j] is row group i of 16, column group j of 8. */
+static __device__ __forceinline__ void multiply(float c[4][4][4], const merge_stage *stage, int row,
+                                                int column)
+{
+    int lane = threadIdx.x % TSR_WARP;
 #pragma unroll
-    for (int step = 0; step < steps; step++)
-        load_a(fragment[step], &p, step);
+    for (int k = 0; k < CHUNK; k += 16) {
+        uint32_t b[4][4], a[2][4];
 #pragma unroll
-    for (int i = 0; i < TILES; i++) {
-        float c[GROUPS][4] = {};
-        int64_t row = p.row + i * TILE;
+        for (int i = 0; i < 4; i++)
+            tsr_ldmatrix(b[i], stage->b + (row + 16 * i + lane % 16) * B_PITCH + k + lane / 16 * 8);
 #pragma unroll
-        for (int step = 0; step < steps; step++)
-            multiply(c, &p, row, step, fragment[step]);
+        for (int j = 0; j < 2; j++)
+            tsr_ldmatrix_t(a[j],
+                           stage->a + (k + lane % 16) * A_PITCH + column + 16 * j + lane / 16 * 8);
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int holder = i % 2 * TILE + half * 8 + p.g;
-            write_row(&p, row + half * 8 + p.g, codes[i][half], level,
-                      __shfl_sync(0xffffffffu, scale[i / 2], holder), c, half);
-        }
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                tsr_mma(c[i][j], b[i], a[j / 2][j % 2 * 2], a[j / 2][j % 2 * 2 + 1]);
     }
 }
 
-/* One for each number of steps, with registers of its own; `blocks` are at least on a
- * multiprocessor. */
-#define MERGE_OF(steps, blocks)                                                                    \
-    static __global__ void __launch_bounds__(WARPS *TSR_WARP, blocks)                              \
-        merge_##steps(const __grid_constant__ tsr_nf4_merge_args a)                                \
-    {                                                                                              \
-        merge(&a, steps);                                                                          \
+/* All of B A of the tile. */
+static __device__ __forceinline__ void product(float c[4][4][4], merge_shared *shared,
+                                               const merge_place *p, int row, int column)
+{
+    int64_t chunks = (p->args->r + CHUNK - 1) / CHUNK;
+    fetch(&shared->stage[0], p, 0);
+    for (int64_t chunk = 0; chunk < chunks; chunk++) {
+        if (chunk + 1 < chunks) {
+            fetch(&shared->stage[(chunk + 1) % STAGES], p, (chunk + 1) * CHUNK);
+            tsr_copy_wait_but_one();
+        } else {
+            tsr_copy_wait();
+        }
+        __syncthreads();
+        multiply(c, &shared->stage[chunk % STAGES], row, column);
+        __syncthreads();
     }
+}
 
-MERGE_OF(1, 6)
-MERGE_OF(2, 5)
-MERGE_OF(3, 4)
-MERGE_OF(4, 3)
+static __device__ __forceinline__ void write_sums(float *sums, const float c[4][4][4], int column)
+{
+    int lane = threadIdx.x % TSR_WARP, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float *at = sums + (16 * i + g) * SUMS + column + 8 * j + 2 * t;
+            *(float2 *)at = make_float2(c[i][j][0], c[i][j][1]);
+            *(float2 *)(at + 8 * SUMS) = make_float2(c[i][j][2], c[i][j][3]);
+        }
+}
+
+static __device__ __forceinline__ bool exists(const merge_place *p, int row, int column)
+{
+    return p->row + row < p->rows && p->column + column < p->columns;
+}
+
+/* Eight elements: all lanes of the warp call. */
+static __device__ __forceinline__ void write_word(const merge_place *p, int row, int column,
+                                                  uint32_t codes, float level, float scale,
+                                                  const float *sums)
+{
+    float value[TSR_VECTOR];
+    float4 low = *(const float4 *)sums, high = *(const float4 *)(sums + 4);
+    const float sum[TSR_VECTOR] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int i = 0; i < TSR_VECTOR; i++) {
+        uint32_t code = codes >> (4 * (i ^ 1)); /* a byte's first element is its high nibble */
+        float w = __fmul_rn(__shfl_sync(0xffffffffu, level, (int)code), scale);
+        value[i] = fmaf(p->args->scale, sum[i], w);
+    }
+    if (exists(p, row, column))
+        tsr_store8(p->args->weight.out, (p->row + row) * p->columns + p->column + column, value,
+                   TSR_BF16);
+}
+
+static __global__ void __launch_bounds__(THREADS, 2)
+    merge(const __grid_constant__ tsr_nf4_merge_args args)
+{
+    __shared__ __align__(16) merge_shared shared;
+    __shared__ float scales[TILE][TILE / TSR_NF4_BLOCK];
+    merge_place p = place_of(&args);
+    const tsr_nf4_dequant_args *w = &args.weight;
+    int thread = (int)threadIdx.x, warp = thread / TSR_WARP;
+    int half = warp / 4, across = warp % 4 * ACROSS;
+    uint32_t codes[2][WORDS];
+    float c[4][4][4] = {};
+    float level = w->level[thread % 16];
+#pragma unroll
+    for (int i = 0; i < 2 * WORDS; i++) {
+        int at = thread + i * THREADS;
+        int row = at / (TILE / TSR_VECTOR), column = at % (TILE / TSR_VECTOR) * TSR_VECTOR;
+        int64_t element = (p.row + row) * p.columns + p.column + column;
+        codes[i / WORDS][i % WORDS] =
+            exists(&p, row, column) ? __ldcs((const uint32_t *)(w->codes + element / 2)) : 0;
+    }
+    int row = thread / 2, column = thread % 2 * TSR_NF4_BLOCK;
+    scales[row][thread % 2] =
+        exists(&p, row, column)
+            ? tsr_nf4_scale(w, ((p.row + row) * p.columns + p.column + column) / TSR_NF4_BLOCK)
+            : 0;
+    product(c, &shared, &p, half * HALF, across);
+#pragma unroll
+    for (int pass = 0; pass < 2; pass++) {
+        if (half == pass)
+            write_sums(shared.sums, c, across);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < WORDS; i++) {
+            int at = thread + i * THREADS;
+            row = at / (TILE / TSR_VECTOR), column = at % (TILE / TSR_VECTOR) * TSR_VECTOR;
+            write_word(&p, pass * HALF + row, column, codes[pass][i], level,
+                       scales[pass * HALF + row][column / TSR_NF4_BLOCK],
+                       shared.sums + row * SUMS + column);
+        }
+        __syncthreads();
+    }
+}
 
 static bool fits(const tsr_nf4_merge_args *args)
 {
     const tsr_nf4_dequant_args *w = &args->weight;
-    return tsr_nf4_merge_pays(w->dtype, w->columns, args->r) && (uintptr_t)w->codes % 8 == 0 &&
+    return tsr_nf4_merge_fused(w->dtype, w->columns, args->r) && (uintptr_t)w->codes % 4 == 0 &&
            (uintptr_t)w->out % 16 == 0 && (uintptr_t)args->a % 16 == 0 &&
-           (uintptr_t)args->b % 4 == 0;
+           (uintptr_t)args->b % 16 == 0;
 }
 
 extern "C" tsr_status tsr_nf4_merge_cuda(tsr_stream *stream, const tsr_nf4_merge_args *args)
@@ -195,22 +214,8 @@ extern "C" tsr_status tsr_nf4_merge_cuda(tsr_stream *stream, const tsr_nf4_merge
         TSR_TRY(tsr_nf4_dequant_cuda(stream, w));
         return tsr_gemm_cuda(stream, &product);
     }
-    unsigned blocks = (unsigned)(tsr_blocks(w->columns, TSR_NF4_BLOCK * WARPS) *
-                                 tsr_blocks(w->count / w->columns, ROWS));
-    cudaStream_t s = tsr_stream_cuda(stream);
-    switch ((args->r + STEP - 1) / STEP) {
-    case 1:
-        merge_1<<<blocks, WARPS * TSR_WARP, 0, s>>>(*args);
-        break;
-    case 2:
-        merge_2<<<blocks, WARPS * TSR_WARP, 0, s>>>(*args);
-        break;
-    case 3:
-        merge_3<<<blocks, WARPS * TSR_WARP, 0, s>>>(*args);
-        break;
-    default:
-        merge_4<<<blocks, WARPS * TSR_WARP, 0, s>>>(*args);
-        break;
-    }
+    unsigned blocks =
+        (unsigned)(tsr_blocks(w->columns, TILE) * tsr_blocks(w->count / w->columns, TILE));
+    merge<<<blocks, THREADS, 0, tsr_stream_cuda(stream)>>>(*args);
     return tsr_launched("nf4_merge");
 }

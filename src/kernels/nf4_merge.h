@@ -23,13 +23,20 @@ typedef struct {
     float scale;
 } tsr_nf4_merge_args;
 
-/* Whether merging pays: a fused kernel does it, for blocks of codes that each are of one row. Elsewhere the weight is made first, and what is
- * added to it is rounded a second time where the dtype is not F32. */
-#define TSR_NF4_MERGE_RANK 64 /* at most: the fragments of A stay in registers */
-static inline bool tsr_nf4_merge_pays(tsr_dtype dtype, int64_t columns, int64_t r)
+/* Whether one kernel does it. Elsewhere the weight is made first, and what is added to it is rounded a
+ * second time where the dtype is not F32. */
+static inline bool tsr_nf4_merge_fused(tsr_dtype dtype, int64_t columns, int64_t r)
 {
-    return dtype == TSR_BF16 && columns % TSR_NF4_BLOCK == 0 && r > 0 && r % 8 == 0 &&
-           r <= TSR_NF4_MERGE_RANK;
+    return dtype == TSR_BF16 && columns % TSR_NF4_BLOCK == 0 && r > 0 && r % 8 == 0;
+}
+
+/* Whether merging pays before a matmul of `tokens` with `inner` terms to a sum. Unmerged, the output
+ * is written and read once more, 4 bytes an element of bf16; merged, inner r products are spent on
+ * each of its columns. They weigh the same at 1 token for inner r / 300 on an H200. */
+#define TSR_NF4_MERGE_PRODUCTS 300
+static inline bool tsr_nf4_merge_pays(int64_t tokens, int64_t inner, int64_t r)
+{
+    return tokens * TSR_NF4_MERGE_PRODUCTS >= inner * r;
 }
 
 tsr_status tsr_nf4_merge_check(const tsr_nf4_merge_args *args);

@@ -82,6 +82,7 @@ static tsr_layer layer_of(const listing *l, int unit)
         layer.linear[kind] = (tsr_linear){.out = linear[kind].out,
                                           .in = linear[kind].in,
                                           .r = linear[kind].r,
+                                          .weight.data = linear[kind].quantized ? NULL : pointer,
                                           .scale = linear[kind].scale,
                                           .g = dora ? pointer : NULL,
                                           .n = dora ? pointer : NULL,

@@ -234,8 +234,10 @@ static void one_merge(const merge_case *c, tsr_dtype dtype)
     char what[128];
     snprintf(what, sizeof what, "nf4_merge of %lld x %lld, r %lld, %s scales", (long long)c->rows,
              (long long)c->columns, (long long)c->r, c->nested ? "nested" : "fp32");
-    cuda_expect(what, args.weight.out, d.want, count, dtype, tolerance_of(tolerance_merge, dtype),
-                1e-30);
+    /* What is not fused is rounded when the weight is made, and again when it is added to. */
+    bool once = dtype == TSR_F32 || (tsr_nf4_merge_fused(dtype, c->columns, c->r) && !c->b_offset);
+    cuda_expect(what, args.weight.out, d.want, count, dtype,
+                tolerance_of(tolerance_merge, dtype) * (once ? 1 : 2), 1e-30);
     free(a), free(b);
     free_nf4(&d);
     cuda_free_all();
@@ -245,7 +247,7 @@ static void nf4_merges(void **state)
 {
     static const int64_t rows[] = {1, 7, 8, 16, 63, 64, 65, 200};
     static const int64_t columns[] = {64, 128, 256, 320, 1088};
-    static const int64_t ranks[] = {8, 16, 24, 32, 40, 48, 56, 64};
+    static const int64_t ranks[] = {8, 16, 24, 32, 40, 64, 72, 136};
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
@@ -254,11 +256,11 @@ static void nf4_merges(void **state)
                           TSR_BF16);
     one_merge(&(merge_case){1024, 4096, 16, true, 0}, TSR_BF16);
     one_merge(&(merge_case){300, 14336, 64, true, 0}, TSR_BF16);
+    one_merge(&(merge_case){512, 4096, 384, true, 0}, TSR_BF16);
     /* What the fused kernel does not take. */
     one_merge(&(merge_case){64, 256, 16, true, 1}, TSR_BF16);
     one_merge(&(merge_case){50, 96, 16, true, 0}, TSR_BF16);
     one_merge(&(merge_case){50, 128, 12, false, 0}, TSR_BF16);
-    one_merge(&(merge_case){50, 128, 80, false, 0}, TSR_BF16);
     one_merge(&(merge_case){50, 128, 16, true, 0}, TSR_F32);
     one_merge(&(merge_case){50, 128, 16, true, 0}, TSR_F16);
     tsr_nf4_merge_args none = {.weight = {.columns = 64}, .r = 16};
