@@ -20,7 +20,7 @@ TSR_KERNEL_OPS(TSR_KERNEL_CUDA)
 #undef TSR_KERNEL_CUDA
 
 /* Into how many parts a sum over tokens is split (kernels/types.h, partials). */
-#define TSR_CUDA_PARTIAL_ROWS 128
+#define TSR_CUDA_PARTIAL_ROWS 64
 
 uint64_t tsr_attention_workspace_bytes_cuda(const tsr_attention_bounds *bounds);
 uint64_t tsr_head_workspace_bytes_cuda(const tsr_head_bounds *bounds);

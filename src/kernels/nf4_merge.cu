@@ -1,5 +1,6 @@
 /*
- * nf4_merge.cu: contract nf4_merge.h; reference nf4_merge_ref.c.
+ * nf4_merge.cu: contract nf4_merge.h; reference nf4_merge_ref.c. Which way is taken; and the kernel of
+ * larger ranks.
  *
  * Split    A block of 8 warps has a tile of 128 rows and 128 columns; a warp has 64 x 32 of B A, in
  *          registers. Ranks go by in chunks of 32 through two buffers in shared memory, filled by
@@ -10,7 +11,7 @@
  *          and 128 ranks.
  */
 #include "kernels/mma.cuh"
-#include "kernels/nf4_scale.cuh"
+#include "kernels/nf4_merge.cuh"
 
 #define THREADS 256
 #define TILE    128 /* rows, and columns, of a block */
@@ -214,8 +215,12 @@ extern "C" tsr_status tsr_nf4_merge_cuda(tsr_stream *stream, const tsr_nf4_merge
         TSR_TRY(tsr_nf4_dequant_cuda(stream, w));
         return tsr_gemm_cuda(stream, &product);
     }
+    cudaStream_t s = tsr_stream_cuda(stream);
     unsigned blocks =
         (unsigned)(tsr_blocks(w->columns, TILE) * tsr_blocks(w->count / w->columns, TILE));
-    merge<<<blocks, THREADS, 0, tsr_stream_cuda(stream)>>>(*args);
+    if (args->r <= TSR_NF4_MERGE_LOW)
+        tsr_nf4_merge_low(s, args);
+    else
+        merge<<<blocks, THREADS, 0, s>>>(*args);
     return tsr_launched("nf4_merge");
 }

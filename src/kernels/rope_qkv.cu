@@ -17,7 +17,7 @@
  */
 #include "kernels/column_sum.cuh"
 
-#define STEPS 3 /* 8 of 16 heads of 128, 3 blocks of 8 warps: 74 KB under way on a multiprocessor */
+#define STEPS 4 /* 16 heads of 128, 2 blocks of 8 warps: 65 KB under way on a multiprocessor */
 #define TURNS 2
 
 /* What both directions need of the shape. */
@@ -284,9 +284,9 @@ static __device__ __forceinline__ void back_plain(const forward_args *a, const t
     steps_tile(a, tiling, false, true, dtype, whole);
 }
 
-TSR_TILE_KERNELS(forward_plain, forward_args, 3)
-TSR_TILE_KERNELS(forward_normalized, forward_args, 3)
-TSR_TILE_KERNELS(back_plain, forward_args, 3)
+TSR_TILE_KERNELS(forward_plain, forward_args, 2)
+TSR_TILE_KERNELS(forward_normalized, forward_args, 2)
+TSR_TILE_KERNELS(back_plain, forward_args, 2)
 
 /* Lanes of a head, and strips of the heads of a warp. */
 static int64_t rope_strips(rope_shape *s, int32_t head_dim)
