@@ -1,6 +1,6 @@
 /*
  * bench_gather.c: the collectives of a step alone, at the sizes of one layer of an 8B model: the frozen part
- * gathered and pulled, the trainable part gathered, gradients reduced to their owners, the control word.
+ * gathered and pulled, the trainable part gathered, gradients exchanged, the control word.
  *
  *     launch/run -n N bench_gather [--backend cuda|cpu] [--part 0.01]     JSON on stdout, a table on stderr
  *
@@ -87,9 +87,10 @@ static double adapter_elements(double r)
 /* ---- one case ---- */
 
 typedef struct {
-    enum { ALL_GATHER, PULL, REDUCE_SCATTER, ALL_REDUCE } what;
+    enum { ALL_GATHER, PULL, EXCHANGE, ALL_REDUCE } what;
     group group;
-    uint64_t count; /* of int64 a rank receives */
+    tsr_exchange_range piece[RANGES];
+    uint64_t count; /* of int64 */
 } operation;
 
 static void enqueue(const operation *o)
@@ -99,9 +100,8 @@ static void enqueue(const operation *o)
         status = tsr_comm_all_gather(comm, stream, o->group.range, o->group.count);
     else if (o->what == PULL)
         status = tsr_comm_pull(comm, stream, o->group.range, o->group.count);
-    else if (o->what == REDUCE_SCATTER)
-        status = tsr_comm_reduce_scatter(comm, stream, (int64_t *)(void *)shards,
-                                         (int64_t *)(void *)gathered, o->count);
+    else if (o->what == EXCHANGE)
+        status = tsr_comm_exchange(comm, stream, o->piece, RANGES);
     else
         status = tsr_comm_all_reduce(comm, stream, (int64_t *)(void *)shards, o->count, TSR_SUM);
     must(status, "a collective");
@@ -148,6 +148,23 @@ static void measure(const char *name, const operation *o, uint64_t arrives)
                                            "gb_s", rate));
 }
 
+/* fp32 pieces of A and B of every linear; what is received lies behind them. Bytes that a rank
+ * receives. */
+static uint64_t gradients(operation *o, int r)
+{
+    uint64_t ranks = (uint64_t)tsr_comm_size(comm), sent = 0, received = 0;
+    uint64_t all = share(4 * adapter_elements(r)) + GRANULE * RANGES;
+    o->what = EXCHANGE;
+    for (int i = 0; i < RANGES; i++) {
+        uint64_t bytes = share(4 * (double)r * linears[i / 2][i % 2]);
+        o->piece[i] =
+            (tsr_exchange_range){gathered + sent, gathered + ranks * all + received, bytes};
+        sent += ranks * bytes;
+        received += (ranks - 1) * bytes;
+    }
+    return received;
+}
+
 static void run_all(void)
 {
     uint64_t others = (uint64_t)tsr_comm_size(comm) - 1;
@@ -162,10 +179,9 @@ static void run_all(void)
         add(&t.group, 2 * adapter_elements(ranks[i]));
         snprintf(name, sizeof name, "adapter r %d, all-gather", ranks[i]);
         measure(name, &t, t.group.sent * others);
-        t.what = REDUCE_SCATTER;
-        t.count = share(8 * adapter_elements(ranks[i])) / 8;
-        snprintf(name, sizeof name, "gradients r %d, reduce-scatter", ranks[i]);
-        measure(name, &t, 8 * t.count * others);
+        uint64_t arrives = gradients(&t, ranks[i]);
+        snprintf(name, sizeof name, "gradients r %d, exchange", ranks[i]);
+        measure(name, &t, arrives);
     }
     operation word = {.what = ALL_REDUCE, .count = 16};
     measure("control word, all-reduce", &word, 8 * word.count);

@@ -109,10 +109,19 @@ tsr_status tsr_comm_expose(tsr_comm *comm, tsr_stream *host_stream, void *base, 
 tsr_status tsr_comm_pull(tsr_comm *comm, tsr_stream *stream, const tsr_gather_range *ranges,
                          int count);
 
-/* receive[0..count) = sum over ranks of their send[rank * count ..]; send holds size * count.
- * Integers, so the order of summation does not matter. receive must not overlap send. */
-tsr_status tsr_comm_reduce_scatter(tsr_comm *comm, tsr_stream *stream, int64_t *receive,
-                                   const int64_t *send, uint64_t count);
+/* One range of an exchange: a piece of `bytes` for each rank, in their order, at `send`. What the
+ * other ranks have for this one lands at `receive`, in their order; its own piece stays where it is.
+ * `bytes` may be 0. */
+typedef struct {
+    const void *send;
+    void *receive;
+    uint64_t bytes;
+} tsr_exchange_range;
+
+/* All ranges in one call. Each rank sends and receives (size - 1) sum(bytes). receive must not
+ * overlap send. `ranges` is borrowed until the call has run. */
+tsr_status tsr_comm_exchange(tsr_comm *comm, tsr_stream *stream, const tsr_exchange_range *ranges,
+                             int count);
 
 /* In place over all ranks. */
 tsr_status tsr_comm_all_reduce(tsr_comm *comm, tsr_stream *stream, int64_t *data, uint64_t count,

@@ -143,18 +143,40 @@ static tsr_status nccl_all_gather(tsr_comm *comm, const tsr_comm_call *call,
     return end(n, call, result);
 }
 
-static tsr_status nccl_reduce_scatter(tsr_comm *comm, const tsr_comm_call *call, int64_t *receive,
-                                      const int64_t *send, uint64_t count)
+/* The pieces of one pair of ranks: what is sent to `to`, and what comes from `from`. */
+static ncclResult_t send_and_receive(tsr_nccl *n, cudaStream_t stream,
+                                     const tsr_exchange_range *ranges, int count, int to, int from)
+{
+    ncclResult_t result = ncclSuccess;
+    for (int i = 0; i < count && is_fine(result); i++) {
+        uint64_t bytes = ranges[i].bytes;
+        if (bytes == 0)
+            continue;
+        result = tsr_nccl_lib.Send(tsr_exchange_to(&ranges[i], to), bytes, ncclInt8, to, n->nccl,
+                                   stream);
+        if (is_fine(result))
+            result = tsr_nccl_lib.Recv(tsr_exchange_from(n->comm, &ranges[i], from), bytes,
+                                       ncclInt8, from, n->nccl, stream);
+    }
+    return result;
+}
+
+static tsr_status nccl_exchange(tsr_comm *comm, const tsr_comm_call *call,
+                                const tsr_exchange_range *ranges, int count)
 {
     tsr_nccl *n = comm->backend;
-    if (is_alone(comm))
-        return copy(call, receive, send, count * sizeof *receive);
-    if (count == 0)
+    uint64_t bytes = 0;
+    int rank = comm->rank, size = comm->size;
+    for (int i = 0; i < count; i++)
+        bytes += ranges[i].bytes;
+    if (is_alone(comm) || bytes == 0)
         return TSR_OK;
     TSR_TRY(begin(n, call));
-    return end(n, call,
-               tsr_nccl_lib.ReduceScatter(send, receive, count, ncclInt64, ncclSum, n->nccl,
-                                          tsr_stream_cuda(call->stream)));
+    ncclResult_t result = ncclSuccess;
+    for (int k = 1; k < size && is_fine(result); k++)
+        result = send_and_receive(n, tsr_stream_cuda(call->stream), ranges, count,
+                                  (rank + k) % size, (rank - k + size) % size);
+    return end(n, call, result);
 }
 
 static tsr_status nccl_all_reduce(tsr_comm *comm, const tsr_comm_call *call, int64_t *data,
@@ -248,7 +270,7 @@ static const tsr_comm_ops nccl_ops = {
     .name = "nccl",
     .enqueues = true,
     .all_gather = nccl_all_gather,
-    .reduce_scatter = nccl_reduce_scatter,
+    .exchange = nccl_exchange,
     .all_reduce = nccl_all_reduce,
     .broadcast = nccl_broadcast,
     .barrier = nccl_barrier,
@@ -334,11 +356,12 @@ static tsr_status warm_up(tsr_nccl *n)
     TSR_TRY(tsr_stream_create(&stream, n->device, "warm-up"));
     tsr_comm_call call = {n->device, TSR_COMM_BARRIER, 0, stream};
     tsr_gather_range range = {word + 1, word + 2, sizeof *word};
+    tsr_exchange_range pieces = {word + 2, word + 2 + size, sizeof *word};
     tsr_status status = nccl_barrier(n->comm, &call);
     if (status == TSR_OK)
         status = nccl_all_gather(n->comm, &call, &range, 1);
     if (status == TSR_OK)
-        status = nccl_reduce_scatter(n->comm, &call, word + 1, word + 2, 1);
+        status = nccl_exchange(n->comm, &call, &pieces, 1);
     if (status == TSR_OK)
         status = nccl_broadcast(n->comm, &call, word + 2, size * sizeof *word, 0);
     if (status == TSR_OK)

@@ -428,8 +428,9 @@ static void time_one(tsr_case_rank *me, const char *what, const tsr_gather_range
     uint64_t others = (uint64_t)me->size - 1, bytes = 0;
     for (int i = 0; i < SEGMENTS; i++)
         bytes += ranges[i].bytes * others;
-    if (what[0] == 's' || what[0] == 'r')
+    if (what[0] == 's' || what[0] == 'e')
         bytes = count * 8 * (what[0] == 's' ? 1 : others);
+    tsr_exchange_range pieces = {words, words + count * (uint64_t)me->size, count * 8};
     for (int warm = 1; warm >= 0; warm--) {
         OK(tsr_comm_agree(me->host, me->host_stream, TSR_OK, NULL));
         double start = tsr_now();
@@ -441,7 +442,7 @@ static void time_one(tsr_case_rank *me, const char *what, const tsr_gather_range
             else if (what[0] == 's')
                 OK(tsr_comm_all_reduce(me->comm, me->stream, words, count, TSR_SUM));
             else
-                OK(tsr_comm_reduce_scatter(me->comm, me->stream, words, words + count, count));
+                OK(tsr_comm_exchange(me->comm, me->stream, &pieces, 1));
         }
         double enqueued = tsr_now() - start;
         OK(tsr_stream_synchronize(me->stream));
@@ -461,7 +462,7 @@ static void time_all(const void *what, tsr_comm *host)
         printf("%d ranks: created in %.2f s\n", me->size, tsr_now() - start);
     uint64_t sent = lay_out(ranges, NULL, NULL, me->size), words = 1u << 20;
     char *base = tsr_case_new(me, sent), *receive = tsr_case_new(me, 256u << 20);
-    int64_t *sums = tsr_case_new(me, words * 8 * (uint64_t)(me->size + 1));
+    int64_t *sums = tsr_case_new(me, words * 8 * (uint64_t)(2 * me->size));
     lay_out(ranges, base, receive, me->size);
     time_one(me, "gather", ranges, sums, words);
     OK(tsr_comm_expose(me->comm, me->host_stream, base, sent));
@@ -474,7 +475,7 @@ static void time_all(const void *what, tsr_comm *host)
         OK(tsr_nccl_set_lanes(me->comm, lanes));
         time_one(me, name, ranges, sums, words);
     }
-    time_one(me, "reduce-scatter, 8 MiB", ranges, sums, words);
+    time_one(me, "exchange of 8 MiB", ranges, sums, words);
     time_one(me, "sum of 1 word", ranges, sums, 1);
     time_one(me, "sum of 8 MiB", ranges, sums, words);
     fflush(stdout);
