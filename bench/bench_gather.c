@@ -4,6 +4,7 @@
  *
  *     launch/run -n N bench_gather [--backend cuda|cpu] [--part 0.01]     JSON on stdout, a table on stderr
  *
+ * Of GPUs each is measured through NCCL first, then by copies from exposed memory, as in a run.
  * Every rank starts together; a sample is as many calls as last about 20 ms, from a barrier to an idle
  * stream; the median of 11. GB/s counts the bytes that arrive at a rank from the others, once, which is the
  * least that must cross its link. --part shrinks every size.
@@ -165,22 +166,24 @@ static uint64_t gradients(operation *o, int r)
     return received;
 }
 
-static void run_all(void)
+static void run_all(const char *how)
 {
     uint64_t others = (uint64_t)tsr_comm_size(comm) - 1;
     operation o = {.what = ALL_GATHER, .group = frozen()};
-    measure("frozen part, all-gather", &o, o.group.sent * others);
+    char name[64];
+    snprintf(name, sizeof name, "frozen part, all-gather%s", how);
+    measure(name, &o, o.group.sent * others);
     o.what = PULL;
-    measure("frozen part, pull", &o, o.group.sent * others);
+    snprintf(name, sizeof name, "frozen part, pull%s", how);
+    measure(name, &o, o.group.sent * others);
     static const int ranks[] = {16, 384};
     for (int i = 0; i < 2; i++) {
-        char name[64];
         operation t = {.what = ALL_GATHER};
         add(&t.group, 2 * adapter_elements(ranks[i]));
-        snprintf(name, sizeof name, "adapter r %d, all-gather", ranks[i]);
+        snprintf(name, sizeof name, "adapter r %d, all-gather%s", ranks[i], how);
         measure(name, &t, t.group.sent * others);
         uint64_t arrives = gradients(&t, ranks[i]);
-        snprintf(name, sizeof name, "gradients r %d, exchange", ranks[i]);
+        snprintf(name, sizeof name, "gradients r %d, exchange%s", ranks[i], how);
         measure(name, &t, arrives);
     }
     operation word = {.what = ALL_REDUCE, .count = 16};
@@ -224,7 +227,6 @@ static tsr_arena *take_memory(void)
     gathered = shards + shard_bytes;
     must(tsr_stream_fill(stream, shards, 0, all), "memory");
     must(tsr_stream_synchronize(stream), "memory");
-    must(tsr_comm_expose(comm, control, shards, shard_bytes), "exposing the shards");
     return arena;
 }
 
@@ -254,7 +256,12 @@ int main(int count, char **arguments)
     open_all(cuda);
     tsr_arena *arena = take_memory();
     cases = json_array();
-    run_all();
+    run_all("");
+    if (comm != world) {
+        uint64_t bytes = shard_bytes * ((uint64_t)tsr_comm_size(comm) + 1);
+        must(tsr_comm_expose(comm, control, shards, bytes), "exposing memory");
+        run_all(", exposed");
+    }
     if (tsr_comm_rank(comm) == 0) {
         json_t *all =
             json_pack("{ss ss ss si sf so}", "bench", "gather", "device",

@@ -1,5 +1,6 @@
 /*
- * comm_nccl.c: collectives of device memory, through NCCL.
+ * comm_nccl.c: collectives of device memory, through NCCL and, of memory that the ranks of a node
+ * expose, by copies.
  *
  * A communicator mirrors the ranks of a host communicator and has a slot on its board, so that
  * whoever is missing is named, and a death of either is one of both. Collectives are enqueued and
@@ -132,8 +133,11 @@ static tsr_status nccl_all_gather(tsr_comm *comm, const tsr_comm_call *call,
         if (is_alone(comm))
             TSR_TRY(copy(call, ranges[i].receive, ranges[i].send, ranges[i].bytes));
     }
+    tsr_status status;
     if (is_alone(comm) || bytes == 0)
         return TSR_OK;
+    if (tsr_nccl_gather_by_copies(&status, comm, call, ranges, count))
+        return status;
     TSR_TRY(begin(n, call));
     ncclResult_t result = ncclSuccess;
     for (int i = 0; i < count && is_fine(result); i++)
@@ -169,8 +173,11 @@ static tsr_status nccl_exchange(tsr_comm *comm, const tsr_comm_call *call,
     int rank = comm->rank, size = comm->size;
     for (int i = 0; i < count; i++)
         bytes += ranges[i].bytes;
+    tsr_status status;
     if (is_alone(comm) || bytes == 0)
         return TSR_OK;
+    if (tsr_nccl_exchange_by_copies(&status, comm, call, ranges, count))
+        return status;
     TSR_TRY(begin(n, call));
     ncclResult_t result = ncclSuccess;
     for (int k = 1; k < size && is_fine(result); k++)
@@ -226,6 +233,7 @@ static void free_nccl(tsr_nccl *n)
         cudaEventDestroy(n->fork);
     if (n->scratch)
         cudaFree(n->scratch);
+    tsr_meet_destroy(n);
     for (int i = 0; i < n->peer_count; i++)
         if (n->peers[i].file >= 0)
             close(n->peers[i].file);

@@ -216,6 +216,41 @@ void tsr_case_exchange(tsr_case_rank *me)
     CHECK(tsr_comm_exchange(me->comm, me->stream, NULL, -1) == TSR_EINVAL);
 }
 
+/* What changes: each rank writes its words anew in every round, on the stream, as soon as the call
+ * before it lets it. Words are right only if nobody reads too early or writes too soon. */
+void tsr_case_exposed_exchange(tsr_case_rank *me)
+{
+    enum { WORDS = 20000, ROUNDS = 40 };
+    uint64_t size = (uint64_t)me->size, bytes = WORDS * 4, others = (size - 1) * bytes;
+    char *sent = tsr_case_new(me, 2 * size * bytes), *gathered = tsr_case_new(me, size * bytes);
+    char *received = tsr_case_new(me, (uint64_t)ROUNDS * others + 1);
+    char *work = sent + size * bytes;
+    OK(tsr_comm_expose(me->comm, me->host_stream, sent, 2 * size * bytes));
+    CHECK(tsr_comm_exchange(me->comm, me->stream, NULL, 0) == TSR_OK);
+    tsr_exchange_range piece[ROUNDS];
+    tsr_gather_range range = {work, gathered, bytes};
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int r = 0; r < me->size; r++)
+            OK(tsr_stream_fill(me->stream, sent + (uint64_t)r * bytes,
+                               (unsigned char)(round * 7 + me->rank * 16 + r), bytes));
+        OK(tsr_stream_fill(me->stream, work, (unsigned char)(round + me->rank * 50), bytes));
+        piece[round] = (tsr_exchange_range){sent, received + (uint64_t)round * others, bytes};
+        OK(tsr_comm_exchange(me->comm, me->stream, &piece[round], 1));
+        OK(tsr_comm_all_gather(me->comm, me->stream, &range, 1));
+    }
+    tsr_case_wait(me);
+    unsigned char *got = read_back(me, received, ROUNDS * others);
+    for (uint64_t i = 0; i < ROUNDS * others; i++) {
+        int round = (int)(i / others), k = (int)(i % others / bytes), from = k + (k >= me->rank);
+        CHECK(got[i] == (unsigned char)(round * 7 + from * 16 + me->rank));
+    }
+    free(got);
+    got = read_back(me, gathered, size * bytes);
+    for (uint64_t i = 0; i < size * bytes; i++)
+        CHECK(got[i] == (unsigned char)(ROUNDS - 1 + (int)(i / bytes) * 50));
+    free(got);
+}
+
 static int64_t reduced(int size, uint64_t i, tsr_reduce_op op)
 {
     int64_t result = value_of(0, i);

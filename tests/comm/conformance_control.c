@@ -89,32 +89,37 @@ static void check_dead(tsr_case_rank *me, const char *cause)
     CHECK(tsr_now() - start < 5);
 }
 
-/* A collective that cannot end without all ranks: a sum, or an exchange of words. */
+/* A collective that cannot end without all ranks: a sum, or an exchange of words, from exposed memory
+ * or from other. */
+typedef enum { SUM, EXCHANGE, EXPOSED } meeting_kind;
+
 typedef struct {
-    bool exchanges;
+    meeting_kind kind;
     int64_t *words;
     tsr_exchange_range range;
 } meeting;
 
-static meeting make_meeting(tsr_case_rank *me, bool exchanges)
+static meeting make_meeting(tsr_case_rank *me, meeting_kind kind)
 {
     uint64_t words = 2 * (uint64_t)me->size;
     int64_t *at = tsr_case_new(me, words * sizeof *at);
     OK(tsr_stream_fill(me->stream, at, 0, words * sizeof *at));
-    return (meeting){exchanges, at, {at, at + me->size, sizeof *at}};
+    if (kind == EXPOSED)
+        OK(tsr_comm_expose(me->comm, me->host_stream, at, words * sizeof *at));
+    return (meeting){kind, at, {at, at + me->size, sizeof *at}};
 }
 
 static tsr_status meet(tsr_case_rank *me, const meeting *m)
 {
-    return m->exchanges ? tsr_comm_exchange(me->comm, me->stream, &m->range, 1)
-                        : tsr_comm_all_reduce(me->comm, me->stream, m->words, 1, TSR_SUM);
+    return m->kind == SUM ? tsr_comm_all_reduce(me->comm, me->stream, m->words, 1, TSR_SUM)
+                          : tsr_comm_exchange(me->comm, me->stream, &m->range, 1);
 }
 
 /* One rank fails while the others wait: they end soon, with its message, and agree on its status.
  */
-static void abort_while_waiting(tsr_case_rank *me, bool exchanges)
+static void abort_while_waiting(tsr_case_rank *me, meeting_kind kind)
 {
-    meeting m = make_meeting(me, exchanges);
+    meeting m = make_meeting(me, kind);
     int last = me->size - 1, first;
     double start = tsr_now();
     tsr_status mine;
@@ -144,12 +149,17 @@ static void abort_while_waiting(tsr_case_rank *me, bool exchanges)
 
 void tsr_case_abort_while_waiting(tsr_case_rank *me)
 {
-    abort_while_waiting(me, false);
+    abort_while_waiting(me, SUM);
 }
 
 void tsr_case_abort_while_exchanging(tsr_case_rank *me)
 {
-    abort_while_waiting(me, true);
+    abort_while_waiting(me, EXCHANGE);
+}
+
+void tsr_case_abort_while_copying(tsr_case_rank *me)
+{
+    abort_while_waiting(me, EXPOSED);
 }
 
 /* A rank whose own device fails, and that says nothing, is heard of in the agreement; so is one
@@ -202,9 +212,9 @@ void tsr_case_poison_while_waiting(tsr_case_rank *me)
 
 /* A rank that does not come is named, with what it was doing, within the deadline; it learns of it
  * when it comes after all. */
-static void laggard(tsr_case_rank *me, bool exchanges)
+static void laggard(tsr_case_rank *me, meeting_kind kind)
 {
-    meeting m = make_meeting(me, exchanges);
+    meeting m = make_meeting(me, kind);
     int last = me->size - 1;
     double start = tsr_now();
     tsr_comm_publish(me->comm, 7, "COMPUTE", me->rank);
@@ -226,19 +236,24 @@ static void laggard(tsr_case_rank *me, bool exchanges)
     snprintf(expected, sizeof expected, "rank %d (last seen at step 7, COMPUTE, unit %d, ", last,
              last);
     CHECK(strstr(tsr_last_error(), expected) &&
-          strstr(tsr_last_error(), exchanges ? "exchange" : "all-reduce"));
+          strstr(tsr_last_error(), kind == SUM ? "all-reduce" : "exchange"));
     CHECK(tsr_comm_agree(me->host, me->host_stream, mine, NULL) == TSR_ETIMEOUT);
     CHECK(strstr(tsr_last_error(), expected));
 }
 
 void tsr_case_laggard(tsr_case_rank *me)
 {
-    laggard(me, false);
+    laggard(me, SUM);
 }
 
 void tsr_case_exchange_laggard(tsr_case_rank *me)
 {
-    laggard(me, true);
+    laggard(me, EXCHANGE);
+}
+
+void tsr_case_copy_laggard(tsr_case_rank *me)
+{
+    laggard(me, EXPOSED);
 }
 
 /* Calls that differ are refused, not mixed up. */
