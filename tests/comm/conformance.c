@@ -49,9 +49,9 @@ void tsr_case_wait(tsr_case_rank *me)
 const tsr_case tsr_conformance[] = {
     {"place", tsr_case_place, 1},
     {"all_gather", tsr_case_all_gather, 1},
-    {"pull", tsr_case_pull, 1},
+    {"pull", tsr_case_pull, 1, .exposes = true},
     {"exchange", tsr_case_exchange, 1},
-    {"exposed_exchange", tsr_case_exposed_exchange, 1},
+    {"exposed_changes", tsr_case_exposed_changes, 1, .exposes = true},
     {"all_reduce", tsr_case_all_reduce, 1},
     {"broadcast", tsr_case_broadcast, 1},
     {"barrier", tsr_case_barrier, 1},

@@ -216,39 +216,59 @@ void tsr_case_exchange(tsr_case_rank *me)
     CHECK(tsr_comm_exchange(me->comm, me->stream, NULL, -1) == TSR_EINVAL);
 }
 
-/* What changes: each rank writes its words anew in every round, on the stream, as soon as the call
- * before it lets it. Words are right only if nobody reads too early or writes too soon. */
-void tsr_case_exposed_exchange(tsr_case_rank *me)
+/* What changes: each rank writes its memory anew in every round, on the stream, as soon as the call
+ * before it lets it. What arrives is right only if nobody reads too early or writes too soon. */
+enum { CHANGES = 20 };
+
+static unsigned char changed(int round, int from, int to)
 {
-    enum { WORDS = 20000, ROUNDS = 40 };
-    uint64_t size = (uint64_t)me->size, bytes = WORDS * 4, others = (size - 1) * bytes;
-    char *sent = tsr_case_new(me, 2 * size * bytes), *gathered = tsr_case_new(me, size * bytes);
-    char *received = tsr_case_new(me, (uint64_t)ROUNDS * others + 1);
-    char *work = sent + size * bytes;
-    OK(tsr_comm_expose(me->comm, me->host_stream, sent, 2 * size * bytes));
-    CHECK(tsr_comm_exchange(me->comm, me->stream, NULL, 0) == TSR_OK);
-    tsr_exchange_range piece[ROUNDS];
-    tsr_gather_range range = {work, gathered, bytes};
-    for (int round = 0; round < ROUNDS; round++) {
+    return (unsigned char)(round * 7 + from * 16 + to);
+}
+
+static void exchange_changes(tsr_case_rank *me, char *sent, char *received, uint64_t bytes)
+{
+    tsr_exchange_range piece[CHANGES];
+    uint64_t others = (uint64_t)(me->size - 1) * bytes;
+    for (int round = 0; round < CHANGES; round++) {
         for (int r = 0; r < me->size; r++)
-            OK(tsr_stream_fill(me->stream, sent + (uint64_t)r * bytes,
-                               (unsigned char)(round * 7 + me->rank * 16 + r), bytes));
-        OK(tsr_stream_fill(me->stream, work, (unsigned char)(round + me->rank * 50), bytes));
+            OK(tsr_stream_fill(me->stream, sent + (uint64_t)r * bytes, changed(round, me->rank, r),
+                               bytes));
         piece[round] = (tsr_exchange_range){sent, received + (uint64_t)round * others, bytes};
         OK(tsr_comm_exchange(me->comm, me->stream, &piece[round], 1));
-        OK(tsr_comm_all_gather(me->comm, me->stream, &range, 1));
     }
     tsr_case_wait(me);
-    unsigned char *got = read_back(me, received, ROUNDS * others);
-    for (uint64_t i = 0; i < ROUNDS * others; i++) {
-        int round = (int)(i / others), k = (int)(i % others / bytes), from = k + (k >= me->rank);
-        CHECK(got[i] == (unsigned char)(round * 7 + from * 16 + me->rank));
+    unsigned char *got = read_back(me, received, CHANGES * others);
+    for (uint64_t i = 0; i < CHANGES * others; i++) {
+        int k = (int)(i % others / bytes);
+        CHECK(got[i] == changed((int)(i / others), k + (k >= me->rank), me->rank));
     }
     free(got);
-    got = read_back(me, gathered, size * bytes);
-    for (uint64_t i = 0; i < size * bytes; i++)
-        CHECK(got[i] == (unsigned char)(ROUNDS - 1 + (int)(i / bytes) * 50));
+}
+
+static void gather_changes(tsr_case_rank *me, char *sent, char *received, uint64_t bytes)
+{
+    tsr_gather_range range[CHANGES];
+    uint64_t all = (uint64_t)me->size * bytes;
+    for (int round = 0; round < CHANGES; round++) {
+        OK(tsr_stream_fill(me->stream, sent, changed(round, me->rank, 0), bytes));
+        range[round] = (tsr_gather_range){sent, received + (uint64_t)round * all, bytes};
+        OK(tsr_comm_all_gather(me->comm, me->stream, &range[round], 1));
+    }
+    tsr_case_wait(me);
+    unsigned char *got = read_back(me, received, CHANGES * all);
+    for (uint64_t i = 0; i < CHANGES * all; i++)
+        CHECK(got[i] == changed((int)(i / all), (int)(i % all / bytes), 0));
     free(got);
+}
+
+void tsr_case_exposed_changes(tsr_case_rank *me)
+{
+    uint64_t size = (uint64_t)me->size, bytes = 2000000 / size;
+    char *sent = tsr_case_new(me, size * bytes);
+    char *received = tsr_case_new(me, CHANGES * size * bytes);
+    OK(tsr_comm_expose(me->comm, me->host_stream, sent, size * bytes));
+    exchange_changes(me, sent, received, bytes);
+    gather_changes(me, sent, received, bytes);
 }
 
 static int64_t reduced(int size, uint64_t i, tsr_reduce_op op)

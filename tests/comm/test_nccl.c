@@ -52,7 +52,7 @@ static bool is_chosen(const tsr_case *test, const char *name, int ranks)
     if (test->host_only || ranks < test->ranks)
         return false;
     return !strcmp(name, test->name) || !strcmp(name, "all") ||
-           (!test->dies && !strcmp(name, "live"));
+           (!test->dies && !test->exposes && !strcmp(name, "live"));
 }
 
 /* ---- ranks that are threads ---- */
@@ -197,7 +197,8 @@ static void check_threads(void (*run)(const void *what, tsr_comm *comm), const v
 /* One communicator for all cases that it outlives, a new one for each other. */
 static bool is_alone(const tsr_case *test, const char *name, int ranks)
 {
-    return is_chosen(test, name, ranks) && (test->dies || !strcmp(name, test->name));
+    return is_chosen(test, name, ranks) &&
+           (test->dies || test->exposes || !strcmp(name, test->name));
 }
 
 static int suite_of_threads(const char *name, int ranks)
