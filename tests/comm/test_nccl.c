@@ -11,7 +11,7 @@
  * in test_mpi.c, a case that kills it ends with exit code 71. 77: not enough GPUs.
  */
 #include "base/clock.h"
-#include "comm/conformance.h"
+#include "comm/conformance_parts.h"
 #include "comm/nccl_parts.h"
 
 #include <errno.h>
@@ -384,11 +384,24 @@ static void pull_shared(const void *what, tsr_comm *host)
     tsr_case_close(me);
 }
 
+/* Streams of several processes meet on one GPU too. (Those of one process there may stand behind each
+ * other in a queue of the device.) */
+static void meet_shared(const void *what, tsr_comm *host)
+{
+    tsr_case_rank rank, *me = &rank;
+    (void)what;
+    open_shared(me, host);
+    tsr_case_exposed_changes(me);
+    tsr_case_close(me);
+}
+
 static int suite_of_one_gpu(void)
 {
     int failed = 0;
     for (int ranks = 1; ranks <= 4; ranks++)
         failed |= check_processes(pull_shared, NULL, "one GPU", ranks, 60);
+    for (int ranks = 1; ranks <= 4; ranks++)
+        failed |= check_processes(meet_shared, NULL, "one GPU, meetings", ranks, 60);
     for (int ranks = 1; ranks <= 4; ranks++)
         check_threads(pull_shared, NULL, "one GPU", ranks, 60);
     return failed;
