@@ -333,11 +333,62 @@ static tsr_status join_lanes(tsr_nccl *n, cudaStream_t stream)
 
 static tsr_status copy_one(const tsr_nccl *n, int lane, void *to, const void *from, uint64_t bytes)
 {
-    if (bytes == 0 || to == from)
+    if (bytes == 0)
         return TSR_OK;
     return tsr_cuda_status(
         cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, n->lane[lane % n->lane_count]),
         "a copy from another GPU");
+}
+
+#define BATCH 32 /* copies in one call */
+
+typedef struct {
+    void *to[BATCH];
+    const void *from[BATCH];
+    size_t bytes[BATCH];
+    int count;
+} batch;
+
+/* Copies inside this device go to its multiprocessors, unless the driver is asked to leave those to
+ * others; one that is too old for that question copies all the same. */
+static tsr_status copy_batch(const batch *b, cudaStream_t lane)
+{
+    if (b->count == 0)
+        return TSR_OK;
+#if CUDART_VERSION >= 13000
+    size_t first = 0;
+    struct cudaMemcpyAttributes how = {.srcAccessOrder = cudaMemcpySrcAccessOrderStream,
+                                       .flags = cudaMemcpyFlagPreferOverlapWithCompute};
+    if (cudaMemcpyBatchAsync((void *const *)b->to, b->from, b->bytes, (size_t)b->count, &how,
+                             &first, 1, lane) == cudaSuccess)
+        return TSR_OK;
+    cudaGetLastError();
+#endif
+    for (int i = 0; i < b->count; i++)
+        TSR_TRY(tsr_cuda_status(
+            cudaMemcpyAsync(b->to[i], b->from[i], b->bytes[i], cudaMemcpyDefault, lane),
+            "a copy inside a GPU"));
+    return TSR_OK;
+}
+
+/* What this rank itself has of a gather. */
+static tsr_status copy_own(const tsr_nccl *n, const tsr_gather_range *ranges, int count)
+{
+    batch b = {.count = 0};
+    cudaStream_t lane = n->lane[n->lane_count - 1];
+    for (int i = 0; i < count; i++) {
+        char *to = (char *)ranges[i].receive + (uint64_t)n->comm->rank * ranges[i].bytes;
+        if (ranges[i].bytes == 0 || to == ranges[i].send)
+            continue;
+        b.to[b.count] = to;
+        b.from[b.count] = ranges[i].send;
+        b.bytes[b.count++] = ranges[i].bytes;
+        if (b.count == BATCH) {
+            TSR_TRY(copy_batch(&b, lane));
+            b.count = 0;
+        }
+    }
+    return copy_batch(&b, lane);
 }
 
 /* The same place of the region, on another rank. */
@@ -351,7 +402,8 @@ static tsr_status copy_ranges(const tsr_nccl *n, const tsr_region *region,
                               const tsr_gather_range *ranges, int count)
 {
     int rank = n->comm->rank, size = n->comm->size;
-    for (int k = 1; k <= size; k++) {
+    TSR_TRY(copy_own(n, ranges, count));
+    for (int k = 1; k < size; k++) {
         int peer = (rank + k) % size;
         for (int i = 0; i < count; i++)
             TSR_TRY(copy_one(n, i + k, (char *)ranges[i].receive + (uint64_t)peer * ranges[i].bytes,
