@@ -225,6 +225,11 @@ static unsigned char changed(int round, int from, int to)
     return (unsigned char)(round * 7 + from * 16 + to);
 }
 
+static bool all_are(const unsigned char *bytes, uint64_t count, unsigned char value)
+{
+    return bytes[0] == value && memcmp(bytes, bytes + 1, count - 1) == 0;
+}
+
 static void exchange_changes(tsr_case_rank *me, char *sent, char *received, uint64_t bytes)
 {
     tsr_exchange_range piece[CHANGES];
@@ -238,9 +243,10 @@ static void exchange_changes(tsr_case_rank *me, char *sent, char *received, uint
     }
     tsr_case_wait(me);
     unsigned char *got = read_back(me, received, CHANGES * others);
-    for (uint64_t i = 0; i < CHANGES * others; i++) {
-        int k = (int)(i % others / bytes);
-        CHECK(got[i] == changed((int)(i / others), k + (k >= me->rank), me->rank));
+    for (int i = 0; i < CHANGES * (me->size - 1); i++) {
+        int k = i % (me->size - 1), from = k + (k >= me->rank);
+        CHECK(
+            all_are(got + (uint64_t)i * bytes, bytes, changed(i / (me->size - 1), from, me->rank)));
     }
     free(got);
 }
@@ -256,8 +262,8 @@ static void gather_changes(tsr_case_rank *me, char *sent, char *received, uint64
     }
     tsr_case_wait(me);
     unsigned char *got = read_back(me, received, CHANGES * all);
-    for (uint64_t i = 0; i < CHANGES * all; i++)
-        CHECK(got[i] == changed((int)(i / all), (int)(i % all / bytes), 0));
+    for (int i = 0; i < CHANGES * me->size; i++)
+        CHECK(all_are(got + (uint64_t)i * bytes, bytes, changed(i / me->size, i % me->size, 0)));
     free(got);
 }
 

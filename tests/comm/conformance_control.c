@@ -104,6 +104,7 @@ static meeting make_meeting(tsr_case_rank *me, meeting_kind kind)
     uint64_t words = 2 * (uint64_t)me->size;
     int64_t *at = tsr_case_new(me, words * sizeof *at);
     OK(tsr_stream_fill(me->stream, at, 0, words * sizeof *at));
+    tsr_case_wait(me);
     if (kind == EXPOSED)
         OK(tsr_comm_expose(me->comm, me->host_stream, at, words * sizeof *at));
     return (meeting){kind, at, {at, at + me->size, sizeof *at}};
