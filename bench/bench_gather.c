@@ -1,9 +1,10 @@
 /*
  * bench_gather.c: the collectives of a step alone, at the sizes of one layer of an 8B model: the frozen part
- * gathered and pulled, the trainable part gathered, gradients reduced to their owners, the control word.
+ * gathered and pulled, the trainable part gathered, gradients exchanged, the control word.
  *
  *     launch/run -n N bench_gather [--backend cuda|cpu] [--part 0.01]     JSON on stdout, a table on stderr
  *
+ * Of GPUs each is measured through NCCL first, then by copies from exposed memory, as in a run.
  * Every rank starts together; a sample is as many calls as last about 20 ms, from a barrier to an idle
  * stream; the median of 11. GB/s counts the bytes that arrive at a rank from the others, once, which is the
  * least that must cross its link. --part shrinks every size.
@@ -87,9 +88,10 @@ static double adapter_elements(double r)
 /* ---- one case ---- */
 
 typedef struct {
-    enum { ALL_GATHER, PULL, REDUCE_SCATTER, ALL_REDUCE } what;
+    enum { ALL_GATHER, PULL, EXCHANGE, ALL_REDUCE } what;
     group group;
-    uint64_t count; /* of int64 a rank receives */
+    tsr_exchange_range piece[RANGES];
+    uint64_t count; /* of int64 */
 } operation;
 
 static void enqueue(const operation *o)
@@ -99,9 +101,8 @@ static void enqueue(const operation *o)
         status = tsr_comm_all_gather(comm, stream, o->group.range, o->group.count);
     else if (o->what == PULL)
         status = tsr_comm_pull(comm, stream, o->group.range, o->group.count);
-    else if (o->what == REDUCE_SCATTER)
-        status = tsr_comm_reduce_scatter(comm, stream, (int64_t *)(void *)shards,
-                                         (int64_t *)(void *)gathered, o->count);
+    else if (o->what == EXCHANGE)
+        status = tsr_comm_exchange(comm, stream, o->piece, RANGES);
     else
         status = tsr_comm_all_reduce(comm, stream, (int64_t *)(void *)shards, o->count, TSR_SUM);
     must(status, "a collective");
@@ -148,24 +149,42 @@ static void measure(const char *name, const operation *o, uint64_t arrives)
                                            "gb_s", rate));
 }
 
-static void run_all(void)
+/* fp32 pieces of A and B of every linear; what is received lies behind them. Bytes that a rank
+ * receives. */
+static uint64_t gradients(operation *o, int r)
+{
+    uint64_t ranks = (uint64_t)tsr_comm_size(comm), sent = 0, received = 0;
+    uint64_t all = share(4 * adapter_elements(r)) + GRANULE * RANGES;
+    o->what = EXCHANGE;
+    for (int i = 0; i < RANGES; i++) {
+        uint64_t bytes = share(4 * (double)r * linears[i / 2][i % 2]);
+        o->piece[i] =
+            (tsr_exchange_range){gathered + sent, gathered + ranks * all + received, bytes};
+        sent += ranks * bytes;
+        received += (ranks - 1) * bytes;
+    }
+    return received;
+}
+
+static void run_all(const char *how)
 {
     uint64_t others = (uint64_t)tsr_comm_size(comm) - 1;
     operation o = {.what = ALL_GATHER, .group = frozen()};
-    measure("frozen part, all-gather", &o, o.group.sent * others);
+    char name[64];
+    snprintf(name, sizeof name, "frozen part, all-gather%s", how);
+    measure(name, &o, o.group.sent * others);
     o.what = PULL;
-    measure("frozen part, pull", &o, o.group.sent * others);
+    snprintf(name, sizeof name, "frozen part, pull%s", how);
+    measure(name, &o, o.group.sent * others);
     static const int ranks[] = {16, 384};
     for (int i = 0; i < 2; i++) {
-        char name[64];
         operation t = {.what = ALL_GATHER};
         add(&t.group, 2 * adapter_elements(ranks[i]));
-        snprintf(name, sizeof name, "adapter r %d, all-gather", ranks[i]);
+        snprintf(name, sizeof name, "adapter r %d, all-gather%s", ranks[i], how);
         measure(name, &t, t.group.sent * others);
-        t.what = REDUCE_SCATTER;
-        t.count = share(8 * adapter_elements(ranks[i])) / 8;
-        snprintf(name, sizeof name, "gradients r %d, reduce-scatter", ranks[i]);
-        measure(name, &t, 8 * t.count * others);
+        uint64_t arrives = gradients(&t, ranks[i]);
+        snprintf(name, sizeof name, "gradients r %d, exchange%s", ranks[i], how);
+        measure(name, &t, arrives);
     }
     operation word = {.what = ALL_REDUCE, .count = 16};
     measure("control word, all-reduce", &word, 8 * word.count);
@@ -208,7 +227,6 @@ static tsr_arena *take_memory(void)
     gathered = shards + shard_bytes;
     must(tsr_stream_fill(stream, shards, 0, all), "memory");
     must(tsr_stream_synchronize(stream), "memory");
-    must(tsr_comm_expose(comm, control, shards, shard_bytes), "exposing the shards");
     return arena;
 }
 
@@ -238,7 +256,12 @@ int main(int count, char **arguments)
     open_all(cuda);
     tsr_arena *arena = take_memory();
     cases = json_array();
-    run_all();
+    run_all("");
+    if (comm != world) {
+        uint64_t bytes = shard_bytes * ((uint64_t)tsr_comm_size(comm) + 1);
+        must(tsr_comm_expose(comm, control, shards, bytes), "exposing memory");
+        run_all(", exposed");
+    }
     if (tsr_comm_rank(comm) == 0) {
         json_t *all =
             json_pack("{ss ss ss si sf so}", "bench", "gather", "device",

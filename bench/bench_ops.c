@@ -205,7 +205,7 @@ RUN_OP(compose_backward)
 RUN_OP(row_square_norm)
 RUN_OP(dora_norm)
 RUN_OP(dropout)
-RUN_OP(fixed_scatter)
+RUN_OP(fixed_sum)
 RUN_OP(fixed_add)
 RUN_OP(grad_norm)
 RUN_OP(adamw)
@@ -510,19 +510,31 @@ static void optimizer(int64_t count)
     int64_t *gradient = take(wide), *part = take(wide), *overflow = take(8);
     must(tsr_stream_fill(stream, gradient, 1, wide), "fill");
     must(tsr_stream_fill(stream, part, 0, wide), "fill");
-    float *g = f32(count);
+    float *g = f32(count), *g2 = f32(2 * count);
     char shape[32];
     snprintf(shape, sizeof shape, "%.0f M", 1e-6 * elements);
-    tsr_fixed_scatter_args scatter = {.buffer = part,
-                                      .g = g,
-                                      .overflow = overflow,
-                                      .layout = {1, (uint64_t)count, TSR_FIXED_SHIFT, 256},
-                                      .count = (uint64_t)count};
+    static tsr_fixed_part whole; /* of one rank, and of two */
+    whole = (tsr_fixed_part){.count = (uint64_t)count, .real = (uint64_t)count, .mark = 1};
+    tsr_fixed_sum_args sum = {.accumulator = gradient,
+                              .gradient = g,
+                              .part = &whole,
+                              .overflow = overflow,
+                              .ranks = 1,
+                              .part_count = 1,
+                              .shift = TSR_FIXED_SHIFT,
+                              .limit = 256,
+                              .store = true};
     tsr_fixed_add_args add = {.accumulator = gradient, .part = part, .count = (uint64_t)count};
     tsr_grad_norm_args norm = {take(sizeof(tsr_exact_sum)), gradient, (uint64_t)count,
                                TSR_FIXED_SHIFT};
     must(tsr_stream_fill(stream, norm.sum, 0, sizeof(tsr_exact_sum)), "fill");
-    REPORT(fixed_scatter, "fixed_scatter", shape, 12 * elements, 0, scatter);
+    REPORT(fixed_sum, "fixed_sum, store", shape, 12 * elements, 0, sum);
+    sum.store = false;
+    REPORT(fixed_sum, "fixed_sum", shape, 20 * elements, 0, sum);
+    sum.ranks = 2;
+    sum.gradient = g2;
+    sum.received = g;
+    REPORT(fixed_sum, "fixed_sum of 2 ranks", shape, 24 * elements, 0, sum);
     REPORT(fixed_add, "fixed_add", shape, 24 * elements, 0, add);
     add.store = true;
     REPORT(fixed_add, "fixed_add, store", shape, 16 * elements, 0, add);

@@ -179,10 +179,20 @@ void tsr_reduce(int64_t *destination, const int64_t *source, uint64_t count, tsr
     }
 }
 
+char *tsr_exchange_to(const tsr_exchange_range *range, int peer)
+{
+    return (char *)range->send + (uint64_t)peer * range->bytes;
+}
+
+char *tsr_exchange_from(const tsr_comm *comm, const tsr_exchange_range *range, int peer)
+{
+    return (char *)range->receive + (uint64_t)(peer - (peer > comm->rank)) * range->bytes;
+}
+
 /* ---- collectives: enqueued here, run by the stream's worker or by the device ---- */
 
 static const char *const kind_names[TSR_COMM_KIND_COUNT] = {
-    [TSR_COMM_ALL_GATHER] = "all-gather", [TSR_COMM_REDUCE_SCATTER] = "reduce-scatter",
+    [TSR_COMM_ALL_GATHER] = "all-gather", [TSR_COMM_EXCHANGE] = "exchange",
     [TSR_COMM_ALL_REDUCE] = "all-reduce", [TSR_COMM_BROADCAST] = "broadcast",
     [TSR_COMM_BARRIER] = "barrier",       [TSR_COMM_AGREE] = "agreement",
     [TSR_COMM_CHECK] = "check",           [TSR_COMM_SPLIT] = "split",
@@ -215,7 +225,7 @@ struct collective {
     tsr_comm *comm;
     tsr_device *device;
     void *receive;
-    const void *send; /* ranges of an all-gather */
+    const void *send; /* ranges of an all-gather or an exchange */
     uint64_t count;   /* ranges, elements or bytes */
     int extra;        /* reduce operation, or root */
 };
@@ -226,8 +236,8 @@ static tsr_status dispatch(const struct collective *work, const tsr_comm_call *c
     switch (work->kind) {
     case TSR_COMM_ALL_GATHER:
         return comm->ops->all_gather(comm, call, work->send, (int)work->count);
-    case TSR_COMM_REDUCE_SCATTER:
-        return comm->ops->reduce_scatter(comm, call, work->receive, work->send, work->count);
+    case TSR_COMM_EXCHANGE:
+        return comm->ops->exchange(comm, call, work->send, (int)work->count);
     case TSR_COMM_ALL_REDUCE:
         return comm->ops->all_reduce(comm, call, work->receive, work->count,
                                      (tsr_reduce_op)work->extra);
@@ -245,9 +255,12 @@ static uint64_t sign(const struct collective *work)
 {
     uint64_t signature =
         tsr_hash(TSR_HASH_START, (uint64_t[]){work->count, (uint64_t)work->extra}, 16);
-    const tsr_gather_range *ranges = work->send;
+    const tsr_gather_range *gathered = work->send;
+    const tsr_exchange_range *exchanged = work->send;
     for (uint64_t i = 0; work->kind == TSR_COMM_ALL_GATHER && i < work->count; i++)
-        signature = tsr_hash(signature, &ranges[i].bytes, sizeof ranges[i].bytes);
+        signature = tsr_hash(signature, &gathered[i].bytes, sizeof gathered[i].bytes);
+    for (uint64_t i = 0; work->kind == TSR_COMM_EXCHANGE && i < work->count; i++)
+        signature = tsr_hash(signature, &exchanged[i].bytes, sizeof exchanged[i].bytes);
     return signature;
 }
 
@@ -329,14 +342,13 @@ tsr_status tsr_comm_pull(tsr_comm *comm, tsr_stream *stream, const tsr_gather_ra
     return enqueued(comm, call.device, comm->ops->pull(comm, &call, ranges, count));
 }
 
-tsr_status tsr_comm_reduce_scatter(tsr_comm *comm, tsr_stream *stream, int64_t *receive,
-                                   const int64_t *send, uint64_t count)
+tsr_status tsr_comm_exchange(tsr_comm *comm, tsr_stream *stream, const tsr_exchange_range *ranges,
+                             int count)
 {
-    struct collective work = {.kind = TSR_COMM_REDUCE_SCATTER,
-                              .comm = comm,
-                              .receive = receive,
-                              .send = send,
-                              .count = count};
+    if (count < 0)
+        return tsr_fail(TSR_EINVAL, "exchange of %d ranges", count);
+    struct collective work = {
+        .kind = TSR_COMM_EXCHANGE, .comm = comm, .send = ranges, .count = (uint64_t)count};
     return enqueue(&work, stream);
 }
 

@@ -94,13 +94,15 @@ typedef struct {
 } tsr_gather_range;
 
 /* All ranges in one call. Each rank sends sum(bytes) and receives size times that. `ranges` is
- * borrowed until the call has run. */
+ * borrowed until the call has run. What all of them send lies at the same place of exposed memory on
+ * every rank, or on none in such memory (tsr_comm_expose). */
 tsr_status tsr_comm_all_gather(tsr_comm *comm, tsr_stream *stream, const tsr_gather_range *ranges,
                                int count);
 
 /* Lets the other ranks of the node read this rank's device memory [base, base + bytes), which stays
- * as long as the communicator: tsr_comm_pull of what lies in it needs no rendezvous. Blocking,
- * collective on the host stream. Nothing to do on communicators of host memory. */
+ * as long as the communicator: gathers and exchanges of what lies in it go by copy engines where
+ * they can, and tsr_comm_pull needs no rendezvous. Blocking, collective on the host stream. Nothing
+ * to do on communicators of host memory. */
 tsr_status tsr_comm_expose(tsr_comm *comm, tsr_stream *host_stream, void *base, uint64_t bytes);
 
 /* tsr_comm_all_gather of ranges that no rank writes any more (frozen parts): each rank may take them
@@ -109,10 +111,19 @@ tsr_status tsr_comm_expose(tsr_comm *comm, tsr_stream *host_stream, void *base, 
 tsr_status tsr_comm_pull(tsr_comm *comm, tsr_stream *stream, const tsr_gather_range *ranges,
                          int count);
 
-/* receive[0..count) = sum over ranks of their send[rank * count ..]; send holds size * count.
- * Integers, so the order of summation does not matter. receive must not overlap send. */
-tsr_status tsr_comm_reduce_scatter(tsr_comm *comm, tsr_stream *stream, int64_t *receive,
-                                   const int64_t *send, uint64_t count);
+/* One range of an exchange: a piece of `bytes` for each rank, in their order, at `send`. What the
+ * other ranks have for this one lands at `receive`, in their order; its own piece stays where it is.
+ * `bytes` may be 0. */
+typedef struct {
+    const void *send;
+    void *receive;
+    uint64_t bytes;
+} tsr_exchange_range;
+
+/* All ranges in one call. Each rank sends and receives (size - 1) sum(bytes). receive must not
+ * overlap send. `ranges` is borrowed until the call has run. Exposed memory: as in an all-gather. */
+tsr_status tsr_comm_exchange(tsr_comm *comm, tsr_stream *stream, const tsr_exchange_range *ranges,
+                             int count);
 
 /* In place over all ranks. */
 tsr_status tsr_comm_all_reduce(tsr_comm *comm, tsr_stream *stream, int64_t *data, uint64_t count,

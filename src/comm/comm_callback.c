@@ -41,7 +41,7 @@ static tsr_status meet(tsr_comm *comm, const tsr_comm_call *call)
 }
 
 /* Without meeting. Members are visited in their order, chunk after chunk. */
-static tsr_status exchange(tsr_comm *comm, const void *send, uint64_t bytes, visit *function,
+static tsr_status send_all(tsr_comm *comm, const void *send, uint64_t bytes, visit *function,
                            void *context)
 {
     struct callback_world *world = comm->backend;
@@ -77,48 +77,61 @@ static tsr_status callback_all_gather(tsr_comm *comm, const tsr_comm_call *call,
 {
     TSR_TRY(meet(comm, call));
     for (int i = 0; i < count; i++)
-        TSR_TRY(exchange(comm, ranges[i].send, ranges[i].bytes, place_range, (void *)&ranges[i]));
+        TSR_TRY(send_all(comm, ranges[i].send, ranges[i].bytes, place_range, (void *)&ranges[i]));
+    return TSR_OK;
+}
+
+struct exchange {
+    const tsr_comm *comm;
+    const tsr_exchange_range *range;
+};
+
+/* Of what a peer has for everybody the piece for this rank is taken. */
+static void place_piece(void *context, int peer, uint64_t offset, const void *data, uint64_t bytes)
+{
+    const struct exchange *e = context;
+    uint64_t first = (uint64_t)e->comm->rank * e->range->bytes, last = first + e->range->bytes;
+    uint64_t from = offset > first ? offset : first;
+    uint64_t to = offset + bytes < last ? offset + bytes : last;
+    if (from < to && peer != e->comm->rank)
+        memcpy(tsr_exchange_from(e->comm, e->range, peer) + (from - first),
+               (const char *)data + (from - offset), to - from);
+}
+
+static tsr_status callback_exchange(tsr_comm *comm, const tsr_comm_call *call,
+                                    const tsr_exchange_range *ranges, int count)
+{
+    TSR_TRY(meet(comm, call));
+    for (int i = 0; i < count; i++) {
+        struct exchange context = {comm, &ranges[i]};
+        TSR_TRY(send_all(comm, ranges[i].send, (uint64_t)comm->size * ranges[i].bytes, place_piece,
+                         &context));
+    }
     return TSR_OK;
 }
 
 struct reduction {
     int64_t *data;
-    uint64_t first, count; /* the elements that are wanted */
     tsr_reduce_op op;
 };
 
 static void reduce_part(void *context, int peer, uint64_t offset, const void *data, uint64_t bytes)
 {
     const struct reduction *r = context;
-    uint64_t begin = offset / 8, end = begin + bytes / 8;
-    uint64_t from = begin > r->first ? begin : r->first;
-    uint64_t to = end < r->first + r->count ? end : r->first + r->count;
-    if (from >= to)
-        return;
-    const int64_t *theirs = (const int64_t *)data + (from - begin);
-    int64_t *mine = r->data + (from - r->first);
+    int64_t *mine = r->data + offset / sizeof *mine;
     if (peer == 0)
-        memcpy(mine, theirs, (to - from) * sizeof *mine);
+        memcpy(mine, data, bytes);
     else
-        tsr_reduce(mine, theirs, to - from, r->op);
-}
-
-static tsr_status callback_reduce_scatter(tsr_comm *comm, const tsr_comm_call *call,
-                                          int64_t *receive, const int64_t *send, uint64_t count)
-{
-    struct reduction reduction = {receive, (uint64_t)comm->rank * count, count, TSR_SUM};
-    TSR_TRY(meet(comm, call));
-    return exchange(comm, send, (uint64_t)comm->size * count * sizeof *send, reduce_part,
-                    &reduction);
+        tsr_reduce(mine, data, bytes / sizeof *mine, r->op);
 }
 
 /* In place: a chunk has been sent before its results are written. */
 static tsr_status callback_all_reduce(tsr_comm *comm, const tsr_comm_call *call, int64_t *data,
                                       uint64_t count, tsr_reduce_op op)
 {
-    struct reduction reduction = {data, 0, count, op};
+    struct reduction reduction = {data, op};
     TSR_TRY(meet(comm, call));
-    return exchange(comm, data, count * sizeof *data, reduce_part, &reduction);
+    return send_all(comm, data, count * sizeof *data, reduce_part, &reduction);
 }
 
 static void place_bytes(void *context, int peer, uint64_t offset, const void *data, uint64_t bytes)
@@ -131,13 +144,13 @@ static tsr_status callback_broadcast(tsr_comm *comm, const tsr_comm_call *call, 
                                      uint64_t bytes, int root)
 {
     TSR_TRY(meet(comm, call));
-    return exchange(comm, data, comm->rank == root ? bytes : 0, place_bytes, data);
+    return send_all(comm, data, comm->rank == root ? bytes : 0, place_bytes, data);
 }
 
 static tsr_status callback_barrier(tsr_comm *comm, const tsr_comm_call *call)
 {
     TSR_TRY(meet(comm, call));
-    return exchange(comm, NULL, 0, place_bytes, NULL);
+    return send_all(comm, NULL, 0, place_bytes, NULL);
 }
 
 static void free_world(struct callback_world *world)
@@ -159,7 +172,7 @@ static void callback_close(tsr_comm *root)
 static const tsr_comm_ops callback_ops = {
     .name = "callback",
     .all_gather = callback_all_gather,
-    .reduce_scatter = callback_reduce_scatter,
+    .exchange = callback_exchange,
     .all_reduce = callback_all_reduce,
     .broadcast = callback_broadcast,
     .barrier = callback_barrier,

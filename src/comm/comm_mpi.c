@@ -251,6 +251,22 @@ static tsr_status mpi_all_gather(tsr_comm *comm, const tsr_comm_call *call,
     return complete(comm, call);
 }
 
+static tsr_status mpi_exchange(tsr_comm *comm, const tsr_comm_call *call,
+                               const tsr_exchange_range *ranges, int count)
+{
+    TSR_TRY(meet(comm, call));
+    for (int i = 0; i < count; i++) {
+        uint64_t bytes = ranges[i].bytes;
+        for (int k = 1; bytes && k < comm->size; k++) {
+            int from = before(comm, k), to = after(comm, k);
+            TSR_TRY(post(comm, call,
+                         (struct message){tsr_exchange_from(comm, &ranges[i], from), bytes, from},
+                         (struct message){tsr_exchange_to(&ranges[i], to), bytes, to}));
+        }
+    }
+    return complete(comm, call);
+}
+
 /* Rank i's piece of an array: `count` elements from i * stride on, cut off at `total`. */
 struct pieces {
     const int64_t *base;
@@ -286,22 +302,6 @@ static tsr_status reduce_pieces(tsr_comm *comm, const tsr_comm_call *call, int64
     TSR_TRY(complete(comm, call));
     for (int k = 1; k < comm->size; k++)
         tsr_reduce(data, world->scratch + (uint64_t)(k - 1) * world->slot_elements, mine, op);
-    return TSR_OK;
-}
-
-static tsr_status mpi_reduce_scatter(tsr_comm *comm, const tsr_comm_call *call, int64_t *receive,
-                                     const int64_t *send, uint64_t count)
-{
-    const struct mpi_world *world = comm->backend;
-    TSR_TRY(meet(comm, call));
-    if (count)
-        memcpy(receive, send + (uint64_t)comm->rank * count, count * sizeof *receive);
-    for (uint64_t offset = 0; offset < count; offset += world->slot_elements) {
-        uint64_t left = count - offset;
-        struct pieces p = {send + offset, count,
-                           left < world->slot_elements ? left : world->slot_elements, UINT64_MAX};
-        TSR_TRY(reduce_pieces(comm, call, receive + offset, &p, TSR_SUM));
-    }
     return TSR_OK;
 }
 
@@ -430,7 +430,7 @@ static void at_exit(void)
 static const tsr_comm_ops mpi_ops = {
     .name = "mpi",
     .all_gather = mpi_all_gather,
-    .reduce_scatter = mpi_reduce_scatter,
+    .exchange = mpi_exchange,
     .all_reduce = mpi_all_reduce,
     .broadcast = mpi_broadcast,
     .barrier = mpi_barrier,

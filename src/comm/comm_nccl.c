@@ -1,5 +1,6 @@
 /*
- * comm_nccl.c: collectives of device memory, through NCCL.
+ * comm_nccl.c: collectives of device memory, through NCCL and, of memory that the ranks of a node
+ * expose, by copies.
  *
  * A communicator mirrors the ranks of a host communicator and has a slot on its board, so that
  * whoever is missing is named, and a death of either is one of both. Collectives are enqueued and
@@ -132,8 +133,11 @@ static tsr_status nccl_all_gather(tsr_comm *comm, const tsr_comm_call *call,
         if (is_alone(comm))
             TSR_TRY(copy(call, ranges[i].receive, ranges[i].send, ranges[i].bytes));
     }
+    tsr_status status;
     if (is_alone(comm) || bytes == 0)
         return TSR_OK;
+    if (tsr_nccl_gather_by_copies(&status, comm, call, ranges, count))
+        return status;
     TSR_TRY(begin(n, call));
     ncclResult_t result = ncclSuccess;
     for (int i = 0; i < count && is_fine(result); i++)
@@ -143,18 +147,43 @@ static tsr_status nccl_all_gather(tsr_comm *comm, const tsr_comm_call *call,
     return end(n, call, result);
 }
 
-static tsr_status nccl_reduce_scatter(tsr_comm *comm, const tsr_comm_call *call, int64_t *receive,
-                                      const int64_t *send, uint64_t count)
+/* The pieces of one pair of ranks: what is sent to `to`, and what comes from `from`. */
+static ncclResult_t send_and_receive(tsr_nccl *n, cudaStream_t stream,
+                                     const tsr_exchange_range *ranges, int count, int to, int from)
+{
+    ncclResult_t result = ncclSuccess;
+    for (int i = 0; i < count && is_fine(result); i++) {
+        uint64_t bytes = ranges[i].bytes;
+        if (bytes == 0)
+            continue;
+        result = tsr_nccl_lib.Send(tsr_exchange_to(&ranges[i], to), bytes, ncclInt8, to, n->nccl,
+                                   stream);
+        if (is_fine(result))
+            result = tsr_nccl_lib.Recv(tsr_exchange_from(n->comm, &ranges[i], from), bytes,
+                                       ncclInt8, from, n->nccl, stream);
+    }
+    return result;
+}
+
+static tsr_status nccl_exchange(tsr_comm *comm, const tsr_comm_call *call,
+                                const tsr_exchange_range *ranges, int count)
 {
     tsr_nccl *n = comm->backend;
-    if (is_alone(comm))
-        return copy(call, receive, send, count * sizeof *receive);
-    if (count == 0)
+    uint64_t bytes = 0;
+    int rank = comm->rank, size = comm->size;
+    for (int i = 0; i < count; i++)
+        bytes += ranges[i].bytes;
+    tsr_status status;
+    if (is_alone(comm) || bytes == 0)
         return TSR_OK;
+    if (tsr_nccl_exchange_by_copies(&status, comm, call, ranges, count))
+        return status;
     TSR_TRY(begin(n, call));
-    return end(n, call,
-               tsr_nccl_lib.ReduceScatter(send, receive, count, ncclInt64, ncclSum, n->nccl,
-                                          tsr_stream_cuda(call->stream)));
+    ncclResult_t result = ncclSuccess;
+    for (int k = 1; k < size && is_fine(result); k++)
+        result = send_and_receive(n, tsr_stream_cuda(call->stream), ranges, count,
+                                  (rank + k) % size, (rank - k + size) % size);
+    return end(n, call, result);
 }
 
 static tsr_status nccl_all_reduce(tsr_comm *comm, const tsr_comm_call *call, int64_t *data,
@@ -204,6 +233,7 @@ static void free_nccl(tsr_nccl *n)
         cudaEventDestroy(n->fork);
     if (n->scratch)
         cudaFree(n->scratch);
+    tsr_meet_destroy(n);
     for (int i = 0; i < n->peer_count; i++)
         if (n->peers[i].file >= 0)
             close(n->peers[i].file);
@@ -248,7 +278,7 @@ static const tsr_comm_ops nccl_ops = {
     .name = "nccl",
     .enqueues = true,
     .all_gather = nccl_all_gather,
-    .reduce_scatter = nccl_reduce_scatter,
+    .exchange = nccl_exchange,
     .all_reduce = nccl_all_reduce,
     .broadcast = nccl_broadcast,
     .barrier = nccl_barrier,
@@ -334,11 +364,12 @@ static tsr_status warm_up(tsr_nccl *n)
     TSR_TRY(tsr_stream_create(&stream, n->device, "warm-up"));
     tsr_comm_call call = {n->device, TSR_COMM_BARRIER, 0, stream};
     tsr_gather_range range = {word + 1, word + 2, sizeof *word};
+    tsr_exchange_range pieces = {word + 2, word + 2 + size, sizeof *word};
     tsr_status status = nccl_barrier(n->comm, &call);
     if (status == TSR_OK)
         status = nccl_all_gather(n->comm, &call, &range, 1);
     if (status == TSR_OK)
-        status = nccl_reduce_scatter(n->comm, &call, word + 1, word + 2, 1);
+        status = nccl_exchange(n->comm, &call, &pieces, 1);
     if (status == TSR_OK)
         status = nccl_broadcast(n->comm, &call, word + 2, size * sizeof *word, 0);
     if (status == TSR_OK)

@@ -1,6 +1,7 @@
 /*
- * comm_nccl_pull.c: what no rank writes any more is taken from the other ranks of the node by copy
- * engines, without a rendezvous and without a kernel that takes multiprocessors from others.
+ * comm_nccl_pull.c: what the other ranks of the node have is taken from them by copy engines, without
+ * a kernel that takes multiprocessors from others: what no rank writes any more without a rendezvous,
+ * what changes between two meetings (comm_nccl_meet.c).
  *
  * Ranks of one process read each other's memory by its own address; other processes map it (CUDA
  * IPC). Whether all of it works is tried out once, with words written at both ends of every rank's
@@ -38,21 +39,27 @@ struct offer {
 
 typedef int get_range(uint64_t *base, size_t *bytes, uint64_t address);
 
+void *tsr_nccl_driver(const char *name)
+{
+    void *found = NULL;
+    enum cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+    cudaError_t error =
+        cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+#else
+    cudaError_t error = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
+#endif
+    cudaGetLastError(); /* what is not there is no error */
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? found : NULL;
+}
+
 /* The allocation that `address` lies in: the driver knows, the runtime does not tell. */
 static bool find_allocation(uint64_t *base, const void *address)
 {
-    void *found = NULL;
+    void *found = tsr_nccl_driver("cuMemGetAddressRange");
     size_t bytes;
-    enum cudaDriverEntryPointQueryResult result;
     get_range *function;
-#if CUDART_VERSION >= 12050
-    cudaError_t error = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &found, 12000,
-                                                         cudaEnableDefault, &result);
-#else
-    cudaError_t error =
-        cudaGetDriverEntryPoint("cuMemGetAddressRange", &found, cudaEnableDefault, &result);
-#endif
-    if (error != cudaSuccess || result != cudaDriverEntryPointSuccess || !found)
+    if (!found)
         return false;
     memcpy(&function, &found, sizeof function);
     return function(base, &bytes, (uint64_t)(uintptr_t)address) == 0;
@@ -146,7 +153,7 @@ static tsr_status copy_marks(struct mark *mark, char *base, uint64_t bytes, bool
     return tsr_cuda_status(error, "exposing memory");
 }
 
-static bool all_good(tsr_status *status, const tsr_nccl *n, bool good)
+bool tsr_nccl_all_good(tsr_status *status, const tsr_nccl *n, bool good)
 {
     tsr_comm *host = n->host;
     char mine = good, *theirs = malloc((size_t)host->size);
@@ -173,7 +180,7 @@ static tsr_status try_out(bool *good, const tsr_nccl *n, tsr_region *region, uin
     memcpy(mark.high, words, MARK_BYTES);
     TSR_TRY(copy_marks(&before, region->base, region->bytes, false));
     TSR_TRY(copy_marks(&mark, region->base, region->bytes, true));
-    *good = all_good(&status, n, *good);
+    *good = tsr_nccl_all_good(&status, n, *good);
     for (int i = 0; i < n->comm->size && *good; i++) {
         words[0] = tsr_hash(secret, &i, sizeof i);
         memcpy(mark.low, words, MARK_BYTES);
@@ -185,7 +192,7 @@ static tsr_status try_out(bool *good, const tsr_nccl *n, tsr_region *region, uin
     }
     cudaGetLastError();
     if (status == TSR_OK)
-        *good = all_good(&status, n, *good); /* all have looked */
+        *good = tsr_nccl_all_good(&status, n, *good); /* all have looked */
     tsr_status restored = copy_marks(&before, region->base, region->bytes, true);
     return status < 0 ? status : restored;
 }
@@ -236,6 +243,8 @@ tsr_status tsr_nccl_expose(tsr_comm *comm, tsr_stream *host_stream, void *base, 
     struct offer *offers = calloc((size_t)comm->size, sizeof *offers);
     if (region && offers)
         status = connect(n, host_stream, region, offers);
+    if (region && offers && status == TSR_OK)
+        status = tsr_meet_create(n, host_stream);
     else
         status = tsr_fail(TSR_ENOMEM, "no memory to expose memory");
     free(offers);
@@ -322,39 +331,119 @@ static tsr_status join_lanes(tsr_nccl *n, cudaStream_t stream)
     return TSR_OK;
 }
 
+static tsr_status copy_one(const tsr_nccl *n, int lane, void *to, const void *from, uint64_t bytes)
+{
+    if (bytes == 0)
+        return TSR_OK;
+    return tsr_cuda_status(
+        cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, n->lane[lane % n->lane_count]),
+        "a copy from another GPU");
+}
+
+#define BATCH 32 /* copies in one call */
+
+typedef struct {
+    void *to[BATCH];
+    const void *from[BATCH];
+    size_t bytes[BATCH];
+    int count;
+} batch;
+
+/* Copies inside this device go to its multiprocessors, unless the driver is asked to leave those to
+ * others; one that is too old for that question copies all the same. */
+static tsr_status copy_batch(const batch *b, cudaStream_t lane)
+{
+    if (b->count == 0)
+        return TSR_OK;
+#if CUDART_VERSION >= 13000
+    size_t first = 0;
+    struct cudaMemcpyAttributes how = {.srcAccessOrder = cudaMemcpySrcAccessOrderStream,
+                                       .flags = cudaMemcpyFlagPreferOverlapWithCompute};
+    if (cudaMemcpyBatchAsync((void *const *)b->to, b->from, b->bytes, (size_t)b->count, &how,
+                             &first, 1, lane) == cudaSuccess)
+        return TSR_OK;
+    cudaGetLastError();
+#endif
+    for (int i = 0; i < b->count; i++)
+        TSR_TRY(tsr_cuda_status(
+            cudaMemcpyAsync(b->to[i], b->from[i], b->bytes[i], cudaMemcpyDefault, lane),
+            "a copy inside a GPU"));
+    return TSR_OK;
+}
+
+/* What this rank itself has of a gather. */
+static tsr_status copy_own(const tsr_nccl *n, const tsr_gather_range *ranges, int count)
+{
+    batch b = {.count = 0};
+    cudaStream_t lane = n->lane[n->lane_count - 1];
+    for (int i = 0; i < count; i++) {
+        char *to = (char *)ranges[i].receive + (uint64_t)n->comm->rank * ranges[i].bytes;
+        if (ranges[i].bytes == 0 || to == ranges[i].send)
+            continue;
+        b.to[b.count] = to;
+        b.from[b.count] = ranges[i].send;
+        b.bytes[b.count++] = ranges[i].bytes;
+        if (b.count == BATCH) {
+            TSR_TRY(copy_batch(&b, lane));
+            b.count = 0;
+        }
+    }
+    return copy_batch(&b, lane);
+}
+
+/* The same place of the region, on another rank. */
+static const char *of_peer(const tsr_region *region, int peer, const void *mine)
+{
+    return region->peer[peer] + ((const char *)mine - region->base);
+}
+
 /* Each rank begins with the next one, so that not all read from the same. */
-static tsr_status copy_ranges(tsr_nccl *n, const tsr_region *region, const tsr_gather_range *ranges,
-                              int count)
+static tsr_status copy_ranges(const tsr_nccl *n, const tsr_region *region,
+                              const tsr_gather_range *ranges, int count)
 {
     int rank = n->comm->rank, size = n->comm->size;
-    for (int k = 1; k <= size; k++) {
+    TSR_TRY(copy_own(n, ranges, count));
+    for (int k = 1; k < size; k++) {
         int peer = (rank + k) % size;
-        for (int i = 0; i < count; i++) {
-            uint64_t bytes = ranges[i].bytes;
-            char *to = (char *)ranges[i].receive + (uint64_t)peer * bytes;
-            const char *from = region->peer[peer] + ((const char *)ranges[i].send - region->base);
-            if (bytes == 0 || to == from)
-                continue;
-            TSR_TRY(tsr_cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault,
-                                                    n->lane[(i + k) % n->lane_count]),
-                                    "pull"));
-        }
+        for (int i = 0; i < count; i++)
+            TSR_TRY(copy_one(n, i + k, (char *)ranges[i].receive + (uint64_t)peer * ranges[i].bytes,
+                             of_peer(region, peer, ranges[i].send), ranges[i].bytes));
     }
     return TSR_OK;
 }
 
-/* All ranges of a pull lie in one region, or it is an all-gather; so they do on every rank. */
+static tsr_status copy_pieces(const tsr_nccl *n, const tsr_region *region,
+                              const tsr_exchange_range *ranges, int count)
+{
+    int rank = n->comm->rank, size = n->comm->size;
+    for (int k = 1; k < size; k++) {
+        int peer = (rank + k) % size;
+        for (int i = 0; i < count; i++)
+            TSR_TRY(copy_one(n, i + k, tsr_exchange_from(n->comm, &ranges[i], peer),
+                             of_peer(region, peer, tsr_exchange_to(&ranges[i], rank)),
+                             ranges[i].bytes));
+    }
+    return TSR_OK;
+}
+
+/* Of all that a call sends; so far it lies in *region (NULL: nothing yet). All of it lies in one
+ * region that the others can read; so it does on every rank. */
+static bool lies_in(const tsr_region **region, const tsr_nccl *n, const void *send, uint64_t bytes)
+{
+    if (bytes == 0)
+        return true;
+    const tsr_region *found = find_region(n, send, bytes);
+    bool good = found && found->direct && (!*region || found == *region);
+    *region = found;
+    return good;
+}
+
 static const tsr_region *region_of(const tsr_nccl *n, const tsr_gather_range *ranges, int count)
 {
     const tsr_region *region = NULL;
-    for (int i = 0; i < count; i++) {
-        if (ranges[i].bytes == 0)
-            continue;
-        const tsr_region *found = find_region(n, ranges[i].send, ranges[i].bytes);
-        if (!found || !found->direct || (region && found != region))
+    for (int i = 0; i < count; i++)
+        if (!lies_in(&region, n, ranges[i].send, ranges[i].bytes))
             return NULL;
-        region = found;
-    }
     return region;
 }
 
@@ -370,4 +459,60 @@ tsr_status tsr_nccl_pull(tsr_comm *comm, const tsr_comm_call *call, const tsr_ga
     TSR_TRY(fork_lanes(n, stream));
     TSR_TRY(copy_ranges(n, region, ranges, count));
     return join_lanes(n, stream);
+}
+
+/* ---- between two meetings ---- */
+
+/* All have written what is to be read, and the lanes begin. */
+static tsr_status begin_copies(tsr_nccl *n, cudaStream_t stream)
+{
+    TSR_TRY(tsr_cuda_status(cudaSetDevice(n->index), "cudaSetDevice"));
+    if (n->watch) /* without NCCL, in tests, nobody watches */
+        TSR_TRY(tsr_watch_begin(n, stream));
+    tsr_status status = tsr_meet_enqueue(n, stream);
+    if (status == TSR_OK)
+        status = fork_lanes(n, stream);
+    if (status < 0 && n->watch)
+        tsr_watch_end(n, stream, TSR_COMM_BARRIER, status);
+    return status;
+}
+
+/* All have read it. */
+static tsr_status end_copies(tsr_nccl *n, const tsr_comm_call *call, tsr_status status)
+{
+    cudaStream_t stream = tsr_stream_cuda(call->stream);
+    if (status == TSR_OK)
+        status = join_lanes(n, stream);
+    if (status == TSR_OK)
+        status = tsr_meet_enqueue(n, stream);
+    return n->watch ? tsr_watch_end(n, stream, call->kind, status) : status;
+}
+
+bool tsr_nccl_gather_by_copies(tsr_status *status, tsr_comm *comm, const tsr_comm_call *call,
+                               const tsr_gather_range *ranges, int count)
+{
+    tsr_nccl *n = comm->backend;
+    const tsr_region *region = n->meets ? region_of(n, ranges, count) : NULL;
+    if (!region)
+        return false;
+    *status = begin_copies(n, tsr_stream_cuda(call->stream));
+    if (*status == TSR_OK)
+        *status = end_copies(n, call, copy_ranges(n, region, ranges, count));
+    return true;
+}
+
+bool tsr_nccl_exchange_by_copies(tsr_status *status, tsr_comm *comm, const tsr_comm_call *call,
+                                 const tsr_exchange_range *ranges, int count)
+{
+    tsr_nccl *n = comm->backend;
+    const tsr_region *region = NULL;
+    for (int i = 0; i < count && n->meets; i++)
+        if (!lies_in(&region, n, ranges[i].send, ranges[i].bytes * (uint64_t)comm->size))
+            return false;
+    if (!region)
+        return false;
+    *status = begin_copies(n, tsr_stream_cuda(call->stream));
+    if (*status == TSR_OK)
+        *status = end_copies(n, call, copy_pieces(n, region, ranges, count));
+    return true;
 }

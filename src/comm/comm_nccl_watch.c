@@ -182,8 +182,15 @@ static void fail(tsr_watch *w, tsr_status status)
     atomic_store(&w->failed, true);
 }
 
+static void release_all(tsr_watch *w)
+{
+    for (tsr_nccl *n = w->first; n; n = n->next)
+        tsr_meet_release(n);
+}
+
 static void abort_all(tsr_watch *w)
 {
+    release_all(w);
     for (tsr_nccl *n = w->first; n; n = n->next)
         tsr_nccl_abort(n);
     w->done = w->issued;
@@ -212,9 +219,9 @@ static void *watch(void *argument)
     tsr_watch *w = argument;
     cudaSetDevice(w->index);
     for (; !atomic_load(&w->stop); usleep((useconds_t)(PERIOD * 1e6))) {
-        if (atomic_load(&w->aborted))
-            continue;
-        bool held = pthread_mutex_trylock(&w->lock) == 0;
+        bool held = pthread_mutex_trylock(&w->lock) == 0, aborted = atomic_load(&w->aborted);
+        if (held && aborted)
+            release_all(w);
         if (!atomic_load(&w->failed)) {
             tsr_status status = look_outside(w, !held);
             if (status == TSR_OK && held)
@@ -223,7 +230,7 @@ static void *watch(void *argument)
                 fail(w, status);
             w->looks++;
         }
-        if (held && atomic_load(&w->failed))
+        if (held && !aborted && atomic_load(&w->failed))
             abort_all(w);
         if (held)
             pthread_mutex_unlock(&w->lock);

@@ -13,7 +13,7 @@
 
 typedef enum {
     TSR_COMM_ALL_GATHER,
-    TSR_COMM_REDUCE_SCATTER,
+    TSR_COMM_EXCHANGE,
     TSR_COMM_ALL_REDUCE,
     TSR_COMM_BROADCAST,
     TSR_COMM_BARRIER,
@@ -45,8 +45,8 @@ typedef struct {
     bool enqueues;
     tsr_status (*all_gather)(tsr_comm *comm, const tsr_comm_call *call,
                              const tsr_gather_range *ranges, int count);
-    tsr_status (*reduce_scatter)(tsr_comm *comm, const tsr_comm_call *call, int64_t *receive,
-                                 const int64_t *send, uint64_t count);
+    tsr_status (*exchange)(tsr_comm *comm, const tsr_comm_call *call,
+                           const tsr_exchange_range *ranges, int count);
     tsr_status (*all_reduce)(tsr_comm *comm, const tsr_comm_call *call, int64_t *data,
                              uint64_t count, tsr_reduce_op op);
     tsr_status (*broadcast)(tsr_comm *comm, const tsr_comm_call *call, void *data, uint64_t bytes,
@@ -106,6 +106,11 @@ tsr_status tsr_comm_meet(const tsr_board_gate *gate, const tsr_comm_call *call);
 /* An all-gather of host memory at once, once `stream` (may be NULL) is idle. Collective. */
 tsr_status tsr_comm_gather_now(tsr_comm *comm, tsr_stream *stream, const void *send, void *receive,
                                uint64_t bytes, tsr_comm_kind kind);
+
+/* Where the piece of an exchange goes that this rank has for `peer`, and where the peer's for this
+ * one. */
+char *tsr_exchange_to(const tsr_exchange_range *range, int peer);
+char *tsr_exchange_from(const tsr_comm *comm, const tsr_exchange_range *range, int peer);
 
 /* "all-gather" and the like. */
 const char *tsr_comm_kind_name(tsr_comm_kind kind);

@@ -15,13 +15,14 @@ static tsr_status self_all_gather(tsr_comm *comm, const tsr_comm_call *call,
     return TSR_OK;
 }
 
-static tsr_status self_reduce_scatter(tsr_comm *comm, const tsr_comm_call *call, int64_t *receive,
-                                      const int64_t *send, uint64_t count)
+/* There is no other piece than its own. */
+static tsr_status self_exchange(tsr_comm *comm, const tsr_comm_call *call,
+                                const tsr_exchange_range *ranges, int count)
 {
     (void)comm;
     (void)call;
-    if (count)
-        memcpy(receive, send, count * sizeof *receive);
+    (void)ranges;
+    (void)count;
     return TSR_OK;
 }
 
@@ -62,7 +63,7 @@ static void self_close(tsr_comm *root)
 static const tsr_comm_ops self_ops = {
     .name = "self",
     .all_gather = self_all_gather,
-    .reduce_scatter = self_reduce_scatter,
+    .exchange = self_exchange,
     .all_reduce = self_all_reduce,
     .broadcast = self_broadcast,
     .barrier = self_barrier,

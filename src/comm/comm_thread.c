@@ -46,16 +46,17 @@ static tsr_status thread_all_gather(tsr_comm *comm, const tsr_comm_call *call,
     return TSR_OK;
 }
 
-static tsr_status thread_reduce_scatter(tsr_comm *comm, const tsr_comm_call *call, int64_t *receive,
-                                        const int64_t *send, uint64_t count)
+static tsr_status thread_exchange(tsr_comm *comm, const tsr_comm_call *call,
+                                  const tsr_exchange_range *ranges, int count)
 {
-    TSR_TRY(meet_with(comm, call, send));
-    uint64_t mine = (uint64_t)comm->rank * count;
-    if (count)
-        memcpy(receive, send + mine, count * sizeof *receive);
-    for (int peer = 0; peer < comm->size; peer++)
-        if (peer != comm->rank)
-            tsr_reduce(receive, (const int64_t *)*data_of(comm, peer) + mine, count, TSR_SUM);
+    TSR_TRY(meet_with(comm, call, ranges));
+    for (int peer = 0; peer < comm->size; peer++) {
+        const tsr_exchange_range *theirs = *data_of(comm, peer);
+        for (int i = 0; i < count && peer != comm->rank; i++)
+            if (ranges[i].bytes)
+                memcpy(tsr_exchange_from(comm, &ranges[i], peer),
+                       tsr_exchange_to(&theirs[i], comm->rank), ranges[i].bytes);
+    }
     tsr_board_join(&comm->gate);
     return TSR_OK;
 }
@@ -117,7 +118,7 @@ static void thread_close(tsr_comm *root)
 static const tsr_comm_ops thread_ops = {
     .name = "thread",
     .all_gather = thread_all_gather,
-    .reduce_scatter = thread_reduce_scatter,
+    .exchange = thread_exchange,
     .all_reduce = thread_all_reduce,
     .broadcast = thread_broadcast,
     .barrier = thread_barrier,

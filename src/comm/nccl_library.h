@@ -22,9 +22,10 @@
     X(GroupStart)                                                                                  \
     X(GroupEnd)                                                                                    \
     X(AllGather)                                                                                   \
-    X(ReduceScatter)                                                                               \
     X(AllReduce)                                                                                   \
-    X(Broadcast)
+    X(Broadcast)                                                                                   \
+    X(Send)                                                                                        \
+    X(Recv)
 
 typedef struct {
 #define TSR_NCCL_FIELD(name) __typeof__(nccl##name) *name;

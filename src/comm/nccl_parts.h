@@ -4,6 +4,7 @@
  * comm_nccl.c        creation, collectives, end; the only caller of NCCL
  * comm_nccl_watch.c  the watchdog: what was enqueued, whether it proceeds, what ends it
  * comm_nccl_pull.c   memory of the other ranks of the node, and copies from it
+ * comm_nccl_meet.c   where the streams of these ranks meet, for copies of what changes
  * nccl_library.c     NCCL itself, loaded when it is needed
  *
  * NCCL is called by the thread that enqueues and by the watchdog, one at a time: by who holds the
@@ -52,7 +53,11 @@ struct tsr_nccl {
     tsr_peer *peers;
     int peer_count;
     tsr_region *regions;
-    int lane_count; /* streams of a pull, its own among them */
+    char *words;               /* host memory of the node, comm_nccl_meet.c; NULL: none */
+    uint64_t device_words;     /* the same, as the device sees it */
+    bool words_pinned, meets;  /* meets: on all ranks alike */
+    _Atomic uint32_t meetings; /* enqueued */
+    int lane_count;            /* streams of a pull, its own among them */
     cudaStream_t lane[TSR_PULL_LANES];
     cudaEvent_t fork, join[TSR_PULL_LANES];
 };
@@ -95,11 +100,34 @@ tsr_status tsr_watch_blame(const tsr_nccl *n, tsr_status status);
  * deadline, and nothing that it uses may be freed. */
 bool tsr_watch_given_up(tsr_nccl *n);
 
+/* ---- comm_nccl_meet.c ---- */
+
+/* Decides n->meets. Blocking, collective; at most once for a communicator. */
+tsr_status tsr_meet_create(tsr_nccl *n, tsr_stream *host_stream);
+void tsr_meet_destroy(tsr_nccl *n);
+
+/* What all ranks enqueued before it is done, and visible, before what any enqueues after it runs.
+ * Only if n->meets. */
+tsr_status tsr_meet_enqueue(tsr_nccl *n, cudaStream_t stream);
+
+/* Ends the waits of a dead communicator. A rank that has not noticed may undo it: to be repeated. */
+void tsr_meet_release(tsr_nccl *n);
+
 /* ---- comm_nccl_pull.c ---- */
 
 tsr_status tsr_nccl_expose(tsr_comm *comm, tsr_stream *host_stream, void *base, uint64_t bytes);
 tsr_status tsr_nccl_pull(tsr_comm *comm, const tsr_comm_call *call, const tsr_gather_range *ranges,
                          int count);
+/* Between two meetings: what ranks of the node have in exposed memory, by copies. False: it is not
+ * there, or they cannot meet; on all ranks alike. *status is the call's. */
+bool tsr_nccl_gather_by_copies(tsr_status *status, tsr_comm *comm, const tsr_comm_call *call,
+                               const tsr_gather_range *ranges, int count);
+bool tsr_nccl_exchange_by_copies(tsr_status *status, tsr_comm *comm, const tsr_comm_call *call,
+                                 const tsr_exchange_range *ranges, int count);
+/* A function of the driver; NULL: it has none of this name. */
+void *tsr_nccl_driver(const char *name);
+/* Whether all ranks find it good. Blocking, collective; not if *status is a failure then. */
+bool tsr_nccl_all_good(tsr_status *status, const tsr_nccl *n, bool good);
 /* True if pulls of memory from `base` on are copies from the peers, not all-gathers. */
 bool tsr_nccl_is_direct(const tsr_comm *comm, const void *base);
 tsr_status tsr_nccl_set_lanes(tsr_comm *comm, int count);

@@ -3,18 +3,23 @@
  * fixed_point_ref.c, the same integers.
  *
  * Split    A thread takes 2 elements at a time, a 16-byte access of int64, 4 turns, all loads first.
- *          fixed_scatter: blockIdx.y is the rank whose part is written. Buffers that are not on 16
- *          bytes: the same kernel with one element at a time.
- * Cost     fixed_scatter 12 bytes an element, fixed_add 24 (16 where it stores: a copy).
+ *          fixed_sum: a block has a tile of one part; parts, and so tiles, begin on 64 elements.
+ * Cost     fixed_sum 16 + 4 ranks bytes an element (8 less where it stores), fixed_add 24 (16 where
+ *          it stores: a copy).
  */
 #include "kernels/cuda.cuh"
 
-#define THREADS   256
-#define TURNS     4
-#define TILE      (THREADS * TURNS) /* pairs, or single elements, of a block */
-#define MAX_RANKS 65535             /* of gridDim.y */
+#define THREADS 256
+#define TURNS   4
+#define TILE    (THREADS * TURNS) /* pairs of a block */
 
-/* ---- fixed_scatter ---- */
+/* ---- fixed_sum ---- */
+
+/* What a launch passes by value: the parts, and the tile that each begins with. */
+typedef struct {
+    tsr_fixed_part part[TSR_FIXED_PARTS];
+    unsigned tile[TSR_FIXED_PARTS];
+} part_table;
 
 /* The product is exact but for an underflow, which rounds to 0 as it should; the comparison is false
  * for a NaN. */
@@ -26,58 +31,100 @@ static __device__ __forceinline__ int64_t convert(float g, float scale, float li
     return 0;
 }
 
-/* `part` elements of each rank. `width` is 2 (vectors) or 1. */
-static __global__ void __launch_bounds__(THREADS)
-    scatter(const tsr_fixed_scatter_args a, uint64_t part, float scale, int width)
+/* The smallest mark stays; 0 is none. */
+static __device__ void put_mark(int64_t *overflow, int64_t mark)
 {
-    uint64_t rank = blockIdx.y, first = rank * part;
-    uint64_t own = first < a.count ? min(part, a.count - first) : 0; /* the rest is padding */
-    int64_t *out = a.buffer + rank * a.layout.rank_stride + a.offset;
-    uint64_t base = ((uint64_t)blockIdx.x * TILE + threadIdx.x) * (uint64_t)width;
-    float g[TURNS][2];
+    unsigned long long *word = (unsigned long long *)overflow, put = (unsigned long long)mark;
+    unsigned long long seen = *(volatile unsigned long long *)word;
+    while (seen == 0 || seen > put) {
+        unsigned long long before = atomicCAS(word, seen, put);
+        if (before == seen)
+            return;
+        seen = before;
+    }
+}
+
+/* Two elements from `g` on, of which `left` are real. */
+static __device__ __forceinline__ float2 load_pair(const float *g, uint64_t left)
+{
+    if (left >= 2)
+        return __ldcs((const float2 *)g);
+    return make_float2(left ? *g : 0, 0);
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    sum_parts(const tsr_fixed_sum_args a, const __grid_constant__ part_table table, float scale)
+{
+    int index = 0;
+    while (index + 1 < a.part_count && blockIdx.x >= table.tile[index + 1])
+        index++;
+    const tsr_fixed_part &part = table.part[index];
+    uint64_t base = ((uint64_t)(blockIdx.x - table.tile[index]) * TILE + threadIdx.x) * 2;
+    longlong2 *out = (longlong2 *)(a.accumulator + part.offset);
+    const float *own = a.gradient + a.ranks * part.offset + a.rank * part.count;
+    const float *others = a.received + (a.ranks - 1) * part.offset;
+    longlong2 sum[TURNS];
     bool refused = false;
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
-        uint64_t i = base + (uint64_t)(turn * THREADS * width);
-        g[turn][0] = g[turn][1] = 0;
-        if (width == 2 && i + 2 <= own) {
-            float2 pair = __ldcs((const float2 *)(a.g + first + i));
-            g[turn][0] = pair.x, g[turn][1] = pair.y;
-        } else if (i < own) {
-            g[turn][0] = a.g[first + i];
+        uint64_t i = base + (uint64_t)(turn * THREADS * 2);
+        sum[turn] = make_longlong2(0, 0);
+        if (!a.store && i < part.count)
+            sum[turn] = out[i / 2];
+    }
+    for (uint64_t k = 0; k < a.ranks; k++) {
+        const float *from = k ? others + (k - 1) * part.count : own;
+        float2 g[TURNS];
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++) {
+            uint64_t i = base + (uint64_t)(turn * THREADS * 2);
+            g[turn] = load_pair(from + i, i < part.real ? part.real - i : 0);
+        }
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++) {
+            sum[turn].x += convert(g[turn].x, scale, a.limit, &refused);
+            sum[turn].y += convert(g[turn].y, scale, a.limit, &refused);
         }
     }
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
-        uint64_t i = base + (uint64_t)(turn * THREADS * width);
-        int64_t low = convert(g[turn][0], scale, a.layout.limit, &refused);
-        int64_t high = convert(g[turn][1], scale, a.layout.limit, &refused);
-        if (i < part && width == 2)
-            *(longlong2 *)(out + i) = make_longlong2(low, high);
-        else if (i < part)
-            out[i] = low;
+        uint64_t i = base + (uint64_t)(turn * THREADS * 2);
+        if (i < part.count)
+            out[i / 2] = sum[turn];
     }
-    int64_t mark = a.mark ? a.mark : 1;
-    if (refused && (*a.overflow == 0 || *a.overflow > mark))
-        *a.overflow = mark; /* whoever writes it writes the same */
+    if (refused)
+        put_mark(a.overflow, part.mark);
 }
 
-extern "C" tsr_status tsr_fixed_scatter_cuda(tsr_stream *stream, const tsr_fixed_scatter_args *args)
+/* Parts are whole granules, so only the caller's bases can be off. */
+static tsr_status check_aligned(const tsr_fixed_sum_args *args)
 {
-    TSR_TRY(tsr_fixed_scatter_check(args));
-    uint64_t ranks = args->layout.ranks, part = tsr_fixed_part_count(args->count, ranks);
-    if (ranks > MAX_RANKS)
-        return tsr_fail(TSR_EUNSUPPORTED, "fixed_scatter: %llu ranks; at most %d on CUDA",
-                        (unsigned long long)ranks, MAX_RANKS);
-    if (part == 0)
+    bool good = (uintptr_t)args->accumulator % 16 == 0 && (uintptr_t)args->gradient % 8 == 0 &&
+                (uintptr_t)args->received % 8 == 0;
+    for (int i = 0; i < args->part_count; i++)
+        good = good && args->part[i].offset % TSR_GRANULE == 0 &&
+               args->part[i].count % TSR_GRANULE == 0;
+    return good ? TSR_OK
+                : tsr_fail(TSR_EUNSUPPORTED, "fixed_sum: sums that are not on 16 bytes, gradients "
+                                             "not on 8, or parts of no whole granules on CUDA");
+}
+
+extern "C" tsr_status tsr_fixed_sum_cuda(tsr_stream *stream, const tsr_fixed_sum_args *args)
+{
+    part_table table = {};
+    unsigned tiles = 0;
+    TSR_TRY(tsr_fixed_sum_check(args));
+    TSR_TRY(check_aligned(args));
+    for (int i = 0; i < args->part_count; i++) {
+        table.part[i] = args->part[i];
+        table.tile[i] = tiles;
+        tiles += tsr_blocks((int64_t)args->part[i].count, 2 * TILE);
+    }
+    if (tiles == 0)
         return TSR_OK;
-    bool pairs = (uintptr_t)(args->buffer + args->offset) % 16 == 0 &&
-                 args->layout.rank_stride % 2 == 0 && (uintptr_t)args->g % 8 == 0;
-    int width = pairs ? 2 : 1;
-    dim3 grid(tsr_blocks((int64_t)part, (int64_t)TILE * width), (unsigned)ranks);
-    float scale = (float)(1ull << args->layout.shift);
-    scatter<<<grid, THREADS, 0, tsr_stream_cuda(stream)>>>(*args, part, scale, width);
-    return tsr_launched("fixed_scatter");
+    float scale = (float)(1ull << args->shift);
+    sum_parts<<<tiles, THREADS, 0, tsr_stream_cuda(stream)>>>(*args, table, scale);
+    return tsr_launched("fixed_sum");
 }
 
 /* ---- fixed_add ---- */

@@ -11,8 +11,7 @@
  * ranks.
  *
  * Layout   An owner's part of a tensor is c = ceil(G / N) granules of 64 elements; only the tail is
- *          padded, with zeros. A reduce-scatter buffer is rank-major: rank i's part of every
- *          parameter, one after the other, then rank i + 1's.
+ *          padded. An owner keeps its parts of a unit's tensors one after the other.
  * Threads  Pure.
  */
 #ifndef TSR_KERNELS_FIXED_POINT_H
@@ -34,39 +33,45 @@ uint64_t tsr_fixed_part_count(uint64_t count, uint64_t ranks);
  * others are right. 0 <= shift <= 62. */
 bool tsr_fixed_from_f32(int64_t *out, const float *g, uint64_t count, int shift, float limit);
 
-/* A parameter's whole gradient in tensor order into a reduce-scatter buffer: rank i's part goes to
- * buffer + i * rank_stride + offset, padding is zeroed. `rank_stride` and `offset` in elements.
- * False as above. */
-typedef struct {
-    uint64_t ranks;
-    uint64_t rank_stride; /* elements of one rank's whole part of the buffer */
-    int shift;
-    float limit;
-} tsr_fixed_layout;
-
-bool tsr_fixed_scatter(int64_t *buffer, const tsr_fixed_layout *layout, uint64_t offset,
-                       const float *g, uint64_t count);
-
 /* accumulator[i] += part[i]. */
 void tsr_fixed_add(int64_t *accumulator, const int64_t *part, uint64_t count);
 
 /* g[i] = RN_fp32(acc[i] 2^-shift), one rounding. */
 void tsr_fixed_to_f32(float *g, const int64_t *acc, uint64_t count, int shift);
 
-/* The op: one parameter's gradient into the reduce-scatter buffer of its unit. */
+#define TSR_FIXED_PARTS 32 /* tensors of one unit, at most */
+
+/* An owner's part of one tensor. */
 typedef struct {
-    int64_t *buffer;
-    const float *g;    /* [count] */
-    int64_t *overflow; /* one word: `mark` where an element was refused and it has no smaller one */
-    int64_t mark;      /* above 0, the caller's name of the parameter; 0: 1 */
-    tsr_fixed_layout layout;
-    uint64_t offset, count;
-} tsr_fixed_scatter_args;
+    uint64_t offset, count; /* elements of the accumulator */
+    uint64_t real;          /* of these; the rest is padding, which becomes 0 whatever it holds */
+    int64_t mark;           /* above 0, the caller's name of the tensor */
+} tsr_fixed_part;
 
-tsr_status tsr_fixed_scatter_check(const tsr_fixed_scatter_args *args);
-tsr_status tsr_fixed_scatter_ref(const tsr_fixed_scatter_args *args, tsr_pool *pool);
+/* The op: the gradients that all ranks have of one owner's parts of a unit, converted and summed.
+ * accumulator[i] = (store ? 0 : accumulator[i]) + the sum over ranks of RN(g 2^shift).
+ *
+ * A tensor's gradient is padded to whole parts: rank i's is number i. `gradient` holds this rank's
+ * gradients, tensor after tensor: a tensor begins at element ranks offset, the owner's part of it at
+ * rank count more. `received` holds what the other ranks have of the owner's parts: a tensor begins
+ * at element (ranks - 1) offset, the ranks follow one another. Cost: 4 bytes read for each rank and
+ * element, 16 for the sum (8 where it is stored). */
+typedef struct {
+    int64_t *accumulator;
+    const float *gradient, *received; /* one rank: received may be NULL */
+    const tsr_fixed_part *part;       /* [part_count]; borrowed until the op has run */
+    int64_t *overflow; /* one word: the mark of a tensor that has an element which is not finite or
+                          above the limit (it counts as 0); the smallest of those met */
+    uint64_t ranks, rank;
+    int part_count, shift;
+    float limit;
+    bool store;
+} tsr_fixed_sum_args;
 
-/* The op: what the owner of a part adds up over micro-batches. */
+tsr_status tsr_fixed_sum_check(const tsr_fixed_sum_args *args);
+tsr_status tsr_fixed_sum_ref(const tsr_fixed_sum_args *args, tsr_pool *pool);
+
+/* The op: integer sums of an owner added up. */
 typedef struct {
     int64_t *accumulator; /* [count] */
     const int64_t *part;  /* [count] */

@@ -3,6 +3,7 @@
 #include "kernels/loops.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 /* 2^exponent, exact. */
@@ -43,20 +44,6 @@ bool tsr_fixed_from_f32(int64_t *out, const float *g, uint64_t count, int shift,
     return convert(out, g, count, power_of_two(shift), limit) == 0;
 }
 
-bool tsr_fixed_scatter(int64_t *buffer, const tsr_fixed_layout *layout, uint64_t offset,
-                       const float *g, uint64_t count)
-{
-    uint64_t part = tsr_fixed_part_count(count, layout->ranks), refused = 0;
-    for (uint64_t rank = 0; rank < layout->ranks; rank++) {
-        uint64_t first = rank * part < count ? rank * part : count;
-        uint64_t own = count - first < part ? count - first : part;
-        int64_t *out = buffer + rank * layout->rank_stride + offset;
-        refused += convert(out, g + first, own, power_of_two(layout->shift), layout->limit);
-        memset(out + own, 0, (part - own) * sizeof *out);
-    }
-    return refused == 0;
-}
-
 TSR_CLONES void tsr_fixed_add(int64_t *accumulator, const int64_t *part, uint64_t count)
 {
     for (uint64_t i = 0; i < count; i++)
@@ -77,23 +64,63 @@ void tsr_fixed_to_f32(float *g, const int64_t *acc, uint64_t count, int shift)
     widen(g, acc, count, power_of_two(-shift));
 }
 
-tsr_status tsr_fixed_scatter_check(const tsr_fixed_scatter_args *args)
+tsr_status tsr_fixed_sum_check(const tsr_fixed_sum_args *args)
 {
-    TSR_EXPECT(args->buffer && args->overflow && (args->g || !args->count), "fixed_scatter",
-               "a buffer is NULL");
-    TSR_EXPECT(args->layout.ranks > 0 && args->layout.shift >= 0 && args->layout.shift <= 62,
-               "fixed_scatter", "ranks or shift out of range");
+    TSR_EXPECT(args->accumulator && args->gradient && args->part && args->overflow &&
+                   (args->received || args->ranks == 1),
+               "fixed_sum", "a buffer is NULL");
+    TSR_EXPECT(args->rank < args->ranks && args->shift >= 0 && args->shift <= 62, "fixed_sum",
+               "rank or shift out of range");
+    TSR_EXPECT(args->part_count >= 0 && args->part_count <= TSR_FIXED_PARTS, "fixed_sum",
+               "too many parts");
+    for (int i = 0; i < args->part_count; i++)
+        TSR_EXPECT(args->part[i].real <= args->part[i].count && args->part[i].mark > 0, "fixed_sum",
+                   "a part has more elements than it has room for, or no mark");
     return TSR_OK;
 }
 
-tsr_status tsr_fixed_scatter_ref(const tsr_fixed_scatter_args *args, tsr_pool *pool)
+#define SUM_BLOCK 4096 /* elements of a block of work: its sums stay in the cache */
+
+typedef struct {
+    const tsr_fixed_sum_args *args;
+    const tsr_fixed_part *part;
+    _Atomic bool refused;
+} sum_work;
+
+static void sum_block(void *context, int index)
 {
-    (void)pool;
-    TSR_TRY(tsr_fixed_scatter_check(args));
-    int64_t mark = args->mark ? args->mark : 1;
-    if (!tsr_fixed_scatter(args->buffer, &args->layout, args->offset, args->g, args->count) &&
-        (*args->overflow == 0 || *args->overflow > mark))
-        *args->overflow = mark;
+    sum_work *work = context;
+    const tsr_fixed_sum_args *a = work->args;
+    const tsr_fixed_part *part = work->part;
+    uint64_t first = (uint64_t)index * SUM_BLOCK, left = part->count - first;
+    uint64_t count = left < SUM_BLOCK ? left : SUM_BLOCK;
+    uint64_t real = part->real > first ? part->real - first : 0, refused = 0;
+    int64_t *sum = a->accumulator + part->offset + first, converted[SUM_BLOCK];
+    real = real < count ? real : count;
+    if (a->store)
+        memset(sum, 0, count * sizeof *sum);
+    for (uint64_t rank = 0; rank < a->ranks; rank++) {
+        const float *g = a->gradient + a->ranks * part->offset + rank * part->count;
+        if (rank != a->rank)
+            g = a->received + (a->ranks - 1) * part->offset +
+                (rank - (rank > a->rank)) * part->count;
+        refused += convert(converted, g + first, real, power_of_two(a->shift), a->limit);
+        tsr_fixed_add(sum, converted, real);
+    }
+    if (refused)
+        atomic_store(&work->refused, true);
+}
+
+tsr_status tsr_fixed_sum_ref(const tsr_fixed_sum_args *args, tsr_pool *pool)
+{
+    TSR_TRY(tsr_fixed_sum_check(args));
+    for (int i = 0; i < args->part_count; i++) {
+        sum_work work = {.args = args, .part = &args->part[i]};
+        tsr_pool_run(pool, (int)tsr_ceil_div(work.part->count, SUM_BLOCK), sum_block, &work);
+        if (atomic_load(&work.refused) &&
+            (*args->overflow == 0 || *args->overflow > work.part->mark))
+            *args->overflow = work.part->mark;
+    }
     return TSR_OK;
 }
 

@@ -57,7 +57,7 @@
     X(row_square_norm)                                                                             \
     X(dora_norm)                                                                                   \
     X(dropout)                                                                                     \
-    X(fixed_scatter)                                                                               \
+    X(fixed_sum)                                                                                   \
     X(fixed_add)                                                                                   \
     X(grad_norm)                                                                                   \
     X(adamw)                                                                                       \

@@ -260,19 +260,12 @@ static tsr_status take_partials(const walk *w, tsr_activations *out)
 
 static tsr_status take_backward(const walk *w, tsr_activations *out)
 {
-    tsr_layer_scratch *s = &out->scratch;
     const tsr_layout *layout = w->options->layout;
     const tsr_layout_linear *linear = layout->unit[0].linear;
-    uint64_t widest = 0, tallest = 0;
-    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-        widest = linear[kind].in > widest ? linear[kind].in : widest;
-        tallest = linear[kind].out > tallest ? linear[kind].out : tallest;
-    }
-    TSR_TRY(take_rows(w, &out->dx, -1, "dx", w->d));
-    TSR_TRY(take_floats(w, &s->da, -1, "da", layout->largest_r * widest));
-    TSR_TRY(take_floats(w, &s->db, -1, "db", layout->largest_r * tallest));
+    uint64_t widest = 0;
     for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
-        TSR_TRY(take_floats(w, &s->dm[kind], -1, "dm", linear[kind].out));
+        widest = linear[kind].in > widest ? linear[kind].in : widest;
+    TSR_TRY(take_rows(w, &out->dx, -1, "dx", w->d));
     TSR_TRY(take_partials(w, out));
     TSR_TRY(take_rows(w, &out->context.d_low, -1, "d_low", layout->largest_r));
     if (w->options->dropout)

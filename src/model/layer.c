@@ -173,34 +173,28 @@ typedef struct {
     const tsr_layer_batch *batch;
     const tsr_layer_buffers *buffers;
     const tsr_layer_scratch *scratch;
-    tsr_layer_gradients *ready;
-    void *user;
+    const tsr_layer_gradients *gradients; /* [TSR_LINEAR_COUNT] */
 } pass;
 
 /* The dm that a consumer's backward computes: DoRA without dropout. */
 static float *consumer_dm(const pass *p, tsr_linear_kind kind)
 {
     const tsr_linear *linear = &p->layer->linear[kind];
-    return linear->r && linear->g && !linear->drops ? p->scratch->dm[kind] : NULL;
+    return linear->r && linear->g && !linear->drops ? p->gradients[kind].m : NULL;
 }
 
 static tsr_status linear_backward(const pass *p, tsr_linear_kind kind, const void *x, void *dz,
                                   void *dx, bool add)
 {
-    const tsr_linear *linear = &p->layer->linear[kind];
-    float *dm = linear->r && linear->g ? p->scratch->dm[kind] : NULL;
     tsr_linear_gradients gradients = {.x = x,
                                       .dz = dz,
                                       .z = p->buffers->z[kind],
                                       .dx = dx,
                                       .add = add,
-                                      .da = p->scratch->da,
-                                      .db = p->scratch->db,
-                                      .dm = dm};
-    TSR_TRY(tsr_linear_backward(p->context, linear, &gradients));
-    if (!linear->r)
-        return TSR_OK;
-    return p->ready(p->user, kind, p->scratch->da, p->scratch->db, dm);
+                                      .da = p->gradients[kind].a,
+                                      .db = p->gradients[kind].b,
+                                      .dm = p->gradients[kind].m};
+    return tsr_linear_backward(p->context, &p->layer->linear[kind], &gradients);
 }
 
 /* The linears that feed the residual: dz = g dx, dm, then the linear's own backward. */
@@ -338,9 +332,10 @@ static tsr_status attention_backward(const pass *p, void *dx, bool first)
 tsr_status tsr_layer_backward(const tsr_linear_context *context, const tsr_layer_shape *shape,
                               const tsr_layer *layer, const tsr_layer_batch *batch,
                               const tsr_layer_buffers *buffers, const tsr_layer_scratch *scratch,
-                              void *dx, bool first, tsr_layer_gradients *ready, void *user)
+                              void *dx, bool first,
+                              const tsr_layer_gradients gradients[TSR_LINEAR_COUNT])
 {
-    pass p = {context, shape, layer, batch, buffers, scratch, ready, user};
+    pass p = {context, shape, layer, batch, buffers, scratch, gradients};
     TSR_TRY(mlp_backward(&p, dx));
     return attention_backward(&p, dx, first);
 }

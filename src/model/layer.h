@@ -90,25 +90,25 @@ tsr_status tsr_layer_recompute(const tsr_linear_context *context, const tsr_laye
 
 /* Scratch of a backward, [T, .] of the compute dtype unless said. */
 typedef struct {
-    void *d_act;                 /* f */
-    void *d_h;                   /* d */
-    void *d_z;                   /* d: of o_proj and down_proj */
-    void *d_o;                   /* q_heads * head_dim */
-    void *d_q, *d_k, *d_v;       /* gradients of the rotated heads, then of z */
-    float *da, *db;              /* largest r * in, out * r */
-    float *dm[TSR_LINEAR_COUNT]; /* [out] each */
+    void *d_act;           /* f */
+    void *d_h;             /* d */
+    void *d_z;             /* d: of o_proj and down_proj */
+    void *d_o;             /* q_heads * head_dim */
+    void *d_q, *d_k, *d_v; /* gradients of the rotated heads, then of z */
 } tsr_layer_scratch;
 
-/* Called when the gradients of one linear's A, B and m (NULL without DoRA) are ready on the stream;
- * da and db are used again by the next linear. */
-typedef tsr_status tsr_layer_gradients(void *user, tsr_linear_kind kind, const float *da,
-                                       const float *db, const float *dm);
+/* Where the gradients of one linear's A, B and m go, written whole: [r, in], [out, r], [out]. NULL:
+ * it has none. */
+typedef struct {
+    float *a, *b, *m;
+} tsr_layer_gradients;
 
 /* dx [T, d]: in, the gradient of the layer's output x'; out, of its input x. The activations are
  * consumed. first: nothing below trains, so the gradient of x is not wanted. */
 tsr_status tsr_layer_backward(const tsr_linear_context *context, const tsr_layer_shape *shape,
                               const tsr_layer *layer, const tsr_layer_batch *batch,
                               const tsr_layer_buffers *buffers, const tsr_layer_scratch *scratch,
-                              void *dx, bool first, tsr_layer_gradients *ready, void *user);
+                              void *dx, bool first,
+                              const tsr_layer_gradients gradients[TSR_LINEAR_COUNT]);
 
 #endif

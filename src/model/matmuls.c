@@ -91,17 +91,6 @@ static tsr_layer layer_of(const listing *l, int unit)
     return layer;
 }
 
-static tsr_status ignore_gradients(void *user, tsr_linear_kind kind, const float *da,
-                                   const float *db, const float *dm)
-{
-    (void)user;
-    (void)kind;
-    (void)da;
-    (void)db;
-    (void)dm;
-    return TSR_OK;
-}
-
 static tsr_status list_layer(const listing *l, int unit)
 {
     const tsr_layout *layout = l->options->layout;
@@ -115,11 +104,12 @@ static tsr_status list_layer(const listing *l, int unit)
     float *pointer = &something;
     tsr_layer_scratch scratch = {
         .d_act = pointer, .d_h = pointer, .d_z = pointer, .d_o = pointer, .d_q = pointer};
-    scratch.d_k = scratch.d_v = scratch.da = scratch.db = pointer;
+    scratch.d_k = scratch.d_v = pointer;
+    tsr_layer_gradients gradients[TSR_LINEAR_COUNT];
     for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
-        scratch.dm[kind] = pointer;
+        gradients[kind] = (tsr_layer_gradients){pointer, pointer, pointer};
     return tsr_layer_backward(&l->context, &l->shape, &layer, &batch, &buffers, &scratch, pointer,
-                              unit == layout->first_trained, ignore_gradients, NULL);
+                              unit == layout->first_trained, gradients);
 }
 
 static tsr_status list_norms(const listing *l)

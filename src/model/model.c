@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_SEGMENTS 32 /* trainable ones of a layer: A, B, m of seven linears */
-
 tsr_status tsr_model_create(tsr_model **out, const tsr_model_options *options)
 {
     size_t layers = (size_t)options->layout->layer_count;
@@ -318,72 +316,49 @@ static tsr_status forward(tsr_model *model, int unit, const tsr_unit_view *view)
     return tsr_model_head_begin(model, &layer);
 }
 
-/* Smaller for a higher layer, never 0. */
-static int64_t mark_of(const tsr_model *model, int unit, int segment)
+/* Where the gradients of a unit's linears go. */
+static void place_gradients(tsr_layer_gradients out[TSR_LINEAR_COUNT], const tsr_model *model,
+                            int unit, float *gradient)
 {
-    return 1 + (int64_t)(model->options.layout->layer_count - 1 - unit) * MOST_SEGMENTS + segment;
+    const tsr_segment *segment = model->options.units[unit].trainable.segment;
+    for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+        const tsr_layout_linear *linear = &model->options.layout->unit[unit].linear[kind];
+        int index[3] = {linear->a, linear->b, linear->m};
+        float *at[3];
+        for (int i = 0; i < 3; i++) {
+            bool there = linear->r && index[i] != TSR_NO_SEGMENT;
+            at[i] = there
+                        ? gradient + tsr_unit_gradient_at(&segment[index[i]], model->options.ranks)
+                        : NULL;
+        }
+        out[kind] = (tsr_layer_gradients){at[0], at[1], at[2]};
+    }
 }
 
-void tsr_model_refused(int *unit, int *segment, const tsr_model *model, int64_t overflow)
-{
-    int64_t at = overflow - 1;
-    *unit = model->options.layout->layer_count - 1 - (int)(at / MOST_SEGMENTS);
-    *segment = (int)(at % MOST_SEGMENTS);
-}
-
-static tsr_status scatter(tsr_model *model, int segment, const float *g)
-{
-    const tsr_model_options *options = &model->options;
-    const tsr_unit_part *part = &options->units[model->gradient_unit_index].trainable;
-    tsr_fixed_scatter_args args = {
-        .buffer = model->gradient,
-        .g = g,
-        .overflow = model->sums.gradient_overflow,
-        .mark = mark_of(model, model->gradient_unit_index, segment),
-        .layout = {.ranks = (uint64_t)options->ranks,
-                   .rank_stride = part->gradient_count,
-                   .shift = options->gradient_shift,
-                   .limit = tsr_fixed_limit(options->gradient_shift, options->contributions)},
-        .offset = part->segment[segment].gradient_offset,
-        .count = model->gradient_unit->trainable[segment].element_count};
-    return options->kernels->fixed_scatter(model->compute, &args);
-}
-
-static tsr_status gradients_ready(void *user, tsr_linear_kind kind, const float *da,
-                                  const float *db, const float *dm)
-{
-    tsr_model *model = user;
-    const tsr_layout_linear *linear = &model->gradient_unit->linear[kind];
-    TSR_TRY(scatter(model, linear->a, da));
-    TSR_TRY(scatter(model, linear->b, db));
-    return dm ? scatter(model, linear->m, dm) : TSR_OK;
-}
-
-static tsr_status backward(tsr_model *model, int unit, const tsr_unit_view *view, int64_t *gradient)
+static tsr_status backward(tsr_model *model, int unit, const tsr_unit_view *view, float *gradient)
 {
     const stage *s = tsr_model_current(model);
     const tsr_layout *layout = model->options.layout;
     tsr_layer_batch batch = layer_batch(s);
     tsr_layer layer;
+    tsr_layer_gradients gradients[TSR_LINEAR_COUNT];
     if (unit < layout->first_trained)
         return TSR_OK;
     tsr_layer_buffers buffers = buffers_of(model, unit);
     tsr_linear_context context = tsr_model_context(model);
     tsr_model_resolve(&layer, model, unit, view, true, s->batch.epoch);
-    model->gradient = gradient;
-    model->gradient_unit = &layout->unit[unit];
-    model->gradient_unit_index = unit;
+    place_gradients(gradients, model, unit, gradient);
     if (unit == layout->layer_count - 1)
         TSR_TRY(tsr_model_head_backward(model, &layer));
     TSR_TRY(tsr_layer_recompute(&context, &model->shape, &layer, &batch, &buffers,
                                 model->recompute[unit]));
     return tsr_layer_backward(&context, &model->shape, &layer, &batch, &buffers,
                               &model->activations.scratch, model->activations.dx,
-                              unit == layout->first_trained, gradients_ready, model);
+                              unit == layout->first_trained, gradients);
 }
 
 tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit,
-                             const tsr_unit_view *view, int64_t *gradient)
+                             const tsr_unit_view *view, float *gradient)
 {
     const stage *s = tsr_model_current(model);
 

@@ -38,8 +38,6 @@ typedef struct {
 typedef struct {
     int64_t *loss;          /* fixed point, TSR_LOSS_SHIFT */
     int32_t *loss_overflow; /* set to 1: a loss is not finite */
-    int64_t
-        *gradient_overflow; /* not 0: a gradient is not finite or too large; tsr_model_refused */
 } tsr_model_sums;
 
 typedef struct {
@@ -54,8 +52,6 @@ typedef struct {
     bool train;
     double dropout;
     uint64_t seed;
-    int gradient_shift;     /* of the fixed point */
-    uint64_t contributions; /* micro-batches that add to one gradient, at most */
 } tsr_model_options;
 
 /* What a layer keeps for its backward, of the largest micro-batch: the saved_bytes of its unit if they
@@ -114,16 +110,12 @@ tsr_status tsr_model_unstage(tsr_model *model);
 /* The gathered parts of a unit. */
 tsr_status tsr_model_norm(tsr_model *model, int unit, const tsr_unit_view *view);
 
-/* gradient: the reduce-scatter buffer of B(u), written whole; NULL otherwise. */
+/* gradient: of B(u), written in the gradient layout (shard/unit.h) but for its padding; NULL otherwise. */
 tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit,
-                             const tsr_unit_view *view, int64_t *gradient);
+                             const tsr_unit_view *view, float *gradient);
 
 /* What an offloaded layer has saved of the micro-batch that is computed now. */
 tsr_saved tsr_model_saved(const tsr_model *model, int unit);
-
-/* Which trainable segment a *gradient_overflow names: of those that were refused, the first from
- * the output back. */
-void tsr_model_refused(int *unit, int *segment, const tsr_model *model, int64_t overflow);
 
 /* After the last use of a micro-batch: its staging may be used again. */
 tsr_status tsr_model_release(tsr_model *model);

@@ -54,9 +54,6 @@ struct tsr_model {
     stage stage[STAGES];
     uint64_t staged_count, released_count; /* micro-batches so far */
     tsr_layer_input carried;               /* what the layer below left */
-    int64_t *gradient;                     /* of the B(u) being enqueued */
-    const tsr_layout_unit *gradient_unit;
-    int gradient_unit_index;
     bool fresh;
 };
 

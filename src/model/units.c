@@ -17,7 +17,8 @@ static tsr_status make_part(tsr_unit_part *out, const tsr_layout_segment *segmen
                                         .param = (*param)++,
                                         .dtype = segments[i].dtype,
                                         .granule_bytes = segments[i].granule_bytes,
-                                        .granule_count = segments[i].granule_count};
+                                        .granule_count = segments[i].granule_count,
+                                        .element_count = segments[i].element_count};
     return TSR_OK;
 }
 

@@ -31,8 +31,9 @@ static tsr_status check_options(const tsr_executor_options *o)
         saves |= plan->units[u].saved_bytes > 0;
     }
     if (!c->compute || !c->tally || (norm && !c->norm) || (saves && !c->saved) ||
-        (plan->train && (!c->grad_norm || !c->optim)))
-        return tsr_fail(TSR_EINVAL, "a callback of the executor is missing");
+        (plan->train && (!c->grad_norm || !c->optim || !o->gradient_overflow)))
+        return tsr_fail(TSR_EINVAL, "a callback of the executor is missing, or where it tells of "
+                                    "gradients that do not fit");
     return TSR_OK;
 }
 
@@ -91,6 +92,49 @@ static tsr_status make_all_ranges(tsr_executor *executor)
     return TSR_OK;
 }
 
+/* What REDUCE of a unit exchanges and sums. */
+static void make_parts_of(tsr_executor *executor, int unit)
+{
+    const tsr_store *store = executor->options.store;
+    const tsr_unit_part *part = &executor->plan->options.units[unit].trainable;
+    int ranks = executor->plan->options.ranks;
+    uint64_t first = executor->part_at[unit];
+    tsr_exchange_range *piece = executor->piece + first * TSR_GRADIENT_BUFFERS;
+    for (int i = 0; i < part->segment_count; i++)
+        executor->part[first + (uint64_t)i] = tsr_trainable_part(&store->trainable, unit, i);
+    for (int buffer = 0; buffer < TSR_GRADIENT_BUFFERS; buffer++)
+        for (int i = 0; i < part->segment_count; i++) {
+            const tsr_segment *s = &part->segment[i];
+            *piece++ = (tsr_exchange_range){
+                .send = store->gradient[buffer] + tsr_unit_gradient_at(s, ranks),
+                .receive = store->received + tsr_unit_received_at(s, ranks),
+                .bytes = s->gradient_count * sizeof(float)};
+        }
+}
+
+static tsr_status make_parts(tsr_executor *executor)
+{
+    const tsr_plan_options *o = &executor->plan->options;
+    executor->part_at = calloc((size_t)o->unit_count + 1, sizeof *executor->part_at);
+    if (!executor->part_at)
+        return tsr_fail(TSR_ENOMEM, "no memory for the parts of %d units", o->unit_count);
+    for (int u = 0; u < o->unit_count; u++) {
+        int count = o->train ? o->units[u].trainable.segment_count : 0;
+        if (count > TSR_FIXED_PARTS)
+            return tsr_fail(TSR_EINVAL, "unit %d trains %d tensors; at most %d", u, count,
+                            TSR_FIXED_PARTS);
+        executor->part_at[u + 1] = executor->part_at[u] + (uint64_t)count;
+    }
+    size_t count = executor->part_at[o->unit_count];
+    executor->part = calloc(count + 1, sizeof *executor->part);
+    executor->piece = calloc(TSR_GRADIENT_BUFFERS * count + 1, sizeof *executor->piece);
+    if (!executor->part || !executor->piece)
+        return tsr_fail(TSR_ENOMEM, "no memory for the parts of %zu tensors", count);
+    for (int u = 0; u < o->unit_count && o->train; u++)
+        make_parts_of(executor, u);
+    return TSR_OK;
+}
+
 /* Every event is recorded once, so that the first wait for it finds a record. */
 static tsr_status make_events(tsr_executor *executor)
 {
@@ -126,6 +170,8 @@ tsr_status tsr_executor_create(tsr_executor **out, const tsr_executor_options *o
     if (status == TSR_OK)
         status = make_all_ranges(executor);
     if (status == TSR_OK)
+        status = make_parts(executor);
+    if (status == TSR_OK)
         status = make_events(executor);
     if (status == TSR_OK)
         status = tsr_marks_create(executor);
@@ -149,6 +195,9 @@ void tsr_executor_destroy(tsr_executor *executor)
     pthread_mutex_destroy(&executor->log_lock);
     free(executor->range);
     free(executor->range_at);
+    free(executor->part);
+    free(executor->piece);
+    free(executor->part_at);
     free(executor->log);
     free(executor);
 }

@@ -41,10 +41,10 @@ typedef struct {
     void *user;
     /* On compute. NULL where no unit has a norm. */
     tsr_status (*norm)(void *user, int unit, const tsr_unit_view *view);
-    /* On compute. `gradient`: of B(u) with a trainable part, to be written whole (zeros of an empty
-     * micro-batch too), rank-major; else NULL. */
+    /* On compute. `gradient`: of B(u) with a trainable part, to be written (zeros of an empty
+     * micro-batch too) but for its padding, in the gradient layout; else NULL. */
     tsr_status (*compute)(void *user, const tsr_use *use, const tsr_unit_view *view,
-                          int64_t *gradient);
+                          float *gradient);
     /* On optim. The word holds the host's flags; add losses and the squared norm of the
      * accumulators. With several replicas only the first one's norm counts; the others' is cleared
      * here. */
@@ -104,6 +104,11 @@ typedef struct {
     tsr_comm *world, *shard, *replica; /* of the device's memory; borrowed; replica may be NULL with
                                           one replica */
     const tsr_kernels *kernels;        /* borrowed */
+    /* Of the fixed point that gradients are summed in (kernels/fixed_point.h). */
+    int gradient_shift;
+    uint64_t contributions;     /* micro-batches that add to one gradient, at most; 0: 1 */
+    int64_t *gradient_overflow; /* device memory, not 0: a gradient is not finite or too large,
+                                   tsr_trainable_marked; NULL without training */
     tsr_executor_callbacks callbacks;
     tsr_executor_debug debug;
     uint32_t log_count; /* records the trace holds (the last ones); 0: no trace */

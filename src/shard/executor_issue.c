@@ -193,28 +193,43 @@ static tsr_status issue_state(tsr_executor *executor, const tsr_plan_op *op)
     return save ? poison(executor, op, (char *)part.master, TSR_STATE_ARRAYS * bytes) : TSR_OK;
 }
 
-/* Summed over the shard group, then over replicas, then added up by the owner. The first
- * micro-batch of a step overwrites what the last step left. */
+/* The owner takes its part from all ranks of the shard group and sums it, with what earlier
+ * micro-batches left; the first one of a step overwrites that. With replicas the sums of one
+ * micro-batch go over these before they are added. */
 static tsr_status issue_reduce(tsr_executor *executor, const tsr_plan_op *op)
 {
-    tsr_store *store = executor->options.store;
-    tsr_stream *stream = stream_of(executor, op);
+    const tsr_executor_options *e = &executor->options;
     const tsr_plan_options *o = &executor->plan->options;
-    uint64_t count = o->units[op->unit].trainable.gradient_count;
-    int64_t *part = store->gradient[op->buffer];
-    if (o->ranks > 1) {
-        TSR_TRY(
-            tsr_comm_reduce_scatter(executor->options.shard, stream, store->receive, part, count));
-        part = store->receive;
-    }
-    if (o->replicas > 1)
-        TSR_TRY(tsr_comm_all_reduce(executor->options.replica, stream, part, count, TSR_SUM));
-    return executor->options.kernels->fixed_add(
-        stream, &(tsr_fixed_add_args){.accumulator = store->trainable.accumulator +
-                                                     store->trainable.begin[op->unit],
-                                      .part = part,
-                                      .count = count,
-                                      .store = executor->train_batches == 0});
+    const tsr_store *store = e->store;
+    tsr_stream *stream = stream_of(executor, op);
+    const tsr_unit_part *unit = &o->units[op->unit].trainable;
+    uint64_t first = executor->part_at[op->unit];
+    uint64_t piece = first * TSR_GRADIENT_BUFFERS + (uint64_t)(op->buffer * unit->segment_count);
+    int64_t *sums = store->trainable.accumulator + store->trainable.begin[op->unit];
+    bool begins = executor->train_batches == 0, replicas = o->replicas > 1;
+    if (o->ranks > 1)
+        TSR_TRY(tsr_comm_exchange(e->shard, stream, executor->piece + piece, unit->segment_count));
+    TSR_TRY(e->kernels->fixed_sum(
+        stream,
+        &(tsr_fixed_sum_args){
+            .accumulator = replicas ? store->partial : sums,
+            .gradient = store->gradient[op->buffer],
+            .received = store->received,
+            .part = executor->part + first,
+            .part_count = unit->segment_count,
+            .ranks = (uint64_t)o->ranks,
+            .rank = (uint64_t)store->rank,
+            .shift = e->gradient_shift,
+            .limit = tsr_fixed_limit(e->gradient_shift, e->contributions ? e->contributions : 1),
+            .store = replicas || begins,
+            .overflow = e->gradient_overflow}));
+    if (!replicas)
+        return TSR_OK;
+    TSR_TRY(tsr_comm_all_reduce(e->replica, stream, store->partial, unit->gradient_count, TSR_SUM));
+    return e->kernels->fixed_add(stream, &(tsr_fixed_add_args){.accumulator = sums,
+                                                               .part = store->partial,
+                                                               .count = unit->gradient_count,
+                                                               .store = begins});
 }
 
 /* The word begins with the host's flags. Their place is free again when the word is read. */

@@ -83,6 +83,9 @@ struct tsr_executor {
     uint64_t base[TSR_EVENT_COUNT];    /* records before the current program */
     tsr_gather_range *range;           /* of all gathers, from all places to all slots */
     uint64_t *range_at;                /* [unit * TSR_PART_COUNT + part]: first of them */
+    tsr_fixed_part *part;              /* of all trainable segments, unit after unit */
+    tsr_exchange_range *piece;         /* [TSR_GRADIENT_BUFFERS] for each of these, by unit */
+    uint64_t *part_at;                 /* [unit_count + 1]: first of a unit's parts */
     bool failed;
     tsr_error error; /* of the first failure */
     /* The host's view, as of what was issued. */

@@ -277,15 +277,15 @@ static tsr_status check_options(const tsr_plan_options *o)
 static void measure(tsr_plan *plan)
 {
     const tsr_plan_options *o = &plan->options;
-    uint64_t part_bytes = 0;
+    uint64_t part = 0; /* elements */
     for (int u = 0; u < o->unit_count; u++) {
         const tsr_unit *unit = &o->units[u];
         uint64_t slot = tsr_unit_slot_bytes(unit, o->ranks);
         uint64_t stage = unit->home == TSR_HOME_HOST_SHARDED ? unit->frozen.shard_bytes : 0;
-        uint64_t part = o->train ? unit->trainable.gradient_count * sizeof(int64_t) : 0;
         plan->slot_bytes = slot > plan->slot_bytes ? slot : plan->slot_bytes;
         plan->stage_bytes = stage > plan->stage_bytes ? stage : plan->stage_bytes;
-        part_bytes = part > part_bytes ? part : part_bytes;
+        if (o->train && unit->trainable.gradient_count > part)
+            part = unit->trainable.gradient_count;
         plan->owned += unit->trainable.gradient_count;
         if (unit->saved_bytes > plan->saved_bytes)
             plan->saved_bytes = unit->saved_bytes;
@@ -294,9 +294,9 @@ static void measure(tsr_plan *plan)
         plan->chunk_count = (int)((plan->owned + o->chunk_elements - 1) / o->chunk_elements);
         plan->state_bytes = tsr_plan_chunk(plan, 0).count * TSR_STATE_ARRAYS * sizeof(float);
     }
-    plan->gradient_bytes = part_bytes * (uint64_t)o->ranks;
-    /* A group of one rank adds its gradient buffer up without receiving it. */
-    plan->receive_bytes = o->ranks > 1 ? part_bytes : 0;
+    plan->gradient_bytes = part * (uint64_t)o->ranks * sizeof(float);
+    plan->receive_bytes = part * (uint64_t)(o->ranks - 1) * sizeof(float);
+    plan->partial_bytes = o->replicas > 1 ? part * sizeof(int64_t) : 0;
 }
 
 /* Where a backward ends, and which gradient buffer its last unit uses. */

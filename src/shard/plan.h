@@ -180,11 +180,13 @@ typedef struct {
     int *program_at;     /* [state * TSR_PROGRAM_COUNT + kind]: index, -1 where it cannot follow */
     int lowest_backward; /* the last unit of a backward; layer_count without training */
     int last_buffer;     /* gradient buffer of a micro-batch's last REDUCE */
-    uint64_t slot_bytes, stage_bytes, gradient_bytes, receive_bytes; /* of one each */
-    uint64_t saved_bytes;                                            /* of one region */
-    uint64_t state_bytes; /* of one buffer for a chunk of the optimizer's state */
-    int chunk_count;      /* 0: the state lives on the device */
-    uint64_t owned;       /* elements of all trainable parts on this rank */
+    uint64_t slot_bytes, stage_bytes, gradient_bytes; /* of one each */
+    uint64_t receive_bytes; /* what the other ranks have of this one's part of a unit's gradient */
+    uint64_t partial_bytes; /* the sums of such a part, where they go over replicas */
+    uint64_t saved_bytes;   /* of one region */
+    uint64_t state_bytes;   /* of one buffer for a chunk of the optimizer's state */
+    int chunk_count;        /* 0: the state lives on the device */
+    uint64_t owned;         /* elements of all trainable parts on this rank */
     uint64_t hash;
 } tsr_plan;
 

@@ -33,6 +33,7 @@ static uint64_t hash_segment(const item *i)
                          (uint64_t)s->dtype,
                          s->granule_bytes,
                          s->granule_count,
+                         s->element_count,
                          s->gathered_offset,
                          s->gathered_bytes,
                          s->shard_offset,
@@ -120,7 +121,9 @@ uint64_t tsr_plan_hash(const tsr_plan *plan)
                          o->chunk_elements,
                          plan->slot_bytes,
                          plan->stage_bytes,
+                         plan->gradient_bytes,
                          plan->receive_bytes,
+                         plan->partial_bytes,
                          plan->saved_bytes};
     uint64_t hash = tsr_hash(TSR_HASH_START, number, sizeof number);
     item i;

@@ -92,16 +92,18 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
     const tsr_plan *plan = store->plan;
     void *slot[TSR_SLOTS_MAX] = {0}, *stage[TSR_STAGES_MAX] = {0};
     void *gradient[TSR_GRADIENT_BUFFERS] = {0}, *state[TSR_STATE_BUFFERS] = {0};
-    void *receive, *word, *host_word;
+    void *received, *partial, *word, *host_word;
     tsr_place place = plan->chunk_count > 0 ? TSR_PLACE_HOST : TSR_PLACE_DEVICE;
     TSR_TRY(
         walk_ring(taker, slot, plan->options.slots, "slot", plan->slot_bytes, "one gathered unit"));
     TSR_TRY(walk_ring(taker, stage, plan->options.stages, "stage", plan->stage_bytes,
                       "one shard on its way from the host"));
     TSR_TRY(walk_ring(taker, gradient, TSR_GRADIENT_BUFFERS, "gradient", plan->gradient_bytes,
-                      "int64, of one unit, before its reduction"));
-    TSR_TRY(tsr_taker_take(taker, &receive, TSR_PLACE_DEVICE, "gradient.receive",
-                           plan->receive_bytes, "int64, this rank's part of one unit"));
+                      "fp32, of one unit, before its reduction"));
+    TSR_TRY(tsr_taker_take(taker, &received, TSR_PLACE_DEVICE, "gradient.received",
+                           plan->receive_bytes, "fp32, the others' of this rank's part"));
+    TSR_TRY(tsr_taker_take(taker, &partial, TSR_PLACE_DEVICE, "gradient.partial",
+                           plan->partial_bytes, "int64, one replica's sums of this rank's part"));
     TSR_TRY(walk_homes(store, taker));
     TSR_TRY(tsr_trainable_walk(&store->trainable, taker, plan->options.train, place));
     TSR_TRY(walk_ring(taker, state, TSR_STATE_BUFFERS, "optimizer state", plan->state_bytes,
@@ -118,7 +120,8 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
         store->gradient[i] = gradient[i];
     for (int i = 0; i < TSR_STATE_BUFFERS; i++)
         store->state[i] = state[i];
-    store->receive = receive;
+    store->received = received;
+    store->partial = partial;
     store->word = word;
     for (int i = 0; i < 2 && host_word; i++) {
         store->host_word[i] = (int64_t *)host_word + i * TSR_WORD_COUNT;

@@ -20,8 +20,9 @@ typedef struct {
     tsr_trainable trainable;
     char **frozen; /* [unit_count]: shard or whole part, by its home */
     char *slot[TSR_SLOTS_MAX], *stage[TSR_STAGES_MAX];
-    int64_t *gradient[TSR_GRADIENT_BUFFERS]; /* [ranks * gradient_count of a unit] */
-    int64_t *receive;                        /* [gradient_count of a unit] */
+    float *gradient[TSR_GRADIENT_BUFFERS]; /* [ranks * gradient_count of a unit] */
+    float *received;                       /* [(ranks - 1) * gradient_count of a unit] */
+    int64_t *partial;                      /* [gradient_count of a unit]; NULL with one replica */
     float *state[TSR_STATE_BUFFERS]; /* masters, then m, then v of a chunk; NULL: none go through */
     int64_t *word;                   /* [TSR_WORD_COUNT], device */
     int64_t *host_word[2];           /* [TSR_WORD_COUNT], host */

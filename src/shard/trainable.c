@@ -77,6 +77,25 @@ tsr_trainable_span tsr_trainable_at(const tsr_trainable *trainable, int unit, in
     };
 }
 
+tsr_fixed_part tsr_trainable_part(const tsr_trainable *trainable, int unit, int segment)
+{
+    const tsr_segment *s = &trainable->units[unit].trainable.segment[segment];
+    uint64_t first = (uint64_t)trainable->rank * s->gradient_count;
+    uint64_t left = s->element_count > first ? s->element_count - first : 0;
+    return (tsr_fixed_part){
+        .offset = s->gradient_offset,
+        .count = s->gradient_count,
+        .real = left < s->gradient_count ? left : s->gradient_count,
+        .mark = 1 + (int64_t)(trainable->unit_count - 1 - unit) * TSR_FIXED_PARTS + segment,
+    };
+}
+
+void tsr_trainable_marked(int *unit, int *segment, const tsr_trainable *trainable, int64_t mark)
+{
+    *unit = trainable->unit_count - 1 - (int)((mark - 1) / TSR_FIXED_PARTS);
+    *segment = (int)((mark - 1) % TSR_FIXED_PARTS);
+}
+
 void tsr_trainable_state(const tsr_trainable *trainable,
                          tsr_state_buffer out[TSR_TRAINABLE_STATE_COUNT])
 {

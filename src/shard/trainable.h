@@ -13,6 +13,7 @@
 #ifndef TSR_SHARD_TRAINABLE_H
 #define TSR_SHARD_TRAINABLE_H
 
+#include "kernels/fixed_point.h"
 #include "shard/memory_plan.h"
 #include "shard/unit.h"
 
@@ -58,6 +59,13 @@ tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool t
 
 /* Segment `segment` of unit `unit`'s trainable part. */
 tsr_trainable_span tsr_trainable_at(const tsr_trainable *trainable, int unit, int segment);
+
+/* The same range of a unit's sums. */
+tsr_fixed_part tsr_trainable_part(const tsr_trainable *trainable, int unit, int segment);
+
+/* Which segment a mark of tsr_trainable_part names. Those of higher units are smaller: of several
+ * the smallest is the first from the output back. */
+void tsr_trainable_marked(int *unit, int *segment, const tsr_trainable *trainable, int64_t mark);
 
 /* The resume state: masters and moments. The working copy follows from the masters, the accumulator
  * is empty between steps. */

@@ -23,6 +23,11 @@ static tsr_status lay_out_segment(tsr_segment *s, tsr_unit_part *part, int ranks
         return tsr_fail(TSR_EINVAL, "%s: %llu granules of %llu bytes do not fit in 64 bits",
                         s->name, (unsigned long long)s->granule_count,
                         (unsigned long long)s->granule_bytes);
+    if (trainable && s->element_count == 0)
+        s->element_count = s->granule_count * TSR_GRANULE_ELEMENTS;
+    if (trainable && s->element_count > s->granule_count * TSR_GRANULE_ELEMENTS)
+        return tsr_fail(TSR_EINVAL, "%s: %llu elements in %llu granules", s->name,
+                        (unsigned long long)s->element_count, (unsigned long long)s->granule_count);
     s->gathered_offset = part->gathered_bytes;
     s->shard_offset = part->shard_bytes;
     part->gathered_bytes += tsr_align_up(s->gathered_bytes, TSR_ALIGNMENT);

@@ -8,9 +8,12 @@
  *                       rank 0's c granules, then rank 1's, ...: the tensor in its own order
  *     shard layout      one rank's c granules of each segment, each on TSR_ALIGNMENT bytes; with
  *                       one rank the same as the gathered layout
- *     gradient layout   int64, of the trainable part only, rank-major: for each rank its c granules
- *                       of every segment, without gaps (kernels/fixed_point.h, tsr_fixed_layout:
- *                       rank_stride = trainable.gradient_count, offset = segment.gradient_offset)
+ *     gradient layout   fp32, of the trainable part only: segments one after the other without gaps,
+ *                       each cut as in the gathered layout, so that a matmul writes a tensor in its
+ *                       own order (tsr_unit_gradient_at). What the other ranks have of one owner's
+ *                       granules is received in the same order, without the owner's own.
+ *     owner's layout    of masters, moments and sums: one rank's c granules of every segment,
+ *                       without gaps
  *
  * What is gathered lies in a slot: [frozen part][trainable part], of each only what is gathered at
  * all. Compute reads it through a tsr_unit_view.
@@ -31,11 +34,12 @@ typedef struct {
     uint32_t param;   /* whatever number the caller knows it by */
     tsr_dtype dtype;
     uint64_t granule_bytes, granule_count;
+    uint64_t element_count; /* of a trainable tensor, without padding; 0: whole granules */
     /* Filled by tsr_unit_lay_out. */
     uint64_t per_rank;                        /* c */
     uint64_t gathered_offset, gathered_bytes; /* in the gathered part: ranks * c * granule_bytes */
     uint64_t shard_offset, shard_bytes;       /* in the shard's part: c * granule_bytes */
-    uint64_t gradient_offset, gradient_count; /* elements in one rank's part: c * 64 (trainable) */
+    uint64_t gradient_offset, gradient_count; /* in the owner's layout: c * 64 (trainable) */
 } tsr_segment;
 
 typedef struct {
@@ -70,9 +74,21 @@ typedef struct {
 } tsr_unit_view;
 
 /* Fills in the layouts for a shard group of `ranks`. TSR_EINVAL: a granule of 0 bytes, a trainable
- * segment that is not F32 or BF16 in granules of 64 elements, or sizes that overflow; the name is
- * told. */
+ * segment that is not F32 or BF16 in granules of 64 elements or has more elements than these, or
+ * sizes that overflow; the name is told. */
 tsr_status tsr_unit_lay_out(tsr_unit *unit, int ranks);
+
+/* Where a trainable segment's gradient begins in the gradient layout, in elements; and in what is
+ * received from the other ranks. */
+static inline uint64_t tsr_unit_gradient_at(const tsr_segment *segment, int ranks)
+{
+    return (uint64_t)ranks * segment->gradient_offset;
+}
+
+static inline uint64_t tsr_unit_received_at(const tsr_segment *segment, int ranks)
+{
+    return (uint64_t)(ranks - 1) * segment->gradient_offset;
+}
 
 /* What passes through a slot. A shard group of one rank needs no gather of a SHARDED part: the view
  * points at the shard. The same holds for every trainable part. */

@@ -101,19 +101,16 @@ static void set_recompute(tsr_decision *d, const tsr_inputs *inputs, int degrade
 static void set_model(tsr_decision *d, const tsr_inputs *inputs, const choice *c)
 {
     const tsr_config *config = &inputs->config;
-    d->model =
-        (tsr_model_options){.layout = &inputs->layout,
-                            .units = d->units,
-                            .ranks = d->group,
-                            .kernels = inputs->cuda ? tsr_kernels_cuda() : tsr_kernels_cpu(),
-                            .dtype = inputs->compute,
-                            .bounds = c->bounds,
-                            .recompute = d->recompute,
-                            .train = d->train,
-                            .dropout = d->train ? config->lora_dropout : 0,
-                            .seed = (uint64_t)config->seed,
-                            .gradient_shift = TSR_FIXED_SHIFT,
-                            .contributions = inputs->contributions ? inputs->contributions : 1};
+    d->model = (tsr_model_options){.layout = &inputs->layout,
+                                   .units = d->units,
+                                   .ranks = d->group,
+                                   .kernels = inputs->cuda ? tsr_kernels_cuda() : tsr_kernels_cpu(),
+                                   .dtype = inputs->compute,
+                                   .bounds = c->bounds,
+                                   .recompute = d->recompute,
+                                   .train = d->train,
+                                   .dropout = d->train ? config->lora_dropout : 0,
+                                   .seed = (uint64_t)config->seed};
 }
 
 /* A sixty-fourth of what this rank owns, so that the buffers are a 32nd of the state however large it

@@ -79,12 +79,22 @@ tsr_status tsr_job_backend_connect(tsr_job *job)
     return TSR_OK;
 }
 
+/* All that is gathered or exchanged inside the shard group. */
 tsr_status tsr_job_backend_expose(tsr_job *job)
 {
     const tsr_store *store = &job->decision.store;
+    const tsr_trainable *t = &store->trainable;
+    tsr_comm *shard = job->device_shard;
     if (store->node_bytes)
         TSR_TRY(tsr_device_pin(job->device, store->node_base, store->node_bytes));
-    return tsr_comm_expose(job->device_shard, job->control, store->shards, store->shard_bytes);
+    TSR_TRY(tsr_comm_expose(shard, job->control, store->shards, store->shard_bytes));
+    TSR_TRY(tsr_comm_expose(shard, job->control, t->work, t->work_bytes));
+    for (int i = 0; i < store->plan->options.stages; i++)
+        TSR_TRY(tsr_comm_expose(shard, job->control, store->stage[i], store->plan->stage_bytes));
+    for (int i = 0; i < TSR_GRADIENT_BUFFERS; i++)
+        TSR_TRY(
+            tsr_comm_expose(shard, job->control, store->gradient[i], store->plan->gradient_bytes));
+    return TSR_OK;
 }
 
 void tsr_job_backend_disconnect(tsr_job *job)

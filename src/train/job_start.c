@@ -321,8 +321,7 @@ static tsr_status start(tsr_job *job)
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_expose(job)));
     tsr_frozen table = {embedding,
                         job->inputs.layout.embedding->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32};
-    tsr_model_sums sums = {&job->sums->loss, &job->sums->loss_overflow,
-                           &job->sums->gradient_overflow};
+    tsr_model_sums sums = {&job->sums->loss, &job->sums->loss_overflow};
     TSR_TRY(tsr_model_start(job->model, stream[TSR_STREAM_COMPUTE], stream[TSR_STREAM_H2D], table,
                             sums));
     TSR_TRY(tsr_job_choose_matmuls(job));
@@ -338,6 +337,9 @@ static tsr_status start(tsr_job *job)
                                     .shard = job->device_shard,
                                     .replica = job->device_replica,
                                     .kernels = job->kernels,
+                                    .gradient_shift = TSR_FIXED_SHIFT,
+                                    .contributions = job->inputs.contributions,
+                                    .gradient_overflow = &job->sums->gradient_overflow,
                                     .callbacks = tsr_job_callbacks,
                                     .log_count = job->trace ? tsr_trace_records(job->trace) : 0};
     options.callbacks.user = job;

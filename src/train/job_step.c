@@ -17,7 +17,7 @@ static tsr_status on_norm(void *user, int unit, const tsr_unit_view *view)
 }
 
 static tsr_status on_compute(void *user, const tsr_use *use, const tsr_unit_view *view,
-                             int64_t *gradient)
+                             float *gradient)
 {
     return tsr_model_compute(((tsr_job *)user)->model, use->phase, use->unit, view, gradient);
 }
@@ -209,7 +209,8 @@ static tsr_status give_up(tsr_job *job)
     TSR_TRY(tsr_comm_all_reduce(job->world, job->control, seen, 2, TSR_MIN));
     TSR_TRY(tsr_stream_synchronize(job->control));
     if (seen[1] != INT64_MAX) {
-        tsr_model_refused(&refused.unit, &refused.segment, job->model, seen[1]);
+        tsr_trainable_marked(&refused.unit, &refused.segment, &job->decision.store.trainable,
+                             seen[1]);
         TSR_TRY(tsr_job_each_part(job, name_part, &refused));
     }
     return tsr_fail(TSR_EDATA,

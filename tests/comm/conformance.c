@@ -49,8 +49,9 @@ void tsr_case_wait(tsr_case_rank *me)
 const tsr_case tsr_conformance[] = {
     {"place", tsr_case_place, 1},
     {"all_gather", tsr_case_all_gather, 1},
-    {"pull", tsr_case_pull, 1},
-    {"reduce_scatter", tsr_case_reduce_scatter, 1},
+    {"pull", tsr_case_pull, 1, .exposes = true},
+    {"exchange", tsr_case_exchange, 1},
+    {"exposed_changes", tsr_case_exposed_changes, 1, .exposes = true},
     {"all_reduce", tsr_case_all_reduce, 1},
     {"broadcast", tsr_case_broadcast, 1},
     {"barrier", tsr_case_barrier, 1},
@@ -62,9 +63,13 @@ const tsr_case tsr_conformance[] = {
     {"agree_failures", tsr_case_agree_failures, 1},
     {"check_same", tsr_case_check_same, 1},
     {"abort_while_waiting", tsr_case_abort_while_waiting, 1, .dies = true},
+    {"abort_while_exchanging", tsr_case_abort_while_exchanging, 2, .dies = true},
+    {"abort_while_copying", tsr_case_abort_while_copying, 2, .dies = true},
     {"device_fails", tsr_case_device_fails, 1, .dies = true},
     {"poison_while_waiting", tsr_case_poison_while_waiting, 2, .dies = true},
     {"laggard", tsr_case_laggard, 2, .timeout_seconds = 2, .dies = true},
+    {"exchange_laggard", tsr_case_exchange_laggard, 2, .timeout_seconds = 2, .dies = true},
+    {"copy_laggard", tsr_case_copy_laggard, 2, .timeout_seconds = 2, .dies = true},
     {"out_of_step", tsr_case_out_of_step, 2, .dies = true, .host_only = true},
 };
 const int tsr_conformance_count = sizeof tsr_conformance / sizeof *tsr_conformance;

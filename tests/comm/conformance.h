@@ -42,7 +42,8 @@ typedef struct {
     int ranks;              /* at least that many */
     double timeout_seconds; /* of the communicator; 0: 60 */
     bool dies;              /* the communicator is dead at the end */
-    bool host_only;         /* no communicator of CUDA devices does that */
+    bool exposes;   /* it exposes memory, which then is gone: the communicator's last case */
+    bool host_only; /* no communicator of CUDA devices does that */
 } tsr_case;
 
 extern const tsr_case tsr_conformance[];

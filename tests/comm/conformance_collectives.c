@@ -166,28 +166,115 @@ static int64_t *new_values(tsr_case_rank *me, uint64_t count)
 static const uint64_t counts[] = {0, 1, 2, 3, 5, 1000, 4096, 5003, 600001};
 #define COUNTS ((int)(sizeof counts / sizeof *counts))
 
-void tsr_case_reduce_scatter(tsr_case_rank *me)
+static unsigned char piece_byte(int from, int to, int range, uint64_t i)
 {
-    for (int c = 0; c < COUNTS; c++) {
-        uint64_t count = counts[c], all = count * (uint64_t)me->size;
-        int64_t *send = new_values(me, all), *receive = new_values(me, count);
-        OK(tsr_comm_reduce_scatter(me->comm, me->stream, receive, send, count));
+    return (unsigned char)(byte_of(from, range, i) ^ (to * 101 + 3));
+}
+
+/* A piece for each rank, at odd addresses too, and where the others' go. */
+static void fill_pieces(tsr_case_rank *me, tsr_exchange_range *range, int i)
+{
+    uint64_t bytes = range_bytes[i], all = bytes * (uint64_t)me->size;
+    unsigned char *send = allocate(me, all);
+    for (uint64_t k = 0; k < all; k++)
+        send[k] = piece_byte(me->rank, (int)(k / bytes), i, k % bytes);
+    char *device = (char *)tsr_case_new(me, all + 2) + i % 2;
+    tsr_case_put(me, device, send, all);
+    free(send);
+    *range = (tsr_exchange_range){device, new_receive(me, i), bytes};
+}
+
+static void check_pieces(tsr_case_rank *me, const tsr_exchange_range *range, int i)
+{
+    uint64_t bytes = range->bytes, others = (uint64_t)me->size - 1;
+    unsigned char *receive = read_back(me, range->receive, others * bytes + 1);
+    unsigned char *send = read_back(me, range->send, (others + 1) * bytes);
+    for (uint64_t p = 0; p < others; p++)
+        for (uint64_t k = 0; k < bytes; k++)
+            CHECK(receive[p * bytes + k] ==
+                  piece_byte((int)p + ((int)p >= me->rank), me->rank, i, k));
+    CHECK(receive[others * bytes] == 0xee);
+    for (uint64_t k = 0; k < (others + 1) * bytes; k++)
+        CHECK(send[k] == piece_byte(me->rank, (int)(k / bytes), i, k % bytes));
+    free(receive);
+    free(send);
+}
+
+void tsr_case_exchange(tsr_case_rank *me)
+{
+    tsr_exchange_range ranges[RANGES];
+    for (int i = 0; i < RANGES; i++)
+        fill_pieces(me, &ranges[i], i);
+    for (int round = 0; round < 3; round++) {
+        OK(tsr_comm_exchange(me->comm, me->stream, ranges, RANGES));
+        OK(tsr_comm_exchange(me->comm, me->stream, ranges, 0));
         tsr_case_wait(me);
-        int64_t *received = read_back(me, receive, (count + 1) * 8);
-        int64_t *sent = read_back(me, send, (all + 1) * 8);
-        for (uint64_t i = 0; i < count; i++) {
-            int64_t sum = 0;
-            for (int r = 0; r < me->size; r++)
-                sum += value_of(r, (uint64_t)me->rank * count + i);
-            CHECK(received[i] == sum);
-        }
-        for (uint64_t i = 0; i < all; i++)
-            CHECK(sent[i] == value_of(me->rank, i));
-        CHECK(received[count] == 42 && sent[all] == 42);
-        free(sent);
-        free(received);
-        tsr_case_free(me);
+        for (int i = 0; i < RANGES; i++)
+            check_pieces(me, &ranges[i], i);
     }
+    tsr_case_free(me);
+    CHECK(tsr_comm_exchange(me->comm, me->stream, NULL, -1) == TSR_EINVAL);
+}
+
+/* What changes: each rank writes its memory anew in every round, on the stream, as soon as the call
+ * before it lets it. What arrives is right only if nobody reads too early or writes too soon. */
+enum { CHANGES = 20 };
+
+static unsigned char changed(int round, int from, int to)
+{
+    return (unsigned char)(round * 7 + from * 16 + to);
+}
+
+static bool all_are(const unsigned char *bytes, uint64_t count, unsigned char value)
+{
+    return bytes[0] == value && memcmp(bytes, bytes + 1, count - 1) == 0;
+}
+
+static void exchange_changes(tsr_case_rank *me, char *sent, char *received, uint64_t bytes)
+{
+    tsr_exchange_range piece[CHANGES];
+    uint64_t others = (uint64_t)(me->size - 1) * bytes;
+    for (int round = 0; round < CHANGES; round++) {
+        for (int r = 0; r < me->size; r++)
+            OK(tsr_stream_fill(me->stream, sent + (uint64_t)r * bytes, changed(round, me->rank, r),
+                               bytes));
+        piece[round] = (tsr_exchange_range){sent, received + (uint64_t)round * others, bytes};
+        OK(tsr_comm_exchange(me->comm, me->stream, &piece[round], 1));
+    }
+    tsr_case_wait(me);
+    unsigned char *got = read_back(me, received, CHANGES * others);
+    for (int i = 0; i < CHANGES * (me->size - 1); i++) {
+        int k = i % (me->size - 1), from = k + (k >= me->rank);
+        CHECK(
+            all_are(got + (uint64_t)i * bytes, bytes, changed(i / (me->size - 1), from, me->rank)));
+    }
+    free(got);
+}
+
+static void gather_changes(tsr_case_rank *me, char *sent, char *received, uint64_t bytes)
+{
+    tsr_gather_range range[CHANGES];
+    uint64_t all = (uint64_t)me->size * bytes;
+    for (int round = 0; round < CHANGES; round++) {
+        OK(tsr_stream_fill(me->stream, sent, changed(round, me->rank, 0), bytes));
+        range[round] = (tsr_gather_range){sent, received + (uint64_t)round * all, bytes};
+        OK(tsr_comm_all_gather(me->comm, me->stream, &range[round], 1));
+    }
+    tsr_case_wait(me);
+    unsigned char *got = read_back(me, received, CHANGES * all);
+    for (int i = 0; i < CHANGES * me->size; i++)
+        CHECK(all_are(got + (uint64_t)i * bytes, bytes, changed(i / me->size, i % me->size, 0)));
+    free(got);
+}
+
+void tsr_case_exposed_changes(tsr_case_rank *me)
+{
+    uint64_t size = (uint64_t)me->size, bytes = 2000000 / size;
+    char *sent = tsr_case_new(me, size * bytes);
+    char *received = tsr_case_new(me, CHANGES * size * bytes);
+    OK(tsr_comm_expose(me->comm, me->host_stream, sent, size * bytes));
+    exchange_changes(me, sent, received, bytes);
+    gather_changes(me, sent, received, bytes);
 }
 
 static int64_t reduced(int size, uint64_t i, tsr_reduce_op op)

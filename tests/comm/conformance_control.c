@@ -81,7 +81,7 @@ static void check_dead(tsr_case_rank *me, const char *cause)
     CHECK(strstr(tsr_last_error(), cause));
     CHECK(tsr_comm_all_reduce(me->comm, me->stream, &x, 1, TSR_SUM) < 0);
     CHECK(tsr_comm_all_gather(me->comm, me->stream, &range, 1) < 0);
-    CHECK(tsr_comm_reduce_scatter(me->comm, me->stream, &x, &x, 0) < 0);
+    CHECK(tsr_comm_exchange(me->comm, me->stream, NULL, 0) < 0);
     CHECK(tsr_comm_broadcast(me->comm, me->stream, &x, 8, 0) < 0);
     CHECK(tsr_comm_share(&memory, me->comm, me->stream, 8) < 0);
     CHECK(tsr_comm_split(&part, me->comm, me->stream, 0) < 0);
@@ -89,11 +89,38 @@ static void check_dead(tsr_case_rank *me, const char *cause)
     CHECK(tsr_now() - start < 5);
 }
 
+/* A collective that cannot end without all ranks: a sum, or an exchange of words, from exposed memory
+ * or from other. */
+typedef enum { SUM, EXCHANGE, EXPOSED } meeting_kind;
+
+typedef struct {
+    meeting_kind kind;
+    int64_t *words;
+    tsr_exchange_range range;
+} meeting;
+
+static meeting make_meeting(tsr_case_rank *me, meeting_kind kind)
+{
+    uint64_t words = 2 * (uint64_t)me->size;
+    int64_t *at = tsr_case_new(me, words * sizeof *at);
+    OK(tsr_stream_fill(me->stream, at, 0, words * sizeof *at));
+    tsr_case_wait(me);
+    if (kind == EXPOSED)
+        OK(tsr_comm_expose(me->comm, me->host_stream, at, words * sizeof *at));
+    return (meeting){kind, at, {at, at + me->size, sizeof *at}};
+}
+
+static tsr_status meet(tsr_case_rank *me, const meeting *m)
+{
+    return m->kind == SUM ? tsr_comm_all_reduce(me->comm, me->stream, m->words, 1, TSR_SUM)
+                          : tsr_comm_exchange(me->comm, me->stream, &m->range, 1);
+}
+
 /* One rank fails while the others wait: they end soon, with its message, and agree on its status.
  */
-void tsr_case_abort_while_waiting(tsr_case_rank *me)
+static void abort_while_waiting(tsr_case_rank *me, meeting_kind kind)
 {
-    int64_t *sum = tsr_case_word(me, 1);
+    meeting m = make_meeting(me, kind);
     int last = me->size - 1, first;
     double start = tsr_now();
     tsr_status mine;
@@ -104,8 +131,9 @@ void tsr_case_abort_while_waiting(tsr_case_rank *me)
         tsr_comm_abort(me->comm, mine, tsr_last_error());
         tsr_comm_abort(me->comm, TSR_EIO, "only the first counts");
     } else {
-        OK(tsr_comm_all_reduce(me->comm, me->stream, sum, 1, TSR_SUM));
-        mine = tsr_stream_synchronize(me->stream);
+        mine = meet(me, &m);
+        if (mine == TSR_OK) /* else it comes too late to wait */
+            mine = tsr_stream_synchronize(me->stream);
         CHECK(mine == TSR_ECOMM);
         char expected[64];
         snprintf(expected, sizeof expected, "rank %d failed: row 9 of data.jsonl", last);
@@ -118,6 +146,21 @@ void tsr_case_abort_while_waiting(tsr_case_rank *me)
     CHECK(tsr_comm_agree(me->host, me->host_stream, mine, &first) == TSR_EDATA);
     CHECK(first == last && strstr(tsr_last_error(), "row 9 of data.jsonl is bad"));
     CHECK(tsr_comm_agree(me->host, me->host_stream, TSR_OK, NULL) == TSR_EDATA);
+}
+
+void tsr_case_abort_while_waiting(tsr_case_rank *me)
+{
+    abort_while_waiting(me, SUM);
+}
+
+void tsr_case_abort_while_exchanging(tsr_case_rank *me)
+{
+    abort_while_waiting(me, EXCHANGE);
+}
+
+void tsr_case_abort_while_copying(tsr_case_rank *me)
+{
+    abort_while_waiting(me, EXPOSED);
 }
 
 /* A rank whose own device fails, and that says nothing, is heard of in the agreement; so is one
@@ -151,11 +194,12 @@ void tsr_case_poison_while_waiting(tsr_case_rank *me)
     int last = me->size - 1;
     double start = tsr_now();
     if (me->rank < last) { /* the last never comes, but the others need not wait for it */
-        OK(tsr_comm_all_reduce(me->comm, me->stream, sum, 1, TSR_SUM));
+        tsr_status status = tsr_comm_all_reduce(me->comm, me->stream, sum, 1, TSR_SUM);
         usleep(20000);
         if (me->rank == 0)
             tsr_device_poison(me->device, TSR_EDEVICE, "the card has fallen off the bus");
-        tsr_status status = tsr_stream_synchronize(me->stream);
+        if (status == TSR_OK) /* else it comes too late to wait */
+            status = tsr_stream_synchronize(me->stream);
         CHECK(status == (me->rank == 0 ? TSR_EDEVICE : TSR_ECOMM));
         CHECK(strstr(tsr_last_error(), "fallen off the bus"));
     }
@@ -169,9 +213,9 @@ void tsr_case_poison_while_waiting(tsr_case_rank *me)
 
 /* A rank that does not come is named, with what it was doing, within the deadline; it learns of it
  * when it comes after all. */
-void tsr_case_laggard(tsr_case_rank *me)
+static void laggard(tsr_case_rank *me, meeting_kind kind)
 {
-    int64_t *sum = tsr_case_word(me, 1);
+    meeting m = make_meeting(me, kind);
     int last = me->size - 1;
     double start = tsr_now();
     tsr_comm_publish(me->comm, 7, "COMPUTE", me->rank);
@@ -181,10 +225,10 @@ void tsr_case_laggard(tsr_case_rank *me)
     if (me->rank == last) {
         while (!tsr_board_is_dead(me->comm->gate.board))
             usleep(1000);
-        mine = tsr_comm_all_reduce(me->comm, me->stream, sum, 1, TSR_SUM);
+        mine = meet(me, &m);
         CHECK(mine == TSR_ETIMEOUT);
     } else {
-        OK(tsr_comm_all_reduce(me->comm, me->stream, sum, 1, TSR_SUM));
+        OK(meet(me, &m));
         mine = tsr_stream_synchronize(me->stream);
         CHECK(mine == TSR_ETIMEOUT);
         CHECK(tsr_now() - start < 20);
@@ -192,9 +236,25 @@ void tsr_case_laggard(tsr_case_rank *me)
     char expected[128];
     snprintf(expected, sizeof expected, "rank %d (last seen at step 7, COMPUTE, unit %d, ", last,
              last);
-    CHECK(strstr(tsr_last_error(), expected) && strstr(tsr_last_error(), "all-reduce"));
+    CHECK(strstr(tsr_last_error(), expected) &&
+          strstr(tsr_last_error(), kind == SUM ? "all-reduce" : "exchange"));
     CHECK(tsr_comm_agree(me->host, me->host_stream, mine, NULL) == TSR_ETIMEOUT);
     CHECK(strstr(tsr_last_error(), expected));
+}
+
+void tsr_case_laggard(tsr_case_rank *me)
+{
+    laggard(me, SUM);
+}
+
+void tsr_case_exchange_laggard(tsr_case_rank *me)
+{
+    laggard(me, EXCHANGE);
+}
+
+void tsr_case_copy_laggard(tsr_case_rank *me)
+{
+    laggard(me, EXPOSED);
 }
 
 /* Calls that differ are refused, not mixed up. */

@@ -16,7 +16,8 @@ int64_t *tsr_case_word(tsr_case_rank *me, int64_t value);
 void tsr_case_place(tsr_case_rank *me);
 void tsr_case_all_gather(tsr_case_rank *me);
 void tsr_case_pull(tsr_case_rank *me);
-void tsr_case_reduce_scatter(tsr_case_rank *me);
+void tsr_case_exchange(tsr_case_rank *me);
+void tsr_case_exposed_changes(tsr_case_rank *me);
 void tsr_case_all_reduce(tsr_case_rank *me);
 void tsr_case_broadcast(tsr_case_rank *me);
 void tsr_case_barrier(tsr_case_rank *me);
@@ -28,9 +29,13 @@ void tsr_case_agree_ok(tsr_case_rank *me);
 void tsr_case_agree_failures(tsr_case_rank *me);
 void tsr_case_check_same(tsr_case_rank *me);
 void tsr_case_abort_while_waiting(tsr_case_rank *me);
+void tsr_case_abort_while_exchanging(tsr_case_rank *me);
+void tsr_case_abort_while_copying(tsr_case_rank *me);
 void tsr_case_device_fails(tsr_case_rank *me);
 void tsr_case_poison_while_waiting(tsr_case_rank *me);
 void tsr_case_laggard(tsr_case_rank *me);
+void tsr_case_exchange_laggard(tsr_case_rank *me);
+void tsr_case_copy_laggard(tsr_case_rank *me);
 void tsr_case_out_of_step(tsr_case_rank *me);
 
 #endif

@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define GPUS    8
 #define DEVICES 64
@@ -112,11 +113,15 @@ tsr_status tsr_cuda_status(cudaError_t error, const char *what)
                     what, (int)error);
 }
 
-/* ---- the runtime; a stream that was made here, not of a device, is NULL and runs at once ---- */
+/* ---- the runtime; a stream that was made here, not of a device, is NULL: it runs at once, or on the
+ * stream that it has waited for, until an event is recorded on it ---- */
 
 struct CUevent_st {
     _Atomic int recorded, completed;
+    cudaStream_t stream; /* it was recorded on last */
 };
+
+static _Thread_local cudaStream_t followed;
 
 _Thread_local struct fake_cuda fake_cuda;
 _Atomic int fake_cuda_live;
@@ -151,13 +156,16 @@ static tsr_status run_transfer(void *args, tsr_pool *pool)
     return TSR_OK;
 }
 
+/* Streams of a poisoned device refuse what comes; CUDA, which knows nothing of that, does not. */
 static cudaError_t enqueue(cudaStream_t stream, tsr_call *function, void *args, uint32_t bytes)
 {
+    stream = stream ? stream : followed;
     if (!stream)
         return function(args, NULL) == TSR_OK ? cudaSuccess : cudaErrorUnknown;
-    return tsr_stream_call((tsr_stream *)stream, function, args, bytes) == TSR_OK
-               ? cudaSuccess
-               : cudaErrorUnknown;
+    if (tsr_stream_call((tsr_stream *)stream, function, args, bytes) < 0 &&
+        function == complete_event)
+        return function(args, NULL) == TSR_OK ? cudaSuccess : cudaErrorUnknown;
+    return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int device)
@@ -204,6 +212,22 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
     return enqueue(stream, run_transfer, &transfer, sizeof transfer);
 }
 
+#if CUDART_VERSION >= 13000
+/* Every other call fails, as it does with an old driver. */
+cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes,
+                                 size_t count, struct cudaMemcpyAttributes *attributes,
+                                 size_t *first, size_t kinds, cudaStream_t stream)
+{
+    static _Thread_local bool old;
+    if (kinds != 1 || *first != 0 || attributes->srcAccessOrder != cudaMemcpySrcAccessOrderStream)
+        wrong("copies of other kinds");
+    old = !old;
+    for (size_t i = 0; i < count && !old; i++)
+        cudaMemcpyAsync(to[i], from[i], bytes[i], cudaMemcpyDefault, stream);
+    return old ? cudaErrorNotSupported : cudaSuccess;
+}
+#endif
+
 #undef cudaGetDeviceProperties
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device)
 {
@@ -231,7 +255,11 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     atomic_fetch_add(&event->recorded, 1);
-    return enqueue(stream, complete_event, &event, sizeof event);
+    event->stream = stream;
+    cudaError_t error = enqueue(stream, complete_event, &event, sizeof event);
+    if (!stream)
+        followed = NULL;
+    return error;
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event)
@@ -262,9 +290,31 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
-    (void)stream;
-    (void)event;
     (void)flags;
+    if (!stream)
+        followed = event->stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags)
+{
+    (void)memory;
+    (void)bytes;
+    (void)flags;
+    return allows() ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaHostUnregister(void *memory)
+{
+    (void)memory;
+    fake_cuda_live--;
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostGetDevicePointer(void **out, void *memory, unsigned flags)
+{
+    (void)flags;
+    *out = memory;
     return cudaSuccess;
 }
 
@@ -309,6 +359,50 @@ cudaError_t cudaIpcCloseMemHandle(void *memory)
     return cudaErrorNotSupported;
 }
 
+/* ---- the driver's stream memory operations ---- */
+
+/* Every rank has the words at an address of its own: for ThreadSanitizer the order of what one writes
+ * and another has seen goes through one that they have in common. */
+static _Atomic int seen;
+
+struct value {
+    _Atomic uint32_t *word;
+    uint32_t value;
+};
+
+static tsr_status write_value(void *args, tsr_pool *pool)
+{
+    const struct value *v = args;
+    (void)pool;
+    atomic_fetch_add(&seen, 1);
+    atomic_store(v->word, v->value);
+    return TSR_OK;
+}
+
+static tsr_status wait_for_value(void *args, tsr_pool *pool)
+{
+    const struct value *v = args;
+    (void)pool;
+    while ((int32_t)(atomic_load(v->word) - v->value) < 0)
+        usleep(20);
+    atomic_fetch_add(&seen, 1);
+    return TSR_OK;
+}
+
+static int write_stream(cudaStream_t stream, uint64_t address, uint32_t value, unsigned flags)
+{
+    struct value v = {(_Atomic uint32_t *)(uintptr_t)address, value};
+    return flags || enqueue(stream, write_value, &v, sizeof v) != cudaSuccess;
+}
+
+static int wait_stream(cudaStream_t stream, uint64_t address, uint32_t value, unsigned flags)
+{
+    struct value v = {(_Atomic uint32_t *)(uintptr_t)address, value};
+    return flags || enqueue(stream, wait_for_value, &v, sizeof v) != cudaSuccess;
+}
+
+typedef int stream_value(cudaStream_t stream, uint64_t address, uint32_t value, unsigned flags);
+
 #if CUDART_VERSION >= 12050
 #undef cudaGetDriverEntryPointByVersion
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned version,
@@ -322,9 +416,11 @@ cudaError_t cudaGetDriverEntryPoint(const char *symbol, void **out, unsigned lon
                                     enum cudaDriverEntryPointQueryResult *result)
 {
 #endif
-    (void)symbol;
-    (void)out;
     (void)flags;
-    (void)result;
-    return cudaErrorNotSupported;
+    stream_value *found = !strcmp(symbol, "cuStreamWriteValue32")  ? write_stream
+                          : !strcmp(symbol, "cuStreamWaitValue32") ? wait_stream
+                                                                   : NULL;
+    memcpy(out, &found, sizeof found);
+    *result = cudaDriverEntryPointSuccess;
+    return found ? cudaSuccess : cudaErrorNotSupported;
 }

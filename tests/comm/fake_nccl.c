@@ -39,8 +39,26 @@ static struct {
     struct group *first;
 } groups = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+/* What a group sends and receives. */
+#define MESSAGES 256
+
+struct message {
+    bool receives;
+    int peer;
+    void *data;
+    size_t bytes;
+};
+
+struct messages {
+    struct messages *next; /* of those that are kept */
+    int count;
+    struct message message[MESSAGES];
+};
+
 static _Thread_local int depth;
 static _Thread_local ncclComm_t grouped;
+static _Thread_local struct messages *messages;
+static _Thread_local cudaStream_t messages_on;
 
 static _Noreturn void wrong(const char *what)
 {
@@ -158,19 +176,9 @@ ncclResult_t ncclGroupStart(void)
     return ncclSuccess;
 }
 
-ncclResult_t ncclGroupEnd(void)
-{
-    if (--depth != 0)
-        wrong("a group in a group");
-    if (grouped)
-        grouped->busy = 2;
-    grouped = NULL;
-    return ncclInProgress;
-}
-
 /* ---- collectives ---- */
 
-enum kind { GATHER, SCATTER, REDUCE, BROADCAST };
+enum kind { GATHER, REDUCE, BROADCAST, EXCHANGE };
 
 struct collective {
     ncclComm_t comm;
@@ -202,16 +210,65 @@ static bool meet(ncclComm_t comm)
 static void reduce(const struct collective *c, int64_t *out)
 {
     struct group *group = c->comm->group;
-    size_t first = c->kind == SCATTER ? (size_t)c->comm->rank * c->count : 0;
-    memcpy(out, (const int64_t *)group->data[0] + first, c->count * sizeof *out);
+    memcpy(out, (const int64_t *)group->data[0], c->count * sizeof *out);
     for (int r = 1; r < group->size; r++) {
-        const int64_t *theirs = (const int64_t *)group->data[r] + first;
+        const int64_t *theirs = group->data[r];
         for (size_t i = 0; i < c->count; i++) {
             int64_t sum = out[i] + theirs[i];
             bool less = theirs[i] < out[i];
             out[i] = c->op == ncclSum ? sum : less == (c->op == ncclMin) ? theirs[i] : out[i];
         }
     }
+}
+
+/* The first of `theirs` for this rank that was not taken yet. */
+static const struct message *sent_to(const struct messages *theirs, int rank, int *from)
+{
+    for (; *from < theirs->count; (*from)++)
+        if (!theirs->message[*from].receives && theirs->message[*from].peer == rank)
+            return &theirs->message[(*from)++];
+    wrong("more is received than sent");
+}
+
+static void exchange(const ncclComm_t comm, const struct messages *mine)
+{
+    int from[MOST] = {0};
+    for (int i = 0; i < mine->count; i++) {
+        const struct message *m = &mine->message[i];
+        if (!m->receives)
+            continue;
+        const struct message *sent =
+            sent_to(comm->group->data[m->peer], comm->rank, &from[m->peer]);
+        if (sent->bytes != m->bytes)
+            wrong("a message is received with another size");
+        memcpy(m->data, sent->data, m->bytes);
+    }
+}
+
+/* After an abort another rank may still look at them. */
+static void forget(struct messages *list, bool keep)
+{
+    static _Atomic(struct messages *) kept;
+    if (!keep) {
+        free(list);
+        return;
+    }
+    list->next = atomic_load(&kept);
+    while (!atomic_compare_exchange_weak(&kept, &list->next, list))
+        ;
+}
+
+static tsr_status run_exchange(void *args, tsr_pool *pool)
+{
+    (void)pool;
+    const struct collective *c = args;
+    c->comm->group->data[c->comm->rank] = c->send;
+    bool met = meet(c->comm);
+    if (met)
+        exchange(c->comm, c->send);
+    met = met && meet(c->comm);
+    forget(c->receive, !met);
+    return TSR_OK;
 }
 
 /* Results are written when all have read. */
@@ -250,9 +307,51 @@ static ncclResult_t enqueue(struct collective c, cudaStream_t stream)
         wrong("a collective outside of a group");
     enter(c.comm);
     grouped = c.comm;
-    tsr_status status = tsr_stream_call((tsr_stream *)stream, run, &c, sizeof c);
+    tsr_status status = tsr_stream_call((tsr_stream *)stream,
+                                        c.kind == EXCHANGE ? run_exchange : run, &c, sizeof c);
     leave(c.comm);
     return status == TSR_OK ? ncclInProgress : ncclUnhandledCudaError;
+}
+
+static ncclResult_t add_message(struct message message, ncclDataType_t type, ncclComm_t comm,
+                                cudaStream_t stream)
+{
+    if (depth == 0 || type != ncclInt8 || message.peer == comm->rank)
+        wrong("a message outside of a group, of no bytes, or to itself");
+    if (!messages && !(messages = calloc(1, sizeof *messages)))
+        wrong("no memory");
+    if (messages->count == MESSAGES)
+        wrong("too many messages");
+    messages->message[messages->count++] = message;
+    messages_on = stream;
+    grouped = comm;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclSend(const void *data, size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t comm, cudaStream_t stream)
+{
+    return add_message((struct message){false, peer, (void *)data, count}, type, comm, stream);
+}
+
+ncclResult_t ncclRecv(void *data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream)
+{
+    return add_message((struct message){true, peer, data, count}, type, comm, stream);
+}
+
+ncclResult_t ncclGroupEnd(void)
+{
+    ncclResult_t result = ncclInProgress;
+    if (messages)
+        result = enqueue((struct collective){grouped, EXCHANGE, messages, messages}, messages_on);
+    messages = NULL;
+    if (--depth != 0)
+        wrong("a group in a group");
+    if (grouped)
+        grouped->busy = 2;
+    grouped = NULL;
+    return result;
 }
 
 ncclResult_t ncclAllGather(const void *send, void *receive, size_t count, ncclDataType_t type,
@@ -261,14 +360,6 @@ ncclResult_t ncclAllGather(const void *send, void *receive, size_t count, ncclDa
     if (type != ncclInt8)
         wrong("a gather of no bytes");
     return enqueue((struct collective){comm, GATHER, send, receive, count}, stream);
-}
-
-ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t count, ncclDataType_t type,
-                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
-{
-    if (type != ncclInt64)
-        wrong("a sum of no words");
-    return enqueue((struct collective){comm, SCATTER, send, receive, count, op}, stream);
 }
 
 ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type,

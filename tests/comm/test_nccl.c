@@ -11,7 +11,7 @@
  * in test_mpi.c, a case that kills it ends with exit code 71. 77: not enough GPUs.
  */
 #include "base/clock.h"
-#include "comm/conformance.h"
+#include "comm/conformance_parts.h"
 #include "comm/nccl_parts.h"
 
 #include <errno.h>
@@ -52,7 +52,7 @@ static bool is_chosen(const tsr_case *test, const char *name, int ranks)
     if (test->host_only || ranks < test->ranks)
         return false;
     return !strcmp(name, test->name) || !strcmp(name, "all") ||
-           (!test->dies && !strcmp(name, "live"));
+           (!test->dies && !test->exposes && !strcmp(name, "live"));
 }
 
 /* ---- ranks that are threads ---- */
@@ -197,7 +197,8 @@ static void check_threads(void (*run)(const void *what, tsr_comm *comm), const v
 /* One communicator for all cases that it outlives, a new one for each other. */
 static bool is_alone(const tsr_case *test, const char *name, int ranks)
 {
-    return is_chosen(test, name, ranks) && (test->dies || !strcmp(name, test->name));
+    return is_chosen(test, name, ranks) &&
+           (test->dies || test->exposes || !strcmp(name, test->name));
 }
 
 static int suite_of_threads(const char *name, int ranks)
@@ -383,11 +384,24 @@ static void pull_shared(const void *what, tsr_comm *host)
     tsr_case_close(me);
 }
 
+/* Streams of several processes meet on one GPU too. (Those of one process there may stand behind each
+ * other in a queue of the device.) */
+static void meet_shared(const void *what, tsr_comm *host)
+{
+    tsr_case_rank rank, *me = &rank;
+    (void)what;
+    open_shared(me, host);
+    tsr_case_exposed_changes(me);
+    tsr_case_close(me);
+}
+
 static int suite_of_one_gpu(void)
 {
     int failed = 0;
     for (int ranks = 1; ranks <= 4; ranks++)
         failed |= check_processes(pull_shared, NULL, "one GPU", ranks, 60);
+    for (int ranks = 1; ranks <= 4; ranks++)
+        failed |= check_processes(meet_shared, NULL, "one GPU, meetings", ranks, 60);
     for (int ranks = 1; ranks <= 4; ranks++)
         check_threads(pull_shared, NULL, "one GPU", ranks, 60);
     return failed;
@@ -428,8 +442,9 @@ static void time_one(tsr_case_rank *me, const char *what, const tsr_gather_range
     uint64_t others = (uint64_t)me->size - 1, bytes = 0;
     for (int i = 0; i < SEGMENTS; i++)
         bytes += ranges[i].bytes * others;
-    if (what[0] == 's' || what[0] == 'r')
+    if (what[0] == 's' || what[0] == 'e')
         bytes = count * 8 * (what[0] == 's' ? 1 : others);
+    tsr_exchange_range pieces = {words, words + count * (uint64_t)me->size, count * 8};
     for (int warm = 1; warm >= 0; warm--) {
         OK(tsr_comm_agree(me->host, me->host_stream, TSR_OK, NULL));
         double start = tsr_now();
@@ -441,7 +456,7 @@ static void time_one(tsr_case_rank *me, const char *what, const tsr_gather_range
             else if (what[0] == 's')
                 OK(tsr_comm_all_reduce(me->comm, me->stream, words, count, TSR_SUM));
             else
-                OK(tsr_comm_reduce_scatter(me->comm, me->stream, words, words + count, count));
+                OK(tsr_comm_exchange(me->comm, me->stream, &pieces, 1));
         }
         double enqueued = tsr_now() - start;
         OK(tsr_stream_synchronize(me->stream));
@@ -461,7 +476,7 @@ static void time_all(const void *what, tsr_comm *host)
         printf("%d ranks: created in %.2f s\n", me->size, tsr_now() - start);
     uint64_t sent = lay_out(ranges, NULL, NULL, me->size), words = 1u << 20;
     char *base = tsr_case_new(me, sent), *receive = tsr_case_new(me, 256u << 20);
-    int64_t *sums = tsr_case_new(me, words * 8 * (uint64_t)(me->size + 1));
+    int64_t *sums = tsr_case_new(me, words * 8 * (uint64_t)(2 * me->size));
     lay_out(ranges, base, receive, me->size);
     time_one(me, "gather", ranges, sums, words);
     OK(tsr_comm_expose(me->comm, me->host_stream, base, sent));
@@ -474,7 +489,7 @@ static void time_all(const void *what, tsr_comm *host)
         OK(tsr_nccl_set_lanes(me->comm, lanes));
         time_one(me, name, ranges, sums, words);
     }
-    time_one(me, "reduce-scatter, 8 MiB", ranges, sums, words);
+    time_one(me, "exchange of 8 MiB", ranges, sums, words);
     time_one(me, "sum of 1 word", ranges, sums, 1);
     time_one(me, "sum of 8 MiB", ranges, sums, words);
     fflush(stdout);

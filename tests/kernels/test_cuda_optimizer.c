@@ -56,69 +56,105 @@ static int64_t *new_sums(uint64_t count, uint64_t padding, uint64_t seed, int mo
     return sum;
 }
 
-/* ---- fixed_scatter ---- */
+/* ---- fixed_sum ---- */
 
 typedef struct {
-    uint64_t count, ranks, gap, offset; /* gap: what a rank's stride is longer than its part */
-    int shift;
-    int g_offset; /* elements that g is off its alignment */
-    float bad;    /* not 0: put in one place */
-} scatter_case;
+    uint64_t ranks, rank;
+    const uint64_t *counts; /* of each tensor's elements */
+    int tensors, shift;
+    bool store;
+    float bad;      /* not 0: in the middle of every tensor but the first, of one rank */
+    uint64_t donor; /* that rank */
+} sum_case;
 
-static void one_scatter(const scatter_case *c)
+static uint64_t lay_out_parts(tsr_fixed_part *part, const sum_case *c)
 {
-    uint64_t part = tsr_fixed_part_count(c->count, c->ranks);
-    uint64_t stride = part + c->offset + c->gap, total = c->ranks * stride;
-    float *g = new_gradients(c->count + (uint64_t)c->g_offset, c->count);
-    int64_t *buffer = allocate(total * 8), overflow = 0;
-    if (c->bad != 0)
-        g[(uint64_t)c->g_offset + c->count / 2] = c->bad;
-    memset(buffer, 0xff, total * 8);
-    tsr_fixed_scatter_args args = {
-        .buffer = buffer,
-        .g = g + c->g_offset,
-        .overflow = &overflow,
-        .layout = {c->ranks, stride, c->shift, tsr_fixed_limit(c->shift, 4)},
-        .offset = c->offset,
-        .count = c->count};
-    RUN(tsr_fixed_scatter_ref(&args, rig.pool));
-    int64_t zero = 0;
-    args.buffer = cuda_copy(NULL, total * 8);
-    args.g = (float *)cuda_copy(g, (c->count + (uint64_t)c->g_offset) * 4) + c->g_offset;
+    uint64_t stride = 0;
+    for (int t = 0; t < c->tensors; t++) {
+        uint64_t count = tsr_fixed_part_count(c->counts[t], c->ranks), first = c->rank * count;
+        uint64_t left = c->counts[t] > first ? c->counts[t] - first : 0;
+        part[t] = (tsr_fixed_part){stride, count, left < count ? left : count, 100 - t};
+        stride += count;
+    }
+    return stride;
+}
+
+/* Not a number where there is padding, and `bad` once in each tensor but the first. */
+static void spoil(float *gradient, float *received, const tsr_fixed_part *part, const sum_case *c)
+{
+    for (int t = 0; t < c->tensors; t++)
+        for (uint64_t r = 0; r < c->ranks; r++) {
+            float *at = gradient + c->ranks * part[t].offset + c->rank * part[t].count;
+            if (r != c->rank)
+                at = received + (c->ranks - 1) * part[t].offset +
+                     (r - (r > c->rank)) * part[t].count;
+            for (uint64_t i = part[t].real; i < part[t].count; i++)
+                at[i] = NAN;
+            if (c->bad != 0 && t > 0 && r == c->donor && part[t].real > 0)
+                at[part[t].real / 2] = c->bad;
+        }
+}
+
+static void one_sum(const sum_case *c)
+{
+    tsr_fixed_part part[TSR_FIXED_PARTS];
+    uint64_t stride = lay_out_parts(part, c), all = c->ranks * stride, others = all - stride;
+    float *gradient = new_gradients(all, 1 + stride), *received = new_gradients(others, 2 + stride);
+    int64_t *sums = new_sums(stride, 0, 3, 60), *before = allocate(stride * 8);
+    int64_t overflow = 0, zero = 0;
+    spoil(gradient, received, part, c);
+    memcpy(before, sums, stride * 8);
+    tsr_fixed_sum_args args = {.accumulator = sums,
+                               .gradient = gradient,
+                               .received = received,
+                               .part = part,
+                               .overflow = &overflow,
+                               .ranks = c->ranks,
+                               .rank = c->rank,
+                               .part_count = c->tensors,
+                               .shift = c->shift,
+                               .limit = tsr_fixed_limit(c->shift, 4 * c->ranks),
+                               .store = c->store};
+    RUN(tsr_fixed_sum_ref(&args, rig.pool));
+    args.accumulator = cuda_copy(before, stride * 8);
+    args.gradient = cuda_copy(gradient, all * 4);
+    args.received = cuda_copy(received, others * 4);
     args.overflow = cuda_copy(&zero, 8);
-    RUN(rig.kernels->fixed_scatter(rig.stream, &args));
+    RUN(rig.kernels->fixed_sum(rig.stream, &args));
     char what[96];
-    snprintf(what, sizeof what,
-             "fixed_scatter of %llu to %llu ranks, offset %llu, shift %d, bad %g",
-             (unsigned long long)c->count, (unsigned long long)c->ranks,
-             (unsigned long long)c->offset, c->shift, (double)c->bad);
-    expect_bytes(what, args.buffer, buffer, total * 8, 8);
+    snprintf(what, sizeof what, "fixed_sum of %d tensors, rank %llu of %llu, shift %d, bad %g",
+             c->tensors, (unsigned long long)c->rank, (unsigned long long)c->ranks, c->shift,
+             (double)c->bad);
+    expect_bytes(what, args.accumulator, sums, stride * 8, 8);
     expect_bytes("overflow", args.overflow, &overflow, 8, 8);
-    free(g), free(buffer);
+    free(gradient), free(received), free(sums), free(before);
     cuda_free_all();
 }
 
-static void fixed_scatter_gives_the_references_integers(void **state)
+static void fixed_sum_gives_the_references_integers(void **state)
 {
-    static const uint64_t counts[] = {0, 1, 63, 64, 65, 1000, 4096 * 16, 65539};
+    static const uint64_t few[] = {1, 63, 64, 65, 1000, 0, 65539, 4096 * 16};
     static const uint64_t ranks[] = {1, 2, 3, 8, 200};
     static const int shifts[] = {TSR_FIXED_SHIFT, 0, 62, 30};
+    static const float bad[] = {0, NAN, -INFINITY, 1e30f};
+    uint64_t many[TSR_FIXED_PARTS];
     (void)state;
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
-        for (size_t j = 0; j < sizeof ranks / sizeof *ranks; j++) {
-            scatter_case c = {counts[i], ranks[j], 64 * (j % 2), 64 * (i % 3), shifts[(i + j) % 4],
-                              0,         0};
-            one_scatter(&c);
-        }
-    one_scatter(&(scatter_case){1000, 3, 0, 1, 44, 0, 0});
-    one_scatter(&(scatter_case){1000, 3, 1, 0, 44, 0, 0});
-    one_scatter(&(scatter_case){1000, 2, 0, 0, 44, 1, 0});
-    one_scatter(&(scatter_case){1000, 2, 0, 0, 44, 0, NAN});
-    one_scatter(&(scatter_case){1000, 2, 0, 0, 44, 0, -INFINITY});
-    one_scatter(&(scatter_case){1000, 2, 0, 0, 44, 0, 1e6f});
-    one_scatter(&(scatter_case){1, 1, 0, 0, 44, 0, NAN});
-    one_scatter(&(scatter_case){16 * 4096 + 1, 4, 0, 64, 44, 0, -1e38f});
-    assert_int_equal(rig.kernels->fixed_scatter(rig.stream, &(tsr_fixed_scatter_args){.count = 1}),
+    for (int t = 0; t < TSR_FIXED_PARTS; t++)
+        many[t] = random_bits((uint64_t)t) % 9000;
+    for (int i = 0; i < 5; i++)
+        for (int j = 0; j < 4; j++)
+            for (int k = 0; k < 2; k++) {
+                uint64_t n = ranks[i];
+                sum_case c = {n, k ? n - 1 : n / 2, few, 8, shifts[(i + j) % 4], k, bad[j], n / 3};
+                one_sum(&c);
+                c.counts = many;
+                c.tensors = TSR_FIXED_PARTS;
+                one_sum(&c);
+                c.counts = few + 6;
+                c.tensors = 1;
+                one_sum(&c);
+            }
+    assert_int_equal(rig.kernels->fixed_sum(rig.stream, &(tsr_fixed_sum_args){.ranks = 1}),
                      TSR_EINVAL);
 }
 
@@ -443,7 +479,7 @@ static void step_control_gives_the_references_bits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fixed_scatter_gives_the_references_integers),
+        cmocka_unit_test(fixed_sum_gives_the_references_integers),
         cmocka_unit_test(fixed_add_is_exact),
         cmocka_unit_test(grad_norm_gives_the_references_limbs),
         cmocka_unit_test(adamw_gives_the_references_bits),

@@ -78,6 +78,7 @@ static void test_widen_rounds_once(void **state)
 #define TENSORS 4
 static const uint64_t counts[TENSORS] = {64 * 9, 1, 1000, 64 * 16 + 7};
 #define MICRO_BATCHES 7
+#define MOST_RANKS    20
 
 static float *gradient(uint64_t tensor, uint64_t micro_batch)
 {
@@ -90,42 +91,138 @@ static float *gradient(uint64_t tensor, uint64_t micro_batch)
     return g;
 }
 
-/* Accumulates all micro-batches, dealt to `ranks` ranks, in reduce-scatter buffers whose rank part
- * holds the tensors one after the other; returns them as flat tensors. */
-static void reduce(int64_t *sum[TENSORS], uint64_t ranks, bool backwards)
+/* One unit of all tensors on several ranks. */
+typedef struct {
+    uint64_t ranks, stride; /* elements of an owner's part of all tensors */
+    tsr_fixed_part part[TENSORS];
+    float *gradient[MOST_RANKS]; /* [ranks * stride] of each rank */
+    float *received;             /* [(ranks - 1) * stride] */
+    int64_t *sum[MOST_RANKS];    /* [stride] of each owner */
+    int64_t overflow;
+} group;
+
+static void make_group(group *g, uint64_t ranks)
 {
-    uint64_t offset[TENSORS], stride = 0;
-    for (int t = 0; t < TENSORS; t++) {
-        offset[t] = stride;
-        stride += tsr_fixed_part_count(counts[t], ranks);
-    }
-    tsr_fixed_layout layout = {.ranks = ranks,
-                               .rank_stride = stride,
-                               .shift = SHIFT,
-                               .limit = tsr_fixed_limit(SHIFT, MICRO_BATCHES)};
-    int64_t *total = calloc(ranks * stride, 8), *buffer = malloc(ranks * stride * 8);
-    assert_true(total && buffer);
-    for (uint64_t k = 0; k < MICRO_BATCHES; k++) {
-        uint64_t micro_batch = backwards ? MICRO_BATCHES - 1 - k : k;
-        memset(buffer, 0xa5, ranks * stride * 8);
-        for (int t = 0; t < TENSORS; t++) {
-            float *g = gradient((uint64_t)t, micro_batch);
-            assert_true(tsr_fixed_scatter(buffer, &layout, offset[t], g, counts[t]));
-            free(g);
-        }
-        tsr_fixed_add(total, buffer, ranks * stride);
-    }
+    *g = (group){.ranks = ranks};
     for (int t = 0; t < TENSORS; t++) {
         uint64_t part = tsr_fixed_part_count(counts[t], ranks);
+        g->part[t] = (tsr_fixed_part){.offset = g->stride, .count = part, .mark = 10 - t};
+        g->stride += part;
+    }
+    for (uint64_t r = 0; r < ranks; r++) {
+        g->gradient[r] = malloc(ranks * g->stride * 4);
+        g->sum[r] = malloc(g->stride * 8);
+        assert_true(g->gradient[r] && g->sum[r]);
+        memset(g->sum[r], 0xa5, g->stride * 8); /* the first sum stores */
+    }
+    g->received = malloc(ranks * g->stride * 4);
+    assert_non_null(g->received);
+}
+
+static void free_group(group *g)
+{
+    for (uint64_t r = 0; r < g->ranks; r++)
+        free(g->gradient[r]), free(g->sum[r]);
+    free(g->received);
+}
+
+/* A rank's gradients of a micro-batch, of none zeros; padding is not a number. */
+static void fill(const group *g, uint64_t rank, uint64_t micro_batch)
+{
+    memset(g->gradient[rank], 0xff, g->ranks * g->stride * 4);
+    for (uint64_t t = 0; t < TENSORS; t++) {
+        float *at = g->gradient[rank] + g->ranks * g->part[t].offset;
+        memset(at, 0, counts[t] * 4);
+        if (micro_batch >= MICRO_BATCHES)
+            continue;
+        float *one = gradient(t, micro_batch);
+        memcpy(at, one, counts[t] * 4);
+        free(one);
+    }
+}
+
+/* What the owner's exchange brings, and its sum. */
+static void sum_of(group *g, uint64_t owner, bool store)
+{
+    tsr_fixed_sum_args args = {.accumulator = g->sum[owner],
+                               .gradient = g->gradient[owner],
+                               .received = g->ranks > 1 ? g->received : NULL,
+                               .part = g->part,
+                               .overflow = &g->overflow,
+                               .ranks = g->ranks,
+                               .rank = owner,
+                               .part_count = TENSORS,
+                               .shift = SHIFT,
+                               .limit = tsr_fixed_limit(SHIFT, MICRO_BATCHES),
+                               .store = store};
+    for (int t = 0; t < TENSORS; t++) {
+        tsr_fixed_part *p = &g->part[t];
+        uint64_t first = owner * p->count, left = counts[t] > first ? counts[t] - first : 0;
+        float *to = g->received + (g->ranks - 1) * p->offset;
+        p->real = left < p->count ? left : p->count;
+        for (uint64_t r = 0; r < g->ranks; r++)
+            if (r != owner) {
+                memcpy(to, g->gradient[r] + g->ranks * p->offset + first, p->count * 4);
+                to += p->count;
+            }
+    }
+    assert_int_equal(tsr_fixed_sum_ref(&args, NULL), TSR_OK);
+}
+
+/* All micro-batches, dealt to `ranks` ranks; returns the sums as flat tensors. */
+static void reduce(int64_t *sum[TENSORS], uint64_t ranks, bool backwards)
+{
+    group g;
+    make_group(&g, ranks);
+    for (uint64_t first = 0; first < MICRO_BATCHES; first += ranks) {
+        for (uint64_t r = 0; r < ranks; r++) {
+            uint64_t k = first + r;
+            fill(&g, r, k < MICRO_BATCHES && backwards ? MICRO_BATCHES - 1 - k : k);
+        }
+        for (uint64_t owner = 0; owner < ranks; owner++)
+            sum_of(&g, owner, first == 0);
+    }
+    assert_int_equal(g.overflow, 0);
+    for (int t = 0; t < TENSORS; t++) {
+        uint64_t part = g.part[t].count;
         for (uint64_t i = 0; i < ranks * part; i++) {
-            int64_t value = total[i / part * stride + offset[t] + i % part];
+            int64_t value = g.sum[i / part][g.part[t].offset + i % part];
             if (i < counts[t])
                 sum[t][i] = value;
             else
                 assert_int_equal(value, 0);
         }
     }
-    free(total), free(buffer);
+    free_group(&g);
+}
+
+/* Whoever has it, the owner sees it: the smallest mark of all tensors that were refused. */
+static void test_the_owner_refuses(void **state)
+{
+    (void)state;
+    const float bad[] = {NAN, INFINITY, 1e30f};
+    for (uint64_t ranks = 1; ranks <= 3; ranks++)
+        for (uint64_t k = 0; k < 3 * ranks; k++) {
+            group g;
+            make_group(&g, ranks);
+            for (uint64_t r = 0; r < ranks; r++)
+                fill(&g, r, r);
+            float *three = g.gradient[k / 3] + ranks * g.part[3].offset;
+            three[0] = bad[k % 3];
+            sum_of(&g, 0, true);
+            assert_int_equal(g.overflow, g.part[3].mark);
+            int64_t others = 0;
+            for (uint64_t r = 0; r < ranks; r++) {
+                float *one = gradient(3, r);
+                others += r == k / 3 ? 0 : (int64_t)rint((double)one[0] * 0x1p44);
+                free(one);
+            }
+            assert_int_equal(g.sum[0][g.part[3].offset], others);
+            g.gradient[0][ranks * g.part[0].offset] = NAN;
+            sum_of(&g, 0, true);
+            assert_int_equal(g.overflow, g.part[3].mark); /* of the two marks the smaller */
+            free_group(&g);
+        }
 }
 
 static void test_any_split_gives_the_same_bits(void **state)
@@ -142,7 +239,7 @@ static void test_any_split_gives_the_same_bits(void **state)
             free(g);
         }
     }
-    for (uint64_t ranks = 1; ranks <= 20; ranks++) {
+    for (uint64_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
         reduce(found, ranks, ranks % 2);
         for (int t = 0; t < TENSORS; t++)
             assert_memory_equal(found[t], expected[t], counts[t] * 8);
@@ -158,6 +255,7 @@ int main(void)
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_widen_rounds_once),
         cmocka_unit_test(test_any_split_gives_the_same_bits),
+        cmocka_unit_test(test_the_owner_refuses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

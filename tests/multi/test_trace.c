@@ -273,7 +273,7 @@ static void judge_streams(const trace *t, const char *offload, bool host)
         assert_true(has(t, rank, 0, "kernel", "gemm"));
         assert_true(has(t, rank, 0, "kernel", "attention_backward"));
         assert_true(has(t, rank, 1, "op", "REDUCE"));
-        assert_true(has(t, rank, 1, "kernel", "fixed_add"));
+        assert_true(has(t, rank, 1, "kernel", "fixed_sum"));
         assert_true(has(t, rank, 3, "op", "WORD"));
         assert_true(has(t, rank, 4, "kernel", "adamw"));
         assert_int_equal(has(t, rank, 2, "op", "H2D layer"), copies);

@@ -20,9 +20,11 @@ enum {
     SLOT = 0,
     STAGE = SLOT + TSR_SLOTS_MAX,
     GRADIENT = STAGE + TSR_STAGES_MAX,
-    RECEIVE = GRADIENT + TSR_GRADIENT_BUFFERS,
-    WORD, /* of the device */
-    SUMS, /* of losses */
+    RECEIVED = GRADIENT + TSR_GRADIENT_BUFFERS,
+    PARTIAL,
+    WORD,    /* of the device */
+    SUMS,    /* of losses */
+    REFUSED, /* whether a gradient is finite */
     HOST_WORD,
     BASE = HOST_WORD + 2,      /* shards and host copies of the frozen part */
     WORK = BASE + MAX_UNITS,   /* working copies */
@@ -344,7 +346,7 @@ static void compute(replay *r, const tsr_plan_op *op)
         reads(r, SAVED + op->unit, op->stream);
     if (op->phase == TSR_USE_FORWARD || op->unit == r->plan->options.layer_count)
         see_below(r, op);
-    if (op->phase != TSR_USE_FORWARD) /* the loss; whether a gradient is finite */
+    if (op->phase == TSR_USE_HEAD) /* the loss */
         writes(r, SUMS, op->stream);
     if (op->buffer >= 0) {
         writes(r, GRADIENT + op->buffer, op->stream);
@@ -357,12 +359,12 @@ static void compute(replay *r, const tsr_plan_op *op)
 static void reduce(replay *r, const tsr_plan_op *op)
 {
     const tsr_plan_options *o = &r->plan->options;
-    if (o->ranks == 1 && o->replicas > 1)
-        writes(r, GRADIENT + op->buffer, op->stream);
-    else
-        reads(r, GRADIENT + op->buffer, op->stream);
+    reads(r, GRADIENT + op->buffer, op->stream);
     if (o->ranks > 1)
-        writes(r, RECEIVE, op->stream);
+        writes(r, RECEIVED, op->stream);
+    if (o->replicas > 1)
+        writes(r, PARTIAL, op->stream);
+    writes(r, REFUSED, op->stream);
     writes(r, ACCUMULATOR + op->unit, op->stream);
     if (r->gradient[op->buffer] != op->unit)
         failed(r, "%s: gradient %d is of unit %d, not %d", r->program, op->buffer,
@@ -397,6 +399,7 @@ static void accesses(replay *r, const tsr_plan_op *op)
         /* fall through */
     case TSR_OP_TALLY:
         writes(r, SUMS, who);
+        writes(r, REFUSED, who);
         writes(r, WORD, who);
         break;
     case TSR_OP_CONTROL:

@@ -31,6 +31,7 @@ static void make_part(random_model *model, random_source *random, int unit, bool
                                             : half     ? 128
                                                        : 256,
                            .granule_count = 1 + random_below(random, 12)};
+        s->element_count = s->granule_count * TSR_GRANULE_ELEMENTS - random_below(random, 64);
     }
 }
 

@@ -23,6 +23,7 @@ typedef struct {
     tsr_arena *arena, *host_arena;
     tsr_executor *executor;
     void *region[TSR_REGIONS], *host_saved[MAX_UNITS];
+    int64_t refused;
     uint64_t seed; /* of the micro-batch that is issued */
     bool empty;    /* likewise */
 } toy_rank;
@@ -31,7 +32,8 @@ typedef struct {
     toy_rank *rank;
     tsr_use use;
     tsr_unit_view view;
-    int64_t *gradient, *word;
+    float *gradient;
+    int64_t *word;
     uint64_t seed;
     int chunk;
 } toy_call;
@@ -47,18 +49,14 @@ static tsr_status run_norm(void *args, tsr_pool *pool)
 
 static void write_gradient(const toy_call *c, const tsr_unit *unit)
 {
-    uint64_t ranks = (uint64_t)c->rank->model->options.ranks;
-    uint64_t stride = unit->trainable.gradient_count;
-    memset(c->gradient, 0, ranks * stride * sizeof(int64_t));
-    if (c->use.empty)
-        return;
+    int ranks = c->rank->model->options.ranks;
+    uint64_t count = (uint64_t)ranks * unit->trainable.gradient_count;
+    memset(c->gradient, 0xff, count * sizeof *c->gradient); /* padding may hold anything */
     for (int i = 0; i < unit->trainable.segment_count; i++) {
         const tsr_segment *s = &unit->trainable.segment[i];
-        for (uint64_t e = 0; e < s->granule_count * TSR_GRANULE_ELEMENTS; e++) {
-            uint64_t owner = e / s->gradient_count, at = e % s->gradient_count;
-            c->gradient[owner * stride + s->gradient_offset + at] =
-                toy_gradient_at(c->rank->state.dx, s->param, e);
-        }
+        float *g = c->gradient + tsr_unit_gradient_at(s, ranks);
+        for (uint64_t e = 0; e < s->element_count; e++)
+            g[e] = c->use.empty ? 0 : (float)toy_gradient_at(c->rank->state.dx, s->param, e);
     }
 }
 
@@ -109,7 +107,8 @@ static tsr_status run_tally(void *args, tsr_pool *pool)
     (void)pool;
     toy_call *c = args;
     c->word[TSR_WORD_LOSS] = c->rank->state.loss;
-    c->rank->state.loss = 0;
+    c->word[TSR_WORD_NON_FINITE] = c->rank->refused != 0;
+    c->rank->state.loss = c->rank->refused = 0;
     return TSR_OK;
 }
 
@@ -165,7 +164,7 @@ static tsr_status on_norm(void *user, int unit, const tsr_unit_view *view)
 }
 
 static tsr_status on_compute(void *user, const tsr_use *use, const tsr_unit_view *view,
-                             int64_t *gradient)
+                             float *gradient)
 {
     toy_rank *r = user;
     toy_call call = {.rank = r, .use = *use, .view = *view, .gradient = gradient, .seed = r->seed};
@@ -285,6 +284,8 @@ static tsr_status start(toy_rank *r)
     TSR_TRY(tsr_load_finish(&r->store, r->world, r->shard, comm));
     fill_masters(r);
     tsr_executor_options options = {.kernels = tsr_kernels_cpu(),
+                                    .contributions = 1024,
+                                    .gradient_overflow = &r->refused,
                                     .store = &r->store,
                                     .device = r->device,
                                     .streams = &r->streams,

@@ -223,7 +223,7 @@ static void serial_micro_batch(serial_run *r, bool train, uint64_t seed)
         for (int i = 0; i < o->units[u].trainable.segment_count; i++) {
             const tsr_segment *s = &o->units[u].trainable.segment[i];
             int64_t *sum = r->sum + toy_element_base(r->model, u, i);
-            for (uint64_t e = 0; e < s->granule_count * TSR_GRANULE_ELEMENTS; e++)
+            for (uint64_t e = 0; e < s->element_count; e++)
                 sum[e] += toy_gradient_at(r->state.dx, s->param, e);
         }
     }
