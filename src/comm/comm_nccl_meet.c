@@ -1,13 +1,15 @@
 /*
  * comm_nccl_meet.c: the streams of a node's ranks meet without a kernel and without the hosts.
  *
- * Each rank has a word of host memory that all of them see. Its stream writes there how many meetings
- * it has come to, which makes visible what it did before, and waits until the words of the others say
- * as much: stream memory operations of the driver, which take no multiprocessor. So memory that does
+ * Each rank has a row of words in host memory that all of them see, one for each rank. Its stream
+ * writes into its word of every other row how many meetings it has come to, which makes visible what
+ * it did before, and waits until the words of its own row say as much: stream memory operations of
+ * the driver, which take no multiprocessor. So memory that does
  * change can be taken from other ranks by copy engines: between two meetings nobody writes it.
  *
  * Whether all of it works is tried out once, and decided for all ranks alike. Nothing waits for ever:
- * once the communicator is dead the watchdog writes the words itself.
+ * once the communicator is dead the watchdog writes its rank's row itself, after it has poisoned the
+ * device; so no stream goes on as if it had met.
  */
 #include "base/clock.h"
 #include "comm/nccl_parts.h"
@@ -37,23 +39,23 @@ static void find_functions(void)
     memcpy(&driver.wait, &wait, sizeof wait);
 }
 
-static _Atomic uint32_t *word_of(const tsr_nccl *n, int rank)
+/* Where `from` writes what `waiter` waits for. */
+static uint64_t offset_of(const tsr_nccl *n, int waiter, int from)
 {
-    return (_Atomic uint32_t *)(void *)(n->words + (size_t)rank * WORD_BYTES);
-}
-
-static uint64_t address_of(const tsr_nccl *n, int rank)
-{
-    return n->device_words + (uint64_t)rank * WORD_BYTES;
+    return (uint64_t)(waiter * n->comm->size + from) * WORD_BYTES;
 }
 
 tsr_status tsr_meet_enqueue(tsr_nccl *n, cudaStream_t stream)
 {
     int rank = n->comm->rank, size = n->comm->size;
     uint32_t number = atomic_fetch_add(&n->meetings, 1) + 1;
-    int error = driver.write(stream, address_of(n, rank), number, WRITE_ORDERED);
+    int error = 0;
     for (int k = 1; k < size && error == 0; k++)
-        error = driver.wait(stream, address_of(n, (rank + k) % size), number, WAIT_AT_LEAST);
+        error = driver.write(stream, n->device_words + offset_of(n, (rank + k) % size, rank),
+                             number, WRITE_ORDERED);
+    for (int k = 1; k < size && error == 0; k++)
+        error = driver.wait(stream, n->device_words + offset_of(n, rank, (rank + k) % size), number,
+                            WAIT_AT_LEAST);
     if (error == 0)
         return TSR_OK;
     return tsr_fail(TSR_EDEVICE, "CUDA: a meeting of streams: the driver's error %d", error);
@@ -63,8 +65,10 @@ void tsr_meet_release(tsr_nccl *n)
 {
     if (!n->words)
         return;
-    for (int i = 0; i < n->comm->size; i++)
-        atomic_store(word_of(n, i), atomic_load(&n->meetings) + RELEASED);
+    for (int from = 0; from < n->comm->size; from++) {
+        char *word = n->words + offset_of(n, n->comm->rank, from);
+        atomic_store((_Atomic uint32_t *)(void *)word, atomic_load(&n->meetings) + RELEASED);
+    }
 }
 
 /* ---- trying out ---- */
@@ -119,7 +123,7 @@ tsr_status tsr_meet_create(tsr_nccl *n, tsr_stream *host_stream)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     tsr_status status = TSR_OK;
     void *words;
-    uint64_t bytes = (uint64_t)n->comm->size * WORD_BYTES;
+    uint64_t bytes = offset_of(n, n->comm->size, 0);
     if (n->words || n->comm->node_count > 1)
         return TSR_OK;
     pthread_once(&once, find_functions);
