@@ -88,6 +88,10 @@ typedef struct {
     uint64_t plan_hash;
     int unit_count, resident_count, recompute_full_count, recompute_selective_count;
     int activations_offloaded, optimizer_offloaded; /* 1: they live in host memory */
+    int shard_group_size;
+    int64_t rounds; /* micro-batches of a step, of one rank */
+    /* Of a step, from what was measured on such a machine; 0: nothing was. exposed: compute waits. */
+    double expected_step_s, expected_exposed_s, expected_tokens_per_s;
 } tsr_job_plan_info;
 
 /* Zero-initialise; everything is borrowed during tsr_job_create, but callbacks, their users and
@@ -97,8 +101,11 @@ typedef struct {
     const char *config_text;      /* its text; NULL with no path: overrides alone */
     const char *const *overrides; /* "key=value" */
     int override_count;
-    int purpose;    /* TSR_JOB_TRAIN, TSR_JOB_EVALUATE, TSR_JOB_PLAN, TSR_JOB_DATA */
-    int plan_ranks; /* TSR_JOB_PLAN: for how many ranks; 0: 1 */
+    int purpose;            /* TSR_JOB_TRAIN, TSR_JOB_EVALUATE, TSR_JOB_PLAN, TSR_JOB_DATA */
+    int plan_ranks;         /* TSR_JOB_PLAN: for how many ranks; 0: 1 */
+    int plan_node;          /* TSR_JOB_PLAN: ranks of a node; 0: all */
+    const char *plan_roofs; /* TSR_JOB_PLAN: a file with what its machines sustain; NULL: what was
+                               saved here by tsr_environment */
     int use_mpi; /* 1: ranks are those of MPI_COMM_WORLD (initialised here if the program has not,
                        then ended at exit), `bootstrap` is ignored; a communicator of your own:
                        tessera_mpi.h */

@@ -2,149 +2,207 @@
 
 #define STEPS_BEFORE 2 /* until everything runs in */
 #define STEPS        4 /* that are averaged: what is in the slots may take turns */
+#define LEAST_SPEED  0.1
 
-/* Ops of one stream that a later one of compute may still run beside. Far fewer are ever ahead. */
-#define RECENT 32
-
+/* A stream: where it is in the sequence of all ops, and the op under way. Streams walk on their own, since
+ * one may be far ahead of another. */
 typedef struct {
-    double begin, end, slows;
-} interval;
+    const tsr_program *program;
+    int state;      /* that the program was entered with */
+    int64_t number; /* of the program in its step */
+    int64_t step;
+    int next;                         /* its next op in the program */
+    uint64_t before[TSR_EVENT_COUNT]; /* records of each event in the programs before */
+    bool active;
+    double left, slows; /* of the op under way */
+    double idle_since;
+} walker;
 
 typedef struct {
     const tsr_plan *plan;
     tsr_op_cost_call *cost;
     void *user;
-    int state;
-    double free[TSR_STREAM_COUNT];    /* when the stream has done all of its ops so far */
-    double recorded[TSR_EVENT_COUNT]; /* when the latest record happened */
-    interval staged[TSR_SLOTS_MAX];   /* what fills the slot stood waiting for its stage */
-    interval recent[TSR_STREAM_COUNT][RECENT];
-    unsigned count[TSR_STREAM_COUNT];
+    int64_t rounds;
+    double now;
+    walker stream[TSR_STREAM_COUNT];
+    uint64_t recorded[TSR_EVENT_COUNT]; /* how often, */
+    double at[TSR_EVENT_COUNT];         /* and when last */
+    double staged[TSR_SLOTS_MAX][2];    /* from when to when a gather stood waiting for its stage */
+    int64_t ended;                      /* steps */
     tsr_simulation sum;
 } simulator;
 
-static double larger(double a, double b)
+/* ---- the sequence ---- */
+
+/* The program of a step after `number` others; NULL after the last. */
+static tsr_status enter_program(simulator *s, walker *w)
 {
-    return a > b ? a : b;
+    bool train = s->plan->options.train, ends = w->number == s->rounds;
+    tsr_program_kind first = train ? TSR_PROGRAM_TRAIN_FIRST : TSR_PROGRAM_EVAL_FIRST;
+    tsr_program_kind next = train ? TSR_PROGRAM_TRAIN_NEXT : TSR_PROGRAM_EVAL_NEXT;
+    tsr_program_kind end = train ? TSR_PROGRAM_STEP_END : TSR_PROGRAM_EVAL_END;
+    w->next = 0;
+    w->program = NULL;
+    if (w->step > STEPS_BEFORE + STEPS) /* one more, which others may be ahead in */
+        return TSR_OK;
+    w->program = tsr_plan_program(s->plan, w->state, ends ? end : first);
+    if (!w->program && !ends)
+        w->program = tsr_plan_program(s->plan, w->state, next);
+    if (!w->program)
+        return tsr_fail(TSR_EINTERNAL, "simulation: %s cannot follow in state %d of the plan",
+                        tsr_program_name(ends ? end : first), w->state);
+    return TSR_OK;
 }
 
-static double overlap(double begin, double end, interval with)
+static tsr_status leave_program(simulator *s, walker *w)
 {
-    double low = larger(begin, with.begin), high = end < with.end ? end : with.end;
-    return high > low ? high - low : 0;
+    for (int i = 0; i < w->program->op_count; i++)
+        for (int k = 0; k < w->program->op[i].record_count; k++)
+            w->before[w->program->op[i].record[k]]++;
+    w->state = w->program->exit;
+    if (w->program->kind != TSR_PROGRAM_PROLOGUE && w->number++ == s->rounds) {
+        w->number = 0;
+        w->step++;
+    }
+    return enter_program(s, w);
+}
+
+/* The op that the stream is at; NULL at the end. */
+static tsr_status find_op(const tsr_plan_op **out, simulator *s, int stream)
+{
+    walker *w = &s->stream[stream];
+    while (w->program) {
+        for (; w->next < w->program->op_count; w->next++)
+            if (w->program->op[w->next].stream == stream) {
+                *out = &w->program->op[w->next];
+                return TSR_OK;
+            }
+        TSR_TRY(leave_program(s, w));
+    }
+    *out = NULL;
+    return TSR_OK;
 }
 
 /* ---- waits ---- */
 
-/* Compute stood waiting for `event` from `from` on. A gather that itself stood waiting for its stage,
- * or for the update, passes that part on. */
-static void blame(simulator *s, const tsr_plan_op *op, int event, double from)
+static bool may_begin(const simulator *s, const walker *w, const tsr_plan_op *op)
 {
-    double until = s->recorded[event];
-    tsr_wait_cause cause = tsr_event_cause(event);
-    if (until <= from)
-        return;
-    if (cause == TSR_CAUSE_GATHER) {
-        double update = overlap(from, until, (interval){0, s->recorded[TSR_EVENT_OPTIMIZED], 0});
-        from += update;
-        double copy = overlap(from, until, s->staged[op->slot]);
-        s->sum.exposed[TSR_CAUSE_OTHER] += update;
-        s->sum.exposed[TSR_CAUSE_H2D] += copy;
-        from += copy;
-    }
-    s->sum.exposed[cause] += until - from;
+    for (int i = 0; i < op->wait_count; i++)
+        if (s->recorded[op->wait[i].event] < w->before[op->wait[i].event] + op->wait[i].count)
+            return false;
+    return true;
 }
 
-/* When the op may begin. A wait is always for the latest record (tsr_plan_compile; the executor
- * checks it). */
-static double begin_of(simulator *s, const tsr_plan_op *op)
+static double between(double low, double value, double high)
 {
-    double begin = s->free[op->stream], staged = begin;
+    return value < low ? low : value > high ? high : value;
+}
+
+/* Compute stood waiting for an event from `from` until `until`. A gather that itself stood waiting for the
+ * update, or for its stage, passes that part on. */
+static void blame(simulator *s, const tsr_plan_op *op, int event, double from, double until)
+{
+    tsr_wait_cause cause = tsr_event_cause(event);
+    double *exposed = s->sum.exposed;
+    if (cause == TSR_CAUSE_GATHER) {
+        double updated = between(from, s->at[TSR_EVENT_OPTIMIZED], until);
+        exposed[TSR_CAUSE_OTHER] += updated - from;
+        from = updated;
+        double begin = between(from, s->staged[op->slot][0], until);
+        double end = between(begin, s->staged[op->slot][1], until);
+        exposed[TSR_CAUSE_H2D] += end - begin;
+        from += end - begin;
+    }
+    exposed[cause] += until - from;
+}
+
+static void waited(simulator *s, const walker *w, const tsr_plan_op *op)
+{
+    double from = w->idle_since, slot = from;
     for (int i = 0; i < op->wait_count; i++) {
         int event = op->wait[i].event;
-        if (op->stream == TSR_STREAM_COMPUTE)
-            blame(s, op, event, begin);
-        if (op->stage < 0 || event != TSR_EVENT_FILLED + op->stage)
-            staged = larger(staged, s->recorded[event]);
-        begin = larger(begin, s->recorded[event]);
-    }
-    if (op->kind == TSR_OP_GATHER)
-        s->staged[op->slot] = (interval){staged, begin, 0};
-    return begin;
-}
-
-/* ---- computation beside others ---- */
-
-/* What others take of compute's speed at `time`, and how long it stays so. */
-static double slowdown_at(const simulator *s, double time, double *until)
-{
-    double slows = 0;
-    for (int stream = 0; stream < TSR_STREAM_COUNT; stream++)
-        for (int i = 0; stream != TSR_STREAM_COMPUTE && i < RECENT; i++) {
-            const interval *r = &s->recent[stream][i];
-            if (r->begin <= time && time < r->end)
-                slows += r->slows;
-            double next = time < r->begin ? r->begin : r->end;
-            if (next > time && next < *until)
-                *until = next;
+        double until = s->at[event];
+        if (op->kind == TSR_OP_GATHER && until > slot && event != TSR_EVENT_FILLED + op->stage)
+            slot = until;
+        if (op->stream == TSR_STREAM_COMPUTE && until > from) {
+            blame(s, op, event, from, until);
+            from = until;
         }
-    return slows < 0.9 ? slows : 0.9;
-}
-
-/* When compute has done work of so many seconds. */
-static double end_of_compute(const simulator *s, double begin, double seconds)
-{
-    double time = begin;
-    for (;;) {
-        double until = 1e300, speed = 1 - slowdown_at(s, time, &until);
-        if (time + seconds / speed <= until)
-            return time + seconds / speed;
-        seconds -= (until - time) * speed;
-        time = until;
+    }
+    if (op->kind == TSR_OP_GATHER) {
+        s->staged[op->slot][0] = slot;
+        s->staged[op->slot][1] = s->now;
     }
 }
 
-/* ---- programs ---- */
+/* ---- time ---- */
 
-static void run_op(simulator *s, const tsr_plan_op *op)
+/* Begins what can begin; how many streams are at work. */
+static tsr_status begin_ops(int *active, simulator *s)
 {
-    tsr_op_cost cost = s->cost(s->user, op);
-    double begin = begin_of(s, op), end = begin + cost.seconds;
-    if (op->stream == TSR_STREAM_COMPUTE) {
-        end = end_of_compute(s, begin, cost.seconds);
-        s->sum.slowed += end - begin - cost.seconds;
-    } else if (end > begin && cost.slows > 0) {
-        s->recent[op->stream][s->count[op->stream]++ % RECENT] = (interval){begin, end, cost.slows};
+    *active = 0;
+    for (int stream = 0; stream < TSR_STREAM_COUNT; stream++) {
+        walker *w = &s->stream[stream];
+        const tsr_plan_op *op = NULL;
+        if (!w->active)
+            TSR_TRY(find_op(&op, s, stream));
+        if (op && may_begin(s, w, op)) {
+            tsr_op_cost cost = s->cost(s->user, op);
+            waited(s, w, op);
+            w->active = true;
+            w->left = cost.seconds;
+            w->slows = cost.slows;
+        }
+        *active += w->active;
     }
-    s->free[op->stream] = end;
-    s->sum.busy[op->stream] += end - begin;
-    for (int i = 0; i < op->record_count; i++)
-        s->recorded[op->record[i]] = end;
-}
-
-/* Runs the first of two programs that may follow. */
-static tsr_status run_program(simulator *s, tsr_program_kind kind, tsr_program_kind otherwise)
-{
-    const tsr_program *program = tsr_plan_program(s->plan, s->state, kind);
-    if (!program)
-        program = tsr_plan_program(s->plan, s->state, otherwise);
-    if (!program)
-        return tsr_fail(TSR_EINTERNAL, "simulation: %s cannot follow in state %d of the plan",
-                        tsr_program_name(kind), s->state);
-    for (int i = 0; i < program->op_count; i++)
-        run_op(s, &program->op[i]);
-    s->state = program->exit;
     return TSR_OK;
 }
 
-static tsr_status run_step(simulator *s, int64_t rounds)
+static double speed_of_compute(const simulator *s)
 {
-    bool train = s->plan->options.train;
-    for (int64_t i = 0; i < rounds; i++)
-        TSR_TRY(train ? run_program(s, TSR_PROGRAM_TRAIN_FIRST, TSR_PROGRAM_TRAIN_NEXT)
-                      : run_program(s, TSR_PROGRAM_EVAL_FIRST, TSR_PROGRAM_EVAL_NEXT));
-    tsr_program_kind end = train ? TSR_PROGRAM_STEP_END : TSR_PROGRAM_EVAL_END;
-    return run_program(s, end, end);
+    double speed = 1;
+    for (int stream = 0; stream < TSR_STREAM_COUNT; stream++)
+        if (stream != TSR_STREAM_COMPUTE && s->stream[stream].active)
+            speed -= s->stream[stream].slows;
+    return speed > LEAST_SPEED ? speed : LEAST_SPEED;
+}
+
+static void end_op(simulator *s, int stream)
+{
+    walker *w = &s->stream[stream];
+    const tsr_plan_op *op = &w->program->op[w->next++];
+    w->active = false;
+    w->idle_since = s->now;
+    for (int i = 0; i < op->record_count; i++) {
+        s->recorded[op->record[i]]++;
+        s->at[op->record[i]] = s->now;
+    }
+    s->ended += op->kind == TSR_OP_WORD;
+}
+
+/* Until the first op ends: that one, and those that end with it. */
+static void advance(simulator *s)
+{
+    double speed[TSR_STREAM_COUNT], least = 1e300;
+    for (int i = 0; i < TSR_STREAM_COUNT; i++) {
+        walker *w = &s->stream[i];
+        speed[i] = i == TSR_STREAM_COMPUTE ? speed_of_compute(s) : 1;
+        if (w->active && w->left / speed[i] < least)
+            least = w->left / speed[i];
+    }
+    s->now += least;
+    bool ends[TSR_STREAM_COUNT];
+    for (int i = 0; i < TSR_STREAM_COUNT; i++) {
+        walker *w = &s->stream[i];
+        ends[i] = w->active && w->left / speed[i] <= least;
+        w->left -= least * speed[i];
+        s->sum.busy[i] += w->active ? least : 0;
+    }
+    if (s->stream[TSR_STREAM_COMPUTE].active)
+        s->sum.slowed += least * (1 - speed[TSR_STREAM_COMPUTE]);
+    for (int i = 0; i < TSR_STREAM_COUNT; i++)
+        if (ends[i])
+            end_op(s, i);
 }
 
 static tsr_simulation per_step(const tsr_simulation *sum)
@@ -160,17 +218,23 @@ static tsr_simulation per_step(const tsr_simulation *sum)
 tsr_status tsr_plan_simulate(tsr_simulation *out, const tsr_plan *plan, int64_t rounds,
                              tsr_op_cost_call *cost, void *user)
 {
-    simulator s = {.plan = plan, .cost = cost, .user = user};
+    simulator s = {.plan = plan, .cost = cost, .user = user, .rounds = rounds};
     double begin = 0;
-    TSR_TRY(run_program(&s, TSR_PROGRAM_PROLOGUE, TSR_PROGRAM_PROLOGUE));
-    for (int step = 0; step < STEPS_BEFORE + STEPS; step++) {
-        if (step == STEPS_BEFORE) {
-            begin = s.recorded[TSR_EVENT_WORDED];
+    for (int stream = 0; stream < TSR_STREAM_COUNT; stream++)
+        s.stream[stream].program = tsr_plan_program(plan, 0, TSR_PROGRAM_PROLOGUE);
+    while (s.ended < STEPS_BEFORE + STEPS) {
+        int active;
+        int64_t ended = s.ended;
+        TSR_TRY(begin_ops(&active, &s));
+        if (active == 0)
+            return tsr_fail(TSR_EINTERNAL, "simulation: no operation of the plan can begin");
+        advance(&s);
+        if (ended < STEPS_BEFORE && s.ended == STEPS_BEFORE) {
+            begin = s.now;
             s.sum = (tsr_simulation){0};
         }
-        TSR_TRY(run_step(&s, rounds));
     }
-    s.sum.step = s.recorded[TSR_EVENT_WORDED] - begin;
+    s.sum.step = s.now - begin;
     *out = per_step(&s.sum);
     return TSR_OK;
 }

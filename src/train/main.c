@@ -255,7 +255,9 @@ static int run_job(const tsr_usage *usage)
                                .overrides = usage->overrides,
                                .override_count = usage->override_count,
                                .purpose = purposes[usage->command],
-                               .plan_ranks = (int)usage->plan_ranks,
+                               .plan_ranks = usage->ranks[0],
+                               .plan_node = (int)usage->node,
+                               .plan_roofs = usage->roofs,
                                .use_mpi = usage->command == TSR_COMMAND_TRAIN ||
                                           usage->command == TSR_COMMAND_EVAL,
                                .log = on_log,

@@ -161,6 +161,35 @@ static void test_slowed(void **unused)
     tsr_simulation s = simulate(&model, &c, 1);
     expect(s.step, 8 * 5 + 6 * 1);
     expect(s.slowed, 6 * 1);
+    /* Copies that are ahead of their slots, too. */
+    plain_model_make(&model, 3, 2, 2, TSR_HOME_HOST_SHARDED);
+    const costs ahead = {.kind = {[TSR_OP_COMPUTE] = 5, [TSR_OP_H2D] = 2}, .slows = 0.5};
+    expect(simulate(&model, &ahead, 1).step, 8 * 5 + 6 * 1);
+}
+
+/* Of any plan: compute works or stands waiting, all the time, and no stream works longer than a step. */
+static void test_any_plan(void **unused)
+{
+    (void)unused;
+    const random_limits limits = {
+        .max_layers = 6, .max_chunks = 3, .max_ranks = 4, .max_replicas = 2, .home = -1};
+    for (uint64_t seed = 0; seed < 300; seed++) {
+        random_source random = {.key = seed};
+        random_model model;
+        costs c = {.slows = (double)random_below(&random, 4) / 8};
+        random_model_make(&model, &random, &limits);
+        for (int i = 0; i < TSR_OP_COUNT; i++)
+            c.kind[i] = (double)random_below(&random, 9);
+        c.kind[TSR_OP_COMPUTE] += 1;
+        tsr_simulation s = simulate(&model, &c, 1 + (int64_t)random_below(&random, 3));
+        double compute = s.busy[TSR_STREAM_COMPUTE];
+        for (int i = 0; i < TSR_CAUSE_COUNT; i++)
+            compute += s.exposed[i];
+        for (int i = 0; i < TSR_STREAM_COUNT; i++)
+            assert_true(s.busy[i] < s.step * (1 + 1e-9));
+        /* 1 % where four steps are no whole number of the plan's turns. */
+        assert_true(fabs(compute / s.step - 1) < 0.01);
+    }
 }
 
 /* An evaluation: three F and two H; the gathers of 2, 3, 4, 0 and 1. */
@@ -185,6 +214,7 @@ int main(void)
                                        cmocka_unit_test(test_one_rank),
                                        cmocka_unit_test(test_reductions),
                                        cmocka_unit_test(test_slowed),
-                                       cmocka_unit_test(test_evaluation)};
+                                       cmocka_unit_test(test_evaluation),
+                                       cmocka_unit_test(test_any_plan)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

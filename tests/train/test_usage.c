@@ -42,12 +42,12 @@ static void test_commands(void **state)
     tsr_usage_free(&u);
     assert_int_equal(parse(&u, ARGS("plan", "--json", "--ranks", "4", "job.yaml")), TSR_OK);
     assert_int_equal(u.command, TSR_COMMAND_PLAN);
-    assert_int_equal(u.plan_ranks, 4);
+    assert_int_equal(u.ranks[0], 4);
     assert_true(u.json);
     assert_int_equal(u.override_count, 0);
     tsr_usage_free(&u);
     assert_int_equal(parse(&u, ARGS("plan", "job.yaml", "--ranks=8")), TSR_OK);
-    assert_int_equal(u.plan_ranks, 8);
+    assert_int_equal(u.ranks[0], 8);
     tsr_usage_free(&u);
     assert_int_equal(parse(&u, ARGS("data", "job.yaml", "--show", "3", "--json")), TSR_OK);
     assert_int_equal(u.command, TSR_COMMAND_DATA);
@@ -56,7 +56,7 @@ static void test_commands(void **state)
     tsr_usage_free(&u);
     assert_int_equal(parse(&u, ARGS("eval", "x=1", "job.yaml")), TSR_OK);
     assert_int_equal(u.command, TSR_COMMAND_EVAL);
-    assert_int_equal(u.plan_ranks, 0);
+    assert_int_equal(u.ranks[0], 0);
     tsr_usage_free(&u);
 }
 
