@@ -132,6 +132,12 @@ TSR_API int tsr_job_plan(tsr_job *job, tsr_job_plan_info *info);
  * the caller's (free). */
 TSR_API int tsr_job_print_plan(tsr_job *job, int json, char **text);
 
+/* The plans of a TSR_JOB_PLAN for one rank and for each of `ranks` [count] side by side: memory, expected
+ * time of a step, what is lost to others; plan_ranks is not used, plan_node is the ranks of a node. It
+ * needs figures of such machines (plan_roofs). *text is the caller's (free). */
+TSR_API int tsr_plan_scale(const tsr_job_options *options, const int *ranks, int count, int json,
+                           char **text);
+
 /* Statistics of the data of a TSR_JOB_DATA, and its first `show` samples with the trained tokens
  * marked. *text is the caller's (free). */
 TSR_API int tsr_job_print_data(tsr_job *job, int64_t show, int form, char **text);
@@ -182,7 +188,7 @@ TSR_API int tsr_inspect(const char *path, int json, char **text);
 TSR_API int tsr_plot(const char *run_directory, const char *file);
 
 /* Backends, processor, GPUs, libraries, limits, and what is missing for what; with measure 1 also
- * what this machine sustains, which takes seconds. */
+ * what this machine sustains, which takes seconds and is kept in ~/.cache/tessera for plans. */
 TSR_API int tsr_environment(int measure, int json, char **text);
 
 /* This thread's last error message; "" if there was none. */

@@ -167,28 +167,46 @@ static double saved(const costing *c, const tsr_plan_op *op)
     return (double)op->bytes * c->tokens / (double)c->inputs->bounds.tokens;
 }
 
+/* What a transfer takes of compute's speed it takes at a link's full speed: at half of it, half. */
+static tsr_op_cost beside(double seconds, double at_full_speed, double slows)
+{
+    double share = at_full_speed < seconds ? at_full_speed / seconds : 1;
+    return (tsr_op_cost){seconds, seconds > 0 ? share * slows : 0};
+}
+
+static tsr_op_cost host_cost(const costing *c, double seconds, double bytes, tsr_speed speed)
+{
+    return beside(seconds, bytes / c->speeds->value[speed], c->speeds->host_slows);
+}
+
+static tsr_op_cost link_cost(const costing *c, double seconds, double bytes)
+{
+    return beside(seconds, bytes / c->speeds->value[TSR_SPEED_LINK], c->speeds->link_slows);
+}
+
 static tsr_op_cost cost_of(void *user, const tsr_plan_op *op)
 {
     const costing *c = user;
     const unit_seconds *unit = op->unit >= 0 ? &c->unit[op->unit] : NULL;
-    const tsr_speeds *s = c->speeds;
-    double bytes = (double)op->bytes;
+    double bytes = (double)op->bytes, group = c->decision->group;
     circle world = {c->view->ranks, c->view->local_ranks};
     switch ((tsr_op_kind)op->kind) {
     case TSR_OP_H2D:
     case TSR_OP_LOAD_STATE:
-        return (tsr_op_cost){from_host(c, bytes), s->host_slows};
+        return host_cost(c, from_host(c, bytes), bytes, TSR_SPEED_TO_DEVICE);
     case TSR_OP_LOAD:
-        return (tsr_op_cost){from_host(c, saved(c, op)), s->host_slows};
+        bytes = saved(c, op);
+        return host_cost(c, from_host(c, bytes), bytes, TSR_SPEED_TO_DEVICE);
     case TSR_OP_SAVE:
-        return (tsr_op_cost){to_host(c, saved(c, op)), s->host_slows};
+        bytes = saved(c, op);
+        return host_cost(c, to_host(c, bytes), bytes, TSR_SPEED_TO_HOST);
     case TSR_OP_SAVE_STATE:
-        return (tsr_op_cost){to_host(c, bytes), s->host_slows};
+        return host_cost(c, to_host(c, bytes), bytes, TSR_SPEED_TO_HOST);
     case TSR_OP_GATHER:
     case TSR_OP_GATHER_T:
-        return (tsr_op_cost){gather(c, bytes), s->link_slows};
+        return link_cost(c, gather(c, bytes), bytes * (group - 1) / group);
     case TSR_OP_REDUCE:
-        return (tsr_op_cost){reduce(c, bytes), s->link_slows};
+        return link_cost(c, reduce(c, bytes), bytes * (group - 1));
     case TSR_OP_NORM:
         return (tsr_op_cost){unit->norm, 0};
     case TSR_OP_COMPUTE:
