@@ -3,8 +3,8 @@
  *
  *     bench_model --shape llama3-8b --layers 8 --batch 4 --length 2048 --adapter dora --rank 384
  *                 [--recompute none|selective|full|auto] [--offload none|sharded|full|auto]
- *                 [--dtype D] [--backend B] [--memory-budget 24GiB] [--steps 8] [--warmup 3]
- *                 [--roofs roofs.json] [--scratch DIR] [key=value ...]
+ *                 [--dtype D] [--backend B] [--memory-budget 24GiB] [--resident 0|N|auto] [--steps 8]
+ *                 [--warmup 3] [--roofs roofs.json] [--scratch DIR] [key=value ...]
  *
  * The job is the program's own: the same reader of job.yaml, the same plan, executor and kernels; only
  * the weights are made up (model.h). key=value goes to the configuration. Under mpirun every rank
@@ -63,7 +63,8 @@ static int usage(const char *what)
     fprintf(stderr,
             "bench_model: %s\nusage: bench_model --shape S [--layers N] [--batch B] [--length L] "
             "[--adapter lora|dora] [--rank R]\n  [--recompute none|selective|full|auto] [--offload "
-            "none|sharded|full|auto] [--dtype D] [--backend B]\n  [--memory-budget BYTES] [--steps "
+            "none|sharded|full|auto] [--dtype D] [--backend B]\n  [--memory-budget BYTES] "
+            "[--resident 0|N|auto] [--steps "
             "N] [--warmup N] [--roofs FILE] [--scratch DIR] [key=value ...]\n  shapes: %s\n",
             what, bench_shape_names());
     return -1;
@@ -77,7 +78,7 @@ static int set_word(bench_run *run, const char *key, const char *value)
     } words[] = {{"recompute", &run->recompute}, {"offload", &run->offload},
                  {"dtype", &run->dtype},         {"backend", &run->backend},
                  {"roofs", &run->roofs},         {"memory-budget", &run->memory_budget},
-                 {"scratch", &run->scratch}};
+                 {"scratch", &run->scratch},     {"resident", &run->resident}};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (!strcmp(key, words[i].key)) {
             *words[i].field = value;
@@ -502,7 +503,8 @@ int main(int count, char **arguments)
                      .offload = "none",
                      .dtype = "auto",
                      .backend = "auto",
-                     .memory_budget = "auto"};
+                     .memory_budget = "auto",
+                     .resident = "0"};
     run.overrides = calloc((size_t)count, sizeof *run.overrides);
     if (!run.overrides || read_options(&run, count, arguments))
         return 64;
