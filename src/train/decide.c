@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WORTH_IT 0.99 /* of the time of what needs less */
+#define WORTH_IT  0.99 /* of the time of what needs less */
+#define ROOM_STEP (256ull << 20)
 
 uint64_t tsr_embedding_bytes(const tsr_layout *layout)
 {
@@ -120,7 +121,6 @@ static uint64_t chunk_elements(const tsr_decision *d, const tsr_layout *layout)
     return chunk > least ? chunk : least;
 }
 
-/* Compiles the plan and writes every buffer down. */
 tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
                           const tsr_choice *c)
 {
@@ -156,8 +156,7 @@ uint64_t tsr_decide_bytes(const tsr_decision *d)
 
 /* ---- choosing ---- */
 
-/* The range of `degrade` that gradient_checkpointing allows. What is offloaded is as little as it may
- * be: computing a layer again takes a fifth of the time that a card's link takes for all that it
+/* What is offloaded is as little as it may be: computing a layer again takes a fifth of the time that a card's link takes for all that it
  * saves, while its input alone travels unseen. */
 void tsr_decide_degrade(int *first, int *last, const tsr_decision *d, tsr_config_recompute mode,
                         int layers, bool offloaded)
@@ -205,7 +204,6 @@ static void home_range(tsr_config_offload *first, tsr_config_offload *last,
     *last = automatic ? TSR_CONFIG_OFFLOAD_SHARDED : offload;
 }
 
-/* The most units that may stay on the device, as the configuration says; auto: none. */
 int64_t tsr_decide_residents(const tsr_inputs *inputs)
 {
     int64_t units = inputs->layout.unit_count, wanted = inputs->config.resident_units;
@@ -262,7 +260,6 @@ static tsr_status set_groups(tsr_decision *d, const tsr_config *config,
     return TSR_OK;
 }
 
-/* A decision with nothing decided; freed by tsr_decision_free whether or not this fails. */
 tsr_status tsr_decide_begin(tsr_decision *d, const tsr_inputs *inputs,
                             const tsr_topology_view *view, bool train, uint64_t budget)
 {
@@ -281,12 +278,15 @@ tsr_status tsr_decide_begin(tsr_decision *d, const tsr_inputs *inputs,
 /* ---- choosing the fastest ---- */
 
 /* Device memory that units which stay may fill. Where memory_budget is auto a part of what is free is left
- * to whoever comes later: communicators, and other programs on the card. */
+ * to whoever comes later (communicators, other programs on the card), in steps, so that some more or
+ * fewer free bytes hardly ever make another plan. */
 static uint64_t room_for_residents(const tsr_decision *d, const tsr_inputs *inputs)
 {
     if (inputs->config.memory_budget)
         return d->budget;
-    return inputs->cuda && d->budget != TSR_BUDGET_UNKNOWN ? d->budget - d->budget / 16 : 0;
+    if (!inputs->cuda || d->budget == TSR_BUDGET_UNKNOWN)
+        return 0;
+    return (d->budget - d->budget / 16) / ROOM_STEP * ROOM_STEP;
 }
 
 /* resident_units auto: what is free is used for units that need no copy and no gather any more. */
@@ -378,7 +378,7 @@ static tsr_status enter_way(bool *least, contest *k, tsr_decision *d, tsr_choice
 }
 
 /* *fits: the decision holds the fastest. A way that moves more than another which fits without any
- * recomputation that could be spared cannot be faster. */
+ * recomputation that could be spared has nothing to win, and is left out. */
 static tsr_status choose(bool *fits, tsr_decision *d, contest *k)
 {
     tsr_allowance allowed = tsr_decide_allowed(&k->inputs->config);

@@ -23,9 +23,9 @@ typedef struct {
     tsr_config_choice activations, state;
 } tsr_allowance;
 
-/* The ways to use host memory, the cheapest first: the base, which hides behind the layers; the
- * activations of layers, which hide as well where only their inputs are kept, but go both ways; the
- * optimizer's state, for which the end of every step waits. */
+/* The ways to use host memory, a bit for each of the base, which hides behind the layers; the activations
+ * of layers, which hide as well where only their inputs are kept, but go both ways; the optimizer's state,
+ * for which the end of every step waits. */
 #define TSR_WAYS 8
 
 tsr_allowance tsr_decide_allowed(const tsr_config *config);

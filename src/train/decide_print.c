@@ -261,6 +261,11 @@ static void print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs 
                     "fully; plan %016" PRIx64 "\n",
                     inputs->layout.unit_count, d->resident_count, d->plan->options.slots,
                     inputs->layout.layer_count, d->selective_count, d->full_count, d->plan->hash);
+    if (inputs->cuda && d->budget == TSR_BUDGET_UNKNOWN && d->group > 1 &&
+        inputs->config.resident_units < 0)
+        tsr_text_puts(out,
+                      "how much memory the card has is not known here: with memory_budget, units "
+                      "that fit would stay on it\n");
     if (d->activations_offloaded)
         tsr_text_printf(out,
                         "activations go to host memory through two layers' worth of the device "

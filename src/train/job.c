@@ -113,6 +113,7 @@ static tsr_status read_inputs(tsr_job *job)
         return tsr_job_agree(job, tsr_inputs_read_data_alone(&job->inputs));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_choose(job)));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_open(job)));
+    TSR_TRY(tsr_job_backend_speeds(job));
     bool planned = job->options.purpose == TSR_JOB_PLAN;
     TSR_TRY(tsr_job_agree(job, tsr_inputs_read_model(&job->inputs, job->train, planned)));
     bool data = !planned || job->inputs.config.dataset.count;
@@ -194,7 +195,6 @@ tsr_status tsr_job_decide(tsr_job *job)
         return tsr_fail(TSR_EINVAL, "a job created for its data cannot be planned or started");
     if (job->state != TSR_JOB_CREATED)
         return job->state == TSR_JOB_FAILED ? tsr_fail(TSR_EINVAL, "the job has failed") : TSR_OK;
-    TSR_TRY(tsr_job_backend_speeds(job));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_budget(&budget, job)));
     TSR_TRY(tsr_job_agree(job, tsr_decide(&job->decision, &job->inputs, &job->view, job->train,
                                           budget, &job->speeds)));
