@@ -3,6 +3,7 @@
 #define STEPS_BEFORE 2 /* until everything runs in */
 #define STEPS        4 /* that are averaged: what is in the slots may take turns */
 #define LEAST_SPEED  0.1
+#define MOST_ROUNDS  8 /* of a step; further ones are like those before */
 
 /* A stream: where it is in the sequence of all ops, and the op under way. Streams walk on their own, since
  * one may be far ahead of another. */
@@ -215,8 +216,8 @@ static tsr_simulation per_step(const tsr_simulation *sum)
     return one;
 }
 
-tsr_status tsr_plan_simulate(tsr_simulation *out, const tsr_plan *plan, int64_t rounds,
-                             tsr_op_cost_call *cost, void *user)
+static tsr_status simulate(tsr_simulation *out, const tsr_plan *plan, int64_t rounds,
+                           tsr_op_cost_call *cost, void *user)
 {
     simulator s = {.plan = plan, .cost = cost, .user = user, .rounds = rounds};
     double begin = 0;
@@ -236,5 +237,29 @@ tsr_status tsr_plan_simulate(tsr_simulation *out, const tsr_plan *plan, int64_t 
     }
     s.sum.step = s.now - begin;
     *out = per_step(&s.sum);
+    return TSR_OK;
+}
+
+/* What `more` further rounds add to *s, which has MOST_ROUNDS of them; *half has half as many. */
+static void extend(tsr_simulation *s, const tsr_simulation *half, int64_t more)
+{
+    double share = (double)more / (MOST_ROUNDS - MOST_ROUNDS / 2);
+    s->step += share * (s->step - half->step);
+    s->slowed += share * (s->slowed - half->slowed);
+    for (int i = 0; i < TSR_STREAM_COUNT; i++)
+        s->busy[i] += share * (s->busy[i] - half->busy[i]);
+    for (int i = 0; i < TSR_CAUSE_COUNT; i++)
+        s->exposed[i] += share * (s->exposed[i] - half->exposed[i]);
+}
+
+tsr_status tsr_plan_simulate(tsr_simulation *out, const tsr_plan *plan, int64_t rounds,
+                             tsr_op_cost_call *cost, void *user)
+{
+    tsr_simulation half;
+    if (rounds <= MOST_ROUNDS)
+        return simulate(out, plan, rounds, cost, user);
+    TSR_TRY(simulate(&half, plan, MOST_ROUNDS / 2, cost, user));
+    TSR_TRY(simulate(out, plan, MOST_ROUNDS, cost, user));
+    extend(out, &half, rounds - MOST_ROUNDS);
     return TSR_OK;
 }

@@ -68,6 +68,8 @@ static void test_computation_bounds(void **unused)
     /* A second micro-batch begins where the first ended, and gathers and computes the same. */
     const costs c = {.kind = {[TSR_OP_COMPUTE] = 5, [TSR_OP_GATHER] = 5}};
     expect(simulate(&model, &c, 3).step, 3 * 8 * 5);
+    expect(simulate(&model, &c, 1000).step, 1000 * 8 * 5); /* not one by one */
+    expect(simulate(&model, &c, 1000).busy[TSR_STREAM_COMPUTE], 1000 * 8 * 5);
 }
 
 /* Longer ones follow each other without a gap from the end of F0 to B0: c + 6 g + c, of which 8 c are
