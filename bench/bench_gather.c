@@ -29,6 +29,7 @@ static char *shards, *gathered; /* device memory */
 static uint64_t shard_bytes;    /* of `shards` */
 static double part = 1;
 static json_t *cases;
+static double link_rate; /* bytes/s that a pull brings: link_bytes_per_s of a plan */
 
 static void must(tsr_status status, const char *what)
 {
@@ -139,6 +140,8 @@ static void measure(const char *name, const operation *o, uint64_t arrives)
         seconds[i] = sample(o, calls) / calls;
     qsort(seconds, SAMPLES, sizeof *seconds, by_size);
     double median = seconds[SAMPLES / 2], rate = 1e-9 * (double)arrives / median;
+    if (o->what == PULL)
+        link_rate = 1e9 * rate;
     if (tsr_comm_rank(comm) > 0)
         return;
     fprintf(stderr, "%-32s %10.1f us  %10.3f MB arrive  %8.2f GB/s\n", name, 1e6 * median,
@@ -263,10 +266,10 @@ int main(int count, char **arguments)
         run_all(", exposed");
     }
     if (tsr_comm_rank(comm) == 0) {
-        json_t *all =
-            json_pack("{ss ss ss si sf so}", "bench", "gather", "device",
-                      tsr_device_description(device), "comm", tsr_comm_name(comm), "ranks",
-                      tsr_comm_size(comm), "part", part, "cases", json_incref(cases));
+        json_t *all = json_pack("{ss ss ss si sf sf so}", "bench", "gather", "device",
+                                tsr_device_description(device), "comm", tsr_comm_name(comm),
+                                "ranks", tsr_comm_size(comm), "part", part, "link_bytes_per_s",
+                                link_rate, "cases", json_incref(cases));
         char *line = json_dumps(all, JSON_COMPACT | JSON_REAL_PRECISION(6));
         puts(line);
         free(line);

@@ -3,20 +3,21 @@
  *
  *     bench_model --shape llama3-8b --layers 8 --batch 4 --length 2048 --adapter dora --rank 384
  *                 [--recompute none|selective|full|auto] [--offload none|sharded|full|auto]
- *                 [--dtype D] [--backend B] [--memory-budget 24GiB] [--steps 8] [--warmup 3]
- *                 [--roofs roofs.json] [--scratch DIR] [key=value ...]
+ *                 [--dtype D] [--backend B] [--memory-budget 24GiB] [--resident 0|N|auto] [--steps 8]
+ *                 [--warmup 3] [--roofs roofs.json] [--scratch DIR] [key=value ...]
  *
  * The job is the program's own: the same reader of job.yaml, the same plan, executor and kernels; only
  * the weights are made up (model.h). key=value goes to the configuration. Under mpirun every rank
  * trains BATCH x LENGTH tokens and rank 0 reports: one line of JSON on stdout, a summary on stderr.
  *
  * A step is timed by the clock of the host between the returns of tsr_job_step, which are one step
- * apart. With --roofs the floor (floor.h) is told term by term, and SOL = floor / median; attention's
- * roof is measured in the same process afterwards.
+ * apart. With --roofs the floor is told term by term (the least work of model/work.h at these roofs, each
+ * operation the longer of its bytes and its FLOPs), and SOL = floor / median; attention's roof is
+ * measured in the same process afterwards.
  */
 #include "base/clock.h"
-#include "floor.h"
 #include "model.h"
+#include "model/work.h"
 #include "train/job_parts.h"
 #include "train/usage.h"
 
@@ -62,7 +63,8 @@ static int usage(const char *what)
     fprintf(stderr,
             "bench_model: %s\nusage: bench_model --shape S [--layers N] [--batch B] [--length L] "
             "[--adapter lora|dora] [--rank R]\n  [--recompute none|selective|full|auto] [--offload "
-            "none|sharded|full|auto] [--dtype D] [--backend B]\n  [--memory-budget BYTES] [--steps "
+            "none|sharded|full|auto] [--dtype D] [--backend B]\n  [--memory-budget BYTES] "
+            "[--resident 0|N|auto] [--steps "
             "N] [--warmup N] [--roofs FILE] [--scratch DIR] [key=value ...]\n  shapes: %s\n",
             what, bench_shape_names());
     return -1;
@@ -76,7 +78,7 @@ static int set_word(bench_run *run, const char *key, const char *value)
     } words[] = {{"recompute", &run->recompute}, {"offload", &run->offload},
                  {"dtype", &run->dtype},         {"backend", &run->backend},
                  {"roofs", &run->roofs},         {"memory-budget", &run->memory_budget},
-                 {"scratch", &run->scratch}};
+                 {"scratch", &run->scratch},     {"resident", &run->resident}};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (!strcmp(key, words[i].key)) {
             *words[i].field = value;
@@ -316,15 +318,67 @@ static double roof(const json_t *roofs, const char *key)
     return json_number_value(json_object_get(roofs, key));
 }
 
-static json_t *print_terms(const tsr_floor_gpu_term *term)
+typedef struct {
+    double bytes, flops, seconds;
+} term_sum;
+
+typedef struct {
+    tsr_work_rates rates;
+    term_sum term[TSR_WORK_TERMS];
+    double seconds;
+} floor_sum;
+
+static void add_operation(void *user, const tsr_work_op *op)
+{
+    floor_sum *sum = user;
+    double seconds = tsr_work_seconds(&sum->rates, op);
+    sum->term[op->term].bytes += op->least.bytes;
+    sum->term[op->term].flops += op->least.flops;
+    sum->term[op->term].seconds += seconds;
+    sum->seconds += seconds;
+}
+
+/* The least work of a step of one micro-batch on one rank, every token a label. */
+static void sum_floor(floor_sum *sum, const bench_run *run, const result *r)
+{
+    const bench_shape *s = &run->shape;
+    double tokens = (double)(run->batch * run->length), elements = 0, element = 2;
+    tsr_work_layer layer = {
+        .element = element, .tokens = tokens, .pairs = tokens * (double)(run->length + 1) / 2};
+    tsr_work_set_widths(&layer, (double)s->d, (double)s->f, (double)(s->heads * s->head_dim),
+                        (double)(s->kv_heads * s->head_dim));
+    for (int i = 0; i < TSR_LINEAR_COUNT; i++) {
+        tsr_work_linear *x = &layer.linear[i];
+        x->r = (double)run->r;
+        x->dora = run->dora;
+        x->nf4 = true;
+        elements += (double)s->layers * (x->r * (x->in + x->out) + (run->dora ? x->out : 0));
+    }
+    for (int i = 0; i < s->layers; i++) {
+        layer.first = i == 0;
+        layer.last = i == s->layers - 1;
+        layer.recompute = i < r->full                  ? TSR_RECOMPUTE_FULL
+                          : i < r->full + r->selective ? TSR_RECOMPUTE_SELECTIVE
+                                                       : TSR_RECOMPUTE_NONE;
+        tsr_work_norm(&layer, add_operation, sum);
+        tsr_work_forward(&layer, add_operation, sum);
+        tsr_work_backward(&layer, add_operation, sum);
+    }
+    const tsr_work_head head = {tokens, (double)s->d, (double)s->vocabulary, element, true};
+    tsr_work_chunk(&head, add_operation, sum);
+    tsr_work_update(elements, element, add_operation, sum);
+}
+
+static json_t *print_terms(const term_sum *term)
 {
     json_t *terms = json_object();
-    for (int i = 0; i < TSR_FLOOR_GPU_TERMS; i++) {
+    for (tsr_work_term i = 0; i < TSR_WORK_TERMS; i++) {
+        const char *name = tsr_work_term_name(i);
         if (term[i].seconds <= 0)
             continue;
-        fprintf(stderr, "  %-20s %9.2f GB %10.1f GFLOP %9.3f ms\n", term[i].name,
-                1e-9 * term[i].bytes, 1e-9 * term[i].flops, 1e3 * term[i].seconds);
-        json_object_set_new(terms, term[i].name, json_real(1e3 * term[i].seconds));
+        fprintf(stderr, "  %-20s %9.2f GB %10.1f GFLOP %9.3f ms\n", name, 1e-9 * term[i].bytes,
+                1e-9 * term[i].flops, 1e3 * term[i].seconds);
+        json_object_set_new(terms, name, json_real(1e3 * term[i].seconds));
     }
     return terms;
 }
@@ -344,29 +398,14 @@ static int add_floor(json_t *all, const bench_run *run, const result *r, double 
         json_decref(roofs);
         return fail("attention's roof");
     }
-    const bench_shape *s = &run->shape;
-    tsr_floor_gpu_options options = {.shape = {.layers = (double)s->layers,
-                                               .d = (double)s->d,
-                                               .f = (double)s->f,
-                                               .heads = (double)s->heads,
-                                               .kv_heads = (double)s->kv_heads,
-                                               .head_dim = (double)s->head_dim,
-                                               .vocabulary = (double)s->vocabulary,
-                                               .r = (double)run->r,
-                                               .rows = (double)run->length,
-                                               .row_count = (double)run->batch},
-                                     .roofs = {.gemm = 1e12 * roof(roofs, "gemm_tflop_s"),
-                                               .copy = 1e9 * roof(roofs, "copy_gb_s"),
-                                               .attention_forward = forward,
-                                               .attention_backward = backward},
-                                     .dora = run->dora,
-                                     .nf4 = true,
-                                     .selective = r->selective,
-                                     .full = r->full};
-    tsr_floor_gpu_term term[TSR_FLOOR_GPU_TERMS];
-    double floor = tsr_floor_gpu(term, &options), h2d = 1e9 * roof(roofs, "h2d_gb_s");
+    floor_sum sum = {.rates = {.matmul = 1e12 * roof(roofs, "gemm_tflop_s"),
+                               .copy = 1e9 * roof(roofs, "copy_gb_s"),
+                               .attention_forward = forward,
+                               .attention_backward = backward}};
+    sum_floor(&sum, run, r);
+    double floor = sum.seconds, h2d = 1e9 * roof(roofs, "h2d_gb_s");
     double copy_s = h2d > 0 ? r->host_traffic / h2d : 0, bound = copy_s > floor ? copy_s : floor;
-    json_t *terms = print_terms(term);
+    json_t *terms = print_terms(sum.term);
     json_object_set_new(all, "floor",
                         json_pack("{sf sf sf sf sf sf sf so}", "floor_ms", 1e3 * floor,
                                   "gemm_tflop_s", roof(roofs, "gemm_tflop_s"), "copy_gb_s",
@@ -464,7 +503,8 @@ int main(int count, char **arguments)
                      .offload = "none",
                      .dtype = "auto",
                      .backend = "auto",
-                     .memory_budget = "auto"};
+                     .memory_budget = "auto",
+                     .resident = "0"};
     run.overrides = calloc((size_t)count, sizeof *run.overrides);
     if (!run.overrides || read_options(&run, count, arguments))
         return 64;

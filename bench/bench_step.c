@@ -7,12 +7,12 @@
  * the same NF4 base, in fp32; LoRA and DoRA with r = 8 on all seven linears. A pair is one run of
  * each, one right after the other, so that what else the machine does weighs on both. The ratio of a
  * pair is PEFT's median step time over ours. Both losses of the first step must agree: else the work
- * was not the same. Beside it stands the floor: FLOPs of the step (floor.h) at the rate of a matmul
+ * was not the same. Beside it stands the floor: FLOPs of the step (model/work.h) at the rate of a matmul
  * measured in the same run.
  */
 #include "base/philox.h"
-#include "floor.h"
 #include "kernels/roofs.h"
+#include "model/work.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -38,7 +38,8 @@ typedef struct {
     int threads; /* all cores of this machine, for both */
     char cpu[192];
     char directory[PATH_BYTES / 4]; /* rows, job and output; removed at the end */
-    tsr_floor_shape shape;
+    tsr_work_layer layer;           /* all alike */
+    double layers, vocabulary;
 } bench;
 
 typedef struct {
@@ -98,16 +99,16 @@ static void read_shape(bench *b)
         die("%s: %s", path, error.text);
     double heads = number(config, "num_attention_heads"), d = number(config, "hidden_size");
     bool explicit_dim = json_is_integer(json_object_get(config, "head_dim"));
-    b->shape = (tsr_floor_shape){.layers = number(config, "num_hidden_layers"),
-                                 .d = d,
-                                 .f = number(config, "intermediate_size"),
-                                 .heads = heads,
-                                 .kv_heads = number(config, "num_key_value_heads"),
-                                 .head_dim = explicit_dim ? number(config, "head_dim") : d / heads,
-                                 .vocabulary = number(config, "vocab_size"),
-                                 .r = RANK,
-                                 .rows = ROW_TOKENS,
-                                 .row_count = BATCH};
+    double tokens = ROW_TOKENS * BATCH, kv_heads = number(config, "num_key_value_heads");
+    double head_dim = explicit_dim ? number(config, "head_dim") : d / heads;
+    b->layers = number(config, "num_hidden_layers");
+    b->vocabulary = number(config, "vocab_size");
+    b->layer = (tsr_work_layer){
+        .element = sizeof(float), .tokens = tokens, .pairs = tokens * (ROW_TOKENS + 1) / 2};
+    tsr_work_set_widths(&b->layer, d, number(config, "intermediate_size"), heads * head_dim,
+                        kv_heads * head_dim);
+    for (int i = 0; i < TSR_LINEAR_COUNT; i++)
+        b->layer.linear[i].r = RANK;
     json_decref(config);
 }
 
@@ -119,8 +120,7 @@ static void write_inputs(const bench *b)
     for (int row = 0; row < ROWS; row++) {
         fputs("{\"input_ids\": [", rows);
         for (int i = 0; i < ROW_TOKENS; i++)
-            fprintf(rows, "%s%d", i ? "," : "",
-                    (int)(tsr_mix(++count) % (uint64_t)b->shape.vocabulary));
+            fprintf(rows, "%s%d", i ? "," : "", (int)(tsr_mix(++count) % (uint64_t)b->vocabulary));
         fputs("]}\n", rows);
     }
     fclose(rows);
@@ -238,12 +238,37 @@ static measured run_peft(const bench *b, bool dora, json_t *about)
 
 /* ---- the floor ---- */
 
+static void add_flops(void *user, const tsr_work_op *op)
+{
+    double *flops = user;
+    flops[op->term] += op->least.flops;
+}
+
+/* FLOPs of a step by term, every token a label; their sum. */
+static double count_flops(double flops[TSR_WORK_TERMS], const bench *b)
+{
+    tsr_work_layer layer = b->layer;
+    double sum = 0;
+    for (int i = 0; i < b->layers; i++) {
+        layer.first = i == 0;
+        tsr_work_forward(&layer, add_flops, flops);
+        tsr_work_backward(&layer, add_flops, flops);
+    }
+    const tsr_work_head head = {layer.tokens, layer.linear[TSR_Q].in, b->vocabulary, layer.element,
+                                true};
+    tsr_work_chunk(&head, add_flops, flops);
+    for (int i = 0; i < TSR_WORK_TERMS; i++)
+        sum += flops[i];
+    return sum;
+}
+
 /* The roof: the largest linear of a layer, or a square matmul where that is faster. */
 static double measure_roof(bench *b)
 {
-    const tsr_roofs_matmul_shape shapes[2] = {
-        {BATCH * ROW_TOKENS, (int64_t)b->shape.f, (int64_t)b->shape.d, true, TSR_F32},
-        {1024, 1024, 1024, true, TSR_F32}};
+    const tsr_roofs_matmul_shape shapes[2] = {{BATCH * ROW_TOKENS,
+                                               (int64_t)b->layer.linear[TSR_UP].out,
+                                               (int64_t)b->layer.linear[TSR_UP].in, true, TSR_F32},
+                                              {1024, 1024, 1024, true, TSR_F32}};
     tsr_device *device;
     tsr_roofs *roofs;
     double most = 0;
@@ -307,28 +332,29 @@ static json_t *compare_adapter(const bench *b, bool dora, double floor_flops, do
                      "sol", floor_flops / rate / our, "pairs", pairs);
 }
 
-static json_t *report_floor(const tsr_floor_term *term, double flops, double rate)
+static json_t *report_floor(const double *flops, double sum, double rate)
 {
     json_t *terms = json_object();
-    for (int i = 0; i < TSR_FLOOR_TERMS; i++) {
-        printf("%-20s %7.3f GFLOP  %6.1f ms\n", term[i].name, 1e-9 * term[i].flops,
-               1e3 * term[i].flops / rate);
-        json_object_set_new(terms, term[i].name, json_real(1e-9 * term[i].flops));
+    for (tsr_work_term i = 0; i < TSR_WORK_TERMS; i++) {
+        if (flops[i] <= 0)
+            continue;
+        printf("%-20s %7.3f GFLOP  %6.1f ms\n", tsr_work_term_name(i), 1e-9 * flops[i],
+               1e3 * flops[i] / rate);
+        json_object_set_new(terms, tsr_work_term_name(i), json_real(1e-9 * flops[i]));
     }
-    printf("%-20s %7.3f GFLOP  %6.1f ms at %.1f GFLOP/s\n", "floor", 1e-9 * flops,
-           1e3 * flops / rate, 1e-9 * rate);
-    return json_pack("{so sf sf sf}", "terms_gflop", terms, "gflop", 1e-9 * flops, "gemm_gflops",
-                     1e-9 * rate, "step_s", flops / rate);
+    printf("%-20s %7.3f GFLOP  %6.1f ms at %.1f GFLOP/s\n", "floor", 1e-9 * sum, 1e3 * sum / rate,
+           1e-9 * rate);
+    return json_pack("{so sf sf sf}", "terms_gflop", terms, "gflop", 1e-9 * sum, "gemm_gflops",
+                     1e-9 * rate, "step_s", sum / rate);
 }
 
 static void measure(bench *b)
 {
-    tsr_floor_term term[TSR_FLOOR_TERMS];
-    double load = 0;
+    double term[TSR_WORK_TERMS] = {0}, load = 0;
     if (getloadavg(&load, 1) == 1 && load > 0.5)
         fprintf(stderr, "bench_step: the machine is busy (load %.1f): the ratios will be rough\n",
                 load);
-    double flops = tsr_floor_step(term, &b->shape), rate = measure_roof(b);
+    double flops = count_flops(term, b), rate = measure_roof(b);
     printf("%s, %s\n", b->cpu, tsr_kernels_cpu_set());
     json_t *floor = report_floor(term, flops, rate);
     json_t *about = json_pack("{s{} s{}}", "tessera", "peft");

@@ -35,7 +35,7 @@ typedef struct {
     bench_shape shape; /* layers: as asked for */
     int64_t batch, length, r, steps, warmup;
     bool dora;
-    const char *recompute, *offload, *dtype, *backend, *memory_budget;
+    const char *recompute, *offload, *dtype, *backend, *memory_budget, *resident;
     const char *roofs;   /* what bench_roofs printed; NULL: no floor */
     const char *scratch; /* parent of the run's directory; NULL: $TMPDIR or /tmp */
     const char **overrides;

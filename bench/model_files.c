@@ -198,8 +198,8 @@ static int write_job(const bench_run *run)
             run->batch, run->batch * run->ranks, run->warmup + run->steps);
     fprintf(file,
             "gradient_checkpointing: %s\noffload: %s\nmemory_budget: %s\n"
-            "output_dir: \"%s/out\"\noverwrite_output_dir: true\n",
-            run->recompute, run->offload, run->memory_budget, run->directory);
+            "resident_units: %s\noutput_dir: \"%s/out\"\noverwrite_output_dir: true\n",
+            run->recompute, run->offload, run->memory_budget, run->resident, run->directory);
     return finish(file, "job.yaml");
 }
 

@@ -7,7 +7,7 @@
  * (2) after a warm-up; copies of 1 GiB by an op and by the copy engine (bytes read + written), pinned
  * host memory to and from the device, one direction at a time.
  *
- * gemm_tflop_s, copy_gb_s: the largest of each kind; the roofs of floor.h. --all: the small shapes too.
+ * gemm_tflop_s, copy_gb_s: the largest of each kind; the roofs of the floor (bench_model). --all: the small shapes too.
  */
 #include "kernels/roofs.h"
 

@@ -88,6 +88,10 @@ typedef struct {
     uint64_t plan_hash;
     int unit_count, resident_count, recompute_full_count, recompute_selective_count;
     int activations_offloaded, optimizer_offloaded; /* 1: they live in host memory */
+    int shard_group_size;
+    int64_t rounds; /* micro-batches of a step, of one rank */
+    /* Of a step, from what was measured on such a machine; 0: nothing was. exposed: compute waits. */
+    double expected_step_s, expected_exposed_s, expected_tokens_per_s;
 } tsr_job_plan_info;
 
 /* Zero-initialise; everything is borrowed during tsr_job_create, but callbacks, their users and
@@ -97,8 +101,11 @@ typedef struct {
     const char *config_text;      /* its text; NULL with no path: overrides alone */
     const char *const *overrides; /* "key=value" */
     int override_count;
-    int purpose;    /* TSR_JOB_TRAIN, TSR_JOB_EVALUATE, TSR_JOB_PLAN, TSR_JOB_DATA */
-    int plan_ranks; /* TSR_JOB_PLAN: for how many ranks; 0: 1 */
+    int purpose;            /* TSR_JOB_TRAIN, TSR_JOB_EVALUATE, TSR_JOB_PLAN, TSR_JOB_DATA */
+    int plan_ranks;         /* TSR_JOB_PLAN: for how many ranks; 0: 1 */
+    int plan_node;          /* TSR_JOB_PLAN: ranks of a node; 0: all */
+    const char *plan_roofs; /* TSR_JOB_PLAN: a file with what its machines sustain; NULL: what was
+                               saved here by tsr_environment */
     int use_mpi; /* 1: ranks are those of MPI_COMM_WORLD (initialised here if the program has not,
                        then ended at exit), `bootstrap` is ignored; a communicator of your own:
                        tessera_mpi.h */
@@ -124,6 +131,12 @@ TSR_API int tsr_job_plan(tsr_job *job, tsr_job_plan_info *info);
 /* The plan as text: every buffer, its bytes and its place; as one JSON object with json 1. *text is
  * the caller's (free). */
 TSR_API int tsr_job_print_plan(tsr_job *job, int json, char **text);
+
+/* The plans of a TSR_JOB_PLAN for one rank and for each of `ranks` [count] side by side: memory, expected
+ * time of a step, what is lost to others; plan_ranks is not used, plan_node is the ranks of a node. It
+ * needs figures of such machines (plan_roofs). *text is the caller's (free). */
+TSR_API int tsr_plan_scale(const tsr_job_options *options, const int *ranks, int count, int json,
+                           char **text);
 
 /* Statistics of the data of a TSR_JOB_DATA, and its first `show` samples with the trained tokens
  * marked. *text is the caller's (free). */
@@ -175,7 +188,7 @@ TSR_API int tsr_inspect(const char *path, int json, char **text);
 TSR_API int tsr_plot(const char *run_directory, const char *file);
 
 /* Backends, processor, GPUs, libraries, limits, and what is missing for what; with measure 1 also
- * what this machine sustains, which takes seconds. */
+ * what this machine sustains, which takes seconds and is kept in ~/.cache/tessera for plans. */
 TSR_API int tsr_environment(int measure, int json, char **text);
 
 /* This thread's last error message; "" if there was none. */

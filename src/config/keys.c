@@ -333,11 +333,13 @@ static const tsr_key loop_keys[] = {
 static const tsr_key memory_keys[] = {
     {"gradient_checkpointing", G, TSR_KEY_WORD, AT(gradient_checkpointing), recompute_words,
      .initial = "auto",
-     .help = "what is computed again in the backward pass; auto: decided per unit by the plan"},
+     .help = "what is computed again in the backward pass; auto: what the fastest plan that fits "
+             "needs"},
     {"memory_budget", G, TSR_KEY_BYTES, AT(memory_budget), .low = 1, .high = ANY, .none = "auto",
      .initial = "auto", .help = "of a device: 22GiB, 500MB or bytes"},
     {"offload", G, TSR_KEY_WORD, AT(offload), offload_words, .initial = "auto",
-     .help = "base weights in host memory: each rank's shard, or all of them once a node"},
+     .help = "base weights in host memory: each rank's shard, or all of them once a node; auto: "
+             "none, or sharded where that is faster or needed"},
     {"activation_offloading", G, TSR_KEY_WORD, AT(activation_offloading), choice_words,
      .none = "auto", .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto",
      .help = "what layers keep for the backward in host memory, but for two layers; auto: where "
@@ -347,8 +349,8 @@ static const tsr_key memory_keys[] = {
      .help = "fp32 masters and moments in host memory; auto: where memory_budget asks for it"},
     {"resident_units", G, TSR_KEY_INT, AT(resident_units), .low = 0, .high = 1e6, .none = "auto",
      .none_value = -1, .initial = "auto",
-     .help = "units that stay gathered on the device, evenly spread; auto: what a given "
-             "memory_budget has room for"},
+     .help = "units that stay gathered on the device, evenly spread; auto: what there is room for "
+             "in a given memory_budget, or on GPUs in what is free"},
     {"slots", G, TSR_KEY_INT, AT(slots), .low = 2, .high = 64, .initial = "2",
      .help = "units gathered at a time"},
     {"shard_group_size", G, TSR_KEY_INT, AT(shard_group_size), .low = 1, .high = 1 << 20,

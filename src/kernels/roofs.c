@@ -224,3 +224,135 @@ tsr_status tsr_roofs_copy(tsr_roof *out, tsr_roofs *roofs, tsr_roof_copy kind, d
                         (crosses ? 1.0 : 2.0) * (double)c.bytes};
     return measure(out, &m, seconds);
 }
+
+/* ---- attention ---- */
+
+static tsr_attention_bounds attention_bounds(const tsr_roofs_attention_shape *s)
+{
+    return (tsr_attention_bounds){.tokens = s->rows * s->length,
+                                  .documents = s->rows,
+                                  .longest = s->length,
+                                  .q_heads = s->heads,
+                                  .kv_heads = s->kv_heads,
+                                  .head_dim = s->head_dim,
+                                  .dtype = s->dtype,
+                                  .train = true};
+}
+
+/* Where everything lies in the operands' memory, from 0 on. */
+typedef struct {
+    uint64_t q[4], kv[4], lse, documents, workspace, workspace_bytes,
+        end; /* q, o, d_o, dq; k, v, dk, dv */
+} attention_places;
+
+static attention_places place_attention(const tsr_roofs_attention_shape *s, uint64_t workspace)
+{
+    attention_places p = {.workspace_bytes = workspace};
+    int64_t tokens = s->rows * s->length;
+    for (int i = 0; i < 4; i++) {
+        p.q[i] = p.end;
+        p.end += aligned(tokens, (int64_t)s->heads * s->head_dim, s->dtype);
+        p.kv[i] = p.end;
+        p.end += aligned(tokens, (int64_t)s->kv_heads * s->head_dim, s->dtype);
+    }
+    p.lse = p.end;
+    p.documents = p.lse + aligned(tokens, s->heads, TSR_F32);
+    p.workspace = p.documents + aligned(1, s->rows + 1, TSR_F32);
+    p.end = p.workspace + (workspace + TSR_ALIGNMENT - 1) / TSR_ALIGNMENT * TSR_ALIGNMENT;
+    return p;
+}
+
+tsr_status tsr_roofs_attention_bytes(uint64_t *out, const tsr_kernels *kernels, tsr_device *device,
+                                     const tsr_roofs_attention_shape *shape)
+{
+    tsr_attention_bounds bounds = attention_bounds(shape);
+    TSR_TRY(kernels->prepare(device, &(tsr_prepare_args){.attention = &bounds}));
+    *out = place_attention(shape, kernels->attention_workspace_bytes(&bounds)).end;
+    return TSR_OK;
+}
+
+static tsr_status write_documents(tsr_roofs *roofs, uint64_t at, const tsr_roofs_attention_shape *s)
+{
+    int32_t *begin = malloc((size_t)(s->rows + 1) * sizeof *begin);
+    if (!begin)
+        return tsr_fail(TSR_ENOMEM, "out of memory for a measurement");
+    for (int64_t i = 0; i <= s->rows; i++)
+        begin[i] = (int32_t)(i * s->length);
+    tsr_status status = tsr_device_write(roofs->device, roofs->memory + at, begin,
+                                         (uint64_t)(s->rows + 1) * sizeof *begin);
+    free(begin);
+    return status;
+}
+
+static tsr_status call_attention(tsr_roofs *roofs, const void *args)
+{
+    return roofs->kernels->attention(roofs->stream, args);
+}
+
+static tsr_status call_attention_backward(tsr_roofs *roofs, const void *args)
+{
+    return roofs->kernels->attention_backward(roofs->stream, args);
+}
+
+static void fill_forward(tsr_attention_args *out, char *memory, const attention_places *p,
+                         const tsr_roofs_attention_shape *s)
+{
+    *out = (tsr_attention_args){.q = memory + p->q[0],
+                                .k = memory + p->kv[0],
+                                .v = memory + p->kv[1],
+                                .o = memory + p->q[1],
+                                .lse = (float *)(void *)(memory + p->lse),
+                                .cu_seqlens = (const int32_t *)(void *)(memory + p->documents),
+                                .workspace = memory + p->workspace,
+                                .workspace_bytes = p->workspace_bytes,
+                                .tokens = s->rows * s->length,
+                                .documents = (int32_t)s->rows,
+                                .q_heads = s->heads,
+                                .kv_heads = s->kv_heads,
+                                .head_dim = s->head_dim,
+                                .dtype = s->dtype};
+}
+
+static void fill_backward(tsr_attention_backward_args *out, char *memory, const attention_places *p,
+                          const tsr_attention_args *f)
+{
+    *out = (tsr_attention_backward_args){.q = f->q,
+                                         .k = f->k,
+                                         .v = f->v,
+                                         .o = f->o,
+                                         .d_o = memory + p->q[2],
+                                         .lse = f->lse,
+                                         .dq = memory + p->q[3],
+                                         .dk = memory + p->kv[2],
+                                         .dv = memory + p->kv[3],
+                                         .cu_seqlens = f->cu_seqlens,
+                                         .workspace = f->workspace,
+                                         .workspace_bytes = f->workspace_bytes,
+                                         .tokens = f->tokens,
+                                         .documents = f->documents,
+                                         .q_heads = f->q_heads,
+                                         .kv_heads = f->kv_heads,
+                                         .head_dim = f->head_dim,
+                                         .dtype = f->dtype};
+}
+
+tsr_status tsr_roofs_attention(tsr_roof *forward, tsr_roof *backward, tsr_roofs *roofs,
+                               const tsr_roofs_attention_shape *s, double seconds)
+{
+    uint64_t bytes;
+    tsr_attention_args f;
+    tsr_attention_backward_args b;
+    TSR_TRY(tsr_roofs_attention_bytes(&bytes, roofs->kernels, roofs->device, s));
+    if (bytes > roofs->bytes)
+        return tsr_fail(TSR_EINVAL, "attention over %lld rows of %lld needs more than %llu bytes",
+                        (long long)s->rows, (long long)s->length, (unsigned long long)roofs->bytes);
+    tsr_attention_bounds bounds = attention_bounds(s);
+    attention_places p = place_attention(s, roofs->kernels->attention_workspace_bytes(&bounds));
+    TSR_TRY(write_documents(roofs, p.documents, s));
+    fill_forward(&f, roofs->memory, &p, s);
+    fill_backward(&b, roofs->memory, &p, &f);
+    double pairs = (double)(s->rows * s->length) * (double)(s->length + 1) / 2;
+    double one = 2 * pairs * (double)s->heads * (double)s->head_dim;
+    TSR_TRY(measure(forward, &(measured){roofs, call_attention, &f, 2 * one}, seconds));
+    return measure(backward, &(measured){roofs, call_attention_backward, &b, 5 * one}, seconds);
+}

@@ -48,4 +48,19 @@ typedef enum {
 /* Of half the operands' memory; to and from the host at most 256 MiB at a time. */
 tsr_status tsr_roofs_copy(tsr_roof *out, tsr_roofs *roofs, tsr_roof_copy kind, double seconds);
 
+/* Causal attention over rows of one length, with the determinism of a run. */
+typedef struct {
+    int64_t rows, length;
+    int32_t heads, kv_heads, head_dim;
+    tsr_dtype dtype;
+} tsr_roofs_attention_shape;
+
+/* What it needs of the operands' memory; makes the kernels' plans for it on a GPU. */
+tsr_status tsr_roofs_attention_bytes(uint64_t *out, const tsr_kernels *kernels, tsr_device *device,
+                                     const tsr_roofs_attention_shape *shape);
+
+/* FLOP/s of the forward and of the backward; only the visible half of the scores counts. */
+tsr_status tsr_roofs_attention(tsr_roof *forward, tsr_roof *backward, tsr_roofs *roofs,
+                               const tsr_roofs_attention_shape *shape, double seconds);
+
 #endif

@@ -16,21 +16,6 @@ static tsr_stream *stream_of(const tsr_executor *executor, const tsr_plan_op *op
 
 /* ---- waits ---- */
 
-static tsr_wait_cause cause_of(int event)
-{
-    if (event >= TSR_EVENT_READY && event < TSR_EVENT_LOADED)
-        return TSR_CAUSE_GATHER;
-    if (event >= TSR_EVENT_LOADED && event < TSR_EVENT_FILLED)
-        return TSR_CAUSE_H2D;
-    if (event >= TSR_EVENT_REDUCED && event < TSR_EVENT_COMPUTED)
-        return TSR_CAUSE_REDUCE;
-    if (event >= TSR_EVENT_SAVED && event < TSR_EVENT_RESTORED)
-        return TSR_CAUSE_SAVE;
-    if (event >= TSR_EVENT_RESTORED && event < TSR_EVENT_FETCHED)
-        return TSR_CAUSE_LOAD;
-    return TSR_CAUSE_OTHER;
-}
-
 /* I4: a generation that was not recorded, or is no longer the latest, is a bug of the plan. */
 static tsr_status wait_one(tsr_executor *executor, const tsr_plan_op *op, const tsr_plan_wait *wait)
 {
@@ -84,7 +69,7 @@ static tsr_status wait_all(tsr_executor *executor, const tsr_plan_op *op)
         if (staged)
             TSR_TRY(place(executor, op, TSR_MARK_STAGED, TSR_CAUSE_H2D));
         if (measured)
-            TSR_TRY(place(executor, op, TSR_MARK_WAITED, cause_of(event)));
+            TSR_TRY(place(executor, op, TSR_MARK_WAITED, tsr_event_cause(event)));
     }
     return TSR_OK;
 }

@@ -21,10 +21,6 @@
 /* Events of a stream that is not compute. */
 #define FEW_MARKS 512
 
-static const char *const cause_name[TSR_CAUSE_COUNT] = {
-    [TSR_CAUSE_H2D] = "h2d",   [TSR_CAUSE_GATHER] = "gather", [TSR_CAUSE_REDUCE] = "reduce",
-    [TSR_CAUSE_LOAD] = "load", [TSR_CAUSE_SAVE] = "save",     [TSR_CAUSE_OTHER] = "other"};
-
 /* ---- what a mark's time says ---- */
 
 static void log_append(tsr_executor *executor, const tsr_op_record *what, double start, double end)
@@ -45,7 +41,7 @@ static void add_exposed(const tsr_mark *mark, tsr_wait_cause cause, double from,
     if (!(to > from))
         return;
     atomic_fetch_add(&mark->executor->exposed_ns[cause], (uint64_t)((to - from) * 1e9));
-    record.name = cause_name[cause];
+    record.name = tsr_cause_name(cause);
     record.bytes = 0;
     log_append(mark->executor, &record, from, to);
 }

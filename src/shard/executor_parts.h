@@ -20,17 +20,6 @@ typedef struct {
 
 enum { TSR_PART_FROZEN, TSR_PART_TRAINABLE, TSR_PART_COUNT };
 
-/* Why the compute stream waited. */
-typedef enum {
-    TSR_CAUSE_H2D,
-    TSR_CAUSE_GATHER,
-    TSR_CAUSE_REDUCE,
-    TSR_CAUSE_LOAD,
-    TSR_CAUSE_SAVE,
-    TSR_CAUSE_OTHER,
-    TSR_CAUSE_COUNT
-} tsr_wait_cause;
-
 /* ---- executor_marks.c ---- */
 
 /* A place in a stream whose time is wanted. */

@@ -76,6 +76,29 @@ void tsr_event_name(char out[16], int event)
         snprintf(out, 16, "%s", group[g].name);
 }
 
+tsr_wait_cause tsr_event_cause(int event)
+{
+    if (event >= TSR_EVENT_READY && event < TSR_EVENT_LOADED)
+        return TSR_CAUSE_GATHER;
+    if (event >= TSR_EVENT_LOADED && event < TSR_EVENT_FILLED)
+        return TSR_CAUSE_H2D;
+    if (event >= TSR_EVENT_REDUCED && event < TSR_EVENT_COMPUTED)
+        return TSR_CAUSE_REDUCE;
+    if (event >= TSR_EVENT_SAVED && event < TSR_EVENT_RESTORED)
+        return TSR_CAUSE_SAVE;
+    if (event >= TSR_EVENT_RESTORED && event < TSR_EVENT_FETCHED)
+        return TSR_CAUSE_LOAD;
+    return TSR_CAUSE_OTHER;
+}
+
+const char *tsr_cause_name(tsr_wait_cause cause)
+{
+    static const char *const name[TSR_CAUSE_COUNT] = {
+        [TSR_CAUSE_H2D] = "h2d",   [TSR_CAUSE_GATHER] = "gather", [TSR_CAUSE_REDUCE] = "reduce",
+        [TSR_CAUSE_LOAD] = "load", [TSR_CAUSE_SAVE] = "save",     [TSR_CAUSE_OTHER] = "other"};
+    return name[cause];
+}
+
 static const char phase_letter[] = {
     [TSR_USE_FORWARD] = 'F', [TSR_USE_HEAD] = 'H', [TSR_USE_BACKWARD] = 'B'};
 

@@ -109,6 +109,17 @@ enum {
     TSR_EVENT_COUNT = TSR_EVENT_STORED + TSR_STATE_BUFFERS
 };
 
+/* Why the compute stream waits. */
+typedef enum {
+    TSR_CAUSE_H2D,
+    TSR_CAUSE_GATHER,
+    TSR_CAUSE_REDUCE,
+    TSR_CAUSE_LOAD,
+    TSR_CAUSE_SAVE,
+    TSR_CAUSE_OTHER,
+    TSR_CAUSE_COUNT
+} tsr_wait_cause;
+
 #define TSR_OP_WAITS   6
 #define TSR_OP_RECORDS 3
 
@@ -222,6 +233,9 @@ const char *tsr_op_name(tsr_op_kind kind);
 void tsr_op_label(char out[TSR_OP_LABEL_BYTES], const tsr_plan *plan, tsr_op_kind kind,
                   tsr_use_phase phase, int unit);
 const char *tsr_program_name(tsr_program_kind kind);
+/* The cause of a wait for an event; "h2d", "gather", ... */
+tsr_wait_cause tsr_event_cause(int event);
+const char *tsr_cause_name(tsr_wait_cause cause);
 /* "freed[1]" into `out`, at most 16 bytes. */
 void tsr_event_name(char out[16], int event);
 

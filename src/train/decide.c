@@ -1,8 +1,12 @@
-#include "train/decide.h"
+#include "train/decide_parts.h"
+#include "train/expect.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define WORTH_IT  0.99 /* of the time of what needs less */
+#define ROOM_STEP (256ull << 20)
 
 uint64_t tsr_embedding_bytes(const tsr_layout *layout)
 {
@@ -49,17 +53,7 @@ tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
 
 /* ---- one choice ---- */
 
-/* What of a configuration is being tried. */
-typedef struct {
-    tsr_config_offload offload;
-    int degrade;      /* layers made selective, then full: 0 .. 2 * layers */
-    int64_t resident; /* units that stay on the device whole */
-    bool activations; /* of layers are offloaded */
-    bool state;       /* of the optimizer is */
-    tsr_batch_bounds bounds;
-} choice;
-
-static void clear_choice(tsr_decision *d, const tsr_layout *layout)
+void tsr_decide_clear(tsr_decision *d, const tsr_layout *layout)
 {
     tsr_memory_plan_free(&d->memory);
     tsr_store_free(&d->store);
@@ -69,7 +63,7 @@ static void clear_choice(tsr_decision *d, const tsr_layout *layout)
     d->units = NULL;
 }
 
-static void set_homes(tsr_decision *d, const tsr_inputs *inputs, const choice *c)
+static void set_homes(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
 {
     static const tsr_home homes[] = {[TSR_CONFIG_OFFLOAD_NONE] = TSR_HOME_SHARDED,
                                      [TSR_CONFIG_OFFLOAD_SHARDED] = TSR_HOME_HOST_SHARDED,
@@ -98,7 +92,7 @@ static void set_recompute(tsr_decision *d, const tsr_inputs *inputs, int degrade
     }
 }
 
-static void set_model(tsr_decision *d, const tsr_inputs *inputs, const choice *c)
+static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
 {
     const tsr_config *config = &inputs->config;
     d->model = (tsr_model_options){.layout = &inputs->layout,
@@ -124,12 +118,11 @@ static uint64_t chunk_elements(const tsr_decision *d, const tsr_layout *layout)
     return chunk > least ? chunk : least;
 }
 
-/* Compiles the plan and writes every buffer down. */
-static tsr_status try_choice(tsr_decision *d, const tsr_inputs *inputs,
-                             const tsr_topology_view *view, const choice *c)
+tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
+                          const tsr_choice *c)
 {
     const tsr_layout *layout = &inputs->layout;
-    clear_choice(d, layout);
+    tsr_decide_clear(d, layout);
     set_homes(d, inputs, c);
     set_recompute(d, inputs, c->degrade);
     d->activations_offloaded = d->train && c->activations;
@@ -153,18 +146,17 @@ static tsr_status try_choice(tsr_decision *d, const tsr_inputs *inputs,
     return tsr_decision_walk(d, inputs, view, &taker, NULL, NULL);
 }
 
-static uint64_t device_bytes(const tsr_decision *d)
+uint64_t tsr_decide_bytes(const tsr_decision *d)
 {
     return d->memory.total[TSR_PLACE_DEVICE] + d->reserve;
 }
 
 /* ---- choosing ---- */
 
-/* The range of `degrade` that gradient_checkpointing allows. What is offloaded is as little as it may
- * be: computing a layer again takes a fifth of the time that a card's link takes for all that it
+/* What is offloaded is as little as it may be: computing a layer again takes a fifth of the time that a card's link takes for all that it
  * saves, while its input alone travels unseen. */
-static void degrade_range(int *first, int *last, const tsr_decision *d, tsr_config_recompute mode,
-                          int layers, bool offloaded)
+void tsr_decide_degrade(int *first, int *last, const tsr_decision *d, tsr_config_recompute mode,
+                        int layers, bool offloaded)
 {
     *first = mode == TSR_CONFIG_RECOMPUTE_FULL        ? 2 * layers
              : mode == TSR_CONFIG_RECOMPUTE_SELECTIVE ? layers
@@ -179,26 +171,26 @@ static void degrade_range(int *first, int *last, const tsr_decision *d, tsr_conf
 /* Memory falls as `degrade` grows: the smallest one that fits, by bisection. *fits tells whether
  * any does; the decision then holds it, otherwise it holds the most frugal one. */
 static tsr_status search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
-                         const tsr_topology_view *view, choice *c, tsr_config_recompute mode)
+                         const tsr_topology_view *view, tsr_choice *c, tsr_config_recompute mode)
 {
     int low, high;
-    degrade_range(&low, &high, d, mode, inputs->layout.layer_count, c->activations);
+    tsr_decide_degrade(&low, &high, d, mode, inputs->layout.layer_count, c->activations);
     c->degrade = high;
-    TSR_TRY(try_choice(d, inputs, view, c));
-    *fits = device_bytes(d) <= d->budget;
+    TSR_TRY(tsr_decide_try(d, inputs, view, c));
+    *fits = tsr_decide_bytes(d) <= d->budget;
     if (!*fits)
         return TSR_OK;
     while (low < high) {
         int middle = (low + high) / 2;
         c->degrade = middle;
-        TSR_TRY(try_choice(d, inputs, view, c));
-        if (device_bytes(d) <= d->budget)
+        TSR_TRY(tsr_decide_try(d, inputs, view, c));
+        if (tsr_decide_bytes(d) <= d->budget)
             high = middle;
         else
             low = middle + 1;
     }
     c->degrade = high;
-    return try_choice(d, inputs, view, c);
+    return tsr_decide_try(d, inputs, view, c);
 }
 
 static void home_range(tsr_config_offload *first, tsr_config_offload *last,
@@ -209,56 +201,21 @@ static void home_range(tsr_config_offload *first, tsr_config_offload *last,
     *last = automatic ? TSR_CONFIG_OFFLOAD_SHARDED : offload;
 }
 
-/* The most units that may stay on the device, as the configuration says; auto: none. */
-static int64_t fixed_residents(const tsr_inputs *inputs)
+int64_t tsr_decide_residents(const tsr_inputs *inputs)
 {
     int64_t units = inputs->layout.unit_count, wanted = inputs->config.resident_units;
     return wanted < 0 ? 0 : wanted < units ? wanted : units;
 }
 
-/* resident_units auto: what a memory_budget that was given leaves free is used for units that need
- * no copy and no gather any more. */
-static tsr_status add_residents(tsr_decision *d, const tsr_inputs *inputs,
-                                const tsr_topology_view *view, choice c)
+tsr_allowance tsr_decide_allowed(const tsr_config *config)
 {
-    bool moved = c.offload != TSR_CONFIG_OFFLOAD_NONE || d->group > 1;
-    int64_t low = 0, high = inputs->layout.unit_count;
-    if (inputs->config.resident_units >= 0 || !inputs->config.memory_budget || !moved)
-        return TSR_OK;
-    while (low < high) {
-        c.resident = (low + high + 1) / 2;
-        TSR_TRY(try_choice(d, inputs, view, &c));
-        if (device_bytes(d) <= d->budget)
-            low = c.resident;
-        else
-            high = c.resident - 1;
-    }
-    c.resident = low;
-    return try_choice(d, inputs, view, &c);
+    return (tsr_allowance){.offload = config->offload,
+                           .recompute = config->gradient_checkpointing,
+                           .activations = config->activation_offloading,
+                           .state = config->optimizer_offload};
 }
 
-/* What the keys of memory allow. */
-typedef struct {
-    tsr_config_offload offload;
-    tsr_config_recompute recompute;
-    tsr_config_choice activations, state;
-} allowance;
-
-static allowance allowed_by(const tsr_config *config)
-{
-    return (allowance){.offload = config->offload,
-                       .recompute = config->gradient_checkpointing,
-                       .activations = config->activation_offloading,
-                       .state = config->optimizer_offload};
-}
-
-/* The ways to use host memory, the cheapest first: the base, which hides behind the layers; the
- * activations of layers, which hide as well where only their inputs are kept, but go both ways; the
- * optimizer's state, for which the end of every step waits. */
-#define WAYS 8
-
-/* Sets way number `i`; whether it is allowed. */
-static bool set_way(choice *c, int i, const allowance *allowed)
+bool tsr_decide_way(tsr_choice *c, int i, const tsr_allowance *allowed)
 {
     tsr_config_offload first, last;
     home_range(&first, &last, allowed->offload);
@@ -272,174 +229,20 @@ static bool set_way(choice *c, int i, const allowance *allowed)
             c->state == (allowed->state == TSR_CONFIG_CHOICE_YES));
 }
 
-static tsr_status search_ways(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
-                              const tsr_topology_view *view, const tsr_batch_bounds *bounds,
-                              const allowance *allowed)
+tsr_status tsr_decide_search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
+                             const tsr_topology_view *view, const tsr_batch_bounds *bounds,
+                             const tsr_allowance *allowed)
 {
-    choice c = {.bounds = *bounds, .resident = fixed_residents(inputs)};
+    tsr_choice c = {.bounds = *bounds, .resident = tsr_decide_residents(inputs)};
     *fits = false;
-    for (int i = 0; i < WAYS; i++) {
-        if (!set_way(&c, i, allowed))
+    for (int i = 0; i < TSR_WAYS; i++) {
+        if (!tsr_decide_way(&c, i, allowed))
             continue;
         TSR_TRY(search(fits, d, inputs, view, &c, allowed->recompute));
         if (*fits)
-            return add_residents(d, inputs, view, c);
-    }
-    return TSR_OK;
-}
-
-/* The choice that needs the least of all that the configuration allows. Host memory is not always
- * it: the slots that it needs may be larger than the shard on the device. */
-static tsr_status most_frugal(tsr_decision *d, const tsr_inputs *inputs,
-                              const tsr_topology_view *view)
-{
-    choice c = {.bounds = inputs->bounds, .resident = fixed_residents(inputs)}, best = c;
-    allowance allowed = allowed_by(&inputs->config);
-    int low;
-    uint64_t least = UINT64_MAX;
-    degrade_range(&low, &c.degrade, d, allowed.recompute, inputs->layout.layer_count, true);
-    for (int i = 0; i < WAYS; i++) {
-        if (!set_way(&c, i, &allowed))
-            continue;
-        TSR_TRY(try_choice(d, inputs, view, &c));
-        if (device_bytes(d) >= least)
-            continue;
-        least = device_bytes(d);
-        best = c;
-    }
-    return try_choice(d, inputs, view, &best);
-}
-
-static void print_bytes(tsr_text *out, uint64_t bytes)
-{
-    if (bytes >= 1ull << 30)
-        tsr_text_printf(out, "%.2f GiB", (double)bytes / (double)(1ull << 30));
-    else
-        tsr_text_printf(out, "%.2f MiB", (double)bytes / (double)(1ull << 20));
-}
-
-static void print_largest(tsr_text *out, const tsr_memory_plan *memory)
-{
-    uint64_t below = UINT64_MAX;
-    for (int shown = 0; shown < 3; shown++) {
-        const tsr_buffer *best = NULL;
-        for (int i = 0; i < memory->count; i++) {
-            const tsr_buffer *b = &memory->buffer[i];
-            if (b->place == TSR_PLACE_DEVICE && b->bytes < below &&
-                (!best || b->bytes > best->bytes))
-                best = b;
-        }
-        if (!best)
-            return;
-        tsr_text_printf(out, "%s%s (", shown ? ", " : "", best->name);
-        print_bytes(out, best->bytes);
-        tsr_text_puts(out, ")");
-        below = best->bytes;
-    }
-}
-
-/* The job's bounds with micro-batches of another size. What is added may be labels, and rows of the
- * longest that there are. */
-static tsr_batch_bounds bounds_of(const tsr_inputs *inputs, int64_t tokens)
-{
-    tsr_batch_bounds b = inputs->bounds;
-    int64_t more = tokens > b.tokens ? tokens - b.tokens : 0;
-    b.documents += (more + b.longest - 1) / b.longest;
-    b.label_rows += more;
-    b.label_rows = b.label_rows < tokens ? b.label_rows : tokens;
-    b.longest = b.longest < tokens ? b.longest : tokens;
-    b.tokens = tokens;
-    return b;
-}
-
-/* The largest micro-batch, in tokens, that fits: `low` does or is 0, `high` does not. */
-static tsr_status largest_tokens(int64_t *out, tsr_decision *d, const tsr_inputs *inputs,
-                                 const tsr_topology_view *view, int64_t low, int64_t high)
-{
-    allowance allowed = allowed_by(&inputs->config);
-    while (high - low > 1) {
-        int64_t middle = (low + high) / 2;
-        tsr_batch_bounds bounds = bounds_of(inputs, middle);
-        bool fits;
-        TSR_TRY(search_ways(&fits, d, inputs, view, &bounds, &allowed));
-        if (fits)
-            low = middle;
-        else
-            high = middle;
-    }
-    *out = low;
-    return TSR_OK;
-}
-
-/* Keys that may be set to auto, each with those before it. */
-static const char *const widening[] = {
-    "gradient_checkpointing: auto",
-    "offload: auto with gradient_checkpointing: auto",
-    "activation_offloading: auto with offload: auto and gradient_checkpointing: auto",
-    "optimizer_offload: auto with offload, activation_offloading and gradient_checkpointing: auto",
-};
-#define WIDENINGS (int)(sizeof widening / sizeof *widening)
-
-/* Whether widening number `i` allows more than the one before. */
-static bool widen(allowance *allowed, int i)
-{
-    allowance before = *allowed;
-    if (i == 0)
-        allowed->recompute = TSR_CONFIG_RECOMPUTE_AUTO;
-    if (i == 1 && allowed->offload != TSR_CONFIG_OFFLOAD_SHARDED)
-        allowed->offload = TSR_CONFIG_OFFLOAD_AUTO;
-    if (i == 2 && allowed->activations == TSR_CONFIG_CHOICE_NO)
-        allowed->activations = TSR_CONFIG_CHOICE_AUTO;
-    if (i == 3 && allowed->state == TSR_CONFIG_CHOICE_NO)
-        allowed->state = TSR_CONFIG_CHOICE_AUTO;
-    return memcmp(&before, allowed, sizeof before) != 0;
-}
-
-/* What to write in the configuration, cheapest first. */
-static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inputs,
-                          const tsr_topology_view *view, uint64_t needed)
-{
-    allowance wider = allowed_by(&inputs->config);
-    bool fits = false;
-    for (int i = 0; i < WIDENINGS && !fits; i++) {
-        if (!widen(&wider, i))
-            continue;
-        TSR_TRY(search_ways(&fits, d, inputs, view, &inputs->bounds, &wider));
-        if (fits) {
-            tsr_text_printf(out, "%s fits", widening[i]);
             return TSR_OK;
-        }
     }
-    int64_t tokens = 0;
-    TSR_TRY(largest_tokens(&tokens, d, inputs, view, 0, inputs->bounds.tokens));
-    if (tokens > 0)
-        tsr_text_printf(out,
-                        "micro-batches of at most %" PRId64 " tokens would fit (the largest has "
-                        "%" PRId64 "): lower per_device_train_batch_size or max_length; or ",
-                        tokens, inputs->bounds.tokens);
-    tsr_text_printf(out, "memory_budget: %" PRIu64 "MiB fits as it is",
-                    (needed + (1 << 20) - 1) >> 20);
     return TSR_OK;
-}
-
-static tsr_status refuse(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view)
-{
-    tsr_text text = {0};
-    TSR_TRY(most_frugal(d, inputs, view));
-    uint64_t needed = device_bytes(d);
-    tsr_text_printf(&text, "%s: memory_budget allows ",
-                    tsr_config_where(&inputs->config, "memory_budget"));
-    print_bytes(&text, d->budget);
-    tsr_text_puts(&text, " a rank, but this job needs at least ");
-    print_bytes(&text, needed);
-    tsr_text_puts(&text, "; its largest buffers are ");
-    print_largest(&text, &d->memory);
-    tsr_text_puts(&text, ". Smallest change: ");
-    tsr_status status = suggest(&text, d, inputs, view, needed);
-    if (status == TSR_OK)
-        status = tsr_fail(TSR_ECONFIG, "%s", tsr_text_string(&text));
-    tsr_text_free(&text);
-    return status;
 }
 
 static tsr_status set_groups(tsr_decision *d, const tsr_config *config,
@@ -454,9 +257,8 @@ static tsr_status set_groups(tsr_decision *d, const tsr_config *config,
     return TSR_OK;
 }
 
-/* A decision with nothing decided; freed by tsr_decision_free whether or not this fails. */
-static tsr_status begin(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
-                        bool train, uint64_t budget)
+tsr_status tsr_decide_begin(tsr_decision *d, const tsr_inputs *inputs,
+                            const tsr_topology_view *view, bool train, uint64_t budget)
 {
     const tsr_config *config = &inputs->config;
     *d = (tsr_decision){.train = train,
@@ -470,19 +272,146 @@ static tsr_status begin(tsr_decision *d, const tsr_inputs *inputs, const tsr_top
     return set_groups(d, config, view);
 }
 
+/* ---- choosing the fastest ---- */
+
+/* Device memory that units which stay may fill. Where memory_budget is auto a part of what is free is left
+ * to whoever comes later (communicators, other programs on the card), in steps, so that some more or
+ * fewer free bytes hardly ever make another plan. */
+static uint64_t room_for_residents(const tsr_decision *d, const tsr_inputs *inputs)
+{
+    if (inputs->config.memory_budget)
+        return d->budget;
+    if (!inputs->cuda || d->budget == TSR_BUDGET_UNKNOWN)
+        return 0;
+    return (d->budget - d->budget / 16) / ROOM_STEP * ROOM_STEP;
+}
+
+/* resident_units auto: what is free is used for units that need no copy and no gather any more. */
+static tsr_status add_residents(tsr_decision *d, const tsr_inputs *inputs,
+                                const tsr_topology_view *view, tsr_choice *c)
+{
+    bool moved = c->offload != TSR_CONFIG_OFFLOAD_NONE || d->group > 1;
+    int64_t low = 0, high = inputs->layout.unit_count;
+    uint64_t room = room_for_residents(d, inputs);
+    if (inputs->config.resident_units >= 0 || !moved || tsr_decide_bytes(d) > room)
+        return TSR_OK;
+    while (low < high) {
+        c->resident = (low + high + 1) / 2;
+        TSR_TRY(tsr_decide_try(d, inputs, view, c));
+        if (tsr_decide_bytes(d) <= room)
+            low = c->resident;
+        else
+            high = c->resident - 1;
+    }
+    c->resident = low;
+    return tsr_decide_try(d, inputs, view, c);
+}
+
+typedef struct {
+    const tsr_inputs *inputs;
+    const tsr_topology_view *view;
+    const tsr_speeds *speeds;
+    tsr_choice best;
+    int best_index; /* -1: nothing fits yet */
+    double best_seconds;
+} contest;
+
+/* Writes down what the decision holds; if it fits, how long a step takes. */
+static tsr_status enter(contest *k, tsr_decision *d, const tsr_choice *c)
+{
+    bool host = c->offload != TSR_CONFIG_OFFLOAD_NONE;
+    if (host && d->resident_count == k->inputs->layout.unit_count &&
+        k->inputs->config.offload == TSR_CONFIG_OFFLOAD_AUTO)
+        return TSR_OK; /* nothing is left to go there */
+    tsr_alternative *a = &d->alternative[d->alternative_count++];
+    *a = (tsr_alternative){.offload = c->offload,
+                           .activations = d->activations_offloaded,
+                           .state = d->state_offloaded,
+                           .fits = tsr_decide_bytes(d) <= d->budget,
+                           .resident_count = d->resident_count,
+                           .selective_count = d->selective_count,
+                           .full_count = d->full_count,
+                           .device_bytes = tsr_decide_bytes(d),
+                           .host_bytes =
+                               d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE]};
+    if (!a->fits)
+        return TSR_OK;
+    TSR_TRY(tsr_expect(&d->expected, k->inputs, d, k->view, k->speeds));
+    a->seconds = d->expected.simulation.step;
+    if (k->best_index >= 0 && a->seconds >= WORTH_IT * k->best_seconds)
+        return TSR_OK;
+    k->best = *c;
+    k->best_index = d->alternative_count - 1;
+    k->best_seconds = a->seconds;
+    return TSR_OK;
+}
+
+/* One way to use host memory: as little recomputation as fits, with and without units that stay; then as
+ * much as there is, which leaves more room for them. *least: no recomputation that could be spared. */
+static tsr_status enter_way(bool *least, contest *k, tsr_decision *d, tsr_choice c,
+                            tsr_config_recompute mode)
+{
+    const tsr_inputs *inputs = k->inputs;
+    int low, high;
+    bool fits;
+    TSR_TRY(search(&fits, d, inputs, k->view, &c, mode));
+    tsr_decide_degrade(&low, &high, d, mode, inputs->layout.layer_count, c.activations);
+    *least = fits && c.degrade == low;
+    if (!fits)
+        return enter(k, d, &c);
+    tsr_choice bare = c, frugal = c;
+    TSR_TRY(add_residents(d, inputs, k->view, &c));
+    TSR_TRY(enter(k, d, &c));
+    if (c.resident > bare.resident) {
+        TSR_TRY(tsr_decide_try(d, inputs, k->view, &bare));
+        TSR_TRY(enter(k, d, &bare));
+    }
+    frugal.degrade = high;
+    if (high == c.degrade)
+        return TSR_OK;
+    TSR_TRY(tsr_decide_try(d, inputs, k->view, &frugal));
+    TSR_TRY(add_residents(d, inputs, k->view, &frugal));
+    return enter(k, d, &frugal);
+}
+
+/* *fits: the decision holds the fastest. A way that moves more than another which fits without any
+ * recomputation that could be spared has nothing to win, and is left out. */
+static tsr_status choose(bool *fits, tsr_decision *d, contest *k)
+{
+    tsr_allowance allowed = tsr_decide_allowed(&k->inputs->config);
+    tsr_choice c = {.bounds = k->inputs->bounds, .resident = tsr_decide_residents(k->inputs)};
+    bool least[TSR_WAYS] = {false};
+    k->best_index = -1;
+    if (!d->train) /* there is nothing to move */
+        allowed.activations = allowed.state = TSR_CONFIG_CHOICE_NO;
+    for (int i = 0; i < TSR_WAYS; i++) {
+        bool idle = !tsr_decide_way(&c, i, &allowed);
+        for (int less = 0; less < i; less++)
+            idle |= (less & i) == less && least[less];
+        if (!idle)
+            TSR_TRY(enter_way(&least[i], k, d, c, allowed.recompute));
+    }
+    *fits = k->best_index >= 0;
+    if (!*fits)
+        return TSR_OK;
+    d->alternative[k->best_index].chosen = true;
+    TSR_TRY(tsr_decide_try(d, k->inputs, k->view, &k->best));
+    return tsr_expect(&d->expected, k->inputs, d, k->view, k->speeds);
+}
+
 tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_topology_view *view,
-                      bool train, uint64_t budget)
+                      bool train, uint64_t budget, const tsr_speeds *speeds)
 {
     tsr_decision d;
-    allowance allowed = allowed_by(&inputs->config);
+    contest k = {.inputs = inputs, .view = view, .speeds = speeds};
     bool fits = false;
-    tsr_status status = begin(&d, inputs, view, train, budget);
+    tsr_status status = tsr_decide_begin(&d, inputs, view, train, budget);
     if (status == TSR_OK)
-        status = search_ways(&fits, &d, inputs, view, &inputs->bounds, &allowed);
+        status = choose(&fits, &d, &k);
     if (status == TSR_OK && !fits)
-        status = refuse(&d, inputs, view);
+        status = tsr_decide_refuse(&d, inputs, view);
     if (status < 0) {
-        clear_choice(&d, &inputs->layout);
+        tsr_decide_clear(&d, &inputs->layout);
         tsr_decision_free(&d);
         return status;
     }
@@ -490,34 +419,10 @@ tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_top
     return TSR_OK;
 }
 
-tsr_status tsr_decide_most_tokens(int64_t *out, const tsr_inputs *inputs,
-                                  const tsr_topology_view *view, bool train, uint64_t budget)
-{
-    tsr_decision d;
-    allowance allowed = allowed_by(&inputs->config);
-    bool fits = true;
-    int64_t low = 0, high = inputs->bounds.tokens;
-    tsr_status status = begin(&d, inputs, view, train, budget);
-    while (status == TSR_OK && fits && low < TSR_MOST_TOKENS) {
-        tsr_batch_bounds bounds = bounds_of(inputs, high);
-        status = search_ways(&fits, &d, inputs, view, &bounds, &allowed);
-        if (fits) {
-            low = high;
-            high *= 2;
-        }
-    }
-    if (status == TSR_OK)
-        status = fits ? (*out = TSR_MOST_TOKENS, TSR_OK)
-                      : largest_tokens(out, &d, inputs, view, low, high);
-    clear_choice(&d, &inputs->layout);
-    tsr_decision_free(&d);
-    return status;
-}
-
 void tsr_decision_free(tsr_decision *decision)
 {
     if (decision->units)
-        clear_choice(decision, decision->model.layout);
+        tsr_decide_clear(decision, decision->model.layout);
     free(decision->home);
     free(decision->recompute);
     *decision = (tsr_decision){0};

@@ -2,24 +2,48 @@
  * train/decide.h: what a job's memory is used for: the home of every unit, what each layer
  * recomputes, and with them every buffer and the exact peak, before any weight is read.
  *
- * Where keys are on auto the cheapest choice that fits memory_budget is taken: first layers recompute
- * selectively, then fully, one after the other from the first. If that is not enough, host memory is
- * used (each time with as little recomputation as will do) for, in this order: the base; the activations
- * of layers, which then keep no more than gradient_checkpointing allows at least; base and activations;
- * the optimizer's state, alone and in the same order with the others.
+ * Where keys are on auto the fastest choice that fits the memory is taken, by the expected time of a step
+ * (train/expect.h). Candidates are, for each way to use host memory that the keys allow (for the base, for
+ * activations, for the optimizer's state, and together), as little recomputation as fits, the layers one
+ * after the other, first selectively and then in full, and as much as there is; and what memory that
+ * leaves goes to units that stay on the device whole. A candidate must be 1 % faster than those before
+ * it, which use less of the machine. No choice changes a result.
  */
 #ifndef TSR_TRAIN_DECIDE_H
 #define TSR_TRAIN_DECIDE_H
 
 #include "model/model.h"
+#include "shard/simulate.h"
 #include "shard/store.h"
 #include "train/inputs.h"
+#include "train/speeds.h"
 
 /* The ranks of a job as far as memory depends on them. */
 typedef struct {
     int ranks, rank;
     int local_ranks; /* of the rank's node */
 } tsr_topology_view;
+
+/* How long a step is expected to take (train/expect.h). */
+typedef struct {
+    bool known;                     /* from measured speeds; else only ratios mean something */
+    int64_t steps;                  /* of the run; 0 without data */
+    int64_t rounds;                 /* micro-batches of a step, of one rank */
+    double step_tokens, step_flops; /* of an average step, over all ranks */
+    tsr_simulation simulation;
+} tsr_expectation;
+
+/* What was compared. */
+typedef struct {
+    tsr_config_offload offload;
+    bool activations, state; /* go to host memory */
+    bool fits, chosen;
+    int resident_count, selective_count, full_count;
+    uint64_t device_bytes, host_bytes; /* device: with what is beside the arena */
+    double seconds;                    /* of a step; 0: it does not fit */
+} tsr_alternative;
+
+#define TSR_ALTERNATIVES 24
 
 typedef struct {
     int group, replicas;      /* ranks of a shard group, groups */
@@ -37,6 +61,9 @@ typedef struct {
     int resident_count, selective_count, full_count;
     bool activations_offloaded, state_offloaded;
     bool train;
+    tsr_expectation expected;
+    tsr_alternative alternative[TSR_ALTERNATIVES];
+    int alternative_count;
 } tsr_decision;
 
 /* Buffers of the run itself, walked after those of the store and the model. */
@@ -50,11 +77,13 @@ typedef struct {
 
 #define TSR_CUDA_RESERVE_BYTES (1ull << 30)
 
-/* budget: the device memory of one rank where memory_budget is auto. TSR_ECONFIG: it does not fit;
+/* budget: the device memory of one rank where memory_budget is auto; TSR_BUDGET_UNKNOWN: of a card that
+ * is not here. All ranks must be given the same budget and speeds. TSR_ECONFIG: it does not fit;
  * the message has the largest buffers and the smallest change that would. On success free with
  * tsr_decision_free. */
+#define TSR_BUDGET_UNKNOWN INT64_MAX
 tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_topology_view *view,
-                      bool train, uint64_t budget);
+                      bool train, uint64_t budget, const tsr_speeds *speeds);
 void tsr_decision_free(tsr_decision *decision);
 
 /* The most tokens of a micro-batch that would fit, with what the configuration allows for it;
@@ -71,19 +100,9 @@ tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
 /* Bytes of the embedding as it is kept in host memory, one copy a node. */
 uint64_t tsr_embedding_bytes(const tsr_layout *layout);
 
-/* The least time of a step (train/expect.h). */
-typedef struct {
-    double
-        step_flops; /* matmuls and attention of an average step, over all ranks; 0 without data */
-    double rank_flops_s; /* what one rank's device reaches on a matmul, measured */
-    double step_seconds; /* step_flops / (ranks x rank_flops_s) */
-    int64_t steps;
-} tsr_expectation;
-
-/* What `tessera plan` prints, for people or as JSON (also plan.json). expected may be NULL, most_tokens
- * 0: it was not asked. */
+/* What `tessera plan` prints, for people or as JSON (also plan.json). most_tokens 0: it was not asked. */
 tsr_status tsr_decision_print(tsr_text *out, const tsr_decision *decision, const tsr_inputs *inputs,
-                              const tsr_topology_view *view, const tsr_expectation *expected,
+                              const tsr_topology_view *view, const tsr_speeds *speeds,
                               int64_t most_tokens, bool json);
 
 #endif

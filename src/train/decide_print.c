@@ -21,9 +21,154 @@ static void print_shapes(tsr_text *out, const tsr_inputs *inputs, const tsr_batc
                         run->bucket[i].label_rows, i + 1 == run->bucket_count ? "]" : "");
 }
 
+/* ---- time ---- */
+
+/* The waits of a step by cause; the last one is not for a transfer. */
+static const char *cause_name(tsr_wait_cause cause)
+{
+    return cause == TSR_CAUSE_OTHER ? "update" : tsr_cause_name(cause);
+}
+
+static double waits(const tsr_simulation *s)
+{
+    double sum = 0;
+    for (int i = 0; i < TSR_CAUSE_COUNT; i++)
+        sum += s->exposed[i];
+    return sum;
+}
+
+static void print_json_expected(tsr_text *out, const tsr_expectation *e, const tsr_speeds *speeds)
+{
+    const tsr_simulation *s = &e->simulation;
+    tsr_text_printf(out,
+                    ",\n\"expected\":{\"steps\":%" PRId64 ",\"rounds\":%" PRId64
+                    ",\"step_tokens\":%.9g,\"step_flops\":%.9g,\"measured\":%s",
+                    e->steps, e->rounds, e->step_tokens, e->step_flops,
+                    e->known ? "true" : "false");
+    if (e->known) {
+        tsr_text_printf(out, ",\"step_s\":%.6g,\"tokens_per_s\":%.6g,\"slowed_s\":%.6g", s->step,
+                        e->step_tokens / s->step, s->slowed);
+        for (tsr_wait_cause i = 0; i < TSR_CAUSE_COUNT; i++)
+            tsr_text_printf(out, "%s\"%s\":%.6g", i ? "," : ",\"exposed_s\":{", cause_name(i),
+                            s->exposed[i]);
+        tsr_text_puts(out, "}");
+    }
+    for (tsr_speed i = 0; i < TSR_SPEED_COUNT; i++)
+        tsr_text_printf(out, "%s\"%s\":%.6g", i ? "," : ",\n\"roofs\":{",
+                        tsr_speed_name(i, speeds->compute), speeds->value[i]);
+    tsr_text_puts(out, ",\"built_in\":[");
+    bool first = true;
+    for (tsr_speed i = 0; i < TSR_SPEED_COUNT; i++) {
+        if (speeds->known[i])
+            continue;
+        tsr_text_printf(out, "%s\"%s\"", first ? "" : ",", tsr_speed_name(i, speeds->compute));
+        first = false;
+    }
+    tsr_text_puts(out, "]}}");
+}
+
+static const char *const offload_names[] = {[TSR_CONFIG_OFFLOAD_NONE] = "none",
+                                            [TSR_CONFIG_OFFLOAD_SHARDED] = "sharded",
+                                            [TSR_CONFIG_OFFLOAD_FULL] = "full"};
+
+static double chosen_seconds(const tsr_decision *d)
+{
+    for (int i = 0; i < d->alternative_count; i++)
+        if (d->alternative[i].chosen)
+            return d->alternative[i].seconds;
+    return 1;
+}
+
+static void print_json_alternatives(tsr_text *out, const tsr_decision *d)
+{
+    tsr_text_puts(out, ",\n\"alternatives\":[");
+    for (int i = 0; i < d->alternative_count; i++) {
+        const tsr_alternative *a = &d->alternative[i];
+        tsr_text_printf(out,
+                        "%s\n{\"offload\":\"%s\",\"resident_units\":%d,\"selective_layers\":%d,"
+                        "\"full_layers\":%d,\"activation_offloading\":%s,\"optimizer_offload\":%s,"
+                        "\"device_bytes\":%" PRIu64 ",\"host_bytes\":%" PRIu64 ",\"fits\":%s",
+                        i ? "," : "", offload_names[a->offload], a->resident_count,
+                        a->selective_count, a->full_count, a->activations ? "true" : "false",
+                        a->state ? "true" : "false", a->device_bytes, a->host_bytes,
+                        a->fits ? "true" : "false");
+        if (a->fits)
+            tsr_text_printf(out, ",\"relative_time\":%.6g", a->seconds / chosen_seconds(d));
+        if (a->fits && d->expected.known)
+            tsr_text_printf(out, ",\"step_s\":%.6g", a->seconds);
+        tsr_text_printf(out, ",\"chosen\":%s}", a->chosen ? "true" : "false");
+    }
+    tsr_text_puts(out, "]");
+}
+
+static void print_built_in(tsr_text *out, const tsr_speeds *speeds)
+{
+    int count = 0;
+    for (tsr_speed i = 0; i < TSR_SPEED_COUNT; i++)
+        if (!speeds->known[i])
+            tsr_text_printf(out, "%s%s", count++ ? ", " : "; built in, as not measured there: ",
+                            tsr_speed_name(i, speeds->compute));
+}
+
+static void print_expected(tsr_text *out, const tsr_expectation *e, const tsr_speeds *speeds)
+{
+    const tsr_simulation *s = &e->simulation;
+    const char *before = ": ";
+    if (e->steps)
+        tsr_text_printf(out, "%" PRId64 " steps of ", e->steps);
+    else
+        tsr_text_puts(out, "a step of ");
+    tsr_text_printf(out, "%.0f tokens and %.4g GFLOP", e->step_tokens, e->step_flops * 1e-9);
+    if (!e->known) {
+        tsr_text_puts(out, "; expected time: not known. Run tessera env --measure once on such a "
+                           "machine, or give its figures with --roofs FILE\n");
+        return;
+    }
+    tsr_text_printf(out, "; expected %.4g ms each, %.4g tokens/s", 1e3 * s->step,
+                    e->step_tokens / s->step);
+    if (e->steps)
+        tsr_text_printf(out, ", %.3g s in all", s->step * (double)e->steps);
+    tsr_text_printf(out, "\n  of it compute waits %.3g ms", 1e3 * waits(s));
+    for (tsr_wait_cause i = 0; i < TSR_CAUSE_COUNT; i++) {
+        if (s->exposed[i] < 1e-6)
+            continue;
+        tsr_text_printf(out, "%s%s %.3g", before, cause_name(i), 1e3 * s->exposed[i]);
+        before = ", ";
+    }
+    tsr_text_printf(out, "; transfers beside it slow it by %.3g ms\n  roofs of %s, %s",
+                    1e3 * s->slowed, speeds->device, speeds->source);
+    print_built_in(out, speeds);
+    tsr_text_puts(out, "\n");
+}
+
+/* What was compared; times only as shares where nothing was measured. */
+static void print_alternatives(tsr_text *out, const tsr_decision *d)
+{
+    double unit = d->expected.known ? 1e-3 : chosen_seconds(d);
+    if (d->alternative_count < 2)
+        return;
+    tsr_text_printf(out, "\n  %-13s %8s %12s %11s %9s %11s %9s  %s\n", "base", "resident",
+                    "recompute", "activations", "optimizer", "device GiB", "host GiB",
+                    d->expected.known ? "ms" : "time");
+    for (int i = 0; i < d->alternative_count; i++) {
+        const tsr_alternative *a = &d->alternative[i];
+        tsr_text_printf(out, "%s %-13s %8d %6d /%4d %11s %9s %11.2f %9.2f  ", a->chosen ? "*" : " ",
+                        a->offload == TSR_CONFIG_OFFLOAD_NONE      ? "device"
+                        : a->offload == TSR_CONFIG_OFFLOAD_SHARDED ? "host, sharded"
+                                                                   : "host, full",
+                        a->resident_count, a->selective_count, a->full_count,
+                        a->activations ? "host" : "device", a->state ? "host" : "device",
+                        (double)a->device_bytes / 0x1p30, (double)a->host_bytes / 0x1p30);
+        if (a->fits)
+            tsr_text_printf(out, d->expected.known ? "%.1f\n" : "%.2f\n", a->seconds / unit);
+        else
+            tsr_text_printf(out, "does not fit %.2f GiB\n", (double)d->budget / 0x1p30);
+    }
+    tsr_text_puts(out, "recompute: layers that do a part / all of their forward again\n");
+}
+
 static void print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
-                       const tsr_topology_view *view, const tsr_expectation *expected,
-                       int64_t most_tokens)
+                       const tsr_topology_view *view, const tsr_speeds *speeds, int64_t most_tokens)
 {
     const tsr_layout *layout = &inputs->layout;
     const tsr_memory_plan *memory = &d->memory;
@@ -66,12 +211,8 @@ static void print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *i
     }
     if (most_tokens)
         tsr_text_printf(out, ",\n\"most_tokens\":%" PRId64, most_tokens);
-    if (expected)
-        tsr_text_printf(out,
-                        ",\n\"expected\":{\"steps\":%" PRId64
-                        ",\"step_flops\":%.9g,\"rank_flops_per_s\":%.9g,\"step_s\":%.9g}",
-                        expected->steps, expected->step_flops, expected->rank_flops_s,
-                        expected->step_seconds);
+    print_json_expected(out, &d->expected, speeds);
+    print_json_alternatives(out, d);
     tsr_text_puts(out, "}\n");
 }
 
@@ -95,7 +236,7 @@ static void print_most_tokens(tsr_text *out, const tsr_decision *d, const tsr_in
 }
 
 static void print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
-                         const tsr_topology_view *view, const tsr_expectation *expected,
+                         const tsr_topology_view *view, const tsr_speeds *speeds,
                          int64_t most_tokens)
 {
     const tsr_memory_plan *memory = &d->memory;
@@ -120,6 +261,11 @@ static void print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs 
                     "fully; plan %016" PRIx64 "\n",
                     inputs->layout.unit_count, d->resident_count, d->plan->options.slots,
                     inputs->layout.layer_count, d->selective_count, d->full_count, d->plan->hash);
+    if (inputs->cuda && d->budget == TSR_BUDGET_UNKNOWN && d->group > 1 &&
+        inputs->config.resident_units < 0)
+        tsr_text_puts(out,
+                      "how much memory the card has is not known here: with memory_budget, units "
+                      "that fit would stay on it\n");
     if (d->activations_offloaded)
         tsr_text_printf(out,
                         "activations go to host memory through two layers' worth of the device "
@@ -135,22 +281,17 @@ static void print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs 
         print_shape_range(out, "evaluation", tsr_batch_run_of(inputs->eval_batch));
     if (most_tokens)
         print_most_tokens(out, d, inputs, most_tokens);
-    if (!expected || !expected->steps)
-        return;
-    tsr_text_printf(out,
-                    "%" PRId64 " steps of %.4g GFLOP; at %.4g GFLOP/s a rank (a matmul on this "
-                    "machine) at least %.3g s each, %.3g s in all\n",
-                    expected->steps, expected->step_flops * 1e-9, expected->rank_flops_s * 1e-9,
-                    expected->step_seconds, expected->step_seconds * (double)expected->steps);
+    print_expected(out, &d->expected, speeds);
+    print_alternatives(out, d);
 }
 
 tsr_status tsr_decision_print(tsr_text *out, const tsr_decision *decision, const tsr_inputs *inputs,
-                              const tsr_topology_view *view, const tsr_expectation *expected,
+                              const tsr_topology_view *view, const tsr_speeds *speeds,
                               int64_t most_tokens, bool json)
 {
     if (json)
-        print_json(out, decision, inputs, view, expected, most_tokens);
+        print_json(out, decision, inputs, view, speeds, most_tokens);
     else
-        print_people(out, decision, inputs, view, expected, most_tokens);
+        print_people(out, decision, inputs, view, speeds, most_tokens);
     return out->failed ? tsr_fail(TSR_ENOMEM, "out of memory while printing the plan") : TSR_OK;
 }

@@ -10,6 +10,7 @@
 #include "kernels/roofs.h"
 #include "tessera.h"
 #include "train/report.h"
+#include "train/speeds.h"
 #include "train/usage.h"
 
 #include <stdio.h>
@@ -243,6 +244,19 @@ static tsr_status add_matmul(json_t *roofs, const char *key, tsr_roofs *rig, tsr
     return TSR_OK;
 }
 
+/* Of an 8B model's heads; what the CPU's caches hold is enough there. */
+static tsr_status add_attention(json_t *roofs, tsr_roofs *rig, bool cuda)
+{
+    const tsr_roofs_attention_shape shape = {cuda ? 4 : 1,    cuda ? 2048 : 512,
+                                             cuda ? 32 : 8,   cuda ? 8 : 2,
+                                             cuda ? 128 : 64, cuda ? TSR_BF16 : TSR_F32};
+    tsr_roof forward, backward;
+    TSR_TRY(tsr_roofs_attention(&forward, &backward, rig, &shape, MEASURE_S));
+    tsr_report_real(roofs, "attention_forward_flops_per_s", forward.rate);
+    tsr_report_real(roofs, "attention_backward_flops_per_s", backward.rate);
+    return TSR_OK;
+}
+
 /* All in bytes/s and FLOP/s; copies inside a memory count what they read and write. */
 static tsr_status measure_device(json_t *roofs, tsr_device *device, bool cuda)
 {
@@ -261,8 +275,19 @@ static tsr_status measure_device(json_t *roofs, tsr_device *device, bool cuda)
         status = add_matmul(roofs, "matmul_bfloat16_flops_per_s", rig, TSR_BF16, true);
     if (status == TSR_OK)
         status = add_matmul(roofs, "matmul_float32_flops_per_s", rig, TSR_F32, cuda);
+    if (status == TSR_OK)
+        status = add_attention(roofs, rig, cuda);
     tsr_roofs_close(rig);
     return status;
+}
+
+/* For the plans that are made here later. */
+static void keep(const tsr_device *device, const json_t *row)
+{
+    char *text = json_dumps(row, JSON_INDENT(1));
+    if (text)
+        tsr_speeds_save(device, text);
+    free(text);
 }
 
 /* The host, and the first GPU: those of a node are alike. */
@@ -276,7 +301,12 @@ static tsr_status add_roofs(survey *s)
                      : tsr_device_create_cpu(&device, &options));
         json_t *row = tsr_report_row(rows);
         tsr_report_string(row, "device", tsr_device_description(device));
+        uint64_t free_bytes, total;
+        if (cuda && tsr_device_memory(&free_bytes, &total, device) == TSR_OK)
+            tsr_report_int(row, "memory_bytes", total);
         tsr_status status = measure_device(row, device, cuda);
+        if (status == TSR_OK)
+            keep(device, row);
         tsr_device_destroy(device);
         TSR_TRY(status);
     }

@@ -5,7 +5,6 @@
 
 #include "base/log.h"
 #include "train/data_report.h"
-#include "train/expect.h"
 #include "train/same.h"
 #include "train/summary.h"
 #include "train/usage.h"
@@ -114,6 +113,7 @@ static tsr_status read_inputs(tsr_job *job)
         return tsr_job_agree(job, tsr_inputs_read_data_alone(&job->inputs));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_choose(job)));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_open(job)));
+    TSR_TRY(tsr_job_backend_speeds(job));
     bool planned = job->options.purpose == TSR_JOB_PLAN;
     TSR_TRY(tsr_job_agree(job, tsr_inputs_read_model(&job->inputs, job->train, planned)));
     bool data = !planned || job->inputs.config.dataset.count;
@@ -140,11 +140,14 @@ static tsr_status check_options(tsr_job **out, const tsr_job_options *o)
     if (o->override_count < 0 || (o->override_count > 0 && !o->overrides))
         return tsr_fail(TSR_EINVAL, "tsr_job_options: override_count %d with overrides %s",
                         o->override_count, o->overrides ? "set" : "NULL");
-    if (o->threads < 0 || o->plan_ranks < 0 || !(o->timeout_seconds >= 0))
+    if (o->threads < 0 || o->plan_ranks < 0 || o->plan_node < 0 || !(o->timeout_seconds >= 0))
         return tsr_fail(TSR_EINVAL,
-                        "tsr_job_options: threads %d, plan_ranks %d, timeout_seconds %g; "
-                        "none may be negative",
-                        o->threads, o->plan_ranks, o->timeout_seconds);
+                        "tsr_job_options: threads %d, plan_ranks %d, plan_node %d, "
+                        "timeout_seconds %g; none may be negative",
+                        o->threads, o->plan_ranks, o->plan_node, o->timeout_seconds);
+    if (o->plan_node > 0 && o->plan_ranks > o->plan_node && o->plan_ranks % o->plan_node)
+        return tsr_fail(TSR_EUSAGE, "%d ranks in nodes of %d: all nodes must be full",
+                        o->plan_ranks, o->plan_node);
     return TSR_OK;
 }
 
@@ -162,8 +165,8 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
         tsr_log_set(log_line, job, TSR_LOG_INFO);
     tsr_status status = connect(job, world);
     if (status == TSR_OK && options->purpose == TSR_JOB_PLAN) {
-        int ranks = options->plan_ranks > 0 ? options->plan_ranks : 1;
-        job->view = (tsr_topology_view){ranks, 0, ranks};
+        int ranks = options->plan_ranks > 0 ? options->plan_ranks : 1, node = options->plan_node;
+        job->view = (tsr_topology_view){ranks, 0, node > 0 && node < ranks ? node : ranks};
     }
     if (status == TSR_OK)
         status = read_inputs(job);
@@ -193,8 +196,8 @@ tsr_status tsr_job_decide(tsr_job *job)
     if (job->state != TSR_JOB_CREATED)
         return job->state == TSR_JOB_FAILED ? tsr_fail(TSR_EINVAL, "the job has failed") : TSR_OK;
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_budget(&budget, job)));
-    TSR_TRY(tsr_job_agree(
-        job, tsr_decide(&job->decision, &job->inputs, &job->view, job->train, budget)));
+    TSR_TRY(tsr_job_agree(job, tsr_decide(&job->decision, &job->inputs, &job->view, job->train,
+                                          budget, &job->speeds)));
     if (job->options.purpose != TSR_JOB_PLAN)
         TSR_TRY(
             tsr_job_agree(job, tsr_plan_check_ranks(job->decision.plan, job->world, job->control)));
@@ -206,18 +209,25 @@ int tsr_job_plan(tsr_job *job, tsr_job_plan_info *info)
 {
     TSR_TRY(tsr_job_decide(job));
     const tsr_decision *d = &job->decision;
-    *info = (tsr_job_plan_info){.device_peak_bytes = d->memory.total[TSR_PLACE_DEVICE],
-                                .host_peak_bytes = d->memory.total[TSR_PLACE_HOST] +
-                                                   d->memory.total[TSR_PLACE_NODE],
-                                .parameter_count = job->inputs.layout.parameter_count,
-                                .trainable_count = job->inputs.layout.trainable_count,
-                                .plan_hash = d->plan->hash,
-                                .unit_count = job->inputs.layout.unit_count,
-                                .resident_count = d->resident_count,
-                                .recompute_full_count = d->full_count,
-                                .recompute_selective_count = d->selective_count,
-                                .activations_offloaded = d->activations_offloaded,
-                                .optimizer_offloaded = d->state_offloaded};
+    *info = (tsr_job_plan_info){
+        .device_peak_bytes = d->memory.total[TSR_PLACE_DEVICE],
+        .host_peak_bytes = d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE],
+        .parameter_count = job->inputs.layout.parameter_count,
+        .trainable_count = job->inputs.layout.trainable_count,
+        .plan_hash = d->plan->hash,
+        .unit_count = job->inputs.layout.unit_count,
+        .resident_count = d->resident_count,
+        .recompute_full_count = d->full_count,
+        .recompute_selective_count = d->selective_count,
+        .activations_offloaded = d->activations_offloaded,
+        .optimizer_offloaded = d->state_offloaded,
+        .shard_group_size = d->group,
+        .rounds = d->expected.rounds,
+        .expected_step_s = d->expected.known ? d->expected.simulation.step : 0,
+        .expected_tokens_per_s =
+            d->expected.known ? d->expected.step_tokens / d->expected.simulation.step : 0};
+    for (int i = 0; d->expected.known && i < TSR_CAUSE_COUNT; i++)
+        info->expected_exposed_s += d->expected.simulation.exposed[i];
     return TSR_OK;
 }
 
@@ -225,15 +235,12 @@ int tsr_job_print_plan(tsr_job *job, int json, char **text)
 {
     tsr_text out = {0};
     TSR_TRY(tsr_job_decide(job));
-    tsr_expectation expected = {0};
     const tsr_decision *d = &job->decision;
     int64_t most_tokens = 0;
-    if (d->train && d->budget != INT64_MAX) /* of a card that is not here it is not known */
+    if (d->train &&
+        d->budget != TSR_BUDGET_UNKNOWN) /* of a card that is not here it is not known */
         TSR_TRY(tsr_decide_most_tokens(&most_tokens, &job->inputs, &job->view, true, d->budget));
-    if (!job->inputs.cuda) /* the host's speed says nothing of a GPU's */
-        TSR_TRY(tsr_expect(&expected, &job->inputs, &job->decision, &job->view, job->host));
-    TSR_TRY(tsr_decision_print(&out, &job->decision, &job->inputs, &job->view,
-                               job->inputs.cuda ? NULL : &expected, most_tokens, json));
+    TSR_TRY(tsr_decision_print(&out, d, &job->inputs, &job->view, &job->speeds, most_tokens, json));
     *text = out.data;
     return TSR_OK;
 }

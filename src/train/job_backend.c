@@ -116,8 +116,38 @@ void tsr_job_backend_close(tsr_job *job)
         tsr_device_destroy(job->device);
 }
 
+/* A plan looks at a GPU, if there is one, only to know which it is. */
+static tsr_status find_speeds(tsr_job *job)
+{
+    const tsr_job_options *o = &job->options;
+    tsr_device *gpu = NULL;
+    int count = 0;
+    bool cuda = job->inputs.cuda, elsewhere = cuda && job->device == job->host;
+    tsr_dtype compute = job->inputs.compute;
+    if (o->plan_roofs)
+        return tsr_speeds_read(&job->speeds, o->plan_roofs, cuda, compute);
+    tsr_speeds_default(&job->speeds, cuda, compute);
+    if (!elsewhere)
+        tsr_speeds_find(&job->speeds, job->device, compute);
+    else if (tsr_device_cuda_count(&count) == TSR_OK && count > 0 &&
+             tsr_device_create_cuda(&gpu, &(tsr_device_options){.local_rank_count = count}) ==
+                 TSR_OK)
+        tsr_speeds_find(&job->speeds, gpu, compute);
+    tsr_device_destroy(gpu);
+    return TSR_OK;
+}
+
+tsr_status tsr_job_backend_speeds(tsr_job *job)
+{
+    TSR_TRY(tsr_job_agree(job, job->view.rank == 0 ? find_speeds(job) : TSR_OK));
+    TSR_TRY(tsr_job_agree(
+        job, tsr_comm_broadcast(job->world, job->control, &job->speeds, sizeof job->speeds, 0)));
+    return tsr_stream_synchronize(job->control);
+}
+
 /* Of the CPU four fifths of the machine's memory, shared by the ranks of a node; of a GPU what is
- * free. The smallest of all ranks counts. */
+ * free; of one that is not here (a plan) all that it has, if that is known. The smallest of all ranks
+ * counts. */
 tsr_status tsr_job_backend_budget(uint64_t *out, tsr_job *job)
 {
     uint64_t free = 0, total = 0;
@@ -126,7 +156,7 @@ tsr_status tsr_job_backend_budget(uint64_t *out, tsr_job *job)
     if (job->device != job->host)
         bytes = (int64_t)free;
     else if (job->inputs.cuda)
-        bytes = INT64_MAX; /* a plan for a card that is not here */
+        bytes = job->speeds.memory_bytes ? (int64_t)job->speeds.memory_bytes : TSR_BUDGET_UNKNOWN;
     TSR_TRY(tsr_comm_all_reduce(job->world, job->control, &bytes, 1, TSR_MIN));
     TSR_TRY(tsr_stream_synchronize(job->control));
     *out = (uint64_t)bytes;

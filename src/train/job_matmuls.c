@@ -4,23 +4,17 @@
  *
  *     output_dir/matmuls.txt                            of this run; looked at first when it is
  *                                                       replaced, so that a repeated run repeats
- *     $XDG_CACHE_HOME/tessera/matmul-<device>.txt       of all runs on such a device with these
- *     (~/.cache/tessera without XDG_CACHE_HOME)         libraries
- *
- * A cache that cannot be read or written is no error: then the next run times again.
+ *     ~/.cache/tessera/matmul-<device>.txt              of all runs on such a device with these
+ *                                                       libraries (train/cache.h)
  */
 #include "train/job_parts.h"
 
 #include "base/hash.h"
-#include "io/file.h"
+#include "train/cache.h"
 
-#include <inttypes.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-#define MOST_BYTES  (16u << 20) /* of a file of choices */
 #define MOST_SHAPES (2 * TSR_BATCH_BUCKETS)
 
 static void add_shapes(tsr_batch_shape *out, int *count, const tsr_batch *batch, bool train)
@@ -40,45 +34,6 @@ static int list_shapes(tsr_batch_shape *out, const tsr_job *job)
     return count;
 }
 
-/* ---- the cache ---- */
-
-typedef struct {
-    char parent[PATH_MAX], directory[PATH_MAX], file[PATH_MAX];
-} cache_place;
-
-/* false: there is no place for it. */
-static bool find_cache(cache_place *out, const tsr_text *device)
-{
-    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    uint64_t hash = tsr_hash(TSR_HASH_START, device->data, device->length);
-    size_t most = sizeof out->file;
-    int length = -1;
-    if (cache && *cache == '/')
-        length = snprintf(out->parent, most, "%s", cache);
-    else if (home && *home == '/')
-        length = snprintf(out->parent, most, "%s/.cache", home);
-    if (length < 0 || (size_t)length + 64 > most) /* room for what follows */
-        return false;
-    snprintf(out->directory, most, "%.*s/tessera", length, out->parent);
-    snprintf(out->file, most, "%.*s/tessera/matmul-%016" PRIx64 ".txt", length, out->parent, hash);
-    return true;
-}
-
-/* NULL: no such file. The caller frees. */
-static char *read_choices(const char *path)
-{
-    char *text = NULL;
-    uint64_t bytes;
-    return tsr_file_read(&text, &bytes, path, MOST_BYTES) == TSR_OK ? text : NULL;
-}
-
-static void write_cache(const cache_place *place, const tsr_text *text)
-{
-    mkdir(place->parent, 0700);
-    mkdir(place->directory, 0700);
-    (void)tsr_file_write(place->file, tsr_text_string(text), text->length);
-}
-
 /* ---- choosing ---- */
 
 static tsr_status time_matmuls(tsr_job *job, tsr_prepare_args *args)
@@ -92,20 +47,20 @@ static tsr_status choose(tsr_job *job, const tsr_text *device)
 {
     char path[PATH_MAX], *known = NULL, *cached = NULL;
     tsr_text cache = {0};
-    cache_place place;
-    bool has_place = find_cache(&place, device);
+    tsr_cache_place place;
+    bool has_place = tsr_cache_find(&place, "matmul", device, "txt");
     if (job->options.purpose == TSR_JOB_TRAIN &&
         tsr_job_output_path(path, sizeof path, job, TSR_MATMULS_FILE) == TSR_OK)
-        known = read_choices(path);
+        known = tsr_cache_read(path);
     if (has_place)
-        cached = read_choices(place.file);
+        cached = tsr_cache_read(place.file);
     tsr_prepare_args args = {
         .known = known, .cached = cached, .chosen = &job->matmuls, .cache = &cache};
     tsr_status status = time_matmuls(job, &args);
     if (status == TSR_OK && (job->matmuls.failed || cache.failed))
         status = tsr_fail(TSR_ENOMEM, "out of memory for the choices of matmuls");
     if (status == TSR_OK && has_place && (!cached || strcmp(cached, tsr_text_string(&cache)) != 0))
-        write_cache(&place, &cache);
+        tsr_cache_write(&place, tsr_text_string(&cache), cache.length);
     tsr_text_free(&cache);
     free(known);
     free(cached);

@@ -46,6 +46,7 @@ struct tsr_job {
     const tsr_kernels *kernels;
     tsr_topology_view view;
     tsr_inputs inputs;
+    tsr_speeds speeds; /* rank 0's, on all */
     tsr_decision decision;
     tsr_arena *device_arena, *host_arena;
     tsr_run_buffers buffers;
@@ -95,6 +96,9 @@ tsr_status tsr_job_backend_connect(tsr_job *job);
 tsr_status tsr_job_backend_expose(tsr_job *job);
 void tsr_job_backend_disconnect(tsr_job *job);
 void tsr_job_backend_close(tsr_job *job);
+
+/* What the machines sustain, as rank 0 knows it: the same on all ranks; collective. */
+tsr_status tsr_job_backend_speeds(tsr_job *job);
 
 /* Device memory that one rank may take where memory_budget is auto. */
 tsr_status tsr_job_backend_budget(uint64_t *out, tsr_job *job);

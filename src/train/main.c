@@ -239,6 +239,26 @@ static int read_config(tsr_config *config, const tsr_usage *usage, tsr_config_us
     return tsr_config_load(config, &source);
 }
 
+/* Plans for several numbers of ranks side by side. */
+static int compare_ranks(const tsr_usage *usage)
+{
+    run r = {.usage = usage};
+    const tsr_job_options options = {.config_path = usage->job_path,
+                                     .overrides = usage->overrides,
+                                     .override_count = usage->override_count,
+                                     .purpose = TSR_JOB_PLAN,
+                                     .plan_node = (int)usage->node,
+                                     .plan_roofs = usage->roofs,
+                                     .log = on_log,
+                                     .user = &r};
+    char *text = NULL;
+    int status = tsr_plan_scale(&options, usage->ranks, usage->rank_count, usage->json, &text);
+    if (status == 0)
+        fputs(text, stdout);
+    free(text);
+    return status < 0 ? report_failure(status) : 0;
+}
+
 static int run_job(const tsr_usage *usage)
 {
     static const int purposes[] = {[TSR_COMMAND_TRAIN] = TSR_JOB_TRAIN,
@@ -255,7 +275,9 @@ static int run_job(const tsr_usage *usage)
                                .overrides = usage->overrides,
                                .override_count = usage->override_count,
                                .purpose = purposes[usage->command],
-                               .plan_ranks = (int)usage->plan_ranks,
+                               .plan_ranks = usage->ranks[0],
+                               .plan_node = (int)usage->node,
+                               .plan_roofs = usage->roofs,
                                .use_mpi = usage->command == TSR_COMMAND_TRAIN ||
                                           usage->command == TSR_COMMAND_EVAL,
                                .log = on_log,
@@ -404,6 +426,8 @@ int main(int argc, char **argv)
         fputs(tsr_text_string(&usage.text), stdout);
     else if (is_tool(&usage))
         code = run_tool(&usage);
+    else if (usage.rank_count > 1)
+        code = compare_ranks(&usage);
     else
         code = run_job(&usage);
     tsr_usage_free(&usage);

@@ -5,6 +5,7 @@
 #include "config/keys.h"
 #include "train/usage_commit.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,11 +20,17 @@ static const command_row commands[] = {
     {"train", TSR_COMMAND_TRAIN, "mpirun -n N tessera train job.yaml [key=value ...]",
      "fine-tune; one rank needs no mpirun", NULL,
      "    tessera train job.yaml lora_r=8 learning_rate=1e-3\n"},
-    {"plan", TSR_COMMAND_PLAN, "tessera plan job.yaml [key=value ...] [--ranks N] [--json]",
-     "every buffer, the peak and the steps; reads no weights",
-     "    --ranks N   plan for N ranks\n"
+    {"plan", TSR_COMMAND_PLAN,
+     "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] [--roofs FILE] [--json]",
+     "every buffer, the peak and the expected time of a step; reads no weights",
+     "    --ranks N   plan for N ranks; N,N,...: compare them, and shard groups of a node with "
+     "one\n"
+     "    --node N    ranks of a node [all]\n"
+     "    --roofs FILE   what the machines sustain: of tessera env --measure --json, or of\n"
+     "                bench/results [what tessera env --measure saved on this machine]\n"
      "    --json      the plan as JSON on stdout\n",
-     "    tessera plan job.yaml --ranks 8 memory_budget=22GiB\n"},
+     "    tessera plan job.yaml --ranks 8 memory_budget=22GiB\n"
+     "    tessera plan job.yaml --ranks 8,64,1024 --node 8 --roofs h200.json\n"},
     {"eval", TSR_COMMAND_EVAL, "mpirun -n N tessera eval job.yaml [key=value ...] [--json]",
      "mean loss and perplexity over eval_dataset", "    --json      the result as JSON on stdout\n",
      "    tessera eval runs/first/job.yaml init_adapter=runs/first\n"},
@@ -160,11 +167,11 @@ static tsr_status wrong_option(const command_row *row, const char *arg, const ch
     return status;
 }
 
-static tsr_status read_plot(const char **out, const char *text)
+static tsr_status read_file(const char **out, const char *name, const char *text,
+                            const char *example)
 {
     if (!text || !*text || *text == '-')
-        return tsr_fail(TSR_EUSAGE,
-                        "--plot: the file to write is missing, such as --plot loss.svg");
+        return tsr_fail(TSR_EUSAGE, "%s: the file is missing, such as %s %s", name, name, example);
     *out = text;
     return TSR_OK;
 }
@@ -188,6 +195,30 @@ static tsr_status read_count(int64_t *out, const char *name, const char *arg, co
     return TSR_OK;
 }
 
+/* --ranks N or --ranks N,N,... */
+static tsr_status read_ranks(tsr_usage *usage, const char *arg, const char *next, int *index)
+{
+    bool apart = !arg[strlen("--ranks")];
+    const char *text = apart ? next : arg + strlen("--ranks=");
+    char number[16];
+    usage->rank_count = 0;
+    for (const char *p = text; p; p = strchr(p, ',') ? strchr(p, ',') + 1 : NULL) {
+        int64_t value;
+        int unused = 0;
+        size_t length = strcspn(p, ",");
+        snprintf(number, sizeof number, "%.*s", (int)length, p);
+        TSR_TRY(
+            read_count(&value, "--ranks", "--ranks", length < sizeof number ? number : p, &unused));
+        if (usage->rank_count == TSR_USAGE_RANKS)
+            return tsr_fail(TSR_EUSAGE, "--ranks: at most %d numbers can be compared",
+                            TSR_USAGE_RANKS);
+        usage->ranks[usage->rank_count++] = (int)value;
+    }
+    *index += apart;
+    int64_t none;
+    return text ? TSR_OK : read_count(&none, "--ranks", "--ranks", NULL, index);
+}
+
 /* Whether the line names a job.yaml, with keys after it. */
 static bool takes_job(const command_row *row)
 {
@@ -209,10 +240,16 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
     }
     if (row->command == TSR_COMMAND_INSPECT && is_option(arg, "--plot")) {
         *index += !arg[6];
-        return read_plot(&usage->plot, arg[6] ? arg + 7 : next);
+        return read_file(&usage->plot, "--plot", arg[6] ? arg + 7 : next, "loss.svg");
+    }
+    if (row->command == TSR_COMMAND_PLAN && is_option(arg, "--roofs")) {
+        *index += !arg[7];
+        return read_file(&usage->roofs, "--roofs", arg[7] ? arg + 8 : next, "machine.json");
     }
     if (row->command == TSR_COMMAND_PLAN && is_option(arg, "--ranks"))
-        return read_count(&usage->plan_ranks, "--ranks", arg, next, index);
+        return read_ranks(usage, arg, next, index);
+    if (row->command == TSR_COMMAND_PLAN && is_option(arg, "--node"))
+        return read_count(&usage->node, "--node", arg, next, index);
     if (row->command == TSR_COMMAND_DATA && is_option(arg, "--show"))
         return read_count(&usage->show, "--show", arg, next, index);
     bool job = takes_job(row);

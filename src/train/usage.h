@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define TSR_USAGE_RANKS 16
+
 typedef enum {
     TSR_COMMAND_TEXT, /* --help, --version: `text` is all there is to do, for stdout */
     TSR_COMMAND_TRAIN,
@@ -27,11 +29,14 @@ typedef struct {
     const char *job_path;   /* the job.yaml, or what is inspected; borrowed from argv */
     const char **overrides; /* "key=value", borrowed from argv; the array is owned */
     int override_count;
-    int64_t plan_ranks; /* plan --ranks N; 0: not given */
-    int64_t show;       /* data --show N */
-    bool json;          /* --json */
-    bool measure;       /* env --measure */
-    const char *plot;   /* inspect --plot FILE.svg; borrowed from argv; NULL: not given */
+    int ranks[TSR_USAGE_RANKS]; /* plan --ranks N,N,...; [0] 0: not given */
+    int rank_count;
+    int64_t node;      /* plan --node N; 0: not given */
+    const char *roofs; /* plan --roofs FILE; borrowed from argv; NULL: not given */
+    int64_t show;      /* data --show N */
+    bool json;         /* --json */
+    bool measure;      /* env --measure */
+    const char *plot;  /* inspect --plot FILE.svg; borrowed from argv; NULL: not given */
     tsr_text text;
 } tsr_usage;
 

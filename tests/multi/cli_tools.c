@@ -147,17 +147,45 @@ static void check_inspect(void)
     cli_case_end();
 }
 
+/* What was measured is known to plans on this machine, and only where it is kept. */
+static void check_kept(void)
+{
+    static const char *const wrappers[] = {"XDG_CACHE_HOME=$PWD/cache exec \"$@\"",
+                                           "XDG_CACHE_HOME=$PWD/other exec \"$@\""};
+    for (int i = 0; i < 2; i++) {
+        cli_output output;
+        cli_run(&output, 1, wrappers[i], "plan job.yaml --json");
+        json_t *plan = json_loads(output.out, 0, NULL);
+        const json_t *expected = json_object_get(plan, "expected");
+        if (json_is_true(json_object_get(expected, "measured")) != (i == 0) ||
+            (number(expected, "step_s") > 0) != (i == 0))
+            cli_fail("plan %s: %s", i ? "without figures" : "with figures", output.out);
+        json_decref(plan);
+        cli_output_free(&output);
+        cli_run(&output, 1, wrappers[i], "plan job.yaml --ranks 2,4 --json");
+        if (output.code != (i ? 78 : 0) || (i && !strstr(output.err, "tessera env --measure")))
+            cli_fail("plan --ranks 2,4: exit code %d\n%s", output.code, output.err);
+        cli_output_free(&output);
+    }
+}
+
 static void check_env(void)
 {
     cli_name("env");
     cli_case_begin(CLI_TINY_LLAMA);
-    json_t *report = run_json("env --measure --json");
+    cli_output output;
+    cli_run(&output, 1, "XDG_CACHE_HOME=$PWD/cache exec \"$@\"", "env --measure --json");
+    json_t *report = json_loads(output.out, 0, NULL);
+    if (output.code != 0 || !report)
+        cli_fail("env --measure: exit code %d\n%s", output.code, output.err);
+    cli_output_free(&output);
     const json_t *roofs = json_array_get(json_object_get(report, "roofs"), 0);
     if (!(number(roofs, "copy_bytes_per_s") > 1e8) ||
         !(number(roofs, "matmul_float32_flops_per_s") > 1e8))
         cli_fail("roofs: %g bytes/s, %g FLOP/s", number(roofs, "copy_bytes_per_s"),
                  number(roofs, "matmul_float32_flops_per_s"));
     json_decref(report);
+    check_kept();
     static const char *const helps[] = {"merge --help", "quantize --help", "inspect --help",
                                         "env --help"};
     for (int i = 0; i < 4; i++) {

@@ -56,7 +56,8 @@ static void write_job(const char *path, int steps, const char *offload, bool hos
         file,
         "model_name_or_path: %s/examples/tiny-llama\ndataset: %s/tests/golden/traces/padded.jsonl\n"
         "backend: %s\nlora_r: 4\nuse_dora: true\ntotal_batch_size: %d\nmax_steps: %d\n"
-        "offload: %s\nactivation_offloading: %s\noptimizer_offload: %s\noutput_dir: "
+        "resident_units: 0\noffload: %s\nactivation_offloading: %s\noptimizer_offload: "
+        "%s\noutput_dir: "
         "%s\noverwrite_output_dir: true\ntrace: %s\n",
         TSR_SOURCE_DIR, TSR_SOURCE_DIR, backend, MICRO, steps, offload, host ? "true" : "false",
         host ? "true" : "false", scratch_path("out"), scratch_path("out/trace.json"));

@@ -100,6 +100,7 @@ void trace_configure(job_spec *spec, const trace_case *run, const char *output_d
         write_packed_rows(rows);
         job_set(spec, "dataset=%s", rows);
     }
+    job_set(spec, "resident_units=0"); /* on GPUs too everything passes through slots */
     job_set(spec, "dtype=float32");
     job_set(spec, "shuffle=false");
     job_set(spec, "per_device_train_batch_size=1");

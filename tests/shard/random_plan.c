@@ -178,3 +178,28 @@ int random_walk_through(uint8_t *kinds, int count, const tsr_plan *plan, int pro
     kinds[way] = (uint8_t)plan->program[program].kind;
     return walk_on(kinds, way + 1, count, plan, plan->program[program].exit, random);
 }
+
+void plain_model_make(random_model *model, int layers, int chunks, int ranks, tsr_home home)
+{
+    memset(model, 0, sizeof *model);
+    model->options = (tsr_plan_options){.units = model->unit,
+                                        .unit_count = layers + chunks,
+                                        .layer_count = layers,
+                                        .ranks = ranks,
+                                        .train = true};
+    for (int u = 0; u < layers + chunks; u++) {
+        tsr_unit *unit = &model->unit[u];
+        tsr_segment *frozen = model->segment[u][0], *trainable = model->segment[u][1];
+        *frozen =
+            (tsr_segment){.name = "w", .dtype = TSR_U8, .granule_bytes = 512, .granule_count = 6};
+        *trainable =
+            (tsr_segment){.name = "a", .dtype = TSR_F32, .granule_bytes = 256, .granule_count = 6};
+        *unit = (tsr_unit){.id = u,
+                           .home = home,
+                           .has_norm = u < layers,
+                           .frozen = {.segment = frozen, .segment_count = 1},
+                           .trainable = {.segment = trainable, .segment_count = u < layers}};
+        if (tsr_unit_lay_out(unit, ranks ? ranks : 1) < 0)
+            abort();
+    }
+}

@@ -39,6 +39,10 @@ void random_model_make(random_model *out, random_source *random, const random_li
  * and host shards a plan that has every kind of op. */
 void random_model_make_full(random_model *model);
 
+/* `layers` layers, each with a norm and one frozen and one trainable segment, and `chunks` chunks of
+ * the head. */
+void plain_model_make(random_model *model, int layers, int chunks, int ranks, tsr_home home);
+
 /* The same units on other ranks, or without training. */
 void random_model_set(random_model *model, int ranks, int replicas, bool train);
 

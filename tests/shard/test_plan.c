@@ -14,31 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* `layers` layers with one frozen and one trainable segment, `chunks` chunks of the head. */
-static void make_model(random_model *model, int layers, int chunks, int ranks, tsr_home home)
-{
-    memset(model, 0, sizeof *model);
-    model->options = (tsr_plan_options){.units = model->unit,
-                                        .unit_count = layers + chunks,
-                                        .layer_count = layers,
-                                        .ranks = ranks,
-                                        .train = true};
-    for (int u = 0; u < layers + chunks; u++) {
-        tsr_unit *unit = &model->unit[u];
-        tsr_segment *frozen = model->segment[u][0], *trainable = model->segment[u][1];
-        *frozen =
-            (tsr_segment){.name = "w", .dtype = TSR_U8, .granule_bytes = 512, .granule_count = 6};
-        *trainable =
-            (tsr_segment){.name = "a", .dtype = TSR_F32, .granule_bytes = 256, .granule_count = 6};
-        *unit = (tsr_unit){.id = u,
-                           .home = home,
-                           .has_norm = u < layers,
-                           .frozen = {.segment = frozen, .segment_count = 1},
-                           .trainable = {.segment = trainable, .segment_count = u < layers}};
-        assert_int_equal(tsr_unit_lay_out(unit, ranks ? ranks : 1), TSR_OK);
-    }
-}
-
 static tsr_plan *compile(const random_model *model)
 {
     tsr_plan *plan;
@@ -82,7 +57,7 @@ static void test_sharded(void **unused)
 {
     (void)unused;
     random_model model;
-    make_model(&model, 3, 2, 2, TSR_HOME_SHARDED);
+    plain_model_make(&model, 3, 2, 2, TSR_HOME_SHARDED);
     tsr_plan *plan = compile(&model);
     int state = 0;
     expect(plan, &state, TSR_PROGRAM_PROLOGUE, "G0 T0");
@@ -104,7 +79,7 @@ static void test_homes(void **unused)
 {
     (void)unused;
     random_model model;
-    make_model(&model, 2, 1, 2, TSR_HOME_RESIDENT);
+    plain_model_make(&model, 2, 1, 2, TSR_HOME_RESIDENT);
     model.unit[0].home = TSR_HOME_HOST_SHARDED;
     model.unit[1].home = TSR_HOME_HOST_FULL;
     tsr_plan *plan = compile(&model);
@@ -114,7 +89,7 @@ static void test_homes(void **unused)
     tsr_plan_destroy(plan);
 
     /* Everything in place: no slot, no gather. */
-    make_model(&model, 2, 1, 1, TSR_HOME_SHARDED);
+    plain_model_make(&model, 2, 1, 1, TSR_HOME_SHARDED);
     plan = compile(&model);
     state = 0;
     assert_int_equal(plan->slot_bytes, 0);
@@ -134,7 +109,7 @@ static void test_offload(void **unused)
 {
     (void)unused;
     random_model model;
-    make_model(&model, 4, 1, 2, TSR_HOME_HOST_SHARDED);
+    plain_model_make(&model, 4, 1, 2, TSR_HOME_HOST_SHARDED);
     for (int u = 0; u < 4; u++)
         model.unit[u].saved_bytes = 1000 + (uint64_t)u;
     model.options.chunk_elements = 256; /* of 4 x 3 granules of 64 elements */
@@ -166,7 +141,7 @@ static void test_lowest_backward(void **unused)
 {
     (void)unused;
     random_model model;
-    make_model(&model, 4, 1, 1, TSR_HOME_SHARDED);
+    plain_model_make(&model, 4, 1, 1, TSR_HOME_SHARDED);
     model.unit[0].trainable.segment_count = model.unit[2].trainable.segment_count = 0;
     model.unit[0].has_norm = model.unit[2].has_norm = false;
     for (int u = 0; u < 4; u++)
@@ -182,7 +157,7 @@ static void test_slots(void **unused)
 {
     (void)unused;
     random_model model;
-    make_model(&model, 12, 4, 4, TSR_HOME_SHARDED);
+    plain_model_make(&model, 12, 4, 4, TSR_HOME_SHARDED);
     for (int slots = 2; slots <= 6; slots++) {
         model.options.slots = slots;
         tsr_plan *plan = compile(&model);
@@ -201,7 +176,7 @@ static void test_order_of_programs(void **unused)
 {
     (void)unused;
     random_model model;
-    make_model(&model, 2, 1, 2, TSR_HOME_SHARDED);
+    plain_model_make(&model, 2, 1, 2, TSR_HOME_SHARDED);
     tsr_plan *plan = compile(&model);
     assert_null(tsr_plan_program(plan, 0, TSR_PROGRAM_TRAIN_FIRST));
     int state = tsr_plan_program(plan, 0, TSR_PROGRAM_PROLOGUE)->exit;
@@ -218,7 +193,7 @@ static void test_refused(void **unused)
     (void)unused;
     random_model model;
     tsr_plan *plan;
-    make_model(&model, 2, 1, 2, TSR_HOME_SHARDED);
+    plain_model_make(&model, 2, 1, 2, TSR_HOME_SHARDED);
     model.options.slots = 1;
     assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
     model.options.slots = TSR_SLOTS_MAX + 1;
@@ -243,7 +218,7 @@ static void test_print(void **unused)
 {
     (void)unused;
     random_model model;
-    make_model(&model, 2, 1, 2, TSR_HOME_HOST_SHARDED);
+    plain_model_make(&model, 2, 1, 2, TSR_HOME_HOST_SHARDED);
     tsr_plan *plan = compile(&model);
     tsr_text text = {0};
     tsr_plan_print(&text, plan);
@@ -309,8 +284,8 @@ static void test_ranks_agree(void **unused)
 {
     (void)unused;
     random_model usual, other;
-    make_model(&usual, 3, 1, 3, TSR_HOME_SHARDED);
-    make_model(&other, 3, 1, 3, TSR_HOME_SHARDED);
+    plain_model_make(&usual, 3, 1, 3, TSR_HOME_SHARDED);
+    plain_model_make(&other, 3, 1, 3, TSR_HOME_SHARDED);
     expect_difference(&usual, &other, NULL);
     other.options.slots = 3;
     expect_difference(&usual, &other, "op 2 of TRAIN_FIRST");
@@ -318,14 +293,14 @@ static void test_ranks_agree(void **unused)
     other.segment[1][0][0].granule_count = 9;
     assert_int_equal(tsr_unit_lay_out(&other.unit[1], 3), TSR_OK);
     expect_difference(&usual, &other, "unit 1, frozen tensor w");
-    make_model(&other, 3, 1, 3, TSR_HOME_SHARDED);
+    plain_model_make(&other, 3, 1, 3, TSR_HOME_SHARDED);
     other.options.chunk_elements = 64;
     expect_difference(&usual, &other, "of STEP_END");
     other.options.chunk_elements = 0;
     for (int u = 0; u < 3; u++)
         other.unit[u].saved_bytes = 100;
     expect_difference(&usual, &other, "of TRAIN_FIRST");
-    make_model(&other, 4, 1, 3, TSR_HOME_SHARDED);
+    plain_model_make(&other, 4, 1, 3, TSR_HOME_SHARDED);
     expect_difference(&usual, &other, "unit 3");
 }
 

@@ -42,12 +42,21 @@ static void test_commands(void **state)
     tsr_usage_free(&u);
     assert_int_equal(parse(&u, ARGS("plan", "--json", "--ranks", "4", "job.yaml")), TSR_OK);
     assert_int_equal(u.command, TSR_COMMAND_PLAN);
-    assert_int_equal(u.plan_ranks, 4);
+    assert_int_equal(u.ranks[0], 4);
     assert_true(u.json);
     assert_int_equal(u.override_count, 0);
     tsr_usage_free(&u);
     assert_int_equal(parse(&u, ARGS("plan", "job.yaml", "--ranks=8")), TSR_OK);
-    assert_int_equal(u.plan_ranks, 8);
+    assert_int_equal(u.ranks[0], 8);
+    assert_int_equal(u.rank_count, 1);
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("plan", "job.yaml", "--ranks", "8,64,1024", "--node=8",
+                                    "--roofs", "r.json")),
+                     TSR_OK);
+    assert_int_equal(u.rank_count, 3);
+    assert_int_equal(u.ranks[2], 1024);
+    assert_int_equal(u.node, 8);
+    assert_string_equal(u.roofs, "r.json");
     tsr_usage_free(&u);
     assert_int_equal(parse(&u, ARGS("data", "job.yaml", "--show", "3", "--json")), TSR_OK);
     assert_int_equal(u.command, TSR_COMMAND_DATA);
@@ -56,7 +65,7 @@ static void test_commands(void **state)
     tsr_usage_free(&u);
     assert_int_equal(parse(&u, ARGS("eval", "x=1", "job.yaml")), TSR_OK);
     assert_int_equal(u.command, TSR_COMMAND_EVAL);
-    assert_int_equal(u.plan_ranks, 0);
+    assert_int_equal(u.ranks[0], 0);
     tsr_usage_free(&u);
 }
 
@@ -112,6 +121,10 @@ static void test_wrong_lines(void **state)
         {{"train", "job.yaml", "--json"}, {"--json: no such option"}},
         {{"train", "job.yaml", "--ranks", "2"}, {"--ranks: no such option"}},
         {{"train", "job.yaml", "-x"}, {"-x: no such option"}},
+        {{"plan", "job.yaml", "--ranks", "8,,2"}, {"--ranks: found ''"}},
+        {{"plan", "job.yaml", "--ranks", "8,x"}, {"--ranks: found 'x'"}},
+        {{"plan", "job.yaml", "--node", "0"}, {"--node: found '0'"}},
+        {{"plan", "job.yaml", "--roofs"}, {"--roofs: the file is missing"}},
         {{"plan", "job.yaml", "--ranks"}, {"--ranks: found nothing", "--ranks 4"}},
         {{"plan", "job.yaml", "--ranks", "zero"}, {"--ranks: found 'zero'"}},
         {{"plan", "job.yaml", "--ranks", "0"}, {"--ranks: found '0'"}},
@@ -125,8 +138,8 @@ static void test_wrong_lines(void **state)
         {{"merge", "job.yaml", "--init-adapter", "a"}, {"init_adapter=a"}},
         {{"inspect"}, {"the path to inspect is missing", "tessera inspect PATH"}},
         {{"inspect", "a", "b"}, {"'b'", "one word too many", "tessera inspect PATH"}},
-        {{"inspect", "a", "--plot"}, {"--plot", "the file to write is missing", "loss.svg"}},
-        {{"inspect", "a", "--plot", "--json"}, {"the file to write is missing"}},
+        {{"inspect", "a", "--plot"}, {"--plot", "--plot: the file is missing", "loss.svg"}},
+        {{"inspect", "a", "--plot", "--json"}, {"--plot: the file is missing"}},
         {{"inspect", "a", "--measure"}, {"--measure: no such option", "tessera inspect PATH"}},
         {{"env", "x"}, {"'x'", "tessera env [--measure] [--json]"}},
         {{"env", "--plot", "x"}, {"--plot: no such option"}},
@@ -156,7 +169,9 @@ static void test_texts(void **state)
     (void)state;
     expect_text(ARGS("--version"), tsr_usage_version());
     expect_text(ARGS("--version"), tsr_usage_commit());
-    expect_text(ARGS("--help"), "tessera plan job.yaml [key=value ...] [--ranks N] [--json]");
+    expect_text(
+        ARGS("--help"),
+        "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] [--roofs FILE] [--json]");
     expect_text(ARGS("--help"), "tessera inspect PATH [--json] [--plot FILE.svg]");
     const char *const tools[] = {"merge", "quantize", "inspect", "env"};
     for (int i = 0; i < 4; i++) {

@@ -1,0 +1,293 @@
+#include "model/work.h"
+
+/* NF4 with double quantization: half a byte of code, an 8-bit scale for 64 elements. */
+#define NF4_BYTES (0.5 + 1.0 / 64)
+/* AdamW: master, m and v read and written, the gradient read here and for its norm; the working copy is
+ * written too. */
+#define OPTIMIZER_BYTES (6 * 4 + 2 * 4)
+
+const char *tsr_work_term_name(tsr_work_term term)
+{
+    static const char *const names[TSR_WORK_TERMS] = {
+        "linears forward",   "linears backward",  "adapters forward",
+        "adapters backward", "attention forward", "attention backward",
+        "memory forward",    "memory backward",   "nf4",
+        "dora norms and dm", "head and loss",     "recomputation",
+        "optimizer"};
+    return names[term];
+}
+
+double tsr_work_seconds(const tsr_work_rates *rates, const tsr_work_op *op)
+{
+    double reached = rates->reached[op->kind], rate = rates->matmul;
+    const tsr_work_amount *work = reached > 0 ? &op->here : &op->least;
+    if (op->kind == TSR_WORK_ATTEND)
+        rate = rates->attention_forward;
+    if (op->kind == TSR_WORK_ATTEND_BACK)
+        rate = rates->attention_backward;
+    double copy = work->bytes / rates->copy, compute = work->flops / rate;
+    double seconds = (copy > compute ? copy : compute) / (reached > 0 ? reached : 1);
+    return seconds > rates->launch_s ? seconds : rates->launch_s;
+}
+
+/* ---- operations ---- */
+
+typedef struct {
+    const tsr_work_layer *layer;
+    tsr_work_call *call;
+    void *user;
+    bool again; /* a forward that the backward runs */
+} walk;
+
+static void emit_both(const walk *w, tsr_work_term term, tsr_work_kind kind, tsr_work_amount least,
+                      tsr_work_amount here)
+{
+    const tsr_work_op op = {w->again ? TSR_WORK_RECOMPUTE : term, kind, least, here};
+    w->call(w->user, &op);
+}
+
+static void emit(const walk *w, tsr_work_term term, tsr_work_kind kind, tsr_work_amount work)
+{
+    emit_both(w, term, kind, work, work);
+}
+
+static void emit_bytes(const walk *w, tsr_work_term term, double bytes)
+{
+    emit(w, term, TSR_WORK_STREAM, (tsr_work_amount){0, bytes});
+}
+
+/* [m, k] x [k, n]. */
+static tsr_work_amount matmul(const walk *w, double m, double n, double k)
+{
+    return (tsr_work_amount){2 * m * n * k, w->layer->element * (m * k + k * n + m * n)};
+}
+
+static void emit_matmul(const walk *w, tsr_work_term term, tsr_work_kind kind, double m, double n,
+                        double k)
+{
+    emit(w, term, kind, matmul(w, m, n, k));
+}
+
+/* A product [T, r] x [r, n] that rides on a larger one (K-concatenated), so that its FLOPs are all it
+ * costs; here a matmul of its own, whose result is written and read once more. */
+static void emit_added(const walk *w, tsr_work_term term, double n, double r)
+{
+    double t = w->layer->tokens, flops = 2 * t * n * r;
+    emit_both(w, term, TSR_WORK_ADDED, (tsr_work_amount){flops, 0},
+              (tsr_work_amount){flops, w->layer->element * (t * r + r * n + 2 * t * n)});
+}
+
+/* ---- forward ---- */
+
+/* Linears that read the same x: one pass over it would serve their adapters. */
+static const int groups[][2] = {
+    {TSR_Q, TSR_V}, {TSR_O, TSR_O}, {TSR_GATE, TSR_UP}, {TSR_DOWN, TSR_DOWN}};
+#define GROUPS 4
+
+/* x A^T of a group forward, dA from x backward: x once at least. Here each linear reads it itself, and
+ * its backward does both. */
+static void emit_group(const walk *w, tsr_work_term term, int group, bool backward)
+{
+    const tsr_work_layer *l = w->layer;
+    double r = 0, in = l->linear[groups[group][0]].in;
+    tsr_work_amount here = {0, 0};
+    for (int i = groups[group][0]; i <= groups[group][1]; i++) {
+        tsr_work_amount one = matmul(w, l->tokens, l->linear[i].r, in);
+        if (l->linear[i].r <= 0)
+            continue;
+        here.flops += (1 + backward) * one.flops;
+        here.bytes += (1 + backward) * one.bytes;
+        r += l->linear[i].r;
+    }
+    if (r > 0)
+        emit_both(w, term, TSR_WORK_NARROW, matmul(w, l->tokens, r, in), here);
+}
+
+static double norm_bytes(const tsr_work_layer *l)
+{
+    /* x + z, its norm: reads two, writes two; backward reads dh, x, dx and writes dx */
+    return 4 * l->element * l->tokens * l->linear[TSR_O].out;
+}
+
+static double rope_bytes(const tsr_work_layer *l)
+{
+    return 2 * l->element * l->tokens * (l->linear[TSR_Q].out + 2 * l->linear[TSR_K].out);
+}
+
+/* One of attention's matmuls, all heads. */
+static double score_flops(const tsr_work_layer *l)
+{
+    return 2 * l->pairs * l->linear[TSR_Q].out;
+}
+
+static void forward(const walk *w, bool down)
+{
+    const tsr_work_layer *l = w->layer;
+    double t = l->tokens, io = l->element * t;
+    int linears = down ? TSR_LINEAR_COUNT : TSR_DOWN;
+    for (int i = 0; i < linears; i++) {
+        emit_matmul(w, TSR_WORK_LINEARS_FORWARD, TSR_WORK_MATMUL, t, l->linear[i].out,
+                    l->linear[i].in);
+        if (l->linear[i].r > 0)
+            emit_added(w, TSR_WORK_ADAPTERS_FORWARD, l->linear[i].out, l->linear[i].r);
+    }
+    for (int i = 0; i < GROUPS; i++)
+        emit_group(w, TSR_WORK_ADAPTERS_FORWARD, i, false);
+    double bytes = io * (2 * l->linear[TSR_Q].out + 2 * l->linear[TSR_K].out);
+    emit(w, TSR_WORK_ATTENTION_FORWARD, TSR_WORK_ATTEND,
+         (tsr_work_amount){2 * score_flops(l), bytes});
+    emit_bytes(w, TSR_WORK_MEMORY_FORWARD, norm_bytes(l));
+    emit_bytes(w, TSR_WORK_MEMORY_FORWARD, norm_bytes(l));
+    emit_bytes(w, TSR_WORK_MEMORY_FORWARD, rope_bytes(l));
+    emit_bytes(w, TSR_WORK_MEMORY_FORWARD, 3 * io * l->linear[TSR_UP].out); /* SwiGLU */
+}
+
+static void decode(const walk *w, int from)
+{
+    const tsr_work_layer *l = w->layer;
+    for (int i = from; i < TSR_LINEAR_COUNT; i++) {
+        double bytes = (NF4_BYTES + l->element) * l->linear[i].in * l->linear[i].out;
+        if (l->linear[i].nf4)
+            emit(w, TSR_WORK_NF4, TSR_WORK_DECODE, (tsr_work_amount){0, bytes});
+    }
+}
+
+void tsr_work_forward(const tsr_work_layer *layer, tsr_work_call *call, void *user)
+{
+    walk w = {layer, call, user, false};
+    decode(&w, 0);
+    forward(&w, true);
+    if (layer->last)
+        emit_bytes(&w, TSR_WORK_MEMORY_FORWARD, norm_bytes(layer));
+}
+
+/* ---- backward ---- */
+
+/* Full: the forward again, but down_proj only where its output is read again, for dm. Selective: norms
+ * (two without a residual) and SwiGLU. Both find the weights decoded for the backward. */
+static void recompute(const tsr_work_layer *layer, tsr_work_call *call, void *user)
+{
+    walk w = {layer, call, user, true};
+    if (layer->recompute == TSR_RECOMPUTE_FULL)
+        forward(&w, layer->linear[TSR_DOWN].dora);
+    if (layer->recompute != TSR_RECOMPUTE_SELECTIVE)
+        return;
+    emit_bytes(&w, TSR_WORK_RECOMPUTE, norm_bytes(layer));
+    emit_bytes(&w, TSR_WORK_RECOMPUTE,
+               3 * layer->element * layer->tokens * layer->linear[TSR_UP].out);
+}
+
+/* dX of each linear; of its adapter dB and dS from dY, and dS A beside the base's dX. */
+static void linears_backward(const walk *w)
+{
+    const tsr_work_layer *l = w->layer;
+    double t = l->tokens;
+    for (int i = 0; i < TSR_LINEAR_COUNT; i++) {
+        const tsr_work_linear *x = &l->linear[i];
+        bool wanted = !l->first || i > TSR_V;
+        if (wanted)
+            emit_matmul(w, TSR_WORK_LINEARS_BACKWARD, TSR_WORK_MATMUL, t, x->in, x->out);
+        if (x->r <= 0)
+            continue;
+        emit_matmul(w, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW, x->out, x->r, t);
+        emit_matmul(w, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW, t, x->r, x->out);
+        if (wanted)
+            emit_added(w, TSR_WORK_ADAPTERS_BACKWARD, x->in, x->r);
+    }
+    for (int i = 0; i < GROUPS; i++)
+        emit_group(w, TSR_WORK_ADAPTERS_BACKWARD, i, true);
+}
+
+/* dm of q, k, v reads their z beside RoPE's backward, dm of o and down is a pass of its own; that of
+ * gate and up is part of SwiGLU's. */
+static void magnitudes_backward(const walk *w)
+{
+    const tsr_work_layer *l = w->layer;
+    double read = 0;
+    for (int i = TSR_Q; i <= TSR_V; i++)
+        read += l->linear[i].dora ? l->linear[i].out : 0;
+    if (read > 0)
+        emit_bytes(w, TSR_WORK_DORA, l->element * l->tokens * read);
+    for (int i = TSR_O; i <= TSR_DOWN; i += TSR_DOWN - TSR_O)
+        if (l->linear[i].dora)
+            emit_bytes(w, TSR_WORK_DORA, 3 * l->element * l->tokens * l->linear[i].out);
+}
+
+void tsr_work_backward(const tsr_work_layer *layer, tsr_work_call *call, void *user)
+{
+    walk w = {layer, call, user, false};
+    double io = layer->element * layer->tokens;
+    recompute(layer, call, user);
+    decode(&w, layer->first && layer->recompute != TSR_RECOMPUTE_FULL ? TSR_V + 1 : TSR_Q);
+    linears_backward(&w);
+    double bytes = io * (4 * layer->linear[TSR_Q].out + 4 * layer->linear[TSR_K].out);
+    emit(&w, TSR_WORK_ATTENTION_BACKWARD, TSR_WORK_ATTEND_BACK,
+         (tsr_work_amount){5 * score_flops(layer), bytes});
+    for (int i = 0; i < 2 + layer->last; i++)
+        emit_bytes(&w, TSR_WORK_MEMORY_BACKWARD, norm_bytes(layer));
+    emit_bytes(&w, TSR_WORK_MEMORY_BACKWARD, rope_bytes(layer));
+    emit_bytes(&w, TSR_WORK_MEMORY_BACKWARD, 5 * io * layer->linear[TSR_UP].out); /* SwiGLU */
+    magnitudes_backward(&w);
+}
+
+/* ||W + s B A|| by rows, with ||w||^2 known: W A^T, A A^T and B (A A^T). */
+void tsr_work_norm(const tsr_work_layer *layer, tsr_work_call *call, void *user)
+{
+    walk w = {layer, call, user, false};
+    for (int i = 0; i < TSR_LINEAR_COUNT; i++) {
+        const tsr_work_linear *x = &layer->linear[i];
+        if (!x->dora)
+            continue;
+        emit_matmul(&w, TSR_WORK_DORA, TSR_WORK_NARROW, x->out, x->r, x->in);
+        emit_matmul(&w, TSR_WORK_DORA, TSR_WORK_NARROW, x->r, x->r, x->in);
+        emit_matmul(&w, TSR_WORK_DORA, TSR_WORK_NARROW, x->out, x->r, x->r);
+    }
+}
+
+/* ---- the head, the update ---- */
+
+/* Logits, and the gradient of the rows from them; between the two the logits are read for their
+ * sum, then read and replaced by their gradient. */
+void tsr_work_chunk(const tsr_work_head *head, tsr_work_call *call, void *user)
+{
+    const tsr_work_layer shape = {.element = head->element};
+    walk w = {&shape, call, user, false};
+    double logits = head->element * head->rows * head->vocabulary;
+    emit_matmul(&w, TSR_WORK_HEAD, TSR_WORK_MATMUL, head->rows, head->vocabulary, head->d);
+    emit_bytes(&w, TSR_WORK_HEAD, head->train ? 3 * logits : logits);
+    if (head->train)
+        emit_matmul(&w, TSR_WORK_HEAD, TSR_WORK_MATMUL, head->rows, head->d, head->vocabulary);
+}
+
+void tsr_work_update(double elements, double element, tsr_work_call *call, void *user)
+{
+    const tsr_work_layer shape = {.element = element};
+    emit_bytes(&(walk){&shape, call, user, false}, TSR_WORK_OPTIMIZER,
+               (OPTIMIZER_BYTES + element) * elements);
+}
+
+/* ---- shapes ---- */
+
+void tsr_work_set_widths(tsr_work_layer *layer, double d, double f, double q, double kv)
+{
+    const double widths[TSR_LINEAR_COUNT][2] = {{d, q}, {d, kv}, {d, kv}, {q, d},
+                                                {d, f}, {d, f},  {f, d}};
+    for (int i = 0; i < TSR_LINEAR_COUNT; i++) {
+        layer->linear[i].in = widths[i][0];
+        layer->linear[i].out = widths[i][1];
+    }
+}
+
+void tsr_work_layer_of(tsr_work_layer *out, const tsr_layout *layout, int unit)
+{
+    for (int i = 0; i < TSR_LINEAR_COUNT; i++) {
+        const tsr_layout_linear *linear = &layout->unit[unit].linear[i];
+        out->linear[i] = (tsr_work_linear){.in = (double)linear->in,
+                                           .out = (double)linear->out,
+                                           .r = (double)linear->r,
+                                           .dora = linear->r && linear->dora,
+                                           .nf4 = linear->quantized};
+    }
+    out->first = unit == layout->first_trained;
+    out->last = unit == layout->layer_count - 1;
+}

@@ -1,0 +1,115 @@
+/*
+ * model/work.h: the work of a step, operation by operation: the bytes and FLOPs of each use of a unit.
+ * What a step is expected to take and the floor that a measured one is held against are sums over
+ * these.
+ *
+ * A frozen linear costs 2 T in out forward and as much for dX (the base has no gradient); an adapter
+ * 2 T r (in + out) forward and twice that backward; attention counts the visible half of the scores
+ * only, five matmuls backward against two forward. What is counted stands beside each operation in
+ * work.c; dropout, biases and the norms of q and k are not.
+ *
+ * Each operation is counted twice: the least that any implementation does, and what this one does,
+ * where a product of rank r is a matmul of its own instead of riding on the base's, every linear reads
+ * its input for its adapter itself, and a backward computes x A^T again.
+ */
+#ifndef TSR_MODEL_WORK_H
+#define TSR_MODEL_WORK_H
+
+#include "model/layout.h"
+
+typedef enum {
+    TSR_WORK_LINEARS_FORWARD,
+    TSR_WORK_LINEARS_BACKWARD,
+    TSR_WORK_ADAPTERS_FORWARD,
+    TSR_WORK_ADAPTERS_BACKWARD,
+    TSR_WORK_ATTENTION_FORWARD,
+    TSR_WORK_ATTENTION_BACKWARD,
+    TSR_WORK_MEMORY_FORWARD, /* norms with the residual, RoPE, SwiGLU */
+    TSR_WORK_MEMORY_BACKWARD,
+    TSR_WORK_NF4,
+    TSR_WORK_DORA, /* norms of W + sBA once a step; what dm reads */
+    TSR_WORK_HEAD, /* and the loss */
+    TSR_WORK_RECOMPUTE,
+    TSR_WORK_OPTIMIZER,
+    TSR_WORK_TERMS
+} tsr_work_term;
+
+const char *tsr_work_term_name(tsr_work_term term);
+
+/* What bounds an operation. */
+typedef enum {
+    TSR_WORK_MATMUL,
+    TSR_WORK_NARROW, /* a matmul with the rank as one side */
+    TSR_WORK_ADDED,  /* a product of rank r, added to or under the base's */
+    TSR_WORK_ATTEND,
+    TSR_WORK_ATTEND_BACK,
+    TSR_WORK_STREAM, /* reads and writes */
+    TSR_WORK_DECODE, /* NF4 to the compute dtype */
+    TSR_WORK_KINDS
+} tsr_work_kind;
+
+typedef struct {
+    double flops, bytes;
+} tsr_work_amount;
+
+typedef struct {
+    tsr_work_term term;
+    tsr_work_kind kind;
+    tsr_work_amount least, here;
+} tsr_work_op;
+
+typedef void tsr_work_call(void *user, const tsr_work_op *op);
+
+/* ---- the uses of a unit ---- */
+
+typedef struct {
+    double in, out, r; /* r 0: no adapter */
+    bool dora, nf4;
+} tsr_work_linear;
+
+typedef struct {
+    tsr_work_linear linear[TSR_LINEAR_COUNT];
+    double element;       /* bytes of one of the compute dtype */
+    double tokens, pairs; /* pairs: of tokens that see each other, over all documents */
+    bool first;           /* nothing below it trains, so its input needs no gradient */
+    bool last;            /* has the final norm */
+    tsr_recompute recompute;
+} tsr_work_layer;
+
+/* Widths of all linears; everything else is left as it is. d, f, width of all heads and of those of k. */
+void tsr_work_set_widths(tsr_work_layer *layer, double d, double f, double q, double kv);
+
+/* Layer `unit` of a layout; the caller fills in element, tokens, pairs and recompute. */
+void tsr_work_layer_of(tsr_work_layer *out, const tsr_layout *layout, int unit);
+
+void tsr_work_forward(const tsr_work_layer *layer, tsr_work_call *call, void *user);
+/* With what it recomputes. */
+void tsr_work_backward(const tsr_work_layer *layer, tsr_work_call *call, void *user);
+/* DoRA's norms, once a step. */
+void tsr_work_norm(const tsr_work_layer *layer, tsr_work_call *call, void *user);
+
+/* A chunk of the vocabulary, with the gradient of its rows if `train`. */
+typedef struct {
+    double rows, d, vocabulary, element;
+    bool train;
+} tsr_work_head;
+
+void tsr_work_chunk(const tsr_work_head *head, tsr_work_call *call, void *user);
+
+/* AdamW over so many elements, and the norm of their gradients. */
+void tsr_work_update(double elements, double element, tsr_work_call *call, void *user);
+
+/* ---- its time ---- */
+
+/* What a device sustains, in FLOP/s and bytes/s (read + write). */
+typedef struct {
+    double matmul, copy, attention_forward, attention_backward;
+    /* The share of these that each kind of operation reaches, doing what it does here; 0: all of it, and
+     * only the least: the floor. */
+    double reached[TSR_WORK_KINDS];
+    double launch_s; /* no operation is shorter */
+} tsr_work_rates;
+
+double tsr_work_seconds(const tsr_work_rates *rates, const tsr_work_op *op);
+
+#endif

@@ -1,0 +1,175 @@
+/*
+ * The counting of work, against the floors of the measured runs in bench/results, which were computed
+ * by another implementation of the same formulas, and against sums by hand.
+ */
+#include "model/work.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define RESULTS TSR_SOURCE_DIR "/bench/results/"
+/* Of a floor: q, k and v of a lowest layer that recomputes in full are decoded once more than the older
+ * implementation said. */
+#define MOST_ERROR 2e-4
+
+typedef struct {
+    tsr_work_rates rates;
+    double seconds;
+    tsr_work_amount least, here;
+} sum;
+
+static void add(void *user, const tsr_work_op *op)
+{
+    sum *s = user;
+    s->seconds += tsr_work_seconds(&s->rates, op);
+    s->least.flops += op->least.flops;
+    s->least.bytes += op->least.bytes;
+    s->here.flops += op->here.flops;
+    s->here.bytes += op->here.bytes;
+}
+
+static const struct {
+    const char *name;
+    double d, f, q, kv, vocabulary;
+} shapes[] = {{"llama3-8b", 4096, 14336, 4096, 1024, 128256},
+              {"llama2-7b", 4096, 11008, 4096, 4096, 32000},
+              {"llama3-70b", 8192, 28672, 8192, 1024, 128256}};
+
+static double number(const json_t *object, const char *key)
+{
+    return json_number_value(json_object_get(object, key));
+}
+
+static bool is(const json_t *object, const char *key, const char *value)
+{
+    const char *found = json_string_value(json_object_get(object, key));
+    return found && !strcmp(found, value);
+}
+
+static void add_step(sum *s, const json_t *run)
+{
+    tsr_work_layer layer = {.element = 2};
+    double tokens = number(run, "batch") * number(run, "length"), layers = number(run, "layers");
+    double r = number(run, "r"), elements = 0;
+    int k = 0;
+    while (!is(run, "shape", shapes[k].name))
+        k++;
+    tsr_work_set_widths(&layer, shapes[k].d, shapes[k].f, shapes[k].q, shapes[k].kv);
+    for (int i = 0; i < TSR_LINEAR_COUNT; i++) {
+        tsr_work_linear *x = &layer.linear[i];
+        x->r = r;
+        x->nf4 = true;
+        x->dora = is(run, "adapter", "dora");
+        elements += layers * (r * (x->in + x->out) + (x->dora ? x->out : 0));
+    }
+    layer.tokens = tokens;
+    layer.pairs = tokens * (number(run, "length") + 1) / 2;
+    layer.recompute = is(run, "recompute", "full")        ? TSR_RECOMPUTE_FULL
+                      : is(run, "recompute", "selective") ? TSR_RECOMPUTE_SELECTIVE
+                                                          : TSR_RECOMPUTE_NONE;
+    for (int i = 0; i < layers; i++) {
+        layer.first = i == 0;
+        layer.last = i == layers - 1;
+        tsr_work_norm(&layer, add, s);
+        tsr_work_forward(&layer, add, s);
+        tsr_work_backward(&layer, add, s);
+    }
+    const tsr_work_head head = {tokens, shapes[k].d, shapes[k].vocabulary, 2, true};
+    tsr_work_chunk(&head, add, s);
+    tsr_work_update(elements, 2, add, s);
+}
+
+static int check_file(const char *path)
+{
+    json_error_t error;
+    json_t *file = json_load_file(path, 0, &error);
+    const json_t *runs = json_object_get(file, "runs");
+    int checked = 0;
+    for (size_t i = 0; i < json_array_size(runs); i++) {
+        const json_t *run = json_object_get(json_array_get(runs, i), "result");
+        const json_t *floor = json_object_get(run, "floor");
+        if (!floor)
+            continue;
+        sum s = {
+            .rates = {.matmul = 1e12 * number(floor, "gemm_tflop_s"),
+                      .copy = 1e9 * number(floor, "copy_gb_s"),
+                      .attention_forward = 1e12 * number(floor, "attention_forward_tflop_s"),
+                      .attention_backward = 1e12 * number(floor, "attention_backward_tflop_s")}};
+        add_step(&s, run);
+        double error_of = 1e3 * s.seconds / number(floor, "floor_ms") - 1;
+        if (!(fabs(error_of) < MOST_ERROR))
+            fail_msg("%s, run %zu: a floor of %.4f ms, not %.4f", path, i, 1e3 * s.seconds,
+                     number(floor, "floor_ms"));
+        checked++;
+    }
+    json_decref(file);
+    return checked;
+}
+
+static void test_measured_floors(void **state)
+{
+    (void)state;
+    assert_int_equal(check_file(RESULTS "h200_one_gpu.json"), 10);
+    assert_int_equal(check_file(RESULTS "h200x2_scale_llama2.json"), 9);
+}
+
+/* One linear of 3 x 2, one document of 4 tokens, an adapter of rank 1, by hand. */
+static void test_one_linear(void **state)
+{
+    (void)state;
+    tsr_work_layer layer = {.element = 2, .tokens = 4};
+    sum forward = {.rates = {1, 1, 1, 1}}, backward = forward;
+    layer.linear[TSR_DOWN] = (tsr_work_linear){.in = 3, .out = 2};
+    tsr_work_forward(&layer, add, &forward);
+    tsr_work_backward(&layer, add, &backward);
+    assert_true(forward.least.flops == 2 * 4 * 3 * 2);
+    assert_true(forward.least.bytes == 2 * (4 * 3 + 3 * 2 + 4 * 2));
+    assert_true(forward.here.bytes == forward.least.bytes);
+    assert_true(backward.least.flops == forward.least.flops);
+
+    layer.linear[TSR_DOWN].r = 1;
+    sum with = {.rates = {1, 1, 1, 1}}, back = with;
+    tsr_work_forward(&layer, add, &with);
+    tsr_work_backward(&layer, add, &back);
+    assert_true(with.least.flops - forward.least.flops == 2 * 4 * (3 + 2));
+    assert_true(back.least.flops - backward.least.flops == 2 * 2 * 4 * (3 + 2));
+    /* x A^T reads x and A and writes T x r; (x A^T) B^T is nothing, or reads both, and y twice. */
+    assert_true(with.least.bytes - forward.least.bytes == 2 * (4 * 3 + 3 + 4));
+    assert_true(with.here.bytes - with.least.bytes == 2 * (4 + 2 + 2 * 4 * 2));
+    assert_true(with.here.flops == with.least.flops);
+    /* The backward has x A^T once more. */
+    assert_true(back.here.flops - back.least.flops == 2 * 4 * 3);
+}
+
+static void test_recompute(void **state)
+{
+    (void)state;
+    tsr_work_layer layer = {.element = 2, .tokens = 128, .pairs = 128 * 129 / 2};
+    double seconds[3], down = 2.0 * 128 * 704 * 256;
+    tsr_work_set_widths(&layer, 256, 704, 256, 128);
+    for (int i = 0; i < 3; i++) {
+        sum s = {
+            .rates = {.matmul = 1, .copy = 1e30, .attention_forward = 1, .attention_backward = 1}};
+        layer.recompute = (tsr_recompute)i;
+        tsr_work_backward(&layer, add, &s);
+        seconds[i] = s.seconds;
+    }
+    sum forward = {
+        .rates = {.matmul = 1, .copy = 1e30, .attention_forward = 1, .attention_backward = 1}};
+    tsr_work_forward(&layer, add, &forward);
+    assert_true(fabs(seconds[1] - seconds[0]) < 1e-6 * seconds[0]); /* bytes only */
+    assert_true(fabs(seconds[2] - seconds[0] - (forward.seconds - down)) < 1e-6 * seconds[0]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_measured_floors),
+                                       cmocka_unit_test(test_one_linear),
+                                       cmocka_unit_test(test_recompute)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,328 @@
+/*
+ * The expected time of a step against every step of a model's shape that bench/results has, on 1 and 2
+ * H200, from the roofs of the same file. A table of all goes to stdout (docs/time.md).
+ *
+ * Efficiencies and slowdowns come from other measurements (speeds.c), but for two: what a copy from the
+ * host costs the computation beside it (row 8 of the first file), and what a gather does (bench
+ * two_slots).
+ */
+#include "support/scratch.h"
+#include "train/expect.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define RESULTS    TSR_SOURCE_DIR "/bench/results/"
+#define MOST_ERROR 0.06 /* of any row */
+#define MOST_MEAN  0.03 /* of all, without their signs */
+
+static const struct {
+    const char *name;
+    int d, f, heads, kv_heads, vocabulary;
+} shapes[] = {{"llama3-8b", 4096, 14336, 32, 8, 128256},
+              {"llama2-7b", 4096, 11008, 32, 32, 32000},
+              {"llama3-70b", 8192, 28672, 64, 8, 128256}};
+
+static double number(const json_t *object, const char *key)
+{
+    return json_number_value(json_object_get(object, key));
+}
+
+static const char *word(const json_t *object, const char *key)
+{
+    const char *found = json_string_value(json_object_get(object, key));
+    return found ? found : "";
+}
+
+static void write_model(const char *shape, int layers)
+{
+    char text[1024];
+    int k = 0;
+    while (strcmp(shapes[k].name, shape) != 0)
+        k++;
+    snprintf(
+        text, sizeof text,
+        "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":%d,"
+        "\"intermediate_size\":%d,\"num_hidden_layers\":%d,\"num_attention_heads\":%d,"
+        "\"num_key_value_heads\":%d,\"head_dim\":128,\"vocab_size\":%d,"
+        "\"max_position_embeddings\":8192,\"hidden_act\":\"silu\",\"rms_norm_eps\":1e-5,"
+        "\"rope_theta\":500000.0,\"tie_word_embeddings\":false,\"attention_bias\":false,"
+        "\"torch_dtype\":\"bfloat16\"}",
+        shapes[k].d, shapes[k].f, layers, shapes[k].heads, shapes[k].kv_heads,
+        shapes[k].vocabulary);
+    write_text(scratch_path("config.json"), text);
+}
+
+/* The decision of a job of this text, in bf16 on `ranks` ranks. */
+static void decide_on(tsr_decision *out, tsr_inputs *inputs, const char *text, int ranks, int node,
+                      uint64_t budget, const tsr_speeds *speeds)
+{
+    const tsr_topology_view view = {ranks, 0, node};
+    const tsr_config_source source = {
+        .text = text, .use = TSR_CONFIG_PLAN, .has_cuda = tsr_device_cuda_built()};
+    if (tsr_inputs_read_config(inputs, &source) < 0 ||
+        tsr_inputs_read_model(inputs, true, true) < 0)
+        fail_msg("%s", tsr_last_error());
+    tsr_inputs_assume_data(inputs);
+    if (tsr_decide(out, inputs, &view, true, budget, speeds) < 0)
+        fail_msg("%s", tsr_last_error());
+}
+
+/* The same, without what belongs to the inputs. */
+static tsr_decision decide(const char *text, int ranks, const tsr_speeds *speeds)
+{
+    tsr_inputs inputs = {.compute = TSR_BF16};
+    tsr_decision decision, out;
+    decide_on(&decision, &inputs, text, ranks, ranks, TSR_BUDGET_UNKNOWN, speeds);
+    out = decision;
+    tsr_decision_free(&decision);
+    tsr_inputs_close(&inputs);
+    return out;
+}
+
+static double expect_run(const json_t *run, const tsr_speeds *speeds)
+{
+    char text[1024];
+    const char *recompute = word(run, "recompute");
+    int ranks = (int)number(run, "ranks");
+    write_model(word(run, "shape"), (int)number(run, "layers"));
+    snprintf(text, sizeof text,
+             "model_name_or_path: %s\noutput_dir: out\nbackend: cpu\nlora_r: %d\nuse_dora: %s\n"
+             "per_device_train_batch_size: %d\nmax_length: %d\ngradient_checkpointing: %s\n"
+             "offload: %s\nresident_units: %d\nactivation_offloading: false\n"
+             "optimizer_offload: false\n",
+             scratch_path(""), (int)number(run, "r"),
+             strcmp(word(run, "adapter"), "dora") ? "false" : "true", (int)number(run, "batch"),
+             (int)number(run, "length"),
+             !strcmp(recompute, "none")   ? "false"
+             : !strcmp(recompute, "full") ? "true"
+                                          : recompute,
+             word(run, "offload"), (int)number(json_object_get(run, "plan"), "resident_units"));
+    return 1e3 * decide(text, ranks, speeds).expected.simulation.step;
+}
+
+static int check_file(double *sum, const char *path)
+{
+    json_error_t error;
+    json_t *file = json_load_file(path, 0, &error);
+    const json_t *runs = json_object_get(file, "runs");
+    tsr_speeds speeds;
+    int count = 0, wrong = 0;
+    if (tsr_speeds_read(&speeds, path, true, TSR_BF16) < 0)
+        fail_msg("%s", tsr_last_error());
+    printf("%s\n", strrchr(path, '/') + 1);
+    for (size_t i = 0; i < json_array_size(runs); i++) {
+        const json_t *run = json_object_get(json_array_get(runs, i), "result");
+        if (!json_object_get(run, "step_ms"))
+            continue;
+        double found = expect_run(run, &speeds), measured = number(run, "step_ms");
+        double off = found / measured - 1;
+        printf("| %d | %s, %d layers | %d x %d | %s r %d | %s | %s | %.1f | %.1f | %+.1f %% |\n",
+               (int)number(run, "ranks"), word(run, "shape"), (int)number(run, "layers"),
+               (int)number(run, "batch"), (int)number(run, "length"), word(run, "adapter"),
+               (int)number(run, "r"), word(run, "recompute"), word(run, "offload"), measured, found,
+               100 * off);
+        wrong += !(fabs(off) < MOST_ERROR);
+        *sum += fabs(off);
+        count++;
+    }
+    json_decref(file);
+    assert_int_equal(wrong, 0);
+    return count;
+}
+
+static void test_measured_steps(void **state)
+{
+    (void)state;
+    double sum = 0;
+    int count = check_file(&sum, RESULTS "h200_one_gpu.json");
+    assert_int_equal(count, 10);
+    count += check_file(&sum, RESULTS "h200x2_scale_llama2.json");
+    assert_int_equal(count, 19);
+    printf("mean error %.1f %%\n", 100 * sum / count);
+    assert_true(sum / count < MOST_MEAN);
+}
+
+/* ---- what is chosen ---- */
+
+static const char *config(const char *more)
+{
+    static char text[1024];
+    snprintf(text, sizeof text,
+             "model_name_or_path: %s\noutput_dir: out\nper_device_train_batch_size: 4\n"
+             "max_length: 2048\n%s",
+             scratch_path(""), more);
+    return text;
+}
+
+static const tsr_alternative *chosen(const tsr_decision *d)
+{
+    const tsr_alternative *found = NULL;
+    for (int i = 0; i < d->alternative_count; i++)
+        if (d->alternative[i].chosen) {
+            assert_null(found);
+            found = &d->alternative[i];
+        }
+    assert_non_null(found);
+    return found;
+}
+
+/* None that fits is more than 1 % faster; the chosen one is what the decision holds. */
+static void check_fastest(const tsr_decision *d)
+{
+    const tsr_alternative *best = chosen(d);
+    for (int i = 0; i < d->alternative_count; i++) {
+        const tsr_alternative *a = &d->alternative[i];
+        assert_true(a->fits == (a->device_bytes <= d->budget));
+        assert_true(a->fits == (a->seconds > 0));
+        assert_true(!a->fits || a->seconds >= 0.98 * best->seconds);
+    }
+    assert_true(best->fits && best->resident_count == d->resident_count);
+    assert_true(best->full_count == d->full_count && best->state == d->state_offloaded);
+    assert_true(fabs(best->seconds / d->expected.simulation.step - 1) < 1e-9);
+}
+
+/* A base on the host costs little on a fast link and spares recomputation; on a slow one the card computes
+ * again instead. */
+static void test_the_fastest_is_chosen(void **state)
+{
+    (void)state;
+    tsr_speeds speeds;
+    const char *text = config("memory_budget: 15GiB\nactivation_offloading: false\n");
+    write_model("llama3-8b", 32);
+    tsr_speeds_default(&speeds, true, TSR_BF16);
+    tsr_decision fast = decide(text, 1, &speeds);
+    check_fastest(&fast);
+    assert_int_equal(chosen(&fast)->offload, TSR_CONFIG_OFFLOAD_SHARDED);
+    speeds.value[TSR_SPEED_TO_DEVICE] = speeds.value[TSR_SPEED_TO_HOST] = 3e9;
+    tsr_decision slow = decide(text, 1, &speeds);
+    check_fastest(&slow);
+    assert_int_equal(chosen(&slow)->offload, TSR_CONFIG_OFFLOAD_NONE);
+    assert_true(slow.full_count > fast.full_count);
+    /* What was compared does not depend on who won: the same rows with the keys that they stand for. */
+    for (int i = 0; i < fast.alternative_count; i++) {
+        const tsr_alternative *a = &fast.alternative[i];
+        char more[512];
+        if (!a->fits || a->full_count != 32)
+            continue;
+        snprintf(
+            more, sizeof more,
+            "memory_budget: 15GiB\ngradient_checkpointing: true\nactivation_offloading: false\n"
+            "optimizer_offload: %s\noffload: %s\nresident_units: %d\n",
+            a->state ? "true" : "false", a->offload == TSR_CONFIG_OFFLOAD_NONE ? "none" : "sharded",
+            a->resident_count);
+        tsr_speeds_default(&speeds, true, TSR_BF16);
+        tsr_decision explicit = decide(config(more), 1, &speeds);
+        assert_true(fabs(explicit.expected.simulation.step / a->seconds - 1) < 1e-9);
+    }
+}
+
+/* Needs the CUDA backend, but no GPU. On one units stay as far as what is free allows, less a sixteenth; on an unknown card none does. */
+static void test_units_stay_on_gpus(void **state)
+{
+    (void)state;
+    tsr_speeds speeds;
+    write_model("llama3-8b", 32);
+    tsr_speeds_default(&speeds, true, TSR_BF16);
+    static const uint64_t free_bytes[] = {44ull << 30, 140ull << 30, TSR_BUDGET_UNKNOWN};
+    int resident[3];
+    for (int i = 0; i < 3; i++) {
+        tsr_inputs inputs = {.compute = TSR_BF16, .cuda = true};
+        tsr_decision d;
+        decide_on(&d, &inputs, config("backend: cuda\n"), 2, 2, free_bytes[i], &speeds);
+        check_fastest(&d);
+        resident[i] = d.resident_count;
+        assert_true(i == 2 || chosen(&d)->device_bytes <= free_bytes[i] / 16 * 15);
+        tsr_decision_free(&d);
+        tsr_inputs_close(&inputs);
+    }
+    assert_in_range(resident[0], 1, 39);
+    assert_int_equal(resident[1], 40);
+    assert_int_equal(resident[2], 0);
+}
+
+/* ---- figures from files ---- */
+
+static void expect_refused(const char *text, const char *said)
+{
+    tsr_speeds speeds;
+    write_text(scratch_path("roofs.json"), text);
+    assert_int_equal(tsr_speeds_read(&speeds, scratch_path("roofs.json"), true, TSR_BF16),
+                     TSR_EDATA);
+    if (!strstr(tsr_last_error(), said) || !strstr(tsr_last_error(), "roofs.json"))
+        fail_msg("'%s' does not say '%s'", tsr_last_error(), said);
+}
+
+static void test_files_of_figures(void **state)
+{
+    (void)state;
+    tsr_speeds s;
+    assert_int_equal(tsr_speeds_read(&s, RESULTS "h200_one_gpu.json", true, TSR_BF16), TSR_OK);
+    assert_true(s.measured && s.value[TSR_SPEED_MATMUL] == 696.1e12);
+    assert_true(s.value[TSR_SPEED_TO_HOST] == 55.3e9);
+    assert_true(s.known[TSR_SPEED_COPY] && !s.known[TSR_SPEED_NETWORK]);
+    assert_string_equal(s.device, "NVIDIA H200");
+    /* What is not there keeps its ratio to what is. */
+    assert_true(fabs(s.value[TSR_SPEED_ATTENTION_FORWARD] / 472.5e12 - 1) < 1e-9);
+
+    /* As env prints them: the CPU's, then a GPU's. */
+    static const char both[] =
+        "{\"roofs\":[{\"device\":\"CPU\",\"copy_bytes_per_s\":1e10,"
+        "\"matmul_float32_flops_per_s\":2e11},{\"device\":\"card\",\"memory_bytes\":5,"
+        "\"copy_bytes_per_s\":1e12,\"matmul_bfloat16_flops_per_s\":1e14,"
+        "\"matmul_float32_flops_per_s\":2e13,\"network_bytes_per_s\":1e9}]}";
+    write_text(scratch_path("roofs.json"), both);
+    assert_int_equal(tsr_speeds_read(&s, scratch_path("roofs.json"), true, TSR_BF16), TSR_OK);
+    assert_true(s.value[TSR_SPEED_MATMUL] == 1e14 && s.memory_bytes == 5);
+    assert_true(s.value[TSR_SPEED_NETWORK] == 1e9 && s.known[TSR_SPEED_NETWORK]);
+    assert_int_equal(tsr_speeds_read(&s, scratch_path("roofs.json"), true, TSR_F32), TSR_OK);
+    assert_true(s.value[TSR_SPEED_MATMUL] == 2e13);
+    assert_int_equal(tsr_speeds_read(&s, scratch_path("roofs.json"), false, TSR_F32), TSR_OK);
+    assert_true(s.value[TSR_SPEED_MATMUL] == 2e11);
+
+    expect_refused("{", "roofs.json");
+    expect_refused("{\"roofs\":{}}", "no figures of a GPU");
+    expect_refused("{\"copy_bytes_per_s\":1e12}", "matmul_bfloat16_flops_per_s");
+    expect_refused("{\"roofs\":[{\"copy_bytes_per_s\":1e10,\"matmul_bfloat16_flops_per_s\":1}]}",
+                   "no figures of a GPU");
+}
+
+/* Groups of a node keep gathers inside it: over a slow network they lose less than one group of all. */
+static void test_groups_and_networks(void **state)
+{
+    (void)state;
+    tsr_speeds speeds;
+    tsr_inputs inputs = {.compute = TSR_BF16};
+    tsr_decision grouped, whole;
+    write_model("llama3-8b", 32);
+    tsr_speeds_default(&speeds, true, TSR_BF16);
+    speeds.value[TSR_SPEED_NETWORK] = 5e9;
+    decide_on(&grouped, &inputs, config(""), 64, 8, TSR_BUDGET_UNKNOWN, &speeds);
+    tsr_inputs other = {.compute = TSR_BF16};
+    decide_on(&whole, &other, config("shard_group_size: 64\n"), 64, 8, TSR_BUDGET_UNKNOWN, &speeds);
+    assert_int_equal(grouped.replicas, 8);
+    assert_int_equal(whole.replicas, 1);
+    assert_true(grouped.expected.simulation.step < whole.expected.simulation.step);
+    assert_true(grouped.memory.total[TSR_PLACE_DEVICE] > whole.memory.total[TSR_PLACE_DEVICE]);
+    tsr_decision_free(&grouped);
+    tsr_decision_free(&whole);
+    tsr_inputs_close(&inputs);
+    tsr_inputs_close(&other);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_measured_steps), cmocka_unit_test(test_the_fastest_is_chosen),
+        cmocka_unit_test(test_files_of_figures), cmocka_unit_test(test_groups_and_networks)};
+    const struct CMUnitTest cards[] = {cmocka_unit_test(test_units_stay_on_gpus)};
+    if (argc > 1 && !strcmp(argv[1], "cards"))
+        return cmocka_run_group_tests(cards, scratch_setup, scratch_teardown);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}
