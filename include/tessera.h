@@ -105,8 +105,8 @@ typedef struct {
     tsr_job_bootstrap bootstrap;
     int threads;            /* of this rank; 0: its share of the cores */
     double timeout_seconds; /* of every wait for another rank; 0: 300 */
-    /* Rank 0's messages, and how far a long call has come; called on the thread that is inside a
-     * call, before it returns. NULL: none. */
+    /* Rank 0's messages, and how far a long call has come (done == total ends a phase); called on the
+     * thread that is inside a call, before it returns. NULL: none. */
     void (*log)(void *user, int severity, const char *line);
     void (*progress)(void *user, const char *phase, double done, double total);
     void *user;
