@@ -34,7 +34,8 @@ if(TSR_SANITIZE)
 endif()
 
 if(TSR_FUZZ)
-  target_compile_options(tsr_flags INTERFACE -fsanitize=fuzzer-no-link)
+  target_compile_options(tsr_flags INTERFACE -fsanitize=fuzzer-no-link
+    -fsanitize-coverage-ignorelist=${CMAKE_SOURCE_DIR}/tests/fuzz/uncounted.txt)
 endif()
 
 # tsr_folder(name SOURCES ... [LINK ...]): src/<name> as the object library tsr_<name>.

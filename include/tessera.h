@@ -112,8 +112,8 @@ typedef struct {
     tsr_job_bootstrap bootstrap;
     int threads;            /* of this rank; 0: its share of the cores */
     double timeout_seconds; /* of every wait for another rank; 0: 300 */
-    /* Rank 0's messages, and how far a long call has come; called on the thread that is inside a
-     * call, before it returns. NULL: none. */
+    /* Rank 0's messages, and how far a long call has come (done == total ends a phase); called on the
+     * thread that is inside a call, before it returns. NULL: none. */
     void (*log)(void *user, int severity, const char *line);
     void (*progress)(void *user, const char *phase, double done, double total);
     void *user;
@@ -181,15 +181,17 @@ TSR_API int tsr_merge(const tsr_job_options *options, int json, char **text);
 /* Writes model_name_or_path to output_dir as bitsandbytes stores it in NF4; as tsr_merge. */
 TSR_API int tsr_quantize(const tsr_job_options *options, int json, char **text);
 
-/* What `path` holds: a safetensors file, or the directory of a model, an adapter or a run. */
-TSR_API int tsr_inspect(const char *path, int json, char **text);
+/* What `path` holds: a safetensors file, or the directory of a model, an adapter, a run or a checkpoint of
+ * one, which is read as a whole. Of the options (NULL: none) it takes progress. */
+TSR_API int tsr_inspect(const char *path, const tsr_job_options *options, int json, char **text);
 
 /* Draws a run's loss, evaluation loss and learning rate from its metrics.jsonl into an SVG file. */
 TSR_API int tsr_plot(const char *run_directory, const char *file);
 
 /* Backends, processor, GPUs, libraries, limits, and what is missing for what; with measure 1 also
- * what this machine sustains, which takes seconds and is kept in ~/.cache/tessera for plans. */
-TSR_API int tsr_environment(int measure, int json, char **text);
+ * what this machine sustains, which takes seconds and is kept in ~/.cache/tessera for plans. Options
+ * as for tsr_inspect. */
+TSR_API int tsr_environment(const tsr_job_options *options, int measure, int json, char **text);
 
 /* This thread's last error message; "" if there was none. */
 TSR_API const char *tsr_last_error(void);

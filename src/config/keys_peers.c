@@ -144,10 +144,9 @@ const tsr_key_peer *tsr_keys_peer(const char *name)
     return NULL;
 }
 
-static int min3(int a, int b, int c)
+static int min(int a, int b)
 {
-    int least = a < b ? a : b;
-    return least < c ? least : c;
+    return a < b ? a : b;
 }
 
 #define LONGEST 64
@@ -163,13 +162,17 @@ int tsr_keys_distance(const char *a, const char *b, int limit)
     for (int i = 1; i <= m; i++) {
         int *now = rows[i % 3];
         const int *last = rows[(i + 2) % 3], *before = rows[(i + 1) % 3];
-        now[0] = i;
+        int least = now[0] = i;
         for (int j = 1; j <= n; j++) {
-            now[j] = min3(last[j] + 1, now[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1]));
+            now[j] = min(min(last[j], now[j - 1]) + 1, last[j - 1] + (a[i - 1] != b[j - 1]));
             if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
                 before[j - 2] + 1 < now[j])
                 now[j] = before[j - 2] + 1;
+            least = min(least, now[j]);
         }
+        /* Later rows have no less: a swap adds 1 to the row before, which has least - 1 or more. */
+        if (least > limit)
+            return limit + 1;
     }
     int distance = rows[m % 3][n];
     return distance > limit ? limit + 1 : distance;

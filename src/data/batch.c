@@ -2,6 +2,7 @@
 
 #include "base/checked.h"
 #include "base/hash.h"
+#include "base/phase.h"
 #include "data/batch_bucket.h"
 #include "data/batch_order.h"
 
@@ -155,8 +156,10 @@ static tsr_status walk(tsr_batch *batch)
     histogram->width = 1;
     tsr_status status = TSR_OK;
     if (batch->options.shuffle) {
-        for (int64_t step = 0; step < steps && status >= 0; step++)
+        for (int64_t step = 0; step < steps && status >= 0; step++) {
             status = walk_step(batch, step, 1, histogram);
+            tsr_phase_at("counting steps", (double)step + 1, (double)steps);
+        }
     } else {
         int64_t whole = steps / per_epoch, rest = steps % per_epoch;
         for (int64_t i = 0; i < per_epoch && i < steps && status >= 0; i++)

@@ -3,6 +3,7 @@
 #include "base/checked.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/phase.h"
 #include "data/rows.h"
 
 #include <errno.h>
@@ -38,7 +39,8 @@ typedef struct {
     size_t capacity;
     int64_t number;         /* of the line, from 1 */
     char place[4200];       /* path:number */
-    int64_t bad_rows;       /* over all files */
+    double done, total;     /* bytes, over all files */
+    int64_t bad_rows;       /* likewise */
     tsr_error *first_error; /* of the first bad row */
     tsr_text others;        /* the places of the next few */
 } reader;
@@ -109,6 +111,7 @@ static tsr_status next_line(reader *r, const char **line, int64_t *bytes)
                                   r->path, strerror(errno))
                        : TSR_OK;
         r->number++;
+        r->done += (double)length;
         char *start = r->line;
         if (r->number == 1 && length >= 3 && !memcmp(start, "\xef\xbb\xbf", 3)) {
             start += 3;
@@ -335,6 +338,7 @@ static tsr_status read_file(tsr_dataset *data, tsr_row *row, reader *r, int file
         if (bytes < 0)
             break;
         data->stats.rows++;
+        tsr_phase_at("reading and tokenizing", r->done, r->total);
         tsr_status status = read_row(data, row, r, line, (size_t)bytes, file, options);
         if (status < 0 && status != TSR_EDATA)
             return status;
@@ -347,15 +351,26 @@ static tsr_status read_file(tsr_dataset *data, tsr_row *row, reader *r, int file
     return TSR_OK;
 }
 
+/* Of all files together; what cannot be looked at is refused when it is opened. */
+static double file_bytes(const tsr_dataset *data)
+{
+    double bytes = 0;
+    struct stat about;
+    for (int i = 0; i < data->file_count; i++)
+        bytes += stat(data->files[i], &about) == 0 ? (double)about.st_size : 0;
+    return bytes;
+}
+
 static tsr_status read_files(tsr_dataset *data, const tsr_dataset_options *options)
 {
     tsr_row row = {0};
-    reader r = {.first_error = malloc(sizeof(tsr_error))};
+    reader r = {.first_error = malloc(sizeof(tsr_error)), .total = file_bytes(data)};
     tsr_status status = TSR_OK;
     if (!r.first_error)
         status = tsr_fail(TSR_ENOMEM, "%s: out of memory", key_of(options));
     for (int i = 0; i < data->file_count && status >= 0; i++)
         status = read_file(data, &row, &r, i, options);
+    tsr_phase_at("reading and tokenizing", r.total, r.total);
     if (status >= 0 && r.bad_rows) {
         status = tsr_error_put(r.first_error);
         if (r.bad_rows > 1)
@@ -405,6 +420,7 @@ static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
         for (int32_t d = 0; d < s.document_count; d++)
             if (s.lengths[d] > stats->longest_document)
                 stats->longest_document = s.lengths[d];
+        tsr_phase_at("hashing the data", (double)i + 1, (double)data->sample_count);
     }
     data->hash = hash;
     stats->samples = (int64_t)data->sample_count;

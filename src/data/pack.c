@@ -1,6 +1,7 @@
 #include "data/pack.h"
 
 #include "base/checked.h"
+#include "base/phase.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -130,6 +131,7 @@ int64_t tsr_pack_run(int32_t *row_of, tsr_pack *pack, const int32_t *lengths, co
     memset(pack->head, 0xff, ((size_t)pack->max_length + 1) * sizeof *pack->head);
     int32_t rows = 0;
     for (int64_t i = 0; i < pack->sample_count; i++) {
+        tsr_phase_at("packing", (double)i + 1, (double)pack->sample_count);
         int32_t sample = pack->sorted[i], row;
         int64_t room = next_bit(pack, (uint64_t)lengths[sample]);
         if (room < 0) {

@@ -1,6 +1,7 @@
 #include "io/safetensors.h"
 
 #include "base/checked.h"
+#include "base/phase.h"
 #include "base/text.h"
 #include "io/file.h"
 #include "io/json.h"
@@ -126,13 +127,24 @@ static tsr_status write_all(tsr_file *file, const tsr_text *header,
                             const tsr_tensor_source **sorted, uint64_t count, const char *path)
 {
     unsigned char length[8];
+    uint64_t done = 0, total = 0, bytes;
+    for (uint64_t i = 0; i < count; i++) {
+        TSR_TRY(tsr_tensor_source_bytes(&bytes, sorted[i], path));
+        total += bytes;
+    }
     for (int i = 0; i < 8; i++)
         length[i] = (unsigned char)((uint64_t)header->length >> (8 * i));
     TSR_TRY(tsr_file_append(file, length, sizeof length));
     TSR_TRY(tsr_file_append(file, header->data, header->length));
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < count; i++) {
+        tsr_phase_at("writing", (double)done, (double)total);
+        TSR_TRY(tsr_tensor_source_bytes(&bytes, sorted[i], path));
         TSR_TRY(write_tensor(file, sorted[i], path));
-    return tsr_file_finish(file);
+        done += bytes;
+    }
+    TSR_TRY(tsr_file_finish(file)); /* which may take as long as the writes */
+    tsr_phase_at("writing", (double)total, (double)total);
+    return TSR_OK;
 }
 
 tsr_status tsr_safetensors_stage(tsr_file **out, const char *path, const tsr_tensor_source *tensors,

@@ -1,6 +1,7 @@
 #include "io/snapshot.h"
 
 #include "base/hash.h"
+#include "base/phase.h"
 #include "base/text.h"
 #include "io/file.h"
 #include "io/snapshot_parts.h"
@@ -33,6 +34,8 @@ struct tsr_snapshot {
 static tsr_status hash_file(uint64_t *bytes, uint64_t *hash, int fd, const char *path)
 {
     char buffer[BUFFER_BYTES];
+    struct stat about = {0};
+    (void)fstat(fd, &about); /* tells how far it has come, no more */
     *bytes = 0;
     *hash = TSR_HASH_START;
     for (size_t used = 0;;) {
@@ -46,6 +49,7 @@ static tsr_status hash_file(uint64_t *bytes, uint64_t *hash, int fd, const char 
             continue;
         *hash = tsr_hash(*hash, buffer, used);
         *bytes += used;
+        tsr_phase_at("hashing", (double)*bytes, (double)about.st_size);
         if (got == 0)
             return TSR_OK;
         used = 0;

@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/phase.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -247,9 +248,11 @@ tsr_status tsr_blas_tune(tsr_blas *blas, tsr_stream *stream, const tsr_gemm_args
         status = tsr_gemm_check(&args);
         if (status < 0 || args.m == 0 || args.n == 0 || args.k == 0 || is_tuned(blas, &args))
             continue;
+        tsr_phase_at("timing matmuls", i, count);
         status = tune_shape(&t, &args, scratch_bytes);
         timed++;
     }
+    tsr_phase_at("timing matmuls", count, count);
     for (int i = 0; i <= TSR_BLAS_CANDIDATES; i++)
         if (t.event[i])
             cudaEventDestroy(t.event[i]);

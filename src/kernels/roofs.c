@@ -1,6 +1,7 @@
 #include "kernels/roofs.h"
 
 #include "base/clock.h"
+#include "base/phase.h"
 #include "base/philox.h"
 
 #include <stdlib.h>
@@ -121,8 +122,11 @@ static tsr_status measure(tsr_roof *out, const measured *m, double seconds)
     for (start = tsr_now(); tsr_now() - start < seconds / 4;) /* the clock settles */
         TSR_TRY(time_calls(&once, m, calls));
     for (start = tsr_now();
-         count < LEAST_SAMPLES || (count < MOST_SAMPLES && tsr_now() - start < seconds); count++)
+         count < LEAST_SAMPLES || (count < MOST_SAMPLES && tsr_now() - start < seconds); count++) {
+        tsr_phase_at("measuring", tsr_now() - start, seconds);
         TSR_TRY(time_calls(&sample[count], m, calls));
+    }
+    tsr_phase_at("measuring", seconds, seconds);
     qsort(sample, (size_t)count, sizeof *sample, compare);
     *out = (tsr_roof){m->work / sample[count / 2], m->work / sample[0]};
     return TSR_OK;

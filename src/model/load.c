@@ -2,6 +2,7 @@
 
 #include "adapters/init.h"
 #include "base/checked.h"
+#include "base/phase.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -130,8 +131,7 @@ tsr_status tsr_model_load_unit(tsr_model *model, int unit, const tsr_model_loade
             status = load_plain(&job, &parts->frozen[i], i);
     tsr_status ended = tsr_stream_synchronize(model->compute);
     TSR_TRY(tsr_load_agree(&job, status < 0 ? status : ended));
-    if (loader->progress)
-        loader->progress(loader->user, unit);
+    tsr_phase_at("reading and quantizing", unit + 1, layout->unit_count);
     return TSR_OK;
 }
 

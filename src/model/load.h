@@ -26,7 +26,6 @@ typedef struct {
     char *(*frozen)(void *user, int unit, int segment);
     /* Takes this rank's values of a trainable segment, fp32, granules_per_rank granules. */
     tsr_status (*trainable)(void *user, int unit, int segment, const float *values);
-    void (*progress)(void *user, int unit); /* after each unit; may be NULL */
     void *user;
 } tsr_model_loader;
 

@@ -2,6 +2,7 @@
  * environment.c: what this machine and this build are good for: `tessera env`.
  */
 #include "adapters/set.h"
+#include "base/phase.h"
 #include "comm/comm.h"
 #include "config/yaml.h"
 #include "device/topology.h"
@@ -329,12 +330,15 @@ static tsr_status look_around(survey *s, bool measure)
     return measure ? add_roofs(s) : TSR_OK;
 }
 
-int tsr_environment(int measure, int json, char **text)
+int tsr_environment(const tsr_job_options *options, int measure, int json, char **text)
 {
     if (!text)
         return tsr_fail(TSR_EINVAL, "tsr_environment: text is NULL");
     survey s = {.report = json_object(), .missing = json_array()};
+    if (options)
+        tsr_phase_set(options->progress, options->user);
     tsr_status status = look_around(&s, measure);
+    tsr_phase_set(NULL, NULL);
     json_decref(s.missing);
     if (status < 0) {
         json_decref(s.report);

@@ -1,5 +1,6 @@
 #include "train/inspect.h"
 
+#include "base/phase.h"
 #include "io/peft.h"
 #include "io/snapshot.h"
 #include "tessera.h"
@@ -191,12 +192,15 @@ static tsr_status inspect_path(json_t *report, const char *path)
     return tsr_inspect_safetensors(report, path);
 }
 
-int tsr_inspect(const char *path, int json, char **text)
+int tsr_inspect(const char *path, const tsr_job_options *options, int json, char **text)
 {
     if (!path || !text)
         return tsr_fail(TSR_EINVAL, "tsr_inspect: path or text is NULL");
     json_t *report = json_object();
+    if (options)
+        tsr_phase_set(options->progress, options->user);
     tsr_status status = inspect_path(report, path);
+    tsr_phase_set(NULL, NULL);
     if (status < 0) {
         json_decref(report);
         return status;

@@ -4,6 +4,7 @@
 #include "train/job_parts.h"
 
 #include "base/log.h"
+#include "base/phase.h"
 #include "train/data_report.h"
 #include "train/same.h"
 #include "train/summary.h"
@@ -45,6 +46,18 @@ static void log_line(void *user, tsr_log_level level, const char *line)
     };
     if (job->view.rank == 0)
         job->options.log(job->options.user, severities[level], line);
+}
+
+static void tell_phase(void *user, const char *phase, double done, double total)
+{
+    tsr_job *job = user;
+    if (job->view.rank == 0)
+        job->options.progress(job->options.user, phase, done, total);
+}
+
+void tsr_job_listen(tsr_job *job, bool begins)
+{
+    tsr_phase_set(begins && job->options.progress ? tell_phase : NULL, job);
 }
 
 /* Ranks and host; all that can be done before the configuration is read. */
@@ -163,6 +176,7 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
     job->train = options->purpose != TSR_JOB_EVALUATE;
     if (options->log)
         tsr_log_set(log_line, job, TSR_LOG_INFO);
+    tsr_job_listen(job, true);
     tsr_status status = connect(job, world);
     if (status == TSR_OK && options->purpose == TSR_JOB_PLAN) {
         int ranks = options->plan_ranks > 0 ? options->plan_ranks : 1, node = options->plan_node;
@@ -171,6 +185,7 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
     if (status == TSR_OK)
         status = read_inputs(job);
     tsr_log_set(NULL, NULL, TSR_LOG_ERROR);
+    tsr_job_listen(job, false);
     if (status < 0) {
         tsr_error error; /* destroying must not lose the message */
         tsr_error_take(&error, status);

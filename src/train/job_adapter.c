@@ -3,22 +3,34 @@
  */
 #include "train/job_parts.h"
 
+#include "base/phase.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-tsr_status tsr_job_each_part(tsr_job *job, tsr_job_part_call *call, void *user)
+static tsr_status each_part_of(const tsr_layout *layout, int unit, tsr_job_part_call *call,
+                               void *user)
+{
+    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+        const tsr_layout_linear *linear = &layout->unit[unit].linear[kind];
+        if (!linear->r)
+            continue;
+        TSR_TRY(call(user, &(tsr_job_part){unit, linear->a, TSR_PEFT_A, linear}));
+        TSR_TRY(call(user, &(tsr_job_part){unit, linear->b, TSR_PEFT_B, linear}));
+        if (linear->dora)
+            TSR_TRY(call(user, &(tsr_job_part){unit, linear->m, TSR_PEFT_MAGNITUDE, linear}));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_job_each_part(tsr_job *job, const char *phase, tsr_job_part_call *call, void *user)
 {
     const tsr_layout *layout = &job->inputs.layout;
-    for (int unit = 0; unit < layout->layer_count; unit++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-            const tsr_layout_linear *linear = &layout->unit[unit].linear[kind];
-            if (!linear->r)
-                continue;
-            TSR_TRY(call(user, &(tsr_job_part){unit, linear->a, TSR_PEFT_A, linear}));
-            TSR_TRY(call(user, &(tsr_job_part){unit, linear->b, TSR_PEFT_B, linear}));
-            if (linear->dora)
-                TSR_TRY(call(user, &(tsr_job_part){unit, linear->m, TSR_PEFT_MAGNITUDE, linear}));
-        }
+    for (int unit = 0; unit < layout->layer_count; unit++) {
+        TSR_TRY(each_part_of(layout, unit, call, user));
+        if (phase)
+            tsr_phase_at(phase, unit + 1, layout->layer_count);
+    }
     return TSR_OK;
 }
 
@@ -85,7 +97,7 @@ tsr_status tsr_job_write_adapter(tsr_job *job, const char *directory)
     c.tensor = calloc(3 * job->inputs.adapter.set.count + 1, sizeof *c.tensor);
     if (!c.tensor)
         c.local = tsr_fail(TSR_ENOMEM, "out of memory while saving the adapter");
-    tsr_status status = tsr_job_each_part(job, collect, &c);
+    tsr_status status = tsr_job_each_part(job, "gathering the adapter", collect, &c);
     if (status < 0)
         tsr_executor_fail(job->executor, status); /* the others wait in a collective */
     else
@@ -101,7 +113,10 @@ int tsr_job_save(tsr_job *job)
     if (job->state != TSR_JOB_STARTED || !job->train)
         return tsr_fail(TSR_EINVAL, "tsr_job_save needs a training job that was started");
     TSR_TRY(tsr_job_quiet(job));
-    TSR_TRY(tsr_job_write_adapter(job, job->inputs.config.output_dir));
+    tsr_job_listen(job, true);
+    tsr_status status = tsr_job_write_adapter(job, job->inputs.config.output_dir);
+    tsr_job_listen(job, false);
+    TSR_TRY(status);
     return tsr_job_agree(job,
                          tsr_job_end(job, job->stopped ? TSR_METRICS_SAVED : TSR_METRICS_DONE));
 }

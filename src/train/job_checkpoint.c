@@ -116,7 +116,7 @@ static tsr_status write_own(tsr_job *job, const char *directory)
     if (!file.owned || !file.source)
         status = tsr_fail(TSR_ENOMEM, "%s: no memory to write it", path);
     if (status == TSR_OK)
-        status = tsr_job_each_part(job, add_part, &file);
+        status = tsr_job_each_part(job, NULL, add_part, &file);
     if (status == TSR_OK)
         status = tsr_safetensors_write(path, file.source, file.count);
     if (status == TSR_OK)
@@ -256,7 +256,9 @@ int tsr_job_checkpoint(tsr_job *job)
         return TSR_OK;
     double before = tsr_now();
     TSR_TRY(tsr_job_quiet(job)); /* the last update may still be running */
+    tsr_job_listen(job, true);
     tsr_status status = write_all(job);
+    tsr_job_listen(job, false);
     bool first = job->view.rank == 0;
     if (status < 0) {
         if (first)

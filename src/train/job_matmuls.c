@@ -2,6 +2,7 @@
  * job_matmuls.c: how a run's matmuls are done, chosen once at start-up: rank 0 takes what was chosen
  * before or has the kernels time the rest, and all ranks take its choices.
  *
+ *     matmuls.txt of the checkpoint                     that the run goes on from: looked at first
  *     output_dir/matmuls.txt                            of this run; looked at first when it is
  *                                                       replaced, so that a repeated run repeats
  *     ~/.cache/tessera/matmul-<device>.txt              of all runs on such a device with these
@@ -42,16 +43,27 @@ static tsr_status time_matmuls(tsr_job *job, tsr_prepare_args *args)
     return tsr_model_prepare(job->model, shapes, list_shapes(shapes, job), args);
 }
 
+/* Of the run that this one goes on with or replaces. NULL: there are none. The caller frees. */
+static char *read_known(const tsr_job *job)
+{
+    char path[PATH_MAX], *known = NULL;
+    if (job->options.purpose != TSR_JOB_TRAIN)
+        return NULL;
+    if (job->resume && (size_t)snprintf(path, sizeof path, "%s/" TSR_MATMULS_FILE,
+                                        tsr_snapshot_directory(job->resume)) < sizeof path)
+        known = tsr_cache_read(path);
+    if (!known && tsr_job_output_path(path, sizeof path, job, TSR_MATMULS_FILE) == TSR_OK)
+        known = tsr_cache_read(path);
+    return known;
+}
+
 /* Of rank 0. `device`: what the choices are for. */
 static tsr_status choose(tsr_job *job, const tsr_text *device)
 {
-    char path[PATH_MAX], *known = NULL, *cached = NULL;
+    char *known = read_known(job), *cached = NULL;
     tsr_text cache = {0};
     tsr_cache_place place;
     bool has_place = tsr_cache_find(&place, "matmul", device, "txt");
-    if (job->options.purpose == TSR_JOB_TRAIN &&
-        tsr_job_output_path(path, sizeof path, job, TSR_MATMULS_FILE) == TSR_OK)
-        known = tsr_cache_read(path);
     if (has_place)
         cached = tsr_cache_read(place.file);
     tsr_prepare_args args = {

@@ -111,6 +111,9 @@ tsr_status tsr_job_choose_matmuls(tsr_job *job);
  * rank's status. */
 tsr_status tsr_job_agree(tsr_job *job, tsr_status status);
 
+/* A long call begins or ends: rank 0's caller hears how far it has come (base/phase.h). */
+void tsr_job_listen(tsr_job *job, bool begins);
+
 /* tsr_job_create over ranks that the caller made: world (owned by the job from then on, NULL: as
  * the options say). */
 tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_comm *world);
@@ -148,9 +151,9 @@ typedef struct {
     const tsr_layout_linear *linear;
 } tsr_job_part;
 
-/* All of them, in the order of the units. */
+/* All of them, in the order of the units; `phase` says what takes its time, NULL: nothing does. */
 typedef tsr_status tsr_job_part_call(void *user, const tsr_job_part *part);
-tsr_status tsr_job_each_part(tsr_job *job, tsr_job_part_call *call, void *user);
+tsr_status tsr_job_each_part(tsr_job *job, const char *phase, tsr_job_part_call *call, void *user);
 
 /* Waits until the streams are idle; collective. */
 tsr_status tsr_job_quiet(tsr_job *job);

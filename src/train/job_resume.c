@@ -298,7 +298,7 @@ static tsr_status restore_trainable(tsr_job *job, int ranks)
             status = tsr_safetensors_open(&r.file[i], path);
     }
     if (status == TSR_OK)
-        status = tsr_job_each_part(job, restore_part, &r);
+        status = tsr_job_each_part(job, "reading the checkpoint", restore_part, &r);
     for (int i = 0; i < ranks; i++)
         tsr_safetensors_close(r.file[i]);
     free(r.file);

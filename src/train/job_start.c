@@ -4,6 +4,7 @@
 #include "train/job_parts.h"
 
 #include "base/clock.h"
+#include "base/phase.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -77,14 +78,6 @@ static tsr_status put_trainable(void *user, int unit, int segment, const float *
     return tsr_job_put_trainable(user, unit, segment, values);
 }
 
-static void report_progress(void *user, int unit)
-{
-    tsr_job *job = user;
-    if (job->options.progress && job->view.rank == 0)
-        job->options.progress(job->options.user, "reading and quantizing", unit + 1,
-                              job->inputs.layout.unit_count);
-}
-
 /* The ranks of a node read a share of the embedding each. */
 static tsr_status load_embedding(tsr_job *job)
 {
@@ -105,7 +98,6 @@ static tsr_status load_weights(tsr_job *job)
                                .device = job->device,
                                .frozen = frozen_place,
                                .trainable = put_trainable,
-                               .progress = report_progress,
                                .user = job};
     for (int unit = 0; unit < layout->unit_count; unit++) {
         loader.comm = d->home[unit] == TSR_HOME_HOST_FULL ? job->node : job->shard;
@@ -121,9 +113,11 @@ static tsr_status load_adapter(tsr_job *job)
     const tsr_layout *layout = &job->inputs.layout;
     tsr_model_loader loader = {
         .comm = job->shard, .device = job->device, .trainable = put_trainable, .user = job};
-    for (int unit = 0; unit < layout->unit_count; unit++)
+    for (int unit = 0; unit < layout->unit_count; unit++) {
         TSR_TRY(tsr_model_load_trainable(layout, unit, job->inputs.adapter.init,
                                          (uint64_t)job->inputs.config.seed, &loader));
+        tsr_phase_at("making the adapter", unit + 1, layout->unit_count);
+    }
     return TSR_OK;
 }
 
@@ -357,7 +351,10 @@ int tsr_job_start(tsr_job *job)
     TSR_TRY(tsr_job_decide(job));
     if (job->state != TSR_JOB_PLANNED)
         return tsr_fail(TSR_EINVAL, "the job has been started before");
-    TSR_TRY(tsr_job_agree(job, start(job)));
+    tsr_job_listen(job, true);
+    tsr_status status = start(job);
+    tsr_job_listen(job, false);
+    TSR_TRY(tsr_job_agree(job, status));
     if (job->options.purpose == TSR_JOB_TRAIN)
         TSR_TRY(tsr_job_agree(job, job->view.rank == 0 ? tsr_job_write_output(job) : TSR_OK));
     job->state = TSR_JOB_STARTED;

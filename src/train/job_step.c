@@ -4,6 +4,7 @@
 #include "train/job_parts.h"
 
 #include "base/clock.h"
+#include "base/phase.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -135,6 +136,8 @@ static tsr_status issue_rounds(tsr_job *job, const rounds *r, int64_t step, int6
             TSR_TRY(stage_round(job, r, step, round));
         job->staged_ahead = false;
         TSR_TRY(tsr_job_issue_micro(job, r->train));
+        if (!r->train)
+            tsr_phase_at("evaluating", (double)round + 1, (double)count);
         if (round + 1 == count)
             break;
         TSR_TRY(stage_round(job, r, step, round + 1));
@@ -211,7 +214,7 @@ static tsr_status give_up(tsr_job *job)
     if (seen[1] != INT64_MAX) {
         tsr_trainable_marked(&refused.unit, &refused.segment, &job->decision.store.trainable,
                              seen[1]);
-        TSR_TRY(tsr_job_each_part(job, name_part, &refused));
+        TSR_TRY(tsr_job_each_part(job, NULL, name_part, &refused));
     }
     return tsr_fail(TSR_EDATA,
                     "step %lld: the loss or a gradient was not finite in %lld steps in a row "
@@ -353,5 +356,8 @@ int tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation)
         return tsr_fail(TSR_EINVAL, "tsr_job_evaluate needs a job that was started");
     if (!job->inputs.eval_batch)
         return tsr_fail(TSR_ECONFIG, "there is nothing to evaluate: eval_dataset is not set");
-    return finish(job, run_evaluation(job, evaluation));
+    tsr_job_listen(job, true);
+    int status = finish(job, run_evaluation(job, evaluation));
+    tsr_job_listen(job, false);
+    return status;
 }

@@ -56,18 +56,19 @@ typedef struct {
     bool stopped;
 } run;
 
-/* Log lines come on rank 0 only. */
+/* Both come on rank 0 only. */
 static void on_log(void *user, int severity, const char *line)
 {
-    run *r = user;
+    const run *r = user;
     char text[4400];
     snprintf(text, sizeof text, "%s%s", severity == TSR_JOB_WARNING ? "warning: " : "", line);
-    if (r->progress) {
-        tsr_progress_line(r->progress, text);
-        return;
-    }
-    strcat(text, "\n");
-    say(text);
+    tsr_progress_line(r->progress, text);
+}
+
+static void on_progress(void *user, const char *phase, double done, double total)
+{
+    const run *r = user;
+    tsr_progress_phase(r->progress, phase, done, total, tsr_now());
 }
 
 static int report_failure(int status)
@@ -80,25 +81,21 @@ static int report_failure(int status)
     return tsr_job_exit_code(status);
 }
 
-static tsr_status make_progress(run *r, const tsr_config *config, int64_t total_steps)
+static tsr_status make_progress(run *r, tsr_config_progress mode)
 {
     struct winsize size = {0};
     ioctl(STDERR_FILENO, TIOCGWINSZ, &size);
     tsr_progress_options options = {.write = write_stderr,
-                                    .mode = config->progress,
+                                    .mode = mode,
                                     .terminal = isatty(STDERR_FILENO),
-                                    .columns = size.ws_col,
-                                    .total_steps = total_steps,
-                                    .logging_steps =
-                                        tsr_config_steps(config->logging_steps, total_steps, 1),
-                                    .first_step = config->logging_first_step};
+                                    .columns = size.ws_col};
     return tsr_progress_create(&r->progress, &options);
 }
 
 static void show_step(run *r, const tsr_job_report *report)
 {
     char line[96];
-    if (!r->progress)
+    if (!r->first)
         return;
     tsr_progress_step(r->progress, report);
     if (!report->skipped)
@@ -114,7 +111,7 @@ static int evaluate(run *r, int64_t step)
     int status = tsr_job_evaluate(r->job, &e);
     if (status < 0)
         return status;
-    if (r->progress)
+    if (r->first)
         tsr_progress_eval(r->progress, step, e.loss, e.label_tokens);
     if (step == 0)
         r->first_loss = e.loss;
@@ -169,15 +166,15 @@ static int train(run *r, const tsr_config *config)
         status = tsr_job_start(r->job);
     if (status == 0)
         status = tsr_job_print_summary(r->job, &summary);
-    if (status == 0 && r->first) {
+    if (status == 0 && r->first)
         say(summary);
-        status = make_progress(r, config, tsr_job_total_steps(r->job));
-    }
     free(summary);
+    int64_t steps = tsr_job_total_steps(r->job);
+    tsr_progress_expect(r->progress, steps, tsr_config_steps(config->logging_steps, steps, 1),
+                        config->logging_first_step);
     if (status == 0)
         status = run_steps(r, config);
-    if (r->progress)
-        tsr_progress_finish(r->progress);
+    tsr_progress_finish(r->progress);
     if (status == 0 && !r->stopped)
         status = tsr_job_save(r->job);
     if (status == 0 && !r->stopped && r->first)
@@ -227,14 +224,18 @@ static int data(run *r)
     return status;
 }
 
-/* The program's own view of the configuration: how to show progress. The job has checked it before.
- */
-static int read_config(tsr_config *config, const tsr_usage *usage, tsr_config_use use)
+/* The program's own view of the configuration: how to show progress. The library reads it again, and is the one to say
+ * what is wrong with it. */
+static int read_config(tsr_config *config, const tsr_usage *usage)
 {
+    static const tsr_config_use uses[] = {
+        [TSR_COMMAND_TRAIN] = TSR_CONFIG_TRAIN, [TSR_COMMAND_EVAL] = TSR_CONFIG_EVAL,
+        [TSR_COMMAND_PLAN] = TSR_CONFIG_PLAN,   [TSR_COMMAND_DATA] = TSR_CONFIG_DATA,
+        [TSR_COMMAND_MERGE] = TSR_CONFIG_MERGE, [TSR_COMMAND_QUANTIZE] = TSR_CONFIG_QUANTIZE};
     tsr_config_source source = {.path = usage->job_path,
                                 .overrides = usage->overrides,
                                 .override_count = usage->override_count,
-                                .use = use,
+                                .use = uses[usage->command],
                                 .has_cuda = tsr_device_cuda_built()};
     return tsr_config_load(config, &source);
 }
@@ -265,10 +266,6 @@ static int run_job(const tsr_usage *usage)
                                    [TSR_COMMAND_EVAL] = TSR_JOB_EVALUATE,
                                    [TSR_COMMAND_PLAN] = TSR_JOB_PLAN,
                                    [TSR_COMMAND_DATA] = TSR_JOB_DATA};
-    static const tsr_config_use uses[] = {[TSR_COMMAND_TRAIN] = TSR_CONFIG_TRAIN,
-                                          [TSR_COMMAND_EVAL] = TSR_CONFIG_EVAL,
-                                          [TSR_COMMAND_PLAN] = TSR_CONFIG_PLAN,
-                                          [TSR_COMMAND_DATA] = TSR_CONFIG_DATA};
     run r = {.usage = usage, .first_loss = NAN, .last_loss = NAN};
     tsr_config config = {0};
     tsr_job_options options = {.config_path = usage->job_path,
@@ -281,11 +278,15 @@ static int run_job(const tsr_usage *usage)
                                .use_mpi = usage->command == TSR_COMMAND_TRAIN ||
                                           usage->command == TSR_COMMAND_EVAL,
                                .log = on_log,
+                               .progress = on_progress,
                                .user = &r,
                                .stop = &stop_requested};
-    int status = tsr_job_create(&r.job, &options);
+    int readable = read_config(&config, usage);
+    int status = make_progress(&r, config.progress);
     if (status == 0)
-        status = read_config(&config, usage, uses[usage->command]);
+        status = tsr_job_create(&r.job, &options);
+    if (status == 0)
+        status = readable;
     if (status == 0) {
         r.first = tsr_job_rank(r.job) == 0;
         status = usage->command == TSR_COMMAND_TRAIN  ? train(&r, &config)
@@ -293,6 +294,8 @@ static int run_job(const tsr_usage *usage)
                  : usage->command == TSR_COMMAND_DATA ? data(&r)
                                                       : plan(&r);
     }
+    if (r.progress)
+        tsr_progress_finish(r.progress);
     int code = status < 0 ? report_failure(status) : 0;
     if (status == 0 && r.stopped) {
         code = tsr_job_exit_code(TSR_ESTOPPED);
@@ -307,43 +310,10 @@ static int run_job(const tsr_usage *usage)
 
 /* ---- commands of one process ---- */
 
-#define PROGRESS_SECONDS 5 /* between lines of progress where there is no terminal */
-
 static bool is_tool(const tsr_usage *usage)
 {
     return usage->command == TSR_COMMAND_MERGE || usage->command == TSR_COMMAND_QUANTIZE ||
            usage->command == TSR_COMMAND_INSPECT || usage->command == TSR_COMMAND_ENV;
-}
-
-typedef struct {
-    bool terminal, shown; /* shown: a line of progress is on the terminal */
-    int percent;
-    double last;
-} tool;
-
-static void on_tool_log(void *user, int severity, const char *line)
-{
-    tool *t = user;
-    say(t->shown ? "\n" : "");
-    t->shown = false;
-    say(severity == TSR_JOB_WARNING ? "warning: " : "");
-    say(line);
-    say("\n");
-}
-
-static void on_tool_progress(void *user, const char *phase, double done, double total)
-{
-    tool *t = user;
-    char text[96];
-    int percent = total > 0 ? (int)(100 * done / total) : 100;
-    double now = tsr_now();
-    if (percent == t->percent || (!t->terminal && now - t->last < PROGRESS_SECONDS))
-        return;
-    t->percent = percent;
-    t->last = now;
-    t->shown = t->terminal;
-    snprintf(text, sizeof text, t->terminal ? "\r%s %d %%" : "%s %d %%\n", phase, percent);
-    say(text);
 }
 
 static int call_tool(const tsr_usage *usage, const tsr_job_options *options, char **text)
@@ -354,24 +324,30 @@ static int call_tool(const tsr_usage *usage, const tsr_job_options *options, cha
     if (usage->command == TSR_COMMAND_QUANTIZE)
         return tsr_quantize(options, json, text);
     if (usage->command == TSR_COMMAND_ENV)
-        return tsr_environment(usage->measure, json, text);
+        return tsr_environment(options, usage->measure, json, text);
     int status = usage->plot ? tsr_plot(usage->job_path, usage->plot) : 0;
-    return status < 0 ? status : tsr_inspect(usage->job_path, json, text);
+    return status < 0 ? status : tsr_inspect(usage->job_path, options, json, text);
 }
 
 static int run_tool(const tsr_usage *usage)
 {
-    tool t = {.terminal = isatty(STDERR_FILENO), .percent = -1, .last = tsr_now()};
+    run r = {.usage = usage};
+    tsr_config config = {0};
     const tsr_job_options options = {.config_path = usage->job_path,
                                      .overrides = usage->overrides,
                                      .override_count = usage->override_count,
-                                     .log = on_tool_log,
-                                     .progress = on_tool_progress,
-                                     .user = &t,
+                                     .log = on_log,
+                                     .progress = on_progress,
+                                     .user = &r,
                                      .stop = &stop_requested};
     char *text = NULL;
-    int status = call_tool(usage, &options, &text);
-    say(t.shown ? "\n" : "");
+    if (usage->command == TSR_COMMAND_MERGE || usage->command == TSR_COMMAND_QUANTIZE)
+        read_config(&config, usage);
+    int status = make_progress(&r, config.progress);
+    if (status == 0)
+        status = call_tool(usage, &options, &text);
+    tsr_progress_destroy(r.progress);
+    tsr_config_free(&config);
     if (status == 0)
         fputs(text, stdout);
     free(text);

@@ -1,9 +1,10 @@
 /*
  * train/progress.h: what a person sees while a run goes on; rank 0 only.
  *
- * On a terminal one bar that is redrawn, elsewhere one line per logging_steps. Everything goes
- * through the callback that was given: nothing is printed here. Time is summed from step_s, so the
- * text depends on the reports alone.
+ * On a terminal one bar that is redrawn, elsewhere one line per logging_steps. Between steps, long
+ * work (reading, hashing, packing, saving) has the place of the bar until it ends, or a line every few
+ * seconds. Everything goes through the callback that was given: nothing is printed here. Time is summed
+ * from step_s, or given, so the text depends on the reports alone.
  * Threads  Not locked: one thread at a time.
  */
 #ifndef TSR_TRAIN_PROGRESS_H
@@ -23,13 +24,19 @@ typedef struct {
     tsr_config_progress mode; /* AUTO: a bar if `terminal`, lines otherwise */
     bool terminal;            /* whether `write` ends at a terminal */
     int columns;              /* its width; 0: 80 */
-    int64_t total_steps;      /* 0: unknown */
-    int64_t logging_steps;    /* a line every so many steps; 0: 1 */
-    bool first_step;          /* a line for step 1 too */
 } tsr_progress_options;
 
 /* Copies *options. TSR_ENOMEM. */
 tsr_status tsr_progress_create(tsr_progress **out, const tsr_progress_options *options);
+
+/* Before the first step. total_steps 0: unknown; a line every logging_steps (0: 1), and for step 1 too
+ * where first_step is true. */
+void tsr_progress_expect(tsr_progress *progress, int64_t total_steps, int64_t logging_steps,
+                         bool first_step);
+
+/* How far long work has come at `now` (base/clock.h); done == total ends it. */
+void tsr_progress_phase(tsr_progress *progress, const char *phase, double done, double total,
+                        double now);
 
 /* After each optimizer step. */
 void tsr_progress_step(tsr_progress *progress, const tsr_job_report *step);

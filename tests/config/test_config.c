@@ -505,6 +505,18 @@ static void test_distance(void **state)
     assert_int_equal(tsr_keys_distance("kitten", "sitting", 5), 3);
     assert_int_equal(tsr_keys_distance("", "abc", 5), 3);
     assert_int_equal(tsr_keys_distance("abc", "wxyz", 2), 3);
+
+    /* Whatever the limit: the same, or beyond it. */
+    static const char *const near[] = {"learning_rate", "laerning_rate", "elarnnig_rtae", "rate",
+                                       "r"};
+    for (size_t i = 0; i < sizeof near / sizeof *near; i++)
+        for (int k = 0, all; k < tsr_keys_count(); k++) {
+            const char *key = tsr_keys_at(k)->name;
+            all = tsr_keys_distance(near[i], key, 64);
+            for (int limit = 0; limit < 12; limit++)
+                assert_int_equal(tsr_keys_distance(near[i], key, limit),
+                                 all <= limit ? all : limit + 1);
+        }
     assert_null(tsr_keys_nearest("zzzzzzzz"));
 }
 

@@ -388,7 +388,7 @@ static void on_progress(void *user, const char *phase, double done, double total
 {
     heard *h = user;
     assert_non_null(phase);
-    assert_true(done >= h->done && done <= total);
+    assert_true(done >= 0 && done <= total);
     h->phases++;
     h->done = done;
     h->total = total;

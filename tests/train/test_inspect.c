@@ -29,10 +29,10 @@ static json_t *inspect(const char *path)
 {
     char *text;
     json_t *root;
-    succeed(tsr_inspect(path, 1, &text));
+    succeed(tsr_inspect(path, NULL, 1, &text));
     succeed(tsr_json_parse(&root, text, strlen(text), "the report"));
     free(text);
-    succeed(tsr_inspect(path, 0, &text)); /* people's too */
+    succeed(tsr_inspect(path, NULL, 0, &text)); /* people's too */
     assert_true(strlen(text) > 100);
     free(text);
     return root;
@@ -209,15 +209,16 @@ static void test_broken(void **state)
     };
     char *text;
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
-        check_error(lines[i].metrics, tsr_inspect(run_of(lines[i].metrics), 1, &text), TSR_EDATA,
-                    lines[i].words);
+        check_error(lines[i].metrics, tsr_inspect(run_of(lines[i].metrics), NULL, 1, &text),
+                    TSR_EDATA, lines[i].words);
     mkdir(scratch_path("empty"), 0777);
     static const char *const kinds[MOST_WORDS] = {"metrics.jsonl", "adapter_config.json",
                                                   "config.json", "safetensors"};
-    check_error("an empty directory", tsr_inspect(scratch_path("empty"), 1, &text), TSR_EDATA,
+    check_error("an empty directory", tsr_inspect(scratch_path("empty"), NULL, 1, &text), TSR_EDATA,
                 kinds);
     static const char *const missing[MOST_WORDS] = {"nowhere", "No such file"};
-    check_error("nothing", tsr_inspect(scratch_path("nowhere"), 1, &text), TSR_EDATA, missing);
+    check_error("nothing", tsr_inspect(scratch_path("nowhere"), NULL, 1, &text), TSR_EDATA,
+                missing);
     static const char *const no_steps[MOST_WORDS] = {"no step to draw"};
     check_error("a plot without steps", tsr_plot(run_of(START), scratch_path("a.svg")), TSR_EDATA,
                 no_steps);
@@ -366,7 +367,7 @@ static void test_environment(void **state)
     (void)state;
     char *text;
     json_t *r;
-    succeed(tsr_environment(0, 1, &text));
+    succeed(tsr_environment(NULL, 0, 1, &text));
     succeed(tsr_json_parse(&r, text, strlen(text), "env"));
     free(text);
     is_text(r, "backends.0.name", "cpu");

@@ -4,11 +4,13 @@
  */
 #include "job_fixture.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -115,6 +117,110 @@ static void test_not_finite(void **state)
             assert_int_equal(result.step[i].skipped, 1);
             assert_int_equal(result.step[i].skipped_steps, i + 1);
         }
+        assert_last_line("{\"event\":\"end\",\"status\":\"failed\"}");
+        assert_no_adapter();
+    }
+}
+
+#define BAD_TOKEN 4000
+
+/* A copy of the model whose embedding of BAD_TOKEN is no number: no loss is one behind that token. */
+static void write_bad_model(void)
+{
+    static const char *const names[] = {
+        "config.json", "model.safetensors.index.json", "model-00002-of-00004.safetensors",
+        "model-00003-of-00004.safetensors", "model-00004-of-00004.safetensors"};
+    static const char shard[] = "model-00001-of-00004.safetensors";
+    char path[512], bytes_of[512];
+    uint64_t bytes;
+    tsr_safetensors *file;
+    assert_int_equal(mkdir(scratch_path("model"), 0777), 0);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(path, sizeof path, JOB_MODEL "/%s", names[i]);
+        snprintf(bytes_of, sizeof bytes_of, "model/%s", names[i]);
+        assert_int_equal(symlink(path, scratch_path(bytes_of)), 0);
+    }
+    snprintf(path, sizeof path, JOB_MODEL "/%s", shard);
+    snprintf(bytes_of, sizeof bytes_of, "model/%s", shard);
+    assert_int_equal(tsr_safetensors_open(&file, path), TSR_OK);
+    const tsr_tensor *embedding = tsr_safetensors_find(file, "model.embed_tokens.weight");
+    assert_true(embedding && embedding->dtype == TSR_BF16 && embedding->shape[0] > BAD_TOKEN);
+    char *data = read_whole(&bytes, path);
+    uint16_t *row =
+        (uint16_t *)(void *)(data + embedding->file_offset) + BAD_TOKEN * embedding->shape[1];
+    for (uint64_t i = 0; i < embedding->shape[1]; i++)
+        row[i] = 0x7FC0;
+    write_bytes(scratch_path(bytes_of), data, bytes);
+    free(data);
+    tsr_safetensors_close(file);
+}
+
+/* 12 rows, three steps; the bad token is in row `bad`, or in all of them (-1). */
+static const char *bad_config(int bad, const char *more)
+{
+    static char text[4096];
+    const char *path = scratch_path("bad.jsonl");
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    for (int i = 0; i < 12; i++) {
+        fprintf(file, "{\"input_ids\": [%d", 10 + i);
+        for (int k = 1; k < 8 + i; k++)
+            fprintf(file, ", %d", k == 3 && (bad < 0 || i == bad) ? BAD_TOKEN : 100 * i + k);
+        fprintf(file, "]}\n");
+    }
+    assert_int_equal(fclose(file), 0);
+    snprintf(text, sizeof text,
+             "model_name_or_path: %s\nlora_r: 2\ntotal_batch_size: 4\nshuffle_dataset: false\n"
+             "dataset: %s\nmax_steps: 3\n%s",
+             scratch_path("model"), path, more);
+    return text;
+}
+
+/* The loss of one row, on one rank, is no number: that step alone is skipped, on all ranks. */
+static void test_loss_not_finite_once(void **state)
+{
+    (void)state;
+    job_result alone, result;
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        job_run(&result, ranks, bad_config(5, ""));
+        if (result.status != 0)
+            fail_msg("%d ranks: %s", ranks, result.message);
+        assert_int_equal(result.step_count, 3);
+        for (int i = 0; i < 3; i++) {
+            assert_int_equal(result.step[i].skipped, i == 1);
+            assert_int_equal(result.step[i].skipped_steps, i >= 1);
+            assert_true(i == 1 || isfinite(result.step[i].loss));
+        }
+        if (ranks == 1)
+            alone = result;
+        else
+            job_assert_same(&alone, &result, "a loss that is no number");
+        if (ranks > 1)
+            job_result_free(&result);
+    }
+    job_result_free(&alone);
+}
+
+static void test_loss_never_finite(void **state)
+{
+    (void)state;
+    char alone[4096];
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        job_result result;
+        job_run(&result, ranks, bad_config(-1, "max_skipped_steps: 1\n"));
+        assert_int_equal(result.status, TSR_EDATA);
+        assert_int_equal(result.reporters, 1);
+        assert_int_equal(result.step_count, 1); /* reported; the second ends the run */
+        assert_int_equal(result.step[0].skipped, 1);
+        const char *said = strstr(
+            result.message, "step 2: the loss or a gradient was not finite in 2 steps in a row");
+        if (!said ||
+            !strstr(said, "in this one the loss and first, from the output back, the gradient of "
+                          "base_model.model.model.layers.5."))
+            fail_msg("%d ranks: %s", ranks, result.message);
+        if (ranks == 1)
+            strcpy(alone, said);
+        assert_string_equal(said, alone);
         assert_last_line("{\"event\":\"end\",\"status\":\"failed\"}");
         assert_no_adapter();
     }
@@ -247,6 +353,7 @@ static int set_up(void **state)
     (void)state;
     scratch_make();
     job_write_documents("train.jsonl", 10, 4096, 7);
+    write_bad_model();
     return 0;
 }
 
@@ -257,6 +364,8 @@ int main(void)
         cmocka_unit_test(test_stop_at_the_end),
         cmocka_unit_test(test_time_limit),
         cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_loss_not_finite_once),
+        cmocka_unit_test(test_loss_never_finite),
         cmocka_unit_test(test_skipped_step_changes_nothing),
         cmocka_unit_test(test_a_rank_fails),
         cmocka_unit_test(test_ranks_that_were_told_differently),

@@ -185,7 +185,8 @@ typedef struct {
 
 typedef struct {
     tsr_comm *comm;
-    const char *device;
+    const char *device, *output, *resume; /* output NULL: "matmuls" */
+    bool saves;                           /* a step, and a checkpoint */
     int rank;
     tsr_status status;
     char message[512];
@@ -222,18 +223,25 @@ static tsr_status choose(rank_run *run)
                                "total_batch_size=4",
                                "max_steps=2",
                                "overwrite_output_dir=true",
+                               NULL,
                                NULL};
-    char output[512];
+    char output[512], resume[512], known[600];
     tsr_job *job = NULL;
     tsr_kernels choosing = *tsr_kernels_cpu();
-    snprintf(output, sizeof output, "output_dir=%s", scratch_path("matmuls"));
+    snprintf(output, sizeof output, "output_dir=%s",
+             scratch_path(run->output ? run->output : "matmuls"));
+    snprintf(known, sizeof known, "%s/matmuls.txt", output + strlen("output_dir="));
     overrides[5] = output;
-    tsr_job_options options = {.overrides = overrides, .override_count = 6, .threads = 1};
+    overrides[6] = resume;
+    if (run->resume)
+        snprintf(resume, sizeof resume, "resume_from_checkpoint=%s", scratch_path(run->resume));
+    tsr_job_options options = {
+        .overrides = overrides, .override_count = run->resume ? 7 : 6, .threads = 1};
     TSR_TRY(tsr_job_create_on(&job, &options, run->comm));
     tsr_status status = tsr_job_start(job);
     if (status == TSR_OK) {
         if (run->rank == 0) /* of the run that this one replaces */
-            write_text(scratch_path("matmuls/matmuls.txt"), "before\n");
+            write_text(known, "before\n");
         choosing.prepare = choosing_prepare;
         job->kernels = job->model->options.kernels = &choosing;
         status = tsr_job_choose_matmuls(job);
@@ -243,6 +251,10 @@ static tsr_status choose(rank_run *run)
         job->metrics = NULL;
         status = tsr_job_write_output(job);
     }
+    if (status == TSR_OK && run->saves)
+        status = tsr_job_step(job, &(tsr_job_report){0});
+    if (status == TSR_OK && run->saves)
+        status = tsr_job_checkpoint(job);
     tsr_error error;
     tsr_error_take(&error, status);
     tsr_job_destroy(job);
@@ -315,6 +327,25 @@ static void test_choices(void **state)
     }
 }
 
+/* A run that goes on elsewhere does what the one before it did, whatever lies in its own place. */
+static void test_resumed(void **state)
+{
+    (void)state;
+    rank_run first = {.output = "saved", .saves = true};
+    rank_run second = {.output = "elsewhere", .resume = "saved/checkpoint-1"};
+    setenv("XDG_CACHE_HOME", "", 1);
+    setenv("HOME", "", 1);
+    run_ranks(&first, 1);
+    if (first.status < 0)
+        fail_msg("%s", first.message);
+    assert_string_equal(first.got.known, "before\n");
+    expect_file(scratch_path("saved/checkpoint-1/matmuls.txt"), DEVICE "mine\n");
+    run_ranks(&second, 1);
+    if (second.status < 0)
+        fail_msg("%s", second.message);
+    assert_string_equal(second.got.known, DEVICE "mine\n");
+}
+
 /* A cache that cannot be: a file is in its place, or it is not wanted. */
 static void test_no_cache(void **state)
 {
@@ -350,9 +381,8 @@ static void test_other_devices(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_list),
-        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_no_cache),
+        cmocka_unit_test(test_list),          cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_resumed),       cmocka_unit_test(test_no_cache),
         cmocka_unit_test(test_other_devices),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);

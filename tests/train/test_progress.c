@@ -46,12 +46,13 @@ static int lines_of(const char *text)
     return lines;
 }
 
-static tsr_progress *create(tsr_text *text, tsr_progress_options options)
+static tsr_progress *create(tsr_text *text, tsr_progress_options options, int64_t total_steps)
 {
     tsr_progress *progress;
     options.write = collect;
     options.user = text;
     assert_int_equal(tsr_progress_create(&progress, &options), TSR_OK);
+    tsr_progress_expect(progress, total_steps, 0, false);
     return progress;
 }
 
@@ -59,8 +60,8 @@ static void test_lines(void **state)
 {
     (void)state;
     tsr_text text = {0};
-    tsr_progress *p = create(
-        &text, (tsr_progress_options){.total_steps = 25, .logging_steps = 10, .first_step = true});
+    tsr_progress *p = create(&text, (tsr_progress_options){0}, 25);
+    tsr_progress_expect(p, 25, 10, true);
     for (int i = 1; i <= 25; i++) {
         tsr_job_report step = at(i);
         tsr_progress_step(p, &step);
@@ -84,8 +85,7 @@ static void test_bar(void **state)
 {
     (void)state;
     tsr_text text = {0};
-    tsr_progress *p =
-        create(&text, (tsr_progress_options){.terminal = true, .columns = 200, .total_steps = 4});
+    tsr_progress *p = create(&text, (tsr_progress_options){.terminal = true, .columns = 200}, 4);
     tsr_job_report step = at(1);
     tsr_progress_step(p, &step);
     assert_string_equal(text.data,
@@ -107,8 +107,7 @@ static void test_bar_fits_and_is_not_flooded(void **state)
 {
     (void)state;
     tsr_text text = {0};
-    tsr_progress *p =
-        create(&text, (tsr_progress_options){.terminal = true, .columns = 30, .total_steps = 1000});
+    tsr_progress *p = create(&text, (tsr_progress_options){.terminal = true, .columns = 30}, 1000);
     for (int i = 1; i <= 1000; i++) {
         tsr_job_report step = at(i);
         step.step_s = 0.001;
@@ -126,16 +125,79 @@ static void test_bar_fits_and_is_not_flooded(void **state)
     tsr_text_free(&text);
 }
 
+/* On a terminal: nothing for what is over at once, then a line that moves, then nothing again. */
+static void test_phase_on_a_terminal(void **state)
+{
+    (void)state;
+    tsr_text text = {0};
+    tsr_progress *p = create(&text, (tsr_progress_options){.terminal = true}, 4);
+    tsr_progress_phase(p, "packing", 1, 2, 0);
+    tsr_progress_phase(p, "packing", 2, 2, 0.05);
+    assert_int_equal(text.length, 0);
+    tsr_progress_phase(p, "hashing", 0, 8, 10);
+    tsr_progress_phase(p, "hashing", 1, 8, 10.05);
+    assert_int_equal(text.length, 0);
+    tsr_progress_phase(p, "hashing", 2, 8, 20);
+    assert_string_equal(text.data, "\r\033[Khashing [====>           ]  25%  0:30 left");
+    tsr_text_clear(&text);
+    tsr_progress_phase(p, "hashing", 3, 8, 20.01); /* not flooded */
+    assert_int_equal(text.length, 0);
+    tsr_progress_line(p, "a warning");
+    assert_string_equal(text.data, "\r\033[Ka warning\n");
+    tsr_text_clear(&text);
+    tsr_progress_phase(p, "hashing", 4, 8, 21);
+    assert_non_null(strstr(text.data, "50%"));
+    tsr_text_clear(&text);
+    tsr_progress_phase(p, "hashing", 8, 8, 22);
+    assert_string_equal(text.data, "\r\033[K");
+    tsr_text_clear(&text);
+    tsr_job_report step = at(2);
+    tsr_progress_step(p, &step);
+    tsr_text_clear(&text);
+    tsr_progress_phase(p, "writing", 1, 4, 30);
+    tsr_progress_phase(p, "writing", 2, 4, 31);
+    begins(text.data, "\r\033[Kwriting [========>");
+    tsr_text_clear(&text);
+    tsr_progress_phase(p, "writing", 4, 4, 32); /* the bar comes back */
+    begins(text.data, "\r\033[Kstep 2/4 [");
+    tsr_text_clear(&text);
+    tsr_progress_phase(p, "evaluating", 1, 4, 40);
+    tsr_progress_phase(p, "evaluating", 1, 4, 41); /* and is broken off */
+    tsr_progress_destroy(p);
+    assert_int_equal(text.data[text.length - 1], '\n');
+    assert_null(strstr(strrchr(text.data, '\r'), "evaluating"));
+    tsr_text_free(&text);
+}
+
+/* Elsewhere: a line every five seconds, none for what is short. */
+static void test_phase_in_lines(void **state)
+{
+    (void)state;
+    tsr_text text = {0};
+    tsr_progress *p = create(&text, (tsr_progress_options){0}, 4);
+    for (int i = 0; i <= 40; i++)
+        tsr_progress_phase(p, "packing", i, 40, 0.1 * i);
+    assert_int_equal(text.length, 0);
+    for (int i = 0; i <= 160; i++)
+        tsr_progress_phase(p, "hashing", i, 160, 10 + 0.1 * i);
+    assert_string_equal(text.data, "hashing  31%  0:11 left\nhashing  62%  0:06 left\n"
+                                   "hashing  93%  0:01 left\n");
+    tsr_progress_destroy(p);
+    tsr_text_free(&text);
+}
+
 static void test_none(void **state)
 {
     (void)state;
     tsr_text text = {0};
-    tsr_progress *p =
-        create(&text, (tsr_progress_options){.mode = TSR_CONFIG_PROGRESS_NONE, .terminal = true});
+    tsr_progress *p = create(
+        &text, (tsr_progress_options){.mode = TSR_CONFIG_PROGRESS_NONE, .terminal = true}, 0);
     tsr_job_report step = at(1);
     step.loss = NAN;
     tsr_progress_step(p, &step);
     tsr_progress_eval(p, 1, 1, 1);
+    for (int i = 0; i < 100; i++)
+        tsr_progress_phase(p, "hashing", i, 100, i);
     assert_int_equal(text.length, 0);
     tsr_progress_line(p, "but messages are");
     assert_string_equal(text.data, "but messages are\n");
@@ -213,6 +275,8 @@ int main(void)
         cmocka_unit_test(test_lines),
         cmocka_unit_test(test_bar),
         cmocka_unit_test(test_bar_fits_and_is_not_flooded),
+        cmocka_unit_test(test_phase_on_a_terminal),
+        cmocka_unit_test(test_phase_in_lines),
         cmocka_unit_test(test_none),
         cmocka_unit_test(test_summary),
     };

@@ -1,0 +1,20 @@
+#include "base/phase.h"
+
+#include <stddef.h>
+
+static _Thread_local struct {
+    tsr_phase_sink *sink;
+    void *user;
+} current;
+
+void tsr_phase_set(tsr_phase_sink *sink, void *user)
+{
+    current.sink = sink;
+    current.user = user;
+}
+
+void tsr_phase_at(const char *phase, double done, double total)
+{
+    if (current.sink)
+        current.sink(current.user, phase, done < total ? done : total, total);
+}

@@ -1,0 +1,18 @@
+/*
+ * base/phase.h: how far long work has come. Whoever does such work says so as it goes, whatever layer it
+ * is on; whoever called the library hears it, or nobody does. Each thread has its own listener, as it
+ * has its own log (base/log.h): a call of the library sets it for as long as it runs.
+ */
+#ifndef TSR_BASE_PHASE_H
+#define TSR_BASE_PHASE_H
+
+/* Out of `total`, in whatever unit; done == total ends the phase. */
+typedef void tsr_phase_sink(void *user, const char *phase, double done, double total);
+
+/* For this thread. `sink` NULL: nobody hears. */
+void tsr_phase_set(tsr_phase_sink *sink, void *user);
+
+/* Cheap enough for every row or tensor. */
+void tsr_phase_at(const char *phase, double done, double total);
+
+#endif
