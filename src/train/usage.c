@@ -5,6 +5,7 @@
 #include "config/keys.h"
 #include "train/usage_commit.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -131,38 +132,26 @@ static tsr_status unknown_command(const char *name)
                     best ? "; did you mean '" : "", best ? best : "", best ? "'?" : "");
 }
 
-/* Whether the line names a job.yaml, with keys after it. */
-static bool takes_job(const command_row *row)
+/* "--rank": the option of the line, "[--ranks N]", that is nearest; false if none is near. */
+static bool find_option(char out[32], const command_row *row, const char *arg)
 {
-    return row->command != TSR_COMMAND_INSPECT && row->command != TSR_COMMAND_ENV;
-}
-
-/* The option of this command that is meant by `arg`, or NULL. */
-static const char *nearest_option(const command_row *row, const char *arg)
-{
-    static const char *const options[] = {"--ranks", "--json", "--show", "--plot", "--measure"};
-    const char *best = NULL;
     int distance = 3;
-    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
-        int d = strstr(row->line, options[i]) ? tsr_keys_distance(arg, options[i], distance - 1)
-                                              : distance;
+    char name[32];
+    for (const char *p = row->line; (p = strstr(p, "[--")) != NULL; p++) {
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(p + 1, " ]"), p + 1);
+        int d = tsr_keys_distance(arg, name, distance - 1);
         if (d < distance) {
             distance = d;
-            best = options[i];
+            strcpy(out, name);
         }
     }
-    return best;
+    return distance < 3;
 }
 
 /* --lora-r 8, --lora_r=8: shows lora_r=8. */
 static tsr_status wrong_option(const command_row *row, const char *arg, const char *next)
 {
-    const char *p = arg + strspn(arg, "-"), *option = nearest_option(row, arg);
-    if (option)
-        return tsr_fail(TSR_EUSAGE, "%s: no such option; did you mean %s? The line is: %s", arg,
-                        option, row->line);
-    if (!takes_job(row))
-        return tsr_fail(TSR_EUSAGE, "%s: no such option; the line is: %s", arg, row->line);
+    const char *p = arg + strspn(arg, "-");
     tsr_text key = {0};
     size_t length = strcspn(p, "=");
     for (size_t i = 0; i < length; i++)
@@ -214,6 +203,12 @@ static tsr_status read_count(int64_t *out, const char *name, const char *arg, co
     return TSR_OK;
 }
 
+/* Whether the line names a job.yaml, with keys after it. */
+static bool takes_job(const command_row *row)
+{
+    return row->command != TSR_COMMAND_INSPECT && row->command != TSR_COMMAND_ENV;
+}
+
 /* One argument; *index moves over a value that belongs to it. */
 static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char *const *args,
                                  int count, int *index)
@@ -236,6 +231,12 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
     if (row->command == TSR_COMMAND_DATA && is_option(arg, "--show"))
         return read_count(&usage->show, "--show", arg, next, index);
     bool job = takes_job(row);
+    char option[32];
+    if (*arg == '-' && find_option(option, row, arg))
+        return tsr_fail(TSR_EUSAGE, "%s: no such option; did you mean %s? The line is: %s", arg,
+                        option, row->line);
+    if (*arg == '-' && !job)
+        return tsr_fail(TSR_EUSAGE, "%s: no such option; the line is: %s", arg, row->line);
     if (*arg == '-')
         return wrong_option(row, arg, next);
     if (job && strchr(arg, '=') && arg[0] != '=') {
