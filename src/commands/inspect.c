@@ -1,4 +1,4 @@
-#include "train/inspect.h"
+#include "commands/inspect.h"
 
 #include "io/peft.h"
 #include "io/snapshot.h"
