@@ -10,7 +10,7 @@
  * valgrind counts by itself, and knows of every block that nobody points at any more. It takes
  * minutes, so name one way:
  *
- *     valgrind --trace-children=yes --leak-check=full --error-exitcode=1 \
+ *     GLIBC_TUNABLES= valgrind --leak-check=full --error-exitcode=1 \
  *         build/tests/library/test_library_leftovers "three ranks"
  */
 #include "library/fixture.h"
@@ -73,13 +73,15 @@ static size_t heap_bytes(void)
 #define BLAS_BUFFER ((size_t)32 << 22)
 
 /* All mappings but the heap and the stack, which grow and shrink as libc likes, modulo those of
- * OpenBLAS; 0 with a sanitizer, whose own come and go. */
+ * OpenBLAS; 0 with a sanitizer or valgrind, whose own come and go. */
 static size_t mapped_bytes(void)
 {
     size_t total = 0;
 #ifndef TSR_SANITIZED
     char line[4352];
     unsigned long long begin, end;
+    if (getenv("LD_PRELOAD")) /* as valgrind does */
+        return 0;
     FILE *maps = fopen("/proc/self/maps", "r");
     assert_non_null(maps);
     while (fgets(line, sizeof line, maps))
