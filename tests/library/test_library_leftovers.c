@@ -151,23 +151,13 @@ static void on_log(void *user, int severity, const char *line)
     (void)user, (void)severity, (void)line;
 }
 
-static int print_all(tsr_job *job)
-{
-    char *text = NULL;
-    int status = tsr_job_print_plan(job, 1, &text);
-    free(text);
-    text = NULL;
-    if (status == 0)
-        status = tsr_job_print_summary(job, &text);
-    free(text);
-    return status;
-}
-
 static int work(tsr_job *job, const part *p, volatile int *stop)
 {
     tsr_job_report report;
     tsr_job_evaluation evaluation;
-    int status = print_all(job);
+    char *text = NULL;
+    int status = tsr_job_print_summary(job, &text);
+    free(text);
     if (status == 0)
         status = tsr_job_evaluate(job, &evaluation);
     if (p->way->purpose == TSR_JOB_EVALUATE)
