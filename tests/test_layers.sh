@@ -10,7 +10,7 @@ violations() {
     (cd "$1" && find src -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | LC_ALL=C sort | xargs grep -nE '^[ 	]*#[ 	]*include' /dev/null) |
         awk -F: '
     BEGIN {
-        split("base=0 device=1 kernels=2 comm=2 io=2 quant=3 shard=3 adapters=3 optim=3 data=3 model=4 config=4 train=5", pair, " ")
+        split("base=0 device=1 kernels=2 comm=2 io=2 quant=3 shard=3 adapters=3 optim=3 data=3 model=4 config=4 train=5 commands=6", pair, " ")
         for (i in pair) { split(pair[i], kv, "="); level[kv[1]] = kv[2] }
         only["mpi.h"] = "^src/comm/comm_mpi[.]c$"
         only["hwloc.h"] = "^src/device/topology[.]c$"
@@ -23,7 +23,7 @@ violations() {
         only["cblas.h"] = "^src/kernels/gemm[a-z_]*[.][ch]$"
         only["yaml.h"] = "^src/config/yaml[.]c$"
         only["oniguruma.h"] = "^src/(data|adapters)/"
-        only["jansson.h"] = "^src/(io|data|train)/"
+        only["jansson.h"] = "^src/(io|data|train|commands)/"
     }
     function bad(what) { print $1 ":" $2 ": " what }
     {
@@ -39,7 +39,7 @@ violations() {
         if (!match(header, /"[^"]*"/)) { bad("an include that is neither <file> nor \"folder/file\""); next }
         name = substr(header, RSTART + 1, RLENGTH - 2)
         if (name ~ /^tessera[a-z_]*[.]h$/) {
-            if (from != "train" && depth > 2) bad("\"" name "\", the public header, from below src/train")
+            if (from != "train" && from != "commands" && depth > 2) bad("\"" name "\", the public header, from below src/train")
             next
         }
         count = split(name, parts, "/"); to = parts[1]
@@ -75,6 +75,8 @@ try 0 src/main.c '#include "tessera.h"' '#include "config/config.h"'
 try 0 src/config/yaml.c '#include <yaml.h>'
 try 0 src/comm/comm_mpi.c '#include <mpi.h>'
 try 0 src/kernels/gemm_ref.c '#include <cblas.h>'
+try 0 src/commands/a.c '#include "tessera.h"' '#include "train/inputs.h"' '#include <jansson.h>'
+try 1 src/train/a.c '#include "commands/convert.h"'
 try 1 src/base/b.c '#include "io/json.h"'
 try 1 src/io/a.c '#include "comm/comm.h"'
 try 1 src/data/a.c '#include "quant/nf4.h"'

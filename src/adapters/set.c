@@ -216,27 +216,42 @@ static tsr_status list_candidates(tsr_text *out, const selection *s)
     return TSR_OK;
 }
 
+/* " [q_proj]", " "q_proj" (a regular expression of whole names; a list is written [a, b])", or "". */
+static void put_target(tsr_text *out, const tsr_adapter_spec *spec)
+{
+    for (uint64_t i = 0; i < spec->target.count; i++)
+        tsr_text_printf(out, "%s%s", i ? ", " : " [", spec->target.names[i]);
+    if (spec->target.count)
+        tsr_text_puts(out, "]");
+    if (spec->target.regex)
+        tsr_text_printf(out,
+                        " \"%s\" (a regular expression of whole names; a list is written [a, b])",
+                        spec->target.regex);
+}
+
 /* Nothing chosen is an error; a target name without a module is a warning. Both list what there
  * is. */
 static tsr_status report_choice(const selection *s)
 {
     uint64_t chosen = 0;
-    tsr_text candidates = {0};
+    tsr_text candidates = {0}, target = {0};
     tsr_status status = list_candidates(&candidates, s);
+    put_target(&target, s->spec);
     for (uint64_t i = 0; i < s->module_count; i++)
         chosen += s->chosen[i];
     if (status == TSR_OK && chosen == 0)
-        status =
-            tsr_fail(TSR_ECONFIG, "%s matches no linear of the model%s; candidates: %s", TARGET_KEY,
-                     s->spec->exclude.count || s->exclude || s->spec->layers
-                         ? " (after " EXCLUDE_KEY " and layers_to_transform)"
-                         : "",
-                     tsr_text_string(&candidates));
+        status = tsr_fail(TSR_ECONFIG, "%s%s matches no linear of the model%s; candidates: %s",
+                          TARGET_KEY, tsr_text_string(&target),
+                          s->spec->exclude.count || s->exclude || s->spec->layers
+                              ? " (after " EXCLUDE_KEY " and layers_to_transform)"
+                              : "",
+                          tsr_text_string(&candidates));
     for (uint64_t i = 0; status == TSR_OK && i < s->spec->target.count; i++)
         if (!s->used[i])
             tsr_log(TSR_LOG_WARNING, "%s: \"%s\" matches no module; candidates: %s", TARGET_KEY,
                     s->spec->target.names[i], tsr_text_string(&candidates));
     tsr_text_free(&candidates);
+    tsr_text_free(&target);
     return status;
 }
 

@@ -126,6 +126,10 @@ static const char *recognise(const char *line, size_t bytes)
         return " (a gzip file: unpack it first)";
     if (bytes >= 1 && line[0] == '[')
         return " (a list over several lines: write one object a line, as `jq -c '.[]'` does)";
+    if (bytes == 1 && line[0] == '{')
+        return " (an object over several lines: write it on one, as `jq -c .` does)";
+    if (bytes >= 1 && line[0] != '{')
+        return " (expected an object {...} on each line)";
     return "";
 }
 

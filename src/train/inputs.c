@@ -4,8 +4,10 @@
 #include "base/log.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 tsr_status tsr_inputs_read_config(tsr_inputs *inputs, const tsr_config_source *source)
 {
@@ -26,6 +28,14 @@ static tsr_status check_directory(const tsr_config *config)
         return tsr_fail(TSR_EDATA,
                         "%s: model_name_or_path: %s is a file; expected the directory of a Hugging "
                         "Face checkpoint",
+                        where, path);
+    char file[PATH_MAX];
+    int length = snprintf(file, sizeof file, "%s/config.json", path);
+    if (length < (int)sizeof file && access(file, F_OK) != 0 && errno == ENOENT)
+        return tsr_fail(TSR_EDATA,
+                        "%s: model_name_or_path: %s holds no config.json; expected the directory "
+                        "of a Hugging Face checkpoint (in the Hub's cache: models--.../snapshots/"
+                        "<revision>)",
                         where, path);
     return TSR_OK;
 }

@@ -126,12 +126,6 @@ tsr_status tsr_job_decide(tsr_job *job);
 #define TSR_MATMULS_FILE "matmuls.txt"
 tsr_status tsr_job_output_path(char *out, size_t bytes, const tsr_job *job, const char *name);
 
-/* What is there already of output_dir's path is directories, and the last of them can be written to.
- */
-tsr_status tsr_output_check_place(const tsr_config *config);
-/* mkdir -p. */
-tsr_status tsr_output_make_directory(const char *directory);
-
 /* output_dir: refused if it holds a run, created, cleared where that is asked for. Rank 0 only. */
 tsr_status tsr_job_open_output(tsr_job *job);
 tsr_status tsr_job_write_output(tsr_job *job);

@@ -4,6 +4,7 @@
 #include "train/job_parts.h"
 
 #include "io/file.h"
+#include "train/output.h"
 #include "train/usage.h"
 
 #include <errno.h>

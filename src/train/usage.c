@@ -91,23 +91,20 @@ static void put_overview(tsr_text *out)
                        "\nAll keys of job.yaml: tessera train --help\n");
 }
 
-/* The others name the few keys that they use among their options. */
-static bool takes_all_keys(const command_row *row)
-{
-    return row->command == TSR_COMMAND_TRAIN || row->command == TSR_COMMAND_PLAN ||
-           row->command == TSR_COMMAND_EVAL || row->command == TSR_COMMAND_DATA;
-}
-
 static void put_command_help(tsr_text *out, const command_row *row)
 {
+    bool all = row->command == TSR_COMMAND_TRAIN;
     tsr_text_printf(out, "%s\n    %s\n%s\nExample:\n%s", row->line, row->what,
                     row->options ? row->options : "", row->example);
-    if (!takes_all_keys(row))
+    if (all || row->command == TSR_COMMAND_PLAN || row->command == TSR_COMMAND_EVAL ||
+        row->command == TSR_COMMAND_DATA)
+        tsr_text_printf(out,
+                        "\nKeys of job.yaml, and of key=value after it, which wins%s; lists and "
+                        "maps in YAML flow:\n    lora_target_modules=[q_proj,v_proj]\n",
+                        all ? "" : ", are those of tessera train --help");
+    if (!all)
         return;
-    tsr_text_puts(out,
-                  "\nKeys of job.yaml, and of key=value after it, which wins; lists and maps in "
-                  "YAML flow:\n    lora_target_modules=[q_proj,v_proj]\n"
-                  "[default; where TRL's differs, TRL's]\n\n");
+    tsr_text_puts(out, "[default; where TRL's differs, TRL's]\n\n");
     tsr_config_help(out);
 }
 
@@ -141,6 +138,22 @@ static tsr_status unknown_command(const char *name)
                     best ? "; did you mean '" : "", best ? best : "", best ? "'?" : "");
 }
 
+/* "--rank": the option of the line, "[--ranks N]", that is nearest; false if none is near. */
+static bool find_option(char out[32], const command_row *row, const char *arg)
+{
+    int distance = 3;
+    char name[32];
+    for (const char *p = row->line; (p = strstr(p, "[--")) != NULL; p++) {
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(p + 1, " ]"), p + 1);
+        int d = tsr_keys_distance(arg, name, distance - 1);
+        if (d < distance) {
+            distance = d;
+            strcpy(out, name);
+        }
+    }
+    return distance < 3;
+}
+
 /* --lora-r 8, --lora_r=8: shows lora_r=8. */
 static tsr_status wrong_option(const command_row *row, const char *arg, const char *next)
 {
@@ -160,9 +173,9 @@ static tsr_status wrong_option(const command_row *row, const char *arg, const ch
         near ? tsr_fail(TSR_EUSAGE, "%s: no such option; keys are written key=value: %s=%.200s",
                         arg, near, value)
              : tsr_fail(TSR_EUSAGE,
-                        "%s: no such option; keys are written key=value, such as "
-                        "lora_r=8; see tessera %s --help",
-                        arg, row->name);
+                        "%s: no such option; keys are written key=value, such as lora_r=8; the "
+                        "line is: %s",
+                        arg, row->line);
     tsr_text_free(&key);
     return status;
 }
@@ -189,8 +202,9 @@ static tsr_status read_count(int64_t *out, const char *name, const char *arg, co
     bool apart = !arg[strlen(name)];
     const char *text = apart ? next : arg + strlen(name) + 1;
     if (!text || !tsr_number_parse_whole(out, text) || *out < 1 || *out > 65536)
-        return tsr_fail(TSR_EUSAGE, "%s: found %s%s%s; expected a number, such as %s 4", name,
-                        text ? "'" : "", text ? text : "nothing", text ? "'" : "", name);
+        return tsr_fail(TSR_EUSAGE,
+                        "%s: found %s%s%s; expected a whole number from 1 to 65536, such as %s 4",
+                        name, text ? "'" : "", text ? text : "nothing", text ? "'" : "", name);
     *index += apart;
     return TSR_OK;
 }
@@ -253,6 +267,10 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
     if (row->command == TSR_COMMAND_DATA && is_option(arg, "--show"))
         return read_count(&usage->show, "--show", arg, next, index);
     bool job = takes_job(row);
+    char option[32];
+    if (*arg == '-' && find_option(option, row, arg))
+        return tsr_fail(TSR_EUSAGE, "%s: no such option; did you mean %s? The line is: %s", arg,
+                        option, row->line);
     if (*arg == '-' && !job)
         return tsr_fail(TSR_EUSAGE, "%s: no such option; the line is: %s", arg, row->line);
     if (*arg == '-')

@@ -246,7 +246,8 @@ static void test_refusals(void **state)
     spec = plain(), spec.exclude.regex = "[";
     refuse(&spec, "exclude_modules: \"[\"");
     spec = plain(), spec.target.regex = "q_proj"; /* a full match, so nothing */
-    refuse(&spec, "matches no linear");
+    refuse(&spec,
+           "\"q_proj\" (a regular expression of whole names; a list is written [a, b]) matches no");
     spec = plain(), spec.exclude.regex = ".*";
     refuse(&spec, "matches no linear");
     spec = plain(), spec.r = 0;

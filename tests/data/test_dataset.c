@@ -304,6 +304,8 @@ static const struct {
     {"{\"input_ids\":[1,2],\"a\":\"\xff\"}", {"rows.jsonl:1:", "not valid UTF-8"}},
     {"[\n{\"input_ids\":[1,2]}\n]", {"rows.jsonl:1:", "one object a line"}},
     {"[{\"input_ids\":[1,2]}]", {"rows.jsonl:1: ", "a list", "expected an object", "jq"}},
+    {"{\n  \"input_ids\": [1,2]\n}", {"rows.jsonl:1:", "an object over several lines", "jq -c ."}},
+    {"prompt,completion\na,b\n", {"rows.jsonl:1:", "expected an object {...} on each line"}},
     {"PAR1....", {"rows.jsonl:1:", "Parquet"}},
     {"\x1f\x8b\x08", {"rows.jsonl:1:", "gzip"}},
     {"17", {"rows.jsonl:1: ", "an integer", "expected an object"}},

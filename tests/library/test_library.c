@@ -3,11 +3,9 @@
  * terminal, signals, the working directory, the locale, threads, files), its errors, and ranks that
  * find each other through a bootstrap table.
  */
-#include <tessera.h>
+#include "library/fixture.h"
 
-#include <dirent.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <locale.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -20,12 +18,6 @@
 #include <unistd.h>
 
 #include <cmocka.h>
-
-#define RANKS 3
-#define STEPS 3
-
-static char directory[] = "/tmp/tessera-library-XXXXXX";
-static char config[2048];
 
 static const char *overrides_none[] = {"lora_r=4"};
 
@@ -42,7 +34,7 @@ static tsr_job_options options_of(const char *text)
 
 typedef struct {
     int status, steps;
-    double loss[STEPS], eval_loss, eval_before;
+    double loss[LIBRARY_STEPS], eval_loss, eval_before;
     uint64_t planned, used;
 } result;
 
@@ -61,7 +53,7 @@ static int run_job(result *r, const tsr_job_options *options)
     if (status == 0)
         status = tsr_job_evaluate(job, &evaluation);
     r->eval_before = evaluation.loss;
-    while (status == 0 && (status = tsr_job_step(job, &report)) == 0 && r->steps < STEPS)
+    while (status == 0 && (status = tsr_job_step(job, &report)) == 0 && r->steps < LIBRARY_STEPS)
         r->loss[r->steps++] = report.loss;
     if (status == TSR_JOB_DONE)
         status = tsr_job_evaluate(job, &evaluation);
@@ -80,20 +72,9 @@ static void assert_trained(const result *r)
 {
     if (r->status != 0)
         fail_msg("%s", tsr_last_error());
-    assert_int_equal(r->steps, STEPS);
+    assert_int_equal(r->steps, LIBRARY_STEPS);
     assert_true(r->eval_loss < r->eval_before);
     assert_int_equal(r->planned, r->used);
-}
-
-static int entries_of(const char *path)
-{
-    DIR *entries = opendir(path);
-    int count = 0;
-    assert_non_null(entries);
-    for (struct dirent *entry; (entry = readdir(entries));)
-        count += entry->d_name[0] != '.';
-    closedir(entries);
-    return count;
 }
 
 /* ---- manners ---- */
@@ -116,8 +97,8 @@ static void look_around(surroundings *s)
     snprintf(s->locale, sizeof s->locale, "%s", setlocale(LC_ALL, NULL));
     s->mask = umask(0);
     umask(s->mask);
-    s->threads = entries_of("/proc/self/task");
-    s->files = entries_of("/proc/self/fd");
+    s->threads = library_entries("/proc/self/task");
+    s->files = library_entries("/proc/self/fd");
 }
 
 static void assert_unchanged(const surroundings *before, int finished)
@@ -172,8 +153,8 @@ static void leaves_no_trace(void **state)
     int saved[2];
     (void)state;
     setlocale(LC_ALL, "C.UTF-8");
-    tsr_job_options options = options_of(config), bad = options_of("learning_rat: 1\n");
-    snprintf(path, sizeof path, "%s/printed", directory);
+    tsr_job_options options = options_of(library_config), bad = options_of("learning_rat: 1\n");
+    snprintf(path, sizeof path, "%s/printed", library_directory);
     run_job(&r, &options); /* whatever is set up once in a process is set up now */
     look_around(&before);
     int file = capture(saved, path);
@@ -194,11 +175,11 @@ static void borrows_only_threads(void **state)
     surroundings before;
     tsr_job *job = NULL;
     (void)state;
-    tsr_job_options options = options_of(config);
+    tsr_job_options options = options_of(library_config);
     look_around(&before);
     assert_int_equal(tsr_job_create(&job, &options), 0);
     assert_int_equal(tsr_job_start(job), 0);
-    assert_true(entries_of("/proc/self/task") > before.threads);
+    assert_true(library_entries("/proc/self/task") > before.threads);
     assert_unchanged(&before, 0);
     tsr_job_destroy(job);
     assert_unchanged(&before, 1);
@@ -215,11 +196,11 @@ static void *last_error_elsewhere(void *user)
 
 static void refused(const char *text, int exit_code, const char *expected)
 {
-    tsr_job *job = (tsr_job *)&directory;
+    tsr_job *job = (tsr_job *)&library_directory;
     tsr_job_options options = options_of(text);
     int status = tsr_job_create(&job, &options);
     assert_true(status < 0);
-    assert_ptr_equal(job, &directory); /* untouched */
+    assert_ptr_equal(job, &library_directory); /* untouched */
     assert_int_equal(tsr_job_exit_code(status), exit_code);
     if (!strstr(tsr_last_error(), expected))
         fail_msg("\"%s\" is not in: %s", expected, tsr_last_error());
@@ -236,7 +217,7 @@ static void errors_say_what_and_where(void **state)
     refused("max_steps: many\n", 78, "max_steps");
     refused("", 78, "model_name_or_path");
     refused("- a\n", 78, "");
-    snprintf(text, sizeof text, "%sdataset: /nowhere/rows.jsonl\n", config);
+    snprintf(text, sizeof text, "%sdataset: /nowhere/rows.jsonl\n", library_config);
     refused(text, 78, "dataset"); /* a key given twice */
     refused(
         "model_name_or_path: /nowhere\ndataset: /nowhere/rows.jsonl\noutput_dir: /nowhere/out\n",
@@ -252,7 +233,7 @@ static void options_are_checked(void **state)
 {
     tsr_job *job = NULL;
     (void)state;
-    tsr_job_options good = options_of(config), bad;
+    tsr_job_options good = options_of(library_config), bad;
     assert_int_equal(tsr_job_exit_code(tsr_job_create(NULL, &good)), 70);
     assert_int_equal(tsr_job_exit_code(tsr_job_create(&job, NULL)), 70);
 #define REFUSED(field, value, expected)                                                            \
@@ -283,7 +264,7 @@ static void calls_have_an_order(void **state)
     tsr_job_evaluation evaluation;
     char *text = NULL;
     (void)state;
-    tsr_job_options options = options_of(config);
+    tsr_job_options options = options_of(library_config);
     assert_int_equal(tsr_job_create(&job, &options), 0);
     assert_true(tsr_job_step(job, &report) < 0);
     assert_non_null(strstr(tsr_last_error(), "started"));
@@ -299,10 +280,10 @@ static void calls_have_an_order(void **state)
     assert_int_equal(tsr_job_print_summary(job, &text), 0);
     assert_non_null(strstr(text, "LoRA"));
     free(text);
-    for (int i = 0; i < STEPS; i++) {
+    for (int i = 0; i < LIBRARY_STEPS; i++) {
         assert_int_equal(tsr_job_step(job, &report), 0);
         assert_int_equal(report.step, i + 1);
-        assert_int_equal(report.last, i == STEPS - 1);
+        assert_int_equal(report.last, i == LIBRARY_STEPS - 1);
     }
     assert_int_equal(tsr_job_step(job, &report), TSR_JOB_DONE);
     assert_int_equal(tsr_job_step(job, &report), TSR_JOB_DONE);
@@ -317,7 +298,7 @@ static void purposes_limit_the_calls(void **state)
     tsr_job_plan_info info[2];
     char *text = NULL;
     (void)state;
-    tsr_job_options options = options_of(config);
+    tsr_job_options options = options_of(library_config);
     options.purpose = TSR_JOB_PLAN;
     for (int i = 0; i < 2; i++) {
         options.plan_ranks = i ? 4 : 0;
@@ -359,7 +340,7 @@ static void too_little_memory(void **state)
     tsr_job_plan_info info;
     char text[4096];
     (void)state;
-    snprintf(text, sizeof text, "%smemory_budget: 1MiB\n", config);
+    snprintf(text, sizeof text, "%smemory_budget: 1MiB\n", library_config);
     tsr_job_options options = options_of(text);
     assert_int_equal(tsr_job_create(&job, &options), 0);
     int status = tsr_job_plan(job, &info);
@@ -402,7 +383,7 @@ static void callbacks_and_stop(void **state)
     heard h = {0};
     char text[4096];
     (void)state;
-    snprintf(text, sizeof text, "%struncation: right\nmax_length: 40\n", config);
+    snprintf(text, sizeof text, "%struncation: right\nmax_length: 40\n", library_config);
     tsr_job_options options = options_of(text);
     options.log = on_log;
     options.progress = on_progress;
@@ -434,34 +415,7 @@ static void callbacks_and_stop(void **state)
 /* ---- ranks through a bootstrap table ---- */
 
 typedef struct {
-    pthread_barrier_t barrier;
-    const void *send[RANKS];
-    int calls, fail_at; /* rank 0 counts; all fail in that call */
-} meeting;
-
-typedef struct {
-    meeting *meeting;
-    int rank;
-} seat;
-
-static int all_gather(void *user, const void *send, void *receive, uint64_t bytes)
-{
-    seat *s = user;
-    meeting *m = s->meeting;
-    m->send[s->rank] = send;
-    if (s->rank == 0)
-        m->calls++;
-    pthread_barrier_wait(&m->barrier);
-    int failing = m->calls == m->fail_at;
-    for (int i = 0; i < RANKS && !failing; i++)
-        if (bytes)
-            memcpy((char *)receive + (uint64_t)i * bytes, m->send[i], bytes);
-    pthread_barrier_wait(&m->barrier);
-    return failing ? 17 : 0;
-}
-
-typedef struct {
-    seat seat;
+    library_seat seat;
     heard heard;
     result result;
     char message[512];
@@ -470,8 +424,9 @@ typedef struct {
 static void *run_rank(void *user)
 {
     rank *r = user;
-    tsr_job_options options = options_of(config);
-    options.bootstrap = (tsr_job_bootstrap){r->seat.rank, RANKS, all_gather, &r->seat};
+    tsr_job_options options = options_of(library_config);
+    options.bootstrap =
+        (tsr_job_bootstrap){r->seat.rank, LIBRARY_RANKS, library_all_gather, &r->seat};
     options.log = on_log;
     options.user = &r->heard;
     options.timeout_seconds = 20;
@@ -482,15 +437,15 @@ static void *run_rank(void *user)
 
 static void run_ranks(rank *ranks, int fail_at)
 {
-    static meeting m;
-    pthread_t threads[RANKS];
-    m = (meeting){.fail_at = fail_at};
-    pthread_barrier_init(&m.barrier, NULL, RANKS);
-    for (int i = 0; i < RANKS; i++) {
+    static library_meeting m;
+    pthread_t threads[LIBRARY_RANKS];
+    m = (library_meeting){.fail_at = fail_at};
+    pthread_barrier_init(&m.barrier, NULL, LIBRARY_RANKS);
+    for (int i = 0; i < LIBRARY_RANKS; i++) {
         ranks[i] = (rank){.seat = {&m, i}};
         pthread_create(&threads[i], NULL, run_rank, &ranks[i]);
     }
-    for (int i = 0; i < RANKS; i++)
+    for (int i = 0; i < LIBRARY_RANKS; i++)
         pthread_join(threads[i], NULL);
     pthread_barrier_destroy(&m.barrier);
 }
@@ -498,14 +453,14 @@ static void run_ranks(rank *ranks, int fail_at)
 /* The ranks get the numbers of one rank, bit for bit. */
 static void ranks_meet_through_a_callback(void **state)
 {
-    rank *ranks = calloc(RANKS, sizeof *ranks);
+    rank *ranks = calloc(LIBRARY_RANKS, sizeof *ranks);
     result alone;
     (void)state;
-    tsr_job_options options = options_of(config);
+    tsr_job_options options = options_of(library_config);
     run_job(&alone, &options);
     assert_trained(&alone);
     run_ranks(ranks, 0);
-    for (int i = 0; i < RANKS; i++) {
+    for (int i = 0; i < LIBRARY_RANKS; i++) {
         if (ranks[i].result.status != 0)
             fail_msg("rank %d: %s", i, ranks[i].message);
         assert_memory_equal(ranks[i].result.loss, alone.loss, sizeof alone.loss);
@@ -517,14 +472,14 @@ static void ranks_meet_through_a_callback(void **state)
 
 static void a_failing_callback_ends_the_job(void **state)
 {
-    rank *ranks = calloc(RANKS, sizeof *ranks);
+    rank *ranks = calloc(LIBRARY_RANKS, sizeof *ranks);
     surroundings before;
     (void)state;
     look_around(&before);
     const int calls[] = {1, 40};
     for (int k = 0; k < 2; k++) {
         run_ranks(ranks, calls[k]);
-        for (int i = 0; i < RANKS; i++) {
+        for (int i = 0; i < LIBRARY_RANKS; i++) {
             assert_int_equal(tsr_job_exit_code(ranks[i].result.status), 71);
             if (!strstr(ranks[i].message, "all-gather"))
                 fail_msg("rank %d: %s", i, ranks[i].message);
@@ -532,51 +487,6 @@ static void a_failing_callback_ends_the_job(void **state)
     }
     assert_unchanged(&before, 1);
     free(ranks);
-}
-
-/* ---- set-up ---- */
-
-static void write_rows(const char *path, int rows)
-{
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    for (int i = 0; i < rows; i++)
-        fprintf(file,
-                "{\"messages\": [{\"role\": \"user\", \"content\": \"What is %d plus %d?\"}, "
-                "{\"role\": \"assistant\", \"content\": \"%d and %d make %d. This is so since "
-                "adding %d to %d gives %d. #### %d\"}]}\n",
-                i, 2 * i, i, 2 * i, 3 * i, i, 2 * i, 3 * i, 3 * i);
-    fclose(file);
-}
-
-static int set_up(void **state)
-{
-    char train[64], held_out[64];
-    (void)state;
-    if (!mkdtemp(directory))
-        return -1;
-    snprintf(train, sizeof train, "%s/train.jsonl", directory);
-    snprintf(held_out, sizeof held_out, "%s/eval.jsonl", directory);
-    write_rows(train, 12);
-    write_rows(held_out, 2);
-    snprintf(config, sizeof config,
-             "model_name_or_path: %s/examples/tiny-llama\ndataset: %s\neval_dataset: %s\n"
-             "output_dir: %s/out\noverwrite_output_dir: true\nmax_steps: %d\nlearning_rate: 2e-3\n"
-             "total_batch_size: 4\n",
-             TSR_SOURCE_DIR, train, held_out, directory, STEPS);
-    return 0;
-}
-
-static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *where)
-{
-    (void)info, (void)type, (void)where;
-    return remove(path);
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    return nftw(directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
 }
 
 int main(void)
@@ -593,5 +503,5 @@ int main(void)
         cmocka_unit_test(ranks_meet_through_a_callback),
         cmocka_unit_test(a_failing_callback_ends_the_job),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, library_set_up, library_tear_down);
 }

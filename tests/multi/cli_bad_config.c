@@ -205,7 +205,7 @@ const cli_bad_case cli_bad_config[] = {
      NULL,
      "lora_target_modules=[qq_proj]",
      78,
-     {"matches no linear", "candidates: down_proj"}},
+     {"lora_target_modules [qq_proj] matches no linear", "candidates: down_proj"}},
     {"no_such_layer", NULL, "layers_to_transform=[0,9]", 78, {"layer 9 is not in the model"}},
     {"bad_pattern", bad_pattern, NULL, 78, {"job.yaml:5: rank_pattern: found '0'"}},
     {"other_key_on_one_rank",

@@ -88,7 +88,7 @@ const cli_bad_case cli_bad_model[] = {
      "model_name_or_path=data.jsonl",
      65,
      {"model_name_or_path: data.jsonl is a file"}},
-    {"no_config", no_config, NULL, 65, {"config.json"}},
+    {"no_config", no_config, NULL, 65, {"model holds no config.json", "Hugging Face"}},
     {"bad_config", bad_config, NULL, 65, {"config.json"}},
     {"other_model", other_model, NULL, 65, {"gpt2"}},
     {"odd_activation", odd_activation, NULL, 65, {"gelu", "hidden_act"}},

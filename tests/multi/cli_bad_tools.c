@@ -57,7 +57,7 @@ const cli_bad_case cli_bad_tools[] = {
     {"merge_other_shape", other_shape, "lora_r=4", 65, {"rank 8", "rank 4"}, .command = MERGE},
     {"merge_other_model", other_model, NULL, 65, {"layers.5", "does not select"}, .command = MERGE},
     {"merge_other_key", adapter, "lora_r=4", 78, {"lora_r is 4", "made with 8"}, .command = MERGE},
-    {"merge_no_config", no_config, NULL, 65, {"model/config.json"}, .command = MERGE},
+    {"merge_no_config", no_config, NULL, 65, {"model holds no config.json"}, .command = MERGE},
     {"merge_cut_shard",
      cut_shard,
      NULL,

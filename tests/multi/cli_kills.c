@@ -15,6 +15,7 @@
 #define TELLS_PID  "echo $$ >pid.$RANK.new; mv pid.$RANK.new pid.$RANK; exec \"$@\""
 #define MOST_RANKS 3
 #define STEPS      40
+#define PATIENCE   240 /* seconds for a run, on a machine that does other things too */
 #define KEYS                                                                                       \
     "max_steps=40 use_dora=true lora_dropout=0.1 eval_dataset=data.jsonl eval_strategy=steps "     \
     "eval_steps=10 logging_steps=1000"
@@ -128,7 +129,7 @@ static bool start_and_kill(int kills)
     for (int rank = 0; rank < ranks; rank++)
         if (victim == ranks || victim == rank)
             kill(pid_of(rank), SIGKILL);
-    cli_wait(&output, &process, 60);
+    cli_wait(&output, &process, PATIENCE);
     wait_gone(ranks);
     if (output.code != 0 && output.code != 128 + SIGKILL)
         cli_fail("after %d kills, on %d ranks, rank %d after %.3f s: exit code %d\n%s", kills,
@@ -140,13 +141,15 @@ static bool start_and_kill(int kills)
 
 int main(int argc, char **argv)
 {
+    cli_process process;
     cli_output output;
     long wanted = number_of("TESSERA_KILLS", 20), kills = 0, runs = 0;
     state = (unsigned long)number_of("TESSERA_SEED", 1);
     cli_open(argc, argv);
     cli_name("kills");
     cli_case_begin(CLI_TINY_LLAMA);
-    cli_run(&output, 1, NULL, "train job.yaml output_dir=whole " KEYS);
+    cli_start(&process, 1, NULL, "train job.yaml output_dir=whole " KEYS);
+    cli_wait(&output, &process, PATIENCE);
     if (output.code != 0)
         cli_fail("exit code %d\n%s", output.code, output.err);
     cli_output_free(&output);

@@ -119,7 +119,11 @@ static void test_wrong_lines(void **state)
         {{"train", "job.yaml", "--packing"}, {"packing=true"}},
         {{"train", "job.yaml", "--learning_rat", "1e-3"}, {"learning_rate=1e-3"}},
         {{"train", "job.yaml", "--json"}, {"--json: no such option"}},
-        {{"train", "job.yaml", "--ranks", "2"}, {"--ranks: no such option"}},
+        {{"train", "job.yaml", "--ranks", "2"}, {"--ranks: no such option", "mpirun -n N"}},
+        {{"plan", "job.yaml", "--rank", "2"}, {"did you mean --ranks?", "[--ranks N]"}},
+        {{"data", "job.yaml", "-show"}, {"did you mean --show?"}},
+        {{"env", "--mesure"}, {"did you mean --measure?"}},
+        {{"train", "job.yaml", "--jsn"}, {"--jsn: no such option", "such as lora_r=8"}},
         {{"train", "job.yaml", "-x"}, {"-x: no such option"}},
         {{"plan", "job.yaml", "--ranks", "8,,2"}, {"--ranks: found ''"}},
         {{"plan", "job.yaml", "--ranks", "8,x"}, {"--ranks: found 'x'"}},
@@ -127,7 +131,7 @@ static void test_wrong_lines(void **state)
         {{"plan", "job.yaml", "--roofs"}, {"--roofs: the file is missing"}},
         {{"plan", "job.yaml", "--ranks"}, {"--ranks: found nothing", "--ranks 4"}},
         {{"plan", "job.yaml", "--ranks", "zero"}, {"--ranks: found 'zero'"}},
-        {{"plan", "job.yaml", "--ranks", "0"}, {"--ranks: found '0'"}},
+        {{"plan", "job.yaml", "--ranks", "0"}, {"--ranks: found '0'", "from 1 to 65536"}},
         {{"data"}, {"the job.yaml is missing", "--show N"}},
         {{"data", "job.yaml", "--show"}, {"--show: found nothing", "--show 4"}},
         {{"data", "job.yaml", "--show=x"}, {"--show: found 'x'"}},
@@ -184,7 +188,15 @@ static void test_texts(void **state)
     expect_text(ARGS("train", "job.yaml", "--help"), "lora_target_modules=[q_proj,v_proj]");
     expect_text(ARGS("data", "--help"), "tessera data job.yaml --show 2");
     for (int i = 0; i < tsr_keys_count(); i++) /* every key, with its default */
-        expect_text(ARGS("eval", "--help"), tsr_keys_at(i)->name);
+        expect_text(ARGS("train", "--help"), tsr_keys_at(i)->name);
+    const char *const short_ones[] = {"plan", "eval", "data"};
+    for (int i = 0; i < 3; i++) { /* so that what they alone have is not lost among the keys */
+        tsr_usage u;
+        expect_text(ARGS(short_ones[i], "--help"), "are those of tessera train --help");
+        assert_int_equal(parse(&u, ARGS(short_ones[i], "--help")), TSR_OK);
+        assert_true(u.text.length < 1000);
+        tsr_usage_free(&u);
+    }
     expect_text(ARGS("train", "--help"), "lora_r [16]");
     assert_true(strlen(tsr_usage_version()) > 0 && strlen(tsr_usage_commit()) > 0);
 }

@@ -1,4 +1,4 @@
-#include "train/metrics_read.h"
+#include "commands/metrics_read.h"
 
 #include "io/file.h"
 #include "io/json.h"

@@ -5,8 +5,8 @@
  * are copied; those of a 4-bit base are dequantized.
  */
 #include "base/log.h"
-#include "train/convert.h"
-#include "train/merger.h"
+#include "commands/convert.h"
+#include "commands/merger.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,11 +1,11 @@
 /*
- * train/inspect.h: what `tessera inspect` says of a path, kind by kind, as parts of a report.
+ * commands/inspect.h: what `tessera inspect` says of a path, kind by kind, as parts of a report.
  *
  * A kind of directory is known by a file in it; the list of kinds is in inspect.c, and a new one is a
  * line there and a function here.
  */
-#ifndef TSR_TRAIN_INSPECT_H
-#define TSR_TRAIN_INSPECT_H
+#ifndef TSR_COMMANDS_INSPECT_H
+#define TSR_COMMANDS_INSPECT_H
 
 #include "io/safetensors.h"
 #include "train/report.h"

@@ -1,11 +1,11 @@
 /*
- * train/metrics_read.h: a run's metrics.jsonl, read back: for `inspect` and its plot.
+ * commands/metrics_read.h: a run's metrics.jsonl, read back: for `inspect` and its plot.
  *
  * A last line without its end is still being written and is left out. A run that was resumed goes on
  * in the same file, from its "resumed_step": what the file has of later steps was done again.
  */
-#ifndef TSR_TRAIN_METRICS_READ_H
-#define TSR_TRAIN_METRICS_READ_H
+#ifndef TSR_COMMANDS_METRICS_READ_H
+#define TSR_COMMANDS_METRICS_READ_H
 
 #include "base/status.h"
 

@@ -1,8 +1,8 @@
-#include "train/convert.h"
+#include "commands/convert.h"
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "train/job_parts.h"
+#include "train/output.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-#include "train/merger.h"
+#include "commands/merger.h"
 
 #include "adapters/merge.h"
 #include "quant/nf4_stored.h"

@@ -16,10 +16,10 @@
 #include <cmocka.h>
 
 #include "base/dtype.h"
+#include "commands/merger.h"
 #include "support/golden_plain.h"
 #include "support/scratch.h"
 #include "tessera.h"
-#include "train/merger.h"
 
 #include <math.h>
 #include <stdbool.h>

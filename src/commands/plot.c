@@ -1,4 +1,4 @@
-#include "train/plot.h"
+#include "commands/plot.h"
 
 #include "config/config_number.h"
 

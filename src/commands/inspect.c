@@ -1,4 +1,4 @@
-#include "train/inspect.h"
+#include "commands/inspect.h"
 
 #include "base/phase.h"
 #include "io/peft.h"

@@ -2,7 +2,7 @@
  * inspect_checkpoint.c: a checkpoint of a run: where the run was, whether all of it is there and as it was
  * written.
  */
-#include "train/inspect.h"
+#include "commands/inspect.h"
 
 #include "io/snapshot.h"
 

@@ -1,11 +1,11 @@
 /*
- * train/merger.h: the merged weights of a model in fp32, some rows of one at a time: the base's,
+ * commands/merger.h: the merged weights of a model in fp32, some rows of one at a time: the base's,
  * plain or 4-bit, with the adapter's (adapters/merge.h).
  *
  * Memory   Fixed by the largest weight: A, a chunk of rows of W and B, and of a 4-bit weight its scales.
  */
-#ifndef TSR_TRAIN_MERGER_H
-#define TSR_TRAIN_MERGER_H
+#ifndef TSR_COMMANDS_MERGER_H
+#define TSR_COMMANDS_MERGER_H
 
 #include "train/inputs.h"
 

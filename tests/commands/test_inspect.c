@@ -4,10 +4,10 @@
  */
 #include "support/scratch.h"
 
+#include "commands/metrics_read.h"
+#include "commands/plot.h"
 #include "io/json.h"
 #include "tessera.h"
-#include "train/metrics_read.h"
-#include "train/plot.h"
 #include "train/report.h"
 
 #include <math.h>

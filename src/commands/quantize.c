@@ -3,8 +3,8 @@
  *
  * The linears of all layers are quantized (quant/nf4_pack.h), everything else is copied as it is.
  */
+#include "commands/convert.h"
 #include "quant/nf4_pack.h"
-#include "train/convert.h"
 
 #include <stdlib.h>
 

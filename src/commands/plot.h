@@ -1,15 +1,15 @@
 /*
- * train/plot.h: a run's curves as an SVG of its own: loss and evaluation loss above, learning rate
+ * commands/plot.h: a run's curves as an SVG of its own: loss and evaluation loss above, learning rate
  * below, over the steps.
  *
  * Values that are not finite are gaps. However long the run, a curve has at most four points for each
  * of its pixels: the first, lowest, highest and last value that fall on it.
  */
-#ifndef TSR_TRAIN_PLOT_H
-#define TSR_TRAIN_PLOT_H
+#ifndef TSR_COMMANDS_PLOT_H
+#define TSR_COMMANDS_PLOT_H
 
 #include "base/text.h"
-#include "train/metrics_read.h"
+#include "commands/metrics_read.h"
 
 /* `title` may be any text. TSR_EDATA: there is no step to draw. */
 tsr_status tsr_plot_run(tsr_text *svg, const tsr_run_metrics *metrics, const char *title);

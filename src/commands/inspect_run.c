@@ -1,11 +1,11 @@
 /* A run's directory: what ran, how the loss went, how it ended, and the files that it left. */
-#include "train/inspect.h"
+#include "commands/inspect.h"
 
+#include "commands/metrics_read.h"
+#include "commands/plot.h"
 #include "config/config.h"
 #include "io/peft.h"
 #include "tessera.h"
-#include "train/metrics_read.h"
-#include "train/plot.h"
 
 #include <dirent.h>
 #include <errno.h>

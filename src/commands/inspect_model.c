@@ -1,5 +1,5 @@
 /* A model directory: its configuration in words, parameters, shards, and how the weights are stored. */
-#include "train/inspect.h"
+#include "commands/inspect.h"
 
 #include "base/text.h"
 #include "config/config_number.h"

@@ -1,10 +1,10 @@
 /*
- * train/convert.h: what `merge` and `quantize` share: a model in, a model out, on the host, by one
+ * commands/convert.h: what `merge` and `quantize` share: a model in, a model out, on the host, by one
  * process. The configuration is read, the place checked, and everything that can be refused is
  * refused before the first weight is read.
  */
-#ifndef TSR_TRAIN_CONVERT_H
-#define TSR_TRAIN_CONVERT_H
+#ifndef TSR_COMMANDS_CONVERT_H
+#define TSR_COMMANDS_CONVERT_H
 
 #include "io/model_write.h"
 #include "tessera.h"

@@ -1,0 +1,85 @@
+#include "library/fixture.h"
+
+#include <dirent.h>
+#include <ftw.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+char library_directory[] = "/tmp/tessera-library-XXXXXX";
+char library_config[2048];
+
+static void write_rows(const char *path, int rows)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    for (int i = 0; i < rows; i++)
+        fprintf(file,
+                "{\"messages\": [{\"role\": \"user\", \"content\": \"What is %d plus %d?\"}, "
+                "{\"role\": \"assistant\", \"content\": \"%d and %d make %d. This is so since "
+                "adding %d to %d gives %d. #### %d\"}]}\n",
+                i, 2 * i, i, 2 * i, 3 * i, i, 2 * i, 3 * i, 3 * i);
+    fclose(file);
+}
+
+int library_set_up(void **state)
+{
+    char train[64], held_out[64];
+    (void)state;
+    if (!mkdtemp(library_directory))
+        return -1;
+    snprintf(train, sizeof train, "%s/train.jsonl", library_directory);
+    snprintf(held_out, sizeof held_out, "%s/eval.jsonl", library_directory);
+    write_rows(train, 12);
+    write_rows(held_out, 2);
+    snprintf(library_config, sizeof library_config,
+             "model_name_or_path: %s/examples/tiny-llama\ndataset: %s\neval_dataset: %s\n"
+             "output_dir: %s/out\noverwrite_output_dir: true\nmax_steps: %d\nlearning_rate: 2e-3\n"
+             "total_batch_size: 4\n",
+             TSR_SOURCE_DIR, train, held_out, library_directory, LIBRARY_STEPS);
+    return 0;
+}
+
+static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *where)
+{
+    (void)info, (void)type, (void)where;
+    return remove(path);
+}
+
+int library_tear_down(void **state)
+{
+    (void)state;
+    return nftw(library_directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+int library_entries(const char *path)
+{
+    DIR *entries = opendir(path);
+    int count = 0;
+    assert_non_null(entries);
+    for (struct dirent *entry; (entry = readdir(entries));)
+        count += entry->d_name[0] != '.';
+    closedir(entries);
+    return count;
+}
+
+int library_all_gather(void *user, const void *send, void *receive, uint64_t bytes)
+{
+    library_seat *s = user;
+    library_meeting *m = s->meeting;
+    m->send[s->rank] = send;
+    if (s->rank == 0)
+        m->calls++;
+    pthread_barrier_wait(&m->barrier);
+    int failing = m->calls == m->fail_at;
+    for (int i = 0; i < LIBRARY_RANKS && !failing; i++)
+        if (bytes)
+            memcpy((char *)receive + (uint64_t)i * bytes, m->send[i], bytes);
+    pthread_barrier_wait(&m->barrier);
+    return failing ? 17 : 0;
+}
