@@ -343,9 +343,9 @@ static void call(const void *what)
     } else if (strcmp(name, "plot") == 0) {
         status = tsr_plot("../out", "../plot.svg");
     } else if (strcmp(name, "env") == 0) {
-        status = tsr_environment(0, 1, &text);
+        status = tsr_environment(NULL, 0, 1, &text);
     } else {
-        status = tsr_inspect(name, 0, &text);
+        status = tsr_inspect(name, NULL, 0, &text);
     }
     free(text);
     int expected = strstr(name, "missing") || strstr(name, "bad") ? 65 : 0;

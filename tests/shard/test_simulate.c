@@ -189,8 +189,8 @@ static void test_any_plan(void **unused)
             compute += s.exposed[i];
         for (int i = 0; i < TSR_STREAM_COUNT; i++)
             assert_true(s.busy[i] < s.step * (1 + 1e-9));
-        /* 1 % where four steps are no whole number of the plan's turns. */
-        assert_true(fabs(compute / s.step - 1) < 0.01);
+        /* The four steps that are averaged may begin and end within an op, of at most 9. */
+        assert_true(fabs(compute - s.step) <= 9.0 / 4);
     }
 }
 
