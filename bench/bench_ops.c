@@ -10,9 +10,9 @@
  * idle stream; the median of several.
  */
 #include "base/clock.h"
-#include "base/philox.h"
 #include "kernels/kernels.h"
 #include "model.h"
+#include "ops_memory.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -27,118 +27,18 @@
 #define HK 8
 #define HD 128
 
-#define ARENA_BYTES ((uint64_t)12 << 30)
-#define POOL_BYTES  ((uint64_t)64 << 20)
-#define SAMPLES     11
-#define SAMPLE_S    2e-3
-#define SETS        4 /* together larger than L2 */
+#define SAMPLES  11
+#define SAMPLE_S 2e-3
+#define SETS     4 /* together larger than L2 */
 
 typedef tsr_status op_run(const void *args);
 
 static tsr_device *device;
 static tsr_stream *stream;
 static const tsr_kernels *kernels;
-static char *arena, *bf16_pool, *f32_pool;
-static uint64_t arena_used, pools_end, drawn;
 static double gemm_roof = 700e12, copy_roof = 4.1e12;
 static const char *only;
 static json_t *ops;
-
-static _Noreturn void die(const char *what)
-{
-    fprintf(stderr, "bench_ops: %s: %s\n", what, tsr_last_error());
-    exit(71);
-}
-
-static void must(tsr_status status, const char *what)
-{
-    if (status < 0)
-        die(what);
-}
-
-/* ---- memory ---- */
-
-static void *take(uint64_t bytes)
-{
-    char *at = arena + arena_used;
-    arena_used += (bytes + TSR_ALIGNMENT - 1) / TSR_ALIGNMENT * TSR_ALIGNMENT;
-    if (arena_used > ARENA_BYTES) {
-        fprintf(stderr, "bench_ops: the arena is too small\n");
-        exit(70);
-    }
-    return at;
-}
-
-static void forget(void)
-{
-    arena_used = pools_end;
-}
-
-static void *random_from(const char *pool, uint64_t bytes)
-{
-    char *out = take(bytes);
-    for (uint64_t done = 0; done < bytes;) {
-        uint64_t piece = bytes - done < POOL_BYTES / 2 ? bytes - done : POOL_BYTES / 2;
-        uint64_t from = tsr_mix(++drawn) % ((POOL_BYTES - piece) / 256 + 1) * 256;
-        must(tsr_stream_copy(stream, out + done, pool + from, piece), "random data");
-        done += piece;
-    }
-    return out;
-}
-
-static void *bf16(int64_t count)
-{
-    return random_from(bf16_pool, (uint64_t)count * 2);
-}
-
-static float *f32(int64_t count)
-{
-    return (float *)(void *)random_from(f32_pool, (uint64_t)count * 4);
-}
-
-static void *host_copy(const void *host, uint64_t bytes)
-{
-    void *out = take(bytes);
-    must(tsr_device_write(device, out, host, bytes), "a copy");
-    return out;
-}
-
-/* [count] numbers from 0 on, modulo `modulus`, or random below it. */
-static int32_t *integers(int64_t count, int64_t modulus, bool random)
-{
-    int32_t *host = malloc((size_t)count * sizeof *host);
-    if (!host)
-        die("memory");
-    for (int64_t i = 0; i < count; i++)
-        host[i] = (int32_t)((random ? (int64_t)(tsr_mix((uint64_t)i) >> 1) : i) % modulus);
-    int32_t *out = host_copy(host, (uint64_t)count * sizeof *host);
-    free(host);
-    return out;
-}
-
-/* Pools of N(0, 1), about. */
-static void make_pools(void)
-{
-    uint64_t count = POOL_BYTES / 4;
-    float *wide = malloc(POOL_BYTES);
-    uint16_t *narrow = malloc(POOL_BYTES);
-    if (!wide || !narrow)
-        die("memory");
-    for (uint64_t i = 0; i < 2 * count; i++) {
-        uint64_t bits = tsr_mix(i);
-        float sum = -2;
-        for (int part = 0; part < 4; part++)
-            sum += (float)((bits >> (16 * part)) & 0xffff) * 0x1p-16f;
-        narrow[i] = tsr_f32_to_bf16(1.732f * sum);
-        if (i < count)
-            wide[i] = 1.732f * sum;
-    }
-    bf16_pool = host_copy(narrow, POOL_BYTES);
-    f32_pool = host_copy(wide, POOL_BYTES);
-    pools_end = arena_used;
-    free(wide);
-    free(narrow);
-}
 
 /* ---- timing ---- */
 
@@ -152,8 +52,8 @@ static double launches_seconds(op_run *run, const char *args, uint64_t stride, i
 {
     double before = tsr_now();
     for (int i = 0; i < count; i++)
-        must(run(args + stride * (uint64_t)(i % sets)), "an op");
-    must(tsr_stream_synchronize(stream), "an op");
+        ops_must(run(args + stride * (uint64_t)(i % sets)), "an op");
+    ops_must(tsr_stream_synchronize(stream), "an op");
     return tsr_now() - before;
 }
 
@@ -228,7 +128,7 @@ static const char *shape_text(int64_t a, int64_t b, int64_t c)
 static float *partials(int64_t columns)
 {
     int64_t rows = kernels->partial_rows;
-    return rows ? take((uint64_t)(rows * columns) * sizeof(float)) : NULL;
+    return rows ? ops_take((uint64_t)(rows * columns) * sizeof(float)) : NULL;
 }
 
 static tsr_nf4_dequant_args nf4_codes(int64_t rows, int64_t columns)
@@ -237,12 +137,12 @@ static tsr_nf4_dequant_args nf4_codes(int64_t rows, int64_t columns)
                                     -.0911f, 0,       .0796f,  .1609f,  .2461f,  .3379f,
                                     .4407f,  .5626f,  .7230f,  1};
     int64_t count = rows * columns;
-    return (tsr_nf4_dequant_args){.out = take((uint64_t)count * 2),
-                                  .codes = bf16(count / 4),
-                                  .absmax = bf16(count / 128),
-                                  .nested_absmax = f32(count / 64 / 256 + 1),
-                                  .nested_map = f32(256),
-                                  .level = host_copy(level, sizeof level),
+    return (tsr_nf4_dequant_args){.out = ops_take((uint64_t)count * 2),
+                                  .codes = ops_bf16(count / 4),
+                                  .absmax = ops_bf16(count / 128),
+                                  .nested_absmax = ops_f32(count / 64 / 256 + 1),
+                                  .nested_map = ops_f32(256),
+                                  .level = ops_host_copy(level, sizeof level),
                                   .count = count,
                                   .columns = columns,
                                   .offset = 0.05f,
@@ -252,11 +152,11 @@ static tsr_nf4_dequant_args nf4_codes(int64_t rows, int64_t columns)
 
 static void nf4(int64_t rows, int64_t columns, bool factor)
 {
-    forget();
+    ops_forget();
     tsr_nf4_dequant_args args[SETS];
     for (int i = 0; i < SETS; i++) {
         args[i] = nf4_codes(rows, columns);
-        args[i].row_factor = factor ? f32(rows) : NULL;
+        args[i].row_factor = factor ? ops_f32(rows) : NULL;
     }
     report(factor ? "nf4_dequant with factor" : "nf4_dequant", shape_text(rows, columns, 0),
            (double)(rows * columns) * (2.5 + 1.0 / 64), 0, run_nf4_dequant, args, sizeof *args,
@@ -265,12 +165,12 @@ static void nf4(int64_t rows, int64_t columns, bool factor)
 
 static void nf4_merged(int64_t rows, int64_t columns, int64_t r)
 {
-    forget();
+    ops_forget();
     tsr_nf4_merge_args args[SETS];
     for (int i = 0; i < SETS; i++)
         args[i] = (tsr_nf4_merge_args){.weight = nf4_codes(rows, columns),
-                                       .a = bf16(r * columns),
-                                       .b = bf16(rows * r),
+                                       .a = ops_bf16(r * columns),
+                                       .b = ops_bf16(rows * r),
                                        .r = r,
                                        .scale = 2};
     report("nf4_merge", shape_text(rows, columns, r),
@@ -281,25 +181,25 @@ static void nf4_merged(int64_t rows, int64_t columns, int64_t r)
 /* Loading: a weight of bf16 values, and its scales. */
 static void nf4_loading(int64_t rows, int64_t columns)
 {
-    forget();
+    ops_forget();
     int64_t count = rows * columns, blocks = count / TSR_NF4_BLOCK;
-    float *absmax = take((uint64_t)blocks * sizeof(float));
+    float *absmax = ops_take((uint64_t)blocks * sizeof(float));
     tsr_nf4_quantize_args args[SETS];
     for (int i = 0; i < SETS; i++)
-        args[i] = (tsr_nf4_quantize_args){.codes = take((uint64_t)count / 2),
+        args[i] = (tsr_nf4_quantize_args){.codes = ops_take((uint64_t)count / 2),
                                           .absmax = absmax,
-                                          .bad = take(sizeof(uint64_t)),
-                                          .values = bf16(count),
+                                          .bad = ops_take(sizeof(uint64_t)),
+                                          .values = ops_bf16(count),
                                           .count = count,
                                           .dtype = TSR_BF16};
     report("nf4_quantize", shape_text(rows, columns, 0), (double)count * (2.5 + 4.0 / 64), 0,
            run_nf4_quantize, args, sizeof *args, SETS);
-    tsr_nf4_nest_args nest = {.q = take((uint64_t)blocks),
-                              .nested_absmax = take((uint64_t)blocks / 256 * sizeof(float) + 4),
-                              .offset = take(sizeof(float)),
+    tsr_nf4_nest_args nest = {.q = ops_take((uint64_t)blocks),
+                              .nested_absmax = ops_take((uint64_t)blocks / 256 * sizeof(float) + 4),
+                              .offset = ops_take(sizeof(float)),
                               .absmax = absmax,
-                              .map = host_copy(tsr_nf4_nested_map, sizeof tsr_nf4_nested_map),
-                              .scratch = take(TSR_NF4_NEST_WORDS * sizeof(int64_t)),
+                              .map = ops_host_copy(tsr_nf4_nested_map, sizeof tsr_nf4_nested_map),
+                              .scratch = ops_take(TSR_NF4_NEST_WORDS * sizeof(int64_t)),
                               .blocks = blocks,
                               .count = blocks};
     report("nf4_nest", shape_text(rows, columns, 0), (double)blocks * (9 + 4.0 / 256), 0,
@@ -308,16 +208,16 @@ static void nf4_loading(int64_t rows, int64_t columns)
 
 static void norms(void)
 {
-    forget();
+    ops_forget();
     double count = (double)T * D;
-    tsr_frozen w = {bf16(D), TSR_BF16};
-    tsr_rms_norm_args norm = {.x = bf16((int64_t)T * D),
-                              .z = bf16((int64_t)T * D),
-                              .g = f32(D),
+    tsr_frozen w = {ops_bf16(D), TSR_BF16};
+    tsr_rms_norm_args norm = {.x = ops_bf16((int64_t)T * D),
+                              .z = ops_bf16((int64_t)T * D),
+                              .g = ops_f32(D),
                               .w = w,
-                              .x_out = take((uint64_t)T * D * 2),
-                              .h = take((uint64_t)T * D * 2),
-                              .rstd = f32(T),
+                              .x_out = ops_take((uint64_t)T * D * 2),
+                              .h = ops_take((uint64_t)T * D * 2),
+                              .rstd = ops_f32(T),
                               .tokens = T,
                               .d = D,
                               .eps = 1e-5f,
@@ -338,7 +238,7 @@ static void norms(void)
     REPORT(rms_norm_backward, "rms_norm_backward", "8192x4096", 8 * count, 0, back);
     tsr_widen_args widen = {norm.x_out, norm.x, T * D / 2, TSR_BF16, TSR_F32};
     REPORT(widen, "widen to fp32", "8192x2048", 3 * count, 0, widen);
-    int32_t *index = integers(T, T, false);
+    int32_t *index = ops_integers(T, T, false);
     tsr_gather_rows_args gather = {norm.h, norm.x, index, T, T, D, TSR_BF16};
     tsr_scatter_rows_args scatter = {norm.h, norm.x, index, T, T, D, TSR_BF16};
     REPORT(gather_rows, "gather_rows", "8192x4096", 4 * count, 0, gather);
@@ -347,10 +247,10 @@ static void norms(void)
 
 static void rope(bool dora)
 {
-    forget();
-    int32_t *positions = integers(T, 2048, false);
-    tsr_rope_qkv_args args = {.cosine = f32(2048 * HD / 2),
-                              .sine = f32(2048 * HD / 2),
+    ops_forget();
+    int32_t *positions = ops_integers(T, 2048, false);
+    tsr_rope_qkv_args args = {.cosine = ops_f32(2048 * HD / 2),
+                              .sine = ops_f32(2048 * HD / 2),
                               .positions = positions,
                               .tokens = T,
                               .q_heads = HQ,
@@ -372,15 +272,15 @@ static void rope(bool dora)
                                        .dtype = TSR_BF16};
     for (int p = 0; p < 3; p++) {
         int64_t width = (p ? HK : HQ) * HD;
-        float *g = dora ? f32(width) : NULL;
-        void *z = bf16(T * width), *out = take((uint64_t)(T * width) * 2);
+        float *g = dora ? ops_f32(width) : NULL;
+        void *z = ops_bf16(T * width), *out = ops_take((uint64_t)(T * width) * 2);
         args.part[p] = (tsr_rope_part){.z = z, .out = out, .g = g};
-        back.part[p] = (tsr_rope_backward_part){.dout = bf16(T * width),
+        back.part[p] = (tsr_rope_backward_part){.dout = ops_bf16(T * width),
                                                 .z = z,
                                                 .dz = out,
                                                 .g = g,
-                                                .n = dora ? f32(width) : NULL,
-                                                .dm = dora ? f32(width) : NULL};
+                                                .n = dora ? ops_f32(width) : NULL,
+                                                .dm = dora ? ops_f32(width) : NULL};
     }
     double count = (double)T * (HQ + 2 * HK) * HD;
     const char *shape = "8192, 32+2x8 of 128";
@@ -391,29 +291,29 @@ static void rope(bool dora)
 
 static void mlp(bool dora)
 {
-    forget();
+    ops_forget();
     int64_t elements = (int64_t)T * F;
     double count = (double)elements;
-    float *g = dora ? f32(F) : NULL, *n = dora ? f32(F) : NULL;
-    tsr_swiglu_args forward = {.z_gate = bf16(elements),
-                               .z_up = bf16(elements),
+    float *g = dora ? ops_f32(F) : NULL, *n = dora ? ops_f32(F) : NULL;
+    tsr_swiglu_args forward = {.z_gate = ops_bf16(elements),
+                               .z_up = ops_bf16(elements),
                                .g_gate = g,
                                .g_up = g,
-                               .act = take((uint64_t)elements * 2),
+                               .act = ops_take((uint64_t)elements * 2),
                                .tokens = T,
                                .f = F,
                                .dtype = TSR_BF16};
-    tsr_swiglu_backward_args back = {.dact = bf16(elements),
+    tsr_swiglu_backward_args back = {.dact = ops_bf16(elements),
                                      .z_gate = forward.z_gate,
                                      .z_up = forward.z_up,
                                      .g_gate = g,
                                      .g_up = g,
-                                     .dz_gate = take((uint64_t)elements * 2),
-                                     .dz_up = take((uint64_t)elements * 2),
+                                     .dz_gate = ops_take((uint64_t)elements * 2),
+                                     .dz_up = ops_take((uint64_t)elements * 2),
                                      .n_gate = n,
                                      .n_up = n,
-                                     .dm_gate = dora ? f32(F) : NULL,
-                                     .dm_up = dora ? f32(F) : NULL,
+                                     .dm_gate = dora ? ops_f32(F) : NULL,
+                                     .dm_up = dora ? ops_f32(F) : NULL,
                                      .tokens = T,
                                      .f = F,
                                      .dtype = TSR_BF16,
@@ -425,15 +325,15 @@ static void mlp(bool dora)
 
 static void composes(int64_t width)
 {
-    forget();
+    ops_forget();
     int64_t elements = T * width;
     double count = (double)elements;
-    tsr_compose_args args = {.base = bf16(elements),
-                             .base_dropped = bf16(elements),
-                             .lora = bf16(elements),
-                             .g = f32(width),
-                             .y = take((uint64_t)elements * 2),
-                             .inner = take((uint64_t)elements * 2),
+    tsr_compose_args args = {.base = ops_bf16(elements),
+                             .base_dropped = ops_bf16(elements),
+                             .lora = ops_bf16(elements),
+                             .g = ops_f32(width),
+                             .y = ops_take((uint64_t)elements * 2),
+                             .inner = ops_take((uint64_t)elements * 2),
                              .tokens = T,
                              .d = width,
                              .scale = 2,
@@ -449,8 +349,8 @@ static void composes(int64_t width)
                                       .g = args.g,
                                       .n = args.g,
                                       .d_base_dropped = args.y,
-                                      .d_lora = take((uint64_t)elements * 2),
-                                      .dm = f32(width),
+                                      .d_lora = ops_take((uint64_t)elements * 2),
+                                      .dm = ops_f32(width),
                                       .tokens = T,
                                       .d = width,
                                       .scale = 2,
@@ -470,8 +370,8 @@ static void composes(int64_t width)
     REPORT(scale_backward, "scale_backward", shape, 6 * count, 0, scale);
     tsr_dropout_args drop = {.out = args.y,
                              .x = args.lora,
-                             .samples = take(T * sizeof(int64_t)),
-                             .positions = integers(T, 2048, false),
+                             .samples = ops_take(T * sizeof(int64_t)),
+                             .positions = ops_integers(T, 2048, false),
                              .dropout = tsr_dropout_make(0.05, 1, 1, 1),
                              .tokens = T,
                              .columns = width,
@@ -481,17 +381,17 @@ static void composes(int64_t width)
 
 static void dora(int64_t r)
 {
-    forget();
-    tsr_row_square_norm_args square = {f32(F), bf16((int64_t)F * D), F, D, TSR_BF16};
+    ops_forget();
+    tsr_row_square_norm_args square = {ops_f32(F), ops_bf16((int64_t)F * D), F, D, TSR_BF16};
     if (r == 16)
         REPORT(row_square_norm, "row_square_norm", "14336x4096", 2.0 * F * D, 0, square);
-    tsr_dora_norm_args args = {.n = f32(F),
-                               .g = f32(F),
-                               .m = f32(F),
+    tsr_dora_norm_args args = {.n = ops_f32(F),
+                               .g = ops_f32(F),
+                               .m = ops_f32(F),
                                .squares = square.out,
-                               .u = f32(F * r),
-                               .bg = f32(F * r),
-                               .b = bf16(F * r),
+                               .u = ops_f32(F * r),
+                               .bg = ops_f32(F * r),
+                               .b = ops_bf16(F * r),
                                .rows = F,
                                .r = r,
                                .scale = 2,
@@ -502,15 +402,15 @@ static void dora(int64_t r)
 /* The optimizer's side, over `count` owned parameters. */
 static void optimizer(int64_t count)
 {
-    forget();
+    ops_forget();
     static tsr_adamw_span span;
     const tsr_adamw_control control = {1, 0, 1};
     double elements = (double)count;
     uint64_t wide = (uint64_t)count * 8;
-    int64_t *gradient = take(wide), *part = take(wide), *overflow = take(8);
-    must(tsr_stream_fill(stream, gradient, 1, wide), "fill");
-    must(tsr_stream_fill(stream, part, 0, wide), "fill");
-    float *g = f32(count), *g2 = f32(2 * count);
+    int64_t *gradient = ops_take(wide), *part = ops_take(wide), *overflow = ops_take(8);
+    ops_must(tsr_stream_fill(stream, gradient, 1, wide), "fill");
+    ops_must(tsr_stream_fill(stream, part, 0, wide), "fill");
+    float *g = ops_f32(count), *g2 = ops_f32(2 * count);
     char shape[32];
     snprintf(shape, sizeof shape, "%.0f M", 1e-6 * elements);
     static tsr_fixed_part whole; /* of one rank, and of two */
@@ -525,9 +425,9 @@ static void optimizer(int64_t count)
                               .limit = 256,
                               .store = true};
     tsr_fixed_add_args add = {.accumulator = gradient, .part = part, .count = (uint64_t)count};
-    tsr_grad_norm_args norm = {take(sizeof(tsr_exact_sum)), gradient, (uint64_t)count,
+    tsr_grad_norm_args norm = {ops_take(sizeof(tsr_exact_sum)), gradient, (uint64_t)count,
                                TSR_FIXED_SHIFT};
-    must(tsr_stream_fill(stream, norm.sum, 0, sizeof(tsr_exact_sum)), "fill");
+    ops_must(tsr_stream_fill(stream, norm.sum, 0, sizeof(tsr_exact_sum)), "fill");
     REPORT(fixed_sum, "fixed_sum, store", shape, 12 * elements, 0, sum);
     sum.store = false;
     REPORT(fixed_sum, "fixed_sum", shape, 20 * elements, 0, sum);
@@ -538,28 +438,28 @@ static void optimizer(int64_t count)
     REPORT(fixed_add, "fixed_add", shape, 24 * elements, 0, add);
     add.store = true;
     REPORT(fixed_add, "fixed_add, store", shape, 16 * elements, 0, add);
-    must(tsr_stream_fill(stream, gradient, 1, wide), "fill");
+    ops_must(tsr_stream_fill(stream, gradient, 1, wide), "fill");
     REPORT(grad_norm, "grad_norm", shape, 8 * elements, 0, norm);
-    span = (tsr_adamw_span){.master = f32(count),
-                            .m = take((uint64_t)count * 4),
-                            .v = take((uint64_t)count * 4),
+    span = (tsr_adamw_span){.master = ops_f32(count),
+                            .m = ops_take((uint64_t)count * 4),
+                            .v = ops_take((uint64_t)count * 4),
                             .gradient = gradient,
-                            .work = take((uint64_t)count * 2),
+                            .work = ops_take((uint64_t)count * 2),
                             .work_dtype = TSR_BF16,
                             .count = (uint64_t)count};
-    must(tsr_stream_fill(stream, span.m, 0, (uint64_t)count * 4), "fill");
-    must(tsr_stream_fill(stream, span.v, 0, (uint64_t)count * 4), "fill");
+    ops_must(tsr_stream_fill(stream, span.m, 0, (uint64_t)count * 4), "fill");
+    ops_must(tsr_stream_fill(stream, span.v, 0, (uint64_t)count * 4), "fill");
     tsr_adamw_args adamw = {.spans = &span,
                             .span_count = 1,
                             .step = {1e-4, 0.9, 0.999, 1e-8, 0, 1},
-                            .control = host_copy(&control, sizeof control),
+                            .control = ops_host_copy(&control, sizeof control),
                             .shift = TSR_FIXED_SHIFT};
     REPORT(adamw, "adamw", shape, 34 * elements, 0, adamw);
 }
 
 static void gemm(const char *name, int64_t m, int64_t n, int64_t k, int transposes, float beta)
 {
-    forget();
+    ops_forget();
     bool wide = transposes == 1; /* a gradient of A or B: fp32 */
     tsr_gemm_args args[SETS];
     int sets = (m * k + k * n + m * n) * 2 > (256 << 20) ? 1 : SETS;
@@ -567,9 +467,9 @@ static void gemm(const char *name, int64_t m, int64_t n, int64_t k, int transpos
         args[i] = (tsr_gemm_args){.m = m,
                                   .n = n,
                                   .k = k,
-                                  .a = bf16(m * k),
-                                  .b = bf16(k * n),
-                                  .c = wide ? (void *)f32(m * n) : bf16(m * n),
+                                  .a = ops_bf16(m * k),
+                                  .b = ops_bf16(k * n),
+                                  .c = wide ? (void *)ops_f32(m * n) : ops_bf16(m * n),
                                   .trans_a = transposes == 1,
                                   .trans_b = transposes == 2,
                                   .alpha = 1,
@@ -605,21 +505,22 @@ static void matmuls(void)
 
 static void head(int64_t rows, int64_t count)
 {
-    forget();
+    ops_forget();
     tsr_head_bounds bounds = {rows, D, count, TSR_BF16, true};
     uint64_t bytes = kernels->head_workspace_bytes(&bounds);
-    tsr_head_state state = {f32(rows), f32(rows), f32(rows), f32(rows * D), f32(rows * D)};
+    tsr_head_state state = {ops_f32(rows), ops_f32(rows), ops_f32(rows), ops_f32(rows * D),
+                            ops_f32(rows * D)};
     tsr_head_chunk_args args = {.state = state,
-                                .h = bf16(rows * D),
-                                .w = {bf16(count * D), TSR_BF16},
-                                .labels = integers(rows, count, true),
-                                .workspace = take(bytes),
+                                .h = ops_bf16(rows * D),
+                                .w = {ops_bf16(count * D), TSR_BF16},
+                                .labels = ops_integers(rows, count, true),
+                                .workspace = ops_take(bytes),
                                 .workspace_bytes = bytes,
                                 .rows = rows,
                                 .d = D,
                                 .count = count,
                                 .dtype = TSR_BF16};
-    must(kernels->head_begin(stream, &(tsr_head_begin_args){state, rows, D}), "head_begin");
+    ops_must(kernels->head_begin(stream, &(tsr_head_begin_args){state, rows, D}), "head_begin");
     REPORT(head_chunk, "head_chunk", shape_text(rows, count, D), 2.0 * (double)count * D,
            4.0 * (double)rows * (double)count * D, args);
 }
@@ -631,7 +532,7 @@ static void attention(void)
         bench_run run = {
             .shape = *bench_shape_find("llama3-8b"), .batch = T / lengths[i], .length = lengths[i]};
         double forward, backward;
-        must(bench_attention_roof(&forward, &backward, &run, TSR_BF16), "attention");
+        ops_must(bench_attention_roof(&forward, &backward, &run, TSR_BF16), "attention");
         fprintf(stderr, "%-26s %-22s %37.1f and %.1f TFLOP/s\n", "attention, backward",
                 shape_text(run.batch, run.length, 0), 1e-12 * forward, 1e-12 * backward);
         json_array_append_new(ops,
@@ -670,22 +571,10 @@ static void run_all(void)
 
 static void measure(void)
 {
-    tsr_arena *all;
-    void *base;
-    if (tsr_device_create_cuda(&device, NULL) < 0) {
-        fprintf(stderr, "bench_ops: %s\n", tsr_last_error());
-        exit(77);
-    }
-    must(tsr_kernels_open(&kernels, device), "the kernels");
-    must(tsr_stream_create(&stream, device, "bench"), "a stream");
-    must(tsr_arena_create(&all, device, TSR_MEMORY_DEVICE, ARENA_BYTES), "the arena");
-    must(tsr_arena_take(&base, all, "all", ARENA_BYTES), "the arena");
-    arena = base;
-    make_pools();
+    ops_open(&device, &stream);
+    ops_must(tsr_kernels_open(&kernels, device), "the kernels");
     run_all();
-    must(tsr_stream_synchronize(stream), "the end");
-    tsr_arena_destroy(all);
-    tsr_stream_destroy(stream);
+    ops_close();
 }
 
 int main(int count, char **arguments)

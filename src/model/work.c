@@ -1,5 +1,7 @@
 #include "model/work.h"
 
+#include "kernels/nf4_merge.h"
+
 /* NF4 with double quantization: half a byte of code, an 8-bit scale for 64 elements. */
 #define NF4_BYTES (0.5 + 1.0 / 64)
 /* AdamW: master, m and v read and written, the gradient read here and for its norm; the working copy is
@@ -68,13 +70,27 @@ static void emit_matmul(const walk *w, tsr_work_term term, tsr_work_kind kind, d
     emit(w, term, kind, matmul(w, m, n, k));
 }
 
-/* A product [T, r] x [r, n] that rides on a larger one (K-concatenated), so that its FLOPs are all it
- * costs; here a matmul of its own, whose result is written and read once more. */
-static void emit_added(const walk *w, tsr_work_term term, double n, double r)
+/* Whether the base's matmul of `inner` terms to a sum takes the adapter with its weight. */
+static bool merged(const walk *w, const tsr_work_linear *x, double inner)
 {
-    double t = w->layer->tokens, flops = 2 * t * n * r;
-    emit_both(w, term, TSR_WORK_ADDED, (tsr_work_amount){flops, 0},
-              (tsr_work_amount){flops, w->layer->element * (t * r + r * n + 2 * t * n)});
+    tsr_dtype dtype = w->layer->element == 2 ? TSR_BF16 : TSR_F32;
+    return x->nf4 && tsr_nf4_merge_fused(dtype, (int64_t)x->in, (int64_t)x->r) &&
+           tsr_nf4_merge_pays((int64_t)w->layer->tokens, (int64_t)inner, (int64_t)x->r);
+}
+
+/* A product [T, r] x [r, n] beside the base's of `inner` terms: at least, it rides on that one
+ * (K-concatenated), so that its FLOPs are all it costs. Here it is B A, added to the weight as that is
+ * decoded, or a matmul of its own, whose result is written and read once more. */
+static void emit_added(const walk *w, tsr_work_term term, const tsr_work_linear *x, double n,
+                       double inner)
+{
+    double t = w->layer->tokens, r = x->r, flops = 2 * t * n * r;
+    const tsr_work_amount least = {flops, 0};
+    if (merged(w, x, inner))
+        emit_both(w, term, TSR_WORK_MERGED, least, (tsr_work_amount){2 * x->in * x->out * r, 0});
+    else
+        emit_both(w, term, TSR_WORK_ADDED, least,
+                  (tsr_work_amount){flops, w->layer->element * (t * r + r * n + 2 * t * n)});
 }
 
 /* ---- forward ---- */
@@ -84,8 +100,8 @@ static const int groups[][2] = {
     {TSR_Q, TSR_V}, {TSR_O, TSR_O}, {TSR_GATE, TSR_UP}, {TSR_DOWN, TSR_DOWN}};
 #define GROUPS 4
 
-/* x A^T of a group forward, dA from x backward: x once at least. Here each linear reads it itself, and
- * its backward does both. */
+/* x A^T of a group forward, dA from x backward: x once at least. Here each linear reads it itself, its
+ * backward does both, and its forward nothing where the adapter is merged. */
 static void emit_group(const walk *w, tsr_work_term term, int group, bool backward)
 {
     const tsr_work_layer *l = w->layer;
@@ -95,8 +111,9 @@ static void emit_group(const walk *w, tsr_work_term term, int group, bool backwa
         tsr_work_amount one = matmul(w, l->tokens, l->linear[i].r, in);
         if (l->linear[i].r <= 0)
             continue;
-        here.flops += (1 + backward) * one.flops;
-        here.bytes += (1 + backward) * one.bytes;
+        int passes = backward ? 2 : !merged(w, &l->linear[i], in);
+        here.flops += passes * one.flops;
+        here.bytes += passes * one.bytes;
         r += l->linear[i].r;
     }
     if (r > 0)
@@ -129,7 +146,8 @@ static void forward(const walk *w, bool down)
         emit_matmul(w, TSR_WORK_LINEARS_FORWARD, TSR_WORK_MATMUL, t, l->linear[i].out,
                     l->linear[i].in);
         if (l->linear[i].r > 0)
-            emit_added(w, TSR_WORK_ADAPTERS_FORWARD, l->linear[i].out, l->linear[i].r);
+            emit_added(w, TSR_WORK_ADAPTERS_FORWARD, &l->linear[i], l->linear[i].out,
+                       l->linear[i].in);
     }
     for (int i = 0; i < GROUPS; i++)
         emit_group(w, TSR_WORK_ADAPTERS_FORWARD, i, false);
@@ -192,7 +210,7 @@ static void linears_backward(const walk *w)
         emit_matmul(w, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW, x->out, x->r, t);
         emit_matmul(w, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW, t, x->r, x->out);
         if (wanted)
-            emit_added(w, TSR_WORK_ADAPTERS_BACKWARD, x->in, x->r);
+            emit_added(w, TSR_WORK_ADAPTERS_BACKWARD, x, x->in, x->out);
     }
     for (int i = 0; i < GROUPS; i++)
         emit_group(w, TSR_WORK_ADAPTERS_BACKWARD, i, true);

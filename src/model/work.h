@@ -9,8 +9,9 @@
  * work.c; dropout, biases and the norms of q and k are not.
  *
  * Each operation is counted twice: the least that any implementation does, and what this one does,
- * where a product of rank r is a matmul of its own instead of riding on the base's, every linear reads
- * its input for its adapter itself, and a backward computes x A^T again.
+ * where a product of rank r goes into the base's weight (kernels/nf4_merge.h) or is a matmul of its
+ * own instead of riding on the base's, every linear reads its input for its adapter itself, and a
+ * backward computes x A^T again.
  */
 #ifndef TSR_MODEL_WORK_H
 #define TSR_MODEL_WORK_H
@@ -41,6 +42,7 @@ typedef enum {
     TSR_WORK_MATMUL,
     TSR_WORK_NARROW, /* a matmul with the rank as one side */
     TSR_WORK_ADDED,  /* a product of rank r, added to or under the base's */
+    TSR_WORK_MERGED, /* a product of rank r, added to the base's weight */
     TSR_WORK_ATTEND,
     TSR_WORK_ATTEND_BACK,
     TSR_WORK_STREAM, /* reads and writes */

@@ -54,7 +54,6 @@ static double pairs_of(double tokens, double length, double window)
 static void cost_layer(costing *c, int u)
 {
     const tsr_decision *d = c->decision;
-    const tsr_unit *unit = &d->units[u];
     tsr_work_layer layer = {.element = c->element, .tokens = c->tokens, .pairs = c->pairs};
     tsr_work_layer_of(&layer, &c->inputs->layout, u);
     layer.recompute = d->recompute[u];
@@ -65,9 +64,7 @@ static void cost_layer(costing *c, int u)
     if (!d->train || u < c->inputs->layout.first_trained)
         return;
     tsr_work_backward(&layer, add, c);
-    /* Its gradients, fp32, become the int64 that are reduced. */
-    double elements = (double)unit->trainable.gradient_count * d->group;
-    c->unit[u].backward = taken(c) + stream(c, 12 * elements);
+    c->unit[u].backward = taken(c);
 }
 
 static void cost_units(costing *c)
@@ -127,14 +124,16 @@ static double gather(const costing *c, double bytes)
     return collective(c, with, bytes * (with.ranks - 1) / with.ranks);
 }
 
-/* The rank's own gradients from all others of the group, added up (int64: what arrived is read, the
- * accumulator read and written); then over the replicas, there and back. */
+/* The rank's part of `bytes` of gradients, fp32, from all others of the group. It is read with theirs and
+ * added to the sums, which are int64; with replicas, sums of its own go over these, there and back, and
+ * are added then. */
 static double reduce(const costing *c, double bytes)
 {
     circle with = shard_circle(c), replicas = replica_circle(c);
-    double over = 2 * bytes * (replicas.ranks - 1) / replicas.ranks;
-    return collective(c, with, bytes * (with.ranks - 1)) + collective(c, replicas, over) +
-           stream(c, 3 * bytes);
+    double part = bytes / with.ranks, sums = 2 * part; /* 8 bytes for 4 */
+    double over = 2 * sums * (replicas.ranks - 1) / replicas.ranks;
+    return collective(c, with, part * (with.ranks - 1)) + collective(c, replicas, over) +
+           stream(c, bytes + 2 * sums) + (replicas.ranks > 1 ? stream(c, 3 * sums) : 0);
 }
 
 static double from_host(const costing *c, double bytes)

@@ -244,6 +244,7 @@ static int read_config(tsr_config *config, const tsr_usage *usage)
 static int compare_ranks(const tsr_usage *usage)
 {
     run r = {.usage = usage};
+    tsr_config config = {0};
     const tsr_job_options options = {.config_path = usage->job_path,
                                      .overrides = usage->overrides,
                                      .override_count = usage->override_count,
@@ -251,9 +252,15 @@ static int compare_ranks(const tsr_usage *usage)
                                      .plan_node = (int)usage->node,
                                      .plan_roofs = usage->roofs,
                                      .log = on_log,
+                                     .progress = on_progress,
                                      .user = &r};
     char *text = NULL;
-    int status = tsr_plan_scale(&options, usage->ranks, usage->rank_count, usage->json, &text);
+    read_config(&config, usage);
+    int status = make_progress(&r, config.progress);
+    if (status == 0)
+        status = tsr_plan_scale(&options, usage->ranks, usage->rank_count, usage->json, &text);
+    tsr_progress_destroy(r.progress);
+    tsr_config_free(&config);
     if (status == 0)
         fputs(text, stdout);
     free(text);

@@ -44,13 +44,15 @@ static const figure figures[TSR_SPEED_COUNT] = {
 
 /* Shares of the roofs that kernels reach, weighted by what a layer of an 8B model calls: bench_ops in
  * h200_one_gpu.json. Decoding: 4096 x 14336 and 4096 x 4096. Streaming: RMSNorm, RoPE and SwiGLU, both
- * ways. Added: h B^T and dS A onto a matrix. Narrow: dY B, dB, x A^T, dA.
+ * ways. Added: h B^T and dS A onto a matrix. Narrow: dY B, dB, x A^T, dA. Merged: nf4_merge less
+ * nf4_dequant in h200x2_merged.json, 0.14 at r 16, 0.16 at r 64, 0.33 at r 384.
  *
  * slows: h200x2_two_slots.json, 8192 tokens: gathers of 16 x 0.379 ms by copy engines made 84.63 ms of
  * matmuls last 88.84. h200_one_gpu.json, 16 layers: copies of 83.8 ms made 261.6 ms last 264.7. */
 static const tsr_speeds cuda_costs = {.rates = {.reached = {[TSR_WORK_MATMUL] = 1,
                                                             [TSR_WORK_NARROW] = 0.88,
                                                             [TSR_WORK_ADDED] = 0.55,
+                                                            [TSR_WORK_MERGED] = 0.15,
                                                             [TSR_WORK_ATTEND] = 1,
                                                             [TSR_WORK_ATTEND_BACK] = 1,
                                                             [TSR_WORK_STREAM] = 0.89,

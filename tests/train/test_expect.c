@@ -1,10 +1,7 @@
 /*
- * The expected time of a step against every step of a model's shape that bench/results has, on 1 and 2
- * H200, from the roofs of the same file. A table of all goes to stdout (docs/time.md).
- *
- * Efficiencies and slowdowns come from other measurements (speeds.c), but for two: what a copy from the
- * host costs the computation beside it (row 8 of the first file), and what a gather does (bench
- * two_slots).
+ * The expected time of a step against the steps of h200x2_merged.json, on 1 and 2 H200, from the roofs
+ * of the same file. A table of all goes to stdout (docs/time.md). Efficiencies and slowdowns come from
+ * other measurements (speeds.c).
  */
 #include "support/scratch.h"
 #include "train/expect.h"
@@ -141,10 +138,8 @@ static void test_measured_steps(void **state)
 {
     (void)state;
     double sum = 0;
-    int count = check_file(&sum, RESULTS "h200_one_gpu.json");
-    assert_int_equal(count, 10);
-    count += check_file(&sum, RESULTS "h200x2_scale_llama2.json");
-    assert_int_equal(count, 19);
+    int count = check_file(&sum, RESULTS "h200x2_merged.json");
+    assert_int_equal(count, 8);
     printf("mean error %.1f %%\n", 100 * sum / count);
     assert_true(sum / count < MOST_MEAN);
 }
