@@ -2,8 +2,7 @@
  * rms_norm.cu: contract rms_norm.h; reference rms_norm_ref.c.
  *
  * Split    A block has one token. Its row is held in registers, HELD vectors of eight a thread, from
- *          the loads to the stores, so that every element is read once and the sum before rounding is
- *          what is normalized; one reduction, one barrier. With 2 vectors a thread a row of 4096 is a
+ *          the loads to the stores, so that every element is read once; one reduction, one barrier. With 2 vectors a thread a row of 4096 is a
  *          block of 256, and eight of those on a multiprocessor hide each other's barrier.
  *          Rows above 16,384 columns, or not on 16 bytes, are walked twice instead.
  * Alias    A thread writes elements that itself has read, after it has read them.
@@ -47,10 +46,11 @@ static __device__ __forceinline__ float dot8(const float *a, const float *b)
     return sum;
 }
 
-/* x + (g z + bias) of eight columns, in place. */
+/* x + (g z + bias) of eight columns, in place, as it is stored: h is that of x_out, so that a layer that
+ * recomputes it from there has the same one. */
 static __device__ __forceinline__ void add_residual(float *x, const tsr_rms_norm_args *a,
                                                     const float *z, int64_t column, int count,
-                                                    bool whole)
+                                                    tsr_dtype dtype, bool whole)
 {
     float g[8], bias[8];
     tsr_float8(g, a->g, column, count, 1, whole);
@@ -58,6 +58,7 @@ static __device__ __forceinline__ void add_residual(float *x, const tsr_rms_norm
 #pragma unroll
     for (int j = 0; j < 8; j++)
         x[j] += g[j] * z[j] + bias[j];
+    tsr_raw_widen(x, tsr_raw_narrow(x, dtype), dtype);
 }
 
 static __device__ __forceinline__ float rstd_of(const tsr_rms_norm_args *a, float squares)
@@ -103,7 +104,7 @@ static __device__ __forceinline__ void forward_held(const tsr_rms_norm_args *a, 
         if (a->z) {
             float z[8];
             tsr_raw_widen(z, z_raw[k], dtype);
-            add_residual(x[k], a, z, column, 8, true);
+            add_residual(x[k], a, z, column, 8, dtype, true);
         }
         squares += dot8(x[k], x[k]);
         if (a->x_out && (a->z || a->x_out != a->x))
@@ -161,7 +162,7 @@ static __device__ __forceinline__ void sum_each(float *x, const tsr_rms_norm_arg
     if (a->z) {
         float z[8];
         tsr_raw_widen(z, tsr_raw_each(a->z, at, count, dtype), dtype);
-        add_residual(x, a, z, column, count, false);
+        add_residual(x, a, z, column, count, dtype, false);
     }
 }
 
