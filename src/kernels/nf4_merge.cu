@@ -7,8 +7,7 @@
  *          asynchronous copies. Then the sums pass through the same shared memory, 64 rows at a time,
  *          so that a thread gets 8 elements side by side: a word of codes, one 16-byte store.
  *          Codes and scales are asked for first.
- * Cost     nf4_dequant's bytes; A and B from L2, 128 ranks x 256 bytes of each for every tile's 40 KB
- *          and 128 ranks.
+ * Cost     nf4_dequant's bytes, 40 KB for a tile; A and B from L2, 512 bytes a rank for a tile.
  */
 #include "kernels/mma.cuh"
 #include "kernels/nf4_merge.cuh"
