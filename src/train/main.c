@@ -240,33 +240,6 @@ static int read_config(tsr_config *config, const tsr_usage *usage)
     return tsr_config_load(config, &source);
 }
 
-/* Plans for several numbers of ranks side by side. */
-static int compare_ranks(const tsr_usage *usage)
-{
-    run r = {.usage = usage};
-    tsr_config config = {0};
-    const tsr_job_options options = {.config_path = usage->job_path,
-                                     .overrides = usage->overrides,
-                                     .override_count = usage->override_count,
-                                     .purpose = TSR_JOB_PLAN,
-                                     .plan_node = (int)usage->node,
-                                     .plan_roofs = usage->roofs,
-                                     .log = on_log,
-                                     .progress = on_progress,
-                                     .user = &r};
-    char *text = NULL;
-    read_config(&config, usage);
-    int status = make_progress(&r, config.progress);
-    if (status == 0)
-        status = tsr_plan_scale(&options, usage->ranks, usage->rank_count, usage->json, &text);
-    tsr_progress_destroy(r.progress);
-    tsr_config_free(&config);
-    if (status == 0)
-        fputs(text, stdout);
-    free(text);
-    return status < 0 ? report_failure(status) : 0;
-}
-
 static int run_job(const tsr_usage *usage)
 {
     static const int purposes[] = {[TSR_COMMAND_TRAIN] = TSR_JOB_TRAIN,
@@ -330,6 +303,8 @@ static int call_tool(const tsr_usage *usage, const tsr_job_options *options, cha
         return tsr_merge(options, json, text);
     if (usage->command == TSR_COMMAND_QUANTIZE)
         return tsr_quantize(options, json, text);
+    if (usage->command == TSR_COMMAND_PLAN) /* for several numbers of ranks, side by side */
+        return tsr_plan_scale(options, usage->ranks, usage->rank_count, json, text);
     if (usage->command == TSR_COMMAND_ENV)
         return tsr_environment(options, usage->measure, json, text);
     int status = usage->plot ? tsr_plot(usage->job_path, usage->plot) : 0;
@@ -343,12 +318,16 @@ static int run_tool(const tsr_usage *usage)
     const tsr_job_options options = {.config_path = usage->job_path,
                                      .overrides = usage->overrides,
                                      .override_count = usage->override_count,
+                                     .purpose = TSR_JOB_PLAN,
+                                     .plan_node = (int)usage->node,
+                                     .plan_roofs = usage->roofs,
                                      .log = on_log,
                                      .progress = on_progress,
                                      .user = &r,
                                      .stop = &stop_requested};
     char *text = NULL;
-    if (usage->command == TSR_COMMAND_MERGE || usage->command == TSR_COMMAND_QUANTIZE)
+    if (usage->command == TSR_COMMAND_MERGE || usage->command == TSR_COMMAND_QUANTIZE ||
+        usage->command == TSR_COMMAND_PLAN)
         read_config(&config, usage);
     int status = make_progress(&r, config.progress);
     if (status == 0)
@@ -407,10 +386,8 @@ int main(int argc, char **argv)
     int code = 0;
     if (usage.command == TSR_COMMAND_TEXT)
         fputs(tsr_text_string(&usage.text), stdout);
-    else if (is_tool(&usage))
+    else if (is_tool(&usage) || usage.rank_count > 1)
         code = run_tool(&usage);
-    else if (usage.rank_count > 1)
-        code = compare_ranks(&usage);
     else
         code = run_job(&usage);
     tsr_usage_free(&usage);
