@@ -31,6 +31,19 @@ int cuda_teardown(void **state)
     return 0;
 }
 
+bool cuda_turn(void)
+{
+    static uint64_t turn;
+    const char *given = getenv("TESSERA_PART");
+    unsigned part, parts;
+    char end;
+    if (!given)
+        return true;
+    if (sscanf(given, "%u/%u%c", &part, &parts, &end) != 2 || part >= parts)
+        fail_msg("TESSERA_PART is \"%s\", not 0/N to N-1/N", given);
+    return turn++ % parts == part;
+}
+
 void *cuda_copy(const void *host, uint64_t bytes)
 {
     void *out = NULL;

@@ -44,6 +44,10 @@ float *cuda_floats(const void *device, int64_t count, tsr_dtype dtype);
 void cuda_expect(const char *what, const void *device, const float *want, int64_t count,
                  tsr_dtype dtype, double tolerance, double least);
 
+/* Whether the next case is this process's: TESSERA_PART=2/5 makes it the third of five that share the
+ * cases out in turn. Without it all are. */
+bool cuda_turn(void);
+
 #define RUN(call)                                                                                  \
     do {                                                                                           \
         if ((call) != TSR_OK)                                                                      \

@@ -16,6 +16,8 @@ static void over_shapes(shape_case *run, const int64_t (*shape)[2], int count)
                 bool large = shape[i][0] * shape[i][1] > 1000000;
                 if (large && (k == 2 || variant == 2 || (k == 0 && variant)))
                     continue;
+                if (!cuda_turn())
+                    continue;
                 shift = variant == 3;
                 run(shape[i][0], shape[i][1], all_dtypes[k], variant != 1, variant == 2);
                 end_case();
@@ -340,6 +342,8 @@ typedef struct {
 
 static void norm_case(int64_t tokens, int64_t d, tsr_dtype dtype, norm_kind k)
 {
+    if (!cuda_turn())
+        return;
     int64_t count = tokens * d;
     tsr_dtype w_dtype = k.w32 ? TSR_F32 : TSR_BF16;
     float *values = new_random(count + shift, 1, k.scale > 0 ? k.scale : 2);
@@ -387,6 +391,8 @@ static void norm_case(int64_t tokens, int64_t d, tsr_dtype dtype, norm_kind k)
 static void norm_backward_case(int64_t tokens, int64_t d, tsr_dtype dtype, bool overwrite,
                                bool alias)
 {
+    if (!cuda_turn())
+        return;
     int64_t count = tokens * d;
     input dh = random_input(count, 1, 1, dtype), x = random_input(count, 2, 2, dtype);
     input w = random_input(d, 3, 2, overwrite ? TSR_F32 : TSR_BF16), rstd = gain(tokens, 4);
@@ -590,6 +596,8 @@ static void rope_matches(void **state)
                                                      : variant % 8,
                            .dtype = all_dtypes[variant / 6]};
             if (k.tokens * (k.q_heads + 2 * k.kv_heads) * k.dim > 500000 && variant % 4)
+                continue;
+            if (!cuda_turn())
                 continue;
             shift = variant % 7 == 3;
             rope_inputs in = make_rope(k);

@@ -214,6 +214,8 @@ static void head_matches_the_reference(void **state)
     for (size_t i = 0; i < sizeof head_cases / sizeof *head_cases; i++) {
         head_fixture f;
         head_device g;
+        if (!cuda_turn())
+            continue;
         make_head(&f, &head_cases[i]);
         copy_head(&g, &f);
         run_reference(&f);

@@ -36,6 +36,8 @@ static void *output(int64_t bytes)
 static void one_quantize(const char *name, const void *values, tsr_dtype dtype, int64_t count,
                          int offset)
 {
+    if (!cuda_turn())
+        return;
     uint64_t each = tsr_dtype_bytes(dtype);
     int64_t blocks = (count + 63) / 64, bytes = (count + 1) / 2;
     uint8_t *codes = malloc((size_t)bytes);
@@ -150,6 +152,8 @@ static void nf4_quantize_names_the_first_bad_value(void **state)
 
 static void one_nest(int64_t blocks, int kind, int64_t first, int64_t count)
 {
+    if (!cuda_turn())
+        return;
     int64_t groups = (blocks + 255) / 256;
     float *absmax = nf4_new_absmax(blocks, kind), *nested = new_floats(groups), offset;
     uint8_t *q = malloc((size_t)count + 1);

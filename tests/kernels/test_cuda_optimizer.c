@@ -97,6 +97,8 @@ static void spoil(float *gradient, float *received, const tsr_fixed_part *part, 
 
 static void one_sum(const sum_case *c)
 {
+    if (!cuda_turn())
+        return;
     tsr_fixed_part part[TSR_FIXED_PARTS];
     uint64_t stride = lay_out_parts(part, c), all = c->ranks * stride, others = all - stride;
     float *gradient = new_gradients(all, 1 + stride), *received = new_gradients(others, 2 + stride);
@@ -162,6 +164,8 @@ static void fixed_sum_gives_the_references_integers(void **state)
 
 static void one_add(uint64_t count, bool store, uint64_t offset)
 {
+    if (!cuda_turn())
+        return;
     int64_t *sum = new_sums(count + offset, 0, 1, 61), *part = new_sums(count + offset, 0, 2, 61);
     tsr_fixed_add_args args = {.accumulator =
                                    (int64_t *)cuda_copy(sum, (count + offset) * 8) + offset,
@@ -193,6 +197,8 @@ static void fixed_add_is_exact(void **state)
 /* Granules of very different sizes beside each other; some of zeros. */
 static void one_norm(uint64_t count, int shift, uint64_t offset, int most)
 {
+    if (!cuda_turn())
+        return;
     tsr_exact_sum sum;
     int64_t *g = new_sums(count + offset, 0, count, most);
     for (uint64_t i = 0; i < count; i++) {
@@ -319,6 +325,8 @@ static const tsr_adamw_step usual = {.learning_rate = 2e-4,
 static void run_steps(const uint64_t *counts, int spans, uint64_t offset, tsr_adamw_step step,
                       const tsr_adamw_control *controls, int steps)
 {
+    if (!cuda_turn())
+        return;
     owned o[MAX_SPANS];
     tsr_adamw_span host[MAX_SPANS], device[MAX_SPANS];
     for (int i = 0; i < spans; i++) {
@@ -420,6 +428,8 @@ static void step_sums_are_added_and_cleared(void **state)
 
 static void one_control(const tsr_exact_sum *squares, double max_norm, int64_t error, int64_t bad)
 {
+    if (!cuda_turn())
+        return;
     tsr_adamw_control control = {5, 7, 41};
     tsr_step_control_args args = {cuda_copy(&control, sizeof control),
                                   cuda_copy(squares, sizeof *squares), cuda_copy(&error, 8),

@@ -124,6 +124,8 @@ static void free_nf4(nf4_data *d)
 
 static void one_nf4(const nf4_case *c, tsr_dtype dtype)
 {
+    if (!cuda_turn())
+        return;
     nf4_data d = new_nf4(c);
     tsr_nf4_dequant_args args = {.out = d.want,
                                  .codes = d.codes + c->code_offset,
@@ -197,6 +199,8 @@ typedef struct {
 
 static void one_merge(const merge_case *c, tsr_dtype dtype)
 {
+    if (!cuda_turn())
+        return;
     int64_t count = c->rows * c->columns;
     nf4_data d = new_nf4(&(nf4_case){count, c->columns, c->nested, 0, 0});
     float *a = new_random(c->r * c->columns, 6, 0.05f);
@@ -274,6 +278,8 @@ static void nf4_merges(void **state)
 /* Random bits are random values, NaN and subnormals among them; a 16-bit dtype has all of its. */
 static void one_widen(int64_t count, tsr_dtype from, tsr_dtype to, int offset)
 {
+    if (!cuda_turn())
+        return;
     uint32_t each = tsr_dtype_bytes(from);
     int64_t all = count + offset;
     uint8_t *in = malloc((size_t)all * each + 8);
@@ -323,6 +329,8 @@ static int64_t choose(int32_t *index, int64_t tokens, int share)
 
 static void one_rows(int64_t tokens, int64_t d, int share, tsr_dtype dtype, int offset)
 {
+    if (!cuda_turn())
+        return;
     int32_t *index = malloc((size_t)tokens * 4 + 4);
     assert_non_null(index);
     int64_t rows = choose(index, tokens, share), all = tokens * d + offset;
@@ -370,6 +378,8 @@ static void rows_are_moved(void **state)
 
 static void one_square_norm(int64_t rows, int64_t columns, tsr_dtype dtype, float scale)
 {
+    if (!cuda_turn())
+        return;
     float *w = new_random(rows * columns, (uint64_t)columns, scale), *want = new_floats(rows);
     void *aligned = cuda_values(w, rows * columns, dtype);
     tsr_row_square_norm_args args = {want, w, rows, columns, TSR_F32};
@@ -417,6 +427,8 @@ static void row_square_norms(void **state)
 
 static void one_dora_norm(int64_t rows, int64_t r, bool fresh, tsr_dtype dtype)
 {
+    if (!cuda_turn())
+        return;
     float *squares = new_gain(rows, 1), *m = new_gain(rows, 2), *u = new_random(rows * r, 3, 1);
     float *bg = new_random(rows * r, 4, 1), *b = new_random(rows * r, 5, 0.3f / (float)r);
     float *n = new_floats(rows), *g = new_floats(rows);
@@ -494,6 +506,8 @@ typedef struct {
 
 static void one_dropout(const dropout_case *c, tsr_dtype dtype)
 {
+    if (!cuda_turn())
+        return;
     int64_t count = c->tokens * c->columns, all = count + c->offset;
     uint32_t each = tsr_dtype_bytes(dtype);
     float *x = new_random(all, 1, 3), *out = new_random(all, 2, 1);
