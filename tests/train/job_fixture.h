@@ -1,5 +1,6 @@
 /*
- * job_fixture.h: whole jobs on ranks that are threads of one process, and what they did.
+ * job_fixture.h: whole jobs on ranks that are threads of one process, and what they did; on the CPU, or
+ * on GPUs, one for each rank.
  */
 #ifndef TESTS_TRAIN_JOB_FIXTURE_H
 #define TESTS_TRAIN_JOB_FIXTURE_H
@@ -12,6 +13,13 @@
 #define JOB_MODEL     TSR_SOURCE_DIR "/examples/tiny-llama"
 #define JOB_TRACES    TSR_SOURCE_DIR "/tests/golden/traces"
 
+/* A program's arguments: none, or BACKEND DTYPE RANKS ("cuda bfloat16 2"). Ends the program with 77
+ * (skipped) where there are fewer GPUs than ranks. */
+void job_choose_backend(int argc, char **argv);
+
+/* `wanted` ranks, or as many as there may be. */
+int job_ranks(int wanted);
+
 /* In the scratch directory: documents of unequal length as pretokenized rows of ids below `vocab`, some with several documents
  * or without all labels. */
 void job_write_documents(const char *name, int rows, unsigned vocab, unsigned seed);
@@ -21,7 +29,7 @@ typedef struct {
     uint64_t planned_device, planned_host, node, device_high, host_high, reported;
     uint64_t read_before_start, described; /* described: bytes that say how weights are stored */
     int live_most, slots;
-    bool has_slots;
+    bool has_slots, watched; /* watched: live_most was counted, as on the CPU alone */
     tsr_job_plan_info info;
 } job_rank_memory;
 

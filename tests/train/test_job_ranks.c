@@ -1,6 +1,9 @@
 /*
  * Jobs give the same bits for any number of ranks and any use of memory, and take exactly the
  * memory that was planned.
+ *
+ *     test_train_job_ranks                        on the CPU
+ *     test_train_job_ranks BACKEND DTYPE RANKS    on the ranks that a machine has GPUs for (`cards`)
  */
 #include "job_fixture.h"
 
@@ -61,6 +64,35 @@ static const variant few[] = {
     {6, "shard_group_size: 3\noffload: sharded\n"},
 };
 
+/* Without total_batch_size a step grows with the ranks: accumulation over two rounds. */
+static const variant accumulated[] = {
+    {1, "gradient_accumulation_steps: 4\n"},
+    {2, "gradient_accumulation_steps: 2\n"},
+    {4, "gradient_accumulation_steps: 1\n"},
+};
+
+/* On a machine with few GPUs: the same, none of 7 units resident and all, replicas of one rank. */
+static const variant cards[] = {
+    {1, "gradient_checkpointing: false\noffload: none\n"},
+    {1, "gradient_checkpointing: selective\noffload: none\n" ACTIVATIONS},
+    {1, "gradient_checkpointing: true\noffload: none\n" STATE},
+    {1, "gradient_checkpointing: true\noffload: full\nresident_units: 0\n" ACTIVATIONS STATE},
+    {1,
+     "gradient_checkpointing: false\noffload: sharded\nresident_units: 3\nslots: 3\n" ACTIVATIONS},
+    {1, "gradient_checkpointing: selective\noffload: full\nresident_units: 7\n"},
+    {2, "gradient_checkpointing: false\noffload: none\nresident_units: 0\n"},
+    {2, "gradient_checkpointing: true\noffload: none\nresident_units: 7\n" ACTIVATIONS},
+    {2,
+     "gradient_checkpointing: selective\noffload: sharded\nresident_units: 0\n" ACTIVATIONS STATE},
+    {2, "gradient_checkpointing: true\noffload: full\nresident_units: 2\nslots: 3\n" STATE},
+    {2, "gradient_checkpointing: false\noffload: none\nshard_group_size: 1\n"},
+    {2,
+     "gradient_checkpointing: selective\noffload: full\nshard_group_size: 1\n" ACTIVATIONS STATE},
+    {4, "gradient_checkpointing: true\noffload: none\nshard_group_size: 2\n" STATE},
+    {4, "gradient_checkpointing: auto\noffload: sharded\nresident_units: 0\n" ACTIVATIONS},
+};
+static bool on_cards;
+
 /* ThreadSanitizer is slow: there only some of the variants run. */
 #ifdef __SANITIZE_THREAD__
 #define STRIDE 3
@@ -71,10 +103,14 @@ static const variant few[] = {
 static void run_subject(const subject *s, const char *documents, const char *evaluation)
 {
     job_result reference = {0};
-    for (size_t i = 0; i < s->count; i += STRIDE) {
-        const variant *v = &s->variants[i];
+    bool replaced = on_cards && s->variants != accumulated;
+    size_t count = replaced ? COUNT(cards) : s->count;
+    for (size_t i = 0; i < count; i += STRIDE) {
+        const variant *v = replaced ? &cards[i] : &s->variants[i];
         char config[4096], what[512];
         job_result result;
+        if (v->ranks > job_ranks(v->ranks))
+            continue;
         int length = snprintf(config, sizeof config, "%smodel_name_or_path: %s\ndataset: %s\n%s%s",
                               base, s->model ? s->model : JOB_MODEL, scratch_path(documents),
                               s->config, v->config);
@@ -158,7 +194,7 @@ static void test_plain_nf4(void **state)
 static void test_prequantized(void **state)
 {
     (void)state;
-    static const char config[] = "use_dora: true\nlora_r: 4\ntotal_batch_size: 4\n";
+    static const char config[] = "lora_r: 32\ntotal_batch_size: 4\n";
     static const char model[] = TSR_SOURCE_DIR "/tests/golden/prequantized-tiny-llama";
     run_subject(&(subject){"prequantized base", config, model, few, COUNT(few)}, "small.jsonl",
                 NULL);
@@ -168,22 +204,16 @@ static void test_prequantized(void **state)
 static void test_messages(void **state)
 {
     (void)state;
-    static const char config[] = "max_length: 48\ntruncation: right\nlora_r: 4\nuse_dora: true\n"
+    static const char config[] = "max_length: 48\ntruncation: right\nlora_r: 32\nuse_dora: true\n"
                                  "assistant_only_loss: false\ntotal_batch_size: 4\n";
     run_subject(&(subject){"conversations", config, NULL, few, COUNT(few)}, "chat.jsonl", NULL);
 }
 
-/* Without total_batch_size a step grows with the ranks: accumulation over two rounds. */
 static void test_accumulation(void **state)
 {
     (void)state;
-    static const variant variants[] = {
-        {1, "gradient_accumulation_steps: 4\n"},
-        {2, "gradient_accumulation_steps: 2\n"},
-        {4, "gradient_accumulation_steps: 1\n"},
-    };
-    run_subject(&(subject){"accumulation", "num_train_epochs: 2\nlora_r: 4\n", NULL, variants,
-                           COUNT(variants)},
+    run_subject(&(subject){"accumulation", "num_train_epochs: 2\nlora_r: 4\n", NULL, accumulated,
+                           COUNT(accumulated)},
                 "train.jsonl", NULL);
 }
 
@@ -205,8 +235,10 @@ static int set_up(void **state)
     return 0;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    job_choose_backend(argc, argv);
+    on_cards = argc > 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lora),         cmocka_unit_test(test_dora_with_fresh_magnitudes),
         cmocka_unit_test(test_dora_packed),  cmocka_unit_test(test_dora_over_lora),

@@ -1,6 +1,9 @@
 /*
  * A run that goes on from its checkpoint has the bits of one that never stopped, whatever ranks
  * wrote it and whatever ranks go on; what does not fit is refused in words.
+ *
+ *     test_train_job_resume                        on the CPU
+ *     test_train_job_resume BACKEND DTYPE RANKS    on at most RANKS ranks
  */
 #include "job_fixture.h"
 
@@ -62,8 +65,9 @@ static void check_ranks(const job_result *whole, int saved, int resumed, const c
 {
     job_event stop = {.rank = saved - 1, .stop_after = 2};
     job_result first, second;
+    static int number;
     char output[32], what[64], both[512];
-    snprintf(output, sizeof output, "from%dto%d", saved, resumed);
+    snprintf(output, sizeof output, "stopped-%d", ++number);
     snprintf(what, sizeof what, "saved on %d ranks, resumed on %d", saved, resumed);
     snprintf(both, sizeof both, "%s%s", keys, more);
     run(&first, saved, config_text(keys), output, &stop);
@@ -83,8 +87,8 @@ static void test_ranks(void **state)
     (void)state;
     job_result whole;
     run(&whole, 1, config_text(DORA), "whole", NULL);
-    for (int saved = 1; saved <= 3; saved++)
-        for (int resumed = 1; resumed <= 3; resumed++)
+    for (int saved = 1; saved <= job_ranks(3); saved++)
+        for (int resumed = 1; resumed <= job_ranks(3); resumed++)
             check_ranks(&whole, saved, resumed, DORA, "");
     job_result_free(&whole);
 }
@@ -93,12 +97,21 @@ static void test_ranks(void **state)
 static void test_groups(void **state)
 {
     (void)state;
-    static const char keys[] = "weight_decay: 0.1\nmax_grad_norm: 0.1\n";
+    static const char keys[] = "weight_decay: 0.1\nmax_grad_norm: 0.1\nlora_r: 5\n";
+    static const struct {
+        int saved, resumed;
+        const char *more;
+    } runs[] = {{4, 2, "offload: sharded\ngradient_checkpointing: true\n"},
+                {2, 4, "shard_group_size: 2\n"},
+                {1, 5, "slots: 3\n"},
+                {2, 1, "offload: full\ngradient_checkpointing: selective\n"},
+                {1, 2, "shard_group_size: 1\noptimizer_offload: true\n"}};
     job_result whole;
     run(&whole, 1, config_text(keys), "whole", NULL);
-    check_ranks(&whole, 4, 2, keys, "offload: sharded\ngradient_checkpointing: true\n");
-    check_ranks(&whole, 2, 4, keys, "shard_group_size: 2\n");
-    check_ranks(&whole, 1, 5, keys, "slots: 3\n");
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++)
+        if (runs[i].saved == job_ranks(runs[i].saved) &&
+            runs[i].resumed == job_ranks(runs[i].resumed))
+            check_ranks(&whole, runs[i].saved, runs[i].resumed, keys, runs[i].more);
     job_result_free(&whole);
 }
 
@@ -114,9 +127,9 @@ static void test_evaluations(void **state)
              scratch_path("eval.jsonl"));
     job_event stop = {.rank = 0, .stop_after = 2};
     job_result whole, first, second;
-    run(&whole, 2, config_text(keys), "whole", NULL);
-    run(&first, 2, config_text(keys), "evaluated", &stop);
-    run(&second, 3, resuming(keys), "evaluated", NULL);
+    run(&whole, job_ranks(2), config_text(keys), "whole", NULL);
+    run(&first, job_ranks(2), config_text(keys), "evaluated", &stop);
+    run(&second, job_ranks(3), resuming(keys), "evaluated", NULL);
     assert_int_equal(whole.eval_count, 3);
     assert_int_equal(first.eval_count, 1);
     assert_int_equal(second.eval_count, 2);
@@ -149,7 +162,7 @@ static void test_steps_and_limit(void **state)
     (void)state;
     job_result whole, again;
     static const char keys[] = "save_strategy: steps\nsave_steps: 0.3\nsave_total_limit: 2\n";
-    run(&whole, 2, config_text(keys), "limited", NULL);
+    run(&whole, job_ranks(2), config_text(keys), "limited", NULL);
     assert_false(is_there("limited/checkpoint-2"));
     assert_true(is_there("limited/checkpoint-4"));
     assert_true(is_there("limited/checkpoint-6"));
@@ -170,7 +183,7 @@ static void test_steps_and_limit(void **state)
     assert_int_equal(metrics_lines("limited", "\"event\":\"end\""), 1);
     job_result_free(&again);
     /* Into another directory: its metrics.jsonl begins there. */
-    run(&again, 3, config_text(named), "elsewhere", NULL);
+    run(&again, job_ranks(3), config_text(named), "elsewhere", NULL);
     job_assert_part(&whole, &again, 4, true, "from step 4, elsewhere");
     assert_int_equal(metrics_lines("elsewhere", "\"step\":"), 2);
     assert_true(is_there("limited/checkpoint-4"));
@@ -199,17 +212,17 @@ static void test_nothing_to_resume(void **state)
 {
     (void)state;
     job_result result;
-    run(&result, 2, resuming(""), "begun", NULL);
+    run(&result, job_ranks(2), resuming(""), "begun", NULL);
     assert_int_equal(result.resumed, 0);
     assert_int_equal(result.step_count, 6);
     job_result_free(&result);
-    job_run_in(&result, 2, resuming(""), "begun", NULL);
+    job_run_in(&result, job_ranks(2), resuming(""), "begun", NULL);
     assert_int_equal(result.status, TSR_ECONFIG);
     if (!strstr(result.message, "holds a run that has ended"))
         fail_msg("%s", result.message);
     assert_int_equal(unlink(scratch_path("begun/adapter_model.safetensors")), 0);
     assert_int_equal(unlink(scratch_path("begun/adapter_config.json")), 0);
-    run(&result, 2, resuming(""), "begun", NULL);
+    run(&result, job_ranks(2), resuming(""), "begun", NULL);
     assert_int_equal(metrics_lines("begun", "\"event\":\"start\""), 1);
     job_result_free(&result);
 }
@@ -219,7 +232,7 @@ static void test_nothing_to_resume(void **state)
 static void check_refused(const char *more, int ranks, int status, const char *const *words)
 {
     job_result result;
-    job_run_in(&result, ranks, resuming(more), "refused", NULL);
+    job_run_in(&result, job_ranks(ranks), resuming(more), "refused", NULL);
     assert_int_equal(result.status, status);
     assert_int_equal(result.reporters, 1);
     for (; *words; words++)
@@ -233,7 +246,7 @@ static void test_other_job(void **state)
     char other[512];
     job_event stop = {.rank = 0, .stop_after = 1};
     job_result result;
-    run(&result, 2, config_text("lora_r: 4\n"), "refused", &stop);
+    run(&result, job_ranks(2), config_text("lora_r: 4\n"), "refused", &stop);
     job_result_free(&result);
     check_refused("lora_r: 5\nseed: 7\n", 2, TSR_ECONFIG,
                   (const char *const[]){"lora_r: found 5, the checkpoint was made with 4",
@@ -248,7 +261,8 @@ static void test_other_job(void **state)
     check_refused(other, 3, TSR_ECONFIG,
                   (const char *const[]){"a dataset of another content", NULL});
     /* Another use of memory is no other job. */
-    run(&result, 2, resuming("lora_r: 4\noffload: full\nlogging_steps: 3\n"), "refused", NULL);
+    run(&result, job_ranks(2), resuming("lora_r: 4\noffload: full\nlogging_steps: 3\n"), "refused",
+        NULL);
     job_result_free(&result);
 }
 
@@ -270,6 +284,8 @@ static void test_damage(void **state)
     };
     static const char keys[] = "save_strategy: steps\nsave_steps: 2\n";
     job_result whole, result;
+    if (job_ranks(3) < 2) /* the parts of two ranks are damaged */
+        skip();
     run(&whole, 2, config_text(keys), "damaged", NULL);
     for (size_t i = 0; i < sizeof damage / sizeof *damage; i++) {
         char name[128], named[1024];
@@ -284,7 +300,7 @@ static void test_damage(void **state)
             assert_int_equal(unlink(scratch_path(name)), 0);
         else
             write_bytes(scratch_path(name), copy, damage[i].at == -1 ? bytes - 1 : bytes);
-        job_run_in(&result, 1 + (int)i % 3, resuming(keys), "damaged", NULL);
+        job_run_in(&result, job_ranks(1 + (int)i % 3), resuming(keys), "damaged", NULL);
         assert_int_equal(result.status, TSR_EDATA);
         assert_int_equal(result.reporters, 1);
         if (!strstr(result.message, damage[i].words) || !strstr(result.message, name + 8))
@@ -320,8 +336,9 @@ static int remove_output(void **state)
     return system(command);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    job_choose_backend(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_evaluations, remove_output),
 #ifndef __SANITIZE_THREAD__ /* which is slow; that one is on 2 and 3 ranks */
