@@ -251,11 +251,11 @@ int tsr_job_print_plan(tsr_job *job, int json, char **text)
     tsr_text out = {0};
     TSR_TRY(tsr_job_decide(job));
     const tsr_decision *d = &job->decision;
-    int64_t most_tokens = 0;
+    tsr_largest largest = {0};
     if (d->train &&
         d->budget != TSR_BUDGET_UNKNOWN) /* of a card that is not here it is not known */
-        TSR_TRY(tsr_decide_most_tokens(&most_tokens, &job->inputs, &job->view, true, d->budget));
-    TSR_TRY(tsr_decision_print(&out, d, &job->inputs, &job->view, &job->speeds, most_tokens, json));
+        TSR_TRY(tsr_decide_largest(&largest, &job->inputs, &job->view, d->budget));
+    TSR_TRY(tsr_decision_print(&out, d, &job->inputs, &job->view, &job->speeds, &largest, json));
     *text = out.data;
     return TSR_OK;
 }
