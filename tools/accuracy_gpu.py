@@ -22,7 +22,9 @@ largest over them. It fails (exit status 1) where
   - cases "gate<r>", DoRA with g within 1e-3 of 1: the worst logit is above that of the paper's stable form,
     base + ((g - 1) base + g (s lora)) in fp32 from bf16 terms and rounded once, put into the same PEFT model with
     an exact fp32 g; logits of both are computed in float64 from the rows before the head;
-  - with dtype float32 (--check cases) an error is above 1e-5.
+  - with dtype float32 (--check cases) an error is above 1e-5 and above 1.5 times that of PyTorch in float32: the
+    reference's own formulas with everything, but the tables of the rotary embedding, in float32 without TF32. See
+    FLOAT32_SLACK.
 Ours' logits are the rows before the head times the head in float64: the program holds no logits, its own are fp32 sums.
 PEFT's are the bf16 logits its users get; "rows" (told, not judged) is the error just before the head.
 
@@ -47,11 +49,19 @@ SHAPES = {  # hidden, intermediate, heads, key heads, vocabulary
     "llama3-8b": (4096, 14336, 32, 8, 128256),
     "llama3-70b": (8192, 28672, 64, 8, 128256),
     "tiny": (256, 704, 4, 2, 4096),
+    "wide": (256, 28672, 4, 2, 4096),  # the longest sums of a 70B, for a CPU
 }
 PARTS = {"lora_A.weight": "dA", "lora_B.weight": "dB", "lora_magnitude_vector": "dm"}
 WORST_SLACK = 1.25
 LOSS_DEVIATIONS = 3
 FLOAT32_LIMIT = 1e-5
+# What is left in float32 is the rounding of long sums: K terms added one after the other are off by about
+# 2^-24 sqrt(K / 12) of their size (3e-6 for a down_proj of a 70B), in s parts by 1 / sqrt(s) of that; all else is
+# below 1e-6 (--backend cpu --device cpu --shapes wide: sums in blocks). So the error of a right program is a matter of
+# the order in which its matmuls add, which the library chooses: no fixed limit fits all widths, but PyTorch's matmuls
+# are of the same library on the same card. Of two kernels one may add in two parts and the other in one: sqrt(2),
+# rounded up.
+FLOAT32_SLACK = 1.5
 
 
 # ---- inputs ----
@@ -146,17 +156,29 @@ def write_adapter(directory, case, adapters):
 # ---- the three ----
 
 def run_reference(reference, adapters, ids):
+    """A step by the formulas, in the dtype that the model and the adapters have."""
     from fp64_model import losses
     trained = {name: value.requires_grad_() for name, value in named(adapters).items()}
     rows = reference.label_rows(ids, adapters)
     logits = reference.logits(rows)
     nll = losses(logits, ids)
     nll.mean().backward()
-    out = {"rows": rows.detach(), "logits": logits.detach(), "nll": nll.detach(), "loss": nll.mean().item(),
+    out = {"rows": rows.detach(), "logits": logits.detach(), "nll": nll.detach(),
+           "loss": nll.detach().double().mean().item(),
            "gradients": {name: value.grad for name, value in trained.items()}}
     for value in trained.values():
         value.requires_grad_(False).grad = None
     return out
+
+
+def run_float32(torch, reference, adapters, ids):
+    """The same in PyTorch's float32."""
+    from fp64_model import Model
+    torch.set_float32_matmul_precision("highest")
+    single = Model(reference.config, {name: w.float() for name, w in reference.w.items()})
+    return run_reference(single, {module: {key: value if key == "scale" or value is None else value.detach().float()
+                                           for key, value in adapter.items()}
+                                  for module, adapter in adapters.items()}, ids)
 
 
 def run_peft(torch, a, base, case, adapters, ids):
@@ -278,6 +300,17 @@ def judge(case, ours, theirs, tokens):
     return worse
 
 
+def judge_float32(case, ours, pytorch):
+    """Texts of what is further off than PyTorch's float32 and the limit allow."""
+    worse = []
+    for group, (norm, _) in ours.items():
+        allowed = max(FLOAT32_LIMIT, FLOAT32_SLACK * pytorch[group][0])
+        if group != "loss by chance" and not norm <= allowed:
+            worse.append("%s float32: %s %.3e, allowed %.3e, PyTorch's %.3e" % (
+                case, group, norm, allowed, pytorch[group][0]))
+    return worse
+
+
 def show(name, ours, theirs, tensors):
     """Lines of the table."""
     for group in ("rows", "logits", "nll", "loss", "dA", "dB", "dm"):
@@ -324,9 +357,10 @@ def one_case(torch, a, state, shape, case):
         ours, tensors = errors(got, want)
         record[dtype] = numbers(ours)
         if dtype == "float32":
-            show(name + " fp32", ours, None, {})
-            record["worse"] += ["%s float32: %s %.3e, allowed %.0e" % (name, g, e[0], FLOAT32_LIMIT)
-                                for g, e in ours.items() if g != "loss by chance" and not e[0] <= FLOAT32_LIMIT]
+            pytorch, _ = errors(run_float32(torch, reference, adapters, ids), want)
+            record["pytorch float32"] = numbers(pytorch)
+            show(name + " fp32", ours, pytorch, {})
+            record["worse"] += judge_float32(name, ours, pytorch)
             continue
         both = {n: (tensors[n], their_tensors[n]) for n in tensors} if theirs else {}
         record["tensors"] = {n: {"ours": o[0], "peft": p[0]} for n, (o, p) in both.items()}
@@ -405,7 +439,7 @@ def main():
             "length": a.length, "vocabulary": a.vocabulary, "seed": a.seed, "peft": a.peft, "keys": a.keys,
             "device": torch.cuda.get_device_name() if a.device == "cuda" else a.device, "cases": [], "worse": []}
     print("%-24s %-6s %-20s   %-20s   %s" % (
-        "||x - fp64|| / ||fp64||", "", "ours, worst element", "PEFT, worst element", "ours / PEFT"))
+        "||x - fp64|| / ||fp64||", "", "ours, worst element", "PEFT, worst element", "ours / PEFT (fp32: PyTorch)"))
     for shape in a.shapes:
         with tempfile.TemporaryDirectory(dir=a.scratch) as files:
             state = prepare(torch, a, shape, files)
@@ -423,7 +457,7 @@ def main():
             gc.collect()
     for text in all_["worse"]:
         print("WORSE " + text)
-    print("accuracy: %s" % ("%d worse" % len(all_["worse"]) if all_["worse"] else "nothing is worse than PEFT's"))
+    print("accuracy: %s" % ("%d worse" % len(all_["worse"]) if all_["worse"] else "nothing is worse than PEFT's, or PyTorch's in fp32"))
     return bool(all_["worse"])
 
 

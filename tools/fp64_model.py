@@ -1,6 +1,7 @@
 """A Llama-family model with LoRA or DoRA in float64 PyTorch, from the formulas: what accuracy is measured against.
 
-Uses nothing of transformers, PEFT or bitsandbytes. A weight is looked up by its name in the checkpoint, an adapter
+Uses nothing of transformers, PEFT or bitsandbytes. With weights and adapters in float32 it computes in float32, but the
+rotary tables. A weight is looked up by its name in the checkpoint, an adapter
 {"A", "B", "m" or None, "scale"} by its module's name ("model.layers.0.mlp.up_proj").
 """
 import torch
@@ -39,7 +40,7 @@ class Model:
         theta = self.config["rope_parameters"]["rope_theta"]
         exponent = torch.arange(half, dtype=torch.float64, device=x.device) / half
         angle = torch.outer(torch.arange(x.shape[1], dtype=torch.float64, device=x.device), theta ** -exponent)
-        c, s = angle.cos()[None, :, None], angle.sin()[None, :, None]
+        c, s = (table.to(x.dtype)[None, :, None] for table in (angle.cos(), angle.sin()))
         first, second = x[..., :half], x[..., half:]
         return torch.cat((first * c - second * s, second * c + first * s), dim=-1)
 

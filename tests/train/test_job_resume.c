@@ -269,8 +269,8 @@ static void test_other_job(void **state)
     check_refused(other, 3, TSR_ECONFIG,
                   (const char *const[]){"a dataset of another content", NULL});
     /* Another use of memory is no other job. */
-    run(&result, job_ranks(2), resuming("lora_r: 4\noffload: full\nlogging_steps: 3\n"), "refused",
-        NULL);
+    run(&result, job_ranks(2), resuming("lora_r: 4\noffload: sharded\nlogging_steps: 3\n"),
+        "refused", NULL);
     job_result_free(&result);
 }
 
