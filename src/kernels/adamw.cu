@@ -252,7 +252,7 @@ extern "C" tsr_status tsr_adamw_cuda(tsr_stream *stream, const tsr_adamw_args *a
         if (!most)
             continue;
         dim3 grid(filling_blocks(stream, most, THREADS * QUAD, ADAMW_BLOCKS), spans);
-        adamw<<<grid, THREADS, 0, tsr_stream_cuda(stream)>>>(a, k, args->control);
+        TSR_LAUNCH(adamw, grid, THREADS, stream, a, k, args->control);
     }
     return tsr_launched("adamw");
 }
@@ -369,7 +369,7 @@ extern "C" tsr_status tsr_grad_norm_cuda(tsr_stream *stream, const tsr_grad_norm
         return TSR_OK;
     unsigned blocks =
         filling_blocks(stream, args->count / TSR_GRANULE, THREADS / TEAM, NORM_BLOCKS);
-    grad_norm<<<blocks, THREADS, 0, tsr_stream_cuda(stream)>>>(*args, ldexpf(1, -args->shift),
-                                                               (uintptr_t)args->gradient % 16 == 0);
+    TSR_LAUNCH(grad_norm, blocks, THREADS, stream, *args, ldexpf(1, -args->shift),
+               (uintptr_t)args->gradient % 16 == 0);
     return tsr_launched("grad_norm");
 }

@@ -57,7 +57,7 @@ tsr_status tsr_sdpa_lists_cuda(tsr_stream *stream, const tsr_sdpa_lists *lists)
     unsigned blocks = tsr_blocks(work, 4 * THREADS);
     if (blocks < MIN_BLOCKS)
         blocks = MIN_BLOCKS;
-    write_lists<<<blocks, THREADS, 0, tsr_stream_cuda(stream)>>>(*lists);
+    TSR_LAUNCH(write_lists, blocks, THREADS, stream, *lists);
     return tsr_launched("attention");
 }
 

@@ -128,7 +128,28 @@ static __device__ __forceinline__ float tsr_block_sum(float value, float *shared
 
 /* ---- launching ---- */
 
-/* After kernel<<<>>>: what the launch said. */
+static inline cudaLaunchConfig_t tsr_launch_config(dim3 blocks, dim3 threads, size_t shared_bytes,
+                                                   tsr_stream *stream)
+{
+    cudaLaunchConfig_t config = {};
+    config.gridDim = blocks;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = tsr_stream_cuda(stream);
+    return config;
+}
+
+/* The one way to launch a kernel. What is passed becomes the kernel's own types, as in a call of a
+ * function. */
+#define TSR_LAUNCH_SHARED(kernel, blocks, threads, shared_bytes, stream, ...)                      \
+    do {                                                                                           \
+        cudaLaunchConfig_t config_ = tsr_launch_config(blocks, threads, shared_bytes, stream);     \
+        (void)cudaLaunchKernelEx(&config_, kernel, __VA_ARGS__);                                   \
+    } while (0)
+#define TSR_LAUNCH(kernel, blocks, threads, stream, ...)                                           \
+    TSR_LAUNCH_SHARED(kernel, blocks, threads, 0, stream, __VA_ARGS__)
+
+/* After TSR_LAUNCH: what the launch said. */
 static inline tsr_status tsr_launched(const char *op)
 {
     return tsr_cuda_status(cudaGetLastError(), op);

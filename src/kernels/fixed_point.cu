@@ -123,7 +123,7 @@ extern "C" tsr_status tsr_fixed_sum_cuda(tsr_stream *stream, const tsr_fixed_sum
     if (tiles == 0)
         return TSR_OK;
     float scale = (float)(1ull << args->shift);
-    sum_parts<<<tiles, THREADS, 0, tsr_stream_cuda(stream)>>>(*args, table, scale);
+    TSR_LAUNCH(sum_parts, tiles, THREADS, stream, *args, table, scale);
     return tsr_launched("fixed_sum");
 }
 
@@ -167,12 +167,11 @@ extern "C" tsr_status tsr_fixed_add_cuda(tsr_stream *stream, const tsr_fixed_add
                                args->count * sizeof *args->part);
     bool aligned = (uintptr_t)args->accumulator % 16 == 0 && (uintptr_t)args->part % 16 == 0;
     uint64_t pairs = aligned ? args->count / 2 : 0, left = args->count - 2 * pairs;
-    cudaStream_t s = tsr_stream_cuda(stream);
     if (pairs)
-        add_pairs<<<tsr_blocks((int64_t)pairs, TILE), THREADS, 0, s>>>(
-            (longlong2 *)args->accumulator, (const longlong2 *)args->part, pairs);
+        TSR_LAUNCH(add_pairs, tsr_blocks((int64_t)pairs, TILE), THREADS, stream,
+                   (longlong2 *)args->accumulator, (const longlong2 *)args->part, pairs);
     if (left)
-        add_each<<<tsr_blocks((int64_t)left, THREADS), THREADS, 0, s>>>(
-            args->accumulator, args->part, 2 * pairs, args->count);
+        TSR_LAUNCH(add_each, tsr_blocks((int64_t)left, THREADS), THREADS, stream, args->accumulator,
+                   args->part, 2 * pairs, args->count);
     return tsr_launched("fixed_add");
 }

@@ -58,7 +58,8 @@ extern "C" tsr_status tsr_head_begin_cuda(tsr_stream *stream, const tsr_head_beg
         return TSR_OK;
     cudaStream_t cuda = tsr_stream_cuda(stream);
     size_t bytes = (size_t)(args->rows * args->d) * sizeof(float);
-    begin_rows<<<tsr_blocks(args->rows, THREADS), THREADS, 0, cuda>>>(args->state, args->rows);
+    TSR_LAUNCH(begin_rows, tsr_blocks(args->rows, THREADS), THREADS, stream, args->state,
+               args->rows);
     if (args->state.acc) {
         TSR_TRY(tsr_cuda_status(cudaMemsetAsync(args->state.acc, 0, bytes, cuda), "head_begin"));
         TSR_TRY(tsr_cuda_status(cudaMemsetAsync(args->state.wy, 0, bytes, cuda), "head_begin"));
@@ -306,7 +307,7 @@ static tsr_status run_rows(const head_tile *tile, int64_t row, int64_t rows)
     weigh.growth = args->dtype == TSR_F16 ? 0 : GROWTH;
     unsigned threads =
         (unsigned)rounded((tile->vocab + 4 * ROW_VECTORS - 1) / (4 * ROW_VECTORS), TSR_WARP);
-    weigh_rows<<<(unsigned)rows, threads, 0, tsr_stream_cuda(tile->stream)>>>(weigh);
+    TSR_LAUNCH(weigh_rows, (unsigned)rows, threads, tile->stream, weigh);
     TSR_TRY(tsr_launched("head_chunk"));
     return s->acc ? add_weighted(tile, row, rows) : TSR_OK;
 }
@@ -427,12 +428,11 @@ extern "C" tsr_status tsr_head_finish_cuda(tsr_stream *stream, const tsr_head_fi
         return TSR_OK;
     if (args->dh && args->dtype != TSR_F32 && (args->dh == s->acc || args->dh == s->wy))
         return tsr_fail(TSR_EUNSUPPORTED, "head_finish: dh is acc or wy, but not F32");
-    cudaStream_t cuda = tsr_stream_cuda(stream);
-    finish_loss<<<1, LOSS_THREADS, 0, cuda>>>(*args);
+    TSR_LAUNCH(finish_loss, 1, LOSS_THREADS, stream, *args);
     if (args->dh) {
         bool vectors = tsr_vectors(args->dh, args->d) && tsr_vectors(s->acc, args->d) &&
                        tsr_vectors(s->wy, args->d);
-        finish_rows<<<(unsigned)args->rows, THREADS, 0, cuda>>>(*args, vectors);
+        TSR_LAUNCH(finish_rows, (unsigned)args->rows, THREADS, stream, *args, vectors);
     }
     return tsr_launched("head_finish");
 }

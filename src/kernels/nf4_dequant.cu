@@ -98,13 +98,12 @@ extern "C" tsr_status tsr_nf4_dequant_cuda(tsr_stream *stream, const tsr_nf4_deq
 {
     TSR_TRY(tsr_nf4_dequant_check(args));
     int64_t words = whole_words(args), left = args->count - words * WORD;
-    cudaStream_t s = tsr_stream_cuda(stream);
     uint32_t row_words = args->row_factor ? (uint32_t)(args->columns / WORD) : 0;
     if (words)
-        dequantize<<<tsr_blocks(words, (int64_t)WARP_WORDS * (THREADS / TSR_WARP)), THREADS, 0,
-                     s>>>(*args, words, row_words);
+        TSR_LAUNCH(dequantize, tsr_blocks(words, (int64_t)WARP_WORDS * (THREADS / TSR_WARP)),
+                   THREADS, stream, *args, words, row_words);
     if (left)
-        dequantize_each<<<tsr_blocks(left, TAIL_THREADS), TAIL_THREADS, 0, s>>>(*args,
-                                                                                words * WORD);
+        TSR_LAUNCH(dequantize_each, tsr_blocks(left, TAIL_THREADS), TAIL_THREADS, stream, *args,
+                   words * WORD);
     return args->count ? tsr_launched("nf4_dequant") : TSR_OK;
 }

@@ -214,12 +214,11 @@ extern "C" tsr_status tsr_nf4_merge_cuda(tsr_stream *stream, const tsr_nf4_merge
         TSR_TRY(tsr_nf4_dequant_cuda(stream, w));
         return tsr_gemm_cuda(stream, &product);
     }
-    cudaStream_t s = tsr_stream_cuda(stream);
     unsigned blocks =
         (unsigned)(tsr_blocks(w->columns, TILE) * tsr_blocks(w->count / w->columns, TILE));
     if (args->r <= TSR_NF4_MERGE_LOW)
-        tsr_nf4_merge_low(s, args);
+        tsr_nf4_merge_low(stream, args);
     else
-        merge<<<blocks, THREADS, 0, s>>>(*args);
+        TSR_LAUNCH(merge, blocks, THREADS, stream, *args);
     return tsr_launched("nf4_merge");
 }

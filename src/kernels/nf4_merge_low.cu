@@ -183,13 +183,13 @@ static __global__ void __launch_bounds__(WARPS *TSR_WARP, 4)
     merge(&a, 2);
 }
 
-void tsr_nf4_merge_low(cudaStream_t stream, const tsr_nf4_merge_args *args)
+void tsr_nf4_merge_low(tsr_stream *stream, const tsr_nf4_merge_args *args)
 {
     const tsr_nf4_dequant_args *w = &args->weight;
     unsigned blocks = (unsigned)(tsr_blocks(w->columns, TSR_NF4_BLOCK * WARPS) *
                                  tsr_blocks(w->count / w->columns, ROWS));
     if (args->r <= STEP)
-        merge_one<<<blocks, WARPS * TSR_WARP, 0, stream>>>(*args);
+        TSR_LAUNCH(merge_one, blocks, WARPS * TSR_WARP, stream, *args);
     else
-        merge_two<<<blocks, WARPS * TSR_WARP, 0, stream>>>(*args);
+        TSR_LAUNCH(merge_two, blocks, WARPS * TSR_WARP, stream, *args);
 }

@@ -137,8 +137,8 @@ extern "C" tsr_status tsr_nf4_quantize_cuda(tsr_stream *stream, const tsr_nf4_qu
     for (int i = 0; i < 15; i++)
         t.at[i] = tsr_nf4_threshold[i];
     bool vectors = (uintptr_t)args->values % 16 == 0, words = (uintptr_t)args->codes % 4 == 0;
-    quantize<<<tsr_blocks(args->count, (int64_t)THREADS * TURNS * TSR_VECTOR), THREADS, 0,
-               tsr_stream_cuda(stream)>>>(*args, t, vectors, words);
+    TSR_LAUNCH(quantize, tsr_blocks(args->count, (int64_t)THREADS * TURNS * TSR_VECTOR), THREADS,
+               stream, *args, t, vectors, words);
     return tsr_launched("nf4_quantize");
 }
 
@@ -291,15 +291,14 @@ extern "C" tsr_status tsr_nf4_nest_cuda(tsr_stream *stream, const tsr_nf4_nest_a
     TSR_TRY(tsr_nf4_nest_check(args));
     if (!args->scratch)
         return tsr_fail(TSR_EINVAL, "nf4_nest: scratch is NULL");
-    cudaStream_t s = tsr_stream_cuda(stream);
     const tsr_device *device = tsr_stream_device(stream);
     int64_t most = (int64_t)tsr_device_cuda_properties(device)->sm_count * SUM_BLOCKS;
     int64_t blocks = tsr_blocks(args->blocks, THREADS * SUM_TURNS);
     TSR_TRY(tsr_stream_fill(stream, args->scratch, 0, SUM_WORDS * sizeof(int64_t)));
-    sum_scales<<<(unsigned)(blocks < most ? blocks : most), THREADS, 0, s>>>(
-        args->scratch, args->absmax, args->blocks);
-    divide_sum<<<1, 1, 0, s>>>(args->offset, args->scratch, (uint64_t)args->blocks);
-    nest<<<tsr_blocks(args->blocks, (int64_t)GROUPS * TSR_NF4_NESTED_BLOCK), THREADS, 0, s>>>(
-        *args);
+    TSR_LAUNCH(sum_scales, (unsigned)(blocks < most ? blocks : most), THREADS, stream,
+               args->scratch, args->absmax, args->blocks);
+    TSR_LAUNCH(divide_sum, 1, 1, stream, args->offset, args->scratch, (uint64_t)args->blocks);
+    TSR_LAUNCH(nest, tsr_blocks(args->blocks, (int64_t)GROUPS * TSR_NF4_NESTED_BLOCK), THREADS,
+               stream, *args);
     return tsr_launched("nf4_nest");
 }

@@ -138,7 +138,7 @@ extern "C" tsr_status tsr_gather_rows_cuda(tsr_stream *stream, const tsr_gather_
     m.index = args->index;
     m.rows = args->rows;
     m.tokens = args->tokens;
-    gather<<<tsr_blocks(args->rows, ROWS), THREADS, 0, tsr_stream_cuda(stream)>>>(m);
+    TSR_LAUNCH(gather, tsr_blocks(args->rows, ROWS), THREADS, stream, m);
     return tsr_launched("gather_rows");
 }
 
@@ -151,6 +151,6 @@ extern "C" tsr_status tsr_scatter_rows_cuda(tsr_stream *stream, const tsr_scatte
     m.index = args->index;
     m.rows = args->rows;
     m.tokens = args->tokens;
-    scatter<<<tsr_blocks(args->tokens, ROWS), THREADS, 0, tsr_stream_cuda(stream)>>>(m);
+    TSR_LAUNCH(scatter, tsr_blocks(args->tokens, ROWS), THREADS, stream, m);
     return tsr_launched("scatter_rows");
 }

@@ -88,13 +88,13 @@ static __global__ void step_control(const tsr_step_control_args a)
 extern "C" tsr_status tsr_step_sums_cuda(tsr_stream *stream, const tsr_step_sums_args *args)
 {
     TSR_TRY(tsr_step_sums_check(args));
-    step_sums<<<1, 1, 0, tsr_stream_cuda(stream)>>>(*args);
+    TSR_LAUNCH(step_sums, 1, 1, stream, *args);
     return tsr_launched("step_sums");
 }
 
 extern "C" tsr_status tsr_step_control_cuda(tsr_stream *stream, const tsr_step_control_args *args)
 {
     TSR_TRY(tsr_step_control_check(args));
-    step_control<<<1, TSR_WARP, 0, tsr_stream_cuda(stream)>>>(*args);
+    TSR_LAUNCH(step_control, 1, TSR_WARP, stream, *args);
     return tsr_launched("step_control");
 }

@@ -43,16 +43,16 @@ typedef struct {
         body(&a, &extra, a.dtype, false);                                                          \
     }
 
-#define TSR_LAUNCH(body, whole, dtype, blocks, threads, stream, ...)                               \
+#define TSR_LAUNCH_OF(body, whole, dtype, blocks, threads, stream, ...)                            \
     do {                                                                                           \
         if (!(whole))                                                                              \
-            body##_each<<<blocks, threads, 0, tsr_stream_cuda(stream)>>>(__VA_ARGS__);             \
+            TSR_LAUNCH(body##_each, blocks, threads, stream, __VA_ARGS__);                         \
         else if ((dtype) == TSR_BF16)                                                              \
-            body##_bf16<<<blocks, threads, 0, tsr_stream_cuda(stream)>>>(__VA_ARGS__);             \
+            TSR_LAUNCH(body##_bf16, blocks, threads, stream, __VA_ARGS__);                         \
         else if ((dtype) == TSR_F16)                                                               \
-            body##_f16<<<blocks, threads, 0, tsr_stream_cuda(stream)>>>(__VA_ARGS__);              \
+            TSR_LAUNCH(body##_f16, blocks, threads, stream, __VA_ARGS__);                          \
         else                                                                                       \
-            body##_f32<<<blocks, threads, 0, tsr_stream_cuda(stream)>>>(__VA_ARGS__);              \
+            TSR_LAUNCH(body##_f32, blocks, threads, stream, __VA_ARGS__);                          \
     } while (0)
 
 static __device__ __forceinline__ void tsr_raw_quad(uint32_t *word, uint4 quad)

@@ -117,11 +117,10 @@ extern "C" tsr_status tsr_widen_cuda(tsr_stream *stream, const tsr_widen_args *a
                                (uint64_t)args->count * tsr_dtype_bytes(args->dtype));
     bool aligned = (uintptr_t)args->in % 16 == 0 && (uintptr_t)args->out % 16 == 0;
     int64_t quads = aligned ? args->count / QUAD : 0, left = args->count - quads * QUAD;
-    cudaStream_t s = tsr_stream_cuda(stream);
     widen_kernel *widen = kernel_of(args->in_dtype, args->dtype);
     if (quads)
-        widen<<<tsr_blocks(quads, THREADS * TURNS), THREADS, 0, s>>>(*args, quads);
+        TSR_LAUNCH(widen, tsr_blocks(quads, THREADS * TURNS), THREADS, stream, *args, quads);
     if (left)
-        widen_each<<<tsr_blocks(left, THREADS), THREADS, 0, s>>>(*args, quads * QUAD);
+        TSR_LAUNCH(widen_each, tsr_blocks(left, THREADS), THREADS, stream, *args, quads * QUAD);
     return tsr_launched("widen");
 }
