@@ -130,8 +130,7 @@ extern "C" tsr_status tsr_fixed_sum_cuda(tsr_stream *stream, const tsr_fixed_sum
 /* ---- fixed_add ---- */
 
 static __global__ void __launch_bounds__(THREADS)
-    add_pairs(longlong2 *__restrict__ accumulator, const longlong2 *__restrict__ part,
-              uint64_t pairs)
+    add_pairs(longlong2 *accumulator, const longlong2 *part, uint64_t pairs)
 {
     uint64_t first = (uint64_t)blockIdx.x * TILE + threadIdx.x;
     longlong2 sum[TURNS], more[TURNS];
@@ -149,8 +148,7 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    add_each(int64_t *__restrict__ accumulator, const int64_t *__restrict__ part, uint64_t first,
-             uint64_t count)
+    add_each(int64_t *accumulator, const int64_t *part, uint64_t first, uint64_t count)
 {
     uint64_t i = first + (uint64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < count)

@@ -235,7 +235,7 @@ static __device__ __forceinline__ void turn_pair(const forward_args *a, const ro
 static __device__ __forceinline__ int first_position(const int32_t *p)
 {
     int position;
-    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(position) : "l"(p));
+    asm volatile("ld.global.s32 %0, [%1];" : "=r"(position) : "l"(p));
     return position;
 }
 
@@ -480,7 +480,7 @@ static __device__ __forceinline__ void back_tile(const backward_args *a, const t
         backward_input in[TURNS];
         if (turn % TSR_WARP == 0) {
             int64_t ahead = t + lane * TSR_TILE_WARPS;
-            held = ahead < place.end ? __ldg(s->positions + ahead) : 0;
+            held = ahead < place.end ? __ldca(s->positions + ahead) : 0;
         }
 #pragma unroll
         for (int u = 0; u < turns; u++) {

@@ -94,7 +94,7 @@ static __device__ __forceinline__ tsr_raw8 tsr_raw_load(const void *p, int64_t i
     return raw;
 }
 
-/* Of vectors and tables that no running kernel writes, and that many rows share. */
+/* Of vectors and tables that many rows share. */
 static __device__ __forceinline__ tsr_raw8 tsr_raw_shared(const void *p, int64_t i, int count,
                                                           tsr_dtype dtype, bool whole)
 {
@@ -102,10 +102,10 @@ static __device__ __forceinline__ tsr_raw8 tsr_raw_shared(const void *p, int64_t
         return tsr_raw_each(p, i, count, dtype);
     tsr_raw8 raw;
     if (dtype == TSR_F32) {
-        tsr_raw_quad(raw.word, __ldg((const uint4 *)((const uint32_t *)p + i)));
-        tsr_raw_quad(raw.word + 4, __ldg((const uint4 *)((const uint32_t *)p + i) + 1));
+        tsr_raw_quad(raw.word, __ldca((const uint4 *)((const uint32_t *)p + i)));
+        tsr_raw_quad(raw.word + 4, __ldca((const uint4 *)((const uint32_t *)p + i) + 1));
     } else {
-        tsr_raw_quad(raw.word, __ldg((const uint4 *)((const uint16_t *)p + i)));
+        tsr_raw_quad(raw.word, __ldca((const uint4 *)((const uint16_t *)p + i)));
     }
     return raw;
 }
