@@ -167,6 +167,7 @@ static __global__ void __launch_bounds__(THREADS, ADAMW_BLOCKS)
     adamw(const __grid_constant__ adamw_spans a, const __grid_constant__ adamw_scalars k,
           const tsr_adamw_control *control)
 {
+    tsr_kernel_begin();
     if (control->skip)
         return;
     const tsr_adamw_span *span = &a.span[blockIdx.y];
@@ -337,6 +338,7 @@ static __device__ __forceinline__ void load_granule(longlong2 *pair, const int64
 static __global__ void __launch_bounds__(THREADS, NORM_BLOCKS)
     grad_norm(const tsr_grad_norm_args a, float unit, bool vectors)
 {
+    tsr_kernel_begin();
     __shared__ int64_t limb[TSR_EXACT_LIMBS];
     for (int i = threadIdx.x; i < TSR_EXACT_LIMBS; i += THREADS)
         limb[i] = 0;

@@ -19,6 +19,7 @@
 /* Lists, then the tokens of no document, then the statistics by groups of heads. */
 static __global__ void __launch_bounds__(THREADS) write_lists(tsr_sdpa_lists l)
 {
+    tsr_kernel_begin();
     int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     int64_t threads = (int64_t)gridDim.x * THREADS, used = 0;
     if (l.document_count)

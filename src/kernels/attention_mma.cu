@@ -407,6 +407,7 @@ static __device__ __forceinline__ void dkdv_body(const attention_call *c, const 
     static __global__ void __launch_bounds__(THREADS, 3) forward_##width(                          \
         attention_call c, const void *q, const void *k, const void *v, void *o, float *lse)        \
     {                                                                                              \
+        tsr_kernel_begin();                                                                        \
         int head = blockIdx.y, kv_head = head / (c.q_heads / c.kv_heads);                          \
         rows query = rows_of(q, head, c.q_heads, c.dim);                                           \
         rows key = rows_of(k, kv_head, c.kv_heads, c.dim);                                         \
@@ -416,6 +417,7 @@ static __device__ __forceinline__ void dkdv_body(const attention_call *c, const 
     static __global__ void __launch_bounds__(THREADS, 3)                                           \
         dq_##width(attention_call c, attention_inputs in, void *dq)                                \
     {                                                                                              \
+        tsr_kernel_begin();                                                                        \
         int head = blockIdx.y, kv_head = head / (c.q_heads / c.kv_heads);                          \
         rows query = rows_of(in.q, head, c.q_heads, c.dim);                                        \
         rows d_o = rows_of(in.d_o, head, c.q_heads, c.dim);                                        \
@@ -426,6 +428,7 @@ static __device__ __forceinline__ void dkdv_body(const attention_call *c, const 
     static __global__ void __launch_bounds__(THREADS, 2)                                           \
         dkdv_##width(attention_call c, attention_inputs in, void *dk, void *dv)                    \
     {                                                                                              \
+        tsr_kernel_begin();                                                                        \
         rows key = rows_of(in.k, blockIdx.y, c.kv_heads, c.dim);                                   \
         rows value = rows_of(in.v, blockIdx.y, c.kv_heads, c.dim);                                 \
         dkdv_body(&c, &key, &value, &in, dk, dv, width);                                           \

@@ -217,6 +217,7 @@ static __device__ __forceinline__ void softmax_row(float score[PART], float *wei
 static __global__ void __launch_bounds__(THREADS, 2)
     forward(attention_call c, const void *q, const void *k, const void *v, void *o, float *lse)
 {
+    tsr_kernel_begin();
     __shared__ __align__(16) float shared[2 * TILE * CHUNK_STRIDE], weight[TILE * STRIDE];
     int tx = threadIdx.x % SIDE, ty = threadIdx.x / SIDE, head = blockIdx.y;
     /* The longest rows first. */
@@ -265,6 +266,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
 static __global__ void __launch_bounds__(THREADS)
     delta_rows(attention_call c, const void *o, const void *d_o, float *delta)
 {
+    tsr_kernel_begin();
     int64_t row = (int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
     int token = (int)(row / c.q_heads), head = (int)(row % c.q_heads), used = used_tokens(&c);
     if (token >= used)
@@ -288,6 +290,7 @@ static __global__ void __launch_bounds__(THREADS)
 static __global__ void __launch_bounds__(THREADS, 2)
     query_gradient(attention_call c, attention_inputs in, void *dq)
 {
+    tsr_kernel_begin();
     __shared__ __align__(16) float shared[2 * TILE * CHUNK_STRIDE], weight[TILE * STRIDE];
     int tx = threadIdx.x % SIDE, ty = threadIdx.x / SIDE, head = blockIdx.y;
     int first = (int)(gridDim.x - 1 - blockIdx.x) * TILE, column = blockIdx.z * COLUMNS;
@@ -328,6 +331,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
 static __global__ void __launch_bounds__(THREADS)
     key_gradient(attention_call c, attention_inputs in, void *dk, void *dv)
 {
+    tsr_kernel_begin();
     __shared__ __align__(16) float shared[2 * TILE * CHUNK_STRIDE], weight[TILE * STRIDE];
     int tx = threadIdx.x % SIDE, ty = threadIdx.x / SIDE, kv_head = blockIdx.y;
     int first = (int)blockIdx.x * TILE, column = blockIdx.z * COLUMNS;

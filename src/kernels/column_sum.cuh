@@ -150,6 +150,7 @@ typedef struct {
 static __global__ void __launch_bounds__(TSR_FINISH_ROWS *TSR_WARP)
     tsr_column_finish(const tsr_column_sums s)
 {
+    tsr_kernel_begin();
     __shared__ double shared[TSR_FINISH_ROWS][TSR_WARP];
     int warp = threadIdx.x / TSR_WARP, lane = threadIdx.x % TSR_WARP;
     int64_t column = (int64_t)blockIdx.x * TSR_WARP + lane;

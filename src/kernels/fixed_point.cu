@@ -55,6 +55,7 @@ static __device__ __forceinline__ float2 load_pair(const float *g, uint64_t left
 static __global__ void __launch_bounds__(THREADS)
     sum_parts(const tsr_fixed_sum_args a, const __grid_constant__ part_table table, float scale)
 {
+    tsr_kernel_begin();
     int index = 0;
     while (index + 1 < a.part_count && blockIdx.x >= table.tile[index + 1])
         index++;
@@ -132,6 +133,7 @@ extern "C" tsr_status tsr_fixed_sum_cuda(tsr_stream *stream, const tsr_fixed_sum
 static __global__ void __launch_bounds__(THREADS)
     add_pairs(longlong2 *accumulator, const longlong2 *part, uint64_t pairs)
 {
+    tsr_kernel_begin();
     uint64_t first = (uint64_t)blockIdx.x * TILE + threadIdx.x;
     longlong2 sum[TURNS], more[TURNS];
 #pragma unroll
@@ -150,6 +152,7 @@ static __global__ void __launch_bounds__(THREADS)
 static __global__ void __launch_bounds__(THREADS)
     add_each(int64_t *accumulator, const int64_t *part, uint64_t first, uint64_t count)
 {
+    tsr_kernel_begin();
     uint64_t i = first + (uint64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < count)
         accumulator[i] += part[i];

@@ -11,6 +11,7 @@
 static __global__ void scale_matrix(void *c, int64_t m, int64_t n, int64_t ldc, float beta,
                                     tsr_dtype dtype)
 {
+    tsr_kernel_begin();
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= m * n)
         return;
@@ -29,6 +30,7 @@ extern "C" tsr_status tsr_gemm_scale(tsr_stream *stream, const tsr_gemm_args *ar
 /* Uniform in [-1, 1), by seed and index (the finalizer of MurmurHash3). */
 static __global__ void randomize(void *out, int64_t count, tsr_dtype dtype, uint32_t seed)
 {
+    tsr_kernel_begin();
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count)
         return;

@@ -43,6 +43,7 @@ static int64_t least(int64_t a, int64_t b)
 
 static __global__ void begin_rows(tsr_head_state state, int64_t rows)
 {
+    tsr_kernel_begin();
     int64_t row = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (row >= rows)
         return;
@@ -173,6 +174,7 @@ static __device__ void shrink_acc(const weigh_args *a, int64_t row, float factor
 
 static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a)
 {
+    tsr_kernel_begin();
     __shared__ float shared[TSR_WARP + 1];
     int64_t row = blockIdx.x, label = (int64_t)a.labels[row] - a.first;
     float *logits = a.logits + row * a.stride;
@@ -376,6 +378,7 @@ extern "C" int tsr_head_matmuls_cuda(tsr_gemm_args *out, const tsr_head_bounds *
 /* One block: nll of every row, and their sum in an order that depends on the rows alone. */
 static __global__ void finish_loss(tsr_head_finish_args a)
 {
+    tsr_kernel_begin();
     __shared__ double part[LOSS_THREADS];
     double sum = 0;
     for (int64_t i = threadIdx.x; i < a.rows; i += LOSS_THREADS) {
@@ -402,6 +405,7 @@ static __global__ void finish_loss(tsr_head_finish_args a)
 /* A block a row. An element of dh is written by the thread that read it: dh may be acc or wy. */
 static __global__ void __launch_bounds__(THREADS) finish_rows(tsr_head_finish_args a, bool vectors)
 {
+    tsr_kernel_begin();
     int64_t row = blockIdx.x, base = row * a.d;
     float inverse = 1.0f / a.state.sum[row];
     if (vectors) {

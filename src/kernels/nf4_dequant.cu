@@ -38,6 +38,7 @@ static __device__ __forceinline__ void decode_word(float *out, uint32_t codes, f
 static __global__ void __launch_bounds__(THREADS)
     dequantize(const tsr_nf4_dequant_args a, int64_t words, uint32_t row_words)
 {
+    tsr_kernel_begin();
     int lane = threadIdx.x % TSR_WARP;
     int64_t warp = (int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
     int64_t first = warp * WARP_WORDS, block = warp * WARP_BLOCKS + lane;
@@ -73,6 +74,7 @@ static __global__ void __launch_bounds__(THREADS)
 static __global__ void __launch_bounds__(TAIL_THREADS)
     dequantize_each(const tsr_nf4_dequant_args a, int64_t first)
 {
+    tsr_kernel_begin();
     int64_t e = first + (int64_t)blockIdx.x * TAIL_THREADS + threadIdx.x;
     if (e >= a.count)
         return;

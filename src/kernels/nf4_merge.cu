@@ -155,6 +155,7 @@ static __device__ __forceinline__ void write_word(const merge_place *p, int row,
 static __global__ void __launch_bounds__(THREADS, 2)
     merge(const __grid_constant__ tsr_nf4_merge_args args)
 {
+    tsr_kernel_begin();
     __shared__ __align__(16) merge_shared shared;
     __shared__ float scales[TILE][TILE / TSR_NF4_BLOCK];
     merge_place p = place_of(&args);

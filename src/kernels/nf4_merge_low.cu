@@ -174,12 +174,14 @@ static __device__ __forceinline__ void merge(const tsr_nf4_merge_args *a, int st
 static __global__ void __launch_bounds__(WARPS *TSR_WARP, 5)
     merge_one(const __grid_constant__ tsr_nf4_merge_args a)
 {
+    tsr_kernel_begin();
     merge(&a, 1);
 }
 
 static __global__ void __launch_bounds__(WARPS *TSR_WARP, 4)
     merge_two(const __grid_constant__ tsr_nf4_merge_args a)
 {
+    tsr_kernel_begin();
     merge(&a, 2);
 }
 

@@ -98,6 +98,7 @@ static __global__ void __launch_bounds__(THREADS)
     quantize(const __grid_constant__ tsr_nf4_quantize_args a,
              const __grid_constant__ nf4_thresholds t, bool vectors, bool words)
 {
+    tsr_kernel_begin();
     __shared__ float threshold[16];
     if (threadIdx.x < 16)
         threshold[threadIdx.x] = t.at[threadIdx.x];
@@ -165,6 +166,7 @@ static __device__ __forceinline__ void add_word(int64_t *word, int64_t value)
 static __global__ void __launch_bounds__(THREADS)
     sum_scales(int64_t *sum, const float *absmax, int64_t blocks)
 {
+    tsr_kernel_begin();
     __shared__ int64_t shared[SUM_WORDS];
     if (threadIdx.x < SUM_WORDS)
         shared[threadIdx.x] = 0;
@@ -219,6 +221,7 @@ static __device__ float round_once(const uint32_t *digit, bool rest)
 
 static __global__ void divide_sum(float *offset, const int64_t *sum, uint64_t count)
 {
+    tsr_kernel_begin();
     uint32_t digit[LIMBS + 1];
     uint64_t carry = 0, rest = 0;
     for (int i = 0; i < LIMBS; i++) {
@@ -253,6 +256,7 @@ static __device__ __forceinline__ uint8_t nearest(float v, const float *midpoint
 
 static __global__ void __launch_bounds__(THREADS) nest(const __grid_constant__ tsr_nf4_nest_args a)
 {
+    tsr_kernel_begin();
     __shared__ float midpoint[256];
     int lane = threadIdx.x % TSR_WARP;
     if (threadIdx.x < 255)

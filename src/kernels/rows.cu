@@ -70,6 +70,7 @@ static __device__ __forceinline__ void move_rows(const row_move *m, const int *s
 
 static __global__ void __launch_bounds__(THREADS) gather(const __grid_constant__ row_move m)
 {
+    tsr_kernel_begin();
     __shared__ int source[ROWS];
     int64_t first = (int64_t)blockIdx.x * ROWS, i = first + threadIdx.x;
     if (threadIdx.x < ROWS && i < m.rows) {
@@ -100,6 +101,7 @@ static __device__ __forceinline__ int64_t lower_bound(const int32_t *index, int6
 
 static __global__ void __launch_bounds__(THREADS) scatter(const __grid_constant__ row_move m)
 {
+    tsr_kernel_begin();
     __shared__ int source[ROWS];
     int64_t first = (int64_t)blockIdx.x * ROWS;
     if (threadIdx.x < ROWS)

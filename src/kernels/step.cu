@@ -11,6 +11,7 @@
 
 static __global__ void step_sums(const tsr_step_sums_args a)
 {
+    tsr_kernel_begin();
     *a.word_loss += *a.loss;
     *a.word_non_finite += *a.loss_overflow || *a.gradient_overflow;
     if (a.seen) {
@@ -68,6 +69,7 @@ static __device__ double round_digits(const int64_t *digit)
 
 static __global__ void step_control(const tsr_step_control_args a)
 {
+    tsr_kernel_begin();
     __shared__ int64_t digit[DIGITS];
     for (int i = threadIdx.x; i < TSR_EXACT_LIMBS; i += TSR_WARP)
         digit[i] = a.squares->limb[i];

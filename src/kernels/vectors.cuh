@@ -25,21 +25,25 @@ typedef struct {
     static __global__ void __launch_bounds__(threads, blocks)                                      \
         body##_bf16(const __grid_constant__ args_type a, const __grid_constant__ extra_type extra) \
     {                                                                                              \
+        tsr_kernel_begin();                                                                        \
         body(&a, &extra, TSR_BF16, true);                                                          \
     }                                                                                              \
     static __global__ void __launch_bounds__(threads, blocks)                                      \
         body##_f16(const __grid_constant__ args_type a, const __grid_constant__ extra_type extra)  \
     {                                                                                              \
+        tsr_kernel_begin();                                                                        \
         body(&a, &extra, TSR_F16, true);                                                           \
     }                                                                                              \
     static __global__ void __launch_bounds__(threads)                                              \
         body##_f32(const __grid_constant__ args_type a, const __grid_constant__ extra_type extra)  \
     {                                                                                              \
+        tsr_kernel_begin();                                                                        \
         body(&a, &extra, TSR_F32, true);                                                           \
     }                                                                                              \
     static __global__ void __launch_bounds__(threads)                                              \
         body##_each(const __grid_constant__ args_type a, const __grid_constant__ extra_type extra) \
     {                                                                                              \
+        tsr_kernel_begin();                                                                        \
         body(&a, &extra, a.dtype, false);                                                          \
     }
 

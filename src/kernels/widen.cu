@@ -79,6 +79,7 @@ static __device__ __forceinline__ void widen_quads(const tsr_widen_args *a, int6
     static __global__ void __launch_bounds__(THREADS)                                              \
         name(const __grid_constant__ tsr_widen_args a, int64_t quads)                              \
     {                                                                                              \
+        tsr_kernel_begin();                                                                        \
         widen_quads(&a, quads, from, to);                                                          \
     }
 
@@ -102,6 +103,7 @@ static widen_kernel *kernel_of(tsr_dtype from, tsr_dtype to)
 
 static __global__ void __launch_bounds__(THREADS) widen_each(const tsr_widen_args a, int64_t first)
 {
+    tsr_kernel_begin();
     int64_t i = first + (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < a.count)
         tsr_store(a.out, i, tsr_load(a.in, i, a.in_dtype), a.dtype);
