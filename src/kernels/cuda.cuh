@@ -67,6 +67,24 @@ static __device__ __forceinline__ void tsr_load8(float *out, const void *p, int6
     }
 }
 
+/* What many blocks read and this kernel does not write: from L1, and where the source says, which the
+ * compiler may change of a plain load. Not __ldg, see tsr_kernel_begin; __ldca is a stronger load. */
+static __device__ __forceinline__ uint4 tsr_load_common(const uint4 *p)
+{
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t tsr_load_common_word(const void *p)
+{
+    uint32_t v;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+
 static __device__ __forceinline__ void tsr_store8(void *p, int64_t i, const float *in,
                                                   tsr_dtype dtype)
 {

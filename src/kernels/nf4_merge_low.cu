@@ -58,7 +58,7 @@ static __device__ __forceinline__ void load_a(uint32_t fragment[GROUPS][2], cons
         if (k < p->args->r) {
             const uint4 *from = (const uint4 *)((const uint16_t *)p->args->a + k * p->columns +
                                                 p->column + p->g / 2 * TSR_VECTOR);
-            low = __ldca(from), high = __ldca(from + 32 / TSR_VECTOR);
+            low = tsr_load_common(from), high = tsr_load_common(from + 32 / TSR_VECTOR);
         }
         word[q][0] = low.x, word[q][1] = low.y, word[q][2] = low.z, word[q][3] = low.w;
         word[q][4] = high.x, word[q][5] = high.y, word[q][6] = high.z, word[q][7] = high.w;
@@ -76,7 +76,7 @@ static __device__ __forceinline__ uint32_t pair_of_b(const low_place *p, int64_t
 {
     if (row >= p->rows || k >= p->args->r)
         return 0;
-    return __ldca((const uint32_t *)((const uint16_t *)p->args->b + row * p->args->r + k));
+    return tsr_load_common_word((const uint16_t *)p->args->b + row * p->args->r + k);
 }
 
 /* The fragment of B of a tile for one step. */

@@ -106,10 +106,10 @@ static __device__ __forceinline__ tsr_raw8 tsr_raw_shared(const void *p, int64_t
         return tsr_raw_each(p, i, count, dtype);
     tsr_raw8 raw;
     if (dtype == TSR_F32) {
-        tsr_raw_quad(raw.word, __ldca((const uint4 *)((const uint32_t *)p + i)));
-        tsr_raw_quad(raw.word + 4, __ldca((const uint4 *)((const uint32_t *)p + i) + 1));
+        tsr_raw_quad(raw.word, tsr_load_common((const uint4 *)((const uint32_t *)p + i)));
+        tsr_raw_quad(raw.word + 4, tsr_load_common((const uint4 *)((const uint32_t *)p + i) + 1));
     } else {
-        tsr_raw_quad(raw.word, __ldca((const uint4 *)((const uint16_t *)p + i)));
+        tsr_raw_quad(raw.word, tsr_load_common((const uint4 *)((const uint16_t *)p + i)));
     }
     return raw;
 }
