@@ -4,10 +4,13 @@
 #
 #   TSR_CUDA        AUTO (default), ON (missing is an error) or OFF
 #   TSR_CUDA_ARCHS  cards to build for; a shorter list builds faster
+#   TSR_CUDA_EARLY  ON (default): kernels come in while the one before them ends (src/kernels/cuda.cuh); OFF
+#                   to compare
 #
 # Sanitizer builds are the CPU's.
 set(TSR_CUDA AUTO CACHE STRING "AUTO, ON or OFF: the CUDA backend")
 set(TSR_CUDA_ARCHS "80-real;86-real;89-real;90a-real;80-virtual" CACHE STRING "CUDA architectures")
+option(TSR_CUDA_EARLY "kernels start early where the card can" ON)
 
 set(TSR_HAVE_CUDA OFF)
 if(TSR_CUDA STREQUAL ON OR (TSR_CUDA STREQUAL AUTO AND NOT TSR_SANITIZE))

@@ -21,6 +21,7 @@ typedef struct {
     int sm_count;
     int major, minor;                /* compute capability */
     uint64_t l2_bytes, shared_bytes; /* shared: the most that a block may ask for */
+    bool early_kernels; /* kernels are of code that waits, and may start early (kernels/cuda.cuh) */
 } tsr_cuda_properties;
 const tsr_cuda_properties *tsr_device_cuda_properties(const tsr_device *device);
 

@@ -10,6 +10,7 @@
 #include <sys/resource.h>
 
 #define LEAST_MAJOR 8                     /* compute capability: bf16 and asynchronous copies */
+#define EARLY_ARCH  90                    /* code for older cards has no instruction to wait */
 #define MOVE_BYTES  ((uint64_t)256 << 20) /* of a write or read at a time, each with the deadline */
 #define CPU_INSTEAD "or use the CPU (backend: cpu)"
 
@@ -231,10 +232,12 @@ static const tsr_device_ops cuda_ops = {
     .event_time = tsr_cuda_event_time,
 };
 
-/* Whether this build has code for the card, which is current. */
-static tsr_status check_code(const cuda_device *device)
+/* Whether this build has code for the card, which is current, and which. */
+static tsr_status check_code(cuda_device *device)
 {
-    cudaError_t error = tsr_cuda_probe();
+    int arch;
+    cudaError_t error = tsr_cuda_probe(&arch);
+    device->properties.early_kernels = TSR_CUDA_EARLY && arch >= EARLY_ARCH;
     if (error == cudaSuccess)
         return TSR_OK;
     cudaGetLastError();

@@ -10,8 +10,9 @@
 extern "C" {
 #endif
 
-/* cudaSuccess, or why not. */
-cudaError_t tsr_cuda_probe(void);
+/* cudaSuccess, or why not. arch: what the code was made for, 90 of sm_90 and of what the driver makes of
+ * PTX for it; not the card. */
+cudaError_t tsr_cuda_probe(int *arch);
 
 #ifdef __cplusplus
 }

@@ -167,6 +167,7 @@ static __global__ void __launch_bounds__(THREADS, ADAMW_BLOCKS)
     adamw(const __grid_constant__ adamw_spans a, const __grid_constant__ adamw_scalars k,
           const tsr_adamw_control *control)
 {
+    tsr_kernel_begin();
     if (control->skip)
         return;
     const tsr_adamw_span *span = &a.span[blockIdx.y];
@@ -252,7 +253,7 @@ extern "C" tsr_status tsr_adamw_cuda(tsr_stream *stream, const tsr_adamw_args *a
         if (!most)
             continue;
         dim3 grid(filling_blocks(stream, most, THREADS * QUAD, ADAMW_BLOCKS), spans);
-        adamw<<<grid, THREADS, 0, tsr_stream_cuda(stream)>>>(a, k, args->control);
+        TSR_LAUNCH(adamw, grid, THREADS, stream, a, k, args->control);
     }
     return tsr_launched("adamw");
 }
@@ -337,6 +338,7 @@ static __device__ __forceinline__ void load_granule(longlong2 *pair, const int64
 static __global__ void __launch_bounds__(THREADS, NORM_BLOCKS)
     grad_norm(const tsr_grad_norm_args a, float unit, bool vectors)
 {
+    tsr_kernel_begin();
     __shared__ int64_t limb[TSR_EXACT_LIMBS];
     for (int i = threadIdx.x; i < TSR_EXACT_LIMBS; i += THREADS)
         limb[i] = 0;
@@ -369,7 +371,7 @@ extern "C" tsr_status tsr_grad_norm_cuda(tsr_stream *stream, const tsr_grad_norm
         return TSR_OK;
     unsigned blocks =
         filling_blocks(stream, args->count / TSR_GRANULE, THREADS / TEAM, NORM_BLOCKS);
-    grad_norm<<<blocks, THREADS, 0, tsr_stream_cuda(stream)>>>(*args, ldexpf(1, -args->shift),
-                                                               (uintptr_t)args->gradient % 16 == 0);
+    TSR_LAUNCH(grad_norm, blocks, THREADS, stream, *args, ldexpf(1, -args->shift),
+               (uintptr_t)args->gradient % 16 == 0);
     return tsr_launched("grad_norm");
 }

@@ -19,6 +19,7 @@
 /* Lists, then the tokens of no document, then the statistics by groups of heads. */
 static __global__ void __launch_bounds__(THREADS) write_lists(tsr_sdpa_lists l)
 {
+    tsr_kernel_begin();
     int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     int64_t threads = (int64_t)gridDim.x * THREADS, used = 0;
     if (l.document_count)
@@ -57,7 +58,7 @@ tsr_status tsr_sdpa_lists_cuda(tsr_stream *stream, const tsr_sdpa_lists *lists)
     unsigned blocks = tsr_blocks(work, 4 * THREADS);
     if (blocks < MIN_BLOCKS)
         blocks = MIN_BLOCKS;
-    write_lists<<<blocks, THREADS, 0, tsr_stream_cuda(stream)>>>(*lists);
+    TSR_LAUNCH(write_lists, blocks, THREADS, stream, *lists);
     return tsr_launched("attention");
 }
 

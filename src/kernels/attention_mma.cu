@@ -407,6 +407,7 @@ static __device__ __forceinline__ void dkdv_body(const attention_call *c, const 
     static __global__ void __launch_bounds__(THREADS, 3) forward_##width(                          \
         attention_call c, const void *q, const void *k, const void *v, void *o, float *lse)        \
     {                                                                                              \
+        tsr_kernel_begin();                                                                        \
         int head = blockIdx.y, kv_head = head / (c.q_heads / c.kv_heads);                          \
         rows query = rows_of(q, head, c.q_heads, c.dim);                                           \
         rows key = rows_of(k, kv_head, c.kv_heads, c.dim);                                         \
@@ -416,6 +417,7 @@ static __device__ __forceinline__ void dkdv_body(const attention_call *c, const 
     static __global__ void __launch_bounds__(THREADS, 3)                                           \
         dq_##width(attention_call c, attention_inputs in, void *dq)                                \
     {                                                                                              \
+        tsr_kernel_begin();                                                                        \
         int head = blockIdx.y, kv_head = head / (c.q_heads / c.kv_heads);                          \
         rows query = rows_of(in.q, head, c.q_heads, c.dim);                                        \
         rows d_o = rows_of(in.d_o, head, c.q_heads, c.dim);                                        \
@@ -426,6 +428,7 @@ static __device__ __forceinline__ void dkdv_body(const attention_call *c, const 
     static __global__ void __launch_bounds__(THREADS, 2)                                           \
         dkdv_##width(attention_call c, attention_inputs in, void *dk, void *dv)                    \
     {                                                                                              \
+        tsr_kernel_begin();                                                                        \
         rows key = rows_of(in.k, blockIdx.y, c.kv_heads, c.dim);                                   \
         rows value = rows_of(in.v, blockIdx.y, c.kv_heads, c.dim);                                 \
         dkdv_body(&c, &key, &value, &in, dk, dv, width);                                           \
@@ -463,38 +466,41 @@ bool attention_mma_takes(const attention_call *c)
     return c->dtype == TSR_BF16 && c->vectors && c->dim <= WIDEST && c->scale > 0;
 }
 
-static tsr_status allow(const void *kernel, int bytes)
+static tsr_status allow(tsr_stream *stream, const void *kernel, int bytes)
 {
+    tsr_stream_cuda(stream); /* its device becomes this thread's */
     return tsr_cuda_status(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
         "attention: shared memory");
 }
 
-tsr_status attention_mma_forward(const attention_call *c, const tsr_attention_args *args,
-                                 cudaStream_t stream)
+tsr_status attention_mma_forward(tsr_stream *stream, const attention_call *c,
+                                 const tsr_attention_args *args)
 {
     const kernel_set *set = set_for(c->dim);
     int bytes = (ROWS + 2 * KEYS) * (set->width + PAD) * (int)sizeof(bf16);
     forward_kernel *forward = set->forward;
-    TSR_TRY(allow((const void *)forward, bytes));
+    TSR_TRY(allow(stream, (const void *)forward, bytes));
     dim3 grid(tsr_blocks(c->tokens, ROWS), (unsigned)c->q_heads);
-    forward<<<grid, THREADS, bytes, stream>>>(*c, args->q, args->k, args->v, args->o, args->lse);
+    TSR_LAUNCH_SHARED(forward, grid, THREADS, bytes, stream, *c, args->q, args->k, args->v, args->o,
+                      args->lse);
     return tsr_launched("attention");
 }
 
-tsr_status attention_mma_backward(const attention_call *c, const attention_inputs *in,
-                                  const tsr_attention_backward_args *args, cudaStream_t stream)
+tsr_status attention_mma_backward(tsr_stream *stream, const attention_call *c,
+                                  const attention_inputs *in,
+                                  const tsr_attention_backward_args *args)
 {
     const kernel_set *set = set_for(c->dim);
     int bytes = (2 * ROWS + 4 * INNER) * (set->width + PAD) * (int)sizeof(bf16);
     int stats = 4 * INNER * (int)sizeof(float);
     dq_kernel *dq = set->dq;
     dkdv_kernel *dkdv = set->dkdv;
-    TSR_TRY(allow((const void *)dq, bytes));
-    TSR_TRY(allow((const void *)dkdv, bytes + stats));
+    TSR_TRY(allow(stream, (const void *)dq, bytes));
+    TSR_TRY(allow(stream, (const void *)dkdv, bytes + stats));
     dim3 queries(tsr_blocks(c->tokens, ROWS), (unsigned)c->q_heads);
     dim3 keys(tsr_blocks(c->tokens, ROWS), (unsigned)c->kv_heads);
-    dq<<<queries, THREADS, bytes, stream>>>(*c, *in, args->dq);
-    dkdv<<<keys, THREADS, bytes + stats, stream>>>(*c, *in, args->dk, args->dv);
+    TSR_LAUNCH_SHARED(dq, queries, THREADS, bytes, stream, *c, *in, args->dq);
+    TSR_LAUNCH_SHARED(dkdv, keys, THREADS, bytes + stats, stream, *c, *in, args->dk, args->dv);
     return tsr_launched("attention_backward");
 }

@@ -217,6 +217,7 @@ static __device__ __forceinline__ void softmax_row(float score[PART], float *wei
 static __global__ void __launch_bounds__(THREADS, 2)
     forward(attention_call c, const void *q, const void *k, const void *v, void *o, float *lse)
 {
+    tsr_kernel_begin();
     __shared__ __align__(16) float shared[2 * TILE * CHUNK_STRIDE], weight[TILE * STRIDE];
     int tx = threadIdx.x % SIDE, ty = threadIdx.x / SIDE, head = blockIdx.y;
     /* The longest rows first. */
@@ -265,6 +266,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
 static __global__ void __launch_bounds__(THREADS)
     delta_rows(attention_call c, const void *o, const void *d_o, float *delta)
 {
+    tsr_kernel_begin();
     int64_t row = (int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
     int token = (int)(row / c.q_heads), head = (int)(row % c.q_heads), used = used_tokens(&c);
     if (token >= used)
@@ -288,6 +290,7 @@ static __global__ void __launch_bounds__(THREADS)
 static __global__ void __launch_bounds__(THREADS, 2)
     query_gradient(attention_call c, attention_inputs in, void *dq)
 {
+    tsr_kernel_begin();
     __shared__ __align__(16) float shared[2 * TILE * CHUNK_STRIDE], weight[TILE * STRIDE];
     int tx = threadIdx.x % SIDE, ty = threadIdx.x / SIDE, head = blockIdx.y;
     int first = (int)(gridDim.x - 1 - blockIdx.x) * TILE, column = blockIdx.z * COLUMNS;
@@ -328,6 +331,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
 static __global__ void __launch_bounds__(THREADS)
     key_gradient(attention_call c, attention_inputs in, void *dk, void *dv)
 {
+    tsr_kernel_begin();
     __shared__ __align__(16) float shared[2 * TILE * CHUNK_STRIDE], weight[TILE * STRIDE];
     int tx = threadIdx.x % SIDE, ty = threadIdx.x / SIDE, kv_head = blockIdx.y;
     int first = (int)blockIdx.x * TILE, column = blockIdx.z * COLUMNS;
@@ -419,10 +423,9 @@ tsr_status tsr_attention_own(tsr_stream *stream, const tsr_attention_args *args)
                         tsr_vectors(args->q, dim) && tsr_vectors(args->k, dim) &&
                             tsr_vectors(args->v, dim) && tsr_vectors(args->o, dim)};
     if (attention_mma_takes(&c))
-        return attention_mma_forward(&c, args, tsr_stream_cuda(stream));
+        return attention_mma_forward(stream, &c, args);
     dim3 grid(tsr_blocks(args->tokens, TILE), (unsigned)args->q_heads, tsr_blocks(dim, COLUMNS));
-    forward<<<grid, THREADS, 0, tsr_stream_cuda(stream)>>>(c, args->q, args->k, args->v, args->o,
-                                                           args->lse);
+    TSR_LAUNCH(forward, grid, THREADS, stream, c, args->q, args->k, args->v, args->o, args->lse);
     return tsr_launched("attention");
 }
 
@@ -452,17 +455,16 @@ tsr_status tsr_attention_backward_own(tsr_stream *stream, const tsr_attention_ba
                             tsr_vectors(args->dk, dim) && tsr_vectors(args->dv, dim)};
     float *delta = (float *)args->workspace;
     attention_inputs in = {args->q, args->k, args->v, args->d_o, args->lse, delta};
-    cudaStream_t cuda = tsr_stream_cuda(stream);
     unsigned tiles = tsr_blocks(args->tokens, TILE), parts = tsr_blocks(dim, COLUMNS);
-    delta_rows<<<tsr_blocks(args->tokens * args->q_heads, THREADS / TSR_WARP), THREADS, 0, cuda>>>(
-        c, args->o, args->d_o, delta);
+    TSR_LAUNCH(delta_rows, tsr_blocks(args->tokens * args->q_heads, THREADS / TSR_WARP), THREADS,
+               stream, c, args->o, args->d_o, delta);
     if (attention_mma_takes(&c)) {
         TSR_TRY(tsr_launched(op));
-        return attention_mma_backward(&c, &in, args, cuda);
+        return attention_mma_backward(stream, &c, &in, args);
     }
     dim3 queries(tiles, (unsigned)args->q_heads, parts),
         keys(tiles, (unsigned)args->kv_heads, parts);
-    query_gradient<<<queries, THREADS, 0, cuda>>>(c, in, args->dq);
-    key_gradient<<<keys, THREADS, 0, cuda>>>(c, in, args->dk, args->dv);
+    TSR_LAUNCH(query_gradient, queries, THREADS, stream, c, in, args->dq);
+    TSR_LAUNCH(key_gradient, keys, THREADS, stream, c, in, args->dk, args->dv);
     return tsr_launched(op);
 }

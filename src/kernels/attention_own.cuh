@@ -25,10 +25,11 @@ typedef struct {
 
 /* attention_mma.cu: BF16 on tensor cores, head_dim a multiple of 8 up to 128, vectors. */
 bool attention_mma_takes(const attention_call *c);
-tsr_status attention_mma_forward(const attention_call *c, const tsr_attention_args *args,
-                                 cudaStream_t stream);
-tsr_status attention_mma_backward(const attention_call *c, const attention_inputs *in,
-                                  const tsr_attention_backward_args *args, cudaStream_t stream);
+tsr_status attention_mma_forward(tsr_stream *stream, const attention_call *c,
+                                 const tsr_attention_args *args);
+tsr_status attention_mma_backward(tsr_stream *stream, const attention_call *c,
+                                  const attention_inputs *in,
+                                  const tsr_attention_backward_args *args);
 
 /* ---- what a token sees ---- */
 

@@ -51,12 +51,12 @@ static inline unsigned tsr_tiling_blocks(const tsr_tiling *tiling)
     return (unsigned)(tiling->strips * tiling->chunks);
 }
 
-/* TSR_KERNELS_OF and TSR_LAUNCH of tiles. */
+/* TSR_KERNELS_OF and TSR_LAUNCH_OF of tiles. */
 #define TSR_TILE_KERNELS(body, args_type, blocks)                                                  \
     TSR_KERNELS_OF(body, args_type, tsr_tiling, TSR_TILE_THREADS, blocks)
 #define TSR_TILE_LAUNCH(body, args, tiling, stream)                                                \
-    TSR_LAUNCH(body, (tiling).whole, (args)->dtype, tsr_tiling_blocks(&(tiling)),                  \
-               TSR_TILE_THREADS, stream, *(args), tiling)
+    TSR_LAUNCH_OF(body, (tiling).whole, (args)->dtype, tsr_tiling_blocks(&(tiling)),               \
+                  TSR_TILE_THREADS, stream, *(args), tiling)
 
 /* Where a thread works. */
 typedef struct {
@@ -150,6 +150,7 @@ typedef struct {
 static __global__ void __launch_bounds__(TSR_FINISH_ROWS *TSR_WARP)
     tsr_column_finish(const tsr_column_sums s)
 {
+    tsr_kernel_begin();
     __shared__ double shared[TSR_FINISH_ROWS][TSR_WARP];
     int warp = threadIdx.x / TSR_WARP, lane = threadIdx.x % TSR_WARP;
     int64_t column = (int64_t)blockIdx.x * TSR_WARP + lane;
@@ -202,8 +203,8 @@ static inline tsr_status tsr_column_sums_finish(tsr_column_sums *sums, const flo
         return TSR_OK;
     sums->partials = partials;
     sums->rows = rows;
-    tsr_column_finish<<<tsr_blocks(sums->columns, TSR_WARP), TSR_FINISH_ROWS * TSR_WARP, 0,
-                        tsr_stream_cuda(stream)>>>(*sums);
+    TSR_LAUNCH(tsr_column_finish, tsr_blocks(sums->columns, TSR_WARP), TSR_FINISH_ROWS * TSR_WARP,
+               stream, *sums);
     return tsr_launched("column sums");
 }
 

@@ -67,6 +67,24 @@ static __device__ __forceinline__ void tsr_load8(float *out, const void *p, int6
     }
 }
 
+/* What many blocks read and this kernel does not write: from L1, and where the source says, which the
+ * compiler may change of a plain load. Not __ldg, see tsr_kernel_begin; __ldca is a stronger load. */
+static __device__ __forceinline__ uint4 tsr_load_common(const uint4 *p)
+{
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t tsr_load_common_word(const void *p)
+{
+    uint32_t v;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+
 static __device__ __forceinline__ void tsr_store8(void *p, int64_t i, const float *in,
                                                   tsr_dtype dtype)
 {
@@ -128,7 +146,58 @@ static __device__ __forceinline__ float tsr_block_sum(float value, float *shared
 
 /* ---- launching ---- */
 
-/* After kernel<<<>>>: what the launch said. */
+/*
+ * Between the end of a kernel and the start of the next lie some microseconds in which a card does
+ * nothing. So where kernels are of code for sm_90 or later, the next one may come as soon as all blocks of
+ * this one have ("programmatic dependent launch"): its blocks take the room that the last of this one
+ * leave, and wait there until this one has ended.
+ *
+ * Every kernel calls this, once, in all threads, before anything else. What touched global memory before
+ * would race with the kernel before it; a kernel that ended without having waited would let the one after
+ * it overtake the one before it. As it is, whoever has waited knows that all that is earlier in the stream
+ * has ended: the kernel before it has waited too. And since a kernel runs while it waits, none may read
+ * what an earlier one writes by ways that take memory for constant while a kernel runs: no __ldg, no
+ * ld.global.nc, no __restrict__ (tests/check_kernels.sh looks after both).
+ */
+static __device__ __forceinline__ void tsr_kernel_begin(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Code for older cards does not wait, so the device says which it runs. After a copy, a fill or an event
+ * nothing starts early, after a library's kernel only if that one lets it. */
+static inline cudaLaunchConfig_t tsr_launch_config(cudaLaunchAttribute *early, dim3 blocks,
+                                                   dim3 threads, size_t shared_bytes,
+                                                   tsr_stream *stream)
+{
+    cudaLaunchConfig_t config = {};
+    early->id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early->val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = early;
+    config.numAttrs = tsr_device_cuda_properties(tsr_stream_device(stream))->early_kernels;
+    config.gridDim = blocks;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = tsr_stream_cuda(stream);
+    return config;
+}
+
+/* The one way to launch a kernel. cudaLaunchKernelEx turns what is passed into the types of the kernel's
+ * parameters, as <<<>>> does and the C function below it would not. */
+#define TSR_LAUNCH_SHARED(kernel, blocks, threads, shared_bytes, stream, ...)                      \
+    do {                                                                                           \
+        cudaLaunchAttribute early_ = {};                                                           \
+        cudaLaunchConfig_t config_ =                                                               \
+            tsr_launch_config(&early_, blocks, threads, shared_bytes, stream);                     \
+        (void)cudaLaunchKernelEx(&config_, kernel, __VA_ARGS__);                                   \
+    } while (0)
+#define TSR_LAUNCH(kernel, blocks, threads, stream, ...)                                           \
+    TSR_LAUNCH_SHARED(kernel, blocks, threads, 0, stream, __VA_ARGS__)
+
+/* After TSR_LAUNCH: what the launch said. */
 static inline tsr_status tsr_launched(const char *op)
 {
     return tsr_cuda_status(cudaGetLastError(), op);

@@ -89,7 +89,7 @@ extern "C" tsr_status tsr_dora_norm_cuda(tsr_stream *stream, const tsr_dora_norm
     bool whole = tsr_vectors(args->u, args->r) && tsr_vectors(args->bg, args->r) &&
                  tsr_vectors(args->b, args->r);
     dora_scales scales = {(float)(2 * args->scale), (float)(args->scale * args->scale)};
-    TSR_LAUNCH(dora_norms, whole, args->dtype, tsr_blocks(args->rows, THREADS / LANES), THREADS,
-               stream, *args, scales);
+    TSR_LAUNCH_OF(dora_norms, whole, args->dtype, tsr_blocks(args->rows, THREADS / LANES), THREADS,
+                  stream, *args, scales);
     return tsr_launched("dora_norm");
 }

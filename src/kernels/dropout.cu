@@ -240,6 +240,6 @@ extern "C" tsr_status tsr_dropout_cuda(tsr_stream *stream, const tsr_dropout_arg
     dim3 block(along, THREADS / along);
     plan.strips = tsr_blocks(plan.groups, along);
     unsigned blocks = plan.strips * tsr_blocks(args->tokens, (int64_t)block.y * TURNS);
-    TSR_LAUNCH(drop_rows, whole, args->dtype, blocks, block, stream, *args, plan);
+    TSR_LAUNCH_OF(drop_rows, whole, args->dtype, blocks, block, stream, *args, plan);
     return tsr_launched("dropout");
 }

@@ -55,6 +55,7 @@ static __device__ __forceinline__ float2 load_pair(const float *g, uint64_t left
 static __global__ void __launch_bounds__(THREADS)
     sum_parts(const tsr_fixed_sum_args a, const __grid_constant__ part_table table, float scale)
 {
+    tsr_kernel_begin();
     int index = 0;
     while (index + 1 < a.part_count && blockIdx.x >= table.tile[index + 1])
         index++;
@@ -123,16 +124,16 @@ extern "C" tsr_status tsr_fixed_sum_cuda(tsr_stream *stream, const tsr_fixed_sum
     if (tiles == 0)
         return TSR_OK;
     float scale = (float)(1ull << args->shift);
-    sum_parts<<<tiles, THREADS, 0, tsr_stream_cuda(stream)>>>(*args, table, scale);
+    TSR_LAUNCH(sum_parts, tiles, THREADS, stream, *args, table, scale);
     return tsr_launched("fixed_sum");
 }
 
 /* ---- fixed_add ---- */
 
 static __global__ void __launch_bounds__(THREADS)
-    add_pairs(longlong2 *__restrict__ accumulator, const longlong2 *__restrict__ part,
-              uint64_t pairs)
+    add_pairs(longlong2 *accumulator, const longlong2 *part, uint64_t pairs)
 {
+    tsr_kernel_begin();
     uint64_t first = (uint64_t)blockIdx.x * TILE + threadIdx.x;
     longlong2 sum[TURNS], more[TURNS];
 #pragma unroll
@@ -149,9 +150,9 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    add_each(int64_t *__restrict__ accumulator, const int64_t *__restrict__ part, uint64_t first,
-             uint64_t count)
+    add_each(int64_t *accumulator, const int64_t *part, uint64_t first, uint64_t count)
 {
+    tsr_kernel_begin();
     uint64_t i = first + (uint64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < count)
         accumulator[i] += part[i];
@@ -167,12 +168,11 @@ extern "C" tsr_status tsr_fixed_add_cuda(tsr_stream *stream, const tsr_fixed_add
                                args->count * sizeof *args->part);
     bool aligned = (uintptr_t)args->accumulator % 16 == 0 && (uintptr_t)args->part % 16 == 0;
     uint64_t pairs = aligned ? args->count / 2 : 0, left = args->count - 2 * pairs;
-    cudaStream_t s = tsr_stream_cuda(stream);
     if (pairs)
-        add_pairs<<<tsr_blocks((int64_t)pairs, TILE), THREADS, 0, s>>>(
-            (longlong2 *)args->accumulator, (const longlong2 *)args->part, pairs);
+        TSR_LAUNCH(add_pairs, tsr_blocks((int64_t)pairs, TILE), THREADS, stream,
+                   (longlong2 *)args->accumulator, (const longlong2 *)args->part, pairs);
     if (left)
-        add_each<<<tsr_blocks((int64_t)left, THREADS), THREADS, 0, s>>>(
-            args->accumulator, args->part, 2 * pairs, args->count);
+        TSR_LAUNCH(add_each, tsr_blocks((int64_t)left, THREADS), THREADS, stream, args->accumulator,
+                   args->part, 2 * pairs, args->count);
     return tsr_launched("fixed_add");
 }

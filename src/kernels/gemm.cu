@@ -11,6 +11,7 @@
 static __global__ void scale_matrix(void *c, int64_t m, int64_t n, int64_t ldc, float beta,
                                     tsr_dtype dtype)
 {
+    tsr_kernel_begin();
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= m * n)
         return;
@@ -21,14 +22,15 @@ static __global__ void scale_matrix(void *c, int64_t m, int64_t n, int64_t ldc, 
 extern "C" tsr_status tsr_gemm_scale(tsr_stream *stream, const tsr_gemm_args *args)
 {
     int64_t ldc = args->ldc ? args->ldc : args->n;
-    scale_matrix<<<tsr_blocks(args->m * args->n, THREADS), THREADS, 0, tsr_stream_cuda(stream)>>>(
-        args->c, args->m, args->n, ldc, args->beta, args->c_dtype);
+    TSR_LAUNCH(scale_matrix, tsr_blocks(args->m * args->n, THREADS), THREADS, stream, args->c,
+               args->m, args->n, ldc, args->beta, args->c_dtype);
     return tsr_launched("gemm");
 }
 
 /* Uniform in [-1, 1), by seed and index (the finalizer of MurmurHash3). */
 static __global__ void randomize(void *out, int64_t count, tsr_dtype dtype, uint32_t seed)
 {
+    tsr_kernel_begin();
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count)
         return;
@@ -44,7 +46,6 @@ extern "C" tsr_status tsr_gemm_randomize(tsr_stream *stream, void *out, int64_t 
 {
     if (count == 0)
         return TSR_OK;
-    randomize<<<tsr_blocks(count, THREADS), THREADS, 0, tsr_stream_cuda(stream)>>>(out, count,
-                                                                                   dtype, seed);
+    TSR_LAUNCH(randomize, tsr_blocks(count, THREADS), THREADS, stream, out, count, dtype, seed);
     return tsr_launched("gemm");
 }

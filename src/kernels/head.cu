@@ -43,6 +43,7 @@ static int64_t least(int64_t a, int64_t b)
 
 static __global__ void begin_rows(tsr_head_state state, int64_t rows)
 {
+    tsr_kernel_begin();
     int64_t row = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (row >= rows)
         return;
@@ -58,7 +59,8 @@ extern "C" tsr_status tsr_head_begin_cuda(tsr_stream *stream, const tsr_head_beg
         return TSR_OK;
     cudaStream_t cuda = tsr_stream_cuda(stream);
     size_t bytes = (size_t)(args->rows * args->d) * sizeof(float);
-    begin_rows<<<tsr_blocks(args->rows, THREADS), THREADS, 0, cuda>>>(args->state, args->rows);
+    TSR_LAUNCH(begin_rows, tsr_blocks(args->rows, THREADS), THREADS, stream, args->state,
+               args->rows);
     if (args->state.acc) {
         TSR_TRY(tsr_cuda_status(cudaMemsetAsync(args->state.acc, 0, bytes, cuda), "head_begin"));
         TSR_TRY(tsr_cuda_status(cudaMemsetAsync(args->state.wy, 0, bytes, cuda), "head_begin"));
@@ -172,6 +174,7 @@ static __device__ void shrink_acc(const weigh_args *a, int64_t row, float factor
 
 static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a)
 {
+    tsr_kernel_begin();
     __shared__ float shared[TSR_WARP + 1];
     int64_t row = blockIdx.x, label = (int64_t)a.labels[row] - a.first;
     float *logits = a.logits + row * a.stride;
@@ -306,7 +309,7 @@ static tsr_status run_rows(const head_tile *tile, int64_t row, int64_t rows)
     weigh.growth = args->dtype == TSR_F16 ? 0 : GROWTH;
     unsigned threads =
         (unsigned)rounded((tile->vocab + 4 * ROW_VECTORS - 1) / (4 * ROW_VECTORS), TSR_WARP);
-    weigh_rows<<<(unsigned)rows, threads, 0, tsr_stream_cuda(tile->stream)>>>(weigh);
+    TSR_LAUNCH(weigh_rows, (unsigned)rows, threads, tile->stream, weigh);
     TSR_TRY(tsr_launched("head_chunk"));
     return s->acc ? add_weighted(tile, row, rows) : TSR_OK;
 }
@@ -375,6 +378,7 @@ extern "C" int tsr_head_matmuls_cuda(tsr_gemm_args *out, const tsr_head_bounds *
 /* One block: nll of every row, and their sum in an order that depends on the rows alone. */
 static __global__ void finish_loss(tsr_head_finish_args a)
 {
+    tsr_kernel_begin();
     __shared__ double part[LOSS_THREADS];
     double sum = 0;
     for (int64_t i = threadIdx.x; i < a.rows; i += LOSS_THREADS) {
@@ -401,6 +405,7 @@ static __global__ void finish_loss(tsr_head_finish_args a)
 /* A block a row. An element of dh is written by the thread that read it: dh may be acc or wy. */
 static __global__ void __launch_bounds__(THREADS) finish_rows(tsr_head_finish_args a, bool vectors)
 {
+    tsr_kernel_begin();
     int64_t row = blockIdx.x, base = row * a.d;
     float inverse = 1.0f / a.state.sum[row];
     if (vectors) {
@@ -427,12 +432,11 @@ extern "C" tsr_status tsr_head_finish_cuda(tsr_stream *stream, const tsr_head_fi
         return TSR_OK;
     if (args->dh && args->dtype != TSR_F32 && (args->dh == s->acc || args->dh == s->wy))
         return tsr_fail(TSR_EUNSUPPORTED, "head_finish: dh is acc or wy, but not F32");
-    cudaStream_t cuda = tsr_stream_cuda(stream);
-    finish_loss<<<1, LOSS_THREADS, 0, cuda>>>(*args);
+    TSR_LAUNCH(finish_loss, 1, LOSS_THREADS, stream, *args);
     if (args->dh) {
         bool vectors = tsr_vectors(args->dh, args->d) && tsr_vectors(s->acc, args->d) &&
                        tsr_vectors(s->wy, args->d);
-        finish_rows<<<(unsigned)args->rows, THREADS, 0, cuda>>>(*args, vectors);
+        TSR_LAUNCH(finish_rows, (unsigned)args->rows, THREADS, stream, *args, vectors);
     }
     return tsr_launched("head_finish");
 }

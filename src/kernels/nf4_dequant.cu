@@ -38,6 +38,7 @@ static __device__ __forceinline__ void decode_word(float *out, uint32_t codes, f
 static __global__ void __launch_bounds__(THREADS)
     dequantize(const tsr_nf4_dequant_args a, int64_t words, uint32_t row_words)
 {
+    tsr_kernel_begin();
     int lane = threadIdx.x % TSR_WARP;
     int64_t warp = (int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
     int64_t first = warp * WARP_WORDS, block = warp * WARP_BLOCKS + lane;
@@ -73,6 +74,7 @@ static __global__ void __launch_bounds__(THREADS)
 static __global__ void __launch_bounds__(TAIL_THREADS)
     dequantize_each(const tsr_nf4_dequant_args a, int64_t first)
 {
+    tsr_kernel_begin();
     int64_t e = first + (int64_t)blockIdx.x * TAIL_THREADS + threadIdx.x;
     if (e >= a.count)
         return;
@@ -98,13 +100,12 @@ extern "C" tsr_status tsr_nf4_dequant_cuda(tsr_stream *stream, const tsr_nf4_deq
 {
     TSR_TRY(tsr_nf4_dequant_check(args));
     int64_t words = whole_words(args), left = args->count - words * WORD;
-    cudaStream_t s = tsr_stream_cuda(stream);
     uint32_t row_words = args->row_factor ? (uint32_t)(args->columns / WORD) : 0;
     if (words)
-        dequantize<<<tsr_blocks(words, (int64_t)WARP_WORDS * (THREADS / TSR_WARP)), THREADS, 0,
-                     s>>>(*args, words, row_words);
+        TSR_LAUNCH(dequantize, tsr_blocks(words, (int64_t)WARP_WORDS * (THREADS / TSR_WARP)),
+                   THREADS, stream, *args, words, row_words);
     if (left)
-        dequantize_each<<<tsr_blocks(left, TAIL_THREADS), TAIL_THREADS, 0, s>>>(*args,
-                                                                                words * WORD);
+        TSR_LAUNCH(dequantize_each, tsr_blocks(left, TAIL_THREADS), TAIL_THREADS, stream, *args,
+                   words * WORD);
     return args->count ? tsr_launched("nf4_dequant") : TSR_OK;
 }

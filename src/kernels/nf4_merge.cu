@@ -155,6 +155,7 @@ static __device__ __forceinline__ void write_word(const merge_place *p, int row,
 static __global__ void __launch_bounds__(THREADS, 2)
     merge(const __grid_constant__ tsr_nf4_merge_args args)
 {
+    tsr_kernel_begin();
     __shared__ __align__(16) merge_shared shared;
     __shared__ float scales[TILE][TILE / TSR_NF4_BLOCK];
     merge_place p = place_of(&args);
@@ -214,12 +215,11 @@ extern "C" tsr_status tsr_nf4_merge_cuda(tsr_stream *stream, const tsr_nf4_merge
         TSR_TRY(tsr_nf4_dequant_cuda(stream, w));
         return tsr_gemm_cuda(stream, &product);
     }
-    cudaStream_t s = tsr_stream_cuda(stream);
     unsigned blocks =
         (unsigned)(tsr_blocks(w->columns, TILE) * tsr_blocks(w->count / w->columns, TILE));
     if (args->r <= TSR_NF4_MERGE_LOW)
-        tsr_nf4_merge_low(s, args);
+        tsr_nf4_merge_low(stream, args);
     else
-        merge<<<blocks, THREADS, 0, s>>>(*args);
+        TSR_LAUNCH(merge, blocks, THREADS, stream, *args);
     return tsr_launched("nf4_merge");
 }

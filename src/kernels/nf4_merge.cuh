@@ -8,6 +8,6 @@
 
 /* nf4_merge_low.cu: ranks up to this, whose part of A stays in registers. */
 #define TSR_NF4_MERGE_LOW 32
-void tsr_nf4_merge_low(cudaStream_t stream, const tsr_nf4_merge_args *args);
+void tsr_nf4_merge_low(tsr_stream *stream, const tsr_nf4_merge_args *args);
 
 #endif

@@ -58,7 +58,7 @@ static __device__ __forceinline__ void load_a(uint32_t fragment[GROUPS][2], cons
         if (k < p->args->r) {
             const uint4 *from = (const uint4 *)((const uint16_t *)p->args->a + k * p->columns +
                                                 p->column + p->g / 2 * TSR_VECTOR);
-            low = __ldg(from), high = __ldg(from + 32 / TSR_VECTOR);
+            low = tsr_load_common(from), high = tsr_load_common(from + 32 / TSR_VECTOR);
         }
         word[q][0] = low.x, word[q][1] = low.y, word[q][2] = low.z, word[q][3] = low.w;
         word[q][4] = high.x, word[q][5] = high.y, word[q][6] = high.z, word[q][7] = high.w;
@@ -76,7 +76,7 @@ static __device__ __forceinline__ uint32_t pair_of_b(const low_place *p, int64_t
 {
     if (row >= p->rows || k >= p->args->r)
         return 0;
-    return __ldg((const uint32_t *)((const uint16_t *)p->args->b + row * p->args->r + k));
+    return tsr_load_common_word((const uint16_t *)p->args->b + row * p->args->r + k);
 }
 
 /* The fragment of B of a tile for one step. */
@@ -174,22 +174,24 @@ static __device__ __forceinline__ void merge(const tsr_nf4_merge_args *a, int st
 static __global__ void __launch_bounds__(WARPS *TSR_WARP, 5)
     merge_one(const __grid_constant__ tsr_nf4_merge_args a)
 {
+    tsr_kernel_begin();
     merge(&a, 1);
 }
 
 static __global__ void __launch_bounds__(WARPS *TSR_WARP, 4)
     merge_two(const __grid_constant__ tsr_nf4_merge_args a)
 {
+    tsr_kernel_begin();
     merge(&a, 2);
 }
 
-void tsr_nf4_merge_low(cudaStream_t stream, const tsr_nf4_merge_args *args)
+void tsr_nf4_merge_low(tsr_stream *stream, const tsr_nf4_merge_args *args)
 {
     const tsr_nf4_dequant_args *w = &args->weight;
     unsigned blocks = (unsigned)(tsr_blocks(w->columns, TSR_NF4_BLOCK * WARPS) *
                                  tsr_blocks(w->count / w->columns, ROWS));
     if (args->r <= STEP)
-        merge_one<<<blocks, WARPS * TSR_WARP, 0, stream>>>(*args);
+        TSR_LAUNCH(merge_one, blocks, WARPS * TSR_WARP, stream, *args);
     else
-        merge_two<<<blocks, WARPS * TSR_WARP, 0, stream>>>(*args);
+        TSR_LAUNCH(merge_two, blocks, WARPS * TSR_WARP, stream, *args);
 }

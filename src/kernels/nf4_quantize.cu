@@ -98,6 +98,7 @@ static __global__ void __launch_bounds__(THREADS)
     quantize(const __grid_constant__ tsr_nf4_quantize_args a,
              const __grid_constant__ nf4_thresholds t, bool vectors, bool words)
 {
+    tsr_kernel_begin();
     __shared__ float threshold[16];
     if (threadIdx.x < 16)
         threshold[threadIdx.x] = t.at[threadIdx.x];
@@ -137,8 +138,8 @@ extern "C" tsr_status tsr_nf4_quantize_cuda(tsr_stream *stream, const tsr_nf4_qu
     for (int i = 0; i < 15; i++)
         t.at[i] = tsr_nf4_threshold[i];
     bool vectors = (uintptr_t)args->values % 16 == 0, words = (uintptr_t)args->codes % 4 == 0;
-    quantize<<<tsr_blocks(args->count, (int64_t)THREADS * TURNS * TSR_VECTOR), THREADS, 0,
-               tsr_stream_cuda(stream)>>>(*args, t, vectors, words);
+    TSR_LAUNCH(quantize, tsr_blocks(args->count, (int64_t)THREADS * TURNS * TSR_VECTOR), THREADS,
+               stream, *args, t, vectors, words);
     return tsr_launched("nf4_quantize");
 }
 
@@ -165,6 +166,7 @@ static __device__ __forceinline__ void add_word(int64_t *word, int64_t value)
 static __global__ void __launch_bounds__(THREADS)
     sum_scales(int64_t *sum, const float *absmax, int64_t blocks)
 {
+    tsr_kernel_begin();
     __shared__ int64_t shared[SUM_WORDS];
     if (threadIdx.x < SUM_WORDS)
         shared[threadIdx.x] = 0;
@@ -219,6 +221,7 @@ static __device__ float round_once(const uint32_t *digit, bool rest)
 
 static __global__ void divide_sum(float *offset, const int64_t *sum, uint64_t count)
 {
+    tsr_kernel_begin();
     uint32_t digit[LIMBS + 1];
     uint64_t carry = 0, rest = 0;
     for (int i = 0; i < LIMBS; i++) {
@@ -253,6 +256,7 @@ static __device__ __forceinline__ uint8_t nearest(float v, const float *midpoint
 
 static __global__ void __launch_bounds__(THREADS) nest(const __grid_constant__ tsr_nf4_nest_args a)
 {
+    tsr_kernel_begin();
     __shared__ float midpoint[256];
     int lane = threadIdx.x % TSR_WARP;
     if (threadIdx.x < 255)
@@ -291,15 +295,14 @@ extern "C" tsr_status tsr_nf4_nest_cuda(tsr_stream *stream, const tsr_nf4_nest_a
     TSR_TRY(tsr_nf4_nest_check(args));
     if (!args->scratch)
         return tsr_fail(TSR_EINVAL, "nf4_nest: scratch is NULL");
-    cudaStream_t s = tsr_stream_cuda(stream);
     const tsr_device *device = tsr_stream_device(stream);
     int64_t most = (int64_t)tsr_device_cuda_properties(device)->sm_count * SUM_BLOCKS;
     int64_t blocks = tsr_blocks(args->blocks, THREADS * SUM_TURNS);
     TSR_TRY(tsr_stream_fill(stream, args->scratch, 0, SUM_WORDS * sizeof(int64_t)));
-    sum_scales<<<(unsigned)(blocks < most ? blocks : most), THREADS, 0, s>>>(
-        args->scratch, args->absmax, args->blocks);
-    divide_sum<<<1, 1, 0, s>>>(args->offset, args->scratch, (uint64_t)args->blocks);
-    nest<<<tsr_blocks(args->blocks, (int64_t)GROUPS * TSR_NF4_NESTED_BLOCK), THREADS, 0, s>>>(
-        *args);
+    TSR_LAUNCH(sum_scales, (unsigned)(blocks < most ? blocks : most), THREADS, stream,
+               args->scratch, args->absmax, args->blocks);
+    TSR_LAUNCH(divide_sum, 1, 1, stream, args->offset, args->scratch, (uint64_t)args->blocks);
+    TSR_LAUNCH(nest, tsr_blocks(args->blocks, (int64_t)GROUPS * TSR_NF4_NESTED_BLOCK), THREADS,
+               stream, *args);
     return tsr_launched("nf4_nest");
 }

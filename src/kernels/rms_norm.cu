@@ -333,11 +333,11 @@ extern "C" tsr_status tsr_rms_norm_cuda(tsr_stream *stream, const tsr_rms_norm_a
                 tsr_vectors(args->x_out, d) && tsr_vectors(args->h, d);
     bool adds = args->z || !args->h || (args->x_out && args->x_out != args->x);
     if (adds)
-        TSR_LAUNCH(forward_row, held, args->dtype, (unsigned)args->tokens, row_threads(d, held),
-                   stream, *args, held);
+        TSR_LAUNCH_OF(forward_row, held, args->dtype, (unsigned)args->tokens, row_threads(d, held),
+                      stream, *args, held);
     else
-        TSR_LAUNCH(norm_row, held, args->dtype, (unsigned)args->tokens, row_threads(d, held),
-                   stream, *args, held);
+        TSR_LAUNCH_OF(norm_row, held, args->dtype, (unsigned)args->tokens, row_threads(d, held),
+                      stream, *args, held);
     return tsr_launched("rms_norm");
 }
 
@@ -350,7 +350,7 @@ extern "C" tsr_status tsr_rms_norm_backward_cuda(tsr_stream *stream,
     int64_t d = args->d;
     bool held = d <= MOST_VECTOR * TSR_VECTOR && tsr_vectors(args->dh, d) &&
                 tsr_vectors(args->x, d) && tsr_vectors(args->w.data, d) && tsr_vectors(args->dx, d);
-    TSR_LAUNCH(backward_row, held, args->dtype, (unsigned)args->tokens, row_threads(d, held),
-               stream, *args, held);
+    TSR_LAUNCH_OF(backward_row, held, args->dtype, (unsigned)args->tokens, row_threads(d, held),
+                  stream, *args, held);
     return tsr_launched("rms_norm_backward");
 }

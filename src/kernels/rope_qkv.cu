@@ -231,14 +231,6 @@ static __device__ __forceinline__ void turn_pair(const forward_args *a, const ro
     store_pair(part->out, at, s->half, l->count, &y, dtype, whole);
 }
 
-/* The first of a chain of loads: the compiler shall not put it behind those that hang on nothing. */
-static __device__ __forceinline__ int first_position(const int32_t *p)
-{
-    int position;
-    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(position) : "l"(p));
-    return position;
-}
-
 /* A strip of the tiling is STEPS strips of heads, a chunk is a token a warp. */
 static __device__ __forceinline__ void steps_tile(const forward_args *a, const tsr_tiling *tiling,
                                                   bool normalized, bool back, tsr_dtype dtype,
@@ -251,7 +243,8 @@ static __device__ __forceinline__ void steps_tile(const forward_args *a, const t
     raw_angles angles;
     if (place.token >= place.end)
         return;
-    int position = first_position(s->positions + place.token);
+    /* The first of a chain of loads. */
+    int position = (int)tsr_load_common_word(s->positions + place.token);
 #pragma unroll
     for (int u = 0; u < STEPS; u++) {
         l[u] = lane_of(s, place.strip * STEPS + u, threadIdx.x % TSR_WARP);
@@ -480,7 +473,7 @@ static __device__ __forceinline__ void back_tile(const backward_args *a, const t
         backward_input in[TURNS];
         if (turn % TSR_WARP == 0) {
             int64_t ahead = t + lane * TSR_TILE_WARPS;
-            held = ahead < place.end ? __ldg(s->positions + ahead) : 0;
+            held = ahead < place.end ? (int)tsr_load_common_word(s->positions + ahead) : 0;
         }
 #pragma unroll
         for (int u = 0; u < turns; u++) {

@@ -70,6 +70,7 @@ static __device__ __forceinline__ void move_rows(const row_move *m, const int *s
 
 static __global__ void __launch_bounds__(THREADS) gather(const __grid_constant__ row_move m)
 {
+    tsr_kernel_begin();
     __shared__ int source[ROWS];
     int64_t first = (int64_t)blockIdx.x * ROWS, i = first + threadIdx.x;
     if (threadIdx.x < ROWS && i < m.rows) {
@@ -100,6 +101,7 @@ static __device__ __forceinline__ int64_t lower_bound(const int32_t *index, int6
 
 static __global__ void __launch_bounds__(THREADS) scatter(const __grid_constant__ row_move m)
 {
+    tsr_kernel_begin();
     __shared__ int source[ROWS];
     int64_t first = (int64_t)blockIdx.x * ROWS;
     if (threadIdx.x < ROWS)
@@ -138,7 +140,7 @@ extern "C" tsr_status tsr_gather_rows_cuda(tsr_stream *stream, const tsr_gather_
     m.index = args->index;
     m.rows = args->rows;
     m.tokens = args->tokens;
-    gather<<<tsr_blocks(args->rows, ROWS), THREADS, 0, tsr_stream_cuda(stream)>>>(m);
+    TSR_LAUNCH(gather, tsr_blocks(args->rows, ROWS), THREADS, stream, m);
     return tsr_launched("gather_rows");
 }
 
@@ -151,6 +153,6 @@ extern "C" tsr_status tsr_scatter_rows_cuda(tsr_stream *stream, const tsr_scatte
     m.index = args->index;
     m.rows = args->rows;
     m.tokens = args->tokens;
-    scatter<<<tsr_blocks(args->tokens, ROWS), THREADS, 0, tsr_stream_cuda(stream)>>>(m);
+    TSR_LAUNCH(scatter, tsr_blocks(args->tokens, ROWS), THREADS, stream, m);
     return tsr_launched("scatter_rows");
 }

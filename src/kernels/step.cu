@@ -11,6 +11,7 @@
 
 static __global__ void step_sums(const tsr_step_sums_args a)
 {
+    tsr_kernel_begin();
     *a.word_loss += *a.loss;
     *a.word_non_finite += *a.loss_overflow || *a.gradient_overflow;
     if (a.seen) {
@@ -68,6 +69,7 @@ static __device__ double round_digits(const int64_t *digit)
 
 static __global__ void step_control(const tsr_step_control_args a)
 {
+    tsr_kernel_begin();
     __shared__ int64_t digit[DIGITS];
     for (int i = threadIdx.x; i < TSR_EXACT_LIMBS; i += TSR_WARP)
         digit[i] = a.squares->limb[i];
@@ -88,13 +90,13 @@ static __global__ void step_control(const tsr_step_control_args a)
 extern "C" tsr_status tsr_step_sums_cuda(tsr_stream *stream, const tsr_step_sums_args *args)
 {
     TSR_TRY(tsr_step_sums_check(args));
-    step_sums<<<1, 1, 0, tsr_stream_cuda(stream)>>>(*args);
+    TSR_LAUNCH(step_sums, 1, 1, stream, *args);
     return tsr_launched("step_sums");
 }
 
 extern "C" tsr_status tsr_step_control_cuda(tsr_stream *stream, const tsr_step_control_args *args)
 {
     TSR_TRY(tsr_step_control_check(args));
-    step_control<<<1, TSR_WARP, 0, tsr_stream_cuda(stream)>>>(*args);
+    TSR_LAUNCH(step_control, 1, TSR_WARP, stream, *args);
     return tsr_launched("step_control");
 }

@@ -25,34 +25,38 @@ typedef struct {
     static __global__ void __launch_bounds__(threads, blocks)                                      \
         body##_bf16(const __grid_constant__ args_type a, const __grid_constant__ extra_type extra) \
     {                                                                                              \
+        tsr_kernel_begin();                                                                        \
         body(&a, &extra, TSR_BF16, true);                                                          \
     }                                                                                              \
     static __global__ void __launch_bounds__(threads, blocks)                                      \
         body##_f16(const __grid_constant__ args_type a, const __grid_constant__ extra_type extra)  \
     {                                                                                              \
+        tsr_kernel_begin();                                                                        \
         body(&a, &extra, TSR_F16, true);                                                           \
     }                                                                                              \
     static __global__ void __launch_bounds__(threads)                                              \
         body##_f32(const __grid_constant__ args_type a, const __grid_constant__ extra_type extra)  \
     {                                                                                              \
+        tsr_kernel_begin();                                                                        \
         body(&a, &extra, TSR_F32, true);                                                           \
     }                                                                                              \
     static __global__ void __launch_bounds__(threads)                                              \
         body##_each(const __grid_constant__ args_type a, const __grid_constant__ extra_type extra) \
     {                                                                                              \
+        tsr_kernel_begin();                                                                        \
         body(&a, &extra, a.dtype, false);                                                          \
     }
 
-#define TSR_LAUNCH(body, whole, dtype, blocks, threads, stream, ...)                               \
+#define TSR_LAUNCH_OF(body, whole, dtype, blocks, threads, stream, ...)                            \
     do {                                                                                           \
         if (!(whole))                                                                              \
-            body##_each<<<blocks, threads, 0, tsr_stream_cuda(stream)>>>(__VA_ARGS__);             \
+            TSR_LAUNCH(body##_each, blocks, threads, stream, __VA_ARGS__);                         \
         else if ((dtype) == TSR_BF16)                                                              \
-            body##_bf16<<<blocks, threads, 0, tsr_stream_cuda(stream)>>>(__VA_ARGS__);             \
+            TSR_LAUNCH(body##_bf16, blocks, threads, stream, __VA_ARGS__);                         \
         else if ((dtype) == TSR_F16)                                                               \
-            body##_f16<<<blocks, threads, 0, tsr_stream_cuda(stream)>>>(__VA_ARGS__);              \
+            TSR_LAUNCH(body##_f16, blocks, threads, stream, __VA_ARGS__);                          \
         else                                                                                       \
-            body##_f32<<<blocks, threads, 0, tsr_stream_cuda(stream)>>>(__VA_ARGS__);              \
+            TSR_LAUNCH(body##_f32, blocks, threads, stream, __VA_ARGS__);                          \
     } while (0)
 
 static __device__ __forceinline__ void tsr_raw_quad(uint32_t *word, uint4 quad)
@@ -94,7 +98,7 @@ static __device__ __forceinline__ tsr_raw8 tsr_raw_load(const void *p, int64_t i
     return raw;
 }
 
-/* Of vectors and tables that no running kernel writes, and that many rows share. */
+/* Of vectors and tables that many rows share. */
 static __device__ __forceinline__ tsr_raw8 tsr_raw_shared(const void *p, int64_t i, int count,
                                                           tsr_dtype dtype, bool whole)
 {
@@ -102,10 +106,10 @@ static __device__ __forceinline__ tsr_raw8 tsr_raw_shared(const void *p, int64_t
         return tsr_raw_each(p, i, count, dtype);
     tsr_raw8 raw;
     if (dtype == TSR_F32) {
-        tsr_raw_quad(raw.word, __ldg((const uint4 *)((const uint32_t *)p + i)));
-        tsr_raw_quad(raw.word + 4, __ldg((const uint4 *)((const uint32_t *)p + i) + 1));
+        tsr_raw_quad(raw.word, tsr_load_common((const uint4 *)((const uint32_t *)p + i)));
+        tsr_raw_quad(raw.word + 4, tsr_load_common((const uint4 *)((const uint32_t *)p + i) + 1));
     } else {
-        tsr_raw_quad(raw.word, __ldg((const uint4 *)((const uint16_t *)p + i)));
+        tsr_raw_quad(raw.word, tsr_load_common((const uint4 *)((const uint16_t *)p + i)));
     }
     return raw;
 }

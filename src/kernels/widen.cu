@@ -79,6 +79,7 @@ static __device__ __forceinline__ void widen_quads(const tsr_widen_args *a, int6
     static __global__ void __launch_bounds__(THREADS)                                              \
         name(const __grid_constant__ tsr_widen_args a, int64_t quads)                              \
     {                                                                                              \
+        tsr_kernel_begin();                                                                        \
         widen_quads(&a, quads, from, to);                                                          \
     }
 
@@ -102,6 +103,7 @@ static widen_kernel *kernel_of(tsr_dtype from, tsr_dtype to)
 
 static __global__ void __launch_bounds__(THREADS) widen_each(const tsr_widen_args a, int64_t first)
 {
+    tsr_kernel_begin();
     int64_t i = first + (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < a.count)
         tsr_store(a.out, i, tsr_load(a.in, i, a.in_dtype), a.dtype);
@@ -117,11 +119,10 @@ extern "C" tsr_status tsr_widen_cuda(tsr_stream *stream, const tsr_widen_args *a
                                (uint64_t)args->count * tsr_dtype_bytes(args->dtype));
     bool aligned = (uintptr_t)args->in % 16 == 0 && (uintptr_t)args->out % 16 == 0;
     int64_t quads = aligned ? args->count / QUAD : 0, left = args->count - quads * QUAD;
-    cudaStream_t s = tsr_stream_cuda(stream);
     widen_kernel *widen = kernel_of(args->in_dtype, args->dtype);
     if (quads)
-        widen<<<tsr_blocks(quads, THREADS * TURNS), THREADS, 0, s>>>(*args, quads);
+        TSR_LAUNCH(widen, tsr_blocks(quads, THREADS * TURNS), THREADS, stream, *args, quads);
     if (left)
-        widen_each<<<tsr_blocks(left, THREADS), THREADS, 0, s>>>(*args, quads * QUAD);
+        TSR_LAUNCH(widen_each, tsr_blocks(left, THREADS), THREADS, stream, *args, quads * QUAD);
     return tsr_launched("widen");
 }

@@ -61,8 +61,9 @@ static cudaError_t gone(void *memory)
 
 /* ---- the device ---- */
 
-cudaError_t tsr_cuda_probe(void)
+cudaError_t tsr_cuda_probe(int *arch)
 {
+    *arch = fake.arch ? fake.arch : 90;
     FAULT(FAKE_ANY);
     return fake.probe;
 }

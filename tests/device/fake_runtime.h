@@ -24,6 +24,7 @@ struct fake_runtime {
     int driver;            /* CUDA that the driver knows, if `cards` is an error */
     cudaError_t cards;     /* what counting them returns */
     cudaError_t probe;     /* what loading a kernel returns */
+    int arch;              /* that kernels are compiled for; 0: 90 */
 };
 
 extern struct fake_runtime fake;

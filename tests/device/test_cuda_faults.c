@@ -4,7 +4,7 @@
  * whatever fails, nothing hangs, and nothing is left behind. And cards that cannot be used.
  */
 #include "base/clock.h"
-#include "device/device.h"
+#include "device/cuda.h"
 #include "fake_runtime.h"
 
 #include <setjmp.h>
@@ -164,12 +164,28 @@ static void cards_are_refused(void **state)
     }
 }
 
+/* Kernels may start early where they are of code that waits, whatever the card. */
+static void old_code_does_not_start_early(void **state)
+{
+    (void)state;
+    static const int archs[] = {80, 89, 90, 100};
+    for (size_t i = 0; i < sizeof archs / sizeof *archs; i++) {
+        tsr_device *device = NULL;
+        fake = (struct fake_runtime){.arch = archs[i]};
+        assert_int_equal(tsr_device_create_cuda(&device, NULL), TSR_OK);
+        assert_int_equal(tsr_device_cuda_properties(device)->early_kernels,
+                         TSR_CUDA_EARLY && archs[i] >= 90);
+        tsr_device_destroy(device);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_runs_out),
         cmocka_unit_test(anything_fails),
         cmocka_unit_test(cards_are_refused),
+        cmocka_unit_test(old_code_does_not_start_early),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
