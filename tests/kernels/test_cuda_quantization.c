@@ -245,9 +245,9 @@ static void one_merge(const merge_case *c, tsr_dtype dtype)
 
 static void nf4_merges(void **state)
 {
-    static const int64_t rows[] = {1, 7, 8, 16, 63, 64, 65, 200};
-    static const int64_t columns[] = {64, 128, 256, 320, 1088};
-    static const int64_t ranks[] = {8, 16, 24, 32, 40, 64, 72, 136};
+    static const int64_t rows[] = {1, 7, 8, 16, 63, 64, 65, 127, 129, 200, 257};
+    static const int64_t columns[] = {64, 128, 192, 256, 320, 1088};
+    static const int64_t ranks[] = {8, 16, 24, 32, 40, 64, 72, 136, 384, 512};
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
@@ -256,7 +256,7 @@ static void nf4_merges(void **state)
                           TSR_BF16);
     one_merge(&(merge_case){1024, 4096, 16, true, 0}, TSR_BF16);
     one_merge(&(merge_case){300, 14336, 64, true, 0}, TSR_BF16);
-    one_merge(&(merge_case){512, 4096, 384, true, 0}, TSR_BF16);
+    one_merge(&(merge_case){2048, 4096, 384, true, 0}, TSR_BF16);
     /* What the fused kernel does not take. */
     one_merge(&(merge_case){64, 256, 16, true, 1}, TSR_BF16);
     one_merge(&(merge_case){50, 96, 16, true, 0}, TSR_BF16);
