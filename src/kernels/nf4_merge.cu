@@ -134,10 +134,11 @@ static __global__ void __launch_bounds__(THREADS, 2)
     for (int i = 0; i < 8; i++)
         codes[i / 2][i % 2] = tsr_merge_codes(w, p.rows, first + 8 * i + lane / 4, strip);
     /* Of the lane's row of the first 32, and of the others. */
-    float scale[2] = {tsr_merge_scale(w, p.rows, first + lane, strip),
-                      tsr_merge_scale(w, p.rows, first + lane + TSR_WARP, strip)};
+    tsr_nf4_found found[2] = {tsr_merge_find_scale(w, p.rows, first + lane, strip),
+                              tsr_merge_find_scale(w, p.rows, first + lane + TSR_WARP, strip)};
     float level = w->level[lane % 16];
     product(c, stage, &p, row, column);
+    float scale[2] = {tsr_nf4_scale_of(w, found[0]), tsr_nf4_scale_of(w, found[1])};
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         float of_row = __shfl_sync(0xffffffffu, scale[i / 4], i % 4 * 8 + lane / 4);
@@ -181,7 +182,7 @@ extern "C" tsr_status tsr_nf4_merge_cuda(tsr_stream *stream, const tsr_nf4_merge
     cudaStream_t s = tsr_stream_cuda(stream);
     if (args->r <= TSR_NF4_MERGE_LOW)
         tsr_nf4_merge_low(s, args);
-    else
+    else if (!tsr_nf4_merge_wgmma(stream, args))
         TSR_TRY(merge_tiles(s, args));
     return tsr_launched("nf4_merge");
 }

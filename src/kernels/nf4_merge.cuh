@@ -12,6 +12,9 @@
 #define TSR_NF4_MERGE_LOW 32
 void tsr_nf4_merge_low(cudaStream_t stream, const tsr_nf4_merge_args *args);
 
+/* nf4_merge_wgmma.cu: larger ranks. False: not here (tsr_kernels_context.boxes), nothing was done. */
+bool tsr_nf4_merge_wgmma(tsr_stream *stream, const tsr_nf4_merge_args *args);
+
 /* ---- a strip: 64 columns, one block of codes in each row, of a warp ---- */
 
 /* Lane 4 g + t is one of the quad of a row g. Its codes of the row: columns 16 t to 16 t + 15. */
@@ -23,12 +26,15 @@ static __device__ __forceinline__ uint2 tsr_merge_codes(const tsr_nf4_dequant_ar
     return __ldcs((const uint2 *)(w->codes + (row * w->columns + column) / 2) + threadIdx.x % 4);
 }
 
-static __device__ __forceinline__ float tsr_merge_scale(const tsr_nf4_dequant_args *w, int64_t rows,
-                                                        int64_t row, int64_t column)
+static __device__ __forceinline__ tsr_nf4_found tsr_merge_find_scale(const tsr_nf4_dequant_args *w,
+                                                                     int64_t rows, int64_t row,
+                                                                     int64_t column)
 {
-    if (row >= rows || column >= w->columns)
-        return 0;
-    return tsr_nf4_scale(w, (row * w->columns + column) / TSR_NF4_BLOCK);
+    if (row >= rows || column >= w->columns) {
+        tsr_nf4_found none = {};
+        return none;
+    }
+    return tsr_nf4_find_scale(w, (row * w->columns + column) / TSR_NF4_BLOCK);
 }
 
 /* Byte m of lane t of a quad becomes byte t of lane m. */

@@ -6,6 +6,7 @@
 #include "cuda_test.h"
 
 #include "kernels/dropout.h"
+#include "kernels/kernels_cuda.h"
 #include "kernels/nf4_dequant.h"
 
 #define GUARD 64 /* bytes after an output that must stay as they were */
@@ -267,6 +268,16 @@ static void nf4_merges(void **state)
     RUN(rig.kernels->nf4_merge(rig.stream, &none));
     none.weight.columns = 0;
     assert_int_equal(rig.kernels->nf4_merge(rig.stream, &none), TSR_EINVAL);
+}
+
+/* By the kernel of cards that have no wgmma. */
+static void nf4_merges_on_any_card(void **state)
+{
+    tsr_kernels_context *context = tsr_device_kept(tsr_stream_device(rig.stream));
+    void *boxes = context->boxes;
+    context->boxes = NULL;
+    nf4_merges(state);
+    context->boxes = boxes;
 }
 
 /* ---- widen ---- */
@@ -564,6 +575,7 @@ int main(void)
         cmocka_unit_test(nf4_dequant_gives_the_references_bits),
         cmocka_unit_test(nf4_dequant_of_nothing),
         cmocka_unit_test(nf4_merges),
+        cmocka_unit_test(nf4_merges_on_any_card),
         cmocka_unit_test(widen_between_all_dtypes),
         cmocka_unit_test(rows_are_moved),
         cmocka_unit_test(row_square_norms),
