@@ -548,7 +548,7 @@ static void run_all(void)
     nf4(14336, 4096, false);
     nf4(4096, 14336, false);
     nf4(14336, 4096, true);
-    for (int64_t r = 16; r <= 384; r *= r == 64 ? 6 : 2) {
+    for (int64_t r = 16; r <= 384; r *= r == 128 ? 3 : 2) {
         nf4_merged(4096, 4096, r);
         nf4_merged(14336, 4096, r);
         nf4_merged(4096, 14336, r);

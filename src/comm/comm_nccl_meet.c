@@ -33,8 +33,8 @@ static struct {
 
 static void find_functions(void)
 {
-    void *write = tsr_nccl_driver("cuStreamWriteValue32");
-    void *wait = tsr_nccl_driver("cuStreamWaitValue32");
+    void *write = tsr_cuda_driver("cuStreamWriteValue32");
+    void *wait = tsr_cuda_driver("cuStreamWaitValue32");
     memcpy(&driver.write, &write, sizeof write);
     memcpy(&driver.wait, &wait, sizeof wait);
 }

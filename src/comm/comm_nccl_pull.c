@@ -39,24 +39,10 @@ struct offer {
 
 typedef int get_range(uint64_t *base, size_t *bytes, uint64_t address);
 
-void *tsr_nccl_driver(const char *name)
-{
-    void *found = NULL;
-    enum cudaDriverEntryPointQueryResult result;
-#if CUDART_VERSION >= 12050
-    cudaError_t error =
-        cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
-#else
-    cudaError_t error = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
-#endif
-    cudaGetLastError(); /* what is not there is no error */
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? found : NULL;
-}
-
 /* The allocation that `address` lies in: the driver knows, the runtime does not tell. */
 static bool find_allocation(uint64_t *base, const void *address)
 {
-    void *found = tsr_nccl_driver("cuMemGetAddressRange");
+    void *found = tsr_cuda_driver("cuMemGetAddressRange");
     size_t bytes;
     get_range *function;
     if (!found)

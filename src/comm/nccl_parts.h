@@ -124,8 +124,6 @@ bool tsr_nccl_gather_by_copies(tsr_status *status, tsr_comm *comm, const tsr_com
                                const tsr_gather_range *ranges, int count);
 bool tsr_nccl_exchange_by_copies(tsr_status *status, tsr_comm *comm, const tsr_comm_call *call,
                                  const tsr_exchange_range *ranges, int count);
-/* A function of the driver; NULL: it has none of this name. */
-void *tsr_nccl_driver(const char *name);
 /* Whether all ranks find it good. Blocking, collective; not if *status is a failure then. */
 bool tsr_nccl_all_good(tsr_status *status, const tsr_nccl *n, bool good);
 /* True if pulls of memory from `base` on are copies from the peers, not all-gathers. */

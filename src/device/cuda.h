@@ -29,6 +29,9 @@ const tsr_cuda_properties *tsr_device_cuda_properties(const tsr_device *device);
  * of the error. */
 tsr_status tsr_cuda_status(cudaError_t error, const char *what);
 
+/* A function of the driver; NULL: it has none of this name. */
+void *tsr_cuda_driver(const char *name);
+
 #ifdef __cplusplus
 }
 #endif

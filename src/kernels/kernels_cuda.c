@@ -88,6 +88,7 @@ tsr_status tsr_kernels_open_cuda(tsr_device *device)
         close_libraries(context);
         return status;
     }
+    context->boxes = tsr_nf4_merge_boxes(device);
     tsr_device_keep(device, context, close_libraries);
     return TSR_OK;
 }

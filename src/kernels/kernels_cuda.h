@@ -31,6 +31,7 @@ typedef struct tsr_sdpa tsr_sdpa; /* attention_cudnn.c */
 typedef struct {
     tsr_blas *blas;
     tsr_sdpa *sdpa;
+    void *boxes; /* what maps boxes for copies, where nf4_merge_wgmma.cu can run */
 } tsr_kernels_context;
 
 static inline const tsr_kernels_context *tsr_kernels_kept(const tsr_stream *stream)
@@ -82,6 +83,10 @@ tsr_status tsr_gemm_randomize(tsr_stream *stream, void *out, int64_t count, tsr_
  * TSR_HEAD_MATMULS of them and returns how many. */
 #define TSR_HEAD_MATMULS 2
 int tsr_head_matmuls_cuda(tsr_gemm_args *out, const tsr_head_bounds *bounds);
+
+/* nf4_merge_wgmma.cu: the driver's cuTensorMapEncodeTiled; NULL: the card, this build's code for it or
+ * the driver is not what the kernel needs, and nf4_merge.cu has another. */
+void *tsr_nf4_merge_boxes(tsr_device *device);
 
 tsr_status tsr_sdpa_open(tsr_sdpa **out, tsr_device *device);
 void tsr_sdpa_close(tsr_sdpa *sdpa);

@@ -1,13 +1,96 @@
 /*
- * kernels/nf4_merge.cuh: the two kernels of nf4_merge.
+ * kernels/nf4_merge.cuh: the kernels of nf4_merge, and how those of larger ranks write what they have
+ * summed: as mma's accumulators hold it, without shared memory and without a barrier.
  */
 #ifndef TSR_KERNELS_NF4_MERGE_CUH
 #define TSR_KERNELS_NF4_MERGE_CUH
 
+#include "kernels/mma.cuh"
 #include "kernels/nf4_scale.cuh"
 
 /* nf4_merge_low.cu: ranks up to this, whose part of A stays in registers. */
 #define TSR_NF4_MERGE_LOW 32
 void tsr_nf4_merge_low(tsr_stream *stream, const tsr_nf4_merge_args *args);
+
+/* nf4_merge_wgmma.cu: larger ranks. False: not here (tsr_kernels_context.boxes), nothing was done. */
+bool tsr_nf4_merge_wgmma(tsr_stream *stream, const tsr_nf4_merge_args *args);
+
+/* ---- a strip: 64 columns, one block of codes in each row, of a warp ---- */
+
+/* Lane 4 g + t is one of the quad of a row g. Its codes of the row: columns 16 t to 16 t + 15. */
+static __device__ __forceinline__ uint2 tsr_merge_codes(const tsr_nf4_dequant_args *w, int64_t rows,
+                                                        int64_t row, int64_t column)
+{
+    if (row >= rows || column >= w->columns)
+        return make_uint2(0, 0);
+    return __ldcs((const uint2 *)(w->codes + (row * w->columns + column) / 2) + threadIdx.x % 4);
+}
+
+static __device__ __forceinline__ tsr_nf4_found tsr_merge_find_scale(const tsr_nf4_dequant_args *w,
+                                                                     int64_t rows, int64_t row,
+                                                                     int64_t column)
+{
+    if (row >= rows || column >= w->columns) {
+        tsr_nf4_found none = {};
+        return none;
+    }
+    return tsr_nf4_find_scale(w, (row * w->columns + column) / TSR_NF4_BLOCK);
+}
+
+/* Byte m of lane t of a quad becomes byte t of lane m. */
+static __device__ __forceinline__ uint32_t tsr_quad_bytes(uint32_t word)
+{
+    uint32_t odd = threadIdx.x & 1, high = threadIdx.x & 2;
+    uint32_t other = __shfl_xor_sync(0xffffffffu, word, 1);
+    word = __byte_perm(word, other, odd ? 0x3715 : 0x6240);
+    other = __shfl_xor_sync(0xffffffffu, word, 2);
+    return __byte_perm(word, other, high ? 0x3276 : 0x5410);
+}
+
+/* Word m of lane t of a quad becomes word t of lane m. */
+static __device__ __forceinline__ void tsr_quad_words(uint32_t word[4])
+{
+    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? word[i] : word[i + 1], 1);
+        word[i] = odd ? other : word[i];
+        word[i + 1] = odd ? word[i + 1] : other;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t other = __shfl_xor_sync(0xffffffffu, high ? word[i] : word[i + 2], 2);
+        word[i] = high ? other : word[i];
+        word[i + 2] = high ? word[i + 2] : other;
+    }
+}
+
+/* The strip of a row: `sum` is c[] of mma.m16n8 for its eight groups of 8 columns, of which `upper`
+ * chooses the pair for this row; level: that of code lane % 16. All lanes call. */
+static __device__ __forceinline__ void tsr_merge_write(const tsr_nf4_merge_args *a, int64_t rows,
+                                                       int64_t row, int64_t column,
+                                                       const float (*sum)[4], const int upper,
+                                                       uint2 codes, float level, float scale)
+{
+    /* Byte j / 2 of word j % 2 has the lane's two codes of group j; the first is the high nibble. */
+    const uint32_t pairs[2] = {tsr_quad_bytes(codes.x), tsr_quad_bytes(codes.y)};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint32_t word[4];
+#pragma unroll
+        for (int m = 0; m < 4; m++) {
+            const float *s = sum[4 * half + m] + 2 * upper;
+            uint32_t pair = pairs[m % 2] >> (8 * (2 * half + m / 2));
+            float first = __fmul_rn(__shfl_sync(0xffffffffu, level, (int)(pair >> 4)), scale);
+            float second = __fmul_rn(__shfl_sync(0xffffffffu, level, (int)pair), scale);
+            word[m] = tsr_pack_bf16(fmaf(a->scale, s[0], first), fmaf(a->scale, s[1], second));
+        }
+        tsr_quad_words(word);
+        int64_t at = row * a->weight.columns + column + 32 * half + threadIdx.x % 4 * TSR_VECTOR;
+        if (row < rows && column < a->weight.columns)
+            *(uint4 *)((uint16_t *)a->weight.out + at) =
+                make_uint4(word[0], word[1], word[2], word[3]);
+    }
+}
 
 #endif

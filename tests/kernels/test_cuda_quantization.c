@@ -6,6 +6,7 @@
 #include "cuda_test.h"
 
 #include "kernels/dropout.h"
+#include "kernels/kernels_cuda.h"
 #include "kernels/nf4_dequant.h"
 
 #define GUARD 64 /* bytes after an output that must stay as they were */
@@ -249,9 +250,9 @@ static void one_merge(const merge_case *c, tsr_dtype dtype)
 
 static void nf4_merges(void **state)
 {
-    static const int64_t rows[] = {1, 7, 8, 16, 63, 64, 65, 200};
-    static const int64_t columns[] = {64, 128, 256, 320, 1088};
-    static const int64_t ranks[] = {8, 16, 24, 32, 40, 64, 72, 136};
+    static const int64_t rows[] = {1, 7, 8, 16, 63, 64, 65, 127, 129, 200, 257};
+    static const int64_t columns[] = {64, 128, 192, 256, 320, 1088};
+    static const int64_t ranks[] = {8, 16, 24, 32, 40, 64, 72, 136, 384, 512};
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
@@ -260,7 +261,7 @@ static void nf4_merges(void **state)
                           TSR_BF16);
     one_merge(&(merge_case){1024, 4096, 16, true, 0}, TSR_BF16);
     one_merge(&(merge_case){300, 14336, 64, true, 0}, TSR_BF16);
-    one_merge(&(merge_case){512, 4096, 384, true, 0}, TSR_BF16);
+    one_merge(&(merge_case){2048, 4096, 384, true, 0}, TSR_BF16);
     /* What the fused kernel does not take. */
     one_merge(&(merge_case){64, 256, 16, true, 1}, TSR_BF16);
     one_merge(&(merge_case){50, 96, 16, true, 0}, TSR_BF16);
@@ -271,6 +272,16 @@ static void nf4_merges(void **state)
     RUN(rig.kernels->nf4_merge(rig.stream, &none));
     none.weight.columns = 0;
     assert_int_equal(rig.kernels->nf4_merge(rig.stream, &none), TSR_EINVAL);
+}
+
+/* By the kernel of cards that have no wgmma. */
+static void nf4_merges_on_any_card(void **state)
+{
+    tsr_kernels_context *context = tsr_device_kept(tsr_stream_device(rig.stream));
+    void *boxes = context->boxes;
+    context->boxes = NULL;
+    nf4_merges(state);
+    context->boxes = boxes;
 }
 
 /* ---- widen ---- */
@@ -578,6 +589,7 @@ int main(void)
         cmocka_unit_test(nf4_dequant_gives_the_references_bits),
         cmocka_unit_test(nf4_dequant_of_nothing),
         cmocka_unit_test(nf4_merges),
+        cmocka_unit_test(nf4_merges_on_any_card),
         cmocka_unit_test(widen_between_all_dtypes),
         cmocka_unit_test(rows_are_moved),
         cmocka_unit_test(row_square_norms),

@@ -1,0 +1,155 @@
+/*
+ * kernels/wgmma.cuh: what sm_90a has for products of tiles: copies of whole boxes by one thread, barriers
+ * in shared memory that know what has arrived, and products that four warps do together and do not
+ * wait for.
+ *
+ * Shared addresses are 32 bits. A tile of bf16 has rows of 64 elements, 128 bytes, of which the copies
+ * swap the 16-byte parts: part c of row i lies at c ^ i % 8. A tile begins on 1024 bytes.
+ */
+#ifndef TSR_KERNELS_WGMMA_CUH
+#define TSR_KERNELS_WGMMA_CUH
+
+#include "kernels/mma.cuh"
+
+#include <cuda.h> /* CUtensorMap */
+
+#define TSR_WARPGROUP 128 /* threads: four warps, from a multiple of four on */
+
+/* ---- barriers: a phase ends when all have arrived, and all bytes that were announced ---- */
+
+static __device__ __forceinline__ void tsr_barrier_init(uint32_t barrier, unsigned arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
+                 : "memory");
+}
+
+/* After all are made, before any other thread or copy uses them. */
+static __device__ __forceinline__ void tsr_barrier_made(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+static __device__ __forceinline__ void tsr_barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Arrives, and announces bytes that copies will bring. */
+static __device__ __forceinline__ void tsr_barrier_expect(uint32_t barrier, unsigned bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+/* Until the phase of that parity has ended: 0 is the first; of parity 1 one has ended before. */
+static __device__ __forceinline__ void tsr_barrier_wait(uint32_t barrier, unsigned parity)
+{
+    uint32_t done;
+    do
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n"
+                     "}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    while (!done);
+}
+
+/* ---- copies ---- */
+
+/* The map's box whose first element is column x of row y; zeros for what does not exist. */
+static __device__ __forceinline__ void tsr_box_copy(uint32_t to, const CUtensorMap *map, int x,
+                                                    int y, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y)
+                 : "memory");
+}
+
+/* ---- registers ---- */
+
+/* Of a kernel that begins with fewer or more of them than a warpgroup's part of it needs: each of its
+ * threads has `count` from here on. What some give back, others take. */
+#define TSR_REGISTERS_DOWN(count) asm volatile("setmaxnreg.dec.sync.aligned.u32 " #count ";")
+#define TSR_REGISTERS_UP(count)   asm volatile("setmaxnreg.inc.sync.aligned.u32 " #count ";")
+
+/* ---- products ---- */
+
+/* A left operand whose rows are the tile's, from column 16 n on: + 32 n. Of tiles of 64 rows. */
+static __device__ __forceinline__ uint64_t tsr_wgmma_rows(uint32_t tile)
+{
+    const uint64_t swizzled = 1, eight_rows = 1024 / 16;
+    return swizzled << 62 | eight_rows << 32 | (tile & 0x3ffff) >> 4;
+}
+
+/* A right operand whose columns are the tile's, from row 16 n on: + 2048 n. 64 columns more lie
+ * `next` bytes further. */
+static __device__ __forceinline__ uint64_t tsr_wgmma_columns(uint32_t tile, uint32_t next)
+{
+    const uint64_t swizzled = 1, eight_rows = 1024 / 16;
+    return swizzled << 62 | eight_rows << 32 | (uint64_t)(next / 16) << 16 | (tile & 0x3ffff) >> 4;
+}
+
+/* Before the first product after other instructions have written its sums. */
+static __device__ __forceinline__ void tsr_wgmma_begin(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+/* Products since the last commit are a group. */
+static __device__ __forceinline__ void tsr_wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* All groups but the latest have ended: what they read may be overwritten. */
+static __device__ __forceinline__ void tsr_wgmma_wait_but_one(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+}
+
+/* All groups have ended, and their sums may be read. */
+static __device__ __forceinline__ void tsr_wgmma_wait(float c[32][4])
+{
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        asm volatile("" : "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])::"memory");
+}
+
+#define TSR_SUM(i)  "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+#define TSR_SUMS(i) TSR_SUM(i), TSR_SUM((i) + 1), TSR_SUM((i) + 2), TSR_SUM((i) + 3)
+
+/* c += left right, or c = left right: 64 rows, 256 columns, 16 products. Warp w of the group has rows
+ * 16 w to 16 w + 15, and c[j] is its column group j of 8, as mma.m16n8 leaves it. */
+static __device__ __forceinline__ void tsr_wgmma(float c[32][4], uint64_t left, uint64_t right,
+                                                 bool add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "
+                 "%110, %111, "
+                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "
+                 "%125, %126, %127}, "
+                 "%128, %129, p, 1, 1, 0, 1;\n"
+                 "}"
+                 : TSR_SUMS(0), TSR_SUMS(4), TSR_SUMS(8), TSR_SUMS(12), TSR_SUMS(16), TSR_SUMS(20),
+                   TSR_SUMS(24), TSR_SUMS(28)
+                 : "l"(left), "l"(right), "r"((int)add));
+}
+
+#undef TSR_SUMS
+#undef TSR_SUM
+
+#endif
