@@ -39,7 +39,6 @@ typedef struct {
     int split, strip, token, end, column;
     int tokens, columns, pitch; /* of a buffer */
     int row, step, at;
-    uint64_t once;
 } low_rank_place;
 
 static __device__ __forceinline__ low_rank_place place_of(const low_rank_call *call)
@@ -60,7 +59,6 @@ static __device__ __forceinline__ low_rank_place place_of(const low_rank_call *c
     p.row = (int)threadIdx.x / across;
     p.at = (int)threadIdx.x % across * TSR_VECTOR;
     p.step = THREADS / across;
-    p.once = tsr_read_once();
     return p;
 }
 
@@ -104,13 +102,15 @@ static __device__ __forceinline__ void fetch(const low_rank_place *p, int stage,
     int first = p->token + stage * p->tokens;
     if (first < p->end) {
         const __nv_bfloat16 *from = dy + (int64_t)(first + p->row) * a->out + p->column + p->at;
-        bool inside = p->column + p->at < a->out;
+        __nv_bfloat16 *into = to + p->row * p->pitch + p->at;
+        int rows = p->column + p->at < a->out ? p->end - first - p->row : 0;
+        uint64_t once = tsr_read_once();
 #pragma unroll
         for (int i = 0; i < COPIES; i++) {
-            int row = p->row + i * p->step;
-            bool there = inside && first + row < p->end;
-            tsr_copy16_once(to + row * p->pitch + p->at, there ? from : dy, there, p->once);
+            bool there = i * p->step < rows;
+            tsr_copy16_once(into, there ? from : dy, there, once);
             from += p->step * a->out;
+            into += p->step * p->pitch;
         }
         int row = (int)threadIdx.x / groups, rank = (int)threadIdx.x % groups * 8;
         bool there = rank < a->r && first + row < p->end;
@@ -239,6 +239,7 @@ static __device__ __forceinline__ void one_pass(const low_rank_call *call, int g
     int stages = (int)((p.end - p.token + p.tokens - 1) / p.tokens);
     uint32_t b[STEPS][GROUPS][2];
     float db[STEPS][GROUPS][4] = {};
+#pragma unroll 1
     for (int stage = 0; stage < STAGES - 1; stage++)
         fetch(&p, stage, groups);
     load_b(b, &p, p.column + column, groups);
