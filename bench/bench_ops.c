@@ -85,6 +85,7 @@ static void report(const char *name, const char *shape, double bytes, double flo
         return kernels->op(stream, args);                                                          \
     }
 RUN_OP(gemm)
+RUN_OP(low_rank_backward)
 RUN_OP(nf4_dequant)
 RUN_OP(nf4_merge)
 RUN_OP(nf4_quantize)
@@ -481,6 +482,35 @@ static void gemm(const char *name, int64_t m, int64_t n, int64_t k, int transpos
            2.0 * (double)m * (double)n * (double)k, run_gemm, args, sizeof *args, sets);
 }
 
+/* One pass over dY for dB and dS, and beside it the two matmuls, which are held against the same bytes. */
+static void low_rank_backward(int64_t out, int64_t r)
+{
+    ops_forget();
+    tsr_low_rank_backward_args args[SETS];
+    uint64_t bytes = tsr_low_rank_backward_bytes(TSR_BF16, T, out, r);
+    for (int i = 0; i < SETS; i++)
+        args[i] = (tsr_low_rank_backward_args){.dy = ops_bf16(T * out),
+                                               .low = ops_bf16(T * r),
+                                               .b = ops_bf16(out * r),
+                                               .db = ops_f32(out * r),
+                                               .d_low = ops_bf16(T * r),
+                                               .scratch = ops_take(bytes),
+                                               .scratch_bytes = bytes,
+                                               .tokens = T,
+                                               .out = out,
+                                               .r = r,
+                                               .scale = 2,
+                                               .dtype = TSR_BF16};
+    double moved = 2.0 * (double)(T * out + 2 * T * r + out * r) + 4.0 * (double)(out * r);
+    double flops = 4.0 * (double)T * (double)(out * r);
+    report("low_rank_backward", shape_text(T, out, r), moved, flops, run_low_rank_backward, args,
+           sizeof *args, SETS);
+    for (int i = 0; i < SETS; i++)
+        args[i].scratch_bytes = 0;
+    report("low_rank_backward in two", shape_text(T, out, r), moved, flops, run_low_rank_backward,
+           args, sizeof *args, SETS);
+}
+
 static void matmuls(void)
 {
     gemm("gemm x W^T, gate", T, F, D, 2, 0);
@@ -565,6 +595,11 @@ static void run_all(void)
     dora(384);
     optimizer(42 << 20);
     optimizer(252 << 20);
+    for (int64_t r = 16; r <= 32; r *= 2) {
+        low_rank_backward(HK * HD, r);
+        low_rank_backward(D, r);
+        low_rank_backward(F, r);
+    }
     matmuls();
     head(T, 16384);
 }

@@ -96,9 +96,9 @@ static tsr_status project_back(const tsr_linear_context *context, void *dx, cons
                                            .c_dtype = context->dtype});
 }
 
-/* dw [rows, columns] fp32 = alpha dy^T x: the gradient of project's w. */
+/* dw [rows, columns] fp32 = dy^T x: the gradient of project's w. */
 static tsr_status outer(const tsr_linear_context *context, float *dw, const void *dy, const void *x,
-                        uint64_t rows, uint64_t columns, float alpha)
+                        uint64_t rows, uint64_t columns)
 {
     return matmul(context, (tsr_gemm_args){.m = (int64_t)rows,
                                            .n = (int64_t)columns,
@@ -107,8 +107,31 @@ static tsr_status outer(const tsr_linear_context *context, float *dw, const void
                                            .b = x,
                                            .c = dw,
                                            .trans_a = true,
-                                           .alpha = alpha,
+                                           .alpha = 1,
                                            .c_dtype = TSR_F32});
+}
+
+/* db and d_low from the gradient dy of scale low B^T. Where one pass over dy pays, its sums pass through
+ * the memory of the weight: no call leaves one there, and this call makes its own later, for dx. */
+static tsr_status low_rank_backward(const tsr_linear_context *context, const tsr_linear *linear,
+                                    float *db, const void *dy, float scale)
+{
+    int64_t out = (int64_t)linear->out, r = (int64_t)linear->r;
+    tsr_low_rank_backward_args args = {.dy = dy,
+                                       .low = context->low,
+                                       .b = linear->b,
+                                       .db = db,
+                                       .d_low = context->d_low,
+                                       .tokens = context->tokens,
+                                       .out = out,
+                                       .r = r,
+                                       .scale = scale,
+                                       .dtype = context->dtype};
+    if (tsr_low_rank_backward_pays(context->tokens, out, r)) {
+        args.scratch = context->weight;
+        args.scratch_bytes = linear->out * linear->in * tsr_dtype_bytes(context->dtype);
+    }
+    return context->kernels->low_rank_backward(context->stream, &args);
 }
 
 /* out = mask o x / (1 - p), or out += that. */
@@ -187,9 +210,8 @@ static tsr_status backward_composed(const tsr_linear_context *context, const tsr
                                                       .dtype = context->dtype}));
     TSR_TRY(drop(context, linear, context->dropped, gradients->x, false));
     TSR_TRY(project(context, context->low, context->dropped, linear->a, r, in, 1, 0));
-    TSR_TRY(outer(context, gradients->db, context->lora, context->low, out, r, 1));
-    TSR_TRY(project_back(context, context->d_low, context->lora, linear->b, out, r, 1, 0));
-    TSR_TRY(outer(context, gradients->da, context->d_low, context->dropped, r, in, 1));
+    TSR_TRY(low_rank_backward(context, linear, gradients->db, context->lora, 1));
+    TSR_TRY(outer(context, gradients->da, context->d_low, context->dropped, r, in));
     if (!gradients->dx)
         return TSR_OK;
     TSR_TRY(tsr_linear_weight(&w, context, linear));
@@ -204,7 +226,6 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
 {
     const void *w, *input = gradients->x;
     uint64_t out = linear->out, in = linear->in, r = linear->r;
-    float scale = (float)linear->scale;
     if (tsr_linear_composes(linear))
         return backward_composed(context, linear, gradients);
     if (r) {
@@ -213,9 +234,9 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
             input = context->dropped;
         }
         TSR_TRY(project(context, context->low, input, linear->a, r, in, 1, 0));
-        TSR_TRY(outer(context, gradients->db, gradients->dz, context->low, out, r, scale));
-        TSR_TRY(project_back(context, context->d_low, gradients->dz, linear->b, out, r, scale, 0));
-        TSR_TRY(outer(context, gradients->da, context->d_low, input, r, in, 1));
+        TSR_TRY(
+            low_rank_backward(context, linear, gradients->db, gradients->dz, (float)linear->scale));
+        TSR_TRY(outer(context, gradients->da, context->d_low, input, r, in));
     }
     if (!gradients->dx)
         return TSR_OK;

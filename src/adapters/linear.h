@@ -17,6 +17,8 @@
  * (kernels/nf4_merge.h), the weight is made as W + s B A: one matmul gives z, one dx, and nothing is
  * added to either afterwards.
  *
+ * dB and dS come from one pass over dY where that pays (kernels/low_rank_backward.h), else from two.
+ *
  * Cost     forward 2 T (in out + r in + r out) FLOPs; backward 2 T (in out + 3 r in + 2 r out): a
  *          frozen W has no gradient (RunLoRA's F1 and B1). The weight is made from its codes once
  *          per call. Merged: 2 T r (in + out) FLOPs less each way, 2 in out r more.

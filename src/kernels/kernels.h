@@ -18,6 +18,7 @@
 #include "kernels/fixed_point.h"
 #include "kernels/gemm.h"
 #include "kernels/head.h"
+#include "kernels/low_rank_backward.h"
 #include "kernels/nf4_dequant.h"
 #include "kernels/nf4_merge.h"
 #include "kernels/nf4_quantize.h"
@@ -33,6 +34,7 @@
 /* X(op) for every op: tsr_<op>_args, tsr_<op>_check, tsr_<op>_ref, and tsr_<op>_cuda. */
 #define TSR_KERNEL_OPS(X)                                                                          \
     X(gemm)                                                                                        \
+    X(low_rank_backward)                                                                           \
     X(nf4_dequant)                                                                                 \
     X(nf4_merge)                                                                                   \
     X(nf4_quantize)                                                                                \

@@ -34,6 +34,14 @@ static __device__ __forceinline__ void tsr_ldmatrix_t(uint32_t r[4], const __nv_
                  : "memory");
 }
 
+/* An 8 x 8 matrix that the warp holds (lane 4 g + t: row g, columns 2t and 2t + 1), transposed. */
+static __device__ __forceinline__ uint32_t tsr_transpose(uint32_t pair)
+{
+    uint32_t out;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+    return out;
+}
+
 /* c += a b */
 static __device__ __forceinline__ void tsr_mma(float c[4], const uint32_t a[4], uint32_t b0,
                                                uint32_t b1)
@@ -71,7 +79,7 @@ static __device__ __forceinline__ void tsr_copy_commit(void)
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* All groups of this thread, or all but the latest, have arrived. */
+/* All groups of this thread, or all but the latest, or but the latest two, have arrived. */
 static __device__ __forceinline__ void tsr_copy_wait(void)
 {
     asm volatile("cp.async.wait_group 0;" ::: "memory");
@@ -80,6 +88,11 @@ static __device__ __forceinline__ void tsr_copy_wait(void)
 static __device__ __forceinline__ void tsr_copy_wait_but_one(void)
 {
     asm volatile("cp.async.wait_group 1;" ::: "memory");
+}
+
+static __device__ __forceinline__ void tsr_copy_wait_but_two(void)
+{
+    asm volatile("cp.async.wait_group 2;" ::: "memory");
 }
 
 #endif

@@ -48,6 +48,17 @@ static tsr_status note(tsr_stream *stream, const tsr_gemm_args *args)
     return TSR_OK;
 }
 
+/* Two matmuls, where it is not one kernel. */
+static tsr_status note_low_rank_backward(tsr_stream *stream, const tsr_low_rank_backward_args *args)
+{
+    tsr_gemm_args product[2];
+    if (tsr_low_rank_backward_fused(args))
+        return TSR_OK;
+    tsr_low_rank_backward_products(product, args);
+    TSR_TRY(note(stream, &product[0]));
+    return note(stream, &product[1]);
+}
+
 #define DO_NOTHING(op)                                                                             \
     static tsr_status ignore_##op(tsr_stream *stream, const tsr_##op##_args *args)                 \
     {                                                                                              \
@@ -131,6 +142,7 @@ static tsr_status list_matmuls(matmul_list *out, const tsr_model_options *option
     tsr_kernels kernels = ignoring;
     listing l = {.options = options, .context = {.kernels = &kernels, .dtype = options->dtype}};
     kernels.gemm = note;
+    kernels.low_rank_backward = note_low_rank_backward;
     noted = out;
     tsr_status status = list_norms(&l);
     for (int i = 0; i < count && status == TSR_OK; i++) {

@@ -1,5 +1,6 @@
 #include "model/work.h"
 
+#include "kernels/low_rank_backward.h"
 #include "kernels/nf4_merge.h"
 
 /* NF4 with double quantization: half a byte of code, an 8-bit scale for 64 elements. */
@@ -70,11 +71,15 @@ static void emit_matmul(const walk *w, tsr_work_term term, tsr_work_kind kind, d
     emit(w, term, kind, matmul(w, m, n, k));
 }
 
+static tsr_dtype dtype_of(const walk *w)
+{
+    return w->layer->element == 2 ? TSR_BF16 : TSR_F32;
+}
+
 /* Whether the base's matmul of `inner` terms to a sum takes the adapter with its weight. */
 static bool merged(const walk *w, const tsr_work_linear *x, double inner)
 {
-    tsr_dtype dtype = w->layer->element == 2 ? TSR_BF16 : TSR_F32;
-    return x->nf4 && tsr_nf4_merge_fused(dtype, (int64_t)x->in, (int64_t)x->r) &&
+    return x->nf4 && tsr_nf4_merge_fused(dtype_of(w), (int64_t)x->in, (int64_t)x->r) &&
            tsr_nf4_merge_pays((int64_t)w->layer->tokens, (int64_t)inner, (int64_t)x->r);
 }
 
@@ -195,6 +200,25 @@ static void recompute(const tsr_work_layer *layer, tsr_work_call *call, void *us
                3 * layer->element * layer->tokens * layer->linear[TSR_UP].out);
 }
 
+/* dB and dS from dY: at least, it is read once for both. Here, where one kernel does it in the memory of
+ * the weight (adapters/linear.c), whose partial sums stay in L2 for the most part; else twice. */
+static void emit_low_rank(const walk *w, const tsr_work_linear *x)
+{
+    double t = w->layer->tokens, dy = w->layer->element * t * x->out;
+    const tsr_low_rank_backward_args args = {.scratch_bytes =
+                                                 (uint64_t)(w->layer->element * x->out * x->in),
+                                             .tokens = (int64_t)t,
+                                             .out = (int64_t)x->out,
+                                             .r = (int64_t)x->r,
+                                             .dtype = dtype_of(w)};
+    bool fused = tsr_low_rank_backward_pays(args.tokens, args.out, args.r) &&
+                 tsr_low_rank_backward_fused(&args);
+    tsr_work_amount one = matmul(w, x->out, x->r, t);
+    const tsr_work_amount two = {2 * one.flops, 2 * one.bytes};
+    one = (tsr_work_amount){two.flops, two.bytes - dy};
+    emit_both(w, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW, one, fused ? one : two);
+}
+
 /* dX of each linear; of its adapter dB and dS from dY, and dS A beside the base's dX. */
 static void linears_backward(const walk *w)
 {
@@ -207,8 +231,7 @@ static void linears_backward(const walk *w)
             emit_matmul(w, TSR_WORK_LINEARS_BACKWARD, TSR_WORK_MATMUL, t, x->in, x->out);
         if (x->r <= 0)
             continue;
-        emit_matmul(w, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW, x->out, x->r, t);
-        emit_matmul(w, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW, t, x->r, x->out);
+        emit_low_rank(w, x);
         if (wanted)
             emit_added(w, TSR_WORK_ADAPTERS_BACKWARD, x, x->in, x->out);
     }

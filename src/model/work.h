@@ -10,8 +10,9 @@
  *
  * Each operation is counted twice: the least that any implementation does, and what this one does,
  * where a product of rank r goes into the base's weight (kernels/nf4_merge.h) or is a matmul of its
- * own instead of riding on the base's, every linear reads its input for its adapter itself, and a
- * backward computes x A^T again.
+ * own instead of riding on the base's, every linear reads its input for its adapter itself, a backward
+ * computes x A^T again and, where that is not one kernel (kernels/low_rank_backward.h), reads dY for
+ * dB and again for dS.
  */
 #ifndef TSR_MODEL_WORK_H
 #define TSR_MODEL_WORK_H

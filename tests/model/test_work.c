@@ -51,6 +51,20 @@ static bool is(const json_t *object, const char *key, const char *value)
     return found && !strcmp(found, value);
 }
 
+/* The results' floors read dY for dB and again for dS. */
+static double second_passes(const tsr_work_rates *rates, const tsr_work_layer *layer)
+{
+    double seconds = 0;
+    for (int i = 0; i < TSR_LINEAR_COUNT; i++) {
+        const tsr_work_linear *x = &layer->linear[i];
+        double dy = 2 * layer->tokens * x->out, rest = 2 * x->r * (layer->tokens + x->out);
+        double compute = 2 * layer->tokens * x->out * x->r / rates->matmul;
+        seconds += 2 * fmax((dy + rest) / rates->copy, compute) -
+                   fmax((dy + 2 * rest) / rates->copy, 2 * compute);
+    }
+    return seconds;
+}
+
 static void add_step(sum *s, const json_t *run)
 {
     tsr_work_layer layer = {.element = 2};
@@ -78,6 +92,7 @@ static void add_step(sum *s, const json_t *run)
         tsr_work_norm(&layer, add, s);
         tsr_work_forward(&layer, add, s);
         tsr_work_backward(&layer, add, s);
+        s->seconds += second_passes(&s->rates, &layer);
     }
     const tsr_work_head head = {tokens, shapes[k].d, shapes[k].vocabulary, 2, true};
     tsr_work_chunk(&head, add, s);
@@ -142,8 +157,29 @@ static void test_one_linear(void **state)
     assert_true(with.least.bytes - forward.least.bytes == 2 * (4 * 3 + 3 + 4));
     assert_true(with.here.bytes - with.least.bytes == 2 * (4 + 2 + 2 * 4 * 2));
     assert_true(with.here.flops == with.least.flops);
+    /* dY, low and dS, B and dB for dB and dS; x, dS and dA for dA. */
+    assert_true(back.least.bytes - backward.least.bytes ==
+                2 * (4 * 2 + 2 * 4 + 2 * 2) + 2 * (4 * 3 + 4 + 3));
     /* The backward has x A^T once more. */
     assert_true(back.here.flops - back.least.flops == 2 * 4 * 3);
+}
+
+/* Of a linear as a GPU runs it dY is read once; where one kernel cannot, for dB and again for dS. */
+static void test_passes_over_dy(void **state)
+{
+    (void)state;
+    tsr_work_layer layer = {.element = 2, .tokens = 4096};
+    double more[2], r[2] = {16, 64}, x = 2.0 * 4096 * 1024, dy = 2.0 * 4096 * 2048;
+    for (int i = 0; i < 2; i++) {
+        sum s = {.rates = {1, 1, 1, 1}};
+        layer.linear[TSR_DOWN] = (tsr_work_linear){.in = 1024, .out = 2048, .r = r[i], .nf4 = true};
+        tsr_work_backward(&layer, add, &s);
+        /* Without what is read and written of rank r: x is read for x A^T and again for dA. */
+        double low = 2 * r[i] * (4096 + 1024);
+        more[i] = s.here.bytes - s.least.bytes - x - low;
+    }
+    assert_true(more[0] == 0);
+    assert_true(more[1] == dy);
 }
 
 static void test_recompute(void **state)
@@ -168,8 +204,8 @@ static void test_recompute(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_measured_floors),
-                                       cmocka_unit_test(test_one_linear),
-                                       cmocka_unit_test(test_recompute)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_measured_floors), cmocka_unit_test(test_one_linear),
+        cmocka_unit_test(test_passes_over_dy), cmocka_unit_test(test_recompute)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -60,6 +60,17 @@ static tsr_status noting_gemm(tsr_stream *stream, const tsr_gemm_args *args)
     return tsr_kernels_cpu()->gemm(stream, args);
 }
 
+/* On the CPU it is two matmuls. */
+static tsr_status noting_low_rank_backward(tsr_stream *stream,
+                                           const tsr_low_rank_backward_args *args)
+{
+    tsr_gemm_args product[2];
+    tsr_low_rank_backward_products(product, args);
+    note(&done, &product[0]);
+    note(&done, &product[1]);
+    return tsr_kernels_cpu()->low_rank_backward(stream, args);
+}
+
 static tsr_status noting_prepare(tsr_device *device, const tsr_prepare_args *args)
 {
     (void)device;
@@ -143,6 +154,7 @@ static void test_list(void **state)
     (void)state;
     noting = *tsr_kernels_cpu();
     noting.gemm = noting_gemm;
+    noting.low_rank_backward = noting_low_rank_backward;
     noting.prepare = noting_prepare;
     for (size_t i = 0; i < sizeof extras / sizeof *extras; i += STRIDE) {
         tsr_batch_shape shapes[2 * TSR_BATCH_BUCKETS];
@@ -178,6 +190,35 @@ static void test_list(void **state)
         assert_int_equal(idle, 0);
         tsr_job_destroy(job);
     }
+}
+
+/* Where a GPU makes dB and dS in one pass over dY, neither is a matmul of the run. */
+static void test_one_pass_is_not_listed(void **state)
+{
+    static const char *const extra[2] = {"use_dora=false"};
+    const tsr_batch_shape shape = {.tokens = 256, .label_rows = 256, .train = true};
+    (void)state;
+    noting = *tsr_kernels_cpu();
+    noting.prepare = noting_prepare;
+    tsr_job *job = start_job(extra);
+    tsr_model_options *options = &job->model->options;
+    options->kernels = &noting;
+    for (int i = 0; i < 2; i++) {
+        int64_t r = (int64_t)options->layout->largest_r;
+        int db = 0, da = 0;
+        options->dtype = i ? TSR_BF16 : TSR_F32;
+        memset(&listed, 0, sizeof listed);
+        assert_int_equal(tsr_model_prepare(job->model, &shape, 1, &(tsr_prepare_args){0}), TSR_OK);
+        for (int j = 0; j < listed.count; j++) {
+            db += listed.item[j].trans_a && listed.item[j].n == r &&
+                  tsr_low_rank_backward_pays(shape.tokens, listed.item[j].m, r);
+            da += listed.item[j].trans_a && listed.item[j].m == r;
+        }
+        assert_true(da > 0);
+        assert_true(i ? db == 0 : db > 0);
+    }
+    options->dtype = TSR_F32;
+    tsr_job_destroy(job);
 }
 
 /* ---- what was chosen ---- */
@@ -388,9 +429,9 @@ static void test_other_devices(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_list),          cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_resumed),       cmocka_unit_test(test_no_cache),
-        cmocka_unit_test(test_other_devices),
+        cmocka_unit_test(test_list),     cmocka_unit_test(test_one_pass_is_not_listed),
+        cmocka_unit_test(test_choices),  cmocka_unit_test(test_resumed),
+        cmocka_unit_test(test_no_cache), cmocka_unit_test(test_other_devices),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
