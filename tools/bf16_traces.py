@@ -50,7 +50,7 @@ def read_batches(settings, device):
 
 def row_orders(rows, count):
     """The first `count` of the orders of the rows, the file's first."""
-    return list(itertools.islice(itertools.permutations(range(rows)), count))
+    return [list(order) for order in itertools.islice(itertools.permutations(range(rows)), count)]
 
 
 def train(a, base, settings, order):
