@@ -5,6 +5,7 @@
 #include "cuda_test.h"
 
 #include "base/exact_sum.h"
+#include "device/cuda.h"
 #include "kernels/adamw.h"
 #include "kernels/fixed_point.h"
 
@@ -210,6 +211,8 @@ static void three_sums(int64_t *x, int64_t *y, int64_t *one, bool on_device)
 static void kernels_wait_for_those_before_them(void **state)
 {
     (void)state;
+    bool early = tsr_device_cuda_properties(rig.device)->early_kernels;
+    printf("here kernels %s\n", early ? "start early" : "are launched plainly");
     int64_t *x = new_sums(LONG_SUM, 0, 5, 20), *y = new_sums(LONG_SUM, 0, 6, 20), one[2] = {1, 2};
     int64_t *x_device = cuda_copy(x, LONG_SUM * sizeof *x);
     int64_t *y_device = cuda_copy(y, LONG_SUM * sizeof *y),
