@@ -86,6 +86,7 @@ wrong_code() {
             line = $0
             sub(/^[ \t]*\/\*[0-9a-f]+\*\/[ \t]*/, "", line)
             if (line ~ /^ACQBULK/) waits = 1
+            sub(/ *;.*/, "", line)
             sub(/^@!?U?P[T0-9]+[ \t]+/, "", line)
             if (!waits && !early && line ~ /^(LD|ST|ATOM|RED|CCTL|UBLK|UTMA|BRA|BRX|JMP|CALL|RET|EXIT)/ &&
                 line !~ /^(LDC|LDS|STS|LDL|STL)/) {
