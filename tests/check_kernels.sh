@@ -2,7 +2,7 @@
 # check_kernels.sh [ROOT]: every CUDA kernel of ROOT begins as src/kernels/cuda.cuh says, is launched as that
 # says, and reads nothing in a way that takes memory for constant.
 #
-# check_kernels.sh CUOBJDUMP OBJECT...: the same of the machine code for sm_90 and later: each kernel waits
+# check_kernels.sh CUOBJDUMP OBJECT: the same of the machine code for sm_90 and later: each kernel waits
 # for the one before it before anything else, whatever the compiler moved. 77: no CUOBJDUMP, or no such code.
 set -eu
 
@@ -86,6 +86,7 @@ wrong_code() {
             line = $0
             sub(/^[ \t]*\/\*[0-9a-f]+\*\/[ \t]*/, "", line)
             if (line ~ /^ACQBULK/) waits = 1
+            sub(/ *;.*/, "", line)
             sub(/^@!?U?P[T0-9]+[ \t]+/, "", line)
             if (!waits && !early && line ~ /^(LD|ST|ATOM|RED|CCTL|UBLK|UTMA|BRA|BRX|JMP|CALL|RET|EXIT)/ &&
                 line !~ /^(LDC|LDS|STS|LDL|STL)/) {
@@ -125,18 +126,16 @@ Function : good
         printf '%s\n' "$made_up" | wrong_code
         exit 1
     fi
-    tool=$1
-    shift
-    code=$("$tool" -sass "$@" 2>/dev/null) || { echo "$tool cannot read $*"; exit 1; }
+    code=$("$1" -sass "$2" 2>/dev/null) || { echo "$1 cannot read $2"; exit 1; }
     found=$(printf '%s\n' "$code" | wrong_code)
     count=$(printf '%s\n' "$found" | tail -n 1)
-    [ "$count" -gt 0 ] || { echo "no code for sm_90 or later in $*: skipped"; exit 77; }
+    [ "$count" -gt 0 ] || { echo "no code for sm_90 or later in $2: skipped"; exit 77; }
     [ "$found" = "$count" ] || { printf '%s\n' "$found" | sed '$d'; exit 1; }
     echo "$count kernels wait for the one before them before anything else"
 }
 
 if [ $# -gt 1 ]; then
-    check_code "$@"
+    check_code "$1" "$2"
 else
     check_sources "${1:-$(cd "$(dirname "$0")/.." && pwd)}"
 fi

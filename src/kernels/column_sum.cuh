@@ -160,6 +160,8 @@ static __global__ void __launch_bounds__(TSR_FINISH_ROWS *TSR_WARP)
         if (column >= s.part[p].first && s.part[p].width)
             part = s.part[p];
     bool mine = part.dm && column < part.first + part.width;
+    int64_t j = column - part.first;
+    float n = mine && warp == 0 ? part.n[j] : 1;
     float value[TSR_CUDA_PARTIAL_ROWS / TSR_FINISH_ROWS];
     double total = 0;
 #pragma unroll
@@ -176,8 +178,7 @@ static __global__ void __launch_bounds__(TSR_FINISH_ROWS *TSR_WARP)
         return;
     for (int w = 1; w < TSR_FINISH_ROWS; w++)
         total += shared[w][lane];
-    int64_t j = column - part.first;
-    part.dm[j] = __fdiv_rn((float)total, part.n[j]);
+    part.dm[j] = __fdiv_rn((float)total, n);
 }
 
 /* Adds a dm of `width` columns behind those there are; returns its first column. */

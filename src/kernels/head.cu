@@ -176,14 +176,16 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a
 {
     tsr_kernel_begin();
     __shared__ float shared[TSR_WARP + 1];
-    int64_t row = blockIdx.x, label = (int64_t)a.labels[row] - a.first;
+    int64_t row = blockIdx.x;
     float *logits = a.logits + row * a.stride;
-    bool here = label >= 0 && label < a.count;
-    float old = a.state.max[row], label_logit = here ? logits[label] : 0;
     float v[4 * ROW_VECTORS], most = -INFINITY, sum = 0;
 #pragma unroll
     for (int j = 0; j < ROW_VECTORS; j++)
         load_logits(v + 4 * j, logits, ((int64_t)j * blockDim.x + threadIdx.x) * 4, a.count);
+    /* After the row, for the label is waited for. */
+    int64_t label = (int64_t)a.labels[row] - a.first;
+    bool here = label >= 0 && label < a.count;
+    float old = a.state.max[row], label_logit = here ? logits[label] : 0;
 #pragma unroll
     for (int j = 0; j < 4 * ROW_VECTORS; j++)
         most = fmaxf(most, v[j]);

@@ -243,7 +243,6 @@ static __device__ __forceinline__ void steps_tile(const forward_args *a, const t
     raw_angles angles;
     if (place.token >= place.end)
         return;
-    /* The first of a chain of loads. */
     int position = (int)tsr_load_common_word(s->positions + place.token);
 #pragma unroll
     for (int u = 0; u < STEPS; u++) {
@@ -252,6 +251,9 @@ static __device__ __forceinline__ void steps_tile(const forward_args *a, const t
             z[u] = load_pair(a->part[l[u].part].z, place.token * l[u].stride + l[u].column, s->half,
                              l[u].count, dtype, whole);
     }
+    /* What hangs on the position is asked for last: ptxas would put it in the middle, where the position is
+     * waited for before most loads are under way. It moves none past this. */
+    __syncwarp();
     if (l[0].count && l[0].part != 2)
         angles = load_angles(s, position, l[0].i, l[0].count, whole);
 #pragma unroll

@@ -5,6 +5,7 @@
 #include "cuda_test.h"
 
 #include "base/exact_sum.h"
+#include "device/cuda.h"
 #include "kernels/adamw.h"
 #include "kernels/fixed_point.h"
 
@@ -162,6 +163,9 @@ static void fixed_sum_gives_the_references_integers(void **state)
 
 /* ---- fixed_add ---- */
 
+#define LONG_SUM                                                                                   \
+    ((uint64_t)1 << 22) /* several times what the card's multiprocessors hold at once */
+
 static void one_add(uint64_t count, bool store, uint64_t offset)
 {
     if (!cuda_turn())
@@ -190,6 +194,42 @@ static void fixed_add_is_exact(void **state)
         for (int kind = 0; kind < 4; kind++)
             one_add(counts[i], kind % 2, (uint64_t)kind / 2);
     RUN(rig.kernels->fixed_add(rig.stream, &(tsr_fixed_add_args){.store = true}));
+}
+
+/* A large sum, one of a single element, and the tail of the large one, which its last blocks have. */
+static void three_sums(int64_t *x, int64_t *y, int64_t *one, bool on_device)
+{
+    enum { TAIL = 1 << 12 };
+    tsr_fixed_add_args add[3] = {{x, y, LONG_SUM, false},
+                                 {one, one + 1, 1, false},
+                                 {y + LONG_SUM - TAIL, x + LONG_SUM - TAIL, TAIL, false}};
+    for (int i = 0; i < 3; i++)
+        if (on_device)
+            RUN(rig.kernels->fixed_add(rig.stream, &add[i]));
+        else
+            RUN(tsr_fixed_add_ref(&add[i], rig.pool));
+}
+
+/* Kernels come in while those before them run (kernels/cuda.cuh), and read what these write: turn after
+ * turn, with nothing that waits between. */
+static void kernels_wait_for_those_before_them(void **state)
+{
+    (void)state;
+    bool early = tsr_device_cuda_properties(rig.device)->early_kernels;
+    printf("here kernels %s\n", early ? "start early" : "are launched plainly");
+    int64_t *x = new_sums(LONG_SUM, 0, 5, 20), *y = new_sums(LONG_SUM, 0, 6, 20), one[2] = {1, 2};
+    int64_t *x_device = cuda_copy(x, LONG_SUM * sizeof *x);
+    int64_t *y_device = cuda_copy(y, LONG_SUM * sizeof *y),
+            *one_device = cuda_copy(one, sizeof one);
+    for (int turn = 0; turn < 16; turn++)
+        three_sums(x_device, y_device, one_device, true);
+    for (int turn = 0; turn < 16; turn++)
+        three_sums(x, y, one, false);
+    expect_bytes("the long sum", x_device, x, LONG_SUM * sizeof *x, 8);
+    expect_bytes("its tail", y_device, y, LONG_SUM * sizeof *y, 8);
+    expect_bytes("the single element", one_device, one, sizeof one, 8);
+    free(x), free(y);
+    cuda_free_all();
 }
 
 /* ---- grad_norm ---- */
@@ -491,6 +531,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fixed_sum_gives_the_references_integers),
         cmocka_unit_test(fixed_add_is_exact),
+        cmocka_unit_test(kernels_wait_for_those_before_them),
         cmocka_unit_test(grad_norm_gives_the_references_limbs),
         cmocka_unit_test(adamw_gives_the_references_bits),
         cmocka_unit_test(adamw_corrects_the_bias_as_the_reference),
