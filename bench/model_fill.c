@@ -169,7 +169,7 @@ static tsr_status fill_nested(tsr_job *job, const pool *p, int unit, tsr_linear_
 /* The ranks of a node share the table. */
 static void fill_embedding(tsr_job *job, pool *p)
 {
-    uint64_t bytes = tsr_embedding_bytes(&job->inputs.layout);
+    uint64_t bytes = tsr_array_bytes(tsr_embedding(&job->inputs.layout));
     uint64_t ranks = (uint64_t)job->view.local_ranks;
     uint64_t rank = (uint64_t)tsr_comm_local_rank(job->world);
     uint64_t part = (bytes / ranks + 255) / 256 * 256, first = part * rank;

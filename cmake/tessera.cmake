@@ -61,7 +61,9 @@ function(tsr_test name)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
-  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
+  # COST: those that may take longest are begun first, so that none is left alone at the end.
+  set_tests_properties(${name} PROPERTIES
+    SKIP_RETURN_CODE 77 TIMEOUT ${arg_TIMEOUT} COST ${arg_TIMEOUT} LABELS "${arg_LABELS}")
 endfunction()
 
 # tsr_test_libraries(program name.so.1 ...): `program` as it is, and as program_missing with an argument

@@ -128,7 +128,8 @@ TSR_API int tsr_job_create(tsr_job **out, const tsr_job_options *options);
  */
 TSR_API int tsr_job_plan(tsr_job *job, tsr_job_plan_info *info);
 
-/* The plan as text: every buffer, its bytes and its place; as one JSON object with json 1. *text is
+/* The plan as text: every buffer (place, bytes, type and shape, what it is for), the peaks, the largest that
+ * would fit, the expected time, what was compared; as one JSON object with json 1. *text is
  * the caller's (free). */
 TSR_API int tsr_job_print_plan(tsr_job *job, int json, char **text);
 

@@ -13,6 +13,7 @@ which differ in the order of the rows of a batch and so in roundings alone. "run
   tools/bf16_traces.py [--out tests/golden/traces] [--device cuda] [--peft bitsandbytes|plain]
 """
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -48,9 +49,8 @@ def read_batches(settings, device):
 
 
 def row_orders(rows, count):
-    """The first `count` of: file order, its rotations, and all of these backwards."""
-    turned = [[(i + by) % rows for i in range(rows)] for by in range(rows)]
-    return (turned + [order[::-1] for order in turned])[:count]
+    """The first `count` of the orders of the rows, the file's first."""
+    return list(itertools.islice(itertools.permutations(range(rows)), count))
 
 
 def train(a, base, settings, order):
@@ -109,7 +109,7 @@ def main():
     p.add_argument("--traces", default="a_lora,c1_dora")
     p.add_argument("--device", default="cuda")
     p.add_argument("--peft", default="bitsandbytes", choices=("bitsandbytes", "plain"))
-    p.add_argument("--runs", type=int, default=5, help="up to 8")
+    p.add_argument("--runs", type=int, default=24, help="up to 24, the orders of four rows")
     a = p.parse_args()
     import peft_bnb
     weights = read_weights(MODEL, a.device)

@@ -7,6 +7,7 @@ static _Thread_local struct {
     tsr_log_sink *sink;
     void *user;
     tsr_log_level level;
+    bool mute;
 } current;
 
 void tsr_log_set(tsr_log_sink *sink, void *user, tsr_log_level level)
@@ -16,9 +17,14 @@ void tsr_log_set(tsr_log_sink *sink, void *user, tsr_log_level level)
     current.level = level;
 }
 
+void tsr_log_mute(bool on)
+{
+    current.mute = on;
+}
+
 void tsr_log(tsr_log_level level, const char *format, ...)
 {
-    if (!current.sink || level > current.level)
+    if (!current.sink || current.mute || level > current.level)
         return;
     char line[4096];
     va_list args;

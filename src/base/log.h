@@ -6,6 +6,8 @@
 #ifndef TSR_BASE_LOG_H
 #define TSR_BASE_LOG_H
 
+#include <stdbool.h>
+
 typedef enum { TSR_LOG_ERROR, TSR_LOG_WARNING, TSR_LOG_INFO, TSR_LOG_DEBUG } tsr_log_level;
 
 /* Called with one line without its newline. */
@@ -13,6 +15,9 @@ typedef void tsr_log_sink(void *user, tsr_log_level level, const char *line);
 
 /* For this thread. `sink` NULL: messages are dropped. Messages above `level` are dropped. */
 void tsr_log_set(tsr_log_sink *sink, void *user, tsr_log_level level);
+
+/* For this thread, while on: messages are dropped. For what is tried and not done. */
+void tsr_log_mute(bool on);
 
 void tsr_log(tsr_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -130,12 +130,12 @@ static void add_config(json_t *report, const tsr_peft_config *config)
     add_pattern(report, "alpha_pattern", config->alpha_pattern, config->alpha_pattern_count);
 }
 
-tsr_status tsr_inspect_adapter(json_t *report, const char *directory)
+static tsr_status add_adapter(json_t *report, const char *directory, json_t *rows)
 {
     tsr_peft *peft;
     TSR_TRY(tsr_peft_open(&peft, directory));
     uint64_t trainable = 0, bytes = 0;
-    json_t *dtypes = json_object(), *rows = json_array();
+    json_t *dtypes = json_object();
     add_config(report, tsr_peft_config_of(peft));
     for (uint64_t i = 0; i < tsr_peft_module_count(peft); i++) {
         const tsr_peft_module *module = tsr_peft_module_at(peft, i);
@@ -145,7 +145,8 @@ tsr_status tsr_inspect_adapter(json_t *report, const char *directory)
                 continue;
             trainable += parts[p]->element_count;
             bytes += parts[p]->bytes;
-            tsr_inspect_tensor(rows, parts[p]);
+            if (rows)
+                tsr_inspect_tensor(rows, parts[p]);
             tsr_inspect_count_dtype(dtypes, parts[p]);
         }
     }
@@ -153,9 +154,21 @@ tsr_status tsr_inspect_adapter(json_t *report, const char *directory)
     tsr_report_int(report, "trainable_parameters", trainable);
     tsr_report_int(report, "data_bytes", bytes);
     json_object_set_new(report, "dtypes", dtypes);
-    json_object_set_new(report, "tensors", rows);
     tsr_peft_close(peft);
     return TSR_OK;
+}
+
+tsr_status tsr_inspect_adapter(json_t *report, const char *directory)
+{
+    json_t *rows = json_array();
+    tsr_status status = add_adapter(report, directory, rows);
+    json_object_set_new(report, "tensors", rows);
+    return status;
+}
+
+tsr_status tsr_inspect_adapter_within(json_t *report, const char *directory)
+{
+    return add_adapter(tsr_report_object(report, "adapter"), directory, NULL);
 }
 
 /* ---- any path ---- */

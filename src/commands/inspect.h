@@ -14,6 +14,8 @@
 tsr_status tsr_inspect_safetensors(json_t *report, const char *path);
 tsr_status tsr_inspect_model(json_t *report, const char *directory);
 tsr_status tsr_inspect_adapter(json_t *report, const char *directory);
+/* The adapter of a run or checkpoint, as an object of its own; without a list of tensors. */
+tsr_status tsr_inspect_adapter_within(json_t *report, const char *directory);
 tsr_status tsr_inspect_run(json_t *report, const char *directory);
 tsr_status tsr_inspect_checkpoint(json_t *report, const char *directory); /* of a run */
 

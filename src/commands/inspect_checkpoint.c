@@ -54,5 +54,5 @@ tsr_status tsr_inspect_checkpoint(json_t *report, const char *directory)
         json_object_set(report, "keys_that_must_agree", keys);
     tsr_snapshot_close(snapshot);
     TSR_TRY(status);
-    return tsr_inspect_adapter(tsr_report_object(report, "adapter"), directory);
+    return tsr_inspect_adapter_within(report, directory);
 }

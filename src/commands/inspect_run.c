@@ -165,7 +165,7 @@ static tsr_status add_adapter(json_t *report, const char *directory)
     TSR_TRY(tsr_inspect_join(path, directory, TSR_PEFT_WEIGHTS_FILE));
     if (access(path, F_OK) != 0) /* it appears at the end of the run */
         return TSR_OK;
-    return tsr_inspect_adapter(tsr_report_object(report, "adapter"), directory);
+    return tsr_inspect_adapter_within(report, directory);
 }
 
 static tsr_status read_metrics(tsr_run_metrics *out, const char *directory)

@@ -2,8 +2,9 @@
  * rms_norm.cu: contract rms_norm.h; reference rms_norm_ref.c.
  *
  * Split    A block has one token. Its row is held in registers, HELD vectors of eight a thread, from
- *          the loads to the stores, so that every element is read once; one reduction, one barrier. With 2 vectors a thread a row of 4096 is a
- *          block of 256, and eight of those on a multiprocessor hide each other's barrier.
+ *          the loads to the stores, so that every element is read once; one reduction, one barrier.
+ *          With 2 vectors a thread a row of 4096 is a block of 256, and eight of those on a
+ *          multiprocessor hide each other's barrier.
  *          Rows above 16,384 columns, or not on 16 bytes, are walked twice instead.
  * Alias    A thread writes elements that itself has read, after it has read them.
  * Cost     forward tokens d elements of x, z, x_out and h, each where it is there; backward of dh, x

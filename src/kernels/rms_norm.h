@@ -5,6 +5,7 @@
  *     x_out = x + (g z + bias)                 z NULL: x_out = x; g NULL: 1; bias NULL: 0
  *     rstd  = 1 / sqrt(mean(x_out^2) + eps)    the mean in fp32 lanes, summed in fp64
  *     h     = (x_out rstd) w
+ * x_out rounded to dtype, stored or not: a layer that recomputes h from what is stored has the same.
  * z is what o_proj or down_proj computed (W x + s B A x), g DoRA's magnitude over norm.
  *
  * Backward, with w frozen: dx (+)= rstd (w dh - x rstd^2 mean(w dh x)).

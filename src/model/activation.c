@@ -29,38 +29,39 @@ typedef struct {
     uint64_t tokens, rows, d, f, q, kv;
 } walk;
 
-static tsr_status take(const walk *w, void **out, const char *name, uint64_t bytes)
+static tsr_status take(const walk *w, void **out, const char *name, tsr_array array)
 {
     void *unused;
-    return w->take(w->user, out ? out : &unused, name, bytes);
+    return w->take(w->user, out ? out : &unused, name, array);
 }
 
 /* A buffer of a layer (-1: shared). */
-static tsr_status take_named(const walk *w, void **out, int layer, const char *what, uint64_t bytes)
+static tsr_status take_named(const walk *w, void **out, int layer, const char *what,
+                             tsr_array array)
 {
     char name[96];
     if (w->from) {
-        *out = cut(w->from, bytes);
+        *out = cut(w->from, tsr_array_bytes(array));
         return TSR_OK;
     }
     if (layer < 0)
         snprintf(name, sizeof name, "scratch %s", what);
     else
         snprintf(name, sizeof name, "layer %d %s", layer, what);
-    return take(w, out, name, bytes);
+    return take(w, out, name, array);
 }
 
 /* A [tokens, width] activation of a layer (-1: shared). */
 static tsr_status take_rows(const walk *w, void **out, int layer, const char *what, uint64_t width)
 {
-    return take_named(w, out, layer, what, w->tokens * width * w->element_bytes);
+    return take_named(w, out, layer, what, (tsr_array){w->options->dtype, w->tokens, width});
 }
 
 static tsr_status take_floats(const walk *w, float **out, int layer, const char *what,
-                              uint64_t count)
+                              uint64_t rows, uint64_t columns)
 {
     void *address = NULL;
-    TSR_TRY(take_named(w, &address, layer, what, count * sizeof(float)));
+    TSR_TRY(take_named(w, &address, layer, what, (tsr_array){TSR_F32, rows, columns}));
     if (out)
         *out = address;
     return TSR_OK;
@@ -117,9 +118,9 @@ static tsr_status take_heads(const walk *w, tsr_layer_buffers *b, int layer)
     TSR_TRY(take_rows(w, &b->v, layer, "v", w->kv));
     TSR_TRY(take_rows(w, &b->o, layer, "o", w->q));
     TSR_TRY(take_rows(w, &b->x_mid, layer, "x_mid", w->d));
-    TSR_TRY(take_floats(w, &b->rstd, layer, "rstd", w->tokens));
-    TSR_TRY(take_floats(w, &b->rstd2, layer, "rstd2", w->tokens));
-    return take_floats(w, &b->lse, layer, "lse", heads * w->tokens);
+    TSR_TRY(take_floats(w, &b->rstd, layer, "rstd", w->tokens, 1));
+    TSR_TRY(take_floats(w, &b->rstd2, layer, "rstd2", w->tokens, 1));
+    return take_floats(w, &b->lse, layer, "lse", heads, w->tokens);
 }
 
 static tsr_status take_norms(const walk *w, tsr_layer_buffers *b, int layer)
@@ -191,7 +192,7 @@ static tsr_status take_mlp(const walk *w, tsr_activations *out, const shared_nee
     tsr_attention_bounds attention = tsr_activation_attention(w->options);
     out->attention_workspace_bytes = w->options->kernels->attention_workspace_bytes(&attention);
     cut_mlp(&r, w, out, need);
-    TSR_TRY(take(w, &base, "scratch MLP, or attention workspace", r.largest));
+    TSR_TRY(take(w, &base, "scratch MLP, or attention workspace", tsr_array_of_bytes(r.largest)));
     r.base = base;
     cut_mlp(&r, w, out, need);
     return TSR_OK;
@@ -255,7 +256,7 @@ static tsr_status take_partials(const walk *w, tsr_activations *out)
     columns = heads > columns ? heads : columns;
     columns = w->d > columns ? w->d : columns;
     uint64_t rows = (uint64_t)w->options->kernels->partial_rows;
-    return take_floats(w, &out->context.partials, -1, "partial sums", dora ? rows * columns : 0);
+    return take_floats(w, &out->context.partials, -1, "partial sums", dora ? rows : 0, columns);
 }
 
 static tsr_status take_backward(const walk *w, tsr_activations *out)
@@ -277,24 +278,25 @@ static tsr_status take_linear(const walk *w, tsr_activations *out)
 {
     const tsr_layout *layout = w->options->layout;
     const tsr_layout_linear *linear = layout->unit[0].linear;
-    uint64_t largest = 0, widest = 0, tallest = 0, r = layout->largest_r;
+    uint64_t widest = 0, tallest = 0, r = layout->largest_r;
+    tsr_array weight = {.dtype = w->options->dtype};
     for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-        uint64_t count = linear[kind].out * linear[kind].in;
-        largest = count > largest ? count : largest;
+        tsr_array one = {weight.dtype, linear[kind].out, linear[kind].in};
+        weight = tsr_array_bytes(one) > tsr_array_bytes(weight) ? one : weight;
         widest = linear[kind].in > widest ? linear[kind].in : widest;
         tallest = linear[kind].out > tallest ? linear[kind].out : tallest;
     }
-    TSR_TRY(take(w, &out->context.weight, "scratch weight", largest * w->element_bytes));
+    TSR_TRY(take(w, &out->context.weight, "scratch weight", weight));
     TSR_TRY(take_rows(w, &out->context.low, -1, "low", r));
     if (w->options->dropout) {
         TSR_TRY(take_rows(w, &out->context.dropped, -1, "dropped", widest));
         TSR_TRY(take_rows(w, &out->context.lora, -1, "lora", tallest));
     }
-    TSR_TRY(take_floats(w, &out->norm_u, -1, "norm u", tallest * r));
-    TSR_TRY(take_floats(w, &out->norm_gram, -1, "norm gram", r * r));
+    TSR_TRY(take_floats(w, &out->norm_u, -1, "norm u", tallest, r));
+    TSR_TRY(take_floats(w, &out->norm_gram, -1, "norm gram", r, r));
     if (w->options->dtype != TSR_F32)
-        TSR_TRY(take_floats(w, &out->norm_b, -1, "norm b", tallest * r));
-    return take_floats(w, &out->norm_bg, -1, "norm bg", tallest * r);
+        TSR_TRY(take_floats(w, &out->norm_b, -1, "norm b", tallest, r));
+    return take_floats(w, &out->norm_bg, -1, "norm bg", tallest, r);
 }
 
 /* The head runs between the last layer's forward and its backward. h_final lies where d_h does; the
@@ -334,15 +336,15 @@ static tsr_status take_head(const walk *w, tsr_activations *out)
                                                             .dtype = o->dtype,
                                                             .train = o->train});
     cut_head(&r, w, out);
-    TSR_TRY(take(w, &base, "scratch backward, or head", r.largest));
+    TSR_TRY(take(w, &base, "scratch backward, or head", tsr_array_of_bytes(r.largest)));
     r.base = base;
     cut_head(&r, w, out);
     TSR_TRY(take_rows(w, &out->x_final, -1, "x final", w->d));
-    TSR_TRY(take_floats(w, &out->rstd_final, -1, "rstd final", w->tokens));
-    TSR_TRY(take_floats(w, &out->head.max, -1, "head max", w->rows));
-    TSR_TRY(take_floats(w, &out->head.sum, -1, "head sum", w->rows));
-    TSR_TRY(take_floats(w, &out->head.label_logit, -1, "head label logit", w->rows));
-    TSR_TRY(take(w, &nll, "head nll", w->rows * sizeof(double)));
+    TSR_TRY(take_floats(w, &out->rstd_final, -1, "rstd final", w->tokens, 1));
+    TSR_TRY(take_floats(w, &out->head.max, -1, "head max", w->rows, 1));
+    TSR_TRY(take_floats(w, &out->head.sum, -1, "head sum", w->rows, 1));
+    TSR_TRY(take_floats(w, &out->head.label_logit, -1, "head label logit", w->rows, 1));
+    TSR_TRY(take(w, &nll, "head nll", (tsr_array){TSR_F64, w->rows, 1}));
     out->nll = nll;
     return TSR_OK;
 }
@@ -373,7 +375,7 @@ static tsr_status take_regions(const walk *w, tsr_activations *out)
     for (int i = 0; i < TSR_REGIONS; i++) {
         char name[48];
         snprintf(name, sizeof name, "saved activations %d", i);
-        TSR_TRY(take(w, &out->region[i], name, bytes[i]));
+        TSR_TRY(take(w, &out->region[i], name, tsr_array_of_bytes(bytes[i])));
     }
     return TSR_OK;
 }

@@ -23,6 +23,7 @@
 
 #include "kernels/kernels.h"
 #include "model/layout.h"
+#include "shard/memory_plan.h"
 
 /* The largest micro-batch; all exact. */
 typedef struct {
@@ -32,7 +33,7 @@ typedef struct {
 
 /* Called once per buffer, in a fixed order; `out` is where its address is to be put (NULL while
  * planning). */
-typedef tsr_status tsr_take_buffer(void *user, void **out, const char *name, uint64_t bytes);
+typedef tsr_status tsr_take_buffer(void *user, void **out, const char *name, tsr_array array);
 
 /* All activation memory of a model. */
 typedef struct {

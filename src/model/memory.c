@@ -5,13 +5,13 @@
 
 #include <stdio.h>
 
-static tsr_status take_vector(float **out, tsr_take_buffer *device, void *user, const char *path,
-                              const char *what, uint64_t count)
+static tsr_status take_floats(float **out, tsr_take_buffer *device, void *user, const char *path,
+                              const char *what, uint64_t rows, uint64_t columns)
 {
     char name[160];
     void *address = NULL;
     snprintf(name, sizeof name, "%s %s", path, what);
-    TSR_TRY(device(user, &address, name, count * sizeof(float)));
+    TSR_TRY(device(user, &address, name, (tsr_array){TSR_F32, rows, columns}));
     if (out)
         *out = address;
     return TSR_OK;
@@ -28,17 +28,19 @@ static tsr_status walk_unit(unit_state *state, const tsr_layout_unit *unit, tsr_
         if (linear->quantized && linear->nested) {
             uint64_t blocks = (linear->out * linear->in + TSR_NF4_BLOCK - 1) / TSR_NF4_BLOCK;
             uint64_t count = (blocks + TSR_NF4_NESTED_BLOCK - 1) / TSR_NF4_NESTED_BLOCK;
-            TSR_TRY(take_vector(nested ? &nested->nested_absmax : NULL, device, user, linear->path,
-                                "nested absmax", count));
-            TSR_TRY(take_vector(nested ? &nested->nested_map : NULL, device, user, linear->path,
-                                "nested map", 256));
+            TSR_TRY(take_floats(nested ? &nested->nested_absmax : NULL, device, user, linear->path,
+                                "nested absmax", count, 1));
+            TSR_TRY(take_floats(nested ? &nested->nested_map : NULL, device, user, linear->path,
+                                "nested map", 256, 1));
         }
         if (!linear->dora)
             continue;
-        TSR_TRY(take_vector(norm ? &norm->squares : NULL, device, user, linear->path, "squares",
-                            linear->out));
-        TSR_TRY(take_vector(norm ? &norm->n : NULL, device, user, linear->path, "n", linear->out));
-        TSR_TRY(take_vector(norm ? &norm->g : NULL, device, user, linear->path, "g", linear->out));
+        TSR_TRY(take_floats(norm ? &norm->squares : NULL, device, user, linear->path, "squares",
+                            linear->out, 1));
+        TSR_TRY(
+            take_floats(norm ? &norm->n : NULL, device, user, linear->path, "n", linear->out, 1));
+        TSR_TRY(
+            take_floats(norm ? &norm->g : NULL, device, user, linear->path, "g", linear->out, 1));
     }
     return TSR_OK;
 }
@@ -50,18 +52,18 @@ typedef struct {
     char *begin, *end;
 } stretch;
 
-static tsr_status take_marked(void *user, void **out, const char *name, uint64_t bytes)
+static tsr_status take_marked(void *user, void **out, const char *name, tsr_array array)
 {
     stretch *s = user;
     void *address = NULL;
-    TSR_TRY(s->take(s->user, &address, name, bytes));
+    TSR_TRY(s->take(s->user, &address, name, array));
     if (out)
         *out = address;
     if (!address)
         return TSR_OK;
     if (!s->begin)
         s->begin = address;
-    s->end = (char *)address + bytes;
+    s->end = (char *)address + tsr_array_bytes(array);
     return TSR_OK;
 }
 
@@ -94,7 +96,7 @@ static tsr_status walk_saved(tsr_model *model, const tsr_model_options *options,
         if (!tsr_unit_travels(options->units, layout->unit_count, i))
             continue;
         snprintf(name, sizeof name, "layer %d saved activations", i);
-        TSR_TRY(host(user, &address, name, options->units[i].saved_bytes));
+        TSR_TRY(host(user, &address, name, tsr_array_of_bytes(options->units[i].saved_bytes)));
         if (model)
             model->unit[i].saved = address;
     }
@@ -105,20 +107,23 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
                           tsr_take_buffer *device, tsr_take_buffer *host, void *user)
 {
     const tsr_layout *layout = options->layout;
-    uint64_t table = (uint64_t)options->bounds.tokens * (uint64_t)(layout->config.head_dim / 2);
+    uint64_t tokens = (uint64_t)options->bounds.tokens;
+    uint64_t angles = (uint64_t)(layout->config.head_dim / 2);
+    tsr_array micro = tsr_array_of_bytes(tsr_model_stage_bytes(options));
     for (int i = 0; i < layout->layer_count; i++)
         TSR_TRY(walk_unit(model ? &model->unit[i] : NULL, &layout->unit[i], device, user));
-    TSR_TRY(take_vector(model ? &model->level : NULL, device, user, "NF4", "levels", 16));
-    TSR_TRY(take_vector(model ? &model->cosine : NULL, device, user, "RoPE", "cosine", table));
-    TSR_TRY(take_vector(model ? &model->sine : NULL, device, user, "RoPE", "sine", table));
+    TSR_TRY(take_floats(model ? &model->level : NULL, device, user, "NF4", "levels", 16, 1));
+    TSR_TRY(
+        take_floats(model ? &model->cosine : NULL, device, user, "RoPE", "cosine", tokens, angles));
+    TSR_TRY(take_floats(model ? &model->sine : NULL, device, user, "RoPE", "sine", tokens, angles));
     for (int i = 0; i < STAGES; i++) {
         char name[48];
         void *address = NULL;
         snprintf(name, sizeof name, "micro-batch %d", i);
-        TSR_TRY(device(user, &address, name, tsr_model_stage_bytes(options)));
+        TSR_TRY(device(user, &address, name, micro));
         if (model)
             model->stage[i].device = address;
-        TSR_TRY(host(user, &address, name, tsr_model_stage_bytes(options)));
+        TSR_TRY(host(user, &address, name, micro));
         if (model)
             model->stage[i].host = address;
     }

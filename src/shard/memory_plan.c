@@ -7,8 +7,9 @@
 #include <string.h>
 
 tsr_status tsr_memory_plan_add(tsr_memory_plan *plan, tsr_place place, const char *name,
-                               uint64_t bytes, const char *note)
+                               tsr_array array)
 {
+    uint64_t bytes = tsr_array_bytes(array);
     if (bytes == 0)
         return TSR_OK;
     uint64_t total;
@@ -26,7 +27,7 @@ tsr_status tsr_memory_plan_add(tsr_memory_plan *plan, tsr_place place, const cha
     }
     tsr_buffer *buffer = &plan->buffer[plan->count++];
     snprintf(buffer->name, sizeof buffer->name, "%s", name);
-    snprintf(buffer->note, sizeof buffer->note, "%s", note ? note : "");
+    buffer->array = array;
     buffer->bytes = bytes;
     buffer->place = place;
     plan->total[place] = total;
@@ -58,14 +59,15 @@ static tsr_status check_planned(tsr_taker *taker, tsr_place place, const char *n
 }
 
 tsr_status tsr_taker_take(tsr_taker *taker, void **out, tsr_place place, const char *name,
-                          uint64_t bytes, const char *note)
+                          tsr_array array)
 {
+    uint64_t bytes = tsr_array_bytes(array);
     *out = NULL;
     if (bytes == 0)
         return TSR_OK;
     bool running = taker->device || taker->host;
     if (!running)
-        return tsr_memory_plan_add(taker->plan, place, name, bytes, note);
+        return tsr_memory_plan_add(taker->plan, place, name, array);
     if (taker->plan)
         TSR_TRY(check_planned(taker, place, name, bytes));
     if (place == TSR_PLACE_NODE)
@@ -76,19 +78,19 @@ tsr_status tsr_taker_take(tsr_taker *taker, void **out, tsr_place place, const c
     return tsr_arena_take(out, arena, name, bytes);
 }
 
-tsr_status tsr_taker_device(void *user, void **out, const char *name, uint64_t bytes)
+tsr_status tsr_taker_device(void *user, void **out, const char *name, tsr_array array)
 {
     void *address;
-    TSR_TRY(tsr_taker_take(user, &address, TSR_PLACE_DEVICE, name, bytes, NULL));
+    TSR_TRY(tsr_taker_take(user, &address, TSR_PLACE_DEVICE, name, array));
     if (out)
         *out = address;
     return TSR_OK;
 }
 
-tsr_status tsr_taker_host(void *user, void **out, const char *name, uint64_t bytes)
+tsr_status tsr_taker_host(void *user, void **out, const char *name, tsr_array array)
 {
     void *address;
-    TSR_TRY(tsr_taker_take(user, &address, TSR_PLACE_HOST, name, bytes, NULL));
+    TSR_TRY(tsr_taker_take(user, &address, TSR_PLACE_HOST, name, array));
     if (out)
         *out = address;
     return TSR_OK;

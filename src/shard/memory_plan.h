@@ -10,14 +10,32 @@
 #ifndef TSR_SHARD_MEMORY_PLAN_H
 #define TSR_SHARD_MEMORY_PLAN_H
 
+#include "base/dtype.h"
 #include "device/device.h"
 
 /* Arena memory, or one copy for all ranks of a node (tsr_comm_share), which no arena holds. */
 typedef enum { TSR_PLACE_DEVICE, TSR_PLACE_HOST, TSR_PLACE_NODE, TSR_PLACE_COUNT } tsr_place;
 
+/* What a buffer holds: rows x columns elements, or a vector (columns 1). */
+typedef struct {
+    tsr_dtype dtype;
+    uint64_t rows, columns;
+} tsr_array;
+
+static inline uint64_t tsr_array_bytes(tsr_array array)
+{
+    return array.rows * array.columns * tsr_dtype_bytes(array.dtype);
+}
+
+/* Of parts of several kinds. */
+static inline tsr_array tsr_array_of_bytes(uint64_t bytes)
+{
+    return (tsr_array){TSR_U8, bytes, 1};
+}
+
 typedef struct {
     char name[64];
-    char note[64];
+    tsr_array array;
     uint64_t bytes; /* as asked for */
     tsr_place place;
 } tsr_buffer;
@@ -29,10 +47,9 @@ typedef struct {
     uint64_t total[TSR_PLACE_COUNT]; /* rounded up */
 } tsr_memory_plan;
 
-/* Adds a buffer of `bytes` (0 bytes is not listed). `note` may be NULL. TSR_ENOMEM, TSR_EINVAL: the
- * sum overflows. */
+/* Adds a buffer (one of 0 bytes is not listed). TSR_ENOMEM, TSR_EINVAL: the sum overflows. */
 tsr_status tsr_memory_plan_add(tsr_memory_plan *plan, tsr_place place, const char *name,
-                               uint64_t bytes, const char *note);
+                               tsr_array array);
 void tsr_memory_plan_free(tsr_memory_plan *plan);
 
 /* Planning: only `plan` is set. Running: the arenas are set, and `plan`, if set, is what was
@@ -46,11 +63,11 @@ typedef struct {
 /* *out becomes NULL while planning and for 0 bytes. A NODE buffer is only written down or checked.
  */
 tsr_status tsr_taker_take(tsr_taker *taker, void **out, tsr_place place, const char *name,
-                          uint64_t bytes, const char *note);
+                          tsr_array array);
 
 /* The same with the shape of a walk's callback; `user` is the tsr_taker. */
-tsr_status tsr_taker_device(void *user, void **out, const char *name, uint64_t bytes);
-tsr_status tsr_taker_host(void *user, void **out, const char *name, uint64_t bytes);
+tsr_status tsr_taker_device(void *user, void **out, const char *name, tsr_array array);
+tsr_status tsr_taker_host(void *user, void **out, const char *name, tsr_array array);
 
 /* After a run's last take: TSR_EINTERNAL unless every buffer of the plan was taken and the arenas'
  * high-water marks are the plan's totals. */

@@ -52,17 +52,18 @@ static tsr_status walk_homes(tsr_store *store, tsr_taker *taker)
     static const struct {
         tsr_home home;
         tsr_place place;
-        const char *name, *note;
+        const char *name;
     } home[] = {
-        {TSR_HOME_SHARDED, TSR_PLACE_DEVICE, "frozen.shards", "this rank's part of the base"},
-        {TSR_HOME_RESIDENT, TSR_PLACE_DEVICE, "frozen.resident", "gathered once at load"},
-        {TSR_HOME_HOST_SHARDED, TSR_PLACE_HOST, "frozen.host_shards", "this rank's part, pinned"},
-        {TSR_HOME_HOST_FULL, TSR_PLACE_NODE, "frozen.host_copy", "one copy per node"},
+        {TSR_HOME_SHARDED, TSR_PLACE_DEVICE, "frozen.shards"},
+        {TSR_HOME_RESIDENT, TSR_PLACE_DEVICE, "frozen.resident"},
+        {TSR_HOME_HOST_SHARDED, TSR_PLACE_HOST, "frozen.host_shards"},
+        {TSR_HOME_HOST_FULL, TSR_PLACE_NODE, "frozen.host_copy"},
     };
     for (size_t i = 0; i < sizeof home / sizeof *home; i++) {
         void *base;
         uint64_t bytes = place_home(store, home[i].home, NULL);
-        TSR_TRY(tsr_taker_take(taker, &base, home[i].place, home[i].name, bytes, home[i].note));
+        TSR_TRY(
+            tsr_taker_take(taker, &base, home[i].place, home[i].name, tsr_array_of_bytes(bytes)));
         if (base)
             place_home(store, home[i].home, base);
         if (home[i].home == TSR_HOME_HOST_FULL)
@@ -77,12 +78,12 @@ static tsr_status walk_homes(tsr_store *store, tsr_taker *taker)
 
 /* `count` buffers of one kind: name[0], name[1], ... */
 static tsr_status walk_ring(tsr_taker *taker, void **out, int count, const char *name,
-                            uint64_t bytes, const char *note)
+                            tsr_array array)
 {
     for (int i = 0; i < count; i++) {
         char full[32];
         snprintf(full, sizeof full, "%s[%d]", name, i);
-        TSR_TRY(tsr_taker_take(taker, &out[i], TSR_PLACE_DEVICE, full, bytes, note));
+        TSR_TRY(tsr_taker_take(taker, &out[i], TSR_PLACE_DEVICE, full, array));
     }
     return TSR_OK;
 }
@@ -95,23 +96,24 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
     void *received, *partial, *word, *host_word;
     tsr_place place = plan->chunk_count > 0 ? TSR_PLACE_HOST : TSR_PLACE_DEVICE;
     TSR_TRY(
-        walk_ring(taker, slot, plan->options.slots, "slot", plan->slot_bytes, "one gathered unit"));
-    TSR_TRY(walk_ring(taker, stage, plan->options.stages, "stage", plan->stage_bytes,
-                      "one shard on its way from the host"));
-    TSR_TRY(walk_ring(taker, gradient, TSR_GRADIENT_BUFFERS, "gradient", plan->gradient_bytes,
-                      "fp32, of one unit, before its reduction"));
+        walk_ring(taker, slot, plan->options.slots, "slot", tsr_array_of_bytes(plan->slot_bytes)));
+    TSR_TRY(walk_ring(taker, stage, plan->options.stages, "stage",
+                      tsr_array_of_bytes(plan->stage_bytes)));
+    TSR_TRY(walk_ring(taker, gradient, TSR_GRADIENT_BUFFERS, "gradient",
+                      (tsr_array){TSR_F32, plan->gradient_bytes / sizeof(float), 1}));
     TSR_TRY(tsr_taker_take(taker, &received, TSR_PLACE_DEVICE, "gradient.received",
-                           plan->receive_bytes, "fp32, the others' of this rank's part"));
+                           (tsr_array){TSR_F32, plan->receive_bytes / sizeof(float), 1}));
     TSR_TRY(tsr_taker_take(taker, &partial, TSR_PLACE_DEVICE, "gradient.partial",
-                           plan->partial_bytes, "int64, one replica's sums of this rank's part"));
+                           (tsr_array){TSR_I64, plan->partial_bytes / sizeof(int64_t), 1}));
     TSR_TRY(walk_homes(store, taker));
     TSR_TRY(tsr_trainable_walk(&store->trainable, taker, plan->options.train, place));
-    TSR_TRY(walk_ring(taker, state, TSR_STATE_BUFFERS, "optimizer state", plan->state_bytes,
-                      "a chunk of masters and moments"));
+    TSR_TRY(walk_ring(taker, state, TSR_STATE_BUFFERS, "optimizer state",
+                      (tsr_array){TSR_F32, TSR_STATE_ARRAYS,
+                                  plan->state_bytes / (TSR_STATE_ARRAYS * sizeof(float))}));
     TSR_TRY(tsr_taker_take(taker, &word, TSR_PLACE_DEVICE, "control.word",
-                           TSR_WORD_COUNT * sizeof(int64_t), NULL));
+                           (tsr_array){TSR_I64, TSR_WORD_COUNT, 1}));
     TSR_TRY(tsr_taker_take(taker, &host_word, TSR_PLACE_HOST, "control.host_words",
-                           4 * TSR_WORD_COUNT * sizeof(int64_t), NULL));
+                           (tsr_array){TSR_I64, 4, TSR_WORD_COUNT}));
     for (int i = 0; i < TSR_SLOTS_MAX; i++)
         store->slot[i] = slot[i];
     for (int i = 0; i < TSR_STAGES_MAX; i++)

@@ -38,20 +38,19 @@ tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool t
     uint64_t kept = train ? trainable->count : 0;
     struct {
         void *out;
-        const char *name, *note;
-        uint64_t bytes;
+        const char *name;
+        tsr_array array;
         tsr_place place;
     } buffer[] = {
-        {NULL, "trainable.work", "working copy that is gathered", trainable->work_bytes,
-         TSR_PLACE_DEVICE},
-        {NULL, "trainable.master", "fp32", kept * sizeof(float), state},
-        {NULL, "trainable.m", "Adam's first moment", kept * sizeof(float), state},
-        {NULL, "trainable.v", "Adam's second moment", kept * sizeof(float), state},
-        {NULL, "trainable.gradient", "int64 accumulator", kept * sizeof(int64_t), TSR_PLACE_DEVICE},
+        {NULL, "trainable.work", tsr_array_of_bytes(trainable->work_bytes), TSR_PLACE_DEVICE},
+        {NULL, "trainable.master", {TSR_F32, kept, 1}, state},
+        {NULL, "trainable.m", {TSR_F32, kept, 1}, state},
+        {NULL, "trainable.v", {TSR_F32, kept, 1}, state},
+        {NULL, "trainable.gradient", {TSR_I64, kept, 1}, TSR_PLACE_DEVICE},
     };
     for (size_t i = 0; i < sizeof buffer / sizeof *buffer; i++)
         TSR_TRY(tsr_taker_take(taker, &buffer[i].out, buffer[i].place, buffer[i].name,
-                               buffer[i].bytes, buffer[i].note));
+                               buffer[i].array));
     trainable->work = buffer[0].out;
     trainable->master = buffer[1].out;
     trainable->m = buffer[2].out;

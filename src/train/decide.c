@@ -8,10 +8,10 @@
 #define WORTH_IT  0.99 /* of the time of what needs less */
 #define ROOM_STEP (256ull << 20)
 
-uint64_t tsr_embedding_bytes(const tsr_layout *layout)
+tsr_array tsr_embedding(const tsr_layout *layout)
 {
-    uint64_t element = layout->embedding->dtype == TSR_BF16 ? 2 : 4;
-    return layout->config.vocab_size * layout->config.hidden_size * element;
+    tsr_dtype kept = layout->embedding->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32;
+    return (tsr_array){kept, layout->config.vocab_size, layout->config.hidden_size};
 }
 
 /* ---- buffers ---- */
@@ -27,19 +27,19 @@ static tsr_status walk_run(const tsr_decision *d, const tsr_topology_view *view,
         uint64_t count = d->units[i].trainable.gradient_count * (uint64_t)d->group;
         widest = count > widest ? count : widest;
     }
-    TSR_TRY(
-        tsr_taker_take(taker, &b->sums, TSR_PLACE_DEVICE, "step sums", TSR_RUN_SUMS_BYTES, NULL));
+    TSR_TRY(tsr_taker_take(taker, &b->sums, TSR_PLACE_DEVICE, "step sums",
+                           tsr_array_of_bytes(TSR_RUN_SUMS_BYTES)));
     if (d->train) {
         TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_HOST, "gathered adapter of a unit",
-                               widest * sizeof(float), "for saving"));
+                               (tsr_array){TSR_F32, widest, 1}));
         b->unit = out;
-        uint64_t whole = view->rank == 0 ? layout->trainable_count * sizeof(float) : 0;
+        uint64_t whole = view->rank == 0 ? layout->trainable_count : 0;
         out = NULL;
-        TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_HOST, "whole adapter", whole, "for saving"));
+        TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_HOST, "whole adapter",
+                               (tsr_array){TSR_F32, whole, 1}));
         b->adapter = out;
     }
-    return tsr_taker_take(taker, &out, TSR_PLACE_NODE, "embedding", tsr_embedding_bytes(layout),
-                          "one copy a node");
+    return tsr_taker_take(taker, &out, TSR_PLACE_NODE, "embedding", tsr_embedding(layout));
 }
 
 tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
@@ -229,18 +229,19 @@ bool tsr_decide_way(tsr_choice *c, int i, const tsr_allowance *allowed)
             c->state == (allowed->state == TSR_CONFIG_CHOICE_YES));
 }
 
-tsr_status tsr_decide_search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
-                             const tsr_topology_view *view, const tsr_batch_bounds *bounds,
-                             const tsr_allowance *allowed)
+tsr_status tsr_decide_fits(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
+                           const tsr_topology_view *view, const tsr_batch_bounds *bounds,
+                           const tsr_allowance *allowed)
 {
     tsr_choice c = {.bounds = *bounds, .resident = tsr_decide_residents(inputs)};
+    int layers = inputs->layout.layer_count, low;
     *fits = false;
-    for (int i = 0; i < TSR_WAYS; i++) {
+    for (int i = 0; i < TSR_WAYS && !*fits; i++) {
         if (!tsr_decide_way(&c, i, allowed))
             continue;
-        TSR_TRY(search(fits, d, inputs, view, &c, allowed->recompute));
-        if (*fits)
-            return TSR_OK;
+        tsr_decide_degrade(&low, &c.degrade, d, allowed->recompute, layers, c.activations);
+        TSR_TRY(tsr_decide_try(d, inputs, view, &c));
+        *fits = tsr_decide_bytes(d) <= d->budget;
     }
     return TSR_OK;
 }

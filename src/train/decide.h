@@ -86,23 +86,32 @@ tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_top
                       bool train, uint64_t budget, const tsr_speeds *speeds);
 void tsr_decision_free(tsr_decision *decision);
 
-/* The most tokens of a micro-batch that would fit, with what the configuration allows for it;
- * TSR_MOST_TOKENS: that or more. 0: not even one does. */
+/* The largest of each that would fit, the rest being as it is, with what the configuration allows for it;
+ * the limit: that or more. */
 #define TSR_MOST_TOKENS (1 << 20)
-tsr_status tsr_decide_most_tokens(int64_t *out, const tsr_inputs *inputs,
-                                  const tsr_topology_view *view, bool train, uint64_t budget);
+#define TSR_MOST_LAYERS 256
+typedef struct {
+    int64_t tokens;      /* of a micro-batch of rows like the job's; 0: nothing was asked */
+    int64_t sequence;    /* of a micro-batch of one row */
+    int64_t layers;      /* like the model's */
+    uint64_t parameters; /* of a model with so many */
+} tsr_largest;
+
+/* For training, where the job fits. */
+tsr_status tsr_decide_largest(tsr_largest *out, const tsr_inputs *inputs,
+                              const tsr_topology_view *view, uint64_t budget);
 
 /* Every buffer of the run in its one order: planning with `model` and `buffers` NULL, or taking. */
 tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
                              const tsr_topology_view *view, tsr_taker *taker, tsr_model *model,
                              tsr_run_buffers *buffers);
 
-/* Bytes of the embedding as it is kept in host memory, one copy a node. */
-uint64_t tsr_embedding_bytes(const tsr_layout *layout);
+/* The embedding as it is kept in host memory, one copy a node. */
+tsr_array tsr_embedding(const tsr_layout *layout);
 
-/* What `tessera plan` prints, for people or as JSON (also plan.json). most_tokens 0: it was not asked. */
+/* What `tessera plan` prints, for people or as JSON (also plan.json). */
 tsr_status tsr_decision_print(tsr_text *out, const tsr_decision *decision, const tsr_inputs *inputs,
                               const tsr_topology_view *view, const tsr_speeds *speeds,
-                              int64_t most_tokens, bool json);
+                              const tsr_largest *largest, bool json);
 
 #endif

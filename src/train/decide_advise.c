@@ -1,6 +1,7 @@
 /*
- * decide_advise.c: what would fit: for a job that does not, and for a larger micro-batch.
+ * decide_advise.c: what would fit: for a job that does not, and the largest that does.
  */
+#include "base/log.h"
 #include "train/decide_parts.h"
 
 #include <inttypes.h>
@@ -71,16 +72,58 @@ static tsr_batch_bounds bounds_of(const tsr_inputs *inputs, int64_t tokens)
     return b;
 }
 
-/* The largest micro-batch, in tokens, that fits: `low` does or is 0, `high` does not. */
-static tsr_status largest_tokens(int64_t *out, tsr_decision *d, const tsr_inputs *inputs,
-                                 const tsr_topology_view *view, int64_t low, int64_t high)
+/* A micro-batch of one row. */
+static tsr_batch_bounds one_row(const tsr_inputs *inputs, int64_t tokens)
 {
-    tsr_allowance allowed = tsr_decide_allowed(&inputs->config);
+    tsr_batch_bounds b = bounds_of(inputs, tokens);
+    b.documents = 1;
+    b.longest = tokens;
+    return b;
+}
+
+/* ---- the largest that fits ---- */
+
+typedef struct {
+    tsr_decision *d;
+    const tsr_inputs *inputs;
+    const tsr_topology_view *view;
+    enum { OF_TOKENS, OF_SEQUENCE, OF_LAYERS } of;
+    uint64_t parameters; /* of the deepest model that fitted */
+} question;
+
+static tsr_status ask_of_layers(bool *fits, question *q, int64_t layers)
+{
+    tsr_inputs like;
+    tsr_decision d;
+    tsr_allowance allowed = tsr_decide_allowed(&q->inputs->config);
+    TSR_TRY(tsr_inputs_like(&like, q->inputs, (uint64_t)layers));
+    tsr_status status = tsr_decide_begin(&d, &like, q->view, true, q->d->budget);
+    if (status == TSR_OK)
+        status = tsr_decide_fits(fits, &d, &like, q->view, &like.bounds, &allowed);
+    if (status == TSR_OK && *fits)
+        q->parameters = like.layout.parameter_count;
+    tsr_decide_clear(&d, &like.layout);
+    tsr_decision_free(&d);
+    tsr_inputs_like_close(&like);
+    return status;
+}
+
+static tsr_status ask(bool *fits, question *q, int64_t size)
+{
+    tsr_allowance allowed = tsr_decide_allowed(&q->inputs->config);
+    if (q->of == OF_LAYERS)
+        return ask_of_layers(fits, q, size);
+    tsr_batch_bounds bounds = (q->of == OF_TOKENS ? bounds_of : one_row)(q->inputs, size);
+    return tsr_decide_fits(fits, q->d, q->inputs, q->view, &bounds, &allowed);
+}
+
+/* Between `low`, which fits or is 0, and `high`, which does not. */
+static tsr_status largest_below(int64_t *out, question *q, int64_t low, int64_t high)
+{
     while (high - low > 1) {
         int64_t middle = (low + high) / 2;
-        tsr_batch_bounds bounds = bounds_of(inputs, middle);
         bool fits;
-        TSR_TRY(tsr_decide_search(&fits, d, inputs, view, &bounds, &allowed));
+        TSR_TRY(ask(&fits, q, middle));
         if (fits)
             low = middle;
         else
@@ -88,6 +131,22 @@ static tsr_status largest_tokens(int64_t *out, tsr_decision *d, const tsr_inputs
     }
     *out = low;
     return TSR_OK;
+}
+
+/* From what the job has on, which need not fit in another way of counting. */
+static tsr_status largest(int64_t *out, question *q, int64_t first, int64_t most)
+{
+    int64_t low = 0, high = first < most ? first : most;
+    for (;;) {
+        bool fits;
+        TSR_TRY(ask(&fits, q, high));
+        if (!fits)
+            return largest_below(out, q, low, high);
+        *out = low = high;
+        if (high == most)
+            return TSR_OK;
+        high = 2 * high < most ? 2 * high : most;
+    }
 }
 
 /* Keys that may be set to auto, each with those before it. */
@@ -123,14 +182,15 @@ static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inpu
     for (int i = 0; i < WIDENINGS && !fits; i++) {
         if (!widen(&wider, i))
             continue;
-        TSR_TRY(tsr_decide_search(&fits, d, inputs, view, &inputs->bounds, &wider));
+        TSR_TRY(tsr_decide_fits(&fits, d, inputs, view, &inputs->bounds, &wider));
         if (fits) {
             tsr_text_printf(out, "%s fits", widening[i]);
             return TSR_OK;
         }
     }
     int64_t tokens = 0;
-    TSR_TRY(largest_tokens(&tokens, d, inputs, view, 0, inputs->bounds.tokens));
+    question q = {d, inputs, view, OF_TOKENS, 0};
+    TSR_TRY(largest_below(&tokens, &q, 0, inputs->bounds.tokens));
     if (tokens > 0)
         tsr_text_printf(out,
                         "micro-batches of at most %" PRId64 " tokens would fit (the largest has "
@@ -162,25 +222,23 @@ tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
     return status;
 }
 
-tsr_status tsr_decide_most_tokens(int64_t *out, const tsr_inputs *inputs,
-                                  const tsr_topology_view *view, bool train, uint64_t budget)
+tsr_status tsr_decide_largest(tsr_largest *out, const tsr_inputs *inputs,
+                              const tsr_topology_view *view, uint64_t budget)
 {
     tsr_decision d;
-    tsr_allowance allowed = tsr_decide_allowed(&inputs->config);
-    bool fits = true;
-    int64_t low = 0, high = inputs->bounds.tokens;
-    tsr_status status = tsr_decide_begin(&d, inputs, view, train, budget);
-    while (status == TSR_OK && fits && low < TSR_MOST_TOKENS) {
-        tsr_batch_bounds bounds = bounds_of(inputs, high);
-        status = tsr_decide_search(&fits, &d, inputs, view, &bounds, &allowed);
-        if (fits) {
-            low = high;
-            high *= 2;
-        }
-    }
+    question q = {&d, inputs, view, OF_TOKENS, 0};
+    tsr_status status = tsr_decide_begin(&d, inputs, view, true, budget);
+    tsr_log_mute(true); /* what is amiss with the adapter was said of the job itself */
     if (status == TSR_OK)
-        status = fits ? (*out = TSR_MOST_TOKENS, TSR_OK)
-                      : largest_tokens(out, &d, inputs, view, low, high);
+        status = largest(&out->tokens, &q, inputs->bounds.tokens, TSR_MOST_TOKENS);
+    q.of = OF_SEQUENCE;
+    if (status == TSR_OK)
+        status = largest(&out->sequence, &q, inputs->bounds.longest, TSR_MOST_TOKENS);
+    q.of = OF_LAYERS;
+    if (status == TSR_OK)
+        status = largest(&out->layers, &q, inputs->layout.layer_count, TSR_MOST_LAYERS);
+    tsr_log_mute(false);
+    out->parameters = q.parameters;
     tsr_decide_clear(&d, &inputs->layout);
     tsr_decision_free(&d);
     return status;

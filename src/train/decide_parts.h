@@ -1,5 +1,6 @@
 /*
- * train/decide_parts.h: shared by decide.c (one choice, the fastest) and decide_advise.c (what would fit).
+ * train/decide_parts.h: shared by decide.c (one choice, the fastest), decide_advise.c (what would fit),
+ * decide_print.c and decide_buffers.c (what is said of it).
  */
 #ifndef TSR_TRAIN_DECIDE_PARTS_H
 #define TSR_TRAIN_DECIDE_PARTS_H
@@ -53,13 +54,17 @@ void tsr_decide_clear(tsr_decision *d, const tsr_layout *layout);
 /* Of the device, with what is beside the arena. */
 uint64_t tsr_decide_bytes(const tsr_decision *d);
 
-/* Whether anything that is allowed fits; then the decision holds the first that does. */
-tsr_status tsr_decide_search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
-                             const tsr_topology_view *view, const tsr_batch_bounds *bounds,
-                             const tsr_allowance *allowed);
+/* Whether anything that is allowed fits. */
+tsr_status tsr_decide_fits(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
+                           const tsr_topology_view *view, const tsr_batch_bounds *bounds,
+                           const tsr_allowance *allowed);
 
 /* TSR_ECONFIG: what does not fit, and the smallest change that would. */
 tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
                              const tsr_topology_view *view);
+
+/* The buffers of a plan, each with what it is for: for people those of a kind together and the largest
+ * first; as elements of a JSON array. TSR_ENOMEM. */
+tsr_status tsr_decide_print_buffers(tsr_text *out, const tsr_memory_plan *memory, bool json);
 
 #endif

@@ -1,12 +1,11 @@
 /*
  * decide_print.c: the memory plan as text and as JSON.
  */
-#include "train/decide.h"
+#include "train/decide_parts.h"
 
 #include <inttypes.h>
 
 static const char *const recompute_names[] = {"none", "selective", "full"};
-static const char *const place_names[] = {"device", "host", "node"};
 
 /* The shapes that the micro-batches of a run come in, ascending: [[tokens,label rows],...]. Without
  * a data set the assumed one. */
@@ -167,8 +166,9 @@ static void print_alternatives(tsr_text *out, const tsr_decision *d)
     tsr_text_puts(out, "recompute: layers that do a part / all of their forward again\n");
 }
 
-static void print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
-                       const tsr_topology_view *view, const tsr_speeds *speeds, int64_t most_tokens)
+static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
+                             const tsr_topology_view *view, const tsr_speeds *speeds,
+                             const tsr_largest *largest)
 {
     const tsr_layout *layout = &inputs->layout;
     const tsr_memory_plan *memory = &d->memory;
@@ -199,21 +199,23 @@ static void print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *i
         tsr_text_puts(out, "}");
     }
     tsr_text_puts(out, "],\n\"buffers\":[");
-    for (int i = 0; i < memory->count; i++)
-        tsr_text_printf(out, "%s\n{\"name\":\"%s\",\"place\":\"%s\",\"bytes\":%" PRIu64 "}",
-                        i ? "," : "", memory->buffer[i].name, place_names[memory->buffer[i].place],
-                        memory->buffer[i].bytes);
+    TSR_TRY(tsr_decide_print_buffers(out, memory, true));
     tsr_text_puts(out, "],\n\"shapes\":");
     print_shapes(out, inputs, inputs->batch ? inputs->batch : inputs->eval_batch);
     if (inputs->batch && inputs->eval_batch) {
         tsr_text_puts(out, ",\n\"eval_shapes\":");
         print_shapes(out, inputs, inputs->eval_batch);
     }
-    if (most_tokens)
-        tsr_text_printf(out, ",\n\"most_tokens\":%" PRId64, most_tokens);
+    if (largest->tokens)
+        tsr_text_printf(out,
+                        ",\n\"largest\":{\"micro_batch_tokens\":%" PRId64
+                        ",\"sequence_tokens\":%" PRId64 ",\"layers\":%" PRId64
+                        ",\"parameters\":%" PRIu64 "}",
+                        largest->tokens, largest->sequence, largest->layers, largest->parameters);
     print_json_expected(out, &d->expected, speeds);
     print_json_alternatives(out, d);
     tsr_text_puts(out, "}\n");
+    return TSR_OK;
 }
 
 static void print_shape_range(tsr_text *out, const char *what, const tsr_batch_run *run)
@@ -224,28 +226,35 @@ static void print_shape_range(tsr_text *out, const char *what, const tsr_batch_r
         run->bucket_count, first->tokens, last->tokens, first->label_rows, last->label_rows);
 }
 
-static void print_most_tokens(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
-                              int64_t most)
+static const char *or_more(int64_t found, int64_t limit)
+{
+    return found == limit ? " or more" : "";
+}
+
+static void print_largest(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
+                          const tsr_largest *l)
 {
     int64_t longest = inputs->bounds.longest;
     tsr_text_printf(out,
                     "memory_budget %.2f GiB: micro-batches of up to %" PRId64
-                    "%s tokens fit (this job's: %" PRId64 "), %" PRId64 " rows of %" PRId64 "\n",
-                    (double)d->budget / 0x1p30, most, most == TSR_MOST_TOKENS ? " or more" : "",
-                    inputs->bounds.tokens, most / longest, longest);
+                    "%s tokens fit (this job's: %" PRId64 "), %" PRId64 " rows of %" PRId64
+                    "; or one row of up to %" PRId64 "%s tokens\n",
+                    (double)d->budget / 0x1p30, l->tokens, or_more(l->tokens, TSR_MOST_TOKENS),
+                    inputs->bounds.tokens, l->tokens / longest, longest, l->sequence,
+                    or_more(l->sequence, TSR_MOST_TOKENS));
+    tsr_text_printf(out,
+                    "or this job's micro-batches on a model of up to %" PRId64 "%s such layers "
+                    "(this one: %d), %.4g billion parameters\n",
+                    l->layers, or_more(l->layers, TSR_MOST_LAYERS), inputs->layout.layer_count,
+                    1e-9 * (double)l->parameters);
 }
 
-static void print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
-                         const tsr_topology_view *view, const tsr_speeds *speeds,
-                         int64_t most_tokens)
+static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
+                               const tsr_topology_view *view, const tsr_speeds *speeds,
+                               const tsr_largest *largest)
 {
     const tsr_memory_plan *memory = &d->memory;
-    tsr_text_printf(out, "%-7s %15s  %s\n", "place", "bytes", "buffer");
-    for (int i = 0; i < memory->count; i++)
-        tsr_text_printf(out, "%-7s %15" PRIu64 "  %s%s%s%s\n", place_names[memory->buffer[i].place],
-                        memory->buffer[i].bytes, memory->buffer[i].name,
-                        memory->buffer[i].note[0] ? " (" : "", memory->buffer[i].note,
-                        memory->buffer[i].note[0] ? ")" : "");
+    TSR_TRY(tsr_decide_print_buffers(out, memory, false));
     tsr_text_printf(out,
                     "\nrank 0 of %d, shard groups of %d: device peak %" PRIu64
                     " bytes, host peak %" PRIu64 " bytes, once a node %" PRIu64 " bytes\n",
@@ -279,19 +288,17 @@ static void print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs 
         print_shape_range(out, "training", tsr_batch_run_of(inputs->batch));
     if (inputs->eval_batch)
         print_shape_range(out, "evaluation", tsr_batch_run_of(inputs->eval_batch));
-    if (most_tokens)
-        print_most_tokens(out, d, inputs, most_tokens);
+    if (largest->tokens)
+        print_largest(out, d, inputs, largest);
     print_expected(out, &d->expected, speeds);
     print_alternatives(out, d);
+    return TSR_OK;
 }
 
 tsr_status tsr_decision_print(tsr_text *out, const tsr_decision *decision, const tsr_inputs *inputs,
                               const tsr_topology_view *view, const tsr_speeds *speeds,
-                              int64_t most_tokens, bool json)
+                              const tsr_largest *largest, bool json)
 {
-    if (json)
-        print_json(out, decision, inputs, view, speeds, most_tokens);
-    else
-        print_people(out, decision, inputs, view, speeds, most_tokens);
+    TSR_TRY((json ? print_json : print_people)(out, decision, inputs, view, speeds, largest));
     return out->failed ? tsr_fail(TSR_ENOMEM, "out of memory while printing the plan") : TSR_OK;
 }

@@ -67,6 +67,46 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
                            inputs->adapter.present ? &inputs->adapter.set : NULL, &options);
 }
 
+void tsr_inputs_like_close(tsr_inputs *inputs)
+{
+    tsr_layout_free(&inputs->layout);
+    tsr_adapter_set_free(&inputs->adapter.set);
+    tsr_layout_modules_free(inputs->modules, inputs->module_count);
+    tsr_checkpoint_close(inputs->checkpoint);
+}
+
+tsr_status tsr_inputs_like(tsr_inputs *out, const tsr_inputs *inputs, uint64_t layers)
+{
+    tsr_inputs like = *inputs;
+    bool nested = inputs->model.prequantized ? inputs->model.double_quant
+                                             : inputs->config.use_bnb_nested_quant;
+    tsr_layout_options options = {
+        .load_in_4bit = inputs->config.load_in_4bit, .nested = nested, .compute = inputs->compute};
+    like.model.layer_count = layers;
+    like.model.prequantized = false;
+    like.checkpoint = NULL;
+    like.modules = NULL;
+    like.module_count = 0;
+    like.adapter.set = (tsr_adapter_set){0};
+    like.layout = (tsr_layout){0};
+    tsr_status status =
+        tsr_checkpoint_describe(&like.checkpoint, inputs->config.model_name_or_path, &like.model);
+    if (status == TSR_OK)
+        status = tsr_layout_modules(&like.modules, &like.module_count, &like.model);
+    if (status == TSR_OK)
+        status = tsr_adapter_set_make(&like.adapter.set, &inputs->adapter.spec, like.modules,
+                                      like.module_count);
+    if (status == TSR_OK)
+        status = tsr_layout_make(&like.layout, &like.model, like.checkpoint, &like.adapter.set,
+                                 &options);
+    if (status < 0) {
+        tsr_inputs_like_close(&like);
+        return status;
+    }
+    *out = like;
+    return TSR_OK;
+}
+
 /* The tokenizer and the chat template are opened for the first data set that needs them. */
 static tsr_status open_tokenizer(tsr_inputs *inputs)
 {

@@ -45,6 +45,11 @@ tsr_status tsr_inputs_read_data_alone(tsr_inputs *inputs);
  * tokens, all labels. */
 void tsr_inputs_assume_data(tsr_inputs *inputs);
 
+/* A job like this one on a model with so many layers: what memory depends on, of which the rest is
+ * borrowed. On success free with tsr_inputs_like_close. */
+tsr_status tsr_inputs_like(tsr_inputs *out, const tsr_inputs *inputs, uint64_t layers);
+void tsr_inputs_like_close(tsr_inputs *inputs);
+
 /* A hash of what the files say about the model and the adapter, but not of the weights: equal on
  * all ranks. */
 uint64_t tsr_inputs_model_hash(const tsr_inputs *inputs);

@@ -127,6 +127,9 @@ static tsr_status read_inputs(tsr_job *job)
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_choose(job)));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_open(job)));
     TSR_TRY(tsr_job_backend_speeds(job));
+    /* Before what may take minutes. */
+    TSR_TRY(tsr_job_find_resume(job));
+    TSR_TRY(tsr_job_agree(job, job->view.rank == 0 ? check_outputs(job) : TSR_OK));
     bool planned = job->options.purpose == TSR_JOB_PLAN;
     TSR_TRY(tsr_job_agree(job, tsr_inputs_read_model(&job->inputs, job->train, planned)));
     bool data = !planned || job->inputs.config.dataset.count;
@@ -136,8 +139,7 @@ static tsr_status read_inputs(tsr_job *job)
     else
         tsr_inputs_assume_data(&job->inputs);
     TSR_TRY(tsr_job_agree(job, tsr_same_inputs(&job->inputs, job->world, stream)));
-    TSR_TRY(tsr_job_find_resume(job));
-    return tsr_job_agree(job, job->view.rank == 0 ? check_outputs(job) : TSR_OK);
+    return tsr_job_agree(job, tsr_job_check_resume(job));
 }
 
 /* The caller's mistakes, which no rank can make alone. */
@@ -251,11 +253,11 @@ int tsr_job_print_plan(tsr_job *job, int json, char **text)
     tsr_text out = {0};
     TSR_TRY(tsr_job_decide(job));
     const tsr_decision *d = &job->decision;
-    int64_t most_tokens = 0;
+    tsr_largest largest = {0};
     if (d->train &&
         d->budget != TSR_BUDGET_UNKNOWN) /* of a card that is not here it is not known */
-        TSR_TRY(tsr_decide_most_tokens(&most_tokens, &job->inputs, &job->view, true, d->budget));
-    TSR_TRY(tsr_decision_print(&out, d, &job->inputs, &job->view, &job->speeds, most_tokens, json));
+        TSR_TRY(tsr_decide_largest(&largest, &job->inputs, &job->view, d->budget));
+    TSR_TRY(tsr_decision_print(&out, d, &job->inputs, &job->view, &job->speeds, &largest, json));
     *text = out.data;
     return TSR_OK;
 }

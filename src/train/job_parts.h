@@ -177,8 +177,10 @@ int64_t tsr_job_step_samples(const tsr_job *job);
 /* What the bits of a run depend on beside its keys: the device's model, or the CPU's kernel set. */
 const char *tsr_job_bits_device(const tsr_job *job);
 
-/* resume_from_checkpoint: finds it, checks that it is whole and of this job; collective. */
+/* resume_from_checkpoint: finds it and checks that it is whole, from the configuration alone; collective. */
 tsr_status tsr_job_find_resume(tsr_job *job);
+/* That what was found is of this job, once its inputs are read. */
+tsr_status tsr_job_check_resume(const tsr_job *job);
 /* Its state into memory, instead of an adapter's first values. */
 tsr_status tsr_job_restore(tsr_job *job);
 

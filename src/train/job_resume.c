@@ -222,8 +222,12 @@ tsr_status tsr_job_find_resume(tsr_job *job)
     if (!found.found)
         return TSR_OK;
     TSR_TRY(tsr_job_agree(job, tsr_snapshot_open(&job->resume, found.directory)));
-    TSR_TRY(tsr_job_agree(job, check_job(job, job->resume)));
     return tsr_job_agree(job, verify(job));
+}
+
+tsr_status tsr_job_check_resume(const tsr_job *job)
+{
+    return job->resume ? check_job(job, job->resume) : TSR_OK;
 }
 
 /* ---- the state ---- */

@@ -237,7 +237,7 @@ tsr_status tsr_job_write_output(tsr_job *job)
         status = write_text(directory, "job.yaml", &yaml);
     if (status == TSR_OK)
         status = tsr_decision_print(&plan, &job->decision, &job->inputs, &job->view, &job->speeds,
-                                    0, true);
+                                    &(tsr_largest){0}, true);
     if (status == TSR_OK)
         status = write_text(directory, "plan.json", &plan);
     if (status == TSR_OK && job->matmuls.length)

@@ -310,7 +310,7 @@ static tsr_status start(tsr_job *job)
         TSR_TRY(tsr_job_agree(job, make_spans(job)));
     TSR_TRY(tsr_store_share(&d->store, job->world, job->control));
     TSR_TRY(tsr_comm_share(&embedding, job->world, job->control,
-                           tsr_embedding_bytes(&job->inputs.layout)));
+                           tsr_array_bytes(tsr_embedding(&job->inputs.layout))));
     job->embedding = embedding;
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_expose(job)));
     tsr_frozen table = {embedding,

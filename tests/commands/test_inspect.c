@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define MODEL  TSR_SOURCE_DIR "/examples/tiny-llama"
 #define GOLDEN TSR_SOURCE_DIR "/tests/golden"
@@ -194,6 +195,29 @@ static void test_run(void **state)
     is_int(r, "evaluation.times", 1);
     is_real(r, "evaluation.last_loss", 3);
     json_decref(r);
+}
+
+/* A run's adapter is summed up; its tensors, hundreds, are for who looks at the adapter itself. */
+static void test_adapter_of_run(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"adapter_config.json", "adapter_model.safetensors"};
+    char from[512], to[512];
+    const char *run = run_of(START STEP(1, 2.5, 1e-3));
+    for (int i = 0; i < 2; i++) {
+        snprintf(from, sizeof from, GOLDEN "/traces/init/dora_patterns/%s", names[i]);
+        snprintf(to, sizeof to, "%s/%s", run, names[i]);
+        assert_int_equal(symlink(from, to), 0);
+    }
+    json_t *r = inspect(run);
+    is_text(r, "kind", "run");
+    is_int(r, "adapter.modules", 24);
+    assert_null(json_object_get(at(r, "adapter"), "tensors"));
+    json_decref(r);
+    for (int i = 0; i < 2; i++) {
+        snprintf(to, sizeof to, "%s/%s", run, names[i]);
+        assert_int_equal(unlink(to), 0);
+    }
 }
 
 static void test_broken(void **state)
@@ -399,10 +423,11 @@ static void test_environment(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_file),        cmocka_unit_test(test_model),
-        cmocka_unit_test(test_adapter),     cmocka_unit_test(test_run),
-        cmocka_unit_test(test_broken),      cmocka_unit_test(test_plot),
-        cmocka_unit_test(test_plot_values), cmocka_unit_test(test_plot_long),
-        cmocka_unit_test(test_report),      cmocka_unit_test(test_environment)};
+        cmocka_unit_test(test_file),           cmocka_unit_test(test_model),
+        cmocka_unit_test(test_adapter),        cmocka_unit_test(test_run),
+        cmocka_unit_test(test_adapter_of_run), cmocka_unit_test(test_broken),
+        cmocka_unit_test(test_plot),           cmocka_unit_test(test_plot_values),
+        cmocka_unit_test(test_plot_long),      cmocka_unit_test(test_report),
+        cmocka_unit_test(test_environment)};
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

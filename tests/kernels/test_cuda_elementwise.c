@@ -340,6 +340,18 @@ typedef struct {
     enum { OUT_OTHER, OUT_X, OUT_NONE, H_OVER_Z, H_OVER_X, H_NONE } outputs;
 } norm_kind;
 
+/* x + (g z + bias) as the device stores it, once it is near `sum`: what is normalized. */
+static float *stored_sum(tsr_rms_norm_args args, const float *sum)
+{
+    int64_t count = args.tokens * args.d;
+    output stored = blank(count, args.dtype);
+    args.x_out = stored.device;
+    args.h = NULL, args.rstd = NULL, args.w.data = NULL;
+    RUN(rig.kernels->rms_norm(rig.stream, &args));
+    expect("the sum alone", stored, sum, tolerance_rms_norm.f32);
+    return keep(cuda_floats(stored.device, count, args.dtype));
+}
+
 static void norm_case(int64_t tokens, int64_t d, tsr_dtype dtype, norm_kind k)
 {
     if (!cuda_turn())
@@ -376,6 +388,9 @@ static void norm_case(int64_t tokens, int64_t d, tsr_dtype dtype, norm_kind k)
                               .d = d,
                               .eps = 1e-5f,
                               .dtype = dtype};
+    ref.x = stored_sum(args, sum);
+    ref.z = NULL, ref.g = NULL, ref.bias.data = NULL, ref.x_out = NULL;
+    RUN(tsr_rms_norm_ref(&ref, rig.pool));
     RUN(rig.kernels->rms_norm(rig.stream, &args));
     if (args.x_out)
         expect("x_out", x_out, sum, tolerance_rms_norm.f32);

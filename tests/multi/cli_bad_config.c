@@ -40,6 +40,7 @@ static void output_holds_a_run(void)
 {
     mkdir("out", 0777);
     cli_write("out/metrics.jsonl", "{}\n");
+    cli_write("data.jsonl", "not read before\n");
 }
 
 static void output_holds_an_adapter(void)

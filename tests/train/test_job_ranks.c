@@ -94,20 +94,27 @@ static const variant cards[] = {
 };
 static bool on_cards;
 
-/* ThreadSanitizer is slow: there only some of the variants run. */
-#ifdef __SANITIZE_THREAD__
+/* Sanitizers are slow: there a subject has the first of the variants and half of the others, the next
+ * one the other half; under ThreadSanitizer a third. */
+#if defined(__SANITIZE_THREAD__)
 #define STRIDE 3
+#elif defined(TSR_SANITIZED)
+#define STRIDE 2
 #else
 #define STRIDE 1
 #endif
 
 static void run_subject(const subject *s, const char *documents, const char *evaluation)
 {
+    static size_t turn;
     job_result reference = {0};
     bool replaced = on_cards && s->variants != accumulated;
     size_t count = replaced ? COUNT(cards) : s->count;
-    for (size_t i = 0; i < count; i += STRIDE) {
+    turn++;
+    for (size_t i = 0; i < count; i++) {
         const variant *v = replaced ? &cards[i] : &s->variants[i];
+        if (i > 0 && (i + turn) % STRIDE)
+            continue;
         char config[4096], what[512];
         job_result result;
         if (v->ranks > job_ranks(v->ranks))

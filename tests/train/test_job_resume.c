@@ -50,6 +50,13 @@ static bool is_there(const char *name)
 #pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 
+/* Sanitizers are slow: there each number of ranks is gone on with by one other. */
+#ifdef TSR_SANITIZED
+#define FEW 1
+#else
+#define FEW 0
+#endif
+
 #define DORA "use_dora: true\nlora_r: 3\nlora_dropout: 0.1\n"
 
 static const char *resuming(const char *more)
@@ -89,7 +96,8 @@ static void test_ranks(void **state)
     run(&whole, 1, config_text(DORA), "whole", NULL);
     for (int saved = 1; saved <= job_ranks(3); saved++)
         for (int resumed = 1; resumed <= job_ranks(3); resumed++)
-            check_ranks(&whole, saved, resumed, DORA, "");
+            if (!FEW || resumed == saved % 3 + 1)
+                check_ranks(&whole, saved, resumed, DORA, "");
     job_result_free(&whole);
 }
 

@@ -1,0 +1,219 @@
+/*
+ * What a plan says of itself: every buffer with its shape, its bytes and what it is for; and the largest
+ * micro-batch, sequence and model that would fit, which is tried: that fits, and one more does not.
+ */
+#include "support/scratch.h"
+#include "tessera.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+
+static const char *const places[] = {"device", "host", "node"};
+
+/* A directory with nothing but the config.json of a small model. */
+static const char *model_of(const char *type, int layers)
+{
+    char name[64], text[1024];
+    snprintf(name, sizeof name, "%s-%d", type, layers);
+    const char *directory = scratch_path(name);
+    assert_true(mkdir(directory, 0777) == 0 || errno == EEXIST);
+    snprintf(text, sizeof text,
+             "{\"model_type\": \"%s\", \"vocab_size\": 1000, \"hidden_size\": 64, \"head_dim\": 16,"
+             "\"intermediate_size\": 160, \"num_hidden_layers\": %d, \"num_attention_heads\": 4,"
+             "\"num_key_value_heads\": 2, \"rms_norm_eps\": 1e-5, \"hidden_act\": \"silu\","
+             "\"max_position_embeddings\": 4096, \"rope_theta\": 10000.0}",
+             type, layers);
+    snprintf(name, sizeof name, "%s-%d/config.json", type, layers);
+    write_text(scratch_path(name), text);
+    return directory;
+}
+
+static char *printed(const char *type, int layers, int ranks, const char *more, int json)
+{
+    char config[2048], *text = NULL;
+    snprintf(config, sizeof config, "model_name_or_path: %s\nbackend: cpu\n%s",
+             model_of(type, layers), more);
+    tsr_job_options options = {
+        .config_text = config, .purpose = TSR_JOB_PLAN, .plan_ranks = ranks, .threads = 1};
+    tsr_job *job;
+    if (tsr_job_create(&job, &options) < 0)
+        fail_msg("%s", tsr_last_error());
+    if (tsr_job_print_plan(job, json, &text) < 0 && !strstr(tsr_last_error(), "memory_budget"))
+        fail_msg("%s", tsr_last_error());
+    tsr_job_destroy(job);
+    return text;
+}
+
+/* NULL: it does not fit. */
+static json_t *plan(const char *type, int layers, int ranks, const char *more)
+{
+    json_error_t error;
+    char *text = printed(type, layers, ranks, more, 1);
+    json_t *out = text ? json_loads(text, 0, &error) : NULL;
+    if (text && !out)
+        fail_msg("%s in: %s", error.text, text);
+    free(text);
+    return out;
+}
+
+static uint64_t number(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+    assert_true(json_is_integer(value));
+    return (uint64_t)json_integer_value(value);
+}
+
+static const char *word(const json_t *object, const char *key)
+{
+    const char *value = json_string_value(json_object_get(object, key));
+    assert_non_null(value);
+    return value;
+}
+
+static uint64_t element_bytes(const char *dtype)
+{
+    static const char *const names[] = {"U8", "BF16", "F32", "F64", "I64"};
+    static const uint64_t bytes[] = {1, 2, 4, 8, 8};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(dtype, names[i]) == 0)
+            return bytes[i];
+    fail_msg("dtype %s", dtype);
+    return 0;
+}
+
+/* ---- buffers ---- */
+
+/* Sums per place: as they are, and each rounded up. */
+static void check_buffers(const json_t *buffers, uint64_t exact[3], uint64_t rounded[3])
+{
+    size_t i;
+    const json_t *buffer;
+    json_array_foreach(buffers, i, buffer)
+    {
+        size_t place = 0, d;
+        uint64_t bytes = element_bytes(word(buffer, "dtype"));
+        const json_t *size;
+        while (strcmp(places[place], word(buffer, "place")) != 0)
+            assert_true(++place < 3);
+        json_array_foreach(json_object_get(buffer, "shape"), d, size) bytes *=
+            (uint64_t)json_integer_value(size);
+        if (bytes != number(buffer, "bytes"))
+            fail_msg("%s: its shape has %" PRIu64 " bytes", word(buffer, "name"), bytes);
+        if (!word(buffer, "why")[0])
+            fail_msg("nothing says what %s is for", word(buffer, "name"));
+        exact[place] += bytes;
+        rounded[place] += (bytes + 255) / 256 * 256;
+    }
+}
+
+/* The lines for people have the same bytes, those of a kind together. */
+static void check_lines(const char *text, const uint64_t exact[3], size_t buffers)
+{
+    uint64_t sum[3] = {0};
+    size_t lines = 0;
+    for (const char *line = strchr(text, '\n') + 1; *line != '\n'; line = strchr(line, '\n') + 1) {
+        char place[16];
+        uint64_t bytes;
+        assert_int_equal(sscanf(line, "%15s %" SCNu64, place, &bytes), 2);
+        assert_true(memchr(line, ':', strcspn(line, "\n")) != NULL);
+        for (int i = 0; i < 3; i++)
+            sum[i] += strcmp(place, places[i]) == 0 ? bytes : 0;
+        lines++;
+    }
+    assert_memory_equal(sum, exact, sizeof sum);
+    assert_true(lines < buffers);
+}
+
+static void test_buffers(void **state)
+{
+    static const struct {
+        const char *type, *keys;
+        int ranks;
+    } cases[] = {
+        {"llama", "lora_r: 4\n", 1},
+        {"qwen3", "use_dora: true\nlora_dropout: 0.1\n", 2},
+        {"llama", "use_dora: true\nlora_dropout: 0.1\ngradient_checkpointing: full\n", 1},
+        {"llama", "offload: sharded\nactivation_offloading: true\noptimizer_offload: true\n", 2},
+        {"llama", "offload: full\nresident_units: 2\ngradient_checkpointing: selective\n", 2},
+        {"llama", "shard_group_size: 2\nuse_dora: true\n", 4},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint64_t exact[3] = {0}, rounded[3] = {0};
+        json_t *p = plan(cases[i].type, 6, cases[i].ranks, cases[i].keys);
+        const json_t *buffers = json_object_get(p, "buffers");
+        check_buffers(buffers, exact, rounded);
+        assert_int_equal(rounded[0], number(p, "device_peak_bytes"));
+        assert_int_equal(rounded[1], number(p, "host_peak_bytes"));
+        assert_int_equal(rounded[2], number(p, "node_bytes"));
+        char *text = printed(cases[i].type, 6, cases[i].ranks, cases[i].keys, 0);
+        check_lines(text, exact, json_array_size(buffers));
+        free(text);
+        json_decref(p);
+    }
+}
+
+/* ---- the largest that fits ---- */
+
+#define KEYS "max_length: %d\nper_device_train_batch_size: %d\nmemory_budget: %dKiB\n%s"
+
+static json_t *sized(int layers, int length, int rows, const char *more)
+{
+    char keys[512];
+    snprintf(keys, sizeof keys, KEYS, length, rows, 9000, more);
+    return plan("llama", layers, 2, keys);
+}
+
+static void only_the_first_fits(json_t *fits, json_t *one_more, const char *what)
+{
+    if (!fits || one_more)
+        fail_msg("%s: the largest %s, one more %s", what, fits ? "fits" : "does not fit",
+                 one_more ? "fits too" : "does not");
+    json_decref(fits);
+}
+
+static void test_largest(void **state)
+{
+    static const char *const ways[] = {
+        "offload: none\ngradient_checkpointing: false\nactivation_offloading: false\n"
+        "optimizer_offload: false\n",
+        "offload: none\nlayers_to_transform: [1, 3]\nuse_dora: true\n",
+        "rank_pattern: {q_proj: 3}\noptimizer_offload: false\nactivation_offloading: false\n",
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        json_t *p = sized(4, 40, 2, ways[i]);
+        if (!p)
+            fail_msg("%s", tsr_last_error());
+        const json_t *largest = json_object_get(p, "largest");
+        int rows = (int)number(largest, "micro_batch_tokens") / 40;
+        int sequence = (int)number(largest, "sequence_tokens");
+        int layers = (int)number(largest, "layers");
+        uint64_t parameters = number(largest, "parameters");
+        if (rows <= 2 || sequence <= 40 || layers <= 4 || layers >= 256)
+            fail_msg("%s: %d rows, %d tokens, %d layers", ways[i], rows, sequence, layers);
+        only_the_first_fits(sized(4, 40, rows, ways[i]), sized(4, 40, rows + 1, ways[i]), "rows");
+        only_the_first_fits(sized(4, sequence, 1, ways[i]), sized(4, sequence + 1, 1, ways[i]),
+                            "sequence");
+        json_t *deep = sized(layers, 40, 2, ways[i]);
+        assert_int_equal(number(deep, "parameters"), parameters);
+        only_the_first_fits(deep, sized(layers + 1, 40, 2, ways[i]), "layers");
+        json_decref(p);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_buffers),
+                                       cmocka_unit_test(test_largest)};
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}
