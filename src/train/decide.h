@@ -93,7 +93,7 @@ void tsr_decision_free(tsr_decision *decision);
 typedef struct {
     int64_t tokens;      /* of a micro-batch of rows like the job's; 0: nothing was asked */
     int64_t sequence;    /* of a micro-batch of one row */
-    int64_t layers;      /* like the model's */
+    int64_t layers;      /* like the model's, the base on the device unless `offload` says where */
     uint64_t parameters; /* of a model with so many */
 } tsr_largest;
 

@@ -96,6 +96,9 @@ static tsr_status ask_of_layers(bool *fits, question *q, int64_t layers)
     tsr_inputs like;
     tsr_decision d;
     tsr_allowance allowed = tsr_decide_allowed(&q->inputs->config);
+    if (allowed.offload == TSR_CONFIG_OFFLOAD_AUTO)
+        allowed.offload =
+            TSR_CONFIG_OFFLOAD_NONE; /* else any model fits that the host has room for */
     TSR_TRY(tsr_inputs_like(&like, q->inputs, (uint64_t)layers));
     tsr_status status = tsr_decide_begin(&d, &like, q->view, true, q->d->budget);
     if (status == TSR_OK)

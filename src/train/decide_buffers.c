@@ -12,10 +12,12 @@
 
 static const char *const place_names[] = {"device", "host", "node"};
 
-/* What a buffer is for, by its name; the first pattern that matches. */
-static const struct {
+typedef struct {
     const char *name, *why;
-} reasons[] = {
+} reason;
+
+/* What a buffer is for, by its name; the first pattern that matches. */
+static const reason reasons[] = {
     {"slot\\[*", "one unit, gathered for its use"},
     {"stage\\[*", "one unit's shard on its way from host memory"},
     {"frozen.shards", "this rank's part of the base"},
@@ -63,6 +65,10 @@ static const struct {
     {"scratch partial sums", "DoRA: dm, summed over tokens"},
     {"scratch d_low", "gradient of x A"},
     {"scratch d_dropped", "gradient of the dropped input"},
+};
+
+/* What a layer has of its own, or shares with the others ("scratch ..."). */
+static const reason activations[] = {
     {"* x", "input of the layer"},
     {"* q", "queries"},
     {"* k", "keys"},
@@ -79,12 +85,26 @@ static const struct {
     {"* y *", "its output with the adapter"},
 };
 
-static const char *why(const char *name)
+static const char *find_reason(const reason *list, size_t count, const char *name)
 {
-    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
-        if (fnmatch(reasons[i].name, name, 0) == 0)
-            return reasons[i].why;
-    return "";
+    for (size_t i = 0; i < count; i++)
+        if (fnmatch(list[i].name, name, 0) == 0)
+            return list[i].why;
+    return NULL;
+}
+
+static void print_why(tsr_text *out, const char *name)
+{
+    const char *why = find_reason(reasons, sizeof reasons / sizeof *reasons, name);
+    bool kept = strncmp(name, "layer ", 6) == 0;
+    if (why) {
+        tsr_text_puts(out, why);
+        return;
+    }
+    why = find_reason(activations, sizeof activations / sizeof *activations, name);
+    if (why)
+        tsr_text_printf(out, "%s, %s", why,
+                        kept ? "kept for the backward" : "of the layer at work");
 }
 
 /* ---- those of a kind ---- */
@@ -155,10 +175,11 @@ static void print_kind(tsr_text *out, const kind *k)
     snprintf(shape, sizeof shape, "[%" PRIu64, array->rows);
     if (array->columns > 1)
         snprintf(shape + strlen(shape), sizeof shape - strlen(shape), ", %" PRIu64, array->columns);
-    tsr_text_printf(out, "%-7s %13" PRIu64 " %6s%-4s %-16s %s: %s\n", place_names[k->first->place],
+    tsr_text_printf(out, "%-7s %13" PRIu64 " %6s%-4s %-16s %s: ", place_names[k->first->place],
                     k->count * k->first->bytes, count, tsr_dtype_name(array->dtype),
-                    strcat(shape, "]"), k->count > 1 ? k->name : k->first->name,
-                    why(k->first->name));
+                    strcat(shape, "]"), k->count > 1 ? k->name : k->first->name);
+    print_why(out, k->first->name);
+    tsr_text_puts(out, "\n");
 }
 
 static tsr_status print_people(tsr_text *out, const tsr_memory_plan *memory)
@@ -185,7 +206,9 @@ static void print_json(tsr_text *out, const tsr_memory_plan *memory)
             b->array.rows);
         if (b->array.columns > 1)
             tsr_text_printf(out, ",%" PRIu64, b->array.columns);
-        tsr_text_printf(out, "],\"bytes\":%" PRIu64 ",\"why\":\"%s\"}", b->bytes, why(b->name));
+        tsr_text_printf(out, "],\"bytes\":%" PRIu64 ",\"why\":\"", b->bytes);
+        print_why(out, b->name);
+        tsr_text_puts(out, "\"}");
     }
 }
 

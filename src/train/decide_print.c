@@ -242,11 +242,13 @@ static void print_largest(tsr_text *out, const tsr_decision *d, const tsr_inputs
                     (double)d->budget / 0x1p30, l->tokens, or_more(l->tokens, TSR_MOST_TOKENS),
                     inputs->bounds.tokens, l->tokens / longest, longest, l->sequence,
                     or_more(l->sequence, TSR_MOST_TOKENS));
-    tsr_text_printf(out,
-                    "or this job's micro-batches on a model of up to %" PRId64 "%s such layers "
-                    "(this one: %d), %.4g billion parameters\n",
-                    l->layers, or_more(l->layers, TSR_MOST_LAYERS), inputs->layout.layer_count,
-                    1e-9 * (double)l->parameters);
+    tsr_text_printf(
+        out,
+        "or this job's micro-batches on a model of up to %" PRId64 "%s such layers "
+        "(this one: %d), %.4g billion parameters%s\n",
+        l->layers, or_more(l->layers, TSR_MOST_LAYERS), inputs->layout.layer_count,
+        1e-9 * (double)l->parameters,
+        inputs->config.offload == TSR_CONFIG_OFFLOAD_AUTO ? ", with its base on the device" : "");
 }
 
 static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
