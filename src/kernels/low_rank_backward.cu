@@ -11,21 +11,26 @@
  *          scratch, db's [splits, out, r], then d_low's [strips, tokens, r]; a second kernel adds them in
  *          their order, scales and rounds.
  * Cost     Of shared memory's bandwidth dy takes 3 passes (written, read, read transposed), low and the sums
- *          of d_low a half of one each at r 16: 60 to 70 % of it at 4.2 TB/s; mma half of what it can at r 32.
+ *          of d_low a half of one each at r 16: 60 to 70 % of it at 4.2 TB/s.
  */
 #include "kernels/mma.cuh"
 
-#define THREADS (TSR_LOW_RANK_WARPS * TSR_WARP)
-#define TILE    TSR_LOW_RANK_TILE
-#define STRIP   TSR_LOW_RANK_STRIP
-#define STEPS   (STRIP / 16)            /* of an mma each: 16 columns */
-#define GROUPS  (TSR_LOW_RANK_MOST / 8) /* of 8 ranks */
-#define STAGES  4
-#define LEAST   2 /* column_warps */
-#define MARGIN  8 /* elements that keep rows in different banks */
-#define COPIES  (TSR_LOW_RANK_WARPS * TILE * STRIP / TSR_VECTOR / THREADS)
-#define ROWS    (TSR_LOW_RANK_WARPS / LEAST * TILE) /* most tokens of a buffer */
-#define DY_ROOM (TSR_LOW_RANK_WARPS * TILE * STRIP + ROWS * MARGIN)
+#define THREADS      (TSR_LOW_RANK_WARPS * TSR_WARP)
+#define TILE         TSR_LOW_RANK_TILE
+#define STRIP        TSR_LOW_RANK_STRIP
+#define STEPS        (STRIP / 16) /* of an mma each: 16 columns */
+#define RANKS        TSR_LOW_RANK_MOST
+#define GROUPS       (RANKS / 8) /* of 8 ranks */
+#define STAGES       4
+#define LEAST        2 /* column_warps */
+#define MARGIN       8 /* elements that keep rows in different banks */
+#define COPIES       (TSR_LOW_RANK_WARPS * TILE * STRIP / TSR_VECTOR / THREADS)
+#define ROWS         (TSR_LOW_RANK_WARPS / LEAST * TILE) /* most tokens of a buffer */
+#define DY_ROOM      (TSR_LOW_RANK_WARPS * TILE * STRIP + ROWS * MARGIN)
+#define PITCH        (RANKS + MARGIN)         /* of low in a buffer */
+#define STAGE        (DY_ROOM + ROWS * PITCH) /* elements of a buffer */
+#define SUMS         (TSR_LOW_RANK_WARPS * TILE * RANKS)
+#define SHARED_BYTES (STAGES * STAGE * 2 + 2 * SUMS * 4)
 
 typedef struct {
     tsr_low_rank_backward_args args;
@@ -66,39 +71,22 @@ static __device__ __forceinline__ low_rank_place place_of(const low_rank_call *c
 
 extern __shared__ __align__(16) char memory[];
 
-static __host__ __device__ constexpr int stage_elements(int groups)
+static __device__ __forceinline__ __nv_bfloat16 *buffer(int stage)
 {
-    return DY_ROOM + ROWS * (8 * groups + MARGIN);
+    return (__nv_bfloat16 *)memory + stage % STAGES * STAGE;
 }
 
-static __host__ __device__ constexpr int sum_elements(int groups)
+static __device__ __forceinline__ float *sums_of(int stage)
 {
-    return TSR_LOW_RANK_WARPS * TILE * 8 * groups;
-}
-
-static int shared_bytes(int groups)
-{
-    return STAGES * stage_elements(groups) * (int)sizeof(__nv_bfloat16) +
-           2 * sum_elements(groups) * (int)sizeof(float);
-}
-
-static __device__ __forceinline__ __nv_bfloat16 *buffer(int stage, int groups)
-{
-    return (__nv_bfloat16 *)memory + stage % STAGES * stage_elements(groups);
-}
-
-static __device__ __forceinline__ float *sums_of(int stage, int groups)
-{
-    return (float *)((__nv_bfloat16 *)memory + STAGES * stage_elements(groups)) +
-           stage % 2 * sum_elements(groups);
+    return (float *)((__nv_bfloat16 *)memory + STAGES * STAGE) + stage % 2 * SUMS;
 }
 
 /* Of one stage both dy and low; what does not exist is zero. One group of copies, also of nothing. */
-static __device__ __forceinline__ void fetch(const low_rank_place *p, int stage, int groups)
+static __device__ __forceinline__ void fetch(const low_rank_place *p, int stage)
 {
     const tsr_low_rank_backward_args *a = &p->call->args;
     const __nv_bfloat16 *dy = (const __nv_bfloat16 *)a->dy, *low = (const __nv_bfloat16 *)a->low;
-    __nv_bfloat16 *to = buffer(stage, groups);
+    __nv_bfloat16 *to = buffer(stage);
     int first = p->token + stage * p->tokens;
     if (first < p->end) {
         const __nv_bfloat16 *from = dy + (int64_t)(first + p->row) * a->out + p->column + p->at;
@@ -111,10 +99,10 @@ static __device__ __forceinline__ void fetch(const low_rank_place *p, int stage,
             from += p->step * a->out;
             into += p->step * p->pitch;
         }
-        int row = (int)threadIdx.x / groups, rank = (int)threadIdx.x % groups * 8;
+        int row = (int)threadIdx.x / GROUPS, rank = (int)threadIdx.x % GROUPS * 8;
         bool there = rank < a->r && first + row < p->end;
         if (row < p->tokens)
-            tsr_copy16(to + DY_ROOM + row * (8 * groups + MARGIN) + rank,
+            tsr_copy16(to + DY_ROOM + row * PITCH + rank,
                        low + (there ? (int64_t)(first + row) * a->r + rank : 0), there);
     }
     tsr_copy_commit();
@@ -122,14 +110,14 @@ static __device__ __forceinline__ void fetch(const low_rank_place *p, int stage,
 
 /* b's fragments for the columns from `column` on: two ranks of a column at a time, transposed. */
 static __device__ __forceinline__ void load_b(uint32_t b[STEPS][GROUPS][2], const low_rank_place *p,
-                                              int column, int groups)
+                                              int column)
 {
     const tsr_low_rank_backward_args *a = &p->call->args;
     int lane = threadIdx.x % TSR_WARP, rank = lane % 4 * 2;
 #pragma unroll
     for (int k = 0; k < STEPS; k++)
 #pragma unroll
-        for (int j = 0; j < groups; j++)
+        for (int j = 0; j < GROUPS; j++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 int at = column + 16 * k + 8 * half + lane / 4;
@@ -137,10 +125,11 @@ static __device__ __forceinline__ void load_b(uint32_t b[STEPS][GROUPS][2], cons
                 const uint16_t *from = (const uint16_t *)a->b + (int64_t)at * a->r + 8 * j + rank;
                 b[k][j][half] = there ? tsr_load_common_word(from) : 0;
             }
+    __syncwarp();
 #pragma unroll
     for (int k = 0; k < STEPS; k++)
 #pragma unroll
-        for (int j = 0; j < groups; j++)
+        for (int j = 0; j < GROUPS; j++)
 #pragma unroll
             for (int half = 0; half < 2; half++)
                 b[k][j][half] = tsr_transpose(b[k][j][half]);
@@ -150,14 +139,14 @@ static __device__ __forceinline__ void load_b(uint32_t b[STEPS][GROUPS][2], cons
 static __device__ __forceinline__ void multiply(float db[STEPS][GROUPS][4], float d_low[GROUPS][4],
                                                 const uint32_t b[STEPS][GROUPS][2],
                                                 const __nv_bfloat16 *dy, int pitch,
-                                                const __nv_bfloat16 *low, int groups)
+                                                const __nv_bfloat16 *low)
 {
     int lane = threadIdx.x % TSR_WARP, row = lane % 16, column = lane / 16 * 8;
     uint32_t l[GROUPS / 2][4];
     dy += row * pitch + column;
 #pragma unroll
-    for (int j = 0; j < groups / 2; j++)
-        tsr_ldmatrix_t(l[j], low + row * (8 * groups + MARGIN) + column + 16 * j);
+    for (int j = 0; j < GROUPS / 2; j++)
+        tsr_ldmatrix_t(l[j], low + row * PITCH + column + 16 * j);
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
         uint32_t x[4], t[4];
@@ -165,34 +154,33 @@ static __device__ __forceinline__ void multiply(float db[STEPS][GROUPS][4], floa
         tsr_ldmatrix_t(t, dy + 16 * k);
         const uint32_t across[4] = {t[0], t[2], t[1], t[3]};
 #pragma unroll
-        for (int j = 0; j < groups; j++) {
+        for (int j = 0; j < GROUPS; j++) {
             tsr_mma(d_low[j], x, b[k][j][0], b[k][j][1]);
             tsr_mma(db[k][j], across, l[j / 2][j % 2 * 2], l[j / 2][j % 2 * 2 + 1]);
         }
     }
 }
 
-/* Where a fragment's two sums of row lane / 4 and of eight rows on lie in [rows, 8 groups]. */
-static __device__ __forceinline__ void put(float *to, const float c[4], int row, int group,
-                                           int groups)
+/* Where a fragment's two sums of row lane / 4 and of eight rows on lie in [rows, RANKS]. */
+static __device__ __forceinline__ void put(float *to, const float c[4], int row, int group)
 {
     int lane = threadIdx.x % TSR_WARP;
-    to += (row + lane / 4) * 8 * groups + 8 * group + lane % 4 * 2;
+    to += (row + lane / 4) * RANKS + 8 * group + lane % 4 * 2;
     *(float2 *)to = make_float2(c[0], c[1]);
-    *(float2 *)(to + 8 * 8 * groups) = make_float2(c[2], c[3]);
+    *(float2 *)(to + 8 * RANKS) = make_float2(c[2], c[3]);
 }
 
 /* ---- the block's sums, into the scratch ---- */
 
-static __device__ __forceinline__ void write_d_low(const low_rank_place *p, int stage, int groups)
+static __device__ __forceinline__ void write_d_low(const low_rank_place *p, int stage)
 {
     const tsr_low_rank_backward_args *a = &p->call->args;
-    int warps = p->call->tiling.column_warps, ranks = 8 * groups, each = TILE * ranks;
+    int warps = p->call->tiling.column_warps, ranks = RANKS, each = TILE * ranks;
     int first = p->token + stage * p->tokens;
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < p->tokens * ranks; i += THREADS) {
         int row = first + i / ranks, rank = i % ranks;
-        const float *part = sums_of(stage, groups) + i / each * warps * each + i % each;
+        const float *part = sums_of(stage) + i / each * warps * each + i % each;
         float value[TSR_LOW_RANK_WARPS], total = 0;
 #pragma unroll
         for (int w = 0; w < TSR_LOW_RANK_WARPS; w++)
@@ -206,17 +194,17 @@ static __device__ __forceinline__ void write_d_low(const low_rank_place *p, int 
 }
 
 static __device__ __forceinline__ void write_db(const low_rank_place *p,
-                                                const float db[STEPS][GROUPS][4], int groups)
+                                                const float db[STEPS][GROUPS][4])
 {
     const tsr_low_rank_backward_args *a = &p->call->args;
-    int warps = p->call->tiling.column_warps, ranks = 8 * groups, each = STRIP * ranks;
+    int warps = p->call->tiling.column_warps, ranks = RANKS, each = STRIP * ranks;
     int tiles = p->tokens / TILE;
     float *sums = (float *)memory; /* the buffers have been used */
 #pragma unroll
     for (int k = 0; k < STEPS; k++)
 #pragma unroll
-        for (int j = 0; j < groups; j++)
-            put(sums + (int)threadIdx.x / TSR_WARP * each, db[k][j], 16 * k, j, groups);
+        for (int j = 0; j < GROUPS; j++)
+            put(sums + (int)threadIdx.x / TSR_WARP * each, db[k][j], 16 * k, j);
     __syncthreads();
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < p->columns * ranks; i += THREADS) {
@@ -229,52 +217,39 @@ static __device__ __forceinline__ void write_db(const low_rank_place *p,
     }
 }
 
-static __device__ __forceinline__ void one_pass(const low_rank_call *call, int groups)
+static __global__ void __launch_bounds__(THREADS, 1)
+    one_pass(const __grid_constant__ low_rank_call call)
 {
-    low_rank_place p = place_of(call);
+    tsr_kernel_begin();
+    low_rank_place p = place_of(&call);
     int warp = (int)threadIdx.x / TSR_WARP;
-    int row = warp / call->tiling.column_warps * TILE;
-    int column = warp % call->tiling.column_warps * STRIP;
+    int row = warp / call.tiling.column_warps * TILE;
+    int column = warp % call.tiling.column_warps * STRIP;
     int stages = (int)((p.end - p.token + p.tokens - 1) / p.tokens);
     uint32_t b[STEPS][GROUPS][2];
     float db[STEPS][GROUPS][4] = {};
 #pragma unroll 1
     for (int stage = 0; stage < STAGES - 1; stage++)
-        fetch(&p, stage, groups);
-    load_b(b, &p, p.column + column, groups);
+        fetch(&p, stage);
+    load_b(b, &p, p.column + column);
     for (int stage = 0; stage < stages; stage++) {
         float d_low[GROUPS][4] = {};
         tsr_copy_wait_but_two();
         __syncthreads(); /* the stage is here, and the one before it has been used */
-        fetch(&p, stage + STAGES - 1, groups);
+        fetch(&p, stage + STAGES - 1);
         if (stage > 0)
-            write_d_low(&p, stage - 1, groups);
-        const __nv_bfloat16 *from = buffer(stage, groups);
+            write_d_low(&p, stage - 1);
+        const __nv_bfloat16 *from = buffer(stage);
         multiply(db, d_low, b, from + row * p.pitch + column, p.pitch,
-                 from + DY_ROOM + row * (8 * groups + MARGIN), groups);
+                 from + DY_ROOM + row * PITCH);
 #pragma unroll
-        for (int j = 0; j < groups; j++)
-            put(sums_of(stage, groups) + warp * TILE * 8 * groups, d_low[j], 0, j, groups);
+        for (int j = 0; j < GROUPS; j++)
+            put(sums_of(stage) + warp * TILE * RANKS, d_low[j], 0, j);
     }
     tsr_copy_wait();
     __syncthreads();
-    write_d_low(&p, stages - 1, groups);
-    write_db(&p, db, groups);
-}
-
-/* Registers and shared memory of their own for 16 ranks and for 32. */
-static __global__ void __launch_bounds__(THREADS, 1)
-    one_pass_16(const __grid_constant__ low_rank_call call)
-{
-    tsr_kernel_begin();
-    one_pass(&call, 2);
-}
-
-static __global__ void __launch_bounds__(THREADS, 1)
-    one_pass_32(const __grid_constant__ low_rank_call call)
-{
-    tsr_kernel_begin();
-    one_pass(&call, 4);
+    write_d_low(&p, stages - 1);
+    write_db(&p, db);
 }
 
 /* ---- the sums of all blocks ---- */
@@ -327,22 +302,19 @@ static bool on16(const void *p)
 }
 
 /* Cards with less shared memory than an A100's or an H100's block may have take the matmuls. */
-static bool fits(const tsr_stream *stream, const tsr_low_rank_backward_args *a, int bytes)
+static bool fits(const tsr_stream *stream, const tsr_low_rank_backward_args *a)
 {
     const tsr_cuda_properties *card =
         tsr_device_cuda_properties(tsr_stream_device((tsr_stream *)stream));
     return tsr_low_rank_backward_fused(a) && on16(a->dy) && on16(a->low) && on16(a->b) &&
-           on16(a->db) && on16(a->d_low) && on16(a->scratch) &&
-           card->shared_bytes >= (uint64_t)bytes;
+           on16(a->db) && on16(a->d_low) && on16(a->scratch) && card->shared_bytes >= SHARED_BYTES;
 }
 
 extern "C" tsr_status tsr_low_rank_backward_cuda(tsr_stream *stream,
                                                  const tsr_low_rank_backward_args *args)
 {
     TSR_TRY(tsr_low_rank_backward_check(args));
-    auto kernel = args->r <= 16 ? one_pass_16 : one_pass_32;
-    int bytes = shared_bytes(args->r <= 16 ? 2 : 4);
-    if (!fits(stream, args, bytes)) {
+    if (!fits(stream, args)) {
         tsr_gemm_args product[2];
         tsr_low_rank_backward_products(product, args);
         TSR_TRY(tsr_gemm_cuda(stream, &product[0]));
@@ -354,10 +326,10 @@ extern "C" tsr_status tsr_low_rank_backward_cuda(tsr_stream *stream,
     call.db = (float *)args->scratch;
     call.d_low = call.db + call.tiling.splits * args->out * args->r;
     TSR_TRY(tsr_cuda_status(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+        cudaFuncSetAttribute(one_pass, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES),
         "low_rank_backward: shared memory"));
-    TSR_LAUNCH_SHARED(kernel, (unsigned)(call.tiling.strips * call.tiling.splits), THREADS,
-                      (size_t)bytes, stream, call);
+    TSR_LAUNCH_SHARED(one_pass, (unsigned)(call.tiling.strips * call.tiling.splits), THREADS,
+                      SHARED_BYTES, stream, call);
     TSR_TRY(tsr_launched("low_rank_backward"));
     int64_t elements = (args->out + args->tokens) * args->r;
     TSR_LAUNCH(add_parts, tsr_blocks(elements, 4 * FINISH_THREADS), FINISH_THREADS, stream, call);

@@ -11,8 +11,8 @@
  *
  * Cost     4 tokens out r FLOPs; tokens out elements of dy, once or twice, and (tokens + out) r of the
  *          rest, twice. One kernel: also 8 r (splits out + strips tokens) bytes of partial sums, 13 % of dy
- *          for 8192 x 14336 at r 16, mostly in L2. On an H200 8192 tokens at r 16 should take 60 us for out
- *          14336 (the floor at 4.2 TB/s is 56), 20 for 4096 (16), 9 for 1024 (4.3).
+ *          for 8192 x 14336 at r 16, mostly in L2. On an H200 8192 tokens at r 16 take 91 us for out
+ *          14336 (the floor at 4.2 TB/s is 56; two matmuls 122), 37 for 4096 (16; 45), 20 for 1024 (4.3; 19).
  */
 #ifndef TSR_KERNELS_LOW_RANK_BACKWARD_H
 #define TSR_KERNELS_LOW_RANK_BACKWARD_H
@@ -41,9 +41,9 @@ void tsr_low_rank_backward_products(tsr_gemm_args product[2],
 
 /* ---- one kernel ---- */
 
-/* The largest rank of one kernel: more does not fit into registers beside each other, and the matmuls are
- * then less bound by memory. */
-#define TSR_LOW_RANK_MOST 32
+/* The largest rank of one kernel: with 32 it took 58 us for 8192 x 4096 and 130 for 14336, the two matmuls
+ * 43 and 125. */
+#define TSR_LOW_RANK_MOST 16
 
 /* A block has 8 warps: column_warps beside each other, each with a strip of 128 columns, and the others on
  * other tokens. */
@@ -68,10 +68,11 @@ uint64_t tsr_low_rank_backward_bytes(tsr_dtype dtype, int64_t tokens, int64_t ou
  * must get the shared memory. */
 bool tsr_low_rank_backward_fused(const tsr_low_rank_backward_args *args);
 
-/* Whether one kernel is faster than two matmuls: who gives the scratch asks. */
+/* Whether one kernel is faster than two matmuls, on an H200: who gives the scratch asks. They are equal
+ * for 8 M elements of dy, and it is faster for 32 M. */
 static inline bool tsr_low_rank_backward_pays(int64_t tokens, int64_t out, int64_t r)
 {
-    return tokens >= 256 && out >= 256 && r <= TSR_LOW_RANK_MOST;
+    return tokens * out >= 16 << 20 && r <= TSR_LOW_RANK_MOST;
 }
 
 #endif

@@ -74,7 +74,7 @@ static void one_pass_matches(void **state)
 {
     static const int64_t tokens[] = {1, 15, 16, 17, 64, 200, 1031};
     static const int64_t columns[] = {8, 24, 128, 136, 256, 1000, 1024, 2056};
-    static const int64_t ranks[] = {8, 16, 24, 32};
+    static const int64_t ranks[] = {8, 16};
     (void)state;
     for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++)
         for (size_t c = 0; c < sizeof columns / sizeof *columns; c++)
@@ -89,7 +89,7 @@ static void one_pass_matches_at_large_shapes(void **state)
         int64_t tokens, out, r;
         int warps;
     } large[] = {{8192, 1024, 16, 2}, {8191, 4096, 16, 4},  {2048, 14336, 16, 4},
-                 {8192, 1024, 32, 2}, {4097, 14336, 32, 8}, {40, 150000, 8, 2}};
+                 {4097, 14336, 8, 8}, {40, 150000, 8, 2}};
     (void)state;
     for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
         tsr_low_rank_tiling tiling =
@@ -103,7 +103,7 @@ static void the_rest_is_two_matmuls(void **state)
 {
     (void)state;
     one_case(200, 256, 16, TSR_BF16, false);
-    one_case(200, 256, 40, TSR_BF16, true);
+    one_case(200, 256, 24, TSR_BF16, true);
     one_case(200, 256, 12, TSR_BF16, true);
     one_case(200, 100, 16, TSR_BF16, true);
     one_case(200, 256, 16, TSR_F32, true);

@@ -100,10 +100,10 @@ static void the_tiling_covers_any_shape(void **state)
     static const int64_t counts[] = {1, 8, 16, 24, 129, 1000, 1024, 4096, 8192, 14336, 300000};
     const int n = sizeof counts / sizeof *counts;
     (void)state;
-    for (int i = 0; i < n * n * 4; i++) {
-        int64_t tokens = counts[i / 4 / n],
-                out = counts[i / 4 % n] + 7 - (counts[i / 4 % n] + 7) % 8;
-        int64_t r = 8 * (i % 4 + 1);
+    for (int i = 0; i < n * n * 2; i++) {
+        int64_t tokens = counts[i / 2 / n],
+                out = counts[i / 2 % n] + 7 - (counts[i / 2 % n] + 7) % 8;
+        int64_t r = 8 * (i % 2 + 1);
         tsr_low_rank_tiling t = tsr_low_rank_tiling_make(tokens, out, r);
         int64_t columns = (int64_t)t.column_warps * TSR_LOW_RANK_STRIP;
         int64_t stage = TSR_LOW_RANK_WARPS / t.column_warps * TSR_LOW_RANK_TILE;
@@ -117,7 +117,7 @@ static void the_tiling_covers_any_shape(void **state)
     assert_int_equal(tsr_low_rank_backward_bytes(TSR_F32, 64, 64, 16), 0);
     assert_int_equal(tsr_low_rank_backward_bytes(TSR_BF16, 64, 60, 16), 0);
     assert_int_equal(tsr_low_rank_backward_bytes(TSR_BF16, 64, 64, 12), 0);
-    assert_int_equal(tsr_low_rank_backward_bytes(TSR_BF16, 64, 64, 40), 0);
+    assert_int_equal(tsr_low_rank_backward_bytes(TSR_BF16, 64, 64, 24), 0);
     assert_int_equal(tsr_low_rank_backward_bytes(TSR_BF16, 0, 64, 16), 0);
     tsr_low_rank_backward_args args = {.tokens = 64, .out = 64, .r = 16, .dtype = TSR_BF16};
     args.scratch_bytes = tsr_low_rank_backward_bytes(TSR_BF16, 64, 64, 16);
