@@ -104,11 +104,10 @@ static __device__ __forceinline__ void fetch(const low_rank_place *p, int stage,
         const __nv_bfloat16 *from = dy + (int64_t)(first + p->row) * a->out + p->column + p->at;
         __nv_bfloat16 *into = to + p->row * p->pitch + p->at;
         int rows = p->column + p->at < a->out ? p->end - first - p->row : 0;
-        uint64_t once = tsr_read_once();
 #pragma unroll
         for (int i = 0; i < COPIES; i++) {
             bool there = i * p->step < rows;
-            tsr_copy16_once(into, there ? from : dy, there, once);
+            tsr_copy16(into, there ? from : dy, there);
             from += p->step * a->out;
             into += p->step * p->pitch;
         }

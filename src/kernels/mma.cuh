@@ -66,23 +66,6 @@ static __device__ __forceinline__ void tsr_copy16(void *to, const void *from, bo
                  : "memory");
 }
 
-/* The same, of what nobody reads again soon: it is the first to leave L2. `once` is tsr_read_once. */
-static __device__ __forceinline__ void tsr_copy16_once(void *to, const void *from, bool valid,
-                                                       uint64_t once)
-{
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(
-                     tsr_shared_address(to)),
-                 "l"(from), "r"(valid ? 16 : 0), "l"(once)
-                 : "memory");
-}
-
-static __device__ __forceinline__ uint64_t tsr_read_once(void)
-{
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
 static __device__ __forceinline__ void tsr_copy4(void *to, const void *from, bool valid)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(tsr_shared_address(to)),
