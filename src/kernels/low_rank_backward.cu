@@ -137,6 +137,7 @@ static __device__ __forceinline__ void load_b(uint32_t b[STEPS][GROUPS][2], cons
                 const uint16_t *from = (const uint16_t *)a->b + (int64_t)at * a->r + 8 * j + rank;
                 b[k][j][half] = there ? __ldg((const uint32_t *)from) : 0;
             }
+    __syncwarp();
 #pragma unroll
     for (int k = 0; k < STEPS; k++)
 #pragma unroll

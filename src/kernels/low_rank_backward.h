@@ -10,9 +10,10 @@
  * added in a fixed order.
  *
  * Cost     4 tokens out r FLOPs; tokens out elements of dy, once or twice, and (tokens + out) r of the
- *          rest, twice. One kernel: also 8 r (splits out + strips tokens) bytes of partial sums, 13 % of dy
- *          for 8192 x 14336 at r 16, mostly in L2. On an H200 8192 tokens at r 16 should take 60 us for out
- *          14336 (the floor at 4.2 TB/s is 56), 20 for 4096 (16), 9 for 1024 (4.3).
+ *          rest, twice. One kernel: also 8 r (splits out + strips tokens) bytes of partial sums, written
+ *          and read: 13 % of dy for 8192 x 14336 at r 16, less as far as L2 holds them. On an H200 8192
+ *          tokens at r 16 should take 60 us for out 14336 (the floor at 4.2 TB/s is 56), 20 for 4096
+ *          (16), 9 for 1024 (4.3).
  */
 #ifndef TSR_KERNELS_LOW_RANK_BACKWARD_H
 #define TSR_KERNELS_LOW_RANK_BACKWARD_H

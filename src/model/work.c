@@ -201,7 +201,7 @@ static void recompute(const tsr_work_layer *layer, tsr_work_call *call, void *us
 }
 
 /* dB and dS from dY: at least, it is read once for both. Here, where one kernel does it in the memory of
- * the weight (adapters/linear.c), whose partial sums stay in L2 for the most part; else twice. */
+ * the weight (adapters/linear.c); its partial sums are not counted. Else it is read twice. */
 static void emit_low_rank(const walk *w, const tsr_work_linear *x)
 {
     double t = w->layer->tokens, dy = w->layer->element * t * x->out;
