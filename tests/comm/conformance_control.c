@@ -122,6 +122,7 @@ static void abort_while_waiting(tsr_case_rank *me, meeting_kind kind)
 {
     meeting m = make_meeting(me, kind);
     int last = me->size - 1, first;
+    OK(tsr_comm_agree(me->host, me->host_stream, TSR_OK, NULL)); /* all have made it */
     double start = tsr_now();
     tsr_status mine;
     tsr_comm_publish(me->comm, 3, "COMPUTE", 1);
@@ -177,6 +178,7 @@ void tsr_case_device_fails(tsr_case_rank *me)
 {
     int64_t *sum = tsr_case_word(me, 1);
     int first;
+    OK(tsr_comm_agree(me->host, me->host_stream, TSR_OK, NULL)); /* all have their words */
     double start = tsr_now();
     if (me->rank == 0)
         OK(tsr_stream_call(me->stream, break_device, NULL, 0));
@@ -193,6 +195,7 @@ void tsr_case_poison_while_waiting(tsr_case_rank *me)
 {
     int64_t *sum = tsr_case_word(me, 1);
     int last = me->size - 1;
+    OK(tsr_comm_agree(me->host, me->host_stream, TSR_OK, NULL)); /* all have their words */
     double start = tsr_now();
     if (me->rank < last) { /* the last never comes, but the others need not wait for it */
         tsr_status status = tsr_comm_all_reduce(me->comm, me->stream, sum, 1, TSR_SUM);

@@ -9,6 +9,40 @@
 
 #include <cmocka.h>
 
+/* ---- where ---- */
+
+static char backend_key[32] = "backend=cpu", dtype_key[32] = "dtype=auto";
+static int most_ranks = JOB_RANKS_MAX, times = 1;
+
+void job_choose_backend(int argc, char **argv)
+{
+    int gpus = 0;
+    if (argc < 4)
+        return;
+    snprintf(backend_key, sizeof backend_key, "backend=%s", argv[1]);
+    snprintf(dtype_key, sizeof dtype_key, "dtype=%s", argv[2]);
+    most_ranks = atoi(argv[3]);
+    times = 16;
+    if (strcmp(argv[1], "cuda") != 0)
+        return;
+    if (tsr_device_cuda_count(&gpus) != TSR_OK)
+        gpus = 0;
+    if (gpus < most_ranks) {
+        printf("skipped: %d GPUs\n", gpus);
+        exit(77);
+    }
+}
+
+int job_ranks(int wanted)
+{
+    return wanted < most_ranks ? wanted : most_ranks;
+}
+
+int job_tokens(int few)
+{
+    return few * times;
+}
+
 /* ---- files ---- */
 
 static unsigned random_below(unsigned *state, unsigned bound)
@@ -38,7 +72,7 @@ void job_write_documents(const char *name, int rows, unsigned vocab, unsigned se
     if (!file)
         fail_msg("cannot write %s", name);
     for (int i = 0; i < rows; i++) {
-        unsigned count = 3 + random_below(&seed, i % 3 ? 12 : 34);
+        unsigned count = (unsigned)job_tokens(3 + (int)random_below(&seed, i % 3 ? 12 : 34));
         fputs("{", file);
         write_ids(file, "input_ids", &seed, count, vocab, false);
         if (i % 2) {
@@ -55,34 +89,6 @@ void job_write_documents(const char *name, int rows, unsigned vocab, unsigned se
 int job_thread_count(void)
 {
     return count_entries("/proc/self/task");
-}
-
-/* ---- where ---- */
-
-static char backend_key[32] = "backend=cpu", dtype_key[32] = "dtype=auto";
-static int most_ranks = JOB_RANKS_MAX;
-
-void job_choose_backend(int argc, char **argv)
-{
-    int gpus = 0;
-    if (argc < 4)
-        return;
-    snprintf(backend_key, sizeof backend_key, "backend=%s", argv[1]);
-    snprintf(dtype_key, sizeof dtype_key, "dtype=%s", argv[2]);
-    most_ranks = atoi(argv[3]);
-    if (strcmp(argv[1], "cuda") != 0)
-        return;
-    if (tsr_device_cuda_count(&gpus) != TSR_OK)
-        gpus = 0;
-    if (gpus < most_ranks) {
-        printf("skipped: %d GPUs\n", gpus);
-        exit(77);
-    }
-}
-
-int job_ranks(int wanted)
-{
-    return wanted < most_ranks ? wanted : most_ranks;
 }
 
 /* ---- a run ---- */

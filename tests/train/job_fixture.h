@@ -13,12 +13,16 @@
 #define JOB_MODEL     TSR_SOURCE_DIR "/examples/tiny-llama"
 #define JOB_TRACES    TSR_SOURCE_DIR "/tests/golden/traces"
 
-/* A program's arguments: none, or BACKEND DTYPE RANKS ("cuda bfloat16 2"). Ends the program with 77
- * (skipped) where there are fewer GPUs than ranks. */
+/* A program's arguments: none, or BACKEND DTYPE RANKS ("cuda bfloat16 2"), with which documents are 16
+ * times as long: some kernels are for many tokens. Ends the program with 77 (skipped) where there are
+ * fewer GPUs than ranks. Before anything else. */
 void job_choose_backend(int argc, char **argv);
 
 /* `wanted` ranks, or as many as there may be. */
 int job_ranks(int wanted);
+
+/* The tokens of a document that has `few` without arguments. */
+int job_tokens(int few);
 
 /* In the scratch directory: documents of unequal length as pretokenized rows of ids below `vocab`, some with several documents
  * or without all labels. */

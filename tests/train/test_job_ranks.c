@@ -162,9 +162,11 @@ static void test_dora_with_fresh_magnitudes(void **state)
 static void test_dora_packed(void **state)
 {
     (void)state;
-    static const char config[] = "init_adapter: " JOB_TRACES "/init/dora_r8\n"
-                                 "packing: true\nmax_length: 40\n"
-                                 "per_device_train_batch_size: 2\ntotal_batch_size: 4\n";
+    char config[512];
+    snprintf(config, sizeof config,
+             "init_adapter: " JOB_TRACES "/init/dora_r8\npacking: true\nmax_length: %d\n"
+             "per_device_train_batch_size: 2\ntotal_batch_size: 4\n",
+             job_tokens(40));
     run_subject(&(subject){"packed DoRA", config, NULL, few, COUNT(few)}, "train.jsonl",
                 "eval.jsonl");
 }
