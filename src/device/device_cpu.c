@@ -33,7 +33,7 @@ static void describe(tsr_device *device)
 static tsr_status memory(uint64_t *free_bytes, uint64_t *total, tsr_device *device)
 {
     (void)device;
-    *total = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    *total = tsr_topology_memory(TSR_CGROUP);
     *free_bytes = *total;
     return TSR_OK;
 }

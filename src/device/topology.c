@@ -196,19 +196,34 @@ static int count_of(hwloc_topology_t hwloc, hwloc_obj_type_t type)
     return count > 0 ? count : 0;
 }
 
-/* "max", or a file that is not there, is no limit. */
-static uint64_t memory_limit(void)
+static uint64_t machine_memory(void)
 {
+    return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* "max", a file that is not there, or more than the machine has (version 1 says 2^63) is no limit: 0. */
+static uint64_t memory_limit(const char *cgroup)
+{
+    static const char *const names[] = {"memory.max", "memory/memory.limit_in_bytes"};
     unsigned long long bytes = 0;
-    FILE *file = fopen("/sys/fs/cgroup/memory.max", "re");
-    if (!file)
-        file = fopen("/sys/fs/cgroup/memory/memory.limit_in_bytes", "re");
+    FILE *file = NULL;
+    for (int i = 0; i < 2 && !file; i++) {
+        char path[512];
+        snprintf(path, sizeof path, "%s/%s", cgroup, names[i]);
+        file = fopen(path, "re");
+    }
     if (!file)
         return 0;
     if (fscanf(file, "%llu", &bytes) != 1)
         bytes = 0;
     fclose(file);
-    return bytes;
+    return bytes < machine_memory() ? bytes : 0;
+}
+
+uint64_t tsr_topology_memory(const char *cgroup)
+{
+    uint64_t limit = memory_limit(cgroup);
+    return limit ? limit : machine_memory();
 }
 
 void tsr_topology_describe(tsr_topology_facts *out, const tsr_topology *topology)
@@ -224,10 +239,9 @@ void tsr_topology_describe(tsr_topology_facts *out, const tsr_topology *topology
                                 .threads = count_of(hwloc, HWLOC_OBJ_PU),
                                 .last_level_cache_bytes =
                                     cache && cache->attr ? cache->attr->cache.size : 0,
-                                .memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * page,
-                                .memory_free_bytes = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * page};
-    uint64_t limit = memory_limit();
-    out->memory_limit_bytes = limit < out->memory_bytes ? limit : 0; /* cgroup 1 says 2^63 */
+                                .memory_bytes = machine_memory(),
+                                .memory_free_bytes = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * page,
+                                .memory_limit_bytes = memory_limit(TSR_CGROUP)};
 }
 
 void tsr_topology_library(char text[32])

@@ -32,6 +32,10 @@ typedef struct {
 
 void tsr_topology_describe(tsr_topology_facts *out, const tsr_topology *topology);
 
+/* Bytes that the process may have: the machine's memory, or what the cgroup mounted there allows. */
+#define TSR_CGROUP "/sys/fs/cgroup"
+uint64_t tsr_topology_memory(const char *cgroup);
+
 /* hwloc's version, as "2.9.0", in `text`. */
 void tsr_topology_library(char text[32]);
 

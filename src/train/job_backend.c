@@ -145,7 +145,7 @@ tsr_status tsr_job_backend_speeds(tsr_job *job)
     return tsr_stream_synchronize(job->control);
 }
 
-/* Of the CPU four fifths of the machine's memory, shared by the ranks of a node; of a GPU what is
+/* Of the CPU four fifths of the machine's memory, or its cgroup's, shared by the ranks of a node; of a GPU what is
  * free; of one that is not here (a plan) all that it has, if that is known. The smallest of all ranks
  * counts. */
 tsr_status tsr_job_backend_budget(uint64_t *out, tsr_job *job)
