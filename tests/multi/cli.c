@@ -380,6 +380,19 @@ void cli_output_free(cli_output *output)
     *output = (cli_output){0};
 }
 
+pid_t cli_parent(pid_t pid)
+{
+    char path[32];
+    long parent = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *file = fopen(path, "r");
+    if (!file || fscanf(file, "%*d (%*[^)]) %*c %ld", &parent) != 1)
+        cli_fail("%s cannot be read", path);
+    if (file)
+        fclose(file);
+    return (pid_t)parent;
+}
+
 int cli_count(const char *text, const char *words)
 {
     int count = 0;

@@ -62,6 +62,7 @@ void cli_start(cli_process *process, int ranks, const char *wrapper, const char 
 void cli_wait(cli_output *output, cli_process *process, double timeout);
 void cli_run(cli_output *output, int ranks, const char *wrapper, const char *words);
 void cli_output_free(cli_output *output);
+pid_t cli_parent(pid_t pid);
 
 /* How often `words` stands in `text`. */
 int cli_count(const char *text, const char *words);

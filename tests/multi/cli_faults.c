@@ -31,19 +31,6 @@ static pid_t pid_of(int rank)
     return pid;
 }
 
-static pid_t parent_of(pid_t pid)
-{
-    char path[32];
-    long parent = 0;
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    FILE *file = fopen(path, "r");
-    if (!file || fscanf(file, "%*d (%*[^)]) %*c %ld", &parent) != 1)
-        cli_fail("%s cannot be read", path);
-    if (file)
-        fclose(file);
-    return (pid_t)parent;
-}
-
 /* Starts a run that takes very long, and waits until it is in the midst of it. */
 static void start_long(cli_process *process, int ranks)
 {
@@ -187,7 +174,7 @@ static void mpirun_signalled(void)
     cli_process process;
     cli_output output;
     start_long(&process, 2);
-    kill(parent_of(pid_of(0)), SIGTERM);
+    kill(cli_parent(pid_of(0)), SIGTERM);
     cli_wait(&output, &process, 20);
     check_code(&output, 1);
     check_end("saved");
