@@ -1,6 +1,6 @@
 /*
  * nf4_merge.cu: contract nf4_merge.h; reference nf4_merge_ref.c. Which way is taken; and the kernel of
- * larger ranks.
+ * larger ranks for any card.
  *
  * Split    A block of 4 warps has a tile of 128 rows and 128 columns; a warp has 64 x 64 of B A, in 128
  *          registers, so that it reads 4 bytes of shared memory for 64 products. Ranks go by in chunks
@@ -180,9 +180,11 @@ extern "C" tsr_status tsr_nf4_merge_cuda(tsr_stream *stream, const tsr_nf4_merge
         TSR_TRY(tsr_nf4_dequant_cuda(stream, w));
         return tsr_gemm_cuda(stream, &product);
     }
+    if (args->r >= TSR_NF4_MERGE_WGMMA && tsr_nf4_merge_wgmma(stream, args))
+        return tsr_launched("nf4_merge");
     if (args->r <= TSR_NF4_MERGE_LOW)
         tsr_nf4_merge_low(stream, args);
-    else if (!tsr_nf4_merge_wgmma(stream, args))
+    else
         TSR_TRY(merge_tiles(stream, args));
     return tsr_launched("nf4_merge");
 }

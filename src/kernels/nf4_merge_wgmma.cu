@@ -1,7 +1,7 @@
 /*
  * nf4_merge_wgmma.cu: nf4_merge for larger ranks on sm_90a.
  *
- * Split    A block stays, and takes tiles of 128 rows and 256 columns, every so many. One warp fetches
+ * Split    A block stays, and takes tiles of 128 rows and 256 columns, every so many. One thread fetches
  *          chunks of 64 ranks of both operands into a ring of four stages, ahead through all its
  *          tiles; two groups of four warps multiply, 64 x 256 each, with the sums in 128 registers,
  *          and write (nf4_merge.cuh). Nothing but the ring holds the groups together, and the second
@@ -162,7 +162,9 @@ static __device__ __forceinline__ void multiply(const merge_work *work, merge_ri
     }
 }
 
-static __device__ __forceinline__ void merge(const tsr_nf4_merge_args *args, const merge_maps *maps)
+/* Unused in code for other cards. */
+static __device__ __forceinline__ __attribute__((unused)) void merge(const tsr_nf4_merge_args *args,
+                                                                     const merge_maps *maps)
 {
     extern __shared__ __align__(16) char memory[];
     __shared__ __align__(8) uint64_t barriers[2 * STAGES + 1];
@@ -197,9 +199,15 @@ static __device__ __forceinline__ void merge(const tsr_nf4_merge_args *args, con
     }
 }
 
-static __global__ void __launch_bounds__(THREADS, 1)
-    merge_tiles(const __grid_constant__ tsr_nf4_merge_args args,
-                const __grid_constant__ merge_maps maps)
+/* Code for other cards has no body, and does not let so many threads in. */
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define SHAPE __launch_bounds__(THREADS, 1)
+#else
+#define SHAPE __launch_bounds__(TSR_WARP)
+#endif
+
+static __global__ void SHAPE merge_tiles(const __grid_constant__ tsr_nf4_merge_args args,
+                                         const __grid_constant__ merge_maps maps)
 {
     tsr_kernel_begin();
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -216,11 +224,10 @@ extern "C" void *tsr_nf4_merge_boxes(tsr_device *device)
     const tsr_cuda_properties *p = tsr_device_cuda_properties(device);
     cudaFuncAttributes found;
     bool good = cudaSetDevice(p->index) == cudaSuccess && p->shared_bytes >= BYTES + 1024 &&
-                cudaFuncGetAttributes(&found, merge_tiles) == cudaSuccess;
-    /* The card's code has the kernel's body if it has the barriers in it. */
-    good = good && found.sharedSizeBytes > 0 &&
-           cudaFuncSetAttribute(merge_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES) ==
-               cudaSuccess;
+                cudaFuncGetAttributes(&found, merge_tiles) == cudaSuccess &&
+                found.maxThreadsPerBlock >= THREADS;
+    good = good && cudaFuncSetAttribute(merge_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        BYTES) == cudaSuccess;
     cudaGetLastError(); /* the other kernel is there */
     return good ? tsr_cuda_driver("cuTensorMapEncodeTiled") : NULL;
 }
