@@ -169,13 +169,13 @@ static void test_passes_over_dy(void **state)
 {
     (void)state;
     tsr_work_layer layer = {.element = 2, .tokens = 8192};
-    double more[2], r[2] = {16, 64}, x = 2.0 * 8192 * 1024, dy = 2.0 * 8192 * 2048;
+    double more[2], r[2] = {16, 64}, x = 2.0 * 8192 * 2048, dy = 2.0 * 8192 * 2048;
     for (int i = 0; i < 2; i++) {
         sum s = {.rates = {1, 1, 1, 1}};
-        layer.linear[TSR_DOWN] = (tsr_work_linear){.in = 1024, .out = 2048, .r = r[i], .nf4 = true};
+        layer.linear[TSR_DOWN] = (tsr_work_linear){.in = 2048, .out = 2048, .r = r[i], .nf4 = true};
         tsr_work_backward(&layer, add, &s);
         /* Without what is read and written of rank r: x is read for x A^T and again for dA. */
-        double low = 2 * r[i] * (8192 + 1024);
+        double low = 2 * r[i] * (8192 + 2048);
         more[i] = s.here.bytes - s.least.bytes - x - low;
     }
     assert_true(more[0] == 0);
