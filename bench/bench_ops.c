@@ -7,7 +7,8 @@
  * of_roof is floor / time, floor = max(bytes / copy roof, FLOPs / matmul roof); bytes count each
  * operand once. Random data; where one call's operands would fit into L2, several sets take turns.
  * A sample is as many launches as last two milliseconds, timed by the host from an idle stream to an
- * idle stream; the median of several.
+ * idle stream; the median of several. Where kernels start early (src/kernels/cuda.cuh) a launch comes in
+ * while the one before it ends, as in a step, and reads nothing before that has ended.
  */
 #include "base/clock.h"
 #include "kernels/kernels.h"

@@ -168,8 +168,6 @@ static __global__ void __launch_bounds__(THREADS, ADAMW_BLOCKS)
           const tsr_adamw_control *control)
 {
     tsr_kernel_begin();
-    if (control->skip)
-        return;
     const tsr_adamw_span *span = &a.span[blockIdx.y];
     bool vectors = a.vectors[blockIdx.y];
     uint64_t stride = (uint64_t)gridDim.x * THREADS * QUAD;
@@ -177,6 +175,8 @@ static __global__ void __launch_bounds__(THREADS, ADAMW_BLOCKS)
     int count = i < span->count ? (int)min(span->count - i, (uint64_t)QUAD) : 0;
     adamw_quad q;
     load_quad(&q, span, i, count, vectors);
+    if (control->skip) /* after the loads, which need not wait for it */
+        return;
     float clip = control->clip;
     float2 of_t = corrections(&k, control->step);
     while (count > 0) {

@@ -136,6 +136,10 @@ back_tile(const tsr_compose_backward_args *a, const tsr_tiling *tiling, tsr_dtyp
             if (token >= place.end)
                 break;
             float dy[8], inner[8];
+            /* So that g - 1 is made here: before the loop it would be waited for with nothing asked for. */
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                asm volatile("" : "+f"(g[j]));
             tsr_raw_widen(dy, dy_raw[u], dtype);
             if (a->dm) {
                 tsr_raw_widen(inner, inner_raw[u], dtype);

@@ -130,23 +130,34 @@ extern "C" tsr_status tsr_fixed_sum_cuda(tsr_stream *stream, const tsr_fixed_sum
 
 /* ---- fixed_add ---- */
 
+/* `left` pairs from here on are real; with TURNS * THREADS of them all loads are asked for before any is
+ * waited for, which the compiler does not do of loads that hang on a condition. */
+static __device__ __forceinline__ void add_turns(longlong2 *accumulator, const longlong2 *part,
+                                                 uint64_t left)
+{
+    longlong2 sum[TURNS], more[TURNS];
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++)
+        if (turn * THREADS < left) {
+            sum[turn] = accumulator[turn * THREADS];
+            more[turn] = __ldcs(part + turn * THREADS);
+        }
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++)
+        if (turn * THREADS < left)
+            accumulator[turn * THREADS] =
+                make_longlong2(sum[turn].x + more[turn].x, sum[turn].y + more[turn].y);
+}
+
 static __global__ void __launch_bounds__(THREADS)
     add_pairs(longlong2 *accumulator, const longlong2 *part, uint64_t pairs)
 {
     tsr_kernel_begin();
-    uint64_t first = (uint64_t)blockIdx.x * TILE + threadIdx.x;
-    longlong2 sum[TURNS], more[TURNS];
-#pragma unroll
-    for (int turn = 0; turn < TURNS; turn++)
-        if (first + turn * THREADS < pairs) {
-            sum[turn] = accumulator[first + turn * THREADS];
-            more[turn] = __ldcs(part + first + turn * THREADS);
-        }
-#pragma unroll
-    for (int turn = 0; turn < TURNS; turn++)
-        if (first + turn * THREADS < pairs)
-            accumulator[first + turn * THREADS] =
-                make_longlong2(sum[turn].x + more[turn].x, sum[turn].y + more[turn].y);
+    uint64_t first = (uint64_t)blockIdx.x * TILE, at = first + threadIdx.x;
+    if (pairs - first >= TILE)
+        add_turns(accumulator + at, part + at, TILE);
+    else if (at < pairs)
+        add_turns(accumulator + at, part + at, pairs - at);
 }
 
 static __global__ void __launch_bounds__(THREADS)
