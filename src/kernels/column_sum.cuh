@@ -164,17 +164,14 @@ static __global__ void __launch_bounds__(TSR_FINISH_ROWS *TSR_WARP)
     float n = mine && warp == 0 ? part.n[j] : 1;
     float value[TSR_CUDA_PARTIAL_ROWS / TSR_FINISH_ROWS];
     double total = 0;
-    /* All rows that there is room for, also those that nobody wrote: loads that hang on a condition would be
-     * waited for one by one. */
-    const float *from = s.partials + warp * s.columns + (mine ? column : 0);
 #pragma unroll
     for (int i = 0; i < TSR_CUDA_PARTIAL_ROWS / TSR_FINISH_ROWS; i++) {
-        value[i] = *from;
-        from += TSR_FINISH_ROWS * s.columns;
+        int64_t row = warp + i * TSR_FINISH_ROWS;
+        value[i] = mine && row < s.rows ? s.partials[row * s.columns + column] : 0;
     }
 #pragma unroll
     for (int i = 0; i < TSR_CUDA_PARTIAL_ROWS / TSR_FINISH_ROWS; i++)
-        total += warp + i * TSR_FINISH_ROWS < s.rows ? (double)value[i] : 0;
+        total += (double)value[i];
     shared[warp][lane] = total;
     __syncthreads();
     if (warp != 0 || !mine)
