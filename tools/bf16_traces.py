@@ -109,7 +109,7 @@ def main():
     p.add_argument("--traces", default="a_lora,c1_dora")
     p.add_argument("--device", default="cuda")
     p.add_argument("--peft", default="bitsandbytes", choices=("bitsandbytes", "plain"))
-    p.add_argument("--runs", type=int, default=24, help="up to 24, the orders of four rows")
+    p.add_argument("--runs", type=int, default=12, help="up to 24, the orders of four rows")
     a = p.parse_args()
     import peft_bnb
     weights = read_weights(MODEL, a.device)

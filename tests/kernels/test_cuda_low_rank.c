@@ -88,8 +88,11 @@ static void one_pass_matches_at_large_shapes(void **state)
     static const struct {
         int64_t tokens, out, r;
         int warps;
-    } large[] = {{8192, 1024, 16, 2}, {8191, 4096, 16, 4},  {2048, 14336, 16, 4},
-                 {4097, 14336, 8, 8}, {40, 150000, 8, 2}};
+    } large[] = {{8192, 1024, 16, 2},
+                 {8191, 4096, 16, 4},
+                 {2048, 14336, 16, 4},
+                 {4097, 14336, 8, 8},
+                 {40, 150000, 8, 2}};
     (void)state;
     for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
         tsr_low_rank_tiling tiling =
