@@ -1,11 +1,14 @@
 #include "cuda_test.h"
 
-#define MAX_ARRAYS 256
+#define MAX_ARRAYS     256
+#define TOGETHER_BYTES (2ull << 30)
 
 cuda_rig rig;
 
 static tsr_arena *array[MAX_ARRAYS];
 static int array_count;
+static char *together; /* the first array, where there is only that */
+static uint64_t together_used;
 
 int cuda_setup(void **state)
 {
@@ -15,7 +18,10 @@ int cuda_setup(void **state)
         printf("skipped: %s\n", count ? "" : tsr_last_error());
         exit(77);
     }
-    RUN(tsr_device_create_cuda(&rig.device, &(tsr_device_options){.no_pinning = true}));
+    /* Parts run side by side: one core is enough for each one's references. */
+    int threads = getenv("TESSERA_PART") ? 1 : 0;
+    RUN(tsr_device_create_cuda(&rig.device,
+                               &(tsr_device_options){.no_pinning = true, .thread_count = threads}));
     RUN(tsr_stream_create(&rig.stream, rig.device, "test"));
     RUN(tsr_kernels_open(&rig.kernels, rig.device));
     rig.pool = tsr_device_pool(rig.device);
@@ -26,6 +32,8 @@ int cuda_teardown(void **state)
 {
     (void)state;
     cuda_free_all();
+    if (together)
+        tsr_arena_destroy(array[0]);
     tsr_stream_destroy(rig.stream);
     tsr_device_destroy(rig.device);
     return 0;
@@ -44,13 +52,33 @@ bool cuda_turn(void)
     return turn++ % parts == part;
 }
 
-void *cuda_copy(const void *host, uint64_t bytes)
+/* An allocation of its own, so that memcheck sees what goes beyond it. */
+static void *allocate_apart(uint64_t bytes)
 {
     void *out = NULL;
     if (array_count == MAX_ARRAYS)
         fail_msg("more than %d arrays: cuda_free_all is missing", MAX_ARRAYS);
     RUN(tsr_arena_create(&array[array_count], rig.device, TSR_MEMORY_DEVICE, bytes + 256));
     RUN(tsr_arena_take(&out, array[array_count++], "array", bytes ? bytes : 1));
+    return out;
+}
+
+/* From one allocation for the whole program: thousands of cudaMalloc under a sanitizer take minutes. */
+static void *allocate_together(uint64_t bytes)
+{
+    if (!together)
+        together = allocate_apart(TOGETHER_BYTES);
+    void *out = together + together_used;
+    together_used += (bytes / 256 + 1) * 256;
+    if (together_used > TOGETHER_BYTES)
+        fail_msg("arrays of more than %llu bytes", TOGETHER_BYTES);
+    return out;
+}
+
+void *cuda_copy(const void *host, uint64_t bytes)
+{
+    bool apart = !getenv("TESSERA_ONE_ALLOCATION");
+    void *out = apart ? allocate_apart(bytes) : allocate_together(bytes);
     if (host) {
         RUN(tsr_device_write(rig.device, out, host, bytes));
     } else {
@@ -64,7 +92,8 @@ void cuda_free_all(void)
 {
     if (rig.stream)
         tsr_stream_synchronize(rig.stream);
-    while (array_count > 0)
+    together_used = 0;
+    while (array_count > (together ? 1 : 0))
         tsr_arena_destroy(array[--array_count]);
 }
 

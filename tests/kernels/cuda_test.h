@@ -26,7 +26,8 @@ extern cuda_rig rig;
 int cuda_setup(void **state);
 int cuda_teardown(void **state);
 
-/* Device memory until cuda_free_all; filled with 0xff, which is NaN, where `host` is NULL. */
+/* Device memory until cuda_free_all; filled with 0xff, which is NaN, where `host` is NULL. An allocation of
+ * its own, unless TESSERA_ONE_ALLOCATION is set. */
 void *cuda_copy(const void *host, uint64_t bytes);
 void cuda_free_all(void);
 
