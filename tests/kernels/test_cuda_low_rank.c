@@ -30,6 +30,8 @@ static void run_twice(const tsr_low_rank_backward_args *args, output db, output 
 /* `scratch`: as much as one kernel needs, or none. */
 static void one_case(int64_t tokens, int64_t out, int64_t r, tsr_dtype dtype, bool scratch)
 {
+    if (!cuda_turn())
+        return;
     uint64_t bytes = scratch ? tsr_low_rank_backward_bytes(dtype, tokens, out, r) : 0;
     input dy = random_input(tokens * out, 1, 1, dtype), low = random_input(tokens * r, 2, 1, dtype);
     input b = random_input(out * r, 3, 1, dtype);
