@@ -172,6 +172,8 @@ static tsr_status read_metrics(tsr_run_metrics *out, const char *directory)
 {
     char path[TSR_INSPECT_PATH_BYTES];
     TSR_TRY(tsr_inspect_join(path, directory, "metrics.jsonl"));
+    if (access(directory, F_OK) != 0)
+        return tsr_fail(TSR_EDATA, "%s: %s", directory, strerror(errno));
     if (access(path, F_OK) != 0)
         return tsr_fail(TSR_EDATA,
                         "%s: there is no metrics.jsonl in it: expected a run's output_dir",

@@ -119,6 +119,8 @@ static void run_subject(const subject *s, const char *documents, const char *eva
         job_result result;
         if (v->ranks > job_ranks(v->ranks))
             continue;
+        if (replaced && i > 0 && v->ranks < job_ranks(JOB_RANKS_MAX))
+            continue; /* the test on fewer cards has it */
         int length = snprintf(config, sizeof config, "%smodel_name_or_path: %s\ndataset: %s\n%s%s",
                               base, s->model ? s->model : JOB_MODEL, scratch_path(documents),
                               s->config, v->config);
