@@ -368,9 +368,9 @@ void cli_run(cli_output *output, int ranks, const char *wrapper, const char *wor
 {
     cli_process process;
     cli_start(&process, ranks, wrapper, words);
-    cli_wait(output, &process, 20);
+    cli_wait(output, &process, CLI_PATIENCE);
     if (output->code < 0)
-        cli_fail("%s: no end after 20 seconds\n%s", words, output->err);
+        cli_fail("%s: no end after %d seconds\n%s", words, CLI_PATIENCE, output->err);
 }
 
 void cli_output_free(cli_output *output)

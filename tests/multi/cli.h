@@ -60,6 +60,8 @@ typedef struct {
 void cli_start(cli_process *process, int ranks, const char *wrapper, const char *words);
 /* Waits; what is still there after `timeout` seconds is killed. */
 void cli_wait(cli_output *output, cli_process *process, double timeout);
+/* Seconds after which a run hangs: env --measure computes for ten on two idle cores. */
+#define CLI_PATIENCE 60
 void cli_run(cli_output *output, int ranks, const char *wrapper, const char *words);
 void cli_output_free(cli_output *output);
 pid_t cli_parent(pid_t pid);
