@@ -58,11 +58,18 @@ static void test_self(void **state)
     }
 }
 
+/* Ranks that wait are slow under ThreadSanitizer: there the largest number of them is left out. */
+#ifdef __SANITIZE_THREAD__
+#define LEFT_OUT 1
+#else
+#define LEFT_OUT 0
+#endif
+
 static void test_thread(void **state)
 {
     static const int sizes[] = {1, 2, 3, 5, 8};
     (void)state;
-    for (int s = 0; s < 5; s++)
+    for (int s = 0; s < 5 - LEFT_OUT; s++)
         for (int i = 0; i < tsr_conformance_count; i++) {
             const tsr_case *test = &tsr_conformance[i];
             tsr_comm *comms[MOST];
@@ -137,7 +144,7 @@ static void test_callback(void **state)
 {
     static const int sizes[] = {1, 2, 3, 5};
     (void)state;
-    for (int s = 0; s < 4; s++)
+    for (int s = 0; s < 4 - LEFT_OUT; s++)
         for (int i = 0; i < tsr_conformance_count; i++)
             if (sizes[s] >= tsr_conformance[i].ranks)
                 run_callback(&tsr_conformance[i], sizes[s], 0);
