@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "model.h"
 #include "model/work.h"
+#include "ranks.h"
 #include "train/job_parts.h"
 #include "train/usage.h"
 
@@ -136,18 +137,6 @@ static int read_options(bench_run *run, int count, char **arguments)
 }
 
 /* ---- ranks and files ---- */
-
-/* Under mpirun MPI is this program's, so that the ranks can agree on a directory before the job. */
-static void meet(bench_run *run)
-{
-    int provided;
-    run->ranks = 1;
-    if (!getenv("OMPI_COMM_WORLD_SIZE"))
-        return;
-    MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided);
-    MPI_Comm_rank(MPI_COMM_WORLD, &run->rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &run->ranks);
-}
 
 static int make_files(bench_run *run)
 {
@@ -508,7 +497,7 @@ int main(int count, char **arguments)
     run.overrides = calloc((size_t)count, sizeof *run.overrides);
     if (!run.overrides || read_options(&run, count, arguments))
         return 64;
-    meet(&run);
+    bench_meet(&run.rank, &run.ranks);
     int failed = make_files(&run);
     if (!failed)
         failed = train(&r, &run);

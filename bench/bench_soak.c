@@ -16,6 +16,7 @@
  */
 #include "base/clock.h"
 #include "base/hash.h"
+#include "ranks.h"
 #include "train/job_parts.h"
 #include "train/usage.h"
 
@@ -290,25 +291,13 @@ static int read_options(soak *all, int count, char **arguments)
     return all->run[0].step && all->run[1].step ? 0 : -1;
 }
 
-/* Under mpirun MPI is this program's. */
-static void meet(soak *all)
-{
-    int provided;
-    all->ranks = 1;
-    if (!getenv("OMPI_COMM_WORLD_SIZE"))
-        return;
-    MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided);
-    MPI_Comm_rank(MPI_COMM_WORLD, &all->rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &all->ranks);
-}
-
 int main(int count, char **arguments)
 {
     soak all = {.steps = 500};
     all.overrides = calloc((size_t)count + 1, sizeof *all.overrides);
     if (!all.overrides || read_options(&all, count, arguments) < 0)
         return usage();
-    meet(&all);
+    bench_meet(&all.rank, &all.ranks);
     int failed = 0;
     for (int i = 0; i < RUNS && !failed; i++)
         failed = train(&all, i);

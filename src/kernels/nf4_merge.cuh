@@ -12,8 +12,8 @@
 #define TSR_NF4_MERGE_LOW 32
 void tsr_nf4_merge_low(tsr_stream *stream, const tsr_nf4_merge_args *args);
 
-/* nf4_merge_wgmma.cu: ranks from this on; up to 64 take the same 66 us for 14336 x 4096, where nf4_merge_low
- * takes 62 at 16 and 72 at 32. False: not on this card (tsr_kernels_context.boxes), and nothing was done. */
+/* nf4_merge_wgmma.cu: ranks from this on. It takes them 64 at a time, 66 us for 14336 x 4096, where
+ * nf4_merge_low takes 62 at 16 and 72 at 32. False: not on this card (tsr_kernels_context.boxes), and nothing was done. */
 #define TSR_NF4_MERGE_WGMMA 17
 bool tsr_nf4_merge_wgmma(tsr_stream *stream, const tsr_nf4_merge_args *args);
 
