@@ -100,7 +100,7 @@ static tsr_status take_choices(tsr_job *job)
     if (status == TSR_OK)
         status = broadcast(job, text, (uint64_t)length);
     if (status == TSR_OK && job->view.rank != 0)
-        status = job->kernels->prepare(job->device, &(tsr_prepare_args){.agreed = text});
+        status = tsr_model_agree(job->model, text);
     free(text);
     return tsr_job_agree(job, status);
 }

@@ -1,0 +1,98 @@
+/*
+ * adapters/graph.h: in which order the products of an adapter are multiplied (RunLoRA; design
+ * FORMATS 4), what each order costs, and which one is taken for a shape.
+ *
+ * With X [T, in], dY [T, out], W [out, in], A [r, in], B [out, r], and s left out:
+ *
+ *     F1   X W' + (X A') B'
+ *     F2   X (W + B A)'
+ *     B1   dB = dY' (X A'), dS = dY B, dA = dS' X, dX = dY W + dS A
+ *     B2   B1 with dB = (dY' X) A'
+ *     B3   B1 with dB = (dY' X) A', dA = B' (dY' X)
+ *     B4   B3 with dX = dY (W + B A)
+ *     B5   B1 with dX = dY (W + B A)
+ *
+ * Where dB and dS come from dY, one pass over it can make both (kernels/low_rank_backward.h): "B1.once",
+ * "B5.once".
+ *
+ * Not all of them are for every shape (tsr_graph_allowed):
+ *     W + B A       only in bf16, where the weight is made from codes anyway and rounded once, with s B A
+ *                   in it (kernels/nf4_merge.h): rounded a second time, small updates would be lost. Not
+ *                   in fp32, where a token's bits do not depend on how many lie beside it. Not with
+ *                   dropout: A then has another X than W.
+ *     dY' X         [out, in] of the compute dtype lies where the weight is made later: no memory is added.
+ *     B2            never, and so it is only counted here: it takes more FLOPs than another one for every
+ *                   linear of 8B and 70B models, ranks 8 to 1024, 128 to 16384 tokens (test_adapters_graph).
+ *                   There B4 takes least for some ranks from 432 on, B3 from 488 on where W + B A is not
+ *                   allowed; of k and v only, since 2 r (in + out) must pass in out.
+ *
+ * Which    What was measured at start-up (graph_time.h), else the cheapest by this table: FLOPs in fp32,
+ *          FLOPs and bytes at the speed of an H200 in bf16. It depends on the shape alone and does not
+ *          change within a run, so the same job has the same bits on any number of ranks.
+ */
+#ifndef TSR_ADAPTERS_GRAPH_H
+#define TSR_ADAPTERS_GRAPH_H
+
+#include "base/dtype.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct {
+    const char *name;
+    bool merged; /* multiplies with W + s B A */
+    /* Backward: from dY' X, [out, in], not from dS and X A'. */
+    bool outer_db, outer_da;
+} tsr_graph;
+
+#define TSR_FORWARD_GRAPHS  2
+#define TSR_BACKWARD_GRAPHS 5
+extern const tsr_graph tsr_forward_graph[TSR_FORWARD_GRAPHS];   /* F1, F2 */
+extern const tsr_graph tsr_backward_graph[TSR_BACKWARD_GRAPHS]; /* B1 to B5 */
+
+/* All that a choice may depend on; compared field by field. */
+typedef struct {
+    int64_t tokens, in, out, r;
+    tsr_dtype dtype;
+    bool merges; /* W + s B A can be made, rounded once */
+    bool drops;  /* dropout is active */
+} tsr_graph_shape;
+
+bool tsr_graph_same_shape(const tsr_graph_shape *a, const tsr_graph_shape *b);
+
+/* Which graphs a linear takes: indices of the tables. */
+typedef struct {
+    int forward, backward;
+    bool once; /* one pass over dY for dB and dS */
+} tsr_graph_choice;
+
+static inline bool tsr_graph_same_choice(tsr_graph_choice a, tsr_graph_choice b)
+{
+    return a.forward == b.forward && a.backward == b.backward && a.once == b.once;
+}
+
+/* What may be chosen for a shape: `once` only where a kernel does it and its partial sums fit into the
+ * memory of the weight. */
+bool tsr_graph_allowed(const tsr_graph_shape *shape, const tsr_graph *graph);
+bool tsr_graph_allowed_once(const tsr_graph_shape *shape, const tsr_graph *graph);
+bool tsr_graph_allowed_choice(const tsr_graph_shape *shape, tsr_graph_choice choice);
+
+/* FLOPs of FORMATS 4, of any graph; and the bytes that its products read and write, with the codes of
+ * the weight where it is made. */
+typedef struct {
+    double flops, bytes;
+    double price; /* seconds in bf16, FLOPs in fp32 */
+} tsr_graph_cost;
+
+tsr_graph_cost tsr_graph_forward_cost(const tsr_graph_shape *shape, const tsr_graph *graph);
+tsr_graph_cost tsr_graph_backward_cost(const tsr_graph_shape *shape, const tsr_graph *graph,
+                                       bool once);
+
+/* The allowed ones with the least price; of equal ones the first. */
+tsr_graph_choice tsr_graph_cheapest(const tsr_graph_shape *shape);
+
+/* "F2 B5.once"; at most TSR_GRAPH_NAME bytes. */
+#define TSR_GRAPH_NAME 16
+void tsr_graph_name(char out[TSR_GRAPH_NAME], tsr_graph_choice choice);
+
+#endif

@@ -1,0 +1,44 @@
+/*
+ * adapters/graph_time.h: the graphs of a shape timed, as a linear runs them, and the fastest taken.
+ *
+ * Which    Those whose price (graph.h) is within a quarter of the cheapest's: by shape alone, so that
+ *          the same ones are timed each time.
+ * How      In turn, several rounds, so that they share what the card's clock does; on made-up operands
+ *          in a scratch. The cheapest by price stays unless another is clearly faster: what two runs
+ *          measure differs by about a percent.
+ */
+#ifndef TSR_ADAPTERS_GRAPH_TIME_H
+#define TSR_ADAPTERS_GRAPH_TIME_H
+
+#include "adapters/graph.h"
+#include "kernels/kernels.h"
+
+/* Candidates of one direction. */
+#define TSR_GRAPH_DOUBTS (2 * TSR_BACKWARD_GRAPHS)
+
+/* Choices worth timing, the cheapest first; they differ in the forward or in the backward only. Returns
+ * how many, at least 1. */
+int tsr_graph_doubts(tsr_graph_choice out[TSR_GRAPH_DOUBTS], const tsr_graph_shape *shape,
+                     bool backward);
+
+/* The scratch that timing a shape takes, and about how long it does; 0 s: nothing is in doubt. */
+uint64_t tsr_graph_time_bytes(const tsr_graph_shape *shape);
+double tsr_graph_time_seconds(const tsr_graph_shape *shape);
+
+typedef struct {
+    const tsr_kernels *kernels;
+    tsr_stream *stream;     /* idle */
+    void *scratch;          /* device memory that nothing else uses, aligned; overwritten */
+    uint64_t scratch_bytes; /* TSR_EINVAL: less than tsr_graph_time_bytes */
+} tsr_graph_bench;
+
+/* Median seconds of each choice's forward or backward. Waits. */
+tsr_status tsr_graph_measure(double *seconds, const tsr_graph_bench *bench,
+                             const tsr_graph_shape *shape, const tsr_graph_choice *choice,
+                             int count, bool backward);
+
+/* The fastest of the doubts. Waits. */
+tsr_status tsr_graph_time(tsr_graph_choice *out, const tsr_graph_bench *bench,
+                          const tsr_graph_shape *shape);
+
+#endif

@@ -1,0 +1,327 @@
+/*
+ * test_graph.c: the table of graphs against FORMATS 4 as written there, the choice against all that is
+ * allowed, where each graph is the least over the shapes that this tool meets, and choices as text.
+ */
+#include "adapters/graph_book.h"
+
+#include "kernels/nf4_merge.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const int64_t sides[][2] = {{4096, 4096}, {4096, 1024}, {4096, 14336}, {14336, 4096},
+                                   {8192, 8192}, {8192, 1024}, {8192, 28672}, {28672, 8192}};
+#define SIDES ((int)(sizeof sides / sizeof *sides))
+
+/* Calls `each` for ranks 8 to 1024, 128 to 16384 tokens and the linears of 8B and 70B models. */
+static void over_the_grid(tsr_dtype dtype, bool merges, bool drops,
+                          void (*each)(const tsr_graph_shape *shape))
+{
+    for (int side = 0; side < SIDES; side++)
+        for (int64_t tokens = 128; tokens <= 16384; tokens += tokens < 1024 ? 128 : 1024)
+            for (int64_t r = 8; r <= 1024; r += 8)
+                each(&(tsr_graph_shape){.tokens = tokens,
+                                        .in = sides[side][0],
+                                        .out = sides[side][1],
+                                        .r = r,
+                                        .dtype = dtype,
+                                        .merges = merges,
+                                        .drops = drops});
+}
+
+/* ---- the table ---- */
+
+/* FORMATS 4, as it stands there. */
+static void formula(double out[7], const tsr_graph_shape *shape)
+{
+    double T = (double)shape->tokens, i = (double)shape->in, o = (double)shape->out,
+           r = (double)shape->r;
+    double f[7] = {2 * T * (i * o + i * r + o * r),
+                   2 * (i * o * r + T * i * o),
+                   2 * T * (2 * o * r + 3 * i * r + o * i),
+                   2 * T * (o * r + 2 * i * r + 2 * i * o) + 2 * i * o * r,
+                   2 * T * (2 * i * o + o * r + i * r) + 4 * i * o * r,
+                   2 * (2 * T * i * o + 3 * i * o * r),
+                   2 * T * (2 * o * r + 2 * i * r + o * i) + 2 * i * o * r};
+    memcpy(out, f, sizeof f);
+}
+
+static void expect_formulas(const tsr_graph_shape *shape)
+{
+    double want[7];
+    formula(want, shape);
+    for (int i = 0; i < TSR_FORWARD_GRAPHS; i++)
+        assert_true(tsr_graph_forward_cost(shape, &tsr_forward_graph[i]).flops == want[i]);
+    for (int i = 0; i < TSR_BACKWARD_GRAPHS; i++) {
+        const tsr_graph *graph = &tsr_backward_graph[i];
+        assert_true(tsr_graph_backward_cost(shape, graph, false).flops == want[2 + i]);
+        if (!graph->outer_db)
+            assert_true(tsr_graph_backward_cost(shape, graph, true).flops == want[2 + i]);
+    }
+}
+
+static void test_formulas(void **state)
+{
+    (void)state;
+    over_the_grid(TSR_F32, true, false, expect_formulas);
+    expect_formulas(&(tsr_graph_shape){.tokens = 3, .in = 5, .out = 7, .r = 2, .dtype = TSR_BF16});
+}
+
+/* ---- the choice ---- */
+
+static double price_of(const tsr_graph_shape *shape, tsr_graph_choice choice)
+{
+    return tsr_graph_forward_cost(shape, &tsr_forward_graph[choice.forward]).price +
+           tsr_graph_backward_cost(shape, &tsr_backward_graph[choice.backward], choice.once).price;
+}
+
+static int met[TSR_FORWARD_GRAPHS * TSR_BACKWARD_GRAPHS * 2];
+
+/* All pairs of a forward and a backward at once. */
+static void expect_cheapest(const tsr_graph_shape *shape)
+{
+    tsr_graph_choice chosen = tsr_graph_cheapest(shape);
+    double price = price_of(shape, chosen);
+    assert_true(tsr_graph_allowed_choice(shape, chosen));
+    for (int i = 0; i < TSR_FORWARD_GRAPHS * TSR_BACKWARD_GRAPHS * 2; i++) {
+        tsr_graph_choice other = {i % 2, i / 2 % TSR_BACKWARD_GRAPHS, i / 2 / TSR_BACKWARD_GRAPHS};
+        if (tsr_graph_allowed_choice(shape, other) &&
+            !(price <= price_of(shape, other) * 1.0000001))
+            fail_msg("%lld tokens, %lld to %lld, r %lld: pair %d is cheaper",
+                     (long long)shape->tokens, (long long)shape->in, (long long)shape->out,
+                     (long long)shape->r, i);
+        met[i] += tsr_graph_same_choice(other, chosen);
+    }
+}
+
+static void test_cheapest(void **state)
+{
+    (void)state;
+    const tsr_dtype dtypes[] = {TSR_F32, TSR_BF16};
+    for (int i = 0; i < 8; i++)
+        over_the_grid(dtypes[i % 2], i & 2, i & 4, expect_cheapest);
+    int kinds = 0;
+    for (size_t i = 0; i < sizeof met / sizeof *met; i++)
+        kinds += met[i] > 0;
+    assert_true(kinds >= 6); /* it is not always the same */
+}
+
+/* ---- where each is the least by its FLOPs, any of the five allowed ---- */
+
+static struct {
+    int shapes, least[TSR_BACKWARD_GRAPHS];
+    int64_t least_r[TSR_BACKWARD_GRAPHS];
+} found;
+
+static void find_least(const tsr_graph_shape *shape)
+{
+    int least = 0;
+    double flops[TSR_BACKWARD_GRAPHS];
+    bool merge_allowed = shape->merges && !shape->drops;
+    for (int i = 0; i < TSR_BACKWARD_GRAPHS; i++) {
+        const tsr_graph *graph = &tsr_backward_graph[i];
+        flops[i] = graph->merged && !merge_allowed
+                       ? INFINITY
+                       : tsr_graph_backward_cost(shape, graph, false).flops;
+        least = flops[i] < flops[least] ? i : least;
+    }
+    found.shapes++;
+    found.least[least]++;
+    if (!found.least_r[least] || shape->r < found.least_r[least])
+        found.least_r[least] = shape->r;
+    /* dY' X first never pays where the rank is small: 2 T in out FLOPs more against at most these. */
+    int64_t saved = shape->r * (2 * shape->in + (merge_allowed ? 2 : 1) * shape->out);
+    if (saved < shape->in * shape->out)
+        assert_true(least == 0 || least == 4);
+}
+
+enum { B1, B2, B3, B4, B5 };
+
+static void find(bool merges, bool drops)
+{
+    memset(&found, 0, sizeof found);
+    over_the_grid(TSR_F32, merges, drops, find_least);
+    for (int i = 0; i < TSR_BACKWARD_GRAPHS; i++)
+        print_message("%s%s %s: least for %d of %d shapes, from r %lld on\n",
+                      merges ? "merges" : "-", drops ? " drops" : "", tsr_backward_graph[i].name,
+                      found.least[i], found.shapes, (long long)found.least_r[i]);
+}
+
+static void test_where_each_wins(void **state)
+{
+    (void)state;
+    find(true, false);
+    assert_true(found.least[B1] > 0 && found.least[B5] > 0 && found.least[B4] > 0);
+    assert_int_equal(found.least[B2] + found.least[B3], 0);
+    assert_true(found.least_r[B4] > 400);
+    for (int drops = 0; drops < 2; drops++) { /* a plain base; dropout */
+        find(drops, drops);
+        assert_true(found.least[B1] > 0 && found.least[B3] > 0);
+        assert_int_equal(found.least[B2] + found.least[B4] + found.least[B5], 0);
+        assert_true(found.least_r[B3] > 400);
+    }
+}
+
+/* ---- what may not be chosen ---- */
+
+static void test_allowed(void **state)
+{
+    (void)state;
+    tsr_graph_shape shape = {.tokens = 8192, .in = 4096, .out = 4096, .r = 16, .dtype = TSR_BF16};
+    for (int i = 0; i < 4; i++) {
+        shape.merges = i & 1;
+        shape.drops = i & 2;
+        for (int j = 0; j < TSR_FORWARD_GRAPHS; j++)
+            assert_int_equal(tsr_graph_allowed(&shape, &tsr_forward_graph[j]), j == 0 || i == 1);
+        for (int j = 0; j < TSR_BACKWARD_GRAPHS; j++)
+            assert_int_equal(tsr_graph_allowed(&shape, &tsr_backward_graph[j]),
+                             j == B1 || j == B3 || (i == 1 && j != B2));
+    }
+    assert_true(tsr_graph_allowed_once(&shape, &tsr_backward_graph[B1]));
+    assert_false(tsr_graph_allowed_once(&shape, &tsr_backward_graph[B4]));
+    shape.in = 16; /* the weight's memory is too small for the partial sums */
+    assert_false(tsr_graph_allowed_once(&shape, &tsr_backward_graph[B1]));
+    shape.in = 4096;
+    shape.r = 32;
+    assert_false(tsr_graph_allowed_once(&shape, &tsr_backward_graph[B1]));
+    shape.r = 16;
+    shape.dtype = TSR_F32;
+    assert_false(tsr_graph_allowed_once(&shape, &tsr_backward_graph[B1]));
+}
+
+/* ---- as text ---- */
+
+#define LINE "graph BF16 merges - 8192 4096 14336 16 F1 B5.once\n"
+
+static const tsr_graph_shape gate = {
+    .tokens = 8192, .in = 4096, .out = 14336, .r = 16, .dtype = TSR_BF16, .merges = true};
+
+static void test_text(void **state)
+{
+    (void)state;
+    tsr_graph_book book = {0}, other = {0};
+    tsr_text text = {0}, again = {0};
+    tsr_graph_shape shape = gate;
+    tsr_graph_choice choice;
+    for (int i = 0; i < 40; i++) { /* every allowed choice, each of a shape of its own */
+        tsr_graph_choice kept = {i % 2, i / 2 % TSR_BACKWARD_GRAPHS, i / 10 % 2};
+        shape.tokens = 1024 + i;
+        shape.merges = i < 20;
+        if (tsr_graph_allowed_choice(&shape, kept))
+            tsr_graph_keep(&book, &shape, kept);
+    }
+    assert_int_equal(book.count, 12 + 3);
+    tsr_text_puts(&text, "a device\n1 2 3\n");
+    tsr_graph_export(&text, &book);
+    const char *lines = tsr_graph_lines(tsr_text_string(&text));
+    assert_int_equal(lines - tsr_text_string(&text), strlen("a device\n1 2 3\n"));
+    assert_int_equal(tsr_graph_import(&other, lines), TSR_OK);
+    assert_int_equal(other.count, book.count);
+    for (int i = 0; i < book.count; i++) {
+        assert_true(tsr_graph_same_choice(tsr_graph_choose(&other, &book.entry[i].shape),
+                                          book.entry[i].choice));
+        assert_true(tsr_graph_recall(&choice, tsr_text_string(&text), &book.entry[i].shape));
+        assert_true(tsr_graph_same_choice(choice, book.entry[i].choice));
+    }
+    assert_false(tsr_graph_recall(&choice, tsr_text_string(&text), &gate));
+    assert_false(tsr_graph_recall(&choice, NULL, &gate));
+    assert_true(tsr_graph_same_choice(tsr_graph_choose(&book, &gate), tsr_graph_cheapest(&gate)));
+    assert_true(tsr_graph_same_choice(tsr_graph_choose(NULL, &gate), tsr_graph_cheapest(&gate)));
+    tsr_graph_export(&again, &other);
+    assert_string_equal(tsr_text_string(&again), lines);
+    tsr_text_free(&text);
+    tsr_text_free(&again);
+}
+
+/* A wrong line is refused where all of a text is taken, and not seen where one is looked for. */
+static void test_wrong_lines(void **state)
+{
+    (void)state;
+    static const char *const wrong[] = {
+        "graph BF16 merges - 8192 4096 14336 16 F1 B2\n",      /* not allowed */
+        "graph BF16 merges - 8192 4096 14336 16 F1 B4.once\n", /* dB is not from dY */
+        "graph BF16 merges - 8192 4096 14336 16 F3 B1\n",      /* no such graph */
+        "graph BF16 merges - 8192 4096 14336 16 F1\n",         /* too few */
+        "graph BF16 merges - 8192 4096 14336 16 F1 B1 x\n",    /* too many */
+        "graph BF16 merges - 8192 4096 14336 0 F1 B1\n",       /* no rank */
+        "graph BF16 merges - -8192 4096 14336 16 F1 B1\n",
+        "graph BF16 merges - 81920000000000000 4096 14336 16 F1 B1\n",
+        "graph XF16 merges - 8192 4096 14336 16 F1 B1\n",
+        "graph BF16 merge - 8192 4096 14336 16 F1 B1\n",
+        "graph BF16 merges - 8192 4096 14336 16 F1 B5.once", /* no end */
+        "graph \n",
+        "8192 4096\n",
+    };
+    tsr_graph_choice choice;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        tsr_graph_book book = {0};
+        char text[200];
+        snprintf(text, sizeof text, LINE "%s", wrong[i]);
+        assert_int_equal(tsr_graph_import(&book, text), TSR_EDATA);
+        assert_int_equal(book.count, 0);
+        assert_false(tsr_graph_recall(&choice, wrong[i], &gate));
+        snprintf(text, sizeof text, "%s" LINE, wrong[i]);
+        assert_int_equal(tsr_graph_recall(&choice, text, &gate), strchr(wrong[i], '\n') != NULL);
+    }
+    tsr_graph_shape drops = gate,
+                    plain = gate; /* what is allowed for one shape is not for another */
+    drops.drops = true;
+    plain.merges = false;
+    assert_false(
+        tsr_graph_recall(&choice, "graph BF16 merges drops 8192 4096 14336 16 F1 B5\n", &drops));
+    assert_false(tsr_graph_recall(&choice, "graph BF16 - - 8192 4096 14336 16 F2 B1\n", &plain));
+}
+
+/* The cache keeps what others chose, and takes what this run chose. */
+static void test_merged_text(void **state)
+{
+    (void)state;
+    tsr_graph_book book = {0};
+    tsr_text text = {0};
+    tsr_graph_keep(&book, &gate, (tsr_graph_choice){1, B1, false});
+    tsr_graph_merge(&text, &book,
+                    "head\n1 2\n" LINE "graph broken\n"
+                    "graph F32 - drops 7 5 3 8 F1 B3\n");
+    assert_string_equal(tsr_text_string(&text), "graph F32 - drops 7 5 3 8 F1 B3\n"
+                                                "graph BF16 merges - 8192 4096 14336 16 F2 B1\n");
+    tsr_text_free(&text);
+}
+
+/* A book that is full keeps what it has. */
+static void test_full(void **state)
+{
+    (void)state;
+    static tsr_graph_book book;
+    tsr_graph_shape shape = gate;
+    const tsr_graph_choice unlikely = {0, B4, false};
+    for (int i = 0; i < TSR_GRAPH_PLACES + 3; i++) {
+        shape.tokens = 1000 + i;
+        tsr_graph_keep(&book, &shape, unlikely);
+    }
+    assert_int_equal(book.count, TSR_GRAPH_PLACES);
+    assert_true(tsr_graph_same_choice(tsr_graph_choose(&book, &shape), tsr_graph_cheapest(&shape)));
+    shape.tokens = 1000;
+    assert_true(tsr_graph_same_choice(tsr_graph_choose(&book, &shape), unlikely));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_formulas),
+        cmocka_unit_test(test_cheapest),
+        cmocka_unit_test(test_where_each_wins),
+        cmocka_unit_test(test_allowed),
+        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_wrong_lines),
+        cmocka_unit_test(test_merged_text),
+        cmocka_unit_test(test_full),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
