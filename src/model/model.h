@@ -90,7 +90,7 @@ tsr_status tsr_model_prepare(tsr_model *model, const tsr_batch_shape *shapes, in
 tsr_status tsr_model_agree(tsr_model *model, const char *chosen);
 
 /* The graphs of the adapters for these shapes, a line for each that is taken: as the model has chosen
- * them, or, with NULL, as they are by price. Of `options` layout, dtype and dropout matter. */
+ * them, or, with NULL, as they are by price, before a GPU has timed them. */
 tsr_status tsr_model_print_graphs(tsr_text *out, const tsr_model_options *options,
                                   const tsr_model *model, const tsr_batch_shape *shapes, int count);
 
