@@ -253,6 +253,15 @@ tsr_status tsr_graph_measure(double *seconds, const tsr_graph_bench *bench,
     return status;
 }
 
+int tsr_graph_fastest(const double *seconds, int count)
+{
+    int best = 0;
+    for (int i = 1; i < count; i++)
+        if (seconds[i] < seconds[best] && seconds[i] < FASTER * seconds[0])
+            best = i;
+    return best;
+}
+
 tsr_status tsr_graph_time(tsr_graph_choice *out, const tsr_graph_bench *bench,
                           const tsr_graph_shape *shape)
 {
@@ -260,13 +269,11 @@ tsr_status tsr_graph_time(tsr_graph_choice *out, const tsr_graph_bench *bench,
     for (int backward = 0; backward < 2; backward++) {
         tsr_graph_choice choice[TSR_GRAPH_DOUBTS];
         double seconds[TSR_GRAPH_DOUBTS];
-        int best = 0, count = tsr_graph_doubts(choice, shape, backward);
+        int count = tsr_graph_doubts(choice, shape, backward);
         if (count == 1)
             continue;
         TSR_TRY(tsr_graph_measure(seconds, bench, shape, choice, count, backward));
-        for (int i = 1; i < count; i++)
-            if (seconds[i] < seconds[best] && seconds[i] < FASTER * seconds[0])
-                best = i;
+        int best = tsr_graph_fastest(seconds, count);
         if (backward) {
             out->backward = choice[best].backward;
             out->once = choice[best].once;

@@ -37,6 +37,9 @@ tsr_status tsr_graph_measure(double *seconds, const tsr_graph_bench *bench,
                              const tsr_graph_shape *shape, const tsr_graph_choice *choice,
                              int count, bool backward);
 
+/* The index of the least, if it is clearly less than that of the first, else 0. */
+int tsr_graph_fastest(const double *seconds, int count);
+
 /* The fastest of the doubts. Waits. */
 tsr_status tsr_graph_time(tsr_graph_choice *out, const tsr_graph_bench *bench,
                           const tsr_graph_shape *shape);
