@@ -77,6 +77,10 @@ bool tsr_graph_allowed(const tsr_graph_shape *shape, const tsr_graph *graph);
 bool tsr_graph_allowed_once(const tsr_graph_shape *shape, const tsr_graph *graph);
 bool tsr_graph_allowed_choice(const tsr_graph_shape *shape, tsr_graph_choice choice);
 
+/* What merging adds to decoding even at the smallest rank, as bytes for each element of W: 21 us for 14336 x
+ * 4096 on an H200 (bench/results/h200_one_gpu.json: nf4_merge less nf4_dequant, r 16). */
+#define TSR_GRAPH_MERGE_BYTES 1.3
+
 /* FLOPs of FORMATS 4, of any graph; and the bytes that its products read and write, with the codes of
  * the weight where it is made. */
 typedef struct {

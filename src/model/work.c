@@ -97,7 +97,9 @@ static void emit_added(const walk *w, tsr_work_term term, const tsr_work_linear 
     double t = w->layer->tokens, r = x->r, flops = 2 * t * n * r;
     const tsr_work_amount least = {flops, 0};
     if (merged)
-        emit_both(w, term, TSR_WORK_MERGED, least, (tsr_work_amount){2 * x->in * x->out * r, 0});
+        emit_both(
+            w, term, TSR_WORK_MERGED, least,
+            (tsr_work_amount){2 * x->in * x->out * r, TSR_GRAPH_MERGE_BYTES * x->in * x->out});
     else
         emit_both(w, term, TSR_WORK_ADDED, least,
                   (tsr_work_amount){flops, w->layer->element * (t * r + r * n + 2 * t * n)});
