@@ -67,18 +67,17 @@ static tsr_status note_low_rank_backward(tsr_stream *on, const tsr_low_rank_back
 TSR_KERNEL_OPS(DO_NOTHING)
 
 /* Chooses their kernels, as a run does at start-up. */
-static void prepare(const tsr_graph_shape *shape, const tsr_graph_choice *choice, int count,
-                    bool backward)
+static void prepare(const tsr_graph_shape *shape, const tsr_graph_choice *choice, int count)
 {
 #define IGNORE_SLOT(op) .op = ignore_##op,
     tsr_kernels noting = {.name = "none", TSR_KERNEL_OPS(IGNORE_SLOT)};
     tsr_graph_bench dry = bench;
-    double seconds[TSR_GRAPH_DOUBTS];
+    double seconds[TSR_GRAPH_CHOICES];
     noting.gemm = note;
     noting.low_rank_backward = note_low_rank_backward;
     dry.kernels = &noting;
     noted.count = 0;
-    must(tsr_graph_measure(seconds, &dry, shape, choice, count, backward), "a list of matmuls");
+    must(tsr_graph_measure(seconds, &dry, shape, choice, count), "a list of matmuls");
     must(tsr_stream_fill(stream, bench.scratch, 0, bench.scratch_bytes), "zeros");
     must(kernels->prepare(device, &(tsr_prepare_args){.gemm = noted.item,
                                                       .gemm_count = noted.count,
@@ -90,85 +89,64 @@ static void prepare(const tsr_graph_shape *shape, const tsr_graph_choice *choice
 
 /* ---- one shape ---- */
 
-/* Every allowed graph of one direction, the cheapest by price first. */
-static int list(tsr_graph_choice out[TSR_GRAPH_DOUBTS], const tsr_graph_shape *shape, bool backward)
+/* Every allowed graph, the cheapest by price first. */
+static int list(tsr_graph_choice out[TSR_GRAPH_CHOICES], const tsr_graph_shape *shape)
 {
-    int count = 0, variants = backward ? 2 * TSR_BACKWARD_GRAPHS : TSR_FORWARD_GRAPHS;
+    int count = 0;
     out[count++] = tsr_graph_cheapest(shape);
-    for (int i = 0; i < variants; i++) {
-        tsr_graph_choice other = out[0];
-        if (backward) {
-            other.backward = i / 2;
-            other.once = i % 2;
-        } else
-            other.forward = i;
-        if (!tsr_graph_same_choice(other, out[0]) && tsr_graph_allowed_choice(shape, other))
+    for (int i = 0; i < TSR_GRAPH_CHOICES; i++) {
+        tsr_graph_choice other = tsr_graph_choice_at(i);
+        if (!tsr_graph_same_choice(other, out[0]) && tsr_graph_allowed(shape, other))
             out[count++] = other;
     }
     return count;
 }
 
-static bool fixed_merges(const tsr_graph_shape *shape, int64_t inner)
+static tsr_graph_choice fixed_rule(const tsr_graph_shape *s)
 {
-    return shape->merges && shape->tokens * 400 >= inner * shape->r;
-}
-
-static tsr_graph_choice fixed_rule(const tsr_graph_shape *shape)
-{
-    return (tsr_graph_choice){.forward = fixed_merges(shape, shape->in),
-                              .backward = fixed_merges(shape, shape->out) ? 4 : 0,
-                              .once = shape->tokens * shape->out >= 16 << 20 && shape->r <= 16 &&
-                                      shape->dtype == TSR_BF16};
+    bool merges = s->merges && s->tokens * 400 >= (s->backward ? s->out : s->in) * s->r;
+    if (!s->backward)
+        return (tsr_graph_choice){merges ? TSR_F2 : TSR_F1, false};
+    return (tsr_graph_choice){merges ? TSR_B5 : TSR_B1,
+                              s->tokens * s->out >= 16 << 20 && s->r <= 16 && s->dtype == TSR_BF16};
 }
 
 typedef struct {
     double fixed, priced, chosen; /* seconds, both ways */
 } sums;
 
-/* The name of one direction's graph. */
-static void name_of(char out[TSR_GRAPH_NAME], tsr_graph_choice choice, bool backward)
-{
-    snprintf(out, TSR_GRAPH_NAME, "%s%s",
-             backward ? tsr_backward_graph[choice.backward].name
-                      : tsr_forward_graph[choice.forward].name,
-             backward && choice.once ? ".once" : "");
-}
-
 /* One direction. Adds its times, and prints its choices. */
-static void measure(sums *sum, json_t *row, const tsr_graph_shape *shape, bool backward)
+static void measure(sums *sum, json_t *row, const tsr_graph_shape *shape)
 {
-    tsr_graph_choice choice[TSR_GRAPH_DOUBTS], fixed = fixed_rule(shape);
-    double seconds[TSR_GRAPH_DOUBTS];
-    char name[TSR_GRAPH_NAME];
-    int count = list(choice, shape, backward);
-    prepare(shape, choice, count, backward);
-    must(tsr_graph_measure(seconds, &bench, shape, choice, count, backward), "a graph");
-    int best = tsr_graph_fastest(seconds, count), rule = 0;
+    tsr_graph_choice choice[TSR_GRAPH_CHOICES], fixed = fixed_rule(shape);
+    double seconds[TSR_GRAPH_CHOICES];
+    char name[TSR_GRAPH_NAME], key[32];
+    const char *direction = shape->backward ? "backward" : "forward";
+    int count = list(choice, shape), rule = 0;
+    prepare(shape, choice, count);
+    must(tsr_graph_measure(seconds, &bench, shape, choice, count), "a graph");
     json_t *all = json_object();
     for (int i = 0; i < count; i++) {
-        bool same = backward ? choice[i].backward == fixed.backward && choice[i].once == fixed.once
-                             : choice[i].forward == fixed.forward;
-        rule = same ? i : rule;
-        name_of(name, choice[i], backward);
+        rule = tsr_graph_same_choice(choice[i], fixed) ? i : rule;
+        tsr_graph_name(name, choice[i]);
         json_object_set_new(all, name, json_real(1e6 * seconds[i]));
     }
-    const char *direction = backward ? "backward" : "forward";
-    json_object_set_new(row, backward ? "backward_us" : "forward_us", all);
-    const int told[3] = {rule, 0, best};
+    snprintf(key, sizeof key, "%s_us", direction);
+    json_object_set_new(row, key, all);
+    const int told[3] = {rule, 0, tsr_graph_fastest(seconds, count)};
     const char *const what[3] = {"fixed", "priced", "chosen"};
     for (int i = 0; i < 3; i++) {
-        char key[32];
         snprintf(key, sizeof key, "%s_%s", direction, what[i]);
-        name_of(name, choice[told[i]], backward);
+        tsr_graph_name(name, choice[told[i]]);
         json_object_set_new(row, key, json_string(name));
         fprintf(stderr, " %7s %8.1f", name, 1e6 * seconds[told[i]]);
     }
-    sum->fixed += seconds[rule];
-    sum->priced += seconds[0];
-    sum->chosen += seconds[best];
+    sum->fixed += seconds[told[0]];
+    sum->priced += seconds[told[1]];
+    sum->chosen += seconds[told[2]];
 }
 
-static void run(sums *all, json_t *rows, const tsr_graph_shape *shape)
+static void run(sums *all, json_t *rows, tsr_graph_shape *shape)
 {
     sums one = {0};
     json_t *row =
@@ -176,8 +154,10 @@ static void run(sums *all, json_t *rows, const tsr_graph_shape *shape)
                   "out", (json_int_t)shape->out, "r", (json_int_t)shape->r);
     fprintf(stderr, "%6d %6d %6d %5d", (int)shape->tokens, (int)shape->in, (int)shape->out,
             (int)shape->r);
-    measure(&one, row, shape, false);
-    measure(&one, row, shape, true);
+    for (int backward = 0; backward < 2; backward++) {
+        shape->backward = backward;
+        measure(&one, row, shape);
+    }
     json_object_set_new(row, "of_fixed", json_real(one.chosen / one.fixed));
     fprintf(stderr, "  %.3f\n", one.chosen / one.fixed);
     json_array_append_new(rows, row);

@@ -6,17 +6,14 @@
 #include <math.h>
 #include <stdio.h>
 
-const tsr_graph tsr_forward_graph[TSR_FORWARD_GRAPHS] = {
-    {.name = "F1"},
-    {.name = "F2", .merged = true},
-};
-
-const tsr_graph tsr_backward_graph[TSR_BACKWARD_GRAPHS] = {
-    {.name = "B1"},
-    {.name = "B2", .outer_db = true},
-    {.name = "B3", .outer_db = true, .outer_da = true},
-    {.name = "B4", .outer_db = true, .outer_da = true, .merged = true},
-    {.name = "B5", .merged = true},
+const tsr_graph tsr_graph_table[TSR_GRAPHS] = {
+    [TSR_F1] = {.name = "F1"},
+    [TSR_F2] = {.name = "F2", .merged = true},
+    [TSR_B1] = {.name = "B1", .backward = true},
+    [TSR_B2] = {.name = "B2", .backward = true, .outer_db = true},
+    [TSR_B3] = {.name = "B3", .backward = true, .outer_db = true, .outer_da = true},
+    [TSR_B4] = {.name = "B4", .backward = true, .outer_db = true, .outer_da = true, .merged = true},
+    [TSR_B5] = {.name = "B5", .backward = true, .merged = true},
 };
 
 /* ---- what is allowed ---- */
@@ -24,29 +21,25 @@ const tsr_graph tsr_backward_graph[TSR_BACKWARD_GRAPHS] = {
 bool tsr_graph_same_shape(const tsr_graph_shape *a, const tsr_graph_shape *b)
 {
     return a->tokens == b->tokens && a->in == b->in && a->out == b->out && a->r == b->r &&
-           a->dtype == b->dtype && a->merges == b->merges && a->drops == b->drops;
+           a->dtype == b->dtype && a->backward == b->backward && a->merges == b->merges &&
+           a->drops == b->drops;
 }
 
-bool tsr_graph_allowed(const tsr_graph_shape *shape, const tsr_graph *graph)
-{
-    return (!graph->merged || (shape->merges && !shape->drops)) &&
-           graph->outer_db == graph->outer_da;
-}
-
-bool tsr_graph_allowed_once(const tsr_graph_shape *shape, const tsr_graph *graph)
+static bool once_fits(const tsr_graph_shape *shape)
 {
     uint64_t partial =
         tsr_low_rank_backward_bytes(shape->dtype, shape->tokens, shape->out, shape->r);
     uint64_t weight = (uint64_t)(shape->out * shape->in) * tsr_dtype_bytes(shape->dtype);
-    return !graph->outer_db && partial > 0 && partial <= weight;
+    return partial > 0 && partial <= weight;
 }
 
-bool tsr_graph_allowed_choice(const tsr_graph_shape *shape, tsr_graph_choice choice)
+bool tsr_graph_allowed(const tsr_graph_shape *shape, tsr_graph_choice choice)
 {
-    const tsr_graph *backward = &tsr_backward_graph[choice.backward];
-    return tsr_graph_allowed(shape, &tsr_forward_graph[choice.forward]) &&
-           tsr_graph_allowed(shape, backward) &&
-           (!choice.once || tsr_graph_allowed_once(shape, backward));
+    const tsr_graph *graph = &tsr_graph_table[choice.graph];
+    return graph->backward == shape->backward &&
+           (!graph->merged || (shape->merges && !shape->drops)) &&
+           graph->outer_db == graph->outer_da &&
+           (!choice.once || (graph->backward && !graph->outer_db && once_fits(shape)));
 }
 
 /* ---- what it costs ---- */
@@ -122,13 +115,11 @@ static void add_base(tally *y, const tsr_graph *graph, double inner, double colu
     add_matmul(y, y->t, columns, inner, 1);
 }
 
-tsr_graph_cost tsr_graph_forward_cost(const tsr_graph_shape *shape, const tsr_graph *graph)
+static void add_forward(tally *y, const tsr_graph *graph)
 {
-    tally y = begin(shape);
     if (!graph->merged)
-        add_matmul(&y, y.t, y.r, y.in, NARROW);
-    add_base(&y, graph, y.in, y.out);
-    return y.cost;
+        add_matmul(y, y->t, y->r, y->in, NARROW);
+    add_base(y, graph, y->in, y->out);
 }
 
 /* dB and dS of one pass. */
@@ -139,23 +130,30 @@ static void add_once(tally *y)
     add_seconds(y, PARTIAL_SUMS);
 }
 
-tsr_graph_cost tsr_graph_backward_cost(const tsr_graph_shape *shape, const tsr_graph *graph,
-                                       bool once)
+static void add_backward(tally *y, const tsr_graph *graph, bool once)
 {
-    tally y = begin(shape);
-    bool low = !graph->outer_db, d_low = !graph->outer_da || !graph->merged;
-    if (graph->outer_db || graph->outer_da)
-        add_matmul(&y, y.out, y.in, y.t, 1);
-    if (low)
-        add_matmul(&y, y.t, y.r, y.in, NARROW);
+    if (graph->outer_db)
+        add_matmul(y, y->out, y->in, y->t, 1);
+    else
+        add_matmul(y, y->t, y->r, y->in, NARROW);
     if (once)
-        add_once(&y);
-    if (!once)
-        add_matmul(&y, y.out, y.r, graph->outer_db ? y.in : y.t, NARROW);
-    if (d_low && !once)
-        add_matmul(&y, y.t, y.r, y.out, NARROW);
-    add_matmul(&y, y.r, y.in, graph->outer_da ? y.out : y.t, NARROW);
-    add_base(&y, graph, y.out, y.in);
+        add_once(y);
+    else
+        add_matmul(y, y->out, y->r, graph->outer_db ? y->in : y->t, NARROW);
+    if (!once && (!graph->outer_da || !graph->merged))
+        add_matmul(y, y->t, y->r, y->out, NARROW);
+    add_matmul(y, y->r, y->in, graph->outer_da ? y->out : y->t, NARROW);
+    add_base(y, graph, y->out, y->in);
+}
+
+tsr_graph_cost tsr_graph_cost_of(const tsr_graph_shape *shape, tsr_graph_choice choice)
+{
+    const tsr_graph *graph = &tsr_graph_table[choice.graph];
+    tally y = begin(shape);
+    if (graph->backward)
+        add_backward(&y, graph, choice.once);
+    else
+        add_forward(&y, graph);
     return y.cost;
 }
 
@@ -163,25 +161,14 @@ tsr_graph_cost tsr_graph_backward_cost(const tsr_graph_shape *shape, const tsr_g
 
 tsr_graph_choice tsr_graph_cheapest(const tsr_graph_shape *shape)
 {
-    tsr_graph_choice best = {0};
-    double forward = INFINITY, backward = INFINITY;
-    for (int i = 0; i < TSR_FORWARD_GRAPHS; i++) {
-        const tsr_graph *graph = &tsr_forward_graph[i];
-        double price = tsr_graph_forward_cost(shape, graph).price;
-        if (tsr_graph_allowed(shape, graph) && price < forward) {
-            forward = price;
-            best.forward = i;
-        }
-    }
-    for (int i = 0; i < 2 * TSR_BACKWARD_GRAPHS; i++) {
-        const tsr_graph *graph = &tsr_backward_graph[i / 2];
-        bool once = i % 2;
-        double price = tsr_graph_backward_cost(shape, graph, once).price;
-        if (tsr_graph_allowed(shape, graph) && (!once || tsr_graph_allowed_once(shape, graph)) &&
-            price < backward) {
-            backward = price;
-            best.backward = i / 2;
-            best.once = once;
+    tsr_graph_choice best = {shape->backward ? TSR_B1 : TSR_F1, false};
+    double least = INFINITY;
+    for (int i = 0; i < TSR_GRAPH_CHOICES; i++) {
+        tsr_graph_choice choice = tsr_graph_choice_at(i);
+        double price = tsr_graph_cost_of(shape, choice).price;
+        if (tsr_graph_allowed(shape, choice) && price < least) {
+            least = price;
+            best = choice;
         }
     }
     return best;
@@ -189,6 +176,6 @@ tsr_graph_choice tsr_graph_cheapest(const tsr_graph_shape *shape)
 
 void tsr_graph_name(char out[TSR_GRAPH_NAME], tsr_graph_choice choice)
 {
-    snprintf(out, TSR_GRAPH_NAME, "%s %s%s", tsr_forward_graph[choice.forward].name,
-             tsr_backward_graph[choice.backward].name, choice.once ? ".once" : "");
+    snprintf(out, TSR_GRAPH_NAME, "%s%s", tsr_graph_table[choice.graph].name,
+             choice.once ? ".once" : "");
 }

@@ -13,7 +13,7 @@
  *     B5   B1 with dX = dY (W + B A)
  *
  * Where dB and dS come from dY, one pass over it can make both (kernels/low_rank_backward.h): "B1.once",
- * "B5.once".
+ * "B5.once". Forward and backward of a linear are chosen each for itself.
  *
  * Not all of them are for every shape (tsr_graph_allowed):
  *     W + B A       only in bf16, where the weight is made from codes anyway and rounded once, with s B A
@@ -38,64 +38,66 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+typedef enum { TSR_F1, TSR_F2, TSR_B1, TSR_B2, TSR_B3, TSR_B4, TSR_B5, TSR_GRAPHS } tsr_graph_id;
+
 typedef struct {
     const char *name;
-    bool merged; /* multiplies with W + s B A */
-    /* Backward: from dY' X, [out, in], not from dS and X A'. */
-    bool outer_db, outer_da;
+    bool backward, merged;   /* merged: multiplies with W + s B A */
+    bool outer_db, outer_da; /* from dY' X, [out, in], not from X A' and dS */
 } tsr_graph;
 
-#define TSR_FORWARD_GRAPHS  2
-#define TSR_BACKWARD_GRAPHS 5
-extern const tsr_graph tsr_forward_graph[TSR_FORWARD_GRAPHS];   /* F1, F2 */
-extern const tsr_graph tsr_backward_graph[TSR_BACKWARD_GRAPHS]; /* B1 to B5 */
+extern const tsr_graph tsr_graph_table[TSR_GRAPHS];
 
 /* All that a choice may depend on; compared field by field. */
 typedef struct {
     int64_t tokens, in, out, r;
     tsr_dtype dtype;
+    bool backward;
     bool merges; /* W + s B A can be made, rounded once */
     bool drops;  /* dropout is active */
 } tsr_graph_shape;
 
 bool tsr_graph_same_shape(const tsr_graph_shape *a, const tsr_graph_shape *b);
 
-/* Which graphs a linear takes: indices of the tables. */
+/* What a linear does in one direction. */
 typedef struct {
-    int forward, backward;
+    tsr_graph_id graph;
     bool once; /* one pass over dY for dB and dS */
 } tsr_graph_choice;
 
-static inline bool tsr_graph_same_choice(tsr_graph_choice a, tsr_graph_choice b)
+/* All there are, for loops. */
+#define TSR_GRAPH_CHOICES (2 * TSR_GRAPHS)
+static inline tsr_graph_choice tsr_graph_choice_at(int index)
 {
-    return a.forward == b.forward && a.backward == b.backward && a.once == b.once;
+    return (tsr_graph_choice){(tsr_graph_id)(index % TSR_GRAPHS), index >= TSR_GRAPHS};
 }
 
-/* What may be chosen for a shape: `once` only where a kernel does it and its partial sums fit into the
- * memory of the weight. */
-bool tsr_graph_allowed(const tsr_graph_shape *shape, const tsr_graph *graph);
-bool tsr_graph_allowed_once(const tsr_graph_shape *shape, const tsr_graph *graph);
-bool tsr_graph_allowed_choice(const tsr_graph_shape *shape, tsr_graph_choice choice);
+static inline bool tsr_graph_same_choice(tsr_graph_choice a, tsr_graph_choice b)
+{
+    return a.graph == b.graph && a.once == b.once;
+}
+
+/* Whether a linear of this shape does it; `once` only where a kernel does it and its partial sums fit into
+ * the memory of the weight. */
+bool tsr_graph_allowed(const tsr_graph_shape *shape, tsr_graph_choice choice);
 
 /* What merging adds to decoding even at the smallest rank, as bytes for each element of W: 21 us for 14336 x
  * 4096 on an H200 (bench/results/h200_one_gpu.json: nf4_merge less nf4_dequant, r 16). */
 #define TSR_GRAPH_MERGE_BYTES 1.3
 
-/* FLOPs of FORMATS 4, of any graph; and the bytes that its products read and write, with the codes of
- * the weight where it is made. */
+/* FLOPs of FORMATS 4, allowed or not; and the bytes that the products read and write, with the codes of
+ * the weight. */
 typedef struct {
     double flops, bytes;
     double price; /* seconds in bf16, FLOPs in fp32 */
 } tsr_graph_cost;
 
-tsr_graph_cost tsr_graph_forward_cost(const tsr_graph_shape *shape, const tsr_graph *graph);
-tsr_graph_cost tsr_graph_backward_cost(const tsr_graph_shape *shape, const tsr_graph *graph,
-                                       bool once);
+tsr_graph_cost tsr_graph_cost_of(const tsr_graph_shape *shape, tsr_graph_choice choice);
 
-/* The allowed ones with the least price; of equal ones the first. */
+/* The allowed one with the least price; of equal ones the first. */
 tsr_graph_choice tsr_graph_cheapest(const tsr_graph_shape *shape);
 
-/* "F2 B5.once"; at most TSR_GRAPH_NAME bytes. */
+/* "B5.once" */
 #define TSR_GRAPH_NAME 16
 void tsr_graph_name(char out[TSR_GRAPH_NAME], tsr_graph_choice choice);
 

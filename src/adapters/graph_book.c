@@ -70,11 +70,9 @@ const char *tsr_graph_text_for(const char *text, const char *device)
 
 static bool parse_choice(tsr_graph_choice *out, const char *name)
 {
-    for (int i = 0; i < TSR_FORWARD_GRAPHS * TSR_BACKWARD_GRAPHS * 2; i++) {
+    for (int i = 0; i < TSR_GRAPH_CHOICES; i++) {
         char known[TSR_GRAPH_NAME];
-        *out =
-            (tsr_graph_choice){i % TSR_FORWARD_GRAPHS, i / TSR_FORWARD_GRAPHS % TSR_BACKWARD_GRAPHS,
-                               i / (TSR_FORWARD_GRAPHS * TSR_BACKWARD_GRAPHS)};
+        *out = tsr_graph_choice_at(i);
         tsr_graph_name(known, *out);
         if (strcmp(known, name) == 0)
             return true;
@@ -93,7 +91,7 @@ static bool parse_flag(bool *out, const char *word, const char *set)
 /* One line; false: it is not one, or not allowed. */
 static bool parse_entry(tsr_graph_entry *out, const char *line)
 {
-    char copy[160], dtype[8], merges[8], drops[8], forward[8], backward[8], name[24];
+    char copy[160], dtype[8], merges[8], drops[8], name[8];
     tsr_graph_shape *s = &out->shape;
     int end = 0;
     size_t length = (size_t)(line_after(line) - line);
@@ -102,15 +100,17 @@ static bool parse_entry(tsr_graph_entry *out, const char *line)
     memcpy(copy, line, length);
     copy[length - 1] = 0;
     int fields = sscanf(
-        copy, WORD "%7s %7s %7s %10" SCNd64 " %10" SCNd64 " %10" SCNd64 " %10" SCNd64 " %7s %7s%n",
-        dtype, merges, drops, &s->tokens, &s->in, &s->out, &s->r, forward, backward, &end);
-    if (fields != 9 || copy[end] || !tsr_dtype_parse(&s->dtype, dtype) ||
+        copy, WORD "%7s %7s %7s %10" SCNd64 " %10" SCNd64 " %10" SCNd64 " %10" SCNd64 " %7s%n",
+        dtype, merges, drops, &s->tokens, &s->in, &s->out, &s->r, name, &end);
+    if (fields != 8 || copy[end] || !tsr_dtype_parse(&s->dtype, dtype) ||
         !parse_flag(&s->merges, merges, "merges") || !parse_flag(&s->drops, drops, "drops") ||
         s->tokens <= 0 || s->tokens > MOST_SIDE || s->in <= 0 || s->in > MOST_SIDE || s->out <= 0 ||
         s->out > MOST_SIDE || s->r <= 0 || s->r > MOST_SIDE)
         return false;
-    snprintf(name, sizeof name, "%s %s", forward, backward);
-    return parse_choice(&out->choice, name) && tsr_graph_allowed_choice(s, out->choice);
+    if (!parse_choice(&out->choice, name))
+        return false;
+    s->backward = tsr_graph_table[out->choice.graph].backward;
+    return tsr_graph_allowed(s, out->choice);
 }
 
 bool tsr_graph_recall(tsr_graph_choice *out, const char *text, const tsr_graph_shape *shape)

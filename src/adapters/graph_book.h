@@ -2,7 +2,7 @@
  * adapters/graph_book.h: the graphs chosen for the shapes of a run, and the same as text: for the other
  * ranks, the run's directory and a cache, behind the choices of matmuls.
  *
- *     graph BF16 merges - 8192 4096 14336 16 F2 B5.once
+ *     graph BF16 merges - 8192 4096 14336 16 B5.once
  *
  * is one line: dtype, whether W + s B A can be made, "drops" with dropout, tokens, in, out, r, and what
  * was chosen. Lines of another kind are not looked at.
@@ -20,7 +20,7 @@ typedef struct {
 } tsr_graph_entry;
 
 /* Zero-initialise. A shape beyond the last place keeps the cheapest graphs. */
-#define TSR_GRAPH_PLACES 512
+#define TSR_GRAPH_PLACES 1024
 typedef struct {
     int count;
     tsr_graph_entry entry[TSR_GRAPH_PLACES];

@@ -17,37 +17,23 @@
 
 /* ---- which ---- */
 
-static double price_of(const tsr_graph_shape *shape, tsr_graph_choice choice, bool backward)
+int tsr_graph_doubts(tsr_graph_choice out[TSR_GRAPH_CHOICES], const tsr_graph_shape *shape)
 {
-    return backward
-               ? tsr_graph_backward_cost(shape, &tsr_backward_graph[choice.backward], choice.once)
-                     .price
-               : tsr_graph_forward_cost(shape, &tsr_forward_graph[choice.forward]).price;
-}
-
-int tsr_graph_doubts(tsr_graph_choice out[TSR_GRAPH_DOUBTS], const tsr_graph_shape *shape,
-                     bool backward)
-{
-    int count = 0, variants = backward ? 2 * TSR_BACKWARD_GRAPHS : TSR_FORWARD_GRAPHS;
+    int count = 0;
     out[count++] = tsr_graph_cheapest(shape);
-    double most = IN_DOUBT * price_of(shape, out[0], backward);
-    for (int i = 0; i < variants; i++) {
-        tsr_graph_choice other = out[0];
-        if (backward) {
-            other.backward = i / 2;
-            other.once = i % 2;
-        } else
-            other.forward = i;
-        if (!tsr_graph_same_choice(other, out[0]) && tsr_graph_allowed_choice(shape, other) &&
-            price_of(shape, other, backward) <= most)
+    double most = IN_DOUBT * tsr_graph_cost_of(shape, out[0]).price;
+    for (int i = 0; i < TSR_GRAPH_CHOICES; i++) {
+        tsr_graph_choice other = tsr_graph_choice_at(i);
+        if (tsr_graph_allowed(shape, other) && !tsr_graph_same_choice(other, out[0]) &&
+            tsr_graph_cost_of(shape, other).price <= most)
             out[count++] = other;
     }
     return count;
 }
 
-static double seconds_of(const tsr_graph_shape *shape, tsr_graph_choice choice, bool backward)
+static double seconds_of(const tsr_graph_shape *shape, tsr_graph_choice choice)
 {
-    double price = price_of(shape, choice, backward);
+    double price = tsr_graph_cost_of(shape, choice).price;
     return shape->dtype == TSR_F32 ? price / F32_FLOPS : price;
 }
 
@@ -58,14 +44,12 @@ static int repeats_of(double seconds)
 
 double tsr_graph_time_seconds(const tsr_graph_shape *shape)
 {
+    tsr_graph_choice choice[TSR_GRAPH_CHOICES];
     double sum = 0;
-    for (int backward = 0; backward < 2; backward++) {
-        tsr_graph_choice choice[TSR_GRAPH_DOUBTS];
-        int count = tsr_graph_doubts(choice, shape, backward);
-        for (int i = 0; i < count && count > 1; i++) {
-            double seconds = seconds_of(shape, choice[i], backward);
-            sum += seconds * (1 + ROUNDS * repeats_of(seconds));
-        }
+    int count = tsr_graph_doubts(choice, shape);
+    for (int i = 0; i < count && count > 1; i++) {
+        double seconds = seconds_of(shape, choice[i]);
+        sum += seconds * (1 + ROUNDS * repeats_of(seconds));
     }
     return sum;
 }
@@ -177,30 +161,30 @@ static tsr_status fill(const rig *r, const tsr_graph_bench *bench)
 typedef struct {
     rig rig;
     tsr_graph_book book; /* of the one choice that is timed */
-    tsr_event *event[TSR_GRAPH_DOUBTS + 1];
-    double time[TSR_GRAPH_DOUBTS][ROUNDS];
+    tsr_event *event[TSR_GRAPH_CHOICES + 1];
+    double time[TSR_GRAPH_CHOICES][ROUNDS];
 } timer;
 
-static tsr_status run(timer *t, const tsr_graph_shape *shape, tsr_graph_choice choice, int repeats,
-                      bool backward)
+static tsr_status run(timer *t, const tsr_graph_shape *shape, tsr_graph_choice choice, int repeats)
 {
     rig *r = &t->rig;
     tsr_graph_keep(&t->book, shape, choice);
     for (int i = 0; i < repeats; i++)
-        TSR_TRY(backward ? tsr_linear_backward(&r->context, &r->linear, &r->gradients)
-                         : tsr_linear_forward(&r->context, &r->linear, r->gradients.x, r->z, NULL));
+        TSR_TRY(shape->backward
+                    ? tsr_linear_backward(&r->context, &r->linear, &r->gradients)
+                    : tsr_linear_forward(&r->context, &r->linear, r->gradients.x, r->z, NULL));
     return TSR_OK;
 }
 
 /* Every choice once; round -1 is not timed. */
 static tsr_status time_round(timer *t, const tsr_graph_shape *shape, const tsr_graph_choice *choice,
-                             int count, bool backward, int round)
+                             int count, int round)
 {
     tsr_stream *stream = t->rig.context.stream;
-    int repeats = round < 0 ? 1 : repeats_of(seconds_of(shape, choice[0], backward));
+    int repeats = round < 0 ? 1 : repeats_of(seconds_of(shape, choice[0]));
     for (int i = 0; i < count; i++) {
         TSR_TRY(tsr_event_record(t->event[i], stream));
-        TSR_TRY(run(t, shape, choice[i], repeats, backward));
+        TSR_TRY(run(t, shape, choice[i], repeats));
     }
     TSR_TRY(tsr_event_record(t->event[count], stream));
     TSR_TRY(tsr_stream_synchronize(stream));
@@ -217,8 +201,7 @@ static int compare(const void *a, const void *b)
 }
 
 static tsr_status measure(timer *t, double *seconds, const tsr_graph_bench *bench,
-                          const tsr_graph_shape *shape, const tsr_graph_choice *choice, int count,
-                          bool backward)
+                          const tsr_graph_shape *shape, const tsr_graph_choice *choice, int count)
 {
     t->rig.context.kernels = bench->kernels;
     t->rig.context.stream = bench->stream;
@@ -227,7 +210,7 @@ static tsr_status measure(timer *t, double *seconds, const tsr_graph_bench *benc
     for (int i = 0; i <= count; i++)
         TSR_TRY(tsr_event_create_timed(&t->event[i], tsr_stream_device(bench->stream)));
     for (int round = -1; round < ROUNDS; round++)
-        TSR_TRY(time_round(t, shape, choice, count, backward, round));
+        TSR_TRY(time_round(t, shape, choice, count, round));
     for (int i = 0; i < count; i++) {
         qsort(t->time[i], ROUNDS, sizeof t->time[i][0], compare);
         seconds[i] = t->time[i][ROUNDS / 2];
@@ -237,17 +220,17 @@ static tsr_status measure(timer *t, double *seconds, const tsr_graph_bench *benc
 
 tsr_status tsr_graph_measure(double *seconds, const tsr_graph_bench *bench,
                              const tsr_graph_shape *shape, const tsr_graph_choice *choice,
-                             int count, bool backward)
+                             int count)
 {
-    if (bench->scratch_bytes < tsr_graph_time_bytes(shape) || count > TSR_GRAPH_DOUBTS)
+    if (bench->scratch_bytes < tsr_graph_time_bytes(shape) || count > TSR_GRAPH_CHOICES)
         return tsr_fail(TSR_EINVAL, "graphs: %" PRIu64 " bytes to time %d of what takes %" PRIu64,
                         bench->scratch_bytes, count, tsr_graph_time_bytes(shape));
     timer *t = calloc(1, sizeof *t);
     if (!t)
         return tsr_fail(TSR_ENOMEM, "out of memory for timing an adapter's graphs");
     lay_out(&t->rig, bench->scratch, shape);
-    tsr_status status = measure(t, seconds, bench, shape, choice, count, backward);
-    for (int i = 0; i <= TSR_GRAPH_DOUBTS; i++)
+    tsr_status status = measure(t, seconds, bench, shape, choice, count);
+    for (int i = 0; i <= TSR_GRAPH_CHOICES; i++)
         tsr_event_destroy(t->event[i]);
     free(t);
     return status;
@@ -265,20 +248,11 @@ int tsr_graph_fastest(const double *seconds, int count)
 tsr_status tsr_graph_time(tsr_graph_choice *out, const tsr_graph_bench *bench,
                           const tsr_graph_shape *shape)
 {
-    *out = tsr_graph_cheapest(shape);
-    for (int backward = 0; backward < 2; backward++) {
-        tsr_graph_choice choice[TSR_GRAPH_DOUBTS];
-        double seconds[TSR_GRAPH_DOUBTS];
-        int count = tsr_graph_doubts(choice, shape, backward);
-        if (count == 1)
-            continue;
-        TSR_TRY(tsr_graph_measure(seconds, bench, shape, choice, count, backward));
-        int best = tsr_graph_fastest(seconds, count);
-        if (backward) {
-            out->backward = choice[best].backward;
-            out->once = choice[best].once;
-        } else
-            out->forward = choice[best].forward;
-    }
+    tsr_graph_choice choice[TSR_GRAPH_CHOICES];
+    double seconds[TSR_GRAPH_CHOICES];
+    int count = tsr_graph_doubts(choice, shape);
+    if (count > 1)
+        TSR_TRY(tsr_graph_measure(seconds, bench, shape, choice, count));
+    *out = choice[count > 1 ? tsr_graph_fastest(seconds, count) : 0];
     return TSR_OK;
 }

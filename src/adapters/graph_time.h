@@ -13,13 +13,8 @@
 #include "adapters/graph.h"
 #include "kernels/kernels.h"
 
-/* Candidates of one direction. */
-#define TSR_GRAPH_DOUBTS (2 * TSR_BACKWARD_GRAPHS)
-
-/* Choices worth timing, the cheapest first; they differ in the forward or in the backward only. Returns
- * how many, at least 1. */
-int tsr_graph_doubts(tsr_graph_choice out[TSR_GRAPH_DOUBTS], const tsr_graph_shape *shape,
-                     bool backward);
+/* Choices worth timing, the cheapest first. Returns how many, at least 1. */
+int tsr_graph_doubts(tsr_graph_choice out[TSR_GRAPH_CHOICES], const tsr_graph_shape *shape);
 
 /* The scratch that timing a shape takes, and about how long it does; 0 s: nothing is in doubt. */
 uint64_t tsr_graph_time_bytes(const tsr_graph_shape *shape);
@@ -32,10 +27,10 @@ typedef struct {
     uint64_t scratch_bytes; /* TSR_EINVAL: less than tsr_graph_time_bytes */
 } tsr_graph_bench;
 
-/* Median seconds of each choice's forward or backward. Waits. */
+/* Median seconds of each choice; at most TSR_GRAPH_CHOICES. Waits. */
 tsr_status tsr_graph_measure(double *seconds, const tsr_graph_bench *bench,
                              const tsr_graph_shape *shape, const tsr_graph_choice *choice,
-                             int count, bool backward);
+                             int count);
 
 /* The index of the least, if it is clearly less than that of the first, else 0. */
 int tsr_graph_fastest(const double *seconds, int count);

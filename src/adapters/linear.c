@@ -43,7 +43,8 @@ tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context
     return context->kernels->nf4_dequant(context->stream, &codes);
 }
 
-tsr_graph_shape tsr_linear_graph_shape(const tsr_linear_context *context, const tsr_linear *linear)
+tsr_graph_shape tsr_linear_graph_shape(const tsr_linear_context *context, const tsr_linear *linear,
+                                       bool backward)
 {
     bool fused = tsr_nf4_merge_fused(context->dtype, (int64_t)linear->in, (int64_t)linear->r);
     return (tsr_graph_shape){.tokens = context->tokens,
@@ -51,14 +52,19 @@ tsr_graph_shape tsr_linear_graph_shape(const tsr_linear_context *context, const 
                              .out = (int64_t)linear->out,
                              .r = (int64_t)linear->r,
                              .dtype = context->dtype,
+                             .backward = backward,
                              .merges = !linear->weight.data && fused,
                              .drops = linear->drops};
 }
 
-static tsr_graph_choice choice_of(const tsr_linear_context *context, const tsr_linear *linear)
+/* Of a linear without an adapter F1 and B1, of which only the base's products are left. */
+static tsr_graph_choice choice_of(const tsr_linear_context *context, const tsr_linear *linear,
+                                  bool backward)
 {
-    tsr_graph_shape shape = tsr_linear_graph_shape(context, linear);
-    return linear->r ? tsr_graph_choose(context->graphs, &shape) : (tsr_graph_choice){0};
+    tsr_graph_shape shape = tsr_linear_graph_shape(context, linear, backward);
+    if (linear->r == 0)
+        return (tsr_graph_choice){backward ? TSR_B1 : TSR_F1, false};
+    return tsr_graph_choose(context->graphs, &shape);
 }
 
 static tsr_status merged_weight(const void **out, const tsr_linear_context *context,
@@ -184,8 +190,8 @@ static tsr_status adapter_backward(const tsr_linear_context *context, const tsr_
                                    const void *x, float scale)
 {
     uint64_t out = linear->out, in = linear->in, r = linear->r;
-    tsr_graph_choice choice = choice_of(context, linear);
-    const tsr_graph *graph = &tsr_backward_graph[choice.backward];
+    tsr_graph_choice choice = choice_of(context, linear, true);
+    const tsr_graph *graph = &tsr_graph_table[choice.graph];
     if (graph->outer_da) {
         TSR_TRY(outer_backward(context, linear, gradients, dy, x, scale));
         if (graph->merged || !gradients->dx)
@@ -218,7 +224,7 @@ tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linea
 {
     const void *w, *input = x;
     uint64_t out = linear->out, in = linear->in, r = linear->r;
-    if (tsr_forward_graph[choice_of(context, linear).forward].merged) {
+    if (tsr_graph_table[choice_of(context, linear, false).graph].merged) {
         TSR_TRY(merged_weight(&w, context, linear));
         return project(context, z, x, w, out, in, 1, 0);
     }
@@ -299,7 +305,7 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
     }
     if (!gradients->dx)
         return TSR_OK;
-    if (tsr_backward_graph[choice_of(context, linear).backward].merged) {
+    if (tsr_graph_table[choice_of(context, linear, true).graph].merged) {
         TSR_TRY(merged_weight(&w, context, linear));
         return project_back(context, gradients->dx, gradients->dz, w, out, in, 1, gradients->add);
     }

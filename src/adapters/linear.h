@@ -75,8 +75,9 @@ typedef struct {
     const int32_t *positions;     /* [T], in its sample */
 } tsr_linear_context;
 
-/* What the choice of its graphs depends on. linear->r is not 0. */
-tsr_graph_shape tsr_linear_graph_shape(const tsr_linear_context *context, const tsr_linear *linear);
+/* What the choice of its graph depends on. linear->r is not 0. */
+tsr_graph_shape tsr_linear_graph_shape(const tsr_linear_context *context, const tsr_linear *linear,
+                                       bool backward);
 
 /* z [T, out]; y [T, out] only if tsr_linear_composes, else NULL. */
 tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linear *linear,

@@ -18,7 +18,7 @@
 #define MOST_SECONDS 1.0
 
 static tsr_graph_shape shape_of(const tsr_model_options *options, const tsr_layout_linear *linear,
-                                const tsr_batch_shape *batch)
+                                const tsr_batch_shape *batch, bool backward)
 {
     static const char plain;
     const tsr_linear_context context = {.dtype = options->dtype, .tokens = batch->tokens};
@@ -27,7 +27,7 @@ static tsr_graph_shape shape_of(const tsr_model_options *options, const tsr_layo
                             .r = linear->r,
                             .weight.data = linear->quantized ? NULL : &plain,
                             .drops = batch->train && options->dropout > 0};
-    return tsr_linear_graph_shape(&context, &one);
+    return tsr_linear_graph_shape(&context, &one, backward);
 }
 
 static bool is_listed(const tsr_graph_shape *list, int count, const tsr_graph_shape *shape)
@@ -38,20 +38,28 @@ static bool is_listed(const tsr_graph_shape *list, int count, const tsr_graph_sh
     return false;
 }
 
+/* Whether layer `unit` goes this way in such a batch, and the linear has an adapter. */
+static bool takes(const tsr_layout *layout, int unit, int kind, const tsr_batch_shape *batch,
+                  bool backward)
+{
+    return layout->unit[unit].linear[kind].r > 0 && batch->tokens > 0 &&
+           (!backward || batch->train);
+}
+
 int tsr_model_graph_shapes(tsr_graph_shape out[TSR_GRAPH_PLACES], const tsr_model_options *options,
                            const tsr_batch_shape *shapes, int count)
 {
     const tsr_layout *layout = options->layout;
-    int listed = 0;
+    int listed = 0, linears = layout->layer_count * TSR_LINEAR_COUNT;
     for (int i = 0; i < count; i++)
-        for (int unit = 0; unit < layout->layer_count; unit++)
-            for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-                const tsr_layout_linear *linear = &layout->unit[unit].linear[kind];
-                tsr_graph_shape shape = shape_of(options, linear, &shapes[i]);
-                if (linear->r && shape.tokens > 0 && listed < TSR_GRAPH_PLACES &&
-                    !is_listed(out, listed, &shape))
-                    out[listed++] = shape;
-            }
+        for (int j = 0; j < 2 * linears; j++) {
+            int unit = j / 2 / TSR_LINEAR_COUNT, kind = j / 2 % TSR_LINEAR_COUNT;
+            tsr_graph_shape shape =
+                shape_of(options, &layout->unit[unit].linear[kind], &shapes[i], j % 2);
+            if (takes(layout, unit, kind, &shapes[i], j % 2) && listed < TSR_GRAPH_PLACES &&
+                !is_listed(out, listed, &shape))
+                out[listed++] = shape;
+        }
     return listed;
 }
 
@@ -116,8 +124,9 @@ static token_range range_of(const tsr_model_options *options, const tsr_graph_bo
     for (int i = 0; i < count; i++)
         for (int unit = 0; unit < options->layout->layer_count; unit++) {
             const tsr_layout_linear *linear = &options->layout->unit[unit].linear[kind];
-            tsr_graph_shape shape = shape_of(options, linear, &shapes[i]);
-            if (!linear->r || shape.tokens == 0 ||
+            bool backward = tsr_graph_table[choice.graph].backward;
+            tsr_graph_shape shape = shape_of(options, linear, &shapes[i], backward);
+            if (!takes(options->layout, unit, kind, &shapes[i], backward) ||
                 !tsr_graph_same_choice(tsr_graph_choose(book, &shape), choice))
                 continue;
             range.least = range.most && range.least < shape.tokens ? range.least : shape.tokens;
@@ -131,7 +140,7 @@ static const char *short_name(int kind)
     return strchr(tsr_linear_name[kind], '.') + 1;
 }
 
-/* "graphs F2 B5: q_proj k_proj at 8192 tokens; up_proj at 1024 to 8192 tokens" */
+/* "adapters backward by B5: q_proj k_proj at 8192 tokens; up_proj at 1024 to 8192 tokens" */
 static void print_choice(tsr_text *out, const token_range range[TSR_LINEAR_COUNT],
                          tsr_graph_choice choice)
 {
@@ -143,7 +152,8 @@ static void print_choice(tsr_text *out, const token_range range[TSR_LINEAR_COUNT
         if (r->most == 0 || told[kind])
             continue;
         if (first)
-            tsr_text_printf(out, "adapters by %s:", name);
+            tsr_text_printf(out, "adapters %s by %s:",
+                            tsr_graph_table[choice.graph].backward ? "backward" : "forward", name);
         else
             tsr_text_puts(out, ";");
         first = false;
@@ -164,11 +174,9 @@ static void print_choice(tsr_text *out, const token_range range[TSR_LINEAR_COUNT
 tsr_status tsr_model_print_graphs(tsr_text *out, const tsr_model_options *options,
                                   const tsr_model *model, const tsr_batch_shape *shapes, int count)
 {
-    for (int i = 0; i < TSR_FORWARD_GRAPHS * 2 * TSR_BACKWARD_GRAPHS; i++) {
+    for (int i = 0; i < TSR_GRAPH_CHOICES; i++) {
         token_range range[TSR_LINEAR_COUNT];
-        tsr_graph_choice choice = {i % TSR_FORWARD_GRAPHS,
-                                   i / TSR_FORWARD_GRAPHS % TSR_BACKWARD_GRAPHS,
-                                   i / (TSR_FORWARD_GRAPHS * TSR_BACKWARD_GRAPHS)};
+        tsr_graph_choice choice = tsr_graph_choice_at(i);
         for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
             range[kind] =
                 range_of(options, model ? &model->graphs : NULL, kind, shapes, count, choice);

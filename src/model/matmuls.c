@@ -155,13 +155,10 @@ static bool take_candidates(tsr_graph_book *book, const tsr_graph_shape *timed, 
 {
     bool more = false;
     for (int i = 0; i < count; i++) {
-        tsr_graph_choice forward[TSR_GRAPH_DOUBTS], backward[TSR_GRAPH_DOUBTS];
-        int forwards = tsr_graph_doubts(forward, &timed[i], false);
-        int backwards = tsr_graph_doubts(backward, &timed[i], true);
-        tsr_graph_choice choice = backward[pass % backwards];
-        choice.forward = forward[pass % forwards].forward;
-        tsr_graph_keep(book, &timed[i], choice);
-        more = more || pass + 1 < forwards || pass + 1 < backwards;
+        tsr_graph_choice choice[TSR_GRAPH_CHOICES];
+        int choices = tsr_graph_doubts(choice, &timed[i]);
+        tsr_graph_keep(book, &timed[i], choice[pass % choices]);
+        more = more || pass + 1 < choices;
     }
     return more;
 }

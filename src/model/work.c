@@ -75,8 +75,8 @@ static tsr_dtype dtype_of(const walk *w)
     return w->layer->element == 2 ? TSR_BF16 : TSR_F32;
 }
 
-/* The graphs that a linear takes, where nothing else was measured. */
-static tsr_graph_choice graphs_of(const walk *w, const tsr_work_linear *x)
+/* The graph that a linear takes, where nothing else was measured. */
+static tsr_graph_choice graph_of(const walk *w, const tsr_work_linear *x, bool backward)
 {
     tsr_graph_shape shape = {
         .tokens = (int64_t)w->layer->tokens,
@@ -84,6 +84,7 @@ static tsr_graph_choice graphs_of(const walk *w, const tsr_work_linear *x)
         .out = (int64_t)x->out,
         .r = (int64_t)x->r,
         .dtype = dtype_of(w),
+        .backward = backward,
         .merges = x->nf4 && tsr_nf4_merge_fused(dtype_of(w), (int64_t)x->in, (int64_t)x->r)};
     return tsr_graph_cheapest(&shape);
 }
@@ -129,11 +130,11 @@ static void emit_group(const walk *w, tsr_work_term term, int group, bool backwa
         const tsr_work_linear *x = &l->linear[i];
         if (x->r <= 0)
             continue;
-        tsr_graph_choice choice = graphs_of(w, x);
+        const tsr_graph *graph = &tsr_graph_table[graph_of(w, x, backward).graph];
         tsr_work_amount one = matmul(w, l->tokens, x->r, in);
         if (!backward)
-            add_amount(&here, !tsr_forward_graph[choice.forward].merged, one);
-        else if (!tsr_backward_graph[choice.backward].outer_da)
+            add_amount(&here, !graph->merged, one);
+        else if (!graph->outer_da)
             add_amount(&here, 2, one);
         else {
             add_amount(&here, 1, matmul(w, x->out, in, l->tokens));
@@ -172,7 +173,7 @@ static void forward(const walk *w, bool down)
                     l->linear[i].in);
         if (l->linear[i].r > 0)
             emit_added(w, TSR_WORK_ADAPTERS_FORWARD, &l->linear[i], l->linear[i].out,
-                       tsr_forward_graph[graphs_of(w, &l->linear[i]).forward].merged);
+                       tsr_graph_table[graph_of(w, &l->linear[i], false).graph].merged);
     }
     for (int i = 0; i < GROUPS; i++)
         emit_group(w, TSR_WORK_ADAPTERS_FORWARD, i, false);
@@ -225,8 +226,8 @@ static void recompute(const tsr_work_layer *layer, tsr_work_call *call, void *us
 static void emit_low_rank(const walk *w, const tsr_work_linear *x, bool wanted)
 {
     double t = w->layer->tokens, dy = w->layer->element * t * x->out;
-    tsr_graph_choice choice = graphs_of(w, x);
-    const tsr_graph *graph = &tsr_backward_graph[choice.backward];
+    tsr_graph_choice choice = graph_of(w, x, true);
+    const tsr_graph *graph = &tsr_graph_table[choice.graph];
     tsr_work_amount one = matmul(w, x->out, x->r, t), here = {0, 0};
     const tsr_work_amount least = {2 * one.flops, 2 * one.bytes - dy};
     add_amount(&here, graph->outer_db ? wanted && !graph->merged : 2, one);
@@ -250,7 +251,7 @@ static void linears_backward(const walk *w)
         emit_low_rank(w, x, wanted);
         if (wanted)
             emit_added(w, TSR_WORK_ADAPTERS_BACKWARD, x, x->in,
-                       tsr_backward_graph[graphs_of(w, x).backward].merged);
+                       tsr_graph_table[graph_of(w, x, true).graph].merged);
     }
     for (int i = 0; i < GROUPS; i++)
         emit_group(w, TSR_WORK_ADAPTERS_BACKWARD, i, true);

@@ -21,7 +21,7 @@ static const int64_t sides[][2] = {{4096, 4096}, {4096, 1024}, {4096, 14336}, {1
 #define SIDES ((int)(sizeof sides / sizeof *sides))
 
 /* Calls `each` for ranks 8 to 1024, 128 to 16384 tokens and the linears of 8B and 70B models. */
-static void over_the_grid(tsr_dtype dtype, bool merges, bool drops,
+static void over_the_grid(tsr_dtype dtype, bool backward, bool merges, bool drops,
                           void (*each)(const tsr_graph_shape *shape))
 {
     for (int side = 0; side < SIDES; side++)
@@ -32,6 +32,7 @@ static void over_the_grid(tsr_dtype dtype, bool merges, bool drops,
                                         .out = sides[side][1],
                                         .r = r,
                                         .dtype = dtype,
+                                        .backward = backward,
                                         .merges = merges,
                                         .drops = drops});
 }
@@ -39,62 +40,52 @@ static void over_the_grid(tsr_dtype dtype, bool merges, bool drops,
 /* ---- the table ---- */
 
 /* FORMATS 4, as it stands there. */
-static void formula(double out[7], const tsr_graph_shape *shape)
+static void formula(double out[TSR_GRAPHS], const tsr_graph_shape *shape)
 {
     double T = (double)shape->tokens, i = (double)shape->in, o = (double)shape->out,
            r = (double)shape->r;
-    double f[7] = {2 * T * (i * o + i * r + o * r),
-                   2 * (i * o * r + T * i * o),
-                   2 * T * (2 * o * r + 3 * i * r + o * i),
-                   2 * T * (o * r + 2 * i * r + 2 * i * o) + 2 * i * o * r,
-                   2 * T * (2 * i * o + o * r + i * r) + 4 * i * o * r,
-                   2 * (2 * T * i * o + 3 * i * o * r),
-                   2 * T * (2 * o * r + 2 * i * r + o * i) + 2 * i * o * r};
+    double f[TSR_GRAPHS] = {2 * T * (i * o + i * r + o * r),
+                            2 * (i * o * r + T * i * o),
+                            2 * T * (2 * o * r + 3 * i * r + o * i),
+                            2 * T * (o * r + 2 * i * r + 2 * i * o) + 2 * i * o * r,
+                            2 * T * (2 * i * o + o * r + i * r) + 4 * i * o * r,
+                            2 * (2 * T * i * o + 3 * i * o * r),
+                            2 * T * (2 * o * r + 2 * i * r + o * i) + 2 * i * o * r};
     memcpy(out, f, sizeof f);
 }
 
 static void expect_formulas(const tsr_graph_shape *shape)
 {
-    double want[7];
+    double want[TSR_GRAPHS];
     formula(want, shape);
-    for (int i = 0; i < TSR_FORWARD_GRAPHS; i++)
-        assert_true(tsr_graph_forward_cost(shape, &tsr_forward_graph[i]).flops == want[i]);
-    for (int i = 0; i < TSR_BACKWARD_GRAPHS; i++) {
-        const tsr_graph *graph = &tsr_backward_graph[i];
-        assert_true(tsr_graph_backward_cost(shape, graph, false).flops == want[2 + i]);
-        if (!graph->outer_db)
-            assert_true(tsr_graph_backward_cost(shape, graph, true).flops == want[2 + i]);
+    for (int i = 0; i < TSR_GRAPH_CHOICES; i++) {
+        tsr_graph_choice choice = tsr_graph_choice_at(i);
+        const tsr_graph *graph = &tsr_graph_table[choice.graph];
+        if (!choice.once || (graph->backward && !graph->outer_db))
+            assert_true(tsr_graph_cost_of(shape, choice).flops == want[choice.graph]);
     }
 }
 
 static void test_formulas(void **state)
 {
     (void)state;
-    over_the_grid(TSR_F32, true, false, expect_formulas);
+    over_the_grid(TSR_F32, false, true, false, expect_formulas);
     expect_formulas(&(tsr_graph_shape){.tokens = 3, .in = 5, .out = 7, .r = 2, .dtype = TSR_BF16});
 }
 
 /* ---- the choice ---- */
 
-static double price_of(const tsr_graph_shape *shape, tsr_graph_choice choice)
-{
-    return tsr_graph_forward_cost(shape, &tsr_forward_graph[choice.forward]).price +
-           tsr_graph_backward_cost(shape, &tsr_backward_graph[choice.backward], choice.once).price;
-}
+static int met[TSR_GRAPH_CHOICES];
 
-static int met[TSR_FORWARD_GRAPHS * TSR_BACKWARD_GRAPHS * 2];
-
-/* All pairs of a forward and a backward at once. */
 static void expect_cheapest(const tsr_graph_shape *shape)
 {
     tsr_graph_choice chosen = tsr_graph_cheapest(shape);
-    double price = price_of(shape, chosen);
-    assert_true(tsr_graph_allowed_choice(shape, chosen));
-    for (int i = 0; i < TSR_FORWARD_GRAPHS * TSR_BACKWARD_GRAPHS * 2; i++) {
-        tsr_graph_choice other = {i % 2, i / 2 % TSR_BACKWARD_GRAPHS, i / 2 / TSR_BACKWARD_GRAPHS};
-        if (tsr_graph_allowed_choice(shape, other) &&
-            !(price <= price_of(shape, other) * 1.0000001))
-            fail_msg("%lld tokens, %lld to %lld, r %lld: pair %d is cheaper",
+    double price = tsr_graph_cost_of(shape, chosen).price;
+    assert_true(tsr_graph_allowed(shape, chosen));
+    for (int i = 0; i < TSR_GRAPH_CHOICES; i++) {
+        tsr_graph_choice other = tsr_graph_choice_at(i);
+        if (tsr_graph_allowed(shape, other) && price > tsr_graph_cost_of(shape, other).price)
+            fail_msg("%lld tokens, %lld to %lld, r %lld: choice %d is cheaper",
                      (long long)shape->tokens, (long long)shape->in, (long long)shape->out,
                      (long long)shape->r, i);
         met[i] += tsr_graph_same_choice(other, chosen);
@@ -105,32 +96,35 @@ static void test_cheapest(void **state)
 {
     (void)state;
     const tsr_dtype dtypes[] = {TSR_F32, TSR_BF16};
-    for (int i = 0; i < 8; i++)
-        over_the_grid(dtypes[i % 2], i & 2, i & 4, expect_cheapest);
-    int kinds = 0;
-    for (size_t i = 0; i < sizeof met / sizeof *met; i++)
-        kinds += met[i] > 0;
-    assert_true(kinds >= 6); /* it is not always the same */
+    for (int i = 0; i < 16; i++)
+        over_the_grid(dtypes[i % 2], i & 2, i & 4, i & 8, expect_cheapest);
+    for (int i = 0; i < TSR_GRAPH_CHOICES; i++) { /* it is each of them somewhere, but for B2 */
+        tsr_graph_choice choice = tsr_graph_choice_at(i);
+        bool possible =
+            choice.once ? choice.graph == TSR_B1 || choice.graph == TSR_B5 : choice.graph != TSR_B2;
+        assert_int_equal(met[i] > 0, possible);
+    }
 }
 
 /* ---- where each is the least by its FLOPs, any of the five allowed ---- */
 
 static struct {
-    int shapes, least[TSR_BACKWARD_GRAPHS];
-    int64_t least_r[TSR_BACKWARD_GRAPHS];
+    int shapes, least[TSR_GRAPHS];
+    int64_t least_r[TSR_GRAPHS];
 } found;
 
 static void find_least(const tsr_graph_shape *shape)
 {
-    int least = 0;
-    double flops[TSR_BACKWARD_GRAPHS];
     bool merge_allowed = shape->merges && !shape->drops;
-    for (int i = 0; i < TSR_BACKWARD_GRAPHS; i++) {
-        const tsr_graph *graph = &tsr_backward_graph[i];
-        flops[i] = graph->merged && !merge_allowed
-                       ? INFINITY
-                       : tsr_graph_backward_cost(shape, graph, false).flops;
-        least = flops[i] < flops[least] ? i : least;
+    tsr_graph_id least = shape->backward ? TSR_B1 : TSR_F1;
+    double flops = INFINITY;
+    for (tsr_graph_id i = 0; i < TSR_GRAPHS; i++) {
+        double other = tsr_graph_cost_of(shape, (tsr_graph_choice){i, false}).flops;
+        if (tsr_graph_table[i].backward != shape->backward ||
+            (tsr_graph_table[i].merged && !merge_allowed) || other >= flops)
+            continue;
+        least = i;
+        flops = other;
     }
     found.shapes++;
     found.least[least]++;
@@ -139,69 +133,94 @@ static void find_least(const tsr_graph_shape *shape)
     /* dY' X first never pays where the rank is small: 2 T in out FLOPs more against at most these. */
     int64_t saved = shape->r * (2 * shape->in + (merge_allowed ? 2 : 1) * shape->out);
     if (saved < shape->in * shape->out)
-        assert_true(least == 0 || least == 4);
+        assert_false(tsr_graph_table[least].outer_db);
+    /* As docs/gpu.md says. */
+    if (merge_allowed && !shape->backward)
+        assert_int_equal(least == TSR_F2,
+                         shape->tokens * (shape->in + shape->out) > shape->in * shape->out);
+    if (merge_allowed && least == TSR_B5)
+        assert_true(shape->tokens > shape->out);
+    if (tsr_graph_table[least].outer_db)
+        assert_int_equal(shape->out, 1024);
 }
 
-enum { B1, B2, B3, B4, B5 };
-
-static void find(bool merges, bool drops)
+static void find(bool backward, bool merges, bool drops)
 {
     memset(&found, 0, sizeof found);
-    over_the_grid(TSR_F32, merges, drops, find_least);
-    for (int i = 0; i < TSR_BACKWARD_GRAPHS; i++)
-        print_message("%s%s %s: least for %d of %d shapes, from r %lld on\n",
-                      merges ? "merges" : "-", drops ? " drops" : "", tsr_backward_graph[i].name,
-                      found.least[i], found.shapes, (long long)found.least_r[i]);
+    over_the_grid(TSR_F32, backward, merges, drops, find_least);
+    for (int i = 0; i < TSR_GRAPHS; i++)
+        if (tsr_graph_table[i].backward == backward)
+            print_message("%s%s %s: least for %d of %d shapes, from r %lld on\n",
+                          merges ? "merges" : "-", drops ? " drops" : "", tsr_graph_table[i].name,
+                          found.least[i], found.shapes, (long long)found.least_r[i]);
 }
 
 static void test_where_each_wins(void **state)
 {
     (void)state;
-    find(true, false);
-    assert_true(found.least[B1] > 0 && found.least[B5] > 0 && found.least[B4] > 0);
-    assert_int_equal(found.least[B2] + found.least[B3], 0);
-    assert_true(found.least_r[B4] > 400);
+    find(false, true, false);
+    assert_true(found.least[TSR_F1] > 0 && found.least[TSR_F2] > 0);
+    find(true, true, false);
+    assert_true(found.least[TSR_B1] > 0 && found.least[TSR_B5] > 0);
+    assert_int_equal(found.least[TSR_B2] + found.least[TSR_B3], 0);
+    assert_int_equal(found.least_r[TSR_B4], 432);
     for (int drops = 0; drops < 2; drops++) { /* a plain base; dropout */
-        find(drops, drops);
-        assert_true(found.least[B1] > 0 && found.least[B3] > 0);
-        assert_int_equal(found.least[B2] + found.least[B4] + found.least[B5], 0);
-        assert_true(found.least_r[B3] > 400);
+        find(true, drops, drops);
+        assert_true(found.least[TSR_B1] > 0);
+        assert_int_equal(found.least[TSR_B2] + found.least[TSR_B4] + found.least[TSR_B5], 0);
+        assert_int_equal(found.least_r[TSR_B3], 488);
     }
 }
 
 /* ---- what may not be chosen ---- */
 
+static bool allowed(const tsr_graph_shape *shape, tsr_graph_id graph, bool once)
+{
+    return tsr_graph_allowed(shape, (tsr_graph_choice){graph, once});
+}
+
 static void test_allowed(void **state)
 {
     (void)state;
     tsr_graph_shape shape = {.tokens = 8192, .in = 4096, .out = 4096, .r = 16, .dtype = TSR_BF16};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 8; i++) {
         shape.merges = i & 1;
         shape.drops = i & 2;
-        for (int j = 0; j < TSR_FORWARD_GRAPHS; j++)
-            assert_int_equal(tsr_graph_allowed(&shape, &tsr_forward_graph[j]), j == 0 || i == 1);
-        for (int j = 0; j < TSR_BACKWARD_GRAPHS; j++)
-            assert_int_equal(tsr_graph_allowed(&shape, &tsr_backward_graph[j]),
-                             j == B1 || j == B3 || (i == 1 && j != B2));
+        shape.backward = i & 4;
+        bool merged = shape.merges && !shape.drops;
+        assert_int_equal(allowed(&shape, TSR_F1, false), !shape.backward);
+        assert_int_equal(allowed(&shape, TSR_F2, false), !shape.backward && merged);
+        assert_int_equal(allowed(&shape, TSR_B1, false), shape.backward);
+        assert_false(allowed(&shape, TSR_B2, false));
+        assert_int_equal(allowed(&shape, TSR_B3, false), shape.backward);
+        assert_int_equal(allowed(&shape, TSR_B4, false), shape.backward && merged);
+        assert_int_equal(allowed(&shape, TSR_B5, false), shape.backward && merged);
+        assert_int_equal(allowed(&shape, TSR_B1, true), shape.backward);
+        assert_int_equal(allowed(&shape, TSR_B5, true), shape.backward && merged);
+        assert_false(allowed(&shape, TSR_F1, true) || allowed(&shape, TSR_F2, true) ||
+                     allowed(&shape, TSR_B3, true) || allowed(&shape, TSR_B4, true));
     }
-    assert_true(tsr_graph_allowed_once(&shape, &tsr_backward_graph[B1]));
-    assert_false(tsr_graph_allowed_once(&shape, &tsr_backward_graph[B4]));
     shape.in = 16; /* the weight's memory is too small for the partial sums */
-    assert_false(tsr_graph_allowed_once(&shape, &tsr_backward_graph[B1]));
+    assert_false(allowed(&shape, TSR_B1, true));
     shape.in = 4096;
-    shape.r = 32;
-    assert_false(tsr_graph_allowed_once(&shape, &tsr_backward_graph[B1]));
+    shape.r = 2048;
+    assert_false(allowed(&shape, TSR_B1, true));
     shape.r = 16;
     shape.dtype = TSR_F32;
-    assert_false(tsr_graph_allowed_once(&shape, &tsr_backward_graph[B1]));
+    assert_false(allowed(&shape, TSR_B1, true));
 }
 
 /* ---- as text ---- */
 
-#define LINE "graph BF16 merges - 8192 4096 14336 16 F1 B5.once\n"
+#define LINE "graph BF16 merges - 8192 4096 14336 16 B5.once\n"
 
-static const tsr_graph_shape gate = {
-    .tokens = 8192, .in = 4096, .out = 14336, .r = 16, .dtype = TSR_BF16, .merges = true};
+static const tsr_graph_shape gate = {.tokens = 8192,
+                                     .in = 4096,
+                                     .out = 14336,
+                                     .r = 16,
+                                     .dtype = TSR_BF16,
+                                     .backward = true,
+                                     .merges = true};
 
 static void test_text(void **state)
 {
@@ -210,14 +229,15 @@ static void test_text(void **state)
     tsr_text text = {0}, again = {0};
     tsr_graph_shape shape = gate;
     tsr_graph_choice choice;
-    for (int i = 0; i < 40; i++) { /* every allowed choice, each of a shape of its own */
-        tsr_graph_choice kept = {i % 2, i / 2 % TSR_BACKWARD_GRAPHS, i / 10 % 2};
+    for (int i = 0; i < 4 * TSR_GRAPH_CHOICES;
+         i++) { /* every allowed choice, each of its own shape */
         shape.tokens = 1024 + i;
-        shape.merges = i < 20;
-        if (tsr_graph_allowed_choice(&shape, kept))
-            tsr_graph_keep(&book, &shape, kept);
+        shape.backward = i & 1;
+        shape.merges = i & 2;
+        if (tsr_graph_allowed(&shape, tsr_graph_choice_at(i / 4)))
+            tsr_graph_keep(&book, &shape, tsr_graph_choice_at(i / 4));
     }
-    assert_int_equal(book.count, 12 + 3);
+    assert_int_equal(book.count, (1 + 3) + (2 + 6)); /* without and with merging */
     tsr_text_puts(&text, "a device\n1 2 3\n");
     tsr_graph_export(&text, &book);
     const char *lines = tsr_graph_lines(tsr_text_string(&text));
@@ -245,17 +265,17 @@ static void test_wrong_lines(void **state)
 {
     (void)state;
     static const char *const wrong[] = {
-        "graph BF16 merges - 8192 4096 14336 16 F1 B2\n",      /* not allowed */
-        "graph BF16 merges - 8192 4096 14336 16 F1 B4.once\n", /* dB is not from dY */
-        "graph BF16 merges - 8192 4096 14336 16 F3 B1\n",      /* no such graph */
-        "graph BF16 merges - 8192 4096 14336 16 F1\n",         /* too few */
-        "graph BF16 merges - 8192 4096 14336 16 F1 B1 x\n",    /* too many */
-        "graph BF16 merges - 8192 4096 14336 0 F1 B1\n",       /* no rank */
-        "graph BF16 merges - -8192 4096 14336 16 F1 B1\n",
-        "graph BF16 merges - 81920000000000000 4096 14336 16 F1 B1\n",
-        "graph XF16 merges - 8192 4096 14336 16 F1 B1\n",
-        "graph BF16 merge - 8192 4096 14336 16 F1 B1\n",
-        "graph BF16 merges - 8192 4096 14336 16 F1 B5.once", /* no end */
+        "graph BF16 merges - 8192 4096 14336 16 B2\n",      /* not allowed */
+        "graph BF16 merges - 8192 4096 14336 16 B4.once\n", /* dB is not from dY */
+        "graph BF16 merges - 8192 4096 14336 16 F3\n",      /* no such graph */
+        "graph BF16 merges - 8192 4096 14336 B1\n",         /* too few */
+        "graph BF16 merges - 8192 4096 14336 16 B1 x\n",    /* too many */
+        "graph BF16 merges - 8192 4096 14336 0 B1\n",       /* no rank */
+        "graph BF16 merges - -8192 4096 14336 16 B1\n",
+        "graph BF16 merges - 81920000000000000 4096 14336 16 B1\n",
+        "graph XF16 merges - 8192 4096 14336 16 B1\n",
+        "graph BF16 merge - 8192 4096 14336 16 B1\n",
+        "graph BF16 merges - 8192 4096 14336 16 B5.once", /* no end */
         "graph \n",
         "8192 4096\n",
     };
@@ -275,8 +295,8 @@ static void test_wrong_lines(void **state)
     drops.drops = true;
     plain.merges = false;
     assert_false(
-        tsr_graph_recall(&choice, "graph BF16 merges drops 8192 4096 14336 16 F1 B5\n", &drops));
-    assert_false(tsr_graph_recall(&choice, "graph BF16 - - 8192 4096 14336 16 F2 B1\n", &plain));
+        tsr_graph_recall(&choice, "graph BF16 merges drops 8192 4096 14336 16 B5\n", &drops));
+    assert_false(tsr_graph_recall(&choice, "graph BF16 - - 8192 4096 14336 16 B5\n", &plain));
 }
 
 /* The cache keeps what others chose, and takes what this run chose. */
@@ -285,12 +305,12 @@ static void test_merged_text(void **state)
     (void)state;
     tsr_graph_book book = {0};
     tsr_text text = {0};
-    tsr_graph_keep(&book, &gate, (tsr_graph_choice){1, B1, false});
+    tsr_graph_keep(&book, &gate, (tsr_graph_choice){TSR_B1, false});
     tsr_graph_merge(&text, &book,
                     "head\n1 2\n" LINE "graph broken\n"
-                    "graph F32 - drops 7 5 3 8 F1 B3\n");
-    assert_string_equal(tsr_text_string(&text), "graph F32 - drops 7 5 3 8 F1 B3\n"
-                                                "graph BF16 merges - 8192 4096 14336 16 F2 B1\n");
+                    "graph F32 - drops 7 5 3 8 B3\n");
+    assert_string_equal(tsr_text_string(&text), "graph F32 - drops 7 5 3 8 B3\n"
+                                                "graph BF16 merges - 8192 4096 14336 16 B1\n");
     tsr_text_free(&text);
 }
 
@@ -300,7 +320,7 @@ static void test_full(void **state)
     (void)state;
     static tsr_graph_book book;
     tsr_graph_shape shape = gate;
-    const tsr_graph_choice unlikely = {0, B4, false};
+    const tsr_graph_choice unlikely = {TSR_B4, false};
     for (int i = 0; i < TSR_GRAPH_PLACES + 3; i++) {
         shape.tokens = 1000 + i;
         tsr_graph_keep(&book, &shape, unlikely);

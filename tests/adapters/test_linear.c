@@ -189,9 +189,10 @@ static void run_once(fixture *f, const char *name)
 static void run(fixture *f, const char *name)
 {
     tsr_graph_book book = {0};
-    tsr_graph_shape shape = tsr_linear_graph_shape(&f->context, &f->linear);
-    for (int backward = 0; backward <= 2; backward += 2) {
-        tsr_graph_keep(&book, &shape, (tsr_graph_choice){.backward = backward});
+    tsr_graph_shape shape = tsr_linear_graph_shape(&f->context, &f->linear, true);
+    const tsr_graph_id graphs[2] = {TSR_B1, TSR_B3};
+    for (int i = 0; i < 2; i++) {
+        tsr_graph_keep(&book, &shape, (tsr_graph_choice){graphs[i], false});
         f->context.graphs = &book;
         run_once(f, name);
     }
