@@ -221,6 +221,7 @@ tsr_linear_context tsr_model_context(const tsr_model *model)
     context.stream = model->compute;
     context.dtype = model->options.dtype;
     context.tokens = s->batch.tokens;
+    context.graphs = &model->graphs;
     context.samples = s->view.sample;
     context.positions = s->view.sample_position;
     return context;
