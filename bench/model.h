@@ -88,8 +88,7 @@ tsr_status bench_fill(tsr_job *job);
  * stderr. */
 int bench_run_steps(bench_result *out, bench_run *run);
 
-/* The last traced steps of a job whose streams are idle, as JSON and as a table on stderr. NULL: there
- * are none. */
+/* What the last traced steps of a job whose streams are idle were spent on. NULL: there are none. */
 json_t *bench_timeline(tsr_job *job);
 
 /* FLOP/s of attention forward and backward on local rank 0's device, median of several; only the

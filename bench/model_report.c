@@ -124,6 +124,21 @@ static void tell(const bench_run *run, const bench_result *r, const json_t *all)
             r->last_loss);
 }
 
+static void tell_timeline(const json_t *timeline)
+{
+    const json_t *rows = json_object_get(timeline, "rows");
+    for (size_t i = 0; i < json_array_size(rows); i++) {
+        const json_t *row = json_array_get(rows, i);
+        fprintf(stderr, "  %-8s %-20s %7.1f x %9.3f ms\n",
+                json_string_value(json_object_get(row, "kind")),
+                json_string_value(json_object_get(row, "name")), figure(row, "times"),
+                figure(row, "ms"));
+    }
+    if (timeline)
+        fprintf(stderr, "  traced step %.3f ms, its kernels %.3f ms\n",
+                figure(timeline, "traced_step_ms"), figure(timeline, "kernels_ms"));
+}
+
 int bench_report(const bench_run *run, const bench_result *r)
 {
     double least, most, step_s = median(r->step_s, run->steps);
@@ -144,6 +159,7 @@ int bench_report(const bench_run *run, const bench_result *r)
                   (json_int_t)r->skipped, "start_s", r->start_s, "timeline", r->timeline));
     add_memory(all, r);
     tell(run, r, all);
+    tell_timeline(r->timeline);
     int failed = run->roofs && r->cuda ? bench_floor_add(all, run, r, step_s) : 0;
     put_line(all);
     return failed;

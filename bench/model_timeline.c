@@ -19,7 +19,6 @@
 #include "shard/streams.h"
 #include "train/job_parts.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -164,7 +163,7 @@ static int by_time(const void *a, const void *b)
     return kinds ? kinds : (x->seconds < y->seconds) - (x->seconds > y->seconds);
 }
 
-static json_t *print(timeline *t)
+static json_t *write_rows(timeline *t)
 {
     json_t *rows = json_array();
     double ms = 1e3 / t->steps, kernels = 0;
@@ -173,12 +172,9 @@ static json_t *print(timeline *t)
         const row *r = &t->row[i];
         kernels += strcmp(r->kind, "kernel") ? 0 : r->seconds;
         double times = (double)r->count / t->steps;
-        fprintf(stderr, "  %-8s %-20s %7.1f x %9.3f ms\n", r->kind, r->name, times,
-                ms * r->seconds);
         json_array_append_new(rows, json_pack("{ss ss sf sf}", "kind", r->kind, "name", r->name,
                                               "times", times, "ms", ms * r->seconds));
     }
-    fprintf(stderr, "  traced step %.3f ms, kernels %.3f ms\n", ms * t->seconds, ms * kernels);
     return json_pack("{sf sf so}", "traced_step_ms", ms * t->seconds, "kernels_ms", ms * kernels,
                      "rows", rows);
 }
@@ -192,7 +188,7 @@ json_t *bench_timeline(tsr_job *job)
         add_steps(&t, first, last);
         add_others(&t, first, last);
         if (t.seconds > 0)
-            out = print(&t);
+            out = write_rows(&t);
     }
     free(t.kernel);
     free(t.wait);
