@@ -18,7 +18,8 @@
  * the others from running (on several ranks it does), but the program ends with 1.
  *
  * A step is timed by the clock of the host between the returns of tsr_job_step, which are one step
- * apart; issue_ms is what of it the host spends on giving it to the streams. With --roofs the floor is
+ * apart; issue_ms is what of it the host spends on giving it to the streams, with its waits where their
+ * queues are full (a thousand works or so). With --roofs the floor is
  * told term by term (the least work of model/work.h at these roofs, each operation the longer of its
  * bytes and its FLOPs), and SOL = floor / median; attention's roof is measured in the same process
  * afterwards. With --timeline the first six steps are traced (train/trace.h), and it is told what the
