@@ -560,10 +560,10 @@ static void head(int64_t rows, int64_t count)
     products += gemm("gemm of head_chunk, dh", rows, D, count, 0, 0);
     if (products <= 0)
         return;
-    fprintf(stderr, "%-26s %-22s %48.3f\n", "head_chunk / its matmuls", shape_text(rows, count, D),
-            all / products);
-    json_array_append_new(ops, json_pack("{ss ss sf}", "op", "head_chunk / its matmuls", "shape",
-                                         shape_text(rows, count, D), "ratio", all / products));
+    fprintf(stderr, "%-26s %-22s %48.3f\n", "head_chunk, of its matmuls",
+            shape_text(rows, count, D), products / all);
+    json_array_append_new(ops, json_pack("{ss ss sf}", "op", "head_chunk", "shape",
+                                         shape_text(rows, count, D), "of_matmuls", products / all));
 }
 
 static void attention(void)
