@@ -5,15 +5,32 @@
 #include "kernels/roofs.h"
 #include "model.h"
 
-#define SECONDS 0.2
+#include <string.h>
 
-tsr_status bench_attention_roof(double *forward, double *backward, const bench_run *run,
-                                tsr_dtype dtype)
+#define SECONDS 0.2
+#define KNOWN   64 /* shapes */
+
+/* Documents of different lengths as so many of one. */
+static tsr_roofs_attention_shape shape_of(const bench_run *run, tsr_dtype dtype)
 {
     const bench_shape *s = &run->shape;
-    const tsr_roofs_attention_shape shape = {run->batch,           run->length,
-                                             (int32_t)s->heads,    (int32_t)s->kv_heads,
-                                             (int32_t)s->head_dim, dtype};
+    tsr_roofs_attention_shape shape = {run->batch,           run->length,
+                                       (int32_t)s->heads,    (int32_t)s->kv_heads,
+                                       (int32_t)s->head_dim, dtype};
+    int64_t tokens = run->batch * run->length, squares = 0;
+    if (!run->documents)
+        return shape;
+    for (int64_t i = 0; i < run->row_count; i++)
+        squares += run->row[i] * run->row[i];
+    shape.length = squares / tokens;
+    shape.rows = tokens / shape.length;
+    return shape;
+}
+
+static tsr_status measure(double *forward, double *backward,
+                          const tsr_roofs_attention_shape *attention)
+{
+    const tsr_roofs_attention_shape shape = *attention;
     const tsr_kernels *kernels;
     tsr_device *device = NULL;
     tsr_roofs *roofs = NULL;
@@ -33,4 +50,28 @@ tsr_status bench_attention_roof(double *forward, double *backward, const bench_r
     *forward = one.rate;
     *backward = other.rate;
     return status;
+}
+
+tsr_status bench_attention_roof(double *forward, double *backward, const bench_run *run,
+                                tsr_dtype dtype)
+{
+    static struct {
+        tsr_roofs_attention_shape shape;
+        double forward, backward;
+    } known[KNOWN];
+    static int count;
+    const tsr_roofs_attention_shape shape = shape_of(run, dtype);
+    for (int i = 0; i < count; i++)
+        if (!memcmp(&known[i].shape, &shape, sizeof shape)) {
+            *forward = known[i].forward;
+            *backward = known[i].backward;
+            return TSR_OK;
+        }
+    TSR_TRY(measure(forward, backward, &shape));
+    if (count < KNOWN) {
+        known[count].shape = shape;
+        known[count].forward = *forward;
+        known[count++].backward = *backward;
+    }
+    return TSR_OK;
 }

@@ -58,13 +58,13 @@ static double launches_seconds(op_run *run, const char *args, uint64_t stride, i
     return tsr_now() - before;
 }
 
-/* `args`: `sets` of them, `stride` bytes apart. */
-static void report(const char *name, const char *shape, double bytes, double flops, op_run *run,
-                   const void *args, uint64_t stride, int sets)
+/* `args`: `sets` of them, `stride` bytes apart. The median's seconds; 0 for an op that is not wanted. */
+static double report(const char *name, const char *shape, double bytes, double flops, op_run *run,
+                     const void *args, uint64_t stride, int sets)
 {
     double sample[SAMPLES];
     if (only && !strstr(name, only))
-        return;
+        return 0;
     launches_seconds(run, args, stride, sets, sets);
     double once = launches_seconds(run, args, stride, sets, 10) / 10;
     int launches = (int)fmin(SAMPLE_S / once + 1, 1000);
@@ -78,6 +78,7 @@ static void report(const char *name, const char *shape, double bytes, double flo
                                          "us", 1e6 * s, "us_min", 1e6 * sample[0], "us_max",
                                          1e6 * sample[SAMPLES - 1], "gb_s", 1e-9 * bytes / s,
                                          "tflop_s", 1e-12 * flops / s, "of_roof", floor / s));
+    return s;
 }
 
 #define RUN_OP(op)                                                                                 \
@@ -325,10 +326,10 @@ static void mlp(bool dora)
            10 * count, 0, back);
 }
 
-static void composes(int64_t width)
+static void composes(int64_t tokens, int64_t width)
 {
     ops_forget();
-    int64_t elements = T * width;
+    int64_t elements = tokens * width;
     double count = (double)elements;
     tsr_compose_args args = {.base = ops_bf16(elements),
                              .base_dropped = ops_bf16(elements),
@@ -336,11 +337,12 @@ static void composes(int64_t width)
                              .g = ops_f32(width),
                              .y = ops_take((uint64_t)elements * 2),
                              .inner = ops_take((uint64_t)elements * 2),
-                             .tokens = T,
+                             .tokens = tokens,
                              .d = width,
                              .scale = 2,
                              .dtype = TSR_BF16};
-    const char *shape = width == D ? "8192x4096" : "8192x14336";
+    char shape[64];
+    snprintf(shape, sizeof shape, "%s", shape_text(tokens, width, 0));
     REPORT(compose, "compose, dropout", shape, 10 * count, 0, args);
     args.base_dropped = NULL;
     REPORT(compose, "compose with inner", shape, 8 * count, 0, args);
@@ -353,7 +355,7 @@ static void composes(int64_t width)
                                       .d_base_dropped = args.y,
                                       .d_lora = ops_take((uint64_t)elements * 2),
                                       .dm = ops_f32(width),
-                                      .tokens = T,
+                                      .tokens = tokens,
                                       .d = width,
                                       .scale = 2,
                                       .dtype = TSR_BF16,
@@ -365,17 +367,17 @@ static void composes(int64_t width)
                                      .n = args.g,
                                      .dz = args.y,
                                      .dm = back.dm,
-                                     .tokens = T,
+                                     .tokens = tokens,
                                      .d = width,
                                      .dtype = TSR_BF16,
                                      .partials = back.partials};
     REPORT(scale_backward, "scale_backward", shape, 6 * count, 0, scale);
     tsr_dropout_args drop = {.out = args.y,
                              .x = args.lora,
-                             .samples = ops_take(T * sizeof(int64_t)),
-                             .positions = ops_integers(T, 2048, false),
+                             .samples = ops_take((uint64_t)tokens * sizeof(int64_t)),
+                             .positions = ops_integers(tokens, 2048, false),
                              .dropout = tsr_dropout_make(0.05, 1, 1, 1),
-                             .tokens = T,
+                             .tokens = tokens,
                              .columns = width,
                              .dtype = TSR_BF16};
     REPORT(dropout, "dropout", shape, 4 * count, 0, drop);
@@ -459,7 +461,7 @@ static void optimizer(int64_t count)
     REPORT(adamw, "adamw", shape, 34 * elements, 0, adamw);
 }
 
-static void gemm(const char *name, int64_t m, int64_t n, int64_t k, int transposes, float beta)
+static double gemm(const char *name, int64_t m, int64_t n, int64_t k, int transposes, float beta)
 {
     ops_forget();
     bool wide = transposes == 1; /* a gradient of A or B: fp32 */
@@ -479,8 +481,8 @@ static void gemm(const char *name, int64_t m, int64_t n, int64_t k, int transpos
                                   .dtype = TSR_BF16,
                                   .c_dtype = wide ? TSR_F32 : TSR_BF16};
     double out = (wide ? 4.0 : 2.0) * (beta != 0 ? 2 : 1) * (double)m * (double)n;
-    report(name, shape_text(m, n, k), 2.0 * (double)(m * k + k * n) + out,
-           2.0 * (double)m * (double)n * (double)k, run_gemm, args, sizeof *args, sets);
+    return report(name, shape_text(m, n, k), 2.0 * (double)(m * k + k * n) + out,
+                  2.0 * (double)m * (double)n * (double)k, run_gemm, args, sizeof *args, sets);
 }
 
 /* One pass over dY for dB and dS, and beside it the two matmuls, which are held against the same bytes. */
@@ -552,8 +554,16 @@ static void head(int64_t rows, int64_t count)
                                 .count = count,
                                 .dtype = TSR_BF16};
     ops_must(kernels->head_begin(stream, &(tsr_head_begin_args){state, rows, D}), "head_begin");
-    REPORT(head_chunk, "head_chunk", shape_text(rows, count, D), 2.0 * (double)count * D,
-           4.0 * (double)rows * (double)count * D, args);
+    double all = REPORT(head_chunk, "head_chunk", shape_text(rows, count, D),
+                        2.0 * (double)count * D, 4.0 * (double)rows * (double)count * D, args);
+    double products = gemm("gemm of head_chunk, logits", rows, count, D, 2, 0);
+    products += gemm("gemm of head_chunk, dh", rows, D, count, 0, 0);
+    if (products <= 0)
+        return;
+    fprintf(stderr, "%-26s %-22s %48.3f\n", "head_chunk, of its matmuls",
+            shape_text(rows, count, D), products / all);
+    json_array_append_new(ops, json_pack("{ss ss sf}", "op", "head_chunk", "shape",
+                                         shape_text(rows, count, D), "of_matmuls", products / all));
 }
 
 static void attention(void)
@@ -590,8 +600,9 @@ static void run_all(void)
     rope(true);
     mlp(false);
     mlp(true);
-    composes(D);
-    composes(F);
+    composes(T, D);
+    composes(T, F);
+    composes(4 * T, 2 * D);
     dora(16);
     dora(384);
     optimizer(42 << 20);

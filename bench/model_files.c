@@ -160,21 +160,65 @@ static int write_model(const bench_run *run)
 
 /* ---- data and job ---- */
 
+static int even_rows(bench_run *run)
+{
+    if (run->batch > BENCH_MOST_DOCUMENTS) {
+        fprintf(stderr, "bench_model: --batch is too large\n");
+        return -1;
+    }
+    run->row_count = run->batch;
+    for (int64_t i = 0; i < run->batch; i++)
+        run->row[i] = run->length;
+    return 0;
+}
+
+/* Lengths drawn evenly until the tokens are used up; the last one takes what is left. */
+int bench_rows_make(bench_run *run)
+{
+    int64_t left = run->batch * run->length, least, most;
+    uint64_t drawn = 0;
+    char end;
+    if (!run->documents)
+        return even_rows(run);
+    if (sscanf(run->documents, "%" SCNd64 ":%" SCNd64 "%c", &least, &most, &end) != 2 ||
+        least < 2 || most < least) {
+        fprintf(stderr, "bench_model: --documents is LEAST:MOST tokens\n");
+        return -1;
+    }
+    for (run->row_count = 0; left > 0 && run->row_count < BENCH_MOST_DOCUMENTS; run->row_count++) {
+        int64_t length = least + (int64_t)(tsr_mix(++drawn) % (uint64_t)(most - least + 1));
+        length = left - length < least ? left : length;
+        run->row[run->row_count] = length;
+        left -= length;
+    }
+    if (left > 0)
+        fprintf(stderr, "bench_model: --documents are too many\n");
+    return left > 0 ? -1 : 0;
+}
+
 static int write_rows(const bench_run *run)
 {
-    int64_t count = run->batch * run->ranks * STEPS_OF_ROWS;
+    int64_t count = run->row_count * run->ranks * STEPS_OF_ROWS;
     uint64_t drawn = 0;
     FILE *file = create(run, "rows.jsonl");
     if (!file)
         return -1;
     for (int64_t row = 0; row < count; row++) {
         fputs("{\"input_ids\": [", file);
-        for (int64_t i = 0; i < run->length; i++)
+        for (int64_t i = 0; i < run->row[row % run->row_count]; i++)
             fprintf(file, "%s%d", i ? "," : "",
                     (int)(tsr_mix(++drawn) % (uint64_t)run->shape.vocabulary));
         fputs("]}\n", file);
     }
     return finish(file, "rows.jsonl");
+}
+
+static int64_t longest_row(const bench_run *run)
+{
+    int64_t most = 0;
+    for (int64_t i = 0; i < run->row_count; i++)
+        most = run->row[i] > most ? run->row[i] : most;
+    return most;
 }
 
 static int write_job(const bench_run *run)
@@ -186,7 +230,7 @@ static int write_job(const bench_run *run)
             "model_name_or_path: \"%s\"\ndataset: \"%s/rows.jsonl\"\n"
             "dataset_format: pretokenized\nshuffle: false\nmax_length: %" PRId64 "\n"
             "dtype: %s\nbackend: %s\n",
-            run->directory, run->directory, run->length, run->dtype, run->backend);
+            run->directory, run->directory, longest_row(run), run->dtype, run->backend);
     fprintf(file,
             "lora_r: %" PRId64 "\nlora_alpha: %" PRId64 "\nlora_dropout: 0\nuse_dora: %s\n"
             "lora_target_modules: all-linear\n",
@@ -195,7 +239,9 @@ static int write_job(const bench_run *run)
             "per_device_train_batch_size: %" PRId64 "\ntotal_batch_size: %" PRId64
             "\nmax_steps: %" PRId64 "\n"
             "lr_scheduler_type: constant\nlogging_steps: 1000000\n",
-            run->batch, run->batch * run->ranks, run->warmup + run->steps);
+            run->row_count, run->row_count * run->ranks, run->warmup + run->steps);
+    if (run->timeline)
+        fprintf(file, "trace: \"%s/out/trace.json\"\n", run->directory);
     fprintf(file,
             "gradient_checkpointing: %s\noffload: %s\nmemory_budget: %s\n"
             "resident_units: %s\noutput_dir: \"%s/out\"\noverwrite_output_dir: true\n",

@@ -7,6 +7,11 @@ AdamW on the adapter, clipping to 1. Each case runs twice, with PEFT's fp32 adap
 adapters without it; the faster is its figure. Writes --out after every case and prints a table last.
 
   tools/compare_gpu.py --layers 8 --cases lora16,dora16,dora384 --checkpointing off,on --out peft.json
+  tools/compare_gpu.py --layers 8 --adapter-dtypes bfloat16 --runs bench/runs/sweep
+
+With --runs the cases are the lines of a list that bench_model takes, one line of JSON on stdout for each as it is done;
+a line with something that PEFT has no counterpart for is left out. Documents are what a user of padded batches has:
+rows of their lengths, padded to the longest.
 
 Also measures, as a second opinion on the roofs: a bf16 matmul of 8192^3, cuDNN's attention at the shape, the copy,
 and bitsandbytes' dequantization. Needs torch, transformers, peft, bitsandbytes (tools/compare_deps).
@@ -68,19 +73,57 @@ def build(torch, bnb, transformers, a):
     return model.train()
 
 
+def mix(x):
+    """src/base/philox.h: what bench_model draws lengths with."""
+    whole = 2**64 - 1
+    x = (x + 0x9E3779B97F4A7C15) & whole
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & whole
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & whole
+    return x ^ (x >> 31)
+
+
+def document_lengths(a):
+    """bench_rows_make of bench/model_files.c."""
+    left, lengths = a.batch * a.length, []
+    if not a.documents:
+        return [a.length] * a.batch
+    least, most = map(int, a.documents.split(":"))
+    while left > 0:
+        length = least + mix(len(lengths) + 1) % (most - least + 1)
+        length = left if left - length < least else length
+        lengths.append(length)
+        left -= length
+    return lengths
+
+
+def make_batches(torch, a):
+    """Four batches of random tokens, all of them labels; what pads a row is none."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = document_lengths(a)
+    longest = max(lengths)
+    batches = []
+    for _ in range(4):
+        ids = torch.randint(SHAPES[a.shape][5], (len(lengths), longest), generator=generator)
+        batch = {"input_ids": ids.to(a.device), "labels": ids.to(a.device)}
+        if min(lengths) < longest:
+            seen = torch.arange(longest)[None, :] < torch.tensor(lengths)[:, None]
+            batch["attention_mask"] = seen.long().to(a.device)
+            batch["labels"] = torch.where(seen, ids, -100).to(a.device)
+        batches.append(batch)
+    return batches
+
+
 def run_steps(torch, model, a, autocast):
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=2e-4, weight_decay=0.0, fused=a.device == "cuda")
-    vocabulary = SHAPES[a.shape][5]
-    generator = torch.Generator().manual_seed(0)
-    batches = [torch.randint(vocabulary, (a.batch, a.length), generator=generator).to(a.device) for _ in range(4)]
+    batches = make_batches(torch, a)
     seconds, losses = [], []
     for step in range(a.warmup + a.steps):
         batch = batches[step % len(batches)]
         sync(torch, a.device)
         begin = time.perf_counter()
         with torch.autocast(a.device, dtype=torch.bfloat16, enabled=autocast):
-            loss = model(input_ids=batch, labels=batch, use_cache=False).loss
+            loss = model(**batch, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
@@ -100,7 +143,7 @@ def run_case(torch, peft, base, a, adapter, r, checkpointing, adapter_dtype):
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     else:
         base.gradient_checkpointing_disable()
-    config = peft.LoraConfig(task_type="CAUSAL_LM", r=r, lora_alpha=2 * r, lora_dropout=0.0,
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=r, lora_alpha=2 * r, lora_dropout=a.dropout,
                              target_modules=list(LINEARS), use_dora=adapter == "dora")
     fp32 = adapter_dtype == "float32"
     model = peft.get_peft_model(base, config, autocast_adapter_dtype=fp32)
@@ -201,10 +244,59 @@ def parse():
     p.add_argument("--warmup", type=int, default=3)
     p.add_argument("--device", default="cuda")
     p.add_argument("--no-roofs", action="store_true")
+    p.add_argument("--runs", help="a list of bench/runs instead of --cases")
     p.add_argument("--out")
     a = p.parse_args()
+    a.documents, a.dropout = None, 0.0
     a.cases = [re.fullmatch(r"(lora|dora)(\d+)", c) or p.error("--cases: %s" % c) for c in a.cases.split(",")]
     return a
+
+
+# ---- a list of bench_model's ----
+
+def parse_line(line, a):
+    """The run of a line: what it changes of `a`, adapter, rank, checkpointing. None: not for PEFT, or not all of it."""
+    run = argparse.Namespace(**vars(a))
+    adapter, r, checkpointing = "lora", 16, False
+    words = line.split()
+    while words:
+        word = words.pop(0)
+        if word.startswith("lora_dropout="):
+            run.dropout = float(word.split("=")[1])
+        elif word == "--timeline" or "=" in word:
+            return None
+        elif word in ("--batch", "--length"):
+            setattr(run, word[2:], int(words.pop(0)))
+        elif word == "--documents":
+            run.documents = words.pop(0)
+        elif word == "--adapter":
+            adapter = words.pop(0)
+        elif word == "--rank":
+            r = int(words.pop(0))
+        elif word == "--recompute":
+            checkpointing = words.pop(0) == "full"
+        elif word == "--steps":
+            words.pop(0)
+        else:
+            return None
+    return run, adapter, r, checkpointing
+
+
+def run_lines(torch, peft, base, a):
+    with open(a.runs) as f:
+        lines = [line.split("#")[0].strip() for line in f]
+    for line in filter(None, lines):
+        parsed = parse_line(line, a)
+        if not parsed:
+            continue
+        run, adapter, r, checkpointing = parsed
+        for dtype in a.adapter_dtypes.split(","):
+            out = {"bench": "peft", "line": line, "shape": a.shape, "layers": a.layers, "batch": run.batch,
+                   "length": run.length, "documents": run.documents, "rows": len(document_lengths(run)), "nf4": True,
+                   "dropout": run.dropout, "recompute": "full" if checkpointing else "none"}
+            out = {k: v for k, v in out.items() if v is not None}
+            out.update(run_case(torch, peft, base, run, adapter, r, checkpointing, dtype))
+            print(json.dumps(out, separators=(",", ":")), flush=True)
 
 
 def main():
@@ -231,6 +323,9 @@ def main():
     begin = time.perf_counter()
     base = build(torch, bnb, transformers, a)
     all_["build_s"] = time.perf_counter() - begin
+    if a.runs:
+        print("built in %.1f s" % all_["build_s"], file=sys.stderr)
+        return run_lines(torch, peft, base, a)
     for checkpointing in a.checkpointing.split(","):
         for case in a.cases:
             for dtype in a.adapter_dtypes.split(","):

@@ -18,9 +18,10 @@ void tsr_adapter_init_a(float *out, uint64_t first, uint64_t count, uint64_t in_
 {
     uint64_t key = tsr_mix(tsr_mix(seed) ^ module_key);
     float bound = (float)(1 / sqrt((double)in_features));
-    for (uint64_t i = 0; i < count; i++) {
+    for (uint64_t i = 0; i < count;) {
         uint64_t e = first + i;
-        uint32_t word = tsr_philox_at(key, INIT_TAG, e / 4).word[e % 4];
-        out[i] = (2 * tsr_philox_uniform(word) - 1) * bound;
+        tsr_philox four = tsr_philox_at(key, INIT_TAG, e / 4);
+        for (uint64_t k = e % 4; k < 4 && i < count; k++)
+            out[i++] = (2 * tsr_philox_uniform(four.word[k]) - 1) * bound;
     }
 }

@@ -84,6 +84,7 @@ static tsr_graph_choice graph_of(const walk *w, const tsr_work_linear *x, bool b
         .out = (int64_t)x->out,
         .r = (int64_t)x->r,
         .dtype = dtype_of(w),
+        .drops = x->drops,
         .backward = backward,
         .merges = x->nf4 && tsr_nf4_merge_fused(dtype_of(w), (int64_t)x->in, (int64_t)x->r)};
     return tsr_graph_cheapest(&shape);
@@ -163,6 +164,36 @@ static double score_flops(const tsr_work_layer *l)
     return 2 * l->pairs * l->linear[TSR_Q].out;
 }
 
+/* Dropout forward: its input is written; with a magnitude the base multiplies that too, and what y is
+ * composed of passes through memory. */
+static void drop_forward(const walk *w, const tsr_work_linear *x)
+{
+    double t = w->layer->tokens, io = w->layer->element * t;
+    emit_both(w, TSR_WORK_ADAPTERS_FORWARD, TSR_WORK_STREAM, (tsr_work_amount){0, 0},
+              (tsr_work_amount){0, 2 * io * x->in});
+    if (!x->dora)
+        return;
+    emit_matmul(w, TSR_WORK_LINEARS_FORWARD, TSR_WORK_MATMUL, t, x->out, x->in);
+    emit_both(w, TSR_WORK_DORA, TSR_WORK_STREAM, (tsr_work_amount){0, 0},
+              (tsr_work_amount){0, 5 * io * x->out});
+}
+
+/* Backward: the input is dropped again, and the gradient behind the mask is added to dX; with a
+ * magnitude dY is taken apart, and both parts go through the base. */
+static void drop_backward(const walk *w, const tsr_work_linear *x, bool wanted)
+{
+    double t = w->layer->tokens, io = w->layer->element * t;
+    emit_both(w, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_STREAM, (tsr_work_amount){0, 0},
+              (tsr_work_amount){0, (wanted ? 5 : 2) * io * x->in});
+    if (!x->dora)
+        return;
+    if (wanted)
+        emit_matmul(w, TSR_WORK_LINEARS_BACKWARD, TSR_WORK_MATMUL, t, x->in, x->out);
+    /* Of four passes dm, which is counted elsewhere, needs one. */
+    emit_both(w, TSR_WORK_DORA, TSR_WORK_STREAM, (tsr_work_amount){0, 0},
+              (tsr_work_amount){0, 3 * io * x->out});
+}
+
 static void forward(const walk *w, bool down)
 {
     const tsr_work_layer *l = w->layer;
@@ -174,6 +205,8 @@ static void forward(const walk *w, bool down)
         if (l->linear[i].r > 0)
             emit_added(w, TSR_WORK_ADAPTERS_FORWARD, &l->linear[i], l->linear[i].out,
                        tsr_graph_table[graph_of(w, &l->linear[i], false).graph].merged);
+        if (l->linear[i].drops)
+            drop_forward(w, &l->linear[i]);
     }
     for (int i = 0; i < GROUPS; i++)
         emit_group(w, TSR_WORK_ADAPTERS_FORWARD, i, false);
@@ -252,6 +285,8 @@ static void linears_backward(const walk *w)
         if (wanted)
             emit_added(w, TSR_WORK_ADAPTERS_BACKWARD, x, x->in,
                        tsr_graph_table[graph_of(w, x, true).graph].merged);
+        if (x->drops)
+            drop_backward(w, x, wanted);
     }
     for (int i = 0; i < GROUPS; i++)
         emit_group(w, TSR_WORK_ADAPTERS_BACKWARD, i, true);

@@ -6,7 +6,8 @@
  * A frozen linear costs 2 T in out forward and as much for dX (the base has no gradient); an adapter
  * 2 T r (in + out) forward and twice that backward; attention counts the visible half of the scores
  * only, five matmuls backward against two forward. What is counted stands beside each operation in
- * work.c; dropout, biases and the norms of q and k are not.
+ * work.c; biases and the norms of q and k are not. Dropout is a second matmul of the base each way where
+ * there is a magnitude (adapters/linear.h); at least, its mask costs nothing.
  *
  * Each operation is counted twice: the least that any implementation does, and what this one does by
  * the graphs of its adapters (adapters/graph.h, the cheapest: what a run measures is not known here),
@@ -67,6 +68,7 @@ typedef void tsr_work_call(void *user, const tsr_work_op *op);
 typedef struct {
     double in, out, r; /* r 0: no adapter */
     bool dora, nf4;
+    bool drops; /* has dropout */
 } tsr_work_linear;
 
 typedef struct {

@@ -57,6 +57,8 @@ static void cost_layer(costing *c, int u)
     tsr_work_layer layer = {.element = c->element, .tokens = c->tokens, .pairs = c->pairs};
     tsr_work_layer_of(&layer, &c->inputs->layout, u);
     layer.recompute = d->recompute[u];
+    for (int i = 0; i < TSR_LINEAR_COUNT; i++)
+        layer.linear[i].drops = layer.linear[i].r > 0 && d->model.dropout > 0;
     tsr_work_norm(&layer, add, c);
     c->unit[u].norm = taken(c);
     tsr_work_forward(&layer, add, c);

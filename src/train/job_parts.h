@@ -72,6 +72,7 @@ struct tsr_job {
     int64_t skipped, skipped_steps; /* in a row until now; of the whole run */
     int64_t last_step; /* no step after it is issued: total_steps, or less after a stop */
     double word_time, exposed_before, started_at;
+    double issue_s; /* what it took to give the last step to the streams, for benchmarks */
     bool stopped;
     tsr_metrics *metrics; /* rank 0, while training */
     tsr_events *events;   /* likewise, with report_to: tensorboard */

@@ -281,6 +281,7 @@ static tsr_status run_step(tsr_job *job, tsr_job_report *report)
 {
     tsr_batch_step_info info;
     int64_t word[TSR_WORD_COUNT];
+    double before = tsr_now();
     TSR_TRY(tsr_batch_step(job->inputs.batch, job->issued, &info));
     job->adamw.learning_rate = job->inputs.config.learning_rate *
                                tsr_schedule_multiplier(&job->schedule, (uint64_t)job->issued);
@@ -291,6 +292,7 @@ static tsr_status run_step(tsr_job *job, tsr_job_report *report)
     job->issued++;
     tsr_host_flags flags = host_flags(job); /* as late as they still count in this step */
     TSR_TRY(tsr_executor_step_end(job->executor, &flags));
+    job->issue_s = tsr_now() - before;
     if (job->issued < job->last_step) {
         TSR_TRY(stage_round(job, &r, job->issued, 0));
         job->staged_ahead = true;

@@ -172,6 +172,33 @@ static void test_passes_over_dy(void **state)
     assert_true(fabs(more[1] - dy[1]) < 1);
 }
 
+/* Dropout costs nothing at least, but with a magnitude the base's matmul once more each way. */
+static void test_dropout(void **state)
+{
+    (void)state;
+    tsr_work_layer layer = {.element = 2, .tokens = 4};
+    const double product = 2 * 4 * 3 * 2, bytes = 2 * (4 * 3 + 3 * 2 + 4 * 2);
+    for (int dora = 0; dora < 2; dora++) {
+        sum s[2][2] = {{{.rates = {1, 1, 1, 1}}, {.rates = {1, 1, 1, 1}}},
+                       {{.rates = {1, 1, 1, 1}}, {.rates = {1, 1, 1, 1}}}};
+        for (int drops = 0; drops < 2; drops++) {
+            layer.linear[TSR_DOWN] =
+                (tsr_work_linear){.in = 3, .out = 2, .r = 1, .dora = dora, .drops = drops};
+            tsr_work_forward(&layer, add, &s[drops][0]);
+            tsr_work_backward(&layer, add, &s[drops][1]);
+        }
+        for (int way = 0; way < 2; way++) {
+            const tsr_work_amount *without = &s[0][way].least, *with = &s[1][way].least;
+            assert_true(with->flops - without->flops == dora * product);
+            assert_true(with->bytes - without->bytes == dora * bytes);
+            /* x and its copy, once more backward, where what is behind the mask is added to dX too; of a
+             * magnitude's y, five passes forward and three backward. */
+            double passes = (way ? 5 : 2) * 4 * 3 + dora * (way ? 3 : 5) * 4 * 2;
+            assert_true(s[1][way].here.bytes - s[0][way].here.bytes == dora * bytes + 2 * passes);
+        }
+    }
+}
+
 static void test_recompute(void **state)
 {
     (void)state;
@@ -196,6 +223,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_measured_floors), cmocka_unit_test(test_one_linear),
-        cmocka_unit_test(test_passes_over_dy), cmocka_unit_test(test_recompute)};
+        cmocka_unit_test(test_passes_over_dy), cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_recompute)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

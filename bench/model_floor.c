@@ -1,0 +1,138 @@
+/*
+ * model_floor.c: the least that a step takes at the roofs of the same run, and what it is of that.
+ */
+#include "model.h"
+#include "model/work.h"
+
+#include <stdio.h>
+
+static double roof(const json_t *roofs, const char *key)
+{
+    return json_number_value(json_object_get(roofs, key));
+}
+
+typedef struct {
+    double bytes, flops, seconds;
+} term_sum;
+
+typedef struct {
+    tsr_work_rates rates;
+    term_sum term[TSR_WORK_TERMS];
+    double seconds;
+} floor_sum;
+
+static void add_operation(void *user, const tsr_work_op *op)
+{
+    floor_sum *sum = user;
+    double seconds = tsr_work_seconds(&sum->rates, op);
+    sum->term[op->term].bytes += op->least.bytes;
+    sum->term[op->term].flops += op->least.flops;
+    sum->term[op->term].seconds += seconds;
+    sum->seconds += seconds;
+}
+
+/* Tokens, and pairs of them that see each other, over all documents. */
+static double count_pairs(double *tokens, const bench_run *run)
+{
+    double pairs = 0;
+    *tokens = 0;
+    for (int64_t i = 0; i < run->row_count; i++) {
+        double length = (double)run->row[i];
+        pairs += length * (length + 1) / 2;
+        *tokens += length;
+    }
+    return pairs;
+}
+
+/* The linears of all layers; the elements that are trained. */
+static double set_linears(tsr_work_layer *layer, const bench_run *run, const bench_result *r)
+{
+    const bench_shape *s = &run->shape;
+    double elements = 0;
+    tsr_work_set_widths(layer, (double)s->d, (double)s->f, (double)(s->heads * s->head_dim),
+                        (double)(s->kv_heads * s->head_dim));
+    for (int i = 0; i < TSR_LINEAR_COUNT; i++) {
+        tsr_work_linear *x = &layer->linear[i];
+        x->r = (double)run->r;
+        x->dora = run->dora;
+        x->nf4 = r->nf4;
+        x->drops = r->dropout > 0;
+        elements += (double)s->layers * (x->r * (x->in + x->out) + (run->dora ? x->out : 0));
+    }
+    return elements;
+}
+
+/* The least work of a step of one micro-batch on one rank, every token a label. */
+static void sum_floor(floor_sum *sum, const bench_run *run, const bench_result *r)
+{
+    const bench_shape *s = &run->shape;
+    tsr_work_layer layer = {.element = 2};
+    double elements = set_linears(&layer, run, r);
+    layer.pairs = count_pairs(&layer.tokens, run);
+    for (int i = 0; i < s->layers; i++) {
+        layer.first = i == 0;
+        layer.last = i == s->layers - 1;
+        layer.recompute = i < r->full                  ? TSR_RECOMPUTE_FULL
+                          : i < r->full + r->selective ? TSR_RECOMPUTE_SELECTIVE
+                                                       : TSR_RECOMPUTE_NONE;
+        tsr_work_norm(&layer, add_operation, sum);
+        tsr_work_forward(&layer, add_operation, sum);
+        tsr_work_backward(&layer, add_operation, sum);
+    }
+    const tsr_work_head head = {layer.tokens, (double)s->d, (double)s->vocabulary, layer.element,
+                                true};
+    tsr_work_chunk(&head, add_operation, sum);
+    tsr_work_update(elements, layer.element, add_operation, sum);
+}
+
+static json_t *print_terms(const term_sum *term)
+{
+    json_t *terms = json_object();
+    for (tsr_work_term i = 0; i < TSR_WORK_TERMS; i++) {
+        const char *name = tsr_work_term_name(i);
+        if (term[i].seconds <= 0)
+            continue;
+        fprintf(stderr, "  %-20s %9.2f GB %10.1f GFLOP %9.3f ms\n", name, 1e-9 * term[i].bytes,
+                1e-9 * term[i].flops, 1e3 * term[i].seconds);
+        json_object_set_new(terms, name, json_real(1e3 * term[i].seconds));
+    }
+    return terms;
+}
+
+int bench_floor_add(json_t *all, const bench_run *run, const bench_result *r, double step_s)
+{
+    json_error_t error;
+    json_t *roofs = json_load_file(run->roofs, 0, &error);
+    double forward = 0, backward = 0;
+    if (!roofs || roof(roofs, "gemm_tflop_s") <= 0 || roof(roofs, "copy_gb_s") <= 0) {
+        fprintf(stderr, "bench_model: %s: %s\n", run->roofs, roofs ? "no roofs" : error.text);
+        json_decref(roofs);
+        return -1;
+    }
+    if (bench_attention_roof(&forward, &backward, run, r->dtype) < 0) {
+        json_decref(roofs);
+        fprintf(stderr, "bench_model: attention's roof: %s\n", tsr_last_error());
+        return -1;
+    }
+    floor_sum sum = {.rates = {.matmul = 1e12 * roof(roofs, "gemm_tflop_s"),
+                               .copy = 1e9 * roof(roofs, "copy_gb_s"),
+                               .attention_forward = forward,
+                               .attention_backward = backward}};
+    sum_floor(&sum, run, r);
+    double floor = sum.seconds, h2d = 1e9 * roof(roofs, "h2d_gb_s");
+    double copy_s = h2d > 0 ? r->host_traffic / h2d : 0, bound = copy_s > floor ? copy_s : floor;
+    json_t *terms = print_terms(sum.term);
+    json_object_set_new(all, "floor",
+                        json_pack("{sf sf sf sf sf sf sf so}", "floor_ms", 1e3 * floor,
+                                  "gemm_tflop_s", roof(roofs, "gemm_tflop_s"), "copy_gb_s",
+                                  roof(roofs, "copy_gb_s"), "attention_forward_tflop_s",
+                                  1e-12 * forward, "attention_backward_tflop_s", 1e-12 * backward,
+                                  "h2d_gb_s", 1e-9 * h2d, "h2d_ms", 1e3 * copy_s, "terms_ms",
+                                  terms));
+    json_object_set_new(all, "sol", json_real(floor / step_s));
+    json_object_set_new(all, "of_bound", json_real(step_s / bound));
+    fprintf(stderr, "  floor %.2f ms, host to device %.2f ms: SOL %.3f, step / bound %.3f\n",
+            1e3 * floor, 1e3 * copy_s, floor / step_s, step_s / bound);
+    json_decref(roofs);
+    return 0;
+}

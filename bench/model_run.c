@@ -1,0 +1,178 @@
+/*
+ * model_run.c: one run of bench_model: the job's files, its steps, what they gave.
+ */
+#include "base/clock.h"
+#include "model.h"
+#include "train/job_parts.h"
+
+#include <errno.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int fail(const char *what)
+{
+    if (tsr_job_reports())
+        fprintf(stderr, "bench_model: %s: %s\n", what, tsr_last_error());
+    return -1;
+}
+
+/* ---- files ---- */
+
+static int make_files(bench_run *run)
+{
+    int failed = 0;
+    if (run->rank == 0) {
+        const char *parent = run->scratch ? run->scratch : getenv("TMPDIR");
+        snprintf(run->directory, sizeof run->directory, "%s/bench_model.XXXXXX",
+                 parent ? parent : "/tmp");
+        if (!mkdtemp(run->directory)) {
+            fprintf(stderr, "bench_model: %s: %s\n", run->directory, strerror(errno));
+            failed = -1;
+        }
+        failed = failed || bench_files_write(run);
+    }
+    if (run->ranks > 1) {
+        MPI_Bcast(run->directory, sizeof run->directory, MPI_CHAR, 0, MPI_COMM_WORLD);
+        MPI_Bcast(&failed, 1, MPI_INT, 0, MPI_COMM_WORLD);
+    }
+    return failed;
+}
+
+static void remove_files(const bench_run *run)
+{
+    static const char *const names[] = {"config.json",   "model.safetensors", "rows.jsonl",
+                                        "job.yaml",      "out/metrics.jsonl", "out/job.yaml",
+                                        "out/plan.json", "out/matmuls.txt",   "out/trace.json"};
+    char path[BENCH_PATH_BYTES];
+    if (run->rank != 0 || !run->directory[0])
+        return;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(path, sizeof path, "%s/%s", run->directory, names[i]);
+        unlink(path);
+    }
+    snprintf(path, sizeof path, "%s/out", run->directory);
+    rmdir(path);
+    if (rmdir(run->directory) != 0)
+        fprintf(stderr, "bench_model: %s was left behind\n", run->directory);
+}
+
+/* ---- steps ---- */
+
+static void describe(bench_result *out, const tsr_job *job)
+{
+    const tsr_decision *d = &job->decision;
+    out->dtype = job->inputs.compute;
+    out->cuda = job->inputs.cuda;
+    out->arena_planned = d->memory.total[TSR_PLACE_DEVICE];
+    out->host_bytes = d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE];
+    out->resident = d->resident_count;
+    out->selective = d->selective_count;
+    out->full = d->full_count;
+    for (int u = 0; u < job->inputs.layout.unit_count; u++) {
+        int uses = u < job->inputs.layout.layer_count ? 2 : 1; /* forward and backward */
+        bool sharded = d->home[u] == TSR_HOME_HOST_SHARDED;
+        if (!sharded && d->home[u] != TSR_HOME_HOST_FULL)
+            continue;
+        out->host_units++;
+        out->host_traffic += uses * (double)(sharded ? d->units[u].frozen.shard_bytes
+                                                     : d->units[u].frozen.gathered_bytes);
+    }
+    out->nf4 = job->inputs.config.load_in_4bit;
+    out->dropout = job->inputs.config.lora_dropout;
+    snprintf(out->device, sizeof out->device, "%s", tsr_device_description(job->device));
+}
+
+static int run_steps(bench_result *out, const bench_run *run, tsr_job *job)
+{
+    tsr_job_report report = {0};
+    double before = tsr_now(), begin = before;
+    for (int64_t step = 0; step < run->warmup + run->steps; step++) {
+        if (tsr_job_step(job, &report) != 0)
+            return fail("a step");
+        double now = tsr_now();
+        int64_t timed = step - run->warmup;
+        if (timed >= 0) {
+            out->step_s[timed] = now - before;
+            out->exposed_s[timed] = report.exposed_s;
+            out->issue_s[timed] = job->issue_s;
+        }
+        before = now;
+        out->skipped += report.skipped;
+        if (step == 0) {
+            out->first_loss = report.loss;
+            if (tsr_device_memory(&out->free_first, &out->total, job->device) < 0)
+                return fail("device memory");
+        }
+        if (timed < 0)
+            begin = before = tsr_now();
+    }
+    if (tsr_streams_synchronize(&job->streams) < 0)
+        return fail("the last step");
+    out->train_s = tsr_now() - begin;
+    out->last_loss = report.loss;
+    out->grad_norm = report.grad_norm;
+    out->tokens = report.input_tokens;
+    out->arena_used = tsr_arena_high_water(job->device_arena);
+    if (tsr_device_memory(&out->free_last, &out->total, job->device) < 0)
+        return fail("device memory");
+    if (run->timeline && run->rank == 0)
+        out->timeline = bench_timeline(job);
+    return 0;
+}
+
+static void on_log(void *user, int severity, const char *line)
+{
+    (void)user;
+    fprintf(stderr, "%s%s\n", severity <= TSR_JOB_WARNING ? "warning: " : "", line);
+}
+
+static int train(bench_result *out, const bench_run *run)
+{
+    char path[BENCH_PATH_BYTES], *summary = NULL;
+    snprintf(path, sizeof path, "%s/job.yaml", run->directory);
+    tsr_job_options options = {.config_path = path,
+                               .overrides = run->overrides,
+                               .override_count = run->override_count,
+                               .purpose = TSR_JOB_TRAIN,
+                               .use_mpi = run->ranks > 1,
+                               .log = on_log};
+    tsr_job *job;
+    double before = tsr_now();
+    if (tsr_job_create(&job, &options) < 0)
+        return fail("the job");
+    job->fill = bench_fill;
+    int failed = tsr_job_start(job) < 0 ? fail("the start") : 0;
+    out->start_s = tsr_now() - before;
+    if (!failed && run->rank == 0 && tsr_job_print_summary(job, &summary) == 0)
+        fputs(summary, stderr);
+    free(summary);
+    if (!failed) {
+        describe(out, job);
+        failed = run_steps(out, run, job);
+    }
+    tsr_job_destroy(job);
+    return failed;
+}
+
+/* Of the largest, over all ranks. */
+static void agree_on_memory(bench_result *out, const bench_run *run)
+{
+    int64_t change = (int64_t)out->free_first - (int64_t)out->free_last;
+    out->most_change = change < 0 ? -change : change;
+    if (run->ranks > 1)
+        MPI_Allreduce(MPI_IN_PLACE, &out->most_change, 1, MPI_INT64_T, MPI_MAX, MPI_COMM_WORLD);
+}
+
+int bench_run_steps(bench_result *out, bench_run *run)
+{
+    int failed = make_files(run);
+    if (!failed)
+        failed = train(out, run);
+    if (!failed)
+        agree_on_memory(out, run);
+    remove_files(run);
+    return failed;
+}
