@@ -436,13 +436,13 @@ static void row_square_norms(void **state)
 
 /* ---- dora_norm ---- */
 
-static void one_dora_norm(int64_t rows, int64_t r, bool fresh, tsr_dtype dtype)
+static void one_dora_norm(int64_t rows, int64_t r, bool fresh, bool scaled, tsr_dtype dtype)
 {
     if (!cuda_turn())
         return;
     float *squares = new_gain(rows, 1), *m = new_gain(rows, 2), *u = new_random(rows * r, 3, 1);
     float *bg = new_random(rows * r, 4, 1), *b = new_random(rows * r, 5, 0.3f / (float)r);
-    float *n = new_floats(rows), *g = new_floats(rows);
+    float *n = new_floats(rows), *g = new_floats(rows), *row_scale = new_gain(rows, 6);
     void *device_b = cuda_values(b, rows * r, dtype); /* rounds b */
     tsr_dora_norm_args args = {.n = n,
                                .g = g,
@@ -450,6 +450,7 @@ static void one_dora_norm(int64_t rows, int64_t r, bool fresh, tsr_dtype dtype)
                                .squares = squares,
                                .u = u,
                                .bg = bg,
+                               .row_scale = scaled ? row_scale : NULL,
                                .b = b,
                                .rows = rows,
                                .r = r,
@@ -461,12 +462,13 @@ static void one_dora_norm(int64_t rows, int64_t r, bool fresh, tsr_dtype dtype)
     args.squares = cuda_copy(squares, (uint64_t)rows * 4);
     args.u = cuda_copy(u, (uint64_t)(rows * r) * 4);
     args.bg = cuda_copy(bg, (uint64_t)(rows * r) * 4);
+    args.row_scale = scaled ? cuda_copy(row_scale, (uint64_t)rows * 4) : NULL;
     args.b = device_b;
     args.dtype = dtype;
     RUN(rig.kernels->dora_norm(rig.stream, &args));
     cuda_expect("n", args.n, n, rows, TSR_F32, tolerance_of(tolerance_norms, dtype), 1e-30);
     cuda_expect("g", args.g, g, rows, TSR_F32, tolerance_of(tolerance_norms, dtype), 1e-30);
-    free(squares), free(m), free(u), free(bg), free(b), free(n), free(g);
+    free(squares), free(m), free(u), free(bg), free(b), free(n), free(g), free(row_scale);
     cuda_free_all();
 }
 
@@ -477,7 +479,7 @@ static void dora_norms(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (size_t j = 0; j < sizeof ranks / sizeof *ranks; j++)
             for (int d = 0; d < 2; d++)
-                one_dora_norm(rows[i], ranks[j], (i + j) % 2, dtypes[d]);
+                one_dora_norm(rows[i], ranks[j], (i + j) % 2, j % 3 == 1, dtypes[d]);
 }
 
 /* Squares that cancel, vanish or are no numbers: sqrt of what is below 0 is 0, a NaN stays, m / 0 is
