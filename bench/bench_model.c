@@ -46,7 +46,7 @@ typedef struct {
     int resident, selective, full, host_units;
     double host_traffic; /* bytes that a step copies to the device on this rank */
     tsr_dtype dtype;
-    bool cuda;
+    bool cuda, fp8;
     char device[256];
 } result;
 
@@ -183,6 +183,7 @@ static void describe(result *out, const tsr_job *job)
     const tsr_decision *d = &job->decision;
     out->dtype = job->inputs.compute;
     out->cuda = job->inputs.cuda;
+    out->fp8 = d->model.fp8;
     out->arena_planned = d->memory.total[TSR_PLACE_DEVICE];
     out->host_bytes = d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE];
     out->resident = d->resident_count;
@@ -332,8 +333,10 @@ static void sum_floor(floor_sum *sum, const bench_run *run, const result *r)
 {
     const bench_shape *s = &run->shape;
     double tokens = (double)(run->batch * run->length), elements = 0, element = 2;
-    tsr_work_layer layer = {
-        .element = element, .tokens = tokens, .pairs = tokens * (double)(run->length + 1) / 2};
+    tsr_work_layer layer = {.element = element,
+                            .fp8 = r->fp8,
+                            .tokens = tokens,
+                            .pairs = tokens * (double)(run->length + 1) / 2};
     tsr_work_set_widths(&layer, (double)s->d, (double)s->f, (double)(s->heads * s->head_dim),
                         (double)(s->kv_heads * s->head_dim));
     for (int i = 0; i < TSR_LINEAR_COUNT; i++) {
@@ -378,7 +381,8 @@ static int add_floor(json_t *all, const bench_run *run, const result *r, double 
     json_error_t error;
     json_t *roofs = json_load_file(run->roofs, 0, &error);
     double forward = 0, backward = 0;
-    if (!roofs || roof(roofs, "gemm_tflop_s") <= 0 || roof(roofs, "copy_gb_s") <= 0) {
+    if (!roofs || roof(roofs, "gemm_tflop_s") <= 0 || roof(roofs, "copy_gb_s") <= 0 ||
+        (r->fp8 && roof(roofs, "fp8_gemm_tflop_s") <= 0)) {
         fprintf(stderr, "bench_model: %s: %s\n", run->roofs, roofs ? "no roofs" : error.text);
         json_decref(roofs);
         return -1;
@@ -390,18 +394,19 @@ static int add_floor(json_t *all, const bench_run *run, const result *r, double 
     floor_sum sum = {.rates = {.matmul = 1e12 * roof(roofs, "gemm_tflop_s"),
                                .copy = 1e9 * roof(roofs, "copy_gb_s"),
                                .attention_forward = forward,
-                               .attention_backward = backward}};
+                               .attention_backward = backward,
+                               .matmul_fp8 = 1e12 * roof(roofs, "fp8_gemm_tflop_s")}};
     sum_floor(&sum, run, r);
     double floor = sum.seconds, h2d = 1e9 * roof(roofs, "h2d_gb_s");
     double copy_s = h2d > 0 ? r->host_traffic / h2d : 0, bound = copy_s > floor ? copy_s : floor;
     json_t *terms = print_terms(sum.term);
-    json_object_set_new(all, "floor",
-                        json_pack("{sf sf sf sf sf sf sf so}", "floor_ms", 1e3 * floor,
-                                  "gemm_tflop_s", roof(roofs, "gemm_tflop_s"), "copy_gb_s",
-                                  roof(roofs, "copy_gb_s"), "attention_forward_tflop_s",
-                                  1e-12 * forward, "attention_backward_tflop_s", 1e-12 * backward,
-                                  "h2d_gb_s", 1e-9 * h2d, "h2d_ms", 1e3 * copy_s, "terms_ms",
-                                  terms));
+    json_object_set_new(
+        all, "floor",
+        json_pack("{sf sf sf sf sf sf sf sf so}", "floor_ms", 1e3 * floor, "gemm_tflop_s",
+                  roof(roofs, "gemm_tflop_s"), "fp8_gemm_tflop_s", roof(roofs, "fp8_gemm_tflop_s"),
+                  "copy_gb_s", roof(roofs, "copy_gb_s"), "attention_forward_tflop_s",
+                  1e-12 * forward, "attention_backward_tflop_s", 1e-12 * backward, "h2d_gb_s",
+                  1e-9 * h2d, "h2d_ms", 1e3 * copy_s, "terms_ms", terms));
     json_object_set_new(all, "sol", json_real(floor / step_s));
     json_object_set_new(all, "of_bound", json_real(step_s / bound));
     fprintf(stderr, "  floor %.2f ms, host to device %.2f ms: SOL %.3f, step / bound %.3f\n",

@@ -17,6 +17,10 @@
  * (kernels/nf4_merge.h), the weight is made as W + s B A: one matmul gives z, one dx, and nothing is
  * added to either afterwards.
  *
+ * With an fp8 base (base_compute: fp8) W x and W^T dz are matmuls in e4m3, of W with a scale for each
+ * of its rows, x and dz with one for each token; all else is as above, with the weight that e4m3 can hold
+ * wherever W stands, in DoRA's norms too. The scales of W are part of what is quantized of dz.
+ *
  * dB and dS come from one pass over dY where that pays (kernels/low_rank_backward.h), else from two.
  *
  * Cost     forward 2 T (in out + r in + r out) FLOPs; backward 2 T (in out + 3 r in + 2 r out): a
@@ -59,6 +63,15 @@ static inline bool tsr_linear_composes(const tsr_linear *linear)
     return linear->r && linear->g && linear->drops;
 }
 
+/* Of an fp8 base. */
+typedef struct {
+    bool on;
+    void *weight;        /* largest out * in, e4m3 */
+    float *weight_scale; /* [largest out] */
+    void *rows;          /* T * largest in or out, e4m3: x, or dz times the weight's scales */
+    float *row_scale;    /* [T] */
+} tsr_linear_fp8;
+
 /* Where the work goes and its scratch, shared by all linears; T is the tokens of the micro-batch.
  */
 typedef struct {
@@ -66,7 +79,8 @@ typedef struct {
     tsr_stream *stream;
     tsr_dtype dtype;
     int64_t tokens;
-    void *weight;             /* largest out * in elements */
+    void *weight; /* largest out * in elements */
+    tsr_linear_fp8 fp8;
     void *low, *d_low;        /* T * largest r each */
     void *dropped;            /* T * largest in, with dropout */
     void *d_dropped;          /* T * largest in, with dropout */
@@ -75,6 +89,9 @@ typedef struct {
     const int64_t *samples;   /* [T], of each token, for dropout */
     const int32_t *positions; /* [T], in its sample */
 } tsr_linear_context;
+
+/* What the forwards of all linears that read x [T, in] share, before the first of them. */
+tsr_status tsr_linear_input(const tsr_linear_context *context, const void *x, int64_t in);
 
 /* z [T, out]; y [T, out] only if tsr_linear_composes, else NULL. */
 tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linear *linear,
@@ -95,7 +112,7 @@ typedef struct {
 tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_linear *linear,
                                const tsr_linear_gradients *gradients);
 
-/* The weight in the compute dtype: made in context->weight, or where it lies if it is of that
+/* The weight in the compute dtype, not that of an fp8 base: made in context->weight, or where it lies if it is of that
  * dtype. */
 tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context,
                              const tsr_linear *linear);
@@ -103,11 +120,11 @@ tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context
 /* DoRA's row norms for the A, B and W that the matmuls use (FORMATS 3), and g = m / n, in fp32: of
  * values in the compute dtype, what is computed from them stays fp32. */
 typedef struct {
-    float *squares; /* [out]: ||w||^2 */
+    float *squares; /* [out]: ||w||^2; of an fp8 base without its scales */
     bool known;     /* squares are already right: W is frozen */
     const float *m; /* [out]; NULL: fresh, m is n (g = 1) */
     float *n, *g;   /* [out], written */
-    float *u;       /* scratch [out, r]: W A^T */
+    float *u;       /* scratch [out, r]: W A^T, the same */
     float *gram;    /* scratch [r, r]: A A^T */
     float *b;       /* scratch [out, r]: B widened; unused where the compute dtype is F32 */
     float *bg;      /* scratch [out, r]: B A A^T */

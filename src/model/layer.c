@@ -26,6 +26,9 @@ static tsr_status linear_forward(const tsr_linear_context *context, const tsr_la
                                  const tsr_layer_buffers *buffers, tsr_linear_kind kind,
                                  const void *x)
 {
+    bool first = kind != TSR_K && kind != TSR_V && kind != TSR_UP; /* of those that read x */
+    if (first)
+        TSR_TRY(tsr_linear_input(context, x, (int64_t)layer->linear[kind].in));
     return tsr_linear_forward(context, &layer->linear[kind], x, buffers->z[kind], buffers->y[kind]);
 }
 

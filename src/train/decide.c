@@ -100,6 +100,7 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
                                    .ranks = d->group,
                                    .kernels = inputs->cuda ? tsr_kernels_cuda() : tsr_kernels_cpu(),
                                    .dtype = inputs->compute,
+                                   .fp8 = config->base_compute == TSR_CONFIG_BASE_COMPUTE_FP8,
                                    .bounds = c->bounds,
                                    .recompute = d->recompute,
                                    .train = d->train,

@@ -23,6 +23,8 @@ typedef struct {
 
 static const figure figures[TSR_SPEED_COUNT] = {
     [TSR_SPEED_MATMUL] = {"matmul_bfloat16_flops_per_s", "gemm_tflop_s", 1e12, 696.1e12, 216e9, -1},
+    [TSR_SPEED_MATMUL_FP8] = {"matmul_fp8_flops_per_s", "fp8_gemm_tflop_s", 1e12, 1.65, 0.3,
+                              TSR_SPEED_MATMUL},
     [TSR_SPEED_COPY] = {"copy_bytes_per_s", "copy_gb_s", 1e9, 4182e9, 20e9, -1},
     [TSR_SPEED_ATTENTION_FORWARD] = {"attention_forward_flops_per_s", NULL, 0, 472.5 / 696.1, 1,
                                      TSR_SPEED_MATMUL},
@@ -50,6 +52,7 @@ static const figure figures[TSR_SPEED_COUNT] = {
  * slows: h200x2_two_slots.json, 8192 tokens: gathers of 16 x 0.379 ms by copy engines made 84.63 ms of
  * matmuls last 88.84. h200_one_gpu.json, 16 layers: copies of 83.8 ms made 261.6 ms last 264.7. */
 static const tsr_speeds cuda_costs = {.rates = {.reached = {[TSR_WORK_MATMUL] = 1,
+                                                            [TSR_WORK_MATMUL_FP8] = 1,
                                                             [TSR_WORK_NARROW] = 0.88,
                                                             [TSR_WORK_ADDED] = 0.55,
                                                             [TSR_WORK_MERGED] = 0.15,
@@ -84,6 +87,8 @@ static void complete(tsr_speeds *s)
             value *= s->value[figures[i].of];
         if (i == TSR_SPEED_MATMUL && s->cuda && s->compute == TSR_F32)
             value *= FP32_SHARE;
+        if (i == TSR_SPEED_MATMUL_FP8 && s->cuda && s->compute == TSR_F32)
+            value /= FP32_SHARE;
         s->value[i] = value;
     }
     s->measured = s->known[TSR_SPEED_MATMUL] && s->known[TSR_SPEED_COPY];
@@ -93,6 +98,7 @@ static void complete(tsr_speeds *s)
     for (int i = 0; !s->cuda && i < TSR_WORK_KINDS; i++)
         s->rates.reached[i] = CPU_SHARE;
     s->rates.matmul = s->value[TSR_SPEED_MATMUL];
+    s->rates.matmul_fp8 = s->value[TSR_SPEED_MATMUL_FP8];
     s->rates.copy = s->value[TSR_SPEED_COPY];
     s->rates.attention_forward = s->value[TSR_SPEED_ATTENTION_FORWARD];
     s->rates.attention_backward = s->value[TSR_SPEED_ATTENTION_BACKWARD];
