@@ -106,6 +106,10 @@ static bool merged(const walk *w, const tsr_work_linear *x, double inner)
            tsr_nf4_merge_pays((int64_t)w->layer->tokens, (int64_t)inner, (int64_t)x->r);
 }
 
+/* What merging adds to decoding even at the smallest rank, as bytes for each element: 21 us of a 14336 x 4096
+ * weight on an H200 (bench/results/h200_one_gpu.json: nf4_merge less nf4_dequant, r 16). */
+#define MERGE_BYTES 1.3
+
 /* A product [T, r] x [r, n] beside the base's of `inner` terms: at least, it rides on that one
  * (K-concatenated), so that its FLOPs are all it costs. Here it is B A, added to the weight as that is
  * decoded, or a matmul of its own, whose result is written and read once more. */
@@ -115,7 +119,8 @@ static void emit_added(const walk *w, tsr_work_term term, const tsr_work_linear 
     double t = w->layer->tokens, r = x->r, flops = 2 * t * n * r;
     const tsr_work_amount least = {flops, 0};
     if (merged(w, x, inner))
-        emit_both(w, term, TSR_WORK_MERGED, least, (tsr_work_amount){2 * x->in * x->out * r, 0});
+        emit_both(w, term, TSR_WORK_MERGED, least,
+                  (tsr_work_amount){2 * x->in * x->out * r, MERGE_BYTES * x->in * x->out});
     else
         emit_both(w, term, TSR_WORK_ADDED, least,
                   (tsr_work_amount){flops, w->layer->element * (t * r + r * n + 2 * t * n)});
