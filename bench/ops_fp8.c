@@ -143,6 +143,8 @@ static void matmul_fp8(int64_t n, int64_t k, bool adds, bool fast, const char *s
     args.c = ops_bf16(T * n);
     double bytes = (double)(T * k + k * n) + (adds ? 4.0 : 2.0) * (double)(T * n);
     ops_report_fp8(name, shape, bytes, flops, run_fp8_gemm, &args, sizeof args, 1);
+    if (!adds)
+        ops_fp8_tiles(stream, &args, shape);
 }
 
 static void matmuls(int64_t n, int64_t k)
