@@ -1,0 +1,496 @@
+/*
+ * test_cuda_fp8.c: e4m3 on a GPU: fp8_quantize and fp8_decode give the reference's bytes, fp8_gemm its sums;
+ * and its algorithms are timed and kept beside those of gemm. A card that has no fp8_gemm refuses it.
+ */
+#include "cuda_test.h"
+
+#include "kernels/fp8.h"
+#include "kernels/kernels_cuda.h"
+
+#define GUARD 64 /* bytes after an output that must stay as they were */
+
+static void *new_output(uint64_t bytes, int offset)
+{
+    return (char *)cuda_copy(NULL, bytes + (uint64_t)offset + GUARD) + offset;
+}
+
+static void expect_bytes(const char *what, const void *device, const void *want, uint64_t bytes)
+{
+    uint8_t *got = malloc(bytes + GUARD);
+    assert_non_null(got);
+    cuda_read(got, device, bytes + GUARD);
+    for (uint64_t i = 0; i < bytes; i++)
+        if (got[i] != ((const uint8_t *)want)[i])
+            fail_msg("%s: byte %llu of %llu is 0x%02x, want 0x%02x", what, (unsigned long long)i,
+                     (unsigned long long)bytes, got[i], ((const uint8_t *)want)[i]);
+    for (uint64_t i = bytes; i < bytes + GUARD; i++)
+        if (got[i] != 0xff)
+            fail_msg("%s: byte %llu behind the output was written", what,
+                     (unsigned long long)(i - bytes));
+    free(got);
+}
+
+/* The same bits, any NaN for a NaN. */
+static void expect_scales(const char *what, const void *device, const float *want, int64_t count)
+{
+    float *got = cuda_floats(device, count, TSR_F32);
+    for (int64_t i = 0; i < count; i++)
+        if (memcmp(&got[i], &want[i], 4) != 0 && !(isnan(got[i]) && isnan(want[i])))
+            fail_msg("%s: scale[%lld] is %a, want %a", what, (long long)i, (double)got[i],
+                     (double)want[i]);
+    free(got);
+}
+
+static uint8_t *new_bytes(int64_t count, uint64_t seed)
+{
+    uint8_t *out = malloc((size_t)count + 8);
+    assert_non_null(out);
+    for (int64_t i = 0; i < count; i += 8) {
+        uint64_t word = tsr_mix((uint64_t)i * 0x9E3779B97F4A7C15u + seed);
+        memcpy(out + i, &word, 8);
+    }
+    return out;
+}
+
+/* ---- fp8_quantize ---- */
+
+typedef struct {
+    int64_t tokens, d;
+    bool factors;
+    int x_offset, out_offset; /* elements, bytes */
+} quantize_case;
+
+/* Rows of every kind: plain, zeros, tiny, huge, of every code's midpoints, not finite. */
+static float *new_rows(int64_t tokens, int64_t d, int offset)
+{
+    static const float magnitude[] = {1,        0, 1e-38f, 3e38f, 0x1p-133f, 0x1p-117f, 500,
+                                      0x1p-20f, 1, 1,      1,     1,         1};
+    const int kinds = sizeof magnitude / sizeof *magnitude;
+    float *x = new_random(tokens * d + offset, 11, 1);
+    for (int64_t t = 0; t < tokens; t++) {
+        int kind = (int)(t % kinds);
+        float *row = x + offset + t * d, *odd = &row[(t * 7 + 3) % d];
+        for (int64_t j = 0; j < d; j++)
+            row[j] *= magnitude[kind];
+        for (int64_t j = 0; j < d && kind == 8; j++) /* with amax 448 these are midpoints */
+            row[j] =
+                (tsr_e4m3_to_f32((uint8_t)(j % 125)) + tsr_e4m3_to_f32((uint8_t)(j % 125 + 1))) /
+                (j % 2 ? 2.0f : -2.0f);
+        *odd = kind == 8 ? 448 : kind == 9 ? INFINITY : kind == 10 ? NAN : *odd;
+    }
+    return x;
+}
+
+static void one_quantize(const quantize_case *c, tsr_dtype dtype)
+{
+    if (!cuda_turn())
+        return;
+    int64_t count = c->tokens * c->d;
+    float *x = new_rows(c->tokens, c->d, c->x_offset), *factor = new_gain(c->d, 12);
+    float *scale = new_floats(c->tokens);
+    uint8_t *want = new_bytes(count, 1);
+    char *device_x = cuda_values(x, count + c->x_offset, dtype);
+    tsr_fp8_quantize_args args = {.out = want,
+                                  .scale = scale,
+                                  .x = x + c->x_offset,
+                                  .column_factor = c->factors ? factor : NULL,
+                                  .tokens = c->tokens,
+                                  .d = c->d};
+    RUN(tsr_fp8_quantize_ref(&args, rig.pool));
+    args.dtype = dtype;
+    args.out = new_output((uint64_t)count, c->out_offset);
+    args.scale = new_output((uint64_t)c->tokens * 4, 0);
+    args.x = device_x + (uint32_t)c->x_offset * tsr_dtype_bytes(dtype);
+    if (c->factors)
+        args.column_factor = cuda_copy(factor, (uint64_t)c->d * 4);
+    RUN(rig.kernels->fp8_quantize(rig.stream, &args));
+    char what[128];
+    snprintf(what, sizeof what, "fp8_quantize of %s [%lld, %lld], %s factor, offsets %d, %d",
+             tsr_dtype_name(dtype), (long long)c->tokens, (long long)c->d,
+             c->factors ? "with" : "no", c->x_offset, c->out_offset);
+    expect_scales(what, args.scale, scale, c->tokens);
+    expect_bytes(what, args.out, want, (uint64_t)count);
+    free(x), free(factor), free(scale), free(want);
+    cuda_free_all();
+}
+
+static void rows_are_quantized(void **state)
+{
+    static const int64_t widths[] = {1,    7,    16,   48,   100,   512,   528,
+                                     4096, 8192, 8208, 9000, 14336, 28672, 40000};
+    (void)state;
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
+        for (int factors = 0; factors < 2; factors++) {
+            one_quantize(&(quantize_case){27, widths[i], factors, 0, 0}, TSR_BF16);
+            one_quantize(&(quantize_case){14, widths[i], factors, 0, 0}, TSR_F32);
+        }
+    one_quantize(&(quantize_case){13, 64, true, 1, 0}, TSR_BF16);
+    one_quantize(&(quantize_case){13, 64, false, 0, 3}, TSR_BF16);
+    one_quantize(&(quantize_case){1, 4096, true, 0, 0}, TSR_BF16);
+    one_quantize(&(quantize_case){1037, 4096, true, 0, 0}, TSR_BF16);
+    RUN(rig.kernels->fp8_quantize(rig.stream, &(tsr_fp8_quantize_args){.d = 8}));
+    assert_int_equal(
+        rig.kernels->fp8_quantize(rig.stream, &(tsr_fp8_quantize_args){.tokens = 1, .d = 8}),
+        TSR_EINVAL);
+}
+
+/* All values of bf16, in a row whose scale is 1: the instruction rounds as the table of the format. */
+static void every_value_is_converted(void **state)
+{
+    (void)state;
+    enum { COUNT = 65536 };
+    uint16_t *bits = calloc(COUNT, sizeof *bits);
+    float *wide = new_floats(COUNT), scale;
+    uint8_t *want = new_bytes(COUNT, 1);
+    assert_non_null(bits);
+    for (int i = 0; i < COUNT; i++)
+        bits[i] = fabsf(tsr_bf16_to_f32((uint16_t)i)) <= 448 ? (uint16_t)i : 0;
+    assert_true(tsr_widen_f32(wide, bits, TSR_BF16, COUNT));
+    tsr_fp8_quantize_args args = {.out = want, .scale = &scale, .x = wide, .tokens = 1, .d = COUNT};
+    RUN(tsr_fp8_quantize_ref(&args, rig.pool));
+    assert_true(scale == 1);
+    for (int64_t d = COUNT; d >= 8192; d /= 8) { /* one that is read twice, one that is held */
+        tsr_fp8_quantize_args device = {.out = new_output(COUNT, 0),
+                                        .scale = new_output((uint64_t)(COUNT / d) * 4, 0),
+                                        .x = cuda_copy(bits, COUNT * 2),
+                                        .tokens = COUNT / d,
+                                        .d = d,
+                                        .dtype = TSR_BF16};
+        float *row_scale = new_floats(COUNT / d);
+        args.scale = row_scale;
+        args.tokens = COUNT / d, args.d = d;
+        RUN(tsr_fp8_quantize_ref(&args, rig.pool));
+        RUN(rig.kernels->fp8_quantize(rig.stream, &device));
+        expect_scales("all of bf16", device.scale, row_scale, COUNT / d);
+        expect_bytes("all of bf16", device.out, want, COUNT);
+        free(row_scale);
+    }
+    free(bits), free(wide), free(want);
+    cuda_free_all();
+}
+
+/* ---- fp8_decode ---- */
+
+typedef struct {
+    int64_t rows, columns;
+    bool nested;
+    int out_offset, code_offset; /* bytes */
+} decode_case;
+
+static void one_decode(const decode_case *c, bool transposed)
+{
+    static const float odd[] = {0, -0.5f, 1e-40f, 3e38f, INFINITY, NAN};
+    if (!cuda_turn())
+        return;
+    int64_t count = c->rows * c->columns, blocks = (count + 63) / 64;
+    uint64_t code_bytes = (uint64_t)(count + 1) / 2 + (uint64_t)c->code_offset;
+    uint8_t *codes = new_bytes((int64_t)code_bytes, 3), *q = new_bytes(blocks, 4);
+    uint8_t *want = new_bytes(count, 1);
+    float *absmax = new_gain(blocks, 5), *nested = new_random(blocks / 256 + 1, 6, 0.3f);
+    float *map = new_random(256, 7, 1), *scale = new_floats(c->rows);
+    for (int64_t i = 0; i < 6 && 37 * i + 2 < blocks; i++)
+        absmax[37 * i + 2] = odd[i];
+    tsr_fp8_decode_args args = {.weight = {.out = want,
+                                           .codes = codes + c->code_offset,
+                                           .absmax = c->nested ? (void *)q : (void *)absmax,
+                                           .nested_absmax = nested,
+                                           .nested_map = map,
+                                           .level = tsr_nf4_level,
+                                           .count = count,
+                                           .columns = c->columns,
+                                           .offset = 0.04f,
+                                           .nested = c->nested,
+                                           .dtype = TSR_F8_E4M3},
+                                .scale = scale,
+                                .transposed = transposed};
+    RUN(tsr_fp8_decode_ref(&args, rig.pool));
+    args.weight.out = new_output((uint64_t)count, c->out_offset);
+    args.weight.codes = (uint8_t *)cuda_copy(codes, code_bytes) + c->code_offset;
+    args.weight.absmax =
+        c->nested ? cuda_copy(q, (uint64_t)blocks) : cuda_copy(absmax, (uint64_t)blocks * 4);
+    args.weight.nested_absmax = cuda_copy(nested, (uint64_t)(blocks / 256 + 1) * 4);
+    args.weight.nested_map = cuda_copy(map, 1024);
+    args.weight.level = cuda_copy(tsr_nf4_level, 64);
+    args.scale = new_output((uint64_t)c->rows * 4, 0);
+    RUN(rig.kernels->fp8_decode(rig.stream, &args));
+    char what[128];
+    snprintf(what, sizeof what, "fp8_decode of [%lld, %lld]%s, %s scales, offsets %d, %d",
+             (long long)c->rows, (long long)c->columns, transposed ? " transposed" : "",
+             c->nested ? "nested" : "fp32", c->out_offset, c->code_offset);
+    expect_scales(what, args.scale, scale, c->rows);
+    expect_bytes(what, args.weight.out, want, (uint64_t)count);
+    free(codes), free(q), free(want), free(absmax), free(nested), free(map), free(scale);
+    cuda_free_all();
+}
+
+static void weights_are_decoded(void **state)
+{
+    static const int64_t rows[] = {1, 15, 16, 48, 127, 128, 144, 272};
+    static const int64_t columns[] = {1, 16, 48, 64, 100, 128, 192, 320, 2048, 2112, 4096};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
+            for (int way = 0; way < 4; way++)
+                one_decode(&(decode_case){rows[i], columns[j], way / 2, 0, 0}, way % 2);
+    for (int transposed = 0; transposed < 2; transposed++) {
+        one_decode(&(decode_case){32, 128, true, 1, 0}, transposed);
+        one_decode(&(decode_case){32, 128, true, 0, 8}, transposed);
+        one_decode(&(decode_case){1024, 4096, true, 0, 0}, transposed);
+        one_decode(&(decode_case){512, 14336, true, 0, 0}, transposed);
+    }
+    tsr_fp8_decode_args none = {.weight = {.columns = 64, .dtype = TSR_F8_E4M3}};
+    RUN(rig.kernels->fp8_decode(rig.stream, &none));
+    none.weight.count = 64;
+    assert_int_equal(rig.kernels->fp8_decode(rig.stream, &none), TSR_EINVAL);
+}
+
+/* ---- fp8_gemm ---- */
+
+typedef struct {
+    int64_t m, n, k;
+    float alpha, beta;
+    bool scale_b;
+} gemm_case;
+
+static const gemm_case gemm_cases[] = {
+    {1, 16, 16, 1, 0, true},       {7, 32, 48, 1.5f, 0, true},    {129, 256, 128, 1, 1, true},
+    {300, 64, 512, 1, 0, false},   {33, 16, 4096, 1, 1, false},   {1000, 512, 1024, 1, 0, true},
+    {64, 1024, 4096, -1, 1, true}, {257, 4096, 336, 1, 0, false}, {5, 16, 0, 1, 1, true},
+    {5, 16, 0, 1, 0, true},        {0, 16, 32, 1, 0, true},       {333, 4096, 14336, 1, 0, true},
+};
+
+static uint8_t *new_codes(int64_t count, uint64_t seed)
+{
+    uint8_t *out = new_bytes(count, seed);
+    for (int64_t i = 0; i < count; i++)
+        out[i] = (out[i] & 0x7f) == TSR_E4M3_NAN ? 0 : out[i];
+    return out;
+}
+
+typedef struct {
+    tsr_fp8_gemm_args args; /* of the device */
+    float *want, *before;
+    int64_t count;
+} gemm_fixture;
+
+/* With beta 0, C is NaN before. */
+static void make_gemm(gemm_fixture *f, const gemm_case *c, tsr_dtype c_dtype, bool fast)
+{
+    uint8_t *a = new_codes(c->m * c->k, 1), *b = new_codes(c->n * c->k, 2);
+    float *scale_a = new_gain(c->m, 3), *scale_b = new_gain(c->n, 4);
+    f->count = c->m * c->n;
+    f->want = new_random(f->count, 5, 1e5f);
+    f->args = (tsr_fp8_gemm_args){.m = c->m,
+                                  .n = c->n,
+                                  .k = c->k,
+                                  .a = a,
+                                  .b = b,
+                                  .scale_a = scale_a,
+                                  .scale_b = c->scale_b ? scale_b : NULL,
+                                  .alpha = c->alpha,
+                                  .beta = c->beta,
+                                  .fast = fast};
+    void *device_c = c->beta == 0 ? cuda_copy(NULL, (uint64_t)f->count * tsr_dtype_bytes(c_dtype))
+                                  : cuda_values(f->want, f->count, c_dtype);
+    f->before = new_floats(f->count);
+    memcpy(f->before, f->want, (size_t)f->count * sizeof(float));
+    f->args.c = f->want;
+    RUN(tsr_fp8_gemm_ref(&f->args, rig.pool));
+    f->args.c = device_c;
+    f->args.c_dtype = c_dtype;
+    f->args.a = cuda_copy(a, (uint64_t)(c->m * c->k));
+    f->args.b = cuda_copy(b, (uint64_t)(c->n * c->k));
+    f->args.scale_a = cuda_copy(scale_a, (uint64_t)c->m * 4);
+    f->args.scale_b = c->scale_b ? cuda_copy(scale_b, (uint64_t)c->n * 4) : NULL;
+    free(a), free(b), free(scale_a), free(scale_b);
+}
+
+static void free_gemm(gemm_fixture *f)
+{
+    free(f->want), free(f->before);
+    cuda_free_all();
+}
+
+static double largest(const float *x, int64_t count)
+{
+    double most = 1e-30;
+    for (int64_t i = 0; i < count; i++)
+        most = fmax(most, fabs((double)x[i]));
+    return most;
+}
+
+/* Of the sum; roundings to bf16, of the product and of C, come on top. Gives the worst of a matmul without
+ * them. */
+static double expect_gemm(const char *what, const gemm_fixture *f)
+{
+    const tsr_fp8_gemm_args *a = &f->args;
+    float *got = cuda_floats(a->c, f->count, a->c_dtype);
+    double most = largest(f->want, f->count), worst = 0;
+    double tolerance = a->fast ? tolerance_fp8_gemm.bf16 : tolerance_fp8_gemm.f32;
+    for (int64_t i = 0; i < f->count; i++) {
+        double want = (double)f->want[i], off = fabs((double)got[i] - want), rounding = 0;
+        double product = want - (a->beta != 0 ? (double)f->before[i] : 0);
+        if (a->c_dtype == TSR_BF16)
+            rounding = ldexp(fabs(want) + (a->beta != 0 ? fabs(product) : 0), -8);
+        if (!(off <= tolerance * most + rounding))
+            fail_msg("%s: [%lld] is %.9g, want %.9g, largest %.3g", what, (long long)i,
+                     (double)got[i], want, most);
+        worst = fmax(worst, off / most);
+    }
+    free(got);
+    return worst;
+}
+
+/* Whether this card has it; one that has not refuses, and says why. */
+static void only_where_it_is(void)
+{
+    tsr_status status = tsr_kernels_fp8_supported(rig.device);
+    if (status == TSR_OK)
+        return;
+    assert_int_equal(status, TSR_EUNSUPPORTED);
+    print_message("%s\n", tsr_last_error());
+    gemm_fixture f;
+    make_gemm(&f, &gemm_cases[0], TSR_BF16, false);
+    assert_int_equal(rig.kernels->fp8_gemm(rig.stream, &f.args), TSR_EUNSUPPORTED);
+    free_gemm(&f);
+    skip();
+}
+
+static void one_gemm(const gemm_case *c, tsr_dtype c_dtype, bool fast)
+{
+    char what[128];
+    gemm_fixture f;
+    if (!cuda_turn())
+        return;
+    snprintf(what, sizeof what, "fp8_gemm %lldx%lldx%lld into %s%s", (long long)c->m,
+             (long long)c->n, (long long)c->k, tsr_dtype_name(c_dtype), fast ? ", fast" : "");
+    make_gemm(&f, c, c_dtype, fast);
+    if (rig.kernels->fp8_gemm(rig.stream, &f.args) != TSR_OK)
+        fail_msg("%s: %s", what, tsr_last_error());
+    double worst = expect_gemm(what, &f);
+    if (c_dtype == TSR_F32)
+        print_message("%s: within %.2e of the largest\n", what, worst);
+    free_gemm(&f);
+}
+
+static void gemm_matches_the_reference(void **state)
+{
+    (void)state;
+    only_where_it_is();
+    for (size_t i = 0; i < sizeof gemm_cases / sizeof *gemm_cases; i++)
+        for (int way = 0; way < 4; way++)
+            one_gemm(&gemm_cases[i], way % 2 ? TSR_BF16 : TSR_F32, way / 2);
+}
+
+static void a_nan_shows_in_its_row(void **state)
+{
+    (void)state;
+    only_where_it_is();
+    enum { M = 40, N = 32, K = 64 };
+    float scale[M], *got;
+    uint8_t *a = new_codes(M * K, 1), *b = new_codes(N * K, 2);
+    for (int i = 0; i < M; i++)
+        scale[i] = i == 3 ? NAN : 1;
+    a[7 * K + 5] = TSR_E4M3_NAN;
+    tsr_fp8_gemm_args args = {.m = M,
+                              .n = N,
+                              .k = K,
+                              .a = cuda_copy(a, M * K),
+                              .b = cuda_copy(b, N * K),
+                              .scale_a = cuda_copy(scale, sizeof scale),
+                              .c = cuda_copy(NULL, M * N * 2),
+                              .alpha = 1,
+                              .c_dtype = TSR_BF16};
+    RUN(rig.kernels->fp8_gemm(rig.stream, &args));
+    got = cuda_floats(args.c, M * N, TSR_BF16);
+    for (int i = 0; i < M * N; i++)
+        assert_int_equal(isnan(got[i]) != 0, i / N == 3 || i / N == 7);
+    free(a), free(b), free(got);
+    cuda_free_all();
+}
+
+static void gemm_gives_the_same_bits(void **state)
+{
+    (void)state;
+    only_where_it_is();
+    gemm_fixture f;
+    make_gemm(&f, &(gemm_case){1000, 384, 2048, 1, 0, true}, TSR_F32, false);
+    uint64_t bytes = (uint64_t)f.count * sizeof(float);
+    float *first = new_floats(f.count), *again = new_floats(f.count);
+    RUN(rig.kernels->fp8_gemm(rig.stream, &f.args));
+    cuda_read(first, f.args.c, bytes);
+    for (int i = 0; i < 5; i++) {
+        RUN(rig.kernels->fp8_gemm(rig.stream, &f.args));
+        cuda_read(again, f.args.c, bytes);
+        assert_memory_equal(first, again, bytes);
+    }
+    free(first), free(again);
+    free_gemm(&f);
+}
+
+static void what_does_not_fit_is_refused(void **state)
+{
+    (void)state;
+    only_where_it_is();
+    gemm_fixture f;
+    make_gemm(&f, &(gemm_case){32, 32, 32, 1, 0, true}, TSR_BF16, false);
+    tsr_fp8_gemm_args args = f.args;
+    args.k = 24;
+    assert_int_equal(rig.kernels->fp8_gemm(rig.stream, &args), TSR_EUNSUPPORTED);
+    args = f.args;
+    args.n = 24;
+    assert_int_equal(rig.kernels->fp8_gemm(rig.stream, &args), TSR_EUNSUPPORTED);
+    args = f.args;
+    args.a++;
+    assert_int_equal(rig.kernels->fp8_gemm(rig.stream, &args), TSR_EUNSUPPORTED);
+    args = f.args;
+    args.beta = 0.5f;
+    assert_int_equal(rig.kernels->fp8_gemm(rig.stream, &args), TSR_EINVAL);
+    free_gemm(&f);
+}
+
+/* Three matmuls that differ in nothing but type and way of adding: three choices, on any handle. */
+static void choices_are_kept(void **state)
+{
+    (void)state;
+    only_where_it_is();
+    tsr_fp8_gemm_args args = {.m = 777, .n = 512, .k = 640, .alpha = 1, .c_dtype = TSR_BF16};
+    tsr_gemm_args shape[3];
+    shape[0] = tsr_fp8_gemm_shape(&args);
+    args.fast = true;
+    shape[1] = tsr_fp8_gemm_shape(&args);
+    shape[2] = shape[0];
+    shape[2].dtype = TSR_BF16;
+    tsr_blas *blas, *other;
+    RUN(tsr_blas_open(&blas, rig.device));
+    RUN(tsr_blas_open(&other, rig.device));
+    uint64_t bytes = tsr_blas_tune_bytes(shape, 3);
+    RUN(tsr_blas_tune(blas, rig.stream, shape, 3, cuda_copy(NULL, bytes), bytes));
+    tsr_text text = {0}, again = {0};
+    tsr_blas_export(&text, blas);
+    int lines = 0;
+    for (const char *p = tsr_text_string(&text); *p; p++)
+        lines += *p == '\n';
+    assert_int_equal(lines, 4);
+    RUN(tsr_blas_import(other, text.data));
+    tsr_blas_export(&again, other);
+    assert_string_equal(again.data, text.data);
+    tsr_blas_close(blas), tsr_blas_close(other);
+    tsr_text_free(&text), tsr_text_free(&again);
+    cuda_free_all();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_are_quantized),
+        cmocka_unit_test(every_value_is_converted),
+        cmocka_unit_test(weights_are_decoded),
+        cmocka_unit_test(gemm_matches_the_reference),
+        cmocka_unit_test(a_nan_shows_in_its_row),
+        cmocka_unit_test(gemm_gives_the_same_bits),
+        cmocka_unit_test(what_does_not_fit_is_refused),
+        cmocka_unit_test(choices_are_kept),
+    };
+    return cmocka_run_group_tests(tests, cuda_setup, cuda_teardown);
+}
