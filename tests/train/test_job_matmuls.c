@@ -60,6 +60,13 @@ static tsr_status noting_gemm(tsr_stream *stream, const tsr_gemm_args *args)
     return tsr_kernels_cpu()->gemm(stream, args);
 }
 
+static tsr_status noting_fp8_gemm(tsr_stream *stream, const tsr_fp8_gemm_args *args)
+{
+    tsr_gemm_args shape = tsr_fp8_gemm_shape(args);
+    note(&done, &shape);
+    return tsr_kernels_cpu()->fp8_gemm(stream, args);
+}
+
 /* On the CPU it is two matmuls. */
 static tsr_status noting_low_rank_backward(tsr_stream *stream,
                                            const tsr_low_rank_backward_args *args)
@@ -150,10 +157,13 @@ static void test_list(void **state)
                                             {"packing=true"},
                                             {"layers_to_transform=[3]", "use_dora=true"},
                                             {"lora_target_modules=[v_proj, up_proj]"},
-                                            {"load_in_4bit=false"}};
+                                            {"load_in_4bit=false"},
+                                            {"base_compute=fp8", "use_dora=true"},
+                                            {"base_compute=fp8", "lora_dropout=0.1"}};
     (void)state;
     noting = *tsr_kernels_cpu();
     noting.gemm = noting_gemm;
+    noting.fp8_gemm = noting_fp8_gemm;
     noting.low_rank_backward = noting_low_rank_backward;
     noting.prepare = noting_prepare;
     for (size_t i = 0; i < sizeof extras / sizeof *extras; i += STRIDE) {
