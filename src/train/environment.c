@@ -86,6 +86,10 @@ static void add_gpus(survey *s)
             tsr_report_int(row, "memory_bytes", total);
             tsr_report_int(row, "memory_free_bytes", free_bytes);
         }
+        if (tsr_kernels_fp8_supported(device) == TSR_OK)
+            tsr_report_string(row, "base_compute", "dtype, fp8");
+        else /* why not fp8 */
+            tsr_report_string(row, "base_compute", tsr_last_error());
         tsr_device_destroy(device);
     }
 }

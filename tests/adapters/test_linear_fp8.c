@@ -406,6 +406,41 @@ static void test_norms(void **state)
     close_fixture(f);
 }
 
+/* d = drop(x), as the linear makes it. */
+static void drop_input(fixture *f)
+{
+    const shape *s = &f->s;
+    f->linear.drops = true;
+    f->linear.dropout = tsr_dropout_make(P, 1, 0, 7);
+    const tsr_dropout_args drop = {.out = f->dropped,
+                                   .x = f->x,
+                                   .samples = f->context.samples,
+                                   .positions = f->context.positions,
+                                   .dropout = f->linear.dropout,
+                                   .tokens = s->tokens,
+                                   .columns = s->in,
+                                   .dtype = TSR_F32};
+    run(f, tsr_kernels_cpu()->dropout(f->stream, &drop));
+}
+
+/* z = W x + s B A d: the base's x is the whole one. */
+static void test_lora_dropout(void **state)
+{
+    (void)state;
+    const shape *s = &wide;
+    fixture *f = open_fixture(s);
+    int inputs = s->tokens * s->in, outputs = s->tokens * s->out;
+    drop_input(f);
+    values_of_weight(f);
+    values_of_rows(f, f->xq, f->x, NULL, s->in);
+    double *want = low_rank(f, widened(f, f->dropped, inputs));
+    add_product(want, f->xq, f->w, s->tokens, s->out, s->in, 1, false);
+    run(f, tsr_linear_input(&f->context, f->x, s->in));
+    run(f, tsr_linear_forward(&f->context, &f->linear, f->x, f->z, NULL));
+    compare("lora, dropout", "z", f->z, want, outputs);
+    close_fixture(f);
+}
+
 /* y = W x + (g - 1) W d + g s B A d, d = drop(x): both of W's in e4m3, and x's is left for the next
  * linear that reads it. */
 static void test_dora_dropout(void **state)
@@ -415,17 +450,7 @@ static void test_dora_dropout(void **state)
     fixture *f = open_fixture(s);
     int inputs = s->tokens * s->in, outputs = s->tokens * s->out;
     make_dora(f);
-    f->linear.drops = true;
-    f->linear.dropout = tsr_dropout_make(P, 1, 0, 7);
-    tsr_dropout_args drop = {.out = f->dropped,
-                             .x = f->x,
-                             .samples = f->context.samples,
-                             .positions = f->context.positions,
-                             .dropout = f->linear.dropout,
-                             .tokens = s->tokens,
-                             .columns = s->in,
-                             .dtype = TSR_F32};
-    run(f, tsr_kernels_cpu()->dropout(f->stream, &drop));
+    drop_input(f);
     double *inner = low_rank(f, widened(f, f->dropped, inputs)), *want = zeros(f, outputs);
     values_of_rows(f, f->xq, f->dropped, NULL, s->in);
     add_product(inner, f->xq, f->w, s->tokens, s->out, s->in, 1, false);
@@ -510,9 +535,8 @@ static void test_accuracy(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lora),
-        cmocka_unit_test(test_norms),
-        cmocka_unit_test(test_dora_dropout),
+        cmocka_unit_test(test_lora),     cmocka_unit_test(test_lora_dropout),
+        cmocka_unit_test(test_norms),    cmocka_unit_test(test_dora_dropout),
         cmocka_unit_test(test_accuracy),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,6 @@
 /*
  * What an fp8 base costs in loss: the example's job with `base_compute: fp8` and without, the same seeds;
- * held-out losses are within LIMIT of each other, and not the same.
+ * held-out losses are within a limit of each other, and not the same.
  *
  *     test_train_job_fp8                                   one short run
  *     test_train_job_fp8 STEPS SEEDS [BACKEND DTYPE]       the guard: 200 3; 77 where there is no such GPU
@@ -20,7 +20,8 @@
 #include <cmocka.h>
 
 #define EXAMPLES TSR_SOURCE_DIR "/examples"
-#define LIMIT    4e-3 /* of the loss */
+#define LIMIT    4e-3 /* of the loss, after 100 steps or more */
+#define EARLY    1e-2 /* the adapter has not made up for it yet */
 
 static int steps = 12, seeds = 1;
 static const char *backend = "cpu", *dtype = "float32";
@@ -80,7 +81,7 @@ static void test_guard(void **state)
         double off = fp8 / plain - 1;
         print_message("seed %d, %-18s  held-out loss %.6f, with an fp8 base %.6f: %+.3f %%\n", seed,
                       adapter, plain, fp8, 100 * off);
-        if (!(fabs(off) <= LIMIT))
+        if (!(fabs(off) <= (steps < 100 ? EARLY : LIMIT)))
             fail_msg("off by %.3f %%", 100 * off);
         assert_true(off != 0);
     }
