@@ -53,12 +53,11 @@ static tsr_status check_fp8(const tsr_job *job)
     char why[512];
     if (config->base_compute != TSR_CONFIG_BASE_COMPUTE_FP8)
         return TSR_OK;
-    tsr_status status = tsr_kernels_fp8_supported(job->device);
-    if (status == TSR_OK)
+    if (tsr_kernels_fp8_supported(job->device) == TSR_OK)
         return TSR_OK;
     snprintf(why, sizeof why, "%s", tsr_last_error());
     return tsr_fail(
-        status, "%s: base_compute: fp8 was asked for on %s, and %s; write base_compute: dtype",
+        TSR_EDEVICE, "%s: base_compute: fp8 was asked for on %s, and %s; write base_compute: dtype",
         tsr_config_where(config, "base_compute"), tsr_device_description(job->device), why);
 }
 
