@@ -65,7 +65,7 @@ static inline bool tsr_linear_composes(const tsr_linear *linear)
 
 /* Of an fp8 base. */
 typedef struct {
-    bool on;
+    bool on, fast;       /* fast: kernels/fp8_gemm.h */
     void *weight;        /* largest out * in, e4m3 */
     float *weight_scale; /* [largest out] */
     void *rows;          /* T * largest in or out, e4m3: x, or dz times the weight's scales */

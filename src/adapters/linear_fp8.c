@@ -1,8 +1,5 @@
 #include "adapters/linear_fp8.h"
 
-/* Sums as exact as a bf16 matmul's (kernels/fp8_gemm.h). */
-#define FAST false
-
 tsr_status tsr_linear_fp8_weight(const tsr_linear_context *context,
                                  const tsr_nf4_dequant_args *codes, bool transposed)
 {
@@ -47,7 +44,7 @@ static tsr_status multiply(const tsr_linear_context *context, void *c, uint64_t 
                                                            .alpha = 1,
                                                            .beta = beta,
                                                            .c_dtype = context->dtype,
-                                                           .fast = FAST});
+                                                           .fast = context->fp8.fast});
 }
 
 tsr_status tsr_linear_fp8_forward(const tsr_linear_context *context, const tsr_linear *linear,

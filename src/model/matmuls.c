@@ -148,7 +148,9 @@ static tsr_status list_matmuls(matmul_list *out, const tsr_model_options *option
 {
     tsr_kernels kernels = ignoring;
     listing l = {.options = options,
-                 .context = {.kernels = &kernels, .dtype = options->dtype, .fp8.on = options->fp8}};
+                 .context = {.kernels = &kernels,
+                             .dtype = options->dtype,
+                             .fp8 = {.on = options->fp8, .fast = options->fp8_fast}}};
     kernels.gemm = note;
     kernels.fp8_gemm = note_fp8;
     kernels.low_rank_backward = note_low_rank_backward;

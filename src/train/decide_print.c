@@ -172,6 +172,11 @@ static void print_alternatives(tsr_text *out, const tsr_decision *d)
     tsr_text_puts(out, "recompute: layers that do a part / all of their forward again\n");
 }
 
+static const char *base_compute(const tsr_decision *d)
+{
+    return d->model.fp8_fast ? "fp8_fast" : d->model.fp8 ? "fp8" : "dtype";
+}
+
 static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
                              const tsr_topology_view *view, const tsr_speeds *speeds,
                              const tsr_largest *largest)
@@ -190,7 +195,7 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
                     view->ranks, d->group, d->replicas, d->plan->hash,
                     memory->total[TSR_PLACE_DEVICE], memory->total[TSR_PLACE_HOST],
                     memory->total[TSR_PLACE_NODE], d->reserve, d->budget, layout->parameter_count,
-                    layout->trainable_count, d->model.fp8 ? "fp8" : "dtype", d->plan->options.slots,
+                    layout->trainable_count, base_compute(d), d->plan->options.slots,
                     d->activations_offloaded ? "true" : "false",
                     d->state_offloaded ? "true" : "false", d->plan->chunk_count);
     for (int i = 0; i < layout->unit_count; i++) {
@@ -285,7 +290,8 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
                       "how much memory the card has is not known here: with memory_budget, units "
                       "that fit would stay on it\n");
     if (d->model.fp8)
-        tsr_text_puts(out, "the base's matmuls run in e4m3 (base_compute: fp8)\n");
+        tsr_text_printf(out, "the base's matmuls run in e4m3 (base_compute: %s)\n",
+                        base_compute(d));
     if (d->activations_offloaded)
         tsr_text_printf(out,
                         "activations go to host memory through two layers' worth of the device "

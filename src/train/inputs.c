@@ -87,7 +87,7 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
                                   .compute = inputs->compute};
     TSR_TRY(tsr_layout_make(&inputs->layout, &inputs->model, inputs->checkpoint,
                             inputs->adapter.present ? &inputs->adapter.set : NULL, &options));
-    return config->base_compute == TSR_CONFIG_BASE_COMPUTE_FP8 ? check_fp8(inputs) : TSR_OK;
+    return config->base_compute == TSR_CONFIG_BASE_COMPUTE_DTYPE ? TSR_OK : check_fp8(inputs);
 }
 
 void tsr_inputs_like_close(tsr_inputs *inputs)

@@ -51,7 +51,7 @@ static tsr_status check_fp8(const tsr_job *job)
 {
     const tsr_config *config = &job->inputs.config;
     char why[512];
-    if (config->base_compute != TSR_CONFIG_BASE_COMPUTE_FP8)
+    if (config->base_compute == TSR_CONFIG_BASE_COMPUTE_DTYPE)
         return TSR_OK;
     if (tsr_kernels_fp8_supported(job->device) == TSR_OK)
         return TSR_OK;

@@ -35,7 +35,8 @@ static bool same(const tsr_gemm_args *a, const tsr_gemm_args *b)
 {
     return a->m == b->m && a->n == b->n && a->k == b->k && a->lda == b->lda && a->ldb == b->ldb &&
            a->ldc == b->ldc && a->trans_a == b->trans_a && a->trans_b == b->trans_b &&
-           (a->beta != 0) == (b->beta != 0) && a->dtype == b->dtype && a->c_dtype == b->c_dtype;
+           (a->beta != 0) == (b->beta != 0) && a->dtype == b->dtype && a->c_dtype == b->c_dtype &&
+           a->fast == b->fast;
 }
 
 static int find(const gemm_list *list, const tsr_gemm_args *args)
@@ -159,7 +160,7 @@ static void test_list(void **state)
                                             {"lora_target_modules=[v_proj, up_proj]"},
                                             {"load_in_4bit=false"},
                                             {"base_compute=fp8", "use_dora=true"},
-                                            {"base_compute=fp8", "lora_dropout=0.1"}};
+                                            {"base_compute=fp8_fast", "lora_dropout=0.1"}};
     (void)state;
     noting = *tsr_kernels_cpu();
     noting.gemm = noting_gemm;
