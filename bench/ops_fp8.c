@@ -25,6 +25,9 @@ RUN_OP(fp8_quantize)
 RUN_OP(fp8_decode)
 RUN_OP(fp8_gemm)
 RUN_OP(gemm)
+RUN_OP(rms_norm)
+RUN_OP(swiglu)
+RUN_OP(swiglu_backward)
 
 static void quantize(int64_t d, bool factor)
 {
@@ -42,6 +45,62 @@ static void quantize(int64_t d, bool factor)
                                           .dtype = TSR_BF16};
     ops_report(factor ? "fp8_quantize with factor" : "fp8_quantize", shape, 3.0 * (double)(T * d),
                0, run_fp8_quantize, args, sizeof *args, SETS);
+}
+
+static tsr_fp8_rows target(int64_t d, const float *factor)
+{
+    return (tsr_fp8_rows){ops_take((uint64_t)(T * d)), ops_take(T * sizeof(float)), factor};
+}
+
+/* Rows that go into e4m3 while they are made. */
+static void norms(int64_t d)
+{
+    ops_forget();
+    double count = (double)(T * d);
+    tsr_rms_norm_args args = {.x = ops_bf16(T * d),
+                              .w = {ops_bf16(d), TSR_BF16},
+                              .h = ops_take((uint64_t)(T * d) * 2),
+                              .rstd = ops_take(T * sizeof(float)),
+                              .tokens = T,
+                              .d = d,
+                              .eps = 1e-5f,
+                              .dtype = TSR_BF16,
+                              .h8 = target(d, NULL)};
+    ops_report("rms_norm with fp8", "8192x4096, no residual", 5 * count, 0, run_rms_norm, &args,
+               sizeof args, 1);
+    args.z = ops_bf16(T * d);
+    args.x_out = ops_take((uint64_t)(T * d) * 2);
+    ops_report("rms_norm with fp8", "8192x4096", 9 * count, 0, run_rms_norm, &args, sizeof args, 1);
+}
+
+static void mlp(int64_t f, bool dora)
+{
+    ops_forget();
+    double count = (double)(T * f);
+    tsr_swiglu_args forward = {.z_gate = ops_bf16(T * f),
+                               .z_up = ops_bf16(T * f),
+                               .g_gate = dora ? ops_f32(f) : NULL,
+                               .g_up = dora ? ops_f32(f) : NULL,
+                               .act = ops_take((uint64_t)(T * f) * 2),
+                               .tokens = T,
+                               .f = f,
+                               .dtype = TSR_BF16,
+                               .act8 = target(f, NULL)};
+    tsr_swiglu_backward_args back = {.dact = ops_bf16(T * f),
+                                     .z_gate = forward.z_gate,
+                                     .z_up = forward.z_up,
+                                     .dz_gate = forward.act,
+                                     .dz_up = ops_take((uint64_t)(T * f) * 2),
+                                     .tokens = T,
+                                     .f = f,
+                                     .dtype = TSR_BF16,
+                                     .dz_gate8 = target(f, ops_f32(f)),
+                                     .dz_up8 = target(f, ops_f32(f))};
+    ops_report(dora ? "swiglu with g and fp8" : "swiglu with fp8", "8192x14336", 7 * count, 0,
+               run_swiglu, &forward, sizeof forward, 1);
+    if (!dora)
+        ops_report("swiglu_backward with fp8", "8192x14336", 12 * count, 0, run_swiglu_backward,
+                   &back, sizeof back, 1);
 }
 
 static void decode(int64_t rows, int64_t columns, bool transposed)
@@ -172,6 +231,9 @@ void ops_fp8(tsr_device *on, tsr_stream *in, const tsr_kernels *table)
         quantize(4096, factor);
         quantize(14336, factor);
     }
+    norms(4096);
+    mlp(14336, false);
+    mlp(14336, true);
     for (int i = 0; i < 4; i++)
         for (int transposed = 0; transposed < 2; transposed++)
             decode(weights[i][0], weights[i][1], transposed);

@@ -4,7 +4,7 @@
  * Lookups  A block of 64 has 16 values, so 16 codes: the lanes that share a block make them, a part each,
  *          and hand them round. An element is then a lookup by its nibble in four registers, three byte
  *          permutations for four elements; nothing is multiplied or converted an element at a time.
- * As it    A warp has 2048 elements of a row, 16 to a lane and turn: 8 bytes of codes, one 16-byte store. It
+ * As it    A warp has 4096 elements of a row, 16 to a lane and turn: 8 bytes of codes, one 16-byte store. It
  * lies     looks through the absmax of all of the row for the row's scale: 1/64 of the elements.
  * Trans-   A block has 128 x 128 elements, a thread 4 rows of 32 columns: 16 bytes of codes of each. It
  * posed    transposes 4 x 4 bytes in registers; shared memory has the tile by columns, 128 bytes each, whose
@@ -18,11 +18,13 @@
 #include "kernels/nf4_scale.cuh"
 
 #define THREADS     256
-#define TURNS       4
+#define TURNS       8
 #define LANE_CODES  16 /* elements of a lane in a turn */
 #define WARP_CODES  (TURNS * TSR_WARP * LANE_CODES)
-#define TILE        128 /* rows and columns of a transposed block */
-#define TILE_WARPS  4   /* of 32 rows */
+#define WARP_BLOCKS (WARP_CODES / TSR_NF4_BLOCK)
+#define LANE_BLOCKS (WARP_BLOCKS / TSR_WARP) /* whose scale a lane has */
+#define TILE        128                      /* rows and columns of a transposed block */
+#define TILE_WARPS  4                        /* of 32 rows */
 #define LANE_ROWS   4
 #define LANE_COLUMN 32 /* columns of a lane */
 #define TILE_WORDS  (TILE / 4)
@@ -86,9 +88,13 @@ static __global__ void __launch_bounds__(THREADS)
         word[turn] = column + turn * TSR_WARP * LANE_CODES < w->columns
                          ? __ldcs(codes + turn * TSR_WARP)
                          : make_uint2(0, 0);
-    int blocks = (int)(w->columns / TSR_NF4_BLOCK), own = (int)chunk * TSR_WARP + lane;
-    float level[4], absmax = own < blocks ? tsr_nf4_scale(w, row * blocks + own) : 0;
+    int blocks = (int)(w->columns / TSR_NF4_BLOCK), own = (int)chunk * WARP_BLOCKS + lane;
+    float level[4], absmax[LANE_BLOCKS];
     uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < LANE_BLOCKS; i++)
+        absmax[i] =
+            own + i * TSR_WARP < blocks ? tsr_nf4_scale(w, row * blocks + own + i * TSR_WARP) : 0;
 #pragma unroll
     for (int i = 0; i < 4; i++)
         level[i] = w->level[lane % 4 * 4 + i];
@@ -101,8 +107,10 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
         code_table table;
+        int block = turn * (WARP_BLOCKS / TURNS) + lane / 4; /* of the warp's */
         uint32_t part = table_word(
-            level, __shfl_sync(0xffffffffu, absmax, turn * (TSR_WARP / TURNS) + lane / 4), inverse);
+            level, __shfl_sync(0xffffffffu, absmax[turn / (TURNS / LANE_BLOCKS)], block % TSR_WARP),
+            inverse);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             table.word[i] = __shfl_sync(0xffffffffu, part, (lane & ~3) + i);

@@ -63,3 +63,25 @@ tsr_status tsr_fp8_quantize_ref(const tsr_fp8_quantize_args *args, tsr_pool *poo
                  (void *)args);
     return TSR_OK;
 }
+
+tsr_status tsr_fp8_rows_check(const char *op, tsr_fp8_rows rows, tsr_dtype dtype)
+{
+    if (!rows.out)
+        return TSR_OK;
+    TSR_EXPECT(dtype == TSR_F32 || dtype == TSR_BF16, op, "e4m3 of rows that are not F32 or BF16");
+    TSR_EXPECT(rows.scale, op, "e4m3 without its scale");
+    return TSR_OK;
+}
+
+tsr_fp8_quantize_args tsr_fp8_rows_pass(tsr_fp8_rows rows, const void *x, int64_t tokens, int64_t d,
+                                        tsr_dtype dtype)
+{
+    return (tsr_fp8_quantize_args){rows.out, rows.scale, x, rows.column_factor, tokens, d, dtype};
+}
+
+tsr_status tsr_fp8_rows_ref(tsr_fp8_rows rows, const void *x, int64_t tokens, int64_t d,
+                            tsr_pool *pool)
+{
+    tsr_fp8_quantize_args args = tsr_fp8_rows_pass(rows, x, tokens, d, TSR_F32);
+    return rows.out ? tsr_fp8_quantize_ref(&args, pool) : TSR_OK;
+}

@@ -1,6 +1,6 @@
 /*
- * test_cuda_fp8.c: e4m3 on a GPU: fp8_quantize and fp8_decode give the reference's bytes, fp8_gemm its sums;
- * and its algorithms are timed and kept beside those of gemm. A card that has no fp8_gemm refuses it.
+ * test_cuda_fp8.c: e4m3 on a GPU: fp8_quantize and fp8_decode give the reference's bytes, other ops those of
+ * fp8_quantize, fp8_gemm the reference's sums; and its algorithms are timed and kept beside those of gemm. A card that has no fp8_gemm refuses it.
  */
 #include "cuda_test.h"
 
@@ -167,6 +167,185 @@ static void every_value_is_converted(void **state)
     }
     free(bits), free(wide), free(want);
     cuda_free_all();
+}
+
+/* ---- rows that an op makes: as fp8_quantize would, of what it stores ---- */
+
+static void *random_rows(int64_t count, uint64_t seed, float scale)
+{
+    float *values = new_random(count, seed, scale);
+    void *out = cuda_values(values, count, TSR_BF16);
+    free(values);
+    return out;
+}
+
+static float *random_gain(int64_t count, uint64_t seed)
+{
+    float *values = new_gain(count, seed), *out = cuda_values(values, count, TSR_F32);
+    free(values);
+    return out;
+}
+
+static tsr_fp8_rows new_target(int64_t tokens, int64_t d, const float *factor)
+{
+    return (tsr_fp8_rows){new_output((uint64_t)(tokens * d), 0),
+                          new_output((uint64_t)tokens * 4, 0), factor};
+}
+
+static void expect_rows(const char *what, tsr_fp8_rows rows, const void *stored, int64_t tokens,
+                        int64_t d)
+{
+    uint64_t bytes = (uint64_t)(tokens * d);
+    uint8_t *want = malloc(bytes);
+    assert_non_null(want);
+    tsr_fp8_quantize_args args = tsr_fp8_rows_pass(rows, stored, tokens, d, TSR_BF16);
+    args.out = new_output(bytes, 0);
+    args.scale = new_output((uint64_t)tokens * 4, 0);
+    RUN(rig.kernels->fp8_quantize(rig.stream, &args));
+    float *scale = cuda_floats(args.scale, tokens, TSR_F32);
+    cuda_read(want, args.out, bytes);
+    expect_scales(what, rows.scale, scale, tokens);
+    expect_bytes(what, rows.out, want, bytes);
+    free(want), free(scale);
+}
+
+/* What an op stores is what it stores without e4m3. */
+static void expect_same(const char *what, const void *got, const void *want, int64_t count)
+{
+    uint64_t bytes = (uint64_t)count * 2;
+    uint8_t *a = malloc(bytes), *b = malloc(bytes);
+    assert_true(a && b);
+    cuda_read(a, got, bytes);
+    cuda_read(b, want, bytes);
+    for (uint64_t i = 0; i < bytes; i++)
+        if (a[i] != b[i])
+            fail_msg("%s: byte %llu is 0x%02x, and 0x%02x without e4m3", what,
+                     (unsigned long long)i, a[i], b[i]);
+    free(a), free(b);
+}
+
+static void one_norm(int64_t tokens, int64_t d, bool adds, bool bad)
+{
+    if (!cuda_turn())
+        return;
+    int64_t count = tokens * d;
+    float *x = new_random(count, 1, 2);
+    x[count / 2] = bad ? NAN : x[count / 2];
+    tsr_rms_norm_args args = {.x = cuda_values(x, count, TSR_BF16),
+                              .z = adds ? random_rows(count, 2, 1) : NULL,
+                              .g = adds ? random_gain(d, 3) : NULL,
+                              .w = {random_gain(d, 4), TSR_F32},
+                              .x_out = adds ? cuda_copy(NULL, (uint64_t)count * 2) : NULL,
+                              .h = cuda_copy(NULL, (uint64_t)count * 2),
+                              .tokens = tokens,
+                              .d = d,
+                              .eps = 1e-5f,
+                              .dtype = TSR_BF16};
+    tsr_rms_norm_args plain = args;
+    plain.h = cuda_copy(NULL, (uint64_t)count * 2);
+    args.h8 = new_target(tokens, d, NULL);
+    RUN(rig.kernels->rms_norm(rig.stream, &plain));
+    RUN(rig.kernels->rms_norm(rig.stream, &args));
+    char what[64];
+    snprintf(what, sizeof what, "h8 of [%lld, %lld]%s", (long long)tokens, (long long)d,
+             adds ? " with z" : "");
+    if (!bad)
+        expect_same(what, args.h, plain.h, count);
+    expect_rows(what, args.h8, args.h, tokens, d);
+    free(x);
+    cuda_free_all();
+}
+
+static void norms_are_quantized(void **state)
+{
+    static const int64_t widths[] = {8, 64, 100, 264, 4096, 8200, 16384, 20000};
+    (void)state;
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
+        for (int way = 0; way < 4; way++)
+            one_norm(5, widths[i], way % 2, way / 2);
+    one_norm(1031, 4096, true, false);
+    assert_int_equal(
+        rig.kernels->rms_norm(
+            rig.stream,
+            &(tsr_rms_norm_args){.d = 8, .x_out = &rig, .h8 = {.out = (uint8_t *)&rig}}),
+        TSR_EINVAL);
+}
+
+static void one_swiglu(int64_t tokens, int64_t f, bool vectors, bool alias)
+{
+    if (!cuda_turn())
+        return;
+    int64_t count = tokens * f;
+    tsr_swiglu_args args = {.z_gate = random_rows(count, 1, 6),
+                            .z_up = random_rows(count, 2, 1),
+                            .g_gate = vectors ? random_gain(f, 3) : NULL,
+                            .g_up = vectors ? random_gain(f, 4) : NULL,
+                            .act = cuda_copy(NULL, (uint64_t)count * 2),
+                            .tokens = tokens,
+                            .f = f,
+                            .dtype = TSR_BF16};
+    if (vectors)
+        args.bias_gate = (tsr_frozen){random_rows(f, 5, 1), TSR_BF16};
+    tsr_swiglu_args plain = args;
+    RUN(rig.kernels->swiglu(rig.stream, &plain));
+    args.act = alias ? (void *)args.z_gate : cuda_copy(NULL, (uint64_t)count * 2);
+    args.act8 = new_target(tokens, f, NULL);
+    RUN(rig.kernels->swiglu(rig.stream, &args));
+    char what[64];
+    snprintf(what, sizeof what, "act8 of [%lld, %lld]", (long long)tokens, (long long)f);
+    expect_same(what, args.act, plain.act, count);
+    expect_rows(what, args.act8, args.act, tokens, f);
+    cuda_free_all();
+}
+
+static void one_back(int64_t tokens, int64_t f, bool sums, bool alias)
+{
+    if (!cuda_turn())
+        return;
+    int64_t count = tokens * f;
+    float *factor_gate = random_gain(f, 8), *n = random_gain(f, 9);
+    tsr_swiglu_backward_args args = {
+        .dact = random_rows(count, 3, 1),
+        .z_gate = random_rows(count, 1, 6),
+        .z_up = random_rows(count, 2, 1),
+        .g_gate = sums ? random_gain(f, 4) : NULL,
+        .dz_gate = cuda_copy(NULL, (uint64_t)count * 2),
+        .dz_up = cuda_copy(NULL, (uint64_t)count * 2),
+        .n_gate = n,
+        .dm_gate = sums ? cuda_copy(NULL, (uint64_t)f * 4) : NULL,
+        .tokens = tokens,
+        .f = f,
+        .dtype = TSR_BF16,
+        .partials =
+            sums ? cuda_copy(NULL, (uint64_t)(rig.kernels->partial_rows * 2 * f) * 4) : NULL};
+    tsr_swiglu_backward_args plain = args;
+    RUN(rig.kernels->swiglu_backward(rig.stream, &plain));
+    args.dz_gate = alias ? (void *)args.z_up : cuda_copy(NULL, (uint64_t)count * 2);
+    args.dz_up = alias ? (void *)args.dact : cuda_copy(NULL, (uint64_t)count * 2);
+    args.dz_gate8 = new_target(tokens, f, factor_gate);
+    args.dz_up8 = new_target(tokens, f, alias ? NULL : n);
+    RUN(rig.kernels->swiglu_backward(rig.stream, &args));
+    char what[64];
+    snprintf(what, sizeof what, "dz8 of [%lld, %lld]%s", (long long)tokens, (long long)f,
+             sums ? " with dm" : "");
+    expect_same(what, args.dz_gate, plain.dz_gate, count);
+    expect_same(what, args.dz_up, plain.dz_up, count);
+    expect_rows(what, args.dz_gate8, args.dz_gate, tokens, f);
+    expect_rows(what, args.dz_up8, args.dz_up, tokens, f);
+    cuda_free_all();
+}
+
+static void swiglu_is_quantized(void **state)
+{
+    static const int64_t widths[] = {8, 64, 100, 2048, 2056, 4104, 14336, 28672, 60000};
+    (void)state;
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
+        for (int way = 0; way < 4; way++) {
+            one_swiglu(5, widths[i], way % 2, way / 2);
+            one_back(5, widths[i], way % 2, way / 2);
+        }
+    one_swiglu(1031, 4096, false, false);
+    one_back(1031, 4096, false, false);
 }
 
 /* ---- fp8_decode ---- */
@@ -484,6 +663,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_are_quantized),
+        cmocka_unit_test(norms_are_quantized),
+        cmocka_unit_test(swiglu_is_quantized),
         cmocka_unit_test(every_value_is_converted),
         cmocka_unit_test(weights_are_decoded),
         cmocka_unit_test(gemm_matches_the_reference),

@@ -6,6 +6,8 @@
 #include "kernels/fp8_decode.h"
 #include "kernels/fp8_quantize.h"
 #include "kernels/nf4_quantize.h"
+#include "kernels/rms_norm.h"
+#include "kernels/swiglu.h"
 
 #include "kernels/kernel_test.h"
 
@@ -214,6 +216,88 @@ static void bad_rows_are_refused(void **state)
     assert_int_equal(tsr_fp8_quantize_ref(&args, test_pool(0)), TSR_EUNSUPPORTED);
 }
 
+/* ---- rows that an op makes ---- */
+
+enum { ROWS = 7, WIDTH = 100 };
+
+typedef struct {
+    uint8_t code[ROWS * WIDTH];
+    float scale[ROWS];
+} codes;
+
+static tsr_fp8_rows into(codes *out, const float *factor)
+{
+    return (tsr_fp8_rows){out->code, out->scale, factor};
+}
+
+/* What fp8_quantize makes of the rows that were stored. */
+static void expect_made(const char *what, const codes *got, const float *stored,
+                        const float *factor)
+{
+    codes want;
+    tsr_fp8_quantize_args args =
+        tsr_fp8_rows_pass(into(&want, factor), stored, ROWS, WIDTH, TSR_F32);
+    assert_int_equal(tsr_fp8_quantize_ref(&args, test_pool(0)), TSR_OK);
+    expect_codes(what, got->code, want.code, ROWS, WIDTH);
+    expect_scales(what, got->scale, want.scale, ROWS);
+}
+
+static void norms_are_quantized(void **state)
+{
+    (void)state;
+    float *x = new_rows(ROWS, WIDTH), *w = new_gain(WIDTH, 2), *h = new_floats(ROWS * WIDTH);
+    codes h8;
+    tsr_rms_norm_args args = {.x = x,
+                              .w = {w, TSR_F32},
+                              .h = h,
+                              .tokens = ROWS,
+                              .d = WIDTH,
+                              .eps = 1e-5f,
+                              .h8 = into(&h8, NULL)};
+    assert_int_equal(tsr_rms_norm_ref(&args, test_pool(2)), TSR_OK);
+    expect_made("h8", &h8, h, NULL);
+    args.h8.scale = NULL;
+    assert_int_equal(tsr_rms_norm_check(&args), TSR_EINVAL);
+    args.h8.scale = h8.scale;
+    args.dtype = TSR_F16;
+    assert_int_equal(tsr_rms_norm_check(&args), TSR_EINVAL);
+    free(x), free(w), free(h);
+}
+
+static void swiglu_is_quantized(void **state)
+{
+    (void)state;
+    float *gate = new_random(ROWS * WIDTH, 1, 6), *up = new_random(ROWS * WIDTH, 2, 1);
+    float *act = new_floats(ROWS * WIDTH), *dz = new_floats(2 * ROWS * WIDTH);
+    float *factor = new_gain(WIDTH, 3);
+    codes act8, gate8, up8;
+    tsr_swiglu_args args = {.z_gate = gate,
+                            .z_up = up,
+                            .act = act,
+                            .tokens = ROWS,
+                            .f = WIDTH,
+                            .act8 = into(&act8, NULL)};
+    assert_int_equal(tsr_swiglu_ref(&args, test_pool(2)), TSR_OK);
+    expect_made("act8", &act8, act, NULL);
+    tsr_swiglu_backward_args back = {.dact = up,
+                                     .z_gate = gate,
+                                     .z_up = up,
+                                     .dz_gate = dz,
+                                     .dz_up = dz + ROWS * WIDTH,
+                                     .tokens = ROWS,
+                                     .f = WIDTH,
+                                     .dz_gate8 = into(&gate8, factor),
+                                     .dz_up8 = into(&up8, NULL)};
+    assert_int_equal(tsr_swiglu_backward_ref(&back, test_pool(2)), TSR_OK);
+    expect_made("dz_gate8", &gate8, dz, factor);
+    expect_made("dz_up8", &up8, dz + ROWS * WIDTH, NULL);
+    back.dz_up8.scale = NULL;
+    assert_int_equal(tsr_swiglu_backward_check(&back), TSR_EINVAL);
+    args.act8.scale = NULL;
+    assert_int_equal(tsr_swiglu_check(&args), TSR_EINVAL);
+    free(gate), free(up), free(act), free(dz), free(factor);
+}
+
 /* ---- fp8_decode ---- */
 
 typedef struct {
@@ -316,24 +400,24 @@ static void weights_are_decoded(void **state)
 static void decoding_is_near(void **state)
 {
     (void)state;
-    enum { ROWS = 16, COLUMNS = 512 };
-    weight w = new_weight(ROWS * COLUMNS, true);
-    uint8_t *out = new_bytes(ROWS * COLUMNS);
-    float scale[ROWS];
+    enum { COUNT = 16 * 512, COLUMNS = 512 };
+    weight w = new_weight(COUNT, true);
+    uint8_t *out = new_bytes(COUNT);
+    float scale[COUNT / COLUMNS];
     tsr_fp8_decode_args args = {.weight = {.out = out,
                                            .codes = w.codes,
                                            .absmax = w.q,
                                            .nested_absmax = w.nested,
                                            .nested_map = w.map,
                                            .level = tsr_nf4_level,
-                                           .count = ROWS * COLUMNS,
+                                           .count = COUNT,
                                            .columns = COLUMNS,
                                            .offset = 0.04f,
                                            .nested = true,
                                            .dtype = TSR_F8_E4M3},
                                 .scale = scale};
     assert_int_equal(tsr_fp8_decode_ref(&args, test_pool(2)), TSR_OK);
-    for (int64_t e = 0; e < ROWS * COLUMNS; e++) {
+    for (int64_t e = 0; e < COUNT; e++) {
         double s = (double)scale[e / COLUMNS], got = (double)tsr_e4m3_to_f32(out[e]) * s;
         double want = (double)w.values[e], half = fmax(fabs(want) / 16, s * ldexp(1, -10));
         if (fabs(got - want) > 1.0001 * half)
@@ -366,6 +450,7 @@ int main(void)
         cmocka_unit_test(every_code_has_its_value),    cmocka_unit_test(midpoints_round_to_even),
         cmocka_unit_test(what_is_too_large_saturates), cmocka_unit_test(scales_are_normal_numbers),
         cmocka_unit_test(rows_are_quantized),          cmocka_unit_test(bad_rows_are_refused),
+        cmocka_unit_test(norms_are_quantized),         cmocka_unit_test(swiglu_is_quantized),
         cmocka_unit_test(weights_are_decoded),         cmocka_unit_test(decoding_is_near),
         cmocka_unit_test(bad_weights_are_refused),
     };
