@@ -120,7 +120,7 @@ static tsr_status norm_weight(const void **w, const tsr_linear_context *context,
 static tsr_status base_forward(const tsr_linear_context *context, const tsr_linear *linear, void *z,
                                const void *x, const void *w, float beta)
 {
-    if (context->fp8.on) /* of the x that tsr_linear_input was given last */
+    if (context->fp8.on) /* of the x that was put there last */
         return tsr_linear_fp8_forward(context, linear, z, beta);
     return project(context, z, x, w, linear->out, linear->in, 1, beta);
 }

@@ -90,7 +90,9 @@ typedef struct {
     const int32_t *positions; /* [T], in its sample */
 } tsr_linear_context;
 
-/* What the forwards of all linears that read x [T, in] share, before the first of them. */
+/* Where the op that makes x [T, in] puts what the forwards of all linears that read it share, or who does
+ * so afterwards: one of the two, before the first of them. */
+tsr_fp8_rows tsr_linear_rows(const tsr_linear_context *context);
 tsr_status tsr_linear_input(const tsr_linear_context *context, const void *x, int64_t in);
 
 /* z [T, out]; y [T, out] only if tsr_linear_composes, else NULL. */

@@ -23,6 +23,12 @@ static tsr_status quantize(const tsr_linear_context *context, const void *x, int
                                                                    .dtype = context->dtype});
 }
 
+tsr_fp8_rows tsr_linear_rows(const tsr_linear_context *context)
+{
+    return (tsr_fp8_rows){.out = context->fp8.on ? context->fp8.rows : NULL,
+                          .scale = context->fp8.row_scale};
+}
+
 tsr_status tsr_linear_input(const tsr_linear_context *context, const void *x, int64_t in)
 {
     return context->fp8.on ? quantize(context, x, in, NULL) : TSR_OK;

@@ -12,7 +12,7 @@
 tsr_status tsr_linear_fp8_weight(const tsr_linear_context *context,
                                  const tsr_nf4_dequant_args *codes, bool transposed);
 
-/* z = W x + beta z, of the x that tsr_linear_input was given last. */
+/* z = W x + beta z, of the x that was put into context->fp8 last. */
 tsr_status tsr_linear_fp8_forward(const tsr_linear_context *context, const tsr_linear *linear,
                                   void *z, float beta);
 

@@ -84,13 +84,13 @@ static void emit_base(const walk *w, tsr_work_term term, double n, double k)
              (tsr_work_amount){2 * t * n * k, t * k + k * n + w->layer->element * t * n});
 }
 
-/* Of [tokens, width], for the base's matmul. */
-static void emit_quantize(const walk *w, double width)
+/* Of [tokens, width], for the base's matmul; made where the rows are, or from them. */
+static void emit_quantize(const walk *w, double width, bool made)
 {
-    double bytes = w->layer->tokens * width;
+    double bytes = w->layer->tokens * width, read = made ? 0 : bytes * w->layer->element;
     if (w->layer->fp8)
         emit_both(w, TSR_WORK_QUANTIZE, TSR_WORK_STREAM, (tsr_work_amount){0, bytes},
-                  (tsr_work_amount){0, bytes * (1 + w->layer->element)});
+                  (tsr_work_amount){0, bytes + read});
 }
 
 static tsr_dtype dtype_of(const walk *w)
@@ -184,7 +184,7 @@ static void forward(const walk *w, bool down)
     for (int i = 0; i < GROUPS; i++) {
         emit_group(w, TSR_WORK_ADAPTERS_FORWARD, i, false);
         if (groups[i][0] < linears)
-            emit_quantize(w, l->linear[groups[i][0]].in);
+            emit_quantize(w, l->linear[groups[i][0]].in, groups[i][0] != TSR_O);
     }
     double bytes = io * (2 * l->linear[TSR_Q].out + 2 * l->linear[TSR_K].out);
     emit(w, TSR_WORK_ATTENTION_FORWARD, TSR_WORK_ATTEND,
@@ -258,7 +258,7 @@ static void linears_backward(const walk *w)
         const tsr_work_linear *x = &l->linear[i];
         bool wanted = !l->first || i > TSR_V;
         if (wanted) {
-            emit_quantize(w, x->out);
+            emit_quantize(w, x->out, false);
             emit_base(w, TSR_WORK_LINEARS_BACKWARD, x->in, x->out);
         }
         if (x->r <= 0)
