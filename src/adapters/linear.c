@@ -43,13 +43,28 @@ tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context
     return context->kernels->nf4_dequant(context->stream, &codes);
 }
 
-/* Whether a matmul of `inner` terms to a sum takes W + s B A as one weight: no pass over z or dx is
- * then spent on adding the low-rank part, and what is rounded is still one weight, once. */
-static bool merges(const tsr_linear_context *context, const tsr_linear *linear, uint64_t inner)
+tsr_graph_shape tsr_linear_graph_shape(const tsr_linear_context *context, const tsr_linear *linear,
+                                       bool backward)
 {
-    return !linear->weight.data && !linear->drops && !context->fp8.on &&
-           tsr_nf4_merge_fused(context->dtype, (int64_t)linear->in, (int64_t)linear->r) &&
-           tsr_nf4_merge_pays(context->tokens, (int64_t)inner, (int64_t)linear->r);
+    bool fused = tsr_nf4_merge_fused(context->dtype, (int64_t)linear->in, (int64_t)linear->r);
+    return (tsr_graph_shape){.tokens = context->tokens,
+                             .in = (int64_t)linear->in,
+                             .out = (int64_t)linear->out,
+                             .r = (int64_t)linear->r,
+                             .dtype = context->dtype,
+                             .backward = backward,
+                             .merges = !linear->weight.data && fused && !context->fp8.on,
+                             .drops = linear->drops};
+}
+
+/* Of a linear without an adapter F1 and B1, of which only the base's products are left. */
+static tsr_graph_choice choice_of(const tsr_linear_context *context, const tsr_linear *linear,
+                                  bool backward)
+{
+    tsr_graph_shape shape = tsr_linear_graph_shape(context, linear, backward);
+    if (linear->r == 0)
+        return (tsr_graph_choice){backward ? TSR_B1 : TSR_F1, false};
+    return tsr_graph_choose(context->graphs, &shape);
 }
 
 static tsr_status merged_weight(const void **out, const tsr_linear_context *context,
@@ -149,27 +164,81 @@ static tsr_status outer(const tsr_linear_context *context, float *dw, const void
                                            .c_dtype = TSR_F32});
 }
 
-/* db and d_low from the gradient dy of scale low B^T. Where one pass over dy pays, its sums pass through
- * the memory of the weight: no call leaves one there, and this call makes its own later, for dx. */
+/* db and d_low from the gradient dy of scale low B^T. One pass over dy has its sums pass through the
+ * memory of the weight: no call leaves one there, and this call makes its own later, for dx. */
 static tsr_status low_rank_backward(const tsr_linear_context *context, const tsr_linear *linear,
-                                    float *db, const void *dy, float scale)
+                                    float *db, const void *dy, float scale, bool once)
 {
-    int64_t out = (int64_t)linear->out, r = (int64_t)linear->r;
     tsr_low_rank_backward_args args = {.dy = dy,
                                        .low = context->low,
                                        .b = linear->b,
                                        .db = db,
                                        .d_low = context->d_low,
                                        .tokens = context->tokens,
-                                       .out = out,
-                                       .r = r,
+                                       .out = (int64_t)linear->out,
+                                       .r = (int64_t)linear->r,
                                        .scale = scale,
                                        .dtype = context->dtype};
-    if (tsr_low_rank_backward_pays(context->tokens, out, r)) {
+    if (once) {
         args.scratch = context->weight;
         args.scratch_bytes = linear->out * linear->in * tsr_dtype_bytes(context->dtype);
     }
     return context->kernels->low_rank_backward(context->stream, &args);
+}
+
+/* da = scale B^T (dy^T x), db = scale (dy^T x) A^T; the product in the middle lies in the memory of the
+ * weight. */
+static tsr_status outer_backward(const tsr_linear_context *context, const tsr_linear *linear,
+                                 const tsr_linear_gradients *gradients, const void *dy,
+                                 const void *x, float scale)
+{
+    int64_t out = (int64_t)linear->out, in = (int64_t)linear->in, r = (int64_t)linear->r;
+    TSR_TRY(matmul(context, (tsr_gemm_args){.m = out,
+                                            .n = in,
+                                            .k = context->tokens,
+                                            .a = dy,
+                                            .b = x,
+                                            .c = context->weight,
+                                            .trans_a = true,
+                                            .alpha = 1,
+                                            .c_dtype = context->dtype}));
+    TSR_TRY(matmul(context, (tsr_gemm_args){.m = r,
+                                            .n = in,
+                                            .k = out,
+                                            .a = linear->b,
+                                            .b = context->weight,
+                                            .c = gradients->da,
+                                            .trans_a = true,
+                                            .alpha = scale,
+                                            .c_dtype = TSR_F32}));
+    return matmul(context, (tsr_gemm_args){.m = out,
+                                           .n = r,
+                                           .k = in,
+                                           .a = context->weight,
+                                           .b = linear->a,
+                                           .c = gradients->db,
+                                           .trans_b = true,
+                                           .alpha = scale,
+                                           .c_dtype = TSR_F32});
+}
+
+/* da and db of dy, the gradient of scale B A x; and d_low, where dx or they need it. */
+static tsr_status adapter_backward(const tsr_linear_context *context, const tsr_linear *linear,
+                                   const tsr_linear_gradients *gradients, const void *dy,
+                                   const void *x, float scale)
+{
+    uint64_t out = linear->out, in = linear->in, r = linear->r;
+    tsr_graph_choice choice = choice_of(context, linear, true);
+    const tsr_graph *graph = &tsr_graph_table[choice.graph];
+    if (graph->outer_da) {
+        TSR_TRY(outer_backward(context, linear, gradients, dy, x, scale));
+        if (graph->merged || !gradients->dx)
+            return TSR_OK;
+        return project_back(context, context->d_low, dy, linear->b, out, r, scale, 0);
+    }
+    TSR_TRY(project(context, context->low, x, linear->a, r, in, 1, 0));
+    TSR_TRY(low_rank_backward(context, linear, gradients->db, dy, scale, choice.once));
+    return outer(context, gradients->da, context->d_low, x, r, in);
 }
 
 /* out = mask o x / (1 - p), or out += that. */
@@ -193,7 +262,7 @@ tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linea
 {
     const void *w, *input = x;
     uint64_t out = linear->out, in = linear->in, r = linear->r;
-    if (merges(context, linear, in)) {
+    if (tsr_graph_table[choice_of(context, linear, false).graph].merged) {
         TSR_TRY(merged_weight(&w, context, linear));
         return project(context, z, x, w, out, in, 1, 0);
     }
@@ -249,9 +318,7 @@ static tsr_status backward_composed(const tsr_linear_context *context, const tsr
                                                       .scale = (float)linear->scale,
                                                       .dtype = context->dtype}));
     TSR_TRY(drop(context, linear, context->dropped, gradients->x, false));
-    TSR_TRY(project(context, context->low, context->dropped, linear->a, r, in, 1, 0));
-    TSR_TRY(low_rank_backward(context, linear, gradients->db, context->lora, 1));
-    TSR_TRY(outer(context, gradients->da, context->d_low, context->dropped, r, in));
+    TSR_TRY(adapter_backward(context, linear, gradients, context->lora, context->dropped, 1));
     if (!gradients->dx)
         return TSR_OK;
     TSR_TRY(base_weight(&w, context, linear, true));
@@ -273,14 +340,12 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
             TSR_TRY(drop(context, linear, context->dropped, gradients->x, false));
             input = context->dropped;
         }
-        TSR_TRY(project(context, context->low, input, linear->a, r, in, 1, 0));
-        TSR_TRY(
-            low_rank_backward(context, linear, gradients->db, gradients->dz, (float)linear->scale));
-        TSR_TRY(outer(context, gradients->da, context->d_low, input, r, in));
+        TSR_TRY(adapter_backward(context, linear, gradients, gradients->dz, input,
+                                 (float)linear->scale));
     }
     if (!gradients->dx)
         return TSR_OK;
-    if (merges(context, linear, out)) {
+    if (tsr_graph_table[choice_of(context, linear, true).graph].merged) {
         TSR_TRY(merged_weight(&w, context, linear));
         return project_back(context, gradients->dx, gradients->dz, w, out, in, 1, gradients->add);
     }

@@ -13,23 +13,21 @@
  *
  * The low-rank product X A^T is never saved: the backward computes it again from x.
  *
- * In bf16, with an NF4 base, without dropout and with tokens enough for the rank
- * (kernels/nf4_merge.h), the weight is made as W + s B A: one matmul gives z, one dx, and nothing is
- * added to either afterwards.
+ * In which order the products of an adapter are multiplied is chosen for each shape (adapters/graph.h);
+ * here it is done. W + s B A is then one weight: one matmul gives z, one dx, and nothing is added to
+ * either afterwards.
  *
  * With an fp8 base (base_compute: fp8) W x and W^T dz are matmuls in e4m3, of W with a scale for each
  * of its rows, x and dz with one for each token; all else is as above, with the weight that e4m3 can hold
  * wherever W stands, in DoRA's norms too. The scales of W are part of what is quantized of dz.
  *
- * dB and dS come from one pass over dY where that pays (kernels/low_rank_backward.h), else from two.
- *
- * Cost     forward 2 T (in out + r in + r out) FLOPs; backward 2 T (in out + 3 r in + 2 r out): a
- *          frozen W has no gradient (RunLoRA's F1 and B1). The weight is made from its codes once
- *          per call. Merged: 2 T r (in + out) FLOPs less each way, 2 in out r more.
+ * Cost     that of the graphs, and of making the weight from its codes, once per call: a frozen W has no
+ *          gradient.
  */
 #ifndef TSR_ADAPTERS_LINEAR_H
 #define TSR_ADAPTERS_LINEAR_H
 
+#include "adapters/graph_book.h"
 #include "kernels/kernels.h"
 
 /* A frozen weight [out, in] as it lies in the gathered unit. Borrowed. */
@@ -79,7 +77,8 @@ typedef struct {
     tsr_stream *stream;
     tsr_dtype dtype;
     int64_t tokens;
-    void *weight; /* largest out * in elements */
+    const tsr_graph_book *graphs; /* what was chosen at start-up; NULL: nothing */
+    void *weight;                 /* largest out * in elements */
     tsr_linear_fp8 fp8;
     void *low, *d_low;        /* T * largest r each */
     void *dropped;            /* T * largest in, with dropout */
@@ -89,6 +88,10 @@ typedef struct {
     const int64_t *samples;   /* [T], of each token, for dropout */
     const int32_t *positions; /* [T], in its sample */
 } tsr_linear_context;
+
+/* What the choice of its graph depends on. linear->r is not 0. */
+tsr_graph_shape tsr_linear_graph_shape(const tsr_linear_context *context, const tsr_linear *linear,
+                                       bool backward);
 
 /* Where the op that makes x [T, in] puts what the forwards of all linears that read it share, or who does
  * so afterwards: one of the two, before the first of them. */
@@ -114,8 +117,8 @@ typedef struct {
 tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_linear *linear,
                                const tsr_linear_gradients *gradients);
 
-/* The weight in the compute dtype, not that of an fp8 base: made in context->weight, or where it lies if it is of that
- * dtype. */
+/* The weight in the compute dtype (not that of an fp8 base): made in context->weight, or where it lies if
+ * it is of that dtype. */
 tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context,
                              const tsr_linear *linear);
 

@@ -68,11 +68,4 @@ uint64_t tsr_low_rank_backward_bytes(tsr_dtype dtype, int64_t tokens, int64_t ou
  * must get the shared memory. */
 bool tsr_low_rank_backward_fused(const tsr_low_rank_backward_args *args);
 
-/* Whether one kernel is faster than two matmuls, on an H200: who gives the scratch asks. They are equal
- * for 8 M elements of dy, and it is faster for 32 M. */
-static inline bool tsr_low_rank_backward_pays(int64_t tokens, int64_t out, int64_t r)
-{
-    return tokens * out >= 16 << 20 && r <= TSR_LOW_RANK_MOST;
-}
-
 #endif

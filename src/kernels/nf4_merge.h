@@ -30,16 +30,6 @@ static inline bool tsr_nf4_merge_fused(tsr_dtype dtype, int64_t columns, int64_t
     return dtype == TSR_BF16 && columns % TSR_NF4_BLOCK == 0 && r > 0 && r % 8 == 0;
 }
 
-/* Whether merging pays before a matmul of `tokens` with `inner` terms to a sum. Unmerged, the output
- * is written and read once more, and rounded once more; merged, inner r products are spent on each of
- * its columns. At 1 token for inner r / 200 they take the same time on an H200; up to twice that is
- * given for the rounding, a tenth of the time of such a matmul. */
-#define TSR_NF4_MERGE_PRODUCTS 400
-static inline bool tsr_nf4_merge_pays(int64_t tokens, int64_t inner, int64_t r)
-{
-    return tokens * TSR_NF4_MERGE_PRODUCTS >= inner * r;
-}
-
 tsr_status tsr_nf4_merge_check(const tsr_nf4_merge_args *args);
 tsr_status tsr_nf4_merge_ref(const tsr_nf4_merge_args *args, tsr_pool *pool);
 

@@ -4,11 +4,13 @@
  *
  * They are not written down a second time: the layers run, forward and backward, with kernels that
  * only note which matmuls they are asked for. The pointers that they get mean nothing; some must not
- * be NULL, which is how a layer is told what to do.
+ * be NULL, which is how a layer is told what to do. Where graphs of adapters are still to be timed
+ * (model/graphs.c), the matmuls of all their candidates are listed.
  */
 #include "model/model_parts.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- kernels that note ---- */
 
@@ -143,24 +145,51 @@ static tsr_status list_norms(const listing *l)
     return TSR_OK;
 }
 
+static tsr_status list_layers(listing *l, const tsr_batch_shape *shapes, int count)
+{
+    for (int i = 0; i < count; i++) {
+        l->context.tokens = shapes[i].tokens;
+        l->train = shapes[i].train;
+        for (int unit = 0; unit < l->options->layout->layer_count; unit++)
+            TSR_TRY(list_layer(l, unit));
+    }
+    return TSR_OK;
+}
+
+/* The graphs of the adapters that are still to be timed, each its `pass`th candidate. Returns whether
+ * there is a later pass. */
+static bool take_candidates(tsr_graph_book *book, const tsr_graph_shape *timed, int count, int pass)
+{
+    bool more = false;
+    for (int i = 0; i < count; i++) {
+        tsr_graph_choice choice[TSR_GRAPH_CHOICES];
+        int choices = tsr_graph_doubts(choice, &timed[i]);
+        tsr_graph_keep(book, &timed[i], choice[pass % choices]);
+        more = more || pass + 1 < choices;
+    }
+    return more;
+}
+
+/* Of the graphs in the book, and of all candidates of those that are to be timed. */
 static tsr_status list_matmuls(matmul_list *out, const tsr_model_options *options,
-                               const tsr_batch_shape *shapes, int count)
+                               const tsr_batch_shape *shapes, int count, tsr_graph_book *book,
+                               const tsr_graph_shape *timed, int timed_count)
 {
     tsr_kernels kernels = ignoring;
     listing l = {.options = options,
                  .context = {.kernels = &kernels,
                              .dtype = options->dtype,
+                             .graphs = book,
                              .fp8 = {.on = options->fp8, .fast = options->fp8_fast}}};
     kernels.gemm = note;
     kernels.fp8_gemm = note_fp8;
     kernels.low_rank_backward = note_low_rank_backward;
     noted = out;
     tsr_status status = list_norms(&l);
-    for (int i = 0; i < count && status == TSR_OK; i++) {
-        l.context.tokens = shapes[i].tokens;
-        l.train = shapes[i].train;
-        for (int unit = 0; unit < options->layout->layer_count && status == TSR_OK; unit++)
-            status = list_layer(&l, unit);
+    bool more = true;
+    for (int pass = 0; more && status == TSR_OK; pass++) {
+        more = take_candidates(book, timed, timed_count, pass);
+        status = list_layers(&l, shapes, count);
     }
     noted = NULL;
     return status;
@@ -188,16 +217,22 @@ static int list_heads(tsr_head_bounds *out, const tsr_model_options *options,
     return written;
 }
 
-tsr_status tsr_model_prepare(tsr_model *model, const tsr_batch_shape *shapes, int count,
-                             tsr_prepare_args *args)
+/* The kernels choose how to do the matmuls. */
+static tsr_status prepare_matmuls(tsr_model *model, const tsr_batch_shape *shapes, int count,
+                                  tsr_prepare_args *args, const tsr_graph_shape *timed,
+                                  int timed_count)
 {
     const tsr_model_options *options = &model->options;
     size_t chunks = (size_t)options->layout->chunk_count;
     matmul_list list = {0};
+    tsr_graph_book *book = malloc(sizeof *book);
     tsr_head_bounds *heads = calloc((size_t)count * chunks + 1, sizeof *heads);
-    if (!heads)
-        return tsr_fail(TSR_ENOMEM, "out of memory for a list of matmuls");
-    tsr_status status = list_matmuls(&list, options, shapes, count);
+    tsr_status status =
+        book && heads ? TSR_OK : tsr_fail(TSR_ENOMEM, "out of memory for a list of matmuls");
+    if (status == TSR_OK) {
+        *book = model->graphs;
+        status = list_matmuls(&list, options, shapes, count, book, timed, timed_count);
+    }
     if (status == TSR_OK) {
         args->gemm = list.item;
         args->gemm_count = list.count;
@@ -213,5 +248,69 @@ tsr_status tsr_model_prepare(tsr_model *model, const tsr_batch_shape *shapes, in
     args->gemm_count = args->head_count = 0;
     free(list.item);
     free(heads);
+    free(book);
+    return status;
+}
+
+/* The line that names what choices are for, with its end; empty where nothing is to be chosen. */
+static tsr_status device_line(tsr_text *out, const tsr_model *model)
+{
+    tsr_prepare_args args = {.chosen = out};
+    TSR_TRY(model->options.kernels->prepare(tsr_stream_device(model->compute), &args));
+    const char *end = strchr(tsr_text_string(out), '\n');
+    if (out->failed)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the choices of matmuls");
+    if (end)
+        out->data[end + 1 - out->data] = 0;
+    return TSR_OK;
+}
+
+/* Matmuls first: what a graph takes depends on them. */
+static tsr_status prepare(tsr_model *model, const tsr_batch_shape *shapes, int count,
+                          tsr_prepare_args *args, tsr_graph_shape *timed)
+{
+    tsr_text device = {0};
+    int timed_count = 0;
+    tsr_status status = args->chosen ? device_line(&device, model) : TSR_OK;
+    if (status == TSR_OK && device.length) {
+        timed_count = tsr_model_graph_shapes(timed, &model->options, shapes, count);
+        timed_count = tsr_model_recall_graphs(model, timed, timed_count, args, device.data);
+    }
+    if (status == TSR_OK)
+        status = prepare_matmuls(model, shapes, count, args, timed, timed_count);
+    if (status == TSR_OK)
+        status = tsr_model_time_graphs(model, timed, timed_count);
+    if (status == TSR_OK && args->chosen)
+        tsr_graph_export(args->chosen, &model->graphs);
+    if (status == TSR_OK && args->cache)
+        tsr_graph_merge(args->cache, &model->graphs, tsr_graph_text_for(args->cached, device.data));
+    tsr_text_free(&device);
+    return status;
+}
+
+tsr_status tsr_model_prepare(tsr_model *model, const tsr_batch_shape *shapes, int count,
+                             tsr_prepare_args *args)
+{
+    tsr_graph_shape *timed = malloc(TSR_GRAPH_PLACES * sizeof *timed);
+    if (!timed)
+        return tsr_fail(TSR_ENOMEM, "out of memory for a list of graphs");
+    tsr_status status = prepare(model, shapes, count, args, timed);
+    free(timed);
+    return status;
+}
+
+tsr_status tsr_model_agree(tsr_model *model, const char *chosen)
+{
+    const char *lines = tsr_graph_lines(chosen);
+    tsr_text matmuls = {0};
+    tsr_text_append(&matmuls, chosen, (size_t)(lines - chosen));
+    tsr_status status = matmuls.failed
+                            ? tsr_fail(TSR_ENOMEM, "out of memory for the choices of matmuls")
+                            : tsr_graph_import(&model->graphs, lines);
+    if (status == TSR_OK)
+        status = model->options.kernels->prepare(
+            tsr_stream_device(model->compute),
+            &(tsr_prepare_args){.agreed = tsr_text_string(&matmuls)});
+    tsr_text_free(&matmuls);
     return status;
 }

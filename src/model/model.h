@@ -81,12 +81,20 @@ typedef struct {
     bool train; /* false: evaluation */
 } tsr_batch_shape;
 
-/* Between the start and the first micro-batch: the kernels choose how to do the matmuls of these
- * shapes, the most important first. The caller fills in what args says about choices made before
- * and where to put these (kernels.h); the rest is filled in here. The activations' memory is the
- * scratch. */
+/* Between the start and the first micro-batch: chooses the graphs of the adapters and the kernels of the
+ * matmuls of these shapes, the most important first. The caller fills in what args says about choices
+ * made before and where to put these (kernels.h); the rest is filled in here. What is chosen is timed
+ * only where args->chosen asks for it; the activations' memory is the scratch. */
 tsr_status tsr_model_prepare(tsr_model *model, const tsr_batch_shape *shapes, int count,
                              tsr_prepare_args *args);
+
+/* Takes all of another rank's `chosen`. TSR_EDATA: it is wrong, or of another kind of device. */
+tsr_status tsr_model_agree(tsr_model *model, const char *chosen);
+
+/* The graphs of the adapters for these shapes, a line for each that is taken: as the model has chosen
+ * them, or, with NULL, as they are by price, before a GPU has timed them. */
+tsr_status tsr_model_print_graphs(tsr_text *out, const tsr_model_options *options,
+                                  const tsr_model *model, const tsr_batch_shape *shapes, int count);
 
 const tsr_layout *tsr_model_layout(const tsr_model *model);
 

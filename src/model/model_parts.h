@@ -4,6 +4,7 @@
 #ifndef TSR_MODEL_MODEL_PARTS_H
 #define TSR_MODEL_MODEL_PARTS_H
 
+#include "adapters/graph_time.h"
 #include "model/model.h"
 
 #define STAGES 2 /* micro-batches staged at a time: one computed, one being copied */
@@ -47,6 +48,7 @@ struct tsr_model {
     tsr_activations activations;
     char *activation_begin, *activation_end; /* all of them: free until the first micro-batch */
     tsr_layer_shape shape;
+    tsr_graph_book graphs; /* of the adapters, chosen at start-up */
     float *cosine, *sine, *level;
     tsr_stream *compute, *h2d;
     tsr_frozen embedding;
@@ -71,6 +73,18 @@ static inline bool tsr_model_active(const tsr_model_batch *batch)
 {
     return batch->tokens > 0 && batch->label_rows > 0;
 }
+
+/* The shapes that the graphs of the adapters are chosen for, each once, in the order of the batches'. At
+ * most TSR_GRAPH_PLACES. */
+int tsr_model_graph_shapes(tsr_graph_shape out[TSR_GRAPH_PLACES], const tsr_model_options *options,
+                           const tsr_batch_shape *shapes, int count);
+
+/* Of these takes what an earlier run chose, and leaves those that are worth timing. Returns how many. */
+int tsr_model_recall_graphs(tsr_model *model, tsr_graph_shape *shape, int count,
+                            const tsr_prepare_args *args, const char *device);
+
+/* Times them in the activations' memory, which is zero again afterwards. */
+tsr_status tsr_model_time_graphs(tsr_model *model, const tsr_graph_shape *shape, int count);
 
 /* Resolves the pointers of a gathered layer. `train`: dropout is active. */
 void tsr_model_resolve(tsr_layer *layer, const tsr_model *model, int unit,

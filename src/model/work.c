@@ -1,6 +1,5 @@
 #include "model/work.h"
 
-#include "kernels/low_rank_backward.h"
 #include "kernels/nf4_merge.h"
 
 /* NF4 with double quantization: half a byte of code, an 8-bit scale for 64 elements. */
@@ -98,29 +97,33 @@ static tsr_dtype dtype_of(const walk *w)
     return w->layer->element == 2 ? TSR_BF16 : TSR_F32;
 }
 
-/* Whether the base's matmul of `inner` terms to a sum takes the adapter with its weight. */
-static bool merged(const walk *w, const tsr_work_linear *x, double inner)
+/* The graph that a linear takes, where nothing else was measured. */
+static tsr_graph_choice graph_of(const walk *w, const tsr_work_linear *x, bool backward)
 {
-    return x->nf4 && !w->layer->fp8 &&
-           tsr_nf4_merge_fused(dtype_of(w), (int64_t)x->in, (int64_t)x->r) &&
-           tsr_nf4_merge_pays((int64_t)w->layer->tokens, (int64_t)inner, (int64_t)x->r);
+    tsr_graph_shape shape = {.tokens = (int64_t)w->layer->tokens,
+                             .in = (int64_t)x->in,
+                             .out = (int64_t)x->out,
+                             .r = (int64_t)x->r,
+                             .dtype = dtype_of(w),
+                             .backward = backward,
+                             .merges =
+                                 x->nf4 && !w->layer->fp8 &&
+                                 tsr_nf4_merge_fused(dtype_of(w), (int64_t)x->in, (int64_t)x->r)};
+    return tsr_graph_cheapest(&shape);
 }
 
-/* What merging adds to decoding even at the smallest rank, as bytes for each element: 21 us of a 14336 x 4096
- * weight on an H200 (bench/results/h200_one_gpu.json: nf4_merge less nf4_dequant, r 16). */
-#define MERGE_BYTES 1.3
-
-/* A product [T, r] x [r, n] beside the base's of `inner` terms: at least, it rides on that one
+/* A product [T, r] x [r, n] beside the base's: at least, it rides on that one
  * (K-concatenated), so that its FLOPs are all it costs. Here it is B A, added to the weight as that is
  * decoded, or a matmul of its own, whose result is written and read once more. */
 static void emit_added(const walk *w, tsr_work_term term, const tsr_work_linear *x, double n,
-                       double inner)
+                       bool merged)
 {
     double t = w->layer->tokens, r = x->r, flops = 2 * t * n * r;
     const tsr_work_amount least = {flops, 0};
-    if (merged(w, x, inner))
-        emit_both(w, term, TSR_WORK_MERGED, least,
-                  (tsr_work_amount){2 * x->in * x->out * r, MERGE_BYTES * x->in * x->out});
+    if (merged)
+        emit_both(
+            w, term, TSR_WORK_MERGED, least,
+            (tsr_work_amount){2 * x->in * x->out * r, TSR_GRAPH_MERGE_BYTES * x->in * x->out});
     else
         emit_both(w, term, TSR_WORK_ADDED, least,
                   (tsr_work_amount){flops, w->layer->element * (t * r + r * n + 2 * t * n)});
@@ -133,21 +136,34 @@ static const int groups[][2] = {
     {TSR_Q, TSR_V}, {TSR_O, TSR_O}, {TSR_GATE, TSR_UP}, {TSR_DOWN, TSR_DOWN}};
 #define GROUPS 4
 
-/* x A^T of a group forward, dA from x backward: x once at least. Here each linear reads it itself, its
- * backward does both, and its forward nothing where the adapter is merged. */
+static void add_amount(tsr_work_amount *sum, double times, tsr_work_amount one)
+{
+    sum->flops += times * one.flops;
+    sum->bytes += times * one.bytes;
+}
+
+/* x A^T of a group forward, dA from x backward: x once at least. Here each linear reads it itself; its
+ * forward only where the adapter is not merged, and its backward for both or for dY^T x. */
 static void emit_group(const walk *w, tsr_work_term term, int group, bool backward)
 {
     const tsr_work_layer *l = w->layer;
     double r = 0, in = l->linear[groups[group][0]].in;
     tsr_work_amount here = {0, 0};
     for (int i = groups[group][0]; i <= groups[group][1]; i++) {
-        tsr_work_amount one = matmul(w, l->tokens, l->linear[i].r, in);
-        if (l->linear[i].r <= 0)
+        const tsr_work_linear *x = &l->linear[i];
+        if (x->r <= 0)
             continue;
-        int passes = backward ? 2 : !merged(w, &l->linear[i], in);
-        here.flops += passes * one.flops;
-        here.bytes += passes * one.bytes;
-        r += l->linear[i].r;
+        const tsr_graph *graph = &tsr_graph_table[graph_of(w, x, backward).graph];
+        tsr_work_amount one = matmul(w, l->tokens, x->r, in);
+        if (!backward)
+            add_amount(&here, !graph->merged, one);
+        else if (!graph->outer_da)
+            add_amount(&here, 2, one);
+        else {
+            add_amount(&here, 1, matmul(w, x->out, in, l->tokens));
+            add_amount(&here, 1, matmul(w, x->r, in, x->out));
+        }
+        r += x->r;
     }
     if (r > 0)
         emit_both(w, term, TSR_WORK_NARROW, matmul(w, l->tokens, r, in), here);
@@ -179,7 +195,7 @@ static void forward(const walk *w, bool down)
         emit_base(w, TSR_WORK_LINEARS_FORWARD, l->linear[i].out, l->linear[i].in);
         if (l->linear[i].r > 0)
             emit_added(w, TSR_WORK_ADAPTERS_FORWARD, &l->linear[i], l->linear[i].out,
-                       l->linear[i].in);
+                       tsr_graph_table[graph_of(w, &l->linear[i], false).graph].merged);
     }
     for (int i = 0; i < GROUPS; i++) {
         emit_group(w, TSR_WORK_ADAPTERS_FORWARD, i, false);
@@ -231,23 +247,19 @@ static void recompute(const tsr_work_layer *layer, tsr_work_call *call, void *us
                3 * layer->element * layer->tokens * layer->linear[TSR_UP].out);
 }
 
-/* dB and dS from dY: at least, it is read once for both. Here, where one kernel does it in the memory of
- * the weight (adapters/linear.c); its partial sums are not counted. Else it is read twice. */
-static void emit_low_rank(const walk *w, const tsr_work_linear *x)
+/* dB and dS from dY: at least, it is read once for both. Here, where one kernel does it; its partial
+ * sums are not counted. Else it is read twice, or dB comes from dY^T x and dS is made where dX needs it. */
+static void emit_low_rank(const walk *w, const tsr_work_linear *x, bool wanted)
 {
     double t = w->layer->tokens, dy = w->layer->element * t * x->out;
-    const tsr_low_rank_backward_args args = {.scratch_bytes =
-                                                 (uint64_t)(w->layer->element * x->out * x->in),
-                                             .tokens = (int64_t)t,
-                                             .out = (int64_t)x->out,
-                                             .r = (int64_t)x->r,
-                                             .dtype = dtype_of(w)};
-    bool fused = tsr_low_rank_backward_pays(args.tokens, args.out, args.r) &&
-                 tsr_low_rank_backward_fused(&args);
-    tsr_work_amount one = matmul(w, x->out, x->r, t);
-    const tsr_work_amount two = {2 * one.flops, 2 * one.bytes};
-    one = (tsr_work_amount){two.flops, two.bytes - dy};
-    emit_both(w, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW, one, fused ? one : two);
+    tsr_graph_choice choice = graph_of(w, x, true);
+    const tsr_graph *graph = &tsr_graph_table[choice.graph];
+    tsr_work_amount one = matmul(w, x->out, x->r, t), here = {0, 0};
+    const tsr_work_amount least = {2 * one.flops, 2 * one.bytes - dy};
+    add_amount(&here, graph->outer_db ? wanted && !graph->merged : 2, one);
+    if (graph->outer_db)
+        add_amount(&here, 1, matmul(w, x->out, x->r, x->in));
+    emit_both(w, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW, least, choice.once ? least : here);
 }
 
 /* dX of each linear; of its adapter dB and dS from dY, and dS A beside the base's dX. */
@@ -263,9 +275,10 @@ static void linears_backward(const walk *w)
         }
         if (x->r <= 0)
             continue;
-        emit_low_rank(w, x);
+        emit_low_rank(w, x, wanted);
         if (wanted)
-            emit_added(w, TSR_WORK_ADAPTERS_BACKWARD, x, x->in, x->out);
+            emit_added(w, TSR_WORK_ADAPTERS_BACKWARD, x, x->in,
+                       tsr_graph_table[graph_of(w, x, true).graph].merged);
     }
     for (int i = 0; i < GROUPS; i++)
         emit_group(w, TSR_WORK_ADAPTERS_BACKWARD, i, true);

@@ -8,11 +8,10 @@
  * only, five matmuls backward against two forward. What is counted stands beside each operation in
  * work.c; dropout, biases and the norms of q and k are not.
  *
- * Each operation is counted twice: the least that any implementation does, and what this one does,
- * where a product of rank r goes into the base's weight (kernels/nf4_merge.h) or is a matmul of its
- * own instead of riding on the base's, every linear reads its input for its adapter itself, a backward
- * computes x A^T again and, where that is not one kernel (kernels/low_rank_backward.h), reads dY for
- * dB and again for dS.
+ * Each operation is counted twice: the least that any implementation does, and what this one does by
+ * the graphs of its adapters (adapters/graph.h, the cheapest: what a run measures is not known here),
+ * where a product of rank r is a matmul of its own or goes into the weight instead of riding on the
+ * base's, and every linear reads its input for its adapter itself.
  *
  * With an fp8 base its matmuls read one byte an element, its weights are decoded to as much, and x, once
  * for all linears that read it, and dz are quantized: at least that writes a byte where they are made; here

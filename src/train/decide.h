@@ -114,4 +114,9 @@ tsr_status tsr_decision_print(tsr_text *out, const tsr_decision *decision, const
                               const tsr_topology_view *view, const tsr_speeds *speeds,
                               const tsr_largest *largest, bool json);
 
+/* The shapes that micro-batches come in, training before evaluation, each from the largest down; without
+ * a data set the assumed one. Returns how many. */
+#define TSR_DECIDE_SHAPES (2 * TSR_BATCH_BUCKETS)
+int tsr_decide_shapes(tsr_batch_shape out[TSR_DECIDE_SHAPES], const tsr_inputs *inputs, bool train);
+
 #endif

@@ -238,6 +238,21 @@ static void print_shape_range(tsr_text *out, const char *what, const tsr_batch_r
         run->bucket_count, first->tokens, last->tokens, first->label_rows, last->label_rows);
 }
 
+int tsr_decide_shapes(tsr_batch_shape out[TSR_DECIDE_SHAPES], const tsr_inputs *inputs, bool train)
+{
+    const tsr_batch *batches[2] = {inputs->batch, inputs->eval_batch};
+    int count = 0;
+    for (int i = 0; i < 2; i++) {
+        const tsr_batch_run *run = batches[i] ? tsr_batch_run_of(batches[i]) : NULL;
+        for (int j = run ? run->bucket_count - 1 : -1; j >= 0; j--)
+            out[count++] = (tsr_batch_shape){run->bucket[j].tokens, run->bucket[j].label_rows,
+                                             train && i == 0};
+    }
+    if (!inputs->batch && !inputs->eval_batch)
+        out[count++] = (tsr_batch_shape){inputs->bounds.tokens, inputs->bounds.label_rows, train};
+    return count;
+}
+
 static const char *or_more(int64_t found, int64_t limit)
 {
     return found == limit ? " or more" : "";
@@ -305,6 +320,9 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
         print_shape_range(out, "training", tsr_batch_run_of(inputs->batch));
     if (inputs->eval_batch)
         print_shape_range(out, "evaluation", tsr_batch_run_of(inputs->eval_batch));
+    tsr_batch_shape shapes[TSR_DECIDE_SHAPES];
+    TSR_TRY(tsr_model_print_graphs(out, &d->model, NULL, shapes,
+                                   tsr_decide_shapes(shapes, inputs, d->train)));
     if (largest->tokens)
         print_largest(out, d, inputs, largest);
     print_expected(out, d, speeds);

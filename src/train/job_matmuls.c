@@ -1,6 +1,7 @@
 /*
- * job_matmuls.c: how a run's matmuls are done, chosen once at start-up: rank 0 takes what was chosen
- * before or has the kernels time the rest, and all ranks take its choices.
+ * job_matmuls.c: how a run's matmuls are done, and in which order those of the adapters (their graphs),
+ * chosen once at start-up: rank 0 takes what was chosen before or times the rest, and all ranks take
+ * its choices.
  *
  *     matmuls.txt of the checkpoint                     that the run goes on from: looked at first
  *     output_dir/matmuls.txt                            of this run; looked at first when it is
@@ -11,36 +12,19 @@
 #include "train/job_parts.h"
 
 #include "base/hash.h"
+#include "base/log.h"
 #include "train/cache.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_SHAPES (2 * TSR_BATCH_BUCKETS)
-
-static void add_shapes(tsr_batch_shape *out, int *count, const tsr_batch *batch, bool train)
-{
-    const tsr_batch_run *run = batch ? tsr_batch_run_of(batch) : NULL;
-    for (int i = run ? run->bucket_count - 1 : -1; i >= 0; i--)
-        out[(*count)++] =
-            (tsr_batch_shape){run->bucket[i].tokens, run->bucket[i].label_rows, train};
-}
-
-/* From the largest down, training before evaluation. */
-static int list_shapes(tsr_batch_shape *out, const tsr_job *job)
-{
-    int count = 0;
-    add_shapes(out, &count, job->inputs.batch, job->train);
-    add_shapes(out, &count, job->inputs.eval_batch, false);
-    return count;
-}
-
 /* ---- choosing ---- */
 
 static tsr_status time_matmuls(tsr_job *job, tsr_prepare_args *args)
 {
-    tsr_batch_shape shapes[MOST_SHAPES];
-    return tsr_model_prepare(job->model, shapes, list_shapes(shapes, job), args);
+    tsr_batch_shape shapes[TSR_DECIDE_SHAPES];
+    int count = tsr_decide_shapes(shapes, &job->inputs, job->train);
+    return tsr_model_prepare(job->model, shapes, count, args);
 }
 
 /* Of the run that this one goes on with or replaces. NULL: there are none. The caller frees. */
@@ -100,12 +84,28 @@ static tsr_status take_choices(tsr_job *job)
     if (status == TSR_OK)
         status = broadcast(job, text, (uint64_t)length);
     if (status == TSR_OK && job->view.rank != 0)
-        status = job->kernels->prepare(job->device, &(tsr_prepare_args){.agreed = text});
+        status = tsr_model_agree(job->model, text);
     free(text);
     return tsr_job_agree(job, status);
 }
 
-tsr_status tsr_job_choose_matmuls(tsr_job *job)
+/* Says which graphs the adapters take. */
+static tsr_status tell_graphs(const tsr_job *job)
+{
+    tsr_batch_shape shapes[TSR_DECIDE_SHAPES];
+    tsr_text text = {0};
+    tsr_status status = tsr_model_print_graphs(&text, &job->decision.model, job->model, shapes,
+                                               tsr_decide_shapes(shapes, &job->inputs, job->train));
+    for (const char *line = tsr_text_string(&text); *line && status == TSR_OK;) {
+        size_t length = strcspn(line, "\n");
+        tsr_log(TSR_LOG_INFO, "%.*s", (int)length, line);
+        line += length + (line[length] == '\n');
+    }
+    tsr_text_free(&text);
+    return status;
+}
+
+static tsr_status choose_for_all(tsr_job *job)
 {
     tsr_text device = {0};
     tsr_status status = job->kernels->prepare(job->device, &(tsr_prepare_args){.chosen = &device});
@@ -123,4 +123,10 @@ tsr_status tsr_job_choose_matmuls(tsr_job *job)
         status = tsr_job_agree(job, job->view.rank == 0 ? choose(job, &device) : TSR_OK);
     tsr_text_free(&device);
     return status == TSR_OK && job->view.ranks > 1 ? take_choices(job) : status;
+}
+
+tsr_status tsr_job_choose_matmuls(tsr_job *job)
+{
+    TSR_TRY(choose_for_all(job));
+    return tsr_job_agree(job, job->view.rank == 0 ? tell_graphs(job) : TSR_OK);
 }

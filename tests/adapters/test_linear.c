@@ -156,7 +156,7 @@ static void compare(fixture *f, const char *name, const char *what, const float 
     free(theirs);
 }
 
-static void run(fixture *f, const char *name)
+static void run_once(fixture *f, const char *name)
 {
     bool composes = tsr_linear_composes(&f->linear);
     float dz[T * OUT];
@@ -183,6 +183,20 @@ static void run(fixture *f, const char *name)
     compare(f, name, "dlora_B", f->db);
     if (f->linear.g)
         compare(f, name, "dmagnitude", f->dm);
+}
+
+/* By B1 and by B3, the two that a plain base and dropout allow. */
+static void run(fixture *f, const char *name)
+{
+    tsr_graph_book book = {0};
+    tsr_graph_shape shape = tsr_linear_graph_shape(&f->context, &f->linear, true);
+    const tsr_graph_id graphs[2] = {TSR_B1, TSR_B3};
+    for (int i = 0; i < 2; i++) {
+        tsr_graph_keep(&book, &shape, (tsr_graph_choice){graphs[i], false});
+        f->context.graphs = &book;
+        run_once(f, name);
+    }
+    f->context.graphs = NULL;
 }
 
 static void test_lora(void **state)

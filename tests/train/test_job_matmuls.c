@@ -82,7 +82,10 @@ static tsr_status noting_low_rank_backward(tsr_stream *stream,
 static tsr_status noting_prepare(tsr_device *device, const tsr_prepare_args *args)
 {
     (void)device;
-    assert_non_null(args->stream);
+    if (!args->stream) { /* what are choices for? */
+        tsr_text_puts(args->chosen, "a device\n");
+        return TSR_OK;
+    }
     assert_non_null(args->scratch);
     assert_true(args->scratch_bytes > 0);
     for (int i = 0; i < args->gemm_count; i++) {
@@ -159,6 +162,8 @@ static void test_list(void **state)
                                             {"layers_to_transform=[3]", "use_dora=true"},
                                             {"lora_target_modules=[v_proj, up_proj]"},
                                             {"load_in_4bit=false"},
+                                            {"lora_r=128", "use_dora=true"},
+                                            {"lora_r=128", "lora_dropout=0.1"},
                                             {"base_compute=fp8", "use_dora=true"},
                                             {"base_compute=fp8_fast", "lora_dropout=0.1"}};
     (void)state;
@@ -175,9 +180,13 @@ static void test_list(void **state)
         memset(&listed, 0, sizeof listed);
         memset(&done, 0, sizeof done);
         job->model->options.kernels = &noting;
-        if (tsr_model_prepare(job->model, shapes, shapes_of(shapes, job), &(tsr_prepare_args){0}) !=
-            TSR_OK)
+        tsr_text chosen = {0}; /* asked for, graphs are timed: all their candidates are done */
+        bool times = strncmp(extras[i][0], "lora_r", 6) == 0;
+        if (tsr_model_prepare(job->model, shapes, shapes_of(shapes, job),
+                              &(tsr_prepare_args){.chosen = times ? &chosen : NULL}) != TSR_OK)
             fail_msg("%s", tsr_last_error());
+        assert_int_equal(job->model->graphs.count > 0, times);
+        tsr_text_free(&chosen);
         int status = 0;
         for (int step = 0; step < 2 && status >= 0; step++)
             status = tsr_job_step(job, &report);
@@ -216,11 +225,14 @@ typedef struct {
 typedef struct {
     tsr_comm *comm;
     const char *device, *output, *resume; /* output NULL: "matmuls" */
+    const char *known;                    /* in output's matmuls.txt before; NULL: "before" */
+    const char *key;                      /* one more key of the job, or NULL */
     bool saves;                           /* a step, and a checkpoint */
     int rank;
     tsr_status status;
     char message[512];
     rank_choices got;
+    tsr_graph_book graphs; /* in the end */
 } rank_run;
 
 static _Thread_local rank_run *running;
@@ -254,27 +266,32 @@ static tsr_status choose(rank_run *run)
                                "max_steps=2",
                                "overwrite_output_dir=true",
                                NULL,
+                               NULL,
                                NULL};
     char output[512], resume[512], known[600];
+    int count = 6;
     tsr_job *job = NULL;
     tsr_kernels choosing = *tsr_kernels_cpu();
     snprintf(output, sizeof output, "output_dir=%s",
              scratch_path(run->output ? run->output : "matmuls"));
     snprintf(known, sizeof known, "%s/matmuls.txt", output + strlen("output_dir="));
     overrides[5] = output;
-    overrides[6] = resume;
-    if (run->resume)
+    if (run->key)
+        overrides[count++] = run->key;
+    if (run->resume) {
+        overrides[count++] = resume;
         snprintf(resume, sizeof resume, "resume_from_checkpoint=%s", scratch_path(run->resume));
-    tsr_job_options options = {
-        .overrides = overrides, .override_count = run->resume ? 7 : 6, .threads = 1};
+    }
+    tsr_job_options options = {.overrides = overrides, .override_count = count, .threads = 1};
     TSR_TRY(tsr_job_create_on(&job, &options, run->comm));
     tsr_status status = tsr_job_start(job);
     if (status == TSR_OK) {
         if (run->rank == 0) /* of the run that this one replaces */
-            write_text(known, "before\n");
+            write_text(known, run->known ? run->known : "before\n");
         choosing.prepare = choosing_prepare;
         job->kernels = job->model->options.kernels = &choosing;
         status = tsr_job_choose_matmuls(job);
+        run->graphs = job->model->graphs;
     }
     if (status == TSR_OK && run->rank == 0) { /* again: in a real run the choices come first */
         tsr_metrics_destroy(job->metrics);
@@ -316,23 +333,28 @@ static void run_ranks(rank_run *run, int ranks)
         pthread_join(thread[i], NULL);
 }
 
-static void expect_file(const char *path, const char *want)
+static void read_text(char text[8192], const char *path)
 {
-    char text[256] = "";
     FILE *file = fopen(path, "r");
     if (!file)
         fail_msg("no file %s", path);
-    size_t got = fread(text, 1, sizeof text - 1, file);
+    size_t got = fread(text, 1, 8191, file);
     text[got] = 0;
     fclose(file);
+}
+
+static void expect_file(const char *path, const char *want)
+{
+    char text[8192];
+    read_text(text, path);
     assert_string_equal(text, want);
 }
 
-static const char *cache_file(const char *device)
+static const char *cache_file(const char *folder)
 {
     char name[128];
-    snprintf(name, sizeof name, "cache/tessera/matmul-%016llx.txt",
-             (unsigned long long)tsr_hash(TSR_HASH_START, device, strlen(device)));
+    snprintf(name, sizeof name, "%s/tessera/matmul-%016llx.txt", folder,
+             (unsigned long long)tsr_hash(TSR_HASH_START, DEVICE, strlen(DEVICE)));
     return scratch_path(name);
 }
 
@@ -353,7 +375,7 @@ static void test_choices(void **state)
         /* The first run finds nothing; a later one what that left. */
         assert_string_equal(run[0].got.cached, ranks > 1 ? DEVICE "mine\nothers\n" : "");
         expect_file(scratch_path("matmuls/matmuls.txt"), DEVICE "mine\n");
-        expect_file(cache_file(DEVICE), DEVICE "mine\nothers\n");
+        expect_file(cache_file("cache"), DEVICE "mine\nothers\n");
     }
 }
 
@@ -408,12 +430,119 @@ static void test_other_devices(void **state)
     }
 }
 
+/* ---- graphs of adapters ---- */
+
+/* A rank so large that B1 and B3 are both in doubt for k and v. */
+#define LARGE_RANK "lora_r=128"
+
+static void expect_same_graphs(const rank_run *run, int ranks)
+{
+    tsr_text first = {0}, other = {0};
+    tsr_graph_export(&first, &run[0].graphs);
+    for (int i = 0; i < ranks; i++) {
+        if (run[i].status < 0)
+            fail_msg("rank %d: %s", i, run[i].message);
+        tsr_text_clear(&other);
+        tsr_graph_export(&other, &run[i].graphs);
+        assert_string_equal(tsr_text_string(&other), tsr_text_string(&first));
+        if (i > 0)
+            assert_string_equal(run[i].got.agreed, DEVICE "mine\n"); /* of the kernels' own */
+    }
+    tsr_text_free(&first);
+    tsr_text_free(&other);
+}
+
+static int by_b3(const tsr_graph_book *book)
+{
+    int count = 0;
+    for (int i = 0; i < book->count; i++)
+        count += book->entry[i].choice.graph == TSR_B3;
+    return count;
+}
+
+/* The lines of a book as if this graph had been chosen for all. */
+static void all_by(tsr_text *out, const tsr_graph_book *book, tsr_graph_id graph)
+{
+    tsr_graph_book changed = *book;
+    for (int i = 0; i < changed.count; i++)
+        changed.entry[i].choice.graph = graph;
+    tsr_text_clear(out);
+    tsr_graph_export(out, &changed);
+}
+
+/* What was chosen goes to all ranks and into the files. */
+static void test_graphs(void **state)
+{
+    char first[8192];
+    (void)state;
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        static rank_run run[3];
+        char want[8192];
+        tsr_text lines = {0};
+        setenv("XDG_CACHE_HOME", scratch_path("graphs"), 1);
+        memset(run, 0, sizeof run);
+        for (int i = 0; i < ranks; i++)
+            run[i].key = LARGE_RANK;
+        run_ranks(run, ranks);
+        expect_same_graphs(run, ranks);
+        assert_true(run[0].graphs.count > 0);
+        tsr_graph_export(&lines, &run[0].graphs);
+        if (ranks == 1) /* the others find what it left */
+            snprintf(first, sizeof first, "%s", tsr_text_string(&lines));
+        assert_string_equal(tsr_text_string(&lines), first);
+        snprintf(want, sizeof want, DEVICE "mine\n%s", tsr_text_string(&lines));
+        expect_file(scratch_path("matmuls/matmuls.txt"), want);
+        snprintf(want, sizeof want, DEVICE "mine\nothers\n%s", tsr_text_string(&lines));
+        expect_file(cache_file("graphs"), want);
+        tsr_text_free(&lines);
+    }
+}
+
+/* A choice that is found is not timed again, whatever is faster; a wrong one is as none. */
+static void test_known_graphs(void **state)
+{
+    (void)state;
+    static rank_run first, again[2];
+    tsr_text known = {0}, lines = {0};
+    memset(&first, 0, sizeof first);
+    setenv("XDG_CACHE_HOME", "", 1);
+    setenv("HOME", "", 1);
+    first.key = LARGE_RANK;
+    run_ranks(&first, 1);
+    expect_same_graphs(&first, 1);
+    assert_true(first.graphs.count > 0);
+    for (tsr_graph_id graph = TSR_B1; graph <= TSR_B5; graph += 2) { /* B5 is not allowed in fp32 */
+        for (int other = 0; other < 2; other++) { /* of another device it says nothing */
+            tsr_text_clear(&known);
+            all_by(&lines, &first.graphs, graph);
+            tsr_text_printf(&known, "%s%s", other ? "another device\n" : DEVICE,
+                            tsr_text_string(&lines));
+            memset(again, 0, sizeof again);
+            for (int i = 0; i < 2; i++) {
+                again[i].key = LARGE_RANK;
+                again[i].known = tsr_text_string(&known);
+            }
+            run_ranks(again, 2);
+            expect_same_graphs(again, 2);
+            assert_int_equal(again[0].graphs.count, first.graphs.count);
+            if (graph != TSR_B5 && !other)
+                assert_int_equal(by_b3(&again[0].graphs), graph == TSR_B3 ? first.graphs.count : 0);
+            for (int i = 0; i < again[0].graphs.count; i++)
+                assert_true(tsr_graph_allowed(&again[0].graphs.entry[i].shape,
+                                              again[0].graphs.entry[i].choice));
+        }
+    }
+    tsr_text_free(&known);
+    tsr_text_free(&lines);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_list),          cmocka_unit_test(test_choices),
         cmocka_unit_test(test_resumed),       cmocka_unit_test(test_no_cache),
-        cmocka_unit_test(test_other_devices),
+        cmocka_unit_test(test_other_devices), cmocka_unit_test(test_graphs),
+        cmocka_unit_test(test_known_graphs),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -188,6 +188,18 @@ static void test_fp8(void **state)
     }
 }
 
+/* A line for each graph that an adapter takes, with what takes it. */
+static void test_graphs(void **state)
+{
+    (void)state;
+    char *text =
+        printed("llama", 2, 1, "max_length: 64\nlora_target_modules: [q_proj, up_proj]\n", 0);
+    assert_non_null(strstr(text, "\nadapters forward by F1: q_proj up_proj at "));
+    assert_non_null(strstr(text, "\nadapters backward by B1: q_proj up_proj at "));
+    assert_null(strstr(text, "by B3"));
+    free(text);
+}
+
 /* ---- the largest that fits ---- */
 
 #define KEYS "max_length: %d\nper_device_train_batch_size: %d\nmemory_budget: %dKiB\n%s"
@@ -243,6 +255,7 @@ static void test_largest(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_buffers), cmocka_unit_test(test_fp8),
+                                       cmocka_unit_test(test_graphs),
                                        cmocka_unit_test(test_largest)};
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

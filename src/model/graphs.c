@@ -1,0 +1,187 @@
+/*
+ * model/graphs.c: the graphs of the adapters of a run (adapters/graph.h): for which shapes they are
+ * chosen, and how they are told.
+ *
+ * Timed are, in the order of the batches' shapes, those that no earlier run has chosen for and where
+ * more than one is in doubt, until the time that all of it will take, judged from shapes alone, has
+ * reached MOST_SECONDS. So the list is the same each time; the rest keeps the cheapest by price.
+ */
+#include "model/model_parts.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/phase.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define MOST_SECONDS 1.0
+
+static tsr_graph_shape shape_of(const tsr_model_options *options, const tsr_layout_linear *linear,
+                                const tsr_batch_shape *batch, bool backward)
+{
+    static const char plain;
+    const tsr_linear_context context = {
+        .dtype = options->dtype, .tokens = batch->tokens, .fp8.on = options->fp8};
+    const tsr_linear one = {.out = linear->out,
+                            .in = linear->in,
+                            .r = linear->r,
+                            .weight.data = linear->quantized ? NULL : &plain,
+                            .drops = batch->train && options->dropout > 0};
+    return tsr_linear_graph_shape(&context, &one, backward);
+}
+
+static bool is_listed(const tsr_graph_shape *list, int count, const tsr_graph_shape *shape)
+{
+    for (int i = 0; i < count; i++)
+        if (tsr_graph_same_shape(&list[i], shape))
+            return true;
+    return false;
+}
+
+/* Whether layer `unit` goes this way in such a batch, and the linear has an adapter. */
+static bool takes(const tsr_layout *layout, int unit, int kind, const tsr_batch_shape *batch,
+                  bool backward)
+{
+    return layout->unit[unit].linear[kind].r > 0 && batch->tokens > 0 &&
+           (!backward || batch->train);
+}
+
+int tsr_model_graph_shapes(tsr_graph_shape out[TSR_GRAPH_PLACES], const tsr_model_options *options,
+                           const tsr_batch_shape *shapes, int count)
+{
+    const tsr_layout *layout = options->layout;
+    int listed = 0, linears = layout->layer_count * TSR_LINEAR_COUNT;
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < 2 * linears; j++) {
+            int unit = j / 2 / TSR_LINEAR_COUNT, kind = j / 2 % TSR_LINEAR_COUNT;
+            tsr_graph_shape shape =
+                shape_of(options, &layout->unit[unit].linear[kind], &shapes[i], j % 2);
+            if (takes(layout, unit, kind, &shapes[i], j % 2) && listed < TSR_GRAPH_PLACES &&
+                !is_listed(out, listed, &shape))
+                out[listed++] = shape;
+        }
+    return listed;
+}
+
+int tsr_model_recall_graphs(tsr_model *model, tsr_graph_shape *shape, int count,
+                            const tsr_prepare_args *args, const char *device)
+{
+    uint64_t room = (uint64_t)(model->activation_end - model->activation_begin);
+    const char *known = tsr_graph_text_for(args->known, device);
+    const char *cached = tsr_graph_text_for(args->cached, device);
+    int left = 0;
+    double spent = 0;
+    for (int i = 0; i < count; i++) {
+        tsr_graph_choice choice;
+        double seconds = tsr_graph_time_seconds(&shape[i]);
+        if (tsr_graph_recall(&choice, known, &shape[i]) ||
+            tsr_graph_recall(&choice, cached, &shape[i]))
+            tsr_graph_keep(&model->graphs, &shape[i], choice);
+        else if (seconds > 0 && spent + seconds <= MOST_SECONDS &&
+                 tsr_graph_time_bytes(&shape[i]) <= room) {
+            spent += seconds;
+            shape[left++] = shape[i];
+        }
+    }
+    return left;
+}
+
+tsr_status tsr_model_time_graphs(tsr_model *model, const tsr_graph_shape *shape, int count)
+{
+    const tsr_graph_bench bench = {.kernels = model->options.kernels,
+                                   .stream = model->compute,
+                                   .scratch = model->activation_begin,
+                                   .scratch_bytes =
+                                       (uint64_t)(model->activation_end - model->activation_begin)};
+    double start = tsr_now();
+    if (count == 0)
+        return TSR_OK;
+    for (int i = 0; i < count; i++) {
+        tsr_graph_choice choice;
+        tsr_phase_at("timing adapters", i, count);
+        TSR_TRY(tsr_graph_time(&choice, &bench, &shape[i]));
+        tsr_graph_keep(&model->graphs, &shape[i], choice);
+    }
+    tsr_phase_at("timing adapters", count, count);
+    TSR_TRY(tsr_stream_fill(model->compute, bench.scratch, 0, bench.scratch_bytes));
+    TSR_TRY(tsr_stream_synchronize(model->compute));
+    tsr_log(TSR_LOG_INFO, "graphs of %d shapes of adapters timed in %.2f s", count,
+            tsr_now() - start);
+    return TSR_OK;
+}
+
+/* ---- how they are told ---- */
+
+/* The shapes in which one kind of linear takes one choice. */
+typedef struct {
+    int64_t least, most; /* tokens; most 0: none */
+} token_range;
+
+static token_range range_of(const tsr_model_options *options, const tsr_graph_book *book, int kind,
+                            const tsr_batch_shape *shapes, int count, tsr_graph_choice choice)
+{
+    token_range range = {0};
+    for (int i = 0; i < count; i++)
+        for (int unit = 0; unit < options->layout->layer_count; unit++) {
+            const tsr_layout_linear *linear = &options->layout->unit[unit].linear[kind];
+            bool backward = tsr_graph_table[choice.graph].backward;
+            tsr_graph_shape shape = shape_of(options, linear, &shapes[i], backward);
+            if (!takes(options->layout, unit, kind, &shapes[i], backward) ||
+                !tsr_graph_same_choice(tsr_graph_choose(book, &shape), choice))
+                continue;
+            range.least = range.most && range.least < shape.tokens ? range.least : shape.tokens;
+            range.most = range.most > shape.tokens ? range.most : shape.tokens;
+        }
+    return range;
+}
+
+static const char *short_name(int kind)
+{
+    return strchr(tsr_linear_name[kind], '.') + 1;
+}
+
+/* "adapters backward by B5: q_proj k_proj at 8192 tokens; up_proj at 1024 to 8192 tokens" */
+static void print_choice(tsr_text *out, const token_range range[TSR_LINEAR_COUNT],
+                         tsr_graph_choice choice)
+{
+    char name[TSR_GRAPH_NAME];
+    bool told[TSR_LINEAR_COUNT] = {0}, first = true;
+    tsr_graph_name(name, choice);
+    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+        const token_range *r = &range[kind];
+        if (r->most == 0 || told[kind])
+            continue;
+        if (first)
+            tsr_text_printf(out, "adapters %s by %s:",
+                            tsr_graph_table[choice.graph].backward ? "backward" : "forward", name);
+        else
+            tsr_text_puts(out, ";");
+        first = false;
+        for (int other = kind; other < TSR_LINEAR_COUNT; other++)
+            if (range[other].least == r->least && range[other].most == r->most) {
+                tsr_text_printf(out, " %s", short_name(other));
+                told[other] = true;
+            }
+        if (r->least < r->most)
+            tsr_text_printf(out, " at %" PRId64 " to", r->least);
+        else
+            tsr_text_puts(out, " at");
+        tsr_text_printf(out, " %" PRId64 " tokens", r->most);
+    }
+    tsr_text_puts(out, first ? "" : "\n");
+}
+
+tsr_status tsr_model_print_graphs(tsr_text *out, const tsr_model_options *options,
+                                  const tsr_model *model, const tsr_batch_shape *shapes, int count)
+{
+    for (int i = 0; i < TSR_GRAPH_CHOICES; i++) {
+        token_range range[TSR_LINEAR_COUNT];
+        tsr_graph_choice choice = tsr_graph_choice_at(i);
+        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+            range[kind] =
+                range_of(options, model ? &model->graphs : NULL, kind, shapes, count, choice);
+        print_choice(out, range, choice);
+    }
+    return out->failed ? tsr_fail(TSR_ENOMEM, "out of memory for the graphs' names") : TSR_OK;
+}

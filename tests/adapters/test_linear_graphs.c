@@ -1,0 +1,438 @@
+/*
+ * test_linear_graphs.c: a linear with its adapter by each of its graphs, against sums in double; which
+ * graphs are timed, and that one of them is taken.
+ *
+ *     test_adapters_linear_graphs        on the CPU, fp32
+ *     test_adapters_linear_graphs cuda   on a GPU, bf16 and fp32; 77 without one
+ */
+#include "adapters/graph_time.h"
+#include "adapters/linear.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Of the root of the sum of squares. bf16: operands, W, the product in the middle and the result are
+ * rounded to 2^-9 each; a product too few or a factor s is 1e-1 and more. */
+static double tolerance(tsr_dtype dtype)
+{
+    return dtype == TSR_F32 ? 1e-6 : 5e-3;
+}
+
+#define ARENA_BYTES (64u << 20)
+#define SCALE       0.75
+
+static bool on_gpu;
+static struct {
+    tsr_device *device;
+    tsr_stream *stream;
+    const tsr_kernels *kernels;
+} rig;
+
+#define RUN(call)                                                                                  \
+    do {                                                                                           \
+        if ((call) != TSR_OK)                                                                      \
+            fail_msg("%s: %s", #call, tsr_last_error());                                           \
+    } while (0)
+
+static int setup(void **state)
+{
+    const tsr_device_options options = {.thread_count = 2, .no_pinning = true};
+    (void)state;
+    RUN(on_gpu ? tsr_device_create_cuda(&rig.device, &options)
+               : tsr_device_create_cpu(&rig.device, &options));
+    RUN(tsr_stream_create(&rig.stream, rig.device, "compute"));
+    RUN(tsr_kernels_open(&rig.kernels, rig.device));
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    tsr_stream_destroy(rig.stream);
+    tsr_device_destroy(rig.device);
+    return 0;
+}
+
+/* ---- one case: numbers on the host, and what the device has ---- */
+
+typedef struct {
+    int64_t t, in, out, r;
+    tsr_dtype dtype;
+    double update; /* the largest of B */
+} spec;
+
+typedef struct {
+    spec spec;
+    tsr_arena *arena;
+    double *x, *dy, *a, *b, *w; /* what is multiplied */
+    double *z, *dx, *da, *db;   /* what that gives */
+    tsr_linear linear;
+    tsr_linear_context context;
+    tsr_linear_gradients gradients;
+    tsr_graph_book book;
+    void *d_z;
+} linear_case;
+
+static void *take(linear_case *c, uint64_t bytes)
+{
+    void *out = NULL;
+    RUN(tsr_arena_take(&out, c->arena, "array", bytes));
+    return out;
+}
+
+static double uniform(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(int64_t)(*state >> 11) * 0x1p-52 - 1;
+}
+
+/* Random numbers of the dtype on both sides. */
+static double *numbers(void **device, linear_case *c, int64_t count, double most, uint64_t seed)
+{
+    double *host = malloc((size_t)count * sizeof *host);
+    char *raw = malloc((size_t)count * 4);
+    uint32_t bytes = tsr_dtype_bytes(c->spec.dtype);
+    assert_non_null(host);
+    assert_non_null(raw);
+    for (int64_t i = 0; i < count; i++) {
+        float value = (float)(most * uniform(&seed));
+        uint16_t low = tsr_f32_to_bf16(value);
+        value = c->spec.dtype == TSR_BF16 ? tsr_bf16_to_f32(low) : value;
+        host[i] = (double)value;
+        memcpy(raw + i * bytes, c->spec.dtype == TSR_BF16 ? (void *)&low : (void *)&value, bytes);
+    }
+    *device = take(c, (uint64_t)count * bytes);
+    RUN(tsr_device_write(rig.device, *device, raw, (uint64_t)count * bytes));
+    free(raw);
+    return host;
+}
+
+/* Codes and scales of W, and W as they say. */
+static void make_weight(linear_case *c)
+{
+    int64_t count = c->spec.in * c->spec.out, blocks = (count + TSR_NF4_BLOCK - 1) / TSR_NF4_BLOCK;
+    uint8_t *codes = malloc((size_t)count);
+    float *absmax = malloc((size_t)blocks * sizeof *absmax);
+    uint64_t seed = 5;
+    assert_non_null(codes);
+    assert_non_null(absmax);
+    c->w = malloc((size_t)count * sizeof *c->w);
+    assert_non_null(c->w);
+    for (int64_t i = 0; i < blocks; i++)
+        absmax[i] = (float)(0.05 * (1.5 + uniform(&seed)));
+    for (int64_t i = 0; i < count / 2; i++)
+        codes[i] = (uint8_t)(int)(128 + 127.9 * uniform(&seed));
+    for (int64_t i = 0; i < count; i++) {
+        int code = i % 2 ? codes[i / 2] & 15 : codes[i / 2] >> 4;
+        c->w[i] = (double)(tsr_nf4_level[code] * absmax[i / TSR_NF4_BLOCK]);
+    }
+    void *d_codes = take(c, (uint64_t)count / 2), *level = take(c, sizeof tsr_nf4_level);
+    void *d_absmax = take(c, (uint64_t)blocks * sizeof(float));
+    RUN(tsr_device_write(rig.device, d_codes, codes, (uint64_t)count / 2));
+    RUN(tsr_device_write(rig.device, d_absmax, absmax, (uint64_t)blocks * sizeof(float)));
+    RUN(tsr_device_write(rig.device, level, tsr_nf4_level, sizeof tsr_nf4_level));
+    c->linear.weight = (tsr_base_weight){.codes = d_codes, .absmax = d_absmax, .level = level};
+    free(codes);
+    free(absmax);
+}
+
+/* out [m, n] (+)= factor op(a) b; a [m, k], or [k, m] with trans; b is [k, n]. */
+static void multiply(double *out, const double *a, const double *b, int64_t m, int64_t n, int64_t k,
+                     bool trans, double factor)
+{
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t l = 0; l < k; l++) {
+            double left = factor * (trans ? a[l * m + i] : a[i * k + l]);
+            for (int64_t j = 0; j < n; j++)
+                out[i * n + j] += left * b[l * n + j];
+        }
+}
+
+static double *transposed(const double *a, int64_t rows, int64_t columns)
+{
+    double *out = malloc((size_t)(rows * columns) * sizeof *out);
+    assert_non_null(out);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j++)
+            out[j * rows + i] = a[i * columns + j];
+    return out;
+}
+
+static double *zeros(int64_t count)
+{
+    double *out = calloc(count > 0 ? (size_t)count : 1, sizeof *out);
+    assert_non_null(out);
+    return out;
+}
+
+/* With M = W + s B A: z = x M', dx = dy M, G = dy' x, da = s B' G, db = s G A'. */
+static void make_reference(linear_case *c)
+{
+    int64_t t = c->spec.t, in = c->spec.in, out = c->spec.out, r = c->spec.r;
+    double *g = zeros(out * in), *m = zeros(out * in);
+    memcpy(m, c->w, (size_t)(out * in) * sizeof *m);
+    multiply(m, c->b, c->a, out, in, r, false, SCALE);
+    multiply(g, c->dy, c->x, out, in, t, true, 1);
+    double *m_t = transposed(m, out, in), *a_t = transposed(c->a, r, in);
+    multiply(c->z = zeros(t * out), c->x, m_t, t, out, in, false, 1);
+    multiply(c->dx = zeros(t * in), c->dy, m, t, in, out, false, 1);
+    multiply(c->da = zeros(r * in), c->b, g, r, in, out, true, SCALE);
+    multiply(c->db = zeros(out * r), g, a_t, out, r, in, false, SCALE);
+    free(g);
+    free(m);
+    free(m_t);
+    free(a_t);
+}
+
+static linear_case *begin(spec s)
+{
+    linear_case *c = calloc(1, sizeof *c);
+    uint64_t element = tsr_dtype_bytes(s.dtype), t = (uint64_t)s.t, r = (uint64_t)s.r;
+    assert_non_null(c);
+    c->spec = s;
+    RUN(tsr_arena_create(&c->arena, rig.device, TSR_MEMORY_DEVICE, ARENA_BYTES));
+    c->linear = (tsr_linear){.out = (uint64_t)s.out, .in = (uint64_t)s.in, .r = r, .scale = SCALE};
+    make_weight(c);
+    void *x, *a, *b;
+    c->x = numbers(&x, c, s.t * s.in, 1, 1);
+    c->dy = numbers(&c->gradients.dz, c, s.t * s.out, 1, 2);
+    c->a = numbers(&a, c, s.r * s.in, 0.1, 3);
+    c->b = numbers(&b, c, s.out * s.r, s.update, 4);
+    c->linear.a = a;
+    c->linear.b = b;
+    c->gradients.x = x;
+    c->gradients.dx = take(c, t * c->linear.in * element);
+    c->gradients.da = take(c, r * c->linear.in * sizeof(float));
+    c->gradients.db = take(c, r * c->linear.out * sizeof(float));
+    c->d_z = take(c, t * c->linear.out * element);
+    c->context = (tsr_linear_context){.kernels = rig.kernels,
+                                      .stream = rig.stream,
+                                      .dtype = s.dtype,
+                                      .tokens = s.t,
+                                      .graphs = &c->book};
+    c->context.weight = take(c, c->linear.out * c->linear.in * element);
+    c->context.low = take(c, t * r * element);
+    c->context.d_low = take(c, t * r * element);
+    make_reference(c);
+    return c;
+}
+
+static void end(linear_case *c)
+{
+    double *host[] = {c->x, c->dy, c->a, c->b, c->w, c->z, c->dx, c->da, c->db};
+    for (size_t i = 0; i < sizeof host / sizeof *host; i++)
+        free(host[i]);
+    tsr_arena_destroy(c->arena);
+    free(c);
+}
+
+/* ---- every graph ---- */
+
+/* The distance from `want` by its length. */
+static double distance(const void *device, const double *want, int64_t count, tsr_dtype dtype,
+                       double factor)
+{
+    char *raw = malloc((size_t)count * 4);
+    double length = 0, apart = 0;
+    assert_non_null(raw);
+    RUN(tsr_device_read(rig.device, raw, device, (uint64_t)count * tsr_dtype_bytes(dtype)));
+    for (int64_t i = 0; i < count; i++) {
+        float value;
+        uint16_t low;
+        memcpy(&value, raw + 4 * i * (dtype == TSR_F32), 4);
+        memcpy(&low, raw + 2 * i, 2);
+        double got = (double)(dtype == TSR_F32 ? value : tsr_bf16_to_f32(low));
+        length += factor * want[i] * factor * want[i];
+        apart += (got - factor * want[i]) * (got - factor * want[i]);
+    }
+    free(raw);
+    return length > 0 ? sqrt(apart / length) : sqrt(apart);
+}
+
+static double run_forward(linear_case *c)
+{
+    RUN(tsr_linear_forward(&c->context, &c->linear, c->gradients.x, c->d_z, NULL));
+    RUN(tsr_stream_synchronize(rig.stream));
+    return distance(c->d_z, c->z, c->spec.t * c->spec.out, c->spec.dtype, 1);
+}
+
+/* Worst of dA and dB; *dx: of dx. */
+static double run_backward(linear_case *c, double *dx)
+{
+    const spec *s = &c->spec;
+    tsr_linear_gradients *g = &c->gradients;
+    double apart[3];
+    RUN(tsr_linear_backward(&c->context, &c->linear, g));
+    RUN(tsr_stream_synchronize(rig.stream));
+    *dx = distance(g->dx, c->dx, s->t * s->in, s->dtype, 1);
+    apart[0] = distance(g->da, c->da, s->r * s->in, TSR_F32, 1);
+    apart[1] = distance(g->db, c->db, s->out * s->r, TSR_F32, 1);
+    tsr_linear_gradients more = *g; /* onto what is there; and without, which is not touched then */
+    more.add = true;
+    RUN(tsr_linear_backward(&c->context, &c->linear, &more));
+    RUN(tsr_stream_synchronize(rig.stream));
+    apart[2] = distance(g->dx, c->dx, s->t * s->in, s->dtype, 2);
+    assert_true(apart[2] < tolerance(s->dtype));
+    RUN(tsr_stream_fill(rig.stream, g->da, 0xff, (uint64_t)(s->r * s->in) * sizeof(float)));
+    RUN(tsr_stream_fill(rig.stream, g->db, 0xff, (uint64_t)(s->out * s->r) * sizeof(float)));
+    more.dx = NULL;
+    RUN(tsr_linear_backward(&c->context, &c->linear, &more));
+    RUN(tsr_stream_synchronize(rig.stream));
+    assert_true(distance(g->da, c->da, s->r * s->in, TSR_F32, 1) == apart[0]);
+    assert_true(distance(g->db, c->db, s->out * s->r, TSR_F32, 1) == apart[1]);
+    return fmax(apart[0], apart[1]);
+}
+
+/* In fp32 the merged graphs are not allowed, but must be right all the same. */
+static bool can_run(const tsr_graph_shape *shape, tsr_graph_choice choice)
+{
+    tsr_graph_shape merging = *shape;
+    merging.merges = shape->merges || shape->dtype == TSR_F32;
+    return tsr_graph_allowed(&merging, choice);
+}
+
+/* Rounded once, it is no further away than what is added to a product; of a few numbers that is chance. */
+static void expect_near(const spec *s, double apart, double plain)
+{
+    assert_true(apart < tolerance(s->dtype));
+    if (s->dtype == TSR_BF16 && s->t >= 100)
+        assert_true(apart <= 1.1 * plain);
+}
+
+static void check_graphs(spec s)
+{
+    linear_case *c = begin(s);
+    double plain[2] = {INFINITY, INFINITY}; /* z and dx by F1 and B1, the first ones */
+    int ran[2] = {0};
+    for (int i = 0; i < TSR_GRAPH_CHOICES; i++) {
+        tsr_graph_choice choice = tsr_graph_choice_at(i);
+        bool backward = tsr_graph_table[choice.graph].backward;
+        tsr_graph_shape shape = tsr_linear_graph_shape(&c->context, &c->linear, backward);
+        char name[TSR_GRAPH_NAME];
+        double apart, gradients = 0;
+        if (!can_run(&shape, choice))
+            continue;
+        tsr_graph_keep(&c->book, &shape, choice);
+        tsr_graph_name(name, choice);
+        if (backward)
+            gradients = run_backward(c, &apart);
+        else
+            apart = run_forward(c);
+        plain[backward] = fmin(plain[backward], ran[backward]++ ? INFINITY : apart);
+        print_message("[%d, %d to %d] r %d %-4s %-7s %s %.2g dA dB %.2g\n", (int)s.t, (int)s.in,
+                      (int)s.out, (int)s.r, tsr_dtype_name(s.dtype), name, backward ? "dx" : "z",
+                      apart, gradients);
+        expect_near(&s, apart, plain[backward]);
+        assert_true(gradients < tolerance(s.dtype));
+    }
+    bool merges = s.dtype == TSR_F32 || s.in % TSR_NF4_BLOCK == 0;
+    assert_true(ran[0] == 1 + merges && ran[1] >= 2 + 2 * merges);
+    end(c);
+}
+
+static void over_dtypes(void (*check)(spec), spec s)
+{
+    s.dtype = TSR_F32;
+    check(s);
+    s.dtype = TSR_BF16;
+    if (on_gpu)
+        check(s);
+}
+
+static void test_graphs(void **state)
+{
+    static const spec specs[] = {
+        {1, 64, 8, 8, TSR_F32, 0.1},        {24, 64, 48, 8, TSR_F32, 0.1},
+        {130, 192, 320, 16, TSR_F32, 0.1},  {257, 128, 1040, 24, TSR_F32, 1},
+        {96, 96, 200, 16, TSR_F32, 0.1},    {384, 512, 768, 256, TSR_F32, 0.1},
+        {200, 256, 256, 64, TSR_F32, 1e-4}, {33, 128, 64, 128, TSR_F32, 0}};
+    (void)state;
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++)
+        over_dtypes(check_graphs, specs[i]);
+}
+
+/* ---- timing ---- */
+
+static void check_timing_of(const tsr_graph_shape *shape)
+{
+    tsr_graph_choice choice, doubt[TSR_GRAPH_CHOICES];
+    double seconds[TSR_GRAPH_CHOICES];
+    void *scratch = NULL, *guard = NULL;
+    tsr_arena *arena = NULL;
+    uint64_t bytes = tsr_graph_time_bytes(shape);
+    uint8_t end[TSR_ALIGNMENT], zero[TSR_ALIGNMENT] = {0};
+    int count = tsr_graph_doubts(doubt, shape);
+    RUN(tsr_arena_create(&arena, rig.device, TSR_MEMORY_DEVICE, bytes + 2 * TSR_ALIGNMENT));
+    RUN(tsr_arena_take(&scratch, arena, "scratch", bytes));
+    RUN(tsr_arena_take(&guard, arena, "guard", TSR_ALIGNMENT));
+    const tsr_graph_bench bench = {rig.kernels, rig.stream, scratch, bytes};
+    assert_true(count >= 1 && tsr_graph_same_choice(doubt[0], tsr_graph_cheapest(shape)));
+    RUN(tsr_graph_measure(seconds, &bench, shape, doubt, count));
+    for (int i = 0; i < count; i++) {
+        assert_true(tsr_graph_allowed(shape, doubt[i]));
+        assert_true(seconds[i] > 0 && seconds[i] < 10);
+    }
+    RUN(tsr_graph_time(&choice, &bench, shape));
+    assert_true(tsr_graph_allowed(shape, choice));
+    RUN(tsr_device_read(rig.device, end, guard, sizeof end));
+    assert_memory_equal(end, zero, sizeof end); /* what lies behind is untouched */
+    const tsr_graph_bench little = {rig.kernels, rig.stream, scratch, bytes - 1};
+    assert_int_equal(tsr_graph_measure(seconds, &little, shape, doubt, 1), TSR_EINVAL);
+    assert_int_equal(tsr_graph_time_seconds(shape) > 0, count > 1);
+    tsr_arena_destroy(arena);
+}
+
+static void check_timing(spec s)
+{
+    for (int i = 0; i < 8; i++)
+        check_timing_of(&(tsr_graph_shape){.tokens = s.t,
+                                           .in = s.in,
+                                           .out = s.out,
+                                           .r = s.r,
+                                           .dtype = s.dtype,
+                                           .backward = i & 4,
+                                           .merges = i & 2 && s.dtype == TSR_BF16,
+                                           .drops = i & 1});
+}
+
+/* The first stays unless another is clearly faster. */
+static void test_fastest(void **state)
+{
+    (void)state;
+    assert_int_equal(tsr_graph_fastest((const double[]){1.00, 0.99, 1.50}, 3), 0);
+    assert_int_equal(tsr_graph_fastest((const double[]){1.00, 0.97, 0.96}, 3), 2);
+    assert_int_equal(tsr_graph_fastest((const double[]){1.00, 0.90, 0.96}, 3), 1);
+    assert_int_equal(tsr_graph_fastest((const double[]){1.00}, 1), 0);
+}
+
+static void test_timing(void **state)
+{
+    static const spec specs[] = {{32, 64, 48, 8, TSR_F32, 0}, {200, 128, 64, 64, TSR_F32, 0}};
+    (void)state;
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++)
+        over_dtypes(check_timing, specs[i]);
+}
+
+int main(int argc, char **argv)
+{
+    int count = 0;
+    on_gpu = argc > 1 && strcmp(argv[1], "cuda") == 0;
+    if (on_gpu && (tsr_device_cuda_count(&count) != TSR_OK || count == 0)) {
+        printf("skipped: %s\n", count ? "" : tsr_last_error());
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_graphs),
+        cmocka_unit_test(test_timing),
+        cmocka_unit_test(test_fastest),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
