@@ -3,7 +3,9 @@
  *
  * Split    A block has ROWS rows and keeps all of them in registers, CHUNKS chunks of 16 elements of each
  *          row to a thread: everything is read once, before the first of it is used. One barrier for the
- *          maxima of all rows, two 16-byte loads and one 16-byte store a chunk.
+ *          maxima of all rows, two 16-byte loads and one 16-byte store a chunk; the factors are read once
+ *          for ROWS rows and held: fetched again for the codes, from L1 in steps of 64 bytes, they cost
+ *          more than a second block on a multiprocessor gains.
  * Cost     bf16: 2 bytes read and 1 written an element, 4 a row; bandwidth bound.
  *
  * F32, and what is not on vectors of 16 elements or wider than a block can hold: a block a row, read twice.
@@ -53,34 +55,26 @@ static __device__ __forceinline__ float element(const raw_chunk *raw, int i, con
     return factors ? __fmul_rn(value, factor[i]) : value;
 }
 
-/* The factors come from L1, once for the largest and once for the codes: held, they would leave room for
- * half as many rows on a multiprocessor. */
-static __device__ __forceinline__ uint32_t chunk_max(const raw_chunk *raw, const float *factors,
-                                                     int64_t column, bool there)
+static __device__ __forceinline__ uint32_t chunk_max(const raw_chunk *raw, const float *factor,
+                                                     bool factors)
 {
-    float factor[CHUNK];
     uint32_t most = 0;
-    if (factors)
-        load_factors(factor, factors, column, there);
 #pragma unroll
     for (int i = 0; i < CHUNK; i++)
-        most = max(most, tsr_magnitude(element(raw, i, factor, factors != NULL)));
+        most = max(most, tsr_magnitude(element(raw, i, factor, factors)));
     return most;
 }
 
-static __device__ __forceinline__ uint4 chunk_codes(const raw_chunk *raw, const float *factors,
-                                                    int64_t column, float inverse)
+static __device__ __forceinline__ uint4 chunk_codes(const raw_chunk *raw, const float *factor,
+                                                    bool factors, float inverse)
 {
-    float factor[CHUNK];
     uint32_t word[4];
-    if (factors)
-        load_factors(factor, factors, column, true);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float v[4];
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            v[j] = __fmul_rn(element(raw, 4 * i + j, factor, factors != NULL), inverse);
+            v[j] = __fmul_rn(element(raw, 4 * i + j, factor, factors), inverse);
         word[i] = isnan(inverse) ? TSR_E4M3_NANS : tsr_e4m3x4(v[0], v[1], v[2], v[3]);
     }
     return make_uint4(word[0], word[1], word[2], word[3]);
@@ -93,7 +87,7 @@ static __device__ __forceinline__ void quantize_rows(const tsr_fp8_quantize_args
     int lane = threadIdx.x % TSR_WARP, warp = threadIdx.x / TSR_WARP;
     int64_t row = (int64_t)blockIdx.x * ROWS;
     raw_chunk raw[ROWS][CHUNKS];
-    const float *factors = FACTORS ? a->column_factor : NULL;
+    float factor[CHUNKS][CHUNK];
 #pragma unroll
     for (int r = 0; r < ROWS; r++)
 #pragma unroll
@@ -103,13 +97,17 @@ static __device__ __forceinline__ void quantize_rows(const tsr_fp8_quantize_args
                 load_chunk(a->x, (row + r) * a->d + column, row + r < a->tokens && column < a->d);
         }
 #pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        int64_t column = ((int64_t)c * blockDim.x + threadIdx.x) * CHUNK;
+        if (FACTORS)
+            load_factors(factor[c], a->column_factor, column, column < a->d);
+    }
+#pragma unroll
     for (int r = 0; r < ROWS; r++) {
         uint32_t most = 0;
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c++) {
-            int64_t column = ((int64_t)c * blockDim.x + threadIdx.x) * CHUNK;
-            most = max(most, chunk_max(&raw[r][c], factors, column, column < a->d));
-        }
+        for (int c = 0; c < CHUNKS; c++)
+            most = max(most, chunk_max(&raw[r][c], factor[c], FACTORS));
         most = tsr_warp_max(most);
         if (lane == 0)
             warp_max[r][warp] = most;
@@ -128,13 +126,13 @@ static __device__ __forceinline__ void quantize_rows(const tsr_fp8_quantize_args
             int64_t column = ((int64_t)c * blockDim.x + threadIdx.x) * CHUNK;
             if (column < a->d)
                 *(uint4 *)(a->out + (row + r) * a->d + column) =
-                    chunk_codes(&raw[r][c], factors, column, inverse);
+                    chunk_codes(&raw[r][c], factor[c], FACTORS, inverse);
         }
     }
 }
 
 #define QUANTIZE_KERNEL(name, rows, chunks, factors)                                               \
-    static __global__ void __launch_bounds__(MOST_THREADS, 2)                                      \
+    static __global__ void __launch_bounds__(MOST_THREADS)                                         \
         name(const __grid_constant__ tsr_fp8_quantize_args a)                                      \
     {                                                                                              \
         tsr_kernel_begin();                                                                        \
@@ -144,8 +142,8 @@ static __device__ __forceinline__ void quantize_rows(const tsr_fp8_quantize_args
 QUANTIZE_KERNEL(narrow, 4, 1, false)
 QUANTIZE_KERNEL(middle, 2, 2, false)
 QUANTIZE_KERNEL(wide, 1, 4, false)
-QUANTIZE_KERNEL(narrow_with_factor, 2, 1, true)
-QUANTIZE_KERNEL(middle_with_factor, 1, 2, true)
+QUANTIZE_KERNEL(narrow_with_factor, 4, 1, true)
+QUANTIZE_KERNEL(middle_with_factor, 2, 2, true)
 QUANTIZE_KERNEL(wide_with_factor, 1, 4, true)
 
 typedef void quantize_kernel(const tsr_fp8_quantize_args a);
@@ -157,13 +155,6 @@ static quantize_kernel *kernel_of(int chunks, bool factors)
     if (chunks == 2)
         return factors ? middle_with_factor : middle;
     return factors ? wide_with_factor : wide;
-}
-
-/* Rows of a block: fewer with factors, which take registers too. */
-static int rows_of(int chunks, bool factors)
-{
-    int rows = (factors ? HELD / 2 : HELD) / chunks;
-    return rows ? rows : 1;
 }
 
 /* Of a row a thread, 1, 2 or 4; 0: too wide. */
@@ -210,8 +201,7 @@ extern "C" tsr_status tsr_fp8_quantize_cuda(tsr_stream *stream, const tsr_fp8_qu
     if (args->dtype == TSR_BF16 && aligned && args->d % CHUNK == 0 && chunks) {
         int threads = (int)tsr_blocks(args->d, (int64_t)CHUNK * chunks * TSR_WARP) * TSR_WARP;
         quantize_kernel *quantize = kernel_of(chunks, args->column_factor != NULL);
-        TSR_LAUNCH(quantize, tsr_blocks(args->tokens, rows_of(chunks, args->column_factor)),
-                   threads, stream, *args);
+        TSR_LAUNCH(quantize, tsr_blocks(args->tokens, HELD / chunks), threads, stream, *args);
     } else {
         TSR_LAUNCH(quantize_each, (unsigned)args->tokens, EACH_THREADS, stream, *args);
     }

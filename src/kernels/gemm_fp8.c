@@ -5,6 +5,10 @@
  *
  * C^T = B A^T of cuBLASLt: its A is our B, transposed, and its B our A, which is the one layout that e4m3
  * has on Hopper. Where a matmul has no scale_b, it gets ones: both scales are vectors, or neither.
+ *
+ * Finer scales, one for 128 elements of x and one for 128 x 128 of W, are slower (bench_ops, "fp8 by tiles", an
+ * H200 with CUDA 13.0: 905 us for [8192, 14336] by 4096, where a scale a row takes 815, `fast` 724 and bf16
+ * 1424), and have no `fast`.
  */
 #include "kernels/gemm_cublaslt.h"
 
