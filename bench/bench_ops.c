@@ -10,10 +10,11 @@
  * idle stream; the median of several. Where kernels start early (src/kernels/cuda.cuh) a launch comes in
  * while the one before it ends, as in a step, and reads nothing before that has ended.
  */
-#include "base/clock.h"
 #include "kernels/kernels.h"
 #include "model.h"
+#include "ops_fp8.h"
 #include "ops_memory.h"
+#include "ops_report.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -28,58 +29,12 @@
 #define HK 8
 #define HD 128
 
-#define SAMPLES  11
-#define SAMPLE_S 2e-3
-#define SETS     4 /* together larger than L2 */
-
-typedef tsr_status op_run(const void *args);
+#define SETS 4 /* together larger than L2 */
 
 static tsr_device *device;
 static tsr_stream *stream;
 static const tsr_kernels *kernels;
-static double gemm_roof = 700e12, copy_roof = 4.1e12;
 static const char *only;
-static json_t *ops;
-
-/* ---- timing ---- */
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double launches_seconds(op_run *run, const char *args, uint64_t stride, int sets, int count)
-{
-    double before = tsr_now();
-    for (int i = 0; i < count; i++)
-        ops_must(run(args + stride * (uint64_t)(i % sets)), "an op");
-    ops_must(tsr_stream_synchronize(stream), "an op");
-    return tsr_now() - before;
-}
-
-/* `args`: `sets` of them, `stride` bytes apart. The median's seconds; 0 for an op that is not wanted. */
-static double report(const char *name, const char *shape, double bytes, double flops, op_run *run,
-                     const void *args, uint64_t stride, int sets)
-{
-    double sample[SAMPLES];
-    if (only && !strstr(name, only))
-        return 0;
-    launches_seconds(run, args, stride, sets, sets);
-    double once = launches_seconds(run, args, stride, sets, 10) / 10;
-    int launches = (int)fmin(SAMPLE_S / once + 1, 1000);
-    for (int i = 0; i < SAMPLES; i++)
-        sample[i] = launches_seconds(run, args, stride, sets, launches) / launches;
-    qsort(sample, SAMPLES, sizeof *sample, compare);
-    double s = sample[SAMPLES / 2], floor = fmax(bytes / copy_roof, flops / gemm_roof);
-    fprintf(stderr, "%-26s %-22s %9.1f us %7.0f GB/s %7.1f TFLOP/s  %.3f\n", name, shape, 1e6 * s,
-            1e-9 * bytes / s, 1e-12 * flops / s, floor / s);
-    json_array_append_new(ops, json_pack("{ss ss sf sf sf sf sf sf}", "op", name, "shape", shape,
-                                         "us", 1e6 * s, "us_min", 1e6 * sample[0], "us_max",
-                                         1e6 * sample[SAMPLES - 1], "gb_s", 1e-9 * bytes / s,
-                                         "tflop_s", 1e-12 * flops / s, "of_roof", floor / s));
-    return s;
-}
 
 #define RUN_OP(op)                                                                                 \
     static tsr_status run_##op(const void *args)                                                   \
@@ -114,7 +69,7 @@ RUN_OP(grad_norm)
 RUN_OP(adamw)
 
 #define REPORT(op, name, shape, bytes, flops, args)                                                \
-    report(name, shape, bytes, flops, run_##op, &(args), sizeof(args), 1)
+    ops_report(name, shape, bytes, flops, run_##op, &(args), sizeof(args), 1)
 
 static const char *shape_text(int64_t a, int64_t b, int64_t c)
 {
@@ -161,9 +116,9 @@ static void nf4(int64_t rows, int64_t columns, bool factor)
         args[i] = nf4_codes(rows, columns);
         args[i].row_factor = factor ? ops_f32(rows) : NULL;
     }
-    report(factor ? "nf4_dequant with factor" : "nf4_dequant", shape_text(rows, columns, 0),
-           (double)(rows * columns) * (2.5 + 1.0 / 64), 0, run_nf4_dequant, args, sizeof *args,
-           SETS);
+    ops_report(factor ? "nf4_dequant with factor" : "nf4_dequant", shape_text(rows, columns, 0),
+               (double)(rows * columns) * (2.5 + 1.0 / 64), 0, run_nf4_dequant, args, sizeof *args,
+               SETS);
 }
 
 static void nf4_merged(int64_t rows, int64_t columns, int64_t r)
@@ -176,9 +131,9 @@ static void nf4_merged(int64_t rows, int64_t columns, int64_t r)
                                        .b = ops_bf16(rows * r),
                                        .r = r,
                                        .scale = 2};
-    report("nf4_merge", shape_text(rows, columns, r),
-           (double)(rows * columns) * (2.5 + 1.0 / 64) + 2.0 * (double)(r * (rows + columns)),
-           2.0 * (double)(rows * columns * r), run_nf4_merge, args, sizeof *args, SETS);
+    ops_report("nf4_merge", shape_text(rows, columns, r),
+               (double)(rows * columns) * (2.5 + 1.0 / 64) + 2.0 * (double)(r * (rows + columns)),
+               2.0 * (double)(rows * columns * r), run_nf4_merge, args, sizeof *args, SETS);
 }
 
 /* Loading: a weight of bf16 values, and its scales. */
@@ -195,8 +150,8 @@ static void nf4_loading(int64_t rows, int64_t columns)
                                           .values = ops_bf16(count),
                                           .count = count,
                                           .dtype = TSR_BF16};
-    report("nf4_quantize", shape_text(rows, columns, 0), (double)count * (2.5 + 4.0 / 64), 0,
-           run_nf4_quantize, args, sizeof *args, SETS);
+    ops_report("nf4_quantize", shape_text(rows, columns, 0), (double)count * (2.5 + 4.0 / 64), 0,
+               run_nf4_quantize, args, sizeof *args, SETS);
     tsr_nf4_nest_args nest = {.q = ops_take((uint64_t)blocks),
                               .nested_absmax = ops_take((uint64_t)blocks / 256 * sizeof(float) + 4),
                               .offset = ops_take(sizeof(float)),
@@ -205,8 +160,8 @@ static void nf4_loading(int64_t rows, int64_t columns)
                               .scratch = ops_take(TSR_NF4_NEST_WORDS * sizeof(int64_t)),
                               .blocks = blocks,
                               .count = blocks};
-    report("nf4_nest", shape_text(rows, columns, 0), (double)blocks * (9 + 4.0 / 256), 0,
-           run_nf4_nest, &nest, sizeof nest, 1);
+    ops_report("nf4_nest", shape_text(rows, columns, 0), (double)blocks * (9 + 4.0 / 256), 0,
+               run_nf4_nest, &nest, sizeof nest, 1);
 }
 
 static void norms(void)
@@ -481,8 +436,8 @@ static double gemm(const char *name, int64_t m, int64_t n, int64_t k, int transp
                                   .dtype = TSR_BF16,
                                   .c_dtype = wide ? TSR_F32 : TSR_BF16};
     double out = (wide ? 4.0 : 2.0) * (beta != 0 ? 2 : 1) * (double)m * (double)n;
-    return report(name, shape_text(m, n, k), 2.0 * (double)(m * k + k * n) + out,
-                  2.0 * (double)m * (double)n * (double)k, run_gemm, args, sizeof *args, sets);
+    return ops_report(name, shape_text(m, n, k), 2.0 * (double)(m * k + k * n) + out,
+                      2.0 * (double)m * (double)n * (double)k, run_gemm, args, sizeof *args, sets);
 }
 
 /* One pass over dY for dB and dS, and beside it the two matmuls, which are held against the same bytes. */
@@ -506,12 +461,12 @@ static void low_rank_backward(int64_t out, int64_t r)
                                                .dtype = TSR_BF16};
     double moved = 2.0 * (double)(T * out + 2 * T * r + out * r) + 4.0 * (double)(out * r);
     double flops = 4.0 * (double)T * (double)(out * r);
-    report("low_rank_backward", shape_text(T, out, r), moved, flops, run_low_rank_backward, args,
-           sizeof *args, SETS);
+    ops_report("low_rank_backward", shape_text(T, out, r), moved, flops, run_low_rank_backward,
+               args, sizeof *args, SETS);
     for (int i = 0; i < SETS; i++)
         args[i].scratch_bytes = 0;
-    report("low_rank_backward in two", shape_text(T, out, r), moved, flops, run_low_rank_backward,
-           args, sizeof *args, SETS);
+    ops_report("low_rank_backward in two", shape_text(T, out, r), moved, flops,
+               run_low_rank_backward, args, sizeof *args, SETS);
 }
 
 static void matmuls(void)
@@ -560,13 +515,10 @@ static void head(int64_t rows, int64_t count)
     products += gemm("gemm of head_chunk, dh", rows, D, count, 0, 0);
     if (products <= 0)
         return;
-    fprintf(stderr, "%-26s %-22s %48.3f\n", "head_chunk, of its matmuls",
-            shape_text(rows, count, D), products / all);
-    json_array_append_new(ops, json_pack("{ss ss sf}", "op", "head_chunk", "shape",
-                                         shape_text(rows, count, D), "of_matmuls", products / all));
+    ops_report_share("head_chunk, of its matmuls", shape_text(rows, count, D), products / all);
 }
 
-static void attention(void)
+static void attention(json_t *ops)
 {
     const int64_t lengths[] = {2048, 4096, 8192};
     for (int i = 0; i < 3 && (!only || strstr("attention", only)); i++) {
@@ -611,12 +563,14 @@ static void run_all(void)
     low_rank_backward(D, 16);
     low_rank_backward(F, 16);
     matmuls();
+    ops_fp8(device, stream, kernels);
     head(T, 16384);
 }
 
-static void measure(void)
+static void measure(json_t *ops, ops_roofs roof)
 {
     ops_open(&device, &stream);
+    ops_report_into(ops, stream, roof, only);
     ops_must(tsr_kernels_open(&kernels, device), "the kernels");
     run_all();
     ops_close();
@@ -624,6 +578,8 @@ static void measure(void)
 
 int main(int count, char **arguments)
 {
+    ops_roofs roof = {700e12, 4.1e12};
+    json_t *ops = json_array();
     for (int i = 1; i + 1 < count; i += 2) {
         json_t *roofs = NULL;
         if (!strcmp(arguments[i], "--only"))
@@ -632,16 +588,15 @@ int main(int count, char **arguments)
             roofs = json_load_file(arguments[i + 1], 0, NULL);
         double gemm_rate = json_number_value(json_object_get(roofs, "gemm_tflop_s"));
         double copy_rate = json_number_value(json_object_get(roofs, "copy_gb_s"));
-        gemm_roof = gemm_rate > 0 ? 1e12 * gemm_rate : gemm_roof;
-        copy_roof = copy_rate > 0 ? 1e9 * copy_rate : copy_roof;
+        roof.gemm = gemm_rate > 0 ? 1e12 * gemm_rate : roof.gemm;
+        roof.copy = copy_rate > 0 ? 1e9 * copy_rate : roof.copy;
         json_decref(roofs);
     }
-    ops = json_array();
-    measure();
-    attention();
+    measure(ops, roof);
+    attention(ops);
     json_t *all =
         json_pack("{ss ss sf sf so}", "bench", "ops", "device", tsr_device_description(device),
-                  "gemm_tflop_s", 1e-12 * gemm_roof, "copy_gb_s", 1e-9 * copy_roof, "ops", ops);
+                  "gemm_tflop_s", 1e-12 * roof.gemm, "copy_gb_s", 1e-9 * roof.copy, "ops", ops);
     char *line = json_dumps(all, JSON_COMPACT | JSON_REAL_PRECISION(6));
     puts(line);
     free(line);

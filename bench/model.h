@@ -69,7 +69,7 @@ typedef struct {
     double host_traffic; /* bytes that a step copies to the device on this rank */
     double dropout;
     tsr_dtype dtype;
-    bool cuda, nf4;
+    bool cuda, nf4, fp8;
     json_t *timeline; /* NULL: not asked for */
     char device[256];
 } bench_result;

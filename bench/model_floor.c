@@ -66,7 +66,7 @@ static double set_linears(tsr_work_layer *layer, const bench_run *run, const ben
 static void sum_floor(floor_sum *sum, const bench_run *run, const bench_result *r)
 {
     const bench_shape *s = &run->shape;
-    tsr_work_layer layer = {.element = 2};
+    tsr_work_layer layer = {.element = 2, .fp8 = r->fp8};
     double elements = set_linears(&layer, run, r);
     layer.pairs = count_pairs(&layer.tokens, run);
     for (int i = 0; i < s->layers; i++) {
@@ -104,7 +104,8 @@ int bench_floor_add(json_t *all, const bench_run *run, const bench_result *r, do
     json_error_t error;
     json_t *roofs = json_load_file(run->roofs, 0, &error);
     double forward = 0, backward = 0;
-    if (!roofs || roof(roofs, "gemm_tflop_s") <= 0 || roof(roofs, "copy_gb_s") <= 0) {
+    if (!roofs || roof(roofs, "gemm_tflop_s") <= 0 || roof(roofs, "copy_gb_s") <= 0 ||
+        (r->fp8 && roof(roofs, "fp8_gemm_tflop_s") <= 0)) {
         fprintf(stderr, "bench_model: %s: %s\n", run->roofs, roofs ? "no roofs" : error.text);
         json_decref(roofs);
         return -1;
@@ -117,18 +118,19 @@ int bench_floor_add(json_t *all, const bench_run *run, const bench_result *r, do
     floor_sum sum = {.rates = {.matmul = 1e12 * roof(roofs, "gemm_tflop_s"),
                                .copy = 1e9 * roof(roofs, "copy_gb_s"),
                                .attention_forward = forward,
-                               .attention_backward = backward}};
+                               .attention_backward = backward,
+                               .matmul_fp8 = 1e12 * roof(roofs, "fp8_gemm_tflop_s")}};
     sum_floor(&sum, run, r);
     double floor = sum.seconds, h2d = 1e9 * roof(roofs, "h2d_gb_s");
     double copy_s = h2d > 0 ? r->host_traffic / h2d : 0, bound = copy_s > floor ? copy_s : floor;
     json_t *terms = print_terms(sum.term);
-    json_object_set_new(all, "floor",
-                        json_pack("{sf sf sf sf sf sf sf so}", "floor_ms", 1e3 * floor,
-                                  "gemm_tflop_s", roof(roofs, "gemm_tflop_s"), "copy_gb_s",
-                                  roof(roofs, "copy_gb_s"), "attention_forward_tflop_s",
-                                  1e-12 * forward, "attention_backward_tflop_s", 1e-12 * backward,
-                                  "h2d_gb_s", 1e-9 * h2d, "h2d_ms", 1e3 * copy_s, "terms_ms",
-                                  terms));
+    json_object_set_new(
+        all, "floor",
+        json_pack("{sf sf sf sf sf sf sf sf so}", "floor_ms", 1e3 * floor, "gemm_tflop_s",
+                  roof(roofs, "gemm_tflop_s"), "fp8_gemm_tflop_s", roof(roofs, "fp8_gemm_tflop_s"),
+                  "copy_gb_s", roof(roofs, "copy_gb_s"), "attention_forward_tflop_s",
+                  1e-12 * forward, "attention_backward_tflop_s", 1e-12 * backward, "h2d_gb_s",
+                  1e-9 * h2d, "h2d_ms", 1e3 * copy_s, "terms_ms", terms));
     json_object_set_new(all, "sol", json_real(floor / step_s));
     json_object_set_new(all, "of_bound", json_real(step_s / bound));
     fprintf(stderr, "  floor %.2f ms, host to device %.2f ms: SOL %.3f, step / bound %.3f\n",

@@ -66,6 +66,7 @@ static void describe(bench_result *out, const tsr_job *job)
     const tsr_decision *d = &job->decision;
     out->dtype = job->inputs.compute;
     out->cuda = job->inputs.cuda;
+    out->fp8 = d->model.fp8;
     out->arena_planned = d->memory.total[TSR_PLACE_DEVICE];
     out->host_bytes = d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE];
     out->resident = d->resident_count;

@@ -3,11 +3,11 @@
  *
  *     bench_roofs [--seconds S] [--tokens T] [--device N] [--all] > roofs.json
  *
- * bf16 matmuls on random data at the shapes of an 8B layer and as a cube of 8192, each for S seconds
+ * bf16 and fp8 matmuls on random data at the shapes of an 8B layer and as a cube of 8192, each for S seconds
  * (2) after a warm-up; copies of 1 GiB by an op and by the copy engine (bytes read + written), pinned
  * host memory to and from the device, one direction at a time.
  *
- * gemm_tflop_s, copy_gb_s: the largest of each kind; the roofs of the floor (bench_model). --all: the small shapes too.
+ * gemm_tflop_s, fp8_gemm_tflop_s, copy_gb_s: the largest of each kind; the roofs of the floor (bench_model). --all: the small shapes too.
  */
 #include "kernels/roofs.h"
 
@@ -59,6 +59,30 @@ static void measure_matmuls(tsr_roofs *roofs, int64_t tokens, double seconds, bo
         most = roof.rate > most ? roof.rate : most;
     }
     printf("],\"gemm_tflop_s\":%.1f,\n", 1e-12 * most);
+}
+
+/* The same of the base's matmuls in e4m3, as they are run: a row of w for each output, forward and
+ * backward. Nothing where the card or the library has none. */
+static void measure_fp8(tsr_roofs *roofs, int64_t tokens, double seconds)
+{
+    const named_shape shapes[] = {{"gate, up", {tokens, 14336, 4096, true, TSR_F8_E4M3}},
+                                  {"down", {tokens, 4096, 14336, true, TSR_F8_E4M3}},
+                                  {"cube", {8192, 8192, 8192, true, TSR_F8_E4M3}},
+                                  {"q, o", {tokens, 4096, 4096, true, TSR_F8_E4M3}}};
+    double most = 0;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        tsr_roof roof;
+        tsr_status status = tsr_roofs_matmul(&roof, roofs, &shapes[i].shape, seconds);
+        if (status == TSR_EUNSUPPORTED) {
+            fprintf(stderr, "fp8 gemm: %s\n", tsr_last_error());
+            return;
+        }
+        if (status < 0)
+            die();
+        fprintf(stderr, "fp8 gemm %-12s %6.1f TFLOP/s\n", shapes[i].name, 1e-12 * roof.rate);
+        most = roof.rate > most ? roof.rate : most;
+    }
+    printf("\"fp8_gemm_tflop_s\":%.1f,\n", 1e-12 * most);
 }
 
 static void measure_copies(tsr_roofs *roofs)
@@ -114,6 +138,7 @@ int main(int count, char **arguments)
     printf("{\"bench\":\"roofs\",\"device\":\"%s\",\"tokens\":%lld,\"seconds\":%.1f,\n",
            tsr_device_description(device), (long long)tokens, seconds);
     measure_matmuls(roofs, tokens, seconds, all);
+    measure_fp8(roofs, tokens, seconds);
     measure_copies(roofs);
     printf("}\n");
     tsr_roofs_close(roofs);

@@ -28,6 +28,10 @@ largest over them. It fails (exit status 1) where
 Ours' logits are the rows before the head times the head in float64: the program holds no logits, its own are fp32 sums.
 PEFT's are the bf16 logits its users get; "rows" (told, not judged) is the error just before the head.
 
+With --fp8 ours is computed with base_compute: fp8, and all are held against another reference, with the weights as they
+were before NF4: no error but the loss's may be above FP8_SLACK times that of the float64 reference on NF4's values,
+which is what NF4 alone costs.
+
   tools/accuracy_gpu.py --build build-gpu --out accuracy.json
   tools/accuracy_gpu.py --build build --backend cpu --device cpu --shapes tiny --peft plain --dtypes float32
 Needs torch, transformers, peft, safetensors, bitsandbytes (tools/compare_deps), and ninja step_dump.
@@ -62,6 +66,8 @@ FLOAT32_LIMIT = 1e-5
 # are of the same library on the same card. Of two kernels one may add in two parts and the other in one: sqrt(2),
 # rounded up.
 FLOAT32_SLACK = 1.5
+# e4m3 adds about 3.7 % of independent error (2.6 % of the weights, as much of x) to the 10 % of NF4: 1.07.
+FP8_SLACK = 1.15
 
 
 # ---- inputs ----
@@ -234,7 +240,7 @@ def run_ours(torch, a, files, dtype, ids, reference):
         f.write("dataset_format: pretokenized\nshuffle: false\nmax_length: %d\n" % ids.shape[1])
         f.write("per_device_train_batch_size: %d\ntotal_batch_size: %d\n" % (ids.shape[0], ids.shape[0]))
         f.write("max_steps: 1\nlr_scheduler_type: constant\nmax_grad_norm: 0\ngradient_checkpointing: none\n")
-        f.write("backend: %s\ndtype: %s\n" % (a.backend, dtype))
+        f.write("backend: %s\ndtype: %s\nbase_compute: %s\n" % (a.backend, dtype, "fp8" if a.fp8 else "dtype"))
         f.write("output_dir: \"%s/out\"\noverwrite_output_dir: true\n" % files)
     dump = os.path.join(files, "step.safetensors")
     if a.device == "cuda":
@@ -311,6 +317,13 @@ def judge_float32(case, ours, pytorch):
     return worse
 
 
+def judge_fp8(case, ours, nf4):
+    """Texts of what is further off than NF4 alone allows."""
+    return ["%s fp8: %s %.3e, NF4 alone %.3e" % (case, group, norm, nf4[group][0])
+            for group, (norm, _) in ours.items()
+            if not group.startswith("loss") and not norm <= FP8_SLACK * nf4[group][0]]
+
+
 def show(name, ours, theirs, tensors):
     """Lines of the table."""
     for group in ("rows", "logits", "nll", "loss", "dA", "dB", "dm"):
@@ -335,6 +348,18 @@ def numbers(group_errors):
 
 # ---- a case ----
 
+def one_fp8_case(torch, a, state, name, case, adapters, of_nf4):
+    """The same with an fp8 base."""
+    ids = state["ids"]
+    want = run_reference(state["unquantized"], adapters, ids)
+    nf4, nf4_tensors = errors(of_nf4, want)
+    got = run_ours(torch, a, state["files"], "bfloat16" if a.backend == "cuda" else "float32", ids, state["reference"])
+    ours, tensors = errors(got, want)
+    show(name + " fp8, NF4", ours, nf4, {n: (tensors[n], nf4_tensors[n]) for n in tensors})
+    return {"case": name, "reference_loss": want["loss"], "fp8": numbers(ours), "nf4": numbers(nf4),
+            "worse": judge_fp8(name, ours, nf4)}
+
+
 def one_case(torch, a, state, shape, case):
     """Runs it, prints its lines, returns its record."""
     begin = time.perf_counter()
@@ -343,6 +368,8 @@ def one_case(torch, a, state, shape, case):
     adapters = make_adapter(torch, a, case, reference, state["config"])
     write_adapter(os.path.join(files, "adapter"), case, adapters)
     want = run_reference(reference, adapters, ids)
+    if a.fp8:
+        return one_fp8_case(torch, a, state, name, case, adapters, want)
     record = {"shape": shape, "case": case["kind"] + str(case["r"]), "reference_loss": want["loss"], "worse": []}
     theirs, their_tensors = None, {}
     if base is not None:
@@ -401,8 +428,9 @@ def prepare(torch, a, shape, files):
     if a.peft != "none":
         base = peft_bnb.base_model(os.path.join(files, "model"), weights, quantized, a.device, a.peft)
     exact = {n: (quantized[n].dequantized() if n in quantized else w).double() for n, w in weights.items()}
-    return {"config": config, "reference": Model(config, exact), "base": base, "ids": ids.to(a.device),
-            "files": files}
+    unquantized = Model(config, {n: w.double() for n, w in weights.items()}) if a.fp8 else None
+    return {"config": config, "reference": Model(config, exact), "unquantized": unquantized, "base": base,
+            "ids": ids.to(a.device), "files": files}
 
 
 def parse():
@@ -421,12 +449,14 @@ def parse():
     p.add_argument("--backend", default="cuda", help="of Tessera")
     p.add_argument("--peft", default="bitsandbytes", choices=("bitsandbytes", "plain", "none"),
                    help="plain: bf16 linears of the same values")
+    p.add_argument("--fp8", action="store_true", help="base_compute: fp8, against what NF4 alone costs")
     p.add_argument("--scratch", help="parent of the run's files [$TMPDIR or /tmp]")
     p.add_argument("--out")
     p.add_argument("keys", nargs="*", metavar="key=value", help="more of the job's configuration")
     a = p.parse_args()
     cases = [re.fullmatch(r"(lora|dora|gate)(\d+)", c) or p.error("--cases: %s" % c) for c in a.cases.split(",")]
     a.cases = [{"kind": c[1], "r": int(c[2])} for c in cases]
+    a.peft = "none" if a.fp8 else a.peft
     a.check, a.dtypes, a.shapes = a.check.split(","), a.dtypes.split(","), a.shapes.split(",")
     return a
 
@@ -457,7 +487,8 @@ def main():
             gc.collect()
     for text in all_["worse"]:
         print("WORSE " + text)
-    print("accuracy: %s" % ("%d worse" % len(all_["worse"]) if all_["worse"] else "nothing is worse than PEFT's, or PyTorch's in fp32"))
+    right = "nothing is worse than %s" % ("NF4 allows" if a.fp8 else "PEFT's, or PyTorch's in fp32")
+    print("accuracy: %s" % ("%d worse" % len(all_["worse"]) if all_["worse"] else right))
     return bool(all_["worse"])
 
 

@@ -1,4 +1,4 @@
-#include "adapters/linear.h"
+#include "adapters/linear_fp8.h"
 
 /* C[m, n] = alpha op(A) op(B) + beta C, dense. */
 static tsr_status matmul(const tsr_linear_context *context, tsr_gemm_args args)
@@ -53,7 +53,7 @@ tsr_graph_shape tsr_linear_graph_shape(const tsr_linear_context *context, const 
                              .r = (int64_t)linear->r,
                              .dtype = context->dtype,
                              .backward = backward,
-                             .merges = !linear->weight.data && fused,
+                             .merges = !linear->weight.data && fused && !context->fp8.on,
                              .drops = linear->drops};
 }
 
@@ -109,6 +109,44 @@ static tsr_status project_back(const tsr_linear_context *context, void *dx, cons
                                            .alpha = alpha,
                                            .beta = beta,
                                            .c_dtype = context->dtype});
+}
+
+/* The base's weight for one of its matmuls, forward or backward; in fp8 in context->fp8. */
+static tsr_status base_weight(const void **w, const tsr_linear_context *context,
+                              const tsr_linear *linear, bool backward)
+{
+    tsr_nf4_dequant_args codes = codes_of(context, linear);
+    *w = NULL;
+    return context->fp8.on ? tsr_linear_fp8_weight(context, &codes, backward)
+                           : tsr_linear_weight(w, context, linear);
+}
+
+/* The weight that DoRA's norm is of: in fp8 without its scales. */
+static tsr_status norm_weight(const void **w, const tsr_linear_context *context,
+                              const tsr_linear *linear)
+{
+    tsr_nf4_dequant_args codes = codes_of(context, linear);
+    *w = codes.out;
+    return context->fp8.on ? tsr_linear_fp8_values(context, &codes)
+                           : tsr_linear_weight(w, context, linear);
+}
+
+/* z = W x + beta z. */
+static tsr_status base_forward(const tsr_linear_context *context, const tsr_linear *linear, void *z,
+                               const void *x, const void *w, float beta)
+{
+    if (context->fp8.on) /* of the x that was put there last */
+        return tsr_linear_fp8_forward(context, linear, z, beta);
+    return project(context, z, x, w, linear->out, linear->in, 1, beta);
+}
+
+/* dx = W^T dz + beta dx. */
+static tsr_status base_backward(const tsr_linear_context *context, const tsr_linear *linear,
+                                void *dx, const void *dz, const void *w, float beta)
+{
+    if (context->fp8.on)
+        return tsr_linear_fp8_backward(context, linear, dx, dz, beta);
+    return project_back(context, dx, dz, w, linear->out, linear->in, 1, beta);
 }
 
 /* dw [rows, columns] fp32 = dy^T x: the gradient of project's w. */
@@ -228,7 +266,7 @@ tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linea
         TSR_TRY(merged_weight(&w, context, linear));
         return project(context, z, x, w, out, in, 1, 0);
     }
-    TSR_TRY(tsr_linear_weight(&w, context, linear));
+    TSR_TRY(base_weight(&w, context, linear, false));
     if (r && linear->drops) {
         TSR_TRY(drop(context, linear, context->dropped, x, false));
         input = context->dropped;
@@ -239,10 +277,12 @@ tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linea
         /* The small product first: what is rounded to the compute dtype in between is not W x. */
         if (r)
             TSR_TRY(project(context, z, context->low, linear->b, out, r, (float)linear->scale, 0));
-        return project(context, z, x, w, out, in, 1, r > 0);
+        return base_forward(context, linear, z, x, w, r > 0);
     }
-    TSR_TRY(project(context, y, x, w, out, in, 1, 0));
-    TSR_TRY(project(context, z, input, w, out, in, 1, 0));
+    TSR_TRY(tsr_linear_input(context, input, (int64_t)in));
+    TSR_TRY(base_forward(context, linear, z, input, w, 0));
+    TSR_TRY(tsr_linear_input(context, x, (int64_t)in)); /* as it was: others read x too */
+    TSR_TRY(base_forward(context, linear, y, x, w, 0));
     TSR_TRY(project(context, context->lora, context->low, linear->b, out, r, 1, 0));
     return context->kernels->compose(context->stream,
                                      &(tsr_compose_args){.base = y,
@@ -281,9 +321,9 @@ static tsr_status backward_composed(const tsr_linear_context *context, const tsr
     TSR_TRY(adapter_backward(context, linear, gradients, context->lora, context->dropped, 1));
     if (!gradients->dx)
         return TSR_OK;
-    TSR_TRY(tsr_linear_weight(&w, context, linear));
-    TSR_TRY(project_back(context, gradients->dx, gradients->dz, w, out, in, 1, gradients->add));
-    TSR_TRY(project_back(context, context->d_dropped, gradients->z, w, out, in, 1, 0));
+    TSR_TRY(base_weight(&w, context, linear, true));
+    TSR_TRY(base_backward(context, linear, gradients->dx, gradients->dz, w, gradients->add));
+    TSR_TRY(base_backward(context, linear, context->d_dropped, gradients->z, w, 0));
     TSR_TRY(project_back(context, context->d_dropped, context->d_low, linear->a, r, in, 1, 1));
     return drop(context, linear, gradients->dx, context->d_dropped, true);
 }
@@ -309,13 +349,13 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
         TSR_TRY(merged_weight(&w, context, linear));
         return project_back(context, gradients->dx, gradients->dz, w, out, in, 1, gradients->add);
     }
-    TSR_TRY(tsr_linear_weight(&w, context, linear));
+    TSR_TRY(base_weight(&w, context, linear, true));
     bool small_first = r && !linear->drops;
     if (small_first)
         TSR_TRY(project_back(context, gradients->dx, context->d_low, linear->a, r, in, 1,
                              gradients->add));
-    TSR_TRY(project_back(context, gradients->dx, gradients->dz, w, out, in, 1,
-                         gradients->add || small_first));
+    TSR_TRY(base_backward(context, linear, gradients->dx, gradients->dz, w,
+                          gradients->add || small_first));
     if (!r || !linear->drops)
         return TSR_OK;
     TSR_TRY(project_back(context, context->d_dropped, context->d_low, linear->a, r, in, 1, 0));
@@ -352,9 +392,10 @@ tsr_status tsr_linear_norm(const tsr_linear_context *context, const tsr_linear *
                            const tsr_linear_norm_args *args)
 {
     const void *w;
+    const float *row_scale = context->fp8.on ? context->fp8.weight_scale : NULL;
     const tsr_kernels *kernels = context->kernels;
     int64_t out = (int64_t)linear->out, in = (int64_t)linear->in, r = (int64_t)linear->r;
-    TSR_TRY(tsr_linear_weight(&w, context, linear));
+    TSR_TRY(norm_weight(&w, context, linear));
     if (!args->known)
         TSR_TRY(kernels->row_square_norm(context->stream,
                                          &(tsr_row_square_norm_args){.out = args->squares,
@@ -387,6 +428,7 @@ tsr_status tsr_linear_norm(const tsr_linear_context *context, const tsr_linear *
                                                                      .squares = args->squares,
                                                                      .u = args->u,
                                                                      .bg = args->bg,
+                                                                     .row_scale = row_scale,
                                                                      .b = linear->b,
                                                                      .rows = out,
                                                                      .r = r,

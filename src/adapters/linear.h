@@ -17,6 +17,10 @@
  * here it is done. W + s B A is then one weight: one matmul gives z, one dx, and nothing is added to
  * either afterwards.
  *
+ * With an fp8 base (base_compute: fp8) W x and W^T dz are matmuls in e4m3, of W with a scale for each
+ * of its rows, x and dz with one for each token; all else is as above, with the weight that e4m3 can hold
+ * wherever W stands, in DoRA's norms too. The scales of W are part of what is quantized of dz.
+ *
  * Cost     that of the graphs, and of making the weight from its codes, once per call: a frozen W has no
  *          gradient.
  */
@@ -57,6 +61,15 @@ static inline bool tsr_linear_composes(const tsr_linear *linear)
     return linear->r && linear->g && linear->drops;
 }
 
+/* Of an fp8 base. */
+typedef struct {
+    bool on, fast;       /* fast: kernels/fp8_gemm.h */
+    void *weight;        /* largest out * in, e4m3 */
+    float *weight_scale; /* [largest out] */
+    void *rows;          /* T * largest in or out, e4m3: x, or dz times the weight's scales */
+    float *row_scale;    /* [T] */
+} tsr_linear_fp8;
+
 /* Where the work goes and its scratch, shared by all linears; T is the tokens of the micro-batch.
  */
 typedef struct {
@@ -66,18 +79,24 @@ typedef struct {
     int64_t tokens;
     const tsr_graph_book *graphs; /* what was chosen at start-up; NULL: nothing */
     void *weight;                 /* largest out * in elements */
-    void *low, *d_low;            /* T * largest r each */
-    void *dropped;                /* T * largest in, with dropout */
-    void *d_dropped;              /* T * largest in, with dropout */
-    void *lora;                   /* T * largest out, with dropout and DoRA */
-    float *partials;              /* scratch of dm (kernels/types.h) */
-    const int64_t *samples;       /* [T], of each token, for dropout */
-    const int32_t *positions;     /* [T], in its sample */
+    tsr_linear_fp8 fp8;
+    void *low, *d_low;        /* T * largest r each */
+    void *dropped;            /* T * largest in, with dropout */
+    void *d_dropped;          /* T * largest in, with dropout */
+    void *lora;               /* T * largest out, with dropout and DoRA */
+    float *partials;          /* scratch of dm (kernels/types.h) */
+    const int64_t *samples;   /* [T], of each token, for dropout */
+    const int32_t *positions; /* [T], in its sample */
 } tsr_linear_context;
 
 /* What the choice of its graph depends on. linear->r is not 0. */
 tsr_graph_shape tsr_linear_graph_shape(const tsr_linear_context *context, const tsr_linear *linear,
                                        bool backward);
+
+/* Where the op that makes x [T, in] puts what the forwards of all linears that read it share, or who does
+ * so afterwards: one of the two, before the first of them. */
+tsr_fp8_rows tsr_linear_rows(const tsr_linear_context *context);
+tsr_status tsr_linear_input(const tsr_linear_context *context, const void *x, int64_t in);
 
 /* z [T, out]; y [T, out] only if tsr_linear_composes, else NULL. */
 tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linear *linear,
@@ -98,19 +117,19 @@ typedef struct {
 tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_linear *linear,
                                const tsr_linear_gradients *gradients);
 
-/* The weight in the compute dtype: made in context->weight, or where it lies if it is of that
- * dtype. */
+/* The weight in the compute dtype (not that of an fp8 base): made in context->weight, or where it lies if
+ * it is of that dtype. */
 tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context,
                              const tsr_linear *linear);
 
 /* DoRA's row norms for the A, B and W that the matmuls use (FORMATS 3), and g = m / n, in fp32: of
  * values in the compute dtype, what is computed from them stays fp32. */
 typedef struct {
-    float *squares; /* [out]: ||w||^2 */
+    float *squares; /* [out]: ||w||^2; of an fp8 base without its scales */
     bool known;     /* squares are already right: W is frozen */
     const float *m; /* [out]; NULL: fresh, m is n (g = 1) */
     float *n, *g;   /* [out], written */
-    float *u;       /* scratch [out, r]: W A^T */
+    float *u;       /* scratch [out, r]: W A^T, the same */
     float *gram;    /* scratch [r, r]: A A^T */
     float *b;       /* scratch [out, r]: B widened; unused where the compute dtype is F32 */
     float *bg;      /* scratch [out, r]: B A A^T */

@@ -82,9 +82,9 @@ static void add_evaluations(json_t *report, const tsr_run_metrics *m)
 /* The keys of job.yaml that say what was trained; of one that cannot be read, why. */
 static tsr_status add_job(json_t *report, const char *directory)
 {
-    static const char *const keys[] = {"dataset",       "eval_dataset",      "use_dora",
-                                       "lora_r",        "lora_alpha",        "lora_target_modules",
-                                       "learning_rate", "lr_scheduler_type", "seed"};
+    static const char *const keys[] = {
+        "dataset",    "eval_dataset",        "base_compute",  "use_dora",          "lora_r",
+        "lora_alpha", "lora_target_modules", "learning_rate", "lr_scheduler_type", "seed"};
     char path[TSR_INSPECT_PATH_BYTES];
     TSR_TRY(tsr_inspect_join(path, directory, "job.yaml"));
     if (access(path, F_OK) != 0)

@@ -33,7 +33,11 @@ typedef enum {
     TSR_CONFIG_DTYPE_FLOAT32,
     TSR_CONFIG_DTYPE_BFLOAT16
 } tsr_config_dtype;
-typedef enum { TSR_CONFIG_BASE_COMPUTE_DTYPE, TSR_CONFIG_BASE_COMPUTE_FP8 } tsr_config_base_compute;
+typedef enum {
+    TSR_CONFIG_BASE_COMPUTE_DTYPE,
+    TSR_CONFIG_BASE_COMPUTE_FP8,
+    TSR_CONFIG_BASE_COMPUTE_FP8_FAST /* sums of tensor cores alone (kernels/fp8_gemm.h) */
+} tsr_config_base_compute;
 typedef enum {
     TSR_CONFIG_FORMAT_AUTO,
     TSR_CONFIG_FORMAT_MESSAGES,

@@ -33,7 +33,8 @@ static const tsr_key_word dtype_words[] = {
 };
 static const tsr_key_word base_compute_words[] = {
     {"dtype", TSR_CONFIG_BASE_COMPUTE_DTYPE, NULL},
-    {"fp8", TSR_CONFIG_BASE_COMPUTE_FP8, not_here},
+    {"fp8", TSR_CONFIG_BASE_COMPUTE_FP8, NULL},
+    {"fp8_fast", TSR_CONFIG_BASE_COMPUTE_FP8_FAST, NULL},
     END,
 };
 static const tsr_key_word format_words[] = {
@@ -165,7 +166,9 @@ static const tsr_key model_keys[] = {
      .flags = TSR_KEY_RESULT | TSR_KEY_TRL_SAID_ONLY,
      .help = "of the computation; auto: bfloat16 on a GPU, float32 on a CPU"},
     {"base_compute", G, TSR_KEY_WORD, AT(base_compute), base_compute_words, .flags = TSR_KEY_RESULT,
-     .initial = "dtype", .help = "of the base's matmuls; dtype: as the key dtype says"},
+     .initial = "dtype",
+     .help = "of the base's matmuls; dtype: as the key dtype says; fp8: e4m3, on Hopper; fp8_fast: "
+             "with shorter sums"},
 };
 #undef G
 #define G .group = "data"

@@ -72,7 +72,13 @@ dora_norms(const tsr_dora_norm_args *a, const dora_scales *scales, tsr_dtype dty
     float rounded_ba = (float)lanes_sum(ba[0] + ba[1]);
     if (row >= a->rows || lane != 0)
         return;
-    float value = __fadd_rn(__fadd_rn(a->squares[row], __fmul_rn(scales->twice, rounded_cross)),
+    float w2 = a->squares[row];
+    if (a->row_scale) {
+        float c = a->row_scale[row];
+        w2 = __fmul_rn(c, __fmul_rn(c, w2));
+        rounded_cross = __fmul_rn(c, rounded_cross);
+    }
+    float value = __fadd_rn(__fadd_rn(w2, __fmul_rn(scales->twice, rounded_cross)),
                             __fmul_rn(scales->square, rounded_ba));
     float n = __fsqrt_rn(value < 0 ? 0 : value); /* a NaN is not below 0 and stays */
     a->n[row] = n;

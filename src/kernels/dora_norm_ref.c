@@ -16,15 +16,21 @@ TSR_INLINE float dot(const float *x, const float *y, uint64_t n)
     return tsr_lanes_sum(lane);
 }
 
-TSR_CLONES void tsr_dora_norm(float *n, const float *squares, const float *u, const float *bg,
-                              const float *b, uint64_t rows, uint64_t r, double s)
+TSR_CLONES void tsr_dora_norm(const tsr_dora_norm_args *args, int64_t first, int64_t count)
 {
+    double s = args->scale;
     float twice = (float)(2 * s), square = (float)(s * s);
-    for (uint64_t j = 0; j < rows; j++) {
-        float cross = dot(b + j * r, u + j * r, r);
-        float ba = dot(b + j * r, bg + j * r, r);
-        float value = (squares[j] + twice * cross) + square * ba;
-        n[j] = sqrtf(value < 0 ? 0 : value); /* a NaN is not below 0 and stays */
+    for (int64_t j = first; j < first + count; j++) {
+        const float *b = (const float *)args->b + j * args->r;
+        float cross = dot(b, args->u + j * args->r, (uint64_t)args->r);
+        float ba = dot(b, args->bg + j * args->r, (uint64_t)args->r);
+        float w2 = args->squares[j];
+        if (args->row_scale) {
+            w2 = args->row_scale[j] * (args->row_scale[j] * w2);
+            cross *= args->row_scale[j];
+        }
+        float value = (w2 + twice * cross) + square * ba;
+        args->n[j] = sqrtf(value < 0 ? 0 : value); /* a NaN is not below 0 and stays */
     }
 }
 
@@ -48,13 +54,12 @@ static void norm_block(void *context, int index)
 {
     const tsr_dora_norm_args *a = context;
     int64_t first = (int64_t)index * ROWS_PER_BLOCK, left = a->rows - first;
-    uint64_t count = (uint64_t)(left < ROWS_PER_BLOCK ? left : ROWS_PER_BLOCK);
-    tsr_dora_norm(a->n + first, a->squares + first, a->u + first * a->r, a->bg + first * a->r,
-                  (const float *)a->b + first * a->r, count, (uint64_t)a->r, a->scale);
+    int64_t count = left < ROWS_PER_BLOCK ? left : ROWS_PER_BLOCK;
+    tsr_dora_norm(a, first, count);
     if (a->m)
-        tsr_dora_gain(a->g + first, a->m + first, a->n + first, count);
-    for (uint64_t j = 0; !a->m && j < count; j++)
-        a->g[first + (int64_t)j] = 1;
+        tsr_dora_gain(a->g + first, a->m + first, a->n + first, (uint64_t)count);
+    for (int64_t j = 0; !a->m && j < count; j++)
+        a->g[first + j] = 1;
 }
 
 tsr_status tsr_dora_norm_ref(const tsr_dora_norm_args *args, tsr_pool *pool)

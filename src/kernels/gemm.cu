@@ -5,6 +5,7 @@
  * One element a thread: neither runs inside a step.
  */
 #include "kernels/cuda.cuh"
+#include "kernels/fp8.h"
 
 #define THREADS 256
 
@@ -27,7 +28,7 @@ extern "C" tsr_status tsr_gemm_scale(tsr_stream *stream, const tsr_gemm_args *ar
     return tsr_launched("gemm");
 }
 
-/* Uniform in [-1, 1), by seed and index (the finalizer of MurmurHash3). */
+/* Uniform in [-1, 1), of e4m3 in all of its range, by seed and index (the finalizer of MurmurHash3). */
 static __global__ void randomize(void *out, int64_t count, tsr_dtype dtype, uint32_t seed)
 {
     tsr_kernel_begin();
@@ -38,7 +39,11 @@ static __global__ void randomize(void *out, int64_t count, tsr_dtype dtype, uint
     bits = (bits ^ bits >> 16) * 0x85ebca6bu;
     bits = (bits ^ bits >> 13) * 0xc2b2ae35u;
     bits ^= bits >> 16;
-    tsr_store(out, i, (float)(int32_t)bits * 0x1p-31f, dtype);
+    float value = (float)(int32_t)bits * 0x1p-31f;
+    if (dtype == TSR_F8_E4M3)
+        ((uint8_t *)out)[i] = tsr_f32_to_e4m3(value * TSR_E4M3_MAX);
+    else
+        tsr_store(out, i, value, dtype);
 }
 
 extern "C" tsr_status tsr_gemm_randomize(tsr_stream *stream, void *out, int64_t count,

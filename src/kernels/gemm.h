@@ -23,6 +23,7 @@ typedef struct {
     float alpha, beta;
     tsr_dtype dtype;   /* of A and B */
     tsr_dtype c_dtype; /* of C */
+    bool fast; /* of a shape that stands for fp8_gemm in a list (fp8_gemm.h); else not used */
 } tsr_gemm_args;
 
 tsr_status tsr_gemm_check(const tsr_gemm_args *args);

@@ -81,6 +81,7 @@ static tsr_status open_blas(tsr_blas *blas, tsr_device *device)
              p->minor, p->sm_count, tsr_cublaslt_lib.GetVersion());
     blas->l2_bytes = p->l2_bytes;
     set_speed(blas, p);
+    TSR_TRY(tsr_blas_open_fp8(blas, device));
     return describe(blas);
 }
 
@@ -105,6 +106,7 @@ void tsr_blas_close(tsr_blas *blas)
     if (blas->handle)
         tsr_cublaslt_lib.Destroy(blas->handle);
     cudaFree(blas->workspace);
+    cudaFree(blas->ones);
     free(blas);
 }
 
@@ -127,18 +129,19 @@ static tsr_matmul_key exact_key(const tsr_gemm_args *args)
     int64_t lda = args->lda ? args->lda : args->trans_a ? args->m : args->k;
     int64_t ldb = args->ldb ? args->ldb : args->trans_b ? args->k : args->n;
     int64_t ldc = args->ldc ? args->ldc : args->n;
-    return (tsr_matmul_key){.m = (int32_t)args->m,
-                            .n = (int32_t)args->n,
-                            .k = (int32_t)args->k,
-                            .lda = (int32_t)lda,
-                            .ldb = (int32_t)ldb,
-                            .ldc = (int32_t)ldc,
-                            .flags = (args->trans_a ? TSR_MATMUL_TRANS_A : 0) |
-                                     (args->trans_b ? TSR_MATMUL_TRANS_B : 0) |
-                                     (args->beta != 0 ? TSR_MATMUL_ADD : 0) |
-                                     (uint32_t)args->dtype << 4 | (uint32_t)args->c_dtype << 8 |
-                                     alignment_log(args->a) << 12 | alignment_log(args->b) << 16 |
-                                     alignment_log(args->c) << 20};
+    return (tsr_matmul_key){
+        .m = (int32_t)args->m,
+        .n = (int32_t)args->n,
+        .k = (int32_t)args->k,
+        .lda = (int32_t)lda,
+        .ldb = (int32_t)ldb,
+        .ldc = (int32_t)ldc,
+        .flags = (args->trans_a ? TSR_MATMUL_TRANS_A : 0) |
+                 (args->trans_b ? TSR_MATMUL_TRANS_B : 0) | (args->beta != 0 ? TSR_MATMUL_ADD : 0) |
+                 (args->dtype == TSR_F8_E4M3 && args->fast ? TSR_MATMUL_FAST : 0) |
+                 (uint32_t)args->dtype << 4 | (uint32_t)args->c_dtype << 8 |
+                 alignment_log(args->a) << 12 | alignment_log(args->b) << 16 |
+                 alignment_log(args->c) << 20};
 }
 
 /* Up to 64 itself; then up to a multiple of an eighth of the power of two below: at most 1/8 more. */
@@ -179,9 +182,10 @@ typedef struct {
 static tsr_status lay_out_one(cublasLtMatrixLayout_t out, tsr_dtype dtype, int32_t rows,
                               int32_t columns, int32_t ld)
 {
-    cudaDataType type = dtype == TSR_F32    ? CUDA_R_32F
-                        : dtype == TSR_BF16 ? CUDA_R_16BF
-                                            : CUDA_R_16F;
+    cudaDataType type = dtype == TSR_F32       ? CUDA_R_32F
+                        : dtype == TSR_BF16    ? CUDA_R_16BF
+                        : dtype == TSR_F8_E4M3 ? CUDA_R_8F_E4M3
+                                               : CUDA_R_16F;
     return lt_status(tsr_cublaslt_lib.MatrixLayoutInit_internal(
                          out, sizeof *out, type, (uint64_t)columns, (uint64_t)rows, ld),
                      "cublasLtMatrixLayoutInit");
@@ -195,6 +199,20 @@ static tsr_status lay_out(matmul_layouts *out, const tsr_matmul_key *key)
     TSR_TRY(lay_out_one(&out->b, tsr_matmul_dtype(key), trans_b ? key->n : key->k,
                         trans_b ? key->k : key->n, key->ldb));
     return lay_out_one(&out->c, tsr_matmul_c_dtype(key), key->m, key->n, key->ldc);
+}
+
+/* The description of a call: one that is kept, or, with scales, one of its own in `room`. */
+static cublasLtMatmulDesc_t description_of(cublasLtMatmulDescOpaque_t *room, tsr_blas *blas,
+                                           const tsr_matmul_key *key,
+                                           const tsr_matmul_scales *scales)
+{
+    const tsr_matmul_scales ones = {blas->ones, blas->ones};
+    if (tsr_matmul_dtype(key) != TSR_F8_E4M3)
+        return &blas->description[key->flags & (TSR_MATMUL_TRANS_A | TSR_MATMUL_TRANS_B)];
+    if (!blas->ones ||
+        tsr_matmul_describe_fp8(room, key, scales ? scales : &ones) != CUBLAS_STATUS_SUCCESS)
+        return NULL;
+    return room;
 }
 
 /* ---- the table ---- */
@@ -297,13 +315,16 @@ tsr_status tsr_matmul_ask(cublasLtMatmulAlgo_t *out, int *count, tsr_blas *blas,
     matmul_layouts l;
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t result[TSR_BLAS_CANDIDATES];
+    cublasLtMatmulDescOpaque_t room;
+    cublasLtMatmulDesc_t description = description_of(&room, blas, key, NULL);
+    cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
     int found = 0;
     *count = 0;
     TSR_TRY(lay_out(&l, key));
     TSR_TRY(prefer(&preference, key));
-    cublasStatus_t status = tsr_cublaslt_lib.MatmulAlgoGetHeuristic(
-        blas->handle, &blas->description[key->flags & (TSR_MATMUL_TRANS_A | TSR_MATMUL_TRANS_B)],
-        &l.b, &l.a, &l.c, &l.c, &preference, most, result, &found);
+    if (description)
+        status = tsr_cublaslt_lib.MatmulAlgoGetHeuristic(
+            blas->handle, description, &l.b, &l.a, &l.c, &l.c, &preference, most, result, &found);
     for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < found; i++)
         if (result[i].state == CUBLAS_STATUS_SUCCESS &&
             result[i].workspaceSize <= WORKSPACE_BYTES && exact_enough(&result[i].algo, key))
@@ -323,27 +344,29 @@ bool tsr_matmul_runs(tsr_blas *blas, const tsr_matmul_choice *choice)
 {
     matmul_layouts l;
     cublasLtMatmulHeuristicResult_t result;
+    cublasLtMatmulDescOpaque_t room;
     const tsr_matmul_key *key = &choice->key;
-    return lay_out(&l, key) == TSR_OK &&
-           tsr_cublaslt_lib.MatmulAlgoCheck(
-               blas->handle,
-               &blas->description[key->flags & (TSR_MATMUL_TRANS_A | TSR_MATMUL_TRANS_B)], &l.b,
-               &l.a, &l.c, &l.c, &choice->algo, &result) == CUBLAS_STATUS_SUCCESS &&
+    cublasLtMatmulDesc_t description = description_of(&room, blas, key, NULL);
+    return description && lay_out(&l, key) == TSR_OK &&
+           tsr_cublaslt_lib.MatmulAlgoCheck(blas->handle, description, &l.b, &l.a, &l.c, &l.c,
+                                            &choice->algo, &result) == CUBLAS_STATUS_SUCCESS &&
            result.workspaceSize <= WORKSPACE_BYTES && exact_enough(&choice->algo, key);
 }
 
 /* ---- the op ---- */
 
 cublasStatus_t tsr_matmul_run(tsr_blas *blas, const tsr_matmul_key *key, const tsr_gemm_args *args,
-                              const cublasLtMatmulAlgo_t *algo, cudaStream_t stream)
+                              const tsr_matmul_scales *scales, const cublasLtMatmulAlgo_t *algo,
+                              cudaStream_t stream)
 {
     matmul_layouts l;
-    if (lay_out(&l, key) < 0)
+    cublasLtMatmulDescOpaque_t room;
+    cublasLtMatmulDesc_t description = description_of(&room, blas, key, scales);
+    if (!description || lay_out(&l, key) < 0)
         return CUBLAS_STATUS_INTERNAL_ERROR;
-    return tsr_cublaslt_lib.Matmul(
-        blas->handle, &blas->description[key->flags & (TSR_MATMUL_TRANS_A | TSR_MATMUL_TRANS_B)],
-        &args->alpha, args->b, &l.b, args->a, &l.a, &args->beta, args->c, &l.c, args->c, &l.c, algo,
-        blas->workspace, WORKSPACE_BYTES, stream);
+    return tsr_cublaslt_lib.Matmul(blas->handle, description, &args->alpha, args->b, &l.b, args->a,
+                                   &l.a, &args->beta, args->c, &l.c, args->c, &l.c, algo,
+                                   blas->workspace, WORKSPACE_BYTES, stream);
 }
 
 tsr_status tsr_blas_own_workspace(tsr_blas *blas, tsr_stream *stream)
@@ -384,6 +407,23 @@ static tsr_status choose(cublasLtMatmulAlgo_t *out, tsr_blas *blas, const tsr_ma
     return TSR_OK;
 }
 
+tsr_status tsr_matmul_call(tsr_stream *stream, const tsr_gemm_args *args,
+                           const tsr_matmul_scales *scales)
+{
+    tsr_blas *blas = tsr_kernels_kept(stream)->blas;
+    cudaStream_t cuda = tsr_stream_cuda(stream);
+    TSR_TRY(tsr_blas_own_workspace(blas, stream));
+    tsr_matmul_key key = exact_key(args), bucket = bucket_of(key);
+    cublasLtMatmulAlgo_t algo;
+    TSR_TRY(choose(&algo, blas, &bucket));
+    cublasStatus_t status = tsr_matmul_run(blas, &key, args, scales, &algo, cuda);
+    if (refused(status)) { /* what fits the bucket's end does not fit this number of tokens */
+        TSR_TRY(ask_first(&algo, blas, &key));
+        status = tsr_matmul_run(blas, &key, args, scales, &algo, cuda);
+    }
+    return lt_status(status, "gemm: cublasLtMatmul");
+}
+
 tsr_status tsr_gemm_cuda(tsr_stream *stream, const tsr_gemm_args *args)
 {
     TSR_TRY(tsr_gemm_check(args));
@@ -391,18 +431,7 @@ tsr_status tsr_gemm_cuda(tsr_stream *stream, const tsr_gemm_args *args)
         return TSR_OK;
     if (args->k == 0)
         return tsr_gemm_scale(stream, args);
-    tsr_blas *blas = tsr_kernels_kept(stream)->blas;
-    cudaStream_t cuda = tsr_stream_cuda(stream);
-    TSR_TRY(tsr_blas_own_workspace(blas, stream));
-    tsr_matmul_key key = exact_key(args), bucket = bucket_of(key);
-    cublasLtMatmulAlgo_t algo;
-    TSR_TRY(choose(&algo, blas, &bucket));
-    cublasStatus_t status = tsr_matmul_run(blas, &key, args, &algo, cuda);
-    if (refused(status)) { /* what fits the bucket's end does not fit this number of tokens */
-        TSR_TRY(ask_first(&algo, blas, &key));
-        status = tsr_matmul_run(blas, &key, args, &algo, cuda);
-    }
-    return lt_status(status, "gemm: cublasLtMatmul");
+    return tsr_matmul_call(stream, args, NULL);
 }
 
 /* ---- what runs, for messages ---- */

@@ -2,6 +2,7 @@
  * kernels/gemm_cublaslt.h: what the files of the CUDA matmul share. Inside src/kernels only.
  *
  *     gemm_cublaslt.c   the op, its table of algorithms, and what is asked of cuBLASLt
+ *     gemm_fp8.c        the op fp8_gemm, and what cuBLASLt is told of scales by row
  *     gemm_tune.c       which shapes of a run are worth timing, and the timing
  *     gemm_choices.c    the tuned algorithms as text
  *     cublaslt_library  cuBLASLt itself, loaded when it is needed
@@ -25,6 +26,7 @@ typedef struct {
 #define TSR_MATMUL_TRANS_A 1u
 #define TSR_MATMUL_TRANS_B 2u
 #define TSR_MATMUL_ADD     4u
+#define TSR_MATMUL_FAST    8u /* of e4m3: fp8_gemm.h */
 
 static inline tsr_dtype tsr_matmul_dtype(const tsr_matmul_key *key)
 {
@@ -47,12 +49,18 @@ struct tsr_blas {
     void *workspace;
     tsr_stream *last;                          /* stream that has the workspace */
     cublasLtMatmulDescOpaque_t description[4]; /* by TRANS_A and TRANS_B */
-    char made_for[384];                        /* device and library, the head of an export */
+    float *ones;        /* [TSR_FP8_GEMM_MOST_ONES]; NULL: no fp8_gemm here */
+    char made_for[384]; /* device and library, the head of an export */
     uint64_t l2_bytes;
     double bf16_flops, f32_flops; /* a second, roughly */
     int used;
     tsr_matmul_choice choice[TSR_BLAS_TABLE];
 };
+
+/* Of e4m3 operands, by row of A and by column of C. */
+typedef struct {
+    const float *a, *b;
+} tsr_matmul_scales;
 
 /* The bucket of a shape with aligned operands, which is where it is timed. */
 tsr_matmul_key tsr_matmul_bucket(const tsr_gemm_args *shape);
@@ -70,8 +78,24 @@ tsr_status tsr_matmul_ask(cublasLtMatmulAlgo_t *out, int *count, tsr_blas *blas,
 /* Whether an algorithm from elsewhere runs this shape here, and is exact enough. */
 bool tsr_matmul_runs(tsr_blas *blas, const tsr_matmul_choice *choice);
 
+/* `scales` is of e4m3 only, and NULL otherwise. */
 cublasStatus_t tsr_matmul_run(tsr_blas *blas, const tsr_matmul_key *key, const tsr_gemm_args *args,
-                              const cublasLtMatmulAlgo_t *algo, cudaStream_t stream);
+                              const tsr_matmul_scales *scales, const cublasLtMatmulAlgo_t *algo,
+                              cudaStream_t stream);
+
+/* A matmul that has been judged and is not empty, with the algorithm of its bucket. */
+tsr_status tsr_matmul_call(tsr_stream *stream, const tsr_gemm_args *args,
+                           const tsr_matmul_scales *scales);
+
+/* gemm_fp8.c: a description of an e4m3 matmul, both operands along k. */
+cublasStatus_t tsr_matmul_describe_fp8(cublasLtMatmulDesc_t out, const tsr_matmul_key *key,
+                                       const tsr_matmul_scales *scales);
+
+/* gemm_fp8.c: blas->ones, where fp8_gemm can run. */
+tsr_status tsr_blas_open_fp8(tsr_blas *blas, tsr_device *device);
+
+/* Whether this library and card take a shape of a list at all. */
+bool tsr_blas_takes(const tsr_blas *blas, const tsr_gemm_args *shape);
 
 /* The workspace is this stream's from now on. */
 tsr_status tsr_blas_own_workspace(tsr_blas *blas, tsr_stream *stream);

@@ -66,9 +66,12 @@ uint64_t tsr_blas_tune_bytes(const tsr_gemm_args *shape, int count)
 /* About how long one takes. */
 static double seconds_of(const tsr_blas *blas, const tsr_matmul_key *key)
 {
-    double flops = 2.0 * key->m * key->n * key->k;
-    return flops / (tsr_matmul_dtype(key) == TSR_F32 ? blas->f32_flops : blas->bf16_flops) +
-           (double)sizes_of(key).all / COPY_BYTES;
+    double flops = 2.0 * key->m * key->n * key->k, rate = blas->bf16_flops;
+    if (tsr_matmul_dtype(key) == TSR_F32)
+        rate = blas->f32_flops;
+    else if (tsr_matmul_dtype(key) == TSR_F8_E4M3)
+        rate = 2 * blas->bf16_flops;
+    return flops / rate + (double)sizes_of(key).all / COPY_BYTES;
 }
 
 /* How long timing it takes: half of the candidates are still there after the first round. */
@@ -97,7 +100,7 @@ int tsr_blas_select(const tsr_blas *blas, tsr_gemm_args *shape, int count, uint6
         double seconds = seconds_of(blas, &key), cost = tuning_seconds(seconds);
         if (key.m == 0 || key.n == 0 || key.k == 0 || seconds < WORTH_SECONDS ||
             sizes_of(&key).all > scratch_bytes || spent + cost > MOST_SECONDS ||
-            listed(shape, selected, &key))
+            !tsr_blas_takes(blas, &shape[i]) || listed(shape, selected, &key))
             continue;
         spent += cost;
         shape[selected++] = shape[i];
@@ -150,7 +153,7 @@ static void repeat(tuner *t, int candidate, int times)
         t->args.a = a;
         t->args.b = a + t->sizes.a;
         t->args.c = a + t->sizes.a + t->sizes.b;
-        t->out[candidate] = tsr_matmul_run(t->blas, &t->key, &t->args, &t->algo[candidate],
+        t->out[candidate] = tsr_matmul_run(t->blas, &t->key, &t->args, NULL, &t->algo[candidate],
                                            stream) != CUBLAS_STATUS_SUCCESS;
     }
 }
@@ -225,6 +228,15 @@ static tsr_status tune_shape(tuner *t, const tsr_gemm_args *shape, uint64_t scra
     return TSR_OK;
 }
 
+/* A shape of a list as its op judges it. */
+static tsr_status judge(const tsr_gemm_args *shape)
+{
+    tsr_gemm_args args = *shape;
+    if (args.dtype == TSR_F8_E4M3)
+        args.dtype = TSR_BF16;
+    return tsr_gemm_check(&args);
+}
+
 static bool is_tuned(tsr_blas *blas, const tsr_gemm_args *shape)
 {
     tsr_matmul_key key = tsr_matmul_bucket(shape);
@@ -245,8 +257,9 @@ tsr_status tsr_blas_tune(tsr_blas *blas, tsr_stream *stream, const tsr_gemm_args
     for (int i = 0; i < count && status == TSR_OK; i++) {
         tsr_gemm_args args = shape[i];
         args.a = args.b = args.c = scratch;
-        status = tsr_gemm_check(&args);
-        if (status < 0 || args.m == 0 || args.n == 0 || args.k == 0 || is_tuned(blas, &args))
+        status = judge(&args);
+        if (status < 0 || !tsr_blas_takes(blas, &args) || args.m == 0 || args.n == 0 ||
+            args.k == 0 || is_tuned(blas, &args))
             continue;
         tsr_phase_at("timing matmuls", i, count);
         status = tune_shape(&t, &args, scratch_bytes);

@@ -41,3 +41,14 @@ tsr_status tsr_kernels_open(const tsr_kernels **out, tsr_device *device)
     return no_cuda();
 #endif
 }
+
+tsr_status tsr_kernels_fp8_supported(tsr_device *device)
+{
+    if (tsr_device_kind_of(device) == TSR_DEVICE_CPU)
+        return TSR_OK;
+#ifdef TSR_CUDA
+    return tsr_fp8_gemm_supported(device);
+#else
+    return no_cuda();
+#endif
+}

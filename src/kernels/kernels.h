@@ -16,6 +16,9 @@
 #include "kernels/dora_norm.h"
 #include "kernels/dropout.h"
 #include "kernels/fixed_point.h"
+#include "kernels/fp8_decode.h"
+#include "kernels/fp8_gemm.h"
+#include "kernels/fp8_quantize.h"
 #include "kernels/gemm.h"
 #include "kernels/head.h"
 #include "kernels/low_rank_backward.h"
@@ -35,6 +38,9 @@
 #define TSR_KERNEL_OPS(X)                                                                          \
     X(gemm)                                                                                        \
     X(low_rank_backward)                                                                           \
+    X(fp8_quantize)                                                                                \
+    X(fp8_decode)                                                                                  \
+    X(fp8_gemm)                                                                                    \
     X(nf4_dequant)                                                                                 \
     X(nf4_merge)                                                                                   \
     X(nf4_quantize)                                                                                \
@@ -116,6 +122,10 @@ tsr_status tsr_kernels_open(const tsr_kernels **out, tsr_device *device);
  * TSR_EDEVICE: it cannot be loaded, with what to do. Without cuDNN the own attention runs. */
 tsr_status tsr_kernels_cublaslt_version(tsr_library_version *out);
 tsr_status tsr_kernels_cudnn_version(tsr_library_version *out);
+
+/* Whether fp8_gemm runs on this device, for aligned shapes (fp8_gemm.h); the CPU always can.
+ * TSR_EUNSUPPORTED: what it needs and what is there. */
+tsr_status tsr_kernels_fp8_supported(tsr_device *device);
 
 /* The instruction set and the matmul's core that this process uses, "x86-64-v4, OpenBLAS Zen" for
  * the log: bits are promised per kernel set. Borrowed. */

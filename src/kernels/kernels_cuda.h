@@ -74,10 +74,13 @@ void tsr_blas_recall(tsr_blas *blas, const char *text, const tsr_gemm_args *shap
 /* "algorithm 66, tile 15, ...": what would run a call, for messages. */
 void tsr_blas_describe(char *text, uint64_t bytes, tsr_blas *blas, const tsr_gemm_args *args);
 
-/* gemm.cu: C = beta C; and uniform [-1, 1). */
+/* gemm.cu: C = beta C; and uniform [-1, 1), of e4m3 [-448, 448). */
 tsr_status tsr_gemm_scale(tsr_stream *stream, const tsr_gemm_args *args);
 tsr_status tsr_gemm_randomize(tsr_stream *stream, void *out, int64_t count, tsr_dtype dtype,
                               uint32_t seed);
+
+/* gemm_fp8.c: tsr_kernels_fp8_supported of a CUDA device. */
+tsr_status tsr_fp8_gemm_supported(tsr_device *device);
 
 /* The matmuls of head_chunk for such a call, for tsr_blas_tune: writes at most
  * TSR_HEAD_MATMULS of them and returns how many. */

@@ -6,10 +6,12 @@
  *          With 2 vectors a thread a row of 4096 is a block of 256, and eight of those on a
  *          multiprocessor hide each other's barrier.
  *          Rows above 16,384 columns, or not on 16 bytes, are walked twice instead.
+ * h8       Of rows that are held: h stays in the registers until its largest is known, one more barrier.
  * Alias    A thread writes elements that itself has read, after it has read them.
  * Cost     forward tokens d elements of x, z, x_out and h, each where it is there; backward of dh, x
  *          and dx, and dx once more where it is added to. g, w and bias come from L1.
  */
+#include "kernels/fp8.cuh"
 #include "kernels/vectors.cuh"
 
 #define HELD        2
@@ -70,9 +72,10 @@ static __device__ __forceinline__ float rstd_of(const tsr_rms_norm_args *a, floa
     return rstd;
 }
 
-static __device__ __forceinline__ void normalize(const tsr_rms_norm_args *a, float *x, float rstd,
-                                                 int64_t column, int count, tsr_dtype dtype,
-                                                 bool whole)
+/* Returns h as it is stored. */
+static __device__ __forceinline__ tsr_raw8 normalize(const tsr_rms_norm_args *a, float *x,
+                                                     float rstd, int64_t column, int count,
+                                                     tsr_dtype dtype, bool whole)
 {
     float w[8];
     tsr_frozen8(w, a->w, column, count, 1, whole);
@@ -80,9 +83,37 @@ static __device__ __forceinline__ void normalize(const tsr_rms_norm_args *a, flo
     for (int j = 0; j < 8; j++)
         x[j] = x[j] * rstd * w[j];
     tsr_raw_store(a->h, blockIdx.x * a->d + column, count, x, dtype, whole);
+    return tsr_raw_narrow(x, dtype);
+}
+
+/* h8 of a row of bf16 that is held. */
+static __device__ __forceinline__ void write_codes(const tsr_rms_norm_args *a, const tsr_raw8 *h)
+{
+    float value[8];
+    uint32_t most = 0;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        if ((threadIdx.x + k * blockDim.x) * TSR_VECTOR >= a->d)
+            break;
+        tsr_raw_widen(value, h[k], TSR_BF16);
+        most = max(most, tsr_magnitude8(value));
+    }
+    float scale = tsr_e4m3_scale(__uint_as_float(tsr_block_max(most)));
+    float inverse = __frcp_rn(scale);
+    if (threadIdx.x == 0)
+        a->h8.scale[blockIdx.x] = scale;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
+        if (column >= a->d)
+            break;
+        tsr_raw_widen(value, h[k], TSR_BF16);
+        *(uint2 *)(a->h8.out + blockIdx.x * a->d + column) = tsr_e4m3x8(value, inverse);
+    }
 }
 
 /* A row held in registers. */
+template <bool CODES>
 static __device__ __forceinline__ void forward_held(const tsr_rms_norm_args *a, tsr_dtype dtype)
 {
     int64_t row = blockIdx.x * a->d;
@@ -118,12 +149,15 @@ static __device__ __forceinline__ void forward_held(const tsr_rms_norm_args *a, 
     for (int k = 0; k < HELD; k++) {
         int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
         if (column < a->d)
-            normalize(a, x[k], rstd, column, 8, dtype, true);
+            x_raw[k] = normalize(a, x[k], rstd, column, 8, dtype, true);
     }
+    if (CODES)
+        write_codes(a, x_raw);
 }
 
 /* The same where nothing is added: what is held is x as it was loaded, widened once for the sum and
  * once for h, so that 32 registers do and a multiprocessor holds all its threads. */
+template <bool CODES>
 static __device__ __forceinline__ void norm_held(const tsr_rms_norm_args *a, tsr_dtype dtype)
 {
     int64_t row = blockIdx.x * a->d;
@@ -150,8 +184,10 @@ static __device__ __forceinline__ void norm_held(const tsr_rms_norm_args *a, tsr
         if (column >= a->d)
             break;
         tsr_raw_widen(x, raw[k], dtype);
-        normalize(a, x, rstd, column, 8, dtype, true);
+        raw[k] = normalize(a, x, rstd, column, 8, dtype, true);
     }
+    if (CODES)
+        write_codes(a, raw);
 }
 
 /* What there is of eight columns before it is normalized; the first walk leaves memory as it is. */
@@ -284,7 +320,7 @@ static __device__ __forceinline__ void forward_row(const tsr_rms_norm_args *a, c
 {
     (void)held;
     if (whole)
-        forward_held(a, dtype);
+        forward_held<false>(a, dtype);
     else
         forward_walked(a, dtype);
 }
@@ -294,7 +330,7 @@ static __device__ __forceinline__ void norm_row(const tsr_rms_norm_args *a, cons
 {
     (void)held;
     if (whole)
-        norm_held(a, dtype);
+        norm_held<false>(a, dtype);
     else
         forward_walked(a, dtype);
 }
@@ -312,6 +348,21 @@ static __device__ __forceinline__ void backward_row(const tsr_rms_norm_backward_
 TSR_KERNELS_OF(forward_row, tsr_rms_norm_args, bool, MOST, 1)
 TSR_KERNELS_OF(norm_row, tsr_rms_norm_args, bool, MOST, NORM_BLOCKS)
 TSR_KERNELS_OF(backward_row, tsr_rms_norm_backward_args, bool, MOST, 1)
+
+/* With h8, of bf16. */
+static __global__ void __launch_bounds__(MOST, 1)
+    forward_codes(const __grid_constant__ tsr_rms_norm_args a)
+{
+    tsr_kernel_begin();
+    forward_held<true>(&a, TSR_BF16);
+}
+
+static __global__ void __launch_bounds__(MOST, NORM_BLOCKS)
+    norm_codes(const __grid_constant__ tsr_rms_norm_args a)
+{
+    tsr_kernel_begin();
+    norm_held<true>(&a, TSR_BF16);
+}
 
 static unsigned row_threads(int64_t d, bool held)
 {
@@ -332,12 +383,16 @@ extern "C" tsr_status tsr_rms_norm_cuda(tsr_stream *stream, const tsr_rms_norm_a
                 tsr_vectors(args->bias.data, d) && tsr_vectors(args->w.data, d) &&
                 tsr_vectors(args->x_out, d) && tsr_vectors(args->h, d);
     bool adds = args->z || !args->h || (args->x_out && args->x_out != args->x);
-    if (adds)
-        TSR_LAUNCH_OF(forward_row, held, args->dtype, (unsigned)args->tokens, row_threads(d, held),
-                      stream, *args, held);
+    bool codes = held && !args->h8.column_factor && tsr_fp8_rows_fit(args->h8, d, args->dtype);
+    unsigned threads = row_threads(d, held), rows = (unsigned)args->tokens;
+    if (codes)
+        TSR_LAUNCH(adds ? forward_codes : norm_codes, rows, threads, stream, *args);
+    else if (adds)
+        TSR_LAUNCH_OF(forward_row, held, args->dtype, rows, threads, stream, *args, held);
     else
-        TSR_LAUNCH_OF(norm_row, held, args->dtype, (unsigned)args->tokens, row_threads(d, held),
-                      stream, *args, held);
+        TSR_LAUNCH_OF(norm_row, held, args->dtype, rows, threads, stream, *args, held);
+    if (!codes)
+        TSR_TRY(tsr_fp8_rows_cuda(stream, args->h8, args->h, args->tokens, d, args->dtype));
     return tsr_launched("rms_norm");
 }
 

@@ -11,12 +11,12 @@
  * Backward, with w frozen: dx (+)= rstd (w dh - x rstd^2 mean(w dh x)).
  * The gradient of z and of the magnitude is kernels/scale_backward.h.
  *
- * Cost     forward 4 tokens d elements (with z), backward 4.
+ * Cost     forward 4 tokens d elements (with z), backward 4; h8 1 byte an element more.
  */
 #ifndef TSR_KERNELS_RMS_NORM_H
 #define TSR_KERNELS_RMS_NORM_H
 
-#include "kernels/types.h"
+#include "kernels/fp8_quantize.h"
 
 typedef struct {
     const void *x;   /* [tokens, d] */
@@ -31,6 +31,7 @@ typedef struct {
     int64_t tokens, d;
     float eps;
     tsr_dtype dtype;
+    tsr_fp8_rows h8; /* of h, optional */
 } tsr_rms_norm_args;
 
 typedef struct {

@@ -22,7 +22,8 @@ tsr_status tsr_rms_norm_check(const tsr_rms_norm_args *args)
     TSR_EXPECT(args->h || args->x_out, "rms_norm", "nothing to compute");
     TSR_EXPECT(args->tokens == 0 || args->h != args->x_out, "rms_norm", "h is x_out");
     TSR_EXPECT(args->tokens == 0 || args->x, "rms_norm", "x is NULL");
-    return TSR_OK;
+    TSR_EXPECT(args->h || !args->h8.out, "rms_norm", "h8 without h");
+    return tsr_fp8_rows_check("rms_norm", args->h8, args->dtype);
 }
 
 tsr_status tsr_rms_norm_backward_check(const tsr_rms_norm_backward_args *args)
@@ -145,7 +146,7 @@ tsr_status tsr_rms_norm_ref(const tsr_rms_norm_args *args, tsr_pool *pool)
     TSR_TRY(tsr_expect_f32("rms_norm", args->dtype));
     tsr_pool_run(pool, tsr_block_count(args->tokens, tsr_block_rows(args->d)), forward_block,
                  (void *)args);
-    return TSR_OK;
+    return tsr_fp8_rows_ref(args->h8, args->h, args->tokens, args->d, pool);
 }
 
 tsr_status tsr_rms_norm_backward_ref(const tsr_rms_norm_backward_args *args, tsr_pool *pool)

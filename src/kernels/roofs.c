@@ -140,10 +140,33 @@ static uint64_t aligned(int64_t rows, int64_t columns, tsr_dtype dtype)
     return (bytes + TSR_ALIGNMENT - 1) / TSR_ALIGNMENT * TSR_ALIGNMENT;
 }
 
+/* Where everything lies in the operands' memory; of e4m3 with scales, and with the values that they are
+ * quantized from, behind them. */
+typedef struct {
+    uint64_t x, w, y, x_scale, w_scale, from, end;
+} matmul_places;
+
+static bool in_e4m3(const tsr_roofs_matmul_shape *s)
+{
+    return s->dtype == TSR_F8_E4M3;
+}
+
+static matmul_places place_matmul(const tsr_roofs_matmul_shape *s)
+{
+    matmul_places p = {.w = aligned(s->m, s->k, s->dtype)};
+    p.y = p.w + aligned(s->k, s->n, s->dtype);
+    p.x_scale = p.end = p.y + aligned(s->m, s->n, in_e4m3(s) ? TSR_F32 : s->dtype);
+    if (!in_e4m3(s))
+        return p;
+    p.w_scale = p.x_scale + aligned(s->m, 1, TSR_F32);
+    p.from = p.w_scale + aligned(s->n, 1, TSR_F32);
+    p.end = p.from + aligned(s->m > s->n ? s->m : s->n, s->k, TSR_F32);
+    return p;
+}
+
 uint64_t tsr_roofs_matmul_bytes(const tsr_roofs_matmul_shape *s)
 {
-    return aligned(s->m, s->k, s->dtype) + aligned(s->k, s->n, s->dtype) +
-           aligned(s->m, s->n, s->dtype);
+    return place_matmul(s).end;
 }
 
 static tsr_status call_matmul(tsr_roofs *roofs, const void *args)
@@ -151,30 +174,82 @@ static tsr_status call_matmul(tsr_roofs *roofs, const void *args)
     return roofs->kernels->gemm(roofs->stream, args);
 }
 
-tsr_status tsr_roofs_matmul(tsr_roof *out, tsr_roofs *roofs, const tsr_roofs_matmul_shape *s,
-                            double seconds)
+static tsr_status call_fp8_matmul(tsr_roofs *roofs, const void *args)
 {
-    if (tsr_roofs_matmul_bytes(s) > roofs->bytes)
-        return tsr_fail(
-            TSR_EINVAL, "a matmul of %lld x %lld x %lld needs more memory than %llu bytes",
-            (long long)s->m, (long long)s->n, (long long)s->k, (unsigned long long)roofs->bytes);
-    char *x = roofs->memory, *w = x + aligned(s->m, s->k, s->dtype);
-    const tsr_gemm_args args = {.m = s->m,
-                                .n = s->n,
-                                .k = s->k,
-                                .a = x,
-                                .b = w,
-                                .c = w + aligned(s->k, s->n, s->dtype),
-                                .trans_b = s->transposed,
-                                .alpha = 1,
-                                .dtype = s->dtype,
-                                .c_dtype = s->dtype};
-    const tsr_prepare_args prepare = {.gemm = &args,
+    return roofs->kernels->fp8_gemm(roofs->stream, args);
+}
+
+static tsr_status choose_matmul(tsr_roofs *roofs, const tsr_gemm_args *shape)
+{
+    const tsr_prepare_args prepare = {.gemm = shape,
                                       .gemm_count = 1,
                                       .stream = roofs->stream,
                                       .scratch = roofs->scratch,
                                       .scratch_bytes = roofs->scratch_bytes};
-    TSR_TRY(roofs->kernels->prepare(roofs->device, &prepare));
+    return roofs->kernels->prepare(roofs->device, &prepare);
+}
+
+static tsr_status quantize(tsr_roofs *roofs, uint64_t out, uint64_t scale, uint64_t from,
+                           int64_t rows, int64_t columns, tsr_dtype dtype)
+{
+    const tsr_fp8_quantize_args args = {.out = (uint8_t *)roofs->memory + out,
+                                        .scale = (float *)(void *)(roofs->memory + scale),
+                                        .x = roofs->memory + from,
+                                        .tokens = rows,
+                                        .d = columns,
+                                        .dtype = dtype};
+    return roofs->kernels->fp8_quantize(roofs->stream, &args);
+}
+
+static tsr_status measure_fp8(tsr_roof *out, tsr_roofs *roofs, const tsr_roofs_matmul_shape *s,
+                              const matmul_places *p, double seconds)
+{
+    bool cpu = tsr_device_kind_of(roofs->device) == TSR_DEVICE_CPU;
+    char *memory = roofs->memory;
+    tsr_dtype dtype = cpu ? TSR_F32 : TSR_BF16;
+    const tsr_fp8_gemm_args args = {.m = s->m,
+                                    .n = s->n,
+                                    .k = s->k,
+                                    .a = (uint8_t *)memory + p->x,
+                                    .b = (uint8_t *)memory + p->w,
+                                    .scale_a = (float *)(void *)(memory + p->x_scale),
+                                    .scale_b = (float *)(void *)(memory + p->w_scale),
+                                    .c = memory + p->y,
+                                    .alpha = 1,
+                                    .c_dtype = dtype};
+    TSR_TRY(tsr_kernels_fp8_supported(roofs->device));
+    TSR_TRY(quantize(roofs, p->x, p->x_scale, p->from, s->m, s->k, dtype));
+    TSR_TRY(quantize(roofs, p->w, p->w_scale, p->from, s->n, s->k, dtype));
+    const tsr_gemm_args shape = tsr_fp8_gemm_shape(&args);
+    TSR_TRY(tsr_stream_synchronize(roofs->stream));
+    TSR_TRY(choose_matmul(roofs, &shape));
+    const measured m = {roofs, call_fp8_matmul, &args,
+                        2.0 * (double)s->m * (double)s->n * (double)s->k};
+    TSR_TRY(measure(out, &m, seconds));
+    return fill(roofs); /* codes and sums are no harmless values of other types */
+}
+
+tsr_status tsr_roofs_matmul(tsr_roof *out, tsr_roofs *roofs, const tsr_roofs_matmul_shape *s,
+                            double seconds)
+{
+    const matmul_places p = place_matmul(s);
+    if (p.end > roofs->bytes)
+        return tsr_fail(
+            TSR_EINVAL, "a matmul of %lld x %lld x %lld needs more memory than %llu bytes",
+            (long long)s->m, (long long)s->n, (long long)s->k, (unsigned long long)roofs->bytes);
+    if (in_e4m3(s))
+        return measure_fp8(out, roofs, s, &p, seconds);
+    const tsr_gemm_args args = {.m = s->m,
+                                .n = s->n,
+                                .k = s->k,
+                                .a = roofs->memory,
+                                .b = roofs->memory + p.w,
+                                .c = roofs->memory + p.y,
+                                .trans_b = s->transposed,
+                                .alpha = 1,
+                                .dtype = s->dtype,
+                                .c_dtype = s->dtype};
+    TSR_TRY(choose_matmul(roofs, &args));
     const measured m = {roofs, call_matmul, &args,
                         2.0 * (double)s->m * (double)s->n * (double)s->k};
     return measure(out, &m, seconds);

@@ -29,12 +29,13 @@ void tsr_roofs_close(tsr_roofs *roofs);
 typedef struct {
     int64_t m, n, k;
     bool transposed;
-    tsr_dtype dtype; /* of all three */
+    tsr_dtype dtype; /* of all three; F8_E4M3: of x and w, y is BF16, or F32 on the CPU */
 } tsr_roofs_matmul_shape;
 
 uint64_t tsr_roofs_matmul_bytes(const tsr_roofs_matmul_shape *shape);
 
-/* 2 m n k FLOPs a call. On a GPU its kernel is chosen first, as a run's start does. */
+/* 2 m n k FLOPs a call. On a GPU its kernel is chosen first, as a run's start does. TSR_EUNSUPPORTED:
+ * there is no such matmul in e4m3 here (kernels/fp8_gemm.h); they are all `transposed`. */
 tsr_status tsr_roofs_matmul(tsr_roof *out, tsr_roofs *roofs, const tsr_roofs_matmul_shape *shape,
                             double seconds);
 

@@ -4,12 +4,18 @@
  * Split    Tiles of column_sum.cuh: a lane keeps g and bias of both projections and both sums of its
  *          eight columns in registers over the chunk's tokens. A thread reads all its inputs before
  *          it writes, so that outputs may be inputs.
+ * e4m3     Where rows go into e4m3 as well, a block has a row, whose results wait in shared memory, each
+ *          where the thread that made it finds it again, until the largest is known. Sums of columns
+ *          would be spread over as many blocks as tokens: with a dm e4m3 takes a second pass.
  * Cost     forward 3 tokens f elements, backward 5; about 25 and 40 instructions an element.
  */
 #include "kernels/column_sum.cuh"
+#include "kernels/fp8.cuh"
 
 #define FORWARD_TURNS  2
 #define BACKWARD_TURNS 2
+#define ROW_THREADS    256
+#define ROW_STEP       (ROW_THREADS * TSR_VECTOR) /* columns of a turn of a row */
 
 typedef struct {
     float g_gate[8], g_up[8], bias_gate[8], bias_up[8];
@@ -23,6 +29,31 @@ static __device__ __forceinline__ float sigmoid(float x)
     return y;
 }
 
+static __device__ __forceinline__ void load_vectors(swiglu_vectors *v, const float *g_gate,
+                                                    const float *g_up, tsr_frozen bias_gate,
+                                                    tsr_frozen bias_up, int64_t column, int count,
+                                                    bool whole)
+{
+    tsr_float8(v->g_gate, g_gate, column, count, 1, whole);
+    tsr_float8(v->g_up, g_up, column, count, 1, whole);
+    tsr_frozen8(v->bias_gate, bias_gate, column, count, 0, whole);
+    tsr_frozen8(v->bias_up, bias_up, column, count, 0, whole);
+}
+
+static __device__ __forceinline__ void forward_eight(float *act, tsr_raw8 gate_raw, tsr_raw8 up_raw,
+                                                     const swiglu_vectors *v, tsr_dtype dtype)
+{
+    float z_up[8];
+    tsr_raw_widen(act, gate_raw, dtype);
+    tsr_raw_widen(z_up, up_raw, dtype);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        float gate = v->g_gate[j] * act[j] + v->bias_gate[j];
+        float up = v->g_up[j] * z_up[j] + v->bias_up[j];
+        act[j] = gate * sigmoid(gate) * up;
+    }
+}
+
 static __device__ __forceinline__ void
 forward_tile(const tsr_swiglu_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
@@ -32,10 +63,7 @@ forward_tile(const tsr_swiglu_args *a, const tsr_tiling *tiling, tsr_dtype dtype
     if (count == 0)
         return;
     swiglu_vectors v;
-    tsr_float8(v.g_gate, a->g_gate, column, count, 1, whole);
-    tsr_float8(v.g_up, a->g_up, column, count, 1, whole);
-    tsr_frozen8(v.bias_gate, a->bias_gate, column, count, 0, whole);
-    tsr_frozen8(v.bias_up, a->bias_up, column, count, 0, whole);
+    load_vectors(&v, a->g_gate, a->g_up, a->bias_gate, a->bias_up, column, count, whole);
     for (int64_t t = place.token; t < place.end; t += TSR_TILE_WARPS * FORWARD_TURNS) {
         tsr_raw8 gate_raw[FORWARD_TURNS], up_raw[FORWARD_TURNS];
 #pragma unroll
@@ -51,21 +79,93 @@ forward_tile(const tsr_swiglu_args *a, const tsr_tiling *tiling, tsr_dtype dtype
             int64_t token = t + u * TSR_TILE_WARPS;
             if (token >= place.end)
                 break;
-            float z_gate[8], z_up[8];
-            tsr_raw_widen(z_gate, gate_raw[u], dtype);
-            tsr_raw_widen(z_up, up_raw[u], dtype);
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                float gate = v.g_gate[j] * z_gate[j] + v.bias_gate[j];
-                float up = v.g_up[j] * z_up[j] + v.bias_up[j];
-                z_gate[j] = gate * sigmoid(gate) * up;
-            }
-            tsr_raw_store(a->act, token * a->f + column, count, z_gate, dtype, whole);
+            float act[8];
+            forward_eight(act, gate_raw[u], up_raw[u], &v, dtype);
+            tsr_raw_store(a->act, token * a->f + column, count, act, dtype, whole);
         }
     }
 }
 
 TSR_TILE_KERNELS(forward_tile, tsr_swiglu_args, 3)
+
+/* ---- rows that go into e4m3 as well ---- */
+
+extern __shared__ __align__(16) char memory[];
+
+/* Writes eight results of a row, in bf16, and holds them; `most` becomes the largest with its factor. */
+static __device__ __forceinline__ void hold_eight(uint4 *held, void *out, tsr_fp8_rows rows,
+                                                  int64_t row, int column, const float *result,
+                                                  uint32_t *most)
+{
+    tsr_raw8 raw = tsr_raw_narrow(result, TSR_BF16);
+    uint4 quad = make_uint4(raw.word[0], raw.word[1], raw.word[2], raw.word[3]);
+    float value[8];
+    __stwb((uint4 *)((uint16_t *)out + row + column), quad);
+    held[column / TSR_VECTOR] = quad;
+    tsr_fp8_values(value, quad, rows.column_factor, column);
+    *most = max(*most, tsr_magnitude8(value));
+}
+
+static __device__ __forceinline__ void write_codes(const uint4 *held, tsr_fp8_rows rows, int64_t f,
+                                                   uint32_t most)
+{
+    float value[8], scale = tsr_e4m3_scale(__uint_as_float(most)), inverse = __frcp_rn(scale);
+    if (threadIdx.x == 0)
+        rows.scale[blockIdx.x] = scale;
+    for (int64_t column = threadIdx.x * TSR_VECTOR; column < f; column += ROW_STEP) {
+        tsr_fp8_values(value, held[column / TSR_VECTOR], rows.column_factor, column);
+        *(uint2 *)(rows.out + blockIdx.x * f + column) = tsr_e4m3x8(value, inverse);
+    }
+}
+
+static __global__ void __launch_bounds__(ROW_THREADS, 4)
+    forward_row(const __grid_constant__ tsr_swiglu_args a)
+{
+    tsr_kernel_begin();
+    uint4 *held = (uint4 *)memory;
+    int64_t row = blockIdx.x * a.f;
+    int f = (int)a.f;
+    uint32_t most = 0;
+    for (int at = (int)threadIdx.x * TSR_VECTOR; at < f; at += FORWARD_TURNS * ROW_STEP) {
+        tsr_raw8 gate[FORWARD_TURNS], up[FORWARD_TURNS];
+#pragma unroll
+        for (int u = 0; u < FORWARD_TURNS; u++) {
+            int column = at + u * ROW_STEP;
+            if (column >= f)
+                break;
+            gate[u] = tsr_raw_load(a.z_gate, row + column, 8, TSR_BF16, true);
+            up[u] = tsr_raw_load(a.z_up, row + column, 8, TSR_BF16, true);
+        }
+#pragma unroll
+        for (int u = 0; u < FORWARD_TURNS; u++) {
+            int column = at + u * ROW_STEP;
+            if (column >= f)
+                break;
+            swiglu_vectors v;
+            float act[8];
+            load_vectors(&v, a.g_gate, a.g_up, a.bias_gate, a.bias_up, column, 8, true);
+            forward_eight(act, gate[u], up[u], &v, TSR_BF16);
+            hold_eight(held, a.act, a.act8, row, column, act, &most);
+        }
+    }
+    write_codes(held, a.act8, a.f, tsr_block_max(most));
+}
+
+/* So that the kernel may ask for so much, which may be more than every card has. */
+static tsr_status ask_shared(const void *kernel, tsr_stream *stream, int64_t bytes)
+{
+    tsr_stream_cuda(stream); /* its device becomes this thread's */
+    return tsr_cuda_status(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+        "swiglu: shared memory");
+}
+
+/* Whether `arrays` rows of results fit a block. */
+static bool row_fits(tsr_stream *stream, int64_t f, int arrays)
+{
+    const tsr_cuda_properties *p = tsr_device_cuda_properties(tsr_stream_device(stream));
+    return (uint64_t)f * sizeof(uint16_t) * (uint64_t)arrays + 1024 <= p->shared_bytes;
+}
 
 extern "C" tsr_status tsr_swiglu_cuda(tsr_stream *stream, const tsr_swiglu_args *args)
 {
@@ -77,8 +177,16 @@ extern "C" tsr_status tsr_swiglu_cuda(tsr_stream *stream, const tsr_swiglu_args 
                  tsr_vectors(args->act, f) && tsr_vectors(args->g_gate, f) &&
                  tsr_vectors(args->g_up, f) && tsr_vectors(args->bias_gate.data, f) &&
                  tsr_vectors(args->bias_up.data, f);
+    if (whole && tsr_fp8_rows_fit(args->act8, f, args->dtype) && row_fits(stream, f, 1)) {
+        int64_t bytes = f * (int64_t)sizeof(uint16_t);
+        TSR_TRY(ask_shared((const void *)forward_row, stream, bytes));
+        TSR_LAUNCH_SHARED(forward_row, (unsigned)args->tokens, ROW_THREADS, (size_t)bytes, stream,
+                          *args);
+        return tsr_launched("swiglu");
+    }
     tsr_tiling tiling = tsr_tiling_make(args->tokens, tsr_tile_strips(f), false, whole);
     TSR_TILE_LAUNCH(forward_tile, args, tiling, stream);
+    TSR_TRY(tsr_fp8_rows_cuda(stream, args->act8, args->act, args->tokens, f, args->dtype));
     return tsr_launched("swiglu");
 }
 
@@ -92,29 +200,38 @@ typedef struct {
     tsr_raw8 gate, up, dact;
 } swiglu_input;
 
-/* dz of eight elements at `at`, and their part of the sums. */
-static __device__ __forceinline__ void
-back_eight(swiglu_sums *sum, const tsr_swiglu_backward_args *a, int64_t at, int count,
-           const swiglu_input *in, const swiglu_vectors *v, tsr_dtype dtype, bool whole)
+/* dz of eight elements, and their part of the sums. */
+static __device__ __forceinline__ void back_eight(float *dz_gate, float *dz_up, swiglu_sums *sum,
+                                                  const swiglu_input *in, const swiglu_vectors *v,
+                                                  tsr_dtype dtype)
 {
-    float z_gate[8], z_up[8], dact[8];
-    tsr_raw_widen(z_gate, in->gate, dtype);
-    tsr_raw_widen(z_up, in->up, dtype);
+    float dact[8];
+    tsr_raw_widen(dz_gate, in->gate, dtype);
+    tsr_raw_widen(dz_up, in->up, dtype);
     tsr_raw_widen(dact, in->dact, dtype);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        float gate = v->g_gate[j] * z_gate[j] + v->bias_gate[j];
-        float up = v->g_up[j] * z_up[j] + v->bias_up[j];
+        float gate = v->g_gate[j] * dz_gate[j] + v->bias_gate[j];
+        float up = v->g_up[j] * dz_up[j] + v->bias_up[j];
         float s = sigmoid(gate);
         float dy_up = dact[j] * (gate * s);
         float dy_gate = dact[j] * up * (s * (1.0f + gate * (1.0f - s)));
-        sum->gate[j] += dy_gate * z_gate[j];
-        sum->up[j] += dy_up * z_up[j];
-        z_gate[j] = v->g_gate[j] * dy_gate;
-        z_up[j] = v->g_up[j] * dy_up;
+        sum->gate[j] += dy_gate * dz_gate[j];
+        sum->up[j] += dy_up * dz_up[j];
+        dz_gate[j] = v->g_gate[j] * dy_gate;
+        dz_up[j] = v->g_up[j] * dy_up;
     }
-    tsr_raw_store(a->dz_gate, at, count, z_gate, dtype, whole);
-    tsr_raw_store(a->dz_up, at, count, z_up, dtype, whole);
+}
+
+static __device__ __forceinline__ swiglu_input load_input(const tsr_swiglu_backward_args *a,
+                                                          int64_t at, int count, tsr_dtype dtype,
+                                                          bool whole)
+{
+    swiglu_input in;
+    in.gate = tsr_raw_load(a->z_gate, at, count, dtype, whole);
+    in.up = tsr_raw_load(a->z_up, at, count, dtype, whole);
+    in.dact = tsr_raw_load(a->dact, at, count, dtype, whole);
+    return in;
 }
 
 static __device__ __forceinline__ void
@@ -127,12 +244,8 @@ back_tile(const tsr_swiglu_backward_args *a, const tsr_tiling *tiling, tsr_dtype
     swiglu_sums sum;
     tsr_zero8(sum.gate);
     tsr_zero8(sum.up);
-    if (count) {
-        tsr_float8(v.g_gate, a->g_gate, column, count, 1, whole);
-        tsr_float8(v.g_up, a->g_up, column, count, 1, whole);
-        tsr_frozen8(v.bias_gate, a->bias_gate, column, count, 0, whole);
-        tsr_frozen8(v.bias_up, a->bias_up, column, count, 0, whole);
-    }
+    if (count)
+        load_vectors(&v, a->g_gate, a->g_up, a->bias_gate, a->bias_up, column, count, whole);
     for (int64_t t = place.token; t < place.end && count; t += TSR_TILE_WARPS * BACKWARD_TURNS) {
         swiglu_input in[BACKWARD_TURNS];
 #pragma unroll
@@ -140,15 +253,17 @@ back_tile(const tsr_swiglu_backward_args *a, const tsr_tiling *tiling, tsr_dtype
             int64_t token = t + u * TSR_TILE_WARPS, at = token * a->f + column;
             if (token >= place.end)
                 break;
-            in[u].gate = tsr_raw_load(a->z_gate, at, count, dtype, whole);
-            in[u].up = tsr_raw_load(a->z_up, at, count, dtype, whole);
-            in[u].dact = tsr_raw_load(a->dact, at, count, dtype, whole);
+            in[u] = load_input(a, at, count, dtype, whole);
         }
 #pragma unroll
         for (int u = 0; u < BACKWARD_TURNS; u++) {
-            int64_t token = t + u * TSR_TILE_WARPS;
-            if (token < place.end)
-                back_eight(&sum, a, token * a->f + column, count, &in[u], &v, dtype, whole);
+            int64_t token = t + u * TSR_TILE_WARPS, at = token * a->f + column;
+            if (token >= place.end)
+                break;
+            float dz_gate[8], dz_up[8];
+            back_eight(dz_gate, dz_up, &sum, &in[u], &v, dtype);
+            tsr_raw_store(a->dz_gate, at, count, dz_gate, dtype, whole);
+            tsr_raw_store(a->dz_up, at, count, dz_up, dtype, whole);
         }
     }
     float *row = a->partials + place.chunk * 2 * a->f;
@@ -160,6 +275,52 @@ back_tile(const tsr_swiglu_backward_args *a, const tsr_tiling *tiling, tsr_dtype
 
 TSR_TILE_KERNELS(back_tile, tsr_swiglu_backward_args, 2)
 
+/* Both largest of a block. */
+static __device__ __forceinline__ uint2 block_max2(uint32_t a, uint32_t b)
+{
+    __shared__ uint2 shared[TSR_WARP];
+    int lane = threadIdx.x % TSR_WARP, warp = threadIdx.x / TSR_WARP;
+    uint2 most = make_uint2(tsr_warp_max(a), tsr_warp_max(b));
+    if (lane == 0)
+        shared[warp] = most;
+    __syncthreads();
+    most = lane < ROW_THREADS / TSR_WARP ? shared[lane] : make_uint2(0, 0);
+    return make_uint2(tsr_warp_max(most.x), tsr_warp_max(most.y));
+}
+
+static __global__ void __launch_bounds__(ROW_THREADS, 3)
+    back_row(const __grid_constant__ tsr_swiglu_backward_args a)
+{
+    tsr_kernel_begin();
+    uint4 *held_gate = (uint4 *)memory, *held_up = held_gate + a.f / TSR_VECTOR;
+    int64_t row = blockIdx.x * a.f;
+    int f = (int)a.f;
+    uint32_t most_gate = 0, most_up = 0;
+    for (int at = (int)threadIdx.x * TSR_VECTOR; at < f; at += BACKWARD_TURNS * ROW_STEP) {
+        swiglu_input in[BACKWARD_TURNS];
+#pragma unroll
+        for (int u = 0; u < BACKWARD_TURNS; u++)
+            if (at + u * ROW_STEP < f)
+                in[u] = load_input(&a, row + at + u * ROW_STEP, 8, TSR_BF16, true);
+#pragma unroll
+        for (int u = 0; u < BACKWARD_TURNS; u++) {
+            int column = at + u * ROW_STEP;
+            if (column >= f)
+                break;
+            swiglu_vectors v;
+            swiglu_sums unused = {};
+            float dz_gate[8], dz_up[8];
+            load_vectors(&v, a.g_gate, a.g_up, a.bias_gate, a.bias_up, column, 8, true);
+            back_eight(dz_gate, dz_up, &unused, &in[u], &v, TSR_BF16);
+            hold_eight(held_gate, a.dz_gate, a.dz_gate8, row, column, dz_gate, &most_gate);
+            hold_eight(held_up, a.dz_up, a.dz_up8, row, column, dz_up, &most_up);
+        }
+    }
+    uint2 most = block_max2(most_gate, most_up);
+    write_codes(held_gate, a.dz_gate8, a.f, most.x);
+    write_codes(held_up, a.dz_up8, a.f, most.y);
+}
+
 static bool back_whole(const tsr_swiglu_backward_args *a)
 {
     int64_t f = a->f;
@@ -169,10 +330,28 @@ static bool back_whole(const tsr_swiglu_backward_args *a)
            tsr_vectors(a->dz_gate, f) && tsr_vectors(a->dz_up, f);
 }
 
+/* Whether rows go into e4m3 while they are made. */
+static bool one_pass(tsr_stream *stream, const tsr_swiglu_backward_args *args)
+{
+    return args->tokens && !args->dm_gate && !args->dm_up && back_whole(args) &&
+           tsr_fp8_rows_fit(args->dz_gate8, args->f, args->dtype) &&
+           tsr_fp8_rows_fit(args->dz_up8, args->f, args->dtype) && row_fits(stream, args->f, 2);
+}
+
+static tsr_status back_rows(tsr_stream *stream, const tsr_swiglu_backward_args *args)
+{
+    int64_t bytes = 2 * args->f * (int64_t)sizeof(uint16_t);
+    TSR_TRY(ask_shared((const void *)back_row, stream, bytes));
+    TSR_LAUNCH_SHARED(back_row, (unsigned)args->tokens, ROW_THREADS, (size_t)bytes, stream, *args);
+    return tsr_launched("swiglu_backward");
+}
+
 extern "C" tsr_status tsr_swiglu_backward_cuda(tsr_stream *stream,
                                                const tsr_swiglu_backward_args *args)
 {
     TSR_TRY(tsr_swiglu_backward_check(args));
+    if (one_pass(stream, args))
+        return back_rows(stream, args);
     tsr_column_sums sums = {};
     tsr_column_sums_add(&sums, 0, args->dm_gate, args->n_gate, args->f);
     tsr_column_sums_add(&sums, 1, args->dm_up, args->n_up, args->f);
@@ -183,5 +362,8 @@ extern "C" tsr_status tsr_swiglu_backward_cuda(tsr_stream *stream,
         TSR_TILE_LAUNCH(back_tile, args, tiling, stream);
         TSR_TRY(tsr_launched("swiglu_backward"));
     }
-    return tsr_column_sums_finish(&sums, args->partials, tiling.chunks, stream);
+    TSR_TRY(tsr_column_sums_finish(&sums, args->partials, tiling.chunks, stream));
+    TSR_TRY(tsr_fp8_rows_cuda(stream, args->dz_gate8, args->dz_gate, args->tokens, args->f,
+                              args->dtype));
+    return tsr_fp8_rows_cuda(stream, args->dz_up8, args->dz_up, args->tokens, args->f, args->dtype);
 }

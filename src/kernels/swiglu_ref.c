@@ -13,7 +13,7 @@ tsr_status tsr_swiglu_check(const tsr_swiglu_args *args)
                "z_gate, z_up or act is NULL");
     TSR_EXPECT(tsr_frozen_valid(args->bias_gate) && tsr_frozen_valid(args->bias_up), "swiglu",
                "a bias is not F32 or BF16");
-    return TSR_OK;
+    return tsr_fp8_rows_check("swiglu", args->act8, args->dtype);
 }
 
 tsr_status tsr_swiglu_backward_check(const tsr_swiglu_backward_args *args)
@@ -29,7 +29,8 @@ tsr_status tsr_swiglu_backward_check(const tsr_swiglu_backward_args *args)
                "a dm needs its n");
     TSR_EXPECT(tsr_frozen_valid(args->bias_gate) && tsr_frozen_valid(args->bias_up),
                "swiglu_backward", "a bias is not F32 or BF16");
-    return TSR_OK;
+    TSR_TRY(tsr_fp8_rows_check("swiglu_backward", args->dz_gate8, args->dtype));
+    return tsr_fp8_rows_check("swiglu_backward", args->dz_up8, args->dtype);
 }
 
 /* The vectors of a strip, with 1 and 0 where there are none. */
@@ -142,7 +143,7 @@ tsr_status tsr_swiglu_ref(const tsr_swiglu_args *args, tsr_pool *pool)
     TSR_TRY(tsr_swiglu_check(args));
     TSR_TRY(tsr_expect_f32("swiglu", args->dtype));
     tsr_pool_run(pool, tsr_tile_tasks(args->tokens, args->f, false), forward_task, (void *)args);
-    return TSR_OK;
+    return tsr_fp8_rows_ref(args->act8, args->act, args->tokens, args->f, pool);
 }
 
 tsr_status tsr_swiglu_backward_ref(const tsr_swiglu_backward_args *args, tsr_pool *pool)
@@ -151,5 +152,6 @@ tsr_status tsr_swiglu_backward_ref(const tsr_swiglu_backward_args *args, tsr_poo
     TSR_TRY(tsr_expect_f32("swiglu_backward", args->dtype));
     bool whole = args->dm_gate || args->dm_up;
     tsr_pool_run(pool, tsr_tile_tasks(args->tokens, args->f, whole), backward_task, (void *)args);
-    return TSR_OK;
+    TSR_TRY(tsr_fp8_rows_ref(args->dz_gate8, args->dz_gate, args->tokens, args->f, pool));
+    return tsr_fp8_rows_ref(args->dz_up8, args->dz_up, args->tokens, args->f, pool);
 }

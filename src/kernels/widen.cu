@@ -2,21 +2,24 @@
  * widen.cu: contract widen.h; reference widen_ref.c, the same bits (a NaN stays a NaN).
  *
  * Split    A thread takes 4 elements at a time, so that the wider side's accesses are 16 bytes and
- *          the narrower side's 8, both without gaps over a warp; 4 turns, all loads first. The same
+ *          the narrower side's 8 (of e4m3 4), both without gaps over a warp; 4 turns, all loads first. The same
  *          dtype on both sides is a copy. Unaligned buffers and the tail: element by element.
  * Cost     count elements read and written.
  */
 #include "kernels/cuda.cuh"
+#include "kernels/fp8.h"
 
 #define THREADS 256
 #define QUAD    4 /* elements of a thread in a turn */
 #define TURNS   4
 
-/* Of a 16-bit type the first two words. */
+/* Of a 16-bit type the first two words, of an 8-bit one the first. */
 static __device__ __forceinline__ uint4 load4(const void *p, int64_t i, tsr_dtype dtype)
 {
     if (dtype == TSR_F32)
         return __ldcs((const uint4 *)((const uint32_t *)p + i));
+    if (dtype == TSR_F8_E4M3)
+        return make_uint4(__ldcs((const uint32_t *)((const uint8_t *)p + i)), 0, 0, 0);
     uint2 bits = __ldcs((const uint2 *)((const uint16_t *)p + i));
     return make_uint4(bits.x, bits.y, 0, 0);
 }
@@ -31,6 +34,8 @@ static __device__ __forceinline__ void widen4(float *out, uint4 raw, tsr_dtype d
             out[i] = __uint_as_float(word[i]);
         else if (dtype == TSR_BF16)
             out[i] = __uint_as_float(half << 16);
+        else if (dtype == TSR_F8_E4M3)
+            out[i] = tsr_e4m3_to_f32((uint8_t)(raw.x >> 8 * i));
         else
             out[i] = __half2float(__ushort_as_half((uint16_t)half));
     }
@@ -89,11 +94,16 @@ WIDEN_KERNEL(bf16_to_f32, TSR_BF16, TSR_F32)
 WIDEN_KERNEL(bf16_to_f16, TSR_BF16, TSR_F16)
 WIDEN_KERNEL(f16_to_f32, TSR_F16, TSR_F32)
 WIDEN_KERNEL(f16_to_bf16, TSR_F16, TSR_BF16)
+WIDEN_KERNEL(e4m3_to_f32, TSR_F8_E4M3, TSR_F32)
+WIDEN_KERNEL(e4m3_to_bf16, TSR_F8_E4M3, TSR_BF16)
+WIDEN_KERNEL(e4m3_to_f16, TSR_F8_E4M3, TSR_F16)
 
 typedef void widen_kernel(const tsr_widen_args a, int64_t quads);
 
 static widen_kernel *kernel_of(tsr_dtype from, tsr_dtype to)
 {
+    if (from == TSR_F8_E4M3)
+        return to == TSR_F32 ? e4m3_to_f32 : to == TSR_BF16 ? e4m3_to_bf16 : e4m3_to_f16;
     if (from == TSR_F32)
         return to == TSR_BF16 ? f32_to_bf16 : f32_to_f16;
     if (from == TSR_BF16)
@@ -105,8 +115,11 @@ static __global__ void __launch_bounds__(THREADS) widen_each(const tsr_widen_arg
 {
     tsr_kernel_begin();
     int64_t i = first + (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i < a.count)
-        tsr_store(a.out, i, tsr_load(a.in, i, a.in_dtype), a.dtype);
+    if (i >= a.count)
+        return;
+    float value = a.in_dtype == TSR_F8_E4M3 ? tsr_e4m3_to_f32(((const uint8_t *)a.in)[i])
+                                            : tsr_load(a.in, i, a.in_dtype);
+    tsr_store(a.out, i, value, a.dtype);
 }
 
 extern "C" tsr_status tsr_widen_cuda(tsr_stream *stream, const tsr_widen_args *args)

@@ -1,6 +1,6 @@
 /*
  * kernels/widen.h: out[i] = in[i], converted; BF16 or F16 or F32 to the compute dtype (a base that
- * is not quantized, an adapter's working copy).
+ * is not quantized, an adapter's working copy); or e4m3 to it (an fp8 base, for DoRA's norm), exact.
  *
  * Cost     count elements read and written.
  */
@@ -13,7 +13,7 @@ typedef struct {
     void *out;
     const void *in;
     int64_t count;
-    tsr_dtype in_dtype; /* F32, BF16 or F16 */
+    tsr_dtype in_dtype; /* F32, BF16, F16 or F8_E4M3 */
     tsr_dtype dtype;    /* of out */
 } tsr_widen_args;
 

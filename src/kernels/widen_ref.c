@@ -3,13 +3,15 @@
  */
 #include "kernels/widen.h"
 
+#include "kernels/fp8.h"
 #include "kernels/loops.h"
 
 #define TASK_ELEMENTS 65536
 
 tsr_status tsr_widen_check(const tsr_widen_args *args)
 {
-    TSR_TRY(tsr_expect_dtype("widen", args->in_dtype));
+    if (args->in_dtype != TSR_F8_E4M3)
+        TSR_TRY(tsr_expect_dtype("widen", args->in_dtype));
     TSR_TRY(tsr_expect_dtype("widen", args->dtype));
     TSR_EXPECT(args->count >= 0, "widen", "count is negative");
     TSR_EXPECT(args->count == 0 || (args->out && args->in), "widen", "out or in is NULL");
@@ -22,6 +24,11 @@ TSR_CLONES static void widen_block(void *context, int index)
     int64_t first = (int64_t)index * TASK_ELEMENTS;
     int64_t count = tsr_min(TASK_ELEMENTS, args->count - first);
     float *out = (float *)args->out + first;
+    if (args->in_dtype == TSR_F8_E4M3) {
+        for (int64_t i = 0; i < count; i++)
+            out[i] = tsr_e4m3_to_f32(((const uint8_t *)args->in)[first + i]);
+        return;
+    }
     if (args->in_dtype == TSR_F16) {
         for (int64_t i = 0; i < count; i++)
             out[i] = tsr_f16_to_f32(((const uint16_t *)args->in)[first + i]);

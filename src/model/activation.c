@@ -274,6 +274,19 @@ static tsr_status take_backward(const walk *w, tsr_activations *out)
     return TSR_OK;
 }
 
+/* Rows are a linear's input, or the gradient of its output. */
+static tsr_status take_fp8(const walk *w, tsr_linear_fp8 *out, const tsr_array *weight,
+                           uint64_t widest, uint64_t tallest)
+{
+    uint64_t width = widest > tallest ? widest : tallest;
+    TSR_TRY(take(w, &out->weight, "scratch weight in e4m3",
+                 (tsr_array){TSR_F8_E4M3, weight->rows, weight->columns}));
+    TSR_TRY(take_floats(w, &out->weight_scale, -1, "weight scale", tallest, 1));
+    TSR_TRY(
+        take(w, &out->rows, "scratch rows in e4m3", (tsr_array){TSR_F8_E4M3, w->tokens, width}));
+    return take_floats(w, &out->row_scale, -1, "row scale", w->tokens, 1);
+}
+
 static tsr_status take_linear(const walk *w, tsr_activations *out)
 {
     const tsr_layout *layout = w->options->layout;
@@ -287,6 +300,8 @@ static tsr_status take_linear(const walk *w, tsr_activations *out)
         tallest = linear[kind].out > tallest ? linear[kind].out : tallest;
     }
     TSR_TRY(take(w, &out->context.weight, "scratch weight", weight));
+    if (w->options->fp8)
+        TSR_TRY(take_fp8(w, &out->context.fp8, &weight, widest, tallest));
     TSR_TRY(take_rows(w, &out->context.low, -1, "low", r));
     if (w->options->dropout) {
         TSR_TRY(take_rows(w, &out->context.dropped, -1, "dropped", widest));

@@ -63,6 +63,7 @@ typedef struct {
     const tsr_kernels *kernels;     /* for their scratch */
     const tsr_unit *units;          /* which layers are offloaded; NULL: none */
     tsr_dtype dtype;                /* of activations */
+    bool fp8;                       /* the base's matmuls run in e4m3 */
     const tsr_recompute *recompute; /* [layers] */
     bool train;                     /* false: evaluation only */
     bool dropout;

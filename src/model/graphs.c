@@ -21,7 +21,8 @@ static tsr_graph_shape shape_of(const tsr_model_options *options, const tsr_layo
                                 const tsr_batch_shape *batch, bool backward)
 {
     static const char plain;
-    const tsr_linear_context context = {.dtype = options->dtype, .tokens = batch->tokens};
+    const tsr_linear_context context = {
+        .dtype = options->dtype, .tokens = batch->tokens, .fp8.on = options->fp8};
     const tsr_linear one = {.out = linear->out,
                             .in = linear->in,
                             .r = linear->r,

@@ -79,7 +79,7 @@ static tsr_status attention_forward(const tsr_linear_context *context, const tsr
 /* x_out = x + g z + bias, h = norm(x_out); with z NULL, h = norm(x). */
 static tsr_status norm(const tsr_linear_context *context, const tsr_layer_shape *shape,
                        const void *x, output residual, tsr_frozen w, void *x_out, void *h,
-                       float *rstd)
+                       float *rstd, tsr_fp8_rows h8)
 {
     return context->kernels->rms_norm(context->stream,
                                       &(tsr_rms_norm_args){.x = x,
@@ -93,11 +93,13 @@ static tsr_status norm(const tsr_linear_context *context, const tsr_layer_shape 
                                                            .tokens = context->tokens,
                                                            .d = shape->d,
                                                            .eps = shape->eps,
-                                                           .dtype = context->dtype});
+                                                           .dtype = context->dtype,
+                                                           .h8 = h8});
 }
 
 static tsr_status swiglu(const tsr_linear_context *context, const tsr_layer_shape *shape,
-                         const tsr_layer *layer, const tsr_layer_buffers *buffers)
+                         const tsr_layer *layer, const tsr_layer_buffers *buffers,
+                         tsr_fp8_rows act8)
 {
     output gate = consumed(layer, buffers, TSR_GATE), up = consumed(layer, buffers, TSR_UP);
     return context->kernels->swiglu(context->stream, &(tsr_swiglu_args){.z_gate = gate.z,
@@ -109,21 +111,25 @@ static tsr_status swiglu(const tsr_linear_context *context, const tsr_layer_shap
                                                                         .act = buffers->act,
                                                                         .tokens = context->tokens,
                                                                         .f = shape->f,
-                                                                        .dtype = context->dtype});
+                                                                        .dtype = context->dtype,
+                                                                        .act8 = act8});
 }
 
-/* Everything after h = norm(x), up to act: the input of down_proj. */
+static const tsr_fp8_rows no_rows; /* no linear's forward reads them */
+
+/* Everything after h = norm(x), up to act: the input of down_proj, which follows if `down`. */
 static tsr_status forward_body(const tsr_linear_context *context, const tsr_layer_shape *shape,
                                const tsr_layer *layer, const tsr_layer_batch *batch,
-                               const tsr_layer_buffers *buffers)
+                               const tsr_layer_buffers *buffers, bool down)
 {
     TSR_TRY(attention_forward(context, shape, layer, batch, buffers));
+    TSR_TRY(tsr_linear_input(context, buffers->o, (int64_t)layer->linear[TSR_O].in));
     TSR_TRY(linear_forward(context, layer, buffers, TSR_O, buffers->o));
     TSR_TRY(norm(context, shape, buffers->x, consumed(layer, buffers, TSR_O), layer->post_norm,
-                 buffers->x_mid, buffers->h2, buffers->rstd2));
+                 buffers->x_mid, buffers->h2, buffers->rstd2, tsr_linear_rows(context)));
     TSR_TRY(linear_forward(context, layer, buffers, TSR_GATE, buffers->h2));
     TSR_TRY(linear_forward(context, layer, buffers, TSR_UP, buffers->h2));
-    return swiglu(context, shape, layer, buffers);
+    return swiglu(context, shape, layer, buffers, down ? tsr_linear_rows(context) : no_rows);
 }
 
 static const output nothing = {NULL, NULL, {NULL, TSR_F32}};
@@ -134,8 +140,8 @@ tsr_status tsr_layer_forward(const tsr_linear_context *context, const tsr_layer_
 {
     output residual = {input->z, input->g, {NULL, TSR_F32}};
     TSR_TRY(norm(context, shape, input->x, residual, layer->input_norm, buffers->x, buffers->h,
-                 buffers->rstd));
-    TSR_TRY(forward_body(context, shape, layer, batch, buffers));
+                 buffers->rstd, tsr_linear_rows(context)));
+    TSR_TRY(forward_body(context, shape, layer, batch, buffers, true));
     return linear_forward(context, layer, buffers, TSR_DOWN, buffers->act);
 }
 
@@ -153,16 +159,17 @@ tsr_status tsr_layer_recompute(const tsr_linear_context *context, const tsr_laye
 {
     if (recompute == TSR_RECOMPUTE_NONE)
         return TSR_OK;
+    bool full = recompute == TSR_RECOMPUTE_FULL;
     TSR_TRY(norm(context, shape, buffers->x, nothing, layer->input_norm, NULL, buffers->h,
-                 buffers->rstd));
-    if (recompute == TSR_RECOMPUTE_FULL) {
-        TSR_TRY(forward_body(context, shape, layer, batch, buffers));
+                 buffers->rstd, full ? tsr_linear_rows(context) : no_rows));
+    if (full) {
+        TSR_TRY(forward_body(context, shape, layer, batch, buffers, needs_down(layer)));
         return needs_down(layer) ? linear_forward(context, layer, buffers, TSR_DOWN, buffers->act)
                                  : TSR_OK;
     }
     TSR_TRY(norm(context, shape, buffers->x_mid, nothing, layer->post_norm, NULL, buffers->h2,
-                 buffers->rstd2));
-    return swiglu(context, shape, layer, buffers);
+                 buffers->rstd2, no_rows));
+    return swiglu(context, shape, layer, buffers, no_rows);
 }
 
 /* What a backward passes along. */

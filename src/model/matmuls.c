@@ -26,7 +26,8 @@ static bool same(const tsr_gemm_args *a, const tsr_gemm_args *b)
 {
     return a->m == b->m && a->n == b->n && a->k == b->k && a->lda == b->lda && a->ldb == b->ldb &&
            a->ldc == b->ldc && a->trans_a == b->trans_a && a->trans_b == b->trans_b &&
-           (a->beta != 0) == (b->beta != 0) && a->dtype == b->dtype && a->c_dtype == b->c_dtype;
+           (a->beta != 0) == (b->beta != 0) && a->dtype == b->dtype && a->c_dtype == b->c_dtype &&
+           a->fast == b->fast;
 }
 
 static tsr_status note(tsr_stream *stream, const tsr_gemm_args *args)
@@ -48,6 +49,12 @@ static tsr_status note(tsr_stream *stream, const tsr_gemm_args *args)
     list->item[list->count].a = list->item[list->count].b = list->item[list->count].c = NULL;
     list->count++;
     return TSR_OK;
+}
+
+static tsr_status note_fp8(tsr_stream *stream, const tsr_fp8_gemm_args *args)
+{
+    tsr_gemm_args shape = tsr_fp8_gemm_shape(args);
+    return note(stream, &shape);
 }
 
 /* Two matmuls, where it is not one kernel. */
@@ -170,8 +177,12 @@ static tsr_status list_matmuls(matmul_list *out, const tsr_model_options *option
 {
     tsr_kernels kernels = ignoring;
     listing l = {.options = options,
-                 .context = {.kernels = &kernels, .dtype = options->dtype, .graphs = book}};
+                 .context = {.kernels = &kernels,
+                             .dtype = options->dtype,
+                             .graphs = book,
+                             .fp8 = {.on = options->fp8, .fast = options->fp8_fast}}};
     kernels.gemm = note;
+    kernels.fp8_gemm = note_fp8;
     kernels.low_rank_backward = note_low_rank_backward;
     noted = out;
     tsr_status status = list_norms(&l);

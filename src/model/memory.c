@@ -75,6 +75,7 @@ tsr_activation_options tsr_model_activation(const tsr_model_options *options)
                                     .recompute = options->recompute,
                                     .units = options->units,
                                     .dtype = options->dtype,
+                                    .fp8 = options->fp8,
                                     .train = options->train,
                                     .dropout = options->train && options->dropout > 0};
 }

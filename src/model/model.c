@@ -220,6 +220,8 @@ tsr_linear_context tsr_model_context(const tsr_model *model)
     context.kernels = model->options.kernels;
     context.stream = model->compute;
     context.dtype = model->options.dtype;
+    context.fp8.on = model->options.fp8;
+    context.fp8.fast = model->options.fp8_fast;
     context.tokens = s->batch.tokens;
     context.graphs = &model->graphs;
     context.samples = s->view.sample;

@@ -47,6 +47,8 @@ typedef struct {
     int ranks;             /* of the shard group */
     const tsr_kernels *kernels;
     tsr_dtype dtype; /* of activations and of the working copies of A and B */
+    bool fp8;        /* the base's matmuls run in e4m3 */
+    bool fp8_fast;   /* with the sums of tensor cores alone (kernels/fp8_gemm.h) */
     tsr_batch_bounds bounds;
     const tsr_recompute *recompute; /* [layers] */
     bool train;

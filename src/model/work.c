@@ -14,8 +14,8 @@ const char *tsr_work_term_name(tsr_work_term term)
         "linears forward",   "linears backward",  "adapters forward",
         "adapters backward", "attention forward", "attention backward",
         "memory forward",    "memory backward",   "nf4",
-        "dora norms and dm", "head and loss",     "recomputation",
-        "optimizer"};
+        "fp8 quantization",  "dora norms and dm", "head and loss",
+        "recomputation",     "optimizer"};
     return names[term];
 }
 
@@ -23,6 +23,8 @@ double tsr_work_seconds(const tsr_work_rates *rates, const tsr_work_op *op)
 {
     double reached = rates->reached[op->kind], rate = rates->matmul;
     const tsr_work_amount *work = reached > 0 ? &op->here : &op->least;
+    if (op->kind == TSR_WORK_MATMUL_FP8)
+        rate = rates->matmul_fp8;
     if (op->kind == TSR_WORK_ATTEND)
         rate = rates->attention_forward;
     if (op->kind == TSR_WORK_ATTEND_BACK)
@@ -70,6 +72,26 @@ static void emit_matmul(const walk *w, tsr_work_term term, tsr_work_kind kind, d
     emit(w, term, kind, matmul(w, m, n, k));
 }
 
+/* The base's matmul of tokens, [t, k] x [k, n]. */
+static void emit_base(const walk *w, tsr_work_term term, double n, double k)
+{
+    double t = w->layer->tokens;
+    if (!w->layer->fp8)
+        emit_matmul(w, term, TSR_WORK_MATMUL, t, n, k);
+    else
+        emit(w, term, TSR_WORK_MATMUL_FP8,
+             (tsr_work_amount){2 * t * n * k, t * k + k * n + w->layer->element * t * n});
+}
+
+/* Of [tokens, width], for the base's matmul; made where the rows are, or from them. */
+static void emit_quantize(const walk *w, double width, bool made)
+{
+    double bytes = w->layer->tokens * width, read = made ? 0 : bytes * w->layer->element;
+    if (w->layer->fp8)
+        emit_both(w, TSR_WORK_QUANTIZE, TSR_WORK_STREAM, (tsr_work_amount){0, bytes},
+                  (tsr_work_amount){0, bytes + read});
+}
+
 static tsr_dtype dtype_of(const walk *w)
 {
     return w->layer->element == 2 ? TSR_BF16 : TSR_F32;
@@ -78,15 +100,16 @@ static tsr_dtype dtype_of(const walk *w)
 /* The graph that a linear takes, where nothing else was measured. */
 static tsr_graph_choice graph_of(const walk *w, const tsr_work_linear *x, bool backward)
 {
-    tsr_graph_shape shape = {
-        .tokens = (int64_t)w->layer->tokens,
-        .in = (int64_t)x->in,
-        .out = (int64_t)x->out,
-        .r = (int64_t)x->r,
-        .dtype = dtype_of(w),
-        .drops = x->drops,
-        .backward = backward,
-        .merges = x->nf4 && tsr_nf4_merge_fused(dtype_of(w), (int64_t)x->in, (int64_t)x->r)};
+    tsr_graph_shape shape = {.tokens = (int64_t)w->layer->tokens,
+                             .in = (int64_t)x->in,
+                             .out = (int64_t)x->out,
+                             .r = (int64_t)x->r,
+                             .dtype = dtype_of(w),
+                             .drops = x->drops,
+                             .backward = backward,
+                             .merges =
+                                 x->nf4 && !w->layer->fp8 &&
+                                 tsr_nf4_merge_fused(dtype_of(w), (int64_t)x->in, (int64_t)x->r)};
     return tsr_graph_cheapest(&shape);
 }
 
@@ -197,19 +220,21 @@ static void drop_backward(const walk *w, const tsr_work_linear *x, bool wanted)
 static void forward(const walk *w, bool down)
 {
     const tsr_work_layer *l = w->layer;
-    double t = l->tokens, io = l->element * t;
+    double io = l->element * l->tokens;
     int linears = down ? TSR_LINEAR_COUNT : TSR_DOWN;
     for (int i = 0; i < linears; i++) {
-        emit_matmul(w, TSR_WORK_LINEARS_FORWARD, TSR_WORK_MATMUL, t, l->linear[i].out,
-                    l->linear[i].in);
+        emit_base(w, TSR_WORK_LINEARS_FORWARD, l->linear[i].out, l->linear[i].in);
         if (l->linear[i].r > 0)
             emit_added(w, TSR_WORK_ADAPTERS_FORWARD, &l->linear[i], l->linear[i].out,
                        tsr_graph_table[graph_of(w, &l->linear[i], false).graph].merged);
         if (l->linear[i].drops)
             drop_forward(w, &l->linear[i]);
     }
-    for (int i = 0; i < GROUPS; i++)
+    for (int i = 0; i < GROUPS; i++) {
         emit_group(w, TSR_WORK_ADAPTERS_FORWARD, i, false);
+        if (groups[i][0] < linears)
+            emit_quantize(w, l->linear[groups[i][0]].in, groups[i][0] != TSR_O);
+    }
     double bytes = io * (2 * l->linear[TSR_Q].out + 2 * l->linear[TSR_K].out);
     emit(w, TSR_WORK_ATTENTION_FORWARD, TSR_WORK_ATTEND,
          (tsr_work_amount){2 * score_flops(l), bytes});
@@ -223,7 +248,8 @@ static void decode(const walk *w, int from)
 {
     const tsr_work_layer *l = w->layer;
     for (int i = from; i < TSR_LINEAR_COUNT; i++) {
-        double bytes = (NF4_BYTES + l->element) * l->linear[i].in * l->linear[i].out;
+        double decoded = l->fp8 ? 1 : l->element;
+        double bytes = (NF4_BYTES + decoded) * l->linear[i].in * l->linear[i].out;
         if (l->linear[i].nf4)
             emit(w, TSR_WORK_NF4, TSR_WORK_DECODE, (tsr_work_amount){0, bytes});
     }
@@ -273,12 +299,13 @@ static void emit_low_rank(const walk *w, const tsr_work_linear *x, bool wanted)
 static void linears_backward(const walk *w)
 {
     const tsr_work_layer *l = w->layer;
-    double t = l->tokens;
     for (int i = 0; i < TSR_LINEAR_COUNT; i++) {
         const tsr_work_linear *x = &l->linear[i];
         bool wanted = !l->first || i > TSR_V;
-        if (wanted)
-            emit_matmul(w, TSR_WORK_LINEARS_BACKWARD, TSR_WORK_MATMUL, t, x->in, x->out);
+        if (wanted) {
+            emit_quantize(w, x->out, false);
+            emit_base(w, TSR_WORK_LINEARS_BACKWARD, x->in, x->out);
+        }
         if (x->r <= 0)
             continue;
         emit_low_rank(w, x, wanted);

@@ -13,6 +13,10 @@
  * the graphs of its adapters (adapters/graph.h, the cheapest: what a run measures is not known here),
  * where a product of rank r is a matmul of its own or goes into the weight instead of riding on the
  * base's, and every linear reads its input for its adapter itself.
+ *
+ * With an fp8 base its matmuls read one byte an element, its weights are decoded to as much, and x, once
+ * for all linears that read it, and dz are quantized: at least that writes a byte where they are made; here
+ * so for what norms and SwiGLU make, all else is read for it.
  */
 #ifndef TSR_MODEL_WORK_H
 #define TSR_MODEL_WORK_H
@@ -29,8 +33,9 @@ typedef enum {
     TSR_WORK_MEMORY_FORWARD, /* norms with the residual, RoPE, SwiGLU */
     TSR_WORK_MEMORY_BACKWARD,
     TSR_WORK_NF4,
-    TSR_WORK_DORA, /* norms of W + sBA once a step; what dm reads */
-    TSR_WORK_HEAD, /* and the loss */
+    TSR_WORK_QUANTIZE, /* an fp8 base: of x and dz to e4m3 */
+    TSR_WORK_DORA,     /* norms of W + sBA once a step; what dm reads */
+    TSR_WORK_HEAD,     /* and the loss */
     TSR_WORK_RECOMPUTE,
     TSR_WORK_OPTIMIZER,
     TSR_WORK_TERMS
@@ -41,6 +46,7 @@ const char *tsr_work_term_name(tsr_work_term term);
 /* What bounds an operation. */
 typedef enum {
     TSR_WORK_MATMUL,
+    TSR_WORK_MATMUL_FP8,
     TSR_WORK_NARROW, /* a matmul with the rank as one side */
     TSR_WORK_ADDED,  /* a product of rank r, added to or under the base's */
     TSR_WORK_MERGED, /* a product of rank r, added to the base's weight */
@@ -74,6 +80,7 @@ typedef struct {
 typedef struct {
     tsr_work_linear linear[TSR_LINEAR_COUNT];
     double element;       /* bytes of one of the compute dtype */
+    bool fp8;             /* the base's matmuls run in e4m3 */
     double tokens, pairs; /* pairs: of tokens that see each other, over all documents */
     bool first;           /* nothing below it trains, so its input needs no gradient */
     bool last;            /* has the final norm */
@@ -107,7 +114,7 @@ void tsr_work_update(double elements, double element, tsr_work_call *call, void 
 
 /* What a device sustains, in FLOP/s and bytes/s (read + write). */
 typedef struct {
-    double matmul, copy, attention_forward, attention_backward;
+    double matmul, copy, attention_forward, attention_backward, matmul_fp8;
     /* The share of these that each kind of operation reaches, doing what it does here; 0: all of it, and
      * only the least: the floor. */
     double reached[TSR_WORK_KINDS];

@@ -95,16 +95,19 @@ static void set_recompute(tsr_decision *d, const tsr_inputs *inputs, int degrade
 static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
 {
     const tsr_config *config = &inputs->config;
-    d->model = (tsr_model_options){.layout = &inputs->layout,
-                                   .units = d->units,
-                                   .ranks = d->group,
-                                   .kernels = inputs->cuda ? tsr_kernels_cuda() : tsr_kernels_cpu(),
-                                   .dtype = inputs->compute,
-                                   .bounds = c->bounds,
-                                   .recompute = d->recompute,
-                                   .train = d->train,
-                                   .dropout = d->train ? config->lora_dropout : 0,
-                                   .seed = (uint64_t)config->seed};
+    d->model =
+        (tsr_model_options){.layout = &inputs->layout,
+                            .units = d->units,
+                            .ranks = d->group,
+                            .kernels = inputs->cuda ? tsr_kernels_cuda() : tsr_kernels_cpu(),
+                            .dtype = inputs->compute,
+                            .fp8 = config->base_compute != TSR_CONFIG_BASE_COMPUTE_DTYPE,
+                            .fp8_fast = config->base_compute == TSR_CONFIG_BASE_COMPUTE_FP8_FAST,
+                            .bounds = c->bounds,
+                            .recompute = d->recompute,
+                            .train = d->train,
+                            .dropout = d->train ? config->lora_dropout : 0,
+                            .seed = (uint64_t)config->seed};
 }
 
 /* A sixty-fourth of what this rank owns, so that the buffers are a 32nd of the state however large it

@@ -36,8 +36,18 @@ static double waits(const tsr_simulation *s)
     return sum;
 }
 
-static void print_json_expected(tsr_text *out, const tsr_expectation *e, const tsr_speeds *speeds)
+/* What is not known of the machine and counts for this job: the next one from `speed` on. */
+static tsr_speed next_built_in(tsr_speed speed, const tsr_decision *d, const tsr_speeds *speeds)
 {
+    while (speed < TSR_SPEED_COUNT &&
+           (speeds->known[speed] || (speed == TSR_SPEED_MATMUL_FP8 && !d->model.fp8)))
+        speed++;
+    return speed;
+}
+
+static void print_json_expected(tsr_text *out, const tsr_decision *d, const tsr_speeds *speeds)
+{
+    const tsr_expectation *e = &d->expected;
     const tsr_simulation *s = &e->simulation;
     tsr_text_printf(out,
                     ",\n\"expected\":{\"steps\":%" PRId64 ",\"rounds\":%" PRId64
@@ -56,13 +66,9 @@ static void print_json_expected(tsr_text *out, const tsr_expectation *e, const t
         tsr_text_printf(out, "%s\"%s\":%.6g", i ? "," : ",\n\"roofs\":{",
                         tsr_speed_name(i, speeds->compute), speeds->value[i]);
     tsr_text_puts(out, ",\"built_in\":[");
-    bool first = true;
-    for (tsr_speed i = 0; i < TSR_SPEED_COUNT; i++) {
-        if (speeds->known[i])
-            continue;
-        tsr_text_printf(out, "%s\"%s\"", first ? "" : ",", tsr_speed_name(i, speeds->compute));
-        first = false;
-    }
+    tsr_speed first = next_built_in(0, d, speeds);
+    for (tsr_speed i = first; i < TSR_SPEED_COUNT; i = next_built_in(i + 1, d, speeds))
+        tsr_text_printf(out, "%s\"%s\"", i == first ? "" : ",", tsr_speed_name(i, speeds->compute));
     tsr_text_puts(out, "]}}");
 }
 
@@ -100,17 +106,17 @@ static void print_json_alternatives(tsr_text *out, const tsr_decision *d)
     tsr_text_puts(out, "]");
 }
 
-static void print_built_in(tsr_text *out, const tsr_speeds *speeds)
+static void print_built_in(tsr_text *out, const tsr_decision *d, const tsr_speeds *speeds)
 {
-    int count = 0;
-    for (tsr_speed i = 0; i < TSR_SPEED_COUNT; i++)
-        if (!speeds->known[i])
-            tsr_text_printf(out, "%s%s", count++ ? ", " : "; built in, as not measured there: ",
-                            tsr_speed_name(i, speeds->compute));
+    tsr_speed first = next_built_in(0, d, speeds);
+    for (tsr_speed i = first; i < TSR_SPEED_COUNT; i = next_built_in(i + 1, d, speeds))
+        tsr_text_printf(out, "%s%s", i == first ? "; built in, as not measured there: " : ", ",
+                        tsr_speed_name(i, speeds->compute));
 }
 
-static void print_expected(tsr_text *out, const tsr_expectation *e, const tsr_speeds *speeds)
+static void print_expected(tsr_text *out, const tsr_decision *d, const tsr_speeds *speeds)
 {
+    const tsr_expectation *e = &d->expected;
     const tsr_simulation *s = &e->simulation;
     const char *before = ": ";
     if (e->steps)
@@ -136,7 +142,7 @@ static void print_expected(tsr_text *out, const tsr_expectation *e, const tsr_sp
     }
     tsr_text_printf(out, "; transfers beside it slow it by %.3g ms\n  roofs of %s, %s",
                     1e3 * s->slowed, speeds->device, speeds->source);
-    print_built_in(out, speeds);
+    print_built_in(out, d, speeds);
     tsr_text_puts(out, "\n");
 }
 
@@ -166,6 +172,11 @@ static void print_alternatives(tsr_text *out, const tsr_decision *d)
     tsr_text_puts(out, "recompute: layers that do a part / all of their forward again\n");
 }
 
+static const char *base_compute(const tsr_decision *d)
+{
+    return d->model.fp8_fast ? "fp8_fast" : d->model.fp8 ? "fp8" : "dtype";
+}
+
 static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
                              const tsr_topology_view *view, const tsr_speeds *speeds,
                              const tsr_largest *largest)
@@ -178,12 +189,13 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
                     ",\"host_peak_bytes\":%" PRIu64 ",\"node_bytes\":%" PRIu64
                     ",\"device_reserve_bytes\":%" PRIu64 ",\"memory_budget\":%" PRIu64
                     ",\"parameters\":%" PRIu64 ",\"trainable_parameters\":%" PRIu64
-                    ",\"slots\":%d,\"activation_offloading\":%s,\"optimizer_offload\":%s,"
+                    ",\"base_compute\":\"%s\",\"slots\":%d,\"activation_offloading\":%s,"
+                    "\"optimizer_offload\":%s,"
                     "\"optimizer_chunks\":%d,\n\"units\":[",
                     view->ranks, d->group, d->replicas, d->plan->hash,
                     memory->total[TSR_PLACE_DEVICE], memory->total[TSR_PLACE_HOST],
                     memory->total[TSR_PLACE_NODE], d->reserve, d->budget, layout->parameter_count,
-                    layout->trainable_count, d->plan->options.slots,
+                    layout->trainable_count, base_compute(d), d->plan->options.slots,
                     d->activations_offloaded ? "true" : "false",
                     d->state_offloaded ? "true" : "false", d->plan->chunk_count);
     for (int i = 0; i < layout->unit_count; i++) {
@@ -212,7 +224,7 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
                         ",\"sequence_tokens\":%" PRId64 ",\"layers\":%" PRId64
                         ",\"parameters\":%" PRIu64 "}",
                         largest->tokens, largest->sequence, largest->layers, largest->parameters);
-    print_json_expected(out, &d->expected, speeds);
+    print_json_expected(out, d, speeds);
     print_json_alternatives(out, d);
     tsr_text_puts(out, "}\n");
     return TSR_OK;
@@ -292,6 +304,9 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
         tsr_text_puts(out,
                       "how much memory the card has is not known here: with memory_budget, units "
                       "that fit would stay on it\n");
+    if (d->model.fp8)
+        tsr_text_printf(out, "the base's matmuls run in e4m3 (base_compute: %s)\n",
+                        base_compute(d));
     if (d->activations_offloaded)
         tsr_text_printf(out,
                         "activations go to host memory through two layers' worth of the device "
@@ -310,7 +325,7 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
                                    tsr_decide_shapes(shapes, inputs, d->train)));
     if (largest->tokens)
         print_largest(out, d, inputs, largest);
-    print_expected(out, &d->expected, speeds);
+    print_expected(out, d, speeds);
     print_alternatives(out, d);
     return TSR_OK;
 }

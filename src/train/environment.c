@@ -86,6 +86,10 @@ static void add_gpus(survey *s)
             tsr_report_int(row, "memory_bytes", total);
             tsr_report_int(row, "memory_free_bytes", free_bytes);
         }
+        if (tsr_kernels_fp8_supported(device) == TSR_OK)
+            tsr_report_string(row, "base_compute", "dtype, fp8");
+        else /* why not fp8 */
+            tsr_report_string(row, "base_compute", tsr_last_error());
         tsr_device_destroy(device);
     }
 }
@@ -245,6 +249,14 @@ static tsr_status add_matmul(json_t *roofs, const char *key, tsr_roofs *rig, tsr
     return TSR_OK;
 }
 
+/* Of a card that has them, with a library that has them. */
+static tsr_status add_matmul_fp8(json_t *roofs, tsr_roofs *rig)
+{
+    tsr_status status =
+        add_matmul(roofs, tsr_speed_name(TSR_SPEED_MATMUL_FP8, TSR_BF16), rig, TSR_F8_E4M3, true);
+    return status == TSR_EUNSUPPORTED ? TSR_OK : status;
+}
+
 /* Of an 8B model's heads; what the CPU's caches hold is enough there. */
 static tsr_status add_attention(json_t *roofs, tsr_roofs *rig, bool cuda)
 {
@@ -274,6 +286,8 @@ static tsr_status measure_device(json_t *roofs, tsr_device *device, bool cuda)
         status = add_copy(roofs, "device_to_host_bytes_per_s", rig, TSR_ROOF_DEVICE_TO_HOST);
     if (status == TSR_OK && cuda)
         status = add_matmul(roofs, "matmul_bfloat16_flops_per_s", rig, TSR_BF16, true);
+    if (status == TSR_OK && cuda)
+        status = add_matmul_fp8(roofs, rig);
     if (status == TSR_OK)
         status = add_matmul(roofs, "matmul_float32_flops_per_s", rig, TSR_F32, cuda);
     if (status == TSR_OK)

@@ -54,7 +54,8 @@ static double pairs_of(double tokens, double length, double window)
 static void cost_layer(costing *c, int u)
 {
     const tsr_decision *d = c->decision;
-    tsr_work_layer layer = {.element = c->element, .tokens = c->tokens, .pairs = c->pairs};
+    tsr_work_layer layer = {
+        .element = c->element, .fp8 = d->model.fp8, .tokens = c->tokens, .pairs = c->pairs};
     tsr_work_layer_of(&layer, &c->inputs->layout, u);
     layer.recompute = d->recompute[u];
     for (int i = 0; i < TSR_LINEAR_COUNT; i++)
@@ -272,6 +273,7 @@ tsr_status tsr_expect(tsr_expectation *out, const tsr_inputs *inputs, const tsr_
         return tsr_fail(TSR_ENOMEM, "out of memory for the expected time");
     if (!speeds->cuda) { /* the ranks of a node share its cores */
         c.rates.matmul /= view->local_ranks;
+        c.rates.matmul_fp8 /= view->local_ranks;
         c.rates.copy /= view->local_ranks;
         c.rates.attention_forward /= view->local_ranks;
         c.rates.attention_backward /= view->local_ranks;

@@ -51,6 +51,28 @@ static tsr_status open_checkpoint(tsr_inputs *inputs, bool planned)
     return tsr_checkpoint_describe(&inputs->checkpoint, directory, &inputs->model);
 }
 
+/* What e4m3 is made of, and what a GPU's matmuls of it take. */
+static tsr_status check_fp8(const tsr_inputs *inputs)
+{
+    const char *where = tsr_config_where(&inputs->config, "base_compute");
+    for (int i = 0; i < inputs->layout.layer_count * TSR_LINEAR_COUNT; i++) {
+        const tsr_layout_linear *linear =
+            &inputs->layout.unit[i / TSR_LINEAR_COUNT].linear[i % TSR_LINEAR_COUNT];
+        if (!linear->quantized)
+            return tsr_fail(TSR_ECONFIG,
+                            "%s: base_compute: fp8 is made from a base in NF4, but %s is not "
+                            "quantized; write load_in_4bit: true, or base_compute: dtype",
+                            where, linear->path);
+        if (inputs->cuda && (linear->in % 16 || linear->out % 16))
+            return tsr_fail(TSR_ECONFIG,
+                            "%s: base_compute: fp8 needs widths that are multiples of 16, but %s "
+                            "is %llu x %llu; write base_compute: dtype",
+                            where, linear->path, (unsigned long long)linear->out,
+                            (unsigned long long)linear->in);
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
 {
     tsr_config *config = &inputs->config;
@@ -63,8 +85,9 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
     tsr_layout_options options = {.load_in_4bit = config->load_in_4bit,
                                   .nested = config->use_bnb_nested_quant,
                                   .compute = inputs->compute};
-    return tsr_layout_make(&inputs->layout, &inputs->model, inputs->checkpoint,
-                           inputs->adapter.present ? &inputs->adapter.set : NULL, &options);
+    TSR_TRY(tsr_layout_make(&inputs->layout, &inputs->model, inputs->checkpoint,
+                            inputs->adapter.present ? &inputs->adapter.set : NULL, &options));
+    return config->base_compute == TSR_CONFIG_BASE_COMPUTE_DTYPE ? TSR_OK : check_fp8(inputs);
 }
 
 void tsr_inputs_like_close(tsr_inputs *inputs)

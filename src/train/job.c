@@ -306,8 +306,9 @@ int tsr_job_print_summary(tsr_job *job, char **text)
     char architecture[64], device[256];
     snprintf(architecture, sizeof architecture, "%s, %d layers",
              tsr_model_type_name(in->model.model_type), in->layout.layer_count);
-    snprintf(device, sizeof device, "%s, %s", tsr_device_description(job->device),
-             in->cuda ? tsr_dtype_name(in->compute) : tsr_kernels_cpu_set());
+    snprintf(device, sizeof device, "%s, %s%s", tsr_device_description(job->device),
+             in->cuda ? tsr_dtype_name(in->compute) : tsr_kernels_cpu_set(),
+             d->model.fp8 ? ", the base's matmuls in e4m3" : "");
     tsr_summary summary = {.architecture = architecture,
                            .parameter_count = in->layout.parameter_count,
                            .trainable_count = in->layout.trainable_count,

@@ -3,6 +3,8 @@
  */
 #include "train/job_parts.h"
 
+#include <stdio.h>
+
 /* Whether there is a GPU for this rank. `why` it is wanted decides what a missing driver means. */
 static tsr_status find_gpu(bool *found, tsr_config_backend backend)
 {
@@ -44,6 +46,21 @@ tsr_status tsr_job_backend_choose(tsr_job *job)
                                "give every rank a GPU, or write backend: cpu");
 }
 
+/* What an fp8 base needs of the card and of its library. */
+static tsr_status check_fp8(const tsr_job *job)
+{
+    const tsr_config *config = &job->inputs.config;
+    char why[512];
+    if (config->base_compute == TSR_CONFIG_BASE_COMPUTE_DTYPE)
+        return TSR_OK;
+    if (tsr_kernels_fp8_supported(job->device) == TSR_OK)
+        return TSR_OK;
+    snprintf(why, sizeof why, "%s", tsr_last_error());
+    return tsr_fail(
+        TSR_EDEVICE, "%s: base_compute: fp8 was asked for on %s, and %s; write base_compute: dtype",
+        tsr_config_where(config, "base_compute"), tsr_device_description(job->device), why);
+}
+
 tsr_status tsr_job_backend_open(tsr_job *job)
 {
     if (!job->inputs.cuda || job->options.purpose == TSR_JOB_PLAN) {
@@ -57,7 +74,8 @@ tsr_status tsr_job_backend_open(tsr_job *job)
                                   .timeout_seconds = tsr_device_timeout(job->host)};
     TSR_TRY(tsr_device_create_cuda(&job->device, &options));
     TSR_TRY(tsr_streams_create(&job->streams, job->device, NULL));
-    return tsr_kernels_open(&job->kernels, job->device);
+    TSR_TRY(tsr_kernels_open(&job->kernels, job->device));
+    return check_fp8(job);
 }
 
 tsr_status tsr_job_backend_connect(tsr_job *job)

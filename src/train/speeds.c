@@ -13,7 +13,7 @@
  * CUDA, bench/results: matmul, copies and attention of h200_one_gpu.json (4 x 2048, 440.5 and 324.1 of
  * 684.5 TFLOP/s); link of h200x2_two_slots.json (half of a layer's 112.5 MB in 0.363 ms). Assumed, not
  * measured in bench/results: that the host feeds eight cards 4.3 times as fast as one, 400 Gbit/s of
- * network for each card, latencies, and a 14th of bf16's rate in fp32.
+ * network for each card, latencies, a 14th of bf16's rate in fp32, and 1.65 times it in e4m3.
  * CPU: matmul of cpu_tiny-llama.json; everything else is assumed: a copy of memory, on two cores. */
 typedef struct {
     const char *key, *bench;
@@ -23,6 +23,8 @@ typedef struct {
 
 static const figure figures[TSR_SPEED_COUNT] = {
     [TSR_SPEED_MATMUL] = {"matmul_bfloat16_flops_per_s", "gemm_tflop_s", 1e12, 684.5e12, 216e9, -1},
+    [TSR_SPEED_MATMUL_FP8] = {"matmul_fp8_flops_per_s", "fp8_gemm_tflop_s", 1e12, 1.65, 0.3,
+                              TSR_SPEED_MATMUL},
     [TSR_SPEED_COPY] = {"copy_bytes_per_s", "copy_gb_s", 1e9, 4192e9, 20e9, -1},
     [TSR_SPEED_ATTENTION_FORWARD] = {"attention_forward_flops_per_s", NULL, 0, 440.5 / 684.5, 1,
                                      TSR_SPEED_MATMUL},
@@ -51,6 +53,7 @@ static const figure figures[TSR_SPEED_COUNT] = {
  * slows: h200x2_two_slots.json, 8192 tokens: gathers of 16 x 0.379 ms by copy engines made 84.63 ms of
  * matmuls last 88.84. h200_one_gpu.json, 16 layers: copies of 83.9 ms made 251.6 ms last 254.7. */
 static const tsr_speeds cuda_costs = {.rates = {.reached = {[TSR_WORK_MATMUL] = 1,
+                                                            [TSR_WORK_MATMUL_FP8] = 1,
                                                             [TSR_WORK_NARROW] = 0.70,
                                                             [TSR_WORK_ADDED] = 0.55,
                                                             [TSR_WORK_MERGED] = 0.87,
@@ -85,6 +88,8 @@ static void complete(tsr_speeds *s)
             value *= s->value[figures[i].of];
         if (i == TSR_SPEED_MATMUL && s->cuda && s->compute == TSR_F32)
             value *= FP32_SHARE;
+        if (i == TSR_SPEED_MATMUL_FP8 && s->cuda && s->compute == TSR_F32)
+            value /= FP32_SHARE;
         s->value[i] = value;
     }
     s->measured = s->known[TSR_SPEED_MATMUL] && s->known[TSR_SPEED_COPY];
@@ -94,6 +99,7 @@ static void complete(tsr_speeds *s)
     for (int i = 0; !s->cuda && i < TSR_WORK_KINDS; i++)
         s->rates.reached[i] = CPU_SHARE;
     s->rates.matmul = s->value[TSR_SPEED_MATMUL];
+    s->rates.matmul_fp8 = s->value[TSR_SPEED_MATMUL_FP8];
     s->rates.copy = s->value[TSR_SPEED_COPY];
     s->rates.attention_forward = s->value[TSR_SPEED_ATTENTION_FORWARD];
     s->rates.attention_backward = s->value[TSR_SPEED_ATTENTION_BACKWARD];

@@ -14,8 +14,9 @@
 #include "train/cache.h"
 
 typedef enum {
-    TSR_SPEED_MATMUL, /* FLOP/s in the compute dtype */
-    TSR_SPEED_COPY,   /* bytes/s read + written */
+    TSR_SPEED_MATMUL,     /* FLOP/s in the compute dtype */
+    TSR_SPEED_MATMUL_FP8, /* with e4m3 operands: base_compute: fp8 */
+    TSR_SPEED_COPY,       /* bytes/s read + written */
     TSR_SPEED_ATTENTION_FORWARD,
     TSR_SPEED_ATTENTION_BACKWARD,
     TSR_SPEED_TO_DEVICE, /* from pinned memory, of one device alone */

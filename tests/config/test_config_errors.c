@@ -138,7 +138,7 @@ static const wrong table[] = {
     {"save_total_limit: 0", NULL, {"save_total_limit", "1 or more"}},
     {"save_steps: 0", NULL, {"save_steps", "above 0"}},
     /* not built */
-    {"base_compute: fp8", NULL, {"base_compute", "not in this version"}},
+    {"base_compute: e4m3", NULL, {"base_compute: found 'e4m3'", "dtype, fp8, fp8_fast"}},
     {"trace: ''", NULL, {"trace", "not empty"}},
     {"report_to: [wandb]", NULL, {"report_to", "metrics.jsonl"}},
     {"lora_graph: flops", NULL, {"lora_graph", "not in this version", "fixed"}},

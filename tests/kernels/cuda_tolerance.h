@@ -27,7 +27,10 @@ static const cuda_tolerance tolerance_attention = {5e-6, 6e-3};
 static const cuda_tolerance tolerance_attention_backward = {2e-5, 1.2e-2};
 static const cuda_tolerance tolerance_head = {5e-6, 4e-3};
 static const cuda_tolerance tolerance_norms = {1e-6, 1e-6}; /* row_square_norm, dora_norm */
-/* nf4_dequant, widen, rows, fixed point, AdamW, step words: the same bits. */
+/* fp8_gemm, which has no fp32 operands: f32 is of sums promoted to fp32, bf16 of `fast` ones, in the 14
+ * bits or so that tensor cores add e4m3 products with. */
+static const cuda_tolerance tolerance_fp8_gemm = {2e-3, 2e-2};
+/* fp8_quantize, fp8_decode, nf4_dequant, widen, rows, fixed point, AdamW, step words: the same bits. */
 
 static inline double tolerance_of(cuda_tolerance t, tsr_dtype dtype)
 {

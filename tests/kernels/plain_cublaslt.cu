@@ -6,13 +6,22 @@
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <string.h>
+
+/* Not in the headers of CUDA 12.4 to 12.8, whose library would not be asked for them. */
+#if CUBLAS_VERSION < 120900
+#define CUBLASLT_MATMUL_DESC_A_SCALE_MODE 31
+#define CUBLASLT_MATMUL_DESC_B_SCALE_MODE 32
+#endif
 
 #define THREADS 256
 #define API     extern "C" __attribute__((visibility("default")))
 
+/* The scales are of e4m3: by row of the product and by its column. */
 typedef struct {
     int32_t trans_a, trans_b;
+    const float *scale_a, *scale_b;
 } description;
 
 /* Column-major, as cuBLASLt has it. */
@@ -36,11 +45,13 @@ static __device__ float element(operand from, uint64_t row, uint64_t column)
         return ((const float *)from.data)[at];
     if (from.of.type == CUDA_R_16BF)
         return __bfloat162float(((const __nv_bfloat16 *)from.data)[at]);
+    if (from.of.type == CUDA_R_8F_E4M3)
+        return (float)((const __nv_fp8_e4m3 *)from.data)[at];
     return __half2float(((const __half *)from.data)[at]);
 }
 
 static __global__ void multiply(operand a, operand b, operand c, void *out, layout d,
-                                uint64_t inner, float alpha, float beta)
+                                uint64_t inner, float alpha, float beta, description how)
 {
     uint64_t i = blockIdx.x * (uint64_t)THREADS + threadIdx.x;
     if (i >= d.rows * d.columns)
@@ -49,6 +60,8 @@ static __global__ void multiply(operand a, operand b, operand c, void *out, layo
     float sum = 0;
     for (uint64_t k = 0; k < inner; k++)
         sum += element(a, row, k) * element(b, k, column);
+    if (how.scale_a)
+        sum *= how.scale_a[row] * how.scale_b[column];
     sum = alpha * sum + (beta != 0 ? beta * element(c, row, column) : 0);
     if (d.type == CUDA_R_32F)
         ((float *)out)[at] = sum;
@@ -73,7 +86,7 @@ API cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t 
     layout out = *(const layout *)d_of;
     uint64_t inner = trans->trans_a ? left.of.rows : left.of.columns;
     multiply<<<(unsigned)((out.rows * out.columns + THREADS - 1) / THREADS), THREADS, 0, stream>>>(
-        left, right, old, d, out, inner, *(const float *)alpha, *(const float *)beta);
+        left, right, old, d, out, inner, *(const float *)alpha, *(const float *)beta, *trans);
     return cudaGetLastError() == cudaSuccess ? CUBLAS_STATUS_SUCCESS
                                              : CUBLAS_STATUS_EXECUTION_FAILED;
 }
@@ -91,14 +104,17 @@ API cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t out,
                                                   const void *value, size_t bytes)
 {
     description *d = (description *)out;
-    if (bytes != sizeof(int32_t))
-        return CUBLAS_STATUS_INVALID_VALUE;
-    int32_t trans = *(const int32_t *)value == CUBLAS_OP_T;
+    int32_t trans = bytes == sizeof(int32_t) && *(const int32_t *)value == CUBLAS_OP_T;
     if (what == CUBLASLT_MATMUL_DESC_TRANSA)
         d->trans_a = trans;
     else if (what == CUBLASLT_MATMUL_DESC_TRANSB)
         d->trans_b = trans;
-    else
+    else if (what == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER)
+        memcpy(&d->scale_a, value, bytes);
+    else if (what == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER)
+        memcpy(&d->scale_b, value, bytes);
+    else if (what != CUBLASLT_MATMUL_DESC_A_SCALE_MODE &&
+             what != CUBLASLT_MATMUL_DESC_B_SCALE_MODE && what != CUBLASLT_MATMUL_DESC_FAST_ACCUM)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;
 }

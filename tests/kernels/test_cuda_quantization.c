@@ -6,6 +6,7 @@
 #include "cuda_test.h"
 
 #include "kernels/dropout.h"
+#include "kernels/fp8.h"
 #include "kernels/kernels_cuda.h"
 #include "kernels/nf4_dequant.h"
 
@@ -300,7 +301,10 @@ static void one_widen(int64_t count, tsr_dtype from, tsr_dtype to, int offset)
         uint32_t bits = each == 2 ? (uint32_t)i : (uint32_t)random_bits((uint64_t)i);
         memcpy(in + i * each, &bits, each);
     }
-    assert_true(tsr_widen_f32(want, in + offset * each, from, (uint64_t)count));
+    for (int64_t i = 0; from == TSR_F8_E4M3 && i < count; i++)
+        want[i] = tsr_e4m3_to_f32(in[offset + i]);
+    if (from != TSR_F8_E4M3)
+        assert_true(tsr_widen_f32(want, in + offset * each, from, (uint64_t)count));
     tsr_widen_args args = {.out = new_output(count, to, offset),
                            .in = (char *)cuda_copy(in, (uint64_t)all * each) + offset * each,
                            .count = count,
@@ -309,7 +313,7 @@ static void one_widen(int64_t count, tsr_dtype from, tsr_dtype to, int offset)
     RUN(rig.kernels->widen(rig.stream, &args));
     char what[64];
     snprintf(what, sizeof what, "widen %lld from %s, offset %d", (long long)count,
-             dtype_names[from], offset);
+             tsr_dtype_name(from), offset);
     expect_bits(what, args.out, want, count, to);
     free(in), free(want);
     cuda_free_all();
@@ -320,9 +324,10 @@ static void widen_between_all_dtypes(void **state)
     static const int64_t counts[] = {1, 3, 4, 5, 1023, 65536, 300001};
     (void)state;
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
-        for (int pair = 0; pair < 9; pair++)
+        for (int pair = 0; pair < 12; pair++)
             for (int offset = 0; offset < 2; offset++)
-                one_widen(counts[i], dtypes[pair / 3], dtypes[pair % 3], offset);
+                one_widen(counts[i], pair < 9 ? dtypes[pair / 3] : TSR_F8_E4M3, dtypes[pair % 3],
+                          offset);
     RUN(rig.kernels->widen(rig.stream, &(tsr_widen_args){.dtype = TSR_BF16}));
 }
 
@@ -436,13 +441,13 @@ static void row_square_norms(void **state)
 
 /* ---- dora_norm ---- */
 
-static void one_dora_norm(int64_t rows, int64_t r, bool fresh, tsr_dtype dtype)
+static void one_dora_norm(int64_t rows, int64_t r, bool fresh, bool scaled, tsr_dtype dtype)
 {
     if (!cuda_turn())
         return;
     float *squares = new_gain(rows, 1), *m = new_gain(rows, 2), *u = new_random(rows * r, 3, 1);
     float *bg = new_random(rows * r, 4, 1), *b = new_random(rows * r, 5, 0.3f / (float)r);
-    float *n = new_floats(rows), *g = new_floats(rows);
+    float *n = new_floats(rows), *g = new_floats(rows), *row_scale = new_gain(rows, 6);
     void *device_b = cuda_values(b, rows * r, dtype); /* rounds b */
     tsr_dora_norm_args args = {.n = n,
                                .g = g,
@@ -450,6 +455,7 @@ static void one_dora_norm(int64_t rows, int64_t r, bool fresh, tsr_dtype dtype)
                                .squares = squares,
                                .u = u,
                                .bg = bg,
+                               .row_scale = scaled ? row_scale : NULL,
                                .b = b,
                                .rows = rows,
                                .r = r,
@@ -461,12 +467,13 @@ static void one_dora_norm(int64_t rows, int64_t r, bool fresh, tsr_dtype dtype)
     args.squares = cuda_copy(squares, (uint64_t)rows * 4);
     args.u = cuda_copy(u, (uint64_t)(rows * r) * 4);
     args.bg = cuda_copy(bg, (uint64_t)(rows * r) * 4);
+    args.row_scale = scaled ? cuda_copy(row_scale, (uint64_t)rows * 4) : NULL;
     args.b = device_b;
     args.dtype = dtype;
     RUN(rig.kernels->dora_norm(rig.stream, &args));
     cuda_expect("n", args.n, n, rows, TSR_F32, tolerance_of(tolerance_norms, dtype), 1e-30);
     cuda_expect("g", args.g, g, rows, TSR_F32, tolerance_of(tolerance_norms, dtype), 1e-30);
-    free(squares), free(m), free(u), free(bg), free(b), free(n), free(g);
+    free(squares), free(m), free(u), free(bg), free(b), free(n), free(g), free(row_scale);
     cuda_free_all();
 }
 
@@ -477,7 +484,7 @@ static void dora_norms(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (size_t j = 0; j < sizeof ranks / sizeof *ranks; j++)
             for (int d = 0; d < 2; d++)
-                one_dora_norm(rows[i], ranks[j], (i + j) % 2, dtypes[d]);
+                one_dora_norm(rows[i], ranks[j], (i + j) % 2, j % 3 == 1, dtypes[d]);
 }
 
 /* Squares that cancel, vanish or are no numbers: sqrt of what is below 0 is 0, a NaN stays, m / 0 is

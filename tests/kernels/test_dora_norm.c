@@ -63,6 +63,20 @@ static problem *make(uint64_t r, float b_size)
     return p;
 }
 
+/* Of rows [first, first + count), into n[first..]. */
+static void norm(float *n, const problem *p, double s, int64_t first, int64_t count)
+{
+    tsr_dora_norm(&(tsr_dora_norm_args){.n = n,
+                                        .squares = p->squares,
+                                        .u = p->u,
+                                        .bg = p->bg,
+                                        .b = p->b,
+                                        .rows = ROWS,
+                                        .r = (int64_t)p->r,
+                                        .scale = s},
+                  first, count);
+}
+
 static double dense(const problem *p, uint64_t j, double s)
 {
     double sum = 0;
@@ -85,18 +99,15 @@ static void test_dense(void **state)
             problem *p = make(ranks[k], exp2f((float)size));
             float n[ROWS], part[ROWS];
             double s = 2.7;
-            tsr_dora_norm(n, p->squares, p->u, p->bg, p->b, ROWS, p->r, s);
+            norm(n, p, s, 0, ROWS);
             for (uint64_t j = 0; j < ROWS; j++) {
                 double expected = dense(p, j, s);
                 if (!(fabs(n[j] - expected) <= TOLERANCE * expected))
                     fail_msg("r %d, size %d, row %d: %.9g, expected %.9g", (int)p->r, size, (int)j,
                              (double)n[j], expected);
             }
-            for (uint64_t j = 0; j < ROWS; j += 7) { /* a range of rows has the same bits */
-                uint64_t rows = ROWS - j < 7 ? ROWS - j : 7;
-                tsr_dora_norm(part + j, p->squares + j, p->u + j * p->r, p->bg + j * p->r,
-                              p->b + j * p->r, rows, p->r, s);
-            }
+            for (int64_t j = 0; j < ROWS; j += 7) /* a range of rows has the same bits */
+                norm(part, p, s, j, ROWS - j < 7 ? ROWS - j : 7);
             assert_memory_equal(n, part, sizeof n);
             free(p);
         }
@@ -110,7 +121,7 @@ static void test_start(void **state)
     float m[ROWS], n[ROWS], g[ROWS];
     for (int j = 0; j < ROWS; j++)
         m[j] = sqrtf(p->squares[j]);
-    tsr_dora_norm(n, p->squares, p->u, p->bg, p->b, ROWS, p->r, 1.3);
+    norm(n, p, 1.3, 0, ROWS);
     tsr_dora_gain(g, m, n, ROWS);
     for (int j = 0; j < ROWS; j++) {
         assert_true(n[j] == m[j] && g[j] == 1);
@@ -127,11 +138,29 @@ static void test_assembly(void **state)
         float squares = value(9, 4 * i) + 2, u = value(9, 4 * i + 1), b = value(9, 4 * i + 2);
         float bg = (value(9, 4 * i + 3) + 0.5f) * b, n;
         double s = 0.1 + (double)i * 1e-3;
-        tsr_dora_norm(&n, &squares, &u, &bg, &b, 1, 1, s);
+        tsr_dora_norm_args args = {.n = &n,
+                                   .squares = &squares,
+                                   .u = &u,
+                                   .bg = &bg,
+                                   .b = &b,
+                                   .rows = 1,
+                                   .r = 1,
+                                   .scale = s};
+        tsr_dora_norm(&args, 0, 1);
         volatile float cross = b * u, ba = bg * b;
         volatile float first = (float)(2 * s) * cross, second = (float)(s * s) * ba;
         volatile float sum = squares + first;
         sum = sum + second;
+        assert_true(n == sqrtf(sum));
+        volatile float c = 0.7f + (float)i * 1e-4f, w2 = c * squares;
+        float scale = c;
+        w2 = c * w2;
+        cross = c * cross;
+        first = (float)(2 * s) * cross;
+        sum = w2 + first;
+        sum = sum + second;
+        args.row_scale = &scale;
+        tsr_dora_norm(&args, 0, 1);
         assert_true(n == sqrtf(sum));
     }
 }
@@ -141,7 +170,10 @@ static void test_nan_and_negative(void **state)
     (void)state;
     float squares[] = {NAN, 1, 1, INFINITY}, u[] = {1, NAN, -100, 1}, b[] = {1, 1, 1, 1};
     float bg[] = {1, 1, 1, 1}, n[4], m[4] = {1, 1, 2, 1}, g[4];
-    tsr_dora_norm(n, squares, u, bg, b, 4, 1, 1);
+    tsr_dora_norm(
+        &(tsr_dora_norm_args){
+            .n = n, .squares = squares, .u = u, .bg = bg, .b = b, .rows = 4, .r = 1, .scale = 1},
+        0, 4);
     assert_true(isnan(n[0]) && isnan(n[1]));
     assert_true(n[2] == 0); /* 1 - 200 + 1 is cut off at 0 */
     assert_true(isinf(n[3]));

@@ -35,12 +35,12 @@ static void check(const tsr_roof *roof)
 static void test_rates(void **state)
 {
     (void)state;
-    const tsr_roofs_matmul_shape shapes[] = {{64, 48, 80, true, TSR_F32},
-                                             {33, 65, 17, false, TSR_F32}};
+    const tsr_roofs_matmul_shape shapes[] = {
+        {64, 48, 80, true, TSR_F32}, {33, 65, 17, false, TSR_F32}, {64, 48, 80, true, TSR_F8_E4M3}};
     tsr_device *device;
     tsr_roofs *roofs = open_roofs(&device, 1 << 20);
     tsr_roof roof;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         assert_int_equal(tsr_roofs_matmul(&roof, roofs, &shapes[i], 0.02), TSR_OK);
         check(&roof);
     }

@@ -3,6 +3,7 @@
  */
 #include "kernels/rows.h"
 
+#include "kernels/fp8.h"
 #include "kernels/kernel_test.h"
 #include "kernels/row_square_norm.h"
 #include "kernels/widen.h"
@@ -30,6 +31,22 @@ static void widen_is_exact(void **state)
         assert_memory_equal(out, want, (size_t)count * sizeof(float));
     }
     free(in), free(out), free(want);
+}
+
+static void widen_of_e4m3_is_exact(void **state)
+{
+    (void)state;
+    uint8_t in[256];
+    float out[256], want[256];
+    for (int i = 0; i < 256; i++) {
+        in[i] = (uint8_t)i;
+        want[i] = tsr_e4m3_to_f32((uint8_t)i);
+    }
+    tsr_widen_args args = {.out = out, .in = in, .count = 256, .in_dtype = TSR_F8_E4M3};
+    run_on_pools(run_widen, &args, out, 256);
+    assert_memory_equal(out, want, sizeof out);
+    assert_true(out[0x08] == 0x1p-6f && out[0x7e] == 448 && out[0x81] == -0x1p-9f);
+    assert_true(isnan(out[0x7f]) && isnan(out[0xff]));
 }
 
 typedef struct {
@@ -103,6 +120,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(widen_is_exact),
+        cmocka_unit_test(widen_of_e4m3_is_exact),
         cmocka_unit_test(gather_and_scatter_are_inverse),
         cmocka_unit_test(row_sums_match_fp64),
     };

@@ -151,6 +151,39 @@ static void test_one_linear(void **state)
     assert_true(back.here.flops - back.least.flops == 2 * 4 * 3);
 }
 
+/* The same linear with an fp8 base: a byte an element of x, W and dz; x and dz are written as such, and dz
+ * is read for it here. The adapter's work is what it was. */
+static void test_fp8_base(void **state)
+{
+    (void)state;
+    tsr_work_layer layer = {.element = 2, .tokens = 4};
+    const tsr_work_rates rates = {1, 1, 1, 1, 4};
+    sum forward[2], backward[2];
+    for (int fp8 = 0; fp8 < 2; fp8++) {
+        layer.fp8 = fp8;
+        layer.linear[TSR_DOWN] = (tsr_work_linear){.in = 3, .out = 2, .r = 1, .nf4 = true};
+        forward[fp8] = backward[fp8] = (sum){.rates = rates};
+        tsr_work_forward(&layer, add, &forward[fp8]);
+        tsr_work_backward(&layer, add, &backward[fp8]);
+    }
+    const double matmul = 4 * 3 + 3 * 2, decode = 3 * 2;
+    assert_true(forward[1].least.flops == forward[0].least.flops);
+    assert_true(backward[1].here.flops == backward[0].here.flops);
+    assert_true(forward[0].least.bytes - forward[1].least.bytes == matmul + decode - 4 * 3);
+    assert_true(forward[0].here.bytes - forward[1].here.bytes == matmul + decode - 4 * 3);
+    assert_true(backward[0].least.bytes - backward[1].least.bytes ==
+                4 * 2 + 3 * 2 + decode - 4 * 2);
+    assert_true(backward[0].here.bytes - backward[1].here.bytes ==
+                4 * 2 + 3 * 2 + decode - 3 * 4 * 2);
+
+    /* FLOPs alone: the base's at four times the rate. */
+    layer.linear[TSR_DOWN].r = 0;
+    sum slow = {.rates = {1, 1e30, 1, 1, 1}}, fast = {.rates = {1, 1e30, 1, 1, 4}};
+    tsr_work_forward(&layer, add, &slow);
+    tsr_work_forward(&layer, add, &fast);
+    assert_true(fabs(slow.seconds - 4 * fast.seconds) < 1e-6 * slow.seconds);
+}
+
 /* Of a linear as a GPU runs it dY is read once, where that is cheaper; where one kernel cannot, for dB and again for dS. */
 static void test_passes_over_dy(void **state)
 {
@@ -223,7 +256,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_measured_floors), cmocka_unit_test(test_one_linear),
-        cmocka_unit_test(test_passes_over_dy), cmocka_unit_test(test_dropout),
-        cmocka_unit_test(test_recompute)};
+        cmocka_unit_test(test_fp8_base),        cmocka_unit_test(test_passes_over_dy),
+        cmocka_unit_test(test_dropout),         cmocka_unit_test(test_recompute)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

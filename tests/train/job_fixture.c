@@ -38,6 +38,20 @@ int job_ranks(int wanted)
     return wanted < most_ranks ? wanted : most_ranks;
 }
 
+bool job_has_fp8(void)
+{
+    tsr_device *device;
+    if (!strstr(backend_key, "cuda"))
+        return true;
+    if (tsr_device_create_cuda(&device, &(tsr_device_options){.local_rank_count = 1}) < 0)
+        fail_msg("%s", tsr_last_error());
+    bool has = tsr_kernels_fp8_supported(device) == TSR_OK;
+    if (!has)
+        print_message("%s\n", tsr_last_error());
+    tsr_device_destroy(device);
+    return has;
+}
+
 int job_tokens(int few)
 {
     return few * times;

@@ -21,6 +21,9 @@ void job_choose_backend(int argc, char **argv);
 /* `wanted` ranks, or as many as there may be. */
 int job_ranks(int wanted);
 
+/* Whether this backend has matmuls in e4m3; says why not. */
+bool job_has_fp8(void);
+
 /* The tokens of a document that has `few` without arguments. */
 int job_tokens(int few);
 

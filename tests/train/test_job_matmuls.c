@@ -35,7 +35,8 @@ static bool same(const tsr_gemm_args *a, const tsr_gemm_args *b)
 {
     return a->m == b->m && a->n == b->n && a->k == b->k && a->lda == b->lda && a->ldb == b->ldb &&
            a->ldc == b->ldc && a->trans_a == b->trans_a && a->trans_b == b->trans_b &&
-           (a->beta != 0) == (b->beta != 0) && a->dtype == b->dtype && a->c_dtype == b->c_dtype;
+           (a->beta != 0) == (b->beta != 0) && a->dtype == b->dtype && a->c_dtype == b->c_dtype &&
+           a->fast == b->fast;
 }
 
 static int find(const gemm_list *list, const tsr_gemm_args *args)
@@ -58,6 +59,13 @@ static tsr_status noting_gemm(tsr_stream *stream, const tsr_gemm_args *args)
 {
     note(&done, args);
     return tsr_kernels_cpu()->gemm(stream, args);
+}
+
+static tsr_status noting_fp8_gemm(tsr_stream *stream, const tsr_fp8_gemm_args *args)
+{
+    tsr_gemm_args shape = tsr_fp8_gemm_shape(args);
+    note(&done, &shape);
+    return tsr_kernels_cpu()->fp8_gemm(stream, args);
 }
 
 /* On the CPU it is two matmuls. */
@@ -155,10 +163,13 @@ static void test_list(void **state)
                                             {"lora_target_modules=[v_proj, up_proj]"},
                                             {"load_in_4bit=false"},
                                             {"lora_r=128", "use_dora=true"},
-                                            {"lora_r=128", "lora_dropout=0.1"}};
+                                            {"lora_r=128", "lora_dropout=0.1"},
+                                            {"base_compute=fp8", "use_dora=true"},
+                                            {"base_compute=fp8_fast", "lora_dropout=0.1"}};
     (void)state;
     noting = *tsr_kernels_cpu();
     noting.gemm = noting_gemm;
+    noting.fp8_gemm = noting_fp8_gemm;
     noting.low_rank_backward = noting_low_rank_backward;
     noting.prepare = noting_prepare;
     for (size_t i = 0; i < sizeof extras / sizeof *extras; i += STRIDE) {

@@ -215,6 +215,22 @@ static void test_prequantized(void **state)
                 NULL);
 }
 
+/* The base's matmuls in e4m3, with an input that is quantized once for q, k and v, and once more where
+ * it is dropped. */
+static void test_fp8(void **state)
+{
+    (void)state;
+    static const char lora[] = "base_compute: fp8\nlora_r: 4\ntotal_batch_size: 4\n";
+    static const char dora[] =
+        "base_compute: fp8\nuse_dora: true\nlora_r: 4\nlora_dropout: 0.1\ntotal_batch_size: 4\n";
+    if (!job_has_fp8())
+        skip();
+    run_subject(&(subject){"LoRA, fp8 base", lora, NULL, few, COUNT(few)}, "train.jsonl",
+                "eval.jsonl");
+    run_subject(&(subject){"DoRA with dropout, fp8 base", dora, NULL, few, COUNT(few)},
+                "train.jsonl", NULL);
+}
+
 /* Conversations through the tokenizer, cut so that it stays short. */
 static void test_messages(void **state)
 {
@@ -259,7 +275,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_dora_packed),  cmocka_unit_test(test_dora_over_lora),
         cmocka_unit_test(test_bf16_base),    cmocka_unit_test(test_plain_nf4),
         cmocka_unit_test(test_prequantized), cmocka_unit_test(test_messages),
-        cmocka_unit_test(test_accumulation),
+        cmocka_unit_test(test_accumulation), cmocka_unit_test(test_fp8),
     };
     return cmocka_run_group_tests(tests, set_up, scratch_teardown);
 }

@@ -101,6 +101,18 @@ static void test_ranks(void **state)
     job_result_free(&whole);
 }
 
+static void test_fp8(void **state)
+{
+    (void)state;
+    static const char keys[] = "base_compute: fp8\n" DORA;
+    job_result whole;
+    if (!job_has_fp8())
+        skip();
+    run(&whole, 1, config_text(keys), "whole", NULL);
+    check_ranks(&whole, job_ranks(2), job_ranks(3), keys, "");
+    job_result_free(&whole);
+}
+
 /* Replicas, and another use of memory when it goes on. */
 static void test_groups(void **state)
 {
@@ -265,6 +277,10 @@ static void test_other_job(void **state)
     check_refused("lora_r: 4\ntotal_batch_size: 6\n", 2, TSR_ECONFIG,
                   (const char *const[]){"total_batch_size: a step of this run has 6 samples",
                                         "had 4; write total_batch_size: 4", NULL});
+    if (job_has_fp8())
+        check_refused("lora_r: 4\nbase_compute: fp8\n", 2, TSR_ECONFIG,
+                      (const char *const[]){
+                          "base_compute: found fp8, the checkpoint was made with dtype", NULL});
     snprintf(other, sizeof other, "lora_r: 4\ndataset: %s\n", scratch_path("eval.jsonl"));
     check_refused(other, 3, TSR_ECONFIG,
                   (const char *const[]){"a dataset of another content", NULL});
@@ -351,6 +367,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_teardown(test_evaluations, remove_output),
 #ifndef __SANITIZE_THREAD__ /* which is slow; that one is on 2 and 3 ranks */
         cmocka_unit_test_teardown(test_ranks, remove_output),
+        cmocka_unit_test_teardown(test_fp8, remove_output),
         cmocka_unit_test_teardown(test_groups, remove_output),
         cmocka_unit_test(test_steps_and_limit),
         cmocka_unit_test(test_epochs),

@@ -81,8 +81,8 @@ static const char *word(const json_t *object, const char *key)
 
 static uint64_t element_bytes(const char *dtype)
 {
-    static const char *const names[] = {"U8", "BF16", "F32", "F64", "I64"};
-    static const uint64_t bytes[] = {1, 2, 4, 8, 8};
+    static const char *const names[] = {"U8", "F8_E4M3", "BF16", "F32", "F64", "I64"};
+    static const uint64_t bytes[] = {1, 1, 2, 4, 8, 8};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(dtype, names[i]) == 0)
             return bytes[i];
@@ -145,6 +145,7 @@ static void test_buffers(void **state)
         {"llama", "offload: sharded\nactivation_offloading: true\noptimizer_offload: true\n", 2},
         {"llama", "offload: full\nresident_units: 2\ngradient_checkpointing: selective\n", 2},
         {"llama", "shard_group_size: 2\nuse_dora: true\n", 4},
+        {"llama", "base_compute: fp8\nuse_dora: true\nlora_dropout: 0.1\n", 1},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -157,6 +158,31 @@ static void test_buffers(void **state)
         assert_int_equal(rounded[2], number(p, "node_bytes"));
         char *text = printed(cases[i].type, 6, cases[i].ranks, cases[i].keys, 0);
         check_lines(text, exact, json_array_size(buffers));
+        free(text);
+        json_decref(p);
+    }
+}
+
+/* Said by the plan: that the base runs in e4m3, and that its matmuls' speed is not a measured one. */
+static void test_fp8(void **state)
+{
+    static const char *const words[] = {"dtype", "fp8"};
+    (void)state;
+    for (int fp8 = 0; fp8 < 2; fp8++) {
+        char keys[64];
+        snprintf(keys, sizeof keys, "base_compute: %s\n", words[fp8]);
+        json_t *p = plan("llama", 6, 1, keys);
+        const json_t *name, *roofs = json_object_get(json_object_get(p, "expected"), "roofs");
+        const json_t *built_in = json_object_get(roofs, "built_in");
+        size_t i;
+        int found = 0;
+        assert_string_equal(word(p, "base_compute"), words[fp8]);
+        assert_true(json_array_size(built_in) > 0);
+        json_array_foreach(built_in, i, name) found +=
+            !strcmp(json_string_value(name), "matmul_fp8_flops_per_s");
+        assert_int_equal(found, fp8);
+        char *text = printed("llama", 6, 1, keys, 0);
+        assert_int_equal(strstr(text, "base_compute: fp8") != NULL, fp8);
         free(text);
         json_decref(p);
     }
@@ -228,8 +254,8 @@ static void test_largest(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_graphs),
-                                       cmocka_unit_test(test_buffers),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_buffers), cmocka_unit_test(test_fp8),
+                                       cmocka_unit_test(test_graphs),
                                        cmocka_unit_test(test_largest)};
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

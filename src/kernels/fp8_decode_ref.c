@@ -1,0 +1,90 @@
+/*
+ * fp8_decode_ref.c: contract fp8_decode.h. The 16 codes that a block's values become are made once for each
+ * row that the block has a part in.
+ */
+#include "kernels/fp8_decode.h"
+
+#include "kernels/fp8.h"
+#include "kernels/loops.h"
+#include "kernels/nf4_quantize.h"
+
+tsr_status tsr_fp8_decode_check(const tsr_fp8_decode_args *args)
+{
+    tsr_nf4_dequant_args codes = args->weight;
+    TSR_EXPECT(codes.dtype == TSR_F8_E4M3, "fp8_decode", "dtype is not F8_E4M3");
+    codes.dtype = TSR_F32;
+    TSR_TRY(tsr_nf4_dequant_check(&codes));
+    TSR_EXPECT(!codes.row_factor, "fp8_decode", "row_factor is not for e4m3: a row has its scale");
+    TSR_EXPECT(codes.columns > 0 && codes.count % codes.columns == 0, "fp8_decode",
+               "count is not whole rows of columns");
+    TSR_EXPECT(codes.count == 0 || args->scale, "fp8_decode", "scale is NULL");
+    return TSR_OK;
+}
+
+static float block_scale(const tsr_nf4_dequant_args *w, int64_t block)
+{
+    if (!w->nested)
+        return ((const float *)w->absmax)[block];
+    float residual = w->nested_map[((const uint8_t *)w->absmax)[block]] *
+                     w->nested_absmax[block / TSR_NF4_NESTED_BLOCK];
+    return residual + w->offset;
+}
+
+/* Compared as bits, so that a NaN is the largest. */
+static uint32_t magnitude(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits & 0x7fffffffu;
+}
+
+static float row_scale(const tsr_nf4_dequant_args *w, int64_t row)
+{
+    uint32_t most = 0, most_level = 0;
+    int64_t last = ((row + 1) * w->columns - 1) / TSR_NF4_BLOCK;
+    for (int64_t block = row * w->columns / TSR_NF4_BLOCK; block <= last; block++) {
+        uint32_t bits = magnitude(block_scale(w, block));
+        most = bits > most ? bits : most;
+    }
+    for (int i = 0; i < 16; i++) {
+        uint32_t bits = magnitude(w->level[i]);
+        most_level = bits > most_level ? bits : most_level;
+    }
+    float absmax, level;
+    memcpy(&absmax, &most, sizeof absmax);
+    memcpy(&level, &most_level, sizeof level);
+    return tsr_e4m3_scale(absmax * level);
+}
+
+static void block_codes(uint8_t *out, const tsr_nf4_dequant_args *w, int64_t block, float scale)
+{
+    float absmax = block_scale(w, block), inverse = 1 / scale;
+    for (int i = 0; i < 16; i++) {
+        float value = w->level[i] * absmax;
+        out[i] = isnan(scale) ? TSR_E4M3_NAN : tsr_f32_to_e4m3(value * inverse);
+    }
+}
+
+static void decode_row(void *context, int index)
+{
+    const tsr_fp8_decode_args *args = context;
+    const tsr_nf4_dequant_args *w = &args->weight;
+    int64_t row = index, first = row * w->columns, rows = w->count / w->columns;
+    int64_t stride = args->transposed ? rows : 1;
+    uint8_t *out = (uint8_t *)w->out + (args->transposed ? row : first), table[16];
+    float scale = row_scale(w, row);
+    args->scale[row] = scale;
+    for (int64_t e = first; e < first + w->columns; e++) {
+        if (e == first || e % TSR_NF4_BLOCK == 0)
+            block_codes(table, w, e / TSR_NF4_BLOCK, scale);
+        uint8_t byte = w->codes[e / 2];
+        out[(e - first) * stride] = table[e % 2 ? byte & 15 : byte >> 4];
+    }
+}
+
+tsr_status tsr_fp8_decode_ref(const tsr_fp8_decode_args *args, tsr_pool *pool)
+{
+    TSR_TRY(tsr_fp8_decode_check(args));
+    tsr_pool_run(pool, (int)(args->weight.count / args->weight.columns), decode_row, (void *)args);
+    return TSR_OK;
+}
