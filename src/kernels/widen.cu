@@ -16,8 +16,8 @@
 static __device__ __forceinline__ uint4 load4(const void *p, int64_t i, tsr_dtype dtype)
 {
     if (dtype == TSR_F32)
-        return __ldcs((const uint4 *)((const uint32_t *)p + i));
-    uint2 bits = __ldcs((const uint2 *)((const uint16_t *)p + i));
+        return *(const uint4 *)((const uint32_t *)p + i);
+    uint2 bits = *(const uint2 *)((const uint16_t *)p + i);
     return make_uint4(bits.x, bits.y, 0, 0);
 }
 
