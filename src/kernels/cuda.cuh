@@ -85,6 +85,17 @@ static __device__ __forceinline__ uint32_t tsr_load_common_word(const void *p)
     return v;
 }
 
+/* Asks L2 for what a later block will read: `bytes` from p on, both multiples of 16. One thread of a block asks;
+ * code for older cards does not. */
+static __device__ __forceinline__ void tsr_fetch_ahead(const void *p, unsigned bytes)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes));
+#else
+    (void)p, (void)bytes;
+#endif
+}
+
 static __device__ __forceinline__ void tsr_store8(void *p, int64_t i, const float *in,
                                                   tsr_dtype dtype)
 {

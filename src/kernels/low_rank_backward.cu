@@ -13,13 +13,14 @@
  * Cost     Of shared memory's bandwidth dy takes 3 passes (written, read, read transposed), low and the sums
  *          of d_low a half of one each at r 16: 60 to 70 % of it at 4.2 TB/s.
  */
+#include "kernels/low_rank_parts.cuh"
 #include "kernels/mma.cuh"
 
 #define THREADS      (TSR_LOW_RANK_WARPS * TSR_WARP)
 #define TILE         TSR_LOW_RANK_TILE
 #define STRIP        TSR_LOW_RANK_STRIP
 #define STEPS        (STRIP / 16) /* of an mma each: 16 columns */
-#define RANKS        TSR_LOW_RANK_MOST
+#define RANKS        TSR_LOW_RANK_MMA
 #define GROUPS       (RANKS / 8) /* of 8 ranks */
 #define STAGES       4
 #define LEAST        2 /* column_warps */
@@ -32,12 +33,6 @@
 #define SUMS         (TSR_LOW_RANK_WARPS * TILE * RANKS)
 #define SHARED_BYTES (STAGES * STAGE * 2 + 2 * SUMS * 4)
 
-typedef struct {
-    tsr_low_rank_backward_args args;
-    tsr_low_rank_tiling tiling;
-    float *db, *d_low; /* partial sums */
-} low_rank_call;
-
 /* A block's place, and a thread's copies of dy: rows `row`, `row` + `step`, ... of a buffer. */
 typedef struct {
     const low_rank_call *call;
@@ -45,6 +40,11 @@ typedef struct {
     int tokens, columns, pitch; /* of a buffer */
     int row, step, at;
 } low_rank_place;
+
+static __device__ __forceinline__ int column_warps(const low_rank_call *call)
+{
+    return (int)call->tiling.columns / TSR_LOW_RANK_STRIP;
+}
 
 static __device__ __forceinline__ low_rank_place place_of(const low_rank_call *call)
 {
@@ -56,8 +56,8 @@ static __device__ __forceinline__ low_rank_place place_of(const low_rank_call *c
     p.split = (int)blockIdx.x / strips;
     p.token = p.split * chunk;
     p.end = min((int)call->args.tokens, p.token + chunk);
-    p.tokens = TSR_LOW_RANK_WARPS / tiling->column_warps * TILE;
-    p.columns = tiling->column_warps * STRIP;
+    p.tokens = TSR_LOW_RANK_WARPS / column_warps(call) * TILE;
+    p.columns = (int)tiling->columns;
     p.pitch = p.columns + MARGIN;
     p.column = p.strip * p.columns;
     int across = p.columns / TSR_VECTOR;
@@ -175,7 +175,7 @@ static __device__ __forceinline__ void put(float *to, const float c[4], int row,
 static __device__ __forceinline__ void write_d_low(const low_rank_place *p, int stage)
 {
     const tsr_low_rank_backward_args *a = &p->call->args;
-    int warps = p->call->tiling.column_warps, ranks = RANKS, each = TILE * ranks;
+    int warps = column_warps(p->call), ranks = RANKS, each = TILE * ranks;
     int first = p->token + stage * p->tokens;
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < p->tokens * ranks; i += THREADS) {
@@ -197,7 +197,7 @@ static __device__ __forceinline__ void write_db(const low_rank_place *p,
                                                 const float db[STEPS][GROUPS][4])
 {
     const tsr_low_rank_backward_args *a = &p->call->args;
-    int warps = p->call->tiling.column_warps, ranks = RANKS, each = STRIP * ranks;
+    int warps = column_warps(p->call), ranks = RANKS, each = STRIP * ranks;
     int tiles = p->tokens / TILE;
     float *sums = (float *)memory; /* the buffers have been used */
 #pragma unroll
@@ -223,8 +223,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     tsr_kernel_begin();
     low_rank_place p = place_of(&call);
     int warp = (int)threadIdx.x / TSR_WARP;
-    int row = warp / call.tiling.column_warps * TILE;
-    int column = warp % call.tiling.column_warps * STRIP;
+    int row = warp / column_warps(&call) * TILE;
+    int column = warp % column_warps(&call) * STRIP;
     int stages = (int)((p.end - p.token + p.tokens - 1) / p.tokens);
     uint32_t b[STEPS][GROUPS][2];
     float db[STEPS][GROUPS][4] = {};
@@ -301,37 +301,55 @@ static bool on16(const void *p)
     return (uintptr_t)p % 16 == 0;
 }
 
-/* Cards with less shared memory than an A100's or an H100's block may have take the matmuls. */
-static bool fits(const tsr_stream *stream, const tsr_low_rank_backward_args *a)
+static bool fits(const tsr_low_rank_backward_args *a)
 {
-    const tsr_cuda_properties *card =
-        tsr_device_cuda_properties(tsr_stream_device((tsr_stream *)stream));
     return tsr_low_rank_backward_fused(a) && on16(a->dy) && on16(a->low) && on16(a->b) &&
-           on16(a->db) && on16(a->d_low) && on16(a->scratch) && card->shared_bytes >= SHARED_BYTES;
+           on16(a->db) && on16(a->d_low) && on16(a->scratch);
+}
+
+static void cut(low_rank_call *call, tsr_low_rank_tiling tiling)
+{
+    const tsr_low_rank_backward_args *a = &call->args;
+    call->tiling = tiling;
+    call->db = (float *)a->scratch;
+    call->d_low = call->db + tiling.splits * a->out * a->r;
+}
+
+/* Cards with less shared memory than an A100's or an H100's block may have take the matmuls. */
+static bool has_room(tsr_stream *stream)
+{
+    return tsr_device_cuda_properties(tsr_stream_device(stream))->shared_bytes >= SHARED_BYTES;
+}
+
+static tsr_status launch_one_pass(tsr_stream *stream, const low_rank_call *call)
+{
+    TSR_TRY(tsr_cuda_status(
+        cudaFuncSetAttribute(one_pass, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES),
+        "low_rank_backward: shared memory"));
+    TSR_LAUNCH_SHARED(one_pass, (unsigned)(call->tiling.strips * call->tiling.splits), THREADS,
+                      SHARED_BYTES, stream, *call);
+    return tsr_launched("low_rank_backward");
 }
 
 extern "C" tsr_status tsr_low_rank_backward_cuda(tsr_stream *stream,
                                                  const tsr_low_rank_backward_args *args)
 {
     TSR_TRY(tsr_low_rank_backward_check(args));
-    if (!fits(stream, args)) {
+    low_rank_call call = {*args};
+    int64_t tokens = args->tokens, out = args->out, r = args->r;
+    if (fits(args) && tsr_low_rank_backward_boxes(stream)) {
+        cut(&call, tsr_low_rank_boxes_make(tokens, out, r));
+        TSR_TRY(tsr_low_rank_backward_wgmma(stream, &call));
+    } else if (fits(args) && r <= TSR_LOW_RANK_MMA && has_room(stream)) {
+        cut(&call, tsr_low_rank_tiling_make(tokens, out, r));
+        TSR_TRY(launch_one_pass(stream, &call));
+    } else {
         tsr_gemm_args product[2];
         tsr_low_rank_backward_products(product, args);
         TSR_TRY(tsr_gemm_cuda(stream, &product[0]));
         return tsr_gemm_cuda(stream, &product[1]);
     }
-    low_rank_call call = {};
-    call.args = *args;
-    call.tiling = tsr_low_rank_tiling_make(args->tokens, args->out, args->r);
-    call.db = (float *)args->scratch;
-    call.d_low = call.db + call.tiling.splits * args->out * args->r;
-    TSR_TRY(tsr_cuda_status(
-        cudaFuncSetAttribute(one_pass, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES),
-        "low_rank_backward: shared memory"));
-    TSR_LAUNCH_SHARED(one_pass, (unsigned)(call.tiling.strips * call.tiling.splits), THREADS,
-                      SHARED_BYTES, stream, call);
-    TSR_TRY(tsr_launched("low_rank_backward"));
-    int64_t elements = (args->out + args->tokens) * args->r;
-    TSR_LAUNCH(add_parts, tsr_blocks(elements, 4 * FINISH_THREADS), FINISH_THREADS, stream, call);
+    TSR_LAUNCH(add_parts, tsr_blocks((out + tokens) * r, 4 * FINISH_THREADS), FINISH_THREADS,
+               stream, call);
     return tsr_launched("low_rank_backward: sums");
 }

@@ -10,9 +10,10 @@
  * added in a fixed order.
  *
  * Cost     4 tokens out r FLOPs; tokens out elements of dy, once or twice, and (tokens + out) r of the
- *          rest, twice. One kernel: also 8 r (splits out + strips tokens) bytes of partial sums, 13 % of dy
- *          for 8192 x 14336 at r 16, mostly in L2. On an H200 8192 tokens at r 16 take 91 us for out
- *          14336 (the floor at 4.2 TB/s is 56; two matmuls 122), 37 for 4096 (16; 45), 20 for 1024 (4.3; 19).
+ *          rest, twice. One kernel: also 8 r (splits out + strips tokens) bytes of partial sums, 12 % of dy
+ *          for 8192 x 14336 at r 16, mostly in L2. On an H200 8192 tokens at r 16 take 81 us for out
+ *          14336 (the floor at 4.2 TB/s is 56; two matmuls 123), 29 for 4096 (16; 46), 15.5 for 1024 (4.3; 20);
+ *          at r 32 92, 35 and 17 (two matmuls 123, 44 and 21). The kernel of mma.sync: 90, 37 and 20 at r 16.
  */
 #ifndef TSR_KERNELS_LOW_RANK_BACKWARD_H
 #define TSR_KERNELS_LOW_RANK_BACKWARD_H
@@ -41,27 +42,31 @@ void tsr_low_rank_backward_products(tsr_gemm_args product[2],
 
 /* ---- one kernel ---- */
 
-/* The largest rank of one kernel: with 32 it took 58 us for 8192 x 4096 and 130 for 14336, the two matmuls
- * 43 and 125. */
-#define TSR_LOW_RANK_MOST 16
+#define TSR_LOW_RANK_MOST 32 /* the largest rank of one kernel on cards of sm_90a */
+#define TSR_LOW_RANK_MMA  16 /* and on others: with 32 it took longer than the two matmuls */
 
-/* A block has 8 warps: column_warps beside each other, each with a strip of 128 columns, and the others on
- * other tokens. */
+/* A block has a strip of columns and a chunk of tokens, by the shape alone: about one block for each
+ * multiprocessor of an H200, and few partial sums. */
+typedef struct {
+    int64_t columns; /* of a strip */
+    int64_t strips;  /* partial sums of d_low */
+    int64_t chunk;   /* tokens */
+    int64_t splits;  /* partial sums of db */
+} tsr_low_rank_tiling;
+
+/* low_rank_backward.cu: 8 warps, some beside each other, each with 128 columns, and the others on other
+ * tokens. */
 #define TSR_LOW_RANK_WARPS 8
 #define TSR_LOW_RANK_STRIP 128 /* columns of a warp */
 #define TSR_LOW_RANK_TILE  16  /* tokens of a warp at a time */
-
-typedef struct {
-    int column_warps;
-    int64_t strips; /* of column_warps * TSR_LOW_RANK_STRIP columns: partial sums of d_low */
-    int64_t splits; /* of `chunk` tokens: partial sums of db */
-    int64_t chunk;
-} tsr_low_rank_tiling;
-
-/* By the shape alone: about one block for each multiprocessor of an H200, and few partial sums. */
 tsr_low_rank_tiling tsr_low_rank_tiling_make(int64_t tokens, int64_t out, int64_t r);
 
-/* The scratch with which one kernel does it on a GPU; 0: it never does. */
+/* low_rank_backward_wgmma.cu: one, two or four pieces of columns. */
+#define TSR_LOW_RANK_PIECE 256 /* columns */
+#define TSR_LOW_RANK_TURN  128 /* tokens at a time */
+tsr_low_rank_tiling tsr_low_rank_boxes_make(int64_t tokens, int64_t out, int64_t r);
+
+/* The scratch with which one kernel does it on a GPU, whichever of the two; 0: neither does. */
 uint64_t tsr_low_rank_backward_bytes(tsr_dtype dtype, int64_t tokens, int64_t out, int64_t r);
 
 /* Whether one kernel does it there, as far as shapes say: buffers must lie on 16 bytes, and a block

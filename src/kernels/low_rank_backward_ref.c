@@ -52,19 +52,19 @@ tsr_status tsr_low_rank_backward_ref(const tsr_low_rank_backward_args *args, tsr
 /* ---- one kernel ---- */
 
 #define BLOCKS 132 /* a block has a multiprocessor to itself */
+#define BUSY   80  /* of them, fed by boxes, can take what memory gives */
 
 static int64_t parts(int64_t total, int64_t each)
 {
     return (total + each - 1) / each;
 }
 
-static tsr_low_rank_tiling tiling_of(int64_t tokens, int64_t out, int column_warps)
+/* Strips of so many columns, chunks of a multiple of `step` tokens. */
+static tsr_low_rank_tiling tiling_of(int64_t tokens, int64_t out, int64_t columns, int64_t step)
 {
-    int64_t stage = TSR_LOW_RANK_WARPS / column_warps * TSR_LOW_RANK_TILE;
-    tsr_low_rank_tiling tiling = {.column_warps = column_warps};
-    tiling.strips = parts(out, (int64_t)column_warps * TSR_LOW_RANK_STRIP);
+    tsr_low_rank_tiling tiling = {.columns = columns, .strips = parts(out, columns)};
     int64_t splits = tiling.strips < BLOCKS ? BLOCKS / tiling.strips : 1;
-    tiling.chunk = parts(parts(tokens, splits), stage) * stage;
+    tiling.chunk = parts(parts(tokens, splits), step) * step;
     tiling.splits = parts(tokens, tiling.chunk);
     return tiling;
 }
@@ -75,20 +75,43 @@ static int64_t partial_sums(const tsr_low_rank_tiling *tiling, int64_t tokens, i
     return tiling->splits * out + tiling->strips * tokens;
 }
 
-/* Bytes that pass: what all blocks read if each reads as much as the largest, and partial sums, written
- * and read. */
-static int64_t traffic(const tsr_low_rank_tiling *tiling, int64_t tokens, int64_t out, int64_t r)
+/* Bytes that pass: what `blocks` read if each reads as much as the largest; and partial sums, written and
+ * read. */
+static int64_t traffic(const tsr_low_rank_tiling *tiling, int64_t tokens, int64_t out, int64_t r,
+                       int64_t blocks)
 {
-    int64_t block = tiling->chunk * tiling->column_warps * TSR_LOW_RANK_STRIP;
-    return 2 * BLOCKS * block + 8 * r * partial_sums(tiling, tokens, out);
+    return 2 * blocks * tiling->chunk * tiling->columns + 8 * r * partial_sums(tiling, tokens, out);
 }
 
 tsr_low_rank_tiling tsr_low_rank_tiling_make(int64_t tokens, int64_t out, int64_t r)
 {
-    tsr_low_rank_tiling best = tiling_of(tokens, out, TSR_LOW_RANK_WARPS);
-    for (int warps = TSR_LOW_RANK_WARPS / 2; warps >= 2; warps /= 2) {
-        tsr_low_rank_tiling tiling = tiling_of(tokens, out, warps);
-        if (traffic(&tiling, tokens, out, r) < traffic(&best, tokens, out, r))
+    tsr_low_rank_tiling best = {0};
+    for (int warps = TSR_LOW_RANK_WARPS; warps >= 2; warps /= 2) {
+        tsr_low_rank_tiling tiling = tiling_of(tokens, out, (int64_t)warps * TSR_LOW_RANK_STRIP,
+                                               TSR_LOW_RANK_WARPS / warps * TSR_LOW_RANK_TILE);
+        if (!best.columns ||
+            traffic(&tiling, tokens, out, r, BLOCKS) < traffic(&best, tokens, out, r, BLOCKS))
+            best = tiling;
+    }
+    return best;
+}
+
+/* The same where fewer blocks can take all that memory gives. */
+static int64_t boxes_traffic(const tsr_low_rank_tiling *tiling, int64_t tokens, int64_t out,
+                             int64_t r)
+{
+    int64_t busiest = BUSY * tiling->chunk * tiling->columns, dy = tokens * out;
+    return 2 * (busiest > dy ? busiest : dy) + 8 * r * partial_sums(tiling, tokens, out);
+}
+
+tsr_low_rank_tiling tsr_low_rank_boxes_make(int64_t tokens, int64_t out, int64_t r)
+{
+    tsr_low_rank_tiling best = {0};
+    for (int pieces = r > TSR_LOW_RANK_MMA ? 2 : 4; pieces >= 1; pieces /= 2) {
+        tsr_low_rank_tiling tiling =
+            tiling_of(tokens, out, (int64_t)pieces * TSR_LOW_RANK_PIECE, TSR_LOW_RANK_TURN);
+        if (!best.columns ||
+            boxes_traffic(&tiling, tokens, out, r) < boxes_traffic(&best, tokens, out, r))
             best = tiling;
     }
     return best;
@@ -99,8 +122,14 @@ uint64_t tsr_low_rank_backward_bytes(tsr_dtype dtype, int64_t tokens, int64_t ou
     if (dtype != TSR_BF16 || tokens <= 0 || out <= 0 || r <= 0 || out % 8 || r % 8 ||
         r > TSR_LOW_RANK_MOST)
         return 0;
-    tsr_low_rank_tiling tiling = tsr_low_rank_tiling_make(tokens, out, r);
-    return (uint64_t)(partial_sums(&tiling, tokens, out) * r) * sizeof(float);
+    tsr_low_rank_tiling tiling = tsr_low_rank_boxes_make(tokens, out, r);
+    int64_t most = partial_sums(&tiling, tokens, out);
+    if (r <= TSR_LOW_RANK_MMA) {
+        tiling = tsr_low_rank_tiling_make(tokens, out, r);
+        int64_t sums = partial_sums(&tiling, tokens, out);
+        most = sums > most ? sums : most;
+    }
+    return (uint64_t)(most * r) * sizeof(float);
 }
 
 bool tsr_low_rank_backward_fused(const tsr_low_rank_backward_args *args)

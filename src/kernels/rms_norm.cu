@@ -51,9 +51,9 @@ static __device__ __forceinline__ float dot8(const float *a, const float *b)
 
 /* x + (g z + bias) of eight columns, in place, as it is stored: h is that of x_out, so that a layer that
  * recomputes it from there has the same one. */
-static __device__ __forceinline__ void add_residual(float *x, const tsr_rms_norm_args *a,
-                                                    const float *z, int64_t column, int count,
-                                                    tsr_dtype dtype, bool whole)
+static __device__ __forceinline__ tsr_raw8 add_residual(float *x, const tsr_rms_norm_args *a,
+                                                        const float *z, int64_t column, int count,
+                                                        tsr_dtype dtype, bool whole)
 {
     float g[8], bias[8];
     tsr_float8(g, a->g, column, count, 1, whole);
@@ -61,7 +61,9 @@ static __device__ __forceinline__ void add_residual(float *x, const tsr_rms_norm
 #pragma unroll
     for (int j = 0; j < 8; j++)
         x[j] += g[j] * z[j] + bias[j];
-    tsr_raw_widen(x, tsr_raw_narrow(x, dtype), dtype);
+    tsr_raw8 sum = tsr_raw_narrow(x, dtype);
+    tsr_raw_widen(x, sum, dtype);
+    return sum;
 }
 
 static __device__ __forceinline__ float rstd_of(const tsr_rms_norm_args *a, float squares)
@@ -112,13 +114,13 @@ static __device__ __forceinline__ void write_codes(const tsr_rms_norm_args *a, c
     }
 }
 
-/* A row held in registers. */
+/* A row held in registers, as it is stored. */
 template <bool CODES>
 static __device__ __forceinline__ void forward_held(const tsr_rms_norm_args *a, tsr_dtype dtype)
 {
     int64_t row = blockIdx.x * a->d;
     tsr_raw8 x_raw[HELD], z_raw[HELD];
-    float x[HELD][8], squares = 0;
+    float x[8], squares = 0;
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
@@ -132,15 +134,15 @@ static __device__ __forceinline__ void forward_held(const tsr_rms_norm_args *a, 
         int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
         if (column >= a->d)
             break;
-        tsr_raw_widen(x[k], x_raw[k], dtype);
+        tsr_raw_widen(x, x_raw[k], dtype);
         if (a->z) {
             float z[8];
             tsr_raw_widen(z, z_raw[k], dtype);
-            add_residual(x[k], a, z, column, 8, dtype, true);
+            x_raw[k] = add_residual(x, a, z, column, 8, dtype, true);
         }
-        squares += dot8(x[k], x[k]);
+        squares += dot8(x, x);
         if (a->x_out && (a->z || a->x_out != a->x))
-            tsr_raw_store(a->x_out, row + column, 8, x[k], dtype, true);
+            tsr_raw_store(a->x_out, row + column, 8, x, dtype, true);
     }
     if (!a->h)
         return;
@@ -148,8 +150,10 @@ static __device__ __forceinline__ void forward_held(const tsr_rms_norm_args *a, 
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
-        if (column < a->d)
-            x_raw[k] = normalize(a, x[k], rstd, column, 8, dtype, true);
+        if (column >= a->d)
+            break;
+        tsr_raw_widen(x, x_raw[k], dtype);
+        x_raw[k] = normalize(a, x, rstd, column, 8, dtype, true);
     }
     if (CODES)
         write_codes(a, x_raw);

@@ -74,6 +74,16 @@ static __device__ __forceinline__ raw_pair load_pair(const void *p, int64_t at, 
     return raw;
 }
 
+/* Where L1 shall keep the tables, g and bias. */
+static __device__ __forceinline__ raw_pair load_pair_once(const void *p, int64_t at, int64_t half,
+                                                          int count, tsr_dtype dtype, bool whole)
+{
+    raw_pair raw;
+    raw.low = tsr_raw_once(p, at, count, dtype, whole);
+    raw.high = tsr_raw_once(p, at + half, count, dtype, whole);
+    return raw;
+}
+
 static __device__ __forceinline__ void widen_pair(pair8 *out, const raw_pair *raw, tsr_dtype dtype)
 {
     tsr_raw_widen(out->low, raw->low, dtype);
@@ -110,8 +120,8 @@ static __device__ __forceinline__ raw_angles load_angles(const rope_shape *s, in
                                                          int64_t i, int count, bool whole)
 {
     raw_angles angles;
-    angles.cosine = tsr_raw_shared(s->cosine, position * s->half + i, count, TSR_F32, whole);
-    angles.sine = tsr_raw_shared(s->sine, position * s->half + i, count, TSR_F32, whole);
+    angles.cosine = tsr_raw_load(s->cosine, position * s->half + i, count, TSR_F32, whole);
+    angles.sine = tsr_raw_load(s->sine, position * s->half + i, count, TSR_F32, whole);
     return angles;
 }
 
@@ -248,8 +258,8 @@ static __device__ __forceinline__ void steps_tile(const forward_args *a, const t
     for (int u = 0; u < STEPS; u++) {
         l[u] = lane_of(s, place.strip * STEPS + u, threadIdx.x % TSR_WARP);
         if (l[u].count)
-            z[u] = load_pair(a->part[l[u].part].z, place.token * l[u].stride + l[u].column, s->half,
-                             l[u].count, dtype, whole);
+            z[u] = load_pair_once(a->part[l[u].part].z, place.token * l[u].stride + l[u].column,
+                                  s->half, l[u].count, dtype, whole);
     }
     /* What hangs on the position is asked for last: ptxas would put it in the middle, where the position is
      * waited for before most loads are under way. It moves none past this. */

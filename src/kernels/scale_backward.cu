@@ -53,7 +53,7 @@ scale_tile(const tsr_scale_backward_args *a, const tsr_tiling *tiling, tsr_dtype
         tsr_column_partial(a->partials + place.chunk * a->d, sum, &place, a->d);
 }
 
-TSR_TILE_KERNELS(scale_tile, tsr_scale_backward_args, 3)
+TSR_TILE_KERNELS(scale_tile, tsr_scale_backward_args, 2)
 
 extern "C" tsr_status tsr_scale_backward_cuda(tsr_stream *stream,
                                               const tsr_scale_backward_args *args)

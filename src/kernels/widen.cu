@@ -17,10 +17,10 @@
 static __device__ __forceinline__ uint4 load4(const void *p, int64_t i, tsr_dtype dtype)
 {
     if (dtype == TSR_F32)
-        return __ldcs((const uint4 *)((const uint32_t *)p + i));
+        return *(const uint4 *)((const uint32_t *)p + i);
     if (dtype == TSR_F8_E4M3)
-        return make_uint4(__ldcs((const uint32_t *)((const uint8_t *)p + i)), 0, 0, 0);
-    uint2 bits = __ldcs((const uint2 *)((const uint16_t *)p + i));
+        return make_uint4(*(const uint32_t *)((const uint8_t *)p + i), 0, 0, 0);
+    uint2 bits = *(const uint2 *)((const uint16_t *)p + i);
     return make_uint4(bits.x, bits.y, 0, 0);
 }
 

@@ -57,11 +57,11 @@ static tsr_status note_fp8(tsr_stream *stream, const tsr_fp8_gemm_args *args)
     return note(stream, &shape);
 }
 
-/* Two matmuls, where it is not one kernel. */
+/* Two matmuls, where it is not one kernel on any card. */
 static tsr_status note_low_rank_backward(tsr_stream *stream, const tsr_low_rank_backward_args *args)
 {
     tsr_gemm_args product[2];
-    if (tsr_low_rank_backward_fused(args))
+    if (tsr_low_rank_backward_fused(args) && args->r <= TSR_LOW_RANK_MMA)
         return TSR_OK;
     tsr_low_rank_backward_products(product, args);
     TSR_TRY(note(stream, &product[0]));

@@ -76,7 +76,7 @@ static void one_pass_matches(void **state)
 {
     static const int64_t tokens[] = {1, 15, 16, 17, 64, 200, 1031};
     static const int64_t columns[] = {8, 24, 128, 136, 256, 1000, 1024, 2056};
-    static const int64_t ranks[] = {8, 16};
+    static const int64_t ranks[] = {8, 16, 24, 32};
     (void)state;
     for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++)
         for (size_t c = 0; c < sizeof columns / sizeof *columns; c++)
@@ -84,23 +84,22 @@ static void one_pass_matches(void **state)
                 one_case(tokens[t], columns[c], ranks[k], TSR_BF16, true);
 }
 
-/* Of an 8B model, all three tilings. */
+/* Of an 8B model, all tilings of both kernels: columns of a strip of either. */
 static void one_pass_matches_at_large_shapes(void **state)
 {
     static const struct {
-        int64_t tokens, out, r;
-        int warps;
-    } large[] = {{8192, 1024, 16, 2},
-                 {8191, 4096, 16, 4},
-                 {2048, 14336, 16, 4},
-                 {4097, 14336, 8, 8},
-                 {40, 150000, 8, 2}};
+        int64_t tokens, out, r, columns, boxes;
+    } large[] = {{8192, 1024, 16, 256, 256},  {8191, 4096, 16, 512, 512},
+                 {2048, 14336, 16, 512, 512}, {8191, 14336, 16, 1024, 1024},
+                 {4097, 14336, 8, 1024, 512}, {40, 150000, 8, 256, 512},
+                 {3001, 1000, 32, 0, 256},    {8191, 4096, 24, 0, 512}};
     (void)state;
     for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
-        tsr_low_rank_tiling tiling =
-            tsr_low_rank_tiling_make(large[i].tokens, large[i].out, large[i].r);
-        assert_int_equal(tiling.column_warps, large[i].warps);
-        one_case(large[i].tokens, large[i].out, large[i].r, TSR_BF16, true);
+        int64_t tokens = large[i].tokens, out = large[i].out, r = large[i].r;
+        if (large[i].columns)
+            assert_int_equal(tsr_low_rank_tiling_make(tokens, out, r).columns, large[i].columns);
+        assert_int_equal(tsr_low_rank_boxes_make(tokens, out, r).columns, large[i].boxes);
+        one_case(tokens, out, r, TSR_BF16, true);
     }
 }
 
@@ -108,7 +107,7 @@ static void the_rest_is_two_matmuls(void **state)
 {
     (void)state;
     one_case(200, 256, 16, TSR_BF16, false);
-    one_case(200, 256, 24, TSR_BF16, true);
+    one_case(200, 256, 40, TSR_BF16, true);
     one_case(200, 256, 12, TSR_BF16, true);
     one_case(200, 100, 16, TSR_BF16, true);
     one_case(200, 256, 16, TSR_F32, true);

@@ -95,29 +95,46 @@ static void bad_arguments_are_refused(void **state)
 }
 
 /* Every token and column is in one block, none is empty, and the partial sums fit into what was said. */
-static void the_tiling_covers_any_shape(void **state)
+static void expect_cover(const tsr_low_rank_tiling *t, int64_t tokens, int64_t out, int64_t r)
+{
+    uint64_t sums = (uint64_t)(4 * r * (t->splits * out + t->strips * tokens));
+    assert_true(t->strips * t->columns >= out && (t->strips - 1) * t->columns < out);
+    assert_true(t->splits * t->chunk >= tokens && (t->splits - 1) * t->chunk < tokens);
+    assert_true(tsr_low_rank_backward_bytes(TSR_BF16, tokens, out, r) >= sums);
+}
+
+static void the_tilings_cover_any_shape(void **state)
 {
     static const int64_t counts[] = {1, 8, 16, 24, 129, 1000, 1024, 4096, 8192, 14336, 300000};
     const int n = sizeof counts / sizeof *counts;
     (void)state;
-    for (int i = 0; i < n * n * 2; i++) {
-        int64_t tokens = counts[i / 2 / n],
-                out = counts[i / 2 % n] + 7 - (counts[i / 2 % n] + 7) % 8;
-        int64_t r = 8 * (i % 2 + 1);
-        tsr_low_rank_tiling t = tsr_low_rank_tiling_make(tokens, out, r);
-        int64_t columns = (int64_t)t.column_warps * TSR_LOW_RANK_STRIP;
-        int64_t stage = TSR_LOW_RANK_WARPS / t.column_warps * TSR_LOW_RANK_TILE;
-        assert_int_equal(TSR_LOW_RANK_WARPS % t.column_warps, 0);
-        assert_true(t.strips * columns >= out && (t.strips - 1) * columns < out);
-        assert_true(t.splits * t.chunk >= tokens && (t.splits - 1) * t.chunk < tokens);
-        assert_int_equal(t.chunk % stage, 0);
-        assert_int_equal(tsr_low_rank_backward_bytes(TSR_BF16, tokens, out, r),
-                         (uint64_t)(4 * r * (t.splits * out + t.strips * tokens)));
+    for (int i = 0; i < n * n * 4; i++) {
+        int64_t tokens = counts[i / 4 / n],
+                out = counts[i / 4 % n] + 7 - (counts[i / 4 % n] + 7) % 8;
+        int64_t r = 8 * (i % 4 + 1);
+        tsr_low_rank_tiling t = tsr_low_rank_boxes_make(tokens, out, r);
+        int64_t pieces = t.columns / TSR_LOW_RANK_PIECE;
+        expect_cover(&t, tokens, out, r);
+        assert_true(t.columns == pieces * TSR_LOW_RANK_PIECE);
+        assert_true(pieces == 1 || pieces == 2 || (pieces == 4 && r <= TSR_LOW_RANK_MMA));
+        assert_int_equal(t.chunk % TSR_LOW_RANK_TURN, 0);
+        if (r > TSR_LOW_RANK_MMA)
+            continue;
+        t = tsr_low_rank_tiling_make(tokens, out, r);
+        int64_t warps = t.columns / TSR_LOW_RANK_STRIP;
+        expect_cover(&t, tokens, out, r);
+        assert_true(t.columns == warps * TSR_LOW_RANK_STRIP && TSR_LOW_RANK_WARPS % warps == 0);
+        assert_int_equal(t.chunk % (TSR_LOW_RANK_WARPS / warps * TSR_LOW_RANK_TILE), 0);
     }
+}
+
+static void one_kernel_is_for_some(void **state)
+{
+    (void)state;
     assert_int_equal(tsr_low_rank_backward_bytes(TSR_F32, 64, 64, 16), 0);
     assert_int_equal(tsr_low_rank_backward_bytes(TSR_BF16, 64, 60, 16), 0);
     assert_int_equal(tsr_low_rank_backward_bytes(TSR_BF16, 64, 64, 12), 0);
-    assert_int_equal(tsr_low_rank_backward_bytes(TSR_BF16, 64, 64, 24), 0);
+    assert_int_equal(tsr_low_rank_backward_bytes(TSR_BF16, 64, 64, 40), 0);
     assert_int_equal(tsr_low_rank_backward_bytes(TSR_BF16, 0, 64, 16), 0);
     tsr_low_rank_backward_args args = {.tokens = 64, .out = 64, .r = 16, .dtype = TSR_BF16};
     args.scratch_bytes = tsr_low_rank_backward_bytes(TSR_BF16, 64, 64, 16);
@@ -131,7 +148,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_reference_is_right),
         cmocka_unit_test(bad_arguments_are_refused),
-        cmocka_unit_test(the_tiling_covers_any_shape),
+        cmocka_unit_test(the_tilings_cover_any_shape),
+        cmocka_unit_test(one_kernel_is_for_some),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
