@@ -6,11 +6,10 @@
  *          permutations for four elements; nothing is multiplied or converted an element at a time.
  * As it    A warp has 4096 elements of a row, 16 to a lane and turn: 8 bytes of codes, one 16-byte store. It
  * lies     looks through the absmax of all of the row for the row's scale: 1/64 of the elements.
- * Trans-   A block has 128 rows of 512 columns, a thread 4 rows of 32 columns: 16 bytes of codes of each. It
+ * Trans-   A block has 128 x 128 elements, a thread 4 rows of 32 columns: 16 bytes of codes of each. It
  * posed    transposes 4 x 4 bytes in registers; shared memory has the tile by columns, 128 bytes each, whose
  *          words are permuted so that neither writing words nor reading 16 bytes meets a bank twice, and
- *          whole lines go out. While the codes are under way the block looks through all absmax of its
- *          rows, which is what so wide a tile is for.
+ *          whole lines go out. The rows' scales come from a kernel before it.
  * Cost     1/2 + 1/64 bytes read and 1 written an element; bandwidth bound.
  *
  * Rows that blocks of 64 cross, and pointers off their vectors: element by element.
@@ -18,19 +17,17 @@
 #include "kernels/fp8.cuh"
 #include "kernels/nf4_scale.cuh"
 
-#define THREADS      256
-#define TURNS        8
-#define LANE_CODES   16 /* elements of a lane in a turn */
-#define WARP_CODES   (TURNS * TSR_WARP * LANE_CODES)
-#define WARP_BLOCKS  (WARP_CODES / TSR_NF4_BLOCK)
-#define LANE_BLOCKS  (WARP_BLOCKS / TSR_WARP) /* whose scale a lane has */
-#define TILE_ROWS    128                      /* of a transposed block */
-#define TILE_COLUMNS 512
-#define TILE_THREADS 512
-#define TILE_WORDS   (TILE_ROWS / LANE_ROWS) /* of a column */
-#define LANE_ROWS    4
-#define LANE_COLUMNS 32
-#define WARP_COLUMNS 128 /* of 32 rows */
+#define THREADS     256
+#define TURNS       8
+#define LANE_CODES  16 /* elements of a lane in a turn */
+#define WARP_CODES  (TURNS * TSR_WARP * LANE_CODES)
+#define WARP_BLOCKS (WARP_CODES / TSR_NF4_BLOCK)
+#define LANE_BLOCKS (WARP_BLOCKS / TSR_WARP) /* whose scale a lane has */
+#define TILE        128                      /* rows and columns of a transposed block */
+#define TILE_WARPS  4                        /* of 32 rows */
+#define LANE_ROWS   4
+#define LANE_COLUMN 32 /* columns of a lane */
+#define TILE_WORDS  (TILE / 4)
 
 /* The 16 codes of a block, in order. */
 typedef struct {
@@ -61,20 +58,13 @@ static __device__ __forceinline__ uint2 look_up8(const code_table *t, uint32_t c
     return make_uint2(out[0], out[1]);
 }
 
-static __device__ __forceinline__ float largest_level(const tsr_nf4_dequant_args *w)
+/* The scale of a row from its lanes' largest absmax. */
+static __device__ __forceinline__ float row_scale(const tsr_nf4_dequant_args *w, int lane,
+                                                  uint32_t lane_most)
 {
-    return __uint_as_float(tsr_warp_max(tsr_magnitude(w->level[threadIdx.x % 16])));
-}
-
-/* The scale of a row whose absmax are those of blocks [first, last]: a warp's, in all its lanes. */
-static __device__ __forceinline__ float row_scale(const tsr_nf4_dequant_args *w, int64_t first,
-                                                  int64_t last, float level)
-{
-    uint32_t most = 0;
-#pragma unroll 4
-    for (int64_t block = first + threadIdx.x % TSR_WARP; block <= last; block += TSR_WARP)
-        most = max(most, tsr_magnitude(tsr_nf4_scale(w, block)));
-    return tsr_e4m3_scale(__fmul_rn(__uint_as_float(tsr_warp_max(most)), level));
+    uint32_t most = tsr_warp_max(lane_most);
+    uint32_t level = tsr_warp_max(tsr_magnitude(w->level[lane % 16]));
+    return tsr_e4m3_scale(__fmul_rn(__uint_as_float(most), __uint_as_float(level)));
 }
 
 /* ---- as it lies ---- */
@@ -100,6 +90,7 @@ static __global__ void __launch_bounds__(THREADS)
                          : make_uint2(0, 0);
     int blocks = (int)(w->columns / TSR_NF4_BLOCK), own = (int)chunk * WARP_BLOCKS + lane;
     float level[4], absmax[LANE_BLOCKS];
+    uint32_t most = 0;
 #pragma unroll
     for (int i = 0; i < LANE_BLOCKS; i++)
         absmax[i] =
@@ -107,8 +98,10 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < 4; i++)
         level[i] = w->level[lane % 4 * 4 + i];
-    float scale = row_scale(w, row * blocks, (row + 1) * blocks - 1, largest_level(w));
-    float inverse = __frcp_rn(scale);
+#pragma unroll 4
+    for (int block = lane; block < blocks; block += TSR_WARP)
+        most = max(most, tsr_magnitude(tsr_nf4_scale(w, row * blocks + block)));
+    float scale = row_scale(w, lane, most), inverse = __frcp_rn(scale);
     if (chunk == 0 && lane == 0)
         a.scale[row] = scale;
 #pragma unroll
@@ -131,6 +124,27 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- transposed ---- */
 
+/* A warp a row; also of rows that blocks cross. */
+static __global__ void __launch_bounds__(THREADS)
+    scale_rows(const __grid_constant__ tsr_fp8_decode_args a, int64_t rows)
+{
+    tsr_kernel_begin();
+    const tsr_nf4_dequant_args *w = &a.weight;
+    int lane = threadIdx.x % TSR_WARP;
+    int64_t row = (int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
+    if (row >= rows)
+        return;
+    int64_t first = row * w->columns / TSR_NF4_BLOCK;
+    int64_t last = ((row + 1) * w->columns - 1) / TSR_NF4_BLOCK;
+    uint32_t most = 0;
+#pragma unroll 4
+    for (int64_t block = first + lane; block <= last; block += TSR_WARP)
+        most = max(most, tsr_magnitude(tsr_nf4_scale(w, block)));
+    float scale = row_scale(w, lane, most);
+    if (lane == 0)
+        a.scale[row] = scale;
+}
+
 /* in[i]: four columns of row i; out[j]: four rows of column j. */
 static __device__ __forceinline__ void transpose4(uint32_t *out, const uint32_t *in)
 {
@@ -146,26 +160,29 @@ static __device__ __forceinline__ void transpose4(uint32_t *out, const uint32_t 
  * groups of columns and eight groups of rows. */
 static __device__ __forceinline__ int tile_word(int column, int word)
 {
-    return column * TILE_WORDS + (word ^ column / LANE_COLUMNS % 4 * 8);
+    return column * TILE_WORDS + (word ^ column / LANE_COLUMN * 8);
 }
 
 /* The tables of a lane's rows; two lanes share a block and make half of each. */
-static __device__ __forceinline__ void make_tables(code_table *table, const tsr_nf4_dequant_args *w,
-                                                   int64_t row, int64_t rows, int64_t column,
-                                                   const float *inverse)
+static __device__ __forceinline__ void make_tables(code_table *table, const tsr_fp8_decode_args *a,
+                                                   int64_t row, int64_t rows, int64_t column)
 {
+    const tsr_nf4_dequant_args *w = &a->weight;
     int half = threadIdx.x % 2;
-    float level[8];
+    float level[8], absmax[LANE_ROWS], inverse[LANE_ROWS];
 #pragma unroll
     for (int i = 0; i < 8; i++)
         level[i] = w->level[half * 8 + i];
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++) {
         bool there = row + i < rows && column < w->columns;
-        float absmax =
-            there ? tsr_nf4_scale(w, ((row + i) * w->columns + column) / TSR_NF4_BLOCK) : 0;
-        uint32_t own0 = table_word(level, absmax, inverse[i]);
-        uint32_t own1 = table_word(level + 4, absmax, inverse[i]);
+        absmax[i] = there ? tsr_nf4_scale(w, ((row + i) * w->columns + column) / TSR_NF4_BLOCK) : 0;
+        inverse[i] = there ? __frcp_rn(a->scale[row + i]) : 1;
+    }
+#pragma unroll
+    for (int i = 0; i < LANE_ROWS; i++) {
+        uint32_t own0 = table_word(level, absmax[i], inverse[i]);
+        uint32_t own1 = table_word(level + 4, absmax[i], inverse[i]);
         uint32_t other0 = __shfl_xor_sync(0xffffffffu, own0, 1);
         uint32_t other1 = __shfl_xor_sync(0xffffffffu, own1, 1);
         table[i].word[0] = half ? other0 : own0, table[i].word[1] = half ? other1 : own1;
@@ -173,38 +190,15 @@ static __device__ __forceinline__ void make_tables(code_table *table, const tsr_
     }
 }
 
-/* The reciprocals of the scales of the tile's rows; the first block of a row writes the scales. */
-static __device__ __forceinline__ void scale_tile(float *inverse, const tsr_fp8_decode_args *a,
-                                                  int64_t first_row, int64_t rows)
-{
-    float level = largest_level(&a->weight);
-    int64_t blocks = a->weight.columns / TSR_NF4_BLOCK;
-#pragma unroll 4
-    for (int i = threadIdx.x / TSR_WARP; i < TILE_ROWS; i += TILE_THREADS / TSR_WARP) {
-        int64_t row = min(first_row + i, rows - 1);
-        float scale = row_scale(&a->weight, row * blocks, (row + 1) * blocks - 1, level);
-        if (threadIdx.x % TSR_WARP != 0)
-            continue;
-        inverse[i] = __frcp_rn(scale);
-        if (blockIdx.x == 0)
-            a->scale[row] = scale;
-    }
-}
-
-extern __shared__ __align__(16) char memory[];
-
-static __global__ void __launch_bounds__(TILE_THREADS, 2)
+static __global__ void __launch_bounds__(TILE_WARPS *TSR_WARP)
     decode_columns(const __grid_constant__ tsr_fp8_decode_args a, int64_t rows)
 {
     tsr_kernel_begin();
-    __shared__ float inverse[TILE_ROWS];
-    uint32_t *tile = (uint32_t *)memory;
+    __shared__ __align__(16) uint32_t tile[TILE * TILE_WORDS];
     const tsr_nf4_dequant_args *w = &a.weight;
     int lane = threadIdx.x % TSR_WARP, warp = threadIdx.x / TSR_WARP;
-    int64_t first_row = (int64_t)blockIdx.y * TILE_ROWS;
-    int64_t first_column = (int64_t)blockIdx.x * TILE_COLUMNS;
-    int row_word = warp % 4 * (TSR_WARP / LANE_ROWS) + lane / 4;
-    int within = warp / 4 * WARP_COLUMNS + lane % 4 * LANE_COLUMNS;
+    int64_t first_row = (int64_t)blockIdx.y * TILE, first_column = (int64_t)blockIdx.x * TILE;
+    int row_word = warp * (TSR_WARP / LANE_ROWS) + lane / 4, within = lane % 4 * LANE_COLUMN;
     int64_t row = first_row + row_word * LANE_ROWS, column = first_column + within;
     uint32_t codes[LANE_ROWS][4];
 #pragma unroll
@@ -214,10 +208,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, 2)
             quad = __ldcs((const uint4 *)(w->codes + ((row + i) * w->columns + column) / 2));
         codes[i][0] = quad.x, codes[i][1] = quad.y, codes[i][2] = quad.z, codes[i][3] = quad.w;
     }
-    scale_tile(inverse, &a, first_row, rows);
-    __syncthreads();
     code_table table[LANE_ROWS];
-    make_tables(table, w, row, rows, column, inverse + row_word * LANE_ROWS);
+    make_tables(table, &a, row, rows, column);
 #pragma unroll
     for (int v = 0; v < 4; v++) {
         uint32_t low[LANE_ROWS], high[LANE_ROWS], turned[8];
@@ -233,45 +225,16 @@ static __global__ void __launch_bounds__(TILE_THREADS, 2)
             tile[tile_word(within + 8 * v + j, row_word)] = turned[j];
     }
     __syncthreads();
-    for (int piece = (int)threadIdx.x; piece < TILE_COLUMNS * TILE_ROWS / 16;
-         piece += TILE_THREADS) {
-        int c = piece / (TILE_ROWS / 16), r = piece % (TILE_ROWS / 16) * 16;
+#pragma unroll
+    for (int piece = (int)threadIdx.x; piece < TILE * TILE / 16; piece += TILE_WARPS * TSR_WARP) {
+        int c = piece / (TILE / 16), r = piece % (TILE / 16) * 16;
         if (first_column + c < w->columns && first_row + r < rows)
             *(uint4 *)((uint8_t *)w->out + (first_column + c) * rows + first_row + r) =
                 *(const uint4 *)&tile[tile_word(c, r / 4)];
     }
 }
 
-static tsr_status transpose(tsr_stream *stream, const tsr_fp8_decode_args *args, int64_t rows)
-{
-    tsr_stream_cuda(stream); /* its device becomes this thread's */
-    TSR_TRY(tsr_cuda_status(cudaFuncSetAttribute(decode_columns,
-                                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                 TILE_ROWS * TILE_COLUMNS),
-                            "fp8_decode: shared memory"));
-    TSR_LAUNCH_SHARED(
-        decode_columns,
-        dim3(tsr_blocks(args->weight.columns, TILE_COLUMNS), tsr_blocks(rows, TILE_ROWS)),
-        TILE_THREADS, TILE_ROWS * TILE_COLUMNS, stream, *args, rows);
-    return TSR_OK;
-}
-
-/* ---- element by element, after the scales ---- */
-
-/* A warp a row. */
-static __global__ void __launch_bounds__(THREADS)
-    scale_rows(const __grid_constant__ tsr_fp8_decode_args a, int64_t rows)
-{
-    tsr_kernel_begin();
-    const tsr_nf4_dequant_args *w = &a.weight;
-    int64_t row = (int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
-    if (row >= rows)
-        return;
-    float scale = row_scale(w, row * w->columns / TSR_NF4_BLOCK,
-                            ((row + 1) * w->columns - 1) / TSR_NF4_BLOCK, largest_level(w));
-    if (threadIdx.x % TSR_WARP == 0)
-        a.scale[row] = scale;
-}
+/* ---- element by element, after scale_rows ---- */
 
 static __global__ void __launch_bounds__(THREADS)
     decode_each(const __grid_constant__ tsr_fp8_decode_args a, int64_t rows)
@@ -296,7 +259,7 @@ static bool whole_blocks(const tsr_fp8_decode_args *args, int64_t rows, int64_t 
     const tsr_nf4_dequant_args *w = &args->weight;
     return w->columns % TSR_NF4_BLOCK == 0 && (uintptr_t)w->codes % 16 == 0 &&
            (uintptr_t)w->out % 16 == 0 && rows * chunks <= INT32_MAX &&
-           (!args->transposed || (rows % 16 == 0 && rows / TILE_ROWS < 65535));
+           (!args->transposed || (rows % 16 == 0 && rows / TILE < 65535));
 }
 
 extern "C" tsr_status tsr_fp8_decode_cuda(tsr_stream *stream, const tsr_fp8_decode_args *args)
@@ -307,15 +270,16 @@ extern "C" tsr_status tsr_fp8_decode_cuda(tsr_stream *stream, const tsr_fp8_deco
     bool fast = whole_blocks(args, rows, chunks);
     if (rows == 0)
         return TSR_OK;
-    if (!fast) {
+    if (!fast || args->transposed)
         TSR_LAUNCH(scale_rows, tsr_blocks(rows, THREADS / TSR_WARP), THREADS, stream, *args, rows);
+    if (!fast)
         TSR_LAUNCH(decode_each, tsr_blocks(args->weight.count, THREADS), THREADS, stream, *args,
                    rows);
-    } else if (args->transposed) {
-        TSR_TRY(transpose(stream, args, rows));
-    } else {
+    else if (args->transposed)
+        TSR_LAUNCH(decode_columns, dim3(tsr_blocks(columns, TILE), tsr_blocks(rows, TILE)),
+                   TILE_WARPS * TSR_WARP, stream, *args, rows);
+    else
         TSR_LAUNCH(decode_rows, tsr_blocks(rows * chunks, THREADS / TSR_WARP), THREADS, stream,
                    *args, rows * chunks, (uint32_t)chunks);
-    }
     return tsr_launched("fp8_decode");
 }

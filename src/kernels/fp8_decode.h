@@ -10,8 +10,8 @@
  *
  * A weight that is not quantized is a matter of fp8_quantize; there is no transposed form of that.
  *
- * Cost     per element: 1/2 + 1/64 bytes read (1/2 + 1/16 with fp32 scales), 1 written; the scales of a row
- *          once for each few thousand of its columns, transposed for each 512.
+ * Cost     per element: 1/2 + 1/64 bytes read (1/2 + 1/16 with fp32 scales), 1 written; transposed the
+ *          scales are read twice.
  */
 #ifndef TSR_KERNELS_FP8_DECODE_H
 #define TSR_KERNELS_FP8_DECODE_H
