@@ -5,8 +5,6 @@
  * Split    A warp has 1024 elements, 16 blocks of 64, and no barrier: lane i < 16 decodes the scale
  *          of block i, and in each of 4 turns a lane takes 8 elements: a word of codes, one 16-byte
  *          store of a 16-bit dtype. All of a warp's codes are asked for before any is used.
- * Ahead    A block asks L2 for the codes and scales of the block that will come into its place: four fifths of
- *          what passes is written, and reads that wait behind it leave the stores without work.
  * Lookups  A lane holds level[lane % 16]; a shuffle reads the lane that a code names. Its index
  *          counts modulo 32 and the levels are there twice, so that the bits above a code need no
  *          masking; shared memory would cost the same cycles, a mask, a barrier and a start-up.
@@ -23,8 +21,6 @@
 #define WORD         TSR_VECTOR /* elements of 32 bits of codes */
 #define WARP_WORDS   (TURNS * TSR_WARP)
 #define WARP_BLOCKS  (WARP_WORDS * WORD / TSR_NF4_BLOCK)
-#define BLOCK_WORDS  (THREADS / TSR_WARP * WARP_WORDS)
-#define RESIDENT     (2048 / THREADS) /* blocks on a multiprocessor */
 #define TAIL_THREADS 256
 
 /* Bytes are in memory order from the lowest, and a byte's first element is its high nibble. */
@@ -38,65 +34,41 @@ static __device__ __forceinline__ void decode_word(float *out, uint32_t codes, f
     }
 }
 
-/* Of a whole block's words from `first` on. */
-static __device__ __forceinline__ void ask_ahead(const tsr_nf4_dequant_args *a, int64_t first)
+/* row_words: words of a row; 0: no row factor. */
+static __global__ void __launch_bounds__(THREADS)
+    dequantize(const tsr_nf4_dequant_args a, int64_t words, uint32_t row_words)
 {
-    int64_t scale_bytes = a->nested ? 1 : sizeof(float);
-    tsr_fetch_ahead(a->codes + first * 4, BLOCK_WORDS * 4);
-    tsr_fetch_ahead((const uint8_t *)a->absmax + first * WORD / TSR_NF4_BLOCK * scale_bytes,
-                    BLOCK_WORDS * WORD / TSR_NF4_BLOCK * (unsigned)scale_bytes);
-}
-
-/* row_words: words of a row; 0: no row factor. whole: all of the block's words exist. */
-static __device__ __forceinline__ void decode_block(const tsr_nf4_dequant_args *a, int64_t words,
-                                                    uint32_t row_words, bool whole)
-{
+    tsr_kernel_begin();
     int lane = threadIdx.x % TSR_WARP;
     int64_t warp = (int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
     int64_t first = warp * WARP_WORDS, block = warp * WARP_BLOCKS + lane;
-    if (!whole && first >= words)
+    if (first >= words)
         return;
     uint32_t codes[TURNS];
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
         int64_t word = first + turn * TSR_WARP + lane;
-        codes[turn] = whole || word < words ? __ldcs((const uint32_t *)a->codes + word) : 0;
+        codes[turn] = word < words ? __ldcs((const uint32_t *)a.codes + word) : 0;
     }
-    float level = a->level[lane % 16];
-    bool decodes = lane < WARP_BLOCKS && (whole || block * (TSR_NF4_BLOCK / WORD) < words);
-    float scales = decodes ? tsr_nf4_scale(a, block) : 0;
+    float level = a.level[lane % 16];
+    bool decodes = lane < WARP_BLOCKS && block * (TSR_NF4_BLOCK / WORD) < words;
+    float scales = decodes ? tsr_nf4_scale(&a, block) : 0;
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
         int64_t word = first + turn * TSR_WARP + lane;
         int holder = (turn * TSR_WARP + lane) / (TSR_NF4_BLOCK / WORD);
         float value[WORD];
         decode_word(value, codes[turn], level, __shfl_sync(0xffffffffu, scales, holder));
-        if (!whole && word >= words)
+        if (word >= words)
             continue;
         if (row_words) {
-            float factor = a->row_factor[(uint32_t)word / row_words];
+            float factor = a.row_factor[(uint32_t)word / row_words];
 #pragma unroll
             for (int i = 0; i < WORD; i++)
                 value[i] = __fmul_rn(value[i], factor);
         }
-        tsr_store8(a->out, word * WORD, value, a->dtype);
+        tsr_store8(a.out, word * WORD, value, a.dtype);
     }
-}
-
-/* ahead: blocks; 0: none. */
-static __global__ void __launch_bounds__(THREADS)
-    dequantize(const __grid_constant__ tsr_nf4_dequant_args a, int64_t words, uint32_t row_words,
-               unsigned ahead)
-{
-    tsr_kernel_begin();
-    int64_t end = ((int64_t)blockIdx.x + 1) * BLOCK_WORDS,
-            later = end + (int64_t)ahead * BLOCK_WORDS;
-    if (ahead && threadIdx.x == 0 && later <= words)
-        ask_ahead(&a, later - BLOCK_WORDS);
-    if (end <= words && !row_words)
-        decode_block(&a, words, 0, true);
-    else
-        decode_block(&a, words, row_words, false);
 }
 
 static __global__ void __launch_bounds__(TAIL_THREADS)
@@ -112,14 +84,6 @@ static __global__ void __launch_bounds__(TAIL_THREADS)
     if (a.row_factor)
         value = __fmul_rn(value, a.row_factor[e / a.columns]);
     tsr_store(a.out, e, value, a.dtype);
-}
-
-/* Blocks that run at the same time; 0 where what is asked for would not lie on 16 bytes. */
-static unsigned ahead_of(const tsr_stream *stream, const tsr_nf4_dequant_args *args)
-{
-    const tsr_device *device = tsr_stream_device((tsr_stream *)stream);
-    bool aligned = ((uintptr_t)args->codes | (uintptr_t)args->absmax) % 16 == 0;
-    return aligned ? (unsigned)tsr_device_cuda_properties(device)->sm_count * RESIDENT : 0;
 }
 
 /* Whole words that the fast kernel may take. */
@@ -138,8 +102,8 @@ extern "C" tsr_status tsr_nf4_dequant_cuda(tsr_stream *stream, const tsr_nf4_deq
     int64_t words = whole_words(args), left = args->count - words * WORD;
     uint32_t row_words = args->row_factor ? (uint32_t)(args->columns / WORD) : 0;
     if (words)
-        TSR_LAUNCH(dequantize, tsr_blocks(words, BLOCK_WORDS), THREADS, stream, *args, words,
-                   row_words, ahead_of(stream, args));
+        TSR_LAUNCH(dequantize, tsr_blocks(words, (int64_t)WARP_WORDS * (THREADS / TSR_WARP)),
+                   THREADS, stream, *args, words, row_words);
     if (left)
         TSR_LAUNCH(dequantize_each, tsr_blocks(left, TAIL_THREADS), TAIL_THREADS, stream, *args,
                    words * WORD);

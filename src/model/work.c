@@ -191,12 +191,13 @@ static double score_flops(const tsr_work_layer *l)
  * composed of passes through memory. */
 static void drop_forward(const walk *w, const tsr_work_linear *x)
 {
-    double t = w->layer->tokens, io = w->layer->element * t;
+    double io = w->layer->element * w->layer->tokens;
     emit_both(w, TSR_WORK_ADAPTERS_FORWARD, TSR_WORK_STREAM, (tsr_work_amount){0, 0},
               (tsr_work_amount){0, 2 * io * x->in});
     if (!x->dora)
         return;
-    emit_matmul(w, TSR_WORK_LINEARS_FORWARD, TSR_WORK_MATMUL, t, x->out, x->in);
+    emit_quantize(w, x->in, false);
+    emit_base(w, TSR_WORK_LINEARS_FORWARD, x->out, x->in);
     emit_both(w, TSR_WORK_DORA, TSR_WORK_STREAM, (tsr_work_amount){0, 0},
               (tsr_work_amount){0, 5 * io * x->out});
 }
@@ -205,13 +206,15 @@ static void drop_forward(const walk *w, const tsr_work_linear *x)
  * magnitude dY is taken apart, and both parts go through the base. */
 static void drop_backward(const walk *w, const tsr_work_linear *x, bool wanted)
 {
-    double t = w->layer->tokens, io = w->layer->element * t;
+    double io = w->layer->element * w->layer->tokens;
     emit_both(w, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_STREAM, (tsr_work_amount){0, 0},
               (tsr_work_amount){0, (wanted ? 5 : 2) * io * x->in});
     if (!x->dora)
         return;
-    if (wanted)
-        emit_matmul(w, TSR_WORK_LINEARS_BACKWARD, TSR_WORK_MATMUL, t, x->in, x->out);
+    if (wanted) {
+        emit_quantize(w, x->out, false);
+        emit_base(w, TSR_WORK_LINEARS_BACKWARD, x->in, x->out);
+    }
     /* Of four passes dm, which is counted elsewhere, needs one. */
     emit_both(w, TSR_WORK_DORA, TSR_WORK_STREAM, (tsr_work_amount){0, 0},
               (tsr_work_amount){0, 3 * io * x->out});

@@ -1,7 +1,10 @@
-# Writes HEADER with the commit of SOURCE, if it is not there already.
+# Writes HEADER with the commit of SOURCE, if it is not there already. The environment's TSR_COMMIT is believed: who
+# copies a tree without its history, or with another's, knows better (bench/run_gpu).
 set(commit "unknown")
 find_program(GIT git)
-if(GIT)
+if(NOT "$ENV{TSR_COMMIT}" STREQUAL "")
+  set(commit "$ENV{TSR_COMMIT}")
+elseif(GIT)
   execute_process(COMMAND ${GIT} -C ${SOURCE} rev-parse --short=12 HEAD
     OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
   if(NOT failed)

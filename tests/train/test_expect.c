@@ -16,7 +16,7 @@
 #include <cmocka.h>
 
 #define RESULTS    TSR_SOURCE_DIR "/bench/results/"
-#define MOST_ERROR 0.04 /* of any row */
+#define MOST_ERROR 0.05 /* of any row */
 #define MOST_MEAN  0.02 /* of all, without their signs */
 
 static const struct {
@@ -162,9 +162,10 @@ static void test_measured_steps(void **state)
     (void)state;
     double sum = 0;
     int count = check_file(&sum, RESULTS "h200_one_gpu.json");
+    count += check_file(&sum, RESULTS "h200_taxes.json");
     count += check_file(&sum, RESULTS "h200x2_scale.json");
     count += check_file(&sum, RESULTS "h200x2_llama2.json");
-    assert_int_equal(count, 25);
+    assert_int_equal(count, 41);
     printf("mean error %.1f %%\n", 100 * sum / count);
     assert_true(sum / count < MOST_MEAN);
 }

@@ -5,6 +5,7 @@
  *     test_train_job_ranks                        on the CPU
  *     test_train_job_ranks BACKEND DTYPE RANKS    on the ranks that a machine has GPUs for (`cards`)
  */
+#include "base/clock.h"
 #include "job_fixture.h"
 
 #include <setjmp.h>
@@ -131,7 +132,12 @@ static void run_subject(const subject *s, const char *documents, const char *eva
             snprintf(config + length, sizeof config - (size_t)length, "eval_dataset: %s\n",
                      scratch_path(evaluation));
         snprintf(what, sizeof what, "%s on %d ranks with {%s}", s->name, v->ranks, v->config);
+        double begin = tsr_now();
         job_run(&result, v->ranks, config);
+        if (on_cards) { /* A test that is stopped has said which job it was at, and how long others took. */
+            printf("%6.2f s: %s\n", tsr_now() - begin, what);
+            fflush(stdout);
+        }
         if (result.status != 0)
             fail_msg("%s: %s", what, result.message);
         job_assert_plan(&result, v->ranks, what);
