@@ -1,6 +1,7 @@
 #include "adapters/graph_time.h"
 
 #include "adapters/linear.h"
+#include "base/philox.h"
 #include "kernels/nf4_quantize.h"
 
 #include <inttypes.h>
@@ -123,10 +124,8 @@ uint64_t tsr_graph_time_bytes(const tsr_graph_shape *shape)
 /* Uniform in [-1, 1), as numbers of the dtype. Taken for codes or scales they are as good as any. */
 static void make_pattern(char *out, tsr_dtype dtype)
 {
-    uint64_t state = 0x9e3779b97f4a7c15u;
     for (uint64_t i = 0; i < PATTERN_BYTES / tsr_dtype_bytes(dtype); i++) {
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        float value = (float)(int32_t)(state >> 32) * 0x1p-31f;
+        float value = (float)(int32_t)(tsr_mix(i) >> 32) * 0x1p-31f;
         uint16_t low = tsr_f32_to_bf16(value);
         if (dtype == TSR_F32)
             memcpy(out + 4 * i, &value, 4);

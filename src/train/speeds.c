@@ -46,9 +46,8 @@ static const figure figures[TSR_SPEED_COUNT] = {
 
 /* Shares of the roofs that kernels reach, weighted by what a layer of an 8B model calls: bench_ops in
  * h200_one_gpu.json. Decoding: 4096 x 14336 and 4096 x 4096. Streaming: RMSNorm, RoPE and SwiGLU, both
- * ways. Added: h B^T and dS A onto a matrix. Narrow: dY B, dB, x A^T, dA, 0.65 at
- * r 16 and 0.86 at r 384. Merged: nf4_merge less
- * nf4_dequant, 0.79 and 0.90 at r 384.
+ * ways. Added: h B^T and dS A onto a matrix. Narrow: dY B, dB, x A^T, dA, 0.65 at r 16 and 0.86 at r 384.
+ * Merged: nf4_merge less nf4_dequant, 0.79 and 0.90 at r 384.
  *
  * slows: h200x2_two_slots.json, 8192 tokens: gathers of 16 x 0.379 ms by copy engines made 84.63 ms of
  * matmuls last 88.84. h200_one_gpu.json, 16 layers: copies of 83.9 ms made 251.6 ms last 254.7. */
