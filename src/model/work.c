@@ -2,6 +2,8 @@
 
 #include "kernels/nf4_merge.h"
 
+#include <math.h>
+
 /* NF4 with double quantization: half a byte of code, an 8-bit scale for 64 elements. */
 #define NF4_BYTES (0.5 + 1.0 / 64)
 /* AdamW: master, m and v read and written, the gradient read here and for its norm; the working copy is
@@ -31,7 +33,7 @@ double tsr_work_seconds(const tsr_work_rates *rates, const tsr_work_op *op)
         rate = rates->attention_backward;
     double copy = work->bytes / rates->copy, compute = work->flops / rate;
     double seconds = (copy > compute ? copy : compute) / (reached > 0 ? reached : 1);
-    return seconds > rates->launch_s ? seconds : rates->launch_s;
+    return hypot(seconds, rates->ends_s[op->kind]);
 }
 
 /* ---- operations ---- */
@@ -115,7 +117,8 @@ static tsr_graph_choice graph_of(const walk *w, const tsr_work_linear *x, bool b
 
 /* A product [T, r] x [r, n] beside the base's: at least, it rides on that one
  * (K-concatenated), so that its FLOPs are all it costs. Here it is B A, added to the weight as that is
- * decoded, or a matmul of its own, whose result is written and read once more. */
+ * decoded, or a matmul of its own, whose result is written; that the base's matmul reads it hides behind its
+ * FLOPs. */
 static void emit_added(const walk *w, tsr_work_term term, const tsr_work_linear *x, double n,
                        bool merged)
 {
@@ -127,7 +130,7 @@ static void emit_added(const walk *w, tsr_work_term term, const tsr_work_linear 
             (tsr_work_amount){2 * x->in * x->out * r, TSR_GRAPH_MERGE_BYTES * x->in * x->out});
     else
         emit_both(w, term, TSR_WORK_ADDED, least,
-                  (tsr_work_amount){flops, w->layer->element * (t * r + r * n + 2 * t * n)});
+                  (tsr_work_amount){flops, w->layer->element * (t * r + r * n + t * n)});
 }
 
 /* ---- forward ---- */

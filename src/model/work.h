@@ -118,7 +118,9 @@ typedef struct {
     /* The share of these that each kind of operation reaches, doing what it does here; 0: all of it, and
      * only the least: the floor. */
     double reached[TSR_WORK_KINDS];
-    double launch_s; /* no operation is shorter */
+    /* Seconds that an operation of each kind loses at its ends, where it does not fill the device: added as
+     * the root of the sum of squares, since a longer one has more to fill it with. */
+    double ends_s[TSR_WORK_KINDS];
 } tsr_work_rates;
 
 double tsr_work_seconds(const tsr_work_rates *rates, const tsr_work_op *op);

@@ -218,7 +218,7 @@ static tsr_op_cost cost_of(void *user, const tsr_plan_op *op)
     case TSR_OP_CONTROL: /* there and back */
         return (tsr_op_cost){2 * collective(c, world, WORD_BYTES), 0};
     default:
-        return (tsr_op_cost){c->rates.launch_s, 0};
+        return (tsr_op_cost){c->rates.ends_s[TSR_WORK_STREAM], 0};
     }
 }
 

@@ -49,8 +49,11 @@ static const figure figures[TSR_SPEED_COUNT] = {
  * ways. Added: h B^T and dS A onto a matrix. Narrow: dY B, dB, x A^T, dA, 0.65 at r 16 and 0.86 at r 384.
  * Merged: nf4_merge less nf4_dequant, 0.79 and 0.90 at r 384.
  *
- * slows: h200x2_two_slots.json, 8192 tokens: gathers of 16 x 0.379 ms by copy engines made 84.63 ms of
- * matmuls last 88.84. h200_one_gpu.json, 16 layers: copies of 83.9 ms made 251.6 ms last 254.7. */
+ * Ends: half a wave of a matmul's tiles, fitted to h200_sweep.json and h200x4_scale.json, 512 to 4096 tokens.
+ *
+ * slows: h200x4_scale.json, 16 layers: gathers of 32 x 0.36 (2 ranks) and 0.54 ms (4) make steps of 1024 to
+ * 8192 tokens 0.6 to 2.3 ms longer than those whose units all stay; 0.12 of their time. h200_one_gpu.json, 16
+ * layers: copies of 83.9 ms made 251.6 ms last 254.7. */
 static const tsr_speeds cuda_costs = {.rates = {.reached = {[TSR_WORK_MATMUL] = 1,
                                                             [TSR_WORK_MATMUL_FP8] = 1,
                                                             [TSR_WORK_NARROW] = 0.70,
@@ -60,8 +63,16 @@ static const tsr_speeds cuda_costs = {.rates = {.reached = {[TSR_WORK_MATMUL] = 
                                                             [TSR_WORK_ATTEND_BACK] = 1,
                                                             [TSR_WORK_STREAM] = 0.89,
                                                             [TSR_WORK_DECODE] = 0.82},
-                                                .launch_s = 3e-6},
-                                      .link_slows = 0.69,
+                                                .ends_s = {[TSR_WORK_MATMUL] = 20e-6,
+                                                           [TSR_WORK_MATMUL_FP8] = 20e-6,
+                                                           [TSR_WORK_NARROW] = 6e-6,
+                                                           [TSR_WORK_ADDED] = 6e-6,
+                                                           [TSR_WORK_MERGED] = 6e-6,
+                                                           [TSR_WORK_ATTEND] = 6e-6,
+                                                           [TSR_WORK_ATTEND_BACK] = 6e-6,
+                                                           [TSR_WORK_STREAM] = 6e-6,
+                                                           [TSR_WORK_DECODE] = 6e-6}},
+                                      .link_slows = 0.12,
                                       .host_slows = 0.037};
 
 /* The step of cpu_tiny-llama.json takes 1.40 times its FLOPs at the rate of a matmul. */
@@ -95,8 +106,10 @@ static void complete(tsr_speeds *s)
     s->rates = cuda_costs.rates;
     s->link_slows = s->cuda ? cuda_costs.link_slows : 0;
     s->host_slows = s->cuda ? cuda_costs.host_slows : 0;
-    for (int i = 0; !s->cuda && i < TSR_WORK_KINDS; i++)
+    for (int i = 0; !s->cuda && i < TSR_WORK_KINDS; i++) {
         s->rates.reached[i] = CPU_SHARE;
+        s->rates.ends_s[i] = 0;
+    }
     s->rates.matmul = s->value[TSR_SPEED_MATMUL];
     s->rates.matmul_fp8 = s->value[TSR_SPEED_MATMUL_FP8];
     s->rates.copy = s->value[TSR_SPEED_COPY];
