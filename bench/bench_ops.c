@@ -121,17 +121,22 @@ static void nf4(int64_t rows, int64_t columns, bool factor)
                SETS);
 }
 
-static void nf4_merged(int64_t rows, int64_t columns, int64_t r)
+static void nf4_merged(int64_t rows, int64_t columns, int64_t r, bool norms)
 {
     ops_forget();
     tsr_nf4_merge_args args[SETS];
     for (int i = 0; i < SETS; i++)
-        args[i] = (tsr_nf4_merge_args){.weight = nf4_codes(rows, columns),
-                                       .a = ops_bf16(r * columns),
-                                       .b = ops_bf16(rows * r),
-                                       .r = r,
-                                       .scale = 2};
-    ops_report("nf4_merge", shape_text(rows, columns, r),
+        args[i] = (tsr_nf4_merge_args){
+            .weight = nf4_codes(rows, columns),
+            .a = ops_bf16(r * columns),
+            .b = ops_bf16(rows * r),
+            .r = r,
+            .scale = 2,
+            .norms = {.n = norms ? ops_f32(rows) : NULL,
+                      .g = ops_f32(rows),
+                      .m = ops_f32(rows),
+                      .partials = ops_f32(tsr_nf4_merge_partials(rows, columns))}};
+    ops_report(norms ? "nf4_merge with norms" : "nf4_merge", shape_text(rows, columns, r),
                (double)(rows * columns) * (2.5 + 1.0 / 64) + 2.0 * (double)(r * (rows + columns)),
                2.0 * (double)(rows * columns * r), run_nf4_merge, args, sizeof *args, SETS);
 }
@@ -542,9 +547,12 @@ static void run_all(void)
     nf4(4096, 14336, false);
     nf4(14336, 4096, true);
     for (int64_t r = 16; r <= 384; r *= r == 128 ? 3 : 2) {
-        nf4_merged(4096, 4096, r);
-        nf4_merged(14336, 4096, r);
-        nf4_merged(4096, 14336, r);
+        nf4_merged(4096, 4096, r, false);
+        nf4_merged(4096, 4096, r, true);
+        nf4_merged(14336, 4096, r, false);
+        nf4_merged(14336, 4096, r, true);
+        nf4_merged(4096, 14336, r, false);
+        nf4_merged(4096, 14336, r, true);
     }
     nf4_loading(14336, 4096);
     norms();

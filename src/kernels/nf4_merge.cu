@@ -116,6 +116,7 @@ static __device__ __forceinline__ void product(float c[4][8][4], merge_stage *st
     }
 }
 
+template <int KIND>
 static __global__ void __launch_bounds__(THREADS, 2)
     merge(const __grid_constant__ tsr_nf4_merge_args args)
 {
@@ -139,12 +140,14 @@ static __global__ void __launch_bounds__(THREADS, 2)
                               tsr_merge_find_scale(w, p.rows, first + lane + TSR_WARP, strip)};
     float level = w->level[lane % 16];
     product(c, stage, &p, row, column);
-    float scale[2] = {tsr_nf4_scale_of(w, found[0]), tsr_nf4_scale_of(w, found[1])};
+    float scale[2] = {tsr_nf4_scale_of(w, found[0]), tsr_nf4_scale_of(w, found[1])}, squares[2];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         float of_row = __shfl_sync(0xffffffffu, scale[i / 4], i % 4 * 8 + lane / 4);
-        tsr_merge_write(&args, p.rows, first + 8 * i + lane / 4, strip, c[i / 2], i % 2,
-                        codes[i / 2][i % 2], level, of_row);
+        squares[i % 2] = tsr_merge_write(&args, p.rows, first + 8 * i + lane / 4, strip, c[i / 2],
+                                         i % 2, codes[i / 2][i % 2], level, of_row, KIND);
+        if (KIND != TSR_MERGE_PLAIN && i % 2 && strip < p.columns)
+            tsr_merge_partials(&args, p.rows, first + i / 2 * 16, strip / TSR_NF4_BLOCK, squares);
     }
 }
 
@@ -152,12 +155,17 @@ static tsr_status merge_tiles(tsr_stream *stream, const tsr_nf4_merge_args *args
 {
     const tsr_nf4_dequant_args *w = &args->weight;
     int bytes = STAGES * (int)sizeof(merge_stage);
+    void (*const kernels[TSR_MERGE_KINDS])(const tsr_nf4_merge_args) = {merge<0>, merge<1>,
+                                                                        merge<2>};
+    int kind = tsr_merge_kind(args);
     unsigned blocks =
         (unsigned)(tsr_blocks(w->columns, TILE) * tsr_blocks(w->count / w->columns, TILE));
     TSR_TRY(tsr_cuda_status(
-        cudaFuncSetAttribute(merge, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+        cudaFuncSetAttribute(kernels[kind], cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
         "nf4_merge: shared memory"));
-    TSR_LAUNCH_SHARED(merge, blocks, THREADS, (size_t)bytes, stream, *args);
+    TSR_LAUNCH_SHARED(kernels[kind], blocks, THREADS, (size_t)bytes, stream, *args);
+    if (kind != TSR_MERGE_PLAIN)
+        tsr_nf4_merge_finish(stream, args, TSR_NF4_BLOCK);
     return TSR_OK;
 }
 
@@ -175,6 +183,9 @@ extern "C" tsr_status tsr_nf4_merge_cuda(tsr_stream *stream, const tsr_nf4_merge
     const tsr_nf4_dequant_args *w = &args->weight;
     if (w->count == 0)
         return TSR_OK;
+    if (args->norms.n && !(fits(args) && args->norms.partials))
+        return tsr_fail(TSR_EUNSUPPORTED, "nf4_merge: norms without partials, or of a weight that "
+                                          "one kernel does not merge");
     if (!fits(args)) {
         tsr_gemm_args product = tsr_nf4_merge_product(args);
         TSR_TRY(tsr_nf4_dequant_cuda(stream, w));

@@ -1,6 +1,7 @@
 /*
- * kernels/nf4_merge.cuh: the kernels of nf4_merge, and how those of larger ranks write what they have
- * summed: as mma's accumulators hold it, without shared memory and without a barrier.
+ * kernels/nf4_merge.cuh: the kernels of nf4_merge, how those of larger ranks write what they have
+ * summed, as mma's accumulators hold it, without shared memory and without a barrier, and what all of
+ * them leave of the norms.
  */
 #ifndef TSR_KERNELS_NF4_MERGE_CUH
 #define TSR_KERNELS_NF4_MERGE_CUH
@@ -16,6 +17,52 @@ void tsr_nf4_merge_low(tsr_stream *stream, const tsr_nf4_merge_args *args);
  * nf4_merge_low takes 62 at 16 and 72 at 32. False: not on this card (tsr_kernels_context.boxes), and nothing was done. */
 #define TSR_NF4_MERGE_WGMMA 17
 bool tsr_nf4_merge_wgmma(tsr_stream *stream, const tsr_nf4_merge_args *args);
+
+/* nf4_merge_norms.cu: what is left of the norms after one of these, which has put the sums of squares of
+ * `across` columns of a row each into partials, [tiles, rows]. */
+void tsr_nf4_merge_finish(tsr_stream *stream, const tsr_nf4_merge_args *args, int across);
+
+/* ---- norms ---- */
+
+/* What a kernel is made for, with registers and instructions of its own: norms or not; and with them, W
+ * apart. */
+enum { TSR_MERGE_PLAIN, TSR_MERGE_NORMS, TSR_MERGE_APART, TSR_MERGE_KINDS };
+
+static inline int tsr_merge_kind(const tsr_nf4_merge_args *args)
+{
+    return !args->norms.n ? TSR_MERGE_PLAIN : args->apart ? TSR_MERGE_APART : TSR_MERGE_NORMS;
+}
+
+/* Two columns as they are stored: first and second are W's, `product` has those of B A. With norms, the
+ * squares of what is merged are added to *sum. */
+static __device__ __forceinline__ uint32_t tsr_merge_pair(const tsr_nf4_merge_args *a,
+                                                          const float *product, float first,
+                                                          float second, const int kind, float *sum)
+{
+    float x = fmaf(a->scale, product[0], first), y = fmaf(a->scale, product[1], second);
+    if (kind != TSR_MERGE_PLAIN)
+        *sum = fmaf(y, y, fmaf(x, x, *sum));
+    /* Known, and asked all the same: the compiler would make W before B A is there, in registers that there
+     * are not. */
+    if (kind == TSR_MERGE_APART && a->apart)
+        x = first, y = second;
+    return tsr_pack_bf16(x, y);
+}
+
+/* Of rows row + g and row + g + 8 each lane of a quad has a part of the sum over a tile of columns. All
+ * lanes call. */
+static __device__ __forceinline__ void tsr_merge_partials(const tsr_nf4_merge_args *a, int64_t rows,
+                                                          int64_t row, int64_t tile,
+                                                          const float part[2])
+{
+    bool odd = threadIdx.x & 1;
+    float sum = odd ? part[1] : part[0];
+    sum += __shfl_xor_sync(0xffffffffu, odd ? part[0] : part[1], 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    row += threadIdx.x % 2 * 8 + threadIdx.x % TSR_WARP / 4;
+    if (row < rows && threadIdx.x % 4 < 2)
+        a->norms.partials[tile * rows + row] = sum;
+}
 
 /* ---- a strip: 64 columns, one block of codes in each row, of a warp ---- */
 
@@ -68,12 +115,15 @@ static __device__ __forceinline__ void tsr_quad_words(uint32_t word[4])
 }
 
 /* The strip of a row: `sum` is c[] of mma.m16n8 for its eight groups of 8 columns, of which `upper`
- * chooses the pair for this row; level: that of code lane % 16. All lanes call. */
-static __device__ __forceinline__ void tsr_merge_write(const tsr_nf4_merge_args *a, int64_t rows,
-                                                       int64_t row, int64_t column,
-                                                       const float (*sum)[4], const int upper,
-                                                       uint2 codes, float level, float scale)
+ * chooses the pair for this row; level: that of code lane % 16. With norms, the sum of the lane's
+ * squares. All lanes call. */
+static __device__ __forceinline__ float tsr_merge_write(const tsr_nf4_merge_args *a, int64_t rows,
+                                                        int64_t row, int64_t column,
+                                                        const float (*sum)[4], const int upper,
+                                                        uint2 codes, float level, float scale,
+                                                        const int kind)
 {
+    float squares = 0;
     /* Byte j / 2 of word j % 2 has the lane's two codes of group j; the first is the high nibble. */
     const uint32_t pairs[2] = {tsr_quad_bytes(codes.x), tsr_quad_bytes(codes.y)};
 #pragma unroll
@@ -85,7 +135,7 @@ static __device__ __forceinline__ void tsr_merge_write(const tsr_nf4_merge_args 
             uint32_t pair = pairs[m % 2] >> (8 * (2 * half + m / 2));
             float first = __fmul_rn(__shfl_sync(0xffffffffu, level, (int)(pair >> 4)), scale);
             float second = __fmul_rn(__shfl_sync(0xffffffffu, level, (int)pair), scale);
-            word[m] = tsr_pack_bf16(fmaf(a->scale, s[0], first), fmaf(a->scale, s[1], second));
+            word[m] = tsr_merge_pair(a, s, first, second, kind, &squares);
         }
         tsr_quad_words(word);
         int64_t at = row * a->weight.columns + column + 32 * half + threadIdx.x % 4 * TSR_VECTOR;
@@ -93,6 +143,7 @@ static __device__ __forceinline__ void tsr_merge_write(const tsr_nf4_merge_args 
             *(uint4 *)((uint16_t *)a->weight.out + at) =
                 make_uint4(word[0], word[1], word[2], word[3]);
     }
+    return squares;
 }
 
 #endif

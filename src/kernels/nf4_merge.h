@@ -6,7 +6,11 @@
  * been: x (W + s B A)^T is as exact as x W^T, and neither the product's output nor the gradient of x
  * is read and written again to add the low-rank part.
  *
- * Cost     what nf4_dequant costs, and 2 rows columns r FLOPs.
+ * DoRA's norms of these rows, n[i] = ||w_i + s b_i A||, are sums of squares of what is there before that
+ * rounding, so they come with it: without a second decoding, and without W A^T. Where W itself is to be
+ * multiplied with, `apart` writes that, bit for bit as nf4_dequant, and only the norms have s B A.
+ *
+ * Cost     what nf4_dequant costs, and 2 rows columns r FLOPs; norms: 8 bytes for each 64 elements, in L2.
  */
 #ifndef TSR_KERNELS_NF4_MERGE_H
 #define TSR_KERNELS_NF4_MERGE_H
@@ -15,16 +19,32 @@
 #include "kernels/nf4_dequant.h"
 #include "kernels/nf4_quantize.h"
 
+/* Sums in fp32 of a row's columns, by 64 at least, added in fp64 and rounded: n is its root, g = m / n. A
+ * row of zeros (n = 0) gives what the division gives. Rows are independent. */
+typedef struct {
+    float *n, *g;    /* [rows], written; n NULL: no norms */
+    const float *m;  /* [rows]; NULL: fresh, m is n and g is 1 */
+    float *partials; /* scratch, tsr_nf4_merge_partials; the reference ignores it */
+} tsr_nf4_merge_norms;
+
 typedef struct {
     tsr_nf4_dequant_args weight; /* [rows, columns]: count and columns are set; no row_factor */
     const void *a;               /* [r, columns] of weight.dtype */
     const void *b;               /* [rows, r] */
     int64_t r;
     float scale;
+    bool apart; /* out is W alone; with norms */
+    tsr_nf4_merge_norms norms;
 } tsr_nf4_merge_args;
 
+/* Floats of its scratch. */
+static inline int64_t tsr_nf4_merge_partials(int64_t rows, int64_t columns)
+{
+    return rows * ((columns + TSR_NF4_BLOCK - 1) / TSR_NF4_BLOCK);
+}
+
 /* Whether one kernel does it. Elsewhere the weight is made first, and what is added to it is rounded a
- * second time where the dtype is not F32. */
+ * second time where the dtype is not F32, and there are no norms on a GPU. */
 static inline bool tsr_nf4_merge_fused(tsr_dtype dtype, int64_t columns, int64_t r)
 {
     return dtype == TSR_BF16 && columns % TSR_NF4_BLOCK == 0 && r > 0 && r % 8 == 0;

@@ -111,28 +111,30 @@ static __device__ __forceinline__ float load_scale(const low_place *p, int64_t r
 }
 
 /* The lane's 16 columns of a row: upper 0 has c[][0] and c[][1], upper 1 the other two. All lanes
- * call. */
-static __device__ __forceinline__ void write_row(const low_place *p, int64_t row,
-                                                 const uint32_t codes[2], float level, float scale,
-                                                 const float c[GROUPS][4], int upper)
+ * call. With norms, the sum of their squares. */
+static __device__ __forceinline__ float write_row(const low_place *p, int64_t row,
+                                                  const uint32_t codes[2], float level, float scale,
+                                                  const float c[GROUPS][4], int upper,
+                                                  const int kind)
 {
     uint32_t word[GROUPS];
+    float squares = 0;
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
         uint32_t byte = codes[j / 4] >> (8 * (j % 4)); /* its first element is its high nibble */
         float first = __fmul_rn(__shfl_sync(0xffffffffu, level, (int)(byte >> 4)), scale);
         float second = __fmul_rn(__shfl_sync(0xffffffffu, level, (int)byte), scale);
-        word[j] = tsr_pack_bf16(fmaf(p->args->scale, c[j][2 * upper], first),
-                                fmaf(p->args->scale, c[j][2 * upper + 1], second));
+        word[j] = tsr_merge_pair(p->args, c[j] + 2 * upper, first, second, kind, &squares);
     }
     if (row >= p->rows)
-        return;
+        return squares;
     uint4 *out = (uint4 *)((uint16_t *)p->args->weight.out + row * p->columns + p->column) + p->t;
     out[0] = make_uint4(word[0], word[1], word[2], word[3]);
     out[32 / TSR_VECTOR] = make_uint4(word[4], word[5], word[6], word[7]);
+    return squares;
 }
 
-static __device__ __forceinline__ void merge(const tsr_nf4_merge_args *a, int steps)
+static __device__ __forceinline__ void merge(const tsr_nf4_merge_args *a, int steps, const int kind)
 {
     low_place p = place_of(a);
     int lane = threadIdx.x % TSR_WARP;
@@ -155,7 +157,7 @@ static __device__ __forceinline__ void merge(const tsr_nf4_merge_args *a, int st
         load_a(fragment_a[step], &p, step);
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
-        float c[GROUPS][4] = {};
+        float c[GROUPS][4] = {}, squares[2];
 #pragma unroll
         for (int step = 0; step < steps; step++)
 #pragma unroll
@@ -164,25 +166,30 @@ static __device__ __forceinline__ void merge(const tsr_nf4_merge_args *a, int st
 #pragma unroll
         for (int upper = 0; upper < 2; upper++) {
             int holder = i % 2 * TILE + upper * 8 + p.g;
-            write_row(&p, p.row + i * TILE + upper * 8 + p.g, codes[i][upper], level,
-                      __shfl_sync(0xffffffffu, scale[i / 2], holder), c, upper);
+            squares[upper] =
+                write_row(&p, p.row + i * TILE + upper * 8 + p.g, codes[i][upper], level,
+                          __shfl_sync(0xffffffffu, scale[i / 2], holder), c, upper, kind);
         }
+        if (kind != TSR_MERGE_PLAIN)
+            tsr_merge_partials(a, p.rows, p.row + i * TILE, p.column / TSR_NF4_BLOCK, squares);
     }
 }
 
 /* Registers of their own for one step and for two. */
+template <int KIND>
 static __global__ void __launch_bounds__(WARPS *TSR_WARP, 5)
     merge_one(const __grid_constant__ tsr_nf4_merge_args a)
 {
     tsr_kernel_begin();
-    merge(&a, 1);
+    merge(&a, 1, KIND);
 }
 
+template <int KIND>
 static __global__ void __launch_bounds__(WARPS *TSR_WARP, 4)
     merge_two(const __grid_constant__ tsr_nf4_merge_args a)
 {
     tsr_kernel_begin();
-    merge(&a, 2);
+    merge(&a, 2, KIND);
 }
 
 void tsr_nf4_merge_low(tsr_stream *stream, const tsr_nf4_merge_args *args)
@@ -190,8 +197,12 @@ void tsr_nf4_merge_low(tsr_stream *stream, const tsr_nf4_merge_args *args)
     const tsr_nf4_dequant_args *w = &args->weight;
     unsigned blocks = (unsigned)(tsr_blocks(w->columns, TSR_NF4_BLOCK * WARPS) *
                                  tsr_blocks(w->count / w->columns, ROWS));
-    if (args->r <= STEP)
-        TSR_LAUNCH(merge_one, blocks, WARPS * TSR_WARP, stream, *args);
-    else
-        TSR_LAUNCH(merge_two, blocks, WARPS * TSR_WARP, stream, *args);
+    void (*const one[TSR_MERGE_KINDS])(const tsr_nf4_merge_args) = {merge_one<0>, merge_one<1>,
+                                                                    merge_one<2>};
+    void (*const two[TSR_MERGE_KINDS])(const tsr_nf4_merge_args) = {merge_two<0>, merge_two<1>,
+                                                                    merge_two<2>};
+    int kind = tsr_merge_kind(args);
+    TSR_LAUNCH((args->r <= STEP ? one : two)[kind], blocks, WARPS * TSR_WARP, stream, *args);
+    if (kind != TSR_MERGE_PLAIN)
+        tsr_nf4_merge_finish(stream, args, TSR_NF4_BLOCK);
 }

@@ -128,22 +128,27 @@ static __device__ __forceinline__ void ask(merge_asked *asked, const merge_work 
 }
 
 static __device__ __forceinline__ void write(const float c[32][4], const merge_work *work,
-                                             const merge_asked *asked, float level)
+                                             const merge_asked *asked, float level, const int kind)
 {
     int g = threadIdx.x % TSR_WARP / 4;
     const tsr_nf4_dequant_args *w = &work->args->weight;
     float scale[2] = {tsr_nf4_scale_of(w, asked->found[0]), tsr_nf4_scale_of(w, asked->found[1])};
+    float squares[2] = {};
 #pragma unroll
     for (int i = 0; i < 2 * STRIPS; i++) {
         int strip = i / 2, upper = i % 2;
         float of_row = __shfl_sync(0xffffffffu, scale[strip / 2], strip % 2 * 16 + upper * 8 + g);
-        tsr_merge_write(work->args, work->rows, asked->row + upper * 8 + g,
-                        asked->column + strip * TSR_NF4_BLOCK, c + 8 * strip, upper,
-                        asked->codes[strip][upper], level, of_row);
+        float sum = tsr_merge_write(work->args, work->rows, asked->row + upper * 8 + g,
+                                    asked->column + strip * TSR_NF4_BLOCK, c + 8 * strip, upper,
+                                    asked->codes[strip][upper], level, of_row, kind);
+        squares[upper] += asked->column + strip * TSR_NF4_BLOCK < work->columns ? sum : 0;
     }
+    if (kind != TSR_MERGE_PLAIN)
+        tsr_merge_partials(work->args, work->rows, asked->row, asked->column / ACROSS, squares);
 }
 
-static __device__ __forceinline__ void multiply(const merge_work *work, merge_ring ring)
+static __device__ __forceinline__ void multiply(const merge_work *work, merge_ring ring,
+                                                const int kind)
 {
     int group = threadIdx.x / TSR_WARPGROUP;
     float level = work->args->weight.level[threadIdx.x % 16];
@@ -158,13 +163,13 @@ static __device__ __forceinline__ void multiply(const merge_work *work, merge_ri
         ask(&next, work, tile + (int)gridDim.x);
         product(c, work, &ring, group, lead);
         lead = -1;
-        write(c, work, &now, level);
+        write(c, work, &now, level, kind);
     }
 }
 
 /* Unused in code for other cards. */
-static __device__ __forceinline__ __attribute__((unused)) void merge(const tsr_nf4_merge_args *args,
-                                                                     const merge_maps *maps)
+static __device__ __forceinline__ __attribute__((unused)) void
+merge(const tsr_nf4_merge_args *args, const merge_maps *maps, const int kind)
 {
     extern __shared__ __align__(16) char memory[];
     __shared__ __align__(8) uint64_t barriers[2 * STAGES + 1];
@@ -191,7 +196,7 @@ static __device__ __forceinline__ __attribute__((unused)) void merge(const tsr_n
     __syncthreads();
     if (threadIdx.x < GROUPS * TSR_WARPGROUP) {
         TSR_REGISTERS_UP(232);
-        multiply(&work, ring);
+        multiply(&work, ring, kind);
     } else {
         TSR_REGISTERS_DOWN(40);
         if (threadIdx.x == GROUPS * TSR_WARPGROUP)
@@ -206,12 +211,13 @@ static __device__ __forceinline__ __attribute__((unused)) void merge(const tsr_n
 #define SHAPE __launch_bounds__(TSR_WARP)
 #endif
 
+template <int KIND>
 static __global__ void SHAPE merge_tiles(const __grid_constant__ tsr_nf4_merge_args args,
                                          const __grid_constant__ merge_maps maps)
 {
     tsr_kernel_begin();
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    merge(&args, &maps);
+    merge(&args, &maps, KIND);
 #endif
 }
 
@@ -219,15 +225,21 @@ static __global__ void SHAPE merge_tiles(const __grid_constant__ tsr_nf4_merge_a
 
 typedef PFN_cuTensorMapEncodeTiled_v12000 map_boxes;
 
+typedef void merge_kernel(const tsr_nf4_merge_args, const merge_maps);
+static merge_kernel *const kernels[TSR_MERGE_KINDS] = {merge_tiles<0>, merge_tiles<1>,
+                                                       merge_tiles<2>};
+
 extern "C" void *tsr_nf4_merge_boxes(tsr_device *device)
 {
     const tsr_cuda_properties *p = tsr_device_cuda_properties(device);
-    cudaFuncAttributes found;
-    bool good = cudaSetDevice(p->index) == cudaSuccess && p->shared_bytes >= BYTES + 1024 &&
-                cudaFuncGetAttributes(&found, merge_tiles) == cudaSuccess &&
-                found.maxThreadsPerBlock >= THREADS;
-    good = good && cudaFuncSetAttribute(merge_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        BYTES) == cudaSuccess;
+    bool good = cudaSetDevice(p->index) == cudaSuccess && p->shared_bytes >= BYTES + 1024;
+    for (int i = 0; good && i < TSR_MERGE_KINDS; i++) {
+        cudaFuncAttributes found;
+        good = cudaFuncGetAttributes(&found, kernels[i]) == cudaSuccess &&
+               found.maxThreadsPerBlock >= THREADS &&
+               cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    BYTES) == cudaSuccess;
+    }
     cudaGetLastError(); /* the other kernel is there */
     return good ? tsr_cuda_driver("cuTensorMapEncodeTiled") : NULL;
 }
@@ -259,6 +271,9 @@ bool tsr_nf4_merge_wgmma(tsr_stream *stream, const tsr_nf4_merge_args *args)
     unsigned tiles = tsr_blocks(rows, ROWS) * tsr_blocks(w->columns, ACROSS);
     unsigned most = (unsigned)tsr_device_cuda_properties(tsr_stream_device(stream))->sm_count;
     unsigned blocks = tiles < most ? tiles : most;
-    TSR_LAUNCH_SHARED(merge_tiles, blocks, THREADS, BYTES, stream, *args, maps);
+    int kind = tsr_merge_kind(args);
+    TSR_LAUNCH_SHARED(kernels[kind], blocks, THREADS, BYTES, stream, *args, maps);
+    if (kind != TSR_MERGE_PLAIN)
+        tsr_nf4_merge_finish(stream, args, ACROSS);
     return true;
 }

@@ -199,6 +199,66 @@ typedef struct {
     int b_offset; /* elements: off its vectors */
 } merge_case;
 
+/* Squares are added in fp32, 64 to 256 columns at a time, of a B A that tensor cores add up. */
+#define NORM_TOLERANCE 2e-6
+
+/* g is the division of what m and n are. */
+static void expect_norms(const char *what, const tsr_nf4_merge_norms *got, const float *want,
+                         const float *m, int64_t rows)
+{
+    float *n = cuda_floats(got->n, rows, TSR_F32), *g = cuda_floats(got->g, rows, TSR_F32);
+    for (int64_t i = 0; i < rows; i++) {
+        volatile float quotient = m ? m[i] / n[i] : 1;
+        float gain = quotient;
+        double error = fabs((double)n[i] - (double)want[i]);
+        if (!(error <= NORM_TOLERANCE * (double)want[i]) || memcmp(&gain, &g[i], sizeof gain) != 0)
+            fail_msg("%s: row %lld has the norm %a, want %a, and g %a, want %a", what, (long long)i,
+                     (double)n[i], (double)want[i], (double)g[i], (double)gain);
+    }
+    free(n), free(g);
+}
+
+static void expect_same(const char *what, const void *got, const void *want, int64_t count)
+{
+    uint16_t *bits[2] = {malloc((size_t)count * 2), malloc((size_t)count * 2)};
+    assert_true(bits[0] && bits[1]);
+    cuda_read(bits[0], got, (uint64_t)count * 2);
+    cuda_read(bits[1], want, (uint64_t)count * 2);
+    if (memcmp(bits[0], bits[1], (size_t)count * 2) != 0)
+        fail_msg("%s: bits differ", what);
+    free(bits[0]), free(bits[1]);
+}
+
+/* The merged weight is `merged` whether there are norms or not, W apart what nf4_dequant makes, and the
+ * norms of both are the same. */
+static void merge_with_norms(const char *what, const tsr_nf4_merge_args *args, const float *want,
+                             const float *m)
+{
+    int64_t count = args->weight.count, rows = count / args->weight.columns;
+    tsr_nf4_merge_args with = *args;
+    tsr_nf4_dequant_args alone = args->weight;
+    float *partials =
+        cuda_copy(NULL, 4 * (uint64_t)tsr_nf4_merge_partials(rows, args->weight.columns) + GUARD);
+    with.weight.out = new_output(count, TSR_BF16, 0);
+    alone.out = new_output(count, TSR_BF16, 0);
+    with.norms = (tsr_nf4_merge_norms){.n = new_output(rows, TSR_F32, 0),
+                                       .g = new_output(rows, TSR_F32, 0),
+                                       .m = cuda_copy(m, (uint64_t)rows * 4),
+                                       .partials = partials};
+    RUN(rig.kernels->nf4_merge(rig.stream, &with));
+    expect_norms(what, &with.norms, want, m, rows);
+    expect_same(what, with.weight.out, args->weight.out, count);
+    tsr_nf4_merge_norms first = with.norms;
+    with.norms.n = new_output(rows, TSR_F32, 0);
+    with.norms.m = NULL;
+    with.apart = true;
+    RUN(rig.kernels->nf4_merge(rig.stream, &with));
+    RUN(rig.kernels->nf4_dequant(rig.stream, &alone));
+    expect_norms(what, &with.norms, want, NULL, rows);
+    expect_same(what, with.weight.out, alone.out, count);
+    expect_same(what, with.norms.n, first.n, 2 * rows);
+}
+
 static void one_merge(const merge_case *c, tsr_dtype dtype)
 {
     if (!cuda_turn())
@@ -208,7 +268,12 @@ static void one_merge(const merge_case *c, tsr_dtype dtype)
     float *a = new_random(c->r * c->columns, 6, 0.05f);
     float *b = new_random(c->rows * c->r + c->b_offset, 7, 0.3f);
     for (int64_t i = 3; i < d.blocks && i < 3 + EXTREMES; i++)
-        d.absmax[i] = 0.1f; /* products with infinity are of no use here */
+        d.absmax[i] = 0.1f;                /* products with infinity are of no use here */
+    bool zero = c->rows > 1 && !c->nested; /* the first row */
+    for (int64_t i = 0; i < d.blocks && zero && i * 64 < c->columns; i++)
+        d.absmax[i] = 0;
+    memset(b + c->b_offset, 0, (size_t)(zero ? c->r : 0) * sizeof *b);
+    float *norm = new_floats(c->rows), *gain = new_floats(c->rows);
     void *device_a = cuda_values(a, c->r * c->columns, dtype);
     char *device_b = cuda_values(b, c->rows * c->r + c->b_offset, dtype);
     tsr_nf4_merge_args args = {.weight = {.out = d.want,
@@ -224,8 +289,10 @@ static void one_merge(const merge_case *c, tsr_dtype dtype)
                                .a = a,
                                .b = b + c->b_offset,
                                .r = c->r,
-                               .scale = 1.75f};
+                               .scale = 1.75f,
+                               .norms = {.n = norm, .g = gain}};
     RUN(tsr_nf4_merge_ref(&args, rig.pool));
+    args.norms = (tsr_nf4_merge_norms){0};
     args.weight.dtype = dtype;
     args.weight.out = new_output(count, dtype, 0);
     args.weight.codes = cuda_copy(d.codes, (uint64_t)(count + 1) / 2);
@@ -244,7 +311,9 @@ static void one_merge(const merge_case *c, tsr_dtype dtype)
     bool once = dtype == TSR_F32 || (tsr_nf4_merge_fused(dtype, c->columns, c->r) && !c->b_offset);
     cuda_expect(what, args.weight.out, d.want, count, dtype,
                 tolerance_of(tolerance_merge, dtype) * (once ? 1 : 2), 1e-30);
-    free(a), free(b);
+    if (dtype == TSR_BF16 && once)
+        merge_with_norms(what, &args, norm, d.factor);
+    free(a), free(b), free(norm), free(gain);
     free_nf4(&d);
     cuda_free_all();
 }
@@ -273,6 +342,30 @@ static void nf4_merges(void **state)
     RUN(rig.kernels->nf4_merge(rig.stream, &none));
     none.weight.columns = 0;
     assert_int_equal(rig.kernels->nf4_merge(rig.stream, &none), TSR_EINVAL);
+    none = (tsr_nf4_merge_args){.weight = {.columns = 64}, .r = 16, .apart = true};
+    assert_int_equal(rig.kernels->nf4_merge(rig.stream, &none), TSR_EINVAL);
+}
+
+/* Norms only where one kernel merges, and of what it leaves. */
+static void nf4_merge_refuses_norms(void **state)
+{
+    float some[4];
+    tsr_nf4_merge_args args = {.weight = {.out = some,
+                                          .codes = (uint8_t *)some,
+                                          .absmax = some,
+                                          .level = some,
+                                          .count = 256,
+                                          .columns = 64,
+                                          .dtype = TSR_BF16},
+                               .a = some,
+                               .b = some,
+                               .r = 16,
+                               .norms = {.n = some, .g = some}};
+    (void)state;
+    assert_int_equal(rig.kernels->nf4_merge(rig.stream, &args), TSR_EUNSUPPORTED);
+    args.norms.partials = some;
+    args.weight.dtype = TSR_F32;
+    assert_int_equal(rig.kernels->nf4_merge(rig.stream, &args), TSR_EUNSUPPORTED);
 }
 
 /* By the kernel of cards that have no wgmma. */
@@ -597,6 +690,7 @@ int main(void)
         cmocka_unit_test(nf4_dequant_of_nothing),
         cmocka_unit_test(nf4_merges),
         cmocka_unit_test(nf4_merges_on_any_card),
+        cmocka_unit_test(nf4_merge_refuses_norms),
         cmocka_unit_test(widen_between_all_dtypes),
         cmocka_unit_test(rows_are_moved),
         cmocka_unit_test(row_square_norms),

@@ -111,7 +111,27 @@ static tsr_status run_merge(void *context, tsr_pool *pool)
     return tsr_nf4_merge_ref(context, pool);
 }
 
-/* W + s B A against sums in fp64 of the same W. */
+/* Row norms of `want` and m / n, with the merged weight and with W apart, which is left in out. */
+static void expect_norms(tsr_nf4_merge_args *args, const double *want, float *n, float *g,
+                         const float *m)
+{
+    int64_t columns = args->weight.columns, rows = args->weight.count / columns;
+    for (int turn = 0; turn < 3; turn++) {
+        args->norms = (tsr_nf4_merge_norms){.n = n, .g = g, .m = turn == 1 ? NULL : m};
+        args->apart = turn == 2;
+        run_on_pools(run_merge, args, n, rows);
+        for (int64_t i = 0; i < rows; i++) {
+            double sum = 0;
+            for (int64_t j = i * columns; j < (i + 1) * columns; j++)
+                sum += want[j] * want[j];
+            volatile float gain = args->norms.m ? m[i] / n[i] : 1;
+            assert_true(fabs((double)n[i] - sqrt(sum)) <= 1e-6 * sqrt(sum));
+            assert_true(g[i] == gain);
+        }
+    }
+}
+
+/* W + s B A against sums in fp64 of the same W, and its norms. */
 static void low_rank_parts_are_merged(void **state)
 {
     (void)state;
@@ -121,6 +141,8 @@ static void low_rank_parts_are_merged(void **state)
         float *absmax = new_gain((count + 63) / 64, 1), *out = new_floats(count);
         float *a = new_random(r * columns, 2, 0.1f), *b = new_random(rows * r, 3, 0.1f);
         double *want = malloc((size_t)count * sizeof *want);
+        float *alone = new_floats(count), *n = new_floats(rows), *g = new_floats(rows);
+        float *m = new_gain(rows, 4);
         uint8_t *codes = malloc((size_t)(count + 1) / 2);
         assert_true(want && codes);
         for (int64_t i = 0; i < (count + 1) / 2; i++)
@@ -142,9 +164,13 @@ static void low_rank_parts_are_merged(void **state)
                 sum += (double)b[e / columns * r + k] * (double)a[k * columns + e % columns];
             want[e] = (double)out[e] + 2.5 * sum;
         }
+        memcpy(alone, out, (size_t)count * sizeof *out);
         run_on_pools(run_merge, &args, out, count);
         expect_close("merged", out, want, count, F32_TOLERANCE);
+        expect_norms(&args, want, n, g, m);
+        assert_memory_equal(out, alone, (size_t)count * sizeof *out);
         free(absmax), free(out), free(a), free(b), free(want), free(codes);
+        free(alone), free(n), free(g), free(m);
     }
 }
 
@@ -159,6 +185,9 @@ static void nothing_and_nonsense(void **state)
     assert_int_equal(tsr_nf4_dequant_ref(&args, test_pool(0)), TSR_EINVAL);
     tsr_nf4_merge_args merge = {.weight = {.columns = 64}, .r = 8};
     assert_int_equal(tsr_nf4_merge_ref(&merge, test_pool(0)), TSR_OK);
+    merge.apart = true;
+    assert_int_equal(tsr_nf4_merge_ref(&merge, test_pool(0)), TSR_EINVAL);
+    merge.apart = false;
     merge.weight.columns = 0;
     assert_int_equal(tsr_nf4_merge_ref(&merge, test_pool(0)), TSR_EINVAL);
 }
