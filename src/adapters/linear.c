@@ -43,17 +43,22 @@ tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context
     return context->kernels->nf4_dequant(context->stream, &codes);
 }
 
+static bool merges(const tsr_linear_context *context, const tsr_linear *linear)
+{
+    return tsr_linear_merges(context->dtype, context->fp8.on, !linear->weight.data, linear->in,
+                             linear->r);
+}
+
 tsr_graph_shape tsr_linear_graph_shape(const tsr_linear_context *context, const tsr_linear *linear,
                                        bool backward)
 {
-    bool fused = tsr_nf4_merge_fused(context->dtype, (int64_t)linear->in, (int64_t)linear->r);
     return (tsr_graph_shape){.tokens = context->tokens,
                              .in = (int64_t)linear->in,
                              .out = (int64_t)linear->out,
                              .r = (int64_t)linear->r,
                              .dtype = context->dtype,
                              .backward = backward,
-                             .merges = !linear->weight.data && fused && !context->fp8.on,
+                             .merges = merges(context, linear),
                              .drops = linear->drops};
 }
 
@@ -67,16 +72,22 @@ static tsr_graph_choice choice_of(const tsr_linear_context *context, const tsr_l
     return tsr_graph_choose(context->graphs, &shape);
 }
 
+/* W + s B A, or, apart, W; with the norms, if they are asked for. */
 static tsr_status merged_weight(const void **out, const tsr_linear_context *context,
-                                const tsr_linear *linear)
+                                const tsr_linear *linear, const tsr_linear_norm_args *norm,
+                                bool apart)
 {
+    tsr_nf4_merge_args args = {.weight = codes_of(context, linear),
+                               .a = linear->a,
+                               .b = linear->b,
+                               .r = (int64_t)linear->r,
+                               .scale = (float)linear->scale,
+                               .apart = apart};
+    if (norm)
+        args.norms = (tsr_nf4_merge_norms){
+            .n = norm->n, .g = norm->g, .m = norm->m, .partials = norm->partials};
     *out = context->weight;
-    return context->kernels->nf4_merge(context->stream,
-                                       &(tsr_nf4_merge_args){.weight = codes_of(context, linear),
-                                                             .a = linear->a,
-                                                             .b = linear->b,
-                                                             .r = (int64_t)linear->r,
-                                                             .scale = (float)linear->scale});
+    return context->kernels->nf4_merge(context->stream, &args);
 }
 
 /* y [T, rows] = alpha x [T, columns] w^T + beta y, w [rows, columns]. */
@@ -262,11 +273,13 @@ tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linea
 {
     const void *w, *input = x;
     uint64_t out = linear->out, in = linear->in, r = linear->r;
-    if (tsr_graph_table[choice_of(context, linear, false).graph].merged) {
-        TSR_TRY(merged_weight(&w, context, linear));
+    bool merged = tsr_graph_table[choice_of(context, linear, false).graph].merged;
+    if (merged || linear->norm)
+        TSR_TRY(merged_weight(&w, context, linear, linear->norm, !merged));
+    else
+        TSR_TRY(base_weight(&w, context, linear, false));
+    if (merged)
         return project(context, z, x, w, out, in, 1, 0);
-    }
-    TSR_TRY(base_weight(&w, context, linear, false));
     if (r && linear->drops) {
         TSR_TRY(drop(context, linear, context->dropped, x, false));
         input = context->dropped;
@@ -346,7 +359,7 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
     if (!gradients->dx)
         return TSR_OK;
     if (tsr_graph_table[choice_of(context, linear, true).graph].merged) {
-        TSR_TRY(merged_weight(&w, context, linear));
+        TSR_TRY(merged_weight(&w, context, linear, NULL, false));
         return project_back(context, gradients->dx, gradients->dz, w, out, in, 1, gradients->add);
     }
     TSR_TRY(base_weight(&w, context, linear, true));
@@ -388,8 +401,8 @@ static tsr_status multiply_gram(const tsr_linear_context *context, const tsr_lin
                                                                     .c_dtype = TSR_F32});
 }
 
-tsr_status tsr_linear_norm(const tsr_linear_context *context, const tsr_linear *linear,
-                           const tsr_linear_norm_args *args)
+static tsr_status factored_norm(const tsr_linear_context *context, const tsr_linear *linear,
+                                const tsr_linear_norm_args *args)
 {
     const void *w;
     const float *row_scale = context->fp8.on ? context->fp8.weight_scale : NULL;
@@ -434,4 +447,12 @@ tsr_status tsr_linear_norm(const tsr_linear_context *context, const tsr_linear *
                                                                      .r = r,
                                                                      .scale = linear->scale,
                                                                      .dtype = context->dtype});
+}
+
+tsr_status tsr_linear_norm(const tsr_linear_context *context, const tsr_linear *linear,
+                           const tsr_linear_norm_args *args)
+{
+    const void *unused;
+    return merges(context, linear) ? merged_weight(&unused, context, linear, args, false)
+                                   : factored_norm(context, linear, args);
 }

@@ -41,6 +41,21 @@ typedef struct {
     bool nested;
 } tsr_base_weight;
 
+/* DoRA's row norms for the A, B and W that the matmuls use (FORMATS 3), and g = m / n, in fp32. */
+typedef struct {
+    const float *m; /* [out]; NULL: fresh, m is n (g = 1) */
+    float *n, *g;   /* [out], written */
+    /* Where W + s B A is made (tsr_linear_merges) they come of that: */
+    float *partials; /* scratch, tsr_nf4_merge_partials of the weight */
+    /* Elsewhere they are factored, of values in the compute dtype; the rest stays fp32: */
+    float *squares; /* [out]: ||w||^2; of an fp8 base without its scales */
+    bool known;     /* squares are already right: W is frozen */
+    float *u;       /* scratch [out, r]: W A^T, the same */
+    float *gram;    /* scratch [r, r]: A A^T */
+    float *b;       /* scratch [out, r]: B widened; unused where the compute dtype is F32 */
+    float *bg;      /* scratch [out, r]: B A A^T */
+} tsr_linear_norm_args;
+
 typedef struct {
     uint64_t out, in;
     tsr_base_weight weight;
@@ -51,9 +66,19 @@ typedef struct {
     const void *b;   /* [out, r] */
     const float *g;  /* [out], DoRA only */
     const float *n;  /* [out], DoRA only */
-    bool drops;      /* dropout is active */
+    /* g and n are to be made in the forward, with the weight: only where tsr_linear_merges. Else NULL. */
+    const tsr_linear_norm_args *norm;
+    bool drops; /* dropout is active */
     tsr_dropout dropout;
 } tsr_linear;
+
+/* Whether a kernel makes W + s B A, rounded once, of such a base: what some graphs multiply with
+ * (adapters/graph.h), and, whatever the graph, what DoRA's norms are of. So their bits do not depend on the
+ * micro-batch that they are made in. */
+static inline bool tsr_linear_merges(tsr_dtype dtype, bool fp8, bool nf4, uint64_t in, uint64_t r)
+{
+    return nf4 && !fp8 && tsr_nf4_merge_fused(dtype, (int64_t)in, (int64_t)r);
+}
 
 /* Whether y is composed here (DoRA with dropout). */
 static inline bool tsr_linear_composes(const tsr_linear *linear)
@@ -122,19 +147,7 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
 tsr_status tsr_linear_weight(const void **out, const tsr_linear_context *context,
                              const tsr_linear *linear);
 
-/* DoRA's row norms for the A, B and W that the matmuls use (FORMATS 3), and g = m / n, in fp32: of
- * values in the compute dtype, what is computed from them stays fp32. */
-typedef struct {
-    float *squares; /* [out]: ||w||^2; of an fp8 base without its scales */
-    bool known;     /* squares are already right: W is frozen */
-    const float *m; /* [out]; NULL: fresh, m is n (g = 1) */
-    float *n, *g;   /* [out], written */
-    float *u;       /* scratch [out, r]: W A^T, the same */
-    float *gram;    /* scratch [r, r]: A A^T */
-    float *b;       /* scratch [out, r]: B widened; unused where the compute dtype is F32 */
-    float *bg;      /* scratch [out, r]: B A A^T */
-} tsr_linear_norm_args;
-
+/* DoRA's norms by themselves: before a forward that does not make them. The weight's memory is scratch. */
 tsr_status tsr_linear_norm(const tsr_linear_context *context, const tsr_linear *linear,
                            const tsr_linear_norm_args *args);
 

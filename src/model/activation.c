@@ -287,6 +287,37 @@ static tsr_status take_fp8(const walk *w, tsr_linear_fp8 *out, const tsr_array *
     return take_floats(w, &out->row_scale, -1, "row scale", w->tokens, 1);
 }
 
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Of DoRA's norms: what those that come of W + s B A need, and those that are factored. */
+static tsr_status take_norm_scratch(const walk *w, tsr_activations *out)
+{
+    const tsr_layout *layout = w->options->layout;
+    uint64_t partials = 0, products = 0, r = 0;
+    for (int i = 0; i < layout->layer_count * TSR_LINEAR_COUNT; i++) {
+        const tsr_layout_linear *one =
+            &layout->unit[i / TSR_LINEAR_COUNT].linear[i % TSR_LINEAR_COUNT];
+        if (!one->r || !one->dora)
+            continue;
+        if (tsr_linear_merges(w->options->dtype, w->options->fp8, one->quantized, one->in, one->r))
+            partials = larger(
+                partials, (uint64_t)tsr_nf4_merge_partials((int64_t)one->out, (int64_t)one->in));
+        else {
+            products = larger(products, one->out * one->r);
+            r = larger(r, one->r);
+        }
+    }
+    TSR_TRY(take_floats(w, &out->norm_partials, -1, "norm partial sums", partials, 1));
+    TSR_TRY(take_floats(w, &out->norm_u, -1, "norm u", products, 1));
+    TSR_TRY(take_floats(w, &out->norm_gram, -1, "norm gram", r, r));
+    if (w->options->dtype != TSR_F32)
+        TSR_TRY(take_floats(w, &out->norm_b, -1, "norm b", products, 1));
+    return take_floats(w, &out->norm_bg, -1, "norm bg", products, 1);
+}
+
 static tsr_status take_linear(const walk *w, tsr_activations *out)
 {
     const tsr_layout *layout = w->options->layout;
@@ -307,11 +338,7 @@ static tsr_status take_linear(const walk *w, tsr_activations *out)
         TSR_TRY(take_rows(w, &out->context.dropped, -1, "dropped", widest));
         TSR_TRY(take_rows(w, &out->context.lora, -1, "lora", tallest));
     }
-    TSR_TRY(take_floats(w, &out->norm_u, -1, "norm u", tallest, r));
-    TSR_TRY(take_floats(w, &out->norm_gram, -1, "norm gram", r, r));
-    if (w->options->dtype != TSR_F32)
-        TSR_TRY(take_floats(w, &out->norm_b, -1, "norm b", tallest, r));
-    return take_floats(w, &out->norm_bg, -1, "norm bg", tallest, r);
+    return take_norm_scratch(w, out);
 }
 
 /* The head runs between the last layer's forward and its backward. h_final lies where d_h does; the

@@ -54,7 +54,7 @@ typedef struct {
     uint64_t head_workspace_bytes;
     void *attention_workspace;
     uint64_t attention_workspace_bytes;
-    float *norm_u, *norm_gram, *norm_b, *norm_bg; /* of the DoRA norm */
+    float *norm_partials, *norm_u, *norm_gram, *norm_b, *norm_bg; /* of the DoRA norm */
 } tsr_activations;
 
 typedef struct {

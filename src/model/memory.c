@@ -18,9 +18,10 @@ static tsr_status take_floats(float **out, tsr_take_buffer *device, void *user, 
 }
 
 /* What stays for good: nested scales, DoRA's vectors, tables. */
-static tsr_status walk_unit(unit_state *state, const tsr_layout_unit *unit, tsr_take_buffer *device,
-                            void *user)
+static tsr_status walk_unit(unit_state *state, const tsr_model_options *options, int index,
+                            tsr_take_buffer *device, void *user)
 {
+    const tsr_layout_unit *unit = &options->layout->unit[index];
     for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
         const tsr_layout_linear *linear = &unit->linear[kind];
         norm_vectors *norm = state ? &state->norm[kind] : NULL;
@@ -35,8 +36,10 @@ static tsr_status walk_unit(unit_state *state, const tsr_layout_unit *unit, tsr_
         }
         if (!linear->dora)
             continue;
-        TSR_TRY(take_floats(norm ? &norm->squares : NULL, device, user, linear->path, "squares",
-                            linear->out, 1));
+        if (!tsr_linear_merges(options->dtype, options->fp8, linear->quantized, linear->in,
+                               linear->r))
+            TSR_TRY(take_floats(norm ? &norm->squares : NULL, device, user, linear->path, "squares",
+                                linear->out, 1));
         TSR_TRY(
             take_floats(norm ? &norm->n : NULL, device, user, linear->path, "n", linear->out, 1));
         TSR_TRY(
@@ -112,7 +115,7 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
     uint64_t angles = (uint64_t)(layout->config.head_dim / 2);
     tsr_array micro = tsr_array_of_bytes(tsr_model_stage_bytes(options));
     for (int i = 0; i < layout->layer_count; i++)
-        TSR_TRY(walk_unit(model ? &model->unit[i] : NULL, &layout->unit[i], device, user));
+        TSR_TRY(walk_unit(model ? &model->unit[i] : NULL, options, i, device, user));
     TSR_TRY(take_floats(model ? &model->level : NULL, device, user, "NF4", "levels", 16, 1));
     TSR_TRY(
         take_floats(model ? &model->cosine : NULL, device, user, "RoPE", "cosine", tokens, angles));

@@ -231,29 +231,61 @@ tsr_linear_context tsr_model_context(const tsr_model *model)
 
 /* ---- uses ---- */
 
+static bool merges(const tsr_model *model, int unit, tsr_linear_kind kind)
+{
+    const tsr_layout_linear *linear = &model->options.layout->unit[unit].linear[kind];
+    return tsr_linear_merges(model->options.dtype, model->options.fp8, linear->quantized,
+                             linear->in, linear->r);
+}
+
+static tsr_linear_norm_args norm_args(const tsr_model *model, int unit, const tsr_unit_view *view,
+                                      tsr_linear_kind kind)
+{
+    const unit_state *state = &model->unit[unit];
+    const tsr_activations *scratch = &model->activations;
+    const float *m =
+        trainable_at(model, unit, view, model->options.layout->unit[unit].linear[kind].m);
+    return (tsr_linear_norm_args){.m = model->fresh ? NULL : m,
+                                  .n = state->norm[kind].n,
+                                  .g = state->norm[kind].g,
+                                  .partials = scratch->norm_partials,
+                                  .squares = state->norm[kind].squares,
+                                  .known = state->squares_known,
+                                  .u = scratch->norm_u,
+                                  .gram = scratch->norm_gram,
+                                  .b = scratch->norm_b,
+                                  .bg = scratch->norm_bg};
+}
+
+/* The norms that tsr_model_norm has left to this forward. */
+static void add_norms(tsr_layer *layer, tsr_linear_norm_args args[TSR_LINEAR_COUNT],
+                      tsr_model *model, int unit, const tsr_unit_view *view)
+{
+    for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT && model->unit[unit].norms_due; kind++) {
+        if (!model->options.layout->unit[unit].linear[kind].dora || !merges(model, unit, kind))
+            continue;
+        args[kind] = norm_args(model, unit, view, kind);
+        layer->linear[kind].norm = &args[kind];
+    }
+    model->unit[unit].norms_due = false;
+}
+
 tsr_status tsr_model_norm(tsr_model *model, int unit, const tsr_unit_view *view)
 {
     const tsr_layout_unit *layout = &model->options.layout->unit[unit];
     unit_state *state = &model->unit[unit];
     tsr_linear_context context = tsr_model_context(model);
+    bool active = tsr_model_active(&tsr_model_current(model)->batch);
     for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
         tsr_linear linear;
-        if (!layout->linear[kind].dora)
+        if (!layout->linear[kind].dora || (active && merges(model, unit, kind)))
             continue;
         resolve_linear(&linear, model, unit, view, kind);
-        const float *m = trainable_at(model, unit, view, layout->linear[kind].m);
-        TSR_TRY(tsr_linear_norm(&context, &linear,
-                                &(tsr_linear_norm_args){.squares = state->norm[kind].squares,
-                                                        .known = state->squares_known,
-                                                        .m = model->fresh ? NULL : m,
-                                                        .n = state->norm[kind].n,
-                                                        .g = state->norm[kind].g,
-                                                        .u = model->activations.norm_u,
-                                                        .gram = model->activations.norm_gram,
-                                                        .b = model->activations.norm_b,
-                                                        .bg = model->activations.norm_bg}));
+        tsr_linear_norm_args args = norm_args(model, unit, view, kind);
+        TSR_TRY(tsr_linear_norm(&context, &linear, &args));
     }
     state->squares_known = true;
+    state->norms_due = active;
     return TSR_OK;
 }
 
@@ -308,10 +340,12 @@ static tsr_status forward(tsr_model *model, int unit, const tsr_unit_view *view)
     tsr_layer_buffers buffers = buffers_of(model, unit);
     tsr_layer_batch batch = layer_batch(s);
     tsr_layer layer;
+    tsr_linear_norm_args norms[TSR_LINEAR_COUNT];
     if (unit == 0)
         TSR_TRY(begin(model, buffers.x));
     tsr_linear_context context = tsr_model_context(model);
     tsr_model_resolve(&layer, model, unit, view, s->batch.train, s->batch.epoch);
+    add_norms(&layer, norms, model, unit, view);
     TSR_TRY(tsr_layer_forward(&context, &model->shape, &layer, &batch, &buffers, &model->carried));
     model->carried = tsr_layer_output(&layer, &buffers);
     if (unit < model->options.layout->layer_count - 1)

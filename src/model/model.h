@@ -2,7 +2,8 @@
  * model/model.h: the model of one rank at run time: what the executor calls for each use of a unit.
  *
  *     tsr_model_stage      a micro-batch and its embedding rows, copied ahead on the h2d stream
- *     tsr_model_norm       NORM(u): DoRA's n and g from the gathered W, A, B, m
+ *     tsr_model_norm       NORM(u): DoRA's n and g from the gathered W, A, B, m; those of linears that
+ *                          can be merged come of the forward that follows, if the micro-batch has one
  *     tsr_model_compute    F(u), H(c), B(u): the layer's ops on the compute stream
  *     tsr_model_release    the micro-batch's staging may be filled again
  *

@@ -23,7 +23,7 @@ typedef struct {
     stage_view view;              /* on the device */
 } stage;
 
-/* DoRA's persistent vectors of one linear, fp32 [out] each. */
+/* DoRA's persistent vectors of one linear, fp32 [out] each; squares where the norms are factored. */
 typedef struct {
     float *squares, *n, *g;
 } norm_vectors;
@@ -38,7 +38,8 @@ typedef struct {
     norm_vectors norm[TSR_LINEAR_COUNT];
     nested_state nested[TSR_LINEAR_COUNT];
     bool squares_known;
-    char *saved; /* host memory of its activations, if they travel */
+    bool norms_due; /* those that come of W + s B A, in the next forward */
+    char *saved;    /* host memory of its activations, if they travel */
 } unit_state;
 
 struct tsr_model {

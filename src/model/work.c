@@ -99,6 +99,11 @@ static tsr_dtype dtype_of(const walk *w)
     return w->layer->element == 2 ? TSR_BF16 : TSR_F32;
 }
 
+static bool merges(const walk *w, const tsr_work_linear *x)
+{
+    return tsr_linear_merges(dtype_of(w), w->layer->fp8, x->nf4, (uint64_t)x->in, (uint64_t)x->r);
+}
+
 /* The graph that a linear takes, where nothing else was measured. */
 static tsr_graph_choice graph_of(const walk *w, const tsr_work_linear *x, bool backward)
 {
@@ -109,9 +114,7 @@ static tsr_graph_choice graph_of(const walk *w, const tsr_work_linear *x, bool b
                              .dtype = dtype_of(w),
                              .drops = x->drops,
                              .backward = backward,
-                             .merges =
-                                 x->nf4 && !w->layer->fp8 &&
-                                 tsr_nf4_merge_fused(dtype_of(w), (int64_t)x->in, (int64_t)x->r)};
+                             .merges = merges(w, x)};
     return tsr_graph_cheapest(&shape);
 }
 
@@ -357,13 +360,29 @@ void tsr_work_backward(const tsr_work_layer *layer, tsr_work_call *call, void *u
     magnitudes_backward(&w);
 }
 
-/* ||W + s B A|| by rows, with ||w||^2 known: W A^T, A A^T and B (A A^T). */
+/* ||W + s B A|| by rows, of a linear that can be merged: in a forward that merges they cost their partial
+ * sums; another adds s B A for them to the weight that it decodes. */
+static void norm_of_merged(const walk *w, const tsr_work_linear *x)
+{
+    double weight = x->in * x->out;
+    if (!tsr_graph_table[graph_of(w, x, false).graph].merged)
+        emit_both(w, TSR_WORK_DORA, TSR_WORK_MERGED, (tsr_work_amount){0, 0},
+                  (tsr_work_amount){2 * weight * x->r, TSR_GRAPH_MERGE_BYTES * weight});
+    emit_both(
+        w, TSR_WORK_DORA, TSR_WORK_STREAM, (tsr_work_amount){0, 0},
+        (tsr_work_amount){0, 2 * sizeof(float) *
+                                 (double)tsr_nf4_merge_partials((int64_t)x->out, (int64_t)x->in)});
+}
+
+/* Else factored, with ||w||^2 known: W A^T, A A^T and B (A A^T). */
 void tsr_work_norm(const tsr_work_layer *layer, tsr_work_call *call, void *user)
 {
     walk w = {layer, call, user, false};
     for (int i = 0; i < TSR_LINEAR_COUNT; i++) {
         const tsr_work_linear *x = &layer->linear[i];
-        if (!x->dora)
+        if (x->dora && merges(&w, x))
+            norm_of_merged(&w, x);
+        if (!x->dora || merges(&w, x))
             continue;
         emit_matmul(&w, TSR_WORK_DORA, TSR_WORK_NARROW, x->out, x->r, x->in);
         emit_matmul(&w, TSR_WORK_DORA, TSR_WORK_NARROW, x->r, x->r, x->in);

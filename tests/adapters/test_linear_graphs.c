@@ -26,6 +26,12 @@ static double tolerance(tsr_dtype dtype)
     return dtype == TSR_F32 ? 1e-6 : 5e-3;
 }
 
+/* Of DoRA's norms, which are fp32 in both; tensor cores cut off what they add. */
+static double norm_tolerance(tsr_dtype dtype)
+{
+    return dtype == TSR_F32 ? 1e-6 : 4e-6;
+}
+
 #define ARENA_BYTES (64u << 20)
 #define SCALE       0.75
 
@@ -74,6 +80,10 @@ typedef struct {
     tsr_arena *arena;
     double *x, *dy, *a, *b, *w; /* what is multiplied */
     double *z, *dx, *da, *db;   /* what that gives */
+    double *n;                  /* norms of the rows of W + s B A */
+    tsr_linear_norm_args norm;
+    float *magnitude; /* what its first norms were */
+    bool fresh;       /* and there were none yet */
     tsr_linear linear;
     tsr_linear_context context;
     tsr_linear_gradients gradients;
@@ -182,6 +192,11 @@ static void make_reference(linear_case *c)
     multiply(m, c->b, c->a, out, in, r, false, SCALE);
     multiply(g, c->dy, c->x, out, in, t, true, 1);
     double *m_t = transposed(m, out, in), *a_t = transposed(c->a, r, in);
+    c->n = zeros(out);
+    for (int64_t i = 0; i < out * in; i++)
+        c->n[i / in] += m[i] * m[i];
+    for (int64_t i = 0; i < out; i++)
+        c->n[i] = sqrt(c->n[i]);
     multiply(c->z = zeros(t * out), c->x, m_t, t, out, in, false, 1);
     multiply(c->dx = zeros(t * in), c->dy, m, t, in, out, false, 1);
     multiply(c->da = zeros(r * in), c->b, g, r, in, out, true, SCALE);
@@ -221,13 +236,22 @@ static linear_case *begin(spec s)
     c->context.weight = take(c, c->linear.out * c->linear.in * element);
     c->context.low = take(c, t * r * element);
     c->context.d_low = take(c, t * r * element);
+    uint64_t out = c->linear.out, floats = sizeof(float);
+    c->norm = (tsr_linear_norm_args){.n = take(c, out * floats), .g = take(c, out * floats)};
+    c->norm.squares = take(c, out * floats);
+    c->magnitude = take(c, out * floats);
+    c->norm.partials = take(c, (uint64_t)tsr_nf4_merge_partials(s.out, s.in) * floats);
+    c->norm.u = take(c, out * r * floats);
+    c->norm.gram = take(c, r * r * floats);
+    c->norm.b = take(c, out * r * floats);
+    c->norm.bg = take(c, out * r * floats);
     make_reference(c);
     return c;
 }
 
 static void end(linear_case *c)
 {
-    double *host[] = {c->x, c->dy, c->a, c->b, c->w, c->z, c->dx, c->da, c->db};
+    double *host[] = {c->x, c->dy, c->a, c->b, c->w, c->z, c->dx, c->da, c->db, c->n};
     for (size_t i = 0; i < sizeof host / sizeof *host; i++)
         free(host[i]);
     tsr_arena_destroy(c->arena);
@@ -257,11 +281,47 @@ static double distance(const void *device, const double *want, int64_t count, ts
     return length > 0 ? sqrt(apart / length) : sqrt(apart);
 }
 
-static double run_forward(linear_case *c)
+/* n, and g, which is 1 while m is n. */
+static void expect_norms(linear_case *c, double most)
+{
+    float g;
+    RUN(tsr_stream_synchronize(rig.stream));
+    double apart = distance(c->norm.n, c->n, c->spec.out, TSR_F32, 1);
+    if (!(apart < most))
+        fail_msg("norms are %.2g away, at most %.2g", apart, most);
+    for (int64_t i = 0; i < c->spec.out; i++) {
+        RUN(tsr_device_read(rig.device, &g, c->norm.g + i, sizeof g));
+        assert_true(g == 1);
+    }
+    if (c->fresh)
+        RUN(tsr_stream_copy(rig.stream, c->magnitude, c->norm.n, c->linear.out * sizeof(float)));
+    RUN(tsr_stream_fill(rig.stream, c->norm.n, 0xff, c->linear.out * sizeof(float)));
+    RUN(tsr_stream_fill(rig.stream, c->norm.g, 0xff, c->linear.out * sizeof(float)));
+    RUN(tsr_stream_synchronize(rig.stream));
+    c->fresh = false;
+}
+
+static double run_once(linear_case *c)
 {
     RUN(tsr_linear_forward(&c->context, &c->linear, c->gradients.x, c->d_z, NULL));
     RUN(tsr_stream_synchronize(rig.stream));
     return distance(c->d_z, c->z, c->spec.t * c->spec.out, c->spec.dtype, 1);
+}
+
+/* With DoRA's norms, where they can come of it, z is the same; and g is 1 exactly where m was fresh, whichever
+ * graph made it. */
+static double run_forward(linear_case *c)
+{
+    double apart = run_once(c);
+    if (c->spec.dtype == TSR_BF16 && c->spec.in % TSR_NF4_BLOCK)
+        return apart;
+    c->fresh = !c->norm.m;
+    c->linear.norm = &c->norm;
+    assert_true(run_once(c) == apart);
+    expect_norms(c, norm_tolerance(c->spec.dtype));
+    c->linear.norm = NULL;
+    c->norm.m = c->magnitude;
+    return apart;
 }
 
 /* Worst of dA and dB; *dx: of dx. */
@@ -334,6 +394,11 @@ static void check_graphs(spec s)
         assert_true(gradients < tolerance(s.dtype));
     }
     bool merges = s.dtype == TSR_F32 || s.in % TSR_NF4_BLOCK == 0;
+    if (s.dtype ==
+        TSR_F32) /* factored now; else it is merged again, or for the first time factored */
+        c->norm.m = NULL;
+    RUN(tsr_linear_norm(&c->context, &c->linear, &c->norm));
+    expect_norms(c, merges ? norm_tolerance(s.dtype) : 1e-3);
     assert_true(ran[0] == 1 + merges && ran[1] >= 2 + 2 * merges);
     end(c);
 }

@@ -51,7 +51,15 @@ static bool is(const json_t *object, const char *key, const char *value)
     return found && !strcmp(found, value);
 }
 
-static void add_step(sum *s, const json_t *run)
+/* `factored`: counted as all of DoRA's norms were done once, and those of a base without NF4 still are. */
+static void add_norms(sum *s, tsr_work_layer layer, bool factored)
+{
+    for (int i = 0; i < TSR_LINEAR_COUNT; i++)
+        layer.linear[i].nf4 = !factored;
+    tsr_work_norm(&layer, add, s);
+}
+
+static void add_step(sum *s, const json_t *run, bool factored)
 {
     tsr_work_layer layer = {.element = 2};
     double tokens = number(run, "batch") * number(run, "length"), layers = number(run, "layers");
@@ -75,7 +83,7 @@ static void add_step(sum *s, const json_t *run)
     for (int i = 0; i < layers; i++) {
         layer.first = i == 0;
         layer.last = i == layers - 1;
-        tsr_work_norm(&layer, add, s);
+        add_norms(s, layer, factored);
         tsr_work_forward(&layer, add, s);
         tsr_work_backward(&layer, add, s);
     }
@@ -84,7 +92,8 @@ static void add_step(sum *s, const json_t *run)
     tsr_work_update(elements, 2, add, s);
 }
 
-static int check_file(const char *path)
+/* `factored`: its floors were recorded when DoRA's norms were. */
+static int check_file(const char *path, bool factored)
 {
     json_error_t error;
     json_t *file = json_load_file(path, 0, &error);
@@ -100,7 +109,7 @@ static int check_file(const char *path)
                       .copy = 1e9 * number(floor, "copy_gb_s"),
                       .attention_forward = 1e12 * number(floor, "attention_forward_tflop_s"),
                       .attention_backward = 1e12 * number(floor, "attention_backward_tflop_s")}};
-        add_step(&s, run);
+        add_step(&s, run, factored);
         double error_of = 1e3 * s.seconds / number(floor, "floor_ms") - 1;
         if (!(fabs(error_of) < MOST_ERROR))
             fail_msg("%s, run %zu: a floor of %.4f ms, not %.4f", path, i, 1e3 * s.seconds,
@@ -114,10 +123,10 @@ static int check_file(const char *path)
 static void test_measured_floors(void **state)
 {
     (void)state;
-    assert_int_equal(check_file(RESULTS "h200_one_gpu.json"), 15);
-    assert_int_equal(check_file(RESULTS "h200x2_scale.json"), 5);
-    assert_int_equal(check_file(RESULTS "h200x2_llama2.json"), 5);
-    assert_int_equal(check_file(RESULTS "h200_70b.json"), 1);
+    assert_int_equal(check_file(RESULTS "h200_one_gpu.json", true), 15);
+    assert_int_equal(check_file(RESULTS "h200x2_scale.json", true), 5);
+    assert_int_equal(check_file(RESULTS "h200x2_llama2.json", true), 5);
+    assert_int_equal(check_file(RESULTS "h200_70b.json", true), 1);
 }
 
 /* One linear of 3 x 2, one document of 4 tokens, an adapter of rank 1, by hand; in fp32, where it takes F1 and B1. */
@@ -182,6 +191,39 @@ static void test_fp8_base(void **state)
     tsr_work_forward(&layer, add, &slow);
     tsr_work_forward(&layer, add, &fast);
     assert_true(fabs(slow.seconds - 4 * fast.seconds) < 1e-6 * slow.seconds);
+}
+
+/* Norms of what a forward merges cost their partial sums, at least nothing; those of a forward that does not,
+ * for its few tokens or its dropout, one more s B A for the weight; those of another base W A^T, A A^T and
+ * B (A A^T). */
+static void test_norms(void **state)
+{
+    (void)state;
+    const double in = 4096, out = 1024, r = 16, sums = 2 * 4 * out * in / 64;
+    const struct {
+        double tokens;
+        bool nf4, drops;
+        double here, least;
+    } cases[] = {
+        {8192, true, false, 0, 0},
+        {8192, true, true, 2 * in * out * r, 0},
+        {8192, false, false, 2 * r * (out * in + r * in + out * r),
+         2 * r * (out * in + r * in + out * r)},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tsr_work_layer layer = {.element = 2, .tokens = cases[i].tokens};
+        sum s = {.rates = {1, 1, 1, 1}};
+        layer.linear[TSR_K] = (tsr_work_linear){.in = in,
+                                                .out = out,
+                                                .r = r,
+                                                .dora = true,
+                                                .nf4 = cases[i].nf4,
+                                                .drops = cases[i].drops};
+        tsr_work_norm(&layer, add, &s);
+        assert_true(s.here.flops == cases[i].here && s.least.flops == cases[i].least);
+        if (cases[i].nf4)
+            assert_true(s.least.bytes == 0 && s.here.bytes == sums + 1.3 * in * out * (i == 1));
+    }
 }
 
 /* Of a linear as a GPU runs it dY is read once, where that is cheaper; where one kernel cannot, for dB and again for dS. */
@@ -256,7 +298,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_measured_floors), cmocka_unit_test(test_one_linear),
-        cmocka_unit_test(test_fp8_base),        cmocka_unit_test(test_passes_over_dy),
-        cmocka_unit_test(test_dropout),         cmocka_unit_test(test_recompute)};
+        cmocka_unit_test(test_fp8_base),        cmocka_unit_test(test_norms),
+        cmocka_unit_test(test_passes_over_dy),  cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_recompute)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
