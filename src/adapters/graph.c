@@ -22,7 +22,7 @@ bool tsr_graph_same_shape(const tsr_graph_shape *a, const tsr_graph_shape *b)
 {
     return a->tokens == b->tokens && a->in == b->in && a->out == b->out && a->r == b->r &&
            a->dtype == b->dtype && a->backward == b->backward && a->merges == b->merges &&
-           a->drops == b->drops;
+           a->drops == b->drops && a->norms_every == b->norms_every;
 }
 
 static bool once_fits(const tsr_graph_shape *shape)
@@ -87,6 +87,13 @@ static void add_seconds(tally *y, double seconds)
     y->cost.price += y->shape->dtype == TSR_F32 ? 0 : seconds;
 }
 
+/* s B A, for the weight that is decoded. */
+static void add_merged(tally *y)
+{
+    double weight = y->out * y->in;
+    add_work(y, 2 * weight * y->r, TSR_GRAPH_MERGE_BYTES * weight, MERGED);
+}
+
 /* One kernel. */
 static void add(tally *y, double flops, double bytes, double reached)
 {
@@ -107,7 +114,7 @@ static void add_base(tally *y, const tsr_graph *graph, double inner, double colu
     double weight = y->out * y->in;
     add(y, 0, (CODE_BYTES + y->element) * weight, DECODED);
     if (graph->merged)
-        add_work(y, 2 * weight * y->r, TSR_GRAPH_MERGE_BYTES * weight, MERGED);
+        add_merged(y);
     else
         add(y, 2 * y->t * columns * y->r,
             y->element * (y->t * y->r + y->r * columns + 2 * y->t * columns), ADDED);
@@ -145,6 +152,15 @@ static void add_backward(tally *y, const tsr_graph *graph, bool once)
     add_base(y, graph, y->out, y->in);
 }
 
+double tsr_graph_norms_price(const tsr_graph_shape *shape, tsr_graph_choice choice)
+{
+    tally y = begin(shape);
+    if (shape->norms_every <= 0 || tsr_graph_table[choice.graph].merged)
+        return 0;
+    add_merged(&y);
+    return y.cost.price / (double)shape->norms_every;
+}
+
 tsr_graph_cost tsr_graph_cost_of(const tsr_graph_shape *shape, tsr_graph_choice choice)
 {
     const tsr_graph *graph = &tsr_graph_table[choice.graph];
@@ -153,6 +169,7 @@ tsr_graph_cost tsr_graph_cost_of(const tsr_graph_shape *shape, tsr_graph_choice 
         add_backward(&y, graph, choice.once);
     else
         add_forward(&y, graph);
+    y.cost.price += tsr_graph_norms_price(shape, choice);
     return y.cost;
 }
 

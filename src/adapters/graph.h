@@ -26,6 +26,9 @@
  *                   There B4 takes least for some ranks from 432 on, B3 from 488 on where W + B A is not
  *                   allowed; of k and v only, since 2 r (in + out) must pass in out.
  *
+ * DoRA     The norms of W + s B A come with it, once a step; a forward that multiplies with W makes it for
+ *          them alone, which is part of its price, shared out over the micro-batches of a step.
+ *
  * Which    What was measured at start-up (graph_time.h), else the cheapest by this table: FLOPs in fp32,
  *          FLOPs and bytes at the speed of an H200 in bf16. It depends on the shape alone and does not
  *          change within a run, so the same job has the same bits on any number of ranks.
@@ -55,6 +58,9 @@ typedef struct {
     bool backward;
     bool merges; /* W + s B A can be made, rounded once */
     bool drops;  /* dropout is active */
+    /* DoRA's norms are made in one forward of so many, with W + s B A even where only W is multiplied with
+     * (linear.h); 0: none are, or not so. */
+    int64_t norms_every;
 } tsr_graph_shape;
 
 bool tsr_graph_same_shape(const tsr_graph_shape *a, const tsr_graph_shape *b);
@@ -89,8 +95,11 @@ bool tsr_graph_allowed(const tsr_graph_shape *shape, tsr_graph_choice choice);
  * the weight. */
 typedef struct {
     double flops, bytes;
-    double price; /* seconds in bf16, FLOPs in fp32 */
+    double price; /* seconds in bf16, FLOPs in fp32; with the norms */
 } tsr_graph_cost;
+
+/* Of the price, what norms alone take: 0 for a graph that merges. */
+double tsr_graph_norms_price(const tsr_graph_shape *shape, tsr_graph_choice choice);
 
 tsr_graph_cost tsr_graph_cost_of(const tsr_graph_shape *shape, tsr_graph_choice choice);
 

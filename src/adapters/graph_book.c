@@ -4,7 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define WORD "graph "
+#define WORD  "graph "
+#define NORMS "norms/"
 
 const tsr_graph_entry *tsr_graph_find(const tsr_graph_book *book, const tsr_graph_shape *shape)
 {
@@ -37,9 +38,12 @@ static void print_entry(tsr_text *out, const tsr_graph_entry *entry)
     const tsr_graph_shape *s = &entry->shape;
     char name[TSR_GRAPH_NAME];
     tsr_graph_name(name, entry->choice);
-    tsr_text_printf(out, WORD "%s %s %s %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %s\n",
+    tsr_text_printf(out, WORD "%s %s %s %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " ",
                     tsr_dtype_name(s->dtype), s->merges ? "merges" : "-", s->drops ? "drops" : "-",
-                    s->tokens, s->in, s->out, s->r, name);
+                    s->tokens, s->in, s->out, s->r);
+    if (s->norms_every > 0)
+        tsr_text_printf(out, NORMS "%" PRId64 " ", s->norms_every);
+    tsr_text_printf(out, "%s\n", name);
 }
 
 void tsr_graph_export(tsr_text *out, const tsr_graph_book *book)
@@ -88,10 +92,28 @@ static bool parse_flag(bool *out, const char *word, const char *set)
 
 #define MOST_SIDE (INT64_C(1) << 30) /* of a shape: products of two fit */
 
+static bool is_side(int64_t value)
+{
+    return value > 0 && value <= MOST_SIDE;
+}
+
+/* What follows the shape: the norms, if there are any, and the choice. */
+static bool parse_rest(tsr_graph_entry *out, const char *rest)
+{
+    int end = 0;
+    out->shape.norms_every = 0;
+    if (sscanf(rest, NORMS "%10" SCNd64 "%n", &out->shape.norms_every, &end) == 1) {
+        if (!is_side(out->shape.norms_every) || rest[end] != ' ')
+            return false;
+        rest += end + 1;
+    }
+    return parse_choice(&out->choice, rest);
+}
+
 /* One line; false: it is not one, or not allowed. */
 static bool parse_entry(tsr_graph_entry *out, const char *line)
 {
-    char copy[160], dtype[8], merges[8], drops[8], name[8];
+    char copy[160], dtype[8], merges[8], drops[8];
     tsr_graph_shape *s = &out->shape;
     int end = 0;
     size_t length = (size_t)(line_after(line) - line);
@@ -99,15 +121,14 @@ static bool parse_entry(tsr_graph_entry *out, const char *line)
         return false;
     memcpy(copy, line, length);
     copy[length - 1] = 0;
-    int fields = sscanf(
-        copy, WORD "%7s %7s %7s %10" SCNd64 " %10" SCNd64 " %10" SCNd64 " %10" SCNd64 " %7s%n",
-        dtype, merges, drops, &s->tokens, &s->in, &s->out, &s->r, name, &end);
-    if (fields != 8 || copy[end] || !tsr_dtype_parse(&s->dtype, dtype) ||
+    int fields =
+        sscanf(copy, WORD "%7s %7s %7s %10" SCNd64 " %10" SCNd64 " %10" SCNd64 " %10" SCNd64 " %n",
+               dtype, merges, drops, &s->tokens, &s->in, &s->out, &s->r, &end);
+    if (fields != 7 || !end || !tsr_dtype_parse(&s->dtype, dtype) ||
         !parse_flag(&s->merges, merges, "merges") || !parse_flag(&s->drops, drops, "drops") ||
-        s->tokens <= 0 || s->tokens > MOST_SIDE || s->in <= 0 || s->in > MOST_SIDE || s->out <= 0 ||
-        s->out > MOST_SIDE || s->r <= 0 || s->r > MOST_SIDE)
+        !is_side(s->tokens) || !is_side(s->in) || !is_side(s->out) || !is_side(s->r))
         return false;
-    if (!parse_choice(&out->choice, name))
+    if (!parse_rest(out, copy + end))
         return false;
     s->backward = tsr_graph_table[out->choice.graph].backward;
     return tsr_graph_allowed(s, out->choice);

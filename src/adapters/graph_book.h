@@ -5,7 +5,8 @@
  *     graph BF16 merges - 8192 4096 14336 16 B5.once
  *
  * is one line: dtype, whether W + s B A can be made, "drops" with dropout, tokens, in, out, r, and what
- * was chosen. Lines of another kind are not looked at.
+ * was chosen; before that "norms/4" where DoRA's norms are made in one forward of four. Lines of another
+ * kind are not looked at.
  */
 #ifndef TSR_ADAPTERS_GRAPH_BOOK_H
 #define TSR_ADAPTERS_GRAPH_BOOK_H

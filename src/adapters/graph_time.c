@@ -32,10 +32,14 @@ int tsr_graph_doubts(tsr_graph_choice out[TSR_GRAPH_CHOICES], const tsr_graph_sh
     return count;
 }
 
+static double seconds_at(const tsr_graph_shape *shape, double price)
+{
+    return shape->dtype == TSR_F32 ? price / F32_FLOPS : price;
+}
+
 static double seconds_of(const tsr_graph_shape *shape, tsr_graph_choice choice)
 {
-    double price = tsr_graph_cost_of(shape, choice).price;
-    return shape->dtype == TSR_F32 ? price / F32_FLOPS : price;
+    return seconds_at(shape, tsr_graph_cost_of(shape, choice).price);
 }
 
 static int repeats_of(double seconds)
@@ -212,7 +216,8 @@ static tsr_status measure(timer *t, double *seconds, const tsr_graph_bench *benc
         TSR_TRY(time_round(t, shape, choice, count, round));
     for (int i = 0; i < count; i++) {
         qsort(t->time[i], ROUNDS, sizeof t->time[i][0], compare);
-        seconds[i] = t->time[i][ROUNDS / 2];
+        seconds[i] =
+            t->time[i][ROUNDS / 2] + seconds_at(shape, tsr_graph_norms_price(shape, choice[i]));
     }
     return TSR_OK;
 }

@@ -5,7 +5,7 @@
  *          the same ones are timed each time.
  * How      In turn, several rounds, so that they share what the card's clock does; on made-up operands
  *          in a scratch. The cheapest by price stays unless another is clearly faster: what two runs
- *          measure differs by about a percent.
+ *          measure differs by about a percent. What norms take (graph.h) is added, by its price.
  */
 #ifndef TSR_ADAPTERS_GRAPH_TIME_H
 #define TSR_ADAPTERS_GRAPH_TIME_H

@@ -52,14 +52,16 @@ static bool merges(const tsr_linear_context *context, const tsr_linear *linear)
 tsr_graph_shape tsr_linear_graph_shape(const tsr_linear_context *context, const tsr_linear *linear,
                                        bool backward)
 {
+    bool merging = merges(context, linear), norms = merging && linear->g && !linear->drops;
     return (tsr_graph_shape){.tokens = context->tokens,
                              .in = (int64_t)linear->in,
                              .out = (int64_t)linear->out,
                              .r = (int64_t)linear->r,
                              .dtype = context->dtype,
                              .backward = backward,
-                             .merges = merges(context, linear),
-                             .drops = linear->drops};
+                             .merges = merging,
+                             .drops = linear->drops,
+                             .norms_every = norms && !backward ? context->step_micro : 0};
 }
 
 /* Of a linear without an adapter F1 and B1, of which only the base's products are left. */

@@ -102,6 +102,7 @@ typedef struct {
     tsr_stream *stream;
     tsr_dtype dtype;
     int64_t tokens;
+    int64_t step_micro;           /* micro-batches of a step, of all ranks: for choosing graphs */
     const tsr_graph_book *graphs; /* what was chosen at start-up; NULL: nothing */
     void *weight;                 /* largest out * in elements */
     tsr_linear_fp8 fp8;

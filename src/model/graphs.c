@@ -21,12 +21,16 @@ static tsr_graph_shape shape_of(const tsr_model_options *options, const tsr_layo
                                 const tsr_batch_shape *batch, bool backward)
 {
     static const char plain;
-    const tsr_linear_context context = {
-        .dtype = options->dtype, .tokens = batch->tokens, .fp8.on = options->fp8};
+    static const float magnitude;
+    const tsr_linear_context context = {.dtype = options->dtype,
+                                        .tokens = batch->tokens,
+                                        .step_micro = options->step_micro,
+                                        .fp8.on = options->fp8};
     const tsr_linear one = {.out = linear->out,
                             .in = linear->in,
                             .r = linear->r,
                             .weight.data = linear->quantized ? NULL : &plain,
+                            .g = linear->dora ? &magnitude : NULL,
                             .drops = batch->train && options->dropout > 0};
     return tsr_linear_graph_shape(&context, &one, backward);
 }

@@ -179,6 +179,7 @@ static tsr_status list_matmuls(matmul_list *out, const tsr_model_options *option
     listing l = {.options = options,
                  .context = {.kernels = &kernels,
                              .dtype = options->dtype,
+                             .step_micro = options->step_micro,
                              .graphs = book,
                              .fp8 = {.on = options->fp8, .fast = options->fp8_fast}}};
     kernels.gemm = note;

@@ -223,6 +223,7 @@ tsr_linear_context tsr_model_context(const tsr_model *model)
     context.fp8.on = model->options.fp8;
     context.fp8.fast = model->options.fp8_fast;
     context.tokens = s->batch.tokens;
+    context.step_micro = model->options.step_micro;
     context.graphs = &model->graphs;
     context.samples = s->view.sample;
     context.positions = s->view.sample_position;

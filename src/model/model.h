@@ -51,6 +51,7 @@ typedef struct {
     bool fp8;        /* the base's matmuls run in e4m3 */
     bool fp8_fast;   /* with the sums of tensor cores alone (kernels/fp8_gemm.h) */
     tsr_batch_bounds bounds;
+    int64_t step_micro;             /* micro-batches of a step, of all ranks */
     const tsr_recompute *recompute; /* [layers] */
     bool train;
     double dropout;

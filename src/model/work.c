@@ -107,6 +107,7 @@ static bool merges(const walk *w, const tsr_work_linear *x)
 /* The graph that a linear takes, where nothing else was measured. */
 static tsr_graph_choice graph_of(const walk *w, const tsr_work_linear *x, bool backward)
 {
+    bool norms = x->dora && merges(w, x) && !x->drops && !backward;
     tsr_graph_shape shape = {.tokens = (int64_t)w->layer->tokens,
                              .in = (int64_t)x->in,
                              .out = (int64_t)x->out,
@@ -114,7 +115,8 @@ static tsr_graph_choice graph_of(const walk *w, const tsr_work_linear *x, bool b
                              .dtype = dtype_of(w),
                              .drops = x->drops,
                              .backward = backward,
-                             .merges = merges(w, x)};
+                             .merges = merges(w, x),
+                             .norms_every = norms ? w->layer->step_micro : 0};
     return tsr_graph_cheapest(&shape);
 }
 

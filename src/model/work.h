@@ -82,15 +82,16 @@ typedef struct {
     double element;       /* bytes of one of the compute dtype */
     bool fp8;             /* the base's matmuls run in e4m3 */
     double tokens, pairs; /* pairs: of tokens that see each other, over all documents */
-    bool first;           /* nothing below it trains, so its input needs no gradient */
-    bool last;            /* has the final norm */
+    int64_t step_micro; /* micro-batches of a step, of all ranks: for the choice of graphs; or 0 */
+    bool first;         /* nothing below it trains, so its input needs no gradient */
+    bool last;          /* has the final norm */
     tsr_recompute recompute;
 } tsr_work_layer;
 
 /* Widths of all linears; everything else is left as it is. d, f, width of all heads and of those of k. */
 void tsr_work_set_widths(tsr_work_layer *layer, double d, double f, double q, double kv);
 
-/* Layer `unit` of a layout; the caller fills in element, tokens, pairs and recompute. */
+/* Layer `unit` of a layout; the caller fills in element, tokens, pairs, step_micro and recompute. */
 void tsr_work_layer_of(tsr_work_layer *out, const tsr_layout *layout, int unit);
 
 void tsr_work_forward(const tsr_work_layer *layer, tsr_work_call *call, void *user);

@@ -104,6 +104,7 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
                             .fp8 = config->base_compute != TSR_CONFIG_BASE_COMPUTE_DTYPE,
                             .fp8_fast = config->base_compute == TSR_CONFIG_BASE_COMPUTE_FP8_FAST,
                             .bounds = c->bounds,
+                            .step_micro = tsr_inputs_step_micro(inputs, d->group * d->replicas),
                             .recompute = d->recompute,
                             .train = d->train,
                             .dropout = d->train ? config->lora_dropout : 0,

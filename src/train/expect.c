@@ -54,8 +54,11 @@ static double pairs_of(double tokens, double length, double window)
 static void cost_layer(costing *c, int u)
 {
     const tsr_decision *d = c->decision;
-    tsr_work_layer layer = {
-        .element = c->element, .fp8 = d->model.fp8, .tokens = c->tokens, .pairs = c->pairs};
+    tsr_work_layer layer = {.element = c->element,
+                            .fp8 = d->model.fp8,
+                            .tokens = c->tokens,
+                            .pairs = c->pairs,
+                            .step_micro = d->model.step_micro};
     tsr_work_layer_of(&layer, &c->inputs->layout, u);
     layer.recompute = d->recompute[u];
     for (int i = 0; i < TSR_LINEAR_COUNT; i++)
@@ -228,7 +231,6 @@ static tsr_op_cost cost_of(void *user, const tsr_plan_op *op)
 static void take_shape(costing *c, tsr_expectation *e)
 {
     const tsr_inputs *inputs = c->inputs;
-    const tsr_config *config = &inputs->config;
     const tsr_batch *batch = c->decision->train ? inputs->batch : inputs->eval_batch;
     const tsr_batch_run *run = batch ? tsr_batch_run_of(batch) : NULL;
     double length = (double)inputs->bounds.longest, all;
@@ -244,9 +246,7 @@ static void take_shape(costing *c, tsr_expectation *e)
         length = (double)stats->tokens / (double)stats->documents;
         all = (double)run->step_micro;
     } else {
-        int64_t samples = config->total_batch_size, each = config->per_device_train_batch_size;
-        int64_t ranks = c->view->ranks;
-        int64_t micro = samples ? samples / each : config->gradient_accumulation_steps * ranks;
+        int64_t ranks = c->view->ranks, micro = tsr_inputs_step_micro(inputs, (int)ranks);
         e->rounds = (micro + ranks - 1) / ranks;
         c->tokens = (double)inputs->bounds.tokens;
         c->label_rows = (double)inputs->bounds.label_rows;

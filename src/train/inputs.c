@@ -332,6 +332,15 @@ void tsr_inputs_assume_data(tsr_inputs *inputs)
     inputs->contributions = 1024;
 }
 
+int64_t tsr_inputs_step_micro(const tsr_inputs *inputs, int ranks)
+{
+    const tsr_config *config = &inputs->config;
+    if (inputs->batch)
+        return tsr_batch_run_of(inputs->batch)->step_micro;
+    return config->total_batch_size ? config->total_batch_size / config->per_device_train_batch_size
+                                    : config->gradient_accumulation_steps * ranks;
+}
+
 uint64_t tsr_inputs_model_hash(const tsr_inputs *inputs)
 {
     const tsr_model_config *model = &inputs->model;

@@ -45,6 +45,9 @@ tsr_status tsr_inputs_read_data_alone(tsr_inputs *inputs);
  * tokens, all labels. */
 void tsr_inputs_assume_data(tsr_inputs *inputs);
 
+/* Micro-batches of a full step, of all ranks; known without a data set. */
+int64_t tsr_inputs_step_micro(const tsr_inputs *inputs, int ranks);
+
 /* A job like this one on a model with so many layers: what memory depends on, of which the rest is
  * borrowed. On success free with tsr_inputs_like_close. */
 tsr_status tsr_inputs_like(tsr_inputs *out, const tsr_inputs *inputs, uint64_t layers);

@@ -210,6 +210,30 @@ static void test_allowed(void **state)
     assert_false(allowed(&shape, TSR_B1, true));
 }
 
+/* ---- DoRA's norms ---- */
+
+/* They come with a merged weight for nothing, so with them it is taken for fewer tokens; the less, the more
+ * micro-batches share them. */
+static void test_norms(void **state)
+{
+    (void)state;
+    const tsr_graph_choice apart = {TSR_F1, false}, merged = {TSR_F2, false};
+    tsr_graph_shape shape = {
+        .tokens = 2048, .in = 4096, .out = 14336, .r = 384, .dtype = TSR_BF16, .merges = true};
+    tsr_graph_cost without = tsr_graph_cost_of(&shape, apart);
+    assert_true(tsr_graph_norms_price(&shape, apart) == 0);
+    assert_int_equal(tsr_graph_cheapest(&shape).graph, TSR_F1);
+    shape.norms_every = 1;
+    double norms = tsr_graph_norms_price(&shape, apart);
+    assert_true(norms > 1e-5 && tsr_graph_norms_price(&shape, merged) == 0);
+    tsr_graph_cost with = tsr_graph_cost_of(&shape, apart);
+    assert_true(with.price == without.price + norms && with.flops == without.flops);
+    assert_int_equal(tsr_graph_cheapest(&shape).graph, TSR_F2);
+    shape.norms_every = 16;
+    assert_true(tsr_graph_norms_price(&shape, apart) == norms / 16);
+    assert_int_equal(tsr_graph_cheapest(&shape).graph, TSR_F1);
+}
+
 /* ---- as text ---- */
 
 #define LINE "graph BF16 merges - 8192 4096 14336 16 B5.once\n"
@@ -229,8 +253,9 @@ static void test_text(void **state)
     tsr_text text = {0}, again = {0};
     tsr_graph_shape shape = gate;
     tsr_graph_choice choice;
-    for (int i = 0; i < 4 * TSR_GRAPH_CHOICES;
-         i++) { /* every allowed choice, each of its own shape */
+    /* Every allowed choice, each of its own shape, and with norms or not. */
+    for (int i = 0; i < 4 * TSR_GRAPH_CHOICES; i++) {
+        shape.norms_every = i % 3 ? 0 : i + 1;
         shape.tokens = 1024 + i;
         shape.backward = i & 1;
         shape.merges = i & 2;
@@ -275,6 +300,11 @@ static void test_wrong_lines(void **state)
         "graph BF16 merges - 81920000000000000 4096 14336 16 B1\n",
         "graph XF16 merges - 8192 4096 14336 16 B1\n",
         "graph BF16 merge - 8192 4096 14336 16 B1\n",
+        "graph BF16 merges - 8192 4096 14336 16 norms/0 F2\n",
+        "graph BF16 merges - 8192 4096 14336 16 norms/4\n",
+        "graph BF16 merges - 8192 4096 14336 16 norms/4F2\n",
+        "graph BF16 merges - 8192 4096 14336 16 norms/x F2\n",
+        "graph BF16 merges - 8192 4096 14336 16 F2 norms/4\n",
         "graph BF16 merges - 8192 4096 14336 16 B5.once", /* no end */
         "graph \n",
         "8192 4096\n",
@@ -294,6 +324,15 @@ static void test_wrong_lines(void **state)
                     plain = gate; /* what is allowed for one shape is not for another */
     drops.drops = true;
     plain.merges = false;
+    tsr_graph_shape norms = gate;
+    norms.backward = false;
+    norms.norms_every = 4;
+    assert_true(
+        tsr_graph_recall(&choice, "graph BF16 merges - 8192 4096 14336 16 norms/4 F2\n", &norms));
+    assert_int_equal(choice.graph, TSR_F2);
+    assert_false(
+        tsr_graph_recall(&choice, "graph BF16 merges - 8192 4096 14336 16 norms/3 F2\n", &norms));
+    assert_false(tsr_graph_recall(&choice, "graph BF16 merges - 8192 4096 14336 16 F2\n", &norms));
     assert_false(
         tsr_graph_recall(&choice, "graph BF16 merges drops 8192 4096 14336 16 B5\n", &drops));
     assert_false(tsr_graph_recall(&choice, "graph BF16 - - 8192 4096 14336 16 B5\n", &plain));
@@ -338,6 +377,7 @@ int main(void)
         cmocka_unit_test(test_cheapest),
         cmocka_unit_test(test_where_each_wins),
         cmocka_unit_test(test_allowed),
+        cmocka_unit_test(test_norms),
         cmocka_unit_test(test_text),
         cmocka_unit_test(test_wrong_lines),
         cmocka_unit_test(test_merged_text),

@@ -121,8 +121,10 @@ static double factored_more(const tsr_inputs *inputs, const tsr_decision *d,
 {
     work_sum now = {&speeds->rates, 0}, then = now;
     for (int u = 0; u < inputs->layout.layer_count; u++) {
-        tsr_work_layer layer = {
-            .element = 2, .fp8 = d->model.fp8, .tokens = (double)inputs->bounds.tokens};
+        tsr_work_layer layer = {.element = 2,
+                                .fp8 = d->model.fp8,
+                                .tokens = (double)inputs->bounds.tokens,
+                                .step_micro = d->model.step_micro};
         tsr_work_layer_of(&layer, &inputs->layout, u);
         for (int i = 0; i < TSR_LINEAR_COUNT; i++)
             layer.linear[i].drops = layer.linear[i].r > 0 && d->model.dropout > 0;
