@@ -7,6 +7,11 @@
  * the driver, which take no multiprocessor. So memory that does
  * change can be taken from other ranks by copy engines: between two meetings nobody writes it.
  *
+ * Only ranks that are processes of their own meet. CUDA does not see the order that such waits make,
+ * and may put work of one process's streams behind each other, on whatever card (CUDA driver API,
+ * "Stream Memory Operations"): with four ranks in one process the copies of one came to stand behind
+ * the wait of another, for that very rank. What other processes enqueue it cannot order.
+ *
  * Whether all of it works is tried out once, and decided for all ranks alike. Nothing waits for ever:
  * once the communicator is dead the watchdog writes its rank's row itself, after it has poisoned the
  * device; so no stream goes on as if it had met.
@@ -105,6 +110,16 @@ static bool try_out(tsr_nccl *n)
 
 /* ---- creation ---- */
 
+/* The same on all ranks. */
+static bool have_processes(const tsr_nccl *n)
+{
+    for (int i = 0; i < n->comm->size; i++)
+        for (int j = 0; j < i; j++)
+            if (n->cards[i].pid == n->cards[j].pid)
+                return false;
+    return true;
+}
+
 static bool pin(tsr_nccl *n, uint64_t bytes)
 {
     void *seen = NULL;
@@ -124,7 +139,7 @@ tsr_status tsr_meet_create(tsr_nccl *n, tsr_stream *host_stream)
     tsr_status status = TSR_OK;
     void *words;
     uint64_t bytes = offset_of(n, n->comm->size, 0);
-    if (n->words || n->comm->node_count > 1)
+    if (n->words || n->comm->node_count > 1 || !(n->meets_in_process || have_processes(n)))
         return TSR_OK;
     pthread_once(&once, find_functions);
     TSR_TRY(tsr_comm_share(&words, n->host, host_stream, bytes));

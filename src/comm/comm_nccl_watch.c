@@ -9,8 +9,11 @@
  *
  * A failure kills the board (the other ranks learn of it), poisons the device (this rank's calls
  * fail) and aborts the NCCL communicators, in this order: the kernels that waited in them end, and
- * the streams run dry. Other nodes hear of it from the host communicator when this rank comes to its
- * agreement, or from NCCL itself, whose connections are gone.
+ * the streams run dry. A kernel that is aborted passes on what it has not received, and lets those of
+ * other ranks end as if all had come: so every device of the board asks the board itself after each
+ * wait (tsr_device_set_outside), and does not depend on its own watchdog's next look. Other nodes hear
+ * of it from the host communicator when this rank comes to its agreement, or from NCCL itself, whose
+ * connections are gone.
  */
 #include "base/clock.h"
 #include "comm/nccl_parts.h"
@@ -251,6 +254,11 @@ static int start(tsr_watch *w)
 
 /* ---- joining and leaving ---- */
 
+static tsr_status ask_board(const void *board, int rank)
+{
+    return tsr_board_check(board, rank);
+}
+
 static void free_watch(tsr_watch *w)
 {
     for (int i = 0; i < RING; i++) {
@@ -287,6 +295,7 @@ static tsr_status make(tsr_watch **out, const tsr_nccl *n)
         free_watch(w);
         return status;
     }
+    tsr_device_set_outside(w->device, ask_board, w->board, w->rank);
     *out = w;
     return TSR_OK;
 }
@@ -342,6 +351,7 @@ void tsr_watch_leave(tsr_nccl *n)
         return;
     atomic_store(&w->stop, true);
     pthread_join(w->thread, NULL);
+    tsr_device_set_outside(w->device, NULL, NULL, 0);
     free_watch(w);
 }
 

@@ -47,6 +47,7 @@ struct tsr_nccl {
     struct ncclComm *nccl;    /* NULL: one rank, or given up */
     int64_t *scratch;         /* device memory; the first word is the barrier's */
     bool without_nccl;        /* see tsr_nccl_options */
+    bool meets_in_process;    /* likewise */
     tsr_watch *watch;         /* NULL: one rank */
     tsr_nccl *next;           /* of the watch */
     uint64_t issued, arrived; /* collectives: enqueued, and seen to have begun */
@@ -102,7 +103,8 @@ bool tsr_watch_given_up(tsr_nccl *n);
 
 /* ---- comm_nccl_meet.c ---- */
 
-/* Decides n->meets. Blocking, collective; at most once for a communicator. */
+/* Decides n->meets: not if two ranks are one process. Blocking, collective; at most once for a
+ * communicator. */
 tsr_status tsr_meet_create(tsr_nccl *n, tsr_stream *host_stream);
 void tsr_meet_destroy(tsr_nccl *n);
 
@@ -136,6 +138,8 @@ void tsr_nccl_close_regions(tsr_nccl *n);
 typedef struct {
     /* Several ranks on one GPU, which NCCL refuses: then expose and pull are all there is. */
     bool without_nccl;
+    /* Ranks of one process meet too: where CUDA is made up, which puts nothing behind anything. */
+    bool meets_in_process;
 } tsr_nccl_options;
 tsr_status tsr_comm_create_nccl_with(tsr_comm **out, tsr_comm *host, tsr_stream *host_stream,
                                      tsr_device *device, const tsr_nccl_options *options);

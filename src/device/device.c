@@ -144,10 +144,25 @@ void tsr_device_poison(tsr_device *device, tsr_status status, const char *messag
     pthread_mutex_unlock(&device->lock);
 }
 
+void tsr_device_set_outside(tsr_device *device, tsr_device_outside *check, const void *user,
+                            int rank)
+{
+    if (check) {
+        device->outside_user = user;
+        device->outside_rank = rank;
+    }
+    atomic_store_explicit(&device->outside, check, memory_order_release);
+}
+
 tsr_status tsr_device_check(tsr_device *device)
 {
-    if (!atomic_load_explicit(&device->poisoned, memory_order_acquire))
-        return TSR_OK;
+    if (!atomic_load_explicit(&device->poisoned, memory_order_acquire)) {
+        tsr_device_outside *check = atomic_load_explicit(&device->outside, memory_order_acquire);
+        tsr_status status = check ? check(device->outside_user, device->outside_rank) : TSR_OK;
+        if (status >= 0)
+            return TSR_OK;
+        tsr_device_poison(device, status, tsr_last_error());
+    }
     return tsr_error_put(&device->error);
 }
 

@@ -84,6 +84,14 @@ void tsr_device_poison(tsr_device *device, tsr_status status, const char *messag
 /* TSR_OK, or the first error, which becomes the calling thread's last error. Any thread. */
 tsr_status tsr_device_check(tsr_device *device);
 
+/* What tsr_device_check asks besides, until it is NULL again: what it returns poisons the device. So a
+ * failure outside of this process (of a communicator) is one of the device from the moment it is
+ * published: nobody who looks after a wait takes for done what that failure has let go. `check`, of
+ * any thread, is cheap and never blocks; `user` is borrowed. At most one. */
+typedef tsr_status tsr_device_outside(const void *user, int rank);
+void tsr_device_set_outside(tsr_device *device, tsr_device_outside *check, const void *user,
+                            int rank);
+
 /* ---- streams ---- */
 
 /* `name` is for traces, error messages and thread names (at most 15 characters); copied. A GPU

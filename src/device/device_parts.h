@@ -55,7 +55,10 @@ struct tsr_device {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* the poison rings it; a backend may ring it for more */
     _Atomic bool poisoned;
-    tsr_error error; /* written once, before `poisoned` */
+    tsr_error error;                       /* written once, before `poisoned` */
+    _Atomic(tsr_device_outside *) outside; /* with what it is called, written before */
+    const void *outside_user;
+    int outside_rank;
 
     tsr_device_options options;
     tsr_topology *topology;

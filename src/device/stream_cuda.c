@@ -217,7 +217,7 @@ static void CUDART_CB run_call(void *user)
     struct call *call = user;
     cuda_stream *stream = call->stream;
     tsr_device *device = stream->base.device;
-    if (!atomic_load(&device->poisoned)) {
+    if (tsr_device_check(device) == TSR_OK) {
         tsr_status status = call->function(call->args, device->pool);
         if (status < 0)
             tsr_device_poison(device, status, tsr_last_error());

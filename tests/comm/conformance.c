@@ -87,6 +87,21 @@ static void open_host(tsr_case_rank *me, tsr_comm *host)
     me->stream = me->host_stream;
 }
 
+#ifdef TSR_FAKE_CUDA
+#include "comm/nccl_parts.h"
+
+static tsr_status create_nccl(tsr_case_rank *me)
+{
+    return tsr_comm_create_nccl_with(&me->comm, me->host, me->host_stream, me->device,
+                                     &(tsr_nccl_options){.meets_in_process = true});
+}
+#else
+static tsr_status create_nccl(tsr_case_rank *me)
+{
+    return tsr_comm_create_nccl(&me->comm, me->host, me->host_stream, me->device);
+}
+#endif
+
 void tsr_case_open_nccl(tsr_case_rank *me, tsr_comm *host)
 {
     tsr_device_options options = host_options;
@@ -95,7 +110,7 @@ void tsr_case_open_nccl(tsr_case_rank *me, tsr_comm *host)
     open_host(me, host);
     OK(tsr_device_create_cuda(&me->device, &options));
     OK(tsr_stream_create(&me->stream, me->device, "comm"));
-    OK(tsr_comm_create_nccl(&me->comm, host, me->host_stream, me->device));
+    OK(create_nccl(me));
 }
 
 /* The order is a job's: first what is made of the device and of the host communicator. */

@@ -23,6 +23,7 @@ struct group {
     _Atomic int left;
     _Atomic int arrived;
     _Atomic unsigned round;
+    _Atomic bool broken; /* a rank has aborted: it lets the others go */
     _Atomic(const void *) data[MOST];
 };
 
@@ -157,11 +158,13 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return ncclSuccess;
 }
 
-/* What runs on the streams may still look at it: it stays. */
+/* What runs on the streams may still look at it: it stays. A real kernel that is aborted in a sum
+ * passes on what it has not received, so that those of other ranks end before their own abort. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     enter(comm);
     atomic_store(&comm->aborted, 1);
+    atomic_store(&comm->group->broken, true);
     usleep(20000);
     leave(comm);
     return ncclSuccess;
@@ -190,17 +193,20 @@ struct collective {
     int root;
 };
 
-/* False when the communicator is aborted. */
+/* False when this communicator is aborted, or another rank's: for good, as those who have come to this
+ * collective do not count for the next. */
 static bool meet(ncclComm_t comm)
 {
     struct group *group = comm->group;
     unsigned round = atomic_load(&group->round);
+    if (atomic_load(&group->broken))
+        return false;
     if (atomic_fetch_add(&group->arrived, 1) + 1 == group->size) {
         atomic_store(&group->arrived, 0);
         atomic_fetch_add(&group->round, 1);
     }
     while (atomic_load(&group->round) == round) {
-        if (atomic_load(&comm->aborted))
+        if (atomic_load(&group->broken))
             return false;
         usleep(20);
     }
@@ -258,6 +264,7 @@ static void forget(struct messages *list, bool keep)
         ;
 }
 
+/* What has not come is no error: the host is to notice. */
 static tsr_status run_exchange(void *args, tsr_pool *pool)
 {
     (void)pool;

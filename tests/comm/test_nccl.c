@@ -133,16 +133,24 @@ static int gather_by_table(void *user, const void *send, void *receive, uint64_t
 
 typedef void run_rank(const void *what, tsr_comm *comm);
 
+static struct table *new_tables(int count, int ranks)
+{
+    tsr_case_rank none = {.rank = -1}, *me = &none;
+    struct table *tables = mmap(NULL, (size_t)count * sizeof *tables, PROT_READ | PROT_WRITE,
+                                MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(tables != MAP_FAILED);
+    for (int i = 0; i < count; i++)
+        tables[i].size = ranks;
+    return tables;
+}
+
 /* Starts the ranks, each with a host communicator; codes[i] becomes the exit code of rank i, minus
  * the signal that ended it. */
 static void run_processes(int *codes, run_rank *run, const void *what, int ranks, double timeout)
 {
     tsr_case_rank none = {.rank = -1}, *me = &none;
-    struct table *table =
-        mmap(NULL, sizeof *table, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct table *table = new_tables(1, ranks);
     pid_t children[MOST];
-    CHECK(table != MAP_FAILED);
-    table->size = ranks;
     fflush(NULL);
     for (int i = 0; i < ranks; i++) {
         children[i] = fork();
@@ -201,10 +209,33 @@ static bool is_alone(const tsr_case *test, const char *name, int ranks)
            (test->dies || test->exposes || !strcmp(name, test->name));
 }
 
+/* CUDA may put the streams of one process behind each other: they do not wait for each other's words,
+ * and what changes goes through NCCL. */
+static void run_no_meeting(const void *what, tsr_comm *host)
+{
+    enum { WORDS = 64 };
+    (void)what;
+    tsr_case_rank rank, *me = &rank;
+    tsr_comm *comm;
+    tsr_case_open_nccl(me, host);
+    OK(tsr_comm_create_nccl(&comm, host, me->host_stream, me->device));
+    int64_t *sent = tsr_case_new(me, WORDS * sizeof *sent * (uint64_t)me->size);
+    int64_t *received = tsr_case_new(me, WORDS * sizeof *received * (uint64_t)me->size);
+    tsr_exchange_range range = {sent, received, WORDS * sizeof *sent};
+    OK(tsr_comm_expose(comm, me->host_stream, sent, WORDS * sizeof *sent * (uint64_t)me->size));
+    CHECK(!((const tsr_nccl *)comm->backend)->meets);
+    OK(tsr_comm_exchange(comm, me->stream, &range, 1));
+    tsr_case_wait(me);
+    tsr_comm_destroy(comm);
+    tsr_case_close(me);
+}
+
 static int suite_of_threads(const char *name, int ranks)
 {
     if (!strcmp(name, "all") || !strcmp(name, "live"))
         check_threads(run_live, NULL, "live", ranks, 60);
+    if (!strcmp(name, "all") || !strcmp(name, "no_meeting"))
+        check_threads(run_no_meeting, NULL, "no meeting", ranks, 60);
     for (int i = 0; i < tsr_conformance_count; i++) {
         const tsr_case *test = &tsr_conformance[i];
         if (is_alone(test, name, ranks))
@@ -288,17 +319,44 @@ static int check_processes(run_rank *run, const void *what, const char *name, in
     return failed;
 }
 
+struct turns {
+    const char *name; /* of what is run */
+    struct table
+        *tables; /* [tsr_conformance_count]: what a dead communicator leaves is no other's */
+};
+
+/* One case after the other in the same processes, each on communicators of its own: a process goes on
+ * when they have died, and CUDA starts once. */
+static void run_in_turn(const void *what, tsr_comm *first)
+{
+    const struct turns *turns = what;
+    tsr_case_rank rank = {.rank = tsr_comm_rank(first), .size = tsr_comm_size(first)}, *me = &rank;
+    for (int i = 0; i < tsr_conformance_count; i++) {
+        const tsr_case *test = &tsr_conformance[i];
+        struct seat seat = {&turns->tables[i], me->rank};
+        tsr_bootstrap bootstrap = {me->rank, me->size, gather_by_table, &seat};
+        double start = tsr_now();
+        tsr_comm *host;
+        if (!is_alone(test, turns->name, me->size))
+            continue;
+        OK(tsr_comm_create_callback(&host, &bootstrap, timeout_of(test)));
+        run_case(test, host);
+        if (me->rank == 0)
+            printf("processes, %d ranks: %s, %.1f s\n", me->size, test->name, tsr_now() - start);
+        fflush(stdout);
+    }
+    tsr_comm_destroy(first);
+}
+
 static int suite_of_processes(const char *name, int ranks)
 {
     int failed = 0;
     bool all = !strcmp(name, "all");
     if (all || !strcmp(name, "live"))
         failed |= check_processes(run_live, NULL, "live", ranks, 60);
-    for (int i = 0; i < tsr_conformance_count; i++) {
-        const tsr_case *test = &tsr_conformance[i];
-        if (is_alone(test, name, ranks))
-            failed |= check_processes(run_case, test, test->name, ranks, timeout_of(test));
-    }
+    struct turns turns = {name, new_tables(tsr_conformance_count, ranks)};
+    failed |= check_processes(run_in_turn, &turns, "in turn", ranks, 60);
+    munmap(turns.tables, (size_t)tsr_conformance_count * sizeof *turns.tables);
     if (ranks > 1 && (all || !strcmp(name, "killed")))
         failed |= check_dying(KILLED, ranks);
     if (ranks > 1 && (all || !strcmp(name, "leaves")))

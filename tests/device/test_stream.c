@@ -115,6 +115,41 @@ static void test_poison_wakes(void **state)
     tsr_device_destroy(device);
 }
 
+/* Work that a failure elsewhere has let go is not taken for done: nobody has poisoned the device, but
+ * the wait that has just ended asks. */
+static _Atomic bool failed_outside;
+
+static tsr_status ask_outside(const void *user, int rank)
+{
+    return atomic_load((const _Atomic bool *)user) ? tsr_fail(TSR_ECOMM, "rank %d has failed", rank)
+                                                   : TSR_OK;
+}
+
+static tsr_status fail_outside(void *args, tsr_pool *pool)
+{
+    (void)args;
+    (void)pool;
+    atomic_store(&failed_outside, true);
+    return TSR_OK;
+}
+
+static void test_outside(void **state)
+{
+    (void)state;
+    tsr_device *device = make_device(20, 0);
+    tsr_stream *stream;
+    OK(tsr_stream_create(&stream, device, "s"));
+    tsr_device_set_outside(device, ask_outside, &failed_outside, 3);
+    OK(tsr_stream_synchronize(stream));
+    OK(tsr_stream_call(stream, fail_outside, NULL, 0));
+    assert_int_equal(tsr_stream_synchronize(stream), TSR_ECOMM);
+    assert_string_equal(tsr_last_error(), "rank 3 has failed");
+    tsr_device_set_outside(device, NULL, NULL, 0);
+    assert_int_equal(tsr_device_check(device), TSR_ECOMM); /* poisoned for good */
+    tsr_stream_destroy(stream);
+    tsr_device_destroy(device);
+}
+
 static void test_deadlines(void **state)
 {
     (void)state;
@@ -215,7 +250,7 @@ int main(void)
         cmocka_unit_test(test_generations), cmocka_unit_test(test_poison),
         cmocka_unit_test(test_deadlines),   cmocka_unit_test(test_poison_wakes),
         cmocka_unit_test(test_copies),      cmocka_unit_test(test_destroy_drains),
-        cmocka_unit_test(test_times),
+        cmocka_unit_test(test_times),       cmocka_unit_test(test_outside),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

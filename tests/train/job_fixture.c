@@ -38,6 +38,11 @@ int job_ranks(int wanted)
     return wanted < most_ranks ? wanted : most_ranks;
 }
 
+bool job_on_cards(void)
+{
+    return strstr(backend_key, "cuda") && most_ranks > 1;
+}
+
 bool job_has_fp8(void)
 {
     tsr_device *device;

@@ -21,6 +21,10 @@ void job_choose_backend(int argc, char **argv);
 /* `wanted` ranks, or as many as there may be. */
 int job_ranks(int wanted);
 
+/* Whether the ranks have a card each, of several: what a test says of one card or of the CPU's ranks as
+ * well need not be said there again, where a job takes seconds to connect its cards. */
+bool job_on_cards(void);
+
 /* Whether this backend has matmuls in e4m3; says why not. */
 bool job_has_fp8(void);
 
