@@ -128,6 +128,9 @@ static void rows_are_quantized(void **state)
     one_quantize(&(quantize_case){13, 64, false, 0, 3}, TSR_BF16);
     one_quantize(&(quantize_case){1, 4096, true, 0, 0}, TSR_BF16);
     one_quantize(&(quantize_case){1037, 4096, true, 0, 0}, TSR_BF16);
+    one_quantize(&(quantize_case){301, 14336, true, 0, 0}, TSR_BF16); /* blocks have several rows */
+    one_quantize(&(quantize_case){301, 16384, true, 0, 0}, TSR_BF16);
+    one_quantize(&(quantize_case){9001, 64, true, 0, 0}, TSR_BF16);
     RUN(rig.kernels->fp8_quantize(rig.stream, &(tsr_fp8_quantize_args){.d = 8}));
     assert_int_equal(
         rig.kernels->fp8_quantize(rig.stream, &(tsr_fp8_quantize_args){.tokens = 1, .d = 8}),
@@ -346,6 +349,8 @@ static void swiglu_is_quantized(void **state)
         }
     one_swiglu(1031, 4096, false, false);
     one_back(1031, 4096, false, false);
+    one_back(301, 14336, false, true); /* blocks have several rows */
+    one_back(301, 28672, false, false);
 }
 
 /* ---- fp8_decode ---- */
