@@ -327,6 +327,13 @@ static void emit_low_rank(const walk *w, const tsr_work_linear *x, bool wanted)
     emit_both(w, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW, least, choice.once ? least : here);
 }
 
+/* Whether dZ is put into e4m3 where it is made: by SwiGLU's backward and by the norm's, where no dm is summed
+ * there. */
+static bool made_backward(const tsr_work_linear *x, int kind)
+{
+    return !x->dora && (kind == TSR_GATE || kind == TSR_UP || kind == TSR_O);
+}
+
 /* dX of each linear; of its adapter dB and dS from dY, and dS A beside the base's dX. */
 static void linears_backward(const walk *w)
 {
@@ -335,7 +342,7 @@ static void linears_backward(const walk *w)
         const tsr_work_linear *x = &l->linear[i];
         bool wanted = i >= first_wanted(l);
         if (wanted) {
-            emit_quantize(w, x->out, false);
+            emit_quantize(w, x->out, made_backward(x, i));
             emit_base(w, TSR_WORK_LINEARS_BACKWARD, x->in, x->out);
         }
         if (x->r <= 0)

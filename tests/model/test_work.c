@@ -184,6 +184,21 @@ static void test_fp8_base(void **state)
     assert_true(fabs(slow.seconds - 4 * fast.seconds) < 1e-6 * slow.seconds);
 }
 
+/* dz of gate, up and o is put into e4m3 where it is made, but for a dm; of the others it is read for it. */
+static void test_fp8_gradients(void **state)
+{
+    (void)state;
+    for (int way = 0; way < 2 * TSR_LINEAR_COUNT; way++) {
+        int kind = way / 2, dora = way % 2;
+        bool made = !dora && (kind == TSR_GATE || kind == TSR_UP || kind == TSR_O);
+        tsr_work_layer layer = {.element = 2, .tokens = 4, .fp8 = true};
+        sum s = {.rates = {1, 1, 1, 1, 4}};
+        layer.linear[kind] = (tsr_work_linear){.in = 3, .out = 2, .dora = dora};
+        tsr_work_backward(&layer, add, &s);
+        assert_true(s.here.bytes - s.least.bytes == (made ? 0 : 2 * 4 * 2));
+    }
+}
+
 /* Of a linear as a GPU runs it dY is read once, where that is cheaper; where one kernel cannot, for dB and again for dS. */
 static void test_passes_over_dy(void **state)
 {
@@ -297,6 +312,6 @@ int main(void)
         cmocka_unit_test(test_measured_floors), cmocka_unit_test(test_one_linear),
         cmocka_unit_test(test_fp8_base),        cmocka_unit_test(test_passes_over_dy),
         cmocka_unit_test(test_dropout),         cmocka_unit_test(test_recompute),
-        cmocka_unit_test(test_decoding_again)};
+        cmocka_unit_test(test_decoding_again),  cmocka_unit_test(test_fp8_gradients)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
