@@ -26,6 +26,7 @@ RUN_OP(fp8_decode)
 RUN_OP(fp8_gemm)
 RUN_OP(gemm)
 RUN_OP(rms_norm)
+RUN_OP(rms_norm_backward)
 RUN_OP(swiglu)
 RUN_OP(swiglu_backward)
 
@@ -71,6 +72,17 @@ static void norms(int64_t d)
     args.z = ops_bf16(T * d);
     args.x_out = ops_take((uint64_t)(T * d) * 2);
     ops_report("rms_norm with fp8", "8192x4096", 9 * count, 0, run_rms_norm, &args, sizeof args, 1);
+    tsr_rms_norm_backward_args back = {.dh = args.h,
+                                       .x = args.x,
+                                       .rstd = args.rstd,
+                                       .w = args.w,
+                                       .dx = ops_bf16(T * d),
+                                       .tokens = T,
+                                       .d = d,
+                                       .dtype = TSR_BF16,
+                                       .dx8 = target(d, ops_f32(d))};
+    ops_report("rms_norm_backward with fp8", "8192x4096", 9 * count, 0, run_rms_norm_backward,
+               &back, sizeof back, 1);
 }
 
 static void mlp(int64_t f, bool dora)
@@ -98,9 +110,15 @@ static void mlp(int64_t f, bool dora)
                                      .dz_up8 = target(f, ops_f32(f))};
     ops_report(dora ? "swiglu with g and fp8" : "swiglu with fp8", "8192x14336", 7 * count, 0,
                run_swiglu, &forward, sizeof forward, 1);
-    if (!dora)
-        ops_report("swiglu_backward with fp8", "8192x14336", 12 * count, 0, run_swiglu_backward,
-                   &back, sizeof back, 1);
+    if (dora) {
+        back.g_gate = back.n_gate = forward.g_gate;
+        back.g_up = back.n_up = forward.g_up;
+        back.dm_gate = ops_f32(f);
+        back.dm_up = ops_f32(f);
+        back.partials = ops_take((uint64_t)(kernels->partial_rows * 2 * f) * sizeof(float));
+    }
+    ops_report(dora ? "swiglu_backward with dm and fp8" : "swiglu_backward with fp8", "8192x14336",
+               12 * count, 0, run_swiglu_backward, &back, sizeof back, 1);
 }
 
 static void decode(int64_t rows, int64_t columns, bool transposed)
@@ -127,6 +145,11 @@ static void decode(int64_t rows, int64_t columns, bool transposed)
             .transposed = transposed};
     ops_report(transposed ? "fp8_decode transposed" : "fp8_decode", shape,
                (double)count * (1.5 + 1.0 / 64), 0, run_fp8_decode, args, sizeof *args, SETS);
+    for (int i = 0; i < SETS && transposed; i++)
+        args[i].weight.out = NULL;
+    if (transposed)
+        ops_report("fp8_decode, scales alone", shape, (double)count / 64, 0, run_fp8_decode, args,
+                   sizeof *args, SETS);
 }
 
 /* Codes of N(0, 1) and their scales. */

@@ -124,14 +124,28 @@ static tsr_status project_back(const tsr_linear_context *context, void *dx, cons
                                            .c_dtype = context->dtype});
 }
 
+static const tsr_fp8_rows not_made;
+
 /* The base's weight for one of its matmuls, forward or backward; in fp8 in context->fp8. */
 static tsr_status base_weight(const void **w, const tsr_linear_context *context,
-                              const tsr_linear *linear, bool backward)
+                              const tsr_linear *linear, bool backward, tsr_fp8_rows made)
 {
     tsr_nf4_dequant_args codes = codes_of(context, linear);
     *w = NULL;
-    return context->fp8.on ? tsr_linear_fp8_weight(context, &codes, backward)
+    return context->fp8.on ? tsr_linear_fp8_weight(context, &codes, backward, made)
                            : tsr_linear_weight(w, context, linear);
+}
+
+tsr_status tsr_linear_gradient_rows(tsr_fp8_rows *out, const tsr_linear_context *context,
+                                    const tsr_linear *linear, void *codes, int which)
+{
+    tsr_nf4_dequant_args weight = codes_of(context, linear);
+    *out = not_made;
+    if (!context->fp8.on || tsr_linear_composes(linear))
+        return TSR_OK;
+    *out = (tsr_fp8_rows){codes, context->fp8.made_row_scale[which],
+                          context->fp8.made_weight_scale[which]};
+    return tsr_linear_fp8_scales(context, context->fp8.made_weight_scale[which], &weight);
 }
 
 /* The weight that DoRA's norm is of: in fp8 without its scales. */
@@ -155,10 +169,11 @@ static tsr_status base_forward(const tsr_linear_context *context, const tsr_line
 
 /* dx = W^T dz + beta dx. */
 static tsr_status base_backward(const tsr_linear_context *context, const tsr_linear *linear,
-                                void *dx, const void *dz, const void *w, float beta)
+                                void *dx, const void *dz, const void *w, float beta,
+                                tsr_fp8_rows made)
 {
     if (context->fp8.on)
-        return tsr_linear_fp8_backward(context, linear, dx, dz, beta);
+        return tsr_linear_fp8_backward(context, linear, dx, dz, beta, made);
     return project_back(context, dx, dz, w, linear->out, linear->in, 1, beta);
 }
 
@@ -279,7 +294,7 @@ tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linea
     if (merged || linear->norm)
         TSR_TRY(merged_weight(&w, context, linear, linear->norm, !merged));
     else
-        TSR_TRY(base_weight(&w, context, linear, false));
+        TSR_TRY(base_weight(&w, context, linear, false, not_made));
     if (merged)
         return project(context, z, x, w, out, in, 1, 0);
     if (r && linear->drops) {
@@ -336,9 +351,10 @@ static tsr_status backward_composed(const tsr_linear_context *context, const tsr
     TSR_TRY(adapter_backward(context, linear, gradients, context->lora, context->dropped, 1));
     if (!gradients->dx)
         return TSR_OK;
-    TSR_TRY(base_weight(&w, context, linear, true));
-    TSR_TRY(base_backward(context, linear, gradients->dx, gradients->dz, w, gradients->add));
-    TSR_TRY(base_backward(context, linear, context->d_dropped, gradients->z, w, 0));
+    TSR_TRY(base_weight(&w, context, linear, true, not_made));
+    TSR_TRY(
+        base_backward(context, linear, gradients->dx, gradients->dz, w, gradients->add, not_made));
+    TSR_TRY(base_backward(context, linear, context->d_dropped, gradients->z, w, 0, not_made));
     TSR_TRY(project_back(context, context->d_dropped, context->d_low, linear->a, r, in, 1, 1));
     return drop(context, linear, gradients->dx, context->d_dropped, true);
 }
@@ -364,13 +380,13 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
         TSR_TRY(merged_weight(&w, context, linear, NULL, false));
         return project_back(context, gradients->dx, gradients->dz, w, out, in, 1, gradients->add);
     }
-    TSR_TRY(base_weight(&w, context, linear, true));
+    TSR_TRY(base_weight(&w, context, linear, true, gradients->dz8));
     bool small_first = r && !linear->drops;
     if (small_first)
         TSR_TRY(project_back(context, gradients->dx, context->d_low, linear->a, r, in, 1,
                              gradients->add));
     TSR_TRY(base_backward(context, linear, gradients->dx, gradients->dz, w,
-                          gradients->add || small_first));
+                          gradients->add || small_first, gradients->dz8));
     if (!r || !linear->drops)
         return TSR_OK;
     TSR_TRY(project_back(context, context->d_dropped, context->d_low, linear->a, r, in, 1, 0));

@@ -86,6 +86,8 @@ static inline bool tsr_linear_composes(const tsr_linear *linear)
     return linear->r && linear->g && linear->drops;
 }
 
+#define TSR_LINEAR_MADE 2 /* gradients that wait at once: of gate and up */
+
 /* Of an fp8 base. */
 typedef struct {
     bool on, fast;       /* fast: kernels/fp8_gemm.h */
@@ -93,6 +95,8 @@ typedef struct {
     float *weight_scale; /* [largest out] */
     void *rows;          /* T * largest in or out, e4m3: x, or dz times the weight's scales */
     float *row_scale;    /* [T] */
+    /* The same of gradients that are put into e4m3 where they are made, until their linear's turn. */
+    float *made_weight_scale[TSR_LINEAR_MADE], *made_row_scale[TSR_LINEAR_MADE];
 } tsr_linear_fp8;
 
 /* Where the work goes and its scratch, shared by all linears; T is the tokens of the micro-batch.
@@ -130,15 +134,23 @@ tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linea
 
 /* What the backward of one linear reads and writes. */
 typedef struct {
-    const void *x; /* [T, in], the forward's */
-    void *dz;      /* [T, out]: gradient of z; of y if tsr_linear_composes */
-    void *z;       /* [T, out], only if tsr_linear_composes: the forward's; overwritten */
-    void *dx;      /* [T, in]; NULL: not wanted */
-    bool add;      /* dx is added to */
-    float *da;     /* [r, in], written */
-    float *db;     /* [out, r], written */
-    float *dm;     /* [out], written here only if tsr_linear_composes */
+    const void *x;    /* [T, in], the forward's */
+    void *dz;         /* [T, out]: gradient of z; of y if tsr_linear_composes */
+    void *z;          /* [T, out], only if tsr_linear_composes: the forward's; overwritten */
+    void *dx;         /* [T, in]; NULL: not wanted */
+    bool add;         /* dx is added to */
+    float *da;        /* [r, in], written */
+    float *db;        /* [out, r], written */
+    float *dm;        /* [out], written here only if tsr_linear_composes */
+    tsr_fp8_rows dz8; /* of tsr_linear_gradient_rows, filled by what made dz; else out is NULL */
 } tsr_linear_gradients;
+
+/* Where the op that makes dz [T, out] puts what the backward of this linear multiplies for its dx: into
+ * `codes`, T * out bytes, the caller's until then. `which` of TSR_LINEAR_MADE scales go with it; those of W,
+ * which are part of what is quantized, are made here. out->out is NULL where there is nothing to be put:
+ * without an fp8 base, and where the linear composes, which takes dz apart first. */
+tsr_status tsr_linear_gradient_rows(tsr_fp8_rows *out, const tsr_linear_context *context,
+                                    const tsr_linear *linear, void *codes, int which);
 
 tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_linear *linear,
                                const tsr_linear_gradients *gradients);

@@ -270,8 +270,10 @@ extern "C" tsr_status tsr_fp8_decode_cuda(tsr_stream *stream, const tsr_fp8_deco
     bool fast = whole_blocks(args, rows, chunks);
     if (rows == 0)
         return TSR_OK;
-    if (!fast || args->transposed)
+    if (!args->scaled && (!fast || args->transposed || !args->weight.out))
         TSR_LAUNCH(scale_rows, tsr_blocks(rows, THREADS / TSR_WARP), THREADS, stream, *args, rows);
+    if (!args->weight.out)
+        return tsr_launched("fp8_decode: scales");
     if (!fast)
         TSR_LAUNCH(decode_each, tsr_blocks(args->weight.count, THREADS), THREADS, stream, *args,
                    rows);

@@ -8,10 +8,13 @@
  * does; e4m3 is a floating point, so a scale that is somewhat larger costs no precision. Both layouts
  * have the same scales and the same codes. A row with an absmax that is not finite is NaN.
  *
+ * The scales alone come first where rows are quantized with them before the weight is needed
+ * (fp8_quantize.h, column_factor).
+ *
  * A weight that is not quantized is a matter of fp8_quantize; there is no transposed form of that.
  *
  * Cost     per element: 1/2 + 1/64 bytes read (1/2 + 1/16 with fp32 scales), 1 written; transposed the
- *          scales are read twice.
+ *          scales are read twice, or by each of two calls.
  */
 #ifndef TSR_KERNELS_FP8_DECODE_H
 #define TSR_KERNELS_FP8_DECODE_H
@@ -19,11 +22,12 @@
 #include "kernels/nf4_dequant.h"
 
 typedef struct {
-    /* count is rows * columns, out uint8_t [rows, columns] or [columns, rows]; row_factor is NULL, and
-     * dtype is TSR_F8_E4M3. */
+    /* count is rows * columns, out uint8_t [rows, columns] or [columns, rows], NULL: only the scales are
+     * made; row_factor is NULL, and dtype is TSR_F8_E4M3. */
     tsr_nf4_dequant_args weight;
     float *scale; /* [rows] */
     bool transposed;
+    bool scaled; /* transposed: scale has what was made of these codes before, and is only read */
 } tsr_fp8_decode_args;
 
 tsr_status tsr_fp8_decode_check(const tsr_fp8_decode_args *args);

@@ -12,7 +12,10 @@ tsr_status tsr_fp8_decode_check(const tsr_fp8_decode_args *args)
 {
     tsr_nf4_dequant_args codes = args->weight;
     TSR_EXPECT(codes.dtype == TSR_F8_E4M3, "fp8_decode", "dtype is not F8_E4M3");
+    TSR_EXPECT(!args->scaled || (args->transposed && codes.out), "fp8_decode",
+               "scaled is for a weight that is transposed");
     codes.dtype = TSR_F32;
+    codes.out = codes.out ? codes.out : args->scale;
     TSR_TRY(tsr_nf4_dequant_check(&codes));
     TSR_EXPECT(!codes.row_factor, "fp8_decode", "row_factor is not for e4m3: a row has its scale");
     TSR_EXPECT(codes.columns > 0 && codes.count % codes.columns == 0, "fp8_decode",
@@ -71,14 +74,18 @@ static void decode_row(void *context, int index)
     const tsr_nf4_dequant_args *w = &args->weight;
     int64_t row = index, first = row * w->columns, rows = w->count / w->columns;
     int64_t stride = args->transposed ? rows : 1;
-    uint8_t *out = (uint8_t *)w->out + (args->transposed ? row : first), table[16];
-    float scale = row_scale(w, row);
-    args->scale[row] = scale;
+    uint8_t *out = w->out, table[16];
+    float scale = args->scaled ? args->scale[row] : row_scale(w, row);
+    if (!args->scaled)
+        args->scale[row] = scale;
+    if (!w->out)
+        return;
     for (int64_t e = first; e < first + w->columns; e++) {
         if (e == first || e % TSR_NF4_BLOCK == 0)
             block_codes(table, w, e / TSR_NF4_BLOCK, scale);
         uint8_t byte = w->codes[e / 2];
-        out[(e - first) * stride] = table[e % 2 ? byte & 15 : byte >> 4];
+        out[(args->transposed ? row : first) + (e - first) * stride] =
+            table[e % 2 ? byte & 15 : byte >> 4];
     }
 }
 

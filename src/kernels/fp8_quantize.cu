@@ -3,9 +3,10 @@
  *
  * Split    A block has ROWS rows and keeps all of them in registers, CHUNKS chunks of 16 elements of each
  *          row to a thread: everything is read once, before the first of it is used. One barrier for the
- *          maxima of all rows, two 16-byte loads and one 16-byte store a chunk; the factors are read once
- *          for ROWS rows and held: fetched again for the codes, from L1 in steps of 64 bytes, they cost
- *          more than a second block on a multiprocessor gains.
+ *          maxima of all rows, two 16-byte loads and one 16-byte store a chunk.
+ * Factors  Read for each row they would be 4 bytes of each element from L2, beside 3 from memory. So blocks
+ *          stay, one row after the other, with a chunk a thread and its factors in registers, and the next
+ *          row is under way. Wider than a block: as without, the factors once for codes and maximum.
  * Cost     bf16: 2 bytes read and 1 written an element, 4 a row; bandwidth bound.
  *
  * F32, and what is not on vectors of 16 elements or wider than a block can hold: a block a row, read twice.
@@ -16,6 +17,7 @@
 #define MOST_THREADS 512
 #define HELD         4 /* chunks of a thread, of all its rows */
 #define EACH_THREADS 256
+#define STAY_THREADS 1024 /* at most, and on a multiprocessor: 64 registers */
 
 /* 16 bf16 as they lie. */
 typedef struct {
@@ -142,19 +144,52 @@ static __device__ __forceinline__ void quantize_rows(const tsr_fp8_quantize_args
 QUANTIZE_KERNEL(narrow, 4, 1, false)
 QUANTIZE_KERNEL(middle, 2, 2, false)
 QUANTIZE_KERNEL(wide, 1, 4, false)
-QUANTIZE_KERNEL(narrow_with_factor, 4, 1, true)
-QUANTIZE_KERNEL(middle_with_factor, 2, 2, true)
 QUANTIZE_KERNEL(wide_with_factor, 1, 4, true)
 
 typedef void quantize_kernel(const tsr_fp8_quantize_args a);
 
 static quantize_kernel *kernel_of(int chunks, bool factors)
 {
-    if (chunks == 1)
-        return factors ? narrow_with_factor : narrow;
-    if (chunks == 2)
-        return factors ? middle_with_factor : middle;
-    return factors ? wide_with_factor : wide;
+    if (factors)
+        return wide_with_factor;
+    return chunks == 1 ? narrow : chunks == 2 ? middle : wide;
+}
+
+/* Rows gridDim.x apart; the maxima of two in turn, so that one barrier is enough. */
+static __global__ void __launch_bounds__(STAY_THREADS)
+    stay_with_factor(const __grid_constant__ tsr_fp8_quantize_args a)
+{
+    tsr_kernel_begin();
+    __shared__ uint32_t warp_max[2][TSR_WARP];
+    int lane = threadIdx.x % TSR_WARP, warp = threadIdx.x / TSR_WARP, parity = 0;
+    int64_t column = threadIdx.x * CHUNK, row = blockIdx.x;
+    float factor[CHUNK];
+    load_factors(factor, a.column_factor, column, column < a.d);
+    raw_chunk next = load_chunk(a.x, row * a.d + column, row < a.tokens && column < a.d);
+    for (; row < a.tokens; row += gridDim.x, parity ^= 1) {
+        raw_chunk raw = next;
+        int64_t ahead = row + gridDim.x;
+        next = load_chunk(a.x, ahead * a.d + column, ahead < a.tokens && column < a.d);
+        uint32_t most = tsr_warp_max(chunk_max(&raw, factor, true));
+        if (lane == 0)
+            warp_max[parity][warp] = most;
+        __syncthreads();
+        most = tsr_warp_max(lane < (int)blockDim.x / TSR_WARP ? warp_max[parity][lane] : 0);
+        float scale = tsr_e4m3_scale(__uint_as_float(most)), inverse = __frcp_rn(scale);
+        if (threadIdx.x == 0)
+            a.scale[row] = scale;
+        if (column < a.d)
+            *(uint4 *)(a.out + row * a.d + column) = chunk_codes(&raw, factor, true, inverse);
+    }
+}
+
+static void launch_stay(tsr_stream *stream, const tsr_fp8_quantize_args *args)
+{
+    int64_t threads = tsr_blocks(args->d, CHUNK * TSR_WARP) * (int64_t)TSR_WARP;
+    int64_t blocks =
+        tsr_device_cuda_properties(tsr_stream_device(stream))->sm_count * (STAY_THREADS / threads);
+    blocks = blocks < args->tokens ? blocks : args->tokens;
+    TSR_LAUNCH(stay_with_factor, (unsigned)blocks, (unsigned)threads, stream, *args);
 }
 
 /* Of a row a thread, 1, 2 or 4; 0: too wide. */
@@ -198,7 +233,10 @@ extern "C" tsr_status tsr_fp8_quantize_cuda(tsr_stream *stream, const tsr_fp8_qu
         ((uintptr_t)args->x | (uintptr_t)args->out | (uintptr_t)args->column_factor) % 16 == 0;
     if (args->tokens == 0)
         return TSR_OK;
-    if (args->dtype == TSR_BF16 && aligned && args->d % CHUNK == 0 && chunks) {
+    bool vectors = args->dtype == TSR_BF16 && aligned && args->d % CHUNK == 0;
+    if (vectors && args->column_factor && args->d <= STAY_THREADS * CHUNK) {
+        launch_stay(stream, args);
+    } else if (vectors && chunks) {
         int threads = (int)tsr_blocks(args->d, (int64_t)CHUNK * chunks * TSR_WARP) * TSR_WARP;
         quantize_kernel *quantize = kernel_of(chunks, args->column_factor != NULL);
         TSR_LAUNCH(quantize, tsr_blocks(args->tokens, HELD / chunks), threads, stream, *args);

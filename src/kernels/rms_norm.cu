@@ -6,7 +6,8 @@
  *          With 2 vectors a thread a row of 4096 is a block of 256, and eight of those on a
  *          multiprocessor hide each other's barrier.
  *          Rows above 16,384 columns, or not on 16 bytes, are walked twice instead.
- * h8       Of rows that are held: h stays in the registers until its largest is known, one more barrier.
+ * e4m3     Of rows that are held: h or dx stays in the registers until its largest is known, one more
+ *          barrier.
  * Alias    A thread writes elements that itself has read, after it has read them.
  * Cost     forward tokens d elements of x, z, x_out and h, each where it is there; backward of dh, x
  *          and dx, and dx once more where it is added to. g, w and bias come from L1.
@@ -88,29 +89,38 @@ static __device__ __forceinline__ tsr_raw8 normalize(const tsr_rms_norm_args *a,
     return tsr_raw_narrow(x, dtype);
 }
 
-/* h8 of a row of bf16 that is held. */
-static __device__ __forceinline__ void write_codes(const tsr_rms_norm_args *a, const tsr_raw8 *h)
+static __device__ __forceinline__ void held_values(float *out, const tsr_raw8 *raw,
+                                                   const float *factor, int64_t column)
+{
+    const uint32_t *w = raw->word;
+    tsr_fp8_values(out, make_uint4(w[0], w[1], w[2], w[3]), factor, column);
+}
+
+/* Of a row of bf16 that is held as it was stored; factor: rows.column_factor, or NULL. */
+static __device__ __forceinline__ void write_codes(tsr_fp8_rows rows, const float *factor,
+                                                   int64_t d, const tsr_raw8 *held)
 {
     float value[8];
     uint32_t most = 0;
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
-        if ((threadIdx.x + k * blockDim.x) * TSR_VECTOR >= a->d)
+        int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
+        if (column >= d)
             break;
-        tsr_raw_widen(value, h[k], TSR_BF16);
+        held_values(value, &held[k], factor, column);
         most = max(most, tsr_magnitude8(value));
     }
     float scale = tsr_e4m3_scale(__uint_as_float(tsr_block_max(most)));
     float inverse = __frcp_rn(scale);
     if (threadIdx.x == 0)
-        a->h8.scale[blockIdx.x] = scale;
+        rows.scale[blockIdx.x] = scale;
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
-        if (column >= a->d)
+        if (column >= d)
             break;
-        tsr_raw_widen(value, h[k], TSR_BF16);
-        *(uint2 *)(a->h8.out + blockIdx.x * a->d + column) = tsr_e4m3x8(value, inverse);
+        held_values(value, &held[k], factor, column);
+        *(uint2 *)(rows.out + blockIdx.x * d + column) = tsr_e4m3x8(value, inverse);
     }
 }
 
@@ -156,7 +166,7 @@ static __device__ __forceinline__ void forward_held(const tsr_rms_norm_args *a, 
         x_raw[k] = normalize(a, x, rstd, column, 8, dtype, true);
     }
     if (CODES)
-        write_codes(a, x_raw);
+        write_codes(a->h8, NULL, a->d, x_raw);
 }
 
 /* The same where nothing is added: what is held is x as it was loaded, widened once for the sum and
@@ -191,7 +201,7 @@ static __device__ __forceinline__ void norm_held(const tsr_rms_norm_args *a, tsr
         raw[k] = normalize(a, x, rstd, column, 8, dtype, true);
     }
     if (CODES)
-        write_codes(a, raw);
+        write_codes(a->h8, NULL, a->d, raw);
 }
 
 /* What there is of eight columns before it is normalized; the first walk leaves memory as it is. */
@@ -247,6 +257,7 @@ static __device__ __forceinline__ void weigh(float *dy, const tsr_rms_norm_backw
         dy[j] *= w[j];
 }
 
+template <bool CODES>
 static __device__ __forceinline__ void backward_held(const tsr_rms_norm_backward_args *a,
                                                      tsr_dtype dtype)
 {
@@ -287,7 +298,10 @@ static __device__ __forceinline__ void backward_held(const tsr_rms_norm_backward
                 dy[k][j] += x[j];
         }
         tsr_raw_store(a->dx, row + column, 8, dy[k], dtype, true);
+        dh[k] = tsr_raw_narrow(dy[k], dtype);
     }
+    if (CODES)
+        write_codes(a->dx8, a->dx8.column_factor, a->d, dh);
 }
 
 static __device__ __forceinline__ void backward_walked(const tsr_rms_norm_backward_args *a,
@@ -344,7 +358,7 @@ static __device__ __forceinline__ void backward_row(const tsr_rms_norm_backward_
 {
     (void)held;
     if (whole)
-        backward_held(a, dtype);
+        backward_held<false>(a, dtype);
     else
         backward_walked(a, dtype);
 }
@@ -353,7 +367,7 @@ TSR_KERNELS_OF(forward_row, tsr_rms_norm_args, bool, MOST, 1)
 TSR_KERNELS_OF(norm_row, tsr_rms_norm_args, bool, MOST, NORM_BLOCKS)
 TSR_KERNELS_OF(backward_row, tsr_rms_norm_backward_args, bool, MOST, 1)
 
-/* With h8, of bf16. */
+/* With h8 or dx8, of bf16. */
 static __global__ void __launch_bounds__(MOST, 1)
     forward_codes(const __grid_constant__ tsr_rms_norm_args a)
 {
@@ -366,6 +380,13 @@ static __global__ void __launch_bounds__(MOST, NORM_BLOCKS)
 {
     tsr_kernel_begin();
     norm_held<true>(&a, TSR_BF16);
+}
+
+static __global__ void __launch_bounds__(MOST, 1)
+    backward_codes(const __grid_constant__ tsr_rms_norm_backward_args a)
+{
+    tsr_kernel_begin();
+    backward_held<true>(&a, TSR_BF16);
 }
 
 static unsigned row_threads(int64_t d, bool held)
@@ -409,7 +430,13 @@ extern "C" tsr_status tsr_rms_norm_backward_cuda(tsr_stream *stream,
     int64_t d = args->d;
     bool held = d <= MOST_VECTOR * TSR_VECTOR && tsr_vectors(args->dh, d) &&
                 tsr_vectors(args->x, d) && tsr_vectors(args->w.data, d) && tsr_vectors(args->dx, d);
-    TSR_LAUNCH_OF(backward_row, held, args->dtype, (unsigned)args->tokens, row_threads(d, held),
-                  stream, *args, held);
+    bool codes = held && tsr_fp8_rows_fit(args->dx8, d, args->dtype);
+    unsigned threads = row_threads(d, held), rows = (unsigned)args->tokens;
+    if (codes)
+        TSR_LAUNCH(backward_codes, rows, threads, stream, *args);
+    else
+        TSR_LAUNCH_OF(backward_row, held, args->dtype, rows, threads, stream, *args, held);
+    if (!codes)
+        TSR_TRY(tsr_fp8_rows_cuda(stream, args->dx8, args->dx, args->tokens, d, args->dtype));
     return tsr_launched("rms_norm_backward");
 }

@@ -11,7 +11,7 @@
  * Backward, with w frozen: dx (+)= rstd (w dh - x rstd^2 mean(w dh x)).
  * The gradient of z and of the magnitude is kernels/scale_backward.h.
  *
- * Cost     forward 4 tokens d elements (with z), backward 4; h8 1 byte an element more.
+ * Cost     forward 4 tokens d elements (with z), backward 4; h8 and dx8 1 byte an element more.
  */
 #ifndef TSR_KERNELS_RMS_NORM_H
 #define TSR_KERNELS_RMS_NORM_H
@@ -43,6 +43,7 @@ typedef struct {
     int64_t tokens, d;
     bool overwrite; /* true: dx is written; false: added to */
     tsr_dtype dtype;
+    tsr_fp8_rows dx8; /* of dx, optional */
 } tsr_rms_norm_backward_args;
 
 tsr_status tsr_rms_norm_check(const tsr_rms_norm_args *args);

@@ -35,7 +35,7 @@ tsr_status tsr_rms_norm_backward_check(const tsr_rms_norm_backward_args *args)
                "rms_norm_backward", "a pointer is NULL");
     TSR_EXPECT(args->tokens == 0 || args->overwrite || args->dx != args->dh, "rms_norm_backward",
                "dx is dh but shall be added to");
-    return TSR_OK;
+    return tsr_fp8_rows_check("rms_norm_backward", args->dx8, args->dtype);
 }
 
 /* out = x + (g z + bias); returns the sum of squares of out. */
@@ -155,5 +155,5 @@ tsr_status tsr_rms_norm_backward_ref(const tsr_rms_norm_backward_args *args, tsr
     TSR_TRY(tsr_expect_f32("rms_norm_backward", args->dtype));
     tsr_pool_run(pool, tsr_block_count(args->tokens, tsr_block_rows(args->d)), backward_block,
                  (void *)args);
-    return TSR_OK;
+    return tsr_fp8_rows_ref(args->dx8, args->dx, args->tokens, args->d, pool);
 }

@@ -5,8 +5,10 @@
  *          eight columns in registers over the chunk's tokens. A thread reads all its inputs before
  *          it writes, so that outputs may be inputs.
  * e4m3     Where rows go into e4m3 as well, a block has a row, whose results wait in shared memory, each
- *          where the thread that made it finds it again, until the largest is known. Sums of columns
- *          would be spread over as many blocks as tokens: with a dm e4m3 takes a second pass.
+ *          where the thread that made it finds it again, until the largest is known. Backward the
+ *          columns have factors, 4 bytes of each read twice, which from L2 cost as much as the rest: there
+ *          blocks stay, one row after the other, and keep the factors in shared memory as well. Sums of
+ *          columns would be spread over as many blocks: with a dm, g or bias e4m3 takes a second pass.
  * Cost     forward 3 tokens f elements, backward 5; about 25 and 40 instructions an element.
  */
 #include "kernels/column_sum.cuh"
@@ -16,6 +18,8 @@
 #define BACKWARD_TURNS 2
 #define ROW_THREADS    256
 #define ROW_STEP       (ROW_THREADS * TSR_VECTOR) /* columns of a turn of a row */
+#define STAY_THREADS                                                                               \
+    896 /* of a block that stays: two vectors each of 14336 columns, 72 registers */
 
 typedef struct {
     float g_gate[8], g_up[8], bias_gate[8], bias_up[8];
@@ -160,11 +164,11 @@ static tsr_status ask_shared(const void *kernel, tsr_stream *stream, int64_t byt
         "swiglu: shared memory");
 }
 
-/* Whether `arrays` rows of results fit a block. */
-static bool row_fits(tsr_stream *stream, int64_t f, int arrays)
+/* Whether a block can have so much, and 1 KiB of its own. */
+static bool fits(tsr_stream *stream, int64_t bytes)
 {
     const tsr_cuda_properties *p = tsr_device_cuda_properties(tsr_stream_device(stream));
-    return (uint64_t)f * sizeof(uint16_t) * (uint64_t)arrays + 1024 <= p->shared_bytes;
+    return (uint64_t)bytes + 1024 <= p->shared_bytes;
 }
 
 extern "C" tsr_status tsr_swiglu_cuda(tsr_stream *stream, const tsr_swiglu_args *args)
@@ -177,8 +181,8 @@ extern "C" tsr_status tsr_swiglu_cuda(tsr_stream *stream, const tsr_swiglu_args 
                  tsr_vectors(args->act, f) && tsr_vectors(args->g_gate, f) &&
                  tsr_vectors(args->g_up, f) && tsr_vectors(args->bias_gate.data, f) &&
                  tsr_vectors(args->bias_up.data, f);
-    if (whole && tsr_fp8_rows_fit(args->act8, f, args->dtype) && row_fits(stream, f, 1)) {
-        int64_t bytes = f * (int64_t)sizeof(uint16_t);
+    int64_t bytes = f * (int64_t)sizeof(uint16_t);
+    if (whole && tsr_fp8_rows_fit(args->act8, f, args->dtype) && fits(stream, bytes)) {
         TSR_TRY(ask_shared((const void *)forward_row, stream, bytes));
         TSR_LAUNCH_SHARED(forward_row, (unsigned)args->tokens, ROW_THREADS, (size_t)bytes, stream,
                           *args);
@@ -275,50 +279,139 @@ back_tile(const tsr_swiglu_backward_args *a, const tsr_tiling *tiling, tsr_dtype
 
 TSR_TILE_KERNELS(back_tile, tsr_swiglu_backward_args, 2)
 
-/* Both largest of a block. */
-static __device__ __forceinline__ uint2 block_max2(uint32_t a, uint32_t b)
+/* Both largest of a block; `shared` is another one for the next row, so that one barrier is enough. */
+static __device__ __forceinline__ uint2 block_max2(uint2 *shared, uint2 own)
 {
-    __shared__ uint2 shared[TSR_WARP];
     int lane = threadIdx.x % TSR_WARP, warp = threadIdx.x / TSR_WARP;
-    uint2 most = make_uint2(tsr_warp_max(a), tsr_warp_max(b));
+    uint2 most = make_uint2(tsr_warp_max(own.x), tsr_warp_max(own.y));
     if (lane == 0)
         shared[warp] = most;
     __syncthreads();
-    most = lane < ROW_THREADS / TSR_WARP ? shared[lane] : make_uint2(0, 0);
+    most = lane < (int)blockDim.x / TSR_WARP ? shared[lane] : make_uint2(0, 0);
     return make_uint2(tsr_warp_max(most.x), tsr_warp_max(most.y));
 }
 
-static __global__ void __launch_bounds__(ROW_THREADS, 3)
-    back_row(const __grid_constant__ tsr_swiglu_backward_args a)
+/* What a block keeps of one of the two: its row as it was stored, and the factors of its columns, STAGED the
+ * first four of all eights and then the others, so that the reads of a warp meet no bank twice. */
+typedef struct {
+    uint4 *held;
+    float4 *factor;
+} row_store;
+
+/* A thread stages what it reads itself. */
+static __device__ __forceinline__ void stage_factors(float4 *out, const float *factor, int vectors)
 {
-    tsr_kernel_begin();
-    uint4 *held_gate = (uint4 *)memory, *held_up = held_gate + a.f / TSR_VECTOR;
-    int64_t row = blockIdx.x * a.f;
-    int f = (int)a.f;
-    uint32_t most_gate = 0, most_up = 0;
-    for (int at = (int)threadIdx.x * TSR_VECTOR; at < f; at += BACKWARD_TURNS * ROW_STEP) {
+    for (int i = threadIdx.x; i < vectors; i += blockDim.x) {
+        float4 ones = make_float4(1, 1, 1, 1);
+        out[i] = factor ? ((const float4 *)factor)[2 * i] : ones;
+        out[vectors + i] = factor ? ((const float4 *)factor)[2 * i + 1] : ones;
+    }
+}
+
+template <bool STAGED>
+static __device__ __forceinline__ void row_values(float *out, row_store store, tsr_fp8_rows rows,
+                                                  int vectors, int i)
+{
+    tsr_fp8_values(out, store.held[i], STAGED ? NULL : rows.column_factor, i * TSR_VECTOR);
+    if (!STAGED)
+        return;
+    float4 low = store.factor[i], high = store.factor[vectors + i];
+    out[0] = __fmul_rn(out[0], low.x), out[1] = __fmul_rn(out[1], low.y);
+    out[2] = __fmul_rn(out[2], low.z), out[3] = __fmul_rn(out[3], low.w);
+    out[4] = __fmul_rn(out[4], high.x), out[5] = __fmul_rn(out[5], high.y);
+    out[6] = __fmul_rn(out[6], high.z), out[7] = __fmul_rn(out[7], high.w);
+}
+
+/* Writes eight of a row, holds them, and returns the largest with its factor. */
+template <bool STAGED>
+static __device__ __forceinline__ uint32_t store_eight(void *out, const float *result,
+                                                       row_store store, tsr_fp8_rows rows,
+                                                       int vectors, int i)
+{
+    float value[8];
+    tsr_raw8 raw = tsr_raw_narrow(result, TSR_BF16);
+    store.held[i] = make_uint4(raw.word[0], raw.word[1], raw.word[2], raw.word[3]);
+    __stwb((uint4 *)out + i, store.held[i]);
+    row_values<STAGED>(value, store, rows, vectors, i);
+    return tsr_magnitude8(value);
+}
+
+template <bool STAGED>
+static __device__ __forceinline__ uint2 back_one(const tsr_swiglu_backward_args *a, int64_t row,
+                                                 row_store gate, row_store up)
+{
+    int vectors = (int)a->f / TSR_VECTOR;
+    uint2 most = make_uint2(0, 0);
+    for (int at = threadIdx.x; at < vectors; at += BACKWARD_TURNS * (int)blockDim.x) {
         swiglu_input in[BACKWARD_TURNS];
 #pragma unroll
-        for (int u = 0; u < BACKWARD_TURNS; u++)
-            if (at + u * ROW_STEP < f)
-                in[u] = load_input(&a, row + at + u * ROW_STEP, 8, TSR_BF16, true);
+        for (int u = 0; u < BACKWARD_TURNS; u++) {
+            int i = at + u * (int)blockDim.x;
+            if (i < vectors)
+                in[u] = load_input(a, row * a->f + i * TSR_VECTOR, 8, TSR_BF16, true);
+        }
 #pragma unroll
         for (int u = 0; u < BACKWARD_TURNS; u++) {
-            int column = at + u * ROW_STEP;
-            if (column >= f)
+            int i = at + u * (int)blockDim.x;
+            if (i >= vectors)
                 break;
-            swiglu_vectors v;
+            const swiglu_vectors none = {{1, 1, 1, 1, 1, 1, 1, 1}, {1, 1, 1, 1, 1, 1, 1, 1}};
             swiglu_sums unused = {};
             float dz_gate[8], dz_up[8];
-            load_vectors(&v, a.g_gate, a.g_up, a.bias_gate, a.bias_up, column, 8, true);
-            back_eight(dz_gate, dz_up, &unused, &in[u], &v, TSR_BF16);
-            hold_eight(held_gate, a.dz_gate, a.dz_gate8, row, column, dz_gate, &most_gate);
-            hold_eight(held_up, a.dz_up, a.dz_up8, row, column, dz_up, &most_up);
+            back_eight(dz_gate, dz_up, &unused, &in[u], &none, TSR_BF16);
+            most.x = max(most.x, store_eight<STAGED>((uint16_t *)a->dz_gate + row * a->f, dz_gate,
+                                                     gate, a->dz_gate8, vectors, i));
+            most.y = max(most.y, store_eight<STAGED>((uint16_t *)a->dz_up + row * a->f, dz_up, up,
+                                                     a->dz_up8, vectors, i));
         }
     }
-    uint2 most = block_max2(most_gate, most_up);
-    write_codes(held_gate, a.dz_gate8, a.f, most.x);
-    write_codes(held_up, a.dz_up8, a.f, most.y);
+    return most;
+}
+
+template <bool STAGED>
+static __device__ __forceinline__ void back_codes(row_store store, tsr_fp8_rows rows, int64_t row,
+                                                  int vectors, uint32_t most)
+{
+    float value[8], scale = tsr_e4m3_scale(__uint_as_float(most)), inverse = __frcp_rn(scale);
+    if (threadIdx.x == 0)
+        rows.scale[row] = scale;
+    for (int i = threadIdx.x; i < vectors; i += blockDim.x) {
+        row_values<STAGED>(value, store, rows, vectors, i);
+        *((uint2 *)rows.out + row * vectors + i) = tsr_e4m3x8(value, inverse);
+    }
+}
+
+/* Blocks that stay, with rows gridDim.x apart; of neither g nor bias, for which there are no registers. */
+template <bool STAGED>
+static __device__ __forceinline__ void back_stay(const tsr_swiglu_backward_args *a)
+{
+    __shared__ uint2 shared[2][TSR_WARP];
+    int vectors = (int)a->f / TSR_VECTOR, parity = 0;
+    row_store gate = {(uint4 *)memory, (float4 *)memory + 2 * vectors};
+    row_store up = {gate.held + vectors, gate.factor + 2 * vectors};
+    if (STAGED) {
+        stage_factors(gate.factor, a->dz_gate8.column_factor, vectors);
+        stage_factors(up.factor, a->dz_up8.column_factor, vectors);
+    }
+    for (int64_t row = blockIdx.x; row < a->tokens; row += gridDim.x, parity ^= 1) {
+        uint2 most = block_max2(shared[parity], back_one<STAGED>(a, row, gate, up));
+        back_codes<STAGED>(gate, a->dz_gate8, row, vectors, most.x);
+        back_codes<STAGED>(up, a->dz_up8, row, vectors, most.y);
+    }
+}
+
+static __global__ void __launch_bounds__(STAY_THREADS, 1)
+    back_staged(const __grid_constant__ tsr_swiglu_backward_args a)
+{
+    tsr_kernel_begin();
+    back_stay<true>(&a);
+}
+
+static __global__ void __launch_bounds__(STAY_THREADS, 1)
+    back_wide(const __grid_constant__ tsr_swiglu_backward_args a)
+{
+    tsr_kernel_begin();
+    back_stay<false>(&a);
 }
 
 static bool back_whole(const tsr_swiglu_backward_args *a)
@@ -330,19 +423,34 @@ static bool back_whole(const tsr_swiglu_backward_args *a)
            tsr_vectors(a->dz_gate, f) && tsr_vectors(a->dz_up, f);
 }
 
+#define HELD_BYTES   (2 * (int64_t)sizeof(uint16_t)) /* a column, of both */
+#define STAGED_BYTES (HELD_BYTES + 2 * (int64_t)sizeof(float))
+
 /* Whether rows go into e4m3 while they are made. */
 static bool one_pass(tsr_stream *stream, const tsr_swiglu_backward_args *args)
 {
-    return args->tokens && !args->dm_gate && !args->dm_up && back_whole(args) &&
+    bool plain = !args->dm_gate && !args->dm_up && !args->g_gate && !args->g_up &&
+                 !args->bias_gate.data && !args->bias_up.data;
+    return args->tokens && plain && back_whole(args) &&
            tsr_fp8_rows_fit(args->dz_gate8, args->f, args->dtype) &&
-           tsr_fp8_rows_fit(args->dz_up8, args->f, args->dtype) && row_fits(stream, args->f, 2);
+           tsr_fp8_rows_fit(args->dz_up8, args->f, args->dtype) &&
+           fits(stream, HELD_BYTES * args->f);
 }
 
 static tsr_status back_rows(tsr_stream *stream, const tsr_swiglu_backward_args *args)
 {
-    int64_t bytes = 2 * args->f * (int64_t)sizeof(uint16_t);
-    TSR_TRY(ask_shared((const void *)back_row, stream, bytes));
-    TSR_LAUNCH_SHARED(back_row, (unsigned)args->tokens, ROW_THREADS, (size_t)bytes, stream, *args);
+    bool staged = fits(stream, STAGED_BYTES * args->f);
+    int64_t bytes = (staged ? STAGED_BYTES : HELD_BYTES) * args->f;
+    int64_t threads =
+        tsr_blocks(args->f / TSR_VECTOR, BACKWARD_TURNS * TSR_WARP) * (int64_t)TSR_WARP;
+    threads = threads < STAY_THREADS ? threads : STAY_THREADS;
+    int64_t blocks =
+        tsr_device_cuda_properties(tsr_stream_device(stream))->sm_count * (STAY_THREADS / threads);
+    blocks = blocks < args->tokens ? blocks : args->tokens;
+    TSR_TRY(
+        ask_shared(staged ? (const void *)back_staged : (const void *)back_wide, stream, bytes));
+    TSR_LAUNCH_SHARED(staged ? back_staged : back_wide, (unsigned)blocks, (unsigned)threads,
+                      (size_t)bytes, stream, *args);
     return tsr_launched("swiglu_backward");
 }
 

@@ -282,6 +282,13 @@ static tsr_status take_fp8(const walk *w, tsr_linear_fp8 *out, const tsr_array *
     TSR_TRY(take(w, &out->weight, "scratch weight in e4m3",
                  (tsr_array){TSR_F8_E4M3, weight->rows, weight->columns}));
     TSR_TRY(take_floats(w, &out->weight_scale, -1, "weight scale", tallest, 1));
+    for (int i = 0; i < TSR_LINEAR_MADE && w->options->train; i++) {
+        char what[32];
+        snprintf(what, sizeof what, "weight scale ahead %d", i);
+        TSR_TRY(take_floats(w, &out->made_weight_scale[i], -1, what, tallest, 1));
+        snprintf(what, sizeof what, "row scale ahead %d", i);
+        TSR_TRY(take_floats(w, &out->made_row_scale[i], -1, what, w->tokens, 1));
+    }
     TSR_TRY(
         take(w, &out->rows, "scratch rows in e4m3", (tsr_array){TSR_F8_E4M3, w->tokens, width}));
     return take_floats(w, &out->row_scale, -1, "row scale", w->tokens, 1);

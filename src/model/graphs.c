@@ -145,47 +145,87 @@ static const char *short_name(int kind)
     return strchr(tsr_linear_name[kind], '.') + 1;
 }
 
+/* Takes the first of those that are not told yet, and all with the same shapes; false: none is left. */
+static bool next_group(bool group[TSR_LINEAR_COUNT], token_range *out,
+                       const token_range range[TSR_LINEAR_COUNT], bool told[TSR_LINEAR_COUNT])
+{
+    *out = (token_range){0};
+    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+        if (out->most == 0 && !told[kind])
+            *out = range[kind];
+        group[kind] = out->most && range[kind].least == out->least && range[kind].most == out->most;
+        told[kind] |= group[kind];
+    }
+    return out->most > 0;
+}
+
+static const char *direction(tsr_graph_choice choice)
+{
+    return tsr_graph_table[choice.graph].backward ? "backward" : "forward";
+}
+
 /* "adapters backward by B5: q_proj k_proj at 8192 tokens; up_proj at 1024 to 8192 tokens" */
 static void print_choice(tsr_text *out, const token_range range[TSR_LINEAR_COUNT],
                          tsr_graph_choice choice)
 {
     char name[TSR_GRAPH_NAME];
-    bool told[TSR_LINEAR_COUNT] = {0}, first = true;
+    bool told[TSR_LINEAR_COUNT] = {0}, group[TSR_LINEAR_COUNT], first = true;
+    token_range r;
     tsr_graph_name(name, choice);
-    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-        const token_range *r = &range[kind];
-        if (r->most == 0 || told[kind])
-            continue;
+    for (; next_group(group, &r, range, told); first = false) {
         if (first)
-            tsr_text_printf(out, "adapters %s by %s:",
-                            tsr_graph_table[choice.graph].backward ? "backward" : "forward", name);
+            tsr_text_printf(out, "adapters %s by %s:", direction(choice), name);
         else
             tsr_text_puts(out, ";");
-        first = false;
-        for (int other = kind; other < TSR_LINEAR_COUNT; other++)
-            if (range[other].least == r->least && range[other].most == r->most) {
-                tsr_text_printf(out, " %s", short_name(other));
-                told[other] = true;
-            }
-        if (r->least < r->most)
-            tsr_text_printf(out, " at %" PRId64 " to", r->least);
+        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+            if (group[kind])
+                tsr_text_printf(out, " %s", short_name(kind));
+        if (r.least < r.most)
+            tsr_text_printf(out, " at %" PRId64 " to", r.least);
         else
             tsr_text_puts(out, " at");
-        tsr_text_printf(out, " %" PRId64 " tokens", r->most);
+        tsr_text_printf(out, " %" PRId64 " tokens", r.most);
     }
     tsr_text_puts(out, first ? "" : "\n");
 }
 
-tsr_status tsr_model_print_graphs(tsr_text *out, const tsr_model_options *options,
-                                  const tsr_model *model, const tsr_batch_shape *shapes, int count)
+/* {"direction":"backward","graph":"B5","linears":["q_proj","k_proj"],"tokens":[1024,8192]} of each group. */
+static void print_json_choice(tsr_text *out, const token_range range[TSR_LINEAR_COUNT],
+                              tsr_graph_choice choice, bool *first)
 {
+    char name[TSR_GRAPH_NAME];
+    bool told[TSR_LINEAR_COUNT] = {0}, group[TSR_LINEAR_COUNT];
+    token_range r;
+    tsr_graph_name(name, choice);
+    for (; next_group(group, &r, range, told); *first = false) {
+        const char *before = "";
+        tsr_text_puts(out, *first ? "" : ",");
+        tsr_text_printf(out, "\n{\"direction\":\"%s\",\"graph\":\"%s\",\"linears\":[",
+                        direction(choice), name);
+        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+            if (group[kind]) {
+                tsr_text_printf(out, "%s\"%s\"", before, short_name(kind));
+                before = ",";
+            }
+        tsr_text_printf(out, "],\"tokens\":[%" PRId64 ",%" PRId64 "]}", r.least, r.most);
+    }
+}
+
+tsr_status tsr_model_print_graphs(tsr_text *out, const tsr_model_options *options,
+                                  const tsr_model *model, const tsr_batch_shape *shapes, int count,
+                                  bool json)
+{
+    bool first = true;
     for (int i = 0; i < TSR_GRAPH_CHOICES; i++) {
         token_range range[TSR_LINEAR_COUNT];
         tsr_graph_choice choice = tsr_graph_choice_at(i);
         for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
             range[kind] =
                 range_of(options, model ? &model->graphs : NULL, kind, shapes, count, choice);
-        print_choice(out, range, choice);
+        if (json)
+            print_json_choice(out, range, choice, &first);
+        else
+            print_choice(out, range, choice);
     }
     return out->failed ? tsr_fail(TSR_ENOMEM, "out of memory for the graphs' names") : TSR_OK;
 }

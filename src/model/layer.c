@@ -115,7 +115,7 @@ static tsr_status swiglu(const tsr_linear_context *context, const tsr_layer_shap
                                                                         .act8 = act8});
 }
 
-static const tsr_fp8_rows no_rows; /* no linear's forward reads them */
+static const tsr_fp8_rows no_rows; /* no linear reads them */
 
 /* Everything after h = norm(x), up to act: the input of down_proj, which follows if `down`. */
 static tsr_status forward_body(const tsr_linear_context *context, const tsr_layer_shape *shape,
@@ -191,9 +191,10 @@ static float *consumer_dm(const pass *p, tsr_linear_kind kind)
 }
 
 static tsr_status linear_backward(const pass *p, tsr_linear_kind kind, const void *x, void *dz,
-                                  void *dx, bool add)
+                                  tsr_fp8_rows dz8, void *dx, bool add)
 {
     tsr_linear_gradients gradients = {.x = x,
+                                      .dz8 = dz8,
                                       .dz = dz,
                                       .z = p->buffers->z[kind],
                                       .dx = dx,
@@ -204,14 +205,15 @@ static tsr_status linear_backward(const pass *p, tsr_linear_kind kind, const voi
     return tsr_linear_backward(p->context, &p->layer->linear[kind], &gradients);
 }
 
-/* The linears that feed the residual: dz = g dx, dm, then the linear's own backward. */
+/* The linears that feed the residual: dz = g dx, dm, then the linear's own backward. dx8: of dx, where that
+ * is dz and was put into e4m3. */
 static tsr_status residual_backward(const pass *p, tsr_linear_kind kind, const void *x, void *dx,
-                                    void *d_in)
+                                    tsr_fp8_rows dx8, void *d_in)
 {
     const tsr_linear *linear = &p->layer->linear[kind];
     float *dm = consumer_dm(p, kind);
     if (!dm) /* dz is dx itself: linear_backward only reads it */
-        return linear_backward(p, kind, x, dx, d_in, false);
+        return linear_backward(p, kind, x, dx, dx8, d_in, false);
     TSR_TRY(p->context->kernels->scale_backward(
         p->context->stream, &(tsr_scale_backward_args){.dy = dx,
                                                        .z = p->buffers->z[kind],
@@ -223,11 +225,11 @@ static tsr_status residual_backward(const pass *p, tsr_linear_kind kind, const v
                                                        .tokens = p->context->tokens,
                                                        .d = (int64_t)linear->out,
                                                        .dtype = p->context->dtype}));
-    return linear_backward(p, kind, x, p->scratch->d_z, d_in, false);
+    return linear_backward(p, kind, x, p->scratch->d_z, no_rows, d_in, false);
 }
 
 static tsr_status norm_backward(const pass *p, const void *x, const float *rstd, tsr_frozen w,
-                                void *dx)
+                                void *dx, tsr_fp8_rows dx8)
 {
     return p->context->kernels->rms_norm_backward(
         p->context->stream, &(tsr_rms_norm_backward_args){.dh = p->scratch->d_h,
@@ -237,16 +239,31 @@ static tsr_status norm_backward(const pass *p, const void *x, const float *rstd,
                                                           .dx = dx,
                                                           .tokens = p->context->tokens,
                                                           .d = p->shape->d,
-                                                          .dtype = p->context->dtype});
+                                                          .dtype = p->context->dtype,
+                                                          .dx8 = dx8});
 }
 
-static tsr_status mlp_backward(const pass *p, void *dx)
+/* dz of gate and up in e4m3 lies where act did, which the backward of down_proj was the last to read. */
+static tsr_status mlp_rows(const pass *p, tsr_fp8_rows *gate, tsr_fp8_rows *up)
+{
+    const tsr_linear *linear = p->layer->linear;
+    uint8_t *codes = p->buffers->act; /* NULL where the kernels do nothing */
+    TSR_TRY(tsr_linear_gradient_rows(gate, p->context, &linear[TSR_GATE], codes, 0));
+    return tsr_linear_gradient_rows(up, p->context, &linear[TSR_UP],
+                                    codes ? codes + p->context->tokens * p->shape->f : NULL, 1);
+}
+
+/* dx8 is of the residual between the two halves of the layer: what o_proj's backward multiplies by, where dz
+ * is dx there; what is quantized in the meantime lies elsewhere. */
+static tsr_status mlp_backward(const pass *p, void *dx, tsr_fp8_rows *dx8)
 {
     const tsr_layer_buffers *buffers = p->buffers;
     const tsr_linear *gate = &p->layer->linear[TSR_GATE], *up = &p->layer->linear[TSR_UP];
     output y_gate = consumed(p->layer, buffers, TSR_GATE),
            y_up = consumed(p->layer, buffers, TSR_UP);
-    TSR_TRY(residual_backward(p, TSR_DOWN, buffers->act, dx, p->scratch->d_act));
+    tsr_fp8_rows gate8, up8;
+    TSR_TRY(residual_backward(p, TSR_DOWN, buffers->act, dx, no_rows, p->scratch->d_act));
+    TSR_TRY(mlp_rows(p, &gate8, &up8));
     /* The gradients replace what they were computed from. */
     TSR_TRY(p->context->kernels->swiglu_backward(
         p->context->stream, &(tsr_swiglu_backward_args){.dact = p->scratch->d_act,
@@ -265,10 +282,17 @@ static tsr_status mlp_backward(const pass *p, void *dx)
                                                         .partials = p->context->partials,
                                                         .tokens = p->context->tokens,
                                                         .f = p->shape->f,
-                                                        .dtype = p->context->dtype}));
-    TSR_TRY(linear_backward(p, TSR_GATE, buffers->h2, (void *)y_gate.z, p->scratch->d_h, false));
-    TSR_TRY(linear_backward(p, TSR_UP, buffers->h2, (void *)y_up.z, p->scratch->d_h, true));
-    return norm_backward(p, buffers->x_mid, buffers->rstd2, p->layer->post_norm, dx);
+                                                        .dtype = p->context->dtype,
+                                                        .dz_gate8 = gate8,
+                                                        .dz_up8 = up8}));
+    TSR_TRY(
+        linear_backward(p, TSR_GATE, buffers->h2, (void *)y_gate.z, gate8, p->scratch->d_h, false));
+    TSR_TRY(linear_backward(p, TSR_UP, buffers->h2, (void *)y_up.z, up8, p->scratch->d_h, true));
+    *dx8 = no_rows;
+    if (!consumer_dm(p, TSR_O))
+        TSR_TRY(tsr_linear_gradient_rows(dx8, p->context, &p->layer->linear[TSR_O],
+                                         p->context->fp8.rows, 0));
+    return norm_backward(p, buffers->x_mid, buffers->rstd2, p->layer->post_norm, dx, *dx8);
 }
 
 static tsr_status rope_backward(const pass *p)
@@ -300,12 +324,12 @@ static tsr_status rope_backward(const pass *p)
     return p->context->kernels->rope_qkv_backward(p->context->stream, &args);
 }
 
-static tsr_status attention_backward(const pass *p, void *dx, bool first)
+static tsr_status attention_backward(const pass *p, void *dx, tsr_fp8_rows dx8, bool first)
 {
     const tsr_layer_scratch *scratch = p->scratch;
     const tsr_layer_buffers *buffers = p->buffers;
     void *d[3] = {scratch->d_q, scratch->d_k, scratch->d_v};
-    TSR_TRY(residual_backward(p, TSR_O, buffers->o, dx, scratch->d_o));
+    TSR_TRY(residual_backward(p, TSR_O, buffers->o, dx, dx8, scratch->d_o));
     TSR_TRY(p->context->kernels->attention_backward(
         p->context->stream,
         &(tsr_attention_backward_args){.q = buffers->q,
@@ -329,11 +353,11 @@ static tsr_status attention_backward(const pass *p, void *dx, bool first)
                                        .dtype = p->context->dtype}));
     TSR_TRY(rope_backward(p));
     for (tsr_linear_kind kind = TSR_Q; kind <= TSR_V; kind++)
-        TSR_TRY(linear_backward(p, kind, buffers->h, d[kind], first ? NULL : scratch->d_h,
+        TSR_TRY(linear_backward(p, kind, buffers->h, d[kind], no_rows, first ? NULL : scratch->d_h,
                                 kind != TSR_Q));
     if (first)
         return TSR_OK;
-    return norm_backward(p, buffers->x, buffers->rstd, p->layer->input_norm, dx);
+    return norm_backward(p, buffers->x, buffers->rstd, p->layer->input_norm, dx, no_rows);
 }
 
 tsr_status tsr_layer_backward(const tsr_linear_context *context, const tsr_layer_shape *shape,
@@ -343,6 +367,7 @@ tsr_status tsr_layer_backward(const tsr_linear_context *context, const tsr_layer
                               const tsr_layer_gradients gradients[TSR_LINEAR_COUNT])
 {
     pass p = {context, shape, layer, batch, buffers, scratch, gradients};
-    TSR_TRY(mlp_backward(&p, dx));
-    return attention_backward(&p, dx, first);
+    tsr_fp8_rows dx8;
+    TSR_TRY(mlp_backward(&p, dx, &dx8));
+    return attention_backward(&p, dx, dx8, first);
 }

@@ -93,10 +93,11 @@ tsr_status tsr_model_prepare(tsr_model *model, const tsr_batch_shape *shapes, in
 /* Takes all of another rank's `chosen`. TSR_EDATA: it is wrong, or of another kind of device. */
 tsr_status tsr_model_agree(tsr_model *model, const char *chosen);
 
-/* The graphs of the adapters for these shapes, a line for each that is taken: as the model has chosen
- * them, or, with NULL, as they are by price, before a GPU has timed them. */
+/* The graphs of the adapters for these shapes, a line for each that is taken, or as JSON the elements of an
+ * array: as the model has chosen them, or, with NULL, as they are by price, before a GPU has timed them. */
 tsr_status tsr_model_print_graphs(tsr_text *out, const tsr_model_options *options,
-                                  const tsr_model *model, const tsr_batch_shape *shapes, int count);
+                                  const tsr_model *model, const tsr_batch_shape *shapes, int count,
+                                  bool json);
 
 const tsr_layout *tsr_model_layout(const tsr_model *model);
 

@@ -255,14 +255,31 @@ static void forward(const walk *w, bool down)
     emit_bytes(w, TSR_WORK_MEMORY_FORWARD, 3 * io * l->linear[TSR_UP].out); /* SwiGLU */
 }
 
+static tsr_work_amount decoded(const tsr_work_layer *l, const tsr_work_linear *x)
+{
+    return (tsr_work_amount){0, (NF4_BYTES + (l->fp8 ? 1 : l->element)) * x->in * x->out};
+}
+
 static void decode(const walk *w, int from)
 {
     const tsr_work_layer *l = w->layer;
-    for (int i = from; i < TSR_LINEAR_COUNT; i++) {
-        double decoded = l->fp8 ? 1 : l->element;
-        double bytes = (NF4_BYTES + decoded) * l->linear[i].in * l->linear[i].out;
+    for (int i = from; i < TSR_LINEAR_COUNT; i++)
         if (l->linear[i].nf4)
-            emit(w, TSR_WORK_NF4, TSR_WORK_DECODE, (tsr_work_amount){0, bytes});
+            emit(w, TSR_WORK_NF4, TSR_WORK_DECODE, decoded(l, &l->linear[i]));
+}
+
+/* For a forward that runs again, where those from `from` on are decoded for the backward too: at least at
+ * once, in e4m3 as they lie and transposed; here apart. */
+static void decode_again(const walk *w, int linears, int from)
+{
+    const tsr_work_layer *l = w->layer;
+    for (int i = 0; i < linears; i++) {
+        const tsr_work_linear *x = &l->linear[i];
+        tsr_work_amount here = decoded(l, x), least = here;
+        if (i >= from)
+            least.bytes = l->fp8 ? x->in * x->out : 0;
+        if (x->nf4)
+            emit_both(w, TSR_WORK_NF4, TSR_WORK_DECODE, least, here);
     }
 }
 
@@ -277,13 +294,22 @@ void tsr_work_forward(const tsr_work_layer *layer, tsr_work_call *call, void *us
 
 /* ---- backward ---- */
 
+/* The first linear whose input's gradient is wanted. */
+static int first_wanted(const tsr_work_layer *layer)
+{
+    return layer->first ? TSR_V + 1 : TSR_Q;
+}
+
 /* Full: the forward again, but down_proj only where its output is read again, for dm. Selective: norms
- * (two without a residual) and SwiGLU. Both find the weights decoded for the backward. */
+ * (two without a residual) and SwiGLU. */
 static void recompute(const tsr_work_layer *layer, tsr_work_call *call, void *user)
 {
     walk w = {layer, call, user, true};
-    if (layer->recompute == TSR_RECOMPUTE_FULL)
-        forward(&w, layer->linear[TSR_DOWN].dora);
+    bool down = layer->linear[TSR_DOWN].dora;
+    if (layer->recompute == TSR_RECOMPUTE_FULL) {
+        decode_again(&w, down ? TSR_LINEAR_COUNT : TSR_DOWN, first_wanted(layer));
+        forward(&w, down);
+    }
     if (layer->recompute != TSR_RECOMPUTE_SELECTIVE)
         return;
     emit_bytes(&w, TSR_WORK_RECOMPUTE, norm_bytes(layer));
@@ -306,15 +332,22 @@ static void emit_low_rank(const walk *w, const tsr_work_linear *x, bool wanted)
     emit_both(w, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_NARROW, least, choice.once ? least : here);
 }
 
+/* Whether dZ is put into e4m3 where it is made: by SwiGLU's backward and by the norm's, where no dm is summed
+ * there. */
+static bool made_backward(const tsr_work_linear *x, int kind)
+{
+    return !x->dora && (kind == TSR_GATE || kind == TSR_UP || kind == TSR_O);
+}
+
 /* dX of each linear; of its adapter dB and dS from dY, and dS A beside the base's dX. */
 static void linears_backward(const walk *w)
 {
     const tsr_work_layer *l = w->layer;
     for (int i = 0; i < TSR_LINEAR_COUNT; i++) {
         const tsr_work_linear *x = &l->linear[i];
-        bool wanted = !l->first || i > TSR_V;
+        bool wanted = i >= first_wanted(l);
         if (wanted) {
-            emit_quantize(w, x->out, false);
+            emit_quantize(w, x->out, made_backward(x, i));
             emit_base(w, TSR_WORK_LINEARS_BACKWARD, x->in, x->out);
         }
         if (x->r <= 0)
@@ -350,7 +383,7 @@ void tsr_work_backward(const tsr_work_layer *layer, tsr_work_call *call, void *u
     walk w = {layer, call, user, false};
     double io = layer->element * layer->tokens;
     recompute(layer, call, user);
-    decode(&w, layer->first && layer->recompute != TSR_RECOMPUTE_FULL ? TSR_V + 1 : TSR_Q);
+    decode(&w, first_wanted(layer));
     linears_backward(&w);
     double bytes = io * (4 * layer->linear[TSR_Q].out + 4 * layer->linear[TSR_K].out);
     emit(&w, TSR_WORK_ATTENTION_BACKWARD, TSR_WORK_ATTEND_BACK,

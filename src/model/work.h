@@ -16,7 +16,7 @@
  *
  * With an fp8 base its matmuls read one byte an element, its weights are decoded to as much, and x, once
  * for all linears that read it, and dz are quantized: at least that writes a byte where they are made; here
- * so for what norms and SwiGLU make, all else is read for it.
+ * so for what norms and SwiGLU make, without dm, all else is read for it.
  */
 #ifndef TSR_MODEL_WORK_H
 #define TSR_MODEL_WORK_H

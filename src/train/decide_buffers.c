@@ -56,6 +56,7 @@ static const reason reasons[] = {
     {"scratch rows in e4m3",
      "base_compute: fp8: input of the linear at work, or gradient of its output"},
     {"scratch row scale", "its scale of each token"},
+    {"scratch * scale ahead *", "the same of gradients that are made in e4m3"},
     {"scratch low", "x A of the linear at work"},
     {"scratch dropped", "its input after dropout"},
     {"scratch lora", "its adapter's output"},

@@ -177,6 +177,14 @@ static const char *base_compute(const tsr_decision *d)
     return d->model.fp8_fast ? "fp8_fast" : d->model.fp8 ? "fp8" : "dtype";
 }
 
+static tsr_status print_graphs(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
+                               bool json)
+{
+    tsr_batch_shape shapes[TSR_DECIDE_SHAPES];
+    int count = tsr_decide_shapes(shapes, inputs, d->train);
+    return tsr_model_print_graphs(out, &d->model, NULL, shapes, count, json);
+}
+
 static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
                              const tsr_topology_view *view, const tsr_speeds *speeds,
                              const tsr_largest *largest)
@@ -218,6 +226,9 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
         tsr_text_puts(out, ",\n\"eval_shapes\":");
         print_shapes(out, inputs, inputs->eval_batch);
     }
+    tsr_text_puts(out, ",\n\"graphs\":[");
+    TSR_TRY(print_graphs(out, d, inputs, true));
+    tsr_text_puts(out, "]");
     if (largest->tokens)
         tsr_text_printf(out,
                         ",\n\"largest\":{\"micro_batch_tokens\":%" PRId64
@@ -320,9 +331,7 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
         print_shape_range(out, "training", tsr_batch_run_of(inputs->batch));
     if (inputs->eval_batch)
         print_shape_range(out, "evaluation", tsr_batch_run_of(inputs->eval_batch));
-    tsr_batch_shape shapes[TSR_DECIDE_SHAPES];
-    TSR_TRY(tsr_model_print_graphs(out, &d->model, NULL, shapes,
-                                   tsr_decide_shapes(shapes, inputs, d->train)));
+    TSR_TRY(print_graphs(out, d, inputs, false));
     if (largest->tokens)
         print_largest(out, d, inputs, largest);
     print_expected(out, d, speeds);

@@ -94,8 +94,9 @@ static tsr_status tell_graphs(const tsr_job *job)
 {
     tsr_batch_shape shapes[TSR_DECIDE_SHAPES];
     tsr_text text = {0};
-    tsr_status status = tsr_model_print_graphs(&text, &job->decision.model, job->model, shapes,
-                                               tsr_decide_shapes(shapes, &job->inputs, job->train));
+    int count = tsr_decide_shapes(shapes, &job->inputs, job->train);
+    tsr_status status =
+        tsr_model_print_graphs(&text, &job->decision.model, job->model, shapes, count, false);
     for (const char *line = tsr_text_string(&text); *line && status == TSR_OK;) {
         size_t length = strcspn(line, "\n");
         tsr_log(TSR_LOG_INFO, "%.*s", (int)length, line);

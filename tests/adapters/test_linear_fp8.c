@@ -117,6 +117,10 @@ static void make_context(fixture *f)
                                       .weight_scale = floats(f, s->out),
                                       .rows = take(f, (size_t)(s->tokens * widest)),
                                       .row_scale = floats(f, s->tokens)};
+    for (int i = 0; i < TSR_LINEAR_MADE; i++) {
+        f->context.fp8.made_weight_scale[i] = floats(f, s->out);
+        f->context.fp8.made_row_scale[i] = floats(f, s->tokens);
+    }
     int64_t *samples = take(f, (size_t)s->tokens * sizeof *samples);
     int32_t *positions = take(f, (size_t)s->tokens * sizeof *positions);
     for (int t = 0; t < s->tokens; t++)
@@ -342,13 +346,14 @@ static void make_dora(fixture *f)
     f->linear.n = f->n;
 }
 
-static void backward(fixture *f, const float *dz, bool add)
+static void backward_of(fixture *f, const float *dz, tsr_fp8_rows dz8, bool add)
 {
     const shape *s = &f->s;
     float *copy = floats(f, s->tokens * s->out);
     memcpy(copy, dz, (size_t)(s->tokens * s->out) * sizeof *copy);
     tsr_linear_gradients gradients = {.x = f->x,
                                       .dz = copy,
+                                      .dz8 = dz8,
                                       .z = f->z,
                                       .dx = f->dx,
                                       .add = add,
@@ -356,6 +361,33 @@ static void backward(fixture *f, const float *dz, bool add)
                                       .db = f->db,
                                       .dm = f->dm};
     run(f, tsr_linear_backward(&f->context, &f->linear, &gradients));
+}
+
+static void backward(fixture *f, const float *dz, bool add)
+{
+    backward_of(f, dz, (tsr_fp8_rows){NULL}, add);
+}
+
+/* What an op that makes dz would put there; meanwhile another linear quantizes and decodes. */
+static void expect_made_ahead(fixture *f, int which)
+{
+    const shape *s = &f->s;
+    size_t bytes = (size_t)(s->tokens * s->in) * sizeof *f->dx;
+    float *dx = take(f, bytes);
+    tsr_fp8_rows rows;
+    backward(f, f->dz, false);
+    memcpy(dx, f->dx, bytes);
+    uint8_t *codes = take(f, (size_t)(s->tokens * s->out));
+    run(f, tsr_linear_gradient_rows(&rows, &f->context, &f->linear, codes, which));
+    assert_ptr_equal(rows.out, codes);
+    tsr_fp8_quantize_args args = tsr_fp8_rows_pass(rows, f->dz, s->tokens, s->out, TSR_F32);
+    run(f, tsr_kernels_cpu()->fp8_quantize(f->stream, &args));
+    memset(f->context.fp8.weight_scale, 0xff, (size_t)s->out * sizeof(float));
+    memset(f->context.fp8.row_scale, 0xff, (size_t)s->tokens * sizeof(float));
+    memset(f->context.fp8.rows, 0xff, (size_t)(s->tokens * s->out));
+    memset(f->dx, 0, bytes);
+    backward_of(f, f->dz, rows, false);
+    assert_memory_equal(f->dx, dx, bytes);
 }
 
 static void test_adapter(const shape *s, const char *name)
@@ -382,7 +414,10 @@ static void test_adapter(const shape *s, const char *name)
     for (int i = 0; i < inputs; i++)
         want[i] *= 2;
     compare(name, "dx added", f->dx, want, inputs);
+    for (int which = 0; which < TSR_LINEAR_MADE; which++)
+        expect_made_ahead(f, which);
     f->linear.r = 0;
+    expect_made_ahead(f, 0);
     want = gradient_of_x(f, f->dz, NULL);
     backward(f, f->dz, false);
     compare(name, "dx without an adapter", f->dx, want, inputs);
@@ -481,6 +516,13 @@ static void test_dora_dropout(void **state)
         dx[i] += f->dropped[i] != 0 ? through[i] / (1 - P) : 0;
     backward(f, f->dz, false);
     compare("dora, dropout", "dx", f->dx, dx, inputs);
+    tsr_fp8_rows made = {.out = rows}; /* of two parts of dz: here it cannot be made ahead */
+    run(f, tsr_linear_gradient_rows(&made, &f->context, &f->linear, rows, 0));
+    assert_null(made.out);
+    f->linear.drops = f->context.fp8.on = false;
+    made.out = rows;
+    run(f, tsr_linear_gradient_rows(&made, &f->context, &f->linear, rows, 0));
+    assert_null(made.out);
     close_fixture(f);
 }
 

@@ -128,6 +128,9 @@ static void rows_are_quantized(void **state)
     one_quantize(&(quantize_case){13, 64, false, 0, 3}, TSR_BF16);
     one_quantize(&(quantize_case){1, 4096, true, 0, 0}, TSR_BF16);
     one_quantize(&(quantize_case){1037, 4096, true, 0, 0}, TSR_BF16);
+    one_quantize(&(quantize_case){301, 14336, true, 0, 0}, TSR_BF16); /* blocks have several rows */
+    one_quantize(&(quantize_case){301, 16384, true, 0, 0}, TSR_BF16);
+    one_quantize(&(quantize_case){9001, 64, true, 0, 0}, TSR_BF16);
     RUN(rig.kernels->fp8_quantize(rig.stream, &(tsr_fp8_quantize_args){.d = 8}));
     assert_int_equal(
         rig.kernels->fp8_quantize(rig.stream, &(tsr_fp8_quantize_args){.tokens = 1, .d = 8}),
@@ -256,14 +259,47 @@ static void one_norm(int64_t tokens, int64_t d, bool adds, bool bad)
     cuda_free_all();
 }
 
+static void one_norm_back(int64_t tokens, int64_t d, bool overwrite, bool bad)
+{
+    if (!cuda_turn())
+        return;
+    int64_t count = tokens * d;
+    float *dh = new_random(count, 1, 2), *old = new_random(count, 2, 1);
+    dh[count / 2] = bad ? NAN : dh[count / 2];
+    tsr_rms_norm_backward_args args = {.dh = cuda_values(dh, count, TSR_BF16),
+                                       .x = random_rows(count, 3, 1),
+                                       .rstd = random_gain(tokens, 4),
+                                       .w = {random_gain(d, 5), TSR_F32},
+                                       .dx = cuda_values(old, count, TSR_BF16),
+                                       .tokens = tokens,
+                                       .d = d,
+                                       .overwrite = overwrite,
+                                       .dtype = TSR_BF16};
+    tsr_rms_norm_backward_args plain = args;
+    plain.dx = cuda_values(old, count, TSR_BF16);
+    args.dx8 = new_target(tokens, d, bad ? NULL : random_gain(d, 6));
+    RUN(rig.kernels->rms_norm_backward(rig.stream, &plain));
+    RUN(rig.kernels->rms_norm_backward(rig.stream, &args));
+    char what[64];
+    snprintf(what, sizeof what, "dx8 of [%lld, %lld]", (long long)tokens, (long long)d);
+    if (!bad)
+        expect_same(what, args.dx, plain.dx, count);
+    expect_rows(what, args.dx8, args.dx, tokens, d);
+    free(dh), free(old);
+    cuda_free_all();
+}
+
 static void norms_are_quantized(void **state)
 {
     static const int64_t widths[] = {8, 64, 100, 264, 4096, 8200, 16384, 20000};
     (void)state;
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
-        for (int way = 0; way < 4; way++)
+        for (int way = 0; way < 4; way++) {
             one_norm(5, widths[i], way % 2, way / 2);
+            one_norm_back(5, widths[i], way % 2, way / 2);
+        }
     one_norm(1031, 4096, true, false);
+    one_norm_back(1031, 4096, false, false);
     assert_int_equal(
         rig.kernels->rms_norm(
             rig.stream,
@@ -346,6 +382,8 @@ static void swiglu_is_quantized(void **state)
         }
     one_swiglu(1031, 4096, false, false);
     one_back(1031, 4096, false, false);
+    one_back(301, 14336, false, true); /* blocks have several rows */
+    one_back(301, 28672, false, false);
 }
 
 /* ---- fp8_decode ---- */
@@ -398,6 +436,18 @@ static void one_decode(const decode_case *c, bool transposed)
              c->nested ? "nested" : "fp32", c->out_offset, c->code_offset);
     expect_scales(what, args.scale, scale, c->rows);
     expect_bytes(what, args.weight.out, want, (uint64_t)count);
+    if (transposed) { /* in two steps: the scales, which the second only reads */
+        void *out = new_output((uint64_t)count, c->out_offset);
+        args.weight.out = NULL;
+        args.scale = new_output((uint64_t)c->rows * 4, 0);
+        RUN(rig.kernels->fp8_decode(rig.stream, &args));
+        expect_scales(what, args.scale, scale, c->rows);
+        args.weight.out = out;
+        args.scaled = true;
+        RUN(rig.kernels->fp8_decode(rig.stream, &args));
+        expect_scales(what, args.scale, scale, c->rows);
+        expect_bytes(what, args.weight.out, want, (uint64_t)count);
+    }
     free(codes), free(q), free(want), free(absmax), free(nested), free(map), free(scale);
     cuda_free_all();
 }

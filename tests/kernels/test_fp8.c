@@ -264,6 +264,29 @@ static void norms_are_quantized(void **state)
     free(x), free(w), free(h);
 }
 
+static void norms_backward_are_quantized(void **state)
+{
+    (void)state;
+    float *x = new_rows(ROWS, WIDTH), *dh = new_random(ROWS * WIDTH, 3, 1);
+    float *dx = new_random(ROWS * WIDTH, 4, 1), *w = new_gain(WIDTH, 2),
+          *factor = new_gain(WIDTH, 5);
+    float *rstd = new_gain(ROWS, 6);
+    codes dx8;
+    tsr_rms_norm_backward_args args = {.dh = dh,
+                                       .x = x,
+                                       .rstd = rstd,
+                                       .w = {w, TSR_F32},
+                                       .dx = dx,
+                                       .tokens = ROWS,
+                                       .d = WIDTH,
+                                       .dx8 = into(&dx8, factor)};
+    assert_int_equal(tsr_rms_norm_backward_ref(&args, test_pool(2)), TSR_OK);
+    expect_made("dx8", &dx8, dx, factor);
+    args.dx8.scale = NULL;
+    assert_int_equal(tsr_rms_norm_backward_check(&args), TSR_EINVAL);
+    free(x), free(dh), free(dx), free(w), free(factor), free(rstd);
+}
+
 static void swiglu_is_quantized(void **state)
 {
     (void)state;
@@ -382,6 +405,21 @@ static void one_decode(int64_t rows, int64_t columns, bool nested)
         turned[e % columns * rows + e / columns] = want[e];
     expect_codes("fp8_decode transposed", args.weight.out, turned, columns, rows);
     expect_scales("fp8_decode transposed", both, want_scale, rows);
+    /* The scales alone; then the weight with those that are there, which are only read. */
+    args.transposed = false;
+    args.weight.out = NULL;
+    run_on_pools(run_decode, &args, both, rows);
+    expect_scales("fp8_decode, scales", both, want_scale, rows);
+    args.weight.out = both + rows;
+    args.transposed = args.scaled = true;
+    memset(both + rows, 0, (size_t)count);
+    assert_int_equal(tsr_fp8_decode_ref(&args, test_pool(1)), TSR_OK);
+    expect_codes("fp8_decode with scales", args.weight.out, turned, columns, rows);
+    both[rows / 2] = NAN;
+    assert_int_equal(tsr_fp8_decode_ref(&args, test_pool(1)), TSR_OK);
+    assert_true(isnan(both[rows / 2]));
+    for (int64_t c = 0; c < columns; c++)
+        assert_int_equal(((uint8_t *)args.weight.out)[c * rows + rows / 2], TSR_E4M3_NAN);
     free_weight(&w);
     free(both), free(want_scale), free(want), free(turned);
 }
@@ -442,17 +480,25 @@ static void bad_weights_are_refused(void **state)
     assert_int_equal(tsr_fp8_decode_check(&args), TSR_EINVAL);
     args.weight = (tsr_nf4_dequant_args){.dtype = TSR_F8_E4M3};
     assert_int_equal(tsr_fp8_decode_check(&args), TSR_EINVAL);
+    args = (tsr_fp8_decode_args){.weight = {.columns = 64, .dtype = TSR_F8_E4M3}, .scaled = true};
+    assert_int_equal(tsr_fp8_decode_check(&args), TSR_EINVAL);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_code_has_its_value),    cmocka_unit_test(midpoints_round_to_even),
-        cmocka_unit_test(what_is_too_large_saturates), cmocka_unit_test(scales_are_normal_numbers),
-        cmocka_unit_test(rows_are_quantized),          cmocka_unit_test(bad_rows_are_refused),
-        cmocka_unit_test(norms_are_quantized),         cmocka_unit_test(swiglu_is_quantized),
-        cmocka_unit_test(weights_are_decoded),         cmocka_unit_test(decoding_is_near),
+        cmocka_unit_test(every_code_has_its_value),
+        cmocka_unit_test(midpoints_round_to_even),
+        cmocka_unit_test(what_is_too_large_saturates),
+        cmocka_unit_test(scales_are_normal_numbers),
+        cmocka_unit_test(rows_are_quantized),
+        cmocka_unit_test(bad_rows_are_refused),
+        cmocka_unit_test(norms_are_quantized),
+        cmocka_unit_test(swiglu_is_quantized),
+        cmocka_unit_test(weights_are_decoded),
+        cmocka_unit_test(decoding_is_near),
         cmocka_unit_test(bad_weights_are_refused),
+        cmocka_unit_test(norms_backward_are_quantized),
     };
     return cmocka_run_group_tests(tests, NULL, pools_teardown);
 }

@@ -226,6 +226,21 @@ static void test_norms(void **state)
     }
 }
 
+/* dz of gate, up and o is put into e4m3 where it is made, but for a dm; of the others it is read for it. */
+static void test_fp8_gradients(void **state)
+{
+    (void)state;
+    for (int way = 0; way < 2 * TSR_LINEAR_COUNT; way++) {
+        int kind = way / 2, dora = way % 2;
+        bool made = !dora && (kind == TSR_GATE || kind == TSR_UP || kind == TSR_O);
+        tsr_work_layer layer = {.element = 2, .tokens = 4, .fp8 = true};
+        sum s = {.rates = {1, 1, 1, 1, 4}};
+        layer.linear[kind] = (tsr_work_linear){.in = 3, .out = 2, .dora = dora};
+        tsr_work_backward(&layer, add, &s);
+        assert_true(s.here.bytes - s.least.bytes == (made ? 0 : 2 * 4 * 2));
+    }
+}
+
 /* Of a linear as a GPU runs it dY is read once, where that is cheaper; where one kernel cannot, for dB and again for dS. */
 static void test_passes_over_dy(void **state)
 {
@@ -294,12 +309,52 @@ static void test_recompute(void **state)
     assert_true(fabs(seconds[2] - seconds[0] - (forward.seconds - down)) < 1e-6 * seconds[0]);
 }
 
+/* Bytes of decoding in a backward: what is there of NF4 and not of plain weights. */
+typedef struct {
+    double least, here;
+} pair;
+
+static pair decoding(tsr_work_layer layer)
+{
+    sum s[2] = {{.rates = {1, 1, 1, 1, 1}}, {.rates = {1, 1, 1, 1, 1}}};
+    for (int nf4 = 0; nf4 < 2; nf4++) {
+        for (int i = 0; i < TSR_LINEAR_COUNT; i++)
+            layer.linear[i].nf4 = nf4;
+        tsr_work_backward(&layer, add, &s[nf4]);
+    }
+    return (pair){s[1].least.bytes - s[0].least.bytes, s[1].here.bytes - s[0].here.bytes};
+}
+
+/* With full recomputation all but down_proj are decoded for the forward as well; least is what is not there
+ * from the backward's: nothing, or e4m3 as it lies. The lowest layer has no backward of q, k and v. */
+static void test_decoding_again(void **state)
+{
+    (void)state;
+    tsr_work_layer layer = {.tokens = 128, .pairs = 128 * 129 / 2};
+    const double d = 256, f = 704, qkv = d * (256 + 2 * 128), down = d * f;
+    const double all = qkv + d * 256 + 3 * d * f;
+    tsr_work_set_widths(&layer, d, f, 256, 128);
+    for (int way = 0; way < 4; way++) {
+        layer.fp8 = way % 2, layer.first = way / 2, layer.element = layer.fp8 ? 2 : 4;
+        double one = 0.5 + 1.0 / 64 + (layer.fp8 ? 1 : 4), wanted = all - layer.first * qkv;
+        double both = wanted - down, only = layer.first * qkv;
+        layer.recompute = TSR_RECOMPUTE_NONE;
+        pair once = decoding(layer);
+        layer.recompute = TSR_RECOMPUTE_FULL;
+        pair again = decoding(layer);
+        assert_true(fabs(once.least - one * wanted) < 1 && fabs(once.here - one * wanted) < 1);
+        assert_true(fabs(again.here - once.here - one * (both + only)) < 1);
+        assert_true(fabs(again.least - once.least - layer.fp8 * both - one * only) < 1);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_measured_floors), cmocka_unit_test(test_one_linear),
         cmocka_unit_test(test_fp8_base),        cmocka_unit_test(test_norms),
         cmocka_unit_test(test_passes_over_dy),  cmocka_unit_test(test_dropout),
-        cmocka_unit_test(test_recompute)};
+        cmocka_unit_test(test_recompute),       cmocka_unit_test(test_decoding_again),
+        cmocka_unit_test(test_fp8_gradients)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

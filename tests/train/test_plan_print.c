@@ -188,15 +188,42 @@ static void test_fp8(void **state)
     }
 }
 
-/* A line for each graph that an adapter takes, with what takes it. */
+/* A line for each graph that an adapter takes, with what takes it; the same in JSON. */
 static void test_graphs(void **state)
 {
+    static const char keys[] = "max_length: 64\nlora_target_modules: [q_proj, k_proj, "
+                               "up_proj]\nrank_pattern: {k_proj: 40}\n";
     (void)state;
-    char *text =
-        printed("llama", 2, 1, "max_length: 64\nlora_target_modules: [q_proj, up_proj]\n", 0);
-    assert_non_null(strstr(text, "\nadapters forward by F1: q_proj up_proj at "));
+    char *text = printed("llama", 2, 1, keys, 0);
+    json_t *p = plan("llama", 2, 1, keys);
+    const json_t *graph, *graphs = json_object_get(p, "graphs");
+    uint64_t tokens = 0;
+    size_t i;
+    int told = 0;
+    assert_non_null(strstr(text, "\nadapters forward by F1: q_proj k_proj up_proj at "));
     assert_non_null(strstr(text, "\nadapters backward by B1: q_proj up_proj at "));
-    assert_null(strstr(text, "by B3"));
+    assert_null(strstr(text, "by B2"));
+    json_array_foreach(graphs, i, graph)
+    {
+        char line[128];
+        const json_t *name, *range = json_object_get(graph, "tokens");
+        size_t j;
+        tokens = (uint64_t)json_integer_value(json_array_get(range, 1));
+        assert_true(json_array_size(range) == 2 && tokens > 0);
+        int length = snprintf(line, sizeof line, "\nadapters %s by %s:", word(graph, "direction"),
+                              word(graph, "graph"));
+        json_array_foreach(json_object_get(graph, "linears"), j, name)
+        {
+            length += snprintf(line + length, sizeof line - (size_t)length, " %s",
+                               json_string_value(name));
+            told++;
+        }
+        snprintf(line + length, sizeof line - (size_t)length, " at %" PRIu64 " tokens\n", tokens);
+        if (!strstr(text, line))
+            fail_msg("no line%s in: %s", line, text);
+    }
+    assert_int_equal(told, 2 * 3);
+    json_decref(p);
     free(text);
 }
 
