@@ -9,8 +9,10 @@
  *
  * Only ranks that are processes of their own meet. CUDA does not see the order that such waits make,
  * and may put work of one process's streams behind each other, on whatever card (CUDA driver API,
- * "Stream Memory Operations"): with four ranks in one process the copies of one came to stand behind
- * the wait of another, for that very rank. What other processes enqueue it cannot order.
+ * "Stream Memory Operations"): what one rank must do before a meeting may come to stand behind the
+ * wait of another, for that very rank, and with four ranks in one process a gather did hang now and
+ * then. Within a process that has one rank no such order closes a circle: who has not come to a
+ * meeting is past all meetings before, so nothing of its own waits.
  *
  * Whether all of it works is tried out once, and decided for all ranks alike. Nothing waits for ever:
  * once the communicator is dead the watchdog writes its rank's row itself, after it has poisoned the
