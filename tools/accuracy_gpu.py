@@ -34,7 +34,7 @@ which is what NF4 alone costs.
 
   tools/accuracy_gpu.py --build build-gpu --out accuracy.json
   tools/accuracy_gpu.py --build build --backend cpu --device cpu --shapes tiny --peft plain --dtypes float32
-Needs torch, transformers, peft, safetensors, bitsandbytes (tools/compare_deps), and ninja step_dump.
+Needs torch, safetensors and ninja step_dump; without --fp8 also transformers, peft and bitsandbytes (tools/compare_deps).
 """
 import argparse
 import gc
@@ -136,11 +136,15 @@ def make_adapter(torch, a, case, reference, config):
     return out
 
 
+def adapter_options(case):
+    from peft_bnb import KINDS
+    return {"task_type": "CAUSAL_LM", "r": case["r"], "lora_alpha": 2 * case["r"], "lora_dropout": 0.0,
+            "target_modules": list(KINDS), "use_dora": case["kind"] != "lora"}
+
+
 def peft_config(case):
     import peft
-    from peft_bnb import KINDS
-    return peft.LoraConfig(task_type="CAUSAL_LM", r=case["r"], lora_alpha=2 * case["r"], lora_dropout=0.0,
-                           target_modules=list(KINDS), use_dora=case["kind"] != "lora")
+    return peft.LoraConfig(**adapter_options(case))
 
 
 def named(adapters):
@@ -154,7 +158,8 @@ def named(adapters):
 def write_adapter(directory, case, adapters):
     from safetensors.torch import save_file
     os.makedirs(directory, exist_ok=True)
-    peft_config(case).save_pretrained(directory)
+    with open(os.path.join(directory, "adapter_config.json"), "w") as f:
+        json.dump({"peft_type": "LORA"} | adapter_options(case), f)
     save_file({k: v.float().cpu().contiguous() for k, v in named(adapters).items()},
               os.path.join(directory, "adapter_model.safetensors"), metadata={"format": "pt"})
 
@@ -350,14 +355,14 @@ def numbers(group_errors):
 
 def one_fp8_case(torch, a, state, name, case, adapters, of_nf4):
     """The same with an fp8 base."""
-    ids = state["ids"]
+    ids, begin = state["ids"], time.perf_counter()
     want = run_reference(state["unquantized"], adapters, ids)
     nf4, nf4_tensors = errors(of_nf4, want)
     got = run_ours(torch, a, state["files"], "bfloat16" if a.backend == "cuda" else "float32", ids, state["reference"])
     ours, tensors = errors(got, want)
     show(name + " fp8, NF4", ours, nf4, {n: (tensors[n], nf4_tensors[n]) for n in tensors})
     return {"case": name, "reference_loss": want["loss"], "fp8": numbers(ours), "nf4": numbers(nf4),
-            "worse": judge_fp8(name, ours, nf4)}
+            "worse": judge_fp8(name, ours, nf4), "seconds": time.perf_counter() - begin}
 
 
 def one_case(torch, a, state, shape, case):
@@ -462,10 +467,11 @@ def parse():
 
 
 def main():
-    a = parse()
+    a, begin = parse(), time.perf_counter()
     import peft_bnb
     import torch
-    all_ = {"bench": "accuracy", "versions": peft_bnb.versions(), "layers": a.layers, "batch": a.batch,
+    versions = peft_bnb.versions() if a.peft != "none" else peft_bnb.versions(())
+    all_ = {"bench": "accuracy", "versions": versions, "layers": a.layers, "batch": a.batch,
             "length": a.length, "vocabulary": a.vocabulary, "seed": a.seed, "peft": a.peft, "keys": a.keys,
             "device": torch.cuda.get_device_name() if a.device == "cuda" else a.device, "cases": [], "worse": []}
     print("%-24s %-6s %-20s   %-20s   %s" % (
@@ -473,6 +479,7 @@ def main():
     for shape in a.shapes:
         with tempfile.TemporaryDirectory(dir=a.scratch) as files:
             state = prepare(torch, a, shape, files)
+            print("note: %s is prepared after %.1f s" % (shape, time.perf_counter() - begin), file=sys.stderr)
             for case in a.cases:
                 if shape == "llama3-70b" and case["kind"] == "gate":
                     continue  # the paper's shapes are those of 8B to 32B models

@@ -4,6 +4,7 @@ NF4 with double quantization in torch by the rule of tools/nf4_numpy.py (the sam
 4-bit layers holding those very codes, and a PEFT adapter with given values on top: fp32 adapter weights under
 torch.autocast to bf16, everything else in bf16.
 """
+import importlib
 import os
 import sys
 
@@ -150,13 +151,12 @@ def autocast(device):
     return torch.autocast(torch.device(device).type, dtype=torch.bfloat16)
 
 
-def versions():
-    import peft
-    import transformers
-    out = {m.__name__: m.__version__ for m in (torch, transformers, peft)}
-    try:
-        import bitsandbytes
-        out["bitsandbytes"] = bitsandbytes.__version__
-    except ImportError:
-        out["bitsandbytes"] = None
+def versions(names=("transformers", "peft", "bitsandbytes")):
+    """{module: version, None where it is not there} of torch and these, which takes as long as importing them."""
+    out = {"torch": torch.__version__}
+    for name in names:
+        try:
+            out[name] = importlib.import_module(name).__version__
+        except ImportError:
+            out[name] = None
     return out
