@@ -2,10 +2,7 @@
  * rope_qkv.cu: contract rope_qkv.h; reference rope_qkv_ref.c. Positions are trusted to be in the
  * tables: whoever made them has checked.
  *
- * Lanes    Heads of q, k and v are counted through, so that one launch has all three. A lane has the
- *          columns i .. i + 7 of a head and their partners from i + D / 2 on; a head is 1 to 32 lanes
- *          (the power of two that covers D / 16), a strip is as many heads as fit into a warp. The
- *          heads' RMSNorm sums over its lanes.
+ * Lanes    rope_parts.cuh. bf16 heads of 128 without bias and norm have rope_ring.cu.
  * Split    Without sums over tokens a warp has one token and STEPS strips, all asked for at once,
  *          which share one row of the tables; g and bias come from L1. With dm (and in the backward
  *          of the heads' norm) a warp keeps one strip and goes through the tokens of a chunk, TURNS
@@ -15,179 +12,12 @@
  * Cost     tokens (Hq + 2 Hkv) D elements in and out, z once more where dm or a norm needs it; and
  *          rows of the tables (4 D bytes) from L1 and L2, one for STEPS strips or for one.
  */
-#include "kernels/column_sum.cuh"
+#include "kernels/rope_parts.cuh"
 
 #define STEPS 4 /* 16 heads of 128, 2 blocks of 8 warps: 65 KB under way on a multiprocessor */
 #define TURNS 2
 
-/* What both directions need of the shape. */
-typedef struct {
-    const float *cosine, *sine;
-    const int32_t *positions;
-    int64_t half;
-    int q_heads, kv_heads;
-    int group, shift; /* lanes of a head: 1 << shift */
-    float eps;
-} rope_shape;
-
-/* A lane's head. Inactive lanes (behind the last head or column) have count 0. */
-typedef struct {
-    int part; /* 0 q, 1 k, 2 v */
-    int count;
-    int all;    /* the first column of the lane, counted over the three parts */
-    int column; /* and in its part */
-    int stride; /* of a token in its part */
-    int i;      /* and in its head */
-} rope_lane;
-
-static __device__ __forceinline__ rope_lane lane_of(const rope_shape *s, int64_t strip, int lane)
-{
-    rope_lane l;
-    int heads = s->q_heads + 2 * s->kv_heads;
-    int head = (int)strip * (TSR_WARP >> s->shift) + (lane >> s->shift);
-    int dim = 2 * (int)s->half;
-    l.i = (lane & (s->group - 1)) * TSR_VECTOR;
-    l.count = head < heads ? tsr_column_count(l.i, s->half) : 0;
-    l.all = head * dim + l.i;
-    l.part = head < s->q_heads ? 0 : head < s->q_heads + s->kv_heads ? 1 : 2;
-    int before = l.part == 0 ? 0 : l.part == 1 ? s->q_heads : s->q_heads + s->kv_heads;
-    l.column = (head - before) * dim + l.i;
-    l.stride = (l.part == 0 ? s->q_heads : s->kv_heads) * dim;
-    return l;
-}
-
-/* The lane's two halves. */
-typedef struct {
-    float low[8], high[8];
-} pair8;
-
-typedef struct {
-    tsr_raw8 low, high;
-} raw_pair;
-
-static __device__ __forceinline__ raw_pair load_pair(const void *p, int64_t at, int64_t half,
-                                                     int count, tsr_dtype dtype, bool whole)
-{
-    raw_pair raw;
-    raw.low = tsr_raw_load(p, at, count, dtype, whole);
-    raw.high = tsr_raw_load(p, at + half, count, dtype, whole);
-    return raw;
-}
-
-/* Where L1 shall keep the tables, g and bias. */
-static __device__ __forceinline__ raw_pair load_pair_once(const void *p, int64_t at, int64_t half,
-                                                          int count, tsr_dtype dtype, bool whole)
-{
-    raw_pair raw;
-    raw.low = tsr_raw_once(p, at, count, dtype, whole);
-    raw.high = tsr_raw_once(p, at + half, count, dtype, whole);
-    return raw;
-}
-
-static __device__ __forceinline__ void widen_pair(pair8 *out, const raw_pair *raw, tsr_dtype dtype)
-{
-    tsr_raw_widen(out->low, raw->low, dtype);
-    tsr_raw_widen(out->high, raw->high, dtype);
-}
-
-static __device__ __forceinline__ void store_pair(void *p, int64_t at, int64_t half, int count,
-                                                  const pair8 *in, tsr_dtype dtype, bool whole)
-{
-    tsr_raw_store(p, at, count, in->low, dtype, whole);
-    tsr_raw_store(p, at + half, count, in->high, dtype, whole);
-}
-
-static __device__ __forceinline__ void frozen_pair(pair8 *out, tsr_frozen f, int64_t at,
-                                                   int64_t half, int count, float fill, bool whole)
-{
-    tsr_frozen8(out->low, f, at, count, fill, whole);
-    tsr_frozen8(out->high, f, at + half, count, fill, whole);
-}
-
-static __device__ __forceinline__ void float_pair(pair8 *out, const float *p, int64_t at,
-                                                  int64_t half, int count, float fill, bool whole)
-{
-    tsr_frozen f = {p, TSR_F32};
-    frozen_pair(out, f, at, half, count, fill, whole);
-}
-
-/* Eight columns of the tables' row of a position. */
-typedef struct {
-    tsr_raw8 cosine, sine;
-} raw_angles;
-
-static __device__ __forceinline__ raw_angles load_angles(const rope_shape *s, int position,
-                                                         int64_t i, int count, bool whole)
-{
-    raw_angles angles;
-    angles.cosine = tsr_raw_load(s->cosine, position * s->half + i, count, TSR_F32, whole);
-    angles.sine = tsr_raw_load(s->sine, position * s->half + i, count, TSR_F32, whole);
-    return angles;
-}
-
-/* Rotates by the angles; back: by their negatives. */
-static __device__ __forceinline__ void rotate(pair8 *y, const raw_angles *angles, bool back)
-{
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        float cosine = __uint_as_float(angles->cosine.word[j]);
-        float sine = __uint_as_float(angles->sine.word[j]);
-        float a = y->low[j], b = y->high[j];
-        sine = back ? -sine : sine;
-        y->low[j] = a * cosine - b * sine;
-        y->high[j] = b * cosine + a * sine;
-    }
-}
-
-/* y = g z + bias */
-static __device__ __forceinline__ void affine(pair8 *y, const pair8 *g, const pair8 *bias)
-{
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        y->low[j] = g->low[j] * y->low[j] + bias->low[j];
-        y->high[j] = g->high[j] * y->high[j] + bias->high[j];
-    }
-}
-
-/* The sum over the head of a b: all lanes of the warp call, inactive ones with zeros-> */
-static __device__ __forceinline__ float head_dot(const pair8 *a, const pair8 *b, int group)
-{
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        sum += a->low[j] * b->low[j] + a->high[j] * b->high[j];
-    for (int offset = group / 2; offset; offset /= 2)
-        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    return sum;
-}
-
-static __device__ __forceinline__ float head_rstd(const pair8 *y, const rope_shape *s)
-{
-    return 1.0f / sqrtf(head_dot(y, y, s->group) / (float)(2 * s->half) + s->eps);
-}
-
-static __device__ __forceinline__ void scale_pair(pair8 *y, const pair8 *by, float factor)
-{
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        y->low[j] = y->low[j] * factor * by->low[j];
-        y->high[j] = y->high[j] * factor * by->high[j];
-    }
-}
-
-static __device__ __forceinline__ void zero_pair(pair8 *y)
-{
-    tsr_zero8(y->low);
-    tsr_zero8(y->high);
-}
-
 /* ---- token by token: the forward, and the backward without sums and norms ---- */
-
-typedef struct {
-    rope_shape shape;
-    tsr_rope_part part[3]; /* of the backward: z is dout, out is dz */
-    tsr_dtype dtype;
-} forward_args;
 
 /* y = g z + bias of eight columns. */
 static __device__ __forceinline__ void affine8(float *y, const tsr_rope_part *part, int64_t column,
@@ -204,7 +34,7 @@ static __device__ __forceinline__ void affine8(float *y, const tsr_rope_part *pa
 }
 
 /* One head's columns of a lane. All lanes of the warp call where heads are normalized. */
-static __device__ __forceinline__ void turn_pair(const forward_args *a, const rope_lane *l,
+static __device__ __forceinline__ void turn_pair(const rope_forward_args *a, const rope_lane *l,
                                                  int64_t token, const raw_pair *z,
                                                  const raw_angles *angles, bool normalized,
                                                  bool back, tsr_dtype dtype, bool whole)
@@ -242,9 +72,9 @@ static __device__ __forceinline__ void turn_pair(const forward_args *a, const ro
 }
 
 /* A strip of the tiling is STEPS strips of heads, a chunk is a token a warp. */
-static __device__ __forceinline__ void steps_tile(const forward_args *a, const tsr_tiling *tiling,
-                                                  bool normalized, bool back, tsr_dtype dtype,
-                                                  bool whole)
+static __device__ __forceinline__ void steps_tile(const rope_forward_args *a,
+                                                  const tsr_tiling *tiling, bool normalized,
+                                                  bool back, tsr_dtype dtype, bool whole)
 {
     tsr_place place = tsr_place_of(tiling);
     const rope_shape *s = &a->shape;
@@ -272,26 +102,27 @@ static __device__ __forceinline__ void steps_tile(const forward_args *a, const t
 }
 
 static __device__ __forceinline__ void
-forward_plain(const forward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
+forward_plain(const rope_forward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
     steps_tile(a, tiling, false, false, dtype, whole);
 }
 
-static __device__ __forceinline__ void
-forward_normalized(const forward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
+static __device__ __forceinline__ void forward_normalized(const rope_forward_args *a,
+                                                          const tsr_tiling *tiling, tsr_dtype dtype,
+                                                          bool whole)
 {
     steps_tile(a, tiling, true, false, dtype, whole);
 }
 
-static __device__ __forceinline__ void back_plain(const forward_args *a, const tsr_tiling *tiling,
-                                                  tsr_dtype dtype, bool whole)
+static __device__ __forceinline__ void
+back_plain(const rope_forward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
     steps_tile(a, tiling, false, true, dtype, whole);
 }
 
-TSR_TILE_KERNELS(forward_plain, forward_args, 2)
-TSR_TILE_KERNELS(forward_normalized, forward_args, 2)
-TSR_TILE_KERNELS(back_plain, forward_args, 2)
+TSR_TILE_KERNELS(forward_plain, rope_forward_args, 2)
+TSR_TILE_KERNELS(forward_normalized, rope_forward_args, 2)
+TSR_TILE_KERNELS(back_plain, rope_forward_args, 2)
 
 /* Lanes of a head, and strips of the heads of a warp. */
 static int64_t rope_strips(rope_shape *s, int32_t head_dim)
@@ -323,7 +154,7 @@ extern "C" tsr_status tsr_rope_qkv_cuda(tsr_stream *stream, const tsr_rope_qkv_a
     TSR_TRY(tsr_rope_qkv_check(args));
     if (args->tokens == 0)
         return TSR_OK;
-    forward_args a = {};
+    rope_forward_args a = {};
     a.shape.cosine = args->cosine;
     a.shape.sine = args->sine;
     a.shape.positions = args->positions;
@@ -342,7 +173,9 @@ extern "C" tsr_status tsr_rope_qkv_cuda(tsr_stream *stream, const tsr_rope_qkv_a
                  tsr_vectors(part->norm.data, half);
     }
     tsr_tiling tiling = steps_tiling(args->tokens, strips, whole);
-    if (normalized)
+    if (tsr_rope_ring_takes(&a, whole))
+        tsr_rope_ring(stream, &a, args->tokens, strips, false);
+    else if (normalized)
         TSR_TILE_LAUNCH(forward_normalized, &a, tiling, stream);
     else
         TSR_TILE_LAUNCH(forward_plain, &a, tiling, stream);
@@ -350,14 +183,6 @@ extern "C" tsr_status tsr_rope_qkv_cuda(tsr_stream *stream, const tsr_rope_qkv_a
 }
 
 /* ---- backward with sums or norms ---- */
-
-typedef struct {
-    rope_shape shape;
-    tsr_rope_backward_part part[3];
-    float *partials; /* NULL: no dm */
-    int64_t columns; /* of partials */
-    tsr_dtype dtype;
-} backward_args;
 
 /* The derivative of y rstd(y) norm: dy -> rstd (norm dy - y rstd^2 mean(norm dy y)). All lanes of the
  * warp call; of heads without a norm dy stays. */
@@ -375,29 +200,6 @@ static __device__ __forceinline__ void norm_backward(pair8 *dy, const pair8 *y, 
         dy->low[j] = rstd * (weighed.low[j] - y->low[j] * shift);
         dy->high[j] = rstd * (weighed.high[j] - y->high[j] * shift);
     }
-}
-
-static __device__ __forceinline__ void add_products(pair8 *sum, const pair8 *dy, const pair8 *z)
-{
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        sum->low[j] += dy->low[j] * z->low[j];
-        sum->high[j] += dy->high[j] * z->high[j];
-    }
-}
-
-/* The block's sums into its row of the partials. A thread gets one column of one lane. */
-static __device__ __forceinline__ void write_partials(const backward_args *a,
-                                                      const tsr_place *place, const pair8 *sum)
-{
-    rope_lane l = lane_of(&a->shape, place->strip, threadIdx.x / TSR_VECTOR);
-    int j = threadIdx.x % TSR_VECTOR;
-    float *row = a->partials + place->chunk * a->columns + l.all + j;
-    float low = tsr_column_total(sum->low), high = tsr_column_total(sum->high);
-    if (j >= l.count)
-        return;
-    row[0] = low;
-    row[a->shape.half] = high;
 }
 
 /* What a lane keeps while it goes through the tokens. */
@@ -463,9 +265,9 @@ static __device__ __forceinline__ void back_pair(backward_lane *b, const rope_sh
 }
 
 /* turns divides TSR_WARP. */
-static __device__ __forceinline__ void back_tile(const backward_args *a, const tsr_tiling *tiling,
-                                                 bool normalized, int turns, tsr_dtype dtype,
-                                                 bool whole)
+static __device__ __forceinline__ void back_tile(const rope_backward_args *a,
+                                                 const tsr_tiling *tiling, bool normalized,
+                                                 int turns, tsr_dtype dtype, bool whole)
 {
     tsr_place place = tsr_place_of(tiling);
     const rope_shape *s = &a->shape;
@@ -505,24 +307,25 @@ static __device__ __forceinline__ void back_tile(const backward_args *a, const t
         write_partials(a, &place, &b.sum);
 }
 
-static __device__ __forceinline__ void back_sums(const backward_args *a, const tsr_tiling *tiling,
-                                                 tsr_dtype dtype, bool whole)
+static __device__ __forceinline__ void
+back_sums(const rope_backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
     back_tile(a, tiling, false, TURNS, dtype, whole);
 }
 
 static __device__ __forceinline__ void
-back_normalized(const backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
+back_normalized(const rope_backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
     back_tile(a, tiling, true, 1, dtype, whole);
 }
 
-TSR_TILE_KERNELS(back_sums, backward_args, 2)
-TSR_TILE_KERNELS(back_normalized, backward_args, 1)
+TSR_TILE_KERNELS(back_sums, rope_backward_args, 2)
+TSR_TILE_KERNELS(back_normalized, rope_backward_args, 1)
 
 /* The parts as the kernel reads them: z only where it is needed. Returns whether all rows can be
  * read in vectors. */
-static bool take_parts(backward_args *a, bool *normalized, const tsr_rope_qkv_backward_args *args)
+static bool take_parts(rope_backward_args *a, bool *normalized,
+                       const tsr_rope_qkv_backward_args *args)
 {
     bool whole = whole_tables(&a->shape);
     int64_t half = a->shape.half;
@@ -540,17 +343,24 @@ static bool take_parts(backward_args *a, bool *normalized, const tsr_rope_qkv_ba
 }
 
 /* dz = g times dout, turned back. */
-static void launch_plain(tsr_stream *stream, const backward_args *a, tsr_tiling tiling)
+static void launch_plain(tsr_stream *stream, const rope_backward_args *a, int64_t tokens,
+                         int64_t strips, bool whole)
 {
-    forward_args plain = {};
+    rope_forward_args plain = {};
+    tsr_tiling tiling = steps_tiling(tokens, strips, whole);
+    bool scaled = false;
     plain.shape = a->shape;
     plain.dtype = a->dtype;
     for (int p = 0; p < 3; p++) {
         plain.part[p].z = a->part[p].dout;
         plain.part[p].out = a->part[p].dz;
         plain.part[p].g = a->part[p].g;
+        scaled |= a->part[p].g != NULL;
     }
-    TSR_TILE_LAUNCH(back_plain, &plain, tiling, stream);
+    if (!scaled && tsr_rope_ring_takes(&plain, whole))
+        tsr_rope_ring(stream, &plain, tokens, strips, true);
+    else
+        TSR_TILE_LAUNCH(back_plain, &plain, tiling, stream);
 }
 
 extern "C" tsr_status tsr_rope_qkv_backward_cuda(tsr_stream *stream,
@@ -562,7 +372,7 @@ extern "C" tsr_status tsr_rope_qkv_backward_cuda(tsr_stream *stream,
         tsr_column_sums_add(&sums, p, args->part[p].dm, args->part[p].n,
                             (int64_t)(p == 0 ? args->q_heads : args->kv_heads) * args->head_dim);
     TSR_TRY(tsr_column_sums_check(&sums, args->partials, "rope_qkv_backward"));
-    backward_args a = {};
+    rope_backward_args a = {};
     a.shape.cosine = args->cosine;
     a.shape.sine = args->sine;
     a.shape.positions = args->positions;
@@ -578,10 +388,12 @@ extern "C" tsr_status tsr_rope_qkv_backward_cuda(tsr_stream *stream,
     if (tiling.chunks) {
         if (normalized)
             TSR_TILE_LAUNCH(back_normalized, &a, tiling, stream);
+        else if (tsr_rope_ring_takes_sums(&a, whole))
+            tsr_rope_ring_sums(stream, &a, tiling);
         else if (a.partials)
             TSR_TILE_LAUNCH(back_sums, &a, tiling, stream);
         else
-            launch_plain(stream, &a, steps_tiling(args->tokens, strips, whole));
+            launch_plain(stream, &a, args->tokens, strips, whole);
         TSR_TRY(tsr_launched("rope_qkv_backward"));
     }
     return tsr_column_sums_finish(&sums, args->partials, tiling.chunks, stream);

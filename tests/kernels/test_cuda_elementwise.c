@@ -470,7 +470,8 @@ typedef struct {
     int64_t tokens;
     int32_t q_heads, kv_heads, dim;
     bool norm, vectors, alias;
-    int sums; /* bits: which parts have a dm */
+    bool scaled; /* all parts have a g, and no bias */
+    int sums;    /* bits: which parts have a dm */
     tsr_dtype dtype;
 } rope_kind;
 
@@ -504,7 +505,7 @@ static rope_inputs make_rope(rope_kind k)
         in.z[p] = random_input(k.tokens * width, seed + 1, 1, k.dtype);
         in.dout[p] = random_input(k.tokens * width, seed + 2, 1, k.dtype);
         in.n[p] = gain(width, seed + 3);
-        in.g[p] = k.vectors && p != 1 ? gain(width, seed + 4) : no_input();
+        in.g[p] = k.scaled || (k.vectors && p != 1) ? gain(width, seed + 4) : no_input();
         in.bias[p] = k.vectors ? random_input(width, seed + 5, 1, TSR_BF16) : no_input();
         if (k.norm && p < 2)
             in.norm[p] = random_input(k.dim, seed + 6, 2, TSR_BF16);
@@ -625,6 +626,34 @@ static void rope_matches(void **state)
     shift = 0;
 }
 
+/* What has a kernel of its own: all g or none, all dm or none. Strips that are not full, with heads of two
+ * parts; chunks that are not full, and of more than 32 turns. */
+static void rope_heads_of_128_match(void **state)
+{
+    (void)state;
+    static const int64_t shape[][3] = {{1, 1, 1},    {7, 3, 1},    {33, 5, 3},   {130, 8, 2},
+                                       {260, 32, 8}, {1100, 2, 1}, {17000, 1, 1}};
+    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+        for (int variant = 0; variant < 8; variant++) {
+            rope_kind k = {.tokens = shape[i][0],
+                           .q_heads = (int32_t)shape[i][1],
+                           .kv_heads = (int32_t)shape[i][2],
+                           .dim = 128,
+                           .scaled = variant % 2,
+                           .sums = variant / 2 % 2 ? 7 : 0,
+                           .alias = variant / 4,
+                           .dtype = TSR_BF16};
+            if (!cuda_turn())
+                continue;
+            rope_inputs in = make_rope(k);
+            rope_forward(k, &in);
+            end_case();
+            in = make_rope(k);
+            rope_backward(k, &in);
+            end_case();
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -634,6 +663,7 @@ int main(void)
         cmocka_unit_test(sums_are_reproducible),
         cmocka_unit_test(norms_match),
         cmocka_unit_test(rope_matches),
+        cmocka_unit_test(rope_heads_of_128_match),
     };
     return cmocka_run_group_tests(tests, cuda_setup, cuda_teardown);
 }
