@@ -3,6 +3,9 @@
 #include <stdlib.h>
 
 #define WORD_BYTES 256 /* of the control word, about */
+/* How much faster e4m3 matmuls are whose sums stay in the tensor cores: h200_fp8.json, a step of 345.2
+ * instead of 362.6 ms, of which they are about 190. */
+#define FAST_FP8 1.09
 
 /* Seconds of the uses of one unit. */
 typedef struct {
@@ -277,7 +280,8 @@ tsr_status tsr_expect(tsr_expectation *out, const tsr_inputs *inputs, const tsr_
         c.rates.copy /= view->local_ranks;
         c.rates.attention_forward /= view->local_ranks;
         c.rates.attention_backward /= view->local_ranks;
-    }
+    } else if (decision->model.fp8_fast)
+        c.rates.matmul_fp8 *= FAST_FP8;
     take_shape(&c, &e);
     cost_units(&c);
     e.step_flops *= c.flops;

@@ -49,9 +49,9 @@ static const figure figures[TSR_SPEED_COUNT] = {
  * ways. Added: h B^T and dS A onto a matrix. Narrow: dY B, dB, x A^T, dA, 0.65 at r 16 and 0.86 at r 384.
  * Merged: nf4_merge less nf4_dequant, 0.79 and 0.90 at r 384.
  *
- * Ends: half a wave of a matmul's tiles, fitted to h200_sweep.json and h200x4_scale.json, 512 to 4096 tokens.
+ * Ends: half a wave of a matmul's tiles, fitted to h200_sweep.json and h200x4_tokens_offload.json, 512 to 4096 tokens.
  *
- * slows: h200x4_scale.json, 16 layers: gathers of 32 x 0.36 (2 ranks) and 0.54 ms (4) make steps of 1024 to
+ * slows: h200x4_tokens_offload.json, 16 layers: gathers of 32 x 0.36 (2 ranks) and 0.54 ms (4) make steps of 1024 to
  * 8192 tokens 0.6 to 2.3 ms longer than those whose units all stay; 0.12 of their time. h200_one_gpu.json, 16
  * layers: copies of 83.9 ms made 251.6 ms last 254.7. */
 static const tsr_speeds cuda_costs = {.rates = {.reached = {[TSR_WORK_MATMUL] = 1,
