@@ -57,20 +57,10 @@ static tsr_status note_low_rank_backward(tsr_stream *on, const tsr_low_rank_back
     return note(on, &product[1]);
 }
 
-#define DO_NOTHING(op)                                                                             \
-    static tsr_status ignore_##op(tsr_stream *on, const tsr_##op##_args *args)                     \
-    {                                                                                              \
-        (void)on;                                                                                  \
-        (void)args;                                                                                \
-        return TSR_OK;                                                                             \
-    }
-TSR_KERNEL_OPS(DO_NOTHING)
-
 /* Chooses their kernels, as a run does at start-up. */
 static void prepare(const tsr_graph_shape *shape, const tsr_graph_choice *choice, int count)
 {
-#define IGNORE_SLOT(op) .op = ignore_##op,
-    tsr_kernels noting = {.name = "none", TSR_KERNEL_OPS(IGNORE_SLOT)};
+    tsr_kernels noting = tsr_kernels_none;
     tsr_graph_bench dry = bench;
     double seconds[TSR_GRAPH_CHOICES];
     noting.gemm = note;

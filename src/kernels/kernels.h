@@ -108,6 +108,9 @@ typedef struct {
 
 const tsr_kernels *tsr_kernels_cpu(void);
 
+/* Ops that do nothing, to be copied by who wants to know what is called; without the rest. */
+extern const tsr_kernels tsr_kernels_none;
+
 /* Known without a GPU, so that a plan can be made; NULL in a build without CUDA. */
 const tsr_kernels *tsr_kernels_cuda(void);
 

@@ -39,6 +39,18 @@ typedef struct {
     bool turned; /* the warp has heads that are */
 } ring_place;
 
+/* Where the lane is; begin_ring, once `in` is there, does the rest. */
+static __device__ __forceinline__ ring_place ring_place_of(const rope_shape *shape,
+                                                           const tsr_place *place)
+{
+    ring_place p = {};
+    p.shape = shape;
+    p.lane = lane_of(shape, place->strip, threadIdx.x % TSR_WARP);
+    p.first = place->token;
+    p.end = place->end;
+    return p;
+}
+
 static __device__ __forceinline__ void hold_positions(ring_place *p, int turn)
 {
     int64_t token = p->first + (turn + (int)(threadIdx.x % TSR_WARP)) * (int64_t)TSR_TILE_WARPS;
@@ -146,6 +158,9 @@ static __device__ __forceinline__ void store_bf16(uint16_t *out, const pair8 *y)
 
 /* ---- forward, and backward without sums ---- */
 
+/* As many turns are unrolled as the ring has stages, whose places are constants then. It takes 72 to 80
+ * registers, so that three blocks are on a multiprocessor: four, which read from more places at a time, are
+ * slower. */
 template <bool SCALED, bool BACK>
 static __global__ void __launch_bounds__(TSR_TILE_THREADS, 3)
     ring_forward(const __grid_constant__ rope_forward_args a,
@@ -153,11 +168,7 @@ static __global__ void __launch_bounds__(TSR_TILE_THREADS, 3)
 {
     tsr_kernel_begin();
     tsr_place place = tsr_place_of(&tiling);
-    ring_place p = {&a.shape,  lane_of(&a.shape, place.strip, threadIdx.x % TSR_WARP),
-                    {},        place.token,
-                    place.end, 0,
-                    NULL,      0,
-                    false};
+    ring_place p = ring_place_of(&a.shape, &place);
     const rope_lane *l = &p.lane;
     tsr_rope_part part = l->part == 0 ? a.part[0] : l->part == 1 ? a.part[1] : a.part[2];
     p.in[0] = (const uint16_t *)part.z + p.first * l->stride + l->column;
@@ -167,8 +178,6 @@ static __global__ void __launch_bounds__(TSR_TILE_THREADS, 3)
     zero_pair(&none);
     if (SCALED && l->count)
         float_pair(&g, part.g, l->column, HALF, TSR_VECTOR, 1, true);
-        /* As many as the ring has stages, whose places are constants then. It takes 72 to 80 registers, so
-     * that three blocks are on a multiprocessor: four, which read from more places at a time, are slower. */
 #pragma unroll 3
     for (int turn = 0; turn < p.turns; turn++) {
         const char *stage = next_stage<1, STAGES>(&p, turn);
@@ -193,11 +202,7 @@ static __global__ void __launch_bounds__(TSR_TILE_THREADS, 2)
 {
     tsr_kernel_begin();
     tsr_place place = tsr_place_of(&tiling);
-    ring_place p = {&a.shape,  lane_of(&a.shape, place.strip, threadIdx.x % TSR_WARP),
-                    {},        place.token,
-                    place.end, 0,
-                    NULL,      0,
-                    false};
+    ring_place p = ring_place_of(&a.shape, &place);
     const rope_lane *l = &p.lane;
     tsr_rope_backward_part part = l->part == 0 ? a.part[0] : l->part == 1 ? a.part[1] : a.part[2];
     int64_t at = p.first * l->stride + l->column;

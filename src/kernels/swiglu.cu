@@ -18,8 +18,8 @@
 #define BACKWARD_TURNS 2
 #define ROW_THREADS    256
 #define ROW_STEP       (ROW_THREADS * TSR_VECTOR) /* columns of a turn of a row */
-#define STAY_THREADS                                                                               \
-    896 /* of a block that stays: two vectors each of 14336 columns, 72 registers */
+/* Of a block that stays: two vectors each of 14336 columns, 72 registers. */
+#define STAY_THREADS 896
 
 typedef struct {
     float g_gate[8], g_up[8], bias_gate[8], bias_up[8];

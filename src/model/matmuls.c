@@ -68,18 +68,6 @@ static tsr_status note_low_rank_backward(tsr_stream *stream, const tsr_low_rank_
     return note(stream, &product[1]);
 }
 
-#define DO_NOTHING(op)                                                                             \
-    static tsr_status ignore_##op(tsr_stream *stream, const tsr_##op##_args *args)                 \
-    {                                                                                              \
-        (void)stream;                                                                              \
-        (void)args;                                                                                \
-        return TSR_OK;                                                                             \
-    }
-TSR_KERNEL_OPS(DO_NOTHING)
-
-#define IGNORE_SLOT(op) .op = ignore_##op,
-static const tsr_kernels ignoring = {.name = "none", TSR_KERNEL_OPS(IGNORE_SLOT)};
-
 /* ---- the layers ---- */
 
 /* What one pass over the layers passes along. */
@@ -175,7 +163,7 @@ static tsr_status list_matmuls(matmul_list *out, const tsr_model_options *option
                                const tsr_batch_shape *shapes, int count, tsr_graph_book *book,
                                const tsr_graph_shape *timed, int timed_count)
 {
-    tsr_kernels kernels = ignoring;
+    tsr_kernels kernels = tsr_kernels_none;
     listing l = {.options = options,
                  .context = {.kernels = &kernels,
                              .dtype = options->dtype,

@@ -52,15 +52,6 @@ static tsr_status count_factored(tsr_stream *stream, const tsr_dora_norm_args *a
     return TSR_OK;
 }
 
-#define DO_NOTHING(op)                                                                             \
-    static tsr_status ignore_##op(tsr_stream *stream, const tsr_##op##_args *args)                 \
-    {                                                                                              \
-        (void)stream;                                                                              \
-        (void)args;                                                                                \
-        return TSR_OK;                                                                             \
-    }
-TSR_KERNEL_OPS(DO_NOTHING)
-
 static tsr_status prepare(tsr_device *device, const tsr_prepare_args *args)
 {
     (void)device;
@@ -68,10 +59,9 @@ static tsr_status prepare(tsr_device *device, const tsr_prepare_args *args)
     return TSR_OK;
 }
 
-#define IGNORE_SLOT(op) .op = ignore_##op,
 static tsr_kernels counting(void)
 {
-    tsr_kernels kernels = {.name = "counting", TSR_KERNEL_OPS(IGNORE_SLOT)};
+    tsr_kernels kernels = tsr_kernels_none;
     kernels.nf4_merge = count_merge;
     kernels.nf4_dequant = count_decode;
     kernels.dora_norm = count_factored;
