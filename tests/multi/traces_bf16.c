@@ -7,7 +7,7 @@
  * d[r][i] the distance of PEFT's run r from the golden loss at step i, and ours[i] the same of ours:
  *     on average    mean of ours <= 2 (mean of all d)
  *     every step    ours[i] <= max(2 (largest of d[.][i]), largest of all d)
- * One draw of 20 steps passes the largest of n others by chance once in n + 1 times: n is 12.
+ * One draw of 20 steps passes the largest of n others by chance once in n + 1 times: n is 48.
  * The mean is the sharp one. A limit of 2 max(d[r][i], mean of d[r]) at every step would be no test:
  * one run of PEFT judged so by another failed in 9 of 40 pairs.
  */
