@@ -108,6 +108,9 @@ static tsr_status begin(tsr_nccl *n, const tsr_comm_call *call)
     return status < 0 ? tsr_watch_end(n, NULL, call->kind, status) : TSR_OK;
 }
 
+/* CUDA loads a kernel when it is first launched. That waits for all that runs on the device, and with it wait
+ * the CUDA calls of the process's other threads: if one of those has yet to enqueue the collective that runs
+ * there, for ever. So ranks that are threads of one process launch nothing while a collective runs. */
 static tsr_status end(tsr_nccl *n, const tsr_comm_call *call, ncclResult_t result)
 {
     const char *what = tsr_comm_kind_name(call->kind);
@@ -115,7 +118,10 @@ static tsr_status end(tsr_nccl *n, const tsr_comm_call *call, ncclResult_t resul
     tsr_status status = tsr_watch_blame(n, check(result, what));
     if (status == TSR_OK)
         status = complete(n, ended, what);
-    return tsr_watch_end(n, tsr_stream_cuda(call->stream), call->kind, status);
+    status = tsr_watch_end(n, tsr_stream_cuda(call->stream), call->kind, status);
+    if (status == TSR_OK && n->threads)
+        tsr_watch_outlast(n);
+    return status;
 }
 
 static bool is_fine(ncclResult_t result)
@@ -337,6 +343,15 @@ static tsr_status check_cards(const tsr_nccl *n)
     return TSR_OK;
 }
 
+static bool have_threads(const tsr_nccl *n)
+{
+    for (int i = 0; i < n->comm->size; i++)
+        for (int j = 0; j < i; j++)
+            if (n->cards[i].pid == n->cards[j].pid && n->comm->nodes[i] == n->comm->nodes[j])
+                return true;
+    return false;
+}
+
 static tsr_status connect(tsr_nccl *n)
 {
     ncclUniqueId id;
@@ -388,6 +403,7 @@ static tsr_status set_up(tsr_nccl *n, tsr_stream *host_stream)
     TSR_TRY(
         tsr_comm_gather_now(n->host, host_stream, &mine, n->cards, sizeof mine, TSR_COMM_CREATE));
     TSR_TRY(check_cards(n));
+    n->threads = have_threads(n);
     if (is_alone(n->comm) || n->without_nccl)
         return TSR_OK;
     status = connect(n);

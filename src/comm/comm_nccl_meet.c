@@ -112,16 +112,6 @@ static bool try_out(tsr_nccl *n)
 
 /* ---- creation ---- */
 
-/* The same on all ranks. */
-static bool have_processes(const tsr_nccl *n)
-{
-    for (int i = 0; i < n->comm->size; i++)
-        for (int j = 0; j < i; j++)
-            if (n->cards[i].pid == n->cards[j].pid)
-                return false;
-    return true;
-}
-
 static bool pin(tsr_nccl *n, uint64_t bytes)
 {
     void *seen = NULL;
@@ -141,7 +131,7 @@ tsr_status tsr_meet_create(tsr_nccl *n, tsr_stream *host_stream)
     tsr_status status = TSR_OK;
     void *words;
     uint64_t bytes = offset_of(n, n->comm->size, 0);
-    if (n->words || n->comm->node_count > 1 || !(n->meets_in_process || have_processes(n)))
+    if (n->words || n->comm->node_count > 1 || (n->threads && !n->meets_in_process))
         return TSR_OK;
     pthread_once(&once, find_functions);
     TSR_TRY(tsr_comm_share(&words, n->host, host_stream, bytes));

@@ -451,6 +451,20 @@ tsr_status tsr_watch_end(tsr_nccl *n, cudaStream_t stream, tsr_comm_kind kind, t
     return status;
 }
 
+void tsr_watch_outlast(tsr_nccl *n)
+{
+    tsr_watch *w = n->watch;
+    for (int polls = 0; !atomic_load(&w->failed); polls++) {
+        if (pthread_mutex_trylock(&w->lock) == 0) {
+            bool over = advance(w) < 0 || w->issued == w->done;
+            pthread_mutex_unlock(&w->lock);
+            if (over)
+                return;
+        }
+        rest(polls);
+    }
+}
+
 tsr_status tsr_watch_drain(tsr_nccl *n)
 {
     return acquire_at(n, 0, "end");

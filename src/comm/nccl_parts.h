@@ -46,6 +46,7 @@ struct tsr_nccl {
     tsr_nccl_card *cards;     /* [size] */
     struct ncclComm *nccl;    /* NULL: one rank, or given up */
     int64_t *scratch;         /* device memory; the first word is the barrier's */
+    bool threads;             /* two ranks are one process; the same on all ranks */
     bool without_nccl;        /* see tsr_nccl_options */
     bool meets_in_process;    /* likewise */
     tsr_watch *watch;         /* NULL: one rank */
@@ -84,6 +85,10 @@ void tsr_watch_leave(tsr_nccl *n);
  * enqueued and tsr_watch_end called, with its status, which it returns or what came after. */
 tsr_status tsr_watch_begin(tsr_nccl *n, cudaStream_t stream);
 tsr_status tsr_watch_end(tsr_nccl *n, cudaStream_t stream, tsr_comm_kind kind, tsr_status status);
+
+/* Waits until all that was enqueued on the device has completed, or the watchdog has found a failure: of that
+ * hears who waits for the stream. */
+void tsr_watch_outlast(tsr_nccl *n);
 
 /* The lock alone, when all that was enqueued on `n` has completed; fails when the communicator is
  * dead. tsr_watch_unlock. */

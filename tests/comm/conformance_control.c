@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "comm/comm_parts.h"
 
+#include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -191,17 +192,26 @@ void tsr_case_device_fails(tsr_case_rank *me)
     check_dead(me, "unit 4");
 }
 
+static void *poison_soon(void *device)
+{
+    usleep(20000);
+    tsr_device_poison(device, TSR_EDEVICE, "the card has fallen off the bus");
+    return NULL;
+}
+
 void tsr_case_poison_while_waiting(tsr_case_rank *me)
 {
+    pthread_t poisoner;
     int64_t *sum = tsr_case_word(me, 1);
     int last = me->size - 1;
     OK(tsr_comm_agree(me->host, me->host_stream, TSR_OK, NULL)); /* all have their words */
     double start = tsr_now();
     if (me->rank < last) { /* the last never comes, but the others need not wait for it */
-        tsr_status status = tsr_comm_all_reduce(me->comm, me->stream, sum, 1, TSR_SUM);
-        usleep(20000);
         if (me->rank == 0)
-            tsr_device_poison(me->device, TSR_EDEVICE, "the card has fallen off the bus");
+            CHECK(pthread_create(&poisoner, NULL, poison_soon, me->device) == 0);
+        tsr_status status = tsr_comm_all_reduce(me->comm, me->stream, sum, 1, TSR_SUM);
+        if (me->rank == 0)
+            pthread_join(poisoner, NULL);
         if (status == TSR_OK) /* else it comes too late to wait */
             status = tsr_stream_synchronize(me->stream);
         CHECK(status == (me->rank == 0 ? TSR_EDEVICE : TSR_ECOMM));
