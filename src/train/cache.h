@@ -19,6 +19,12 @@ typedef struct {
 bool tsr_cache_find(tsr_cache_place *out, const char *kind, const tsr_text *key,
                     const char *suffix);
 
+/* Held by one job at a time, from before the file is read until it is written: who comes second finds what the
+ * first has put there, and does not lose it. -1: without, as there is no such folder, or nobody lets go of it in
+ * time; tsr_cache_unlock takes that too. A process that ends lets go. */
+int tsr_cache_lock(const tsr_cache_place *place);
+void tsr_cache_unlock(int lock);
+
 /* NULL: no such file. The caller frees. */
 char *tsr_cache_read(const char *file);
 

@@ -48,6 +48,7 @@ static tsr_status choose(tsr_job *job, const tsr_text *device)
     tsr_text cache = {0};
     tsr_cache_place place;
     bool has_place = tsr_cache_find(&place, "matmul", device, "txt");
+    int lock = has_place ? tsr_cache_lock(&place) : -1;
     if (has_place)
         cached = tsr_cache_read(place.file);
     tsr_prepare_args args = {
@@ -57,6 +58,7 @@ static tsr_status choose(tsr_job *job, const tsr_text *device)
         status = tsr_fail(TSR_ENOMEM, "out of memory for the choices of matmuls");
     if (status == TSR_OK && has_place && (!cached || strcmp(cached, tsr_text_string(&cache)) != 0))
         tsr_cache_write(&place, tsr_text_string(&cache), cache.length);
+    tsr_cache_unlock(lock);
     tsr_text_free(&cache);
     free(known);
     free(cached);

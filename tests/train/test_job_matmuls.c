@@ -7,6 +7,7 @@
 
 #include "base/hash.h"
 #include "model/model_parts.h"
+#include "train/cache.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -386,6 +387,34 @@ static void test_choices(void **state)
     }
 }
 
+/* While another job chooses, this one waits, and then finds what that has chosen: of two that start at once the
+ * later one does not choose otherwise. */
+static void test_two_at_once(void **state)
+{
+    (void)state;
+    rank_run run = {0};
+    tsr_comm *comm;
+    pthread_t thread;
+    tsr_cache_place place;
+    tsr_text device = {0};
+    setenv("XDG_CACHE_HOME", scratch_path("both"), 1);
+    tsr_text_puts(&device, DEVICE);
+    assert_true(tsr_cache_find(&place, "matmul", &device, "txt"));
+    tsr_text_free(&device);
+    int lock = tsr_cache_lock(&place);
+    assert_true(lock >= 0);
+    assert_int_equal(tsr_comm_create_threads(&comm, 1, 60), TSR_OK);
+    run = (rank_run){.comm = comm, .device = DEVICE};
+    assert_int_equal(pthread_create(&thread, NULL, run_rank, &run), 0);
+    usleep(700000); /* it comes to its choices within that, or the test shows nothing */
+    tsr_cache_write(&place, DEVICE "theirs\n", strlen(DEVICE "theirs\n"));
+    tsr_cache_unlock(lock);
+    pthread_join(thread, NULL);
+    if (run.status < 0)
+        fail_msg("%s", run.message);
+    assert_string_equal(run.got.cached, DEVICE "theirs\n");
+}
+
 /* A run that goes on elsewhere does what the one before it did, whatever lies in its own place. */
 static void test_resumed(void **state)
 {
@@ -549,7 +578,7 @@ int main(void)
         cmocka_unit_test(test_list),          cmocka_unit_test(test_choices),
         cmocka_unit_test(test_resumed),       cmocka_unit_test(test_no_cache),
         cmocka_unit_test(test_other_devices), cmocka_unit_test(test_graphs),
-        cmocka_unit_test(test_known_graphs),
+        cmocka_unit_test(test_known_graphs),  cmocka_unit_test(test_two_at_once),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
