@@ -6,10 +6,9 @@ rows, AdamW, lr 2e-3, no clipping) on tiny-llama's NF4 base, as users of PEFT + 
 dequantize to bf16, fp32 adapter weights under torch.autocast to bf16, norms, embedding and head in bf16. The base is
 quantized by the rule of the golden files, so its codes are theirs.
 
-One such run is one draw: where its loss comes out near the golden fp32 loss, that is luck. So --runs runs are made with
-each of two implementations of attention. They differ in it and in the order of the rows of a batch, and so in roundings
-alone; the first steps hardly in the order, which is why there are two. "runs" holds the loss of every step of each, "fp32"
-the golden losses; tests/multi/traces_bf16.c says what is made of them.
+One such run is one draw: where its loss comes out near the golden fp32 loss, that is luck. So --runs runs are made,
+which differ in the order of the rows of a batch and so in roundings alone. "runs" holds the loss of every step of each,
+"fp32" the golden losses; tests/multi/traces_bf16.c says what is made of them.
 
   tools/bf16_traces.py [--out tests/golden/traces] [--device cuda] [--peft bitsandbytes|plain]
 """
@@ -81,18 +80,13 @@ def train(a, base, settings, order):
     return losses
 
 
-def runs_of(a, base, settings, attention):
-    base.set_attn_implementation(attention)
-    return [{"attention": attention, "rows": order, "loss": train(a, base, settings, order)}
-            for order in row_orders(4, a.runs)]
-
-
 def one_trace(a, base, trace):
     import peft_bnb
     import torch
     with open(os.path.join(GOLDEN, trace, "trace.json")) as f:
         golden = json.load(f)
-    runs = [run for attention in ("sdpa", "eager") for run in runs_of(a, base, golden["settings"], attention)]
+    orders = row_orders(4, a.runs)
+    runs = [{"rows": order, "loss": train(a, base, golden["settings"], order)} for order in orders]
     want = [s["loss"] for s in golden["steps"]]
     out = os.path.join(a.out, trace)
     os.makedirs(out, exist_ok=True)
@@ -105,8 +99,8 @@ def one_trace(a, base, trace):
         f.write("\n")
     for run in runs:
         distance = [abs(x - w) for x, w in zip(run["loss"], want)]
-        print("%-8s %-5s rows %s: PEFT bf16 from fp32 %.2e in the mean, at most %.2e" % (
-            trace, run["attention"], run["rows"], sum(distance) / len(distance), max(distance)), flush=True)
+        print("%-8s rows %s: PEFT bf16 from fp32 %.2e in the mean, at most %.2e" % (
+            trace, run["rows"], sum(distance) / len(distance), max(distance)), flush=True)
 
 
 def main():
@@ -115,7 +109,7 @@ def main():
     p.add_argument("--traces", default="a_lora,c1_dora")
     p.add_argument("--device", default="cuda")
     p.add_argument("--peft", default="bitsandbytes", choices=("bitsandbytes", "plain"))
-    p.add_argument("--runs", type=int, default=24, help="with each attention: up to 24, the orders of four rows")
+    p.add_argument("--runs", type=int, default=24, help="up to 24, the orders of four rows")
     a = p.parse_args()
     import peft_bnb
     weights = read_weights(MODEL, a.device)
