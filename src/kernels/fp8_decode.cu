@@ -1,9 +1,7 @@
 /*
  * fp8_decode.cu: contract fp8_decode.h; reference fp8_decode_ref.c, the same bytes.
  *
- * Lookups  A block of 64 has 16 values, so 16 codes: the lanes that share a block make them, a part each,
- *          and hand them round. An element is then a lookup by its nibble in four registers, three byte
- *          permutations for four elements; nothing is multiplied or converted an element at a time.
+ * Lookups  A block of 64 has 16 values, so 16 codes, which its elements look up (fp8_table.cuh).
  * As it    A warp has 4096 elements of a row, 16 to a lane and turn: 8 bytes of codes, one 16-byte store. It
  * lies     looks through the absmax of all of the row for the row's scale: 1/64 of the elements.
  * Trans-   A block has 128 x 128 elements, a thread 4 rows of 32 columns: 16 bytes of codes of each. It
@@ -14,7 +12,7 @@
  *
  * Rows that blocks of 64 cross, and pointers off their vectors: element by element.
  */
-#include "kernels/fp8.cuh"
+#include "kernels/fp8_table.cuh"
 #include "kernels/nf4_scale.cuh"
 
 #define THREADS     256
@@ -28,35 +26,6 @@
 #define LANE_ROWS   4
 #define LANE_COLUMN 32 /* columns of a lane */
 #define TILE_WORDS  (TILE / 4)
-
-/* The 16 codes of a block, in order. */
-typedef struct {
-    uint32_t word[4];
-} code_table;
-
-/* Codes of four levels of a block. */
-static __device__ __forceinline__ uint32_t table_word(const float *level, float absmax,
-                                                      float inverse)
-{
-    float v[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        v[i] = __fmul_rn(__fmul_rn(level[i], absmax), inverse);
-    return isnan(inverse) ? TSR_E4M3_NANS : tsr_e4m3x4(v[0], v[1], v[2], v[3]);
-}
-
-/* Eight elements: a word of codes in memory order, a byte's first element its high nibble. */
-static __device__ __forceinline__ uint2 look_up8(const code_table *t, uint32_t codes)
-{
-    uint32_t nibbles = (codes >> 4 & 0x0f0f0f0fu) | (codes << 4 & 0xf0f0f0f0u), out[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++, nibbles >>= 16) {
-        uint32_t low = __byte_perm(t->word[0], t->word[1], nibbles & 0x7777u);
-        uint32_t high = __byte_perm(t->word[2], t->word[3], nibbles & 0x7777u);
-        out[i] = __byte_perm(low, high, 0x3210u | (nibbles & 0x8888u) >> 1);
-    }
-    return make_uint2(out[0], out[1]);
-}
 
 /* The scale of a row from its lanes' largest absmax. */
 static __device__ __forceinline__ float row_scale(const tsr_nf4_dequant_args *w, int lane,
@@ -106,15 +75,12 @@ static __global__ void __launch_bounds__(THREADS)
         a.scale[row] = scale;
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
-        code_table table;
         int block = turn * (WARP_BLOCKS / TURNS) + lane / 4; /* of the warp's */
-        uint32_t part = table_word(
+        tsr_e4m3_table table = tsr_e4m3_quad_table(
             level, __shfl_sync(0xffffffffu, absmax[turn / (TURNS / LANE_BLOCKS)], block % TSR_WARP),
             inverse);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            table.word[i] = __shfl_sync(0xffffffffu, part, (lane & ~3) + i);
-        uint2 low = look_up8(&table, word[turn].x), high = look_up8(&table, word[turn].y);
+        uint2 low = tsr_e4m3_look_up8(&table, word[turn].x),
+              high = tsr_e4m3_look_up8(&table, word[turn].y);
         int64_t at = column + turn * TSR_WARP * LANE_CODES;
         if (at < w->columns)
             *(uint4 *)((uint8_t *)w->out + row * w->columns + at) =
@@ -164,8 +130,9 @@ static __device__ __forceinline__ int tile_word(int column, int word)
 }
 
 /* The tables of a lane's rows; two lanes share a block and make half of each. */
-static __device__ __forceinline__ void make_tables(code_table *table, const tsr_fp8_decode_args *a,
-                                                   int64_t row, int64_t rows, int64_t column)
+static __device__ __forceinline__ void make_tables(tsr_e4m3_table *table,
+                                                   const tsr_fp8_decode_args *a, int64_t row,
+                                                   int64_t rows, int64_t column)
 {
     const tsr_nf4_dequant_args *w = &a->weight;
     int half = threadIdx.x % 2;
@@ -181,8 +148,8 @@ static __device__ __forceinline__ void make_tables(code_table *table, const tsr_
     }
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++) {
-        uint32_t own0 = table_word(level, absmax[i], inverse[i]);
-        uint32_t own1 = table_word(level + 4, absmax[i], inverse[i]);
+        uint32_t own0 = tsr_e4m3_table_word(level, absmax[i], inverse[i]);
+        uint32_t own1 = tsr_e4m3_table_word(level + 4, absmax[i], inverse[i]);
         uint32_t other0 = __shfl_xor_sync(0xffffffffu, own0, 1);
         uint32_t other1 = __shfl_xor_sync(0xffffffffu, own1, 1);
         table[i].word[0] = half ? other0 : own0, table[i].word[1] = half ? other1 : own1;
@@ -208,14 +175,14 @@ static __global__ void __launch_bounds__(TILE_WARPS *TSR_WARP)
             quad = __ldcs((const uint4 *)(w->codes + ((row + i) * w->columns + column) / 2));
         codes[i][0] = quad.x, codes[i][1] = quad.y, codes[i][2] = quad.z, codes[i][3] = quad.w;
     }
-    code_table table[LANE_ROWS];
+    tsr_e4m3_table table[LANE_ROWS];
     make_tables(table, &a, row, rows, column);
 #pragma unroll
     for (int v = 0; v < 4; v++) {
         uint32_t low[LANE_ROWS], high[LANE_ROWS], turned[8];
 #pragma unroll
         for (int i = 0; i < LANE_ROWS; i++) {
-            uint2 eight = look_up8(&table[i], codes[i][v]);
+            uint2 eight = tsr_e4m3_look_up8(&table[i], codes[i][v]);
             low[i] = eight.x, high[i] = eight.y;
         }
         transpose4(turned, low);
