@@ -24,6 +24,7 @@ static const tsr_kernels *kernels;
 RUN_OP(fp8_quantize)
 RUN_OP(fp8_decode)
 RUN_OP(fp8_gemm)
+RUN_OP(nf4_merge)
 RUN_OP(gemm)
 RUN_OP(rms_norm)
 RUN_OP(rms_norm_backward)
@@ -121,6 +122,22 @@ static void mlp(int64_t f, bool dora)
                12 * count, 0, run_swiglu_backward, &back, sizeof back, 1);
 }
 
+/* Without an output. */
+static tsr_nf4_dequant_args nf4_codes(int64_t rows, int64_t columns, tsr_dtype dtype)
+{
+    int64_t count = rows * columns;
+    return (tsr_nf4_dequant_args){.codes = ops_bf16(count / 4),
+                                  .absmax = ops_bf16(count / 128),
+                                  .nested_absmax = ops_f32(count / 64 / 256 + 1),
+                                  .nested_map = ops_f32(256),
+                                  .level = ops_host_copy(tsr_nf4_level, sizeof tsr_nf4_level),
+                                  .count = count,
+                                  .columns = columns,
+                                  .offset = 0.05f,
+                                  .nested = true,
+                                  .dtype = dtype};
+}
+
 static void decode(int64_t rows, int64_t columns, bool transposed)
 {
     ops_forget();
@@ -128,21 +145,12 @@ static void decode(int64_t rows, int64_t columns, bool transposed)
     tsr_fp8_decode_args args[SETS];
     char shape[32];
     snprintf(shape, sizeof shape, "%lldx%lld", (long long)rows, (long long)columns);
-    for (int i = 0; i < SETS; i++)
-        args[i] = (tsr_fp8_decode_args){
-            .weight = {.out = ops_take((uint64_t)count),
-                       .codes = ops_bf16(count / 4),
-                       .absmax = ops_bf16(count / 128),
-                       .nested_absmax = ops_f32(count / 64 / 256 + 1),
-                       .nested_map = ops_f32(256),
-                       .level = ops_host_copy(tsr_nf4_level, sizeof tsr_nf4_level),
-                       .count = count,
-                       .columns = columns,
-                       .offset = 0.05f,
-                       .nested = true,
-                       .dtype = TSR_F8_E4M3},
-            .scale = ops_take((uint64_t)rows * sizeof(float)),
-            .transposed = transposed};
+    for (int i = 0; i < SETS; i++) {
+        args[i] = (tsr_fp8_decode_args){.weight = nf4_codes(rows, columns, TSR_F8_E4M3),
+                                        .scale = ops_take((uint64_t)rows * sizeof(float)),
+                                        .transposed = transposed};
+        args[i].weight.out = ops_take((uint64_t)count);
+    }
     ops_report(transposed ? "fp8_decode transposed" : "fp8_decode", shape,
                (double)count * (1.5 + 1.0 / 64), 0, run_fp8_decode, args, sizeof *args, SETS);
     for (int i = 0; i < SETS && transposed; i++)
@@ -150,6 +158,32 @@ static void decode(int64_t rows, int64_t columns, bool transposed)
     if (transposed)
         ops_report("fp8_decode, scales alone", shape, (double)count / 64, 0, run_fp8_decode, args,
                    sizeof *args, SETS);
+}
+
+/* DoRA's norms of W in e4m3. */
+static void norms_alone(int64_t rows, int64_t columns, int64_t r)
+{
+    ops_forget();
+    double count = (double)(rows * columns);
+    tsr_nf4_merge_args args[SETS];
+    char shape[48];
+    snprintf(shape, sizeof shape, "%lldx%lldx%lld", (long long)rows, (long long)columns,
+             (long long)r);
+    for (int i = 0; i < SETS; i++)
+        args[i] = (tsr_nf4_merge_args){
+            .weight = nf4_codes(rows, columns, TSR_BF16),
+            .a = ops_bf16(r * columns),
+            .b = ops_bf16(rows * r),
+            .r = r,
+            .scale = 2,
+            .norms = {.n = ops_f32(rows),
+                      .g = ops_f32(rows),
+                      .m = ops_f32(rows),
+                      .partials = ops_f32(tsr_nf4_merge_partials(rows, columns))},
+            .e4m3_scale = ops_f32(rows)};
+    ops_report("nf4_merge norms alone, e4m3", shape,
+               count * (0.5 + 1.0 / 64) + 2.0 * (double)(r * (rows + columns)),
+               2.0 * count * (double)r, run_nf4_merge, args, sizeof *args, SETS);
 }
 
 /* Codes of N(0, 1) and their scales. */
@@ -260,6 +294,9 @@ void ops_fp8(tsr_device *on, tsr_stream *in, const tsr_kernels *table)
     for (int i = 0; i < 4; i++)
         for (int transposed = 0; transposed < 2; transposed++)
             decode(weights[i][0], weights[i][1], transposed);
+    for (int i = 0; i < 4; i++)
+        for (int64_t r = 16; r <= 384; r += 368)
+            norms_alone(weights[i][0], weights[i][1], r);
     if (tsr_kernels_fp8_supported(device) < 0) {
         fprintf(stderr, "%s\n", tsr_last_error());
         return;

@@ -33,4 +33,8 @@ typedef struct {
 tsr_status tsr_fp8_decode_check(const tsr_fp8_decode_args *args);
 tsr_status tsr_fp8_decode_ref(const tsr_fp8_decode_args *args, tsr_pool *pool);
 
+/* The e4m3 code of each of a block's 16 NF4 codes, in a row of this scale. */
+void tsr_fp8_decode_block(uint8_t out[16], const tsr_nf4_dequant_args *w, int64_t block,
+                          float scale);
+
 #endif

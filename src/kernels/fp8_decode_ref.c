@@ -59,7 +59,8 @@ static float row_scale(const tsr_nf4_dequant_args *w, int64_t row)
     return tsr_e4m3_scale(absmax * level);
 }
 
-static void block_codes(uint8_t *out, const tsr_nf4_dequant_args *w, int64_t block, float scale)
+void tsr_fp8_decode_block(uint8_t out[16], const tsr_nf4_dequant_args *w, int64_t block,
+                          float scale)
 {
     float absmax = block_scale(w, block), inverse = 1 / scale;
     for (int i = 0; i < 16; i++) {
@@ -82,7 +83,7 @@ static void decode_row(void *context, int index)
         return;
     for (int64_t e = first; e < first + w->columns; e++) {
         if (e == first || e % TSR_NF4_BLOCK == 0)
-            block_codes(table, w, e / TSR_NF4_BLOCK, scale);
+            tsr_fp8_decode_block(table, w, e / TSR_NF4_BLOCK, scale);
         uint8_t byte = w->codes[e / 2];
         out[(args->transposed ? row : first) + (e - first) * stride] =
             table[e % 2 ? byte & 15 : byte >> 4];

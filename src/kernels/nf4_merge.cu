@@ -138,14 +138,20 @@ static __global__ void __launch_bounds__(THREADS, 2)
     /* Of the lane's row of the first 32, and of the others. */
     tsr_nf4_found found[2] = {tsr_merge_find_scale(w, p.rows, first + lane, strip),
                               tsr_merge_find_scale(w, p.rows, first + lane + TSR_WARP, strip)};
-    float level = w->level[lane % 16];
+    float of_row[2] = {tsr_merge_find_row(&args, p.rows, first + lane, KIND),
+                       tsr_merge_find_row(&args, p.rows, first + lane + TSR_WARP, KIND)};
+    tsr_merge_levels levels = tsr_merge_find_levels(&args, KIND);
     product(c, stage, &p, row, column);
-    float scale[2] = {tsr_nf4_scale_of(w, found[0]), tsr_nf4_scale_of(w, found[1])}, squares[2];
+    tsr_merge_scales scales[2];
+    float squares[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        scales[i] = tsr_merge_make_scales(tsr_nf4_scale_of(w, found[i]), of_row[i], KIND);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        float of_row = __shfl_sync(0xffffffffu, scale[i / 4], i % 4 * 8 + lane / 4);
+        tsr_merge_scales own = tsr_merge_scales_of(scales[i / 4], i % 4 * 8 + lane / 4, KIND);
         squares[i % 2] = tsr_merge_write(&args, p.rows, first + 8 * i + lane / 4, strip, c[i / 2],
-                                         i % 2, codes[i / 2][i % 2], level, of_row, KIND);
+                                         i % 2, codes[i / 2][i % 2], levels, own, KIND);
         if (KIND != TSR_MERGE_PLAIN && i % 2 && strip < p.columns)
             tsr_merge_partials(&args, p.rows, first + i / 2 * 16, strip / TSR_NF4_BLOCK, squares);
     }
@@ -156,7 +162,7 @@ static tsr_status merge_tiles(tsr_stream *stream, const tsr_nf4_merge_args *args
     const tsr_nf4_dequant_args *w = &args->weight;
     int bytes = STAGES * (int)sizeof(merge_stage);
     void (*const kernels[TSR_MERGE_KINDS])(const tsr_nf4_merge_args) = {merge<0>, merge<1>,
-                                                                        merge<2>};
+                                                                        merge<2>, merge<3>};
     int kind = tsr_merge_kind(args);
     unsigned blocks =
         (unsigned)(tsr_blocks(w->columns, TILE) * tsr_blocks(w->count / w->columns, TILE));

@@ -6,6 +6,7 @@
 #ifndef TSR_KERNELS_NF4_MERGE_CUH
 #define TSR_KERNELS_NF4_MERGE_CUH
 
+#include "kernels/fp8_table.cuh"
 #include "kernels/mma.cuh"
 #include "kernels/nf4_scale.cuh"
 
@@ -25,11 +26,13 @@ void tsr_nf4_merge_finish(tsr_stream *stream, const tsr_nf4_merge_args *args, in
 /* ---- norms ---- */
 
 /* What a kernel is made for, with registers and instructions of its own: norms or not; and with them, W
- * apart. */
-enum { TSR_MERGE_PLAIN, TSR_MERGE_NORMS, TSR_MERGE_APART, TSR_MERGE_KINDS };
+ * apart; or the norms alone, of W in e4m3. */
+enum { TSR_MERGE_PLAIN, TSR_MERGE_NORMS, TSR_MERGE_APART, TSR_MERGE_ALONE, TSR_MERGE_KINDS };
 
 static inline int tsr_merge_kind(const tsr_nf4_merge_args *args)
 {
+    if (args->e4m3_scale)
+        return TSR_MERGE_ALONE;
     return !args->norms.n ? TSR_MERGE_PLAIN : args->apart ? TSR_MERGE_APART : TSR_MERGE_NORMS;
 }
 
@@ -49,6 +52,17 @@ static __device__ __forceinline__ uint32_t tsr_merge_pair(const tsr_nf4_merge_ar
     return tsr_pack_bf16(x, y);
 }
 
+/* The same of norms alone: W's are the two codes in the low half of a word, times the row's scale. */
+static __device__ __forceinline__ void tsr_merge_square(const tsr_nf4_merge_args *a,
+                                                        const float *product, uint32_t codes,
+                                                        float scale, float *sum)
+{
+    float2 w = tsr_e4m3_pair(codes);
+    float x = fmaf(a->scale, product[0], __fmul_rn(w.x, scale));
+    float y = fmaf(a->scale, product[1], __fmul_rn(w.y, scale));
+    *sum = fmaf(y, y, fmaf(x, x, *sum));
+}
+
 /* Of rows row + g and row + g + 8 each lane of a quad has a part of the sum over a tile of columns. All
  * lanes call. */
 static __device__ __forceinline__ void tsr_merge_partials(const tsr_nf4_merge_args *a, int64_t rows,
@@ -62,6 +76,57 @@ static __device__ __forceinline__ void tsr_merge_partials(const tsr_nf4_merge_ar
     row += threadIdx.x % 2 * 8 + threadIdx.x % TSR_WARP / 4;
     if (row < rows && threadIdx.x % 4 < 2)
         a->norms.partials[tile * rows + row] = sum;
+}
+
+/* ---- what a code stands for ---- */
+
+/* A lane's part of the levels: that of code lane % 16; of norms alone the four that it makes codes of. */
+typedef struct {
+    float of[4];
+} tsr_merge_levels;
+
+static __device__ __forceinline__ tsr_merge_levels
+tsr_merge_find_levels(const tsr_nf4_merge_args *a, const int kind)
+{
+    tsr_merge_levels levels = {};
+    if (kind != TSR_MERGE_ALONE)
+        levels.of[0] = a->weight.level[threadIdx.x % 16];
+    else
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            levels.of[i] = a->weight.level[threadIdx.x % 4 * 4 + i];
+    return levels;
+}
+
+/* Of a block in a row; the last two are the row's, of norms alone. */
+typedef struct {
+    float absmax, e4m3, inverse;
+} tsr_merge_scales;
+
+/* What of it lies in memory by row. */
+static __device__ __forceinline__ float
+tsr_merge_find_row(const tsr_nf4_merge_args *a, int64_t rows, int64_t row, const int kind)
+{
+    return kind == TSR_MERGE_ALONE && row < rows ? a->e4m3_scale[row] : 0;
+}
+
+static __device__ __forceinline__ tsr_merge_scales tsr_merge_make_scales(float absmax, float of_row,
+                                                                         const int kind)
+{
+    tsr_merge_scales scales = {absmax, of_row, kind == TSR_MERGE_ALONE ? __frcp_rn(of_row) : 0};
+    return scales;
+}
+
+/* Those that another lane has. All lanes call. */
+static __device__ __forceinline__ tsr_merge_scales tsr_merge_scales_of(tsr_merge_scales scales,
+                                                                       int lane, const int kind)
+{
+    scales.absmax = __shfl_sync(0xffffffffu, scales.absmax, lane);
+    if (kind == TSR_MERGE_ALONE) {
+        scales.e4m3 = __shfl_sync(0xffffffffu, scales.e4m3, lane);
+        scales.inverse = __shfl_sync(0xffffffffu, scales.inverse, lane);
+    }
+    return scales;
 }
 
 /* ---- a strip: 64 columns, one block of codes in each row, of a warp ---- */
@@ -114,18 +179,37 @@ static __device__ __forceinline__ void tsr_quad_words(uint32_t word[4])
     }
 }
 
+/* Norms alone: the lane's part of a strip of a row, arguments as tsr_merge_write's. */
+static __device__ __forceinline__ float
+tsr_merge_squares(const tsr_nf4_merge_args *a, const float (*sum)[4], const int upper,
+                  const uint32_t pairs[2], tsr_merge_levels levels, tsr_merge_scales scales)
+{
+    float squares = 0;
+    tsr_e4m3_table table = tsr_e4m3_quad_table(levels.of, scales.absmax, scales.inverse);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint2 two = tsr_e4m3_look_up8(&table, pairs[i]); /* groups i and 2 + i; 4 + i and 6 + i */
+        tsr_merge_square(a, sum[i] + 2 * upper, two.x, scales.e4m3, &squares);
+        tsr_merge_square(a, sum[2 + i] + 2 * upper, two.x >> 16, scales.e4m3, &squares);
+        tsr_merge_square(a, sum[4 + i] + 2 * upper, two.y, scales.e4m3, &squares);
+        tsr_merge_square(a, sum[6 + i] + 2 * upper, two.y >> 16, scales.e4m3, &squares);
+    }
+    return squares;
+}
+
 /* The strip of a row: `sum` is c[] of mma.m16n8 for its eight groups of 8 columns, of which `upper`
- * chooses the pair for this row; level: that of code lane % 16. With norms, the sum of the lane's
- * squares. All lanes call. */
+ * chooses the pair for this row. With norms, the sum of the lane's squares. All lanes call. */
 static __device__ __forceinline__ float tsr_merge_write(const tsr_nf4_merge_args *a, int64_t rows,
                                                         int64_t row, int64_t column,
                                                         const float (*sum)[4], const int upper,
-                                                        uint2 codes, float level, float scale,
-                                                        const int kind)
+                                                        uint2 codes, tsr_merge_levels levels,
+                                                        tsr_merge_scales scales, const int kind)
 {
-    float squares = 0;
+    float squares = 0, level = levels.of[0], scale = scales.absmax;
     /* Byte j / 2 of word j % 2 has the lane's two codes of group j; the first is the high nibble. */
     const uint32_t pairs[2] = {tsr_quad_bytes(codes.x), tsr_quad_bytes(codes.y)};
+    if (kind == TSR_MERGE_ALONE)
+        return tsr_merge_squares(a, sum, upper, pairs, levels, scales);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         uint32_t word[4];

@@ -10,7 +10,12 @@
  * rounding, so they come with it: without a second decoding, and without W A^T. Where W itself is to be
  * multiplied with, `apart` writes that, bit for bit as nf4_dequant, and only the norms have s B A.
  *
- * Cost     what nf4_dequant costs, and 2 rows columns r FLOPs; norms: 8 bytes for each 64 elements, in L2.
+ * Where what is multiplied with is W in e4m3, they come alone, without an output: with e4m3_scale, the
+ * scales of fp8_decode.h for these codes, w[i, j] is what the code that fp8_decode makes stands for,
+ * RN(value(code) e4m3_scale[i]).
+ *
+ * Cost     what nf4_dequant costs, and 2 rows columns r FLOPs; norms: 8 bytes for each 64 elements, in L2;
+ *          alone, half a byte an element to read and nothing to write.
  */
 #ifndef TSR_KERNELS_NF4_MERGE_H
 #define TSR_KERNELS_NF4_MERGE_H
@@ -28,13 +33,16 @@ typedef struct {
 } tsr_nf4_merge_norms;
 
 typedef struct {
-    tsr_nf4_dequant_args weight; /* [rows, columns]: count and columns are set; no row_factor */
-    const void *a;               /* [r, columns] of weight.dtype */
-    const void *b;               /* [rows, r] */
+    /* [rows, columns]: count and columns are set; no row_factor; out is NULL with norms alone. dtype is
+     * that of a and b too. */
+    tsr_nf4_dequant_args weight;
+    const void *a; /* [r, columns] */
+    const void *b; /* [rows, r] */
     int64_t r;
     float scale;
     bool apart; /* out is W alone; with norms */
     tsr_nf4_merge_norms norms;
+    const float *e4m3_scale; /* [rows]: the norms alone, of W in e4m3; else NULL */
 } tsr_nf4_merge_args;
 
 /* Floats of its scratch. */

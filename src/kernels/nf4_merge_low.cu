@@ -110,15 +110,35 @@ static __device__ __forceinline__ float load_scale(const low_place *p, int64_t r
     return tsr_nf4_scale(&p->args->weight, (row * p->columns + p->column) / TSR_NF4_BLOCK);
 }
 
+/* Norms alone: arguments as write_row's. */
+static __device__ __forceinline__ float square_row(const low_place *p, const uint32_t codes[2],
+                                                   tsr_merge_levels levels, tsr_merge_scales scales,
+                                                   const float c[GROUPS][4], int upper)
+{
+    float squares = 0;
+    tsr_e4m3_table table = tsr_e4m3_quad_table(levels.of, scales.absmax, scales.inverse);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint2 four = tsr_e4m3_look_up8(&table, codes[half]);
+        const uint32_t pairs[4] = {four.x, four.x >> 16, four.y, four.y >> 16};
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            tsr_merge_square(p->args, c[4 * half + j] + 2 * upper, pairs[j], scales.e4m3, &squares);
+    }
+    return squares;
+}
+
 /* The lane's 16 columns of a row: upper 0 has c[][0] and c[][1], upper 1 the other two. All lanes
  * call. With norms, the sum of their squares. */
 static __device__ __forceinline__ float write_row(const low_place *p, int64_t row,
-                                                  const uint32_t codes[2], float level, float scale,
-                                                  const float c[GROUPS][4], int upper,
-                                                  const int kind)
+                                                  const uint32_t codes[2], tsr_merge_levels levels,
+                                                  tsr_merge_scales scales, const float c[GROUPS][4],
+                                                  int upper, const int kind)
 {
     uint32_t word[GROUPS];
-    float squares = 0;
+    float squares = 0, level = levels.of[0], scale = scales.absmax;
+    if (kind == TSR_MERGE_ALONE)
+        return square_row(p, codes, levels, scales, c, upper);
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
         uint32_t byte = codes[j / 4] >> (8 * (j % 4)); /* its first element is its high nibble */
@@ -149,9 +169,14 @@ static __device__ __forceinline__ void merge(const tsr_nf4_merge_args *a, int st
         for (int step = 0; step < steps; step++)
             load_b(fragment_b[i][step], &p, p.row + i * TILE, step);
     }
-    /* Of row i of the first half of the rows, and of the second. */
-    float scale[2] = {load_scale(&p, p.row + lane), load_scale(&p, p.row + lane + TSR_WARP)};
-    float level = a->weight.level[lane % 16];
+    /* Of row `lane` of the first half of the rows, and of the second. */
+    tsr_merge_scales scales[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        scales[i] = tsr_merge_make_scales(
+            load_scale(&p, p.row + lane + i * TSR_WARP),
+            tsr_merge_find_row(a, p.rows, p.row + lane + i * TSR_WARP, kind), kind);
+    tsr_merge_levels levels = tsr_merge_find_levels(a, kind);
 #pragma unroll
     for (int step = 0; step < steps; step++)
         load_a(fragment_a[step], &p, step);
@@ -167,8 +192,8 @@ static __device__ __forceinline__ void merge(const tsr_nf4_merge_args *a, int st
         for (int upper = 0; upper < 2; upper++) {
             int holder = i % 2 * TILE + upper * 8 + p.g;
             squares[upper] =
-                write_row(&p, p.row + i * TILE + upper * 8 + p.g, codes[i][upper], level,
-                          __shfl_sync(0xffffffffu, scale[i / 2], holder), c, upper, kind);
+                write_row(&p, p.row + i * TILE + upper * 8 + p.g, codes[i][upper], levels,
+                          tsr_merge_scales_of(scales[i / 2], holder, kind), c, upper, kind);
         }
         if (kind != TSR_MERGE_PLAIN)
             tsr_merge_partials(a, p.rows, p.row + i * TILE, p.column / TSR_NF4_BLOCK, squares);
@@ -198,9 +223,9 @@ void tsr_nf4_merge_low(tsr_stream *stream, const tsr_nf4_merge_args *args)
     unsigned blocks = (unsigned)(tsr_blocks(w->columns, TSR_NF4_BLOCK * WARPS) *
                                  tsr_blocks(w->count / w->columns, ROWS));
     void (*const one[TSR_MERGE_KINDS])(const tsr_nf4_merge_args) = {merge_one<0>, merge_one<1>,
-                                                                    merge_one<2>};
+                                                                    merge_one<2>, merge_one<3>};
     void (*const two[TSR_MERGE_KINDS])(const tsr_nf4_merge_args) = {merge_two<0>, merge_two<1>,
-                                                                    merge_two<2>};
+                                                                    merge_two<2>, merge_two<3>};
     int kind = tsr_merge_kind(args);
     TSR_LAUNCH((args->r <= STEP ? one : two)[kind], blocks, WARPS * TSR_WARP, stream, *args);
     if (kind != TSR_MERGE_PLAIN)

@@ -101,14 +101,16 @@ static __device__ __forceinline__ void product(float c[32][4], const merge_work 
 }
 
 /* What a warp needs of a tile's weight: its codes, of rows g and g + 8 of each strip; for the scales,
- * of row lane % 16 of strips lane / 16 and lane / 16 + 2. */
+ * of row lane % 16 of strips lane / 16 and lane / 16 + 2; of norms alone, the scales of rows g and g + 8. */
 typedef struct {
     int64_t row, column; /* of the warp */
     uint2 codes[STRIPS][2];
     tsr_nf4_found found[2];
+    float of_row[2];
 } merge_asked;
 
-static __device__ __forceinline__ void ask(merge_asked *asked, const merge_work *work, int tile)
+static __device__ __forceinline__ void ask(merge_asked *asked, const merge_work *work, int tile,
+                                           const int kind)
 {
     const tsr_nf4_dequant_args *w = &work->args->weight;
     int lane = threadIdx.x % TSR_WARP, warp = threadIdx.x / TSR_WARP;
@@ -125,22 +127,30 @@ static __device__ __forceinline__ void ask(merge_asked *asked, const merge_work 
     for (int i = 0; i < 2; i++)
         asked->found[i] = tsr_merge_find_scale(w, work->rows, asked->row + lane % 16,
                                                asked->column + (lane / 16 + 2 * i) * TSR_NF4_BLOCK);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        asked->of_row[i] =
+            tsr_merge_find_row(work->args, work->rows, asked->row + lane / 4 + i * 8, kind);
 }
 
 static __device__ __forceinline__ void write(const float c[32][4], const merge_work *work,
-                                             const merge_asked *asked, float level, const int kind)
+                                             const merge_asked *asked, tsr_merge_levels levels,
+                                             const int kind)
 {
     int g = threadIdx.x % TSR_WARP / 4;
     const tsr_nf4_dequant_args *w = &work->args->weight;
     float scale[2] = {tsr_nf4_scale_of(w, asked->found[0]), tsr_nf4_scale_of(w, asked->found[1])};
+    const tsr_merge_scales of_row[2] = {tsr_merge_make_scales(0, asked->of_row[0], kind),
+                                        tsr_merge_make_scales(0, asked->of_row[1], kind)};
     float squares[2] = {};
 #pragma unroll
     for (int i = 0; i < 2 * STRIPS; i++) {
         int strip = i / 2, upper = i % 2;
-        float of_row = __shfl_sync(0xffffffffu, scale[strip / 2], strip % 2 * 16 + upper * 8 + g);
+        tsr_merge_scales own = of_row[upper];
+        own.absmax = __shfl_sync(0xffffffffu, scale[strip / 2], strip % 2 * 16 + upper * 8 + g);
         float sum = tsr_merge_write(work->args, work->rows, asked->row + upper * 8 + g,
                                     asked->column + strip * TSR_NF4_BLOCK, c + 8 * strip, upper,
-                                    asked->codes[strip][upper], level, of_row, kind);
+                                    asked->codes[strip][upper], levels, own, kind);
         squares[upper] += asked->column + strip * TSR_NF4_BLOCK < work->columns ? sum : 0;
     }
     if (kind != TSR_MERGE_PLAIN)
@@ -151,19 +161,19 @@ static __device__ __forceinline__ void multiply(const merge_work *work, merge_ri
                                                 const int kind)
 {
     int group = threadIdx.x / TSR_WARPGROUP;
-    float level = work->args->weight.level[threadIdx.x % 16];
+    tsr_merge_levels levels = tsr_merge_find_levels(work->args, kind);
     int lead = group ? -1 : (work->chunks < LEAD ? work->chunks : LEAD) - 1;
     merge_asked now, next;
-    ask(&next, work, (int)blockIdx.x);
+    ask(&next, work, (int)blockIdx.x, kind);
     if (group)
         tsr_barrier_wait(ring.lead, 0);
     for (int tile = (int)blockIdx.x; tile < work->tiles; tile += (int)gridDim.x) {
         float c[32][4];
         now = next;
-        ask(&next, work, tile + (int)gridDim.x);
+        ask(&next, work, tile + (int)gridDim.x, kind);
         product(c, work, &ring, group, lead);
         lead = -1;
-        write(c, work, &now, level, kind);
+        write(c, work, &now, levels, kind);
     }
 }
 
@@ -227,7 +237,7 @@ typedef PFN_cuTensorMapEncodeTiled_v12000 map_boxes;
 
 typedef void merge_kernel(const tsr_nf4_merge_args, const merge_maps);
 static merge_kernel *const kernels[TSR_MERGE_KINDS] = {merge_tiles<0>, merge_tiles<1>,
-                                                       merge_tiles<2>};
+                                                       merge_tiles<2>, merge_tiles<3>};
 
 extern "C" void *tsr_nf4_merge_boxes(tsr_device *device)
 {

@@ -1,16 +1,14 @@
 /*
- * test_cuda_quantization.c: nf4_dequant, nf4_merge, widen, gather_rows, scatter_rows, row_square_norm, dora_norm
+ * test_cuda_quantization.c: nf4_dequant, widen, gather_rows, scatter_rows, row_square_norm, dora_norm
  * and dropout on a GPU against the C references. All but the norms give the reference's bits, rounded
  * once to the dtype of the output.
  */
-#include "cuda_test.h"
+#include "cuda_nf4.h"
 
 #include "kernels/dropout.h"
 #include "kernels/fp8.h"
 #include "kernels/kernels_cuda.h"
 #include "kernels/nf4_dequant.h"
-
-#define GUARD 64 /* bytes after an output that must stay as they were */
 
 static const tsr_dtype dtypes[] = {TSR_F32, TSR_BF16, TSR_F16};
 static const char *const dtype_names[] = {"F32", "BF16", "F16"};
@@ -57,72 +55,7 @@ static void expect_bits(const char *what, const void *device, const float *want,
     free(raw);
 }
 
-/* An output of `count` elements, `offset` elements off its alignment. */
-static void *new_output(int64_t count, tsr_dtype dtype, int offset)
-{
-    uint32_t each = tsr_dtype_bytes(dtype);
-    char *out = cuda_copy(NULL, (uint64_t)(count + offset) * each + GUARD);
-    return out + (uint32_t)offset * each;
-}
-
-static uint64_t random_bits(uint64_t i)
-{
-    return tsr_mix(i * 0x9E3779B97F4A7C15u + 17);
-}
-
 /* ---- nf4_dequant ---- */
-
-typedef struct {
-    int64_t count, columns; /* columns 0: no row factor */
-    bool nested;
-    int out_offset, code_offset; /* elements, bytes */
-} nf4_case;
-
-typedef struct {
-    uint8_t *codes, *q;
-    float *absmax, *nested, *map, *level, *factor, *want;
-    int64_t blocks, rows;
-} nf4_data;
-
-static const float nf4_level[16] = {
-    -1.0f,      -0.6961928f, -0.5250731f, -0.3949175f, -0.2844414f, -0.1847734f, -0.09105f,  0,
-    0.0795803f, 0.1609302f,  0.2461123f,  0.3379152f,  0.4407098f,  0.562617f,   0.7229568f, 1};
-static const float extreme[] = {0,        -0.0f, 1e-40f, -1e-38f, 3e38f,
-                                INFINITY, NAN,   65504,  1e-7f,   6e-8f};
-#define EXTREMES ((int64_t)(sizeof extreme / sizeof *extreme))
-
-static nf4_data new_nf4(const nf4_case *c)
-{
-    nf4_data d = {.blocks = (c->count + 63) / 64, .rows = 1};
-    int64_t bytes = (c->count + 1) / 2 + c->code_offset;
-    if (c->columns)
-        d.rows = (c->count + c->columns - 1) / c->columns;
-    d.codes = malloc((size_t)bytes + 8);
-    d.q = malloc((size_t)d.blocks);
-    assert_true(d.codes && d.q);
-    for (int64_t i = 0; i < bytes; i += 8) {
-        uint64_t word = random_bits((uint64_t)i);
-        memcpy(d.codes + i, &word, (size_t)(bytes - i < 8 ? bytes - i : 8));
-    }
-    for (int64_t i = 0; i < d.blocks; i++)
-        d.q[i] = (uint8_t)random_bits((uint64_t)i + 1000000);
-    d.absmax = new_random(d.blocks, 2, 0.1f);
-    for (int64_t i = 3; i < d.blocks && i < 3 + EXTREMES; i++)
-        d.absmax[i] = extreme[i - 3];
-    d.nested = new_random(d.blocks / 256 + 1, 3, 0.3f);
-    d.map = new_random(256, 4, 1);
-    d.level = new_floats(16);
-    memcpy(d.level, nf4_level, sizeof nf4_level);
-    d.factor = new_gain(d.rows, 5);
-    d.want = new_floats(c->count);
-    return d;
-}
-
-static void free_nf4(nf4_data *d)
-{
-    free(d->codes), free(d->q), free(d->absmax), free(d->nested), free(d->map), free(d->level);
-    free(d->factor), free(d->want);
-}
 
 static void one_nf4(const nf4_case *c, tsr_dtype dtype)
 {
@@ -189,191 +122,6 @@ static void nf4_dequant_of_nothing(void **state)
     assert_int_equal(rig.kernels->nf4_dequant(rig.stream, &(tsr_nf4_dequant_args){.count = 1}),
                      TSR_EINVAL);
     cuda_wait();
-}
-
-/* ---- nf4_merge ---- */
-
-typedef struct {
-    int64_t rows, columns, r;
-    bool nested;
-    int b_offset; /* elements: off its vectors */
-} merge_case;
-
-/* Squares are added in fp32, 64 to 256 columns at a time, of a B A that tensor cores add up. */
-#define NORM_TOLERANCE 2e-6
-
-/* g is the division of what m and n are. */
-static void expect_norms(const char *what, const tsr_nf4_merge_norms *got, const float *want,
-                         const float *m, int64_t rows)
-{
-    float *n = cuda_floats(got->n, rows, TSR_F32), *g = cuda_floats(got->g, rows, TSR_F32);
-    for (int64_t i = 0; i < rows; i++) {
-        volatile float quotient = m ? m[i] / n[i] : 1;
-        float gain = quotient;
-        double error = fabs((double)n[i] - (double)want[i]);
-        if (!(error <= NORM_TOLERANCE * (double)want[i]) || memcmp(&gain, &g[i], sizeof gain) != 0)
-            fail_msg("%s: row %lld has the norm %a, want %a, and g %a, want %a", what, (long long)i,
-                     (double)n[i], (double)want[i], (double)g[i], (double)gain);
-    }
-    free(n), free(g);
-}
-
-static void expect_same(const char *what, const void *got, const void *want, int64_t count)
-{
-    uint16_t *bits[2] = {malloc((size_t)count * 2), malloc((size_t)count * 2)};
-    assert_true(bits[0] && bits[1]);
-    cuda_read(bits[0], got, (uint64_t)count * 2);
-    cuda_read(bits[1], want, (uint64_t)count * 2);
-    if (memcmp(bits[0], bits[1], (size_t)count * 2) != 0)
-        fail_msg("%s: bits differ", what);
-    free(bits[0]), free(bits[1]);
-}
-
-/* The merged weight is `merged` whether there are norms or not, W apart what nf4_dequant makes, and the
- * norms of both are the same. */
-static void merge_with_norms(const char *what, const tsr_nf4_merge_args *args, const float *want,
-                             const float *m)
-{
-    int64_t count = args->weight.count, rows = count / args->weight.columns;
-    tsr_nf4_merge_args with = *args;
-    tsr_nf4_dequant_args alone = args->weight;
-    float *partials =
-        cuda_copy(NULL, 4 * (uint64_t)tsr_nf4_merge_partials(rows, args->weight.columns) + GUARD);
-    with.weight.out = new_output(count, TSR_BF16, 0);
-    alone.out = new_output(count, TSR_BF16, 0);
-    with.norms = (tsr_nf4_merge_norms){.n = new_output(rows, TSR_F32, 0),
-                                       .g = new_output(rows, TSR_F32, 0),
-                                       .m = cuda_copy(m, (uint64_t)rows * 4),
-                                       .partials = partials};
-    RUN(rig.kernels->nf4_merge(rig.stream, &with));
-    expect_norms(what, &with.norms, want, m, rows);
-    expect_same(what, with.weight.out, args->weight.out, count);
-    tsr_nf4_merge_norms first = with.norms;
-    with.norms.n = new_output(rows, TSR_F32, 0);
-    with.norms.m = NULL;
-    with.apart = true;
-    RUN(rig.kernels->nf4_merge(rig.stream, &with));
-    RUN(rig.kernels->nf4_dequant(rig.stream, &alone));
-    expect_norms(what, &with.norms, want, NULL, rows);
-    expect_same(what, with.weight.out, alone.out, count);
-    expect_same(what, with.norms.n, first.n, 2 * rows);
-}
-
-static void one_merge(const merge_case *c, tsr_dtype dtype)
-{
-    if (!cuda_turn())
-        return;
-    int64_t count = c->rows * c->columns;
-    nf4_data d = new_nf4(&(nf4_case){count, c->columns, c->nested, 0, 0});
-    float *a = new_random(c->r * c->columns, 6, 0.05f);
-    float *b = new_random(c->rows * c->r + c->b_offset, 7, 0.3f);
-    for (int64_t i = 3; i < d.blocks && i < 3 + EXTREMES; i++)
-        d.absmax[i] = 0.1f;                /* products with infinity are of no use here */
-    bool zero = c->rows > 1 && !c->nested; /* the first row */
-    for (int64_t i = 0; i < d.blocks && zero && i * 64 < c->columns; i++)
-        d.absmax[i] = 0;
-    memset(b + c->b_offset, 0, (size_t)(zero ? c->r : 0) * sizeof *b);
-    float *norm = new_floats(c->rows), *gain = new_floats(c->rows);
-    void *device_a = cuda_values(a, c->r * c->columns, dtype);
-    char *device_b = cuda_values(b, c->rows * c->r + c->b_offset, dtype);
-    tsr_nf4_merge_args args = {.weight = {.out = d.want,
-                                          .codes = d.codes,
-                                          .absmax = c->nested ? (void *)d.q : (void *)d.absmax,
-                                          .nested_absmax = d.nested,
-                                          .nested_map = d.map,
-                                          .level = d.level,
-                                          .count = count,
-                                          .columns = c->columns,
-                                          .offset = 0.04f,
-                                          .nested = c->nested},
-                               .a = a,
-                               .b = b + c->b_offset,
-                               .r = c->r,
-                               .scale = 1.75f,
-                               .norms = {.n = norm, .g = gain}};
-    RUN(tsr_nf4_merge_ref(&args, rig.pool));
-    args.norms = (tsr_nf4_merge_norms){0};
-    args.weight.dtype = dtype;
-    args.weight.out = new_output(count, dtype, 0);
-    args.weight.codes = cuda_copy(d.codes, (uint64_t)(count + 1) / 2);
-    args.weight.absmax = c->nested ? cuda_copy(d.q, (uint64_t)d.blocks)
-                                   : cuda_copy(d.absmax, (uint64_t)d.blocks * 4);
-    args.weight.nested_absmax = cuda_copy(d.nested, (uint64_t)(d.blocks / 256 + 1) * 4);
-    args.weight.nested_map = cuda_copy(d.map, 1024);
-    args.weight.level = cuda_copy(d.level, 64);
-    args.a = device_a;
-    args.b = device_b + (uint32_t)c->b_offset * tsr_dtype_bytes(dtype);
-    RUN(rig.kernels->nf4_merge(rig.stream, &args));
-    char what[128];
-    snprintf(what, sizeof what, "nf4_merge of %lld x %lld, r %lld, %s scales", (long long)c->rows,
-             (long long)c->columns, (long long)c->r, c->nested ? "nested" : "fp32");
-    /* What is not fused is rounded when the weight is made, and again when it is added to. */
-    bool once = dtype == TSR_F32 || (tsr_nf4_merge_fused(dtype, c->columns, c->r) && !c->b_offset);
-    cuda_expect(what, args.weight.out, d.want, count, dtype,
-                tolerance_of(tolerance_merge, dtype) * (once ? 1 : 2), 1e-30);
-    if (dtype == TSR_BF16 && once)
-        merge_with_norms(what, &args, norm, d.factor);
-    free(a), free(b), free(norm), free(gain);
-    free_nf4(&d);
-    cuda_free_all();
-}
-
-static void nf4_merges(void **state)
-{
-    static const int64_t rows[] = {1, 7, 8, 16, 63, 64, 65, 127, 129, 200, 257};
-    static const int64_t columns[] = {64, 128, 192, 256, 320, 1088};
-    static const int64_t ranks[] = {8, 16, 24, 32, 40, 64, 72, 136, 384, 512};
-    (void)state;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
-            for (size_t k = 0; k < sizeof ranks / sizeof *ranks; k++)
-                one_merge(&(merge_case){rows[i], columns[j], ranks[k], (i + j + k) % 2, 0},
-                          TSR_BF16);
-    one_merge(&(merge_case){1024, 4096, 16, true, 0}, TSR_BF16);
-    one_merge(&(merge_case){300, 14336, 64, true, 0}, TSR_BF16);
-    one_merge(&(merge_case){2048, 4096, 384, true, 0}, TSR_BF16);
-    /* What the fused kernel does not take. */
-    one_merge(&(merge_case){64, 256, 16, true, 1}, TSR_BF16);
-    one_merge(&(merge_case){50, 96, 16, true, 0}, TSR_BF16);
-    one_merge(&(merge_case){50, 128, 12, false, 0}, TSR_BF16);
-    one_merge(&(merge_case){50, 128, 16, true, 0}, TSR_F32);
-    one_merge(&(merge_case){50, 128, 16, true, 0}, TSR_F16);
-    tsr_nf4_merge_args none = {.weight = {.columns = 64}, .r = 16};
-    RUN(rig.kernels->nf4_merge(rig.stream, &none));
-    none.weight.columns = 0;
-    assert_int_equal(rig.kernels->nf4_merge(rig.stream, &none), TSR_EINVAL);
-}
-
-/* Norms only where one kernel merges, and of what it leaves. */
-static void nf4_merge_refuses_norms(void **state)
-{
-    float some[4];
-    tsr_nf4_merge_args args = {.weight = {.out = some,
-                                          .codes = (uint8_t *)some,
-                                          .absmax = some,
-                                          .level = some,
-                                          .count = 256,
-                                          .columns = 64,
-                                          .dtype = TSR_BF16},
-                               .a = some,
-                               .b = some,
-                               .r = 16,
-                               .norms = {.n = some, .g = some}};
-    (void)state;
-    assert_int_equal(rig.kernels->nf4_merge(rig.stream, &args), TSR_EUNSUPPORTED);
-    args.norms.partials = some;
-    args.weight.dtype = TSR_F32;
-    assert_int_equal(rig.kernels->nf4_merge(rig.stream, &args), TSR_EUNSUPPORTED);
-}
-
-/* By the kernel of cards that have no wgmma. */
-static void nf4_merges_on_any_card(void **state)
-{
-    tsr_kernels_context *context = tsr_device_kept(tsr_stream_device(rig.stream));
-    void *boxes = context->boxes;
-    context->boxes = NULL;
-    nf4_merges(state);
-    context->boxes = boxes;
 }
 
 /* ---- widen ---- */
@@ -686,9 +434,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nf4_dequant_gives_the_references_bits),
         cmocka_unit_test(nf4_dequant_of_nothing),
-        cmocka_unit_test(nf4_merges),
-        cmocka_unit_test(nf4_merges_on_any_card),
-        cmocka_unit_test(nf4_merge_refuses_norms),
         cmocka_unit_test(widen_between_all_dtypes),
         cmocka_unit_test(rows_are_moved),
         cmocka_unit_test(row_square_norms),

@@ -3,6 +3,8 @@
  * an fp32 result), with nested and with fp32 scales, ragged tails, rows that blocks cross, and the
  * row factor.
  */
+#include "kernels/fp8.h"
+#include "kernels/fp8_decode.h"
 #include "kernels/nf4_dequant.h"
 #include "kernels/nf4_merge.h"
 
@@ -174,6 +176,65 @@ static void low_rank_parts_are_merged(void **state)
     }
 }
 
+/* Norms alone, of the values that fp8_decode's codes and scales stand for, with an infinity in the third row. */
+static void norms_alone_are_of_e4m3(void **state)
+{
+    (void)state;
+    const int64_t shape[][3] = {{33, 100, 5}, {20, 64, 16}, {3, 7, 1}, {8, 320, 0}};
+    for (size_t c = 0; c < sizeof shape / sizeof *shape; c++) {
+        int64_t rows = shape[c][0], columns = shape[c][1], r = shape[c][2], count = rows * columns;
+        float *absmax = new_gain((count + 63) / 64, 1), *scale = new_floats(rows);
+        float *a = new_random(r * columns, 2, 0.1f), *b = new_random(rows * r, 3, 0.1f);
+        float *n = new_floats(rows), *g = new_floats(rows), *m = new_gain(rows, 4);
+        uint8_t *codes = malloc((size_t)(count + 1) / 2), *bytes = malloc((size_t)count);
+        assert_true(codes && bytes);
+        for (int64_t i = 0; i < (count + 1) / 2; i++)
+            codes[i] = (uint8_t)tsr_mix((uint64_t)i);
+        absmax[0] = 0;
+        int64_t bad = (2 * columns + 63) / 64; /* the first block that begins in the third row */
+        if (bad * 64 < 3 * columns)
+            absmax[bad] = INFINITY;
+        tsr_fp8_decode_args decode = {.weight = {.out = bytes,
+                                                 .codes = codes,
+                                                 .absmax = absmax,
+                                                 .level = levels,
+                                                 .count = count,
+                                                 .columns = columns,
+                                                 .dtype = TSR_F8_E4M3},
+                                      .scale = scale};
+        assert_int_equal(tsr_fp8_decode_ref(&decode, test_pool(0)), TSR_OK);
+        tsr_nf4_merge_args args = {.weight = decode.weight,
+                                   .a = a,
+                                   .b = b,
+                                   .r = r,
+                                   .scale = 2.5f,
+                                   .norms = {.n = n, .g = g, .m = m},
+                                   .e4m3_scale = scale};
+        args.weight.out = NULL;
+        args.weight.dtype = TSR_F32;
+        for (int fresh = 0; fresh < 2; fresh++) {
+            args.norms.m = fresh ? NULL : m;
+            run_on_pools(run_merge, &args, n, rows);
+            for (int64_t i = 0; i < rows; i++) {
+                double sum = 0;
+                for (int64_t j = 0; j < columns; j++) {
+                    double x = (double)tsr_e4m3_to_f32(bytes[i * columns + j]) * (double)scale[i];
+                    for (int64_t k = 0; k < r; k++)
+                        x += 2.5 * (double)b[i * r + k] * (double)a[k * columns + j];
+                    sum += x * x;
+                }
+                volatile float gain = fresh ? 1 : m[i] / n[i];
+                assert_true(isnan(sum) ? isnan(n[i])
+                                       : fabs((double)n[i] - sqrt(sum)) <= 1e-6 * sqrt(sum));
+                assert_true(isnan(gain) ? isnan(g[i]) : g[i] == gain);
+                assert_true(i != 2 || isnan(n[i]) || bad * 64 >= 3 * columns);
+            }
+        }
+        free(absmax), free(scale), free(a), free(b), free(n), free(g), free(m);
+        free(codes), free(bytes);
+    }
+}
+
 static void nothing_and_nonsense(void **state)
 {
     (void)state;
@@ -188,6 +249,14 @@ static void nothing_and_nonsense(void **state)
     merge.apart = true;
     assert_int_equal(tsr_nf4_merge_ref(&merge, test_pool(0)), TSR_EINVAL);
     merge.apart = false;
+    float some[4] = {1};
+    merge.e4m3_scale = some; /* norms that nobody wants */
+    assert_int_equal(tsr_nf4_merge_ref(&merge, test_pool(0)), TSR_EINVAL);
+    merge.norms = (tsr_nf4_merge_norms){.n = some, .g = some};
+    assert_int_equal(tsr_nf4_merge_ref(&merge, test_pool(0)), TSR_OK);
+    merge.weight.out = some; /* and a weight with them */
+    assert_int_equal(tsr_nf4_merge_ref(&merge, test_pool(0)), TSR_EINVAL);
+    merge.e4m3_scale = NULL;
     merge.weight.columns = 0;
     assert_int_equal(tsr_nf4_merge_ref(&merge, test_pool(0)), TSR_EINVAL);
 }
@@ -198,6 +267,7 @@ int main(void)
         cmocka_unit_test(every_golden_case),
         cmocka_unit_test(row_factor_is_multiplied_before_rounding),
         cmocka_unit_test(low_rank_parts_are_merged),
+        cmocka_unit_test(norms_alone_are_of_e4m3),
         cmocka_unit_test(nothing_and_nonsense),
     };
     return cmocka_run_group_tests(tests, NULL, pools_teardown);
