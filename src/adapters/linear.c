@@ -74,20 +74,28 @@ static tsr_graph_choice choice_of(const tsr_linear_context *context, const tsr_l
     return tsr_graph_choose(context->graphs, &shape);
 }
 
-/* W + s B A, or, apart, W; with the norms, if they are asked for. */
-static tsr_status merged_weight(const void **out, const tsr_linear_context *context,
-                                const tsr_linear *linear, const tsr_linear_norm_args *norm,
-                                bool apart)
+/* Merging; with the norms, if they are asked for. */
+static tsr_nf4_merge_args merge_of(const tsr_linear_context *context, const tsr_linear *linear,
+                                   const tsr_linear_norm_args *norm)
 {
     tsr_nf4_merge_args args = {.weight = codes_of(context, linear),
                                .a = linear->a,
                                .b = linear->b,
                                .r = (int64_t)linear->r,
-                               .scale = (float)linear->scale,
-                               .apart = apart};
+                               .scale = (float)linear->scale};
     if (norm)
         args.norms = (tsr_nf4_merge_norms){
             .n = norm->n, .g = norm->g, .m = norm->m, .partials = norm->partials};
+    return args;
+}
+
+/* W + s B A, or, apart, W; with the norms, if they are asked for. */
+static tsr_status merged_weight(const void **out, const tsr_linear_context *context,
+                                const tsr_linear *linear, const tsr_linear_norm_args *norm,
+                                bool apart)
+{
+    tsr_nf4_merge_args args = merge_of(context, linear, norm);
+    args.apart = apart;
     *out = context->weight;
     return context->kernels->nf4_merge(context->stream, &args);
 }
@@ -467,10 +475,23 @@ static tsr_status factored_norm(const tsr_linear_context *context, const tsr_lin
                                                                      .dtype = context->dtype});
 }
 
+/* Of the weight that e4m3 can hold, which is not made for it; its scales are. */
+static tsr_status norm_in_e4m3(const tsr_linear_context *context, const tsr_linear *linear,
+                               const tsr_linear_norm_args *norm)
+{
+    tsr_nf4_merge_args args = merge_of(context, linear, norm);
+    TSR_TRY(tsr_linear_fp8_scales(context, context->fp8.weight_scale, &args.weight));
+    args.weight.out = NULL;
+    args.e4m3_scale = context->fp8.weight_scale;
+    return context->kernels->nf4_merge(context->stream, &args);
+}
+
 tsr_status tsr_linear_norm(const tsr_linear_context *context, const tsr_linear *linear,
                            const tsr_linear_norm_args *args)
 {
     const void *unused;
-    return merges(context, linear) ? merged_weight(&unused, context, linear, args, false)
-                                   : factored_norm(context, linear, args);
+    if (!tsr_linear_norm_merges(context->dtype, !linear->weight.data, linear->in, linear->r))
+        return factored_norm(context, linear, args);
+    return context->fp8.on ? norm_in_e4m3(context, linear, args)
+                           : merged_weight(&unused, context, linear, args, false);
 }

@@ -19,7 +19,8 @@
  *
  * With an fp8 base (base_compute: fp8) W x and W^T dz are matmuls in e4m3, of W with a scale for each
  * of its rows, x and dz with one for each token; all else is as above, with the weight that e4m3 can hold
- * wherever W stands, in DoRA's norms too. The scales of W are part of what is quantized of dz.
+ * wherever W stands, in DoRA's norms too, which are made before a forward, never in it. The scales of W are
+ * part of what is quantized of dz.
  *
  * Cost     that of the graphs, and of making the weight from its codes, once per call: a frozen W has no
  *          gradient.
@@ -45,7 +46,7 @@ typedef struct {
 typedef struct {
     const float *m; /* [out]; NULL: fresh, m is n (g = 1) */
     float *n, *g;   /* [out], written */
-    /* Where W + s B A is made (tsr_linear_merges) they come of that: */
+    /* Where s B A is added to W as that is decoded (tsr_linear_norm_merges) they come of that: */
     float *partials; /* scratch, tsr_nf4_merge_partials of the weight */
     /* Elsewhere they are factored, of values in the compute dtype; the rest stays fp32: */
     float *squares; /* [out]: ||w||^2; of an fp8 base without its scales */
@@ -72,12 +73,18 @@ typedef struct {
     tsr_dropout dropout;
 } tsr_linear;
 
-/* Whether a kernel makes W + s B A, rounded once, of such a base: what some graphs multiply with
- * (adapters/graph.h), and, whatever the graph, what DoRA's norms are of. So their bits do not depend on the
- * micro-batch that they are made in. */
+/* Whether one kernel adds s B A to such a base while it decodes it. DoRA's norms are then of that, whatever
+ * is multiplied with: so their bits do not depend on the micro-batch that they are made in. */
+static inline bool tsr_linear_norm_merges(tsr_dtype dtype, bool nf4, uint64_t in, uint64_t r)
+{
+    return nf4 && tsr_nf4_merge_fused(dtype, (int64_t)in, (int64_t)r);
+}
+
+/* Whether what it makes, rounded once, may be multiplied with (adapters/graph.h). Norms come with the weight
+ * of a forward then, merged or not; with an fp8 base, which is multiplied with as e4m3, by themselves. */
 static inline bool tsr_linear_merges(tsr_dtype dtype, bool fp8, bool nf4, uint64_t in, uint64_t r)
 {
-    return nf4 && !fp8 && tsr_nf4_merge_fused(dtype, (int64_t)in, (int64_t)r);
+    return !fp8 && tsr_linear_norm_merges(dtype, nf4, in, r);
 }
 
 /* Whether y is composed here (DoRA with dropout). */

@@ -299,7 +299,7 @@ static uint64_t larger(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* Of DoRA's norms: what those that come of W + s B A need, and those that are factored. */
+/* Of DoRA's norms: what those need that the kernel that merges makes, and those that are factored. */
 static tsr_status take_norm_scratch(const walk *w, tsr_activations *out)
 {
     const tsr_layout *layout = w->options->layout;
@@ -309,7 +309,7 @@ static tsr_status take_norm_scratch(const walk *w, tsr_activations *out)
             &layout->unit[i / TSR_LINEAR_COUNT].linear[i % TSR_LINEAR_COUNT];
         if (!one->r || !one->dora)
             continue;
-        if (tsr_linear_merges(w->options->dtype, w->options->fp8, one->quantized, one->in, one->r))
+        if (tsr_linear_norm_merges(w->options->dtype, one->quantized, one->in, one->r))
             partials = larger(
                 partials, (uint64_t)tsr_nf4_merge_partials((int64_t)one->out, (int64_t)one->in));
         else {

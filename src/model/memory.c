@@ -36,8 +36,7 @@ static tsr_status walk_unit(unit_state *state, const tsr_model_options *options,
         }
         if (!linear->dora)
             continue;
-        if (!tsr_linear_merges(options->dtype, options->fp8, linear->quantized, linear->in,
-                               linear->r))
+        if (!tsr_linear_norm_merges(options->dtype, linear->quantized, linear->in, linear->r))
             TSR_TRY(take_floats(norm ? &norm->squares : NULL, device, user, linear->path, "squares",
                                 linear->out, 1));
         TSR_TRY(

@@ -1,12 +1,13 @@
 /*
- * test_linear_graphs.c: a linear with its adapter by each of its graphs, against sums in double; which
- * graphs are timed, and that one of them is taken.
+ * test_linear_graphs.c: a linear with its adapter by each of its graphs, and DoRA's norms of an fp8 base,
+ * against sums in double; which graphs are timed, and that one of them is taken.
  *
  *     test_adapters_linear_graphs        on the CPU, fp32
  *     test_adapters_linear_graphs cuda   on a GPU, bf16 and fp32; 77 without one
  */
 #include "adapters/graph_time.h"
 #include "adapters/linear.h"
+#include "kernels/fp8.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -424,6 +425,72 @@ static void test_graphs(void **state)
         over_dtypes(check_graphs, specs[i]);
 }
 
+/* ---- the norms of an fp8 base ---- */
+
+/* W becomes what its codes in e4m3 say, and the norms those of that. */
+static void put_into_e4m3(linear_case *c)
+{
+    int64_t in = c->spec.in, out = c->spec.out, count = in * out;
+    uint8_t *codes = malloc((size_t)count);
+    float *scale = malloc((size_t)out * sizeof *scale);
+    assert_true(codes && scale);
+    c->context.fp8 = (tsr_linear_fp8){.on = true,
+                                      .weight = take(c, (uint64_t)count),
+                                      .weight_scale = take(c, (uint64_t)out * sizeof(float))};
+    const tsr_base_weight *w = &c->linear.weight;
+    tsr_fp8_decode_args decode = {.weight = {.out = c->context.fp8.weight,
+                                             .codes = w->codes,
+                                             .absmax = w->absmax,
+                                             .level = w->level,
+                                             .count = count,
+                                             .columns = in,
+                                             .dtype = TSR_F8_E4M3},
+                                  .scale = c->context.fp8.weight_scale};
+    RUN(rig.kernels->fp8_decode(rig.stream, &decode));
+    RUN(tsr_stream_synchronize(rig.stream));
+    RUN(tsr_device_read(rig.device, codes, decode.weight.out, (uint64_t)count));
+    RUN(tsr_device_read(rig.device, scale, decode.scale, (uint64_t)out * sizeof(float)));
+    for (int64_t i = 0; i < count; i++)
+        c->w[i] = (double)(tsr_e4m3_to_f32(codes[i]) * scale[i / in]);
+    double *m = zeros(count);
+    memcpy(m, c->w, (size_t)count * sizeof *m);
+    multiply(m, c->b, c->a, out, in, c->spec.r, false, SCALE);
+    memset(c->n, 0, (size_t)out * sizeof *c->n);
+    for (int64_t i = 0; i < count; i++)
+        c->n[i / in] += m[i] * m[i];
+    for (int64_t i = 0; i < out; i++)
+        c->n[i] = sqrt(c->n[i]);
+    free(m), free(codes), free(scale);
+}
+
+/* Of the weight that e4m3 can hold, whichever way they are made; g is 1 exactly where m is what n was. */
+static void check_fp8_norms(spec s)
+{
+    linear_case *c = begin(s);
+    put_into_e4m3(c);
+    for (int turn = 0; turn < 2; turn++) {
+        c->fresh = turn == 0;
+        c->norm.known = turn == 1;
+        c->norm.m = turn == 1 ? c->magnitude : NULL;
+        RUN(tsr_stream_fill(rig.stream, c->context.fp8.weight_scale, 0xff,
+                            c->linear.out * sizeof(float)));
+        RUN(tsr_linear_norm(&c->context, &c->linear, &c->norm));
+        expect_norms(c, norm_tolerance(s.dtype));
+    }
+    end(c);
+}
+
+static void test_fp8_norms(void **state)
+{
+    static const spec specs[] = {{1, 64, 8, 8, TSR_F32, 0.1},    {1, 192, 320, 16, TSR_F32, 0.1},
+                                 {1, 128, 1040, 24, TSR_F32, 1}, {1, 96, 200, 16, TSR_F32, 0.1},
+                                 {1, 128, 100, 12, TSR_F32, 1},  {1, 512, 768, 256, TSR_F32, 0.1},
+                                 {1, 128, 64, 128, TSR_F32, 0}};
+    (void)state;
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++)
+        over_dtypes(check_fp8_norms, specs[i]);
+}
+
 /* ---- timing ---- */
 
 static void check_timing_of(const tsr_graph_shape *shape)
@@ -496,6 +563,7 @@ int main(int argc, char **argv)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_graphs),
+        cmocka_unit_test(test_fp8_norms),
         cmocka_unit_test(test_timing),
         cmocka_unit_test(test_fastest),
     };

@@ -231,7 +231,7 @@ static void test_fp8(void **state)
     (void)state;
     static const char lora[] = "base_compute: fp8\nlora_r: 4\ntotal_batch_size: 4\n";
     static const char dora[] =
-        "base_compute: fp8\nuse_dora: true\nlora_r: 4\nlora_dropout: 0.1\ntotal_batch_size: 4\n";
+        "base_compute: fp8\nuse_dora: true\nlora_r: 8\nlora_dropout: 0.1\ntotal_batch_size: 4\n";
     if (!job_has_fp8())
         skip();
     run_subject(&(subject){"LoRA, fp8 base", lora, NULL, few, COUNT(few)}, "train.jsonl",

@@ -23,11 +23,20 @@
 static struct {
     int merged, apart, fresh; /* nf4_merge with norms; of them W apart, and without m */
     int plain, decoded, factored;
+    int alone, scales; /* nf4_merge with norms alone, and the scales that they need */
 } seen;
 
 static tsr_status count_merge(tsr_stream *stream, const tsr_nf4_merge_args *args)
 {
     (void)stream;
+    assert_int_equal(!args->weight.out, args->e4m3_scale != NULL);
+    if (args->e4m3_scale) {
+        assert_true(args->norms.n && args->norms.g && args->norms.partials);
+        assert_int_equal(seen.scales, seen.alone + 1);
+        seen.fresh += !args->norms.m;
+        seen.alone++;
+        return TSR_OK;
+    }
     seen.merged += args->norms.n != NULL;
     seen.apart += args->apart;
     seen.fresh += args->norms.n && !args->norms.m;
@@ -41,6 +50,13 @@ static tsr_status count_decode(tsr_stream *stream, const tsr_nf4_dequant_args *a
     (void)stream;
     (void)args;
     seen.decoded++;
+    return TSR_OK;
+}
+
+static tsr_status count_scales(tsr_stream *stream, const tsr_fp8_decode_args *args)
+{
+    (void)stream;
+    seen.scales += !args->weight.out;
     return TSR_OK;
 }
 
@@ -64,6 +80,7 @@ static tsr_kernels counting(void)
     tsr_kernels kernels = tsr_kernels_none;
     kernels.nf4_merge = count_merge;
     kernels.nf4_dequant = count_decode;
+    kernels.fp8_decode = count_scales;
     kernels.dora_norm = count_factored;
     kernels.attention_workspace_bytes = tsr_kernels_cpu()->attention_workspace_bytes;
     kernels.head_workspace_bytes = tsr_kernels_cpu()->head_workspace_bytes;
@@ -278,19 +295,40 @@ static void norms_without_a_forward(void **state)
 /* A base that cannot be merged: before the forward, as ever. */
 static void norms_of_another_base(void **state)
 {
-    static const char *const bases[] = {"load_in_4bit: false\n", "base_compute: fp8\n"};
     (void)state;
-    for (int i = 0; i < 2; i++) {
-        rig *r = begin(bases[i]);
-        stage(r, TOKENS, true);
-        norm(r);
-        assert_int_equal(seen.factored, LINEARS);
-        forward(r);
-        assert_int_equal(seen.factored, LINEARS);
-        assert_int_equal(seen.merged, 0);
-        assert_true(r->squares);
-        end(r);
-    }
+    rig *r = begin("load_in_4bit: false\n");
+    stage(r, TOKENS, true);
+    norm(r);
+    assert_int_equal(seen.factored, LINEARS);
+    forward(r);
+    assert_int_equal(seen.factored, LINEARS);
+    assert_int_equal(seen.merged, 0);
+    assert_true(r->squares);
+    end(r);
+}
+
+/* The same where it could, but is multiplied with in e4m3: by the kernel that merges, with no weight made. */
+static void norms_of_an_fp8_base(void **state)
+{
+    (void)state;
+    rig *r = begin("base_compute: fp8\n");
+    tsr_model_set_fresh(r->model, true);
+    stage(r, 0, false);
+    norm(r);
+    forward(r);
+    assert_int_equal(seen.alone, LINEARS);
+    assert_int_equal(seen.fresh, LINEARS);
+    tsr_model_set_fresh(r->model, false);
+    RUN(tsr_model_release(r->model));
+    stage(r, TOKENS, true);
+    norm(r);
+    assert_int_equal(seen.alone, LINEARS);
+    assert_int_equal(seen.fresh, 0);
+    forward(r);
+    assert_int_equal(seen.alone, LINEARS);
+    assert_int_equal(seen.merged + seen.plain + seen.factored, 0);
+    assert_false(r->squares);
+    end(r);
 }
 
 int main(void)
@@ -300,6 +338,7 @@ int main(void)
         cmocka_unit_test(norms_come_of_a_forward_with_dropout),
         cmocka_unit_test(norms_without_a_forward),
         cmocka_unit_test(norms_of_another_base),
+        cmocka_unit_test(norms_of_an_fp8_base),
     };
     return cmocka_run_group_tests_name("norms", tests, scratch_setup, scratch_teardown);
 }
