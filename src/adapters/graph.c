@@ -37,7 +37,7 @@ bool tsr_graph_allowed(const tsr_graph_shape *shape, tsr_graph_choice choice)
 {
     const tsr_graph *graph = &tsr_graph_table[choice.graph];
     return graph->backward == shape->backward &&
-           (!graph->merged || (shape->merges && !shape->drops)) &&
+           (!graph->merged || !tsr_graph_keeps_low(shape->merges, shape->drops)) &&
            graph->outer_db == graph->outer_da &&
            (!choice.once || (graph->backward && !graph->outer_db && once_fits(shape)));
 }
@@ -140,7 +140,7 @@ static void add_backward(tally *y, const tsr_graph *graph, bool once)
 {
     if (graph->outer_db)
         add_matmul(y, y->out, y->in, y->t, 1);
-    else
+    else if (!tsr_graph_keeps_low(y->shape->merges, y->shape->drops))
         add_matmul(y, y->t, y->r, y->in, NARROW);
     if (once)
         add_once(y);

@@ -13,7 +13,8 @@
  *     B5   B1 with dX = dY (W + B A)
  *
  * Where dB and dS come from dY, one pass over it can make both (kernels/low_rank_backward.h): "B1.once",
- * "B5.once". Forward and backward of a linear are chosen each for itself.
+ * "B5.once". Forward and backward of a linear are chosen each for itself. Where no forward can merge, each
+ * makes X A' and leaves it for the backward (tsr_graph_keeps_low), whose cost is then without it.
  *
  * Not all of them are for every shape (tsr_graph_allowed):
  *     W + B A       only in bf16, where the weight is made from codes anyway and rounded once, with s B A
@@ -23,7 +24,7 @@
  *     dY' X         [out, in] of the compute dtype lies where the weight is made later: no memory is added.
  *     B2            never, and so it is only counted here: it takes more FLOPs than another one for every
  *                   linear of 8B and 70B models, ranks 8 to 1024, 128 to 16384 tokens (test_adapters_graph).
- *                   There B4 takes least for some ranks from 432 on, B3 from 488 on where W + B A is not
+ *                   There B4 takes least for some ranks from 432 on, B3 from 912 on where W + B A is not
  *                   allowed; of k and v only, since 2 r (in + out) must pass in out.
  *
  * DoRA     The norms of W + s B A come with it, once a step; a forward that multiplies with W makes it for
@@ -63,6 +64,13 @@ typedef struct {
     int64_t norms_every;
 } tsr_graph_shape;
 
+/* Whether no forward of such a linear can merge: then each makes X A', of the dropped X with dropout, and
+ * leaves it for the backward (linear.h). By what a plan knows, not by what is chosen. */
+static inline bool tsr_graph_keeps_low(bool merges, bool drops)
+{
+    return !merges || drops;
+}
+
 bool tsr_graph_same_shape(const tsr_graph_shape *a, const tsr_graph_shape *b);
 
 /* What a linear does in one direction. */
@@ -91,8 +99,8 @@ bool tsr_graph_allowed(const tsr_graph_shape *shape, tsr_graph_choice choice);
  * 4096 on an H200 (bench/results/h200_one_gpu.json: nf4_merge less nf4_dequant, r 16). */
 #define TSR_GRAPH_MERGE_BYTES 1.3
 
-/* FLOPs of FORMATS 4, allowed or not; and the bytes that the products read and write, with the codes of
- * the weight. */
+/* FLOPs of FORMATS 4, allowed or not, less those of X A' where that is kept; and the bytes that the
+ * products read and write, with the codes of the weight. */
 typedef struct {
     double flops, bytes;
     double price; /* seconds in bf16, FLOPs in fp32; with the norms */

@@ -94,6 +94,10 @@ static uint64_t lay_out(rig *out, char *scratch, const tsr_graph_shape *s)
     linear->b = cut(&c, out_ * r * element);
     out->gradients = (tsr_linear_gradients){.x = cut(&c, t * in * element)};
     out->gradients.dz = cut(&c, t * out_ * element);
+    out->context = (tsr_linear_context){.dtype = s->dtype, .tokens = s->tokens};
+    out->context.low = cut(&c, t * r * element);
+    if (tsr_graph_keeps_low(s->merges, s->drops))
+        out->gradients.low = out->context.low;
     if (s->merges) {
         linear->weight.codes = cut(&c, (weight + 1) / 2);
         linear->weight.absmax = cut(&c, (weight / TSR_NF4_BLOCK + 1) * sizeof(float));
@@ -103,11 +107,9 @@ static uint64_t lay_out(rig *out, char *scratch, const tsr_graph_shape *s)
     }
     out->random_bytes = (uint64_t)(c.at - c.begin);
     linear->weight.level = cut(&c, sizeof tsr_nf4_level);
-    out->context = (tsr_linear_context){.dtype = s->dtype, .tokens = s->tokens};
     out->context.samples = cut(&c, t * sizeof(int64_t));
     out->context.positions = cut(&c, t * sizeof(int32_t));
     out->context.weight = cut(&c, weight * element);
-    out->context.low = cut(&c, t * r * element);
     out->context.d_low = cut(&c, t * r * element);
     out->context.dropped = cut(&c, s->drops ? t * in * element : 0);
     out->context.d_dropped = cut(&c, s->drops ? t * in * element : 0);
@@ -173,9 +175,9 @@ static tsr_status run(timer *t, const tsr_graph_shape *shape, tsr_graph_choice c
     rig *r = &t->rig;
     tsr_graph_keep(&t->book, shape, choice);
     for (int i = 0; i < repeats; i++)
-        TSR_TRY(shape->backward
-                    ? tsr_linear_backward(&r->context, &r->linear, &r->gradients)
-                    : tsr_linear_forward(&r->context, &r->linear, r->gradients.x, r->z, NULL));
+        TSR_TRY(shape->backward ? tsr_linear_backward(&r->context, &r->linear, &r->gradients)
+                                : tsr_linear_forward(&r->context, &r->linear, r->gradients.x, r->z,
+                                                     NULL, NULL));
     return TSR_OK;
 }
 

@@ -203,10 +203,11 @@ static tsr_status outer(const tsr_linear_context *context, float *dw, const void
 /* db and d_low from the gradient dy of scale low B^T. One pass over dy has its sums pass through the
  * memory of the weight: no call leaves one there, and this call makes its own later, for dx. */
 static tsr_status low_rank_backward(const tsr_linear_context *context, const tsr_linear *linear,
-                                    float *db, const void *dy, float scale, bool once)
+                                    float *db, const void *dy, const void *low, float scale,
+                                    bool once)
 {
     tsr_low_rank_backward_args args = {.dy = dy,
-                                       .low = context->low,
+                                       .low = low,
                                        .b = linear->b,
                                        .db = db,
                                        .d_low = context->d_low,
@@ -258,12 +259,14 @@ static tsr_status outer_backward(const tsr_linear_context *context, const tsr_li
                                            .c_dtype = TSR_F32});
 }
 
-/* da and db of dy, the gradient of scale B A x; and d_low, where dx or they need it. */
+/* da and db of dy, the gradient of scale B A x; and d_low, where dx or they need it. gradients->low is of
+ * this x. */
 static tsr_status adapter_backward(const tsr_linear_context *context, const tsr_linear *linear,
                                    const tsr_linear_gradients *gradients, const void *dy,
                                    const void *x, float scale)
 {
     uint64_t out = linear->out, in = linear->in, r = linear->r;
+    const void *low = gradients->low ? gradients->low : context->low;
     tsr_graph_choice choice = choice_of(context, linear, true);
     const tsr_graph *graph = &tsr_graph_table[choice.graph];
     if (graph->outer_da) {
@@ -272,8 +275,9 @@ static tsr_status adapter_backward(const tsr_linear_context *context, const tsr_
             return TSR_OK;
         return project_back(context, context->d_low, dy, linear->b, out, r, scale, 0);
     }
-    TSR_TRY(project(context, context->low, x, linear->a, r, in, 1, 0));
-    TSR_TRY(low_rank_backward(context, linear, gradients->db, dy, scale, choice.once));
+    if (!gradients->low)
+        TSR_TRY(project(context, context->low, x, linear->a, r, in, 1, 0));
+    TSR_TRY(low_rank_backward(context, linear, gradients->db, dy, low, scale, choice.once));
     return outer(context, gradients->da, context->d_low, x, r, in);
 }
 
@@ -294,7 +298,7 @@ static tsr_status drop(const tsr_linear_context *context, const tsr_linear *line
 }
 
 tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linear *linear,
-                              const void *x, void *z, void *y)
+                              const void *x, void *z, void *y, void *low)
 {
     const void *w, *input = x;
     uint64_t out = linear->out, in = linear->in, r = linear->r;
@@ -309,19 +313,20 @@ tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linea
         TSR_TRY(drop(context, linear, context->dropped, x, false));
         input = context->dropped;
     }
+    low = low ? low : context->low;
     if (r)
-        TSR_TRY(project(context, context->low, input, linear->a, r, in, 1, 0));
+        TSR_TRY(project(context, low, input, linear->a, r, in, 1, 0));
     if (!tsr_linear_composes(linear)) {
         /* The small product first: what is rounded to the compute dtype in between is not W x. */
         if (r)
-            TSR_TRY(project(context, z, context->low, linear->b, out, r, (float)linear->scale, 0));
+            TSR_TRY(project(context, z, low, linear->b, out, r, (float)linear->scale, 0));
         return base_forward(context, linear, z, x, w, r > 0);
     }
     TSR_TRY(tsr_linear_input(context, input, (int64_t)in));
     TSR_TRY(base_forward(context, linear, z, input, w, 0));
     TSR_TRY(tsr_linear_input(context, x, (int64_t)in)); /* as it was: others read x too */
     TSR_TRY(base_forward(context, linear, y, x, w, 0));
-    TSR_TRY(project(context, context->lora, context->low, linear->b, out, r, 1, 0));
+    TSR_TRY(project(context, context->lora, low, linear->b, out, r, 1, 0));
     return context->kernels->compose(context->stream,
                                      &(tsr_compose_args){.base = y,
                                                          .base_dropped = z,

@@ -11,7 +11,9 @@
  * dropout cannot be written so: there `y` is composed here, the consumer gets it with g and bias
  * NULL, and its backward's dy comes back here.
  *
- * The low-rank product X A^T is never saved: the backward computes it again from x.
+ * The low-rank product X A^T is kept for the backward where every forward makes it (tsr_graph_keeps_low): of
+ * a base that is not merged with its adapter, and with dropout, where it is that of the dropped x. Elsewhere the
+ * backward makes it from x.
  *
  * In which order the products of an adapter are multiplied is chosen for each shape (adapters/graph.h);
  * here it is done. W + s B A is then one weight: one matmul gives z, one dx, and nothing is added to
@@ -117,7 +119,7 @@ typedef struct {
     const tsr_graph_book *graphs; /* what was chosen at start-up; NULL: nothing */
     void *weight;                 /* largest out * in elements */
     tsr_linear_fp8 fp8;
-    void *low, *d_low;        /* T * largest r each */
+    void *low, *d_low;        /* T * largest r each; low where it is not kept */
     void *dropped;            /* T * largest in, with dropout */
     void *d_dropped;          /* T * largest in, with dropout */
     void *lora;               /* T * largest out, with dropout and DoRA */
@@ -135,13 +137,15 @@ tsr_graph_shape tsr_linear_graph_shape(const tsr_linear_context *context, const 
 tsr_fp8_rows tsr_linear_rows(const tsr_linear_context *context);
 tsr_status tsr_linear_input(const tsr_linear_context *context, const void *x, int64_t in);
 
-/* z [T, out]; y [T, out] only if tsr_linear_composes, else NULL. */
+/* z [T, out]; y [T, out] only if tsr_linear_composes, else NULL. low [T, r]: where X A^T is left for the
+ * backward; not by a graph that merges, which has none. NULL: it is not kept. */
 tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linear *linear,
-                              const void *x, void *z, void *y);
+                              const void *x, void *z, void *y, void *low);
 
 /* What the backward of one linear reads and writes. */
 typedef struct {
     const void *x;    /* [T, in], the forward's */
+    const void *low;  /* [T, r], what the forward left; NULL: it is made again */
     void *dz;         /* [T, out]: gradient of z; of y if tsr_linear_composes */
     void *z;          /* [T, out], only if tsr_linear_composes: the forward's; overwritten */
     void *dx;         /* [T, in]; NULL: not wanted */

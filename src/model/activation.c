@@ -3,6 +3,7 @@
 #include "base/checked.h"
 
 #include <stdio.h>
+#include <string.h>
 
 /* Memory that buffers are cut from, from its front; two phases of a micro-batch share it by beginning
  * anew. `largest` is what it must have. While it is measured, and while planning, there is no base. */
@@ -109,6 +110,43 @@ static tsr_status take_outputs(const walk *w, tsr_layer_buffers *b, int layer,
     return TSR_OK;
 }
 
+/* Whether x A^T of this linear is kept; `again`: by a layer that recomputes in full, whose forward leaves
+ * out down_proj unless its z is needed (layer.h). */
+static bool keeps_low(const walk *w, const tsr_layout_linear *linear, tsr_linear_kind kind,
+                      bool again)
+{
+    const tsr_activation_options *o = w->options;
+    bool merges = tsr_linear_merges(o->dtype, o->fp8, linear->quantized, linear->in, linear->r);
+    return linear->r && tsr_graph_keeps_low(merges, o->dropout) &&
+           !(again && kind == TSR_DOWN && !needs_z(w, linear, kind));
+}
+
+static tsr_status take_low(const walk *w, void **out, int layer, tsr_linear_kind kind, uint64_t r)
+{
+    char what[48];
+    snprintf(what, sizeof what, "low %s", tsr_linear_name[kind]);
+    return take_rows(w, out, layer, what, r);
+}
+
+static tsr_status take_lows(const walk *w, tsr_layer_buffers *b, int layer)
+{
+    const tsr_layout_linear *linear = w->options->layout->unit[layer].linear;
+    for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+        if (keeps_low(w, &linear[kind], kind, false))
+            TSR_TRY(take_low(w, &b->low[kind], layer, kind, linear[kind].r));
+    return TSR_OK;
+}
+
+/* Of a layer that recomputes in full. */
+static void share_lows(const walk *w, tsr_layer_buffers *b, int layer,
+                       const tsr_layer_buffers *shared)
+{
+    const tsr_layout_linear *linear = w->options->layout->unit[layer].linear;
+    for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+        if (keeps_low(w, &linear[kind], kind, true))
+            b->low[kind] = shared->low[kind];
+}
+
 /* What attention and the norms leave. */
 static tsr_status take_heads(const walk *w, tsr_layer_buffers *b, int layer)
 {
@@ -135,7 +173,16 @@ typedef struct {
     bool cheap; /* some layer makes h, h2 and act again */
     bool composed;
     bool heads; /* some layer's q, k or v is not rotated in place */
+    /* The largest rank of x A^T that layers which recompute in full share. */
+    uint64_t low[TSR_LINEAR_COUNT];
 } shared_need;
+
+static void need_lows(shared_need *need, const walk *w, const tsr_layout_linear *linear)
+{
+    for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+        if (keeps_low(w, &linear[kind], kind, true) && linear[kind].r > need->low[kind])
+            need->low[kind] = linear[kind].r;
+}
 
 static shared_need find_need(const walk *w)
 {
@@ -149,6 +196,8 @@ static shared_need find_need(const walk *w)
         if (!w->options->train || layer < layout->first_trained)
             continue;
         need.whole |= w->options->recompute[layer] == TSR_RECOMPUTE_FULL;
+        if (w->options->recompute[layer] == TSR_RECOMPUTE_FULL)
+            need_lows(&need, w, linear);
         need.cheap |= w->options->recompute[layer] == TSR_RECOMPUTE_SELECTIVE;
     }
     need.cheap |= need.whole;
@@ -222,24 +271,31 @@ static tsr_status take_shared(const walk *w, tsr_activations *out)
         snprintf(what, sizeof what, "y %s", tsr_linear_name[kind]);
         if (need.whole && need.composed)
             TSR_TRY(take_rows(w, &b->y[kind], -1, what, width));
+        if (need.low[kind])
+            TSR_TRY(take_low(w, &b->low[kind], -1, kind, need.low[kind]));
     }
     return TSR_OK;
 }
 
-/* A layer's own buffers by its recompute mode; what it has not of its own is the shared one. */
+/* A layer's own buffers by its recompute mode; what it has not of its own is the shared one, but for low,
+ * which the backward makes where there is none. */
 static tsr_status take_layer(const walk *w, tsr_layer_buffers *b, int layer,
                              const tsr_layer_buffers *shared)
 {
     const tsr_layout *layout = w->options->layout;
     *b = *shared;
+    memset(b->low, 0, sizeof b->low);
     if (!w->options->train || layer < layout->first_trained)
         return TSR_OK;
     tsr_recompute recompute = w->options->recompute[layer];
     TSR_TRY(take_rows(w, &b->x, layer, "x", w->d));
-    if (recompute == TSR_RECOMPUTE_FULL)
+    if (recompute == TSR_RECOMPUTE_FULL) {
+        share_lows(w, b, layer, shared);
         return TSR_OK;
+    }
     TSR_TRY(take_heads(w, b, layer));
     TSR_TRY(take_outputs(w, b, layer, shared));
+    TSR_TRY(take_lows(w, b, layer));
     if (recompute == TSR_RECOMPUTE_SELECTIVE)
         return TSR_OK;
     TSR_TRY(take_norms(w, b, layer));

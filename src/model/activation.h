@@ -6,9 +6,10 @@
  * buffer is named, so that the plan prints it and the run takes exactly the same from its arena.
  *
  *     recompute    a layer keeps
- *     none         x h q k v o x_mid h2 act, z (and y) of the linears that need it, rstd, lse
+ *     none         x h q k v o x_mid h2 act, z (and y) of the linears that need it, rstd, lse; low,
+ *                  x A^T, of the linears that every forward makes it of (adapters/graph.h)
  *     selective    the same without h, h2 and act
- *     full         x
+ *     full         x; low is shared scratch, which the forward that runs again fills
  *
  * Layers below the lowest one that trains keep nothing, nor does a run that only evaluates: what a
  * layer has not of its own is shared scratch. (An evaluation during training runs in the layers'

@@ -26,7 +26,8 @@ static tsr_status linear_forward(const tsr_linear_context *context, const tsr_la
                                  const tsr_layer_buffers *buffers, tsr_linear_kind kind,
                                  const void *x)
 {
-    return tsr_linear_forward(context, &layer->linear[kind], x, buffers->z[kind], buffers->y[kind]);
+    return tsr_linear_forward(context, &layer->linear[kind], x, buffers->z[kind], buffers->y[kind],
+                              buffers->low[kind]);
 }
 
 tsr_layer_input tsr_layer_output(const tsr_layer *layer, const tsr_layer_buffers *buffers)
@@ -146,7 +147,8 @@ tsr_status tsr_layer_forward(const tsr_linear_context *context, const tsr_layer_
 }
 
 /* Whether a backward reads what down_proj computed: for dm. Only the layer above, which has it
- * already, adds it to the residual. */
+ * already, adds it to the residual. Where it does not, no x A^T of down_proj is kept either
+ * (activation.c). */
 static bool needs_down(const tsr_layer *layer)
 {
     const tsr_linear *down = &layer->linear[TSR_DOWN];
@@ -194,6 +196,7 @@ static tsr_status linear_backward(const pass *p, tsr_linear_kind kind, const voi
                                   tsr_fp8_rows dz8, void *dx, bool add)
 {
     tsr_linear_gradients gradients = {.x = x,
+                                      .low = p->buffers->low[kind],
                                       .dz8 = dz8,
                                       .dz = dz,
                                       .z = p->buffers->z[kind],

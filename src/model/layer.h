@@ -57,11 +57,11 @@ typedef struct {
     int32_t documents;
 } tsr_layer_batch;
 
-/* Activations of one layer. z of q, k, v may be the same memory as q, k, v; y only where composed.
- */
+/* Activations of one layer. z of q, k, v may be the same memory as q, k, v; y only where composed; low,
+ * x A^T, only where it is kept (adapters/linear.h), else NULL. */
 typedef struct {
     void *x, *h, *q, *k, *v, *o, *x_mid, *h2, *act;
-    void *z[TSR_LINEAR_COUNT], *y[TSR_LINEAR_COUNT];
+    void *z[TSR_LINEAR_COUNT], *y[TSR_LINEAR_COUNT], *low[TSR_LINEAR_COUNT];
     float *rstd, *lse, *rstd2;
 } tsr_layer_buffers;
 

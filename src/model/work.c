@@ -156,7 +156,9 @@ static void add_amount(tsr_work_amount *sum, double times, tsr_work_amount one)
 }
 
 /* x A^T of a group forward, dA from x backward: x once at least. Here each linear reads it itself; its
- * forward only where the adapter is not merged, and its backward for both or for dY^T x. */
+ * forward only where the adapter is not merged, and its backward for dA, and for x A^T where that is not kept, or
+ * for dY^T x. Where down_proj's forward is not run again, its x A^T is counted as if it were: the backward
+ * makes it. */
 static void emit_group(const walk *w, tsr_work_term term, int group, bool backward)
 {
     const tsr_work_layer *l = w->layer;
@@ -171,7 +173,7 @@ static void emit_group(const walk *w, tsr_work_term term, int group, bool backwa
         if (!backward)
             add_amount(&here, !graph->merged, one);
         else if (!graph->outer_da)
-            add_amount(&here, 2, one);
+            add_amount(&here, tsr_graph_keeps_low(merges(w, x), x->drops) ? 1 : 2, one);
         else {
             add_amount(&here, 1, matmul(w, x->out, in, l->tokens));
             add_amount(&here, 1, matmul(w, x->r, in, x->out));

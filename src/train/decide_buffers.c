@@ -89,6 +89,7 @@ static const reason activations[] = {
     {"* act", "SwiGLU's output"},
     {"* z *", "output of the linear"},
     {"* y *", "its output with the adapter"},
+    {"* low *", "x A of the linear, whose base is not merged"},
 };
 
 static const char *find_reason(const reason *list, size_t count, const char *name)

@@ -34,7 +34,7 @@ typedef struct {
     tsr_linear linear;
     tsr_linear_context context;
     float squares[OUT], n[OUT], g[OUT], z[T * OUT], y[T * OUT], dx[T * IN], da[R * IN], db[OUT * R],
-        dm[OUT];
+        dm[OUT], low[T * R];
     float memory[OUT * IN + 4 * T * (IN + OUT)], norm_memory[2 * OUT * R + R * R];
 } fixture;
 
@@ -156,19 +156,26 @@ static void compare(fixture *f, const char *name, const char *what, const float 
     free(theirs);
 }
 
-static void run_once(fixture *f, const char *name)
+/* Forward, consumer and backward. `keep`: what the forward makes of X A^T is the backward's, which makes
+ * none: its scratch is not written. */
+static void pass(fixture *f, bool keep)
 {
     bool composes = tsr_linear_composes(&f->linear);
-    float dz[T * OUT];
+    float dz[T * OUT], nothing[T * R];
     memcpy(dz, f->dy, sizeof dz);
-    assert_int_equal(
-        tsr_linear_forward(&f->context, &f->linear, f->x, f->z, composes ? f->y : NULL), TSR_OK);
+    memset(nothing, 0xff, sizeof nothing); /* NaN */
+    memset(f->low, 0xff, sizeof f->low);
+    assert_int_equal(tsr_linear_forward(&f->context, &f->linear, f->x, f->z, composes ? f->y : NULL,
+                                        keep ? f->low : NULL),
+                     TSR_OK);
     assert_int_equal(tsr_stream_synchronize(f->stream), TSR_OK);
+    memcpy(f->context.low, nothing, sizeof nothing);
     if (!composes) {
         consume(f);
         consume_backward(f, dz);
     }
     tsr_linear_gradients gradients = {.x = f->x,
+                                      .low = keep ? f->low : NULL,
                                       .dz = dz,
                                       .z = f->z,
                                       .dx = f->dx,
@@ -177,6 +184,29 @@ static void run_once(fixture *f, const char *name)
                                       .dm = composes ? f->dm : NULL};
     assert_int_equal(tsr_linear_backward(&f->context, &f->linear, &gradients), TSR_OK);
     assert_int_equal(tsr_stream_synchronize(f->stream), TSR_OK);
+    if (keep)
+        assert_memory_equal(f->context.low, nothing, sizeof nothing);
+}
+
+/* Kept, the same bits. */
+static void run_both(fixture *f)
+{
+    float z[T * OUT], dx[T * IN], da[R * IN], db[OUT * R];
+    pass(f, false);
+    memcpy(z, f->z, sizeof z);
+    memcpy(dx, f->dx, sizeof dx);
+    memcpy(da, f->da, sizeof da);
+    memcpy(db, f->db, sizeof db);
+    pass(f, true);
+    assert_memory_equal(z, f->z, sizeof z);
+    assert_memory_equal(dx, f->dx, sizeof dx);
+    assert_memory_equal(da, f->da, sizeof da);
+    assert_memory_equal(db, f->db, sizeof db);
+}
+
+static void run_once(fixture *f, const char *name)
+{
+    run_both(f);
     compare(f, name, "y", f->y);
     compare(f, name, "dx", f->dx);
     compare(f, name, "dlora_A", f->da);
@@ -219,6 +249,24 @@ static void test_dora_dropout(void **state)
     run(f, "dora_dropout");
 }
 
+/* Without a magnitude dropout has no golden case here (tests/model has): what is kept is of the dropped x. */
+static void test_lora_dropout(void **state)
+{
+    fixture *f = *state;
+    double largest = 0;
+    f->linear.drops = true;
+    run_both(f);
+    for (int t = 0; t < T; t++)
+        for (int j = 0; j < R; j++) {
+            double sum = 0;
+            for (int i = 0; i < IN; i++)
+                sum += recorded_mask[t * IN + i] * (double)f->x[t * IN + i] *
+                       (double)f->a[j * IN + i] / (1 - P);
+            largest = worse(largest, fabs((double)f->low[t * R + j] - sum) / (1 + fabs(sum)));
+        }
+    judge("X A^T of the dropped x", largest, TOLERANCE);
+}
+
 /* dx is added to where that is asked for, and not computed where it is not wanted. */
 static void test_dx(void **state)
 {
@@ -244,6 +292,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_lora, setup, teardown),
         cmocka_unit_test_setup_teardown(test_dora, setup, teardown),
         cmocka_unit_test_setup_teardown(test_dora_dropout, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_lora_dropout, setup, teardown),
         cmocka_unit_test_setup_teardown(test_dx, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -390,6 +390,25 @@ static void expect_made_ahead(fixture *f, int which)
     assert_memory_equal(f->dx, dx, bytes);
 }
 
+/* With X A^T of the forward the backward gives the bits that it gives without. */
+static void expect_kept(fixture *f)
+{
+    const shape *s = &f->s;
+    size_t da_bytes = (size_t)(s->r * s->in) * sizeof(float);
+    size_t db_bytes = (size_t)(s->out * s->r) * sizeof(float);
+    float *low = floats(f, s->tokens * s->r), *dx = floats(f, s->tokens * s->in);
+    float *da = floats(f, s->r * s->in), *db = floats(f, s->out * s->r);
+    tsr_linear_gradients gradients = {
+        .x = f->x, .low = low, .dz = f->dz, .dx = dx, .da = da, .db = db};
+    backward(f, f->dz, false);
+    run(f, tsr_linear_forward(&f->context, &f->linear, f->x, f->z, NULL, low));
+    memset(f->context.low, 0xff, (size_t)(s->tokens * s->r) * sizeof(float));
+    run(f, tsr_linear_backward(&f->context, &f->linear, &gradients));
+    assert_memory_equal(dx, f->dx, (size_t)(s->tokens * s->in) * sizeof *dx);
+    assert_memory_equal(da, f->da, da_bytes);
+    assert_memory_equal(db, f->db, db_bytes);
+}
+
 static void test_adapter(const shape *s, const char *name)
 {
     fixture *f = open_fixture(s);
@@ -399,9 +418,10 @@ static void test_adapter(const shape *s, const char *name)
     double *want = low_rank(f, widened(f, f->x, inputs));
     add_product(want, f->xq, f->w, s->tokens, s->out, s->in, 1, false);
     run(f, tsr_linear_input(&f->context, f->x, s->in));
-    run(f, tsr_linear_forward(&f->context, &f->linear, f->x, f->z, NULL));
+    run(f, tsr_linear_forward(&f->context, &f->linear, f->x, f->z, NULL, NULL));
     compare(name, "z", f->z, want, outputs);
-    run(f, tsr_linear_forward(&f->context, &f->linear, f->x, f->y, NULL)); /* of the same input */
+    run(f, tsr_linear_forward(&f->context, &f->linear, f->x, f->y, NULL,
+                              NULL)); /* of the same input */
     assert_memory_equal(f->z, f->y, (size_t)outputs * sizeof *f->z);
 
     double *d_lora = widened(f, f->dz, outputs);
@@ -414,6 +434,7 @@ static void test_adapter(const shape *s, const char *name)
     for (int i = 0; i < inputs; i++)
         want[i] *= 2;
     compare(name, "dx added", f->dx, want, inputs);
+    expect_kept(f);
     for (int which = 0; which < TSR_LINEAR_MADE; which++)
         expect_made_ahead(f, which);
     f->linear.r = 0;
@@ -471,7 +492,7 @@ static void test_lora_dropout(void **state)
     double *want = low_rank(f, widened(f, f->dropped, inputs));
     add_product(want, f->xq, f->w, s->tokens, s->out, s->in, 1, false);
     run(f, tsr_linear_input(&f->context, f->x, s->in));
-    run(f, tsr_linear_forward(&f->context, &f->linear, f->x, f->z, NULL));
+    run(f, tsr_linear_forward(&f->context, &f->linear, f->x, f->z, NULL, NULL));
     compare("lora, dropout", "z", f->z, want, outputs);
     close_fixture(f);
 }
@@ -500,7 +521,7 @@ static void test_dora_dropout(void **state)
     run(f, tsr_linear_input(&f->context, f->x, s->in));
     uint8_t *rows = take(f, (size_t)inputs);
     memcpy(rows, f->context.fp8.rows, (size_t)inputs);
-    run(f, tsr_linear_forward(&f->context, &f->linear, f->x, f->z, f->y));
+    run(f, tsr_linear_forward(&f->context, &f->linear, f->x, f->z, f->y, NULL));
     compare("dora, dropout", "y", f->y, want, outputs);
     compare("dora, dropout", "inner", f->z, inner, outputs);
     assert_memory_equal(rows, f->context.fp8.rows, (size_t)inputs);
@@ -567,7 +588,7 @@ static void test_accuracy(void **state)
     }
     f->linear.r = 0;
     run(f, tsr_linear_input(&f->context, f->x, s.in));
-    run(f, tsr_linear_forward(&f->context, &f->linear, f->x, f->z, NULL));
+    run(f, tsr_linear_forward(&f->context, &f->linear, f->x, f->z, NULL, NULL));
     backward(f, f->dz, false);
     judge_accuracy("z", forward[0], forward[1], widened(f, f->z, outputs), outputs);
     judge_accuracy("dx", back[0], back[1], widened(f, f->dx, inputs), inputs);

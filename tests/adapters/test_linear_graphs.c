@@ -89,7 +89,7 @@ typedef struct {
     tsr_linear_context context;
     tsr_linear_gradients gradients;
     tsr_graph_book book;
-    void *d_z;
+    void *d_z, *low;
 } linear_case;
 
 static void *take(linear_case *c, uint64_t bytes)
@@ -229,6 +229,7 @@ static linear_case *begin(spec s)
     c->gradients.da = take(c, r * c->linear.in * sizeof(float));
     c->gradients.db = take(c, r * c->linear.out * sizeof(float));
     c->d_z = take(c, t * c->linear.out * element);
+    c->low = take(c, t * r * element);
     c->context = (tsr_linear_context){.kernels = rig.kernels,
                                       .stream = rig.stream,
                                       .dtype = s.dtype,
@@ -304,7 +305,7 @@ static void expect_norms(linear_case *c, double most)
 
 static double run_once(linear_case *c)
 {
-    RUN(tsr_linear_forward(&c->context, &c->linear, c->gradients.x, c->d_z, NULL));
+    RUN(tsr_linear_forward(&c->context, &c->linear, c->gradients.x, c->d_z, NULL, NULL));
     RUN(tsr_stream_synchronize(rig.stream));
     return distance(c->d_z, c->z, c->spec.t * c->spec.out, c->spec.dtype, 1);
 }
@@ -352,6 +353,43 @@ static double run_backward(linear_case *c, double *dx)
     return fmax(apart[0], apart[1]);
 }
 
+static void expect_same_bits(const void *a, const void *b, int64_t count, tsr_dtype dtype)
+{
+    uint64_t bytes = (uint64_t)count * tsr_dtype_bytes(dtype);
+    char *host[2] = {malloc(bytes), malloc(bytes)};
+    for (int i = 0; i < 2; i++) {
+        assert_non_null(host[i]);
+        RUN(tsr_device_read(rig.device, host[i], i ? b : a, bytes));
+    }
+    assert_memory_equal(host[0], host[1], bytes);
+    free(host[0]);
+    free(host[1]);
+}
+
+/* What F1 leaves of X A^T gives a backward that multiplies by it the bits that its own does. */
+static void check_kept(linear_case *c, tsr_graph_choice choice)
+{
+    const spec *s = &c->spec;
+    tsr_graph_shape forward = tsr_linear_graph_shape(&c->context, &c->linear, false);
+    tsr_graph_shape shape = tsr_linear_graph_shape(&c->context, &c->linear, true);
+    tsr_linear_gradients kept = c->gradients;
+    uint64_t element = tsr_dtype_bytes(s->dtype), floats = sizeof(float);
+    kept.low = c->low;
+    kept.dx = take(c, (uint64_t)(s->t * s->in) * element);
+    kept.da = take(c, (uint64_t)(s->r * s->in) * floats);
+    kept.db = take(c, (uint64_t)(s->out * s->r) * floats);
+    tsr_graph_keep(&c->book, &forward, (tsr_graph_choice){TSR_F1, false});
+    tsr_graph_keep(&c->book, &shape, choice);
+    RUN(tsr_linear_backward(&c->context, &c->linear, &c->gradients));
+    RUN(tsr_linear_forward(&c->context, &c->linear, kept.x, c->d_z, NULL, c->low));
+    RUN(tsr_stream_fill(rig.stream, c->context.low, 0xff, (uint64_t)(s->t * s->r) * element));
+    RUN(tsr_linear_backward(&c->context, &c->linear, &kept));
+    RUN(tsr_stream_synchronize(rig.stream));
+    expect_same_bits(kept.dx, c->gradients.dx, s->t * s->in, s->dtype);
+    expect_same_bits(kept.da, c->gradients.da, s->r * s->in, TSR_F32);
+    expect_same_bits(kept.db, c->gradients.db, s->out * s->r, TSR_F32);
+}
+
 /* In fp32 the merged graphs are not allowed, but must be right all the same. */
 static bool can_run(const tsr_graph_shape *shape, tsr_graph_choice choice)
 {
@@ -393,6 +431,8 @@ static void check_graphs(spec s)
                       apart, gradients);
         expect_near(&s, apart, plain[backward]);
         assert_true(gradients < tolerance(s.dtype));
+        if (backward)
+            check_kept(c, choice);
     }
     bool merges = s.dtype == TSR_F32 || s.in % TSR_NF4_BLOCK == 0;
     if (s.dtype ==

@@ -192,7 +192,7 @@ static void test_fp8(void **state)
 static void test_graphs(void **state)
 {
     static const char keys[] = "max_length: 64\nlora_target_modules: [q_proj, k_proj, "
-                               "up_proj]\nrank_pattern: {k_proj: 40}\n";
+                               "up_proj]\nrank_pattern: {k_proj: 96}\n";
     (void)state;
     char *text = printed("llama", 2, 1, keys, 0);
     json_t *p = plan("llama", 2, 1, keys);
