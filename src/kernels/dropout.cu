@@ -2,55 +2,32 @@
  * dropout.cu: contract dropout.h; reference dropout_ref.c, the same mask and the same fp32 values,
  * rounded once to dtype.
  *
- * Split    A thread keeps 8 columns, two calls of Philox, for TURNS rows: one 16-byte access each way
+ * Split    A thread keeps 8 columns, one call of Philox, for TURNS rows: one 16-byte access each way
  *          of a 16-bit dtype and row, all asked for at the start. As many threads along a row as it
  *          has groups of 8 for, to a power of two from 32 to 256; the rest of a block's 256 are
  *          further rows.
  * Philox   What of the first three rounds belongs to the row or to the column alone is computed once
  *          for it (17 of 20 wide multiplications are left), and the rounds' keys are operands from
- *          constant memory: 9 instructions a column.
- * Division 2 instructions for the 16-bit dtypes where the host has found that they give every bit of
- *          x / keep, else 5 (see `divisor`).
- * Cost     2 elements moved (3 where out is added to) and some 15 instructions: 32 lanes of 132
- *          multiprocessors at 4 a clock need half the time of the copy.
+ *          constant memory: 5 instructions a column.
+ * Cost     2 elements moved (3 where out is added to) and some 9 instructions: 32 lanes of 132
+ *          multiprocessors at 4 a clock need a third of the time of the copy.
  */
 #include "kernels/vectors.cuh"
 
 #define THREADS 256
 #define BLOCKS  4 /* of a multiprocessor, at least: 64 registers a thread */
-#define CALL    4 /* columns of a Philox call */
 #define ROUNDS  10
 #define TURNS   4 /* rows of a thread: loads in flight */
 #define ROWS    (THREADS / TSR_WARP * TURNS)
-#define MOST_X  0x1p100f
-
-/*
- * RN(x / keep) in one of two ways.
- *
- * two    1 / keep = high + low with high rounded down: RN(x high + RN(x low)) is right for all but
- *        few x. A 16-bit dtype has so few significands that the host tries each; other exponents
- *        round alike where x low is no subnormal (|x| >= 2^-63, as f16 always is), beyond the
- *        largest number both overflow, and a low above 0 keeps the sign of 0 and infinities.
- * else   With r = RN(1 / keep), x r is within two ulps; the first step makes it faithful, and from
- *        there a step with an exact remainder rounds correctly (Markstein 1990). The remainder is
- *        exact where it is no subnormal: with keep >= 2^-24 where |x| >= 2^-60, and |x| < 2^100
- *        keeps the quotient finite. What is outside is divided as hardware does.
- */
-typedef struct {
-    bool two;
-    float high, low;
-    float r, least;
-    float keep;
-} divisor;
 
 typedef struct {
     uint32_t k0[ROUNDS], k1[ROUNDS]; /* of the rounds */
-    divisor keep;
-    int64_t groups; /* of TSR_VECTOR columns, in a row */
+    uint32_t threshold;              /* of 2^32 */
+    int64_t groups;                  /* of TSR_VECTOR columns, in a row */
     unsigned strips;
 } drop_plan;
 
-/* ---- Philox4x32-10 of base/philox.h, with counter words column / 4, position, sample ---- */
+/* ---- Philox4x32-10 of base/philox.h, with counter words column / 8, position, sample ---- */
 
 static __device__ __forceinline__ uint64_t wide_even(uint32_t a)
 {
@@ -91,79 +68,18 @@ static __device__ __forceinline__ void philox(uint32_t *word, const drop_plan *p
     word[0] = a, word[1] = b, word[2] = c, word[3] = d;
 }
 
-/* ---- division ---- */
-
-/* bits: of a significand. */
-static bool two_steps_suffice(const divisor *d, int bits)
-{
-    for (int m = 1 << (bits - 1); m < 1 << bits; m++) {
-        float x = (float)m;
-        if (fmaf(x, d->high, x * d->low) != x / d->keep)
-            return false;
-    }
-    return true;
-}
-
-static divisor make_divisor(float keep, tsr_dtype dtype)
-{
-    divisor d = {};
-    d.keep = keep;
-    d.r = 1 / keep;
-    d.least = keep >= 0x1p-24f ? 0x1p-60f : INFINITY;
-    if (dtype == TSR_F32 || keep < 0x1p-24f)
-        return d;
-    double left = fma(-(double)keep, (double)d.r, 1.0); /* exact */
-    d.high = left < 0 ? nextafterf(d.r, 0) : d.r;
-    left = fma(-(double)keep, (double)d.high, 1.0);
-    d.low = left > 0 ? (float)(left / (double)keep) : d.high * 0x1p-40f;
-    d.two = d.low >= d.high * 0x1p-41f && two_steps_suffice(&d, dtype == TSR_BF16 ? 8 : 11);
-    return d;
-}
-
-/* Whether one of eight numbers may be too small for two steps. Of bf16 all are at least 2^-63 where
- * one of their upper two exponent bits is set. */
-static __device__ __forceinline__ bool some_small(tsr_raw8 x, tsr_dtype dtype)
-{
-    if (dtype != TSR_BF16)
-        return false;
-    uint32_t large = 0x40004000u;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        large &= x.word[i] | x.word[i] << 1;
-    return large != 0x40004000u;
-}
-
-/* Rare, so apart: in line it would be most of the kernel. */
-static __device__ __noinline__ float divide_any(float x, float keep)
-{
-    return x == 0 ? x : __fdiv_rn(x, keep);
-}
-
-static __device__ __forceinline__ float divide_wide(float x, const divisor *d)
-{
-    if (!(fabsf(x) >= d->least && fabsf(x) < MOST_X))
-        return divide_any(x, d->keep);
-    float q = __fmul_rn(x, d->r);
-    q = __fmaf_rn(__fmaf_rn(-q, d->keep, x), d->r, q);
-    return __fmaf_rn(__fmaf_rn(-q, d->keep, x), d->r, q);
-}
-
-static __device__ __forceinline__ void divide8(float *out, tsr_raw8 x, const divisor *d,
-                                               tsr_dtype dtype)
-{
-    tsr_raw_widen(out, x, dtype);
-    if (dtype != TSR_F32 && d->two && !some_small(x, dtype)) {
-#pragma unroll
-        for (int i = 0; i < TSR_VECTOR; i++)
-            out[i] = __fmaf_rn(out[i], d->high, __fmul_rn(out[i], d->low));
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < TSR_VECTOR; i++)
-        out[i] = dtype == TSR_F32 ? divide_wide(out[i], d) : divide_any(out[i], d->keep);
-}
-
 /* ---- the op ---- */
+
+/* 16 bits a column, compared in the upper half of a word: what is below them there decides nothing. */
+static __device__ __forceinline__ void keep8(float *value, const uint32_t *word, uint32_t threshold,
+                                             float scale)
+{
+#pragma unroll
+    for (int i = 0; i < TSR_VECTOR; i++) {
+        uint32_t drawn = i % 2 ? word[i / 2] : word[i / 2] << 16;
+        value[i] = drawn >= threshold ? __fmul_rn(value[i], scale) : 0;
+    }
+}
 
 static __device__ __forceinline__ void add8(float *value, tsr_raw8 old, tsr_dtype dtype)
 {
@@ -199,20 +115,16 @@ static __device__ __forceinline__ void drop_rows(const tsr_dropout_args *a, cons
         rows[thread] = row_words(plan, (uint64_t)a->samples[first + thread],
                                  (uint32_t)a->positions[first + thread]);
     __syncthreads();
-    uint64_t column_word = wide_even((uint32_t)(column / CALL));
-    uint64_t next_word = wide_even((uint32_t)(column / CALL) + 1);
+    uint64_t column_word = wide_even((uint32_t)group);
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++, row += blockDim.y) {
         if (count == 0 || row >= end)
             break;
-        uint32_t word[TSR_VECTOR];
+        uint32_t word[TSR_VECTOR / 2];
         float value[TSR_VECTOR];
         philox(word, plan, rows[row], column_word);
-        philox(word + CALL, plan, rows[row], next_word);
-        divide8(value, x[turn], &plan->keep, dtype);
-#pragma unroll
-        for (int i = 0; i < TSR_VECTOR; i++)
-            value[i] = word[i] >= a->dropout.threshold ? value[i] : 0;
+        tsr_raw_widen(value, x[turn], dtype);
+        keep8(value, word, plan->threshold, a->dropout.scale);
         if (a->add)
             add8(value, old[turn], dtype);
         tsr_raw_store(a->out, at + turn * step, count, value, dtype, whole);
@@ -228,7 +140,7 @@ extern "C" tsr_status tsr_dropout_cuda(tsr_stream *stream, const tsr_dropout_arg
         return TSR_OK;
     bool whole = tsr_vectors(args->x, args->columns) && tsr_vectors(args->out, args->columns);
     drop_plan plan = {};
-    plan.keep = make_divisor(args->dropout.keep, args->dtype);
+    plan.threshold = args->dropout.threshold << 16;
     plan.groups = (args->columns + TSR_VECTOR - 1) / TSR_VECTOR;
     for (uint32_t round = 0; round < ROUNDS; round++) {
         plan.k0[round] = (uint32_t)args->dropout.key + round * 0x9E3779B9u;

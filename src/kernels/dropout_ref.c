@@ -7,27 +7,29 @@
 
 #define DROPOUT_TAG 0x44u /* sets these numbers apart from the initial values' */
 #define LANES       32 /* Philox calls side by side: more than the compiler unrolls, so it vectorizes */
-#define COLUMNS     (4 * LANES)
+#define COLUMNS     (8 * LANES)
+#define MOST        0xffffu /* of 2^16: something is kept */
 
 tsr_dropout tsr_dropout_make(double p, uint64_t seed, uint64_t epoch, uint64_t module_key)
 {
     uint64_t key = tsr_mix(tsr_mix(tsr_mix(seed) ^ epoch) ^ module_key);
+    double threshold = fmin(round(p * 0x1p16), MOST);
     return (tsr_dropout){
         .key = tsr_mix(key ^ DROPOUT_TAG),
-        .threshold = (uint32_t)ceil(p * 0x1p24) << 8,
-        .keep = (float)(1 - p),
+        .threshold = (uint32_t)threshold,
+        .scale = 1 / (float)(1 - threshold * 0x1p-16), /* of a number of 16 bits: one rounding */
     };
 }
 
-/* The words of columns [column, column + COLUMNS): tsr_philox_at(key, sample, position << 32 |
- * column / 4), LANES at once. word[4 l + w] is word w of call l. Inlined into each clone. */
-TSR_INLINE void words(uint32_t word[COLUMNS], uint64_t key, uint64_t sample, uint32_t position,
-                      uint64_t column)
+/* What decides over columns [column, column + COLUMNS), 16 bits each, of tsr_philox_at(key, sample,
+ * position << 32 | column / 8), LANES at once. Inlined into each clone. */
+TSR_INLINE void draw(uint16_t drawn[COLUMNS], uint64_t key, uint64_t sample, uint32_t position,
+                     uint64_t column)
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     uint32_t a[LANES], b[LANES], c[LANES], d[LANES];
     for (int l = 0; l < LANES; l++) {
-        a[l] = (uint32_t)(column / 4) + (uint32_t)l;
+        a[l] = (uint32_t)(column / 8) + (uint32_t)l;
         b[l] = position;
         c[l] = (uint32_t)sample;
         d[l] = (uint32_t)(sample >> 32);
@@ -44,10 +46,11 @@ TSR_INLINE void words(uint32_t word[COLUMNS], uint64_t key, uint64_t sample, uin
         k1 += 0xBB67AE85u;
     }
     for (int l = 0; l < LANES; l++) {
-        word[4 * l] = a[l];
-        word[4 * l + 1] = b[l];
-        word[4 * l + 2] = c[l];
-        word[4 * l + 3] = d[l];
+        const uint32_t word[4] = {a[l], b[l], c[l], d[l]};
+        for (int w = 0; w < 4; w++) {
+            drawn[8 * l + 2 * w] = (uint16_t)word[w];
+            drawn[8 * l + 2 * w + 1] = (uint16_t)(word[w] >> 16);
+        }
     }
 }
 
@@ -60,13 +63,13 @@ TSR_INLINE void drop_row(float *out, const float *x, uint64_t columns, const tsr
                          uint64_t sample, uint32_t position, bool add)
 {
     const tsr_dropout d = *dropout;
-    uint32_t word[COLUMNS];
+    uint16_t drawn[COLUMNS];
     for (uint64_t column = 0; column < columns; column += COLUMNS) {
         uint64_t n = columns_left(columns, column);
-        words(word, d.key, sample, position, column);
+        draw(drawn, d.key, sample, position, column);
         for (uint64_t i = 0; i < n; i++) {
-            float kept = x[column + i] / d.keep;
-            float dropped = word[i] >= d.threshold ? kept : 0;
+            float kept = x[column + i] * d.scale;
+            float dropped = drawn[i] >= d.threshold ? kept : 0;
             out[column + i] = add ? out[column + i] + dropped : dropped;
         }
     }
@@ -87,12 +90,12 @@ TSR_CLONES void tsr_dropout_add_row(float *out, const float *x, uint64_t columns
 TSR_CLONES void tsr_dropout_mask_row(uint8_t *mask, uint64_t columns, const tsr_dropout *dropout,
                                      uint64_t sample, uint32_t position)
 {
-    uint32_t word[COLUMNS];
+    uint16_t drawn[COLUMNS];
     for (uint64_t column = 0; column < columns; column += COLUMNS) {
         uint64_t n = columns_left(columns, column);
-        words(word, dropout->key, sample, position, column);
+        draw(drawn, dropout->key, sample, position, column);
         for (uint64_t i = 0; i < n; i++)
-            mask[column + i] = word[i] >= dropout->threshold;
+            mask[column + i] = drawn[i] >= dropout->threshold;
     }
 }
 

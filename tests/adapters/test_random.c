@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#define COLUMNS 203 /* no multiple of 4 or of a register */
+#define COLUMNS 611 /* no multiple of 8 or of a register, and more than are drawn at once */
 
 static void test_init(void **state)
 {
@@ -44,21 +44,39 @@ static void test_init(void **state)
     assert_memory_not_equal(whole, part, sizeof whole);
 }
 
-/* The mask is the written definition: one Philox call for four columns. */
+/* The mask is the written definition: one Philox call for eight columns. */
 static void test_mask_definition(void **state)
 {
     (void)state;
     tsr_dropout d = tsr_dropout_make(0.25, 7, 3, 99);
-    assert_int_equal(d.threshold, 0x40000000u);
+    assert_int_equal(d.threshold, 0x4000u);
     for (uint32_t position = 0; position < 300; position += 37)
         for (uint64_t sample = 5; sample < 1ull << 40; sample *= 1000) {
             uint8_t mask[COLUMNS];
             tsr_dropout_mask_row(mask, COLUMNS, &d, sample, position);
             for (uint64_t j = 0; j < COLUMNS; j++) {
-                tsr_philox r = tsr_philox_at(d.key, sample, (uint64_t)position << 32 | j / 4);
-                assert_int_equal(mask[j], r.word[j % 4] >= 0x40000000u);
+                tsr_philox r = tsr_philox_at(d.key, sample, (uint64_t)position << 32 | j / 8);
+                uint32_t drawn = r.word[j % 8 / 2] >> (j % 2 ? 16 : 0) & 0xffff;
+                assert_int_equal(mask[j], drawn >= 0x4000u);
             }
         }
+}
+
+/* p to the nearest multiple of 2^-16, and the scale of just that; whatever p, something is kept. */
+static void test_probability(void **state)
+{
+    (void)state;
+    const double p[] = {0,   1e-9,    1e-5, 0.001, 0.05,    0.1,
+                        0.2, 1.0 / 3, 0.5,  0.97,  0.99999, 1 - 1e-9};
+    const uint32_t threshold[] = {0,     0,     1,     66,    3277,  6554,
+                                  13107, 21845, 32768, 63570, 65535, 65535};
+    for (size_t k = 0; k < sizeof p / sizeof *p; k++) {
+        tsr_dropout d = tsr_dropout_make(p[k], 1, 2, 3);
+        double dropped = d.threshold / 65536.0;
+        assert_int_equal(d.threshold, threshold[k]);
+        assert_true(fabs(dropped - p[k]) <= (p[k] < 0.9999 ? 0x1p-17 : 0x1p-16));
+        assert_true(d.scale == (float)(1 / (1 - dropped)));
+    }
 }
 
 static void test_rows(void **state)
@@ -68,7 +86,7 @@ static void test_rows(void **state)
     uint8_t mask[COLUMNS];
     tsr_dropout d = tsr_dropout_make(0.1, 1, 0, 2);
     for (int j = 0; j < COLUMNS; j++) {
-        x[j] = (float)j - 90;
+        x[j] = (float)j - 300;
         sum[j] = 1000;
     }
     x[3] = x[17] = NAN; /* dropped or kept, a NaN is not multiplied by zero */
@@ -80,7 +98,7 @@ static void test_rows(void **state)
             assert_true(isnan(out[j]));
             continue;
         }
-        assert_true(out[j] == (mask[j] ? x[j] / (float)(1 - 0.1) : 0));
+        assert_true(out[j] == (mask[j] ? x[j] * d.scale : 0));
         assert_true(sum[j] == 1000 + out[j]);
     }
     tsr_dropout_row(x, x, COLUMNS, &d, 11, 4); /* in place */
@@ -124,9 +142,8 @@ static void test_share(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_init),
-        cmocka_unit_test(test_mask_definition),
-        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_init),        cmocka_unit_test(test_mask_definition),
+        cmocka_unit_test(test_probability), cmocka_unit_test(test_rows),
         cmocka_unit_test(test_share),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

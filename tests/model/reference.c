@@ -48,13 +48,14 @@ static double *dropped(const pass *p, const model_linear *l, const double *x)
     double *out = new_rows(p->tokens, l->in);
     tsr_dropout dropout =
         tsr_dropout_make(p->batch->dropout, p->batch->seed, p->batch->epoch, l->key);
+    double kept =
+        1 - round(p->batch->dropout * 65536) / 65536; /* kernels/dropout.h: p in 16 bits */
     uint8_t *mask = malloc(l->in);
     for (int t = 0; t < p->tokens; t++) {
         tsr_dropout_mask_row(mask, l->in, &dropout, p->document->sample,
                              (uint32_t)(p->document->first_position + t));
         for (uint64_t i = 0; i < l->in; i++)
-            out[(uint64_t)t * l->in + i] =
-                mask[i] ? x[(uint64_t)t * l->in + i] / (1 - p->batch->dropout) : 0;
+            out[(uint64_t)t * l->in + i] = mask[i] ? x[(uint64_t)t * l->in + i] / kept : 0;
     }
     free(mask);
     return out;
