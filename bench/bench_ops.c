@@ -59,6 +59,7 @@ RUN_OP(head_chunk)
 RUN_OP(gather_rows)
 RUN_OP(scatter_rows)
 RUN_OP(compose)
+RUN_OP(compose_merged)
 RUN_OP(compose_backward)
 RUN_OP(row_square_norm)
 RUN_OP(dora_norm)
@@ -308,6 +309,14 @@ static void composes(int64_t tokens, int64_t width)
     REPORT(compose, "compose with inner", shape, 8 * count, 0, args);
     args.inner = NULL;
     REPORT(compose, "compose", shape, 6 * count, 0, args);
+    tsr_compose_merged_args merged = {.base = args.base,
+                                      .inner = args.lora,
+                                      .g = args.g,
+                                      .y = args.y,
+                                      .tokens = tokens,
+                                      .d = width,
+                                      .dtype = TSR_BF16};
+    REPORT(compose_merged, "compose_merged", shape, 6 * count, 0, merged);
     tsr_compose_backward_args back = {.dy = args.base,
                                       .inner = args.lora,
                                       .g = args.g,
@@ -341,6 +350,15 @@ static void composes(int64_t tokens, int64_t width)
                              .columns = width,
                              .dtype = TSR_BF16};
     REPORT(dropout, "dropout", shape, 4 * count, 0, drop);
+    drop.add = true;
+    REPORT(dropout, "dropout, added", shape, 6 * count, 0, drop);
+    drop.base = args.base;
+    REPORT(dropout, "dropout from a base, added", shape, 8 * count, 0, drop);
+    drop.add = false;
+    REPORT(dropout, "dropout from a base", shape, 6 * count, 0, drop);
+    drop.base = NULL;
+    drop.left = back.d_lora;
+    REPORT(dropout, "dropout with what is left", shape, 6 * count, 0, drop);
 }
 
 static void dora(int64_t r)

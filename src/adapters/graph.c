@@ -22,7 +22,7 @@ bool tsr_graph_same_shape(const tsr_graph_shape *a, const tsr_graph_shape *b)
 {
     return a->tokens == b->tokens && a->in == b->in && a->out == b->out && a->r == b->r &&
            a->dtype == b->dtype && a->backward == b->backward && a->merges == b->merges &&
-           a->drops == b->drops && a->norms_every == b->norms_every;
+           a->drops == b->drops && a->composes == b->composes && a->norms_every == b->norms_every;
 }
 
 static bool once_fits(const tsr_graph_shape *shape)
@@ -37,7 +37,7 @@ bool tsr_graph_allowed(const tsr_graph_shape *shape, tsr_graph_choice choice)
 {
     const tsr_graph *graph = &tsr_graph_table[choice.graph];
     return graph->backward == shape->backward &&
-           (!graph->merged || !tsr_graph_keeps_low(shape->merges, shape->drops)) &&
+           (!graph->merged || !tsr_graph_keeps_low(shape->merges, shape->drops, shape->composes)) &&
            graph->outer_db == graph->outer_da &&
            (!choice.once || (graph->backward && !graph->outer_db && once_fits(shape)));
 }
@@ -121,6 +121,34 @@ static void add_base(tally *y, const tsr_graph *graph, double inner, double colu
     add_matmul(y, y->t, columns, inner, 1);
 }
 
+/* Of DoRA with dropout (linear.h): what streams, so many passes over [T, in] and over [T, out]. */
+static void add_passes(tally *y, double inputs, double outputs)
+{
+    add(y, 0, y->element * y->t * inputs * y->in, 1);
+    add(y, 0, y->element * y->t * outputs * y->out, 1);
+}
+
+/* The base once more; with W + s B A, W itself is decoded for it. */
+static void add_base_again(tally *y, const tsr_graph *graph, double inner, double columns)
+{
+    if (graph->merged)
+        add(y, 0, (CODE_BYTES + y->element) * y->out * y->in, DECODED);
+    add_matmul(y, y->t, columns, inner, 1);
+}
+
+/* Forward x is dropped, apart or with what is left of it, and y composed of three or of two. Backward x is
+ * dropped again, dy taken apart or multiplied by g, and the gradient behind the mask added to dx. */
+static void add_composed(tally *y, const tsr_graph *graph)
+{
+    if (graph->backward) {
+        add_passes(y, 2 + 3, graph->merged ? 3 : 4);
+        add_base_again(y, graph, y->out, y->in);
+    } else {
+        add_passes(y, graph->merged ? 3 : 2, graph->merged ? 3 : 5);
+        add_base_again(y, graph, y->in, y->out);
+    }
+}
+
 static void add_forward(tally *y, const tsr_graph *graph)
 {
     if (!graph->merged)
@@ -140,7 +168,7 @@ static void add_backward(tally *y, const tsr_graph *graph, bool once)
 {
     if (graph->outer_db)
         add_matmul(y, y->out, y->in, y->t, 1);
-    else if (!tsr_graph_keeps_low(y->shape->merges, y->shape->drops))
+    else if (!tsr_graph_keeps_low(y->shape->merges, y->shape->drops, y->shape->composes))
         add_matmul(y, y->t, y->r, y->in, NARROW);
     if (once)
         add_once(y);
@@ -169,6 +197,8 @@ tsr_graph_cost tsr_graph_cost_of(const tsr_graph_shape *shape, tsr_graph_choice 
         add_backward(&y, graph, choice.once);
     else
         add_forward(&y, graph);
+    if (shape->composes)
+        add_composed(&y, graph);
     y.cost.price += tsr_graph_norms_price(shape, choice);
     return y.cost;
 }

@@ -19,8 +19,8 @@
  * Not all of them are for every shape (tsr_graph_allowed):
  *     W + B A       only in bf16, where the weight is made from codes anyway and rounded once, with s B A
  *                   in it (kernels/nf4_merge.h): rounded a second time, small updates would be lost. Not
- *                   in fp32, where a token's bits do not depend on how many lie beside it. Not with
- *                   dropout: A then has another X than W.
+ *                   in fp32, where a token's bits do not depend on how many lie beside it. With dropout, where
+ *                   A has another X than W, only of DoRA, which multiplies W with both (linear.h).
  *     dY' X         [out, in] of the compute dtype lies where the weight is made later: no memory is added.
  *     B2            never, and so it is only counted here: it takes more FLOPs than another one for every
  *                   linear of 8B and 70B models, ranks 8 to 1024, 128 to 16384 tokens (test_adapters_graph).
@@ -57,8 +57,9 @@ typedef struct {
     int64_t tokens, in, out, r;
     tsr_dtype dtype;
     bool backward;
-    bool merges; /* W + s B A can be made, rounded once */
-    bool drops;  /* dropout is active */
+    bool merges;   /* W + s B A can be made, rounded once */
+    bool drops;    /* dropout is active */
+    bool composes; /* and there is a magnitude: the base is multiplied twice each way */
     /* DoRA's norms are made in one forward of so many, with W + s B A even where only W is multiplied with
      * (linear.h); 0: none are, or not so. */
     int64_t norms_every;
@@ -66,9 +67,9 @@ typedef struct {
 
 /* Whether no forward of such a linear can merge: then each makes X A', of the dropped X with dropout, and
  * leaves it for the backward (linear.h). By what a plan knows, not by what is chosen. */
-static inline bool tsr_graph_keeps_low(bool merges, bool drops)
+static inline bool tsr_graph_keeps_low(bool merges, bool drops, bool composes)
 {
-    return !merges || drops;
+    return !merges || (drops && !composes);
 }
 
 bool tsr_graph_same_shape(const tsr_graph_shape *a, const tsr_graph_shape *b);

@@ -39,7 +39,10 @@ static void print_entry(tsr_text *out, const tsr_graph_entry *entry)
     char name[TSR_GRAPH_NAME];
     tsr_graph_name(name, entry->choice);
     tsr_text_printf(out, WORD "%s %s %s %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " ",
-                    tsr_dtype_name(s->dtype), s->merges ? "merges" : "-", s->drops ? "drops" : "-",
+                    tsr_dtype_name(s->dtype), s->merges ? "merges" : "-",
+                    s->composes ? "composes"
+                    : s->drops  ? "drops"
+                                : "-",
                     s->tokens, s->in, s->out, s->r);
     if (s->norms_every > 0)
         tsr_text_printf(out, NORMS "%" PRId64 " ", s->norms_every);
@@ -90,6 +93,13 @@ static bool parse_flag(bool *out, const char *word, const char *set)
     return *out || strcmp(word, "-") == 0;
 }
 
+static bool parse_dropout(tsr_graph_shape *out, const char *word)
+{
+    out->composes = strcmp(word, "composes") == 0;
+    out->drops = out->composes;
+    return out->composes || parse_flag(&out->drops, word, "drops");
+}
+
 #define MOST_SIDE (INT64_C(1) << 30) /* of a shape: products of two fit */
 
 static bool is_side(int64_t value)
@@ -113,7 +123,7 @@ static bool parse_rest(tsr_graph_entry *out, const char *rest)
 /* One line; false: it is not one, or not allowed. */
 static bool parse_entry(tsr_graph_entry *out, const char *line)
 {
-    char copy[160], dtype[8], merges[8], drops[8];
+    char copy[160], dtype[8], merges[8], drops[16];
     tsr_graph_shape *s = &out->shape;
     int end = 0;
     size_t length = (size_t)(line_after(line) - line);
@@ -122,10 +132,10 @@ static bool parse_entry(tsr_graph_entry *out, const char *line)
     memcpy(copy, line, length);
     copy[length - 1] = 0;
     int fields =
-        sscanf(copy, WORD "%7s %7s %7s %10" SCNd64 " %10" SCNd64 " %10" SCNd64 " %10" SCNd64 " %n",
+        sscanf(copy, WORD "%7s %7s %15s %10" SCNd64 " %10" SCNd64 " %10" SCNd64 " %10" SCNd64 " %n",
                dtype, merges, drops, &s->tokens, &s->in, &s->out, &s->r, &end);
     if (fields != 7 || !end || !tsr_dtype_parse(&s->dtype, dtype) ||
-        !parse_flag(&s->merges, merges, "merges") || !parse_flag(&s->drops, drops, "drops") ||
+        !parse_flag(&s->merges, merges, "merges") || !parse_dropout(s, drops) ||
         !is_side(s->tokens) || !is_side(s->in) || !is_side(s->out) || !is_side(s->r))
         return false;
     if (!parse_rest(out, copy + end))

@@ -4,7 +4,8 @@
  *
  *     graph BF16 merges - 8192 4096 14336 16 B5.once
  *
- * is one line: dtype, whether W + s B A can be made, "drops" with dropout, tokens, in, out, r, and what
+ * is one line: dtype, whether W + s B A can be made, "drops" with dropout, "composes" with that and
+ * a magnitude, tokens, in, out, r, and what
  * was chosen; before that "norms/4" where DoRA's norms are made in one forward of four. Lines of another
  * kind are not looked at.
  */

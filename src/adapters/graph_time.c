@@ -78,7 +78,7 @@ typedef struct {
     tsr_linear_context context;
     tsr_linear linear;
     tsr_linear_gradients gradients;
-    void *z;
+    void *z, *y;
     uint64_t random_bytes; /* from the scratch's beginning on: what the linear reads */
 } rig;
 
@@ -96,7 +96,7 @@ static uint64_t lay_out(rig *out, char *scratch, const tsr_graph_shape *s)
     out->gradients.dz = cut(&c, t * out_ * element);
     out->context = (tsr_linear_context){.dtype = s->dtype, .tokens = s->tokens};
     out->context.low = cut(&c, t * r * element);
-    if (tsr_graph_keeps_low(s->merges, s->drops))
+    if (tsr_graph_keeps_low(s->merges, s->drops, s->composes))
         out->gradients.low = out->context.low;
     if (s->merges) {
         linear->weight.codes = cut(&c, (weight + 1) / 2);
@@ -105,7 +105,9 @@ static uint64_t lay_out(rig *out, char *scratch, const tsr_graph_shape *s)
         linear->weight.data = cut(&c, weight * element);
         linear->weight.dtype = s->dtype;
     }
+    float *g = cut(&c, s->composes ? out_ * sizeof(float) : 0);
     out->random_bytes = (uint64_t)(c.at - c.begin);
+    linear->g = linear->n = s->composes ? g : NULL;
     linear->weight.level = cut(&c, sizeof tsr_nf4_level);
     out->context.samples = cut(&c, t * sizeof(int64_t));
     out->context.positions = cut(&c, t * sizeof(int32_t));
@@ -113,7 +115,9 @@ static uint64_t lay_out(rig *out, char *scratch, const tsr_graph_shape *s)
     out->context.d_low = cut(&c, t * r * element);
     out->context.dropped = cut(&c, s->drops ? t * in * element : 0);
     out->context.d_dropped = cut(&c, s->drops ? t * in * element : 0);
-    out->z = cut(&c, t * out_ * element);
+    out->context.lora = cut(&c, s->composes ? t * out_ * element : 0);
+    out->z = out->gradients.z = cut(&c, t * out_ * element);
+    out->y = cut(&c, s->composes ? t * out_ * element : 0);
     out->gradients.dx = cut(&c, t * in * element);
     out->gradients.da = cut(&c, r * in * sizeof(float));
     out->gradients.db = cut(&c, out_ * r * sizeof(float));
@@ -177,7 +181,7 @@ static tsr_status run(timer *t, const tsr_graph_shape *shape, tsr_graph_choice c
     for (int i = 0; i < repeats; i++)
         TSR_TRY(shape->backward ? tsr_linear_backward(&r->context, &r->linear, &r->gradients)
                                 : tsr_linear_forward(&r->context, &r->linear, r->gradients.x, r->z,
-                                                     NULL, NULL));
+                                                     r->y, NULL));
     return TSR_OK;
 }
 

@@ -52,7 +52,7 @@ static bool merges(const tsr_linear_context *context, const tsr_linear *linear)
 tsr_graph_shape tsr_linear_graph_shape(const tsr_linear_context *context, const tsr_linear *linear,
                                        bool backward)
 {
-    bool merging = merges(context, linear), norms = merging && linear->g && !linear->drops;
+    bool merging = merges(context, linear), norms = merging && linear->g;
     return (tsr_graph_shape){.tokens = context->tokens,
                              .in = (int64_t)linear->in,
                              .out = (int64_t)linear->out,
@@ -61,6 +61,7 @@ tsr_graph_shape tsr_linear_graph_shape(const tsr_linear_context *context, const 
                              .backward = backward,
                              .merges = merging,
                              .drops = linear->drops,
+                             .composes = tsr_linear_composes(linear),
                              .norms_every = norms && !backward ? context->step_micro : 0};
 }
 
@@ -281,20 +282,76 @@ static tsr_status adapter_backward(const tsr_linear_context *context, const tsr_
     return outer(context, gradients->da, context->d_low, x, r, in);
 }
 
-/* out = mask o x / (1 - p), or out += that. */
+static tsr_dropout_args mask_of(const tsr_linear_context *context, const tsr_linear *linear)
+{
+    return (tsr_dropout_args){.samples = context->samples,
+                              .positions = context->positions,
+                              .dropout = linear->dropout,
+                              .tokens = context->tokens,
+                              .columns = (int64_t)linear->in,
+                              .dtype = context->dtype};
+}
+
+/* out = drop(x), or out += that. */
 static tsr_status drop(const tsr_linear_context *context, const tsr_linear *linear, void *out,
                        const void *x, bool add)
 {
-    return context->kernels->dropout(context->stream,
-                                     &(tsr_dropout_args){.out = out,
-                                                         .x = x,
-                                                         .samples = context->samples,
-                                                         .positions = context->positions,
-                                                         .dropout = linear->dropout,
+    tsr_dropout_args args = mask_of(context, linear);
+    args.out = out;
+    args.x = x;
+    args.add = add;
+    return context->kernels->dropout(context->stream, &args);
+}
+
+/* DoRA with dropout: z = W xd + s B A xd and, beside it, W x. */
+static tsr_status forward_composed(const tsr_linear_context *context, const tsr_linear *linear,
+                                   const void *x, const void *w, void *z, void *y, const void *low)
+{
+    const void *xd = context->dropped;
+    int64_t in = (int64_t)linear->in, out = (int64_t)linear->out;
+    TSR_TRY(tsr_linear_input(context, xd, in));
+    TSR_TRY(base_forward(context, linear, z, xd, w, 0));
+    TSR_TRY(tsr_linear_input(context, x, in)); /* as it was: others read x too */
+    TSR_TRY(base_forward(context, linear, y, x, w, 0));
+    TSR_TRY(project(context, context->lora, low, linear->b, linear->out, linear->r, 1, 0));
+    return context->kernels->compose(context->stream,
+                                     &(tsr_compose_args){.base = y,
+                                                         .base_dropped = z,
+                                                         .lora = context->lora,
+                                                         .g = linear->g,
+                                                         .bias = linear->bias,
+                                                         .y = y,
+                                                         .inner = z,
                                                          .tokens = context->tokens,
-                                                         .columns = (int64_t)linear->in,
-                                                         .add = add,
+                                                         .d = out,
+                                                         .scale = (float)linear->scale,
                                                          .dtype = context->dtype});
+}
+
+/* The same as W (x - xd) + g z, z = (W + s B A) xd. Both weights lie in the same memory, one after the
+ * other, the norms with the first. */
+static tsr_status forward_composed_merged(const tsr_linear_context *context,
+                                          const tsr_linear *linear, const void *x, void *z, void *y)
+{
+    const void *w;
+    tsr_dropout_args split = mask_of(context, linear);
+    split.out = context->dropped;
+    split.x = x;
+    split.left = context->d_dropped;
+    TSR_TRY(merged_weight(&w, context, linear, linear->norm, false));
+    TSR_TRY(context->kernels->dropout(context->stream, &split));
+    TSR_TRY(project(context, z, split.out, w, linear->out, linear->in, 1, 0));
+    TSR_TRY(tsr_linear_weight(&w, context, linear));
+    TSR_TRY(project(context, y, split.left, w, linear->out, linear->in, 1, 0));
+    return context->kernels->compose_merged(context->stream,
+                                            &(tsr_compose_merged_args){.base = y,
+                                                                       .inner = z,
+                                                                       .g = linear->g,
+                                                                       .bias = linear->bias,
+                                                                       .y = y,
+                                                                       .tokens = context->tokens,
+                                                                       .d = (int64_t)linear->out,
+                                                                       .dtype = context->dtype});
 }
 
 tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linear *linear,
@@ -303,6 +360,8 @@ tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linea
     const void *w, *input = x;
     uint64_t out = linear->out, in = linear->in, r = linear->r;
     bool merged = tsr_graph_table[choice_of(context, linear, false).graph].merged;
+    if (merged && tsr_linear_composes(linear))
+        return forward_composed_merged(context, linear, x, z, y);
     if (merged || linear->norm)
         TSR_TRY(merged_weight(&w, context, linear, linear->norm, !merged));
     else
@@ -322,23 +381,7 @@ tsr_status tsr_linear_forward(const tsr_linear_context *context, const tsr_linea
             TSR_TRY(project(context, z, low, linear->b, out, r, (float)linear->scale, 0));
         return base_forward(context, linear, z, x, w, r > 0);
     }
-    TSR_TRY(tsr_linear_input(context, input, (int64_t)in));
-    TSR_TRY(base_forward(context, linear, z, input, w, 0));
-    TSR_TRY(tsr_linear_input(context, x, (int64_t)in)); /* as it was: others read x too */
-    TSR_TRY(base_forward(context, linear, y, x, w, 0));
-    TSR_TRY(project(context, context->lora, low, linear->b, out, r, 1, 0));
-    return context->kernels->compose(context->stream,
-                                     &(tsr_compose_args){.base = y,
-                                                         .base_dropped = z,
-                                                         .lora = context->lora,
-                                                         .g = linear->g,
-                                                         .bias = linear->bias,
-                                                         .y = y,
-                                                         .inner = z,
-                                                         .tokens = context->tokens,
-                                                         .d = (int64_t)out,
-                                                         .scale = (float)linear->scale,
-                                                         .dtype = context->dtype});
+    return forward_composed(context, linear, x, w, z, y, low);
 }
 
 /* DoRA with dropout: dx += W^T dy + drop(W^T d_base_dropped + A^T B^T d_lora). */
@@ -372,13 +415,52 @@ static tsr_status backward_composed(const tsr_linear_context *context, const tsr
     return drop(context, linear, gradients->dx, context->d_dropped, true);
 }
 
+/* The same with (W + s B A)^T g dy, of which u = W^T dy is what is left where the mask is 0:
+ * dx += u + drop((W + s B A)^T g dy - u). */
+static tsr_status backward_composed_merged(const tsr_linear_context *context,
+                                           const tsr_linear *linear,
+                                           const tsr_linear_gradients *gradients)
+{
+    const void *w;
+    uint64_t out = linear->out, in = linear->in;
+    TSR_TRY(context->kernels->scale_backward(
+        context->stream, &(tsr_scale_backward_args){.dy = gradients->dz,
+                                                    .z = gradients->z,
+                                                    .g = linear->g,
+                                                    .n = linear->n,
+                                                    .dz = gradients->z,
+                                                    .dm = gradients->dm,
+                                                    .partials = context->partials,
+                                                    .tokens = context->tokens,
+                                                    .d = (int64_t)out,
+                                                    .dtype = context->dtype}));
+    TSR_TRY(drop(context, linear, context->dropped, gradients->x, false));
+    TSR_TRY(adapter_backward(context, linear, gradients, gradients->z, context->dropped,
+                             (float)linear->scale));
+    if (!gradients->dx)
+        return TSR_OK;
+    void *u = gradients->add ? context->dropped : gradients->dx; /* xd is not read again */
+    TSR_TRY(tsr_linear_weight(&w, context, linear));
+    TSR_TRY(project_back(context, u, gradients->dz, w, out, in, 1, 0));
+    TSR_TRY(merged_weight(&w, context, linear, NULL, false));
+    TSR_TRY(project_back(context, context->d_dropped, gradients->z, w, out, in, 1, 0));
+    tsr_dropout_args args = mask_of(context, linear);
+    args.out = gradients->dx;
+    args.x = context->d_dropped;
+    args.base = u;
+    args.add = gradients->add;
+    return context->kernels->dropout(context->stream, &args);
+}
+
 tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_linear *linear,
                                const tsr_linear_gradients *gradients)
 {
     const void *w, *input = gradients->x;
     uint64_t out = linear->out, in = linear->in, r = linear->r;
+    bool merged = tsr_graph_table[choice_of(context, linear, true).graph].merged;
     if (tsr_linear_composes(linear))
-        return backward_composed(context, linear, gradients);
+        return merged ? backward_composed_merged(context, linear, gradients)
+                      : backward_composed(context, linear, gradients);
     if (r) {
         if (linear->drops) {
             TSR_TRY(drop(context, linear, context->dropped, gradients->x, false));
@@ -389,7 +471,7 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
     }
     if (!gradients->dx)
         return TSR_OK;
-    if (tsr_graph_table[choice_of(context, linear, true).graph].merged) {
+    if (merged) {
         TSR_TRY(merged_weight(&w, context, linear, NULL, false));
         return project_back(context, gradients->dx, gradients->dz, w, out, in, 1, gradients->add);
     }

@@ -17,7 +17,13 @@
  *
  * In which order the products of an adapter are multiplied is chosen for each shape (adapters/graph.h);
  * here it is done. W + s B A is then one weight: one matmul gives z, one dx, and nothing is added to
- * either afterwards.
+ * either afterwards. DoRA with dropout is then
+ *
+ *     y = W (x - xd) + bias + g z, z = (W + s B A) xd
+ *     dx = u + drop((W + s B A)^T g dy - u), u = W^T dy
+ *
+ * with no product of rank r beside the base's, and dz = g dy in place of two gradients. x - xd is what
+ * dropout leaves of x, exact for p up to 1/2: nothing is rounded that was not before.
  *
  * With an fp8 base (base_compute: fp8) W x and W^T dz are matmuls in e4m3, of W with a scale for each
  * of its rows, x and dz with one for each token; all else is as above, with the weight that e4m3 can hold
@@ -121,7 +127,7 @@ typedef struct {
     tsr_linear_fp8 fp8;
     void *low, *d_low;        /* T * largest r each; low where it is not kept */
     void *dropped;            /* T * largest in, with dropout */
-    void *d_dropped;          /* T * largest in, with dropout */
+    void *d_dropped;          /* T * largest in, with dropout; in a forward of DoRA x - xd */
     void *lora;               /* T * largest out, with dropout and DoRA */
     float *partials;          /* scratch of dm (kernels/types.h) */
     const int64_t *samples;   /* [T], of each token, for dropout */

@@ -5,11 +5,13 @@
  *          registers over the chunk's tokens. A thread reads all its inputs before it writes, so that
  *          outputs may be inputs.
  * Cost     forward tokens d elements of base, base_dropped (where it is not base), lora, y and inner
- *          (where wanted); backward of dy, inner (with dm), d_base_dropped and d_lora (where wanted).
+ *          (where wanted); merged of base, inner and y; backward of dy, inner (with dm), d_base_dropped and
+ *          d_lora (where wanted).
  */
 #include "kernels/column_sum.cuh"
 
 #define FORWARD_TURNS  2
+#define MERGED_TURNS   4
 #define BACKWARD_TURNS 4
 
 typedef struct {
@@ -87,6 +89,62 @@ extern "C" tsr_status tsr_compose_cuda(tsr_stream *stream, const tsr_compose_arg
     tsr_tiling tiling = tsr_tiling_make(args->tokens, tsr_tile_strips(d), false, whole);
     TSR_TILE_LAUNCH(compose_tile, args, tiling, stream);
     return tsr_launched("compose");
+}
+
+/* ---- merged ---- */
+
+static __device__ __forceinline__ void
+merged_tile(const tsr_compose_merged_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
+{
+    tsr_place place = tsr_place_of(tiling);
+    int64_t column = tsr_place_column(&place);
+    int count = tsr_column_count(column, a->d);
+    if (count == 0)
+        return;
+    compose_vectors v;
+    tsr_float8(v.g, a->g, column, count, 1, whole);
+    tsr_frozen8(v.bias, a->bias, column, count, 0, whole);
+    for (int64_t t = place.token; t < place.end; t += TSR_TILE_WARPS * MERGED_TURNS) {
+        tsr_raw8 base_raw[MERGED_TURNS], inner_raw[MERGED_TURNS];
+#pragma unroll
+        for (int u = 0; u < MERGED_TURNS; u++) {
+            int64_t token = t + u * TSR_TILE_WARPS, at = token * a->d + column;
+            if (token >= place.end)
+                break;
+            base_raw[u] = tsr_raw_load(a->base, at, count, dtype, whole);
+            inner_raw[u] = tsr_raw_load(a->inner, at, count, dtype, whole);
+        }
+#pragma unroll
+        for (int u = 0; u < MERGED_TURNS; u++) {
+            int64_t token = t + u * TSR_TILE_WARPS;
+            if (token >= place.end)
+                break;
+            float base[8], inner[8];
+            tsr_raw_widen(base, base_raw[u], dtype);
+            tsr_raw_widen(inner, inner_raw[u], dtype);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                base[j] = (base[j] + v.bias[j]) + v.g[j] * inner[j];
+            tsr_raw_store(a->y, token * a->d + column, count, base, dtype, whole);
+        }
+    }
+}
+
+TSR_TILE_KERNELS(merged_tile, tsr_compose_merged_args, 3)
+
+extern "C" tsr_status tsr_compose_merged_cuda(tsr_stream *stream,
+                                              const tsr_compose_merged_args *args)
+{
+    TSR_TRY(tsr_compose_merged_check(args));
+    if (args->tokens == 0)
+        return TSR_OK;
+    int64_t d = args->d;
+    bool whole = tsr_vectors(args->base, d) && tsr_vectors(args->inner, d) &&
+                 tsr_vectors(args->g, d) && tsr_vectors(args->bias.data, d) &&
+                 tsr_vectors(args->y, d);
+    tsr_tiling tiling = tsr_tiling_make(args->tokens, tsr_tile_strips(d), false, whole);
+    TSR_TILE_LAUNCH(merged_tile, args, tiling, stream);
+    return tsr_launched("compose_merged");
 }
 
 /* ---- backward ---- */

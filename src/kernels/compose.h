@@ -11,7 +11,12 @@
  * (the sum rounded once, then divided in fp32), and dy itself is the gradient of base. So
  *     dx = W^T dy + drop(W^T d_base_dropped + A^T (B^T d_lora)), drop the forward's mask / (1 - p).
  *
- * Cost     forward 5 tokens d elements (4 without inner), backward 4 (3 without dm).
+ * Where W + s B A is one weight (nf4_merge.h) that is multiplied with xd, W with what of x is not in xd:
+ *     base = W (x - xd), inner = (W + s B A) xd
+ *     y    = (base + bias) + g inner
+ * whose backward is that of y = g inner + bias (scale_backward.h), with dy the gradient of base.
+ *
+ * Cost     forward 5 tokens d elements (4 without inner), backward 4 (3 without dm); merged 3.
  */
 #ifndef TSR_KERNELS_COMPOSE_H
 #define TSR_KERNELS_COMPOSE_H
@@ -32,6 +37,16 @@ typedef struct {
 } tsr_compose_args;
 
 typedef struct {
+    const void *base;  /* [tokens, d] */
+    const void *inner; /* [tokens, d] */
+    const float *g;    /* [d] */
+    tsr_frozen bias;   /* [d], optional */
+    void *y;           /* [tokens, d]; may be base or inner */
+    int64_t tokens, d;
+    tsr_dtype dtype;
+} tsr_compose_merged_args;
+
+typedef struct {
     const void *dy;       /* [tokens, d] */
     const void *inner;    /* [tokens, d], with dm */
     const float *g;       /* [d] */
@@ -47,6 +62,8 @@ typedef struct {
 
 tsr_status tsr_compose_check(const tsr_compose_args *args);
 tsr_status tsr_compose_ref(const tsr_compose_args *args, tsr_pool *pool);
+tsr_status tsr_compose_merged_check(const tsr_compose_merged_args *args);
+tsr_status tsr_compose_merged_ref(const tsr_compose_merged_args *args, tsr_pool *pool);
 tsr_status tsr_compose_backward_check(const tsr_compose_backward_args *args);
 tsr_status tsr_compose_backward_ref(const tsr_compose_backward_args *args, tsr_pool *pool);
 

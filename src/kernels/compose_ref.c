@@ -17,6 +17,17 @@ tsr_status tsr_compose_check(const tsr_compose_args *args)
     return TSR_OK;
 }
 
+tsr_status tsr_compose_merged_check(const tsr_compose_merged_args *args)
+{
+    TSR_TRY(tsr_expect_dtype("compose_merged", args->dtype));
+    TSR_EXPECT(args->tokens >= 0 && args->d > 0, "compose_merged", "tokens < 0 or d < 1");
+    TSR_EXPECT(args->g, "compose_merged", "g is NULL");
+    TSR_EXPECT(args->tokens == 0 || (args->base && args->inner && args->y), "compose_merged",
+               "base, inner or y is NULL");
+    TSR_EXPECT(tsr_frozen_valid(args->bias), "compose_merged", "bias is not F32 or BF16");
+    return TSR_OK;
+}
+
 tsr_status tsr_compose_backward_check(const tsr_compose_backward_args *args)
 {
     TSR_TRY(tsr_expect_dtype("compose_backward", args->dtype));
@@ -62,6 +73,29 @@ TSR_CLONES static void forward_task(void *context, int task)
         forward_tile(args, tsr_tile_at(task, strip, args->tokens, args->d, whole));
 }
 
+TSR_INLINE void merged_tile(const tsr_compose_merged_args *args, tsr_tile tile)
+{
+    float bias_buffer[TSR_STRIP];
+    const float *bias = tsr_frozen_load(bias_buffer, args->bias, tile.column, tile.columns, 0.0f);
+    const float *g = args->g + tile.column;
+    for (int64_t t = tile.token; t < tile.token_end; t++) {
+        int64_t at = t * args->d + tile.column;
+        const float *base = (const float *)args->base + at;
+        const float *inner = (const float *)args->inner + at;
+        float *y = (float *)args->y + at;
+        for (int64_t i = 0; i < tile.columns; i++)
+            y[i] = (base[i] + bias[i]) + g[i] * inner[i];
+    }
+}
+
+TSR_CLONES static void merged_task(void *context, int task)
+{
+    const tsr_compose_merged_args *args = context;
+    bool whole = false;
+    for (int strip = 0; strip < tsr_task_strips(args->d, whole); strip++)
+        merged_tile(args, tsr_tile_at(task, strip, args->tokens, args->d, whole));
+}
+
 TSR_INLINE void backward_tile(const tsr_compose_backward_args *args, tsr_tile tile)
 {
     const float *g = args->g + tile.column;
@@ -104,6 +138,14 @@ tsr_status tsr_compose_ref(const tsr_compose_args *args, tsr_pool *pool)
     TSR_TRY(tsr_compose_check(args));
     TSR_TRY(tsr_expect_f32("compose", args->dtype));
     tsr_pool_run(pool, tsr_tile_tasks(args->tokens, args->d, false), forward_task, (void *)args);
+    return TSR_OK;
+}
+
+tsr_status tsr_compose_merged_ref(const tsr_compose_merged_args *args, tsr_pool *pool)
+{
+    TSR_TRY(tsr_compose_merged_check(args));
+    TSR_TRY(tsr_expect_f32("compose_merged", args->dtype));
+    tsr_pool_run(pool, tsr_tile_tasks(args->tokens, args->d, false), merged_task, (void *)args);
     return TSR_OK;
 }
 

@@ -40,10 +40,17 @@ void tsr_dropout_add_row(float *out, const float *x, uint64_t columns, const tsr
 void tsr_dropout_mask_row(uint8_t *mask, uint64_t columns, const tsr_dropout *dropout,
                           uint64_t sample, uint32_t position);
 
-/* The op: every row of x [tokens, columns], each by its own sample and position. */
+/* The op: every row of x [tokens, columns], each by its own sample and position. In fp32:
+ *
+ *     out  = base + scale mask o (x - base), or out += that; base 0 where there is none
+ *     left = x - out, of the out that is written: of x what is not in it. For p up to 1/2 exact: out is
+ *            0 or within a factor of 2 of x (Sterbenz 1974).
+ */
 typedef struct {
-    void *out;                /* [tokens, columns]; may be x */
+    void *out;                /* [tokens, columns]; may be x or base */
     const void *x;            /* [tokens, columns] */
+    const void *base;         /* [tokens, columns], or NULL */
+    void *left;               /* [tokens, columns], without base and add; or NULL */
     const int64_t *samples;   /* [tokens] */
     const int32_t *positions; /* [tokens], in their samples */
     tsr_dropout dropout;

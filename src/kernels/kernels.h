@@ -61,6 +61,7 @@
     X(gather_rows)                                                                                 \
     X(scatter_rows)                                                                                \
     X(compose)                                                                                     \
+    X(compose_merged)                                                                              \
     X(compose_backward)                                                                            \
     X(row_square_norm)                                                                             \
     X(dora_norm)                                                                                   \

@@ -117,7 +117,7 @@ static bool keeps_low(const walk *w, const tsr_layout_linear *linear, tsr_linear
 {
     const tsr_activation_options *o = w->options;
     bool merges = tsr_linear_merges(o->dtype, o->fp8, linear->quantized, linear->in, linear->r);
-    return linear->r && tsr_graph_keeps_low(merges, o->dropout) &&
+    return linear->r && tsr_graph_keeps_low(merges, o->dropout, o->dropout && linear->dora) &&
            !(again && kind == TSR_DOWN && !needs_z(w, linear, kind));
 }
 

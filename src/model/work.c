@@ -111,13 +111,14 @@ static bool merges(const walk *w, const tsr_work_linear *x)
 /* The graph that a linear takes, where nothing else was measured. */
 static tsr_graph_choice graph_of(const walk *w, const tsr_work_linear *x, bool backward)
 {
-    bool norms = x->dora && merges(w, x) && !x->drops && !backward;
+    bool norms = x->dora && merges(w, x) && !backward;
     tsr_graph_shape shape = {.tokens = (int64_t)w->layer->tokens,
                              .in = (int64_t)x->in,
                              .out = (int64_t)x->out,
                              .r = (int64_t)x->r,
                              .dtype = dtype_of(w),
                              .drops = x->drops,
+                             .composes = x->drops && x->dora && x->r > 0,
                              .backward = backward,
                              .merges = merges(w, x),
                              .norms_every = norms ? w->layer->step_micro : 0};
@@ -173,7 +174,9 @@ static void emit_group(const walk *w, tsr_work_term term, int group, bool backwa
         if (!backward)
             add_amount(&here, !graph->merged, one);
         else if (!graph->outer_da)
-            add_amount(&here, tsr_graph_keeps_low(merges(w, x), x->drops) ? 1 : 2, one);
+            add_amount(&here,
+                       tsr_graph_keeps_low(merges(w, x), x->drops, x->drops && x->dora) ? 1 : 2,
+                       one);
         else {
             add_amount(&here, 1, matmul(w, x->out, in, l->tokens));
             add_amount(&here, 1, matmul(w, x->r, in, x->out));
@@ -201,37 +204,55 @@ static double score_flops(const tsr_work_layer *l)
     return 2 * l->pairs * l->linear[TSR_Q].out;
 }
 
+static tsr_work_amount decoded(const tsr_work_layer *l, const tsr_work_linear *x)
+{
+    return (tsr_work_amount){0, (NF4_BYTES + (l->fp8 ? 1 : l->element)) * x->in * x->out};
+}
+
+/* What passes through memory because of dropout. */
+static void emit_passes(const walk *w, tsr_work_term term, double elements)
+{
+    double bytes = w->layer->element * w->layer->tokens * elements;
+    emit_both(w, term, TSR_WORK_STREAM, (tsr_work_amount){0, 0}, (tsr_work_amount){0, bytes});
+}
+
+/* The base's other product of DoRA with dropout: beside W + s B A, W is decoded for it. */
+static void emit_base_again(const walk *w, const tsr_work_linear *x, tsr_work_term term, double n,
+                            double k, bool merged)
+{
+    emit_base(w, term, n, k);
+    if (merged)
+        emit_both(w, TSR_WORK_NF4, TSR_WORK_DECODE, (tsr_work_amount){0, 0}, decoded(w->layer, x));
+}
+
 /* Dropout forward: its input is written; with a magnitude the base multiplies that too, and what y is
- * composed of passes through memory. */
+ * composed of passes through memory: three and two outputs, or, merged, two and one, and what of the input
+ * was dropped is written too. */
 static void drop_forward(const walk *w, const tsr_work_linear *x)
 {
-    double io = w->layer->element * w->layer->tokens;
-    emit_both(w, TSR_WORK_ADAPTERS_FORWARD, TSR_WORK_STREAM, (tsr_work_amount){0, 0},
-              (tsr_work_amount){0, 2 * io * x->in});
+    bool merged = tsr_graph_table[graph_of(w, x, false).graph].merged;
+    emit_passes(w, TSR_WORK_ADAPTERS_FORWARD, (merged ? 3 : 2) * x->in);
     if (!x->dora)
         return;
     emit_quantize(w, x->in, false);
-    emit_base(w, TSR_WORK_LINEARS_FORWARD, x->out, x->in);
-    emit_both(w, TSR_WORK_DORA, TSR_WORK_STREAM, (tsr_work_amount){0, 0},
-              (tsr_work_amount){0, 5 * io * x->out});
+    emit_base_again(w, x, TSR_WORK_LINEARS_FORWARD, x->out, x->in, merged);
+    emit_passes(w, TSR_WORK_DORA, (merged ? 3 : 5) * x->out);
 }
 
 /* Backward: the input is dropped again, and the gradient behind the mask is added to dX; with a
- * magnitude dY is taken apart, and both parts go through the base. */
+ * magnitude dY is taken apart, or, merged, multiplied, and both parts go through the base. */
 static void drop_backward(const walk *w, const tsr_work_linear *x, bool wanted)
 {
-    double io = w->layer->element * w->layer->tokens;
-    emit_both(w, TSR_WORK_ADAPTERS_BACKWARD, TSR_WORK_STREAM, (tsr_work_amount){0, 0},
-              (tsr_work_amount){0, (wanted ? 5 : 2) * io * x->in});
+    bool merged = tsr_graph_table[graph_of(w, x, true).graph].merged;
+    emit_passes(w, TSR_WORK_ADAPTERS_BACKWARD, (wanted ? 5 : 2) * x->in);
     if (!x->dora)
         return;
     if (wanted) {
         emit_quantize(w, x->out, false);
-        emit_base(w, TSR_WORK_LINEARS_BACKWARD, x->in, x->out);
+        emit_base_again(w, x, TSR_WORK_LINEARS_BACKWARD, x->in, x->out, merged);
     }
-    /* Of four passes dm, which is counted elsewhere, needs one. */
-    emit_both(w, TSR_WORK_DORA, TSR_WORK_STREAM, (tsr_work_amount){0, 0},
-              (tsr_work_amount){0, 3 * io * x->out});
+    /* Of four passes, or three, dm, which is counted elsewhere, needs one. */
+    emit_passes(w, TSR_WORK_DORA, (merged ? 2 : 3) * x->out);
 }
 
 static void forward(const walk *w, bool down)
@@ -259,11 +280,6 @@ static void forward(const walk *w, bool down)
     emit_bytes(w, TSR_WORK_MEMORY_FORWARD, norm_bytes(l));
     emit_bytes(w, TSR_WORK_MEMORY_FORWARD, rope_bytes(l));
     emit_bytes(w, TSR_WORK_MEMORY_FORWARD, 3 * io * l->linear[TSR_UP].out); /* SwiGLU */
-}
-
-static tsr_work_amount decoded(const tsr_work_layer *l, const tsr_work_linear *x)
-{
-    return (tsr_work_amount){0, (NF4_BYTES + (l->fp8 ? 1 : l->element)) * x->in * x->out};
 }
 
 static void decode(const walk *w, int from)

@@ -193,11 +193,12 @@ static void test_allowed(void **state)
 {
     (void)state;
     tsr_graph_shape shape = {.tokens = 8192, .in = 4096, .out = 4096, .r = 16, .dtype = TSR_BF16};
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 16; i++) {
         shape.merges = i & 1;
-        shape.drops = i & 2;
+        shape.composes = i & 8;
+        shape.drops = shape.composes || i & 2;
         shape.backward = i & 4;
-        bool merged = shape.merges && !shape.drops;
+        bool merged = shape.merges && (!shape.drops || shape.composes);
         assert_int_equal(allowed(&shape, TSR_F1, false), !shape.backward);
         assert_int_equal(allowed(&shape, TSR_F2, false), !shape.backward && merged);
         assert_int_equal(allowed(&shape, TSR_B1, false), shape.backward);
@@ -244,6 +245,34 @@ static void test_norms(void **state)
     assert_int_equal(tsr_graph_cheapest(&shape).graph, TSR_F1);
 }
 
+/* ---- DoRA with dropout ---- */
+
+/* Composed, the base is multiplied twice. W + s B A spares passes over the tokens and costs the weight's being
+ * decoded once more: it is taken where there are many tokens. */
+static void test_composed(void **state)
+{
+    (void)state;
+    for (int backward = 0; backward < 2; backward++) {
+        tsr_graph_shape shape = {.tokens = 8192,
+                                 .in = 4096,
+                                 .out = 14336,
+                                 .r = 16,
+                                 .dtype = TSR_BF16,
+                                 .backward = backward,
+                                 .merges = true};
+        const tsr_graph_choice apart = {backward ? TSR_B1 : TSR_F1, false};
+        double product = 2.0 * 8192 * 4096 * 14336;
+        tsr_graph_cost once = tsr_graph_cost_of(&shape, apart);
+        shape.drops = shape.composes = true;
+        tsr_graph_cost twice = tsr_graph_cost_of(&shape, apart);
+        assert_true(twice.flops == once.flops + product);
+        assert_true(twice.bytes > once.bytes && twice.price > 1.8 * once.price);
+        assert_true(tsr_graph_table[tsr_graph_cheapest(&shape).graph].merged);
+        shape.tokens = 128;
+        assert_false(tsr_graph_table[tsr_graph_cheapest(&shape).graph].merged);
+    }
+}
+
 /* ---- as text ---- */
 
 #define LINE "graph BF16 merges - 8192 4096 14336 16 B5.once\n"
@@ -266,6 +295,7 @@ static void test_text(void **state)
     /* Every allowed choice, each of its own shape, and with norms or not. */
     for (int i = 0; i < 4 * TSR_GRAPH_CHOICES; i++) {
         shape.norms_every = i % 3 ? 0 : i + 1;
+        shape.drops = shape.composes = i / 4 % 2;
         shape.tokens = 1024 + i;
         shape.backward = i & 1;
         shape.merges = i & 2;
@@ -310,6 +340,8 @@ static void test_wrong_lines(void **state)
         "graph BF16 merges - 81920000000000000 4096 14336 16 B1\n",
         "graph XF16 merges - 8192 4096 14336 16 B1\n",
         "graph BF16 merge - 8192 4096 14336 16 B1\n",
+        "graph BF16 merges drops 8192 4096 14336 16 B5\n", /* A has another X than W */
+        "graph BF16 merges compose 8192 4096 14336 16 B5\n",
         "graph BF16 merges - 8192 4096 14336 16 norms/0 F2\n",
         "graph BF16 merges - 8192 4096 14336 16 norms/4\n",
         "graph BF16 merges - 8192 4096 14336 16 norms/4F2\n",
@@ -387,6 +419,7 @@ int main(void)
         cmocka_unit_test(test_cheapest),
         cmocka_unit_test(test_where_each_wins),
         cmocka_unit_test(test_allowed),
+        cmocka_unit_test(test_composed),
         cmocka_unit_test(test_norms),
         cmocka_unit_test(test_text),
         cmocka_unit_test(test_wrong_lines),

@@ -1,5 +1,5 @@
 /*
- * test_compose.c: compose and scale_backward against fp64, and that the stable form keeps a
+ * test_compose.c: compose, compose_merged and scale_backward against fp64, and that the stable form keeps a
  * correction that the naive one loses.
  */
 #include "kernels/compose.h"
@@ -13,6 +13,7 @@ typedef struct {
     tsr_compose_args forward;
     tsr_compose_backward_args backward;
     tsr_scale_backward_args scale;
+    tsr_compose_merged_args merged;
 } compose_run;
 
 static tsr_status run_forward(void *context, tsr_pool *pool)
@@ -28,6 +29,11 @@ static tsr_status run_backward(void *context, tsr_pool *pool)
 static tsr_status run_scale(void *context, tsr_pool *pool)
 {
     return tsr_scale_backward_ref(&((compose_run *)context)->scale, pool);
+}
+
+static tsr_status run_merged(void *context, tsr_pool *pool)
+{
+    return tsr_compose_merged_ref(&((compose_run *)context)->merged, pool);
 }
 
 static double *new_dm(const float *dy, const float *inner, const float *n, int64_t tokens,
@@ -103,6 +109,30 @@ static void one_case(int64_t tokens, int64_t d, bool dropped)
     free(out), free(want), free(inner);
 }
 
+static void one_merged(int64_t tokens, int64_t d, bool biased)
+{
+    int64_t count = tokens * d;
+    float *base = new_random(count, 1, 2), *inner = new_random(count, 2, 2);
+    float *g = new_gain(d, 4), *bias = new_random(d, 5, 1), *out = new_floats(count);
+    double *want = new_doubles(NULL, count);
+    for (int64_t i = 0; i < count; i++)
+        want[i] = (double)base[i] + (biased ? (double)bias[i % d] : 0) +
+                  (double)g[i % d] * (double)inner[i];
+    compose_run r = {.merged = {.base = base,
+                                .inner = inner,
+                                .g = g,
+                                .bias = {biased ? bias : NULL, TSR_F32},
+                                .y = out,
+                                .tokens = tokens,
+                                .d = d}};
+    run_on_pools(run_merged, &r, out, count);
+    expect_close("y of merged", out, want, count, F32_TOLERANCE);
+    r.merged.y = tokens % 2 ? base : inner; /* may be an input */
+    assert_int_equal(tsr_compose_merged_ref(&r.merged, test_pool(1)), TSR_OK);
+    assert_memory_equal(r.merged.y, out, (size_t)count * sizeof *out);
+    free(base), free(inner), free(g), free(bias), free(out), free(want);
+}
+
 static void shapes_match_fp64(void **state)
 {
     (void)state;
@@ -110,6 +140,7 @@ static void shapes_match_fp64(void **state)
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         one_case(shapes[i][0], shapes[i][1], false);
         one_case(shapes[i][0], shapes[i][1], true);
+        one_merged(shapes[i][0], shapes[i][1], i % 2);
     }
 }
 

@@ -247,6 +247,33 @@ static void compose_case(int64_t tokens, int64_t d, tsr_dtype dtype, bool vector
         expect("inner", kept, inner, tolerance_elementwise.f32);
 }
 
+static void compose_merged_case(int64_t tokens, int64_t d, tsr_dtype dtype, bool vectors,
+                                bool alias)
+{
+    int64_t count = tokens * d;
+    input base = random_input(count, 1, 1, dtype), inner = random_input(count, 2, 1, dtype);
+    input g = gain(d, 3), bias = vectors ? random_input(d, 4, 1, TSR_BF16) : no_input();
+    float *y = want_of(count);
+    tsr_compose_merged_args ref = {.base = base.host,
+                                   .inner = inner.host,
+                                   .g = g.host,
+                                   .bias = on_host(bias),
+                                   .y = y,
+                                   .tokens = tokens,
+                                   .d = d};
+    RUN(tsr_compose_merged_ref(&ref, rig.pool));
+    output out = alias ? over(tokens % 2 ? base : inner, count, dtype) : blank(count, dtype);
+    tsr_compose_merged_args args = ref;
+    args.base = base.device;
+    args.inner = inner.device;
+    args.g = g.device;
+    args.bias = on_device(bias, TSR_BF16);
+    args.y = out.device;
+    args.dtype = dtype;
+    RUN(rig.kernels->compose_merged(rig.stream, &args));
+    expect("y of merged", out, y, tolerance_elementwise.f32);
+}
+
 static void compose_backward_case(int64_t tokens, int64_t d, tsr_dtype dtype, bool vectors,
                                   bool alias)
 {
@@ -296,6 +323,7 @@ static void scale_and_compose_match(void **state)
     (void)state;
     over_shapes(scale_case, flat_shapes, FLAT_SHAPES);
     over_shapes(compose_case, flat_shapes, FLAT_SHAPES);
+    over_shapes(compose_merged_case, flat_shapes, FLAT_SHAPES);
     over_shapes(compose_backward_case, flat_shapes, FLAT_SHAPES);
 }
 

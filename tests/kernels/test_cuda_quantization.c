@@ -1,17 +1,15 @@
 /*
- * test_cuda_quantization.c: nf4_dequant, widen, gather_rows, scatter_rows, row_square_norm, dora_norm
- * and dropout on a GPU against the C references. All but the norms give the reference's bits, rounded
+ * test_cuda_quantization.c: nf4_dequant, widen, gather_rows, scatter_rows, row_square_norm and
+ * dora_norm on a GPU against the C references. All but the norms give the reference's bits, rounded
  * once to the dtype of the output.
  */
 #include "cuda_nf4.h"
 
-#include "kernels/dropout.h"
 #include "kernels/fp8.h"
 #include "kernels/kernels_cuda.h"
 #include "kernels/nf4_dequant.h"
 
 static const tsr_dtype dtypes[] = {TSR_F32, TSR_BF16, TSR_F16};
-static const char *const dtype_names[] = {"F32", "BF16", "F16"};
 
 /* The bits of a value in dtype. */
 static uint32_t bits_of(float value, tsr_dtype dtype)
@@ -352,83 +350,6 @@ static void dora_norm_of_odd_rows(void **state)
     cuda_free_all();
 }
 
-/* ---- dropout ---- */
-
-typedef struct {
-    int64_t tokens, columns;
-    double p;
-    bool add, in_place;
-    int offset; /* elements that x and out are off their alignment */
-} dropout_case;
-
-static void one_dropout(const dropout_case *c, tsr_dtype dtype)
-{
-    if (!cuda_turn())
-        return;
-    int64_t count = c->tokens * c->columns, all = count + c->offset;
-    uint32_t each = tsr_dtype_bytes(dtype);
-    float *x = new_random(all, 1, 3), *out = new_random(all, 2, 1);
-    int64_t *samples = malloc((size_t)c->tokens * 8);
-    int32_t *positions = malloc((size_t)c->tokens * 4);
-    assert_true(samples && positions);
-    for (int64_t i = 0; i < EXTREMES && i * 9 < all; i++)
-        x[i * 9] = extreme[i];
-    for (int64_t t = 0; t < c->tokens; t++) {
-        samples[t] = (int64_t)(random_bits((uint64_t)t) >> 2);
-        positions[t] = (int32_t)(t * 7);
-    }
-    char *device_x = cuda_values(x, all, dtype), *device_out = device_x;
-    if (!c->in_place)
-        device_out = cuda_values(out, all, dtype);
-    tsr_dropout_args args = {.out = c->in_place ? x + c->offset : out + c->offset,
-                             .x = x + c->offset,
-                             .samples = samples,
-                             .positions = positions,
-                             .dropout = tsr_dropout_make(c->p, 7, 3, 0x123456789abcdefu),
-                             .tokens = c->tokens,
-                             .columns = c->columns,
-                             .add = c->add};
-    const float *want = args.out;
-    RUN(tsr_dropout_ref(&args, rig.pool));
-    args.x = device_x + (uint32_t)c->offset * each;
-    args.out = device_out + (uint32_t)c->offset * each;
-    args.samples = cuda_copy(samples, (uint64_t)c->tokens * 8);
-    args.positions = cuda_copy(positions, (uint64_t)c->tokens * 4);
-    args.dtype = dtype;
-    RUN(rig.kernels->dropout(rig.stream, &args));
-    float *got = cuda_floats(args.out, count, dtype);
-    for (int64_t i = 0; i < count; i++)
-        if (bits_of(got[i], dtype) != bits_of(want[i], dtype) && !(isnan(got[i]) && isnan(want[i])))
-            fail_msg("dropout %g of %lld x %lld, %s, add %d: [%lld] is %a, want %a", c->p,
-                     (long long)c->tokens, (long long)c->columns, dtype_names[dtype], c->add,
-                     (long long)i, (double)got[i], (double)want[i]);
-    free(x), free(out), free(samples), free(positions), free(got);
-    cuda_free_all();
-}
-
-static void dropout_gives_the_references_bits(void **state)
-{
-    static const int64_t tokens[] = {1, 3, 9, 130};
-    static const int64_t columns[] = {1, 4, 7, 8, 63, 104, 256, 520, 1032, 4096};
-    static const double p[] = {0, 0.05, 0.1, 0.5, 0.97};
-    (void)state;
-    for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++)
-        for (size_t c = 0; c < sizeof columns / sizeof *columns; c++)
-            for (int kind = 0; kind < 3; kind++) {
-                dropout_case one = {tokens[t], columns[c], p[(t + c + (size_t)kind) % 5],
-                                    kind == 1, kind == 2,  (int)(t % 2)};
-                one_dropout(&one, dtypes[(c + (size_t)kind) % 3]);
-            }
-    one_dropout(&(dropout_case){300, 4096, 0.1, false, false, 0}, TSR_F32);
-    one_dropout(&(dropout_case){300, 4096, 0.3, true, false, 0}, TSR_BF16);
-    one_dropout(&(dropout_case){40, 14336, 1 - 1e-9, false, false, 0}, TSR_F32);
-    one_dropout(&(dropout_case){40, 14336, 0.05, false, true, 0}, TSR_BF16);
-    one_dropout(&(dropout_case){40, 14336, 0.05, true, false, 0}, TSR_F16);
-    one_dropout(&(dropout_case){40, 520, 1 - 1e-8, false, false, 0}, TSR_BF16);
-    one_dropout(&(dropout_case){40, 520, 1 - 1e-8, true, false, 0}, TSR_F16);
-    RUN(rig.kernels->dropout(rig.stream, &(tsr_dropout_args){.columns = 8}));
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -439,7 +360,6 @@ int main(void)
         cmocka_unit_test(row_square_norms),
         cmocka_unit_test(dora_norms),
         cmocka_unit_test(dora_norm_of_odd_rows),
-        cmocka_unit_test(dropout_gives_the_references_bits),
     };
     return cmocka_run_group_tests(tests, cuda_setup, cuda_teardown);
 }

@@ -228,20 +228,21 @@ static void test_fp8_base(void **state)
     assert_true(fabs(slow.seconds - 4 * fast.seconds) < 1e-6 * slow.seconds);
 }
 
-/* Norms of what a forward merges cost their partial sums, at least nothing; those of a forward that does not,
- * for its few tokens or its dropout, one more s B A for the weight; those of an fp8 base the same by
+/* Norms of what a forward merges, with dropout too, cost their partial sums, at least nothing; those of a
+ * forward that does not, for its few tokens, one more s B A for the weight; those of an fp8 base the same by
  * themselves, at least s B A; those of another base W A^T, A A^T and B (A A^T). */
 static void test_norms(void **state)
 {
     (void)state;
-    const double in = 4096, out = 1024, r = 16, sums = 2 * 4 * out * in / 64;
+    const double in = 4096, out = 14336, r = 16, sums = 2 * 4 * out * in / 64;
     const struct {
         double tokens;
         bool nf4, drops, fp8;
         double here, least, bytes; /* bytes: beside the sums */
     } cases[] = {
         {8192, true, false, false, 0, 0, 0},
-        {8192, true, true, false, 2 * in * out * r, 0, 1.3 * in * out},
+        {8192, true, true, false, 0, 0, 0},
+        {16, true, false, false, 2 * in * out * r, 0, 1.3 * in * out},
         {8192, true, false, true, 2 * in * out * r, 2 * in * out * r, (2.6 + 1.0 / 64) * in * out},
         {8192, false, false, false, 2 * r * (out * in + r * in + out * r),
          2 * r * (out * in + r * in + out * r), 0},
@@ -326,6 +327,32 @@ static void test_dropout(void **state)
     }
 }
 
+/* Merged, three passes over y forward and two backward, x is split into two, W is decoded once more each way,
+ * and the adapter, in the weight, has no products beside the base's. */
+static void test_dropout_of_merged(void **state)
+{
+    (void)state;
+    const double t = 8192, in = 4096, out = 14336, r = 16, decode = (0.5 + 1.0 / 64 + 2) * in * out;
+    const double base = 2 * (t * in + in * out + t * out);
+    tsr_work_layer layer = {.element = 2, .tokens = t};
+    sum s[2][2] = {{{.rates = {1, 1, 1, 1}}, {.rates = {1, 1, 1, 1}}},
+                   {{.rates = {1, 1, 1, 1}}, {.rates = {1, 1, 1, 1}}}};
+    for (int dora = 0; dora < 2; dora++) {
+        layer.linear[TSR_DOWN] = (tsr_work_linear){
+            .in = in, .out = out, .r = r, .dora = dora, .nf4 = true, .drops = dora};
+        tsr_work_forward(&layer, add, &s[dora][0]);
+        tsr_work_backward(&layer, add, &s[dora][1]);
+    }
+    const tsr_work_amount *lora = &s[0][0].here, *dora = &s[1][0].here;
+    assert_true(fabs(dora->flops - lora->flops - 2 * t * in * out) < 1e6);
+    assert_true(fabs(dora->bytes - lora->bytes - base - decode - 2 * t * (3 * in + 3 * out)) < 1e3);
+    lora = &s[0][1].here, dora = &s[1][1].here;
+    double dm = 2 * t * 3 * out; /* counted as without dropout */
+    assert_true(fabs(dora->bytes - lora->bytes - base - decode - 2 * t * (5 * in + 2 * out) - dm) <
+                1e3);
+    assert_true(s[1][0].least.bytes - s[0][0].least.bytes == base);
+}
+
 static void test_recompute(void **state)
 {
     (void)state;
@@ -391,7 +418,8 @@ int main(void)
         cmocka_unit_test(test_measured_floors), cmocka_unit_test(test_one_linear),
         cmocka_unit_test(test_low_is_kept),     cmocka_unit_test(test_fp8_base),
         cmocka_unit_test(test_norms),           cmocka_unit_test(test_passes_over_dy),
-        cmocka_unit_test(test_dropout),         cmocka_unit_test(test_recompute),
-        cmocka_unit_test(test_decoding_again),  cmocka_unit_test(test_fp8_gradients)};
+        cmocka_unit_test(test_dropout),         cmocka_unit_test(test_dropout_of_merged),
+        cmocka_unit_test(test_recompute),       cmocka_unit_test(test_decoding_again),
+        cmocka_unit_test(test_fp8_gradients)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -160,7 +160,7 @@ static double made_again_more(const tsr_inputs *inputs, const tsr_decision *d,
                     tsr_linear_merges(TSR_BF16, layer.fp8, x->nf4, (uint64_t)x->in, (uint64_t)x->r);
                 op.here.flops += 2 * t * x->in * x->r;
                 op.here.bytes += 2 * (t * x->in + x->in * x->r + t * x->r);
-                kept |= x->r > 0 && tsr_graph_keeps_low(merges, x->drops);
+                kept |= x->r > 0 && tsr_graph_keeps_low(merges, x->drops, x->drops && x->dora);
             }
             if (!kept)
                 continue;
