@@ -121,9 +121,9 @@ TSR_CLONES static void drop_from_base(float *out, const float *x, const float *b
         draw(drawn, a->dropout.key, sample, (uint32_t)a->positions[token], column);
         for (uint64_t i = 0; i < n; i++) {
             uint64_t at = column + i;
-            float kept = base[at] + (x[at] - base[at]) * a->dropout.scale;
-            float dropped = drawn[i] >= a->dropout.threshold ? kept : base[at];
-            out[at] = a->add ? out[at] + dropped : dropped;
+            float kept = (x[at] - base[at]) * a->dropout.scale;
+            float moved = base[at] + (drawn[i] >= a->dropout.threshold ? kept : 0);
+            out[at] = a->add ? out[at] + moved : moved;
         }
     }
 }

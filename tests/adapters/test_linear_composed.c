@@ -187,7 +187,8 @@ static void check_composed(spec s)
                       (int)s.in, (int)s.out, (int)s.r, tsr_dtype_name(s.dtype), name,
                       backward ? "dx" : "y", apart, gradients);
         expect_near(&s, apart, plain[backward]);
-        assert_true(gradients < tolerance(s.dtype));
+        /* In bf16 what they are products of is rounded once more: g dy and the dropped x. */
+        assert_true(gradients < (s.dtype == TSR_BF16 ? 2 : 1) * tolerance(s.dtype));
     }
     bool merges = s.dtype == TSR_F32 || s.in % TSR_NF4_BLOCK == 0;
     assert_true(ran[0] == 1 + merges && ran[1] >= 2 + 2 * merges);
