@@ -352,11 +352,7 @@ static void composes(int64_t tokens, int64_t width)
     REPORT(dropout, "dropout", shape, 4 * count, 0, drop);
     drop.add = true;
     REPORT(dropout, "dropout, added", shape, 6 * count, 0, drop);
-    drop.base = args.base;
-    REPORT(dropout, "dropout from a base, added", shape, 8 * count, 0, drop);
     drop.add = false;
-    REPORT(dropout, "dropout from a base", shape, 6 * count, 0, drop);
-    drop.base = NULL;
     drop.left = back.d_lora;
     REPORT(dropout, "dropout with what is left", shape, 6 * count, 0, drop);
 }

@@ -33,11 +33,17 @@ static bool once_fits(const tsr_graph_shape *shape)
     return partial > 0 && partial <= weight;
 }
 
+/* The backward of DoRA with dropout is not: dx would be 1.2 times as far off (linear.h). */
+static bool may_merge(const tsr_graph_shape *shape)
+{
+    return !tsr_graph_keeps_low(shape->merges, shape->drops, shape->composes) &&
+           !(shape->composes && shape->backward);
+}
+
 bool tsr_graph_allowed(const tsr_graph_shape *shape, tsr_graph_choice choice)
 {
     const tsr_graph *graph = &tsr_graph_table[choice.graph];
-    return graph->backward == shape->backward &&
-           (!graph->merged || !tsr_graph_keeps_low(shape->merges, shape->drops, shape->composes)) &&
+    return graph->backward == shape->backward && (!graph->merged || may_merge(shape)) &&
            graph->outer_db == graph->outer_da &&
            (!choice.once || (graph->backward && !graph->outer_db && once_fits(shape)));
 }
@@ -128,25 +134,20 @@ static void add_passes(tally *y, double inputs, double outputs)
     add(y, 0, y->element * y->t * outputs * y->out, 1);
 }
 
-/* The base once more; with W + s B A, W itself is decoded for it. */
-static void add_base_again(tally *y, const tsr_graph *graph, double inner, double columns)
-{
-    if (graph->merged)
-        add(y, 0, (CODE_BYTES + y->element) * y->out * y->in, DECODED);
-    add_matmul(y, y->t, columns, inner, 1);
-}
-
-/* Forward x is dropped, apart or with what is left of it, and y composed of three or of two. Backward x is
- * dropped again, dy taken apart or multiplied by g, and the gradient behind the mask added to dx. */
+/* The base once more; beside W + s B A, W itself is decoded for it. Forward x is dropped, apart or with what
+ * is left of it, and y composed of three or of two. Backward x is dropped again, dy taken apart, and the
+ * gradient behind the mask added to dx. */
 static void add_composed(tally *y, const tsr_graph *graph)
 {
     if (graph->backward) {
-        add_passes(y, 2 + 3, graph->merged ? 3 : 4);
-        add_base_again(y, graph, y->out, y->in);
-    } else {
-        add_passes(y, graph->merged ? 3 : 2, graph->merged ? 3 : 5);
-        add_base_again(y, graph, y->in, y->out);
+        add_passes(y, 2 + 3, 4);
+        add_matmul(y, y->t, y->in, y->out, 1);
+        return;
     }
+    add_passes(y, graph->merged ? 3 : 2, graph->merged ? 3 : 5);
+    if (graph->merged)
+        add(y, 0, (CODE_BYTES + y->element) * y->out * y->in, DECODED);
+    add_matmul(y, y->t, y->out, y->in, 1);
 }
 
 static void add_forward(tally *y, const tsr_graph *graph)

@@ -20,7 +20,8 @@
  *     W + B A       only in bf16, where the weight is made from codes anyway and rounded once, with s B A
  *                   in it (kernels/nf4_merge.h): rounded a second time, small updates would be lost. Not
  *                   in fp32, where a token's bits do not depend on how many lie beside it. With dropout, where
- *                   A has another X than W, only of DoRA, which multiplies W with both (linear.h).
+ *                   A has another X than W, only of DoRA, which multiplies W with both, and forward only
+ *                   (linear.h).
  *     dY' X         [out, in] of the compute dtype lies where the weight is made later: no memory is added.
  *     B2            never, and so it is only counted here: it takes more FLOPs than another one for every
  *                   linear of 8B and 70B models, ranks 8 to 1024, 128 to 16384 tokens (test_adapters_graph).

@@ -415,52 +415,13 @@ static tsr_status backward_composed(const tsr_linear_context *context, const tsr
     return drop(context, linear, gradients->dx, context->d_dropped, true);
 }
 
-/* The same with (W + s B A)^T g dy, of which u = W^T dy is what is left where the mask is 0:
- * dx += u + drop((W + s B A)^T g dy - u). */
-static tsr_status backward_composed_merged(const tsr_linear_context *context,
-                                           const tsr_linear *linear,
-                                           const tsr_linear_gradients *gradients)
-{
-    const void *w;
-    uint64_t out = linear->out, in = linear->in;
-    TSR_TRY(context->kernels->scale_backward(
-        context->stream, &(tsr_scale_backward_args){.dy = gradients->dz,
-                                                    .z = gradients->z,
-                                                    .g = linear->g,
-                                                    .n = linear->n,
-                                                    .dz = gradients->z,
-                                                    .dm = gradients->dm,
-                                                    .partials = context->partials,
-                                                    .tokens = context->tokens,
-                                                    .d = (int64_t)out,
-                                                    .dtype = context->dtype}));
-    TSR_TRY(drop(context, linear, context->dropped, gradients->x, false));
-    TSR_TRY(adapter_backward(context, linear, gradients, gradients->z, context->dropped,
-                             (float)linear->scale));
-    if (!gradients->dx)
-        return TSR_OK;
-    void *u = gradients->add ? context->dropped : gradients->dx; /* xd is not read again */
-    TSR_TRY(tsr_linear_weight(&w, context, linear));
-    TSR_TRY(project_back(context, u, gradients->dz, w, out, in, 1, 0));
-    TSR_TRY(merged_weight(&w, context, linear, NULL, false));
-    TSR_TRY(project_back(context, context->d_dropped, gradients->z, w, out, in, 1, 0));
-    tsr_dropout_args args = mask_of(context, linear);
-    args.out = gradients->dx;
-    args.x = context->d_dropped;
-    args.base = u;
-    args.add = gradients->add;
-    return context->kernels->dropout(context->stream, &args);
-}
-
 tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_linear *linear,
                                const tsr_linear_gradients *gradients)
 {
     const void *w, *input = gradients->x;
     uint64_t out = linear->out, in = linear->in, r = linear->r;
-    bool merged = tsr_graph_table[choice_of(context, linear, true).graph].merged;
     if (tsr_linear_composes(linear))
-        return merged ? backward_composed_merged(context, linear, gradients)
-                      : backward_composed(context, linear, gradients);
+        return backward_composed(context, linear, gradients);
     if (r) {
         if (linear->drops) {
             TSR_TRY(drop(context, linear, context->dropped, gradients->x, false));
@@ -471,7 +432,7 @@ tsr_status tsr_linear_backward(const tsr_linear_context *context, const tsr_line
     }
     if (!gradients->dx)
         return TSR_OK;
-    if (merged) {
+    if (tsr_graph_table[choice_of(context, linear, true).graph].merged) {
         TSR_TRY(merged_weight(&w, context, linear, NULL, false));
         return project_back(context, gradients->dx, gradients->dz, w, out, in, 1, gradients->add);
     }

@@ -9,20 +9,16 @@
  * Philox   What of the first three rounds belongs to the row or to the column alone is computed once
  *          for it (17 of 20 wide multiplications are left), and the rounds' keys are operands from
  *          constant memory: 5 instructions a column.
- * Base     Where there is a base a kernel of its own, with fewer rows: a thread then asks for up to
- *          three times as much for each.
- * Cost     2 elements moved (one more with a base, with what is left, or to be added to) and some 9
- *          instructions: 32 lanes of 132
+ * Cost     2 elements moved (3 where out is added to, or with what is left) and some 9 instructions: 32 lanes of 132
  *          multiprocessors at 4 a clock need a third of the time of the copy.
  */
 #include "kernels/vectors.cuh"
 
-#define THREADS       256
-#define BLOCKS        4 /* of a multiprocessor, at least: 64 registers a thread */
-#define ROUNDS        10
-#define TURNS         4 /* rows of a thread: loads in flight */
-#define ROWS          (THREADS / TSR_WARP * TURNS)
-#define TURNS_OF_BASE 2
+#define THREADS 256
+#define BLOCKS  4 /* of a multiprocessor, at least: 64 registers a thread */
+#define ROUNDS  10
+#define TURNS   4 /* rows of a thread: loads in flight */
+#define ROWS    (THREADS / TSR_WARP * TURNS)
 
 typedef struct {
     uint32_t k0[ROUNDS], k1[ROUNDS]; /* of the rounds */
@@ -85,113 +81,81 @@ static __device__ __forceinline__ void keep8(float *value, const uint32_t *word,
     }
 }
 
-static __device__ __forceinline__ void add8(float *value, const float *other)
+static __device__ __forceinline__ void add8(float *value, tsr_raw8 old, tsr_dtype dtype)
 {
+    float before[TSR_VECTOR];
+    tsr_raw_widen(before, old, dtype);
 #pragma unroll
     for (int i = 0; i < TSR_VECTOR; i++)
-        value[i] = __fadd_rn(other[i], value[i]);
+        value[i] = __fadd_rn(before[i], value[i]);
 }
 
-static __device__ __forceinline__ void subtract8(float *value, const float *other)
+/* left = x - out, of the out that is written. */
+static __device__ __forceinline__ void leave8(const tsr_dropout_args *a, int64_t at, int count,
+                                              tsr_raw8 x, const float *out, tsr_dtype dtype,
+                                              bool whole)
 {
+    float left[TSR_VECTOR], written[TSR_VECTOR];
+    tsr_raw_widen(left, x, dtype);
+    tsr_raw_widen(written, tsr_raw_narrow(out, dtype), dtype);
 #pragma unroll
     for (int i = 0; i < TSR_VECTOR; i++)
-        value[i] = __fsub_rn(value[i], other[i]);
+        left[i] = __fsub_rn(left[i], written[i]);
+    tsr_raw_store(a->left, at, count, left, dtype, whole);
 }
 
-/* What a thread has read of eight columns of a row. */
-typedef struct {
-    tsr_raw8 x, base, old;
-} drop_input;
-
-static __device__ __forceinline__ void drop_eight(const tsr_dropout_args *a, const drop_plan *plan,
-                                                  int64_t at, int count, const drop_input *in,
-                                                  const uint32_t *word, tsr_dtype dtype, bool whole,
-                                                  bool based)
-{
-    float value[TSR_VECTOR], other[TSR_VECTOR];
-    tsr_raw_widen(value, in->x, dtype);
-    if (based) {
-        tsr_raw_widen(other, in->base, dtype);
-        subtract8(value, other);
-    }
-    keep8(value, word, plan->threshold, a->dropout.scale);
-    if (based)
-        add8(value, other);
-    if (a->add) {
-        tsr_raw_widen(other, in->old, dtype);
-        add8(value, other);
-    }
-    tsr_raw_store(a->out, at, count, value, dtype, whole);
-    if (!based && a->left) {
-        tsr_raw_widen(other, in->x, dtype);
-        tsr_raw_widen(value, tsr_raw_narrow(value, dtype), dtype);
-        subtract8(other, value);
-        tsr_raw_store(a->left, at, count, other, dtype, whole);
-    }
-}
-
-/* Out may be x or base: a thread has read its elements before it writes. */
-static __device__ __forceinline__ void drop_some(const tsr_dropout_args *a, const drop_plan *plan,
-                                                 tsr_dtype dtype, bool whole, bool based, int turns)
+/* Out may be x: a thread has read its elements before it writes. */
+static __device__ __forceinline__ void drop_rows(const tsr_dropout_args *a, const drop_plan *plan,
+                                                 tsr_dtype dtype, bool whole)
 {
     __shared__ uint4 rows[ROWS];
     int64_t group = blockIdx.x % plan->strips * blockDim.x + threadIdx.x;
-    int64_t first = (int64_t)(blockIdx.x / plan->strips) * blockDim.y * turns;
+    int64_t first = (int64_t)(blockIdx.x / plan->strips) * blockDim.y * TURNS;
     int64_t column = group * TSR_VECTOR, step = blockDim.y * a->columns;
     int64_t at = (first + threadIdx.y) * a->columns + column;
     int count = (int)max((int64_t)0, min((int64_t)TSR_VECTOR, a->columns - column));
     int row = threadIdx.y, end = (int)min((int64_t)ROWS, a->tokens - first);
-    drop_input in[TURNS];
+    tsr_raw8 x[TURNS], old[TURNS];
 #pragma unroll
-    for (int turn = 0; turn < turns; turn++) {
+    for (int turn = 0; turn < TURNS; turn++) {
         bool mine = count > 0 && row + turn * (int)blockDim.y < end;
         if (mine)
-            in[turn].x = tsr_raw_load(a->x, at + turn * step, count, dtype, whole);
-        if (mine && based)
-            in[turn].base = tsr_raw_load(a->base, at + turn * step, count, dtype, whole);
+            x[turn] = tsr_raw_load(a->x, at + turn * step, count, dtype, whole);
         if (mine && a->add)
-            in[turn].old = tsr_raw_load(a->out, at + turn * step, count, dtype, whole);
+            old[turn] = tsr_raw_load(a->out, at + turn * step, count, dtype, whole);
     }
     int thread = threadIdx.y * blockDim.x + threadIdx.x;
-    if (thread < min(end, (int)blockDim.y * turns))
+    if (thread < min(end, (int)blockDim.y * TURNS))
         rows[thread] = row_words(plan, (uint64_t)a->samples[first + thread],
                                  (uint32_t)a->positions[first + thread]);
     __syncthreads();
     uint64_t column_word = wide_even((uint32_t)group);
 #pragma unroll
-    for (int turn = 0; turn < turns; turn++, row += blockDim.y) {
+    for (int turn = 0; turn < TURNS; turn++, row += blockDim.y) {
         if (count == 0 || row >= end)
             break;
         uint32_t word[TSR_VECTOR / 2];
+        float value[TSR_VECTOR];
         philox(word, plan, rows[row], column_word);
-        drop_eight(a, plan, at + turn * step, count, &in[turn], word, dtype, whole, based);
+        tsr_raw_widen(value, x[turn], dtype);
+        keep8(value, word, plan->threshold, a->dropout.scale);
+        if (a->add)
+            add8(value, old[turn], dtype);
+        tsr_raw_store(a->out, at + turn * step, count, value, dtype, whole);
+        if (a->left)
+            leave8(a, at + turn * step, count, x[turn], value, dtype, whole);
     }
 }
 
-static __device__ __forceinline__ void drop_rows(const tsr_dropout_args *a, const drop_plan *plan,
-                                                 tsr_dtype dtype, bool whole)
-{
-    drop_some(a, plan, dtype, whole, false, TURNS);
-}
-
-static __device__ __forceinline__ void drop_onto(const tsr_dropout_args *a, const drop_plan *plan,
-                                                 tsr_dtype dtype, bool whole)
-{
-    drop_some(a, plan, dtype, whole, true, TURNS_OF_BASE);
-}
-
 TSR_KERNELS_OF(drop_rows, tsr_dropout_args, drop_plan, THREADS, BLOCKS)
-TSR_KERNELS_OF(drop_onto, tsr_dropout_args, drop_plan, THREADS, BLOCKS)
 
 extern "C" tsr_status tsr_dropout_cuda(tsr_stream *stream, const tsr_dropout_args *args)
 {
     TSR_TRY(tsr_dropout_check(args));
     if (args->tokens == 0 || args->columns == 0)
         return TSR_OK;
-    int turns = args->base ? TURNS_OF_BASE : TURNS;
     bool whole = tsr_vectors(args->x, args->columns) && tsr_vectors(args->out, args->columns) &&
-                 tsr_vectors(args->base, args->columns) && tsr_vectors(args->left, args->columns);
+                 tsr_vectors(args->left, args->columns);
     drop_plan plan = {};
     plan.threshold = args->dropout.threshold << 16;
     plan.groups = (args->columns + TSR_VECTOR - 1) / TSR_VECTOR;
@@ -204,10 +168,7 @@ extern "C" tsr_status tsr_dropout_cuda(tsr_stream *stream, const tsr_dropout_arg
         along *= 2;
     dim3 block(along, THREADS / along);
     plan.strips = tsr_blocks(plan.groups, along);
-    unsigned blocks = plan.strips * tsr_blocks(args->tokens, (int64_t)block.y * turns);
-    if (args->base)
-        TSR_LAUNCH_OF(drop_onto, whole, args->dtype, blocks, block, stream, *args, plan);
-    else
-        TSR_LAUNCH_OF(drop_rows, whole, args->dtype, blocks, block, stream, *args, plan);
+    unsigned blocks = plan.strips * tsr_blocks(args->tokens, (int64_t)block.y * TURNS);
+    TSR_LAUNCH_OF(drop_rows, whole, args->dtype, blocks, block, stream, *args, plan);
     return tsr_launched("dropout");
 }

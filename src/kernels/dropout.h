@@ -42,15 +42,14 @@ void tsr_dropout_mask_row(uint8_t *mask, uint64_t columns, const tsr_dropout *dr
 
 /* The op: every row of x [tokens, columns], each by its own sample and position. In fp32:
  *
- *     out  = base + scale mask o (x - base), or out += that; base 0 where there is none
+ *     out  = scale mask o x, or out += that
  *     left = x - out, of the out that is written: of x what is not in it. For p up to 1/2 exact: out is
  *            0 or within a factor of 2 of x (Sterbenz 1974).
  */
 typedef struct {
-    void *out;                /* [tokens, columns]; may be x or base */
+    void *out;                /* [tokens, columns]; may be x */
     const void *x;            /* [tokens, columns] */
-    const void *base;         /* [tokens, columns], or NULL */
-    void *left;               /* [tokens, columns], without base and add; or NULL */
+    void *left;               /* [tokens, columns], without add; or NULL */
     const int64_t *samples;   /* [tokens] */
     const int32_t *positions; /* [tokens], in their samples */
     tsr_dropout dropout;

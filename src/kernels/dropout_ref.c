@@ -105,27 +105,9 @@ tsr_status tsr_dropout_check(const tsr_dropout_args *args)
     TSR_EXPECT(args->tokens >= 0 && args->columns >= 0, "dropout", "a count is negative");
     TSR_EXPECT(!args->tokens || (args->out && args->x && args->samples && args->positions),
                "dropout", "a buffer is NULL");
-    TSR_EXPECT(!args->left || (!args->base && !args->add && args->left != args->out), "dropout",
-               "left is out, or beside base or add");
+    TSR_EXPECT(!args->left || (!args->add && args->left != args->out), "dropout",
+               "left is out, or beside add");
     return tsr_expect_dtype("dropout", args->dtype);
-}
-
-/* base + scale mask o (x - base), or out plus that. */
-TSR_CLONES static void drop_from_base(float *out, const float *x, const float *base,
-                                      const tsr_dropout_args *a, int64_t token)
-{
-    uint64_t columns = (uint64_t)a->columns, sample = (uint64_t)a->samples[token];
-    uint16_t drawn[COLUMNS];
-    for (uint64_t column = 0; column < columns; column += COLUMNS) {
-        uint64_t n = columns_left(columns, column);
-        draw(drawn, a->dropout.key, sample, (uint32_t)a->positions[token], column);
-        for (uint64_t i = 0; i < n; i++) {
-            uint64_t at = column + i;
-            float kept = (x[at] - base[at]) * a->dropout.scale;
-            float moved = base[at] + (drawn[i] >= a->dropout.threshold ? kept : 0);
-            out[at] = a->add ? out[at] + moved : moved;
-        }
-    }
 }
 
 /* Of x what out has not: x is gone where out was written over it, so it comes first. */
@@ -151,9 +133,7 @@ static void drop_block(void *context, int index)
         const float *x = (const float *)a->x + t * a->columns;
         uint64_t columns = (uint64_t)a->columns, sample = (uint64_t)a->samples[t];
         uint32_t position = (uint32_t)a->positions[t];
-        if (a->base)
-            drop_from_base(out, x, (const float *)a->base + t * a->columns, a, t);
-        else if (a->left)
+        if (a->left)
             drop_and_leave(out, (float *)a->left + t * a->columns, x, a, t);
         else if (a->add)
             tsr_dropout_add_row(out, x, columns, &a->dropout, sample, position);

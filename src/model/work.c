@@ -216,18 +216,9 @@ static void emit_passes(const walk *w, tsr_work_term term, double elements)
     emit_both(w, term, TSR_WORK_STREAM, (tsr_work_amount){0, 0}, (tsr_work_amount){0, bytes});
 }
 
-/* The base's other product of DoRA with dropout: beside W + s B A, W is decoded for it. */
-static void emit_base_again(const walk *w, const tsr_work_linear *x, tsr_work_term term, double n,
-                            double k, bool merged)
-{
-    emit_base(w, term, n, k);
-    if (merged)
-        emit_both(w, TSR_WORK_NF4, TSR_WORK_DECODE, (tsr_work_amount){0, 0}, decoded(w->layer, x));
-}
-
 /* Dropout forward: its input is written; with a magnitude the base multiplies that too, and what y is
  * composed of passes through memory: three and two outputs, or, merged, two and one, and what of the input
- * was dropped is written too. */
+ * was dropped is written too, and W decoded beside W + s B A. */
 static void drop_forward(const walk *w, const tsr_work_linear *x)
 {
     bool merged = tsr_graph_table[graph_of(w, x, false).graph].merged;
@@ -235,24 +226,25 @@ static void drop_forward(const walk *w, const tsr_work_linear *x)
     if (!x->dora)
         return;
     emit_quantize(w, x->in, false);
-    emit_base_again(w, x, TSR_WORK_LINEARS_FORWARD, x->out, x->in, merged);
+    emit_base(w, TSR_WORK_LINEARS_FORWARD, x->out, x->in);
+    if (merged)
+        emit_both(w, TSR_WORK_NF4, TSR_WORK_DECODE, (tsr_work_amount){0, 0}, decoded(w->layer, x));
     emit_passes(w, TSR_WORK_DORA, (merged ? 3 : 5) * x->out);
 }
 
 /* Backward: the input is dropped again, and the gradient behind the mask is added to dX; with a
- * magnitude dY is taken apart, or, merged, multiplied, and both parts go through the base. */
+ * magnitude dY is taken apart, and both parts go through the base. */
 static void drop_backward(const walk *w, const tsr_work_linear *x, bool wanted)
 {
-    bool merged = tsr_graph_table[graph_of(w, x, true).graph].merged;
     emit_passes(w, TSR_WORK_ADAPTERS_BACKWARD, (wanted ? 5 : 2) * x->in);
     if (!x->dora)
         return;
     if (wanted) {
         emit_quantize(w, x->out, false);
-        emit_base_again(w, x, TSR_WORK_LINEARS_BACKWARD, x->in, x->out, merged);
+        emit_base(w, TSR_WORK_LINEARS_BACKWARD, x->in, x->out);
     }
-    /* Of four passes, or three, dm, which is counted elsewhere, needs one. */
-    emit_passes(w, TSR_WORK_DORA, (merged ? 2 : 3) * x->out);
+    /* Of four passes dm, which is counted elsewhere, needs one. */
+    emit_passes(w, TSR_WORK_DORA, 3 * x->out);
 }
 
 static void forward(const walk *w, bool down)

@@ -204,6 +204,7 @@ static void test_allowed(void **state)
         assert_int_equal(allowed(&shape, TSR_B1, false), shape.backward);
         assert_false(allowed(&shape, TSR_B2, false));
         assert_int_equal(allowed(&shape, TSR_B3, false), shape.backward);
+        merged &= !shape.composes; /* both products are rounded before they are subtracted */
         assert_int_equal(allowed(&shape, TSR_B4, false), shape.backward && merged);
         assert_int_equal(allowed(&shape, TSR_B5, false), shape.backward && merged);
         assert_int_equal(allowed(&shape, TSR_B1, true), shape.backward);
@@ -247,8 +248,8 @@ static void test_norms(void **state)
 
 /* ---- DoRA with dropout ---- */
 
-/* Composed, the base is multiplied twice. W + s B A spares passes over the tokens and costs the weight's being
- * decoded once more: it is taken where there are many tokens. */
+/* Composed, the base is multiplied twice. Forward W + s B A spares passes over the tokens and costs the weight's
+ * being decoded once more: it is taken where there are many tokens. */
 static void test_composed(void **state)
 {
     (void)state;
@@ -267,7 +268,7 @@ static void test_composed(void **state)
         tsr_graph_cost twice = tsr_graph_cost_of(&shape, apart);
         assert_true(twice.flops == once.flops + product);
         assert_true(twice.bytes > once.bytes && twice.price > 1.8 * once.price);
-        assert_true(tsr_graph_table[tsr_graph_cheapest(&shape).graph].merged);
+        assert_int_equal(tsr_graph_table[tsr_graph_cheapest(&shape).graph].merged, !backward);
         shape.tokens = 128;
         assert_false(tsr_graph_table[tsr_graph_cheapest(&shape).graph].merged);
     }
@@ -295,7 +296,7 @@ static void test_text(void **state)
     /* Every allowed choice, each of its own shape, and with norms or not. */
     for (int i = 0; i < 4 * TSR_GRAPH_CHOICES; i++) {
         shape.norms_every = i % 3 ? 0 : i + 1;
-        shape.drops = shape.composes = i / 4 % 2;
+        shape.drops = shape.composes = i / 4 % 2 && !(i & 1);
         shape.tokens = 1024 + i;
         shape.backward = i & 1;
         shape.merges = i & 2;
