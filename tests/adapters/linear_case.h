@@ -311,4 +311,16 @@ static inline bool case_is_skipped(int argc, char **argv)
     return true;
 }
 
+/* Each case in each dtype. */
+static inline void over_cases(void (*check)(spec))
+{
+    static const spec specs[] = {
+        {1, 64, 8, 8, TSR_F32, 0.1},        {24, 64, 48, 8, TSR_F32, 0.1},
+        {130, 192, 320, 16, TSR_F32, 0.1},  {257, 128, 1040, 24, TSR_F32, 1},
+        {96, 96, 200, 16, TSR_F32, 0.1},    {384, 512, 768, 256, TSR_F32, 0.1},
+        {200, 256, 256, 64, TSR_F32, 1e-4}, {33, 128, 64, 128, TSR_F32, 0}};
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++)
+        over_dtypes(check, specs[i]);
+}
+
 #endif

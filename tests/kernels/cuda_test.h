@@ -55,4 +55,14 @@ bool cuda_turn(void);
             fail_msg("%s: %s", #call, tsr_last_error());                                           \
     } while (0)
 
+/* The bits of a value in dtype. */
+static inline uint32_t bits_of(float value, tsr_dtype dtype)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if (dtype == TSR_BF16)
+        return tsr_f32_to_bf16(value);
+    return dtype == TSR_F16 ? tsr_f32_to_f16(value) : bits;
+}
+
 #endif

@@ -12,16 +12,6 @@ static const float extreme[] = {0,        -0.0f, 1e-40f, -1e-38f, 3e38f,
                                 INFINITY, NAN,   65504,  1e-7f,   6e-8f};
 #define EXTREMES ((int64_t)(sizeof extreme / sizeof *extreme))
 
-/* The bits of a value in dtype. */
-static uint32_t bits_of(float value, tsr_dtype dtype)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if (dtype == TSR_BF16)
-        return tsr_f32_to_bf16(value);
-    return dtype == TSR_F16 ? tsr_f32_to_f16(value) : bits;
-}
-
 /* What the op does beside dropping x into out. */
 typedef enum { PLAIN, ADDED, OVER_X, SPLIT, SPLIT_OVER_X, WAYS } way;
 

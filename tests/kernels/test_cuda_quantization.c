@@ -11,16 +11,6 @@
 
 static const tsr_dtype dtypes[] = {TSR_F32, TSR_BF16, TSR_F16};
 
-/* The bits of a value in dtype. */
-static uint32_t bits_of(float value, tsr_dtype dtype)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if (dtype == TSR_BF16)
-        return tsr_f32_to_bf16(value);
-    return dtype == TSR_F16 ? tsr_f32_to_f16(value) : bits;
-}
-
 static uint32_t bits_at(const void *raw, int64_t i, tsr_dtype dtype)
 {
     return dtype == TSR_F32 ? ((const uint32_t *)raw)[i] : ((const uint16_t *)raw)[i];
