@@ -96,12 +96,12 @@ static const variant cards[] = {
 static bool on_cards;
 
 /* Sanitizers are slow: there a subject has the first of the variants and half of the others, the next
- * one the other half; under ThreadSanitizer a third. Several cards take seconds to connect: a third of
+ * one the other half; under ThreadSanitizer a quarter. Several cards take seconds to connect: a third of
  * what two have, half of what four have. */
 static size_t stride(void)
 {
 #if defined(__SANITIZE_THREAD__)
-    return 3;
+    return 4;
 #elif defined(TSR_SANITIZED)
     return 2;
 #else
