@@ -106,6 +106,7 @@ static tsr_nf4_dequant_args nf4_codes(int64_t rows, int64_t columns)
                                   .columns = columns,
                                   .offset = 0.05f,
                                   .nested = true,
+                                  .settled = true,
                                   .dtype = TSR_BF16};
 }
 

@@ -3,7 +3,7 @@
 # says, and reads nothing in a way that takes memory for constant.
 #
 # check_kernels.sh CUOBJDUMP OBJECT: the same of the machine code for sm_90 and later: each kernel waits
-# for the one before it before anything else, whatever the compiler moved. 77: no CUOBJDUMP, or no such code.
+# for the one before it before anything else, one that begins ahead before it writes or ends, whatever the compiler moved. 77: no CUOBJDUMP, or no such code.
 set -eu
 
 # ---- sources ----
@@ -16,11 +16,14 @@ wrong_sources() {
         printf '%s\n' "$files" | xargs awk '
             FNR == 1 { kernel = 0 }
             # From __global__ to the line that is the brace; then a line.
-            /__global__/ { kernel = 1; name = FILENAME ":" FNR }
+            /__global__/ { kernel = 1; called_ahead = 0; name = FILENAME ":" FNR }
             kernel == 2 {
-                if ($0 !~ /^ +tsr_kernel_begin\(\);/) print name ": a kernel that does not call tsr_kernel_begin first"
+                ahead = $0 ~ /^ +tsr_kernel_begin_ahead\(\);/
+                if ($0 !~ /^ +tsr_kernel_begin\(\);/ && !ahead) print name ": a kernel that does not call tsr_kernel_begin first"
+                if (ahead && !called_ahead) print name ": begins ahead, which its name does not end with"
                 kernel = 0
             }
+            kernel == 1 && /_ahead\(/ { called_ahead = 1 }
             kernel == 1 && /^ *\{[ \\]*$/ { kernel = 2 }
             kernel == 1 && /[{;]./ { print name ": where this kernel begins is not to be seen"; kernel = 0 }'
         printf '%s\n' "$files" | xargs grep -nE '<<<|cudaLaunchKernel|__ldg *\(|ld\.global\.nc|__restrict__' /dev/null |
@@ -45,6 +48,12 @@ static __global__ void late(int *p)
     {                               \
         *p = 1;                     \
     }
+static __global__ void early(const int *p)
+{
+    tsr_kernel_begin_ahead();
+    int i = *p;
+    tsr_kernel_wait();
+}
 static __global__ void short_one(void) { tsr_kernel_begin(); }
     late<<<1, 1>>>(p);
     int a = __ldg(p);
@@ -56,9 +65,15 @@ static __global__ void good(const int *p)
     if (*p)
         return;
 }
+static __global__ void good_ahead(const int *p)
+{
+    tsr_kernel_begin_ahead();
+    int i = *p;
+    tsr_kernel_wait();
+}
 END
-    if [ "$(wrong_sources "$scratch" | wc -l)" -ne 5 ]; then
-        echo "self-test: expected five complaints, found:"
+    if [ "$(wrong_sources "$scratch" | wc -l)" -ne 6 ]; then
+        echo "self-test: expected six complaints, found:"
         wrong_sources "$scratch"
         exit 1
     fi
@@ -81,14 +96,16 @@ wrong_code() {
             finish(); kernel = ""
             arch = $0; sub(/.*sm_/, "", arch); arch += 0
         }
-        /^[ \t]*Function : / { finish(); kernel = arch >= 90 ? $3 : ""; waits = early = 0 }
+        /^[ \t]*Function : / { finish(); kernel = arch >= 90 ? $3 : ""; waits = early = 0
+            before = kernel ~ /[0-9][a-z_0-9]*_ahead/ ? "^(ST|ATOM|RED|CCTL|UBLK|UTMA|CALL|RET|EXIT)" : \
+                "^(LD|ST|ATOM|RED|CCTL|UBLK|UTMA|BRA|BRX|JMP|CALL|RET|EXIT)" }
         kernel != "" && /^[ \t]*\/\*[0-9a-f]+\*\/ / {
             line = $0
             sub(/^[ \t]*\/\*[0-9a-f]+\*\/[ \t]*/, "", line)
             if (line ~ /^ACQBULK/) waits = 1
             sub(/ *;.*/, "", line)
             sub(/^@!?U?P[T0-9]+[ \t]+/, "", line)
-            if (!waits && !early && line ~ /^(LD|ST|ATOM|RED|CCTL|UBLK|UTMA|BRA|BRX|JMP|CALL|RET|EXIT)/ &&
+            if (!waits && !early && line ~ before &&
                 line !~ /^(LDC|LDS|STS|LDL|STL)/) {
                 print kernel ": " line " before it waits"
                 early = 1
@@ -117,12 +134,19 @@ Function : sometimes
 Function : constant
  /*0000*/ ACQBULK ;
  /*0010*/ LDG.E.CONSTANT R1, [R2] ;
+Function : _Z10late_aheadPi
+ /*0000*/ LDG.E R1, [R2] ;
+ /*0010*/ STG.E [R2], R1 ;
+ /*0020*/ ACQBULK ;
+Function : _Z10good_aheadPi
+ /*0000*/ LDG.E R1, [R2] ;
+ /*0010*/ ACQBULK ;
 Function : good
  /*0000*/ PREEXIT ;
  /*0010*/ ACQBULK ;
  /*0020*/ LDG.E R1, [R2] ;'
-    if [ "$(printf '%s\n' "$made_up" | wrong_code | wc -l)" -ne 7 ]; then
-        echo "self-test: expected six complaints and a count, found:"
+    if [ "$(printf '%s\n' "$made_up" | wrong_code | wc -l)" -ne 8 ]; then
+        echo "self-test: expected seven complaints and a count, found:"
         printf '%s\n' "$made_up" | wrong_code
         exit 1
     fi

@@ -34,25 +34,24 @@ static __device__ __forceinline__ void decode_word(float *out, uint32_t codes, f
     }
 }
 
-/* row_words: words of a row; 0: no row factor. */
-static __global__ void __launch_bounds__(THREADS)
-    dequantize(const tsr_nf4_dequant_args a, int64_t words, uint32_t row_words)
+/* row_words: words of a row; 0: no row factor. `ahead`: the kernel has yet to wait for the one before it. */
+static __device__ __forceinline__ void decode(const tsr_nf4_dequant_args *a, int64_t words,
+                                              uint32_t row_words, const bool ahead)
 {
-    tsr_kernel_begin();
     int lane = threadIdx.x % TSR_WARP;
     int64_t warp = (int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
     int64_t first = warp * WARP_WORDS, block = warp * WARP_BLOCKS + lane;
-    if (first >= words)
-        return;
     uint32_t codes[TURNS];
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
         int64_t word = first + turn * TSR_WARP + lane;
-        codes[turn] = word < words ? __ldcs((const uint32_t *)a.codes + word) : 0;
+        codes[turn] = word < words ? __ldcs((const uint32_t *)a->codes + word) : 0;
     }
-    float level = a.level[lane % 16];
+    float level = a->level[lane % 16];
     bool decodes = lane < WARP_BLOCKS && block * (TSR_NF4_BLOCK / WORD) < words;
-    float scales = decodes ? tsr_nf4_scale(&a, block) : 0;
+    float scales = decodes ? tsr_nf4_scale(a, block) : 0;
+    if (ahead)
+        tsr_kernel_wait();
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
         int64_t word = first + turn * TSR_WARP + lane;
@@ -62,13 +61,27 @@ static __global__ void __launch_bounds__(THREADS)
         if (word >= words)
             continue;
         if (row_words) {
-            float factor = a.row_factor[(uint32_t)word / row_words];
+            float factor = a->row_factor[(uint32_t)word / row_words];
 #pragma unroll
             for (int i = 0; i < WORD; i++)
                 value[i] = __fmul_rn(value[i], factor);
         }
-        tsr_store8(a.out, word * WORD, value, a.dtype);
+        tsr_store8(a->out, word * WORD, value, a->dtype);
     }
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    dequantize(const tsr_nf4_dequant_args a, int64_t words, uint32_t row_words)
+{
+    tsr_kernel_begin();
+    decode(&a, words, row_words, false);
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    dequantize_ahead(const tsr_nf4_dequant_args a, int64_t words, uint32_t row_words)
+{
+    tsr_kernel_begin_ahead();
+    decode(&a, words, row_words, true);
 }
 
 static __global__ void __launch_bounds__(TAIL_THREADS)
@@ -101,9 +114,11 @@ extern "C" tsr_status tsr_nf4_dequant_cuda(tsr_stream *stream, const tsr_nf4_deq
     TSR_TRY(tsr_nf4_dequant_check(args));
     int64_t words = whole_words(args), left = args->count - words * WORD;
     uint32_t row_words = args->row_factor ? (uint32_t)(args->columns / WORD) : 0;
-    if (words)
-        TSR_LAUNCH(dequantize, tsr_blocks(words, (int64_t)WARP_WORDS * (THREADS / TSR_WARP)),
-                   THREADS, stream, *args, words, row_words);
+    unsigned blocks = tsr_blocks(words, (int64_t)WARP_WORDS * (THREADS / TSR_WARP));
+    if (words && args->settled)
+        TSR_LAUNCH(dequantize_ahead, blocks, THREADS, stream, *args, words, row_words);
+    else if (words)
+        TSR_LAUNCH(dequantize, blocks, THREADS, stream, *args, words, row_words);
     if (left)
         TSR_LAUNCH(dequantize_each, tsr_blocks(left, TAIL_THREADS), TAIL_THREADS, stream, *args,
                    words * WORD);

@@ -26,6 +26,9 @@ typedef struct {
     int64_t columns; /* of a row; used with row_factor only */
     float offset;
     bool nested;
+    /* No kernel of the stream has written codes, scales or their maps since its last copy, fill or event: they may
+     * be read while the kernel before this one ends (cuda.cuh). */
+    bool settled;
     tsr_dtype dtype; /* of out */
 } tsr_nf4_dequant_args;
 
