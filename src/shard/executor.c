@@ -37,23 +37,25 @@ static tsr_status check_options(const tsr_executor_options *o)
     return TSR_OK;
 }
 
-/* Ranges of one part: for each slot (and each stage it can come from) all its segments. */
+/* Ranges of one part: for each slot (and each stage it can come from), or for its own place, all its
+ * segments. */
 static uint64_t make_ranges(tsr_executor *executor, int unit, int part, tsr_gather_range *out)
 {
     const tsr_store *store = executor->options.store;
     const tsr_plan_options *o = &executor->plan->options;
     const tsr_unit *u = &o->units[unit];
     bool trainable = part == TSR_PART_TRAINABLE;
+    bool kept = trainable && tsr_unit_trainable_kept(u, o->ranks);
     const tsr_unit_part *p = trainable ? &u->trainable : &u->frozen;
     bool gathered = trainable
                         ? tsr_unit_trainable_gathered(u, o->ranks)
                         : tsr_unit_frozen_gathered(u, o->ranks) && u->home != TSR_HOME_HOST_FULL;
-    if (!gathered)
+    if (!gathered && !kept)
         return 0;
     bool staged = !trainable && u->home == TSR_HOME_HOST_SHARDED;
     int copies = staged ? o->stages : 1;
     uint64_t count = 0;
-    for (int slot = 0; slot < o->slots; slot++)
+    for (int slot = 0; slot < (kept ? 1 : o->slots); slot++)
         for (int copy = 0; copy < copies; copy++)
             for (int i = 0; i < p->segment_count; i++, count++) {
                 const tsr_segment *s = &p->segment[i];
@@ -64,10 +66,10 @@ static uint64_t make_ranges(tsr_executor *executor, int unit, int part, tsr_gath
                                        ? store->trainable.work + store->trainable.work_offset[unit]
                                        : store->frozen[unit];
                 uint64_t at = trainable ? tsr_unit_slot_trainable(u, o->ranks) : 0;
-                out[count] =
-                    (tsr_gather_range){.send = from + s->shard_offset,
-                                       .receive = store->slot[slot] + at + s->gathered_offset,
-                                       .bytes = s->shard_bytes};
+                char *to = kept ? store->kept[unit] : store->slot[slot] + at;
+                out[count] = (tsr_gather_range){.send = from + s->shard_offset,
+                                                .receive = to + s->gathered_offset,
+                                                .bytes = s->shard_bytes};
             }
     return count;
 }
@@ -76,7 +78,8 @@ static tsr_status make_all_ranges(tsr_executor *executor)
 {
     int parts = executor->plan->options.unit_count * TSR_PART_COUNT;
     executor->range_at = calloc((size_t)parts + 1, sizeof *executor->range_at);
-    if (!executor->range_at)
+    executor->kept_update = calloc((size_t)parts, sizeof *executor->kept_update);
+    if (!executor->range_at || !executor->kept_update)
         return tsr_fail(TSR_ENOMEM, "no memory for the ranges of %d parts", parts);
     for (int i = 0; i < parts; i++)
         executor->range_at[i + 1] =
@@ -99,14 +102,15 @@ static void make_parts_of(tsr_executor *executor, int unit)
     const tsr_unit_part *part = &executor->plan->options.units[unit].trainable;
     int ranks = executor->plan->options.ranks;
     uint64_t first = executor->part_at[unit];
-    tsr_exchange_range *piece = executor->piece + first * TSR_GRADIENT_BUFFERS;
+    int buffers = executor->plan->gradient_buffers;
+    tsr_exchange_range *piece = executor->piece + first * (uint64_t)buffers;
     for (int i = 0; i < part->segment_count; i++)
         executor->part[first + (uint64_t)i] = tsr_trainable_part(&store->trainable, unit, i);
-    for (int buffer = 0; buffer < TSR_GRADIENT_BUFFERS; buffer++)
+    for (int buffer = 0; buffer < buffers; buffer++)
         for (int i = 0; i < part->segment_count; i++) {
             const tsr_segment *s = &part->segment[i];
             *piece++ = (tsr_exchange_range){
-                .send = store->gradient[buffer] + tsr_unit_gradient_at(s, ranks),
+                .send = tsr_store_gradient(store, buffer) + tsr_unit_gradient_at(s, ranks),
                 .receive = store->received + tsr_unit_received_at(s, ranks),
                 .bytes = s->gradient_count * sizeof(float)};
         }
@@ -127,7 +131,8 @@ static tsr_status make_parts(tsr_executor *executor)
     }
     size_t count = executor->part_at[o->unit_count];
     executor->part = calloc(count + 1, sizeof *executor->part);
-    executor->piece = calloc(TSR_GRADIENT_BUFFERS * count + 1, sizeof *executor->piece);
+    executor->piece =
+        calloc((size_t)executor->plan->gradient_buffers * count + 1, sizeof *executor->piece);
     if (!executor->part || !executor->piece)
         return tsr_fail(TSR_ENOMEM, "no memory for the parts of %zu tensors", count);
     for (int u = 0; u < o->unit_count && o->train; u++)
@@ -195,6 +200,7 @@ void tsr_executor_destroy(tsr_executor *executor)
     pthread_mutex_destroy(&executor->log_lock);
     free(executor->range);
     free(executor->range_at);
+    free(executor->kept_update);
     free(executor->part);
     free(executor->piece);
     free(executor->part_at);

@@ -94,18 +94,20 @@ static tsr_status issue_h2d(tsr_executor *executor, const tsr_plan_op *op)
 static tsr_status issue_gather(tsr_executor *executor, const tsr_plan_op *op)
 {
     const tsr_plan_options *o = &executor->plan->options;
+    const tsr_store *store = executor->options.store;
     const tsr_unit *unit = &o->units[op->unit];
     bool trainable = op->kind == TSR_OP_GATHER_T;
     const tsr_unit_part *part = trainable ? &unit->trainable : &unit->frozen;
     int copies = !trainable && unit->home == TSR_HOME_HOST_SHARDED ? o->stages : 1;
-    int copy = op->slot * copies + (op->stage >= 0 ? op->stage : 0);
+    bool kept = op->slot < 0;
+    int copy = kept ? 0 : op->slot * copies + (op->stage >= 0 ? op->stage : 0);
     uint64_t first = executor->range_at[op->unit * TSR_PART_COUNT +
                                         (trainable ? TSR_PART_TRAINABLE : TSR_PART_FROZEN)] +
                      (uint64_t)copy * (uint64_t)part->segment_count;
     if (trainable)
         TSR_TRY(poison(executor, op,
-                       executor->options.store->slot[op->slot] +
-                           tsr_unit_slot_trainable(unit, o->ranks),
+                       kept ? store->kept[op->unit]
+                            : store->slot[op->slot] + tsr_unit_slot_trainable(unit, o->ranks),
                        op->bytes));
     /* A frozen shard in device memory never changes: peers may read it whenever they want. */
     if (!trainable && unit->home == TSR_HOME_SHARDED)
@@ -142,7 +144,7 @@ static tsr_status issue_compute(tsr_executor *executor, const tsr_plan_op *op)
     if (op->phase == TSR_USE_FORWARD)
         TSR_TRY(poison_region(executor, op));
     TSR_TRY(callbacks->compute(callbacks->user, &use, &view,
-                               op->buffer >= 0 ? store->gradient[op->buffer] : NULL));
+                               op->buffer >= 0 ? tsr_store_gradient(store, op->buffer) : NULL));
     if (op->phase == TSR_USE_BACKWARD)
         TSR_TRY(poison_region(executor, op));
     if (!op->releases)
@@ -189,7 +191,8 @@ static tsr_status issue_reduce(tsr_executor *executor, const tsr_plan_op *op)
     tsr_stream *stream = stream_of(executor, op);
     const tsr_unit_part *unit = &o->units[op->unit].trainable;
     uint64_t first = executor->part_at[op->unit];
-    uint64_t piece = first * TSR_GRADIENT_BUFFERS + (uint64_t)(op->buffer * unit->segment_count);
+    uint64_t piece = first * (uint64_t)executor->plan->gradient_buffers +
+                     (uint64_t)(op->buffer * unit->segment_count);
     int64_t *sums = store->trainable.accumulator + store->trainable.begin[op->unit];
     bool begins = executor->train_batches == 0, replicas = o->replicas > 1;
     if (o->ranks > 1)
@@ -198,7 +201,7 @@ static tsr_status issue_reduce(tsr_executor *executor, const tsr_plan_op *op)
         stream,
         &(tsr_fixed_sum_args){
             .accumulator = replicas ? store->partial : sums,
-            .gradient = store->gradient[op->buffer],
+            .gradient = tsr_store_gradient(store, op->buffer),
             .received = store->received,
             .part = executor->part + first,
             .part_count = unit->segment_count,
@@ -310,6 +313,23 @@ static tsr_status note_region(tsr_executor *executor, const tsr_plan_op *op)
                     tsr_op_name((tsr_op_kind)op->kind), op->unit, *unit, op->region);
 }
 
+/* What is kept is of the last update. */
+static tsr_status note_kept(tsr_executor *executor, const tsr_plan_op *op)
+{
+    const tsr_plan_options *o = &executor->plan->options;
+    if (op->unit < 0 || !tsr_unit_trainable_kept(&o->units[op->unit], o->ranks))
+        return TSR_OK;
+    uint64_t *update = &executor->kept_update[op->unit];
+    if (op->kind == TSR_OP_GATHER_T)
+        *update = executor->updates + 1;
+    if ((op->kind != TSR_OP_COMPUTE && op->kind != TSR_OP_NORM) || *update == executor->updates + 1)
+        return TSR_OK;
+    return tsr_fail(TSR_EINTERNAL,
+                    "plan: what is kept of unit %d is used after update %llu, but was gathered "
+                    "after %lld",
+                    op->unit, (unsigned long long)executor->updates, (long long)*update - 1);
+}
+
 static tsr_status note_slot(tsr_executor *executor, const tsr_plan_op *op, tsr_op_call *call)
 {
     if (op->slot < 0)
@@ -357,6 +377,7 @@ static tsr_status issue(tsr_executor *executor, const tsr_plan_op *op)
         call.fault = debug->fault;
     executor->of_kind[op->kind]++;
     TSR_TRY(note_slot(executor, op, &call));
+    TSR_TRY(note_kept(executor, op));
     TSR_TRY(note_region(executor, op));
     TSR_TRY(wait_all(executor, op));
     if (traced)

@@ -73,7 +73,7 @@ struct tsr_executor {
     tsr_gather_range *range;           /* of all gathers, from all places to all slots */
     uint64_t *range_at;                /* [unit * TSR_PART_COUNT + part]: first of them */
     tsr_fixed_part *part;              /* of all trainable segments, unit after unit */
-    tsr_exchange_range *piece;         /* [TSR_GRADIENT_BUFFERS] for each of these, by unit */
+    tsr_exchange_range *piece;         /* [gradient_buffers] for each of these, by unit */
     uint64_t *part_at;                 /* [unit_count + 1]: first of a unit's parts */
     bool failed;
     tsr_error error; /* of the first failure */
@@ -92,6 +92,7 @@ struct tsr_executor {
     uint64_t word_generation[2];
     tsr_slot_stamp issued[TSR_SLOTS_MAX][TSR_PART_COUNT];
     uint64_t issued_update[TSR_SLOTS_MAX]; /* OPTIMs before the trainable part was gathered */
+    uint64_t *kept_update;                 /* [unit_count]: the same of what is kept, plus 1 */
     int issued_region[TSR_REGIONS];        /* the unit that a region holds */
     /* Written on streams; ordered by the plan's events, so TSan checks the plan through them. */
     tsr_slot_stamp stamp[TSR_SLOTS_MAX][TSR_PART_COUNT];

@@ -48,23 +48,15 @@ void tsr_event_name(char out[16], int event)
         const char *name;
         bool indexed;
     } group[] = {
-        {TSR_EVENT_STORED, "stored", true},
-        {TSR_EVENT_UPDATED, "updated", true},
-        {TSR_EVENT_FETCHED, "fetched", true},
-        {TSR_EVENT_RESTORED, "restored", true},
-        {TSR_EVENT_SAVED, "saved", true},
-        {TSR_EVENT_USED, "used", true},
-        {TSR_EVENT_WORDED, "worded", false},
-        {TSR_EVENT_OPTIMIZED, "optimized", false},
-        {TSR_EVENT_CONTROLLED, "controlled", false},
-        {TSR_EVENT_TALLIED, "tallied", false},
-        {TSR_EVENT_COMPUTED, "computed", false},
-        {TSR_EVENT_REDUCED, "reduced", true},
-        {TSR_EVENT_WRITTEN, "written", true},
-        {TSR_EVENT_DRAINED, "drained", true},
-        {TSR_EVENT_FILLED, "filled", true},
-        {TSR_EVENT_LOADED, "loaded", true},
-        {TSR_EVENT_READY, "ready", true},
+        {TSR_EVENT_STORED, "stored", true},       {TSR_EVENT_UPDATED, "updated", true},
+        {TSR_EVENT_FETCHED, "fetched", true},     {TSR_EVENT_RESTORED, "restored", true},
+        {TSR_EVENT_SAVED, "saved", true},         {TSR_EVENT_USED, "used", true},
+        {TSR_EVENT_WORDED, "worded", false},      {TSR_EVENT_OPTIMIZED, "optimized", false},
+        {TSR_EVENT_REFRESHED, "refreshed", true}, {TSR_EVENT_CONTROLLED, "controlled", false},
+        {TSR_EVENT_TALLIED, "tallied", false},    {TSR_EVENT_COMPUTED, "computed", false},
+        {TSR_EVENT_REDUCED, "reduced", true},     {TSR_EVENT_WRITTEN, "written", true},
+        {TSR_EVENT_DRAINED, "drained", true},     {TSR_EVENT_FILLED, "filled", true},
+        {TSR_EVENT_LOADED, "loaded", true},       {TSR_EVENT_READY, "ready", true},
         {TSR_EVENT_FREED, "freed", true},
     };
     size_t g = 0;
@@ -78,7 +70,8 @@ void tsr_event_name(char out[16], int event)
 
 tsr_wait_cause tsr_event_cause(int event)
 {
-    if (event >= TSR_EVENT_READY && event < TSR_EVENT_LOADED)
+    if ((event >= TSR_EVENT_READY && event < TSR_EVENT_LOADED) ||
+        (event >= TSR_EVENT_REFRESHED && event < TSR_EVENT_OPTIMIZED))
         return TSR_CAUSE_GATHER;
     if (event >= TSR_EVENT_LOADED && event < TSR_EVENT_FILLED)
         return TSR_CAUSE_H2D;
@@ -322,20 +315,22 @@ static void measure(tsr_plan *plan)
     plan->partial_bytes = o->replicas > 1 ? part * sizeof(int64_t) : 0;
 }
 
-/* Where a backward ends, and which gradient buffer its last unit uses. */
+/* Where a backward ends, and how many gradient buffers it uses. */
 static tsr_status find_backward(tsr_plan *plan)
 {
     const tsr_plan_options *o = &plan->options;
     plan->lowest_backward = o->layer_count;
-    int reduces = 0;
+    int reduces = 0, kept = 0;
     for (int u = o->layer_count - 1; o->train && u >= 0; u--)
         if (o->units[u].trainable.gradient_count > 0) {
             plan->lowest_backward = u;
             reduces++;
+            kept += tsr_unit_trainable_kept(&o->units[u], o->ranks);
         }
     if (o->train && reduces == 0)
         return tsr_fail(TSR_EINVAL, "a plan for training, but no unit has a trainable part");
-    plan->last_buffer = reduces ? (reduces - 1) % TSR_GRADIENT_BUFFERS : 0;
+    plan->reduces_late = reduces > 0 && kept == reduces;
+    plan->gradient_buffers = plan->reduces_late ? reduces : TSR_GRADIENT_BUFFERS;
     for (int u = 0; u < o->unit_count; u++)
         if (o->units[u].saved_bytes > 0 && (u < plan->lowest_backward || u >= o->layer_count))
             return tsr_fail(TSR_EINVAL, "unit %d saves activations, but has no backward", u);

@@ -32,6 +32,11 @@
  * A part that nothing has to move (RESIDENT; SHARDED or trainable in a group of one rank) has no op
  * at all and needs no slot; its users wait for OPTIM themselves.
  *
+ * A trainable part that is kept (shard/unit.h) is gathered once, in _FIRST, one unit ahead of its first use,
+ * into a place of its own. Where all of them are, ranks talk in one go: each unit's gradient has a buffer of
+ * its own, and is reduced only when the backward has come to its last eighth. In between nothing crosses the
+ * links, which then sleep and leave their power to the matmuls (docs/gpu.md).
+ *
  * Waits    An op waits for (event, records of that event in this program up to there): 0 means the
  *          last record before the program. Every event is recorded once at start-up, so that there
  *          always is one. A wait that others of the same program imply is left out.
@@ -47,7 +52,8 @@
 
 #define TSR_SLOTS_MAX        8
 #define TSR_STAGES_MAX       8
-#define TSR_GRADIENT_BUFFERS 2
+#define TSR_GRADIENT_BUFFERS 2 /* where gradients are reduced at once */
+#define TSR_KEPT_TURNS       2
 #define TSR_STATE_BUFFERS    2
 #define TSR_STATE_ARRAYS     3 /* masters and two moments, fp32 each */
 
@@ -56,7 +62,7 @@ typedef enum { TSR_COMM_NONE, TSR_COMM_SHARD, TSR_COMM_REPLICA, TSR_COMM_WORLD }
 typedef enum {
     TSR_OP_H2D,        /* host shard into a stage, or the whole part into a slot */
     TSR_OP_GATHER,     /* frozen part, from the shards or the stages, into a slot */
-    TSR_OP_GATHER_T,   /* trainable part into a slot */
+    TSR_OP_GATHER_T,   /* trainable part into a slot, or into its own place */
     TSR_OP_NORM,       /* DoRA's norm of a gathered unit */
     TSR_OP_COMPUTE,    /* F, H or B of a unit */
     TSR_OP_REDUCE,     /* a gradient buffer into its owners' accumulators */
@@ -85,7 +91,8 @@ typedef enum {
     TSR_PROGRAM_COUNT
 } tsr_program_kind;
 
-/* Events, numbered: FREED + slot, ..., DRAINED + stage, WRITTEN + gradient buffer, ... */
+/* Events, numbered: FREED + slot, ..., DRAINED + stage, WRITTEN + gradient buffer, ... (of buffers that are
+ * reduced late, + 0) */
 enum {
     TSR_EVENT_FREED = 0,                                /* compute: a use of the slot has ended */
     TSR_EVENT_READY = TSR_EVENT_FREED + TSR_SLOTS_MAX,  /* comm: the slot was gathered */
@@ -95,11 +102,12 @@ enum {
     TSR_EVENT_WRITTEN = TSR_EVENT_DRAINED + TSR_STAGES_MAX, /* compute: a gradient buffer */
     TSR_EVENT_REDUCED = TSR_EVENT_WRITTEN + TSR_GRADIENT_BUFFERS, /* comm: likewise */
     TSR_EVENT_COMPUTED =
-        TSR_EVENT_REDUCED + TSR_GRADIENT_BUFFERS,   /* compute: an evaluation's end */
-    TSR_EVENT_TALLIED,                              /* optim: the control word was filled */
-    TSR_EVENT_CONTROLLED,                           /* comm: it was reduced */
-    TSR_EVENT_OPTIMIZED,                            /* optim */
-    TSR_EVENT_WORDED,                               /* d2h: it was copied to the host */
+        TSR_EVENT_REDUCED + TSR_GRADIENT_BUFFERS, /* compute: an evaluation's end */
+    TSR_EVENT_TALLIED,                            /* optim: the control word was filled */
+    TSR_EVENT_CONTROLLED,                         /* comm: it was reduced */
+    TSR_EVENT_REFRESHED, /* comm: a part that is kept was gathered; in turns */
+    TSR_EVENT_OPTIMIZED = TSR_EVENT_REFRESHED + TSR_KEPT_TURNS, /* optim */
+    TSR_EVENT_WORDED,                                           /* d2h: it was copied to the host */
     TSR_EVENT_USED,                                 /* compute: F or B has ended with a region */
     TSR_EVENT_SAVED = TSR_EVENT_USED + TSR_REGIONS, /* d2h: the region was copied */
     TSR_EVENT_RESTORED = TSR_EVENT_SAVED + TSR_REGIONS,   /* h2d: it was filled */
@@ -130,7 +138,8 @@ typedef struct {
 
 typedef struct {
     uint8_t kind, stream, comm, phase;
-    int8_t slot, stage, buffer, region; /* -1: none */
+    int8_t slot, stage, region; /* -1: none */
+    int16_t buffer;             /* -1: none */
     uint8_t wait_count, record_count;
     bool first, last; /* COMPUTE, OPTIM: of its program */
     bool releases;    /* COMPUTE: the slot's occupant leaves before its next use */
@@ -190,7 +199,8 @@ typedef struct {
     int state_count;
     int *program_at;     /* [state * TSR_PROGRAM_COUNT + kind]: index, -1 where it cannot follow */
     int lowest_backward; /* the last unit of a backward; layer_count without training */
-    int last_buffer;     /* gradient buffer of a micro-batch's last REDUCE */
+    int gradient_buffers;
+    bool reduces_late; /* a gradient buffer for each unit that trains */
     uint64_t slot_bytes, stage_bytes, gradient_bytes; /* of one each */
     uint64_t receive_bytes; /* what the other ranks have of this one's part of a unit's gradient */
     uint64_t partial_bytes; /* the sums of such a part, where they go over replicas */

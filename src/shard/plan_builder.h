@@ -37,6 +37,8 @@ typedef struct {
     uint64_t implied[TSR_EVENT_COUNT]; /* knowing e before the program means knowing these too */
     uint32_t records[TSR_EVENT_COUNT];
     int last_user[TSR_SLOTS_MAX];  /* COMPUTE that used the slot last; -1 */
+    int kept;                      /* the last unit whose kept part was gathered; -1 */
+    int written, reduced;          /* gradient buffers of this micro-batch */
     int recorder[TSR_EVENT_COUNT]; /* op of the last record; -1: before the program */
 } tsr_builder;
 

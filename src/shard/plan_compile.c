@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define LATE 8 /* the last of so many parts of a backward */
+
 static uint64_t events_of(tsr_stream_id stream)
 {
     uint64_t mask = 0;
@@ -98,6 +100,47 @@ static void gather_trainable(tsr_builder *b, const tsr_unit *u, int slot)
     b->state->ready_awaited[slot] = false;
 }
 
+/* The turn of what is kept: by its number, so that a use waits for its own gather while the next one is
+ * under way. */
+static int kept_turn(const tsr_builder *b, int unit)
+{
+    int before = 0;
+    for (int u = 0; u < unit; u++)
+        before += tsr_unit_trainable_kept(&b->unit[u], b->ranks);
+    return before % TSR_KEPT_TURNS;
+}
+
+static bool is_first(const tsr_builder *b)
+{
+    return b->kind == TSR_PROGRAM_TRAIN_FIRST || b->kind == TSR_PROGRAM_EVAL_FIRST;
+}
+
+static void gather_kept(tsr_builder *b, const tsr_unit *u)
+{
+    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_GATHER_T, TSR_STREAM_COMM, u->id);
+    op->comm = TSR_COMM_SHARD;
+    op->bytes = u->trainable.gathered_bytes;
+    if (b->state->comm_waits_optim)
+        tsr_op_wants(op, TSR_EVENT_OPTIMIZED);
+    b->state->comm_waits_optim = false;
+    tsr_op_records(op, TSR_EVENT_REFRESHED + kept_turn(b, u->id));
+    tsr_op_end(b, op);
+}
+
+/* In the first micro-batch after OPTIM: what is kept of the units up to `unit`, and of the next one. */
+static tsr_status refresh_kept(tsr_builder *b, int unit)
+{
+    int u = b->kept + 1;
+    for (; is_first(b) && u < b->plan->options.layer_count && b->kept <= unit; u++) {
+        if (!tsr_unit_trainable_kept(&b->unit[u], b->ranks))
+            continue;
+        TSR_TRY(tsr_op_reserve(b));
+        gather_kept(b, &b->unit[u]);
+        b->kept = u;
+    }
+    return TSR_OK;
+}
+
 /* What is gathered is always used before it leaves: a prefetch fetches the first unit that is
  * missing, and takes no slot that is wanted sooner. */
 static tsr_status check_was_used(const tsr_builder *b, int slot)
@@ -171,6 +214,8 @@ static void wants_unit(const tsr_builder *b, tsr_plan_op *op, const tsr_unit *u,
         tsr_op_wants(op, TSR_EVENT_LOADED + slot);
     if (u->trainable.gathered_bytes > 0 && b->ranks == 1 && b->state->compute_waits_optim)
         tsr_op_wants(op, TSR_EVENT_OPTIMIZED);
+    if (is_first(b) && op->phase == TSR_USE_FORWARD && tsr_unit_trainable_kept(u, b->ranks))
+        tsr_op_wants(op, TSR_EVENT_REFRESHED + kept_turn(b, u->id));
 }
 
 static void mark_awaited(tsr_builder *b, const tsr_unit *u, int slot)
@@ -181,15 +226,53 @@ static void mark_awaited(tsr_builder *b, const tsr_unit *u, int slot)
         b->state->compute_waits_optim = false;
 }
 
+/* ---- gradients ---- */
+
+/* Buffers that are reduced late share their events: whoever knows the last WRITTEN knows all of them. */
+static int gradient_turn(const tsr_plan *plan, int buffer)
+{
+    return plan->reduces_late ? 0 : buffer;
+}
+
+static void writes_gradient(tsr_builder *b, tsr_plan_op *op)
+{
+    const tsr_plan *plan = b->plan;
+    int buffer = b->written % plan->gradient_buffers, turn = gradient_turn(plan, buffer);
+    op->buffer = (int16_t)buffer;
+    if (!plan->reduces_late || b->written == 0)
+        tsr_op_wants(op, TSR_EVENT_REDUCED + turn);
+    tsr_op_records(op, TSR_EVENT_WRITTEN + turn);
+}
+
 static void reduce(tsr_builder *b, const tsr_unit *u, int buffer)
 {
+    int turn = gradient_turn(b->plan, buffer);
     tsr_plan_op *op = tsr_op_begin(b, TSR_OP_REDUCE, TSR_STREAM_COMM, u->id);
     op->comm = TSR_COMM_SHARD;
-    op->buffer = (int8_t)buffer;
+    op->buffer = (int16_t)buffer;
     op->bytes = u->trainable.gradient_count * (uint64_t)b->ranks * sizeof(float);
-    tsr_op_wants(op, TSR_EVENT_WRITTEN + buffer);
-    tsr_op_records(op, TSR_EVENT_REDUCED + buffer);
+    tsr_op_wants(op, TSR_EVENT_WRITTEN + turn);
+    tsr_op_records(op, TSR_EVENT_REDUCED + turn);
     tsr_op_end(b, op);
+}
+
+/* After the backward of `unit`: what is to be reduced by now. Late is when so little of the backward is left
+ * that its compute still hides most of it. */
+static tsr_status reduce_written(tsr_builder *b, int unit)
+{
+    int count = b->plan->gradient_buffers, left = count - ++b->written;
+    if (b->plan->reduces_late && left > (count + LATE - 1) / LATE)
+        return TSR_OK;
+    int u = unit;
+    for (int waiting = b->written - b->reduced; waiting > 1; u++)
+        waiting -= b->unit[u + 1].trainable.gradient_count > 0;
+    for (; u >= unit; u--) {
+        if (b->unit[u].trainable.gradient_count == 0)
+            continue;
+        TSR_TRY(tsr_op_reserve(b));
+        reduce(b, &b->unit[u], b->reduced++ % count);
+    }
+    return TSR_OK;
 }
 
 /* ---- activations that go through the device ---- */
@@ -241,12 +324,11 @@ static void use_region(const tsr_builder *b, tsr_plan_op *op, bool backward, boo
         tsr_op_records(op, TSR_EVENT_USED + op->region);
 }
 
-static tsr_status compute(tsr_builder *b, int p, int *buffer)
+static tsr_status compute(tsr_builder *b, int p)
 {
     const tsr_plan_use *now = &b->use[p];
     const tsr_unit *u = &b->unit[now->unit];
     bool eval = b->kind == TSR_PROGRAM_EVAL_FIRST || b->kind == TSR_PROGRAM_EVAL_NEXT;
-    bool first = b->kind == TSR_PROGRAM_TRAIN_FIRST || b->kind == TSR_PROGRAM_EVAL_FIRST;
     bool backward = now->phase == TSR_USE_BACKWARD;
     bool reduces = backward && u->trainable.gradient_count > 0;
     bool travels = tsr_unit_travels(b->unit, b->plan->options.unit_count, now->unit);
@@ -254,7 +336,7 @@ static tsr_status compute(tsr_builder *b, int p, int *buffer)
     TSR_TRY(tsr_op_reserve(b));
     if (slot < 0 && needs_slot(b, now->unit))
         return tsr_fail(TSR_EINTERNAL, "plan: unit %d is used but in no slot", now->unit);
-    if (first && now->phase == TSR_USE_FORWARD && u->has_norm) {
+    if (is_first(b) && now->phase == TSR_USE_FORWARD && u->has_norm) {
         tsr_plan_op *norm = tsr_op_begin(b, TSR_OP_NORM, TSR_STREAM_COMPUTE, now->unit);
         wants_unit(b, norm, u, slot);
         tsr_op_end(b, norm);
@@ -274,30 +356,24 @@ static tsr_status compute(tsr_builder *b, int p, int *buffer)
         b->last_user[slot] = b->op_count;
     }
     use_region(b, op, backward, travels);
-    if (reduces) {
-        op->buffer = (int8_t)*buffer;
-        tsr_op_wants(op, TSR_EVENT_REDUCED + *buffer);
-        tsr_op_records(op, TSR_EVENT_WRITTEN + *buffer);
-    }
+    if (reduces)
+        writes_gradient(b, op);
     if (eval && op->last)
         tsr_op_records(op, TSR_EVENT_COMPUTED);
     tsr_op_end(b, op);
     mark_awaited(b, u, slot);
     if (!backward && !eval && travels)
         save(b, u, op->region);
-    if (reduces) {
-        reduce(b, u, *buffer);
-        *buffer = (*buffer + 1) % TSR_GRADIENT_BUFFERS;
-    }
-    return TSR_OK;
+    return reduces ? reduce_written(b, now->unit) : TSR_OK;
 }
 
 static tsr_status micro_batch(tsr_builder *b)
 {
-    int buffer = 0;
     for (int p = 0; p < b->use_count; p++) {
+        if (b->use[p].phase == TSR_USE_FORWARD)
+            TSR_TRY(refresh_kept(b, b->use[p].unit));
         TSR_TRY(prefetch(b, p));
-        TSR_TRY(compute(b, p, &buffer));
+        TSR_TRY(compute(b, p));
     }
     return TSR_OK;
 }
@@ -419,19 +495,28 @@ static tsr_status refresh_slots(tsr_builder *b)
     return TSR_OK;
 }
 
+/* Of a micro-batch's last REDUCE. */
+static int last_turn(const tsr_plan *plan)
+{
+    int reduces = 0;
+    for (int u = 0; u < plan->options.layer_count; u++)
+        reduces += plan->options.units[u].trainable.gradient_count > 0;
+    return gradient_turn(plan, (reduces - 1) % plan->gradient_buffers);
+}
+
 static tsr_status step_end(tsr_builder *b)
 {
     TSR_TRY(tsr_op_reserve(b));
     /* A micro-batch ends with B and REDUCE of its last unit: whoever knows that REDUCE knows all of
      * compute and comm. */
-    int last = TSR_EVENT_REDUCED + b->plan->last_buffer;
+    int last = TSR_EVENT_REDUCED + last_turn(b->plan);
     b->implied[last] = events_of(TSR_STREAM_COMPUTE) | events_of(TSR_STREAM_COMM);
     begin_state(b);
     control_word(b, TSR_OP_GRAD_NORM, last);
     TSR_TRY(update(b));
     bool gathered = false, direct = false;
     for (int u = 0; u < b->plan->options.unit_count; u++) {
-        gathered |= tsr_unit_trainable_gathered(&b->unit[u], b->ranks);
+        gathered |= b->unit[u].trainable.gathered_bytes > 0 && b->ranks > 1;
         direct |= b->unit[u].trainable.gathered_bytes > 0 && b->ranks == 1;
     }
     b->state->comm_waits_optim = gathered;
@@ -508,7 +593,8 @@ tsr_status tsr_program_compile(tsr_program *out, const tsr_plan *plan, tsr_progr
                      .ranks = plan->options.ranks,
                      .slots = plan->options.slots,
                      .kind = kind,
-                     .state = state};
+                     .state = state,
+                     .kept = -1};
     begin_clocks(&b);
     tsr_status status = run_builder(&b);
     free(b.use);

@@ -9,7 +9,8 @@ tsr_status tsr_store_make(tsr_store *out, const tsr_plan *plan, int rank)
     tsr_store store = {.plan = plan, .rank = rank};
     TSR_TRY(tsr_trainable_make(&store.trainable, o->units, o->unit_count, o->ranks, rank));
     store.frozen = calloc((size_t)o->unit_count, sizeof *store.frozen);
-    if (!store.frozen) {
+    store.kept = calloc((size_t)o->unit_count, sizeof *store.kept);
+    if (!store.frozen || !store.kept) {
         tsr_store_free(&store);
         return tsr_fail(TSR_ENOMEM, "no memory for the addresses of %d units", o->unit_count);
     }
@@ -21,6 +22,7 @@ void tsr_store_free(tsr_store *store)
 {
     tsr_trainable_free(&store->trainable);
     free(store->frozen);
+    free(store->kept);
     *store = (tsr_store){0};
 }
 
@@ -76,6 +78,30 @@ static tsr_status walk_homes(tsr_store *store, tsr_taker *taker)
     return TSR_OK;
 }
 
+/* Trainable parts that are kept, one after the other from `base` (NULL while planning). Their sum. */
+static uint64_t place_kept(tsr_store *store, char *base)
+{
+    const tsr_plan_options *o = &store->plan->options;
+    uint64_t offset = 0;
+    for (int u = 0; u < o->unit_count; u++) {
+        if (!tsr_unit_trainable_kept(&o->units[u], o->ranks))
+            continue;
+        if (base)
+            store->kept[u] = base + offset;
+        offset += o->units[u].trainable.gathered_bytes;
+    }
+    return offset;
+}
+
+static tsr_status walk_kept(tsr_store *store, tsr_taker *taker)
+{
+    void *base;
+    TSR_TRY(tsr_taker_take(taker, &base, TSR_PLACE_DEVICE, "trainable.whole",
+                           tsr_array_of_bytes(place_kept(store, NULL))));
+    place_kept(store, base);
+    return TSR_OK;
+}
+
 /* `count` buffers of one kind: name[0], name[1], ... */
 static tsr_status walk_ring(tsr_taker *taker, void **out, int count, const char *name,
                             tsr_array array)
@@ -92,20 +118,22 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
 {
     const tsr_plan *plan = store->plan;
     void *slot[TSR_SLOTS_MAX] = {0}, *stage[TSR_STAGES_MAX] = {0};
-    void *gradient[TSR_GRADIENT_BUFFERS] = {0}, *state[TSR_STATE_BUFFERS] = {0};
-    void *received, *partial, *word, *host_word;
+    void *state[TSR_STATE_BUFFERS] = {0};
+    void *gradient, *received, *partial, *word, *host_word;
     tsr_place place = plan->chunk_count > 0 ? TSR_PLACE_HOST : TSR_PLACE_DEVICE;
     TSR_TRY(
         walk_ring(taker, slot, plan->options.slots, "slot", tsr_array_of_bytes(plan->slot_bytes)));
     TSR_TRY(walk_ring(taker, stage, plan->options.stages, "stage",
                       tsr_array_of_bytes(plan->stage_bytes)));
-    TSR_TRY(walk_ring(taker, gradient, TSR_GRADIENT_BUFFERS, "gradient",
-                      (tsr_array){TSR_F32, plan->gradient_bytes / sizeof(float), 1}));
+    TSR_TRY(tsr_taker_take(taker, &gradient, TSR_PLACE_DEVICE, "gradient",
+                           (tsr_array){TSR_F32, (uint64_t)plan->gradient_buffers,
+                                       plan->gradient_bytes / sizeof(float)}));
     TSR_TRY(tsr_taker_take(taker, &received, TSR_PLACE_DEVICE, "gradient.received",
                            (tsr_array){TSR_F32, plan->receive_bytes / sizeof(float), 1}));
     TSR_TRY(tsr_taker_take(taker, &partial, TSR_PLACE_DEVICE, "gradient.partial",
                            (tsr_array){TSR_I64, plan->partial_bytes / sizeof(int64_t), 1}));
     TSR_TRY(walk_homes(store, taker));
+    TSR_TRY(walk_kept(store, taker));
     TSR_TRY(tsr_trainable_walk(&store->trainable, taker, plan->options.train, place));
     TSR_TRY(walk_ring(taker, state, TSR_STATE_BUFFERS, "optimizer state",
                       (tsr_array){TSR_F32, TSR_STATE_ARRAYS,
@@ -118,10 +146,9 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
         store->slot[i] = slot[i];
     for (int i = 0; i < TSR_STAGES_MAX; i++)
         store->stage[i] = stage[i];
-    for (int i = 0; i < TSR_GRADIENT_BUFFERS; i++)
-        store->gradient[i] = gradient[i];
     for (int i = 0; i < TSR_STATE_BUFFERS; i++)
         store->state[i] = state[i];
+    store->gradient = gradient;
     store->received = received;
     store->partial = partial;
     store->word = word;
@@ -156,6 +183,11 @@ tsr_optim_part tsr_store_part(const tsr_store *store, int chunk)
     return part;
 }
 
+float *tsr_store_gradient(const tsr_store *store, int buffer)
+{
+    return store->gradient + (uint64_t)buffer * (store->plan->gradient_bytes / sizeof(float));
+}
+
 tsr_unit_view tsr_store_view(const tsr_store *store, int unit, int slot)
 {
     const tsr_unit *u = &store->plan->options.units[unit];
@@ -168,6 +200,8 @@ tsr_unit_view tsr_store_view(const tsr_store *store, int unit, int slot)
         view.frozen = store->frozen[unit];
     if (tsr_unit_trainable_gathered(u, ranks))
         view.trainable = base ? base + tsr_unit_slot_trainable(u, ranks) : NULL;
+    else if (store->kept[unit])
+        view.trainable = store->kept[unit];
     else if (u->trainable.gathered_bytes > 0)
         view.trainable = store->trainable.work + store->trainable.work_offset[unit];
     return view;

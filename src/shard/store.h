@@ -20,9 +20,10 @@ typedef struct {
     tsr_trainable trainable;
     char **frozen; /* [unit_count]: shard or whole part, by its home */
     char *slot[TSR_SLOTS_MAX], *stage[TSR_STAGES_MAX];
-    float *gradient[TSR_GRADIENT_BUFFERS]; /* [ranks * gradient_count of a unit] */
-    float *received;                       /* [(ranks - 1) * gradient_count of a unit] */
-    int64_t *partial;                      /* [gradient_count of a unit]; NULL with one replica */
+    char **kept;      /* [unit_count]: gathered trainable parts that are kept; else NULL */
+    float *gradient;  /* [gradient_buffers][ranks * gradient_count of a unit]: tsr_store_gradient */
+    float *received;  /* [(ranks - 1) * gradient_count of a unit] */
+    int64_t *partial; /* [gradient_count of a unit]; NULL with one replica */
     float *state[TSR_STATE_BUFFERS]; /* masters, then m, then v of a chunk; NULL: none go through */
     int64_t *word;                   /* [TSR_WORD_COUNT], device */
     int64_t *host_word[2];           /* [TSR_WORD_COUNT], host */
@@ -51,6 +52,8 @@ typedef struct {
 } tsr_optim_part;
 
 tsr_optim_part tsr_store_part(const tsr_store *store, int chunk);
+
+float *tsr_store_gradient(const tsr_store *store, int buffer);
 
 /* What compute sees of `unit` when it sits in `slot` (-1: it needs none). */
 tsr_unit_view tsr_store_view(const tsr_store *store, int unit, int slot);

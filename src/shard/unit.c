@@ -63,7 +63,12 @@ bool tsr_unit_frozen_gathered(const tsr_unit *unit, int ranks)
 
 bool tsr_unit_trainable_gathered(const tsr_unit *unit, int ranks)
 {
-    return unit->trainable.gathered_bytes > 0 && ranks > 1;
+    return unit->trainable.gathered_bytes > 0 && ranks > 1 && !unit->keeps_trainable;
+}
+
+bool tsr_unit_trainable_kept(const tsr_unit *unit, int ranks)
+{
+    return unit->trainable.gathered_bytes > 0 && ranks > 1 && unit->keeps_trainable;
 }
 
 uint64_t tsr_unit_slot_trainable(const tsr_unit *unit, int ranks)

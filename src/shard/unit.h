@@ -16,7 +16,7 @@
  *                       without gaps
  *
  * What is gathered lies in a slot: [frozen part][trainable part], of each only what is gathered at
- * all. Compute reads it through a tsr_unit_view.
+ * all; a trainable part that is kept in a place of its own. Compute reads it through a tsr_unit_view.
  *
  * Order    Fill in the caller's fields of a unit and its segments, then tsr_unit_lay_out.
  * Threads  Read-only after that.
@@ -63,6 +63,7 @@ typedef struct {
     int id; /* its index in the plan's array */
     tsr_home home;
     bool has_norm;        /* NORM(u) runs in the first forward after OPTIM */
+    bool keeps_trainable; /* its trainable part, once gathered, stays until the next OPTIM */
     uint64_t saved_bytes; /* of what its forward saves for its backward, at most, where host memory
                              keeps it in between; 0: it stays on the device */
     tsr_unit_part frozen, trainable;
@@ -94,6 +95,9 @@ static inline uint64_t tsr_unit_received_at(const tsr_segment *segment, int rank
  * points at the shard. The same holds for every trainable part. */
 bool tsr_unit_frozen_gathered(const tsr_unit *unit, int ranks);
 bool tsr_unit_trainable_gathered(const tsr_unit *unit, int ranks);
+
+/* What is gathered into a place of its own. */
+bool tsr_unit_trainable_kept(const tsr_unit *unit, int ranks);
 
 /* Bytes the unit takes in a slot, and where its trainable part begins. */
 uint64_t tsr_unit_slot_bytes(const tsr_unit *unit, int ranks);

@@ -132,6 +132,8 @@ tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_t
     d->activations_offloaded = d->train && c->activations;
     d->state_offloaded = d->train && c->state;
     TSR_TRY(tsr_layout_units(&d->units, layout, d->home, d->group));
+    for (int i = 0; i < layout->layer_count; i++)
+        d->units[i].keeps_trainable = c->keeps;
     set_model(d, inputs, c);
     for (int i = 0; d->activations_offloaded && i < layout->layer_count; i++)
         d->units[i].saved_bytes = tsr_model_kept_bytes(&d->model, i);
@@ -291,6 +293,21 @@ static uint64_t room_for_residents(const tsr_decision *d, const tsr_inputs *inpu
     return (d->budget - d->budget / 16) / ROOM_STEP * ROOM_STEP;
 }
 
+/* Where no unit is gathered any more, the ranks' links may sleep while they compute: what is left of the
+ * memory is used to keep the adapter gathered, and every unit's gradient until late. */
+static tsr_status keep_adapter(tsr_decision *d, const tsr_inputs *inputs,
+                               const tsr_topology_view *view, tsr_choice *c)
+{
+    if (d->group == 1 || !d->train || d->resident_count < inputs->layout.unit_count)
+        return TSR_OK;
+    c->keeps = true;
+    TSR_TRY(tsr_decide_try(d, inputs, view, c));
+    if (tsr_decide_bytes(d) <= room_for_residents(d, inputs))
+        return TSR_OK;
+    c->keeps = false;
+    return tsr_decide_try(d, inputs, view, c);
+}
+
 /* resident_units auto: what is free is used for units that need no copy and no gather any more. */
 static tsr_status add_residents(tsr_decision *d, const tsr_inputs *inputs,
                                 const tsr_topology_view *view, tsr_choice *c)
@@ -299,7 +316,7 @@ static tsr_status add_residents(tsr_decision *d, const tsr_inputs *inputs,
     int64_t low = 0, high = inputs->layout.unit_count;
     uint64_t room = room_for_residents(d, inputs);
     if (inputs->config.resident_units >= 0 || !moved || tsr_decide_bytes(d) > room)
-        return TSR_OK;
+        return keep_adapter(d, inputs, view, c);
     while (low < high) {
         c->resident = (low + high + 1) / 2;
         TSR_TRY(tsr_decide_try(d, inputs, view, c));
@@ -309,7 +326,8 @@ static tsr_status add_residents(tsr_decision *d, const tsr_inputs *inputs,
             high = c->resident - 1;
     }
     c->resident = low;
-    return tsr_decide_try(d, inputs, view, c);
+    TSR_TRY(tsr_decide_try(d, inputs, view, c));
+    return keep_adapter(d, inputs, view, c);
 }
 
 typedef struct {

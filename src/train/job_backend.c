@@ -109,10 +109,8 @@ tsr_status tsr_job_backend_expose(tsr_job *job)
     TSR_TRY(tsr_comm_expose(shard, job->control, t->work, t->work_bytes));
     for (int i = 0; i < store->plan->options.stages; i++)
         TSR_TRY(tsr_comm_expose(shard, job->control, store->stage[i], store->plan->stage_bytes));
-    for (int i = 0; i < TSR_GRADIENT_BUFFERS; i++)
-        TSR_TRY(
-            tsr_comm_expose(shard, job->control, store->gradient[i], store->plan->gradient_bytes));
-    return TSR_OK;
+    return tsr_comm_expose(shard, job->control, store->gradient,
+                           (uint64_t)store->plan->gradient_buffers * store->plan->gradient_bytes);
 }
 
 void tsr_job_backend_disconnect(tsr_job *job)

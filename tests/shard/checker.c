@@ -20,7 +20,7 @@ enum {
     SLOT = 0,
     STAGE = SLOT + TSR_SLOTS_MAX,
     GRADIENT = STAGE + TSR_STAGES_MAX,
-    RECEIVED = GRADIENT + TSR_GRADIENT_BUFFERS,
+    RECEIVED = GRADIENT + MAX_UNITS,
     PARTIAL,
     WORD,    /* of the device */
     SUMS,    /* of losses */
@@ -30,9 +30,10 @@ enum {
     WORK = BASE + MAX_UNITS,   /* working copies */
     MASTER = WORK + MAX_UNITS, /* with the moments */
     ACCUMULATOR = MASTER + MAX_UNITS,
-    NORMS = ACCUMULATOR + MAX_UNITS, /* g */
-    SAVED = NORMS + MAX_UNITS,       /* activations */
-    REGION = SAVED + MAX_UNITS,      /* where those go that travel */
+    KEPT = ACCUMULATOR + MAX_UNITS, /* gathered working copies that stay */
+    NORMS = KEPT + MAX_UNITS,       /* g */
+    SAVED = NORMS + MAX_UNITS,      /* activations */
+    REGION = SAVED + MAX_UNITS,     /* where those go that travel */
     HOST_SAVED = REGION + TSR_REGIONS,
     STATE = HOST_SAVED + MAX_UNITS,         /* a chunk of masters and moments */
     HOST_STATE = STATE + TSR_STATE_BUFFERS, /* by elements */
@@ -70,7 +71,8 @@ typedef struct {
     vector word[2];
     uint64_t made, read, updates;
     content frozen[TSR_SLOTS_MAX], trainable[TSR_SLOTS_MAX];
-    int stage[TSR_STAGES_MAX], gradient[TSR_GRADIENT_BUFFERS];
+    int stage[TSR_STAGES_MAX], gradient[MAX_UNITS];
+    uint64_t kept[MAX_UNITS];         /* update + 1 of what is kept */
     uint64_t normed[MAX_UNITS];       /* update + 1 of the norms */
     uint64_t micro_batch;             /* its number, from 1 */
     content region[TSR_REGIONS];      /* update: of which micro-batch */
@@ -162,6 +164,15 @@ static void fill(replay *r, const tsr_plan_op *op)
         r->stage[op->stage] = op->unit;
         return;
     }
+    if (tsr_unit_trainable_kept(u, ranks) && op->kind == TSR_OP_GATHER_T) {
+        reads(r, WORK + op->unit, who);
+        writes(r, KEPT + op->unit, who);
+        r->kept[op->unit] = r->updates + 1;
+        if (op->slot >= 0)
+            failed(r, "%s: what is kept of unit %d goes to slot %d", r->program, op->unit,
+                   op->slot);
+        return;
+    }
     uint64_t low = op->kind == TSR_OP_GATHER_T ? tsr_unit_slot_trainable(u, ranks) : 0;
     touch(r, SLOT + op->slot, who, true, low, low + op->bytes);
     slot_lives(r, op->slot);
@@ -208,6 +219,10 @@ static void see_unit(replay *r, const tsr_plan_op *op)
             failed(r, "%s: unit %d of update %llu is read in slot %d, which holds %d of %llu",
                    r->program, op->unit, (unsigned long long)r->updates, op->slot, c->unit,
                    (unsigned long long)c->update);
+    } else if (tsr_unit_trainable_kept(u, ranks)) {
+        reads(r, KEPT + op->unit, who);
+        if (r->kept[op->unit] != r->updates + 1)
+            failed(r, "%s: what is kept of unit %d is of another update", r->program, op->unit);
     } else if (u->trainable.gathered_bytes > 0) {
         reads(r, WORK + op->unit, who);
     }

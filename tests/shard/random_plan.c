@@ -112,6 +112,10 @@ void random_model_make(random_model *out, random_source *random, const random_li
     random_model_set(out, o->ranks, o->replicas, true);
     make_offload(out, random);
     random_model_set(out, o->ranks, o->replicas, random_below(random, 8) != 0);
+    /* A third keeps all trainable parts, a third some. */
+    uint64_t keeps = random_below(random, 3);
+    for (int u = 0; u < o->layer_count; u++)
+        out->unit[u].keeps_trainable = keeps == 2 || (keeps == 1 && random_below(random, 2));
 }
 
 static bool ends(uint8_t kind)

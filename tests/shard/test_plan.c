@@ -103,6 +103,42 @@ static void test_homes(void **unused)
     tsr_plan_destroy(plan);
 }
 
+/* Adapters that are kept are gathered once after OPTIM, one unit ahead, and reduced when two units (an
+ * eighth) of the backward are left. */
+static void test_kept(void **unused)
+{
+    (void)unused;
+    random_model model;
+    plain_model_make(&model, 10, 1, 2, TSR_HOME_RESIDENT);
+    for (int u = 0; u < 10; u++)
+        model.unit[u].keeps_trainable = true;
+    tsr_plan *plan = compile(&model);
+    int state = 0;
+    assert_int_equal(plan->slot_bytes, 0);
+    assert_true(plan->reduces_late);
+    assert_int_equal(plan->gradient_buffers, 10);
+    expect(plan, &state, TSR_PROGRAM_PROLOGUE, "");
+    expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST,
+           "T0 T1 N0 F0 T2 N1 F1 T3 N2 F2 T4 N3 F3 T5 N4 F4 T6 N5 F5 T7 N6 F6 T8 N7 F7 T9 N8 F8 "
+           "N9 F9 H10 B9 B8 B7 B6 B5 B4 B3 B2 R9 R8 R7 R6 R5 R4 R3 R2 B1 R1 B0 R0");
+    expect(plan, &state, TSR_PROGRAM_TRAIN_NEXT,
+           "F0 F1 F2 F3 F4 F5 F6 F7 F8 F9 H10 B9 B8 B7 B6 B5 B4 B3 B2 R9 R8 R7 R6 R5 R4 R3 R2 B1 "
+           "R1 B0 R0");
+    expect(plan, &state, TSR_PROGRAM_STEP_END, "norm control word optim");
+    expect(plan, &state, TSR_PROGRAM_EVAL_FIRST,
+           "T0 T1 N0 F0 T2 N1 F1 T3 N2 F2 T4 N3 F3 T5 N4 F4 T6 N5 F5 T7 N6 F6 T8 N7 F7 T9 N8 F8 "
+           "N9 F9 H10");
+    tsr_plan_destroy(plan);
+
+    /* One that is not kept needs its slot, and gradients two buffers. */
+    model.unit[4].keeps_trainable = false;
+    plan = compile(&model);
+    assert_int_equal(plan->slot_bytes, model.unit[4].trainable.gathered_bytes);
+    assert_false(plan->reduces_late);
+    assert_int_equal(plan->gradient_buffers, TSR_GRADIENT_BUFFERS);
+    tsr_plan_destroy(plan);
+}
+
 /* The device holds two layers' activations; the last two layers' stay. Two chunks of the optimizer's
  * state are on their way before the word is known. */
 static void test_offload(void **unused)
@@ -306,11 +342,15 @@ static void test_ranks_agree(void **unused)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sharded),    cmocka_unit_test(test_homes),
-        cmocka_unit_test(test_offload),    cmocka_unit_test(test_lowest_backward),
-        cmocka_unit_test(test_slots),      cmocka_unit_test(test_order_of_programs),
-        cmocka_unit_test(test_refused),    cmocka_unit_test(test_print),
-        cmocka_unit_test(test_ranks_agree)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sharded),
+                                       cmocka_unit_test(test_homes),
+                                       cmocka_unit_test(test_kept),
+                                       cmocka_unit_test(test_offload),
+                                       cmocka_unit_test(test_lowest_backward),
+                                       cmocka_unit_test(test_slots),
+                                       cmocka_unit_test(test_order_of_programs),
+                                       cmocka_unit_test(test_refused),
+                                       cmocka_unit_test(test_print),
+                                       cmocka_unit_test(test_ranks_agree)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

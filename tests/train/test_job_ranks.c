@@ -46,6 +46,8 @@ static const variant all[] = {
     {1, "gradient_checkpointing: true\noffload: full\nslots: 3\n" STATE},
     {2, "gradient_checkpointing: selective\noffload: sharded\n"},
     {3, "gradient_checkpointing: auto\noffload: auto\nresident_units: 2\n" ACTIVATIONS STATE},
+    /* Room for all: the gathered adapter is kept, and gradients are reduced late. */
+    {3, "gradient_checkpointing: false\noffload: none\nmemory_budget: 4GiB\n" STATE},
     {4, "gradient_checkpointing: false\noffload: full\nshard_group_size: 2\n" ACTIVATIONS},
     {4,
      "gradient_checkpointing: true\noffload: sharded\nshard_group_size: 1\nslots: 3\n" ACTIVATIONS
