@@ -16,14 +16,12 @@ wrong_sources() {
         printf '%s\n' "$files" | xargs awk '
             FNR == 1 { kernel = 0 }
             # From __global__ to the line that is the brace; then a line.
-            /__global__/ { kernel = 1; called_ahead = 0; name = FILENAME ":" FNR }
+            /__global__/ { kernel = 1; ahead = 0; name = FILENAME ":" FNR }
             kernel == 2 {
-                ahead = $0 ~ /^ +tsr_kernel_begin_ahead\(\);/
                 if ($0 !~ /^ +tsr_kernel_begin\(\);/ && !ahead) print name ": a kernel that does not call tsr_kernel_begin first"
-                if (ahead && !called_ahead) print name ": begins ahead, which its name does not end with"
                 kernel = 0
             }
-            kernel == 1 && /_ahead\(/ { called_ahead = 1 }
+            kernel == 1 && /_ahead\(/ { ahead = 1 }
             kernel == 1 && /^ *\{[ \\]*$/ { kernel = 2 }
             kernel == 1 && /[{;]./ { print name ": where this kernel begins is not to be seen"; kernel = 0 }'
         printf '%s\n' "$files" | xargs grep -nE '<<<|cudaLaunchKernel|__ldg *\(|ld\.global\.nc|__restrict__' /dev/null |
@@ -48,12 +46,6 @@ static __global__ void late(int *p)
     {                               \
         *p = 1;                     \
     }
-static __global__ void early(const int *p)
-{
-    tsr_kernel_begin_ahead();
-    int i = *p;
-    tsr_kernel_wait();
-}
 static __global__ void short_one(void) { tsr_kernel_begin(); }
     late<<<1, 1>>>(p);
     int a = __ldg(p);
@@ -67,13 +59,12 @@ static __global__ void good(const int *p)
 }
 static __global__ void good_ahead(const int *p)
 {
-    tsr_kernel_begin_ahead();
     int i = *p;
-    tsr_kernel_wait();
+    tsr_kernel_begin();
 }
 END
-    if [ "$(wrong_sources "$scratch" | wc -l)" -ne 6 ]; then
-        echo "self-test: expected six complaints, found:"
+    if [ "$(wrong_sources "$scratch" | wc -l)" -ne 5 ]; then
+        echo "self-test: expected five complaints, found:"
         wrong_sources "$scratch"
         exit 1
     fi

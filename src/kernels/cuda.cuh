@@ -169,28 +169,17 @@ static __device__ __forceinline__ float tsr_block_sum(float value, float *shared
  * has ended: the kernel before it has waited too. And since a kernel runs while it waits, none may read
  * what an earlier one writes by ways that take memory for constant while a kernel runs: no __ldg, no
  * ld.global.nc, no __restrict__ (tests/check_kernels.sh looks after both).
+ *
+ * A kernel whose name ends with "_ahead" may read something before it calls this: what no kernel of the stream
+ * has written since the stream's last copy, fill or event, such as a frozen weight's codes. That comes while
+ * the kernel before it ends.
  */
-static __device__ __forceinline__ void tsr_kernel_wait(void)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-/* Instead, in a kernel whose name ends with "_ahead": before it waits, which it does in all threads before
- * any of them ends, it may read what no kernel of the stream has written since the stream's last copy, fill or
- * event, such as a frozen weight's codes. What it asks for then comes while the kernel before it ends. */
-static __device__ __forceinline__ void tsr_kernel_begin_ahead(void)
+static __device__ __forceinline__ void tsr_kernel_begin(void)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-}
-
-static __device__ __forceinline__ void tsr_kernel_begin(void)
-{
-    tsr_kernel_begin_ahead();
-    tsr_kernel_wait();
 }
 
 /* Code for older cards does not wait, so the device says which it runs. After a copy, a fill or an event

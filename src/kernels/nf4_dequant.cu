@@ -2,9 +2,11 @@
  * nf4_dequant.cu: NF4 codes to values. Contract nf4_dequant.h; reference nf4_dequant_ref.c, matched
  * bit for bit: every product and sum is rounded by itself.
  *
- * Split    A warp has 1024 elements, 16 blocks of 64, and no barrier: lane i < 16 decodes the scale
- *          of block i, and in each of 4 turns a lane takes 8 elements: a word of codes, one 16-byte
- *          store of a 16-bit dtype. All of a warp's codes are asked for before any is used.
+ * Split    A warp has 2048 elements, 32 blocks of 64, and no barrier: lane i decodes the scale
+ *          of block i, and in each of 8 turns a lane takes 8 elements: a word of codes, one 16-byte
+ *          store of a 16-bit dtype. All of a warp's codes are asked for before any is used, and where
+ *          they are settled before the kernel before this one has ended: the blocks of a 4096 x 4096
+ *          weight all fit on an H200 at once, so what follows does nothing but write.
  * Lookups  A lane holds level[lane % 16]; a shuffle reads the lane that a code names. Its index
  *          counts modulo 32 and the levels are there twice, so that the bits above a code need no
  *          masking; shared memory would cost the same cycles, a mask, a barrier and a start-up.
@@ -17,10 +19,10 @@
 #include "kernels/nf4_scale.cuh"
 
 #define THREADS      256
-#define TURNS        4
+#define TURNS        8
 #define WORD         TSR_VECTOR /* elements of 32 bits of codes */
 #define WARP_WORDS   (TURNS * TSR_WARP)
-#define WARP_BLOCKS  (WARP_WORDS * WORD / TSR_NF4_BLOCK)
+#define WARP_BLOCKS  (WARP_WORDS * WORD / TSR_NF4_BLOCK) /* one a lane */
 #define TAIL_THREADS 256
 
 /* Bytes are in memory order from the lowest, and a byte's first element is its high nibble. */
@@ -34,30 +36,44 @@ static __device__ __forceinline__ void decode_word(float *out, uint32_t codes, f
     }
 }
 
-/* row_words: words of a row; 0: no row factor. `ahead`: the kernel has yet to wait for the one before it. */
-static __device__ __forceinline__ void decode(const tsr_nf4_dequant_args *a, int64_t words,
-                                              uint32_t row_words, const bool ahead)
+/* A warp's part of what it reads: all codes, and of each lane the scale of a block and a level. */
+typedef struct {
+    uint32_t codes[TURNS];
+    float level, scale;
+} nf4_read;
+
+static __device__ __forceinline__ int64_t first_word(void)
+{
+    return ((int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP) * WARP_WORDS;
+}
+
+static __device__ __forceinline__ nf4_read read_codes(const tsr_nf4_dequant_args *a, int64_t words)
 {
     int lane = threadIdx.x % TSR_WARP;
-    int64_t warp = (int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
-    int64_t first = warp * WARP_WORDS, block = warp * WARP_BLOCKS + lane;
-    uint32_t codes[TURNS];
+    int64_t first = first_word(), block = first / (TSR_NF4_BLOCK / WORD) + lane;
+    nf4_read read;
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
         int64_t word = first + turn * TSR_WARP + lane;
-        codes[turn] = word < words ? __ldcs((const uint32_t *)a->codes + word) : 0;
+        read.codes[turn] = word < words ? __ldcs((const uint32_t *)a->codes + word) : 0;
     }
-    float level = a->level[lane % 16];
-    bool decodes = lane < WARP_BLOCKS && block * (TSR_NF4_BLOCK / WORD) < words;
-    float scales = decodes ? tsr_nf4_scale(a, block) : 0;
-    if (ahead)
-        tsr_kernel_wait();
+    read.level = a->level[lane % 16];
+    read.scale = block * (TSR_NF4_BLOCK / WORD) < words ? tsr_nf4_scale(a, block) : 0;
+    return read;
+}
+
+/* row_words: words of a row; 0: no row factor. */
+static __device__ __forceinline__ void write_values(const tsr_nf4_dequant_args *a,
+                                                    const nf4_read *read, int64_t words,
+                                                    uint32_t row_words, const tsr_dtype dtype)
+{
+    int lane = threadIdx.x % TSR_WARP;
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
-        int64_t word = first + turn * TSR_WARP + lane;
+        int64_t word = first_word() + turn * TSR_WARP + lane;
         int holder = (turn * TSR_WARP + lane) / (TSR_NF4_BLOCK / WORD);
-        float value[WORD];
-        decode_word(value, codes[turn], level, __shfl_sync(0xffffffffu, scales, holder));
+        float value[WORD], scale = __shfl_sync(0xffffffffu, read->scale, holder);
+        decode_word(value, read->codes[turn], read->level, scale);
         if (word >= words)
             continue;
         if (row_words) {
@@ -66,7 +82,7 @@ static __device__ __forceinline__ void decode(const tsr_nf4_dequant_args *a, int
             for (int i = 0; i < WORD; i++)
                 value[i] = __fmul_rn(value[i], factor);
         }
-        tsr_store8(a->out, word * WORD, value, a->dtype);
+        tsr_store8(a->out, word * WORD, value, dtype);
     }
 }
 
@@ -74,14 +90,17 @@ static __global__ void __launch_bounds__(THREADS)
     dequantize(const tsr_nf4_dequant_args a, int64_t words, uint32_t row_words)
 {
     tsr_kernel_begin();
-    decode(&a, words, row_words, false);
+    nf4_read read = read_codes(&a, words);
+    write_values(&a, &read, words, row_words, a.dtype);
 }
 
+/* What a step decodes: to bf16, without a row factor. */
 static __global__ void __launch_bounds__(THREADS)
-    dequantize_ahead(const tsr_nf4_dequant_args a, int64_t words, uint32_t row_words)
+    dequantize_ahead(const tsr_nf4_dequant_args a, int64_t words)
 {
-    tsr_kernel_begin_ahead();
-    decode(&a, words, row_words, true);
+    nf4_read read = read_codes(&a, words);
+    tsr_kernel_begin();
+    write_values(&a, &read, words, 0, TSR_BF16);
 }
 
 static __global__ void __launch_bounds__(TAIL_THREADS)
@@ -115,8 +134,8 @@ extern "C" tsr_status tsr_nf4_dequant_cuda(tsr_stream *stream, const tsr_nf4_deq
     int64_t words = whole_words(args), left = args->count - words * WORD;
     uint32_t row_words = args->row_factor ? (uint32_t)(args->columns / WORD) : 0;
     unsigned blocks = tsr_blocks(words, (int64_t)WARP_WORDS * (THREADS / TSR_WARP));
-    if (words && args->settled)
-        TSR_LAUNCH(dequantize_ahead, blocks, THREADS, stream, *args, words, row_words);
+    if (words && args->settled && args->dtype == TSR_BF16 && !args->row_factor)
+        TSR_LAUNCH(dequantize_ahead, blocks, THREADS, stream, *args, words);
     else if (words)
         TSR_LAUNCH(dequantize, blocks, THREADS, stream, *args, words, row_words);
     if (left)
