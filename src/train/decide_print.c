@@ -191,21 +191,21 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
 {
     const tsr_layout *layout = &inputs->layout;
     const tsr_memory_plan *memory = &d->memory;
-    tsr_text_printf(out,
-                    "{\"ranks\":%d,\"shard_group_size\":%d,\"replicas\":%d,"
-                    "\"plan_hash\":\"%016" PRIx64 "\",\"device_peak_bytes\":%" PRIu64
-                    ",\"host_peak_bytes\":%" PRIu64 ",\"node_bytes\":%" PRIu64
-                    ",\"device_reserve_bytes\":%" PRIu64 ",\"memory_budget\":%" PRIu64
-                    ",\"parameters\":%" PRIu64 ",\"trainable_parameters\":%" PRIu64
-                    ",\"base_compute\":\"%s\",\"slots\":%d,\"activation_offloading\":%s,"
-                    "\"optimizer_offload\":%s,"
-                    "\"optimizer_chunks\":%d,\n\"units\":[",
-                    view->ranks, d->group, d->replicas, d->plan->hash,
-                    memory->total[TSR_PLACE_DEVICE], memory->total[TSR_PLACE_HOST],
-                    memory->total[TSR_PLACE_NODE], d->reserve, d->budget, layout->parameter_count,
-                    layout->trainable_count, base_compute(d), d->plan->options.slots,
-                    d->activations_offloaded ? "true" : "false",
-                    d->state_offloaded ? "true" : "false", d->plan->chunk_count);
+    tsr_text_printf(
+        out,
+        "{\"ranks\":%d,\"shard_group_size\":%d,\"replicas\":%d,"
+        "\"plan_hash\":\"%016" PRIx64 "\",\"device_peak_bytes\":%" PRIu64
+        ",\"host_peak_bytes\":%" PRIu64 ",\"node_bytes\":%" PRIu64
+        ",\"device_reserve_bytes\":%" PRIu64 ",\"memory_budget\":%" PRIu64
+        ",\"parameters\":%" PRIu64 ",\"trainable_parameters\":%" PRIu64
+        ",\"base_compute\":\"%s\",\"slots\":%d,\"activation_offloading\":%s,"
+        "\"optimizer_offload\":%s,"
+        "\"optimizer_chunks\":%d,\"keeps_adapter\":%s,\n\"units\":[",
+        view->ranks, d->group, d->replicas, d->plan->hash, memory->total[TSR_PLACE_DEVICE],
+        memory->total[TSR_PLACE_HOST], memory->total[TSR_PLACE_NODE], d->reserve, d->budget,
+        layout->parameter_count, layout->trainable_count, base_compute(d), d->plan->options.slots,
+        d->activations_offloaded ? "true" : "false", d->state_offloaded ? "true" : "false",
+        d->plan->chunk_count, d->plan->reduces_late ? "true" : "false");
     for (int i = 0; i < layout->unit_count; i++) {
         const tsr_unit *unit = &d->units[i];
         tsr_text_printf(out,
@@ -310,6 +310,9 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
                     "fully; plan %016" PRIx64 "\n",
                     inputs->layout.unit_count, d->resident_count, d->plan->options.slots,
                     inputs->layout.layer_count, d->selective_count, d->full_count, d->plan->hash);
+    if (d->plan->reduces_late)
+        tsr_text_puts(out, "every rank keeps the whole adapter for a step, and gradients are "
+                           "reduced late in the backward: links sleep in between\n");
     if (inputs->cuda && d->budget == TSR_BUDGET_UNKNOWN && d->group > 1 &&
         inputs->config.resident_units < 0)
         tsr_text_puts(out,

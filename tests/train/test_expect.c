@@ -340,21 +340,27 @@ static void test_the_fastest_is_chosen(void **state)
     }
 }
 
-/* Needs the CUDA backend, but no GPU. On one units stay as far as what is free allows, less a sixteenth; on an unknown card none does. */
+/* Needs the CUDA backend, but no GPU. On one units stay as far as what is free allows, less a sixteenth; on an unknown card none does.
+ * Where all stay and the adapter fits as well, it is kept, and gradients are reduced late. */
 static void test_units_stay_on_gpus(void **state)
 {
     (void)state;
     tsr_speeds speeds;
     write_model("llama3-8b", 32);
     tsr_speeds_default(&speeds, true, TSR_BF16);
-    static const uint64_t free_bytes[] = {44ull << 30, 140ull << 30, TSR_BUDGET_UNKNOWN};
-    int resident[3];
-    for (int i = 0; i < 3; i++) {
+    static const uint64_t free_bytes[] = {44ull << 30, 140ull << 30, TSR_BUDGET_UNKNOWN,
+                                          140ull << 30};
+    static const char *const budget[] = {"", "", "", "memory_budget: 43110MiB\n"};
+    int resident[4];
+    for (int i = 0; i < 4; i++) {
         tsr_inputs inputs = {.compute = TSR_BF16, .cuda = true};
         tsr_decision d;
-        decide_on(&d, &inputs, config("backend: cuda\n"), 2, 2, free_bytes[i], &speeds);
+        char more[64];
+        snprintf(more, sizeof more, "backend: cuda\n%s", budget[i]);
+        decide_on(&d, &inputs, config(more), 2, 2, free_bytes[i], &speeds);
         check_fastest(&d);
         resident[i] = d.resident_count;
+        assert_int_equal(d.plan->reduces_late, i == 1);
         assert_true(i == 2 || chosen(&d)->device_bytes <= free_bytes[i] / 16 * 15);
         tsr_decision_free(&d);
         tsr_inputs_close(&inputs);
@@ -362,6 +368,7 @@ static void test_units_stay_on_gpus(void **state)
     assert_in_range(resident[0], 1, 39);
     assert_int_equal(resident[1], 40);
     assert_int_equal(resident[2], 0);
+    assert_int_equal(resident[3], 40);
 }
 
 /* ---- figures from files ---- */
