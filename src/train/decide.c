@@ -7,6 +7,8 @@
 
 #define WORTH_IT  0.99 /* of the time of what needs less */
 #define ROOM_STEP (256ull << 20)
+/* The model of time knows nothing of power: links that sleep give 1 to 2 % back (docs/gpu.md). */
+#define AS_FAST 1.005
 
 tsr_array tsr_embedding(const tsr_layout *layout)
 {
@@ -293,43 +295,6 @@ static uint64_t room_for_residents(const tsr_decision *d, const tsr_inputs *inpu
     return (d->budget - d->budget / 16) / ROOM_STEP * ROOM_STEP;
 }
 
-/* Where no unit is gathered any more, the ranks' links may sleep while they compute: what is left of the
- * memory is used to keep the adapter gathered, and every unit's gradient until late. */
-static tsr_status keep_adapter(tsr_decision *d, const tsr_inputs *inputs,
-                               const tsr_topology_view *view, tsr_choice *c)
-{
-    if (d->group == 1 || !d->train || d->resident_count < inputs->layout.unit_count)
-        return TSR_OK;
-    c->keeps = true;
-    TSR_TRY(tsr_decide_try(d, inputs, view, c));
-    if (tsr_decide_bytes(d) <= room_for_residents(d, inputs))
-        return TSR_OK;
-    c->keeps = false;
-    return tsr_decide_try(d, inputs, view, c);
-}
-
-/* resident_units auto: what is free is used for units that need no copy and no gather any more. */
-static tsr_status add_residents(tsr_decision *d, const tsr_inputs *inputs,
-                                const tsr_topology_view *view, tsr_choice *c)
-{
-    bool moved = c->offload != TSR_CONFIG_OFFLOAD_NONE || d->group > 1;
-    int64_t low = 0, high = inputs->layout.unit_count;
-    uint64_t room = room_for_residents(d, inputs);
-    if (inputs->config.resident_units >= 0 || !moved || tsr_decide_bytes(d) > room)
-        return keep_adapter(d, inputs, view, c);
-    while (low < high) {
-        c->resident = (low + high + 1) / 2;
-        TSR_TRY(tsr_decide_try(d, inputs, view, c));
-        if (tsr_decide_bytes(d) <= room)
-            low = c->resident;
-        else
-            high = c->resident - 1;
-    }
-    c->resident = low;
-    TSR_TRY(tsr_decide_try(d, inputs, view, c));
-    return keep_adapter(d, inputs, view, c);
-}
-
 typedef struct {
     const tsr_inputs *inputs;
     const tsr_topology_view *view;
@@ -338,6 +303,47 @@ typedef struct {
     int best_index; /* -1: nothing fits yet */
     double best_seconds;
 } contest;
+
+/* Where no unit is gathered any more, the ranks' links may sleep while they compute: what is left of the
+ * memory is used to keep the adapter gathered, and every unit's gradient until late. Not where the last eighth
+ * of a backward does not hide its reductions: large ranks over slow links. */
+static tsr_status keep_adapter(tsr_decision *d, const contest *k, tsr_choice *c)
+{
+    tsr_expectation apart, kept;
+    if (d->group == 1 || !d->train || d->resident_count < k->inputs->layout.unit_count)
+        return TSR_OK;
+    TSR_TRY(tsr_expect(&apart, k->inputs, d, k->view, k->speeds));
+    c->keeps = true;
+    TSR_TRY(tsr_decide_try(d, k->inputs, k->view, c));
+    TSR_TRY(tsr_expect(&kept, k->inputs, d, k->view, k->speeds));
+    if (tsr_decide_bytes(d) <= room_for_residents(d, k->inputs) &&
+        kept.simulation.step <= AS_FAST * apart.simulation.step)
+        return TSR_OK;
+    c->keeps = false;
+    return tsr_decide_try(d, k->inputs, k->view, c);
+}
+
+/* resident_units auto: what is free is used for units that need no copy and no gather any more. */
+static tsr_status add_residents(tsr_decision *d, const contest *k, tsr_choice *c)
+{
+    const tsr_inputs *inputs = k->inputs;
+    bool moved = c->offload != TSR_CONFIG_OFFLOAD_NONE || d->group > 1;
+    int64_t low = 0, high = inputs->layout.unit_count;
+    uint64_t room = room_for_residents(d, inputs);
+    if (inputs->config.resident_units >= 0 || !moved || tsr_decide_bytes(d) > room)
+        return keep_adapter(d, k, c);
+    while (low < high) {
+        c->resident = (low + high + 1) / 2;
+        TSR_TRY(tsr_decide_try(d, inputs, k->view, c));
+        if (tsr_decide_bytes(d) <= room)
+            low = c->resident;
+        else
+            high = c->resident - 1;
+    }
+    c->resident = low;
+    TSR_TRY(tsr_decide_try(d, inputs, k->view, c));
+    return keep_adapter(d, k, c);
+}
 
 /* Writes down what the decision holds; if it fits, how long a step takes. */
 static tsr_status enter(contest *k, tsr_decision *d, const tsr_choice *c)
@@ -383,7 +389,7 @@ static tsr_status enter_way(bool *least, contest *k, tsr_decision *d, tsr_choice
     if (!fits)
         return enter(k, d, &c);
     tsr_choice bare = c, frugal = c;
-    TSR_TRY(add_residents(d, inputs, k->view, &c));
+    TSR_TRY(add_residents(d, k, &c));
     TSR_TRY(enter(k, d, &c));
     if (c.resident > bare.resident) {
         TSR_TRY(tsr_decide_try(d, inputs, k->view, &bare));
@@ -393,7 +399,7 @@ static tsr_status enter_way(bool *least, contest *k, tsr_decision *d, tsr_choice
     if (high == c.degrade)
         return TSR_OK;
     TSR_TRY(tsr_decide_try(d, inputs, k->view, &frugal));
-    TSR_TRY(add_residents(d, inputs, k->view, &frugal));
+    TSR_TRY(add_residents(d, k, &frugal));
     return enter(k, d, &frugal);
 }
 

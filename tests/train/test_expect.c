@@ -371,6 +371,29 @@ static void test_units_stay_on_gpus(void **state)
     assert_int_equal(resident[3], 40);
 }
 
+/* Where the last eighth of a backward does not hide what ranks have to say, they say it layer by layer. */
+static void test_slow_links(void **state)
+{
+    (void)state;
+    write_model("llama3-8b", 32);
+    for (int i = 0; i < 4; i++) {
+        tsr_inputs inputs = {.compute = TSR_BF16, .cuda = true};
+        tsr_speeds speeds;
+        tsr_decision d;
+        char more[64];
+        bool slow = i & 1, large = i & 2;
+        tsr_speeds_default(&speeds, true, TSR_BF16);
+        if (slow)
+            speeds.value[TSR_SPEED_LINK] = 12e9; /* PCIe */
+        snprintf(more, sizeof more, "backend: cuda\nlora_r: %d\n", large ? 384 : 16);
+        decide_on(&d, &inputs, config(more), 2, 2, 140ull << 30, &speeds);
+        assert_int_equal(d.resident_count, 40);
+        assert_int_equal(d.plan->reduces_late, !slow || !large);
+        tsr_decision_free(&d);
+        tsr_inputs_close(&inputs);
+    }
+}
+
 /* ---- figures from files ---- */
 
 static void expect_refused(const char *text, const char *said)
@@ -445,7 +468,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_measured_steps), cmocka_unit_test(test_the_fastest_is_chosen),
         cmocka_unit_test(test_files_of_figures), cmocka_unit_test(test_groups_and_networks)};
-    const struct CMUnitTest cards[] = {cmocka_unit_test(test_units_stay_on_gpus)};
+    const struct CMUnitTest cards[] = {cmocka_unit_test(test_units_stay_on_gpus),
+                                       cmocka_unit_test(test_slow_links)};
     if (argc > 1 && !strcmp(argv[1], "cards"))
         return cmocka_run_group_tests(cards, scratch_setup, scratch_teardown);
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
