@@ -3,7 +3,8 @@
 # says, and reads nothing in a way that takes memory for constant.
 #
 # check_kernels.sh CUOBJDUMP OBJECT: the same of the machine code for sm_90 and later: each kernel waits
-# for the one before it before anything else, one that begins ahead before it writes or ends, whatever the compiler moved. 77: no CUOBJDUMP, or no such code.
+# for the one before it before anything else (one that is named "..._ahead" before it writes or ends), whatever
+# the compiler moved. 77: no CUOBJDUMP, or no such code.
 set -eu
 
 # ---- sources ----
@@ -19,8 +20,10 @@ wrong_sources() {
             /__global__/ { kernel = 1; ahead = 0; name = FILENAME ":" FNR }
             kernel == 2 {
                 if ($0 !~ /^ +tsr_kernel_begin\(\);/ && !ahead) print name ": a kernel that does not call tsr_kernel_begin first"
-                kernel = 0
+                kernel = ahead ? 3 : 0
             }
+            kernel == 3 && /^ +tsr_kernel_begin\(\);/ { kernel = 0 }
+            kernel == 3 && /^}/ { print name ": a kernel that never calls tsr_kernel_begin"; kernel = 0 }
             kernel == 1 && /_ahead\(/ { ahead = 1 }
             kernel == 1 && /^ *\{[ \\]*$/ { kernel = 2 }
             kernel == 1 && /[{;]./ { print name ": where this kernel begins is not to be seen"; kernel = 0 }'
@@ -46,6 +49,10 @@ static __global__ void late(int *p)
     {                               \
         *p = 1;                     \
     }
+static __global__ void never_ahead(int *p)
+{
+    *p = 1;
+}
 static __global__ void short_one(void) { tsr_kernel_begin(); }
     late<<<1, 1>>>(p);
     int a = __ldg(p);
@@ -63,8 +70,8 @@ static __global__ void good_ahead(const int *p)
     tsr_kernel_begin();
 }
 END
-    if [ "$(wrong_sources "$scratch" | wc -l)" -ne 5 ]; then
-        echo "self-test: expected five complaints, found:"
+    if [ "$(wrong_sources "$scratch" | wc -l)" -ne 6 ]; then
+        echo "self-test: expected six complaints, found:"
         wrong_sources "$scratch"
         exit 1
     fi

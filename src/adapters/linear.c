@@ -20,7 +20,7 @@ static tsr_nf4_dequant_args codes_of(const tsr_linear_context *context, const ts
                                   .columns = (int64_t)linear->in,
                                   .offset = w->offset,
                                   .nested = w->nested,
-                                  .settled = true, /* gathered, or loaded, by another stream */
+                                  .settled = true, /* gathered by another stream */
                                   .dtype = context->dtype};
 }
 

@@ -22,8 +22,9 @@
 #define TURNS        8
 #define WORD         TSR_VECTOR /* elements of 32 bits of codes */
 #define WARP_WORDS   (TURNS * TSR_WARP)
-#define WARP_BLOCKS  (WARP_WORDS * WORD / TSR_NF4_BLOCK) /* one a lane */
 #define TAIL_THREADS 256
+
+static_assert(WARP_WORDS * WORD == TSR_WARP * TSR_NF4_BLOCK, "a block's scale for each lane");
 
 /* Bytes are in memory order from the lowest, and a byte's first element is its high nibble. */
 static __device__ __forceinline__ void decode_word(float *out, uint32_t codes, float level,
