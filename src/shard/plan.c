@@ -315,7 +315,7 @@ static void measure(tsr_plan *plan)
     plan->partial_bytes = o->replicas > 1 ? part * sizeof(int64_t) : 0;
 }
 
-/* Where a backward ends, and how many gradient buffers it uses. */
+/* Where a backward ends, and which gradient buffers it uses. */
 static tsr_status find_backward(tsr_plan *plan)
 {
     const tsr_plan_options *o = &plan->options;
@@ -331,6 +331,7 @@ static tsr_status find_backward(tsr_plan *plan)
         return tsr_fail(TSR_EINVAL, "a plan for training, but no unit has a trainable part");
     plan->reduces_late = reduces > 0 && kept == reduces;
     plan->gradient_buffers = plan->reduces_late ? reduces : TSR_GRADIENT_BUFFERS;
+    plan->last_buffer = reduces ? (reduces - 1) % plan->gradient_buffers : 0;
     for (int u = 0; u < o->unit_count; u++)
         if (o->units[u].saved_bytes > 0 && (u < plan->lowest_backward || u >= o->layer_count))
             return tsr_fail(TSR_EINVAL, "unit %d saves activations, but has no backward", u);

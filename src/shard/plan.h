@@ -200,6 +200,7 @@ typedef struct {
     int *program_at;     /* [state * TSR_PROGRAM_COUNT + kind]: index, -1 where it cannot follow */
     int lowest_backward; /* the last unit of a backward; layer_count without training */
     int gradient_buffers;
+    int last_buffer;   /* gradient buffer of a micro-batch's last REDUCE */
     bool reduces_late; /* a gradient buffer for each unit that trains */
     uint64_t slot_bytes, stage_bytes, gradient_bytes; /* of one each */
     uint64_t receive_bytes; /* what the other ranks have of this one's part of a unit's gradient */

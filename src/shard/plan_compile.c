@@ -86,20 +86,6 @@ static void gather_frozen(tsr_builder *b, const tsr_unit *u, int slot, bool trai
     tsr_op_end(b, op);
 }
 
-static void gather_trainable(tsr_builder *b, const tsr_unit *u, int slot)
-{
-    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_GATHER_T, TSR_STREAM_COMM, u->id);
-    op->comm = TSR_COMM_SHARD;
-    op->bytes = u->trainable.gathered_bytes;
-    wants_slot(op, slot);
-    if (b->state->comm_waits_optim)
-        tsr_op_wants(op, TSR_EVENT_OPTIMIZED);
-    b->state->comm_waits_optim = false;
-    tsr_op_records(op, TSR_EVENT_READY + slot);
-    tsr_op_end(b, op);
-    b->state->ready_awaited[slot] = false;
-}
-
 /* The turn of what is kept: by its number, so that a use waits for its own gather while the next one is
  * under way. */
 static int kept_turn(const tsr_builder *b, int unit)
@@ -110,32 +96,39 @@ static int kept_turn(const tsr_builder *b, int unit)
     return before % TSR_KEPT_TURNS;
 }
 
+/* Into a slot; -1: into its own place. */
+static void gather_trainable(tsr_builder *b, const tsr_unit *u, int slot)
+{
+    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_GATHER_T, TSR_STREAM_COMM, u->id);
+    op->comm = TSR_COMM_SHARD;
+    op->bytes = u->trainable.gathered_bytes;
+    if (slot >= 0)
+        wants_slot(op, slot);
+    if (b->state->comm_waits_optim)
+        tsr_op_wants(op, TSR_EVENT_OPTIMIZED);
+    b->state->comm_waits_optim = false;
+    tsr_op_records(op,
+                   slot >= 0 ? TSR_EVENT_READY + slot : TSR_EVENT_REFRESHED + kept_turn(b, u->id));
+    tsr_op_end(b, op);
+    if (slot >= 0)
+        b->state->ready_awaited[slot] = false;
+}
+
 static bool is_first(const tsr_builder *b)
 {
     return b->kind == TSR_PROGRAM_TRAIN_FIRST || b->kind == TSR_PROGRAM_EVAL_FIRST;
 }
 
-static void gather_kept(tsr_builder *b, const tsr_unit *u)
-{
-    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_GATHER_T, TSR_STREAM_COMM, u->id);
-    op->comm = TSR_COMM_SHARD;
-    op->bytes = u->trainable.gathered_bytes;
-    if (b->state->comm_waits_optim)
-        tsr_op_wants(op, TSR_EVENT_OPTIMIZED);
-    b->state->comm_waits_optim = false;
-    tsr_op_records(op, TSR_EVENT_REFRESHED + kept_turn(b, u->id));
-    tsr_op_end(b, op);
-}
-
 /* In the first micro-batch after OPTIM: what is kept of the units up to `unit`, and of the next one. */
 static tsr_status refresh_kept(tsr_builder *b, int unit)
 {
-    int u = b->kept + 1;
-    for (; is_first(b) && u < b->plan->options.layer_count && b->kept <= unit; u++) {
+    if (!is_first(b))
+        return TSR_OK;
+    for (int u = b->kept + 1; u < b->plan->options.layer_count && b->kept <= unit; u++) {
         if (!tsr_unit_trainable_kept(&b->unit[u], b->ranks))
             continue;
         TSR_TRY(tsr_op_reserve(b));
-        gather_kept(b, &b->unit[u]);
+        gather_trainable(b, &b->unit[u], -1);
         b->kept = u;
     }
     return TSR_OK;
@@ -495,21 +488,12 @@ static tsr_status refresh_slots(tsr_builder *b)
     return TSR_OK;
 }
 
-/* Of a micro-batch's last REDUCE. */
-static int last_turn(const tsr_plan *plan)
-{
-    int reduces = 0;
-    for (int u = 0; u < plan->options.layer_count; u++)
-        reduces += plan->options.units[u].trainable.gradient_count > 0;
-    return gradient_turn(plan, (reduces - 1) % plan->gradient_buffers);
-}
-
 static tsr_status step_end(tsr_builder *b)
 {
     TSR_TRY(tsr_op_reserve(b));
     /* A micro-batch ends with B and REDUCE of its last unit: whoever knows that REDUCE knows all of
      * compute and comm. */
-    int last = TSR_EVENT_REDUCED + last_turn(b->plan);
+    int last = TSR_EVENT_REDUCED + gradient_turn(b->plan, b->plan->last_buffer);
     b->implied[last] = events_of(TSR_STREAM_COMPUTE) | events_of(TSR_STREAM_COMM);
     begin_state(b);
     control_word(b, TSR_OP_GRAD_NORM, last);

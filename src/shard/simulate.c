@@ -109,8 +109,10 @@ static void blame(simulator *s, const tsr_plan_op *op, int event, double from, d
         double updated = between(from, s->at[TSR_EVENT_OPTIMIZED], until);
         exposed[TSR_CAUSE_OTHER] += updated - from;
         from = updated;
-        double begin = op->slot < 0 ? from : between(from, s->staged[op->slot][0], until);
-        double end = op->slot < 0 ? from : between(begin, s->staged[op->slot][1], until);
+    }
+    if (cause == TSR_CAUSE_GATHER && op->slot >= 0) {
+        double begin = between(from, s->staged[op->slot][0], until);
+        double end = between(begin, s->staged[op->slot][1], until);
         exposed[TSR_CAUSE_H2D] += end - begin;
         from += end - begin;
     }

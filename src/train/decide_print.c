@@ -311,8 +311,8 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
                     inputs->layout.unit_count, d->resident_count, d->plan->options.slots,
                     inputs->layout.layer_count, d->selective_count, d->full_count, d->plan->hash);
     if (d->plan->reduces_late)
-        tsr_text_puts(out, "every rank keeps the whole adapter for a step, and gradients are "
-                           "reduced late in the backward: links sleep in between\n");
+        tsr_text_puts(out, "every rank keeps the whole adapter gathered for a step, and "
+                           "gradients are reduced at the end of the backward\n");
     if (inputs->cuda && d->budget == TSR_BUDGET_UNKNOWN && d->group > 1 &&
         inputs->config.resident_units < 0)
         tsr_text_puts(out,

@@ -159,12 +159,16 @@ static void test_offload(void **state)
 
 /* ---- a wrong plan is noticed ---- */
 
-static void expect_error(void (*tamper)(tsr_plan *plan), uint32_t delay_ms, const char *expected)
+/* `keeps`: trainable parts have places of their own instead of the slots. */
+static void expect_error(void (*tamper)(tsr_plan *plan), uint32_t delay_ms, bool keeps,
+                         const char *expected)
 {
     random_model model;
     toy_report report[2];
     fix_model(&model, 60, TSR_HOME_SHARDED, 2, 1, true);
     random_model_make_full(&model);
+    for (int u = 0; u < model.options.layer_count; u++)
+        model.unit[u].keeps_trainable = keeps;
     toy_job job = {.model = &model,
                    .steps = 2,
                    .micro_batches = 4,
@@ -238,10 +242,11 @@ static void tamper_region(tsr_plan *plan)
 static void test_broken_plan(void **state)
 {
     (void)state;
-    expect_error(tamper_region, 0, "finds unit");           /* I6, when issued */
-    expect_error(tamper_generation, 0, "waits for record"); /* I4 */
-    expect_error(tamper_slot, 0, "is used in slot");        /* I6, when issued */
-    expect_error(tamper_trainable, 0, "is used ");
+    expect_error(tamper_region, 0, false, "finds unit");           /* I6, when issued */
+    expect_error(tamper_generation, 0, false, "waits for record"); /* I4 */
+    expect_error(tamper_slot, 0, false, "is used in slot");        /* I6, when issued */
+    expect_error(tamper_trainable, 0, false, "is used in slot");
+    expect_error(tamper_trainable, 0, true, "is used after update");
 }
 
 #ifndef __SANITIZE_THREAD__ /* it would rightly report the race that is made here */
@@ -259,7 +264,7 @@ static void tamper_ready(tsr_plan *plan)
 static void test_missing_wait(void **state)
 {
     (void)state;
-    expect_error(tamper_ready, 300, "instead of fill"); /* I6, on the device */
+    expect_error(tamper_ready, 300, false, "instead of fill"); /* I6, on the device */
 }
 #endif
 
