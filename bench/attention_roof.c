@@ -5,18 +5,16 @@
 #include "kernels/roofs.h"
 #include "model.h"
 
-#include <string.h>
-
 #define SECONDS 0.2
 #define KNOWN   64 /* shapes */
 
 /* Documents of different lengths as so many of one. */
-static tsr_roofs_attention_shape shape_of(const bench_run *run, tsr_dtype dtype)
+static tsr_roofs_attention_shape shape_of(const bench_run *run, tsr_dtype dtype, bool atomics)
 {
     const bench_shape *s = &run->shape;
-    tsr_roofs_attention_shape shape = {run->batch,           run->length,
-                                       (int32_t)s->heads,    (int32_t)s->kv_heads,
-                                       (int32_t)s->head_dim, dtype};
+    tsr_roofs_attention_shape shape = {
+        run->batch, run->length, (int32_t)s->heads, (int32_t)s->kv_heads, (int32_t)s->head_dim,
+        dtype,      atomics};
     int64_t tokens = run->batch * run->length, squares = 0;
     if (!run->documents)
         return shape;
@@ -25,6 +23,13 @@ static tsr_roofs_attention_shape shape_of(const bench_run *run, tsr_dtype dtype)
     shape.length = squares / tokens;
     shape.rows = tokens / shape.length;
     return shape;
+}
+
+static bool same_shape(const tsr_roofs_attention_shape *a, const tsr_roofs_attention_shape *b)
+{
+    return a->rows == b->rows && a->length == b->length && a->heads == b->heads &&
+           a->kv_heads == b->kv_heads && a->head_dim == b->head_dim && a->dtype == b->dtype &&
+           a->atomics == b->atomics;
 }
 
 static tsr_status measure(double *forward, double *backward,
@@ -53,16 +58,16 @@ static tsr_status measure(double *forward, double *backward,
 }
 
 tsr_status bench_attention_roof(double *forward, double *backward, const bench_run *run,
-                                tsr_dtype dtype)
+                                tsr_dtype dtype, bool atomics)
 {
     static struct {
         tsr_roofs_attention_shape shape;
         double forward, backward;
     } known[KNOWN];
     static int count;
-    const tsr_roofs_attention_shape shape = shape_of(run, dtype);
+    const tsr_roofs_attention_shape shape = shape_of(run, dtype, atomics);
     for (int i = 0; i < count; i++)
-        if (!memcmp(&known[i].shape, &shape, sizeof shape)) {
+        if (same_shape(&known[i].shape, &shape)) {
             *forward = known[i].forward;
             *backward = known[i].backward;
             return TSR_OK;

@@ -1,9 +1,11 @@
 /*
  * bench_cuda_attention.c: the CUDA attention, forward and backward: cuDNN's kernels under several caps
- * of the workspace, and the own one.
+ * of the workspace, cuDNN's with dq added up by atomics, and the own one.
  *
  *     bench_cuda_attention [repeats]     JSON on stdout: medians by CUDA events; FLOPs are those of
- *                                        visible pairs, 4 D forward and 10 D backward each
+ *                                        visible pairs, 4 D forward and 10 D backward each;
+ *                                        differing: values of dq that another run of the same
+ *                                        backward gave otherwise, the most of so many runs
  */
 #include "base/dtype.h"
 #include "base/log.h"
@@ -14,6 +16,7 @@
 
 #define MAX_REPEATS 200
 #define WARM_UP     3
+#define REPEATS     4
 #define SPARE       (1u << 20) /* bytes: the bounds of plans are a few tokens wider */
 
 typedef struct {
@@ -62,6 +65,7 @@ typedef struct {
     tsr_attention_backward_args backward;
     tsr_attention_bounds bounds;
     double pairs;
+    int64_t dq_count;
 } job;
 
 static void *take(job *j, uint64_t bytes)
@@ -98,11 +102,20 @@ static int32_t *documents_of(const shape *s, int32_t *count, double *pairs)
     return cu;
 }
 
+/* For every kernel that is timed. */
+static uint64_t workspace_bytes(tsr_attention_bounds bounds)
+{
+    uint64_t repeatable = kernels->attention_workspace_bytes(&bounds);
+    bounds.atomics = true;
+    uint64_t added = kernels->attention_workspace_bytes(&bounds);
+    return (added > repeatable ? added : repeatable) + SPARE;
+}
+
 static void make_job(job *j, const shape *s)
 {
     int64_t q = s->tokens * s->q_heads * s->dim, kv = s->tokens * s->kv_heads * s->dim;
     int32_t documents = 0;
-    *j = (job){0};
+    *j = (job){.dq_count = q};
     int32_t *cu = documents_of(s, &documents, &j->pairs);
     uint16_t *host = malloc((size_t)q * 2);
     if (!cu || !host)
@@ -115,7 +128,7 @@ static void make_job(job *j, const shape *s)
                                        .head_dim = s->dim,
                                        .dtype = TSR_BF16,
                                        .train = true};
-    uint64_t workspace = kernels->attention_workspace_bytes(&j->bounds) + SPARE;
+    uint64_t workspace = workspace_bytes(j->bounds);
     need(tsr_arena_create(&j->arena, device, TSR_MEMORY_DEVICE,
                           workspace + (uint64_t)(q * 8 + kv * 8) + (1 << 24)));
     tsr_attention_args f = {.tokens = s->tokens,
@@ -187,6 +200,27 @@ static double time_of(const job *j, forward_function *forward, backward_function
     return (double)times[repeats / 2];
 }
 
+/* Values of dq that differ between two backwards, the most of REPEATS pairs. */
+static int64_t differing(const job *j, backward_function *backward)
+{
+    size_t bytes = (size_t)j->dq_count * sizeof(uint16_t);
+    uint16_t *one = malloc(bytes), *other = malloc(bytes);
+    int64_t most = 0;
+    if (!one || !other)
+        exit(1);
+    for (int i = 0; i <= REPEATS; i++) {
+        int64_t count = 0;
+        need(backward(stream, &j->backward));
+        need(tsr_stream_synchronize(stream));
+        need(tsr_device_read(device, i ? other : one, j->backward.dq, bytes));
+        for (int64_t e = 0; i && e < j->dq_count; e++)
+            count += one[e] != other[e];
+        most = count > most ? count : most;
+    }
+    free(one), free(other);
+    return most;
+}
+
 static void report(const shape *s, const job *j, const char *kernel, int64_t workspace,
                    forward_function *forward, backward_function *backward)
 {
@@ -194,30 +228,42 @@ static void report(const shape *s, const job *j, const char *kernel, int64_t wor
     double f = time_of(j, forward, NULL), b = time_of(j, NULL, backward);
     printf("%s\n  {\"shape\": \"%s\", \"q_heads\": %d, \"kv_heads\": %d, \"head_dim\": %d, "
            "\"kernel\": \"%s\", \"workspace_mib\": %lld, \"forward_ms\": %.4f, "
-           "\"forward_tflops\": %.1f, \"backward_ms\": %.4f, \"backward_tflops\": %.1f}",
+           "\"forward_tflops\": %.1f, \"backward_ms\": %.4f, \"backward_tflops\": %.1f, "
+           "\"differing\": %lld}",
            first ? "" : ",", s->name, s->q_heads, s->kv_heads, s->dim, kernel,
-           (long long)(workspace >> 20), f, pairs * 4 / f * 1e-9, b, pairs * 10 / b * 1e-9);
+           (long long)(workspace >> 20), f, pairs * 4 / f * 1e-9, b, pairs * 10 / b * 1e-9,
+           (long long)differing(j, backward));
     first = false;
     fflush(stdout);
+}
+
+static void run_cudnn(const shape *s, const job *j, const char *name, tsr_attention_bounds bounds,
+                      uint64_t cap)
+{
+    tsr_sdpa *sdpa = tsr_kernels_kept(stream)->sdpa;
+    tsr_sdpa_cut cut;
+    if (!tsr_sdpa_cut_for(&cut, &bounds, cap) ||
+        tsr_sdpa_workspace_bytes(&cut) > j->forward.workspace_bytes)
+        return;
+    need(tsr_sdpa_prepare_within(sdpa, &bounds, cap));
+    if (tsr_sdpa_find(sdpa, &j->forward))
+        report(s, j, name, (int64_t)tsr_sdpa_workspace_bytes(&cut), kernels->attention,
+               kernels->attention_backward);
 }
 
 static void run_shape(const shape *s)
 {
     job j;
     make_job(&j, s);
-    tsr_sdpa *sdpa = tsr_kernels_kept(stream)->sdpa;
+    tsr_attention_bounds bounds = j.bounds;
     for (uint64_t cap = TSR_SDPA_CAP_BYTES; cap >= TSR_SDPA_CAP_BYTES / 8; cap /= 2) {
-        tsr_attention_bounds bounds = j.bounds;
-        tsr_sdpa_cut cut;
-        bounds.tokens += (int64_t)(TSR_SDPA_CAP_BYTES / cap); /* plans of its own for each cap */
-        if (!tsr_sdpa_cut_for(&cut, &bounds, cap) ||
-            tsr_sdpa_workspace_bytes(&cut) > j.forward.workspace_bytes)
-            continue;
-        need(tsr_sdpa_prepare_within(sdpa, &bounds, cap));
-        if (tsr_sdpa_find(sdpa, &j.forward))
-            report(s, &j, "cudnn", (int64_t)tsr_sdpa_workspace_bytes(&cut), kernels->attention,
-                   kernels->attention_backward);
+        bounds.tokens =
+            j.bounds.tokens + (int64_t)(TSR_SDPA_CAP_BYTES / cap); /* plans for each cap */
+        run_cudnn(s, &j, "cudnn", bounds, cap);
     }
+    bounds = j.bounds;
+    bounds.atomics = true;
+    run_cudnn(s, &j, "cudnn, atomics", bounds, TSR_SDPA_CAP_BYTES);
     report(s, &j, "own", (int64_t)tsr_attention_own_workspace_bytes(&j.bounds), tsr_attention_own,
            tsr_attention_backward_own);
     need(tsr_stream_synchronize(stream));

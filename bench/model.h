@@ -69,7 +69,7 @@ typedef struct {
     double host_traffic; /* bytes that a step copies to the device on this rank */
     double dropout;
     tsr_dtype dtype;
-    bool cuda, nf4, fp8;
+    bool cuda, nf4, fp8, atomics;
     json_t *timeline; /* NULL: not asked for */
     char device[256];
 } bench_result;
@@ -93,9 +93,9 @@ json_t *bench_timeline(tsr_job *job);
 
 /* FLOP/s of attention forward and backward on local rank 0's device, median of several; only the
  * visible half of the scores is counted. Measured once a process for each shape. Documents are taken as
- * equally long ones, each as long as that of the average token. */
+ * equally long ones, each as long as that of the average token. `atomics` as in tsr_attention_bounds. */
 tsr_status bench_attention_roof(double *forward, double *backward, const bench_run *run,
-                                tsr_dtype dtype);
+                                tsr_dtype dtype, bool atomics);
 
 /* Adds the floor, term by term, and what the step is of it, and tells both on stderr. 0, or -1: no
  * roofs. */

@@ -83,6 +83,7 @@ static void describe(bench_result *out, const tsr_job *job)
     }
     out->nf4 = job->inputs.config.load_in_4bit;
     out->dropout = job->inputs.config.lora_dropout;
+    out->atomics = d->model.atomics;
     snprintf(out->device, sizeof out->device, "%s", tsr_device_description(job->device));
 }
 

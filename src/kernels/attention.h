@@ -52,6 +52,8 @@ typedef struct {
     int32_t q_heads, kv_heads, head_dim;
     tsr_dtype dtype;
     bool train;
+    /* dq may be added up by atomics, where a kernel is faster for it: its bits differ from run to run. */
+    bool atomics;
 } tsr_attention_bounds;
 
 /* What the CPU needs, for both directions. */

@@ -1,13 +1,13 @@
 /*
  * attention_cudnn.c: contract attention.h through cuDNN's graph API: causal attention over packed
- * documents (ragged tensors), forward and deterministic backward, in BF16 on sm_90.
+ * documents (ragged tensors), forward and backward, in BF16 on sm_90.
  *
  * A graph is written as matmuls, pointwise operations and reductions; cuDNN knows the pattern and
  * gives its fused kernel for it, compiled when the plan is finalized, for one number of documents and
  * one longest length. Lengths are data: lists on the device, made from cu_seqlens before each call.
  *
- * The backward writes dq without atomics, for which cuDNN keeps dS whole: documents x heads x
- * longest^2 x 2 bytes. tsr_sdpa_cut_for cuts that into launches by documents, then by heads.
+ * The deterministic backward writes dq without atomics, for which cuDNN keeps dS whole: documents x
+ * heads x longest^2 x 2 bytes. tsr_sdpa_cut_for cuts that into launches by documents, then by heads.
  *
  * Cost     4 D FLOPs forward, 10 D backward for each visible pair and query head, on tensor cores.
  */
@@ -34,7 +34,6 @@ struct tsr_sdpa_plans {
 
 struct tsr_sdpa {
     cudnnHandle_t handle;
-    cudnnBackendDescriptor_t described; /* instead of a handle */
     tsr_sdpa_plans plans[MAX_PLANS];
     int plan_count;
 };
@@ -94,23 +93,25 @@ bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uin
     cut->list_bytes = list_bytes(b->documents, 1);
     if (!b->train)
         return true;
-    /* dS, and where heads share keys dk and dv of each, in bf16. */
-    int64_t columns = cut->longest + (b->kv_heads < b->q_heads ? 2 * b->head_dim : 0);
+    /* dS but with atomics, and where heads share keys dk and dv of each, in bf16. */
+    int64_t columns =
+        (b->atomics ? 0 : cut->longest) + (b->kv_heads < b->q_heads ? 2 * b->head_dim : 0);
     uint64_t pair = (uint64_t)cut->longest * (uint64_t)columns * 2;
-    if (!cut_pairs(cut, b, (int64_t)(cap / pair)))
+    if (!cut_pairs(cut, b, pair ? (int64_t)(cap / pair) : INT64_MAX / 2))
         return false;
     uint64_t lists = list_bytes(cut->documents, cut->pieces);
     uint64_t rows = rounded((uint64_t)b->tokens * (uint64_t)b->q_heads * sizeof(float));
     cut->list_bytes = lists > cut->list_bytes ? lists : cut->list_bytes;
     cut->stats_bytes = cut->groups > 1 ? rows : 0;
     cut->delta_bytes = rows;
+    cut->sum_bytes = b->atomics ? rows * (uint64_t)b->head_dim : 0;
     cut->plan_bytes += (uint64_t)cut->documents * (uint64_t)cut->heads * pair;
     return true;
 }
 
 uint64_t tsr_sdpa_workspace_bytes(const tsr_sdpa_cut *cut)
 {
-    return cut->list_bytes + cut->stats_bytes + cut->delta_bytes + cut->plan_bytes;
+    return cut->list_bytes + cut->stats_bytes + cut->delta_bytes + cut->sum_bytes + cut->plan_bytes;
 }
 
 /* ---- plans ---- */
@@ -139,11 +140,12 @@ static tsr_sdpa_graph *new_graph(const tsr_sdpa *sdpa, const tsr_sdpa_plans *pla
     g->q_row = (int64_t)b->q_heads * b->head_dim;
     g->kv_row = (int64_t)b->kv_heads * b->head_dim;
     g->stats_row = g->heads;
+    g->atomics = b->atomics;
     if (backward)
         tsr_sdpa_graph_backward(g);
     else
         tsr_sdpa_graph_forward(g);
-    tsr_sdpa_graph_plan(g, sdpa->handle, sdpa->described, cut->plan_bytes);
+    tsr_sdpa_graph_plan(g, sdpa->handle, cut->plan_bytes);
     if (g->status == CUDNN_STATUS_SUCCESS) {
         tsr_log(
             TSR_LOG_DEBUG,
@@ -177,7 +179,7 @@ static bool same_bounds(const tsr_attention_bounds *a, const tsr_attention_bound
 {
     return a->tokens == b->tokens && a->documents == b->documents && a->longest == b->longest &&
            a->q_heads == b->q_heads && a->kv_heads == b->kv_heads && a->head_dim == b->head_dim &&
-           a->dtype == b->dtype && a->train == b->train;
+           a->dtype == b->dtype && a->train == b->train && a->atomics == b->atomics;
 }
 
 tsr_status tsr_sdpa_prepare_within(tsr_sdpa *sdpa, const tsr_attention_bounds *bounds, uint64_t cap)
@@ -276,39 +278,13 @@ tsr_status tsr_sdpa_open(tsr_sdpa **out, tsr_device *device)
     return TSR_EDEVICE;
 }
 
-tsr_status tsr_sdpa_open_described(tsr_sdpa **out, const char *json)
-{
-    *out = NULL;
-    TSR_TRY(tsr_cudnn_load(NULL));
-    tsr_sdpa *sdpa = calloc(1, sizeof *sdpa);
-    if (!sdpa)
-        return tsr_fail(TSR_ENOMEM, "out of memory for cuDNN's plans");
-    cudnnStatus_t status = tsr_cudnn_lib.BackendCreateDescriptor(
-        CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &sdpa->described);
-    if (status == CUDNN_STATUS_SUCCESS)
-        status = tsr_cudnn_lib.BackendSetAttribute(sdpa->described,
-                                                   CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION,
-                                                   CUDNN_TYPE_CHAR, (int64_t)strlen(json), json);
-    if (status == CUDNN_STATUS_SUCCESS)
-        status = tsr_cudnn_lib.BackendFinalize(sdpa->described);
-    if (status != CUDNN_STATUS_SUCCESS) {
-        tsr_sdpa_close(sdpa);
-        return cudnn_failed(status, "the device's description");
-    }
-    *out = sdpa;
-    return TSR_OK;
-}
-
 void tsr_sdpa_close(tsr_sdpa *sdpa)
 {
     if (!sdpa)
         return;
     for (int i = 0; i < sdpa->plan_count; i++)
         free_plans(&sdpa->plans[i]);
-    if (sdpa->described)
-        tsr_cudnn_lib.BackendDestroyDescriptor(sdpa->described);
-    if (sdpa->handle)
-        tsr_cudnn_lib.Destroy(sdpa->handle);
+    tsr_cudnn_lib.Destroy(sdpa->handle);
     free(sdpa);
 }
 
@@ -317,7 +293,7 @@ void tsr_sdpa_close(tsr_sdpa *sdpa)
 /* Where the parts of the workspace are. */
 typedef struct {
     int32_t *lists;
-    float *stats, *delta;
+    float *stats, *delta, *sum;
     void *plan;
 } parts;
 
@@ -333,7 +309,8 @@ static tsr_status split_workspace(parts *out, const char *op, const tsr_sdpa_pla
     out->lists = (int32_t *)at;
     out->stats = (float *)(at += cut->list_bytes);
     out->delta = (float *)(at += cut->stats_bytes);
-    out->plan = at + cut->delta_bytes;
+    out->sum = (float *)(at += cut->delta_bytes);
+    out->plan = at + cut->sum_bytes;
     return TSR_OK;
 }
 
@@ -459,6 +436,8 @@ static tsr_status backward_launch(const tsr_sdpa *sdpa, const tsr_sdpa_plans *pl
          cut->groups > 1 ? w->stats + (int64_t)group * a->tokens * cut->heads : a->lse);
     give(&p, TSR_UID_DELTA, w->delta);
     give(&p, TSR_UID_ONE, &p.one);
+    if (plans->bounds.atomics)
+        give(&p, TSR_UID_DQ_SUM, w->sum + q);
     give_lists(&p, w->lists, cut->documents, piece);
     return execute(sdpa, plans->backward, &p, w->plan);
 }

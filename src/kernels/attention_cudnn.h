@@ -28,7 +28,8 @@ tsr_status tsr_attention_backward_own(tsr_stream *stream, const tsr_attention_ba
 
 /* How a run's attention is cut into launches. The forward is one; the backward keeps every score of
  * its launch in bf16 (that is what makes it deterministic), and so is cut into `pieces` of at most
- * `documents` documents, and `groups` of `heads` query heads. */
+ * `documents` documents, and `groups` of `heads` query heads. With atomics it keeps dq in fp32 instead,
+ * and is cut only where dk and dv of each query head need more than the cap. */
 typedef struct {
     int64_t longest; /* tokens of a document, rounded up */
     int64_t documents, pieces;
@@ -36,6 +37,7 @@ typedef struct {
     uint64_t list_bytes;  /* of the workspace: lengths and offsets of documents */
     uint64_t stats_bytes; /* lse by groups, where there are some */
     uint64_t delta_bytes;
+    uint64_t sum_bytes;  /* dq in fp32, with atomics */
     uint64_t plan_bytes; /* what cuDNN may ask for */
 } tsr_sdpa_cut;
 
@@ -49,9 +51,6 @@ uint64_t tsr_sdpa_workspace_bytes(const tsr_sdpa_cut *cut);
 /* tsr_sdpa_prepare with another cap. */
 tsr_status tsr_sdpa_prepare_within(tsr_sdpa *sdpa, const tsr_attention_bounds *bounds,
                                    uint64_t cap);
-
-/* Plans only, for the device that `json` describes as cuDNN does: a check without a GPU. */
-tsr_status tsr_sdpa_open_described(tsr_sdpa **out, const char *json);
 
 /* The plans of a call; NULL: the own kernel runs it. `sdpa` may be NULL. */
 typedef struct tsr_sdpa_plans tsr_sdpa_plans;

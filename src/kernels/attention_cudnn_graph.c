@@ -5,7 +5,8 @@
  * gives its fused kernel for it. Tensors of tokens are ragged: rows of a document begin at an offset
  * from a list, and lengths mask what is beyond. Scores are never in memory, but for dS, which the
  * backward keeps in its workspace in bf16 because dq is written by a matmul of its own and not added
- * to by atomics: that is what makes it deterministic.
+ * to by atomics: that is what makes it deterministic. With atomics dq is a sum in fp32, which cuDNN
+ * clears, and a copy of it in bf16.
  */
 #include "kernels/attention_cudnn_graph.h"
 
@@ -361,17 +362,22 @@ void tsr_sdpa_graph_backward(graph *g)
 
     descriptor upright =
         tensor(g, 0, CUDNN_DATA_FLOAT, token_rows(g, g->kv_heads, g->kv_row), g->offset_kv);
-    matmul(g, ds, reshape(g, k, upright), q_like(g, TSR_UID_DQ), g->length_q, NULL, g->length_kv);
+    descriptor dq = q_like(g, TSR_UID_DQ), sum_dq = dq;
+    if (g->atomics)
+        sum_dq = tensor(g, TSR_UID_DQ_SUM, CUDNN_DATA_FLOAT, token_rows(g, g->heads, g->q_row),
+                        g->offset_q);
+    matmul(g, ds, reshape(g, k, upright), sum_dq, g->length_q, NULL, g->length_kv);
+    if (g->atomics)
+        pointwise(g, CUDNN_POINTWISE_IDENTITY, sum_dq, NULL, dq);
 }
 
 /* ---- plans ---- */
 
 /* The engines that cuDNN's heuristic names for the graph, best first. */
-static int engines(graph *g, cudnnHandle_t handle, descriptor described, descriptor *out)
+static int engines(graph *g, cudnnHandle_t handle, descriptor *out)
 {
     descriptor operations = make(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-    if (handle)
-        set(g, operations, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
+    set(g, operations, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
     set(g, operations, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
         g->operation_count, g->operation);
     finalize(g, operations, "the graph of operations");
@@ -379,8 +385,6 @@ static int engines(graph *g, cudnnHandle_t handle, descriptor described, descrip
     cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
     set_descriptor(g, heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, operations);
     set(g, heuristic, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
-    if (!handle)
-        set_descriptor(g, heuristic, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, described);
     finalize(g, heuristic, "the heuristic");
     for (int i = 0; i < MAX_ENGINES; i++)
         out[i] = make(g, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
@@ -394,17 +398,14 @@ static int engines(graph *g, cudnnHandle_t handle, descriptor described, descrip
     return count < MAX_ENGINES ? (int)count : MAX_ENGINES;
 }
 
-void tsr_sdpa_graph_plan(graph *g, cudnnHandle_t handle, descriptor described, uint64_t most)
+void tsr_sdpa_graph_plan(graph *g, cudnnHandle_t handle, uint64_t most)
 {
     descriptor engine[MAX_ENGINES];
-    int count = engines(g, handle, described, engine);
+    int count = engines(g, handle, engine);
     for (int i = 0; i < count && g->status == CUDNN_STATUS_SUCCESS && !g->plan; i++) {
         descriptor plan = make(g, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
         int64_t bytes = 0;
-        if (!handle)
-            set_descriptor(g, plan, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, described);
-        else
-            set(g, plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
+        set(g, plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
         set_descriptor(g, plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, engine[i]);
         if (g->status != CUDNN_STATUS_SUCCESS ||
             tsr_cudnn_lib.BackendFinalize(plan) != CUDNN_STATUS_SUCCESS ||

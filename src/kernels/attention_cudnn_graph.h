@@ -22,6 +22,7 @@ enum {
     TSR_UID_DK,
     TSR_UID_DV,
     TSR_UID_DELTA,
+    TSR_UID_DQ_SUM,
     TSR_UID_LENGTH_Q,
     TSR_UID_LENGTH_KV,
     TSR_UID_OFFSET_Q,
@@ -36,10 +37,11 @@ enum {
 #define TSR_SDPA_DESCRIPTORS 192
 #define TSR_SDPA_OPERATIONS  40
 
-/* Zero-initialise and fill the first two lines. The first failure is kept; what follows does nothing. */
+/* Zero-initialise and fill the first three lines. The first failure is kept; what follows does nothing. */
 typedef struct {
     int64_t documents, heads, kv_heads, longest, dim; /* of one launch */
     int64_t q_row, kv_row, stats_row;                 /* elements from token to token */
+    bool atomics;                                     /* dq is added up in fp32, in any order */
 
     cudnnBackendDescriptor_t plan;
     int64_t workspace_bytes;
@@ -55,10 +57,8 @@ typedef struct {
 void tsr_sdpa_graph_forward(tsr_sdpa_graph *g);
 void tsr_sdpa_graph_backward(tsr_sdpa_graph *g);
 
-/* The plan of cuDNN's first engine that makes one and asks for at most `most` bytes. For the device
- * of `handle`, or with that NULL for the `described` one. */
-void tsr_sdpa_graph_plan(tsr_sdpa_graph *g, cudnnHandle_t handle,
-                         cudnnBackendDescriptor_t described, uint64_t most);
+/* The plan of cuDNN's first engine that makes one and asks for at most `most` bytes. */
+void tsr_sdpa_graph_plan(tsr_sdpa_graph *g, cudnnHandle_t handle, uint64_t most);
 
 /* Frees descriptors and plan; not *g. */
 void tsr_sdpa_graph_clear(tsr_sdpa_graph *g);

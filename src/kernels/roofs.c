@@ -315,7 +315,8 @@ static tsr_attention_bounds attention_bounds(const tsr_roofs_attention_shape *s)
                                   .kv_heads = s->kv_heads,
                                   .head_dim = s->head_dim,
                                   .dtype = s->dtype,
-                                  .train = true};
+                                  .train = true,
+                                  .atomics = s->atomics};
 }
 
 /* Where everything lies in the operands' memory, from 0 on. */

@@ -49,11 +49,12 @@ typedef enum {
 /* Of half the operands' memory; to and from the host at most 256 MiB at a time. */
 tsr_status tsr_roofs_copy(tsr_roof *out, tsr_roofs *roofs, tsr_roof_copy kind, double seconds);
 
-/* Causal attention over rows of one length, with the determinism of a run. */
+/* Causal attention over rows of one length. */
 typedef struct {
     int64_t rows, length;
     int32_t heads, kv_heads, head_dim;
     tsr_dtype dtype;
+    bool atomics; /* as in tsr_attention_bounds */
 } tsr_roofs_attention_shape;
 
 /* What it needs of the operands' memory; makes the kernels' plans for it on a GPU. */

@@ -214,7 +214,8 @@ tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *opti
                                   .kv_heads = (int32_t)config->kv_head_count,
                                   .head_dim = (int32_t)config->head_dim,
                                   .dtype = options->dtype,
-                                  .train = options->train};
+                                  .train = options->train,
+                                  .atomics = options->train && options->atomics};
 }
 
 /* Attention, forward and backward, runs while nothing of the MLP is alive but what a layer keeps of

@@ -68,6 +68,7 @@ typedef struct {
     const tsr_recompute *recompute; /* [layers] */
     bool train;                     /* false: evaluation only */
     bool dropout;
+    bool atomics; /* attention may add up dq by atomics */
 } tsr_activation_options;
 
 /* The largest attention of a run, for its workspace and plans. */

@@ -56,6 +56,7 @@ typedef struct {
     bool train;
     double dropout;
     uint64_t seed;
+    bool atomics; /* attention's gradients need not have the same bits in every run */
 } tsr_model_options;
 
 /* What a layer keeps for its backward, of the largest micro-batch: the saved_bytes of its unit if they

@@ -110,7 +110,8 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
                             .recompute = d->recompute,
                             .train = d->train,
                             .dropout = d->train ? config->lora_dropout : 0,
-                            .seed = (uint64_t)config->seed};
+                            .seed = (uint64_t)config->seed,
+                            .atomics = !config->deterministic};
 }
 
 /* A sixty-fourth of what this rank owns, so that the buffers are a 32nd of the state however large it

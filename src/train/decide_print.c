@@ -321,6 +321,10 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
     if (d->model.fp8)
         tsr_text_printf(out, "the base's matmuls run in e4m3 (base_compute: %s)\n",
                         base_compute(d));
+    if (inputs->cuda && d->model.atomics)
+        tsr_text_puts(out,
+                      "attention may add up dq by atomics, and then a second run has other bits "
+                      "(deterministic: false)\n");
     if (d->activations_offloaded)
         tsr_text_printf(out,
                         "activations go to host memory through two layers' worth of the device "

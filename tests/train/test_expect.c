@@ -394,6 +394,39 @@ static void test_slow_links(void **state)
     }
 }
 
+/* Where cuDNN runs attention, atomics need less than the scores that a repeatable dq is made of. */
+static void test_atomics_need_less(void **state)
+{
+    (void)state;
+    tsr_speeds speeds;
+    uint64_t bytes[2], workspace[2];
+    write_model("llama3-8b", 8);
+    tsr_speeds_default(&speeds, true, TSR_BF16);
+    for (int i = 0; i < 2; i++) {
+        tsr_inputs inputs = {.compute = TSR_BF16, .cuda = true};
+        tsr_decision d;
+        decide_on(&d, &inputs,
+                  config(i ? "backend: cuda\ndeterministic: false\n" : "backend: cuda\n"), 1, 1,
+                  140ull << 30, &speeds);
+        tsr_attention_bounds bounds = {.tokens = 4 * 2048,
+                                       .documents = 4,
+                                       .longest = 2048,
+                                       .q_heads = 32,
+                                       .kv_heads = 8,
+                                       .head_dim = 128,
+                                       .dtype = TSR_BF16,
+                                       .train = true,
+                                       .atomics = d.model.atomics};
+        assert_int_equal(d.model.atomics, i);
+        workspace[i] = d.model.kernels->attention_workspace_bytes(&bounds);
+        bytes[i] = chosen(&d)->device_bytes;
+        tsr_decision_free(&d);
+        tsr_inputs_close(&inputs);
+    }
+    assert_int_equal(bytes[0] > bytes[1], workspace[0] > workspace[1]);
+    assert_true(bytes[0] >= bytes[1]);
+}
+
 /* ---- figures from files ---- */
 
 static void expect_refused(const char *text, const char *said)
@@ -469,7 +502,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_measured_steps), cmocka_unit_test(test_the_fastest_is_chosen),
         cmocka_unit_test(test_files_of_figures), cmocka_unit_test(test_groups_and_networks)};
     const struct CMUnitTest cards[] = {cmocka_unit_test(test_units_stay_on_gpus),
-                                       cmocka_unit_test(test_slow_links)};
+                                       cmocka_unit_test(test_slow_links),
+                                       cmocka_unit_test(test_atomics_need_less)};
     if (argc > 1 && !strcmp(argv[1], "cards"))
         return cmocka_run_group_tests(cards, scratch_setup, scratch_teardown);
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
