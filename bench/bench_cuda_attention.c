@@ -17,6 +17,7 @@
 #define MAX_REPEATS 200
 #define WARM_UP     3
 #define REPEATS     4
+#define MOST_CAP    (4 * TSR_SDPA_CAP_BYTES)
 #define SPARE       (1u << 20) /* bytes: the bounds of plans are a few tokens wider */
 
 typedef struct {
@@ -35,6 +36,8 @@ static const shape shapes[] = {
     {"one of 2048, 60 of 102", 8192, 2048, 102, 32, 8, 128},
     {"4 x 2048, 32 / 32", 8192, 2048, 2048, 32, 32, 128},
     {"4 x 2048, D 64", 8192, 2048, 2048, 32, 8, 64},
+    {"2 x 4096", 8192, 4096, 4096, 32, 8, 128},
+    {"1 x 16384", 16384, 16384, 16384, 32, 8, 128},
 };
 
 static tsr_device *device;
@@ -105,10 +108,14 @@ static int32_t *documents_of(const shape *s, int32_t *count, double *pairs)
 /* For every kernel that is timed. */
 static uint64_t workspace_bytes(tsr_attention_bounds bounds)
 {
-    uint64_t repeatable = kernels->attention_workspace_bytes(&bounds);
-    bounds.atomics = true;
-    uint64_t added = kernels->attention_workspace_bytes(&bounds);
-    return (added > repeatable ? added : repeatable) + SPARE;
+    uint64_t most = kernels->attention_workspace_bytes(&bounds);
+    for (int i = 0; i < 2; i++) {
+        tsr_sdpa_cut cut;
+        bounds.atomics = i;
+        if (tsr_sdpa_cut_for(&cut, &bounds, MOST_CAP) && tsr_sdpa_workspace_bytes(&cut) > most)
+            most = tsr_sdpa_workspace_bytes(&cut);
+    }
+    return most + SPARE;
 }
 
 static void make_job(job *j, const shape *s)
@@ -237,18 +244,20 @@ static void report(const shape *s, const job *j, const char *kernel, int64_t wor
     fflush(stdout);
 }
 
-static void run_cudnn(const shape *s, const job *j, const char *name, tsr_attention_bounds bounds,
-                      uint64_t cap)
+/* Unless another cap is cut alike: with a workspace of `last` bytes. Returns its own. */
+static uint64_t run_cudnn(const shape *s, const job *j, const char *name,
+                          tsr_attention_bounds bounds, uint64_t cap, uint64_t last)
 {
     tsr_sdpa *sdpa = tsr_kernels_kept(stream)->sdpa;
     tsr_sdpa_cut cut;
-    if (!tsr_sdpa_cut_for(&cut, &bounds, cap) ||
-        tsr_sdpa_workspace_bytes(&cut) > j->forward.workspace_bytes)
-        return;
+    if (!tsr_sdpa_cut_for(&cut, &bounds, cap) || tsr_sdpa_workspace_bytes(&cut) == last)
+        return last;
+    bounds.tokens += (int64_t)(MOST_CAP / cap); /* plans of its own for each cap */
     need(tsr_sdpa_prepare_within(sdpa, &bounds, cap));
     if (tsr_sdpa_find(sdpa, &j->forward))
         report(s, j, name, (int64_t)tsr_sdpa_workspace_bytes(&cut), kernels->attention,
                kernels->attention_backward);
+    return tsr_sdpa_workspace_bytes(&cut);
 }
 
 static void run_shape(const shape *s)
@@ -256,14 +265,11 @@ static void run_shape(const shape *s)
     job j;
     make_job(&j, s);
     tsr_attention_bounds bounds = j.bounds;
-    for (uint64_t cap = TSR_SDPA_CAP_BYTES; cap >= TSR_SDPA_CAP_BYTES / 8; cap /= 2) {
-        bounds.tokens =
-            j.bounds.tokens + (int64_t)(TSR_SDPA_CAP_BYTES / cap); /* plans for each cap */
-        run_cudnn(s, &j, "cudnn", bounds, cap);
-    }
-    bounds = j.bounds;
+    uint64_t last = 0;
+    for (uint64_t cap = MOST_CAP; cap >= TSR_SDPA_CAP_BYTES / 8; cap /= 2)
+        last = run_cudnn(s, &j, "cudnn", bounds, cap, last);
     bounds.atomics = true;
-    run_cudnn(s, &j, "cudnn, atomics", bounds, TSR_SDPA_CAP_BYTES);
+    run_cudnn(s, &j, "cudnn, atomics", bounds, TSR_SDPA_CAP_BYTES, 0);
     report(s, &j, "own", (int64_t)tsr_attention_own_workspace_bytes(&j.bounds), tsr_attention_own,
            tsr_attention_backward_own);
     need(tsr_stream_synchronize(stream));
