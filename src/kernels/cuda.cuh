@@ -172,13 +172,20 @@ static __device__ __forceinline__ float tsr_block_sum(float value, float *shared
  *
  * A kernel whose name ends with "_ahead" may read something before it calls this: what no kernel of the stream
  * has written since the stream's last copy, fill or event, such as a frozen weight's codes. That comes while
- * the kernel before it ends.
+ * the kernel before it ends. It lets the next one in by tsr_kernel_next, where that is worth it earlier.
  */
 static __device__ __forceinline__ void tsr_kernel_begin(void)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void tsr_kernel_next(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 

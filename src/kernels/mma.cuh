@@ -95,4 +95,27 @@ static __device__ __forceinline__ void tsr_copy_wait_but_two(void)
     asm volatile("cp.async.wait_group 2;" ::: "memory");
 }
 
+/* Each thread that has written to shared memory, before tsr_bulk_store; code for older cards has neither. */
+static __device__ __forceinline__ void tsr_bulk_written(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/* `bytes` from shared to global memory, a multiple of 16 as both addresses. One thread asks, and waits until
+ * they have been read; they are in memory when the kernel has ended. */
+static __device__ __forceinline__ void tsr_bulk_store(void *to, const void *shared, unsigned bytes)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                 "r"(tsr_shared_address(shared)), "r"(bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#else
+    (void)to, (void)shared, (void)bytes;
+#endif
+}
+
 #endif

@@ -2,20 +2,23 @@
  * nf4_dequant.cu: NF4 codes to values. Contract nf4_dequant.h; reference nf4_dequant_ref.c, matched
  * bit for bit: every product and sum is rounded by itself.
  *
- * Split    A warp has 2048 elements, 32 blocks of 64, and no barrier: lane i decodes the scale
- *          of block i, and in each of 8 turns a lane takes 8 elements: a word of codes, one 16-byte
- *          store of a 16-bit dtype. All of a warp's codes are asked for before any is used, and where
- *          they are settled before the kernel before this one has ended: the blocks of a 4096 x 4096
- *          weight all fit on an H200 at once, so what follows does nothing but write.
- * Lookups  A lane holds level[lane % 16]; a shuffle reads the lane that a code names. Its index
- *          counts modulo 32 and the levels are there twice, so that the bits above a code need no
- *          masking; shared memory would cost the same cycles, a mask, a barrier and a start-up.
- * Cost     per element 1/2 + 1/64 bytes read (1/2 + 1/16 with fp32 scales), one element written;
- *          5 instructions, a fifth of which the shuffle unit takes: bandwidth bound.
+ * decode_ahead   What a step decodes: to bf16, in code for sm_90. A lane has a block: it rounds the sixteen values
+ *                that a code can name there once, and four codes at a time select their low bytes and their high
+ *                bytes by byte permutations, in registers: 2 instructions an element. Codes and values change lanes
+ *                through shared memory, and a warp's 4 KB leave it in one bulk copy. Only that waits for the
+ *                kernel before this one: codes are settled (cuda.cuh).
+ * dequantize     Any dtype, with a row factor, and on older cards. A warp has 2048 elements, 32 blocks of 64, and no
+ *                barrier: lane i decodes the scale of block i, and in each of 8 turns a lane takes 8 elements: a
+ *                word of codes, one 16-byte store of a 16-bit dtype. All of a warp's codes are asked for before any
+ *                is used. A lane holds level[lane % 16]; a shuffle reads the lane that a code names. Its index
+ *                counts modulo 32 and the levels are there twice, so that the bits above a code need no masking.
+ * dequantize_each   What does not fit these (pointers off their vectors, rows that a word of codes crosses, the
+ *                last count % 8 elements), element by element.
  *
- * What does not fit this shape (pointers off their vectors, rows that a word of codes crosses, the
- * last count % 8 elements) is done element by element.
+ * Cost           per element 1/2 + 1/64 bytes read (1/2 + 1/16 with fp32 scales), one element written: bandwidth
+ *                bound, as far as a store of scattered lines and a start of 2 us allow.
  */
+#include "kernels/mma.cuh"
 #include "kernels/nf4_scale.cuh"
 
 #define THREADS      256
@@ -24,7 +27,15 @@
 #define WARP_WORDS   (TURNS * TSR_WARP)
 #define TAIL_THREADS 256
 
+#define AHEAD_WARPS   4 /* and 12 blocks of them on a multiprocessor; of 8 warps, 6 were slower */
+#define AHEAD_BLOCKS  12
+#define AHEAD_THREADS (AHEAD_WARPS * TSR_WARP)
+#define TILE_BYTES    (WARP_WORDS * WORD * 2) /* of a warp's values in bf16 */
+#define BLOCK_BYTES   (TSR_NF4_BLOCK * 2)
+
 static_assert(WARP_WORDS * WORD == TSR_WARP * TSR_NF4_BLOCK, "a block's scale for each lane");
+
+/* ---- any dtype ---- */
 
 /* Bytes are in memory order from the lowest, and a byte's first element is its high nibble. */
 static __device__ __forceinline__ void decode_word(float *out, uint32_t codes, float level,
@@ -37,72 +48,123 @@ static __device__ __forceinline__ void decode_word(float *out, uint32_t codes, f
     }
 }
 
-/* A warp's part of what it reads: all codes, and of each lane the scale of a block and a level. */
-typedef struct {
-    uint32_t codes[TURNS];
-    float level, scale;
-} nf4_read;
-
-static __device__ __forceinline__ int64_t first_word(void)
-{
-    return ((int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP) * WARP_WORDS;
-}
-
-static __device__ __forceinline__ nf4_read read_codes(const tsr_nf4_dequant_args *a, int64_t words)
-{
-    int lane = threadIdx.x % TSR_WARP;
-    int64_t first = first_word(), block = first / (TSR_NF4_BLOCK / WORD) + lane;
-    nf4_read read;
-#pragma unroll
-    for (int turn = 0; turn < TURNS; turn++) {
-        int64_t word = first + turn * TSR_WARP + lane;
-        read.codes[turn] = word < words ? __ldcs((const uint32_t *)a->codes + word) : 0;
-    }
-    read.level = a->level[lane % 16];
-    read.scale = block * (TSR_NF4_BLOCK / WORD) < words ? tsr_nf4_scale(a, block) : 0;
-    return read;
-}
-
 /* row_words: words of a row; 0: no row factor. */
-static __device__ __forceinline__ void write_values(const tsr_nf4_dequant_args *a,
-                                                    const nf4_read *read, int64_t words,
-                                                    uint32_t row_words, const tsr_dtype dtype)
-{
-    int lane = threadIdx.x % TSR_WARP;
-#pragma unroll
-    for (int turn = 0; turn < TURNS; turn++) {
-        int64_t word = first_word() + turn * TSR_WARP + lane;
-        int holder = (turn * TSR_WARP + lane) / (TSR_NF4_BLOCK / WORD);
-        float value[WORD], scale = __shfl_sync(0xffffffffu, read->scale, holder);
-        decode_word(value, read->codes[turn], read->level, scale);
-        if (word >= words)
-            continue;
-        if (row_words) {
-            float factor = a->row_factor[(uint32_t)word / row_words];
-#pragma unroll
-            for (int i = 0; i < WORD; i++)
-                value[i] = __fmul_rn(value[i], factor);
-        }
-        tsr_store8(a->out, word * WORD, value, dtype);
-    }
-}
-
 static __global__ void __launch_bounds__(THREADS)
     dequantize(const tsr_nf4_dequant_args a, int64_t words, uint32_t row_words)
 {
     tsr_kernel_begin();
-    nf4_read read = read_codes(&a, words);
-    write_values(&a, &read, words, row_words, a.dtype);
+    int lane = threadIdx.x % TSR_WARP;
+    int64_t warp = (int64_t)blockIdx.x * (THREADS / TSR_WARP) + threadIdx.x / TSR_WARP;
+    int64_t first = warp * WARP_WORDS, block = first / (TSR_NF4_BLOCK / WORD) + lane;
+    uint32_t codes[TURNS];
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+        int64_t word = first + turn * TSR_WARP + lane;
+        codes[turn] = word < words ? __ldcs((const uint32_t *)a.codes + word) : 0;
+    }
+    float level = a.level[lane % 16];
+    float own = block * (TSR_NF4_BLOCK / WORD) < words ? tsr_nf4_scale(&a, block) : 0;
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+        int64_t word = first + turn * TSR_WARP + lane;
+        int holder = (turn * TSR_WARP + lane) / (TSR_NF4_BLOCK / WORD);
+        float value[WORD], scale = __shfl_sync(0xffffffffu, own, holder);
+        decode_word(value, codes[turn], level, scale);
+        if (word >= words)
+            continue;
+        if (row_words) {
+            float factor = a.row_factor[(uint32_t)word / row_words];
+#pragma unroll
+            for (int i = 0; i < WORD; i++)
+                value[i] = __fmul_rn(value[i], factor);
+        }
+        tsr_store8(a.out, word * WORD, value, a.dtype);
+    }
 }
 
-/* What a step decodes: to bf16, without a row factor. */
-static __global__ void __launch_bounds__(THREADS)
-    dequantize_ahead(const tsr_nf4_dequant_args a, int64_t words)
+/* ---- to bf16, by whole tiles ---- */
+
+/* Of the two words' bytes, from a's lowest on, those that the four lower nibbles of `select` name. */
+static __device__ __forceinline__ uint32_t bytes_of(uint32_t a, uint32_t b, uint32_t select)
 {
-    nf4_read read = read_codes(&a, words);
-    tsr_kernel_begin();
-    write_values(&a, &read, words, 0, TSR_BF16);
+    uint32_t out;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(select));
+    return out;
 }
+
+/* What the codes of a block name, in bf16: byte c % 4 of word c / 4 is of code c. */
+typedef struct {
+    uint32_t low[4], high[4];
+} nf4_results;
+
+static __device__ __forceinline__ nf4_results results_of(const float *level, float scale)
+{
+    nf4_results r;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float4 l = ((const float4 *)level)[i];
+        uint32_t p = tsr_pack_bf16(__fmul_rn(l.x, scale), __fmul_rn(l.y, scale));
+        uint32_t q = tsr_pack_bf16(__fmul_rn(l.z, scale), __fmul_rn(l.w, scale));
+        r.low[i] = bytes_of(p, q, 0x6420);
+        r.high[i] = bytes_of(p, q, 0x7531);
+    }
+    return r;
+}
+
+/* A byte permutation chooses among eight: one of codes below 8, one of the others, and by a code's highest bit
+ * one of the two. The first of a byte's two elements is the higher nibble. */
+static __device__ __forceinline__ uint4 results_word(const nf4_results *r, uint32_t codes)
+{
+    uint32_t among = codes & 0x77777777u, which = (codes >> 1 & 0x44444444u) | 0x32103210u, w[4];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint32_t s = among >> (16 * half), m = which >> (16 * half);
+        uint32_t low =
+            bytes_of(bytes_of(r->low[0], r->low[1], s), bytes_of(r->low[2], r->low[3], s), m);
+        uint32_t high =
+            bytes_of(bytes_of(r->high[0], r->high[1], s), bytes_of(r->high[2], r->high[3], s), m);
+        w[2 * half] = bytes_of(low, high, 0x4051);
+        w[2 * half + 1] = bytes_of(low, high, 0x6273);
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+/* Everything until the bulk copy is this kernel's own: it does not wait for the one before. */
+static __global__ void __launch_bounds__(AHEAD_THREADS, AHEAD_BLOCKS)
+    decode_ahead(const tsr_nf4_dequant_args a)
+{
+    __shared__ __align__(128) char tiles[AHEAD_WARPS][TILE_BYTES];
+    int lane = threadIdx.x % TSR_WARP, warp = threadIdx.x / TSR_WARP;
+    int64_t first = ((int64_t)blockIdx.x * AHEAD_WARPS + warp) * WARP_WORDS;
+    int turned = (lane + lane / TURNS) % TURNS; /* a bank for each lane of a quarter */
+    char *tile = tiles[warp];
+    uint32_t codes[TURNS];
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++)
+        codes[turn] = __ldcs((const uint32_t *)a.codes + first + turn * TSR_WARP + lane);
+    nf4_results results =
+        results_of(a.level, tsr_nf4_scale(&a, first / (TSR_NF4_BLOCK / WORD) + lane));
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++)
+        ((uint32_t *)tile)[turn * TSR_WARP + lane] = codes[turn];
+    __syncwarp();
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++)
+        codes[turn] = ((uint32_t *)tile)[lane * TURNS + (turn + turned) % TURNS];
+    __syncwarp();
+    tsr_kernel_next();
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++)
+        *(uint4 *)(tile + lane * BLOCK_BYTES + (turn + turned) % TURNS * 16) =
+            results_word(&results, codes[turn]);
+    tsr_bulk_written();
+    __syncwarp();
+    tsr_kernel_begin();
+    if (lane == 0)
+        tsr_bulk_store((uint4 *)a.out + first, tile, TILE_BYTES);
+}
+
+/* ---- element by element ---- */
 
 static __global__ void __launch_bounds__(TAIL_THREADS)
     dequantize_each(const tsr_nf4_dequant_args a, int64_t first)
@@ -119,7 +181,9 @@ static __global__ void __launch_bounds__(TAIL_THREADS)
     tsr_store(a.out, e, value, a.dtype);
 }
 
-/* Whole words that the fast kernel may take. */
+/* ---- which ---- */
+
+/* Whole words that `dequantize` may take. */
 static int64_t whole_words(const tsr_nf4_dequant_args *args)
 {
     int64_t words = args->count / WORD;
@@ -129,16 +193,25 @@ static int64_t whole_words(const tsr_nf4_dequant_args *args)
     return aligned && rows ? words : 0;
 }
 
+static bool takes_ahead(tsr_stream *stream, const tsr_nf4_dequant_args *args, int64_t words)
+{
+    return args->settled && args->dtype == TSR_BF16 && !args->row_factor && words &&
+           args->count % (AHEAD_WARPS * WARP_WORDS * WORD) == 0 &&
+           (uintptr_t)args->level % 16 == 0 &&
+           tsr_device_cuda_properties(tsr_stream_device(stream))->early_kernels;
+}
+
 extern "C" tsr_status tsr_nf4_dequant_cuda(tsr_stream *stream, const tsr_nf4_dequant_args *args)
 {
     TSR_TRY(tsr_nf4_dequant_check(args));
     int64_t words = whole_words(args), left = args->count - words * WORD;
     uint32_t row_words = args->row_factor ? (uint32_t)(args->columns / WORD) : 0;
-    unsigned blocks = tsr_blocks(words, (int64_t)WARP_WORDS * (THREADS / TSR_WARP));
-    if (words && args->settled && args->dtype == TSR_BF16 && !args->row_factor)
-        TSR_LAUNCH(dequantize_ahead, blocks, THREADS, stream, *args, words);
+    if (takes_ahead(stream, args, words))
+        TSR_LAUNCH(decode_ahead, tsr_blocks(words, AHEAD_WARPS * WARP_WORDS), AHEAD_THREADS, stream,
+                   *args);
     else if (words)
-        TSR_LAUNCH(dequantize, blocks, THREADS, stream, *args, words, row_words);
+        TSR_LAUNCH(dequantize, tsr_blocks(words, (int64_t)WARP_WORDS * (THREADS / TSR_WARP)),
+                   THREADS, stream, *args, words, row_words);
     if (left)
         TSR_LAUNCH(dequantize_each, tsr_blocks(left, TAIL_THREADS), TAIL_THREADS, stream, *args,
                    words * WORD);

@@ -106,6 +106,7 @@ static void nf4_dequant_gives_the_references_bits(void **state)
         one_nf4(&(nf4_case){1 << 20, 4096, true, 0, 4}, dtypes[d]);
     }
     one_nf4(&(nf4_case){4096 * 4096, 0, true, 0, 0}, TSR_BF16);
+    one_nf4(&(nf4_case){3 * 8192, 0, false, 8, 4}, TSR_BF16);
     one_nf4(&(nf4_case){1024 * 4096 + 2, 0, false, 0, 0}, TSR_F32);
 }
 
