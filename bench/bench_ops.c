@@ -6,8 +6,8 @@
  *
  * of_roof is floor / time, floor = max(bytes / copy roof, FLOPs / matmul roof); bytes count each
  * operand once. Random data; where one call's operands would fit into L2, several sets take turns.
- * A sample is as many launches as last two milliseconds, timed by the host from an idle stream to an
- * idle stream; the median of several. Where kernels start early (src/kernels/cuda.cuh) a launch comes in
+ * A sample is as many launches as last two milliseconds, between two events of the stream; the median of
+ * several. Where kernels start early (src/kernels/cuda.cuh) a launch comes in
  * while the one before it ends, as in a step, and reads nothing before that has ended.
  */
 #include "kernels/kernels.h"
@@ -596,6 +596,7 @@ static void measure(json_t *ops, ops_roofs roof)
     ops_report_into(ops, stream, roof, only);
     ops_must(tsr_kernels_open(&kernels, device), "the kernels");
     run_all();
+    ops_report_end();
     ops_close();
 }
 

@@ -18,6 +18,9 @@ typedef struct {
  * Borrowed. */
 void ops_report_into(json_t *list, tsr_stream *on, ops_roofs roof, const char *name);
 
+/* After the last, while the device is there. */
+void ops_report_end(void);
+
 /* `args`: `sets` of them, `stride` bytes apart. The median's seconds; 0 for an op that is not wanted. */
 double ops_report(const char *name, const char *shape, double bytes, double flops, op_run *run,
                   const void *args, uint64_t stride, int sets);

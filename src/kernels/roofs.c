@@ -9,7 +9,7 @@
 #define FILL_BYTES    ((uint64_t)32 << 20)  /* random bytes, repeated over the operands */
 #define PINNED_BYTES  ((uint64_t)256 << 20) /* of a transfer */
 #define SCRATCH_BYTES ((uint64_t)64 << 20)  /* for choosing a GPU's kernels */
-#define SAMPLE_S      0.02                  /* waiting for the end of one costs nothing then */
+#define SAMPLE_S      0.02                  /* how it begins and ends costs nothing then */
 #define MOST_SAMPLES  1024
 #define LEAST_SAMPLES 3
 #define MOST_CALLS    1000 /* of a sample: about what a GPU's queue holds */
@@ -18,6 +18,7 @@ struct tsr_roofs {
     const tsr_kernels *kernels;
     tsr_device *device;
     tsr_stream *stream;
+    tsr_event *begin, *end; /* of a sample */
     tsr_arena *arena, *pinned;
     char *memory, *scratch, *host;
     uint64_t bytes, scratch_bytes; /* scratch: none on the CPU, where nothing is chosen */
@@ -52,6 +53,8 @@ static tsr_status open_memory(tsr_roofs *roofs)
     roofs->scratch_bytes = chooses ? SCRATCH_BYTES : 0;
     uint64_t all = roofs->bytes + roofs->scratch_bytes;
     TSR_TRY(tsr_stream_create(&roofs->stream, roofs->device, "measure"));
+    TSR_TRY(tsr_event_create_timed(&roofs->begin, roofs->device));
+    TSR_TRY(tsr_event_create_timed(&roofs->end, roofs->device));
     TSR_TRY(tsr_arena_create(&roofs->arena, roofs->device, TSR_MEMORY_DEVICE, all));
     TSR_TRY(
         tsr_arena_take((void **)&roofs->scratch, roofs->arena, "scratch", roofs->scratch_bytes));
@@ -82,6 +85,8 @@ void tsr_roofs_close(tsr_roofs *roofs)
     if (!roofs)
         return;
     tsr_stream_destroy(roofs->stream);
+    tsr_event_destroy(roofs->begin);
+    tsr_event_destroy(roofs->end);
     tsr_arena_destroy(roofs->pinned);
     tsr_arena_destroy(roofs->arena);
     free(roofs);
@@ -98,11 +103,13 @@ typedef struct {
 
 static tsr_status time_calls(double *seconds, const measured *m, int calls)
 {
-    double before = tsr_now();
+    tsr_roofs *r = m->roofs;
+    TSR_TRY(tsr_event_record(r->begin, r->stream));
     for (int i = 0; i < calls; i++)
-        TSR_TRY(m->call(m->roofs, m->args));
-    TSR_TRY(tsr_stream_synchronize(m->roofs->stream));
-    *seconds = (tsr_now() - before) / calls;
+        TSR_TRY(m->call(r, m->args));
+    TSR_TRY(tsr_event_record(r->end, r->stream));
+    TSR_TRY(tsr_stream_synchronize(r->stream));
+    *seconds = (tsr_event_time(r->end) - tsr_event_time(r->begin)) / calls;
     return TSR_OK;
 }
 
