@@ -136,7 +136,7 @@ uint64_t tsr_attention_workspace_bytes_cuda(const tsr_attention_bounds *bounds)
 {
     uint64_t own = tsr_attention_own_workspace_bytes(bounds);
     tsr_sdpa_cut cut;
-    if (!tsr_sdpa_cut_for(&cut, bounds, TSR_SDPA_CAP_BYTES))
+    if (!tsr_sdpa_cut_for(&cut, bounds, TSR_SDPA_CAP(bounds)))
         return own;
     uint64_t bytes = tsr_sdpa_workspace_bytes(&cut);
     return bytes > own ? bytes : own;

@@ -41,8 +41,9 @@ typedef struct {
     uint64_t plan_bytes; /* what cuDNN may ask for */
 } tsr_sdpa_cut;
 
-/* What one launch may keep: 4 documents of 2048 tokens, 32 heads of 128. */
-#define TSR_SDPA_CAP_BYTES ((uint64_t)1280 << 20)
+/* What one launch may keep: 4 documents of 2048 tokens, 32 heads of 128; more where bounds are wider. */
+#define TSR_SDPA_CAP_BYTES   ((uint64_t)1280 << 20)
+#define TSR_SDPA_CAP(bounds) (TSR_SDPA_CAP_BYTES << (bounds)->wider)
 
 /* Whether cuDNN may run these bounds within `cap` bytes a launch; fills *cut. Needs no device. */
 bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uint64_t cap);

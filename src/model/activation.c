@@ -215,7 +215,8 @@ tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *opti
                                   .head_dim = (int32_t)config->head_dim,
                                   .dtype = options->dtype,
                                   .train = options->train,
-                                  .atomics = options->train && options->atomics};
+                                  .atomics = options->train && options->atomics,
+                                  .wider = options->train ? options->wider : 0};
 }
 
 /* Attention, forward and backward, runs while nothing of the MLP is alive but what a layer keeps of

@@ -68,7 +68,8 @@ typedef struct {
     const tsr_recompute *recompute; /* [layers] */
     bool train;                     /* false: evaluation only */
     bool dropout;
-    bool atomics; /* attention may add up dq by atomics */
+    bool atomics; /* of attention, as in tsr_attention_bounds */
+    int wider;
 } tsr_activation_options;
 
 /* The largest attention of a run, for its workspace and plans. */

@@ -80,7 +80,8 @@ tsr_activation_options tsr_model_activation(const tsr_model_options *options)
                                     .fp8 = options->fp8,
                                     .train = options->train,
                                     .dropout = options->train && options->dropout > 0,
-                                    .atomics = options->atomics};
+                                    .atomics = options->atomics,
+                                    .wider = options->wider};
 }
 
 uint64_t tsr_model_kept_bytes(const tsr_model_options *options, int layer)

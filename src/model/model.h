@@ -57,6 +57,7 @@ typedef struct {
     double dropout;
     uint64_t seed;
     bool atomics; /* attention's gradients need not have the same bits in every run */
+    int wider;    /* launches of attention's backward (kernels/attention.h) */
 } tsr_model_options;
 
 /* What a layer keeps for its backward, of the largest micro-batch: the saved_bytes of its unit if they

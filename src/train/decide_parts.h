@@ -13,6 +13,7 @@ typedef struct {
     int degrade;      /* layers made selective, then full: 0 .. 2 * layers */
     int64_t resident; /* units that stay on the device whole */
     bool keeps;       /* the gathered adapter stays, too, and gradients are reduced late */
+    int wider;        /* launches of attention's backward */
     bool activations; /* of layers are offloaded */
     bool state;       /* of the optimizer is */
     tsr_batch_bounds bounds;

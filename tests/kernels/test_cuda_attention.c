@@ -372,6 +372,33 @@ static void check_cudnn(tsr_sdpa *sdpa, const cudnn_case *c)
     free_problem(&p);
 }
 
+/* How a backward is cut into launches changes no bit. */
+static void cuts_give_the_same_bits(void **state)
+{
+    (void)state;
+    tsr_sdpa *sdpa = open_sdpa();
+    operands first = {0};
+    problem p;
+    cudnn_case c = {{600, 2, 16, 4, 128, 0, {300, 257}}, 0, 0, 0, 0, false};
+    make_problem(&p, &c.c, TSR_BF16, 3);
+    p.transposed = true;
+    for (c.launches = 0; c.launches <= 8; c.launches += 4) {
+        tsr_sdpa_cut cut;
+        tsr_attention_bounds bounds = bounds_of(&c);
+        bounds.tokens += c.launches; /* plans of its own */
+        uint64_t cap = cap_for(&bounds, c.launches);
+        assert_true(tsr_sdpa_cut_for(&cut, &bounds, cap));
+        assert_true(cut.pieces * cut.groups >= c.launches);
+        RUN(tsr_sdpa_prepare_within(sdpa, &bounds, cap));
+        uint64_t bytes = tsr_sdpa_workspace_bytes(&cut);
+        operands x = run(&p, rig.kernels->attention, rig.kernels->attention_backward,
+                         cuda_copy(NULL, bytes), bytes);
+        first = c.launches ? first : x;
+        compare(&p, &first, &x, true);
+    }
+    free_problem(&p);
+}
+
 static void cudnn_matches_the_reference(void **state)
 {
     (void)state;
@@ -449,6 +476,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(own_kernel_matches_the_reference),
         cmocka_unit_test(cudnn_matches_the_reference),
+        cmocka_unit_test(cuts_give_the_same_bits),
         cmocka_unit_test(workspaces_are_bounded),
         cmocka_unit_test(bad_arguments_are_refused),
     };

@@ -427,6 +427,43 @@ static void test_atomics_need_less(void **state)
     assert_true(bytes[0] >= bytes[1]);
 }
 
+/* Memory that is left makes the launches of attention's backward over long documents wider, as far as it goes. */
+static void test_room_for_attention(void **state)
+{
+    (void)state;
+    tsr_speeds speeds;
+    uint64_t bytes[4], budget[] = {0, 0, 0, 0};
+    int wider[4];
+    write_model("llama3-8b", 8);
+    tsr_speeds_default(&speeds, true, TSR_BF16);
+    for (int i = 0; i < 4; i++) {
+        tsr_inputs inputs = {.compute = TSR_BF16, .cuda = true};
+        tsr_decision d;
+        char text[512];
+        int length = snprintf(text, sizeof text,
+                              "model_name_or_path: %s\noutput_dir: out\nmax_length: 8192\n"
+                              "per_device_train_batch_size: 1\nbackend: cuda\n",
+                              scratch_path(""));
+        if (i > 1)
+            snprintf(text + length, sizeof text - (size_t)length, "memory_budget: %llu\n",
+                     (unsigned long long)budget[i]);
+        decide_on(&d, &inputs, text, 1, 1, i ? 140ull << 30 : TSR_BUDGET_UNKNOWN, &speeds);
+        bytes[i] = chosen(&d)->device_bytes;
+        wider[i] = d.model.wider;
+        budget[2] = bytes[0] + 1;
+        budget[3] = (bytes[0] + bytes[1]) / 2;
+        tsr_decision_free(&d);
+        tsr_inputs_close(&inputs);
+    }
+    assert_int_equal(wider[0], 0);
+    assert_int_equal(wider[2], 0);
+    assert_int_equal(bytes[0], bytes[2]);
+    bool cut = tsr_kernels_cudnn_version(&(tsr_library_version){0}) != TSR_EUNSUPPORTED;
+    assert_int_equal(wider[1], cut ? 2 : 0);
+    assert_int_equal(wider[3], cut ? 1 : 0);
+    assert_true(bytes[3] <= budget[3] && bytes[3] >= bytes[0] && bytes[1] >= bytes[3]);
+}
+
 /* ---- figures from files ---- */
 
 static void expect_refused(const char *text, const char *said)
@@ -501,9 +538,9 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_measured_steps), cmocka_unit_test(test_the_fastest_is_chosen),
         cmocka_unit_test(test_files_of_figures), cmocka_unit_test(test_groups_and_networks)};
-    const struct CMUnitTest cards[] = {cmocka_unit_test(test_units_stay_on_gpus),
-                                       cmocka_unit_test(test_slow_links),
-                                       cmocka_unit_test(test_atomics_need_less)};
+    const struct CMUnitTest cards[] = {
+        cmocka_unit_test(test_units_stay_on_gpus), cmocka_unit_test(test_slow_links),
+        cmocka_unit_test(test_atomics_need_less), cmocka_unit_test(test_room_for_attention)};
     if (argc > 1 && !strcmp(argv[1], "cards"))
         return cmocka_run_group_tests(cards, scratch_setup, scratch_teardown);
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
