@@ -9,12 +9,17 @@
 #define KNOWN   64 /* shapes */
 
 /* Documents of different lengths as so many of one. */
-static tsr_roofs_attention_shape shape_of(const bench_run *run, tsr_dtype dtype, bool atomics)
+static tsr_roofs_attention_shape shape_of(const bench_run *run, const bench_attention *how)
 {
     const bench_shape *s = &run->shape;
-    tsr_roofs_attention_shape shape = {
-        run->batch, run->length, (int32_t)s->heads, (int32_t)s->kv_heads, (int32_t)s->head_dim,
-        dtype,      atomics};
+    tsr_roofs_attention_shape shape = {.rows = run->batch,
+                                       .length = run->length,
+                                       .heads = (int32_t)s->heads,
+                                       .kv_heads = (int32_t)s->kv_heads,
+                                       .head_dim = (int32_t)s->head_dim,
+                                       .dtype = how->dtype,
+                                       .atomics = how->atomics,
+                                       .wider = how->wider};
     int64_t tokens = run->batch * run->length, squares = 0;
     if (!run->documents)
         return shape;
@@ -29,7 +34,7 @@ static bool same_shape(const tsr_roofs_attention_shape *a, const tsr_roofs_atten
 {
     return a->rows == b->rows && a->length == b->length && a->heads == b->heads &&
            a->kv_heads == b->kv_heads && a->head_dim == b->head_dim && a->dtype == b->dtype &&
-           a->atomics == b->atomics;
+           a->atomics == b->atomics && a->wider == b->wider;
 }
 
 static tsr_status measure(double *forward, double *backward,
@@ -58,14 +63,14 @@ static tsr_status measure(double *forward, double *backward,
 }
 
 tsr_status bench_attention_roof(double *forward, double *backward, const bench_run *run,
-                                tsr_dtype dtype, bool atomics)
+                                const bench_attention *how)
 {
     static struct {
         tsr_roofs_attention_shape shape;
         double forward, backward;
     } known[KNOWN];
     static int count;
-    const tsr_roofs_attention_shape shape = shape_of(run, dtype, atomics);
+    const tsr_roofs_attention_shape shape = shape_of(run, how);
     for (int i = 0; i < count; i++)
         if (same_shape(&known[i].shape, &shape)) {
             *forward = known[i].forward;

@@ -545,7 +545,9 @@ static void attention(json_t *ops)
         bench_run run = {
             .shape = *bench_shape_find("llama3-8b"), .batch = T / lengths[i], .length = lengths[i]};
         double forward, backward;
-        ops_must(bench_attention_roof(&forward, &backward, &run, TSR_BF16, false), "attention");
+        ops_must(
+            bench_attention_roof(&forward, &backward, &run, &(bench_attention){.dtype = TSR_BF16}),
+            "attention");
         fprintf(stderr, "%-26s %-22s %37.1f and %.1f TFLOP/s\n", "attention, backward",
                 shape_text(run.batch, run.length, 0), 1e-12 * forward, 1e-12 * backward);
         json_array_append_new(ops,

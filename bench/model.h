@@ -54,6 +54,13 @@ typedef struct {
     char directory[BENCH_PATH_BYTES / 4];
 } bench_run;
 
+/* How a run's attention is computed: as in tsr_attention_bounds. */
+typedef struct {
+    tsr_dtype dtype;
+    bool atomics;
+    int wider;
+} bench_attention;
+
 /* What it gave. */
 typedef struct {
     double step_s[BENCH_MOST_STEPS], exposed_s[BENCH_MOST_STEPS];
@@ -69,7 +76,8 @@ typedef struct {
     double host_traffic; /* bytes that a step copies to the device on this rank */
     double dropout;
     tsr_dtype dtype;
-    bool cuda, nf4, fp8, atomics;
+    bool cuda, nf4, fp8;
+    bench_attention attention;
     json_t *timeline; /* NULL: not asked for */
     char device[256];
 } bench_result;
@@ -93,9 +101,9 @@ json_t *bench_timeline(tsr_job *job);
 
 /* FLOP/s of attention forward and backward on local rank 0's device, median of several; only the
  * visible half of the scores is counted. Measured once a process for each shape. Documents are taken as
- * equally long ones, each as long as that of the average token. `atomics` as in tsr_attention_bounds. */
+ * equally long ones, each as long as that of the average token. */
 tsr_status bench_attention_roof(double *forward, double *backward, const bench_run *run,
-                                tsr_dtype dtype, bool atomics);
+                                const bench_attention *how);
 
 /* Adds the floor, term by term, and what the step is of it, and tells both on stderr. 0, or -1: no
  * roofs. */

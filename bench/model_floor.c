@@ -110,7 +110,7 @@ int bench_floor_add(json_t *all, const bench_run *run, const bench_result *r, do
         json_decref(roofs);
         return -1;
     }
-    if (bench_attention_roof(&forward, &backward, run, r->dtype, r->atomics) < 0) {
+    if (bench_attention_roof(&forward, &backward, run, &r->attention) < 0) {
         json_decref(roofs);
         fprintf(stderr, "bench_model: attention's roof: %s\n", tsr_last_error());
         return -1;

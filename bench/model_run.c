@@ -83,7 +83,7 @@ static void describe(bench_result *out, const tsr_job *job)
     }
     out->nf4 = job->inputs.config.load_in_4bit;
     out->dropout = job->inputs.config.lora_dropout;
-    out->atomics = d->model.atomics;
+    out->attention = (bench_attention){d->model.dtype, d->model.atomics, d->model.wider};
     snprintf(out->device, sizeof out->device, "%s", tsr_device_description(job->device));
 }
 

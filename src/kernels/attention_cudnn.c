@@ -179,7 +179,8 @@ static bool same_bounds(const tsr_attention_bounds *a, const tsr_attention_bound
 {
     return a->tokens == b->tokens && a->documents == b->documents && a->longest == b->longest &&
            a->q_heads == b->q_heads && a->kv_heads == b->kv_heads && a->head_dim == b->head_dim &&
-           a->dtype == b->dtype && a->train == b->train && a->atomics == b->atomics && a->wider == b->wider;
+           a->dtype == b->dtype && a->train == b->train && a->atomics == b->atomics &&
+           a->wider == b->wider;
 }
 
 tsr_status tsr_sdpa_prepare_within(tsr_sdpa *sdpa, const tsr_attention_bounds *bounds, uint64_t cap)

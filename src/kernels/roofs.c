@@ -323,7 +323,8 @@ static tsr_attention_bounds attention_bounds(const tsr_roofs_attention_shape *s)
                                   .head_dim = s->head_dim,
                                   .dtype = s->dtype,
                                   .train = true,
-                                  .atomics = s->atomics};
+                                  .atomics = s->atomics,
+                                  .wider = s->wider};
 }
 
 /* Where everything lies in the operands' memory, from 0 on. */

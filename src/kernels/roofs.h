@@ -54,7 +54,8 @@ typedef struct {
     int64_t rows, length;
     int32_t heads, kv_heads, head_dim;
     tsr_dtype dtype;
-    bool atomics; /* as in tsr_attention_bounds */
+    bool atomics; /* as in tsr_attention_bounds; so is wider */
+    int wider;
 } tsr_roofs_attention_shape;
 
 /* What it needs of the operands' memory; makes the kernels' plans for it on a GPU. */
