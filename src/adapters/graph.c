@@ -206,9 +206,14 @@ tsr_graph_cost tsr_graph_cost_of(const tsr_graph_shape *shape, tsr_graph_choice 
 
 /* ---- which ---- */
 
+tsr_graph_choice tsr_graph_plain(const tsr_graph_shape *shape)
+{
+    return (tsr_graph_choice){shape->backward ? TSR_B1 : TSR_F1, false};
+}
+
 tsr_graph_choice tsr_graph_cheapest(const tsr_graph_shape *shape)
 {
-    tsr_graph_choice best = {shape->backward ? TSR_B1 : TSR_F1, false};
+    tsr_graph_choice best = tsr_graph_plain(shape);
     double least = INFINITY;
     for (int i = 0; i < TSR_GRAPH_CHOICES; i++) {
         tsr_graph_choice choice = tsr_graph_choice_at(i);

@@ -116,6 +116,16 @@ tsr_graph_cost tsr_graph_cost_of(const tsr_graph_shape *shape, tsr_graph_choice 
 /* The allowed one with the least price; of equal ones the first. */
 tsr_graph_choice tsr_graph_cheapest(const tsr_graph_shape *shape);
 
+/* F1 or B1, whatever the shape: x A^T, then B, as PEFT multiplies. */
+tsr_graph_choice tsr_graph_plain(const tsr_graph_shape *shape);
+
+/* How those of a run are chosen. */
+typedef enum {
+    TSR_GRAPHS_TIMED,  /* on a GPU the fastest of those in doubt, else the cheapest */
+    TSR_GRAPHS_PRICED, /* the cheapest */
+    TSR_GRAPHS_PLAIN
+} tsr_graph_rule;
+
 /* "B5.once" */
 #define TSR_GRAPH_NAME 16
 void tsr_graph_name(char out[TSR_GRAPH_NAME], tsr_graph_choice choice);

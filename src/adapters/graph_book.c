@@ -18,6 +18,8 @@ const tsr_graph_entry *tsr_graph_find(const tsr_graph_book *book, const tsr_grap
 tsr_graph_choice tsr_graph_choose(const tsr_graph_book *book, const tsr_graph_shape *shape)
 {
     const tsr_graph_entry *found = tsr_graph_find(book, shape);
+    if (book && book->plain)
+        return tsr_graph_plain(shape);
     return found ? found->choice : tsr_graph_cheapest(shape);
 }
 

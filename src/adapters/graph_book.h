@@ -24,6 +24,7 @@ typedef struct {
 /* Zero-initialise. A shape beyond the last place keeps the cheapest graphs. */
 #define TSR_GRAPH_PLACES 1024
 typedef struct {
+    bool plain; /* all shapes take tsr_graph_plain */
     int count;
     tsr_graph_entry entry[TSR_GRAPH_PLACES];
 } tsr_graph_book;
@@ -31,7 +32,7 @@ typedef struct {
 /* Borrowed; NULL: the shape is not in the book (or there is none). */
 const tsr_graph_entry *tsr_graph_find(const tsr_graph_book *book, const tsr_graph_shape *shape);
 
-/* What the book has for a shape, else the cheapest. */
+/* What the book has for a shape, else the cheapest; of a plain one tsr_graph_plain. */
 tsr_graph_choice tsr_graph_choose(const tsr_graph_book *book, const tsr_graph_shape *shape);
 
 /* In place of what it had. The choice is allowed for the shape. */

@@ -111,8 +111,8 @@ static const tsr_key_word backend_words[] = {
 static const tsr_key_word graph_words[] = {
     {"auto", TSR_CONFIG_GRAPH_AUTO, NULL},
     {"fixed", TSR_CONFIG_GRAPH_FIXED, NULL},
-    {"flops", TSR_CONFIG_GRAPH_FLOPS, not_here},
-    {"time", TSR_CONFIG_GRAPH_TIME, not_here},
+    {"flops", TSR_CONFIG_GRAPH_FLOPS, NULL},
+    {"time", TSR_CONFIG_GRAPH_TIME, NULL},
     END,
 };
 static const char only_jsonl[] = "is not supported; output_dir/metrics.jsonl has every step";
@@ -372,7 +372,9 @@ static const tsr_key run_keys[] = {
     {"deterministic", G, TSR_KEY_BOOL, AT(deterministic), .flags = TSR_KEY_RESULT,
      .initial = "true", .help = "the same bits each time and for any number of ranks"},
     {"lora_graph", G, TSR_KEY_WORD, AT(lora_graph), graph_words, .flags = TSR_KEY_RESULT,
-     .initial = "auto", .help = "order of the adapter's products"},
+     .initial = "auto",
+     .help = "order of the adapter's products: time: the fastest on this GPU; flops: by FLOPs and "
+             "bytes alone; fixed: PEFT's; auto: time on a GPU, flops without"},
     {"trace", G, TSR_KEY_STRING, AT(trace), .flags = TSR_KEY_PATH | TSR_KEY_FALSE_IS_NONE,
      .none = "null", .initial = "null",
      .help =

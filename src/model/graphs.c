@@ -122,6 +122,13 @@ typedef struct {
     int64_t least, most; /* tokens; most 0: none */
 } token_range;
 
+static tsr_graph_choice chosen(const tsr_model_options *options, const tsr_graph_book *book,
+                               const tsr_graph_shape *shape)
+{
+    return options->graph_rule == TSR_GRAPHS_PLAIN ? tsr_graph_plain(shape)
+                                                   : tsr_graph_choose(book, shape);
+}
+
 static token_range range_of(const tsr_model_options *options, const tsr_graph_book *book, int kind,
                             const tsr_batch_shape *shapes, int count, tsr_graph_choice choice)
 {
@@ -132,7 +139,7 @@ static token_range range_of(const tsr_model_options *options, const tsr_graph_bo
             bool backward = tsr_graph_table[choice.graph].backward;
             tsr_graph_shape shape = shape_of(options, linear, &shapes[i], backward);
             if (!takes(options->layout, unit, kind, &shapes[i], backward) ||
-                !tsr_graph_same_choice(tsr_graph_choose(book, &shape), choice))
+                !tsr_graph_same_choice(chosen(options, book, &shape), choice))
                 continue;
             range.least = range.most && range.least < shape.tokens ? range.least : shape.tokens;
             range.most = range.most > shape.tokens ? range.most : shape.tokens;

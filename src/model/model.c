@@ -18,6 +18,7 @@ tsr_status tsr_model_create(tsr_model **out, const tsr_model_options *options)
         return tsr_fail(TSR_ENOMEM, "out of memory for a model of %zu layers", layers);
     }
     model->options = *options;
+    model->graphs.plain = options->graph_rule == TSR_GRAPHS_PLAIN;
     memcpy(model->recompute, options->recompute, layers * sizeof *model->recompute);
     model->options.recompute = model->recompute;
     *out = model;

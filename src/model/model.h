@@ -56,6 +56,7 @@ typedef struct {
     bool train;
     double dropout;
     uint64_t seed;
+    tsr_graph_rule graph_rule;
     bool atomics; /* attention's gradients need not have the same bits in every run */
     int wider;    /* launches of attention's backward (kernels/attention.h) */
 } tsr_model_options;

@@ -95,6 +95,13 @@ static void set_recompute(tsr_decision *d, const tsr_inputs *inputs, int degrade
     }
 }
 
+static tsr_graph_rule graph_rule(const tsr_config *config)
+{
+    return config->lora_graph == TSR_CONFIG_GRAPH_FIXED   ? TSR_GRAPHS_PLAIN
+           : config->lora_graph == TSR_CONFIG_GRAPH_FLOPS ? TSR_GRAPHS_PRICED
+                                                          : TSR_GRAPHS_TIMED;
+}
+
 static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
 {
     const tsr_config *config = &inputs->config;
@@ -112,6 +119,7 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
                             .train = d->train,
                             .dropout = d->train ? config->lora_dropout : 0,
                             .seed = (uint64_t)config->seed,
+                            .graph_rule = graph_rule(config),
                             .atomics = !config->deterministic,
                             .wider = c->wider};
 }

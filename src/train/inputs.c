@@ -73,10 +73,22 @@ static tsr_status check_fp8(const tsr_inputs *inputs)
     return TSR_OK;
 }
 
+static tsr_status check_graphs(const tsr_inputs *inputs)
+{
+    if (inputs->config.lora_graph != TSR_CONFIG_GRAPH_TIME || inputs->cuda)
+        return TSR_OK;
+    return tsr_fail(
+        TSR_ECONFIG,
+        "%s: lora_graph: found time, which is of a GPU, but this job is for the CPU; write "
+        "lora_graph: flops, or auto, which times on a GPU only",
+        tsr_config_where(&inputs->config, "lora_graph"));
+}
+
 tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
 {
     tsr_config *config = &inputs->config;
     TSR_TRY(check_directory(config));
+    TSR_TRY(check_graphs(inputs));
     TSR_TRY(tsr_model_config_load(&inputs->model, config->model_name_or_path));
     TSR_TRY(open_checkpoint(inputs, planned));
     TSR_TRY(tsr_layout_modules(&inputs->modules, &inputs->module_count, &inputs->model));

@@ -321,6 +321,11 @@ static void test_text(void **state)
     assert_true(tsr_graph_same_choice(tsr_graph_choose(&book, &gate), tsr_graph_cheapest(&gate)));
     assert_true(tsr_graph_same_choice(tsr_graph_choose(NULL, &gate), tsr_graph_cheapest(&gate)));
     tsr_graph_export(&again, &other);
+    other.plain = true;
+    assert_int_equal(tsr_graph_choose(&other, &gate).graph, gate.backward ? TSR_B1 : TSR_F1);
+    for (int i = 0; i < book.count; i++)
+        assert_int_equal(tsr_graph_choose(&other, &book.entry[i].shape).graph,
+                         book.entry[i].shape.backward ? TSR_B1 : TSR_F1);
     assert_string_equal(tsr_text_string(&again), lines);
     tsr_text_free(&text);
     tsr_text_free(&again);

@@ -141,7 +141,7 @@ static const wrong table[] = {
     {"base_compute: e4m3", NULL, {"base_compute: found 'e4m3'", "dtype, fp8, fp8_fast"}},
     {"trace: ''", NULL, {"trace", "not empty"}},
     {"report_to: [wandb]", NULL, {"report_to", "metrics.jsonl"}},
-    {"lora_graph: flops", NULL, {"lora_graph", "not in this version", "fixed"}},
+    {"lora_graph: best", NULL, {"lora_graph: found 'best'", "auto, fixed, flops, time"}},
     {"activation_offloading: sharded", NULL, {"activation_offloading", "auto, true", "sharded"}},
     {"optimizer_offload: 2", NULL, {"optimizer_offload", "auto, true"}},
     {"backend: cuda", NULL, {"backend", "this build has no CUDA backend"}},

@@ -227,6 +227,33 @@ static void test_graphs(void **state)
     free(text);
 }
 
+/* Fixed graphs are PEFT's for every linear; by FLOPs the CPU chooses anyhow, and by time it cannot. */
+static void test_graph_rules(void **state)
+{
+    static const char targets[] =
+        "max_length: 64\nlora_target_modules: [q_proj, up_proj]\nlora_r: 4\n";
+    char keys[256];
+    (void)state;
+    snprintf(keys, sizeof keys, "%slora_graph: fixed\n", targets);
+    char *fixed = printed("llama", 2, 1, keys, 0);
+    assert_non_null(strstr(fixed, "\nadapters forward by F1: q_proj up_proj at 64 tokens"));
+    assert_non_null(strstr(fixed, "\nadapters backward by B1: q_proj up_proj at 64 tokens"));
+    free(fixed);
+    snprintf(keys, sizeof keys, "%slora_graph: flops\n", targets);
+    char *flops = printed("llama", 2, 1, keys, 0), *automatic = printed("llama", 2, 1, targets, 0);
+    assert_string_equal(flops, automatic);
+    free(flops);
+    free(automatic);
+    snprintf(keys, sizeof keys, "model_name_or_path: %s\nbackend: cpu\nlora_graph: time\n",
+             model_of("llama", 2));
+    tsr_job_options options = {
+        .config_text = keys, .purpose = TSR_JOB_PLAN, .plan_ranks = 1, .threads = 1};
+    tsr_job *job;
+    assert_int_equal(tsr_job_create(&job, &options), TSR_ECONFIG);
+    assert_non_null(strstr(tsr_last_error(), "lora_graph: found time"));
+    assert_non_null(strstr(tsr_last_error(), "write lora_graph: flops"));
+}
+
 /* ---- the largest that fits ---- */
 
 #define KEYS "max_length: %d\nper_device_train_batch_size: %d\nmemory_budget: %dKiB\n%s"
@@ -281,8 +308,8 @@ static void test_largest(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_buffers), cmocka_unit_test(test_fp8),
-                                       cmocka_unit_test(test_graphs),
-                                       cmocka_unit_test(test_largest)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_buffers), cmocka_unit_test(test_fp8), cmocka_unit_test(test_graphs),
+        cmocka_unit_test(test_graph_rules), cmocka_unit_test(test_largest)};
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
