@@ -4,7 +4,7 @@
  *
  * decode_ahead   What a step decodes: to bf16, in code for sm_90. A lane has a block: it rounds the sixteen values
  *                that a code can name there once, and four codes at a time select their low bytes and their high
- *                bytes by byte permutations, in registers: 2 instructions an element. Codes and values change lanes
+ *                bytes by byte permutations, in registers: some 3 instructions an element. Codes and values change lanes
  *                through shared memory, and a warp's 4 KB leave it in one bulk copy. Only that waits for the
  *                kernel before this one: codes are settled (cuda.cuh).
  * dequantize     Any dtype, with a row factor, and on older cards. A warp has 2048 elements, 32 blocks of 64, and no
@@ -16,7 +16,7 @@
  *                last count % 8 elements), element by element.
  *
  * Cost           per element 1/2 + 1/64 bytes read (1/2 + 1/16 with fp32 scales), one element written: bandwidth
- *                bound, as far as a store of scattered lines and a start of 2 us allow.
+ *                bound; beside it a launch costs some 0.6 us, 5 % of a 4096 x 4096 weight.
  */
 #include "kernels/mma.cuh"
 #include "kernels/nf4_scale.cuh"
