@@ -48,6 +48,7 @@ static const variant all[] = {
     {3, "gradient_checkpointing: auto\noffload: auto\nresident_units: 2\n" ACTIVATIONS STATE},
     /* Room for all: the gathered adapter is kept, and gradients are reduced late. */
     {3, "gradient_checkpointing: false\noffload: none\nmemory_budget: 4GiB\n" STATE},
+    {4, "gradient_checkpointing: false\noffload: none\nmemory_budget: 4GiB\n"},
     {4, "gradient_checkpointing: false\noffload: full\nshard_group_size: 2\n" ACTIVATIONS},
     {4,
      "gradient_checkpointing: true\noffload: sharded\nshard_group_size: 1\nslots: 3\n" ACTIVATIONS
