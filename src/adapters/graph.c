@@ -84,8 +84,9 @@ static void add_work(tally *y, double flops, double bytes, double reached)
 {
     y->cost.flops += flops;
     y->cost.bytes += bytes;
-    y->cost.price +=
-        y->shape->dtype == TSR_F32 ? flops : fmax(flops / FLOPS, bytes / COPY) / reached;
+    double work = y->shape->dtype == TSR_F32 ? flops : fmax(flops / FLOPS, bytes / COPY) / reached;
+    y->cost.work += work;
+    y->cost.price += work;
 }
 
 static void add_seconds(tally *y, double seconds)

@@ -106,6 +106,7 @@ bool tsr_graph_allowed(const tsr_graph_shape *shape, tsr_graph_choice choice);
 typedef struct {
     double flops, bytes;
     double price; /* seconds in bf16, FLOPs in fp32; with the norms */
+    double work;  /* the same without what it takes to launch kernels */
 } tsr_graph_cost;
 
 /* Of the price, what norms alone take: 0 for a graph that merges. */
@@ -121,6 +122,7 @@ tsr_graph_choice tsr_graph_plain(const tsr_graph_shape *shape);
 
 /* How those of a run are chosen. */
 typedef enum {
+    TSR_GRAPHS_AUTO,   /* TIMED, but the cheapest of a small shape (graph_time.h) */
     TSR_GRAPHS_TIMED,  /* on a GPU the fastest of those in doubt, else the cheapest */
     TSR_GRAPHS_PRICED, /* the cheapest */
     TSR_GRAPHS_PLAIN

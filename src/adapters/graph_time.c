@@ -15,6 +15,7 @@
 #define ROUND_SECONDS 200e-6
 #define MOST_REPEATS  10
 #define F32_FLOPS     40e12 /* of a GPU: for judging only */
+#define SMALL_SECONDS 2e-6
 
 /* ---- which ---- */
 
@@ -40,6 +41,12 @@ static double seconds_at(const tsr_graph_shape *shape, double price)
 static double seconds_of(const tsr_graph_shape *shape, tsr_graph_choice choice)
 {
     return seconds_at(shape, tsr_graph_cost_of(shape, choice).price);
+}
+
+bool tsr_graph_is_small(const tsr_graph_shape *shape)
+{
+    double work = tsr_graph_cost_of(shape, tsr_graph_cheapest(shape)).work;
+    return seconds_at(shape, work) < SMALL_SECONDS;
 }
 
 static int repeats_of(double seconds)

@@ -2,7 +2,9 @@
  * adapters/graph_time.h: the graphs of a shape timed, as a linear runs them, and the fastest taken.
  *
  * Which    Those whose price (graph.h) is within a quarter of the cheapest's: by shape alone, so that
- *          the same ones are timed each time.
+ *          the same ones are timed each time. Of a small shape, where a launch takes longer than the kernel that
+ *          is launched, time says how busy the host and the card are: it differs from machine to machine, and
+ *          with it the roundings of the run. Such a shape keeps the cheapest unless timing is asked for.
  * How      In turn, several rounds, so that they share what the card's clock does; on made-up operands
  *          in a scratch. The cheapest by price stays unless another is clearly faster: what two runs
  *          measure differs by about a percent. What norms take (graph.h) is added, by its price.
@@ -15,6 +17,9 @@
 
 /* Choices worth timing, the cheapest first. Returns how many, at least 1. */
 int tsr_graph_doubts(tsr_graph_choice out[TSR_GRAPH_CHOICES], const tsr_graph_shape *shape);
+
+/* Whether its cheapest graph would run for less than two microseconds, were all kernels launched at once. */
+bool tsr_graph_is_small(const tsr_graph_shape *shape);
 
 /* The scratch that timing a shape takes, and about how long it does; 0 s: nothing is in doubt. */
 uint64_t tsr_graph_time_bytes(const tsr_graph_shape *shape);

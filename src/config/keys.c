@@ -374,7 +374,7 @@ static const tsr_key run_keys[] = {
     {"lora_graph", G, TSR_KEY_WORD, AT(lora_graph), graph_words, .flags = TSR_KEY_RESULT,
      .initial = "auto",
      .help = "order of the adapter's products: time: the fastest on this GPU; flops: by FLOPs and "
-             "bytes alone; fixed: PEFT's; auto: time on a GPU, flops without"},
+             "bytes alone; fixed: PEFT's; auto: time on a GPU but for tiny linears, else flops"},
     {"trace", G, TSR_KEY_STRING, AT(trace), .flags = TSR_KEY_PATH | TSR_KEY_FALSE_IS_NONE,
      .none = "null", .initial = "null",
      .help =

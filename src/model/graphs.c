@@ -2,8 +2,8 @@
  * model/graphs.c: the graphs of the adapters of a run (adapters/graph.h): for which shapes they are
  * chosen, and how they are told.
  *
- * Timed are, in the order of the batches' shapes, those that no earlier run has chosen for and where
- * more than one is in doubt, until the time that all of it will take, judged from shapes alone, has
+ * Timed are, in the order of the batches' shapes, those that no earlier run has chosen for, where more than
+ * one is in doubt and which are not small, unless all are asked for, until the time that all of it will take, judged from shapes alone, has
  * reached MOST_SECONDS. So the list is the same each time; the rest keeps the cheapest by price.
  */
 #include "model/model_parts.h"
@@ -68,6 +68,12 @@ int tsr_model_graph_shapes(tsr_graph_shape out[TSR_GRAPH_PLACES], const tsr_mode
     return listed;
 }
 
+/* Whether they are timed for such a shape, by this run or by one that left it in the cache. */
+static bool is_for_timing(const tsr_model_options *options, const tsr_graph_shape *shape)
+{
+    return options->graph_rule == TSR_GRAPHS_TIMED || !tsr_graph_is_small(shape);
+}
+
 int tsr_model_recall_graphs(tsr_model *model, tsr_graph_shape *shape, int count,
                             const tsr_prepare_args *args, const char *device)
 {
@@ -79,8 +85,11 @@ int tsr_model_recall_graphs(tsr_model *model, tsr_graph_shape *shape, int count,
     for (int i = 0; i < count; i++) {
         tsr_graph_choice choice;
         double seconds = tsr_graph_time_seconds(&shape[i]);
-        if (tsr_graph_recall(&choice, known, &shape[i]) ||
-            tsr_graph_recall(&choice, cached, &shape[i]))
+        if (tsr_graph_recall(&choice, known, &shape[i]))
+            tsr_graph_keep(&model->graphs, &shape[i], choice);
+        else if (!is_for_timing(&model->options, &shape[i]))
+            continue;
+        else if (tsr_graph_recall(&choice, cached, &shape[i]))
             tsr_graph_keep(&model->graphs, &shape[i], choice);
         else if (seconds > 0 && spent + seconds <= MOST_SECONDS &&
                  tsr_graph_time_bytes(&shape[i]) <= room) {

@@ -261,7 +261,9 @@ static tsr_status prepare(tsr_model *model, const tsr_batch_shape *shapes, int c
     tsr_text device = {0};
     int timed_count = 0;
     tsr_status status = args->chosen ? device_line(&device, model) : TSR_OK;
-    if (status == TSR_OK && device.length && model->options.graph_rule == TSR_GRAPHS_TIMED) {
+    tsr_graph_rule rule = model->options.graph_rule;
+    if (status == TSR_OK && device.length &&
+        (rule == TSR_GRAPHS_AUTO || rule == TSR_GRAPHS_TIMED)) {
         timed_count = tsr_model_graph_shapes(timed, &model->options, shapes, count);
         timed_count = tsr_model_recall_graphs(model, timed, timed_count, args, device.data);
     }

@@ -97,9 +97,11 @@ static void set_recompute(tsr_decision *d, const tsr_inputs *inputs, int degrade
 
 static tsr_graph_rule graph_rule(const tsr_config *config)
 {
-    return config->lora_graph == TSR_CONFIG_GRAPH_FIXED   ? TSR_GRAPHS_PLAIN
-           : config->lora_graph == TSR_CONFIG_GRAPH_FLOPS ? TSR_GRAPHS_PRICED
-                                                          : TSR_GRAPHS_TIMED;
+    static const tsr_graph_rule rule[] = {[TSR_CONFIG_GRAPH_AUTO] = TSR_GRAPHS_AUTO,
+                                          [TSR_CONFIG_GRAPH_FIXED] = TSR_GRAPHS_PLAIN,
+                                          [TSR_CONFIG_GRAPH_FLOPS] = TSR_GRAPHS_PRICED,
+                                          [TSR_CONFIG_GRAPH_TIME] = TSR_GRAPHS_TIMED};
+    return rule[config->lora_graph];
 }
 
 static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)

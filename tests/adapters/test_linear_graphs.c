@@ -289,6 +289,22 @@ static void test_fastest(void **state)
     assert_int_equal(tsr_graph_fastest((const double[]){1.00}, 1), 0);
 }
 
+/* Of the small test model all linears at a few hundred tokens; of an 8B model none. */
+static void test_small(void **state)
+{
+    (void)state;
+    tsr_graph_shape shape = {.r = 8, .dtype = TSR_BF16, .merges = true};
+    for (int backward = 0; backward < 2; backward++) {
+        shape.backward = backward;
+        shape.tokens = 512, shape.in = 256, shape.out = 704;
+        assert_true(tsr_graph_is_small(&shape));
+        shape.tokens = 8192;
+        assert_false(tsr_graph_is_small(&shape));
+        shape.tokens = 128, shape.in = 4096, shape.out = 1024;
+        assert_false(tsr_graph_is_small(&shape));
+    }
+}
+
 static void test_timing(void **state)
 {
     static const spec specs[] = {{32, 64, 48, 8, TSR_F32, 0}, {200, 128, 64, 64, TSR_F32, 0}};
@@ -302,10 +318,9 @@ int main(int argc, char **argv)
     if (case_is_skipped(argc, argv))
         return 77;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_graphs),
-        cmocka_unit_test(test_fp8_norms),
-        cmocka_unit_test(test_timing),
-        cmocka_unit_test(test_fastest),
+        cmocka_unit_test(test_graphs), cmocka_unit_test(test_fp8_norms),
+        cmocka_unit_test(test_timing), cmocka_unit_test(test_fastest),
+        cmocka_unit_test(test_small),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -47,10 +47,8 @@ static void write_job(const char *path)
     job_spec spec = {0};
     trace_configure(&spec, run, scratch_path("not_used"));
     job_set(&spec, "backend=%s", backend);
-    if (bf16) {
+    if (bf16)
         job_set(&spec, "dtype=bfloat16");
-        job_set(&spec, "lora_graph=flops"); /* the same roundings on every day: traces_bf16.c */
-    }
     FILE *file = fopen(path, "w");
     assert_non_null(file);
     for (int i = 0; i < spec.count; i++) {

@@ -9,8 +9,8 @@
  *     every step    ours[i] <= 2 max(largest of d[.][i], worst)
  * where worst is what a run of PEFT is off at its worst step, in the median. The mean is the sharp one;
  * at a step PEFT may have been lucky in every run, for the first two hardly depend on the order of rows.
- * Ours chooses the adapters' graphs by FLOPs, not by the clock, so that it is the same draw every day. Of twelve
- * draws with timed graphs two were 9e-3 and 16e-3 off at step 18 of a_lora, where PEFT's 24 are up to 3e-3. With
+ * Of linears as small as these no graph is timed (adapters/graph_time.h), so it is the same draw every day. Of
+ * twelve draws with timed graphs two were 9e-3 and 16e-3 off at step 18 of a_lora, where PEFT's 24 are up to 3e-3. With
  * the weights of that step the loss is as far off in fp32, so no kernel is: of the batch's 224 labels one, with a
  * loss of 5.5 in the golden run, has 5.1 to 8.6.
  * A limit of 2 max(d[r][i], mean of d[r]) at every step would be no test: one run of PEFT judged so by

@@ -201,6 +201,8 @@ static void test_list(void **state)
         job->model->options.kernels = &noting;
         tsr_text chosen = {0}; /* asked for, graphs are timed: all their candidates are done */
         bool times = strncmp(extras[i][0], "lora_r", 6) == 0 && !strstr(extras[i][1], "lora_graph");
+        if (times) /* shapes as small as these are not, by themselves */
+            job->model->options.graph_rule = TSR_GRAPHS_TIMED;
         if (tsr_model_prepare(job->model, shapes, shapes_of(shapes, job),
                               &(tsr_prepare_args){.chosen = times ? &chosen : NULL}) != TSR_OK)
             fail_msg("%s", tsr_last_error());
@@ -245,7 +247,8 @@ typedef struct {
     tsr_comm *comm;
     const char *device, *output, *resume; /* output NULL: "matmuls" */
     const char *known;                    /* in output's matmuls.txt before; NULL: "before" */
-    const char *key;                      /* one more key of the job, or NULL */
+    const char *key[2];                   /* more keys of the job, or NULL */
+    bool automatic;                       /* graphs of small shapes are not asked to be timed */
     bool saves;                           /* a step, and a checkpoint */
     int rank;
     tsr_status status;
@@ -289,6 +292,7 @@ static tsr_status choose(rank_run *run)
                                "overwrite_output_dir=true",
                                NULL,
                                NULL,
+                               NULL,
                                NULL};
     char output[512], resume[512], known[600];
     int count = 6;
@@ -298,8 +302,8 @@ static tsr_status choose(rank_run *run)
              scratch_path(run->output ? run->output : "matmuls"));
     snprintf(known, sizeof known, "%s/matmuls.txt", output + strlen("output_dir="));
     overrides[5] = output;
-    if (run->key)
-        overrides[count++] = run->key;
+    for (int i = 0; i < 2 && run->key[i]; i++)
+        overrides[count++] = run->key[i];
     if (run->resume) {
         overrides[count++] = resume;
         snprintf(resume, sizeof resume, "resume_from_checkpoint=%s", scratch_path(run->resume));
@@ -312,6 +316,7 @@ static tsr_status choose(rank_run *run)
             write_text(known, run->known ? run->known : "before\n");
         choosing.prepare = choosing_prepare;
         job->kernels = job->model->options.kernels = &choosing;
+        job->model->options.graph_rule = run->automatic ? TSR_GRAPHS_AUTO : TSR_GRAPHS_TIMED;
         status = tsr_job_choose_matmuls(job);
         run->graphs = job->model->graphs;
     }
@@ -532,7 +537,7 @@ static void test_graphs(void **state)
         setenv("XDG_CACHE_HOME", scratch_path("graphs"), 1);
         memset(run, 0, sizeof run);
         for (int i = 0; i < ranks; i++)
-            run[i].key = LARGE_RANK;
+            run[i].key[0] = LARGE_RANK;
         run_ranks(run, ranks);
         expect_same_graphs(run, ranks);
         assert_true(run[0].graphs.count > 0);
@@ -557,7 +562,7 @@ static void test_known_graphs(void **state)
     memset(&first, 0, sizeof first);
     setenv("XDG_CACHE_HOME", "", 1);
     setenv("HOME", "", 1);
-    first.key = LARGE_RANK;
+    first.key[0] = LARGE_RANK;
     run_ranks(&first, 1);
     expect_same_graphs(&first, 1);
     assert_true(first.graphs.count > 0);
@@ -569,7 +574,7 @@ static void test_known_graphs(void **state)
                             tsr_text_string(&lines));
             memset(again, 0, sizeof again);
             for (int i = 0; i < 2; i++) {
-                again[i].key = LARGE_RANK;
+                again[i].key[0] = LARGE_RANK;
                 again[i].known = tsr_text_string(&known);
             }
             run_ranks(again, 2);
@@ -586,13 +591,42 @@ static void test_known_graphs(void **state)
     tsr_text_free(&lines);
 }
 
+/* Small shapes are not timed by themselves, nor is their choice taken from a cache, so it is the same on every
+ * machine; what the run's directory has is kept. */
+static void test_small_graphs(void **state)
+{
+    (void)state;
+    static rank_run timed, automatic, again;
+    tsr_text known = {0}, lines = {0};
+    setenv("XDG_CACHE_HOME", scratch_path("small"), 1);
+    timed = automatic = (rank_run){.key = {"lora_r=128", TWO_ROWS}};
+    run_ranks(&timed, 1);
+    expect_same_graphs(&timed, 1);
+    assert_true(timed.graphs.count > 0);
+    automatic.automatic = true;
+    again = automatic;
+    run_ranks(&automatic, 1);
+    expect_same_graphs(&automatic, 1);
+    assert_int_equal(automatic.graphs.count, 0);
+    all_by(&lines, &timed.graphs, TSR_B3);
+    tsr_text_printf(&known, DEVICE "%s", tsr_text_string(&lines));
+    again.known = tsr_text_string(&known);
+    run_ranks(&again, 1);
+    expect_same_graphs(&again, 1);
+    assert_int_equal(again.graphs.count, timed.graphs.count);
+    assert_int_equal(by_b3(&again.graphs), timed.graphs.count);
+    tsr_text_free(&known);
+    tsr_text_free(&lines);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_list),          cmocka_unit_test(test_choices),
         cmocka_unit_test(test_resumed),       cmocka_unit_test(test_no_cache),
         cmocka_unit_test(test_other_devices), cmocka_unit_test(test_graphs),
-        cmocka_unit_test(test_known_graphs),  cmocka_unit_test(test_two_at_once),
+        cmocka_unit_test(test_known_graphs),  cmocka_unit_test(test_small_graphs),
+        cmocka_unit_test(test_two_at_once),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
