@@ -134,6 +134,7 @@ static __global__ void __launch_bounds__(AHEAD_THREADS, AHEAD_BLOCKS)
     decode_ahead(const tsr_nf4_dequant_args a)
 {
     __shared__ __align__(128) char tiles[AHEAD_WARPS][TILE_BYTES];
+    tsr_kernel_next();
     int lane = threadIdx.x % TSR_WARP, warp = threadIdx.x / TSR_WARP;
     int64_t first = ((int64_t)blockIdx.x * AHEAD_WARPS + warp) * WARP_WORDS;
     int turned = (lane + lane / TURNS) % TURNS; /* a bank for each lane of a quarter */
@@ -152,7 +153,6 @@ static __global__ void __launch_bounds__(AHEAD_THREADS, AHEAD_BLOCKS)
     for (int turn = 0; turn < TURNS; turn++)
         codes[turn] = ((uint32_t *)tile)[lane * TURNS + (turn + turned) % TURNS];
     __syncwarp();
-    tsr_kernel_next();
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++)
         *(uint4 *)(tile + lane * BLOCK_BYTES + (turn + turned) % TURNS * 16) =
