@@ -172,6 +172,18 @@ static __device__ void shrink_acc(const weigh_args *a, int64_t row, float factor
         acc[i] *= factor;
 }
 
+/* Of a thread's logits that of the label, if it is among them. */
+static __device__ __forceinline__ void leave_out(float *v, int label)
+{
+#pragma unroll
+    for (int j = 0; j < ROW_VECTORS; j++) {
+        int place = label - (j * (int)blockDim.x + (int)threadIdx.x) * 4;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[4 * j + i] = place == i ? -INFINITY : v[4 * j + i];
+    }
+}
+
 static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a)
 {
     tsr_kernel_begin();
@@ -186,17 +198,18 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a
     int64_t label = (int64_t)a.labels[row] - a.first;
     bool here = label >= 0 && label < a.count;
     float old = a.state.max[row], label_logit = here ? logits[label] : 0;
+    leave_out(v, here ? (int)label : -1);
 #pragma unroll
     for (int j = 0; j < 4 * ROW_VECTORS; j++)
         most = fmaxf(most, v[j]);
     most = block_max(most, shared); /* from here on the row may be overwritten */
-    float max = most > old + a.growth ? most : old;
+    float max = most > old + a.growth ? most : old, from = max > -INFINITY ? max : 0;
 #pragma unroll
     for (int j = 0; j < ROW_VECTORS; j++) {
         int64_t at = ((int64_t)j * blockDim.x + threadIdx.x) * 4;
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            v[4 * j + i] = expf(v[4 * j + i] - max);
+            v[4 * j + i] = expf(v[4 * j + i] - from);
         sum += (v[4 * j] + v[4 * j + 1]) + (v[4 * j + 2] + v[4 * j + 3]);
         if (a.state.acc && at < a.count)
             store_weights(logits, at, v + 4 * j, a.dtype);
@@ -377,6 +390,15 @@ extern "C" int tsr_head_matmuls_cuda(tsr_gemm_args *out, const tsr_head_bounds *
 
 /* ---- finish ---- */
 
+/* As in head_ref.c. */
+static __device__ double nll_of(double max, double sum, double label_logit)
+{
+    double lead = label_logit - max;
+    if (!isfinite(label_logit))
+        return NAN;
+    return lead > 0 ? log1p(sum * exp(-lead)) : log(sum + exp(lead)) - lead;
+}
+
 /* One block: nll of every row, and their sum in an order that depends on the rows alone. */
 static __global__ void finish_loss(tsr_head_finish_args a)
 {
@@ -384,8 +406,7 @@ static __global__ void finish_loss(tsr_head_finish_args a)
     __shared__ double part[LOSS_THREADS];
     double sum = 0;
     for (int64_t i = threadIdx.x; i < a.rows; i += LOSS_THREADS) {
-        double nll =
-            log((double)a.state.sum[i]) + ((double)a.state.max[i] - (double)a.state.label_logit[i]);
+        double nll = nll_of(a.state.max[i], a.state.sum[i], a.state.label_logit[i]);
         a.nll[i] = nll;
         sum += nll;
     }
@@ -409,7 +430,8 @@ static __global__ void __launch_bounds__(THREADS) finish_rows(tsr_head_finish_ar
 {
     tsr_kernel_begin();
     int64_t row = blockIdx.x, base = row * a.d;
-    float inverse = 1.0f / a.state.sum[row];
+    float inverse = 1.0f / (a.state.sum[row] + expf(a.state.label_logit[row] - a.state.max[row]));
+    float others = a.state.sum[row] * inverse;
     if (vectors) {
         float acc[TSR_VECTOR], wy[TSR_VECTOR];
         for (int64_t i = (int64_t)threadIdx.x * TSR_VECTOR; i < a.d; i += THREADS * TSR_VECTOR) {
@@ -417,13 +439,13 @@ static __global__ void __launch_bounds__(THREADS) finish_rows(tsr_head_finish_ar
             tsr_load8(wy, a.state.wy, base + i, TSR_F32);
 #pragma unroll
             for (int j = 0; j < TSR_VECTOR; j++)
-                acc[j] = a.scale * (acc[j] * inverse - wy[j]);
+                acc[j] = a.scale * (acc[j] * inverse - others * wy[j]);
             tsr_store8(a.dh, base + i, acc, a.dtype);
         }
         return;
     }
     for (int64_t i = base + threadIdx.x; i < base + a.d; i += THREADS)
-        tsr_store(a.dh, i, a.scale * (a.state.acc[i] * inverse - a.state.wy[i]), a.dtype);
+        tsr_store(a.dh, i, a.scale * (a.state.acc[i] * inverse - others * a.state.wy[i]), a.dtype);
 }
 
 extern "C" tsr_status tsr_head_finish_cuda(tsr_stream *stream, const tsr_head_finish_args *args)

@@ -5,11 +5,14 @@
  * For R label rows h [R, d] (the final norm's output, ignored rows already dropped) and chunks
  * W_c [count, d] of the vocabulary, in any order, each row once:
  *     head_begin     m = -inf, sum = 0, acc = 0
- *     head_chunk     l = h W_c^T; where the maximum grows to m', sum and acc are multiplied by
- *                    exp(m - m'); sum += sum of exp(l - m'); acc += exp(l - m') W_c;
- *                    where the label is in the chunk: label_logit = l[label], wy = W_c[label]
- *     head_finish    nll = log(sum) + m - label_logit;  dh = scale (acc / sum - wy);
+ *     head_chunk     l = h W_c^T; where the label is in the chunk: label_logit = l[label], wy = W_c[label], and
+ *                    from here on l[label] = -inf; where the maximum grows to m', sum and acc are multiplied
+ *                    by exp(m - m'); sum += sum of exp(l - m'); acc += exp(l - m') W_c
+ *     head_finish    e = exp(label_logit - m);  nll = log((sum + e) / e);
+ *                    dh = scale (acc - sum wy) / (sum + e);
  *                    *loss += RN(2^32 * sum of nll), the sum over rows in fp64 in a fixed order
+ * The label stays out of sum and acc, so that 1 - p of a label that is predicted well, which is all that its
+ * gradient is made of, is never the difference of two numbers near 1, nor p a weight rounded to bf16.
  * With acc and wy NULL (evaluation) only the loss is computed.
  * A label that no chunk had gives a NaN nll, which the fixed-point sum takes as TSR_EINTERNAL: an
  * infinite or NaN loss sets *loss_overflow instead and adds nothing.

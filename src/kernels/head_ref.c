@@ -97,7 +97,7 @@ typedef struct {
     int tasks;
 } chunk_tile;
 
-/* One row of logits: the running maximum and sum, the label, and the logits become weights. */
+/* One row of logits: the label, the running maximum and sum, and the logits become weights. */
 TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
 {
     const tsr_head_chunk_args *args = tile->args;
@@ -107,6 +107,7 @@ TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
         s->label_logit[row] = logits[label];
         if (s->wy)
             memcpy(s->wy + row * d, tile->w + label * d, (size_t)d * sizeof(float));
+        logits[label] = -INFINITY;
     }
     float old = s->max[row], most = tsr_row_max(logits, tile->vocab);
     float max = most > old ? most : old;
@@ -118,7 +119,7 @@ TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
             for (int64_t j = 0; j < d; j++)
                 s->acc[row * d + j] *= shrink;
     }
-    s->sum[row] += tsr_row_exp(logits, tile->vocab, max);
+    s->sum[row] += tsr_row_exp(logits, tile->vocab, max > -INFINITY ? max : 0);
 }
 
 TSR_CLONES static void update_rows(const chunk_tile *tile, int64_t first, int64_t count,
@@ -212,6 +213,15 @@ tsr_status tsr_head_chunk_ref(const tsr_head_chunk_args *args, tsr_pool *pool)
 
 /* ---- finish ---- */
 
+/* Whichever is the larger, the label's weight or that of all others. */
+static double nll_of(double max, double sum, double label_logit)
+{
+    double lead = label_logit - max; /* infinite where there are no others */
+    if (!isfinite(label_logit))
+        return NAN;
+    return lead > 0 ? log1p(sum * exp(-lead)) : log(sum + exp(lead)) - lead;
+}
+
 TSR_CLONES static void finish_block(void *context, int index)
 {
     const tsr_head_finish_args *args = context;
@@ -219,14 +229,15 @@ TSR_CLONES static void finish_block(void *context, int index)
     int64_t rows = tsr_block_rows(args->d), d = args->d;
     int64_t last = tsr_min(args->rows, (index + 1) * rows);
     for (int64_t i = index * rows; i < last; i++) {
-        args->nll[i] = log((double)s->sum[i]) + ((double)s->max[i] - (double)s->label_logit[i]);
+        args->nll[i] = nll_of(s->max[i], s->sum[i], s->label_logit[i]);
         if (!args->dh)
             continue;
         float *dh = (float *)args->dh + i * d;
         const float *acc = s->acc + i * d, *wy = s->wy + i * d;
-        float inverse = 1.0f / s->sum[i];
+        float inverse = 1.0f / (s->sum[i] + tsr_expf(s->label_logit[i] - s->max[i]));
+        float others = s->sum[i] * inverse;
         for (int64_t j = 0; j < d; j++)
-            dh[j] = args->scale * (acc[j] * inverse - wy[j]);
+            dh[j] = args->scale * (acc[j] * inverse - others * wy[j]);
     }
 }
 
