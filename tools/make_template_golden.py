@@ -85,6 +85,7 @@ SNIPPETS = r"""
 {{ undefined_name | default('d') }} {{ none | default('d') }} {{ none | default('d', true) }} {{ e | d('x', boolean=true) }} {{ undefined_name | default }}|
 {{ a | replace('b', 'X') }} {{ a.replace('b', 'X', 1) }} {{ a | replace('b', 'X', 1) }} {{ n | replace('7', 'q') }} {{ 'aaa'.replace('aa', 'b') }}
 {{ words.split() }} {{ words.split(' ') }} {{ words.split(None, 1) }} {{ 'a,b,c'.split(',', 1) }} {{ 'a,b,c'.rsplit(',', 1) }} {{ 'abc'.split('x') }} {{ ''.split() }} {{ ''.split(',') }} {{ 'a--b'.split('--')[-1] }} {{ ' a '.split(maxsplit=1) }}
+{{ '  a  b c,d,,e \n'.split(None, 1) }} {{ s.split(maxsplit=0)[0] }}|{{ s.split(None, 1)[1] }}|{{ s.split(None, 2)[1] }}|{{ s.split()[1] }}|{{ ' a b \t'.split(maxsplit=1)[-1] }}|{{ ' \n'.split(None, 0) }}
 {{ a.startswith('ab') }} {{ a.endswith(('x', 'bc')) }} {{ a.startswith(('q', 'b')) }} {{ a.find('c') }} {{ a.find('q') }} {{ u.find('z') }} {{ a.count('ab') }} {{ a.removeprefix('abc') }} {{ a.removesuffix('bc') }} {{ ','.join(['a', 'b']) }}
 {{ up | upper }} {{ up | lower }} {{ up | capitalize }} {{ up | title }} {{ up.title() }} {{ up.upper() }} {{ "it's o'neil" | title }} {{ "it's o'neil".title() }} {{ '(a b)-c' | title }} {{ up.capitalize() }}
 {{ '12' | int }} {{ ' -3 ' | int }} {{ 'x' | int }} {{ 'x' | int(5) }} {{ '2.9' | int }} {{ f | int }} {{ none | int }} {{ '1.5' | float }} {{ 3 | float }} {{ 'q' | float }} {{ -3 | abs }} {{ true | int }} {{ 3 | string + 'x' }} {{ [1] | string }}

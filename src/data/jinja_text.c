@@ -212,12 +212,8 @@ static tsr_status split_spaces(parts *p, jinja_run *r, jinja_text text, int64_t 
         if (at == text.bytes)
             return TSR_OK;
         size_t begin = at;
-        if (most == 0) { /* the rest, without the space at its end */
-            value rest;
-            TSR_TRY(tsr_jinja_strip(&rest, r, (jinja_text){text.data + at, text.bytes - at},
-                                    &(value){.kind = V_ABSENT}, STRIP_RIGHT));
-            return push(p, r, rest.text.data, rest.text.bytes);
-        }
+        if (most == 0) /* the rest, with the space at its end, as in Python */
+            return push(p, r, text.data + at, text.bytes - at);
         while (at < text.bytes && !space_at(text, at))
             at++;
         TSR_TRY(push(p, r, text.data + begin, at - begin));
