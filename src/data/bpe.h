@@ -24,7 +24,7 @@ typedef struct {
 /* Zero-initialise, then fill: byte_ids, words, merges. */
 typedef struct {
     int32_t byte_ids[256]; /* -1: a byte without a token, which is dropped */
-    tsr_map words;         /* bytes of every token to its id */
+    tsr_map words;         /* bytes of every token of the model to its id */
     bool ignore_merges;    /* a word that is a token is that token */
     tsr_bpe_merge *merges;
     size_t merge_capacity, merge_count;

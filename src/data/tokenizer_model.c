@@ -45,8 +45,10 @@ bool tsr_byte_level_decode(char *out, size_t *out_bytes, const char *text, size_
 
 /* ---- vocabulary ---- */
 
+/* word: a token of the model. Only these may stand for a whole word with ignore_merges; an added one
+ * is found by its content before words are made, in whatever letters it is written. */
 static tsr_status add_entry(tsr_tokenizer *t, const char *path, const char *content, size_t bytes,
-                            int64_t id)
+                            int64_t id, bool word)
 {
     if (id < 0 || (uint64_t)id >= TSR_VOCAB_IDS)
         return tsr_tokenizer_refuse(t, path, "token \"%s\": the id %lld is not in 0 .. %zu",
@@ -77,7 +79,7 @@ static tsr_status add_entry(tsr_tokenizer *t, const char *path, const char *cont
         /* A token with other letters stands for its own text. */
         memcpy(entry->bytes, content, bytes);
         entry->byte_count = bytes;
-    } else {
+    } else if (word) {
         TSR_TRY(tsr_map_set(&t->bpe.words, entry->bytes, entry->byte_count, (int32_t)id));
     }
     return tsr_map_set(&t->contents, content, bytes, (int32_t)id);
@@ -94,7 +96,7 @@ static tsr_status load_vocab(tsr_tokenizer *t, const json_t *vocab)
         if (!json_is_integer(value))
             return tsr_tokenizer_refuse(t, "model.vocab", "the id of \"%s\" is not an integer",
                                         key);
-        TSR_TRY(add_entry(t, "model.vocab", key, strlen(key), json_integer_value(value)));
+        TSR_TRY(add_entry(t, "model.vocab", key, strlen(key), json_integer_value(value), true));
     }
     for (int byte = 0; byte < 256; byte++) {
         char c = (char)byte;
@@ -304,7 +306,7 @@ static tsr_status load_one_added(tsr_tokenizer *t, const json_t *json, const cha
         return tsr_tokenizer_refuse(t, path, "\"%s\" has the id %lld, but by its place it is %lld",
                                     text, (long long)json_integer_value(id), (long long)expected);
     if (known < 0)
-        TSR_TRY(add_entry(t, path, text, bytes, expected));
+        TSR_TRY(add_entry(t, path, text, bytes, expected, false));
     *largest = expected > *largest ? expected : *largest;
     t->vocab[expected].special |= special;
     token.id = (int32_t)expected;

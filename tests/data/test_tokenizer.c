@@ -114,8 +114,8 @@ static void test_spans(void **state)
 static void test_other_tokenizers(void **state)
 {
     (void)state;
-    static const char *const names[] = {"gpt2_prefix_space", "nfc_qwen", "digits", "behaviors",
-                                        "added_flags"};
+    static const char *const names[] = {"gpt2_prefix_space", "nfc_qwen",    "digits",
+                                        "behaviors",         "added_flags", "added_letters"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         tsr_tokenizer *t;
         char path[256];
