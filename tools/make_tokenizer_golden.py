@@ -53,9 +53,11 @@ def tokenizers(corpus):
              AddedToken("<both>", lstrip=True, rstrip=True, normalized=True), AddedToken("caf\u00e9", normalized=True),
              AddedToken("<both>x", normalized=False), AddedToken("<le", normalized=False), AddedToken("<mask>", special=True)]
     yield "added_flags", build(corpus, byte_level(), normalizer=normalizers.Sequence([normalizers.NFC()]), special=flags), None
-    # Byte-level letters are no text's.
+    # Byte-level letters are no text's, and white space may be taken by the token before.
     letters = [AddedToken(x, normalized=False) for x in ("\u0120zebra", "zebra\u0120", "\u00c3\u00a9", "\u0120\u0120\u0120")]
-    yield "added_letters", build(corpus, byte_level(), ignore_merges=True, special=letters), None
+    space = [AddedToken(x, lstrip=True, rstrip=True, normalized=False) for x in ("\t", "\n\n")]
+    space.append(AddedToken("<right>", rstrip=True, normalized=False))
+    yield "added_letters", build(corpus, byte_level(), ignore_merges=True, special=letters + space), None
 
 
 
@@ -63,7 +65,8 @@ FRAGMENTS = ["the", " the", "Natalia", "don't", "I'LL", " ", "  ", "\n", "\n\n",
              "\u00e9", "e\u0301", "caf\u00e9", "cafe\u0301", "\u00f1", "\u1112\u1161\u11ab", "\ud55c", "\u0041\u030a\u0301", "q\u0323\u0307", "\u212b",
              "\u0958", "\u2126", "\u8a9e", "\uf900", "\U0001f600", "\u00a0", "\u200b", "\u3000", "\u0301", "a\u0315\u0300\u05ae", "\U0001d15e",
              "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<left>", "<right>", "<both>", "<both>x", "<le", "<mask>", "<|endoftext|>", "<s>", "</s>"]
-MORE = {"added_letters": ["a zebra", " zebra", "zebra zebras", "\u0120zebra", " \u0120zebra \u00e9", "\u00c3\u00a9", "zebra\u0120", "a   b"]}
+MORE = {"added_letters": ["a zebra", " zebra", "zebra zebras", "\u0120zebra", " \u0120zebra \u00e9", "\u00c3\u00a9", "zebra\u0120", "a   b", "<right>\t",
+                          "<right>\n\nb", "<right> \t\n\n b\t", "\t<right>\t<right>", "<right>\t\t\t"]}
 
 
 def strings():

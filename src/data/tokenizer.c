@@ -91,6 +91,8 @@ static tsr_status split_added(tsr_tokens *out, tsr_tokenizer *t, const tsr_added
         }
         if (token->rstrip)
             to = space_after(text, to, end);
+        if (from >= to) /* white space that a token before has taken whole */
+            continue;
         if (start < from)
             TSR_TRY(plain(out, t, text, start, from));
         TSR_TRY(tsr_tokens_reserve(out, 1));
