@@ -2,6 +2,7 @@
 
 #include "io/file.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,6 +11,10 @@
 struct tsr_chat {
     tsr_tokenizer *tokenizer;
     tsr_template *template;
+    const char *tool_source, *tool_name; /* the tokenizer's for rows with tools; NULL: none */
+    size_t tool_bytes;
+    tsr_template *tool_template; /* the same once it was needed */
+    const tsr_template *chosen;  /* of the row being encoded */
     json_t *names; /* what the template sees; messages, tools and the prompt flag change */
     int64_t now;
 };
@@ -64,11 +69,13 @@ static tsr_status load_template(tsr_chat *chat, const char *path)
         free(text);
         return status;
     }
-    const char *text = tsr_tokenizer_template(chat->tokenizer, &bytes, &name);
+    const char *text = tsr_tokenizer_template(chat->tokenizer, false, &bytes, &name);
     if (!text)
         return tsr_fail(TSR_ECONFIG, "the model has no chat template (chat_template.jinja, or "
-                                     "chat_template in tokenizer_config.json): give one with "
-                                     "chat_template_path");
+                                     "chat_template in tokenizer_config.json; of several the one "
+                                     "named default): give one with chat_template_path");
+    chat->tool_source =
+        tsr_tokenizer_template(chat->tokenizer, true, &chat->tool_bytes, &chat->tool_name);
     return tsr_template_parse(&chat->template, name, text, bytes);
 }
 
@@ -98,6 +105,7 @@ void tsr_chat_destroy(tsr_chat *chat)
     if (!chat)
         return;
     tsr_template_destroy(chat->template);
+    tsr_template_destroy(chat->tool_template);
     json_decref(chat->names);
     free(chat);
 }
@@ -133,6 +141,23 @@ static tsr_status check_messages(const json_t *messages)
     return TSR_OK;
 }
 
+/* The template of a row. The one for tools is read when the first row has some: other data trains
+ * where it is not understood. */
+static tsr_status choose_template(tsr_chat *chat, bool tools)
+{
+    chat->chosen = chat->template;
+    if (!tools || !chat->tool_source)
+        return TSR_OK;
+    if (!chat->tool_template) {
+        char name[4200];
+        snprintf(name, sizeof name, "%s (tool_use)", chat->tool_name);
+        TSR_TRY(
+            tsr_template_parse(&chat->tool_template, name, chat->tool_source, chat->tool_bytes));
+    }
+    chat->chosen = chat->tool_template;
+    return TSR_OK;
+}
+
 /* Renders the first `count` messages. */
 static tsr_status render(tsr_rendering *out, tsr_chat *chat, const json_t *messages, size_t count,
                          bool prompt)
@@ -147,7 +172,7 @@ static tsr_status render(tsr_rendering *out, tsr_chat *chat, const json_t *messa
     if (status == TSR_OK)
         status = set_name(chat->names, "add_generation_prompt", json_boolean(prompt));
     if (status == TSR_OK)
-        status = tsr_template_render(out, chat->template, chat->names, chat->now);
+        status = tsr_template_render(out, chat->chosen, chat->names, chat->now);
     json_decref(part);
     return status;
 }
@@ -244,6 +269,7 @@ static tsr_status render_row(tsr_chat_row *row, tsr_chat *chat, const json_t *me
 {
     tsr_tokens_clear(&row->tokens);
     TSR_TRY(check_messages(messages));
+    TSR_TRY(choose_template(chat, tools != NULL));
     /* The tree is only read; the reference count changes. */
     json_t *given = tools ? json_incref((json_t *)(uintptr_t)tools) : json_null();
     TSR_TRY(set_name(chat->names, "tools", given));
@@ -284,7 +310,7 @@ tsr_status tsr_chat_encode(tsr_chat_row *row, tsr_chat *chat, const json_t *mess
             mark(row, &at, begin, row->text.length);
         return TSR_OK;
     }
-    if (!tsr_template_marks_generation(chat->template))
+    if (!tsr_template_marks_generation(chat->chosen))
         return mark_turns(row, chat, messages, prompt_count);
     for (size_t i = 0; i < row->scratch[0].span_count; i++) {
         tsr_span span = row->scratch[0].spans[i];

@@ -6,6 +6,9 @@
  * generation prompt: content, end of turn, and what the template adds after it. Where a rendering
  * is not the beginning of the next one (a template that drops earlier thinking) the row is refused.
  *
+ * A model may have a template of its own for rows with tools (tool_use); an empty list of tools takes
+ * it too, as in transformers.
+ *
  * The whole text is tokenised once, without added special tokens. A token is trained when all of
  * its bytes lie in what the assistant says: one that reaches over an edge is not.
  *
@@ -20,7 +23,7 @@
 typedef struct tsr_chat tsr_chat;
 
 typedef struct {
-    const char *template_path; /* a file with the template; NULL: the tokenizer's own */
+    const char *template_path; /* a file with the template of all rows; NULL: the tokenizer's own */
     const json_t *variables;   /* object of further names for the template; NULL: none. Borrowed */
     const char *eos_token;     /* NULL: the tokenizer's. Copied */
     int64_t now; /* what strftime_now says, in seconds of a calendar without time zones from 1970;

@@ -275,21 +275,34 @@ int32_t tsr_tokenizer_pad(const tsr_tokenizer *tokenizer)
     return special_id(tokenizer, "pad_token");
 }
 
-const char *tsr_tokenizer_template(const tsr_tokenizer *tokenizer, size_t *bytes, const char **name)
+/* The template of this name in tokenizer_config.json, which holds one, or named ones in a list or an
+ * object. */
+static const json_t *config_template(const tsr_tokenizer *tokenizer, const char *name)
 {
-    *name = tokenizer->chat_template ? tokenizer->chat_template_name : tokenizer->config_name;
-    *bytes = tokenizer->chat_template_bytes;
-    if (tokenizer->chat_template)
-        return tokenizer->chat_template;
-    const json_t *value = json_object_get(tokenizer->config, "chat_template");
+    const json_t *value = json_object_get(tokenizer->config, "chat_template"), *found = NULL;
+    if (json_is_string(value))
+        return strcmp(name, "default") ? NULL : value;
     for (size_t i = 0; i < json_array_size(value); i++) {
         const json_t *one = json_array_get(value, i);
         const char *label = json_string_value(json_object_get(one, "name"));
-        if (label && !strcmp(label, "default")) {
-            value = json_object_get(one, "template");
-            break;
-        }
+        if (label && !strcmp(label, name))
+            found = json_object_get(one, "template");
     }
+    return json_is_object(value) ? json_object_get(value, name) : found;
+}
+
+const char *tsr_tokenizer_template(const tsr_tokenizer *tokenizer, bool tools, size_t *bytes,
+                                   const char **name)
+{
+    if (tokenizer->chat_template.text || tokenizer->tool_template.text) {
+        const tsr_template_file *file =
+            tools ? &tokenizer->tool_template : &tokenizer->chat_template;
+        *name = file->name;
+        *bytes = file->bytes;
+        return file->text;
+    }
+    const json_t *value = config_template(tokenizer, tools ? "tool_use" : "default");
+    *name = tokenizer->config_name;
     *bytes = json_string_length(value);
     return json_string_value(value);
 }
@@ -299,6 +312,12 @@ static void free_set(tsr_added_set *set)
     for (size_t i = 0; i < set->count; i++)
         free(set->tokens[i].match);
     free(set->tokens);
+}
+
+static void free_file(tsr_template_file *file)
+{
+    free(file->text);
+    free(file->name);
 }
 
 void tsr_tokenizer_destroy(tsr_tokenizer *tokenizer)
@@ -319,8 +338,8 @@ void tsr_tokenizer_destroy(tsr_tokenizer *tokenizer)
     free(tokenizer->suffix);
     json_decref(tokenizer->config);
     free(tokenizer->config_name);
-    free(tokenizer->chat_template);
-    free(tokenizer->chat_template_name);
+    free_file(&tokenizer->chat_template);
+    free_file(&tokenizer->tool_template);
     free(tokenizer->name);
     free(tokenizer->pieces[0].spans);
     free(tokenizer->pieces[1].spans);

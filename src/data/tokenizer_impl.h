@@ -37,6 +37,13 @@ typedef struct {
     bool special;
 } tsr_vocab_entry;
 
+/* A chat template from a file of its own. */
+typedef struct {
+    char *text; /* NULL: there is no such file */
+    size_t bytes;
+    char *name;
+} tsr_template_file;
+
 struct tsr_tokenizer {
     char *name; /* of tokenizer.json, for messages */
     tsr_vocab_entry *vocab;
@@ -54,9 +61,7 @@ struct tsr_tokenizer {
 
     json_t *config; /* tokenizer_config.json; NULL if there is none */
     char *config_name;
-    char *chat_template; /* from a file of its own */
-    size_t chat_template_bytes;
-    char *chat_template_name;
+    tsr_template_file chat_template, tool_template;
 
     tsr_pieces pieces[2]; /* scratch */
     tsr_text prefixed;

@@ -350,27 +350,33 @@ static bool path_of(char path[4096], const char *directory, const char *file)
     return snprintf(path, 4096, "%s/%s", directory, file) < 4096 && !access(path, F_OK);
 }
 
-/* chat_template.jinja, or the string in chat_template.json. */
-static tsr_status load_chat_template(tsr_tokenizer *t, const char *directory)
+static tsr_status read_template(tsr_template_file *file, const char *path)
+{
+    uint64_t bytes;
+    TSR_TRY(copy_string(&file->name, path));
+    TSR_TRY(tsr_file_read(&file->text, &bytes, path, TOKENIZER_FILE_BYTES));
+    file->bytes = bytes;
+    return TSR_OK;
+}
+
+/* chat_template.jinja, or the string in chat_template.json; and what rows with tools take. */
+static tsr_status load_chat_templates(tsr_tokenizer *t, const char *directory)
 {
     char path[4096];
-    uint64_t bytes;
-    if (path_of(path, directory, "chat_template.jinja")) {
-        TSR_TRY(copy_string(&t->chat_template_name, path));
-        TSR_TRY(tsr_file_read(&t->chat_template, &bytes, path, TOKENIZER_FILE_BYTES));
-        t->chat_template_bytes = bytes;
-        return TSR_OK;
-    }
+    if (path_of(path, directory, "additional_chat_templates/tool_use.jinja"))
+        TSR_TRY(read_template(&t->tool_template, path));
+    if (path_of(path, directory, "chat_template.jinja"))
+        return read_template(&t->chat_template, path);
     if (!path_of(path, directory, "chat_template.json"))
         return TSR_OK;
     json_t *root;
     const char *text;
-    TSR_TRY(copy_string(&t->chat_template_name, path));
+    TSR_TRY(copy_string(&t->chat_template.name, path));
     TSR_TRY(tsr_json_load_object(&root, path));
     tsr_status status = tsr_json_string(&text, root, "chat_template", path);
     if (status == TSR_OK) {
-        t->chat_template_bytes = strlen(text);
-        status = copy_string(&t->chat_template, text);
+        t->chat_template.bytes = strlen(text);
+        status = copy_string(&t->chat_template.text, text);
     }
     json_decref(root);
     return status;
@@ -394,7 +400,7 @@ static tsr_status load_files(tsr_tokenizer *t, const char *directory)
         free(text);
         TSR_TRY(status);
     }
-    return load_chat_template(t, directory);
+    return load_chat_templates(t, directory);
 }
 
 tsr_status tsr_tokenizer_open(tsr_tokenizer **out, const char *directory)

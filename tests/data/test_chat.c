@@ -4,7 +4,9 @@
  */
 #include "data/chat.h"
 #include "data/golden_lines.h"
+#include "support/scratch.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MODEL TSR_SOURCE_DIR "/examples/tiny-llama"
@@ -249,12 +251,179 @@ static void test_no_template(void **state)
     free(json);
 }
 
+/* ---- a template of its own for rows with tools ---- */
+
+#define DEFAULT                                                                                    \
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|eot_id|>{% endfor %}"    \
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+#define TOOL_USE                                                                                   \
+    "{{ bos_token }}tools: {{ tools | tojson }};{% for m in messages %}<{{ m.role }}>"             \
+    "{% generation %}{{ m.content }}{% endgeneration %}<|eot_id|>{% endfor %}"                     \
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+
+/* What transformers makes of a row of "hi" and "yes" with these tools. */
+static void check_row(tsr_chat *chat, const char *tools, const char *text, const char *prompt,
+                      const char *trained)
+{
+    tsr_chat_row row = {0};
+    json_t *messages = json_loads("[" USER("hi") "," ASSISTANT("yes") "]", 0, NULL);
+    json_t *list = tools ? json_loads(tools, 0, NULL) : NULL;
+    assert_int_equal(tsr_chat_encode(&row, chat, messages, list, 0, true), TSR_OK);
+    assert_string_equal(row.text.data, text);
+    check_trained(&row, trained);
+    json_array_remove(messages, 1);
+    assert_int_equal(tsr_chat_prompt(&row, chat, messages, list), TSR_OK);
+    assert_string_equal(row.text.data, prompt);
+    json_decref(messages);
+    json_decref(list);
+    tsr_chat_row_free(&row);
+}
+
+static void check_both_templates(const char *directory)
+{
+    tsr_tokenizer *t;
+    tsr_chat *chat;
+    if (tsr_tokenizer_open(&t, directory) < 0)
+        fail_msg("%s", tsr_last_error());
+    assert_int_equal(tsr_chat_create(&chat, t, NULL), TSR_OK);
+    for (int twice = 0; twice < 2; twice++) {
+        check_row(chat, NULL, "<|begin_of_text|>[user]hi<|eot_id|>[assistant]yes<|eot_id|>",
+                  "<|begin_of_text|>[user]hi<|eot_id|>[assistant]",
+                  "..............................................yes<|eot_id|>");
+        check_row(
+            chat, "[{\"name\":\"f\"}]",
+            "<|begin_of_text|>tools: [{\"name\": "
+            "\"f\"}];<user>hi<|eot_id|><assistant>yes<|eot_id|>",
+            "<|begin_of_text|>tools: [{\"name\": \"f\"}];<user>hi<|eot_id|><assistant>",
+            "..............................................hi.....................yes..........");
+        check_row(chat, "[]",
+                  "<|begin_of_text|>tools: [];<user>hi<|eot_id|><assistant>yes<|eot_id|>",
+                  "<|begin_of_text|>tools: [];<user>hi<|eot_id|><assistant>",
+                  ".................................hi.....................yes..........");
+    }
+    tsr_chat_destroy(chat);
+    tsr_tokenizer_destroy(t);
+}
+
+/* A directory with tiny-llama's tokenizer, this tokenizer_config.json and this template. */
+static const char *model_with(const char *name, const char *config, const char *template)
+{
+    static char directory[600];
+    char path[700];
+    snprintf(directory, sizeof directory, "%s", scratch_path(name));
+    assert_int_equal(mkdir(directory, 0777), 0);
+    snprintf(path, sizeof path, "%s/tokenizer.json", directory);
+    assert_int_equal(symlink(MODEL "/tokenizer.json", path), 0);
+    snprintf(path, sizeof path, "%s/tokenizer_config.json", directory);
+    write_text(path, config);
+    snprintf(path, sizeof path, "%s/chat_template.jinja", directory);
+    if (template)
+        write_text(path, template);
+    return directory;
+}
+
+#define BOS "\"bos_token\":\"<|begin_of_text|>\""
+
+/* The text of tokenizer_config.json with these templates, in a list or in an object. */
+static char *config_of(bool list, const char *plain, const char *tool_use)
+{
+    json_t *json = list ? json_pack("{s:s, s:[{s:s,s:s},{s:s,s:s}]}", "bos_token",
+                                    "<|begin_of_text|>", "chat_template", "name", "tool_use",
+                                    "template", tool_use, "name", "default", "template", plain)
+                        : json_pack("{s:s, s:{s:s,s:s}}", "bos_token", "<|begin_of_text|>",
+                                    "chat_template", "tool_use", tool_use, "default", plain);
+    char *text = json_dumps(json, 0);
+    assert_non_null(text);
+    json_decref(json);
+    return text;
+}
+
+static void test_tool_use(void **state)
+{
+    (void)state;
+    scratch_make();
+    char *list = config_of(true, DEFAULT, TOOL_USE), *object = config_of(false, DEFAULT, TOOL_USE);
+    check_both_templates(model_with("list", list, NULL));
+    check_both_templates(model_with("object", object, NULL));
+    const char *directory = model_with("files", "{" BOS "}", DEFAULT);
+    char path[700];
+    snprintf(path, sizeof path, "%s/additional_chat_templates", directory);
+    assert_int_equal(mkdir(path, 0777), 0);
+    snprintf(path, sizeof path, "%s/additional_chat_templates/tool_use.jinja", directory);
+    write_text(path, TOOL_USE);
+    check_both_templates(directory);
+    free(list);
+    free(object);
+    scratch_remove();
+}
+
+/* Files keep the templates of tokenizer_config.json out, and chat_template_path is for all rows. */
+static void test_one_template_for_all(void **state)
+{
+    (void)state;
+    scratch_make();
+    char *list = config_of(true, DEFAULT, TOOL_USE);
+    const char *directory = model_with("one", list, "{{ messages | length }}");
+    char path[700];
+    snprintf(path, sizeof path, "%s/chat_template.jinja", directory);
+    for (int given = 0; given < 2; given++) {
+        tsr_tokenizer *t;
+        tsr_chat *chat;
+        tsr_chat_row row = {0};
+        tsr_chat_options options = {.template_path = given ? path : NULL};
+        json_t *messages = json_loads("[" USER("hi") "]", 0, NULL), *tools = json_array();
+        if (given)
+            directory = model_with("given", list, NULL);
+        assert_int_equal(tsr_tokenizer_open(&t, directory), TSR_OK);
+        assert_int_equal(tsr_chat_create(&chat, t, &options), TSR_OK);
+        assert_int_equal(tsr_chat_encode(&row, chat, messages, tools, 0, true), TSR_OK);
+        assert_string_equal(row.text.data, "1");
+        json_decref(messages);
+        json_decref(tools);
+        tsr_chat_row_free(&row);
+        tsr_chat_destroy(chat);
+        tsr_tokenizer_destroy(t);
+    }
+    free(list);
+    scratch_remove();
+}
+
+/* A template for tools that is not understood is no matter of rows without tools. */
+static void test_bad_tool_use(void **state)
+{
+    (void)state;
+    scratch_make();
+    tsr_tokenizer *t;
+    tsr_chat *chat;
+    tsr_chat_row row = {0};
+    char *list = config_of(true, "plain", "{% nonsense %}");
+    json_t *messages = json_loads("[" USER("hi") "]", 0, NULL), *tools = json_array();
+    assert_int_equal(tsr_tokenizer_open(&t, model_with("bad", list, NULL)), TSR_OK);
+    assert_int_equal(tsr_chat_create(&chat, t, NULL), TSR_OK);
+    assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_OK);
+    assert_string_equal(row.text.data, "plain");
+    for (int twice = 0; twice < 2; twice++) {
+        assert_int_equal(tsr_chat_encode(&row, chat, messages, tools, 0, true), TSR_EDATA);
+        assert_non_null(strstr(tsr_last_error(), "tokenizer_config.json (tool_use):1"));
+        assert_non_null(strstr(tsr_last_error(), "nonsense"));
+    }
+    json_decref(messages);
+    json_decref(tools);
+    tsr_chat_row_free(&row);
+    tsr_chat_destroy(chat);
+    tsr_tokenizer_destroy(t);
+    free(list);
+    scratch_remove();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),      cmocka_unit_test(test_marks),
-        cmocka_unit_test(test_straddling),  cmocka_unit_test(test_prefixes),
-        cmocka_unit_test(test_broken_rows), cmocka_unit_test(test_no_template),
+        cmocka_unit_test(test_golden),       cmocka_unit_test(test_marks),
+        cmocka_unit_test(test_straddling),   cmocka_unit_test(test_prefixes),
+        cmocka_unit_test(test_broken_rows),  cmocka_unit_test(test_no_template),
+        cmocka_unit_test(test_tool_use),     cmocka_unit_test(test_one_template_for_all),
+        cmocka_unit_test(test_bad_tool_use),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
