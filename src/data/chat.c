@@ -39,11 +39,12 @@ static tsr_status set_name(json_t *names, const char *key, json_t *value)
 /* The names as transformers gives them: tools and documents are there and none. */
 static tsr_status fill_names(tsr_chat *chat, const tsr_chat_options *options)
 {
-    static const char *const tokens[] = {"bos_token", "eos_token", "pad_token", "unk_token"};
+    static const char *const tokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                         "pad_token", "cls_token", "mask_token"};
     chat->names = json_object();
     if (!chat->names)
         return tsr_fail(TSR_ENOMEM, "no memory for the names of a chat template");
-    for (int i = 0; i < 4; i++) {
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
         const char *text = tsr_tokenizer_special(chat->tokenizer, tokens[i]);
         if (text)
             TSR_TRY(set_name(chat->names, tokens[i], json_string(text)));

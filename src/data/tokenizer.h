@@ -37,7 +37,8 @@ typedef struct {
 void tsr_tokens_clear(tsr_tokens *tokens);
 void tsr_tokens_free(tsr_tokens *tokens);
 
-/* Reads tokenizer.json, tokenizer_config.json and the chat template of a checkpoint's directory.
+/* Reads tokenizer.json, tokenizer_config.json (where it has no added_tokens_decoder, with
+ * special_tokens_map.json over it) and the chat templates of a checkpoint's directory.
  * On success the caller owns *out. TSR_EDATA: a file is missing, malformed or not understood. */
 tsr_status tsr_tokenizer_open(tsr_tokenizer **out, const char *directory);
 
@@ -64,13 +65,12 @@ int32_t tsr_tokenizer_id(const tsr_tokenizer *tokenizer, const char *token);
 /* The largest id plus one: a model whose vocab_size is below it does not fit the tokenizer. */
 int32_t tsr_tokenizer_vocab_count(const tsr_tokenizer *tokenizer);
 
-/* The ids that tokenizer_config.json names; -1 where it names none. */
+/* The ids that tokenizer_config.json names; -1 where it names none, or no token of the tokenizer. */
 int32_t tsr_tokenizer_bos(const tsr_tokenizer *tokenizer);
 int32_t tsr_tokenizer_eos(const tsr_tokenizer *tokenizer);
 int32_t tsr_tokenizer_pad(const tsr_tokenizer *tokenizer);
 
-/* The value of bos_token, eos_token, pad_token or unk_token in tokenizer_config.json; NULL if
- * absent. Borrowed. */
+/* The value of bos_token, eos_token and so on in tokenizer_config.json; NULL if absent. Borrowed. */
 const char *tsr_tokenizer_special(const tsr_tokenizer *tokenizer, const char *key);
 
 /* The chat template: chat_template.jinja, else chat_template.json, else tokenizer_config.json; with

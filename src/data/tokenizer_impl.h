@@ -59,7 +59,7 @@ struct tsr_tokenizer {
     int32_t *prefix, *suffix; /* of the post-processor */
     size_t prefix_count, suffix_count;
 
-    json_t *config; /* tokenizer_config.json; NULL if there is none */
+    json_t *config; /* tokenizer_config.json with special_tokens_map.json; NULL: neither is there */
     char *config_name;
     tsr_template_file chat_template, tool_template;
 

@@ -382,6 +382,23 @@ static tsr_status load_chat_templates(tsr_tokenizer *t, const char *directory)
     return status;
 }
 
+/* special_tokens_map.json of older repositories, whose config has no added_tokens_decoder: its tokens
+ * take the place of the config's, as in transformers. */
+static tsr_status load_special_tokens(tsr_tokenizer *t, const char *directory)
+{
+    char path[4096];
+    json_t *map;
+    if (json_object_get(t->config, "added_tokens_decoder") ||
+        !path_of(path, directory, "special_tokens_map.json"))
+        return TSR_OK;
+    TSR_TRY(tsr_json_load_object(&map, path));
+    if (!t->config)
+        t->config = json_object();
+    int failed = json_object_update(t->config, map);
+    json_decref(map);
+    return failed ? tsr_fail(TSR_ENOMEM, "no memory for the special tokens") : TSR_OK;
+}
+
 static tsr_status load_files(tsr_tokenizer *t, const char *directory)
 {
     char path[4096];
@@ -400,6 +417,7 @@ static tsr_status load_files(tsr_tokenizer *t, const char *directory)
         free(text);
         TSR_TRY(status);
     }
+    TSR_TRY(load_special_tokens(t, directory));
     return load_chat_templates(t, directory);
 }
 

@@ -305,7 +305,8 @@ static void check_both_templates(const char *directory)
     tsr_tokenizer_destroy(t);
 }
 
-/* A directory with tiny-llama's tokenizer, this tokenizer_config.json and this template. */
+/* A directory with tiny-llama's tokenizer, this tokenizer_config.json and this template; NULL: without
+ * it. */
 static const char *model_with(const char *name, const char *config, const char *template)
 {
     static char directory[600];
@@ -315,7 +316,8 @@ static const char *model_with(const char *name, const char *config, const char *
     snprintf(path, sizeof path, "%s/tokenizer.json", directory);
     assert_int_equal(symlink(MODEL "/tokenizer.json", path), 0);
     snprintf(path, sizeof path, "%s/tokenizer_config.json", directory);
-    write_text(path, config);
+    if (config)
+        write_text(path, config);
     snprintf(path, sizeof path, "%s/chat_template.jinja", directory);
     if (template)
         write_text(path, template);
@@ -416,6 +418,61 @@ static void test_bad_tool_use(void **state)
     scratch_remove();
 }
 
+/* ---- special tokens ---- */
+
+#define SPECIALS                                                                                   \
+    "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ unk_token }}|{{ sep_token }}|"             \
+    "{{ cls_token }}|{{ mask_token }}"
+#define CONFIG  BOS ",\"eos_token\":\"<|eot_id|>\",\"pad_token\":\"<|pad|>\""
+#define EARLIER "{\"bos_token\":\"<|pad|>\",\"eos_token\":{\"content\":\"<|start_header_id|>\"}}"
+
+/* Config and special_tokens_map.json, and what transformers makes of them. */
+static const struct {
+    const char *config, *map, *text;
+    int bos, eos, pad;
+} specials[] = {
+    {"{" CONFIG "}", NULL, "<|begin_of_text|>|<|eot_id|>|<|pad|>||||", 0, 4, 5},
+    {"{}", EARLIER, "<|pad|>|<|start_header_id|>|||||", 5, 2, -1},
+    {NULL, EARLIER, "<|pad|>|<|start_header_id|>|||||", 5, 2, -1},
+    {"{" CONFIG "}", EARLIER, "<|pad|>|<|start_header_id|>|<|pad|>||||", 5, 2, 5},
+    {"{" CONFIG ",\"added_tokens_decoder\":{}}", EARLIER,
+     "<|begin_of_text|>|<|eot_id|>|<|pad|>||||", 0, 4, 5},
+    {"{" CONFIG "}", "{\"bos_token\":null,\"pad_token\":\"<|eot_id|>\"}",
+     "|<|eot_id|>|<|eot_id|>||||", -1, 4, 4},
+    {"{" CONFIG ",\"sep_token\":\"s\",\"cls_token\":\"c\",\"mask_token\":\"m\"}", NULL,
+     "<|begin_of_text|>|<|eot_id|>|<|pad|>||s|c|m", 0, 4, 5},
+};
+
+static void test_special_tokens(void **state)
+{
+    (void)state;
+    scratch_make();
+    for (size_t i = 0; i < sizeof specials / sizeof *specials; i++) {
+        tsr_tokenizer *t;
+        tsr_chat *chat;
+        tsr_chat_row row = {0};
+        char name[8], path[700];
+        json_t *messages = json_loads("[" USER("hi") "]", 0, NULL);
+        snprintf(name, sizeof name, "%zu", i);
+        const char *directory = model_with(name, specials[i].config, SPECIALS);
+        snprintf(path, sizeof path, "%s/special_tokens_map.json", directory);
+        if (specials[i].map)
+            write_text(path, specials[i].map);
+        assert_int_equal(tsr_tokenizer_open(&t, directory), TSR_OK);
+        assert_int_equal(tsr_chat_create(&chat, t, NULL), TSR_OK);
+        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_OK);
+        assert_string_equal(row.text.data, specials[i].text);
+        assert_int_equal(tsr_tokenizer_bos(t), specials[i].bos);
+        assert_int_equal(tsr_tokenizer_eos(t), specials[i].eos);
+        assert_int_equal(tsr_tokenizer_pad(t), specials[i].pad);
+        json_decref(messages);
+        tsr_chat_row_free(&row);
+        tsr_chat_destroy(chat);
+        tsr_tokenizer_destroy(t);
+    }
+    scratch_remove();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -423,7 +480,7 @@ int main(void)
         cmocka_unit_test(test_straddling),   cmocka_unit_test(test_prefixes),
         cmocka_unit_test(test_broken_rows),  cmocka_unit_test(test_no_template),
         cmocka_unit_test(test_tool_use),     cmocka_unit_test(test_one_template_for_all),
-        cmocka_unit_test(test_bad_tool_use),
+        cmocka_unit_test(test_bad_tool_use), cmocka_unit_test(test_special_tokens),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
