@@ -396,6 +396,38 @@ static void shrink(void *array, uint64_t *capacity, uint64_t count, uint64_t ent
     *capacity = count;
 }
 
+/* There must be a row, and in some row something to train. */
+static tsr_status check_left(const tsr_dataset *data, const tsr_dataset_options *options)
+{
+    const tsr_dataset_stats *stats = &data->stats;
+    const char *key = key_of(options), *first = data->files[0];
+    long long rows = stats->rows, dropped = stats->too_long + stats->emptied;
+    if (!stats->samples)
+        return tsr_fail(TSR_EDATA,
+                        "%s: none of the %lld rows (%s:1 and on) is left: %lld were dropped by "
+                        "truncation to max_length %lld; raise it",
+                        key, rows, first, dropped, (long long)options->max_length);
+    if (stats->label_tokens)
+        return TSR_OK;
+    const sample_entry *from = &data->samples[0], *to = &data->samples[stats->samples - 1];
+    if (dropped)
+        return tsr_fail(TSR_EDATA,
+                        "%s: nothing to train is left: truncation to max_length %lld dropped %lld "
+                        "of %lld rows, and the others (%s:%lld to %s:%lld) have no token to train; "
+                        "raise max_length",
+                        key, (long long)options->max_length, dropped, rows, data->files[from->file],
+                        (long long)from->line, data->files[to->file], (long long)to->line);
+    return tsr_fail(TSR_EDATA,
+                    "%s: no token of the %lld rows (%s:%lld to %s:%lld) is trained: every label is "
+                    "-100%s",
+                    key, rows, data->files[from->file], (long long)from->line,
+                    data->files[to->file], (long long)to->line,
+                    options->chat && options->assistant_only != TSR_LOSS_NO
+                        ? "; no chat has an assistant's turn (assistant_only_loss: false trains "
+                          "all tokens)"
+                        : "");
+}
+
 /* Figures, hash and warnings, once everything is read. */
 static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
 {
@@ -426,24 +458,8 @@ static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
     stats->samples = (int64_t)data->sample_count;
     stats->documents = (int64_t)data->document_count;
     stats->tokens = (int64_t)data->token_count;
-    const char *key = key_of(options), *first = data->files[0];
-    if (!stats->samples)
-        return tsr_fail(TSR_EDATA,
-                        "%s: none of the %lld rows (%s:1 and on) is left: %lld were dropped by "
-                        "truncation to max_length %lld; raise it",
-                        key, (long long)stats->rows, first, (long long)dropped,
-                        (long long)options->max_length);
-    if (!stats->label_tokens)
-        return tsr_fail(TSR_EDATA,
-                        "%s: no token of the %lld rows (%s:%lld to %s:%lld) is trained: every "
-                        "label is -100%s",
-                        key, (long long)stats->rows, first, (long long)data->samples[0].line,
-                        data->files[data->samples[stats->samples - 1].file],
-                        (long long)data->samples[stats->samples - 1].line,
-                        options->chat && options->assistant_only != TSR_LOSS_NO
-                            ? "; no chat has an assistant's turn (assistant_only_loss: false "
-                              "trains all tokens)"
-                            : "");
+    TSR_TRY(check_left(data, options));
+    const char *key = key_of(options);
     if (stats->unlabelled)
         tsr_log(TSR_LOG_WARNING, "%s: %lld of %lld rows have no token to train", key,
                 (long long)stats->unlabelled, (long long)stats->samples);

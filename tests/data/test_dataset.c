@@ -414,6 +414,18 @@ static void broken_places(void **state)
                 load_with(&data, "{\"input_ids\":[1,2,3]}\n",
                           (tsr_dataset_options){.max_length = 2, .truncation = TSR_TRUNCATE_DROP}),
                 TSR_EDATA, (const char *[MOST_WORDS]){"none of the 1 rows", "max_length 2"});
+    /* What truncation took is named, not what the rows that are left lack. */
+    const char *mixed = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}\n" CHAT;
+    for (int drop = 0; drop < 2; drop++) {
+        tsr_truncation how = drop ? TSR_TRUNCATE_DROP : TSR_TRUNCATE_RIGHT;
+        check_error(
+            "all labels dropped",
+            load_with(&data, mixed, (tsr_dataset_options){.max_length = 8, .truncation = how}),
+            TSR_EDATA,
+            (const char *[MOST_WORDS]){"max_length 8 dropped 1 of 2 rows", "rows.jsonl:1 to",
+                                       "raise max_length"});
+        assert_null(strstr(tsr_last_error(), "assistant_only_loss"));
+    }
     assert_null(data);
 }
 
