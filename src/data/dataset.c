@@ -201,10 +201,7 @@ static tsr_status unknown_keys(const reader *r, const json_t *object,
                                const tsr_dataset_options *options)
 {
     tsr_text found = {0}, known = {0};
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)object, key, value)
-        tsr_text_printf(&found, "%s\"%s\"", found.length ? ", " : "", key);
+    tsr_row_own_keys(&found, object);
     for (size_t i = 1; i < sizeof formats / sizeof *formats; i++) {
         tsr_text_puts(&known, known.length ? ", " : "");
         tsr_row_keys(&known, formats[i].format, options);

@@ -90,6 +90,14 @@ void tsr_row_keys(tsr_text *out, tsr_data_format format, const tsr_dataset_optio
             tsr_text_printf(out, "%s\"%s\"", k ? " and " : "", key_at(i, k, options));
 }
 
+void tsr_row_own_keys(tsr_text *out, const json_t *object)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)object, key, value) tsr_text_printf(
+        out, "%s\"%s\"%s", out->length ? ", " : "", key, json_is_null(value) ? " (null)" : "");
+}
+
 /* A row of another format than the data's, or of none. */
 static tsr_status check_keys(const json_t *object, tsr_data_format format,
                              const tsr_dataset_options *options, const char *place)
@@ -101,11 +109,8 @@ static tsr_status check_keys(const json_t *object, tsr_data_format format,
     if (has_keys(object, i, options))
         return TSR_OK;
     tsr_text wanted = {0}, has = {0};
-    const char *key;
-    json_t *value;
     tsr_row_keys(&wanted, format, options);
-    json_object_foreach((json_t *)(uintptr_t)object, key, value)
-        tsr_text_printf(&has, "%s\"%s\"", has.length ? ", " : "", key);
+    tsr_row_own_keys(&has, object);
     tsr_status status =
         tsr_fail(TSR_EDATA, "%s: a row of the format %s has %s; this one has %s%.300s%s%s%s", place,
                  tsr_data_format_name(format), tsr_text_string(&wanted), has.length ? "" : "no key",
@@ -144,6 +149,11 @@ tsr_status tsr_row_parse(json_t **out, const char *line, size_t bytes, const cha
     if (!object) {
         if (json_error_code(&error) == json_error_out_of_memory)
             return tsr_fail(TSR_ENOMEM, "%s: no memory to parse the line", place);
+        if (json_error_code(&error) == json_error_numeric_overflow)
+            return tsr_fail(TSR_EDATA,
+                            "%s:%d: a number is too large to be read (a whole number is within 64 "
+                            "bits); write it as a string, or leave its key out",
+                            place, error.column < 0 ? 0 : error.column);
         return tsr_fail(TSR_EDATA, "%s:%d: not valid %s: %s%s", place,
                         error.column < 0 ? 0 : error.column,
                         json_error_code(&error) == json_error_invalid_utf8 ? "UTF-8" : "JSON",

@@ -24,6 +24,9 @@ tsr_data_format tsr_row_detect(const json_t *object, const tsr_dataset_options *
 /* Appends the keys that rows of a format have: "instruction" and "output". */
 void tsr_row_keys(tsr_text *out, tsr_data_format format, const tsr_dataset_options *options);
 
+/* Appends the keys that a row has, and which of them count as missing: "text" (null), "id". */
+void tsr_row_own_keys(tsr_text *out, const json_t *object);
+
 /* Parses one line into an object. `place` is "file:line". TSR_EDATA: place, column and what is
  * wrong. The caller frees *out. */
 tsr_status tsr_row_parse(json_t **out, const char *line, size_t bytes, const char *place);

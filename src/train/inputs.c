@@ -174,6 +174,13 @@ static tsr_status find_eos(int32_t *out, const tsr_inputs *inputs)
 {
     const char *word = inputs->config.eos_token;
     *out = word ? tsr_tokenizer_id(inputs->tokenizer, word) : tsr_tokenizer_eos(inputs->tokenizer);
+    const char *named = tsr_tokenizer_special(inputs->tokenizer, "eos_token");
+    if (*out < 0 && named)
+        return tsr_fail(TSR_ECONFIG,
+                        "eos_token: tokenizer_config.json of %s names '%s', which is no token of "
+                        "tokenizer.json, and rows of text end with it; give one, such as "
+                        "eos_token: </s>",
+                        inputs->config.model_name_or_path, named);
     if (*out < 0)
         return tsr_fail(TSR_ECONFIG,
                         "eos_token: tokenizer_config.json of %s names none, and rows of text end "

@@ -368,6 +368,12 @@ static const struct {
     {"{\"text\":5}", {"rows.jsonl:1", "'text'", "a string"}},
     {"{\"text\":\"a\"}\n{\"prompt\":\"a\",\"completion\":\"b\"}",
      {"rows.jsonl:2: a row of the format text has \"text\"", "prompt_completion"}},
+    {"{\"text\":\"a\"}\n{\"id\":1,\"text\":null}",
+     {"rows.jsonl:2: a row of the format text has \"text\"; this one has \"id\", \"text\" (null)"}},
+    {"{\"text\":null,\"id\":1}", {"no known format", "(\"text\" (null), \"id\")"}},
+    {"{\"id\":123456789012345678901234567890,\"text\":\"a\"}",
+     {"rows.jsonl:1:", "a number is too large", "64 bits", "as a string"}},
+    {"{\"id\":1e999,\"text\":\"a\"}", {"a number is too large"}},
 };
 
 static void broken_rows(void **state)

@@ -94,6 +94,12 @@ static void no_eos(void)
     cli_edit("model/tokenizer_config.json", "\"eos_token\"", "\"other_token\"");
 }
 
+static void foreign_eos(void)
+{
+    cli_write("data.jsonl", "{\"text\": \"a b c\"}\n");
+    cli_edit("model/tokenizer_config.json", "\"<|eot_id|>\"", "\"<end>\"");
+}
+
 static void template_raises(void)
 {
     cli_write("data.jsonl", CHAT);
@@ -206,6 +212,11 @@ const cli_bad_case cli_bad_data[] = {
     {"completion_of_text", plain_text, "completion_only_loss=true", 78, {"completion_only_loss"}},
     {"completion_of_chats", chat, "completion_only_loss=true", 78, {"completion_only_loss"}},
     {"no_eos", no_eos, NULL, 78, {"eos_token", "names none"}},
+    {"foreign_eos",
+     foreign_eos,
+     NULL,
+     78,
+     {"eos_token", "names '<end>', which is no token of tokenizer.json"}},
     {"template_asks_date",
      template_asks_date,
      "chat_template_path=own.jinja",
