@@ -75,6 +75,29 @@ static tsr_status check_companions(const tsr_row *row, const json_t *object, con
     return TSR_OK;
 }
 
+/* A mask of TRL's tokenised rows: what is 0 in it is not trained, whatever the labels say. */
+static tsr_status apply_mask(tsr_row *row, const json_t *object, const char *key, const char *place)
+{
+    json_t *list;
+    if (!tsr_json_has(object, key))
+        return TSR_OK;
+    TSR_TRY(tsr_json_array(&list, object, key, place));
+    if (json_array_size(list) != row->token_count)
+        return tsr_fail(TSR_EDATA, "%s: \"%s\" has %zu entries, but \"input_ids\" has %zu", place,
+                        key, json_array_size(list), row->token_count);
+    for (size_t i = 0; i < row->token_count; i++) {
+        const json_t *item = json_array_get(list, i);
+        int64_t value = json_integer_value(item);
+        char show[TSR_JSON_SHOW_BYTES];
+        if (!json_is_integer(item) || value < 0 || value > 1)
+            return tsr_fail(TSR_EDATA, "%s: \"%s\"[%zu] is %s, expected 0 or 1", place, key, i,
+                            tsr_json_show(show, item));
+        if (!value)
+            row->labels[i] = TSR_LABEL_IGNORED;
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_row_read_pretokenized(tsr_row *row, const json_t *object,
                                      const tsr_dataset_options *options, const char *place)
 {
@@ -99,6 +122,9 @@ tsr_status tsr_row_read_pretokenized(tsr_row *row, const json_t *object,
         TSR_TRY(read_integers(row->labels, labels, "labels", 0, most, true, place));
     else
         memcpy(row->labels, row->ids, count * sizeof *row->labels);
+    TSR_TRY(apply_mask(row, object, "assistant_masks", place));
+    if (options->completion_only != TSR_LOSS_NO)
+        TSR_TRY(apply_mask(row, object, "completion_mask", place));
     TSR_TRY(read_lengths(row, object, place));
     return check_companions(row, object, place);
 }

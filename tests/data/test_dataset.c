@@ -94,6 +94,27 @@ static void pretokenized_rows(void **state)
     tsr_dataset_destroy(data);
 }
 
+/* TRL's masks: 0 is not trained, with labels or without. */
+static void masks(void **state)
+{
+    (void)state;
+    const char *text = "{\"input_ids\":[1,2,3,4],\"completion_mask\":[0,0,1,1]}\n"
+                       "{\"input_ids\":[1,2,3,4],\"assistant_masks\":[0,1,0,1]}\n"
+                       "{\"input_ids\":[1,2,3,4],\"labels\":[1,2,-100,5],"
+                       "\"completion_mask\":[0,1,1,1],\"assistant_masks\":[1,0,1,1]}\n"
+                       "{\"input_ids\":[1,2,3,4],\"completion_mask\":null}\n";
+    static const int32_t want[2][4][4] = {
+        {{-100, -100, 3, 4}, {-100, 2, -100, 4}, {-100, -100, -100, 5}, {-100, 2, 3, 4}},
+        {{-100, 2, 3, 4}, {-100, 2, -100, 4}, {-100, -100, -100, 5}, {-100, 2, 3, 4}}};
+    for (int all = 0; all < 2; all++) {
+        tsr_dataset *data =
+            load(text, (tsr_dataset_options){.completion_only = all ? TSR_LOSS_NO : TSR_LOSS_AUTO});
+        for (int i = 0; i < 4; i++)
+            check_ints(tsr_dataset_sample(data, i).labels, want[all][i], 4);
+        tsr_dataset_destroy(data);
+    }
+}
+
 static void chats(void **state)
 {
     (void)state;
@@ -331,6 +352,10 @@ static const struct {
     {"{\"input_ids\":[1,2],\"seq_lengths\":[3,-1]}", {"\"seq_lengths\"[1] is -1"}},
     {"{\"input_ids\":[1,2],\"attention_mask\":[1,0]}", {"\"attention_mask\"[1] is 0", "padded"}},
     {"{\"input_ids\":[1,2],\"attention_mask\":[1]}", {"\"attention_mask\" has 1"}},
+    {"{\"input_ids\":[1,2],\"completion_mask\":[1]}", {"\"completion_mask\" has 1", "has 2"}},
+    {"{\"input_ids\":[1,2],\"assistant_masks\":[0,2]}", {"\"assistant_masks\"[1] is 2", "0 or 1"}},
+    {"{\"input_ids\":[1,2],\"assistant_masks\":[true,1]}", {"\"assistant_masks\"[0] is true"}},
+    {"{\"input_ids\":[1,2],\"completion_mask\":1}", {"completion_mask", "a list"}},
     {"{\"input_ids\":[1,2],\"position_ids\":[0,0]}", {"\"position_ids\"[1] is 0", "seq_lengths"}},
     {"{\"input_ids\":[1,2],\"labels\":[1,-100]}\n{\"input_ids\":[3]}",
      {"no token of the 2 rows", "rows.jsonl:1 to", "rows.jsonl:2"}},
@@ -478,11 +503,17 @@ static void detection(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pretokenized_rows),   cmocka_unit_test(chats),
-        cmocka_unit_test(token_over_the_edge), cmocka_unit_test(sharegpt_tools),
-        cmocka_unit_test(truncation),          cmocka_unit_test(hash_sees_every_change),
-        cmocka_unit_test(several_files),       cmocka_unit_test(broken_rows),
-        cmocka_unit_test(broken_places),       cmocka_unit_test(detection),
+        cmocka_unit_test(pretokenized_rows),
+        cmocka_unit_test(masks),
+        cmocka_unit_test(chats),
+        cmocka_unit_test(token_over_the_edge),
+        cmocka_unit_test(sharegpt_tools),
+        cmocka_unit_test(truncation),
+        cmocka_unit_test(hash_sees_every_change),
+        cmocka_unit_test(several_files),
+        cmocka_unit_test(broken_rows),
+        cmocka_unit_test(broken_places),
+        cmocka_unit_test(detection),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
