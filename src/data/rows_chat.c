@@ -29,15 +29,21 @@ static tsr_status encode(tsr_row *row, const json_t *messages, const json_t *too
     return TSR_OK;
 }
 
+static tsr_status refuse_kwargs(const json_t *object, const char *place)
+{
+    if (!tsr_json_has(object, "chat_template_kwargs"))
+        return TSR_OK;
+    return tsr_fail(TSR_EDATA,
+                    "%s: \"chat_template_kwargs\" of a row are not supported by this version; "
+                    "remove the key",
+                    place);
+}
+
 /* The row's own tools, NULL where it has none. Borrowed. */
 static tsr_status read_tools(json_t **out, const json_t *object, const char *place)
 {
     *out = NULL;
-    if (tsr_json_has(object, "chat_template_kwargs"))
-        return tsr_fail(TSR_EDATA,
-                        "%s: \"chat_template_kwargs\" of a row are not supported by this version; "
-                        "remove the key",
-                        place);
+    TSR_TRY(refuse_kwargs(object, place));
     return tsr_json_has(object, "tools") ? tsr_json_array(out, object, "tools", place) : TSR_OK;
 }
 
@@ -144,11 +150,14 @@ static tsr_status read_turn(json_t **out, const json_t *turn, size_t index, cons
     return *out ? TSR_OK : tsr_fail(TSR_ENOMEM, "no memory for messages");
 }
 
-/* LLaMA-Factory's rows have the system prompt in a key of its own. */
-static tsr_status read_system(json_t *messages, const json_t *object, const char *place)
+/* LLaMA-Factory's rows have the system prompt in a key of its own. There, as here, one that is the
+ * first turn takes its place. */
+static tsr_status read_system(json_t *messages, const json_t *object, const json_t *turns,
+                              const char *place)
 {
     const char *text;
-    if (!tsr_json_has(object, "system"))
+    const char *first = json_string_value(json_object_get(json_array_get(turns, 0), "from"));
+    if (!tsr_json_has(object, "system") || (first && !strcmp(first, "system")))
         return TSR_OK;
     TSR_TRY(tsr_json_string(&text, object, "system", place));
     if (!*text)
@@ -169,6 +178,7 @@ static tsr_status read_sharegpt_tools(json_t **out, const json_t *object, const 
         *out = json_incref(tools);
         return TSR_OK;
     }
+    TSR_TRY(refuse_kwargs(object, place));
     const char *text = json_string_value(tools);
     if (!text[strspn(text, " \t\r\n")])
         return TSR_OK;
@@ -186,7 +196,7 @@ static tsr_status read_conversation(json_t *messages, const json_t *object, cons
     TSR_TRY(tsr_json_array(&turns, object, "conversations", place));
     if (!json_array_size(turns))
         return tsr_fail(TSR_EDATA, "%s: \"conversations\" is empty", place);
-    TSR_TRY(read_system(messages, object, place));
+    TSR_TRY(read_system(messages, object, turns, place));
     for (size_t i = 0; i < json_array_size(turns); i++) {
         json_t *message;
         TSR_TRY(read_turn(&message, json_array_get(turns, i), i, place));

@@ -189,6 +189,11 @@ static void sharegpt_tools(void **state)
         "|{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"type\": \"function\", "
         "\"function\": {\"name\": \"f\", \"arguments\": {\"a\": 1}}}]}"
         "|{\"role\": \"tool\", \"content\": \"o\"}");
+    check_rendering(
+        "{\"system\":\"key\",\"conversations\":[{\"from\":\"system\",\"value\":\"turn\"},"
+        "{\"from\":\"gpt\",\"value\":\"g\"}]}",
+        "null|{\"role\": \"system\", \"content\": \"turn\"}"
+        "|{\"role\": \"assistant\", \"content\": \"g\"}");
     check_rendering("{\"tools\":[1],\"conversations\":[{\"from\":\"gpt\",\"value\":\"g\"}]}",
                     "[1]|{\"role\": \"assistant\", \"content\": \"g\"}");
     check_rendering("{\"tools\":[2],\"prompt\":[{\"role\":\"user\",\"content\":\"u\"}],"
@@ -380,6 +385,9 @@ static const struct {
     {SHAREGPT("function_call", "\"[]\""), {"[0] is a function_call"}},
     {"{\"tools\":\"{}\",\"conversations\":[{\"from\":\"gpt\",\"value\":\"a\"}]}",
      {"rows.jsonl:1: \"tools\" is a string"}},
+    {"{\"tools\":\"[]\",\"chat_template_kwargs\":{},\"conversations\":"
+     "[{\"from\":\"gpt\",\"value\":\"a\"}]}",
+     {"rows.jsonl:1: ", "chat_template_kwargs"}},
     {"{\"system\":[],\"conversations\":[{\"from\":\"gpt\",\"value\":\"a\"}]}",
      {"rows.jsonl:1", "'system'", "a string"}},
     {"{\"instruction\":1,\"output\":\"b\"}", {"rows.jsonl:1", "'instruction'", "a string"}},
