@@ -112,7 +112,7 @@ static int serve(const tenant *t, const char *const *overrides, int override_cou
         if (status == 0)
             status = tsr_job_save(job);
         if (status == 0)
-            printf("[%s] adapter saved: held-out loss %+.4f\n", t->name, after - before);
+            printf("[%s] adapter saved: held-out loss changed by %+.4f\n", t->name, after - before);
     } else if (admitted < 0) {
         status = admitted;
     }

@@ -11,7 +11,10 @@
  *
  * A serial OpenBLAS hands out its packing buffers without a lock (found on 0.3.21: two threads get
  * the same buffer and wrong results), so the allocation is wrapped at link time (--wrap, see
- * CMakeLists.txt) and locked here; giving a buffer back is one store. Nothing global is set.
+ * CMakeLists.txt) and locked here; giving a buffer back is one store.
+ *
+ * For a processor newer than it, it takes kernels of SSE3 ("Prescott": 0.3.21 does so on Emerald Rapids, where
+ * they reach a fifth of its AVX-512 ones). It reads OPENBLAS_CORETYPE then, which is set for the moment it takes.
  */
 #include "kernels/gemm_block.h"
 
@@ -20,6 +23,7 @@
 #include <cblas.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define TILE_WORK    1000000 /* multiply-adds that OpenBLAS does not pack */
@@ -40,6 +44,38 @@ void *__wrap_blas_memory_alloc(int kind)
     pthread_mutex_unlock(&buffer_lock);
     return buffer;
 }
+
+/* ---- a processor that OpenBLAS does not know ---- */
+
+#if defined(__x86_64__)
+/* Of an OpenBLAS that chooses its kernels when it starts; another has none of these. */
+extern void gotoblas_dynamic_init(void) __attribute__((weak));
+extern void gotoblas_dynamic_quit(void) __attribute__((weak));
+
+/* The kernels that it would have chosen, had it known the processor. */
+static const char *core_by_features(void)
+{
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("x86-64-v4")   ? "SkylakeX"
+           : __builtin_cpu_supports("x86-64-v3") ? "Haswell"
+                                                 : NULL;
+}
+
+/* Before main, or when the library is loaded: nothing multiplies yet. */
+__attribute__((constructor)) static void choose_core(void)
+{
+    if (!gotoblas_dynamic_init || !gotoblas_dynamic_quit || getenv("OPENBLAS_CORETYPE"))
+        return;
+    gotoblas_dynamic_init(); /* in case its own constructor comes after this one */
+    const char *core = core_by_features();
+    if (!core || strcmp(openblas_get_corename(), "Prescott") != 0)
+        return;
+    setenv("OPENBLAS_CORETYPE", core, 1);
+    gotoblas_dynamic_quit();
+    gotoblas_dynamic_init();
+    unsetenv("OPENBLAS_CORETYPE");
+}
+#endif
 
 static void call_blas(const tsr_gemm_block_args *b)
 {

@@ -170,12 +170,26 @@ static void bad_arguments_are_refused(void **state)
     assert_int_equal(tsr_gemm_ref(&bad, test_pool(0)), TSR_EUNSUPPORTED);
 }
 
+/* OpenBLAS takes SSE3 kernels for a processor that it does not know. */
+static void a_new_processor_gets_its_kernels(void **state)
+{
+    (void)state;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("x86-64-v3") && !getenv("OPENBLAS_CORETYPE"))
+        assert_string_not_equal(tsr_gemm_block_core(), "Prescott");
+    else
+        print_message("not a processor to ask: %s\n", tsr_gemm_block_core());
+#endif
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gemm_matches_fp64),
         cmocka_unit_test(threads_do_not_disturb_each_other),
         cmocka_unit_test(bad_arguments_are_refused),
+        cmocka_unit_test(a_new_processor_gets_its_kernels),
     };
     return cmocka_run_group_tests(tests, NULL, pools_teardown);
 }
