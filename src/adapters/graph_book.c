@@ -23,14 +23,25 @@ tsr_graph_choice tsr_graph_choose(const tsr_graph_book *book, const tsr_graph_sh
     return found ? found->choice : tsr_graph_cheapest(shape);
 }
 
-void tsr_graph_keep(tsr_graph_book *book, const tsr_graph_shape *shape, tsr_graph_choice choice)
+static void keep(tsr_graph_book *book, const tsr_graph_entry *entry)
 {
-    const tsr_graph_entry *found = tsr_graph_find(book, shape);
+    const tsr_graph_entry *found = tsr_graph_find(book, &entry->shape);
     int place = found ? (int)(found - book->entry) : book->count;
     if (place == TSR_GRAPH_PLACES)
         return;
-    book->entry[place] = (tsr_graph_entry){*shape, choice};
+    book->entry[place] = *entry;
     book->count += !found;
+}
+
+void tsr_graph_keep(tsr_graph_book *book, const tsr_graph_shape *shape, tsr_graph_choice choice)
+{
+    keep(book, &(tsr_graph_entry){*shape, choice, false});
+}
+
+void tsr_graph_keep_timed(tsr_graph_book *book, const tsr_graph_shape *shape,
+                          tsr_graph_choice choice)
+{
+    keep(book, &(tsr_graph_entry){*shape, choice, true});
 }
 
 /* ---- out ---- */
@@ -162,10 +173,15 @@ void tsr_graph_merge(tsr_text *out, const tsr_graph_book *book, const char *old)
 {
     for (const char *line = old ? tsr_graph_lines(old) : ""; *line; line = line_after(line)) {
         tsr_graph_entry entry;
-        if (parse_entry(&entry, line) && !tsr_graph_find(book, &entry.shape))
+        if (!parse_entry(&entry, line))
+            continue;
+        const tsr_graph_entry *ours = tsr_graph_find(book, &entry.shape);
+        if (!ours || !ours->timed)
             print_entry(out, &entry);
     }
-    tsr_graph_export(out, book);
+    for (int i = 0; i < book->count; i++)
+        if (book->entry[i].timed)
+            print_entry(out, &book->entry[i]);
 }
 
 tsr_status tsr_graph_import(tsr_graph_book *book, const char *lines)

@@ -7,7 +7,9 @@
  * is one line: dtype, whether W + s B A can be made, "drops" with dropout, "composes" with that and
  * a magnitude, tokens, in, out, r, and what
  * was chosen; before that "norms/4" where DoRA's norms are made in one forward of four. Lines of another
- * kind are not looked at.
+ * kind are not looked at. A run's text says also which of its shapes keep the cheapest because there was no
+ * time or memory to time them, so that it is found whatever there is of that the next time; a cache has what
+ * was timed.
  */
 #ifndef TSR_ADAPTERS_GRAPH_BOOK_H
 #define TSR_ADAPTERS_GRAPH_BOOK_H
@@ -19,6 +21,7 @@
 typedef struct {
     tsr_graph_shape shape;
     tsr_graph_choice choice;
+    bool timed; /* by this run, or by the one that left it in the cache */
 } tsr_graph_entry;
 
 /* Zero-initialise. A shape beyond the last place keeps the cheapest graphs. */
@@ -37,6 +40,8 @@ tsr_graph_choice tsr_graph_choose(const tsr_graph_book *book, const tsr_graph_sh
 
 /* In place of what it had. The choice is allowed for the shape. */
 void tsr_graph_keep(tsr_graph_book *book, const tsr_graph_shape *shape, tsr_graph_choice choice);
+void tsr_graph_keep_timed(tsr_graph_book *book, const tsr_graph_shape *shape,
+                          tsr_graph_choice choice);
 
 /* ---- as text ---- */
 
@@ -49,7 +54,7 @@ const char *tsr_graph_lines(const char *text);
 
 void tsr_graph_export(tsr_text *out, const tsr_graph_book *book);
 
-/* The same with what `old`, text or NULL, has beside them. */
+/* Those that were timed, and what `old`, text or NULL, has beside them. */
 void tsr_graph_merge(tsr_text *out, const tsr_graph_book *book, const char *old);
 
 /* Of a text, or NULL, what it has for one shape, if that is allowed. */

@@ -1,6 +1,7 @@
 /*
- * gemm_choices.c: the tuned algorithms of matmuls as text: for the other ranks, the run's directory
- * and a cache.
+ * gemm_choices.c: the chosen algorithms of matmuls as text: for the other ranks, the run's directory
+ * and a cache. The cache has those that were timed; the others the heuristic's first, too, of what is
+ * worth timing and was not timed, so that a run that finds its own text chooses nothing anew.
  *
  * A head line that names device and library, then a line a shape: its seven key fields and the eight
  * words of cuBLASLt's description, in hex. The words mean something to that version of the library
@@ -28,17 +29,17 @@ static void print_choice(tsr_text *out, const tsr_matmul_choice *choice)
     tsr_text_puts(out, "\n");
 }
 
-static void print_tuned(tsr_text *out, const tsr_blas *blas)
+static void print_from(tsr_text *out, const tsr_blas *blas, tsr_matmul_origin least)
 {
     for (int i = 0; i < TSR_BLAS_TABLE; i++)
-        if (blas->choice[i].tuned)
+        if (blas->choice[i].origin >= least)
             print_choice(out, &blas->choice[i]);
 }
 
 void tsr_blas_export(tsr_text *out, const tsr_blas *blas)
 {
     tsr_text_printf(out, "%s\n", blas->made_for);
-    print_tuned(out, blas);
+    print_from(out, blas, TSR_MATMUL_SETTLED);
 }
 
 /* ---- in ---- */
@@ -89,7 +90,7 @@ tsr_status tsr_blas_import(tsr_blas *blas, const char *text)
             if (!parse_choice(&choice, line) || !tsr_matmul_runs(blas, &choice))
                 return tsr_fail(TSR_EDATA, "choices of matmuls: line %d is wrong", number);
             if (pass == 1)
-                tsr_matmul_keep(blas, &choice.key, &choice.algo, true);
+                tsr_matmul_keep(blas, &choice.key, &choice.algo, TSR_MATMUL_SETTLED);
         }
     }
     return TSR_OK;
@@ -105,7 +106,8 @@ static bool wanted(const tsr_matmul_key *key, const tsr_gemm_args *shape, int co
     return false;
 }
 
-void tsr_blas_recall(tsr_blas *blas, const char *text, const tsr_gemm_args *shape, int count)
+void tsr_blas_recall(tsr_blas *blas, const char *text, const tsr_gemm_args *shape, int count,
+                     bool timed)
 {
     if (!text || !is_head(blas, text))
         return;
@@ -114,8 +116,9 @@ void tsr_blas_recall(tsr_blas *blas, const char *text, const tsr_gemm_args *shap
         if (!parse_choice(&choice, line) || !wanted(&choice.key, shape, count))
             continue;
         const tsr_matmul_choice *place = tsr_matmul_find(blas, &choice.key);
-        if (place && !place->tuned && tsr_matmul_runs(blas, &choice))
-            tsr_matmul_keep(blas, &choice.key, &choice.algo, true);
+        if (place && place->origin < TSR_MATMUL_SETTLED && tsr_matmul_runs(blas, &choice))
+            tsr_matmul_keep(blas, &choice.key, &choice.algo,
+                            timed ? TSR_MATMUL_TIMED : TSR_MATMUL_SETTLED);
     }
 }
 
@@ -128,8 +131,8 @@ void tsr_blas_merge(tsr_text *out, tsr_blas *blas, const char *text)
         if (!parse_choice(&choice, line))
             continue;
         const tsr_matmul_choice *place = tsr_matmul_find(blas, &choice.key);
-        if (!place || !place->tuned)
+        if (!place || place->origin < TSR_MATMUL_TIMED)
             print_choice(out, &choice);
     }
-    print_tuned(out, blas);
+    print_from(out, blas, TSR_MATMUL_TIMED);
 }

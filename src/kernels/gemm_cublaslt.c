@@ -225,22 +225,22 @@ tsr_matmul_choice *tsr_matmul_find(tsr_blas *blas, const tsr_matmul_key *key)
         hash = (hash ^ bytes[i]) * 16777619u;
     for (uint32_t i = 0; i < TSR_BLAS_TABLE; i++) {
         tsr_matmul_choice *choice = &blas->choice[(hash + i) % TSR_BLAS_TABLE];
-        if (choice->used && memcmp(&choice->key, key, sizeof *key) == 0)
+        if (choice->origin && memcmp(&choice->key, key, sizeof *key) == 0)
             return choice;
-        if (!choice->used)
+        if (!choice->origin)
             return blas->used < TABLE_MOST ? choice : NULL;
     }
     return NULL;
 }
 
 void tsr_matmul_keep(tsr_blas *blas, const tsr_matmul_key *key, const cublasLtMatmulAlgo_t *algo,
-                     bool tuned)
+                     tsr_matmul_origin origin)
 {
     tsr_matmul_choice *choice = tsr_matmul_find(blas, key);
     if (!choice)
         return;
-    blas->used += !choice->used;
-    *choice = (tsr_matmul_choice){.key = *key, .algo = *algo, .used = true, .tuned = tuned};
+    blas->used += !choice->origin;
+    *choice = (tsr_matmul_choice){.key = *key, .algo = *algo, .origin = origin};
 }
 
 /* How sums may be split. In parts of a 16-bit C they would be rounded more than once. */
@@ -340,6 +340,17 @@ tsr_status tsr_matmul_ask(cublasLtMatmulAlgo_t *out, int *count, tsr_blas *blas,
         tsr_cublaslt_lib.GetStatusName(status));
 }
 
+tsr_status tsr_matmul_ask_first(cublasLtMatmulAlgo_t *out, tsr_blas *blas,
+                                const tsr_matmul_key *key)
+{
+    cublasLtMatmulAlgo_t algo[TSR_BLAS_CANDIDATES];
+    int count;
+    if (tsr_matmul_ask(algo, &count, blas, key, 1) < 0) /* one is cheaper to ask for */
+        TSR_TRY(tsr_matmul_ask(algo, &count, blas, key, TSR_BLAS_CANDIDATES));
+    *out = algo[0];
+    return TSR_OK;
+}
+
 bool tsr_matmul_runs(tsr_blas *blas, const tsr_matmul_choice *choice)
 {
     matmul_layouts l;
@@ -385,25 +396,15 @@ static bool refused(cublasStatus_t status)
            status == CUBLAS_STATUS_ARCH_MISMATCH;
 }
 
-static tsr_status ask_first(cublasLtMatmulAlgo_t *out, tsr_blas *blas, const tsr_matmul_key *key)
-{
-    cublasLtMatmulAlgo_t algo[TSR_BLAS_CANDIDATES];
-    int count;
-    if (tsr_matmul_ask(algo, &count, blas, key, 1) < 0) /* one is cheaper to ask for */
-        TSR_TRY(tsr_matmul_ask(algo, &count, blas, key, TSR_BLAS_CANDIDATES));
-    *out = algo[0];
-    return TSR_OK;
-}
-
 static tsr_status choose(cublasLtMatmulAlgo_t *out, tsr_blas *blas, const tsr_matmul_key *bucket)
 {
     const tsr_matmul_choice *choice = tsr_matmul_find(blas, bucket);
-    if (choice && choice->used) {
+    if (choice && choice->origin) {
         *out = choice->algo;
         return TSR_OK;
     }
-    TSR_TRY(ask_first(out, blas, bucket));
-    tsr_matmul_keep(blas, bucket, out, false);
+    TSR_TRY(tsr_matmul_ask_first(out, blas, bucket));
+    tsr_matmul_keep(blas, bucket, out, TSR_MATMUL_ASKED);
     return TSR_OK;
 }
 
@@ -418,7 +419,7 @@ tsr_status tsr_matmul_call(tsr_stream *stream, const tsr_gemm_args *args,
     TSR_TRY(choose(&algo, blas, &bucket));
     cublasStatus_t status = tsr_matmul_run(blas, &key, args, scales, &algo, cuda);
     if (refused(status)) { /* what fits the bucket's end does not fit this number of tokens */
-        TSR_TRY(ask_first(&algo, blas, &key));
+        TSR_TRY(tsr_matmul_ask_first(&algo, blas, &key));
         status = tsr_matmul_run(blas, &key, args, scales, &algo, cuda);
     }
     return lt_status(status, "gemm: cublasLtMatmul");

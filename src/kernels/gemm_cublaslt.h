@@ -38,10 +38,18 @@ static inline tsr_dtype tsr_matmul_c_dtype(const tsr_matmul_key *key)
     return (tsr_dtype)(key->flags >> 8 & 15);
 }
 
+/* Where a choice is from, and so which texts have it. */
+typedef enum {
+    TSR_MATMUL_FREE,    /* a place in the table without one */
+    TSR_MATMUL_ASKED,   /* the heuristic's first, when a step needed it: none */
+    TSR_MATMUL_SETTLED, /* before the first step, not timed now: the run's own */
+    TSR_MATMUL_TIMED    /* by this run, or by the one that left it in the cache: the cache's, too */
+} tsr_matmul_origin;
+
 typedef struct {
     tsr_matmul_key key;
     cublasLtMatmulAlgo_t algo;
-    bool used, tuned;
+    tsr_matmul_origin origin;
 } tsr_matmul_choice;
 
 struct tsr_blas {
@@ -68,12 +76,16 @@ tsr_matmul_key tsr_matmul_bucket(const tsr_gemm_args *shape);
 /* The place of a shape, used or free; NULL: not in a table that is full. */
 tsr_matmul_choice *tsr_matmul_find(tsr_blas *blas, const tsr_matmul_key *key);
 void tsr_matmul_keep(tsr_blas *blas, const tsr_matmul_key *key, const cublasLtMatmulAlgo_t *algo,
-                     bool tuned);
+                     tsr_matmul_origin origin);
 
 /* Of the heuristic's `most` best algorithms (at most TSR_BLAS_CANDIDATES), the best first, those that
  * are exact enough. At least one, or TSR_EUNSUPPORTED. */
 tsr_status tsr_matmul_ask(cublasLtMatmulAlgo_t *out, int *count, tsr_blas *blas,
                           const tsr_matmul_key *key, int most);
+
+/* The first of them. */
+tsr_status tsr_matmul_ask_first(cublasLtMatmulAlgo_t *out, tsr_blas *blas,
+                                const tsr_matmul_key *key);
 
 /* Whether an algorithm from elsewhere runs this shape here, and is exact enough. */
 bool tsr_matmul_runs(tsr_blas *blas, const tsr_matmul_choice *choice);

@@ -3,7 +3,8 @@
  *
  * Which    Those of at least WORTH_SECONDS, in the caller's order, until the time that all of it will
  *          take, judged from shapes and the kind of card alone, has reached MOST_SECONDS. So the list
- *          is the same each time; what is not on it takes the heuristic's first.
+ *          is the same each time, whatever is found of it; what is not on it, or does not fit into the
+ *          memory of this run, takes the heuristic's first.
  * How      The heuristic's candidates in turn, so that they share what the card's clock does; from
  *          the second round on without those that are far behind. Operands are random (zeros are
  *          faster) and rotate through more memory than the L2 cache. The heuristic's first stays
@@ -91,21 +92,56 @@ static bool listed(const tsr_gemm_args *shape, int count, const tsr_matmul_key *
     return false;
 }
 
-int tsr_blas_select(const tsr_blas *blas, tsr_gemm_args *shape, int count, uint64_t scratch_bytes)
+static bool is_worth_timing(const tsr_blas *blas, const tsr_gemm_args *shape)
+{
+    tsr_matmul_key key = tsr_matmul_bucket(shape);
+    return key.m > 0 && key.n > 0 && key.k > 0 && seconds_of(blas, &key) >= WORTH_SECONDS &&
+           tsr_blas_takes(blas, shape);
+}
+
+static void swap(tsr_gemm_args *a, tsr_gemm_args *b)
+{
+    tsr_gemm_args kept = *a;
+    *a = *b;
+    *b = kept;
+}
+
+int tsr_blas_select(const tsr_blas *blas, tsr_gemm_args *shape, int count)
 {
     int selected = 0;
     double spent = 0;
     for (int i = 0; i < count; i++) {
         tsr_matmul_key key = tsr_matmul_bucket(&shape[i]);
-        double seconds = seconds_of(blas, &key), cost = tuning_seconds(seconds);
-        if (key.m == 0 || key.n == 0 || key.k == 0 || seconds < WORTH_SECONDS ||
-            sizes_of(&key).all > scratch_bytes || spent + cost > MOST_SECONDS ||
-            !tsr_blas_takes(blas, &shape[i]) || listed(shape, selected, &key))
+        double cost = tuning_seconds(seconds_of(blas, &key));
+        if (spent + cost > MOST_SECONDS || !is_worth_timing(blas, &shape[i]) ||
+            listed(shape, selected, &key))
             continue;
         spent += cost;
-        shape[selected++] = shape[i];
+        swap(&shape[selected++], &shape[i]);
     }
     return selected;
+}
+
+int tsr_blas_fitting(tsr_gemm_args *shape, int count, uint64_t scratch_bytes)
+{
+    int fitting = 0;
+    for (int i = 0; i < count; i++)
+        if (tsr_blas_tune_bytes(&shape[i], 1) <= scratch_bytes)
+            swap(&shape[fitting++], &shape[i]);
+    return fitting;
+}
+
+void tsr_blas_settle(tsr_blas *blas, const tsr_gemm_args *shape, int count)
+{
+    for (int i = 0; i < count; i++) {
+        cublasLtMatmulAlgo_t algo;
+        tsr_matmul_key key = tsr_matmul_bucket(&shape[i]);
+        const tsr_matmul_choice *place = tsr_matmul_find(blas, &key);
+        if (place && place->origin < TSR_MATMUL_SETTLED && is_worth_timing(blas, &shape[i]) &&
+            tsr_matmul_ask_first(&algo, blas, &key) ==
+                TSR_OK) /* else the step that needs it says so */
+            tsr_matmul_keep(blas, &key, &algo, TSR_MATMUL_SETTLED);
+    }
 }
 
 /* ---- how ---- */
@@ -224,7 +260,7 @@ static tsr_status tune_shape(tuner *t, const tsr_gemm_args *shape, uint64_t scra
     tsr_log(TSR_LOG_DEBUG, "matmul [%d, %d] by %d: %.1f us, candidate %d of %d; the first %.1f us",
             t->key.m, t->key.n, t->key.k, 1e3 * (double)median(t, best) / t->repeats, best,
             t->count, 1e3 * (double)first / t->repeats);
-    tsr_matmul_keep(t->blas, &t->key, &t->algo[best], true);
+    tsr_matmul_keep(t->blas, &t->key, &t->algo[best], TSR_MATMUL_TIMED);
     return TSR_OK;
 }
 
@@ -237,11 +273,11 @@ static tsr_status judge(const tsr_gemm_args *shape)
     return tsr_gemm_check(&args);
 }
 
-static bool is_tuned(tsr_blas *blas, const tsr_gemm_args *shape)
+static bool is_chosen(tsr_blas *blas, const tsr_gemm_args *shape)
 {
     tsr_matmul_key key = tsr_matmul_bucket(shape);
     const tsr_matmul_choice *choice = tsr_matmul_find(blas, &key);
-    return choice && choice->tuned;
+    return choice && choice->origin >= TSR_MATMUL_SETTLED;
 }
 
 tsr_status tsr_blas_tune(tsr_blas *blas, tsr_stream *stream, const tsr_gemm_args *shape, int count,
@@ -259,7 +295,7 @@ tsr_status tsr_blas_tune(tsr_blas *blas, tsr_stream *stream, const tsr_gemm_args
         args.a = args.b = args.c = scratch;
         status = judge(&args);
         if (status < 0 || !tsr_blas_takes(blas, &args) || args.m == 0 || args.n == 0 ||
-            args.k == 0 || is_tuned(blas, &args))
+            args.k == 0 || is_chosen(blas, &args))
             continue;
         tsr_phase_at("timing matmuls", i, count);
         status = tune_shape(&t, &args, scratch_bytes);

@@ -89,8 +89,9 @@ typedef struct {
      * `agreed` (without gemm and head) is another rank's `chosen` and is taken whole. TSR_EDATA: it
      * is of another kind of device or library, or no such text. */
     const char *known, *cached, *agreed;
-    /* Appended, nothing on the CPU: a line that names device and libraries, and what was chosen; and
-     * the same with what else `cached` holds. */
+    /* Appended, nothing on the CPU: a line that names device and libraries, and all that was chosen, timed
+     * or not: as `known` of the same list it leaves nothing to be chosen, however much scratch there is;
+     * and the same of what was timed, with what else `cached` holds. */
     tsr_text *chosen, *cache;
 } tsr_prepare_args;
 

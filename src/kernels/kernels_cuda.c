@@ -21,16 +21,21 @@ static tsr_status list_matmuls(tsr_gemm_args **out, int *count, const tsr_prepar
     return TSR_OK;
 }
 
+/* The run's own text is obeyed for all, a cache for what would be timed: what other jobs have left there
+ * since changes nothing else. */
 static tsr_status choose_matmuls(tsr_blas *blas, const tsr_prepare_args *args)
 {
     tsr_gemm_args *shape = NULL;
-    int count = 0;
-    TSR_TRY(list_matmuls(&shape, &count, args));
-    count = tsr_blas_select(blas, shape, count, args->scratch_bytes);
-    tsr_blas_recall(blas, args->known, shape, count);
-    tsr_blas_recall(blas, args->cached, shape, count);
+    int all = 0;
+    TSR_TRY(list_matmuls(&shape, &all, args));
+    tsr_blas_recall(blas, args->known, shape, all, false);
+    int count = tsr_blas_select(blas, shape, all);
+    tsr_blas_recall(blas, args->cached, shape, count, true);
+    count = tsr_blas_fitting(shape, count, args->scratch_bytes);
     tsr_status status =
         tsr_blas_tune(blas, args->stream, shape, count, args->scratch, args->scratch_bytes);
+    if (status == TSR_OK)
+        tsr_blas_settle(blas, shape, all);
     free(shape);
     return status;
 }

@@ -45,12 +45,15 @@ tsr_status tsr_kernels_open_cuda(tsr_device *device);
 tsr_status tsr_blas_open(tsr_blas **out, tsr_device *device);
 void tsr_blas_close(tsr_blas *blas);
 
-/* Keeps of `shape`, in its order, what is worth timing within `scratch_bytes`, each once, and returns
- * how many. It depends on the shapes and the kind of card alone. */
-int tsr_blas_select(const tsr_blas *blas, tsr_gemm_args *shape, int count, uint64_t scratch_bytes);
+/* Brings to the front of `shape`, in its order, what is to be timed, each once, and returns how many. It
+ * depends on the shapes and the kind of card alone: not on what has been chosen, nor on memory. */
+int tsr_blas_select(const tsr_blas *blas, tsr_gemm_args *shape, int count);
+
+/* Brings to the front those that tsr_blas_tune can time in so much scratch, and returns how many. */
+int tsr_blas_fitting(tsr_gemm_args *shape, int count, uint64_t scratch_bytes);
 
 /* Times the candidates for each shape and keeps the fastest, before its first use; a shape that has
- * been tuned or imported is left alone. Of a shape m, n, k, leading dimensions, transposes, alpha,
+ * been chosen for is left alone. Of a shape m, n, k, leading dimensions, transposes, alpha,
  * beta and dtypes count, pointers do not; one number of tokens stands for its bucket. Of `scratch`,
  * device memory, at least tsr_blas_tune_bytes; more is used so that caches do not flatter. If
  * anything is timed, all of it is zero afterwards. Waits. */
@@ -58,18 +61,25 @@ tsr_status tsr_blas_tune(tsr_blas *blas, tsr_stream *stream, const tsr_gemm_args
                          void *scratch, uint64_t scratch_bytes);
 uint64_t tsr_blas_tune_bytes(const tsr_gemm_args *shape, int count);
 
-/* The tuned choices as text, appended: a line that names device and library, then a line each. */
+/* What is worth timing and has no choice yet takes the heuristic's first, as it would in a step: so an
+ * export has it, and a run that recalls that does not time it, however much memory it has. */
+void tsr_blas_settle(tsr_blas *blas, const tsr_gemm_args *shape, int count);
+
+/* All that was chosen before the first step, as text, appended: a line that names device and library,
+ * then a line each. */
 void tsr_blas_export(tsr_text *out, const tsr_blas *blas);
 
-/* The same with what `old`, such a text or NULL or anything, has beside them. */
+/* The same of what was timed alone, with what `old`, such a text or NULL or anything, has beside it. */
 void tsr_blas_merge(tsr_text *out, tsr_blas *blas, const char *old);
 
 /* All of a text. TSR_EDATA, and nothing is taken: it is another device's or library's, or not such a
  * text. */
 tsr_status tsr_blas_import(tsr_blas *blas, const char *text);
 
-/* Of a text (or NULL, or anything) what fits one of the shapes and is not tuned yet. */
-void tsr_blas_recall(tsr_blas *blas, const char *text, const tsr_gemm_args *shape, int count);
+/* Of a text (or NULL, or anything) what fits one of the shapes and is not chosen yet. `timed`: all of it
+ * was, as in a cache. */
+void tsr_blas_recall(tsr_blas *blas, const char *text, const tsr_gemm_args *shape, int count,
+                     bool timed);
 
 /* "algorithm 66, tile 15, ...": what would run a call, for messages. */
 void tsr_blas_describe(char *text, uint64_t bytes, tsr_blas *blas, const tsr_gemm_args *args);

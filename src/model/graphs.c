@@ -2,9 +2,11 @@
  * model/graphs.c: the graphs of the adapters of a run (adapters/graph.h): for which shapes they are
  * chosen, and how they are told.
  *
- * Timed are, in the order of the batches' shapes, those that no earlier run has chosen for, where more than
- * one is in doubt and which are not small, unless all are asked for, until the time that all of it will take, judged from shapes alone, has
- * reached MOST_SECONDS. So the list is the same each time; the rest keeps the cheapest by price.
+ * Timed are, in the order of the batches' shapes, those where more than one is in doubt and which are not
+ * small, unless all are asked for, until the time that all of it will take, judged from shapes alone, has
+ * reached MOST_SECONDS. What was found, or does not fit into this run's memory, counts as if it were timed:
+ * so these are the same shapes each time, and the rest keeps the cheapest by price, whatever a cache has by
+ * then. The run's own file is obeyed for every shape.
  */
 #include "model/model_parts.h"
 
@@ -51,8 +53,9 @@ static bool takes(const tsr_layout *layout, int unit, int kind, const tsr_batch_
            (!backward || batch->train);
 }
 
-int tsr_model_graph_shapes(tsr_graph_shape out[TSR_GRAPH_PLACES], const tsr_model_options *options,
-                           const tsr_batch_shape *shapes, int count)
+/* The shapes that the graphs of the adapters are chosen for, each once, in the order of the batches'. */
+static int list_shapes(tsr_graph_shape out[TSR_GRAPH_PLACES], const tsr_model_options *options,
+                       const tsr_batch_shape *shapes, int count)
 {
     const tsr_layout *layout = options->layout;
     int listed = 0, linears = layout->layer_count * TSR_LINEAR_COUNT;
@@ -71,42 +74,68 @@ int tsr_model_graph_shapes(tsr_graph_shape out[TSR_GRAPH_PLACES], const tsr_mode
 /* Whether they are timed for such a shape, by this run or by one that left it in the cache. */
 static bool is_for_timing(const tsr_model_options *options, const tsr_graph_shape *shape)
 {
-    return options->graph_rule == TSR_GRAPHS_TIMED || !tsr_graph_is_small(shape);
+    return (options->graph_rule == TSR_GRAPHS_TIMED || !tsr_graph_is_small(shape)) &&
+           tsr_graph_time_seconds(shape) > 0;
 }
 
-int tsr_model_recall_graphs(tsr_model *model, tsr_graph_shape *shape, int count,
-                            const tsr_prepare_args *args, const char *device)
+/* Keeps those that there is time for, and returns how many. */
+static int list_doubted(tsr_graph_shape *shape, int count, const tsr_model_options *options)
 {
-    uint64_t room = (uint64_t)(model->activation_end - model->activation_begin);
-    const char *known = tsr_graph_text_for(args->known, device);
-    const char *cached = tsr_graph_text_for(args->cached, device);
-    int left = 0;
+    int listed = 0;
     double spent = 0;
     for (int i = 0; i < count; i++) {
-        tsr_graph_choice choice;
         double seconds = tsr_graph_time_seconds(&shape[i]);
-        if (tsr_graph_recall(&choice, known, &shape[i]))
-            tsr_graph_keep(&model->graphs, &shape[i], choice);
-        else if (!is_for_timing(&model->options, &shape[i]))
+        if (!is_for_timing(options, &shape[i]) || spent + seconds > MOST_SECONDS)
             continue;
-        else if (tsr_graph_recall(&choice, cached, &shape[i]))
-            tsr_graph_keep(&model->graphs, &shape[i], choice);
-        else if (seconds > 0 && spent + seconds <= MOST_SECONDS &&
-                 tsr_graph_time_bytes(&shape[i]) <= room) {
-            spent += seconds;
-            shape[left++] = shape[i];
-        }
+        spent += seconds;
+        shape[listed++] = shape[i];
     }
-    return left;
+    return listed;
 }
 
-tsr_status tsr_model_time_graphs(tsr_model *model, const tsr_graph_shape *shape, int count)
+/* Puts down what was found, and the cheapest where there is no time or no memory. False: it is to be timed. */
+static bool settle(tsr_model *model, const tsr_graph_shape *shape, const char *known,
+                   const char *cached, bool doubted)
+{
+    tsr_graph_choice choice;
+    uint64_t room = (uint64_t)(model->activation_end - model->activation_begin);
+    if (tsr_graph_recall(&choice, known, shape))
+        tsr_graph_keep(&model->graphs, shape, choice);
+    else if (doubted && tsr_graph_recall(&choice, cached, shape))
+        tsr_graph_keep_timed(&model->graphs, shape, choice);
+    else if (doubted && tsr_graph_time_bytes(shape) <= room)
+        return false;
+    else if (is_for_timing(&model->options, shape))
+        tsr_graph_keep(&model->graphs, shape, tsr_graph_cheapest(shape));
+    return true;
+}
+
+void tsr_model_recall_graphs(tsr_graph_search *out, tsr_model *model, const tsr_batch_shape *shapes,
+                             int count, const tsr_prepare_args *args, const char *device)
+{
+    const char *known = tsr_graph_text_for(args->known, device);
+    const char *cached = tsr_graph_text_for(args->cached, device);
+    int all = list_shapes(out->timed, &model->options, shapes, count);
+    memcpy(out->doubted, out->timed, (size_t)all * sizeof *out->timed);
+    out->doubted_count = list_doubted(out->doubted, all, &model->options);
+    out->timed_count = 0;
+    for (int i = 0; i < all; i++) {
+        tsr_graph_shape shape = out->timed[i];
+        bool doubted = is_listed(out->doubted, out->doubted_count, &shape);
+        if (!settle(model, &shape, known, cached, doubted))
+            out->timed[out->timed_count++] = shape;
+    }
+}
+
+tsr_status tsr_model_time_graphs(tsr_model *model, const tsr_graph_search *search)
 {
     const tsr_graph_bench bench = {.kernels = model->options.kernels,
                                    .stream = model->compute,
                                    .scratch = model->activation_begin,
                                    .scratch_bytes =
                                        (uint64_t)(model->activation_end - model->activation_begin)};
+    const tsr_graph_shape *shape = search->timed;
+    int count = search->timed_count;
     double start = tsr_now();
     if (count == 0)
         return TSR_OK;
@@ -114,7 +143,7 @@ tsr_status tsr_model_time_graphs(tsr_model *model, const tsr_graph_shape *shape,
         tsr_graph_choice choice;
         tsr_phase_at("timing adapters", i, count);
         TSR_TRY(tsr_graph_time(&choice, &bench, &shape[i]));
-        tsr_graph_keep(&model->graphs, &shape[i], choice);
+        tsr_graph_keep_timed(&model->graphs, &shape[i], choice);
     }
     tsr_phase_at("timing adapters", count, count);
     TSR_TRY(tsr_stream_fill(model->compute, bench.scratch, 0, bench.scratch_bytes));

@@ -4,8 +4,9 @@
  *
  * They are not written down a second time: the layers run, forward and backward, with kernels that
  * only note which matmuls they are asked for. The pointers that they get mean nothing; some must not
- * be NULL, which is how a layer is told what to do. Where graphs of adapters are still to be timed
- * (model/graphs.c), the matmuls of all their candidates are listed.
+ * be NULL, which is how a layer is told what to do. Where graphs of adapters are in doubt (model/graphs.c),
+ * the matmuls of all their candidates are listed, whether they are still to be timed or were found: the
+ * kernels time a part of the list, and a shorter one would have them time others than the first run did.
  */
 #include "model/model_parts.h"
 
@@ -144,25 +145,27 @@ static tsr_status list_layers(listing *l, const tsr_batch_shape *shapes, int cou
     return TSR_OK;
 }
 
-/* The graphs of the adapters that are still to be timed, each its `pass`th candidate. Returns whether
- * there is a later pass. */
-static bool take_candidates(tsr_graph_book *book, const tsr_graph_shape *timed, int count, int pass)
+/* The graphs of the adapters that are in doubt, each its `pass`th candidate. Returns whether there is a
+ * later pass. */
+static bool take_candidates(tsr_graph_book *book, const tsr_graph_search *search, int pass)
 {
     bool more = false;
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < search->doubted_count; i++) {
         tsr_graph_choice choice[TSR_GRAPH_CHOICES];
-        int choices = tsr_graph_doubts(choice, &timed[i]);
-        tsr_graph_keep(book, &timed[i], choice[pass % choices]);
+        int choices = tsr_graph_doubts(choice, &search->doubted[i]);
+        tsr_graph_keep(book, &search->doubted[i], choice[pass % choices]);
         more = more || pass + 1 < choices;
     }
     return more;
 }
 
-/* Of the graphs in the book, and of all candidates of those that are to be timed. */
-static tsr_status list_matmuls(matmul_list *out, const tsr_model_options *options,
+/* Of all candidates of the graphs in doubt, and of those in the model's book: what an earlier run chose may
+ * be none of them. `book` is scratch. */
+static tsr_status list_matmuls(matmul_list *out, const tsr_model *model,
                                const tsr_batch_shape *shapes, int count, tsr_graph_book *book,
-                               const tsr_graph_shape *timed, int timed_count)
+                               const tsr_graph_search *search)
 {
+    const tsr_model_options *options = &model->options;
     tsr_kernels kernels = tsr_kernels_none;
     listing l = {.options = options,
                  .context = {.kernels = &kernels,
@@ -175,11 +178,15 @@ static tsr_status list_matmuls(matmul_list *out, const tsr_model_options *option
     kernels.low_rank_backward = note_low_rank_backward;
     noted = out;
     tsr_status status = list_norms(&l);
-    bool more = true;
+    bool more = search->doubted_count > 0;
+    *book = model->graphs;
     for (int pass = 0; more && status == TSR_OK; pass++) {
-        more = take_candidates(book, timed, timed_count, pass);
+        more = take_candidates(book, search, pass);
         status = list_layers(&l, shapes, count);
     }
+    l.context.graphs = &model->graphs;
+    if (status == TSR_OK)
+        status = list_layers(&l, shapes, count);
     noted = NULL;
     return status;
 }
@@ -208,8 +215,7 @@ static int list_heads(tsr_head_bounds *out, const tsr_model_options *options,
 
 /* The kernels choose how to do the matmuls. */
 static tsr_status prepare_matmuls(tsr_model *model, const tsr_batch_shape *shapes, int count,
-                                  tsr_prepare_args *args, const tsr_graph_shape *timed,
-                                  int timed_count)
+                                  tsr_prepare_args *args, const tsr_graph_search *search)
 {
     const tsr_model_options *options = &model->options;
     size_t chunks = (size_t)options->layout->chunk_count;
@@ -218,10 +224,8 @@ static tsr_status prepare_matmuls(tsr_model *model, const tsr_batch_shape *shape
     tsr_head_bounds *heads = calloc((size_t)count * chunks + 1, sizeof *heads);
     tsr_status status =
         book && heads ? TSR_OK : tsr_fail(TSR_ENOMEM, "out of memory for a list of matmuls");
-    if (status == TSR_OK) {
-        *book = model->graphs;
-        status = list_matmuls(&list, options, shapes, count, book, timed, timed_count);
-    }
+    if (status == TSR_OK)
+        status = list_matmuls(&list, model, shapes, count, book, search);
     if (status == TSR_OK) {
         args->gemm = list.item;
         args->gemm_count = list.count;
@@ -256,21 +260,17 @@ static tsr_status device_line(tsr_text *out, const tsr_model *model)
 
 /* Matmuls first: what a graph takes depends on them. */
 static tsr_status prepare(tsr_model *model, const tsr_batch_shape *shapes, int count,
-                          tsr_prepare_args *args, tsr_graph_shape *timed)
+                          tsr_prepare_args *args, tsr_graph_search *search)
 {
     tsr_text device = {0};
-    int timed_count = 0;
     tsr_status status = args->chosen ? device_line(&device, model) : TSR_OK;
     tsr_graph_rule rule = model->options.graph_rule;
-    if (status == TSR_OK && device.length &&
-        (rule == TSR_GRAPHS_AUTO || rule == TSR_GRAPHS_TIMED)) {
-        timed_count = tsr_model_graph_shapes(timed, &model->options, shapes, count);
-        timed_count = tsr_model_recall_graphs(model, timed, timed_count, args, device.data);
-    }
+    if (status == TSR_OK && device.length && (rule == TSR_GRAPHS_AUTO || rule == TSR_GRAPHS_TIMED))
+        tsr_model_recall_graphs(search, model, shapes, count, args, device.data);
     if (status == TSR_OK)
-        status = prepare_matmuls(model, shapes, count, args, timed, timed_count);
+        status = prepare_matmuls(model, shapes, count, args, search);
     if (status == TSR_OK)
-        status = tsr_model_time_graphs(model, timed, timed_count);
+        status = tsr_model_time_graphs(model, search);
     if (status == TSR_OK && args->chosen)
         tsr_graph_export(args->chosen, &model->graphs);
     if (status == TSR_OK && args->cache)
@@ -282,11 +282,11 @@ static tsr_status prepare(tsr_model *model, const tsr_batch_shape *shapes, int c
 tsr_status tsr_model_prepare(tsr_model *model, const tsr_batch_shape *shapes, int count,
                              tsr_prepare_args *args)
 {
-    tsr_graph_shape *timed = malloc(TSR_GRAPH_PLACES * sizeof *timed);
-    if (!timed)
+    tsr_graph_search *search = calloc(1, sizeof *search);
+    if (!search)
         return tsr_fail(TSR_ENOMEM, "out of memory for a list of graphs");
-    tsr_status status = prepare(model, shapes, count, args, timed);
-    free(timed);
+    tsr_status status = prepare(model, shapes, count, args, search);
+    free(search);
     return status;
 }
 

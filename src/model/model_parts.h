@@ -75,17 +75,20 @@ static inline bool tsr_model_active(const tsr_model_batch *batch)
     return batch->tokens > 0 && batch->label_rows > 0;
 }
 
-/* The shapes that the graphs of the adapters are chosen for, each once, in the order of the batches'. At
- * most TSR_GRAPH_PLACES. */
-int tsr_model_graph_shapes(tsr_graph_shape out[TSR_GRAPH_PLACES], const tsr_model_options *options,
-                           const tsr_batch_shape *shapes, int count);
+/* Of the shapes that the graphs of the adapters are chosen for: those in doubt that there is time for, found
+ * or not, fitting this run's memory or not; and of these those that are still to be timed. */
+typedef struct {
+    tsr_graph_shape doubted[TSR_GRAPH_PLACES], timed[TSR_GRAPH_PLACES];
+    int doubted_count, timed_count;
+} tsr_graph_search;
 
-/* Of these takes what an earlier run chose, and leaves those that are worth timing. Returns how many. */
-int tsr_model_recall_graphs(tsr_model *model, tsr_graph_shape *shape, int count,
-                            const tsr_prepare_args *args, const char *device);
+/* Of all shapes takes what an earlier run chose; what is in doubt, not found and not to be timed keeps the
+ * cheapest, in the book, so that the next run finds that. */
+void tsr_model_recall_graphs(tsr_graph_search *out, tsr_model *model, const tsr_batch_shape *shapes,
+                             int count, const tsr_prepare_args *args, const char *device);
 
-/* Times them in the activations' memory, which is zero again afterwards. */
-tsr_status tsr_model_time_graphs(tsr_model *model, const tsr_graph_shape *shape, int count);
+/* Times those in the activations' memory, which is zero again afterwards. */
+tsr_status tsr_model_time_graphs(tsr_model *model, const tsr_graph_search *search);
 
 /* Resolves the pointers of a gathered layer. `train`: dropout is active. */
 void tsr_model_resolve(tsr_layer *layer, const tsr_model *model, int unit,

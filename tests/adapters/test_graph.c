@@ -386,18 +386,25 @@ static void test_wrong_lines(void **state)
     assert_false(tsr_graph_recall(&choice, "graph BF16 - - 8192 4096 14336 16 B5\n", &plain));
 }
 
-/* The cache keeps what others chose, and takes what this run chose. */
+/* The cache keeps what others timed, and takes what this run timed; what it did not time is its own. */
 static void test_merged_text(void **state)
 {
     (void)state;
     tsr_graph_book book = {0};
     tsr_text text = {0};
-    tsr_graph_keep(&book, &gate, (tsr_graph_choice){TSR_B1, false});
-    tsr_graph_merge(&text, &book,
-                    "head\n1 2\n" LINE "graph broken\n"
-                    "graph F32 - drops 7 5 3 8 B3\n");
+    const char *old = "head\n1 2\n" LINE "graph broken\n"
+                      "graph F32 - drops 7 5 3 8 B3\n";
+    tsr_graph_keep_timed(&book, &gate, (tsr_graph_choice){TSR_B1, false});
+    tsr_graph_merge(&text, &book, old);
     assert_string_equal(tsr_text_string(&text), "graph F32 - drops 7 5 3 8 B3\n"
                                                 "graph BF16 merges - 8192 4096 14336 16 B1\n");
+    tsr_graph_keep(&book, &gate, (tsr_graph_choice){TSR_B1, false});
+    tsr_text_clear(&text);
+    tsr_graph_merge(&text, &book, old);
+    assert_string_equal(tsr_text_string(&text), LINE "graph F32 - drops 7 5 3 8 B3\n");
+    tsr_text_clear(&text);
+    tsr_graph_export(&text, &book);
+    assert_string_equal(tsr_text_string(&text), "graph BF16 merges - 8192 4096 14336 16 B1\n");
     tsr_text_free(&text);
 }
 

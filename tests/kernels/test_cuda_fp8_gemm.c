@@ -308,7 +308,7 @@ static void one_large(int64_t n, int64_t k, bool scales, bool fast)
         char what[128];
         snprintf(what, sizeof what, "candidate %d of %d for [8192, %lld] by %lld%s, added", i,
                  count, (long long)n, (long long)k, fast ? ", fast" : "");
-        tsr_matmul_keep(blas, &key, &algo[i], true);
+        tsr_matmul_keep(blas, &key, &algo[i], TSR_MATMUL_TIMED);
         RUN(tsr_stream_copy(rig.stream, f.args.c, f.before, (uint64_t)(TOKENS * n) * 2));
         RUN(rig.kernels->fp8_gemm(rig.stream, &f.args));
         expect_strips(what, &f);

@@ -296,9 +296,9 @@ static void choices_are_kept(void **state)
     /* Only what is wanted is recalled; the rest of a cache stays in it. */
     tsr_blas_close(other);
     RUN(tsr_blas_open(&other, rig.device));
-    tsr_blas_recall(other, NULL, shape, 4);
-    tsr_blas_recall(other, "something else\n1 2 3\n", shape, 4);
-    tsr_blas_recall(other, text.data, shape + 1, 1);
+    tsr_blas_recall(other, NULL, shape, 4, true);
+    tsr_blas_recall(other, "something else\n1 2 3\n", shape, 4, true);
+    tsr_blas_recall(other, text.data, shape + 1, 1, true);
     tsr_text_clear(&again);
     tsr_blas_export(&again, other);
     assert_int_equal(lines_of(&again), 2);

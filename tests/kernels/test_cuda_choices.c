@@ -1,0 +1,283 @@
+/*
+ * test_cuda_choices.c: what is chosen for a GPU does not depend on the memory that is left: which kernel
+ * runs attention, and, once a run has chosen, the algorithms of its matmuls. Without a GPU: cuBLASLt is
+ * made up, and so is the clock.
+ */
+#include "kernels/attention_cudnn.h"
+#include "kernels/gemm_cublaslt.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- in the place of what needs a GPU ---- */
+
+const tsr_cuda_properties *__wrap_tsr_device_cuda_properties(const tsr_device *device);
+const tsr_cuda_properties *__wrap_tsr_device_cuda_properties(const tsr_device *device)
+{
+    static const tsr_cuda_properties card = {.sm_count = 132, .major = 9};
+    (void)device;
+    return &card;
+}
+
+cudaError_t __wrap_cudaSetDevice(int index);
+cudaError_t __wrap_cudaSetDevice(int index)
+{
+    (void)index;
+    return cudaSuccess;
+}
+
+static int timed, asked;
+static uint64_t fastest; /* the algorithm that the clock prefers */
+
+tsr_status __wrap_tsr_blas_tune(tsr_blas *blas, tsr_stream *stream, const tsr_gemm_args *shape,
+                                int count, void *scratch, uint64_t scratch_bytes);
+tsr_status __wrap_tsr_blas_tune(tsr_blas *blas, tsr_stream *stream, const tsr_gemm_args *shape,
+                                int count, void *scratch, uint64_t scratch_bytes)
+{
+    (void)stream, (void)scratch;
+    assert_true(tsr_blas_tune_bytes(shape, count) <= scratch_bytes);
+    for (int i = 0; i < count; i++) {
+        tsr_matmul_key key = tsr_matmul_bucket(&shape[i]);
+        if (tsr_matmul_find(blas, &key)->origin >= TSR_MATMUL_SETTLED)
+            continue;
+        tsr_matmul_keep(blas, &key, &(cublasLtMatmulAlgo_t){.data = {fastest}}, TSR_MATMUL_TIMED);
+        timed++;
+    }
+    return TSR_OK;
+}
+
+enum { FIRST = 1 }; /* the heuristic's */
+
+static cublasStatus_t heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t matmul,
+                                cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                cublasLtMatmulPreference_t preference, int most,
+                                cublasLtMatmulHeuristicResult_t result[], int *found)
+{
+    (void)handle, (void)matmul, (void)a, (void)b, (void)c, (void)d, (void)preference;
+    assert_true(most > 0);
+    result[0] = (cublasLtMatmulHeuristicResult_t){.algo.data = {FIRST}};
+    *found = 1;
+    asked++;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t check(cublasLtHandle_t handle, cublasLtMatmulDesc_t matmul,
+                            cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                            cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                            const cublasLtMatmulAlgo_t *algo,
+                            cublasLtMatmulHeuristicResult_t *result)
+{
+    (void)handle, (void)matmul, (void)a, (void)b, (void)c, (void)d;
+    *result = (cublasLtMatmulHeuristicResult_t){.algo = *algo};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t config(const cublasLtMatmulAlgo_t *algo,
+                             cublasLtMatmulAlgoConfigAttributes_t what, void *value, size_t bytes,
+                             size_t *written)
+{
+    const uint32_t one = what == CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
+    (void)algo;
+    *written = bytes;
+    memcpy(value, &one, bytes < sizeof one ? bytes : sizeof one);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t ability(const cublasLtMatmulAlgo_t *algo,
+                              cublasLtMatmulAlgoCapAttributes_t what, void *value, size_t bytes,
+                              size_t *written)
+{
+    (void)algo, (void)what;
+    *written = bytes;
+    memset(value, 0, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t layout(cublasLtMatrixLayout_t out, size_t bytes, cudaDataType type,
+                             uint64_t rows, uint64_t columns, int64_t ld)
+{
+    (void)out, (void)bytes, (void)type, (void)rows, (void)columns, (void)ld;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t preference(cublasLtMatmulPreference_t out, size_t bytes)
+{
+    (void)out, (void)bytes;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t prefer(cublasLtMatmulPreference_t out,
+                             cublasLtMatmulPreferenceAttributes_t what, const void *value,
+                             size_t bytes)
+{
+    (void)out, (void)what, (void)value, (void)bytes;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* ---- the runs of a job ---- */
+
+enum { LENGTHS = 16, KINDS = 8, SHAPES = LENGTHS * KINDS };
+
+#define ROOM   (UINT64_C(4) << 30)
+#define LITTLE (UINT64_C(100) << 20) /* too little for the first ones, enough for others */
+
+static tsr_gemm_args shapes[SHAPES];
+static const tsr_head_bounds head = {
+    .rows = 4000, .d = 4096, .chunk = 16384, .dtype = TSR_BF16, .train = true};
+
+static void set_shapes(void)
+{
+    static const int32_t sides[KINDS][2] = {{4096, 4096},  {14336, 4096}, {4096, 14336},
+                                            {1024, 4096},  {4096, 1024},  {16, 4096},
+                                            {14336, 1024}, {8, 8}};
+    for (int i = 0; i < SHAPES; i++)
+        shapes[i] = (tsr_gemm_args){.m = 8192 - i / KINDS * 480,
+                                    .n = sides[i % KINDS][0],
+                                    .k = sides[i % KINDS][1],
+                                    .trans_b = true,
+                                    .alpha = 1,
+                                    .dtype = TSR_BF16,
+                                    .c_dtype = TSR_BF16};
+}
+
+/* What a step of it multiplies by, and what it left. */
+typedef struct {
+    uint64_t algorithm[SHAPES];
+    tsr_text chosen, cache;
+    int timed, asked;
+} job_run;
+
+static void leave(void *context)
+{
+    (void)context; /* on the stack */
+}
+
+static job_run prepared(const tsr_prepare_args *wanted)
+{
+    job_run run = {0};
+    tsr_device *device;
+    tsr_kernels_context context = {.blas = calloc(1, sizeof *context.blas)};
+    tsr_prepare_args args = *wanted;
+    assert_non_null(context.blas);
+    context.blas->bf16_flops = 132 * 5e12;
+    strcpy(context.blas->made_for, "a card");
+    assert_int_equal(tsr_device_create_cpu(&device, &(tsr_device_options){0}), TSR_OK);
+    tsr_device_keep(device, &context, leave);
+    args.chosen = &run.chosen;
+    args.cache = &run.cache;
+    timed = asked = 0;
+    fastest++; /* the clock never says the same twice */
+    if (tsr_kernels_cuda()->prepare(device, &args) != TSR_OK)
+        fail_msg("%s", tsr_last_error());
+    run.timed = timed;
+    run.asked = asked;
+    for (int i = 0; i < SHAPES; i++) {
+        tsr_matmul_key key = tsr_matmul_bucket(&shapes[i]);
+        const tsr_matmul_choice *choice = tsr_matmul_find(context.blas, &key);
+        run.algorithm[i] = choice->origin ? choice->algo.data[0] : FIRST;
+    }
+    tsr_device_destroy(device);
+    free(context.blas);
+    return run;
+}
+
+static job_run run_with(const char *known, const char *cached, uint64_t scratch_bytes)
+{
+    return prepared(&(tsr_prepare_args){.gemm = shapes,
+                                        .gemm_count = SHAPES,
+                                        .head = &head,
+                                        .head_count = 1,
+                                        .scratch_bytes = scratch_bytes,
+                                        .known = known,
+                                        .cached = cached});
+}
+
+static void free_run(job_run *run)
+{
+    tsr_text_free(&run->chosen);
+    tsr_text_free(&run->cache);
+}
+
+static int lines_of(const tsr_text *text)
+{
+    int lines = 0;
+    for (const char *p = tsr_text_string(text); *p; p++)
+        lines += *p == '\n';
+    return lines;
+}
+
+static void expect_repeated(const job_run *first, job_run again)
+{
+    assert_int_equal(again.timed, 0);
+    assert_memory_equal(again.algorithm, first->algorithm, sizeof first->algorithm);
+    free_run(&again);
+}
+
+/* A run that has its own text times nothing, whatever memory it has. */
+static void own_choices_are_obeyed(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        job_run first = run_with(NULL, NULL, i ? LITTLE : ROOM);
+        const char *known = tsr_text_string(&first.chosen);
+        assert_true(first.timed > 0 && first.asked > 0);
+        assert_int_equal(lines_of(&first.chosen), 1 + first.timed + first.asked);
+        expect_repeated(&first, run_with(known, NULL, ROOM));
+        expect_repeated(&first, run_with(known, NULL, LITTLE));
+        expect_repeated(&first, run_with(known, "a card\n", ROOM));
+        expect_repeated(&first, prepared(&(tsr_prepare_args){.agreed = known})); /* another rank */
+        job_run again = run_with(known, NULL, ROOM);
+        assert_int_equal(again.asked, 0);
+        free_run(&again);
+        free_run(&first);
+    }
+}
+
+/* So does one that finds what another has timed. Of older runs their own text has no more than that. */
+static void a_cache_is_enough(void **state)
+{
+    (void)state;
+    job_run first = run_with(NULL, NULL, ROOM);
+    const char *cache = tsr_text_string(&first.cache);
+    assert_int_equal(lines_of(&first.cache), 1 + first.timed);
+    expect_repeated(&first, run_with(NULL, cache, ROOM));
+    expect_repeated(&first, run_with(NULL, cache, LITTLE));
+    expect_repeated(&first, run_with(cache, NULL, ROOM));
+    /* What was not timed stays out of it, and it loses nothing. */
+    job_run again = run_with(tsr_text_string(&first.chosen), cache, ROOM);
+    assert_int_equal(lines_of(&again.cache), lines_of(&first.cache));
+    free_run(&again);
+    again = run_with(tsr_text_string(&first.chosen), NULL, ROOM);
+    assert_string_equal(tsr_text_string(&again.cache), "a card\n");
+    free_run(&again);
+    free_run(&first);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    set_shapes();
+    fastest = FIRST;
+    tsr_cublaslt_lib = (tsr_cublaslt_functions){.MatmulAlgoGetHeuristic = heuristic,
+                                                .MatmulAlgoCheck = check,
+                                                .MatmulAlgoConfigGetAttribute = config,
+                                                .MatmulAlgoCapGetAttribute = ability,
+                                                .MatrixLayoutInit_internal = layout,
+                                                .MatmulPreferenceInit_internal = preference,
+                                                .MatmulPreferenceSetAttribute = prefer};
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(own_choices_are_obeyed),
+        cmocka_unit_test(a_cache_is_enough),
+    };
+    return cmocka_run_group_tests(tests, setup, NULL);
+}
