@@ -54,7 +54,9 @@ typedef struct {
     bool train;
     /* dq may be added up by atomics, where a kernel is faster for it: its bits differ from run to run. */
     bool atomics;
-    int wider; /* how often what one launch of the backward may keep in its workspace is doubled */
+    /* How often what one launch of the backward may keep in its workspace is doubled: fewer launches of the
+     * same kernel, and the same bits. */
+    int wider;
 } tsr_attention_bounds;
 
 /* What the CPU needs, for both directions. */

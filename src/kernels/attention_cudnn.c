@@ -21,10 +21,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROUND        128 /* tokens: cuDNN's tiles */
-#define SLACK_BYTES  (1u << 20)
-#define MAX_LAUNCHES 32 /* of a backward; beyond, most of them would be empty */
-#define MAX_PLANS    16
+#define ROUND       128 /* tokens: cuDNN's tiles */
+#define SLACK_BYTES (1u << 20)
+#define MAX_PLANS   16
+
+/* Of a backward that is not wider. Each takes some 27 us, however short its documents are (one of 2048
+ * tokens with 60 of 102: 1.4 ms in 16, 1.8 in 31); over the own kernel a document of 4096 tokens saves 2 ms,
+ * one of 8192 7 ms (h200_attention.json). */
+#define MAX_LAUNCHES 128
 
 struct tsr_sdpa_plans {
     tsr_attention_bounds bounds;
@@ -68,6 +72,11 @@ static bool cut_pairs(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, int64_t 
     return cut->pieces * cut->groups <= MAX_LAUNCHES;
 }
 
+static int64_t pairs_within(uint64_t cap, uint64_t pair)
+{
+    return pair ? (int64_t)(cap / pair) : INT64_MAX / 2;
+}
+
 static uint64_t list_bytes(int64_t documents, int64_t pieces)
 {
     return rounded((uint64_t)TSR_SDPA_LIST_AT(documents, pieces, 0) * sizeof(int32_t));
@@ -97,7 +106,10 @@ bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uin
     int64_t columns =
         (b->atomics ? 0 : cut->longest) + (b->kv_heads < b->q_heads ? 2 * b->head_dim : 0);
     uint64_t pair = (uint64_t)cut->longest * (uint64_t)columns * 2;
-    if (!cut_pairs(cut, b, pair ? (int64_t)(cap / pair) : INT64_MAX / 2))
+    /* The narrow cut says whether at all: which kernel runs, and with it the bits, does not depend on how
+     * much memory is left. A wider one has no more launches. */
+    if (!cut_pairs(cut, b, pairs_within(cap >> b->wider, pair)) ||
+        !cut_pairs(cut, b, pairs_within(cap, pair)))
         return false;
     uint64_t lists = list_bytes(cut->documents, cut->pieces);
     uint64_t rows = rounded((uint64_t)b->tokens * (uint64_t)b->q_heads * sizeof(float));

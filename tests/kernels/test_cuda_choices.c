@@ -258,6 +258,57 @@ static void a_cache_is_enough(void **state)
     free_run(&first);
 }
 
+/* ---- attention ---- */
+
+static const struct {
+    int64_t tokens, documents, longest;
+    int32_t q_heads, kv_heads;
+} micro_batches[] = {
+    {8192, 41, 4096, 32, 8},   {8192, 41, 3000, 32, 8},    {8192, 41, 8192, 32, 8},
+    {8192, 10, 8192, 32, 8},   {16384, 10, 8192, 32, 8},   {32768, 20, 8192, 32, 8},
+    {8192, 20, 4096, 64, 8},   {8192, 10, 8192, 64, 8},    {8192, 4, 2048, 32, 8},
+    {8192, 1, 8192, 32, 8},    {8192, 160, 2048, 32, 8},   {8192, 600, 2048, 32, 8},
+    {16384, 1, 16384, 32, 8},  {16384, 1, 16384, 64, 8},   {24576, 1, 24576, 32, 8},
+    {32768, 1, 32768, 32, 8},  {32768, 1, 32768, 32, 32},  {16384, 16, 1024, 28, 4},
+    {65536, 70, 16384, 32, 8}, {131072, 1, 131072, 32, 8},
+};
+
+static tsr_attention_bounds bounds_of(size_t i, int wider, bool atomics)
+{
+    return (tsr_attention_bounds){.tokens = micro_batches[i].tokens,
+                                  .documents = micro_batches[i].documents,
+                                  .longest = micro_batches[i].longest,
+                                  .q_heads = micro_batches[i].q_heads,
+                                  .kv_heads = micro_batches[i].kv_heads,
+                                  .head_dim = 128,
+                                  .dtype = TSR_BF16,
+                                  .train = true,
+                                  .atomics = atomics,
+                                  .wider = wider};
+}
+
+/* Memory that is left makes fewer launches, and changes nothing else. */
+static void attention_runs_in_the_same_kernel(void **state)
+{
+    (void)state;
+#ifndef TSR_CUDNN
+    skip();
+#endif
+    for (size_t i = 0; i < 2 * sizeof micro_batches / sizeof *micro_batches; i++) {
+        tsr_sdpa_cut cut, wide;
+        tsr_attention_bounds b = bounds_of(i / 2, 0, i % 2);
+        bool runs = tsr_sdpa_cut_for(&cut, &b, TSR_SDPA_CAP(&b));
+        for (int wider = 1; wider <= 2; wider++) {
+            b = bounds_of(i / 2, wider, i % 2);
+            assert_int_equal(tsr_sdpa_cut_for(&wide, &b, TSR_SDPA_CAP(&b)), runs);
+            if (runs)
+                assert_true(wide.pieces * wide.groups <= cut.pieces * cut.groups);
+        }
+        if (i / 2 < 2 || i % 2) /* the first two are long enough for its launches to pay */
+            assert_true(runs);
+    }
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -278,6 +329,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(own_choices_are_obeyed),
         cmocka_unit_test(a_cache_is_enough),
+        cmocka_unit_test(attention_runs_in_the_same_kernel),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }
