@@ -55,7 +55,7 @@ typedef struct {
     /* dq may be added up by atomics, where a kernel is faster for it: its bits differ from run to run. */
     bool atomics;
     /* How often what one launch of the backward may keep in its workspace is doubled: fewer launches of the
-     * same kernel, and the same bits. */
+     * same kernel, and the same bits, but for documents that fit in no other way (attention_cudnn.h). */
     int wider;
 } tsr_attention_bounds;
 

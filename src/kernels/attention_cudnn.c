@@ -69,6 +69,11 @@ static bool cut_pairs(tsr_sdpa_cut *cut, const tsr_attention_bounds *b, int64_t 
     cut->groups = b->kv_heads / kv;
     cut->pieces = (b->documents + cut->documents - 1) / cut->documents;
     cut->documents = (b->documents + cut->pieces - 1) / cut->pieces;
+    return true;
+}
+
+static bool has_few_launches(const tsr_sdpa_cut *cut)
+{
     return cut->pieces * cut->groups <= MAX_LAUNCHES;
 }
 
@@ -106,10 +111,12 @@ bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uin
     int64_t columns =
         (b->atomics ? 0 : cut->longest) + (b->kv_heads < b->q_heads ? 2 * b->head_dim : 0);
     uint64_t pair = (uint64_t)cut->longest * (uint64_t)columns * 2;
-    /* The narrow cut says whether at all: which kernel runs, and with it the bits, does not depend on how
-     * much memory is left. A wider one has no more launches. */
-    if (!cut_pairs(cut, b, pairs_within(cap >> b->wider, pair)) ||
-        !cut_pairs(cut, b, pairs_within(cap, pair)))
+    /* The narrow cut says whether at all, so that which kernel runs, and with it the bits, does not depend on
+     * how much memory is left. Of documents too long for it a wider one does: without them the own kernel,
+     * less than half as fast, would be all there is. */
+    if (cut_pairs(cut, b, pairs_within(cap >> b->wider, pair)) && !has_few_launches(cut))
+        return false;
+    if (!cut_pairs(cut, b, pairs_within(cap, pair)) || !has_few_launches(cut))
         return false;
     uint64_t lists = list_bytes(cut->documents, cut->pieces);
     uint64_t rows = rounded((uint64_t)b->tokens * (uint64_t)b->q_heads * sizeof(float));
