@@ -144,10 +144,14 @@ static tsr_status is_target(bool *out, const char **name, const selection *s,
     return TSR_OK;
 }
 
+/* Layers limit names that are ends of paths; a name that is the whole path means that one module. */
 static bool in_layers(const selection *s, const char *path)
 {
     if (!s->spec->layers)
         return true;
+    for (uint64_t i = 0; i < s->spec->target.count; i++)
+        if (!strcmp(s->spec->target.names[i], path))
+            return true;
     int64_t layer = layer_of(path);
     for (uint64_t i = 0; i < s->spec->layer_count; i++)
         if (s->spec->layers[i] == layer)
@@ -162,14 +166,15 @@ static tsr_status choose_module(selection *s, uint64_t index)
     const char *name;
     TSR_TRY(is_target(&target, &name, s, module));
     TSR_TRY(is_excluded(&excluded, s, module->path));
-    if (!target || excluded)
+    if (!target || excluded || !in_layers(s, module->path))
         return TSR_OK;
     if (!module->linear)
         return tsr_fail(TSR_ECONFIG,
                         "%s: \"%s\" means %s, which is not a linear of a decoder layer and cannot "
-                        "have an adapter; take it out, or name it in %s",
+                        "have an adapter; take it out, or name it in %s, or let the target end in "
+                        "names of linears, as [q_proj, up_proj] and \".*(q|up)_proj\" do",
                         TARGET_KEY, name, module->path, EXCLUDE_KEY);
-    s->chosen[index] = in_layers(s, module->path);
+    s->chosen[index] = true;
     return TSR_OK;
 }
 

@@ -3,8 +3,8 @@
  *
  * A module is matched by target_modules: a list (the path is the entry, or ends in "." + entry), a
  * regular expression (the whole path matches) or all linears of the layers; exclude_modules, of
- * either form, takes away. A pattern's key matches `(.*\.)?(key)$`. Regular expressions are
- * Oniguruma's with Python's syntax.
+ * either form, takes away. Layers limit all but the entries that are a whole path. A pattern's key
+ * matches `(.*\.)?(key)$`. Regular expressions are Oniguruma's with Python's syntax.
  */
 #ifndef TSR_ADAPTERS_SET_H
 #define TSR_ADAPTERS_SET_H

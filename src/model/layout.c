@@ -35,37 +35,71 @@ static bool linear_bias(const tsr_model_config *config, tsr_linear_kind kind)
     return bias[kind];
 }
 
+/* The modules of a model that are no linears of its layers: of the model, of each layer. */
+static const char *const model_modules[] = {"model.embed_tokens", "lm_head",    "model",
+                                            "model.layers",       "model.norm", "model.rotary_emb"};
+static const char *const layer_modules[] = {
+    "",     ".self_attn",  ".self_attn.q_norm", ".self_attn.k_norm",
+    ".mlp", ".mlp.act_fn", ".input_layernorm",  ".post_attention_layernorm"};
+enum {
+    MODEL_MODULES = sizeof model_modules / sizeof *model_modules,
+    LAYER_MODULES = sizeof layer_modules / sizeof *layer_modules
+};
+
+static tsr_status add_module(tsr_adapter_module *modules, uint64_t *count, uint64_t layer,
+                             const char *name, const uint64_t *shape)
+{
+    char *path;
+    int bytes = layer == UINT64_MAX ? asprintf(&path, "%s", name)
+                                    : asprintf(&path, "model.layers.%" PRIu64 "%s", layer, name);
+    if (bytes < 0)
+        return tsr_fail(TSR_ENOMEM, "out of memory for module names");
+    modules[*count] = (tsr_adapter_module){.path = path, .linear = shape != NULL};
+    if (shape) {
+        modules[*count].in_features = shape[1];
+        modules[*count].out_features = shape[0];
+    }
+    ++*count;
+    return TSR_OK;
+}
+
+static tsr_status add_modules(tsr_adapter_module *modules, uint64_t *count,
+                              const tsr_model_config *config)
+{
+    for (uint64_t layer = 0; layer < config->layer_count; layer++)
+        for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+            uint64_t shape[2];
+            char name[NAME_BYTES];
+            linear_shape(shape, config, kind);
+            snprintf(name, sizeof name, ".%s", tsr_linear_name[kind]);
+            TSR_TRY(add_module(modules, count, layer, name, shape));
+        }
+    for (int i = 0; i < MODEL_MODULES; i++)
+        TSR_TRY(add_module(modules, count, UINT64_MAX, model_modules[i], NULL));
+    for (uint64_t layer = 0; layer < config->layer_count; layer++)
+        for (int i = 0; i < LAYER_MODULES; i++) {
+            bool qk_norm = strstr(layer_modules[i], "q_norm") || strstr(layer_modules[i], "k_norm");
+            if (config->qk_norm || !qk_norm)
+                TSR_TRY(add_module(modules, count, layer, layer_modules[i], NULL));
+        }
+    return TSR_OK;
+}
+
 tsr_status tsr_layout_modules(tsr_adapter_module **out, uint64_t *count,
                               const tsr_model_config *config)
 {
-    uint64_t layers = config->layer_count, total = layers * (uint64_t)kind_in_layer + 2, made = 0;
-    tsr_adapter_module *modules = calloc(total, sizeof *modules);
-    tsr_status status = TSR_OK;
+    uint64_t most = config->layer_count * (TSR_LINEAR_COUNT + LAYER_MODULES) + MODEL_MODULES;
+    uint64_t made = 0;
+    tsr_adapter_module *modules = calloc(most, sizeof *modules);
     if (!modules)
-        return tsr_fail(TSR_ENOMEM, "out of memory for %" PRIu64 " module names", total);
-    for (; made < total; made++) {
-        char *path;
-        uint64_t shape[2] = {config->vocab_size, config->hidden_size};
-        bool linear = made < total - 2;
-        tsr_linear_kind kind = (tsr_linear_kind)(made % (uint64_t)kind_in_layer);
-        int bytes =
-            linear ? asprintf(&path, "model.layers.%" PRIu64 ".%s", made / (uint64_t)kind_in_layer,
-                              tsr_linear_name[kind])
-                   : asprintf(&path, "%s", made == total - 2 ? "model.embed_tokens" : "lm_head");
-        if (bytes < 0) {
-            status = tsr_fail(TSR_ENOMEM, "out of memory for module names");
-            break;
-        }
-        if (linear)
-            linear_shape(shape, config, kind);
-        modules[made] = (tsr_adapter_module){path, shape[1], shape[0], linear};
-    }
+        return tsr_fail(TSR_ENOMEM, "out of memory for %" PRIu64 " module names", most);
+    tsr_status status = add_modules(modules, &made, config);
     if (status < 0) {
         tsr_layout_modules_free(modules, made);
         return status;
     }
     *out = modules;
-    *count = total;
+    *count = made;
     return TSR_OK;
 }
 

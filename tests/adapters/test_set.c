@@ -3,6 +3,7 @@
  */
 #include "adapters/set.h"
 #include "base/log.h"
+#include "model/layout.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -267,12 +268,118 @@ static void test_refusals(void **state)
     refuse(&spec, "rank_pattern: \"(\" is not a regular expression");
 }
 
+#define Q "model.layers.2.self_attn.q_proj"
+
+/* A name that is a module's whole path means it in whatever layer; the layers are for the others. */
+static void test_layers_and_whole_paths(void **state)
+{
+    (void)state;
+    tsr_adapter_spec spec = plain();
+    const int64_t layers[] = {1};
+    spec.layers = layers, spec.layer_count = 1;
+    spec.target = (tsr_adapter_match)NAMES("v_proj", Q, "layers.3.self_attn.q_proj");
+    tsr_adapter_set set = make(&spec);
+    assert_int_equal(set.count, 2);
+    assert_non_null(find(&set, "model.layers.1.self_attn.v_proj"));
+    assert_non_null(find(&set, Q));
+    tsr_adapter_set_free(&set);
+    spec.target = (tsr_adapter_match)NAMES("v_proj", "embed_tokens", "norm");
+    set = make(&spec); /* neither is in a layer */
+    assert_int_equal(set.count, 1);
+    tsr_adapter_set_free(&set);
+    spec.target = (tsr_adapter_match)NAMES("v_proj", "lm_head");
+    refuse(&spec, "\"lm_head\" means lm_head");
+}
+
+static const tsr_adapter_module *model_modules;
+static uint64_t model_module_count;
+
+static void take(tsr_adapter_match target, uint64_t count)
+{
+    tsr_adapter_spec spec = plain();
+    tsr_adapter_set set;
+    spec.target = target;
+    if (tsr_adapter_set_make(&set, &spec, model_modules, model_module_count) < 0)
+        fail_msg("%s", tsr_last_error());
+    assert_int_equal(set.count, count);
+    for (uint64_t i = 0; i < set.count; i++)
+        assert_true(set.adapter[i].module < 3 * KINDS);
+    tsr_adapter_set_free(&set);
+}
+
+static void leave(tsr_adapter_match target, const char *path)
+{
+    tsr_adapter_spec spec = plain();
+    tsr_adapter_set set;
+    char words[128];
+    spec.target = target;
+    assert_int_equal(tsr_adapter_set_make(&set, &spec, model_modules, model_module_count),
+                     TSR_ECONFIG);
+    snprintf(words, sizeof words, " means %s, which is not a linear", path);
+    if (!strstr(tsr_last_error(), words))
+        fail_msg("\"%s\" is not in: %s", words, tsr_last_error());
+}
+
+#define REGEX(expression) ((tsr_adapter_match){.regex = expression})
+#define LIST(...)         ((tsr_adapter_match)NAMES(__VA_ARGS__))
+
+/* PEFT cannot load an adapter whose targets mean a module that is no linear: all modules of a real
+ * model are known. */
+static void test_modules_of_a_model(void **state)
+{
+    (void)state;
+    tsr_adapter_module *all;
+    tsr_model_config config = {.hidden_size = 32,
+                               .intermediate_size = 64,
+                               .layer_count = 3,
+                               .head_count = 4,
+                               .kv_head_count = 2,
+                               .head_dim = 8,
+                               .vocab_size = 100};
+    assert_int_equal(tsr_layout_modules(&all, &model_module_count, &config), TSR_OK);
+    assert_int_equal(model_module_count, 3 * (7 + 6) + 6);
+    model_modules = all;
+    take((tsr_adapter_match){0}, 3 * KINDS);
+    take(LIST("q_proj", "v_proj"), 6);
+    take(LIST("model.layers.1.mlp.up_proj", "self_attn.o_proj"), 4);
+    take(REGEX(".*\\.(q|v)_proj"), 6);
+    take(REGEX(".*proj"), 3 * KINDS);
+    take(REGEX("model\\.layers\\.[01]\\.mlp\\..*_proj"), 6);
+    take(REGEX(".*self_attn\\..*"), 12);
+    leave(REGEX(".*layers\\.[0-2]\\..*"), "model.layers.0.self_attn");
+    leave(REGEX(".*layers\\.[0-2].*"), "model.layers.0");
+    leave(REGEX(".*mlp.*"), "model.layers.0.mlp");
+    leave(REGEX(".*mlp\\..*"), "model.layers.0.mlp.act_fn");
+    leave(LIST("q_proj", "mlp"), "model.layers.0.mlp");
+    leave(LIST("q_proj", "input_layernorm"), "model.layers.0.input_layernorm");
+    leave(LIST("q_proj", "post_attention_layernorm"), "model.layers.0.post_attention_layernorm");
+    leave(LIST("q_proj", "2"), "model.layers.2");
+    leave(LIST("q_proj", "layers"), "model.layers");
+    leave(LIST("q_proj", "model"), "model");
+    leave(LIST("q_proj", "norm"), "model.norm");
+    leave(LIST("q_proj", "rotary_emb"), "model.rotary_emb");
+    leave(LIST("q_proj", "embed_tokens"), "model.embed_tokens");
+    leave(LIST("q_proj", "lm_head"), "lm_head");
+    tsr_layout_modules_free(all, model_module_count);
+    config.qk_norm = true;
+    assert_int_equal(tsr_layout_modules(&all, &model_module_count, &config), TSR_OK);
+    model_modules = all;
+    leave(REGEX(".*self_attn\\..*"), "model.layers.0.self_attn.q_norm");
+    leave(LIST("k_norm"), "model.layers.0.self_attn.k_norm");
+    tsr_layout_modules_free(all, model_module_count);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_linear),        cmocka_unit_test(test_list),
-        cmocka_unit_test(test_regex_and_exclude), cmocka_unit_test(test_layers),
-        cmocka_unit_test(test_patterns),          cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_all_linear),
+        cmocka_unit_test(test_list),
+        cmocka_unit_test(test_regex_and_exclude),
+        cmocka_unit_test(test_layers),
+        cmocka_unit_test(test_patterns),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_layers_and_whole_paths),
+        cmocka_unit_test(test_modules_of_a_model),
     };
     return cmocka_run_group_tests(tests, make_modules, NULL);
 }
