@@ -200,10 +200,10 @@ static tsr_status read_layers(tsr_peft_config *out, const json_t *root, const ch
 {
     const json_t *value = json_object_get(root, "layers_to_transform");
     char found[TSR_JSON_SHOW_BYTES];
-    if (!value || json_is_null(value))
-        return TSR_OK;
     bool list = json_is_array(value);
     uint64_t count = list ? json_array_size(value) : 1;
+    if (!value || json_is_null(value) || count == 0) /* for PEFT, no layer named is all layers */
+        return TSR_OK;
     out->layers_to_transform = calloc(count + 1, sizeof *out->layers_to_transform);
     if (!out->layers_to_transform)
         return no_memory(place);

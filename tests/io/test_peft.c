@@ -137,6 +137,11 @@ static void test_other_forms(void **state)
     assert_int_equal(c.layer_count, 1);
     assert_int_equal(c.layers_to_transform[0], 2);
     tsr_peft_config_free(&c);
+    assert_int_equal(parse(&c, "{\"peft_type\":\"LORA\",\"target_modules\":[\"q_proj\"],"
+                               "\"layers_to_transform\":[]}"),
+                     TSR_OK);
+    assert_true(!c.layers_to_transform && c.layer_count == 0); /* all layers */
+    tsr_peft_config_free(&c);
     assert_int_equal(parse(&c, "{\"peft_type\":\"LORA\",\"target_modules\":\".*\\\\.q_proj\","
                                "\"exclude_modules\":[\"layers.0.self_attn.q_proj\"]}"),
                      TSR_OK);
