@@ -203,7 +203,9 @@ static tsr_status weight_segments(const builder *b, tsr_layout_unit *unit, tsr_l
                         "%s: %s is stored as NF4; load_in_4bit: false needs a checkpoint that is "
                         "not quantized",
                         directory, name);
-    linear->quantized = b->options.load_in_4bit;
+    /* A 4-bit checkpoint that has a weight as plain numbers left it out (llm_int8_skip_modules). */
+    linear->quantized =
+        b->options.load_in_4bit && (source->prequantized || !b->layout->config.prequantized);
     linear->nested = source->prequantized ? source->nested : b->options.nested;
     linear->codes = linear->absmax = linear->plain = TSR_NO_SEGMENT;
     tsr_layout_segment segment = {.name = source->weight->name,

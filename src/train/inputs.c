@@ -58,6 +58,12 @@ static tsr_status check_fp8(const tsr_inputs *inputs)
     for (int i = 0; i < inputs->layout.layer_count * TSR_LINEAR_COUNT; i++) {
         const tsr_layout_linear *linear =
             &inputs->layout.unit[i / TSR_LINEAR_COUNT].linear[i % TSR_LINEAR_COUNT];
+        if (!linear->quantized && inputs->model.prequantized)
+            return tsr_fail(TSR_ECONFIG,
+                            "%s: base_compute: fp8 is made from a base in NF4, but the checkpoint "
+                            "left %s unquantized (llm_int8_skip_modules); write base_compute: "
+                            "dtype, or quantize the original model whole",
+                            where, linear->path);
         if (!linear->quantized)
             return tsr_fail(TSR_ECONFIG,
                             "%s: base_compute: fp8 is made from a base in NF4, but %s is not "

@@ -10,7 +10,9 @@
 
 #include <cmocka.h>
 
+#include "device/device_parts.h"
 #include "model/fixture.h"
+#include "quant/nf4_pack.h"
 #include "support/golden.h"
 #include "support/head.h"
 #include "support/rows.h"
@@ -19,6 +21,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define PREQUANTIZED TSR_SOURCE_DIR "/tests/golden/prequantized-tiny-llama"
 
@@ -108,11 +111,21 @@ static void test_prequantized(void **state)
 }
 /* ---- every way of keeping a base ---- */
 
-/* The doubles of all linears become what NF4 makes of them. */
-static void dequantize(random_model *m, bool nested)
+typedef enum { PLAIN, FOUR_BIT, STORED, MIXED } base_form;
+
+/* Whether a 4-bit checkpoint left it as it was. */
+static bool is_left(base_form base, int layer, int kind)
+{
+    return base == MIXED && ((layer == 1 && kind == TSR_UP) || (layer == 0 && kind == TSR_Q));
+}
+
+/* The doubles of all linears that are not left become what NF4 makes of them. */
+static void dequantize(random_model *m, base_form base, bool nested)
 {
     for (int layer = 0; layer < m->spec.layers; layer++)
         for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+            if (is_left(base, layer, kind))
+                continue;
             model_tensor *w = m->linear[layer][kind].w;
             uint64_t count = w->rows * w->columns, blocks = (count + 63) / 64;
             float *values = malloc(count * sizeof *values), *absmax = malloc(blocks * 4);
@@ -139,6 +152,79 @@ static void dequantize(random_model *m, bool nested)
         }
 }
 
+static void write_quantized_config(const fixture *f, const char *directory)
+{
+    char from[400], to[400];
+    uint64_t bytes;
+    snprintf(from, sizeof from, "%s/config.json", f->checkpoint);
+    snprintf(to, sizeof to, "%s/config.json", directory);
+    char *text = read_whole(&bytes, from);
+    FILE *file = fopen(to, "w");
+    assert_non_null(file);
+    assert_int_equal(text[0], '{');
+    fprintf(file,
+            "{\"quantization_config\": {\"quant_method\": \"bitsandbytes\", \"load_in_4bit\": true,"
+            "\"bnb_4bit_quant_type\": \"nf4\", \"bnb_4bit_use_double_quant\": true, "
+            "\"llm_int8_skip_modules\": [\"lm_head\"]},%.*s",
+            (int)bytes - 1, text + 1);
+    assert_int_equal(fclose(file), 0);
+    free(text);
+}
+
+static tsr_tensor_source plain_source(const tsr_tensor *tensor)
+{
+    void *data = malloc(tensor->bytes);
+    tsr_tensor_source source = {
+        .name = tensor->name, .dtype = tensor->dtype, .ndim = tensor->ndim, .data = data};
+    memcpy(source.shape, tensor->shape, sizeof source.shape);
+    assert_int_equal(tsr_safetensors_read(data, tensor, 0, tensor->bytes), TSR_OK);
+    return source;
+}
+
+static bool is_packed(const random_model *m, base_form base, const char *name)
+{
+    for (int layer = 0; layer < m->spec.layers; layer++)
+        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+            if (!strcmp(m->linear[layer][kind].w->name, name))
+                return !is_left(base, layer, kind);
+    return false;
+}
+
+/* The checkpoint with its linears, or those that are not left, in NF4. */
+static void write_quantized(const fixture *f, base_form base, bool nested, const char *directory)
+{
+    tsr_tensor_source source[TSR_NF4_PACKED_TENSORS * MODEL_MOST_TENSORS];
+    const void *data[MODEL_MOST_TENSORS];
+    tsr_nf4_pack_options options = {.nested = nested};
+    tsr_checkpoint *checkpoint;
+    tsr_nf4_packer *packer;
+    char path[400];
+    uint64_t count = 0, copied = 0;
+    assert_int_equal(mkdir(directory, 0700), 0);
+    write_quantized_config(f, directory);
+    assert_int_equal(tsr_pool_create(&options.pool, 1, NULL, false), TSR_OK);
+    assert_int_equal(tsr_checkpoint_open(&checkpoint, f->checkpoint), TSR_OK);
+    assert_int_equal(tsr_nf4_packer_create(&packer, &options), TSR_OK);
+    for (uint64_t i = 0; i < tsr_checkpoint_count(checkpoint); i++) {
+        const tsr_tensor *tensor = tsr_checkpoint_at(checkpoint, i);
+        const tsr_nf4_packed *packed;
+        if (is_packed(&f->model, base, tensor->name)) {
+            assert_int_equal(tsr_nf4_packer_add(&packed, packer, tensor), TSR_OK);
+            count += (uint64_t)tsr_nf4_packed_sources(&source[count], packed);
+        } else {
+            source[count] = plain_source(tensor);
+            data[copied++] = source[count++].data;
+        }
+    }
+    snprintf(path, sizeof path, "%s/model.safetensors", directory);
+    assert_int_equal(tsr_safetensors_write(path, source, count), TSR_OK);
+    while (copied)
+        free((void *)data[--copied]);
+    tsr_nf4_packer_destroy(packer);
+    tsr_checkpoint_close(checkpoint);
+    tsr_pool_destroy(options.pool);
+}
+
 static void compare(const char *what, const fixture_result *got, const fixture_result *want)
 {
     const test_rows *a = &got->evaluated.rows, *b = &want->evaluated.rows;
@@ -154,10 +240,10 @@ static void compare(const char *what, const fixture_result *got, const fixture_r
                                     got->count[layer][kind][part] * sizeof(double));
 }
 
-/* NF4 (nested or not) against a plain fp32 checkpoint of the dequantized weights, and the plain
+/* NF4 (nested or not; made here, or stored, with all linears or two left out) against a plain fp32 checkpoint of the dequantized weights, and the plain
  * checkpoint in BF16 against the same in fp32: the same bits in losses and gradients. Rows of 100
  * and 36 elements, so that blocks cross rows. */
-static void check_base(const char *name, bool four_bit, bool nested)
+static void check_base(const char *name, base_form base, bool nested)
 {
     model_spec spec = {.type = "llama",
                        .d = 64,
@@ -177,15 +263,20 @@ static void check_base(const char *name, bool four_bit, bool nested)
                        .seed = 21};
     fixture f;
     fixture_result got = {0}, want = {0};
-    char plain[320];
+    char plain[320], packed[320];
     fixture_make(&f, name, &spec, 0.1);
     snprintf(plain, sizeof plain, "%s-float", f.checkpoint);
     job_spec job = fixture_job(&f, "stored");
-    job_set(&job, "load_in_4bit=%s", four_bit ? "true" : "false");
+    snprintf(packed, sizeof packed, "%s-packed", f.checkpoint);
+    job_set(&job, "load_in_4bit=%s", base == PLAIN ? "false" : "true");
     job_set(&job, "use_bnb_nested_quant=%s", nested ? "true" : "false");
+    if (base >= STORED) {
+        write_quantized(&f, base, nested, packed);
+        job_set(&job, "model_name_or_path=%s", packed);
+    }
     job_run(&job, fixture_compute, &got);
-    if (four_bit)
-        dequantize(&f.model, nested);
+    if (base != PLAIN)
+        dequantize(&f.model, base, nested);
     model_write(&f.model, plain, TSR_F32);
     job = fixture_job(&f, "plain");
     job_set(&job, "model_name_or_path=%s", plain);
@@ -199,9 +290,12 @@ static void check_base(const char *name, bool four_bit, bool nested)
 static void test_bases(void **state)
 {
     (void)state;
-    check_base("bf16", false, true);
-    check_base("nf4-nested", true, true);
-    check_base("nf4", true, false);
+    check_base("bf16", PLAIN, true);
+    check_base("nf4-nested", FOUR_BIT, true);
+    check_base("nf4", FOUR_BIT, false);
+    check_base("stored-nested", STORED, true);
+    check_base("mixed-nested", MIXED, true);
+    check_base("mixed", MIXED, false);
 }
 
 int main(void)
