@@ -2,6 +2,7 @@
 
 #include "adapters/init.h"
 #include "base/checked.h"
+#include "base/log.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -11,6 +12,8 @@
 #define MAX_FROZEN    (3 * TSR_LINEAR_COUNT + 5)
 #define MAX_TRAINABLE (3 * TSR_LINEAR_COUNT)
 #define NAME_BYTES    256
+
+#define COMPARED_ELEMENTS (1ull << 16) /* of two tensors at a time */
 
 static const int kind_in_layer = TSR_LINEAR_COUNT;
 
@@ -283,6 +286,52 @@ static tsr_status make_layer(const builder *b, int layer)
     return add_vector(&unit->final_norm, b, unit, -1, "model.norm.weight", config->hidden_size);
 }
 
+/* Whether two tensors of one shape have the same values, up to the first chunk that differs. */
+static tsr_status same_values(bool *out, const tsr_tensor *a, const tsr_tensor *b)
+{
+    float *values = malloc(2 * COMPARED_ELEMENTS * sizeof *values);
+    tsr_status status = TSR_OK;
+    if (!values)
+        return tsr_fail(TSR_ENOMEM, "out of memory for comparing %s and %s", a->name, b->name);
+    *out = true;
+    for (uint64_t done = 0; status == TSR_OK && *out && done < a->element_count;) {
+        uint64_t left = a->element_count - done;
+        uint64_t count = left < COMPARED_ELEMENTS ? left : COMPARED_ELEMENTS;
+        status = tsr_safetensors_read_f32(values, a, done, count);
+        if (status == TSR_OK)
+            status = tsr_safetensors_read_f32(values + count, b, done, count);
+        *out = status == TSR_OK && !memcmp(values, values + count, count * sizeof *values);
+        done += count;
+    }
+    free(values);
+    return status;
+}
+
+/* The head of a model that says that it is tied: a head that is stored and is not the embedding is
+ * what Transformers uses. */
+static tsr_status tied_head(const builder *b, tsr_dtype *dtype, const uint64_t *shape)
+{
+    tsr_layout *layout = b->layout;
+    tsr_dtype stored_dtype = TSR_F32;
+    const tsr_tensor *stored;
+    bool same = false;
+    layout->head = layout->embedding;
+    if (!tsr_checkpoint_find(b->checkpoint, "lm_head.weight"))
+        return TSR_OK;
+    TSR_TRY(plain_tensor(&stored, &stored_dtype, b, "lm_head.weight", 2, shape));
+    TSR_TRY(same_values(&same, layout->embedding, stored));
+    if (same)
+        return TSR_OK;
+    tsr_log(TSR_LOG_WARNING,
+            "%s: config.json says tie_word_embeddings, but lm_head.weight is not "
+            "model.embed_tokens.weight: the head is lm_head.weight, as in Transformers; write "
+            "\"tie_word_embeddings\": false, or take lm_head.weight out",
+            tsr_checkpoint_directory(b->checkpoint));
+    layout->head = stored;
+    *dtype = stored_dtype;
+    return TSR_OK;
+}
+
 /* Embedding and head; the head's chunks are units. */
 static tsr_status make_head(const builder *b)
 {
@@ -292,9 +341,11 @@ static tsr_status make_head(const builder *b)
     tsr_dtype dtype = TSR_F32;
     TSR_TRY(plain_tensor(&layout->embedding, &dtype, b, "model.embed_tokens.weight", 2, shape));
     layout->parameter_count += shape[0] * shape[1];
-    const char *name = config->tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
-    TSR_TRY(plain_tensor(&layout->head, &dtype, b, name, 2, shape));
-    if (!config->tie_word_embeddings)
+    if (config->tie_word_embeddings)
+        TSR_TRY(tied_head(b, &dtype, shape));
+    else
+        TSR_TRY(plain_tensor(&layout->head, &dtype, b, "lm_head.weight", 2, shape));
+    if (layout->head != layout->embedding)
         layout->parameter_count += shape[0] * shape[1];
     for (int chunk = 0; chunk < layout->chunk_count; chunk++) {
         tsr_layout_unit *unit = &layout->unit[layout->layer_count + chunk];

@@ -370,6 +370,74 @@ static void test_packing(void **state)
     fixture_free(&f);
 }
 
+static void check_head(const char *directory, const char *name, uint64_t parameters)
+{
+    tsr_model_config config;
+    tsr_checkpoint *checkpoint;
+    tsr_layout layout;
+    const tsr_layout_options options = {.compute = TSR_F32};
+    assert_int_equal(tsr_model_config_load(&config, directory), TSR_OK);
+    assert_true(config.tie_word_embeddings);
+    assert_int_equal(tsr_checkpoint_open(&checkpoint, directory), TSR_OK);
+    if (tsr_layout_make(&layout, &config, checkpoint, NULL, &options) < 0)
+        fail_msg("%s", tsr_last_error());
+    assert_string_equal(layout.head->name, name);
+    assert_string_equal(layout.unit[layout.layer_count].frozen[0].name, name);
+    assert_int_equal(layout.parameter_count, parameters);
+    tsr_layout_free(&layout);
+    tsr_checkpoint_close(checkpoint);
+}
+
+/* A head that is stored counts, whatever config.json says of ties, unless it is the embedding. */
+static void test_tied_with_a_head(void **state)
+{
+    (void)state;
+    model_spec spec = {.type = "llama",
+                       .d = 64,
+                       .f = 96,
+                       .layers = 1,
+                       .heads = 4,
+                       .kv_heads = 2,
+                       .head_dim = 16,
+                       .vocab = 3000,
+                       .theta = 10000,
+                       .eps = 1e-5,
+                       .dtype = TSR_BF16,
+                       .r = 4,
+                       .alpha = 8,
+                       .targets = ALL,
+                       .seed = 10};
+    const uint64_t table = 3000 * 64, layer = 2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64 + 2 * 64;
+    fixture f;
+    fixture_result untied = {0}, tied = {0};
+    char other[320];
+    fixture_make(&f, "untied", &spec, 0);
+    job_spec job = fixture_job(&f, "untied-out");
+    job_run(&job, fixture_compute, &untied);
+    f.model.spec.tied = true;
+    snprintf(other, sizeof other, "%s-tied", f.checkpoint);
+    model_write(&f.model, other, TSR_BF16);
+    check_head(other, "lm_head.weight", 2 * table + layer + 64);
+    job = fixture_job(&f, "tied-out");
+    job_set(&job, "model_name_or_path=%s", other);
+    job_run(&job, fixture_compute, &tied);
+    assert_memory_equal(tied.nll, untied.nll, (size_t)f.labels * sizeof *tied.nll);
+    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+        assert_memory_equal(tied.gradient[0][kind][0], untied.gradient[0][kind][0],
+                            untied.count[0][kind][0] * sizeof(double));
+    memcpy(f.model.head->data, f.model.embedding->data, table * sizeof(double));
+    snprintf(other, sizeof other, "%s-same", f.checkpoint);
+    model_write(&f.model, other, TSR_BF16);
+    check_head(other, "model.embed_tokens.weight", table + layer + 64);
+    f.model.head->data[table - 1] += 1; /* the last value alone */
+    snprintf(other, sizeof other, "%s-last", f.checkpoint);
+    model_write(&f.model, other, TSR_F32);
+    check_head(other, "lm_head.weight", 2 * table + layer + 64);
+    fixture_result_free(&untied);
+    fixture_result_free(&tied);
+    fixture_free(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -381,6 +449,7 @@ int main(void)
         cmocka_unit_test(test_upper_layers_llama3),
         cmocka_unit_test(test_large_vocabulary),
         cmocka_unit_test(test_packing),
+        cmocka_unit_test(test_tied_with_a_head),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
