@@ -167,6 +167,23 @@ static tsr_status check_zero_b(tsr_job *job)
     return TSR_OK;
 }
 
+/* DoRA's gradients are divided by row norms: with a row of zeros, as padding to a width is, no step would
+ * have a finite one. m: norms of rows `first` and on. */
+static tsr_status check_norms(const tsr_job *job, const tsr_layout_linear *linear, const float *m,
+                              uint64_t first, uint64_t count)
+{
+    const char *name = strrchr(linear->path, '.') + 1;
+    for (uint64_t i = 0; i < count; i++)
+        if (m[i] == 0)
+            return tsr_fail(TSR_EDATA,
+                            "%s: row %llu of %s.weight is all zeros, and DoRA divides by the norm "
+                            "of each row, as PEFT does; write exclude_modules: [%s], or use_dora: "
+                            "false",
+                            job->inputs.config.model_name_or_path, (unsigned long long)(first + i),
+                            linear->path, name);
+    return TSR_OK;
+}
+
 /* The owned range of a linear's row norms becomes its magnitude. */
 static tsr_status take_norms(tsr_job *job, int unit, tsr_linear_kind kind)
 {
@@ -183,16 +200,27 @@ static tsr_status take_norms(tsr_job *job, int unit, tsr_linear_kind kind)
             tsr_device_read(job->device, m, tsr_model_norms(job->model, unit, kind) + span.first,
                             count * sizeof *m);
     if (status == TSR_OK)
+        status = check_norms(job, linear, m, span.first, count);
+    if (status == TSR_OK)
         status = tsr_job_put_trainable(job, unit, linear->m, m);
     free(m);
     return status;
+}
+
+static tsr_status take_all_norms(tsr_job *job)
+{
+    const tsr_layout *layout = &job->inputs.layout;
+    for (int unit = 0; unit < layout->layer_count; unit++)
+        for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+            if (layout->unit[unit].linear[kind].dora)
+                TSR_TRY(take_norms(job, unit, kind));
+    return TSR_OK;
 }
 
 /* Fresh magnitudes are the row norms of the dequantized W: one forward-only pass over the units
  * computes them where the weights are gathered, and each owner takes its range. */
 static tsr_status fresh_magnitudes(tsr_job *job)
 {
-    const tsr_layout *layout = &job->inputs.layout;
     int64_t word[TSR_WORD_COUNT];
     TSR_TRY(tsr_job_agree(job, check_zero_b(job)));
     tsr_model_set_fresh(job->model, true);
@@ -203,11 +231,7 @@ static tsr_status fresh_magnitudes(tsr_job *job)
     TSR_TRY(tsr_executor_wait_word(job->executor, word));
     TSR_TRY(tsr_streams_synchronize(&job->streams));
     tsr_model_set_fresh(job->model, false);
-    for (int unit = 0; unit < layout->layer_count; unit++)
-        for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-            if (layout->unit[unit].linear[kind].dora)
-                TSR_TRY(take_norms(job, unit, kind));
-        }
+    TSR_TRY(tsr_job_agree(job, take_all_norms(job)));
     return tsr_executor_prologue(job->executor);
 }
 

@@ -71,6 +71,16 @@ static void not_finite(void)
     cli_poke(SHARD, 2459648 + 2 * 150001, &infinity, sizeof infinity);
 }
 
+/* Rows of layers.0.mlp.gate_proj, of 256 numbers: one of rank 0, one of rank 1 of 2. */
+static void zero_row_of(long row)
+{
+    static const char zeros[512];
+    cli_poke(SHARD, 2459648 + row * 512, zeros, sizeof zeros);
+}
+
+BREAK(zero_row, zero_row_of(37))
+BREAK(zero_row_of_rank_1, zero_row_of(600))
+
 static void model_apart(void)
 {
     cli_link_all(".", "apart");
@@ -115,6 +125,19 @@ const cli_bad_case cli_bad_model[] = {
      NULL,
      65,
      {"layers.0.mlp.gate_proj", "rank 1's part", "element 59889 is inf"},
+     2},
+    {"zero_row_dora",
+     zero_row,
+     "use_dora=true",
+     65,
+     {"row 37 of model.layers.0.mlp.gate_proj.weight is all zeros",
+      "exclude_modules: [gate_proj]"}},
+    {"zero_row_dora_n2",
+     zero_row_of_rank_1,
+     "use_dora=true load_in_4bit=false",
+     65,
+     {"row 600 of model.layers.0.mlp.gate_proj.weight is all zeros",
+      "exclude_modules: [gate_proj]"},
      2},
     {"index_bad_json", index_bad_json, NULL, 65, {"model.safetensors.index.json"}},
     {"index_names_no_file", index_names_no_file, NULL, 65, {"model-00005-of-00004"}},
