@@ -447,6 +447,8 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
         add_adapter(&b, &set->adapter[i]);
     for (uint64_t i = 0; set && i < set->count; i++)
         add_magnitude(&layout, &set->adapter[i]);
+    if ((status = tsr_layout_warn_unused(&layout, checkpoint)) < 0)
+        goto out;
     *out = layout;
 out:
     if (status < 0)

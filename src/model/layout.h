@@ -98,6 +98,10 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
                            const tsr_layout_options *options);
 void tsr_layout_free(tsr_layout *layout);
 
+/* layout_unused.c: a warning where the checkpoint has tensors that the model does not, as the biases of a
+ * configuration without them. */
+tsr_status tsr_layout_warn_unused(const tsr_layout *layout, const tsr_checkpoint *checkpoint);
+
 /* Consecutive elements of a trainable tensor: from `memory` on as it is kept, from `stored` on as a
  * file has it. */
 typedef struct {

@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "base/log.h"
 #include "model/fixture.h"
 #include "support/golden.h"
 #include "support/scratch.h"
@@ -438,6 +439,73 @@ static void test_tied_with_a_head(void **state)
     fixture_free(&f);
 }
 
+static char warnings[1024];
+
+static void add_warning(void *user, tsr_log_level level, const char *line)
+{
+    (void)user;
+    (void)level;
+    strncat(warnings, line, sizeof warnings - strlen(warnings) - 1);
+}
+
+static void make_layout(const char *directory)
+{
+    tsr_model_config config;
+    tsr_checkpoint *checkpoint;
+    tsr_layout layout;
+    const tsr_layout_options options = {.load_in_4bit = true, .compute = TSR_F32};
+    warnings[0] = 0;
+    tsr_log_set(add_warning, NULL, TSR_LOG_WARNING);
+    assert_int_equal(tsr_model_config_load(&config, directory), TSR_OK);
+    assert_int_equal(tsr_checkpoint_open(&checkpoint, directory), TSR_OK);
+    if (tsr_layout_make(&layout, &config, checkpoint, NULL, &options) < 0)
+        fail_msg("%s", tsr_last_error());
+    tsr_layout_free(&layout);
+    tsr_checkpoint_close(checkpoint);
+    tsr_log_set(NULL, NULL, TSR_LOG_WARNING);
+}
+
+/* What of a checkpoint config.json leaves out is said: biases, a layer. */
+static void test_unused_tensors(void **state)
+{
+    (void)state;
+    model_spec spec = {.type = "llama",
+                       .d = 64,
+                       .f = 96,
+                       .layers = 2,
+                       .heads = 4,
+                       .kv_heads = 2,
+                       .head_dim = 16,
+                       .vocab = 300,
+                       .attention_bias = true,
+                       .theta = 10000,
+                       .eps = 1e-5,
+                       .dtype = TSR_BF16,
+                       .seed = 11};
+    random_model model;
+    model_make(&model, &spec);
+    model_write(&model, scratch_path("all"), TSR_BF16);
+    make_layout(scratch_path("all"));
+    assert_string_equal(warnings, "");
+    model.spec.attention_bias = false;
+    model_write(&model, scratch_path("no-biases"), TSR_BF16);
+    make_layout(scratch_path("no-biases"));
+    assert_non_null(strstr(warnings, ": 8 tensors are not used"));
+    assert_non_null(strstr(warnings, ": model.layers.0.self_attn.k_proj.bias, "
+                                     "model.layers.0.self_attn.o_proj.bias, "
+                                     "model.layers.0.self_attn.q_proj.bias, ..."));
+    model.spec.attention_bias = true;
+    model.spec.layers = 1;
+    model_write(&model, scratch_path("no-layer"), TSR_BF16);
+    model.spec.layers = 2;
+    make_layout(scratch_path("no-layer"));
+    assert_non_null(strstr(warnings, ": 13 tensors are not used"));
+    assert_non_null(strstr(warnings, ": model.layers.1.input_layernorm.weight, "));
+    model_free(&model);
+    make_layout(TSR_SOURCE_DIR "/tests/golden/prequantized-tiny-llama"); /* its states are used */
+    assert_string_equal(warnings, "");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -450,6 +518,7 @@ int main(void)
         cmocka_unit_test(test_large_vocabulary),
         cmocka_unit_test(test_packing),
         cmocka_unit_test(test_tied_with_a_head),
+        cmocka_unit_test(test_unused_tensors),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

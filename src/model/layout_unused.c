@@ -1,0 +1,89 @@
+/*
+ * model/layout_unused.c: tensors of a checkpoint that are no part of the model that config.json describes.
+ */
+#include "model/layout.h"
+
+#include "base/log.h"
+#include "base/text.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NAMED 3 /* in the warning */
+
+static int by_address(const void *a, const void *b)
+{
+    const tsr_tensor *x = *(const tsr_tensor *const *)a, *y = *(const tsr_tensor *const *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* What the layout reads, sorted by address; *out is the caller's. */
+static tsr_status list_used(const tsr_tensor ***out, uint64_t *count, const tsr_layout *layout)
+{
+    uint64_t most = 2, made = 0;
+    for (int i = 0; i < layout->unit_count; i++)
+        most += (uint64_t)layout->unit[i].frozen_count;
+    const tsr_tensor **used = malloc(most * sizeof *used);
+    if (!used)
+        return tsr_fail(TSR_ENOMEM, "out of memory for %" PRIu64 " tensors", most);
+    used[made++] = layout->embedding;
+    used[made++] = layout->head;
+    for (int i = 0; i < layout->unit_count; i++)
+        for (int j = 0; j < layout->unit[i].frozen_count; j++)
+            used[made++] = layout->unit[i].frozen[j].source;
+    qsort(used, made, sizeof *used, by_address);
+    *out = used;
+    *count = made;
+    return TSR_OK;
+}
+
+/* The weight that a 4-bit state "<name>.weight.absmax" belongs to, or the tensor itself. */
+static const tsr_tensor *owner(const tsr_checkpoint *checkpoint, const tsr_tensor *tensor)
+{
+    static const char weight[] = ".weight";
+    const char *end = strstr(tensor->name, ".weight.");
+    char name[256];
+    size_t length = end ? (size_t)(end - tensor->name) + sizeof weight - 1 : 0;
+    if (!end || length >= sizeof name)
+        return tensor;
+    memcpy(name, tensor->name, length);
+    name[length] = 0;
+    const tsr_tensor *found = tsr_checkpoint_find(checkpoint, name);
+    return found ? found : tensor;
+}
+
+/* The head of a tied model, which is its embedding, and buffers that old versions saved. */
+static bool is_known(const tsr_layout *layout, const char *name)
+{
+    static const char buffer[] = ".rotary_emb.inv_freq";
+    size_t length = strlen(name), tail = sizeof buffer - 1;
+    return (layout->head == layout->embedding && !strcmp(name, "lm_head.weight")) ||
+           (length >= tail && !strcmp(name + length - tail, buffer));
+}
+
+tsr_status tsr_layout_warn_unused(const tsr_layout *layout, const tsr_checkpoint *checkpoint)
+{
+    const tsr_tensor **used = NULL;
+    uint64_t used_count = 0, unused = 0;
+    tsr_text names = {0};
+    TSR_TRY(list_used(&used, &used_count, layout));
+    for (uint64_t i = 0; i < tsr_checkpoint_count(checkpoint); i++) {
+        const tsr_tensor *tensor = tsr_checkpoint_at(checkpoint, i);
+        const tsr_tensor *key = owner(checkpoint, tensor);
+        if (bsearch(&key, used, used_count, sizeof *used, by_address) ||
+            is_known(layout, tensor->name))
+            continue;
+        if (unused++ < NAMED)
+            tsr_text_printf(&names, "%s%s", unused > 1 ? ", " : "", tensor->name);
+    }
+    if (unused)
+        tsr_log(TSR_LOG_WARNING,
+                "%s: %" PRIu64 " tensors are not used, for config.json describes a model without "
+                "them: %s%s",
+                tsr_checkpoint_directory(checkpoint), unused, tsr_text_string(&names),
+                unused > NAMED ? ", ..." : "");
+    tsr_text_free(&names);
+    free(used);
+    return TSR_OK;
+}
