@@ -227,12 +227,12 @@ tsr_status tsr_nccl_expose(tsr_comm *comm, tsr_stream *host_stream, void *base, 
     TSR_TRY(tsr_cuda_status(cudaSetDevice(n->index), "cudaSetDevice"));
     tsr_region *region = make_region(comm->size, base, bytes);
     struct offer *offers = calloc((size_t)comm->size, sizeof *offers);
-    if (region && offers)
-        status = connect(n, host_stream, region, offers);
-    if (region && offers && status == TSR_OK)
-        status = tsr_meet_create(n, host_stream);
-    else
+    if (!region || !offers)
         status = tsr_fail(TSR_ENOMEM, "no memory to expose memory");
+    if (status == TSR_OK)
+        status = connect(n, host_stream, region, offers);
+    if (status == TSR_OK)
+        status = tsr_meet_create(n, host_stream);
     free(offers);
     if (region) {
         region->next = n->regions;

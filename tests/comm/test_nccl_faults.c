@@ -1,7 +1,7 @@
 /*
  * One rank has no memory for something that the communicator of GPUs is made of, whatever it is: all
- * ranks are told, by the rank's name, before any deadline, and nothing is left behind. CUDA and NCCL
- * are made up.
+ * ranks are told, by the rank's name, before any deadline, and nothing is left behind. One fails or
+ * stays away while memory is exposed: all are told just that. CUDA and NCCL are made up.
  */
 #include "base/clock.h"
 #include "comm/conformance.h"
@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define RANKS   2
 #define SECONDS 30 /* the deadline, which nothing comes near */
@@ -23,54 +24,130 @@ typedef struct {
     char message[1024];
 } rank_run;
 
-static void *run_rank(void *argument)
+/* What a rank has beside its host communicator. */
+typedef struct {
+    tsr_device *host_device, *device;
+    tsr_stream *host_stream;
+    tsr_comm *comm;
+} rank_parts;
+
+static void open_rank(rank_parts *p, const rank_run *run, tsr_case_rank *me)
 {
-    rank_run *run = argument;
-    tsr_case_rank rank = {.rank = tsr_comm_rank(run->host)}, *me = &rank;
     tsr_device_options options = {.thread_count = 1,
                                   .no_pinning = true,
                                   .timeout_seconds = SECONDS,
                                   .local_rank = tsr_comm_local_rank(run->host),
                                   .local_rank_count = tsr_comm_local_size(run->host)};
-    tsr_device *host_device, *device;
-    tsr_stream *host_stream;
-    tsr_comm *comm = NULL;
-    OK(tsr_device_create_cpu(&host_device, &options));
-    OK(tsr_stream_create(&host_stream, host_device, "host"));
-    OK(tsr_device_create_cuda(&device, &options));
+    *p = (rank_parts){0};
+    OK(tsr_device_create_cpu(&p->host_device, &options));
+    OK(tsr_stream_create(&p->host_stream, p->host_device, "host"));
+    OK(tsr_device_create_cuda(&p->device, &options));
     fake_cuda = (struct fake_cuda){.fail_at = run->fail_at};
-    run->status = tsr_comm_create_nccl(&comm, run->host, host_stream, device);
+}
+
+static void close_rank(rank_parts *p, const rank_run *run)
+{
+    tsr_comm_destroy(p->comm);
+    tsr_device_destroy(p->device);
+    tsr_stream_destroy(p->host_stream);
+    tsr_device_destroy(p->host_device);
+    tsr_comm_destroy(run->host);
+}
+
+static void *run_rank(void *argument)
+{
+    rank_run *run = argument;
+    tsr_case_rank rank = {.rank = tsr_comm_rank(run->host)}, *me = &rank;
+    rank_parts p;
+    open_rank(&p, run, me);
+    run->status = tsr_comm_create_nccl(&p.comm, run->host, p.host_stream, p.device);
     run->allocations = fake_cuda.allocations;
     snprintf(run->message, sizeof run->message, "%s", tsr_last_error());
-    tsr_comm_destroy(comm);
-    tsr_device_destroy(device);
-    tsr_stream_destroy(host_stream);
-    tsr_device_destroy(host_device);
-    tsr_comm_destroy(run->host);
+    close_rank(&p, run);
     return NULL;
 }
 
-static void create(rank_run *run, int rank, int fail_at)
+static void run_ranks(rank_run *run, void *(*function)(void *), int rank, int fail_at,
+                      double seconds)
 {
     tsr_case_rank none = {.rank = -1}, *me = &none;
     tsr_comm *host[RANKS];
     pthread_t thread[RANKS];
     double start = tsr_now();
-    OK(tsr_comm_create_threads(host, RANKS, SECONDS));
+    OK(tsr_comm_create_threads(host, RANKS, seconds));
     for (int i = 0; i < RANKS; i++) {
         run[i] = (rank_run){.host = host[i], .fail_at = i == rank ? fail_at : 0};
-        CHECK(pthread_create(&thread[i], NULL, run_rank, &run[i]) == 0);
+        CHECK(pthread_create(&thread[i], NULL, function, &run[i]) == 0);
     }
     for (int i = 0; i < RANKS; i++)
         pthread_join(thread[i], NULL);
     CHECK(tsr_now() - start < SECONDS / 2.0);
+}
+
+static void create(rank_run *run, int rank, int fail_at)
+{
+    tsr_case_rank none = {.rank = -1}, *me = &none;
+    run_ranks(run, run_rank, rank, fail_at, SECONDS);
     CHECK(fake_cuda_live == 0);
+}
+
+/* ---- exposing memory, which rank 1 does not ---- */
+
+#define FEW_SECONDS 2 /* the deadline that it misses */
+
+static const char cause[] = "shard 3 cannot be read";
+static bool rank_1_aborts; /* false: it stays away for too long */
+
+static tsr_status expose(tsr_comm *comm, tsr_comm *host, tsr_stream *host_stream)
+{
+    static char memory[RANKS][4096];
+    int rank = tsr_comm_rank(host);
+    if (rank == 0)
+        return tsr_comm_expose(comm, host_stream, memory[rank], sizeof memory[rank]);
+    if (!rank_1_aborts) {
+        usleep((FEW_SECONDS + 1) * 1000000);
+        return TSR_OK;
+    }
+    tsr_comm_abort(host, TSR_EIO, cause);
+    return tsr_fail(TSR_EIO, "%s", cause);
+}
+
+static void *run_exposing_rank(void *argument)
+{
+    rank_run *run = argument;
+    tsr_case_rank rank = {.rank = tsr_comm_rank(run->host)}, *me = &rank;
+    rank_parts p;
+    open_rank(&p, run, me);
+    OK(tsr_comm_create_nccl(&p.comm, run->host, p.host_stream, p.device));
+    run->status = expose(p.comm, run->host, p.host_stream);
+    run->status = tsr_comm_agree(run->host, p.host_stream, run->status, NULL);
+    snprintf(run->message, sizeof run->message, "%s", tsr_last_error());
+    close_rank(&p, run);
+    return NULL;
+}
+
+static void fail_to_expose(bool aborts)
+{
+    tsr_case_rank none = {.rank = -1}, *me = &none;
+    rank_run run[RANKS];
+    rank_1_aborts = aborts;
+    run_ranks(run, run_exposing_rank, -1, 0, FEW_SECONDS);
+    for (int i = 0; i < RANKS; i++) {
+        CHECK(run[i].status == (aborts ? TSR_EIO : TSR_ETIMEOUT));
+        if (!strstr(run[i].message, "rank 1") ||
+            !strstr(run[i].message, aborts ? cause : "exposure"))
+            fprintf(stderr, "rank %d says: %s\n", i, run[i].message);
+        CHECK(strstr(run[i].message, "rank 1"));
+        CHECK(strstr(run[i].message, aborts ? cause : "exposure"));
+    }
 }
 
 int main(void)
 {
     tsr_case_rank none = {.rank = -1}, *me = &none;
     rank_run run[RANKS];
+    fail_to_expose(true);
+    fail_to_expose(false);
     create(run, 0, 0);
     CHECK(run[0].status == TSR_OK && run[1].status == TSR_OK);
     /* Each of the first, of the communicator; some of the many that its watchdog has. */
