@@ -448,7 +448,8 @@ tsr_status tsr_comm_create_nccl_with(tsr_comm **out, tsr_comm *host, tsr_stream 
                     .device = device,
                     .index = tsr_device_cuda_properties(device)->index,
                     .without_nccl = options->without_nccl,
-                    .meets_in_process = options->meets_in_process};
+                    .meets_in_process = options->meets_in_process,
+                    .abort_seconds = options->abort_seconds};
     status = set_up(n, host_stream);
     if (status == TSR_OK) {
         *out = comm;

@@ -49,7 +49,8 @@ struct tsr_watch {
     int rank; /* in the root */
     pthread_t thread;
     _Atomic bool stop, failed, aborted;
-    double busy_since; /* the watchdog's: 0, or when it first found the lock taken */
+    pthread_mutex_t release_lock; /* of release_all, which ends for good with `stop` */
+    double busy_since;            /* the watchdog's: 0, or when it first found the lock taken */
     unsigned looks;
 
     pthread_mutex_t lock; /* of NCCL's calls, and all below */
@@ -63,6 +64,7 @@ struct tsr_watch {
 static struct {
     pthread_mutex_t lock;
     tsr_watch *first;
+    tsr_watch *left_behind; /* their aborts may still run: they stay */
 } all = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- the other processes ---- */
@@ -185,10 +187,13 @@ static void fail(tsr_watch *w, tsr_status status)
     atomic_store(&w->failed, true);
 }
 
+/* Not any more once the communicators may be gone (leave_behind). */
 static void release_all(tsr_watch *w)
 {
-    for (tsr_nccl *n = w->first; n; n = n->next)
+    pthread_mutex_lock(&w->release_lock);
+    for (tsr_nccl *n = w->first; n && !atomic_load(&w->stop); n = n->next)
         tsr_meet_release(n);
+    pthread_mutex_unlock(&w->release_lock);
 }
 
 static void abort_all(tsr_watch *w)
@@ -267,6 +272,7 @@ static void free_watch(tsr_watch *w)
         if (w->ring[i].end)
             cudaEventDestroy(w->ring[i].end);
     }
+    pthread_mutex_destroy(&w->release_lock);
     pthread_mutex_destroy(&w->lock);
     free(w);
 }
@@ -281,6 +287,7 @@ static tsr_status make(tsr_watch **out, const tsr_nccl *n)
     w->board = n->comm->gate.board;
     w->rank = n->comm->gate.rank;
     pthread_mutex_init(&w->lock, NULL);
+    pthread_mutex_init(&w->release_lock, NULL);
     tsr_status status = TSR_OK;
     for (int i = 0; i < RING && status == TSR_OK; i++) {
         status = tsr_cuda_status(
@@ -326,6 +333,16 @@ tsr_status tsr_watch_join(tsr_nccl *n)
     return TSR_OK;
 }
 
+/* The list's lock is held. */
+static void take_off(tsr_watch *w)
+{
+    for (tsr_watch **at = &all.first; *at; at = &(*at)->next)
+        if (*at == w) {
+            *at = w->next;
+            break;
+        }
+}
+
 void tsr_watch_leave(tsr_nccl *n)
 {
     tsr_watch *w = n->watch;
@@ -340,11 +357,8 @@ void tsr_watch_leave(tsr_nccl *n)
     pthread_mutex_unlock(&w->lock);
     pthread_mutex_lock(&all.lock);
     bool last = --w->users == 0;
-    for (tsr_watch **at = &all.first; last && *at; at = &(*at)->next)
-        if (*at == w) {
-            *at = w->next;
-            break;
-        }
+    if (last)
+        take_off(w);
     pthread_mutex_unlock(&all.lock);
     n->watch = NULL;
     if (!last)
@@ -475,12 +489,32 @@ void tsr_watch_unlock(tsr_nccl *n)
     pthread_mutex_unlock(&n->watch->lock);
 }
 
+/* The abort goes on alone. What it has of NCCL stays, with the watchdog, for as long as the process;
+ * the board, the device and what the ranks share do not: of these it touches nothing from here on. */
+static void leave_behind(tsr_watch *w)
+{
+    pthread_mutex_lock(&w->release_lock);
+    bool before = atomic_exchange(&w->stop, true);
+    pthread_mutex_unlock(&w->release_lock);
+    if (before)
+        return;
+    pthread_detach(w->thread);
+    pthread_mutex_lock(&all.lock);
+    take_off(w);
+    w->next = all.left_behind;
+    all.left_behind = w;
+    pthread_mutex_unlock(&all.lock);
+}
+
 bool tsr_watch_given_up(tsr_nccl *n)
 {
-    double end = tsr_now() + ABORT_SECONDS;
-    while (!atomic_load(&n->watch->aborted)) {
-        if (tsr_now() >= end)
+    tsr_watch *w = n->watch;
+    double end = tsr_now() + (n->abort_seconds > 0 ? n->abort_seconds : ABORT_SECONDS);
+    while (!atomic_load(&w->aborted)) {
+        if (atomic_load(&w->stop) || tsr_now() >= end) {
+            leave_behind(w);
             return false;
+        }
         usleep(1000);
     }
     return true;

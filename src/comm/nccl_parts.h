@@ -49,6 +49,7 @@ struct tsr_nccl {
     bool threads;             /* two ranks are one process; the same on all ranks */
     bool without_nccl;        /* see tsr_nccl_options */
     bool meets_in_process;    /* likewise */
+    double abort_seconds;     /* likewise */
     tsr_watch *watch;         /* NULL: one rank */
     tsr_nccl *next;           /* of the watch */
     uint64_t issued, arrived; /* collectives: enqueued, and seen to have begun */
@@ -103,7 +104,7 @@ tsr_status tsr_watch_why_stop(const tsr_nccl *n, double end, const char *what);
 tsr_status tsr_watch_blame(const tsr_nccl *n, tsr_status status);
 
 /* The communicator is dead: waits until the watchdog has given `n` up. False: it has not within its
- * deadline, and nothing that it uses may be freed. */
+ * deadline; nothing of `n` may be freed, whose abort may still run, but all that `n` does not own. */
 bool tsr_watch_given_up(tsr_nccl *n);
 
 /* ---- comm_nccl_meet.c ---- */
@@ -145,6 +146,8 @@ typedef struct {
     bool without_nccl;
     /* Ranks of one process meet too: where CUDA is made up, which puts nothing behind anything. */
     bool meets_in_process;
+    /* How long the end of a communicator waits for an abort; 0: 20. */
+    double abort_seconds;
 } tsr_nccl_options;
 tsr_status tsr_comm_create_nccl_with(tsr_comm **out, tsr_comm *host, tsr_stream *host_stream,
                                      tsr_device *device, const tsr_nccl_options *options);

@@ -9,6 +9,9 @@ struct fake_cuda {
 };
 extern _Thread_local struct fake_cuda fake_cuda;
 
+/* What a rank's abort of NCCL takes, and how many are over. */
+extern _Atomic int fake_nccl_abort_ms[2], fake_nccl_aborts;
+
 /* Those of all ranks that are not given back. */
 extern _Atomic int fake_cuda_live;
 

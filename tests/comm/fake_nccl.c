@@ -5,6 +5,7 @@
  */
 #include "comm/nccl_library.h"
 #include "device/device.h"
+#include "fake_cuda.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -81,6 +82,8 @@ static void leave(ncclComm_t comm)
 }
 
 /* ---- communicators ---- */
+
+_Atomic int fake_nccl_abort_ms[2], fake_nccl_aborts;
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
@@ -165,8 +168,9 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     enter(comm);
     atomic_store(&comm->aborted, 1);
     atomic_store(&comm->group->broken, true);
-    usleep(20000);
+    usleep(20000 + 1000 * (useconds_t)(comm->rank < 2 ? fake_nccl_abort_ms[comm->rank] : 0));
     leave(comm);
+    atomic_fetch_add(&fake_nccl_aborts, 1);
     return ncclSuccess;
 }
 

@@ -5,6 +5,7 @@
  */
 #include "base/clock.h"
 #include "comm/conformance.h"
+#include "comm/nccl_parts.h"
 #include "fake_cuda.h"
 
 #include <pthread.h>
@@ -142,12 +143,55 @@ static void fail_to_expose(bool aborts)
     }
 }
 
+/* ---- an abort that takes longer than the end waits for it ---- */
+
+static void *run_slow_rank(void *argument)
+{
+    rank_run *run = argument;
+    tsr_case_rank rank = {.rank = tsr_comm_rank(run->host)}, *me = &rank;
+    static char memory[RANKS][4096];
+    rank_parts p;
+    open_rank(&p, run, me);
+    OK(tsr_comm_create_nccl_with(
+        &p.comm, run->host, p.host_stream, p.device,
+        &(tsr_nccl_options){.meets_in_process = true, .abort_seconds = 0.2}));
+    OK(tsr_comm_expose(p.comm, p.host_stream, memory[me->rank], sizeof memory[me->rank]));
+    CHECK(((tsr_nccl *)p.comm->backend)->meets);
+    OK(tsr_comm_agree(run->host, p.host_stream, TSR_OK, NULL));
+    if (me->rank == 1)
+        tsr_comm_abort(run->host, TSR_EIO, cause);
+    run->status = tsr_comm_agree(run->host, p.host_stream, TSR_OK, NULL);
+    close_rank(&p, run);
+    return NULL;
+}
+
+/* A new job's watchdog is its own, and the program ends well, whatever is still under way. */
+static void abort_slowly(void)
+{
+    tsr_case_rank none = {.rank = -1}, *me = &none;
+    rank_run run[RANKS];
+    int before = fake_nccl_aborts, live = fake_cuda_live;
+    fake_nccl_abort_ms[0] = 1500;
+    run_ranks(run, run_slow_rank, -1, 0, SECONDS);
+    CHECK(run[0].status == TSR_EIO && run[1].status == TSR_EIO);
+    CHECK(fake_nccl_aborts == before + 1); /* all that the ranks had is gone, but NCCL's */
+    fake_nccl_abort_ms[0] = 0;
+    run_ranks(run, run_rank, -1, 0, SECONDS);
+    CHECK(run[0].status == TSR_OK && run[1].status == TSR_OK);
+    while (fake_nccl_aborts < before + 2)
+        usleep(1000);
+    usleep(100000); /* what the watchdog does after it */
+    CHECK(fake_cuda_live > live);
+    fake_cuda_live = live;
+}
+
 int main(void)
 {
     tsr_case_rank none = {.rank = -1}, *me = &none;
     rank_run run[RANKS];
     fail_to_expose(true);
     fail_to_expose(false);
+    abort_slowly();
     create(run, 0, 0);
     CHECK(run[0].status == TSR_OK && run[1].status == TSR_OK);
     /* Each of the first, of the communicator; some of the many that its watchdog has. */
