@@ -40,8 +40,11 @@ static tsr_status gather_resident(const tsr_store *store, int unit, tsr_comm *sh
 {
     const tsr_unit_part *part = &store->plan->options.units[unit].frozen;
     tsr_gather_range *range = calloc((size_t)part->segment_count + 1, sizeof *range);
-    if (!range)
-        return tsr_fail(TSR_ENOMEM, "no memory for %d ranges", part->segment_count);
+    if (!range) {
+        tsr_status status = tsr_fail(TSR_ENOMEM, "no memory for %d ranges", part->segment_count);
+        tsr_comm_abort(shard, status, tsr_last_error()); /* the other ranks wait in the gather */
+        return status;
+    }
     for (int i = 0; i < part->segment_count; i++) {
         const tsr_segment *s = &part->segment[i];
         char *whole = store->frozen[unit] + s->gathered_offset;

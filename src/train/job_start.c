@@ -318,6 +318,8 @@ static tsr_status make_spans(tsr_job *job)
     return TSR_OK;
 }
 
+/* What may fail on one rank alone ends with an agreement: the others would wait for it, in the
+ * collective that comes next. */
 static tsr_status start(tsr_job *job)
 {
     tsr_decision *d = &job->decision;
@@ -340,8 +342,8 @@ static tsr_status start(tsr_job *job)
     tsr_frozen table = {embedding,
                         job->inputs.layout.embedding->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32};
     tsr_model_sums sums = {&job->sums->loss, &job->sums->loss_overflow};
-    TSR_TRY(tsr_model_start(job->model, stream[TSR_STREAM_COMPUTE], stream[TSR_STREAM_H2D], table,
-                            sums));
+    TSR_TRY(tsr_job_agree(job, tsr_model_start(job->model, stream[TSR_STREAM_COMPUTE],
+                                               stream[TSR_STREAM_H2D], table, sums)));
     TSR_TRY(tsr_job_choose_matmuls(job));
     TSR_TRY(job->fill ? job->fill(job) : load_weights(job));
     TSR_TRY(
@@ -361,7 +363,7 @@ static tsr_status start(tsr_job *job)
                                     .callbacks = tsr_job_callbacks,
                                     .log_count = job->trace ? tsr_trace_records(job->trace) : 0};
     options.callbacks.user = job;
-    TSR_TRY(tsr_executor_create(&job->executor, &options));
+    TSR_TRY(tsr_job_agree(job, tsr_executor_create(&job->executor, &options)));
     TSR_TRY(tsr_executor_prologue(job->executor));
     if (job->inputs.adapter.present && job->inputs.adapter.fresh_magnitudes && !job->resume)
         TSR_TRY(fresh_magnitudes(job));
