@@ -25,7 +25,7 @@ tsr_status tsr_job_agree(tsr_job *job, tsr_status status)
 {
     int first = -1;
     reports = 1;
-    if (!job->world || !job->control)
+    if (!job->world)
         return status;
     status = tsr_comm_agree(job->world, job->control, status, &first);
     if (status < 0) {
@@ -179,7 +179,7 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
     if (options->log)
         tsr_log_set(log_line, job, TSR_LOG_INFO);
     tsr_job_listen(job, true);
-    tsr_status status = connect(job, world);
+    tsr_status status = tsr_job_agree(job, connect(job, world));
     if (status == TSR_OK && options->purpose == TSR_JOB_PLAN) {
         int ranks = options->plan_ranks > 0 ? options->plan_ranks : 1, node = options->plan_node;
         job->view = (tsr_topology_view){ranks, 0, node > 0 && node < ranks ? node : ranks};
