@@ -144,14 +144,18 @@ static void wait_for_posts(const tsr_comm *comm)
     }
 }
 
-/* A consequence of another rank's failure is not what failed. */
-static bool is_cause(tsr_status status)
+/* A consequence of another rank's failure is not what failed (0); nor is it that ranks are out of
+ * step, where one of them has failed and gone to its agreement while the others are in a collective
+ * (1). */
+static int weight_of(tsr_status status)
 {
-    return status < 0 && status != TSR_ECOMM && status != TSR_ETIMEOUT;
+    if (status >= 0 || status == TSR_ECOMM || status == TSR_ETIMEOUT)
+        return 0;
+    return status == TSR_ERANKS ? 1 : 2;
 }
 
 /* The board says what the ranks of this node have left there; of other nodes only what killed it is
- * known. The lowest rank with a cause of its own decides, else what killed the board. */
+ * known. The lowest rank with the heaviest cause of its own decides, else what killed the board. */
 static tsr_status agree_dead(tsr_comm *comm, const tsr_error *error, int *first)
 {
     const tsr_board_gate *gate = &comm->gate;
@@ -166,8 +170,10 @@ static tsr_status agree_dead(tsr_comm *comm, const tsr_error *error, int *first)
     int rank = rank_of_member(comm, member);
     for (int i = gate->member_count - 1; i >= 0; i--) {
         int other = rank_of_member(comm, gate->members[i]);
-        if (tsr_board_posted(gate->board, gate->members[i], &status, &message) &&
-            is_cause(status) && (!is_cause(found) || other <= rank || rank < 0)) {
+        if (!tsr_board_posted(gate->board, gate->members[i], &status, &message))
+            continue;
+        int more = weight_of(status) - weight_of(found);
+        if (more > 0 || (more == 0 && weight_of(status) && (other <= rank || rank < 0))) {
             found = status;
             found_message = message;
             rank = other;

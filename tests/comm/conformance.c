@@ -71,6 +71,8 @@ const tsr_case tsr_conformance[] = {
     {"exchange_laggard", tsr_case_exchange_laggard, 2, .timeout_seconds = 2, .dies = true},
     {"copy_laggard", tsr_case_copy_laggard, 2, .timeout_seconds = 2, .dies = true},
     {"out_of_step", tsr_case_out_of_step, 2, .dies = true, .host_only = true},
+    {"fails_beside_a_collective", tsr_case_fails_beside_a_collective, 2, .dies = true,
+     .host_only = true},
 };
 const int tsr_conformance_count = sizeof tsr_conformance / sizeof *tsr_conformance;
 

@@ -285,3 +285,22 @@ void tsr_case_out_of_step(tsr_case_rank *me)
     CHECK(tsr_comm_all_gather(me->comm, me->stream, &range, 1) == TSR_ERANKS);
     CHECK(tsr_comm_agree(me->host, me->host_stream, TSR_ERANKS, NULL) == TSR_ERANKS);
 }
+
+/* The last rank fails by itself, and says so while the others are in a collective: that counts, and
+ * not that the ranks are out of step. */
+void tsr_case_fails_beside_a_collective(tsr_case_rank *me)
+{
+    char who[64];
+    int failing = me->size - 1, first;
+    tsr_status status;
+    snprintf(who, sizeof who, "rank %d: no memory here", failing);
+    if (me->rank == failing)
+        status = tsr_fail(TSR_ENOMEM, "no memory here");
+    else {
+        OK(tsr_comm_barrier(me->comm, me->stream));
+        status = tsr_stream_synchronize(me->stream);
+        CHECK(status < 0);
+    }
+    CHECK(tsr_comm_agree(me->host, me->host_stream, status, &first) == TSR_ENOMEM);
+    CHECK(first == failing && strcmp(tsr_last_error(), who) == 0);
+}

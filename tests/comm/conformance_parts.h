@@ -37,5 +37,6 @@ void tsr_case_laggard(tsr_case_rank *me);
 void tsr_case_exchange_laggard(tsr_case_rank *me);
 void tsr_case_copy_laggard(tsr_case_rank *me);
 void tsr_case_out_of_step(tsr_case_rank *me);
+void tsr_case_fails_beside_a_collective(tsr_case_rank *me);
 
 #endif
