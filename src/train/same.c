@@ -14,44 +14,56 @@ static void put_pair(int64_t *pair, uint64_t value)
     pair[1] = ~(int64_t)value;
 }
 
-static tsr_status find_difference(const tsr_config *config, int64_t *pair, tsr_comm *world,
-                                  tsr_stream *stream)
+static tsr_status out_of_memory(void)
 {
-    int count = tsr_keys_count();
-    tsr_text text = {0};
-    for (int i = 0; i < count; i++) {
-        tsr_text_clear(&text);
-        tsr_config_put(&text, config, tsr_keys_at(i));
-        put_pair(&pair[2 * i], tsr_hash(TSR_HASH_START, tsr_text_string(&text), text.length));
-    }
-    tsr_status status = tsr_comm_all_reduce(world, stream, pair, 2 * (uint64_t)count, TSR_MAX);
-    if (status == TSR_OK)
-        status = tsr_stream_synchronize(stream);
-    for (int i = 0; i < count && status == TSR_OK; i++) {
-        if (pair[2 * i] == ~pair[2 * i + 1])
-            continue;
-        tsr_text_clear(&text);
-        tsr_config_put(&text, config, tsr_keys_at(i));
-        status = tsr_fail(TSR_ERANKS,
-                          "%s differs between the ranks: this one has %s; give every rank the "
-                          "same job.yaml and overrides",
-                          tsr_keys_at(i)->name, tsr_text_string(&text));
-    }
-    tsr_text_free(&text);
-    return status;
+    return tsr_fail(TSR_ENOMEM, "out of memory while comparing the ranks' configurations");
 }
 
+/* Two words for each key's value. */
+static tsr_status put_pairs(int64_t **out, tsr_text *text, const tsr_config *config)
+{
+    int count = tsr_keys_count();
+    int64_t *pair = *out = calloc(2 * (size_t)count, sizeof *pair);
+    if (!pair)
+        return out_of_memory();
+    for (int i = 0; i < count; i++) {
+        tsr_text_clear(text);
+        tsr_config_put(text, config, tsr_keys_at(i));
+        put_pair(&pair[2 * i], tsr_hash(TSR_HASH_START, tsr_text_string(text), text->length));
+    }
+    return text->failed ? out_of_memory() : TSR_OK;
+}
+
+static tsr_status find_difference(const tsr_config *config, int64_t *pair, tsr_text *text,
+                                  tsr_comm *world, tsr_stream *stream)
+{
+    int count = tsr_keys_count();
+    TSR_TRY(tsr_comm_all_reduce(world, stream, pair, 2 * (uint64_t)count, TSR_MAX));
+    TSR_TRY(tsr_stream_synchronize(stream));
+    for (int i = 0; i < count; i++) {
+        if (pair[2 * i] == ~pair[2 * i + 1])
+            continue;
+        tsr_text_clear(text);
+        tsr_config_put(text, config, tsr_keys_at(i));
+        return tsr_fail(TSR_ERANKS,
+                        "%s differs between the ranks: this one has %s; give every rank the "
+                        "same job.yaml and overrides",
+                        tsr_keys_at(i)->name, tsr_text_string(text));
+    }
+    return TSR_OK;
+}
+
+/* A rank without memory for its values has none to compare: it does not differ. */
 tsr_status tsr_same_config(const tsr_config *config, tsr_comm *world, tsr_stream *stream)
 {
-    int64_t *pair = calloc(2 * (size_t)tsr_keys_count(), sizeof *pair);
-    if (!pair)
-        return tsr_fail(TSR_ENOMEM, "out of memory while comparing the ranks' configurations");
-    tsr_status status = find_difference(config, pair, world, stream);
+    int64_t *pair;
+    tsr_text text = {0};
+    tsr_status status = tsr_comm_agree(world, stream, put_pairs(&pair, &text, config), NULL);
+    if (status == TSR_OK)
+        status = find_difference(config, pair, &text, world, stream);
     free(pair);
-    if (status < 0)
-        return status;
-    return tsr_comm_check_same(world, stream, tsr_config_hash(config), "the configuration",
-                               "give every rank the same job.yaml and overrides");
+    tsr_text_free(&text);
+    return status;
 }
 
 tsr_status tsr_same_inputs(const tsr_inputs *inputs, tsr_comm *world, tsr_stream *stream)

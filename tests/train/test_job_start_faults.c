@@ -6,6 +6,7 @@
 #include "train/faulty_system.h"
 
 #include "base/clock.h"
+#include "train/same.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -26,8 +27,9 @@ typedef struct {
 } place;
 
 static const place places[] = {
-    {"device_create_cpu", 1}, {"stream_create", 1},   {"model_start", 1}, {"load_finish", 1},
-    {"executor_create", 1},   {"executor_create", 2}, {"wait_word", 1},   {"wait_word", 2},
+    {"device_create_cpu", 1}, {"stream_create", 1}, {"same_config", 1},     {"same_config", 2},
+    {"model_start", 1},       {"load_finish", 1},   {"executor_create", 1}, {"executor_create", 2},
+    {"wait_word", 1},         {"wait_word", 2},
 };
 
 static const place *chosen;
@@ -58,6 +60,8 @@ WRAP("device_create_cpu", tsr_device_create_cpu,
      (tsr_device * *out, const tsr_device_options *options), (out, options))
 WRAP("stream_create", tsr_stream_create, (tsr_stream * *out, tsr_device *device, const char *name),
      (out, device, name))
+WRAP("same_config", tsr_same_config,
+     (const tsr_config *config, tsr_comm *world, tsr_stream *stream), (config, world, stream))
 WRAP("model_start", tsr_model_start,
      (tsr_model * model, tsr_stream *compute, tsr_stream *h2d, tsr_frozen table,
       tsr_model_sums sums),
