@@ -2,7 +2,9 @@
  * share.c: memory that the processes of a node share.
  *
  * The first rank of a node makes a memory file (memfd) and the others open it through /proc. Where
- * that is forbidden, a named object is used, whose name is removed as soon as all have opened it.
+ * that is forbidden, a named object is used, whose name is removed as soon as all have opened it, and
+ * whose memory is reserved: /dev/shm may be small, as in containers, and whoever writes what it has no
+ * room for is killed (SIGBUS).
  */
 #include "base/hash.h"
 #include "comm/comm_parts.h"
@@ -46,6 +48,18 @@ static int exchange(const struct region *region, const void *send, void *receive
     return TSR_ECOMM;
 }
 
+/* 0 or errno. */
+static int give_size(int fd, enum way way, uint64_t bytes)
+{
+    int error;
+    if (way == WAY_MEMFD)
+        return ftruncate(fd, (off_t)bytes) == 0 ? 0 : errno;
+    do
+        error = posix_fallocate(fd, 0, (off_t)bytes);
+    while (error == EINTR);
+    return error;
+}
+
 static void make(struct region *region, enum way way, struct place *place)
 {
     static _Atomic unsigned counter;
@@ -57,13 +71,16 @@ static void make(struct region *region, enum way way, struct place *place)
     region->fd = way == WAY_MEMFD
                      ? memfd_create(place->name + 1, MFD_CLOEXEC)
                      : shm_open(place->name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (region->fd >= 0 && ftruncate(region->fd, (off_t)region->bytes) == 0 &&
-        fstat(region->fd, &info) == 0) {
-        place->fd = region->fd;
-        place->device = info.st_dev;
-        place->inode = info.st_ino;
-    } else
-        place->fd = -errno;
+    int error = region->fd < 0 ? errno : give_size(region->fd, way, region->bytes);
+    if (!error && fstat(region->fd, &info) != 0)
+        error = errno;
+    if (error) {
+        place->fd = -error;
+        return;
+    }
+    place->fd = region->fd;
+    place->device = info.st_dev;
+    place->inode = info.st_ino;
 }
 
 /* 0 or errno. */
@@ -108,7 +125,7 @@ static tsr_status try_way(struct region *region, enum way way, int *error)
         status = exchange(region, &failure, region->failures, sizeof failure);
     if (region->fd >= 0)
         close(region->fd);
-    if (rank == region->leader && way == WAY_NAMED && mine.fd >= 0)
+    if (rank == region->leader && way == WAY_NAMED && region->fd >= 0)
         shm_unlink(mine.name);
     *error = 0;
     for (int i = 0; i < region->all->size && status == TSR_OK && !*error; i++)
@@ -116,6 +133,22 @@ static tsr_status try_way(struct region *region, enum way way, int *error)
     if (region->memory && (*error || status < 0))
         munmap(region->memory, region->bytes);
     return status;
+}
+
+static tsr_status cannot_share(uint64_t bytes, int error)
+{
+    unsigned long long number = bytes;
+    if (error == ENOSPC)
+        return tsr_fail(
+            TSR_ENOMEM,
+            "/dev/shm has no room for the %llu bytes that the ranks of a node share, and "
+            "/proc/PID/fd cannot be used instead; make it larger (df -h /dev/shm shows "
+            "its size; of a container: docker run --shm-size, or --ipc=host)",
+            number);
+    return tsr_fail(TSR_ENOMEM,
+                    "%llu bytes cannot be shared between the ranks of a node (%s), neither "
+                    "through /proc/PID/fd nor through /dev/shm",
+                    number, strerror(error));
 }
 
 tsr_status tsr_share_map(void **out, uint64_t bytes, const tsr_bootstrap *all, const int *nodes)
@@ -137,10 +170,7 @@ tsr_status tsr_share_map(void **out, uint64_t bytes, const tsr_bootstrap *all, c
             break;
     }
     if (status == TSR_OK && error)
-        status = tsr_fail(TSR_ENOMEM,
-                          "%llu bytes cannot be shared between the ranks of a node (%s), neither "
-                          "through /proc/PID/fd nor through /dev/shm",
-                          (unsigned long long)bytes, strerror(error));
+        status = cannot_share(bytes, error);
     if (status == TSR_OK)
         *out = region.memory;
 out:
