@@ -351,7 +351,7 @@ const char *tsr_version(void)
 
 int tsr_job_exit_code(int status)
 {
-    return tsr_status_exit_code((tsr_status)status);
+    return status > 0 ? 0 : tsr_status_exit_code((tsr_status)status); /* TSR_JOB_DONE: no failure */
 }
 
 void tsr_job_destroy(tsr_job *job)

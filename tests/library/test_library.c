@@ -226,6 +226,7 @@ static void errors_say_what_and_where(void **state)
     pthread_join(thread, NULL);
     assert_int_equal(elsewhere, 0); /* messages belong to a thread */
     assert_int_equal(tsr_job_exit_code(0), 0);
+    assert_int_equal(tsr_job_exit_code(TSR_JOB_DONE), 0);
     assert_int_equal(tsr_job_exit_code(-12345), 70);
 }
 
