@@ -304,6 +304,8 @@ int tsr_job_print_summary(tsr_job *job, char **text)
     const tsr_decision *d = &job->decision;
     tsr_text out = {0};
     char architecture[64], device[256];
+    if (job->options.purpose == TSR_JOB_DATA)
+        return tsr_fail(TSR_EINVAL, "a job created for its data has no summary");
     snprintf(architecture, sizeof architecture, "%s, %d layers",
              tsr_model_type_name(in->model.model_type), in->layout.layer_count);
     snprintf(device, sizeof device, "%s, %s%s", tsr_device_description(job->device),

@@ -322,6 +322,8 @@ static void purposes_limit_the_calls(void **state)
     assert_true(tsr_job_print_data(job, -1, TSR_JOB_PLAIN, &text) < 0);
     assert_true(tsr_job_plan(job, &info[0]) < 0);
     assert_true(tsr_job_start(job) < 0);
+    assert_true(tsr_job_print_summary(job, &text) < 0);
+    assert_non_null(strstr(tsr_last_error(), "data"));
     tsr_job_destroy(job);
 
     options.purpose = TSR_JOB_EVALUATE;
