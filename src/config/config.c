@@ -149,7 +149,10 @@ static void set_key(loader *l, int index, const char *name, tsr_yaml_value value
     int before = l->errors.count;
     bool there = !alias || translate(l, &value, alias, where);
     tsr_config next = l->config;
-    if (there && tsr_config_read(&next, key, &value, &place)) {
+    bool right = there && tsr_config_read(&next, key, &value, &place);
+    if (l->config.store->failed) /* it may hold a part of the value */
+        return;
+    if (right) {
         if (!agrees(l, &next, index, &place))
             return;
         next.store->failed |= l->config.store->failed;
@@ -239,7 +242,9 @@ static void apply_override(loader *l, const char *override)
     const char *text = equals + 1;
     tsr_yaml_value value = {.kind = TSR_YAML_SCALAR, .text = text, .line = 1};
     if (*text && strchr("[{\"'", *text)) {
-        if (tsr_yaml_parse(&tree, text, strlen(text), tsr_text_string(&key)) < 0) {
+        tsr_status status = tsr_yaml_parse(&tree, text, strlen(text), tsr_text_string(&key));
+        if (status < 0) {
+            l->config.store->failed |= status == TSR_ENOMEM;
             tsr_config_error(&l->errors, where, "%s", tsr_last_error());
             goto out;
         }
@@ -250,6 +255,7 @@ static void apply_override(loader *l, const char *override)
     }
     apply(l, tsr_text_string(&key), &value, where);
 out:
+    l->config.store->failed |= key.failed;
     tsr_yaml_free(&tree);
     tsr_text_free(&key);
 }
@@ -316,12 +322,22 @@ static tsr_status all_errors(const tsr_config_errors *errors)
                     tsr_text_string(&errors->text));
 }
 
+/* Asked before what looks at all values: one that had no memory is not there. */
+static tsr_status check_memory(const loader *l, const char *name)
+{
+    if (l->config.store->failed || l->errors.text.failed || l->no_effect.failed ||
+        l->taken_as.failed)
+        return tsr_fail(TSR_ENOMEM, "%s: out of memory", name);
+    return TSR_OK;
+}
+
 static tsr_status load(loader *l, const tsr_config_source *source)
 {
     tsr_text file = {0};
     tsr_status status = TSR_OK;
     const char *name = source->name ? source->name : source->path ? source->path : "configuration";
     set_defaults(l);
+    TSR_TRY(check_memory(l, name));
     if (source->path) {
         status = read_file(&file, source->path);
         if (status == TSR_OK)
@@ -334,13 +350,13 @@ static tsr_status load(loader *l, const tsr_config_source *source)
     TSR_TRY(status);
     for (int i = 0; i < source->override_count; i++)
         apply_override(l, source->overrides[i]);
+    TSR_TRY(check_memory(l, name));
     add_notes(l);
     tsr_config_derive(&l->config);
     tsr_config_check(&l->config, source, &l->errors);
+    TSR_TRY(check_memory(l, name));
     remember(l);
-    if (l->config.store->failed || l->errors.text.failed || l->no_effect.failed ||
-        l->taken_as.failed)
-        return tsr_fail(TSR_ENOMEM, "%s: out of memory", name);
+    TSR_TRY(check_memory(l, name));
     return all_errors(&l->errors);
 }
 

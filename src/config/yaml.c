@@ -112,8 +112,8 @@ static tsr_status read_value(reader *r, tsr_yaml_value *out, int index, int dept
 /* The reader's errors have a byte offset, the scanner's and the parser's a mark. */
 static tsr_status syntax_error(const yaml_parser_t *parser, const char *text, const char *name)
 {
-    const char *problem = parser->problem ? parser->problem : "not YAML";
-    if (parser->error == YAML_MEMORY_ERROR)
+    const char *problem = parser->problem;
+    if (parser->error == YAML_MEMORY_ERROR || !problem) /* it names every problem but that one */
         return tsr_fail(TSR_ENOMEM, "%s: out of memory while reading", name);
     if (parser->error == YAML_READER_ERROR) {
         int line = 1, column = 1;
@@ -138,10 +138,13 @@ static tsr_status read_document(reader *r, yaml_parser_t *parser)
     }
     TSR_TRY(read_value(r, &r->tree->root, 1, 0));
     yaml_document_t second;
-    if (!yaml_parser_load(parser, &second))
+    if (!yaml_parser_load(parser, &second)) {
+        if (!parser->problem)
+            return out_of_memory(r);
         return tsr_fail(TSR_ECONFIG, "%s:%d:%d: not YAML after the document: %s", r->name,
                         (int)parser->problem_mark.line + 1, (int)parser->problem_mark.column + 1,
-                        parser->problem ? parser->problem : "error");
+                        parser->problem);
+    }
     const yaml_node_t *more = yaml_document_get_root_node(&second);
     int line = more ? (int)more->start_mark.line + 1 : 0;
     yaml_document_delete(&second);
