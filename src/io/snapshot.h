@@ -35,7 +35,7 @@ typedef struct {
 /* Where step's files are to be written: out of `bytes` bytes. */
 tsr_status tsr_snapshot_staging(char *out, size_t bytes, const char *parent, int64_t step);
 
-/* Makes that directory, empty. */
+/* Makes that directory, without files. */
 tsr_status tsr_snapshot_begin(const char *parent, int64_t step);
 
 /* A written file's bytes and hash, read back. */
@@ -51,13 +51,17 @@ void tsr_snapshot_discard(const char *parent, int64_t step);
 
 /* ---- removing ---- */
 
-/* Removes the checkpoints before `before` but the newest `keep` of them. */
+/* A checkpoint is files: a directory in it is somebody's, and is never removed. */
+
+/* Removes the checkpoints before `before` but the newest `keep` of them, and but those with a
+ * directory in them: a warning names it. */
 tsr_status tsr_snapshot_prune(const char *parent, int64_t before, int64_t keep);
 
-/* Removes those after `step`. */
+/* Removes those after `step`; TSR_ECONFIG, before any is removed: there is a directory in one. */
 tsr_status tsr_snapshot_drop_after(const char *parent, int64_t step);
 
-/* Removes what was left by processes that were killed while they wrote or removed. */
+/* Removes what was left by processes that were killed while they wrote or removed; a directory stays,
+ * with a warning. */
 tsr_status tsr_snapshot_tidy(const char *parent);
 
 /* ---- reading ---- */

@@ -1,6 +1,7 @@
 /*
  * snapshot_place.c: directories of checkpoints: their names, making, listing and removing them.
  */
+#include "base/log.h"
 #include "io/file.h"
 #include "io/snapshot.h"
 #include "io/snapshot_parts.h"
@@ -59,11 +60,13 @@ static int64_t step_of(const char *name, const char *before, const char *after)
 
 /* ---- removing ---- */
 
-/* A directory and the files in it; it has no directories. */
-static tsr_status remove_all(const char *path)
+/* A directory and the files in it. A checkpoint has no directories: one that is in it is somebody's,
+ * and stays, with what it is in, and a warning; then *stays. */
+static tsr_status remove_all(const char *path, bool *stays)
 {
     char name[PATH_MAX];
     tsr_status status = TSR_OK;
+    *stays = false;
     DIR *entries = opendir(path);
     if (!entries)
         return errno == ENOENT
@@ -73,26 +76,71 @@ static tsr_status remove_all(const char *path)
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, ".."))
             continue;
         status = tsr_snapshot_join(name, sizeof name, path, entry->d_name);
-        if (status == TSR_OK && unlink(name) != 0)
+        if (status < 0 || unlink(name) == 0)
+            continue;
+        if (errno == EISDIR) {
+            tsr_log(TSR_LOG_WARNING, "%s: a directory, which no checkpoint has: it is left there",
+                    name);
+            *stays = true;
+        } else {
             status = tsr_fail(TSR_EIO, "%s: cannot be removed: %s", name, strerror(errno));
+        }
     }
     closedir(entries);
-    if (status == TSR_OK && rmdir(path) != 0)
+    if (status == TSR_OK && !*stays && rmdir(path) != 0)
         status = tsr_fail(TSR_EIO, "%s: cannot be removed: %s", path, strerror(errno));
     return status;
+}
+
+/* A directory in the directory `path`; "": none. */
+static tsr_status find_directory(char out[PATH_MAX], const char *path)
+{
+    struct stat about;
+    tsr_status status = TSR_OK;
+    bool found = false;
+    DIR *entries = opendir(path);
+    *out = 0;
+    if (!entries)
+        return errno == ENOENT
+                   ? TSR_OK
+                   : tsr_fail(TSR_EIO, "%s: cannot be listed: %s", path, strerror(errno));
+    for (struct dirent *entry; status == TSR_OK && !found && (entry = readdir(entries));) {
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, ".."))
+            continue;
+        status = tsr_snapshot_join(out, PATH_MAX, path, entry->d_name);
+        found = status == TSR_OK && lstat(out, &about) == 0 && S_ISDIR(about.st_mode);
+    }
+    closedir(entries);
+    if (!found)
+        *out = 0;
+    return status;
+}
+
+/* What is not the checkpoint's and would be in the way of removing it: in it, or under the name that
+ * it would get. "": nothing. */
+static tsr_status find_obstacle(char out[PATH_MAX], const char *parent, int64_t step)
+{
+    char path[PATH_MAX];
+    TSR_TRY(tsr_snapshot_path(path, sizeof path, parent, step));
+    TSR_TRY(find_directory(out, path));
+    if (*out)
+        return TSR_OK;
+    TSR_TRY(place(path, sizeof path, parent, ".", step, REMOVED));
+    return find_directory(out, path);
 }
 
 /* Away from its name first: half a checkpoint never has it. */
 static tsr_status remove_step(const char *parent, int64_t step)
 {
     char from[PATH_MAX], to[PATH_MAX];
+    bool stays;
     TSR_TRY(tsr_snapshot_path(from, sizeof from, parent, step));
     TSR_TRY(place(to, sizeof to, parent, ".", step, REMOVED));
-    TSR_TRY(remove_all(to));
+    TSR_TRY(remove_all(to, &stays));
     if (rename(from, to) != 0)
         return tsr_fail(TSR_EIO, "%s: cannot be removed: %s", from, strerror(errno));
     TSR_TRY(tsr_directory_sync(parent));
-    return remove_all(to);
+    return remove_all(to, &stays);
 }
 
 /* ---- listing ---- */
@@ -146,6 +194,20 @@ tsr_status tsr_snapshot_newest(int64_t *step, const char *parent)
     return status;
 }
 
+/* A training does not end because of what somebody keeps in an old checkpoint. */
+static tsr_status prune_step(const char *parent, int64_t step)
+{
+    char obstacle[PATH_MAX];
+    TSR_TRY(find_obstacle(obstacle, parent, step));
+    if (!*obstacle)
+        return remove_step(parent, step);
+    tsr_log(TSR_LOG_WARNING,
+            "%s: a directory, which no checkpoint has: " PREFIX "%" PRId64
+            " is not removed until it is moved elsewhere",
+            obstacle, step);
+    return TSR_OK;
+}
+
 tsr_status tsr_snapshot_prune(const char *parent, int64_t before, int64_t keep)
 {
     steps found;
@@ -153,15 +215,32 @@ tsr_status tsr_snapshot_prune(const char *parent, int64_t before, int64_t keep)
     tsr_status status = list(&found, parent, "", "");
     for (int i = 0; i < found.count && status == TSR_OK; i++)
         if (found.step[i] < before && ++kept > keep)
-            status = remove_step(parent, found.step[i]);
+            status = prune_step(parent, found.step[i]);
     free(found.step);
     return status;
+}
+
+/* Their names are needed, so that this must be asked before the first one goes. */
+static tsr_status check_obstacles(const steps *found, const char *parent, int64_t step)
+{
+    char obstacle[PATH_MAX];
+    for (int i = 0; i < found->count && found->step[i] > step; i++) {
+        TSR_TRY(find_obstacle(obstacle, parent, found->step[i]));
+        if (*obstacle)
+            return tsr_fail(TSR_ECONFIG,
+                            "output_dir: %s is a directory, which no checkpoint has, and "
+                            "" PREFIX "%" PRId64 " is to be removed: move it elsewhere",
+                            obstacle, found->step[i]);
+    }
+    return TSR_OK;
 }
 
 tsr_status tsr_snapshot_drop_after(const char *parent, int64_t step)
 {
     steps found;
     tsr_status status = list(&found, parent, "", "");
+    if (status == TSR_OK)
+        status = check_obstacles(&found, parent, step);
     for (int i = 0; i < found.count && found.step[i] > step && status == TSR_OK; i++)
         status = remove_step(parent, found.step[i]);
     free(found.step);
@@ -175,11 +254,12 @@ tsr_status tsr_snapshot_tidy(const char *parent)
     for (int e = 0; e < 2 && status == TSR_OK; e++) {
         steps found;
         char path[PATH_MAX];
+        bool stays;
         status = list(&found, parent, ".", endings[e]);
         for (int i = 0; i < found.count && status == TSR_OK; i++) {
             status = place(path, sizeof path, parent, ".", found.step[i], endings[e]);
             if (status == TSR_OK)
-                status = remove_all(path);
+                status = remove_all(path, &stays);
         }
         free(found.step);
     }
@@ -191,9 +271,10 @@ tsr_status tsr_snapshot_tidy(const char *parent)
 tsr_status tsr_snapshot_begin(const char *parent, int64_t step)
 {
     char path[PATH_MAX];
+    bool stays;
     TSR_TRY(tsr_snapshot_staging(path, sizeof path, parent, step));
-    TSR_TRY(remove_all(path));
-    if (mkdir(path, 0777) != 0)
+    TSR_TRY(remove_all(path, &stays));
+    if (!stays && mkdir(path, 0777) != 0)
         return tsr_fail(TSR_EIO, "%s: cannot be made: %s", path, strerror(errno));
     return TSR_OK;
 }
@@ -201,9 +282,10 @@ tsr_status tsr_snapshot_begin(const char *parent, int64_t step)
 void tsr_snapshot_discard(const char *parent, int64_t step)
 {
     char path[PATH_MAX];
+    bool stays;
     tsr_error error; /* what failed is told, not the cleaning */
     tsr_error_take(&error, TSR_EIO);
     if (tsr_snapshot_staging(path, sizeof path, parent, step) == TSR_OK)
-        (void)remove_all(path);
+        (void)remove_all(path, &stays);
     (void)tsr_error_put(&error);
 }

@@ -55,6 +55,11 @@ static void tell_phase(void *user, const char *phase, double done, double total)
         job->options.progress(job->options.user, phase, done, total);
 }
 
+void tsr_job_speak(tsr_job *job, bool begins)
+{
+    tsr_log_set(begins && job->options.log ? log_line : NULL, job, TSR_LOG_INFO);
+}
+
 void tsr_job_listen(tsr_job *job, bool begins)
 {
     tsr_phase_set(begins && job->options.progress ? tell_phase : NULL, job);
@@ -176,8 +181,7 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
     job->options = *options;
     job->saved = -1;
     job->train = options->purpose != TSR_JOB_EVALUATE;
-    if (options->log)
-        tsr_log_set(log_line, job, TSR_LOG_INFO);
+    tsr_job_speak(job, true);
     tsr_job_listen(job, true);
     tsr_status status = tsr_job_agree(job, connect(job, world));
     if (status == TSR_OK && options->purpose == TSR_JOB_PLAN) {
@@ -186,7 +190,7 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
     }
     if (status == TSR_OK)
         status = read_inputs(job);
-    tsr_log_set(NULL, NULL, TSR_LOG_ERROR);
+    tsr_job_speak(job, false);
     tsr_job_listen(job, false);
     if (status < 0) {
         tsr_error error; /* destroying must not lose the message */

@@ -115,6 +115,9 @@ tsr_status tsr_job_agree(tsr_job *job, tsr_status status);
 /* A long call begins or ends: rank 0's caller hears how far it has come (base/phase.h). */
 void tsr_job_listen(tsr_job *job, bool begins);
 
+/* The same of messages (base/log.h). */
+void tsr_job_speak(tsr_job *job, bool begins);
+
 /* tsr_job_create over ranks that the caller made: world (owned by the job from then on, NULL: as
  * the options say). */
 tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_comm *world);

@@ -5,6 +5,7 @@
  *     test_train_job_resume                        on the CPU
  *     test_train_job_resume BACKEND DTYPE RANKS    on at most RANKS ranks
  */
+#include "base/log.h"
 #include "job_fixture.h"
 
 #include <setjmp.h>
@@ -230,6 +231,61 @@ static void test_steps_and_limit(void **state)
     job_result_free(&whole);
 }
 
+static void keep_line(void *user, tsr_log_level level, const char *line)
+{
+    assert_int_equal(level, TSR_LOG_WARNING);
+    snprintf(user, 2048, "%s", line);
+}
+
+static void make_checkpoint(const char *name, const char *inside)
+{
+    char path[128];
+    assert_int_equal(mkdir(scratch_path(name), 0777), 0);
+    snprintf(path, sizeof path, "%s/manifest.json", name);
+    write_text(scratch_path(path), "{}");
+    if (!inside)
+        return;
+    snprintf(path, sizeof path, "%s/%s", name, inside);
+    assert_int_equal(mkdir(scratch_path(path), 0777), 0);
+}
+
+/* What somebody keeps in a checkpoint is never removed, and no training ends because of it. */
+static void test_directory_inside(void **state)
+{
+    (void)state;
+    char warning[2048] = "";
+    not_on_cards();
+    assert_int_equal(mkdir(scratch_path("kept"), 0777), 0);
+    make_checkpoint("kept/checkpoint-1", NULL);
+    make_checkpoint("kept/checkpoint-2", "merged");
+    make_checkpoint("kept/checkpoint-3", NULL);
+    make_checkpoint("kept/.checkpoint-3.removed", "merged");
+    make_checkpoint("kept/.checkpoint-4.tmp", "merged");
+    tsr_log_set(keep_line, warning, TSR_LOG_WARNING);
+    assert_int_equal(tsr_snapshot_tidy(scratch_path("kept")), TSR_OK);
+    assert_non_null(strstr(warning, "kept/.checkpoint-3.removed/merged"));
+    assert_true(is_there("kept/.checkpoint-3.removed/merged"));
+    assert_false(is_there("kept/.checkpoint-3.removed/manifest.json"));
+    assert_int_equal(tsr_snapshot_prune(scratch_path("kept"), 3, 0), TSR_OK);
+    assert_non_null(strstr(warning, "kept/checkpoint-2/merged"));
+    assert_false(is_there("kept/checkpoint-1"));
+    assert_true(is_there("kept/checkpoint-2/merged"));
+    assert_true(is_there("kept/checkpoint-2/manifest.json"));
+    assert_int_equal(tsr_snapshot_begin(scratch_path("kept"), 4), TSR_OK);
+    assert_int_equal(tsr_snapshot_prune(scratch_path("kept"), 4, 0), TSR_OK);
+    tsr_log_set(NULL, NULL, TSR_LOG_ERROR);
+    assert_true(is_there("kept/checkpoint-3/manifest.json")); /* its other name is taken */
+    /* Where the names are needed it is said before anything goes. */
+    check_error(
+        "names are needed", tsr_snapshot_drop_after(scratch_path("kept"), -1), TSR_ECONFIG,
+        (const char *const[MOST_WORDS]){"checkpoint-3.removed/merged", "move it elsewhere"});
+    assert_true(is_there("kept/checkpoint-3/manifest.json"));
+    assert_int_equal(rmdir(scratch_path("kept/.checkpoint-3.removed/merged")), 0);
+    assert_int_equal(rmdir(scratch_path("kept/checkpoint-2/merged")), 0);
+    assert_int_equal(tsr_snapshot_drop_after(scratch_path("kept"), -1), TSR_OK);
+    assert_int_equal(count_entries(scratch_path("kept")), 1); /* the attempt at checkpoint-4 */
+}
+
 static void test_epochs(void **state)
 {
     (void)state;
@@ -388,6 +444,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_teardown(test_fp8, remove_output),
         cmocka_unit_test_teardown(test_groups, remove_output),
         cmocka_unit_test(test_steps_and_limit),
+        cmocka_unit_test(test_directory_inside),
         cmocka_unit_test(test_epochs),
         cmocka_unit_test(test_nothing_to_resume),
         cmocka_unit_test(test_other_job),
