@@ -43,6 +43,7 @@ typedef struct {
     uint64_t shard_count, total_bytes;
     tsr_file **files;
     uint64_t file_count;
+    bool earlier; /* another model is there, and goes */
 } writing;
 
 static tsr_status out_of_memory(const writing *w)
@@ -110,7 +111,9 @@ static tsr_status check_target(const char *path)
 {
     struct stat info;
     if (lstat(path, &info) == 0 && S_ISDIR(info.st_mode))
-        return tsr_fail(TSR_EIO, "%s: a directory has the name of the file to write", path);
+        return tsr_fail(TSR_EIO,
+                        "%s: a directory has the name of a file of the model; move it elsewhere",
+                        path);
     return TSR_OK;
 }
 
@@ -193,10 +196,77 @@ static tsr_status stage_index(writing *w)
     return status;
 }
 
+/* ---- an earlier model ---- */
+
+static bool source_has(const writing *w, const char *name)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", w->output->source, name);
+    return access(path, F_OK) == 0;
+}
+
+/* Whether a file is an earlier model's and gets no new content: its tokenizer would be taken for this
+ * one's. Such names where no model was are somebody's, and stay. */
+static bool is_earlier(const writing *w, const char *name)
+{
+    if (tsr_model_write_replaces(name))
+        return true;
+    for (size_t i = 0; i < COPIED; i++)
+        if (!strcmp(name, copied_names[i]))
+            return w->earlier && !source_has(w, name);
+    return false;
+}
+
+typedef enum { FIND, CHECK, REMOVE_CONFIG, REMOVE_REST } earlier_round;
+
+static tsr_status treat_earlier(writing *w, const char *name, earlier_round round)
+{
+    char path[4096];
+    if (!is_earlier(w, name))
+        return TSR_OK;
+    w->earlier = true;
+    snprintf(path, sizeof path, "%s/%s", w->output->directory, name);
+    if (round == CHECK)
+        return check_target(path);
+    bool config = !strcmp(name, TSR_MODEL_CONFIG_FILE);
+    if (round != (config ? REMOVE_CONFIG : REMOVE_REST) || unlink(path) == 0)
+        return TSR_OK;
+    return tsr_fail(TSR_EIO, "%s: cannot be removed: %s", path, strerror(errno));
+}
+
+static tsr_status walk_earlier(writing *w, earlier_round round)
+{
+    const char *directory = w->output->directory;
+    tsr_status status = TSR_OK;
+    DIR *entries = opendir(directory);
+    if (!entries)
+        return tsr_fail(TSR_EIO, "%s: cannot be opened: %s", directory, strerror(errno));
+    for (struct dirent *entry; status == TSR_OK && (entry = readdir(entries));)
+        status = treat_earlier(w, entry->d_name, round);
+    closedir(entries);
+    return status;
+}
+
+/* Before anything is made, and again before anything goes. */
+static tsr_status check_earlier(writing *w)
+{
+    TSR_TRY(walk_earlier(w, FIND));
+    return walk_earlier(w, CHECK);
+}
+
+/* config.json first, so that what remains is no model. */
+static tsr_status remove_earlier(writing *w)
+{
+    TSR_TRY(check_earlier(w));
+    TSR_TRY(walk_earlier(w, REMOVE_CONFIG));
+    return walk_earlier(w, REMOVE_REST);
+}
+
 static tsr_status stage_all(writing *w)
 {
     char *config = NULL;
     uint64_t first = 0;
+    TSR_TRY(check_earlier(w));
     TSR_TRY(assign_shards(w));
     w->files = calloc(COPIED + w->shard_count + 2, sizeof *w->files);
     if (!w->files)
@@ -213,30 +283,6 @@ static tsr_status stage_all(writing *w)
         status = stage_data(w, TSR_MODEL_CONFIG_FILE, config, strlen(config));
     free(config);
     return status;
-}
-
-/* What an earlier model left: config.json first, so that what remains is no model. */
-static tsr_status remove_earlier(const writing *w)
-{
-    char path[4096];
-    const char *directory = w->output->directory;
-    for (int round = 0; round < 2; round++) {
-        DIR *entries = opendir(directory);
-        if (!entries)
-            return tsr_fail(TSR_EIO, "%s: cannot be opened: %s", directory, strerror(errno));
-        int failed = 0;
-        for (struct dirent *entry; !failed && (entry = readdir(entries));) {
-            bool config = !strcmp(entry->d_name, TSR_MODEL_CONFIG_FILE);
-            if (!tsr_model_write_replaces(entry->d_name) || config != (round == 0))
-                continue;
-            snprintf(path, sizeof path, "%s/%s", directory, entry->d_name);
-            failed = unlink(path) != 0 ? errno : 0;
-        }
-        closedir(entries);
-        if (failed)
-            return tsr_fail(TSR_EIO, "%s: cannot be removed: %s", path, strerror(failed));
-    }
-    return TSR_OK;
 }
 
 tsr_status tsr_model_write(tsr_model_written *written, const tsr_model_output *output)

@@ -3,8 +3,10 @@
  * weights in one file or in shards with an index, and the tokenizer's files.
  *
  * Every file is complete and on the disk under a temporary name before anything else in the directory
- * changes; then an earlier model's files go, its config.json first, and the new ones take their names,
- * config.json last: nothing loads a directory without it. After a failure no temporary file is left.
+ * changes; then an earlier model's files go, its config.json first (and of its tokenizer and license
+ * those that the new one lacks), and the new ones take their names, config.json last: nothing loads a
+ * directory without it. A directory with such a name is found before anything changes. After a failure
+ * no temporary file is left.
  */
 #ifndef TSR_IO_MODEL_WRITE_H
 #define TSR_IO_MODEL_WRITE_H

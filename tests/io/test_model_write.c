@@ -190,6 +190,29 @@ static void test_replaced(void **state)
     assert_int_equal(count_entries(directory), 7);
 }
 
+/* Of the earlier model's tokenizer and license nothing stays that the new one does not replace; and
+ * where a directory is in the way nothing has gone. */
+static void test_replaced_tokenizer(void **state)
+{
+    (void)state;
+    write_text(in("added_tokens.json"), "{}"); /* no model is there: somebody's own */
+    write_one(false, UINT64_MAX, 700, TSR_OK);
+    assert_int_equal(access(in("added_tokens.json"), F_OK), 0);
+    write_text(in("LICENSE"), "the earlier model's");
+    assert_int_equal(mkdir(in("model-old.safetensors"), 0777), 0);
+    write_one(false, UINT64_MAX, 0, TSR_EIO);
+    assert_non_null(strstr(tsr_last_error(), "model-old.safetensors: a directory has the name"));
+    check_values("b", 600, 2);
+    assert_int_equal(access(in("LICENSE"), F_OK), 0);
+    assert_int_equal(count_entries(directory), 11);
+    assert_int_equal(rmdir(in("model-old.safetensors")), 0);
+    write_one(false, UINT64_MAX, 0, TSR_OK);
+    assert_int_equal(access(in("added_tokens.json"), F_OK), -1);
+    assert_int_equal(access(in("LICENSE"), F_OK), -1);
+    assert_int_equal(access(in("tokenizer.json"), F_OK), 0);
+    assert_int_equal(count_entries(directory), 6);
+}
+
 static json_t *config_of(const char *source_directory, bool nf4, tsr_dtype dtype)
 {
     const tsr_model_output output = {.source = source_directory,
@@ -303,8 +326,9 @@ static void test_state(void **state)
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, begin, scratch_teardown)
-    const struct CMUnitTest tests[] = {
-        TEST(test_shards), TEST(test_parts_stay), TEST(test_replaced), TEST(test_config),
-        TEST(test_names),  TEST(test_generators), TEST(test_state)};
+    const struct CMUnitTest tests[] = {TEST(test_shards),     TEST(test_parts_stay),
+                                       TEST(test_replaced),   TEST(test_replaced_tokenizer),
+                                       TEST(test_config),     TEST(test_names),
+                                       TEST(test_generators), TEST(test_state)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
