@@ -54,8 +54,8 @@ typedef struct {
     int64_t step;        /* from 1 */
     int64_t total_steps; /* of the whole run */
     double epoch;        /* samples seen / samples of the data set */
-    double loss;         /* mean over all label tokens of the step */
-    double grad_norm;    /* before clipping */
+    double loss;         /* mean over all label tokens of the step; NaN: skipped */
+    double grad_norm;    /* before clipping; NaN: skipped */
     double learning_rate;
     int64_t label_tokens, input_tokens;
     double step_s, tokens_per_s; /* input tokens of all ranks a second */

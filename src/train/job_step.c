@@ -233,21 +233,22 @@ static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64
 {
     double now = tsr_now();
     double exposed = tsr_job_exposed(job);
+    bool discards = tsr_word_discards(word); /* its sums are of what was finite */
     job->done++;
     job->evaluated = false;
     *report = (tsr_job_report){
         .step = job->done,
         .total_steps = job->total_steps,
         .epoch = info->progress,
-        .loss = tsr_word_loss(word) / (double)info->label_tokens,
-        .grad_norm = tsr_grad_norm(tsr_word_norm(word)),
+        .loss = discards ? NAN : tsr_word_loss(word) / (double)info->label_tokens,
+        .grad_norm = discards ? NAN : tsr_grad_norm(tsr_word_norm(word)),
         .learning_rate = job->adamw.learning_rate,
         .label_tokens = info->label_tokens,
         .input_tokens = info->input_tokens,
         .step_s = now - job->word_time,
         .device_bytes = tsr_arena_high_water(job->device_arena),
         .exposed_s = exposed - job->exposed_before,
-        .skipped = tsr_word_discards(word),
+        .skipped = discards,
     };
     report->tokens_per_s = (double)info->input_tokens / report->step_s;
     job->word_time = now;

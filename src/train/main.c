@@ -182,18 +182,29 @@ static int train(run *r, const tsr_config *config)
     return status;
 }
 
+/* JSON has no number that is not finite. */
+static const char *json_number(char out[32], double value)
+{
+    if (!isfinite(value))
+        return "null";
+    snprintf(out, 32, "%.9g", value);
+    return out;
+}
+
 static int evaluate_only(run *r, const tsr_config *config)
 {
     tsr_job_evaluation e;
+    char loss[32], perplexity[32];
     (void)config;
     int status = tsr_job_start(r->job);
     if (status == 0)
         status = tsr_job_evaluate(r->job, &e);
     if (status == 0 && r->first) {
         if (r->usage->json)
-            printf("{\"eval_loss\":%.9g,\"perplexity\":%.9g,\"eval_label_tokens\":%lld,"
-                   "\"rows\":%lld}\n",
-                   e.loss, e.perplexity, (long long)e.label_tokens, (long long)e.rows);
+            printf(
+                "{\"eval_loss\":%s,\"perplexity\":%s,\"eval_label_tokens\":%lld,\"rows\":%lld}\n",
+                json_number(loss, e.loss), json_number(perplexity, e.perplexity),
+                (long long)e.label_tokens, (long long)e.rows);
         else
             printf("eval_loss %.6f  perplexity %.4f  label tokens %lld  rows %lld\n", e.loss,
                    e.perplexity, (long long)e.label_tokens, (long long)e.rows);

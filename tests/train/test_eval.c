@@ -144,6 +144,33 @@ __attribute__((unused)) static void test_program(void **state)
         check_program(&cases[1], 1);
 }
 
+/* An adapter whose last numbers are none: what is printed is JSON still. */
+__attribute__((unused)) static void test_not_finite(void **state)
+{
+    (void)state;
+    static const char adapter[] = TSR_SOURCE_DIR "/tests/golden/traces/init/lora_r8/";
+    static const uint8_t none[] = {0xC0, 0x7F, 0xC0, 0x7F}; /* in bf16 and in fp32 */
+    char command[1500];
+    uint64_t bytes;
+    json_t *got = NULL;
+    snprintf(command, sizeof command, "cp -r '%s' '%s'", adapter, scratch_path("adapter"));
+    assert_int_equal(system(command), 0);
+    char *data = read_whole(&bytes, scratch_path("adapter/adapter_model.safetensors"));
+    memcpy(data + bytes - sizeof none, none, sizeof none);
+    write_bytes(scratch_path("adapter/adapter_model.safetensors"), data, bytes);
+    free(data);
+    snprintf(command, sizeof command,
+             ENVIRONMENT "'%s' eval '%s' max_eval_samples=1 init_adapter='%s' --json", TSR_PROGRAM,
+             scratch_path("job.yaml"), scratch_path("adapter"));
+    char *text = output_of(command);
+    if (tsr_json_parse(&got, text, strlen(text), "the program's output") < 0)
+        fail_msg("%s: %s", tsr_last_error(), text);
+    assert_true(json_is_null(json_object_get(got, "eval_loss")));
+    assert_true(json_is_null(json_object_get(got, "perplexity")));
+    json_decref(got);
+    free(text);
+}
+
 /* ---- the library ---- */
 
 typedef struct {
@@ -234,6 +261,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
 #ifndef __SANITIZE_THREAD__
         cmocka_unit_test(test_program),
+        cmocka_unit_test(test_not_finite),
 #endif
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_two_ranks_same_bits),
