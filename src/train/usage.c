@@ -239,6 +239,13 @@ static bool takes_job(const command_row *row)
     return row->command != TSR_COMMAND_INSPECT && row->command != TSR_COMMAND_ENV;
 }
 
+/* No key has a slash or a dot: runs/lr=1e-3/job.yaml is a path. */
+static bool is_override(const char *arg)
+{
+    size_t key = strcspn(arg, "=");
+    return key > 0 && arg[key] && strcspn(arg, "/.") > key;
+}
+
 /* One argument; *index moves over a value that belongs to it. */
 static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char *const *args,
                                  int count, int *index)
@@ -275,7 +282,7 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
         return tsr_fail(TSR_EUSAGE, "%s: no such option; the line is: %s", arg, row->line);
     if (*arg == '-')
         return wrong_option(row, arg, next);
-    if (job && strchr(arg, '=') && arg[0] != '=') {
+    if (job && is_override(arg)) {
         usage->overrides[usage->override_count++] = arg;
         return TSR_OK;
     }

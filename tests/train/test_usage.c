@@ -67,6 +67,16 @@ static void test_commands(void **state)
     assert_int_equal(u.command, TSR_COMMAND_EVAL);
     assert_int_equal(u.ranks[0], 0);
     tsr_usage_free(&u);
+    /* a path may hold '=', as a value may hold '/' */
+    assert_int_equal(parse(&u, ARGS("eval", "runs/lr=1e-3/job.yaml", "init_adapter=a/lr=1.5")),
+                     TSR_OK);
+    assert_string_equal(u.job_path, "runs/lr=1e-3/job.yaml");
+    assert_int_equal(u.override_count, 1);
+    assert_string_equal(u.overrides[0], "init_adapter=a/lr=1.5");
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("train", "./r=8.yaml", "lora_r=8")), TSR_OK);
+    assert_string_equal(u.job_path, "./r=8.yaml");
+    tsr_usage_free(&u);
 }
 
 static void test_tools(void **state)
