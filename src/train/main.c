@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static volatile int stop_requested;
@@ -381,19 +382,40 @@ static tsr_status check_alone(const tsr_usage *usage)
                     ranks);
 }
 
+/* The program reads the file, and then each rank's library does: a pipe is empty the second time. */
+static tsr_status check_file(const tsr_usage *usage)
+{
+    struct stat info;
+    if (!usage->job_path || usage->command == TSR_COMMAND_INSPECT ||
+        stat(usage->job_path, &info) != 0 || !S_ISFIFO(info.st_mode))
+        return TSR_OK;
+    return tsr_fail(TSR_EUSAGE,
+                    "%s: it is a pipe, and is to be read several times; write it to a file",
+                    usage->job_path);
+}
+
+/* What looks at the flag ends in order; all else as signals end a program. */
+static void catch_signals(tsr_command command)
+{
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    if (command != TSR_COMMAND_TRAIN && command != TSR_COMMAND_MERGE &&
+        command != TSR_COMMAND_QUANTIZE)
+        return;
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
+}
+
 int main(int argc, char **argv)
 {
     tsr_usage usage;
     if (tsr_usage_parse(&usage, argc, argv) < 0)
         return report_usage();
-    if (check_alone(&usage) < 0) {
+    if (check_alone(&usage) < 0 || check_file(&usage) < 0) {
         tsr_usage_free(&usage);
         return report_usage();
     }
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGUSR1, &action, NULL);
+    catch_signals(usage.command);
     int code = 0;
     if (usage.command == TSR_COMMAND_TEXT)
         fputs(tsr_text_string(&usage.text), stdout);
@@ -402,7 +424,8 @@ int main(int argc, char **argv)
     else
         code = run_job(&usage);
     tsr_usage_free(&usage);
-    if (fflush(stdout) != 0 && code == 0) {
+    /* What was more than the buffer has failed before, and left it empty. */
+    if ((ferror(stdout) | fflush(stdout)) != 0 && code == 0) {
         say("tessera: cannot write to standard output\n");
         code = 71;
     }

@@ -1,13 +1,19 @@
 /*
- * The command line: what is parsed, what is refused and what the refusal shows.
+ * The command line: what is parsed, what is refused and what the refusal shows; and how the program
+ * ends where its output or its input is no file, and by signals.
  */
+#include <fcntl.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -211,10 +217,97 @@ static void test_texts(void **state)
     assert_true(strlen(tsr_usage_version()) > 0 && strlen(tsr_usage_commit()) > 0);
 }
 
+/* ---- the program ---- */
+
+#define MODEL TSR_SOURCE_DIR "/examples/tiny-llama"
+
+static int code_of(const char *command)
+{
+    int status = system(command);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+/* Output that is lost is said, be it more than a buffer or less. */
+static void test_full_disk(void **state)
+{
+    (void)state;
+    static const char *const lines[] = {"--version", "train --help", "inspect " MODEL " --json"};
+    for (int i = 0; i < 3; i++) {
+        char command[1000];
+        snprintf(command, sizeof command, "'%s' %s >/dev/full 2>/dev/null", TSR_PROGRAM, lines[i]);
+        if (code_of(command) != 71)
+            fail_msg("%s: not 71", command);
+    }
+}
+
+static void test_pipe(void **state)
+{
+    (void)state;
+    assert_int_equal(code_of("echo 'model_name_or_path: " MODEL "' | '" TSR_PROGRAM
+                             "' plan /dev/stdin dataset=none 2>&1 | grep -q 'it is a pipe'"),
+                     0);
+}
+
+/* A child that writes into a pipe that nobody empties. */
+static pid_t start_blocked(int *out, const char *const *args)
+{
+    int ends[2], waiting = 0, bytes;
+    assert_int_equal(pipe(ends), 0);
+    bytes = fcntl(ends[1], F_SETPIPE_SZ, 4096);
+    assert_true(bytes >= 4096 && bytes < 9000); /* less than is written */
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        dup2(ends[1], STDOUT_FILENO);
+        close(ends[0]);
+        execv(TSR_PROGRAM, (char *const *)args);
+        _exit(127);
+    }
+    close(ends[1]);
+    for (int i = 0; i < 3000 && waiting < bytes; i++) {
+        usleep(10000);
+        assert_int_equal(ioctl(ends[0], FIONREAD, &waiting), 0);
+    }
+    assert_int_equal(waiting, bytes);
+    *out = ends[0];
+    return child;
+}
+
+/* A command that has nothing to finish ends by the first signal. */
+static void test_signals(void **state)
+{
+    (void)state;
+    static const char *const lines[][5] = {{"tessera", "train", "--help"},
+                                           {"tessera", "inspect", MODEL, "--json"}};
+    static const int signals[] = {SIGINT, SIGTERM};
+    for (int i = 0; i < 4; i++) {
+        int out, status = 0, ended = 0;
+        pid_t child = start_blocked(&out, lines[i / 2]);
+        assert_int_equal(kill(child, signals[i % 2]), 0);
+        for (int n = 0; n < 1000 && !ended; n++) {
+            usleep(10000);
+            ended = waitpid(child, &status, WNOHANG) == child;
+        }
+        if (!ended) {
+            kill(child, SIGKILL);
+            waitpid(child, &status, 0);
+        }
+        close(out);
+        assert_true(WIFSIGNALED(status));
+        assert_int_equal(WTERMSIG(status), signals[i % 2]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_commands), cmocka_unit_test(test_tools),
-        cmocka_unit_test(test_wrong_lines), cmocka_unit_test(test_texts)};
+        cmocka_unit_test(test_commands),    cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_wrong_lines), cmocka_unit_test(test_texts),
+#ifndef __SANITIZE_THREAD__ /* for which the program is not built */
+        cmocka_unit_test(test_full_disk),   cmocka_unit_test(test_pipe),
+        cmocka_unit_test(test_signals),
+#endif
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
