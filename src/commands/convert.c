@@ -99,6 +99,7 @@ static tsr_status open_convert(tsr_convert *c, const tsr_convert_command *comman
     tsr_device_options device = {.thread_count = o->threads};
     TSR_TRY(tsr_inputs_read_config(&c->inputs, &source));
     c->inputs.config.load_in_4bit = true; /* a 4-bit base is understood whatever training needs */
+    c->inputs.config.lora_graph = TSR_CONFIG_GRAPH_AUTO; /* and what its GPU did is not asked */
     c->inputs.compute = TSR_F32;
     TSR_TRY(tsr_inputs_read_model(&c->inputs, false, false));
     TSR_TRY(check_output(&c->inputs.config));
@@ -197,6 +198,15 @@ tsr_tensor_source tsr_copied_source(tsr_copied *item, tsr_copier *copier, const 
                                 .user = item};
     memcpy(source.shape, tensor->shape, sizeof source.shape);
     return source;
+}
+
+const tsr_layout_linear *tsr_convert_4bit(const tsr_layout *layout)
+{
+    for (int i = 0; i < layout->layer_count; i++)
+        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+            if (layout->unit[i].linear[kind].source.prequantized)
+                return &layout->unit[i].linear[kind];
+    return NULL;
 }
 
 const tsr_layout_linear *tsr_convert_linear(bool *part, const tsr_layout *layout,

@@ -59,6 +59,10 @@ void tsr_copier_close(tsr_copier *copier);
 /* `item` must stay until the tensor is written. */
 tsr_tensor_source tsr_copied_source(tsr_copied *item, tsr_copier *copier, const tsr_tensor *tensor);
 
+/* A linear that is stored in 4 bits: what the tensors are counts, as for a training, not what
+ * config.json says of them. NULL: none. */
+const tsr_layout_linear *tsr_convert_4bit(const tsr_layout *layout);
+
 /* The linear whose weight, or a part of it where that is 4-bit, this tensor is; NULL: another's. */
 const tsr_layout_linear *tsr_convert_linear(bool *part, const tsr_layout *layout,
                                             const char *tensor);

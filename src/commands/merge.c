@@ -120,7 +120,7 @@ static tsr_status check(const tsr_inputs *inputs)
             TSR_ECONFIG,
             "%s: use_dora: the adapter %s has no magnitudes to merge; leave the key out",
             tsr_config_where(config, "use_dora"), config->init_adapter);
-    if (inputs->model.prequantized)
+    if (tsr_convert_4bit(&inputs->layout))
         warn_4bit(config);
     return TSR_OK;
 }
@@ -144,7 +144,7 @@ static tsr_status merge(tsr_convert *convert, json_t *report)
     free(all.items);
     free(all.sources);
     tsr_report_string(report, "model", inputs->config.model_name_or_path);
-    tsr_report_bool(report, "model_4bit", inputs->model.prequantized);
+    tsr_report_bool(report, "model_4bit", tsr_convert_4bit(&inputs->layout));
     tsr_report_string(report, "adapter", inputs->config.init_adapter);
     tsr_report_bool(report, "use_dora", inputs->adapter.spec.dora);
     tsr_report_int(report, "merged_modules", inputs->adapter.set.count);

@@ -71,10 +71,12 @@ static tsr_status quantize(tsr_convert *convert, json_t *report)
     const tsr_inputs *inputs = &convert->inputs;
     const tsr_config *config = &inputs->config;
     quantizing all = {.convert = convert};
-    if (inputs->model.prequantized)
+    const tsr_layout_linear *already = tsr_convert_4bit(&inputs->layout);
+    if (already)
         return tsr_fail(TSR_EDATA,
-                        "%s: the model is quantized to nf4 already; quantize the original one",
-                        config->model_name_or_path);
+                        "%s: the model is quantized to nf4 already (%s.weight); quantize the "
+                        "original one",
+                        config->model_name_or_path, already->path);
     const tsr_nf4_pack_options options = {.pool = tsr_device_pool(convert->device),
                                           .nested = config->use_bnb_nested_quant,
                                           .tick = tsr_convert_tick,

@@ -493,6 +493,73 @@ static void test_written(void **state)
     check_written(MODEL, GOLDEN "/traces/init/rslora_r16", "merged-some", false);
 }
 
+/* ---- what config.json says and what the tensors are ---- */
+
+/* The tensors of one model, the config.json of another. */
+static const char *make_mixed(const char *name, const char *model, const char *other)
+{
+    char command[3000];
+    const char *to = join(scratch_path(name), "");
+    snprintf(command, sizeof command,
+             "mkdir '%s' && ln -s '%s'/* '%s' && ln -sf '%s/config.json' '%s'", to, model, to,
+             other, to);
+    assert_int_equal(system(command), 0);
+    return to;
+}
+
+/* With the overrides of a merge, the first of which is its adapter. */
+static int quantize_same(const char *const *overrides, char **text)
+{
+    return convert(tsr_quantize, overrides + 1, NULL, text);
+}
+
+/* The tensors count: 4-bit ones without quantization_config, and plain ones with what was left of one. */
+static void test_contradiction(void **state)
+{
+    (void)state;
+    char *text;
+    const char *to = join(scratch_path("left-over-out"), "");
+    const char *const unsaid[] = {key("init_adapter", GOLDEN "/traces/a_lora/final"),
+                                  key("model_name_or_path", make_mixed("unsaid", quantized, MODEL)),
+                                  key("output_dir", scratch_path("unsaid-out")), NULL};
+    assert_int_equal(quantize_same(unsaid, &text), TSR_EDATA);
+    assert_non_null(strstr(tsr_last_error(), "is quantized to nf4 already (model.layers.0."));
+    succeed(convert(tsr_merge, unsaid, NULL, &text));
+    assert_non_null(strstr(text, "\"model_4bit\": true"));
+    free(text);
+    const char *const plain[] = {
+        key("init_adapter", GOLDEN "/traces/a_lora/final"),
+        key("model_name_or_path", make_mixed("left-over", MODEL, quantized)), key("output_dir", to),
+        "overwrite_output_dir=true", NULL};
+    succeed(convert(tsr_merge, plain, NULL, &text));
+    assert_non_null(strstr(text, "\"model_4bit\": false"));
+    free(text);
+    succeed(quantize_same(plain, &text));
+    free(text);
+    golden_file a = golden_open(join(quantized, "/model.safetensors"));
+    golden_file b = golden_open(join(to, "/model.safetensors"));
+    same_tensor(&a, "model.layers.0.mlp.up_proj.weight", &b, "model.layers.0.mlp.up_proj.weight");
+    golden_close(&a);
+    golden_close(&b);
+}
+
+/* A key of GPUs in a GPU run's job.yaml is none of these commands' business. */
+static void test_graph_key(void **state)
+{
+    (void)state;
+    char *text;
+    const char *const overrides[] = {key("init_adapter", GOLDEN "/traces/a_lora/final"),
+                                     key("model_name_or_path", MODEL),
+                                     "lora_graph=time",
+                                     key("output_dir", scratch_path("graph-out")),
+                                     "overwrite_output_dir=true",
+                                     NULL};
+    succeed(convert(tsr_merge, overrides, NULL, &text));
+    free(text);
+    succeed(quantize_same(overrides, &text));
+    free(text);
+}
+
 /* ---- stopped ---- */
 
 static volatile int stop;
@@ -556,6 +623,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_quantized_bytes), cmocka_unit_test(test_quantized_layout),
         cmocka_unit_test(test_merged_golden),   cmocka_unit_test(test_merged_formula),
-        cmocka_unit_test(test_written),         cmocka_unit_test(test_stop)};
+        cmocka_unit_test(test_written),         cmocka_unit_test(test_contradiction),
+        cmocka_unit_test(test_graph_key),       cmocka_unit_test(test_stop)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
