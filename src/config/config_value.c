@@ -241,7 +241,8 @@ static bool read_string(const char **out, const tsr_key *key, const tsr_yaml_val
 {
     if (value->kind != TSR_YAML_SCALAR || (key->flags & TSR_KEY_PATH && !*value->text))
         return tsr_config_refuse(place, key, value);
-    *out = tsr_config_store_copy(place->store, value->text);
+    const char *word = key->flags & TSR_KEY_TRUE_TOO ? tsr_config_bool_word(value) : NULL;
+    *out = tsr_config_store_copy(place->store, word ? word : value->text);
     return *out != NULL;
 }
 
@@ -250,7 +251,10 @@ static bool is_none(const tsr_key *key, const tsr_yaml_value *value)
 {
     if (!key->none || value->kind != TSR_YAML_SCALAR)
         return false;
-    if (tsr_yaml_is_null(value) || (!value->quoted && !strcmp(value->text, key->none)))
+    if (tsr_yaml_is_null(value))
+        return true;
+    /* Quotes change nothing but null, which they make a text: values are typed by their key. */
+    if (!strcmp(value->text, key->none) && (!value->quoted || strcmp(key->none, "null") != 0))
         return true;
     const char *word = tsr_config_bool_word(value);
     return key->flags & TSR_KEY_FALSE_IS_NONE && word && *word == 'f';

@@ -42,7 +42,8 @@ enum {
     TSR_KEY_ALL_LINEAR = 32,    /* MODULES: the word all-linear; null is PEFT's default */
     TSR_KEY_TRL_SAID_ONLY = 64, /* `defaults: trl` cannot take TRL's value */
     TSR_KEY_PATH = 128,         /* STRING: not empty */
-    TSR_KEY_RESULT = 256        /* a resumed run must have the value of its checkpoint */
+    TSR_KEY_RESULT = 256,       /* a resumed run must have the value of its checkpoint */
+    TSR_KEY_TRUE_TOO = 512      /* STRING: true has a meaning, however it is written */
 };
 
 typedef struct {

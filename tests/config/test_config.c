@@ -208,6 +208,38 @@ static void test_sizes_and_times(void **state)
     }
 }
 
+/* Quotes make no other value of a word, and yes, on and True are true where true has a meaning. */
+static void test_words_however_written(void **state)
+{
+    (void)state;
+    static const char *const yes[] = {"true", "True", "yes", "on", "ON", "'true'"};
+    tsr_config c = load(BASE "memory_budget: \"auto\"\nresident_units: 'auto'\nmax_steps: '-1'\n"
+                             "shard_group_size: \"auto\"\n",
+                        NULL, 0);
+    assert_int_equal(c.memory_budget, 0);
+    assert_int_equal(c.resident_units, -1);
+    assert_int_equal(c.max_steps, -1);
+    assert_int_equal(c.shard_group_size, 0);
+    tsr_config_free(&c);
+    for (size_t i = 0; i < sizeof yes / sizeof *yes; i++) {
+        char override[64];
+        const char *const overrides[] = {override};
+        tsr_text text = {0};
+        snprintf(override, sizeof override, "resume_from_checkpoint=%s", yes[i]);
+        c = load(BASE, overrides, 1);
+        assert_string_equal(c.resume_from_checkpoint, "true");
+        assert_int_equal(tsr_config_write(&text, &c), TSR_OK);
+        assert_non_null(strstr(tsr_text_string(&text), "\nresume_from_checkpoint: true\n"));
+        tsr_text_free(&text);
+        tsr_config_free(&c);
+    }
+    c = load(BASE "resume_from_checkpoint: ./yes\ntrace: yes\neos_token: 'null'\n", NULL, 0);
+    assert_string_equal(c.resume_from_checkpoint, "./yes");
+    assert_string_equal(c.trace, "yes"); /* a path and nothing else */
+    assert_string_equal(c.eos_token, "null");
+    tsr_config_free(&c);
+}
+
 /* The file's value, then the override's, which wins whatever name it uses. */
 static void test_overrides_win(void **state)
 {
@@ -590,6 +622,7 @@ int main(void)
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_typed_by_key),
         cmocka_unit_test(test_sizes_and_times),
+        cmocka_unit_test(test_words_however_written),
         cmocka_unit_test(test_overrides_win),
         cmocka_unit_test(test_names_that_agree),
         cmocka_unit_test(test_uses),
