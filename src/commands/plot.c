@@ -11,6 +11,7 @@
 #define RIGHT   20
 #define COLUMNS (WIDTH - LEFT - RIGHT)
 #define TICKS   6 /* about so many on an axis */
+#define HUGEST  1e300
 
 #define LOSS_COLOR "#1f5fa8"
 #define EVAL_COLOR "#c4501b"
@@ -108,22 +109,29 @@ static double y_of(const panel *p, double value)
     return p->bottom - (p->bottom - p->top) * (value - p->y.low) / (p->y.high - p->y.low);
 }
 
+/* What is larger would be infinite in a sum; null is NaN. */
+static bool is_drawn(double value)
+{
+    return fabs(value) <= HUGEST;
+}
+
 static void widen(range *r, double value)
 {
-    if (!isfinite(value))
+    if (!is_drawn(value))
         return;
     r->low = !(r->low <= value) ? value : r->low;
     r->high = !(r->high >= value) ? value : r->high;
 }
 
-/* Some room around, and a range that is not empty. */
+/* Some room around, and a range that is not empty, nor nearly beside the size of its ends: then a
+ * tick's sum would not change. */
 static range padded(range r, double share)
 {
     if (!isfinite(r.low))
         return (range){0, 1};
-    double room = share * (r.high - r.low);
-    if (!(r.high > r.low))
-        room = r.high != 0 ? 0.1 * fabs(r.high) : 1;
+    double size = fmax(fabs(r.low), fabs(r.high)), room = share * (r.high - r.low);
+    if (r.high - r.low <= 1e-9 * size + 1 / HUGEST)
+        room = size > 1 / HUGEST ? 0.1 * size : 1;
     return (range){r.low - room, r.high + room};
 }
 
@@ -233,7 +241,7 @@ static void put_curve(tsr_text *out, const panel *p, const tsr_run_metrics *m, u
     tsr_text_printf(out, "<path class=\"%s\" d=\"", class);
     for (uint64_t i = 0; i < count; i++) {
         double step, v = value(m, i, &step), x = x_of(p, step);
-        bool gap = !isfinite(v);
+        bool gap = !is_drawn(v);
         if (gap || (b.count && (int)x != b.column))
             flush(out, &open, &b);
         open = open && !gap;
@@ -249,7 +257,7 @@ static void put_dots(tsr_text *out, const panel *p, const tsr_run_metrics *m)
 {
     for (uint64_t i = 0; i < m->evaluation_count && m->evaluation_count <= COLUMNS / 8; i++) {
         double step, v = evaluation_at(m, i, &step);
-        if (!isfinite(v))
+        if (!is_drawn(v))
             continue;
         tsr_text_puts(out, "<circle r=\"3\" class=\"dot\" cx=\"");
         put(out, x_of(p, step));

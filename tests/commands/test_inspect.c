@@ -311,17 +311,21 @@ static void test_plot(void **state)
     free(svg);
 }
 
-/* However odd the title and the values. */
+/* However odd the title, the values and the steps. */
 static void test_plot_values(void **state)
 {
     (void)state;
-    static const double values[][2] = {{1, 1},     {0, 0},   {-5, 1e-12}, {1e30, 1e-30},
-                                       {NAN, NAN}, {NAN, 2}, {1e-300, 0}, {3, INFINITY}};
+    static const double values[][2] = {
+        {1, 1},     {0, 0},   {-5, 1e-12}, {1e30, 1e-30}, {1, 1.0000000000000002}, {1e308, -1e308},
+        {NAN, NAN}, {NAN, 2}, {1e-300, 0}, {3, INFINITY}, {1.5e308, 1.7e308},      {5e-324, 0}};
+    const int64_t far = (int64_t)1 << 60;
     for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
         tsr_run_step steps[2] = {{.step = 7, .loss = values[i][0], .learning_rate = values[i][1]},
                                  {.step = 8, .loss = values[i][1], .learning_rate = values[i][0]}};
-        for (uint64_t n = 1; n <= 2; n++) {
-            const tsr_run_metrics m = {.steps = steps, .step_count = n};
+        for (uint64_t n = 1; n <= 3; n++) {
+            if (n == 3)
+                steps[0].step = far, steps[1].step = far + 512;
+            const tsr_run_metrics m = {.steps = steps, .step_count = n < 2 ? n : 2};
             tsr_text svg = {0};
             succeed(tsr_plot_run(&svg, &m, "a <b> & \"c\" \x1b[31m"));
             check_xml(tsr_text_string(&svg));
