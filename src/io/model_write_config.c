@@ -31,9 +31,12 @@ tsr_status tsr_model_config_format(char **out, const tsr_model_output *output)
     tsr_status status = tsr_json_load_object(&root, path);
     free(path);
     TSR_TRY(status);
-    /* The older generation's name where the file has it. */
-    const char *key = json_object_get(root, "torch_dtype") ? "torch_dtype" : "dtype";
-    bool failed = json_object_set_new(root, key, json_string(dtype_word(output->dtype))) != 0;
+    /* The older generation's name where the file has it; where it has both, both are read by some. */
+    const char *word = dtype_word(output->dtype);
+    bool old = json_object_get(root, "torch_dtype"), both = old && json_object_get(root, "dtype");
+    bool failed = old && json_object_set_new(root, "torch_dtype", json_string(word)) != 0;
+    if (!old || both)
+        failed |= json_object_set_new(root, "dtype", json_string(word)) != 0;
     json_object_del(root, "quantization_config");
     if (output->nf4)
         failed |= json_object_set_new(root, "quantization_config", quantization(output)) != 0;

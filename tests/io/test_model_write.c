@@ -252,6 +252,12 @@ static void test_config(void **state)
     assert_string_equal(json_string_value(json_object_get(after, "torch_dtype")), "bfloat16");
     assert_null(json_object_get(after, "dtype"));
     assert_null(json_object_get(after, "quantization_config"));
+    json_decref(after);
+    write_text(in("config.json"),
+               "{\"torch_dtype\": \"float16\", \"dtype\": \"float16\", \"eps\": 1e-06}");
+    after = config_of(directory, false, TSR_BF16);
+    assert_string_equal(json_string_value(json_object_get(after, "torch_dtype")), "bfloat16");
+    assert_string_equal(json_string_value(json_object_get(after, "dtype")), "bfloat16");
     assert_true(json_real_value(json_object_get(after, "eps")) == 1e-06);
     json_decref(after);
 }
