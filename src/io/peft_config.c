@@ -3,6 +3,7 @@
 #include "io/json.h"
 
 #include <errno.h>
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -233,9 +234,11 @@ static tsr_status read_scalars(tsr_peft_config *out, const json_t *root, const c
         TSR_TRY(tsr_json_int(&r, root, "r", 1, TSR_PEFT_MAX_RANK, place));
     out->r = (uint64_t)r;
     if (tsr_json_has(root, "lora_alpha"))
-        TSR_TRY(tsr_json_number(&out->lora_alpha, root, "lora_alpha", 1e-9, MOST_ALPHA, place));
+        TSR_TRY(
+            tsr_json_number(&out->lora_alpha, root, "lora_alpha", DBL_TRUE_MIN, MOST_ALPHA, place));
     if (tsr_json_has(root, "lora_dropout"))
-        TSR_TRY(tsr_json_number(&out->lora_dropout, root, "lora_dropout", 0, 1 - 1e-9, place));
+        TSR_TRY(
+            tsr_json_number(&out->lora_dropout, root, "lora_dropout", 0, nextafter(1, 0), place));
     if (tsr_json_has(root, "use_rslora"))
         TSR_TRY(tsr_json_bool(&out->use_rslora, root, "use_rslora", place));
     if (tsr_json_has(root, "use_dora"))

@@ -182,6 +182,14 @@ static void test_format_numbers(void **state)
     assert_true(back.alpha_pattern[0].value + back.alpha_pattern[1].value == 0.1 + 1.0 / 3);
     free(text);
     tsr_peft_config_free(&back);
+    /* what a job.yaml may say, to its ends */
+    c.lora_alpha = 1e-300;
+    c.lora_dropout = 0.9999999999;
+    assert_int_equal(tsr_peft_config_format(&text, &c), TSR_OK);
+    assert_int_equal(parse(&back, text), TSR_OK);
+    assert_true(back.lora_alpha == 1e-300 && back.lora_dropout == 0.9999999999);
+    free(text);
+    tsr_peft_config_free(&back);
     names[1] = "\xff";
     assert_int_equal(tsr_peft_config_format(&text, &c), TSR_EINVAL);
 }
