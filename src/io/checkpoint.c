@@ -102,6 +102,8 @@ static tsr_status open_listed(tsr_checkpoint *checkpoint, const json_t *map, con
                             "%s: weight_map of tensor '%s' is %s, expected a file's name", index,
                             tensor, tsr_json_show(found, value));
         TSR_TRY(check_shard_name(name, tensor, index));
+        while (!strncmp(name, "./", 2)) /* the same file */
+            name += 2;
         TSR_TRY(find_shard(&shard, checkpoint, name));
         if (!tsr_safetensors_find(shard, tensor))
             return tsr_fail(TSR_EDATA,

@@ -210,6 +210,11 @@ static void test_directories(void **state)
                       "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
                       "\"c\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}",
                       TRUE_LENGTH, 2);
+    write_text(scratch_path(INDEX), "{\"metadata\":{},\"weight_map\":{\"a\":\"sub/1..safetensors\","
+                                    "\"c\":\"./sub/1..safetensors\"}}");
+    assert_int_equal(tsr_checkpoint_open(&checkpoint, *state), TSR_OK);
+    assert_int_equal(tsr_checkpoint_count(checkpoint), 2);
+    tsr_checkpoint_close(checkpoint);
     write_text(scratch_path(INDEX),
                "{\"metadata\":{},\"weight_map\":{\"a\":\"sub/1..safetensors\"}}");
     assert_int_equal(tsr_checkpoint_open(&checkpoint, *state), TSR_OK);
