@@ -1,5 +1,7 @@
 #include "train/adapter.h"
 
+#include "config/config_store.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,20 +56,28 @@ static bool is_all_linear(char *const *names, uint64_t count)
     return found == TSR_LINEAR_COUNT && count == TSR_LINEAR_COUNT;
 }
 
+/* Whatever words its file has for it. */
+static bool targets_all_linear(const tsr_peft_config *peft)
+{
+    const tsr_peft_match *target = &peft->target;
+    return peft->all_linear || (!target->regex && !target->count) ||
+           is_all_linear(target->names, target->count);
+}
+
 static bool same_modules(const tsr_config_modules *own, const tsr_peft_match *other,
                          bool all_linear)
 {
     switch (own->kind) {
     case TSR_CONFIG_MODULES_ALL_LINEAR:
-        return all_linear || is_all_linear(other->names, other->count);
+        return all_linear;
     case TSR_CONFIG_MODULES_REGEX:
         return other->regex && !strcmp(own->names.items[0], other->regex);
     case TSR_CONFIG_MODULES_LIST:
-        return !all_linear && !other->regex && same_names(&own->names, other->names, other->count);
+        return !other->regex && same_names(&own->names, other->names, other->count);
     case TSR_CONFIG_MODULES_NONE:
         break;
     }
-    return !all_linear && !other->regex && !other->count;
+    return !other->regex && !other->count;
 }
 
 static bool same_patterns(const tsr_config_patterns *own, const tsr_peft_pattern *other,
@@ -105,7 +115,7 @@ static tsr_status check_explicit(const tsr_config *config, const tsr_peft_config
         {"use_rslora", config->use_rslora == peft->use_rslora},
         {"use_dora", config->use_dora || !peft->use_dora}, /* may add magnitudes, not drop them */
         {"lora_target_modules",
-         same_modules(&config->lora_target_modules, &peft->target, peft->all_linear)},
+         same_modules(&config->lora_target_modules, &peft->target, targets_all_linear(peft))},
         {"exclude_modules", same_modules(&config->exclude_modules, &peft->exclude, false)},
         {"rank_pattern",
          same_patterns(&config->rank_pattern, peft->rank_pattern, peft->rank_pattern_count)},
@@ -119,6 +129,63 @@ static tsr_status check_explicit(const tsr_config *config, const tsr_peft_config
         if (tsr_config_is_set(config, keys[i].key) && !keys[i].same)
             return differs(config, keys[i].key, "another value");
     return TSR_OK;
+}
+
+/* ---- what init_adapter decides, as keys ---- */
+
+/* In all of these a lack of memory is remembered in the store. */
+static tsr_config_modules modules_of(struct tsr_config_store *store, const tsr_peft_match *match)
+{
+    tsr_config_modules out = {.kind = match->regex   ? TSR_CONFIG_MODULES_REGEX
+                                      : match->count ? TSR_CONFIG_MODULES_LIST
+                                                     : TSR_CONFIG_MODULES_NONE};
+    uint64_t count = match->regex ? 1 : match->count;
+    out.names.items = tsr_config_store_allocate(store, count * sizeof *out.names.items);
+    for (uint64_t i = 0; out.names.items && i < count; i++)
+        out.names.items[i] =
+            tsr_config_store_copy(store, match->regex ? match->regex : match->names[i]);
+    out.names.count = (int)count;
+    return out;
+}
+
+static tsr_config_patterns patterns_of(struct tsr_config_store *store, const tsr_peft_pattern *from,
+                                       uint64_t count)
+{
+    tsr_config_patterns out = {tsr_config_store_allocate(store, count * sizeof(tsr_config_pattern)),
+                               (int)count};
+    for (uint64_t i = 0; out.items && i < count; i++)
+        out.items[i] =
+            (tsr_config_pattern){tsr_config_store_copy(store, from[i].key), from[i].value};
+    return out;
+}
+
+static tsr_config_ints layers_of(struct tsr_config_store *store, const tsr_peft_config *peft)
+{
+    tsr_config_ints out = {tsr_config_store_allocate(store, peft->layer_count * sizeof(int64_t)),
+                           (int)peft->layer_count};
+    for (uint64_t i = 0; out.items && i < peft->layer_count; i++)
+        out.items[i] = peft->layers_to_transform[i];
+    return out;
+}
+
+/* Which modules are trained, into the keys that nobody set: the summary, job.yaml and checkpoints
+ * must say what the adapter is. */
+static tsr_status take_modules(tsr_config *config, const tsr_peft_config *peft)
+{
+    struct tsr_config_store *store = config->store;
+    if (!tsr_config_is_set(config, "lora_target_modules"))
+        config->lora_target_modules =
+            targets_all_linear(peft) ? (tsr_config_modules){.kind = TSR_CONFIG_MODULES_ALL_LINEAR}
+                                     : modules_of(store, &peft->target);
+    if (!tsr_config_is_set(config, "exclude_modules"))
+        config->exclude_modules = modules_of(store, &peft->exclude);
+    if (!tsr_config_is_set(config, "rank_pattern"))
+        config->rank_pattern = patterns_of(store, peft->rank_pattern, peft->rank_pattern_count);
+    if (!tsr_config_is_set(config, "alpha_pattern"))
+        config->alpha_pattern = patterns_of(store, peft->alpha_pattern, peft->alpha_pattern_count);
+    if (!tsr_config_is_set(config, "layers_to_transform"))
+        config->layers_to_transform = layers_of(store, peft);
+    return store->failed ? tsr_fail(TSR_ENOMEM, "out of memory for the adapter's keys") : TSR_OK;
 }
 
 /* ---- the specification ---- */
@@ -159,7 +226,7 @@ static tsr_status from_peft(tsr_train_adapter *adapter, tsr_config *config)
     config->lora_alpha = peft->lora_alpha;
     config->use_rslora = peft->use_rslora;
     config->use_dora = dora;
-    return TSR_OK;
+    return take_modules(config, peft);
 }
 
 static tsr_adapter_match match(const tsr_config_modules *modules)

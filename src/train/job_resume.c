@@ -98,6 +98,19 @@ static tsr_status find_named(choice *out, const tsr_job *job)
 
 /* ---- whether it fits ---- */
 
+/* Older checkpoints have the default of these keys where init_adapter had
+ * decided them. The model's hash knows how much is trained. */
+static bool left_to_adapter(const tsr_config *config, const tsr_key *key, const char *was)
+{
+    static const char *const keys[] = {"lora_target_modules", "exclude_modules", "rank_pattern",
+                                       "alpha_pattern", "layers_to_transform"};
+    bool decided = false;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        decided |= !strcmp(keys[i], key->name);
+    return decided && config->init_adapter && !tsr_config_is_set(config, key->name) &&
+           !strcmp(was, key->initial);
+}
+
 /* All keys that differ, a line each. */
 static tsr_status check_keys(const tsr_job *job, const json_t *state, const char *directory)
 {
@@ -107,7 +120,7 @@ static tsr_status check_keys(const tsr_job *job, const json_t *state, const char
     for (int i = 0; i < tsr_keys_count(); i++) {
         const tsr_key *key = tsr_keys_at(i);
         const char *was = json_string_value(json_object_get(stored, key->name));
-        if (!(key->flags & TSR_KEY_RESULT) || !was)
+        if (!(key->flags & TSR_KEY_RESULT) || !was || left_to_adapter(config, key, was))
             continue;
         tsr_text_clear(&text);
         tsr_job_key_text(&text, job, key);

@@ -223,6 +223,62 @@ static void again(void)
     cli_case_end();
 }
 
+/* The line that a run proposed, word for word. */
+static void run_proposed(const char *err, const char *what)
+{
+    char words[512];
+    cli_output output;
+    const char *line = strstr(err, "\nevaluate tessera ");
+    if (!line) {
+        cli_fail("%s: no command to evaluate in\n%s", what, err);
+        return;
+    }
+    line += strlen("\nevaluate tessera ");
+    snprintf(words, sizeof words, "%.*s", (int)strcspn(line, "\n"), line);
+    cli_run(&output, 1, NULL, words);
+    if (output.code != 0 || strncmp(output.out, "eval_loss ", 10) != 0)
+        cli_fail("%s: %s: exit code %d: %s\n%s", what, words, output.code, output.out, output.err);
+    cli_output_free(&output);
+}
+
+/* What an adapter is made on is the next run's too, in all that it says: the proposed evaluation, the
+ * same run again from its job.yaml, a checkpoint of it. */
+static void from_adapter(const char *keys, const char *said)
+{
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    write_eval_data();
+    cli_edit("job.yaml", "lora_r: 2\n", keys);
+    run_ok(1, "train job.yaml max_steps=1 output_dir=first");
+    cli_edit("job.yaml", keys, "init_adapter: first\neval_dataset: eval.jsonl\n");
+    cli_run(&output, 1, NULL, "train job.yaml save_strategy=steps save_steps=1");
+    if (output.code != 0)
+        cli_fail("%s: exit code %d\n%s", keys, output.code, output.err);
+    run_proposed(output.err, keys);
+    cli_output_free(&output);
+    char *yaml = cli_read("out/job.yaml", NULL);
+    if (!yaml || !strstr(yaml, said))
+        cli_fail("%s: expected %s in\n%s", keys, said, yaml);
+    free(yaml);
+    run_ok(1, "train out/job.yaml output_dir=again");
+    same_files("out/adapter_model.safetensors", "again/adapter_model.safetensors");
+    cli_remove("out/checkpoint-2");
+    run_ok(1, "train job.yaml resume_from_checkpoint=true save_strategy=steps save_steps=1");
+    same_files("out/adapter_model.safetensors", "again/adapter_model.safetensors");
+    cli_case_end();
+}
+
+static void adapters(void)
+{
+    from_adapter("lora_target_modules: [v_proj, q_proj]\n",
+                 "\nlora_target_modules: [q_proj, v_proj]  # resolved\n");
+    from_adapter("lora_target_modules: .*\\.(q|v)_proj\nrank_pattern: {q_proj: 4}\n",
+                 "\nrank_pattern: {q_proj: 4}  # resolved\n");
+    from_adapter(
+        "alpha_pattern: {v_proj: 3}\nexclude_modules: [k_proj]\nlayers_to_transform: [1]\n",
+        "\nlayers_to_transform: [1]  # resolved\n");
+}
+
 /* A finished run is replaced when that is asked for, and then only its own files. */
 static void overwritten(void)
 {
@@ -453,13 +509,10 @@ int main(int argc, char **argv)
         const char *name;
         void (*run)(void);
     } tests[] = {
-        {"contract", contract},
-        {"again", again},
-        {"overwritten", overwritten},
-        {"plan", plan},
-        {"data", data},
-        {"ranks", ranks},
-        {"checkpoint_inspected", checkpoint_inspected},
+        {"contract", contract}, {"again", again},
+        {"adapters", adapters}, {"overwritten", overwritten},
+        {"plan", plan},         {"data", data},
+        {"ranks", ranks},       {"checkpoint_inspected", checkpoint_inspected},
     };
     cli_open(argc, argv);
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {

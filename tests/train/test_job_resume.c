@@ -417,6 +417,35 @@ static void test_damage(void **state)
     job_result_free(&whole);
 }
 
+/* Older checkpoints have a key's default where init_adapter had decided it. */
+static void test_older_adapter(void **state)
+{
+    (void)state;
+    static const char keys[] =
+        "init_adapter: " JOB_TRACES "/init/dora_patterns\nsave_strategy: steps\nsave_steps: 2\n";
+    char output[600];
+    const char *const overrides[] = {output};
+    tsr_job *job;
+    tsr_job_report report;
+    job_result result;
+    snprintf(output, sizeof output, "output_dir=%s", scratch_path("older"));
+    tsr_job_options options = {
+        .config_text = config_text(keys), .overrides = overrides, .override_count = 1};
+    assert_int_equal(tsr_job_create(&job, &options), 0);
+    tsr_config *config = &job->inputs.config;
+    assert_int_equal(config->lora_target_modules.names.count, 4);
+    assert_int_equal(config->rank_pattern.count, 3);
+    config->lora_target_modules = (tsr_config_modules){.kind = TSR_CONFIG_MODULES_ALL_LINEAR};
+    config->rank_pattern = config->alpha_pattern = (tsr_config_patterns){0};
+    assert_int_equal(tsr_job_start(job), 0);
+    assert_int_equal(tsr_job_step(job, &report), 0);
+    assert_int_equal(tsr_job_checkpoint(job), 0);
+    tsr_job_destroy(job);
+    run(&result, 1, resuming(keys), "older", NULL);
+    assert_int_equal(result.resumed, 1);
+    job_result_free(&result);
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -448,6 +477,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_epochs),
         cmocka_unit_test(test_nothing_to_resume),
         cmocka_unit_test(test_other_job),
+        cmocka_unit_test(test_older_adapter),
         cmocka_unit_test(test_damage),
 #endif
     };
