@@ -179,7 +179,7 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
         return tsr_fail(TSR_ENOMEM, "out of memory for a job");
     reports = 1;
     job->options = *options;
-    job->saved = -1;
+    job->saved = job->output_lock = -1;
     job->train = options->purpose != TSR_JOB_EVALUATE;
     tsr_job_speak(job, true);
     tsr_job_listen(job, true);
@@ -368,6 +368,7 @@ void tsr_job_destroy(tsr_job *job)
         tsr_job_end(job, TSR_METRICS_FAILED);
     tsr_metrics_destroy(job->metrics);
     tsr_events_destroy(job->events);
+    tsr_job_close_output(job);
     tsr_executor_destroy(job->executor);
     if (job->streams.stream[0]) /* none if the ranks never met */
         tsr_streams_synchronize(&job->streams);

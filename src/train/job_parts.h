@@ -84,6 +84,8 @@ struct tsr_job {
     bool continues;           /* in output_dir itself, with its metrics.jsonl */
     int64_t resumed, saved;   /* steps; saved -1: none is in output_dir */
     uint64_t metrics_bytes;   /* of metrics.jsonl that belong to `resume` */
+    int64_t newest;           /* of output_dir when the job was created; rank 0 */
+    int output_lock;          /* output_dir, held open and locked; -1: not */
     tsr_snapshot_file *files; /* [ranks + the adapter's files]: of the one being written */
 };
 
@@ -130,9 +132,11 @@ tsr_status tsr_job_decide(tsr_job *job);
 #define TSR_MATMULS_FILE "matmuls.txt"
 tsr_status tsr_job_output_path(char *out, size_t bytes, const tsr_job *job, const char *name);
 
-/* output_dir: refused if it holds a run, created, cleared where that is asked for. Rank 0 only. */
+/* output_dir: refused if it holds a run or another job writes there; made and taken until it is
+ * closed, looked at again, cleared where that is asked for. Rank 0 only; closing is fine anywhere. */
 tsr_status tsr_job_open_output(tsr_job *job);
 tsr_status tsr_job_write_output(tsr_job *job);
+void tsr_job_close_output(tsr_job *job);
 
 /* Stages one micro-batch of a step, and issues the one that was staged first (job_step.c).
  * label_tokens: of the whole step. */

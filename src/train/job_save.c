@@ -8,9 +8,11 @@
 #include "train/usage.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -76,13 +78,44 @@ static tsr_status find_run(const char **out, const char *directory, size_t files
     return TSR_OK;
 }
 
-tsr_status tsr_job_open_output(tsr_job *job)
+/* Takes the directory for this job alone (LOCK_EX) or asks whether another has it (LOCK_SH). *out: to
+ * be let go; -1 where the file system has no locks, which stops nobody. */
+static tsr_status lock(int *out, const tsr_config *config, int kind)
+{
+    const char *directory = config->output_dir;
+    *out = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*out < 0 || flock(*out, kind | LOCK_NB) == 0)
+        return TSR_OK;
+    bool taken = errno == EWOULDBLOCK;
+    close(*out);
+    *out = -1;
+    return taken ? tsr_fail(TSR_ECONFIG,
+                            "%s: another job is writing to output_dir %s; name another directory, "
+                            "or wait for that job's end",
+                            tsr_config_where(config, "output_dir"), directory)
+                 : TSR_OK;
+}
+
+static void unlock(int fd)
+{
+    if (fd < 0)
+        return;
+    (void)flock(fd, LOCK_UN); /* a child of the caller's may have the same file open still */
+    close(fd);
+}
+
+void tsr_job_close_output(tsr_job *job)
+{
+    unlock(job->output_lock);
+    job->output_lock = -1;
+}
+
+/* Refuses a directory with a run that is neither gone on with nor to be replaced. */
+static tsr_status check_free(const tsr_job *job, int64_t checkpoint)
 {
     const tsr_config *config = &job->inputs.config;
     const char *directory = config->output_dir, *where = tsr_config_where(config, "output_dir");
     const char *found;
-    int64_t checkpoint = -1;
-    TSR_TRY(tsr_output_check_place(config));
     if (config->overwrite_output_dir || (job->continues && job->resume))
         return TSR_OK;
     TSR_TRY(find_run(&found, directory, job->continues ? END_FILES : RUN_FILES));
@@ -92,8 +125,6 @@ tsr_status tsr_job_open_output(tsr_job *job)
                         "on from; name another directory, or leave out resume_from_checkpoint and "
                         "set overwrite_output_dir: true to replace it",
                         where, directory, found);
-    if (!job->continues)
-        TSR_TRY(tsr_snapshot_newest(&checkpoint, directory));
     if (found || checkpoint >= 0)
         return tsr_fail(TSR_ECONFIG,
                         "%s: output_dir %s holds a run already (%s); name another directory, set "
@@ -101,6 +132,35 @@ tsr_status tsr_job_open_output(tsr_job *job)
                         "true to replace it",
                         where, directory, found ? found : "a checkpoint");
     return TSR_OK;
+}
+
+tsr_status tsr_job_open_output(tsr_job *job)
+{
+    const tsr_config *config = &job->inputs.config;
+    int asked;
+    TSR_TRY(tsr_output_check_place(config));
+    TSR_TRY(lock(&asked, config, LOCK_SH));
+    unlock(asked);
+    TSR_TRY(tsr_snapshot_newest(&job->newest, config->output_dir));
+    return check_free(job, job->newest);
+}
+
+/* From here on the directory is this job's. Since it was created another may have come and gone:
+ * what that left is not this job's to remove. */
+static tsr_status take_output(tsr_job *job)
+{
+    const tsr_config *config = &job->inputs.config;
+    int64_t newest;
+    TSR_TRY(tsr_output_make_directory(config->output_dir));
+    TSR_TRY(lock(&job->output_lock, config, LOCK_EX));
+    TSR_TRY(tsr_snapshot_newest(&newest, config->output_dir));
+    if (job->continues && newest != job->newest)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: the checkpoints in output_dir %s are not those that were there when "
+                        "this job was created: another job has gone on with the run; start again "
+                        "to go on from its newest",
+                        tsr_config_where(config, "output_dir"), config->output_dir);
+    return check_free(job, newest);
 }
 
 tsr_status tsr_output_make_directory(const char *directory)
@@ -238,7 +298,7 @@ tsr_status tsr_job_write_output(tsr_job *job)
 {
     const char *directory = job->inputs.config.output_dir;
     tsr_text yaml = {0}, plan = {0};
-    TSR_TRY(tsr_output_make_directory(directory));
+    TSR_TRY(take_output(job));
     TSR_TRY(clear_output(job, directory));
     resolve_config(job);
     tsr_status status = tsr_config_write(&yaml, &job->inputs.config);

@@ -14,7 +14,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -415,6 +417,103 @@ static void callbacks_and_stop(void **state)
     tsr_job_destroy(job);
 }
 
+/* ---- one directory, several jobs ---- */
+
+/* A job that writes to `name` of the test's directory; `last`: one more override. */
+static int create_in(tsr_job **job, const char *name, const char *last)
+{
+    char output[128];
+    snprintf(output, sizeof output, "output_dir=%s/%s", library_directory, name);
+    const char *overrides[] = {"lora_r=4", "save_strategy=steps",        "save_steps=2",
+                               output,     "overwrite_output_dir=false", last};
+    tsr_job_options options = options_of(library_config);
+    options.overrides = overrides;
+    options.override_count = last ? 6 : 5;
+    return tsr_job_create(job, &options);
+}
+
+static void train_and_destroy(tsr_job *job)
+{
+    tsr_job_report report;
+    int status = tsr_job_start(job);
+    while (status == 0 && (status = tsr_job_step(job, &report)) == 0)
+        if (report.save)
+            assert_int_equal(tsr_job_checkpoint(job), 0);
+    if (status == TSR_JOB_DONE)
+        status = tsr_job_save(job);
+    if (status != 0)
+        fail_msg("%s", tsr_last_error());
+    tsr_job_destroy(job);
+}
+
+static void assert_refused(int status, const char *expected)
+{
+    assert_int_equal(tsr_job_exit_code(status), 78);
+    if (!strstr(tsr_last_error(), expected))
+        fail_msg("\"%s\" is not in: %s", expected, tsr_last_error());
+}
+
+/* Its files, and when they were written. */
+static void look_at(char *out, size_t bytes, const char *name)
+{
+    char command[256];
+    snprintf(command, sizeof command,
+             "find %s/%s -type f -printf '%%P %%s %%T@\\n' | LC_ALL=C sort", library_directory,
+             name);
+    FILE *listing = popen(command, "r");
+    assert_non_null(listing);
+    out[fread(out, 1, bytes - 1, listing)] = 0;
+    pclose(listing);
+}
+
+/* Two jobs find a directory empty. One is done before the other starts, which then leaves it alone. */
+static void a_finished_run_is_left_alone(void **state)
+{
+    static const char *const ways[] = {NULL, "resume_from_checkpoint=true"};
+    static const char *const words[] = {"holds a run already", "another job has gone on"};
+    char name[16], before[4096], after[4096];
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        tsr_job *first = NULL, *second = NULL;
+        snprintf(name, sizeof name, "shared%d", i);
+        assert_int_equal(create_in(&first, name, NULL), 0);
+        assert_int_equal(create_in(&second, name, ways[i]), 0);
+        train_and_destroy(first);
+        look_at(before, sizeof before, name);
+        assert_non_null(strstr(before, "checkpoint-2/manifest.json"));
+        assert_refused(tsr_job_start(second), words[i]);
+        tsr_job_destroy(second);
+        look_at(after, sizeof after, name);
+        assert_string_equal(before, after);
+    }
+}
+
+/* Until it is destroyed no other job starts there, whatever its keys allow; a child that it has not
+ * made does not keep the directory. */
+static void a_run_has_its_directory_alone(void **state)
+{
+    tsr_job *first = NULL, *second = NULL, *third = NULL;
+    static const char over[] = "overwrite_output_dir=true";
+    (void)state;
+    assert_int_equal(create_in(&first, "alone", over), 0);
+    assert_int_equal(create_in(&second, "alone", over), 0);
+    assert_int_equal(tsr_job_start(first), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* if the test fails before */
+        pause();
+        _exit(0);
+    }
+    assert_refused(tsr_job_start(second), "another job is writing to output_dir");
+    assert_refused(create_in(&third, "alone", over), "another job is writing to output_dir");
+    tsr_job_destroy(second);
+    tsr_job_destroy(first);
+    assert_int_equal(create_in(&third, "alone", over), 0);
+    train_and_destroy(third);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+}
+
 /* ---- ranks through a bootstrap table ---- */
 
 typedef struct {
@@ -503,6 +602,8 @@ int main(void)
         cmocka_unit_test(purposes_limit_the_calls),
         cmocka_unit_test(too_little_memory),
         cmocka_unit_test(callbacks_and_stop),
+        cmocka_unit_test(a_finished_run_is_left_alone),
+        cmocka_unit_test(a_run_has_its_directory_alone),
         cmocka_unit_test(ranks_meet_through_a_callback),
         cmocka_unit_test(a_failing_callback_ends_the_job),
     };
