@@ -4,7 +4,9 @@
 #include "config/config_number.h"
 #include "config/config_store.h"
 
+#include <limits.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -114,6 +116,47 @@ static void check_hub_id(const checker *c, const char *key, const char *value, b
                      dataset ? "/<file>.jsonl" : "");
 }
 
+/* However the two are spelled. */
+static bool same_place(const char *a, const char *b)
+{
+    struct stat x, y;
+    return !strcmp(a, b) ||
+           (stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino);
+}
+
+/* Whether `path` is in one of the checkpoints of `output`. */
+static bool in_checkpoint(const char *path, const char *output)
+{
+    static const char checkpoint[] = "/checkpoint-";
+    char inner[PATH_MAX], outer[PATH_MAX];
+    if (!realpath(path, inner) || !realpath(output, outer))
+        return false;
+    size_t length = strcmp(outer, "/") ? strlen(outer) : 0;
+    return !strncmp(inner, outer, length) &&
+           !strncmp(inner + length, checkpoint, sizeof checkpoint - 1);
+}
+
+/* What is read must not be what is written, or removed for it. */
+static void check_output(const checker *c)
+{
+    const tsr_config *config = c->config;
+    const char *sources[] = {"model_name_or_path", "init_adapter"};
+    const char *paths[] = {config->model_name_or_path, config->init_adapter};
+    bool clears = config->overwrite_output_dir && c->source->use == TSR_CONFIG_TRAIN;
+    for (int i = 0; i < 2; i++) {
+        if (paths[i] && same_place(paths[i], config->output_dir))
+            tsr_config_error(c->errors, where(c, "output_dir"),
+                             "output_dir: '%s' is also %s (%s); write to another directory",
+                             config->output_dir, sources[i], where(c, sources[i]));
+        else if (paths[i] && clears && in_checkpoint(paths[i], config->output_dir))
+            tsr_config_error(c->errors, where(c, "output_dir"),
+                             "output_dir: overwrite_output_dir (%s) removes the checkpoints in "
+                             "'%s', and %s (%s) is one of them; write to another directory",
+                             where(c, "overwrite_output_dir"), config->output_dir, sources[i],
+                             where(c, sources[i]));
+    }
+}
+
 static void check_paths(const checker *c)
 {
     const tsr_config *config = c->config;
@@ -123,15 +166,8 @@ static void check_paths(const checker *c)
         check_hub_id(c, "dataset", config->dataset.items[i], true);
     for (int i = 0; i < config->eval_dataset.count; i++)
         check_hub_id(c, "eval_dataset", config->eval_dataset.items[i], true);
-    if (!config->output_dir)
-        return;
-    const char *sources[] = {"model_name_or_path", "init_adapter"};
-    const char *paths[] = {config->model_name_or_path, config->init_adapter};
-    for (int i = 0; i < 2 && writes(c); i++)
-        if (paths[i] && !strcmp(paths[i], config->output_dir))
-            tsr_config_error(c->errors, where(c, "output_dir"),
-                             "output_dir: '%s' is also %s (%s); write to another directory",
-                             config->output_dir, sources[i], where(c, sources[i]));
+    if (config->output_dir && writes(c))
+        check_output(c);
 }
 
 static void check_data(const checker *c)

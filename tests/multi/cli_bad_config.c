@@ -4,7 +4,9 @@
 #include "multi/cli.h"
 #include "multi/cli_bad.h"
 
+#include <stdio.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static void yaml_syntax(void)
 {
@@ -47,6 +49,35 @@ static void output_holds_an_adapter(void)
 {
     mkdir("out", 0777);
     cli_write("out/adapter_config.json", "{}\n");
+}
+
+static void model_has_another_name(void)
+{
+    if (symlink("model", "alias") != 0)
+        cli_fail("no link");
+}
+
+static void model_by_its_whole_path(void)
+{
+    char here[4096], line[4200];
+    if (!getcwd(here, sizeof here))
+        cli_fail("no working directory");
+    snprintf(line, sizeof line, "output_dir: %s/model\n", here);
+    cli_edit("job.yaml", "output_dir: out\n", line);
+}
+
+static void adapter_is_there(void)
+{
+    cli_edit("job.yaml", "lora_r: 2\n", "init_adapter: adapter\noverwrite_output_dir: true\n");
+    cli_link_all(CLI_TRACES "/init/lora_r8", "adapter");
+}
+
+static void adapter_is_a_checkpoint(void)
+{
+    mkdir("out", 0777);
+    cli_edit("job.yaml", "lora_r: 2\n",
+             "init_adapter: out/checkpoint-6\noverwrite_output_dir: true\n");
+    cli_link_all(CLI_TRACES "/init/lora_r8", "out/checkpoint-6");
 }
 
 static void min_lr_of_linear(void)
@@ -185,6 +216,69 @@ const cli_bad_case cli_bad_config[] = {
      3},
     {"output_holds_an_adapter", output_holds_an_adapter, NULL, 78, {"holds a run already"}},
     {"output_is_the_model", NULL, "output_dir=model", 78, {"output_dir: 'model' is also"}},
+    {"output_is_the_model_1",
+     NULL,
+     "output_dir=model/",
+     78,
+     {"output_dir: 'model/' is also model_name_or_path"}},
+    {"output_is_the_model_2",
+     NULL,
+     "output_dir=./model",
+     78,
+     {"output_dir: './model' is also model_name_or_path"}},
+    {"output_is_the_model_3",
+     NULL,
+     "output_dir=model/.",
+     78,
+     {"output_dir: 'model/.' is also model_name_or_path"}},
+    {"output_is_the_model_4",
+     NULL,
+     "output_dir=model//",
+     78,
+     {"output_dir: 'model//' is also model_name_or_path"}},
+    {"output_is_the_model_5",
+     NULL,
+     "output_dir=model/../model",
+     78,
+     {"output_dir: 'model/../model' is also model_name_or_path"}},
+    {"output_links_to_the_model",
+     model_has_another_name,
+     "output_dir=alias",
+     78,
+     {"output_dir: 'alias' is also model_name_or_path"}},
+    {"output_is_the_model_in_full",
+     model_by_its_whole_path,
+     NULL,
+     78,
+     {"/model' is also model_name_or_path"}},
+    {"quantize_into_the_model",
+     NULL,
+     NULL,
+     78,
+     {"output_dir: './model' is also"},
+     .command = "quantize job.yaml output_dir=./model overwrite_output_dir=true"},
+    {"merge_into_the_model",
+     adapter_is_there,
+     NULL,
+     78,
+     {"output_dir: 'model/.' is also"},
+     .command = "merge job.yaml output_dir=model/."},
+    {"merge_into_the_adapter",
+     adapter_is_there,
+     NULL,
+     78,
+     {"output_dir: 'adapter/' is also init_adapter"},
+     .command = "merge job.yaml output_dir=adapter/"},
+    {"output_is_the_adapter",
+     adapter_is_there,
+     "output_dir=./adapter",
+     78,
+     {"output_dir: './adapter' is also init_adapter"}},
+    {"output_holds_the_adapter",
+     adapter_is_a_checkpoint,
+     NULL,
+     78,
+     {"removes the checkpoints in 'out', and init_adapter"}},
     {"output_below_a_file",
      output_is_a_file,
      "output_dir=out/deep",
