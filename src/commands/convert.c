@@ -87,6 +87,12 @@ static void log_line(void *user, tsr_log_level level, const char *line)
     o->log(o->user, severities[level], line);
 }
 
+static void listen(const tsr_job_options *options, tsr_log_level level)
+{
+    if (options->log)
+        tsr_log_set(log_line, (void *)options, level);
+}
+
 static tsr_status open_convert(tsr_convert *c, const tsr_convert_command *command)
 {
     const tsr_job_options *o = c->options;
@@ -98,6 +104,7 @@ static tsr_status open_convert(tsr_convert *c, const tsr_convert_command *comman
                                 .has_cuda = tsr_device_cuda_built()};
     tsr_device_options device = {.thread_count = o->threads};
     TSR_TRY(tsr_inputs_read_config(&c->inputs, &source));
+    listen(o, (tsr_log_level)c->inputs.config.log_level);
     c->inputs.config.load_in_4bit = true; /* a 4-bit base is understood whatever training needs */
     c->inputs.config.lora_graph = TSR_CONFIG_GRAPH_AUTO; /* and what its GPU did is not asked */
     c->inputs.compute = TSR_F32;
@@ -117,8 +124,7 @@ tsr_status tsr_convert_run(char **text, const tsr_job_options *options, bool jso
     tsr_convert c = {.options = options, .phase = command->name};
     json_t *report = json_object();
     double start = tsr_now();
-    if (options->log)
-        tsr_log_set(log_line, (void *)options, TSR_LOG_INFO);
+    listen(options, TSR_LOG_INFO);
     tsr_status status = open_convert(&c, command);
     if (status == TSR_OK)
         status = command->run(&c, report);

@@ -55,14 +55,10 @@ static void tell_phase(void *user, const char *phase, double done, double total)
         job->options.progress(job->options.user, phase, done, total);
 }
 
-void tsr_job_speak(tsr_job *job, bool begins)
-{
-    tsr_log_set(begins && job->options.log ? log_line : NULL, job, TSR_LOG_INFO);
-}
-
 void tsr_job_listen(tsr_job *job, bool begins)
 {
     tsr_phase_set(begins && job->options.progress ? tell_phase : NULL, job);
+    tsr_log_set(begins && job->options.log ? log_line : NULL, job, job->log_level);
 }
 
 /* Ranks and host; all that can be done before the configuration is read. */
@@ -106,6 +102,8 @@ static tsr_status read_config(tsr_job *job)
                                 .use = uses[o->purpose],
                                 .has_cuda = tsr_device_cuda_built()};
     TSR_TRY(tsr_inputs_read_config(&job->inputs, &source));
+    job->log_level = (tsr_log_level)job->inputs.config.log_level;
+    tsr_job_listen(job, true); /* with that level from here on */
     for (int i = 0; i < job->inputs.config.notes.count; i++)
         tsr_log(TSR_LOG_INFO, "%s", job->inputs.config.notes.items[i]);
     return TSR_OK;
@@ -181,7 +179,7 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
     job->options = *options;
     job->saved = job->output_lock = -1;
     job->train = options->purpose != TSR_JOB_EVALUATE;
-    tsr_job_speak(job, true);
+    job->log_level = TSR_LOG_INFO; /* until the configuration says another */
     tsr_job_listen(job, true);
     tsr_status status = tsr_job_agree(job, connect(job, world));
     if (status == TSR_OK && options->purpose == TSR_JOB_PLAN) {
@@ -190,7 +188,6 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
     }
     if (status == TSR_OK)
         status = read_inputs(job);
-    tsr_job_speak(job, false);
     tsr_job_listen(job, false);
     if (status < 0) {
         tsr_error error; /* destroying must not lose the message */
@@ -228,7 +225,10 @@ tsr_status tsr_job_decide(tsr_job *job)
 
 int tsr_job_plan(tsr_job *job, tsr_job_plan_info *info)
 {
-    TSR_TRY(tsr_job_decide(job));
+    tsr_job_listen(job, true);
+    tsr_status status = tsr_job_decide(job);
+    tsr_job_listen(job, false);
+    TSR_TRY(status);
     const tsr_decision *d = &job->decision;
     *info = (tsr_job_plan_info){
         .device_peak_bytes = d->memory.total[TSR_PLACE_DEVICE],
@@ -252,16 +252,24 @@ int tsr_job_plan(tsr_job *job, tsr_job_plan_info *info)
     return TSR_OK;
 }
 
-int tsr_job_print_plan(tsr_job *job, int json, char **text)
+static tsr_status print_plan(tsr_text *out, tsr_job *job, bool json)
 {
-    tsr_text out = {0};
     TSR_TRY(tsr_job_decide(job));
     const tsr_decision *d = &job->decision;
     tsr_largest largest = {0};
     if (d->train &&
         d->budget != TSR_BUDGET_UNKNOWN) /* of a card that is not here it is not known */
         TSR_TRY(tsr_decide_largest(&largest, &job->inputs, &job->view, d->budget));
-    TSR_TRY(tsr_decision_print(&out, d, &job->inputs, &job->view, &job->speeds, &largest, json));
+    return tsr_decision_print(out, d, &job->inputs, &job->view, &job->speeds, &largest, json);
+}
+
+int tsr_job_print_plan(tsr_job *job, int json, char **text)
+{
+    tsr_text out = {0};
+    tsr_job_listen(job, true);
+    tsr_status status = print_plan(&out, job, json);
+    tsr_job_listen(job, false);
+    TSR_TRY(status);
     *text = out.data;
     return TSR_OK;
 }

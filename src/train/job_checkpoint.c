@@ -257,19 +257,17 @@ int tsr_job_checkpoint(tsr_job *job)
     double before = tsr_now();
     TSR_TRY(tsr_job_quiet(job)); /* the last update may still be running */
     tsr_job_listen(job, true);
-    tsr_job_speak(job, true);
     tsr_status status = write_all(job);
-    tsr_job_listen(job, false);
     bool first = job->view.rank == 0;
     if (status < 0) {
+        tsr_job_listen(job, false);
         if (first)
             tsr_snapshot_discard(job->inputs.config.output_dir, job->done);
-        tsr_job_speak(job, false);
         return status;
     }
     job->saved = job->done;
     status = tsr_job_agree(job, first ? end_checkpoint(job) : TSR_OK);
-    tsr_job_speak(job, false);
+    tsr_job_listen(job, false);
     TSR_TRY(status);
     job->word_time += tsr_now() - before; /* no part of a step's time */
     return TSR_OK;

@@ -7,6 +7,7 @@
 #ifndef TSR_TRAIN_JOB_PARTS_H
 #define TSR_TRAIN_JOB_PARTS_H
 
+#include "base/log.h"
 #include "config/keys.h"
 #include "io/snapshot.h"
 #include "model/load.h"
@@ -34,6 +35,7 @@ typedef enum { TSR_JOB_CREATED, TSR_JOB_PLANNED, TSR_JOB_STARTED, TSR_JOB_FAILED
 struct tsr_job {
     tsr_job_options options;
     tsr_job_state state;
+    tsr_log_level log_level;
     bool train; /* false: evaluation only */
     /* The ranks, and collectives of host memory: start-up, agreements, saving. */
     tsr_device *host;
@@ -114,11 +116,9 @@ tsr_status tsr_job_choose_matmuls(tsr_job *job);
  * rank's status. */
 tsr_status tsr_job_agree(tsr_job *job, tsr_status status);
 
-/* A long call begins or ends: rank 0's caller hears how far it has come (base/phase.h). */
+/* A call begins or ends: rank 0's caller hears what it has to say (base/log.h) and how far it has come
+ * (base/phase.h). */
 void tsr_job_listen(tsr_job *job, bool begins);
-
-/* The same of messages (base/log.h). */
-void tsr_job_speak(tsr_job *job, bool begins);
 
 /* tsr_job_create over ranks that the caller made: world (owned by the job from then on, NULL: as
  * the options say). */

@@ -261,21 +261,12 @@ static void resolve_config(tsr_job *job)
         config->resident_units = d->resident_count;
 }
 
-static tsr_status clear_checkpoints(tsr_job *job, const char *directory)
-{
-    tsr_job_speak(job, true);
-    tsr_status status = tsr_snapshot_tidy(directory);
-    if (status == TSR_OK)
-        status = tsr_snapshot_drop_after(directory, job->resume && job->continues ? job->done : -1);
-    tsr_job_speak(job, false);
-    return status;
-}
-
 /* The run that was there before; of one that goes on, what came after its checkpoint. */
-static tsr_status clear_output(tsr_job *job, const char *directory)
+static tsr_status clear_output(const tsr_job *job, const char *directory)
 {
     char path[PATH_MAX];
-    TSR_TRY(clear_checkpoints(job, directory));
+    TSR_TRY(tsr_snapshot_tidy(directory));
+    TSR_TRY(tsr_snapshot_drop_after(directory, job->resume && job->continues ? job->done : -1));
     if (job->resume && job->continues)
         return TSR_OK;
     for (size_t i = 0; i < RUN_FILES; i++) {

@@ -370,19 +370,25 @@ static tsr_status start(tsr_job *job)
     return TSR_OK;
 }
 
+static tsr_status decide_and_start(tsr_job *job)
+{
+    TSR_TRY(tsr_job_decide(job));
+    if (job->state != TSR_JOB_PLANNED)
+        return tsr_fail(TSR_EINVAL, "the job has been started before");
+    TSR_TRY(tsr_job_agree(job, start(job)));
+    if (job->options.purpose != TSR_JOB_TRAIN)
+        return TSR_OK;
+    return tsr_job_agree(job, job->view.rank == 0 ? tsr_job_write_output(job) : TSR_OK);
+}
+
 int tsr_job_start(tsr_job *job)
 {
     if (job->options.purpose == TSR_JOB_PLAN)
         return tsr_fail(TSR_EINVAL, "a job created to be planned cannot be started");
-    TSR_TRY(tsr_job_decide(job));
-    if (job->state != TSR_JOB_PLANNED)
-        return tsr_fail(TSR_EINVAL, "the job has been started before");
     tsr_job_listen(job, true);
-    tsr_status status = start(job);
+    tsr_status status = decide_and_start(job);
     tsr_job_listen(job, false);
-    TSR_TRY(tsr_job_agree(job, status));
-    if (job->options.purpose == TSR_JOB_TRAIN)
-        TSR_TRY(tsr_job_agree(job, job->view.rank == 0 ? tsr_job_write_output(job) : TSR_OK));
+    TSR_TRY(status);
     job->state = TSR_JOB_STARTED;
     job->started_at = job->word_time = tsr_now();
     job->exposed_before = tsr_job_exposed(job); /* of the pass over the norms */

@@ -358,7 +358,7 @@ static void too_little_memory(void **state)
 /* ---- callbacks ---- */
 
 typedef struct {
-    int warnings, infos, phases;
+    int warnings, infos, phases, graphs;
     double done, total;
 } heard;
 
@@ -368,6 +368,7 @@ static void on_log(void *user, int severity, const char *line)
     assert_non_null(line);
     h->warnings += severity == TSR_JOB_WARNING;
     h->infos += severity == TSR_JOB_INFO;
+    h->graphs += !strncmp(line, "adapters forward by ", 20);
 }
 
 static void on_progress(void *user, const char *phase, double done, double total)
@@ -401,7 +402,9 @@ static void callbacks_and_stop(void **state)
     assert_int_equal(tsr_job_total_steps(job), 50);
     assert_int_equal(tsr_job_ranks(job), 1);
     assert_int_equal(tsr_job_rank(job), 0);
+    assert_int_equal(h.graphs, 0);
     assert_int_equal(tsr_job_start(job), 0);
+    assert_true(h.graphs > 0);   /* what the start itself has to say */
     assert_true(h.warnings > 0); /* rows were cut */
     assert_true(h.infos > 0);    /* defaults that are not TRL's */
     assert_true(h.phases > 1 && h.done == h.total);
@@ -415,6 +418,28 @@ static void callbacks_and_stop(void **state)
     assert_int_equal(tsr_job_step(job, &report), TSR_JOB_DONE);
     assert_int_equal(tsr_job_save(job), 0);
     tsr_job_destroy(job);
+}
+
+/* Nothing above the log_level of the configuration is told, by any call. */
+static void log_level_is_heeded(void **state)
+{
+    static const char *const levels[] = {"log_level=warning", "log_level=error"};
+    char text[4096];
+    (void)state;
+    snprintf(text, sizeof text, "%struncation: right\nmax_length: 40\n", library_config);
+    for (int i = 0; i < 2; i++) {
+        tsr_job *job = NULL;
+        heard h = {0};
+        tsr_job_options options = options_of(text);
+        options.log = on_log;
+        options.user = &h;
+        options.overrides = &levels[i];
+        assert_int_equal(tsr_job_create(&job, &options), 0);
+        assert_int_equal(tsr_job_start(job), 0);
+        tsr_job_destroy(job);
+        assert_int_equal(h.infos, 0);
+        assert_int_equal(h.warnings > 0, i == 0);
+    }
 }
 
 /* ---- one directory, several jobs ---- */
@@ -602,6 +627,7 @@ int main(void)
         cmocka_unit_test(purposes_limit_the_calls),
         cmocka_unit_test(too_little_memory),
         cmocka_unit_test(callbacks_and_stop),
+        cmocka_unit_test(log_level_is_heeded),
         cmocka_unit_test(a_finished_run_is_left_alone),
         cmocka_unit_test(a_run_has_its_directory_alone),
         cmocka_unit_test(ranks_meet_through_a_callback),

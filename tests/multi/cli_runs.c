@@ -295,6 +295,22 @@ static void overwritten(void)
     cli_case_end();
 }
 
+static void quiet(void)
+{
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    for (int i = 0; i < 2; i++) {
+        cli_run(&output, 1, NULL,
+                i ? "train job.yaml log_level=error output_dir=quiet" : "train job.yaml");
+        bool notes = strstr(output.err, "left out, and not as in TRL");
+        bool graphs = strstr(output.err, "adapters forward by ");
+        if (output.code != 0 || notes != !i || graphs != !i)
+            cli_fail("%d: exit code %d\n%s", i, output.code, output.err);
+        cli_output_free(&output);
+    }
+    cli_case_end();
+}
+
 /* ---- data ---- */
 
 static void run_data(cli_output *output, const char *words)
@@ -509,10 +525,16 @@ int main(int argc, char **argv)
         const char *name;
         void (*run)(void);
     } tests[] = {
-        {"contract", contract}, {"again", again},
-        {"adapters", adapters}, {"overwritten", overwritten},
-        {"plan", plan},         {"data", data},
-        {"ranks", ranks},       {"checkpoint_inspected", checkpoint_inspected},
+        {"contract", contract},
+        {"again", again},
+        {"adapters", adapters},
+        {"overwritten", overwritten},
+
+        {"quiet", quiet},
+        {"plan", plan},
+        {"data", data},
+        {"ranks", ranks},
+        {"checkpoint_inspected", checkpoint_inspected},
     };
     cli_open(argc, argv);
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
