@@ -7,6 +7,7 @@
 #include "train/output.h"
 #include "train/usage.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -18,13 +19,13 @@
 
 #define METRICS_FILE "metrics.jsonl"
 
-/* What a run leaves, and overwrite_output_dir removes, with the checkpoints. The first two only a
- * run that came to its end. */
+/* What a run leaves, and overwrite_output_dir removes, with the checkpoints. The first, which appears
+ * last, only a run that came to its end. */
 static const char *const run_files[] = {
     TSR_PEFT_WEIGHTS_FILE, TSR_PEFT_CONFIG_FILE, TSR_PEFT_CARD_FILE, METRICS_FILE, "job.yaml",
     "plan.json",           TSR_MATMULS_FILE,     TSR_EVENTS_FILE};
 #define RUN_FILES (sizeof run_files / sizeof *run_files)
-#define END_FILES 2
+#define END_FILES 1
 
 static tsr_status join(char *out, size_t bytes, const char *directory, const char *name)
 {
@@ -261,10 +262,44 @@ static void resolve_config(tsr_job *job)
         config->resident_units = d->resident_count;
 }
 
+/* ".<a run's file>.<process>.<attempt>.tmp": what a process that was killed was writing. */
+static bool is_leftover(const char *name)
+{
+    for (size_t i = 0; i < RUN_FILES; i++) {
+        size_t length = strlen(run_files[i]);
+        long process, attempt;
+        int end = 0;
+        if (*name == '.' && !strncmp(name + 1, run_files[i], length) &&
+            sscanf(name + 1 + length, ".%ld.%ld.tmp%n", &process, &attempt, &end) == 2 && end &&
+            !name[1 + length + (size_t)end])
+            return true;
+    }
+    return false;
+}
+
+static tsr_status clear_leftovers(const char *directory)
+{
+    char path[PATH_MAX];
+    tsr_status status = TSR_OK;
+    DIR *entries = opendir(directory);
+    if (!entries)
+        return tsr_fail(TSR_EIO, "output_dir: cannot list %s: %s", directory, strerror(errno));
+    for (struct dirent *entry; status == TSR_OK && (entry = readdir(entries));) {
+        if (!is_leftover(entry->d_name))
+            continue;
+        status = join(path, sizeof path, directory, entry->d_name);
+        if (status == TSR_OK && unlink(path) != 0 && errno != ENOENT)
+            status = tsr_fail(TSR_EIO, "output_dir: cannot remove %s: %s", path, strerror(errno));
+    }
+    closedir(entries);
+    return status;
+}
+
 /* The run that was there before; of one that goes on, what came after its checkpoint. */
 static tsr_status clear_output(const tsr_job *job, const char *directory)
 {
     char path[PATH_MAX];
+    TSR_TRY(clear_leftovers(directory));
     TSR_TRY(tsr_snapshot_tidy(directory));
     TSR_TRY(tsr_snapshot_drop_after(directory, job->resume && job->continues ? job->done : -1));
     if (job->resume && job->continues)

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 static void write_eval_data(void)
 {
@@ -295,6 +296,27 @@ static void overwritten(void)
     cli_case_end();
 }
 
+/* A run that was killed while its adapter appeared, without a checkpoint: its files, whole and
+ * unfinished, are no run that has ended. */
+static void killed_at_the_end(void)
+{
+    static const char *const files[] = {"out/job.yaml", "out/metrics.jsonl", "out/README.md",
+                                        "out/adapter_config.json",
+                                        "out/.adapter_model.safetensors.4711.0.tmp"};
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_remove("out");
+    mkdir("out", 0777);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        cli_write(files[i], "{}\n");
+    cli_write("out/.adapter_model.safetensors.mine.tmp", "mine\n");
+    run_ok(1, "train job.yaml resume_from_checkpoint=true");
+    if (cli_exists(files[4]) || !cli_exists("out/.adapter_model.safetensors.mine.tmp"))
+        cli_fail("not the run's unfinished file alone was removed");
+    if (!cli_exists("out/adapter_model.safetensors"))
+        cli_fail("no adapter");
+    cli_case_end();
+}
+
 static void quiet(void)
 {
     cli_output output;
@@ -529,6 +551,7 @@ int main(int argc, char **argv)
         {"again", again},
         {"adapters", adapters},
         {"overwritten", overwritten},
+        {"killed_at_the_end", killed_at_the_end},
 
         {"quiet", quiet},
         {"plan", plan},
