@@ -157,7 +157,8 @@ TSR_API int tsr_job_step(tsr_job *job, tsr_job_report *report);
 /* Mean loss over eval_dataset. */
 TSR_API int tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation);
 
-/* Writes the adapter into output_dir; its files appear under their names only when complete. */
+/* Writes the adapter into output_dir; its files appear under their names only when complete. After
+ * the last step, or a stop, this is the run's end; before, steps may follow. */
 TSR_API int tsr_job_save(tsr_job *job);
 
 /* Writes output_dir/checkpoint-<step> (the adapter, the optimizer's state, the position in the

@@ -117,6 +117,8 @@ int tsr_job_save(tsr_job *job)
     tsr_status status = tsr_job_write_adapter(job, job->inputs.config.output_dir);
     tsr_job_listen(job, false);
     TSR_TRY(status);
-    return tsr_job_agree(job,
-                         tsr_job_end(job, job->stopped ? TSR_METRICS_SAVED : TSR_METRICS_DONE));
+    if (job->issued < job->last_step) /* an adapter on the way: the run goes on */
+        return TSR_OK;
+    bool saved = job->stopped && job->saved == job->done;
+    return tsr_job_agree(job, tsr_job_end(job, saved ? TSR_METRICS_SAVED : TSR_METRICS_DONE));
 }

@@ -420,6 +420,52 @@ static void callbacks_and_stop(void **state)
     tsr_job_destroy(job);
 }
 
+/* How often `words` stands in metrics.jsonl of `name`. */
+static int metrics_say(const char *name, const char *words)
+{
+    char path[128], line[4096];
+    int count = 0;
+    snprintf(path, sizeof path, "%s/%s/metrics.jsonl", library_directory, name);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file))
+        count += strstr(line, words) != NULL;
+    fclose(file);
+    return count;
+}
+
+/* A saved adapter is the run's end only after its last step; "saved" means that it can be gone on with. */
+static void the_end_comes_once(void **state)
+{
+    static const char end[] = "\"event\":\"end\"", done[] = "\"status\":\"done\"";
+    static volatile int stop;
+    (void)state;
+    for (int stopped = 0; stopped < 3; stopped++) { /* 1: stopped; 2: with a checkpoint */
+        tsr_job *job = NULL;
+        tsr_job_report report;
+        tsr_job_options options = options_of(library_config);
+        options.stop = &stop;
+        stop = 0;
+        assert_int_equal(tsr_job_create(&job, &options), 0);
+        assert_int_equal(tsr_job_start(job), 0);
+        assert_int_equal(tsr_job_step(job, &report), 0);
+        assert_int_equal(tsr_job_save(job), 0);
+        assert_int_equal(metrics_say("out", end), 0);
+        stop = stopped > 0;
+        while (tsr_job_step(job, &report) == 0)
+            continue;
+        assert_int_equal(report.stopped, stopped > 0);
+        assert_int_equal(metrics_say("out", end), 0);
+        if (stopped == 2)
+            assert_int_equal(tsr_job_checkpoint(job), 0);
+        assert_int_equal(tsr_job_save(job), 0);
+        tsr_job_destroy(job);
+        assert_int_equal(metrics_say("out", end), 1);
+        assert_int_equal(metrics_say("out", done), stopped < 2);
+        assert_int_equal(metrics_say("out", "\"status\":\"saved\""), stopped == 2);
+    }
+}
+
 /* Nothing above the log_level of the configuration is told, by any call. */
 static void log_level_is_heeded(void **state)
 {
@@ -627,6 +673,7 @@ int main(void)
         cmocka_unit_test(purposes_limit_the_calls),
         cmocka_unit_test(too_little_memory),
         cmocka_unit_test(callbacks_and_stop),
+        cmocka_unit_test(the_end_comes_once),
         cmocka_unit_test(log_level_is_heeded),
         cmocka_unit_test(a_finished_run_is_left_alone),
         cmocka_unit_test(a_run_has_its_directory_alone),
