@@ -152,8 +152,10 @@ static void print_end(const run *r, const tsr_config *config)
 
 static void print_stopped(const tsr_config *config)
 {
-    say("tessera: stopped before the last step; run it again with resume_from_checkpoint=true to "
-        "go on from the checkpoint in ");
+    say("tessera: stopped before the last step; run it again with resume_from_checkpoint=true");
+    if (config->overwrite_output_dir) /* which would empty it */
+        say(" overwrite_output_dir=false");
+    say(" to go on from the checkpoint in ");
     say(config->output_dir);
     say("\n");
 }

@@ -317,6 +317,27 @@ static void killed_at_the_end(void)
     cli_case_end();
 }
 
+/* What a stopped run says to go on with, word for word, though its job.yaml is for a fresh start. */
+static void stopped(void)
+{
+    static const char says[] = "run it again with ";
+    char words[256];
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_edit("job.yaml", "lora_r: 2\n", "lora_r: 2\noverwrite_output_dir: true\n");
+    cli_run(&output, 1, NULL, "train job.yaml time_limit=0.001");
+    const char *rest = strstr(output.err, says), *end = rest ? strstr(rest, " to go on") : NULL;
+    if (output.code != 75 || !end) {
+        cli_fail("exit code %d\n%s", output.code, output.err);
+    } else {
+        rest += strlen(says);
+        snprintf(words, sizeof words, "train job.yaml %.*s", (int)(end - rest), rest);
+        run_ok(1, words);
+    }
+    cli_output_free(&output);
+    cli_case_end();
+}
+
 static void quiet(void)
 {
     cli_output output;
@@ -552,6 +573,7 @@ int main(int argc, char **argv)
         {"adapters", adapters},
         {"overwritten", overwritten},
         {"killed_at_the_end", killed_at_the_end},
+        {"stopped", stopped},
 
         {"quiet", quiet},
         {"plan", plan},
