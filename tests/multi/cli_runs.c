@@ -338,6 +338,24 @@ static void stopped(void)
     cli_case_end();
 }
 
+/* The evaluation that is proposed leaves the training's trace as it is. */
+static void traced(void)
+{
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    write_eval_data();
+    cli_run(&output, 1, NULL, "train job.yaml trace=trace.json eval_dataset=eval.jsonl");
+    char *before = cli_read("trace.json", NULL);
+    run_proposed(output.err, "traced");
+    char *after = cli_read("trace.json", NULL);
+    if (!before || !after || strcmp(before, after) != 0)
+        cli_fail("the trace was replaced");
+    free(before);
+    free(after);
+    cli_output_free(&output);
+    cli_case_end();
+}
+
 static void quiet(void)
 {
     cli_output output;
@@ -574,7 +592,7 @@ int main(int argc, char **argv)
         {"overwritten", overwritten},
         {"killed_at_the_end", killed_at_the_end},
         {"stopped", stopped},
-
+        {"traced", traced},
         {"quiet", quiet},
         {"plan", plan},
         {"data", data},
