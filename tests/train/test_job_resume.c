@@ -176,6 +176,44 @@ static void test_evaluations(void **state)
     job_result_free(&second);
 }
 
+/* A skipped step is none of AdamW's t, before the checkpoint and after it. */
+static void test_skipped_step(void **state)
+{
+    (void)state;
+    job_event bad = {.overflow_after = 1}, stop = {.overflow_after = 1, .stop_after = 2};
+    job_result whole, first, second;
+    run(&whole, job_ranks(2), config_text(""), "whole", &bad);
+    run(&first, job_ranks(2), config_text(""), "skipped", &stop);
+    assert_int_equal(first.step_count, 3);
+    assert_int_equal(first.step[1].skipped, 1);
+    run(&second, job_ranks(1), resuming(""), "skipped", NULL);
+    assert_int_equal(second.resumed, 3);
+    assert_int_equal(second.step[0].skipped_steps, 1);
+    job_assert_part(&whole, &second, 3, true, "after a skipped step");
+    job_result_free(&whole);
+    job_result_free(&first);
+    job_result_free(&second);
+}
+
+/* Two steps are skipped, then a stop: the next one is the third in a row. */
+static void test_skipped_in_a_row(void **state)
+{
+    (void)state;
+    static const char keys[] = "lora_alpha: 1e9\nmax_skipped_steps: 2\n";
+    job_event stop = {.stop_after = 1};
+    job_result result;
+    run(&result, job_ranks(2), config_text(keys), "in-a-row", &stop);
+    assert_int_equal(result.step_count, 2);
+    assert_int_equal(result.step[1].skipped_steps, 2);
+    job_result_free(&result);
+    job_run_in(&result, 1, resuming(keys), "in-a-row", NULL);
+    assert_int_equal(result.status, TSR_EDATA);
+    assert_int_equal(result.step_count, 0);
+    if (!strstr(result.message,
+                "step 3: the loss or a gradient was not finite in 3 steps in a row"))
+        fail_msg("%s", result.message);
+}
+
 /* ---- which checkpoint ---- */
 
 /* The lines of metrics.jsonl that hold `words`. */
@@ -472,6 +510,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_teardown(test_ranks, remove_output),
         cmocka_unit_test_teardown(test_fp8, remove_output),
         cmocka_unit_test_teardown(test_groups, remove_output),
+        cmocka_unit_test_teardown(test_skipped_step, remove_output),
+        cmocka_unit_test(test_skipped_in_a_row),
         cmocka_unit_test(test_steps_and_limit),
         cmocka_unit_test(test_directory_inside),
         cmocka_unit_test(test_epochs),
