@@ -1,6 +1,7 @@
 #include "io/checkpoint_parts.h"
 
 #include "base/checked.h"
+#include "base/hash.h"
 #include "io/json.h"
 
 #include <errno.h>
@@ -256,6 +257,16 @@ const tsr_tensor *tsr_checkpoint_find(const tsr_checkpoint *checkpoint, const ch
     const tsr_tensor **found =
         bsearch(&key, checkpoint->tensors, checkpoint->tensor_count, sizeof key, by_name);
     return found ? *found : NULL;
+}
+
+tsr_status tsr_checkpoint_sample(uint64_t *hash, const tsr_checkpoint *checkpoint)
+{
+    *hash = TSR_HASH_START;
+    for (uint64_t i = 0; i < checkpoint->tensor_count; i++)
+        tsr_safetensors_sample_ahead(checkpoint->tensors[i]);
+    for (uint64_t i = 0; i < checkpoint->tensor_count; i++)
+        TSR_TRY(tsr_safetensors_sample(hash, checkpoint->tensors[i]));
+    return TSR_OK;
 }
 
 uint64_t tsr_checkpoint_bytes_read(const tsr_checkpoint *checkpoint)

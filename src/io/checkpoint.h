@@ -40,6 +40,9 @@ const tsr_tensor *tsr_checkpoint_at(const tsr_checkpoint *checkpoint, uint64_t i
 /* NULL: no tensor has this name. */
 const tsr_tensor *tsr_checkpoint_find(const tsr_checkpoint *checkpoint, const char *name);
 
+/* A hash of a sample of every tensor (tsr_safetensors_sample); not of a described one. */
+tsr_status tsr_checkpoint_sample(uint64_t *hash, const tsr_checkpoint *checkpoint);
+
 /* Bytes of tensor data that this process has read from all shards, and what they hold. */
 uint64_t tsr_checkpoint_bytes_read(const tsr_checkpoint *checkpoint);
 uint64_t tsr_checkpoint_total_bytes(const tsr_checkpoint *checkpoint);

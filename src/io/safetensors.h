@@ -66,7 +66,16 @@ tsr_status tsr_safetensors_read(void *dst, const tsr_tensor *tensor, uint64_t by
 tsr_status tsr_safetensors_read_f32(float *dst, const tsr_tensor *tensor, uint64_t first,
                                     uint64_t count);
 
-/* Bytes of tensor data that reads have delivered since the file was opened. */
+/* Folds a sample of the tensor's content into *hash (base/hash.h): how many bytes it has, the first,
+ * the middle and the last TSR_TENSOR_SAMPLE_BYTES of them, all of a small one. What was trained further
+ * differs in each of its tensors, so that nobody need read them whole to tell. */
+#define TSR_TENSOR_SAMPLE_BYTES 4096
+tsr_status tsr_safetensors_sample(uint64_t *hash, const tsr_tensor *tensor);
+
+/* Tells the system which bytes that will read: those of many tensors are waited for together. */
+void tsr_safetensors_sample_ahead(const tsr_tensor *tensor);
+
+/* Bytes of tensor data that reads, but not samples, have delivered since the file was opened. */
 uint64_t tsr_safetensors_bytes_read(const tsr_safetensors *file);
 
 /* "[256, 704]" for a message, into `buffer`; returned. */

@@ -105,7 +105,9 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
                                   .compute = inputs->compute};
     TSR_TRY(tsr_layout_make(&inputs->layout, &inputs->model, inputs->checkpoint,
                             inputs->adapter.present ? &inputs->adapter.set : NULL, &options));
-    return config->base_compute == TSR_CONFIG_BASE_COMPUTE_DTYPE ? TSR_OK : check_fp8(inputs);
+    if (config->base_compute != TSR_CONFIG_BASE_COMPUTE_DTYPE)
+        TSR_TRY(check_fp8(inputs));
+    return planned ? TSR_OK : tsr_checkpoint_sample(&inputs->weights, inputs->checkpoint);
 }
 
 void tsr_inputs_like_close(tsr_inputs *inputs)

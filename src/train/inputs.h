@@ -15,6 +15,7 @@ typedef struct {
     tsr_config config;
     tsr_model_config model;
     tsr_checkpoint *checkpoint;
+    uint64_t weights;         /* a hash of a sample of the checkpoint's content; 0 in a plan */
     tsr_tokenizer *tokenizer; /* NULL where all rows are tokens */
     tsr_chat *chat;           /* NULL without conversations */
     tsr_dataset *dataset, *eval_dataset;
@@ -53,8 +54,8 @@ int64_t tsr_inputs_step_micro(const tsr_inputs *inputs, int ranks);
 tsr_status tsr_inputs_like(tsr_inputs *out, const tsr_inputs *inputs, uint64_t layers);
 void tsr_inputs_like_close(tsr_inputs *inputs);
 
-/* A hash of what the files say about the model and the adapter, but not of the weights: equal on
- * all ranks. */
+/* A hash of what the files say about the model and the adapter, but not of the weights (that is
+ * inputs->weights): equal on all ranks. */
 uint64_t tsr_inputs_model_hash(const tsr_inputs *inputs);
 
 void tsr_inputs_close(tsr_inputs *inputs);

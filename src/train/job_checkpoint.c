@@ -179,6 +179,7 @@ static tsr_status describe(json_t **out, tsr_job *job)
         tsr_job_bits_device(job), "config", config);
     int failed = !state || !config ||
                  put_hash(state, "model", tsr_inputs_model_hash(&job->inputs)) |
+                     put_hash(state, "weights", job->inputs.weights) |
                      put_hash(state, "dataset", tsr_dataset_hash(job->inputs.dataset)) |
                      put_hash(state, "plan", job->decision.plan->hash);
     if (failed) {

@@ -154,6 +154,18 @@ static tsr_status check_hash(const json_t *state, const char *key, uint64_t hash
                     directory, what, was ? was : "missing", own);
 }
 
+static tsr_status check_weights(const tsr_job *job, const json_t *state, const char *directory)
+{
+    if (json_object_get(state, "weights"))
+        return check_hash(state, "weights", job->inputs.weights, "a model (model_name_or_path)",
+                          directory);
+    tsr_log(TSR_LOG_WARNING,
+            "%s is of a version that says nothing of the model's weights: it is for you to know "
+            "that those of %s are the same",
+            directory, job->inputs.config.model_name_or_path);
+    return TSR_OK;
+}
+
 static tsr_status check_position(const tsr_job *job, const json_t *state, int64_t step,
                                  const char *directory)
 {
@@ -190,6 +202,7 @@ static tsr_status check_job(const tsr_job *job, const tsr_snapshot *snapshot)
     TSR_TRY(check_keys(job, state, directory));
     TSR_TRY(check_hash(state, "model", tsr_inputs_model_hash(&job->inputs),
                        "a model (model_name_or_path) or adapter", directory));
+    TSR_TRY(check_weights(job, state, directory));
     TSR_TRY(check_hash(state, "dataset", tsr_dataset_hash(job->inputs.dataset), "a dataset",
                        directory));
     TSR_TRY(check_position(job, state, tsr_snapshot_step(snapshot), directory));

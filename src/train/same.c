@@ -73,6 +73,8 @@ tsr_status tsr_same_inputs(const tsr_inputs *inputs, tsr_comm *world, tsr_stream
     const char *names[] = {"the data of dataset", "the data of eval_dataset"};
     TSR_TRY(tsr_comm_check_same(world, stream, tsr_inputs_model_hash(inputs),
                                 "the model or the adapter it starts from", advice));
+    TSR_TRY(tsr_comm_check_same(world, stream, inputs->weights,
+                                "the content of the model (model_name_or_path)", advice));
     for (int i = 0; i < 2; i++)
         TSR_TRY(tsr_comm_check_same(world, stream, sets[i] ? tsr_dataset_hash(sets[i]) : 0,
                                     names[i], advice));

@@ -144,6 +144,48 @@ static void write_shard(const char *file, const char *name)
     write_safetensors(scratch_path(file), header, TRUE_LENGTH, 4);
 }
 
+#define BIG  20000
+#define TAIL 7
+
+static uint64_t sample_of(const char *directory)
+{
+    tsr_checkpoint *checkpoint;
+    uint64_t hash;
+    assert_int_equal(tsr_checkpoint_open(&checkpoint, directory), TSR_OK);
+    assert_int_equal(tsr_checkpoint_sample(&hash, checkpoint), TSR_OK);
+    assert_int_equal(tsr_checkpoint_bytes_read(checkpoint), 0);
+    tsr_checkpoint_close(checkpoint);
+    return hash;
+}
+
+/* The begin, the middle and the end of each tensor, small ones whole; whichever files they are in. */
+static void test_sample(void **state)
+{
+    static const struct {
+        uint64_t at;
+        bool seen;
+    } places[] = {{0, true},           {4095, true},          {4096, false}, {BIG / 2, true},
+                  {BIG - 4097, false}, {BIG - 4096, true},    {BIG, true},   {BIG + 3, true},
+                  {BIG + 4, true},     {BIG + TAIL - 1, true}};
+    const char *path = scratch_path("model.safetensors");
+    uint64_t bytes;
+    write_safetensors(path,
+                      "{\"a\":{\"dtype\":\"U8\",\"shape\":[20000],\"data_offsets\":[0,20000]},"
+                      "\"b\":{\"dtype\":\"U8\",\"shape\":[7],\"data_offsets\":[20000,20007]}}",
+                      TRUE_LENGTH, BIG + TAIL);
+    uint64_t hash = sample_of(*state);
+    char *data = read_whole(&bytes, path);
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        uint64_t at = bytes - BIG - TAIL + places[i].at;
+        data[at] ^= 1;
+        write_bytes(path, data, bytes);
+        assert_int_equal(sample_of(*state) != hash, places[i].seen);
+        data[at] ^= 1;
+    }
+    free(data);
+    assert_true(sample_of(TINY) != sample_of(PREQUANTIZED));
+}
+
 static const struct {
     const char *what, *index;
     const char *const words[MOST_WORDS];
@@ -395,6 +437,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tiny_llama),
         cmocka_unit_test(test_described),
+        cmocka_unit_test_setup_teardown(test_sample, scratch_setup, scratch_teardown),
         cmocka_unit_test(test_prequantized),
         cmocka_unit_test_setup_teardown(test_broken_indexes, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_directories, scratch_setup, scratch_teardown),

@@ -5,6 +5,7 @@
 #include "multi/cli_bad.h"
 
 #include <stdint.h>
+#include <sys/stat.h>
 
 #define SHARD "model/model-00001-of-00004.safetensors"
 #define INDEX "model/model.safetensors.index.json"
@@ -89,6 +90,21 @@ static void model_apart(void)
     cli_edit("apart/model/config.json", "1e-05", "1e-06");
 }
 
+/* As where a model was trained further in one node's copy of the folder. */
+static void weights_apart(void)
+{
+    static const char shard[] = "apart/model/model-00003-of-00004.safetensors";
+    static const char other[] = "weights of another training"; /* the last of the last tensor */
+    struct stat info;
+    cli_link_all(".", "apart");
+    cli_remove("apart/model");
+    cli_link_all(CLI_TINY_LLAMA, "apart/model");
+    if (stat(shard, &info) != 0)
+        cli_fail("%s is not there", shard);
+    else
+        cli_poke(shard, (long)info.st_size - (long)sizeof other, other, sizeof other);
+}
+
 #define RANK_1_APART "if [ $RANK = 1 ]; then cd apart; fi; exec \"$@\""
 
 const cli_bad_case cli_bad_model[] = {
@@ -167,6 +183,14 @@ const cli_bad_case cli_bad_model[] = {
      NULL,
      76,
      {"the model", "same files"},
+     2,
+     NULL,
+     RANK_1_APART},
+    {"other_weights_on_one_rank",
+     weights_apart,
+     NULL,
+     76,
+     {"the content of the model (model_name_or_path) differs", "same files"},
      2,
      NULL,
      RANK_1_APART},

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -103,6 +105,31 @@ void job_write_documents(const char *name, int rows, unsigned vocab, unsigned se
         fputs("}\n", file);
     }
     fclose(file);
+}
+
+void job_write_model(const char *name, void (*change)(const tsr_safetensors *shard, char *bytes))
+{
+    static const char *const names[] = {
+        "config.json", "model.safetensors.index.json", "model-00002-of-00004.safetensors",
+        "model-00003-of-00004.safetensors", "model-00004-of-00004.safetensors"};
+    static const char first[] = "model-00001-of-00004.safetensors";
+    char path[512], copy[512];
+    uint64_t bytes;
+    tsr_safetensors *shard;
+    assert_int_equal(mkdir(scratch_path(name), 0777), 0);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(path, sizeof path, JOB_MODEL "/%s", names[i]);
+        snprintf(copy, sizeof copy, "%s/%s", name, names[i]);
+        assert_int_equal(symlink(path, scratch_path(copy)), 0);
+    }
+    snprintf(path, sizeof path, JOB_MODEL "/%s", first);
+    snprintf(copy, sizeof copy, "%s/%s", name, first);
+    assert_int_equal(tsr_safetensors_open(&shard, path), TSR_OK);
+    char *data = read_whole(&bytes, path);
+    change(shard, data);
+    write_bytes(scratch_path(copy), data, bytes);
+    free(data);
+    tsr_safetensors_close(shard);
 }
 
 int job_thread_count(void)

@@ -35,6 +35,9 @@ int job_tokens(int few);
  * or without all labels. */
 void job_write_documents(const char *name, int rows, unsigned vocab, unsigned seed);
 
+/* In the scratch directory: JOB_MODEL as `name`, of whose first shard `change` had the bytes. */
+void job_write_model(const char *name, void (*change)(const tsr_safetensors *shard, char *bytes));
+
 /* What one rank measured. */
 typedef struct {
     uint64_t planned_device, planned_host, node, device_high, host_high, reported;

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -126,35 +125,15 @@ static void test_not_finite(void **state)
 
 #define BAD_TOKEN 4000
 
-/* A copy of the model whose embedding of BAD_TOKEN is no number: no loss is one behind that token. */
-static void write_bad_model(void)
+/* An embedding of BAD_TOKEN that is no number: no loss is one behind that token. */
+static void spoil_embedding(const tsr_safetensors *shard, char *bytes)
 {
-    static const char *const names[] = {
-        "config.json", "model.safetensors.index.json", "model-00002-of-00004.safetensors",
-        "model-00003-of-00004.safetensors", "model-00004-of-00004.safetensors"};
-    static const char shard[] = "model-00001-of-00004.safetensors";
-    char path[512], bytes_of[512];
-    uint64_t bytes;
-    tsr_safetensors *file;
-    assert_int_equal(mkdir(scratch_path("model"), 0777), 0);
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        snprintf(path, sizeof path, JOB_MODEL "/%s", names[i]);
-        snprintf(bytes_of, sizeof bytes_of, "model/%s", names[i]);
-        assert_int_equal(symlink(path, scratch_path(bytes_of)), 0);
-    }
-    snprintf(path, sizeof path, JOB_MODEL "/%s", shard);
-    snprintf(bytes_of, sizeof bytes_of, "model/%s", shard);
-    assert_int_equal(tsr_safetensors_open(&file, path), TSR_OK);
-    const tsr_tensor *embedding = tsr_safetensors_find(file, "model.embed_tokens.weight");
+    const tsr_tensor *embedding = tsr_safetensors_find(shard, "model.embed_tokens.weight");
     assert_true(embedding && embedding->dtype == TSR_BF16 && embedding->shape[0] > BAD_TOKEN);
-    char *data = read_whole(&bytes, path);
     uint16_t *row =
-        (uint16_t *)(void *)(data + embedding->file_offset) + BAD_TOKEN * embedding->shape[1];
+        (uint16_t *)(void *)(bytes + embedding->file_offset) + BAD_TOKEN * embedding->shape[1];
     for (uint64_t i = 0; i < embedding->shape[1]; i++)
         row[i] = 0x7FC0;
-    write_bytes(scratch_path(bytes_of), data, bytes);
-    free(data);
-    tsr_safetensors_close(file);
 }
 
 /* 12 rows, three steps; the bad token is in row `bad`, or in all of them (-1). */
@@ -356,7 +335,7 @@ static int set_up(void **state)
     (void)state;
     scratch_make();
     job_write_documents("train.jsonl", 10, 4096, 7);
-    write_bad_model();
+    job_write_model("model", spoil_embedding);
     return 0;
 }
 

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "job_fixture.h"
 
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -21,9 +22,10 @@
 static const char *config_text(const char *more)
 {
     static char text[4096];
-    int used =
-        snprintf(text, sizeof text,
-                 "model_name_or_path: " JOB_MODEL "\nmax_steps: 6\nlearning_rate: 1e-2\n%s", more);
+    int used = snprintf(text, sizeof text, "max_steps: 6\nlearning_rate: 1e-2\n%s", more);
+    if (!strstr(more, "model_name_or_path"))
+        used += snprintf(text + used, sizeof text - (size_t)used,
+                         "model_name_or_path: " JOB_MODEL "\n");
     if (!strstr(more, "total_batch_size"))
         used += snprintf(text + used, sizeof text - (size_t)used, "total_batch_size: 4\n");
     if (!strstr(more, "\ndataset"))
@@ -370,6 +372,13 @@ static void check_refused(const char *more, int ranks, int status, const char *c
             fail_msg("{%s}: expected '%s' in: %s", more, *words, result.message);
 }
 
+static void remove_refused(void)
+{
+    char command[700];
+    snprintf(command, sizeof command, "rm -rf '%s'", scratch_path("refused"));
+    assert_int_equal(system(command), 0);
+}
+
 static void test_other_job(void **state)
 {
     (void)state;
@@ -398,6 +407,77 @@ static void test_other_job(void **state)
     /* Another use of memory is no other job. */
     run(&result, job_ranks(2), resuming("lora_r: 4\noffload: sharded\nlogging_steps: 3\n"),
         "refused", NULL);
+    job_result_free(&result);
+}
+
+/* The sign of every number. */
+static void negate(const tsr_safetensors *shard, char *bytes)
+{
+    for (uint64_t i = 0; i < tsr_safetensors_count(shard); i++) {
+        const tsr_tensor *tensor = tsr_safetensors_at(shard, i);
+        assert_int_equal(tensor->dtype, TSR_BF16);
+        for (uint64_t at = 1; at < tensor->bytes; at += 2)
+            bytes[tensor->file_offset + at] ^= (char)0x80;
+    }
+}
+
+static void leave(const tsr_safetensors *shard, char *bytes)
+{
+    (void)shard;
+    (void)bytes;
+}
+
+/* The checkpoint as one of a version that said nothing of the weights. */
+static void forget_weights(const char *output, int64_t step)
+{
+    tsr_snapshot *snapshot;
+    char name[64], from[PATH_MAX], to[PATH_MAX];
+    snprintf(name, sizeof name, "%s/checkpoint-%d", output, (int)step);
+    assert_int_equal(tsr_snapshot_open(&snapshot, scratch_path(name)), TSR_OK);
+    int count = tsr_snapshot_file_count(snapshot);
+    tsr_snapshot_file *files = calloc((size_t)count, sizeof *files);
+    json_t *state = json_deep_copy(tsr_snapshot_state(snapshot));
+    assert_int_equal(json_object_del(state, "weights"), 0);
+    assert_int_equal(tsr_snapshot_begin(scratch_path(output), step), TSR_OK);
+    assert_int_equal(tsr_snapshot_staging(to, sizeof to, scratch_path(output), step), TSR_OK);
+    size_t length = strlen(to);
+    for (int i = 0; i < count; i++) {
+        files[i] = *tsr_snapshot_file_at(snapshot, i);
+        snprintf(from, sizeof from, "%s/%s", scratch_path(name), files[i].name);
+        snprintf(to + length, sizeof to - length, "/%s", files[i].name);
+        assert_int_equal(link(from, to), 0);
+    }
+    assert_int_equal(rename(scratch_path(name), scratch_path("forgotten")), 0);
+    assert_int_equal(tsr_snapshot_commit(scratch_path(output), step, state, files, count), TSR_OK);
+    json_decref(state);
+    free(files);
+    tsr_snapshot_close(snapshot);
+}
+
+/* The weights are compared and not where they are. */
+static void test_other_weights(void **state)
+{
+    (void)state;
+    char same[512], other[512];
+    job_event stop = {.rank = 0, .stop_after = 1};
+    job_result result;
+    not_on_cards();
+    job_write_model("same", leave);
+    job_write_model("negated", negate);
+    snprintf(same, sizeof same, "model_name_or_path: %s\n", scratch_path("same"));
+    snprintf(other, sizeof other, "model_name_or_path: %s\n", scratch_path("negated"));
+    remove_refused();
+    run(&result, job_ranks(2), config_text(""), "refused", &stop);
+    job_result_free(&result);
+    check_refused(other, 1, TSR_ECONFIG,
+                  (const char *const[]){"a model (model_name_or_path) of another content", NULL});
+    forget_weights("refused", 2);
+    run(&result, 1, resuming(same), "refused", &stop);
+    assert_int_equal(result.resumed, 2);
+    job_result_free(&result);
+    check_refused(other, 1, TSR_ECONFIG,
+                  (const char *const[]){"a model (model_name_or_path) of another content", NULL});
+    run(&result, 1, resuming(same), "refused", NULL);
     job_result_free(&result);
 }
 
@@ -518,6 +598,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_nothing_to_resume),
         cmocka_unit_test(test_other_job),
         cmocka_unit_test(test_older_adapter),
+        cmocka_unit_test(test_other_weights),
         cmocka_unit_test(test_damage),
 #endif
     };
