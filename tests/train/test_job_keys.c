@@ -1,0 +1,320 @@
+/*
+ * Keys reach what they are about: in a whole job, each of them at a value that is not its default.
+ */
+#include "support/job.h"
+#include "support/rows.h"
+#include "support/scratch.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MODEL TSR_SOURCE_DIR "/examples/tiny-llama"
+#define ROWS  12
+#define STEPS 4
+
+static void begin(job_spec *spec)
+{
+    *spec = (job_spec){.purpose = TSR_JOB_TRAIN};
+    job_set(spec, "model_name_or_path=%s", MODEL);
+    job_set(spec, "dataset=%s", scratch_path("rows.jsonl"));
+    job_set(spec, "output_dir=%s", scratch_path("output"));
+    job_set(spec, "overwrite_output_dir=true");
+    job_set(spec, "per_device_train_batch_size=2");
+    job_set(spec, "max_steps=%d", STEPS);
+    job_set(spec, "lora_r=8");
+}
+
+/* ---- the optimizer ---- */
+
+/* After `steps` steps, and the gradients of the next one. */
+typedef struct {
+    int steps;
+    uint64_t count;
+    float *master, *m, *v;
+    double *gradient;
+} snapshot;
+
+static tsr_status look(tsr_job *job, void *user)
+{
+    snapshot *s = user;
+    const tsr_trainable *t = &job->decision.store.trainable;
+    for (int i = 0; i < s->steps; i++) {
+        tsr_job_report report = {0};
+        TSR_TRY(tsr_job_step(job, &report));
+    }
+    TSR_TRY(tsr_streams_synchronize(&job->streams));
+    s->count = t->count;
+    s->master = malloc(s->count * sizeof *s->master);
+    s->m = malloc(s->count * sizeof *s->m);
+    s->v = malloc(s->count * sizeof *s->v);
+    s->gradient = malloc(s->count * sizeof *s->gradient);
+    memcpy(s->master, t->master, s->count * sizeof *s->master);
+    memcpy(s->m, t->m, s->count * sizeof *s->m);
+    memcpy(s->v, t->v, s->count * sizeof *s->v);
+    if (job->staged_ahead)
+        TSR_TRY(tsr_model_unstage(job->model));
+    TSR_TRY(job_micro_batches(job, true, s->steps, NULL, NULL));
+    for (uint64_t i = 0; i < s->count; i++)
+        s->gradient[i] = (double)t->accumulator[i] * 0x1p-44;
+    return TSR_OK;
+}
+
+static void forget(snapshot *s)
+{
+    free(s->master);
+    free(s->m);
+    free(s->v);
+    free(s->gradient);
+}
+
+static void assert_near(double got, double want, double scale, const char *what, uint64_t index)
+{
+    if (!(fabs(got - want) <= 2e-6 * scale + 1e-5 * fabs(want)))
+        fail_msg("%s[%llu] is %.9g, expected %.9g", what, (unsigned long long)index, got, want);
+}
+
+/* Two steps, against torch.optim.AdamW's rule in double with the gradients that the job had. */
+static void test_optimizer(void **state)
+{
+    (void)state;
+    const double rate = 1e-2, beta1 = 0.8, beta2 = 0.95, epsilon = 1e-3, decay = 0.3;
+    snapshot s[3] = {{.steps = 0}, {.steps = 1}, {.steps = 2}};
+    job_spec spec;
+    uint64_t moved = 0;
+    begin(&spec);
+    job_set(&spec, "learning_rate=%g", rate);
+    job_set(&spec, "lr_scheduler_type=constant");
+    job_set(&spec, "adam_beta1=%g", beta1);
+    job_set(&spec, "adam_beta2=%g", beta2);
+    job_set(&spec, "adam_epsilon=%g", epsilon);
+    job_set(&spec, "weight_decay=%g", decay);
+    job_set(&spec, "max_grad_norm=0");
+    for (int i = 0; i < 3; i++)
+        job_run(&spec, look, &s[i]);
+    for (uint64_t i = 0; i < s[0].count; i++) {
+        double p = (double)s[0].master[i], m = 0, v = 0;
+        for (int t = 1; t <= 2; t++) {
+            double g = s[t - 1].gradient[i];
+            m = beta1 * m + (1 - beta1) * g;
+            v = beta2 * v + (1 - beta2) * g * g;
+            double mean = m / (1 - pow(beta1, t)), square = v / (1 - pow(beta2, t));
+            p = p * (1 - rate * decay) - rate * mean / (sqrt(square) + epsilon);
+            assert_near((double)s[t].m[i], m, fabs(g), "m", i);
+            assert_near((double)s[t].v[i], v, g * g, "v", i);
+            assert_near((double)s[t].master[i], p, 1e-1, "master", i);
+        }
+        moved += p != (double)s[0].master[i];
+    }
+    assert_true(moved > s[0].count / 2);
+    for (int i = 0; i < 3; i++)
+        forget(&s[i]);
+}
+
+/* ---- the order of the data ---- */
+
+typedef struct {
+    int64_t label_tokens[STEPS];
+    double loss[STEPS];
+} course;
+
+static tsr_status train(tsr_job *job, void *user)
+{
+    course *c = user;
+    for (int i = 0; i < STEPS; i++) {
+        tsr_job_report report = {0};
+        TSR_TRY(tsr_job_step(job, &report));
+        c->label_tokens[i] = report.label_tokens;
+        c->loss[i] = report.loss;
+    }
+    return TSR_OK;
+}
+
+static course with_seeds(int seed, int data_seed)
+{
+    course c;
+    job_spec spec;
+    begin(&spec);
+    job_set(&spec, "seed=%d", seed);
+    job_set(&spec, "data_seed=%d", data_seed);
+    job_run(&spec, train, &c);
+    return c;
+}
+
+/* data_seed alone decides which rows a step has; seed what the adapter begins with. */
+static void test_data_seed(void **state)
+{
+    (void)state;
+    course a = with_seeds(1, 1), b = with_seeds(1, 2), c = with_seeds(2, 1);
+    assert_int_not_equal(a.label_tokens[0], b.label_tokens[0]);
+    for (int i = 0; i < STEPS; i++)
+        assert_int_equal(a.label_tokens[i], c.label_tokens[i]);
+    assert_true(a.loss[0] == c.loss[0]); /* B is 0 */
+    assert_true(a.loss[STEPS - 1] != c.loss[STEPS - 1]);
+}
+
+/* ---- evaluation ---- */
+
+typedef struct {
+    tsr_batch_run train, evaluation;
+    int64_t rows; /* as the evaluation says */
+} runs;
+
+static tsr_status evaluate(tsr_job *job, void *user)
+{
+    runs *r = user;
+    tsr_job_evaluation evaluation;
+    TSR_TRY(tsr_job_evaluate(job, &evaluation));
+    r->train = *tsr_batch_run_of(job->inputs.batch);
+    r->evaluation = *tsr_batch_run_of(job->inputs.eval_batch);
+    r->rows = evaluation.rows;
+    return TSR_OK;
+}
+
+static runs with_eval(const char *first, const char *second, const char *third)
+{
+    runs r;
+    job_spec spec;
+    begin(&spec);
+    job_set(&spec, "eval_dataset=%s", scratch_path("rows.jsonl"));
+    job_set(&spec, "%s", first);
+    if (second)
+        job_set(&spec, "%s", second);
+    if (third)
+        job_set(&spec, "%s", third);
+    job_run(&spec, evaluate, &r);
+    return r;
+}
+
+static void test_eval_batch_size(void **state)
+{
+    (void)state;
+    runs r = with_eval("per_device_eval_batch_size=5", NULL, NULL);
+    assert_int_equal(r.train.most_documents, 2);
+    assert_int_equal(r.evaluation.most_documents, 5);
+    assert_int_equal(r.evaluation.rounds, 3); /* 5, 5, 2 */
+    assert_int_equal(r.rows, ROWS);
+}
+
+static void test_eval_packing(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        runs r = with_eval(i ? "packing=true" : "packing=false",
+                           i ? "eval_packing=false" : "eval_packing=true", "max_length=160");
+        assert_int_equal(r.rows, r.evaluation.units);
+        if (i) {
+            assert_true(r.train.units < ROWS);
+            assert_int_equal(r.rows, ROWS);
+        } else {
+            assert_int_equal(r.train.units, ROWS);
+            assert_true(r.rows < ROWS);
+        }
+    }
+}
+
+/* ---- the adapter's file ---- */
+
+static tsr_status save_one_step(tsr_job *job, void *user)
+{
+    tsr_job_report report = {0};
+    (void)user;
+    TSR_TRY(tsr_job_step(job, &report));
+    return tsr_job_save(job);
+}
+
+/* Every field of the file; those of `want` that are absent there, too. */
+static void check_adapter_config(const char *want_text)
+{
+    const char *key;
+    json_t *value;
+    json_t *want = json_loads(want_text, 0, NULL);
+    json_t *found = json_load_file(scratch_path("output/adapter_config.json"), 0, NULL);
+    assert_non_null(want);
+    assert_non_null(found);
+    json_object_foreach(found, key, value)
+    {
+        if (json_equal(value, json_object_get(want, key)))
+            continue;
+        char *text = json_dumps(value, JSON_ENCODE_ANY);
+        fail_msg("adapter_config.json: %s is %s", key, text);
+    }
+    assert_int_equal(json_object_size(found), json_object_size(want));
+    json_decref(want);
+    json_decref(found);
+}
+
+/* What PEFT 0.21 writes for the keys below; %s: exclude_modules. */
+static const char adapter_config[] =
+    "{\"alora_invocation_tokens\": null, \"alpha_pattern\": {\"down_proj\": 20}, \"arrow_config\": "
+    "null,"
+    "\"auto_mapping\": null, \"base_model_name_or_path\": \"" MODEL "\", \"bias\": \"none\","
+    "\"corda_config\": null, \"ensure_weight_tying\": false, \"eva_config\": null,"
+    "\"exclude_modules\": %s, \"fan_in_fan_out\": false, \"inference_mode\": true,"
+    "\"init_lora_weights\": true, \"kasa_config\": null, \"layer_replication\": null,"
+    "\"layers_pattern\": null, \"layers_to_transform\": [1, 4], \"loftq_config\": {},"
+    "\"lora_alpha\": 12, \"lora_bias\": false, \"lora_dropout\": 0.05, \"lora_ga_config\": null,"
+    "\"megatron_config\": null, \"megatron_core\": \"megatron.core\", \"modules_to_save\": null,"
+    "\"monteclora_config\": null, \"peft_type\": \"LORA\", \"peft_version\": \"0.21.0\","
+    "\"qalora_group_size\": 16, \"r\": 6,"
+    "\"rank_pattern\": {\"layers.4.mlp.down_proj\": 5, \"q_proj\": 3}, \"revision\": null,"
+    "\"target_modules\": [\"down_proj\", \"q_proj\", \"up_proj\", \"v_proj\"],"
+    "\"target_parameters\": null, \"task_type\": \"CAUSAL_LM\", \"trainable_token_indices\": null,"
+    "\"use_bdlora\": null, \"use_dora\": true, \"use_qalora\": false, \"use_rslora\": true,"
+    "\"velora_config\": null}";
+
+static void test_adapter_config(void **state)
+{
+    (void)state;
+    static const char *const excluded[] = {"[\"v_proj\", \"layers.4.mlp.up_proj\"]",
+                                           "\".*\\\\.(v_proj|4\\\\.mlp\\\\.up_proj)\""};
+    for (int i = 0; i < 2; i++) {
+        char want[4096];
+        job_spec spec;
+        begin(&spec);
+        job_set(&spec, "max_steps=1");
+        job_set(&spec, "lora_r=6");
+        job_set(&spec, "lora_alpha=12");
+        job_set(&spec, "lora_dropout=0.05");
+        job_set(&spec, "use_rslora=true");
+        job_set(&spec, "use_dora=true");
+        job_set(&spec, "lora_target_modules=[q_proj, v_proj, up_proj, down_proj]");
+        job_set(&spec, "exclude_modules=%s", excluded[i]);
+        job_set(&spec, "layers_to_transform=[1, 4]");
+        job_set(&spec, "rank_pattern={q_proj: 3, layers.4.mlp.down_proj: 5}");
+        job_set(&spec, "alpha_pattern={down_proj: 20}");
+        job_run(&spec, save_one_step, NULL);
+        snprintf(want, sizeof want, adapter_config, excluded[i]);
+        check_adapter_config(want);
+    }
+}
+
+/* Of other lengths each, so that a step's label tokens say which rows it has. */
+static int set_up(void **state)
+{
+    enum { MOST = 5 + ROWS * ROWS };
+    int32_t ids[MOST];
+    test_data data;
+    (void)state;
+    scratch_make();
+    test_data_begin(&data, scratch_path("rows.jsonl"));
+    for (int32_t row = 0; row < ROWS; row++) {
+        int32_t length = 5 + row * row;
+        for (int32_t i = 0; i < length; i++)
+            ids[i] = (row * 641 + i * i * 37 + i) % 4096;
+        test_data_row(&data, ids, NULL, &length, 1, false);
+    }
+    test_data_end(&data);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_optimizer),       cmocka_unit_test(test_data_seed),
+        cmocka_unit_test(test_eval_batch_size), cmocka_unit_test(test_eval_packing),
+        cmocka_unit_test(test_adapter_config),
+    };
+    return cmocka_run_group_tests(tests, set_up, scratch_teardown);
+}
