@@ -55,8 +55,22 @@ static void tell_phase(void *user, const char *phase, double done, double total)
         job->options.progress(job->options.user, phase, done, total);
 }
 
+/* A decimal comma would change what a chat template makes of 0.75, and make plan.json no JSON. */
+static void put_locale_aside(tsr_job *job, bool begins)
+{
+    if (begins && !job->c_locale)
+        job->c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (begins && job->c_locale && !job->callers_locale)
+        job->callers_locale = uselocale(job->c_locale);
+    if (!begins && job->callers_locale) {
+        uselocale(job->callers_locale);
+        job->callers_locale = (locale_t)0;
+    }
+}
+
 void tsr_job_listen(tsr_job *job, bool begins)
 {
+    put_locale_aside(job, begins);
     tsr_phase_set(begins && job->options.progress ? tell_phase : NULL, job);
     tsr_log_set(begins && job->options.log ? log_line : NULL, job, job->log_level);
 }
@@ -377,6 +391,8 @@ void tsr_job_destroy(tsr_job *job)
     tsr_metrics_destroy(job->metrics);
     tsr_events_destroy(job->events);
     tsr_job_close_output(job);
+    if (job->c_locale)
+        freelocale(job->c_locale);
     tsr_executor_destroy(job->executor);
     if (job->streams.stream[0]) /* none if the ranks never met */
         tsr_streams_synchronize(&job->streams);

@@ -20,6 +20,8 @@
 #include "train/metrics.h"
 #include "train/trace.h"
 
+#include <locale.h>
+
 /* The run's few words of device memory. */
 typedef struct {
     int64_t loss, gradient_overflow;
@@ -36,7 +38,8 @@ struct tsr_job {
     tsr_job_options options;
     tsr_job_state state;
     tsr_log_level log_level;
-    bool train; /* false: evaluation only */
+    locale_t c_locale, callers_locale; /* the caller's while it is put aside, else 0 */
+    bool train;                        /* false: evaluation only */
     /* The ranks, and collectives of host memory: start-up, agreements, saving. */
     tsr_device *host;
     tsr_stream *control;
@@ -117,7 +120,7 @@ tsr_status tsr_job_choose_matmuls(tsr_job *job);
 tsr_status tsr_job_agree(tsr_job *job, tsr_status status);
 
 /* A call begins or ends: rank 0's caller hears what it has to say (base/log.h) and how far it has come
- * (base/phase.h). */
+ * (base/phase.h); numbers are read and written as in C, whatever locale the caller's thread has. */
 void tsr_job_listen(tsr_job *job, bool begins);
 
 /* tsr_job_create over ranks that the caller made: world (owned by the job from then on, NULL: as

@@ -2,7 +2,6 @@
  * What a configuration holds after loading: defaults, values typed by their key, overrides, names
  * of peers, TRL's defaults, and the written job.yaml that reads back the same.
  */
-#include <locale.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,6 +18,7 @@
 #include "config/config.h"
 #include "config/config_number.h"
 #include "config/keys.h"
+#include "support/comma_locale.h"
 
 #define BASE "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: o\n"
 
@@ -565,10 +565,7 @@ static void test_steps(void **state)
 static void test_locale(void **state)
 {
     (void)state;
-    static const char *const names[] = {"de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8", "de_DE"};
-    locale_t comma = (locale_t)0;
-    for (int i = 0; i < 4 && !comma; i++)
-        comma = newlocale(LC_ALL_MASK, names[i], (locale_t)0);
+    locale_t comma = comma_locale();
     locale_t before = comma ? uselocale(comma) : (locale_t)0;
     tsr_config c = load(BASE "learning_rate: 1.5e-3\n", NULL, 0);
     tsr_text text = {0};
@@ -636,5 +633,5 @@ int main(void)
         cmocka_unit_test(test_locale),
         cmocka_unit_test(test_numbers),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -2,6 +2,7 @@
  * What a plan says of itself: every buffer with its shape, its bytes and what it is for; and the largest
  * micro-batch, sequence and model that would fit, which is tried: that fits, and one more does not.
  */
+#include "support/comma_locale.h"
 #include "support/scratch.h"
 #include "tessera.h"
 
@@ -254,6 +255,25 @@ static void test_graph_rules(void **state)
     assert_non_null(strstr(tsr_last_error(), "write lora_graph: flops"));
 }
 
+/* An embedder with a comma as its decimal point gets the same plan, and has its comma back. */
+static void test_locale(void **state)
+{
+    (void)state;
+    locale_t comma = comma_locale();
+    if (!comma) {
+        print_message("no locale with a decimal comma can be made\n");
+        skip();
+    }
+    char *want = printed("llama", 2, 1, "max_length: 64\n", 1);
+    locale_t before = uselocale(comma);
+    char *got = printed("llama", 2, 1, "max_length: 64\n", 1);
+    assert_true(uselocale(before) == comma);
+    assert_string_equal(got, want);
+    freelocale(comma);
+    free(want);
+    free(got);
+}
+
 /* ---- the largest that fits ---- */
 
 #define KEYS "max_length: %d\nper_device_train_batch_size: %d\nmemory_budget: %dKiB\n%s"
@@ -309,7 +329,8 @@ static void test_largest(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_buffers), cmocka_unit_test(test_fp8), cmocka_unit_test(test_graphs),
+        cmocka_unit_test(test_buffers),     cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_graphs),      cmocka_unit_test(test_locale),
         cmocka_unit_test(test_graph_rules), cmocka_unit_test(test_largest)};
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
