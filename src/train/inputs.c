@@ -90,6 +90,22 @@ static tsr_status check_graphs(const tsr_inputs *inputs)
         tsr_config_where(&inputs->config, "lora_graph"));
 }
 
+/* What must be the same on all ranks and is too much to read before the ranks share it. */
+static tsr_status sample_weights(tsr_inputs *inputs)
+{
+    const tsr_peft *adapter = inputs->adapter.init;
+    TSR_TRY(tsr_checkpoint_sample(&inputs->weights, inputs->checkpoint));
+    inputs->adapter_weights = TSR_HASH_START;
+    for (uint64_t i = 0; adapter && i < tsr_peft_module_count(adapter); i++) {
+        const tsr_peft_module *module = tsr_peft_module_at(adapter, i);
+        const tsr_tensor *tensors[] = {module->a, module->b, module->magnitude};
+        for (int part = 0; part < 3; part++)
+            if (tensors[part])
+                TSR_TRY(tsr_safetensors_sample(&inputs->adapter_weights, tensors[part]));
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
 {
     tsr_config *config = &inputs->config;
@@ -107,7 +123,7 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
                             inputs->adapter.present ? &inputs->adapter.set : NULL, &options));
     if (config->base_compute != TSR_CONFIG_BASE_COMPUTE_DTYPE)
         TSR_TRY(check_fp8(inputs));
-    return planned ? TSR_OK : tsr_checkpoint_sample(&inputs->weights, inputs->checkpoint);
+    return planned ? TSR_OK : sample_weights(inputs);
 }
 
 void tsr_inputs_like_close(tsr_inputs *inputs)

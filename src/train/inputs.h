@@ -15,7 +15,6 @@ typedef struct {
     tsr_config config;
     tsr_model_config model;
     tsr_checkpoint *checkpoint;
-    uint64_t weights;         /* a hash of a sample of the checkpoint's content; 0 in a plan */
     tsr_tokenizer *tokenizer; /* NULL where all rows are tokens */
     tsr_chat *chat;           /* NULL without conversations */
     tsr_dataset *dataset, *eval_dataset;
@@ -26,6 +25,8 @@ typedef struct {
     tsr_layout layout;
     tsr_batch_bounds bounds; /* of training and evaluation together */
     uint64_t contributions;  /* micro-batches of the largest step */
+    /* Hashes of a sample of what the checkpoint and init_adapter hold; 0 in a plan. */
+    uint64_t weights, adapter_weights;
     /* The backend, decided by the job before the model is read. */
     bool cuda;
     tsr_dtype compute; /* F32 or BF16 */

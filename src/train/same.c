@@ -75,6 +75,8 @@ tsr_status tsr_same_inputs(const tsr_inputs *inputs, tsr_comm *world, tsr_stream
                                 "the model or the adapter it starts from", advice));
     TSR_TRY(tsr_comm_check_same(world, stream, inputs->weights,
                                 "the content of the model (model_name_or_path)", advice));
+    TSR_TRY(tsr_comm_check_same(world, stream, inputs->adapter_weights,
+                                "the content of init_adapter", advice));
     for (int i = 0; i < 2; i++)
         TSR_TRY(tsr_comm_check_same(world, stream, sets[i] ? tsr_dataset_hash(sets[i]) : 0,
                                     names[i], advice));

@@ -55,6 +55,16 @@ static void trained(void)
     cli_edit("job.yaml", "lora_r: 2\n", "init_adapter: adapter\n");
 }
 
+static void adapter_apart(void)
+{
+    static const float other = 3;
+    start("lora_r8");
+    cli_link_all(".", "apart");
+    cli_remove("apart/adapter");
+    cli_link_all(CLI_TRACES "/init/lora_r8", "apart/adapter");
+    cli_poke("apart/" WEIGHTS, 459224 - (long)sizeof other, &other, sizeof other);
+}
+
 const cli_bad_case cli_bad_adapter[] = {
     {"no_adapter", NULL, "init_adapter=nowhere", 65, {"nowhere"}},
     {"explicit_rank", lora, "lora_r=4", 78, {"lora_r is 4", "made with 8"}},
@@ -77,6 +87,14 @@ const cli_bad_case cli_bad_adapter[] = {
     {"adapter_without_b", no_b, NULL, 65, {"layers.2.mlp.up_proj"}},
     {"dora_over_trained", trained, "use_dora=true", 78, {"lora_B", "magnitudes"}},
     {"dora_over_trained_n2", trained, "use_dora=true", 78, {"lora_B", "magnitudes"}, 2},
+    {"other_adapter_on_one_rank",
+     adapter_apart,
+     NULL,
+     76,
+     {"the content of init_adapter differs", "same files"},
+     2,
+     NULL,
+     "if [ $RANK = 1 ]; then cd apart; fi; exec \"$@\""},
     {"eval_of_nothing", NULL, NULL, 78, {"eval_dataset"}, .command = "eval job.yaml"},
     {"plan_too_small",
      NULL,
