@@ -20,7 +20,7 @@ enum { WALL_TIME = 1, STEP = 2, FILE_VERSION = 3, SUMMARY = 5, VALUE = 1, TAG = 
 
 struct tsr_events {
     int file;
-    tsr_text entry, summary, record, frame; /* kept, so that a run stops allocating */
+    tsr_text entry, summary, record, frame; /* kept: a run does not allocate */
     char path[];
 };
 
@@ -175,6 +175,20 @@ static tsr_status open_file(tsr_events *events, int64_t last_step)
     return end == 0 ? write_version(events) : TSR_OK;
 }
 
+/* A record fits from now on. */
+static tsr_status reserve(tsr_events *events)
+{
+    static const char nothing[RECORD_BYTES];
+    tsr_text *texts[] = {&events->entry, &events->summary, &events->record, &events->frame};
+    bool failed = false;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        tsr_text_append(texts[i], nothing, sizeof nothing);
+        tsr_text_clear(texts[i]);
+        failed |= texts[i]->failed;
+    }
+    return failed ? tsr_fail(TSR_ENOMEM, "%s: out of memory", events->path) : TSR_OK;
+}
+
 tsr_status tsr_events_create(tsr_events **out, const char *path, int64_t last_step)
 {
     size_t bytes = strlen(path) + 1;
@@ -182,7 +196,10 @@ tsr_status tsr_events_create(tsr_events **out, const char *path, int64_t last_st
     if (!events)
         return tsr_fail(TSR_ENOMEM, "%s: out of memory", path);
     memcpy(events->path, path, bytes);
-    tsr_status status = open_file(events, last_step);
+    events->file = -1;
+    tsr_status status = reserve(events);
+    if (status == TSR_OK)
+        status = open_file(events, last_step);
     if (status < 0) {
         tsr_events_destroy(events);
         return status;
