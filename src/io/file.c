@@ -1,7 +1,5 @@
 #include "io/file.h"
 
-#include "base/text.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -69,51 +67,69 @@ out:
     return status;
 }
 
+/* All memory that writing it takes. */
 struct tsr_file {
-    char *path, *temporary; /* temporary NULL: nothing to remove */
-    int fd;                 /* -1 once finished */
+    bool staged; /* `temporary` is there */
+    int fd;      /* -1: before, and once finished */
+    char *path, *temporary, *directory;
+    size_t temporary_bytes;
+    char text[]; /* of the three */
 };
 
-/* "<directory>/.<name>.<process>.<attempt>.tmp"; NULL: no memory. */
-static char *temporary_name(const char *path, int attempt)
+tsr_status tsr_file_prepare(tsr_file **out, const char *path)
 {
+    size_t bytes = strlen(path) + 1, more = bytes + sizeof ".-9223372036854775808.-2147483648.tmp";
+    tsr_file *file = calloc(1, sizeof *file + bytes + more + bytes + 1);
+    if (!file)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to write it", path);
+    file->fd = -1;
+    file->path = file->text;
+    file->temporary = file->path + bytes;
+    file->temporary_bytes = more;
+    file->directory = file->temporary + more;
     const char *slash = strrchr(path, '/');
-    size_t directory_length = slash ? (size_t)(slash - path) + 1 : 0;
-    tsr_text name = {0};
-    tsr_text_append(&name, path, directory_length);
-    tsr_text_printf(&name, ".%s.%ld.%d.tmp", path + directory_length, (long)getpid(), attempt);
-    if (!name.failed)
-        return name.data;
-    tsr_text_free(&name);
-    return NULL;
+    memcpy(file->path, path, bytes);
+    if (slash)
+        memcpy(file->directory, path, slash == path ? 1 : (size_t)(slash - path));
+    else
+        file->directory[0] = '.';
+    *out = file;
+    return TSR_OK;
+}
+
+/* "<directory>/.<name>.<process>.<attempt>.tmp" */
+static void name_temporary(tsr_file *file, int attempt)
+{
+    const char *slash = strrchr(file->path, '/');
+    size_t directory_length = slash ? (size_t)(slash - file->path) + 1 : 0;
+    snprintf(file->temporary, file->temporary_bytes, "%.*s.%s.%ld.%d.tmp", (int)directory_length,
+             file->path, file->path + directory_length, (long)getpid(), attempt);
+}
+
+tsr_status tsr_file_open(tsr_file *file)
+{
+    int reason = EEXIST;
+    for (int attempt = 0; reason == EEXIST && attempt < NAME_ATTEMPTS; attempt++) {
+        name_temporary(file, attempt);
+        file->fd = open(file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        reason = file->fd >= 0 ? 0 : errno;
+    }
+    file->staged = reason == 0;
+    if (reason == 0)
+        return TSR_OK;
+    return tsr_fail(TSR_EIO, "%s: a temporary file beside it cannot be created: %s", file->path,
+                    strerror(reason));
 }
 
 tsr_status tsr_file_stage(tsr_file **out, const char *path)
 {
-    tsr_file *file = calloc(1, sizeof *file);
-    if (!file)
-        return tsr_fail(TSR_ENOMEM, "%s: no memory to write it", path);
-    file->fd = -1;
-    file->path = strdup(path);
-    int reason = file->path ? EEXIST : ENOMEM;
-    for (int attempt = 0; reason == EEXIST && attempt < NAME_ATTEMPTS; attempt++) {
-        char *name = temporary_name(path, attempt);
-        file->fd = name ? open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
-        reason = file->fd >= 0 ? 0 : name ? errno : ENOMEM;
-        if (file->fd >= 0)
-            file->temporary = name;
-        else
-            free(name);
+    TSR_TRY(tsr_file_prepare(out, path));
+    tsr_status status = tsr_file_open(*out);
+    if (status < 0) {
+        tsr_file_discard(*out);
+        *out = NULL;
     }
-    if (reason == 0) {
-        *out = file;
-        return TSR_OK;
-    }
-    tsr_file_discard(file);
-    if (reason == ENOMEM)
-        return tsr_fail(TSR_ENOMEM, "%s: no memory to write it", path);
-    return tsr_fail(TSR_EIO, "%s: a temporary file beside it cannot be created: %s", path,
-                    strerror(reason));
+    return status;
 }
 
 tsr_status tsr_file_append(tsr_file *file, const void *data, uint64_t bytes)
@@ -160,30 +176,16 @@ tsr_status tsr_directory_sync(const char *directory)
                     strerror(failed));
 }
 
-/* After this a crash does not undo the rename. */
-static tsr_status sync_directory_of(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    char *directory =
-        slash ? strndup(path, slash == path ? 1 : (size_t)(slash - path)) : strdup(".");
-    if (!directory)
-        return tsr_fail(TSR_ENOMEM, "%s: no memory to bring its directory to the disk", path);
-    tsr_status status = tsr_directory_sync(directory);
-    free(directory);
-    return status;
-}
-
 tsr_status tsr_file_publish(tsr_file *file)
 {
     TSR_TRY(tsr_file_finish(file));
-    if (!file->temporary)
+    if (!file->staged)
         return TSR_OK;
     if (rename(file->temporary, file->path) < 0)
         return tsr_fail(TSR_EIO, "%s: renaming the complete file %s failed: %s", file->path,
                         file->temporary, strerror(errno));
-    free(file->temporary);
-    file->temporary = NULL;
-    return sync_directory_of(file->path);
+    file->staged = false;
+    return tsr_directory_sync(file->directory); /* after this a crash does not undo it */
 }
 
 void tsr_file_discard(tsr_file *file)
@@ -192,10 +194,8 @@ void tsr_file_discard(tsr_file *file)
         return;
     if (file->fd >= 0)
         close(file->fd);
-    if (file->temporary)
+    if (file->staged)
         (void)unlink(file->temporary);
-    free(file->temporary);
-    free(file->path);
     free(file);
 }
 

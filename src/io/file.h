@@ -1,8 +1,9 @@
 /*
  * io/file.h: whole files in, and files out that appear under their names only when complete.
  *
- * Order    tsr_file_stage, tsr_file_append ..., tsr_file_finish, tsr_file_publish; tsr_file_discard
- *          in any state frees the handle and removes what was not published.
+ * Order    tsr_file_stage (or tsr_file_prepare, tsr_file_open), tsr_file_append ..., tsr_file_finish,
+ *          tsr_file_publish; tsr_file_discard in any state frees the handle and removes what was not
+ *          published.
  */
 #ifndef TSR_IO_FILE_H
 #define TSR_IO_FILE_H
@@ -20,6 +21,10 @@ typedef struct tsr_file tsr_file;
 
 /* The directory must exist. On success *out is the caller's. */
 tsr_status tsr_file_stage(tsr_file **out, const char *path);
+/* The same in two: what allocates, and does not look at the disk; and what creates the temporary file.
+ * Nothing after tsr_file_prepare allocates. */
+tsr_status tsr_file_prepare(tsr_file **out, const char *path);
+tsr_status tsr_file_open(tsr_file *file);
 tsr_status tsr_file_append(tsr_file *file, const void *data, uint64_t bytes);
 /* Everything is on the disk (fsync); nothing can be appended any more. */
 tsr_status tsr_file_finish(tsr_file *file);

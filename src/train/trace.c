@@ -38,6 +38,7 @@ struct tsr_trace {
     tsr_job *job;
     tsr_kernels kernels; /* the job's, watched */
     block *own, *all;    /* [1], [ranks] */
+    tsr_file *file;      /* of rank 0, while it is not written */
     bool written;
     /* while it is written */
     int64_t first_step;
@@ -103,6 +104,8 @@ tsr_status tsr_trace_create(tsr_trace **out, tsr_job *job)
     trace->all = calloc((size_t)tsr_comm_size(job->world), sizeof *trace->all);
     if (!trace->own || !trace->all)
         return tsr_fail(TSR_ENOMEM, "out of memory for the trace's blocks");
+    if (job->view.rank == 0)
+        TSR_TRY(tsr_file_prepare(&trace->file, job->inputs.config.trace));
     trace->kernels = tsr_kernels_watched(job->kernels);
     job->kernels = job->decision.model.kernels = &trace->kernels;
     return TSR_OK;
@@ -112,6 +115,7 @@ void tsr_trace_destroy(tsr_trace *trace)
 {
     if (!trace)
         return;
+    tsr_file_discard(trace->file);
     free(trace->own);
     free(trace->all);
     free(trace);
@@ -275,28 +279,28 @@ static tsr_status exchange(tsr_trace *trace, tsr_file *file)
 }
 
 /* The array's first element; every other begins with a comma. */
-static tsr_status begin_file(tsr_file **out, const tsr_trace *trace)
+static tsr_status begin_file(const tsr_trace *trace)
 {
     char line[LINE_BYTES];
-    TSR_TRY(tsr_file_stage(out, trace->job->inputs.config.trace));
+    TSR_TRY(tsr_file_open(trace->file));
     int n = snprintf(line, sizeof line,
                      "[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":0,"
                      "\"args\":{\"name\":\"rank 0\"}}");
     for (int rank = 1; rank < tsr_comm_size(trace->job->world); rank++) {
-        TSR_TRY(tsr_file_append(*out, line, (uint64_t)n));
+        TSR_TRY(tsr_file_append(trace->file, line, (uint64_t)n));
         n = snprintf(line, sizeof line,
                      ",\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,"
                      "\"args\":{\"name\":\"rank %d\"}}",
                      rank, rank);
     }
-    return tsr_file_append(*out, line, (uint64_t)n);
+    return tsr_file_append(trace->file, line, (uint64_t)n);
 }
 
 /* A failure of rank 0 alone does not keep it from the exchange. */
 static tsr_status write_file(tsr_trace *trace)
 {
-    tsr_file *file = NULL;
-    tsr_status status = trace->job->view.rank == 0 ? begin_file(&file, trace) : TSR_OK;
+    tsr_file *file = trace->file;
+    tsr_status status = file ? begin_file(trace) : TSR_OK;
     tsr_status exchanged = exchange(trace, status == TSR_OK ? file : NULL);
     status = status == TSR_OK ? exchanged : status;
     if (status == TSR_OK && file)
@@ -306,6 +310,7 @@ static tsr_status write_file(tsr_trace *trace)
     if (status == TSR_OK && file)
         status = tsr_file_publish(file);
     tsr_file_discard(file);
+    trace->file = NULL;
     return status;
 }
 

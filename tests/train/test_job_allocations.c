@@ -75,11 +75,19 @@ static tsr_job *start_job(const char *extra)
 /* The sixth step begins the second epoch, with an order of its own. */
 static void test_steps(void **state)
 {
-    static const char *const extras[] = {"use_dora=true",          "lora_r=5",
-                                         "lora_dropout=0.1",       "packing=true",
-                                         "offload=sharded",        "activation_offloading=true",
-                                         "optimizer_offload=true", "report_to=tensorboard"};
+    const char *extras[] = {"use_dora=true",
+                            "lora_r=5",
+                            "lora_dropout=0.1",
+                            "packing=true",
+                            "offload=sharded",
+                            "activation_offloading=true",
+                            "optimizer_offload=true",
+                            "report_to=tensorboard",
+                            NULL};
+    char trace[512];
     (void)state;
+    snprintf(trace, sizeof trace, "trace=%s", scratch_path("trace.json"));
+    extras[sizeof extras / sizeof *extras - 1] = trace;
     for (size_t i = 0; i < sizeof extras / sizeof *extras; i++) {
         tsr_job_report report;
         tsr_job_evaluation evaluation;
