@@ -153,7 +153,8 @@ static tsr_status take_output(tsr_job *job)
     const tsr_config *config = &job->inputs.config;
     int64_t newest;
     TSR_TRY(tsr_output_make_directory(config->output_dir));
-    TSR_TRY(lock(&job->output_lock, config, LOCK_EX));
+    if (job->output_lock < 0)
+        TSR_TRY(lock(&job->output_lock, config, LOCK_EX));
     TSR_TRY(tsr_snapshot_newest(&newest, config->output_dir));
     if (job->continues && newest != job->newest)
         return tsr_fail(TSR_ECONFIG,
