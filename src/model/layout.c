@@ -119,7 +119,16 @@ typedef struct {
     tsr_layout *layout;
     const tsr_checkpoint *checkpoint;
     tsr_layout_options options;
+    bool in_4bit; /* the checkpoint holds a 4-bit weight, whatever its config.json says */
 } builder;
+
+static bool holds_4bit(const tsr_checkpoint *checkpoint)
+{
+    for (uint64_t i = 0; i < tsr_checkpoint_count(checkpoint); i++)
+        if (strstr(tsr_checkpoint_at(checkpoint, i)->name, TSR_WEIGHT_STATE))
+            return true;
+    return false;
+}
 
 static int add_frozen(tsr_layout_unit *unit, tsr_layout_segment segment)
 {
@@ -207,8 +216,7 @@ static tsr_status weight_segments(const builder *b, tsr_layout_unit *unit, tsr_l
                         "not quantized",
                         directory, name);
     /* A 4-bit checkpoint that has a weight as plain numbers left it out (llm_int8_skip_modules). */
-    linear->quantized =
-        b->options.load_in_4bit && (source->prequantized || !b->layout->config.prequantized);
+    linear->quantized = b->options.load_in_4bit && (source->prequantized || !b->in_4bit);
     linear->nested = source->prequantized ? source->nested : b->options.nested;
     linear->codes = linear->absmax = linear->plain = TSR_NO_SEGMENT;
     tsr_layout_segment segment = {.name = source->weight->name,
@@ -426,7 +434,7 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
                            const tsr_layout_options *options)
 {
     tsr_layout layout = {.config = *config, .layer_count = (int)config->layer_count};
-    builder b = {&layout, checkpoint, *options};
+    builder b = {&layout, checkpoint, *options, holds_4bit(checkpoint)};
     tsr_status status;
     if (config->mlp_bias)
         return tsr_fail(TSR_EDATA,

@@ -111,7 +111,8 @@ static void test_prequantized(void **state)
 }
 /* ---- every way of keeping a base ---- */
 
-typedef enum { PLAIN, FOUR_BIT, STORED, MIXED } base_form;
+/* SAID: plain weights whose config.json still says 4 bits. */
+typedef enum { PLAIN, FOUR_BIT, STORED, MIXED, SAID } base_form;
 
 /* Whether a 4-bit checkpoint left it as it was. */
 static bool is_left(base_form base, int layer, int kind)
@@ -186,7 +187,7 @@ static bool is_packed(const random_model *m, base_form base, const char *name)
     for (int layer = 0; layer < m->spec.layers; layer++)
         for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
             if (!strcmp(m->linear[layer][kind].w->name, name))
-                return !is_left(base, layer, kind);
+                return base != SAID && !is_left(base, layer, kind);
     return false;
 }
 
@@ -240,9 +241,9 @@ static void compare(const char *what, const fixture_result *got, const fixture_r
                                     got->count[layer][kind][part] * sizeof(double));
 }
 
-/* NF4 (nested or not; made here, or stored, with all linears or two left out) against a plain fp32 checkpoint of the dequantized weights, and the plain
- * checkpoint in BF16 against the same in fp32: the same bits in losses and gradients. Rows of 100
- * and 36 elements, so that blocks cross rows. */
+/* NF4 (nested or not; made here, or stored, with all linears or two left out) against a plain fp32
+ * checkpoint of the dequantized weights, and the plain checkpoint in BF16 against the same in fp32: the
+ * same bits in losses and gradients. Rows of 100 and 36 elements, so that blocks cross rows. */
 static void check_base(const char *name, base_form base, bool nested)
 {
     model_spec spec = {.type = "llama",
@@ -296,6 +297,7 @@ static void test_bases(void **state)
     check_base("stored-nested", STORED, true);
     check_base("mixed-nested", MIXED, true);
     check_base("mixed", MIXED, false);
+    check_base("said", SAID, true);
 }
 
 int main(void)
