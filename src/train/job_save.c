@@ -50,8 +50,14 @@ tsr_status tsr_output_check_place(const tsr_config *config)
         if (*p != '/')
             continue;
         *p = 0;
-        if (stat(path, &info) != 0)
+        if (stat(path, &info) != 0) {
+            /* Made on the way, it would lead to what has been compared with nothing. */
+            if (!strncmp(p + 1, "../", 3) || strstr(p + 1, "/../"))
+                return tsr_fail(TSR_ECONFIG,
+                                "%s: output_dir %s: %s is not there; write the path without '..'",
+                                where, directory, path);
             break;
+        }
         if (!S_ISDIR(info.st_mode))
             return tsr_fail(TSR_ECONFIG, "%s: output_dir %s: %s is a file; name a directory", where,
                             directory, path);
