@@ -40,15 +40,20 @@ int job_ranks(int wanted)
     return wanted < most_ranks ? wanted : most_ranks;
 }
 
+bool job_on_gpu(void)
+{
+    return strstr(backend_key, "cuda") != NULL;
+}
+
 bool job_on_cards(void)
 {
-    return strstr(backend_key, "cuda") && most_ranks > 1;
+    return job_on_gpu() && most_ranks > 1;
 }
 
 bool job_has_fp8(void)
 {
     tsr_device *device;
-    if (!strstr(backend_key, "cuda"))
+    if (!job_on_gpu())
         return true;
     if (tsr_device_create_cuda(&device, &(tsr_device_options){.local_rank_count = 1}) < 0)
         fail_msg("%s", tsr_last_error());

@@ -21,6 +21,9 @@ void job_choose_backend(int argc, char **argv);
 /* `wanted` ranks, or as many as there may be. */
 int job_ranks(int wanted);
 
+/* Whether the backend is CUDA's: what a test writes into a job's device memory by its pointers, it cannot there. */
+bool job_on_gpu(void);
+
 /* Whether the ranks have a card each, of several: what a test says of one card or of the CPU's ranks as
  * well need not be said there again, where a job takes seconds to connect its cards. */
 bool job_on_cards(void);

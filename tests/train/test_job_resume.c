@@ -183,7 +183,7 @@ static void test_evaluations(void **state)
 static void test_skipped_step(void **state)
 {
     (void)state;
-    if (job_on_cards())
+    if (job_on_gpu())
         skip();
     job_event bad = {.overflow_after = 1}, stop = {.overflow_after = 1, .stop_after = 2};
     job_result whole, first, second;
