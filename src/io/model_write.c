@@ -36,6 +36,10 @@ static const char *const copied_names[] = {"generation_config.json",
 
 #define COPIED (sizeof copied_names / sizeof *copied_names)
 
+/* The one file of a model that is in a directory of its own: the template of chats with tools. */
+#define TEMPLATES     "additional_chat_templates"
+#define TOOL_TEMPLATE TEMPLATES "/tool_use.jinja"
+
 /* The files of one directory, staged one after the other and published in the same order. */
 typedef struct {
     const tsr_model_output *output;
@@ -257,9 +261,26 @@ static tsr_status check_earlier(writing *w)
 /* config.json first, so that what remains is no model. */
 static tsr_status remove_earlier(writing *w)
 {
+    char path[4096];
     TSR_TRY(check_earlier(w));
     TSR_TRY(walk_earlier(w, REMOVE_CONFIG));
-    return walk_earlier(w, REMOVE_REST);
+    TSR_TRY(walk_earlier(w, REMOVE_REST));
+    snprintf(path, sizeof path, "%s/" TOOL_TEMPLATE, w->output->directory);
+    if (w->earlier && !source_has(w, TOOL_TEMPLATE) && unlink(path) != 0 && errno != ENOENT &&
+        errno != ENOTDIR)
+        return tsr_fail(TSR_EIO, "%s: cannot be removed: %s", path, strerror(errno));
+    return TSR_OK;
+}
+
+static tsr_status stage_tool_template(writing *w)
+{
+    char path[4096];
+    if (!source_has(w, TOOL_TEMPLATE))
+        return TSR_OK;
+    snprintf(path, sizeof path, "%s/" TEMPLATES, w->output->directory);
+    if (mkdir(path, 0777) != 0 && errno != EEXIST)
+        return tsr_fail(TSR_EIO, "%s: cannot be made: %s", path, strerror(errno));
+    return stage_copy(w, TOOL_TEMPLATE);
 }
 
 static tsr_status stage_all(writing *w)
@@ -268,13 +289,15 @@ static tsr_status stage_all(writing *w)
     uint64_t first = 0;
     TSR_TRY(check_earlier(w));
     TSR_TRY(assign_shards(w));
-    w->files = calloc(COPIED + w->shard_count + 2, sizeof *w->files);
+    w->files = calloc(COPIED + w->shard_count + 3, sizeof *w->files);
     if (!w->files)
         return out_of_memory(w);
     TSR_TRY(tsr_model_config_format(&config, w->output)); /* errors before hours of work */
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < COPIED && status == TSR_OK; i++)
         status = stage_copy(w, copied_names[i]);
+    if (status == TSR_OK)
+        status = stage_tool_template(w);
     for (uint64_t i = 0; i < w->shard_count && status == TSR_OK; i++)
         status = stage_shard(w, i, &first);
     if (status == TSR_OK && w->shard_count > 1)

@@ -152,7 +152,9 @@ TSR_CLONES static void softmax_tile(float *scores, const shape *s, int64_t query
             row[j] = -INFINITY;
         float most = tsr_row_max(row, KEYS), old = max[i];
         max[i] = most > old ? most : old;
-        if (max[i] == -INFINITY) { /* no key of this tile is in the row's window */
+        if (max[i] == -INFINITY) { /* no key of this tile is in the row's window, or all are NaN */
+            for (int64_t j = 0; j < KEYS; j++)
+                sum[i] += row[j] != row[j] ? row[j] : 0;
             memset(row, 0, KEYS * sizeof(float));
             continue;
         }

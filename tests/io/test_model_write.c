@@ -213,6 +213,36 @@ static void test_replaced_tokenizer(void **state)
     assert_int_equal(count_entries(directory), 6);
 }
 
+/* The template of chats with tools goes along, and does not stay behind another model's. */
+static void test_tool_template(void **state)
+{
+    (void)state;
+    made m;
+    const tsr_tensor_source tensor = source("a", &m, 600, 1);
+    tsr_model_output output = {.directory = directory,
+                               .source = scratch_path("with_tools"),
+                               .dtype = TSR_BF16,
+                               .tensors = &tensor,
+                               .count = 1,
+                               .most_shard_bytes = 1000};
+    uint64_t bytes;
+    tsr_model_written written;
+    char *config = read_whole(&bytes, MODEL "/config.json");
+    assert_int_equal(mkdir(output.source, 0777), 0);
+    assert_int_equal(mkdir(scratch_path("with_tools/additional_chat_templates"), 0777), 0);
+    write_bytes(scratch_path("with_tools/config.json"), config, bytes);
+    write_text(scratch_path("with_tools/additional_chat_templates/tool_use.jinja"), "{{ tools }}");
+    free(config);
+    succeed(tsr_model_write(&written, &output));
+    char *copied = read_whole(&bytes, in("additional_chat_templates/tool_use.jinja"));
+    assert_int_equal(bytes, strlen("{{ tools }}"));
+    assert_memory_equal(copied, "{{ tools }}", bytes);
+    free(copied);
+    output.source = MODEL;
+    succeed(tsr_model_write(&written, &output));
+    assert_int_equal(access(in("additional_chat_templates/tool_use.jinja"), F_OK), -1);
+}
+
 static json_t *config_of(const char *source_directory, bool nf4, tsr_dtype dtype)
 {
     const tsr_model_output output = {.source = source_directory,
@@ -332,9 +362,10 @@ static void test_state(void **state)
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, begin, scratch_teardown)
-    const struct CMUnitTest tests[] = {TEST(test_shards),     TEST(test_parts_stay),
-                                       TEST(test_replaced),   TEST(test_replaced_tokenizer),
-                                       TEST(test_config),     TEST(test_names),
-                                       TEST(test_generators), TEST(test_state)};
+    const struct CMUnitTest tests[] = {TEST(test_shards),        TEST(test_parts_stay),
+                                       TEST(test_replaced),      TEST(test_replaced_tokenizer),
+                                       TEST(test_tool_template), TEST(test_config),
+                                       TEST(test_names),         TEST(test_generators),
+                                       TEST(test_state)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -257,6 +257,24 @@ static void gradients_match_differences(void **state)
     }
 }
 
+/* Keys that are NaN, a whole tile of them too, make every row that sees them NaN, and no other. */
+static void nan_is_not_lost(void **state)
+{
+    (void)state;
+    static const attention_case c = {300, 1, 2, 1, 16, 0, {0, 300}, 1};
+    for (int turn = 0; turn < 10; turn++) {
+        int64_t first = turn % 2 ? 20 : 0, keys = 1 + 16 * (turn / 2);
+        fixture f;
+        make_fixture(&f, &c);
+        for (int64_t i = first * c.dim; i < (first + keys) * c.dim; i++)
+            f.k[i] = NAN;
+        assert_int_equal(run_forward(&f.run, test_pool(0)), TSR_OK);
+        for (int64_t i = 0; i < c.tokens; i++)
+            assert_int_equal(isnan(f.out[i * c.q_heads * c.dim]) != 0, i >= first);
+        free_fixture(&f);
+    }
+}
+
 static void bad_arguments_are_refused(void **state)
 {
     (void)state;
@@ -281,6 +299,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forward_and_backward_match_fp64),
         cmocka_unit_test(gradients_match_differences),
+        cmocka_unit_test(nan_is_not_lost),
         cmocka_unit_test(bad_arguments_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, pools_teardown);
