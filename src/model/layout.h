@@ -85,7 +85,8 @@ typedef struct {
 } tsr_layout_options;
 
 /* The modules of a model as Transformers names them, for tsr_adapter_set_make: the linears in the
- * order of layers and kinds, then what else a target could mean. The caller frees *out and each path with tsr_layout_modules_free. */
+ * order of layers and kinds, then what else a target could mean. The caller frees *out and each path
+ * with tsr_layout_modules_free. */
 tsr_status tsr_layout_modules(tsr_adapter_module **out, uint64_t *count,
                               const tsr_model_config *config);
 void tsr_layout_modules_free(tsr_adapter_module *modules, uint64_t count);
