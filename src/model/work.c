@@ -198,10 +198,15 @@ static double rope_bytes(const tsr_work_layer *l)
     return 2 * l->element * l->tokens * (l->linear[TSR_Q].out + 2 * l->linear[TSR_K].out);
 }
 
-/* One of attention's matmuls, all heads. */
-static double score_flops(const tsr_work_layer *l)
+/* So many of attention's matmuls, all heads. */
+static void emit_attention(const walk *w, tsr_work_term term, tsr_work_kind kind, int matmuls,
+                           double bytes)
 {
-    return 2 * l->pairs * l->linear[TSR_Q].out;
+    const tsr_work_layer *l = w->layer;
+    double pair = 2 * matmuls * l->linear[TSR_Q].out;
+    double here = l->pairs_here > 0 ? l->pairs_here : l->pairs;
+    emit_both(w, term, kind, (tsr_work_amount){pair * l->pairs, bytes},
+              (tsr_work_amount){pair * here, bytes});
 }
 
 static tsr_work_amount decoded(const tsr_work_layer *l, const tsr_work_linear *x)
@@ -266,8 +271,7 @@ static void forward(const walk *w, bool down)
             emit_quantize(w, l->linear[groups[i][0]].in, groups[i][0] != TSR_O);
     }
     double bytes = io * (2 * l->linear[TSR_Q].out + 2 * l->linear[TSR_K].out);
-    emit(w, TSR_WORK_ATTENTION_FORWARD, TSR_WORK_ATTEND,
-         (tsr_work_amount){2 * score_flops(l), bytes});
+    emit_attention(w, TSR_WORK_ATTENTION_FORWARD, TSR_WORK_ATTEND, 2, bytes);
     emit_bytes(w, TSR_WORK_MEMORY_FORWARD, norm_bytes(l));
     emit_bytes(w, TSR_WORK_MEMORY_FORWARD, norm_bytes(l));
     emit_bytes(w, TSR_WORK_MEMORY_FORWARD, rope_bytes(l));
@@ -400,8 +404,7 @@ void tsr_work_backward(const tsr_work_layer *layer, tsr_work_call *call, void *u
     decode(&w, first_wanted(layer));
     linears_backward(&w);
     double bytes = io * (4 * layer->linear[TSR_Q].out + 4 * layer->linear[TSR_K].out);
-    emit(&w, TSR_WORK_ATTENTION_BACKWARD, TSR_WORK_ATTEND_BACK,
-         (tsr_work_amount){5 * score_flops(layer), bytes});
+    emit_attention(&w, TSR_WORK_ATTENTION_BACKWARD, TSR_WORK_ATTEND_BACK, 5, bytes);
     for (int i = 0; i < 2 + layer->last; i++)
         emit_bytes(&w, TSR_WORK_MEMORY_BACKWARD, norm_bytes(layer));
     emit_bytes(&w, TSR_WORK_MEMORY_BACKWARD, rope_bytes(layer));

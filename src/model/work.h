@@ -82,6 +82,7 @@ typedef struct {
     double element;       /* bytes of one of the compute dtype */
     bool fp8;             /* the base's matmuls run in e4m3 */
     double tokens, pairs; /* pairs: of tokens that see each other, over all documents */
+    double pairs_here;    /* as many as this device's attention takes as long for; 0: pairs */
     int64_t step_micro; /* micro-batches of a step, of all ranks: for the choice of graphs; or 0 */
     bool first;         /* nothing below it trains, so its input needs no gradient */
     bool last;          /* has the final norm */

@@ -3,9 +3,11 @@
 #include <stdlib.h>
 
 #define WORD_BYTES 256 /* of the control word, about */
-/* How much faster e4m3 matmuls are whose sums stay in the tensor cores: h200_fp8.json, a step of 345.2
+/* How much faster e4m3 matmuls are whose sums stay in the tensor cores: an earlier h200_fp8.json, a step of 345.2
  * instead of 362.6 ms, of which they are about 190. */
 #define FAST_FP8 1.09
+/* Of the documents that attention's rates are measured with on a card (environment.c, bench_roofs). */
+#define MEASURED_LENGTH 2048
 
 /* Seconds of the uses of one unit. */
 typedef struct {
@@ -54,6 +56,14 @@ static double pairs_of(double tokens, double length, double window)
     return tokens * seen;
 }
 
+/* As many pairs in documents of MEASURED_LENGTH as attention takes as long for. */
+static double pairs_here(const costing *c)
+{
+    double ends = c->speeds->attention_ends;
+    double measured = pairs_of(1, MEASURED_LENGTH, 0);
+    return (c->pairs + ends * c->tokens) * measured / (measured + ends);
+}
+
 static void cost_layer(costing *c, int u)
 {
     const tsr_decision *d = c->decision;
@@ -61,6 +71,7 @@ static void cost_layer(costing *c, int u)
                             .fp8 = d->model.fp8,
                             .tokens = c->tokens,
                             .pairs = c->pairs,
+                            .pairs_here = pairs_here(c),
                             .step_micro = d->model.step_micro};
     tsr_work_layer_of(&layer, &c->inputs->layout, u);
     layer.recompute = d->recompute[u];

@@ -13,7 +13,7 @@
  * CUDA, bench/results: matmul, copies and attention of h200_one_gpu.json (4 x 2048, 440.5 and 324.1 of
  * 684.5 TFLOP/s); link of h200x2_two_slots.json (half of a layer's 112.5 MB in 0.363 ms). Assumed, not
  * measured in bench/results: that the host feeds eight cards 4.3 times as fast as one, 400 Gbit/s of
- * network for each card, latencies, and a 14th of bf16's rate in fp32. e4m3: h200_ops_fp8.json, 1202 of 674 TFLOP/s.
+ * network for each card, latencies, and a 14th of bf16's rate in fp32. e4m3: h200_ops.json, 1223 of 687 TFLOP/s.
  * CPU: matmul of cpu_tiny-llama.json; everything else is assumed: a copy of memory, on two cores. */
 typedef struct {
     const char *key, *bench;
@@ -51,6 +51,10 @@ static const figure figures[TSR_SPEED_COUNT] = {
  *
  * Ends: half a wave of a matmul's tiles, fitted to h200_sweep.json and h200x4_tokens_offload.json, 512 to 4096 tokens.
  *
+ * attention_ends: of 8192 tokens as 16 x 512 to 1 x 8192 and of 1 x 16384, cuDNN reaches forward 274, 466 (4 x 2048), 534,
+ * 575 and 617 TFLOP/s, backward with the most workspace 189, 334, 392, 424 and 418 (h200_attention.json): as if each
+ * token saw 385 others more.
+ *
  * slows: h200x4_tokens_offload.json, 16 layers: gathers of 32 x 0.36 (2 ranks) and 0.54 ms (4) make steps of 1024 to
  * 8192 tokens 0.6 to 2.3 ms longer than those whose units all stay; 0.12 of their time. h200_one_gpu.json, 16
  * layers: copies of 83.9 ms made 251.6 ms last 254.7. */
@@ -72,6 +76,7 @@ static const tsr_speeds cuda_costs = {.rates = {.reached = {[TSR_WORK_MATMUL] = 
                                                            [TSR_WORK_ATTEND_BACK] = 6e-6,
                                                            [TSR_WORK_STREAM] = 6e-6,
                                                            [TSR_WORK_DECODE] = 6e-6}},
+                                      .attention_ends = 385,
                                       .link_slows = 0.12,
                                       .host_slows = 0.037};
 
@@ -104,6 +109,7 @@ static void complete(tsr_speeds *s)
     }
     s->measured = s->known[TSR_SPEED_MATMUL] && s->known[TSR_SPEED_COPY];
     s->rates = cuda_costs.rates;
+    s->attention_ends = s->cuda ? cuda_costs.attention_ends : 0;
     s->link_slows = s->cuda ? cuda_costs.link_slows : 0;
     s->host_slows = s->cuda ? cuda_costs.host_slows : 0;
     for (int i = 0; !s->cuda && i < TSR_WORK_KINDS; i++) {

@@ -40,6 +40,7 @@ typedef struct {
     char device[160];      /* what they are of */
     char source[PATH_MAX]; /* the file */
     tsr_work_rates rates;  /* for an op's time, with the share that kernels reach */
+    double attention_ends; /* pairs more for each token that attention takes as long as: its ends */
     double link_slows;     /* the share of compute's speed that a gather or a reduction takes, */
     double host_slows;     /* and a copy to or from the host */
 } tsr_speeds;

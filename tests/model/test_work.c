@@ -124,6 +124,7 @@ static void test_measured_floors(void **state)
 {
     (void)state;
     assert_int_equal(check_file(RESULTS "h200_one_gpu.json", true), 15);
+    assert_int_equal(check_file(RESULTS "h200_offload.json", false), 13);
     assert_int_equal(check_file(RESULTS "h200x2_scale.json", true), 5);
     assert_int_equal(check_file(RESULTS "h200x2_llama2.json", true), 5);
     assert_int_equal(check_file(RESULTS "h200_70b.json", true), 1);
