@@ -218,13 +218,107 @@ static void test_plain_nf4(void **state)
                 "train.jsonl", "eval.jsonl");
 }
 
+#define PREQUANTIZED TSR_SOURCE_DIR "/tests/golden/prequantized-tiny-llama"
+
 static void test_prequantized(void **state)
 {
     (void)state;
     static const char config[] = "lora_r: 32\ntotal_batch_size: 4\n";
-    static const char model[] = TSR_SOURCE_DIR "/tests/golden/prequantized-tiny-llama";
-    run_subject(&(subject){"prequantized base", config, model, few, COUNT(few)}, "small.jsonl",
-                NULL);
+    run_subject(&(subject){"prequantized base", config, PREQUANTIZED, few, COUNT(few)},
+                "small.jsonl", NULL);
+}
+
+/* The linears that a 4-bit checkpoint left as they were (llm_int8_skip_modules). */
+static const struct {
+    const char *name;
+    uint64_t rows, columns;
+} left[] = {{"model.layers.0.self_attn.q_proj.weight", 256, 256},
+            {"model.layers.1.mlp.up_proj.weight", 704, 256}};
+
+static bool is_left(const char *name)
+{
+    for (size_t i = 0; i < COUNT(left); i++)
+        if (!strncmp(name, left[i].name, strlen(left[i].name)))
+            return true;
+    return false;
+}
+
+static void *copy_of(const tsr_tensor *tensor)
+{
+    void *data = malloc(tensor->bytes);
+    assert_int_equal(tsr_safetensors_read(data, tensor, 0, tensor->bytes), TSR_OK);
+    return data;
+}
+
+static void *any_bf16(uint64_t count)
+{
+    uint16_t *data = malloc(count * sizeof *data);
+    for (uint64_t i = 0; i < count; i++)
+        data[i] = tsr_f32_to_bf16((float)(i * 2654435761u >> 7 & 1023) / 16384 - 1.0f / 32);
+    return data;
+}
+
+/* The checkpoint in 4 bits, but for the linears that are left, in the scratch directory. */
+static void write_mixed(const char *name)
+{
+    char path[400], command[1000];
+    tsr_checkpoint *all_packed;
+    tsr_tensor_source source[128];
+    uint64_t count = 0;
+    snprintf(command, sizeof command, "mkdir '%s' && cp '%s/config.json' '%s'", scratch_path(name),
+             PREQUANTIZED, scratch_path(name));
+    assert_int_equal(system(command), 0);
+    assert_int_equal(tsr_checkpoint_open(&all_packed, PREQUANTIZED), TSR_OK);
+    assert_true(tsr_checkpoint_count(all_packed) <= COUNT(source));
+    for (uint64_t i = 0; i < tsr_checkpoint_count(all_packed); i++) {
+        const tsr_tensor *t = tsr_checkpoint_at(all_packed, i);
+        if (is_left(t->name))
+            continue;
+        source[count] = (tsr_tensor_source){
+            .name = t->name, .dtype = t->dtype, .ndim = t->ndim, .data = copy_of(t)};
+        memcpy(source[count++].shape, t->shape, sizeof t->shape);
+    }
+    for (size_t i = 0; i < COUNT(left); i++)
+        source[count++] = (tsr_tensor_source){.name = left[i].name,
+                                              .dtype = TSR_BF16,
+                                              .ndim = 2,
+                                              .shape = {left[i].rows, left[i].columns},
+                                              .data = any_bf16(left[i].rows * left[i].columns)};
+    snprintf(path, sizeof path, "%s/model.safetensors", scratch_path(name));
+    assert_int_equal(tsr_safetensors_write(path, source, count), TSR_OK);
+    while (count)
+        free((void *)source[--count].data);
+    tsr_checkpoint_close(all_packed);
+}
+
+/* Some linears of a base in NF4, others in bf16: which are merged with their adapters, decoded and
+ * sharded in which dtype is another question for each. */
+static void test_mixed_base(void **state)
+{
+    (void)state;
+    static const char dora[] = "use_dora: true\nlora_r: 4\ntotal_batch_size: 4\n";
+    static const char dropout[] = "lora_dropout: 0.1\nlora_r: 32\ntotal_batch_size: 4\n";
+    char model[400];
+    snprintf(model, sizeof model, "%s", scratch_path("mixed"));
+    run_subject(&(subject){"DoRA, mixed base", dora, model, few, COUNT(few)}, "small.jsonl", NULL);
+    run_subject(&(subject){"mixed base", dropout, model, few, COUNT(few)}, "small.jsonl", NULL);
+}
+
+static void test_mixed_base_in_e4m3(void **state)
+{
+    (void)state;
+    char config[1024];
+    job_result result;
+    if (!job_has_fp8())
+        skip();
+    snprintf(config, sizeof config, "%smodel_name_or_path: %s\ndataset: %s\nbase_compute: fp8\n",
+             base, scratch_path("mixed"), scratch_path("small.jsonl"));
+    job_run(&result, 1, config);
+    assert_true(result.status < 0);
+    assert_non_null(strstr(result.message, "base_compute: fp8 is made from a base in NF4"));
+    assert_non_null(strstr(result.message, "layers.0.self_attn.q_proj"));
+    assert_non_null(strstr(result.message, "llm_int8_skip_modules"));
+    job_result_free(&result);
 }
 
 /* The base's matmuls in e4m3, with an input that is quantized once for q, k and v, and once more where
@@ -267,6 +361,7 @@ static int set_up(void **state)
     job_write_documents("train.jsonl", 10, 4096, 1);
     job_write_documents("eval.jsonl", 5, 4096, 2);
     job_write_documents("small.jsonl", 9, 384, 3);
+    write_mixed("mixed");
     FILE *in = fopen(JOB_TRACES "/accumulated.jsonl", "r");
     FILE *out = fopen(scratch_path("chat.jsonl"), "w");
     char line[8192];
@@ -288,6 +383,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_bf16_base),    cmocka_unit_test(test_plain_nf4),
         cmocka_unit_test(test_prequantized), cmocka_unit_test(test_messages),
         cmocka_unit_test(test_accumulation), cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_mixed_base),   cmocka_unit_test(test_mixed_base_in_e4m3),
     };
     return cmocka_run_group_tests(tests, set_up, scratch_teardown);
 }
