@@ -59,8 +59,9 @@ static __device__ double power(double base, uint64_t exponent)
  * host. */
 typedef struct {
     double learning_rate, beta1_exact, beta2_exact;
-    float one_minus_beta1, beta2, one_minus_beta2; /* f(1 - b1), f(b2), f(1 - b2) */
-    float decay;                                   /* f(1 - lr wd) */
+    tsr_adamw_mean mean;
+    float beta2, one_minus_beta2; /* f(b2), f(1 - b2) */
+    float decay;                  /* f(1 - lr wd) */
     float epsilon;
     float unit; /* 2^-shift */
 } adamw_scalars;
@@ -81,7 +82,7 @@ static __device__ __forceinline__ adamw_element update(adamw_element old, int64_
 {
     adamw_element e;
     float g = __fmul_rn(__fmul_rn(__ll2float_rn(sum), k->unit), clip);
-    e.m = __fmaf_rn(__fsub_rn(g, old.m), k->one_minus_beta1, old.m);
+    e.m = __fmaf_rn(__fsub_rn(g, old.m), k->mean.weight, k->mean.from_gradient ? g : old.m);
     e.v = __fmaf_rn(__fmul_rn(k->one_minus_beta2, g), g, __fmul_rn(k->beta2, old.v));
     float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(e.v), correction), k->epsilon);
     e.p = __fadd_rn(__fmul_rn(old.p, k->decay), __fdiv_rn(__fmul_rn(minus_rate, e.m), denominator));
@@ -201,7 +202,7 @@ static adamw_scalars make_scalars(const tsr_adamw_args *args)
     k.learning_rate = s->learning_rate;
     k.beta1_exact = s->beta1;
     k.beta2_exact = s->beta2;
-    k.one_minus_beta1 = (float)(1 - s->beta1);
+    k.mean = tsr_adamw_mean_of(s->beta1);
     k.beta2 = (float)s->beta2;
     k.one_minus_beta2 = (float)(1 - s->beta2);
     k.decay = (float)(1 - s->learning_rate * s->weight_decay);

@@ -4,7 +4,7 @@
  *
  * With f() rounding a double to fp32 and every operation rounded once:
  *     g = RN(acc 2^-shift) * clip
- *     m = fma(g - m, f(1 - b1), m)
+ *     m = fma(g - m, f(1 - b1), m), or where b1 <= 1/2 fma(g - m, f(1 - b1) - 1, g)
  *     v = fma(f(1 - b2) * g, g, f(b2) * v)
  *     p = p * f(1 - lr wd) + (-f(lr / (1 - b1^t)) * m) / (sqrt(v) / f(sqrt(1 - b2^t)) + f(eps))
  * The order of operations is part of the contract (it is torch.optim.AdamW's, decay first).
@@ -41,6 +41,20 @@ typedef struct {
     uint32_t skip; /* not 0: the pass changes nothing */
     uint64_t step; /* t of this pass: steps applied so far, this one included */
 } tsr_adamw_control;
+
+/* How m goes to g, as torch.lerp does: from the end that it comes to lie nearer to. From m a weight of 1
+ * would not give g where m was much larger. */
+typedef struct {
+    float weight;
+    bool from_gradient;
+} tsr_adamw_mean;
+
+static inline tsr_adamw_mean tsr_adamw_mean_of(double beta1)
+{
+    float weight = (float)(1 - beta1);
+    tsr_adamw_mean from_m = {weight, false}, from_gradient = {weight - 1, true};
+    return weight < 0.5f ? from_m : from_gradient;
+}
 
 /* TSR_EINVAL: a step that is 0, an epsilon that is not positive in fp32, a beta outside [0, 1), a
  * value that is not finite, or a work dtype other than F32 and BF16; nothing is changed. */

@@ -9,10 +9,11 @@
 
 /* The step's double scalars, each rounded once to fp32. */
 typedef struct {
-    float one_minus_beta1, beta2, one_minus_beta2; /* f(1 - b1), f(b2), f(1 - b2) */
-    float decay;                                   /* f(1 - lr wd) */
-    float minus_rate;                              /* -f(lr / (1 - b1^t)) */
-    float correction;                              /* f(sqrt(1 - b2^t)) */
+    tsr_adamw_mean mean;
+    float beta2, one_minus_beta2; /* f(b2), f(1 - b2) */
+    float decay;                  /* f(1 - lr wd) */
+    float minus_rate;             /* -f(lr / (1 - b1^t)) */
+    float correction;             /* f(sqrt(1 - b2^t)) */
     float epsilon;
 } scalars;
 
@@ -28,7 +29,7 @@ static tsr_status round_scalars(scalars *out, const tsr_adamw_step *s)
                         s->learning_rate, s->weight_decay);
     double t = (double)s->step;
     *out = (scalars){
-        .one_minus_beta1 = (float)(1 - s->beta1),
+        .mean = tsr_adamw_mean_of(s->beta1),
         .beta2 = (float)s->beta2,
         .one_minus_beta2 = (float)(1 - s->beta2),
         .decay = (float)(1 - s->learning_rate * s->weight_decay),
@@ -46,7 +47,7 @@ TSR_CLONES static void update(float *restrict p, float *restrict m, float *restr
     const scalars k = *s;
     for (uint64_t i = 0; i < count; i++) {
         float g = gradient[i];
-        float mean = fmaf(g - m[i], k.one_minus_beta1, m[i]);
+        float mean = fmaf(g - m[i], k.mean.weight, k.mean.from_gradient ? g : m[i]);
         float square = fmaf(k.one_minus_beta2 * g, g, k.beta2 * v[i]);
         float denominator = sqrtf(square) / k.correction + k.epsilon;
         p[i] = p[i] * k.decay + k.minus_rate * mean / denominator;

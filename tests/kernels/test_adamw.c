@@ -90,6 +90,28 @@ static void test_torch(void **state)
     golden_close(&file);
 }
 
+/* m of torch.optim.AdamW where b1 is 1/2 at most: with b1 = 0 it is g, however large m was. */
+static void test_small_beta1(void **state)
+{
+    (void)state;
+    static const struct {
+        double beta1;
+        float m[5];
+    } torch[] = {
+        {0, {1e-6f, 0.5f, -3, 1.0f / 3, 1e4f}},
+        {0.3, {300, 0x1.199998p-2f, 0x1p-23f, 0x1.dddf72p-3f, 0x1.b5807ap+12f}},
+        {0.5, {500, 0x1p-3f, 2, 0x1.5557f6p-3f, 0x1.3880ccp+12f}},
+    };
+    const float g[] = {1e-6f, 0.5f, -3, 1.0f / 3, 1e4f};
+    for (size_t i = 0; i < sizeof torch / sizeof *torch; i++) {
+        float p[5] = {0}, m[] = {1000, -0.25f, 7, 1e-5f, 0.1f}, v[5] = {0};
+        tsr_adamw_step step = step_of(2, 0);
+        step.beta1 = torch[i].beta1;
+        assert_int_equal(tsr_adamw_run_f32(p, m, v, g, 5, &step), TSR_OK);
+        assert_memory_equal(m, torch[i].m, sizeof m);
+    }
+}
+
 enum { N = 64 * 40 };
 
 typedef struct {
@@ -218,11 +240,9 @@ static void test_clip(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_torch),
-        cmocka_unit_test(test_spans),
-        cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_clip),
-        cmocka_unit_test(test_skip_and_refusals),
+        cmocka_unit_test(test_torch), cmocka_unit_test(test_small_beta1),
+        cmocka_unit_test(test_spans), cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_clip),  cmocka_unit_test(test_skip_and_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
