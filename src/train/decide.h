@@ -93,7 +93,8 @@ void tsr_decision_free(tsr_decision *decision);
 typedef struct {
     int64_t tokens;      /* of a micro-batch of rows like the job's; 0: nothing was asked */
     int64_t sequence;    /* of a micro-batch of one row */
-    int64_t layers;      /* like the model's, the base on the device unless `offload` says where */
+    int64_t layers;      /* like the model's, the base on the device unless `offload` says where; 0:
+                            no number of them that the job's adapter can be on */
     uint64_t parameters; /* of a model with so many */
 } tsr_largest;
 

@@ -99,8 +99,12 @@ static tsr_status ask_of_layers(bool *fits, question *q, int64_t layers)
     if (allowed.offload == TSR_CONFIG_OFFLOAD_AUTO)
         allowed.offload =
             TSR_CONFIG_OFFLOAD_NONE; /* else any model fits that the host has room for */
-    TSR_TRY(tsr_inputs_like(&like, q->inputs, (uint64_t)layers));
-    tsr_status status = tsr_decide_begin(&d, &like, q->view, true, q->d->budget);
+    *fits = false;
+    tsr_status status = tsr_inputs_like(&like, q->inputs, (uint64_t)layers);
+    if (status == TSR_ECONFIG) /* the adapter is on layers that it does not have */
+        return TSR_OK;
+    TSR_TRY(status);
+    status = tsr_decide_begin(&d, &like, q->view, true, q->d->budget);
     if (status == TSR_OK)
         status = tsr_decide_fits(fits, &d, &like, q->view, &like.bounds, &allowed);
     if (status == TSR_OK && *fits)

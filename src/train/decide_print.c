@@ -280,6 +280,8 @@ static void print_largest(tsr_text *out, const tsr_decision *d, const tsr_inputs
                     (double)d->budget / 0x1p30, l->tokens, or_more(l->tokens, TSR_MOST_TOKENS),
                     inputs->bounds.tokens, l->tokens / longest, longest, l->sequence,
                     or_more(l->sequence, TSR_MOST_TOKENS));
+    if (l->layers == 0)
+        return;
     tsr_text_printf(
         out,
         "or this job's micro-batches on a model of up to %" PRId64 "%s such layers "

@@ -326,11 +326,36 @@ static void test_largest(void **state)
     }
 }
 
+/* With its base on the device this model is too deep, and a shallower one lacks the layer of the adapter. */
+static void test_largest_of_the_last_layer(void **state)
+{
+    (void)state;
+    const char *keys = "load_in_4bit: false\nlayers_to_transform: [99]\n";
+    json_t *p = sized(100, 40, 2, keys);
+    if (!p)
+        fail_msg("%s", tsr_last_error());
+    assert_string_equal(word(json_array_get(json_object_get(p, "alternatives"), 0), "offload"),
+                        "none");
+    const json_t *largest = json_object_get(p, "largest");
+    assert_true(number(largest, "micro_batch_tokens") >= 80);
+    assert_int_equal(number(largest, "layers"), 0);
+    json_decref(p);
+    char more[512];
+    snprintf(more, sizeof more, KEYS, 40, 2, 9000, keys);
+    char *text = printed("llama", 100, 2, more, 0);
+    assert_non_null(strstr(text, "or one row of up to "));
+    assert_null(strstr(text, "such layers"));
+    free(text);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_buffers),     cmocka_unit_test(test_fp8),
-        cmocka_unit_test(test_graphs),      cmocka_unit_test(test_locale),
-        cmocka_unit_test(test_graph_rules), cmocka_unit_test(test_largest)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_buffers),
+                                       cmocka_unit_test(test_fp8),
+                                       cmocka_unit_test(test_graphs),
+                                       cmocka_unit_test(test_locale),
+                                       cmocka_unit_test(test_graph_rules),
+                                       cmocka_unit_test(test_largest),
+                                       cmocka_unit_test(test_largest_of_the_last_layer)};
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
