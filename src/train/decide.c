@@ -189,29 +189,39 @@ void tsr_decide_degrade(int *first, int *last, const tsr_decision *d, tsr_config
         *first = *last = 0;
 }
 
-/* Memory falls as `degrade` grows: the smallest one that fits, by bisection. *fits tells whether
+static tsr_status try_degrade(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
+                              const tsr_topology_view *view, tsr_choice *c, int degrade)
+{
+    c->degrade = degrade;
+    TSR_TRY(tsr_decide_try(d, inputs, view, c));
+    *fits = tsr_decide_bytes(d) <= d->budget;
+    return TSR_OK;
+}
+
+/* Memory falls as `degrade` grows, but for a model of a few small layers, whose recomputation may need more
+ * scratch than it saves: the smallest one that fits is the first, or found by bisection. *fits tells whether
  * any does; the decision then holds it, otherwise it holds the most frugal one. */
 static tsr_status search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
                          const tsr_topology_view *view, tsr_choice *c, tsr_config_recompute mode)
 {
     int low, high;
     tsr_decide_degrade(&low, &high, d, mode, inputs->layout.layer_count, c->activations);
-    c->degrade = high;
-    TSR_TRY(tsr_decide_try(d, inputs, view, c));
-    *fits = tsr_decide_bytes(d) <= d->budget;
+    TSR_TRY(try_degrade(fits, d, inputs, view, c, low));
+    if (*fits || low == high)
+        return TSR_OK;
+    TSR_TRY(try_degrade(fits, d, inputs, view, c, high));
     if (!*fits)
         return TSR_OK;
-    while (low < high) {
+    while (high - low > 1) {
         int middle = (low + high) / 2;
-        c->degrade = middle;
-        TSR_TRY(tsr_decide_try(d, inputs, view, c));
-        if (tsr_decide_bytes(d) <= d->budget)
+        bool enough;
+        TSR_TRY(try_degrade(&enough, d, inputs, view, c, middle));
+        if (enough)
             high = middle;
         else
-            low = middle + 1;
+            low = middle;
     }
-    c->degrade = high;
-    return tsr_decide_try(d, inputs, view, c);
+    return try_degrade(fits, d, inputs, view, c, high);
 }
 
 static void home_range(tsr_config_offload *first, tsr_config_offload *last,
@@ -255,14 +265,15 @@ tsr_status tsr_decide_fits(bool *fits, tsr_decision *d, const tsr_inputs *inputs
                            const tsr_allowance *allowed)
 {
     tsr_choice c = {.bounds = *bounds, .resident = tsr_decide_residents(inputs)};
-    int layers = inputs->layout.layer_count, low;
+    int layers = inputs->layout.layer_count, low, high;
     *fits = false;
     for (int i = 0; i < TSR_WAYS && !*fits; i++) {
         if (!tsr_decide_way(&c, i, allowed))
             continue;
-        tsr_decide_degrade(&low, &c.degrade, d, allowed->recompute, layers, c.activations);
-        TSR_TRY(tsr_decide_try(d, inputs, view, &c));
-        *fits = tsr_decide_bytes(d) <= d->budget;
+        tsr_decide_degrade(&low, &high, d, allowed->recompute, layers, c.activations);
+        TSR_TRY(try_degrade(fits, d, inputs, view, &c, high));
+        if (!*fits && low < high)
+            TSR_TRY(try_degrade(fits, d, inputs, view, &c, low));
     }
     return TSR_OK;
 }

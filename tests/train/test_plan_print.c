@@ -348,6 +348,28 @@ static void test_largest_of_the_last_layer(void **state)
     free(text);
 }
 
+/* To recompute the layer of this model takes more scratch than it saves: what fits is to keep all. */
+static void test_least_of_one_layer(void **state)
+{
+    const char *one_way = "offload: none\nactivation_offloading: false\noptimizer_offload: false\n"
+                          "resident_units: 0\nmax_length: 40\nlora_target_modules: [k_proj]\n";
+    char keys[1024];
+    (void)state;
+    snprintf(keys, sizeof keys, "%sgradient_checkpointing: false\n", one_way);
+    json_t *kept = plan("llama", 1, 1, keys);
+    snprintf(keys, sizeof keys, "%sgradient_checkpointing: true\n", one_way);
+    json_t *again = plan("llama", 1, 1, keys);
+    uint64_t bytes = number(kept, "device_peak_bytes");
+    assert_true(bytes < number(again, "device_peak_bytes"));
+    snprintf(keys, sizeof keys, "%smemory_budget: %" PRIu64 "\n", one_way, bytes);
+    json_t *fits = plan("llama", 1, 1, keys);
+    if (!fits)
+        fail_msg("%s", tsr_last_error());
+    assert_int_equal(number(fits, "device_peak_bytes"), bytes);
+    assert_in_range(number(json_object_get(fits, "largest"), "micro_batch_tokens"), 40, 100);
+    json_decref(kept), json_decref(again), json_decref(fits);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_buffers),
@@ -356,6 +378,7 @@ int main(void)
                                        cmocka_unit_test(test_locale),
                                        cmocka_unit_test(test_graph_rules),
                                        cmocka_unit_test(test_largest),
-                                       cmocka_unit_test(test_largest_of_the_last_layer)};
+                                       cmocka_unit_test(test_largest_of_the_last_layer),
+                                       cmocka_unit_test(test_least_of_one_layer)};
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
