@@ -104,8 +104,11 @@ static tsr_status begin(tsr_nccl *n, const tsr_comm_call *call)
                         tsr_comm_kind_name(call->kind));
     TSR_TRY(tsr_cuda_status(cudaSetDevice(n->index), "cudaSetDevice"));
     TSR_TRY(tsr_watch_begin(n, tsr_stream_cuda(call->stream)));
+    TSR_TRY(tsr_watch_lock(n, tsr_comm_kind_name(call->kind)));
     tsr_status status = check(tsr_nccl_lib.GroupStart(), "group");
-    return status < 0 ? tsr_watch_end(n, NULL, call->kind, status) : TSR_OK;
+    if (status < 0)
+        tsr_watch_unlock(n);
+    return status;
 }
 
 /* CUDA loads a kernel when it is first launched. That waits for all that runs on the device, and with it wait
@@ -118,7 +121,9 @@ static tsr_status end(tsr_nccl *n, const tsr_comm_call *call, ncclResult_t resul
     tsr_status status = tsr_watch_blame(n, check(result, what));
     if (status == TSR_OK)
         status = complete(n, ended, what);
-    status = tsr_watch_end(n, tsr_stream_cuda(call->stream), call->kind, status);
+    tsr_watch_unlock(n);
+    if (status == TSR_OK)
+        status = tsr_watch_end(n, tsr_stream_cuda(call->stream), call->kind);
     if (status == TSR_OK && n->threads)
         tsr_watch_outlast(n);
     return status;

@@ -455,12 +455,8 @@ static tsr_status begin_copies(tsr_nccl *n, cudaStream_t stream)
     TSR_TRY(tsr_cuda_status(cudaSetDevice(n->index), "cudaSetDevice"));
     if (n->watch) /* without NCCL, in tests, nobody watches */
         TSR_TRY(tsr_watch_begin(n, stream));
-    tsr_status status = tsr_meet_enqueue(n, stream);
-    if (status == TSR_OK)
-        status = fork_lanes(n, stream);
-    if (status < 0 && n->watch)
-        tsr_watch_end(n, stream, TSR_COMM_BARRIER, status);
-    return status;
+    TSR_TRY(tsr_meet_enqueue(n, stream));
+    return fork_lanes(n, stream);
 }
 
 /* All have read it. */
@@ -471,7 +467,7 @@ static tsr_status end_copies(tsr_nccl *n, const tsr_comm_call *call, tsr_status 
         status = join_lanes(n, stream);
     if (status == TSR_OK)
         status = tsr_meet_enqueue(n, stream);
-    return n->watch ? tsr_watch_end(n, stream, call->kind, status) : status;
+    return status == TSR_OK && n->watch ? tsr_watch_end(n, stream, call->kind) : status;
 }
 
 bool tsr_nccl_gather_by_copies(tsr_status *status, tsr_comm *comm, const tsr_comm_call *call,

@@ -59,6 +59,7 @@ struct tsr_watch {
     uint64_t issued, done;
     bool has_begun; /* the oldest entry */
     double since;   /* when it was first seen to */
+    double entered; /* 0, or when a collective began to be enqueued */
 };
 
 static struct {
@@ -162,6 +163,9 @@ static tsr_status advance(tsr_watch *w)
 static tsr_status look(tsr_watch *w)
 {
     TSR_TRY(advance(w));
+    if (w->entered > 0 && tsr_now() - w->entered >= 2 * tsr_device_timeout(w->device))
+        return tsr_fail(TSR_ETIMEOUT, "a collective has not been enqueued for %g s",
+                        tsr_now() - w->entered);
     for (tsr_nccl *n = w->first; n; n = n->next) {
         TSR_TRY(tsr_nccl_check(n));
         if (w->looks % PEER_LOOKS == 0)
@@ -438,31 +442,37 @@ static tsr_status acquire_at(tsr_nccl *n, uint64_t most, const char *what)
     }
 }
 
+tsr_status tsr_watch_lock(tsr_nccl *n, const char *what)
+{
+    return acquire(n, tsr_now() + n->comm->gate.timeout_seconds, what);
+}
+
+/* What enqueues is called without the lock: where a stream is full it waits, for as long as the work in
+ * front of it waits for a rank that is gone; and it is the watchdog, which needs the lock, that ends that.
+ * It sees no entry before that is issued, and one thread issues. */
 tsr_status tsr_watch_begin(tsr_nccl *n, cudaStream_t stream)
 {
     tsr_watch *w = n->watch;
     TSR_TRY(acquire_at(n, RING - 1, "collective"));
-    tsr_status status =
-        tsr_cuda_status(cudaEventRecord(w->ring[w->issued % RING].begin, stream), "a collective");
-    if (status < 0)
-        pthread_mutex_unlock(&w->lock);
-    return status;
+    w->entered = tsr_now();
+    pthread_mutex_unlock(&w->lock);
+    return tsr_cuda_status(cudaEventRecord(w->ring[w->issued % RING].begin, stream),
+                           "a collective");
 }
 
-tsr_status tsr_watch_end(tsr_nccl *n, cudaStream_t stream, tsr_comm_kind kind, tsr_status status)
+tsr_status tsr_watch_end(tsr_nccl *n, cudaStream_t stream, tsr_comm_kind kind)
 {
     tsr_watch *w = n->watch;
     struct entry *entry = &w->ring[w->issued % RING];
-    if (status == TSR_OK)
-        status = tsr_cuda_status(cudaEventRecord(entry->end, stream), "a collective");
-    if (status == TSR_OK) {
-        entry->owner = n;
-        entry->kind = kind;
-        entry->number = ++n->issued;
-        w->issued++;
-    }
+    TSR_TRY(tsr_cuda_status(cudaEventRecord(entry->end, stream), "a collective"));
+    TSR_TRY(tsr_watch_lock(n, tsr_comm_kind_name(kind)));
+    entry->owner = n;
+    entry->kind = kind;
+    entry->number = ++n->issued;
+    w->issued++;
+    w->entered = 0;
     pthread_mutex_unlock(&w->lock);
-    return status;
+    return TSR_OK;
 }
 
 void tsr_watch_outlast(tsr_nccl *n)

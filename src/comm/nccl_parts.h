@@ -82,17 +82,19 @@ tsr_status tsr_watch_join(tsr_nccl *n);
 /* Ends it, with the thread if it was the last. */
 void tsr_watch_leave(tsr_nccl *n);
 
-/* Takes the lock and records that the stream has come to a collective. On success the collective is
- * enqueued and tsr_watch_end called, with its status, which it returns or what came after. */
+/* Records that the stream has come to a collective, and that it is past it: the collective is enqueued in
+ * between. Both may wait for room in the stream, and so does what copies: none of them with the lock. */
 tsr_status tsr_watch_begin(tsr_nccl *n, cudaStream_t stream);
-tsr_status tsr_watch_end(tsr_nccl *n, cudaStream_t stream, tsr_comm_kind kind, tsr_status status);
+tsr_status tsr_watch_end(tsr_nccl *n, cudaStream_t stream, tsr_comm_kind kind);
+
+/* The lock, for calls of NCCL; fails when the communicator is dead. tsr_watch_unlock. */
+tsr_status tsr_watch_lock(tsr_nccl *n, const char *what);
 
 /* Waits until all that was enqueued on the device has completed, or the watchdog has found a failure: of that
  * hears who waits for the stream. */
 void tsr_watch_outlast(tsr_nccl *n);
 
-/* The lock alone, when all that was enqueued on `n` has completed; fails when the communicator is
- * dead. tsr_watch_unlock. */
+/* The same, when all that was enqueued on `n` has completed. */
 tsr_status tsr_watch_drain(tsr_nccl *n);
 void tsr_watch_unlock(tsr_nccl *n);
 

@@ -122,6 +122,7 @@ struct CUevent_st {
 };
 
 static _Thread_local cudaStream_t followed;
+static _Atomic int waiting; /* streams for a value */
 
 _Thread_local struct fake_cuda fake_cuda;
 _Atomic int fake_cuda_live;
@@ -156,10 +157,19 @@ static tsr_status run_transfer(void *args, tsr_pool *pool)
     return TSR_OK;
 }
 
+#define FULL_SECONDS 20 /* by then a test has failed */
+
+static void wait_for_room(void)
+{
+    for (int i = 0; fake_cuda.full && atomic_load(&waiting) && i < FULL_SECONDS * 1000; i++)
+        usleep(1000);
+}
+
 /* Streams of a poisoned device refuse what comes; CUDA, which knows nothing of that, does not. */
 static cudaError_t enqueue(cudaStream_t stream, tsr_call *function, void *args, uint32_t bytes)
 {
     stream = stream ? stream : followed;
+    wait_for_room();
     if (!stream)
         return function(args, NULL) == TSR_OK ? cudaSuccess : cudaErrorUnknown;
     if (tsr_stream_call((tsr_stream *)stream, function, args, bytes) < 0 &&
@@ -386,6 +396,7 @@ static tsr_status wait_for_value(void *args, tsr_pool *pool)
     while ((int32_t)(atomic_load(v->word) - v->value) < 0)
         usleep(20);
     atomic_fetch_add(&seen, 1);
+    atomic_fetch_sub(&waiting, 1);
     return TSR_OK;
 }
 
@@ -398,7 +409,12 @@ static int write_stream(cudaStream_t stream, uint64_t address, uint32_t value, u
 static int wait_stream(cudaStream_t stream, uint64_t address, uint32_t value, unsigned flags)
 {
     struct value v = {(_Atomic uint32_t *)(uintptr_t)address, value};
-    return flags || enqueue(stream, wait_for_value, &v, sizeof v) != cudaSuccess;
+    if (flags)
+        return 1;
+    atomic_fetch_add(&waiting, 1);
+    if (tsr_stream_call((tsr_stream *)stream, wait_for_value, &v, sizeof v) < 0) /* poisoned */
+        atomic_fetch_sub(&waiting, 1);
+    return 0;
 }
 
 typedef int stream_value(cudaStream_t stream, uint64_t address, uint32_t value, unsigned flags);

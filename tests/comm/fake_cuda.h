@@ -2,10 +2,13 @@
 #ifndef TSR_TESTS_COMM_FAKE_CUDA_H
 #define TSR_TESTS_COMM_FAKE_CUDA_H
 
+#include <stdbool.h>
+
 /* Memory and events that a thread, a rank, asks for. */
 struct fake_cuda {
     int allocations; /* so far */
     int fail_at;     /* which one there is no memory for, from 1; 0: none */
+    bool full;       /* its streams have no room while one waits for a value: enqueuing waits too */
 };
 extern _Thread_local struct fake_cuda fake_cuda;
 

@@ -1,7 +1,8 @@
 /*
  * One rank has no memory for something that the communicator of GPUs is made of, whatever it is: all
  * ranks are told, by the rank's name, before any deadline, and nothing is left behind. One fails or
- * stays away while memory is exposed: all are told just that. CUDA and NCCL are made up.
+ * stays away while memory is exposed: all are told just that. One gives up while another has no room left to
+ * enqueue a collective: that ends. CUDA and NCCL are made up.
  */
 #include "base/clock.h"
 #include "comm/conformance.h"
@@ -143,6 +144,45 @@ static void fail_to_expose(bool aborts)
     }
 }
 
+/* ---- a stream without room, behind a meeting with a rank that gives up ---- */
+
+static void *run_full_rank(void *argument)
+{
+    rank_run *run = argument;
+    tsr_case_rank rank = {.rank = tsr_comm_rank(run->host)}, *me = &rank;
+    static char memory[RANKS][4096];
+    rank_parts p;
+    tsr_stream *stream;
+    open_rank(&p, run, me);
+    OK(tsr_stream_create(&stream, p.device, "comm"));
+    OK(tsr_comm_create_nccl_with(&p.comm, run->host, p.host_stream, p.device,
+                                 &(tsr_nccl_options){.meets_in_process = true}));
+    OK(tsr_comm_expose(p.comm, p.host_stream, memory[me->rank], sizeof memory[me->rank]));
+    OK(tsr_comm_agree(run->host, p.host_stream, TSR_OK, NULL));
+    if (me->rank == 1) {
+        usleep(300000);
+        tsr_comm_abort(run->host, TSR_EIO, cause);
+    } else {
+        char *mine = memory[me->rank];
+        fake_cuda.full = true;
+        tsr_comm_all_gather(p.comm, stream, &(tsr_gather_range){mine, mine + 1024, 64}, 1);
+        fake_cuda.full = false;
+    }
+    run->status = tsr_comm_agree(run->host, p.host_stream, TSR_OK, NULL);
+    tsr_stream_destroy(stream);
+    close_rank(&p, run);
+    return NULL;
+}
+
+static void give_up_on_a_full_stream(void)
+{
+    tsr_case_rank none = {.rank = -1}, *me = &none;
+    rank_run run[RANKS];
+    run_ranks(run, run_full_rank, -1, 0, SECONDS);
+    CHECK(run[0].status == TSR_EIO && run[1].status == TSR_EIO);
+    CHECK(fake_cuda_live == 0);
+}
+
 /* ---- an abort that takes longer than the end waits for it ---- */
 
 static void *run_slow_rank(void *argument)
@@ -191,6 +231,7 @@ int main(void)
     rank_run run[RANKS];
     fail_to_expose(true);
     fail_to_expose(false);
+    give_up_on_a_full_stream();
     abort_slowly();
     create(run, 0, 0);
     CHECK(run[0].status == TSR_OK && run[1].status == TSR_OK);
