@@ -3,6 +3,7 @@
  *
  * jinja_lex.c   source to tokens             jinja_value.c   strings of values, equality, JSON
  * jinja_parse.c tokens to the tree           jinja_filter.c  filters and tests
+ * jinja_scope.c names not set yet
  * jinja_eval.c  expressions                  jinja_method.c  methods of strings and dicts
  * jinja_run.c   statements                   jinja_sort.c    filters that order
  *
@@ -196,7 +197,9 @@ struct node {
     node *a, *b, *c, *d, *e;
     node *list; /* of children, through next */
     node *next;
-    size_t count; /* of list */
+    size_t count;      /* of list */
+    const int *hidden; /* of the first statement of a scope: names it sets later; jinja_scope.c */
+    size_t hidden_count;
 };
 
 struct tsr_template {
@@ -213,6 +216,8 @@ tsr_status tsr_jinja_lex(token **tokens, size_t *count, tsr_template *t, const c
                          size_t bytes);
 tsr_status tsr_jinja_parse(tsr_template *t, const token *tokens);
 tsr_status tsr_jinja_intern(int *out, tsr_template *t, jinja_text name);
+/* After parsing: fills `hidden` of every scope. */
+tsr_status tsr_jinja_find_hidden(tsr_template *t);
 
 /* ---- a rendering ---- */
 
@@ -254,7 +259,8 @@ tsr_status tsr_jinja_eval(value *out, jinja_run *r, const node *n, scope *s);
 tsr_status tsr_jinja_body(jinja_run *r, const node *body, scope *s);
 tsr_status tsr_jinja_call_macro(value *out, jinja_run *r, const jinja_macro *m,
                                 const jinja_args *args);
-tsr_status tsr_jinja_scope(scope **out, jinja_run *r, scope *parent);
+/* The scope in which `body` (NULL: none) runs: the names it hides are V_ABSENT. */
+tsr_status tsr_jinja_scope(scope **out, jinja_run *r, scope *parent, const node *body);
 tsr_status tsr_jinja_scope_set(jinja_run *r, scope *s, int name, value v);
 const value *tsr_jinja_scope_get(const scope *s, int name);
 /* Takes some of the rendering's budget of work. */

@@ -16,11 +16,11 @@ static tsr_status defined(jinja_run *r, const value *v)
 static tsr_status name_value(value *out, jinja_run *r, const node *n, scope *s)
 {
     const value *found = tsr_jinja_scope_get(s, n->name);
-    if (found) {
+    if (found && found->kind != V_ABSENT) {
         *out = *found;
         return TSR_OK;
     }
-    if (tsr_jinja_global(out, n->text))
+    if (!found && tsr_jinja_global(out, n->text))
         return TSR_OK;
     return tsr_jinja_undefined(out, r, "'%.*s' is undefined", (int)n->text.bytes, n->text.data);
 }

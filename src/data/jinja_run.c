@@ -2,7 +2,7 @@
  * jinja_run.c: running the statements of a template, its scopes, and macros.
  *
  * A for, a with, a macro and a block that is rendered aside have a scope of their own; an if has
- * none. A name is looked up when it is used, from the innermost scope outwards.
+ * none. A name is looked up when it is used, from the innermost scope outwards, up to one that hides it.
  */
 #include "data/jinja.h"
 
@@ -15,10 +15,12 @@ tsr_status tsr_jinja_spend(jinja_run *r, size_t work)
     return r->work >= 0 ? TSR_OK : tsr_jinja_fail(r, "the template does not come to an end");
 }
 
-tsr_status tsr_jinja_scope(scope **out, jinja_run *r, scope *parent)
+tsr_status tsr_jinja_scope(scope **out, jinja_run *r, scope *parent, const node *body)
 {
     TSR_TRY(tsr_jinja_alloc(out, &r->arena, 1, sizeof **out));
     (*out)->parent = parent;
+    for (size_t i = 0; body && i < body->hidden_count; i++)
+        TSR_TRY(tsr_jinja_scope_set(r, *out, body->hidden[i], (value){.kind = V_ABSENT}));
     return TSR_OK;
 }
 
@@ -106,7 +108,7 @@ static tsr_status run_set(jinja_run *r, const node *n, scope *s)
 static tsr_status filtered(value *out, jinja_run *r, const node *n, scope *s)
 {
     scope *inner;
-    TSR_TRY(tsr_jinja_scope(&inner, r, s));
+    TSR_TRY(tsr_jinja_scope(&inner, r, s, n->b));
     TSR_TRY(capture(out, r, n->b, inner));
     if (!n->c)
         return TSR_OK;
@@ -120,7 +122,7 @@ static tsr_status filtered(value *out, jinja_run *r, const node *n, scope *s)
 static tsr_status run_with(jinja_run *r, const node *n, scope *s)
 {
     scope *inner;
-    TSR_TRY(tsr_jinja_scope(&inner, r, s));
+    TSR_TRY(tsr_jinja_scope(&inner, r, s, n->b));
     for (const node *set = n->list; set; set = set->next) {
         value v;
         TSR_TRY(tsr_jinja_eval(&v, r, set->b, s));
@@ -141,7 +143,7 @@ static tsr_status keep(jinja_list **out, jinja_run *r, const node *n, scope *s)
     for (size_t i = 0; i < all->count; i++) {
         scope *inner;
         value yes;
-        TSR_TRY(tsr_jinja_scope(&inner, r, s));
+        TSR_TRY(tsr_jinja_scope(&inner, r, s, NULL));
         TSR_TRY(assign(r, n->a, inner, all->items[i]));
         TSR_TRY(tsr_jinja_eval(&yes, r, n->e, inner));
         if (tsr_jinja_truth(&yes))
@@ -163,7 +165,7 @@ static tsr_status run_for(jinja_run *r, const node *n, scope *s)
     if (n->e)
         TSR_TRY(keep(&loop->items, r, n, s));
     if (!loop->items->count) {
-        TSR_TRY(tsr_jinja_scope(&inner, r, s));
+        TSR_TRY(tsr_jinja_scope(&inner, r, s, n->d));
         return tsr_jinja_body(r, n->d, inner);
     }
     /* Jinja counts a loop's depth only in recursive loops. */
@@ -171,7 +173,7 @@ static tsr_status run_for(jinja_run *r, const node *n, scope *s)
     for (loop->index = 0; loop->index < loop->items->count; loop->index++) {
         r->line = n->line;
         TSR_TRY(tsr_jinja_spend(r, 1));
-        TSR_TRY(tsr_jinja_scope(&inner, r, s));
+        TSR_TRY(tsr_jinja_scope(&inner, r, s, n->c));
         TSR_TRY(
             tsr_jinja_scope_set(r, inner, JINJA_NAME_LOOP, (value){.kind = V_LOOP, .loop = loop}));
         TSR_TRY(assign(r, n->a, inner, loop->items->items[loop->index]));
@@ -214,9 +216,13 @@ tsr_status tsr_jinja_call_macro(value *out, jinja_run *r, const jinja_macro *m,
     const node *n = m->macro;
     size_t position = 0, used = 0;
     scope *inner;
-    TSR_TRY(tsr_jinja_scope(&inner, r, m->scope));
-    for (const node *p = n->list; p; p = p->next, position++) {
-        value v = given(args, position, p->text, &used);
+    TSR_TRY(tsr_jinja_scope(&inner, r, m->scope, n->b));
+    /* All that is given comes first: a default may name any parameter, and sees no name outside that a
+     * parameter has. */
+    for (const node *p = n->list; p; p = p->next)
+        TSR_TRY(tsr_jinja_scope_set(r, inner, p->name, given(args, position++, p->text, &used)));
+    for (const node *p = n->list; p; p = p->next) {
+        value v = *tsr_jinja_scope_get(inner, p->name);
         if (v.kind == V_ABSENT && p->a)
             TSR_TRY(tsr_jinja_eval(&v, r, p->a, inner));
         else if (v.kind == V_ABSENT)
@@ -237,7 +243,7 @@ static tsr_status run_generation(jinja_run *r, const node *n, scope *s)
     tsr_rendering *to = r->rendering;
     scope *inner;
     size_t begin = r->out->length;
-    TSR_TRY(tsr_jinja_scope(&inner, r, s));
+    TSR_TRY(tsr_jinja_scope(&inner, r, s, n->b));
     TSR_TRY(tsr_jinja_body(r, n->b, inner));
     if (to->span_count == to->span_capacity) {
         size_t capacity = to->span_capacity ? 2 * to->span_capacity : 8;

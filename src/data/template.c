@@ -65,7 +65,8 @@ static tsr_status parse(tsr_template *t, const char *name, const char *source, s
     strcpy(t->name, name);
     TSR_TRY(tsr_jinja_intern(&loop, t, (jinja_text){"loop", 4}));
     TSR_TRY(tsr_jinja_lex(&tokens, &count, t, source, bytes));
-    return tsr_jinja_parse(t, tokens);
+    TSR_TRY(tsr_jinja_parse(t, tokens));
+    return tsr_jinja_find_hidden(t);
 }
 
 tsr_status tsr_template_parse(tsr_template **out, const char *name, const char *source,
@@ -106,7 +107,7 @@ void tsr_rendering_free(tsr_rendering *rendering)
 /* Of the variables only those that the template names are read. */
 static tsr_status global_scope(scope **out, jinja_run *r)
 {
-    TSR_TRY(tsr_jinja_scope(out, r, NULL));
+    TSR_TRY(tsr_jinja_scope(out, r, NULL, NULL));
     for (size_t i = 0; i < r->t->name_count; i++) {
         const json_t *json = json_object_get(r->variables, r->t->names[i].data);
         value v;
@@ -122,7 +123,7 @@ static tsr_status render(jinja_run *r)
 {
     scope *global, *root;
     TSR_TRY(global_scope(&global, r));
-    TSR_TRY(tsr_jinja_scope(&root, r, global));
+    TSR_TRY(tsr_jinja_scope(&root, r, global, r->t->body));
     TSR_TRY(tsr_jinja_body(r, r->t->body, root));
     if (r->out->failed)
         return tsr_fail(TSR_ENOMEM, "no memory for the text of a conversation");
