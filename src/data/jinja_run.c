@@ -153,21 +153,19 @@ static tsr_status keep(jinja_list **out, jinja_run *r, const node *n, scope *s)
     return TSR_OK;
 }
 
+/* As in Jinja the else runs if no pass came to its end: none at all, or each left by break or continue. */
 static tsr_status run_for(jinja_run *r, const node *n, scope *s)
 {
     value iterable;
     jinja_loop *loop;
     scope *inner;
+    bool completed = false;
     TSR_TRY(tsr_jinja_eval(&iterable, r, n->b, s));
     TSR_TRY(tsr_jinja_alloc(&loop, &r->arena, 1, sizeof *loop));
     r->line = n->line;
     TSR_TRY(tsr_jinja_iterate(&loop->items, r, &iterable));
     if (n->e)
         TSR_TRY(keep(&loop->items, r, n, s));
-    if (!loop->items->count) {
-        TSR_TRY(tsr_jinja_scope(&inner, r, s, n->d));
-        return tsr_jinja_body(r, n->d, inner);
-    }
     /* Jinja counts a loop's depth only in recursive loops. */
     loop->depth = 1;
     for (loop->index = 0; loop->index < loop->items->count; loop->index++) {
@@ -179,11 +177,15 @@ static tsr_status run_for(jinja_run *r, const node *n, scope *s)
         TSR_TRY(assign(r, n->a, inner, loop->items->items[loop->index]));
         TSR_TRY(tsr_jinja_body(r, n->c, inner));
         bool stop = r->flow == FLOW_BREAK;
+        completed = completed || r->flow == FLOW_ON;
         r->flow = FLOW_ON;
         if (stop)
             break;
     }
-    return TSR_OK;
+    if (completed)
+        return TSR_OK;
+    TSR_TRY(tsr_jinja_scope(&inner, r, s, n->d));
+    return tsr_jinja_body(r, n->d, inner);
 }
 
 /* ---- macros ---- */
