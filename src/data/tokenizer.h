@@ -73,9 +73,9 @@ int32_t tsr_tokenizer_pad(const tsr_tokenizer *tokenizer);
 /* The value of bos_token, eos_token and so on in tokenizer_config.json; NULL if absent. Borrowed. */
 const char *tsr_tokenizer_special(const tsr_tokenizer *tokenizer, const char *key);
 
-/* The chat template: chat_template.jinja, else chat_template.json, else tokenizer_config.json; with
+/* The chat template: chat_template.jinja, else tokenizer_config.json, else chat_template.json; with
  * `tools` the one named tool_use, additional_chat_templates/tool_use.jinja or in
- * tokenizer_config.json. Files keep tokenizer_config.json's out, as in transformers. NULL if there
+ * tokenizer_config.json. The .jinja files keep tokenizer_config.json's out, as in transformers. NULL if there
  * is none. *bytes its length. *name the file it came from. Borrowed. */
 const char *tsr_tokenizer_template(const tsr_tokenizer *tokenizer, bool tools, size_t *bytes,
                                    const char **name);

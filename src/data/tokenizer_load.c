@@ -359,7 +359,8 @@ static tsr_status read_template(tsr_template_file *file, const char *path)
     return TSR_OK;
 }
 
-/* chat_template.jinja, or the string in chat_template.json; and what rows with tools take. */
+/* chat_template.jinja, and what rows with tools take. The string in chat_template.json counts where a model
+ * has no other: transformers reads that file for processors of images alone. */
 static tsr_status load_chat_templates(tsr_tokenizer *t, const char *directory)
 {
     char path[4096];
@@ -367,7 +368,9 @@ static tsr_status load_chat_templates(tsr_tokenizer *t, const char *directory)
         TSR_TRY(read_template(&t->tool_template, path));
     if (path_of(path, directory, "chat_template.jinja"))
         return read_template(&t->chat_template, path);
-    if (!path_of(path, directory, "chat_template.json"))
+    const json_t *in_config = json_object_get(t->config, "chat_template");
+    if ((in_config && !json_is_null(in_config)) || t->tool_template.text ||
+        !path_of(path, directory, "chat_template.json"))
         return TSR_OK;
     json_t *root;
     const char *text;

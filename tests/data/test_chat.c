@@ -390,6 +390,39 @@ static void test_one_template_for_all(void **state)
     scratch_remove();
 }
 
+/* chat_template.json is for models that have no other. */
+static void test_template_json(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *config, *text;
+    } cases[] = {{"{" BOS ",\"chat_template\":\"config\"}", "config"},
+                 {"{" BOS ",\"chat_template\":null}", "json"},
+                 {"{" BOS "}", "json"},
+                 {NULL, "json"}};
+    scratch_make();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tsr_tokenizer *t;
+        tsr_chat *chat;
+        tsr_chat_row row = {0};
+        char name[16], path[700];
+        snprintf(name, sizeof name, "json%zu", i);
+        const char *directory = model_with(name, cases[i].config, NULL);
+        snprintf(path, sizeof path, "%s/chat_template.json", directory);
+        write_text(path, "{\"chat_template\":\"json\"}");
+        json_t *messages = json_loads("[" USER("hi") "]", 0, NULL);
+        assert_int_equal(tsr_tokenizer_open(&t, directory), TSR_OK);
+        assert_int_equal(tsr_chat_create(&chat, t, NULL), TSR_OK);
+        assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_OK);
+        assert_string_equal(row.text.data, cases[i].text);
+        json_decref(messages);
+        tsr_chat_row_free(&row);
+        tsr_chat_destroy(chat);
+        tsr_tokenizer_destroy(t);
+    }
+    scratch_remove();
+}
+
 /* A template for tools that is not understood is no matter of rows without tools. */
 static void test_bad_tool_use(void **state)
 {
@@ -476,11 +509,12 @@ static void test_special_tokens(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),       cmocka_unit_test(test_marks),
-        cmocka_unit_test(test_straddling),   cmocka_unit_test(test_prefixes),
-        cmocka_unit_test(test_broken_rows),  cmocka_unit_test(test_no_template),
-        cmocka_unit_test(test_tool_use),     cmocka_unit_test(test_one_template_for_all),
-        cmocka_unit_test(test_bad_tool_use), cmocka_unit_test(test_special_tokens),
+        cmocka_unit_test(test_golden),        cmocka_unit_test(test_marks),
+        cmocka_unit_test(test_straddling),    cmocka_unit_test(test_prefixes),
+        cmocka_unit_test(test_broken_rows),   cmocka_unit_test(test_no_template),
+        cmocka_unit_test(test_tool_use),      cmocka_unit_test(test_one_template_for_all),
+        cmocka_unit_test(test_bad_tool_use),  cmocka_unit_test(test_special_tokens),
+        cmocka_unit_test(test_template_json),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
