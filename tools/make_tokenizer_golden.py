@@ -34,6 +34,26 @@ def build(corpus, pre, vocab=420, normalizer=None, ignore_merges=False, special=
     return t
 
 
+def characters(corpus, normalizer, pre, strip=True):
+    """As SentencePiece's models are converted: BPE over characters, with bytes for those that are no token."""
+    base = ["<unk>", "<s>", "</s>"]
+    model = models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    t = Tokenizer(model)
+    t.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", "always", True)
+    special = base + [f"<0x{i:02X}>" for i in range(256)]
+    t.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=600, special_tokens=special, limit_alphabet=60, show_progress=False))
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()] + [decoders.Strip(" ", 1, 0)] * strip
+    t.decoder = decoders.Sequence(steps)
+    state = json.loads(t.to_str())
+    state["added_tokens"] = [x for x in state["added_tokens"] if x["content"] in base]
+    state["normalizer"], state["pre_tokenizer"] = normalizer, pre
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def metaspace(scheme, split=False):
+    return {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": split}
+
+
 def tokenizers(corpus):
     end = AddedToken("<|endoftext|>", special=True, normalized=False)
     yield "gpt2_prefix_space", build(corpus, byte_level(add_prefix_space=True), special=[end]), None
@@ -58,7 +78,12 @@ def tokenizers(corpus):
     space = [AddedToken(x, lstrip=True, rstrip=True, normalized=False) for x in ("\t", "\n\n")]
     space.append(AddedToken("<right>", rstrip=True, normalized=False))
     yield "added_letters", build(corpus, byte_level(), ignore_merges=True, special=letters + space), None
-
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    prepend = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, replace]}
+    yield "spaces_prepended", characters(corpus, prepend, None), None
+    yield "spaces_replaced", characters(corpus, replace, {"type": "Digits", "individual_digits": True}, strip=False), None
+    yield "spaces_first", characters(corpus, None, metaspace("first")), None
+    yield "spaces_always", characters(corpus, None, metaspace("always", split=True)), None
 
 
 FRAGMENTS = ["the", " the", "Natalia", "don't", "I'LL", " ", "  ", "\n", "\n\n", "\r\n", "\t", "12", "345", " 6789", ".", ", ", "!?", "(", "$", "X", "qq",
@@ -67,6 +92,9 @@ FRAGMENTS = ["the", " the", "Natalia", "don't", "I'LL", " ", "  ", "\n", "\n\n",
              "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<left>", "<right>", "<both>", "<both>x", "<le", "<mask>", "<|endoftext|>", "<s>", "</s>"]
 MORE = {"added_letters": ["a zebra", " zebra", "zebra zebras", "\u0120zebra", " \u0120zebra \u00e9", "\u00c3\u00a9", "zebra\u0120", "a   b", "<right>\t",
                           "<right>\n\nb", "<right> \t\n\n b\t", "\t<right>\t<right>", "<right>\t\t\t"]}
+for kind in "prepended", "replaced", "first", "always":
+    MORE["spaces_" + kind] = ["Natalia sold clips", " Natalia", "  two", "<s>[INST] How many? [/INST] 48</s>", "<s> a </s><s>b", "</s> ", "\u2581a",
+                              "a\u2581\u2581b", "<0x0A>", "<0xE2>\n", "<unk>the", "a\tb\n\n c  d", "\u8a9e\u8a9e the", "the " * 60]
 
 
 def strings():

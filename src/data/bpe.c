@@ -1,6 +1,7 @@
 #include "data/bpe.h"
 
 #include "base/philox.h"
+#include "data/unicode.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -83,15 +84,23 @@ static tsr_status scratch(void **out, tsr_bpe *bpe, size_t bytes)
     return TSR_OK;
 }
 
-/* The bytes of a word as tokens; bytes without one are left out. */
+/* The bytes of a word as tokens, or its characters where they have one; bytes without one are left out. */
 static size_t first_pieces(tsr_bpe_piece *pieces, const tsr_bpe *bpe, const char *word,
                            size_t bytes)
 {
     size_t count = 0;
-    for (size_t i = 0; i < bytes; i++) {
-        int32_t id = bpe->byte_ids[(unsigned char)word[i]];
+    for (size_t i = 0; i < bytes;) {
+        uint32_t code;
+        size_t length = bpe->characters ? tsr_utf8_next(&code, word + i, bytes - i) : 0;
+        int32_t id = length ? tsr_map_get(&bpe->words, word + i, length) : -1;
+        size_t end = i + (length ? length : 1);
         if (id >= 0)
-            pieces[count++] = (tsr_bpe_piece){id, (uint32_t)(i + 1)};
+            pieces[count++] = (tsr_bpe_piece){id, (uint32_t)end};
+        for (; id < 0 && i < end; i++)
+            if (bpe->byte_ids[(unsigned char)word[i]] >= 0)
+                pieces[count++] =
+                    (tsr_bpe_piece){bpe->byte_ids[(unsigned char)word[i]], (uint32_t)(i + 1)};
+        i = end;
     }
     return count;
 }

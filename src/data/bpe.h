@@ -1,5 +1,5 @@
 /*
- * data/bpe.h: byte pair encoding of one word over a byte-level vocabulary.
+ * data/bpe.h: byte pair encoding of one word, over a vocabulary of bytes or of characters.
  *
  * The pair of least rank is merged first, the leftmost of equals, until no pair of neighbours has a
  * rank: what `tokenizers` computes. Words that were seen are remembered.
@@ -25,6 +25,7 @@ typedef struct {
 typedef struct {
     int32_t byte_ids[256]; /* -1: a byte without a token, which is dropped */
     tsr_map words;         /* bytes of every token of the model to its id */
+    bool characters;       /* begin with the characters that are tokens, and the bytes of others */
     bool ignore_merges;    /* a word that is a token is that token */
     tsr_bpe_merge *merges;
     size_t merge_capacity, merge_count;

@@ -1,5 +1,6 @@
 #include "data/tokenizer.h"
 
+#include "data/metaspace.h"
 #include "data/tokenizer_impl.h"
 #include "data/unicode.h"
 
@@ -155,16 +156,11 @@ static tsr_status encode_words(tsr_tokens *out, tsr_tokenizer *t, const char *te
     return TSR_OK;
 }
 
-/* A section without raw added tokens: normalized, then searched for the normalized ones. */
-static tsr_status encode_section(tsr_tokens *out, tsr_tokenizer *t, const char *text, size_t begin,
-                                 size_t end)
+/* The spans of tokens from `first` on, of a rewritten text of `bytes`, as those of the source, which is
+ * text[begin..end). */
+static void map_spans(tsr_tokens *out, size_t first, const size_t *map, size_t bytes, size_t begin,
+                      size_t end)
 {
-    if (!t->nfc || tsr_unicode_nfc_quick(text + begin, end - begin))
-        return split_added(out, t, &t->normalized, text, begin, end, encode_words);
-    char *composed;
-    size_t bytes, *map, first = out->count;
-    TSR_TRY(tsr_unicode_nfc(&composed, &bytes, &map, text + begin, end - begin));
-    tsr_status status = split_added(out, t, &t->normalized, composed, 0, bytes, encode_words);
     for (size_t i = first; i < out->count; i++) {
         tsr_span *span = &out->spans[i];
         bool empty = span->begin == span->end;
@@ -172,7 +168,49 @@ static tsr_status encode_section(tsr_tokens *out, tsr_tokenizer *t, const char *
         span->end = begin + (empty ? from : map[2 * (span->end - 1) + 1]);
         span->begin = begin + from;
     }
-    free(composed);
+}
+
+/* The pre-tokenizer, which may spell spaces, and the model. */
+static tsr_status encode_plain(tsr_tokens *out, tsr_tokenizer *t, const char *text, size_t begin,
+                               size_t end)
+{
+    if (t->spaces != TSR_SPACES_SPLIT)
+        return encode_words(out, t, text, begin, end);
+    char *spelled;
+    size_t bytes, *map, first = out->count;
+    bool prepend =
+        !tsr_metaspace_begins(text + begin, end - begin) &&
+        (t->prepend == TSR_PREPEND_MISSING || (t->prepend == TSR_PREPEND_FIRST && !begin));
+    TSR_TRY(tsr_metaspace_write(&spelled, &bytes, &map, text + begin, end - begin, prepend));
+    tsr_status status = encode_words(out, t, spelled, 0, bytes);
+    map_spans(out, first, map, bytes, begin, end);
+    free(spelled);
+    free(map);
+    return status;
+}
+
+tsr_status tsr_tokenizer_normalize(char **out, size_t *out_bytes, size_t **map,
+                                   const tsr_tokenizer *t, const char *text, size_t bytes)
+{
+    return t->nfc ? tsr_unicode_nfc(out, out_bytes, map, text, bytes)
+                  : tsr_metaspace_write(out, out_bytes, map, text, bytes,
+                                        t->prepend == TSR_PREPEND_ALWAYS);
+}
+
+/* A section without raw added tokens: normalized, then searched for the normalized ones. */
+static tsr_status encode_section(tsr_tokens *out, tsr_tokenizer *t, const char *text, size_t begin,
+                                 size_t end)
+{
+    bool changes = t->nfc ? !tsr_unicode_nfc_quick(text + begin, end - begin)
+                          : t->spaces == TSR_SPACES_NORMALIZED;
+    if (!changes)
+        return split_added(out, t, &t->normalized, text, begin, end, encode_plain);
+    char *normal;
+    size_t bytes, *map, first = out->count;
+    TSR_TRY(tsr_tokenizer_normalize(&normal, &bytes, &map, t, text + begin, end - begin));
+    tsr_status status = split_added(out, t, &t->normalized, normal, 0, bytes, encode_plain);
+    map_spans(out, first, map, bytes, begin, end);
+    free(normal);
     free(map);
     return status;
 }
@@ -200,38 +238,6 @@ tsr_status tsr_tokenizer_encode(tsr_tokens *out, tsr_tokenizer *tokenizer, const
     if (add_special)
         TSR_TRY(add_ids(out, tokenizer->suffix, tokenizer->suffix_count, bytes));
     return TSR_OK;
-}
-
-/* ---- decoding ---- */
-
-static void append_lossy(tsr_text *out, const char *text, size_t bytes)
-{
-    for (size_t i = 0; i < bytes;) {
-        size_t bad;
-        if (tsr_utf8_check(text + i, bytes - i, &bad)) {
-            tsr_text_append(out, text + i, bytes - i);
-            return;
-        }
-        tsr_text_append(out, text + i, bad);
-        tsr_text_append(out, "\xef\xbf\xbd", 3);
-        i += bad + tsr_utf8_bad_bytes(text + i + bad, bytes - i - bad);
-    }
-}
-
-tsr_status tsr_tokenizer_decode(tsr_text *out, const tsr_tokenizer *tokenizer, const int32_t *ids,
-                                size_t count, bool skip_special)
-{
-    tsr_text raw = {0};
-    for (size_t i = 0; i < count; i++) {
-        bool known = ids[i] >= 0 && (size_t)ids[i] < tokenizer->vocab_count;
-        const tsr_vocab_entry *entry = known ? &tokenizer->vocab[ids[i]] : NULL;
-        if (entry && entry->content && !(skip_special && entry->special))
-            tsr_text_append(&raw, entry->bytes, entry->byte_count);
-    }
-    append_lossy(out, tsr_text_string(&raw), raw.length);
-    bool failed = raw.failed || out->failed;
-    tsr_text_free(&raw);
-    return failed ? tsr_fail(TSR_ENOMEM, "no memory for the text of %zu tokens", count) : TSR_OK;
 }
 
 /* ---- questions ---- */

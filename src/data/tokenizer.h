@@ -1,11 +1,13 @@
 /*
- * data/tokenizer.h: a checkpoint's tokenizer.json, byte-level BPE, with the ids of Hugging Face's
- * `tokenizers`.
+ * data/tokenizer.h: a checkpoint's tokenizer.json, BPE over bytes or, with byte_fallback, over
+ * characters, with the ids of Hugging Face's `tokenizers`.
  *
  * What is understood: added tokens (with lstrip, rstrip, normalized), normalizer null or NFC, the
  * pre-tokenizers Split, ByteLevel and Digits, the BPE model, the post-processors TemplateProcessing
- * and ByteLevel, the decoder ByteLevel. Anything else in the file is refused by its path in the
- * JSON. `truncation` and `padding` are ignored, as every call through transformers resets them.
+ * and ByteLevel, the decoder ByteLevel; of characters, as SentencePiece's models are converted, the
+ * normalizers Prepend and Replace, the pre-tokenizer Metaspace, the decoders Replace, ByteFallback,
+ * Fuse and Strip. Anything else in the file is refused by its path in the JSON. `truncation` and
+ * `padding` are ignored, as every call through transformers resets them.
  *
  * Sizes    `_bytes` of UTF-8; a token's span is a byte range of the text that was given.
  * Threads  Encoding fills a cache of words: one thread at a time per tokenizer.

@@ -34,8 +34,19 @@ typedef struct {
     size_t content_bytes;
     char *bytes; /* what it decodes to */
     size_t byte_count;
-    bool special;
+    bool special, is_byte; /* is_byte: <0x0A> of a vocabulary of characters */
 } tsr_vocab_entry;
+
+/* Where spaces become U+2581: before added tokens that are normalized are searched, or after. */
+typedef enum { TSR_SPACES_KEPT, TSR_SPACES_NORMALIZED, TSR_SPACES_SPLIT } tsr_spaces;
+
+/* Before which parts one is put: all, those that begin with none, or if the text itself begins so. */
+typedef enum {
+    TSR_PREPEND_NEVER,
+    TSR_PREPEND_ALWAYS,
+    TSR_PREPEND_MISSING,
+    TSR_PREPEND_FIRST
+} tsr_prepend;
 
 /* A chat template from a file of its own. */
 typedef struct {
@@ -51,6 +62,10 @@ struct tsr_tokenizer {
     tsr_map contents; /* content to id */
     tsr_added_set raw, normalized;
     bool nfc;
+    tsr_spaces spaces;
+    tsr_prepend prepend;
+    bool strip_start; /* decoding drops a space that begins the text */
+    bool as_llama;    /* spaces are Transformers' LlamaTokenizer's, not tokenizer.json's */
     tsr_split *splits[TSR_TOKENIZER_SPLITS];
     int split_count;
     tsr_split *byte_level; /* its own pattern; NULL without use_regex */
@@ -85,8 +100,11 @@ tsr_status tsr_tokenizer_known(const tsr_tokenizer *t, const json_t *json, const
 tsr_status tsr_tokenizer_flag(bool *out, const tsr_tokenizer *t, const json_t *json,
                               const char *path, const char *key, bool fallback);
 
+/* The text after the normalizer, of a tokenizer that has one; freed by the caller as of tsr_unicode_nfc. */
+tsr_status tsr_tokenizer_normalize(char **out, size_t *out_bytes, size_t **map,
+                                   const tsr_tokenizer *t, const char *text, size_t bytes);
+
 tsr_status tsr_tokenizer_load_model(tsr_tokenizer *t, const json_t *model);
 tsr_status tsr_tokenizer_load_added(tsr_tokenizer *t, const json_t *added);
-tsr_status tsr_tokenizer_load_steps(tsr_tokenizer *t, const json_t *root);
 
 #endif

@@ -1,6 +1,7 @@
 /*
  * tokenizer_load.c: tokenizer.json and tokenizer_config.json to a tokenizer.
  */
+#include "data/metaspace.h"
 #include "data/tokenizer_impl.h"
 #include "io/file.h"
 #include "io/json.h"
@@ -60,20 +61,50 @@ tsr_status tsr_tokenizer_flag(bool *out, const tsr_tokenizer *t, const json_t *j
 
 /* ---- normalizer and pre-tokenizer ---- */
 
+static bool is_text(const json_t *json, const char *key, const char *text)
+{
+    const char *found = json_string_value(json_object_get(json, key));
+    return found && !strcmp(found, text);
+}
+
+/* Of a vocabulary of characters: U+2581 before the text (Prepend), or in the place of spaces (Replace). */
+static tsr_status load_spelling(tsr_tokenizer *t, const json_t *json, const char *path,
+                                bool replace)
+{
+    const json_t *pattern = json_object_get(json, "pattern");
+    bool fine = replace ? json_object_size(pattern) == 1 && is_text(pattern, "String", " ") &&
+                              is_text(json, "content", TSR_METASPACE)
+                        : is_text(json, "prepend", TSR_METASPACE);
+    if (!fine || t->nfc)
+        return tsr_tokenizer_refuse(
+            t, path,
+            "only the Prepend of \"" TSR_METASPACE
+            "\", and the Replace of \" \" by it, without NFC, are supported");
+    if (replace)
+        t->spaces = TSR_SPACES_NORMALIZED;
+    else if (t->prepend == TSR_PREPEND_ALWAYS)
+        return tsr_tokenizer_refuse(t, path, "a second Prepend is not supported");
+    else
+        t->prepend = TSR_PREPEND_ALWAYS;
+    return TSR_OK;
+}
+
 static tsr_status load_normalizer(tsr_tokenizer *t, const json_t *json, const char *path)
 {
     const char *type;
     if (!json || json_is_null(json))
         return TSR_OK;
     TSR_TRY(tsr_tokenizer_type(&type, t, json, path));
-    if (!strcmp(type, "NFC")) {
+    if (!strcmp(type, "Prepend") || !strcmp(type, "Replace"))
+        return load_spelling(t, json, path, type[0] == 'R');
+    if (!strcmp(type, "NFC") && t->spaces == TSR_SPACES_KEPT && t->prepend == TSR_PREPEND_NEVER) {
         t->nfc = true; /* twice is once */
         return TSR_OK;
     }
     if (strcmp(type, "Sequence"))
         return tsr_tokenizer_refuse(t, path,
-                                    "the normalizer \"%s\" is not supported: null and "
-                                    "NFC are",
+                                    "the normalizer \"%s\" is not supported here: null, NFC, or "
+                                    "Prepend and Replace are",
                                     type);
     const json_t *list = json_object_get(json, "normalizers");
     if (!json_is_array(list) || strlen(path) > 60)
@@ -147,6 +178,34 @@ static tsr_status load_digits(tsr_tokenizer *t, const json_t *json, const char *
                      individual ? TSR_SPLIT_ISOLATED : TSR_SPLIT_CONTIGUOUS, false);
 }
 
+/* SentencePiece's spelling of spaces; with `split` words begin with them. */
+static tsr_status load_metaspace(tsr_tokenizer *t, const json_t *json, const char *path)
+{
+    const char *scheme = json_string_value(json_object_get(json, "prepend_scheme"));
+    bool split, prefix;
+    TSR_TRY(tsr_tokenizer_known(
+        t, json, path, " type replacement add_prefix_space prepend_scheme split str_rep "));
+    TSR_TRY(tsr_tokenizer_flag(&split, t, json, path, "split", true));
+    TSR_TRY(tsr_tokenizer_flag(&prefix, t, json, path, "add_prefix_space", true));
+    if (!is_text(json, "replacement", TSR_METASPACE) || t->nfc || t->spaces != TSR_SPACES_KEPT ||
+        t->prepend != TSR_PREPEND_NEVER || t->split_count)
+        return tsr_tokenizer_refuse(t, path,
+                                    "Metaspace is supported with \"" TSR_METASPACE
+                                    "\", as the first step and without a normalizer");
+    t->spaces = TSR_SPACES_SPLIT;
+    if (!prefix || (scheme && !strcmp(scheme, "never")))
+        t->prepend = TSR_PREPEND_NEVER;
+    else if (scheme && !strcmp(scheme, "first"))
+        t->prepend = TSR_PREPEND_FIRST;
+    else if (!scheme || !strcmp(scheme, "always"))
+        t->prepend = TSR_PREPEND_MISSING;
+    else
+        return tsr_tokenizer_refuse(t, path, "the prepend_scheme \"%s\" is not understood", scheme);
+    return split ? add_split(t, path, TSR_METASPACE, TSR_METASPACE_BYTES, true,
+                             TSR_SPLIT_MERGED_WITH_NEXT, false)
+                 : TSR_OK;
+}
+
 /* One step; `done`: ByteLevel, which maps bytes to letters and so has to be the last. */
 static tsr_status load_pre_tokenizer(bool *done, tsr_tokenizer *t, const json_t *json,
                                      const char *path)
@@ -159,15 +218,17 @@ static tsr_status load_pre_tokenizer(bool *done, tsr_tokenizer *t, const json_t 
         return load_split(t, json, path);
     if (!strcmp(type, "Digits"))
         return load_digits(t, json, path);
-    if (!strcmp(type, "ByteLevel")) {
+    if (!strcmp(type, "ByteLevel") && !t->bpe.characters) {
         *done = true;
         return load_byte_level(t, json, path);
     }
+    if (!strcmp(type, "Metaspace") && t->bpe.characters)
+        return load_metaspace(t, json, path);
     if (strcmp(type, "Sequence"))
         return tsr_tokenizer_refuse(t, path,
-                                    "the pre-tokenizer \"%s\" is not supported: Sequence, "
-                                    "Split, Digits and ByteLevel are",
-                                    type);
+                                    "the pre-tokenizer \"%s\" is not supported here: Sequence, "
+                                    "Split, Digits and %s are",
+                                    type, t->bpe.characters ? "Metaspace" : "ByteLevel");
     const json_t *list = json_object_get(json, "pretokenizers");
     if (!json_is_array(list) || strlen(path) > 60)
         return tsr_tokenizer_refuse(t, path, "expected a list \"pretokenizers\"");
@@ -255,9 +316,48 @@ static tsr_status load_post_processor(bool *template, tsr_tokenizer *t, const js
     return TSR_OK;
 }
 
-static tsr_status load_decoder(const tsr_tokenizer *t, const json_t *json)
+/* One step of the decoder of a vocabulary of characters. What `tsr_tokenizer_decode` does is what they do
+ * together; Strip alone may be there or not. */
+static tsr_status load_character_decoder(tsr_tokenizer *t, const json_t *json, const char *path)
 {
     const char *type;
+    const json_t *start = json_object_get(json, "start"), *stop = json_object_get(json, "stop");
+    TSR_TRY(tsr_tokenizer_type(&type, t, json, path));
+    if (!strcmp(type, "ByteFallback") || !strcmp(type, "Fuse") ||
+        (!strcmp(type, "Replace") &&
+         is_text(json_object_get(json, "pattern"), "String", TSR_METASPACE) &&
+         is_text(json, "content", " ")))
+        return TSR_OK;
+    if (strcmp(type, "Strip") || !is_text(json, "content", " ") || json_integer_value(start) > 1 ||
+        json_integer_value(start) < 0 || json_integer_value(stop) != 0)
+        return tsr_tokenizer_refuse(t, path,
+                                    "\"%s\" is not supported in this form: Replace, ByteFallback, "
+                                    "Fuse and Strip are, as SentencePiece's models have them",
+                                    type);
+    t->strip_start = json_integer_value(start) == 1;
+    return TSR_OK;
+}
+
+static tsr_status load_character_decoders(tsr_tokenizer *t, const json_t *json)
+{
+    const char *type;
+    const json_t *list = json_object_get(json, "decoders");
+    TSR_TRY(tsr_tokenizer_type(&type, t, json, "decoder"));
+    if (strcmp(type, "Sequence"))
+        return load_character_decoder(t, json, "decoder");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        char path[64];
+        snprintf(path, sizeof path, "decoder.decoders[%zu]", i);
+        TSR_TRY(load_character_decoder(t, json_array_get(list, i), path));
+    }
+    return TSR_OK;
+}
+
+static tsr_status load_decoder(tsr_tokenizer *t, const json_t *json)
+{
+    const char *type;
+    if (t->bpe.characters)
+        return load_character_decoders(t, json);
     TSR_TRY(tsr_tokenizer_type(&type, t, json, "decoder"));
     const json_t *list = json_object_get(json, "decoders");
     if (!strcmp(type, "Sequence") && json_array_size(list) == 1)
@@ -268,15 +368,33 @@ static tsr_status load_decoder(const tsr_tokenizer *t, const json_t *json)
     return TSR_OK;
 }
 
-tsr_status tsr_tokenizer_load_steps(tsr_tokenizer *t, const json_t *root)
+/* Spaces as Transformers 5's LlamaTokenizer spells them: as Metaspace does, with no normalizer. */
+static tsr_status load_llama_spelling(tsr_tokenizer *t)
 {
-    bool byte_level = false, template = false;
-    TSR_TRY(load_pre_tokenizer(&byte_level, t, json_object_get(root, "pre_tokenizer"),
-                               "pre_tokenizer"));
-    if (!byte_level)
-        return tsr_tokenizer_refuse(t, "pre_tokenizer", "without ByteLevel it is not supported");
-    TSR_TRY(load_post_processor(&template, t, json_object_get(root, "post_processor"),
-                                "post_processor"));
+    bool legacy, prefix;
+    const char *place = "tokenizer_config.json";
+    TSR_TRY(tsr_tokenizer_flag(&legacy, t, t->config, place, "legacy", false));
+    TSR_TRY(tsr_tokenizer_flag(&prefix, t, t->config, place, "add_prefix_space", true));
+    t->spaces = TSR_SPACES_SPLIT;
+    t->prepend = !prefix ? TSR_PREPEND_NEVER : legacy ? TSR_PREPEND_MISSING : TSR_PREPEND_FIRST;
+    t->strip_start = prefix;
+    return TSR_OK;
+}
+
+/* The pre-tokenizer and the decoder. */
+static tsr_status load_outer_steps(tsr_tokenizer *t, const json_t *root)
+{
+    bool byte_level = false, spelled = t->spaces != TSR_SPACES_KEPT;
+    const json_t *pre = json_object_get(root, "pre_tokenizer");
+    if ((spelled && !t->bpe.characters) || (t->prepend == TSR_PREPEND_ALWAYS && !spelled))
+        return tsr_tokenizer_refuse(t, "normalizer",
+                                    "Prepend and Replace are supported together, or Replace alone, "
+                                    "and with byte_fallback");
+    if (!t->bpe.characters || (pre && !json_is_null(pre)))
+        TSR_TRY(load_pre_tokenizer(&byte_level, t, pre, "pre_tokenizer"));
+    if (!byte_level && !t->bpe.characters)
+        return tsr_tokenizer_refuse(t, "pre_tokenizer",
+                                    "without ByteLevel it is supported with byte_fallback alone");
     return load_decoder(t, json_object_get(root, "decoder"));
 }
 
@@ -290,10 +408,16 @@ static tsr_status load_root(tsr_tokenizer *t, const json_t *root)
     TSR_TRY(tsr_tokenizer_known(t, root, "the file",
                                 " version truncation padding added_tokens normalizer "
                                 "pre_tokenizer post_processor decoder model "));
-    TSR_TRY(load_normalizer(t, json_object_get(root, "normalizer"), "normalizer"));
     TSR_TRY(tsr_tokenizer_load_model(t, json_object_get(root, "model")));
+    t->as_llama = t->as_llama && t->bpe.characters;
+    TSR_TRY(t->as_llama ? load_llama_spelling(t)
+                        : load_normalizer(t, json_object_get(root, "normalizer"), "normalizer"));
     TSR_TRY(tsr_tokenizer_load_added(t, json_object_get(root, "added_tokens")));
-    return tsr_tokenizer_load_steps(t, root);
+    if (!t->as_llama)
+        TSR_TRY(load_outer_steps(t, root));
+    bool template = false;
+    return load_post_processor(&template, t, json_object_get(root, "post_processor"),
+                               "post_processor");
 }
 
 static tsr_status load_text(tsr_tokenizer *t, const char *json, size_t bytes)
@@ -402,6 +526,22 @@ static tsr_status load_special_tokens(tsr_tokenizer *t, const char *directory)
     return failed ? tsr_fail(TSR_ENOMEM, "no memory for the special tokens") : TSR_OK;
 }
 
+/* Whether Transformers 5 takes its own LlamaTokenizer, which spells spaces as tokenizer_config.json says and
+ * not as tokenizer.json does: of the models of this program for llama alone. */
+static tsr_status choose_spelling(tsr_tokenizer *t, const char *directory)
+{
+    char path[4096];
+    json_t *root;
+    const char *class = json_string_value(json_object_get(t->config, "tokenizer_class"));
+    if (!class || (strcmp(class, "LlamaTokenizer") && strcmp(class, "LlamaTokenizerFast")) ||
+        !path_of(path, directory, "config.json"))
+        return TSR_OK;
+    TSR_TRY(tsr_json_load_object(&root, path));
+    t->as_llama = is_text(root, "model_type", "llama");
+    json_decref(root);
+    return TSR_OK;
+}
+
 static tsr_status load_files(tsr_tokenizer *t, const char *directory)
 {
     char path[4096];
@@ -410,16 +550,17 @@ static tsr_status load_files(tsr_tokenizer *t, const char *directory)
     if (snprintf(path, sizeof path, "%s/tokenizer.json", directory) >= (int)sizeof path)
         return tsr_fail(TSR_EDATA, "%s: the path is too long", directory);
     TSR_TRY(copy_string(&t->name, path));
-    TSR_TRY(tsr_file_read(&text, &bytes, path, TOKENIZER_FILE_BYTES));
-    tsr_status status = load_text(t, text, bytes);
-    free(text);
-    TSR_TRY(status);
     if (path_of(path, directory, "tokenizer_config.json")) {
         TSR_TRY(tsr_file_read(&text, &bytes, path, TOKENIZER_FILE_BYTES));
-        status = set_config(t, path, text, bytes);
+        tsr_status status = set_config(t, path, text, bytes);
         free(text);
         TSR_TRY(status);
     }
+    TSR_TRY(choose_spelling(t, directory));
+    TSR_TRY(tsr_file_read(&text, &bytes, t->name, TOKENIZER_FILE_BYTES));
+    tsr_status status = load_text(t, text, bytes);
+    free(text);
+    TSR_TRY(status);
     TSR_TRY(load_special_tokens(t, directory));
     return load_chat_templates(t, directory);
 }

@@ -1,6 +1,7 @@
 /*
  * tokenizer_model.c: the vocabulary, the merges and the added tokens of tokenizer.json.
  */
+#include "data/metaspace.h"
 #include "data/tokenizer_impl.h"
 #include "data/unicode.h"
 
@@ -75,7 +76,11 @@ static tsr_status add_entry(tsr_tokenizer *t, const char *path, const char *cont
     entry->content[bytes] = 0;
     entry->content_bytes = bytes;
     entry->bytes = entry->content + bytes + 1;
-    if (!tsr_byte_level_decode(entry->bytes, &entry->byte_count, content, bytes)) {
+    if (t->bpe.characters) {
+        tsr_metaspace_read(entry->bytes, &entry->byte_count, &entry->is_byte, content, bytes);
+        if (word)
+            TSR_TRY(tsr_map_set(&t->bpe.words, content, bytes, (int32_t)id));
+    } else if (!tsr_byte_level_decode(entry->bytes, &entry->byte_count, content, bytes)) {
         /* A token with other letters stands for its own text. */
         memcpy(entry->bytes, content, bytes);
         entry->byte_count = bytes;
@@ -99,8 +104,14 @@ static tsr_status load_vocab(tsr_tokenizer *t, const json_t *vocab)
         TSR_TRY(add_entry(t, "model.vocab", key, strlen(key), json_integer_value(value), true));
     }
     for (int byte = 0; byte < 256; byte++) {
-        char c = (char)byte;
-        t->bpe.byte_ids[byte] = tsr_map_get(&t->bpe.words, &c, 1);
+        char name[8] = {(char)byte};
+        if (t->bpe.characters)
+            snprintf(name, sizeof name, "<0x%02X>", (unsigned)byte);
+        t->bpe.byte_ids[byte] =
+            tsr_map_get(&t->bpe.words, name, t->bpe.characters ? strlen(name) : 1);
+        if (t->bpe.characters && t->bpe.byte_ids[byte] < 0)
+            return tsr_tokenizer_refuse(
+                t, "model.vocab", "the token \"%s\" is missing, which byte_fallback needs", name);
     }
     return TSR_OK;
 }
@@ -186,7 +197,6 @@ static tsr_status must_be_empty(const tsr_tokenizer *t, const json_t *model, con
 tsr_status tsr_tokenizer_load_model(tsr_tokenizer *t, const json_t *model)
 {
     const char *type;
-    bool fallback;
     if (!json_is_object(model))
         return tsr_tokenizer_refuse(t, "model", "expected an object");
     TSR_TRY(tsr_tokenizer_type(&type, t, model, "model"));
@@ -202,10 +212,7 @@ tsr_status tsr_tokenizer_load_model(tsr_tokenizer *t, const json_t *model)
         return tsr_tokenizer_refuse(t, "model.dropout", "is not supported: only null is");
     TSR_TRY(must_be_empty(t, model, "continuing_subword_prefix"));
     TSR_TRY(must_be_empty(t, model, "end_of_word_suffix"));
-    TSR_TRY(tsr_tokenizer_flag(&fallback, t, model, "model", "byte_fallback", false));
-    if (fallback)
-        return tsr_tokenizer_refuse(t, "model.byte_fallback",
-                                    "true is not supported: only byte-level BPE is");
+    TSR_TRY(tsr_tokenizer_flag(&t->bpe.characters, t, model, "model", "byte_fallback", false));
     TSR_TRY(tsr_tokenizer_flag(&t->bpe.ignore_merges, t, model, "model", "ignore_merges", false));
     TSR_TRY(load_vocab(t, json_object_get(model, "vocab")));
     TSR_TRY(load_merges(t, json_object_get(model, "merges")));
@@ -267,8 +274,9 @@ static tsr_status match_text(tsr_added_token *token, const tsr_tokenizer *t, con
                              size_t bytes)
 {
     size_t *map = NULL;
-    if (token->normalized && t->nfc) {
-        TSR_TRY(tsr_unicode_nfc(&token->match, &token->match_bytes, &map, content, bytes));
+    if (token->normalized && (t->nfc || t->spaces == TSR_SPACES_NORMALIZED)) {
+        TSR_TRY(
+            tsr_tokenizer_normalize(&token->match, &token->match_bytes, &map, t, content, bytes));
         free(map);
         return TSR_OK;
     }

@@ -5,6 +5,10 @@
  */
 #include "data/golden_lines.h"
 #include "data/tokenizer.h"
+#include "support/scratch.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define MODEL TSR_SOURCE_DIR "/examples/tiny-llama"
 
@@ -114,8 +118,10 @@ static void test_spans(void **state)
 static void test_other_tokenizers(void **state)
 {
     (void)state;
-    static const char *const names[] = {"gpt2_prefix_space", "nfc_qwen",    "digits",
-                                        "behaviors",         "added_flags", "added_letters"};
+    static const char *const names[] = {"gpt2_prefix_space", "nfc_qwen",        "digits",
+                                        "behaviors",         "added_flags",     "added_letters",
+                                        "spaces_prepended",  "spaces_replaced", "spaces_first",
+                                        "spaces_always"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         tsr_tokenizer *t;
         char path[256];
@@ -129,6 +135,44 @@ static void test_other_tokenizers(void **state)
         free(json);
         tsr_tokenizer_destroy(t);
     }
+}
+
+/* With the class LlamaTokenizer a model of type llama spells spaces as Transformers 5 does, which reads of
+ * tokenizer.json the vocabulary alone: the ids are those of another spelling of the same vocabulary. */
+static void test_llama_spelling(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *type, *config, *same_as;
+    } cases[] = {
+        {"llama", "{\"tokenizer_class\":\"LlamaTokenizer\"}", "first"},
+        {"llama", "{\"tokenizer_class\":\"LlamaTokenizerFast\",\"legacy\":false}", "first"},
+        {"llama", "{\"tokenizer_class\":\"LlamaTokenizer\",\"legacy\":true}", "always"},
+        {"llama", "{\"tokenizer_class\":\"PreTrainedTokenizerFast\"}", "prepended"},
+        {"mistral", "{\"tokenizer_class\":\"LlamaTokenizer\",\"legacy\":false}", "prepended"},
+    };
+    scratch_make();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tsr_tokenizer *t;
+        char directory[600], path[700], text[100];
+        snprintf(text, sizeof text, "model%zu", i);
+        snprintf(directory, sizeof directory, "%s", scratch_path(text));
+        assert_int_equal(mkdir(directory, 0777), 0);
+        snprintf(path, sizeof path, "%s/tokenizer.json", directory);
+        assert_int_equal(
+            symlink(TSR_SOURCE_DIR "/tests/golden/tokenizers/spaces_prepended.json", path), 0);
+        snprintf(path, sizeof path, "%s/tokenizer_config.json", directory);
+        write_text(path, cases[i].config);
+        snprintf(path, sizeof path, "%s/config.json", directory);
+        snprintf(text, sizeof text, "{\"model_type\":\"%s\"}", cases[i].type);
+        write_text(path, text);
+        if (tsr_tokenizer_open(&t, directory) < 0)
+            fail_msg("%s", tsr_last_error());
+        snprintf(path, sizeof path, "tests/golden/tokenizers/spaces_%s.jsonl", cases[i].same_as);
+        assert_true(check_file(t, path) > 100);
+        tsr_tokenizer_destroy(t);
+    }
+    scratch_remove();
 }
 
 static void test_not_utf8(void **state)
@@ -203,7 +247,15 @@ static void test_refused(void **state)
         {"{" GOOD_STEPS "," MODEL_OF("\"dropout\":0.1,\"merges\":[]") "}",
          {"model.dropout", "only null"}},
         {"{" GOOD_STEPS "," MODEL_OF("\"byte_fallback\":true,\"merges\":[]") "}",
-         {"model.byte_fallback", "byte-level"}},
+         {"model.vocab", "\"<0x00>\" is missing"}},
+        {"{" STEPS("{\"type\":\"Prepend\",\"prepend\":\"\xe2\x96\x81\"}",
+                   "{\"type\":\"ByteLevel\"}", "null", "{\"type\":\"ByteLevel\"}") "," GOOD_MODEL
+                                                                                   "}",
+         {"normalizer", "byte_fallback"}},
+        {"{" STEPS("{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"b\"}",
+                   "{\"type\":\"ByteLevel\"}", "null", "{\"type\":\"ByteLevel\"}") "," GOOD_MODEL
+                                                                                   "}",
+         {"normalizer", "Replace"}},
         {"{" GOOD_STEPS "," MODEL_OF("\"unk_token\":\"a\",\"merges\":[]") "}",
          {"model.unk_token", "not supported"}},
         {"{" GOOD_STEPS ",\"model\":{\"vocab\":{\"a\":0,\"b\":0},\"type\":\"BPE\",\"merges\":[]}}",
@@ -235,9 +287,10 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tiny_llama), cmocka_unit_test(test_golden_tokens),
-        cmocka_unit_test(test_spans),      cmocka_unit_test(test_other_tokenizers),
-        cmocka_unit_test(test_not_utf8),   cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_tiny_llama),     cmocka_unit_test(test_golden_tokens),
+        cmocka_unit_test(test_spans),          cmocka_unit_test(test_other_tokenizers),
+        cmocka_unit_test(test_not_utf8),       cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_llama_spelling),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
