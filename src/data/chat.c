@@ -159,6 +159,26 @@ static tsr_status choose_template(tsr_chat *chat, bool tools)
     return TSR_OK;
 }
 
+/* Adds `message` to `list` as transformers hands it to a template: without its keys that are null, which rows
+ * of a table have for what other rows say; and what was thought, under either name that templates read. */
+static bool add_message(json_t *list, const json_t *message)
+{
+    static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
+    json_t *seen = json_object(), *thought = NULL, *value;
+    const char *key;
+    bool failed = json_array_append_new(list, seen) != 0;
+    for (size_t i = 0; i < 3 && (!thought || json_is_null(thought)); i++)
+        thought = json_object_get(message, names[i]);
+    thought = json_is_null(thought) ? NULL : thought;
+    if (thought)
+        failed = failed || json_object_set(seen, "thinking", thought);
+    json_object_foreach((json_t *)(uintptr_t)message, key, value) failed =
+        failed || (!json_is_null(value) && json_object_set(seen, key, value));
+    if (thought)
+        failed = failed || json_object_set(seen, "reasoning_content", thought);
+    return !failed;
+}
+
 /* Renders the first `count` messages. */
 static tsr_status render(tsr_rendering *out, tsr_chat *chat, const json_t *messages, size_t count,
                          bool prompt)
@@ -166,7 +186,7 @@ static tsr_status render(tsr_rendering *out, tsr_chat *chat, const json_t *messa
     json_t *part = json_array();
     tsr_status status = part ? TSR_OK : tsr_fail(TSR_ENOMEM, "no memory for messages");
     for (size_t i = 0; i < count && status == TSR_OK; i++)
-        if (json_array_append(part, json_array_get(messages, i)))
+        if (!add_message(part, json_array_get(messages, i)))
             status = tsr_fail(TSR_ENOMEM, "no memory for messages");
     if (status == TSR_OK)
         status = set_name(chat->names, "messages", json_incref(part));

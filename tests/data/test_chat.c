@@ -390,6 +390,46 @@ static void test_one_template_for_all(void **state)
     scratch_remove();
 }
 
+/* The text of one message through a template that prints its keys. */
+static void check_keys(const char *message, const char *text)
+{
+    tsr_tokenizer *t;
+    tsr_chat *chat;
+    tsr_chat_row row = {0};
+    char name[16];
+    static int count;
+    snprintf(name, sizeof name, "keys%d", count++);
+    const char *template =
+        "{% for m in messages %}{% for k, v in m.items() %}{{ k }}={{ v }};{% endfor %}"
+        "{{ m.content is defined }}{% endfor %}";
+    json_t *messages = json_pack("[o]", json_loads(message, 0, NULL));
+    assert_int_equal(tsr_tokenizer_open(&t, model_with(name, "{" BOS "}", template)), TSR_OK);
+    assert_int_equal(tsr_chat_create(&chat, t, NULL), TSR_OK);
+    assert_int_equal(tsr_chat_prompt(&row, chat, messages, NULL), TSR_OK);
+    assert_string_equal(row.text.data, text);
+    json_decref(messages);
+    tsr_chat_row_free(&row);
+    tsr_chat_destroy(chat);
+    tsr_tokenizer_destroy(t);
+}
+
+/* What apply_chat_template makes of these: nulls are not there, reasoning has the names that templates read. */
+static void test_message_keys(void **state)
+{
+    (void)state;
+    scratch_make();
+    check_keys("{\"role\":\"user\",\"content\":\"a\",\"tool_calls\":null,\"name\":null}",
+               "role=user;content=a;True");
+    check_keys("{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[]}",
+               "role=assistant;tool_calls=[];False");
+    check_keys("{\"role\":\"assistant\",\"reasoning\":\"r\",\"thinking\":null,\"content\":\"a\"}",
+               "thinking=r;role=assistant;reasoning=r;content=a;reasoning_content=r;True");
+    check_keys(
+        "{\"role\":\"assistant\",\"thinking\":\"t\",\"reasoning_content\":\"c\",\"content\":\"a\"}",
+        "thinking=t;role=assistant;reasoning_content=c;content=a;True");
+    scratch_remove();
+}
+
 /* chat_template.json is for models that have no other. */
 static void test_template_json(void **state)
 {
@@ -514,7 +554,7 @@ int main(void)
         cmocka_unit_test(test_broken_rows),   cmocka_unit_test(test_no_template),
         cmocka_unit_test(test_tool_use),      cmocka_unit_test(test_one_template_for_all),
         cmocka_unit_test(test_bad_tool_use),  cmocka_unit_test(test_special_tokens),
-        cmocka_unit_test(test_template_json),
+        cmocka_unit_test(test_template_json), cmocka_unit_test(test_message_keys),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
