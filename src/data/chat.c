@@ -215,13 +215,14 @@ static tsr_status reserve_mask(tsr_chat_row *row, int fill)
     return TSR_OK;
 }
 
-/* Marks the tokens that lie within bytes [begin, end) of the text, from *at on. */
+/* Marks the tokens that lie within bytes [begin, end) of the text, from *at on. One without bytes, a space that
+ * the tokenizer puts before what follows, belongs to what follows. */
 static void mark(tsr_chat_row *row, size_t *at, size_t begin, size_t end)
 {
     const tsr_tokens *t = &row->tokens;
     while (*at < t->count && t->spans[*at].begin < begin)
         ++*at;
-    for (size_t i = *at; i < t->count && t->spans[i].end <= end; i++)
+    for (size_t i = *at; i < t->count && t->spans[i].begin < end && t->spans[i].end <= end; i++)
         row->mask[i] = 1;
 }
 

@@ -390,6 +390,40 @@ static void test_one_template_for_all(void **state)
     scratch_remove();
 }
 
+/* A tokenizer that puts a space before each part between special tokens: the one before the next user's words is
+ * not trained, the one before the assistant's is. */
+static void test_space_before(void **state)
+{
+    (void)state;
+    static const char config[] = "{\"chat_template\":\"{% for m in messages %}{% if m.role == "
+                                 "'assistant' %}<s>{% generation "
+                                 "%}{{ m.content }}</s>{% endgeneration %}{% else %}{{ m.content "
+                                 "}}{% endif %}{% endfor %}\"}";
+    size_t bytes;
+    tsr_tokenizer *t;
+    tsr_chat *chat;
+    tsr_chat_row row = {0};
+    char *json = golden_file("tests/golden/tokenizers/spaces_prepended.json", &bytes);
+    assert_int_equal(tsr_tokenizer_parse(&t, "t", json, bytes, config, strlen(config)), TSR_OK);
+    assert_int_equal(tsr_chat_create(&chat, t, NULL), TSR_OK);
+    json_t *messages =
+        json_loads("[" USER("\\n") "," ASSISTANT("\\n") "," USER("\\n") "]", 0, NULL);
+    assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_OK);
+    static const char *const tokens[] = {"\xe2\x96\x81", "\n",   "<s>",          "\xe2\x96\x81",
+                                         "\n",           "</s>", "\xe2\x96\x81", "\n"};
+    static const uint8_t trained[] = {0, 0, 0, 1, 1, 1, 0, 0};
+    assert_int_equal(row.tokens.count, 8);
+    for (size_t i = 0; i < 8; i++) {
+        assert_int_equal(row.tokens.ids[i], tsr_tokenizer_id(t, tokens[i]));
+        assert_int_equal(row.mask[i], trained[i]);
+    }
+    json_decref(messages);
+    tsr_chat_row_free(&row);
+    tsr_chat_destroy(chat);
+    tsr_tokenizer_destroy(t);
+    free(json);
+}
+
 /* The text of one message through a template that prints its keys. */
 static void check_keys(const char *message, const char *text)
 {
@@ -555,6 +589,7 @@ int main(void)
         cmocka_unit_test(test_tool_use),      cmocka_unit_test(test_one_template_for_all),
         cmocka_unit_test(test_bad_tool_use),  cmocka_unit_test(test_special_tokens),
         cmocka_unit_test(test_template_json), cmocka_unit_test(test_message_keys),
+        cmocka_unit_test(test_space_before),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
