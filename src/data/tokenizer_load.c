@@ -542,6 +542,23 @@ static tsr_status choose_spelling(tsr_tokenizer *t, const char *directory)
     return TSR_OK;
 }
 
+/* A model may have its tokenizer in a form that only Transformers turns into tokenizer.json. */
+static tsr_status check_form(const tsr_tokenizer *t, const char *directory)
+{
+    static const char *const others[] = {"tokenizer.model", "tekken.json", "vocab.json"};
+    char path[4096];
+    if (!access(t->name, F_OK))
+        return TSR_OK;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (path_of(path, directory, others[i]))
+            return tsr_fail(
+                TSR_EDATA,
+                "%s: it is missing, and %s is not read in its place: let Transformers write "
+                "it, with AutoTokenizer.from_pretrained(\"%s\").save_pretrained(\"%s\")",
+                t->name, others[i], directory, directory);
+    return TSR_OK;
+}
+
 static tsr_status load_files(tsr_tokenizer *t, const char *directory)
 {
     char path[4096];
@@ -557,6 +574,7 @@ static tsr_status load_files(tsr_tokenizer *t, const char *directory)
         TSR_TRY(status);
     }
     TSR_TRY(choose_spelling(t, directory));
+    TSR_TRY(check_form(t, directory));
     TSR_TRY(tsr_file_read(&text, &bytes, t->name, TOKENIZER_FILE_BYTES));
     tsr_status status = load_text(t, text, bytes);
     free(text);

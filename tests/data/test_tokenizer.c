@@ -282,6 +282,12 @@ static void test_refused(void **state)
     tsr_tokenizer *t;
     assert_int_equal(tsr_tokenizer_open(&t, TSR_SOURCE_DIR "/no/such/model"), TSR_EDATA);
     assert_non_null(strstr(tsr_last_error(), "tokenizer.json"));
+    scratch_make();
+    write_text(scratch_path("tokenizer.model"), "");
+    check_error("no tokenizer.json", tsr_tokenizer_open(&t, scratch_path(".")), TSR_EDATA,
+                (const char *[MOST_WORDS]){"tokenizer.json: it is missing", "tokenizer.model",
+                                           "save_pretrained"});
+    scratch_remove();
 }
 
 int main(void)
