@@ -39,12 +39,33 @@ static tsr_status refuse_kwargs(const json_t *object, const char *place)
                     place);
 }
 
-/* The row's own tools, NULL where it has none. Borrowed. */
+/* The row's own tools, a list or, as in TRL and LLaMA-Factory, JSON in a string; the caller owns *out, which is
+ * NULL without tools. */
 static tsr_status read_tools(json_t **out, const json_t *object, const char *place)
 {
+    json_t *tools = json_object_get(object, "tools");
     *out = NULL;
     TSR_TRY(refuse_kwargs(object, place));
-    return tsr_json_has(object, "tools") ? tsr_json_array(out, object, "tools", place) : TSR_OK;
+    if (!tools || json_is_null(tools))
+        return TSR_OK;
+    if (!json_is_string(tools)) {
+        TSR_TRY(tsr_json_array(&tools, object, "tools", place));
+        *out = json_incref(tools);
+        return TSR_OK;
+    }
+    const char *text = json_string_value(tools);
+    if (!text[strspn(text, " \t\r\n")])
+        return TSR_OK;
+    tools = json_loads(text, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
+    bool none = json_is_null(tools);
+    if (json_is_array(tools)) {
+        *out = tools;
+        return TSR_OK;
+    }
+    json_decref(tools);
+    return none ? TSR_OK
+                : tsr_fail(TSR_EDATA, "%s: \"tools\" is a string that is not the JSON of a list",
+                           place);
 }
 
 tsr_status tsr_row_read_messages(tsr_row *row, const json_t *object,
@@ -55,7 +76,9 @@ tsr_status tsr_row_read_messages(tsr_row *row, const json_t *object,
     if (!json_array_size(messages))
         return tsr_fail(TSR_EDATA, "%s: \"messages\" is empty", place);
     TSR_TRY(read_tools(&tools, object, place));
-    return encode(row, messages, tools, 0, options, place);
+    tsr_status status = encode(row, messages, tools, 0, options, place);
+    json_decref(tools);
+    return status;
 }
 
 tsr_status tsr_row_read_turns(tsr_row *row, const json_t *object, const json_t *prompt,
@@ -70,11 +93,13 @@ tsr_status tsr_row_read_turns(tsr_row *row, const json_t *object, const json_t *
     json_t *both = json_copy((json_t *)(uintptr_t)prompt); /* the elements are shared */
     if (!both || json_array_extend(both, (json_t *)(uintptr_t)completion)) {
         json_decref(both);
+        json_decref(tools);
         return tsr_fail(TSR_ENOMEM, "no memory for messages");
     }
     size_t prompt_count = options->completion_only == TSR_LOSS_NO ? 0 : json_array_size(prompt);
     tsr_status status = encode(row, both, tools, prompt_count, options, place);
     json_decref(both);
+    json_decref(tools);
     return status;
 }
 
@@ -168,28 +193,6 @@ static tsr_status read_system(json_t *messages, const json_t *object, const json
                : TSR_OK;
 }
 
-/* Tools are a list, or JSON in a string; the caller owns *out, which is NULL without tools. */
-static tsr_status read_sharegpt_tools(json_t **out, const json_t *object, const char *place)
-{
-    json_t *tools = json_object_get(object, "tools");
-    *out = NULL;
-    if (!json_is_string(tools)) {
-        TSR_TRY(read_tools(&tools, object, place));
-        *out = json_incref(tools);
-        return TSR_OK;
-    }
-    TSR_TRY(refuse_kwargs(object, place));
-    const char *text = json_string_value(tools);
-    if (!text[strspn(text, " \t\r\n")])
-        return TSR_OK;
-    *out = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
-    if (json_is_array(*out))
-        return TSR_OK;
-    json_decref(*out);
-    *out = NULL;
-    return tsr_fail(TSR_EDATA, "%s: \"tools\" is a string that is not the JSON of a list", place);
-}
-
 static tsr_status read_conversation(json_t *messages, const json_t *object, const char *place)
 {
     json_t *turns;
@@ -213,7 +216,7 @@ tsr_status tsr_row_read_sharegpt(tsr_row *row, const json_t *object,
     tsr_status status = messages ? read_conversation(messages, object, place)
                                  : tsr_fail(TSR_ENOMEM, "no memory for messages");
     if (status >= 0)
-        status = read_sharegpt_tools(&tools, object, place);
+        status = read_tools(&tools, object, place);
     if (status >= 0)
         status = encode(row, messages, tools, 0, options, place);
     json_decref(messages);

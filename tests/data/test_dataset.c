@@ -200,6 +200,16 @@ static void sharegpt_tools(void **state)
                     "\"completion\":[{\"role\":\"assistant\",\"content\":\"a\"}]}",
                     "[2]|{\"role\": \"user\", \"content\": \"u\"}|{\"role\": \"assistant\", "
                     "\"content\": \"a\"}");
+    /* In a string in other formats too, as in TRL. */
+    check_rendering("{\"tools\":\"[3]\",\"prompt\":[{\"role\":\"user\",\"content\":\"u\"}],"
+                    "\"completion\":[{\"role\":\"assistant\",\"content\":\"a\"}]}",
+                    "[3]|{\"role\": \"user\", \"content\": \"u\"}|{\"role\": \"assistant\", "
+                    "\"content\": \"a\"}");
+    check_rendering("{\"tools\":\"[4]\",\"messages\":[{\"role\":\"assistant\",\"content\":\"a\"}]}",
+                    "[4]|{\"role\": \"assistant\", \"content\": \"a\"}");
+    check_rendering(
+        "{\"tools\":\"null\",\"messages\":[{\"role\":\"assistant\",\"content\":\"a\"}]}",
+        "null|{\"role\": \"assistant\", \"content\": \"a\"}");
 }
 
 static char warnings[4096];
@@ -374,7 +384,9 @@ static const struct {
      {"no token of the 1 rows", "assistant_only_loss"}},
     {CHAT "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"chat_template_kwargs\":{}}",
      {"rows.jsonl:2: ", "chat_template_kwargs"}},
-    {CHAT "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":\"[]\"}",
+    {CHAT "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":\"{}\"}",
+     {"rows.jsonl:2: \"tools\" is a string", "a list"}},
+    {CHAT "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":{}}",
      {"rows.jsonl:2", "tools", "a list"}},
     {"{\"conversations\":[]}", {"rows.jsonl:1: \"conversations\" is empty"}},
     {"{\"conversations\":{}}", {"rows.jsonl:1", "conversations", "a list"}},
