@@ -232,6 +232,56 @@ static bool begins(const tsr_text *text, const tsr_text *with)
            (with->length == 0 || !memcmp(text->data, with->data, with->length));
 }
 
+/* Whether `text` holds `part`, white space at its ends aside; not if nothing is left of it. */
+static bool holds(const char *text, size_t bytes, const char *part)
+{
+    part += strspn(part, " \t\r\n");
+    size_t length = strlen(part);
+    while (length && strchr(" \t\r\n", part[length - 1]))
+        length--;
+    return length && memmem(text, bytes, part, length);
+}
+
+/* Whether `text` holds all that a message says: thinking would not be in it. */
+static bool holds_message(const char *text, size_t bytes, const json_t *message)
+{
+    static const char *const thoughts[] = {"reasoning_content", "thinking", "reasoning"};
+    const char *content = json_string_value(json_object_get(message, "content"));
+    const json_t *calls = json_object_get(message, "tool_calls");
+    bool blank = !content || !content[strspn(content, " \t\r\n")];
+    for (size_t i = 0; i < 3; i++) {
+        const json_t *thought = json_object_get(message, thoughts[i]);
+        const char *words = json_string_value(thought);
+        if (thought && !json_is_null(thought) && (!words || *words))
+            return false;
+    }
+    for (size_t i = 0; i < json_array_size(calls); i++) {
+        const json_t *call = json_array_get(calls, i), *inner = json_object_get(call, "function");
+        const char *name = json_string_value(json_object_get(inner ? inner : call, "name"));
+        if (!name || !holds(text, bytes, name))
+            return false;
+    }
+    return blank ? json_array_size(calls) > 0 : holds(text, bytes, content);
+}
+
+/* A turn whose rendering as the last one begins with what the template itself puts there, and that begins
+ * without it where more follows: Qwen3's empty <think>. The turn is then the longest end of that rendering with
+ * which the rest of the whole text begins, if it holds all that the message says. */
+static bool find_later_turn(tsr_span *out, const tsr_text *text, const tsr_text *before,
+                            const tsr_text *through, const json_t *message)
+{
+    if (!begins(text, before))
+        return false;
+    size_t begin = before->length, left = text->length - begin, length = through->length - begin;
+    const char *turn = tsr_text_string(text) + begin,
+               *end = tsr_text_string(through) + through->length;
+    for (length = length < left ? length : left; length; length--)
+        if (!memcmp(turn, end - length, length))
+            break;
+    *out = (tsr_span){begin, begin + length};
+    return length && holds_message(turn, length, message);
+}
+
 /* The bytes of an assistant's turn, by rendering up to it and through it. */
 static tsr_status find_turn(tsr_span *out, tsr_chat_row *row, tsr_chat *chat,
                             const json_t *messages, size_t index)
@@ -258,6 +308,10 @@ static tsr_status find_turn(tsr_span *out, tsr_chat_row *row, tsr_chat *chat,
                         "not begin with the messages before it and the generation "
                         "prompt; %s",
                         index, advice);
+    if (!begins(&row->text, &through->text) &&
+        find_later_turn(out, &row->text, &before->text, &through->text,
+                        json_array_get(messages, index)))
+        return TSR_OK;
     if (!begins(&row->text, &through->text))
         return tsr_fail(TSR_EDATA,
                         "messages[%zu]: the template renders this assistant turn "

@@ -4,7 +4,8 @@
  * What an assistant says is what {% generation %} marks. In a template without such marks it is
  * what rendering through the turn adds to the rendering of the messages before it with the
  * generation prompt: content, end of turn, and what the template adds after it. Where a rendering
- * is not the beginning of the next one (a template that drops earlier thinking) the row is refused.
+ * is not the beginning of the next one the row is refused, if the template drops of an earlier turn
+ * what the row says (its thinking), and not only what it puts before a last turn itself.
  *
  * A model may have a template of its own for rows with tools (tool_use); an empty list of tools takes
  * it too, as in transformers.

@@ -182,6 +182,40 @@ static void test_prefixes(void **state)
     tsr_chat_row_free(&row);
 }
 
+/* What a template puts before the words of the last turn alone, as Qwen3's, may be gone from earlier ones; what
+ * the row says may not. */
+static void test_last_turn(void **state)
+{
+    (void)state;
+    tsr_chat_row row = {0};
+    const char *thinking =
+        "{% for m in messages %}<{{ m.role }}>{% if loop.last and m.role == 'assistant' %}<think>"
+        "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% for c in m.tool_calls or [] "
+        "%}"
+        "{{ c.function.name }}(){% endfor %}<|eot_id|>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}";
+    assert_int_equal(
+        encode_with(&row, thinking,
+                    "[" USER("a") "," ASSISTANT("b") "," USER("c") "," ASSISTANT("d") "]", true),
+        TSR_OK);
+    check_trained(&row, "............................b<|eot_id|>............................"
+                        "<think></think>d<|eot_id|>");
+    const char *call = "{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":"
+                       "[{\"function\":{\"name\":\"f\"}}]}";
+    char rows[400];
+    snprintf(rows, sizeof rows, "[" USER("a") ",%s," USER("c") "]", call);
+    assert_int_equal(encode_with(&row, thinking, rows, true), TSR_OK);
+    check_trained(&row, "............................f()<|eot_id|>.................");
+    static const char *const lost[] = {
+        "{\"role\":\"assistant\",\"content\":\"b\",\"reasoning_content\":\"r\"}", ASSISTANT("")};
+    for (int i = 0; i < 2; i++) {
+        snprintf(rows, sizeof rows, "[" USER("a") ",%s," USER("c") "]", lost[i]);
+        assert_int_equal(encode_with(&row, thinking, rows, true), TSR_EDATA);
+        assert_non_null(strstr(tsr_last_error(), "differently"));
+    }
+    tsr_chat_row_free(&row);
+}
+
 static void test_broken_rows(void **state)
 {
     (void)state;
@@ -589,7 +623,7 @@ int main(void)
         cmocka_unit_test(test_tool_use),      cmocka_unit_test(test_one_template_for_all),
         cmocka_unit_test(test_bad_tool_use),  cmocka_unit_test(test_special_tokens),
         cmocka_unit_test(test_template_json), cmocka_unit_test(test_message_keys),
-        cmocka_unit_test(test_space_before),
+        cmocka_unit_test(test_space_before),  cmocka_unit_test(test_last_turn),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
