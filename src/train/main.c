@@ -396,16 +396,20 @@ static tsr_status check_file(const tsr_usage *usage)
                     usage->job_path);
 }
 
-/* What looks at the flag ends in order; all else as signals end a program. */
+/* What looks at the flag ends in order; all else as signals end a program. Who reads what is printed may be gone
+ * before the checkpoint is written: Ctrl-C ends the tee behind a pipe too. Under nohup SIGHUP stays ignored. */
 static void catch_signals(tsr_command command)
 {
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    static const int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, before;
     if (command != TSR_COMMAND_TRAIN && command != TSR_COMMAND_MERGE &&
         command != TSR_COMMAND_QUANTIZE)
         return;
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGUSR1, &action, NULL);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        if (signals[i] != SIGHUP ||
+            (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN))
+            sigaction(signals[i], &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
 }
 
 int main(int argc, char **argv)

@@ -144,6 +144,7 @@ static void stopped(void)
 {
     signalled(1, 0, SIGTERM);
     signalled(1, 0, SIGINT);
+    signalled(1, 0, SIGHUP);
     signalled(3, 2, SIGTERM);
     signalled(2, 0, SIGUSR1);
     signalled(2, -1, SIGINT);
@@ -200,6 +201,19 @@ static void signalled_twice(void)
     check_code(&output, 128 + SIGUSR1);
     check_gone(2);
     check_adapter(false);
+    end(&output);
+}
+
+/* Ctrl-C ends `| tee log` at once, and then there is nobody to tell: the checkpoint is written all the same. */
+static void reader_gone(void)
+{
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_run(&output, 1, "mkfifo log; head -c 1 <log >/dev/null & exec \"$@\" 2>log",
+            LONG " logging_steps=1 time_limit=0.5");
+    check_code(&output, 75);
+    check_end("saved");
+    check_checkpoint(1);
     end(&output);
 }
 
@@ -281,6 +295,7 @@ int main(int argc, char **argv)
         {"launcher_signalled", launcher_signalled},
         {"mpirun_signalled", mpirun_signalled, true},
         {"signalled_twice", signalled_twice},
+        {"reader_gone", reader_gone},
         {"time_limit", time_limit},
         {"not_finite", not_finite},
         {"disk_full", disk_full},
