@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* Options and an example are lines of the help, each with its newline. */
 typedef struct {
@@ -239,11 +240,14 @@ static bool takes_job(const command_row *row)
     return row->command != TSR_COMMAND_INSPECT && row->command != TSR_COMMAND_ENV;
 }
 
-/* No key has a slash or a dot: runs/lr=1e-3/job.yaml is a path. */
-static bool is_override(const char *arg)
+/* No key has a slash or a dot: runs/lr=1e-3/job.yaml is a path. So is lr=1/job.yaml, where it is a file. */
+static bool is_override(const tsr_usage *usage, const char *arg)
 {
+    struct stat info;
     size_t key = strcspn(arg, "=");
-    return key > 0 && arg[key] && strcspn(arg, "/.") > key;
+    if (!key || !arg[key] || strcspn(arg, "/.") < key)
+        return false;
+    return usage->job_path || stat(arg, &info) != 0 || !S_ISREG(info.st_mode);
 }
 
 /* One argument; *index moves over a value that belongs to it. */
@@ -282,7 +286,7 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
         return tsr_fail(TSR_EUSAGE, "%s: no such option; the line is: %s", arg, row->line);
     if (*arg == '-')
         return wrong_option(row, arg, next);
-    if (job && is_override(arg)) {
+    if (job && is_override(usage, arg)) {
         usage->overrides[usage->override_count++] = arg;
         return TSR_OK;
     }

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -83,6 +84,35 @@ static void test_commands(void **state)
     assert_int_equal(parse(&u, ARGS("train", "./r=8.yaml", "lora_r=8")), TSR_OK);
     assert_string_equal(u.job_path, "./r=8.yaml");
     tsr_usage_free(&u);
+}
+
+/* output_dir: lora_r=8 makes lora_r=8/job.yaml, which the run's last lines name. */
+static void test_path_with_equals(void **state)
+{
+    (void)state;
+    tsr_usage u;
+    char directory[] = "/tmp/tessera-usage-XXXXXX", back[4096];
+    assert_non_null(mkdtemp(directory));
+    assert_non_null(getcwd(back, sizeof back));
+    assert_int_equal(chdir(directory), 0);
+    assert_int_equal(mkdir("lora_r=8", 0777), 0);
+    FILE *file = fopen("lora_r=8/job.yaml", "w");
+    assert_non_null(file);
+    fclose(file);
+    assert_int_equal(parse(&u, ARGS("eval", "lora_r=8/job.yaml", "init_adapter=lora_r=8")), TSR_OK);
+    assert_string_equal(u.job_path, "lora_r=8/job.yaml");
+    assert_int_equal(u.override_count, 1);
+    tsr_usage_free(&u);
+    /* a key whose value names a file after the job.yaml, and a directory of that name */
+    assert_int_equal(parse(&u, ARGS("train", "a.yaml", "lora_r=8/job.yaml")), TSR_OK);
+    assert_int_equal(u.override_count, 1);
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("train", "lora_r=8", "a.yaml")), TSR_OK);
+    assert_string_equal(u.job_path, "a.yaml");
+    assert_int_equal(u.override_count, 1);
+    tsr_usage_free(&u);
+    assert_int_equal(unlink("lora_r=8/job.yaml") | rmdir("lora_r=8"), 0);
+    assert_int_equal(chdir(back) | rmdir(directory), 0);
 }
 
 static void test_tools(void **state)
@@ -305,10 +335,11 @@ static void test_signals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_commands),    cmocka_unit_test(test_tools),
-        cmocka_unit_test(test_wrong_lines), cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_commands),  cmocka_unit_test(test_path_with_equals),
+        cmocka_unit_test(test_tools),     cmocka_unit_test(test_wrong_lines),
+        cmocka_unit_test(test_texts),
 #ifndef __SANITIZE_THREAD__
-        cmocka_unit_test(test_full_disk),   cmocka_unit_test(test_pipe),
+        cmocka_unit_test(test_full_disk), cmocka_unit_test(test_pipe),
         cmocka_unit_test(test_signals),
 #endif
     };
