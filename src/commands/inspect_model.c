@@ -7,17 +7,8 @@
 #include "io/model_config.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <string.h>
 #include <unistd.h>
-
-static void put_number(tsr_text *out, double value)
-{
-    if (value == floor(value) && value < 1e15)
-        tsr_number_put_fixed(out, value, 0);
-    else
-        tsr_number_put(out, value, 0);
-}
 
 static void add_architecture(json_t *report, const tsr_model_config *c)
 {
@@ -34,10 +25,10 @@ static void add_architecture(json_t *report, const tsr_model_config *c)
     tsr_report_string(report, "architecture", tsr_text_string(&text));
     tsr_text_clear(&text);
     tsr_text_printf(&text, "%s, theta ", ropes[c->rope.type]);
-    put_number(&text, c->rope.theta);
+    tsr_number_put(&text, c->rope.theta, 0);
     if (c->rope.type != TSR_MODEL_ROPE_DEFAULT) {
         tsr_text_puts(&text, ", factor ");
-        put_number(&text, c->rope.factor);
+        tsr_number_put(&text, c->rope.factor, 0);
     }
     tsr_report_string(report, "rope", tsr_text_string(&text));
     tsr_text_free(&text);

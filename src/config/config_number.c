@@ -84,6 +84,10 @@ void tsr_number_put(tsr_text *out, double value, int digits)
         put(out, "%.*g", digits, value);
         return;
     }
+    if (value == floor(value) && fabs(value) < 1e15) { /* 20, where %g has 2e+01 */
+        put(out, "%.*f", 0, value);
+        return;
+    }
     for (int d = 1; d <= 17; d++) {
         tsr_text text = {0};
         double again = 0;

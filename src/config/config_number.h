@@ -17,7 +17,8 @@ bool tsr_number_parse(double *out, const char *text);
  * bits is clamped. */
 bool tsr_number_parse_whole(int64_t *out, const char *text);
 
-/* `digits` significant ones as printf's %g; 0: the shortest text that reads back as `value`. */
+/* `digits` significant ones as printf's %g; 0: a whole number's digits, or the shortest text that reads
+ * back as `value`. */
 void tsr_number_put(tsr_text *out, double value, int digits);
 
 /* `decimals` digits after the point. */

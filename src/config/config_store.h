@@ -79,6 +79,11 @@ bool tsr_config_is_utf8(const char *text);
 /* The field as YAML. (config_write.c) */
 void tsr_config_put(tsr_text *out, const tsr_config *config, const tsr_key *key);
 
+/* Whether `was` and `now`, as tsr_config_put of this or an older version wrote them, are the same value:
+ * 2e+01 is 20. (config_write.c) */
+bool tsr_config_same_text(const tsr_config *config, const tsr_key *key, const char *was,
+                          const char *now);
+
 /* Sets defaults that follow other keys, then says in `errors` what does not go together.
  * (config_check.c) */
 void tsr_config_derive(tsr_config *config);

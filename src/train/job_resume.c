@@ -124,7 +124,7 @@ static tsr_status check_keys(const tsr_job *job, const json_t *state, const char
             continue;
         tsr_text_clear(&text);
         tsr_job_key_text(&text, job, key);
-        if (strcmp(was, tsr_text_string(&text)) != 0)
+        if (!tsr_config_same_text(config, key, was, tsr_text_string(&text)))
             tsr_text_printf(&lines, "%s%s: %s: found %s, the checkpoint was made with %s",
                             lines.length ? "\n" : "", tsr_config_where(config, key->name),
                             key->name, tsr_text_string(&text), was);

@@ -17,6 +17,7 @@
 #include "base/text.h"
 #include "config/config.h"
 #include "config/config_number.h"
+#include "config/config_store.h"
 #include "config/keys.h"
 #include "support/comma_locale.h"
 
@@ -504,6 +505,30 @@ static void test_marks(void **state)
     tsr_config_free(&c);
 }
 
+/* A checkpoint of an older version has 2e+01 where this one writes 20. */
+static void test_same_text(void **state)
+{
+    (void)state;
+    tsr_config c = load(BASE, NULL, 0);
+    static const struct {
+        const char *key, *was, *now;
+        bool same;
+    } texts[] = {{"lora_alpha", "2e+01", "20", true},
+                 {"lora_alpha", "20", "20", true},
+                 {"lora_alpha", "2e+01", "21", false},
+                 {"lora_alpha", "[", "20", false},
+                 {"rank_pattern", "{q_proj: 1e+01}", "{q_proj: 10}", true},
+                 {"rank_pattern", "null", "{q_proj: 10}", false},
+                 {"lr_scheduler_type", "linear", "cosine", false},
+                 {"lora_target_modules", "[q_proj]", "[q_proj]", true}};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (tsr_config_same_text(&c, tsr_keys_at(tsr_keys_find(texts[i].key)), texts[i].was,
+                                 texts[i].now) != texts[i].same)
+            fail_msg("%s: %s and %s", texts[i].key, texts[i].was, texts[i].now);
+    assert_int_equal(c.rank_pattern.count, 0);
+    tsr_config_free(&c);
+}
+
 /* A key's default is what its own reader makes of `initial`, and every key has a field. */
 static void test_table(void **state)
 {
@@ -609,7 +634,12 @@ static void test_numbers(void **state)
     tsr_number_put(&text, 1.0 / 3, 9);
     tsr_text_puts(&text, " ");
     tsr_number_put_fixed(&text, 2.5, 1);
-    assert_string_equal(text.data, "0.1 0.333333333 2.5");
+    const double whole[] = {20, 500, 1e15, 5e-5, -100, 0};
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
+        tsr_text_puts(&text, " ");
+        tsr_number_put(&text, whole[i], 0);
+    }
+    assert_string_equal(text.data, "0.1 0.333333333 2.5 20 500 1e+15 5e-05 -100 0");
     tsr_text_free(&text);
 }
 
@@ -627,6 +657,7 @@ int main(void)
         cmocka_unit_test(test_trl_defaults),
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_marks),
+        cmocka_unit_test(test_same_text),
         cmocka_unit_test(test_table),
         cmocka_unit_test(test_distance),
         cmocka_unit_test(test_steps),
