@@ -93,10 +93,10 @@ static bool translate(loader *l, tsr_yaml_value *value, const tsr_key_alias *ali
                          alias->name, value->text, alias->key);
         return false;
     }
+    if (tsr_yaml_is_null(value) && (alias->map || alias->below > 0)) /* the peer's "not given" */
+        return false;
     if (!alias->map)
         return true;
-    if (tsr_yaml_is_null(value))
-        return false;
     const char *word = tsr_config_bool_word(value);
     const char *text = word ? word : value->kind == TSR_YAML_SCALAR ? value->text : "";
     for (const tsr_key_translation *t = alias->map; t->from; t++)
@@ -112,8 +112,8 @@ static bool translate(loader *l, tsr_yaml_value *value, const tsr_key_alias *ali
     return false;
 }
 
-/* Two names of one key in the same file: equal values agree, and a warm-up of 0 yields. Whether the
- * new value is to be taken. */
+/* Two names of one key in the same file: equal values agree; a warm-up of 0 and a dtype that is left to be
+ * found (TRL's torch_dtype: auto beside bf16: true) yield. Whether the new value is to be taken. */
 static bool agrees(loader *l, const tsr_config *next, int index, const tsr_config_place *place)
 {
     const tsr_key *key = tsr_keys_at(index);
@@ -123,6 +123,9 @@ static bool agrees(loader *l, const tsr_config *next, int index, const tsr_confi
     if (key->offset == offsetof(tsr_config, warmup_steps) &&
         (next->warmup_steps == 0 || l->config.warmup_steps == 0))
         return next->warmup_steps != 0;
+    if (key->offset == offsetof(tsr_config, dtype) &&
+        (next->dtype == TSR_CONFIG_DTYPE_AUTO || l->config.dtype == TSR_CONFIG_DTYPE_AUTO))
+        return next->dtype != TSR_CONFIG_DTYPE_AUTO;
     tsr_text before = {0}, now = {0};
     tsr_config_put(&before, &l->config, key);
     tsr_config_put(&now, next, key);

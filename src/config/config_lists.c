@@ -26,6 +26,15 @@ static bool read_strings(tsr_config_strings *out, const tsr_key *key, const tsr_
     return list.items != NULL;
 }
 
+/* The word, or a list of it alone, which TRL takes for the word. */
+static bool is_all_linear(const tsr_key *key, const tsr_yaml_value *value)
+{
+    if (value->kind == TSR_YAML_LIST && value->count == 1)
+        value = &value->items[0];
+    return key->flags & TSR_KEY_ALL_LINEAR && value->kind == TSR_YAML_SCALAR &&
+           !strcmp(value->text, "all-linear");
+}
+
 static bool read_modules(tsr_config_modules *out, const tsr_key *key, const tsr_yaml_value *value,
                          const tsr_config_place *place)
 {
@@ -45,13 +54,12 @@ static bool read_modules(tsr_config_modules *out, const tsr_key *key, const tsr_
         *out = modules;
         return true;
     }
+    if (is_all_linear(key, value)) {
+        *out = (tsr_config_modules){.kind = TSR_CONFIG_MODULES_ALL_LINEAR};
+        return true;
+    }
     if (value->kind == TSR_YAML_SCALAR) {
-        bool all = key->flags & TSR_KEY_ALL_LINEAR && !strcmp(value->text, "all-linear");
-        modules.kind = all ? TSR_CONFIG_MODULES_ALL_LINEAR : TSR_CONFIG_MODULES_REGEX;
-        if (all) {
-            *out = modules;
-            return true;
-        }
+        modules.kind = TSR_CONFIG_MODULES_REGEX;
     } else if (value->kind == TSR_YAML_LIST && !value->count &&
                !(key->flags & TSR_KEY_ALL_LINEAR)) {
         *out = (tsr_config_modules){.kind = TSR_CONFIG_MODULES_NONE};

@@ -101,6 +101,10 @@ static bool read_word(int *out, const tsr_key *key, const tsr_yaml_value *value,
 {
     if (value->kind == TSR_YAML_LIST && value->count == 1 && key->flags & TSR_KEY_LIST_OF_ONE)
         value = &value->items[0];
+    if (value->kind == TSR_YAML_LIST && !value->count && key->flags & TSR_KEY_LIST_OF_ONE) {
+        *out = (int)key->none_value;
+        return true;
+    }
     if (value->kind != TSR_YAML_SCALAR || tsr_yaml_is_null(value))
         return tsr_config_refuse(place, key, value);
     const tsr_key_word *found = find_word(key, value->text);

@@ -38,8 +38,8 @@ enum {
     TSR_KEY_HIGH_OPEN = 2,      /* nor the upper one */
     TSR_KEY_WHOLE = 4,          /* PATTERNS: whole numbers */
     TSR_KEY_FALSE_IS_NONE = 8,  /* STRING: false is null */
-    TSR_KEY_LIST_OF_ONE = 16,   /* WORD: [word] too */
-    TSR_KEY_ALL_LINEAR = 32,    /* MODULES: the word all-linear; null is PEFT's default */
+    TSR_KEY_LIST_OF_ONE = 16,   /* WORD: [word] too; [] is none */
+    TSR_KEY_ALL_LINEAR = 32,    /* MODULES: all-linear, or [all-linear]; null: PEFT's default */
     TSR_KEY_TRL_SAID_ONLY = 64, /* `defaults: trl` cannot take TRL's value */
     TSR_KEY_PATH = 128,         /* STRING: not empty */
     TSR_KEY_RESULT = 256,       /* a resumed run must have the value of its checkpoint */

@@ -413,6 +413,30 @@ static void test_trl_file_runs(void **state)
     tsr_config_free(&c);
 }
 
+/* What TRL's own files have where nothing is chosen. */
+static void test_trl_nothing_chosen(void **state)
+{
+    (void)state;
+    static const char *const dtypes[] = {"torch_dtype: auto\nbf16: false\n",
+                                         "bf16: false\ntorch_dtype: auto\n",
+                                         "torch_dtype: null\nbnb_4bit_compute_dtype: float32\n"};
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
+        char text[256];
+        snprintf(text, sizeof text, BASE "%s", dtypes[i]);
+        tsr_config c = load(text, NULL, 0);
+        assert_int_equal(c.dtype, TSR_CONFIG_DTYPE_FLOAT32);
+        tsr_config_free(&c);
+    }
+    tsr_config c = load(BASE "dtype: null\nwarmup_steps: 3\nwarmup_ratio: null\nreport_to: []\n"
+                             "lora_target_modules: [all-linear]\n",
+                        NULL, 0);
+    assert_int_equal(c.dtype, TSR_CONFIG_DTYPE_AUTO);
+    assert_float_equal(c.warmup_steps, 3, 0);
+    assert_int_equal(c.report_to, TSR_CONFIG_REPORT_NONE);
+    assert_int_equal(c.lora_target_modules.kind, TSR_CONFIG_MODULES_ALL_LINEAR);
+    tsr_config_free(&c);
+}
+
 static void test_trl_defaults(void **state)
 {
     (void)state;
@@ -654,6 +678,7 @@ int main(void)
         cmocka_unit_test(test_names_that_agree),
         cmocka_unit_test(test_uses),
         cmocka_unit_test(test_trl_file_runs),
+        cmocka_unit_test(test_trl_nothing_chosen),
         cmocka_unit_test(test_trl_defaults),
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_marks),
