@@ -10,6 +10,14 @@
 #include <string.h>
 #include <unistd.h>
 
+static void add_quantization(json_t *report, bool four_bit, bool nested)
+{
+    tsr_report_string(report, "quantization",
+                      !four_bit ? "none"
+                      : nested  ? "bitsandbytes nf4, double quantized"
+                                : "bitsandbytes nf4");
+}
+
 static void add_architecture(json_t *report, const tsr_model_config *c)
 {
     static const char *const ropes[] = {"default", "linear", "llama3"};
@@ -38,14 +46,12 @@ static void add_architecture(json_t *report, const tsr_model_config *c)
     tsr_report_bool(report, "tied_embeddings", c->tie_word_embeddings);
     tsr_report_bool(report, "attention_bias", c->q_bias || c->k_bias || c->v_bias || c->o_bias);
     tsr_report_string(report, "dtype", tsr_dtype_name(c->dtype));
-    tsr_report_string(report, "quantization",
-                      !c->prequantized  ? "none"
-                      : c->double_quant ? "bitsandbytes nf4, double quantized"
-                                        : "bitsandbytes nf4");
+    add_quantization(report, c->prequantized, c->double_quant);
 }
 
-/* Elements of a tensor as the model sees it; 0 for what only describes a 4-bit weight. */
-static tsr_status parameters_of(uint64_t *out, const tsr_checkpoint *checkpoint,
+/* Elements of a tensor as the model sees it; 0 for what only describes a 4-bit weight. *nested: whether the
+ * scales of a 4-bit one are quantized. */
+static tsr_status parameters_of(uint64_t *out, bool *nested, const tsr_checkpoint *checkpoint,
                                 const tsr_tensor *tensor)
 {
     static const char weight[] = ".weight";
@@ -58,6 +64,7 @@ static tsr_status parameters_of(uint64_t *out, const tsr_checkpoint *checkpoint,
         return TSR_OK;
     TSR_TRY(tsr_checkpoint_weight(&stored, checkpoint, tensor->name));
     *out = stored.element_count;
+    *nested = stored.nested;
     return TSR_OK;
 }
 
@@ -81,13 +88,14 @@ static void add_to(json_t *row, const char *key, uint64_t value)
 static tsr_status add_tensors(json_t *report, const tsr_checkpoint *checkpoint)
 {
     uint64_t parameters = 0, four_bit = 0, some;
+    bool nested = false;
     json_t *dtypes = tsr_report_object(report, "dtypes");
     json_t *shards = tsr_report_array(report, "shards");
     json_t *rows = tsr_report_array(report, "tensors");
     for (uint64_t i = 0; i < tsr_checkpoint_count(checkpoint); i++) {
         const tsr_tensor *tensor = tsr_checkpoint_at(checkpoint, i);
         json_t *shard = shard_row(shards, tsr_safetensors_path(tensor->file));
-        TSR_TRY(parameters_of(&some, checkpoint, tensor));
+        TSR_TRY(parameters_of(&some, &nested, checkpoint, tensor));
         parameters += some;
         four_bit += some != tensor->element_count ? some : 0;
         add_to(shard, "tensors", 1);
@@ -97,6 +105,8 @@ static tsr_status add_tensors(json_t *report, const tsr_checkpoint *checkpoint)
     }
     tsr_report_int(report, "parameters", parameters);
     tsr_report_int(report, "parameters_in_4_bits", four_bit);
+    if (json_object_get(report, "quantization")) /* config.json may say another thing */
+        add_quantization(report, four_bit > 0, nested);
     tsr_report_int(report, "weights_bytes", tsr_checkpoint_total_bytes(checkpoint));
     return TSR_OK;
 }

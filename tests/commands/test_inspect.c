@@ -114,6 +114,21 @@ static void test_model(void **state)
     is_int(r, "parameters_in_4_bits", 2 * 737280);
     assert_int_equal(json_array_size(at(r, "shards")), 1);
     json_decref(r);
+    /* plain weights beside a config.json that still says 4 bits, and the reverse */
+    static const char *const mixed[][3] = {{"left-over", MODEL, GOLDEN "/prequantized-tiny-llama"},
+                                           {"unsaid", GOLDEN "/prequantized-tiny-llama", MODEL}};
+    static const char *const stored[] = {"none", "bitsandbytes nf4, double quantized"};
+    for (int i = 0; i < 2; i++) {
+        char command[2000];
+        const char *to = scratch_path(mixed[i][0]);
+        snprintf(command, sizeof command,
+                 "mkdir %s && ln -s %s/model*.s* %s && ln -s %s/config.json %s", to, mixed[i][1],
+                 to, mixed[i][2], to);
+        assert_int_equal(system(command), 0);
+        r = inspect(to);
+        is_text(r, "quantization", stored[i]);
+        json_decref(r);
+    }
     /* config.json alone, and one of another kind of model */
     mkdir(scratch_path("config"), 0777);
     write_text(scratch_path("config/config.json"), "{\"model_type\": \"gpt2\"}");
