@@ -324,10 +324,23 @@ int64_t tsr_job_total_steps(const tsr_job *job)
     return job->inputs.batch ? tsr_batch_run_of(job->inputs.batch)->steps : 0;
 }
 
+/* The base as it is: of a 4-bit checkpoint the keys decide nothing. */
+static void set_stored(tsr_config *config, const tsr_layout *layout)
+{
+    config->load_in_4bit = config->use_bnb_nested_quant = false;
+    for (int i = 0; i < layout->layer_count * TSR_LINEAR_COUNT; i++) {
+        const tsr_layout_linear *linear =
+            &layout->unit[i / TSR_LINEAR_COUNT].linear[i % TSR_LINEAR_COUNT];
+        config->load_in_4bit |= linear->quantized;
+        config->use_bnb_nested_quant |= linear->quantized && linear->nested;
+    }
+}
+
 int tsr_job_print_summary(tsr_job *job, char **text)
 {
     const tsr_inputs *in = &job->inputs;
     const tsr_decision *d = &job->decision;
+    tsr_config config = in->config; /* its store is only read */
     tsr_text out = {0};
     char architecture[64], device[256];
     if (job->options.purpose == TSR_JOB_DATA)
@@ -365,7 +378,8 @@ int tsr_job_print_summary(tsr_job *job, char **text)
     }
     if (in->eval_dataset)
         summary.eval_sample_count = tsr_dataset_sample_count(in->eval_dataset);
-    tsr_summary_start(&out, &in->config, &summary);
+    set_stored(&config, &in->layout);
+    tsr_summary_start(&out, &config, &summary);
     if (out.failed)
         return tsr_fail(TSR_ENOMEM, "out of memory for the summary");
     *text = out.data;

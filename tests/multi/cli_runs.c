@@ -437,6 +437,27 @@ static void data(void)
     cli_case_end();
 }
 
+/* The summary says how the base is stored, which of a 4-bit checkpoint no key decides. */
+static void base_in_summary(void)
+{
+    static const struct {
+        const char *model, *key, *says;
+    } bases[] = {{CLI_PREQUANTIZED, "use_bnb_nested_quant=false", "NF4 with double quantization\n"},
+                 {CLI_TINY_LLAMA, "use_bnb_nested_quant=false", "base NF4\n"},
+                 {CLI_TINY_LLAMA, "load_in_4bit=false", "base as in the checkpoint\n"}};
+    for (int i = 0; i < 3; i++) {
+        char words[96];
+        cli_output output;
+        cli_case_begin(bases[i].model);
+        snprintf(words, sizeof words, "train job.yaml max_steps=1 %s", bases[i].key);
+        cli_run(&output, 1, NULL, words);
+        if (output.code != 0 || !strstr(output.err, bases[i].says))
+            cli_fail("%s: %d: expected %s in\n%s", words, output.code, bases[i].says, output.err);
+        cli_output_free(&output);
+        cli_case_end();
+    }
+}
+
 /* ---- plan ---- */
 
 static int plan_shape(cli_output *output, const char *shape, int rows)
@@ -594,6 +615,7 @@ int main(int argc, char **argv)
         {"stopped", stopped},
         {"traced", traced},
         {"quiet", quiet},
+        {"base_in_summary", base_in_summary},
         {"plan", plan},
         {"data", data},
         {"ranks", ranks},
