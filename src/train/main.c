@@ -167,9 +167,8 @@ static int train(run *r, const tsr_config *config)
     int status = tsr_job_plan(r->job, &info);
     if (status == 0)
         status = tsr_job_start(r->job);
-    if (status == 0)
-        status = tsr_job_print_summary(r->job, &summary);
-    if (status == 0 && r->first)
+    /* One that cannot be made is no reason to end, and the other ranks would not know. */
+    if (status == 0 && r->first && tsr_job_print_summary(r->job, &summary) == 0)
         say(summary);
     free(summary);
     int64_t steps = tsr_job_total_steps(r->job);
