@@ -11,6 +11,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#define CARD_BYTES (1u << 20)
+#define CARD_TAG   "\n- tessera\n"
+
 /* The order of appearance: who sees the weights sees the rest too. */
 enum { CARD, CONFIG, WEIGHTS, OUTPUT_COUNT };
 
@@ -37,7 +40,7 @@ static tsr_status make_card(tsr_text *card, const tsr_peft_config *config)
     tsr_text_puts(card, "library_name: peft\npipeline_tag: text-generation\ntags:\n");
     if (base)
         tsr_text_printf(card, "- %s\n", tag);
-    tsr_text_printf(card, "%s- lora\n- tessera\n- transformers\n---\n\n",
+    tsr_text_printf(card, "%s- lora" CARD_TAG "- transformers\n---\n\n",
                     config->use_dora ? "- dora\n" : "");
     tsr_text_printf(card, "# A %s adapter\n\n", config->use_dora ? "DoRA" : "LoRA");
     tsr_text_printf(card,
@@ -72,6 +75,22 @@ static tsr_status stage_card(tsr_file **out, const char *path, const tsr_peft_co
         status = stage_text(out, path, card.data, card.length);
     tsr_text_free(&card);
     return status;
+}
+
+tsr_status tsr_peft_card_is_foreign(bool *out, const char *directory)
+{
+    char *path, *text;
+    uint64_t bytes;
+    struct stat info;
+    if (asprintf(&path, "%s/%s", directory, TSR_PEFT_CARD_FILE) < 0)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to look at it", directory);
+    *out = stat(path, &info) == 0 && S_ISREG(info.st_mode);
+    if (*out && tsr_file_read(&text, &bytes, path, CARD_BYTES) == TSR_OK) {
+        *out = !strstr(text, CARD_TAG);
+        free(text);
+    }
+    free(path);
+    return TSR_OK;
 }
 
 static tsr_status stage_config(tsr_file **out, const char *path, const tsr_peft_config *config)
@@ -121,8 +140,10 @@ tsr_status tsr_peft_write(const char *directory, const tsr_peft_config *config,
     char *paths[OUTPUT_COUNT] = {0};
     tsr_file *files[OUTPUT_COUNT] = {0};
     tsr_status status = TSR_OK;
+    bool foreign;
     if (mkdir(directory, 0777) < 0 && errno != EEXIST)
         return tsr_fail(TSR_EIO, "%s: cannot be made: %s", directory, strerror(errno));
+    TSR_TRY(tsr_peft_card_is_foreign(&foreign, directory));
     for (int i = 0; i < OUTPUT_COUNT && status == TSR_OK; i++) {
         if (asprintf(&paths[i], "%s/%s", directory, output_names[i]) < 0) {
             paths[i] = NULL;
@@ -135,10 +156,11 @@ tsr_status tsr_peft_write(const char *directory, const tsr_peft_config *config,
         status = stage_weights(&files[WEIGHTS], paths[WEIGHTS], tensors, count);
     if (status == TSR_OK)
         status = stage_config(&files[CONFIG], paths[CONFIG], config);
-    if (status == TSR_OK)
+    if (status == TSR_OK && !foreign)
         status = stage_card(&files[CARD], paths[CARD], config);
     for (int i = 0; i < OUTPUT_COUNT && status == TSR_OK; i++)
-        status = tsr_file_publish(files[i]);
+        if (files[i])
+            status = tsr_file_publish(files[i]);
     for (int i = 0; i < OUTPUT_COUNT; i++) {
         tsr_file_discard(files[i]);
         free(paths[i]);

@@ -306,12 +306,16 @@ static tsr_status clear_leftovers(const char *directory)
 static tsr_status clear_output(const tsr_job *job, const char *directory)
 {
     char path[PATH_MAX];
+    bool foreign;
+    TSR_TRY(tsr_peft_card_is_foreign(&foreign, directory));
     TSR_TRY(clear_leftovers(directory));
     TSR_TRY(tsr_snapshot_tidy(directory));
     TSR_TRY(tsr_snapshot_drop_after(directory, job->resume && job->continues ? job->done : -1));
     if (job->resume && job->continues)
         return TSR_OK;
     for (size_t i = 0; i < RUN_FILES; i++) {
+        if (foreign && !strcmp(run_files[i], TSR_PEFT_CARD_FILE))
+            continue;
         TSR_TRY(join(path, sizeof path, directory, run_files[i]));
         if (unlink(path) != 0 && errno != ENOENT && errno != ENOTDIR)
             return tsr_fail(TSR_EIO, "output_dir: cannot remove %s: %s", path, strerror(errno));

@@ -293,6 +293,16 @@ static void overwritten(void)
     json_decref(config);
     if (!cli_exists("out/notes.txt"))
         cli_fail("a file that is not the run's was removed");
+    char *card = cli_read("out/README.md", NULL);
+    if (!card || !strstr(card, "Rank 3"))
+        cli_fail("the README.md of the run before is still there");
+    free(card);
+    cli_write("out/README.md", "mine\n");
+    run_ok(1, "train job.yaml overwrite_output_dir=true");
+    card = cli_read("out/README.md", NULL);
+    if (!card || strcmp(card, "mine\n") != 0)
+        cli_fail("a README.md that is not the run's was replaced");
+    free(card);
     cli_case_end();
 }
 
