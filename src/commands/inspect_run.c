@@ -39,12 +39,12 @@ static void add_start(json_t *report, const tsr_run_metrics *m)
 
 static void add_steps(json_t *report, const tsr_run_metrics *m)
 {
-    double seconds = 0, tokens = 0, lowest = NAN;
-    uint64_t not_finite = 0;
+    double seconds = 0, lowest = NAN;
+    uint64_t not_finite = 0, tokens = 0;
     for (uint64_t i = 0; i < m->step_count; i++) {
         const tsr_run_step *s = &m->steps[i];
         seconds += isfinite(s->step_s) ? s->step_s : 0;
-        tokens += (double)s->input_tokens;
+        tokens += (uint64_t)s->input_tokens;
         not_finite += !isfinite(s->loss) || !isfinite(s->grad_norm);
         lowest = fmin(lowest, s->loss); /* of two, the one that is a number */
     }
@@ -57,9 +57,9 @@ static void add_steps(json_t *report, const tsr_run_metrics *m)
     tsr_report_real(training, "lowest_loss", lowest);
     tsr_report_real(training, "last_learning_rate", last->learning_rate);
     tsr_report_real(training, "epochs", last->epoch);
-    tsr_report_real(training, "input_tokens", tokens);
+    tsr_report_int(training, "input_tokens", tokens);
     tsr_report_real(training, "seconds", seconds);
-    tsr_report_real(training, "tokens_per_s", seconds > 0 ? tokens / seconds : NAN);
+    tsr_report_real(training, "tokens_per_s", seconds > 0 ? (double)tokens / seconds : NAN);
     tsr_report_int(training, "device_memory_bytes", (uint64_t)last->device_bytes);
     tsr_report_int(training, "steps_not_finite", not_finite);
 }

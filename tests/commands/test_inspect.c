@@ -192,6 +192,7 @@ static void test_run(void **state)
     is_real(r, "training.first_loss", 2.5);
     is_real(r, "training.last_loss", 2.125);
     is_real(r, "training.lowest_loss", 2);
+    is_int(r, "training.input_tokens", 300);
     is_real(r, "training.tokens_per_s", 50);
     is_int(r, "evaluation.times", 3);
     is_real(r, "evaluation.lowest_loss", 2.25);
