@@ -92,6 +92,21 @@ static tsr_status remove_all(const char *path, bool *stays)
     return status;
 }
 
+/* Whether `path` has entries, but no manifest: Hugging Face's trainer has checkpoint-<step> too. */
+static bool is_foreign(const char *path)
+{
+    bool any = false, manifest = false;
+    DIR *entries = opendir(path);
+    if (!entries)
+        return false;
+    for (struct dirent *entry; (entry = readdir(entries));) {
+        any |= strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..");
+        manifest |= !strcmp(entry->d_name, TSR_SNAPSHOT_MANIFEST);
+    }
+    closedir(entries);
+    return any && !manifest;
+}
+
 /* A directory in the directory `path`; "": none. */
 static tsr_status find_directory(char out[PATH_MAX], const char *path)
 {
@@ -117,11 +132,18 @@ static tsr_status find_directory(char out[PATH_MAX], const char *path)
 }
 
 /* What is not the checkpoint's and would be in the way of removing it: in it, or under the name that
- * it would get. "": nothing. */
-static tsr_status find_obstacle(char out[PATH_MAX], const char *parent, int64_t step)
+ * it would get, or all of it. "": nothing. */
+static tsr_status find_obstacle(char out[PATH_MAX], const char **what, const char *parent,
+                                int64_t step)
 {
     char path[PATH_MAX];
     TSR_TRY(tsr_snapshot_path(path, sizeof path, parent, step));
+    *what = "without a " TSR_SNAPSHOT_MANIFEST ", so another program's";
+    if (is_foreign(path)) {
+        strcpy(out, path);
+        return TSR_OK;
+    }
+    *what = "which no checkpoint has";
     TSR_TRY(find_directory(out, path));
     if (*out)
         return TSR_OK;
@@ -198,13 +220,13 @@ tsr_status tsr_snapshot_newest(int64_t *step, const char *parent)
 static tsr_status prune_step(const char *parent, int64_t step)
 {
     char obstacle[PATH_MAX];
-    TSR_TRY(find_obstacle(obstacle, parent, step));
+    const char *what;
+    TSR_TRY(find_obstacle(obstacle, &what, parent, step));
     if (!*obstacle)
         return remove_step(parent, step);
     tsr_log(TSR_LOG_WARNING,
-            "%s: a directory, which no checkpoint has: " PREFIX "%" PRId64
-            " is not removed until it is moved elsewhere",
-            obstacle, step);
+            "%s: a directory, %s: " PREFIX "%" PRId64 " is not removed until it is moved elsewhere",
+            obstacle, what, step);
     return TSR_OK;
 }
 
@@ -224,13 +246,14 @@ tsr_status tsr_snapshot_prune(const char *parent, int64_t before, int64_t keep)
 static tsr_status check_obstacles(const steps *found, const char *parent, int64_t step)
 {
     char obstacle[PATH_MAX];
+    const char *what;
     for (int i = 0; i < found->count && found->step[i] > step; i++) {
-        TSR_TRY(find_obstacle(obstacle, parent, found->step[i]));
+        TSR_TRY(find_obstacle(obstacle, &what, parent, found->step[i]));
         if (*obstacle)
             return tsr_fail(TSR_ECONFIG,
-                            "output_dir: %s is a directory, which no checkpoint has, and "
-                            "" PREFIX "%" PRId64 " is to be removed: move it elsewhere",
-                            obstacle, found->step[i]);
+                            "output_dir: %s is a directory, %s, and " PREFIX "%" PRId64
+                            " is to be removed: move it elsewhere",
+                            obstacle, what, found->step[i]);
     }
     return TSR_OK;
 }

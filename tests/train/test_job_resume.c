@@ -329,6 +329,28 @@ static void test_directory_inside(void **state)
     assert_int_equal(count_entries(scratch_path("kept")), 1); /* the attempt at checkpoint-4 */
 }
 
+/* Hugging Face's trainer names its checkpoints alike: they are not this program's to remove. */
+static void test_foreign_checkpoint(void **state)
+{
+    (void)state;
+    char warning[2048] = "";
+    assert_int_equal(mkdir(scratch_path("trl"), 0777), 0);
+    assert_int_equal(mkdir(scratch_path("trl/checkpoint-1"), 0777), 0);
+    write_text(scratch_path("trl/checkpoint-1/optimizer.pt"), "x");
+    make_checkpoint("trl/checkpoint-2", NULL);
+    assert_int_equal(mkdir(scratch_path("trl/checkpoint-3"), 0777), 0); /* empty: nobody's */
+    tsr_log_set(keep_line, warning, TSR_LOG_WARNING);
+    assert_int_equal(tsr_snapshot_prune(scratch_path("trl"), 4, 0), TSR_OK);
+    tsr_log_set(NULL, NULL, TSR_LOG_ERROR);
+    assert_non_null(strstr(warning, "trl/checkpoint-1: a directory, without a manifest.json"));
+    assert_int_equal(count_entries(scratch_path("trl")), 1);
+    check_error("another program's", tsr_snapshot_drop_after(scratch_path("trl"), -1), TSR_ECONFIG,
+                (const char *const[MOST_WORDS]){"trl/checkpoint-1 is a directory, without a "
+                                                "manifest.json, so another program's",
+                                                "move it elsewhere"});
+    assert_true(is_there("trl/checkpoint-1/optimizer.pt"));
+}
+
 static void test_epochs(void **state)
 {
     (void)state;
@@ -597,6 +619,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_skipped_in_a_row),
         cmocka_unit_test(test_steps_and_limit),
         cmocka_unit_test(test_directory_inside),
+        cmocka_unit_test(test_foreign_checkpoint),
         cmocka_unit_test(test_epochs),
         cmocka_unit_test(test_nothing_to_resume),
         cmocka_unit_test(test_other_job),
