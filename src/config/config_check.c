@@ -321,8 +321,36 @@ static void check_later(const checker *c)
     }
 }
 
+/* ~ and ~/x: a shell expands them in no file, and rarely behind key=. */
+static const char *expand(const tsr_config *config, const char *path)
+{
+    const char *home = getenv("HOME");
+    if (!path || *path != '~' || (path[1] && path[1] != '/') || !home || !*home)
+        return path;
+    tsr_text full = {0};
+    tsr_text_printf(&full, "%s%s", home, path + 1);
+    const char *copy = tsr_config_store_copy(config->store, tsr_text_string(&full));
+    config->store->failed |= full.failed;
+    tsr_text_free(&full);
+    return copy ? copy : path;
+}
+
+static void expand_paths(tsr_config *config)
+{
+    const char **paths[] = {&config->model_name_or_path, &config->chat_template_path,
+                            &config->init_adapter,       &config->resume_from_checkpoint,
+                            &config->output_dir,         &config->trace};
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
+        *paths[i] = expand(config, *paths[i]);
+    for (int i = 0; i < config->dataset.count; i++)
+        config->dataset.items[i] = expand(config, config->dataset.items[i]);
+    for (int i = 0; i < config->eval_dataset.count; i++)
+        config->eval_dataset.items[i] = expand(config, config->eval_dataset.items[i]);
+}
+
 void tsr_config_derive(tsr_config *config)
 {
+    expand_paths(config);
     if (config->data_seed < 0)
         config->data_seed = config->seed;
     if (config->per_device_eval_batch_size == 0)
