@@ -257,6 +257,9 @@ bool tsr_config_is_set(const tsr_config *config, const char *key);
 /* Where: "job.yaml:12", "override lora_r=8" or "default". Borrowed. */
 const char *tsr_config_where(const tsr_config *config, const char *key);
 
+/* The first line of what tsr_config_write makes. */
+#define TSR_CONFIG_HEADER "# The configuration of this run, every key written out.\n"
+
 /* The resolved configuration as YAML, every key written out; a value nobody set carries the comment
  * "# default", or "# resolved" if it was assigned after loading. Reading it again gives the same
  * values. TSR_ENOMEM. */

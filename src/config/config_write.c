@@ -282,7 +282,7 @@ tsr_status tsr_config_write(tsr_text *out, const tsr_config *config)
 {
     const char *group = "";
     tsr_text value = {0};
-    tsr_text_puts(out, "# The configuration of this run, every key written out.\n");
+    tsr_text_puts(out, TSR_CONFIG_HEADER);
     for (int i = 0; i < tsr_keys_count(); i++) {
         const tsr_key *key = tsr_keys_at(i);
         if (strcmp(group, key->group)) {

@@ -117,6 +117,30 @@ void tsr_job_close_output(tsr_job *job)
     job->output_lock = -1;
 }
 
+/* The configuration that was given may lie where the run writes the resolved one. Another run's may be
+ * replaced, but not one that a person wrote. */
+static tsr_status check_given(const tsr_job *job)
+{
+    const tsr_config *config = &job->inputs.config;
+    const char *given = job->options.config_path;
+    char path[PATH_MAX], first[sizeof TSR_CONFIG_HEADER] = "";
+    struct stat x, y;
+    TSR_TRY(join(path, sizeof path, config->output_dir, "job.yaml"));
+    if (!given || stat(given, &x) != 0 || stat(path, &y) != 0 || x.st_dev != y.st_dev ||
+        x.st_ino != y.st_ino)
+        return TSR_OK;
+    FILE *file = fopen(given, "re");
+    bool own = file && fgets(first, sizeof first, file) && !strcmp(first, TSR_CONFIG_HEADER);
+    if (file)
+        fclose(file);
+    return own ? TSR_OK
+               : tsr_fail(TSR_ECONFIG,
+                          "%s: output_dir %s: the run writes its resolved job.yaml there, over "
+                          "the file that was given; give that another name, or name another "
+                          "directory",
+                          tsr_config_where(config, "output_dir"), config->output_dir);
+}
+
 /* Refuses a directory with a run that is neither gone on with nor to be replaced. */
 static tsr_status check_free(const tsr_job *job, int64_t checkpoint)
 {
@@ -146,6 +170,7 @@ tsr_status tsr_job_open_output(tsr_job *job)
     const tsr_config *config = &job->inputs.config;
     int asked;
     TSR_TRY(tsr_output_check_place(config));
+    TSR_TRY(check_given(job));
     TSR_TRY(lock(&asked, config, LOCK_SH));
     unlock(asked);
     TSR_TRY(tsr_snapshot_newest(&job->newest, config->output_dir));

@@ -306,6 +306,31 @@ static void overwritten(void)
     cli_case_end();
 }
 
+/* A job.yaml that a person wrote into output_dir is not replaced by the resolved one; a run's own is. */
+static void given_in_output(void)
+{
+    static const char *const words[] = {"train out/job.yaml",
+                                        "train out/job.yaml overwrite_output_dir=true",
+                                        "train out/job.yaml resume_from_checkpoint=true"};
+    cli_case_begin(CLI_TINY_LLAMA);
+    mkdir("out", 0777);
+    char *text = cli_read("job.yaml", NULL);
+    cli_write("out/job.yaml", text);
+    free(text);
+    for (int i = 0; i < 3; i++) {
+        cli_output output;
+        cli_run(&output, 1, NULL, words[i]);
+        if (output.code != 78 || !strstr(output.err, "over the file that was given"))
+            cli_fail("%s: %d\n%s", words[i], output.code, output.err);
+        cli_output_free(&output);
+        same_files("job.yaml", "out/job.yaml");
+    }
+    cli_remove("out");
+    run_ok(1, "train job.yaml");
+    run_ok(1, words[1]);
+    cli_case_end();
+}
+
 /* A run that was killed while its adapter appeared, without a checkpoint: its files, whole and
  * unfinished, are no run that has ended. */
 static void killed_at_the_end(void)
@@ -621,6 +646,7 @@ int main(int argc, char **argv)
         {"again", again},
         {"adapters", adapters},
         {"overwritten", overwritten},
+        {"given_in_output", given_in_output},
         {"killed_at_the_end", killed_at_the_end},
         {"stopped", stopped},
         {"traced", traced},
