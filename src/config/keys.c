@@ -336,7 +336,7 @@ static const tsr_key loop_keys[] = {
 #define G .group = "memory"
 static const tsr_key memory_keys[] = {
     {"gradient_checkpointing", G, TSR_KEY_WORD, AT(gradient_checkpointing), recompute_words,
-     .initial = "auto",
+     .none = "auto", .none_value = TSR_CONFIG_RECOMPUTE_AUTO, .initial = "auto",
      .help = "what is computed again in the backward pass; auto: what the fastest plan that fits "
              "needs"},
     {"memory_budget", G, TSR_KEY_BYTES, AT(memory_budget), .low = 1, .high = ANY, .none = "auto",

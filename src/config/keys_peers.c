@@ -9,6 +9,7 @@
 static const tsr_key_translation bf16_map[] = {{"true", "bfloat16"}, {"false", "float32"}, {0}};
 static const tsr_key_translation sampling_map[] = {
     {"random", "true"}, {"sequential", "false"}, {0}};
+static const tsr_key_translation use_cpu_map[] = {{"true", "cpu"}, {"false", "auto"}, {0}};
 static const tsr_key_translation truncation_map[] = {{"keep_start", "right"}, {0}};
 
 static const tsr_key_alias aliases[] = {
@@ -23,6 +24,8 @@ static const tsr_key_alias aliases[] = {
     {"torch_dtype", "dtype", NULL, 0, NULL},
     {"bnb_4bit_compute_dtype", "dtype", NULL, 0, NULL},
     {"warmup_ratio", "warmup_steps", NULL, 1, NULL},
+    {"activation_checkpointing", "gradient_checkpointing", NULL, 0, NULL},
+    {"use_cpu", "backend", use_cpu_map, 0, "expected true or false"},
 };
 
 static const char no_quantity[] = "it would change the result";
@@ -56,6 +59,14 @@ static const tsr_key_peer peers[] = {
     {"model_init_kwargs", "null {}", "the checkpoint's config.json decides"},
     {"logging_strategy", "steps null", "every step is in metrics.jsonl"},
     {"save_safetensors", "true null", "adapters are written as safetensors"},
+    {"average_tokens_across_devices", "true null", "the loss is the mean over all ranks' labels"},
+    {"bf16_full_eval", "false null", "an evaluation computes in the training's dtype"},
+    {"fp16_full_eval", "false null", "an evaluation computes in the training's dtype"},
+    {"eval_delay", "0 null", "eval_on_start and eval_strategy say when the first evaluation is"},
+    {"ignore_data_skip", "false null", "a resumed run goes on with the data it has not seen"},
+    {"optim_target_modules", "null []", "it belongs to optimizers that are not here"},
+    {"parallelism_config", "null {}", "sharding is built in"},
+    {"accelerator_config", "null {}", "a micro-batch is of one rank"},
     {"tf32", NULL, NULL},
     {"logging_dir", NULL, NULL},
     {"do_eval", NULL, NULL},
@@ -68,6 +79,36 @@ static const tsr_key_peer peers[] = {
     {"dataloader_persistent_workers", NULL, NULL},
     {"dataloader_prefetch_factor", NULL, NULL},
     {"gradient_checkpointing_kwargs", NULL, NULL},
+    {"activation_checkpointing_kwargs", NULL, NULL},
+    {"dataloader_multiprocessing_context", NULL, NULL},
+    {"dataloader_in_order", NULL, NULL},
+    {"liger_kernel_config", NULL, NULL},
+    {"torch_empty_cache_steps", NULL, NULL},
+    {"log_level_replica", NULL, NULL},
+    {"log_on_each_node", NULL, NULL},
+    {"save_on_each_node", NULL, NULL},
+    {"logging_nan_inf_filter", NULL, NULL},
+    {"include_num_input_tokens_seen", NULL, NULL},
+    {"include_tokens_per_second", NULL, NULL},
+    {"include_for_metrics", NULL, NULL},
+    {"metric_for_best_model", NULL, NULL}, /* load_best_model_at_end is refused */
+    {"greater_is_better", NULL, NULL},
+    {"length_column_name", NULL, NULL}, /* group_by_length is */
+    {"label_names", NULL, NULL},
+    {"prediction_loss_only", NULL, NULL},
+    {"batch_eval_metrics", NULL, NULL},
+    {"eval_do_concat_batches", NULL, NULL},
+    {"eval_use_gather_object", NULL, NULL},
+    {"enable_jit_checkpoint", NULL, NULL},
+    {"restore_callback_states_from_checkpoint", NULL, NULL},
+    {"full_determinism", NULL, NULL},
+    {"skip_memory_metrics", NULL, NULL},
+    {"ignore_bias_buffers", NULL, NULL},
+    {"do_predict", NULL, NULL},
+    {"local_rank", NULL, NULL},
+    {"debug", NULL, NULL},
+    {"project", NULL, NULL},
+    {"trackio_*", NULL, NULL},
     {"use_liger_kernel", NULL, NULL},
     {"padding_free", NULL, NULL},
     {"pad_to_multiple_of", NULL, NULL},
