@@ -127,7 +127,8 @@ static void put_steps(tsr_text *out, const tsr_config *config, const tsr_summary
     if (s->total_steps)
         tsr_text_printf(out, "%lld, ", (long long)s->total_steps);
     if (s->step_samples)
-        tsr_text_printf(out, "%lld samples each, ", (long long)s->step_samples);
+        tsr_text_printf(out, "%lld %s%s each, ", (long long)s->step_samples,
+                        config->packing ? "row" : "sample", s->step_samples == 1 ? "" : "s");
     tsr_text_puts(out, "learning rate ");
     put_value(out, config, "learning_rate");
     tsr_text_puts(out, " ");

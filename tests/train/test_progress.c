@@ -219,25 +219,25 @@ static void test_summary(void **state)
                 "output_dir: \"my run's\"\nuse_dora: true\n"
                 "eval_dataset: e.jsonl\n"};
     assert_int_equal(tsr_config_load(&config, &source), TSR_OK);
-    const tsr_summary summary = {.architecture = "llama, 6 layers",
-                                 .parameter_count = 8000000000u,
-                                 .trainable_count = 42000000,
-                                 .sample_count = 100,
-                                 .row_count = 40,
-                                 .token_count = 5000,
-                                 .label_count = 2000,
-                                 .eval_sample_count = 10,
-                                 .ranks = 4,
-                                 .device = "cpu, 2 cores",
-                                 .device_peak_bytes = 3u << 30,
-                                 .host_peak_bytes = 100 << 20,
-                                 .unit_count = 7,
-                                 .resident_count = 1,
-                                 .recompute_full_count = 2,
-                                 .recompute_selective_count = 3,
-                                 .total_steps = 20,
-                                 .step_samples = 4,
-                                 .base_read_bytes = 5 << 20};
+    tsr_summary summary = {.architecture = "llama, 6 layers",
+                           .parameter_count = 8000000000u,
+                           .trainable_count = 42000000,
+                           .sample_count = 100,
+                           .row_count = 40,
+                           .token_count = 5000,
+                           .label_count = 2000,
+                           .eval_sample_count = 10,
+                           .ranks = 4,
+                           .device = "cpu, 2 cores",
+                           .device_peak_bytes = 3u << 30,
+                           .host_peak_bytes = 100 << 20,
+                           .unit_count = 7,
+                           .resident_count = 1,
+                           .recompute_full_count = 2,
+                           .recompute_selective_count = 3,
+                           .total_steps = 20,
+                           .step_samples = 4,
+                           .base_read_bytes = 5 << 20};
     tsr_text text = {0};
     tsr_summary_start(&text, &config, &summary);
     assert_true(lines_of(text.data) <= 10);
@@ -252,6 +252,15 @@ static void test_summary(void **state)
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (!strstr(text.data, words[i]))
             fail_msg("'%s' is not in\n%s", words[i], text.data);
+    tsr_text_clear(&text);
+    config.packing = true;
+    tsr_summary_start(&text, &config, &summary);
+    assert_non_null(strstr(text.data, "20, 4 rows each, "));
+    tsr_text_clear(&text);
+    config.packing = false;
+    summary.step_samples = 1;
+    tsr_summary_start(&text, &config, &summary);
+    assert_non_null(strstr(text.data, "20, 1 sample each, "));
     tsr_text_clear(&text);
     tsr_summary_end(&text, &config, 2, 2.5, 2.25);
     static const char *const last[] = {
