@@ -257,6 +257,10 @@ bool tsr_config_is_set(const tsr_config *config, const char *key);
 /* Where: "job.yaml:12", "override lora_r=8" or "default". Borrowed. */
 const char *tsr_config_where(const tsr_config *config, const char *key);
 
+/* The most of lora_r and rank_pattern, and of slots: as src/adapters and src/shard have them. */
+#define TSR_CONFIG_MAX_RANK  8192
+#define TSR_CONFIG_MAX_SLOTS 8
+
 /* The first line of what tsr_config_write makes. */
 #define TSR_CONFIG_HEADER "# The configuration of this run, every key written out.\n"
 

@@ -220,8 +220,8 @@ static const tsr_key data_keys[] = {
 #undef G
 #define G .group = "adapter"
 static const tsr_key adapter_keys[] = {
-    {"lora_r", G, TSR_KEY_INT, AT(lora_r), .low = 1, .high = 65536, .flags = TSR_KEY_RESULT,
-     .initial = "16", .help = "rank"},
+    {"lora_r", G, TSR_KEY_INT, AT(lora_r), .low = 1, .high = TSR_CONFIG_MAX_RANK,
+     .flags = TSR_KEY_RESULT, .initial = "16", .help = "rank"},
     {"lora_alpha", G, TSR_KEY_NUMBER, AT(lora_alpha), .low = 0, .high = 1e9,
      .flags = TSR_KEY_RESULT | TSR_KEY_LOW_OPEN, .initial = "32", .help = "scale times r"},
     {"lora_dropout", G, TSR_KEY_NUMBER, AT(lora_dropout), .low = 0, .high = 1,
@@ -238,7 +238,7 @@ static const tsr_key adapter_keys[] = {
      .help = "scale by alpha / sqrt(r)"},
     {"use_dora", G, TSR_KEY_BOOL, AT(use_dora), .flags = TSR_KEY_RESULT, .initial = "false",
      .help = "train a magnitude per output too (DoRA)"},
-    {"rank_pattern", G, TSR_KEY_PATTERNS, AT(rank_pattern), .low = 1, .high = 65536,
+    {"rank_pattern", G, TSR_KEY_PATTERNS, AT(rank_pattern), .low = 1, .high = TSR_CONFIG_MAX_RANK,
      .flags = TSR_KEY_RESULT | TSR_KEY_WHOLE, .none = "null", .initial = "null",
      .help = "map of name patterns to r"},
     {"alpha_pattern", G, TSR_KEY_PATTERNS, AT(alpha_pattern), .low = 0, .high = 1e9,
@@ -355,7 +355,7 @@ static const tsr_key memory_keys[] = {
      .none_value = -1, .initial = "auto",
      .help = "units that stay gathered on the device, evenly spread; auto: what there is room for "
              "in a given memory_budget, or on GPUs in what is free"},
-    {"slots", G, TSR_KEY_INT, AT(slots), .low = 2, .high = 64, .initial = "2",
+    {"slots", G, TSR_KEY_INT, AT(slots), .low = 2, .high = TSR_CONFIG_MAX_SLOTS, .initial = "2",
      .help = "units gathered at a time"},
     {"shard_group_size", G, TSR_KEY_INT, AT(shard_group_size), .low = 1, .high = 1 << 20,
      .none = "auto", .initial = "auto",

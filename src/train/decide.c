@@ -11,6 +11,9 @@
 /* The model of time knows nothing of power: links that sleep give 1 to 2 % back (docs/gpu.md). */
 #define AS_FAST 1.005
 
+_Static_assert(TSR_CONFIG_MAX_SLOTS == TSR_SLOTS_MAX, "what the key takes, a plan can have");
+_Static_assert(TSR_CONFIG_MAX_RANK == TSR_ADAPTER_MAX_RANK, "and an adapter");
+
 tsr_array tsr_embedding(const tsr_layout *layout)
 {
     tsr_dtype kept = layout->embedding->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32;

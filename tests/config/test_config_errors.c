@@ -32,7 +32,7 @@ static const wrong table[] = {
     {"max_lenght: 8", NULL, {"max_length?"}},
     {NULL, "learning_rate_=1", {"override learning_rate_=1", "learning_rate?"}},
     /* types */
-    {"lora_r: abc", NULL, {"job.yaml:4: lora_r: found 'abc'", "a whole number from 1 to 65536"}},
+    {"lora_r: abc", NULL, {"job.yaml:4: lora_r: found 'abc'", "a whole number from 1 to 8192"}},
     {"lora_r: 8.5", NULL, {"lora_r: found '8.5'", "whole number"}},
     {"lora_r: [8]", NULL, {"lora_r: found a list", "whole number"}},
     {"lora_r:", NULL, {"lora_r: found nothing", "whole number"}},
@@ -74,6 +74,9 @@ static const wrong table[] = {
     {"lora_dropout: -0.1", NULL, {"lora_dropout: found '-0.1'"}},
     {"learning_rate: 1e999", NULL, {"learning_rate: found '1e999'"}},
     {"slots: 1", NULL, {"slots: found '1'", "from 2"}},
+    {"slots: 9", NULL, {"slots: found '9'", "from 2 to 8"}},
+    {"lora_r: 8193", NULL, {"lora_r: found '8193'", "from 1 to 8192"}},
+    {"rank_pattern: {q_proj: 8193}", NULL, {"found '8193'", "from 1 to 8192"}},
     {"max_length: 0", NULL, {"max_length: found '0'", "or null"}},
     {"max_steps: 0", NULL, {"max_steps: found '0'", "-1"}},
     {"num_train_epochs: 0", NULL, {"num_train_epochs: found '0'", "above 0"}},
