@@ -146,8 +146,8 @@ static tsr_status write_version(tsr_events *events)
     return write_record(events);
 }
 
-/* Where the first record lies that is behind last_step, or not whole. */
-static uint64_t end_of(int file, int64_t last_step)
+/* Where the first record lies that is behind last_step and its evaluation, or not whole. */
+static uint64_t end_of(int file, int64_t last_step, bool evaluated)
 {
     uint8_t frame[RECORD_BYTES + FRAME_BYTES];
     for (uint64_t at = 0;;) {
@@ -155,21 +155,25 @@ static uint64_t end_of(int file, int64_t last_step)
         if (got < FRAME_BYTES)
             return at;
         uint64_t bytes = get_fixed(frame, 8);
+        const uint8_t *record = frame + HEAD_BYTES;
         if (bytes > (uint64_t)got - FRAME_BYTES ||
             get_fixed(frame + 8, 4) != masked_crc(frame, 8) ||
-            get_fixed(frame + HEAD_BYTES + bytes, 4) != masked_crc(frame + HEAD_BYTES, bytes) ||
-            step_of(frame + HEAD_BYTES, bytes) > last_step)
+            get_fixed(record + bytes, 4) != masked_crc(record, bytes) ||
+            step_of(record, bytes) > last_step)
+            return at;
+        if (!evaluated && step_of(record, bytes) == last_step &&
+            memmem(record, bytes, TSR_EVENTS_EVAL, sizeof TSR_EVENTS_EVAL - 1))
             return at;
         at += bytes + FRAME_BYTES;
     }
 }
 
-static tsr_status open_file(tsr_events *events, int64_t last_step)
+static tsr_status open_file(tsr_events *events, int64_t last_step, bool evaluated)
 {
     events->file = open(events->path, O_RDWR | O_CREAT | O_CLOEXEC | O_APPEND, 0666);
     if (events->file < 0)
         return io_error(events->path, "created");
-    uint64_t end = last_step > 0 ? end_of(events->file, last_step) : 0;
+    uint64_t end = last_step > 0 ? end_of(events->file, last_step, evaluated) : 0;
     if (ftruncate(events->file, (off_t)end) != 0)
         return io_error(events->path, "shortened");
     return end == 0 ? write_version(events) : TSR_OK;
@@ -189,7 +193,7 @@ static tsr_status reserve(tsr_events *events)
     return failed ? tsr_fail(TSR_ENOMEM, "%s: out of memory", events->path) : TSR_OK;
 }
 
-tsr_status tsr_events_create(tsr_events **out, const char *path, int64_t last_step)
+tsr_status tsr_events_create(tsr_events **out, const char *path, int64_t last_step, bool evaluated)
 {
     size_t bytes = strlen(path) + 1;
     tsr_events *events = calloc(1, sizeof *events + bytes);
@@ -199,7 +203,7 @@ tsr_status tsr_events_create(tsr_events **out, const char *path, int64_t last_st
     events->file = -1;
     tsr_status status = reserve(events);
     if (status == TSR_OK)
-        status = open_file(events, last_step);
+        status = open_file(events, last_step, evaluated);
     if (status < 0) {
         tsr_events_destroy(events);
         return status;

@@ -243,7 +243,7 @@ static tsr_status start_metrics(tsr_job *job, const char *directory)
     TSR_TRY(join(path, sizeof path, directory, TSR_EVENTS_DIRECTORY));
     TSR_TRY(tsr_output_make_directory(path));
     TSR_TRY(join(path, sizeof path, directory, TSR_EVENTS_FILE));
-    return tsr_events_create(&job->events, path, appends ? job->resumed : 0);
+    return tsr_events_create(&job->events, path, appends ? job->resumed : 0, job->evaluated);
 }
 
 typedef struct {
@@ -279,7 +279,7 @@ tsr_status tsr_job_record_eval(tsr_job *job, double loss, int64_t label_tokens)
     if (!job->metrics)
         return TSR_OK;
     TSR_TRY(tsr_metrics_write_eval(job->metrics, job->done, loss, label_tokens));
-    return write_events(job, job->done, &(scalar){"eval/loss", loss}, 1);
+    return write_events(job, job->done, &(scalar){TSR_EVENTS_EVAL, loss}, 1);
 }
 
 /* Values that were left to the runtime are written as they were decided; but not the size of a

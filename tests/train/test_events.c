@@ -60,7 +60,7 @@ static void expect_tail(const char *expected, size_t bytes)
 static void write_both(int64_t last_step)
 {
     tsr_events *events;
-    assert_int_equal(tsr_events_create(&events, path, last_step), TSR_OK);
+    assert_int_equal(tsr_events_create(&events, path, last_step, true), TSR_OK);
     assert_int_equal(tsr_events_write(events, 1700000000.5, 7, "train/loss", 2.25), TSR_OK);
     assert_int_equal(tsr_events_write(events, 1700000001.25, 300, "eval/loss", (double)NAN),
                      TSR_OK);
@@ -70,7 +70,7 @@ static void write_both(int64_t last_step)
 static void go_on(int64_t last_step)
 {
     tsr_events *events;
-    assert_int_equal(tsr_events_create(&events, path, last_step), TSR_OK);
+    assert_int_equal(tsr_events_create(&events, path, last_step, true), TSR_OK);
     tsr_events_destroy(events);
 }
 
@@ -97,6 +97,20 @@ static void test_going_on(void **state)
     expect_tail(loss_7, 48);
     go_on(6);
     expect_tail("", 0);
+    /* the evaluation of the step is to come again */
+    tsr_events *events;
+    char both[2 * 48];
+    memcpy(both, loss_7, 48);
+    memcpy(both + 48, eval_300, 48);
+    write_both(0);
+    go_on(300);
+    expect_tail(both, sizeof both);
+    assert_int_equal(tsr_events_create(&events, path, 300, false), TSR_OK);
+    tsr_events_destroy(events);
+    expect_tail(loss_7, 48);
+    assert_int_equal(tsr_events_create(&events, path, 7, false), TSR_OK);
+    tsr_events_destroy(events);
+    expect_tail(loss_7, 48);
 }
 
 static void test_damaged(void **state)
@@ -119,9 +133,9 @@ static void test_errors(void **state)
 {
     (void)state;
     tsr_events *events;
-    assert_int_equal(tsr_events_create(&events, "/nonexistent/e", 0), TSR_EIO);
+    assert_int_equal(tsr_events_create(&events, "/nonexistent/e", 0, true), TSR_EIO);
     assert_non_null(strstr(tsr_last_error(), "/nonexistent/e"));
-    assert_int_equal(tsr_events_create(&events, "/dev/full", 0), TSR_EIO);
+    assert_int_equal(tsr_events_create(&events, "/dev/full", 0, true), TSR_EIO);
     assert_non_null(strstr(tsr_last_error(), "/dev/full"));
 }
 
