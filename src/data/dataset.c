@@ -41,6 +41,7 @@ typedef struct {
     char place[4200];       /* path:number */
     double done, total;     /* bytes, over all files */
     int64_t bad_rows;       /* likewise */
+    size_t longest;         /* tokens of a row beyond max_length */
     tsr_error *first_error; /* of the first bad row */
     tsr_text others;        /* the places of the next few */
 } reader;
@@ -265,13 +266,15 @@ tsr_status tsr_dataset_detect(tsr_data_format *out, bool *is_chat,
 }
 
 /* Applies max_length; *keep is false where the row is dropped. */
-static tsr_status truncate_row(tsr_dataset *data, tsr_row *row, bool *keep, const reader *r,
+static tsr_status truncate_row(tsr_dataset *data, tsr_row *row, bool *keep, reader *r,
                                const tsr_dataset_options *options)
 {
     int64_t labels = row->label_count;
     *keep = true;
     if (options->max_length <= 0 || (int64_t)row->token_count <= options->max_length)
         return TSR_OK;
+    if (row->token_count > r->longest)
+        r->longest = row->token_count;
     if (options->truncation == TSR_TRUNCATE_ERROR)
         return tsr_fail(TSR_EDATA,
                         "%s: the row has %zu tokens, max_length is %lld; raise max_length to %zu, "
@@ -293,7 +296,7 @@ static tsr_status truncate_row(tsr_dataset *data, tsr_row *row, bool *keep, cons
     return TSR_OK;
 }
 
-static tsr_status read_row(tsr_dataset *data, tsr_row *row, const reader *r, const char *line,
+static tsr_status read_row(tsr_dataset *data, tsr_row *row, reader *r, const char *line,
                            size_t bytes, int file, const tsr_dataset_options *options)
 {
     json_t *object;
@@ -369,11 +372,14 @@ static tsr_status read_files(tsr_dataset *data, const tsr_dataset_options *optio
         status = read_file(data, &row, &r, i, options);
     tsr_phase_at("reading and tokenizing", r.total, r.total);
     if (status >= 0 && r.bad_rows) {
+        char longest[64] = ""; /* who raises max_length wants to do it once */
+        if (r.longest && options->truncation == TSR_TRUNCATE_ERROR)
+            snprintf(longest, sizeof longest, "; the longest row has %zu tokens", r.longest);
         status = tsr_error_put(r.first_error);
         if (r.bad_rows > 1)
-            status = tsr_fail(status, "%s (and %lld more bad rows: %s%s)", tsr_last_error(),
+            status = tsr_fail(status, "%s (and %lld more bad rows: %s%s%s)", tsr_last_error(),
                               (long long)r.bad_rows - 1, tsr_text_string(&r.others),
-                              r.bad_rows - 1 > PLACES ? ", ..." : "");
+                              r.bad_rows - 1 > PLACES ? ", ..." : "", longest);
     }
     close_file(&r);
     free(r.line);

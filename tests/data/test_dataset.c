@@ -262,6 +262,12 @@ static void truncation(void **state)
                 TSR_EDATA,
                 (const char *[MOST_WORDS]){"rows.jsonl:1:", "6 tokens, max_length is 5",
                                            "raise max_length to 6", "2 more bad rows"});
+    check_error("the longest",
+                load_with(&data, "{\"input_ids\":[1,2,3]}\n{\"input_ids\":[1,2,3,4,5]}\n",
+                          (tsr_dataset_options){.max_length = 2}),
+                TSR_EDATA,
+                (const char *[MOST_WORDS]){"rows.jsonl:1:", "raise max_length to 3",
+                                           "rows.jsonl:2; the longest row has 5 tokens"});
 }
 
 static uint64_t hash_of(const char *text)
