@@ -204,20 +204,29 @@ const char *tsr_comm_kind_name(tsr_comm_kind kind)
     return kind_names[kind];
 }
 
+uint64_t tsr_comm_tag(const tsr_comm_call *call)
+{
+    return call->signature << 8 | (uint64_t)call->kind;
+}
+
+tsr_status tsr_comm_out_of_step(const tsr_comm_call *call, int rank, int other, uint64_t tag)
+{
+    uint64_t kind = tag & 0xff;
+    if (kind == (uint64_t)call->kind)
+        return tsr_fail(TSR_ERANKS, "ranks %d and %d call %s with different sizes", rank, other,
+                        kind_names[kind]);
+    return tsr_fail(TSR_ERANKS,
+                    "the ranks are out of step: rank %d calls %s where rank %d calls %s", rank,
+                    kind_names[call->kind], other,
+                    kind < TSR_COMM_KIND_COUNT ? kind_names[kind] : "what is no collective");
+}
+
 tsr_status tsr_comm_meet(const tsr_board_gate *gate, const tsr_comm_call *call)
 {
-    uint64_t tag = call->signature << 8 | (uint64_t)call->kind, other;
-    TSR_TRY(tsr_board_pass(gate, call->device, kind_names[call->kind], tag));
+    uint64_t other;
+    TSR_TRY(tsr_board_pass(gate, call->device, kind_names[call->kind], tsr_comm_tag(call)));
     int rank = tsr_board_differs(gate, &other);
-    if (rank < 0)
-        return TSR_OK;
-    tsr_comm_kind kind = (tsr_comm_kind)(other & 0xff);
-    if (kind == call->kind)
-        return tsr_fail(TSR_ERANKS, "ranks %d and %d call %s with different sizes", gate->rank,
-                        rank, kind_names[kind]);
-    return tsr_fail(TSR_ERANKS,
-                    "the ranks are out of step: rank %d calls %s where rank %d calls %s",
-                    gate->rank, kind_names[call->kind], rank, kind_names[kind]);
+    return rank < 0 ? TSR_OK : tsr_comm_out_of_step(call, gate->rank, rank, other);
 }
 
 struct collective {

@@ -3,8 +3,9 @@
  *
  * The ranks of a node meet on the board first, so that whoever is missing there is named and the
  * wait has a deadline; across nodes the given all-gather must have a deadline of its own. Each
- * collective tells its bytes and then sends them in chunks. All ranks of the root take part in the
- * calls of every split, and pick out what their own members sent.
+ * collective tells what it is and its bytes, which must be those of all its members, and then sends
+ * them in chunks. All ranks of the root take part in the calls of every split, and pick out what
+ * their own members sent.
  */
 #include "comm/comm_parts.h"
 
@@ -14,9 +15,14 @@
 
 #define CHUNK_BYTES (256u << 10) /* a multiple of 8, so that an integer is never cut */
 
+/* What a rank tells before it sends. */
+struct heading {
+    uint64_t tag, bytes; /* of its call; of its contribution */
+};
+
 struct callback_world {
     tsr_bootstrap all;
-    uint64_t *bytes; /* of each rank's contribution */
+    struct heading *headings; /* of each rank */
     char *send, *receive;
 };
 
@@ -40,24 +46,41 @@ static tsr_status meet(tsr_comm *comm, const tsr_comm_call *call)
     return comm->root == comm ? TSR_OK : tsr_comm_meet(&comm->root->gate, &together);
 }
 
-/* Without meeting. Members are visited in their order, chunk after chunk. */
-static tsr_status send_all(tsr_comm *comm, const void *send, uint64_t bytes, visit *function,
-                           void *context)
+/* The board has compared the calls of this node's ranks alone. What another rank sends is written
+ * only where this one expects it. `from`: the member that sends, -1: each does. */
+static tsr_status compare(const tsr_comm *comm, const tsr_comm_call *call, uint64_t bytes, int from)
+{
+    const struct callback_world *world = comm->backend;
+    for (int peer = 0; peer < comm->size; peer++) {
+        const struct heading *theirs = &world->headings[comm->members[peer]];
+        uint64_t expected = from < 0 || from == peer ? bytes : 0;
+        if (theirs->tag != tsr_comm_tag(call) || theirs->bytes != expected)
+            return tsr_comm_out_of_step(call, world->all.rank, comm->members[peer], theirs->tag);
+    }
+    return TSR_OK;
+}
+
+/* Without meeting. Members are visited in their order, chunk after chunk; each sends `bytes`, or
+ * member `from` alone does. */
+static tsr_status send_all(tsr_comm *comm, const tsr_comm_call *call, const void *send,
+                           uint64_t bytes, int from, visit *function, void *context)
 {
     struct callback_world *world = comm->backend;
-    TSR_TRY(gather(world, &bytes, world->bytes, sizeof bytes));
+    struct heading mine = {tsr_comm_tag(call), from < 0 || from == comm->rank ? bytes : 0};
+    TSR_TRY(gather(world, &mine, world->headings, sizeof mine));
+    TSR_TRY(compare(comm, call, bytes, from));
     uint64_t most = 0;
     for (int i = 0; i < world->all.size; i++)
-        most = world->bytes[i] > most ? world->bytes[i] : most;
+        most = world->headings[i].bytes > most ? world->headings[i].bytes : most;
     for (uint64_t offset = 0; offset < most; offset += CHUNK_BYTES) {
         uint64_t chunk = most - offset < CHUNK_BYTES ? most - offset : CHUNK_BYTES;
-        if (offset < bytes)
+        if (offset < mine.bytes)
             memcpy(world->send, (const char *)send + offset,
-                   bytes - offset < chunk ? bytes - offset : chunk);
+                   mine.bytes - offset < chunk ? mine.bytes - offset : chunk);
         TSR_TRY(gather(world, world->send, world->receive, chunk));
         for (int peer = 0; peer < comm->size; peer++) {
             int rank = comm->members[peer];
-            uint64_t theirs = world->bytes[rank];
+            uint64_t theirs = world->headings[rank].bytes;
             if (offset < theirs)
                 function(context, peer, offset, world->receive + (uint64_t)rank * chunk,
                          theirs - offset < chunk ? theirs - offset : chunk);
@@ -77,7 +100,8 @@ static tsr_status callback_all_gather(tsr_comm *comm, const tsr_comm_call *call,
 {
     TSR_TRY(meet(comm, call));
     for (int i = 0; i < count; i++)
-        TSR_TRY(send_all(comm, ranges[i].send, ranges[i].bytes, place_range, (void *)&ranges[i]));
+        TSR_TRY(send_all(comm, call, ranges[i].send, ranges[i].bytes, -1, place_range,
+                         (void *)&ranges[i]));
     return TSR_OK;
 }
 
@@ -104,8 +128,8 @@ static tsr_status callback_exchange(tsr_comm *comm, const tsr_comm_call *call,
     TSR_TRY(meet(comm, call));
     for (int i = 0; i < count; i++) {
         struct exchange context = {comm, &ranges[i]};
-        TSR_TRY(send_all(comm, ranges[i].send, (uint64_t)comm->size * ranges[i].bytes, place_piece,
-                         &context));
+        TSR_TRY(send_all(comm, call, ranges[i].send, (uint64_t)comm->size * ranges[i].bytes, -1,
+                         place_piece, &context));
     }
     return TSR_OK;
 }
@@ -131,7 +155,7 @@ static tsr_status callback_all_reduce(tsr_comm *comm, const tsr_comm_call *call,
 {
     struct reduction reduction = {data, op};
     TSR_TRY(meet(comm, call));
-    return send_all(comm, data, count * sizeof *data, reduce_part, &reduction);
+    return send_all(comm, call, data, count * sizeof *data, -1, reduce_part, &reduction);
 }
 
 static void place_bytes(void *context, int peer, uint64_t offset, const void *data, uint64_t bytes)
@@ -144,20 +168,20 @@ static tsr_status callback_broadcast(tsr_comm *comm, const tsr_comm_call *call, 
                                      uint64_t bytes, int root)
 {
     TSR_TRY(meet(comm, call));
-    return send_all(comm, data, comm->rank == root ? bytes : 0, place_bytes, data);
+    return send_all(comm, call, data, bytes, root, place_bytes, data);
 }
 
 static tsr_status callback_barrier(tsr_comm *comm, const tsr_comm_call *call)
 {
     TSR_TRY(meet(comm, call));
-    return send_all(comm, NULL, 0, place_bytes, NULL);
+    return send_all(comm, call, NULL, 0, -1, place_bytes, NULL);
 }
 
 static void free_world(struct callback_world *world)
 {
     if (!world)
         return;
-    free(world->bytes);
+    free(world->headings);
     free(world->send);
     free(world->receive);
     free(world);
@@ -186,10 +210,10 @@ static struct callback_world *make_world(const tsr_bootstrap *bootstrap)
     if (!world)
         return NULL;
     world->all = *bootstrap;
-    world->bytes = calloc(size, sizeof *world->bytes);
+    world->headings = calloc(size, sizeof *world->headings);
     world->send = calloc(1, CHUNK_BYTES);
     world->receive = calloc(size, CHUNK_BYTES);
-    if (world->bytes && world->send && world->receive)
+    if (world->headings && world->send && world->receive)
         return world;
     free_world(world);
     return NULL;

@@ -103,6 +103,11 @@ void tsr_comm_free(tsr_comm *comm);
  * all of them, if their calls differ. */
 tsr_status tsr_comm_meet(const tsr_board_gate *gate, const tsr_comm_call *call);
 
+/* Names a call, with its sizes: ranks whose calls have different ones are out of step. Says so of
+ * ranks `rank`, whose call it is, and `other`, which came with `tag`; returns TSR_ERANKS. */
+uint64_t tsr_comm_tag(const tsr_comm_call *call);
+tsr_status tsr_comm_out_of_step(const tsr_comm_call *call, int rank, int other, uint64_t tag);
+
 /* An all-gather of host memory at once, once `stream` (may be NULL) is idle. Collective. */
 tsr_status tsr_comm_gather_now(tsr_comm *comm, tsr_stream *stream, const void *send, void *receive,
                                uint64_t bytes, tsr_comm_kind kind);

@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -159,6 +160,83 @@ static void test_callback_nodes(void **state)
             run_callback(&tsr_conformance[i], 4, 2);
 }
 
+/* ---- two ranks, each with a call of its own ---- */
+
+struct one_of_two {
+    tsr_bootstrap bootstrap;
+    int ranks_per_node;
+    void (*call)(struct one_of_two *me, tsr_comm *comm);
+    tsr_status status;
+    char message[512];
+};
+
+static void *run_one_of_two(void *argument)
+{
+    struct one_of_two *me = argument;
+    tsr_comm *comm = NULL;
+    me->status = tsr_comm_create_callback_with(&comm, &me->bootstrap, 60, me->ranks_per_node);
+    if (me->status == TSR_OK)
+        me->call(me, comm);
+    snprintf(me->message, sizeof me->message, "%s", tsr_last_error());
+    tsr_comm_destroy(comm);
+    return NULL;
+}
+
+static void run_two(struct one_of_two ranks[2])
+{
+    struct meeting meeting = {
+        .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .size = 2};
+    struct seat seats[2];
+    pthread_t threads[2];
+    for (int r = 0; r < 2; r++) {
+        seats[r] = (struct seat){&meeting, r};
+        ranks[r].bootstrap = (tsr_bootstrap){r, 2, gather_by_table, &seats[r]};
+        assert_int_equal(pthread_create(&threads[r], NULL, run_one_of_two, &ranks[r]), 0);
+    }
+    for (int r = 0; r < 2; r++)
+        pthread_join(threads[r], NULL);
+}
+
+static void agree(struct one_of_two *me, tsr_comm *comm)
+{
+    me->status = tsr_comm_agree(comm, NULL, TSR_OK, NULL);
+}
+
+static void gather_much(struct one_of_two *me, tsr_comm *comm)
+{
+    char *words = calloc(2, 4096);
+    assert_non_null(words);
+    me->status = tsr_comm_gather_now(comm, NULL, words, words, 4096, TSR_COMM_CREATE);
+    free(words);
+}
+
+static void gather_little(struct one_of_two *me, tsr_comm *comm)
+{
+    char words[2] = {0};
+    me->status = tsr_comm_gather_now(comm, NULL, words, words, 1, TSR_COMM_CREATE);
+}
+
+/* Each rank is a node of its own, so no board compares their calls: they are told apart all the same,
+ * and nothing is written beyond what was given. */
+static void test_callback_nodes_out_of_step(void **state)
+{
+    struct one_of_two ranks[2] = {{.ranks_per_node = 1, .call = agree},
+                                  {.ranks_per_node = 1, .call = gather_much}};
+    (void)state;
+    run_two(ranks);
+    for (int r = 0; r < 2; r++) {
+        assert_int_equal(ranks[r].status, TSR_ERANKS);
+        assert_non_null(strstr(ranks[r].message, "agreement"));
+        assert_non_null(strstr(ranks[r].message, "creation"));
+    }
+    ranks[0].call = gather_little;
+    run_two(ranks);
+    for (int r = 0; r < 2; r++) {
+        assert_int_equal(ranks[r].status, TSR_ERANKS);
+        assert_non_null(strstr(ranks[r].message, "creation with different sizes"));
+    }
+}
+
 static int fail_gather(void *user, const void *send, void *receive, uint64_t bytes)
 {
     int *calls = user;
@@ -195,8 +273,11 @@ static void test_callback_fails(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_self),           cmocka_unit_test(test_thread),
-        cmocka_unit_test(test_callback),       cmocka_unit_test(test_callback_nodes),
+        cmocka_unit_test(test_self),
+        cmocka_unit_test(test_thread),
+        cmocka_unit_test(test_callback),
+        cmocka_unit_test(test_callback_nodes),
+        cmocka_unit_test(test_callback_nodes_out_of_step),
         cmocka_unit_test(test_callback_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
