@@ -244,7 +244,7 @@ tsr_status tsr_comm_create_callback_with(tsr_comm **out, const tsr_bootstrap *bo
                               members, nodes, timeout_seconds ? timeout_seconds : 300);
     if (status < 0) {
         if (board)
-            munmap(board, tsr_board_bytes(size));
+            tsr_share_leave_board(board, bootstrap, status);
         free_world(world);
     }
     free(nodes);

@@ -545,7 +545,7 @@ out:
     }
     process.dead = true; /* the other ranks may still be in there */
     if (board)
-        munmap(board, tsr_board_bytes(size));
+        tsr_share_leave_board(board, &(tsr_bootstrap){.rank = rank, .size = size}, status);
     if (world)
         free(world->scratch);
     free(world);

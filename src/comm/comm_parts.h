@@ -132,6 +132,10 @@ tsr_status tsr_share_map(void **out, uint64_t bytes, const tsr_bootstrap *all, c
 /* A board for the ranks of each node. Collective; unmapped with tsr_board_bytes. */
 tsr_status tsr_share_board(tsr_board **out, const tsr_bootstrap *all, const int *nodes);
 
+/* Unmaps the board of a rank that cannot make its communicator (`status`, this thread's last error):
+ * the others, who may have theirs, are told. */
+void tsr_share_leave_board(tsr_board *board, const tsr_bootstrap *all, tsr_status status);
+
 /* Hosts as numbers, the same for ranks that see the same memory. nodes[size]. Collective. */
 tsr_status tsr_share_find_nodes(int *nodes, const tsr_bootstrap *all);
 

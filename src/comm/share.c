@@ -202,6 +202,13 @@ tsr_status tsr_share_board(tsr_board **out, const tsr_bootstrap *all, const int 
     return TSR_OK;
 }
 
+void tsr_share_leave_board(tsr_board *board, const tsr_bootstrap *all, tsr_status status)
+{
+    tsr_board_kill(board, all->rank, status, tsr_last_error());
+    tsr_board_post(board, all->rank, status, tsr_last_error());
+    munmap(board, tsr_board_bytes(all->size));
+}
+
 /* The host's boot, and the namespace of its process numbers. */
 static uint64_t host_number(void)
 {

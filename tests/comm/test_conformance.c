@@ -1,4 +1,5 @@
 /* The suite on communicators whose ranks are threads of this program. */
+#include "base/clock.h"
 #include "comm/comm_parts.h"
 #include "comm/conformance.h"
 
@@ -170,10 +171,30 @@ struct one_of_two {
     char message[512];
 };
 
+static _Thread_local bool no_memory; /* for this thread's communicator */
+
+/* In its place (CMakeLists.txt). */
+tsr_status __real_tsr_comm_new(tsr_comm **out, const tsr_comm_ops *ops, void *backend,
+                               tsr_board *board, tsr_comm *root, int slot, int rank, int size,
+                               const int *members, const int *nodes, double timeout_seconds);
+tsr_status __wrap_tsr_comm_new(tsr_comm **out, const tsr_comm_ops *ops, void *backend,
+                               tsr_board *board, tsr_comm *root, int slot, int rank, int size,
+                               const int *members, const int *nodes, double timeout_seconds);
+tsr_status __wrap_tsr_comm_new(tsr_comm **out, const tsr_comm_ops *ops, void *backend,
+                               tsr_board *board, tsr_comm *root, int slot, int rank, int size,
+                               const int *members, const int *nodes, double timeout_seconds)
+{
+    if (no_memory)
+        return tsr_fail(TSR_ENOMEM, "no memory for a communicator of %d ranks", size);
+    return __real_tsr_comm_new(out, ops, backend, board, root, slot, rank, size, members, nodes,
+                               timeout_seconds);
+}
+
 static void *run_one_of_two(void *argument)
 {
     struct one_of_two *me = argument;
     tsr_comm *comm = NULL;
+    no_memory = !me->call;
     me->status = tsr_comm_create_callback_with(&comm, &me->bootstrap, 60, me->ranks_per_node);
     if (me->status == TSR_OK)
         me->call(me, comm);
@@ -237,6 +258,21 @@ static void test_callback_nodes_out_of_step(void **state)
     }
 }
 
+/* The other one is told, long before its deadline. */
+static void test_callback_without_memory(void **state)
+{
+    struct one_of_two ranks[2] = {{.call = agree}, {.call = NULL}};
+    (void)state;
+    double start = tsr_now();
+    run_two(ranks);
+    assert_true(tsr_now() - start < 3); /* 60 is the deadline, 5 a dead rank's for its last words */
+    for (int r = 0; r < 2; r++) {
+        assert_int_equal(ranks[r].status, TSR_ENOMEM);
+        assert_non_null(strstr(ranks[r].message, "no memory for a communicator"));
+    }
+    assert_non_null(strstr(ranks[0].message, "rank 1"));
+}
+
 static int fail_gather(void *user, const void *send, void *receive, uint64_t bytes)
 {
     int *calls = user;
@@ -278,6 +314,7 @@ int main(void)
         cmocka_unit_test(test_callback),
         cmocka_unit_test(test_callback_nodes),
         cmocka_unit_test(test_callback_nodes_out_of_step),
+        cmocka_unit_test(test_callback_without_memory),
         cmocka_unit_test(test_callback_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
