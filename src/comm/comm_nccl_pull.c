@@ -221,13 +221,12 @@ static tsr_status connect(tsr_nccl *n, tsr_stream *host_stream, tsr_region *regi
 tsr_status tsr_nccl_expose(tsr_comm *comm, tsr_stream *host_stream, void *base, uint64_t bytes)
 {
     tsr_nccl *n = comm->backend;
-    tsr_status status = TSR_OK;
     if (comm->size == 1 || bytes == 0)
         return TSR_OK;
-    TSR_TRY(tsr_cuda_status(cudaSetDevice(n->index), "cudaSetDevice"));
+    tsr_status status = tsr_cuda_status(cudaSetDevice(n->index), "cudaSetDevice");
     tsr_region *region = make_region(comm->size, base, bytes);
     struct offer *offers = calloc((size_t)comm->size, sizeof *offers);
-    if (!region || !offers)
+    if (status == TSR_OK && (!region || !offers))
         status = tsr_fail(TSR_ENOMEM, "no memory to expose memory");
     if (status == TSR_OK)
         status = connect(n, host_stream, region, offers);

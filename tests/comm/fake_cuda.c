@@ -180,7 +180,7 @@ static cudaError_t enqueue(cudaStream_t stream, tsr_call *function, void *args, 
 
 cudaError_t cudaSetDevice(int device)
 {
-    return device < GPUS ? cudaSuccess : cudaErrorInvalidDevice;
+    return device < GPUS && !fake_cuda.no_device ? cudaSuccess : cudaErrorInvalidDevice;
 }
 
 cudaError_t cudaGetLastError(void)

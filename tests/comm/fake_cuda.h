@@ -9,6 +9,7 @@ struct fake_cuda {
     int allocations; /* so far */
     int fail_at;     /* which one there is no memory for, from 1; 0: none */
     bool full;       /* its streams have no room while one waits for a value: enqueuing waits too */
+    int no_device;   /* 1: its device cannot be chosen any more */
 };
 extern _Thread_local struct fake_cuda fake_cuda;
 

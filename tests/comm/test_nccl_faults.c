@@ -98,15 +98,17 @@ static void create(rank_run *run, int rank, int fail_at)
 #define FEW_SECONDS 2 /* the deadline that it misses */
 
 static const char cause[] = "shard 3 cannot be read";
-static bool rank_1_aborts; /* false: it stays away for too long */
+/* Stays away for too long; fails before it comes; fails in it. */
+static enum { STAYS_AWAY, ABORTS, HAS_NO_DEVICE } rank_1;
 
 static tsr_status expose(tsr_comm *comm, tsr_comm *host, tsr_stream *host_stream)
 {
     static char memory[RANKS][4096];
     int rank = tsr_comm_rank(host);
-    if (rank == 0)
+    fake_cuda.no_device = rank == 1 && rank_1 == HAS_NO_DEVICE;
+    if (rank == 0 || fake_cuda.no_device)
         return tsr_comm_expose(comm, host_stream, memory[rank], sizeof memory[rank]);
-    if (!rank_1_aborts) {
+    if (rank_1 == STAYS_AWAY) {
         usleep((FEW_SECONDS + 1) * 1000000);
         return TSR_OK;
     }
@@ -122,25 +124,25 @@ static void *run_exposing_rank(void *argument)
     open_rank(&p, run, me);
     OK(tsr_comm_create_nccl(&p.comm, run->host, p.host_stream, p.device));
     run->status = expose(p.comm, run->host, p.host_stream);
+    CHECK(run->status == TSR_OK || tsr_board_is_dead(run->host->gate.board));
     run->status = tsr_comm_agree(run->host, p.host_stream, run->status, NULL);
     snprintf(run->message, sizeof run->message, "%s", tsr_last_error());
     close_rank(&p, run);
     return NULL;
 }
 
-static void fail_to_expose(bool aborts)
+static void fail_to_expose(int how, tsr_status status, const char *expected)
 {
     tsr_case_rank none = {.rank = -1}, *me = &none;
     rank_run run[RANKS];
-    rank_1_aborts = aborts;
+    rank_1 = how;
     run_ranks(run, run_exposing_rank, -1, 0, FEW_SECONDS);
     for (int i = 0; i < RANKS; i++) {
-        CHECK(run[i].status == (aborts ? TSR_EIO : TSR_ETIMEOUT));
-        if (!strstr(run[i].message, "rank 1") ||
-            !strstr(run[i].message, aborts ? cause : "exposure"))
+        CHECK(run[i].status == status);
+        if (!strstr(run[i].message, "rank 1") || !strstr(run[i].message, expected))
             fprintf(stderr, "rank %d says: %s\n", i, run[i].message);
         CHECK(strstr(run[i].message, "rank 1"));
-        CHECK(strstr(run[i].message, aborts ? cause : "exposure"));
+        CHECK(strstr(run[i].message, expected));
     }
 }
 
@@ -229,8 +231,9 @@ int main(void)
 {
     tsr_case_rank none = {.rank = -1}, *me = &none;
     rank_run run[RANKS];
-    fail_to_expose(true);
-    fail_to_expose(false);
+    fail_to_expose(ABORTS, TSR_EIO, cause);
+    fail_to_expose(STAYS_AWAY, TSR_ETIMEOUT, "exposure");
+    fail_to_expose(HAS_NO_DEVICE, TSR_EDEVICE, "cudaSetDevice");
     give_up_on_a_full_stream();
     abort_slowly();
     create(run, 0, 0);
