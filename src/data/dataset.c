@@ -72,20 +72,28 @@ static const char *key_of(const tsr_dataset_options *options)
     return options->key ? options->key : "dataset";
 }
 
+/* What another path would mend, or what the system has run out of or cannot do. */
+static tsr_status cannot_open(const char *path, const char *key)
+{
+    bool data = errno == ENOENT || errno == ENOTDIR || errno == EACCES || errno == ENAMETOOLONG ||
+                errno == ELOOP;
+    return tsr_fail(data ? TSR_EDATA : TSR_EIO, "%s: %s: %s%s", key, path, strerror(errno),
+                    errno == ENOENT && path[0] != '/'
+                        ? " (a relative path starts from the working directory)"
+                        : "");
+}
+
 static tsr_status open_file(reader *r, const char *path, const char *key)
 {
     struct stat about;
     if (stat(path, &about) < 0)
-        return tsr_fail(TSR_EDATA, "%s: %s: %s%s", key, path, strerror(errno),
-                        errno == ENOENT && path[0] != '/'
-                            ? " (a relative path starts from the working directory)"
-                            : "");
+        return cannot_open(path, key);
     if (!S_ISREG(about.st_mode))
         return tsr_fail(TSR_EDATA, "%s: %s is %s, expected a .jsonl file", key, path,
                         S_ISDIR(about.st_mode) ? "a directory" : "not a regular file");
-    r->stream = fopen(path, "rb");
+    r->stream = fopen(path, "rbe");
     if (!r->stream)
-        return tsr_fail(TSR_EDATA, "%s: %s: %s", key, path, strerror(errno));
+        return cannot_open(path, key);
     r->path = path;
     r->number = 0;
     return TSR_OK;

@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 static tsr_tokenizer *tokenizer;
@@ -458,6 +459,14 @@ static void broken_places(void **state)
     write_bytes(path, "{\"input_ids\":[1,2\0]}\n", 20);
     check_error("zero byte", tsr_dataset_load(&data, &options), TSR_EDATA,
                 (const char *[MOST_WORDS]){"zero.jsonl:1: byte 17 is zero"});
+    /* That the system has no descriptor left is no fault of the file's. */
+    struct rlimit limit;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &(struct rlimit){0, limit.rlim_max}), 0);
+    tsr_status status = tsr_dataset_load(&data, &options);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    check_error("no descriptor", status, TSR_EIO,
+                (const char *[MOST_WORDS]){"eval_dataset: ", "zero.jsonl: Too many open files"});
     options.file_count = 0;
     check_error("none", tsr_dataset_load(&data, &options), TSR_EDATA,
                 (const char *[MOST_WORDS]){"no file is given"});

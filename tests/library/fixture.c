@@ -1,6 +1,7 @@
 #include "library/fixture.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <ftw.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -66,6 +67,26 @@ int library_entries(const char *path)
         count += entry->d_name[0] != '.';
     closedir(entries);
     return count;
+}
+
+int library_descriptors_seen;
+static int noted[64];
+
+void library_note_descriptors(void)
+{
+    for (int fd = 0; fd < 64; fd++)
+        noted[fd] = fcntl(fd, F_GETFD) >= 0;
+}
+
+void library_look_at_descriptors(void *user, const char *phase, double done, double total)
+{
+    (void)user, (void)done, (void)total;
+    for (int fd = 0; fd < 64; fd++) {
+        int flags = noted[fd] ? -1 : fcntl(fd, F_GETFD);
+        library_descriptors_seen += flags >= 0;
+        if (flags >= 0 && !(flags & FD_CLOEXEC))
+            fail_msg("%s: descriptor %d is inherited by other programs", phase, fd);
+    }
 }
 
 int library_all_gather(void *user, const void *send, void *receive, uint64_t bytes)

@@ -21,6 +21,12 @@ int library_tear_down(void **state);
 /* Entries of a directory but those that begin with a dot. */
 int library_entries(const char *path);
 
+/* A progress callback: the job's files (not those that were there when they were noted) are not
+ * inherited by a program that the caller starts meanwhile. How often one was seen. */
+void library_note_descriptors(void);
+void library_look_at_descriptors(void *user, const char *phase, double done, double total);
+extern int library_descriptors_seen;
+
 /* Ranks that are threads of this process, and meet in an all-gather. */
 typedef struct {
     pthread_barrier_t barrier;

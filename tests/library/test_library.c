@@ -178,9 +178,12 @@ static void borrows_only_threads(void **state)
     tsr_job *job = NULL;
     (void)state;
     tsr_job_options options = options_of(library_config);
+    options.progress = library_look_at_descriptors;
     look_around(&before);
+    library_note_descriptors();
     assert_int_equal(tsr_job_create(&job, &options), 0);
     assert_int_equal(tsr_job_start(job), 0);
+    assert_true(library_descriptors_seen > 0);
     assert_true(library_entries("/proc/self/task") > before.threads);
     assert_unchanged(&before, 0);
     tsr_job_destroy(job);
