@@ -40,8 +40,8 @@ typedef struct tsr_job tsr_job;
 typedef struct {
     int rank, size; /* size 0 or 1: one rank */
     /* Every rank's `bytes` bytes, gathered in rank order into `receive`; blocking; 0 on success.
-     * Called by one thread at a time, not always the caller's. A rank of another node that never
-     * comes must end it with a failure. */
+     * Called by one thread at a time, not always the caller's. It must end with a failure when a rank
+     * never comes, or is gone in the middle of it: timeout_seconds ends no call of it. */
     int (*all_gather)(void *user, const void *send, void *receive, uint64_t bytes);
     void *user;
 } tsr_job_bootstrap;
@@ -111,7 +111,7 @@ typedef struct {
                        tessera_mpi.h */
     tsr_job_bootstrap bootstrap;
     int threads;            /* of this rank; 0: its share of the cores */
-    double timeout_seconds; /* of every wait for another rank; 0: 300 */
+    double timeout_seconds; /* of every wait for another rank but those of all_gather; 0: 300 */
     /* Rank 0's messages, and how far a long call has come (done == total ends a phase); called on the
      * thread that is inside a call, before it returns. NULL: none. */
     void (*log)(void *user, int severity, const char *line);

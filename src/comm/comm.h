@@ -27,9 +27,9 @@ typedef struct tsr_comm tsr_comm;
 typedef enum { TSR_SUM, TSR_MIN, TSR_MAX } tsr_reduce_op;
 
 /* What an embedder gives: every rank's `bytes` bytes, gathered in rank order into `receive`.
- * Blocking; returns 0 on success. Called by one thread at a time. The ranks of one node have a
- * deadline without its help; for a rank of another node that never comes it must return by itself.
- */
+ * Blocking; returns 0 on success. Called by one thread at a time. The ranks of one node meet, with a
+ * deadline, before they call it, but not while a communicator is created; so for a rank that never
+ * comes, and for one that dies in the middle of it, it must return by itself. */
 typedef struct {
     int rank, size;
     int (*all_gather)(void *user, const void *send, void *receive, uint64_t bytes);

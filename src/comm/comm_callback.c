@@ -51,6 +51,14 @@ static tsr_status meet(tsr_comm *comm, const tsr_comm_call *call)
 static tsr_status compare(const tsr_comm *comm, const tsr_comm_call *call, uint64_t bytes, int from)
 {
     const struct callback_world *world = comm->backend;
+    const struct heading *mine = &world->headings[world->all.rank];
+    if (mine->tag != tsr_comm_tag(call) ||
+        mine->bytes != (from < 0 || from == comm->rank ? bytes : 0))
+        return tsr_fail(
+            TSR_ECOMM,
+            "the all-gather that was given has returned, as rank %d's, other bytes than "
+            "rank %d has sent; it must place them in the order of the ranks",
+            world->all.rank, world->all.rank);
     for (int peer = 0; peer < comm->size; peer++) {
         const struct heading *theirs = &world->headings[comm->members[peer]];
         uint64_t expected = from < 0 || from == peer ? bytes : 0;

@@ -282,6 +282,31 @@ static int fail_gather(void *user, const void *send, void *receive, uint64_t byt
     return 0;
 }
 
+static int gather_zeros(void *user, const void *send, void *receive, uint64_t bytes)
+{
+    int *calls = user;
+    if (--*calls < 0)
+        memset(receive, 0, bytes);
+    else
+        memcpy(receive, send, bytes);
+    return 0;
+}
+
+/* An all-gather that mixes up what it is given is found out. */
+static void test_callback_lies(void **state)
+{
+    int left = 1 << 30;
+    tsr_bootstrap bootstrap = {0, 1, gather_zeros, &left};
+    tsr_comm *comm = NULL;
+    (void)state;
+    assert_int_equal(tsr_comm_create_callback(&comm, &bootstrap, 10), TSR_OK);
+    assert_int_equal(tsr_comm_agree(comm, NULL, TSR_OK, NULL), TSR_OK);
+    left = 0;
+    assert_int_equal(tsr_comm_agree(comm, NULL, TSR_OK, NULL), TSR_ECOMM);
+    assert_non_null(strstr(tsr_last_error(), "other bytes than rank 0 has sent"));
+    tsr_comm_destroy(comm);
+}
+
 /* An embedder's failure is reported at creation and later. */
 static void test_callback_fails(void **state)
 {
@@ -315,6 +340,7 @@ int main(void)
         cmocka_unit_test(test_callback_nodes),
         cmocka_unit_test(test_callback_nodes_out_of_step),
         cmocka_unit_test(test_callback_without_memory),
+        cmocka_unit_test(test_callback_lies),
         cmocka_unit_test(test_callback_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
