@@ -171,7 +171,7 @@ TSR_API int tsr_job_checkpoint(tsr_job *job);
  * epoch, last; evaluate: an evaluation of that step is still due); 0 if it starts at step 1. */
 TSR_API int tsr_job_resumed(tsr_job *job, tsr_job_report *report);
 
-/* NULL is fine. */
+/* NULL is fine. tsr_last_error() stays what it was. */
 TSR_API void tsr_job_destroy(tsr_job *job);
 
 /* ---- without ranks: each is one call of one process, and *text its report, the caller's (free) ---- */

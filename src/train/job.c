@@ -204,10 +204,8 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
         status = read_inputs(job);
     tsr_job_listen(job, false);
     if (status < 0) {
-        tsr_error error; /* destroying must not lose the message */
-        tsr_error_take(&error, status);
         tsr_job_destroy(job);
-        return tsr_error_put(&error);
+        return status;
     }
     *out = job;
     return TSR_OK;
@@ -398,8 +396,10 @@ int tsr_job_exit_code(int status)
 
 void tsr_job_destroy(tsr_job *job)
 {
+    tsr_error error;
     if (!job)
         return;
+    tsr_error_take(&error, TSR_EINTERNAL); /* the caller may ask why the job failed afterwards */
     if (job->state == TSR_JOB_FAILED)
         tsr_job_end(job, TSR_METRICS_FAILED);
     tsr_metrics_destroy(job->metrics);
@@ -433,4 +433,5 @@ void tsr_job_destroy(tsr_job *job)
     tsr_device_destroy(job->host);
     tsr_comm_destroy(job->world);
     free(job);
+    tsr_error_put(&error);
 }

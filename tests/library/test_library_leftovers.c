@@ -224,6 +224,11 @@ static void *take_part(void *user)
     if (p->way->deserter)
         pthread_barrier_wait(p->ending);
     tsr_job_destroy(job);
+    if (status < 0 && strncmp(p->message, tsr_last_error(), sizeof p->message - 1) != 0) {
+        print_error("%s, rank %d: \"%s\" became \"%s\"\n", p->way->name, p->seat.rank, p->message,
+                    tsr_last_error());
+        p->code = -1;
+    }
     return NULL;
 }
 
