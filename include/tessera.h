@@ -12,7 +12,8 @@
  *          but create with one rank are collective.
  * Manners  The library never exits, prints, installs a signal handler, or changes the working
  *          directory or the locale, and leaves no thread behind after tsr_job_destroy. Two jobs may
- *          live one after the other in one process.
+ *          live one after the other in one process. A call has the default rounding, no traps and the
+ *          C locale, whatever its caller's thread has, which has them back afterwards.
  * Threads  One thread at a time uses a job; the stop flag may be set from anywhere (a signal
  *          handler too).
  * Errors   Every call returns 0 or a negative status; tsr_last_error() has the message for this

@@ -6,6 +6,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fenv.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -124,11 +125,15 @@ tsr_status tsr_convert_run(char **text, const tsr_job_options *options, bool jso
     tsr_convert c = {.options = options, .phase = command->name};
     json_t *report = json_object();
     double start = tsr_now();
+    fenv_t arithmetic; /* the caller's, whose rounding and traps are put aside */
+    fegetenv(&arithmetic);
+    fesetenv(FE_DFL_ENV);
     listen(options, TSR_LOG_INFO);
     tsr_status status = open_convert(&c, command);
     if (status == TSR_OK)
         status = command->run(&c, report);
     tsr_log_set(NULL, NULL, TSR_LOG_ERROR);
+    fesetenv(&arithmetic);
     if (status == TSR_OK) {
         tsr_report_string(report, "output_dir", c.inputs.config.output_dir);
         tsr_report_int(report, "shards", c.written.shard_count);

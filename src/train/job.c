@@ -68,9 +68,28 @@ static void put_locale_aside(tsr_job *job, bool begins)
     }
 }
 
-void tsr_job_listen(tsr_job *job, bool begins)
+/* Another rounding would change the results, and a trap end the program where a division by zero is
+ * expected; threads have what the one has that starts them. */
+static void put_arithmetic_aside(tsr_job *job, bool begins)
+{
+    if (begins && !job->arithmetic_aside) {
+        fegetenv(&job->callers_arithmetic);
+        fesetenv(FE_DFL_ENV);
+    }
+    if (!begins && job->arithmetic_aside)
+        fesetenv(&job->callers_arithmetic);
+    job->arithmetic_aside = begins;
+}
+
+void tsr_job_put_aside(tsr_job *job, bool begins)
 {
     put_locale_aside(job, begins);
+    put_arithmetic_aside(job, begins);
+}
+
+void tsr_job_listen(tsr_job *job, bool begins)
+{
+    tsr_job_put_aside(job, begins);
     tsr_phase_set(begins && job->options.progress ? tell_phase : NULL, job);
     tsr_log_set(begins && job->options.log ? log_line : NULL, job, job->log_level);
 }

@@ -20,6 +20,7 @@
 #include "train/metrics.h"
 #include "train/trace.h"
 
+#include <fenv.h>
 #include <locale.h>
 
 /* The run's few words of device memory. */
@@ -39,7 +40,9 @@ struct tsr_job {
     tsr_job_state state;
     tsr_log_level log_level;
     locale_t c_locale, callers_locale; /* the caller's while it is put aside, else 0 */
-    bool train;                        /* false: evaluation only */
+    fenv_t callers_arithmetic;         /* likewise, while it is aside */
+    bool arithmetic_aside;
+    bool train; /* false: evaluation only */
     /* The ranks, and collectives of host memory: start-up, agreements, saving. */
     tsr_device *host;
     tsr_stream *control;
@@ -119,8 +122,12 @@ tsr_status tsr_job_choose_matmuls(tsr_job *job);
  * rank's status. */
 tsr_status tsr_job_agree(tsr_job *job, tsr_status status);
 
-/* A call begins or ends: rank 0's caller hears what it has to say (base/log.h) and how far it has come
- * (base/phase.h); numbers are read and written as in C, whatever locale the caller's thread has. */
+/* A call begins or ends: numbers are read and written as in C, and computed as IEEE 754 has it by
+ * default, whatever locale, rounding or traps the caller's thread has. */
+void tsr_job_put_aside(tsr_job *job, bool begins);
+
+/* The same, and rank 0's caller hears what it has to say (base/log.h) and how far it has come
+ * (base/phase.h). */
 void tsr_job_listen(tsr_job *job, bool begins);
 
 /* tsr_job_create over ranks that the caller made: world (owned by the job from then on, NULL: as

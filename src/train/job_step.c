@@ -320,7 +320,10 @@ int tsr_job_step(tsr_job *job, tsr_job_report *report)
         return tsr_fail(TSR_EINVAL, "tsr_job_step needs a training job that was started");
     if (job->issued == job->last_step)
         return TSR_JOB_DONE;
-    return finish(job, run_step(job, report));
+    tsr_job_put_aside(job, true);
+    int status = finish(job, run_step(job, report));
+    tsr_job_put_aside(job, false);
+    return status;
 }
 
 /* ---- an evaluation ---- */

@@ -4,6 +4,7 @@
  */
 #include "job_fixture.h"
 
+#include <fenv.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -330,6 +331,45 @@ static void test_wrong_order(void **state)
     tsr_job_destroy(NULL);
 }
 
+/* A caller that rounds in another way and traps what is not finite gets the same bits, and has both
+ * back after each call. */
+static void test_arithmetic_of_the_caller(void **state)
+{
+    enum { TRAPS = FE_DIVBYZERO | FE_INVALID | FE_OVERFLOW };
+    const char *text = config_text("use_dora: true\nmax_steps: 2\noverwrite_output_dir: true\n");
+    tsr_job_report report[2] = {0};
+    (void)state;
+    for (int other = 0; other < 2; other++) {
+        const char *overrides[] = {scratch_path("output")};
+        char output[600];
+        tsr_job *job = NULL;
+        snprintf(output, sizeof output, "output_dir=%s", overrides[0]);
+        overrides[0] = output;
+        tsr_job_options options = {
+            .config_text = text, .overrides = overrides, .override_count = 1, .threads = 2};
+        if (other) {
+            fesetround(FE_UPWARD);
+            feenableexcept(TRAPS);
+        }
+        int status = tsr_job_create(&job, &options);
+        if (status == 0)
+            status = tsr_job_start(job);
+        for (int i = 0; i < 2 && status == 0; i++)
+            status = tsr_job_step(job, &report[other]);
+        if (status == 0)
+            status = tsr_job_save(job);
+        tsr_job_destroy(job);
+        bool kept = fegetround() == (other ? FE_UPWARD : FE_TONEAREST) &&
+                    (fegetexcept() & TRAPS) == (other ? TRAPS : 0);
+        fesetenv(FE_DFL_ENV);
+        if (status != 0)
+            fail_msg("%s", tsr_last_error());
+        assert_true(kept);
+    }
+    assert_true(report[0].loss == report[1].loss);
+    assert_true(report[0].grad_norm == report[1].grad_norm);
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -353,6 +393,7 @@ int main(void)
         cmocka_unit_test(test_ranks_that_were_told_differently),
         cmocka_unit_test(test_jobs_leave_nothing),
         cmocka_unit_test(test_wrong_order),
+        cmocka_unit_test(test_arithmetic_of_the_caller),
     };
     return cmocka_run_group_tests(tests, set_up, scratch_teardown);
 }
