@@ -106,9 +106,25 @@ static void name_temporary(tsr_file *file, int attempt)
              file->path, file->path + directory_length, (long)getpid(), attempt);
 }
 
+bool tsr_file_replaceable(const char *path)
+{
+    static const char process[] = "/proc/"; /* /dev/stdout leads there, whatever it is today */
+    char target[sizeof process];
+    struct stat about;
+    ssize_t length = readlink(path, target, sizeof process - 1);
+    if (length == sizeof process - 1 && !memcmp(target, process, sizeof process - 1))
+        return false;
+    return stat(path, &about) != 0 || S_ISREG(about.st_mode) || S_ISDIR(about.st_mode);
+}
+
 tsr_status tsr_file_open(tsr_file *file)
 {
     int reason = EEXIST;
+    if (!tsr_file_replaceable(file->path))
+        return tsr_fail(TSR_ECONFIG,
+                        "%s is a device, a pipe or a socket, which a file would replace; name a "
+                        "file",
+                        file->path);
     for (int attempt = 0; reason == EEXIST && attempt < NAME_ATTEMPTS; attempt++) {
         name_temporary(file, attempt);
         file->fd = open(file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);

@@ -19,7 +19,8 @@ tsr_status tsr_file_read(char **data, uint64_t *bytes, const char *path, uint64_
 /* A file being written under a temporary name in the directory of its final one. */
 typedef struct tsr_file tsr_file;
 
-/* The directory must exist. On success *out is the caller's. */
+/* The directory must exist. On success *out is the caller's. TSR_ECONFIG: a device, a pipe or a socket
+ * has the name. */
 tsr_status tsr_file_stage(tsr_file **out, const char *path);
 /* The same in two: what allocates, and does not look at the disk; and what creates the temporary file.
  * Nothing after tsr_file_prepare allocates. */
@@ -35,6 +36,9 @@ void tsr_file_discard(tsr_file *file);
 /* A rename, a new or a removed name in it is on the disk (fsync). A file system that cannot do that
  * is left alone. */
 tsr_status tsr_directory_sync(const char *directory);
+
+/* False of a device, a pipe or a socket, which a rename would take away. */
+bool tsr_file_replaceable(const char *path);
 
 /* Stage, append, finish, publish. */
 tsr_status tsr_file_write(const char *path, const void *data, uint64_t bytes);

@@ -75,6 +75,9 @@ tsr_status tsr_trace_check(const tsr_config *config)
     if (path[strlen(path) - 1] == '/' || (stat(path, &info) == 0 && S_ISDIR(info.st_mode)))
         return tsr_fail(TSR_ECONFIG, "%s: trace: %s is a directory; name a file in it", where,
                         path);
+    if (!tsr_file_replaceable(path))
+        return tsr_fail(TSR_ECONFIG, "%s: trace: %s is a device, a pipe or a socket; name a file",
+                        where, path);
     directory_of(directory, path, true);
     directory_of(output, config->output_dir ? config->output_dir : "", false);
     if (config->output_dir && !strcmp(directory, output))

@@ -79,6 +79,28 @@ static void test_two_at_once(void **state)
     assert_int_equal(count_entries(*state), 0);
 }
 
+/* Nothing takes the place of what is no file, under its own name or another. */
+static void test_no_file(void **state)
+{
+    struct stat about;
+    (void)state;
+    char *pipe = strdup(scratch_path("pipe")), *name = strdup(scratch_path("name"));
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    assert_int_equal(symlink(pipe, name), 0);
+    assert_int_equal(tsr_file_write(pipe, "text", 4), TSR_ECONFIG);
+    assert_non_null(strstr(tsr_last_error(), "pipe is a device, a pipe"));
+    assert_int_equal(tsr_file_write(name, "text", 4), TSR_ECONFIG);
+    assert_int_equal(unlink(name), 0);
+    assert_int_equal(symlink("/proc/self/fd/1", name), 0); /* as /dev/stdout is */
+    assert_int_equal(tsr_file_write(name, "text", 4), TSR_ECONFIG);
+    assert_int_equal(lstat(pipe, &about), 0);
+    assert_true(S_ISFIFO(about.st_mode));
+    assert_int_equal(lstat(name, &about), 0);
+    assert_true(S_ISLNK(about.st_mode));
+    free(pipe);
+    free(name);
+}
+
 static void test_failures(void **state)
 {
     tsr_file *file;
@@ -107,6 +129,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_discard_leaves_the_old_file, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_two_at_once, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_no_file, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_failures, scratch_setup, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

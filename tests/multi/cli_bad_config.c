@@ -166,6 +166,7 @@ const cli_bad_case cli_bad_config[] = {
     {"trace_nowhere", NULL, "trace=nowhere/t.json", 78, {"trace", "no directory nowhere"}},
     {"trace_nowhere_n3", NULL, "trace=nowhere/t.json", 78, {"no directory nowhere"}, 3},
     {"trace_directory", NULL, "trace=.", 78, {"trace", "is a directory"}},
+    {"trace_device", NULL, "trace=/dev/null", 78, {"trace: /dev/null", "is a device"}},
     {"trace_in_a_file", NULL, "trace=job.yaml/t.json", 78, {"job.yaml", "trace"}},
     {"two_sizes_of_a_step",
      NULL,
