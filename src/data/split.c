@@ -32,6 +32,8 @@ static tsr_status compile(tsr_split *s, const char *pattern, size_t bytes, const
     s->region = code == ONIG_NORMAL ? onig_region_new() : NULL;
     if (code == ONIG_NORMAL)
         return s->region ? TSR_OK : tsr_fail(TSR_ENOMEM, "no memory for a pattern");
+    if (code == ONIGERR_MEMORY)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory for its pattern", place);
     OnigUChar message[ONIG_MAX_ERROR_MESSAGE_LEN];
     s->regex = NULL;
     onig_error_code_to_str(message, code, &info);
@@ -148,6 +150,8 @@ static tsr_status next_match(bool *found, tsr_span *match, const tsr_split *s, c
     *found = code >= 0;
     if (code == ONIG_MISMATCH)
         return TSR_OK;
+    if (code == ONIGERR_MEMORY)
+        return tsr_fail(TSR_ENOMEM, "no memory to match the pre-tokenizer's pattern");
     if (code < 0)
         return tsr_fail(TSR_EDATA, "the pre-tokenizer's pattern gave up on a text (%d)", code);
     *match = (tsr_span){begin + (size_t)s->region->beg[0], begin + (size_t)s->region->end[0]};

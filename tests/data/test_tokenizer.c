@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <oniguruma.h>
+
 #define MODEL TSR_SOURCE_DIR "/examples/tiny-llama"
 
 static void check_ids(const tsr_tokens *got, const json_t *want, const char *text)
@@ -290,13 +292,40 @@ static void test_refused(void **state)
     scratch_remove();
 }
 
+static bool no_memory; /* for a pattern */
+
+int __real_onig_new(OnigRegex *out, const OnigUChar *pattern, const OnigUChar *end,
+                    OnigOptionType option, OnigEncoding encoding, OnigSyntaxType *syntax,
+                    OnigErrorInfo *info);
+int __wrap_onig_new(OnigRegex *out, const OnigUChar *pattern, const OnigUChar *end,
+                    OnigOptionType option, OnigEncoding encoding, OnigSyntaxType *syntax,
+                    OnigErrorInfo *info);
+int __wrap_onig_new(OnigRegex *out, const OnigUChar *pattern, const OnigUChar *end,
+                    OnigOptionType option, OnigEncoding encoding, OnigSyntaxType *syntax,
+                    OnigErrorInfo *info)
+{
+    return no_memory ? ONIGERR_MEMORY
+                     : __real_onig_new(out, pattern, end, option, encoding, syntax, info);
+}
+
+/* The file is not to blame. */
+static void test_no_memory(void **state)
+{
+    tsr_tokenizer *t;
+    (void)state;
+    no_memory = true;
+    assert_int_equal(tsr_tokenizer_open(&t, MODEL), TSR_ENOMEM);
+    assert_non_null(strstr(tsr_last_error(), "no memory for its pattern"));
+    no_memory = false;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tiny_llama),     cmocka_unit_test(test_golden_tokens),
         cmocka_unit_test(test_spans),          cmocka_unit_test(test_other_tokenizers),
         cmocka_unit_test(test_not_utf8),       cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_llama_spelling),
+        cmocka_unit_test(test_llama_spelling), cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
