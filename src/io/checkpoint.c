@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,12 +18,9 @@
 
 static bool exists(const char *directory, const char *name)
 {
-    char *path;
-    if (asprintf(&path, "%s/%s", directory, name) < 0)
-        return false;
-    bool found = access(path, F_OK) == 0;
-    free(path);
-    return found;
+    char path[PATH_MAX];
+    return (size_t)snprintf(path, sizeof path, "%s/%s", directory, name) < sizeof path &&
+           access(path, F_OK) == 0;
 }
 
 /* Relative, inside the directory, and a safetensors file. */
