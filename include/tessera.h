@@ -71,8 +71,10 @@ typedef struct {
 } tsr_job_report;
 
 typedef struct {
-    double loss, perplexity; /* over all label tokens together */
+    double loss, perplexity; /* over all label tokens together; NaN: not finite, or stopped */
     int64_t label_tokens, rows;
+    int stopped; /* 1: the stop flag or the time limit ended it, and the run: save a checkpoint, which
+                    knows that this evaluation is due */
 } tsr_job_evaluation;
 
 /* What a job is created for: training (which may evaluate too), evaluation alone, a plan alone, a
@@ -118,7 +120,8 @@ typedef struct {
     void (*log)(void *user, int severity, const char *line);
     void (*progress)(void *user, const char *phase, double done, double total);
     void *user;
-    const volatile int *stop; /* not 0: the step under way, or the next, is the last one */
+    const volatile int *stop; /* not 0: the step under way, or the next, is the last one; an
+                                 evaluation between two steps ends early */
 } tsr_job_options;
 
 /* Reads and checks the configuration, the model's config.json, tokenizer and data; reads no

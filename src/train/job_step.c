@@ -127,18 +127,19 @@ static tsr_status stage_round(tsr_job *job, const rounds *r, int64_t step, int64
     return tsr_job_stage_micro(job, r->micro, (double)info.label_tokens, r->train);
 }
 
-/* All rounds of a step. While the device computes one, the host stages the next: its embedding rows
+/* Rounds [first, end) of a step's `count`. While the device computes one, the host stages the next: its embedding rows
  * are collected behind the matmuls. */
-static tsr_status issue_rounds(tsr_job *job, const rounds *r, int64_t step, int64_t count)
+static tsr_status issue_rounds(tsr_job *job, const rounds *r, int64_t step, int64_t first,
+                               int64_t end, int64_t count)
 {
-    for (int64_t round = 0; round < count; round++) {
+    for (int64_t round = first; round < end; round++) {
         if (!job->staged_ahead)
             TSR_TRY(stage_round(job, r, step, round));
         job->staged_ahead = false;
         TSR_TRY(tsr_job_issue_micro(job, r->train));
         if (!r->train)
             tsr_phase_at("evaluating", (double)round + 1, (double)count);
-        if (round + 1 == count)
+        if (round + 1 == end)
             break;
         TSR_TRY(stage_round(job, r, step, round + 1));
         job->staged_ahead = true;
@@ -151,6 +152,11 @@ static tsr_host_flags host_flags(const tsr_job *job)
     double limit = job->inputs.config.time_limit;
     return (tsr_host_flags){.stop = job->options.stop && *job->options.stop,
                             .time_limit = limit > 0 && tsr_now() - job->started_at > limit};
+}
+
+static bool asks_to_stop(const int64_t *word)
+{
+    return word[TSR_WORD_STOP] != 0 || word[TSR_WORD_TIME_LIMIT] != 0;
 }
 
 /* ---- a step ---- */
@@ -254,8 +260,7 @@ static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64
     job->word_time = now;
     job->exposed_before = exposed;
     /* All ranks read this word before any op of the next step is issued. */
-    if ((word[TSR_WORD_STOP] != 0 || word[TSR_WORD_TIME_LIMIT] != 0) &&
-        job->done < job->total_steps) {
+    if (asks_to_stop(word) && job->done < job->total_steps) {
         job->stopped = true;
         job->last_step = job->done;
     }
@@ -289,7 +294,7 @@ static tsr_status run_step(tsr_job *job, tsr_job_report *report)
     rounds r = {job->inputs.batch, &job->micro, true};
     tsr_trace_issue(job->trace, job->issued + 1);
     tsr_executor_name_step(job->executor, (uint64_t)job->issued + 1);
-    TSR_TRY(issue_rounds(job, &r, job->issued, info.rounds));
+    TSR_TRY(issue_rounds(job, &r, job->issued, 0, info.rounds, info.rounds));
     job->issued++;
     tsr_host_flags flags = host_flags(job); /* as late as they still count in this step */
     TSR_TRY(tsr_executor_step_end(job->executor, &flags));
@@ -328,30 +333,59 @@ int tsr_job_step(tsr_job *job, tsr_job_report *report)
 
 /* ---- an evaluation ---- */
 
+#define ROUNDS_AT_ONCE 16 /* between two looks at the stop flag */
+
+/* Sums its words up in `sum`; *stopped where ranks were asked to stop before its last rounds. Only where a
+ * checkpoint can say that it is due, and not after a stop: then it is wanted nevertheless. */
+static tsr_status issue_evaluation(tsr_job *job, int64_t *sum, bool *stopped, int64_t count)
+{
+    const rounds r = {job->inputs.eval_batch, &job->eval_micro, false};
+    bool stops = job->train && !job->stopped && job->done > job->resumed;
+    *stopped = false;
+    for (int64_t first = 0; first < count && !*stopped; first += ROUNDS_AT_ONCE) {
+        int64_t word[TSR_WORD_COUNT];
+        int64_t end = count - first < ROUNDS_AT_ONCE ? count : first + ROUNDS_AT_ONCE;
+        TSR_TRY(issue_rounds(job, &r, 0, first, end, count));
+        const tsr_host_flags flags = stops ? host_flags(job) : (tsr_host_flags){0};
+        TSR_TRY(tsr_executor_eval_end(job->executor, &flags));
+        TSR_TRY(tsr_executor_wait_word(job->executor, word));
+        sum[TSR_WORD_LOSS] += word[TSR_WORD_LOSS];
+        sum[TSR_WORD_ERROR] += word[TSR_WORD_ERROR];
+        sum[TSR_WORD_NON_FINITE] += word[TSR_WORD_NON_FINITE];
+        *stopped = end < count && asks_to_stop(word);
+    }
+    return TSR_OK;
+}
+
 static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
 {
     tsr_batch_step_info info;
-    int64_t word[TSR_WORD_COUNT];
+    int64_t word[TSR_WORD_COUNT] = {0};
     double before = tsr_now();
+    bool stopped;
     TSR_TRY(tsr_batch_step(job->inputs.eval_batch, 0, &info));
-    rounds r = {job->inputs.eval_batch, &job->eval_micro, false};
     if (job->staged_ahead) /* the next training step's: it will be staged again */
         TSR_TRY(tsr_model_unstage(job->model));
     job->staged_ahead = false;
     bool alone = job->options.purpose == TSR_JOB_EVALUATE;
     tsr_trace_issue(job->trace, alone ? 0 : -1);
-    TSR_TRY(issue_rounds(job, &r, 0, info.rounds));
-    TSR_TRY(tsr_executor_eval_end(job->executor, &(tsr_host_flags){0}));
-    TSR_TRY(tsr_executor_wait_word(job->executor, word));
+    TSR_TRY(issue_evaluation(job, word, &stopped, info.rounds));
     if (alone)
         TSR_TRY(tsr_trace_done(job->trace, 0, true));
     job->exposed_before = tsr_job_exposed(job); /* no part of the next step's either */
-    double loss = tsr_word_discards(word) ? NAN : tsr_word_loss(word) / (double)info.label_tokens;
+    double loss =
+        stopped || tsr_word_discards(word) ? NAN : tsr_word_loss(word) / (double)info.label_tokens;
     *evaluation = (tsr_job_evaluation){.loss = loss,
                                        .perplexity = exp(loss),
                                        .label_tokens = info.label_tokens,
-                                       .rows = tsr_batch_run_of(job->inputs.eval_batch)->units};
+                                       .rows = tsr_batch_run_of(job->inputs.eval_batch)->units,
+                                       .stopped = stopped};
     job->word_time += tsr_now() - before; /* no part of the next step's time */
+    if (stopped) {
+        job->stopped = true;
+        job->last_step = job->done;
+        return TSR_OK;
+    }
     job->evaluated = true;
     return tsr_job_record_eval(job, loss, info.label_tokens);
 }

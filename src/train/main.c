@@ -110,7 +110,8 @@ static int evaluate(run *r, int64_t step)
 {
     tsr_job_evaluation e;
     int status = tsr_job_evaluate(r->job, &e);
-    if (status < 0)
+    r->stopped = status == 0 && e.stopped;
+    if (status < 0 || r->stopped)
         return status;
     if (r->first)
         tsr_progress_eval(r->progress, step, e.loss, e.label_tokens);
@@ -135,10 +136,10 @@ static int run_steps(run *r, const tsr_config *config)
         /* Stopped: whoever stops it waits. The evaluation is made up for when the run goes on. */
         if (has_eval && !report.stopped && (report.evaluate || report.last))
             status = evaluate(r, report.step);
-        if (status == 0 && report.save)
+        if (status == 0 && (report.save || r->stopped))
             status = tsr_job_checkpoint(r->job);
     }
-    r->stopped = report.stopped;
+    r->stopped |= report.stopped;
     return status == TSR_JOB_DONE ? 0 : status;
 }
 
@@ -152,7 +153,7 @@ static void print_end(const run *r, const tsr_config *config)
 
 static void print_stopped(const tsr_config *config)
 {
-    say("tessera: stopped before the last step; run it again with resume_from_checkpoint=true");
+    say("tessera: stopped before its end; run it again with resume_from_checkpoint=true");
     if (config->overwrite_output_dir) /* which would empty it */
         say(" overwrite_output_dir=false");
     say(" to go on from the checkpoint in ");

@@ -156,8 +156,14 @@ typedef struct {
 
 static int evaluate(rank_run *run, tsr_job *job)
 {
-    int status = tsr_job_evaluate(job, &run->result.eval[run->result.eval_count]);
-    run->result.eval_count++;
+    tsr_job_evaluation *evaluation = &run->result.eval[run->result.eval_count];
+    if (run->event && run->event->stop_evaluating == run->result.eval_count + 1)
+        run->stop = 1;
+    int status = tsr_job_evaluate(job, evaluation);
+    if (status == 0 && evaluation->stopped)
+        run->result.stopped = true;
+    else
+        run->result.eval_count++;
     return status;
 }
 
@@ -213,7 +219,7 @@ static int steps(rank_run *run, tsr_job *job)
     bool resumed = tsr_job_resumed(job, &report) == 1;
     int status = evaluates && (!resumed || report.evaluate) ? evaluate(run, job) : 0;
     r->resumed = report.step;
-    while (status == 0 && !report.last && r->step_count < JOB_STEPS_MAX) {
+    while (status == 0 && !report.last && !r->stopped && r->step_count < JOB_STEPS_MAX) {
         status = tsr_job_step(job, &report);
         if (status != 0)
             break;
@@ -223,7 +229,7 @@ static int steps(rank_run *run, tsr_job *job)
         happen(run, job, r->step_count);
         if (report.evaluate && !report.stopped)
             status = evaluate(run, job);
-        if (status == 0 && report.save)
+        if (status == 0 && (report.save || r->stopped))
             status = tsr_job_checkpoint(job);
     }
     if (status == 0 && tsr_job_step(job, &report) != TSR_JOB_DONE)

@@ -76,6 +76,7 @@ typedef struct {
     int rank;
     const char *override; /* "key=value" that only this rank was given */
     int stop_after;       /* its stop flag is set after this step */
+    int stop_evaluating;  /* or before this evaluation, from 1 */
     int fail_after;       /* it fails after this step */
     int overflow_after;   /* a gradient of its step after this one counts as not finite */
 } job_event;

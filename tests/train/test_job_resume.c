@@ -178,6 +178,47 @@ static void test_evaluations(void **state)
     job_result_free(&second);
 }
 
+/* A stop that comes while an evaluation of many micro-batches is under way, of the last step too, ends it; it is
+ * made up for. Before the first step there is nothing to save yet, and where a step was the last one because of the
+ * stop, what evaluates nevertheless wants it whole. */
+static void test_stopped_evaluation(void **state)
+{
+    (void)state;
+    static const struct {
+        int evaluation, steps;
+    } stops[] = {{2, 3}, {3, 6}, {1, 1}};
+    char keys[512];
+    job_result whole;
+    job_write_documents("many.jsonl", 40, 4096, 7);
+    snprintf(keys, sizeof keys,
+             "lora_r: 3\neval_strategy: steps\neval_steps: 3\neval_dataset: %s\n",
+             scratch_path("many.jsonl"));
+    run(&whole, job_ranks(2), config_text(keys), "whole-evaluations", NULL);
+    assert_int_equal(whole.eval_count, 3);
+    for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) {
+        job_event stop = {.rank = 0, .stop_evaluating = stops[i].evaluation};
+        job_result first, second;
+        char output[32];
+        int done = stops[i].evaluation == 1 ? 1 : stops[i].evaluation - 1;
+        snprintf(output, sizeof output, "stopped-evaluation-%zu", i);
+        run(&first, job_ranks(2), config_text(keys), output, &stop);
+        assert_true(first.stopped);
+        assert_int_equal(first.step_count, stops[i].steps);
+        assert_int_equal(first.eval_count, done);
+        run(&second, job_ranks(3), resuming(keys), output, NULL);
+        assert_int_equal(second.resumed, stops[i].steps);
+        assert_int_equal(second.eval_count, 3 - done);
+        for (int e = 0; e < 3; e++)
+            assert_memory_equal(&whole.eval[e].loss,
+                                e < done ? &first.eval[e].loss : &second.eval[e - done].loss,
+                                sizeof(double));
+        job_assert_part(&whole, &second, stops[i].steps, true, output);
+        job_result_free(&first);
+        job_result_free(&second);
+    }
+    job_result_free(&whole);
+}
+
 /* A skipped step is none of AdamW's t, before the checkpoint and after it. The fault is written into the memory
  * of the CPU's device; the state and what is made of it are the same on cards. */
 static void test_skipped_step(void **state)
@@ -615,6 +656,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_teardown(test_ranks, remove_output),
         cmocka_unit_test_teardown(test_fp8, remove_output),
         cmocka_unit_test_teardown(test_groups, remove_output),
+        cmocka_unit_test(test_stopped_evaluation),
         cmocka_unit_test_teardown(test_skipped_step, remove_output),
         cmocka_unit_test(test_skipped_in_a_row),
         cmocka_unit_test(test_steps_and_limit),
