@@ -111,6 +111,15 @@ static void put_hash(tsr_metrics *m, const char *name, uint64_t hash)
     tsr_text_printf(&m->line, "\"%016llx\"", (unsigned long long)hash);
 }
 
+/* The part of a line that a full disk still took; what is written when there is room again is a line. */
+static void take_back(const tsr_metrics *m, size_t bytes)
+{
+    struct stat about;
+    if (bytes && fstat(m->file, &about) == 0 && S_ISREG(about.st_mode) &&
+        ftruncate(m->file, about.st_size - (off_t)bytes) != 0)
+        return; /* the failure to write is what is told */
+}
+
 static tsr_status write_line(tsr_metrics *m)
 {
     tsr_text_puts(&m->line, "}\n");
@@ -123,8 +132,10 @@ static tsr_status write_line(tsr_metrics *m)
         if (wrote < 0 && errno == EINTR)
             continue;
         if (wrote < 0) {
+            tsr_status status = io_error(m->path, "written");
+            take_back(m, m->line.length - left);
             tsr_text_clear(&m->line);
-            return io_error(m->path, "written");
+            return status;
         }
         data += wrote;
         left -= (size_t)wrote;

@@ -3,12 +3,14 @@
  */
 #include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -128,10 +130,32 @@ static void test_errors(void **state)
     }
 }
 
+/* A disk that is full in the middle of a line: nothing of it stays, and when there is room again lines follow lines. */
+static void test_part_of_a_line(void **state)
+{
+    (void)state;
+    tsr_metrics *metrics;
+    struct rlimit before, few;
+    assert_int_equal(tsr_metrics_create(&metrics, path, false), TSR_OK);
+    assert_int_equal(tsr_metrics_write_eval(metrics, 1, 2, 3), TSR_OK);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    few = before;
+    few.rlim_cur = 100;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &few), 0);
+    assert_int_equal(tsr_metrics_write_step(metrics, &step), TSR_EIO);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    assert_non_null(strstr(tsr_last_error(), "cannot be written"));
+    assert_int_equal(tsr_metrics_write_end(metrics, TSR_METRICS_FAILED), TSR_OK);
+    tsr_metrics_destroy(metrics);
+    expect_file("{\"step\":1,\"eval_loss\":2,\"eval_label_tokens\":3}\n"
+                "{\"event\":\"end\",\"status\":\"failed\"}\n");
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lines),
-                                       cmocka_unit_test(test_not_finite),
-                                       cmocka_unit_test(test_errors)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lines), cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_errors), cmocka_unit_test(test_part_of_a_line)};
     return cmocka_run_group_tests(tests, make_path, remove_path);
 }
