@@ -159,16 +159,19 @@ static tsr_status choose_template(tsr_chat *chat, bool tools)
     return TSR_OK;
 }
 
+/* What an assistant thought, as rows and templates name it; the first that is there counts. */
+static const char *const thoughts[] = {"reasoning_content", "thinking", "reasoning"};
+#define THOUGHTS (sizeof thoughts / sizeof *thoughts)
+
 /* Adds `message` to `list` as transformers hands it to a template: without its keys that are null, which rows
  * of a table have for what other rows say; and what was thought, under either name that templates read. */
 static bool add_message(json_t *list, const json_t *message)
 {
-    static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
     json_t *seen = json_object(), *thought = NULL, *value;
     const char *key;
     bool failed = json_array_append_new(list, seen) != 0;
-    for (size_t i = 0; i < 3 && (!thought || json_is_null(thought)); i++)
-        thought = json_object_get(message, names[i]);
+    for (size_t i = 0; i < THOUGHTS && (!thought || json_is_null(thought)); i++)
+        thought = json_object_get(message, thoughts[i]);
     thought = json_is_null(thought) ? NULL : thought;
     if (thought)
         failed = failed || json_object_set(seen, "thinking", thought);
@@ -245,11 +248,10 @@ static bool holds(const char *text, size_t bytes, const char *part)
 /* Whether `text` holds all that a message says: thinking would not be in it. */
 static bool holds_message(const char *text, size_t bytes, const json_t *message)
 {
-    static const char *const thoughts[] = {"reasoning_content", "thinking", "reasoning"};
     const char *content = json_string_value(json_object_get(message, "content"));
     const json_t *calls = json_object_get(message, "tool_calls");
     bool blank = !content || !content[strspn(content, " \t\r\n")];
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < THOUGHTS; i++) {
         const json_t *thought = json_object_get(message, thoughts[i]);
         const char *words = json_string_value(thought);
         if (thought && !json_is_null(thought) && (!words || *words))
