@@ -1,5 +1,6 @@
 #include "base/status.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -51,6 +52,16 @@ int tsr_status_exit_code(tsr_status status)
         if (codes[i].status == status)
             return codes[i].exit_code;
     return 70;
+}
+
+tsr_status tsr_status_of_open(int error)
+{
+    static const int data[] = {EACCES, EPERM, ENOENT, ENOTDIR, ELOOP,
+                               EISDIR, ENXIO, ENODEV, EINVAL,  ENAMETOOLONG};
+    for (size_t i = 0; i < sizeof data / sizeof *data; i++)
+        if (error == data[i])
+            return TSR_EDATA;
+    return error == ENOMEM ? TSR_ENOMEM : TSR_EIO;
 }
 
 const char *tsr_status_name(tsr_status status)

@@ -48,6 +48,10 @@ const char *tsr_last_error(void);
 /* The exit code of the program for a status: 0, 64, 65, 70, 71, 75, 76 or 78. */
 int tsr_status_exit_code(tsr_status status);
 
+/* Why a path could not be opened for reading, by its errno. TSR_EDATA: another path or another permission
+ * mends it; TSR_EIO, TSR_ENOMEM: the system failed, or ran out of something. */
+tsr_status tsr_status_of_open(int error);
+
 /* "TSR_EDATA" and the like. */
 const char *tsr_status_name(tsr_status status);
 

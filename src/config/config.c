@@ -268,8 +268,8 @@ static tsr_status read_file(tsr_text *out, const char *path)
     char buffer[4096], reason[128];
     FILE *file = fopen(path, "rbe");
     if (!file)
-        return tsr_fail(TSR_ECONFIG, "%s: cannot be opened: %s", path,
-                        strerror_r(errno, reason, sizeof reason));
+        return tsr_fail(tsr_status_of_open(errno) == TSR_EDATA ? TSR_ECONFIG : TSR_EIO,
+                        "%s: cannot be opened: %s", path, strerror_r(errno, reason, sizeof reason));
     size_t got;
     while ((got = fread(buffer, 1, sizeof buffer, file)) > 0 && out->length <= MAX_FILE_BYTES)
         tsr_text_append(out, buffer, got);

@@ -72,12 +72,9 @@ static const char *key_of(const tsr_dataset_options *options)
     return options->key ? options->key : "dataset";
 }
 
-/* What another path would mend, or what the system has run out of or cannot do. */
 static tsr_status cannot_open(const char *path, const char *key)
 {
-    bool data = errno == ENOENT || errno == ENOTDIR || errno == EACCES || errno == ENAMETOOLONG ||
-                errno == ELOOP;
-    return tsr_fail(data ? TSR_EDATA : TSR_EIO, "%s: %s: %s%s", key, path, strerror(errno),
+    return tsr_fail(tsr_status_of_open(errno), "%s: %s: %s%s", key, path, strerror(errno),
                     errno == ENOENT && path[0] != '/'
                         ? " (a relative path starts from the working directory)"
                         : "");

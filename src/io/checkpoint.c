@@ -23,6 +23,15 @@ static bool exists(const char *directory, const char *name)
            access(path, F_OK) == 0;
 }
 
+/* Even where it cannot be opened, as a link that leads nowhere: opening it then says why. */
+static bool is_named(const char *directory, const char *name)
+{
+    char path[PATH_MAX];
+    struct stat info;
+    return (size_t)snprintf(path, sizeof path, "%s/%s", directory, name) < sizeof path &&
+           (lstat(path, &info) == 0 || (errno != ENOENT && errno != ENOTDIR));
+}
+
 /* Relative, inside the directory, and a safetensors file. */
 static tsr_status check_shard_name(const char *name, const char *tensor, const char *index)
 {
@@ -168,7 +177,7 @@ static tsr_status no_weights(const char *directory)
 {
     struct stat info;
     if (stat(directory, &info) < 0)
-        return tsr_fail(errno == ENOENT || errno == ENOTDIR ? TSR_EDATA : TSR_EIO,
+        return tsr_fail(tsr_status_of_open(errno),
                         "%s: cannot be opened: %s: expected a checkpoint's directory", directory,
                         strerror(errno));
     if (!S_ISDIR(info.st_mode))
@@ -199,9 +208,9 @@ tsr_status tsr_checkpoint_open(tsr_checkpoint **out, const char *directory)
         free(checkpoint);
         return tsr_fail(TSR_ENOMEM, "%s: no memory to open it", directory);
     }
-    if (exists(directory, SINGLE_FILE))
+    if (is_named(directory, SINGLE_FILE))
         status = find_shard(&shard, checkpoint, SINGLE_FILE);
-    else if (exists(directory, INDEX_FILE))
+    else if (is_named(directory, INDEX_FILE))
         status = open_index(checkpoint);
     else
         status = no_weights(directory);

@@ -13,58 +13,67 @@
 #define MOST_PER_CALL (1u << 30) /* Linux moves at most 2 GiB - 4 KiB a call */
 #define NAME_ATTEMPTS 100
 
+tsr_status tsr_file_open_read(int *fd, uint64_t *bytes, const char *path)
+{
+    struct stat info;
+    tsr_status status = TSR_OK;
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block */
+    if (file < 0)
+        return tsr_fail(tsr_status_of_open(errno), "%s: cannot be opened: %s", path,
+                        strerror(errno));
+    if (fstat(file, &info) < 0)
+        status = tsr_fail(TSR_EIO, "%s: fstat failed: %s", path, strerror(errno));
+    else if (!S_ISREG(info.st_mode))
+        status = tsr_fail(TSR_EDATA, "%s: not a regular file", path);
+    if (status < 0) {
+        close(file);
+        return status;
+    }
+    *fd = file;
+    *bytes = (uint64_t)info.st_size;
+    return TSR_OK;
+}
+
+static tsr_status read_all(char *buffer, uint64_t *used, uint64_t total, int fd, const char *path)
+{
+    for (*used = 0; *used < total;) {
+        uint64_t want = total - *used < MOST_PER_CALL ? total - *used : MOST_PER_CALL;
+        ssize_t got = read(fd, buffer + *used, want);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return tsr_fail(TSR_EIO, "%s: reading failed: %s", path, strerror(errno));
+        if (got == 0)
+            break; /* it became shorter: what is there is judged as it is */
+        *used += (uint64_t)got;
+    }
+    buffer[*used] = 0;
+    return TSR_OK;
+}
+
 tsr_status tsr_file_read(char **data, uint64_t *bytes, const char *path, uint64_t most_bytes)
 {
-    tsr_status status;
+    int fd;
+    uint64_t total, used = 0;
     char *buffer = NULL;
-    uint64_t used = 0, total;
-    struct stat info;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block */
-    if (fd < 0)
-        return tsr_fail(errno == ENOENT || errno == ENOTDIR ? TSR_EDATA : TSR_EIO,
-                        "%s: cannot be opened: %s", path, strerror(errno));
-    if (fstat(fd, &info) < 0) {
-        status = tsr_fail(TSR_EIO, "%s: fstat failed: %s", path, strerror(errno));
-        goto out;
-    }
-    if (!S_ISREG(info.st_mode)) {
-        status = tsr_fail(TSR_EDATA, "%s: not a regular file", path);
-        goto out;
-    }
-    total = (uint64_t)info.st_size;
-    if (total > most_bytes) {
+    tsr_status status;
+    TSR_TRY(tsr_file_open_read(&fd, &total, path));
+    if (total > most_bytes)
         status =
             tsr_fail(TSR_EDATA, "%s: the file has %" PRIu64 " bytes, at most %" PRIu64 " are taken",
                      path, total, most_bytes);
-        goto out;
-    }
-    buffer = malloc(total + 1);
-    if (!buffer) {
+    else if (!(buffer = malloc(total + 1)))
         status = tsr_fail(TSR_ENOMEM, "%s: no memory for %" PRIu64 " bytes", path, total);
-        goto out;
+    else
+        status = read_all(buffer, &used, total, fd, path);
+    close(fd);
+    if (status < 0) {
+        free(buffer);
+        return status;
     }
-    while (used < total) {
-        uint64_t want = total - used < MOST_PER_CALL ? total - used : MOST_PER_CALL;
-        ssize_t got = read(fd, buffer + used, want);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0) {
-            status = tsr_fail(TSR_EIO, "%s: reading failed: %s", path, strerror(errno));
-            goto out;
-        }
-        if (got == 0)
-            break; /* it became shorter: what is there is judged as it is */
-        used += (uint64_t)got;
-    }
-    buffer[used] = 0;
     *data = buffer;
     *bytes = used;
-    buffer = NULL;
-    status = TSR_OK;
-out:
-    free(buffer);
-    close(fd);
-    return status;
+    return TSR_OK;
 }
 
 /* All memory that writing it takes. */

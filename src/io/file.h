@@ -12,8 +12,12 @@
 
 #include <stdint.h>
 
-/* Reads a regular file of at most most_bytes; *data has a zero after its *bytes and is the
- * caller's (free). TSR_EDATA: no such file, not a file, too large; TSR_EIO: reading failed. */
+/* Opens a regular file of *bytes bytes for reading; the caller closes. What is no file is TSR_EDATA,
+ * what else fails as tsr_status_of_open says. */
+tsr_status tsr_file_open_read(int *fd, uint64_t *bytes, const char *path);
+
+/* Reads a regular file of at most most_bytes, more are TSR_EDATA; *data has a zero after its *bytes and
+ * is the caller's (free). */
 tsr_status tsr_file_read(char **data, uint64_t *bytes, const char *path, uint64_t most_bytes);
 
 /* A file being written under a temporary name in the directory of its final one. */

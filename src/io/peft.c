@@ -158,7 +158,7 @@ static tsr_status check_directory(const char *directory, const char *weights)
     char *old = NULL;
     bool has_old;
     if (stat(directory, &info) < 0)
-        return tsr_fail(errno == ENOENT || errno == ENOTDIR ? TSR_EDATA : TSR_EIO,
+        return tsr_fail(tsr_status_of_open(errno),
                         "%s: cannot be opened: %s: expected an adapter's directory", directory,
                         strerror(errno));
     if (!S_ISDIR(info.st_mode))

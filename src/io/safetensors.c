@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define LENGTH_BYTES  8
@@ -295,26 +294,15 @@ static tsr_status read_header(tsr_safetensors *file)
 
 tsr_status tsr_safetensors_open(tsr_safetensors **out, const char *path)
 {
-    struct stat info;
-    tsr_status status;
     tsr_safetensors *file = calloc(1, sizeof *file);
     if (!file)
         return tsr_fail(TSR_ENOMEM, "%s: no memory to open it", path);
+    file->fd = -1;
     file->path = strdup(path);
-    file->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (!file->path)
-        status = tsr_fail(TSR_ENOMEM, "%s: no memory to open it", path);
-    else if (file->fd < 0)
-        status = tsr_fail(errno == ENOENT || errno == ENOTDIR ? TSR_EDATA : TSR_EIO,
-                          "%s: cannot be opened: %s", path, strerror(errno));
-    else if (fstat(file->fd, &info) < 0)
-        status = tsr_fail(TSR_EIO, "%s: fstat failed: %s", path, strerror(errno));
-    else if (!S_ISREG(info.st_mode))
-        status = tsr_fail(TSR_EDATA, "%s: not a regular file", path);
-    else {
-        file->file_bytes = (uint64_t)info.st_size;
+    tsr_status status = file->path ? tsr_file_open_read(&file->fd, &file->file_bytes, path)
+                                   : tsr_fail(TSR_ENOMEM, "%s: no memory to open it", path);
+    if (status == TSR_OK)
         status = read_header(file);
-    }
     if (status < 0) {
         tsr_safetensors_close(file);
         return status;

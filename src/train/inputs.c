@@ -20,7 +20,7 @@ static tsr_status check_directory(const tsr_config *config)
     const char *where = tsr_config_where(config, "model_name_or_path");
     struct stat info;
     if (stat(path, &info) != 0)
-        return tsr_fail(TSR_EDATA,
+        return tsr_fail(tsr_status_of_open(errno),
                         "%s: model_name_or_path: %s: %s (a relative path starts from the working "
                         "directory)",
                         where, path, strerror(errno));

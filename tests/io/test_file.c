@@ -1,7 +1,8 @@
 #include "support/scratch.h"
 
-#include "io/file.h"
+#include "io/safetensors.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +29,47 @@ static void test_read(void **state)
     assert_int_equal(mkfifo(scratch_path("pipe"), 0600), 0);
     check_error("pipe", tsr_file_read(&data, &bytes, scratch_path("pipe"), 2), TSR_EDATA,
                 (const char *const[MOST_WORDS]){"pipe", "not a regular file"});
+}
+
+/* What another path or permission mends is the data's (65); what the system runs out of is not (71).
+ * All readers judge alike. */
+static void refuse_alike(const char *name, tsr_status expected, const char *reason)
+{
+    char *data;
+    uint64_t bytes;
+    tsr_safetensors *file;
+    const char *const words[MOST_WORDS] = {name, reason};
+    check_error(reason, tsr_file_read(&data, &bytes, scratch_path(name), 2), expected, words);
+    check_error(reason, tsr_safetensors_open(&file, scratch_path(name)), expected, words);
+}
+
+static void test_whose_fault(void **state)
+{
+    struct rlimit old, none = {0};
+    refuse_alike("absent", TSR_EDATA, "No such file");
+    assert_int_equal(symlink("nowhere", scratch_path("dangling")), 0);
+    refuse_alike("dangling", TSR_EDATA, "No such file");
+    assert_int_equal(symlink("loop", scratch_path("loop")), 0);
+    refuse_alike("loop", TSR_EDATA, "Too many levels of symbolic links");
+    write_text(scratch_path("f"), "x");
+    refuse_alike("f/g", TSR_EDATA, "Not a directory");
+    assert_int_equal(mkdir(scratch_path("d"), 0700), 0);
+    refuse_alike("d", TSR_EDATA, "not a regular file");
+    assert_int_equal(chmod(*state, 0711),
+                     0); /* for another user than root, who may read anything */
+    assert_int_equal(chmod(scratch_path("f"), 0), 0);
+    bool root = geteuid() == 0;
+    assert_true(!root || seteuid(65534) == 0);
+    refuse_alike("f", TSR_EDATA, "Permission denied");
+    assert_true(!root || seteuid(0) == 0);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+    none.rlim_max = old.rlim_max;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    refuse_alike("f", TSR_EIO, "Too many open files");
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+    assert_int_equal(tsr_status_of_open(EIO), TSR_EIO);
+    assert_int_equal(tsr_status_of_open(ENFILE), TSR_EIO);
+    assert_int_equal(tsr_status_of_open(ENOMEM), TSR_ENOMEM);
 }
 
 static void test_appears_only_when_published(void **state)
@@ -124,6 +166,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_read, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_whose_fault, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_appears_only_when_published, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_discard_leaves_the_old_file, scratch_setup,

@@ -6,10 +6,18 @@
 
 #include <stdint.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define SHARD "model/model-00001-of-00004.safetensors"
 #define INDEX "model/model.safetensors.index.json"
 #define WHOLE "model/model.safetensors"
+
+static void link_to(const char *target, const char *path)
+{
+    cli_remove(path);
+    if (symlink(target, path) != 0)
+        cli_fail("no link %s", path);
+}
 
 #define BREAK(function, call)                                                                      \
     static void function(void)                                                                     \
@@ -33,6 +41,8 @@ BREAK(more_layers,
 BREAK(unknown_field,
       cli_edit("model/config.json", "\"mlp_bias\": false", "\"residual_multiplier\": 0.22"))
 BREAK(no_shard, cli_remove(SHARD))
+BREAK(looping_shard, link_to("model-00001-of-00004.safetensors", SHARD))
+BREAK(dangling_weights, link_to("../blobs/none", WHOLE))
 BREAK(cut_data, cli_cut(SHARD, -100))
 BREAK(cut_header, cli_cut(SHARD, 50))
 BREAK(cut_length, cli_cut(SHARD, 5))
@@ -125,6 +135,12 @@ const cli_bad_case cli_bad_model[] = {
     {"more_layers", more_layers, NULL, 65, {"model.layers.6."}},
     {"unknown_field", unknown_field, NULL, 65, {"residual_multiplier"}},
     {"no_shard", no_shard, NULL, 65, {"model-00001-of-00004.safetensors"}},
+    {"looping_shard",
+     looping_shard,
+     NULL,
+     65,
+     {"model-00001-of-00004.safetensors", "Too many levels of symbolic links"}},
+    {"dangling_weights", dangling_weights, NULL, 65, {"model/model.safetensors", "No such file"}},
     {"cut_data", cut_data, NULL, 65, {"model-00001-of-00004.safetensors"}},
     {"cut_data_n3", cut_data, NULL, 65, {"model-00001-of-00004.safetensors"}, 3},
     {"cut_header", cut_header, NULL, 65, {"model-00001-of-00004.safetensors"}},
