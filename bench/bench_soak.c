@@ -126,10 +126,9 @@ static tsr_status count_lengths(soak *out, tsr_job *job)
 /* A hash of the file that rank 0 wrote. */
 static int hash_adapter(uint64_t *hash, const tsr_job *job)
 {
-    char path[4096], block[65536];
+    char path[PATH_MAX], block[65536];
     size_t bytes;
-    if (tsr_job_output_path(path, sizeof path, job, "adapter_model.safetensors") < 0)
-        return fail("output_dir");
+    tsr_folder_show(path, job->output, TSR_PEFT_WEIGHTS_FILE);
     FILE *file = fopen(path, "rb");
     if (!file) {
         fprintf(stderr, "bench_soak: %s cannot be read\n", path);

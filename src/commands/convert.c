@@ -4,8 +4,6 @@
 #include "base/log.h"
 #include "train/output.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <fenv.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,18 +29,18 @@ static tsr_status check_entry(const tsr_config *config, const char *name)
     return TSR_OK;
 }
 
-static tsr_status check_output(const tsr_config *config)
+static tsr_status open_output(tsr_convert *convert)
 {
-    TSR_TRY(tsr_output_check_place(config));
-    DIR *entries = opendir(config->output_dir);
+    const tsr_config *config = &convert->inputs.config;
     tsr_status status = TSR_OK;
-    if (!entries)
-        return errno == ENOENT ? TSR_OK
-                               : tsr_fail(TSR_ECONFIG, "%s: output_dir %s cannot be read: %s",
-                                          tsr_config_where(config, "output_dir"),
-                                          config->output_dir, strerror(errno));
-    for (struct dirent *entry; status == TSR_OK && (entry = readdir(entries));)
-        status = check_entry(config, entry->d_name);
+    DIR *entries;
+    TSR_TRY(tsr_output_check_place(config));
+    TSR_TRY(tsr_output_open(&convert->output, config, tsr_model_write_makes, false));
+    if (!convert->output)
+        return TSR_OK;
+    TSR_TRY(tsr_folder_list(&entries, convert->output));
+    for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));)
+        status = check_entry(config, name);
     closedir(entries);
     return status;
 }
@@ -50,15 +48,16 @@ static tsr_status check_output(const tsr_config *config)
 tsr_status tsr_convert_write(tsr_convert *convert, const tsr_model_output *output)
 {
     const tsr_config *config = &convert->inputs.config;
+    bool there = convert->output;
+    if (!there)
+        TSR_TRY(tsr_output_open(&convert->output, config, tsr_model_write_makes, true));
     tsr_model_output o = *output;
-    o.directory = config->output_dir;
+    o.folder = convert->output;
     o.source = config->model_name_or_path;
     o.parameter_count = convert->inputs.layout.parameter_count;
-    bool there = access(o.directory, F_OK) == 0;
-    TSR_TRY(tsr_output_make_directory(o.directory));
     tsr_status status = tsr_model_write(&convert->written, &o);
     if (status < 0 && !there)
-        (void)rmdir(o.directory); /* as it was, if nothing is in it */
+        (void)rmdir(config->output_dir); /* as it was, if nothing is in it */
     return status;
 }
 
@@ -110,7 +109,7 @@ static tsr_status open_convert(tsr_convert *c, const tsr_convert_command *comman
     c->inputs.config.lora_graph = TSR_CONFIG_GRAPH_AUTO; /* and what its GPU did is not asked */
     c->inputs.compute = TSR_F32;
     TSR_TRY(tsr_inputs_read_model(&c->inputs, false, false));
-    TSR_TRY(check_output(&c->inputs.config));
+    TSR_TRY(open_output(c));
     return tsr_device_create_cpu(&c->device, &device);
 }
 
@@ -144,6 +143,7 @@ tsr_status tsr_convert_run(char **text, const tsr_job_options *options, bool jso
     json_decref(report);
     tsr_error error; /* closing must not lose the message */
     tsr_error_take(&error, status);
+    tsr_folder_close(c.output);
     tsr_device_destroy(c.device);
     tsr_inputs_close(&c.inputs);
     return status < 0 ? tsr_error_put(&error) : TSR_OK;

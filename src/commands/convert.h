@@ -15,6 +15,7 @@ typedef struct {
     const tsr_job_options *options;
     const char *phase; /* of the progress: "merge" */
     tsr_inputs inputs;
+    tsr_folder *output; /* output_dir; NULL: not there yet */
     tsr_device *device; /* the host; its pool does the work */
     double done, total; /* bytes read of the base */
     tsr_model_written written;

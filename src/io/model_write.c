@@ -4,13 +4,10 @@
 #include "base/text.h"
 #include "io/json.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define SINGLE_FILE     "model.safetensors"
@@ -38,12 +35,13 @@ static const char *const copied_names[] = {"generation_config.json",
 
 /* The one file of a model that is in a directory of its own: the template of chats with tools. */
 #define TEMPLATES     "additional_chat_templates"
-#define TOOL_TEMPLATE TEMPLATES "/tool_use.jinja"
+#define TOOL_TEMPLATE "tool_use.jinja"
 
 /* The files of one directory, staged one after the other and published in the same order. */
 typedef struct {
     const tsr_model_output *output;
-    uint64_t *shard; /* of each tensor */
+    tsr_folder *templates; /* NULL: none */
+    uint64_t *shard;       /* of each tensor */
     uint64_t shard_count, total_bytes;
     tsr_file **files;
     uint64_t file_count;
@@ -52,7 +50,7 @@ typedef struct {
 
 static tsr_status out_of_memory(const writing *w)
 {
-    return tsr_fail(TSR_ENOMEM, "%s: no memory to write to it", w->output->directory);
+    return tsr_fail(TSR_ENOMEM, "%s: no memory to write to it", tsr_folder_path(w->output->folder));
 }
 
 /* ---- shards ---- */
@@ -68,14 +66,15 @@ static tsr_status assign_shards(writing *w)
 {
     const tsr_model_output *o = w->output;
     uint64_t most = o->most_shard_bytes ? o->most_shard_bytes : TSR_MODEL_SHARD_BYTES, filled = 0;
+    const char *directory = tsr_folder_path(o->folder);
     for (uint64_t i = 0, end; i < o->count; i = end) {
         uint64_t group = 0, bytes;
         for (end = i;
              end < o->count && (end == i || is_part_of(o->tensors[end].name, o->tensors[i].name));
              end++) {
-            TSR_TRY(tsr_tensor_source_bytes(&bytes, &o->tensors[end], o->directory));
+            TSR_TRY(tsr_tensor_source_bytes(&bytes, &o->tensors[end], directory));
             if (!tsr_add_u64(&group, group, bytes))
-                return tsr_fail(TSR_EINVAL, "%s: the sum of its tensors overflows", o->directory);
+                return tsr_fail(TSR_EINVAL, "%s: the sum of its tensors overflows", directory);
         }
         if (w->shard_count == 0 || (filled > 0 && (group > most || filled > most - group))) {
             w->shard_count++;
@@ -108,72 +107,59 @@ bool tsr_model_write_replaces(const char *name)
     return length > end && !strncmp(name, "model-", 6) && !strcmp(name + length - end, suffix);
 }
 
+mode_t tsr_model_write_makes(const char *name)
+{
+    for (size_t i = 0; i < COPIED; i++)
+        if (!strcmp(name, copied_names[i]))
+            return S_IFREG;
+    return tsr_model_write_replaces(name) ? S_IFREG : !strcmp(name, TEMPLATES) ? S_IFDIR : 0;
+}
+
 /* ---- files ---- */
 
-/* Asks before anything appears: publishing must not be what finds this out. */
-static tsr_status check_target(const char *path)
+static tsr_status stage_data(writing *w, const tsr_folder *folder, const char *name,
+                             const char *data, uint64_t bytes)
 {
-    struct stat info;
-    if (lstat(path, &info) == 0 && S_ISDIR(info.st_mode))
-        return tsr_fail(TSR_EIO,
-                        "%s: a directory has the name of a file of the model; move it elsewhere",
-                        path);
-    return TSR_OK;
-}
-
-static tsr_status target(char **out, const writing *w, const char *name)
-{
-    if (asprintf(out, "%s/%s", w->output->directory, name) < 0)
-        return out_of_memory(w);
-    tsr_status status = check_target(*out);
-    if (status < 0)
-        free(*out);
-    return status;
-}
-
-static tsr_status stage_data(writing *w, const char *name, const char *data, uint64_t bytes)
-{
-    char *path;
     tsr_file **file = &w->files[w->file_count];
-    TSR_TRY(target(&path, w, name));
-    tsr_status status = tsr_file_stage(file, path);
-    free(path);
-    TSR_TRY(status);
+    /* Before anything appears: publishing must not be what finds this out. */
+    TSR_TRY(tsr_folder_expect(folder, name, S_IFREG, TSR_EIO));
+    TSR_TRY(tsr_file_stage(file, folder, name));
     w->file_count++;
     TSR_TRY(tsr_file_append(*file, data, bytes));
     return tsr_file_finish(*file);
 }
 
-static tsr_status stage_copy(writing *w, const char *name)
+/* The source's `path` as `name`, if it has one. */
+static tsr_status stage_copy(writing *w, const tsr_folder *folder, const char *name,
+                             const char *path)
 {
-    char *path, *data;
+    char *from, *data;
     uint64_t bytes;
-    if (asprintf(&path, "%s/%s", w->output->source, name) < 0)
+    if (asprintf(&from, "%s/%s", w->output->source, path) < 0)
         return out_of_memory(w);
     tsr_status status = TSR_OK;
-    if (access(path, F_OK) == 0) {
-        status = tsr_file_read(&data, &bytes, path, MOST_COPY_BYTES);
+    if (access(from, F_OK) == 0) {
+        status = tsr_file_read(&data, &bytes, from, MOST_COPY_BYTES);
         if (status == TSR_OK) {
-            status = stage_data(w, name, data, bytes);
+            status = stage_data(w, folder, name, data, bytes);
             free(data);
         }
     }
-    free(path);
+    free(from);
     return status;
 }
 
 static tsr_status stage_shard(writing *w, uint64_t shard, uint64_t *first)
 {
+    const tsr_model_output *o = w->output;
     uint64_t end = *first;
-    char name[64], *path;
-    while (end < w->output->count && w->shard[end] == shard)
+    char name[64];
+    while (end < o->count && w->shard[end] == shard)
         end++;
     shard_name(name, w, shard);
-    TSR_TRY(target(&path, w, name));
-    tsr_status status = tsr_safetensors_stage(&w->files[w->file_count], path,
-                                              &w->output->tensors[*first], end - *first);
-    free(path);
-    TSR_TRY(status);
+    TSR_TRY(tsr_folder_expect(o->folder, name, S_IFREG, TSR_EIO));
+    TSR_TRY(tsr_safetensors_stage(&w->files[w->file_count], o->folder, name, &o->tensors[*first],
+                                  end - *first));
     w->file_count++;
     *first = end;
     return TSR_OK;
@@ -194,7 +180,7 @@ static tsr_status stage_index(writing *w)
                   "total_size", (json_int_t)w->total_bytes, "weight_map", map);
     tsr_status status = failed || !root ? out_of_memory(w) : tsr_json_format(&text, root, 2);
     if (status == TSR_OK)
-        status = stage_data(w, INDEX_FILE, text, strlen(text));
+        status = stage_data(w, o->folder, INDEX_FILE, text, strlen(text));
     json_decref(root);
     free(text);
     return status;
@@ -225,28 +211,24 @@ typedef enum { FIND, CHECK, REMOVE_CONFIG, REMOVE_REST } earlier_round;
 
 static tsr_status treat_earlier(writing *w, const char *name, earlier_round round)
 {
-    char path[4096];
+    const tsr_folder *folder = w->output->folder;
     if (!is_earlier(w, name))
         return TSR_OK;
     w->earlier = true;
-    snprintf(path, sizeof path, "%s/%s", w->output->directory, name);
     if (round == CHECK)
-        return check_target(path);
+        return tsr_folder_expect(folder, name, S_IFREG, TSR_EIO);
     bool config = !strcmp(name, TSR_MODEL_CONFIG_FILE);
-    if (round != (config ? REMOVE_CONFIG : REMOVE_REST) || unlink(path) == 0)
-        return TSR_OK;
-    return tsr_fail(TSR_EIO, "%s: cannot be removed: %s", path, strerror(errno));
+    return round == (config ? REMOVE_CONFIG : REMOVE_REST) ? tsr_folder_remove(folder, name)
+                                                           : TSR_OK;
 }
 
 static tsr_status walk_earlier(writing *w, earlier_round round)
 {
-    const char *directory = w->output->directory;
     tsr_status status = TSR_OK;
-    DIR *entries = opendir(directory);
-    if (!entries)
-        return tsr_fail(TSR_EIO, "%s: cannot be opened: %s", directory, strerror(errno));
-    for (struct dirent *entry; status == TSR_OK && (entry = readdir(entries));)
-        status = treat_earlier(w, entry->d_name, round);
+    DIR *entries;
+    TSR_TRY(tsr_folder_list(&entries, w->output->folder));
+    for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));)
+        status = treat_earlier(w, name, round);
     closedir(entries);
     return status;
 }
@@ -258,29 +240,32 @@ static tsr_status check_earlier(writing *w)
     return walk_earlier(w, CHECK);
 }
 
+static tsr_status remove_earlier_template(const writing *w)
+{
+    tsr_folder *templates;
+    TSR_TRY(tsr_folder_enter(&templates, w->output->folder, TEMPLATES));
+    if (!templates)
+        return TSR_OK;
+    tsr_status status = tsr_folder_remove(templates, TOOL_TEMPLATE);
+    tsr_folder_close(templates);
+    return status;
+}
+
 /* config.json first, so that what remains is no model. */
 static tsr_status remove_earlier(writing *w)
 {
-    char path[4096];
     TSR_TRY(check_earlier(w));
     TSR_TRY(walk_earlier(w, REMOVE_CONFIG));
     TSR_TRY(walk_earlier(w, REMOVE_REST));
-    snprintf(path, sizeof path, "%s/" TOOL_TEMPLATE, w->output->directory);
-    if (w->earlier && !source_has(w, TOOL_TEMPLATE) && unlink(path) != 0 && errno != ENOENT &&
-        errno != ENOTDIR)
-        return tsr_fail(TSR_EIO, "%s: cannot be removed: %s", path, strerror(errno));
-    return TSR_OK;
+    return w->earlier && !w->templates ? remove_earlier_template(w) : TSR_OK;
 }
 
 static tsr_status stage_tool_template(writing *w)
 {
-    char path[4096];
-    if (!source_has(w, TOOL_TEMPLATE))
+    if (!source_has(w, TEMPLATES "/" TOOL_TEMPLATE))
         return TSR_OK;
-    snprintf(path, sizeof path, "%s/" TEMPLATES, w->output->directory);
-    if (mkdir(path, 0777) != 0 && errno != EEXIST)
-        return tsr_fail(TSR_EIO, "%s: cannot be made: %s", path, strerror(errno));
-    return stage_copy(w, TOOL_TEMPLATE);
+    TSR_TRY(tsr_folder_make(&w->templates, w->output->folder, TEMPLATES));
+    return stage_copy(w, w->templates, TOOL_TEMPLATE, TEMPLATES "/" TOOL_TEMPLATE);
 }
 
 static tsr_status stage_all(writing *w)
@@ -295,7 +280,7 @@ static tsr_status stage_all(writing *w)
     TSR_TRY(tsr_model_config_format(&config, w->output)); /* errors before hours of work */
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < COPIED && status == TSR_OK; i++)
-        status = stage_copy(w, copied_names[i]);
+        status = stage_copy(w, w->output->folder, copied_names[i], copied_names[i]);
     if (status == TSR_OK)
         status = stage_tool_template(w);
     for (uint64_t i = 0; i < w->shard_count && status == TSR_OK; i++)
@@ -303,7 +288,7 @@ static tsr_status stage_all(writing *w)
     if (status == TSR_OK && w->shard_count > 1)
         status = stage_index(w);
     if (status == TSR_OK)
-        status = stage_data(w, TSR_MODEL_CONFIG_FILE, config, strlen(config));
+        status = stage_data(w, w->output->folder, TSR_MODEL_CONFIG_FILE, config, strlen(config));
     free(config);
     return status;
 }
@@ -318,6 +303,7 @@ tsr_status tsr_model_write(tsr_model_written *written, const tsr_model_output *o
         status = tsr_file_publish(w.files[i]);
     for (uint64_t i = 0; i < w.file_count; i++)
         tsr_file_discard(w.files[i]);
+    tsr_folder_close(w.templates);
     free(w.files);
     free(w.shard);
     if (status == TSR_OK && written)

@@ -5,7 +5,7 @@
  * Every file is complete and on the disk under a temporary name before anything else in the directory
  * changes; then an earlier model's files go, its config.json first (and of its tokenizer and license
  * those that the new one lacks), and the new ones take their names, config.json last: nothing loads a
- * directory without it. A directory with such a name is found before anything changes. After a failure
+ * directory without it. What is no file but has such a name is found before anything changes. After a failure
  * no temporary file is left.
  */
 #ifndef TSR_IO_MODEL_WRITE_H
@@ -20,11 +20,11 @@
 
 /* Zero-initialise; everything is borrowed during the call. */
 typedef struct {
-    const char *directory; /* must exist */
-    const char *source;    /* the model it is made of: config.json is its, but for the values below;
+    const tsr_folder *folder;
+    const char *source; /* the model it is made of: config.json is its, but for the values below;
                               generation_config.json, tokenizer and license files are copied */
-    tsr_dtype dtype;       /* config.json's: F32, BF16 or F16 */
-    bool nf4;              /* quantization_config: bitsandbytes' nf4; false: none */
+    tsr_dtype dtype;    /* config.json's: F32, BF16 or F16 */
+    bool nf4;           /* quantization_config: bitsandbytes' nf4; false: none */
     bool double_quant;
     tsr_dtype compute_dtype; /* of quantization_config */
     /* In the order of the shards. One whose name begins with the last one's that does not, and a
@@ -45,6 +45,9 @@ tsr_status tsr_model_write(tsr_model_written *written, const tsr_model_output *o
 /* Whether a name in a directory is one that tsr_model_write replaces: config.json, weights, index.
  */
 bool tsr_model_write_replaces(const char *name);
+
+/* What tsr_model_write makes of a name, replaced or beside: S_IFREG, S_IFDIR, or 0: nothing. */
+mode_t tsr_model_write_makes(const char *name);
 
 /* The text of config.json. *out is the caller's (free). */
 tsr_status tsr_model_config_format(char **out, const tsr_model_output *output);

@@ -95,15 +95,14 @@ typedef struct {
     const float *data;
 } tsr_peft_tensor;
 
-/* Whether the directory has a README.md that tsr_peft_write has not written: a person's, which stays
- * as it is. */
-tsr_status tsr_peft_card_is_foreign(bool *out, const char *directory);
+/* Whether the folder has a README.md that tsr_peft_write has not written: a person's, which stays as it
+ * is. */
+bool tsr_peft_card_is_foreign(const tsr_folder *folder);
 
-/* Writes README.md (unless there is a foreign one), adapter_config.json and adapter_model.safetensors
- * into `directory`, which is made if it is not there (its parent must be). All are complete and on the
- * disk before the first appears under its name, the weights last; after a failure no temporary file is
- * left. */
-tsr_status tsr_peft_write(const char *directory, const tsr_peft_config *config,
+/* Writes README.md (unless there is a foreign one), adapter_config.json and adapter_model.safetensors.
+ * All are complete and on the disk before the first appears under its name, the weights last; after a
+ * failure no temporary file is left. */
+tsr_status tsr_peft_write(const tsr_folder *folder, const tsr_peft_config *config,
                           const tsr_peft_tensor *tensors, uint64_t count);
 
 #endif

@@ -4,24 +4,13 @@
 #include "io/file.h"
 #include "io/json.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #define CARD_BYTES (1u << 20)
 #define CARD_TAG   "\n- tessera\n"
-
-/* The order of appearance: who sees the weights sees the rest too. */
-enum { CARD, CONFIG, WEIGHTS, OUTPUT_COUNT };
-
-static const char *const output_names[OUTPUT_COUNT] = {
-    [CARD] = TSR_PEFT_CARD_FILE,
-    [CONFIG] = TSR_PEFT_CONFIG_FILE,
-    [WEIGHTS] = TSR_PEFT_WEIGHTS_FILE,
-};
 
 /* The model card. A JSON string is also a YAML and, up to rare escapes, a Python one. */
 static tsr_status make_card(tsr_text *card, const tsr_peft_config *config)
@@ -60,59 +49,60 @@ static tsr_status make_card(tsr_text *card, const tsr_peft_config *config)
                         : TSR_OK;
 }
 
-static tsr_status stage_text(tsr_file **out, const char *path, const char *text, uint64_t bytes)
+static tsr_status stage_text(tsr_file **out, const tsr_folder *folder, const char *name,
+                             const char *text, uint64_t bytes)
 {
-    TSR_TRY(tsr_file_stage(out, path));
+    TSR_TRY(tsr_file_stage(out, folder, name));
     TSR_TRY(tsr_file_append(*out, text, bytes));
     return tsr_file_finish(*out);
 }
 
-static tsr_status stage_card(tsr_file **out, const char *path, const tsr_peft_config *config)
+static tsr_status stage_card(tsr_file **out, const tsr_folder *folder,
+                             const tsr_peft_config *config)
 {
     tsr_text card = {0};
     tsr_status status = make_card(&card, config);
     if (status == TSR_OK)
-        status = stage_text(out, path, card.data, card.length);
+        status = stage_text(out, folder, TSR_PEFT_CARD_FILE, card.data, card.length);
     tsr_text_free(&card);
     return status;
 }
 
-tsr_status tsr_peft_card_is_foreign(bool *out, const char *directory)
+bool tsr_peft_card_is_foreign(const tsr_folder *folder)
 {
-    char *path, *text;
+    char *text;
     uint64_t bytes;
     struct stat info;
-    if (asprintf(&path, "%s/%s", directory, TSR_PEFT_CARD_FILE) < 0)
-        return tsr_fail(TSR_ENOMEM, "%s: no memory to look at it", directory);
-    *out = stat(path, &info) == 0 && S_ISREG(info.st_mode);
-    if (*out && tsr_file_read(&text, &bytes, path, CARD_BYTES) == TSR_OK) {
-        *out = !strstr(text, CARD_TAG);
-        free(text);
-    }
-    free(path);
-    return TSR_OK;
+    if (!tsr_folder_stat(&info, folder, TSR_PEFT_CARD_FILE))
+        return false;
+    if (tsr_file_read_in(&text, &bytes, folder, TSR_PEFT_CARD_FILE, CARD_BYTES) < 0)
+        return true;
+    bool own = strstr(text, CARD_TAG);
+    free(text);
+    return !own;
 }
 
-static tsr_status stage_config(tsr_file **out, const char *path, const tsr_peft_config *config)
+static tsr_status stage_config(tsr_file **out, const tsr_folder *folder,
+                               const tsr_peft_config *config)
 {
     char *text;
     TSR_TRY(tsr_peft_config_format(&text, config));
-    tsr_status status = stage_text(out, path, text, strlen(text));
+    tsr_status status = stage_text(out, folder, TSR_PEFT_CONFIG_FILE, text, strlen(text));
     free(text);
     return status;
 }
 
-static tsr_status stage_weights(tsr_file **out, const char *path, const tsr_peft_tensor *tensors,
-                                uint64_t count)
+static tsr_status stage_weights(tsr_file **out, const tsr_folder *folder,
+                                const tsr_peft_tensor *tensors, uint64_t count)
 {
     tsr_tensor_source *sources = calloc(count + 1, sizeof *sources);
     tsr_status status = TSR_OK;
     if (!sources)
-        return tsr_fail(TSR_ENOMEM, "%s: no memory to write it", path);
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to write it", TSR_PEFT_WEIGHTS_FILE);
     for (uint64_t i = 0; i < count && status == TSR_OK; i++) {
         if (tensors[i].ndim < 1 || tensors[i].ndim > 2)
             status = tsr_fail(TSR_EINVAL, "%s: tensor '%s' has %d dimensions, expected 1 or 2",
-                              path, tensors[i].name, tensors[i].ndim);
+                              TSR_PEFT_WEIGHTS_FILE, tensors[i].name, tensors[i].ndim);
         sources[i] = (tsr_tensor_source){.name = tensors[i].name,
                                          .dtype = TSR_F32,
                                          .ndim = tensors[i].ndim,
@@ -120,50 +110,37 @@ static tsr_status stage_weights(tsr_file **out, const char *path, const tsr_peft
                                          .data = tensors[i].data};
     }
     if (status == TSR_OK)
-        status = tsr_safetensors_stage(out, path, sources, count);
+        status = tsr_safetensors_stage(out, folder, TSR_PEFT_WEIGHTS_FILE, sources, count);
     free(sources);
     return status;
 }
 
-/* Asks before anything appears: publishing the last of three must not be what finds this out. */
-static tsr_status check_target(const char *path)
-{
-    struct stat info;
-    if (lstat(path, &info) == 0 && S_ISDIR(info.st_mode))
-        return tsr_fail(TSR_EIO, "%s: a directory has the name of the file to write", path);
-    return TSR_OK;
-}
-
-tsr_status tsr_peft_write(const char *directory, const tsr_peft_config *config,
+tsr_status tsr_peft_write(const tsr_folder *folder, const tsr_peft_config *config,
                           const tsr_peft_tensor *tensors, uint64_t count)
 {
-    char *paths[OUTPUT_COUNT] = {0};
-    tsr_file *files[OUTPUT_COUNT] = {0};
+    static const char *const names[] = {TSR_PEFT_CARD_FILE, TSR_PEFT_CONFIG_FILE,
+                                        TSR_PEFT_WEIGHTS_FILE};
+    tsr_file *card = NULL, *adapter = NULL, *weights = NULL;
     tsr_status status = TSR_OK;
-    bool foreign;
-    if (mkdir(directory, 0777) < 0 && errno != EEXIST)
-        return tsr_fail(TSR_EIO, "%s: cannot be made: %s", directory, strerror(errno));
-    TSR_TRY(tsr_peft_card_is_foreign(&foreign, directory));
-    for (int i = 0; i < OUTPUT_COUNT && status == TSR_OK; i++) {
-        if (asprintf(&paths[i], "%s/%s", directory, output_names[i]) < 0) {
-            paths[i] = NULL;
-            status = tsr_fail(TSR_ENOMEM, "%s: no memory to write to it", directory);
-        } else {
-            status = check_target(paths[i]);
-        }
-    }
+    bool foreign = tsr_peft_card_is_foreign(folder);
+    /* Before anything appears: publishing the last of three must not be what finds this out. */
+    for (int i = foreign; i < 3 && status == TSR_OK; i++)
+        status = tsr_folder_expect(folder, names[i], S_IFREG, TSR_EIO);
     if (status == TSR_OK)
-        status = stage_weights(&files[WEIGHTS], paths[WEIGHTS], tensors, count);
+        status = stage_weights(&weights, folder, tensors, count);
     if (status == TSR_OK)
-        status = stage_config(&files[CONFIG], paths[CONFIG], config);
+        status = stage_config(&adapter, folder, config);
     if (status == TSR_OK && !foreign)
-        status = stage_card(&files[CARD], paths[CARD], config);
-    for (int i = 0; i < OUTPUT_COUNT && status == TSR_OK; i++)
-        if (files[i])
-            status = tsr_file_publish(files[i]);
-    for (int i = 0; i < OUTPUT_COUNT; i++) {
-        tsr_file_discard(files[i]);
-        free(paths[i]);
-    }
+        status = stage_card(&card, folder, config);
+    /* Who sees the weights sees the rest too. */
+    if (status == TSR_OK && !foreign)
+        status = tsr_file_publish(card);
+    if (status == TSR_OK)
+        status = tsr_file_publish(adapter);
+    if (status == TSR_OK)
+        status = tsr_file_publish(weights);
+    tsr_file_discard(card);
+    tsr_file_discard(adapter);
+    tsr_file_discard(weights);
     return status;
 }

@@ -292,15 +292,18 @@ static tsr_status read_header(tsr_safetensors *file)
     return status;
 }
 
-tsr_status tsr_safetensors_open(tsr_safetensors **out, const char *path)
+static tsr_status open_file(tsr_safetensors **out, const tsr_folder *folder, const char *name)
 {
+    char path[PATH_MAX];
     tsr_safetensors *file = calloc(1, sizeof *file);
+    tsr_folder_show(path, folder, name);
     if (!file)
         return tsr_fail(TSR_ENOMEM, "%s: no memory to open it", path);
     file->fd = -1;
     file->path = strdup(path);
-    tsr_status status = file->path ? tsr_file_open_read(&file->fd, &file->file_bytes, path)
-                                   : tsr_fail(TSR_ENOMEM, "%s: no memory to open it", path);
+    tsr_status status = file->path
+                            ? tsr_folder_open_read(&file->fd, &file->file_bytes, folder, name)
+                            : tsr_fail(TSR_ENOMEM, "%s: no memory to open it", path);
     if (status == TSR_OK)
         status = read_header(file);
     if (status < 0) {
@@ -309,6 +312,17 @@ tsr_status tsr_safetensors_open(tsr_safetensors **out, const char *path)
     }
     *out = file;
     return TSR_OK;
+}
+
+tsr_status tsr_safetensors_open(tsr_safetensors **out, const char *path)
+{
+    return open_file(out, NULL, path);
+}
+
+tsr_status tsr_safetensors_open_in(tsr_safetensors **out, const tsr_folder *folder,
+                                   const char *name)
+{
+    return open_file(out, folder, name);
 }
 
 void tsr_safetensors_close(tsr_safetensors *file)

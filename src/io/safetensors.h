@@ -37,6 +37,8 @@ typedef struct {
 /* On success *out is the caller's, to be closed; on failure untouched. A path that does not exist
  * is TSR_EDATA. */
 tsr_status tsr_safetensors_open(tsr_safetensors **out, const char *path);
+tsr_status tsr_safetensors_open_in(tsr_safetensors **out, const tsr_folder *folder,
+                                   const char *name);
 void tsr_safetensors_close(tsr_safetensors *file);
 
 const char *tsr_safetensors_path(const tsr_safetensors *file);
@@ -106,10 +108,12 @@ tsr_status tsr_tensor_source_bytes(uint64_t *out, const tsr_tensor_source *sourc
  * disk. TSR_EINVAL: two of one name, an empty name, too many dimensions. */
 tsr_status tsr_safetensors_write(const char *path, const tsr_tensor_source *tensors,
                                  uint64_t count);
+tsr_status tsr_safetensors_write_in(const tsr_folder *folder, const char *name,
+                                    const tsr_tensor_source *tensors, uint64_t count);
 
 /* The same up to the last step: the complete file is on the disk under a temporary name, to be
  * published or discarded by the caller (io/file.h). */
-tsr_status tsr_safetensors_stage(tsr_file **out, const char *path, const tsr_tensor_source *tensors,
-                                 uint64_t count);
+tsr_status tsr_safetensors_stage(tsr_file **out, const tsr_folder *folder, const char *name,
+                                 const tsr_tensor_source *tensors, uint64_t count);
 
 #endif

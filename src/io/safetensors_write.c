@@ -147,13 +147,15 @@ static tsr_status write_all(tsr_file *file, const tsr_text *header,
     return TSR_OK;
 }
 
-tsr_status tsr_safetensors_stage(tsr_file **out, const char *path, const tsr_tensor_source *tensors,
-                                 uint64_t count)
+tsr_status tsr_safetensors_stage(tsr_file **out, const tsr_folder *folder, const char *name,
+                                 const tsr_tensor_source *tensors, uint64_t count)
 {
+    char path[PATH_MAX];
     tsr_text header = {0};
     tsr_file *file = NULL;
     tsr_status status;
     const tsr_tensor_source **sorted = calloc(count + 1, sizeof *sorted);
+    tsr_folder_show(path, folder, name);
     if (!sorted)
         return tsr_fail(TSR_ENOMEM, "%s: no memory for %" PRIu64 " tensors", path, count);
     for (uint64_t i = 0; i < count; i++)
@@ -162,7 +164,7 @@ tsr_status tsr_safetensors_stage(tsr_file **out, const char *path, const tsr_ten
     if (status == TSR_OK)
         status = make_header(&header, sorted, count, path);
     if (status == TSR_OK)
-        status = tsr_file_stage(&file, path);
+        status = tsr_file_stage(&file, folder, name);
     if (status == TSR_OK)
         status = write_all(file, &header, sorted, count, path);
     if (status == TSR_OK) {
@@ -175,11 +177,22 @@ tsr_status tsr_safetensors_stage(tsr_file **out, const char *path, const tsr_ten
     return status;
 }
 
-tsr_status tsr_safetensors_write(const char *path, const tsr_tensor_source *tensors, uint64_t count)
+tsr_status tsr_safetensors_write_in(const tsr_folder *folder, const char *name,
+                                    const tsr_tensor_source *tensors, uint64_t count)
 {
     tsr_file *file;
-    TSR_TRY(tsr_safetensors_stage(&file, path, tensors, count));
+    TSR_TRY(tsr_safetensors_stage(&file, folder, name, tensors, count));
     tsr_status status = tsr_file_publish(file);
     tsr_file_discard(file);
+    return status;
+}
+
+tsr_status tsr_safetensors_write(const char *path, const tsr_tensor_source *tensors, uint64_t count)
+{
+    tsr_folder *folder;
+    const char *name;
+    TSR_TRY(tsr_folder_open_parent(&folder, &name, path));
+    tsr_status status = tsr_safetensors_write_in(folder, name, tensors, count);
+    tsr_folder_close(folder);
     return status;
 }

@@ -4,15 +4,11 @@
 #include "base/phase.h"
 #include "base/text.h"
 #include "io/file.h"
-#include "io/snapshot_parts.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define FORMAT         "tessera-checkpoint"
@@ -26,16 +22,16 @@ struct tsr_snapshot {
     tsr_snapshot_file *file;
     int file_count;
     int64_t step;
-    char directory[];
+    tsr_folder *folder;
 };
 
 /* ---- files ---- */
 
-static tsr_status hash_file(uint64_t *bytes, uint64_t *hash, int fd, const char *path)
+/* `total` tells how far it has come, no more. */
+static tsr_status hash_file(uint64_t *bytes, uint64_t *hash, int fd, uint64_t total,
+                            const char *path)
 {
     char buffer[BUFFER_BYTES];
-    struct stat about = {0};
-    (void)fstat(fd, &about); /* tells how far it has come, no more */
     *bytes = 0;
     *hash = TSR_HASH_START;
     for (size_t used = 0;;) {
@@ -49,29 +45,34 @@ static tsr_status hash_file(uint64_t *bytes, uint64_t *hash, int fd, const char 
             continue;
         *hash = tsr_hash(*hash, buffer, used);
         *bytes += used;
-        tsr_phase_at("hashing", (double)*bytes, (double)about.st_size);
+        tsr_phase_at("hashing", (double)*bytes, (double)total);
         if (got == 0)
             return TSR_OK;
         used = 0;
     }
 }
 
-tsr_status tsr_snapshot_measure(tsr_snapshot_file *out, const char *directory, const char *name)
+static tsr_status hash_named(uint64_t *bytes, uint64_t *hash, const tsr_folder *folder,
+                             const char *name)
 {
     char path[PATH_MAX];
-    tsr_snapshot_file file = {0};
-    TSR_TRY(tsr_snapshot_join(path, sizeof path, directory, name));
-    if ((size_t)snprintf(file.name, sizeof file.name, "%s", name) >= sizeof file.name)
-        return tsr_fail(TSR_EINVAL, "%s: a longer name than a checkpoint's file can have", path);
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return tsr_fail(errno == ENOENT ? TSR_EDATA : TSR_EIO, "%s: cannot be opened: %s", path,
-                        strerror(errno));
-    tsr_status status = hash_file(&file.bytes, &file.hash, fd, path);
+    int fd;
+    uint64_t total;
+    TSR_TRY(tsr_folder_open_read(&fd, &total, folder, name));
+    tsr_status status = hash_file(bytes, hash, fd, total, tsr_folder_show(path, folder, name));
     close(fd);
+    return status;
+}
+
+tsr_status tsr_snapshot_measure(tsr_snapshot_file *out, const tsr_folder *folder, const char *name)
+{
+    tsr_snapshot_file file = {0};
+    if ((size_t)snprintf(file.name, sizeof file.name, "%s", name) >= sizeof file.name)
+        return tsr_fail(TSR_EINVAL, "%s: a longer name than a checkpoint's file can have", name);
+    tsr_status status = hash_named(&file.bytes, &file.hash, folder, name);
     if (status == TSR_OK)
         *out = file;
-    return status;
+    return status == TSR_EDATA ? TSR_EIO : status; /* it was written just now */
 }
 
 /* ---- the manifest ---- */
@@ -112,7 +113,7 @@ static tsr_status make_manifest(tsr_text *out, int64_t step, const json_t *state
                                 const tsr_snapshot_file *files, int count, const char *path)
 {
     char text[17];
-    uint64_t hash;
+    uint64_t hash = 0;
     json_t *list = list_files(files, count);
     json_t *manifest =
         list ? json_pack("{s:s, s:i, s:I, s:o, s:O}", "format", FORMAT, "version", VERSION, "step",
@@ -131,30 +132,32 @@ static tsr_status make_manifest(tsr_text *out, int64_t step, const json_t *state
     return status;
 }
 
-static tsr_status write_manifest(const char *directory, int64_t step, const json_t *state,
+static tsr_status write_manifest(const tsr_folder *folder, int64_t step, const json_t *state,
                                  const tsr_snapshot_file *files, int count)
 {
     char path[PATH_MAX];
     tsr_text text = {0};
-    TSR_TRY(tsr_snapshot_join(path, sizeof path, directory, TSR_SNAPSHOT_MANIFEST));
+    tsr_folder_show(path, folder, TSR_SNAPSHOT_MANIFEST);
     tsr_status status = make_manifest(&text, step, state, files, count, path);
     if (status == TSR_OK)
-        status = tsr_file_write(path, text.data, text.length);
+        status = tsr_file_write_in(folder, TSR_SNAPSHOT_MANIFEST, text.data, text.length);
     tsr_text_free(&text);
     return status;
 }
 
-tsr_status tsr_snapshot_commit(const char *parent, int64_t step, const json_t *state,
+tsr_status tsr_snapshot_commit(const tsr_folder *parent, int64_t step, const json_t *state,
                                const tsr_snapshot_file *files, int count)
 {
-    char from[PATH_MAX], to[PATH_MAX];
-    TSR_TRY(tsr_snapshot_staging(from, sizeof from, parent, step));
-    TSR_TRY(tsr_snapshot_path(to, sizeof to, parent, step));
-    TSR_TRY(write_manifest(from, step, state, files, count)); /* and all names in `from` */
-    if (rename(from, to) != 0)
-        return tsr_fail(TSR_EIO, "%s: renaming the complete %s failed: %s", to, from,
-                        strerror(errno));
-    return tsr_directory_sync(parent);
+    char from[TSR_SNAPSHOT_NAME_BYTES], to[TSR_SNAPSHOT_NAME_BYTES];
+    tsr_folder *folder;
+    tsr_snapshot_staged_name(from, step);
+    tsr_snapshot_name(to, step);
+    TSR_TRY(tsr_snapshot_enter(&folder, parent, step));
+    tsr_status status = write_manifest(folder, step, state, files, count); /* and all names in it */
+    tsr_folder_close(folder);
+    TSR_TRY(status);
+    TSR_TRY(tsr_folder_rename(parent, from, to));
+    return tsr_folder_sync(parent);
 }
 
 /* ---- reading ---- */
@@ -181,7 +184,7 @@ static tsr_status check_manifest(tsr_snapshot *snapshot, const char *path)
     json_t *manifest = snapshot->manifest;
     const char *format;
     int64_t version;
-    uint64_t hash, stored;
+    uint64_t hash = 0, stored;
     TSR_TRY(tsr_json_string(&format, manifest, "format", path));
     TSR_TRY(tsr_json_int(&version, manifest, "version", 0, INT64_MAX, path));
     if (strcmp(format, FORMAT) != 0 || version != VERSION)
@@ -214,12 +217,9 @@ static tsr_status read_file_entry(tsr_snapshot_file *out, const json_t *entry,
         return damaged(place, "a file's name or hash in it is none");
     strcpy(out->name, name);
     out->bytes = (uint64_t)bytes;
-    TSR_TRY(tsr_snapshot_join(path, sizeof path, snapshot->directory, name));
-    if (stat(path, &info) != 0) {
-        if (errno != ENOENT)
-            return tsr_fail(TSR_EIO, "%s: stat failed: %s", path, strerror(errno));
+    tsr_folder_show(path, snapshot->folder, name);
+    if (!tsr_folder_stat(&info, snapshot->folder, name))
         return damaged(path, "the file is missing");
-    }
     if (!S_ISREG(info.st_mode))
         return damaged(path, "it is no file");
     if ((uint64_t)info.st_size == out->bytes)
@@ -234,13 +234,15 @@ static tsr_status read_manifest(tsr_snapshot *snapshot)
     char path[PATH_MAX], *text;
     uint64_t bytes;
     json_t *list;
-    TSR_TRY(tsr_snapshot_join(path, sizeof path, snapshot->directory, TSR_SNAPSHOT_MANIFEST));
-    if (access(path, F_OK) != 0 && errno == ENOENT)
+    struct stat info;
+    tsr_folder_show(path, snapshot->folder, TSR_SNAPSHOT_MANIFEST);
+    if (!tsr_folder_stat(&info, snapshot->folder, TSR_SNAPSHOT_MANIFEST))
         return tsr_fail(TSR_EDATA,
                         "%s: No such file: %s is no checkpoint; name the directory "
                         "checkpoint-<step> of a run",
-                        path, snapshot->directory);
-    TSR_TRY(tsr_file_read(&text, &bytes, path, MANIFEST_BYTES));
+                        path, tsr_snapshot_directory(snapshot));
+    TSR_TRY(
+        tsr_file_read_in(&text, &bytes, snapshot->folder, TSR_SNAPSHOT_MANIFEST, MANIFEST_BYTES));
     tsr_status status = tsr_json_parse(&snapshot->manifest, text, bytes, path);
     free(text);
     TSR_TRY(status);
@@ -258,12 +260,20 @@ static tsr_status read_manifest(tsr_snapshot *snapshot)
     return TSR_OK;
 }
 
-tsr_status tsr_snapshot_open(tsr_snapshot **out, const char *directory)
+/* Takes the folder; NULL: nothing has the name. */
+static tsr_status open_folder(tsr_snapshot **out, tsr_folder *folder, const char *name)
 {
-    tsr_snapshot *snapshot = calloc(1, sizeof *snapshot + strlen(directory) + 1);
-    if (!snapshot)
-        return tsr_fail(TSR_ENOMEM, "%s: no memory to open it", directory);
-    strcpy(snapshot->directory, directory);
+    if (!folder)
+        return tsr_fail(TSR_EDATA,
+                        "%s: No such file or directory; name the directory checkpoint-<step> of a "
+                        "run",
+                        name);
+    tsr_snapshot *snapshot = calloc(1, sizeof *snapshot);
+    if (!snapshot) {
+        tsr_folder_close(folder);
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to open it", name);
+    }
+    snapshot->folder = folder;
     tsr_status status = read_manifest(snapshot);
     if (status < 0) {
         tsr_snapshot_close(snapshot);
@@ -273,18 +283,38 @@ tsr_status tsr_snapshot_open(tsr_snapshot **out, const char *directory)
     return TSR_OK;
 }
 
+tsr_status tsr_snapshot_open(tsr_snapshot **out, const char *path)
+{
+    tsr_folder *folder;
+    TSR_TRY(tsr_folder_open(&folder, path));
+    return open_folder(out, folder, path);
+}
+
+tsr_status tsr_snapshot_open_in(tsr_snapshot **out, const tsr_folder *parent, const char *name)
+{
+    tsr_folder *folder;
+    TSR_TRY(tsr_folder_enter(&folder, parent, name));
+    return open_folder(out, folder, name);
+}
+
 void tsr_snapshot_close(tsr_snapshot *snapshot)
 {
     if (!snapshot)
         return;
     json_decref(snapshot->manifest);
+    tsr_folder_close(snapshot->folder);
     free(snapshot->file);
     free(snapshot);
 }
 
+const tsr_folder *tsr_snapshot_folder(const tsr_snapshot *snapshot)
+{
+    return snapshot->folder;
+}
+
 const char *tsr_snapshot_directory(const tsr_snapshot *snapshot)
 {
-    return snapshot->directory;
+    return tsr_folder_path(snapshot->folder);
 }
 
 int64_t tsr_snapshot_step(const tsr_snapshot *snapshot)
@@ -310,14 +340,13 @@ const tsr_snapshot_file *tsr_snapshot_file_at(const tsr_snapshot *snapshot, int 
 tsr_status tsr_snapshot_verify(const tsr_snapshot *snapshot, int index)
 {
     const tsr_snapshot_file *file = &snapshot->file[index];
-    tsr_snapshot_file found = {0};
+    uint64_t bytes, hash = 0;
     char path[PATH_MAX], what[128];
-    TSR_TRY(tsr_snapshot_measure(&found, snapshot->directory, file->name));
-    if (found.bytes == file->bytes && found.hash == file->hash)
+    TSR_TRY(hash_named(&bytes, &hash, snapshot->folder, file->name));
+    if (bytes == file->bytes && hash == file->hash)
         return TSR_OK;
-    TSR_TRY(tsr_snapshot_join(path, sizeof path, snapshot->directory, file->name));
     snprintf(what, sizeof what,
-             "the hash of its content is %016" PRIx64 ", its manifest says %016" PRIx64, found.hash,
+             "the hash of its content is %016" PRIx64 ", its manifest says %016" PRIx64, hash,
              file->hash);
-    return damaged(path, what);
+    return damaged(tsr_folder_show(path, snapshot->folder, file->name), what);
 }

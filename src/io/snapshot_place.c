@@ -2,167 +2,172 @@
  * snapshot_place.c: directories of checkpoints: their names, making, listing and removing them.
  */
 #include "base/log.h"
-#include "io/file.h"
 #include "io/snapshot.h"
-#include "io/snapshot_parts.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#define PREFIX    "checkpoint-"
-#define TEMPORARY ".tmp"
-#define REMOVED   ".removed"
+#define PREFIX "checkpoint-"
 
-tsr_status tsr_snapshot_join(char *out, size_t bytes, const char *directory, const char *name)
+/* "<before>checkpoint-<step><after>" */
+typedef struct {
+    const char *before, *after;
+} form;
+
+static const form finished = {"", ""}, staged = {".", ".tmp"}, removed = {".", ".removed"};
+
+static void put_name(char out[TSR_SNAPSHOT_NAME_BYTES], form f, int64_t step)
 {
-    if ((size_t)snprintf(out, bytes, "%s/%s", directory, name) >= bytes)
-        return tsr_fail(TSR_ECONFIG, "%s/%s: the path is too long", directory, name);
-    return TSR_OK;
+    snprintf(out, TSR_SNAPSHOT_NAME_BYTES, "%s" PREFIX "%" PRId64 "%s", f.before, step, f.after);
 }
 
-static tsr_status place(char *out, size_t bytes, const char *parent, const char *before,
-                        int64_t step, const char *after)
+void tsr_snapshot_name(char out[TSR_SNAPSHOT_NAME_BYTES], int64_t step)
 {
-    char name[64];
-    snprintf(name, sizeof name, "%s" PREFIX "%" PRId64 "%s", before, step, after);
-    return tsr_snapshot_join(out, bytes, parent, name);
+    put_name(out, finished, step);
 }
 
-tsr_status tsr_snapshot_path(char *out, size_t bytes, const char *parent, int64_t step)
+void tsr_snapshot_staged_name(char out[TSR_SNAPSHOT_NAME_BYTES], int64_t step)
 {
-    return place(out, bytes, parent, "", step, "");
+    put_name(out, staged, step);
 }
 
-tsr_status tsr_snapshot_staging(char *out, size_t bytes, const char *parent, int64_t step)
+/* The step in a name; -1: it has another form. */
+static int64_t step_of(const char *name, form f)
 {
-    return place(out, bytes, parent, ".", step, TEMPORARY);
-}
-
-/* The step in "<before>checkpoint-<step><after>"; -1: another name. */
-static int64_t step_of(const char *name, const char *before, const char *after)
-{
-    size_t front = strlen(before), digits;
-    if (strncmp(name, before, front) || strncmp(name + front, PREFIX, strlen(PREFIX)))
+    size_t front = strlen(f.before), digits;
+    if (strncmp(name, f.before, front) || strncmp(name + front, PREFIX, strlen(PREFIX)))
         return -1;
     name += front + strlen(PREFIX);
     digits = strspn(name, "0123456789");
-    if (digits == 0 || digits > 18 || (digits > 1 && *name == '0') || strcmp(name + digits, after))
+    if (digits == 0 || digits > 18 || (digits > 1 && *name == '0') ||
+        strcmp(name + digits, f.after))
         return -1;
     return strtoll(name, NULL, 10);
 }
 
+bool tsr_snapshot_is_name(const char *name)
+{
+    return step_of(name, finished) >= 0 || step_of(name, staged) >= 0 ||
+           step_of(name, removed) >= 0;
+}
+
+/* What was found there was put there meanwhile: writing fails by it, not the data. */
+static tsr_status enter(tsr_folder **out, const tsr_folder *parent, const char *name)
+{
+    tsr_status status = tsr_folder_enter(out, parent, name);
+    return status == TSR_EDATA ? TSR_EIO : status;
+}
+
 /* ---- removing ---- */
 
-/* A directory and the files in it. A checkpoint has no directories: one that is in it is somebody's,
- * and stays, with what it is in, and a warning; then *stays. */
-static tsr_status remove_all(const char *path, bool *stays)
+static bool is_directory(const tsr_folder *folder, const char *name)
 {
-    char name[PATH_MAX];
-    tsr_status status = TSR_OK;
-    *stays = false;
-    DIR *entries = opendir(path);
-    if (!entries)
-        return errno == ENOENT
-                   ? TSR_OK
-                   : tsr_fail(TSR_EIO, "%s: cannot be listed: %s", path, strerror(errno));
-    for (struct dirent *entry; status == TSR_OK && (entry = readdir(entries));) {
-        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, ".."))
-            continue;
-        status = tsr_snapshot_join(name, sizeof name, path, entry->d_name);
-        if (status < 0 || unlink(name) == 0)
-            continue;
-        if (errno == EISDIR) {
-            tsr_log(TSR_LOG_WARNING, "%s: a directory, which no checkpoint has: it is left there",
-                    name);
-            *stays = true;
-        } else {
-            status = tsr_fail(TSR_EIO, "%s: cannot be removed: %s", name, strerror(errno));
-        }
-    }
-    closedir(entries);
-    if (status == TSR_OK && !*stays && rmdir(path) != 0)
-        status = tsr_fail(TSR_EIO, "%s: cannot be removed: %s", path, strerror(errno));
-    return status;
+    struct stat info;
+    return tsr_folder_stat(&info, folder, name) && S_ISDIR(info.st_mode);
 }
 
-/* Whether `path` has entries, but no manifest: Hugging Face's trainer has checkpoint-<step> too. */
-static bool is_foreign(const char *path)
-{
-    bool any = false, manifest = false;
-    DIR *entries = opendir(path);
-    if (!entries)
-        return false;
-    for (struct dirent *entry; (entry = readdir(entries));) {
-        any |= strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..");
-        manifest |= !strcmp(entry->d_name, TSR_SNAPSHOT_MANIFEST);
-    }
-    closedir(entries);
-    return any && !manifest;
-}
-
-/* A directory in the directory `path`; "": none. */
-static tsr_status find_directory(char out[PATH_MAX], const char *path)
-{
-    struct stat about;
-    tsr_status status = TSR_OK;
-    bool found = false;
-    DIR *entries = opendir(path);
-    *out = 0;
-    if (!entries)
-        return errno == ENOENT
-                   ? TSR_OK
-                   : tsr_fail(TSR_EIO, "%s: cannot be listed: %s", path, strerror(errno));
-    for (struct dirent *entry; status == TSR_OK && !found && (entry = readdir(entries));) {
-        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, ".."))
-            continue;
-        status = tsr_snapshot_join(out, PATH_MAX, path, entry->d_name);
-        found = status == TSR_OK && lstat(out, &about) == 0 && S_ISDIR(about.st_mode);
-    }
-    closedir(entries);
-    if (!found)
-        *out = 0;
-    return status;
-}
-
-/* What is not the checkpoint's and would be in the way of removing it: in it, or under the name that
- * it would get, or all of it. "": nothing. */
-static tsr_status find_obstacle(char out[PATH_MAX], const char **what, const char *parent,
-                                int64_t step)
+/* The files of a folder; *stays: there is a directory in it, which is somebody's, and a warning. */
+static tsr_status remove_files(const tsr_folder *folder, bool *stays)
 {
     char path[PATH_MAX];
-    TSR_TRY(tsr_snapshot_path(path, sizeof path, parent, step));
-    *what = "without a " TSR_SNAPSHOT_MANIFEST ", so another program's";
-    if (is_foreign(path)) {
-        strcpy(out, path);
+    tsr_status status = TSR_OK;
+    DIR *entries;
+    TSR_TRY(tsr_folder_list(&entries, folder));
+    for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));) {
+        if (!is_directory(folder, name)) {
+            status = tsr_folder_remove(folder, name);
+            continue;
+        }
+        tsr_log(TSR_LOG_WARNING, "%s: a directory, which no checkpoint has: it is left there",
+                tsr_folder_show(path, folder, name));
+        *stays = true;
+    }
+    closedir(entries);
+    return status;
+}
+
+/* The directory with its files, if it is there, but for one with a directory in it. */
+static tsr_status remove_all(const tsr_folder *parent, form f, int64_t step)
+{
+    char name[TSR_SNAPSHOT_NAME_BYTES];
+    tsr_folder *folder;
+    bool stays = false;
+    put_name(name, f, step);
+    TSR_TRY(enter(&folder, parent, name));
+    if (!folder)
+        return TSR_OK;
+    tsr_status status = remove_files(folder, &stays);
+    tsr_folder_close(folder);
+    return status == TSR_OK && !stays ? tsr_folder_remove_folder(parent, name) : status;
+}
+
+/* What is not the checkpoint's and is in the way of removing it: `what` it is, and its path. */
+typedef struct {
+    char path[PATH_MAX];
+    const char *what; /* NULL: nothing is in the way */
+} obstacle;
+
+/* In the directory `name`, or the name itself. `foreign`: it is to be a whole checkpoint. */
+static tsr_status look_into(obstacle *out, const tsr_folder *parent, const char *name, bool foreign)
+{
+    struct stat info;
+    tsr_folder *folder;
+    DIR *entries;
+    bool any = false;
+    if (!tsr_folder_stat(&info, parent, name))
+        return TSR_OK;
+    tsr_folder_show(out->path, parent, name);
+    if (!S_ISDIR(info.st_mode)) {
+        out->what = "no directory, so no checkpoint";
         return TSR_OK;
     }
-    *what = "which no checkpoint has";
-    TSR_TRY(find_directory(out, path));
-    if (*out)
+    TSR_TRY(enter(&folder, parent, name));
+    if (!folder)
         return TSR_OK;
-    TSR_TRY(place(path, sizeof path, parent, ".", step, REMOVED));
-    return find_directory(out, path);
+    tsr_status status = tsr_folder_list(&entries, folder);
+    for (const char *entry; status == TSR_OK && (entry = tsr_folder_next(entries));) {
+        any = true;
+        foreign &= strcmp(entry, TSR_SNAPSHOT_MANIFEST) != 0;
+        if (!out->what && is_directory(folder, entry)) {
+            tsr_folder_show(out->path, folder, entry);
+            out->what = "a directory, which no checkpoint has";
+        }
+    }
+    if (status == TSR_OK)
+        closedir(entries);
+    if (any && foreign) { /* Hugging Face's trainer has checkpoint-<step> too */
+        tsr_folder_show(out->path, parent, name);
+        out->what = "a directory, without a " TSR_SNAPSHOT_MANIFEST ", so another program's";
+    }
+    tsr_folder_close(folder);
+    return status;
+}
+
+/* In the checkpoint, or under the name that it would get. */
+static tsr_status find_obstacle(obstacle *out, const tsr_folder *parent, int64_t step)
+{
+    char name[TSR_SNAPSHOT_NAME_BYTES];
+    out->what = NULL;
+    tsr_snapshot_name(name, step);
+    TSR_TRY(look_into(out, parent, name, true));
+    if (out->what)
+        return TSR_OK;
+    put_name(name, removed, step);
+    return look_into(out, parent, name, false);
 }
 
 /* Away from its name first: half a checkpoint never has it. */
-static tsr_status remove_step(const char *parent, int64_t step)
+static tsr_status remove_step(const tsr_folder *parent, int64_t step)
 {
-    char from[PATH_MAX], to[PATH_MAX];
-    bool stays;
-    TSR_TRY(tsr_snapshot_path(from, sizeof from, parent, step));
-    TSR_TRY(place(to, sizeof to, parent, ".", step, REMOVED));
-    TSR_TRY(remove_all(to, &stays));
-    if (rename(from, to) != 0)
-        return tsr_fail(TSR_EIO, "%s: cannot be removed: %s", from, strerror(errno));
-    TSR_TRY(tsr_directory_sync(parent));
-    return remove_all(to, &stays);
+    char from[TSR_SNAPSHOT_NAME_BYTES], to[TSR_SNAPSHOT_NAME_BYTES];
+    tsr_snapshot_name(from, step);
+    put_name(to, removed, step);
+    TSR_TRY(remove_all(parent, removed, step));
+    TSR_TRY(tsr_folder_rename(parent, from, to));
+    TSR_TRY(tsr_folder_sync(parent));
+    return remove_all(parent, removed, step);
 }
 
 /* ---- listing ---- */
@@ -178,23 +183,21 @@ static int newest_first(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/* Steps of all names "<before>checkpoint-<step><after>", the newest first; the caller frees. */
-static tsr_status list(steps *out, const char *parent, const char *before, const char *after)
+/* Steps of all names of a form, the newest first; the caller frees. */
+static tsr_status list(steps *out, const tsr_folder *parent, form f)
 {
+    DIR *entries;
     *out = (steps){0};
-    DIR *entries = opendir(parent);
-    if (!entries)
-        return errno == ENOENT || errno == ENOTDIR
-                   ? TSR_OK
-                   : tsr_fail(TSR_EIO, "%s: cannot be listed: %s", parent, strerror(errno));
+    TSR_TRY(tsr_folder_list(&entries, parent));
     tsr_status status = TSR_OK;
-    for (struct dirent *entry; status == TSR_OK && (entry = readdir(entries));) {
-        int64_t step = step_of(entry->d_name, before, after);
+    for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));) {
+        int64_t step = step_of(name, f);
         if (step < 0)
             continue;
         int64_t *grown = realloc(out->step, ((size_t)out->count + 1) * sizeof *grown);
         if (!grown) {
-            status = tsr_fail(TSR_ENOMEM, "%s: no memory to list its checkpoints", parent);
+            status = tsr_fail(TSR_ENOMEM, "%s: no memory to list its checkpoints",
+                              tsr_folder_path(parent));
             break;
         }
         out->step = grown;
@@ -206,10 +209,10 @@ static tsr_status list(steps *out, const char *parent, const char *before, const
     return status;
 }
 
-tsr_status tsr_snapshot_newest(int64_t *step, const char *parent)
+tsr_status tsr_snapshot_newest(int64_t *step, const tsr_folder *parent)
 {
     steps found;
-    tsr_status status = list(&found, parent, "", "");
+    tsr_status status = list(&found, parent, finished);
     if (status == TSR_OK)
         *step = found.count ? found.step[0] : -1;
     free(found.step);
@@ -217,24 +220,23 @@ tsr_status tsr_snapshot_newest(int64_t *step, const char *parent)
 }
 
 /* A training does not end because of what somebody keeps in an old checkpoint. */
-static tsr_status prune_step(const char *parent, int64_t step)
+static tsr_status prune_step(const tsr_folder *parent, int64_t step)
 {
-    char obstacle[PATH_MAX];
-    const char *what;
-    TSR_TRY(find_obstacle(obstacle, &what, parent, step));
-    if (!*obstacle)
+    obstacle o;
+    TSR_TRY(find_obstacle(&o, parent, step));
+    if (!o.what)
         return remove_step(parent, step);
     tsr_log(TSR_LOG_WARNING,
-            "%s: a directory, %s: " PREFIX "%" PRId64 " is not removed until it is moved elsewhere",
-            obstacle, what, step);
+            "%s: %s: " PREFIX "%" PRId64 " is not removed until it is moved elsewhere", o.path,
+            o.what, step);
     return TSR_OK;
 }
 
-tsr_status tsr_snapshot_prune(const char *parent, int64_t before, int64_t keep)
+tsr_status tsr_snapshot_prune(const tsr_folder *parent, int64_t before, int64_t keep)
 {
     steps found;
     int64_t kept = 0;
-    tsr_status status = list(&found, parent, "", "");
+    tsr_status status = list(&found, parent, finished);
     for (int i = 0; i < found.count && status == TSR_OK; i++)
         if (found.step[i] < before && ++kept > keep)
             status = prune_step(parent, found.step[i]);
@@ -243,25 +245,24 @@ tsr_status tsr_snapshot_prune(const char *parent, int64_t before, int64_t keep)
 }
 
 /* Their names are needed, so that this must be asked before the first one goes. */
-static tsr_status check_obstacles(const steps *found, const char *parent, int64_t step)
+static tsr_status check_obstacles(const steps *found, const tsr_folder *parent, int64_t step)
 {
-    char obstacle[PATH_MAX];
-    const char *what;
+    obstacle o;
     for (int i = 0; i < found->count && found->step[i] > step; i++) {
-        TSR_TRY(find_obstacle(obstacle, &what, parent, found->step[i]));
-        if (*obstacle)
+        TSR_TRY(find_obstacle(&o, parent, found->step[i]));
+        if (o.what)
             return tsr_fail(TSR_ECONFIG,
-                            "output_dir: %s is a directory, %s, and " PREFIX "%" PRId64
+                            "output_dir: %s is %s, and " PREFIX "%" PRId64
                             " is to be removed: move it elsewhere",
-                            obstacle, what, found->step[i]);
+                            o.path, o.what, found->step[i]);
     }
     return TSR_OK;
 }
 
-tsr_status tsr_snapshot_drop_after(const char *parent, int64_t step)
+tsr_status tsr_snapshot_drop_after(const tsr_folder *parent, int64_t step)
 {
     steps found;
-    tsr_status status = list(&found, parent, "", "");
+    tsr_status status = list(&found, parent, finished);
     if (status == TSR_OK)
         status = check_obstacles(&found, parent, step);
     for (int i = 0; i < found.count && found.step[i] > step && status == TSR_OK; i++)
@@ -270,45 +271,49 @@ tsr_status tsr_snapshot_drop_after(const char *parent, int64_t step)
     return status;
 }
 
-tsr_status tsr_snapshot_tidy(const char *parent)
+static tsr_status tidy(const tsr_folder *parent, form f)
 {
-    static const char *const endings[] = {TEMPORARY, REMOVED};
-    tsr_status status = TSR_OK;
-    for (int e = 0; e < 2 && status == TSR_OK; e++) {
-        steps found;
-        char path[PATH_MAX];
-        bool stays;
-        status = list(&found, parent, ".", endings[e]);
-        for (int i = 0; i < found.count && status == TSR_OK; i++) {
-            status = place(path, sizeof path, parent, ".", found.step[i], endings[e]);
-            if (status == TSR_OK)
-                status = remove_all(path, &stays);
-        }
-        free(found.step);
-    }
+    steps found;
+    tsr_status status = list(&found, parent, f);
+    for (int i = 0; i < found.count && status == TSR_OK; i++)
+        status = remove_all(parent, f, found.step[i]);
+    free(found.step);
     return status;
+}
+
+tsr_status tsr_snapshot_tidy(const tsr_folder *parent)
+{
+    TSR_TRY(tidy(parent, staged));
+    return tidy(parent, removed);
 }
 
 /* ---- an attempt ---- */
 
-tsr_status tsr_snapshot_begin(const char *parent, int64_t step)
+tsr_status tsr_snapshot_begin(const tsr_folder *parent, int64_t step)
 {
-    char path[PATH_MAX];
-    bool stays;
-    TSR_TRY(tsr_snapshot_staging(path, sizeof path, parent, step));
-    TSR_TRY(remove_all(path, &stays));
-    if (!stays && mkdir(path, 0777) != 0)
-        return tsr_fail(TSR_EIO, "%s: cannot be made: %s", path, strerror(errno));
-    return TSR_OK;
+    char name[TSR_SNAPSHOT_NAME_BYTES];
+    tsr_folder *folder;
+    tsr_snapshot_staged_name(name, step);
+    TSR_TRY(remove_all(parent, staged, step));
+    tsr_status status = tsr_folder_make(&folder, parent, name);
+    tsr_folder_close(folder);
+    return status == TSR_EDATA ? TSR_EIO : status;
 }
 
-void tsr_snapshot_discard(const char *parent, int64_t step)
+tsr_status tsr_snapshot_enter(tsr_folder **out, const tsr_folder *parent, int64_t step)
 {
-    char path[PATH_MAX];
-    bool stays;
+    char name[TSR_SNAPSHOT_NAME_BYTES], path[PATH_MAX];
+    tsr_snapshot_staged_name(name, step);
+    TSR_TRY(enter(out, parent, name));
+    return *out ? TSR_OK
+                : tsr_fail(TSR_EIO, "%s: it is not there any more",
+                           tsr_folder_show(path, parent, name));
+}
+
+void tsr_snapshot_discard(const tsr_folder *parent, int64_t step)
+{
     tsr_error error; /* what failed is told, not the cleaning */
     tsr_error_take(&error, TSR_EIO);
-    if (tsr_snapshot_staging(path, sizeof path, parent, step) == TSR_OK)
-        (void)remove_all(path, &stays);
+    (void)remove_all(parent, staged, step);
     (void)tsr_error_put(&error);
 }

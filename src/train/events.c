@@ -1,9 +1,9 @@
 #include "train/events.h"
 
 #include "base/text.h"
+#include "io/file.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +14,7 @@
 #define HEAD_BYTES   12 /* length and its checksum */
 #define FRAME_BYTES  16 /* and the one behind the record */
 #define RECORD_BYTES 512
+#define MOST_BYTES   (4ull << 30) /* of a file that is gone on with */
 
 enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 }; /* protobuf's wire types */
 enum { WALL_TIME = 1, STEP = 2, FILE_VERSION = 3, SUMMARY = 5, VALUE = 1, TAG = 1, SIMPLE = 2 };
@@ -147,36 +148,49 @@ static tsr_status write_version(tsr_events *events)
 }
 
 /* Where the first record lies that is behind last_step and its evaluation, or not whole. */
-static uint64_t end_of(int file, int64_t last_step, bool evaluated)
+static uint64_t end_of(const uint8_t *data, uint64_t bytes, int64_t last_step, bool evaluated)
 {
-    uint8_t frame[RECORD_BYTES + FRAME_BYTES];
     for (uint64_t at = 0;;) {
-        ssize_t got = pread(file, frame, sizeof frame, (off_t)at);
-        if (got < FRAME_BYTES)
+        const uint8_t *frame = data + at, *record = frame + HEAD_BYTES;
+        if (bytes - at < FRAME_BYTES)
             return at;
-        uint64_t bytes = get_fixed(frame, 8);
-        const uint8_t *record = frame + HEAD_BYTES;
-        if (bytes > (uint64_t)got - FRAME_BYTES ||
-            get_fixed(frame + 8, 4) != masked_crc(frame, 8) ||
-            get_fixed(record + bytes, 4) != masked_crc(record, bytes) ||
-            step_of(record, bytes) > last_step)
+        uint64_t length = get_fixed(frame, 8);
+        if (length > bytes - at - FRAME_BYTES || get_fixed(frame + 8, 4) != masked_crc(frame, 8) ||
+            get_fixed(record + length, 4) != masked_crc(record, length) ||
+            step_of(record, length) > last_step)
             return at;
-        if (!evaluated && step_of(record, bytes) == last_step &&
-            memmem(record, bytes, TSR_EVENTS_EVAL, sizeof TSR_EVENTS_EVAL - 1))
+        if (!evaluated && step_of(record, length) == last_step &&
+            memmem(record, length, TSR_EVENTS_EVAL, sizeof TSR_EVENTS_EVAL - 1))
             return at;
-        at += bytes + FRAME_BYTES;
+        at += length + FRAME_BYTES;
     }
 }
 
-static tsr_status open_file(tsr_events *events, int64_t last_step, bool evaluated)
+/* What stays is written anew, unless all of it stays in a file that has no other name. */
+static tsr_status cut(uint64_t *kept, const tsr_folder *folder, int64_t last_step, bool evaluated)
 {
-    events->file = open(events->path, O_RDWR | O_CREAT | O_CLOEXEC | O_APPEND, 0666);
-    if (events->file < 0)
-        return io_error(events->path, "created");
-    uint64_t end = last_step > 0 ? end_of(events->file, last_step, evaluated) : 0;
-    if (ftruncate(events->file, (off_t)end) != 0)
-        return io_error(events->path, "shortened");
-    return end == 0 ? write_version(events) : TSR_OK;
+    char *data;
+    uint64_t bytes;
+    struct stat info;
+    *kept = 0;
+    if (!tsr_folder_stat(&info, folder, TSR_EVENTS_FILE))
+        return TSR_OK;
+    TSR_TRY(tsr_file_read_in(&data, &bytes, folder, TSR_EVENTS_FILE, MOST_BYTES));
+    *kept = last_step > 0 ? end_of((const uint8_t *)data, bytes, last_step, evaluated) : 0;
+    tsr_status status = *kept == bytes && info.st_nlink == 1
+                            ? TSR_OK
+                            : tsr_file_write_in(folder, TSR_EVENTS_FILE, data, *kept);
+    free(data);
+    return status;
+}
+
+static tsr_status open_file(tsr_events *events, const tsr_folder *folder, int64_t last_step,
+                            bool evaluated)
+{
+    uint64_t kept;
+    TSR_TRY(cut(&kept, folder, last_step, evaluated));
+    TSR_TRY(tsr_folder_open_append(&events->file, folder, TSR_EVENTS_FILE, false));
+    return kept == 0 ? write_version(events) : TSR_OK;
 }
 
 /* A record fits from now on. */
@@ -193,9 +207,11 @@ static tsr_status reserve(tsr_events *events)
     return failed ? tsr_fail(TSR_ENOMEM, "%s: out of memory", events->path) : TSR_OK;
 }
 
-tsr_status tsr_events_create(tsr_events **out, const char *path, int64_t last_step, bool evaluated)
+tsr_status tsr_events_create(tsr_events **out, const tsr_folder *folder, int64_t last_step,
+                             bool evaluated)
 {
-    size_t bytes = strlen(path) + 1;
+    char path[PATH_MAX];
+    size_t bytes = strlen(tsr_folder_show(path, folder, TSR_EVENTS_FILE)) + 1;
     tsr_events *events = calloc(1, sizeof *events + bytes);
     if (!events)
         return tsr_fail(TSR_ENOMEM, "%s: out of memory", path);
@@ -203,7 +219,7 @@ tsr_status tsr_events_create(tsr_events **out, const char *path, int64_t last_st
     events->file = -1;
     tsr_status status = reserve(events);
     if (status == TSR_OK)
-        status = open_file(events, last_step, evaluated);
+        status = open_file(events, folder, last_step, evaluated);
     if (status < 0) {
         tsr_events_destroy(events);
         return status;

@@ -14,22 +14,23 @@
 #ifndef TSR_TRAIN_EVENTS_H
 #define TSR_TRAIN_EVENTS_H
 
-#include "base/status.h"
+#include "io/folder.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#define TSR_EVENTS_DIRECTORY "runs"
-#define TSR_EVENTS_FILE      "runs/events.out.tfevents.tessera" /* in output_dir */
+#define TSR_EVENTS_FOLDER "runs" /* in output_dir */
+#define TSR_EVENTS_FILE   "events.out.tfevents.tessera"
 
 typedef struct tsr_events tsr_events;
 
 #define TSR_EVENTS_EVAL "eval/loss"
 
-/* Creates the file, or, with last_step > 0, goes on behind that step's records in the one that is there
- * (what is damaged in it is cut off too); unless `evaluated`, before its TSR_EVENTS_EVAL, which comes
- * again. Borrows nothing. TSR_EIO names the path. */
-tsr_status tsr_events_create(tsr_events **out, const char *path, int64_t last_step, bool evaluated);
+/* Creates TSR_EVENTS_FILE, or, with last_step > 0, goes on behind that step's records in the one that is
+ * there (what is damaged in it is cut off too, and one with other names becomes a copy); unless
+ * `evaluated`, before its TSR_EVENTS_EVAL, which comes again. Borrows nothing. TSR_EIO names the path. */
+tsr_status tsr_events_create(tsr_events **out, const tsr_folder *folder, int64_t last_step,
+                             bool evaluated);
 
 /* One value at `step`; `wall_time` in seconds since 1970. */
 tsr_status tsr_events_write(tsr_events *events, double wall_time, int64_t step, const char *tag,

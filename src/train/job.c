@@ -143,7 +143,7 @@ static tsr_status read_config(tsr_job *job)
 }
 
 /* That the run's files can be written. */
-static tsr_status check_outputs(tsr_job *job)
+static tsr_status open_outputs(tsr_job *job)
 {
     if (job->options.purpose == TSR_JOB_TRAIN)
         TSR_TRY(tsr_job_open_output(job));
@@ -164,8 +164,10 @@ static tsr_status read_inputs(tsr_job *job)
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_open(job)));
     TSR_TRY(tsr_job_backend_speeds(job));
     /* Before what may take minutes. */
+    bool first = job->view.rank == 0;
+    TSR_TRY(tsr_job_agree(job, first ? open_outputs(job) : TSR_OK));
     TSR_TRY(tsr_job_find_resume(job));
-    TSR_TRY(tsr_job_agree(job, job->view.rank == 0 ? check_outputs(job) : TSR_OK));
+    TSR_TRY(tsr_job_agree(job, first ? tsr_job_check_output(job) : TSR_OK));
     bool planned = job->options.purpose == TSR_JOB_PLAN;
     TSR_TRY(tsr_job_agree(job, tsr_inputs_read_model(&job->inputs, job->train, planned)));
     bool data = !planned || job->inputs.config.dataset.count;
@@ -210,7 +212,7 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
         return tsr_fail(TSR_ENOMEM, "out of memory for a job");
     reports = 1;
     job->options = *options;
-    job->saved = job->output_lock = -1;
+    job->saved = -1;
     job->train = options->purpose != TSR_JOB_EVALUATE;
     job->log_level = TSR_LOG_INFO; /* until the configuration says another */
     tsr_job_listen(job, true);
@@ -423,7 +425,6 @@ void tsr_job_destroy(tsr_job *job)
         tsr_job_end(job, TSR_METRICS_FAILED);
     tsr_metrics_destroy(job->metrics);
     tsr_events_destroy(job->events);
-    tsr_job_close_output(job);
     if (job->c_locale)
         freelocale(job->c_locale);
     tsr_executor_destroy(job->executor);
@@ -434,6 +435,7 @@ void tsr_job_destroy(tsr_job *job)
     tsr_micro_batch_free(&job->eval_micro);
     tsr_job_backend_disconnect(job);
     tsr_trace_destroy(job->trace);
+    tsr_job_close_output(job);
     free(job->spans);
     free(job->chunk_spans);
     free(job->files);

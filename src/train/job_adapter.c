@@ -79,19 +79,19 @@ static tsr_status collect(void *user, const tsr_job_part *p)
     return TSR_OK;
 }
 
-static tsr_status write_files(const collected *c, const char *directory)
+static tsr_status write_files(const collected *c, const tsr_folder *folder)
 {
     const tsr_job *job = c->job;
     tsr_peft_config config;
     if (job->view.rank != 0)
         return TSR_OK;
     TSR_TRY(tsr_train_adapter_config(&config, &job->inputs.adapter, &job->inputs.config));
-    tsr_status status = tsr_peft_write(directory, &config, c->tensor, c->count);
+    tsr_status status = tsr_peft_write(folder, &config, c->tensor, c->count);
     free(config.rank_pattern); /* one array: alpha_pattern is its second part */
     return status;
 }
 
-tsr_status tsr_job_write_adapter(tsr_job *job, const char *directory)
+tsr_status tsr_job_write_adapter(tsr_job *job, const tsr_folder *folder)
 {
     collected c = {.job = job};
     c.tensor = calloc(3 * job->inputs.adapter.set.count + 1, sizeof *c.tensor);
@@ -101,7 +101,7 @@ tsr_status tsr_job_write_adapter(tsr_job *job, const char *directory)
     if (status < 0)
         tsr_executor_fail(job->executor, status); /* the others wait in a collective */
     else
-        status = c.local == TSR_OK ? write_files(&c, directory) : c.local;
+        status = c.local == TSR_OK ? write_files(&c, folder) : c.local;
     for (uint64_t i = 0; i < c.count; i++)
         free((char *)c.tensor[i].name);
     free(c.tensor);
@@ -114,7 +114,7 @@ int tsr_job_save(tsr_job *job)
         return tsr_fail(TSR_EINVAL, "tsr_job_save needs a training job that was started");
     TSR_TRY(tsr_job_quiet(job));
     tsr_job_listen(job, true);
-    tsr_status status = tsr_job_write_adapter(job, job->inputs.config.output_dir);
+    tsr_status status = tsr_job_write_adapter(job, job->output);
     tsr_job_listen(job, false);
     TSR_TRY(status);
     if (job->issued < job->last_step) /* an adapter on the way: the run goes on */

@@ -19,7 +19,6 @@
 #include "io/file.h"
 
 #include <inttypes.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -96,9 +95,8 @@ static tsr_status add_part(void *user, const tsr_job_part *part)
     return TSR_OK;
 }
 
-static tsr_status write_own(tsr_job *job, const char *directory)
+static tsr_status write_own(tsr_job *job, const tsr_folder *folder)
 {
-    char path[PATH_MAX];
     int group = job->decision.group, rank = job->view.rank;
     tsr_snapshot_file *own = &job->files[rank];
     *own = (tsr_snapshot_file){0};
@@ -106,21 +104,19 @@ static tsr_status write_own(tsr_job *job, const char *directory)
         return TSR_OK;
     char name[TSR_SNAPSHOT_NAME_BYTES];
     tsr_job_state_file(name, rank, group);
-    if ((size_t)snprintf(path, sizeof path, "%s/%s", directory, name) >= sizeof path)
-        return tsr_fail(TSR_ECONFIG, "%s: the path is too long", directory);
     uint64_t most = 3 * TSR_TRAINABLE_STATE_COUNT * job->inputs.adapter.set.count;
     own_file file = {.job = job,
                      .owned = calloc(most + 1, sizeof *file.owned),
                      .source = calloc(most + 1, sizeof *file.source)};
     tsr_status status = TSR_OK;
     if (!file.owned || !file.source)
-        status = tsr_fail(TSR_ENOMEM, "%s: no memory to write it", path);
+        status = tsr_fail(TSR_ENOMEM, "%s: no memory to write it", name);
     if (status == TSR_OK)
         status = tsr_job_each_part(job, NULL, add_part, &file);
     if (status == TSR_OK)
-        status = tsr_safetensors_write(path, file.source, file.count);
+        status = tsr_safetensors_write_in(folder, name, file.source, file.count);
     if (status == TSR_OK)
-        status = tsr_snapshot_measure(own, directory, name);
+        status = tsr_snapshot_measure(own, folder, name);
     free(file.owned);
     free(file.source);
     return status;
@@ -191,45 +187,48 @@ static tsr_status describe(json_t **out, tsr_job *job)
 }
 
 /* Rank 0, when all files are there but its own small ones. */
-static tsr_status commit(tsr_job *job, const char *directory)
+static tsr_status commit(tsr_job *job, const tsr_folder *folder)
 {
     static const char *const names[] = {TSR_PEFT_WEIGHTS_FILE, TSR_PEFT_CONFIG_FILE,
                                         TSR_PEFT_CARD_FILE, TSR_MATMULS_FILE};
-    char path[PATH_MAX];
     json_t *state = NULL;
     int count = job->decision.group;
     bool choices = job->matmuls.length > 0;
-    if (choices) {
-        if ((size_t)snprintf(path, sizeof path, "%s/" TSR_MATMULS_FILE, directory) >= sizeof path)
-            return tsr_fail(TSR_ECONFIG, "%s: the path is too long", directory);
-        TSR_TRY(tsr_file_write(path, tsr_text_string(&job->matmuls), job->matmuls.length));
-    }
+    if (choices)
+        TSR_TRY(tsr_file_write_in(folder, TSR_MATMULS_FILE, tsr_text_string(&job->matmuls),
+                                  job->matmuls.length));
     for (int i = 0; i < 3 + choices; i++)
-        TSR_TRY(tsr_snapshot_measure(&job->files[count++], directory, names[i]));
+        TSR_TRY(tsr_snapshot_measure(&job->files[count++], folder, names[i]));
     TSR_TRY(describe(&state, job));
-    tsr_status status =
-        tsr_snapshot_commit(job->inputs.config.output_dir, job->done, state, job->files, count);
+    tsr_status status = tsr_snapshot_commit(job->output, job->done, state, job->files, count);
     json_decref(state);
     return status;
 }
 
 /* ---- saving ---- */
 
-static tsr_status write_all(tsr_job *job)
+static tsr_status write_files(tsr_job *job, const tsr_folder *folder)
 {
-    char directory[PATH_MAX];
-    const char *parent = job->inputs.config.output_dir;
-    bool first = job->view.rank == 0;
-    TSR_TRY(tsr_snapshot_staging(directory, sizeof directory, parent, job->done));
-    TSR_TRY(tsr_job_agree(job, first ? tsr_snapshot_begin(parent, job->done) : TSR_OK));
-    TSR_TRY(tsr_job_agree(job, write_own(job, directory)));
-    TSR_TRY(tsr_job_write_adapter(job, directory));
+    TSR_TRY(tsr_job_agree(job, write_own(job, folder)));
+    TSR_TRY(tsr_job_write_adapter(job, folder));
     tsr_gather_range range = {&job->files[job->view.rank], job->files, sizeof *job->files};
     tsr_status status = tsr_comm_all_gather(job->world, job->control, &range, 1);
     if (status == TSR_OK)
         status = tsr_stream_synchronize(job->control);
     TSR_TRY(tsr_job_agree(job, status));
-    return tsr_job_agree(job, first ? commit(job, directory) : TSR_OK);
+    return tsr_job_agree(job, job->view.rank == 0 ? commit(job, folder) : TSR_OK);
+}
+
+static tsr_status write_all(tsr_job *job)
+{
+    tsr_folder *folder = NULL;
+    bool first = job->view.rank == 0;
+    TSR_TRY(tsr_job_agree(job, first ? tsr_snapshot_begin(job->output, job->done) : TSR_OK));
+    tsr_status status = tsr_job_agree(job, tsr_snapshot_enter(&folder, job->output, job->done));
+    if (status == TSR_OK)
+        status = write_files(job, folder);
+    tsr_folder_close(folder);
+    return status;
 }
 
 tsr_status tsr_job_quiet(tsr_job *job)
@@ -245,7 +244,7 @@ static tsr_status end_checkpoint(tsr_job *job)
 {
     const tsr_config *config = &job->inputs.config;
     if (config->save_total_limit > 0)
-        TSR_TRY(tsr_snapshot_prune(config->output_dir, job->done, config->save_total_limit - 1));
+        TSR_TRY(tsr_snapshot_prune(job->output, job->done, config->save_total_limit - 1));
     return job->stopped ? tsr_job_end(job, TSR_METRICS_SAVED) : TSR_OK;
 }
 
@@ -263,7 +262,7 @@ int tsr_job_checkpoint(tsr_job *job)
     if (status < 0) {
         tsr_job_listen(job, false);
         if (first)
-            tsr_snapshot_discard(job->inputs.config.output_dir, job->done);
+            tsr_snapshot_discard(job->output, job->done);
         return status;
     }
     job->saved = job->done;

@@ -13,10 +13,13 @@
 
 #include "base/hash.h"
 #include "base/log.h"
+#include "io/file.h"
 #include "train/cache.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#define MOST_BYTES (16u << 20) /* of a file of choices */
 
 /* ---- choosing ---- */
 
@@ -27,17 +30,22 @@ static tsr_status time_matmuls(tsr_job *job, tsr_prepare_args *args)
     return tsr_model_prepare(job->model, shapes, count, args);
 }
 
+static char *read_choices(const tsr_folder *folder)
+{
+    char *text = NULL;
+    uint64_t bytes;
+    (void)tsr_file_read_in(&text, &bytes, folder, TSR_MATMULS_FILE, MOST_BYTES);
+    return text;
+}
+
 /* Of the run that this one goes on with or replaces. NULL: there are none. The caller frees. */
 static char *read_known(const tsr_job *job)
 {
-    char path[PATH_MAX], *known = NULL;
-    if (job->options.purpose != TSR_JOB_TRAIN)
-        return NULL;
-    if (job->resume && (size_t)snprintf(path, sizeof path, "%s/" TSR_MATMULS_FILE,
-                                        tsr_snapshot_directory(job->resume)) < sizeof path)
-        known = tsr_cache_read(path);
-    if (!known && tsr_job_output_path(path, sizeof path, job, TSR_MATMULS_FILE) == TSR_OK)
-        known = tsr_cache_read(path);
+    char *known = NULL;
+    if (job->resume)
+        known = read_choices(tsr_snapshot_folder(job->resume));
+    if (!known && job->output)
+        known = read_choices(job->output);
     return known;
 }
 

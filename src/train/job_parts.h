@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "config/keys.h"
+#include "io/folder.h"
 #include "io/snapshot.h"
 #include "model/load.h"
 #include "optim/schedule.h"
@@ -92,8 +93,9 @@ struct tsr_job {
     bool continues;           /* in output_dir itself, with its metrics.jsonl */
     int64_t resumed, saved;   /* steps; saved -1: none is in output_dir */
     uint64_t metrics_bytes;   /* of metrics.jsonl that belong to `resume` */
-    int64_t newest;           /* of output_dir when the job was created; rank 0 */
-    int output_lock;          /* output_dir, held open and locked; -1: not */
+    int64_t newest;           /* of output_dir when it was looked at last; rank 0 */
+    tsr_folder *output;       /* output_dir, held open; NULL: not yet, or not there yet */
+    bool output_taken;        /* and locked; rank 0 */
     tsr_snapshot_file *files; /* [ranks + the adapter's files]: of the one being written */
 };
 
@@ -138,14 +140,17 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
  * ranks. */
 tsr_status tsr_job_decide(tsr_job *job);
 
-/* A file of output_dir. */
-#define TSR_MATMULS_FILE "matmuls.txt"
-tsr_status tsr_job_output_path(char *out, size_t bytes, const tsr_job *job, const char *name);
+#define TSR_MATMULS_FILE "matmuls.txt" /* in output_dir and in checkpoints */
 
-/* output_dir: refused if it holds a run or another job writes there; made and taken until it is
- * closed, looked at again, cleared where that is asked for. Rank 0 only; closing is fine anywhere. */
+/* output_dir, which is reached through job->output alone. On rank 0: opened, if it is there, refused if
+ * another job writes there or something else has a name of the run's files; checked: refused if it holds
+ * a run that is neither gone on with nor to be replaced; written: made if need be, taken until it is
+ * closed, looked at again, cleared where that is asked for. Then the other ranks follow. Closing is fine
+ * anywhere. */
 tsr_status tsr_job_open_output(tsr_job *job);
+tsr_status tsr_job_check_output(const tsr_job *job);
 tsr_status tsr_job_write_output(tsr_job *job);
+tsr_status tsr_job_follow_output(tsr_job *job);
 void tsr_job_close_output(tsr_job *job);
 
 /* Stages one micro-batch of a step, and issues the one that was staged first (job_step.c).
@@ -170,8 +175,8 @@ tsr_status tsr_job_each_part(tsr_job *job, const char *phase, tsr_job_part_call 
 /* Waits until the streams are idle; collective. */
 tsr_status tsr_job_quiet(tsr_job *job);
 
-/* The adapter's files into `directory`, which all ranks are told; collective, the streams idle. */
-tsr_status tsr_job_write_adapter(tsr_job *job, const char *directory);
+/* The adapter's files into `folder`, of rank 0; collective, the streams idle. */
+tsr_status tsr_job_write_adapter(tsr_job *job, const tsr_folder *folder);
 
 /* Values of a trainable segment: the masters (an evaluation has none) and the working copy. */
 tsr_status tsr_job_put_trainable(tsr_job *job, int unit, int segment, const float *values);

@@ -39,27 +39,26 @@ const char *tsr_job_bits_device(const tsr_job *job)
 /* What rank 0 tells the others. */
 typedef struct {
     int32_t found, in_output; /* in_output: it is one of output_dir's */
-    char directory[PATH_MAX];
+    char path[PATH_MAX];      /* or its name there */
 } choice;
 
 static tsr_status find_newest(choice *out, const tsr_job *job)
 {
     const tsr_config *config = &job->inputs.config;
     const char *where = tsr_config_where(config, "resume_from_checkpoint");
-    int64_t step;
     out->in_output = 1;
     if (config->overwrite_output_dir)
         return tsr_fail(TSR_ECONFIG,
                         "%s: resume_from_checkpoint: true goes on in output_dir, and "
                         "overwrite_output_dir: true would empty it; leave one of them out",
                         where);
-    TSR_TRY(tsr_snapshot_newest(&step, config->output_dir));
-    if (step >= 0) {
-        out->found = 1;
-        return tsr_snapshot_path(out->directory, sizeof out->directory, config->output_dir, step);
-    }
-    tsr_log(TSR_LOG_INFO, "resume_from_checkpoint: %s holds no checkpoint yet: starting at step 1",
-            config->output_dir);
+    out->found = job->newest >= 0;
+    if (out->found)
+        tsr_snapshot_name(out->path, job->newest);
+    else
+        tsr_log(TSR_LOG_INFO,
+                "resume_from_checkpoint: %s holds no checkpoint yet: starting at step 1",
+                config->output_dir);
     return TSR_OK;
 }
 
@@ -68,32 +67,37 @@ static tsr_status find_named(choice *out, const tsr_job *job)
     const tsr_config *config = &job->inputs.config;
     const char *where = tsr_config_where(config, "resume_from_checkpoint");
     const char *directory = config->resume_from_checkpoint;
-    char full[PATH_MAX], output[PATH_MAX];
-    if (strlen(directory) >= sizeof out->directory)
+    char full[PATH_MAX], output[PATH_MAX], newest[TSR_SNAPSHOT_NAME_BYTES];
+    if (strlen(directory) >= sizeof out->path)
         return tsr_fail(TSR_ECONFIG, "%s: resume_from_checkpoint: the path is too long", where);
     if (!realpath(directory, full))
         return tsr_fail(TSR_ECONFIG,
                         "%s: resume_from_checkpoint: %s: %s; write true for the newest of "
                         "output_dir, or the directory of a checkpoint",
                         where, directory, strerror(errno));
-    out->found = 1;
-    strcpy(out->directory, directory);
-    char *slash = strrchr(full, '/');
+    char *slash = strrchr(full, '/'), *name = slash + 1;
     *slash = 0;
+    out->found = 1;
     out->in_output = realpath(config->output_dir, output) && !strcmp(output, *full ? full : "/");
-    int64_t newest = -1;
-    if (out->in_output)
-        TSR_TRY(tsr_snapshot_newest(&newest, config->output_dir));
-    snprintf(output, sizeof output, "checkpoint-%" PRId64, newest);
-    if (newest >= 0 && strcmp(output, slash + 1) != 0)
+    strcpy(out->path, out->in_output ? name : directory);
+    tsr_snapshot_name(newest, job->newest);
+    if (out->in_output && job->newest >= 0 && strcmp(newest, name) != 0)
         tsr_log(TSR_LOG_WARNING, "what came after %s is removed: the checkpoints up to %s",
-                directory, output);
+                directory, newest);
     if (out->in_output && config->overwrite_output_dir)
         return tsr_fail(TSR_ECONFIG,
                         "%s: resume_from_checkpoint: %s is in output_dir, which "
                         "overwrite_output_dir: true would empty; leave one of them out",
                         where, directory);
     return TSR_OK;
+}
+
+static tsr_status open_snapshot(tsr_job *job, const choice *found)
+{
+    if (!found->in_output)
+        return tsr_snapshot_open(&job->resume, found->path);
+    TSR_TRY(tsr_job_follow_output(job));
+    return tsr_snapshot_open_in(&job->resume, job->output, found->path);
 }
 
 /* ---- whether it fits ---- */
@@ -247,7 +251,7 @@ tsr_status tsr_job_find_resume(tsr_job *job)
     job->continues = found.in_output;
     if (!found.found)
         return TSR_OK;
-    TSR_TRY(tsr_job_agree(job, tsr_snapshot_open(&job->resume, found.directory)));
+    TSR_TRY(tsr_job_agree(job, open_snapshot(job, &found)));
     return tsr_job_agree(job, verify(job));
 }
 
@@ -314,18 +318,15 @@ static tsr_status restore_part(void *user, const tsr_job_part *part)
 
 static tsr_status restore_trainable(tsr_job *job, int ranks)
 {
-    const char *directory = tsr_snapshot_directory(job->resume);
     reader r = {.job = job, .ranks = ranks, .file = calloc((size_t)ranks, sizeof *r.file)};
     tsr_status status = TSR_OK;
     if (!r.file)
-        return tsr_fail(TSR_ENOMEM, "%s: no memory to read it", directory);
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to read it",
+                        tsr_snapshot_directory(job->resume));
     for (int i = 0; i < ranks && status == TSR_OK; i++) {
-        char name[TSR_SNAPSHOT_NAME_BYTES], path[PATH_MAX];
+        char name[TSR_SNAPSHOT_NAME_BYTES];
         tsr_job_state_file(name, i, ranks);
-        if ((size_t)snprintf(path, sizeof path, "%s/%s", directory, name) >= sizeof path)
-            status = tsr_fail(TSR_ECONFIG, "%s: the path is too long", directory);
-        else
-            status = tsr_safetensors_open(&r.file[i], path);
+        status = tsr_safetensors_open_in(&r.file[i], tsr_snapshot_folder(job->resume), name);
     }
     if (status == TSR_OK)
         status = tsr_job_each_part(job, "reading the checkpoint", restore_part, &r);

@@ -7,114 +7,72 @@
 #include "train/output.h"
 #include "train/usage.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define METRICS_FILE "metrics.jsonl"
+#define CONFIG_FILE  "job.yaml"
+#define PLAN_FILE    "plan.json"
 
-/* What a run leaves, and overwrite_output_dir removes, with the checkpoints. The first, which appears
- * last, only a run that came to its end. */
-static const char *const run_files[] = {
-    TSR_PEFT_WEIGHTS_FILE, TSR_PEFT_CONFIG_FILE, TSR_PEFT_CARD_FILE, METRICS_FILE, "job.yaml",
-    "plan.json",           TSR_MATMULS_FILE,     TSR_EVENTS_FILE};
+/* What a run leaves, and overwrite_output_dir removes, with the events and checkpoints. The first, which
+ * appears last, only a run that came to its end. */
+static const char *const run_files[] = {TSR_PEFT_WEIGHTS_FILE, TSR_PEFT_CONFIG_FILE,
+                                        TSR_PEFT_CARD_FILE,    METRICS_FILE,
+                                        CONFIG_FILE,           PLAN_FILE,
+                                        TSR_MATMULS_FILE};
 #define RUN_FILES (sizeof run_files / sizeof *run_files)
 #define END_FILES 1
 
-static tsr_status join(char *out, size_t bytes, const char *directory, const char *name)
+static mode_t type_of(const char *name)
 {
-    if ((size_t)snprintf(out, bytes, "%s/%s", directory, name) >= bytes)
-        return tsr_fail(TSR_ECONFIG, "output_dir: the path %s is too long", directory);
-    return TSR_OK;
+    for (size_t i = 0; i < RUN_FILES; i++)
+        if (!strcmp(name, run_files[i]))
+            return S_IFREG;
+    return !strcmp(name, TSR_EVENTS_FOLDER) || tsr_snapshot_is_name(name) ? S_IFDIR : 0;
 }
 
-tsr_status tsr_job_output_path(char *out, size_t bytes, const tsr_job *job, const char *name)
+static mode_t type_of_event(const char *name)
 {
-    return join(out, bytes, job->inputs.config.output_dir, name);
+    return !strcmp(name, TSR_EVENTS_FILE) ? S_IFREG : 0;
 }
 
-tsr_status tsr_output_check_place(const tsr_config *config)
+/* ---- before ---- */
+
+static tsr_status check_events(const tsr_folder *folder)
 {
-    const char *where = tsr_config_where(config, "output_dir"), *directory = config->output_dir;
-    char path[PATH_MAX], last[PATH_MAX];
+    tsr_folder *events;
+    TSR_TRY(tsr_folder_enter(&events, folder, TSR_EVENTS_FOLDER));
+    tsr_status status = events ? tsr_output_check_names(events, type_of_event) : TSR_OK;
+    tsr_folder_close(events);
+    return status;
+}
+
+/* The first of the run's files that is there; NULL: none. `ended`: of those of a run that came to its
+ * end. */
+static tsr_status find_run(const char **out, const tsr_folder *folder, bool ended)
+{
     struct stat info;
-    TSR_TRY(join(path, sizeof path, directory, ""));
-    strcpy(last, *path == '/' ? "/" : ".");
-    for (char *p = path + 1; *p; p++) {
-        if (*p != '/')
-            continue;
-        *p = 0;
-        if (stat(path, &info) != 0) {
-            /* Made on the way, it would lead to what has been compared with nothing. */
-            if (!strncmp(p + 1, "../", 3) || strstr(p + 1, "/../"))
-                return tsr_fail(TSR_ECONFIG,
-                                "%s: output_dir %s: %s is not there; write the path without '..'",
-                                where, directory, path);
-            break;
-        }
-        if (!S_ISDIR(info.st_mode))
-            return tsr_fail(TSR_ECONFIG, "%s: output_dir %s: %s is a file; name a directory", where,
-                            directory, path);
-        strcpy(last, path);
-        *p = '/';
-    }
-    if (access(last, W_OK | X_OK) != 0)
-        return tsr_fail(TSR_ECONFIG, "%s: output_dir %s: %s cannot be written to: %s", where,
-                        directory, last, strerror(errno));
-    return TSR_OK;
-}
-
-/* The first of the run's files that is there; NULL: none. */
-static tsr_status find_run(const char **out, const char *directory, size_t files)
-{
-    char path[PATH_MAX];
+    tsr_folder *events;
     *out = NULL;
-    for (size_t i = 0; i < files && !*out; i++) {
-        if (!strcmp(run_files[i], TSR_PEFT_CARD_FILE))
-            continue; /* a README alone is no run */
-        TSR_TRY(join(path, sizeof path, directory, run_files[i]));
-        if (access(path, F_OK) == 0)
+    for (size_t i = 0; i < (ended ? END_FILES : RUN_FILES); i++)
+        if (strcmp(run_files[i], TSR_PEFT_CARD_FILE) != 0 && /* a README alone is no run */
+            tsr_folder_stat(&info, folder, run_files[i])) {
             *out = run_files[i];
-    }
+            return TSR_OK;
+        }
+    TSR_TRY(tsr_folder_enter(&events, folder, TSR_EVENTS_FOLDER));
+    if (events && !ended && tsr_folder_stat(&info, events, TSR_EVENTS_FILE))
+        *out = TSR_EVENTS_FOLDER "/" TSR_EVENTS_FILE;
+    tsr_folder_close(events);
     return TSR_OK;
-}
-
-/* Takes the directory for this job alone (LOCK_EX) or asks whether another has it (LOCK_SH). *out: to
- * be let go; -1 where the file system has no locks, which stops nobody. */
-static tsr_status lock(int *out, const tsr_config *config, int kind)
-{
-    const char *directory = config->output_dir;
-    *out = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (*out < 0 || flock(*out, kind | LOCK_NB) == 0)
-        return TSR_OK;
-    bool taken = errno == EWOULDBLOCK;
-    close(*out);
-    *out = -1;
-    return taken ? tsr_fail(TSR_ECONFIG,
-                            "%s: another job is writing to output_dir %s; name another directory, "
-                            "or wait for that job's end",
-                            tsr_config_where(config, "output_dir"), directory)
-                 : TSR_OK;
-}
-
-static void unlock(int fd)
-{
-    if (fd < 0)
-        return;
-    (void)flock(fd, LOCK_UN); /* a child of the caller's may have the same file open still */
-    close(fd);
 }
 
 void tsr_job_close_output(tsr_job *job)
 {
-    unlock(job->output_lock);
-    job->output_lock = -1;
+    if (job->output && job->output_taken)
+        tsr_output_unlock(job->output); /* a child of the caller's may have it open still */
+    tsr_folder_close(job->output);
+    job->output = NULL;
 }
 
 /* The configuration that was given may lie where the run writes the resolved one. Another run's may be
@@ -123,17 +81,17 @@ static tsr_status check_given(const tsr_job *job)
 {
     const tsr_config *config = &job->inputs.config;
     const char *given = job->options.config_path;
-    char path[PATH_MAX], first[sizeof TSR_CONFIG_HEADER] = "";
+    char first[sizeof TSR_CONFIG_HEADER] = "";
     struct stat x, y;
-    TSR_TRY(join(path, sizeof path, config->output_dir, "job.yaml"));
-    if (!given || stat(given, &x) != 0 || stat(path, &y) != 0 || x.st_dev != y.st_dev ||
-        x.st_ino != y.st_ino)
-        return TSR_OK;
-    FILE *file = fopen(given, "re");
-    bool own = file && fgets(first, sizeof first, file) && !strcmp(first, TSR_CONFIG_HEADER);
+    FILE *file = given ? fopen(given, "re") : NULL;
+    bool same = file && fstat(fileno(file), &x) == 0 &&
+                tsr_folder_stat(&y, job->output, CONFIG_FILE) && x.st_dev == y.st_dev &&
+                x.st_ino == y.st_ino;
+    bool own = same && fgets(first, sizeof first, file) && !strcmp(first, TSR_CONFIG_HEADER);
     if (file)
         fclose(file);
-    return own ? TSR_OK
+    return own || !same
+               ? TSR_OK
                : tsr_fail(TSR_ECONFIG,
                           "%s: output_dir %s: the run writes its resolved job.yaml there, over "
                           "the file that was given; give that another name, or name another "
@@ -141,22 +99,21 @@ static tsr_status check_given(const tsr_job *job)
                           tsr_config_where(config, "output_dir"), config->output_dir);
 }
 
-/* Refuses a directory with a run that is neither gone on with nor to be replaced. */
-static tsr_status check_free(const tsr_job *job, int64_t checkpoint)
+tsr_status tsr_job_check_output(const tsr_job *job)
 {
     const tsr_config *config = &job->inputs.config;
     const char *directory = config->output_dir, *where = tsr_config_where(config, "output_dir");
     const char *found;
-    if (config->overwrite_output_dir || (job->continues && job->resume))
+    if (!job->output || config->overwrite_output_dir || (job->continues && job->resume))
         return TSR_OK;
-    TSR_TRY(find_run(&found, directory, job->continues ? END_FILES : RUN_FILES));
+    TSR_TRY(find_run(&found, job->output, job->continues));
     if (found && job->continues)
         return tsr_fail(TSR_ECONFIG,
                         "%s: output_dir %s holds a run that has ended (%s) and no checkpoint to go "
                         "on from; name another directory, or leave out resume_from_checkpoint and "
                         "set overwrite_output_dir: true to replace it",
                         where, directory, found);
-    if (found || checkpoint >= 0)
+    if (found || job->newest >= 0)
         return tsr_fail(TSR_ECONFIG,
                         "%s: output_dir %s holds a run already (%s); name another directory, set "
                         "resume_from_checkpoint: true to go on with it, or overwrite_output_dir: "
@@ -168,13 +125,16 @@ static tsr_status check_free(const tsr_job *job, int64_t checkpoint)
 tsr_status tsr_job_open_output(tsr_job *job)
 {
     const tsr_config *config = &job->inputs.config;
-    int asked;
     TSR_TRY(tsr_output_check_place(config));
+    TSR_TRY(tsr_output_open(&job->output, config, type_of, false));
+    job->newest = -1;
+    if (!job->output)
+        return TSR_OK;
+    TSR_TRY(check_events(job->output));
     TSR_TRY(check_given(job));
-    TSR_TRY(lock(&asked, config, LOCK_SH));
-    unlock(asked);
-    TSR_TRY(tsr_snapshot_newest(&job->newest, config->output_dir));
-    return check_free(job, job->newest);
+    TSR_TRY(tsr_output_lock(job->output, config, LOCK_SH));
+    tsr_output_unlock(job->output);
+    return tsr_snapshot_newest(&job->newest, job->output);
 }
 
 /* From here on the directory is this job's. Since it was created another may have come and gone:
@@ -182,51 +142,38 @@ tsr_status tsr_job_open_output(tsr_job *job)
 static tsr_status take_output(tsr_job *job)
 {
     const tsr_config *config = &job->inputs.config;
-    int64_t newest;
-    TSR_TRY(tsr_output_make_directory(config->output_dir));
-    if (job->output_lock < 0)
-        TSR_TRY(lock(&job->output_lock, config, LOCK_EX));
-    TSR_TRY(tsr_snapshot_newest(&newest, config->output_dir));
-    if (job->continues && newest != job->newest)
+    int64_t before = job->newest;
+    if (job->output && !tsr_folder_in_place(job->output))
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: output_dir %s is not the directory that it was when this job was "
+                        "created; start again",
+                        tsr_config_where(config, "output_dir"), config->output_dir);
+    if (!job->output)
+        TSR_TRY(tsr_output_open(&job->output, config, type_of, true));
+    else
+        TSR_TRY(tsr_output_check_names(job->output, type_of));
+    TSR_TRY(check_events(job->output));
+    TSR_TRY(tsr_output_lock(job->output, config, LOCK_EX));
+    job->output_taken = true;
+    TSR_TRY(tsr_snapshot_newest(&job->newest, job->output));
+    if (job->continues && job->newest != before)
         return tsr_fail(TSR_ECONFIG,
                         "%s: the checkpoints in output_dir %s are not those that were there when "
                         "this job was created: another job has gone on with the run; start again "
                         "to go on from its newest",
                         tsr_config_where(config, "output_dir"), config->output_dir);
-    return check_free(job, newest);
+    return tsr_job_check_output(job);
 }
 
-tsr_status tsr_output_make_directory(const char *directory)
-{
-    char path[PATH_MAX];
-    TSR_TRY(join(path, sizeof path, directory, ""));
-    for (char *p = path + 1; *p; p++) {
-        if (*p != '/')
-            continue;
-        *p = 0;
-        if (mkdir(path, 0777) != 0 && errno != EEXIST)
-            return tsr_fail(TSR_EIO, "output_dir: cannot make the directory %s: %s", path,
-                            strerror(errno));
-        *p = '/';
-    }
-    return TSR_OK;
-}
+/* ---- metrics ---- */
 
-static tsr_status write_text(const char *directory, const char *name, const tsr_text *text)
+static tsr_status start_metrics(tsr_job *job)
 {
-    char path[PATH_MAX];
-    TSR_TRY(join(path, sizeof path, directory, name));
-    return tsr_file_write(path, tsr_text_string(text), text->length);
-}
-
-static tsr_status start_metrics(tsr_job *job, const char *directory)
-{
-    char path[PATH_MAX];
+    tsr_folder *events;
     bool appends = job->resume && job->continues;
-    TSR_TRY(join(path, sizeof path, directory, METRICS_FILE));
     if (appends)
-        TSR_TRY(tsr_metrics_cut(path, job->metrics_bytes));
-    TSR_TRY(tsr_metrics_create(&job->metrics, path, appends));
+        TSR_TRY(tsr_metrics_cut(job->output, METRICS_FILE, job->metrics_bytes));
+    TSR_TRY(tsr_metrics_create(&job->metrics, job->output, METRICS_FILE, appends));
     tsr_metrics_start start = {.version = tsr_usage_version(),
                                .commit = tsr_usage_commit(),
                                .ranks = job->view.ranks,
@@ -240,10 +187,11 @@ static tsr_status start_metrics(tsr_job *job, const char *directory)
     TSR_TRY(tsr_metrics_write_start(job->metrics, &start));
     if (job->inputs.config.report_to != TSR_CONFIG_REPORT_TENSORBOARD)
         return TSR_OK;
-    TSR_TRY(join(path, sizeof path, directory, TSR_EVENTS_DIRECTORY));
-    TSR_TRY(tsr_output_make_directory(path));
-    TSR_TRY(join(path, sizeof path, directory, TSR_EVENTS_FILE));
-    return tsr_events_create(&job->events, path, appends ? job->resumed : 0, job->evaluated);
+    TSR_TRY(tsr_folder_make(&events, job->output, TSR_EVENTS_FOLDER));
+    tsr_status status =
+        tsr_events_create(&job->events, events, appends ? job->resumed : 0, job->evaluated);
+    tsr_folder_close(events);
+    return status;
 }
 
 typedef struct {
@@ -294,58 +242,24 @@ static void resolve_config(tsr_job *job)
         config->resident_units = d->resident_count;
 }
 
-/* ".<a run's file>.<process>.<attempt>.tmp": what a process that was killed was writing. */
-static bool is_leftover(const char *name)
-{
-    for (size_t i = 0; i < RUN_FILES; i++) {
-        size_t length = strlen(run_files[i]);
-        long process, attempt;
-        int end = 0;
-        if (*name == '.' && !strncmp(name + 1, run_files[i], length) &&
-            sscanf(name + 1 + length, ".%ld.%ld.tmp%n", &process, &attempt, &end) == 2 && end &&
-            !name[1 + length + (size_t)end])
-            return true;
-    }
-    return false;
-}
-
-static tsr_status clear_leftovers(const char *directory)
-{
-    char path[PATH_MAX];
-    tsr_status status = TSR_OK;
-    DIR *entries = opendir(directory);
-    if (!entries)
-        return tsr_fail(TSR_EIO, "output_dir: cannot list %s: %s", directory, strerror(errno));
-    for (struct dirent *entry; status == TSR_OK && (entry = readdir(entries));) {
-        if (!is_leftover(entry->d_name))
-            continue;
-        status = join(path, sizeof path, directory, entry->d_name);
-        if (status == TSR_OK && unlink(path) != 0 && errno != ENOENT)
-            status = tsr_fail(TSR_EIO, "output_dir: cannot remove %s: %s", path, strerror(errno));
-    }
-    closedir(entries);
-    return status;
-}
-
 /* The run that was there before; of one that goes on, what came after its checkpoint. */
-static tsr_status clear_output(const tsr_job *job, const char *directory)
+static tsr_status clear_output(const tsr_job *job)
 {
-    char path[PATH_MAX];
-    bool foreign;
-    TSR_TRY(tsr_peft_card_is_foreign(&foreign, directory));
-    TSR_TRY(clear_leftovers(directory));
-    TSR_TRY(tsr_snapshot_tidy(directory));
-    TSR_TRY(tsr_snapshot_drop_after(directory, job->resume && job->continues ? job->done : -1));
-    if (job->resume && job->continues)
-        return TSR_OK;
-    for (size_t i = 0; i < RUN_FILES; i++) {
-        if (foreign && !strcmp(run_files[i], TSR_PEFT_CARD_FILE))
-            continue;
-        TSR_TRY(join(path, sizeof path, directory, run_files[i]));
-        if (unlink(path) != 0 && errno != ENOENT && errno != ENOTDIR)
-            return tsr_fail(TSR_EIO, "output_dir: cannot remove %s: %s", path, strerror(errno));
-    }
-    return TSR_OK;
+    const tsr_folder *folder = job->output;
+    tsr_folder *events;
+    bool goes_on = job->resume && job->continues, foreign = tsr_peft_card_is_foreign(folder);
+    TSR_TRY(tsr_output_tidy(folder, type_of));
+    TSR_TRY(tsr_snapshot_tidy(folder));
+    TSR_TRY(tsr_snapshot_drop_after(folder, goes_on ? job->done : -1));
+    TSR_TRY(tsr_folder_enter(&events, folder, TSR_EVENTS_FOLDER));
+    tsr_status status = events ? tsr_output_tidy(events, type_of_event) : TSR_OK;
+    if (events && !goes_on && status == TSR_OK)
+        status = tsr_folder_remove(events, TSR_EVENTS_FILE);
+    tsr_folder_close(events);
+    for (size_t i = 0; i < RUN_FILES && !goes_on && status == TSR_OK; i++)
+        if (!foreign || strcmp(run_files[i], TSR_PEFT_CARD_FILE) != 0)
+            status = tsr_folder_remove(folder, run_files[i]);
+    return status;
 }
 
 tsr_status tsr_job_end(tsr_job *job, tsr_metrics_status status)
@@ -356,26 +270,41 @@ tsr_status tsr_job_end(tsr_job *job, tsr_metrics_status status)
     return tsr_metrics_write_end(job->metrics, status);
 }
 
+static tsr_status write_text(const tsr_job *job, const char *name, const tsr_text *text)
+{
+    return tsr_file_write_in(job->output, name, tsr_text_string(text), text->length);
+}
+
 tsr_status tsr_job_write_output(tsr_job *job)
 {
-    const char *directory = job->inputs.config.output_dir;
     tsr_text yaml = {0}, plan = {0};
     TSR_TRY(take_output(job));
-    TSR_TRY(clear_output(job, directory));
+    TSR_TRY(clear_output(job));
     resolve_config(job);
     tsr_status status = tsr_config_write(&yaml, &job->inputs.config);
     if (status == TSR_OK)
-        status = write_text(directory, "job.yaml", &yaml);
+        status = write_text(job, CONFIG_FILE, &yaml);
     if (status == TSR_OK)
         status = tsr_decision_print(&plan, &job->decision, &job->inputs, &job->view, &job->speeds,
                                     &(tsr_largest){0}, true);
     if (status == TSR_OK)
-        status = write_text(directory, "plan.json", &plan);
+        status = write_text(job, PLAN_FILE, &plan);
     if (status == TSR_OK && job->matmuls.length)
-        status = write_text(directory, TSR_MATMULS_FILE, &job->matmuls);
+        status = write_text(job, TSR_MATMULS_FILE, &job->matmuls);
     if (status == TSR_OK)
-        status = start_metrics(job, directory);
+        status = start_metrics(job);
     tsr_text_free(&yaml);
     tsr_text_free(&plan);
     return status;
+}
+
+tsr_status tsr_job_follow_output(tsr_job *job)
+{
+    if (!job->output)
+        TSR_TRY(tsr_folder_open(&job->output, job->inputs.config.output_dir));
+    return job->output ? TSR_OK
+                       : tsr_fail(TSR_EIO,
+                                  "output_dir %s: rank %d does not find it; every rank must see "
+                                  "the same files at the same paths",
+                                  job->inputs.config.output_dir, job->view.rank);
 }

@@ -376,9 +376,12 @@ static tsr_status decide_and_start(tsr_job *job)
     if (job->state != TSR_JOB_PLANNED)
         return tsr_fail(TSR_EINVAL, "the job has been started before");
     TSR_TRY(tsr_job_agree(job, start(job)));
-    if (job->options.purpose != TSR_JOB_TRAIN)
-        return TSR_OK;
-    return tsr_job_agree(job, job->view.rank == 0 ? tsr_job_write_output(job) : TSR_OK);
+    bool first = job->view.rank == 0;
+    if (job->options.purpose == TSR_JOB_TRAIN) {
+        TSR_TRY(tsr_job_agree(job, first ? tsr_job_write_output(job) : TSR_OK));
+        TSR_TRY(tsr_job_agree(job, first ? TSR_OK : tsr_job_follow_output(job)));
+    }
+    return tsr_job_agree(job, first ? tsr_trace_place(job->trace) : TSR_OK);
 }
 
 int tsr_job_start(tsr_job *job)

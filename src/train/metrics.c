@@ -5,11 +5,9 @@
 #include "io/file.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define DIGITS     9
@@ -28,17 +26,17 @@ static tsr_status io_error(const char *path, const char *what)
                     strerror_r(errno, reason, sizeof reason));
 }
 
-tsr_status tsr_metrics_create(tsr_metrics **out, const char *path, bool append)
+tsr_status tsr_metrics_create(tsr_metrics **out, const tsr_folder *folder, const char *name,
+                              bool append)
 {
-    size_t bytes = strlen(path) + 1;
+    char path[PATH_MAX];
+    size_t bytes = strlen(tsr_folder_show(path, folder, name)) + 1;
     tsr_metrics *metrics = calloc(1, sizeof *metrics + bytes);
     if (!metrics)
         return tsr_fail(TSR_ENOMEM, "%s: out of memory", path);
     memcpy(metrics->path, path, bytes);
-    metrics->file =
-        open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | (append ? 0 : O_TRUNC), 0666);
-    if (metrics->file < 0) {
-        tsr_status status = io_error(path, "created");
+    tsr_status status = tsr_folder_open_append(&metrics->file, folder, name, !append);
+    if (status < 0) {
         free(metrics);
         return status;
     }
@@ -205,17 +203,19 @@ tsr_status tsr_metrics_sync(uint64_t *bytes, tsr_metrics *m)
     return TSR_OK;
 }
 
-tsr_status tsr_metrics_cut(const char *path, uint64_t bytes)
+tsr_status tsr_metrics_cut(const tsr_folder *folder, const char *name, uint64_t bytes)
 {
     char *text;
     uint64_t length;
-    if (access(path, F_OK) != 0 && errno == ENOENT)
+    struct stat info;
+    if (!tsr_folder_stat(&info, folder, name))
         return TSR_OK;
-    TSR_TRY(tsr_file_read(&text, &length, path, MOST_BYTES));
+    TSR_TRY(tsr_file_read_in(&text, &length, folder, name, MOST_BYTES));
     uint64_t kept = bytes < length ? bytes : length;
     while (kept > 0 && text[kept - 1] != '\n')
         kept--;
-    tsr_status status = kept == length ? TSR_OK : tsr_file_write(path, text, kept);
+    tsr_status status =
+        kept == length && info.st_nlink == 1 ? TSR_OK : tsr_file_write_in(folder, name, text, kept);
     free(text);
     return status;
 }

@@ -8,7 +8,7 @@
 #ifndef TSR_TRAIN_METRICS_H
 #define TSR_TRAIN_METRICS_H
 
-#include "base/status.h"
+#include "io/folder.h"
 #include "tessera.h"
 
 #include <stdbool.h>
@@ -29,8 +29,9 @@ typedef struct {
 
 typedef enum { TSR_METRICS_DONE, TSR_METRICS_SAVED, TSR_METRICS_FAILED } tsr_metrics_status;
 
-/* Creates the file, or appends to it. Borrows nothing. TSR_EIO names the path. */
-tsr_status tsr_metrics_create(tsr_metrics **out, const char *path, bool append);
+/* Creates the file `name`, or appends to it. Borrows nothing. TSR_EIO names the path. */
+tsr_status tsr_metrics_create(tsr_metrics **out, const tsr_folder *folder, const char *name,
+                              bool append);
 
 /* {"event":"start","version":..,"commit":..,"ranks":..,"device":..,"plan_hash":"16 hex digits",..}
  */
@@ -52,8 +53,9 @@ tsr_status tsr_metrics_write_end(tsr_metrics *metrics, tsr_metrics_status status
 tsr_status tsr_metrics_sync(uint64_t *bytes, tsr_metrics *metrics);
 
 /* Before a run goes on with a file that is there: only its first `bytes` bytes stay (whole lines of
- * them), the rest is gone at once. Nothing to do where there is no file. */
-tsr_status tsr_metrics_cut(const char *path, uint64_t bytes);
+ * them), the rest is gone at once; one that has other names (hard links) becomes a copy. Nothing to do
+ * where there is no file. */
+tsr_status tsr_metrics_cut(const tsr_folder *folder, const char *name, uint64_t bytes);
 
 /* Closes the file; NULL is fine. */
 void tsr_metrics_destroy(tsr_metrics *metrics);

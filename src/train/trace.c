@@ -38,6 +38,7 @@ struct tsr_trace {
     tsr_job *job;
     tsr_kernels kernels; /* the job's, watched */
     block *own, *all;    /* [1], [ranks] */
+    tsr_folder *folder;  /* of rank 0: the file's, unless that is output_dir */
     tsr_file *file;      /* of rank 0, while it is not written */
     bool written;
     /* while it is written */
@@ -65,9 +66,17 @@ static void directory_of(char out[PATH_MAX], const char *path, bool parent)
         out[n - 1] = 0;
 }
 
-tsr_status tsr_trace_check(const tsr_config *config)
+static bool is_in_output(const tsr_config *config)
 {
     char directory[PATH_MAX], output[PATH_MAX];
+    directory_of(directory, config->trace, true);
+    directory_of(output, config->output_dir ? config->output_dir : "", false);
+    return config->output_dir && !strcmp(directory, output);
+}
+
+tsr_status tsr_trace_check(const tsr_config *config)
+{
+    char directory[PATH_MAX];
     const char *where = tsr_config_where(config, "trace"), *path = config->trace;
     struct stat info;
     if (strlen(path) >= PATH_MAX - 16)
@@ -78,10 +87,9 @@ tsr_status tsr_trace_check(const tsr_config *config)
     if (!tsr_file_replaceable(path))
         return tsr_fail(TSR_ECONFIG, "%s: trace: %s is a device, a pipe or a socket; name a file",
                         where, path);
-    directory_of(directory, path, true);
-    directory_of(output, config->output_dir ? config->output_dir : "", false);
-    if (config->output_dir && !strcmp(directory, output))
+    if (is_in_output(config))
         return TSR_OK; /* the run makes it */
+    directory_of(directory, path, true);
     if (stat(directory, &info) != 0)
         return tsr_fail(TSR_ECONFIG,
                         "%s: trace: %s cannot be written: there is no directory %s (%s); make it, "
@@ -107,11 +115,24 @@ tsr_status tsr_trace_create(tsr_trace **out, tsr_job *job)
     trace->all = calloc((size_t)tsr_comm_size(job->world), sizeof *trace->all);
     if (!trace->own || !trace->all)
         return tsr_fail(TSR_ENOMEM, "out of memory for the trace's blocks");
-    if (job->view.rank == 0)
-        TSR_TRY(tsr_file_prepare(&trace->file, job->inputs.config.trace));
     trace->kernels = tsr_kernels_watched(job->kernels);
     job->kernels = job->decision.model.kernels = &trace->kernels;
     return TSR_OK;
+}
+
+tsr_status tsr_trace_place(tsr_trace *trace)
+{
+    if (!trace)
+        return TSR_OK;
+    const tsr_job *job = trace->job;
+    const tsr_folder *folder = job->output;
+    const char *path = job->inputs.config.trace, *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path;
+    if (!folder || !is_in_output(&job->inputs.config)) {
+        TSR_TRY(tsr_folder_open_parent(&trace->folder, &name, path));
+        folder = trace->folder;
+    }
+    return tsr_file_prepare(&trace->file, folder, name);
 }
 
 void tsr_trace_destroy(tsr_trace *trace)
@@ -119,6 +140,7 @@ void tsr_trace_destroy(tsr_trace *trace)
     if (!trace)
         return;
     tsr_file_discard(trace->file);
+    tsr_folder_close(trace->folder);
     free(trace->own);
     free(trace->all);
     free(trace);

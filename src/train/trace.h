@@ -31,6 +31,10 @@ tsr_status tsr_trace_check(const tsr_config *config);
 tsr_status tsr_trace_create(tsr_trace **out, tsr_job *job);
 void tsr_trace_destroy(tsr_trace *trace);
 
+/* On rank 0, once output_dir is there: opens the directory that the file is written to, so that all of it is
+ * reached from there, and takes what memory that needs. NULL is fine. */
+tsr_status tsr_trace_place(tsr_trace *trace);
+
 /* What the executor is to hold. */
 uint32_t tsr_trace_records(const tsr_trace *trace);
 

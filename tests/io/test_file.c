@@ -1,4 +1,4 @@
-#include "support/scratch.h"
+#include "support/folder.h"
 
 #include "io/safetensors.h"
 
@@ -74,10 +74,10 @@ static void test_whose_fault(void **state)
 
 static void test_appears_only_when_published(void **state)
 {
-    (void)state;
+    tsr_folder *folder = open_folder(*state);
     tsr_file *file;
     uint64_t bytes;
-    assert_int_equal(tsr_file_stage(&file, scratch_path("out")), TSR_OK);
+    assert_int_equal(tsr_file_stage(&file, folder, "out"), TSR_OK);
     assert_int_equal(tsr_file_append(file, "abc", 3), TSR_OK);
     assert_int_equal(access(scratch_path("out"), F_OK), -1);
     assert_int_equal(tsr_file_finish(file), TSR_OK);
@@ -88,18 +88,21 @@ static void test_appears_only_when_published(void **state)
     char *data = read_whole(&bytes, scratch_path("out"));
     assert_string_equal(data, "abc");
     free(data);
+    tsr_folder_close(folder);
     assert_int_equal(count_entries(*state), 1);
 }
 
 static void test_discard_leaves_the_old_file(void **state)
 {
+    tsr_folder *folder = open_folder(*state);
     tsr_file *file;
     uint64_t bytes;
     write_text(scratch_path("out"), "old");
-    assert_int_equal(tsr_file_stage(&file, scratch_path("out")), TSR_OK);
+    assert_int_equal(tsr_file_stage(&file, folder, "out"), TSR_OK);
     assert_int_equal(tsr_file_append(file, "new", 3), TSR_OK);
     tsr_file_discard(file);
     tsr_file_discard(NULL);
+    tsr_folder_close(folder);
     char *data = read_whole(&bytes, scratch_path("out"));
     assert_string_equal(data, "old");
     free(data);
@@ -112,12 +115,14 @@ static void test_discard_leaves_the_old_file(void **state)
 
 static void test_two_at_once(void **state)
 {
+    tsr_folder *folder = open_folder(*state);
     tsr_file *a, *b;
-    assert_int_equal(tsr_file_stage(&a, scratch_path("out")), TSR_OK);
-    assert_int_equal(tsr_file_stage(&b, scratch_path("out")), TSR_OK);
+    assert_int_equal(tsr_file_stage(&a, folder, "out"), TSR_OK);
+    assert_int_equal(tsr_file_stage(&b, folder, "out"), TSR_OK);
     assert_int_equal(count_entries(*state), 2);
     tsr_file_discard(a);
     tsr_file_discard(b);
+    tsr_folder_close(folder);
     assert_int_equal(count_entries(*state), 0);
 }
 
@@ -143,10 +148,35 @@ static void test_no_file(void **state)
     free(name);
 }
 
+static void test_temporary_names(void **state)
+{
+    static const char *const others[] = {"out",
+                                         ".out",
+                                         ".out.tmp",
+                                         ".out.1.tmp",
+                                         ".1.2.tmp",
+                                         "..1.2.tmp",
+                                         ".out.1.2.tmp2",
+                                         "out.1.2.tmp",
+                                         ".out.x.2.tmp",
+                                         ".out.1..tmp",
+                                         ".out.-1.2.tmp",
+                                         ".tmp",
+                                         ""};
+    char final[NAME_MAX + 1];
+    (void)state;
+    assert_true(tsr_file_is_temporary(final, ".out.1234.0.tmp"));
+    assert_string_equal(final, "out");
+    assert_true(tsr_file_is_temporary(final, ".model.safetensors.index.json.1.99.tmp"));
+    assert_string_equal(final, "model.safetensors.index.json");
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (tsr_file_is_temporary(final, others[i]))
+            fail_msg("%s is taken for the temporary file of %s", others[i], final);
+}
+
 static void test_failures(void **state)
 {
-    tsr_file *file;
-    check_error("no directory", tsr_file_stage(&file, scratch_path("none/out")), TSR_EIO,
+    check_error("no directory", tsr_file_write(scratch_path("none/out"), "x", 1), TSR_EIO,
                 (const char *const[MOST_WORDS]){"none/out", "No such file"});
 
     /* A full disk, as far as a test can have one. */
@@ -173,6 +203,7 @@ int main(void)
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_two_at_once, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_no_file, scratch_setup, scratch_teardown),
+        cmocka_unit_test(test_temporary_names),
         cmocka_unit_test_setup_teardown(test_failures, scratch_setup, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,7 +2,7 @@
  * A model directory out: shards and index, config.json of both generations, what is copied, and what
  * is there after a failure.
  */
-#include "support/scratch.h"
+#include "support/folder.h"
 
 #include "io/checkpoint.h"
 #include "io/json.h"
@@ -18,13 +18,23 @@
 #define MODEL TSR_SOURCE_DIR "/examples/tiny-llama"
 
 static char directory[600];
+static tsr_folder *folder;
 
 /* A new empty directory for each test. */
 static int begin(void **state)
 {
     scratch_setup(state);
     snprintf(directory, sizeof directory, "%s", scratch_path("out"));
-    return mkdir(directory, 0777);
+    if (mkdir(directory, 0777) != 0)
+        return -1;
+    folder = open_folder(directory);
+    return 0;
+}
+
+static int end(void **state)
+{
+    tsr_folder_close(folder);
+    return scratch_teardown(state);
 }
 
 static const char *in(const char *name)
@@ -92,7 +102,7 @@ static void test_shards(void **state)
     const tsr_tensor_source tensors[] = {
         source("a", &m[0], 600, 1),  source("b", &m[1], 300, 2),   source("b.part", &m[2], 90, 3),
         source("b.x", &m[3], 10, 4), source("bb", &m[4], 1500, 5), source("c", &m[5], 1, 6)};
-    const tsr_model_output output = {.directory = directory,
+    const tsr_model_output output = {.folder = folder,
                                      .source = MODEL,
                                      .dtype = TSR_BF16,
                                      .tensors = tensors,
@@ -130,7 +140,7 @@ static void test_parts_stay(void **state)
     made m[3];
     const tsr_tensor_source tensors[] = {source("a", &m[0], 600, 1), source("b", &m[1], 400, 2),
                                          source("b.part", &m[2], 1, 3)};
-    const tsr_model_output output = {.directory = directory,
+    const tsr_model_output output = {.folder = folder,
                                      .source = MODEL,
                                      .dtype = TSR_BF16,
                                      .tensors = tensors,
@@ -149,7 +159,7 @@ static void write_one(bool nf4, uint64_t fail_at, uint64_t most, tsr_status expe
 {
     made m[2];
     const tsr_tensor_source tensors[] = {source("a", &m[0], 600, 1), source("b", &m[1], 600, 2)};
-    const tsr_model_output output = {.directory = directory,
+    const tsr_model_output output = {.folder = folder,
                                      .source = MODEL,
                                      .dtype = TSR_BF16,
                                      .nf4 = nf4,
@@ -185,7 +195,7 @@ static void test_replaced(void **state)
     unlink(in("tokenizer.json"));
     assert_int_equal(mkdir(in("tokenizer.json"), 0777), 0);
     write_one(false, UINT64_MAX, 700, TSR_EIO);
-    assert_non_null(strstr(tsr_last_error(), "tokenizer.json: a directory has the name"));
+    assert_non_null(strstr(tsr_last_error(), "tokenizer.json is a directory where"));
     check_values("a", 600, 1);
     assert_int_equal(count_entries(directory), 7);
 }
@@ -201,7 +211,7 @@ static void test_replaced_tokenizer(void **state)
     write_text(in("LICENSE"), "the earlier model's");
     assert_int_equal(mkdir(in("model-old.safetensors"), 0777), 0);
     write_one(false, UINT64_MAX, 0, TSR_EIO);
-    assert_non_null(strstr(tsr_last_error(), "model-old.safetensors: a directory has the name"));
+    assert_non_null(strstr(tsr_last_error(), "model-old.safetensors is a directory where"));
     check_values("b", 600, 2);
     assert_int_equal(access(in("LICENSE"), F_OK), 0);
     assert_int_equal(count_entries(directory), 11);
@@ -219,7 +229,7 @@ static void test_tool_template(void **state)
     (void)state;
     made m;
     const tsr_tensor_source tensor = source("a", &m, 600, 1);
-    tsr_model_output output = {.directory = directory,
+    tsr_model_output output = {.folder = folder,
                                .source = scratch_path("with_tools"),
                                .dtype = TSR_BF16,
                                .tensors = &tensor,
@@ -361,7 +371,7 @@ static void test_state(void **state)
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, begin, scratch_teardown)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, begin, end)
     const struct CMUnitTest tests[] = {TEST(test_shards),        TEST(test_parts_stay),
                                        TEST(test_replaced),      TEST(test_replaced_tokenizer),
                                        TEST(test_tool_template), TEST(test_config),

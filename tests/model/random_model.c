@@ -3,7 +3,7 @@
 #include "adapters/init.h"
 #include "base/philox.h"
 #include "io/peft.h"
-#include "support/scratch.h"
+#include "support/folder.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -256,8 +256,11 @@ void model_write_adapter(const random_model *model, const char *directory)
                                             .shape = {t->rows ? t->rows : t->columns, t->columns},
                                             .data = stored(t, TSR_F32)};
     }
-    if (tsr_peft_write(directory, &config, tensor, count) < 0)
+    assert_int_equal(mkdir(directory, 0700), 0);
+    tsr_folder *folder = open_folder(directory);
+    if (tsr_peft_write(folder, &config, tensor, count) < 0)
         fail_msg("%s", tsr_last_error());
+    tsr_folder_close(folder);
     for (uint64_t i = 0; i < count; i++) {
         free((void *)tensor[i].name);
         free((void *)tensor[i].data);

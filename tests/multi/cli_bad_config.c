@@ -51,6 +51,16 @@ static void output_holds_an_adapter(void)
     cli_write("out/adapter_config.json", "{}\n");
 }
 
+/* What is killed while it writes a checkpoint leaves such a directory; this one is somebody's. */
+static void output_has_a_link(void)
+{
+    mkdir("out", 0777);
+    mkdir("victim", 0777);
+    cli_write("victim/precious", "");
+    if (symlink("../victim", "out/.checkpoint-7.tmp") != 0)
+        cli_fail("no link");
+}
+
 static void model_has_another_name(void)
 {
     if (symlink("model", "alias") != 0)
@@ -216,6 +226,7 @@ const cli_bad_case cli_bad_config[] = {
      {"holds a run already", "overwrite_output_dir"},
      3},
     {"output_holds_an_adapter", output_holds_an_adapter, NULL, 78, {"holds a run already"}},
+    {"output_has_a_link", output_has_a_link, NULL, 78, {"out/.checkpoint-7.tmp is a link"}, 2},
     {"output_is_the_model", NULL, "output_dir=model", 78, {"output_dir: 'model' is also"}},
     {"output_is_the_model_1",
      NULL,

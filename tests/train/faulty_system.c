@@ -33,6 +33,13 @@ static _Thread_local struct {
     int count, capacity;
 } tape;
 
+static _Thread_local bool hurries;
+
+void system_hurry(void)
+{
+    hurries = true;
+}
+
 void system_fail(system_kind kind, int nth, int error)
 {
     fault.kind = kind;
@@ -105,7 +112,66 @@ static bool path_of(char out[512], int fd)
     return *out == '/';
 }
 
+/* Of a name in an open directory. */
+static void place_of(char out[512], int folder, const char *name)
+{
+    char path[512];
+    if (*name == '/' || folder == AT_FDCWD || !path_of(path, folder))
+        snprintf(out, 512, "%s", name);
+    else
+        snprintf(out, 512, "%.300s/%.200s", path, name);
+}
+
+static system_op *note_at(system_kind kind, int folder, const char *name)
+{
+    char path[512];
+    if (!tape.on)
+        return NULL;
+    place_of(path, folder, name);
+    return note(kind, path);
+}
+
+/* ---- what comes in between ---- */
+
+static _Thread_local struct {
+    void (*hook)(const char *path);
+    int left;
+} between;
+
+void system_before(int nth, void (*hook)(const char *path))
+{
+    between.left = nth;
+    between.hook = hook;
+}
+
+static void come_between(int folder, const char *name)
+{
+    char path[512];
+    if (!between.hook || --between.left != 0)
+        return;
+    void (*hook)(const char *path) = between.hook;
+    between.hook = NULL;
+    if (name)
+        place_of(path, folder, name);
+    if (name || path_of(path, folder))
+        hook(path);
+}
+
 /* ---- in libc's place ---- */
+
+static int open_at(int folder, const char *path, int flags, mode_t mode)
+{
+    come_between(folder, path);
+    if (fails(SYSTEM_OPEN))
+        return -1;
+    int fd = (int)syscall(SYS_openat, folder, path, flags, mode);
+    system_op *op = fd >= 0 ? note_at(SYSTEM_OPEN, folder, path) : NULL;
+    if (op) {
+        op->creates = flags & O_CREAT;
+        op->folder = flags & O_DIRECTORY;
+    }
+    return fd;
+}
 
 TAKES_PLACE int open(const char *path, int flags, ...)
 {
@@ -113,12 +179,16 @@ TAKES_PLACE int open(const char *path, int flags, ...)
     va_start(args, flags);
     mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
     va_end(args);
-    if (fails(SYSTEM_OPEN))
-        return -1;
-    int fd = (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
-    if (fd >= 0 && flags & O_CREAT)
-        note(SYSTEM_OPEN, path);
-    return fd;
+    return open_at(AT_FDCWD, path, flags, mode);
+}
+
+TAKES_PLACE int openat(int folder, const char *path, int flags, ...)
+{
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
+    va_end(args);
+    return open_at(folder, path, flags, mode);
 }
 
 /* A file system that is full takes a part first. */
@@ -126,6 +196,7 @@ TAKES_PLACE ssize_t write(int fd, const void *data, size_t bytes)
 {
     static _Thread_local bool full;
     char path[512];
+    come_between(fd, NULL);
     if (full) {
         full = false;
         errno = fault.error;
@@ -148,51 +219,51 @@ TAKES_PLACE ssize_t write(int fd, const void *data, size_t bytes)
 TAKES_PLACE int fsync(int fd)
 {
     char path[512];
+    come_between(fd, NULL);
     if (fails(SYSTEM_FSYNC))
         return -1;
     if (tape.on && path_of(path, fd))
         note(SYSTEM_FSYNC, path);
-    return (int)syscall(SYS_fsync, fd);
+    return hurries ? 0 : (int)syscall(SYS_fsync, fd);
 }
 
-TAKES_PLACE int rename(const char *from, const char *to)
+TAKES_PLACE int renameat(int from_folder, const char *from, int to_folder, const char *to)
 {
+    come_between(from_folder, from);
     if (fails(SYSTEM_RENAME))
         return -1;
-    int result = (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
-    system_op *op = result == 0 ? note(SYSTEM_RENAME, from) : NULL;
+    int result = (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, 0);
+    system_op *op = result == 0 ? note_at(SYSTEM_RENAME, from_folder, from) : NULL;
     if (op)
-        snprintf(op->to, sizeof op->to, "%s", to);
+        place_of(op->to, to_folder, to);
+    return result;
+}
+
+TAKES_PLACE int mkdirat(int folder, const char *path, mode_t mode)
+{
+    come_between(folder, path);
+    if (fails(SYSTEM_MKDIR))
+        return -1;
+    int result = (int)syscall(SYS_mkdirat, folder, path, mode);
+    if (result == 0)
+        note_at(SYSTEM_MKDIR, folder, path);
     return result;
 }
 
 TAKES_PLACE int mkdir(const char *path, mode_t mode)
 {
-    if (fails(SYSTEM_MKDIR))
-        return -1;
-    int result = (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
-    if (result == 0)
-        note(SYSTEM_MKDIR, path);
-    return result;
+    return mkdirat(AT_FDCWD, path, mode);
 }
 
-TAKES_PLACE int unlink(const char *path)
+TAKES_PLACE int unlinkat(int folder, const char *path, int flags)
 {
-    if (fails(SYSTEM_UNLINK))
+    system_kind kind = flags & AT_REMOVEDIR ? SYSTEM_RMDIR : SYSTEM_UNLINK;
+    come_between(folder, path);
+    if (fails(kind))
         return -1;
-    int result = (int)syscall(SYS_unlinkat, AT_FDCWD, path, 0);
+    int result = (int)syscall(SYS_unlinkat, folder, path, flags);
     if (result == 0)
-        note(SYSTEM_UNLINK, path);
-    return result;
-}
-
-TAKES_PLACE int rmdir(const char *path)
-{
-    if (fails(SYSTEM_RMDIR))
-        return -1;
-    int result = (int)syscall(SYS_unlinkat, AT_FDCWD, path, AT_REMOVEDIR);
-    if (result == 0)
-        note(SYSTEM_RMDIR, path);
+        note_at(kind, folder, path);
     return result;
 }
 

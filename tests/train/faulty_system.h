@@ -29,9 +29,18 @@ void system_fail(system_kind kind, int nth, int error);
 /* No more; whether the fault came. */
 bool system_clear(void);
 
-/* What a file system was asked to do. Of OPEN only what creates a file. */
+/* From now on fsync does not wait for the disk, on the calling thread. */
+void system_hurry(void);
+
+/* Before the calling thread's `nth` call (from 1) that has to do with a path, of any kind, `hook` is
+ * called once, with that path: what is changed there is what the call finds. */
+void system_before(int nth, void (*hook)(const char *path));
+
+/* What a file system was asked to do. */
 typedef struct {
     system_kind kind;
+    bool creates;            /* OPEN: a file, if it is not there */
+    bool folder;             /* OPEN: of a directory */
     char path[512], to[512]; /* to: RENAME */
     uint8_t *data;           /* WRITE: at the end of the file */
     size_t bytes;

@@ -1,19 +1,15 @@
 /*
  * TensorBoard's event file: the bytes of tensorboard 2.21's own RecordWriter, and going on with a file.
  */
+#include "support/folder.h"
+
+#include "train/events.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
-
-#include "train/events.h"
 
 #define VERSION_BYTES (16 + 9 + 15) /* frame, wall_time, "brain.Event:2" */
 
@@ -29,19 +25,22 @@ static const char eval_300[] =
     "\x2a\x12\x0a\x10\x0a\x09\x65\x76\x61\x6c\x2f\x6c\x6f\x73\x73\x15\x00\x00\xc0\x7f\x03\x60\xad"
     "\x05";
 
-static char path[] = "/tmp/tsr_events_XXXXXX";
+static const char *path;
+static tsr_folder *folder;
 
-static int make_path(void **state)
+static int make_folder(void **state)
 {
     (void)state;
-    int file = mkstemp(path);
-    return file < 0 ? -1 : close(file);
+    folder = open_folder(scratch_make());
+    path = strdup(scratch_path(TSR_EVENTS_FILE));
+    return 0;
 }
 
-static int remove_path(void **state)
+static int remove_folder(void **state)
 {
-    (void)state;
-    return unlink(path);
+    tsr_folder_close(folder);
+    free((char *)path);
+    return scratch_teardown(state);
 }
 
 /* What the file holds behind its first record. */
@@ -60,7 +59,7 @@ static void expect_tail(const char *expected, size_t bytes)
 static void write_both(int64_t last_step)
 {
     tsr_events *events;
-    assert_int_equal(tsr_events_create(&events, path, last_step, true), TSR_OK);
+    assert_int_equal(tsr_events_create(&events, folder, last_step, true), TSR_OK);
     assert_int_equal(tsr_events_write(events, 1700000000.5, 7, "train/loss", 2.25), TSR_OK);
     assert_int_equal(tsr_events_write(events, 1700000001.25, 300, "eval/loss", (double)NAN),
                      TSR_OK);
@@ -70,7 +69,7 @@ static void write_both(int64_t last_step)
 static void go_on(int64_t last_step)
 {
     tsr_events *events;
-    assert_int_equal(tsr_events_create(&events, path, last_step, true), TSR_OK);
+    assert_int_equal(tsr_events_create(&events, folder, last_step, true), TSR_OK);
     tsr_events_destroy(events);
 }
 
@@ -105,10 +104,10 @@ static void test_going_on(void **state)
     write_both(0);
     go_on(300);
     expect_tail(both, sizeof both);
-    assert_int_equal(tsr_events_create(&events, path, 300, false), TSR_OK);
+    assert_int_equal(tsr_events_create(&events, folder, 300, false), TSR_OK);
     tsr_events_destroy(events);
     expect_tail(loss_7, 48);
-    assert_int_equal(tsr_events_create(&events, path, 7, false), TSR_OK);
+    assert_int_equal(tsr_events_create(&events, folder, 7, false), TSR_OK);
     tsr_events_destroy(events);
     expect_tail(loss_7, 48);
 }
@@ -133,19 +132,34 @@ static void test_errors(void **state)
 {
     (void)state;
     tsr_events *events;
-    assert_int_equal(tsr_events_create(&events, "/nonexistent/e", 0, true), TSR_EIO);
-    assert_non_null(strstr(tsr_last_error(), "/nonexistent/e"));
-    assert_int_equal(tsr_events_create(&events, "/dev/full", 0, true), TSR_EIO);
-    assert_non_null(strstr(tsr_last_error(), "/dev/full"));
+    unlink(path);
+    assert_int_equal(symlink("elsewhere", path), 0);
+    assert_int_equal(tsr_events_create(&events, folder, 0, true), TSR_EDATA);
+    assert_non_null(strstr(tsr_last_error(), path));
+    assert_int_equal(access(scratch_path("elsewhere"), F_OK), -1);
+    assert_int_equal(unlink(path), 0);
+}
+
+/* A run goes on in a file of its own. */
+static void test_other_names(void **state)
+{
+    (void)state;
+    struct stat info;
+    write_both(0);
+    assert_int_equal(link(path, scratch_path("kept")), 0);
+    go_on(1000);
+    write_both(1000);
+    assert_int_equal(stat(scratch_path("kept"), &info), 0);
+    assert_int_equal(info.st_size, VERSION_BYTES + 2 * 48);
+    assert_int_equal(info.st_nlink, 1);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_going_on),
-        cmocka_unit_test(test_damaged),
-        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_bytes),       cmocka_unit_test(test_going_on),
+        cmocka_unit_test(test_damaged),     cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_other_names),
     };
-    return cmocka_run_group_tests(tests, make_path, remove_path);
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

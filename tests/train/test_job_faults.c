@@ -4,6 +4,7 @@
  * never a mixture.
  */
 #include "job_fixture.h"
+#include "support/folder.h"
 #include "train/faulty_system.h"
 
 #include <errno.h>
@@ -26,14 +27,16 @@
 static int64_t newest_whole(const char *output)
 {
     int64_t step;
-    char path[1024];
+    char name[TSR_SNAPSHOT_NAME_BYTES];
     tsr_snapshot *snapshot;
-    assert_int_equal(tsr_snapshot_newest(&step, output), TSR_OK);
+    tsr_folder *folder = open_folder(output);
+    assert_int_equal(tsr_snapshot_newest(&step, folder), TSR_OK);
+    tsr_snapshot_name(name, step);
+    if (step >= 0 && tsr_snapshot_open_in(&snapshot, folder, name) != TSR_OK)
+        fail_msg("%s", tsr_last_error());
+    tsr_folder_close(folder);
     if (step < 0)
         return -1;
-    assert_int_equal(tsr_snapshot_path(path, sizeof path, output, step), TSR_OK);
-    if (tsr_snapshot_open(&snapshot, path) != TSR_OK)
-        fail_msg("%s", tsr_last_error());
     for (int i = 0; i < tsr_snapshot_file_count(snapshot); i++)
         if (tsr_snapshot_verify(snapshot, i) != TSR_OK)
             fail_msg("%s", tsr_last_error());
@@ -143,7 +146,7 @@ static void fail_each(tsr_job *job, system_kind kind)
                 fail_msg("%s %d: %s", system_names[kind], nth, tsr_last_error());
             check_message(kind, nth, error);
             assert_in_range(step, 1, 2);
-            tsr_status tidied = tsr_snapshot_tidy(scratch_path(OUTPUT));
+            tsr_status tidied = tsr_snapshot_tidy(job->output);
             assert_int_equal(tidied, TSR_OK);
             assert_int_equal(newest_whole(scratch_path(OUTPUT)), step);
         }
@@ -224,6 +227,8 @@ static void apply(const disk *d, int index)
     place(path, d, op->path);
     switch (op->kind) {
     case SYSTEM_OPEN:
+        if (!op->creates)
+            break;
         fd = open(path, O_WRONLY | O_CREAT, 0666);
         assert_true(fd >= 0);
         close(fd);
@@ -334,10 +339,83 @@ static void test_every_prefix(void **state)
     system_free(ops, count);
 }
 
+/* ---- a directory that is swapped for a link ---- */
+
+static char swapped[600]; /* "": the call has to do with output_dir itself */
+static bool came;
+
+static void tree(const char *command, const char *from, const char *to)
+{
+    char line[1800];
+    snprintf(line, sizeof line, "%s '%s' '%s'", command, scratch_path(from), scratch_path(to));
+    if (system(line) != 0)
+        fail_msg("%s: %s and %s are not alike", swapped, from, to);
+}
+
+/* The directory that something is about to be done in leads elsewhere, where all the names are. */
+static void swap(const char *path)
+{
+    char away[700];
+    came = true;
+    snprintf(swapped, sizeof swapped, "%.*s", (int)(strrchr(path, '/') - path), path);
+    if (!strncmp(swapped, scratch_path(OUTPUT), strlen(scratch_path(OUTPUT)))) {
+        snprintf(away, sizeof away, "%s.away", swapped);
+        assert_int_equal(rename(swapped, away), 0);
+        assert_int_equal(symlink(scratch_path("victim"), swapped), 0);
+    } else {
+        *swapped = 0;
+    }
+}
+
+/* Whatever is moved or linked while a checkpoint is written, before whichever call: nothing outside
+ * is changed, and the run that has output_dir open goes on there, wherever it is moved. */
+static void test_swapped_for_links(void **state)
+{
+    (void)state;
+    static const char *const places[] = {"", "/checkpoint-1", "/checkpoint-2", "/.checkpoint-2.tmp",
+                                         "/.checkpoint-1.removed"};
+    tsr_job *job = start_job();
+    char away[700], place[700];
+    int nth = 1, moved = 0;
+    keep_old();
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        snprintf(place, sizeof place, "victim%s", places[i]);
+        tree("cp -r", "old", place);
+    }
+    tree("cp -r", "victim", "untouched");
+    for (;; nth++) {
+        came = false;
+        *swapped = 0;
+        system_before(nth, swap);
+        int status = tsr_job_checkpoint(job);
+        system_before(0, NULL);
+        if (!came)
+            break;
+        snprintf(away, sizeof away, "%s.away", swapped);
+        if (!strcmp(swapped, scratch_path(OUTPUT))) {
+            if (status != 0)
+                fail_msg("call %d: %s", nth, tsr_last_error());
+            assert_int_equal(newest_whole(away), 2);
+            moved++;
+        }
+        tree("diff -r", "victim", "untouched");
+        struct stat info;
+        if (*swapped && lstat(swapped, &info) == 0 && S_ISLNK(info.st_mode))
+            assert_int_equal(unlink(swapped), 0);
+        if (*swapped && access(away, F_OK) == 0 && access(swapped, F_OK) != 0)
+            assert_int_equal(rename(away, swapped), 0);
+        put_back(job);
+    }
+    print_message("a link in the way of each of %d calls\n", nth - 1);
+    assert_true(moved > 5 && nth > 60);
+    tsr_job_destroy(job);
+}
+
 static int set_up(void **state)
 {
     (void)state;
     scratch_make();
+    system_hurry();
     job_write_documents("train.jsonl", 10, 4096, 7);
     return 0;
 }
@@ -347,6 +425,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_failing_calls),
         cmocka_unit_test(test_every_prefix),
+        cmocka_unit_test(test_swapped_for_links),
     };
     return cmocka_run_group_tests(tests, set_up, scratch_teardown);
 }

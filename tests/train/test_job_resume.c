@@ -7,6 +7,7 @@
  */
 #include "base/log.h"
 #include "job_fixture.h"
+#include "support/folder.h"
 
 #include <limits.h>
 #include <setjmp.h>
@@ -340,34 +341,36 @@ static void test_directory_inside(void **state)
     char warning[2048] = "";
     not_on_cards();
     assert_int_equal(mkdir(scratch_path("kept"), 0777), 0);
+    tsr_folder *folder = open_folder(scratch_path("kept"));
     make_checkpoint("kept/checkpoint-1", NULL);
     make_checkpoint("kept/checkpoint-2", "merged");
     make_checkpoint("kept/checkpoint-3", NULL);
     make_checkpoint("kept/.checkpoint-3.removed", "merged");
     make_checkpoint("kept/.checkpoint-4.tmp", "merged");
     tsr_log_set(keep_line, warning, TSR_LOG_WARNING);
-    assert_int_equal(tsr_snapshot_tidy(scratch_path("kept")), TSR_OK);
+    assert_int_equal(tsr_snapshot_tidy(folder), TSR_OK);
     assert_non_null(strstr(warning, "kept/.checkpoint-3.removed/merged"));
     assert_true(is_there("kept/.checkpoint-3.removed/merged"));
     assert_false(is_there("kept/.checkpoint-3.removed/manifest.json"));
-    assert_int_equal(tsr_snapshot_prune(scratch_path("kept"), 3, 0), TSR_OK);
+    assert_int_equal(tsr_snapshot_prune(folder, 3, 0), TSR_OK);
     assert_non_null(strstr(warning, "kept/checkpoint-2/merged"));
     assert_false(is_there("kept/checkpoint-1"));
     assert_true(is_there("kept/checkpoint-2/merged"));
     assert_true(is_there("kept/checkpoint-2/manifest.json"));
-    assert_int_equal(tsr_snapshot_begin(scratch_path("kept"), 4), TSR_OK);
-    assert_int_equal(tsr_snapshot_prune(scratch_path("kept"), 4, 0), TSR_OK);
+    assert_int_equal(tsr_snapshot_begin(folder, 4), TSR_OK);
+    assert_int_equal(tsr_snapshot_prune(folder, 4, 0), TSR_OK);
     tsr_log_set(NULL, NULL, TSR_LOG_ERROR);
     assert_true(is_there("kept/checkpoint-3/manifest.json")); /* its other name is taken */
     /* Where the names are needed it is said before anything goes. */
     check_error(
-        "names are needed", tsr_snapshot_drop_after(scratch_path("kept"), -1), TSR_ECONFIG,
+        "names are needed", tsr_snapshot_drop_after(folder, -1), TSR_ECONFIG,
         (const char *const[MOST_WORDS]){"checkpoint-3.removed/merged", "move it elsewhere"});
     assert_true(is_there("kept/checkpoint-3/manifest.json"));
     assert_int_equal(rmdir(scratch_path("kept/.checkpoint-3.removed/merged")), 0);
     assert_int_equal(rmdir(scratch_path("kept/checkpoint-2/merged")), 0);
-    assert_int_equal(tsr_snapshot_drop_after(scratch_path("kept"), -1), TSR_OK);
+    assert_int_equal(tsr_snapshot_drop_after(folder, -1), TSR_OK);
     assert_int_equal(count_entries(scratch_path("kept")), 1); /* the attempt at checkpoint-4 */
+    tsr_folder_close(folder);
 }
 
 /* Hugging Face's trainer names its checkpoints alike: they are not this program's to remove. */
@@ -376,20 +379,22 @@ static void test_foreign_checkpoint(void **state)
     (void)state;
     char warning[2048] = "";
     assert_int_equal(mkdir(scratch_path("trl"), 0777), 0);
+    tsr_folder *folder = open_folder(scratch_path("trl"));
     assert_int_equal(mkdir(scratch_path("trl/checkpoint-1"), 0777), 0);
     write_text(scratch_path("trl/checkpoint-1/optimizer.pt"), "x");
     make_checkpoint("trl/checkpoint-2", NULL);
     assert_int_equal(mkdir(scratch_path("trl/checkpoint-3"), 0777), 0); /* empty: nobody's */
     tsr_log_set(keep_line, warning, TSR_LOG_WARNING);
-    assert_int_equal(tsr_snapshot_prune(scratch_path("trl"), 4, 0), TSR_OK);
+    assert_int_equal(tsr_snapshot_prune(folder, 4, 0), TSR_OK);
     tsr_log_set(NULL, NULL, TSR_LOG_ERROR);
     assert_non_null(strstr(warning, "trl/checkpoint-1: a directory, without a manifest.json"));
     assert_int_equal(count_entries(scratch_path("trl")), 1);
-    check_error("another program's", tsr_snapshot_drop_after(scratch_path("trl"), -1), TSR_ECONFIG,
+    check_error("another program's", tsr_snapshot_drop_after(folder, -1), TSR_ECONFIG,
                 (const char *const[MOST_WORDS]){"trl/checkpoint-1 is a directory, without a "
                                                 "manifest.json, so another program's",
                                                 "move it elsewhere"});
     assert_true(is_there("trl/checkpoint-1/optimizer.pt"));
+    tsr_folder_close(folder);
 }
 
 static void test_epochs(void **state)
@@ -497,24 +502,25 @@ static void leave(const tsr_safetensors *shard, char *bytes)
 static void forget_weights(const char *output, int64_t step)
 {
     tsr_snapshot *snapshot;
-    char name[64], from[PATH_MAX], to[PATH_MAX];
+    char name[64], staged[TSR_SNAPSHOT_NAME_BYTES], from[PATH_MAX], to[PATH_MAX];
+    tsr_folder *folder = open_folder(scratch_path(output));
     snprintf(name, sizeof name, "%s/checkpoint-%d", output, (int)step);
     assert_int_equal(tsr_snapshot_open(&snapshot, scratch_path(name)), TSR_OK);
     int count = tsr_snapshot_file_count(snapshot);
     tsr_snapshot_file *files = calloc((size_t)count, sizeof *files);
     json_t *state = json_deep_copy(tsr_snapshot_state(snapshot));
     assert_int_equal(json_object_del(state, "weights"), 0);
-    assert_int_equal(tsr_snapshot_begin(scratch_path(output), step), TSR_OK);
-    assert_int_equal(tsr_snapshot_staging(to, sizeof to, scratch_path(output), step), TSR_OK);
-    size_t length = strlen(to);
+    assert_int_equal(tsr_snapshot_begin(folder, step), TSR_OK);
+    tsr_snapshot_staged_name(staged, step);
     for (int i = 0; i < count; i++) {
         files[i] = *tsr_snapshot_file_at(snapshot, i);
         snprintf(from, sizeof from, "%s/%s", scratch_path(name), files[i].name);
-        snprintf(to + length, sizeof to - length, "/%s", files[i].name);
+        snprintf(to, sizeof to, "%s/%s/%s", scratch_path(output), staged, files[i].name);
         assert_int_equal(link(from, to), 0);
     }
     assert_int_equal(rename(scratch_path(name), scratch_path("forgotten")), 0);
-    assert_int_equal(tsr_snapshot_commit(scratch_path(output), step, state, files, count), TSR_OK);
+    assert_int_equal(tsr_snapshot_commit(folder, step, state, files, count), TSR_OK);
+    tsr_folder_close(folder);
     json_decref(state);
     free(files);
     tsr_snapshot_close(snapshot);

@@ -1,38 +1,46 @@
 /*
  * metrics.jsonl: the exact lines, numbers that are not finite, strings, and errors.
  */
+#include "support/folder.h"
+
+#include "train/metrics.h"
+
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#define NAME "metrics.jsonl"
 
-#include "train/metrics.h"
+static const char *path;
+static tsr_folder *folder;
 
-static char path[] = "/tmp/tsr_metrics_XXXXXX";
-
-static int make_path(void **state)
+static int make_folder(void **state)
 {
+    folder = open_folder(scratch_make());
+    path = strdup(scratch_path(NAME));
     (void)state;
-    int file = mkstemp(path);
-    if (file < 0)
-        return -1;
-    close(file);
     return 0;
 }
 
-static int remove_path(void **state)
+static int remove_folder(void **state)
 {
-    (void)state;
-    return unlink(path);
+    tsr_folder_close(folder);
+    free((char *)path);
+    return scratch_teardown(state);
+}
+
+/* Appended to, or a new one. */
+static tsr_metrics *create(bool append)
+{
+    tsr_metrics *metrics;
+    if (!append)
+        unlink(path);
+    assert_int_equal(tsr_metrics_create(&metrics, folder, NAME, append), TSR_OK);
+    return metrics;
 }
 
 static void expect_file(const char *expected)
@@ -70,8 +78,7 @@ static const tsr_job_report step = {.step = 1,
 static void test_lines(void **state)
 {
     (void)state;
-    tsr_metrics *metrics;
-    assert_int_equal(tsr_metrics_create(&metrics, path, false), TSR_OK);
+    tsr_metrics *metrics = create(false);
     const tsr_metrics_start start = {.version = "0.1.0",
                                      .commit = "abc",
                                      .ranks = 2,
@@ -91,12 +98,13 @@ static void test_lines(void **state)
     expect_file(START STEP EVAL DONE);
     tsr_metrics_destroy(metrics);
 
-    assert_int_equal(tsr_metrics_create(&metrics, path, true), TSR_OK); /* goes on */
+    metrics = create(true); /* goes on */
     assert_int_equal(tsr_metrics_write_end(metrics, TSR_METRICS_SAVED), TSR_OK);
     tsr_metrics_destroy(metrics);
     expect_file(START STEP EVAL DONE "{\"event\":\"end\",\"status\":\"saved\"}\n");
 
-    assert_int_equal(tsr_metrics_create(&metrics, path, false), TSR_OK); /* starts again */
+    assert_int_equal(tsr_metrics_create(&metrics, folder, NAME, false), TSR_EIO); /* it is there */
+    metrics = create(false);                                                      /* starts again */
     assert_int_equal(tsr_metrics_write_end(metrics, TSR_METRICS_FAILED), TSR_OK);
     tsr_metrics_destroy(metrics);
     expect_file("{\"event\":\"end\",\"status\":\"failed\"}\n");
@@ -105,8 +113,7 @@ static void test_lines(void **state)
 static void test_not_finite(void **state)
 {
     (void)state;
-    tsr_metrics *metrics;
-    assert_int_equal(tsr_metrics_create(&metrics, path, false), TSR_OK);
+    tsr_metrics *metrics = create(false);
     tsr_job_report bad = {.step = 2, .loss = NAN, .grad_norm = INFINITY, .step_s = -INFINITY};
     assert_int_equal(tsr_metrics_write_step(metrics, &bad), TSR_OK);
     tsr_metrics_destroy(metrics);
@@ -119,24 +126,47 @@ static void test_errors(void **state)
 {
     (void)state;
     tsr_metrics *metrics;
-    assert_int_equal(tsr_metrics_create(&metrics, "/no/such/dir/metrics.jsonl", false), TSR_EIO);
-    assert_non_null(strstr(tsr_last_error(), "/no/such/dir/metrics.jsonl: cannot be created"));
+    assert_int_equal(tsr_metrics_create(&metrics, folder, "no/" NAME, false), TSR_EIO);
+    assert_non_null(strstr(tsr_last_error(), "/no/" NAME ": cannot be created: No such file"));
     tsr_metrics_destroy(NULL);
-    if (access("/dev/full", W_OK) == 0) { /* a full disk is said, not lost */
-        assert_int_equal(tsr_metrics_create(&metrics, "/dev/full", true), TSR_OK);
-        assert_int_equal(tsr_metrics_write_step(metrics, &step), TSR_EIO);
-        assert_non_null(strstr(tsr_last_error(), "cannot be written"));
-        tsr_metrics_destroy(metrics);
-    }
+    /* What is no file is neither followed nor written to. */
+    unlink(path);
+    assert_int_equal(symlink("elsewhere", path), 0);
+    assert_int_equal(tsr_metrics_create(&metrics, folder, NAME, true), TSR_EIO);
+    assert_int_equal(access(scratch_path("elsewhere"), F_OK), -1);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(tsr_metrics_create(&metrics, folder, NAME, true), TSR_EIO);
+    assert_non_null(strstr(tsr_last_error(), NAME " is no file"));
+    assert_int_equal(unlink(path), 0);
+}
+
+/* A run goes on in a file of its own, whatever other names the one had that was there. */
+static void test_other_names(void **state)
+{
+    (void)state;
+    tsr_metrics *metrics = create(false);
+    assert_int_equal(tsr_metrics_write_eval(metrics, 1, 2, 3), TSR_OK);
+    tsr_metrics_destroy(metrics);
+    assert_int_equal(link(path, scratch_path("kept")), 0);
+    assert_int_equal(tsr_metrics_create(&metrics, folder, NAME, true), TSR_EIO);
+    assert_int_equal(tsr_metrics_cut(folder, NAME, UINT64_MAX), TSR_OK);
+    metrics = create(true);
+    assert_int_equal(tsr_metrics_write_end(metrics, TSR_METRICS_DONE), TSR_OK);
+    tsr_metrics_destroy(metrics);
+    expect_file("{\"step\":1,\"eval_loss\":2,\"eval_label_tokens\":3}\n" DONE);
+    uint64_t bytes;
+    char *kept = read_whole(&bytes, scratch_path("kept"));
+    assert_int_equal(bytes, strlen("{\"step\":1,\"eval_loss\":2,\"eval_label_tokens\":3}\n"));
+    free(kept);
 }
 
 /* A disk that is full in the middle of a line: nothing of it stays, and when there is room again lines follow lines. */
 static void test_part_of_a_line(void **state)
 {
     (void)state;
-    tsr_metrics *metrics;
+    tsr_metrics *metrics = create(false);
     struct rlimit before, few;
-    assert_int_equal(tsr_metrics_create(&metrics, path, false), TSR_OK);
     assert_int_equal(tsr_metrics_write_eval(metrics, 1, 2, 3), TSR_OK);
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     few = before;
@@ -156,6 +186,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lines), cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_errors), cmocka_unit_test(test_part_of_a_line)};
-    return cmocka_run_group_tests(tests, make_path, remove_path);
+        cmocka_unit_test(test_errors), cmocka_unit_test(test_other_names),
+        cmocka_unit_test(test_part_of_a_line)};
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
