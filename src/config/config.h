@@ -266,7 +266,8 @@ const char *tsr_config_where(const tsr_config *config, const char *key);
 
 /* The resolved configuration as YAML, every key written out; a value nobody set carries the comment
  * "# default", or "# resolved" if it was assigned after loading. Reading it again gives the same
- * values. TSR_ENOMEM. */
+ * values, but for those that were meant for one start: resume_from_checkpoint, overwrite_output_dir.
+ * TSR_ENOMEM. */
 tsr_status tsr_config_write(tsr_text *out, const tsr_config *config);
 
 /* The value of one key as the YAML that tsr_config_write prints ("[q_proj, v_proj]", "null").

@@ -289,6 +289,10 @@ tsr_status tsr_config_write(tsr_text *out, const tsr_config *config)
             group = key->group;
             tsr_text_printf(out, "\n# %s\n", group);
         }
+        if (key->flags & TSR_KEY_ONE_START) {
+            tsr_text_printf(out, "# %s: for one start alone, so it is not kept\n", key->name);
+            continue;
+        }
         tsr_text_clear(&value);
         tsr_config_put(&value, config, key);
         tsr_text_printf(out, "%s: %s", key->name, tsr_text_string(&value));
@@ -306,9 +310,12 @@ uint64_t tsr_config_hash(const tsr_config *config)
     uint64_t hash = TSR_HASH_START;
     tsr_text text = {0};
     for (int i = 0; i < tsr_keys_count(); i++) {
+        const tsr_key *key = tsr_keys_at(i);
+        if (key->flags & TSR_KEY_ONE_START)
+            continue;
         tsr_text_clear(&text);
-        tsr_text_printf(&text, "%s=", tsr_keys_at(i)->name);
-        tsr_config_put(&text, config, tsr_keys_at(i));
+        tsr_text_printf(&text, "%s=", key->name);
+        tsr_config_put(&text, config, key);
         hash = tsr_hash(hash, tsr_text_string(&text), text.length);
     }
     tsr_text_free(&text);

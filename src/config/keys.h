@@ -43,7 +43,8 @@ enum {
     TSR_KEY_TRL_SAID_ONLY = 64, /* `defaults: trl` cannot take TRL's value */
     TSR_KEY_PATH = 128,         /* STRING: not empty */
     TSR_KEY_RESULT = 256,       /* a resumed run must have the value of its checkpoint */
-    TSR_KEY_TRUE_TOO = 512      /* STRING: true has a meaning, however it is written */
+    TSR_KEY_TRUE_TOO = 512,     /* STRING: true has a meaning, however it is written */
+    TSR_KEY_ONE_START = 1024    /* is meant for one start: a resolved job.yaml does not carry it */
 };
 
 typedef struct {

@@ -280,6 +280,38 @@ static void adapters(void)
         "\nlayers_to_transform: [1]  # resolved\n");
 }
 
+/* Refused with 78 and these words, and the file is as it was. */
+static void refused(const char *words, const char *says, const char *file)
+{
+    cli_output output;
+    size_t before = 0, after = 0;
+    char *old = cli_read(file, &before);
+    cli_run(&output, 1, NULL, words);
+    char *now = cli_read(file, &after);
+    if (output.code != 78 || !strstr(output.err, says))
+        cli_fail("%s: exit code %d\n%s", words, output.code, output.err);
+    if (!old || !now || before != after || memcmp(old, now, before) != 0)
+        cli_fail("%s: %s was replaced", words, file);
+    cli_output_free(&output);
+    free(old);
+    free(now);
+}
+
+/* A run that replaced another has a job.yaml that replaces nothing: neither the run, by another training, nor
+ * a model, by a merge. */
+static void replaced_once(void)
+{
+    refused("train out/job.yaml learning_rate=1", "holds a run already",
+            "out/adapter_model.safetensors");
+    cli_output output;
+    cli_run(&output, 1, NULL, "quantize job.yaml output_dir=nf4");
+    cli_output_free(&output);
+    refused("merge out/job.yaml init_adapter=out output_dir=nf4", "holds a model already",
+            "nf4/model.safetensors");
+    refused("quantize out/job.yaml output_dir=nf4", "holds a model already",
+            "nf4/model.safetensors");
+}
+
 /* A finished run is replaced when that is asked for, and then only its own files. */
 static void overwritten(void)
 {
@@ -297,6 +329,7 @@ static void overwritten(void)
     if (!card || !strstr(card, "Rank 3"))
         cli_fail("the README.md of the run before is still there");
     free(card);
+    replaced_once();
     cli_write("out/README.md", "mine\n");
     run_ok(1, "train job.yaml overwrite_output_dir=true");
     card = cli_read("out/README.md", NULL);
@@ -366,6 +399,7 @@ static void stopped(void)
         cli_fail("exit code %d\n%s", output.code, output.err);
     } else {
         rest += strlen(says);
+        run_ok(1, "train out/job.yaml time_limit=null resume_from_checkpoint=true max_steps=2");
         snprintf(words, sizeof words, "train job.yaml %.*s", (int)(end - rest), rest);
         run_ok(1, words);
     }
