@@ -55,10 +55,6 @@ static tsr_status find_newest(choice *out, const tsr_job *job)
     out->found = job->newest >= 0;
     if (out->found)
         tsr_snapshot_name(out->path, job->newest);
-    else
-        tsr_log(TSR_LOG_INFO,
-                "resume_from_checkpoint: %s holds no checkpoint yet: starting at step 1",
-                config->output_dir);
     return TSR_OK;
 }
 
@@ -67,7 +63,7 @@ static tsr_status find_named(choice *out, const tsr_job *job)
     const tsr_config *config = &job->inputs.config;
     const char *where = tsr_config_where(config, "resume_from_checkpoint");
     const char *directory = config->resume_from_checkpoint;
-    char full[PATH_MAX], output[PATH_MAX], newest[TSR_SNAPSHOT_NAME_BYTES];
+    char full[PATH_MAX], output[PATH_MAX];
     if (strlen(directory) >= sizeof out->path)
         return tsr_fail(TSR_ECONFIG, "%s: resume_from_checkpoint: the path is too long", where);
     if (!realpath(directory, full))
@@ -80,10 +76,6 @@ static tsr_status find_named(choice *out, const tsr_job *job)
     out->found = 1;
     out->in_output = realpath(config->output_dir, output) && !strcmp(output, *full ? full : "/");
     strcpy(out->path, out->in_output ? name : directory);
-    tsr_snapshot_name(newest, job->newest);
-    if (out->in_output && job->newest >= 0 && strcmp(newest, name) != 0)
-        tsr_log(TSR_LOG_WARNING, "what came after %s is removed: the checkpoints up to %s",
-                directory, newest);
     if (out->in_output && config->overwrite_output_dir)
         return tsr_fail(TSR_ECONFIG,
                         "%s: resume_from_checkpoint: %s is in output_dir, which "

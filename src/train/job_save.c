@@ -251,6 +251,14 @@ static tsr_status clear_output(const tsr_job *job)
     TSR_TRY(tsr_output_tidy(folder, type_of));
     TSR_TRY(tsr_snapshot_tidy(folder));
     TSR_TRY(tsr_snapshot_drop_after(folder, goes_on ? job->done : -1));
+    if (goes_on && job->newest > job->done)
+        tsr_log(TSR_LOG_WARNING,
+                "%s: what came after step %lld was removed: the checkpoints up to checkpoint-%lld",
+                tsr_folder_path(folder), (long long)job->done, (long long)job->newest);
+    if (!job->resume && job->continues)
+        tsr_log(TSR_LOG_INFO,
+                "resume_from_checkpoint: %s holds no checkpoint yet: starting at step 1",
+                tsr_folder_path(folder));
     TSR_TRY(tsr_folder_enter(&events, folder, TSR_EVENTS_FOLDER));
     tsr_status status = events ? tsr_output_tidy(events, type_of_event) : TSR_OK;
     if (events && !goes_on && status == TSR_OK)

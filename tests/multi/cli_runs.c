@@ -407,6 +407,29 @@ static void stopped(void)
     cli_case_end();
 }
 
+/* That later checkpoints go is said when they have gone, not before the run may yet be refused. */
+static void older_named(void)
+{
+    static const char *const words[] = {
+        "train job.yaml max_steps=3 save_strategy=steps save_steps=1",
+        "train job.yaml max_steps=3 resume_from_checkpoint=out/checkpoint-1 lora_r=4",
+        "train job.yaml max_steps=3 resume_from_checkpoint=out/checkpoint-1"};
+    static const char says[] = "what came after step 1 was removed: the checkpoints up to "
+                               "checkpoint-3";
+    cli_case_begin(CLI_TINY_LLAMA);
+    for (int i = 0; i < 3; i++) {
+        cli_output output;
+        cli_run(&output, 1, NULL, words[i]);
+        if (output.code != (i == 1 ? 78 : 0) || cli_count(output.err, says) != (i == 2) ||
+            cli_count(output.err, "removed") != (i == 2))
+            cli_fail("%s: exit code %d\n%s", words[i], output.code, output.err);
+        if (cli_exists("out/checkpoint-3") != (i < 2))
+            cli_fail("%s: checkpoint-3 is %s", words[i], i < 2 ? "gone" : "still there");
+        cli_output_free(&output);
+    }
+    cli_case_end();
+}
+
 /* The evaluation that is proposed leaves the training's trace as it is. */
 static void traced(void)
 {
@@ -683,6 +706,7 @@ int main(int argc, char **argv)
         {"given_in_output", given_in_output},
         {"killed_at_the_end", killed_at_the_end},
         {"stopped", stopped},
+        {"older_named", older_named},
         {"traced", traced},
         {"quiet", quiet},
         {"base_in_summary", base_in_summary},
