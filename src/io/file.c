@@ -1,5 +1,7 @@
 #include "io/file.h"
 
+#include "base/log.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -68,8 +70,9 @@ tsr_status tsr_file_read_in(char **data, uint64_t *bytes, const tsr_folder *fold
 /* All memory that writing it takes. */
 struct tsr_file {
     const tsr_folder *folder;
-    bool staged; /* `temporary` is there */
-    int fd;      /* -1: before, and once finished */
+    bool staged;   /* `temporary` is there */
+    bool finished; /* but still open, for the lock */
+    int fd;        /* -1: not open */
     size_t temporary_bytes;
     char *name, *temporary;
     char text[]; /* of both */
@@ -98,33 +101,18 @@ static tsr_status failed(const tsr_file *file, const char *name, const char *wha
                     strerror(error));
 }
 
-bool tsr_file_replaceable(const char *path)
+/* A process that tidies up may have taken it before it was locked: then it is another one. */
+static int create_held(const tsr_folder *folder, const char *name)
 {
-    static const char process[] = "/proc/"; /* /dev/stdout leads there, whatever it is today */
-    char target[sizeof process];
-    struct stat about;
-    ssize_t length = readlink(path, target, sizeof process - 1);
-    if (length == sizeof process - 1 && !memcmp(target, process, sizeof process - 1))
-        return false;
-    return stat(path, &about) != 0 || S_ISREG(about.st_mode) || S_ISDIR(about.st_mode);
-}
-
-bool tsr_file_is_temporary(char final[NAME_MAX + 1], const char *name)
-{
-    static const char end[] = ".tmp";
-    size_t length = strlen(name);
-    if (*name != '.' || length > NAME_MAX || length <= sizeof end ||
-        strcmp(name + length - (sizeof end - 1), end))
-        return false;
-    strcpy(final, name + 1);
-    final[length - sizeof end] = 0;
-    for (int number = 0; number < 2; number++) {
-        char *dot = strrchr(final, '.');
-        if (!dot || !dot[1] || dot[1 + strspn(dot + 1, "0123456789")])
-            return false;
-        *dot = 0;
-    }
-    return *final;
+    int fd = tsr_folder_create(folder, name);
+    if (fd < 0)
+        return -1;
+    tsr_hold hold = tsr_folder_hold(folder, name, fd);
+    if (hold == TSR_HELD || hold == TSR_UNLOCKED)
+        return fd;
+    close(fd);
+    errno = EEXIST;
+    return -1;
 }
 
 /* ".<name>.<process>.<attempt>.tmp" */
@@ -134,7 +122,7 @@ tsr_status tsr_file_open(tsr_file *file)
     for (int attempt = 0; reason == EEXIST && attempt < NAME_ATTEMPTS; attempt++) {
         snprintf(file->temporary, file->temporary_bytes, ".%s.%ld.%d.tmp", file->name,
                  (long)getpid(), attempt);
-        file->fd = tsr_folder_create(file->folder, file->temporary);
+        file->fd = create_held(file->folder, file->temporary);
         reason = file->fd >= 0 ? 0 : errno;
     }
     file->staged = reason == 0;
@@ -157,7 +145,7 @@ tsr_status tsr_file_stage(tsr_file **out, const tsr_folder *folder, const char *
 tsr_status tsr_file_append(tsr_file *file, const void *data, uint64_t bytes)
 {
     const char *next = data;
-    if (file->fd < 0)
+    if (file->fd < 0 || file->finished)
         return tsr_fail(TSR_EINVAL, "%s: written to after it was finished", file->name);
     while (bytes > 0) {
         ssize_t put = write(file->fd, next, bytes < MOST_PER_CALL ? bytes : MOST_PER_CALL);
@@ -173,14 +161,12 @@ tsr_status tsr_file_append(tsr_file *file, const void *data, uint64_t bytes)
 
 tsr_status tsr_file_finish(tsr_file *file)
 {
-    if (file->fd < 0)
+    if (file->fd < 0 || file->finished)
         return TSR_OK;
-    int reason = fsync(file->fd) < 0 ? errno : 0;
-    if (close(file->fd) < 0 && !reason)
-        reason = errno;
-    file->fd = -1;
-    return reason ? failed(file, file->temporary, "bringing it to the disk failed", reason)
-                  : TSR_OK;
+    if (fsync(file->fd) < 0)
+        return failed(file, file->temporary, "bringing it to the disk failed", errno);
+    file->finished = true;
+    return TSR_OK;
 }
 
 tsr_status tsr_file_publish(tsr_file *file)
@@ -190,21 +176,24 @@ tsr_status tsr_file_publish(tsr_file *file)
         return TSR_OK;
     TSR_TRY(tsr_folder_rename(file->folder, file->temporary, file->name));
     file->staged = false;
-    return tsr_folder_sync(file->folder); /* after this a crash does not undo it */
+    TSR_TRY(tsr_folder_sync(file->folder)); /* after this a crash does not undo it */
+    int fd = file->fd;
+    file->fd = -1;
+    return close(fd) == 0 ? TSR_OK : failed(file, file->name, "closing it failed", errno);
 }
 
 void tsr_file_discard(tsr_file *file)
 {
     if (!file)
         return;
-    if (file->fd >= 0)
-        close(file->fd);
     if (file->staged) {
         tsr_error error; /* what failed before is told, not the cleaning */
         tsr_error_take(&error, TSR_EIO);
         (void)tsr_folder_remove(file->folder, file->temporary);
         (void)tsr_error_put(&error);
     }
+    if (file->fd >= 0)
+        close(file->fd);
     free(file);
 }
 
@@ -220,6 +209,105 @@ tsr_status tsr_file_write_in(const tsr_folder *folder, const char *name, const v
     return status;
 }
 
+/* ---- a program's names ---- */
+
+bool tsr_file_is_temporary(char final[NAME_MAX + 1], const char *name)
+{
+    static const char end[] = ".tmp";
+    size_t length = strlen(name);
+    if (*name != '.' || length > NAME_MAX || length <= sizeof end ||
+        strcmp(name + length - (sizeof end - 1), end))
+        return false;
+    strcpy(final, name + 1);
+    final[length - sizeof end] = 0;
+    for (int number = 0; number < 2; number++) {
+        char *dot = strrchr(final, '.');
+        if (!dot || !dot[1] || dot[1 + strspn(dot + 1, "0123456789")])
+            return false;
+        *dot = 0;
+    }
+    return *final;
+}
+
+/* The type that what has the name must be of; 0: it is somebody else's. */
+static mode_t type_needed(const char *name, tsr_file_types *type_of)
+{
+    char final[NAME_MAX + 1];
+    if (tsr_file_is_temporary(final, name))
+        return type_of(final) == S_IFREG ? S_IFREG : 0;
+    return type_of(name);
+}
+
+tsr_status tsr_file_check_names(const tsr_folder *folder, tsr_file_types *type_of)
+{
+    tsr_status status = TSR_OK;
+    DIR *entries;
+    TSR_TRY(tsr_folder_list(&entries, folder));
+    for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));) {
+        mode_t type = type_needed(name, type_of);
+        if (type)
+            status = tsr_folder_expect(folder, name, type, TSR_ECONFIG);
+    }
+    closedir(entries);
+    return status;
+}
+
+static tsr_status remove_left(const tsr_folder *folder, const char *name)
+{
+    char path[PATH_MAX];
+    tsr_status status = TSR_OK;
+    int fd = tsr_folder_reach(folder, name);
+    tsr_hold hold = fd < 0 ? TSR_LOST : tsr_folder_hold(folder, name, fd);
+    if (hold == TSR_HELD)
+        status = tsr_folder_remove(folder, name);
+    else if (hold == TSR_UNLOCKED)
+        tsr_log(TSR_LOG_WARNING,
+                "%s: perhaps left by a process that was killed; this file system has no locks to "
+                "tell, so it stays: remove it when nothing else writes here",
+                tsr_folder_show(path, folder, name));
+    if (fd >= 0)
+        close(fd);
+    return status;
+}
+
+/* Of the names of a program's, or of one. */
+static tsr_status tidy(const tsr_folder *folder, tsr_file_types *type_of, const char *one)
+{
+    char final[NAME_MAX + 1];
+    tsr_status status = TSR_OK;
+    DIR *entries;
+    TSR_TRY(tsr_folder_list(&entries, folder));
+    for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));)
+        if (tsr_file_is_temporary(final, name) &&
+            (one ? !strcmp(final, one) : type_of(final) == S_IFREG))
+            status = remove_left(folder, name);
+    closedir(entries);
+    return status;
+}
+
+tsr_status tsr_file_tidy(const tsr_folder *folder, tsr_file_types *type_of)
+{
+    return tidy(folder, type_of, NULL);
+}
+
+tsr_status tsr_file_tidy_one(const tsr_folder *folder, const char *name)
+{
+    return tidy(folder, NULL, name);
+}
+
+/* ---- paths ---- */
+
+bool tsr_file_replaceable(const char *path)
+{
+    static const char process[] = "/proc/"; /* /dev/stdout leads there, whatever it is today */
+    char target[sizeof process];
+    struct stat about;
+    ssize_t length = readlink(path, target, sizeof process - 1);
+    if (length == sizeof process - 1 && !memcmp(target, process, sizeof process - 1))
+        return false;
+    return stat(path, &about) != 0 || S_ISREG(about.st_mode) || S_ISDIR(about.st_mode);
+}
+
 tsr_status tsr_file_write(const char *path, const void *data, uint64_t bytes)
 {
     tsr_folder *folder;
@@ -230,6 +318,7 @@ tsr_status tsr_file_write(const char *path, const void *data, uint64_t bytes)
                         "file",
                         path);
     TSR_TRY(tsr_folder_open_parent(&folder, &name, path));
+    (void)tsr_file_tidy_one(folder, name); /* no reason not to write */
     tsr_status status = tsr_file_write_in(folder, name, data, bytes);
     tsr_folder_close(folder);
     return status;

@@ -4,6 +4,8 @@
  * Order    tsr_file_stage (or tsr_file_prepare, tsr_file_open), tsr_file_append ..., tsr_file_finish,
  *          tsr_file_publish; tsr_file_discard in any state frees the handle and removes what was not
  *          published.
+ * Locks    A temporary file is locked (flock) from its creation until it has its final name or is gone, so
+ *          one that nobody holds was left by a process that was killed: tsr_file_tidy removes it.
  */
 #ifndef TSR_IO_FILE_H
 #define TSR_IO_FILE_H
@@ -34,13 +36,30 @@ tsr_status tsr_file_finish(tsr_file *file);
 tsr_status tsr_file_publish(tsr_file *file);
 void tsr_file_discard(tsr_file *file);
 
+/* ---- a program's names in a folder ---- */
+
+/* What the program makes of a name: S_IFREG, S_IFDIR, or 0: nothing. */
+typedef mode_t tsr_file_types(const char *name);
+
+/* TSR_ECONFIG: something in the folder has a name of the program's, or a temporary file's of such a one,
+ * and is a link or of another type. */
+tsr_status tsr_file_check_names(const tsr_folder *folder, tsr_file_types *type_of);
+
+/* Removes the temporary files of such names, or of one name, that nobody holds. Where the file system has
+ * no locks they are left alone, with a warning. */
+tsr_status tsr_file_tidy(const tsr_folder *folder, tsr_file_types *type_of);
+tsr_status tsr_file_tidy_one(const tsr_folder *folder, const char *name);
+
 /* Whether a name is a temporary file's; `final` is then the one that the file was to have. */
 bool tsr_file_is_temporary(char final[NAME_MAX + 1], const char *name);
+
+/* ---- paths ---- */
 
 /* False of a device, a pipe or a socket, which a rename would take away; and of what leads to one. */
 bool tsr_file_replaceable(const char *path);
 
-/* Stage, append, finish, publish. Of a path TSR_ECONFIG: it is not replaceable. */
+/* Stage, append, finish, publish. Of a path TSR_ECONFIG: it is not replaceable; what was left of it by
+ * earlier writers is removed. */
 tsr_status tsr_file_write(const char *path, const void *data, uint64_t bytes);
 tsr_status tsr_file_write_in(const tsr_folder *folder, const char *name, const void *data,
                              uint64_t bytes);

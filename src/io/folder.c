@@ -227,6 +227,23 @@ int tsr_folder_create(const tsr_folder *folder, const char *name)
     return openat(folder->fd, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, FILE_MODE);
 }
 
+int tsr_folder_reach(const tsr_folder *folder, const char *name)
+{
+    return openat(folder->fd, name, O_RDWR | O_NOFOLLOW | CAREFUL);
+}
+
+tsr_hold tsr_folder_hold(const tsr_folder *folder, const char *name, int fd)
+{
+    struct stat held, named;
+    bool locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
+    if (!locked && errno == EWOULDBLOCK)
+        return TSR_BUSY;
+    if (fstat(fd, &held) != 0 || !tsr_folder_stat(&named, folder, name) ||
+        held.st_dev != named.st_dev || held.st_ino != named.st_ino)
+        return TSR_LOST;
+    return locked ? TSR_HELD : TSR_UNLOCKED;
+}
+
 /* ---- names ---- */
 
 tsr_status tsr_folder_rename(const tsr_folder *folder, const char *from, const char *to)

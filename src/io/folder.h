@@ -69,8 +69,19 @@ tsr_status tsr_folder_open_read(int *fd, uint64_t *bytes, const tsr_folder *fold
  * no other name. */
 tsr_status tsr_folder_open_append(int *fd, const tsr_folder *folder, const char *name, bool fresh);
 
-/* A new one. errno is EEXIST where something has the name; says nothing. -1: failed. */
+/* A new one, and one that may be there; both for writing. errno is EEXIST where something has the name of
+ * the new one; nothing is said. -1: failed. */
 int tsr_folder_create(const tsr_folder *folder, const char *name);
+int tsr_folder_reach(const tsr_folder *folder, const char *name);
+
+/* Locks an open file (flock) that the name is still to lead to afterwards. */
+typedef enum {
+    TSR_HELD,     /* until it is closed, by whoever has it open */
+    TSR_BUSY,     /* another has it */
+    TSR_LOST,     /* the name leads elsewhere, or nowhere */
+    TSR_UNLOCKED, /* the file system has no locks */
+} tsr_hold;
+tsr_hold tsr_folder_hold(const tsr_folder *folder, const char *name, int fd);
 
 /* ---- names ---- */
 

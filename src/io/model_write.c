@@ -268,11 +268,28 @@ static tsr_status stage_tool_template(writing *w)
     return stage_copy(w, w->templates, TOOL_TEMPLATE, TEMPLATES "/" TOOL_TEMPLATE);
 }
 
+static mode_t makes_template(const char *name)
+{
+    return strcmp(name, TOOL_TEMPLATE) ? 0 : S_IFREG;
+}
+
+/* What was left by those that were killed while they wrote a model here. */
+static tsr_status tidy(const writing *w)
+{
+    tsr_folder *templates;
+    TSR_TRY(tsr_file_tidy(w->output->folder, tsr_model_write_makes));
+    TSR_TRY(tsr_folder_enter(&templates, w->output->folder, TEMPLATES));
+    tsr_status status = templates ? tsr_file_tidy(templates, makes_template) : TSR_OK;
+    tsr_folder_close(templates);
+    return status;
+}
+
 static tsr_status stage_all(writing *w)
 {
     char *config = NULL;
     uint64_t first = 0;
     TSR_TRY(check_earlier(w));
+    TSR_TRY(tidy(w));
     TSR_TRY(assign_shards(w));
     w->files = calloc(COPIED + w->shard_count + 3, sizeof *w->files);
     if (!w->files)

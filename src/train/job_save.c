@@ -42,7 +42,7 @@ static tsr_status check_events(const tsr_folder *folder)
 {
     tsr_folder *events;
     TSR_TRY(tsr_folder_enter(&events, folder, TSR_EVENTS_FOLDER));
-    tsr_status status = events ? tsr_output_check_names(events, type_of_event) : TSR_OK;
+    tsr_status status = events ? tsr_file_check_names(events, type_of_event) : TSR_OK;
     tsr_folder_close(events);
     return status;
 }
@@ -151,7 +151,7 @@ static tsr_status take_output(tsr_job *job)
     if (!job->output)
         TSR_TRY(tsr_output_open(&job->output, config, type_of, true));
     else
-        TSR_TRY(tsr_output_check_names(job->output, type_of));
+        TSR_TRY(tsr_file_check_names(job->output, type_of));
     TSR_TRY(check_events(job->output));
     TSR_TRY(tsr_output_lock(job->output, config, LOCK_EX));
     job->output_taken = true;
@@ -248,7 +248,7 @@ static tsr_status clear_output(const tsr_job *job)
     const tsr_folder *folder = job->output;
     tsr_folder *events;
     bool goes_on = job->resume && job->continues, foreign = tsr_peft_card_is_foreign(folder);
-    TSR_TRY(tsr_output_tidy(folder, type_of));
+    TSR_TRY(tsr_file_tidy(folder, type_of));
     TSR_TRY(tsr_snapshot_tidy(folder));
     TSR_TRY(tsr_snapshot_drop_after(folder, goes_on ? job->done : -1));
     if (goes_on && job->newest > job->done)
@@ -260,7 +260,7 @@ static tsr_status clear_output(const tsr_job *job)
                 "resume_from_checkpoint: %s holds no checkpoint yet: starting at step 1",
                 tsr_folder_path(folder));
     TSR_TRY(tsr_folder_enter(&events, folder, TSR_EVENTS_FOLDER));
-    tsr_status status = events ? tsr_output_tidy(events, type_of_event) : TSR_OK;
+    tsr_status status = events ? tsr_file_tidy(events, type_of_event) : TSR_OK;
     if (events && !goes_on && status == TSR_OK)
         status = tsr_folder_remove(events, TSR_EVENTS_FILE);
     tsr_folder_close(events);

@@ -1,7 +1,5 @@
 #include "train/output.h"
 
-#include "io/file.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -65,32 +63,7 @@ static tsr_status make_directory(const char *directory)
     return TSR_OK;
 }
 
-/* ---- names ---- */
-
-/* The type that what has the name must be of; 0: it is nobody's here. */
-static mode_t type_needed(const char *name, tsr_output_type *type_of)
-{
-    char final[NAME_MAX + 1];
-    if (tsr_file_is_temporary(final, name))
-        return type_of(final) == S_IFREG ? S_IFREG : 0;
-    return type_of(name);
-}
-
-tsr_status tsr_output_check_names(const tsr_folder *folder, tsr_output_type *type_of)
-{
-    tsr_status status = TSR_OK;
-    DIR *entries;
-    TSR_TRY(tsr_folder_list(&entries, folder));
-    for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));) {
-        mode_t type = type_needed(name, type_of);
-        if (type)
-            status = tsr_folder_expect(folder, name, type, TSR_ECONFIG);
-    }
-    closedir(entries);
-    return status;
-}
-
-tsr_status tsr_output_open(tsr_folder **out, const tsr_config *config, tsr_output_type *type_of,
+tsr_status tsr_output_open(tsr_folder **out, const tsr_config *config, tsr_file_types *type_of,
                            bool make)
 {
     if (make)
@@ -98,24 +71,11 @@ tsr_status tsr_output_open(tsr_folder **out, const tsr_config *config, tsr_outpu
     TSR_TRY(tsr_folder_open(out, config->output_dir));
     if (!*out)
         return TSR_OK;
-    tsr_status status = tsr_output_check_names(*out, type_of);
+    tsr_status status = tsr_file_check_names(*out, type_of);
     if (status < 0) {
         tsr_folder_close(*out);
         *out = NULL;
     }
-    return status;
-}
-
-tsr_status tsr_output_tidy(const tsr_folder *folder, tsr_output_type *type_of)
-{
-    char final[NAME_MAX + 1];
-    tsr_status status = TSR_OK;
-    DIR *entries;
-    TSR_TRY(tsr_folder_list(&entries, folder));
-    for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));)
-        if (tsr_file_is_temporary(final, name) && type_of(final) == S_IFREG)
-            status = tsr_folder_remove(folder, name);
-    closedir(entries);
     return status;
 }
 

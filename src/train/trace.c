@@ -132,6 +132,7 @@ tsr_status tsr_trace_place(tsr_trace *trace)
         TSR_TRY(tsr_folder_open_parent(&trace->folder, &name, path));
         folder = trace->folder;
     }
+    (void)tsr_file_tidy_one(folder, name); /* no reason not to start */
     return tsr_file_prepare(&trace->file, folder, name);
 }
 

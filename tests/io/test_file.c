@@ -1,13 +1,17 @@
 #include "support/folder.h"
 
+#include "base/log.h"
 #include "io/safetensors.h"
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static void test_read(void **state)
@@ -126,6 +130,111 @@ static void test_two_at_once(void **state)
     assert_int_equal(count_entries(*state), 0);
 }
 
+/* ---- whose temporary files are ---- */
+
+/* What comes before the next call of flock, once; and what it fails with. */
+static void (*before_lock)(void);
+static int lock_error;
+
+__attribute__((visibility("default"))) int flock(int fd, int operation)
+{
+    void (*call)(void) = before_lock;
+    before_lock = NULL;
+    if (call)
+        call();
+    errno = lock_error;
+    return lock_error ? -1 : (int)syscall(SYS_flock, fd, operation);
+}
+
+static mode_t outs(const char *name)
+{
+    return strcmp(name, "out") ? 0 : S_IFREG;
+}
+
+static void tidy(void)
+{
+    tsr_folder *folder = open_folder(scratch_path(""));
+    assert_int_equal(tsr_file_tidy(folder, outs), TSR_OK);
+    tsr_folder_close(folder);
+}
+
+static bool is_there(const char *name)
+{
+    return access(scratch_path(name), F_OK) == 0;
+}
+
+/* What a name says of a process means nothing: it may be of another machine, or another one by now. */
+static void test_tidy(void **state)
+{
+    tsr_folder *folder = open_folder(*state);
+    tsr_file *file;
+    char own[64];
+    snprintf(own, sizeof own, ".out.%ld.0.tmp", (long)getpid());
+    write_text(scratch_path(own), "left by a process of the same number");
+    write_text(scratch_path(".out.1.0.tmp"), "left, though there is a process of the number");
+    write_text(scratch_path(".in.1.0.tmp"), "somebody else's");
+    write_text(scratch_path("out"), "out");
+    assert_int_equal(tsr_file_stage(&file, folder, "out"), TSR_OK);
+    assert_int_equal(tsr_file_append(file, "new", 3), TSR_OK);
+    assert_int_equal(count_entries(*state), 5);
+    tidy();
+    assert_false(is_there(own) || is_there(".out.1.0.tmp"));
+    assert_int_equal(count_entries(*state), 3); /* the staged one too */
+    assert_int_equal(tsr_file_finish(file), TSR_OK);
+    tidy();
+    assert_int_equal(tsr_file_publish(file), TSR_OK);
+    tsr_file_discard(file);
+    tidy();
+    assert_int_equal(count_entries(*state), 2);
+    assert_true(is_there(".in.1.0.tmp"));
+    assert_int_equal(tsr_file_write(scratch_path("in"), "x", 1), TSR_OK);
+    assert_false(is_there(".in.1.0.tmp"));
+    tsr_folder_close(folder);
+}
+
+/* Between its creation and its lock it is anybody's: whoever loses it takes another name. */
+static void test_tidy_comes_between(void **state)
+{
+    tsr_folder *folder = open_folder(*state);
+    tsr_file *file;
+    uint64_t bytes;
+    before_lock = tidy;
+    assert_int_equal(tsr_file_stage(&file, folder, "out"), TSR_OK);
+    assert_null(before_lock);
+    assert_int_equal(count_entries(*state), 1);
+    tidy();
+    assert_int_equal(tsr_file_append(file, "abc", 3), TSR_OK);
+    assert_int_equal(tsr_file_publish(file), TSR_OK);
+    tsr_file_discard(file);
+    char *data = read_whole(&bytes, scratch_path("out"));
+    assert_string_equal(data, "abc");
+    free(data);
+    tsr_folder_close(folder);
+}
+
+static char warning[4096];
+
+static void keep_warning(void *user, tsr_log_level level, const char *line)
+{
+    (void)user;
+    if (level == TSR_LOG_WARNING)
+        snprintf(warning, sizeof warning, "%s", line);
+}
+
+static void test_no_locks(void **state)
+{
+    (void)state;
+    write_text(scratch_path(".out.1.0.tmp"), "who knows whose");
+    lock_error = ENOLCK;
+    tsr_log_set(keep_warning, NULL, TSR_LOG_WARNING);
+    tidy();
+    tsr_log_set(NULL, NULL, TSR_LOG_ERROR);
+    assert_int_equal(tsr_file_write(scratch_path("out"), "abc", 3), TSR_OK);
+    lock_error = 0;
+    assert_true(is_there(".out.1.0.tmp") && is_there("out"));
+    assert_non_null(strstr(warning, ".out.1.0.tmp: perhaps left"));
+}
+
 /* Nothing takes the place of what is no file, under its own name or another. */
 static void test_no_file(void **state)
 {
@@ -204,6 +313,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_two_at_once, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_no_file, scratch_setup, scratch_teardown),
         cmocka_unit_test(test_temporary_names),
+        cmocka_unit_test_setup_teardown(test_tidy, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_tidy_comes_between, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_no_locks, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_failures, scratch_setup, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -254,6 +254,12 @@ static void check_kill(void)
         }
     }
     printf("killed 12 times: %d whole, %d without a model\n", whole, none);
+    cli_write("out/.model-00001-of-00002.safetensors.1.0.tmp", "left by a process of another time");
+    free(run_ok("merge job.yaml " WITH " overwrite_output_dir=true"));
+    char *files = cli_listing();
+    if (strstr(files, ".tmp"))
+        cli_fail("what those that were killed had begun to write is still there:\n%s", files);
+    free(files);
     cli_case_end();
 }
 
