@@ -514,43 +514,6 @@ static void test_round_trip(void **state)
     }
 }
 
-/* What was meant for one start is not of the run: who starts from its file says so again. */
-static void test_one_start(void **state)
-{
-    (void)state;
-    tsr_text text = {0};
-    tsr_config plain = load(BASE, NULL, 0);
-    tsr_config c = load(BASE "overwrite_output_dir: true\nresume_from_checkpoint: o/x\n", NULL, 0);
-    assert_int_equal(tsr_config_hash(&c), tsr_config_hash(&plain));
-    assert_int_equal(tsr_config_write(&text, &c), TSR_OK);
-    assert_non_null(strstr(text.data, "\n# overwrite_output_dir: for one start alone"));
-    assert_non_null(strstr(text.data, "\n# resume_from_checkpoint: for one start alone"));
-    tsr_config again = load(text.data, NULL, 0);
-    assert_false(again.overwrite_output_dir);
-    assert_null(again.resume_from_checkpoint);
-    tsr_text_free(&text);
-    tsr_config_free(&plain);
-    tsr_config_free(&c);
-    tsr_config_free(&again);
-}
-
-static void test_marks(void **state)
-{
-    (void)state;
-    tsr_config c = load(BASE "lora_r: 16\n", NULL, 0);
-    uint64_t before = tsr_config_hash(&c);
-    c.dtype = TSR_CONFIG_DTYPE_FLOAT32; /* as the job resolves it */
-    assert_true(tsr_config_hash(&c) != before);
-    tsr_text text = {0};
-    assert_int_equal(tsr_config_write(&text, &c), TSR_OK);
-    assert_non_null(strstr(text.data, "\nlora_r: 16\n"));
-    assert_non_null(strstr(text.data, "\nlora_alpha: 32  # default\n"));
-    assert_non_null(strstr(text.data, "\ndtype: float32  # resolved\n"));
-    assert_non_null(strstr(text.data, "\ndata_seed: 42  # default: as seed\n"));
-    tsr_text_free(&text);
-    tsr_config_free(&c);
-}
-
 /* A checkpoint of an older version has 2e+01 where this one writes 20. */
 static void test_same_text(void **state)
 {
@@ -703,8 +666,6 @@ int main(void)
         cmocka_unit_test(test_trl_nothing_chosen),
         cmocka_unit_test(test_trl_defaults),
         cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_marks),
-        cmocka_unit_test(test_one_start),
         cmocka_unit_test(test_same_text),
         cmocka_unit_test(test_table),
         cmocka_unit_test(test_distance),

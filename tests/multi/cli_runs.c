@@ -280,38 +280,6 @@ static void adapters(void)
         "\nlayers_to_transform: [1]  # resolved\n");
 }
 
-/* Refused with 78 and these words, and the file is as it was. */
-static void refused(const char *words, const char *says, const char *file)
-{
-    cli_output output;
-    size_t before = 0, after = 0;
-    char *old = cli_read(file, &before);
-    cli_run(&output, 1, NULL, words);
-    char *now = cli_read(file, &after);
-    if (output.code != 78 || !strstr(output.err, says))
-        cli_fail("%s: exit code %d\n%s", words, output.code, output.err);
-    if (!old || !now || before != after || memcmp(old, now, before) != 0)
-        cli_fail("%s: %s was replaced", words, file);
-    cli_output_free(&output);
-    free(old);
-    free(now);
-}
-
-/* A run that replaced another has a job.yaml that replaces nothing: neither the run, by another training, nor
- * a model, by a merge. */
-static void replaced_once(void)
-{
-    refused("train out/job.yaml learning_rate=1", "holds a run already",
-            "out/adapter_model.safetensors");
-    cli_output output;
-    cli_run(&output, 1, NULL, "quantize job.yaml output_dir=nf4");
-    cli_output_free(&output);
-    refused("merge out/job.yaml init_adapter=out output_dir=nf4", "holds a model already",
-            "nf4/model.safetensors");
-    refused("quantize out/job.yaml output_dir=nf4", "holds a model already",
-            "nf4/model.safetensors");
-}
-
 /* A finished run is replaced when that is asked for, and then only its own files. */
 static void overwritten(void)
 {
@@ -329,7 +297,6 @@ static void overwritten(void)
     if (!card || !strstr(card, "Rank 3"))
         cli_fail("the README.md of the run before is still there");
     free(card);
-    replaced_once();
     cli_write("out/README.md", "mine\n");
     run_ok(1, "train job.yaml overwrite_output_dir=true");
     card = cli_read("out/README.md", NULL);
@@ -404,29 +371,6 @@ static void stopped(void)
         run_ok(1, words);
     }
     cli_output_free(&output);
-    cli_case_end();
-}
-
-/* That later checkpoints go is said when they have gone, not before the run may yet be refused. */
-static void older_named(void)
-{
-    static const char *const words[] = {
-        "train job.yaml max_steps=3 save_strategy=steps save_steps=1",
-        "train job.yaml max_steps=3 resume_from_checkpoint=out/checkpoint-1 lora_r=4",
-        "train job.yaml max_steps=3 resume_from_checkpoint=out/checkpoint-1"};
-    static const char says[] = "what came after step 1 was removed: the checkpoints up to "
-                               "checkpoint-3";
-    cli_case_begin(CLI_TINY_LLAMA);
-    for (int i = 0; i < 3; i++) {
-        cli_output output;
-        cli_run(&output, 1, NULL, words[i]);
-        if (output.code != (i == 1 ? 78 : 0) || cli_count(output.err, says) != (i == 2) ||
-            cli_count(output.err, "removed") != (i == 2))
-            cli_fail("%s: exit code %d\n%s", words[i], output.code, output.err);
-        if (cli_exists("out/checkpoint-3") != (i < 2))
-            cli_fail("%s: checkpoint-3 is %s", words[i], i < 2 ? "gone" : "still there");
-        cli_output_free(&output);
-    }
     cli_case_end();
 }
 
@@ -706,7 +650,6 @@ int main(int argc, char **argv)
         {"given_in_output", given_in_output},
         {"killed_at_the_end", killed_at_the_end},
         {"stopped", stopped},
-        {"older_named", older_named},
         {"traced", traced},
         {"quiet", quiet},
         {"base_in_summary", base_in_summary},
