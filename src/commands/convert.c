@@ -1,5 +1,6 @@
 #include "commands/convert.h"
 
+#include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "train/output.h"
@@ -45,10 +46,24 @@ static tsr_status open_output(tsr_convert *convert)
     return status;
 }
 
+/* A model that is replaced stays until the new one is whole. */
+static tsr_status check_space(const tsr_config *config, const tsr_model_output *output)
+{
+    tsr_output_need need = {.what = "the model's weights", .advice = ""};
+    uint64_t bytes;
+    for (uint64_t i = 0; i < output->count; i++) {
+        TSR_TRY(tsr_tensor_source_bytes(&bytes, &output->tensors[i], config->output_dir));
+        if (!tsr_add_u64(&need.bytes, need.bytes, bytes))
+            need.bytes = UINT64_MAX;
+    }
+    return tsr_output_check_space(config, &need);
+}
+
 tsr_status tsr_convert_write(tsr_convert *convert, const tsr_model_output *output)
 {
     const tsr_config *config = &convert->inputs.config;
     bool there = convert->output;
+    TSR_TRY(check_space(config, output));
     if (!there)
         TSR_TRY(tsr_output_open(&convert->output, config, tsr_model_write_makes, true));
     tsr_model_output o = *output;

@@ -71,6 +71,10 @@ tsr_status tsr_snapshot_prune(const tsr_folder *parent, int64_t before, int64_t 
 /* Removes those after `step`; TSR_ECONFIG, before any is removed: there is something of somebody's in one. */
 tsr_status tsr_snapshot_drop_after(const tsr_folder *parent, int64_t step);
 
+/* What that and tsr_snapshot_tidy would free, and how many checkpoints would stay. */
+tsr_status tsr_snapshot_bytes(uint64_t *freed, int64_t *kept, const tsr_folder *parent,
+                              int64_t step);
+
 /* Removes what was left by processes that were killed while they wrote or removed; a directory stays,
  * with a warning. */
 tsr_status tsr_snapshot_tidy(const tsr_folder *parent);

@@ -271,6 +271,46 @@ tsr_status tsr_snapshot_drop_after(const tsr_folder *parent, int64_t step)
     return status;
 }
 
+static tsr_status add_bytes(uint64_t *total, const tsr_folder *parent, form f, int64_t step)
+{
+    char name[TSR_SNAPSHOT_NAME_BYTES];
+    struct stat info;
+    tsr_folder *folder;
+    DIR *entries;
+    put_name(name, f, step);
+    TSR_TRY(enter(&folder, parent, name));
+    if (!folder)
+        return TSR_OK;
+    tsr_status status = tsr_folder_list(&entries, folder);
+    for (const char *file; status == TSR_OK && (file = tsr_folder_next(entries));)
+        if (tsr_folder_stat(&info, folder, file) && S_ISREG(info.st_mode))
+            *total += 512 * (uint64_t)info.st_blocks;
+    if (status == TSR_OK)
+        closedir(entries);
+    tsr_folder_close(folder);
+    return status;
+}
+
+tsr_status tsr_snapshot_bytes(uint64_t *freed, int64_t *kept, const tsr_folder *parent,
+                              int64_t step)
+{
+    const form forms[] = {finished, staged, removed};
+    tsr_status status = TSR_OK;
+    *freed = 0;
+    *kept = 0;
+    for (int f = 0; f < 3 && status == TSR_OK; f++) {
+        steps found;
+        status = list(&found, parent, forms[f]);
+        for (int i = 0; i < found.count && status == TSR_OK; i++)
+            if (f > 0 || found.step[i] > step)
+                status = add_bytes(freed, parent, forms[f], found.step[i]);
+            else
+                (*kept)++;
+        free(found.step);
+    }
+    return status;
+}
+
 static tsr_status tidy(const tsr_folder *parent, form f)
 {
     steps found;

@@ -144,11 +144,13 @@ tsr_status tsr_job_decide(tsr_job *job);
 
 /* output_dir, which is reached through job->output alone. On rank 0: opened, if it is there, refused if
  * another job writes there or something else has a name of the run's files; checked: refused if it holds
- * a run that is neither gone on with nor to be replaced; written: made if need be, taken until it is
+ * a run that is neither gone on with nor to be replaced, and then if there is no room for what the run
+ * will write; written: made if need be, taken until it is
  * closed, looked at again, cleared where that is asked for. Then the other ranks follow. Closing is fine
  * anywhere. */
 tsr_status tsr_job_open_output(tsr_job *job);
 tsr_status tsr_job_check_output(const tsr_job *job);
+tsr_status tsr_job_check_space(const tsr_job *job);
 tsr_status tsr_job_write_output(tsr_job *job);
 tsr_status tsr_job_follow_output(tsr_job *job);
 void tsr_job_close_output(tsr_job *job);

@@ -375,9 +375,10 @@ static tsr_status decide_and_start(tsr_job *job)
     TSR_TRY(tsr_job_decide(job));
     if (job->state != TSR_JOB_PLANNED)
         return tsr_fail(TSR_EINVAL, "the job has been started before");
+    bool first = job->view.rank == 0, trains = job->options.purpose == TSR_JOB_TRAIN;
+    TSR_TRY(tsr_job_agree(job, first && trains ? tsr_job_check_space(job) : TSR_OK));
     TSR_TRY(tsr_job_agree(job, start(job)));
-    bool first = job->view.rank == 0;
-    if (job->options.purpose == TSR_JOB_TRAIN) {
+    if (trains) {
         TSR_TRY(tsr_job_agree(job, first ? tsr_job_write_output(job) : TSR_OK));
         TSR_TRY(tsr_job_agree(job, first ? TSR_OK : tsr_job_follow_output(job)));
     }

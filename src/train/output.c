@@ -1,9 +1,13 @@
 #include "train/output.h"
 
+#include "base/checked.h"
+#include "train/report.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 /* ---- where ---- */
@@ -28,6 +32,15 @@ tsr_status tsr_output_check_place(const tsr_config *config)
             continue;
         *p = 0;
         if (stat(path, &info) != 0) {
+            int reason = errno;
+            if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode))
+                return tsr_fail(TSR_ECONFIG,
+                                "%s: output_dir %s: %s is a link that leads nowhere (%s); make the "
+                                "directory that it is to lead to, or name another",
+                                where, directory, path, strerror(reason));
+            if (reason != ENOENT)
+                return tsr_fail(TSR_ECONFIG, "%s: output_dir %s: %s cannot be looked at: %s", where,
+                                directory, path, strerror(reason));
             /* Made on the way, it would lead to what has been compared with nothing. */
             if (!strncmp(p + 1, "../", 3) || strstr(p + 1, "/../"))
                 return tsr_fail(TSR_ECONFIG,
@@ -94,4 +107,45 @@ tsr_status tsr_output_lock(const tsr_folder *folder, const tsr_config *config, i
 void tsr_output_unlock(const tsr_folder *folder)
 {
     (void)tsr_folder_lock(folder, LOCK_UN);
+}
+
+/* ---- how much room there is ---- */
+
+/* On the file system where output_dir is, or will be. False: it does not say. */
+static bool find_free(uint64_t *out, const char *directory)
+{
+    char path[PATH_MAX];
+    struct statvfs info;
+    snprintf(path, sizeof path, "%s", directory);
+    while (statvfs(path, &info) != 0) {
+        char *slash = strrchr(path, '/');
+        if (errno != ENOENT || !strcmp(path, "/") || !strcmp(path, "."))
+            return false;
+        if (slash)
+            slash[slash == path] = 0;
+        else
+            strcpy(path, ".");
+    }
+    return info.f_blocks > 0 && info.f_bavail <= info.f_blocks &&
+           tsr_mul_u64(out, info.f_bavail, info.f_frsize);
+}
+
+tsr_status tsr_output_check_space(const tsr_config *config, const tsr_output_need *need)
+{
+    uint64_t available;
+    if (!find_free(&available, config->output_dir) || need->bytes <= available ||
+        need->bytes - available <= need->freed)
+        return TSR_OK;
+    tsr_text needed = {0}, there = {0};
+    tsr_report_put_bytes(&needed, need->bytes);
+    tsr_report_put_bytes(&there, available + need->freed);
+    tsr_status status =
+        tsr_fail(TSR_ECONFIG,
+                 "%s: output_dir %s: %s will be written there (%s), and there is room for %s; make "
+                 "room there or name a directory on another disk%s",
+                 tsr_config_where(config, "output_dir"), config->output_dir,
+                 tsr_text_string(&needed), need->what, tsr_text_string(&there), need->advice);
+    tsr_text_free(&needed);
+    tsr_text_free(&there);
+    return status;
 }

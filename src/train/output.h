@@ -22,4 +22,14 @@ tsr_status tsr_output_open(tsr_folder **out, const tsr_config *config, tsr_file_
 tsr_status tsr_output_lock(const tsr_folder *folder, const tsr_config *config, int kind);
 void tsr_output_unlock(const tsr_folder *folder);
 
+/* What is to be written there: bytes, of which that many go before; what it is, for people, and what would
+ * make it less ("" or ", or ..."). */
+typedef struct {
+    uint64_t bytes, freed;
+    const char *what, *advice;
+} tsr_output_need;
+
+/* TSR_ECONFIG: there is no room for it. A file system that does not say what is free refuses nothing. */
+tsr_status tsr_output_check_space(const tsr_config *config, const tsr_output_need *need);
+
 #endif

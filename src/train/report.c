@@ -99,7 +99,7 @@ static void put_clean(tsr_text *out, const char *text, size_t length)
     }
 }
 
-static void put_bytes(tsr_text *out, uint64_t bytes)
+void tsr_report_put_bytes(tsr_text *out, uint64_t bytes)
 {
     static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
     int unit = 0;
@@ -127,7 +127,7 @@ static void put_value(tsr_text *out, const char *key, const json_t *value)
         break;
     case JSON_INTEGER:
         if (ends_with(key, "bytes"))
-            put_bytes(out, (uint64_t)json_integer_value(value));
+            tsr_report_put_bytes(out, (uint64_t)json_integer_value(value));
         else
             tsr_text_printf(out, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
         break;

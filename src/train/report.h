@@ -9,6 +9,7 @@
 #define TSR_TRAIN_REPORT_H
 
 #include "base/status.h"
+#include "base/text.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -17,6 +18,9 @@
 /* Takes the reference of `root`, NULL: memory ran out while it was made. *text is the caller's
  * (free). */
 tsr_status tsr_report_print(char **text, json_t *root, bool json);
+
+/* "1.5 MiB". */
+void tsr_report_put_bytes(tsr_text *out, uint64_t bytes);
 
 /* What goes in: integers of 64 bits, strings of any bytes (those that are no UTF-8 become '?'; NULL
  * becomes null). A key for which memory ran out is left out. */

@@ -61,6 +61,12 @@ static void output_has_a_link(void)
         cli_fail("no link");
 }
 
+static void output_leads_nowhere(void)
+{
+    if (symlink("nowhere", "out") != 0)
+        cli_fail("no link");
+}
+
 static void model_has_another_name(void)
 {
     if (symlink("model", "alias") != 0)
@@ -227,6 +233,18 @@ const cli_bad_case cli_bad_config[] = {
      3},
     {"output_holds_an_adapter", output_holds_an_adapter, NULL, 78, {"holds a run already"}},
     {"output_has_a_link", output_has_a_link, NULL, 78, {"out/.checkpoint-7.tmp is a link"}, 2},
+    {"output_leads_nowhere",
+     output_leads_nowhere,
+     "output_dir=out/run",
+     78,
+     {"output_dir out/run: out is a link that leads nowhere"},
+     2},
+    {"merge_leads_nowhere",
+     output_leads_nowhere,
+     NULL,
+     78,
+     {"output_dir out: out is a link that leads nowhere"},
+     .command = "quantize job.yaml"},
     {"output_is_the_model", NULL, "output_dir=model", 78, {"output_dir: 'model' is also"}},
     {"output_is_the_model_1",
      NULL,

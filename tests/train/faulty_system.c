@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -34,6 +36,12 @@ static _Thread_local struct {
 } tape;
 
 static _Thread_local bool hurries;
+static _Thread_local const int64_t *room;
+
+void system_free_bytes(const int64_t *bytes)
+{
+    room = bytes;
+}
 
 void system_hurry(void)
 {
@@ -265,6 +273,22 @@ TAKES_PLACE int unlinkat(int folder, const char *path, int flags)
     if (result == 0)
         note_at(kind, folder, path);
     return result;
+}
+
+TAKES_PLACE int statvfs(const char *path, struct statvfs *out)
+{
+    struct statfs info;
+    memset(out, 0, sizeof *out);
+    if (syscall(SYS_statfs, path, &info) != 0)
+        return -1;
+    out->f_frsize = room ? 1 : (unsigned long)info.f_bsize;
+    out->f_blocks = info.f_blocks;
+    out->f_bavail = info.f_bavail;
+    if (room) {
+        out->f_blocks = *room < 0 ? 0 : INT64_MAX;
+        out->f_bavail = *room < 0 ? 0 : (fsblkcnt_t)*room;
+    }
+    return 0;
 }
 
 TAKES_PLACE void *malloc(size_t bytes)

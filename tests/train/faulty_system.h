@@ -29,6 +29,10 @@ void system_fail(system_kind kind, int nth, int error);
 /* No more; whether the fault came. */
 bool system_clear(void);
 
+/* From now on file systems say that so much is free, or, below 0, that they have no blocks at all; NULL:
+ * what is true. On the calling thread. */
+void system_free_bytes(const int64_t *bytes);
+
 /* From now on fsync does not wait for the disk, on the calling thread. */
 void system_hurry(void);
 

@@ -318,6 +318,65 @@ static void test_other_kinds(void **state)
                 (const char *const[MOST_WORDS]){".checkpoint-3.tmp is a file"});
 }
 
+/* ---- room ---- */
+
+static int64_t tree_bytes;
+
+static int add_bytes(const char *path, const struct stat *info, int type, struct FTW *walk)
+{
+    (void)path, (void)type, (void)walk;
+    tree_bytes += S_ISREG(info->st_mode) ? info->st_size : 0;
+    return 0;
+}
+
+/* With that much room. */
+static void run_within(const scenario *s, int64_t bytes, const char *refused)
+{
+    prepare(s);
+    uint64_t inside = hash_of(output);
+    system_free_bytes(&bytes);
+    int status = run(s);
+    system_free_bytes(NULL);
+    if (refused) {
+        check_error(s->name, status, TSR_ECONFIG,
+                    (const char *const[MOST_WORDS]){"will be written there", "there is room for",
+                                                    "make room", refused});
+        assert_true(hash_of(output) == inside);
+    } else if (status != 0) {
+        fail_msg("%s within %lld bytes: %s", s->name, (long long)bytes, tsr_last_error());
+    }
+}
+
+/* What will be written is known before the first step: a little less than that is refused, not too much more
+ * is enough, and what is replaced or kept is not counted twice. */
+static void test_room(void **state)
+{
+    static const scenario all = {"all checkpoints", NULL, {NULL}, train};
+    static const scenario few = {"no checkpoint", NULL, {"save_strategy=no"}, train};
+    static const scenario over = {"over a run", "done", {"overwrite_output_dir=true"}, train};
+    static const scenario on = {
+        "go on", "half", {"resume_from_checkpoint=true", "save_total_limit=1"}, train};
+    (void)state;
+    const int64_t mib = 1 << 20;
+    prepare(&all);
+    assert_int_equal(run(&all), 0);
+    remove_tree(scratch_path("out/runs")); /* and the trace, of which nothing is known before */
+    remove(scratch_path("out/trace.json"));
+    tree_bytes = 0;
+    nftw(output, add_bytes, 16, FTW_PHYS);
+    int64_t whole = tree_bytes;
+    run_within(&all, whole * 95 / 100, "save_total_limit");
+    run_within(&all, whole + whole / 2 + 2 * mib, NULL);
+    run_within(&few, 1000, "the adapter");
+    run_within(&few, 2 * mib, NULL);
+    run_within(&over, 2 * mib, NULL); /* two checkpoints and an adapter go before */
+    run_within(&on, 2 * mib, NULL);   /* one more, for a moment */
+    run_within(&all, -1, NULL);
+    run_within(&quantized, 5 * mib, "the model's weights");
+    run_within(&quantized, 7 * mib, NULL);
+    run_within(&merged, 7 * mib, "the model's weights");
+}
+
 static int set_up(void **state)
 {
     static char adapter[700];
@@ -356,6 +415,7 @@ int main(void)
                                        LINKS(quantized),
                                        LINKS(merged),
                                        cmocka_unit_test(test_output_is_link),
-                                       cmocka_unit_test(test_other_kinds)};
+                                       cmocka_unit_test(test_other_kinds),
+                                       cmocka_unit_test(test_room)};
     return cmocka_run_group_tests(tests, set_up, scratch_teardown);
 }
