@@ -6,7 +6,7 @@
  * whose memory is reserved: /dev/shm may be small, as in containers, and whoever writes what it has no
  * room for is killed (SIGBUS).
  */
-#include "base/hash.h"
+#include "base/process.h"
 #include "comm/comm_parts.h"
 
 #include <errno.h>
@@ -209,27 +209,9 @@ void tsr_share_leave_board(tsr_board *board, const tsr_bootstrap *all, tsr_statu
     munmap(board, tsr_board_bytes(all->size));
 }
 
-/* The host's boot, and the namespace of its process numbers. */
-static uint64_t host_number(void)
-{
-    char text[256] = "";
-    struct stat info = {0};
-    gethostname(text, sizeof text - 1);
-    uint64_t hash = tsr_hash(TSR_HASH_START, text, strlen(text));
-    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
-    if (file) {
-        if (fgets(text, sizeof text, file))
-            hash = tsr_hash(hash, text, strlen(text));
-        fclose(file);
-    }
-    if (stat("/proc/self/ns/pid", &info) == 0)
-        hash = tsr_hash(hash, &info.st_ino, sizeof info.st_ino);
-    return hash;
-}
-
 tsr_status tsr_share_find_nodes(int *nodes, const tsr_bootstrap *all)
 {
-    uint64_t mine = host_number();
+    uint64_t mine = tsr_process_host();
     uint64_t *hosts = calloc((size_t)all->size, sizeof *hosts);
     if (!hosts)
         return tsr_fail(TSR_ENOMEM, "no memory to find the nodes of %d ranks", all->size);

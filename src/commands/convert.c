@@ -30,20 +30,44 @@ static tsr_status check_entry(const tsr_config *config, const char *name)
     return TSR_OK;
 }
 
+static tsr_status check_entries(const tsr_convert *convert)
+{
+    tsr_status status = TSR_OK;
+    DIR *entries;
+    TSR_TRY(tsr_folder_list(&entries, convert->output));
+    for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));)
+        status = check_entry(&convert->inputs.config, name);
+    closedir(entries);
+    return status;
+}
+
 static tsr_status open_output(tsr_convert *convert)
 {
     const tsr_config *config = &convert->inputs.config;
-    tsr_status status = TSR_OK;
-    DIR *entries;
     TSR_TRY(tsr_output_check_place(config));
     TSR_TRY(tsr_output_open(&convert->output, config, tsr_model_write_makes, false));
     if (!convert->output)
         return TSR_OK;
-    TSR_TRY(tsr_folder_list(&entries, convert->output));
-    for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));)
-        status = check_entry(config, name);
-    closedir(entries);
-    return status;
+    TSR_TRY(check_entries(convert));
+    const tsr_output_patience patience = {TSR_OUTPUT_SECONDS, convert->options->stop};
+    return tsr_output_ask(convert->output, config, &patience);
+}
+
+/* From here on the directory is this command's; another may have come and gone since it was looked at. */
+static tsr_status take_output(tsr_convert *convert)
+{
+    const tsr_config *config = &convert->inputs.config;
+    const tsr_output_patience patience = {TSR_OUTPUT_SECONDS, convert->options->stop};
+    if (!convert->output)
+        TSR_TRY(tsr_output_open(&convert->output, config, tsr_model_write_makes, true));
+    TSR_TRY(tsr_output_take(&convert->output_lock, convert->output, config, &patience));
+    return check_entries(convert);
+}
+
+static void leave_output(tsr_convert *convert)
+{
+    tsr_output_leave(convert->output_lock, convert->output);
+    convert->output_lock = -1;
 }
 
 /* A model that is replaced stays until the new one is whole. */
@@ -64,13 +88,15 @@ tsr_status tsr_convert_write(tsr_convert *convert, const tsr_model_output *outpu
     const tsr_config *config = &convert->inputs.config;
     bool there = convert->output;
     TSR_TRY(check_space(config, output));
-    if (!there)
-        TSR_TRY(tsr_output_open(&convert->output, config, tsr_model_write_makes, true));
-    tsr_model_output o = *output;
-    o.folder = convert->output;
-    o.source = config->model_name_or_path;
-    o.parameter_count = convert->inputs.layout.parameter_count;
-    tsr_status status = tsr_model_write(&convert->written, &o);
+    tsr_status status = take_output(convert);
+    if (status == TSR_OK) {
+        tsr_model_output o = *output;
+        o.folder = convert->output;
+        o.source = config->model_name_or_path;
+        o.parameter_count = convert->inputs.layout.parameter_count;
+        status = tsr_model_write(&convert->written, &o);
+    }
+    leave_output(convert);
     if (status < 0 && !there)
         (void)rmdir(config->output_dir); /* as it was, if nothing is in it */
     return status;
@@ -136,7 +162,7 @@ tsr_status tsr_convert_run(char **text, const tsr_job_options *options, bool jso
         return tsr_fail(TSR_EINVAL,
                         "tsr_%s: text and options are needed, one configuration and one rank",
                         command->name);
-    tsr_convert c = {.options = options, .phase = command->name};
+    tsr_convert c = {.options = options, .phase = command->name, .output_lock = -1};
     json_t *report = json_object();
     double start = tsr_now();
     fenv_t arithmetic; /* the caller's, whose rounding and traps are put aside */

@@ -16,6 +16,7 @@ typedef struct {
     const char *phase; /* of the progress: "merge" */
     tsr_inputs inputs;
     tsr_folder *output; /* output_dir; NULL: not there yet */
+    int output_lock;    /* -1: not taken */
     tsr_device *device; /* the host; its pool does the work */
     double done, total; /* bytes read of the base */
     tsr_model_written written;

@@ -131,11 +131,6 @@ bool tsr_folder_in_place(const tsr_folder *folder)
            held.st_dev == found.st_dev && held.st_ino == found.st_ino;
 }
 
-int tsr_folder_lock(const tsr_folder *folder, int operation)
-{
-    return flock(folder->fd, operation);
-}
-
 /* ---- what is in it ---- */
 
 bool tsr_folder_stat(struct stat *out, const tsr_folder *folder, const char *name)

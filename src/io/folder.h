@@ -43,9 +43,6 @@ const char *tsr_folder_show(char out[PATH_MAX], const tsr_folder *folder, const 
 /* Whether its path still leads to it. */
 bool tsr_folder_in_place(const tsr_folder *folder);
 
-/* flock of the directory: 0, or -1 and errno. */
-int tsr_folder_lock(const tsr_folder *folder, int operation);
-
 /* ---- what is in it ---- */
 
 /* Of a link the link's. False: nothing has the name. */

@@ -212,7 +212,7 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
         return tsr_fail(TSR_ENOMEM, "out of memory for a job");
     reports = 1;
     job->options = *options;
-    job->saved = -1;
+    job->saved = job->output_lock = -1;
     job->train = options->purpose != TSR_JOB_EVALUATE;
     job->log_level = TSR_LOG_INFO; /* until the configuration says another */
     tsr_job_listen(job, true);

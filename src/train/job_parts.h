@@ -95,7 +95,7 @@ struct tsr_job {
     uint64_t metrics_bytes;   /* of metrics.jsonl that belong to `resume` */
     int64_t newest;           /* of output_dir when it was looked at last; rank 0 */
     tsr_folder *output;       /* output_dir, held open; NULL: not yet, or not there yet */
-    bool output_taken;        /* and locked; rank 0 */
+    int output_lock;          /* of output_dir, rank 0's; -1: not taken */
     tsr_snapshot_file *files; /* [ranks + the adapter's files]: of the one being written */
 };
 

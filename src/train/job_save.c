@@ -8,7 +8,6 @@
 #include "train/usage.h"
 
 #include <string.h>
-#include <sys/file.h>
 
 #define METRICS_FILE "metrics.jsonl"
 #define CONFIG_FILE  "job.yaml"
@@ -69,8 +68,8 @@ static tsr_status find_run(const char **out, const tsr_folder *folder, bool ende
 
 void tsr_job_close_output(tsr_job *job)
 {
-    if (job->output && job->output_taken)
-        tsr_output_unlock(job->output); /* a child of the caller's may have it open still */
+    tsr_output_leave(job->output_lock, job->output);
+    job->output_lock = -1;
     tsr_folder_close(job->output);
     job->output = NULL;
 }
@@ -122,6 +121,14 @@ tsr_status tsr_job_check_output(const tsr_job *job)
     return TSR_OK;
 }
 
+/* The other ranks wait in a collective, which has its deadline. */
+static tsr_output_patience patience(const tsr_job *job)
+{
+    double deadline = job->options.timeout_seconds;
+    bool soon = deadline > 0 && deadline < 2 * TSR_OUTPUT_SECONDS;
+    return (tsr_output_patience){soon ? deadline / 2 : TSR_OUTPUT_SECONDS, job->options.stop};
+}
+
 tsr_status tsr_job_open_output(tsr_job *job)
 {
     const tsr_config *config = &job->inputs.config;
@@ -132,8 +139,8 @@ tsr_status tsr_job_open_output(tsr_job *job)
         return TSR_OK;
     TSR_TRY(check_events(job->output));
     TSR_TRY(check_given(job));
-    TSR_TRY(tsr_output_lock(job->output, config, LOCK_SH));
-    tsr_output_unlock(job->output);
+    tsr_output_patience p = patience(job);
+    TSR_TRY(tsr_output_ask(job->output, config, &p));
     return tsr_snapshot_newest(&job->newest, job->output);
 }
 
@@ -153,8 +160,8 @@ static tsr_status take_output(tsr_job *job)
     else
         TSR_TRY(tsr_file_check_names(job->output, type_of));
     TSR_TRY(check_events(job->output));
-    TSR_TRY(tsr_output_lock(job->output, config, LOCK_EX));
-    job->output_taken = true;
+    tsr_output_patience p = patience(job);
+    TSR_TRY(tsr_output_take(&job->output_lock, job->output, config, &p));
     TSR_TRY(tsr_snapshot_newest(&job->newest, job->output));
     if (job->continues && job->newest != before)
         return tsr_fail(TSR_ECONFIG,

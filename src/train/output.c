@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -84,29 +83,14 @@ tsr_status tsr_output_open(tsr_folder **out, const tsr_config *config, tsr_file_
     TSR_TRY(tsr_folder_open(out, config->output_dir));
     if (!*out)
         return TSR_OK;
-    tsr_status status = tsr_file_check_names(*out, type_of);
+    tsr_status status = tsr_folder_expect(*out, TSR_OUTPUT_LOCK, S_IFREG, TSR_ECONFIG);
+    if (status == TSR_OK)
+        status = tsr_file_check_names(*out, type_of);
     if (status < 0) {
         tsr_folder_close(*out);
         *out = NULL;
     }
     return status;
-}
-
-/* ---- whose it is ---- */
-
-tsr_status tsr_output_lock(const tsr_folder *folder, const tsr_config *config, int kind)
-{
-    if (tsr_folder_lock(folder, kind | LOCK_NB) == 0 || errno != EWOULDBLOCK)
-        return TSR_OK;
-    return tsr_fail(TSR_ECONFIG,
-                    "%s: another job is writing to output_dir %s; name another directory, or wait "
-                    "for that job's end",
-                    tsr_config_where(config, "output_dir"), config->output_dir);
-}
-
-void tsr_output_unlock(const tsr_folder *folder)
-{
-    (void)tsr_folder_lock(folder, LOCK_UN);
 }
 
 /* ---- how much room there is ---- */

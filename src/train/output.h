@@ -17,10 +17,24 @@ tsr_status tsr_output_check_place(const tsr_config *config);
 tsr_status tsr_output_open(tsr_folder **out, const tsr_config *config, tsr_file_types *type_of,
                            bool make);
 
-/* Takes it for this job alone (LOCK_EX), or asks whether another has it (LOCK_SH); to be let go. A file
- * system that has no locks stops nobody. */
-tsr_status tsr_output_lock(const tsr_folder *folder, const tsr_config *config, int kind);
-void tsr_output_unlock(const tsr_folder *folder);
+/* Who has output_dir (output_lock.c): taken by one command at a time, from before it is written to until it
+ * leaves, or asked for. A file system that has no locks stops nobody. TSR_ECONFIG, at once: another command
+ * that goes on has it; TSR_EIO: a run that was killed has it, and was waited for in vain. */
+#define TSR_OUTPUT_LOCK ".tessera.lock"
+
+typedef struct {
+    double seconds;           /* to wait for what was killed */
+    const volatile int *stop; /* ends the waiting: TSR_ESTOPPED_UNSAVED; NULL: nothing does */
+} tsr_output_patience;
+
+#define TSR_OUTPUT_SECONDS 30.0
+
+tsr_status tsr_output_ask(const tsr_folder *folder, const tsr_config *config,
+                          const tsr_output_patience *patience);
+tsr_status tsr_output_take(int *lock, const tsr_folder *folder, const tsr_config *config,
+                           const tsr_output_patience *patience);
+/* lock -1: it was not taken. */
+void tsr_output_leave(int lock, const tsr_folder *folder);
 
 /* What is to be written there: bytes, of which that many go before; what it is, for people, and what would
  * make it less ("" or ", or ..."). */

@@ -4,6 +4,7 @@
  */
 #include "multi/cli.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,6 +74,70 @@ static void older_named(void)
     cli_case_end();
 }
 
+/* ---- who has it ---- */
+
+#define LONG      "train job.yaml max_steps=1000000 logging_steps=1000000 save_total_limit=1 "
+#define TELLS_PID "echo $$ >pid.$RANK.new; mv pid.$RANK.new pid.$RANK; exec \"$@\""
+
+static pid_t pid_of(int rank)
+{
+    char name[16];
+    snprintf(name, sizeof name, "pid.%d", rank);
+    char *text = cli_read(name, NULL);
+    pid_t pid = text ? (pid_t)atoi(text) : 0;
+    free(text);
+    return pid;
+}
+
+static void wait_for(const char *path, const char *words)
+{
+    bool found = false;
+    for (double end = cli_now() + 20; !found && cli_now() < end; cli_sleep(0.01)) {
+        char *text = cli_read(path, NULL);
+        found = text && strstr(text, words);
+        free(text);
+    }
+    if (!found)
+        cli_fail("%s does not say: %s", path, words);
+}
+
+/* A run that is started again while a rank of the killed one is still there waits for it, and goes on; beside one
+ * that lives it is refused at once. */
+static void restarted(void)
+{
+    cli_process process;
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_start(&process, 2, TELLS_PID, LONG "save_strategy=steps save_steps=1");
+    for (double end = cli_now() + 20; !cli_exists("out/checkpoint-3"); cli_sleep(0.01))
+        if (cli_now() > end) {
+            cli_fail("no third checkpoint after 20 seconds");
+            break;
+        }
+    pid_t rank[] = {pid_of(0), pid_of(1)};
+    refused("train job.yaml max_steps=4 resume_from_checkpoint=true", "another job is writing to",
+            "out/job.yaml");
+    pid_t mpirun = cli_parent(rank[0]);
+    kill(mpirun, SIGKILL);
+    while (kill(mpirun, 0) == 0 && cli_parent(rank[0]) == mpirun)
+        cli_sleep(0.001);
+    kill(rank[0], SIGSTOP); /* it would notice soon */
+    cli_wait(&output, &process, 20);
+    cli_output_free(&output);
+    cli_start(&process, 2, "exec \"$@\" 2>said.$RANK",
+              LONG "save_strategy=steps save_steps=1 resume_from_checkpoint=true time_limit=0.01");
+    wait_for("said.0", "is still held by process");
+    kill(rank[0], SIGKILL);
+    kill(rank[1], SIGKILL);
+    cli_wait(&output, &process, 40);
+    if (output.code != 75)
+        cli_fail("started again: exit code %d\n%s", output.code, output.err);
+    if (cli_exists("out/.tessera.lock"))
+        cli_fail("the lock is still there");
+    cli_output_free(&output);
+    cli_case_end();
+}
+
 int main(int argc, char **argv)
 {
     static const struct {
@@ -81,6 +146,7 @@ int main(int argc, char **argv)
     } tests[] = {
         {"replaced_once", replaced_once},
         {"older_named", older_named},
+        {"restarted", restarted},
     };
     cli_open(argc, argv);
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
