@@ -173,11 +173,14 @@ static int open_at(int folder, const char *path, int flags, mode_t mode)
     if (fails(SYSTEM_OPEN))
         return -1;
     int fd = (int)syscall(SYS_openat, folder, path, flags, mode);
-    system_op *op = fd >= 0 ? note_at(SYSTEM_OPEN, folder, path) : NULL;
+    int reason = fd < 0 ? errno : 0;
+    system_op *op = fd >= 0 || reason == ENOENT ? note_at(SYSTEM_OPEN, folder, path) : NULL;
     if (op) {
+        op->absent = fd < 0;
         op->creates = flags & O_CREAT;
         op->folder = flags & O_DIRECTORY;
     }
+    errno = reason ? reason : errno;
     return fd;
 }
 

@@ -45,6 +45,7 @@ typedef struct {
     system_kind kind;
     bool creates;            /* OPEN: a file, if it is not there */
     bool folder;             /* OPEN: of a directory */
+    bool absent;             /* OPEN: there was nothing to open */
     char path[512], to[512]; /* to: RENAME */
     uint8_t *data;           /* WRITE: at the end of the file */
     size_t bytes;

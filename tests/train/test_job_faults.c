@@ -227,7 +227,7 @@ static void apply(const disk *d, int index)
     place(path, d, op->path);
     switch (op->kind) {
     case SYSTEM_OPEN:
-        if (!op->creates)
+        if (!op->creates || op->absent)
             break;
         fd = open(path, O_WRONLY | O_CREAT, 0666);
         assert_true(fd >= 0);
