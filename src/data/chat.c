@@ -1,5 +1,4 @@
-#include "data/chat.h"
-
+#include "data/chat_parts.h"
 #include "io/file.h"
 
 #include <stdio.h>
@@ -111,37 +110,6 @@ void tsr_chat_destroy(tsr_chat *chat)
     free(chat);
 }
 
-/* ---- messages ---- */
-
-static tsr_status check_message(const json_t *message, size_t index)
-{
-    if (!json_is_object(message))
-        return tsr_fail(TSR_EDATA, "messages[%zu] is not an object {\"role\", \"content\"}", index);
-    const json_t *role = json_object_get(message, "role");
-    const json_t *content = json_object_get(message, "content");
-    if (!json_is_string(role))
-        return tsr_fail(TSR_EDATA,
-                        "messages[%zu]: \"role\" is %s, expected a string such as "
-                        "\"user\"",
-                        index, role ? "not a string" : "missing");
-    bool calls = json_is_array(json_object_get(message, "tool_calls"));
-    if (json_is_string(content) || (calls && (!content || json_is_null(content))))
-        return TSR_OK;
-    return tsr_fail(TSR_EDATA, "messages[%zu] (role \"%s\"): \"content\" is %s, expected a string",
-                    index, json_string_value(role), content ? "not a string" : "missing");
-}
-
-static tsr_status check_messages(const json_t *messages)
-{
-    if (!json_is_array(messages))
-        return tsr_fail(TSR_EDATA, "\"messages\" is not a list");
-    if (!json_array_size(messages))
-        return tsr_fail(TSR_EDATA, "\"messages\" is empty");
-    for (size_t i = 0; i < json_array_size(messages); i++)
-        TSR_TRY(check_message(json_array_get(messages, i), i));
-    return TSR_OK;
-}
-
 /* The template of a row. The one for tools is read when the first row has some: other data trains
  * where it is not understood. */
 static tsr_status choose_template(tsr_chat *chat, bool tools)
@@ -159,29 +127,6 @@ static tsr_status choose_template(tsr_chat *chat, bool tools)
     return TSR_OK;
 }
 
-/* What an assistant thought, as rows and templates name it; the first that is there counts. */
-static const char *const thoughts[] = {"reasoning_content", "thinking", "reasoning"};
-#define THOUGHTS (sizeof thoughts / sizeof *thoughts)
-
-/* Adds `message` to `list` as transformers hands it to a template: without its keys that are null, which rows
- * of a table have for what other rows say; and what was thought, under either name that templates read. */
-static bool add_message(json_t *list, const json_t *message)
-{
-    json_t *seen = json_object(), *thought = NULL, *value;
-    const char *key;
-    bool failed = json_array_append_new(list, seen) != 0;
-    for (size_t i = 0; i < THOUGHTS && (!thought || json_is_null(thought)); i++)
-        thought = json_object_get(message, thoughts[i]);
-    thought = json_is_null(thought) ? NULL : thought;
-    if (thought)
-        failed = failed || json_object_set(seen, "thinking", thought);
-    json_object_foreach((json_t *)(uintptr_t)message, key, value) failed =
-        failed || (!json_is_null(value) && json_object_set(seen, key, value));
-    if (thought)
-        failed = failed || json_object_set(seen, "reasoning_content", thought);
-    return !failed;
-}
-
 /* Renders the first `count` messages. */
 static tsr_status render(tsr_rendering *out, tsr_chat *chat, const json_t *messages, size_t count,
                          bool prompt)
@@ -189,7 +134,7 @@ static tsr_status render(tsr_rendering *out, tsr_chat *chat, const json_t *messa
     json_t *part = json_array();
     tsr_status status = part ? TSR_OK : tsr_fail(TSR_ENOMEM, "no memory for messages");
     for (size_t i = 0; i < count && status == TSR_OK; i++)
-        if (!add_message(part, json_array_get(messages, i)))
+        if (!tsr_chat_add_message(part, json_array_get(messages, i)))
             status = tsr_fail(TSR_ENOMEM, "no memory for messages");
     if (status == TSR_OK)
         status = set_name(chat->names, "messages", json_incref(part));
@@ -251,8 +196,8 @@ static bool holds_message(const char *text, size_t bytes, const json_t *message)
     const char *content = json_string_value(json_object_get(message, "content"));
     const json_t *calls = json_object_get(message, "tool_calls");
     bool blank = !content || !content[strspn(content, " \t\r\n")];
-    for (size_t i = 0; i < THOUGHTS; i++) {
-        const json_t *thought = json_object_get(message, thoughts[i]);
+    for (int i = 0; i < TSR_CHAT_THOUGHTS; i++) {
+        const json_t *thought = json_object_get(message, tsr_chat_thoughts[i]);
         const char *words = json_string_value(thought);
         if (thought && !json_is_null(thought) && (!words || *words))
             return false;
@@ -284,7 +229,7 @@ static bool find_later_turn(tsr_span *out, const tsr_text *text, const tsr_text 
     return length && holds_message(turn, length, message);
 }
 
-/* The bytes of an assistant's turn, by rendering up to it and through it. */
+/* The bytes of a message's turn, by rendering up to it and through it. */
 static tsr_status find_turn(tsr_span *out, tsr_chat_row *row, tsr_chat *chat,
                             const json_t *messages, size_t index)
 {
@@ -292,7 +237,12 @@ static tsr_status find_turn(tsr_span *out, tsr_chat_row *row, tsr_chat *chat,
                                  "in a template given by chat_template_path, split the row, or set "
                                  "assistant_only_loss: false";
     tsr_rendering *before = &row->scratch[0], *through = &row->scratch[1];
-    tsr_status status = render(before, chat, messages, index, true);
+    bool assistant = tsr_chat_is_assistant(json_array_get(messages, index));
+    tsr_status status = TSR_OK;
+    if (index || assistant)
+        status = render(before, chat, messages, index, assistant);
+    else
+        tsr_text_clear(&before->text);
     if (status == TSR_EDATA && index == 0) {
         char reason[512];
         strncpy(reason, tsr_last_error(), sizeof reason - 1);
@@ -306,18 +256,17 @@ static tsr_status find_turn(tsr_span *out, tsr_chat_row *row, tsr_chat *chat,
     TSR_TRY(render(through, chat, messages, index + 1, false));
     if (!begins(&through->text, &before->text))
         return tsr_fail(TSR_EDATA,
-                        "messages[%zu]: the rendering through this assistant turn does "
-                        "not begin with the messages before it and the generation "
-                        "prompt; %s",
-                        index, advice);
+                        "messages[%zu]: the rendering through this turn does not begin with "
+                        "the messages before it%s; %s",
+                        index, assistant ? " and the generation prompt" : "", advice);
     if (!begins(&row->text, &through->text) &&
         find_later_turn(out, &row->text, &before->text, &through->text,
                         json_array_get(messages, index)))
         return TSR_OK;
     if (!begins(&row->text, &through->text))
         return tsr_fail(TSR_EDATA,
-                        "messages[%zu]: the template renders this assistant turn "
-                        "differently once more messages follow (earlier thinking "
+                        "messages[%zu]: the template renders this turn differently "
+                        "once more messages follow (earlier thinking "
                         "dropped, say); %s",
                         index, advice);
     *out = (tsr_span){before->text.length, through->text.length};
@@ -329,14 +278,46 @@ static tsr_status mark_turns(tsr_chat_row *row, tsr_chat *chat, const json_t *me
 {
     size_t at = 0;
     for (size_t i = first; i < json_array_size(messages); i++) {
-        const json_t *role = json_object_get(json_array_get(messages, i), "role");
+        const json_t *message = json_array_get(messages, i);
         tsr_span turn;
-        if (strcmp(json_string_value(role), "assistant"))
+        if (!tsr_chat_is_assistant(message) || tsr_chat_asks_training(message) == 0)
             continue;
         TSR_TRY(find_turn(&turn, row, chat, messages, i));
         mark(row, &at, turn.begin, turn.end);
     }
     return TSR_OK;
+}
+
+/* Where more than the assistant's turns was marked, or the template did it: takes back the turns that say they
+ * are not trained. */
+static tsr_status unmark_turns(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
+                               size_t first, bool assistant_only)
+{
+    const tsr_tokens *t = &row->tokens;
+    for (size_t i = first; i < json_array_size(messages); i++) {
+        const json_t *message = json_array_get(messages, i);
+        tsr_span turn;
+        if (tsr_chat_asks_training(message) != 0 ||
+            (assistant_only && !tsr_chat_is_assistant(message)))
+            continue;
+        TSR_TRY(find_turn(&turn, row, chat, messages, i));
+        for (size_t k = 0; k < t->count; k++)
+            if (t->spans[k].begin < turn.end && t->spans[k].end > turn.begin)
+                row->mask[k] = 0;
+    }
+    return TSR_OK;
+}
+
+/* Whether a message asks to be trained that is not: of the prompt, or not the assistant's. */
+static bool asks_in_vain(const json_t *messages, size_t prompt_count, bool assistant_only)
+{
+    for (size_t i = 0; i < json_array_size(messages); i++) {
+        const json_t *message = json_array_get(messages, i);
+        if (tsr_chat_asks_training(message) == 1 &&
+            (i < prompt_count || (assistant_only && !tsr_chat_is_assistant(message))))
+            return true;
+    }
+    return false;
 }
 
 /* ---- encoding ---- */
@@ -346,7 +327,7 @@ static tsr_status render_row(tsr_chat_row *row, tsr_chat *chat, const json_t *me
                              const json_t *tools, bool prompt)
 {
     tsr_tokens_clear(&row->tokens);
-    TSR_TRY(check_messages(messages));
+    TSR_TRY(tsr_chat_check_messages(messages));
     TSR_TRY(choose_template(chat, tools != NULL));
     /* The tree is only read; the reference count changes. */
     json_t *given = tools ? json_incref((json_t *)(uintptr_t)tools) : json_null();
@@ -376,6 +357,16 @@ static tsr_status find_prompt(size_t *end, tsr_chat_row *row, tsr_chat *chat,
     return TSR_OK;
 }
 
+static void mark_generation(tsr_chat_row *row, size_t begin)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < row->scratch[0].span_count; i++) {
+        tsr_span span = row->scratch[0].spans[i];
+        if (span.end > begin)
+            mark(row, &at, span.begin > begin ? span.begin : begin, span.end);
+    }
+}
+
 tsr_status tsr_chat_encode(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
                            const json_t *tools, size_t prompt_count, bool assistant_only)
 {
@@ -383,19 +374,14 @@ tsr_status tsr_chat_encode(tsr_chat_row *row, tsr_chat *chat, const json_t *mess
     TSR_TRY(render_row(row, chat, messages, tools, false));
     TSR_TRY(find_prompt(&begin, row, chat, messages, prompt_count));
     TSR_TRY(reserve_mask(row, !assistant_only && !prompt_count));
-    if (!assistant_only) {
-        if (prompt_count)
-            mark(row, &at, begin, row->text.length);
-        return TSR_OK;
-    }
-    if (!tsr_template_marks_generation(chat->chosen))
+    row->asks_in_vain = asks_in_vain(messages, prompt_count, assistant_only);
+    if (assistant_only && !tsr_template_marks_generation(chat->chosen))
         return mark_turns(row, chat, messages, prompt_count);
-    for (size_t i = 0; i < row->scratch[0].span_count; i++) {
-        tsr_span span = row->scratch[0].spans[i];
-        if (span.end > begin)
-            mark(row, &at, span.begin > begin ? span.begin : begin, span.end);
-    }
-    return TSR_OK;
+    if (assistant_only)
+        mark_generation(row, begin);
+    else if (prompt_count)
+        mark(row, &at, begin, row->text.length);
+    return unmark_turns(row, chat, messages, prompt_count, assistant_only);
 }
 
 tsr_status tsr_chat_prompt(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,

@@ -7,6 +7,8 @@
  * is not the beginning of the next one the row is refused, if the template drops of an earlier turn
  * what the row says (its thinking), and not only what it puts before a last turn itself.
  *
+ * A message says itself that its turn is not trained: "weight": 0, "train": false, "training": false.
+ *
  * A model may have a template of its own for rows with tools (tool_use); an empty list of tools takes
  * it too, as in transformers.
  *
@@ -38,10 +40,14 @@ typedef struct {
     tsr_tokens tokens;
     uint8_t *mask;
     size_t mask_capacity;
+    bool asks_in_vain; /* a message that is not trained says that it is */
     tsr_rendering scratch[2];
 } tsr_chat_row;
 
 void tsr_chat_row_free(tsr_chat_row *row);
+
+/* The keys of a message that say whether its turn is trained; NULL at the end. */
+extern const char *const tsr_chat_training_keys[];
 
 /* `tokenizer` is borrowed and must outlive the chat; options may be NULL. TSR_ECONFIG: no template
  * anywhere. TSR_EDATA: the template cannot be read or is not understood. */
@@ -52,7 +58,8 @@ void tsr_chat_destroy(tsr_chat *chat);
 /* Fills *row from `messages`, an array of {role, content, ...}; `tools` is an array or NULL.
  * assistant_only: the mask as above, otherwise all tokens are trained. The first prompt_count
  * messages and the generation prompt after them are never trained (0: no such prompt). TSR_EDATA: a
- * message without role or content, the template raised, or the turns cannot be told apart. */
+ * message without role or content, or whose training is not understood; the template raised, or the turns
+ * cannot be told apart. */
 tsr_status tsr_chat_encode(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
                            const json_t *tools, size_t prompt_count, bool assistant_only);
 

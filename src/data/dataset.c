@@ -28,6 +28,7 @@ struct tsr_dataset {
     int file_count;
     tsr_data_format format;
     tsr_dataset_stats stats;
+    tsr_text unread_keys;
     uint64_t hash;
 };
 
@@ -160,6 +161,17 @@ static tsr_status reserve_tokens(tsr_dataset *data, uint64_t more)
                    sizeof *data->labels);
 }
 
+static void note_findings(tsr_dataset *data, unsigned findings, int file, int64_t line)
+{
+    for (int i = 0; i < TSR_FINDING_COUNT; i++) {
+        tsr_found *found = &data->stats.found[i];
+        if (!(findings & 1u << i))
+            continue;
+        if (!found->rows++)
+            *found = (tsr_found){1, line, file};
+    }
+}
+
 static tsr_status append(tsr_dataset *data, const tsr_row *row, int file, int64_t line)
 {
     TSR_TRY(reserve_tokens(data, row->token_count));
@@ -181,6 +193,7 @@ static tsr_status append(tsr_dataset *data, const tsr_row *row, int file, int64_
     data->samples[data->sample_count++] = entry;
     data->token_count += row->token_count;
     data->document_count += row->document_count;
+    note_findings(data, row->findings, file, line);
     return TSR_OK;
 }
 
@@ -390,6 +403,8 @@ static tsr_status read_files(tsr_dataset *data, const tsr_dataset_options *optio
     free(r.line);
     free(r.first_error);
     tsr_text_free(&r.others);
+    data->unread_keys = row.keys;
+    row.keys = (tsr_text){0};
     tsr_row_free(&row);
     return status;
 }
@@ -475,6 +490,7 @@ static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
         tsr_log(TSR_LOG_WARNING, "%s: max_length %lld cut %lld rows and dropped %lld of %lld", key,
                 (long long)options->max_length, (long long)stats->truncated, (long long)dropped,
                 (long long)stats->rows);
+    tsr_findings_warn(data, key);
     return TSR_OK;
 }
 
@@ -527,6 +543,7 @@ void tsr_dataset_destroy(tsr_dataset *data)
     free(data->labels);
     free(data->lengths);
     free(data->samples);
+    tsr_text_free(&data->unread_keys);
     free(data);
 }
 
@@ -561,6 +578,11 @@ const tsr_dataset_stats *tsr_dataset_stats_of(const tsr_dataset *data)
 const char *tsr_dataset_file(const tsr_dataset *data, int index)
 {
     return data->files[index];
+}
+
+const char *tsr_dataset_unread_keys(const tsr_dataset *data)
+{
+    return tsr_text_string(&data->unread_keys);
 }
 
 uint64_t tsr_dataset_hash(const tsr_dataset *data)

@@ -19,6 +19,7 @@
 
 #include "base/text.h"
 #include "data/chat.h"
+#include "data/findings.h"
 
 #define TSR_LABEL_IGNORED (-100)
 
@@ -79,6 +80,7 @@ typedef struct {
     int64_t truncated;        /* samples cut to max_length */
     int64_t too_long;         /* rows dropped because they are longer than max_length */
     int64_t emptied;          /* rows dropped because cutting took all that was trained */
+    tsr_found found[TSR_FINDING_COUNT];
 } tsr_dataset_stats;
 
 /* The format of the data (never AUTO): options->format, or what the keys of the first row of the
@@ -93,8 +95,8 @@ const char *tsr_data_format_name(tsr_data_format format);
 
 /* Reads all files; the caller owns *out. TSR_EDATA: the first bad row with its file and line, and
  * how many more there are; no row; no label in the whole data. TSR_ECONFIG: a choice of what is
- * trained that the format does not have. Samples without labels, and rows that were dropped, are logged as one
- * warning each. */
+ * trained that the format does not have. Samples without labels, rows that were dropped, and each finding are
+ * logged as one warning. */
 tsr_status tsr_dataset_load(tsr_dataset **out, const tsr_dataset_options *options);
 void tsr_dataset_destroy(tsr_dataset *dataset);
 
@@ -105,6 +107,9 @@ const tsr_dataset_stats *tsr_dataset_stats_of(const tsr_dataset *dataset);
 
 /* The path of file `index`, as it was given. Borrowed. */
 const char *tsr_dataset_file(const tsr_dataset *dataset, int index);
+
+/* The keys that TSR_FINDING_KEYS is about: "loss_weight", "is_masked". Borrowed. */
+const char *tsr_dataset_unread_keys(const tsr_dataset *dataset);
 
 /* A hash of all tokens, labels, documents and samples: equal on all ranks, or they were given
  * different files. */

@@ -11,6 +11,7 @@ void tsr_row_free(tsr_row *row)
     free(row->ids);
     free(row->labels);
     free(row->lengths);
+    tsr_text_free(&row->keys);
     tsr_chat_row_free(&row->chat);
     *row = (tsr_row){0};
 }
@@ -122,6 +123,37 @@ static tsr_status check_keys(const json_t *object, tsr_data_format format,
     return status;
 }
 
+#define MOST_KEYS_BYTES 200 /* of their names together */
+
+static void remember_key(tsr_text *keys, const char *key)
+{
+    tsr_text quoted = {0};
+    tsr_text_printf(&quoted, "\"%s\"", key);
+    if (!strstr(tsr_text_string(keys), tsr_text_string(&quoted)) &&
+        keys->length + quoted.length < MOST_KEYS_BYTES)
+        tsr_text_printf(keys, "%s%s", keys->length ? ", " : "", tsr_text_string(&quoted));
+    tsr_text_free(&quoted);
+}
+
+void tsr_row_note_keys(tsr_row *row, const json_t *object, const char *const *read)
+{
+    static const char *const parts[] = {"train", "weight", "loss", "mask"};
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)object, key, value)
+    {
+        bool seems = false;
+        for (int i = 0; i < 4; i++)
+            seems |= strcasestr(key, parts[i]) != NULL;
+        for (int i = 0; read[i]; i++)
+            seems &= strcmp(key, read[i]) != 0;
+        if (!seems || json_is_null(value))
+            continue;
+        row->findings |= 1u << TSR_FINDING_KEYS;
+        remember_key(&row->keys, key);
+    }
+}
+
 /* What a file that is no JSON lines looks like in its first bytes; "" if nothing is recognised. */
 static const char *recognise(const char *line, size_t bytes)
 {
@@ -205,7 +237,11 @@ tsr_status tsr_row_read(tsr_row *row, const json_t *object, tsr_data_format form
                                                  tsr_row_read_prompt_completion,
                                              [TSR_DATA_TEXT] = tsr_row_read_text,
                                              [TSR_DATA_PRETOKENIZED] = tsr_row_read_pretokenized};
+    const char *const text_field[] = {tsr_row_text_field(options), NULL};
+    row->findings = 0;
     TSR_TRY(check_keys(object, format, options, place));
+    if (format != TSR_DATA_PRETOKENIZED)
+        tsr_row_note_keys(row, object, text_field);
     TSR_TRY(readers[format](row, object, options, place));
     if (format != TSR_DATA_PRETOKENIZED)
         TSR_TRY(check_vocabulary(row, options, place));

@@ -13,6 +13,8 @@ typedef struct {
     size_t token_count, document_count;
     size_t token_capacity, document_capacity;
     int64_t label_count;
+    unsigned findings; /* a bit for each tsr_finding */
+    tsr_text keys;     /* of all rows so far: "loss_weight", "is_masked" */
     tsr_chat_row chat;
 } tsr_row;
 

@@ -11,6 +11,8 @@
 static tsr_status encode(tsr_row *row, const json_t *messages, const json_t *tools,
                          size_t prompt_count, const tsr_dataset_options *options, const char *place)
 {
+    for (size_t i = 0; i < json_array_size(messages); i++)
+        tsr_row_note_keys(row, json_array_get(messages, i), tsr_chat_training_keys);
     tsr_status status = tsr_chat_encode(&row->chat, options->chat, messages, tools, prompt_count,
                                         options->assistant_only != TSR_LOSS_NO);
     if (status < 0)
@@ -26,6 +28,8 @@ static tsr_status encode(tsr_row *row, const json_t *messages, const json_t *too
         row->ids[i] = row->chat.tokens.ids[i];
         row->labels[i] = row->chat.mask[i] ? row->ids[i] : TSR_LABEL_IGNORED;
     }
+    if (row->chat.asks_in_vain)
+        row->findings |= 1u << TSR_FINDING_IN_VAIN;
     return TSR_OK;
 }
 
@@ -175,6 +179,19 @@ static tsr_status read_turn(json_t **out, const json_t *turn, size_t index, cons
     return *out ? TSR_OK : tsr_fail(TSR_ENOMEM, "no memory for messages");
 }
 
+/* Adds a turn to *messages; what it says of its training goes with it. */
+static tsr_status add_turn(json_t *messages, const json_t *turn, size_t index, const char *place)
+{
+    json_t *message;
+    TSR_TRY(read_turn(&message, turn, index, place));
+    bool failed = json_array_append_new(messages, message) != 0;
+    for (size_t i = 0; tsr_chat_training_keys[i] && !failed; i++) {
+        json_t *value = json_object_get(turn, tsr_chat_training_keys[i]);
+        failed = value && json_object_set(message, tsr_chat_training_keys[i], value);
+    }
+    return failed ? tsr_fail(TSR_ENOMEM, "no memory for messages") : TSR_OK;
+}
+
 /* LLaMA-Factory's rows have the system prompt in a key of its own. There, as here, one that is the
  * first turn takes its place. */
 static tsr_status read_system(json_t *messages, const json_t *object, const json_t *turns,
@@ -193,7 +210,8 @@ static tsr_status read_system(json_t *messages, const json_t *object, const json
                : TSR_OK;
 }
 
-static tsr_status read_conversation(json_t *messages, const json_t *object, const char *place)
+static tsr_status read_conversation(json_t *messages, tsr_row *row, const json_t *object,
+                                    const char *place)
 {
     json_t *turns;
     TSR_TRY(tsr_json_array(&turns, object, "conversations", place));
@@ -201,10 +219,8 @@ static tsr_status read_conversation(json_t *messages, const json_t *object, cons
         return tsr_fail(TSR_EDATA, "%s: \"conversations\" is empty", place);
     TSR_TRY(read_system(messages, object, turns, place));
     for (size_t i = 0; i < json_array_size(turns); i++) {
-        json_t *message;
-        TSR_TRY(read_turn(&message, json_array_get(turns, i), i, place));
-        if (json_array_append_new(messages, message))
-            return tsr_fail(TSR_ENOMEM, "no memory for messages");
+        tsr_row_note_keys(row, json_array_get(turns, i), tsr_chat_training_keys);
+        TSR_TRY(add_turn(messages, json_array_get(turns, i), i, place));
     }
     return TSR_OK;
 }
@@ -213,7 +229,7 @@ tsr_status tsr_row_read_sharegpt(tsr_row *row, const json_t *object,
                                  const tsr_dataset_options *options, const char *place)
 {
     json_t *messages = json_array(), *tools = NULL;
-    tsr_status status = messages ? read_conversation(messages, object, place)
+    tsr_status status = messages ? read_conversation(messages, row, object, place)
                                  : tsr_fail(TSR_ENOMEM, "no memory for messages");
     if (status >= 0)
         status = read_tools(&tools, object, place);

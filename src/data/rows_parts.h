@@ -33,6 +33,10 @@ tsr_status tsr_row_read_pretokenized(tsr_row *row, const json_t *object,
 /* Room for so many tokens and documents, which are the row's from now on. */
 tsr_status tsr_row_reserve(tsr_row *row, size_t tokens, size_t documents);
 
+/* Notes the keys of a row or of a message that seem to say what is trained; `read` are those that do, NULL at
+ * the end. */
+void tsr_row_note_keys(tsr_row *row, const json_t *object, const char *const *read);
+
 /* The key of text rows. */
 const char *tsr_row_text_field(const tsr_dataset_options *options);
 

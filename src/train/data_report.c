@@ -202,6 +202,7 @@ static void put_figures(tsr_text *out, const figures *f)
                     (long long)s->rows);
     if (s->documents != s->samples)
         tsr_text_printf(out, ", %lld documents", (long long)s->documents);
+    tsr_findings_put(out, f->data, "; ");
     tsr_text_printf(out, "\n  tokens     %lld, %lld trained (%.1f %%)\n", (long long)s->tokens,
                     (long long)s->label_tokens,
                     100.0 * (double)s->label_tokens / (double)s->tokens);
@@ -281,6 +282,21 @@ static json_t *json_examples(const figures *f, int64_t show, bool *failed)
     return list;
 }
 
+static json_t *json_findings(const figures *f, bool *failed)
+{
+    json_t *list = json_object();
+    for (tsr_finding i = 0; i < TSR_FINDING_COUNT; i++) {
+        const tsr_found *found = &f->stats->found[i];
+        if (found->rows &&
+            json_object_set_new(list, tsr_finding_name(i),
+                                json_pack("{s:I, s:s, s:I}", "rows", (json_int_t)found->rows,
+                                          "file", tsr_dataset_file(f->data, found->file), "line",
+                                          (json_int_t)found->line)))
+            *failed = true;
+    }
+    return list;
+}
+
 static tsr_status json_figures(json_t *sets, const figures *f, int64_t show)
 {
     const tsr_dataset_stats *s = f->stats;
@@ -296,13 +312,13 @@ static tsr_status json_figures(json_t *sets, const figures *f, int64_t show)
                             "rows", (json_int_t)s->rows, "samples", (json_int_t)s->samples,
                             "documents", (json_int_t)s->documents, "tokens", (json_int_t)s->tokens,
                             "trained_tokens", (json_int_t)s->label_tokens);
-    json_t *rest = json_pack("{s:{s:i, s:i, s:i, s:f, s:o}, s:I, s:{s:I, s:I}, s:I, s:I, s:o, s:o}",
-                             "length", "shortest", f->shortest, "longest", f->longest, "median",
-                             f->median, "mean", f->mean, "histogram", json_histogram(f, &failed),
-                             "max_length", (json_int_t)f->config->max_length, "dropped", "too_long",
-                             (json_int_t)s->too_long, "emptied", (json_int_t)s->emptied, "cut",
-                             (json_int_t)s->truncated, "without_labels", (json_int_t)s->unlabelled,
-                             "packing", packing, "examples", json_examples(f, show, &failed));
+    json_t *rest = json_pack(
+        "{s:{s:i, s:i, s:i, s:f, s:o}, s:I, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o}", "length",
+        "shortest", f->shortest, "longest", f->longest, "median", f->median, "mean", f->mean,
+        "histogram", json_histogram(f, &failed), "max_length", (json_int_t)f->config->max_length,
+        "dropped", "too_long", (json_int_t)s->too_long, "emptied", (json_int_t)s->emptied, "cut",
+        (json_int_t)s->truncated, "without_labels", (json_int_t)s->unlabelled, "findings",
+        json_findings(f, &failed), "packing", packing, "examples", json_examples(f, show, &failed));
     failed |= json_object_update(set, rest) != 0;
     push(sets, set, &failed);
     json_decref(rest);

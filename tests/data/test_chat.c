@@ -216,6 +216,52 @@ static void test_last_turn(void **state)
     tsr_chat_row_free(&row);
 }
 
+#define SAYS(role, text, key) "{\"role\":\"" role "\",\"content\":\"" text "\"," key "}"
+
+/* What a message says of its own training, in either method, and where all is trained. */
+static void test_training_keys(void **state)
+{
+    (void)state;
+    static const char plain[] = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|eot_id|>"
+                                "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    static const char marked[] =
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}"
+        "{{ m.content }}<|eot_id|>{% endgeneration %}{% else %}{{ m.content }}<|eot_id|>{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    static const char *const no[] = {"\"weight\":0", "\"weight\":0.0", "\"train\":false",
+                                     "\"training\":false", "\"weight\":0,\"train\":false"};
+    static const char *const yes[] = {"\"weight\":1", "\"weight\":null", "\"train\":true",
+                                      "\"train\":true,\"training\":true", "\"training\":null"};
+    tsr_chat_row row = {0};
+    char messages[512];
+    for (int i = 0; i < 5; i++) {
+        snprintf(messages, sizeof messages,
+                 "[%s,{\"role\":\"assistant\",\"content\":\"b\",%s},%s,"
+                 "{\"role\":\"assistant\",\"content\":\"d\",%s}]",
+                 USER("a"), no[i], SAYS("user", "c", "\"weight\":0.0"), yes[i]);
+        for (int k = 0; k < 2; k++) {
+            assert_int_equal(encode_with(&row, k ? marked : plain, messages, true), TSR_OK);
+            check_trained(&row, "......................................."
+                                "............................d<|eot_id|>");
+            assert_false(row.asks_in_vain);
+        }
+        /* All but the turns that say no: the user's too. */
+        assert_int_equal(encode_with(&row, plain, messages, false), TSR_OK);
+        check_trained(&row, "<user>a<|eot_id|><assistant>............................"
+                            "<assistant>d<|eot_id|>");
+    }
+    static const char *const in_vain[] = {
+        "[" SAYS("user", "a", "\"train\":true") "," ASSISTANT("b") "]",
+        "[" SAYS("tool", "a", "\"weight\":1") "," ASSISTANT("b") "]"};
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(encode_with(&row, plain, in_vain[i], true), TSR_OK);
+        assert_true(row.asks_in_vain);
+        assert_int_equal(encode_with(&row, plain, in_vain[i], false), TSR_OK);
+        assert_false(row.asks_in_vain);
+    }
+    tsr_chat_row_free(&row);
+}
+
 static void test_broken_rows(void **state)
 {
     (void)state;
@@ -231,6 +277,17 @@ static void test_broken_rows(void **state)
         {"[" USER("a") ",{\"role\":\"assistant\",\"content\":[\"b\"]}]",
          {"messages[1]", "\"content\" is not a string"}},
         {"[{\"role\":\"assistant\",\"content\":null}]", {"messages[0]", "not a string"}},
+        {"[" USER("a") "," SAYS("assistant", "b", "\"weight\":0.5") "]",
+         {"messages[1]: \"weight\" is 0.5", "expected 0 (not trained) or 1"}},
+        {"[" SAYS("user", "a", "\"weight\":-1") "]", {"\"weight\" is -1"}},
+        {"[" SAYS("user", "a", "\"weight\":true") "]", {"\"weight\" is true"}},
+        {"[" SAYS("user", "a", "\"train\":1") "]", {"\"train\" is 1", "expected true or false"}},
+        {"[" SAYS("user", "a", "\"training\":\"no\"") "]", {"\"training\" is \"no\""}},
+        {"[" SAYS("user", "a", "\"weight\":1,\"train\":false") "]",
+         {"messages[0]", "disagree about whether it is trained"}},
+        {"[" SAYS("user", "a", "\"training_detail\":[]") "]",
+         {"\"training_detail\" is not supported", "\"train\": true or false"}},
+        {"[" SAYS("user", "a", "\"train_detail\":[{}]") "]", {"\"train_detail\" is not supported"}},
     };
     tsr_chat *chat;
     tsr_chat_row row = {0};
@@ -624,6 +681,7 @@ int main(void)
         cmocka_unit_test(test_bad_tool_use),  cmocka_unit_test(test_special_tokens),
         cmocka_unit_test(test_template_json), cmocka_unit_test(test_message_keys),
         cmocka_unit_test(test_space_before),  cmocka_unit_test(test_last_turn),
+        cmocka_unit_test(test_training_keys),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

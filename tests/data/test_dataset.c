@@ -271,6 +271,40 @@ static void truncation(void **state)
                                            "rows.jsonl:2; the longest row has 5 tokens"});
 }
 
+/* What rows say about training: SlimOrca's weights are honoured, and what is not read is named once. */
+static void training_keys(void **state)
+{
+    (void)state;
+    const char *text = "{\"conversations\":[{\"from\":\"system\",\"value\":\"s\",\"weight\":null},"
+                       "{\"from\":\"human\",\"value\":\"a\",\"weight\":0.0},"
+                       "{\"from\":\"gpt\",\"value\":\"b\",\"weight\":0.0},"
+                       "{\"from\":\"human\",\"value\":\"c\",\"weight\":0.0,\"loss_mask\":1},"
+                       "{\"from\":\"gpt\",\"value\":\"4\",\"weight\":1.0}]}\n"
+                       "{\"conversations\":[{\"from\":\"human\",\"value\":\"a\",\"train\":true},"
+                       "{\"from\":\"gpt\",\"value\":\"b\",\"is_trained\":false}],\"Weight\":1}\n";
+    warnings[0] = 0;
+    tsr_log_set(note, NULL, TSR_LOG_WARNING);
+    tsr_dataset *data = load(text, (tsr_dataset_options){0});
+    tsr_log_set(NULL, NULL, TSR_LOG_WARNING);
+    assert_int_equal(tsr_dataset_sample(data, 0).label_count, 2); /* "4" and the end of the turn */
+    assert_int_equal(tsr_dataset_sample(data, 1).label_count, 2);
+    assert_non_null(strstr(warnings, "dataset: 2 of 2 rows have keys that seem to say what is "
+                                     "trained, and are not read: \"loss_mask\", \"Weight\", "
+                                     "\"is_trained\" (first "));
+    assert_non_null(strstr(warnings, "dataset: 1 of 2 rows ask to train a message that is not the "
+                                     "assistant's"));
+    assert_non_null(strstr(warnings, "rows.jsonl:2)"));
+    const tsr_dataset_stats *stats = tsr_dataset_stats_of(data);
+    assert_int_equal(stats->found[TSR_FINDING_KEYS].line, 1);
+    assert_int_equal(stats->found[TSR_FINDING_IN_VAIN].line, 2);
+    tsr_dataset_destroy(data);
+    /* A row's own keys are told from the key of its text. */
+    data =
+        load("{\"training_text\":\"a b\"}", (tsr_dataset_options){.text_field = "training_text"});
+    assert_int_equal(tsr_dataset_stats_of(data)->found[TSR_FINDING_KEYS].rows, 0);
+    tsr_dataset_destroy(data);
+}
+
 static uint64_t hash_of(const char *text)
 {
     tsr_dataset *data = load(text, (tsr_dataset_options){0});
@@ -402,6 +436,7 @@ static const struct {
     {SHAREGPT("function_call", "\"{\""), {"rows.jsonl:1: ", "[0] is a function_call", "arguments"}},
     {SHAREGPT("function_call", "\"{\\\"name\\\":\\\"f\\\"}\""), {"[0] is a function_call"}},
     {SHAREGPT("function_call", "\"[]\""), {"[0] is a function_call"}},
+    {SHAREGPT("gpt", "\"a\",\"weight\":2"), {"rows.jsonl:1: ", "\"weight\" is 2"}},
     {"{\"tools\":\"{}\",\"conversations\":[{\"from\":\"gpt\",\"value\":\"a\"}]}",
      {"rows.jsonl:1: \"tools\" is a string"}},
     {"{\"tools\":\"[]\",\"chat_template_kwargs\":{},\"conversations\":"
@@ -544,6 +579,7 @@ int main(void)
         cmocka_unit_test(token_over_the_edge),
         cmocka_unit_test(sharegpt_tools),
         cmocka_unit_test(truncation),
+        cmocka_unit_test(training_keys),
         cmocka_unit_test(hash_sees_every_change),
         cmocka_unit_test(several_files),
         cmocka_unit_test(broken_rows),

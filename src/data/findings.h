@@ -1,0 +1,35 @@
+/*
+ * data/findings.h: what is worth a warning about rows that are kept.
+ */
+#ifndef TSR_DATA_FINDINGS_H
+#define TSR_DATA_FINDINGS_H
+
+#include "base/text.h"
+
+#include <stdint.h>
+
+typedef enum {
+    TSR_FINDING_KEYS,    /* keys that seem to say what is trained, and are not read */
+    TSR_FINDING_IN_VAIN, /* a message that is not trained says that it is */
+    TSR_FINDING_COUNT
+} tsr_finding;
+
+/* How many rows, and the first of them. */
+typedef struct {
+    int64_t rows, line;
+    int32_t file;
+} tsr_found;
+
+struct tsr_dataset;
+
+/* "unread_keys" and so on, for JSON. */
+const char *tsr_finding_name(tsr_finding finding);
+
+/* Appends all findings but those without a row, `separator` before each: "; 3 rows have ... (first train.jsonl:7)".
+ */
+void tsr_findings_put(tsr_text *out, const struct tsr_dataset *dataset, const char *separator);
+
+/* A warning for each; `key` is what the messages call the data set. */
+void tsr_findings_warn(const struct tsr_dataset *dataset, const char *key);
+
+#endif
