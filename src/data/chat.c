@@ -7,17 +7,6 @@
 
 #define TEMPLATE_FILE_BYTES ((uint64_t)16 << 20)
 
-struct tsr_chat {
-    tsr_tokenizer *tokenizer;
-    tsr_template *template;
-    const char *tool_source, *tool_name; /* the tokenizer's for rows with tools; NULL: none */
-    size_t tool_bytes;
-    tsr_template *tool_template; /* the same once it was needed */
-    const tsr_template *chosen;  /* of the row being encoded */
-    json_t *names; /* what the template sees; messages, tools and the prompt flag change */
-    int64_t now;
-};
-
 void tsr_chat_row_free(tsr_chat_row *row)
 {
     tsr_text_free(&row->text);
@@ -28,9 +17,9 @@ void tsr_chat_row_free(tsr_chat_row *row)
     memset(row, 0, sizeof *row);
 }
 
-static tsr_status set_name(json_t *names, const char *key, json_t *value)
+tsr_status tsr_chat_set_name(tsr_chat *chat, const char *key, json_t *value)
 {
-    return json_object_set_new(names, key, value) == 0
+    return json_object_set_new(chat->names, key, value) == 0
                ? TSR_OK
                : tsr_fail(TSR_ENOMEM, "no memory for the names of a chat template");
 }
@@ -46,11 +35,11 @@ static tsr_status fill_names(tsr_chat *chat, const tsr_chat_options *options)
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
         const char *text = tsr_tokenizer_special(chat->tokenizer, tokens[i]);
         if (text)
-            TSR_TRY(set_name(chat->names, tokens[i], json_string(text)));
+            TSR_TRY(tsr_chat_set_name(chat, tokens[i], json_string(text)));
     }
     if (options->eos_token)
-        TSR_TRY(set_name(chat->names, "eos_token", json_string(options->eos_token)));
-    TSR_TRY(set_name(chat->names, "documents", json_null()));
+        TSR_TRY(tsr_chat_set_name(chat, "eos_token", json_string(options->eos_token)));
+    TSR_TRY(tsr_chat_set_name(chat, "documents", json_null()));
     if (options->variables &&
         json_object_update(chat->names, (json_t *)(uintptr_t)options->variables))
         return tsr_fail(TSR_EDATA, "the variables of a chat template are an object");
@@ -127,19 +116,18 @@ static tsr_status choose_template(tsr_chat *chat, bool tools)
     return TSR_OK;
 }
 
-/* Renders the first `count` messages. */
-static tsr_status render(tsr_rendering *out, tsr_chat *chat, const json_t *messages, size_t count,
-                         bool prompt)
+tsr_status tsr_chat_render(tsr_rendering *out, tsr_chat *chat, const json_t *seen, size_t count,
+                           bool prompt)
 {
     json_t *part = json_array();
-    tsr_status status = part ? TSR_OK : tsr_fail(TSR_ENOMEM, "no memory for messages");
-    for (size_t i = 0; i < count && status == TSR_OK; i++)
-        if (!tsr_chat_add_message(part, json_array_get(messages, i)))
-            status = tsr_fail(TSR_ENOMEM, "no memory for messages");
+    bool failed = !part;
+    for (size_t i = 0; i < count && !failed; i++)
+        failed = json_array_append(part, json_array_get(seen, i)) != 0;
+    tsr_status status = failed ? tsr_fail(TSR_ENOMEM, "no memory for messages") : TSR_OK;
     if (status == TSR_OK)
-        status = set_name(chat->names, "messages", json_incref(part));
+        status = tsr_chat_set_name(chat, "messages", json_incref(part));
     if (status == TSR_OK)
-        status = set_name(chat->names, "add_generation_prompt", json_boolean(prompt));
+        status = tsr_chat_set_name(chat, "add_generation_prompt", json_boolean(prompt));
     if (status == TSR_OK)
         status = tsr_template_render(out, chat->chosen, chat->names, chat->now);
     json_decref(part);
@@ -147,6 +135,14 @@ static tsr_status render(tsr_rendering *out, tsr_chat *chat, const json_t *messa
 }
 
 /* ---- the mask ---- */
+
+/* One row while it is encoded: its messages, and the same as its template sees them. */
+typedef struct {
+    tsr_chat *chat;
+    tsr_chat_row *row;
+    const json_t *messages;
+    json_t *seen;
+} conversation;
 
 static tsr_status reserve_mask(tsr_chat_row *row, int fill)
 {
@@ -230,17 +226,18 @@ static bool find_later_turn(tsr_span *out, const tsr_text *text, const tsr_text 
 }
 
 /* The bytes of a message's turn, by rendering up to it and through it. */
-static tsr_status find_turn(tsr_span *out, tsr_chat_row *row, tsr_chat *chat,
-                            const json_t *messages, size_t index)
+static tsr_status find_turn(tsr_span *out, const conversation *c, size_t index)
 {
     static const char advice[] = "what the turn adds cannot be told: mark it with {% generation %} "
                                  "in a template given by chat_template_path, split the row, or set "
                                  "assistant_only_loss: false";
+    tsr_chat_row *row = c->row;
     tsr_rendering *before = &row->scratch[0], *through = &row->scratch[1];
-    bool assistant = tsr_chat_is_assistant(json_array_get(messages, index));
+    const json_t *message = json_array_get(c->messages, index);
+    bool assistant = tsr_chat_is_assistant(message);
     tsr_status status = TSR_OK;
     if (index || assistant)
-        status = render(before, chat, messages, index, assistant);
+        status = tsr_chat_render(before, c->chat, c->seen, index, assistant);
     else
         tsr_text_clear(&before->text);
     if (status == TSR_EDATA && index == 0) {
@@ -253,15 +250,14 @@ static tsr_status find_turn(tsr_span *out, tsr_chat_row *row, tsr_chat *chat,
                         reason);
     }
     TSR_TRY(status);
-    TSR_TRY(render(through, chat, messages, index + 1, false));
+    TSR_TRY(tsr_chat_render(through, c->chat, c->seen, index + 1, false));
     if (!begins(&through->text, &before->text))
         return tsr_fail(TSR_EDATA,
                         "messages[%zu]: the rendering through this turn does not begin with "
                         "the messages before it%s; %s",
                         index, assistant ? " and the generation prompt" : "", advice);
     if (!begins(&row->text, &through->text) &&
-        find_later_turn(out, &row->text, &before->text, &through->text,
-                        json_array_get(messages, index)))
+        find_later_turn(out, &row->text, &before->text, &through->text, message))
         return TSR_OK;
     if (!begins(&row->text, &through->text))
         return tsr_fail(TSR_EDATA,
@@ -273,37 +269,35 @@ static tsr_status find_turn(tsr_span *out, tsr_chat_row *row, tsr_chat *chat,
     return TSR_OK;
 }
 
-static tsr_status mark_turns(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
-                             size_t first)
+static tsr_status mark_turns(const conversation *c, size_t first)
 {
     size_t at = 0;
-    for (size_t i = first; i < json_array_size(messages); i++) {
-        const json_t *message = json_array_get(messages, i);
+    for (size_t i = first; i < json_array_size(c->messages); i++) {
+        const json_t *message = json_array_get(c->messages, i);
         tsr_span turn;
         if (!tsr_chat_is_assistant(message) || tsr_chat_asks_training(message) == 0)
             continue;
-        TSR_TRY(find_turn(&turn, row, chat, messages, i));
-        mark(row, &at, turn.begin, turn.end);
+        TSR_TRY(find_turn(&turn, c, i));
+        mark(c->row, &at, turn.begin, turn.end);
     }
     return TSR_OK;
 }
 
 /* Where more than the assistant's turns was marked, or the template did it: takes back the turns that say they
  * are not trained. */
-static tsr_status unmark_turns(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
-                               size_t first, bool assistant_only)
+static tsr_status unmark_turns(const conversation *c, size_t first, bool assistant_only)
 {
-    const tsr_tokens *t = &row->tokens;
-    for (size_t i = first; i < json_array_size(messages); i++) {
-        const json_t *message = json_array_get(messages, i);
+    const tsr_tokens *t = &c->row->tokens;
+    for (size_t i = first; i < json_array_size(c->messages); i++) {
+        const json_t *message = json_array_get(c->messages, i);
         tsr_span turn;
         if (tsr_chat_asks_training(message) != 0 ||
             (assistant_only && !tsr_chat_is_assistant(message)))
             continue;
-        TSR_TRY(find_turn(&turn, row, chat, messages, i));
+        TSR_TRY(find_turn(&turn, c, i));
         for (size_t k = 0; k < t->count; k++)
             if (t->spans[k].begin < turn.end && t->spans[k].end > turn.begin)
-                row->mask[k] = 0;
+                c->row->mask[k] = 0;
     }
     return TSR_OK;
 }
@@ -322,34 +316,35 @@ static bool asks_in_vain(const json_t *messages, size_t prompt_count, bool assis
 
 /* ---- encoding ---- */
 
-/* Renders all messages and tokenises the text. The marks of the template stay in scratch[0]. */
-static tsr_status render_row(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
-                             const json_t *tools, bool prompt)
+/* Looks at the messages, renders all of them and tokenises the text. The marks of the template stay in scratch[0].
+ */
+static tsr_status render_row(conversation *c, const json_t *tools, bool prompt)
 {
+    tsr_chat_row *row = c->row;
     tsr_tokens_clear(&row->tokens);
-    TSR_TRY(tsr_chat_check_messages(messages));
-    TSR_TRY(choose_template(chat, tools != NULL));
+    TSR_TRY(tsr_chat_check_messages(c->messages));
+    TSR_TRY(choose_template(c->chat, tools != NULL));
+    TSR_TRY(tsr_chat_see(&c->seen, c->chat, c->messages));
     /* The tree is only read; the reference count changes. */
     json_t *given = tools ? json_incref((json_t *)(uintptr_t)tools) : json_null();
-    TSR_TRY(set_name(chat->names, "tools", given));
-    TSR_TRY(render(&row->scratch[0], chat, messages, json_array_size(messages), prompt));
+    TSR_TRY(tsr_chat_set_name(c->chat, "tools", given));
+    TSR_TRY(tsr_chat_render(&row->scratch[0], c->chat, c->seen, json_array_size(c->seen), prompt));
     tsr_text text = row->text;
     row->text = row->scratch[0].text;
     row->scratch[0].text = text;
-    return tsr_tokenizer_encode(&row->tokens, chat->tokenizer, tsr_text_string(&row->text),
+    return tsr_tokenizer_encode(&row->tokens, c->chat->tokenizer, tsr_text_string(&row->text),
                                 row->text.length, false);
 }
 
 /* Where the text of the first `count` messages with the generation prompt ends. */
-static tsr_status find_prompt(size_t *end, tsr_chat_row *row, tsr_chat *chat,
-                              const json_t *messages, size_t count)
+static tsr_status find_prompt(size_t *end, const conversation *c, size_t count)
 {
     *end = 0;
     if (!count)
         return TSR_OK;
-    tsr_rendering *prompt = &row->scratch[1];
-    TSR_TRY(render(prompt, chat, messages, count, true));
-    if (!begins(&row->text, &prompt->text))
+    tsr_rendering *prompt = &c->row->scratch[1];
+    TSR_TRY(tsr_chat_render(prompt, c->chat, c->seen, count, true));
+    if (!begins(&c->row->text, &prompt->text))
         return tsr_fail(TSR_EDATA, "the rendering of prompt and completion does not begin with the "
                                    "rendering of the prompt and the generation prompt, so what is "
                                    "trained cannot be told; write the row as \"messages\"");
@@ -367,26 +362,39 @@ static void mark_generation(tsr_chat_row *row, size_t begin)
     }
 }
 
-tsr_status tsr_chat_encode(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
-                           const json_t *tools, size_t prompt_count, bool assistant_only)
+static tsr_status encode(conversation *c, const json_t *tools, size_t prompt_count,
+                         bool assistant_only)
 {
+    tsr_chat_row *row = c->row;
     size_t at = 0, begin;
-    TSR_TRY(render_row(row, chat, messages, tools, false));
-    TSR_TRY(find_prompt(&begin, row, chat, messages, prompt_count));
+    TSR_TRY(render_row(c, tools, false));
+    TSR_TRY(find_prompt(&begin, c, prompt_count));
     TSR_TRY(reserve_mask(row, !assistant_only && !prompt_count));
-    row->asks_in_vain = asks_in_vain(messages, prompt_count, assistant_only);
-    if (assistant_only && !tsr_template_marks_generation(chat->chosen))
-        return mark_turns(row, chat, messages, prompt_count);
+    row->asks_in_vain = asks_in_vain(c->messages, prompt_count, assistant_only);
+    if (assistant_only && !tsr_template_marks_generation(c->chat->chosen))
+        return mark_turns(c, prompt_count);
     if (assistant_only)
         mark_generation(row, begin);
     else if (prompt_count)
         mark(row, &at, begin, row->text.length);
-    return unmark_turns(row, chat, messages, prompt_count, assistant_only);
+    return unmark_turns(c, prompt_count, assistant_only);
+}
+
+tsr_status tsr_chat_encode(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
+                           const json_t *tools, size_t prompt_count, bool assistant_only)
+{
+    conversation c = {.chat = chat, .row = row, .messages = messages};
+    tsr_status status = encode(&c, tools, prompt_count, assistant_only);
+    json_decref(c.seen);
+    return status;
 }
 
 tsr_status tsr_chat_prompt(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
                            const json_t *tools)
 {
-    TSR_TRY(render_row(row, chat, messages, tools, true));
+    conversation c = {.chat = chat, .row = row, .messages = messages};
+    tsr_status status = render_row(&c, tools, true);
+    json_decref(c.seen);
+    TSR_TRY(status);
     return reserve_mask(row, 0);
 }

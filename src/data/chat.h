@@ -7,6 +7,9 @@
  * is not the beginning of the next one the row is refused, if the template drops of an earlier turn
  * what the row says (its thinking), and not only what it puts before a last turn itself.
  *
+ * Roles are words of the data set (human, gpt, model, ...): a template sees system, user, assistant and tool for
+ * them, unless it has the word of its own (Llama's ipython).
+ *
  * A message says itself that its turn is not trained: "weight": 0, "train": false, "training": false.
  *
  * A model may have a template of its own for rows with tools (tool_use); an empty list of tools takes
@@ -45,6 +48,13 @@ typedef struct {
 } tsr_chat_row;
 
 void tsr_chat_row_free(tsr_chat_row *row);
+
+/* "system", "user", "assistant" or "tool" for a word that data sets have for it ("human", "GPT", "model"), whatever
+ * the case of its letters; NULL: no such word. */
+const char *tsr_chat_standard_role(const char *word);
+
+/* Appends the words other than the standard ones: "developer, human, ...". */
+void tsr_chat_put_roles(tsr_text *out);
 
 /* The keys of a message that say whether its turn is trained; NULL at the end. */
 extern const char *const tsr_chat_training_keys[];

@@ -90,12 +90,8 @@ tsr_status tsr_chat_check_messages(const json_t *messages)
     return TSR_OK;
 }
 
-bool tsr_chat_is_assistant(const json_t *message)
-{
-    return !strcmp(json_string_value(json_object_get(message, "role")), "assistant");
-}
-
-bool tsr_chat_add_message(json_t *list, const json_t *message)
+/* Adds `message` to `list` as a template sees it, under `role`; false: no memory. */
+static bool add_seen(json_t *list, const json_t *message, const char *role)
 {
     json_t *seen = json_object(), *thought = NULL, *value;
     const char *key;
@@ -109,5 +105,41 @@ bool tsr_chat_add_message(json_t *list, const json_t *message)
         failed || (!json_is_null(value) && json_object_set(seen, key, value));
     if (thought)
         failed = failed || json_object_set(seen, "reasoning_content", thought);
-    return !failed;
+    return !failed && !json_object_set_new(seen, "role", json_string(role));
+}
+
+static tsr_status unknown_role(const char *role, size_t index)
+{
+    char show[TSR_JSON_SHOW_BYTES];
+    tsr_text others = {0};
+    json_t *word = json_string(role);
+    tsr_chat_put_roles(&others);
+    tsr_status status =
+        tsr_fail(TSR_EDATA,
+                 "messages[%zu]: \"role\" is %s, expected system, user, assistant or tool, a data "
+                 "set's word for one of them (%s), or a role that the chat template has of its own",
+                 index, tsr_json_show(show, word), tsr_text_string(&others));
+    json_decref(word);
+    tsr_text_free(&others);
+    return status;
+}
+
+tsr_status tsr_chat_see(json_t **out, tsr_chat *chat, const json_t *messages)
+{
+    json_t *seen = json_array();
+    tsr_status status = seen ? TSR_OK : tsr_fail(TSR_ENOMEM, "no memory for messages");
+    for (size_t i = 0; i < json_array_size(messages) && status == TSR_OK; i++) {
+        const json_t *message = json_array_get(messages, i);
+        const char *word = json_string_value(json_object_get(message, "role")), *role;
+        status = tsr_chat_role(&role, chat, word);
+        if (status == TSR_OK && !role)
+            status = unknown_role(word, i);
+        else if (status == TSR_OK && !add_seen(seen, message, role))
+            status = tsr_fail(TSR_ENOMEM, "no memory for messages");
+    }
+    if (status < 0)
+        json_decref(seen);
+    else
+        *out = seen;
+    return status;
 }

@@ -3,6 +3,7 @@
  *
  * chat.c           the template, rendering, the mask
  * chat_messages.c  messages: what they must have, what they say about training, as a template sees them
+ * chat_roles.c     what a message's role means
  */
 #ifndef TSR_DATA_CHAT_PARTS_H
 #define TSR_DATA_CHAT_PARTS_H
@@ -19,11 +20,45 @@ tsr_status tsr_chat_check_messages(const json_t *messages);
 /* Whether a checked message says that it is to be trained (1) or not (0); -1: it says nothing. */
 int tsr_chat_asks_training(const json_t *message);
 
+/* Whether the message's role is a word for the assistant. */
 bool tsr_chat_is_assistant(const json_t *message);
 
-/* Adds `message` to `list` as transformers hands it to a template: without its keys that are null, which rows
- * of a table have for what other rows say; and what was thought, under either name that templates read. False:
- * no memory. */
-bool tsr_chat_add_message(json_t *list, const json_t *message);
+/* The messages as transformers hands them to the template of the row: without keys that are null, which rows of a
+ * table have for what other rows say; what was thought under either name that templates read; and their roles
+ * in the template's words. TSR_EDATA: a role that nobody knows. The caller owns *out. */
+tsr_status tsr_chat_see(json_t **out, tsr_chat *chat, const json_t *messages);
+
+/* The word by which the row's template is to see a role: as it is if the template has it of its own, else the
+ * standard one. NULL in *out: nobody knows it. Borrowed from the chat or from `word`. */
+tsr_status tsr_chat_role(const char **out, tsr_chat *chat, const char *word);
+
+/* Renders the first `count` of `seen`, with the generation prompt or without. */
+tsr_status tsr_chat_render(tsr_rendering *out, tsr_chat *chat, const json_t *seen, size_t count,
+                           bool prompt);
+
+/* Sets one of the names that the template sees; takes the value. */
+tsr_status tsr_chat_set_name(tsr_chat *chat, const char *key, json_t *value);
+
+#define TSR_CHAT_MOST_ROLES 16 /* that are remembered */
+
+/* A role of a template, and whether the template has it of its own. */
+typedef struct {
+    const tsr_template *template;
+    char word[24];
+    bool known;
+} tsr_chat_known_role;
+
+struct tsr_chat {
+    tsr_tokenizer *tokenizer;
+    tsr_template *template;
+    const char *tool_source, *tool_name; /* the tokenizer's for rows with tools; NULL: none */
+    size_t tool_bytes;
+    tsr_template *tool_template; /* the same once it was needed */
+    const tsr_template *chosen;  /* of the row being encoded */
+    json_t *names; /* what the template sees; messages, tools and the prompt flag change */
+    int64_t now;
+    tsr_chat_known_role roles[TSR_CHAT_MOST_ROLES];
+    int role_count;
+};
 
 #endif

@@ -6,6 +6,7 @@
 #include "io/json.h"
 
 #include <string.h>
+#include <strings.h>
 
 /* One list of messages through the template; the first prompt_count are not trained. */
 static tsr_status encode(tsr_row *row, const json_t *messages, const json_t *tools,
@@ -109,16 +110,6 @@ tsr_status tsr_row_read_turns(tsr_row *row, const json_t *object, const json_t *
 
 /* ---- sharegpt ---- */
 
-/* The names of speakers as ShareGPT, FastChat, axolotl and LLaMA-Factory write them. */
-static const struct {
-    const char *from, *role;
-} speakers[] = {
-    {"human", "user"},    {"user", "user"}, {"gpt", "assistant"},    {"assistant", "assistant"},
-    {"system", "system"}, {"tool", "tool"}, {"observation", "tool"}, {"function_call", "assistant"},
-};
-
-#define SPEAKERS (sizeof speakers / sizeof *speakers)
-
 /* A function_call's value, {"name", "arguments"} or a list of them as JSON in a string, as
  * tool_calls. */
 static tsr_status read_calls(json_t **out, const char *text, size_t turn, const char *place)
@@ -146,6 +137,21 @@ static tsr_status read_calls(json_t **out, const char *text, size_t turn, const 
                     place, turn);
 }
 
+static tsr_status unknown_speaker(const json_t *from, size_t index, const char *place)
+{
+    char show[TSR_JSON_SHOW_BYTES];
+    tsr_text others = {0};
+    tsr_chat_put_roles(&others);
+    tsr_status status =
+        tsr_fail(TSR_EDATA,
+                 "%s: \"conversations\"[%zu] is from %s, expected human, gpt, system, "
+                 "tool, function_call, or another word for one of them (user, "
+                 "assistant, %s)",
+                 place, index, tsr_json_show(show, from), tsr_text_string(&others));
+    tsr_text_free(&others);
+    return status;
+}
+
 /* One turn as a message; the caller owns *out. */
 static tsr_status read_turn(json_t **out, const json_t *turn, size_t index, const char *place)
 {
@@ -159,23 +165,15 @@ static tsr_status read_turn(json_t **out, const json_t *turn, size_t index, cons
                             ? " (with \"role\" and \"content\" the key of the list is "
                               "\"messages\")"
                             : "");
-    size_t i = 0;
-    while (i < SPEAKERS && strcmp(json_string_value(from), speakers[i].from))
-        i++;
-    if (i == SPEAKERS) {
-        char show[TSR_JSON_SHOW_BYTES];
-        return tsr_fail(TSR_EDATA,
-                        "%s: \"conversations\"[%zu] is from %s, expected human, gpt, system, tool "
-                        "(or user, assistant, observation, function_call)",
-                        place, index, tsr_json_show(show, from));
-    }
+    bool is_call = !strcasecmp(json_string_value(from), "function_call");
+    const char *role = is_call ? "assistant" : tsr_chat_standard_role(json_string_value(from));
+    if (!role)
+        return unknown_speaker(from, index, place);
     json_t *calls = NULL;
-    bool is_call = !strcmp(speakers[i].from, "function_call");
     if (is_call)
         TSR_TRY(read_calls(&calls, json_string_value(value), index, place));
-    *out = is_call ? json_pack("{s:s, s:s, s:o}", "role", speakers[i].role, "content", "",
-                               "tool_calls", calls)
-                   : json_pack("{s:s, s:O}", "role", speakers[i].role, "content", value);
+    *out = is_call ? json_pack("{s:s, s:s, s:o}", "role", role, "content", "", "tool_calls", calls)
+                   : json_pack("{s:s, s:O}", "role", role, "content", value);
     return *out ? TSR_OK : tsr_fail(TSR_ENOMEM, "no memory for messages");
 }
 
@@ -199,7 +197,8 @@ static tsr_status read_system(json_t *messages, const json_t *object, const json
 {
     const char *text;
     const char *first = json_string_value(json_object_get(json_array_get(turns, 0), "from"));
-    if (!tsr_json_has(object, "system") || (first && !strcmp(first, "system")))
+    const char *role = first ? tsr_chat_standard_role(first) : NULL;
+    if (!tsr_json_has(object, "system") || (role && !strcmp(role, "system")))
         return TSR_OK;
     TSR_TRY(tsr_json_string(&text, object, "system", place));
     if (!*text)

@@ -262,6 +262,34 @@ static void test_training_keys(void **state)
     tsr_chat_row_free(&row);
 }
 
+/* A data set's words for the assistant, the user and tools mean the same as the standard ones; a role that the
+ * template has of its own is left to it. */
+static void test_roles(void **state)
+{
+    (void)state;
+    static const char source[] =
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'critic' %}!{% endif %}{{ m.content "
+        "}}"
+        "<|eot_id|>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    static const char *const assistants[] = {"model", "gpt", "Assistant", "BOT", "chatbot"};
+    tsr_chat_row row = {0};
+    char messages[300];
+    for (int i = 0; i < 5; i++) {
+        snprintf(messages, sizeof messages, "[%s,{\"role\":\"%s\",\"content\":\"b\"},%s,%s]",
+                 SAYS("human", "a", "\"x\":1"), assistants[i], USER("c"), ASSISTANT("d"));
+        assert_int_equal(encode_with(&row, source, messages, true), TSR_OK);
+        assert_string_equal(row.text.data, "<user>a<|eot_id|><assistant>b<|eot_id|>"
+                                           "<user>c<|eot_id|><assistant>d<|eot_id|>");
+        check_trained(&row, "............................b<|eot_id|>"
+                            "............................d<|eot_id|>");
+    }
+    assert_int_equal(
+        encode_with(&row, source, "[" SAYS("critic", "a", "\"x\":1") "," ASSISTANT("b") "]", true),
+        TSR_OK);
+    check_trained(&row, "...............................b<|eot_id|>");
+    tsr_chat_row_free(&row);
+}
+
 static void test_broken_rows(void **state)
 {
     (void)state;
@@ -277,6 +305,9 @@ static void test_broken_rows(void **state)
         {"[" USER("a") ",{\"role\":\"assistant\",\"content\":[\"b\"]}]",
          {"messages[1]", "\"content\" is not a string"}},
         {"[{\"role\":\"assistant\",\"content\":null}]", {"messages[0]", "not a string"}},
+        {"[" USER("a") "," SAYS("wizard", "b", "\"x\":1") "]",
+         {"messages[1]: \"role\" is \"wizard\", expected system, user, assistant or tool",
+          "gpt, "}},
         {"[" USER("a") "," SAYS("assistant", "b", "\"weight\":0.5") "]",
          {"messages[1]: \"weight\" is 0.5", "expected 0 (not trained) or 1"}},
         {"[" SAYS("user", "a", "\"weight\":-1") "]", {"\"weight\" is -1"}},
@@ -681,7 +712,7 @@ int main(void)
         cmocka_unit_test(test_bad_tool_use),  cmocka_unit_test(test_special_tokens),
         cmocka_unit_test(test_template_json), cmocka_unit_test(test_message_keys),
         cmocka_unit_test(test_space_before),  cmocka_unit_test(test_last_turn),
-        cmocka_unit_test(test_training_keys),
+        cmocka_unit_test(test_training_keys), cmocka_unit_test(test_roles),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

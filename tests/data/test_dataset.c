@@ -195,6 +195,13 @@ static void sharegpt_tools(void **state)
         "{\"from\":\"gpt\",\"value\":\"g\"}]}",
         "null|{\"role\": \"system\", \"content\": \"turn\"}"
         "|{\"role\": \"assistant\", \"content\": \"g\"}");
+    check_rendering("{\"conversations\":[{\"from\":\"User\",\"value\":\"u\"},{\"from\":\"bard\","
+                    "\"value\":\"b\"},{\"from\":\"function_response\",\"value\":\"f\"},"
+                    "{\"from\":\"ASSISTANT\",\"value\":\"a\"}]}",
+                    "null|{\"role\": \"user\", \"content\": \"u\"}"
+                    "|{\"role\": \"assistant\", \"content\": \"b\"}"
+                    "|{\"role\": \"tool\", \"content\": \"f\"}"
+                    "|{\"role\": \"assistant\", \"content\": \"a\"}");
     check_rendering("{\"tools\":[1],\"conversations\":[{\"from\":\"gpt\",\"value\":\"g\"}]}",
                     "[1]|{\"role\": \"assistant\", \"content\": \"g\"}");
     check_rendering("{\"tools\":[2],\"prompt\":[{\"role\":\"user\",\"content\":\"u\"}],"
@@ -432,7 +439,9 @@ static const struct {
     {"{\"conversations\":[]}", {"rows.jsonl:1: \"conversations\" is empty"}},
     {"{\"conversations\":{}}", {"rows.jsonl:1", "conversations", "a list"}},
     {SHAREGPT("human", "1"), {"rows.jsonl:1: \"conversations\"[0]", "\"value\""}},
-    {SHAREGPT("robot", "\"a\""), {"\"conversations\"[0] is from \"robot\"", "human, gpt"}},
+    {SHAREGPT("robot", "\"a\""), {"\"conversations\"[0] is from \"robot\"", "human, gpt", "bard"}},
+    {CHAT "{\"messages\":[{\"role\":\"wizard\",\"content\":\"a\"}]}",
+     {"rows.jsonl:2: messages[0]: \"role\" is \"wizard\"", "assistant or tool"}},
     {SHAREGPT("function_call", "\"{\""), {"rows.jsonl:1: ", "[0] is a function_call", "arguments"}},
     {SHAREGPT("function_call", "\"{\\\"name\\\":\\\"f\\\"}\""), {"[0] is a function_call"}},
     {SHAREGPT("function_call", "\"[]\""), {"[0] is a function_call"}},

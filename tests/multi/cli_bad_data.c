@@ -51,7 +51,7 @@ DATA(mixed_formats, CHAT ROW)
 DATA(alpaca_without_output, ALPACA "{\"instruction\": \"Add.\"}\n")
 DATA(alpaca_history, ALPACA "{\"instruction\": \"a\", \"output\": \"b\", "
                             "\"history\": [[\"c\", \"d\"]]}\n")
-DATA(sharegpt_speaker, SHAREGPT "{\"conversations\": [{\"from\": \"bot\", \"value\": \"a\"}]}\n")
+DATA(sharegpt_speaker, SHAREGPT "{\"conversations\": [{\"from\": \"robot\", \"value\": \"a\"}]}\n")
 DATA(sharegpt_role, SHAREGPT "{\"conversations\": [{\"role\": \"user\", \"content\": \"a\"}]}\n")
 DATA(prompt_number, "{\"prompt\": \"a\", \"completion\": \"b\"}\n"
                     "{\"prompt\": 1, \"completion\": \"b\"}\n")
@@ -182,13 +182,13 @@ const cli_bad_case cli_bad_data[] = {
     {"masked_step_n3", masked_step, "shuffle=false", 65, {"step 2", "data.jsonl"}, 3},
     {"over_long", NULL, "max_length=4", 65, {"data.jsonl:1", "max_length", "truncation"}},
     {"no_messages", no_messages, NULL, 65, {"data.jsonl:1"}},
-    {"odd_role", odd_role, NULL, 65, {"data.jsonl:1"}},
+    {"odd_role", odd_role, NULL, 65, {"data.jsonl:1", "\"wizard\"", "user, assistant"}},
     {"no_content", no_content, NULL, 65, {"data.jsonl:1", "content"}},
     {"not_utf8", not_utf8, NULL, 65, {"data.jsonl:1"}},
     {"mixed_formats", mixed_formats, NULL, 65, {"data.jsonl:2", "\"messages\"", "pretokenized"}},
     {"alpaca_without_output", alpaca_without_output, NULL, 65, {"data.jsonl:2", "\"output\""}},
     {"alpaca_history", alpaca_history, NULL, 65, {"data.jsonl:2", "\"history\"", "messages"}},
-    {"sharegpt_speaker", sharegpt_speaker, NULL, 65, {"data.jsonl:2", "\"bot\"", "human, gpt"}},
+    {"sharegpt_speaker", sharegpt_speaker, NULL, 65, {"data.jsonl:2", "\"robot\"", "human, gpt"}},
     {"sharegpt_role", sharegpt_role, NULL, 65, {"data.jsonl:2", "\"from\"", "\"messages\""}},
     {"prompt_number", prompt_number, NULL, 65, {"data.jsonl:2", "\"prompt\" is an integer"}},
     {"prompt_half_list", prompt_half_list, NULL, 65, {"data.jsonl:1", "\"completion\" a string"}},
