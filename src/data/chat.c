@@ -136,14 +136,6 @@ tsr_status tsr_chat_render(tsr_rendering *out, tsr_chat *chat, const json_t *see
 
 /* ---- the mask ---- */
 
-/* One row while it is encoded: its messages, and the same as its template sees them. */
-typedef struct {
-    tsr_chat *chat;
-    tsr_chat_row *row;
-    const json_t *messages;
-    json_t *seen;
-} conversation;
-
 static tsr_status reserve_mask(tsr_chat_row *row, int fill)
 {
     size_t count = row->tokens.count;
@@ -226,7 +218,7 @@ static bool find_later_turn(tsr_span *out, const tsr_text *text, const tsr_text 
 }
 
 /* The bytes of a message's turn, by rendering up to it and through it. */
-static tsr_status find_turn(tsr_span *out, const conversation *c, size_t index)
+static tsr_status find_turn(tsr_span *out, const tsr_conversation *c, size_t index)
 {
     static const char advice[] = "what the turn adds cannot be told: mark it with {% generation %} "
                                  "in a template given by chat_template_path, split the row, or set "
@@ -269,7 +261,7 @@ static tsr_status find_turn(tsr_span *out, const conversation *c, size_t index)
     return TSR_OK;
 }
 
-static tsr_status mark_turns(const conversation *c, size_t first)
+static tsr_status mark_turns(const tsr_conversation *c, size_t first)
 {
     size_t at = 0;
     for (size_t i = first; i < json_array_size(c->messages); i++) {
@@ -285,7 +277,7 @@ static tsr_status mark_turns(const conversation *c, size_t first)
 
 /* Where more than the assistant's turns was marked, or the template did it: takes back the turns that say they
  * are not trained. */
-static tsr_status unmark_turns(const conversation *c, size_t first, bool assistant_only)
+static tsr_status unmark_turns(const tsr_conversation *c, size_t first, bool assistant_only)
 {
     const tsr_tokens *t = &c->row->tokens;
     for (size_t i = first; i < json_array_size(c->messages); i++) {
@@ -302,23 +294,11 @@ static tsr_status unmark_turns(const conversation *c, size_t first, bool assista
     return TSR_OK;
 }
 
-/* Whether a message asks to be trained that is not: of the prompt, or not the assistant's. */
-static bool asks_in_vain(const json_t *messages, size_t prompt_count, bool assistant_only)
-{
-    for (size_t i = 0; i < json_array_size(messages); i++) {
-        const json_t *message = json_array_get(messages, i);
-        if (tsr_chat_asks_training(message) == 1 &&
-            (i < prompt_count || (assistant_only && !tsr_chat_is_assistant(message))))
-            return true;
-    }
-    return false;
-}
-
 /* ---- encoding ---- */
 
 /* Looks at the messages, renders all of them and tokenises the text. The marks of the template stay in scratch[0].
  */
-static tsr_status render_row(conversation *c, const json_t *tools, bool prompt)
+static tsr_status render_row(tsr_conversation *c, const json_t *tools, bool prompt)
 {
     tsr_chat_row *row = c->row;
     tsr_tokens_clear(&row->tokens);
@@ -337,7 +317,7 @@ static tsr_status render_row(conversation *c, const json_t *tools, bool prompt)
 }
 
 /* Where the text of the first `count` messages with the generation prompt ends. */
-static tsr_status find_prompt(size_t *end, const conversation *c, size_t count)
+static tsr_status find_prompt(size_t *end, const tsr_conversation *c, size_t count)
 {
     *end = 0;
     if (!count)
@@ -362,7 +342,7 @@ static void mark_generation(tsr_chat_row *row, size_t begin)
     }
 }
 
-static tsr_status encode(conversation *c, const json_t *tools, size_t prompt_count,
+static tsr_status encode(tsr_conversation *c, const json_t *tools, size_t prompt_count,
                          bool assistant_only)
 {
     tsr_chat_row *row = c->row;
@@ -370,7 +350,7 @@ static tsr_status encode(conversation *c, const json_t *tools, size_t prompt_cou
     TSR_TRY(render_row(c, tools, false));
     TSR_TRY(find_prompt(&begin, c, prompt_count));
     TSR_TRY(reserve_mask(row, !assistant_only && !prompt_count));
-    row->asks_in_vain = asks_in_vain(c->messages, prompt_count, assistant_only);
+    TSR_TRY(tsr_chat_find(c, prompt_count, assistant_only));
     if (assistant_only && !tsr_template_marks_generation(c->chat->chosen))
         return mark_turns(c, prompt_count);
     if (assistant_only)
@@ -383,7 +363,7 @@ static tsr_status encode(conversation *c, const json_t *tools, size_t prompt_cou
 tsr_status tsr_chat_encode(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
                            const json_t *tools, size_t prompt_count, bool assistant_only)
 {
-    conversation c = {.chat = chat, .row = row, .messages = messages};
+    tsr_conversation c = {.chat = chat, .row = row, .messages = messages};
     tsr_status status = encode(&c, tools, prompt_count, assistant_only);
     json_decref(c.seen);
     return status;
@@ -392,7 +372,7 @@ tsr_status tsr_chat_encode(tsr_chat_row *row, tsr_chat *chat, const json_t *mess
 tsr_status tsr_chat_prompt(tsr_chat_row *row, tsr_chat *chat, const json_t *messages,
                            const json_t *tools)
 {
-    conversation c = {.chat = chat, .row = row, .messages = messages};
+    tsr_conversation c = {.chat = chat, .row = row, .messages = messages};
     tsr_status status = render_row(&c, tools, true);
     json_decref(c.seen);
     TSR_TRY(status);

@@ -23,6 +23,7 @@
 #ifndef TSR_DATA_CHAT_H
 #define TSR_DATA_CHAT_H
 
+#include "data/findings.h"
 #include "data/template.h"
 #include "data/tokenizer.h"
 
@@ -43,7 +44,7 @@ typedef struct {
     tsr_tokens tokens;
     uint8_t *mask;
     size_t mask_capacity;
-    bool asks_in_vain; /* a message that is not trained says that it is */
+    unsigned findings; /* a bit for each tsr_finding */
     tsr_rendering scratch[2];
 } tsr_chat_row;
 

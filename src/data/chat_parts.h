@@ -4,6 +4,7 @@
  * chat.c           the template, rendering, the mask
  * chat_messages.c  messages: what they must have, what they say about training, as a template sees them
  * chat_roles.c     what a message's role means
+ * chat_findings.c  what is worth a warning about a row
  */
 #ifndef TSR_DATA_CHAT_PARTS_H
 #define TSR_DATA_CHAT_PARTS_H
@@ -60,5 +61,16 @@ struct tsr_chat {
     tsr_chat_known_role roles[TSR_CHAT_MOST_ROLES];
     int role_count;
 };
+
+/* One row while it is encoded: its messages, and the same as its template sees them. */
+typedef struct {
+    tsr_chat *chat;
+    tsr_chat_row *row;
+    const json_t *messages;
+    json_t *seen;
+} tsr_conversation;
+
+/* Sets row->findings; row->text is the rendering. Uses scratch[1]. */
+tsr_status tsr_chat_find(const tsr_conversation *c, size_t prompt_count, bool assistant_only);
 
 #endif

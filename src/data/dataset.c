@@ -431,7 +431,7 @@ static tsr_status check_left(const tsr_dataset *data, const tsr_dataset_options 
                         "truncation to max_length %lld; raise it",
                         key, rows, first, dropped, (long long)options->max_length);
     if (stats->label_tokens)
-        return TSR_OK;
+        return tsr_findings_check(data, key);
     const sample_entry *from = &data->samples[0], *to = &data->samples[stats->samples - 1];
     if (dropped)
         return tsr_fail(TSR_EDATA,

@@ -19,7 +19,6 @@
 
 #include "base/text.h"
 #include "data/chat.h"
-#include "data/findings.h"
 
 #define TSR_LABEL_IGNORED (-100)
 

@@ -10,11 +10,19 @@ static const struct {
                           "have keys that seem to say what is trained, and are not read"},
     [TSR_FINDING_IN_VAIN] =
         {"asked_in_vain", "ask to train a message that is not the assistant's, or is a prompt's"},
+    [TSR_FINDING_BARE] = {"bare_turns", "train an empty turn or completion: what ends it alone"},
+    [TSR_FINDING_HOLLOW] = {"hollow_rows", NULL},
+    [TSR_FINDING_CALLS] = {"unseen_calls", "have tool_calls that the chat template leaves out"},
 };
 
 const char *tsr_finding_name(tsr_finding finding)
 {
     return findings[finding].name;
+}
+
+static bool is_said(const tsr_dataset *data, tsr_finding finding)
+{
+    return tsr_dataset_stats_of(data)->found[finding].rows && findings[finding].words;
 }
 
 static void put(tsr_text *out, const tsr_dataset *data, tsr_finding finding)
@@ -32,7 +40,7 @@ static void put(tsr_text *out, const tsr_dataset *data, tsr_finding finding)
 void tsr_findings_put(tsr_text *out, const tsr_dataset *data, const char *separator)
 {
     for (tsr_finding i = 0; i < TSR_FINDING_COUNT; i++)
-        if (tsr_dataset_stats_of(data)->found[i].rows) {
+        if (is_said(data, i)) {
             tsr_text_puts(out, separator);
             put(out, data, i);
         }
@@ -42,11 +50,26 @@ void tsr_findings_warn(const tsr_dataset *data, const char *key)
 {
     tsr_text text = {0};
     for (tsr_finding i = 0; i < TSR_FINDING_COUNT; i++) {
-        if (!tsr_dataset_stats_of(data)->found[i].rows)
+        if (!is_said(data, i))
             continue;
         tsr_text_clear(&text);
         put(&text, data, i);
         tsr_log(TSR_LOG_WARNING, "%s: %s", key, tsr_text_string(&text));
     }
     tsr_text_free(&text);
+}
+
+tsr_status tsr_findings_check(const tsr_dataset *data, const char *key)
+{
+    const tsr_dataset_stats *stats = tsr_dataset_stats_of(data);
+    const tsr_found *hollow = &stats->found[TSR_FINDING_HOLLOW];
+    if (hollow->rows + stats->unlabelled < stats->samples)
+        return TSR_OK;
+    return tsr_fail(TSR_EDATA,
+                    "%s: every row (%s:%lld and on) has only empty turns or completions to train%s",
+                    key, tsr_dataset_file(data, hollow->file), (long long)hollow->line,
+                    stats->found[TSR_FINDING_CALLS].rows
+                        ? ", since the chat template leaves out their tool_calls; give one that "
+                          "renders them with chat_template_path"
+                        : ": what ends them is all that would be learned");
 }

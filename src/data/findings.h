@@ -4,6 +4,7 @@
 #ifndef TSR_DATA_FINDINGS_H
 #define TSR_DATA_FINDINGS_H
 
+#include "base/status.h"
 #include "base/text.h"
 
 #include <stdint.h>
@@ -11,6 +12,9 @@
 typedef enum {
     TSR_FINDING_KEYS,    /* keys that seem to say what is trained, and are not read */
     TSR_FINDING_IN_VAIN, /* a message that is not trained says that it is */
+    TSR_FINDING_BARE,    /* a turn or completion without words is trained: its end alone */
+    TSR_FINDING_HOLLOW, /* and nothing else of the row: said with the former, an error if no row is better */
+    TSR_FINDING_CALLS, /* tool_calls that are not in the template's text */
     TSR_FINDING_COUNT
 } tsr_finding;
 
@@ -28,6 +32,9 @@ const char *tsr_finding_name(tsr_finding finding);
 /* Appends all findings but those without a row, `separator` before each: "; 3 rows have ... (first train.jsonl:7)".
  */
 void tsr_findings_put(tsr_text *out, const struct tsr_dataset *dataset, const char *separator);
+
+/* TSR_EDATA: no row of those that train something has more than the ends of empty turns. */
+tsr_status tsr_findings_check(const struct tsr_dataset *dataset, const char *key);
 
 /* A warning for each; `key` is what the messages call the data set. */
 void tsr_findings_warn(const struct tsr_dataset *dataset, const char *key);

@@ -29,8 +29,7 @@ static tsr_status encode(tsr_row *row, const json_t *messages, const json_t *too
         row->ids[i] = row->chat.tokens.ids[i];
         row->labels[i] = row->chat.mask[i] ? row->ids[i] : TSR_LABEL_IGNORED;
     }
-    if (row->chat.asks_in_vain)
-        row->findings |= 1u << TSR_FINDING_IN_VAIN;
+    row->findings |= row->chat.findings;
     return TSR_OK;
 }
 

@@ -68,7 +68,11 @@ static tsr_status complete(tsr_row *row, const json_t *object, const char *key,
 {
     size_t prompt_bytes = row->chat.text.length;
     TSR_TRY(append_string(&row->chat.text, object, key, place));
-    return encode(row, options->completion_only == TSR_LOSS_NO ? 0 : prompt_bytes, options, place);
+    const char *completion = tsr_text_string(&row->chat.text) + prompt_bytes;
+    bool alone = options->completion_only != TSR_LOSS_NO;
+    if (alone && !completion[strspn(completion, " \t\r\n")])
+        row->findings |= 1u << TSR_FINDING_BARE | 1u << TSR_FINDING_HOLLOW;
+    return encode(row, alone ? prompt_bytes : 0, options, place);
 }
 
 tsr_status tsr_row_read_prompt_completion(tsr_row *row, const json_t *object,

@@ -243,7 +243,7 @@ static void test_training_keys(void **state)
             assert_int_equal(encode_with(&row, k ? marked : plain, messages, true), TSR_OK);
             check_trained(&row, "......................................."
                                 "............................d<|eot_id|>");
-            assert_false(row.asks_in_vain);
+            assert_int_equal(row.findings, 0);
         }
         /* All but the turns that say no: the user's too. */
         assert_int_equal(encode_with(&row, plain, messages, false), TSR_OK);
@@ -255,9 +255,9 @@ static void test_training_keys(void **state)
         "[" SAYS("tool", "a", "\"weight\":1") "," ASSISTANT("b") "]"};
     for (int i = 0; i < 2; i++) {
         assert_int_equal(encode_with(&row, plain, in_vain[i], true), TSR_OK);
-        assert_true(row.asks_in_vain);
+        assert_int_equal(row.findings, 1u << TSR_FINDING_IN_VAIN);
         assert_int_equal(encode_with(&row, plain, in_vain[i], false), TSR_OK);
-        assert_false(row.asks_in_vain);
+        assert_int_equal(row.findings, 0);
     }
     tsr_chat_row_free(&row);
 }

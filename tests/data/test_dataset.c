@@ -312,6 +312,102 @@ static void training_keys(void **state)
     tsr_dataset_destroy(data);
 }
 
+#define ASKED "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},"
+#define CALLS                                                                                      \
+    "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"type\":\"function\","             \
+    "\"function\":"                                                                                \
+    "{\"name\":\"f\",\"arguments\":{}}}]}"
+#define ANSWER "{\"role\":\"assistant\",\"content\":\"b\"}"
+#define SILENT "{\"role\":\"assistant\",\"content\":\" \"}"
+
+/* Turns without a word: the template of the model knows no tool_calls. */
+static void empty_turns(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *words; /* of the warnings; NULL: none */
+        int64_t bare, calls;
+        tsr_dataset_options options;
+    } cases[] = {
+        {ASKED CALLS "," ANSWER "]}\n" ASKED ANSWER "]}\n" ASKED CALLS "]}\n",
+         "dataset: 2 of 3 rows train an empty turn or completion: what ends it alone (first ",
+         2,
+         2,
+         {0}},
+        {ASKED ANSWER "]}\n" ASKED SILENT "]}\n", "rows.jsonl:2)", 1, 0, {0}},
+        {ASKED SILENT "]}\n" ASKED ANSWER "]}\n", NULL, 0, 0, {.assistant_only = TSR_LOSS_NO}},
+        {ASKED "{\"role\":\"assistant\",\"content\":\"\",\"weight\":0}," ANSWER "]}\n",
+         NULL,
+         0,
+         0,
+         {0}},
+        {ASKED "{\"role\":\"assistant\",\"content\":\"let me see\",\"tool_calls\":[{\"function\":"
+               "{\"name\":\"f\",\"arguments\":{}}}]}]}",
+         "dataset: 1 of 1 rows have tool_calls that the chat template leaves out",
+         0,
+         1,
+         {0}},
+        {"{\"prompt\":\"a\",\"completion\":\"\"}\n{\"prompt\":\"a\",\"completion\":\"b\"}\n",
+         "rows.jsonl:1)",
+         1,
+         0,
+         {0}},
+        {"{\"prompt\":\"a\",\"completion\":\"\"}\n", NULL, 0, 0, {.completion_only = TSR_LOSS_NO}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        warnings[0] = 0;
+        tsr_log_set(note, NULL, TSR_LOG_WARNING);
+        tsr_dataset *data = load(cases[i].text, cases[i].options);
+        tsr_log_set(NULL, NULL, TSR_LOG_WARNING);
+        const tsr_found *found = tsr_dataset_stats_of(data)->found;
+        assert_int_equal(found[TSR_FINDING_BARE].rows, cases[i].bare);
+        assert_int_equal(found[TSR_FINDING_CALLS].rows, cases[i].calls);
+        if (cases[i].words && !strstr(warnings, cases[i].words))
+            fail_msg("%s: %s", cases[i].text, warnings);
+        if (!cases[i].words)
+            assert_string_equal(warnings, "");
+        tsr_dataset_destroy(data);
+    }
+    static const struct {
+        const char *text;
+        const char *words[MOST_WORDS];
+    } refused[] = {
+        {ASKED SILENT "]}\n" ASKED SILENT "]}\n",
+         {"every row (", "rows.jsonl:1 and on)", "only empty turns or completions"}},
+        {ASKED CALLS "]}\n{\"messages\":[{\"role\":\"user\",\"content\":\"no answer\"}]}\n",
+         {"rows.jsonl:1 and on", "leaves out their tool_calls", "chat_template_path"}},
+        {"{\"instruction\":\"a\",\"output\":\"\"}\n{\"instruction\":\"b\",\"output\":\"\\n\"}\n",
+         {"rows.jsonl:1 and on", "what ends them is all"}},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        tsr_dataset *data = NULL;
+        check_error(refused[i].text, load_with(&data, refused[i].text, (tsr_dataset_options){0}),
+                    TSR_EDATA, refused[i].words);
+        assert_null(data);
+    }
+}
+
+/* A template that renders the calls: nothing is empty, and nothing left out. */
+static void rendered_calls(void **state)
+{
+    (void)state;
+    const char *template = scratch_path("calls.jinja");
+    write_text(template,
+               "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls "
+               "or [] %}{{ c.function.name }}{% endfor %}<|eot_id|>{% endfor %}"
+               "{% if add_generation_prompt %}<assistant>{% endif %}");
+    tsr_chat *before = chat;
+    tsr_chat_options options = {.template_path = template};
+    assert_int_equal(tsr_chat_create(&chat, tokenizer, &options), TSR_OK);
+    tsr_dataset *data = load(ASKED CALLS "]}\n", (tsr_dataset_options){0});
+    const tsr_found *found = tsr_dataset_stats_of(data)->found;
+    for (int i = 0; i < TSR_FINDING_COUNT; i++)
+        assert_int_equal(found[i].rows, 0);
+    tsr_dataset_destroy(data);
+    tsr_chat_destroy(chat);
+    chat = before;
+}
+
 static uint64_t hash_of(const char *text)
 {
     tsr_dataset *data = load(text, (tsr_dataset_options){0});
@@ -589,6 +685,8 @@ int main(void)
         cmocka_unit_test(sharegpt_tools),
         cmocka_unit_test(truncation),
         cmocka_unit_test(training_keys),
+        cmocka_unit_test(empty_turns),
+        cmocka_unit_test(rendered_calls),
         cmocka_unit_test(hash_sees_every_change),
         cmocka_unit_test(several_files),
         cmocka_unit_test(broken_rows),
