@@ -101,6 +101,10 @@ static bool translate(loader *l, tsr_yaml_value *value, const tsr_key_alias *ali
     const char *text = word ? word : value->kind == TSR_YAML_SCALAR ? value->text : "";
     for (const tsr_key_translation *t = alias->map; t->from; t++)
         if (!strcmp(t->from, text)) {
+            if (!t->to) {
+                put_name(&l->no_effect, alias->name);
+                return false;
+            }
             *value = (tsr_yaml_value){.kind = TSR_YAML_SCALAR, .text = t->to, .line = value->line};
             return true;
         }

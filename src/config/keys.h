@@ -75,8 +75,8 @@ int tsr_keys_find(const char *name);
 /* What the key takes, for messages: "a whole number, 1 or more", "one of linear, cosine". */
 void tsr_keys_expects(tsr_text *out, const tsr_key *key);
 
-/* A peer's name of one of our keys. `map` translates values ("true" -> "bfloat16"; ends with NULL);
- * without one the value is taken as it is, below `below` if that is not 0. */
+/* A peer's name of one of our keys. `map` translates values ("true" -> "bfloat16"; ends with NULL),
+ * to NULL where the value has no effect; without one the value is taken as it is, below `below` if that is not 0. */
 typedef struct {
     const char *from, *to;
 } tsr_key_translation;

@@ -9,12 +9,14 @@
 static const tsr_key_translation bf16_map[] = {{"true", "bfloat16"}, {"false", "float32"}, {0}};
 static const tsr_key_translation sampling_map[] = {
     {"random", "true"}, {"sequential", "false"}, {0}};
+/* TRL shuffles the rows once, before packing and before its sampler, which is random whatever this says. */
+static const tsr_key_translation shuffle_dataset_map[] = {{"true", "true"}, {"false", NULL}, {0}};
 static const tsr_key_translation use_cpu_map[] = {{"true", "cpu"}, {"false", "auto"}, {0}};
 static const tsr_key_translation truncation_map[] = {{"keep_start", "right"}, {0}};
 
 static const tsr_key_alias aliases[] = {
     {"dataset_name", "dataset", NULL, 0, NULL},
-    {"shuffle_dataset", "shuffle", NULL, 0, NULL},
+    {"shuffle_dataset", "shuffle", shuffle_dataset_map, 0, "expected true or false"},
     {"train_sampling_strategy", "shuffle", sampling_map, 0, "expected random or sequential"},
     {"truncation_mode", "truncation", truncation_map, 0,
      "expected keep_start (truncation also takes error and drop)"},

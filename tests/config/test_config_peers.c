@@ -67,11 +67,49 @@ static void test_other_names(void **state)
     }
 }
 
+/* TRL's shuffle_dataset: false leaves its sampler random: file order is shuffle: false, and train_sampling_strategy:
+ * sequential. */
+static void test_shuffle_dataset(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *lines;
+        bool shuffle, no_effect;
+    } cases[] = {{"shuffle_dataset: false", true, true},
+                 {"shuffle_dataset: null", true, false},
+                 {"shuffle_dataset: true", true, false},
+                 {"shuffle_dataset: false\nshuffle: false", false, true},
+                 {"shuffle_dataset: false\ntrain_sampling_strategy: sequential", false, true},
+                 {"shuffle_dataset: false\ntrain_sampling_strategy: random", true, true},
+                 {"shuffle: false", false, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[256] = BASE;
+        tsr_config c;
+        bool said = false;
+        assert_int_equal(load(&c, strcat(text, cases[i].lines)), TSR_OK);
+        assert_int_equal(c.shuffle, cases[i].shuffle);
+        for (int k = 0; k < c.notes.count; k++)
+            said |= strstr(c.notes.items[k], "without effect here: shuffle_dataset") != NULL;
+        assert_int_equal(said, cases[i].no_effect);
+        tsr_config_free(&c);
+    }
+    static const char *const refused[] = {
+        "shuffle_dataset: true\nshuffle: false",
+        "shuffle_dataset: true\ntrain_sampling_strategy: sequential", "shuffle_dataset: often"};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        char text[256] = BASE;
+        tsr_config c;
+        assert_int_equal(load(&c, strcat(text, refused[i])), TSR_ECONFIG);
+        assert_non_null(strstr(tsr_last_error(), "shuffle_dataset"));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_written_by_transformers),
         cmocka_unit_test(test_other_names),
+        cmocka_unit_test(test_shuffle_dataset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

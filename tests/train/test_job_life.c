@@ -152,7 +152,7 @@ static const char *bad_config(int bad, const char *more)
     }
     assert_int_equal(fclose(file), 0);
     snprintf(text, sizeof text,
-             "model_name_or_path: %s\nlora_r: 2\ntotal_batch_size: 4\nshuffle_dataset: false\n"
+             "model_name_or_path: %s\nlora_r: 2\ntotal_batch_size: 4\nshuffle: false\n"
              "dataset: %s\nmax_steps: 3\n%s",
              scratch_path("model"), path, more);
     return text;

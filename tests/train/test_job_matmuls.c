@@ -115,7 +115,7 @@ static tsr_job *start_job(const char *const extra[EXTRAS])
                                "eval_packing=false",
                                "total_batch_size=4",
                                "max_steps=2",
-                               "shuffle_dataset=false",
+                               "shuffle=false",
                                "overwrite_output_dir=true",
                                NULL,
                                extra[0],
