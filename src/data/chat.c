@@ -14,6 +14,8 @@ void tsr_chat_row_free(tsr_chat_row *row)
     free(row->mask);
     tsr_rendering_free(&row->scratch[0]);
     tsr_rendering_free(&row->scratch[1]);
+    tsr_rendering_free(&row->scratch[2]);
+    free(row->places);
     memset(row, 0, sizeof *row);
 }
 
@@ -162,106 +164,7 @@ static void mark(tsr_chat_row *row, size_t *at, size_t begin, size_t end)
         row->mask[i] = 1;
 }
 
-static bool begins(const tsr_text *text, const tsr_text *with)
-{
-    return with->length <= text->length &&
-           (with->length == 0 || !memcmp(text->data, with->data, with->length));
-}
-
-/* Whether `text` holds `part`, white space at its ends aside; not if nothing is left of it. */
-static bool holds(const char *text, size_t bytes, const char *part)
-{
-    part += strspn(part, " \t\r\n");
-    size_t length = strlen(part);
-    while (length && strchr(" \t\r\n", part[length - 1]))
-        length--;
-    return length && memmem(text, bytes, part, length);
-}
-
-/* Whether `text` holds all that a message says: thinking would not be in it. */
-static bool holds_message(const char *text, size_t bytes, const json_t *message)
-{
-    const char *content = json_string_value(json_object_get(message, "content"));
-    const json_t *calls = json_object_get(message, "tool_calls");
-    bool blank = !content || !content[strspn(content, " \t\r\n")];
-    for (int i = 0; i < TSR_CHAT_THOUGHTS; i++) {
-        const json_t *thought = json_object_get(message, tsr_chat_thoughts[i]);
-        const char *words = json_string_value(thought);
-        if (thought && !json_is_null(thought) && (!words || *words))
-            return false;
-    }
-    for (size_t i = 0; i < json_array_size(calls); i++) {
-        const json_t *call = json_array_get(calls, i), *inner = json_object_get(call, "function");
-        const char *name = json_string_value(json_object_get(inner ? inner : call, "name"));
-        if (!name || !holds(text, bytes, name))
-            return false;
-    }
-    return blank ? json_array_size(calls) > 0 : holds(text, bytes, content);
-}
-
-/* A turn whose rendering as the last one begins with what the template itself puts there, and that begins
- * without it where more follows: Qwen3's empty <think>. The turn is then the longest end of that rendering with
- * which the rest of the whole text begins, if it holds all that the message says. */
-static bool find_later_turn(tsr_span *out, const tsr_text *text, const tsr_text *before,
-                            const tsr_text *through, const json_t *message)
-{
-    if (!begins(text, before))
-        return false;
-    size_t begin = before->length, left = text->length - begin, length = through->length - begin;
-    const char *turn = tsr_text_string(text) + begin,
-               *end = tsr_text_string(through) + through->length;
-    for (length = length < left ? length : left; length; length--)
-        if (!memcmp(turn, end - length, length))
-            break;
-    *out = (tsr_span){begin, begin + length};
-    return length && holds_message(turn, length, message);
-}
-
-/* The bytes of a message's turn, by rendering up to it and through it. */
-static tsr_status find_turn(tsr_span *out, const tsr_conversation *c, size_t index)
-{
-    static const char advice[] = "what the turn adds cannot be told: mark it with {% generation %} "
-                                 "in a template given by chat_template_path, split the row, or set "
-                                 "assistant_only_loss: false";
-    tsr_chat_row *row = c->row;
-    tsr_rendering *before = &row->scratch[0], *through = &row->scratch[1];
-    const json_t *message = json_array_get(c->messages, index);
-    bool assistant = tsr_chat_is_assistant(message);
-    tsr_status status = TSR_OK;
-    if (index || assistant)
-        status = tsr_chat_render(before, c->chat, c->seen, index, assistant);
-    else
-        tsr_text_clear(&before->text);
-    if (status == TSR_EDATA && index == 0) {
-        char reason[512];
-        strncpy(reason, tsr_last_error(), sizeof reason - 1);
-        reason[sizeof reason - 1] = 0;
-        return tsr_fail(TSR_EDATA,
-                        "messages[0]: the assistant speaks first and the template "
-                        "cannot render the prompt before it (%s)",
-                        reason);
-    }
-    TSR_TRY(status);
-    TSR_TRY(tsr_chat_render(through, c->chat, c->seen, index + 1, false));
-    if (!begins(&through->text, &before->text))
-        return tsr_fail(TSR_EDATA,
-                        "messages[%zu]: the rendering through this turn does not begin with "
-                        "the messages before it%s; %s",
-                        index, assistant ? " and the generation prompt" : "", advice);
-    if (!begins(&row->text, &through->text) &&
-        find_later_turn(out, &row->text, &before->text, &through->text, message))
-        return TSR_OK;
-    if (!begins(&row->text, &through->text))
-        return tsr_fail(TSR_EDATA,
-                        "messages[%zu]: the template renders this turn differently "
-                        "once more messages follow (earlier thinking "
-                        "dropped, say); %s",
-                        index, advice);
-    *out = (tsr_span){before->text.length, through->text.length};
-    return TSR_OK;
-}
-
-static tsr_status mark_turns(const tsr_conversation *c, size_t first)
+static tsr_status mark_turns(tsr_conversation *c, size_t first)
 {
     size_t at = 0;
     for (size_t i = first; i < json_array_size(c->messages); i++) {
@@ -269,7 +172,7 @@ static tsr_status mark_turns(const tsr_conversation *c, size_t first)
         tsr_span turn;
         if (!tsr_chat_is_assistant(message) || tsr_chat_asks_training(message) == 0)
             continue;
-        TSR_TRY(find_turn(&turn, c, i));
+        TSR_TRY(tsr_chat_turn(&turn, c, i));
         mark(c->row, &at, turn.begin, turn.end);
     }
     return TSR_OK;
@@ -277,24 +180,35 @@ static tsr_status mark_turns(const tsr_conversation *c, size_t first)
 
 /* Where more than the assistant's turns was marked, or the template did it: takes back the turns that say they
  * are not trained. */
-static tsr_status unmark_turns(const tsr_conversation *c, size_t first, bool assistant_only)
+static tsr_status unmark_turns(tsr_conversation *c, size_t first, bool assistant_only)
 {
     const tsr_tokens *t = &c->row->tokens;
+    size_t at = 0;
     for (size_t i = first; i < json_array_size(c->messages); i++) {
         const json_t *message = json_array_get(c->messages, i);
         tsr_span turn;
         if (tsr_chat_asks_training(message) != 0 ||
             (assistant_only && !tsr_chat_is_assistant(message)))
             continue;
-        TSR_TRY(find_turn(&turn, c, i));
-        for (size_t k = 0; k < t->count; k++)
-            if (t->spans[k].begin < turn.end && t->spans[k].end > turn.begin)
-                c->row->mask[k] = 0;
+        TSR_TRY(tsr_chat_turn(&turn, c, i));
+        while (at < t->count && t->spans[at].end <= turn.begin)
+            at++;
+        for (size_t k = at; k < t->count && t->spans[k].begin < turn.end; k++)
+            c->row->mask[k] = 0;
     }
     return TSR_OK;
 }
 
 /* ---- encoding ---- */
+
+void tsr_conversation_free(tsr_conversation *c)
+{
+    json_decref(c->seen);
+    json_decref(c->marked);
+    for (int i = 0; i < c->lead_count; i++)
+        tsr_text_free(&c->leads[i].text);
+    tsr_text_free(&c->tail);
+}
 
 /* Looks at the messages, renders all of them and tokenises the text. The marks of the template stay in scratch[0].
  */
@@ -302,6 +216,7 @@ static tsr_status render_row(tsr_conversation *c, const json_t *tools, bool prom
 {
     tsr_chat_row *row = c->row;
     tsr_tokens_clear(&row->tokens);
+    row->findings = 0;
     TSR_TRY(tsr_chat_check_messages(c->messages));
     TSR_TRY(choose_template(c->chat, tools != NULL));
     TSR_TRY(tsr_chat_see(&c->seen, c->chat, c->messages));
@@ -317,19 +232,27 @@ static tsr_status render_row(tsr_conversation *c, const json_t *tools, bool prom
 }
 
 /* Where the text of the first `count` messages with the generation prompt ends. */
-static tsr_status find_prompt(size_t *end, const tsr_conversation *c, size_t count)
+static tsr_status find_prompt(size_t *end, tsr_conversation *c, size_t count)
 {
+    tsr_rendering *prompt = &c->row->scratch[1];
+    tsr_span turn = {0};
+    bool found = false;
     *end = 0;
     if (!count)
         return TSR_OK;
-    tsr_rendering *prompt = &c->row->scratch[1];
     TSR_TRY(tsr_chat_render(prompt, c->chat, c->seen, count, true));
-    if (!begins(&c->row->text, &prompt->text))
-        return tsr_fail(TSR_EDATA, "the rendering of prompt and completion does not begin with the "
-                                   "rendering of the prompt and the generation prompt, so what is "
-                                   "trained cannot be told; write the row as \"messages\"");
     *end = prompt->text.length;
-    return TSR_OK;
+    if (tsr_chat_begins(&c->row->text, &prompt->text))
+        return TSR_OK;
+    if (count <
+        json_array_size(c->messages)) /* it may leave out the end of the generation prompt */
+        TSR_TRY(tsr_chat_turn_by_places(&found, &turn, c, count));
+    *end = turn.begin;
+    return found ? TSR_OK
+                 : tsr_fail(TSR_EDATA,
+                            "the rendering of prompt and completion does not begin with the "
+                            "rendering of the prompt and the generation prompt, so what is "
+                            "trained cannot be told; write the row as \"messages\"");
 }
 
 static void mark_generation(tsr_chat_row *row, size_t begin)
@@ -365,7 +288,7 @@ tsr_status tsr_chat_encode(tsr_chat_row *row, tsr_chat *chat, const json_t *mess
 {
     tsr_conversation c = {.chat = chat, .row = row, .messages = messages};
     tsr_status status = encode(&c, tools, prompt_count, assistant_only);
-    json_decref(c.seen);
+    tsr_conversation_free(&c);
     return status;
 }
 
@@ -374,7 +297,7 @@ tsr_status tsr_chat_prompt(tsr_chat_row *row, tsr_chat *chat, const json_t *mess
 {
     tsr_conversation c = {.chat = chat, .row = row, .messages = messages};
     tsr_status status = render_row(&c, tools, true);
-    json_decref(c.seen);
+    tsr_conversation_free(&c);
     TSR_TRY(status);
     return reserve_mask(row, 0);
 }

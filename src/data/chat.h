@@ -3,9 +3,9 @@
  *
  * What an assistant says is what {% generation %} marks. In a template without such marks it is
  * what rendering through the turn adds to the rendering of the messages before it with the
- * generation prompt: content, end of turn, and what the template adds after it. Where a rendering
- * is not the beginning of the next one the row is refused, if the template drops of an earlier turn
- * what the row says (its thinking), and not only what it puts before a last turn itself.
+ * generation prompt: content, end of turn, and what the template adds after it. The turn is looked for in the
+ * rendering of the whole chat, where earlier turns may have lost their thinking, or may not begin with the end of
+ * the generation prompt; such rows are kept, with a finding. Where a turn cannot be told the row is refused.
  *
  * Roles are words of the data set (human, gpt, model, ...): a template sees system, user, assistant and tool for
  * them, unless it has the word of its own (Llama's ipython).
@@ -45,7 +45,9 @@ typedef struct {
     uint8_t *mask;
     size_t mask_capacity;
     unsigned findings; /* a bit for each tsr_finding */
-    tsr_rendering scratch[2];
+    tsr_rendering scratch[3];
+    tsr_span *places; /* scratch too */
+    size_t place_capacity;
 } tsr_chat_row;
 
 void tsr_chat_row_free(tsr_chat_row *row);

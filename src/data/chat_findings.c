@@ -33,23 +33,21 @@ static bool has_calls(const json_t *message)
 static tsr_status loses_calls(bool *out, const tsr_conversation *c)
 {
     tsr_rendering *without = &c->row->scratch[1];
-    json_t *list = json_array();
-    bool any = false, failed = !list;
-    for (size_t i = 0; i < json_array_size(c->seen); i++) {
-        json_t *message = json_copy(json_array_get(c->seen, i));
-        any |= has_calls(message);
-        json_object_del(message, "tool_calls");
-        failed |= json_array_append_new(list, message) != 0;
-    }
-    tsr_status status = failed ? tsr_fail(TSR_ENOMEM, "no memory for messages") : TSR_OK;
+    const tsr_text *text = &c->row->text;
+    size_t i = 0, count = json_array_size(c->seen);
     *out = false;
-    if (any && status == TSR_OK) {
-        status = tsr_chat_render(without, c->chat, list, json_array_size(list), false);
-        *out = status == TSR_OK && without->text.length == c->row->text.length &&
-               !memcmp(tsr_text_string(&without->text), tsr_text_string(&c->row->text),
-                       without->text.length);
-    }
+    while (i < count && !has_calls(json_array_get(c->seen, i)))
+        i++;
+    if (i == count)
+        return TSR_OK;
+    json_t *list = json_deep_copy(c->seen);
+    for (i = 0; i < json_array_size(list); i++)
+        json_object_del(json_array_get(list, i), "tool_calls");
+    tsr_status status = list ? tsr_chat_render(without, c->chat, list, count, false)
+                             : tsr_fail(TSR_ENOMEM, "no memory for messages");
     json_decref(list);
+    *out = status == TSR_OK && without->text.length == text->length &&
+           !memcmp(tsr_text_string(&without->text), tsr_text_string(text), text->length);
     return status == TSR_EDATA ? TSR_OK : status; /* it needs them */
 }
 
@@ -62,9 +60,36 @@ static bool has_words(const json_t *message, bool calls_lost)
     return words || (has_calls(message) && !calls_lost);
 }
 
-tsr_status tsr_chat_find(const tsr_conversation *c, size_t prompt_count, bool assistant_only)
+/* Whether a text holds `part`, white space at its ends aside; also if nothing is left of it. */
+static bool holds(const tsr_text *text, const char *part, size_t bytes)
 {
-    bool calls_lost;
+    while (bytes && strchr(" \t\r\n", part[bytes - 1]))
+        bytes--;
+    while (bytes && strchr(" \t\r\n", *part)) {
+        part++;
+        bytes--;
+    }
+    return !bytes || memmem(tsr_text_string(text), text->length, part, bytes);
+}
+
+/* Whether the text lacks what an assistant's message thinks, in a key of its own or at the head of its content. */
+static bool loses_thought(const tsr_text *text, const json_t *message)
+{
+    static const char begin[] = "<think>", end[] = "</think>";
+    const char *content = json_string_value(json_object_get(message, "content"));
+    for (int i = 0; i < TSR_CHAT_THOUGHTS; i++) {
+        const char *thought = json_string_value(json_object_get(message, tsr_chat_thoughts[i]));
+        if (thought && !holds(text, thought, strlen(thought)))
+            return true;
+    }
+    const char *from = content ? strstr(content, begin) : NULL;
+    const char *to = from ? strstr(from, end) : NULL;
+    return to && !holds(text, from + sizeof begin - 1, (size_t)(to - from) - (sizeof begin - 1));
+}
+
+tsr_status tsr_chat_find(tsr_conversation *c, size_t prompt_count, bool assistant_only)
+{
+    bool calls_lost, thought_lost = false;
     size_t bare = 0, worded = 0;
     TSR_TRY(loses_calls(&calls_lost, c));
     for (size_t i = prompt_count; i < json_array_size(c->messages); i++) {
@@ -74,12 +99,14 @@ tsr_status tsr_chat_find(const tsr_conversation *c, size_t prompt_count, bool as
         bool words = has_words(message, calls_lost);
         bare += !words;
         worded += words;
+        thought_lost = thought_lost || loses_thought(&c->row->text, message);
     }
     bool parts = assistant_only || prompt_count; /* or else all is trained */
     bool in_vain = asks_in_vain(c->messages, prompt_count, assistant_only);
-    c->row->findings = (unsigned)in_vain << TSR_FINDING_IN_VAIN |
-                       (unsigned)calls_lost << TSR_FINDING_CALLS |
-                       (unsigned)(parts && bare) << TSR_FINDING_BARE |
-                       (unsigned)(parts && bare && !worded) << TSR_FINDING_HOLLOW;
+    c->row->findings |= (unsigned)in_vain << TSR_FINDING_IN_VAIN |
+                        (unsigned)calls_lost << TSR_FINDING_CALLS |
+                        (unsigned)thought_lost << TSR_FINDING_THINKING |
+                        (unsigned)(parts && bare) << TSR_FINDING_BARE |
+                        (unsigned)(parts && bare && !worded) << TSR_FINDING_HOLLOW;
     return TSR_OK;
 }

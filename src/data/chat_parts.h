@@ -5,6 +5,9 @@
  * chat_messages.c  messages: what they must have, what they say about training, as a template sees them
  * chat_roles.c     what a message's role means
  * chat_findings.c  what is worth a warning about a row
+ * chat_marks.c     where the words of messages are in a rendering
+ * chat_turns.c     where a turn begins and ends, by these places
+ * chat_prefix.c    the same by rendering up to the turn and through it, where that does not tell
  */
 #ifndef TSR_DATA_CHAT_PARTS_H
 #define TSR_DATA_CHAT_PARTS_H
@@ -62,15 +65,72 @@ struct tsr_chat {
     int role_count;
 };
 
+#define TSR_CHAT_MOST_LEADS 8
+#define TSR_CHAT_NO_PLACE   SIZE_MAX
+
+/* What stands between the words of a message of `role` and the turn of the assistant after it. */
+typedef struct {
+    const char *role; /* "": before the first message */
+    tsr_text text;    /* through the end of the generation prompt */
+    size_t ends; /* bytes of it that end the message before; TSR_CHAT_NO_PLACE: not asked yet */
+    bool usable;
+} tsr_chat_lead;
+
 /* One row while it is encoded: its messages, and the same as its template sees them. */
 typedef struct {
     tsr_chat *chat;
     tsr_chat_row *row;
     const json_t *messages;
     json_t *seen;
+    /* chat_marks.c */
+    json_t *marked; /* `seen` with marks in its contents; NULL before tsr_chat_place */
+    bool placed;    /* row->places are known */
+    char nonce[17]; /* what marks begin with */
+    /* chat_turns.c */
+    tsr_chat_lead leads[TSR_CHAT_MOST_LEADS];
+    int lead_count;
+    tsr_text tail; /* what follows the words of an assistant's turn, with its end */
+    enum { TSR_TAIL_UNKNOWN, TSR_TAIL_KNOWN, TSR_TAIL_NONE } tail_state, calls_state;
+    /* chat_prefix.c */
+    size_t rendered; /* what it has cost so far */
 } tsr_conversation;
 
-/* Sets row->findings; row->text is the rendering. Uses scratch[1]. */
-tsr_status tsr_chat_find(const tsr_conversation *c, size_t prompt_count, bool assistant_only);
+void tsr_conversation_free(tsr_conversation *c);
+
+/* Adds to row->findings; row->text is the rendering. Uses scratch[1]. */
+tsr_status tsr_chat_find(tsr_conversation *c, size_t prompt_count, bool assistant_only);
+
+/* ---- chat_marks.c ---- */
+
+/* The bytes of an assistant's content that marks are put around: without white space at its ends, and behind its
+ * thinking. Of another's content the end alone is marked. */
+tsr_span tsr_chat_words(const char *content);
+
+/* Bytes of white space that a text begins with. */
+size_t tsr_chat_space(const char *text);
+
+/* Fills row->places: where the words of each message are in row->text, TSR_CHAT_NO_PLACE where they have no mark or
+ * are not in it. c->placed stays false where the rendering with marks, taken away, is not row->text. The rendering
+ * stays in scratch[2]. */
+tsr_status tsr_chat_place(tsr_conversation *c);
+
+/* A message whose content is the mark that ends `index`; NULL: no memory. The caller owns it. */
+json_t *tsr_chat_mark_alone(const tsr_conversation *c, size_t index, const char *role);
+
+/* The bytes behind the mark that ends message `index` in a rendering of c->marked; TSR_CHAT_NO_PLACE if it is not
+ * there exactly once. */
+size_t tsr_chat_behind_mark(const tsr_conversation *c, const tsr_text *marked, size_t index);
+
+/* ---- the two methods ---- */
+
+/* The bytes of a turn in row->text; false: this way does not tell. */
+tsr_status tsr_chat_turn_by_places(bool *found, tsr_span *out, tsr_conversation *c, size_t index);
+/* TSR_EDATA: this way does not tell either, and why. */
+tsr_status tsr_chat_turn_by_prefix(tsr_span *out, tsr_conversation *c, size_t index);
+
+bool tsr_chat_begins(const tsr_text *text, const tsr_text *with);
+
+/* By places, else by prefix. */
+tsr_status tsr_chat_turn(tsr_span *out, tsr_conversation *c, size_t index);
 
 #endif

@@ -13,6 +13,11 @@ static const struct {
     [TSR_FINDING_BARE] = {"bare_turns", "train an empty turn or completion: what ends it alone"},
     [TSR_FINDING_HOLLOW] = {"hollow_rows", NULL},
     [TSR_FINDING_CALLS] = {"unseen_calls", "have tool_calls that the chat template leaves out"},
+    [TSR_FINDING_THINKING] = {"unseen_thinking",
+                              "have thinking in trained turns that the chat template leaves out"},
+    [TSR_FINDING_UNPROMPTED] = {"unprompted_turns",
+                                "train turns that do not begin with all of the chat template's "
+                                "generation prompt"},
 };
 
 const char *tsr_finding_name(tsr_finding finding)

@@ -14,7 +14,9 @@ typedef enum {
     TSR_FINDING_IN_VAIN, /* a message that is not trained says that it is */
     TSR_FINDING_BARE,    /* a turn or completion without words is trained: its end alone */
     TSR_FINDING_HOLLOW, /* and nothing else of the row: said with the former, an error if no row is better */
-    TSR_FINDING_CALLS, /* tool_calls that are not in the template's text */
+    TSR_FINDING_CALLS,      /* tool_calls that are not in the template's text */
+    TSR_FINDING_THINKING,   /* thinking of a trained turn that is not in the template's text */
+    TSR_FINDING_UNPROMPTED, /* a turn that does not begin with all of the generation prompt */
     TSR_FINDING_COUNT
 } tsr_finding;
 

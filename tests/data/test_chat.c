@@ -78,9 +78,10 @@ static void test_golden(void **state)
 
 /* ---- other templates ---- */
 
-/* Writes the template to a file, encodes the conversation and gives the status. */
-static tsr_status encode_with(tsr_chat_row *row, const char *source, const char *messages,
-                              bool assistant_only)
+/* Writes the template to a file, encodes the conversation and gives the status; with a prompt all behind it is
+ * trained. */
+static tsr_status encode_as(tsr_chat_row *row, const char *source, const char *messages,
+                            size_t prompt_count, bool assistant_only)
 {
     char path[] = "/tmp/tsr_test_chat_XXXXXX";
     int file = mkstemp(path);
@@ -94,15 +95,23 @@ static tsr_status encode_with(tsr_chat_row *row, const char *source, const char 
     if (status == TSR_OK) {
         json_t *json = json_loads(messages, JSON_DECODE_ANY, NULL);
         assert_non_null(json);
-        status = tsr_chat_encode(row, chat, json, NULL, 0, assistant_only);
+        status = tsr_chat_encode(row, chat, json, NULL, prompt_count, assistant_only);
         json_decref(json);
     }
     tsr_chat_destroy(chat);
     return status;
 }
 
+static tsr_status encode_with(tsr_chat_row *row, const char *source, const char *messages,
+                              bool assistant_only)
+{
+    return encode_as(row, source, messages, 0, assistant_only);
+}
+
 #define USER(text)      "{\"role\":\"user\",\"content\":\"" text "\"}"
 #define ASSISTANT(text) "{\"role\":\"assistant\",\"content\":\"" text "\"}"
+
+#define SAYS(role, text, key) "{\"role\":\"" role "\",\"content\":\"" text "\"," key "}"
 
 /* The trained bytes of the text, with '.' for the others. */
 static void check_trained(const tsr_chat_row *row, const char *want)
@@ -171,23 +180,27 @@ static void test_prefixes(void **state)
     assert_non_null(strstr(tsr_last_error(), "messages[1]"));
     assert_non_null(strstr(tsr_last_error(), "generation prompt"));
     assert_int_equal(encode_with(&row, other, "[" USER("a") "," ASSISTANT("b") "]", false), TSR_OK);
-    /* A turn that changes once others follow. */
-    const char *dropping = "{% for m in messages %}<{{ m.role }}>{% if loop.last %}{{ m.content }}"
-                           "{% else %}{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}"
-                           "{% if add_generation_prompt %}<assistant>{% endif %}";
-    assert_int_equal(encode_with(&row, dropping,
-                                 "[" USER("a") "," ASSISTANT("b</think>c") "," USER("d") "]", true),
-                     TSR_EDATA);
-    assert_non_null(strstr(tsr_last_error(), "differently"));
+    /* A turn that changes once others follow, and tests its content. */
+    const char *changing =
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if loop.last and "
+        "m.content.startswith('b') %}!{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}";
+    assert_int_equal(
+        encode_with(&row, changing,
+                    "[" USER("a") "," ASSISTANT("b") "," USER("c") "," ASSISTANT("b") "]", true),
+        TSR_EDATA);
+    assert_non_null(
+        strstr(tsr_last_error(), "messages[1]: the template renders this turn differently"));
     tsr_chat_row_free(&row);
 }
 
-/* What a template puts before the words of the last turn alone, as Qwen3's, may be gone from earlier ones; what
- * the row says may not. */
+/* Templates that show the thinking of the last turn alone, as Qwen3's, or of none: the turns are what is rendered,
+ * and what of the row is left out is said. */
 static void test_last_turn(void **state)
 {
     (void)state;
     tsr_chat_row row = {0};
+    const unsigned lost = 1u << TSR_FINDING_THINKING;
     const char *thinking =
         "{% for m in messages %}<{{ m.role }}>{% if loop.last and m.role == 'assistant' %}<think>"
         "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% for c in m.tool_calls or [] "
@@ -200,23 +213,81 @@ static void test_last_turn(void **state)
         TSR_OK);
     check_trained(&row, "............................b<|eot_id|>............................"
                         "<think></think>d<|eot_id|>");
+    assert_int_equal(row.findings, 0);
     const char *call = "{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":"
                        "[{\"function\":{\"name\":\"f\"}}]}";
     char rows[400];
     snprintf(rows, sizeof rows, "[" USER("a") ",%s," USER("c") "]", call);
     assert_int_equal(encode_with(&row, thinking, rows, true), TSR_OK);
     check_trained(&row, "............................f()<|eot_id|>.................");
-    static const char *const lost[] = {
-        "{\"role\":\"assistant\",\"content\":\"b\",\"reasoning_content\":\"r\"}", ASSISTANT("")};
-    for (int i = 0; i < 2; i++) {
-        snprintf(rows, sizeof rows, "[" USER("a") ",%s," USER("c") "]", lost[i]);
-        assert_int_equal(encode_with(&row, thinking, rows, true), TSR_EDATA);
-        assert_non_null(strstr(tsr_last_error(), "differently"));
-    }
+    assert_int_equal(
+        encode_with(&row, thinking,
+                    "[" USER("a") "," SAYS("assistant", "b", "\"reasoning\":\"r1\"") "," USER(
+                        "c") "," SAYS("assistant", "d", "\"thinking\":\"r2\"") "]",
+                    true),
+        TSR_OK);
+    check_trained(&row, "............................b<|eot_id|>............................"
+                        "<think>r2</think>d<|eot_id|>");
+    assert_int_equal(row.findings, lost);
+    /* Thinking in the content, which the template takes off earlier turns, and one that it takes off all. */
+    const char *splitting =
+        "{% for m in messages %}<{{ m.role }}>{% if loop.last %}{{ m.content }}"
+        "{% else %}{{ m.content.split('</think>')[-1].lstrip('\\n') }}{% endif %}"
+        "<|eot_id|>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    const char *twice = "[" USER("a") "," ASSISTANT("<think>x1</think>\\n\\nb ") "," USER(
+        "c") "," ASSISTANT("<think>x2</think>d") "]";
+    assert_int_equal(encode_with(&row, splitting, twice, true), TSR_OK);
+    check_trained(&row, "............................b <|eot_id|>............................"
+                        "<think>x2</think>d<|eot_id|>");
+    assert_int_equal(row.findings, lost);
     tsr_chat_row_free(&row);
 }
 
-#define SAYS(role, text, key) "{\"role\":\"" role "\",\"content\":\"" text "\"," key "}"
+/* Generation prompts that end with what turns leave out, as DeepSeek-R1's. */
+static void test_longer_prompt(void **state)
+{
+    (void)state;
+    tsr_chat_row row = {0};
+    const char *source =
+        "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] }}"
+        "{% if m.role == 'assistant' %}<|eot_id|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant><think>\n{% endif %}";
+    assert_int_equal(
+        encode_with(&row, source,
+                    "[" USER("a ") "," ASSISTANT(" b") "," USER("c") "," ASSISTANT("<th") "]",
+                    true),
+        TSR_OK);
+    check_trained(&row, "................... b<|eot_id|>..................<th<|eot_id|>");
+    assert_int_equal(row.findings, 1u << TSR_FINDING_UNPROMPTED);
+    /* The words of the prompt in what a user says are his. */
+    assert_int_equal(
+        encode_with(&row, source, "[" USER("<assistant><think>\\n") "," ASSISTANT("b") "]", true),
+        TSR_OK);
+    check_trained(&row, "....................................b<|eot_id|>");
+    /* Prompt and completion. */
+    assert_int_equal(encode_as(&row, source, "[" USER("a") "," ASSISTANT("b") "]", 1, false),
+                     TSR_OK);
+    check_trained(&row, "..................b<|eot_id|>");
+    tsr_chat_row_free(&row);
+}
+
+/* A template that puts the end of sequence behind the last turn alone, as Phi-3's. */
+static void test_one_end(void **state)
+{
+    (void)state;
+    tsr_chat_row row = {0};
+    const char *source =
+        "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% else %}{{ eos_token }}{% endif %}";
+    assert_int_equal(
+        encode_with(&row, source,
+                    "[" USER("a ") "," ASSISTANT(" b\\n") "," USER("c") "," ASSISTANT("d") "]",
+                    true),
+        TSR_OK);
+    assert_string_equal(row.text.data, "<user>a\n<assistant>b\n<user>c\n<assistant>d\n<|eot_id|>");
+    check_trained(&row, "...................b\n...................d\n<|eot_id|>");
+    tsr_chat_row_free(&row);
+}
 
 /* What a message says of its own training, in either method, and where all is trained. */
 static void test_training_keys(void **state)
@@ -705,14 +776,24 @@ static void test_special_tokens(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),        cmocka_unit_test(test_marks),
-        cmocka_unit_test(test_straddling),    cmocka_unit_test(test_prefixes),
-        cmocka_unit_test(test_broken_rows),   cmocka_unit_test(test_no_template),
-        cmocka_unit_test(test_tool_use),      cmocka_unit_test(test_one_template_for_all),
-        cmocka_unit_test(test_bad_tool_use),  cmocka_unit_test(test_special_tokens),
-        cmocka_unit_test(test_template_json), cmocka_unit_test(test_message_keys),
-        cmocka_unit_test(test_space_before),  cmocka_unit_test(test_last_turn),
-        cmocka_unit_test(test_training_keys), cmocka_unit_test(test_roles),
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_marks),
+        cmocka_unit_test(test_straddling),
+        cmocka_unit_test(test_prefixes),
+        cmocka_unit_test(test_last_turn),
+        cmocka_unit_test(test_longer_prompt),
+        cmocka_unit_test(test_one_end),
+        cmocka_unit_test(test_training_keys),
+        cmocka_unit_test(test_roles),
+        cmocka_unit_test(test_broken_rows),
+        cmocka_unit_test(test_no_template),
+        cmocka_unit_test(test_tool_use),
+        cmocka_unit_test(test_one_template_for_all),
+        cmocka_unit_test(test_space_before),
+        cmocka_unit_test(test_message_keys),
+        cmocka_unit_test(test_template_json),
+        cmocka_unit_test(test_bad_tool_use),
+        cmocka_unit_test(test_special_tokens),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

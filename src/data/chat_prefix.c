@@ -1,0 +1,74 @@
+/*
+ * chat_prefix.c: where a turn is, by rendering the messages up to it and through it: what the second adds to the
+ * first is the turn, if the row's text begins with both.
+ */
+#include "data/chat_parts.h"
+
+#include <stdio.h>
+#include <string.h>
+
+bool tsr_chat_begins(const tsr_text *text, const tsr_text *with)
+{
+    return with->length <= text->length &&
+           (with->length == 0 || !memcmp(text->data, with->data, with->length));
+}
+
+/* What one row may cost over all its turns, in bytes of text, and what a message costs beside its text: some
+ * seconds. */
+#define MOST_RENDERED ((size_t)1 << 30)
+#define MESSAGE_COST  256
+
+static tsr_status cannot_tell(const char *why, size_t index)
+{
+    return tsr_fail(
+        TSR_EDATA,
+        "messages[%zu]: %s; what the turn adds cannot be told: mark it with "
+        "{%% generation %%} in a template of your own (chat_template_path), split the row, or "
+        "set assistant_only_loss: false",
+        index, why);
+}
+
+/* The messages before; of the first one that is not the assistant's, nothing. */
+static tsr_status render_before(tsr_rendering *out, const tsr_conversation *c, size_t index,
+                                bool assistant)
+{
+    char reason[512];
+    tsr_status status = TSR_OK;
+    if (index || assistant)
+        status = tsr_chat_render(out, c->chat, c->seen, index, assistant);
+    else
+        tsr_text_clear(&out->text);
+    if (status != TSR_EDATA || index)
+        return status;
+    snprintf(reason, sizeof reason, "%s", tsr_last_error());
+    return tsr_fail(TSR_EDATA,
+                    "messages[0]: the assistant speaks first and the template cannot render the "
+                    "prompt before it (%s)",
+                    reason);
+}
+
+tsr_status tsr_chat_turn_by_prefix(tsr_span *out, tsr_conversation *c, size_t index)
+{
+    tsr_rendering *before = &c->row->scratch[0], *through = &c->row->scratch[1];
+    bool assistant = tsr_chat_is_assistant(json_array_get(c->messages, index));
+    if (c->rendered > MOST_RENDERED)
+        return cannot_tell(
+            "the turns of this row can be told only by rendering it anew for each of "
+            "them, which would take too long",
+            index);
+    TSR_TRY(render_before(before, c, index, assistant));
+    TSR_TRY(tsr_chat_render(through, c->chat, c->seen, index + 1, false));
+    c->rendered += MESSAGE_COST * (2 * index + 1) + before->text.length + through->text.length;
+    if (!tsr_chat_begins(&through->text, &before->text))
+        return cannot_tell(assistant ? "the rendering through this turn does not begin with the "
+                                       "messages before it and the generation prompt"
+                                     : "the rendering through this turn does not begin with the "
+                                       "messages before it",
+                           index);
+    if (!tsr_chat_begins(&c->row->text, &through->text))
+        return cannot_tell("the template renders this turn differently once more messages follow "
+                           "(earlier thinking dropped, say)",
+                           index);
+    *out = (tsr_span){before->text.length, through->text.length};
+    return TSR_OK;
+}
