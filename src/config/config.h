@@ -157,7 +157,8 @@ typedef struct {
     bool shuffle;
     int64_t data_seed; /* after loading: `seed` unless given */
     const char *chat_template_path, *eos_token;
-    const char *chat_template_date; /* NULL: none; tsr_config_date reads it */
+    /* tsr_config_date reads it; NULL: the day the run begins, which the job sets where a template asks for it */
+    const char *chat_template_date;
     /* adapter */
     int64_t lora_r;
     double lora_alpha, lora_dropout;

@@ -211,9 +211,10 @@ static const tsr_key data_keys[] = {
      .help = "of the order and of packing"},
     {"chat_template_path", G, TSR_KEY_STRING, AT(chat_template_path), .flags = TSR_KEY_PATH,
      .none = "null", .initial = "null", .help = "a Jinja file; null: the model's own template"},
-    {"chat_template_date", G, TSR_KEY_STRING, AT(chat_template_date), .flags = TSR_KEY_PATH,
-     .none = "null", .initial = "null",
-     .help = "what strftime_now says to a template that asks: 2024-07-26, or 2024-07-26T12:30:00"},
+    {"chat_template_date", G, TSR_KEY_STRING, AT(chat_template_date),
+     .flags = TSR_KEY_PATH | TSR_KEY_RESULT, .none = "null", .initial = "null",
+     .help = "for a template that asks for the date: 2024-07-26, or 2024-07-26T12:30:00; null: the "
+             "day the run begins, in UTC"},
     {"eos_token", G, TSR_KEY_STRING, AT(eos_token), .flags = TSR_KEY_PATH, .none = "null",
      .initial = "null", .help = "null: the tokenizer's"},
 };

@@ -101,6 +101,11 @@ void tsr_chat_destroy(tsr_chat *chat)
     free(chat);
 }
 
+bool tsr_chat_dated(const tsr_chat *chat)
+{
+    return chat->dated;
+}
+
 /* The template of a row. The one for tools is read when the first row has some: other data trains
  * where it is not understood. */
 static tsr_status choose_template(tsr_chat *chat, bool tools)
@@ -132,6 +137,7 @@ tsr_status tsr_chat_render(tsr_rendering *out, tsr_chat *chat, const json_t *see
         status = tsr_chat_set_name(chat, "add_generation_prompt", json_boolean(prompt));
     if (status == TSR_OK)
         status = tsr_template_render(out, chat->chosen, chat->names, chat->now);
+    chat->dated |= out->dated;
     json_decref(part);
     return status;
 }

@@ -68,6 +68,9 @@ tsr_status tsr_chat_create(tsr_chat **out, tsr_tokenizer *tokenizer,
                            const tsr_chat_options *options);
 void tsr_chat_destroy(tsr_chat *chat);
 
+/* Whether a template has asked for the date so far. */
+bool tsr_chat_dated(const tsr_chat *chat);
+
 /* Fills *row from `messages`, an array of {role, content, ...}; `tools` is an array or NULL.
  * assistant_only: the mask as above, otherwise all tokens are trained. The first prompt_count
  * messages and the generation prompt after them are never trained (0: no such prompt). TSR_EDATA: a

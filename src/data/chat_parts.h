@@ -61,6 +61,7 @@ struct tsr_chat {
     const tsr_template *chosen;  /* of the row being encoded */
     json_t *names; /* what the template sees; messages, tools and the prompt flag change */
     int64_t now;
+    bool dated; /* a rendering asked for it */
     tsr_chat_known_role roles[TSR_CHAT_MOST_ROLES];
     int role_count;
 };

@@ -138,6 +138,7 @@ static tsr_status strftime_now(value *out, jinja_run *r, const jinja_args *args)
         return tsr_jinja_fail(r, "the template asks for the date (strftime_now): give it with "
                                  "chat_template_date, such as 2024-07-26, so that every run reads "
                                  "the same text");
+    r->rendering->dated = true;
     time_t now = (time_t)r->now;
     if (!gmtime_r(&now, &t))
         return tsr_jinja_fail(r, "strftime_now: no such time");

@@ -135,6 +135,7 @@ tsr_status tsr_template_render(tsr_rendering *out, const tsr_template *template,
 {
     tsr_text_clear(&out->text);
     out->span_count = 0;
+    out->dated = false;
     jinja_run r = {.t = template,
                    .out = &out->text,
                    .rendering = out,

@@ -28,6 +28,7 @@ typedef struct {
     tsr_text text;
     tsr_span *spans;
     size_t span_count, span_capacity;
+    bool dated; /* the template asked for the date */
 } tsr_rendering;
 
 void tsr_rendering_free(tsr_rendering *rendering);

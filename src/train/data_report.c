@@ -20,6 +20,7 @@ typedef struct {
     const tsr_config_strings *files;
     const char *name;
     const tsr_tokenizer *tokenizer;
+    const char *date; /* that the chat template asked for; NULL: none */
     int32_t shortest, median, longest;
     double mean;
     int32_t bin_width;
@@ -129,9 +130,9 @@ static tsr_status put_tokens(tsr_text *out, const figures *f, const tsr_sample *
         while (at < document_end && status >= 0) {
             bool trained;
             int32_t end = run_end(&trained, s, at, document_end);
-            status = run_text(&part, f, s, at, end);
             tsr_text_puts(out, !trained ? "" : colour ? trained_colour : open_mark);
-            put_shown(out, &part);
+            if ((status = run_text(&part, f, s, at, end)) >= 0)
+                put_shown(out, &part);
             tsr_text_puts(out, !trained ? "" : colour ? end_colour : close_mark);
             at = end;
         }
@@ -197,8 +198,10 @@ static void put_figures(tsr_text *out, const figures *f)
     tsr_text_printf(out, "%s: ", f->name);
     for (int i = 0; i < f->files->count; i++)
         tsr_text_printf(out, "%s%s", i ? ", " : "", f->files->items[i]);
-    tsr_text_printf(out, "\n  format     %s\n  samples    %lld of %lld rows",
-                    tsr_data_format_name(tsr_dataset_format(f->data)), (long long)s->samples,
+    tsr_text_printf(out, "\n  format     %s", tsr_data_format_name(tsr_dataset_format(f->data)));
+    if (f->date)
+        tsr_text_printf(out, ", chats of %s (chat_template_date)", f->date);
+    tsr_text_printf(out, "\n  samples    %lld of %lld rows", (long long)s->samples,
                     (long long)s->rows);
     if (s->documents != s->samples)
         tsr_text_printf(out, ", %lld documents", (long long)s->documents);
@@ -307,11 +310,12 @@ static tsr_status json_figures(json_t *sets, const figures *f, int64_t show)
     json_t *packing = f->rows
                           ? json_pack("{s:I, s:f}", "rows", (json_int_t)f->rows, "fill", f->fill)
                           : json_null();
-    json_t *set = json_pack("{s:s, s:o, s:s, s:I, s:I, s:I, s:I, s:I}", "name", f->name, "files",
-                            files, "format", tsr_data_format_name(tsr_dataset_format(f->data)),
-                            "rows", (json_int_t)s->rows, "samples", (json_int_t)s->samples,
-                            "documents", (json_int_t)s->documents, "tokens", (json_int_t)s->tokens,
-                            "trained_tokens", (json_int_t)s->label_tokens);
+    json_t *set =
+        json_pack("{s:s, s:o, s:s, s:s?, s:I, s:I, s:I, s:I, s:I}", "name", f->name, "files", files,
+                  "format", tsr_data_format_name(tsr_dataset_format(f->data)), "chat_template_date",
+                  f->date, "rows", (json_int_t)s->rows, "samples", (json_int_t)s->samples,
+                  "documents", (json_int_t)s->documents, "tokens", (json_int_t)s->tokens,
+                  "trained_tokens", (json_int_t)s->label_tokens);
     json_t *rest = json_pack(
         "{s:{s:i, s:i, s:i, s:f, s:o}, s:I, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o}", "length",
         "shortest", f->shortest, "longest", f->longest, "median", f->median, "mean", f->mean,
@@ -356,6 +360,7 @@ tsr_status tsr_data_report(tsr_text *out, const tsr_inputs *inputs, int64_t show
     } given[] = {{"dataset", inputs->dataset, &config->dataset, config->packing},
                  {"eval_dataset", inputs->eval_dataset, &config->eval_dataset,
                   config->eval_packing == TSR_CONFIG_CHOICE_YES}};
+    bool dated = inputs->chat && tsr_chat_dated(inputs->chat);
     figures sets[2];
     int count = 0;
     for (int i = 0; i < 2; i++) {
@@ -366,7 +371,8 @@ tsr_status tsr_data_report(tsr_text *out, const tsr_inputs *inputs, int64_t show
                                 .config = config,
                                 .files = given[i].files,
                                 .name = given[i].name,
-                                .tokenizer = inputs->tokenizer};
+                                .tokenizer = inputs->tokenizer,
+                                .date = dated ? config->chat_template_date : NULL};
         TSR_TRY(measure(&sets[count++], given[i].packing));
     }
     if (form == TSR_REPORT_JSON)

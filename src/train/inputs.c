@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 tsr_status tsr_inputs_read_config(tsr_inputs *inputs, const tsr_config_source *source)
@@ -187,7 +188,8 @@ static tsr_status open_chat(tsr_inputs *inputs)
         return TSR_OK;
     TSR_TRY(open_tokenizer(inputs));
     tsr_chat_options options = {.template_path = config->chat_template_path,
-                                .eos_token = config->eos_token};
+                                .eos_token = config->eos_token,
+                                .now = inputs->today};
     if (config->chat_template_date)
         tsr_config_date(&options.now, config->chat_template_date);
     return tsr_chat_create(&inputs->chat, inputs->tokenizer, &options);
@@ -274,6 +276,18 @@ static void widen_bounds(tsr_inputs *inputs, const tsr_batch *batch)
     bounds->longest = larger(bounds->longest, run->longest_document);
 }
 
+/* The date that a template asked for becomes the run's. */
+static void keep_date(tsr_inputs *inputs)
+{
+    time_t today = (time_t)inputs->today;
+    struct tm day;
+    if (!inputs->chat || !tsr_chat_dated(inputs->chat) || inputs->config.chat_template_date ||
+        !gmtime_r(&today, &day))
+        return;
+    strftime(inputs->date, sizeof inputs->date, "%Y-%m-%d", &day);
+    inputs->config.chat_template_date = inputs->date;
+}
+
 static tsr_status load_training(tsr_inputs *inputs)
 {
     return load_dataset(&inputs->dataset, inputs, &inputs->config.dataset, "dataset", 0);
@@ -345,6 +359,7 @@ tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks)
         TSR_TRY(make_training(inputs, ranks));
     if (inputs->config.eval_dataset.count)
         TSR_TRY(make_evaluation(inputs, ranks));
+    keep_date(inputs);
     return TSR_OK;
 }
 
@@ -357,6 +372,7 @@ tsr_status tsr_inputs_read_data_alone(tsr_inputs *inputs)
         TSR_TRY(load_training(inputs));
     if (config->eval_dataset.count)
         TSR_TRY(load_evaluation(inputs));
+    keep_date(inputs);
     if (!inputs->tokenizer &&
         tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path) < 0)
         inputs->tokenizer = NULL;

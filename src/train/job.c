@@ -12,6 +12,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 static _Thread_local int reports = 1;
@@ -152,12 +153,22 @@ static tsr_status open_outputs(tsr_job *job)
     return TSR_OK;
 }
 
+/* Rank 0's day, in UTC: the others' may be another. */
+static tsr_status choose_date(tsr_job *job)
+{
+    int64_t *today = &job->inputs.today;
+    *today = (int64_t)time(NULL) / 86400 * 86400;
+    TSR_TRY(tsr_comm_broadcast(job->world, job->control, today, sizeof *today, 0));
+    return tsr_stream_synchronize(job->control);
+}
+
 /* Each phase ends with an agreement: what fails on one rank fails on all. */
 static tsr_status read_inputs(tsr_job *job)
 {
     tsr_stream *stream = job->control;
     TSR_TRY(tsr_job_agree(job, read_config(job)));
     TSR_TRY(tsr_job_agree(job, tsr_same_config(&job->inputs.config, job->world, stream)));
+    TSR_TRY(choose_date(job));
     if (job->options.purpose == TSR_JOB_DATA)
         return tsr_job_agree(job, tsr_inputs_read_data_alone(&job->inputs));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_choose(job)));
@@ -176,6 +187,11 @@ static tsr_status read_inputs(tsr_job *job)
             tsr_job_agree(job, tsr_inputs_read_data(&job->inputs, job->train, job->view.ranks)));
     else
         tsr_inputs_assume_data(&job->inputs);
+    if (job->options.purpose == TSR_JOB_EVALUATE && *job->inputs.date)
+        tsr_log(TSR_LOG_INFO,
+                "the chat template asks for the date and is given today's, %s; chat_template_date "
+                "gives another",
+                job->inputs.date);
     TSR_TRY(tsr_job_agree(job, tsr_same_inputs(&job->inputs, job->world, stream)));
     return tsr_job_agree(job, tsr_job_check_resume(job));
 }
@@ -394,6 +410,7 @@ int tsr_job_print_summary(tsr_job *job, char **text)
         summary.label_count = stats->label_tokens;
         tsr_findings_put(&findings, in->dataset, "; ");
         summary.findings = tsr_text_string(&findings);
+        summary.date = in->chat && tsr_chat_dated(in->chat) ? in->config.chat_template_date : NULL;
         summary.total_steps = run->steps;
         summary.step_samples = run->step_micro * in->config.per_device_train_batch_size;
     }

@@ -227,6 +227,21 @@ static tsr_status verify(const tsr_job *job)
     return TSR_OK;
 }
 
+/* A run that goes on reads its chats as of the day it began. */
+static void resume_date(tsr_job *job)
+{
+    const json_t *config = json_object_get(tsr_snapshot_state(job->resume), "config");
+    const char *was = json_string_value(json_object_get(config, "chat_template_date"));
+    char *date = job->inputs.date;
+    int64_t day;
+    if (!was || job->inputs.config.chat_template_date)
+        return;
+    was += *was == '"'; /* with a time it is quoted */
+    snprintf(date, sizeof job->inputs.date, "%.*s", (int)strcspn(was, "\""), was);
+    if (tsr_config_date(&day, date))
+        job->inputs.config.chat_template_date = date;
+}
+
 tsr_status tsr_job_find_resume(tsr_job *job)
 {
     const char *wanted = job->inputs.config.resume_from_checkpoint;
@@ -244,6 +259,7 @@ tsr_status tsr_job_find_resume(tsr_job *job)
     if (!found.found)
         return TSR_OK;
     TSR_TRY(tsr_job_agree(job, open_snapshot(job, &found)));
+    resume_date(job);
     return tsr_job_agree(job, verify(job));
 }
 

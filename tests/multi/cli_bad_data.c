@@ -82,12 +82,6 @@ static void template_beyond_subset(void)
     cli_write("own.jinja", "{{ bos_token }}\n{% include 'other.jinja' %}\n");
 }
 
-static void template_asks_date(void)
-{
-    cli_write("data.jsonl", CHAT);
-    cli_write("own.jinja", "\n{{ strftime_now('%d %b %Y') }}");
-}
-
 static void no_eos(void)
 {
     cli_write("data.jsonl", "{\"text\": \"a b c\"}\n");
@@ -217,11 +211,6 @@ const cli_bad_case cli_bad_data[] = {
      NULL,
      78,
      {"eos_token", "names '<end>', which is no token of tokenizer.json"}},
-    {"template_asks_date",
-     template_asks_date,
-     "chat_template_path=own.jinja",
-     65,
-     {"own.jinja:2", "chat_template_date", "data.jsonl:1"}},
     {"data_command", mixed_formats, NULL, 65, {"data.jsonl:2"}, .command = "data job.yaml"},
     {"data_command_show", NULL, "--show=0", 64, {"--show"}, .command = "data job.yaml"},
     {"bad_template", bad_template, NULL, 65, {"endfro", "chat_template.jinja:3"}},

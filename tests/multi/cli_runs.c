@@ -466,6 +466,20 @@ static void data(void)
     free(after);
     cli_output_free(&text);
     cli_output_free(&json);
+    /* The date that a template asks for, and a row that asks for what it does not get. */
+    cli_write("own.jinja",
+              "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.role }}:{{ m.content }}"
+              "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}");
+    cli_write("chats.jsonl",
+              "{\"messages\": [{\"role\": \"user\", \"content\": \"a\", \"train\": true}, "
+              "{\"role\": \"assistant\", \"content\": \"b\"}]}\n");
+    run_data(
+        &text,
+        "dataset=chats.jsonl chat_template_path=own.jinja chat_template_date=2031-01-02 --show 1");
+    expect(text.out, "format     messages, chats of 2031-01-02 (chat_template_date)\n");
+    expect(text.out, "1 of 1 rows; 1 of 1 rows ask to train a message that is not the assistant's");
+    expect(text.out, "2031user:aassistant:");
+    cli_output_free(&text);
     /* A run says the fill rate too. */
     cli_run(&text, 1, NULL, "train job.yaml packing=true max_length=64");
     expect(text.err, "dataset: 2 samples packed into 1 rows of 64 tokens, ");

@@ -7,8 +7,10 @@
 
 #include <jansson.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define MODEL TSR_SOURCE_DIR "/examples/tiny-llama"
 #define ROWS  12
@@ -290,6 +292,92 @@ static void test_adapter_config(void **state)
     }
 }
 
+/* ---- the date of chats ---- */
+
+#define DAY 86400
+
+/* Takes the place of the system's: noon of another day at every call, on whatever rank. */
+time_t __wrap_time(time_t *out);
+time_t __wrap_time(time_t *out)
+{
+    static atomic_int days;
+    time_t now = 2000000000 / DAY * DAY + DAY / 2 + DAY * (time_t)atomic_fetch_add(&days, 1);
+    if (out)
+        *out = now;
+    return now;
+}
+
+typedef struct {
+    char date[2][32]; /* of each rank */
+} dates;
+
+/* The date that this rank's chats have, and a checkpoint. */
+static tsr_status see_date(tsr_job *job, void *user)
+{
+    tsr_job_report report = {0};
+    dates *d = user;
+    const char *date = job->inputs.config.chat_template_date;
+    snprintf(d->date[job->view.rank], sizeof d->date[0], "%s", date ? date : "none");
+    TSR_TRY(tsr_job_step(job, &report));
+    return tsr_job_checkpoint(job);
+}
+
+static void begin_dated(job_spec *spec, const char *date)
+{
+    begin(spec);
+    spec->ranks = 2;
+    job_set(spec, "dataset=%s", scratch_path("chats.jsonl"));
+    job_set(spec, "chat_template_path=%s", scratch_path("dated.jinja"));
+    job_set(spec, "overwrite_output_dir=%s", date ? "false" : "true");
+    if (date)
+        job_set(spec, "resume_from_checkpoint=true");
+}
+
+/* A template that asks for the date gets rank 0's day; job.yaml has it, and a run that goes on on another day too. */
+static void test_date(void **state)
+{
+    (void)state;
+    dates first, then;
+    job_spec spec;
+    char line[64];
+    const char *row = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":"
+                      "\"assistant\",\"content\":\"b\"}]}\n";
+    tsr_text rows = {0};
+    for (int i = 0; i < ROWS; i++)
+        tsr_text_puts(&rows, row);
+    write_text(scratch_path("chats.jsonl"), tsr_text_string(&rows));
+    tsr_text_free(&rows);
+    write_text(scratch_path("dated.jinja"),
+               "{{ strftime_now('%d %b %Y') }}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+               "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}");
+    begin_dated(&spec, NULL);
+    job_run(&spec, see_date, &first);
+    assert_int_equal(strlen(first.date[0]), 10);
+    assert_string_equal(first.date[0], first.date[1]);
+    assert_true(!strncmp(first.date[0], "2033-05-", 8));
+    snprintf(line, sizeof line, "chat_template_date: %s  # resolved\n", first.date[0]);
+    uint64_t bytes;
+    char *yaml = read_whole(&bytes, scratch_path("output/job.yaml"));
+    assert_non_null(memmem(yaml, bytes, line, strlen(line)));
+    free(yaml);
+    begin_dated(&spec, first.date[0]);
+    job_run(&spec, see_date, &then);
+    assert_string_equal(then.date[0], first.date[0]);
+    assert_string_equal(then.date[1], first.date[0]);
+    /* A date that is given stands; one that nobody asks for is not made up. */
+    begin_dated(&spec, NULL);
+    job_set(&spec, "chat_template_date=2024-07-26T12:30:00");
+    job_run(&spec, see_date, &first);
+    assert_string_equal(first.date[0], "2024-07-26T12:30:00");
+    begin_dated(&spec, first.date[0]);
+    job_run(&spec, see_date, &then);
+    assert_string_equal(then.date[1], first.date[0]);
+    begin_dated(&spec, NULL);
+    job_set(&spec, "chat_template_path=null");
+    job_run(&spec, see_date, &first);
+    assert_string_equal(first.date[0], "none");
+}
+
 /* Of other lengths each, so that a step's label tokens say which rows it has. */
 static int set_up(void **state)
 {
@@ -314,7 +402,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_optimizer),       cmocka_unit_test(test_data_seed),
         cmocka_unit_test(test_eval_batch_size), cmocka_unit_test(test_eval_packing),
-        cmocka_unit_test(test_adapter_config),
+        cmocka_unit_test(test_adapter_config),  cmocka_unit_test(test_date),
     };
     return cmocka_run_group_tests(tests, set_up, scratch_teardown);
 }
