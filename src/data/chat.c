@@ -83,6 +83,10 @@ tsr_status tsr_chat_create(tsr_chat **out, tsr_tokenizer *tokenizer,
     tsr_status status = load_template(chat, options->template_path);
     if (status == TSR_OK)
         status = fill_names(chat, options);
+    chat->chosen = chat->template;
+    if (status == TSR_OK)
+        status = tsr_chat_look_up_tokens(chat);
+    chat->dated = false; /* no row has asked yet */
     if (status < 0) {
         tsr_chat_destroy(chat);
         return status;
@@ -98,6 +102,7 @@ void tsr_chat_destroy(tsr_chat *chat)
     tsr_template_destroy(chat->template);
     tsr_template_destroy(chat->tool_template);
     json_decref(chat->names);
+    tsr_text_free(&chat->lacking);
     free(chat);
 }
 

@@ -68,6 +68,10 @@ tsr_status tsr_chat_create(tsr_chat **out, tsr_tokenizer *tokenizer,
                            const tsr_chat_options *options);
 void tsr_chat_destroy(tsr_chat *chat);
 
+/* What looks like tokens of the template (not that for tools) and is text to the tokenizer: "<|im_start|> (8 pieces),
+ * ..."; "" if there is none. Borrowed. */
+const char *tsr_chat_lacking_tokens(const tsr_chat *chat);
+
 /* Whether a template has asked for the date so far. */
 bool tsr_chat_dated(const tsr_chat *chat);
 

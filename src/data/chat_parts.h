@@ -4,6 +4,7 @@
  * chat.c           the template, rendering, the mask
  * chat_messages.c  messages: what they must have, what they say about training, as a template sees them
  * chat_roles.c     what a message's role means
+ * chat_tokens.c    whether the template's own tokens are the tokenizer's
  * chat_findings.c  what is worth a warning about a row
  * chat_marks.c     where the words of messages are in a rendering
  * chat_turns.c     where a turn begins and ends, by these places
@@ -36,6 +37,9 @@ tsr_status tsr_chat_see(json_t **out, tsr_chat *chat, const json_t *messages);
  * standard one. NULL in *out: nobody knows it. Borrowed from the chat or from `word`. */
 tsr_status tsr_chat_role(const char **out, tsr_chat *chat, const char *word);
 
+/* Fills chat->lacking; chat->chosen is the template. */
+tsr_status tsr_chat_look_up_tokens(tsr_chat *chat);
+
 /* Renders the first `count` of `seen`, with the generation prompt or without. */
 tsr_status tsr_chat_render(tsr_rendering *out, tsr_chat *chat, const json_t *seen, size_t count,
                            bool prompt);
@@ -61,7 +65,8 @@ struct tsr_chat {
     const tsr_template *chosen;  /* of the row being encoded */
     json_t *names; /* what the template sees; messages, tools and the prompt flag change */
     int64_t now;
-    bool dated; /* a rendering asked for it */
+    bool dated;       /* a rendering asked for it */
+    tsr_text lacking; /* tokens of the template that the tokenizer has not */
     tsr_chat_known_role roles[TSR_CHAT_MOST_ROLES];
     int role_count;
 };

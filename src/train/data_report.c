@@ -10,6 +10,7 @@
 #define BAR_WIDTH 40
 
 static const char trained_colour[] = "\033[1;32m", end_colour[] = "\033[0m";
+static const char between[] = "\xc2\xb7";                                      /* tokens, U+00B7 */
 static const char open_mark[] = "\xe2\x9f\xa6", close_mark[] = "\xe2\x9f\xa7"; /* U+27E6, U+27E7 */
 
 /* One data set and its figures. */
@@ -20,7 +21,8 @@ typedef struct {
     const tsr_config_strings *files;
     const char *name;
     const tsr_tokenizer *tokenizer;
-    const char *date; /* that the chat template asked for; NULL: none */
+    const char *lacking; /* the template's tokens that are none here: then tokens are shown apart */
+    const char *date;    /* that the chat template asked for; NULL: none */
     int32_t shortest, median, longest;
     double mean;
     int32_t bin_width;
@@ -119,6 +121,44 @@ static void put_shown(tsr_text *out, const tsr_text *text)
     }
 }
 
+/* The text that tokens [at, end) add to the token before them. */
+static tsr_status piece_text(tsr_text *out, const figures *f, const tsr_sample *s, int32_t begin,
+                             int32_t at, int32_t end)
+{
+    tsr_text before = {0};
+    int32_t from = at > begin ? at - 1 : at;
+    TSR_TRY(run_text(out, f, s, from, end));
+    tsr_status status = from < at ? run_text(&before, f, s, from, at) : TSR_OK;
+    if (status >= 0 && before.length <= out->length && before.length &&
+        !memcmp(before.data, out->data, before.length)) {
+        out->length -= before.length;
+        memmove(out->data, out->data + before.length, out->length + 1);
+    }
+    tsr_text_free(&before);
+    return status;
+}
+
+/* Tokens [begin, end), each apart but for those that share a character. */
+static tsr_status put_pieces(tsr_text *out, const figures *f, const tsr_sample *s, int32_t begin,
+                             int32_t end)
+{
+    static const char broken[] = "\xef\xbf\xbd"; /* U+FFFD */
+    tsr_text part = {0};
+    tsr_status status = TSR_OK;
+    for (int32_t at = begin, stop; at < end && status >= 0; at = stop) {
+        stop = at;
+        do
+            status = piece_text(&part, f, s, begin, at, ++stop);
+        while (status >= 0 && stop < end && stop - at < 4 &&
+               strstr(tsr_text_string(&part), broken));
+        tsr_text_puts(out, at > begin ? between : "");
+        put_shown(out, &part);
+    }
+    out->failed |= part.failed;
+    tsr_text_free(&part);
+    return status;
+}
+
 static tsr_status put_tokens(tsr_text *out, const figures *f, const tsr_sample *s, bool colour)
 {
     tsr_text part = {0};
@@ -131,7 +171,9 @@ static tsr_status put_tokens(tsr_text *out, const figures *f, const tsr_sample *
             bool trained;
             int32_t end = run_end(&trained, s, at, document_end);
             tsr_text_puts(out, !trained ? "" : colour ? trained_colour : open_mark);
-            if ((status = run_text(&part, f, s, at, end)) >= 0)
+            if (*f->lacking)
+                status = put_pieces(out, f, s, at, end);
+            else if ((status = run_text(&part, f, s, at, end)) >= 0)
                 put_shown(out, &part);
             tsr_text_puts(out, !trained ? "" : colour ? end_colour : close_mark);
             at = end;
@@ -152,6 +194,8 @@ static tsr_status put_examples(tsr_text *out, const figures *f, int64_t show, bo
                         s.label_count, colour ? " (in " : " (between ",
                         colour ? trained_colour : open_mark, colour ? "colour" : " and ",
                         colour ? end_colour : close_mark, ")");
+        if (*f->lacking)
+            tsr_text_printf(out, "-- tokens are apart by %s\n", between);
         TSR_TRY(put_tokens(out, f, &s, colour));
         tsr_text_puts(out, "\n");
     }
@@ -199,6 +243,8 @@ static void put_figures(tsr_text *out, const figures *f)
     for (int i = 0; i < f->files->count; i++)
         tsr_text_printf(out, "%s%s", i ? ", " : "", f->files->items[i]);
     tsr_text_printf(out, "\n  format     %s", tsr_data_format_name(tsr_dataset_format(f->data)));
+    if (*f->lacking)
+        tsr_text_printf(out, "; the chat template writes what is no token: %s", f->lacking);
     if (f->date)
         tsr_text_printf(out, ", chats of %s (chat_template_date)", f->date);
     tsr_text_printf(out, "\n  samples    %lld of %lld rows", (long long)s->samples,
@@ -366,13 +412,15 @@ tsr_status tsr_data_report(tsr_text *out, const tsr_inputs *inputs, int64_t show
     for (int i = 0; i < 2; i++) {
         if (!given[i].data)
             continue;
-        sets[count] = (figures){.data = given[i].data,
-                                .stats = tsr_dataset_stats_of(given[i].data),
-                                .config = config,
-                                .files = given[i].files,
-                                .name = given[i].name,
-                                .tokenizer = inputs->tokenizer,
-                                .date = dated ? config->chat_template_date : NULL};
+        sets[count] =
+            (figures){.data = given[i].data,
+                      .stats = tsr_dataset_stats_of(given[i].data),
+                      .config = config,
+                      .files = given[i].files,
+                      .name = given[i].name,
+                      .tokenizer = inputs->tokenizer,
+                      .lacking = inputs->chat ? tsr_chat_lacking_tokens(inputs->chat) : "",
+                      .date = dated ? config->chat_template_date : NULL};
         TSR_TRY(measure(&sets[count++], given[i].packing));
     }
     if (form == TSR_REPORT_JSON)

@@ -192,7 +192,13 @@ static tsr_status open_chat(tsr_inputs *inputs)
                                 .now = inputs->today};
     if (config->chat_template_date)
         tsr_config_date(&options.now, config->chat_template_date);
-    return tsr_chat_create(&inputs->chat, inputs->tokenizer, &options);
+    TSR_TRY(tsr_chat_create(&inputs->chat, inputs->tokenizer, &options));
+    if (*tsr_chat_lacking_tokens(inputs->chat))
+        tsr_log(TSR_LOG_WARNING,
+                "the chat template writes what is no token of %s: %s; the model reads it as plain "
+                "text, not as what begins and ends turns",
+                config->model_name_or_path, tsr_chat_lacking_tokens(inputs->chat));
+    return TSR_OK;
 }
 
 /* What ends a row of plain text. */

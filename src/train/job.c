@@ -410,6 +410,7 @@ int tsr_job_print_summary(tsr_job *job, char **text)
         summary.label_count = stats->label_tokens;
         tsr_findings_put(&findings, in->dataset, "; ");
         summary.findings = tsr_text_string(&findings);
+        summary.lacking = in->chat ? tsr_chat_lacking_tokens(in->chat) : NULL;
         summary.date = in->chat && tsr_chat_dated(in->chat) ? in->config.chat_template_date : NULL;
         summary.total_steps = run->steps;
         summary.step_samples = run->step_micro * in->config.per_device_train_batch_size;

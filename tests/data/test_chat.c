@@ -773,6 +773,41 @@ static void test_special_tokens(void **state)
     scratch_remove();
 }
 
+/* What a template writes as tokens and the tokenizer does not have. */
+static void test_lacking_tokens(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *template, *lacking;
+    } cases[] = {
+        {"{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}",
+         "<|im_start|> (8 pieces), <|im_end|> (7 pieces)"},
+        {"{% for m in messages %}{{ '<|' + m.role + '|>' }}{{ m.content }}{{ eos_token }}{% endfor "
+         "%}",
+         "<|system|> (6 pieces), <|user|> (6 pieces), <|assistant|> (7 pieces)"},
+        {"{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+         "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.content }}[|end|]</s>{% endfor "
+         "%}",
+         "<start_of_turn> (9 pieces), [|end|] (5 pieces), </s> (4 pieces)"},
+        /* Tokens that are there, and what is text to models that know it. */
+        {"<|start_header_id|><|eot_id|><think>[INST] <tool_call> <a b> < | > <|> <<SYS>> {{ "
+         "messages[0].role }}",
+         ""},
+        {"{{ raise_exception('never') }}<|im_start|>", ""},
+    };
+    scratch_make();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tsr_chat *chat;
+        const char *path = scratch_path("lacking.jinja");
+        tsr_chat_options options = {.template_path = path};
+        write_text(path, cases[i].template);
+        assert_int_equal(tsr_chat_create(&chat, tokenizer, &options), TSR_OK);
+        assert_string_equal(tsr_chat_lacking_tokens(chat), cases[i].lacking);
+        tsr_chat_destroy(chat);
+    }
+    scratch_remove();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -794,6 +829,7 @@ int main(void)
         cmocka_unit_test(test_template_json),
         cmocka_unit_test(test_bad_tool_use),
         cmocka_unit_test(test_special_tokens),
+        cmocka_unit_test(test_lacking_tokens),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -480,6 +480,15 @@ static void data(void)
     expect(text.out, "1 of 1 rows; 1 of 1 rows ask to train a message that is not the assistant's");
     expect(text.out, "2031user:aassistant:");
     cli_output_free(&text);
+    /* Tokens of a template that are none: named, and shown in pieces. */
+    cli_write("own.jinja",
+              "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+              "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
+    run_data(&text, "dataset=chats.jsonl chat_template_path=own.jinja --show 1");
+    expect(text.err, "what is no token of model: <|im_start|> (8 pieces), <|im_end|> (7 pieces)");
+    expect(text.out, "the chat template writes what is no token: <|im_start|> (8 pieces), ");
+    expect(text.out, "-- tokens are apart by \xc2\xb7\n<\xc2\xb7|\xc2\xb7");
+    cli_output_free(&text);
     /* A run says the fill rate too. */
     cli_run(&text, 1, NULL, "train job.yaml packing=true max_length=64");
     expect(text.err, "dataset: 2 samples packed into 1 rows of 64 tokens, ");
