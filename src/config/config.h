@@ -155,8 +155,9 @@ typedef struct {
     tsr_config_choice eval_packing; /* never AUTO after loading: `packing` */
     tsr_config_choice assistant_only_loss, completion_only_loss;
     bool shuffle;
-    int64_t data_seed; /* after loading: `seed` unless given */
-    const char *chat_template_path, *eos_token;
+    int64_t data_seed;         /* after loading: `seed` unless given */
+    const char *chat_template; /* a name or a file; NULL: the model's own */
+    const char *eos_token;
     /* tsr_config_date reads it; NULL: the day the run begins, which the job sets where a template asks for it */
     const char *chat_template_date;
     /* adapter */

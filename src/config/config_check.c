@@ -337,7 +337,7 @@ static const char *expand(const tsr_config *config, const char *path)
 
 static void expand_paths(tsr_config *config)
 {
-    const char **paths[] = {&config->model_name_or_path, &config->chat_template_path,
+    const char **paths[] = {&config->model_name_or_path, &config->chat_template,
                             &config->init_adapter,       &config->resume_from_checkpoint,
                             &config->output_dir,         &config->trace};
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)

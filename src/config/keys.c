@@ -209,8 +209,10 @@ static const tsr_key data_keys[] = {
     {"data_seed", G, TSR_KEY_INT, AT(data_seed), .high = INT_TOP, .none = "null", .none_value = -1,
      .flags = TSR_KEY_RESULT, .initial = "null", .derived = "seed",
      .help = "of the order and of packing"},
-    {"chat_template_path", G, TSR_KEY_STRING, AT(chat_template_path), .flags = TSR_KEY_PATH,
-     .none = "null", .initial = "null", .help = "a Jinja file; null: the model's own template"},
+    {"chat_template", G, TSR_KEY_STRING, AT(chat_template), .flags = TSR_KEY_PATH, .none = "null",
+     .initial = "null",
+     .help = "a name (chatml, llama3, mistral, ...: docs/data.md) or a Jinja file; null: the "
+             "model's own (also chat_template_path)"},
     {"chat_template_date", G, TSR_KEY_STRING, AT(chat_template_date),
      .flags = TSR_KEY_PATH | TSR_KEY_RESULT, .none = "null", .initial = "null",
      .help = "for a template that asks for the date: 2024-07-26, or 2024-07-26T12:30:00; null: the "

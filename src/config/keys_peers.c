@@ -17,6 +17,7 @@ static const tsr_key_translation truncation_map[] = {{"keep_start", "right"}, {0
 static const tsr_key_alias aliases[] = {
     {"dataset_name", "dataset", NULL, 0, NULL},
     {"shuffle_dataset", "shuffle", shuffle_dataset_map, 0, "expected true or false"},
+    {"chat_template_path", "chat_template", NULL, 0, NULL},
     {"train_sampling_strategy", "shuffle", sampling_map, 0, "expected random or sequential"},
     {"truncation_mode", "truncation", truncation_map, 0,
      "expected keep_start (truncation also takes error and drop)"},
@@ -134,6 +135,8 @@ static const tsr_key_translation elsewhere[] = {
     {"model", "model_name_or_path"},
     {"model_path", "model_name_or_path"},
     {"datasets", "dataset"},
+    {"template", "chat_template"},
+    {"chat_template_jinja", "chat_template"},
     {"train_dataset", "dataset"},
     {"train_file", "dataset"},
     {"test_dataset", "eval_dataset"},

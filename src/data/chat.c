@@ -1,11 +1,8 @@
 #include "data/chat_parts.h"
-#include "io/file.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define TEMPLATE_FILE_BYTES ((uint64_t)16 << 20)
 
 void tsr_chat_row_free(tsr_chat_row *row)
 {
@@ -48,26 +45,27 @@ static tsr_status fill_names(tsr_chat *chat, const tsr_chat_options *options)
     return TSR_OK;
 }
 
-static tsr_status load_template(tsr_chat *chat, const char *path)
+/* The default template, and the source of the one for tools: only a model has one of its own. */
+static tsr_status load_template(tsr_chat *chat, const char *choice)
 {
+    char *text;
+    uint64_t bytes;
     const char *name;
-    size_t bytes;
-    if (path) {
-        char *text;
-        uint64_t length;
-        TSR_TRY(tsr_file_read(&text, &length, path, TEMPLATE_FILE_BYTES));
-        tsr_status status = tsr_template_parse(&chat->template, path, text, length);
-        free(text);
-        return status;
-    }
-    const char *text = tsr_tokenizer_template(chat->tokenizer, false, &bytes, &name);
-    if (!text)
-        return tsr_fail(TSR_ECONFIG, "the model has no chat template (chat_template.jinja, or "
-                                     "chat_template in tokenizer_config.json; of several the one "
-                                     "named default): give one with chat_template_path");
-    chat->tool_source =
-        tsr_tokenizer_template(chat->tokenizer, true, &chat->tool_bytes, &chat->tool_name);
-    return tsr_template_parse(&chat->template, name, text, bytes);
+    TSR_TRY(tsr_chat_template_text(&text, &bytes, &name, chat->tokenizer, choice));
+    tsr_status status = tsr_template_parse(&chat->template, name, text, bytes);
+    free(text);
+    chat->named = tsr_chat_find_named(name);
+    if (tsr_chat_is_own(chat->tokenizer, choice))
+        chat->tool_source =
+            tsr_tokenizer_template(chat->tokenizer, true, &chat->tool_bytes, &chat->tool_name);
+    return status;
+}
+
+const char *tsr_chat_turn_end(const tsr_chat *chat)
+{
+    const char *eos = json_string_value(json_object_get(chat->names, "eos_token"));
+    const char *end = chat->named ? chat->named->end : NULL;
+    return end && (!eos || strcmp(end, eos) != 0) ? end : NULL;
 }
 
 tsr_status tsr_chat_create(tsr_chat **out, tsr_tokenizer *tokenizer,
@@ -80,7 +78,7 @@ tsr_status tsr_chat_create(tsr_chat **out, tsr_tokenizer *tokenizer,
     options = options ? options : &none;
     chat->tokenizer = tokenizer;
     chat->now = options->now;
-    tsr_status status = load_template(chat, options->template_path);
+    tsr_status status = load_template(chat, options->template);
     if (status == TSR_OK)
         status = fill_names(chat, options);
     chat->chosen = chat->template;

@@ -30,9 +30,11 @@
 typedef struct tsr_chat tsr_chat;
 
 typedef struct {
-    const char *template_path; /* a file with the template of all rows; NULL: the tokenizer's own */
-    const json_t *variables;   /* object of further names for the template; NULL: none. Borrowed */
-    const char *eos_token;     /* NULL: the tokenizer's. Copied */
+    /* The template of all rows: a name (chatml, llama3, ...) or a file; NULL or tokenizer_default: the tokenizer's
+     * own; tokenizer_default_fallback_NAME: that, or NAME where there is none. */
+    const char *template;
+    const json_t *variables; /* object of further names for the template; NULL: none. Borrowed */
+    const char *eos_token;   /* NULL: the tokenizer's. Copied */
     int64_t now; /* what strftime_now says, in seconds of a calendar without time zones from 1970;
                     0: not given, and a template that asks is refused */
 } tsr_chat_options;
@@ -63,7 +65,7 @@ void tsr_chat_put_roles(tsr_text *out);
 extern const char *const tsr_chat_training_keys[];
 
 /* `tokenizer` is borrowed and must outlive the chat; options may be NULL. TSR_ECONFIG: no template
- * anywhere. TSR_EDATA: the template cannot be read or is not understood. */
+ * anywhere, or neither a name nor a file. TSR_EDATA: the template cannot be read or is not understood. */
 tsr_status tsr_chat_create(tsr_chat **out, tsr_tokenizer *tokenizer,
                            const tsr_chat_options *options);
 void tsr_chat_destroy(tsr_chat *chat);
@@ -71,6 +73,14 @@ void tsr_chat_destroy(tsr_chat *chat);
 /* What looks like tokens of the template (not that for tools) and is text to the tokenizer: "<|im_start|> (8 pieces),
  * ..."; "" if there is none. Borrowed. */
 const char *tsr_chat_lacking_tokens(const tsr_chat *chat);
+
+/* The source of the template that `choice` of the options means, which the caller frees, and what messages call it.
+ * Errors as above. */
+tsr_status tsr_chat_template_text(char **text, uint64_t *bytes, const char **name,
+                                  const tsr_tokenizer *tokenizer, const char *choice);
+
+/* What ends a turn of the template that was chosen by name, if that is not eos_token; else NULL. Borrowed. */
+const char *tsr_chat_turn_end(const tsr_chat *chat);
 
 /* Whether a template has asked for the date so far. */
 bool tsr_chat_dated(const tsr_chat *chat);

@@ -4,6 +4,7 @@
  * chat.c           the template, rendering, the mask
  * chat_messages.c  messages: what they must have, what they say about training, as a template sees them
  * chat_roles.c     what a message's role means
+ * chat_names.c     templates by name, and where a template comes from
  * chat_tokens.c    whether the template's own tokens are the tokenizer's
  * chat_findings.c  what is worth a warning about a row
  * chat_marks.c     where the words of messages are in a rendering
@@ -37,6 +38,21 @@ tsr_status tsr_chat_see(json_t **out, tsr_chat *chat, const json_t *messages);
  * standard one. NULL in *out: nobody knows it. Borrowed from the chat or from `word`. */
 tsr_status tsr_chat_role(const char **out, tsr_chat *chat, const char *word);
 
+/* A template that is known by name. */
+typedef struct {
+    const char *names; /* separated by spaces; the first is said in messages */
+    const char *end;   /* the token that ends a turn; NULL: eos_token */
+    const char
+        *tokens; /* others that must be tokens and do not look like it, separated by spaces */
+    const char *text;
+} tsr_chat_named;
+
+/* NULL: no such name. */
+const tsr_chat_named *tsr_chat_find_named(const char *name);
+
+/* Whether the tokenizer's own template is meant, and is there. */
+bool tsr_chat_is_own(const tsr_tokenizer *tokenizer, const char *choice);
+
 /* Fills chat->lacking; chat->chosen is the template. */
 tsr_status tsr_chat_look_up_tokens(tsr_chat *chat);
 
@@ -62,6 +78,7 @@ struct tsr_chat {
     const char *tool_source, *tool_name; /* the tokenizer's for rows with tools; NULL: none */
     size_t tool_bytes;
     tsr_template *tool_template; /* the same once it was needed */
+    const tsr_chat_named *named; /* what `template` is, if it was chosen by name */
     const tsr_template *chosen;  /* of the row being encoded */
     json_t *names; /* what the template sees; messages, tools and the prompt flag change */
     int64_t now;

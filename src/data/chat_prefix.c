@@ -23,7 +23,7 @@ static tsr_status cannot_tell(const char *why, size_t index)
     return tsr_fail(
         TSR_EDATA,
         "messages[%zu]: %s; what the turn adds cannot be told: mark it with "
-        "{%% generation %%} in a template of your own (chat_template_path), split the row, or "
+        "{%% generation %%} in a template of your own (chat_template), split the row, or "
         "set assistant_only_loss: false",
         index, why);
 }

@@ -79,6 +79,11 @@ tsr_status tsr_chat_look_up_tokens(tsr_chat *chat)
     for (size_t bytes; *text && status == TSR_OK; text += bytes ? bytes : 1)
         if ((bytes = looks_special(text)))
             status = look_up(chat, text, bytes);
+    text = chat->named && status == TSR_OK ? chat->named->tokens : "";
+    for (size_t bytes; *text && status == TSR_OK; text += bytes + (text[bytes] == ' ')) {
+        bytes = strcspn(text, " ");
+        status = look_up(chat, text, bytes);
+    }
     tsr_rendering_free(&small);
     if (chat->lacking.failed)
         status = tsr_fail(TSR_ENOMEM, "no memory for the tokens of a chat template");

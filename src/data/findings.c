@@ -75,6 +75,6 @@ tsr_status tsr_findings_check(const tsr_dataset *data, const char *key)
                     key, tsr_dataset_file(data, hollow->file), (long long)hollow->line,
                     stats->found[TSR_FINDING_CALLS].rows
                         ? ", since the chat template leaves out their tool_calls; give one that "
-                          "renders them with chat_template_path"
+                          "renders them with chat_template"
                         : ": what ends them is all that would be learned");
 }

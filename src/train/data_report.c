@@ -21,6 +21,7 @@ typedef struct {
     const tsr_config_strings *files;
     const char *name;
     const tsr_tokenizer *tokenizer;
+    const tsr_inputs *inputs;
     const char *lacking; /* the template's tokens that are none here: then tokens are shown apart */
     const char *date;    /* that the chat template asked for; NULL: none */
     int32_t shortest, median, longest;
@@ -243,10 +244,7 @@ static void put_figures(tsr_text *out, const figures *f)
     for (int i = 0; i < f->files->count; i++)
         tsr_text_printf(out, "%s%s", i ? ", " : "", f->files->items[i]);
     tsr_text_printf(out, "\n  format     %s", tsr_data_format_name(tsr_dataset_format(f->data)));
-    if (*f->lacking)
-        tsr_text_printf(out, "; the chat template writes what is no token: %s", f->lacking);
-    if (f->date)
-        tsr_text_printf(out, ", chats of %s (chat_template_date)", f->date);
+    tsr_inputs_put_chat(out, f->inputs);
     tsr_text_printf(out, "\n  samples    %lld of %lld rows", (long long)s->samples,
                     (long long)s->rows);
     if (s->documents != s->samples)
@@ -414,6 +412,7 @@ tsr_status tsr_data_report(tsr_text *out, const tsr_inputs *inputs, int64_t show
             continue;
         sets[count] =
             (figures){.data = given[i].data,
+                      .inputs = inputs,
                       .stats = tsr_dataset_stats_of(given[i].data),
                       .config = config,
                       .files = given[i].files,

@@ -187,16 +187,16 @@ static tsr_status open_chat(tsr_inputs *inputs)
     if (inputs->chat)
         return TSR_OK;
     TSR_TRY(open_tokenizer(inputs));
-    tsr_chat_options options = {.template_path = config->chat_template_path,
-                                .eos_token = config->eos_token,
-                                .now = inputs->today};
+    tsr_chat_options options = {
+        .template = config->chat_template, .eos_token = config->eos_token, .now = inputs->today};
     if (config->chat_template_date)
         tsr_config_date(&options.now, config->chat_template_date);
     TSR_TRY(tsr_chat_create(&inputs->chat, inputs->tokenizer, &options));
     if (*tsr_chat_lacking_tokens(inputs->chat))
         tsr_log(TSR_LOG_WARNING,
                 "the chat template writes what is no token of %s: %s; the model reads it as plain "
-                "text, not as what begins and ends turns",
+                "text, not as what begins and ends turns (chat_template alpaca, vicuna or llama2 "
+                "needs no token but eos_token)",
                 config->model_name_or_path, tsr_chat_lacking_tokens(inputs->chat));
     return TSR_OK;
 }
@@ -383,6 +383,24 @@ tsr_status tsr_inputs_read_data_alone(tsr_inputs *inputs)
         tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path) < 0)
         inputs->tokenizer = NULL;
     return TSR_OK;
+}
+
+void tsr_inputs_put_chat(tsr_text *out, const tsr_inputs *inputs)
+{
+    const tsr_chat *chat = inputs->chat;
+    const tsr_config *config = &inputs->config;
+    if (!chat)
+        return;
+    const char *end = tsr_chat_turn_end(chat), *lacking = tsr_chat_lacking_tokens(chat);
+    const char *eos = config->eos_token ? config->eos_token
+                                        : tsr_tokenizer_special(inputs->tokenizer, "eos_token");
+    if (tsr_chat_dated(chat))
+        tsr_text_printf(out, "; chats of %s (chat_template_date)", config->chat_template_date);
+    if (*lacking)
+        tsr_text_printf(out, "; the chat template writes what is no token: %s", lacking);
+    if (end)
+        tsr_text_printf(out, "; %s ends a turn with %s, eos_token is %s", config->chat_template,
+                        end, eos ? eos : "not known");
 }
 
 void tsr_inputs_assume_data(tsr_inputs *inputs)

@@ -45,6 +45,10 @@ tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks);
  * of tokens do without a tokenizer. */
 tsr_status tsr_inputs_read_data_alone(tsr_inputs *inputs);
 
+/* Appends what a reader of a summary should know of the chat template, "; " before each: its date, tokens of its that are
+ * none, and an end of turn that is not eos_token. */
+void tsr_inputs_put_chat(tsr_text *out, const tsr_inputs *inputs);
+
 /* Planning without a data set: micro-batches of per_device_train_batch_size samples of max_length
  * tokens, all labels. */
 void tsr_inputs_assume_data(tsr_inputs *inputs);

@@ -376,7 +376,7 @@ int tsr_job_print_summary(tsr_job *job, char **text)
     const tsr_inputs *in = &job->inputs;
     const tsr_decision *d = &job->decision;
     tsr_config config = in->config; /* its store is only read */
-    tsr_text out = {0}, findings = {0};
+    tsr_text out = {0}, notes = {0};
     char architecture[64], device[256];
     if (job->options.purpose == TSR_JOB_DATA)
         return tsr_fail(TSR_EINVAL, "a job created for its data has no summary");
@@ -408,10 +408,9 @@ int tsr_job_print_summary(tsr_job *job, char **text)
         summary.row_count = run->units;
         summary.token_count = stats->tokens;
         summary.label_count = stats->label_tokens;
-        tsr_findings_put(&findings, in->dataset, "; ");
-        summary.findings = tsr_text_string(&findings);
-        summary.lacking = in->chat ? tsr_chat_lacking_tokens(in->chat) : NULL;
-        summary.date = in->chat && tsr_chat_dated(in->chat) ? in->config.chat_template_date : NULL;
+        tsr_inputs_put_chat(&notes, in);
+        tsr_findings_put(&notes, in->dataset, "; ");
+        summary.notes = tsr_text_string(&notes);
         summary.total_steps = run->steps;
         summary.step_samples = run->step_micro * in->config.per_device_train_batch_size;
     }
@@ -419,8 +418,8 @@ int tsr_job_print_summary(tsr_job *job, char **text)
         summary.eval_sample_count = tsr_dataset_sample_count(in->eval_dataset);
     set_stored(&config, &in->layout);
     tsr_summary_start(&out, &config, &summary);
-    out.failed |= findings.failed;
-    tsr_text_free(&findings);
+    out.failed |= notes.failed;
+    tsr_text_free(&notes);
     if (out.failed)
         return tsr_fail(TSR_ENOMEM, "out of memory for the summary");
     *text = out.data;

@@ -92,11 +92,7 @@ static void put_data(tsr_text *out, const tsr_config *config, const tsr_summary 
         tsr_text_printf(out, ", %lld labels", (long long)s->label_count);
     if (s->eval_sample_count)
         tsr_text_printf(out, "; %lld held out", (long long)s->eval_sample_count);
-    if (s->lacking && *s->lacking)
-        tsr_text_printf(out, "; no tokens: %s", s->lacking);
-    if (s->date)
-        tsr_text_printf(out, "; chats of %s (chat_template_date)", s->date);
-    tsr_text_puts(out, s->findings ? s->findings : "");
+    tsr_text_puts(out, s->notes ? s->notes : "");
     tsr_text_puts(out, "\n");
 }
 

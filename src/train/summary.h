@@ -14,9 +14,7 @@ typedef struct {
     int64_t sample_count, row_count; /* rows differ from samples when packed */
     int64_t token_count, label_count;
     int64_t eval_sample_count;
-    const char *lacking;  /* tokens of the chat template that the tokenizer has not */
-    const char *date;     /* that the chat template asked for */
-    const char *findings; /* about rows: "; 2 of 9 rows have ... (first train.jsonl:7)" */
+    const char *notes; /* about chats and rows: "; 2 of 9 rows have ... (first train.jsonl:7)" */
     int ranks;
     const char *device;
     uint64_t device_peak_bytes, host_peak_bytes; /* of one rank */

@@ -65,7 +65,7 @@ static void test_defaults(void **state)
     assert_true(c.shuffle);
     assert_int_equal(c.seed, 42);
     assert_int_equal(c.data_seed, 42);
-    assert_null(c.chat_template_path);
+    assert_null(c.chat_template);
     assert_int_equal(c.lora_r, 16);
     assert_float_equal(c.lora_alpha, 32, 0);
     assert_float_equal(c.lora_dropout, 0, 0);
@@ -172,7 +172,7 @@ static void test_typed_by_key(void **state)
     assert_int_equal(c.activation_offloading, TSR_CONFIG_CHOICE_YES);
     assert_int_equal(c.optimizer_offload, TSR_CONFIG_CHOICE_NO);
     assert_int_equal(c.resident_units, 3);
-    assert_string_equal(c.chat_template_path, "t \xc3\xbc\t.jinja");
+    assert_string_equal(c.chat_template, "t \xc3\xbc\t.jinja");
     assert_string_equal(c.eos_token, "<|im_end|>");
     assert_true(tsr_config_is_set(&c, "warmup_steps"));
     tsr_config_free(&c);

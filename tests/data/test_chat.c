@@ -89,7 +89,7 @@ static tsr_status encode_as(tsr_chat_row *row, const char *source, const char *m
     assert_int_equal(write(file, source, strlen(source)), strlen(source));
     close(file);
     tsr_chat *chat = NULL;
-    tsr_chat_options options = {.template_path = path};
+    tsr_chat_options options = {.template = path};
     tsr_status status = tsr_chat_create(&chat, tokenizer, &options);
     unlink(path);
     if (status == TSR_OK) {
@@ -417,7 +417,7 @@ static void test_no_template(void **state)
     char *json = golden_file("examples/tiny-llama/tokenizer.json", &bytes);
     assert_int_equal(tsr_tokenizer_parse(&bare, "bare", json, bytes, NULL, 0), TSR_OK);
     assert_int_equal(tsr_chat_create(&chat, bare, NULL), TSR_ECONFIG);
-    assert_non_null(strstr(tsr_last_error(), "chat_template_path"));
+    assert_non_null(strstr(tsr_last_error(), "chat_template, which is a name"));
     tsr_tokenizer_destroy(bare);
     /* In tokenizer_config.json, plain or as a list of named ones; bos_token as an object. */
     const char *configs[] = {
@@ -565,7 +565,7 @@ static void test_one_template_for_all(void **state)
         tsr_tokenizer *t;
         tsr_chat *chat;
         tsr_chat_row row = {0};
-        tsr_chat_options options = {.template_path = given ? path : NULL};
+        tsr_chat_options options = {.template = given ? path : NULL};
         json_t *messages = json_loads("[" USER("hi") "]", 0, NULL), *tools = json_array();
         if (given)
             directory = model_with("given", list, NULL);
@@ -799,7 +799,7 @@ static void test_lacking_tokens(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         tsr_chat *chat;
         const char *path = scratch_path("lacking.jinja");
-        tsr_chat_options options = {.template_path = path};
+        tsr_chat_options options = {.template = path};
         write_text(path, cases[i].template);
         assert_int_equal(tsr_chat_create(&chat, tokenizer, &options), TSR_OK);
         assert_string_equal(tsr_chat_lacking_tokens(chat), cases[i].lacking);

@@ -24,7 +24,7 @@ static tsr_chat *open_chat(const char *name)
     tsr_chat *chat;
     char path[1024];
     snprintf(path, sizeof path, "%s/" DIR "%s.jinja", TSR_SOURCE_DIR, name);
-    tsr_chat_options options = {.template_path = path, .now = 1721952000}; /* 2024-07-26 */
+    tsr_chat_options options = {.template = path, .now = 1721952000}; /* 2024-07-26 */
     if (tsr_chat_create(&chat, tokenizer, &options) < 0)
         fail_msg("%s", tsr_last_error());
     chat->chosen = chat->template;
@@ -245,10 +245,224 @@ static void test_long_chat(void **state)
     json_decref(messages);
 }
 
+/* ---- templates by name ---- */
+
+/* A name, the published template of its format, and what of that is another matter. */
+static const struct {
+    const char *name, *published;
+    bool needs_system, no_system; /* the published one has its own system prompt, or elsewhere */
+    const char *more;             /* that the published one writes behind a chat without prompt */
+} named[] = {
+    {"chatml", "chatml-default", false, false, ""},
+    {"qwen", "qwen2.5", false, false, ""},
+    {"llama3", "llama3", false, false, ""},
+    {"mistral", "mistral-v3", false, true, ""},
+    {"mistral_v1", "mistral-v1", false, false, ""},
+    {"mistral_v3_tekken", "mistral-v3-tekken", false, true, ""},
+    {"mistral_v7", "mistral-v7-tekken", true, false, ""},
+    {"gemma3", "gemma3", false, false, ""},
+    {"phi3", "phi3", false, false, "</s>"},
+    {"phi_4", "phi4-axolotl", true, false, ""},
+    {"zephyr", "zephyr", false, false, ""},
+    {"alpaca", "alpaca", true, false, ""},
+    {"llama2", "../templates/llama2", false, false, ""},
+};
+
+/* Of alternating turns of strings. */
+static bool is_plain(const json_t *set, bool *has_system)
+{
+    const json_t *messages = json_object_get(set, "messages");
+    size_t count = json_array_size(messages);
+    *has_system = false;
+    for (size_t i = 0; i < count; i++) {
+        const json_t *message = json_array_get(messages, i);
+        const char *role = json_string_value(json_object_get(message, "role"));
+        bool system = !i && !strcmp(role, "system");
+        const char *want = (i - *has_system) % 2 ? "assistant" : "user";
+        *has_system |= system;
+        if ((!system && strcmp(role, want) != 0) || json_object_size(message) != 2 ||
+            !json_is_string(json_object_get(message, "content")))
+            return false;
+    }
+    return count > 1 && json_is_null(json_object_get(set, "tools"));
+}
+
+static int compare_named(tsr_chat *own, tsr_chat *published, const json_t *set, const char *more)
+{
+    tsr_rendering a = {0}, b = {0};
+    json_t *names = json_deep_copy(set);
+    json_object_set_new(names, "bos_token", json_string("<s>"));
+    json_object_set_new(names, "eos_token", json_string("</s>"));
+    bool prompt = json_is_true(json_object_get(set, "add_generation_prompt"));
+    int compared = tsr_template_render(&b, published->template, names, 1721952000) == TSR_OK;
+    if (compared) {
+        if (tsr_template_render(&a, own->template, names, 0) < 0)
+            fail_msg("%s", tsr_last_error());
+        tsr_text_puts(&a.text, prompt ? "" : more);
+        assert_string_equal(tsr_text_string(&a.text), tsr_text_string(&b.text));
+    }
+    tsr_rendering_free(&a);
+    tsr_rendering_free(&b);
+    json_decref(names);
+    return compared;
+}
+
+static tsr_chat *open_named(const char *name)
+{
+    tsr_chat *chat;
+    tsr_chat_options options = {.template = name};
+    if (tsr_chat_create(&chat, tokenizer, &options) < 0)
+        fail_msg("%s", tsr_last_error());
+    return chat;
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    size_t bytes;
+    char *text = golden_file(DIR "conversations.json", &bytes);
+    json_t *sets = json_loadb(text, bytes, 0, NULL);
+    for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
+        tsr_chat *own = open_named(named[i].name), *published = open_chat(named[i].published);
+        int compared = 0;
+        bool system;
+        for (size_t k = 0; k < json_array_size(sets); k++)
+            if (is_plain(json_array_get(sets, k), &system) && (system || !named[i].needs_system) &&
+                !(system && named[i].no_system))
+                compared += compare_named(own, published, json_array_get(sets, k), named[i].more);
+        if (compared < 3)
+            fail_msg("%s: %d conversations", named[i].name, compared);
+        tsr_chat_destroy(own);
+        tsr_chat_destroy(published);
+    }
+    json_decref(sets);
+    free(text);
+}
+
+/* What is trained under every name: the words and the end of each turn. */
+static const struct {
+    const char *name, *end, *trained;
+} ends[] = {
+    {"chatml", "<|im_end|>", "b<|im_end|>\n"},
+    {"qwen_25", "<|im_end|>", "b<|im_end|>\n"},
+    {"llama3", NULL, "b<|eot_id|>"}, /* which is the tokenizer's eos_token */
+    {"llama2", NULL, " b <|eot_id|>"},
+    {"mistral", NULL, " b<|eot_id|>"},
+    {"mistral_v1", NULL, " b<|eot_id|>"},
+    {"mistral_v3_tekken", NULL, "b<|eot_id|>"},
+    {"mistral_v7_tekken", NULL, "b<|eot_id|>"},
+    {"gemma", "<end_of_turn>", "b<end_of_turn>\n"},
+    {"phi_3", "<|end|>", "b<|end|>\n"},
+    {"phi_4", "<|im_end|>", "b<|im_end|>"},
+    {"zephyr", NULL, "b<|eot_id|>\n"},
+    {"vicuna", NULL, " b<|eot_id|>"},
+    {"alpaca", NULL, "b<|eot_id|>"},
+};
+
+static void check_turn(tsr_conversation *c, size_t index, const char *name, const char *want)
+{
+    tsr_span a, b;
+    bool found;
+    assert_int_equal(tsr_chat_turn_by_places(&found, &a, c, index), TSR_OK);
+    assert_true(found);
+    assert_int_equal(tsr_chat_turn_by_prefix(&b, c, index), TSR_OK);
+    assert_int_equal(a.begin, b.begin);
+    assert_int_equal(a.end, b.end);
+    if (a.end - a.begin != strlen(want) || memcmp(c->row->text.data + a.begin, want, strlen(want)))
+        fail_msg("%s: \"%.*s\"", name, (int)(a.end - a.begin), c->row->text.data + a.begin);
+}
+
+static void test_named_turns(void **state)
+{
+    (void)state;
+    json_t *messages = json_loads(
+        "[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":\"a\"},"
+        "{\"role\":\"assistant\",\"content\":\"b\"},{\"role\":\"user\",\"content\":\"c\"},"
+        "{\"role\":\"assistant\",\"content\":\"b\"}]",
+        0, NULL);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        tsr_chat *chat = open_named(ends[i].name);
+        tsr_chat_row row = {0};
+        tsr_conversation c = {.chat = chat, .row = &row, .messages = messages};
+        if (tsr_chat_encode(&row, chat, messages, NULL, 0, true) < 0)
+            fail_msg("%s: %s", ends[i].name, tsr_last_error());
+        assert_int_equal(row.findings, 0);
+        assert_int_equal(tsr_chat_see(&c.seen, chat, messages), TSR_OK);
+        check_turn(&c, 2, ends[i].name, ends[i].trained);
+        check_turn(&c, 4, ends[i].name, ends[i].trained);
+        const char *end = tsr_chat_turn_end(chat);
+        if (!end != !ends[i].end || (end && strcmp(end, ends[i].end) != 0))
+            fail_msg("%s ends turns with %s", ends[i].name, end ? end : "eos_token");
+        tsr_conversation_free(&c);
+        tsr_chat_row_free(&row);
+        tsr_chat_destroy(chat);
+    }
+    json_decref(messages);
+}
+
+/* FastChat's conversation template vicuna_v1.1, as its get_prompt writes it. */
+static void test_vicuna(void **state)
+{
+    (void)state;
+    tsr_chat *chat = open_named("vicuna");
+    tsr_chat_row row = {0};
+    json_t *messages =
+        json_loads("[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"content\":"
+                   "\"Hello\"},{\"role\":\"user\",\"content\":\"Bye\"}]",
+                   0, NULL);
+    assert_int_equal(tsr_chat_prompt(&row, chat, messages, NULL), TSR_OK);
+    assert_string_equal(row.text.data,
+                        "<|begin_of_text|>A chat between a curious user and an artificial "
+                        "intelligence assistant. The assistant gives helpful, detailed, and polite "
+                        "answers to the user's questions. USER: Hi ASSISTANT: Hello<|eot_id|>USER: "
+                        "Bye ASSISTANT:");
+    json_decref(messages);
+    tsr_chat_row_free(&row);
+    tsr_chat_destroy(chat);
+}
+
+/* A name, a file, the model's own, and what is none of them. */
+static void test_choice(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *choice, *text, *error; /* of the model that has one, of the one that has none */
+    } cases[] = {
+        {NULL, "<|begin_of_text|><|start", "the model has no chat template"},
+        {"tokenizer_default", "<|begin_of_text|><|start", "the model has no chat template"},
+        {"tokenizer_default_fallback_chatml", "<|start", NULL},
+        {"chatlm", NULL, "found 'chatlm', which is no file and no name"},
+        {"no/such.jinja", NULL, "found 'no/such.jinja'"},
+    };
+    tsr_tokenizer *bare;
+    size_t bytes;
+    char *json = golden_file("examples/tiny-llama/tokenizer.json", &bytes);
+    assert_int_equal(tsr_tokenizer_parse(&bare, "bare", json, bytes, NULL, 0), TSR_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tsr_chat *chat = NULL;
+        tsr_chat_options options = {.template = cases[i].choice};
+        tsr_status status = tsr_chat_create(&chat, tokenizer, &options);
+        assert_int_equal(status, cases[i].text ? TSR_OK : TSR_ECONFIG);
+        tsr_chat_destroy(chat);
+        chat = NULL;
+        status = tsr_chat_create(&chat, bare, &options);
+        assert_int_equal(status, cases[i].error ? TSR_ECONFIG : TSR_OK);
+        if (cases[i].error && !strstr(tsr_last_error(), cases[i].error))
+            fail_msg("%s", tsr_last_error());
+        if (cases[i].error && !strstr(tsr_last_error(), "chatml, qwen_25, llama3"))
+            fail_msg("%s", tsr_last_error());
+        tsr_chat_destroy(chat);
+    }
+    tsr_tokenizer_destroy(bare);
+    free(json);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_roles), cmocka_unit_test(test_both_ways),
-        cmocka_unit_test(test_trained_turns), cmocka_unit_test(test_long_chat)};
+        cmocka_unit_test(test_roles),         cmocka_unit_test(test_both_ways),
+        cmocka_unit_test(test_trained_turns), cmocka_unit_test(test_long_chat),
+        cmocka_unit_test(test_names),         cmocka_unit_test(test_named_turns),
+        cmocka_unit_test(test_vicuna),        cmocka_unit_test(test_choice)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

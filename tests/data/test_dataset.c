@@ -165,7 +165,7 @@ static void check_rendering(const char *row, const char *want)
                "{{ m | tojson }}{% endif %}{% endfor %}");
     tsr_chat *before = chat;
     tsr_text text = {0};
-    tsr_chat_options options = {.template_path = template};
+    tsr_chat_options options = {.template = template};
     assert_int_equal(tsr_chat_create(&chat, tokenizer, &options), TSR_OK);
     tsr_dataset *data = load(row, (tsr_dataset_options){0});
     tsr_sample s = tsr_dataset_sample(data, 0);
@@ -375,7 +375,7 @@ static void empty_turns(void **state)
         {ASKED SILENT "]}\n" ASKED SILENT "]}\n",
          {"every row (", "rows.jsonl:1 and on)", "only empty turns or completions"}},
         {ASKED CALLS "]}\n{\"messages\":[{\"role\":\"user\",\"content\":\"no answer\"}]}\n",
-         {"rows.jsonl:1 and on", "leaves out their tool_calls", "chat_template_path"}},
+         {"rows.jsonl:1 and on", "leaves out their tool_calls", "chat_template"}},
         {"{\"instruction\":\"a\",\"output\":\"\"}\n{\"instruction\":\"b\",\"output\":\"\\n\"}\n",
          {"rows.jsonl:1 and on", "what ends them is all"}},
     };
@@ -397,7 +397,7 @@ static void rendered_calls(void **state)
                "or [] %}{{ c.function.name }}{% endfor %}<|eot_id|>{% endfor %}"
                "{% if add_generation_prompt %}<assistant>{% endif %}");
     tsr_chat *before = chat;
-    tsr_chat_options options = {.template_path = template};
+    tsr_chat_options options = {.template = template};
     assert_int_equal(tsr_chat_create(&chat, tokenizer, &options), TSR_OK);
     tsr_dataset *data = load(ASKED CALLS "]}\n", (tsr_dataset_options){0});
     const tsr_found *found = tsr_dataset_stats_of(data)->found;

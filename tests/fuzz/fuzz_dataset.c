@@ -14,7 +14,7 @@ static tsr_chat *chats[2]; /* turns found by rendering, and marked in the templa
 
 static void open_all(void)
 {
-    const tsr_chat_options marked = {.template_path = MARKED};
+    const tsr_chat_options marked = {.template = MARKED};
     if (tokenizer)
         return;
     fuzz_check(tsr_tokenizer_open(&tokenizer, MODEL) == TSR_OK);

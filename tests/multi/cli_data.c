@@ -1,0 +1,159 @@
+/*
+ * What is said about the data and their chats, through the whole program; and the README's example, as it is
+ * printed there.
+ */
+#include "multi/cli.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void run_data(cli_output *output, const char *words)
+{
+    char line[256];
+    snprintf(line, sizeof line, "data job.yaml %s", words);
+    cli_run(output, 1, NULL, line);
+    if (output->code != 0)
+        cli_fail("%s: exit code %d\n%s", line, output->code, output->err);
+}
+
+static void expect(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        cli_fail("expected '%s' in\n%s", part, text);
+}
+
+/* What is said about the data, in words and as JSON; nothing is written. */
+static void data(void)
+{
+    cli_output text, json;
+    json_error_t error;
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_write("data.jsonl", "{\"prompt\": \"The sky is\", \"completion\": \" blue.\"}\n"
+                            "{\"prompt\": \"Grass\", \"completion\": \" is \\u001b[31mgreen\"}\n");
+    cli_write("eval.jsonl", "{\"input_ids\": [60, 61, 62, 63]}\n"
+                            "{\"input_ids\": [70, 71, 72]}\n"
+                            "{\"input_ids\": [80, 81, 82, 83, 84, 85, 86]}\n");
+    cli_write("more.jsonl", "{\"input_ids\": [60, 61]}\n{\"input_ids\": [62, 63]}\n");
+    char *before = cli_listing();
+    run_data(&text, "--show 5 packing=true max_length=64");
+    run_data(&json, "--json --show 2 packing=true max_length=64 "
+                    "eval_dataset=[eval.jsonl,more.jsonl] max_eval_samples=4");
+    char *after = cli_listing();
+    if (strcmp(before, after) != 0)
+        cli_fail("the files were\n%sand are\n%s", before, after);
+    expect(text.err, "dataset: format prompt_completion, because the first row (data.jsonl:1) has "
+                     "\"prompt\" and \"completion\"");
+    expect(text.out, "samples    2 of 2 rows");
+    expect(text.out, "1 rows of 64 tokens");
+    expect(text.out, "<|begin_of_text|>The sky is\xe2\x9f\xa6 blue.<|eot_id|>\xe2\x9f\xa7");
+    expect(text.out, "is \\x1b[31mgreen");
+    if (strchr(text.out, '\033'))
+        cli_fail("an escape character when piped: %s", text.out);
+    json_t *root = json_loads(json.out, 0, &error);
+    json_t *sets = json_object_get(root, "datasets");
+    json_t *first = json_array_get(sets, 0), *second = json_array_get(sets, 1);
+    if (json_array_size(sets) != 2 || json_integer_value(json_object_get(second, "samples")) != 4)
+        cli_fail("the sets are %s", json.out);
+    json_t *packing = json_object_get(first, "packing");
+    double fill = json_real_value(json_object_get(packing, "fill"));
+    double tokens = (double)json_integer_value(json_object_get(first, "tokens"));
+    if (fabs(fill - tokens / 64) > 1e-8 ||
+        json_integer_value(json_object_get(packing, "rows")) != 1)
+        cli_fail("packing is %g of %g tokens", fill, tokens);
+    json_decref(root);
+    free(before);
+    free(after);
+    cli_output_free(&text);
+    cli_output_free(&json);
+    /* A run says the fill rate too. */
+    cli_run(&text, 1, NULL, "train job.yaml packing=true max_length=64");
+    expect(text.err, "dataset: 2 samples packed into 1 rows of 64 tokens, ");
+    cli_output_free(&text);
+    cli_case_end();
+}
+
+/* What of chats is said: the date, a message that asks in vain, tokens that are none. */
+static void chats(void)
+{
+    cli_output text;
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_write("own.jinja",
+              "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.role }}:{{ m.content }}"
+              "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}");
+    cli_write("chats.jsonl",
+              "{\"messages\": [{\"role\": \"user\", \"content\": \"a\", \"train\": true}, "
+              "{\"role\": \"assistant\", \"content\": \"b\"}]}\n");
+    run_data(
+        &text,
+        "dataset=chats.jsonl chat_template_path=own.jinja chat_template_date=2031-01-02 --show 1");
+    expect(text.out, "format     messages; chats of 2031-01-02 (chat_template_date)\n");
+    expect(text.out, "1 of 1 rows; 1 of 1 rows ask to train a message that is not the assistant's");
+    expect(text.out, "2031user:aassistant:");
+    cli_output_free(&text);
+    /* Tokens of a template that are none: named, and shown in pieces. */
+    cli_write("own.jinja",
+              "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+              "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
+    run_data(&text, "dataset=chats.jsonl chat_template_path=own.jinja --show 1");
+    expect(text.err, "what is no token of model: <|im_start|> (8 pieces), <|im_end|> (7 pieces)");
+    expect(text.out, "the chat template writes what is no token: <|im_start|> (8 pieces), ");
+    expect(text.out, "-- tokens are apart by \xc2\xb7\n<\xc2\xb7|\xc2\xb7");
+    cli_output_free(&text);
+    cli_case_end();
+}
+
+/* The README's job.yaml, over a base model without a chat template. */
+static void readme(void)
+{
+    static const char row[] =
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"What is %d + 1?\"}, "
+        "{\"role\": \"assistant\", \"content\": \"%d\"}]}\n";
+    char rows[4096] = "";
+    size_t bytes;
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    char *text = cli_read(TSR_SOURCE_DIR "/README.md", &bytes);
+    char *yaml = strstr(text, "## Training your own");
+    yaml = strstr(yaml, "```yaml\n") + strlen("```yaml\n");
+    *strstr(yaml, "```") = 0;
+    cli_write("job.yaml", yaml);
+    cli_link_all(CLI_TINY_LLAMA, "Llama-3.2-1B");
+    cli_remove("Llama-3.2-1B/chat_template.jinja");
+    for (int i = 0; i < 18; i++)
+        snprintf(rows + strlen(rows), sizeof rows - strlen(rows), row, i, i + 1);
+    cli_write("chats.jsonl", rows);
+    cli_write("held_out.jsonl", rows);
+    cli_run(&output, 1, NULL, "train job.yaml");
+    if (output.code != 0)
+        cli_fail("exit code %d\n%s\nof\n%s", output.code, output.err, yaml);
+    expect(output.err, "data     chats.jsonl: 18 samples, ");
+    expect(output.err, "step 2/2");
+    cli_output_free(&output);
+    cli_run(&output, 1, NULL, "train job.yaml chat_template=null output_dir=other");
+    if (output.code != 78)
+        cli_fail("without chat_template: exit code %d", output.code);
+    expect(output.err, "the model has no chat template");
+    cli_output_free(&output);
+    free(text);
+    cli_case_end();
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } tests[] = {{"data", data}, {"chats", chats}, {"readme", readme}};
+    cli_open(argc, argv);
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+        if (cli_only() && strcmp(cli_only(), tests[i].name) != 0)
+            continue;
+        cli_name(tests[i].name);
+        tests[i].run();
+    }
+    cli_close();
+    return cli_failures() > 0;
+}
