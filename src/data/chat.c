@@ -282,7 +282,7 @@ static tsr_status encode(tsr_conversation *c, const json_t *tools, size_t prompt
     TSR_TRY(render_row(c, tools, false));
     TSR_TRY(find_prompt(&begin, c, prompt_count));
     TSR_TRY(reserve_mask(row, !assistant_only && !prompt_count));
-    TSR_TRY(tsr_chat_find(c, prompt_count, assistant_only));
+    TSR_TRY(tsr_chat_note_findings(c, prompt_count, assistant_only));
     if (assistant_only && !tsr_template_marks_generation(c->chat->chosen))
         return mark_turns(c, prompt_count);
     if (assistant_only)

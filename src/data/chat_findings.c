@@ -18,12 +18,6 @@ static bool asks_in_vain(const json_t *messages, size_t prompt_count, bool assis
     return false;
 }
 
-static bool is_blank(const json_t *text)
-{
-    const char *string = json_string_value(text);
-    return !string || !string[strspn(string, " \t\r\n")];
-}
-
 static bool has_calls(const json_t *message)
 {
     return json_array_size(json_object_get(message, "tool_calls")) > 0;
@@ -51,43 +45,67 @@ static tsr_status loses_calls(bool *out, const tsr_conversation *c)
     return status == TSR_EDATA ? TSR_OK : status; /* it needs them */
 }
 
-/* Whether an assistant's message has words that the text has too. */
-static bool has_words(const json_t *message, bool calls_lost)
-{
-    bool words = !is_blank(json_object_get(message, "content"));
-    for (int i = 0; i < TSR_CHAT_THOUGHTS; i++)
-        words |= !is_blank(json_object_get(message, tsr_chat_thoughts[i]));
-    return words || (has_calls(message) && !calls_lost);
-}
+/* A part of a message, without white space at its ends. */
+typedef struct {
+    const char *text;
+    size_t bytes;
+} part;
 
-/* Whether a text holds `part`, white space at its ends aside; also if nothing is left of it. */
-static bool holds(const tsr_text *text, const char *part, size_t bytes)
+static part trim(const char *text, size_t bytes)
 {
-    while (bytes && strchr(" \t\r\n", part[bytes - 1]))
+    while (bytes && strchr(" \t\r\n", text[bytes - 1]))
         bytes--;
-    while (bytes && strchr(" \t\r\n", *part)) {
-        part++;
+    while (bytes && strchr(" \t\r\n", *text)) {
+        text++;
         bytes--;
     }
-    return !bytes || memmem(tsr_text_string(text), text->length, part, bytes);
+    return (part){text, bytes};
 }
 
-/* Whether the text lacks what an assistant's message thinks, in a key of its own or at the head of its content. */
-static bool loses_thought(const tsr_text *text, const json_t *message)
+#define MOST_PARTS (TSR_CHAT_THOUGHTS + 1)
+
+/* What an assistant's message thinks, in keys of its own and at the head of its content, and the rest of that. */
+static int read_parts(part thoughts[MOST_PARTS], part *rest, const json_t *message)
 {
     static const char begin[] = "<think>", end[] = "</think>";
     const char *content = json_string_value(json_object_get(message, "content"));
+    int count = 0;
     for (int i = 0; i < TSR_CHAT_THOUGHTS; i++) {
         const char *thought = json_string_value(json_object_get(message, tsr_chat_thoughts[i]));
-        if (thought && !holds(text, thought, strlen(thought)))
-            return true;
+        if (thought)
+            thoughts[count++] = trim(thought, strlen(thought));
     }
-    const char *from = content ? strstr(content, begin) : NULL;
-    const char *to = from ? strstr(from, end) : NULL;
-    return to && !holds(text, from + sizeof begin - 1, (size_t)(to - from) - (sizeof begin - 1));
+    content = content ? content : "";
+    const char *from = strstr(content, begin), *to = from ? strstr(from, end) : NULL;
+    if (to) {
+        from += sizeof begin - 1;
+        thoughts[count++] = trim(from, (size_t)(to - from));
+        content = to + sizeof end - 1;
+    }
+    *rest = trim(content, strlen(content));
+    return count;
 }
 
-tsr_status tsr_chat_find(tsr_conversation *c, size_t prompt_count, bool assistant_only)
+static bool holds(const tsr_text *text, part p)
+{
+    return memmem(tsr_text_string(text), text->length, p.text, p.bytes);
+}
+
+/* Whether the text has any word of an assistant's message; *lost: it lacks some of its thinking. */
+static bool shows_words(bool *lost, const tsr_text *text, const json_t *message, bool calls_lost)
+{
+    part thoughts[MOST_PARTS], rest;
+    int count = read_parts(thoughts, &rest, message);
+    bool words = rest.bytes || (has_calls(message) && !calls_lost);
+    for (int i = 0; i < count; i++) {
+        bool there = holds(text, thoughts[i]);
+        *lost |= !there;
+        words |= there && thoughts[i].bytes;
+    }
+    return words;
+}
+
+tsr_status tsr_chat_note_findings(tsr_conversation *c, size_t prompt_count, bool assistant_only)
 {
     bool calls_lost, thought_lost = false;
     size_t bare = 0, worded = 0;
@@ -96,10 +114,9 @@ tsr_status tsr_chat_find(tsr_conversation *c, size_t prompt_count, bool assistan
         const json_t *message = json_array_get(c->messages, i);
         if (!tsr_chat_is_assistant(message) || tsr_chat_asks_training(message) == 0)
             continue;
-        bool words = has_words(message, calls_lost);
+        bool words = shows_words(&thought_lost, &c->row->text, message, calls_lost);
         bare += !words;
         worded += words;
-        thought_lost = thought_lost || loses_thought(&c->row->text, message);
     }
     bool parts = assistant_only || prompt_count; /* or else all is trained */
     bool in_vain = asks_in_vain(c->messages, prompt_count, assistant_only);

@@ -40,10 +40,9 @@ tsr_status tsr_chat_role(const char **out, tsr_chat *chat, const char *word);
 
 /* A template that is known by name. */
 typedef struct {
-    const char *names; /* separated by spaces; the first is said in messages */
-    const char *end;   /* the token that ends a turn; NULL: eos_token */
-    const char
-        *tokens; /* others that must be tokens and do not look like it, separated by spaces */
+    const char *names;  /* separated by spaces; the first is said in messages */
+    const char *end;    /* the token that ends a turn; NULL: eos_token */
+    const char *tokens; /* what must be tokens and does not look like it; spaces between */
     const char *text;
 } tsr_chat_named;
 
@@ -121,7 +120,7 @@ typedef struct {
 void tsr_conversation_free(tsr_conversation *c);
 
 /* Adds to row->findings; row->text is the rendering. Uses scratch[1]. */
-tsr_status tsr_chat_find(tsr_conversation *c, size_t prompt_count, bool assistant_only);
+tsr_status tsr_chat_note_findings(tsr_conversation *c, size_t prompt_count, bool assistant_only);
 
 /* ---- chat_marks.c ---- */
 

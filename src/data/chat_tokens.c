@@ -18,8 +18,8 @@ static bool is_one_of(const char *word, size_t bytes, const char *const *list)
     return false;
 }
 
-/* Bytes of what looks like a special token at `text`; 0: nothing does. <think>, <tool_call> and [INST] are text to many
- * models that were trained with them. */
+/* Bytes of what looks like a special token at `text`; 0: nothing does. <think>, <tool_call> and [INST] are
+ * text to many models that were trained with them. */
 static size_t looks_special(const char *text)
 {
     static const char *const plain[] = {"s", "/s", "bos", "eos", "unk", "pad", NULL};

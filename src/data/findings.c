@@ -42,11 +42,11 @@ static void put(tsr_text *out, const tsr_dataset *data, tsr_finding finding)
                     (long long)found->line);
 }
 
-void tsr_findings_put(tsr_text *out, const tsr_dataset *data, const char *separator)
+void tsr_findings_put(tsr_text *out, const tsr_dataset *data)
 {
     for (tsr_finding i = 0; i < TSR_FINDING_COUNT; i++)
         if (is_said(data, i)) {
-            tsr_text_puts(out, separator);
+            tsr_text_puts(out, "; ");
             put(out, data, i);
         }
 }
@@ -68,13 +68,16 @@ tsr_status tsr_findings_check(const tsr_dataset *data, const char *key)
 {
     const tsr_dataset_stats *stats = tsr_dataset_stats_of(data);
     const tsr_found *hollow = &stats->found[TSR_FINDING_HOLLOW];
+    const char *lost = stats->found[TSR_FINDING_CALLS].rows      ? "tool_calls"
+                       : stats->found[TSR_FINDING_THINKING].rows ? "thinking"
+                                                                 : NULL;
     if (hollow->rows + stats->unlabelled < stats->samples)
         return TSR_OK;
-    return tsr_fail(TSR_EDATA,
-                    "%s: every row (%s:%lld and on) has only empty turns or completions to train%s",
-                    key, tsr_dataset_file(data, hollow->file), (long long)hollow->line,
-                    stats->found[TSR_FINDING_CALLS].rows
-                        ? ", since the chat template leaves out their tool_calls; give one that "
-                          "renders them with chat_template"
-                        : ": what ends them is all that would be learned");
+    return tsr_fail(
+        TSR_EDATA,
+        "%s: every row (%s:%lld and on) has only empty turns or completions to train%s%s%s", key,
+        tsr_dataset_file(data, hollow->file), (long long)hollow->line,
+        lost ? ", since the chat template leaves out their " : "", lost ? lost : "",
+        lost ? "; give one that renders them with chat_template"
+             : ": what ends them is all that would be learned");
 }

@@ -31,9 +31,8 @@ struct tsr_dataset;
 /* "unread_keys" and so on, for JSON. */
 const char *tsr_finding_name(tsr_finding finding);
 
-/* Appends all findings but those without a row, `separator` before each: "; 3 rows have ... (first train.jsonl:7)".
- */
-void tsr_findings_put(tsr_text *out, const struct tsr_dataset *dataset, const char *separator);
+/* Appends all findings but those without a row: "; 3 of 9 rows have ... (first train.jsonl:7)". */
+void tsr_findings_put(tsr_text *out, const struct tsr_dataset *dataset);
 
 /* TSR_EDATA: no row of those that train something has more than the ends of empty turns. */
 tsr_status tsr_findings_check(const struct tsr_dataset *dataset, const char *key);

@@ -249,7 +249,7 @@ static void put_figures(tsr_text *out, const figures *f)
                     (long long)s->rows);
     if (s->documents != s->samples)
         tsr_text_printf(out, ", %lld documents", (long long)s->documents);
-    tsr_findings_put(out, f->data, "; ");
+    tsr_findings_put(out, f->data);
     tsr_text_printf(out, "\n  tokens     %lld, %lld trained (%.1f %%)\n", (long long)s->tokens,
                     (long long)s->label_tokens,
                     100.0 * (double)s->label_tokens / (double)s->tokens);

@@ -34,8 +34,8 @@ typedef struct {
     tsr_dtype compute; /* F32 or BF16 */
 } tsr_inputs;
 
-/* Zero-initialise *out and set `today` before the data are read; call in this order. Every rank reads the same; a failure leaves what was
- * opened to tsr_inputs_close. */
+/* Zero-initialise *out, and set `today` before the data are read; call in this order. Every rank reads
+ * the same; a failure leaves what was opened to tsr_inputs_close. */
 tsr_status tsr_inputs_read_config(tsr_inputs *inputs, const tsr_config_source *source);
 /* planned: without weights, as config.json describes them. */
 tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned);
@@ -45,8 +45,8 @@ tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks);
  * of tokens do without a tokenizer. */
 tsr_status tsr_inputs_read_data_alone(tsr_inputs *inputs);
 
-/* Appends what a reader of a summary should know of the chat template, "; " before each: its date, tokens of its that are
- * none, and an end of turn that is not eos_token. */
+/* Appends what a reader of a summary should know of the chat template, "; " before each: its date, what it
+ * writes as tokens and is none, and an end of turn that is not eos_token. */
 void tsr_inputs_put_chat(tsr_text *out, const tsr_inputs *inputs);
 
 /* Planning without a data set: micro-batches of per_device_train_batch_size samples of max_length

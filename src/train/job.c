@@ -409,7 +409,7 @@ int tsr_job_print_summary(tsr_job *job, char **text)
         summary.token_count = stats->tokens;
         summary.label_count = stats->label_tokens;
         tsr_inputs_put_chat(&notes, in);
-        tsr_findings_put(&notes, in->dataset, "; ");
+        tsr_findings_put(&notes, in->dataset);
         summary.notes = tsr_text_string(&notes);
         summary.total_steps = run->steps;
         summary.step_samples = run->step_micro * in->config.per_device_train_batch_size;
