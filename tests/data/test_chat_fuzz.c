@@ -108,6 +108,9 @@ static const char *const rows[] = {
     "{\"system\":\"s\",\"tools\":\"[]\",\"conversations\":[{\"from\":\"human\",\"value\":\"a\"},"
     "{\"from\":\"function_call\",\"value\":\"{\\\"name\\\":\\\"f\\\",\\\"arguments\\\":{}}\"},"
     "{\"from\":\"observation\",\"value\":\"o\"},{\"from\":\"gpt\",\"value\":\"b\"}]}",
+    "{\"messages\":[{\"role\":\"human\",\"content\":\"a \",\"weight\":0.0},{\"role\":\"model\","
+    "\"content\":\"<think>r</think>b\",\"train\":false},{\"role\":\"tool\",\"content\":\"c\"},"
+    "{\"role\":\"assistant\",\"content\":\" d\\n\",\"reasoning\":\"s\",\"weight\":1}]}",
     "{\"instruction\":\"a\",\"input\":\"b\",\"output\":\"c\",\"history\":[],\"system\":\"\"}",
     "{\"prompt\":\"a\",\"completion\":\" b\"}",
     "{\"prompt\":[{\"role\":\"user\",\"content\":\"a\"}],\"completion\":[{\"role\":"
