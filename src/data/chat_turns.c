@@ -286,6 +286,11 @@ static bool find_tail(size_t *out, const tsr_conversation *c, size_t index, size
     return false;
 }
 
+static const char *find(const char *text, const char *end, const char *part, size_t bytes)
+{
+    return part && bytes ? memmem(text, (size_t)(end - text), part, bytes) : NULL;
+}
+
 /* A turn with calls: the tail must be there once between `from` and the words of the next message. */
 static bool search_tail(size_t *out, const tsr_conversation *c, size_t index, size_t from,
                         size_t tail_bytes)
@@ -293,10 +298,10 @@ static bool search_tail(size_t *out, const tsr_conversation *c, size_t index, si
     const char *text = tsr_text_string(&c->row->text), *tail = tsr_text_string(&c->tail);
     tsr_span next = c->row->places[index + 1];
     size_t to = next.begin != TSR_CHAT_NO_PLACE ? next.begin : next.end;
-    if (to == TSR_CHAT_NO_PLACE || to < from || !tail_bytes)
+    if (to == TSR_CHAT_NO_PLACE || to < from)
         return false;
-    const char *at = memmem(text + from, to - from, tail, tail_bytes);
-    if (!at || memmem(at + 1, (size_t)(text + to - at) - 1, tail, tail_bytes))
+    const char *at = find(text + from, text + to, tail, tail_bytes);
+    if (!at || find(at + 1, text + to, tail, tail_bytes))
         return false;
     *out = (size_t)(at - text) + tail_bytes;
     return true;
