@@ -77,8 +77,9 @@ typedef struct {
                     knows that this evaluation is due */
 } tsr_job_evaluation;
 
-/* What a job is created for: training (which may evaluate too), evaluation alone, a plan alone, a
- * look at the data alone (which reads of the model config.json and the tokenizer). */
+/* What a job is created for: training (which may evaluate too), evaluation alone (where config_path
+ * is a run's own job.yaml: of that run's adapter), a plan alone, a look at the data alone (which reads
+ * of the model config.json and the tokenizer). */
 enum { TSR_JOB_TRAIN, TSR_JOB_EVALUATE, TSR_JOB_PLAN, TSR_JOB_DATA };
 
 /* How tsr_job_print_data writes: trained tokens between brackets, or in ANSI colour, or JSON. */
@@ -180,8 +181,9 @@ TSR_API void tsr_job_destroy(tsr_job *job);
 
 /* ---- without ranks: each is one call of one process, and *text its report, the caller's (free) ---- */
 
-/* Merges init_adapter into model_name_or_path: a checkpoint in bf16 in output_dir, complete or not
- * there. Of the options it takes the configuration, threads, log, progress and stop. */
+/* Merges init_adapter (of a run's own job.yaml: the run's adapter) into model_name_or_path: a
+ * checkpoint in bf16 in output_dir, complete or not there. Of the options it takes the
+ * configuration, threads, log, progress and stop. */
 TSR_API int tsr_merge(const tsr_job_options *options, int json, char **text);
 
 /* Writes model_name_or_path to output_dir as bitsandbytes stores it in NF4; as tsr_merge. */

@@ -338,6 +338,18 @@ static tsr_status check_memory(const loader *l, const char *name)
     return TSR_OK;
 }
 
+/* Of a run's own job.yaml another command takes the run's adapter, and leaves its trace as it is. */
+static void adapt_to_run(loader *l, const tsr_config_source *source, const char *name)
+{
+    if (source->of_run)
+        l->config.trace = NULL;
+    if (!source->adapter)
+        return;
+    l->config.init_adapter = tsr_config_store_copy(l->config.store, source->adapter);
+    l->config.store->origin[tsr_keys_find("init_adapter")] =
+        (tsr_config_origin){TSR_LAYER_FILE, name, "init_adapter", NULL, false};
+}
+
 static tsr_status load(loader *l, const tsr_config_source *source)
 {
     tsr_text file = {0};
@@ -355,6 +367,7 @@ static tsr_status load(loader *l, const tsr_config_source *source)
     }
     tsr_text_free(&file);
     TSR_TRY(status);
+    adapt_to_run(l, source, name);
     for (int i = 0; i < source->override_count; i++)
         apply_override(l, source->overrides[i]);
     TSR_TRY(check_memory(l, name));

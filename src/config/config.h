@@ -241,7 +241,9 @@ typedef struct {
     const char *const *overrides; /* "key=value" */
     int override_count;
     tsr_config_use use;
-    bool has_cuda; /* whether this build has a CUDA backend */
+    bool of_run;         /* `path` is a run's resolved job.yaml, whose trace is the run's file */
+    const char *adapter; /* init_adapter, before what the file says; NULL: as that says */
+    bool has_cuda;       /* whether this build has a CUDA backend */
 } tsr_config_source;
 
 /* Loads and checks. On success the caller frees *out with tsr_config_free; on failure it is

@@ -250,8 +250,10 @@ static const tsr_key adapter_keys[] = {
     {"layers_to_transform", G, TSR_KEY_INTS, AT(layers_to_transform), .low = 0, .high = 1e6,
      .none = "null", .flags = TSR_KEY_RESULT, .initial = "null",
      .help = "layers that get the adapter; null: all"},
-    {"init_adapter", G, TSR_KEY_STRING, AT(init_adapter), .flags = TSR_KEY_PATH, .none = "null",
-     .initial = "null", .help = "directory of a PEFT adapter to start from (eval: to evaluate)"},
+    {"init_adapter", G, TSR_KEY_STRING, AT(init_adapter), .flags = TSR_KEY_PATH, .none = "none",
+     .initial = "null",
+     .help = "directory of a PEFT adapter to start from (eval, merge: to take; of a run's own "
+             "job.yaml that is the run's)"},
 };
 #undef G
 #define G .group = "optimizer"

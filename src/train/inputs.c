@@ -2,6 +2,7 @@
 
 #include "base/hash.h"
 #include "base/log.h"
+#include "train/earlier.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -12,7 +13,7 @@
 
 tsr_status tsr_inputs_read_config(tsr_inputs *inputs, const tsr_config_source *source)
 {
-    return tsr_config_load(&inputs->config, source);
+    return tsr_earlier_config(&inputs->config, source);
 }
 
 static tsr_status check_directory(const tsr_config *config)

@@ -4,6 +4,7 @@
 #include "train/job_parts.h"
 
 #include "io/file.h"
+#include "train/earlier.h"
 #include "train/output.h"
 #include "train/usage.h"
 
@@ -80,16 +81,10 @@ static tsr_status check_given(const tsr_job *job)
 {
     const tsr_config *config = &job->inputs.config;
     const char *given = job->options.config_path;
-    char first[sizeof TSR_CONFIG_HEADER] = "";
     struct stat x, y;
-    FILE *file = given ? fopen(given, "re") : NULL;
-    bool same = file && fstat(fileno(file), &x) == 0 &&
-                tsr_folder_stat(&y, job->output, CONFIG_FILE) && x.st_dev == y.st_dev &&
-                x.st_ino == y.st_ino;
-    bool own = same && fgets(first, sizeof first, file) && !strcmp(first, TSR_CONFIG_HEADER);
-    if (file)
-        fclose(file);
-    return own || !same
+    bool same = given && stat(given, &x) == 0 && tsr_folder_stat(&y, job->output, CONFIG_FILE) &&
+                x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+    return !same || tsr_earlier_wrote(given)
                ? TSR_OK
                : tsr_fail(TSR_ECONFIG,
                           "%s: output_dir %s: the run writes its resolved job.yaml there, over "

@@ -5,7 +5,9 @@
 #include "base/clock.h"
 #include "config/config.h"
 #include "device/device.h"
+#include "io/json.h"
 #include "tessera.h"
+#include "train/earlier.h"
 #include "train/progress.h"
 #include "train/summary.h"
 #include "train/usage.h"
@@ -194,25 +196,49 @@ static const char *json_number(char out[32], double value)
     return out;
 }
 
+/* What is evaluated, before it takes its time. */
+static void say_evaluated(const run *r, const tsr_config *config)
+{
+    tsr_text line = {0};
+    if (config->init_adapter)
+        tsr_text_printf(&line, "evaluating the adapter %s on %s", config->init_adapter,
+                        config->model_name_or_path);
+    else
+        tsr_text_printf(&line, "evaluating %s without an adapter", config->model_name_or_path);
+    tsr_progress_line(r->progress, tsr_text_string(&line));
+    tsr_text_free(&line);
+}
+
+static int print_evaluation(const run *r, const tsr_config *config, const tsr_job_evaluation *e)
+{
+    char loss[32], perplexity[32], *model = NULL, *adapter = NULL;
+    if (!r->usage->json) {
+        printf("eval_loss %.6f  perplexity %.4f  label tokens %lld  rows %lld\n", e->loss,
+               e->perplexity, (long long)e->label_tokens, (long long)e->rows);
+        return 0;
+    }
+    int status = tsr_json_quote(&model, config->model_name_or_path, "model_name_or_path");
+    if (status == 0 && config->init_adapter)
+        status = tsr_json_quote(&adapter, config->init_adapter, "init_adapter");
+    if (status == 0)
+        printf("{\"eval_loss\":%s,\"perplexity\":%s,\"eval_label_tokens\":%lld,\"rows\":%lld,"
+               "\"model\":%s,\"adapter\":%s}\n",
+               json_number(loss, e->loss), json_number(perplexity, e->perplexity),
+               (long long)e->label_tokens, (long long)e->rows, model, adapter ? adapter : "null");
+    free(model);
+    free(adapter);
+    return status;
+}
+
 static int evaluate_only(run *r, const tsr_config *config)
 {
     tsr_job_evaluation e;
-    char loss[32], perplexity[32];
-    (void)config;
     int status = tsr_job_start(r->job);
+    if (status == 0 && r->first)
+        say_evaluated(r, config);
     if (status == 0)
         status = tsr_job_evaluate(r->job, &e);
-    if (status == 0 && r->first) {
-        if (r->usage->json)
-            printf(
-                "{\"eval_loss\":%s,\"perplexity\":%s,\"eval_label_tokens\":%lld,\"rows\":%lld}\n",
-                json_number(loss, e.loss), json_number(perplexity, e.perplexity),
-                (long long)e.label_tokens, (long long)e.rows);
-        else
-            printf("eval_loss %.6f  perplexity %.4f  label tokens %lld  rows %lld\n", e.loss,
-                   e.perplexity, (long long)e.label_tokens, (long long)e.rows);
-    }
-    return status;
+    return status == 0 && r->first ? print_evaluation(r, config, &e) : status;
 }
 
 static int plan(run *r)
@@ -251,7 +277,7 @@ static int read_config(tsr_config *config, const tsr_usage *usage)
                                 .override_count = usage->override_count,
                                 .use = uses[usage->command],
                                 .has_cuda = tsr_device_cuda_built()};
-    return tsr_config_load(config, &source);
+    return tsr_earlier_config(config, &source);
 }
 
 static int run_job(const tsr_usage *usage)

@@ -207,12 +207,6 @@ void tsr_summary_end(tsr_text *out, const tsr_config *config, int ranks, double 
         tsr_text_puts(out, "tessera eval ");
         tsr_text_printf(&text, "%s/job.yaml", dir);
         tsr_summary_shell(out, tsr_text_string(&text));
-        tsr_text_clear(&text);
-        tsr_text_printf(&text, "init_adapter=%s", dir);
-        tsr_text_puts(out, " ");
-        tsr_summary_shell(out, tsr_text_string(&text));
-        if (config->trace) /* job.yaml has it too: the evaluation's would take its place */
-            tsr_text_puts(out, " trace=null");
         tsr_text_puts(out, "\n");
         tsr_text_free(&text);
     }

@@ -33,8 +33,10 @@ static const command_row commands[] = {
      "    tessera plan job.yaml --ranks 8 memory_budget=22GiB\n"
      "    tessera plan job.yaml --ranks 8,64,1024 --node 8 --roofs h200.json\n"},
     {"eval", TSR_COMMAND_EVAL, "mpirun -n N tessera eval job.yaml [key=value ...] [--json]",
-     "mean loss and perplexity over eval_dataset", "    --json      the result as JSON on stdout\n",
-     "    tessera eval runs/first/job.yaml init_adapter=runs/first\n"},
+     "mean loss and perplexity over eval_dataset, with an adapter or without",
+     "    --json      the result as JSON on stdout\n\n"
+     "The adapter is init_adapter; of a run's own job.yaml that run's; init_adapter=none: none\n",
+     "    tessera eval runs/first/job.yaml\n"},
     {"data", TSR_COMMAND_DATA, "tessera data job.yaml [key=value ...] [--show N] [--json]",
      "statistics of the tokenised data; reads no weights",
      "    --show N    the first N samples with their trained tokens marked\n"
@@ -46,10 +48,11 @@ static const command_row commands[] = {
      "    --json      what was written, as JSON on stdout\n\n"
      "Keys, of job.yaml or after it; a training's other keys are allowed and not used:\n"
      "    model_name_or_path    the unquantized base; a 4-bit one is dequantized, with a warning\n"
-     "    init_adapter          the PEFT directory to merge: LoRA, rsLoRA or DoRA\n"
+     "    init_adapter          the PEFT directory to merge: LoRA, rsLoRA or DoRA [of a run's own\n"
+     "                          job.yaml the run's adapter]\n"
      "    output_dir            where the model is written, complete or not at all\n"
      "    overwrite_output_dir  true: replace a model that is there\n",
-     "    tessera merge runs/first/job.yaml init_adapter=runs/first output_dir=merged\n"},
+     "    tessera merge runs/first/job.yaml output_dir=merged\n"},
     {"quantize", TSR_COMMAND_QUANTIZE, "tessera quantize job.yaml [key=value ...] [--json]",
      "an NF4 checkpoint as bitsandbytes writes it, which is read without quantizing again",
      "    --json      what was written, as JSON on stdout\n\n"

@@ -263,10 +263,10 @@ static void test_summary(void **state)
     assert_non_null(strstr(text.data, "20, 1 sample each, "));
     tsr_text_clear(&text);
     tsr_summary_end(&text, &config, 2, 2.5, 2.25);
-    static const char *const last[] = {
-        "eval_loss 2.5000 before, 2.2500 after\n", "my run's/adapter_model.safetensors\n",
-        "mpirun -n 2 tessera eval 'my run'\\''s/job.yaml' 'init_adapter=my run'\\''s'\n",
-        "from_pretrained(\"./models/tiny\"), \"my run's\")\n"};
+    static const char *const last[] = {"eval_loss 2.5000 before, 2.2500 after\n",
+                                       "my run's/adapter_model.safetensors\n",
+                                       "mpirun -n 2 tessera eval 'my run'\\''s/job.yaml'\n",
+                                       "from_pretrained(\"./models/tiny\"), \"my run's\")\n"};
     for (size_t i = 0; i < sizeof last / sizeof *last; i++)
         if (!strstr(text.data, last[i]))
             fail_msg("'%s' is not in\n%s", last[i], text.data);

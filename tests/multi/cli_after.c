@@ -1,0 +1,199 @@
+/*
+ * What comes after a run, through the whole program: its own job.yaml evaluated and merged, another run
+ * from its adapter, and the lines that it printed to go on with.
+ */
+#include "multi/cli.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void write_eval_data(void)
+{
+    cli_write("eval.jsonl", "{\"input_ids\": [60, 61, 62, 63]}\n"
+                            "{\"input_ids\": [70, 71, 72]}\n"
+                            "{\"input_ids\": [80, 81, 82, 83, 84, 85, 86]}\n");
+}
+
+static void run_ok(int ranks, const char *words)
+{
+    cli_output output;
+    cli_run(&output, ranks, NULL, words);
+    if (output.code != 0)
+        cli_fail("%s: exit code %d\n%s", words, output.code, output.err);
+    if (output.out[0])
+        cli_fail("%s: standard output has %s", words, output.out);
+    cli_output_free(&output);
+}
+
+static void same_files(const char *a, const char *b)
+{
+    size_t a_bytes = 0, b_bytes = 0;
+    char *x = cli_read(a, &a_bytes), *y = cli_read(b, &b_bytes);
+    if (!x || !y || a_bytes != b_bytes || memcmp(x, y, a_bytes) != 0)
+        cli_fail("%s and %s differ", a, b);
+    free(x);
+    free(y);
+}
+
+/* The result of an evaluation as JSON, which says of what it is. */
+static double evaluated(const char *words, const char *adapter)
+{
+    char line[256];
+    cli_output output;
+    snprintf(line, sizeof line, "eval %s eval_dataset=eval.jsonl --json", words);
+    cli_run(&output, 1, NULL, line);
+    json_t *root = json_loads(output.out, 0, NULL);
+    const char *said = json_string_value(json_object_get(root, "adapter"));
+    if (output.code != 0 || strcmp(said ? said : "", adapter) != 0)
+        cli_fail("%s: exit code %d, adapter %s\n%s", line, output.code, said, output.err);
+    double loss = json_number_value(json_object_get(root, "eval_loss"));
+    json_decref(root);
+    cli_output_free(&output);
+    return loss;
+}
+
+/* A run's own job.yaml is evaluated, and merged, with what the run trained, wherever it was moved to. */
+static void own_job(void)
+{
+    cli_case_begin(CLI_TINY_LLAMA);
+    write_eval_data();
+    run_ok(1, "train job.yaml learning_rate=1e-2 save_strategy=steps save_steps=1");
+    double base = evaluated("job.yaml", ""),
+           trained = evaluated("job.yaml init_adapter=out", "out");
+    if (base == trained || evaluated("out/job.yaml", "out") != trained ||
+        evaluated("out/job.yaml init_adapter=none", "") != base)
+        cli_fail("out/job.yaml is not the run in out: %g, base %g", trained, base);
+    if (rename("out", "moved") != 0 || evaluated("moved/job.yaml", "moved") != trained)
+        cli_fail("moved/job.yaml is not the run in moved");
+    cli_remove("moved/adapter_model.safetensors");
+    if (evaluated("moved/job.yaml", "moved/checkpoint-2") != trained)
+        cli_fail("the newest checkpoint is not what is evaluated");
+    cli_output output;
+    cli_run(&output, 1, NULL, "merge moved/job.yaml output_dir=merged --json");
+    if (output.code != 0 || !strstr(output.out, "\"moved/checkpoint-2\""))
+        cli_fail("merge: %d: %s\n%s", output.code, output.out, output.err);
+    cli_output_free(&output);
+    cli_case_end();
+}
+
+/* The line that a run proposed, word for word. */
+static void run_proposed(const char *err, const char *what)
+{
+    char words[512];
+    cli_output output;
+    const char *line = strstr(err, "\nevaluate tessera ");
+    if (!line) {
+        cli_fail("%s: no command to evaluate in\n%s", what, err);
+        return;
+    }
+    line += strlen("\nevaluate tessera ");
+    snprintf(words, sizeof words, "%.*s", (int)strcspn(line, "\n"), line);
+    cli_run(&output, 1, NULL, words);
+    if (output.code != 0 || strncmp(output.out, "eval_loss ", 10) != 0)
+        cli_fail("%s: %s: exit code %d: %s\n%s", what, words, output.code, output.out, output.err);
+    cli_output_free(&output);
+}
+
+/* What an adapter is made on is the next run's too, in all that it says: the proposed evaluation, the
+ * same run again from its job.yaml, a checkpoint of it. */
+static void from_adapter(const char *keys, const char *said)
+{
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    write_eval_data();
+    cli_edit("job.yaml", "lora_r: 2\n", keys);
+    run_ok(1, "train job.yaml max_steps=1 output_dir=first");
+    cli_edit("job.yaml", keys, "init_adapter: first\neval_dataset: eval.jsonl\n");
+    cli_run(&output, 1, NULL, "train job.yaml save_strategy=steps save_steps=1");
+    if (output.code != 0)
+        cli_fail("%s: exit code %d\n%s", keys, output.code, output.err);
+    run_proposed(output.err, keys);
+    cli_output_free(&output);
+    char *yaml = cli_read("out/job.yaml", NULL);
+    if (!yaml || !strstr(yaml, said))
+        cli_fail("%s: expected %s in\n%s", keys, said, yaml);
+    free(yaml);
+    run_ok(1, "train out/job.yaml output_dir=again");
+    same_files("out/adapter_model.safetensors", "again/adapter_model.safetensors");
+    cli_remove("out/checkpoint-2");
+    run_ok(1, "train job.yaml resume_from_checkpoint=true save_strategy=steps save_steps=1");
+    same_files("out/adapter_model.safetensors", "again/adapter_model.safetensors");
+    cli_case_end();
+}
+
+static void adapters(void)
+{
+    from_adapter("lora_target_modules: [v_proj, q_proj]\n",
+                 "\nlora_target_modules: [q_proj, v_proj]  # resolved\n");
+    from_adapter("lora_target_modules: .*\\.(q|v)_proj\nrank_pattern: {q_proj: 4}\n",
+                 "\nrank_pattern: {q_proj: 4}  # resolved\n");
+    from_adapter(
+        "alpha_pattern: {v_proj: 3}\nexclude_modules: [k_proj]\nlayers_to_transform: [1]\n",
+        "\nlayers_to_transform: [1]  # resolved\n");
+}
+
+/* What a stopped run says to go on with, word for word, though its job.yaml is for a fresh start. */
+static void stopped(void)
+{
+    static const char says[] = "run it again with ";
+    char words[256];
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_edit("job.yaml", "lora_r: 2\n", "lora_r: 2\noverwrite_output_dir: true\n");
+    cli_run(&output, 1, NULL, "train job.yaml time_limit=0.001");
+    const char *rest = strstr(output.err, says), *end = rest ? strstr(rest, " to go on") : NULL;
+    if (output.code != 75 || !end) {
+        cli_fail("exit code %d\n%s", output.code, output.err);
+    } else {
+        rest += strlen(says);
+        run_ok(1, "train out/job.yaml time_limit=null resume_from_checkpoint=true max_steps=2");
+        snprintf(words, sizeof words, "train job.yaml %.*s", (int)(end - rest), rest);
+        run_ok(1, words);
+    }
+    cli_output_free(&output);
+    cli_case_end();
+}
+
+/* The evaluation that is proposed leaves the training's trace as it is. */
+static void traced(void)
+{
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    write_eval_data();
+    cli_run(&output, 1, NULL, "train job.yaml trace=trace.json eval_dataset=eval.jsonl");
+    char *before = cli_read("trace.json", NULL);
+    run_proposed(output.err, "traced");
+    char *after = cli_read("trace.json", NULL);
+    if (!before || !after || strcmp(before, after) != 0)
+        cli_fail("the trace was replaced");
+    free(before);
+    free(after);
+    cli_output_free(&output);
+    cli_case_end();
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } tests[] = {
+        {"own_job", own_job},
+        {"adapters", adapters},
+        {"stopped", stopped},
+        {"traced", traced},
+    };
+    cli_open(argc, argv);
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+        if (cli_only() && strcmp(cli_only(), tests[i].name) != 0)
+            continue;
+        cli_name(tests[i].name);
+        double start = cli_now();
+        tests[i].run();
+        printf("%s: %.1f s\n", tests[i].name, cli_now() - start);
+    }
+    cli_close();
+    return cli_failures() > 0;
+}
