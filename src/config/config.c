@@ -288,6 +288,42 @@ static tsr_status read_file(tsr_text *out, const char *path)
     return out->failed ? tsr_fail(TSR_ENOMEM, "%s: out of memory while reading", path) : TSR_OK;
 }
 
+/* Who says how many steps apart wants it. A strategy that was written wins, and in a run's job.yaml every
+ * key is: steps on the command line that come to nothing are said. */
+static void switch_on(loader *l, const char *steps, const char *strategy)
+{
+    int index = tsr_keys_find(strategy);
+    const tsr_config_origin *asked = &l->config.store->origin[tsr_keys_find(steps)];
+    tsr_config_origin *origin = &l->config.store->origin[index];
+    tsr_config_every *every = (tsr_config_every *)((char *)&l->config + tsr_keys_at(index)->offset);
+    tsr_text line = {0};
+    if (asked->layer < TSR_LAYER_FILE || asked->bad)
+        return;
+    if (origin->layer < TSR_LAYER_FILE) {
+        *every = TSR_CONFIG_EVERY_STEPS;
+        *origin = *asked;
+    } else if (*every != TSR_CONFIG_EVERY_STEPS && origin->layer < asked->layer) {
+        tsr_text_printf(&line, "%s does nothing beside %s: %s (%s); write %s=steps too", steps,
+                        strategy, *every == TSR_CONFIG_EVERY_NO ? "no" : "epoch", origin->where,
+                        strategy);
+        tsr_config_note(&l->config, tsr_text_string(&line));
+        l->config.store->failed |= line.failed;
+        tsr_text_free(&line);
+    }
+}
+
+static void switch_strategies(loader *l)
+{
+    switch_on(l, "save_steps", "save_strategy");
+    if (l->config.eval_steps == 0) /* null: as logging_steps */
+        return;
+    if (l->config.eval_dataset.count)
+        switch_on(l, "eval_steps", "eval_strategy");
+    else if (tsr_config_is_set(&l->config, "eval_steps") &&
+             !tsr_config_is_set(&l->config, "eval_strategy"))
+        tsr_config_note(&l->config, "eval_steps does nothing without an eval_dataset");
+}
+
 static void add_notes(loader *l)
 {
     tsr_text line = {0};
@@ -371,6 +407,7 @@ static tsr_status load(loader *l, const tsr_config_source *source)
     for (int i = 0; i < source->override_count; i++)
         apply_override(l, source->overrides[i]);
     TSR_TRY(check_memory(l, name));
+    switch_strategies(l);
     add_notes(l);
     tsr_config_derive(&l->config);
     tsr_config_check(&l->config, source, &l->errors);

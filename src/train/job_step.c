@@ -176,6 +176,8 @@ bool tsr_job_evaluation_due(const tsr_job *job, const tsr_batch_step_info *info)
 static bool checkpoint_due(const tsr_job *job, const tsr_batch_step_info *info)
 {
     const tsr_config *config = &job->inputs.config;
+    if (config->save_strategy != TSR_CONFIG_EVERY_NO && job->done == job->total_steps)
+        return true; /* to extend the run from */
     if (config->save_strategy == TSR_CONFIG_EVERY_EPOCH)
         return info->ends_epoch;
     if (config->save_strategy == TSR_CONFIG_EVERY_STEPS)

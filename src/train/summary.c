@@ -122,6 +122,15 @@ static void put_plan(tsr_text *out, const tsr_summary *s)
     tsr_text_puts(out, "\n");
 }
 
+static void put_every(tsr_text *out, const char *what, tsr_config_every every, double steps,
+                      int64_t total)
+{
+    if (every == TSR_CONFIG_EVERY_EPOCH)
+        tsr_text_printf(out, "%s every epoch", what);
+    else if (every == TSR_CONFIG_EVERY_STEPS)
+        tsr_text_printf(out, "%s every %lld", what, (long long)tsr_config_steps(steps, total, 1));
+}
+
 static void put_steps(tsr_text *out, const tsr_config *config, const tsr_summary *s)
 {
     tsr_text_puts(out, "steps    ");
@@ -134,6 +143,9 @@ static void put_steps(tsr_text *out, const tsr_config *config, const tsr_summary
     put_value(out, config, "learning_rate");
     tsr_text_puts(out, " ");
     put_value(out, config, "lr_scheduler_type");
+    if (config->eval_dataset.count)
+        put_every(out, "; evaluation", config->eval_strategy, config->eval_steps, s->total_steps);
+    put_every(out, "; checkpoint", config->save_strategy, config->save_steps, s->total_steps);
     tsr_text_puts(out, "\n");
 }
 

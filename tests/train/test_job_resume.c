@@ -281,7 +281,7 @@ static void test_steps_and_limit(void **state)
 {
     (void)state;
     job_result whole, again;
-    static const char keys[] = "save_strategy: steps\nsave_steps: 0.3\nsave_total_limit: 2\n";
+    static const char keys[] = "save_steps: 0.3\nsave_total_limit: 2\n"; /* which saves at all */
     run(&whole, job_ranks(2), config_text(keys), "limited", NULL);
     assert_false(is_there("limited/checkpoint-2"));
     assert_true(is_there("limited/checkpoint-4"));
@@ -569,7 +569,7 @@ static void test_damage(void **state)
         {"manifest.json", "manifest.json", -1},
         {"manifest.json", "No such file", -2},
     };
-    static const char keys[] = "save_strategy: steps\nsave_steps: 2\n";
+    static const char keys[] = "save_steps: 4\n"; /* and at the end */
     job_result whole, result;
     not_on_cards();
     if (job_ranks(3) < 2) /* the parts of two ranks are damaged */

@@ -248,7 +248,7 @@ static void test_summary(void **state)
         "ranks    4, cpu, 2 cores; each reads 5 MiB of the base",
         "peak 3 GiB on the device, 100 MiB on the host",
         "7 units, 1 resident; recomputed: 2 in full, 3 in part",
-        "20, 4 samples each, learning rate 0.0002 linear"};
+        "20, 4 samples each, learning rate 0.0002 linear\n"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (!strstr(text.data, words[i]))
             fail_msg("'%s' is not in\n%s", words[i], text.data);
@@ -259,8 +259,12 @@ static void test_summary(void **state)
     tsr_text_clear(&text);
     config.packing = false;
     summary.step_samples = 1;
+    config.save_strategy = TSR_CONFIG_EVERY_STEPS;
+    config.save_steps = 0.2;
+    config.eval_strategy = TSR_CONFIG_EVERY_EPOCH;
     tsr_summary_start(&text, &config, &summary);
-    assert_non_null(strstr(text.data, "20, 1 sample each, "));
+    assert_non_null(strstr(text.data, "20, 1 sample each, learning rate 0.0002 linear; evaluation "
+                                      "every epoch; checkpoint every 4\n"));
     tsr_text_clear(&text);
     tsr_summary_end(&text, &config, 2, 2.5, 2.25);
     static const char *const last[] = {"eval_loss 2.5000 before, 2.2500 after\n",
