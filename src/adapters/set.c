@@ -23,6 +23,7 @@ typedef struct {
     tsr_path_regex *target, *exclude; /* where they are regular expressions */
     bool *chosen;                     /* [module_count] */
     bool *used;                       /* [target.count] target names that matched a linear */
+    bool *excludes; /* [exclude.count, 1 of a regular expression] those that take something away */
 } selection;
 
 static const char *last_part(const char *path)
@@ -114,14 +115,33 @@ static tsr_status check_spec(const selection *s)
     return check_layers(s);
 }
 
-/* Whether the module is excluded. */
-static tsr_status is_excluded(bool *out, const selection *s, const char *path)
+/* Whether the module holds linears: to exclude it leaves them where they are. */
+static bool holds_linears(const selection *s, uint64_t index)
 {
+    const char *path = s->module[index].path;
+    size_t length = strlen(path);
+    for (uint64_t i = 0; i < s->module_count; i++)
+        if (s->module[i].linear && !strncmp(s->module[i].path, path, length) &&
+            s->module[i].path[length] == '.')
+            return true;
+    return false;
+}
+
+/* Whether the module is excluded. What would have been no target anyway counts as taken away, unless
+ * who excludes it means what it holds. */
+static tsr_status is_excluded(bool *out, selection *s, uint64_t index, bool target)
+{
+    const char *path = s->module[index].path;
     *out = false;
     if (s->exclude)
-        return tsr_path_regex_match(out, s->exclude, path);
-    for (uint64_t i = 0; i < s->spec->exclude.count && !*out; i++)
-        *out = ends_in(path, s->spec->exclude.names[i]);
+        TSR_TRY(tsr_path_regex_match(out, s->exclude, path));
+    for (uint64_t i = 0; i < s->spec->exclude.count; i++)
+        *out |= ends_in(path, s->spec->exclude.names[i]);
+    if (!*out || (!target && holds_linears(s, index)))
+        return TSR_OK;
+    s->excludes[0] |= s->exclude != NULL;
+    for (uint64_t i = 0; i < s->spec->exclude.count; i++)
+        s->excludes[i] |= ends_in(path, s->spec->exclude.names[i]);
     return TSR_OK;
 }
 
@@ -165,7 +185,7 @@ static tsr_status choose_module(selection *s, uint64_t index)
     bool target, excluded;
     const char *name;
     TSR_TRY(is_target(&target, &name, s, module));
-    TSR_TRY(is_excluded(&excluded, s, module->path));
+    TSR_TRY(is_excluded(&excluded, s, index, target));
     if (!target || excluded || !in_layers(s, module->path))
         return TSR_OK;
     if (!module->linear)
@@ -234,8 +254,13 @@ static void put_target(tsr_text *out, const tsr_adapter_spec *spec)
                         spec->target.regex);
 }
 
-/* Nothing chosen is an error; a target name without a module is a warning. Both list what there
- * is. */
+static void warn_unmatched(const char *key, const char *name, const tsr_text *candidates)
+{
+    tsr_log(TSR_LOG_WARNING, "%s: \"%s\" matches no module; candidates: %s", key, name,
+            tsr_text_string(candidates));
+}
+
+/* Nothing chosen is an error; a name without a module is a warning. All list what there is. */
 static tsr_status report_choice(const selection *s)
 {
     uint64_t chosen = 0;
@@ -253,8 +278,12 @@ static tsr_status report_choice(const selection *s)
                           tsr_text_string(&candidates));
     for (uint64_t i = 0; status == TSR_OK && i < s->spec->target.count; i++)
         if (!s->used[i])
-            tsr_log(TSR_LOG_WARNING, "%s: \"%s\" matches no module; candidates: %s", TARGET_KEY,
-                    s->spec->target.names[i], tsr_text_string(&candidates));
+            warn_unmatched(TARGET_KEY, s->spec->target.names[i], &candidates);
+    for (uint64_t i = 0; status == TSR_OK && i < s->spec->exclude.count; i++)
+        if (!s->excludes[i])
+            warn_unmatched(EXCLUDE_KEY, s->spec->exclude.names[i], &candidates);
+    if (status == TSR_OK && s->exclude && !s->excludes[0])
+        warn_unmatched(EXCLUDE_KEY, s->spec->exclude.regex, &candidates);
     tsr_text_free(&candidates);
     tsr_text_free(&target);
     return status;
@@ -354,6 +383,29 @@ out:
     return status;
 }
 
+/* An update of more rank than its linear can have only takes memory. */
+static void warn_of_rank(const tsr_adapter_set *set, const selection *s)
+{
+    const tsr_adapter *first = NULL;
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < set->count; i++) {
+        const tsr_adapter_module *m = &s->module[set->adapter[i].module];
+        if (set->adapter[i].r <= m->in_features && set->adapter[i].r <= m->out_features)
+            continue;
+        first = first ? first : &set->adapter[i];
+        count++;
+    }
+    if (!first)
+        return;
+    const tsr_adapter_module *m = &s->module[first->module];
+    tsr_log(
+        TSR_LOG_WARNING,
+        "lora_r: a rank of %llu is more than the smaller side of %llu linear%s %s (%llu x %llu), "
+        "and no update of a matrix has more: the rest only takes memory",
+        (ull)first->r, (ull)count, count == 1 ? "," : "s, such as", m->path, (ull)m->out_features,
+        (ull)m->in_features);
+}
+
 /* The names for adapter_config.json. */
 static tsr_status build_targets(tsr_adapter_set *set, const selection *s)
 {
@@ -394,11 +446,14 @@ tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *sp
         return status;
     s.chosen = calloc(module_count + 1, sizeof *s.chosen);
     s.used = calloc(spec->target.count + 1, sizeof *s.used);
-    status = s.chosen && s.used
+    s.excludes = calloc(spec->exclude.count + 1, sizeof *s.excludes);
+    status = s.chosen && s.used && s.excludes
                  ? choose(&s)
                  : tsr_fail(TSR_ENOMEM, "no memory for %llu modules", (ull)module_count);
     if (status == TSR_OK)
         status = build_adapters(&set, &s);
+    if (status == TSR_OK)
+        warn_of_rank(&set, &s);
     if (status == TSR_OK)
         status = build_targets(&set, &s);
     if (status == TSR_OK)
@@ -409,6 +464,7 @@ tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *sp
     tsr_path_regex_free(s.exclude);
     free(s.chosen);
     free(s.used);
+    free(s.excludes);
     return status;
 }
 

@@ -74,7 +74,8 @@ typedef struct {
  * TSR_ECONFIG, naming the key: nothing matched (with the candidates), a target that is not a linear
  * of a layer, a bad regular expression, two keys of one pattern with different values for one
  * module, layers_to_transform with a regular expression or beyond the layers, a rank, alpha or
- * dropout out of range. A target or pattern key that matches nothing is a warning in the log. */
+ * dropout out of range. A target, an exclusion or a pattern key that matches nothing is a warning in
+ * the log, and so is a rank above the smaller side of a linear. */
 tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *spec,
                                 const tsr_adapter_module *modules, uint64_t module_count);
 

@@ -317,6 +317,35 @@ static void say_packing(const tsr_batch *batch, const tsr_dataset *dataset, cons
                 ((double)run->units * (double)max_length));
 }
 
+/* One file under both keys: what is measured is what was trained. */
+static void warn_of_same_data(const tsr_config *config)
+{
+    struct stat one, other;
+    for (int i = 0; i < config->dataset.count; i++)
+        for (int j = 0; j < config->eval_dataset.count; j++)
+            if (stat(config->dataset.items[i], &one) == 0 &&
+                stat(config->eval_dataset.items[j], &other) == 0 && one.st_dev == other.st_dev &&
+                one.st_ino == other.st_ino)
+                tsr_log(TSR_LOG_WARNING,
+                        "%s: eval_dataset: %s is trained on too (dataset, %s), so its loss is not "
+                        "that of held-out data",
+                        tsr_config_where(config, "eval_dataset"), config->eval_dataset.items[j],
+                        tsr_config_where(config, "dataset"));
+}
+
+/* As the schedule counts it. */
+static void warn_of_warmup(const tsr_config *config, int64_t steps)
+{
+    int64_t warmup = tsr_config_steps(config->warmup_steps, steps, 0);
+    if (warmup < steps || config->lr_scheduler_type == TSR_CONFIG_LR_CONSTANT)
+        return;
+    tsr_log(TSR_LOG_WARNING,
+            "%s: warmup_steps: a warm-up of %lld steps does not end within this run's %lld: the "
+            "learning rate rises to %.3g at the last step, and never reaches %.3g",
+            tsr_config_where(config, "warmup_steps"), (long long)warmup, (long long)steps,
+            config->learning_rate * (double)(steps - 1) / (double)warmup, config->learning_rate);
+}
+
 static tsr_status make_training(tsr_inputs *inputs, int ranks)
 {
     const tsr_config *config = &inputs->config;
@@ -335,6 +364,8 @@ static tsr_status make_training(tsr_inputs *inputs, int ranks)
                                  .epochs = config->num_train_epochs,
                                  .max_steps = config->max_steps};
     TSR_TRY(tsr_batch_create(&inputs->batch, &options));
+    warn_of_same_data(config);
+    warn_of_warmup(config, tsr_batch_run_of(inputs->batch)->steps);
     if (config->packing)
         say_packing(inputs->batch, inputs->dataset, "dataset", config->max_length);
     inputs->contributions = (uint64_t)tsr_batch_run_of(inputs->batch)->step_micro;
@@ -380,6 +411,7 @@ tsr_status tsr_inputs_read_data_alone(tsr_inputs *inputs)
     if (config->eval_dataset.count)
         TSR_TRY(load_evaluation(inputs));
     keep_date(inputs);
+    warn_of_same_data(config);
     if (!inputs->tokenizer &&
         tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path) < 0)
         inputs->tokenizer = NULL;
@@ -409,6 +441,8 @@ void tsr_inputs_assume_data(tsr_inputs *inputs)
     const tsr_config *config = &inputs->config;
     int64_t length = config->max_length ? config->max_length : 2048;
     int64_t tokens = config->per_device_train_batch_size * length;
+    if (config->max_steps > 0)
+        warn_of_warmup(config, config->max_steps);
     inputs->bounds = (tsr_batch_bounds){.tokens = tokens,
                                         .documents = config->per_device_train_batch_size,
                                         .label_rows = tokens,

@@ -168,6 +168,79 @@ static void test_regex_and_exclude(void **state)
     tsr_adapter_set_free(&set);
 }
 
+/* Who excludes a module that holds linears, and no linear, does not leave them out; one that could be no
+ * target is left out anyway. */
+static void test_idle_exclude(void **state)
+{
+    (void)state;
+    tsr_adapter_module *all;
+    uint64_t count;
+    tsr_model_config config = {.hidden_size = 32,
+                               .intermediate_size = 64,
+                               .layer_count = 3,
+                               .head_count = 4,
+                               .kv_head_count = 2,
+                               .head_dim = 8,
+                               .vocab_size = 100};
+    static const struct {
+        const char *name, *regex, *warning; /* NULL: none */
+    } cases[] = {
+        {"k_proj", NULL, NULL},
+        {"lm_head", NULL, NULL},
+        {"input_layernorm", NULL, NULL},
+        {"k_porj", NULL, "exclude_modules: \"k_porj\" matches no module; candidates: down_proj, "},
+        {"mlp", NULL, "\"mlp\" matches no module"},
+        {"model", NULL, "\"model\" matches no module"},
+        {NULL, ".*layers\\.0\\..*", NULL},
+        {NULL, "mlp", "exclude_modules: \"mlp\" matches no module"},
+        {NULL, "layers\\.0.*", "matches no module"},
+    };
+    assert_int_equal(tsr_layout_modules(&all, &count, &config), TSR_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tsr_adapter_set set;
+        tsr_adapter_spec spec = plain();
+        spec.exclude = (tsr_adapter_match){&cases[i].name, cases[i].name != NULL, cases[i].regex};
+        assert_int_equal(tsr_adapter_set_make(&set, &spec, all, count), TSR_OK);
+        if (cases[i].warning ? !strstr(warnings, cases[i].warning) : *warnings)
+            fail_msg("%s%s: %s", cases[i].name, cases[i].regex, warnings);
+        tsr_adapter_set_free(&set);
+    }
+    /* a target that holds linears is taken away */
+    tsr_adapter_set set;
+    tsr_adapter_spec spec = plain();
+    spec.target = (tsr_adapter_match)NAMES("q_proj", "mlp");
+    spec.exclude = (tsr_adapter_match)NAMES("mlp");
+    assert_int_equal(tsr_adapter_set_make(&set, &spec, all, count), TSR_OK);
+    assert_string_equal(warnings, "");
+    tsr_adapter_set_free(&set);
+    tsr_layout_modules_free(all, count);
+}
+
+/* 256 x 704 each. */
+static void test_too_much_rank(void **state)
+{
+    (void)state;
+    tsr_adapter_spec spec = plain();
+    const tsr_adapter_pattern rank[] = {{"layers.3.mlp.up_proj", 257}};
+    spec.r = 256;
+    tsr_adapter_set set = make(&spec);
+    assert_string_equal(warnings, "");
+    tsr_adapter_set_free(&set);
+    spec.rank_pattern = rank, spec.rank_pattern_count = 1;
+    set = make(&spec);
+    assert_string_equal(warnings,
+                        "lora_r: a rank of 257 is more than the smaller side of 1 linear, "
+                        "model.layers.3.mlp.up_proj (704 x 256), and no update of a matrix has "
+                        "more: the rest only takes memory\n");
+    tsr_adapter_set_free(&set);
+    spec = plain();
+    spec.r = 300;
+    set = make(&spec);
+    assert_non_null(
+        strstr(warnings, "of 84 linears, such as model.layers.0.self_attn.q_proj (704"));
+    tsr_adapter_set_free(&set);
+}
+
 static void test_layers(void **state)
 {
     (void)state;
@@ -375,6 +448,8 @@ int main(void)
         cmocka_unit_test(test_all_linear),
         cmocka_unit_test(test_list),
         cmocka_unit_test(test_regex_and_exclude),
+        cmocka_unit_test(test_idle_exclude),
+        cmocka_unit_test(test_too_much_rank),
         cmocka_unit_test(test_layers),
         cmocka_unit_test(test_patterns),
         cmocka_unit_test(test_refusals),
