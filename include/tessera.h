@@ -172,6 +172,10 @@ TSR_API int tsr_job_save(tsr_job *job);
  * the checkpoints of before are as they were. */
 TSR_API int tsr_job_checkpoint(tsr_job *job);
 
+/* After tsr_job_create with resume_from_checkpoint: true: 1 if the run in output_dir came to its end at this
+ * job's last step, so that there is nothing to do; 0 otherwise. */
+TSR_API int tsr_job_finished(const tsr_job *job);
+
 /* After tsr_job_start: 1 if the job goes on from a checkpoint, and how far it is (the report's step,
  * epoch, last; evaluate: an evaluation of that step is still due); 0 if it starts at step 1. */
 TSR_API int tsr_job_resumed(tsr_job *job, tsr_job_report *report);

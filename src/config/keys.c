@@ -288,10 +288,10 @@ static const tsr_key optimizer_keys[] = {
 #define G .group = "loop"
 static const tsr_key loop_keys[] = {
     {"num_train_epochs", G, TSR_KEY_NUMBER, AT(num_train_epochs), .low = 0, .high = 1e9,
-     .flags = TSR_KEY_RESULT | TSR_KEY_LOW_OPEN, .initial = "1", .trl = "3",
+     .flags = TSR_KEY_LOW_OPEN, .initial = "1", .trl = "3",
      .help = "passes over the data; may be a fraction"},
     {"max_steps", G, TSR_KEY_INT, AT(max_steps), .low = 1, .high = INT_TOP, .none = "-1",
-     .none_value = -1, .flags = TSR_KEY_RESULT, .initial = "-1",
+     .none_value = -1, .initial = "-1",
      .help = "optimizer steps instead of num_train_epochs; -1: none"},
     {"per_device_train_batch_size", G, TSR_KEY_INT, AT(per_device_train_batch_size), .low = 1,
      .high = 65536, .flags = TSR_KEY_RESULT, .initial = "1", .trl = "8",

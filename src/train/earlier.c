@@ -78,6 +78,27 @@ static tsr_status has_adapter(bool *out, const char *directory)
     return TSR_OK;
 }
 
+tsr_status tsr_earlier_done(int64_t *steps, const char *directory)
+{
+    tsr_earlier_state state;
+    bool adapter;
+    TSR_TRY(tsr_earlier_end(&state, steps, directory));
+    TSR_TRY(has_adapter(&adapter, directory));
+    if (state != TSR_EARLIER_DONE || !adapter)
+        *steps = 0;
+    return TSR_OK;
+}
+
+static tsr_status find_newest(int64_t *step, const char *directory)
+{
+    tsr_folder *folder;
+    TSR_TRY(tsr_folder_open(&folder, directory));
+    *step = -1;
+    tsr_status status = folder ? tsr_snapshot_newest(step, folder) : TSR_OK;
+    tsr_folder_close(folder);
+    return status;
+}
+
 /* Where the adapter of the run in `directory` is; "": nowhere. *run: whether there is a run. */
 static tsr_status find_adapter(char out[PATH_MAX], bool *run, const char *directory)
 {
@@ -86,12 +107,15 @@ static tsr_status find_adapter(char out[PATH_MAX], bool *run, const char *direct
     bool adapter;
     *out = 0;
     TSR_TRY(tsr_earlier_end(&state, &step, directory));
-    TSR_TRY(tsr_snapshot_newest(&newest, directory));
+    TSR_TRY(find_newest(&newest, directory));
     TSR_TRY(has_adapter(&adapter, directory));
     *run = adapter || newest >= 0 || state != TSR_EARLIER_NONE;
     /* An adapter beside the checkpoints of a run that goes on is of an earlier step. */
-    if (newest >= 0 && (!adapter || state == TSR_EARLIER_OPEN))
-        return tsr_snapshot_path(out, PATH_MAX, directory, newest);
+    if (newest >= 0 && (!adapter || state == TSR_EARLIER_OPEN)) {
+        char name[TSR_SNAPSHOT_NAME_BYTES];
+        tsr_snapshot_name(name, newest);
+        return join(out, directory, name);
+    }
     if (adapter && strlen(directory) < PATH_MAX)
         strcpy(out, directory);
     return TSR_OK;

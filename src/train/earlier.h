@@ -16,6 +16,9 @@ typedef enum {
 /* The state of the run whose output_dir `directory` is, and the last step that it did (0: none). */
 tsr_status tsr_earlier_end(tsr_earlier_state *state, int64_t *step, const char *directory);
 
+/* Steps of a run that came to its end, with its adapter; 0: it has not. */
+tsr_status tsr_earlier_done(int64_t *steps, const char *directory);
+
 /* Whether a run wrote the file, as the resolved configuration in its output_dir. */
 bool tsr_earlier_wrote(const char *path);
 

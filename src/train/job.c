@@ -400,6 +400,9 @@ int tsr_job_print_summary(tsr_job *job, char **text)
                            .activations_offloaded = d->activations_offloaded,
                            .state_offloaded = d->state_offloaded,
                            .resumed_step = job->resumed,
+                           .total_before = job->longer.total_before,
+                           .last_rate = job->longer.jumps ? job->longer.last : 0,
+                           .rate = job->longer.jumps ? job->longer.next : 0,
                            .base_read_bytes = tsr_checkpoint_bytes_read(in->checkpoint)};
     if (in->batch) {
         const tsr_batch_run *run = tsr_batch_run_of(in->batch);

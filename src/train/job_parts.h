@@ -34,6 +34,13 @@ typedef struct {
 
 _Static_assert(sizeof(tsr_run_sums) <= TSR_RUN_SUMS_BYTES, "the plan has room for the sums");
 
+/* Zero: as long as before. */
+typedef struct {
+    int64_t total_before; /* steps of the whole run, when its checkpoint was written */
+    bool jumps;           /* the next step's learning rate is another than it would have been */
+    double last, next;    /* learning rates: of the checkpoint's step, of the one after it */
+} tsr_job_longer;
+
 typedef enum { TSR_JOB_CREATED, TSR_JOB_PLANNED, TSR_JOB_STARTED, TSR_JOB_FAILED } tsr_job_state;
 
 struct tsr_job {
@@ -93,6 +100,8 @@ struct tsr_job {
     bool continues;           /* in output_dir itself, with its metrics.jsonl */
     int64_t resumed, saved;   /* steps; saved -1: none is in output_dir */
     uint64_t metrics_bytes;   /* of metrics.jsonl that belong to `resume` */
+    int64_t ended_steps;      /* of the run in output_dir, if it came to its end; 0: not */
+    tsr_job_longer longer;    /* of a run that goes on longer than it was to be */
     int64_t newest;           /* of output_dir when it was looked at last; rank 0 */
     tsr_folder *output;       /* output_dir, held open; NULL: not yet, or not there yet */
     int output_lock;          /* of output_dir, rank 0's; -1: not taken */
@@ -206,6 +215,8 @@ const char *tsr_job_bits_device(const tsr_job *job);
 tsr_status tsr_job_find_resume(tsr_job *job);
 /* That what was found is of this job, once its inputs are read. */
 tsr_status tsr_job_check_resume(const tsr_job *job);
+/* total_steps of the run that wrote the checkpoint. */
+tsr_status tsr_job_resumed_total(int64_t *out, const tsr_job *job);
 /* Its state into memory, instead of an adapter's first values. */
 tsr_status tsr_job_restore(tsr_job *job);
 

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "config/config_store.h"
 #include "config/keys.h"
+#include "train/earlier.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -39,6 +40,7 @@ const char *tsr_job_bits_device(const tsr_job *job)
 /* What rank 0 tells the others. */
 typedef struct {
     int32_t found, in_output; /* in_output: it is one of output_dir's */
+    int64_t ended_steps;      /* as in tsr_job */
     char path[PATH_MAX];      /* or its name there */
 } choice;
 
@@ -52,6 +54,7 @@ static tsr_status find_newest(choice *out, const tsr_job *job)
                         "%s: resume_from_checkpoint: true goes on in output_dir, and "
                         "overwrite_output_dir: true would empty it; leave one of them out",
                         where);
+    TSR_TRY(tsr_earlier_done(&out->ended_steps, config->output_dir));
     out->found = job->newest >= 0;
     if (out->found)
         tsr_snapshot_name(out->path, job->newest);
@@ -128,8 +131,11 @@ static tsr_status check_keys(const tsr_job *job, const json_t *state, const char
     tsr_status status = TSR_OK;
     if (lines.length)
         status = tsr_fail(TSR_ECONFIG,
-                          "%s\nA resumed run goes on with the keys that it began with; to train "
-                          "on with others, start a new run with init_adapter=%s",
+                          "%s\nA resumed run goes on with the keys that it began with; its length "
+                          "may grow (max_steps, num_train_epochs). With other keys start a new run "
+                          "from what this one has learned, in another output_dir: init_adapter=%s. "
+                          "It begins with the first rows again, in another order with another "
+                          "data_seed",
                           tsr_text_string(&lines), directory);
     tsr_text_free(&lines);
     tsr_text_free(&text);
@@ -178,14 +184,30 @@ static tsr_status check_position(const tsr_job *job, const json_t *state, int64_
                         "the one of %s had %" PRId64 "; write total_batch_size: %" PRId64
                         " and leave out gradient_accumulation_steps",
                         tsr_job_step_samples(job), job->view.ranks, directory, samples, samples);
+    const char *length = job->inputs.config.max_steps > 0 ? "max_steps" : "num_train_epochs";
+    if (total < stored)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: %s: this run ends at step %" PRId64 ", the one of %s at %" PRId64
+                        ": a run that goes on can become longer, not shorter (%s is an adapter "
+                        "as it is)",
+                        tsr_config_where(&job->inputs.config, length), length, total, directory,
+                        stored, directory);
     if (step > 0 && step <= total)
         TSR_TRY(tsr_batch_step(job->inputs.batch, step - 1, &last));
-    if (step > total || stored != total || last.samples_seen != seen)
+    if (step > total || last.samples_seen != seen)
         return tsr_fail(TSR_EDATA,
                         "%s: it is at step %" PRId64 " of %" PRId64 " after %" PRId64
                         " samples; this run has %" PRId64 " steps and is then after %" PRId64,
                         directory, step, stored, seen, total, last.samples_seen);
     return TSR_OK;
+}
+
+tsr_status tsr_job_resumed_total(int64_t *out, const tsr_job *job)
+{
+    const char *directory = tsr_snapshot_directory(job->resume);
+    json_t *data;
+    TSR_TRY(tsr_json_object(&data, tsr_snapshot_state(job->resume), "data", directory));
+    return tsr_json_int(out, data, "total_steps", 1, INT64_MAX, directory);
 }
 
 /* Of the same job; nothing is read but the manifest. */
@@ -256,6 +278,7 @@ tsr_status tsr_job_find_resume(tsr_job *job)
     TSR_TRY(tsr_comm_broadcast(job->world, job->control, &found, sizeof found, 0));
     TSR_TRY(tsr_stream_synchronize(job->control));
     job->continues = found.in_output;
+    job->ended_steps = found.ended_steps;
     if (!found.found)
         return TSR_OK;
     TSR_TRY(tsr_job_agree(job, open_snapshot(job, &found)));
@@ -263,9 +286,38 @@ tsr_status tsr_job_find_resume(tsr_job *job)
     return tsr_job_agree(job, verify(job));
 }
 
+/* One that has ended: at this run's end, or with something to go on from. */
+static tsr_status check_ended(const tsr_job *job)
+{
+    const tsr_config *config = &job->inputs.config;
+    if (tsr_job_finished(job)) {
+        if (job->resume)
+            tsr_log(TSR_LOG_INFO, "raise max_steps or num_train_epochs to train on from %s",
+                    tsr_snapshot_directory(job->resume));
+        return TSR_OK;
+    }
+    if (!job->ended_steps || job->resume)
+        return TSR_OK;
+    return tsr_fail(TSR_ECONFIG,
+                    "%s: output_dir %s holds a run that has ended after %" PRId64
+                    " steps, and no checkpoint to go on from to %" PRId64
+                    "; name another directory (init_adapter=%s begins with its adapter, and with "
+                    "the first rows), or leave out resume_from_checkpoint and set "
+                    "overwrite_output_dir: true to replace it",
+                    tsr_config_where(config, "output_dir"), config->output_dir, job->ended_steps,
+                    tsr_job_total_steps(job), config->output_dir);
+}
+
 tsr_status tsr_job_check_resume(const tsr_job *job)
 {
-    return job->resume ? check_job(job, job->resume) : TSR_OK;
+    if (job->resume)
+        TSR_TRY(check_job(job, job->resume));
+    return check_ended(job);
+}
+
+int tsr_job_finished(const tsr_job *job)
+{
+    return job->ended_steps > 0 && job->ended_steps == tsr_job_total_steps(job);
 }
 
 /* ---- the state ---- */

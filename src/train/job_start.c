@@ -237,9 +237,8 @@ static tsr_status fresh_magnitudes(tsr_job *job)
 
 /* ---- the optimizer ---- */
 
-static tsr_status make_schedule(tsr_job *job)
+static tsr_status schedule_of(tsr_schedule *out, const tsr_config *config, int64_t total_steps)
 {
-    const tsr_config *config = &job->inputs.config;
     static const char *const names[] = {[TSR_CONFIG_LR_LINEAR] = "linear",
                                         [TSR_CONFIG_LR_COSINE] = "cosine",
                                         [TSR_CONFIG_LR_CONSTANT] = "constant",
@@ -256,12 +255,39 @@ static tsr_status make_schedule(tsr_job *job)
                                     .num_cycles_set = k->num_cycles == k->num_cycles,
                                     .min_lr_set = k->min_lr == k->min_lr,
                                     .min_lr_rate_set = k->min_lr_rate == k->min_lr_rate};
+    return tsr_schedule_make(out, &options, (uint64_t)total_steps);
+}
+
+/* A run that goes on longer has the longer schedule from here on, as in Transformers: its rate may jump. */
+static tsr_status compare_schedules(tsr_job *job)
+{
+    const tsr_config *config = &job->inputs.config;
+    tsr_schedule before;
+    int64_t total, done = tsr_snapshot_step(job->resume);
+    TSR_TRY(tsr_job_resumed_total(&total, job));
+    if (total == job->total_steps)
+        return TSR_OK;
+    TSR_TRY(schedule_of(&before, config, total));
+    double next = tsr_schedule_multiplier(&job->schedule, (uint64_t)done);
+    double last = done > 0 ? tsr_schedule_multiplier(&before, (uint64_t)done - 1) : 0;
+    job->longer =
+        (tsr_job_longer){.total_before = total,
+                         .jumps = next != tsr_schedule_multiplier(&before, (uint64_t)done),
+                         .last = config->learning_rate * last,
+                         .next = config->learning_rate * next};
+    return TSR_OK;
+}
+
+static tsr_status make_schedule(tsr_job *job)
+{
+    const tsr_config *config = &job->inputs.config;
     job->total_steps = job->last_step = tsr_batch_run_of(job->inputs.batch)->steps;
     job->adamw = (tsr_adamw_step){.beta1 = config->adam_beta1,
                                   .beta2 = config->adam_beta2,
                                   .epsilon = config->adam_epsilon,
                                   .weight_decay = config->weight_decay};
-    return tsr_schedule_make(&job->schedule, &options, (uint64_t)job->total_steps);
+    TSR_TRY(schedule_of(&job->schedule, config, job->total_steps));
+    return job->resume ? compare_schedules(job) : TSR_OK;
 }
 
 /* Appends what of a segment lies in `part`, to the last span of the same part where the working copy

@@ -163,8 +163,24 @@ static void print_stopped(const tsr_config *config)
     say("\n");
 }
 
+/* Asked to go on with what has come to its end. */
+static void print_finished(const run *r, const tsr_config *config)
+{
+    tsr_text text = {0};
+    tsr_text_printf(&text, "tessera: the run in %s is finished: all of its %lld steps are done\n",
+                    config->output_dir, (long long)tsr_job_total_steps(r->job));
+    say(tsr_text_string(&text));
+    tsr_text_free(&text);
+    print_end(r, config);
+}
+
 static int train(run *r, const tsr_config *config)
 {
+    if (tsr_job_finished(r->job)) {
+        if (r->first)
+            print_finished(r, config);
+        return 0;
+    }
     tsr_job_plan_info info;
     char *summary = NULL;
     int status = tsr_job_plan(r->job, &info);

@@ -134,7 +134,10 @@ static void put_every(tsr_text *out, const char *what, tsr_config_every every, d
 static void put_steps(tsr_text *out, const tsr_config *config, const tsr_summary *s)
 {
     tsr_text_puts(out, "steps    ");
-    if (s->total_steps)
+    if (s->total_before)
+        tsr_text_printf(out, "%lld instead of %lld, ", (long long)s->total_steps,
+                        (long long)s->total_before);
+    else if (s->total_steps)
         tsr_text_printf(out, "%lld, ", (long long)s->total_steps);
     if (s->step_samples)
         tsr_text_printf(out, "%lld %s%s each, ", (long long)s->step_samples,
@@ -143,6 +146,13 @@ static void put_steps(tsr_text *out, const tsr_config *config, const tsr_summary
     put_value(out, config, "learning_rate");
     tsr_text_puts(out, " ");
     put_value(out, config, "lr_scheduler_type");
+    if (s->last_rate != s->rate) {
+        tsr_text_puts(out, ", which goes from ");
+        tsr_number_put(out, s->last_rate, 3);
+        tsr_text_printf(out, " in step %lld to ", (long long)s->resumed_step);
+        tsr_number_put(out, s->rate, 3);
+        tsr_text_printf(out, " in step %lld", (long long)s->resumed_step + 1);
+    }
     if (config->eval_dataset.count)
         put_every(out, "; evaluation", config->eval_strategy, config->eval_steps, s->total_steps);
     put_every(out, "; checkpoint", config->save_strategy, config->save_steps, s->total_steps);

@@ -21,6 +21,8 @@ typedef struct {
     int unit_count, resident_count, recompute_full_count, recompute_selective_count;
     bool activations_offloaded, state_offloaded;
     int64_t total_steps;
+    int64_t total_before;     /* of a run that goes on longer than it was to be; 0: as long */
+    double last_rate, rate;   /* its learning rate jumps from the one to the other; both 0: not */
     int64_t resumed_step;     /* of the checkpoint that the run goes on from; 0: none */
     int64_t step_samples;     /* samples or rows of one whole step */
     uint64_t base_read_bytes; /* of one rank, at most */

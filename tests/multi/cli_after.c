@@ -156,6 +156,42 @@ static void stopped(void)
     cli_case_end();
 }
 
+/* A line on standard error that begins with `begin` and has `words`. */
+static void expect_line(const char *err, const char *begin, const char *words)
+{
+    const char *line = strstr(err, begin);
+    const char *found = line ? strstr(line, words) : NULL;
+    if (!found || found > line + strcspn(line + 1, "\n"))
+        cli_fail("expected %s ... %s in\n%s", begin, words, err);
+}
+
+/* A run of 2 steps is finished, and goes on to a third with the same command and more steps. */
+static void longer(void)
+{
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    run_ok(1, "train job.yaml save_steps=1 learning_rate=0.009");
+    char *before = cli_listing(), *metrics = cli_read("out/metrics.jsonl", NULL);
+    cli_run(&output, 2, NULL, "train out/job.yaml resume_from_checkpoint=true");
+    char *after = cli_listing(), *same = cli_read("out/metrics.jsonl", NULL);
+    if (output.code != 0 || strcmp(before, after) != 0 || strcmp(metrics, same) != 0)
+        cli_fail("finished: exit code %d\n%s", output.code, output.err);
+    expect_line(output.err,
+                "\ntessera: ", "the run in out is finished: all of its 2 steps are done");
+    cli_output_free(&output);
+    cli_run(&output, 2, NULL, "train out/job.yaml resume_from_checkpoint=true max_steps=3");
+    if (output.code != 0 || !cli_exists("out/checkpoint-3"))
+        cli_fail("longer: exit code %d\n%s", output.code, output.err);
+    expect_line(output.err, "\nsteps    3 instead of 2, ",
+                "learning rate 0.009 linear, which goes from 0.0045 in step 2 to 0.003 in step 3");
+    cli_output_free(&output);
+    free(before);
+    free(after);
+    free(metrics);
+    free(same);
+    cli_case_end();
+}
+
 /* The evaluation that is proposed leaves the training's trace as it is. */
 static void traced(void)
 {
@@ -180,10 +216,8 @@ int main(int argc, char **argv)
         const char *name;
         void (*run)(void);
     } tests[] = {
-        {"own_job", own_job},
-        {"adapters", adapters},
-        {"stopped", stopped},
-        {"traced", traced},
+        {"own_job", own_job}, {"adapters", adapters}, {"stopped", stopped},
+        {"longer", longer},   {"traced", traced},
     };
     cli_open(argc, argv);
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
