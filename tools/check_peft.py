@@ -2,11 +2,13 @@
 """Trains LoRA and DoRA adapters with Tessera, loads them in PEFT and compares the logits on the fp32 dequantized base.
 
   tools/check_peft.py --build build [--model examples/tiny-llama]     (needs tools/requirements.txt; ninja logits)
-Prints the largest difference for each adapter; exit status 1 if one is above 3e-4.
+Prints the largest difference for each adapter; exit status 1 if one is above 3e-4. And executes, as they are, the Python
+that the training prints and that the adapter's README.md shows.
 """
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,13 @@ def run(*command):
     done = subprocess.run(command, cwd=TREE, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stderr}")
+    return done.stderr
+
+
+def execute(source, directory):
+    done = subprocess.run([sys.executable, "-c", source], cwd=directory, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{source}\n{done.stderr}")
 
 
 def main():
@@ -50,7 +59,12 @@ def main():
                     "max_steps: 10\nper_device_train_batch_size: 4\n")
         for name, keys in ADAPTERS.items():
             out = os.path.join(work, name.replace(" ", "_"))
-            run(f"{a.build}/tessera", "train", job, f"output_dir={out}", *keys)
+            said = run(f"{a.build}/tessera", "train", job, f"output_dir={out}", *keys)
+            if name == "dora":
+                execute(re.search("^python   (.*)$", said, re.M)[1], "/")
+                with open(os.path.join(out, "README.md")) as f:
+                    execute(re.search("```python\n(.*?)```", f.read(), re.S)[1], out)
+                print("the Python that is printed, and that of README.md, load the adapter")
             run(f"{a.build}/tools/logits", f"{out}.safetensors", job, f"init_adapter={out}", f"eval_dataset={row}")
             ours = load_file(f"{out}.safetensors")["logits"]
             model = peft.PeftModel.from_pretrained(load_base(os.path.join(TREE, a.model), TREE), out).eval()

@@ -1,5 +1,6 @@
 #include "config/config.h"
 
+#include "base/called.h"
 #include "config/config_number.h"
 #include "config/config_store.h"
 
@@ -75,8 +76,8 @@ static void unknown(loader *l, const char *name, const char *where)
         tsr_config_error(&l->errors, where, "no key %s; did you mean %s?", tsr_text_string(&text),
                          near);
     else
-        tsr_config_error(&l->errors, where, "no key %s; `tessera train --help` lists all keys",
-                         tsr_text_string(&text));
+        tsr_config_error(&l->errors, where, "no key %s; `%s train --help` lists all keys",
+                         tsr_text_string(&text), tsr_called());
     tsr_text_free(&text);
 }
 

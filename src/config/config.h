@@ -249,7 +249,7 @@ typedef struct {
 /* Loads and checks. On success the caller frees *out with tsr_config_free; on failure it is
  * untouched. TSR_ECONFIG: one message with every error of the file and the overrides; TSR_EIO: the
  * file cannot be read. Touches no file but `path`; asks only whether a/b, which looks like a Hub
- * id, exists here, and whether output_dir is another name of what is read. */
+ * id, exists here or above `path`, and whether output_dir is another name of what is read. */
 tsr_status tsr_config_load(tsr_config *out, const tsr_config_source *source);
 
 /* Frees what *config owns; a zero struct is fine. */

@@ -4,8 +4,10 @@
 #include "config/config_number.h"
 #include "config/config_store.h"
 
+#include <ctype.h>
 #include <limits.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -99,7 +101,39 @@ static bool looks_like_hub_id(const char *text)
             return false;
     }
     struct stat info;
-    return *text != '.' && stat(text, &info) != 0;
+    return isalnum((unsigned char)*text) && isalnum((unsigned char)slash[1]) &&
+           stat(text, &info) != 0;
+}
+
+/* Whether a/b is a path, though nothing is there: a is a directory, or called as directories are. */
+static bool is_path(const char *text)
+{
+    static const char *const words[] = {"examples", "models", "data",   "runs",
+                                        "out",      "output", "outputs"};
+    char first[NAME_MAX + 1];
+    struct stat info;
+    if (snprintf(first, sizeof first, "%.*s", (int)strcspn(text, "/"), text) > NAME_MAX)
+        return true;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (!strcmp(first, words[i]))
+            return true;
+    return stat(first, &info) == 0;
+}
+
+/* The directory above the configuration file where the path is; "": nowhere. */
+static void find_above(char out[PATH_MAX], const char *file, const char *path)
+{
+    char full[2 * PATH_MAX];
+    struct stat info;
+    if (!file || !realpath(file, out))
+        *out = 0;
+    for (char *slash; (slash = strrchr(out, '/'));) {
+        *slash = 0;
+        snprintf(full, sizeof full, "%s/%s", out, path);
+        if (stat(full, &info) == 0)
+            return;
+    }
+    *out = 0;
 }
 
 static void check_hub_id(const checker *c, const char *key, const char *value, bool dataset)
@@ -108,6 +142,15 @@ static void check_hub_id(const checker *c, const char *key, const char *value, b
         return;
     const char *name = strchr(value, '/') + 1;
     const char *type = dataset ? "--repo-type dataset " : "";
+    char above[PATH_MAX];
+    find_above(above, c->source->path, value);
+    if (*above)
+        tsr_config_error(c->errors, where(c, key),
+                         "%s: found '%s', which is not in the working directory but in %s: start "
+                         "there, or write %s: %s/%s",
+                         key, value, above, key, above, value);
+    if (*above || is_path(value)) /* which is missed where it is opened */
+        return;
     tsr_config_error(c->errors, where(c, key),
                      "%s: found '%s', and there is no such %s here. If it is a name on the Hugging "
                      "Face Hub, download it first: `hf download %s%s --local-dir %s` (older: "

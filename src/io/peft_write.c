@@ -5,6 +5,7 @@
 #include "io/json.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,12 +17,21 @@
 static tsr_status make_card(tsr_text *card, const tsr_peft_config *config)
 {
     const char *base = config->base_model_name_or_path;
-    char *quoted, *tag = NULL;
-    TSR_TRY(
-        tsr_json_quote(&quoted, base ? base : "", TSR_PEFT_CARD_FILE ": the base model's name"));
-    if (asprintf(&tag, "\"base_model:adapter:%s", quoted + 1) < 0) {
+    static const char what[] = TSR_PEFT_CARD_FILE ": the base model's name";
+    char place[PATH_MAX], *quoted, *tag = NULL, *found = NULL;
+    TSR_TRY(tsr_json_quote(&quoted, base ? base : "", what));
+    /* The code is good in the card's directory, from which another way leads to the base. */
+    tsr_status status = tsr_json_quote(&found,
+                                       base && realpath(base, place) ? place
+                                       : base                        ? base
+                                                                     : "",
+                                       what);
+    if (status == TSR_OK && asprintf(&tag, "\"base_model:adapter:%s", quoted + 1) < 0)
+        status = tsr_fail(TSR_ENOMEM, "%s: no memory to write it", TSR_PEFT_CARD_FILE);
+    if (status < 0) {
         free(quoted);
-        return tsr_fail(TSR_ENOMEM, "%s: no memory to write it", TSR_PEFT_CARD_FILE);
+        free(found);
+        return status;
     }
     tsr_text_puts(card, "---\n");
     if (base)
@@ -42,8 +52,9 @@ static tsr_status make_card(tsr_text *card, const tsr_peft_config *config)
                     "model = PeftModel.from_pretrained(model, \".\")  # this directory\n"
                     "tokenizer = AutoTokenizer.from_pretrained(base)\n```\n\n"
                     "### Framework versions\n\n- PEFT 0.21.0\n",
-                    base ? quoted : "\"the base model's directory\"");
+                    base ? found : "\"the base model's directory\"");
     free(tag);
+    free(found);
     free(quoted);
     return card->failed ? tsr_fail(TSR_ENOMEM, "%s: no memory to write it", TSR_PEFT_CARD_FILE)
                         : TSR_OK;

@@ -3,6 +3,8 @@
  */
 #include "train/decide_parts.h"
 
+#include "base/called.h"
+
 #include <inttypes.h>
 
 static const char *const recompute_names[] = {"none", "selective", "full"};
@@ -125,8 +127,10 @@ static void print_expected(tsr_text *out, const tsr_decision *d, const tsr_speed
         tsr_text_puts(out, "a step of ");
     tsr_text_printf(out, "%.0f tokens and %.4g GFLOP", e->step_tokens, e->step_flops * 1e-9);
     if (!e->known) {
-        tsr_text_puts(out, "; expected time: not known. Run tessera env --measure once on such a "
-                           "machine, or give its figures with --roofs FILE\n");
+        tsr_text_printf(out,
+                        "; expected time: not known. Run `%s env --measure` once on such a "
+                        "machine, or give its figures with --roofs FILE\n",
+                        tsr_called());
         return;
     }
     tsr_text_printf(out, "; expected %.4g ms each, %.4g tokens/s", 1e3 * s->step,

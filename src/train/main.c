@@ -2,6 +2,7 @@
  * main.c: the program: a command line around libtessera. It alone prints, handles signals and
  * exits.
  */
+#include "base/called.h"
 #include "base/clock.h"
 #include "config/config.h"
 #include "device/device.h"
@@ -13,6 +14,7 @@
 #include "train/usage.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -52,6 +54,7 @@ static void say(const char *text)
 /* What one run passes along. */
 typedef struct {
     const tsr_usage *usage;
+    const char *program; /* argv[0] */
     tsr_job *job;
     tsr_progress *progress;
     bool first; /* rank 0: the one that talks */
@@ -145,10 +148,30 @@ static int run_steps(run *r, const tsr_config *config)
     return status == TSR_JOB_DONE ? 0 : status;
 }
 
+/* What starts as many ranks again: launch/run says so itself, mpirun is known by what it sets. Of another
+ * launcher it is not known: one rank will do. `out` has room. */
+static const char *find_launcher(char out[128], int ranks)
+{
+    const char *launched = getenv("TESSERA_LAUNCH");
+    if (ranks == 1 || (!launched && !getenv("OMPI_COMM_WORLD_SIZE")))
+        return "";
+    if (launched)
+        return launched;
+    snprintf(out, 128, "mpirun%s --oversubscribe --bind-to none -n %d",
+             geteuid() == 0 ? " --allow-run-as-root" : "", ranks);
+    return out;
+}
+
 static void print_end(const run *r, const tsr_config *config)
 {
     tsr_text text = {0};
-    tsr_summary_end(&text, config, tsr_job_ranks(r->job), r->first_loss, r->last_loss);
+    char directory[PATH_MAX] = "", launcher[128];
+    if (!getcwd(directory, sizeof directory))
+        strcpy(directory, ".");
+    const tsr_summary_call call = {.program = r->program,
+                                   .launcher = find_launcher(launcher, tsr_job_ranks(r->job)),
+                                   .directory = directory};
+    tsr_summary_end(&text, config, &call, r->first_loss, r->last_loss);
     say(tsr_text_string(&text));
     tsr_text_free(&text);
 }
@@ -296,13 +319,13 @@ static int read_config(tsr_config *config, const tsr_usage *usage)
     return tsr_earlier_config(config, &source);
 }
 
-static int run_job(const tsr_usage *usage)
+static int run_job(const tsr_usage *usage, const char *program)
 {
     static const int purposes[] = {[TSR_COMMAND_TRAIN] = TSR_JOB_TRAIN,
                                    [TSR_COMMAND_EVAL] = TSR_JOB_EVALUATE,
                                    [TSR_COMMAND_PLAN] = TSR_JOB_PLAN,
                                    [TSR_COMMAND_DATA] = TSR_JOB_DATA};
-    run r = {.usage = usage, .first_loss = NAN, .last_loss = NAN};
+    run r = {.usage = usage, .program = program, .first_loss = NAN, .last_loss = NAN};
     tsr_config config = {0};
     tsr_job_options options = {.config_path = usage->job_path,
                                .overrides = usage->overrides,
@@ -454,9 +477,20 @@ static void catch_signals(tsr_command command)
     signal(SIGPIPE, SIG_IGN);
 }
 
+/* What messages call the program: a name that was found in PATH, or where it is. */
+static void name_program(const char *called)
+{
+    static tsr_text name;
+    char path[PATH_MAX];
+    tsr_shell_quote(&name, strchr(called, '/') && realpath(called, path) ? path : called);
+    tsr_called_set(tsr_text_string(&name));
+}
+
 int main(int argc, char **argv)
 {
     tsr_usage usage;
+    if (argc > 0)
+        name_program(argv[0]);
     if (tsr_usage_parse(&usage, argc, argv) < 0)
         return report_usage();
     if (check_alone(&usage) < 0 || check_file(&usage) < 0) {
@@ -470,7 +504,7 @@ int main(int argc, char **argv)
     else if (is_tool(&usage) || usage.rank_count > 1)
         code = run_tool(&usage);
     else
-        code = run_job(&usage);
+        code = run_job(&usage, argv[0]);
     tsr_usage_free(&usage);
     /* What was more than the buffer has failed before, and left it empty. */
     if ((ferror(stdout) | fflush(stdout)) != 0 && code == 0) {

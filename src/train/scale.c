@@ -5,6 +5,7 @@
  * the same tokens on every rank. Where shard_group_size is left out, groups of a node (the default) and
  * one group of all ranks are compared.
  */
+#include "base/called.h"
 #include "train/job_parts.h"
 #include "train/report.h"
 
@@ -42,8 +43,9 @@ static tsr_status plan_one(tsr_job_plan_info *info, scaling *s, int ranks, int g
     if (status == TSR_OK && info->expected_step_s <= 0)
         status = tsr_fail(TSR_ECONFIG,
                           "--ranks with several numbers compares expected times, and nothing was "
-                          "measured on this machine: run tessera env --measure on such a one, or "
-                          "give its figures with --roofs FILE");
+                          "measured on this machine: run `%s env --measure` on such a one, or "
+                          "give its figures with --roofs FILE",
+                          tsr_called());
     if (status == TSR_OK && group == 0)
         s->grouped = tsr_config_is_set(&job->inputs.config, "shard_group_size");
     tsr_job_destroy(job);

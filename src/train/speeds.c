@@ -1,5 +1,6 @@
 #include "train/speeds.h"
 
+#include "base/called.h"
 #include "io/json.h"
 #include "kernels/kernels.h"
 
@@ -176,12 +177,12 @@ tsr_status tsr_speeds_read(tsr_speeds *out, const char *path, bool cuda, tsr_dty
     bool found = take_file(out, file, cuda, compute);
     json_decref(file);
     if (!found)
-        return tsr_fail(
-            TSR_EDATA,
-            "--roofs %s: there are no figures of a %s; expected %s and "
-            "copy_bytes_per_s, as tessera env --measure --json prints them, or a result "
-            "of bench/run_gpu",
-            path, cuda ? "GPU" : "CPU", tsr_speed_name(TSR_SPEED_MATMUL, compute));
+        return tsr_fail(TSR_EDATA,
+                        "--roofs %s: there are no figures of a %s; expected %s and "
+                        "copy_bytes_per_s, as `%s env --measure --json` prints them, or a result "
+                        "of bench/run_gpu",
+                        path, cuda ? "GPU" : "CPU", tsr_speed_name(TSR_SPEED_MATMUL, compute),
+                        tsr_called());
     snprintf(out->source, sizeof out->source, "%s", path);
     return TSR_OK;
 }

@@ -1,5 +1,6 @@
 #include "train/summary.h"
 
+#include "base/called.h"
 #include "config/config_number.h"
 
 #include <math.h>
@@ -182,33 +183,39 @@ void tsr_summary_start(tsr_text *out, const tsr_config *config, const tsr_summar
     tsr_text_puts(out, config->output_dir ? "\n" : "");
 }
 
-void tsr_summary_shell(tsr_text *out, const char *path)
+/* The path as Python's text, good in any directory. */
+static void put_python(tsr_text *out, const char *directory, const char *path)
 {
-    static const char safe[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-                               "_-./=+,:@%";
-    if (*path && strspn(path, safe) == strlen(path)) {
-        tsr_text_puts(out, path);
-        return;
-    }
-    tsr_text_puts(out, "'");
-    for (const char *p = path; *p; p++)
-        if (*p == '\'')
-            tsr_text_puts(out, "'\\''");
-        else
-            tsr_text_append(out, p, 1);
-    tsr_text_puts(out, "'");
+    tsr_text full = {0};
+    tsr_text_printf(&full, "%s%s%s", *path == '/' ? "" : directory, *path == '/' ? "" : "/", path);
+    tsr_text_puts(out, "\"");
+    for (const char *p = tsr_text_string(&full); *p; p++)
+        tsr_text_printf(out,
+                        (unsigned char)*p < 0x20  ? "\\x%02x"
+                        : *p == '"' || *p == '\\' ? "\\%c"
+                                                  : "%c",
+                        *p);
+    tsr_text_puts(out, "\"");
+    tsr_text_free(&full);
 }
 
-static void put_python(tsr_text *out, const char *path)
+/* In the directory of the run, whose job.yaml has paths that start there. */
+static void put_evaluate(tsr_text *out, const tsr_summary_call *call, const char *dir)
 {
-    tsr_text_puts(out, "\"");
-    for (const char *p = path; *p; p++)
-        tsr_text_printf(out, *p == '"' || *p == '\\' ? "\\%c" : "%c", *p);
-    tsr_text_puts(out, "\"");
+    tsr_text job = {0};
+    tsr_text_printf(&job, "%s%s/job.yaml", *dir == '-' ? "./" : "", dir);
+    tsr_text_puts(out, "evaluate (cd ");
+    tsr_shell_quote(out, call->directory);
+    tsr_text_printf(out, " && %s%s", call->launcher, *call->launcher ? " " : "");
+    tsr_shell_quote(out, call->program);
+    tsr_text_puts(out, " eval ");
+    tsr_shell_quote(out, tsr_text_string(&job));
+    tsr_text_puts(out, ")\n");
+    tsr_text_free(&job);
 }
 
-void tsr_summary_end(tsr_text *out, const tsr_config *config, int ranks, double first_eval_loss,
-                     double last_eval_loss)
+void tsr_summary_end(tsr_text *out, const tsr_config *config, const tsr_summary_call *call,
+                     double first_eval_loss, double last_eval_loss)
 {
     const char *dir = config->output_dir ? config->output_dir : ".";
     if (isfinite(last_eval_loss)) {
@@ -221,21 +228,13 @@ void tsr_summary_end(tsr_text *out, const tsr_config *config, int ranks, double 
         tsr_text_puts(out, " after\n");
     }
     tsr_text_printf(out, "adapter  %s/adapter_model.safetensors\n", dir);
-    if (config->eval_dataset.count) {
-        tsr_text text = {0};
-        tsr_text_puts(out, "evaluate ");
-        if (ranks > 1)
-            tsr_text_printf(out, "mpirun -n %d ", ranks);
-        tsr_text_puts(out, "tessera eval ");
-        tsr_text_printf(&text, "%s/job.yaml", dir);
-        tsr_summary_shell(out, tsr_text_string(&text));
-        tsr_text_puts(out, "\n");
-        tsr_text_free(&text);
-    }
-    tsr_text_puts(out, "python   model = PeftModel.from_pretrained("
+    if (config->eval_dataset.count)
+        put_evaluate(out, call, dir);
+    tsr_text_puts(out, "python   from peft import PeftModel; from transformers import "
+                       "AutoModelForCausalLM; model = PeftModel.from_pretrained("
                        "AutoModelForCausalLM.from_pretrained(");
-    put_python(out, config->model_name_or_path ? config->model_name_or_path : "");
+    put_python(out, call->directory, config->model_name_or_path ? config->model_name_or_path : "");
     tsr_text_puts(out, "), ");
-    put_python(out, dir);
+    put_python(out, call->directory, dir);
     tsr_text_puts(out, ")\n");
 }

@@ -31,12 +31,16 @@ typedef struct {
 /* At most ten lines, each ending in a newline. */
 void tsr_summary_start(tsr_text *out, const tsr_config *config, const tsr_summary *summary);
 
-/* Where the adapter is, the eval command to type and the Python that loads it. NaN: no such
- * evaluation. */
-void tsr_summary_end(tsr_text *out, const tsr_config *config, int ranks, double first_eval_loss,
-                     double last_eval_loss);
+/* How the program was called. */
+typedef struct {
+    const char *program;   /* its name, as typed */
+    const char *launcher;  /* what stands before it, for a shell: "mpirun -n 2"; "": nothing */
+    const char *directory; /* where: the working directory */
+} tsr_summary_call;
 
-/* `path` for a shell: quoted where it must be. */
-void tsr_summary_shell(tsr_text *out, const char *path);
+/* Where the adapter is, and the lines that evaluate it and load it in Python, to be typed as they are in any
+ * directory. NaN: no such evaluation. */
+void tsr_summary_end(tsr_text *out, const tsr_config *config, const tsr_summary_call *call,
+                     double first_eval_loss, double last_eval_loss);
 
 #endif

@@ -1,5 +1,6 @@
 #include "train/usage.h"
 
+#include "base/called.h"
 #include "config/config.h"
 #include "config/config_number.h"
 #include "config/keys.h"
@@ -8,9 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 
-/* Options and an example are lines of the help, each with its newline. */
+/* Options and an example are lines of the help, each with its newline; of the example "    tessera ...". */
 typedef struct {
     const char *name;
     tsr_command command;
@@ -91,21 +93,36 @@ static void put_overview(tsr_text *out)
     tsr_text_printf(out, "tessera %s: distributed QLoRA and DoRA fine-tuning\n\n", TSR_VERSION);
     for (int i = 0; i < COMMANDS; i++)
         tsr_text_printf(out, "  %s\n      %s\n", commands[i].line, commands[i].what);
-    tsr_text_puts(out, "  tessera --version | --help | COMMAND --help\n"
-                       "\nAll keys of job.yaml: tessera train --help\n");
+    tsr_text_printf(out,
+                    "  tessera --version | --help | COMMAND --help\n"
+                    "\nAll keys of job.yaml: %s train --help\n",
+                    tsr_called());
+}
+
+/* Lines to type, with the program as it is called here. */
+static void put_example(tsr_text *out, const char *lines)
+{
+    static const char indent[] = "    ", name[] = "tessera";
+    for (const char *end; *lines; lines = end) {
+        size_t skip = sizeof indent - 1 + sizeof name - 1;
+        end = strchr(lines, '\n') + 1;
+        tsr_text_printf(out, "%s%s", indent, tsr_called());
+        tsr_text_append(out, lines + skip, (size_t)(end - lines) - skip);
+    }
 }
 
 static void put_command_help(tsr_text *out, const command_row *row)
 {
     bool all = row->command == TSR_COMMAND_TRAIN;
-    tsr_text_printf(out, "%s\n    %s\n%s\nExample:\n%s", row->line, row->what,
-                    row->options ? row->options : "", row->example);
+    tsr_text_printf(out, "%s\n    %s\n%s\nExample:\n", row->line, row->what,
+                    row->options ? row->options : "");
+    put_example(out, row->example);
     if (all || row->command == TSR_COMMAND_PLAN || row->command == TSR_COMMAND_EVAL ||
         row->command == TSR_COMMAND_DATA)
         tsr_text_printf(out,
                         "\nKeys of job.yaml, and of key=value after it, which wins%s; lists and "
                         "maps in YAML flow:\n    lora_target_modules=[q_proj,v_proj]\n",
-                        all ? "" : ", are those of tessera train --help");
+                        all ? "" : ", are those of `tessera train --help`");
     if (!all)
         return;
     tsr_text_puts(out, "[default; where TRL's differs, TRL's]\n\n");
@@ -138,8 +155,9 @@ static tsr_status unknown_command(const char *name)
             best = commands[i].name;
         }
     }
-    return tsr_fail(TSR_EUSAGE, "no command '%.60s'%s%s%s; tessera --help lists the commands", name,
-                    best ? "; did you mean '" : "", best ? best : "", best ? "'?" : "");
+    return tsr_fail(TSR_EUSAGE, "no command '%.60s'%s%s%s; `%s --help` lists the commands", name,
+                    best ? "; did you mean '" : "", best ? best : "", best ? "'?" : "",
+                    tsr_called());
 }
 
 /* "--rank": the option of the line, "[--ranks N]", that is nearest; false if none is near. */
@@ -191,6 +209,18 @@ static tsr_status read_file(const char **out, const char *name, const char *text
         return tsr_fail(TSR_EUSAGE, "%s: the file is missing, such as %s %s", name, name, example);
     *out = text;
     return TSR_OK;
+}
+
+/* What is in loss.png, and is no PNG, opens nowhere. */
+static tsr_status check_svg(const char *file)
+{
+    size_t length = strlen(file), end = sizeof ".svg" - 1;
+    if (length > end && !strcasecmp(file + length - end, ".svg"))
+        return TSR_OK;
+    return tsr_fail(TSR_EUSAGE,
+                    "--plot: found %s; the plot is an SVG: expected a name that ends in .svg, such "
+                    "as loss.svg",
+                    file);
 }
 
 /* --NAME N or --NAME=N. */
@@ -268,7 +298,8 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
     }
     if (row->command == TSR_COMMAND_INSPECT && is_option(arg, "--plot")) {
         *index += !arg[6];
-        return read_file(&usage->plot, "--plot", arg[6] ? arg + 7 : next, "loss.svg");
+        TSR_TRY(read_file(&usage->plot, "--plot", arg[6] ? arg + 7 : next, "loss.svg"));
+        return check_svg(usage->plot);
     }
     if (row->command == TSR_COMMAND_PLAN && is_option(arg, "--roofs")) {
         *index += !arg[7];

@@ -42,6 +42,16 @@ void cli_open(int argc, char **argv)
     snprintf(directory, sizeof directory, "%s/case", root);
 }
 
+const char *cli_launcher(void)
+{
+    return launcher;
+}
+
+const char *cli_program(void)
+{
+    return program;
+}
+
 const char *cli_only(void)
 {
     return only[0] ? only : NULL;
@@ -230,6 +240,11 @@ void cli_case_begin(const char *model)
     cli_write("job.yaml", job_yaml);
 }
 
+const char *cli_here(void)
+{
+    return directory;
+}
+
 void cli_case_end(void)
 {
     if (chdir("/") != 0)
@@ -308,7 +323,17 @@ static void write_wrapper(const char *text)
     chmod(in_root("wrapper"), 0755);
 }
 
-/* The child: its own process group, no terminal, its output in files. */
+/* Of the child: its own process group, no terminal, its output in files. */
+static void redirect(void)
+{
+    setpgid(0, 0);
+    int in = open("/dev/null", O_RDONLY);
+    int out = open(in_root("out"), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    int err = open(in_root("err"), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0)
+        _exit(99);
+}
+
 static void execute(int ranks, const char *wrapper, const char *words)
 {
     char number[16], copy[4096];
@@ -323,14 +348,25 @@ static void execute(int ranks, const char *wrapper, const char *words)
     for (char *word = strtok_r(copy, " ", &state); word && count < 63;
          word = strtok_r(NULL, " ", &state))
         argv[count++] = word;
-    setpgid(0, 0);
-    int in = open("/dev/null", O_RDONLY);
-    int out = open(in_root("out"), O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    int err = open(in_root("err"), O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0)
-        _exit(99);
+    redirect();
     execv(launcher, argv);
     _exit(99);
+}
+
+/* In a directory that has nothing to do with it. */
+static _Noreturn void execute_line(const char *line)
+{
+    redirect();
+    if (chdir("/") == 0)
+        execl("/bin/sh", "sh", "-c", line, (char *)NULL);
+    _exit(99);
+}
+
+static void started(cli_process *process)
+{
+    if (process->pid < 0)
+        die("fork");
+    setpgid(process->pid, process->pid);
 }
 
 void cli_start(cli_process *process, int ranks, const char *wrapper, const char *words)
@@ -339,11 +375,9 @@ void cli_start(cli_process *process, int ranks, const char *wrapper, const char 
         write_wrapper(wrapper);
     process->started = cli_now();
     process->pid = fork();
-    if (process->pid < 0)
-        die("fork");
     if (process->pid == 0)
         execute(ranks, wrapper, words);
-    setpgid(process->pid, process->pid);
+    started(process);
 }
 
 void cli_wait(cli_output *output, cli_process *process, double timeout)
@@ -371,6 +405,28 @@ void cli_run(cli_output *output, int ranks, const char *wrapper, const char *wor
     cli_wait(output, &process, CLI_PATIENCE);
     if (output->code < 0)
         cli_fail("%s: no end after %d seconds\n%s", words, CLI_PATIENCE, output->err);
+}
+
+void cli_type(cli_output *output, const char *line)
+{
+    cli_process process = {.started = cli_now(), .pid = fork()};
+    if (process.pid == 0)
+        execute_line(line);
+    started(&process);
+    cli_wait(output, &process, CLI_PATIENCE);
+    if (output->code < 0)
+        cli_fail("%s: no end after %d seconds\n%s", line, CLI_PATIENCE, output->err);
+}
+
+char *cli_line(const char *text, const char *begin)
+{
+    char label[128];
+    snprintf(label, sizeof label, "\n%s", begin);
+    const char *line = strstr(text, label);
+    if (!line)
+        cli_fail("no line %s in\n%s", begin, text);
+    line = line ? line + strlen(label) : "";
+    return strndup(line, strcspn(line, "\n"));
 }
 
 void cli_output_free(cli_output *output)

@@ -15,13 +15,15 @@
 /* argv of the test program: launch/run, tessera, and maybe the one case to run. */
 void cli_open(int argc, char **argv);
 void cli_close(void);
-const char *cli_only(void); /* the one case, or NULL */
+const char *cli_only(void);                         /* the one case, or NULL */
+const char *cli_launcher(void), *cli_program(void); /* absolute */
 
 /* ---- files, all relative to the case's directory, which is the working directory ---- */
 
 /* A fresh directory with: model/ (links to a checkpoint's files), data.jsonl, job.yaml. */
 void cli_case_begin(const char *model);
 void cli_case_end(void);
+const char *cli_here(void); /* its absolute path */
 
 void cli_write(const char *path, const char *text);
 char *cli_read(const char *path,
@@ -64,6 +66,12 @@ void cli_wait(cli_output *output, cli_process *process, double timeout);
 #define CLI_PATIENCE 60
 void cli_run(cli_output *output, int ranks, const char *wrapper, const char *words);
 void cli_output_free(cli_output *output);
+
+/* A line as a person types it into a shell, in another directory. */
+void cli_type(cli_output *output, const char *line);
+/* What follows `begin` in the line of `text` that begins with it; the caller's. Fails the test if none
+ * does. */
+char *cli_line(const char *text, const char *begin);
 pid_t cli_parent(pid_t pid);
 
 /* How often `words` stands in `text`. */

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void write_eval_data(void)
 {
@@ -78,22 +79,129 @@ static void own_job(void)
     cli_case_end();
 }
 
-/* The line that a run proposed, word for word. */
+/* The line that a run proposed, word for word, elsewhere. */
 static void run_proposed(const char *err, const char *what)
 {
-    char words[512];
     cli_output output;
-    const char *line = strstr(err, "\nevaluate tessera ");
-    if (!line) {
-        cli_fail("%s: no command to evaluate in\n%s", what, err);
-        return;
-    }
-    line += strlen("\nevaluate tessera ");
-    snprintf(words, sizeof words, "%.*s", (int)strcspn(line, "\n"), line);
-    cli_run(&output, 1, NULL, words);
+    char *line = cli_line(err, "evaluate ");
+    cli_type(&output, line);
     if (output.code != 0 || strncmp(output.out, "eval_loss ", 10) != 0)
-        cli_fail("%s: %s: exit code %d: %s\n%s", what, words, output.code, output.out, output.err);
+        cli_fail("%s: %s: exit code %d: %s\n%s", what, line, output.code, output.out, output.err);
     cli_output_free(&output);
+    free(line);
+}
+
+/* However the program was started, it proposes the same way: by launch/run, by mpirun itself, by a name in
+ * PATH; from a directory and into one whose names a shell takes apart. */
+static void proposed(void)
+{
+    char launched[4096], plain[4096], path[4096], *before = strdup(getenv("PATH"));
+    const char *const starts[] = {launched, plain, "tessera"};
+    cli_case_begin(CLI_TINY_LLAMA);
+    write_eval_data();
+    cli_write("job.yaml", "model_name_or_path: ../model\ndataset: ../data.jsonl\nmax_steps: 1\n"
+                          "eval_dataset: ../eval.jsonl\noutput_dir: \"that run's\"\nlora_r: 2\n");
+    if (system("mkdir 'a b' && mv job.yaml 'a b'") != 0)
+        cli_fail("no directory");
+    snprintf(launched, sizeof launched, "%s -n 2 %s", cli_launcher(), cli_program());
+    snprintf(plain, sizeof plain, "mpirun --allow-run-as-root --oversubscribe -n 2 %s",
+             cli_program());
+    const char *end = strrchr(cli_program(), '/');
+    snprintf(path, sizeof path, "%.*s:%s", (int)(end - cli_program()), cli_program(), before);
+    setenv("PATH", path, 1);
+    setenv("OMPI_MCA_plm_rsh_agent", "true", 1); /* mpirun looks for ssh */
+    for (int i = 0; i < 3; i++) {
+        char line[8192];
+        cli_output output;
+        snprintf(line, sizeof line, "cd '%s/a b' && rm -rf that* && %s train job.yaml", cli_here(),
+                 starts[i]);
+        cli_type(&output, line);
+        if (output.code != 0)
+            cli_fail("%s: exit code %d\n%s", line, output.code, output.err);
+        run_proposed(output.err, starts[i]);
+        cli_output_free(&output);
+    }
+    unsetenv("OMPI_MCA_plm_rsh_agent");
+    setenv("PATH", before, 1);
+    free(before);
+    cli_case_end();
+}
+
+/* Types the line in the case's directory; what it printed is the caller's to free. */
+static void type_here(cli_output *output, const char *line)
+{
+    char typed[8192];
+    snprintf(typed, sizeof typed, "cd '%s' && %s", cli_here(), line);
+    cli_type(output, typed);
+    if (output->code != 0)
+        cli_fail("%s: exit code %d\n%s", line, output->code, output->err);
+}
+
+/* Every line under "Example:" of a command's help. */
+static void run_examples(const char *command)
+{
+    static const char title[] = "\nExample:\n";
+    char words[32], *state = NULL;
+    cli_output help, output;
+    snprintf(words, sizeof words, "%s --help", command);
+    cli_run(&help, 1, NULL, words);
+    char *lines = strstr(help.out, title);
+    if (!lines)
+        cli_fail("%s shows no example", words);
+    lines = lines ? lines + sizeof title - 1 : help.out;
+    for (char *line = strtok_r(lines, "\n", &state); line && !strncmp(line, "    ", 4);
+         line = strtok_r(NULL, "\n", &state)) {
+        type_here(&output, line);
+        cli_output_free(&output);
+    }
+    cli_output_free(&help);
+}
+
+/* In a directory with the files that they name. That of env is typed in test_multi_cli_tools. */
+static void examples(void)
+{
+    static const char *const commands[] = {"train", "plan",     "eval",   "data",
+                                           "merge", "quantize", "inspect"};
+    cli_case_begin(CLI_TINY_LLAMA);
+    write_eval_data();
+    cli_edit("job.yaml", "lora_r: 2\n", "eval_dataset: eval.jsonl\nbackend: cpu\nmax_length: 64\n");
+    run_ok(1, "train job.yaml output_dir=runs/first max_steps=1");
+    cli_link_all("model", "Llama-3.2-1B");
+    if (symlink("data.jsonl", "train.jsonl") != 0)
+        cli_fail("no train.jsonl");
+    cli_write("h200.json", "{\"copy_bytes_per_s\": 1e10, \"matmul_float32_flops_per_s\": 1e11}");
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        run_examples(commands[i]);
+    cli_case_end();
+}
+
+/* Lines in messages: where all keys are listed; and what launch/run did, which does it again. */
+static void messages(void)
+{
+    cli_output output, again;
+    char line[4096];
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_run(&output, 1, NULL, "plan job.yaml xyzzy=1");
+    const char *quoted = strchr(output.err, '`');
+    snprintf(line, sizeof line, "%.*s", quoted ? (int)strcspn(quoted + 1, "`") : 0, quoted + 1);
+    type_here(&again, line);
+    if (!strstr(again.out, "\n  lora_r "))
+        cli_fail("%s lists no keys", line);
+    cli_output_free(&again);
+    cli_output_free(&output);
+    snprintf(line, sizeof line, "%s -n 2 %s train job.yaml \"output_dir=it's a run\"",
+             cli_launcher(), cli_program());
+    type_here(&output, line);
+    cli_remove("it's a run");
+    if (strncmp(output.err, "+ ", 2) != 0)
+        cli_fail("launch/run does not say what it does:\n%s", output.err);
+    output.err[strcspn(output.err, "\n")] = 0;
+    type_here(&again, output.err + 1);
+    if (!cli_exists("it's a run/job.yaml"))
+        cli_fail("%s did something else", output.err);
+    cli_output_free(&again);
+    cli_output_free(&output);
+    cli_case_end();
 }
 
 /* What an adapter is made on is the next run's too, in all that it says: the proposed evaluation, the
@@ -216,8 +324,9 @@ int main(int argc, char **argv)
         const char *name;
         void (*run)(void);
     } tests[] = {
-        {"own_job", own_job}, {"adapters", adapters}, {"stopped", stopped},
-        {"longer", longer},   {"traced", traced},
+        {"own_job", own_job},   {"proposed", proposed}, {"examples", examples},
+        {"messages", messages}, {"adapters", adapters}, {"stopped", stopped},
+        {"longer", longer},     {"traced", traced},
     };
     cli_open(argc, argv);
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {

@@ -163,21 +163,16 @@ static void contract(void)
         cli_fail("exit code %d\n%s", output.code, output.err);
     check_metrics("out/metrics.jsonl", &last_eval);
     check_events("out/runs/events.out.tfevents.tessera");
-    const char *command = strstr(output.err, "\nevaluate mpirun -n 2 tessera ");
-    if (!command) {
-        cli_fail("no command to evaluate in\n%s", output.err);
-    } else {
-        char words[512], number[64];
-        cli_output evaluation;
-        command += strlen("\nevaluate mpirun -n 2 tessera ");
-        snprintf(words, sizeof words, "%.*s --json", (int)strcspn(command, "\n"), command);
-        cli_run(&evaluation, 2, NULL, words);
-        snprintf(number, sizeof number, "\"eval_loss\":%.9g,", last_eval);
-        if (evaluation.code != 0 || !strstr(evaluation.out, number))
-            cli_fail("%s: %d: expected %s in %s\n%s", words, evaluation.code, number,
-                     evaluation.out, evaluation.err);
-        cli_output_free(&evaluation);
-    }
+    char *line = cli_line(output.err, "evaluate "), expected[64];
+    cli_output evaluation;
+    cli_type(&evaluation, line);
+    snprintf(expected, sizeof expected, "eval_loss %.6f  ", last_eval);
+    if (evaluation.code != 0 || !strstr(line, "/launch/run -n 2 ") ||
+        !strstr(evaluation.out, expected))
+        cli_fail("%s: %d: expected %s in %s\n%s", line, evaluation.code, expected, evaluation.out,
+                 evaluation.err);
+    cli_output_free(&evaluation);
+    free(line);
     json_t *config = load_json("out/adapter_config.json");
     const json_t *targets = json_object_get(config, "target_modules");
     if (json_array_size(targets) != 7 || !json_is_true(json_object_get(config, "use_dora")))

@@ -190,6 +190,9 @@ static void test_wrong_lines(void **state)
         {{"inspect", "a", "b"}, {"'b'", "one word too many", "tessera inspect PATH"}},
         {{"inspect", "a", "--plot"}, {"--plot", "--plot: the file is missing", "loss.svg"}},
         {{"inspect", "a", "--plot", "--json"}, {"--plot: the file is missing"}},
+        {{"inspect", "a", "--plot", "loss.png"}, {"found loss.png", "ends in .svg"}},
+        {{"inspect", "a", "--plot=loss"}, {"found loss;", "loss.svg"}},
+        {{"inspect", "a", "--plot", ".svg"}, {"found .svg", "loss.svg"}},
         {{"inspect", "a", "--measure"}, {"--measure: no such option", "tessera inspect PATH"}},
         {{"env", "x"}, {"'x'", "tessera env [--measure] [--json]"}},
         {{"env", "--plot", "x"}, {"--plot: no such option"}},
@@ -238,7 +241,7 @@ static void test_texts(void **state)
     const char *const short_ones[] = {"plan", "eval", "data"};
     for (int i = 0; i < 3; i++) { /* so that what they alone have is not lost among the keys */
         tsr_usage u;
-        expect_text(ARGS(short_ones[i], "--help"), "are those of tessera train --help");
+        expect_text(ARGS(short_ones[i], "--help"), "are those of `tessera train --help`");
         assert_int_equal(parse(&u, ARGS(short_ones[i], "--help")), TSR_OK);
         assert_true(u.text.length < 1000);
         tsr_usage_free(&u);
