@@ -94,6 +94,8 @@ tsr_status tsr_convert_write(tsr_convert *convert, const tsr_model_output *outpu
         o.folder = convert->output;
         o.source = config->model_name_or_path;
         o.parameter_count = convert->inputs.layout.parameter_count;
+        o.chat_template = convert->template;
+        o.template_bytes = convert->template_bytes;
         status = tsr_model_write(&convert->written, &o);
     }
     leave_output(convert);
@@ -187,6 +189,7 @@ tsr_status tsr_convert_run(char **text, const tsr_job_options *options, bool jso
     tsr_folder_close(c.output);
     tsr_device_destroy(c.device);
     tsr_inputs_close(&c.inputs);
+    free(c.template);
     return status < 0 ? tsr_error_put(&error) : TSR_OK;
 }
 

@@ -20,6 +20,8 @@ typedef struct {
     tsr_device *device; /* the host; its pool does the work */
     double done, total; /* bytes read of the base */
     tsr_model_written written;
+    char *template; /* the chat template that takes the place of the model's; NULL: none */
+    uint64_t template_bytes;
 } tsr_convert;
 
 /* One command: `run` finds inputs and device open, and fills the report. */

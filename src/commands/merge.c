@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "commands/convert.h"
 #include "commands/merger.h"
+#include "io/tokenizer_files.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -125,11 +126,23 @@ static tsr_status check(const tsr_inputs *inputs)
     return TSR_OK;
 }
 
+/* The template that the adapter was trained with: that of the keys, else the one beside it. */
+static tsr_status find_template(tsr_convert *convert)
+{
+    const tsr_config *config = &convert->inputs.config;
+    const tsr_tokenizer_origin beside = {.model = config->init_adapter};
+    TSR_TRY(tsr_inputs_template(&convert->template, &convert->template_bytes, &convert->inputs));
+    return convert->template ? TSR_OK
+                             : tsr_tokenizer_read(&convert->template, &convert->template_bytes,
+                                                  &beside, TSR_TEMPLATE_FILE);
+}
+
 static tsr_status merge(tsr_convert *convert, json_t *report)
 {
     const tsr_inputs *inputs = &convert->inputs;
     merging all = {.convert = convert};
     TSR_TRY(check(inputs));
+    TSR_TRY(find_template(convert));
     tsr_status status = tsr_merger_create(&all.merger, inputs, tsr_device_pool(convert->device), 0);
     if (status == TSR_OK)
         status = tsr_copier_open(&all.copier, convert, true);

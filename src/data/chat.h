@@ -79,6 +79,9 @@ const char *tsr_chat_lacking_tokens(const tsr_chat *chat);
 tsr_status tsr_chat_template_text(char **text, uint64_t *bytes, const char **name,
                                   const tsr_tokenizer *tokenizer, const char *choice);
 
+/* Whether the tokenizer's own template is meant, and is there. */
+bool tsr_chat_is_own(const tsr_tokenizer *tokenizer, const char *choice);
+
 /* What ends a turn of the template that was chosen by name, if that is not eos_token; else NULL. Borrowed. */
 const char *tsr_chat_turn_end(const tsr_chat *chat);
 

@@ -49,9 +49,6 @@ typedef struct {
 /* NULL: no such name. */
 const tsr_chat_named *tsr_chat_find_named(const char *name);
 
-/* Whether the tokenizer's own template is meant, and is there. */
-bool tsr_chat_is_own(const tsr_tokenizer *tokenizer, const char *choice);
-
 /* Fills chat->lacking; chat->chosen is the template. */
 tsr_status tsr_chat_look_up_tokens(tsr_chat *chat);
 

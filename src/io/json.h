@@ -42,6 +42,11 @@ tsr_status tsr_json_put(tsr_text *out, const json_t *value, size_t style, const 
  * begins with `what`. */
 tsr_status tsr_json_quote(char **out, const char *text, const char *what);
 
+/* The text of an object, without one of its members; what else stands there stays as it was written, numbers
+ * too that no integer holds. TSR_EDATA: it is no object. */
+tsr_status tsr_json_without(tsr_text *out, const char *text, size_t length, const char *key,
+                            const char *place);
+
 /* The error of a tree that jansson did not make; errno was 0 before. */
 tsr_status tsr_json_not_made(const char *what);
 

@@ -3,6 +3,7 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "io/json.h"
+#include "io/tokenizer_files.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,9 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SINGLE_FILE     "model.safetensors"
-#define INDEX_FILE      "model.safetensors.index.json"
-#define MOST_COPY_BYTES (512ull << 20) /* of a tokenizer's file: about 20 MiB in practice */
+#define SINGLE_FILE "model.safetensors"
+#define INDEX_FILE  "model.safetensors.index.json"
 
 /* What makes the directory loadable beside config and weights, and what a license asks to be kept. */
 static const char *const copied_names[] = {"generation_config.json",
@@ -129,23 +129,23 @@ static tsr_status stage_data(writing *w, const tsr_folder *folder, const char *n
     return tsr_file_finish(*file);
 }
 
+static tsr_tokenizer_origin origin_of(const writing *w)
+{
+    const tsr_model_output *o = w->output;
+    return (tsr_tokenizer_origin){o->source, o->chat_template, o->template_bytes};
+}
+
 /* The source's `path` as `name`, if it has one. */
 static tsr_status stage_copy(writing *w, const tsr_folder *folder, const char *name,
                              const char *path)
 {
-    char *from, *data;
+    const tsr_tokenizer_origin origin = origin_of(w);
+    char *data;
     uint64_t bytes;
-    if (asprintf(&from, "%s/%s", w->output->source, path) < 0)
-        return out_of_memory(w);
-    tsr_status status = TSR_OK;
-    if (access(from, F_OK) == 0) {
-        status = tsr_file_read(&data, &bytes, from, MOST_COPY_BYTES);
-        if (status == TSR_OK) {
-            status = stage_data(w, folder, name, data, bytes);
-            free(data);
-        }
-    }
-    free(from);
+    tsr_status status = tsr_tokenizer_read(&data, &bytes, &origin, path);
+    if (status == TSR_OK && data)
+        status = stage_data(w, folder, name, data, bytes);
+    free(data);
     return status;
 }
 
@@ -190,9 +190,8 @@ static tsr_status stage_index(writing *w)
 
 static bool source_has(const writing *w, const char *name)
 {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", w->output->source, name);
-    return access(path, F_OK) == 0;
+    const tsr_tokenizer_origin origin = origin_of(w);
+    return tsr_tokenizer_has(&origin, name);
 }
 
 /* Whether a file is an earlier model's and gets no new content: its tokenizer would be taken for this

@@ -23,8 +23,10 @@ typedef struct {
     const tsr_folder *folder;
     const char *source; /* the model it is made of: config.json is its, but for the values below;
                               generation_config.json, tokenizer and license files are copied */
-    tsr_dtype dtype;    /* config.json's: F32, BF16 or F16 */
-    bool nf4;           /* quantization_config: bitsandbytes' nf4; false: none */
+    const char *chat_template; /* instead of the source's; NULL: that stays */
+    uint64_t template_bytes;
+    tsr_dtype dtype; /* config.json's: F32, BF16 or F16 */
+    bool nf4;        /* quantization_config: bitsandbytes' nf4; false: none */
     bool double_quant;
     tsr_dtype compute_dtype; /* of quantization_config */
     /* In the order of the shards. One whose name begins with the last one's that does not, and a

@@ -14,7 +14,7 @@
 #define CARD_TAG   "\n- tessera\n"
 
 /* The model card. A JSON string is also a YAML and, up to rare escapes, a Python one. */
-static tsr_status make_card(tsr_text *card, const tsr_peft_config *config)
+static tsr_status make_card(tsr_text *card, const tsr_peft_config *config, bool tokenizer)
 {
     const char *base = config->base_model_name_or_path;
     static const char what[] = TSR_PEFT_CARD_FILE ": the base model's name";
@@ -50,9 +50,9 @@ static tsr_status make_card(tsr_text *card, const tsr_peft_config *config)
                     "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
                     "base = %s\nmodel = AutoModelForCausalLM.from_pretrained(base)\n"
                     "model = PeftModel.from_pretrained(model, \".\")  # this directory\n"
-                    "tokenizer = AutoTokenizer.from_pretrained(base)\n```\n\n"
+                    "tokenizer = AutoTokenizer.from_pretrained(%s)\n```\n\n"
                     "### Framework versions\n\n- PEFT 0.21.0\n",
-                    base ? found : "\"the base model's directory\"");
+                    base ? found : "\"the base model's directory\"", tokenizer ? "\".\"" : "base");
     free(tag);
     free(found);
     free(quoted);
@@ -72,7 +72,9 @@ static tsr_status stage_card(tsr_file **out, const tsr_folder *folder,
                              const tsr_peft_config *config)
 {
     tsr_text card = {0};
-    tsr_status status = make_card(&card, config);
+    struct stat info;
+    bool tokenizer = tsr_folder_stat(&info, folder, "tokenizer_config.json");
+    tsr_status status = make_card(&card, config, tokenizer);
     if (status == TSR_OK)
         status = stage_text(out, folder, TSR_PEFT_CARD_FILE, card.data, card.length);
     tsr_text_free(&card);

@@ -202,6 +202,19 @@ static tsr_status open_chat(tsr_inputs *inputs)
     return TSR_OK;
 }
 
+tsr_status tsr_inputs_template(char **text, uint64_t *bytes, tsr_inputs *inputs)
+{
+    const char *choice = inputs->config.chat_template, *name;
+    *text = NULL;
+    *bytes = 0;
+    if (!choice)
+        return TSR_OK;
+    TSR_TRY(open_tokenizer(inputs));
+    return tsr_chat_is_own(inputs->tokenizer, choice)
+               ? TSR_OK
+               : tsr_chat_template_text(text, bytes, &name, inputs->tokenizer, choice);
+}
+
 /* What ends a row of plain text. */
 static tsr_status find_eos(int32_t *out, const tsr_inputs *inputs)
 {

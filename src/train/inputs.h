@@ -49,6 +49,9 @@ tsr_status tsr_inputs_read_data_alone(tsr_inputs *inputs);
  * writes as tokens and is none, and an end of turn that is not eos_token. */
 void tsr_inputs_put_chat(tsr_text *out, const tsr_inputs *inputs);
 
+/* The chat template that takes the place of the model's: its text, the caller's (free); *text NULL: none does. */
+tsr_status tsr_inputs_template(char **text, uint64_t *bytes, tsr_inputs *inputs);
+
 /* Planning without a data set: micro-batches of per_device_train_batch_size samples of max_length
  * tokens, all labels. */
 void tsr_inputs_assume_data(tsr_inputs *inputs);

@@ -164,6 +164,15 @@ tsr_status tsr_job_write_output(tsr_job *job);
 tsr_status tsr_job_follow_output(tsr_job *job);
 void tsr_job_close_output(tsr_job *job);
 
+#define TSR_JOB_CONFIG_FILE "job.yaml"
+
+/* The tokenizer's files there (job_tokenizer.c). clear: those that the job.yaml there says were written with it.
+ * write: this run's, which *yaml then says. */
+#define TSR_JOB_TOKENIZER_FILES 4
+extern const char *const tsr_job_tokenizer_files[TSR_JOB_TOKENIZER_FILES];
+tsr_status tsr_job_tokenizer_clear(const tsr_folder *folder);
+tsr_status tsr_job_tokenizer_write(tsr_text *yaml, tsr_job *job);
+
 /* Stages one micro-batch of a step, and issues the one that was staged first (job_step.c).
  * label_tokens: of the whole step. */
 tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro, double label_tokens,

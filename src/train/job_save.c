@@ -11,14 +11,13 @@
 #include <string.h>
 
 #define METRICS_FILE "metrics.jsonl"
-#define CONFIG_FILE  "job.yaml"
 #define PLAN_FILE    "plan.json"
 
 /* What a run leaves, and overwrite_output_dir removes, with the events and checkpoints. The first, which
  * appears last, only a run that came to its end. */
 static const char *const run_files[] = {TSR_PEFT_WEIGHTS_FILE, TSR_PEFT_CONFIG_FILE,
                                         TSR_PEFT_CARD_FILE,    METRICS_FILE,
-                                        CONFIG_FILE,           PLAN_FILE,
+                                        TSR_JOB_CONFIG_FILE,   PLAN_FILE,
                                         TSR_MATMULS_FILE};
 #define RUN_FILES (sizeof run_files / sizeof *run_files)
 #define END_FILES 1
@@ -27,6 +26,9 @@ static mode_t type_of(const char *name)
 {
     for (size_t i = 0; i < RUN_FILES; i++)
         if (!strcmp(name, run_files[i]))
+            return S_IFREG;
+    for (int i = 0; i < TSR_JOB_TOKENIZER_FILES; i++)
+        if (!strcmp(name, tsr_job_tokenizer_files[i]))
             return S_IFREG;
     return !strcmp(name, TSR_EVENTS_FOLDER) || tsr_snapshot_is_name(name) ? S_IFDIR : 0;
 }
@@ -82,8 +84,9 @@ static tsr_status check_given(const tsr_job *job)
     const tsr_config *config = &job->inputs.config;
     const char *given = job->options.config_path;
     struct stat x, y;
-    bool same = given && stat(given, &x) == 0 && tsr_folder_stat(&y, job->output, CONFIG_FILE) &&
-                x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+    bool same = given && stat(given, &x) == 0 &&
+                tsr_folder_stat(&y, job->output, TSR_JOB_CONFIG_FILE) && x.st_dev == y.st_dev &&
+                x.st_ino == y.st_ino;
     return !same || tsr_earlier_wrote(given)
                ? TSR_OK
                : tsr_fail(TSR_ECONFIG,
@@ -252,6 +255,7 @@ static tsr_status clear_output(const tsr_job *job)
     tsr_folder *events;
     bool goes_on = job->resume && job->continues, foreign = tsr_peft_card_is_foreign(folder);
     TSR_TRY(tsr_file_tidy(folder, type_of));
+    TSR_TRY(tsr_job_tokenizer_clear(folder));
     TSR_TRY(tsr_snapshot_tidy(folder));
     TSR_TRY(tsr_snapshot_drop_after(folder, goes_on ? job->done : -1));
     if (goes_on && job->newest > job->done)
@@ -294,7 +298,9 @@ tsr_status tsr_job_write_output(tsr_job *job)
     resolve_config(job);
     tsr_status status = tsr_config_write(&yaml, &job->inputs.config);
     if (status == TSR_OK)
-        status = write_text(job, CONFIG_FILE, &yaml);
+        status = tsr_job_tokenizer_write(&yaml, job);
+    if (status == TSR_OK)
+        status = write_text(job, TSR_JOB_CONFIG_FILE, &yaml);
     if (status == TSR_OK)
         status = tsr_decision_print(&plan, &job->decision, &job->inputs, &job->view, &job->speeds,
                                     &(tsr_largest){0}, true);

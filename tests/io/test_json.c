@@ -105,6 +105,35 @@ static void test_show_is_short_and_whole(void **state)
     assert_string_equal(tsr_json_show(buffer, NULL), "nothing");
 }
 
+/* One member goes, and nothing else is touched: what no number of ours holds, and the same word elsewhere. */
+static void test_without(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"{\"a\": 1, \"t\": \"x\"}", "{\"a\": 1}"},
+        {"{\n  \"t\": {\"t\": [\"}\", \"\\\"\"]},\n  \"b\": 1e99\n}\n", "{\n  \"b\": 1e99\n}\n"},
+        {"{\"a\":1000000000000000019884624838656,\"t\":[1,{\"x\":2}],\"b\":{\"t\":1}}",
+         "{\"a\":1000000000000000019884624838656,\"b\":{\"t\":1}}"},
+        {"{\n  \"a\": \"t\",\n  \"t\": null\n}", "{\n  \"a\": \"t\"\n}"},
+        {"{ \"t\" : 1 }", "{ }"},
+        {"{}", "{}"},
+        {" {\"tt\": 1}", " {\"tt\": 1}"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tsr_text out = {0};
+        assert_int_equal(tsr_json_without(&out, cases[i][0], strlen(cases[i][0]), "t", "f.json"),
+                         TSR_OK);
+        assert_string_equal(tsr_text_string(&out), cases[i][1]);
+        tsr_text_free(&out);
+    }
+    tsr_text out = {0};
+    check_error("a list", tsr_json_without(&out, "[1]", 3, "t", "f.json"), TSR_EDATA,
+                (const char *const[MOST_WORDS]){"f.json", "expected an object"});
+    check_error("no JSON", tsr_json_without(&out, "{\"t\": }", 8, "t", "f.json"), TSR_EDATA,
+                (const char *const[MOST_WORDS]){"f.json"});
+    tsr_text_free(&out);
+}
+
 static void test_load(void **state)
 {
     (void)state;
@@ -128,7 +157,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_broken_text), cmocka_unit_test(test_length_rules),
         cmocka_unit_test(test_getters),     cmocka_unit_test(test_show_is_short_and_whole),
-        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_without),     cmocka_unit_test(test_load),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

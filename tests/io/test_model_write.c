@@ -253,6 +253,49 @@ static void test_tool_template(void **state)
     assert_int_equal(access(in("additional_chat_templates/tool_use.jinja"), F_OK), -1);
 }
 
+static void is_text(const char *path, const char *expected)
+{
+    uint64_t bytes;
+    char *text = read_whole(&bytes, path);
+    if (bytes != strlen(expected) || memcmp(text, expected, bytes) != 0)
+        fail_msg("%s: %.*s, expected %s", path, (int)bytes, text, expected);
+    free(text);
+}
+
+/* A template that takes the place of the source's is the only one of what is written, of an earlier model in the
+ * same place too. */
+static void test_given_template(void **state)
+{
+    (void)state;
+    made m;
+    const tsr_tensor_source tensor = source("a", &m, 600, 1);
+    tsr_model_output output = {.folder = folder,
+                               .source = scratch_path("three"),
+                               .dtype = TSR_BF16,
+                               .tensors = &tensor,
+                               .count = 1,
+                               .most_shard_bytes = 1000};
+    uint64_t bytes;
+    char *config = read_whole(&bytes, MODEL "/config.json");
+    assert_int_equal(mkdir(output.source, 0777), 0);
+    assert_int_equal(mkdir(scratch_path("three/additional_chat_templates"), 0777), 0);
+    write_bytes(scratch_path("three/config.json"), config, bytes);
+    write_text(scratch_path("three/additional_chat_templates/tool_use.jinja"), "{{ tools }}");
+    write_text(scratch_path("three/chat_template.json"), "{\"chat_template\": \"c\"}");
+    write_text(scratch_path("three/tokenizer_config.json"),
+               "{\n  \"chat_template\": \"b\",\n  \"model_max_length\": 1e30\n}\n");
+    free(config);
+    succeed(tsr_model_write(NULL, &output));
+    is_text(in("chat_template.json"), "{\"chat_template\": \"c\"}");
+    output.chat_template = "given\n";
+    output.template_bytes = strlen(output.chat_template);
+    succeed(tsr_model_write(NULL, &output));
+    is_text(in("chat_template.jinja"), "given\n");
+    is_text(in("tokenizer_config.json"), "{\n  \"model_max_length\": 1e30\n}\n");
+    assert_int_equal(access(in("chat_template.json"), F_OK), -1);
+    assert_int_equal(access(in("additional_chat_templates/tool_use.jinja"), F_OK), -1);
+}
+
 static json_t *config_of(const char *source_directory, bool nf4, tsr_dtype dtype)
 {
     const tsr_model_output output = {.source = source_directory,
@@ -374,8 +417,8 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, begin, end)
     const struct CMUnitTest tests[] = {TEST(test_shards),        TEST(test_parts_stay),
                                        TEST(test_replaced),      TEST(test_replaced_tokenizer),
-                                       TEST(test_tool_template), TEST(test_config),
-                                       TEST(test_names),         TEST(test_generators),
-                                       TEST(test_state)};
+                                       TEST(test_tool_template), TEST(test_given_template),
+                                       TEST(test_config),        TEST(test_names),
+                                       TEST(test_generators),    TEST(test_state)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

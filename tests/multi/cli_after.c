@@ -204,6 +204,60 @@ static void messages(void)
     cli_case_end();
 }
 
+static void train_again(const char *words, const char *warning)
+{
+    char line[256];
+    cli_output output;
+    snprintf(line, sizeof line, "train job.yaml max_steps=1 overwrite_output_dir=true %s", words);
+    cli_run(&output, 1, NULL, line);
+    if (output.code != 0 ||
+        (warning ? !strstr(output.err, warning) : strstr(output.err, "which no run wrote") != NULL))
+        cli_fail("%s: exit code %d\n%s", line, output.code, output.err);
+    cli_output_free(&output);
+}
+
+static void merge(const char *words)
+{
+    cli_output output;
+    cli_run(&output, 1, NULL, words);
+    if (output.code != 0)
+        cli_fail("%s: exit code %d\n%s", words, output.code, output.err);
+    cli_output_free(&output);
+}
+
+/* The tokenizer and the template that was used stand beside the adapter, and in what is merged; they are the
+ * next run's when that takes the directory, and somebody's own stay. */
+static void tokenizer(void)
+{
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_write("data.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"2 + 3?\"}, "
+                            "{\"role\": \"assistant\", \"content\": \"5\"}]}\n");
+    cli_write("own.jinja", "{% for m in messages %}<|eot_id|>{{ m.content }}<|eot_id|>{% endfor %}"
+                           "{% if add_generation_prompt %}<|eot_id|>{% endif %}\n");
+    cli_edit("model/tokenizer_config.json", "{\n", "{\n  \"chat_template\": \"the model's\",\n");
+    train_again("chat_template_path=own.jinja", NULL);
+    same_files("out/chat_template.jinja", "own.jinja");
+    same_files("out/tokenizer.json", "model/tokenizer.json");
+    char *config = cli_read("out/tokenizer_config.json", NULL);
+    if (!config || strstr(config, "chat_template") || !strstr(config, "19884624838656"))
+        cli_fail("tokenizer_config.json is %s", config);
+    free(config);
+    merge("merge out/job.yaml output_dir=merged");
+    merge("merge job.yaml init_adapter=out output_dir=merged2"); /* from beside the adapter */
+    same_files("merged/chat_template.jinja", "own.jinja");
+    same_files("merged2/chat_template.jinja", "own.jinja");
+    same_files("merged/tokenizer_config.json", "out/tokenizer_config.json");
+    train_again("", NULL); /* by the model's own */
+    same_files("out/chat_template.jinja", "model/chat_template.jinja");
+    same_files("out/tokenizer_config.json", "model/tokenizer_config.json");
+    cli_write("out/tokenizer.json", "mine\n");
+    cli_write("mine", "mine\n");
+    train_again("chat_template_path=own.jinja", "out has tokenizer.json, which no run wrote");
+    same_files("out/tokenizer.json", "mine");
+    same_files("out/chat_template.jinja", "own.jinja");
+    cli_case_end();
+}
+
 /* What an adapter is made on is the next run's too, in all that it says: the proposed evaluation, the
  * same run again from its job.yaml, a checkpoint of it. */
 static void from_adapter(const char *keys, const char *said)
@@ -325,8 +379,8 @@ int main(int argc, char **argv)
         void (*run)(void);
     } tests[] = {
         {"own_job", own_job},   {"proposed", proposed}, {"examples", examples},
-        {"messages", messages}, {"adapters", adapters}, {"stopped", stopped},
-        {"longer", longer},     {"traced", traced},
+        {"messages", messages}, {"adapters", adapters}, {"tokenizer", tokenizer},
+        {"stopped", stopped},   {"longer", longer},     {"traced", traced},
     };
     cli_open(argc, argv);
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
