@@ -16,11 +16,11 @@ if printf 'int  x ;\n' | $format --dry-run -Werror --style=file --assume-filenam
     echo "self-test: clang-format finds nothing wrong with 'int  x ;'"
     exit 1
 fi
-bad=$(find src include tests bench examples \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) | LC_ALL=C sort |
+bad=$(find src include tests bench examples launch \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) | LC_ALL=C sort |
     xargs $format --dry-run -Werror 2>&1 | grep -E 'error:' | sed 's/: error:.*//' | sort -u || true)
 if [ -n "$bad" ]; then
     printf '%s\n' "$bad"
     echo "these places are not as clang-format writes them: run $format -i on the files"
     exit 1
 fi
-echo "$(find src include tests bench examples \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) | wc -l) files are formatted"
+echo "$(find src include tests bench examples launch \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) | wc -l) files are formatted"

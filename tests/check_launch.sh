@@ -1,6 +1,6 @@
 #!/bin/sh
-# check_launch.sh: the parts of launch/ that depend on who runs it and what is installed, with made-up
-# dpkg-query, apt-get, sudo and id: when everything is there nothing is called, as root apt-get runs directly,
+# check_launch.sh: the parts of launch/ that depend on who runs it, what is installed and which machines there are, with
+# made-up dpkg-query, apt-get, sudo, id and mpirun: when everything is there nothing is called, as root apt-get runs directly,
 # as a plain user through sudo, and without sudo the user is told what to install.
 set -eu
 top=$(cd "$(dirname "$0")/.." && pwd)
@@ -59,10 +59,48 @@ if [ "$(id -u)" -ne 0 ]; then
     chmod a-w "$scratch/tree/build/sub"
     [ "$(where)" = "/elsewhere/tessera-$(id -u)/build" ] || { echo "place: $(where)"; exit 1; }
 fi
+
+# run: with a made-up mpirun. Which ways it uses depends on the machines that are named.
+mkdir "$scratch/mpi"
+fake mpi/mpirun :
+fake program :
+: >"$scratch/tessera_loopback.so"
+echo 'localhost slots=4 # these' >"$scratch/here"
+echo 'node7 slots=4' >"$scratch/there"
+# network WAY "NAME=VALUE..." OPTION...: WAY is loopback or all
+network() {
+    way=$1 environment=$2
+    shift 2
+    # shellcheck disable=SC2086
+    line=$(env -u PBS_NODEFILE -u PE_HOSTFILE -u SLURM_JOB_NUM_NODES -u LSB_JOBID OMPI_MCA_orte_default_hostfile=/dev/null \
+        $environment "PATH=$scratch/mpi:$PATH" "$top/launch/run" -n 2 -o "$*" "$scratch/program" 2>&1)
+    case $line in
+    "+ env LD_PRELOAD=$scratch/tessera_loopback.so"*" --mca btl self,vader --mca oob_tcp_if_include lo"*) found=loopback ;;
+    "+ mpirun "*" --mca btl self,vader,tcp "*) found=all ;;
+    *) found="neither" ;;
+    esac
+    [ $found = "$way" ] || { echo "launch/run with '$environment' and '$*' uses $found, expected $way: $line"; exit 1; }
+}
+network loopback ""
+network loopback "" --tag-output -x PYTHONHASHSEED -wdir /tmp
+network loopback "" -H "localhost:2,$(uname -n)"
+network loopback "" --hostfile "$scratch/here"
+network loopback "SLURM_JOB_NUM_NODES=1 PBS_NODEFILE=$scratch/here"
+network all "" -H localhost,node7:2
+network all "" --host node7
+network all "" --hostfile "$scratch/there"
+network all "" --hostfile "$scratch/none"
+network all "" --rankfile "$scratch/here"
+network all "OMPI_MCA_orte_default_hostfile=$scratch/there"
+network all "SLURM_JOB_NUM_NODES=2"
+network all "PE_HOSTFILE=$scratch/there"
+network all "LSB_JOBID=7"
+
 for script in "$top"/launch/*; do
     case $(head -n 1 "$script") in
+    "/*") ;; # C
     *bash*) bash -n "$script" ;;
     *) sh -n "$script" ;;
     esac
 done
-echo "launch/ asks for what is missing, and for nothing else"
+echo "launch/ asks for what is missing, and for nothing else; it uses the network for other machines alone"

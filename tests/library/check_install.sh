@@ -15,6 +15,7 @@ export PKG_CONFIG_PATH
 libraries=$(realpath "$(pkg-config --variable=libdir tessera)")
 
 "$prefix/bin/tessera" --version
+[ -s "$prefix/libexec/tessera_loopback.so" ] || { echo "launch/run would not find its tessera_loopback.so"; exit 1; }
 
 # shellcheck disable=SC2046
 "$cc" -std=c11 -Wall -Wextra -Werror "$root/examples/embed.c" -o "$scratch/embed_pkg_config" \
