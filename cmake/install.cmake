@@ -6,12 +6,17 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# Installed as they were built: they look for MPI, and for CUDA's libraries, where these were found.
+# As they are built, the program and the library look for MPI, and for CUDA's libraries, where these were found. CMake's own
+# build path of what is installed ends in an empty entry: they would look into the working directory too.
 set_target_properties(tessera tessera_shared PROPERTIES
   INSTALL_RPATH "${CMAKE_BUILD_RPATH}" INSTALL_RPATH_USE_LINK_PATH ON BUILD_WITH_INSTALL_RPATH ON)
 install(TARGETS tessera RUNTIME)
 install(TARGETS tessera_loopback LIBRARY DESTINATION ${CMAKE_INSTALL_LIBEXECDIR})
 install(TARGETS tessera_shared EXPORT tessera LIBRARY INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+# As they are installed, they look where the loader does (ldconfig, LD_LIBRARY_PATH), or where -DCMAKE_INSTALL_RPATH=DIR says.
+foreach(file ${CMAKE_INSTALL_BINDIR}/$<TARGET_FILE_NAME:tessera> ${CMAKE_INSTALL_LIBDIR}/$<TARGET_FILE_NAME:tessera_shared>)
+  install(CODE "file(RPATH_SET FILE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${file}\" NEW_RPATH \"${CMAKE_INSTALL_RPATH}\")")
+endforeach()
 set_target_properties(tessera_shared PROPERTIES EXPORT_NAME tessera)
 install(FILES ${TSR_LIBRARY_ARCHIVE} DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES ${PROJECT_SOURCE_DIR}/include/tessera.h ${PROJECT_SOURCE_DIR}/include/tessera_mpi.h

@@ -29,7 +29,7 @@ endif()
 # ---- shared ----
 
 add_library(tessera_shared SHARED ${TSR_LIBRARY_OBJECTS})
-target_link_libraries(tessera_shared PRIVATE ${TSR_LIBRARY_EXTERNAL} ${TSR_OPENBLAS_ARCHIVE})
+target_link_libraries(tessera_shared PRIVATE tsr_hardening ${TSR_LIBRARY_EXTERNAL} ${TSR_OPENBLAS_ARCHIVE})
 target_include_directories(tessera_shared INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
 target_link_options(tessera_shared PRIVATE LINKER:--wrap=blas_memory_alloc
   LINKER:--version-script=${CMAKE_BINARY_DIR}/libtessera.map)

@@ -19,6 +19,28 @@ find_package(MPI REQUIRED COMPONENTS C)
 find_library(TSR_OPENBLAS_ARCHIVE NAMES libopenblas.a PATH_SUFFIXES openblas-serial REQUIRED)
 find_path(TSR_OPENBLAS_INCLUDE NAMES cblas.h PATH_SUFFIXES openblas-serial REQUIRED)
 
+# What makes a bug harder to use: stack protector, checked copies of libc, stack clash, CET, and a program whose tables
+# are read-only once it runs (tests/library/check_hardening.sh).
+add_library(tsr_hardening INTERFACE)
+set(flags -fstack-protector-strong -fstack-clash-protection)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  list(APPEND flags -fcf-protection=full)
+endif()
+target_compile_options(tsr_hardening INTERFACE $<$<COMPILE_LANGUAGE:C>:${flags}>)
+list(JOIN flags "," flags)
+target_compile_options(tsr_hardening INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${flags}>)
+target_link_options(tsr_hardening INTERFACE LINKER:-z,relro,-z,now,-z,noexecstack,-z,separate-code
+  $<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:-pie>)
+# The sanitizers check more; without optimisation libc refuses. 3 needs glibc 2.35.
+if(NOT TSR_SANITIZE)
+  include(CheckCSourceCompiles)
+  set(CMAKE_REQUIRED_FLAGS "-O2 -Werror -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3")
+  check_c_source_compiles("#include <string.h>\nint main(void) { return 0; }" TSR_FORTIFY_3)
+  unset(CMAKE_REQUIRED_FLAGS)
+  target_compile_options(tsr_hardening INTERFACE
+    $<$<AND:$<COMPILE_LANGUAGE:C>,$<NOT:$<CONFIG:Debug>>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=$<IF:$<BOOL:${TSR_FORTIFY_3}>,3,2>>)
+endif()
+
 add_library(tsr_flags INTERFACE)
 target_compile_definitions(tsr_flags INTERFACE _GNU_SOURCE)
 # No contraction: a fused multiply-add is written as fmaf where it is meant.
@@ -26,7 +48,7 @@ target_compile_options(tsr_flags INTERFACE $<$<COMPILE_LANGUAGE:C>:-Wall -Wextra
   -Wstrict-prototypes -Wmissing-prototypes -Wno-missing-field-initializers -ffp-contract=off -fno-math-errno
   -fno-trapping-math> $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror,-Wno-missing-field-initializers>)
 target_include_directories(tsr_flags INTERFACE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
-target_link_libraries(tsr_flags INTERFACE Threads::Threads m)
+target_link_libraries(tsr_flags INTERFACE tsr_hardening Threads::Threads m)
 if(TSR_SANITIZE)
   target_compile_options(tsr_flags INTERFACE -fsanitize=${TSR_SANITIZE} -fno-omit-frame-pointer -g)
   target_link_options(tsr_flags INTERFACE -fsanitize=${TSR_SANITIZE})

@@ -15,6 +15,12 @@ export PKG_CONFIG_PATH
 libraries=$(realpath "$(pkg-config --variable=libdir tessera)")
 
 "$prefix/bin/tessera" --version
+for file in "$prefix/bin/tessera" "$libraries/libtessera.so"; do
+    if readelf -dW "$file" | grep -E 'R(UN)?PATH'; then
+        echo "$file: what is installed looks for libraries where the loader does"
+        exit 1
+    fi
+done
 [ -s "$prefix/libexec/tessera_loopback.so" ] || { echo "launch/run would not find its tessera_loopback.so"; exit 1; }
 
 # shellcheck disable=SC2046
