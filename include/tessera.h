@@ -18,6 +18,8 @@
  *          handler too).
  * Errors   Every call returns 0 or a negative status; tsr_last_error() has the message for this
  *          thread. On several ranks all return the same status. A failed job can only be destroyed.
+ * Text     Messages and log lines hold nothing that a terminal obeys: what they quote is escaped. The texts of
+ *          tsr_job_print_*, tsr_inspect and the like quote paths and JSON as they are; escape them before a terminal.
  */
 #ifndef TESSERA_H
 #define TESSERA_H

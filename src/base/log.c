@@ -1,7 +1,10 @@
 #include "base/log.h"
 
+#include "base/escape.h"
+
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 static _Thread_local struct {
     tsr_log_sink *sink;
@@ -26,10 +29,11 @@ void tsr_log(tsr_log_level level, const char *format, ...)
 {
     if (!current.sink || current.mute || level > current.level)
         return;
-    char line[4096];
+    char raw[4096], line[4096];
     va_list args;
     va_start(args, format);
-    vsnprintf(line, sizeof line, format, args);
+    vsnprintf(raw, sizeof raw, format, args);
     va_end(args);
+    tsr_escape(line, sizeof line, raw, strlen(raw), TSR_ESCAPE_LINE);
     current.sink(current.user, level, line);
 }

@@ -1,7 +1,8 @@
 /*
  * base/log.h: messages for people. The library prints nothing by itself: without a sink a message
  * is dropped. Each thread has its own sink, so that ranks that are threads do not take each
- * other's; a call of the library sets the caller's for as long as it runs.
+ * other's; a call of the library sets the caller's for as long as it runs. A message is one line of which no terminal obeys
+ * anything: what it quotes is escaped (base/escape.h).
  */
 #ifndef TSR_BASE_LOG_H
 #define TSR_BASE_LOG_H

@@ -1,5 +1,7 @@
 #include "base/status.h"
 
+#include "base/escape.h"
+
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -7,14 +9,28 @@
 
 static _Thread_local char last_message[TSR_ERROR_BYTES];
 
-tsr_status tsr_fail(tsr_status code, const char *format, ...)
+static void keep(const char *format, va_list args, tsr_escape_form form)
 {
     char message[TSR_ERROR_BYTES]; /* the arguments may point into last_message */
+    vsnprintf(message, sizeof message, format, args);
+    tsr_escape(last_message, sizeof last_message, message, strlen(message), form);
+}
+
+tsr_status tsr_fail(tsr_status code, const char *format, ...)
+{
     va_list args;
     va_start(args, format);
-    vsnprintf(message, sizeof message, format, args);
+    keep(format, args, TSR_ESCAPE_LINE);
     va_end(args);
-    memcpy(last_message, message, strlen(message) + 1);
+    return code;
+}
+
+tsr_status tsr_fail_lines(tsr_status code, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    keep(format, args, TSR_ESCAPE_LINES);
+    va_end(args);
     return code;
 }
 

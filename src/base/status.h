@@ -5,7 +5,8 @@
  * calls tsr_fail, which stores a message for the calling thread; callers only pass the code on. A
  * worker thread's error is carried to the thread that waits for it (tsr_error_take, tsr_error_put).
  *
- * A message names the file, tensor or key, what was found, what was expected and what to do.
+ * A message names the file, tensor or key, what was found, what was expected and what to do. It is a line; what a terminal
+ * would obey, in a name that it quotes, is escaped (base/escape.h).
  */
 #ifndef TSR_BASE_STATUS_H
 #define TSR_BASE_STATUS_H
@@ -40,6 +41,10 @@ typedef enum {
 
 /* Stores the message (printf) for this thread and returns `code`, which must be negative. */
 tsr_status tsr_fail(tsr_status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Likewise, where newlines stay: for a message that is made of lines, and for one that another rank made. */
+tsr_status tsr_fail_lines(tsr_status code, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /* The message of this thread's last tsr_fail; "" if there was none. Borrowed, until the next
  * tsr_fail. */

@@ -197,8 +197,8 @@ tsr_status tsr_board_check(const tsr_board *board, int rank)
         return TSR_OK;
     if (board->dead_status == TSR_ETIMEOUT || board->dead_status == TSR_ERANKS ||
         board->dead_rank == rank)
-        return tsr_fail(board->dead_status, "%s", board->dead_message);
-    return tsr_fail(TSR_ECOMM, "rank %d failed: %s", board->dead_rank, board->dead_message);
+        return tsr_fail_lines(board->dead_status, "%s", board->dead_message);
+    return tsr_fail_lines(TSR_ECOMM, "rank %d failed: %s", board->dead_rank, board->dead_message);
 }
 
 /* ---- gates ---- */

@@ -84,8 +84,8 @@ static tsr_status fail_agreed(const tsr_comm *comm, int rank, tsr_status status,
                               const char *message, bool everyone)
 {
     if (comm->size == 1 || everyone)
-        return tsr_fail(status, "%s", message);
-    return tsr_fail(status, "rank %d: %s", rank, message);
+        return tsr_fail_lines(status, "%s", message);
+    return tsr_fail_lines(status, "rank %d: %s", rank, message);
 }
 
 /* Stores nothing in *out and returns false if the communicator died meanwhile. */
@@ -110,6 +110,7 @@ static bool agree_alive(tsr_status *out, tsr_comm *comm, tsr_error *error, int *
     tsr_status status = comm->ops->broadcast(comm, &call, error->message, TSR_ERROR_BYTES, lowest);
     if (kill_on_failure(comm, status) < 0)
         return false;
+    error->message[TSR_ERROR_BYTES - 1] = 0; /* it came from another process */
     *first = lowest;
     *out =
         fail_agreed(comm, lowest, (tsr_status)comm->notes[lowest].status, error->message, everyone);
@@ -181,7 +182,7 @@ static tsr_status agree_dead(tsr_comm *comm, const tsr_error *error, int *first)
     }
     *first = rank;
     if (found == TSR_ETIMEOUT) /* names its ranks itself */
-        return tsr_fail(found, "%s", found_message);
+        return tsr_fail_lines(found, "%s", found_message);
     return fail_agreed(comm, rank >= 0 ? rank : member, found, found_message, false);
 }
 

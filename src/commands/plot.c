@@ -1,5 +1,6 @@
 #include "commands/plot.h"
 
+#include "base/escape.h"
 #include "config/config_number.h"
 
 #include <math.h>
@@ -56,7 +57,9 @@ static void put(tsr_text *out, double pixels)
 
 static void put_escaped(tsr_text *out, const char *text)
 {
-    for (const char *p = text; *p; p++)
+    tsr_text clean = {0}; /* XML has no control characters, not even as references */
+    tsr_text_name(&clean, text);
+    for (const char *p = tsr_text_string(&clean); *p; p++)
         switch (*p) {
         case '&':
             tsr_text_puts(out, "&amp;");
@@ -70,9 +73,11 @@ static void put_escaped(tsr_text *out, const char *text)
         case '"':
             tsr_text_puts(out, "&quot;");
             break;
-        default: /* XML has no control characters, not even escaped */
-            tsr_text_append(out, (unsigned char)*p < 0x20 ? "?" : p, 1);
+        default:
+            tsr_text_append(out, p, 1);
         }
+    out->failed |= clean.failed;
+    tsr_text_free(&clean);
 }
 
 static void put_text(tsr_text *out, double x, double y, const char *attributes, const char *text)

@@ -1,6 +1,7 @@
 #include "config/config.h"
 
 #include "base/called.h"
+#include "base/utf8.h"
 #include "config/config_number.h"
 #include "config/config_store.h"
 
@@ -246,6 +247,7 @@ static void apply_override(loader *l, const char *override)
         return;
     }
     tsr_text key = {0};
+    size_t bad;
     tsr_text_append(&key, override, length);
     const char *text = equals + 1;
     tsr_yaml_value value = {.kind = TSR_YAML_SCALAR, .text = text, .line = 1};
@@ -257,7 +259,7 @@ static void apply_override(loader *l, const char *override)
             goto out;
         }
         value = tree.root;
-    } else if (!tsr_config_is_utf8(text)) {
+    } else if (!tsr_utf8_check(text, strlen(text), &bad)) {
         tsr_config_error(&l->errors, where, "%s: the value is not UTF-8", tsr_text_string(&key));
         goto out;
     }
@@ -361,9 +363,9 @@ static tsr_status all_errors(const tsr_config_errors *errors)
     if (!errors->count)
         return TSR_OK;
     if (errors->count == 1) /* without the indentation */
-        return tsr_fail(TSR_ECONFIG, "%s", tsr_text_string(&errors->text) + 3);
-    return tsr_fail(TSR_ECONFIG, "%d errors in the configuration:%s", errors->count,
-                    tsr_text_string(&errors->text));
+        return tsr_fail_lines(TSR_ECONFIG, "%s", tsr_text_string(&errors->text) + 3);
+    return tsr_fail_lines(TSR_ECONFIG, "%d errors in the configuration:%s", errors->count,
+                          tsr_text_string(&errors->text));
 }
 
 /* Asked before what looks at all values: one that had no memory is not there. */

@@ -1,5 +1,7 @@
 #include "config/config_store.h"
 
+#include "base/escape.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,7 +73,10 @@ void tsr_config_error(tsr_config_errors *errors, const char *where, const char *
     va_start(args, format);
     vsnprintf(line, sizeof line, format, args);
     va_end(args);
-    tsr_text_printf(&errors->text, "\n  %s: %s", where, line);
+    tsr_text_puts(&errors->text, "\n  ");
+    tsr_text_name(&errors->text, where);
+    tsr_text_puts(&errors->text, ": ");
+    tsr_text_name(&errors->text, line);
 }
 
 void tsr_config_note(tsr_config *config, const char *line)

@@ -74,8 +74,6 @@ void tsr_config_found(tsr_text *out, const tsr_yaml_value *value);
 /* "true" or "false" for any way to write it; NULL otherwise. */
 const char *tsr_config_bool_word(const tsr_yaml_value *value);
 
-bool tsr_config_is_utf8(const char *text);
-
 /* The field as YAML. (config_write.c) */
 void tsr_config_put(tsr_text *out, const tsr_config *config, const tsr_key *key);
 

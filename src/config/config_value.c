@@ -1,6 +1,7 @@
 /*
  * config_value.c: one value of the file into one field, as its key says.
  */
+#include "base/escape.h"
 #include "config/config_number.h"
 #include "config/config_store.h"
 
@@ -23,11 +24,8 @@ void tsr_config_found(tsr_text *out, const tsr_yaml_value *value)
             for (shown = SHOWN; shown && ((unsigned char)value->text[shown] & 0xc0) == 0x80;)
                 shown--;
         tsr_text_puts(out, "'");
-        for (size_t i = 0; i < shown; i++) { /* one line stays one line */
-            char c = value->text[i];
-            tsr_text_append(out, (unsigned char)c < ' ' || c == 0x7f ? "?" : &c, 1);
-        }
-        tsr_text_printf(out, "%s'", shown < length ? "..." : "");
+        tsr_text_escape(out, value->text, shown, TSR_ESCAPE_LINE);
+        tsr_text_puts(out, shown < length ? "...'" : "'");
     }
 }
 

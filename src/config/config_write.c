@@ -1,49 +1,14 @@
 /*
  * config_write.c: the resolved configuration as YAML that reads back the same, and its hash.
  */
+#include "base/escape.h"
 #include "base/hash.h"
+#include "base/utf8.h"
 #include "config/config_number.h"
 #include "config/config_store.h"
 
 #include <math.h>
 #include <string.h>
-
-/* One character of UTF-8; its length, or 1 and U+FFFD where the bytes are not UTF-8. */
-static int decode(uint32_t *out, const unsigned char *p)
-{
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    int length = *p < 0x80             ? 1
-                 : (*p & 0xe0) == 0xc0 ? 2
-                 : (*p & 0xf0) == 0xe0 ? 3
-                 : (*p & 0xf8) == 0xf0 ? 4
-                                       : 0;
-    uint32_t c = length == 1 ? *p : length ? *p & (0x7fu >> length) : 0xfffd;
-    for (int i = 1; i < length; i++) {
-        if ((p[i] & 0xc0) != 0x80) {
-            length = 0;
-            break;
-        }
-        c = c << 6 | (p[i] & 0x3f);
-    }
-    if (!length || c < least[length] || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) {
-        *out = 0xfffd;
-        return 1;
-    }
-    *out = c;
-    return length;
-}
-
-bool tsr_config_is_utf8(const char *text)
-{
-    for (const unsigned char *p = (const unsigned char *)text; *p;) {
-        uint32_t c;
-        int length = decode(&c, p);
-        if (length == 1 && *p >= 0x80)
-            return false;
-        p += length;
-    }
-    return true;
-}
 
 static bool is_plain(const char *text)
 {
@@ -66,18 +31,21 @@ static void put_string(tsr_text *out, const char *text)
         return;
     }
     tsr_text_puts(out, "\"");
-    for (const unsigned char *p = (const unsigned char *)text; *p;) {
+    for (const char *p = text, *end = p + strlen(p); p < end;) {
         uint32_t c;
-        int length = decode(&c, p);
+        size_t length = tsr_utf8_next(&c, p, (size_t)(end - p));
+        if (!length) {
+            c = 0xfffd;
+            length = 1;
+        }
         if (c == '"' || c == '\\')
             tsr_text_printf(out, "\\%c", (char)c);
-        else if (c < 0x20 || (c >= 0x7f && c < 0xa0))
+        else if (c < 0x100 && tsr_escape_needed(c))
             tsr_text_printf(out, "\\x%02x", (unsigned)c);
-        else if (c == 0x2028 || c == 0x2029 || c == 0xfeff || c >= 0x10000 ||
-                 (c >= 0xfff0 && c < 0x10000))
+        else if (tsr_escape_needed(c) || c == 0xfeff || c >= 0xfff0)
             tsr_text_printf(out, "\\U%08x", (unsigned)c);
         else
-            tsr_text_append(out, (const char *)p, (size_t)length);
+            tsr_text_append(out, p, length);
         p += length;
     }
     tsr_text_puts(out, "\"");

@@ -1,5 +1,6 @@
 #include "train/data_report.h"
 
+#include "base/escape.h"
 #include "data/pack.h"
 
 #include <jansson.h>
@@ -106,22 +107,6 @@ static tsr_status run_text(tsr_text *out, const figures *f, const tsr_sample *s,
     return TSR_OK;
 }
 
-/* What a terminal would obey is written as an escape. */
-static void put_shown(tsr_text *out, const tsr_text *text)
-{
-    const char *p = tsr_text_string(text);
-    for (size_t i = 0; i < text->length; i++) {
-        unsigned char c = (unsigned char)p[i];
-        bool c1 = c == 0xc2 && i + 1 < text->length && (unsigned char)p[i + 1] < 0xa0;
-        if (c1)
-            tsr_text_printf(out, "\\x%02x", (unsigned char)p[++i]);
-        else if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7f)
-            tsr_text_printf(out, "\\x%02x", c);
-        else
-            tsr_text_append(out, p + i, 1);
-    }
-}
-
 /* The text that tokens [at, end) add to the token before them. */
 static tsr_status piece_text(tsr_text *out, const figures *f, const tsr_sample *s, int32_t begin,
                              int32_t at, int32_t end)
@@ -153,7 +138,7 @@ static tsr_status put_pieces(tsr_text *out, const figures *f, const tsr_sample *
         while (status >= 0 && stop < end && stop - at < 4 &&
                strstr(tsr_text_string(&part), broken));
         tsr_text_puts(out, at > begin ? between : "");
-        put_shown(out, &part);
+        tsr_text_escape(out, tsr_text_string(&part), part.length, TSR_ESCAPE_LINES);
     }
     out->failed |= part.failed;
     tsr_text_free(&part);
@@ -175,7 +160,7 @@ static tsr_status put_tokens(tsr_text *out, const figures *f, const tsr_sample *
             if (*f->lacking)
                 status = put_pieces(out, f, s, at, end);
             else if ((status = run_text(&part, f, s, at, end)) >= 0)
-                put_shown(out, &part);
+                tsr_text_escape(out, tsr_text_string(&part), part.length, TSR_ESCAPE_LINES);
             tsr_text_puts(out, !trained ? "" : colour ? end_colour : close_mark);
             at = end;
         }
@@ -190,9 +175,10 @@ static tsr_status put_examples(tsr_text *out, const figures *f, int64_t show, bo
     int64_t count = show < f->stats->samples ? show : f->stats->samples;
     for (int64_t i = 0; i < count; i++) {
         tsr_sample s = tsr_dataset_sample(f->data, i);
-        tsr_text_printf(out, "\n-- %s:%lld: %d tokens, %d trained%s%s%s%s%s\n",
-                        tsr_dataset_file(f->data, s.file), (long long)s.line, s.token_count,
-                        s.label_count, colour ? " (in " : " (between ",
+        tsr_text_puts(out, "\n-- ");
+        tsr_text_name(out, tsr_dataset_file(f->data, s.file));
+        tsr_text_printf(out, ":%lld: %d tokens, %d trained%s%s%s%s%s\n", (long long)s.line,
+                        s.token_count, s.label_count, colour ? " (in " : " (between ",
                         colour ? trained_colour : open_mark, colour ? "colour" : " and ",
                         colour ? end_colour : close_mark, ")");
         if (*f->lacking)
@@ -241,8 +227,10 @@ static void put_figures(tsr_text *out, const figures *f)
 {
     const tsr_dataset_stats *s = f->stats;
     tsr_text_printf(out, "%s: ", f->name);
-    for (int i = 0; i < f->files->count; i++)
-        tsr_text_printf(out, "%s%s", i ? ", " : "", f->files->items[i]);
+    for (int i = 0; i < f->files->count; i++) {
+        tsr_text_puts(out, i ? ", " : "");
+        tsr_text_name(out, f->files->items[i]);
+    }
     tsr_text_printf(out, "\n  format     %s", tsr_data_format_name(tsr_dataset_format(f->data)));
     tsr_inputs_put_chat(out, f->inputs);
     tsr_text_printf(out, "\n  samples    %lld of %lld rows", (long long)s->samples,

@@ -4,6 +4,7 @@
 #include "train/decide_parts.h"
 
 #include "base/called.h"
+#include "base/escape.h"
 
 #include <inttypes.h>
 
@@ -144,8 +145,10 @@ static void print_expected(tsr_text *out, const tsr_decision *d, const tsr_speed
         tsr_text_printf(out, "%s%s %.3g", before, cause_name(i), 1e3 * s->exposed[i]);
         before = ", ";
     }
-    tsr_text_printf(out, "; transfers beside it slow it by %.3g ms\n  roofs of %s, %s",
-                    1e3 * s->slowed, speeds->device, speeds->source);
+    tsr_text_printf(out, "; transfers beside it slow it by %.3g ms\n  roofs of ", 1e3 * s->slowed);
+    tsr_text_name(out, speeds->device);
+    tsr_text_puts(out, ", ");
+    tsr_text_name(out, speeds->source);
     print_built_in(out, d, speeds);
     tsr_text_puts(out, "\n");
 }

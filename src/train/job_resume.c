@@ -4,6 +4,7 @@
  */
 #include "train/job_parts.h"
 
+#include "base/escape.h"
 #include "base/log.h"
 #include "config/config_store.h"
 #include "config/keys.h"
@@ -115,7 +116,7 @@ static tsr_status check_keys(const tsr_job *job, const json_t *state, const char
 {
     const json_t *stored = json_object_get(state, "config");
     const tsr_config *config = &job->inputs.config;
-    tsr_text lines = {0}, text = {0};
+    tsr_text lines = {0}, line = {0}, text = {0};
     for (int i = 0; i < tsr_keys_count(); i++) {
         const tsr_key *key = tsr_keys_at(i);
         const char *was = json_string_value(json_object_get(stored, key->name));
@@ -123,21 +124,26 @@ static tsr_status check_keys(const tsr_job *job, const json_t *state, const char
             continue;
         tsr_text_clear(&text);
         tsr_job_key_text(&text, job, key);
-        if (!tsr_config_same_text(config, key, was, tsr_text_string(&text)))
-            tsr_text_printf(&lines, "%s%s: %s: found %s, the checkpoint was made with %s",
-                            lines.length ? "\n" : "", tsr_config_where(config, key->name),
-                            key->name, tsr_text_string(&text), was);
+        if (tsr_config_same_text(config, key, was, tsr_text_string(&text)))
+            continue;
+        tsr_text_clear(&line);
+        tsr_text_printf(&line, "%s: %s: found %s, the checkpoint was made with %s",
+                        tsr_config_where(config, key->name), key->name, tsr_text_string(&text),
+                        was);
+        tsr_text_name(&lines, tsr_text_string(&line));
+        tsr_text_puts(&lines, "\n");
     }
     tsr_status status = TSR_OK;
     if (lines.length)
-        status = tsr_fail(TSR_ECONFIG,
-                          "%s\nA resumed run goes on with the keys that it began with; its length "
-                          "may grow (max_steps, num_train_epochs). With other keys start a new run "
-                          "from what this one has learned, in another output_dir: init_adapter=%s. "
-                          "It begins with the first rows again, in another order with another "
-                          "data_seed",
-                          tsr_text_string(&lines), directory);
+        status = tsr_fail_lines(
+            TSR_ECONFIG,
+            "%sA resumed run goes on with the keys that it began with; its length may grow "
+            "(max_steps, num_train_epochs). With other keys start a new run from what this one has "
+            "learned, in another output_dir: init_adapter=%s. It begins with the first rows "
+            "again, in another order with another data_seed",
+            tsr_text_string(&lines), directory);
     tsr_text_free(&lines);
+    tsr_text_free(&line);
     tsr_text_free(&text);
     return status;
 }

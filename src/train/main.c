@@ -4,6 +4,7 @@
  */
 #include "base/called.h"
 #include "base/clock.h"
+#include "base/escape.h"
 #include "config/config.h"
 #include "device/device.h"
 #include "io/json.h"
@@ -46,9 +47,28 @@ static void write_stderr(void *user, const char *text, size_t bytes)
     }
 }
 
+/* All that is printed comes here, but for the progress bar: what a terminal would obey, of names, paths and rows in
+ * `text`, is escaped. */
+static void put(int to, const char *text, tsr_escape_form form)
+{
+    char part[4096];
+    for (size_t taken, left = strlen(text); left > 0; text += taken, left -= taken) {
+        taken = tsr_escape(part, sizeof part, text, left, form);
+        if (to == STDERR_FILENO)
+            write_stderr(NULL, part, strlen(part));
+        else
+            fputs(part, stdout);
+    }
+}
+
 static void say(const char *text)
 {
-    write_stderr(NULL, text, strlen(text));
+    put(STDERR_FILENO, text, TSR_ESCAPE_LINES);
+}
+
+static void answer(const char *text, bool json)
+{
+    put(STDOUT_FILENO, text, json ? TSR_ESCAPE_JSON : TSR_ESCAPE_LINES);
 }
 
 /* What one run passes along. */
@@ -251,19 +271,22 @@ static void say_evaluated(const run *r, const tsr_config *config)
 static int print_evaluation(const run *r, const tsr_config *config, const tsr_job_evaluation *e)
 {
     char loss[32], perplexity[32], *model = NULL, *adapter = NULL;
-    if (!r->usage->json) {
-        printf("eval_loss %.6f  perplexity %.4f  label tokens %lld  rows %lld\n", e->loss,
-               e->perplexity, (long long)e->label_tokens, (long long)e->rows);
-        return 0;
-    }
+    tsr_text text = {0};
     int status = tsr_json_quote(&model, config->model_name_or_path, "model_name_or_path");
     if (status == 0 && config->init_adapter)
         status = tsr_json_quote(&adapter, config->init_adapter, "init_adapter");
-    if (status == 0)
-        printf("{\"eval_loss\":%s,\"perplexity\":%s,\"eval_label_tokens\":%lld,\"rows\":%lld,"
-               "\"model\":%s,\"adapter\":%s}\n",
-               json_number(loss, e->loss), json_number(perplexity, e->perplexity),
-               (long long)e->label_tokens, (long long)e->rows, model, adapter ? adapter : "null");
+    if (status == 0 && r->usage->json)
+        tsr_text_printf(&text,
+                        "{\"eval_loss\":%s,\"perplexity\":%s,\"eval_label_tokens\":%lld,"
+                        "\"rows\":%lld,\"model\":%s,\"adapter\":%s}\n",
+                        json_number(loss, e->loss), json_number(perplexity, e->perplexity),
+                        (long long)e->label_tokens, (long long)e->rows, model,
+                        adapter ? adapter : "null");
+    else if (status == 0)
+        tsr_text_printf(&text, "eval_loss %.6f  perplexity %.4f  label tokens %lld  rows %lld\n",
+                        e->loss, e->perplexity, (long long)e->label_tokens, (long long)e->rows);
+    answer(tsr_text_string(&text), r->usage->json);
+    tsr_text_free(&text);
     free(model);
     free(adapter);
     return status;
@@ -285,7 +308,7 @@ static int plan(run *r)
     char *text = NULL;
     int status = tsr_job_print_plan(r->job, r->usage->json, &text);
     if (status == 0)
-        fputs(text, stdout);
+        answer(text, r->usage->json);
     free(text);
     return status;
 }
@@ -297,8 +320,10 @@ static int data(run *r)
                : isatty(STDOUT_FILENO) ? TSR_JOB_COLOUR
                                        : TSR_JOB_PLAIN;
     int status = tsr_job_print_data(r->job, r->usage->show, form, &text);
-    if (status == 0)
-        fputs(text, stdout);
+    if (status == 0 && form == TSR_JOB_COLOUR)
+        put(STDOUT_FILENO, text, TSR_ESCAPE_COLOUR);
+    else if (status == 0)
+        answer(text, r->usage->json);
     free(text);
     return status;
 }
@@ -414,7 +439,7 @@ static int run_tool(const tsr_usage *usage)
     tsr_progress_destroy(r.progress);
     tsr_config_free(&config);
     if (status == 0)
-        fputs(text, stdout);
+        answer(text, usage->json);
     free(text);
     return status < 0 ? report_failure(status) : 0;
 }
@@ -500,7 +525,7 @@ int main(int argc, char **argv)
     catch_signals(usage.command);
     int code = 0;
     if (usage.command == TSR_COMMAND_TEXT)
-        fputs(tsr_text_string(&usage.text), stdout);
+        answer(tsr_text_string(&usage.text), false);
     else if (is_tool(&usage) || usage.rank_count > 1)
         code = run_tool(&usage);
     else

@@ -1,6 +1,6 @@
 #include "train/progress.h"
 
-#include "base/text.h"
+#include "base/escape.h"
 #include "config/config_number.h"
 
 #include <stdlib.h>
@@ -238,7 +238,9 @@ void tsr_progress_step(tsr_progress *p, const tsr_job_report *step)
 
 void tsr_progress_line(tsr_progress *p, const char *line)
 {
-    tsr_text_printf(&p->text, "%s%s\n", p->bar_shown || p->phase_shown ? CLEAR_LINE : "", line);
+    tsr_text_puts(&p->text, p->bar_shown || p->phase_shown ? CLEAR_LINE : "");
+    tsr_text_name(&p->text, line);
+    tsr_text_puts(&p->text, "\n");
     bool again = p->bar_shown;
     p->bar_shown = p->phase_shown = false;
     emit(p);

@@ -1,6 +1,6 @@
 #include "train/report.h"
 
-#include "base/text.h"
+#include "base/escape.h"
 #include "config/config_number.h"
 #include "io/json.h"
 
@@ -85,20 +85,6 @@ static bool ends_with(const char *text, const char *end)
     return length >= n && !strcmp(text + length - n, end);
 }
 
-/* A name from a file may hold what a terminal would obey. */
-static void put_clean(tsr_text *out, const char *text, size_t length)
-{
-    const unsigned char *p = (const unsigned char *)text, *end = p + length;
-    for (; p < end; p++) {
-        bool c1 = p[0] == 0xc2 && p[1] < 0xa0;
-        if (*p < 0x20 || *p == 0x7f || c1)
-            tsr_text_puts(out, "?");
-        else
-            tsr_text_append(out, (const char *)p, 1);
-        p += c1;
-    }
-}
-
 void tsr_report_put_bytes(tsr_text *out, uint64_t bytes)
 {
     static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
@@ -123,7 +109,7 @@ static void put_value(tsr_text *out, const char *key, const json_t *value)
     size_t i;
     switch (json_typeof(value)) {
     case JSON_STRING:
-        put_clean(out, json_string_value(value), json_string_length(value));
+        tsr_text_escape(out, json_string_value(value), json_string_length(value), TSR_ESCAPE_LINE);
         break;
     case JSON_INTEGER:
         if (ends_with(key, "bytes"))
@@ -166,7 +152,7 @@ static void put_key(tsr_text *out, const char *key, bool number)
             length -= strlen(units[i]);
             break;
         }
-    put_clean(out, key, length);
+    tsr_text_escape(out, key, length, TSR_ESCAPE_LINE);
 }
 
 static void pad(tsr_text *out, size_t used, size_t width)

@@ -1,6 +1,7 @@
 #include "train/summary.h"
 
 #include "base/called.h"
+#include "base/escape.h"
 #include "config/config_number.h"
 
 #include <math.h>
@@ -35,8 +36,8 @@ static void put_value(tsr_text *out, const tsr_config *config, const char *key)
 
 static void put_model(tsr_text *out, const tsr_config *config, const tsr_summary *s)
 {
-    tsr_text_printf(out, "model    %s",
-                    config->model_name_or_path ? config->model_name_or_path : "");
+    tsr_text_puts(out, "model    ");
+    tsr_text_name(out, config->model_name_or_path ? config->model_name_or_path : "");
     if (s->architecture)
         tsr_text_printf(out, ": %s", s->architecture);
     if (s->parameter_count) {
@@ -80,7 +81,8 @@ static void put_data(tsr_text *out, const tsr_config *config, const tsr_summary 
 {
     if (!config->dataset.count)
         return;
-    tsr_text_printf(out, "data     %s", config->dataset.items[0]);
+    tsr_text_puts(out, "data     ");
+    tsr_text_name(out, config->dataset.items[0]);
     if (config->dataset.count > 1)
         tsr_text_printf(out, " and %d more", config->dataset.count - 1);
     if (s->sample_count)
@@ -175,8 +177,10 @@ void tsr_summary_start(tsr_text *out, const tsr_config *config, const tsr_summar
     tsr_text_puts(out, "\n");
     put_plan(out, s);
     put_steps(out, config, s);
-    if (config->output_dir)
-        tsr_text_printf(out, "output   %s", config->output_dir);
+    if (config->output_dir) {
+        tsr_text_puts(out, "output   ");
+        tsr_text_name(out, config->output_dir);
+    }
     if (config->output_dir && s->resumed_step)
         tsr_text_printf(out, ", going on from the checkpoint of step %lld",
                         (long long)s->resumed_step);
@@ -227,7 +231,9 @@ void tsr_summary_end(tsr_text *out, const tsr_config *config, const tsr_summary_
         tsr_number_put_fixed(out, last_eval_loss, 4);
         tsr_text_puts(out, " after\n");
     }
-    tsr_text_printf(out, "adapter  %s/adapter_model.safetensors\n", dir);
+    tsr_text_puts(out, "adapter  ");
+    tsr_text_name(out, dir);
+    tsr_text_puts(out, "/adapter_model.safetensors\n");
     if (config->eval_dataset.count)
         put_evaluate(out, call, dir);
     tsr_text_puts(out, "python   from peft import PeftModel; from transformers import "

@@ -360,7 +360,7 @@ tsr_status tsr_usage_parse(tsr_usage *out, int argc, char *const *argv)
     if (argc < 2) {
         put_overview(&text);
         tsr_status status =
-            tsr_fail(TSR_EUSAGE, "a command is missing\n\n%s", tsr_text_string(&text));
+            tsr_fail_lines(TSR_EUSAGE, "a command is missing\n\n%s", tsr_text_string(&text));
         tsr_text_free(&text);
         return status;
     }

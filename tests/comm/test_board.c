@@ -95,12 +95,24 @@ static void test_describe(void **state)
     free(board);
 }
 
+/* What another process has left there, its host's name say, is shown as what no terminal obeys. */
+static void test_foreign_words(void **state)
+{
+    (void)state;
+    assert_int_equal(tsr_board_create(&board, 2), TSR_OK);
+    tsr_board_kill(board, 1, TSR_EDATA, "on host\033[2J\302\233:\n  line 2");
+    assert_int_equal(tsr_board_check(board, 0), TSR_ECOMM);
+    assert_string_equal(tsr_last_error(), "rank 1 failed: on host\\x1b[2J\\u{009b}:\n  line 2");
+    free(board);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_fail_at_once),
         cmocka_unit_test(test_all_time_out_at_once),
         cmocka_unit_test(test_describe),
+        cmocka_unit_test(test_foreign_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

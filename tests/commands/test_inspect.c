@@ -396,12 +396,12 @@ static void test_report(void **state)
     tsr_report_int(row, "count", 1000);
     tsr_report_string(row, "word", "x");
     succeed(tsr_report_print(&text, root, false));
-    assert_string_equal(text, "name      a?[2Jb???\n"
+    assert_string_equal(text, "name      a\\x1b[2Jb???\n"
                               "file      1.5 KiB\n"
                               "use_dora  yes\n"
                               "copy      2.5 GB/s\n"
                               "nothing   -\n"
-                              "\ninner\n  a?_bytes  value\n"
+                              "\ninner\n  a\\x1b_bytes  value\n"
                               "\nrows\n  count  word\n      5  \n   1000  x\n");
     free(text);
 }

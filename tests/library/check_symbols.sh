@@ -26,6 +26,9 @@ set -- "$build"/src/*/libtsr_*.a
 [ $# -ge 12 ] || { echo "only $# folders are built in $build"; exit 1; }
 found=$(calls "$@")
 [ -z "$found" ] || { echo "$found"; echo "the library must not call these"; exit 1; }
+# The program prints in two places, which escape what a terminal would obey: the one for answers, the one for the rest.
+printing=$(grep -nE '\b(v?f?printf|f?puts|f?putc|putchar|fwrite|perror|write)\(' "$root/src/train/main.c" || true)
+[ "$(echo "$printing" | grep -c .)" -eq 2 ] || { echo "$printing"; echo "main.c prints without put()"; exit 1; }
 # The libraries of GPUs are loaded when they are needed: the program starts where they are not.
 needed=$(for file in "$build/tessera" "$build/libtessera.so"; do readelf -d "$file"; done | grep NEEDED)
 [ "$(echo "$needed" | grep -c 'libc[.]so')" -eq 2 ] || { echo "readelf does not say what is needed"; exit 1; }

@@ -457,6 +457,21 @@ int cli_count(const char *text, const char *words)
     return count;
 }
 
+void cli_check_harmless(const char *text)
+{
+    for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
+        bool c0 = (*p < 0x20 && *p != '\n' && *p != '\t') || *p == 0x7f;
+        bool c1 = p[0] == 0xc2 && p[1] < 0xa0;
+        bool turns = p[0] == 0xe2 && ((p[1] == 0x80 && p[2] >= 0xa8 && p[2] <= 0xae) ||
+                                      (p[1] == 0x81 && p[2] >= 0xa6 && p[2] <= 0xa9));
+        if (c0 || c1 || turns) {
+            cli_fail("byte %02x at %td is not for a terminal: %s", *p, (const char *)p - text,
+                     text);
+            return;
+        }
+    }
+}
+
 /* ---- verdicts ---- */
 
 void cli_name(const char *name)

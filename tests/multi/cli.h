@@ -77,6 +77,9 @@ pid_t cli_parent(pid_t pid);
 /* How often `words` stands in `text`. */
 int cli_count(const char *text, const char *words);
 
+/* Fails where a terminal would obey what is printed, or a reader not see it. */
+void cli_check_harmless(const char *text);
+
 double cli_now(void);
 void cli_sleep(double seconds);
 

@@ -19,8 +19,8 @@ typedef struct {
 } cli_bad_case;
 
 extern const cli_bad_case cli_bad_config[], cli_bad_data[], cli_bad_model[], cli_bad_adapter[],
-    cli_bad_tools[];
+    cli_bad_tools[], cli_bad_escape[];
 extern const size_t cli_bad_config_count, cli_bad_data_count, cli_bad_model_count,
-    cli_bad_adapter_count, cli_bad_tools_count;
+    cli_bad_adapter_count, cli_bad_tools_count, cli_bad_escape_count;
 
 #endif

@@ -23,6 +23,7 @@ static void check_message(const cli_bad_case *c, const cli_output *o)
     for (int i = 0; i < 3 && c->says[i] && message; i++)
         if (!strstr(message, c->says[i]))
             cli_fail("expected '%s' in\n%s", c->says[i], message);
+    cli_check_harmless(o->err);
     if (getenv("CLI_SHOW"))
         fprintf(stderr, "%s (%d, %.2f s): %s\n", c->name, o->code, o->seconds, message);
 }
@@ -74,6 +75,8 @@ int main(int argc, char **argv)
         run_case(&cli_bad_adapter[i]);
     for (size_t i = 0; i < cli_bad_tools_count; i++)
         run_case(&cli_bad_tools[i]);
+    for (size_t i = 0; i < cli_bad_escape_count; i++)
+        run_case(&cli_bad_escape[i]);
     cli_close();
     printf("%d broken inputs, %d failures\n", seen, cli_failures());
     return cli_failures() || !seen;

@@ -272,6 +272,55 @@ static void check_kill(void)
     cli_case_end();
 }
 
+/* ---- what is printed ---- */
+
+#define NAME  "o\033[2J\302\233\342\200\256" /* ESC [ 2 J, C1's CSI, from right to left */
+#define SHOWN "o\\x1b[2J\\u{009b}\\u{202e}"
+
+static void expect(const char *text, const char *part)
+{
+    cli_check_harmless(text);
+    if (!strstr(text, part))
+        cli_fail("expected '%s' in\n%s", part, text);
+}
+
+/* A row, a tensor and paths with what a terminal obeys: harmless as printed, and JSON has them back. */
+static void check_escapes(void)
+{
+    cli_output output;
+    cli_name("escapes");
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_write(NAME ".jsonl", "{\"prompt\": \"a\", \"completion\": \"\\u001b[2J\\u009b\\u202e\"}\n");
+    char *text = run_ok("data job.yaml --show 1 dataset=" NAME ".jsonl");
+    expect(text, "-- " SHOWN ".jsonl:1: ");
+    expect(text, "\xe2\x9f\xa6\\x1b[2J\\u{009b}\\u{202e}<|eot_id|>\xe2\x9f\xa7");
+    free(text);
+    text = run_ok("data job.yaml --show 1 --json dataset=" NAME ".jsonl");
+    expect(text, "\\u001B[2J\\u009b\\u202e<|eot_id|>");
+    json_t *root = json_loads(text, 0, NULL);
+    json_t *files = json_object_get(json_array_get(json_object_get(root, "datasets"), 0), "files");
+    const char *file = json_string_value(json_array_get(files, 0));
+    if (!file || strcmp(file, NAME ".jsonl") != 0)
+        cli_fail("the file's name is not in %s", text);
+    json_decref(root);
+    free(text);
+
+    cli_run(&output, 1, NULL, "train job.yaml output_dir=" NAME);
+    expect(output.err, "output   " SHOWN "\n");
+    expect(output.err, "adapter  " SHOWN "/adapter_model");
+    cli_output_free(&output);
+    text = cli_read(NAME "/job.yaml", NULL);
+    expect(text ? text : "", "output_dir: \"o\\x1b[2J\\x9b\\U0000202e\"");
+    free(text);
+    cli_edit_header("model/model-00001-of-00004.safetensors", "model.embed_tokens.weight",
+                    "\\u001b[2J\\u009b\\n");
+    text = run_ok("inspect model/model-00001-of-00004.safetensors");
+    expect(text, "\\x1b[2J\\u{009b}\\x0a");
+    free(text);
+    free(run_ok("inspect " NAME)); /* a run: its job.yaml reads back */
+    cli_case_end();
+}
+
 int main(int argc, char **argv)
 {
     cli_open(argc, argv);
@@ -279,6 +328,7 @@ int main(int argc, char **argv)
     check_merge();
     check_inspect();
     check_env();
+    check_escapes();
     check_full();
     check_kill();
     cli_close();
