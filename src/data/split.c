@@ -169,6 +169,13 @@ tsr_status tsr_split_apply(tsr_pieces *out, const tsr_split *split, const char *
         TSR_TRY(next_match(&found, &m, split, text, begin, at, end));
         if (!found)
             break;
+        if (m.begin < prev) /* \K in a look-behind takes back what an earlier match had */
+            return tsr_fail(
+                TSR_EDATA,
+                "the pre-tokenizer's pattern matches bytes %zu to %zu of a text after a "
+                "match that ended at %zu; expected matches that do not overlap (no \\K in "
+                "a look-behind)",
+                m.begin, m.end, prev);
         at = m.end;
         if (m.begin == m.end) {
             /* An empty match moves on by a character, and counts only away from the last one. */

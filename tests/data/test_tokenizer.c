@@ -292,6 +292,31 @@ static void test_refused(void **state)
     scratch_remove();
 }
 
+/* A pattern whose matches begin before those before them ended: \K in a look-behind. */
+static void test_overlapping_matches(void **state)
+{
+    (void)state;
+    static const char *const patterns[] = {"(?<=\\\\Ka)b|a", "(?<=\\\\Kaba)b|a|b"};
+    for (size_t i = 0; i < 2; i++) {
+        tsr_tokenizer *t;
+        tsr_tokens got = {0};
+        char json[600];
+        snprintf(
+            json, sizeof json,
+            "{\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{"
+            "\"type\":\"Split\",\"pattern\":{\"Regex\":\"%s\"},\"behavior\":\"Isolated\","
+            "\"invert\":false},{\"type\":\"ByteLevel\",\"use_regex\":false,"
+            "\"add_prefix_space\":false}]},\"post_processor\":null,"
+            "\"decoder\":{\"type\":\"ByteLevel\"}," GOOD_MODEL "}",
+            patterns[i]);
+        assert_int_equal(tsr_tokenizer_parse(&t, "odd.json", json, strlen(json), NULL, 0), TSR_OK);
+        assert_int_equal(tsr_tokenizer_encode(&got, t, "abab", 4, false), TSR_EDATA);
+        assert_non_null(strstr(tsr_last_error(), "overlap"));
+        tsr_tokens_free(&got);
+        tsr_tokenizer_destroy(t);
+    }
+}
+
 static bool no_memory; /* for a pattern */
 
 int __real_onig_new(OnigRegex *out, const OnigUChar *pattern, const OnigUChar *end,
@@ -322,10 +347,15 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tiny_llama),     cmocka_unit_test(test_golden_tokens),
-        cmocka_unit_test(test_spans),          cmocka_unit_test(test_other_tokenizers),
-        cmocka_unit_test(test_not_utf8),       cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_llama_spelling), cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_tiny_llama),
+        cmocka_unit_test(test_golden_tokens),
+        cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_other_tokenizers),
+        cmocka_unit_test(test_not_utf8),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_llama_spelling),
+        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_overlapping_matches),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
