@@ -138,8 +138,17 @@ static double number(const json_t *object, const char *key)
     return json_number_value(value) > 0 ? json_number_value(value) : 0;
 }
 
-static void take(tsr_speeds *out, const json_t *roofs)
+/* What no machine sustains would only make the times of a plan infinite, which its simulation does not survive. */
+static bool is_plausible(tsr_speed speed, double value)
 {
+    bool latency = speed == TSR_LATENCY_LINK || speed == TSR_LATENCY_NETWORK;
+    return latency ? value >= 1e-9 && value <= 60 : value >= 1e3 && value <= 1e24;
+}
+
+/* *odd: the key of a figure that cannot be; NULL: there is none. */
+static void take(tsr_speeds *out, const char **odd, const json_t *roofs)
+{
+    *odd = NULL;
     for (tsr_speed i = 0; i < TSR_SPEED_COUNT; i++) {
         double value = number(roofs, tsr_speed_name(i, out->compute));
         bool benched = value <= 0 && (i != TSR_SPEED_MATMUL || out->compute == TSR_BF16);
@@ -147,15 +156,21 @@ static void take(tsr_speeds *out, const json_t *roofs)
             value = figures[i].unit * number(roofs, figures[i].bench);
         out->known[i] = value > 0;
         out->value[i] = value;
+        if (out->known[i] && !is_plausible(i, value))
+            *odd = benched ? figures[i].bench : tsr_speed_name(i, out->compute);
     }
     const char *device = json_string_value(json_object_get(roofs, "device"));
     snprintf(out->device, sizeof out->device, "%s", device ? device : "a device without a name");
-    out->memory_bytes = (uint64_t)number(roofs, "memory_bytes");
+    double memory = number(roofs, "memory_bytes");
+    if (memory > 0x1p60)
+        *odd = "memory_bytes";
+    out->memory_bytes = *odd ? 0 : (uint64_t)memory;
     complete(out);
 }
 
 /* The object with the figures: the file's own, its "roofs", or of several the one that has them. */
-static bool take_file(tsr_speeds *out, const json_t *file, bool cuda, tsr_dtype compute)
+static bool take_file(tsr_speeds *out, const char **odd, const json_t *file, bool cuda,
+                      tsr_dtype compute)
 {
     const json_t *roofs = json_object_get(file, "roofs");
     size_t count = json_array_size(roofs), last = count > 0 ? count - 1 : 0;
@@ -164,17 +179,16 @@ static bool take_file(tsr_speeds *out, const json_t *file, bool cuda, tsr_dtype 
     if (json_is_array(roofs)) /* of env: the CPU's, then a GPU's */
         roofs = json_array_get(roofs, cuda ? last : 0);
     *out = (tsr_speeds){.cuda = cuda, .compute = compute};
-    take(out, roofs);
+    take(out, odd, roofs);
     return out->measured && (!cuda || count != 1);
 }
 
 tsr_status tsr_speeds_read(tsr_speeds *out, const char *path, bool cuda, tsr_dtype compute)
 {
-    json_error_t error;
-    json_t *file = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
-    if (!file)
-        return tsr_fail(TSR_EDATA, "--roofs %s: %s", path, error.text);
-    bool found = take_file(out, file, cuda, compute);
+    json_t *file;
+    const char *odd;
+    TSR_TRY(tsr_json_load(&file, path));
+    bool found = take_file(out, &odd, file, cuda, compute);
     json_decref(file);
     if (!found)
         return tsr_fail(TSR_EDATA,
@@ -183,6 +197,12 @@ tsr_status tsr_speeds_read(tsr_speeds *out, const char *path, bool cuda, tsr_dty
                         "of bench/run_gpu",
                         path, cuda ? "GPU" : "CPU", tsr_speed_name(TSR_SPEED_MATMUL, compute),
                         tsr_called());
+    if (odd)
+        return tsr_fail(TSR_EDATA,
+                        "--roofs %s: %s is of no machine; expected 1e3 to 1e24 a second, latencies "
+                        "from 1e-9 to 60 "
+                        "seconds, at most 2^60 bytes of memory",
+                        path, odd);
     snprintf(out->source, sizeof out->source, "%s", path);
     return TSR_OK;
 }
@@ -212,7 +232,8 @@ void tsr_speeds_find(tsr_speeds *out, const tsr_device *device, tsr_dtype comput
     bool cuda = tsr_device_kind_of(device) != TSR_DEVICE_CPU;
     char *text = find_place(&place, device) ? tsr_cache_read(place.file) : NULL;
     json_t *file = text ? json_loads(text, 0, NULL) : NULL;
-    if (!file || !take_file(out, file, cuda, compute))
+    const char *odd = NULL;
+    if (!file || !take_file(out, &odd, file, cuda, compute) || odd)
         tsr_speeds_default(out, cuda, compute);
     else
         snprintf(out->source, sizeof out->source, "%s", place.file);

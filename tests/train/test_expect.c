@@ -503,6 +503,16 @@ static void test_files_of_figures(void **state)
     assert_true(s.value[TSR_SPEED_MATMUL] == 2e11);
 
     expect_refused("{", "roofs.json");
+    expect_refused("{\"copy_bytes_per_s\":1e12,\"matmul_bfloat16_flops_per_s\":1e14,"
+                   "\"attention_forward_flops_per_s\":5e-324}",
+                   "attention_forward_flops_per_s is of no machine");
+    expect_refused("{\"copy_gb_s\":1e300,\"gemm_tflop_s\":1}", "copy_gb_s is of no machine");
+    expect_refused("{\"copy_bytes_per_s\":1e12,\"matmul_bfloat16_flops_per_s\":1e14,"
+                   "\"link_latency_s\":1e9}",
+                   "link_latency_s is of no machine");
+    expect_refused("{\"copy_bytes_per_s\":1e12,\"matmul_bfloat16_flops_per_s\":1e14,"
+                   "\"memory_bytes\":1e300}",
+                   "memory_bytes is of no machine");
     expect_refused("{\"roofs\":{}}", "no figures of a GPU");
     expect_refused("{\"copy_bytes_per_s\":1e12}", "matmul_bfloat16_flops_per_s");
     expect_refused("{\"roofs\":[{\"copy_bytes_per_s\":1e10,\"matmul_bfloat16_flops_per_s\":1}]}",
