@@ -1,7 +1,7 @@
 #!/bin/sh
 # check_symbols.sh BUILD: the libraries show what include/tessera.h declares and nothing else, and nothing in
-# src/ but the program itself ends the process, prints, or touches signals, locale or working directory; nor
-# do they need the libraries of GPUs to start.
+# src/ but the program itself ends the process, prints, or touches signals, locale or working directory; and nothing at all
+# starts a process or opens a connection. Nor do they need the libraries of GPUs to start.
 set -eu
 build=$1
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -16,8 +16,9 @@ for kind in shared static; do
     diff -u "$scratch/declared" "$scratch/$kind" || { echo "the $kind library: other symbols than in tessera.h"; exit 1; }
 done
 forbidden='exit|_exit|quick_exit|abort|printf|vprintf|puts|putchar|perror|stdout|stderr|signal|sigaction|setlocale|chdir|fchdir|umask|MPI_Abort|__printf_chk'
+outside='system|popen|v?fork|clone3?|exec[lv]p?e?|execveat|fexecve|posix_spawnp?|socket|socketpair|connect|bind|listen|accept4?|getaddrinfo|gethostbyname'
 calls() {
-    nm -A -u "$@" 2>/dev/null | awk '{ sub(/@.*/, "", $NF); print $1, $NF }' | grep -E " ($forbidden)\$" || true
+    nm -A -u "$@" 2>/dev/null | awk '{ sub(/@.*/, "", $NF); print $1, $NF }' | grep -E " ($forbidden|$outside)\$" || true
 }
 echo 'void puts(const char *); void f(void); void f(void) { puts(""); }' >"$scratch/a.c"
 cc -c -o "$scratch/a.o" "$scratch/a.c"
@@ -26,6 +27,10 @@ set -- "$build"/src/*/libtsr_*.a
 [ $# -ge 12 ] || { echo "only $# folders are built in $build"; exit 1; }
 found=$(calls "$@")
 [ -z "$found" ] || { echo "$found"; echo "the library must not call these"; exit 1; }
+object=$(find "$build/CMakeFiles/tessera.dir" -name 'main.c.o')
+found=$(nm -u "$object" | awk '{ sub(/@.*/, "", $NF); print $NF }' | grep -E "^($outside)\$" || true)
+[ -s "$object" ] || { echo "main.c's object is not there"; exit 1; }
+[ -z "$found" ] || { echo "main.c calls: $found"; exit 1; }
 # The program prints in two places, which escape what a terminal would obey: the one for answers, the one for the rest.
 printing=$(grep -nE '\b(v?f?printf|f?puts|f?putc|putchar|fwrite|perror|write)\(' "$root/src/train/main.c" || true)
 [ "$(echo "$printing" | grep -c .)" -eq 2 ] || { echo "$printing"; echo "main.c prints without put()"; exit 1; }
