@@ -49,8 +49,9 @@ static void write_holder(int fd)
                           " host %" PRIx64 " %s\n",
                           own.process.pid, own.process.start, own.launcher.pid, own.launcher.start,
                           own.host, own.name);
-    if (ftruncate(fd, 0) == 0 && write(fd, text, (size_t)length) != length)
-        (void)ftruncate(fd, 0);
+    bool written = ftruncate(fd, 0) == 0 && write(fd, text, (size_t)length) == length;
+    if (!written && ftruncate(fd, 0) != 0)
+        return; /* what is there then names nobody who goes on */
 }
 
 /* Whether it is seen to live, and nobody has killed what it is part of. */
