@@ -1,5 +1,7 @@
 #include "base/dtype.h"
 
+#include <math.h>
+
 static const struct {
     const char *name;
     uint32_t bytes;
@@ -87,5 +89,49 @@ bool tsr_widen_f32(float *out, const void *in, tsr_dtype dtype, uint64_t count)
         return true;
     default:
         return false;
+    }
+}
+
+#define SCANNED 512 /* elements at a time, without a branch */
+
+static uint64_t first_of_16_bits(const uint16_t *in, uint16_t exponent, uint64_t count)
+{
+    for (uint64_t first = 0; first < count; first += SCANNED) {
+        uint64_t end = count - first < SCANNED ? count : first + SCANNED;
+        uint16_t found = 0;
+        for (uint64_t i = first; i < end; i++)
+            found |= (uint16_t) - ((in[i] & exponent) == exponent);
+        for (uint64_t i = first; found && i < end; i++)
+            if ((in[i] & exponent) == exponent)
+                return i;
+    }
+    return count;
+}
+
+static uint64_t first_of_floats(const float *in, uint64_t count)
+{
+    for (uint64_t first = 0; first < count; first += SCANNED) {
+        uint64_t end = count - first < SCANNED ? count : first + SCANNED;
+        int found = 0;
+        for (uint64_t i = first; i < end; i++)
+            found |= !isfinite(in[i]);
+        for (uint64_t i = first; found && i < end; i++)
+            if (!isfinite(in[i]))
+                return i;
+    }
+    return count;
+}
+
+uint64_t tsr_first_not_finite(const void *in, tsr_dtype dtype, uint64_t count)
+{
+    switch (dtype) {
+    case TSR_F32:
+        return first_of_floats(in, count);
+    case TSR_BF16:
+        return first_of_16_bits(in, 0x7f80u, count);
+    case TSR_F16:
+        return first_of_16_bits(in, 0x7c00u, count);
+    default:
+        return count;
     }
 }

@@ -229,7 +229,7 @@ static tsr_status next_copied(const void **data, uint64_t *bytes, void *user, ui
         uint64_t left = tensor->bytes - offset;
         *bytes = left < TSR_CONVERT_CHUNK_BYTES ? left : TSR_CONVERT_CHUNK_BYTES;
         *data = c->in;
-        TSR_TRY(tsr_safetensors_read(c->in, tensor, offset, *bytes));
+        TSR_TRY(tsr_safetensors_read_finite(c->in, tensor, offset / element, *bytes / element));
         return tsr_convert_tick(c->convert, *bytes);
     }
     uint64_t first = offset / sizeof *c->out, left = tensor->element_count - first;

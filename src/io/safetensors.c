@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -387,11 +388,31 @@ tsr_status tsr_safetensors_read(void *dst, const tsr_tensor *tensor, uint64_t by
     return TSR_OK;
 }
 
+tsr_status tsr_safetensors_read_finite(void *dst, const tsr_tensor *tensor, uint64_t first,
+                                       uint64_t count)
+{
+    uint64_t element_bytes = tsr_dtype_bytes(tensor->dtype);
+    TSR_TRY(tsr_safetensors_read(dst, tensor, first * element_bytes, count * element_bytes));
+    uint64_t bad = tsr_first_not_finite(dst, tensor->dtype, count);
+    if (bad == count)
+        return TSR_OK;
+    float value = 0;
+    tsr_widen_f32(&value, (char *)dst + bad * element_bytes, tensor->dtype, 1);
+    return tsr_fail(
+        TSR_EDATA,
+        "%s: tensor '%s': element %" PRIu64
+        " is %s, and every value must be finite: the file is damaged, or a training that "
+        "had diverged wrote it; copy it again, or use an earlier checkpoint",
+        tensor->file->path, tensor->name, first + bad,
+        isnan(value) ? "nan"
+        : value > 0  ? "inf"
+                     : "-inf");
+}
+
 tsr_status tsr_safetensors_read_f32(float *dst, const tsr_tensor *tensor, uint64_t first,
                                     uint64_t count)
 {
     uint16_t narrow[WIDEN_COUNT];
-    uint64_t element_bytes = tsr_dtype_bytes(tensor->dtype);
     if (tensor->dtype != TSR_F32 && tensor->dtype != TSR_BF16 && tensor->dtype != TSR_F16)
         return tsr_fail(TSR_EDATA, "%s: tensor '%s' is %s, expected F32, BF16 or F16",
                         tensor->file->path, tensor->name, tsr_dtype_name(tensor->dtype));
@@ -401,11 +422,10 @@ tsr_status tsr_safetensors_read_f32(float *dst, const tsr_tensor *tensor, uint64
                         " at %" PRIu64,
                         tensor->file->path, tensor->name, tensor->element_count, count, first);
     if (tensor->dtype == TSR_F32)
-        return tsr_safetensors_read(dst, tensor, first * element_bytes, count * element_bytes);
+        return tsr_safetensors_read_finite(dst, tensor, first, count);
     for (uint64_t done = 0; done < count;) {
         uint64_t some = count - done < WIDEN_COUNT ? count - done : WIDEN_COUNT;
-        TSR_TRY(tsr_safetensors_read(narrow, tensor, (first + done) * element_bytes,
-                                     some * element_bytes));
+        TSR_TRY(tsr_safetensors_read_finite(narrow, tensor, first + done, some));
         tsr_widen_f32(dst + done, narrow, tensor->dtype, some);
         done += some;
     }

@@ -63,8 +63,12 @@ void tsr_safetensors_each_metadata(const tsr_safetensors *file,
 tsr_status tsr_safetensors_read(void *dst, const tsr_tensor *tensor, uint64_t byte_offset,
                                 uint64_t bytes);
 
-/* As fp32: elements [first, first + count) of an F32, BF16 or F16 tensor; another dtype is
- * TSR_EDATA. */
+/* Elements [first, first + count) as they are stored, of which none may be NaN or infinite:
+ * TSR_EDATA names the first that is. Of other dtypes than F32, BF16 and F16 every value is fine. */
+tsr_status tsr_safetensors_read_finite(void *dst, const tsr_tensor *tensor, uint64_t first,
+                                       uint64_t count);
+
+/* The same as fp32, of an F32, BF16 or F16 tensor; another dtype is TSR_EDATA. */
 tsr_status tsr_safetensors_read_f32(float *dst, const tsr_tensor *tensor, uint64_t first,
                                     uint64_t count);
 

@@ -52,26 +52,52 @@ typedef struct {
     const tsr_tensor *tensor;
     char *out;
     uint64_t first, bytes;
+    bool finite;
     _Atomic bool failed;
 } reading;
+
+static tsr_status read_part(const reading *r, uint64_t at, uint64_t bytes)
+{
+    uint64_t element = tsr_dtype_bytes(r->tensor->dtype);
+    if (!r->finite)
+        return tsr_safetensors_read(r->out + at, r->tensor, r->first + at, bytes);
+    return tsr_safetensors_read_finite(r->out + at, r->tensor, (r->first + at) / element,
+                                       bytes / element);
+}
 
 static void read_piece(void *context, int index)
 {
     reading *r = context;
     uint64_t at = (uint64_t)index * PIECE_BYTES;
     uint64_t bytes = r->bytes - at < PIECE_BYTES ? r->bytes - at : PIECE_BYTES;
-    if (tsr_safetensors_read(r->out + at, r->tensor, r->first + at, bytes) < 0)
+    if (read_part(r, at, bytes) < 0)
         atomic_store(&r->failed, true);
+}
+
+static tsr_status read_pieces(tsr_pool *pool, reading *r)
+{
+    tsr_pool_run(pool, (int)tsr_ceil_div(r->bytes, PIECE_BYTES), read_piece, r);
+    if (!atomic_load(&r->failed))
+        return TSR_OK;
+    return read_part(r, 0, r->bytes); /* again, for this thread's message */
 }
 
 tsr_status tsr_load_read(tsr_pool *pool, void *out, const tsr_tensor *tensor, uint64_t first,
                          uint64_t bytes)
 {
-    reading r = {.tensor = tensor, .out = out, .first = first, .bytes = bytes};
-    tsr_pool_run(pool, (int)tsr_ceil_div(bytes, PIECE_BYTES), read_piece, &r);
-    if (!atomic_load(&r.failed))
-        return TSR_OK;
-    return tsr_safetensors_read(out, tensor, first, bytes); /* again, for this thread's message */
+    return read_pieces(pool,
+                       &(reading){.tensor = tensor, .out = out, .first = first, .bytes = bytes});
+}
+
+tsr_status tsr_load_read_finite(tsr_pool *pool, void *out, const tsr_tensor *tensor, uint64_t first,
+                                uint64_t count)
+{
+    uint64_t element = tsr_dtype_bytes(tensor->dtype);
+    return read_pieces(pool, &(reading){.tensor = tensor,
+                                        .out = out,
+                                        .first = first * element,
+                                        .bytes = count * element,
+                                        .finite = true});
 }
 
 /* ---- frozen parts ---- */
@@ -90,8 +116,8 @@ static tsr_status put_plain(tsr_load_job *job, char *out, const tsr_layout_segme
     char *staged;
     TSR_TRY(tsr_load_chunk_begin(&staged, job));
     if (tensor->dtype == segment->dtype)
-        TSR_TRY(tsr_load_read(tsr_device_pool(job->loader->device), staged, tensor, first * element,
-                              count * element));
+        TSR_TRY(tsr_load_read_finite(tsr_device_pool(job->loader->device), staged, tensor, first,
+                                     count));
     else
         TSR_TRY(tsr_safetensors_read_f32((float *)(void *)staged, tensor, first, count));
     TSR_TRY(tsr_stream_copy(job->model->compute, out, staged, count * element));
@@ -198,5 +224,5 @@ tsr_status tsr_model_load_embedding(char *table, const tsr_layout *layout, uint6
     char *out = table + first * d * element;
     if (tensor->dtype == TSR_F16)
         return tsr_safetensors_read_f32((float *)(void *)out, tensor, first * d, count * d);
-    return tsr_load_read(pool, out, tensor, first * d * element, count * d * element);
+    return tsr_load_read_finite(pool, out, tensor, first * d, count * d);
 }

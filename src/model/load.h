@@ -7,6 +7,9 @@
  * of all blocks are all-gathered (4 bytes for 64 elements), every rank computes the same offset and
  * nested scales and keeps its own codes. The bytes are the same for any number of ranks.
  *
+ * Every value of the model and of an adapter must be finite: TSR_EDATA names the file, the tensor and
+ * the first element of a rank's part that is not.
+ *
  * Start-up only, between tsr_model_start and the first micro-batch, whose staging and activations are
  * what the bytes pass through; what else it needs on the host it allocates and frees.
  */

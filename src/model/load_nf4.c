@@ -127,11 +127,13 @@ static tsr_status quantize_chunk(weight *w, uint8_t *codes, uint64_t first, uint
     return tsr_load_chunk_end(w->job);
 }
 
+/* What the device found is read again, for the message. */
 static tsr_status refuse(const weight *w)
 {
-    float value = 0;
+    float value;
     TSR_TRY(tsr_safetensors_read_f32(&value, w->tensor, w->range.first_element + w->bad, 1));
-    return tsr_nf4_shard_refuse(w->cut, (uint64_t)w->job->rank, w->bad, value, w->tensor->name);
+    return tsr_fail(TSR_EDATA, "%s: tensor '%s' is being changed",
+                    tsr_safetensors_path(w->tensor->file), w->tensor->name);
 }
 
 /* Phase 1: codes in their place, the rank's absmax on the host (and where the ops work). */
@@ -249,17 +251,18 @@ static tsr_status read_stored(const tsr_load_job *job, const tsr_layout_linear *
                               const tsr_nf4_layout *cut, stored_part *p)
 {
     const tsr_weight *source = &linear->source;
-    uint64_t rank = (uint64_t)job->rank, scale_bytes = cut->nested ? 1 : sizeof(float);
+    tsr_pool *pool = tsr_device_pool(job->loader->device);
+    uint64_t rank = (uint64_t)job->rank;
     tsr_nf4_range range = tsr_nf4_rank_range(cut, rank);
     p->codes = malloc(cut->code_bytes + 1);
     p->scales = malloc(cut->absmax_bytes + 1);
     if (!p->codes || !p->scales)
         return tsr_fail(TSR_ENOMEM, "out of memory while loading %s", source->weight->name);
     TSR_TRY(tsr_nf4_state_read(&p->state, source, cut));
-    TSR_TRY(tsr_load_read(tsr_device_pool(job->loader->device), p->codes, source->weight,
-                          range.first_code_byte, range.code_byte_count));
-    TSR_TRY(tsr_load_read(tsr_device_pool(job->loader->device), p->scales, source->absmax,
-                          range.first_block * scale_bytes, range.block_count * scale_bytes));
+    TSR_TRY(tsr_load_read(pool, p->codes, source->weight, range.first_code_byte,
+                          range.code_byte_count));
+    TSR_TRY(tsr_load_read_finite(pool, p->scales, source->absmax, range.first_block,
+                                 range.block_count));
     tsr_nf4_shard_codes(p->codes, cut, rank, p->codes);
     tsr_nf4_shard_absmax(p->scales, cut, rank, p->scales);
     return TSR_OK;

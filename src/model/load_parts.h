@@ -30,6 +30,10 @@ tsr_status tsr_load_chunk_end(tsr_load_job *job);
 tsr_status tsr_load_read(tsr_pool *pool, void *out, const tsr_tensor *tensor, uint64_t first,
                          uint64_t bytes);
 
+/* The same of elements [first, first + count), which must be finite (tsr_safetensors_read_finite). */
+tsr_status tsr_load_read_finite(tsr_pool *pool, void *out, const tsr_tensor *tensor, uint64_t first,
+                                uint64_t count);
+
 /* Ends a phase of one weight: all ranks return the lowest failing rank's status. */
 tsr_status tsr_load_agree(const tsr_load_job *job, tsr_status status);
 

@@ -4,12 +4,6 @@
 
 #include <math.h>
 
-tsr_status tsr_nf4_refuse(uint64_t index, float value)
-{
-    return tsr_fail(TSR_EDATA, "element %llu is %f and cannot be quantized",
-                    (unsigned long long)index, (double)value);
-}
-
 tsr_status tsr_nf4_quantize(uint8_t *codes, float *absmax, const void *values, tsr_dtype dtype,
                             uint64_t count)
 {
@@ -21,7 +15,8 @@ tsr_status tsr_nf4_quantize(uint8_t *codes, float *absmax, const void *values, t
         return TSR_OK;
     float value = 0;
     tsr_widen_f32(&value, (const char *)values + good * tsr_dtype_bytes(dtype), dtype, 1);
-    return tsr_nf4_refuse(good, value);
+    return tsr_fail(TSR_EDATA, "element %llu is %f and cannot be quantized",
+                    (unsigned long long)good, (double)value);
 }
 
 void tsr_nf4_nest_absmax(uint8_t *q, float *nested_absmax, const float *absmax, uint64_t blocks,

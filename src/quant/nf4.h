@@ -33,9 +33,6 @@ typedef struct {
 tsr_status tsr_nf4_quantize(uint8_t *codes, float *absmax, const void *values, tsr_dtype dtype,
                             uint64_t count);
 
-/* That failure: TSR_EDATA. */
-tsr_status tsr_nf4_refuse(uint64_t index, float value);
-
 /* Double quantization of the absmax of a whole tensor, [blocks]: *offset = RN_fp32(exact sum /
  * blocks), nested_absmax [ceil(blocks / 256)], and the 8-bit codes of blocks [first, first + count)
  * into q [count]. At most 2^29 blocks (the exact sum). TSR_EDATA: an absmax is not finite. */

@@ -101,27 +101,18 @@ static tsr_status reserve(tsr_nf4_packer *packer, const tsr_nf4_packed *packed)
     return TSR_OK;
 }
 
-static tsr_status refuse(const tsr_nf4_packed *packed, uint64_t index)
-{
-    float value = 0;
-    TSR_TRY(tsr_safetensors_read_f32(&value, packed->tensor, index, 1));
-    tsr_status status = tsr_nf4_refuse(index, value);
-    return tsr_fail(status, "tensor %s: %s; the base model's weights must be finite",
-                    packed->tensor->name, tsr_last_error());
-}
-
 /* The codes of the next chunk, elements `first` to packer->done, whose scales join those of the
  * elements before. */
 static tsr_status quantize_chunk(const tsr_nf4_packed *packed, uint64_t first)
 {
     tsr_nf4_packer *packer = packed->packer;
     const tsr_tensor *tensor = packed->tensor;
-    uint64_t element = tsr_dtype_bytes(tensor->dtype), bad = UINT64_MAX;
+    uint64_t bad = UINT64_MAX;
     uint64_t left = packed->cut.element_count - first;
     uint64_t some = left < CHUNK_ELEMENTS ? left : CHUNK_ELEMENTS;
     if (first == 0)
         TSR_TRY(reserve(packer, packed));
-    TSR_TRY(tsr_safetensors_read(packer->values, tensor, first * element, some * element));
+    TSR_TRY(tsr_safetensors_read_finite(packer->values, tensor, first, some));
     tsr_nf4_quantize_args args = {.codes = packer->codes,
                                   .absmax = packer->absmax + first / TSR_NF4_BLOCK,
                                   .bad = &bad,
@@ -130,12 +121,11 @@ static tsr_status quantize_chunk(const tsr_nf4_packed *packed, uint64_t first)
                                   .count = (int64_t)some,
                                   .dtype = tensor->dtype};
     TSR_TRY(tsr_nf4_quantize_ref(&args, packer->options.pool));
-    if (bad != UINT64_MAX)
-        return refuse(packed, bad);
     packer->of = packed;
     packer->done = first + some;
-    return packer->options.tick ? packer->options.tick(packer->options.user, some * element)
-                                : TSR_OK;
+    return packer->options.tick
+               ? packer->options.tick(packer->options.user, some * tsr_dtype_bytes(tensor->dtype))
+               : TSR_OK;
 }
 
 /* The scales of the whole weight are in packer->absmax. */

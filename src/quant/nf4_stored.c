@@ -19,9 +19,9 @@ static tsr_status read_nested(tsr_nf4_state *state, tsr_nf4_checkpoint *stored,
     state->nested = malloc(cut->nested_count * sizeof(float) + 1);
     if (!state->nested)
         return tsr_fail(TSR_ENOMEM, "out of memory while loading %s", source->weight->name);
-    TSR_TRY(tsr_safetensors_read(state->nested, source->nested_absmax, 0,
-                                 source->nested_absmax->bytes));
-    TSR_TRY(tsr_safetensors_read(state->map, source->nested_quant_map, 0, sizeof state->map));
+    TSR_TRY(
+        tsr_safetensors_read_finite(state->nested, source->nested_absmax, 0, cut->nested_count));
+    TSR_TRY(tsr_safetensors_read_finite(state->map, source->nested_quant_map, 0, 256));
     stored->nested_absmax = state->nested;
     stored->nested_absmax_count = source->nested_count;
     stored->nested_map = state->map;
@@ -87,7 +87,7 @@ static tsr_status decode_scales(tsr_nf4_stored *stored, const tsr_weight *source
             tsr_nf4_decode_absmax(stored->absmax, q, 0, cut->block_count, &state.scales);
         free(q);
     } else {
-        status = tsr_safetensors_read(stored->absmax, source->absmax, 0, source->absmax->bytes);
+        status = tsr_safetensors_read_finite(stored->absmax, source->absmax, 0, cut->block_count);
     }
     tsr_nf4_state_free(&state);
     return status;

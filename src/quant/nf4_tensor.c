@@ -44,17 +44,6 @@ tsr_nf4_range tsr_nf4_rank_range(const tsr_nf4_layout *layout, uint64_t rank)
     return r;
 }
 
-tsr_status tsr_nf4_shard_refuse(const tsr_nf4_layout *layout, uint64_t rank, uint64_t index,
-                                float value, const char *name)
-{
-    tsr_status status = tsr_nf4_refuse(index, value);
-    return tsr_fail(status,
-                    "tensor %s, counted from element %llu (rank %llu's part): %s; the base model's "
-                    "weights must be finite",
-                    name, (ull)tsr_nf4_rank_range(layout, rank).first_element, (ull)rank,
-                    tsr_last_error());
-}
-
 /* `bytes` of a segment of `segment_bytes`, the rest zero. */
 static void place(void *segment, uint64_t segment_bytes, const void *source, uint64_t bytes)
 {
@@ -94,6 +83,14 @@ static tsr_status check_finite(const char *name, const char *what, const float *
     return TSR_OK;
 }
 
+static float largest(const float *value, uint64_t count)
+{
+    float most = 0;
+    for (uint64_t i = 0; i < count; i++)
+        most = fabsf(value[i]) > most ? fabsf(value[i]) : most;
+    return most;
+}
+
 static tsr_status check_nested(tsr_nf4_scales *scales, const tsr_nf4_layout *layout,
                                const tsr_nf4_checkpoint *stored, const char *name)
 {
@@ -106,6 +103,14 @@ static tsr_status check_nested(tsr_nf4_scales *scales, const tsr_nf4_layout *lay
     TSR_TRY(check_finite(name, "nested_quant_map", stored->nested_map, 256));
     float offset = (float)stored->nested_offset;
     TSR_TRY(check_finite(name, "nested_offset", &offset, 1));
+    float scale =
+        largest(stored->nested_absmax, layout->nested_count) * largest(stored->nested_map, 256) +
+        fabsf(offset);
+    if (!isfinite(scale))
+        return tsr_fail(TSR_EDATA,
+                        "tensor %s: its nested_absmax, nested_quant_map and nested_offset are so "
+                        "large that scales decoded from them would not be finite",
+                        name);
     scales->offset = offset;
     scales->nested_absmax = stored->nested_absmax;
     scales->nested_map = stored->nested_map;

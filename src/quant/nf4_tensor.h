@@ -8,8 +8,7 @@
  *
  * Order    1. tsr_nf4_layout_make
  *          2. the rank's own elements, in pieces of whole blocks, to own codes and own fp32 absmax by
- *             the op nf4_quantize (kernels/nf4_quantize.h); tsr_nf4_shard_refuse if it found a value
- *             that is not finite
+ *             the op nf4_quantize (kernels/nf4_quantize.h), which finds a value that is not finite
  *          3. with double quantization: the caller all-gathers the absmax of all ranks
  *             (layout.blocks_per_rank floats each), then the op nf4_nest over block_count of them
  *             gives the rank's own 8-bit codes and the replicated offset and nested scales
@@ -48,10 +47,6 @@ tsr_status tsr_nf4_layout_make(tsr_nf4_layout *out, uint64_t element_count, uint
                                bool nested);
 
 tsr_nf4_range tsr_nf4_rank_range(const tsr_nf4_layout *layout, uint64_t rank);
-
-/* TSR_EDATA: element `index` of the rank's part is `value`, a NaN or an infinity; names the tensor. */
-tsr_status tsr_nf4_shard_refuse(const tsr_nf4_layout *layout, uint64_t rank, uint64_t index,
-                                float value, const char *name);
 
 /* The rank's segment from the bytes of its range as they are in a checkpoint, tail padded:
  * `bytes` holds range.code_byte_count bytes; `scales` range.block_count bytes (nested) or floats.

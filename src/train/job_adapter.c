@@ -52,7 +52,13 @@ static tsr_status keep(collected *c, const tsr_job_part *p)
     TSR_TRY(tsr_peft_tensor_name(&name, p->linear->path, p->part));
     for (tsr_stored_run run = {0}; tsr_stored_next(&run, segment, 0, segment->element_count);)
         memcpy(data + run.stored, job->buffers.unit + run.memory, run.count * sizeof *data);
-    c->used += segment->stored_rows * segment->stored_columns;
+    uint64_t count = segment->stored_rows * segment->stored_columns;
+    tsr_status status = tsr_job_check_finite(job, name, data, 0, count);
+    if (status < 0) {
+        free(name);
+        return status;
+    }
+    c->used += count;
     c->tensor[c->count++] =
         (tsr_peft_tensor){.name = name,
                           .ndim = p->part == TSR_PEFT_MAGNITUDE ? 1 : 2,
@@ -113,6 +119,8 @@ int tsr_job_save(tsr_job *job)
     if (job->state != TSR_JOB_STARTED || !job->train)
         return tsr_fail(TSR_EINVAL, "tsr_job_save needs a training job that was started");
     TSR_TRY(tsr_job_quiet(job));
+    if (job->done == job->total_steps && job->done > 0 && job->skipped_steps == job->done)
+        return tsr_job_agree(job, tsr_job_give_up(job)); /* the adapter is as it came in */
     tsr_job_listen(job, true);
     tsr_status status = tsr_job_write_adapter(job, job->output);
     tsr_job_listen(job, false);

@@ -45,13 +45,28 @@ tsr_status tsr_job_state_name(char out[TSR_JOB_NAME_BYTES], const tsr_job_part *
     return TSR_OK;
 }
 
+tsr_status tsr_job_check_finite(const tsr_job *job, const char *tensor, const float *values,
+                                uint64_t first, uint64_t count)
+{
+    uint64_t bad = tsr_first_not_finite(values, TSR_F32, count);
+    if (bad == count)
+        return TSR_OK;
+    return tsr_fail(TSR_EDEVICE,
+                    "step %" PRId64 ": %s: element %" PRIu64
+                    " is %f, although no step is taken with a gradient that is not finite; nothing "
+                    "was saved, and the checkpoints of before are as they were: lower "
+                    "learning_rate, or test the memory of this machine, and go on from one of them",
+                    job->done, tensor, first + bad, (double)values[bad]);
+}
+
 /* ---- this rank's file ---- */
 
 /* One tensor of it. */
 typedef struct {
     tsr_job *job;
     const char *data; /* where the state is */
-    uint64_t bytes;
+    uint64_t first;   /* element of the tensor */
+    uint64_t count;
     char name[TSR_JOB_NAME_BYTES];
 } owned;
 
@@ -66,10 +81,12 @@ typedef struct {
 static tsr_status next(const void **data, uint64_t *bytes, void *user, uint64_t offset)
 {
     const owned *o = user;
+    float *values = o->job->buffers.unit;
     (void)offset;
-    *data = o->job->buffers.unit;
-    *bytes = o->bytes;
-    return tsr_device_read(o->job->device, o->job->buffers.unit, o->data, o->bytes);
+    *data = values;
+    *bytes = o->count * sizeof *values;
+    TSR_TRY(tsr_device_read(o->job->device, values, o->data, *bytes));
+    return tsr_job_check_finite(o->job, o->name, values, o->first, o->count);
 }
 
 static tsr_status add_part(void *user, const tsr_job_part *part)
@@ -84,7 +101,8 @@ static tsr_status add_part(void *user, const tsr_job_part *part)
         TSR_TRY(tsr_job_state_name(o->name, part, b));
         o->job = file->job;
         o->data = (const char *)buffer[b].data + span.begin * sizeof(float);
-        o->bytes = span.real * sizeof(float);
+        o->first = span.first;
+        o->count = span.real;
         file->source[file->count++] = (tsr_tensor_source){.name = o->name,
                                                           .dtype = TSR_F32,
                                                           .ndim = 1,

@@ -179,7 +179,15 @@ tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro, doubl
                                bool train);
 tsr_status tsr_job_issue_micro(tsr_job *job, bool train);
 
+/* Too many steps in a row changed nothing, or all of the run: says where the last one broke. Collective. */
+tsr_status tsr_job_give_up(tsr_job *job);
+
 /* ---- the adapter, checkpoints ---- */
+
+/* What is to be saved: elements `first` and on of a tensor. TSR_EDEVICE names the first that is not finite:
+ * such a state is never saved. */
+tsr_status tsr_job_check_finite(const tsr_job *job, const char *tensor, const float *values,
+                                uint64_t first, uint64_t count);
 
 /* One trainable tensor. */
 typedef struct {

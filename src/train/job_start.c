@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/phase.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -174,13 +175,13 @@ static tsr_status check_norms(const tsr_job *job, const tsr_layout_linear *linea
 {
     const char *name = strrchr(linear->path, '.') + 1;
     for (uint64_t i = 0; i < count; i++)
-        if (m[i] == 0)
+        if (m[i] == 0 || !isfinite(m[i]))
             return tsr_fail(TSR_EDATA,
-                            "%s: row %llu of %s.weight is all zeros, and DoRA divides by the norm "
-                            "of each row, as PEFT does; write exclude_modules: [%s], or use_dora: "
-                            "false",
+                            "%s: row %llu of %s.weight is %s, and DoRA divides by the norm of each "
+                            "row, as PEFT does; write exclude_modules: [%s], or use_dora: false",
                             job->inputs.config.model_name_or_path, (unsigned long long)(first + i),
-                            linear->path, name);
+                            linear->path,
+                            m[i] == 0 ? "all zeros" : "so large that its norm is not finite", name);
     return TSR_OK;
 }
 

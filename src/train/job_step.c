@@ -208,9 +208,10 @@ static tsr_status name_part(void *user, const tsr_job_part *part)
     return TSR_OK;
 }
 
-/* Too many steps were skipped: says where the last one broke. All ranks come here together. */
-static tsr_status give_up(tsr_job *job)
+tsr_status tsr_job_give_up(tsr_job *job)
 {
+    bool never =
+        job->skipped_steps == job->done; /* though all that it was given is finite (model/load.h) */
     int64_t seen[2];
     refused_part refused = {0};
     TSR_TRY(tsr_streams_synchronize(&job->streams));
@@ -224,16 +225,19 @@ static tsr_status give_up(tsr_job *job)
                              seen[1]);
         TSR_TRY(tsr_job_each_part(job, NULL, name_part, &refused));
     }
-    return tsr_fail(TSR_EDATA,
+    const char *loss = seen[0] ? "the loss" : "";
+    const char *gradient = *refused.name ? "first, from the output back, the gradient of " : "";
+    return tsr_fail(never ? TSR_EDEVICE : TSR_EDATA,
                     "step %lld: the loss or a gradient was not finite in %lld steps in a row "
-                    "(max_skipped_steps is %lld); in this one %s%s%s; lower learning_rate, or look "
-                    "at the data of these steps",
+                    "(max_skipped_steps is %lld)%s%s%s%s%s%s; %s",
                     (long long)job->done, (long long)job->skipped,
-                    (long long)job->inputs.config.max_skipped_steps, seen[0] ? "the loss" : "",
-                    seen[0] && *refused.name ? " and first, from the output back, the gradient of "
-                    : *refused.name          ? "first, from the output back, the gradient of "
-                                             : "",
-                    refused.name);
+                    (long long)job->inputs.config.max_skipped_steps,
+                    never ? ", and no step has updated anything: no adapter is written" : "",
+                    *loss || *gradient ? "; in this one " : "", loss,
+                    *loss && *gradient ? " and " : "", gradient, refused.name,
+                    never ? "the model and the adapter it began with are finite: lower lora_alpha, "
+                            "write dtype: float32, or look at the data of these steps"
+                          : "lower learning_rate, or look at the data of these steps");
 }
 
 static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64_t *word,
@@ -273,7 +277,7 @@ static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64
     job->skipped = report->skipped ? job->skipped + 1 : 0;
     job->skipped_steps += report->skipped;
     report->skipped_steps = job->skipped_steps;
-    return job->skipped > job->inputs.config.max_skipped_steps ? give_up(job) : TSR_OK;
+    return job->skipped > job->inputs.config.max_skipped_steps ? tsr_job_give_up(job) : TSR_OK;
 }
 
 /* Writing the trace is no part of a step's time. */

@@ -1,6 +1,6 @@
 /*
  * fp32 to bf16, against pairs of bits written by hand: every other test that rounds asks the same
- * function what is right.
+ * function what is right. And the search for what is not finite.
  */
 #include "base/dtype.h"
 
@@ -63,12 +63,45 @@ static void test_bf16_back(void **state)
             assert_int_equal(tsr_f32_to_bf16(tsr_bf16_to_f32((uint16_t)bits)), bits);
 }
 
+/* Each kind of NaN and infinity at each place of a few chunks, and none among all finite numbers. */
+static void test_first_not_finite(void **state)
+{
+    (void)state;
+    static const uint16_t bad_bf16[] = {0x7f80, 0xff80, 0x7f81, 0xffff};
+    static const uint16_t bad_f16[] = {0x7c00, 0xfc00, 0x7c01, 0xffff};
+    static uint16_t half[1300];
+    static float wide[1300];
+    for (int i = 0; i < 1300; i++) {
+        half[i] = (uint16_t)(i % 2 ? 0x7bff : 0x83ff); /* the largest of F16, and a small one */
+        wide[i] = i % 2 ? 0x1.fffffep127f : -0x1p-149f;
+    }
+    assert_int_equal(tsr_first_not_finite(half, TSR_F16, 1300), 1300);
+    assert_int_equal(tsr_first_not_finite(half, TSR_BF16, 1300), 1300);
+    assert_int_equal(tsr_first_not_finite(wide, TSR_F32, 1300), 1300);
+    assert_int_equal(tsr_first_not_finite(half, TSR_BF16, 0), 0);
+    for (int i = 0; i < 1300; i++) {
+        uint16_t good = half[i];
+        float number = wide[i];
+        half[i] = bad_bf16[i % 4];
+        assert_int_equal(tsr_first_not_finite(half, TSR_BF16, 1300), i);
+        half[i] = bad_f16[i % 4];
+        assert_int_equal(tsr_first_not_finite(half, TSR_F16, 1300), i);
+        wide[i] = tsr_bf16_to_f32(bad_bf16[i % 4]);
+        assert_int_equal(tsr_first_not_finite(wide, TSR_F32, 1300), i);
+        half[i] = good;
+        wide[i] = number;
+    }
+    memset(wide, 0xff, sizeof wide);
+    assert_int_equal(tsr_first_not_finite(wide, TSR_U8, 1300), 1300);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bf16_rounding),
         cmocka_unit_test(test_bf16_nan),
         cmocka_unit_test(test_bf16_back),
+        cmocka_unit_test(test_first_not_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

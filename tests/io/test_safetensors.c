@@ -2,6 +2,7 @@
 
 #include "io/safetensors.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -293,6 +294,30 @@ static void test_widening(void **state)
     free(wide);
 }
 
+/* Whoever reads numbers is told of the first that is not finite, in the part that was asked for. */
+static void test_not_finite(void **state)
+{
+    (void)state;
+    enum { COUNT = 10000 };
+    static float values[COUNT], read[COUNT];
+    tsr_safetensors *file;
+    values[7000] = -INFINITY;
+    values[7001] = NAN;
+    tsr_tensor_source source = {
+        .name = "n", .dtype = TSR_F32, .ndim = 1, .shape = {COUNT}, .data = values};
+    assert_int_equal(tsr_safetensors_write(scratch_path("inf"), &source, 1), TSR_OK);
+    assert_int_equal(tsr_safetensors_open(&file, scratch_path("inf")), TSR_OK);
+    const tsr_tensor *tensor = tsr_safetensors_find(file, "n");
+    assert_int_equal(tsr_safetensors_read_f32(read, tensor, 0, 7000), TSR_OK);
+    assert_int_equal(tsr_safetensors_read_f32(read, tensor, 100, COUNT - 100), TSR_EDATA);
+    assert_non_null(strstr(tsr_last_error(), "inf: tensor 'n': element 7000 is -inf"));
+    assert_int_equal(tsr_safetensors_read_finite(read, tensor, 7001, 10), TSR_EDATA);
+    assert_non_null(strstr(tsr_last_error(), "inf: tensor 'n': element 7001 is nan"));
+    assert_int_equal(tsr_safetensors_read_finite(read, tensor, 7002, COUNT - 7002), TSR_OK);
+    assert_int_equal(tsr_safetensors_read(read, tensor, 0, sizeof read), TSR_OK);
+    tsr_safetensors_close(file);
+}
+
 static void *read_many(void *tensor)
 {
     unsigned char part[7];
@@ -334,6 +359,7 @@ int main(void)
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_writer_refuses, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_widening, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_not_finite, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_reads_at_the_same_time, scratch_setup,
                                         scratch_teardown),
     };

@@ -6,6 +6,8 @@
 
 #define CONFIG  "adapter/adapter_config.json"
 #define WEIGHTS "adapter/adapter_model.safetensors"
+/* In bf16, and of fp32 the upper half. */
+#define NOT_A_NUMBER "\xc0\x7f"
 
 static void start(const char *name)
 {
@@ -43,6 +45,9 @@ ADAPTER(saved_modules, "lora_r8",
         cli_edit(CONFIG, "\"modules_to_save\": null", "\"modules_to_save\": [\"lm_head\"]"))
 ADAPTER(not_lora, "lora_r8", cli_edit(CONFIG, "\"LORA\"", "\"IA3\""))
 ADAPTER(fewer_targets, "lora_r8", cli_edit(CONFIG, "\"q_proj\"", "\"qq_proj\""))
+ADAPTER(a_not_finite, "dora_r8", cli_poke(WEIGHTS, 74568 + 2 * 5631, NOT_A_NUMBER, 2))
+ADAPTER(b_not_finite, "dora_r8", cli_poke(WEIGHTS, 333640 + 2 * 3000, NOT_A_NUMBER, 2))
+ADAPTER(magnitude_not_finite, "dora_r8", cli_poke(WEIGHTS, 49224 + 4 * 703 + 2, NOT_A_NUMBER, 2))
 ADAPTER(no_magnitudes, "lora_r8", cli_edit(CONFIG, "\"use_dora\": false", "\"use_dora\": true"))
 ADAPTER(no_b, "lora_r8",
         cli_edit_header(WEIGHTS, "layers.2.mlp.up_proj.lora_B.weight",
@@ -83,6 +88,23 @@ const cli_bad_case cli_bad_adapter[] = {
     {"adapter_saved_modules", saved_modules, NULL, 65, {"modules_to_save"}},
     {"adapter_not_lora", not_lora, NULL, 65, {"IA3"}},
     {"adapter_targets", fewer_targets, NULL, 65, {"model.layers.0.self_attn.q_proj"}},
+    {"adapter_a_not_finite",
+     a_not_finite,
+     NULL,
+     65,
+     {WEIGHTS ": tensor 'base_model.model.model.layers.0.mlp.down_proj.lora_A.weight': element "
+              "5631 is nan"}},
+    {"adapter_b_not_finite_n2",
+     b_not_finite,
+     NULL,
+     65,
+     {WEIGHTS, "layers.3.mlp.up_proj.lora_B.weight': element 3000 is nan"},
+     2},
+    {"adapter_magnitude_not_finite",
+     magnitude_not_finite,
+     NULL,
+     65,
+     {WEIGHTS, "layers.3.mlp.up_proj.lora_magnitude_vector': element 703 is nan"}},
     {"adapter_magnitudes", no_magnitudes, NULL, 65, {"magnitude"}},
     {"adapter_without_b", no_b, NULL, 65, {"layers.2.mlp.up_proj"}},
     {"dora_over_trained", trained, "use_dora=true", 78, {"lora_B", "magnitudes"}},

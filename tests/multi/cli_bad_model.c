@@ -82,6 +82,28 @@ static void not_finite(void)
     cli_poke(SHARD, 2459648 + 2 * 150001, &infinity, sizeof infinity);
 }
 
+/* The embedding begins at byte 1536; of 4096 rows of 256, element 777000 is rank 1's of 2. */
+static void embedding_not_finite(void)
+{
+    static const uint16_t nan = 0x7fc0, infinity = 0xff80;
+    cli_poke(SHARD, 1536 + 2 * 777000, &nan, sizeof nan);
+    cli_poke(SHARD, 1536 + 2 * 777003, &infinity, sizeof infinity);
+}
+
+/* Element 5 of layers.0.input_layernorm. */
+static void norm_not_finite(void)
+{
+    static const uint16_t infinity = 0xff80;
+    cli_poke(SHARD, 2098688 + 2 * 5, &infinity, sizeof infinity);
+}
+
+/* Element 10 of the scales of layers.1.mlp.down_proj's scales. */
+static void scale_not_finite(void)
+{
+    static const uint32_t nan = 0x7fc00000;
+    cli_poke(WHOLE, 17924 + 4 * 10, &nan, sizeof nan);
+}
+
 /* Rows of layers.0.mlp.gate_proj, of 256 numbers: one of rank 0, one of rank 1 of 2. */
 static void zero_row_of(long row)
 {
@@ -151,13 +173,47 @@ const cli_bad_case cli_bad_model[] = {
     {"lying_shape", lying_shape, NULL, 65, {"model.embed_tokens.weight", "4095"}},
     {"lying_dtype", lying_dtype, NULL, 65, {"F8_E4M3"}},
     {"missing_tensor", missing_tensor, NULL, 65, {"model.embed_tokens.weight"}},
-    {"not_finite", not_finite, NULL, 65, {"layers.0.mlp.gate_proj", "element 150001 is inf"}},
+    {"not_finite",
+     not_finite,
+     NULL,
+     65,
+     {SHARD, "layers.0.mlp.gate_proj", "element 150001 is inf"}},
     {"not_finite_n2",
      not_finite,
      NULL,
      65,
-     {"layers.0.mlp.gate_proj", "rank 1's part", "element 59889 is inf"},
+     {SHARD, "layers.0.mlp.gate_proj", "element 150001 is inf"},
      2},
+    {"embedding_not_finite",
+     embedding_not_finite,
+     NULL,
+     65,
+     {SHARD ": tensor 'model.embed_tokens.weight': element 777000 is nan"}},
+    {"embedding_not_finite_n3",
+     embedding_not_finite,
+     NULL,
+     65,
+     {SHARD ": tensor 'model.embed_tokens.weight': element 777000 is nan"},
+     3},
+    {"norm_not_finite",
+     norm_not_finite,
+     NULL,
+     65,
+     {SHARD ": tensor 'model.layers.0.input_layernorm.weight': element 5 is -inf"}},
+    {"norm_not_finite_eval",
+     norm_not_finite,
+     "eval_dataset=data.jsonl",
+     65,
+     {SHARD ": tensor 'model.layers.0.input_layernorm.weight': element 5 is -inf"},
+     2,
+     .command = "eval job.yaml"},
+    {"scale_not_finite_n2",
+     scale_not_finite,
+     NULL,
+     65,
+     {WHOLE ": tensor 'model.layers.1.mlp.down_proj.weight.nested_absmax': element 10 is nan"},
+     2,
+     .model = CLI_PREQUANTIZED},
     {"zero_row_dora",
      zero_row,
      "use_dora=true",

@@ -35,6 +35,7 @@ BREAK(other_model,
 BREAK(no_config, cli_remove("model/config.json"))
 BREAK(cut_shard, cli_cut(SHARD, -8))
 BREAK(not_finite, cli_poke(SHARD, 3000000, INFINITE, 2))
+BREAK(norm_not_finite, cli_poke(SHARD, 2098688, INFINITE, 2)) /* layers.0.input_layernorm */
 BREAK(holds_run, (mkdir("out", 0777), cli_write("out/metrics.jsonl", "{}\n")))
 BREAK(holds_adapter, (mkdir("out", 0777), cli_write("out/adapter_config.json", "{}\n")))
 BREAK(holds_model, (mkdir("out", 0777), cli_write("out/model-00001-of-00002.safetensors", "")))
@@ -68,7 +69,13 @@ const cli_bad_case cli_bad_tools[] = {
      not_finite,
      NULL,
      65,
-     {"layers.0.mlp", "row", "not finite"},
+     {SHARD ": tensor 'model.layers.0.mlp", "element", "inf"},
+     .command = MERGE},
+    {"merge_norm_not_finite",
+     norm_not_finite,
+     NULL,
+     65,
+     {SHARD ": tensor 'model.layers.0.input_layernorm.weight': element 0 is inf"},
      .command = MERGE},
     {"merge_no_output", adapter, "output_dir=null", 78, {"output_dir: required"}, .command = MERGE},
     {"merge_over_model",
@@ -134,7 +141,13 @@ const cli_bad_case cli_bad_tools[] = {
      not_finite,
      NULL,
      65,
-     {"layers.0.mlp", "element", "inf"},
+     {SHARD ": tensor 'model.layers.0.mlp", "element", "inf"},
+     .command = "quantize job.yaml"},
+    {"quantize_norm_not_finite",
+     norm_not_finite,
+     NULL,
+     65,
+     {SHARD ": tensor 'model.layers.0.input_layernorm.weight': element 0 is inf"},
      .command = "quantize job.yaml"},
     {"quantize_cut_shard",
      cut_shard,

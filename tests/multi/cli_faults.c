@@ -238,7 +238,7 @@ static void not_finite(void)
         cli_run(&output, ranks, NULL,
                 "train job.yaml max_steps=50 learning_rate=1000 lora_alpha=1e9 "
                 "lr_scheduler_type=constant max_skipped_steps=3");
-        check_code(&output, 65);
+        check_code(&output, 71);
         check_once(&output, "not finite in 4 steps in a row (max_skipped_steps is 3)");
         check_end("failed");
         check_adapter(false);

@@ -1,5 +1,6 @@
 #include "job_fixture.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -148,7 +149,8 @@ typedef struct {
     tsr_comm *comm;
     const char *config, *output;
     bool overwrite;
-    const job_event *event; /* of this rank; NULL: none */
+    const job_event *event;     /* of this rank; NULL: none */
+    pthread_barrier_t *started; /* of all ranks, where the event is before the first step */
     int rank, status, reports;
     volatile int stop;
     job_result result;
@@ -209,6 +211,20 @@ static void happen(rank_run *run, tsr_job *job, int step)
         tsr_executor_fail(job->executor, tsr_fail(TSR_EDATA, "row 9 is bad"));
     if (run->event && run->event->overflow_after == step)
         job->sums->gradient_overflow = 1;
+    if (run->event && run->event->spoil_after == step) {
+        const tsr_trainable *t = &job->decision.store.trainable;
+        tsr_streams_synchronize(&job->streams);
+        t->master[tsr_trainable_at(t, 0, 0).begin] = NAN;
+    }
+}
+
+static void spoil_embedding(const rank_run *run, tsr_job *job)
+{
+    const tsr_tensor *table = job->inputs.layout.embedding;
+    uint64_t bytes = table->shape[1] * tsr_dtype_bytes(table->dtype);
+    if (run->event && run->event->spoil_token)
+        memset(job->embedding + (uint64_t)run->event->spoil_token * bytes, 0xff, bytes);
+    pthread_barrier_wait(run->started); /* the others read it in their first step */
 }
 
 static int steps(rank_run *run, tsr_job *job)
@@ -260,6 +276,8 @@ static void *run_rank(void *user)
         memory->read_before_start = tsr_checkpoint_bytes_read(job->inputs.checkpoint);
         status = tsr_job_start(job);
     }
+    if (status == 0 && run->started)
+        spoil_embedding(run, job);
     if (status == 0)
         status = steps(run, job);
     if (status == 0) {
@@ -319,6 +337,10 @@ static void run_all(job_result *out, int ranks, rank_run prototype, const job_ev
     rank_run *runs = calloc((size_t)ranks, sizeof *runs);
     assert_non_null(runs);
     assert_int_equal(tsr_comm_create_threads(comms, ranks, 60), TSR_OK);
+    pthread_barrier_t started;
+    pthread_barrier_init(&started, NULL, (unsigned)ranks);
+    if (event && event->spoil_token)
+        prototype.started = &started;
     for (int i = 0; i < ranks; i++) {
         runs[i] = prototype;
         runs[i].comm = comms[i];
@@ -328,6 +350,7 @@ static void run_all(job_result *out, int ranks, rank_run prototype, const job_ev
     }
     for (int i = 0; i < ranks; i++)
         pthread_join(threads[i], NULL);
+    pthread_barrier_destroy(&started);
     for (int i = 1; i < ranks; i++) {
         if (runs[i].status != runs[0].status)
             fail_msg("rank 0 ended with %d (%s), rank %d with %d (%s)", runs[0].status,

@@ -79,6 +79,8 @@ typedef struct {
     int stop_evaluating;  /* or before this evaluation, from 1 */
     int fail_after;       /* it fails after this step */
     int overflow_after;   /* a gradient of its step after this one counts as not finite */
+    int spoil_token; /* before the first step its row of the embedding becomes NaN, on all ranks */
+    int spoil_after; /* after this step its first master becomes NaN */
 } job_event;
 
 void job_run_with(job_result *out, int ranks, const char *config, const job_event *event);
