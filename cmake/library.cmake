@@ -16,7 +16,7 @@ file(CONFIGURE OUTPUT ${TSR_LIBRARY_NAMES} CONTENT "${text}\n")
 list(JOIN names "; " text)
 file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/libtessera.map CONTENT "{ global: ${text}; local: *; };\n")
 
-set(TSR_LIBRARY_OBJECTS)
+set(TSR_LIBRARY_OBJECTS ${TSR_OPENBLAS_CHOICE}) # first: OpenBLAS' own is not looked for then
 foreach(folder ${TSR_FOLDERS})
   list(APPEND TSR_LIBRARY_OBJECTS $<TARGET_OBJECTS:${folder}>)
 endforeach()

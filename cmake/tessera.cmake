@@ -18,6 +18,18 @@ find_package(MPI REQUIRED COMPONENTS C)
 # The serial OpenBLAS: the pool in src/device splits the work, so that the threads never change a bit.
 find_library(TSR_OPENBLAS_ARCHIVE NAMES libopenblas.a PATH_SUFFIXES openblas-serial REQUIRED)
 find_path(TSR_OPENBLAS_INCLUDE NAMES cblas.h PATH_SUFFIXES openblas-serial REQUIRED)
+# Of one that chooses its micro-kernels when it starts, the object that does so; its getenv becomes
+# tsr_gemm_core_getenv (src/kernels/gemm_core.c). Empty: this OpenBLAS was built for one processor.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${TSR_OPENBLAS_ARCHIVE})
+set(TSR_OPENBLAS_CHOICE ${CMAKE_BINARY_DIR}/openblas_dynamic.o)
+file(REMOVE ${CMAKE_BINARY_DIR}/dynamic.o)
+execute_process(COMMAND ${CMAKE_AR} x ${TSR_OPENBLAS_ARCHIVE} dynamic.o WORKING_DIRECTORY ${CMAKE_BINARY_DIR} ERROR_QUIET)
+if(EXISTS ${CMAKE_BINARY_DIR}/dynamic.o)
+  execute_process(COMMAND_ERROR_IS_FATAL ANY COMMAND ${CMAKE_OBJCOPY} --redefine-sym getenv=tsr_gemm_core_getenv
+    ${CMAKE_BINARY_DIR}/dynamic.o ${TSR_OPENBLAS_CHOICE})
+else()
+  set(TSR_OPENBLAS_CHOICE)
+endif()
 
 # What makes a bug harder to use: stack protector, checked copies of libc, stack clash, CET, and a program whose tables
 # are read-only once it runs (tests/library/check_hardening.sh).

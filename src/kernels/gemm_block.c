@@ -12,19 +12,14 @@
  * A serial OpenBLAS hands out its packing buffers without a lock (found on 0.3.21: two threads get
  * the same buffer and wrong results), so the allocation is wrapped at link time (--wrap, see
  * CMakeLists.txt) and locked here; giving a buffer back is one store.
- *
- * For a processor newer than it, it takes kernels of SSE3 ("Prescott": 0.3.21 does so on Emerald Rapids, where
- * they reach a fifth of its AVX-512 ones). It reads OPENBLAS_CORETYPE then, which is set for the moment it takes.
  */
 #include "kernels/gemm_block.h"
 
+#include "kernels/gemm_core.h"
 #include "kernels/loops.h"
 
 #include <cblas.h>
 #include <pthread.h>
-#include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define TILE_WORK    1000000 /* multiply-adds that OpenBLAS does not pack */
 #define PANEL        16384   /* elements of B, 64 KiB: they stay in the second cache */
@@ -45,57 +40,11 @@ void *__wrap_blas_memory_alloc(int kind)
     return buffer;
 }
 
-/* ---- a processor that OpenBLAS does not know ---- */
-
-#if defined(__x86_64__)
-/* Of an OpenBLAS that chooses its kernels when it starts; another has none of these. */
-extern void gotoblas_dynamic_init(void) __attribute__((weak));
-extern void gotoblas_dynamic_quit(void) __attribute__((weak));
-
-/* The kernels that it would have chosen, had it known the processor. */
-static const char *core_by_features(void)
-{
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("x86-64-v4")   ? "SkylakeX"
-           : __builtin_cpu_supports("x86-64-v3") ? "Haswell"
-                                                 : NULL;
-}
-
-/* Before main, or when the library is loaded: nothing multiplies yet. */
-__attribute__((constructor)) static void choose_core(void)
-{
-    if (!gotoblas_dynamic_init || !gotoblas_dynamic_quit || getenv("OPENBLAS_CORETYPE"))
-        return;
-    gotoblas_dynamic_init(); /* in case its own constructor comes after this one */
-    const char *core = core_by_features();
-    if (!core || strcmp(openblas_get_corename(), "Prescott") != 0)
-        return;
-    setenv("OPENBLAS_CORETYPE", core, 1);
-    gotoblas_dynamic_quit();
-    gotoblas_dynamic_init();
-    unsetenv("OPENBLAS_CORETYPE");
-}
-#endif
-
 static void call_blas(const tsr_gemm_block_args *b)
 {
     cblas_sgemm(CblasRowMajor, b->trans_a ? CblasTrans : CblasNoTrans,
                 b->trans_b ? CblasTrans : CblasNoTrans, (int)b->m, (int)b->n, (int)b->k, b->alpha,
                 b->a, (int)b->lda, b->b, (int)b->ldb, b->beta, b->c, (int)b->ldc);
-}
-
-/* Whether this processor's OpenBLAS has kernels that do not pack. */
-static bool has_small_kernels(void)
-{
-    static _Atomic int known; /* 1: no, 2: yes */
-    int value = atomic_load_explicit(&known, memory_order_relaxed);
-    if (!value) {
-        const char *core = openblas_get_corename();
-        value = 1 + (!strcmp(core, "SkylakeX") || !strcmp(core, "Cooperlake") ||
-                     !strcmp(core, "SapphireRapids"));
-        atomic_store_explicit(&known, value, memory_order_relaxed);
-    }
-    return value == 2;
 }
 
 /* ---- the columns that OpenBLAS would allocate memory for ---- */
@@ -145,7 +94,7 @@ static void multiply(const tsr_gemm_block_args *b)
     int64_t beyond = b->n % 16;
     bool small = (double)b->m * (double)b->n * (double)b->k <= TILE_WORK;
     if (b->trans_a || b->trans_b || !small || b->k < 32 || !beyond || beyond > NARROW ||
-        !has_small_kernels()) {
+        !tsr_gemm_core_is_small()) {
         call_blas(b);
         return;
     }
@@ -157,11 +106,6 @@ static void multiply(const tsr_gemm_block_args *b)
     part.c += part.n;
     part.n = beyond;
     multiply_narrow(&part);
-}
-
-const char *tsr_gemm_block_core(void)
-{
-    return openblas_get_corename();
 }
 
 /* ---- turning B around ---- */
@@ -255,7 +199,7 @@ void tsr_gemm_block(const tsr_gemm_block_args *b)
 {
     bool small = (double)b->m * (double)b->n * (double)b->k <= TILE_WORK;
     bool thin = b->m < LEAST_ROWS || b->n < LEAST_WIDTH || b->k < 1;
-    if (thin || (small && !b->trans_b) || !has_small_kernels())
+    if (!tsr_gemm_core_is_small() || thin || (small && !b->trans_b))
         multiply(b);
     else
         run_tiles(b);

@@ -24,10 +24,7 @@ typedef struct {
  * call at once. */
 void tsr_gemm_block(const tsr_gemm_block_args *block);
 
-/* OpenBLAS' version and how it was built. Borrowed. */
+/* OpenBLAS' version, how it was built, and what it multiplies with. Borrowed. */
 const char *tsr_gemm_block_library(void);
-
-/* The name of the micro-kernels that OpenBLAS chose for this processor. Borrowed. */
-const char *tsr_gemm_block_core(void);
 
 #endif

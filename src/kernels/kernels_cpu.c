@@ -4,7 +4,7 @@
  */
 #include "kernels/kernels.h"
 
-#include "kernels/gemm_block.h"
+#include "kernels/gemm_core.h"
 
 #include <stdio.h>
 
@@ -36,7 +36,7 @@ const char *tsr_kernels_cpu_set(void)
         set = "x86-64-v3";
 #endif
 #endif
-    snprintf(text, sizeof text, "%s, OpenBLAS %s", set, tsr_gemm_block_core());
+    snprintf(text, sizeof text, "%s, OpenBLAS %s", set, tsr_gemm_core());
     return text;
 }
 

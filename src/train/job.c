@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/phase.h"
 #include "train/data_report.h"
+#include "train/peers.h"
 #include "train/same.h"
 #include "train/summary.h"
 #include "train/usage.h"
@@ -166,6 +167,7 @@ static tsr_status choose_date(tsr_job *job)
 static tsr_status read_inputs(tsr_job *job)
 {
     tsr_stream *stream = job->control;
+    TSR_TRY(tsr_job_agree(job, tsr_peers_check_program(job->world, stream)));
     TSR_TRY(tsr_job_agree(job, read_config(job)));
     TSR_TRY(tsr_job_agree(job, tsr_same_config(&job->inputs.config, job->world, stream)));
     TSR_TRY(choose_date(job));
@@ -173,6 +175,9 @@ static tsr_status read_inputs(tsr_job *job)
         return tsr_job_agree(job, tsr_inputs_read_data_alone(&job->inputs));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_choose(job)));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_open(job)));
+    if (job->options.purpose != TSR_JOB_PLAN)
+        TSR_TRY(tsr_job_agree(
+            job, tsr_peers_check_kernels(job->kernels, job->device, job->world, stream)));
     TSR_TRY(tsr_job_backend_speeds(job));
     /* Before what may take minutes. */
     bool first = job->view.rank == 0;

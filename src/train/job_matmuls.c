@@ -11,7 +11,6 @@
  */
 #include "train/job_parts.h"
 
-#include "base/hash.h"
 #include "base/log.h"
 #include "io/file.h"
 #include "train/cache.h"
@@ -125,11 +124,6 @@ static tsr_status choose_for_all(tsr_job *job)
     else if (status == TSR_OK && !device.length)
         return TSR_OK; /* this backend has nothing to choose, on no rank */
     status = tsr_job_agree(job, status);
-    if (status == TSR_OK)
-        status = tsr_comm_check_same(
-            job->world, job->control, tsr_hash(TSR_HASH_START, device.data, device.length),
-            "the kind of GPU, or its libraries,",
-            "a job's matmuls are the same on all ranks: give it GPUs of one kind");
     if (status == TSR_OK)
         status = tsr_job_agree(job, job->view.rank == 0 ? choose(job, &device) : TSR_OK);
     tsr_text_free(&device);

@@ -10,6 +10,7 @@
 #include "io/json.h"
 #include "tessera.h"
 #include "train/earlier.h"
+#include "train/peers.h"
 #include "train/progress.h"
 #include "train/summary.h"
 #include "train/usage.h"
@@ -365,6 +366,7 @@ static int run_job(const tsr_usage *usage, const char *program)
                                .progress = on_progress,
                                .user = &r,
                                .stop = &stop_requested};
+    tsr_peers_take_common();
     int readable = read_config(&config, usage);
     int status = make_progress(&r, config.progress);
     if (status == 0)

@@ -5,6 +5,7 @@
 #include "kernels/gemm.h"
 
 #include "kernels/gemm_block.h"
+#include "kernels/gemm_core.h"
 #include "kernels/kernel_test.h"
 
 #include <pthread.h>
@@ -177,10 +178,53 @@ static void a_new_processor_gets_its_kernels(void **state)
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("x86-64-v3") && !getenv("OPENBLAS_CORETYPE"))
-        assert_string_not_equal(tsr_gemm_block_core(), "Prescott");
+        assert_string_not_equal(tsr_gemm_core(), "Prescott");
     else
-        print_message("not a processor to ask: %s\n", tsr_gemm_block_core());
+        print_message("not a processor to ask: %s\n", tsr_gemm_core());
 #endif
+}
+
+static void processors_have_kernels_in_common(void **state)
+{
+    (void)state;
+    static const char *const pairs[][3] = {{"Zen", "Zen", "Zen"},
+                                           {"Zen", "Haswell", "Haswell"},
+                                           {"Zen", "Cooperlake", "Haswell"},
+                                           {"SapphireRapids", "SkylakeX", "SkylakeX"},
+                                           {"SapphireRapids", "Cooperlake", "Cooperlake"},
+                                           {"Excavator", "Piledriver", "Sandybridge"},
+                                           {"Nehalem", "Zen", "Nehalem"},
+                                           {"Penryn", "Nehalem", "Prescott"},
+                                           {"Zen", "NEOVERSEN1", NULL},
+                                           {"NEOVERSEN1", "NEOVERSEN1", "NEOVERSEN1"}};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        for (int turn = 0; turn < 2; turn++) {
+            const char *common = tsr_gemm_core_common(pairs[i][turn], pairs[i][1 - turn]);
+            assert_int_equal(common != NULL, pairs[i][2] != NULL);
+            if (common)
+                assert_string_equal(common, pairs[i][2]);
+        }
+}
+
+/* Without a word of it in the environment, and with all that hangs on it: the matmuls are right. */
+static void kernels_are_changed(void **state)
+{
+    static const char *const cores[] = {"Nehalem", "Prescott"};
+    char before[32];
+    snprintf(before, sizeof before, "%s", tsr_gemm_core());
+    if (!strcmp(before, "Prescott") || tsr_gemm_core_take("Nehalem") < 0)
+        skip(); /* not an x86 with several kinds */
+    for (size_t i = 0; i < sizeof cores / sizeof *cores; i++) {
+        assert_int_equal(tsr_gemm_core_take(cores[i]), TSR_OK);
+        assert_string_equal(tsr_gemm_core(), cores[i]);
+        assert_non_null(strstr(tsr_gemm_block_library(), cores[i]));
+        assert_false(tsr_gemm_core_is_small());
+        gemm_matches_fp64(state);
+    }
+    assert_int_equal(tsr_gemm_core_take("no such"), TSR_EUNSUPPORTED);
+    assert_int_equal(tsr_gemm_core_take(before), TSR_OK);
+    assert_string_equal(tsr_gemm_core(), before);
+    assert_null(getenv("OPENBLAS_CORETYPE"));
 }
 
 int main(void)
@@ -190,6 +234,8 @@ int main(void)
         cmocka_unit_test(threads_do_not_disturb_each_other),
         cmocka_unit_test(bad_arguments_are_refused),
         cmocka_unit_test(a_new_processor_gets_its_kernels),
+        cmocka_unit_test(processors_have_kernels_in_common),
+        cmocka_unit_test(kernels_are_changed),
     };
     return cmocka_run_group_tests(tests, NULL, pools_teardown);
 }

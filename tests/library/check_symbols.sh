@@ -25,7 +25,7 @@ cc -c -o "$scratch/a.o" "$scratch/a.c"
 [ -n "$(calls "$scratch/a.o")" ] || { echo "self-test: puts is not found"; exit 1; }
 set -- "$build"/src/*/libtsr_*.a
 [ $# -ge 12 ] || { echo "only $# folders are built in $build"; exit 1; }
-found=$(calls "$@")
+found=$(calls "$@" | grep -v ':openblas_dynamic[.]o: ' || true) # OpenBLAS' own
 [ -z "$found" ] || { echo "$found"; echo "the library must not call these"; exit 1; }
 object=$(find "$build/CMakeFiles/tessera.dir" -name 'main.c.o')
 found=$(nm -u "$object" | awk '{ sub(/@.*/, "", $NF); print $NF }' | grep -E "^($outside)\$" || true)

@@ -76,11 +76,30 @@ static void lose(const char *how, int victim)
     cli_case_end();
 }
 
+/* A library does not change what its process computes with: it refuses ranks that would give other bits. */
+static void other_kernels(void)
+{
+    cli_output output;
+    cli_name("other kernels");
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_run(&output, RANKS,
+            "if [ $RANK = 1 ]; then export OPENBLAS_CORETYPE=Prescott; fi; exec \"$@\"", "stop -1");
+    if (output.code != 76)
+        cli_fail("exit code %d\n%s", output.code, output.err);
+    if (!strstr(output.err, "has Prescott") ||
+        !strstr(output.err, "the ranks have different kernels of OpenBLAS") ||
+        !strstr(output.err, "OPENBLAS_CORETYPE=Prescott"))
+        cli_fail("expected both sides in\n%s", output.err);
+    cli_output_free(&output);
+    cli_case_end();
+}
+
 int main(int argc, char **argv)
 {
     cli_open(argc, argv);
     lose("stop", 0);
     lose("stop", 2);
+    other_kernels();
     /* mpirun ends all ranks when one has died: here the others shall come to their own end. */
     setenv("OMPI_MCA_orte_abort_on_non_zero_status", "0", 1);
     setenv("OMPI_MCA_orte_enable_recovery", "1", 1);

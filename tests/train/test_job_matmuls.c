@@ -245,11 +245,11 @@ typedef struct {
 
 typedef struct {
     tsr_comm *comm;
-    const char *device, *output, *resume; /* output NULL: "matmuls" */
-    const char *known;                    /* in output's matmuls.txt before; NULL: "before" */
-    const char *key[2];                   /* more keys of the job, or NULL */
-    bool automatic;                       /* graphs of small shapes are not asked to be timed */
-    bool saves;                           /* a step, and a checkpoint */
+    const char *output, *resume; /* output NULL: "matmuls" */
+    const char *known;           /* in output's matmuls.txt before; NULL: "before" */
+    const char *key[2];          /* more keys of the job, or NULL */
+    bool automatic;              /* graphs of small shapes are not asked to be timed */
+    bool saves;                  /* a step, and a checkpoint */
     int rank;
     tsr_status status;
     char message[512];
@@ -273,7 +273,7 @@ static tsr_status choosing_prepare(tsr_device *device, const tsr_prepare_args *a
     if (args->cached)
         snprintf(got->cached, sizeof got->cached, "%s", args->cached);
     if (args->chosen)
-        tsr_text_puts(args->chosen, running->device);
+        tsr_text_puts(args->chosen, DEVICE);
     got->asked += args->gemm_count > 0;
     if (args->gemm_count)
         tsr_text_puts(args->chosen, "mine\n");
@@ -352,8 +352,6 @@ static void run_ranks(rank_run *run, int ranks)
     for (int i = 0; i < ranks; i++) {
         run[i].comm = comm[i];
         run[i].rank = i;
-        if (!run[i].device)
-            run[i].device = DEVICE;
         assert_int_equal(pthread_create(&thread[i], NULL, run_rank, &run[i]), 0);
     }
     for (int i = 0; i < ranks; i++)
@@ -423,7 +421,7 @@ static void test_two_at_once(void **state)
     int lock = tsr_cache_lock(&place);
     assert_true(lock >= 0);
     assert_int_equal(tsr_comm_create_threads(&comm, 1, 60), TSR_OK);
-    run = (rank_run){.comm = comm, .device = DEVICE};
+    run = (rank_run){.comm = comm};
     assert_int_equal(pthread_create(&thread, NULL, run_rank, &run), 0);
     usleep(700000); /* it comes to its choices within that, or the test shows nothing */
     tsr_cache_write(&place, DEVICE "theirs\n", strlen(DEVICE "theirs\n"));
@@ -470,18 +468,6 @@ static void test_no_cache(void **state)
             fail_msg("%s", run.message);
         assert_string_equal(run.got.cached, "");
         expect_file(scratch_path("matmuls/matmuls.txt"), DEVICE "mine\n");
-    }
-}
-
-static void test_other_devices(void **state)
-{
-    (void)state;
-    rank_run run[2] = {{.device = DEVICE}, {.device = "another device\n"}};
-    run_ranks(run, 2);
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(run[i].status, TSR_ERANKS);
-        assert_non_null(strstr(run[i].message, "the kind of GPU"));
-        assert_int_equal(run[i].got.asked, 0);
     }
 }
 
@@ -622,11 +608,10 @@ static void test_small_graphs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_list),          cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_resumed),       cmocka_unit_test(test_no_cache),
-        cmocka_unit_test(test_other_devices), cmocka_unit_test(test_graphs),
-        cmocka_unit_test(test_known_graphs),  cmocka_unit_test(test_small_graphs),
-        cmocka_unit_test(test_two_at_once),
+        cmocka_unit_test(test_list),         cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_resumed),      cmocka_unit_test(test_no_cache),
+        cmocka_unit_test(test_graphs),       cmocka_unit_test(test_known_graphs),
+        cmocka_unit_test(test_small_graphs), cmocka_unit_test(test_two_at_once),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
