@@ -46,7 +46,7 @@ tsr_status tsr_comm_create_threads(tsr_comm **out, int size, double timeout_seco
 
 /* Under mpirun: initialises MPI (MPI_THREAD_SERIALIZED; refused clearly if the library gives less)
  * unless the program already did, and duplicates the world. A program started without mpirun gets
- * one rank. */
+ * one rank; TSR_ECONFIG: the environment says that it is one of several (comm/launcher.h). */
 tsr_status tsr_comm_create_mpi(tsr_comm **out, double timeout_seconds);
 
 /* "Open MPI v4.1.4, ..." in `text`: the library, which need not be initialised. */

@@ -11,6 +11,7 @@
  */
 #include "base/clock.h"
 #include "comm/comm_parts.h"
+#include "comm/launcher.h"
 
 #include <mpi.h>
 #include <sched.h>
@@ -440,14 +441,19 @@ static const tsr_comm_ops mpi_ops = {
 
 /* ---- creation ---- */
 
-static bool under_launcher(void)
+/* One that believes to be alone would train all, into the output_dir of the others. */
+static tsr_status check_alone(const tsr_launched *launched)
 {
-    static const char *const signs[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK",
-                                        "PMI_SIZE"};
-    for (size_t i = 0; i < sizeof signs / sizeof *signs; i++)
-        if (getenv(signs[i]))
-            return true;
-    return false;
+    char library[TSR_MPI_LIBRARY_BYTES];
+    if (!launched->claims)
+        return TSR_OK;
+    tsr_comm_mpi_library(library);
+    return tsr_fail(TSR_ECONFIG,
+                    "%s=%d says that this process is one of several ranks, but MPI knows of one "
+                    "rank only: start the ranks with the mpirun of the MPI that this program was "
+                    "built with (%.*s), or with srun --mpi=pmix; or, to run one rank, unset %s",
+                    launched->claims, launched->claimed, (int)strcspn(library, ","), library,
+                    launched->claims);
 }
 
 static tsr_status start_library(void)
@@ -511,12 +517,17 @@ tsr_status tsr_comm_create_mpi_with(tsr_comm **out, double timeout_seconds,
     int initialized = 0, rank = 0, size = 0, *nodes = NULL;
     struct mpi_world *world = NULL;
     tsr_board *board = NULL;
+    tsr_launched launched = tsr_launcher_look();
     MPI_Initialized(&initialized);
-    if (!initialized && !under_launcher())
+    if (!initialized && !launched.of_mpi) {
+        TSR_TRY(check_alone(&launched));
         return tsr_comm_create_self(out);
+    }
     tsr_status status = start_library();
     if (status == TSR_OK)
         status = make_world(&world, &rank, &size);
+    if (status == TSR_OK && size == 1)
+        status = check_alone(&launched);
     if (status < 0)
         goto out;
     world->message_bytes = options->message_bytes ? options->message_bytes : MESSAGE_BYTES;

@@ -5,6 +5,7 @@
 #include "base/called.h"
 #include "base/clock.h"
 #include "base/escape.h"
+#include "comm/launcher.h"
 #include "config/config.h"
 #include "device/device.h"
 #include "io/json.h"
@@ -450,15 +451,13 @@ static int run_tool(const tsr_usage *usage)
  * mpirun ends the others while they hold back. */
 static int report_usage(void)
 {
-    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
-    if (rank && strcmp(rank, "0") != 0) {
+    int rank = tsr_launcher_look().rank;
+    char name[48] = "tessera: ";
+    if (rank > 0) {
         sleep(3);
-        say("tessera: rank ");
-        say(rank);
-        say(": ");
-    } else {
-        say("tessera: ");
+        snprintf(name, sizeof name, "tessera: rank %d: ", rank);
     }
+    say(name);
     say(tsr_last_error());
     say("\n");
     return tsr_job_exit_code(TSR_EUSAGE);
@@ -467,13 +466,13 @@ static int report_usage(void)
 /* Several processes that write the same files would be in each other's way. */
 static tsr_status check_alone(const tsr_usage *usage)
 {
-    const char *ranks = getenv("OMPI_COMM_WORLD_SIZE");
-    if (!is_tool(usage) || !ranks || !strcmp(ranks, "1"))
+    const tsr_launched launched = tsr_launcher_look();
+    if (!is_tool(usage) || !launched.claims)
         return TSR_OK;
     return tsr_fail(TSR_EUSAGE,
-                    "started as %s ranks, but this command is one process, which uses all cores: "
-                    "leave out mpirun",
-                    ranks);
+                    "started as several ranks (%s=%d), but this command is one process, which uses "
+                    "all cores: leave out mpirun or srun",
+                    launched.claims, launched.claimed);
 }
 
 /* The program reads the file, and then each rank's library does: a pipe is empty the second time. */

@@ -118,12 +118,23 @@ static void long_rows(void)
         title, NULL, "", 64, {__VA_ARGS__}, .command = line                                        \
     }
 
+/* A process that its environment says is one of several, without an MPI that knows the others. */
+#define ALONE(title, variables, word)                                                              \
+    {                                                                                              \
+        title, NULL, NULL, 78, {"one of several ranks", "unset", word},                            \
+            .wrapper = "export " variables "; exec \"$@\""                                         \
+    }
+
 const cli_bad_case cli_bad_config[] = {
     USAGE("no_command", "", "train"),
     USAGE("unknown_command", "trian job.yaml", "trian"),
     USAGE("no_job_named", "train", "job.yaml"),
     USAGE("dashes", "train job.yaml --learning_rate 1", "learning_rate="),
     USAGE("unknown_option", "plan job.yaml --rank 2", "--rank"),
+    ALONE("alone_openmpi", "OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_SIZE=2"),
+    ALONE("alone_pmix", "PMIX_RANK=1", "PMIX_RANK=1"),
+    ALONE("alone_pmi", "PMI_SIZE=4 PMI_RANK=0", "PMI_SIZE=4"),
+    ALONE("alone_slurm", "SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=3", "srun --mpi=pmix"),
     {"dashes_n3",
      NULL,
      "",

@@ -472,24 +472,6 @@ static void ranks(void)
     cli_case_end();
 }
 
-/* Ranks on two kinds of processors take the kernels that both have: the bits are those of all on the lesser one. */
-static void kernels_in_common(void)
-{
-    cli_output output;
-    cli_case_begin(CLI_TINY_LLAMA);
-    cli_run(&output, 2, "if [ $RANK = 1 ]; then export OPENBLAS_CORETYPE=Prescott; fi; exec \"$@\"",
-            "train job.yaml output_dir=mixed");
-    if (output.code != 0 || !strstr(output.err, "all ranks take those for Prescott") ||
-        !strstr(output.err, ", OpenBLAS Prescott; "))
-        cli_fail("exit code %d\n%s", output.code, output.err);
-    cli_output_free(&output);
-    setenv("OPENBLAS_CORETYPE", "Prescott", 1);
-    run_ok(1, "train job.yaml output_dir=alike");
-    unsetenv("OPENBLAS_CORETYPE");
-    same_files("alike/adapter_model.safetensors", "mixed/adapter_model.safetensors");
-    cli_case_end();
-}
-
 int main(int argc, char **argv)
 {
     static const struct {
@@ -505,7 +487,6 @@ int main(int argc, char **argv)
         {"base_in_summary", base_in_summary},
         {"plan", plan},
         {"ranks", ranks},
-        {"kernels_in_common", kernels_in_common},
         {"checkpoint_inspected", checkpoint_inspected},
     };
     cli_open(argc, argv);
