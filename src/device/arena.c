@@ -27,12 +27,17 @@ struct tsr_arena {
     uint64_t bytes, used;
 };
 
-/* Bytes of memory and swap that are free, UINT64_MAX if the system does not tell. */
-static uint64_t available_bytes(void)
+/* Bytes of memory and swap that are free, or what the control groups leave; UINT64_MAX if the system does not
+ * tell. */
+static uint64_t available_bytes(const char **of)
 {
+    tsr_cgroup cgroup;
+    tsr_cgroup_read(&cgroup, "");
+    uint64_t left = tsr_cgroup_free(&cgroup);
     FILE *file = fopen("/proc/meminfo", "re");
+    *of = "control group";
     if (!file)
-        return UINT64_MAX;
+        return left;
     uint64_t sum = 0;
     bool told = false;
     char line[256];
@@ -45,7 +50,10 @@ static uint64_t available_bytes(void)
             sum += kib * 1024;
     }
     fclose(file);
-    return told ? sum : UINT64_MAX;
+    if (!told || left <= sum)
+        return left;
+    *of = "system";
+    return sum;
 }
 
 static void touch(void *context, int index)
@@ -65,16 +73,17 @@ static tsr_status map(tsr_arena *arena)
 {
     tsr_device *device = arena->device;
     /* Linux promises more than it has and then kills the process, so look first. */
-    uint64_t available = available_bytes();
+    const char *of;
+    uint64_t available = available_bytes(&of);
     void *base = MAP_FAILED;
     if (arena->bytes <= available && arena->bytes <= (uint64_t)PTRDIFF_MAX)
         base = mmap(NULL, arena->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED)
         return tsr_fail(TSR_ENOMEM,
-                        "the %s arena of %llu bytes cannot be allocated: the system has %llu bytes "
+                        "the %s arena of %llu bytes cannot be allocated: the %s has %llu bytes "
                         "available; use a smaller memory_budget, more ranks on more machines, or "
                         "free memory",
-                        kind(arena->memory), (unsigned long long)arena->bytes,
+                        kind(arena->memory), (unsigned long long)arena->bytes, of,
                         (unsigned long long)available);
     arena->base = base;
     madvise(base, arena->bytes, MADV_HUGEPAGE);

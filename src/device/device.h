@@ -70,7 +70,8 @@ tsr_pool *tsr_device_pool(tsr_device *device);
 double tsr_device_timeout(const tsr_device *device);
 tsr_device_kind tsr_device_kind_of(const tsr_device *device);
 
-/* Bytes of device memory: all, and free now. Of the CPU: physical memory, both the same. */
+/* Bytes of device memory: all, and free now. Of the CPU: physical memory, both the same, or what the process' control
+ * groups allow and what of it is not in use. */
 tsr_status tsr_device_memory(uint64_t *free, uint64_t *total, tsr_device *device);
 
 /* What a layer above keeps with the device (the kernels' library handles): `destroy` is called with

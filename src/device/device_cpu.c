@@ -33,8 +33,11 @@ static void describe(tsr_device *device)
 static tsr_status memory(uint64_t *free_bytes, uint64_t *total, tsr_device *device)
 {
     (void)device;
-    *total = tsr_topology_memory(TSR_CGROUP);
-    *free_bytes = *total;
+    tsr_cgroup cgroup;
+    tsr_cgroup_read(&cgroup, "");
+    uint64_t left = tsr_cgroup_free(&cgroup);
+    *total = tsr_topology_memory(&cgroup);
+    *free_bytes = left < *total ? left : *total;
     return TSR_OK;
 }
 

@@ -15,30 +15,6 @@ struct tsr_topology {
     char model[96];
 };
 
-/* CPUs that the cgroup's quota pays for, 0 without a quota. hwloc knows cpusets but no quotas. */
-static int quota_cpus(void)
-{
-    long long quota = 0, period = 0;
-    FILE *file = fopen("/sys/fs/cgroup/cpu.max", "re");
-    if (file) {
-        if (fscanf(file, "%lld %lld", &quota, &period) != 2)
-            quota = 0;
-        fclose(file);
-    } else {
-        static const char *const paths[2] = {"/sys/fs/cgroup/cpu/cpu.cfs_quota_us",
-                                             "/sys/fs/cgroup/cpu/cpu.cfs_period_us"};
-        long long *values[2] = {&quota, &period};
-        for (int i = 0; i < 2; i++) {
-            if (!(file = fopen(paths[i], "re")))
-                return 0;
-            if (fscanf(file, "%lld", values[i]) != 1)
-                *values[i] = 0;
-            fclose(file);
-        }
-    }
-    return quota > 0 && period > 0 ? (int)((quota + period - 1) / period) : 0;
-}
-
 /* True when the launcher gave each rank cores of its own: then they must not be shared again. */
 static bool bound_by_launcher(void)
 {
@@ -95,10 +71,16 @@ static tsr_status find_share(tsr_topology *topology, int local_rank, int local_r
         cores = hwloc_bitmap_weight(allowed) > 0 ? hwloc_bitmap_weight(allowed) : 1;
     int ranks = bound_by_launcher() ? 1 : local_rank_count;
     int rank = ranks == 1 ? 0 : local_rank;
-    int quota = quota_cpus();
-    int usable = quota > 0 && quota < cores ? quota : cores;
+    tsr_cgroup cgroup;
+    tsr_cgroup_read(&cgroup, "");
+    int quota = cgroup.cpus ? cgroup.cpus : INT32_MAX;
+    int usable = quota < cores ? quota : cores;
+    int share = usable / ranks;
+    if (share >
+        quota / local_rank_count) /* of ranks with cores of their own, the quota is common */
+        share = quota / local_rank_count;
     topology->core_count = usable;
-    topology->share_count = usable / ranks > 1 ? usable / ranks : 1;
+    topology->share_count = share > 1 ? share : 1;
     topology->bind = ranks > 1 && ranks <= cores &&
                      collect_cores(topology->hwloc, allowed, (int)((int64_t)cores * rank / ranks),
                                    (int)((int64_t)cores * (rank + 1) / ranks), topology->share) > 0;
@@ -201,29 +183,10 @@ static uint64_t machine_memory(void)
     return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* "max", a file that is not there, or more than the machine has (version 1 says 2^63) is no limit: 0. */
-static uint64_t memory_limit(const char *cgroup)
+uint64_t tsr_topology_memory(const tsr_cgroup *cgroup)
 {
-    static const char *const names[] = {"memory.max", "memory/memory.limit_in_bytes"};
-    unsigned long long bytes = 0;
-    FILE *file = NULL;
-    for (int i = 0; i < 2 && !file; i++) {
-        char path[512];
-        snprintf(path, sizeof path, "%s/%s", cgroup, names[i]);
-        file = fopen(path, "re");
-    }
-    if (!file)
-        return 0;
-    if (fscanf(file, "%llu", &bytes) != 1)
-        bytes = 0;
-    fclose(file);
-    return bytes < machine_memory() ? bytes : 0;
-}
-
-uint64_t tsr_topology_memory(const char *cgroup)
-{
-    uint64_t limit = memory_limit(cgroup);
-    return limit ? limit : machine_memory();
+    uint64_t limit = tsr_cgroup_limit(cgroup), machine = machine_memory();
+    return limit < machine ? limit : machine;
 }
 
 void tsr_topology_describe(tsr_topology_facts *out, const tsr_topology *topology)
@@ -233,6 +196,9 @@ void tsr_topology_describe(tsr_topology_facts *out, const tsr_topology *topology
     if (!cache)
         cache = hwloc_get_obj_by_type(hwloc, HWLOC_OBJ_L2CACHE, 0);
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    tsr_cgroup cgroup;
+    tsr_cgroup_read(&cgroup, "");
+    uint64_t limit = tsr_cgroup_limit(&cgroup);
     *out = (tsr_topology_facts){.packages = count_of(hwloc, HWLOC_OBJ_PACKAGE),
                                 .numa_nodes = count_of(hwloc, HWLOC_OBJ_NUMANODE),
                                 .cores = count_of(hwloc, HWLOC_OBJ_CORE),
@@ -241,7 +207,7 @@ void tsr_topology_describe(tsr_topology_facts *out, const tsr_topology *topology
                                     cache && cache->attr ? cache->attr->cache.size : 0,
                                 .memory_bytes = machine_memory(),
                                 .memory_free_bytes = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * page,
-                                .memory_limit_bytes = memory_limit(TSR_CGROUP)};
+                                .memory_limit_bytes = limit < machine_memory() ? limit : 0};
 }
 
 void tsr_topology_library(char text[32])

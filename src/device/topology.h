@@ -6,12 +6,13 @@
 #define TSR_DEVICE_TOPOLOGY_H
 
 #include "base/status.h"
+#include "device/cgroup.h"
 
 #include <stdint.h>
 
 typedef struct tsr_topology tsr_topology;
 
-/* Shares the cores that the process may use (affinity, cgroup) among `local_rank_count` ranks of
+/* Shares the cores that the process may use (affinity, cgroup's quota) among `local_rank_count` ranks of
  * the node. Ranks that were bound one by one by their launcher keep what they were bound to.
  * pci_bus_id: of the rank's card, "0000:18:00.0"; NULL: it has none. */
 tsr_status tsr_topology_create(tsr_topology **out, int local_rank, int local_rank_count,
@@ -27,14 +28,13 @@ typedef struct {
     int packages, numa_nodes, cores, threads;
     uint64_t last_level_cache_bytes; /* of one cache */
     uint64_t memory_bytes, memory_free_bytes;
-    uint64_t memory_limit_bytes; /* of the cgroup; 0: none */
+    uint64_t memory_limit_bytes; /* of the control groups; 0: none */
 } tsr_topology_facts;
 
 void tsr_topology_describe(tsr_topology_facts *out, const tsr_topology *topology);
 
-/* Bytes that the process may have: the machine's memory, or what the cgroup mounted there allows. */
-#define TSR_CGROUP "/sys/fs/cgroup"
-uint64_t tsr_topology_memory(const char *cgroup);
+/* Bytes that the process may have: the machine's memory, or what its control groups allow. */
+uint64_t tsr_topology_memory(const tsr_cgroup *cgroup);
 
 /* hwloc's version, as "2.9.0", in `text`. */
 void tsr_topology_library(char text[32]);

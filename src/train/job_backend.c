@@ -3,7 +3,10 @@
  */
 #include "train/job_parts.h"
 
+#include "device/topology.h"
+
 #include <stdio.h>
+#include <stdlib.h>
 
 /* Whether there is a GPU for this rank. `why` it is wanted decides what a missing driver means. */
 static tsr_status find_gpu(bool *found, tsr_config_backend backend)
@@ -161,18 +164,74 @@ tsr_status tsr_job_backend_speeds(tsr_job *job)
     return tsr_stream_synchronize(job->control);
 }
 
-/* Of the CPU four fifths of the machine's memory, or its cgroup's, shared by the ranks of a node; of a GPU what is
- * free; of one that is not here (a plan) all that it has, if that is known. The smallest of all ranks
- * counts. */
+/* ---- memory ---- */
+
+/* What a rank's control groups say. */
+typedef struct {
+    int node;
+    tsr_cgroup cgroup;
+} rank_limits;
+
+static bool has_level(const rank_limits *limits, uint64_t id)
+{
+    for (int i = 0; i < limits->cgroup.memory_count; i++)
+        if (limits->cgroup.memory[i].id == id)
+            return true;
+    return false;
+}
+
+/* Four fifths of this rank's share of the machine's memory, or of what its control groups leave. planned: the ranks
+ * of a node are not there, and are taken to be in the groups of this process. */
+static uint64_t share_of_memory(const rank_limits *all, int ranks, int rank, int local_ranks,
+                                bool planned)
+{
+    const rank_limits *own = &all[rank];
+    uint64_t least = tsr_topology_memory(&(tsr_cgroup){0}) / 5 * 4 / (uint64_t)local_ranks;
+    for (int i = 0; i < own->cgroup.memory_count; i++) {
+        const tsr_cgroup_memory *level = &own->cgroup.memory[i];
+        uint64_t sharers = planned ? (uint64_t)local_ranks : 0;
+        for (int j = 0; j < ranks && !planned; j++)
+            sharers += all[j].node == own->node && has_level(&all[j], level->id);
+        uint64_t share = level->free / 5 * 4 / sharers;
+        least = share < least ? share : least;
+    }
+    return least;
+}
+
+static tsr_status find_share_of_memory(uint64_t *out, tsr_job *job)
+{
+    int ranks = tsr_comm_size(job->world), rank = tsr_comm_rank(job->world);
+    rank_limits *all = calloc((size_t)ranks, sizeof *all);
+    tsr_status status = all ? TSR_OK : tsr_fail(TSR_ENOMEM, "out of memory for the ranks' limits");
+    status = tsr_job_agree(job, status);
+    if (status == TSR_OK) {
+        all[rank].node = tsr_comm_node(job->world);
+        tsr_cgroup_read(&all[rank].cgroup, "");
+        tsr_gather_range range = {&all[rank], all, sizeof *all};
+        status = tsr_comm_all_gather(job->world, job->control, &range, 1);
+    }
+    if (status == TSR_OK)
+        status = tsr_stream_synchronize(job->control);
+    if (status == TSR_OK)
+        *out = share_of_memory(all, ranks, rank, job->view.local_ranks,
+                               job->options.purpose == TSR_JOB_PLAN);
+    free(all);
+    return status;
+}
+
+/* Of a GPU what is free; of one that is not here (a plan) all that it has, if that is known. The smallest of all
+ * ranks counts. */
 tsr_status tsr_job_backend_budget(uint64_t *out, tsr_job *job)
 {
-    uint64_t free = 0, total = 0;
-    TSR_TRY(tsr_device_memory(&free, &total, job->device));
-    int64_t bytes = (int64_t)(total / 5 * 4) / job->view.local_ranks;
-    if (job->device != job->host)
-        bytes = (int64_t)free;
-    else if (job->inputs.cuda)
+    uint64_t free_bytes = 0, total = 0;
+    TSR_TRY(find_share_of_memory(&free_bytes, job));
+    int64_t bytes = (int64_t)free_bytes;
+    if (job->device != job->host) {
+        TSR_TRY(tsr_job_agree(job, tsr_device_memory(&free_bytes, &total, job->device)));
+        bytes = (int64_t)free_bytes;
+    } else if (job->inputs.cuda) {
         bytes = job->speeds.memory_bytes ? (int64_t)job->speeds.memory_bytes : TSR_BUDGET_UNKNOWN;
+    }
     TSR_TRY(tsr_comm_all_reduce(job->world, job->control, &bytes, 1, TSR_MIN));
     TSR_TRY(tsr_stream_synchronize(job->control));
     *out = (uint64_t)bytes;

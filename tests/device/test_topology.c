@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -29,38 +28,6 @@ static void test_shares(void **state)
             assert_int_equal(share, cores / ranks > 1 ? cores / ranks : 1);
             tsr_topology_destroy(topology);
         }
-}
-
-/* The memory of a container is what its cgroup allows, in either version; no limit is the machine's. */
-static void test_memory(void **state)
-{
-    static const struct {
-        const char *file, *text;
-        uint64_t bytes; /* 0: the machine's */
-    } cases[] = {
-        {"memory.max", "max\n", 0},
-        {"memory.max", "1073741824\n", 1 << 30},
-        {"memory/memory.limit_in_bytes", "9223372036854771712\n", 0},
-        {"memory/memory.limit_in_bytes", "536870912\n", 1 << 29},
-    };
-    char directory[] = "/tmp/tessera-cgroup-XXXXXX", memory[64], path[128];
-    (void)state;
-    assert_non_null(mkdtemp(directory));
-    uint64_t machine = tsr_topology_memory(directory);
-    assert_true(machine > 1 << 30);
-    snprintf(memory, sizeof memory, "%s/memory", directory);
-    assert_int_equal(mkdir(memory, 0777), 0);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        snprintf(path, sizeof path, "%s/%s", directory, cases[i].file);
-        FILE *file = fopen(path, "w");
-        assert_non_null(file);
-        fputs(cases[i].text, file);
-        fclose(file);
-        assert_int_equal(tsr_topology_memory(directory), cases[i].bytes ? cases[i].bytes : machine);
-        unlink(path);
-    }
-    rmdir(memory);
-    rmdir(directory);
 }
 
 /* A launcher that bound each rank to cores of its own is not shared out again. */
@@ -180,7 +147,7 @@ int main(void)
         cmocka_unit_test(test_shares),      cmocka_unit_test(test_bound_by_launcher),
         cmocka_unit_test(test_binding),     cmocka_unit_test(test_description),
         cmocka_unit_test(test_bad_options), cmocka_unit_test(test_keep),
-        cmocka_unit_test(test_no_card),     cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_no_card),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
