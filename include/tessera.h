@@ -116,8 +116,10 @@ typedef struct {
                        then ended at exit), `bootstrap` is ignored; a communicator of your own:
                        tessera_mpi.h */
     tsr_job_bootstrap bootstrap;
-    int threads;            /* of this rank; 0: its share of the cores */
-    double timeout_seconds; /* of every wait for another rank but those of all_gather; 0: 300 */
+    int threads; /* of this rank; 0: its share of the cores */
+    /* Of every wait for another rank but those inside all_gather and MPI_Init; 0: the configuration's
+     * ddp_timeout. */
+    double timeout_seconds;
     /* Rank 0's messages, and how far a long call has come (done == total ends a phase); called on the
      * thread that is inside a call, before it returns. NULL: none. */
     void (*log)(void *user, int severity, const char *line);

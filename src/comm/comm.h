@@ -49,6 +49,19 @@ tsr_status tsr_comm_create_threads(tsr_comm **out, int size, double timeout_seco
  * one rank; TSR_ECONFIG: the environment says that it is one of several (comm/launcher.h). */
 tsr_status tsr_comm_create_mpi(tsr_comm **out, double timeout_seconds);
 
+/* How far that has come. Some waits end by nothing that the library could do: those of MPI_Init for a rank that never
+ * starts, and those for an mpirun that is stopped. A watchdog of the program's asks this, from any thread. */
+typedef enum {
+    TSR_MPI_APART,    /* MPI is not used */
+    TSR_MPI_STARTING, /* inside MPI_Init */
+    TSR_MPI_MEETING,  /* the ranks greet each other */
+    TSR_MPI_TOGETHER  /* or the library has given up */
+} tsr_mpi_stage;
+tsr_mpi_stage tsr_comm_mpi_stage(void);
+
+/* "rank 2, rank 5": who has not been heard of since TSR_MPI_MEETING; "": nobody. */
+void tsr_comm_mpi_missing(char *text, size_t bytes);
+
 /* "Open MPI v4.1.4, ..." in `text`: the library, which need not be initialised. */
 #define TSR_MPI_LIBRARY_BYTES 8192 /* the most that the standard lets it say */
 void tsr_comm_mpi_library(char text[TSR_MPI_LIBRARY_BYTES]);

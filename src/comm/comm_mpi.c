@@ -1,5 +1,5 @@
 /*
- * comm_mpi.c: the ranks are MPI processes. The only user of mpi.h.
+ * comm_mpi.c: the ranks are MPI processes; comm_mpi_start.c brings them together.
  *
  * The ranks of a node meet on the board first: there they sleep, are woken by an abort, and name
  * who is missing. Then the bytes go by nonblocking messages, polled against the deadline, straight
@@ -10,58 +10,15 @@
  * not finalized: the process exits with its own code, which mpirun passes on if it is not 0.
  */
 #include "base/clock.h"
-#include "comm/comm_parts.h"
-#include "comm/launcher.h"
+#include "comm/mpi_parts.h"
 
-#include <mpi.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define REQUESTS         256        /* under way at once */
-#define MESSAGE_BYTES    (1u << 30) /* longest message: MPI counts in int */
-#define SCRATCH_BYTES    (8u << 20) /* for all peers' contributions to a sum */
-#define SMALL_ELEMENTS   4096       /* a sum this short is sent to everybody at once */
-#define ABORT_BYTES      1024       /* short enough to be sent without an answer */
-#define FAREWELL_SECONDS 2          /* a dead job's ranks wait this long for each other's output */
-
-/* What crosses to other nodes when the board dies. */
-struct abort_message {
-    int rank, status;
-    char message[ABORT_BYTES - 2 * sizeof(int)];
-};
-
-struct mpi_world {
-    MPI_Comm data, control;
-    MPI_Request requests[REQUESTS];
-    bool is_receive[REQUESTS];
-    int pending;
-    int64_t *scratch;
-    uint64_t slot_elements; /* of scratch, for one peer */
-    uint64_t message_bytes;
-    bool given_up, spread;
-    struct abort_message abort;
-};
-
-/* MPI can be initialised once in a process, so it is finalized when the process exits. */
-static struct {
-    bool ours, dead;  /* dead: some communicator was, or creation failed half-way */
-    int open;         /* roots that are not destroyed */
-    tsr_board *board; /* of the dead one */
-    int local_size;
-} process;
-
-static tsr_status check(int code, const char *what)
-{
-    char text[MPI_MAX_ERROR_STRING] = "";
-    int length = 0;
-    if (code == MPI_SUCCESS)
-        return TSR_OK;
-    MPI_Error_string(code, text, &length);
-    return tsr_fail(TSR_ECOMM, "MPI: %s: %.*s", what, length, text);
-}
+#define SMALL_ELEMENTS 4096 /* a sum this short is sent to everybody at once */
 
 /* ---- messages ---- */
 
@@ -110,7 +67,7 @@ static tsr_status why_stop(tsr_comm *comm, const tsr_comm_call *call, double end
 
 /* The ranks of this node are all here, so a wait is short; for other nodes it is not, and the core
  * may be needed by another thread. */
-static void rest(int polls)
+void tsr_mpi_rest(int polls)
 {
     if (polls < 2000)
         sched_yield();
@@ -138,9 +95,9 @@ static tsr_status drain(tsr_comm *comm, const tsr_comm_call *call, int most)
     double end = tsr_now() + comm->gate.timeout_seconds;
     for (int polls = 0; world->pending > most; polls++) {
         int done = 0, places[REQUESTS];
-        tsr_status status =
-            check(MPI_Testsome(world->pending, world->requests, &done, places, MPI_STATUSES_IGNORE),
-                  tsr_comm_kind_name(call->kind));
+        tsr_status status = tsr_mpi_check(
+            MPI_Testsome(world->pending, world->requests, &done, places, MPI_STATUSES_IGNORE),
+            tsr_comm_kind_name(call->kind));
         if (status == TSR_OK && done == 0 && polls % 64 == 63)
             status = why_stop(comm, call, end);
         if (status < 0) {
@@ -152,7 +109,7 @@ static tsr_status drain(tsr_comm *comm, const tsr_comm_call *call, int most)
             polls = 0;
             end = tsr_now() + comm->gate.timeout_seconds;
         } else
-            rest(polls);
+            tsr_mpi_rest(polls);
     }
     return TSR_OK;
 }
@@ -187,7 +144,7 @@ static tsr_status post_part(tsr_comm *comm, const tsr_comm_call *call, bool rece
     MPI_Request *request = &world->requests[world->pending];
     int code = receive ? MPI_Irecv(at, n, MPI_BYTE, rank, tag, world->data, request)
                        : MPI_Isend(at, n, MPI_BYTE, rank, tag, world->data, request);
-    tsr_status status = check(code, tsr_comm_kind_name(call->kind));
+    tsr_status status = tsr_mpi_check(code, tsr_comm_kind_name(call->kind));
     if (status < 0) {
         give_up(world);
         return status;
@@ -395,12 +352,9 @@ static void mpi_close(tsr_comm *root)
     tsr_board *board = root->gate.board;
     if (!tsr_board_is_dead(board) && mpi_barrier(root, &call) < 0)
         tsr_board_kill(board, root->gate.rank, TSR_ECOMM, tsr_last_error());
-    process.open--;
+    tsr_mpi_closed(root);
     if (tsr_board_is_dead(board)) {
-        mpi_spread(root);
-        process.dead = true;
-        process.board = board; /* until the process ends, see at_exit */
-        process.local_size = root->local_size;
+        mpi_spread(root); /* the board stays until the process ends */
     } else {
         munmap(board, tsr_board_bytes(root->size));
         MPI_Comm_free(&world->data);
@@ -410,25 +364,7 @@ static void mpi_close(tsr_comm *root)
     free(world);
 }
 
-/* mpirun stops all ranks as soon as one has ended with an error: so that none is stopped before it
- * has printed its own, the ranks of a dead job wait a little for each other. */
-static void at_exit(void)
-{
-    int finalized = 0;
-    if (process.dead && process.board) {
-        double end = tsr_now() + FAREWELL_SECONDS;
-        tsr_board_leave(process.board);
-        while (tsr_board_left(process.board) < process.local_size && tsr_now() < end)
-            tsr_board_sleep(process.board, tsr_board_bell(process.board), end - tsr_now());
-    }
-    if (process.dead || process.open > 0)
-        return;
-    MPI_Finalized(&finalized);
-    if (!finalized)
-        MPI_Finalize();
-}
-
-static const tsr_comm_ops mpi_ops = {
+const tsr_comm_ops tsr_mpi_ops = {
     .name = "mpi",
     .all_gather = mpi_all_gather,
     .exchange = mpi_exchange,
@@ -438,142 +374,3 @@ static const tsr_comm_ops mpi_ops = {
     .spread = mpi_spread,
     .close = mpi_close,
 };
-
-/* ---- creation ---- */
-
-/* One that believes to be alone would train all, into the output_dir of the others. */
-static tsr_status check_alone(const tsr_launched *launched)
-{
-    char library[TSR_MPI_LIBRARY_BYTES];
-    if (!launched->claims)
-        return TSR_OK;
-    tsr_comm_mpi_library(library);
-    return tsr_fail(TSR_ECONFIG,
-                    "%s=%d says that this process is one of several ranks, but MPI knows of one "
-                    "rank only: start the ranks with the mpirun of the MPI that this program was "
-                    "built with (%.*s), or with srun --mpi=pmix; or, to run one rank, unset %s",
-                    launched->claims, launched->claimed, (int)strcspn(library, ","), library,
-                    launched->claims);
-}
-
-static tsr_status start_library(void)
-{
-    int provided = MPI_THREAD_SINGLE, initialized = 0, finalized = 0;
-    MPI_Finalized(&finalized);
-    if (finalized)
-        return tsr_fail(TSR_EINVAL, "MPI has been finalized already in this process");
-    MPI_Initialized(&initialized);
-    if (initialized)
-        MPI_Query_thread(&provided);
-    else {
-        TSR_TRY(check(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided), "start"));
-        process.ours = true;
-        atexit(at_exit);
-    }
-    if (provided < MPI_THREAD_SERIALIZED)
-        return tsr_fail(TSR_EUNSUPPORTED,
-                        "the MPI library gives thread level %d, and %d (MPI_THREAD_SERIALIZED) is "
-                        "needed%s",
-                        provided, MPI_THREAD_SERIALIZED,
-                        initialized ? "; the program must ask for it in MPI_Init_thread" : "");
-    return TSR_OK;
-}
-
-static int gather_plain(void *user, const void *send, void *receive, uint64_t bytes)
-{
-    struct mpi_world *world = user;
-    return MPI_Allgather(send, (int)bytes, MPI_BYTE, receive, (int)bytes, MPI_BYTE,
-                         world->control) == MPI_SUCCESS
-               ? 0
-               : -1;
-}
-
-static tsr_status make_world(struct mpi_world **out, int *rank, int *size)
-{
-    struct mpi_world *world = calloc(1, sizeof *world);
-    if (!world)
-        return tsr_fail(TSR_ENOMEM, "no memory for an MPI communicator");
-    *out = world;
-    TSR_TRY(check(MPI_Comm_dup(MPI_COMM_WORLD, &world->data), "duplicate the world"));
-    TSR_TRY(check(MPI_Comm_dup(MPI_COMM_WORLD, &world->control), "duplicate the world"));
-    MPI_Comm_set_errhandler(world->data, MPI_ERRORS_RETURN);
-    MPI_Comm_set_errhandler(world->control, MPI_ERRORS_RETURN);
-    MPI_Comm_rank(world->data, rank);
-    MPI_Comm_size(world->data, size);
-    uint64_t peers = *size > 1 ? (uint64_t)*size - 1 : 1;
-    world->slot_elements = SCRATCH_BYTES / sizeof *world->scratch / peers;
-    if (world->slot_elements > SCRATCH_BYTES / 32)
-        world->slot_elements = SCRATCH_BYTES / 32;
-    if (world->slot_elements < SMALL_ELEMENTS)
-        world->slot_elements = SMALL_ELEMENTS;
-    world->scratch = malloc(world->slot_elements * peers * sizeof *world->scratch);
-    return world->scratch ? TSR_OK
-                          : tsr_fail(TSR_ENOMEM, "no memory for sums over %d ranks", *size);
-}
-
-tsr_status tsr_comm_create_mpi_with(tsr_comm **out, double timeout_seconds,
-                                    const tsr_comm_mpi_options *options)
-{
-    int initialized = 0, rank = 0, size = 0, *nodes = NULL;
-    struct mpi_world *world = NULL;
-    tsr_board *board = NULL;
-    tsr_launched launched = tsr_launcher_look();
-    MPI_Initialized(&initialized);
-    if (!initialized && !launched.of_mpi) {
-        TSR_TRY(check_alone(&launched));
-        return tsr_comm_create_self(out);
-    }
-    tsr_status status = start_library();
-    if (status == TSR_OK)
-        status = make_world(&world, &rank, &size);
-    if (status == TSR_OK && size == 1)
-        status = check_alone(&launched);
-    if (status < 0)
-        goto out;
-    world->message_bytes = options->message_bytes ? options->message_bytes : MESSAGE_BYTES;
-    nodes = calloc(2 * (size_t)size, sizeof *nodes);
-    if (!nodes) {
-        status = tsr_fail(TSR_ENOMEM, "no memory for an MPI communicator of %d ranks", size);
-        goto out;
-    }
-    tsr_bootstrap all = {rank, size, gather_plain, world};
-    status = tsr_share_find_nodes(nodes, &all);
-    for (int i = 0; i < size; i++) {
-        nodes[size + i] = i; /* the members */
-        if (options->ranks_per_node)
-            nodes[i] = i / options->ranks_per_node;
-    }
-    if (status == TSR_OK)
-        status = tsr_share_board(&board, &all, nodes);
-    if (status == TSR_OK)
-        status = tsr_comm_new(out, &mpi_ops, world, board, NULL, 0, rank, size, nodes + size, nodes,
-                              timeout_seconds ? timeout_seconds : 300);
-out:
-    free(nodes);
-    if (status == TSR_OK) {
-        process.open++;
-        return TSR_OK;
-    }
-    process.dead = true; /* the other ranks may still be in there */
-    if (board)
-        tsr_share_leave_board(board, &(tsr_bootstrap){.rank = rank, .size = size}, status);
-    if (world)
-        free(world->scratch);
-    free(world);
-    return status;
-}
-
-tsr_status tsr_comm_create_mpi(tsr_comm **out, double timeout_seconds)
-{
-    return tsr_comm_create_mpi_with(out, timeout_seconds, &(tsr_comm_mpi_options){0});
-}
-
-_Static_assert(MPI_MAX_LIBRARY_VERSION_STRING <= TSR_MPI_LIBRARY_BYTES, "room for its version");
-
-void tsr_comm_mpi_library(char text[TSR_MPI_LIBRARY_BYTES])
-{
-    int length = 0;
-    if (MPI_Get_library_version(text, &length) != MPI_SUCCESS)
-        length = 0;
-    text[length] = 0;
-}

@@ -10,8 +10,8 @@
 #include <stdbool.h>
 
 typedef struct {
-    bool
-        of_mpi; /* MPI knows the launcher, and is to be initialised, which may change the variables */
+    /* MPI knows the launcher, and is to be initialised, which may change the variables. */
+    bool of_mpi;
     int rank, size;     /* -1, 0: not said */
     const char *claims; /* the variable that says that there are several ranks; NULL: none does */
     int claimed;        /* its value */

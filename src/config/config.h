@@ -194,7 +194,8 @@ typedef struct {
     int64_t save_total_limit; /* 0: all */
     int64_t seed;
     const char *resume_from_checkpoint;
-    double time_limit; /* seconds; 0: none */
+    double time_limit;   /* seconds; 0: none */
+    int64_t ddp_timeout; /* seconds */
     int64_t max_skipped_steps;
     /* memory */
     tsr_config_recompute gradient_checkpointing;

@@ -124,7 +124,11 @@ static const tsr_key_peer peers[] = {
     {"trust_remote_code", NULL, NULL},
     {"attn_implementation", NULL, NULL},
     {"bnb_4bit_quant_storage", NULL, NULL},
-    {"ddp_*", NULL, NULL},
+    {"ddp_backend", NULL, NULL},
+    {"ddp_broadcast_buffers", NULL, NULL},
+    {"ddp_bucket_cap_mb", NULL, NULL},
+    {"ddp_find_unused_parameters", NULL, NULL},
+    {"ddp_static_graph", NULL, NULL},
     {"torch_compile*", NULL, NULL},
     {"hub_*", NULL, NULL},
 };

@@ -96,7 +96,7 @@ void tsr_job_listen(tsr_job *job, bool begins)
     tsr_log_set(begins && job->options.log ? log_line : NULL, job, job->log_level);
 }
 
-/* Ranks and host; all that can be done before the configuration is read. */
+/* Ranks and host. */
 static tsr_status connect(tsr_job *job, tsr_comm *world)
 {
     const tsr_job_options *o = &job->options;
@@ -111,7 +111,7 @@ static tsr_status connect(tsr_job *job, tsr_comm *world)
     else
         TSR_TRY(tsr_comm_create_self(&job->world));
     /* A collective's own deadline comes first: its message names the rank that is missing. */
-    double deadline = (o->timeout_seconds > 0 ? o->timeout_seconds : 300) + 30;
+    double deadline = o->timeout_seconds + 30;
     tsr_device_options device = {.thread_count = o->threads,
                                  .local_rank = tsr_comm_local_rank(job->world),
                                  .local_rank_count = tsr_comm_local_size(job->world),
@@ -123,7 +123,9 @@ static tsr_status connect(tsr_job *job, tsr_comm *world)
     return TSR_OK;
 }
 
-static tsr_status read_config(tsr_job *job)
+/* Before the ranks meet, since it says how long they may wait for each other; what is wrong with it they hear together,
+ * afterwards. */
+static void read_config(tsr_error *error, tsr_job *job)
 {
     static const tsr_config_use uses[] = {[TSR_JOB_TRAIN] = TSR_CONFIG_TRAIN,
                                           [TSR_JOB_EVALUATE] = TSR_CONFIG_EVAL,
@@ -136,12 +138,18 @@ static tsr_status read_config(tsr_job *job)
                                 .override_count = o->override_count,
                                 .use = uses[o->purpose],
                                 .has_cuda = tsr_device_cuda_built()};
-    TSR_TRY(tsr_inputs_read_config(&job->inputs, &source));
+    tsr_error_take(error, tsr_inputs_read_config(&job->inputs, &source));
+    if (job->options.timeout_seconds == 0)
+        job->options.timeout_seconds =
+            error->status == TSR_OK ? (double)job->inputs.config.ddp_timeout : 300;
+}
+
+static void take_config(tsr_job *job)
+{
     job->log_level = (tsr_log_level)job->inputs.config.log_level;
     tsr_job_listen(job, true); /* with that level from here on */
     for (int i = 0; i < job->inputs.config.notes.count; i++)
         tsr_log(TSR_LOG_INFO, "%s", job->inputs.config.notes.items[i]);
-    return TSR_OK;
 }
 
 /* That the run's files can be written. */
@@ -164,11 +172,12 @@ static tsr_status choose_date(tsr_job *job)
 }
 
 /* Each phase ends with an agreement: what fails on one rank fails on all. */
-static tsr_status read_inputs(tsr_job *job)
+static tsr_status read_inputs(tsr_job *job, const tsr_error *config)
 {
     tsr_stream *stream = job->control;
     TSR_TRY(tsr_job_agree(job, tsr_peers_check_program(job->world, stream)));
-    TSR_TRY(tsr_job_agree(job, read_config(job)));
+    TSR_TRY(tsr_job_agree(job, tsr_error_put(config)));
+    take_config(job);
     TSR_TRY(tsr_job_agree(job, tsr_same_config(&job->inputs.config, job->world, stream)));
     TSR_TRY(choose_date(job));
     if (job->options.purpose == TSR_JOB_DATA)
@@ -237,13 +246,15 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
     job->train = options->purpose != TSR_JOB_EVALUATE;
     job->log_level = TSR_LOG_INFO; /* until the configuration says another */
     tsr_job_listen(job, true);
+    tsr_error config;
+    read_config(&config, job);
     tsr_status status = tsr_job_agree(job, connect(job, world));
     if (status == TSR_OK && options->purpose == TSR_JOB_PLAN) {
         int ranks = options->plan_ranks > 0 ? options->plan_ranks : 1, node = options->plan_node;
         job->view = (tsr_topology_view){ranks, 0, node > 0 && node < ranks ? node : ranks};
     }
     if (status == TSR_OK)
-        status = read_inputs(job);
+        status = read_inputs(job, &config);
     tsr_job_listen(job, false);
     if (status < 0) {
         tsr_job_destroy(job);

@@ -15,6 +15,7 @@
 #include "train/progress.h"
 #include "train/summary.h"
 #include "train/usage.h"
+#include "train/watchdog.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -26,6 +27,8 @@
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#define PATIENCE 300 /* seconds for the other ranks, where no configuration says it */
 
 static volatile int stop_requested;
 
@@ -346,7 +349,7 @@ static int read_config(tsr_config *config, const tsr_usage *usage)
     return tsr_earlier_config(config, &source);
 }
 
-static int run_job(const tsr_usage *usage, const char *program)
+static int run_job(double *patience, const tsr_usage *usage, const char *program)
 {
     static const int purposes[] = {[TSR_COMMAND_TRAIN] = TSR_JOB_TRAIN,
                                    [TSR_COMMAND_EVAL] = TSR_JOB_EVALUATE,
@@ -369,9 +372,12 @@ static int run_job(const tsr_usage *usage, const char *program)
                                .stop = &stop_requested};
     tsr_peers_take_common();
     int readable = read_config(&config, usage);
+    *patience = readable == 0 ? (double)config.ddp_timeout : PATIENCE;
+    tsr_watchdog *watchdog = options.use_mpi ? tsr_watchdog_start(*patience) : NULL;
     int status = make_progress(&r, config.progress);
     if (status == 0)
         status = tsr_job_create(&r.job, &options);
+    tsr_watchdog_stop(watchdog);
     if (status == 0)
         status = readable;
     if (status == 0) {
@@ -525,17 +531,19 @@ int main(int argc, char **argv)
     }
     catch_signals(usage.command);
     int code = 0;
+    double patience = PATIENCE;
     if (usage.command == TSR_COMMAND_TEXT)
         answer(tsr_text_string(&usage.text), false);
     else if (is_tool(&usage) || usage.rank_count > 1)
         code = run_tool(&usage);
     else
-        code = run_job(&usage, argv[0]);
+        code = run_job(&patience, &usage, argv[0]);
     tsr_usage_free(&usage);
     /* What was more than the buffer has failed before, and left it empty. */
     if ((ferror(stdout) | fflush(stdout)) != 0 && code == 0) {
         say("tessera: cannot write to standard output\n");
         code = 71;
     }
+    tsr_watchdog_end(patience, code);
     return code;
 }

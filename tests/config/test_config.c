@@ -93,6 +93,7 @@ static void test_defaults(void **state)
     assert_float_equal(c.save_steps, 500, 0);
     assert_int_equal(c.save_strategy, TSR_CONFIG_EVERY_NO);
     assert_int_equal(c.max_skipped_steps, 5);
+    assert_int_equal(c.ddp_timeout, 300);
     assert_int_equal(c.gradient_checkpointing, TSR_CONFIG_RECOMPUTE_AUTO);
     assert_int_equal(c.memory_budget, 0);
     assert_int_equal(c.offload, TSR_CONFIG_OFFLOAD_AUTO);
@@ -355,6 +356,7 @@ static const char trl_file[] = "# Model arguments\n"
                                "tf32: true\n"
                                "use_liger_kernel: true\n"
                                "ddp_timeout: 1800\n"
+                               "ddp_backend: nccl\n"
                                "dataloader_num_workers: 4\n"
                                "torch_compile: false\n"
                                "neftune_noise_alpha: null\n"
@@ -369,6 +371,7 @@ static void test_trl_file_runs(void **state)
     tsr_config c = load(trl_file, NULL, 0);
     assert_int_equal(c.dtype, TSR_CONFIG_DTYPE_FLOAT32);
     assert_int_equal(c.max_length, 512);
+    assert_int_equal(c.ddp_timeout, 1800);
     assert_string_equal(c.dataset.items[0], "d.jsonl");
     assert_float_equal(c.warmup_steps, 0.1, 0);
     has_note(&c, "max_seq_length as max_length 512");
@@ -386,7 +389,7 @@ static void test_trl_file_runs(void **state)
                                        "remove_unused_columns",
                                        "tf32",
                                        "use_liger_kernel",
-                                       "ddp_timeout",
+                                       "ddp_backend",
                                        "dataloader_num_workers",
                                        "torch_compile"};
     int line = 0;

@@ -94,12 +94,29 @@ static void other_kernels(void)
     cli_case_end();
 }
 
+/* The library's own deadline, before there is a communicator. */
+static void never_meets(void)
+{
+    cli_output output;
+    cli_name("never meets");
+    cli_case_begin(CLI_TINY_LLAMA);
+    cli_run(&output, RANKS, "if [ $RANK = 1 ]; then exec \"$1\" bystander; fi; exec \"$@\"",
+            "stop -1");
+    if (output.code != 71 || !strstr(output.err, " has waited 3 s for rank 1 to come"))
+        cli_fail("exit code %d\n%s", output.code, output.err);
+    if (output.seconds > DEADLINE + 5)
+        cli_fail("ended after %.1f s", output.seconds);
+    cli_output_free(&output);
+    cli_case_end();
+}
+
 int main(int argc, char **argv)
 {
     cli_open(argc, argv);
     lose("stop", 0);
     lose("stop", 2);
     other_kernels();
+    never_meets();
     /* mpirun ends all ranks when one has died: here the others shall come to their own end. */
     setenv("OMPI_MCA_orte_abort_on_non_zero_status", "0", 1);
     setenv("OMPI_MCA_orte_enable_recovery", "1", 1);

@@ -1,18 +1,20 @@
 /*
  * peer.c: a long training under mpirun in which one rank stands still or dies.
  *
- *     peer stop RANK | peer die RANK
+ *     peer stop RANK | peer die RANK | peer bystander
  *
- * Each of the others says how long after that it came to its end, and with what message, and ends
+ * A bystander starts MPI and does nothing more. Each of the others says how long after that it came to its end, and with what message, and ends
  * with its exit code.
  */
 #include "tessera.h"
 
+#include <mpi.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define DEADLINE  3 /* cli_peers.c knows it */
 #define LAST_STEP 5
@@ -53,6 +55,10 @@ int main(int argc, char **argv)
                                .timeout_seconds = DEADLINE};
     tsr_job *job = NULL;
     tsr_job_report report;
+    if (argc == 2 && strcmp(argv[1], "bystander") == 0) {
+        MPI_Init(NULL, NULL);
+        pause();
+    }
     if (argc != 3)
         return 64;
     int status = tsr_job_create(&job, &options);
