@@ -8,6 +8,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 warn='-Wall -Wextra -Werror -Wno-missing-field-initializers'
 flags=$(pkg-config --cflags jansson)
+open_mpi=$(pkg-config --cflags ompi-c | sed 's/-I/-isystem /g')
 failed=0 count=0 cuda=0
 # one FILE COMPILER ARGUMENT...
 one() {
@@ -33,12 +34,13 @@ if "$cc" -x c -std=c11 -fsyntax-only "$scratch/unit" 2>/dev/null; then
 fi
 for header in $(cd "$root/src" && find . -name '*.h' | sed 's|^\./||' | LC_ALL=C sort); do
     echo "#include \"$header\"" >"$scratch/unit"
+    case $header in *mpi*) mpi=$open_mpi ;; *) mpi= ;; esac
     # shellcheck disable=SC2086
-    one "src/$header" "$cc" -x c -std=c11 -D_GNU_SOURCE $warn -Wno-unused-function $flags -I"$root/src" -I"$root/include"
+    one "src/$header" "$cc" -x c -std=c11 -D_GNU_SOURCE $warn -Wno-unused-function $flags $mpi -I"$root/src" -I"$root/include"
 done
 for header in $(cd "$root/include" && find . -name '*.h' | sed 's|^\./||' | LC_ALL=C sort); do
     printf '#include "%s"\n#include "%s"\n' "$header" "$header" >"$scratch/unit"
-    case $header in *mpi*) mpi=$(pkg-config --cflags ompi-c | sed 's/-I/-isystem /g') ;; *) mpi= ;; esac
+    case $header in *mpi*) mpi=$open_mpi ;; *) mpi= ;; esac
     # shellcheck disable=SC2086
     one "include/$header" "$cc" -x c -std=c11 -pedantic $warn $mpi -I"$root/include"
     # shellcheck disable=SC2086
