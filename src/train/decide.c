@@ -293,12 +293,34 @@ static tsr_status set_groups(tsr_decision *d, const tsr_config *config,
     return TSR_OK;
 }
 
+uint64_t tsr_room_held(const tsr_room *room)
+{
+    uint64_t used = room->total > room->free ? room->total - room->free : 0;
+    return used > TSR_CUDA_RESERVE_BYTES ? used : 0;
+}
+
+uint64_t tsr_room_most(const tsr_room *room)
+{
+    if (!room->total)
+        return UINT64_MAX;
+    return tsr_room_held(room) ? room->free : room->total;
+}
+
+static uint64_t budget_of(const tsr_config *config, const tsr_room *room)
+{
+    uint64_t most = tsr_room_most(room);
+    if (!config->memory_budget)
+        return room->free;
+    return config->memory_budget < most ? config->memory_budget : most;
+}
+
 tsr_status tsr_decide_begin(tsr_decision *d, const tsr_inputs *inputs,
-                            const tsr_topology_view *view, bool train, uint64_t budget)
+                            const tsr_topology_view *view, bool train, const tsr_room *room)
 {
     const tsr_config *config = &inputs->config;
     *d = (tsr_decision){.train = train,
-                        .budget = config->memory_budget ? config->memory_budget : budget,
+                        .room = *room,
+                        .budget = budget_of(config, room),
                         .reserve = inputs->cuda ? TSR_CUDA_RESERVE_BYTES : 0,
                         .home = calloc((size_t)inputs->layout.unit_count, sizeof *d->home),
                         .recompute =
@@ -310,12 +332,12 @@ tsr_status tsr_decide_begin(tsr_decision *d, const tsr_inputs *inputs,
 
 /* ---- choosing the fastest ---- */
 
-/* Device memory that units which stay may fill. Where memory_budget is auto a part of what is free is left
+/* Device memory that units which stay may fill. Where all that is free counts a part of it is left
  * to whoever comes later (communicators, other programs on the card), in steps, so that some more or
  * fewer free bytes hardly ever make another plan. */
 static uint64_t room_for_residents(const tsr_decision *d, const tsr_inputs *inputs)
 {
-    if (inputs->config.memory_budget)
+    if (d->budget == inputs->config.memory_budget)
         return d->budget;
     if (!inputs->cuda || d->budget == TSR_BUDGET_UNKNOWN)
         return 0;
@@ -485,16 +507,16 @@ static tsr_status choose(bool *fits, tsr_decision *d, contest *k)
 }
 
 tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_topology_view *view,
-                      bool train, uint64_t budget, const tsr_speeds *speeds)
+                      bool train, const tsr_room *room, const tsr_speeds *speeds)
 {
     tsr_decision d;
     contest k = {.inputs = inputs, .view = view, .speeds = speeds};
     bool fits = false;
-    tsr_status status = tsr_decide_begin(&d, inputs, view, train, budget);
+    tsr_status status = tsr_decide_begin(&d, inputs, view, train, room);
     if (status == TSR_OK)
         status = choose(&fits, &d, &k);
-    if (status == TSR_OK && !fits)
-        status = tsr_decide_refuse(&d, inputs, view);
+    if (status == TSR_OK)
+        status = fits ? tsr_decide_warn(&d, inputs) : tsr_decide_refuse(&d, inputs, view);
     if (status < 0) {
         tsr_decide_clear(&d, &inputs->layout);
         tsr_decision_free(&d);

@@ -24,6 +24,15 @@ typedef struct {
     int local_ranks; /* of the rank's node */
 } tsr_topology_view;
 
+/* The device memory of one rank; of the ranks' cards the fullest. */
+typedef struct {
+    uint64_t free;  /* the budget where memory_budget is auto; or TSR_BUDGET_UNKNOWN */
+    uint64_t total; /* of a card that is here; 0: there is none */
+    int rank, card; /* whose, and which of those that the rank sees */
+} tsr_room;
+
+#define TSR_BUDGET_UNKNOWN INT64_MAX /* of a card that is not here */
+
 /* How long a step is expected to take (train/expect.h). */
 typedef struct {
     bool known;                     /* from measured speeds; else only ratios mean something */
@@ -54,6 +63,7 @@ typedef struct {
     tsr_store store;
     tsr_model_options model;
     tsr_memory_plan memory;
+    tsr_room room;
     uint64_t budget; /* bytes of device memory that were allowed */
     uint64_t
         reserve; /* of them, what a GPU holds beside the arena: context, modules, communicators,
@@ -77,13 +87,11 @@ typedef struct {
 
 #define TSR_CUDA_RESERVE_BYTES (1ull << 30)
 
-/* budget: the device memory of one rank where memory_budget is auto; TSR_BUDGET_UNKNOWN: of a card that
- * is not here. All ranks must be given the same budget and speeds. TSR_ECONFIG: it does not fit;
- * the message has the largest buffers and the smallest change that would. On success free with
- * tsr_decision_free. */
-#define TSR_BUDGET_UNKNOWN INT64_MAX
+/* All ranks must be given the same room and speeds. A memory_budget is cut to what can be had of a card that others
+ * use too. TSR_ECONFIG: it does not fit; the message has the largest buffers, who holds the card's memory, and the
+ * smallest change that would. On success free with tsr_decision_free. */
 tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_topology_view *view,
-                      bool train, uint64_t budget, const tsr_speeds *speeds);
+                      bool train, const tsr_room *room, const tsr_speeds *speeds);
 void tsr_decision_free(tsr_decision *decision);
 
 /* The largest of each that would fit, the rest being as it is, with what the configuration allows for it;
@@ -100,7 +108,7 @@ typedef struct {
 
 /* For training, where the job fits. */
 tsr_status tsr_decide_largest(tsr_largest *out, const tsr_inputs *inputs,
-                              const tsr_topology_view *view, uint64_t budget);
+                              const tsr_topology_view *view, const tsr_room *room);
 
 /* Every buffer of the run in its one order: planning with `model` and `buffers` NULL, or taking. */
 tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,

@@ -104,7 +104,7 @@ static tsr_status ask_of_layers(bool *fits, question *q, int64_t layers)
     if (status == TSR_ECONFIG) /* the adapter is on layers that it does not have */
         return TSR_OK;
     TSR_TRY(status);
-    status = tsr_decide_begin(&d, &like, q->view, true, q->d->budget);
+    status = tsr_decide_begin(&d, &like, q->view, true, &q->d->room);
     if (status == TSR_OK)
         status = tsr_decide_fits(fits, &d, &like, q->view, &like.bounds, &allowed);
     if (status == TSR_OK && *fits)
@@ -180,7 +180,51 @@ static bool widen(tsr_allowance *allowed, int i)
     return memcmp(&before, allowed, sizeof before) != 0;
 }
 
-/* What to write in the configuration, cheapest first. */
+/* ---- a refusal ---- */
+
+/* Who has what of the card, where that and not the configuration sets the limit. */
+static void print_holder(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs)
+{
+    uint64_t held = tsr_room_held(&d->room);
+    if (!d->room.total || d->budget == inputs->config.memory_budget)
+        return;
+    tsr_text_puts(out, held ? " (other processes and this one's CUDA context hold " : " (");
+    if (held)
+        print_bytes(out, held);
+    tsr_text_puts(out, held ? " of the " : "of the ");
+    print_bytes(out, d->room.total);
+    tsr_text_printf(out, " of rank %d's GPU %d)", d->room.rank, d->room.card);
+}
+
+tsr_status tsr_decide_warn(const tsr_decision *d, const tsr_inputs *inputs)
+{
+    tsr_text text = {0};
+    if (d->budget >= inputs->config.memory_budget)
+        return TSR_OK;
+    print_bytes(&text, d->budget);
+    print_holder(&text, d, inputs);
+    tsr_log(TSR_LOG_WARNING, "%s: memory_budget is more than there is: the plan has %s",
+            tsr_config_where(&inputs->config, "memory_budget"), tsr_text_string(&text));
+    tsr_text_free(&text);
+    return TSR_OK;
+}
+
+/* With the job as it is. */
+static void suggest_memory(tsr_text *out, const tsr_room *room, uint64_t needed)
+{
+    uint64_t mib = (needed + (1 << 20) - 1) >> 20;
+    if (mib << 20 <= tsr_room_most(room))
+        tsr_text_printf(out, "memory_budget: %" PRIu64 "MiB fits as it is", mib);
+    else if (tsr_room_held(room) && (mib << 20) + TSR_CUDA_RESERVE_BYTES <= room->total)
+        tsr_text_printf(out,
+                        "end what else runs on rank %d's GPU %d (nvidia-smi): with %" PRIu64
+                        " MiB free there this job fits as it is",
+                        room->rank, room->card, mib);
+    else
+        tsr_text_printf(out, "a GPU with %" PRIu64 " MiB free fits as it is", mib);
+}
+
+/* What to change, cheapest first. */
 static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inputs,
                           const tsr_topology_view *view, uint64_t needed)
 {
@@ -203,8 +247,7 @@ static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inpu
                         "micro-batches of at most %" PRId64 " tokens would fit (the largest has "
                         "%" PRId64 "): lower per_device_train_batch_size or max_length; or ",
                         tokens, inputs->bounds.tokens);
-    tsr_text_printf(out, "memory_budget: %" PRIu64 "MiB fits as it is",
-                    (needed + (1 << 20) - 1) >> 20);
+    suggest_memory(out, &d->room, needed);
     return TSR_OK;
 }
 
@@ -217,7 +260,9 @@ tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
     tsr_text_printf(&text, "%s: memory_budget allows ",
                     tsr_config_where(&inputs->config, "memory_budget"));
     print_bytes(&text, d->budget);
-    tsr_text_puts(&text, " a rank, but this job needs at least ");
+    tsr_text_puts(&text, " a rank");
+    print_holder(&text, d, inputs);
+    tsr_text_puts(&text, ", but this job needs at least ");
     print_bytes(&text, needed);
     tsr_text_puts(&text, "; its largest buffers are ");
     print_largest(&text, &d->memory);
@@ -230,11 +275,11 @@ tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
 }
 
 tsr_status tsr_decide_largest(tsr_largest *out, const tsr_inputs *inputs,
-                              const tsr_topology_view *view, uint64_t budget)
+                              const tsr_topology_view *view, const tsr_room *room)
 {
     tsr_decision d;
     question q = {&d, inputs, view, OF_TOKENS, 0};
-    tsr_status status = tsr_decide_begin(&d, inputs, view, true, budget);
+    tsr_status status = tsr_decide_begin(&d, inputs, view, true, room);
     tsr_log_mute(true); /* what is amiss with the adapter was said of the job itself */
     if (status == TSR_OK)
         status = largest(&out->tokens, &q, inputs->bounds.tokens, TSR_MOST_TOKENS);

@@ -46,7 +46,13 @@ int64_t tsr_decide_residents(const tsr_inputs *inputs);
 /* A decision with nothing decided; freed by tsr_decide_clear and tsr_decision_free whether or not this
  * fails. */
 tsr_status tsr_decide_begin(tsr_decision *d, const tsr_inputs *inputs,
-                            const tsr_topology_view *view, bool train, uint64_t budget);
+                            const tsr_topology_view *view, bool train, const tsr_room *room);
+
+/* What of a card is in use, if that is more than this process itself has on it before it takes its arena. */
+uint64_t tsr_room_held(const tsr_room *room);
+
+/* The most that a memory_budget may ask for. */
+uint64_t tsr_room_most(const tsr_room *room);
 
 /* Compiles the plan and writes every buffer down. */
 tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
@@ -60,6 +66,9 @@ uint64_t tsr_decide_bytes(const tsr_decision *d);
 tsr_status tsr_decide_fits(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
                            const tsr_topology_view *view, const tsr_batch_bounds *bounds,
                            const tsr_allowance *allowed);
+
+/* Says of a memory_budget that does not fit the card what it was cut to, and why. */
+tsr_status tsr_decide_warn(const tsr_decision *d, const tsr_inputs *inputs);
 
 /* TSR_ECONFIG: what does not fit, and the smallest change that would. */
 tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,

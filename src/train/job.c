@@ -273,14 +273,14 @@ int tsr_job_create(tsr_job **out, const tsr_job_options *options)
 
 tsr_status tsr_job_decide(tsr_job *job)
 {
-    uint64_t budget = 0;
+    tsr_room room;
     if (job->options.purpose == TSR_JOB_DATA)
         return tsr_fail(TSR_EINVAL, "a job created for its data cannot be planned or started");
     if (job->state != TSR_JOB_CREATED)
         return job->state == TSR_JOB_FAILED ? tsr_fail(TSR_EINVAL, "the job has failed") : TSR_OK;
-    TSR_TRY(tsr_job_agree(job, tsr_job_backend_budget(&budget, job)));
+    TSR_TRY(tsr_job_agree(job, tsr_job_backend_room(&room, job)));
     TSR_TRY(tsr_job_agree(job, tsr_decide(&job->decision, &job->inputs, &job->view, job->train,
-                                          budget, &job->speeds)));
+                                          &room, &job->speeds)));
     if (job->options.purpose != TSR_JOB_PLAN)
         TSR_TRY(
             tsr_job_agree(job, tsr_plan_check_ranks(job->decision.plan, job->world, job->control)));
@@ -324,7 +324,7 @@ static tsr_status print_plan(tsr_text *out, tsr_job *job, bool json)
     tsr_largest largest = {0};
     if (d->train &&
         d->budget != TSR_BUDGET_UNKNOWN) /* of a card that is not here it is not known */
-        TSR_TRY(tsr_decide_largest(&largest, &job->inputs, &job->view, d->budget));
+        TSR_TRY(tsr_decide_largest(&largest, &job->inputs, &job->view, &d->room));
     return tsr_decision_print(out, d, &job->inputs, &job->view, &job->speeds, &largest, json);
 }
 

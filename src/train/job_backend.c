@@ -219,21 +219,33 @@ static tsr_status find_share_of_memory(uint64_t *out, tsr_job *job)
     return status;
 }
 
-/* Of a GPU what is free; of one that is not here (a plan) all that it has, if that is known. The smallest of all
- * ranks counts. */
-tsr_status tsr_job_backend_budget(uint64_t *out, tsr_job *job)
+/* Of a GPU what is free; of one that is not here (a plan) all that it has, if that is known. */
+static tsr_status find_room(tsr_room *out, tsr_job *job)
 {
-    uint64_t free_bytes = 0, total = 0;
-    TSR_TRY(find_share_of_memory(&free_bytes, job));
-    int64_t bytes = (int64_t)free_bytes;
+    int count = 1;
     if (job->device != job->host) {
-        TSR_TRY(tsr_job_agree(job, tsr_device_memory(&free_bytes, &total, job->device)));
-        bytes = (int64_t)free_bytes;
-    } else if (job->inputs.cuda) {
-        bytes = job->speeds.memory_bytes ? (int64_t)job->speeds.memory_bytes : TSR_BUDGET_UNKNOWN;
+        TSR_TRY(tsr_device_cuda_count(&count));
+        out->card = tsr_comm_local_rank(job->world) % count;
+        return tsr_device_memory(&out->free, &out->total, job->device);
     }
-    TSR_TRY(tsr_comm_all_reduce(job->world, job->control, &bytes, 1, TSR_MIN));
-    TSR_TRY(tsr_stream_synchronize(job->control));
-    *out = (uint64_t)bytes;
+    if (job->inputs.cuda)
+        out->free = job->speeds.memory_bytes ? job->speeds.memory_bytes : TSR_BUDGET_UNKNOWN;
     return TSR_OK;
+}
+
+/* The rank with the least room counts. */
+tsr_status tsr_job_backend_room(tsr_room *out, tsr_job *job)
+{
+    int rank = tsr_comm_rank(job->world);
+    *out = (tsr_room){.rank = rank};
+    TSR_TRY(find_share_of_memory(&out->free, job));
+    TSR_TRY(tsr_job_agree(job, find_room(out, job)));
+    int64_t least = (int64_t)out->free;
+    TSR_TRY(tsr_comm_all_reduce(job->world, job->control, &least, 1, TSR_MIN));
+    TSR_TRY(tsr_stream_synchronize(job->control));
+    int64_t fullest = (int64_t)out->free == least ? rank : INT64_MAX;
+    TSR_TRY(tsr_comm_all_reduce(job->world, job->control, &fullest, 1, TSR_MIN));
+    TSR_TRY(tsr_stream_synchronize(job->control));
+    TSR_TRY(tsr_comm_broadcast(job->world, job->control, out, sizeof *out, (int)fullest));
+    return tsr_stream_synchronize(job->control);
 }

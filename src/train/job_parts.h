@@ -122,8 +122,8 @@ void tsr_job_backend_close(tsr_job *job);
 /* What the machines sustain, as rank 0 knows it: the same on all ranks; collective. */
 tsr_status tsr_job_backend_speeds(tsr_job *job);
 
-/* Device memory that one rank may take where memory_budget is auto. */
-tsr_status tsr_job_backend_budget(uint64_t *out, tsr_job *job);
+/* Device memory that one rank may take; collective. */
+tsr_status tsr_job_backend_room(tsr_room *out, tsr_job *job);
 
 /* Chooses how the matmuls are done, the same on all ranks (job_matmuls.c); before the first use of
  * the activations. */

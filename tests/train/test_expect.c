@@ -68,7 +68,8 @@ static void decide_on(tsr_decision *out, tsr_inputs *inputs, const char *text, i
         tsr_inputs_read_model(inputs, true, true) < 0)
         fail_msg("%s", tsr_last_error());
     tsr_inputs_assume_data(inputs);
-    if (tsr_decide(out, inputs, &view, true, budget, speeds) < 0)
+    const tsr_room room = {.free = budget};
+    if (tsr_decide(out, inputs, &view, true, &room, speeds) < 0)
         fail_msg("%s", tsr_last_error());
 }
 

@@ -477,6 +477,75 @@ static void test_advice_budget(void **state)
     }
 }
 
+/* ---- a card that others use too ---- */
+
+#define GIB (1ull << 30)
+
+static char warned[512];
+
+static void take_warning(void *user, tsr_log_level level, const char *message)
+{
+    (void)user, (void)level;
+    snprintf(warned, sizeof warned, "%s", message);
+}
+
+/* What is decided on a card made up; 0: it is refused. */
+static uint64_t budget_on(const tsr_room *room, const char *more)
+{
+    tsr_job_options options = {
+        .config_text = config_text("short.jsonl", more), .purpose = TSR_JOB_PLAN, .threads = 1};
+    tsr_job *job;
+    tsr_decision decision;
+    uint64_t budget = 0;
+    assert_int_equal(tsr_job_create(&job, &options), 0);
+    warned[0] = 0;
+    tsr_log_set(take_warning, NULL, TSR_LOG_WARNING);
+    tsr_status status = tsr_decide(&decision, &job->inputs, &job->view, true, room, &job->speeds);
+    tsr_log_set(NULL, NULL, TSR_LOG_INFO);
+    if (status == TSR_OK) {
+        budget = decision.budget;
+        tsr_decision_free(&decision);
+    } else if (!strstr(tsr_last_error(), "memory_budget allows "))
+        fail_msg("%s", tsr_last_error());
+    tsr_job_destroy(job);
+    return budget;
+}
+
+/* What is not there is neither planned with nor advised; what is advised fits. */
+static void test_others_on_the_card(void **state)
+{
+    (void)state;
+    static const char *const asked[] = {"", "memory_budget: 6GiB\n"};
+    tsr_room room = {.free = 2 * GIB, .total = 8 * GIB, .rank = 3, .card = 1};
+    assert_int_equal(budget_on(&room, ""), room.free);
+    assert_string_equal(warned, "");
+    assert_int_equal(budget_on(&room, asked[1]), room.free);
+    if (!strstr(warned, "memory_budget is more than there is: the plan has 2.00 GiB (other "))
+        fail_msg("%s", warned);
+    for (int i = 0; i < 2; i++) {
+        room.free = 1 << 20;
+        assert_int_equal(budget_on(&room, asked[i]), 0);
+        if (!strstr(tsr_last_error(), "allows 1.00 MiB a rank (other processes and this one's CUDA "
+                                      "context hold 8.00 GiB of the 8.00 GiB of rank 3's GPU 1)") ||
+            strstr(advice(tsr_last_error()), "memory_budget: "))
+            fail_msg("%s", tsr_last_error());
+        const char *found =
+            strstr(advice(tsr_last_error()), "end what else runs on rank 3's GPU 1");
+        assert_non_null(found);
+        unsigned long long mib = strtoull(strstr(found, "with ") + 5, NULL, 10);
+        room.free = mib << 20;
+        assert_int_equal(budget_on(&room, asked[i]), room.free);
+    }
+    /* What is in use may be this process' own context: then the configuration is believed, but no card has more than all. */
+    room.free = 8 * GIB - GIB / 2;
+    assert_int_equal(budget_on(&room, "memory_budget: 7936MiB\n"), 7936ull << 20);
+    assert_string_equal(warned, "");
+    assert_int_equal(budget_on(&room, "memory_budget: 9GiB\n"), room.total);
+    room = (tsr_room){.free = 1 << 20, .total = 2 << 20};
+    assert_int_equal(budget_on(&room, ""), 0);
+    assert_non_null(strstr(advice(tsr_last_error()), "a GPU with "));
+}
+
 static void test_group_that_does_not_divide(void **state)
 {
     (void)state;
@@ -537,6 +606,7 @@ int main(void)
         TEST(test_advice_activations_and_state),
         TEST(test_advice_tokens),
         TEST(test_advice_budget),
+        TEST(test_others_on_the_card),
         TEST(test_group_that_does_not_divide),
     };
     return cmocka_run_group_tests(tests, set_up, scratch_teardown);

@@ -147,7 +147,8 @@ static void decide(rig *r, const char *more)
     tsr_inputs_assume_data(&r->inputs);
     tsr_speeds speeds;
     tsr_speeds_default(&speeds, false, TSR_BF16);
-    RUN(tsr_decide(&r->decision, &r->inputs, &view, true, TSR_BUDGET_UNKNOWN, &speeds));
+    const tsr_room room = {.free = TSR_BUDGET_UNKNOWN};
+    RUN(tsr_decide(&r->decision, &r->inputs, &view, true, &room, &speeds));
 }
 
 /* A job of this text. A unit's parts lie nowhere: only kernels would read them. */
