@@ -109,12 +109,12 @@ static void mpirun_stopped(bool at_end)
              "echo $code >new.$RANK; mv new.$RANK code.$RANK; exit $code",
              at_end ? "" : "if [ $RANK = 1 ]; then kill -STOP $PPID; fi;");
     snprintf(words, sizeof words,
-             "train job.yaml max_steps=1000000 logging_steps=1000000 time_limit=0.5 ddp_timeout=%d",
-             at_end ? 3 : 1);
+             "train job.yaml max_steps=1000000 logging_steps=1000000 time_limit=1 ddp_timeout=%d",
+             at_end ? 5 : 1);
     cli_start(&process, 2, wrapper, words);
     if (at_end)
         number_in("out/metrics.jsonl");
-    int mpirun = number_in("mpirun.0");
+    int mpirun = number_in("mpirun.1"); /* it has started all */
     if (mpirun > 1)
         kill(mpirun, SIGSTOP);
     for (int rank = 0; rank < 2; rank++) {
