@@ -17,9 +17,8 @@ static bool reserve(tsr_text *text, size_t more)
     size_t need = text->length + more + 1;
     if (need <= text->capacity)
         return true;
-    size_t capacity = text->capacity ? text->capacity : 64;
-    while (capacity < need)
-        capacity *= 2;
+    size_t capacity = 2 * text->capacity > need ? 2 * text->capacity : need;
+    capacity = capacity > 64 ? capacity : 64;
     char *data = realloc(text->data, capacity);
     if (!data) {
         text->failed = true;

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define ROW_STEPS (5 * TSR_TEMPLATE_STEPS) /* some seconds: turns are found by several renderings */
+
 void tsr_chat_row_free(tsr_chat_row *row)
 {
     tsr_text_free(&row->text);
@@ -139,7 +141,7 @@ tsr_status tsr_chat_render(tsr_rendering *out, tsr_chat *chat, const json_t *see
     if (status == TSR_OK)
         status = tsr_chat_set_name(chat, "add_generation_prompt", json_boolean(prompt));
     if (status == TSR_OK)
-        status = tsr_template_render(out, chat->chosen, chat->names, chat->now);
+        status = tsr_template_render(out, chat->chosen, chat->names, chat->now, &chat->steps);
     chat->dated |= out->dated;
     json_decref(part);
     return status;
@@ -226,6 +228,7 @@ static tsr_status render_row(tsr_conversation *c, const json_t *tools, bool prom
     tsr_chat_row *row = c->row;
     tsr_tokens_clear(&row->tokens);
     row->findings = 0;
+    c->chat->steps = ROW_STEPS;
     TSR_TRY(tsr_chat_check_messages(c->messages));
     TSR_TRY(choose_template(c->chat, tools != NULL));
     TSR_TRY(tsr_chat_see(&c->seen, c->chat, c->messages));

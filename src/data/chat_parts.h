@@ -78,6 +78,7 @@ struct tsr_chat {
     const tsr_template *chosen;  /* of the row being encoded */
     json_t *names; /* what the template sees; messages, tools and the prompt flag change */
     int64_t now;
+    int64_t steps;    /* left to the renderings of the row */
     bool dated;       /* a rendering asked for it */
     tsr_text lacking; /* tokens of the template that the tokenizer has not */
     tsr_chat_known_role roles[TSR_CHAT_MOST_ROLES];

@@ -1,30 +1,62 @@
 /*
  * data/jinja.h: the inside of data/template.h: values, syntax tree, and how a rendering runs.
  *
- * jinja_lex.c   source to tokens             jinja_value.c   strings of values, equality, JSON
- * jinja_parse.c tokens to the tree           jinja_filter.c  filters and tests
- * jinja_scope.c names not set yet
- * jinja_eval.c  expressions                  jinja_method.c  methods of strings and dicts
+ * jinja_lex.c   source to tokens             jinja_value.c   equality, order, length of values
+ * jinja_parse.c tokens to the tree           jinja_print.c   str, repr and JSON of values
+ * jinja_scope.c names not set yet            jinja_dict.c    dicts and other tables
+ * jinja_eval.c  expressions                  jinja_filter.c  filters; jinja_test.c tests
+ * jinja_item.c  attributes, items, slices    jinja_method.c  methods of strings and dicts
  * jinja_run.c   statements                   jinja_sort.c    filters that order
+ * jinja_budget.c memory and steps            jinja_text.c    what filters and methods of strings share
  *
- * All memory of a template and all memory of a rendering comes from an arena of its own.
+ * A template or a row may be hostile, so that a rendering has a budget of steps and of memory. All memory, texts
+ * that grow too, comes from an arena, which takes its bytes and the steps of filling them before it gives them.
+ * What reads a text without building one takes the steps of reading it first (tsr_jinja_scan): a filter, a method
+ * and a test do not have to, as their texts are charged where they are called.
  */
 #ifndef TSR_DATA_JINJA_H
 #define TSR_DATA_JINJA_H
 
 #include "data/template.h"
 
-/* ---- memory ---- */
+/* ---- memory and steps: jinja_budget.c ---- */
 
 typedef struct arena_chunk arena_chunk;
+
+/* Of a template while it is parsed, or of one rendering. Zero-initialise, but for `steps` and `name`. */
 typedef struct {
-    arena_chunk *chunks;
-    size_t used, total;
+    arena_chunk *chunks, *open; /* all; the one that small pieces come from */
+    size_t held;                /* bytes, of at most 256 MiB */
+    int64_t steps;              /* left */
+    const char *name;           /* of the template, and its line now (NULL: none), for messages */
+    const int *line;
 } tsr_jinja_arena;
 
-/* Zeroed memory until tsr_jinja_arena_free; fails with TSR_ENOMEM, or TSR_EDATA beyond 256 MiB. */
+/* Zeroed memory until tsr_jinja_arena_free. TSR_EDATA: the budget does not have so much. */
 tsr_status tsr_jinja_alloc(void *out, tsr_jinja_arena *arena, size_t count, size_t bytes_each);
+/* Counts memory that is not the arena's. */
+tsr_status tsr_jinja_hold(tsr_jinja_arena *arena, size_t bytes);
 void tsr_jinja_arena_free(tsr_jinja_arena *arena);
+
+/* A text that grows in an arena. Zero-initialise. */
+typedef struct {
+    char *data;
+    size_t bytes, capacity;
+} jinja_writer;
+
+/* Positions of an array by the hash of what lies there. Zero-initialise: jinja_dict.c. */
+typedef struct {
+    struct jinja_slot *slots;
+    size_t count, capacity;
+} jinja_index;
+
+#define JINJA_NOWHERE SIZE_MAX
+
+tsr_status tsr_jinja_index_add(jinja_index *index, tsr_jinja_arena *arena, uint32_t hash,
+                               size_t position);
+/* The next position whose element has the hash, JINJA_NOWHERE behind the last; *probes, 0 at first, counts the
+ * slots that were looked at. */
+size_t tsr_jinja_index_next(const jinja_index *index, uint32_t hash, size_t *probes);
 
 /* ---- values ---- */
 
@@ -61,6 +93,7 @@ typedef struct {
 typedef struct {
     value *keys, *values;
     size_t count, capacity;
+    jinja_index index;
 } jinja_dict;
 
 typedef struct {
@@ -208,6 +241,7 @@ struct tsr_template {
     node *body;
     jinja_text *names; /* interned */
     size_t name_count, name_capacity;
+    jinja_index name_index;
     bool generation;
 };
 
@@ -226,17 +260,17 @@ struct scope {
     int *names;
     value *values;
     size_t count, capacity;
+    jinja_index index;
 };
 
 typedef struct {
     const tsr_template *t;
     tsr_jinja_arena arena;
-    tsr_text *out;            /* where output goes now */
+    jinja_writer *out;        /* where output goes now */
     tsr_rendering *rendering; /* its spans */
     const json_t *variables;
     int64_t now;
-    int line, depth, loop_depth;
-    int64_t work; /* what is left of the budget */
+    int line, depth;
     enum { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE } flow;
     value hole;
 } jinja_run;
@@ -262,9 +296,22 @@ tsr_status tsr_jinja_call_macro(value *out, jinja_run *r, const jinja_macro *m,
 /* The scope in which `body` (NULL: none) runs: the names it hides are V_ABSENT. */
 tsr_status tsr_jinja_scope(scope **out, jinja_run *r, scope *parent, const node *body);
 tsr_status tsr_jinja_scope_set(jinja_run *r, scope *s, int name, value v);
-const value *tsr_jinja_scope_get(const scope *s, int name);
-/* Takes some of the rendering's budget of work. */
-tsr_status tsr_jinja_spend(jinja_run *r, size_t work);
+/* NULL: no scope has the name. */
+tsr_status tsr_jinja_scope_get(const value **out, jinja_run *r, const scope *s, int name);
+
+/* Takes steps, and those of reading so many bytes. */
+tsr_status tsr_jinja_spend(jinja_run *r, size_t steps);
+tsr_status tsr_jinja_scan(jinja_run *r, size_t bytes);
+/* The same for the texts among some values. */
+tsr_status tsr_jinja_scan_values(jinja_run *r, const value *values, size_t count);
+
+tsr_status tsr_jinja_put(jinja_run *r, jinja_writer *out, const char *data, size_t bytes);
+tsr_status tsr_jinja_puts(jinja_run *r, jinja_writer *out, const char *string);
+/* At most 63 bytes. */
+tsr_status tsr_jinja_putf(jinja_run *r, jinja_writer *out, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* What was written as a string; the writer is used up. */
+value tsr_jinja_written(jinja_run *r, jinja_writer *out);
 
 /* part in whole */
 tsr_status tsr_jinja_contains(bool *out, jinja_run *r, const value *part, const value *whole);
@@ -272,6 +319,10 @@ tsr_status tsr_jinja_contains(bool *out, jinja_run *r, const value *part, const 
 /* Filters and tests by name; -1 if there is none. */
 int tsr_jinja_filter_find(jinja_text name);
 int tsr_jinja_test_find(jinja_text name);
+/* The name of a filter, test or method by number; NULL behind the last. */
+const char *tsr_jinja_filter_name_at(size_t index);
+const char *tsr_jinja_test_name_at(size_t index);
+const char *tsr_jinja_method_name_at(size_t index);
 tsr_status tsr_jinja_filter(value *out, jinja_run *r, int which, value subject,
                             const jinja_args *args);
 tsr_status tsr_jinja_test(bool *out, jinja_run *r, int which, value subject,
@@ -312,6 +363,10 @@ tsr_status tsr_jinja_split(value *out, jinja_run *r, jinja_text text, const valu
 /* item.a.0.b, as the attribute arguments of filters are written. */
 tsr_status tsr_jinja_attribute(value *out, jinja_run *r, const value *item, const value *path);
 
+/* The order of keys: (*out)[0] is the position of the least, or of the greatest in reverse; equal ones stay as they
+ * are. */
+tsr_status tsr_jinja_sorted(size_t **out, jinja_run *r, const value *keys, size_t count,
+                            bool reverse);
 /* Filters of jinja_sort.c: the subject and its bound arguments. */
 tsr_status tsr_jinja_filter_sort(value *out, jinja_run *r, const value *v, const value *a);
 tsr_status tsr_jinja_filter_dictsort(value *out, jinja_run *r, const value *v, const value *a);
@@ -323,6 +378,12 @@ tsr_status tsr_jinja_filter_indent(value *out, jinja_run *r, const value *v, con
 /* self.name (attribute first) and self[key] (item first). */
 tsr_status tsr_jinja_get_attr(value *out, jinja_run *r, value self, jinja_text name);
 tsr_status tsr_jinja_get_item(value *out, jinja_run *r, value self, value key);
+/* self[begin:end:step], n: an N_SLICE. */
+tsr_status tsr_jinja_slice(value *out, jinja_run *r, value self, const node *n, scope *s);
+/* Using an undefined value for anything but printing and testing is an error, as in Jinja. */
+tsr_status tsr_jinja_defined(jinja_run *r, const value *v);
+/* How many bytes of a name or key messages show. */
+int tsr_jinja_shown(jinja_text name);
 
 /* ---- values: jinja_value.c ---- */
 
@@ -338,8 +399,12 @@ tsr_status tsr_jinja_undefined(value *out, jinja_run *r, const char *format, ...
 tsr_status tsr_jinja_list(value *out, jinja_run *r, tsr_jinja_kind kind, size_t count);
 tsr_status tsr_jinja_dict(value *out, jinja_run *r, tsr_jinja_kind kind);
 tsr_status tsr_jinja_dict_set(jinja_run *r, jinja_dict *dict, value key, value item);
+/* For a key that the dict does not have. */
+tsr_status tsr_jinja_dict_add(jinja_run *r, jinja_dict *dict, value key, value item);
+/* *out: NULL if there is no such key. */
 tsr_status tsr_jinja_dict_get(const value **out, jinja_run *r, const jinja_dict *dict, value key);
-const value *tsr_jinja_dict_text(const jinja_dict *dict, jinja_text key);
+/* Equal values have one hash. */
+tsr_status tsr_jinja_hash(uint32_t *out, jinja_run *r, const value *v);
 tsr_status tsr_jinja_from_json(value *out, jinja_run *r, const json_t *json, int depth);
 
 const char *tsr_jinja_type(const value *v); /* Python's name of the type */
@@ -353,10 +418,9 @@ tsr_status tsr_jinja_length(size_t *out, jinja_run *r, const value *v);
 /* The elements of anything that can be iterated, as a list of the arena. */
 tsr_status tsr_jinja_iterate(jinja_list **out, jinja_run *r, const value *v);
 /* Appends str(v). */
-tsr_status tsr_jinja_str(tsr_text *out, jinja_run *r, const value *v);
+tsr_status tsr_jinja_str(jinja_writer *out, jinja_run *r, const value *v);
 /* str(v) as a string value. */
 tsr_status tsr_jinja_to_text(value *out, jinja_run *r, const value *v);
-tsr_status tsr_jinja_float_repr(tsr_text *out, double d, bool json);
 
 /* json.dumps */
 typedef struct {
@@ -365,7 +429,7 @@ typedef struct {
     jinja_text item_separator, key_separator;
     bool ascii, sort_keys;
 } jinja_json_style;
-tsr_status tsr_jinja_tojson(tsr_text *out, jinja_run *r, const value *v,
+tsr_status tsr_jinja_tojson(jinja_writer *out, jinja_run *r, const value *v,
                             const jinja_json_style *style, int depth);
 
 #define JINJA_DEPTH     100 /* of nesting in the source and in data */

@@ -2,7 +2,6 @@
  * jinja_filter.c: the filters, and the binding of arguments that filters, tests and methods share.
  */
 #include "data/jinja.h"
-#include "data/unicode.h"
 
 #include <errno.h>
 #include <math.h>
@@ -101,14 +100,10 @@ static tsr_status filter_tojson(value *out, jinja_run *r, const value *v, const 
         style.item_separator = s->list->items[0].text;
         style.key_separator = s->list->items[1].text;
     }
-    tsr_text text = {0};
-    tsr_status status = tsr_jinja_tojson(&text, r, v, &style, 0);
-    if (status == TSR_OK && text.failed)
-        status = tsr_fail(TSR_ENOMEM, "no memory for the JSON of a value");
-    if (status == TSR_OK)
-        status = tsr_jinja_copy(out, r, text.data, text.length);
-    tsr_text_free(&text);
-    return status;
+    jinja_writer text = {0};
+    TSR_TRY(tsr_jinja_tojson(&text, r, v, &style, 0));
+    *out = tsr_jinja_written(r, &text);
+    return TSR_OK;
 }
 
 static tsr_status cased(value *out, jinja_run *r, const value *v, jinja_case how)
@@ -153,6 +148,7 @@ static tsr_status filter_default(value *out, jinja_run *r, const value *v, const
 tsr_status tsr_jinja_attribute(value *out, jinja_run *r, const value *v, const value *path)
 {
     *out = *v;
+    TSR_TRY(tsr_jinja_scan_values(r, path, 1));
     if (path->kind == V_INT)
         return tsr_jinja_get_item(out, r, *v, *path);
     if (path->kind != V_STRING)
@@ -460,12 +456,14 @@ static tsr_status map(value *out, jinja_run *r, const value *v, const jinja_args
     return TSR_OK;
 }
 
-enum { BY_FUNCTION, SELECT, REJECT, SELECTATTR, REJECTATTR, MAP };
+/* Of a filter with a function its subject and arguments are charged as read, but for those that only look at what
+ * kind of value they have. */
+enum { READS, LOOKS, SELECT, REJECT, SELECTATTR, REJECTATTR, MAP };
 
 static const struct {
     const char *name, *spec;
     filter_function function;
-    int special;
+    int kind;
 } filters[] = {
     {"trim", "chars", filter_trim},
     {"length", "", filter_length},
@@ -475,13 +473,13 @@ static const struct {
     {"lower", "", filter_lower},
     {"capitalize", "", filter_capitalize},
     {"title", "", filter_title},
-    {"default", "default_value boolean", filter_default},
-    {"d", "default_value boolean", filter_default},
+    {"default", "default_value boolean", filter_default, LOOKS},
+    {"d", "default_value boolean", filter_default, LOOKS},
     {"join", "d attribute", filter_join},
     {"first", "", filter_first},
     {"last", "", filter_last},
-    {"string", "", filter_string},
-    {"safe", "", filter_safe},
+    {"string", "", filter_string, LOOKS},
+    {"safe", "", filter_safe, LOOKS},
     {"list", "", filter_list},
     {"items", "", filter_items},
     {"reverse", "", filter_reverse},
@@ -514,13 +512,22 @@ tsr_status tsr_jinja_filter(value *out, jinja_run *r, int which, value subject,
                             const jinja_args *args)
 {
     value bound[MOST_PARAMETERS];
-    int special = filters[which].special;
+    int kind = filters[which].kind;
     TSR_TRY(tsr_jinja_spend(r, 1));
-    if (special == MAP)
+    if (kind == MAP)
         return map(out, r, &subject, args);
-    if (special != BY_FUNCTION)
-        return choose(out, r, &subject, args, special == SELECTATTR || special == REJECTATTR,
-                      special == SELECT || special == SELECTATTR);
+    if (kind >= SELECT)
+        return choose(out, r, &subject, args, kind == SELECTATTR || kind == REJECTATTR,
+                      kind == SELECT || kind == SELECTATTR);
+    if (kind == READS) {
+        TSR_TRY(tsr_jinja_scan_values(r, &subject, 1));
+        TSR_TRY(tsr_jinja_scan_values(r, args->values, args->count));
+    }
     TSR_TRY(tsr_jinja_bind(bound, r, filters[which].name, filters[which].spec, args));
     return filters[which].function(out, r, &subject, bound);
+}
+
+const char *tsr_jinja_filter_name_at(size_t index)
+{
+    return index < sizeof filters / sizeof *filters ? filters[index].name : NULL;
 }

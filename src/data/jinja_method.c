@@ -44,7 +44,7 @@ static tsr_status range(value *out, jinja_run *r, const jinja_args *args)
         return tsr_jinja_fail(r, "range: more than %d elements", RANGE_LIMIT);
     TSR_TRY(tsr_jinja_list(out, r, V_VIEW, (size_t)count));
     for (int64_t i = 0; i < (int64_t)count; i++)
-        out->list->items[i] = tsr_jinja_int(begin + i * step);
+        out->list->items[i] = tsr_jinja_int((int64_t)(begin + (__int128)i * step));
     return TSR_OK;
 }
 
@@ -66,13 +66,9 @@ static tsr_status namespace(value *out, jinja_run *r, const jinja_args *args)
     return TSR_OK;
 }
 
-static void two_digits(tsr_text *out, int number)
-{
-    tsr_text_printf(out, "%02d", number);
-}
-
-/* One directive of strftime in English, whatever the locale; false if it is not supported. */
-static bool directive(tsr_text *out, const struct tm *t, char c)
+/* One directive of strftime in English, whatever the locale, with its % in front. */
+static tsr_status directive(jinja_writer *out, jinja_run *r, const struct tm *t, const char *text,
+                            size_t bytes)
 {
     static const char *const months[] = {"January",   "February", "March",    "April",
                                          "May",       "June",     "July",     "August",
@@ -80,48 +76,36 @@ static bool directive(tsr_text *out, const struct tm *t, char c)
     static const char *const days[] = {"Sunday",   "Monday", "Tuesday", "Wednesday",
                                        "Thursday", "Friday", "Saturday"};
     const char *month = months[t->tm_mon % 12], *day = days[t->tm_wday % 7];
-    switch (c) {
+    switch (bytes > 1 ? text[1] : 0) {
     case 'd':
-        two_digits(out, t->tm_mday);
-        return true;
+        return tsr_jinja_putf(r, out, "%02d", t->tm_mday);
     case 'm':
-        two_digits(out, t->tm_mon + 1);
-        return true;
+        return tsr_jinja_putf(r, out, "%02d", t->tm_mon + 1);
     case 'y':
-        two_digits(out, (t->tm_year + 1900) % 100);
-        return true;
+        return tsr_jinja_putf(r, out, "%02d", (t->tm_year + 1900) % 100);
     case 'H':
-        two_digits(out, t->tm_hour);
-        return true;
+        return tsr_jinja_putf(r, out, "%02d", t->tm_hour);
     case 'M':
-        two_digits(out, t->tm_min);
-        return true;
+        return tsr_jinja_putf(r, out, "%02d", t->tm_min);
     case 'S':
-        two_digits(out, t->tm_sec);
-        return true;
+        return tsr_jinja_putf(r, out, "%02d", t->tm_sec);
     case 'Y':
-        tsr_text_printf(out, "%d", t->tm_year + 1900);
-        return true;
+        return tsr_jinja_putf(r, out, "%d", t->tm_year + 1900);
     case 'j':
-        tsr_text_printf(out, "%03d", t->tm_yday + 1);
-        return true;
+        return tsr_jinja_putf(r, out, "%03d", t->tm_yday + 1);
     case 'b':
-        tsr_text_append(out, month, 3);
-        return true;
+        return tsr_jinja_put(r, out, month, 3);
     case 'B':
-        tsr_text_puts(out, month);
-        return true;
+        return tsr_jinja_puts(r, out, month);
     case 'a':
-        tsr_text_append(out, day, 3);
-        return true;
+        return tsr_jinja_put(r, out, day, 3);
     case 'A':
-        tsr_text_puts(out, day);
-        return true;
+        return tsr_jinja_puts(r, out, day);
     case '%':
-        tsr_text_puts(out, "%");
-        return true;
+        return tsr_jinja_puts(r, out, "%");
     default:
-        return false;
+        return tsr_jinja_fail(r, "strftime_now: the directive %.*s is not supported",
+                              bytes > 1 ? 2 : 1, text);
     }
 }
 
@@ -129,8 +113,7 @@ static tsr_status strftime_now(value *out, jinja_run *r, const jinja_args *args)
 {
     value format;
     struct tm t;
-    tsr_text text = {0};
-    tsr_status status = TSR_OK;
+    jinja_writer text = {0};
     TSR_TRY(tsr_jinja_bind(&format, r, "strftime_now", "format!", args));
     if (format.kind != V_STRING)
         return tsr_jinja_fail(r, "strftime_now takes a string");
@@ -143,22 +126,15 @@ static tsr_status strftime_now(value *out, jinja_run *r, const jinja_args *args)
     if (!gmtime_r(&now, &t))
         return tsr_jinja_fail(r, "strftime_now: no such time");
     const char *p = format.text.data;
-    for (size_t i = 0; i < format.text.bytes && status == TSR_OK; i++) {
-        if (p[i] != '%') {
-            tsr_text_append(&text, p + i, 1);
-            continue;
-        }
-        i++;
-        if (i >= format.text.bytes || !directive(&text, &t, p[i]))
-            status = tsr_jinja_fail(r, "strftime_now: the directive %%%.*s is not supported",
-                                    i < format.text.bytes, p + i);
+    for (size_t i = 0, bytes = format.text.bytes; i < bytes; i++) {
+        if (p[i] != '%')
+            TSR_TRY(tsr_jinja_put(r, &text, p + i, 1));
+        else
+            TSR_TRY(directive(&text, r, &t, p + i, bytes - i));
+        i += p[i] == '%';
     }
-    if (status == TSR_OK && text.failed)
-        status = tsr_fail(TSR_ENOMEM, "no memory for a date");
-    if (status == TSR_OK)
-        status = tsr_jinja_copy(out, r, text.data, text.length);
-    tsr_text_free(&text);
-    return status;
+    *out = tsr_jinja_written(r, &text);
+    return TSR_OK;
 }
 
 tsr_status tsr_jinja_call_global(value *out, jinja_run *r, int which, const jinja_args *args)
@@ -294,6 +270,7 @@ static tsr_status has_affix(value *out, jinja_run *r, jinja_text text, const val
         if (parts[i].kind != V_STRING)
             return tsr_jinja_fail(r, "%s needs a string, not %s",
                                   at_end ? "endswith" : "startswith", tsr_jinja_type(&parts[i]));
+        TSR_TRY(tsr_jinja_scan_values(r, &parts[i], 1));
         yes = yes || affix(text, parts[i].text, at_end);
     }
     *out = tsr_jinja_bool(yes);
@@ -320,7 +297,7 @@ static tsr_status search(value *out, jinja_run *r, jinja_text text, jinja_text p
         at = (size_t)(hit - text.data) + part.bytes;
     }
     *out = tsr_jinja_int(found);
-    return tsr_jinja_spend(r, text.bytes / 64);
+    return TSR_OK;
 }
 
 static tsr_status remove_affix(value *out, jinja_text text, jinja_text part, bool at_end)
@@ -406,11 +383,17 @@ tsr_status tsr_jinja_call_method(value *out, jinja_run *r, const value *method,
     const char *name = methods[method->method].name;
     which_method which = methods[method->method].which;
     const value *self = method->self;
-    TSR_TRY(tsr_jinja_spend(r, 1));
+    TSR_TRY(tsr_jinja_scan_values(r, self, 1));
+    TSR_TRY(tsr_jinja_scan_values(r, args->values, args->count));
     TSR_TRY(tsr_jinja_bind(a, r, name, methods[method->method].spec, args));
     if (self->kind == V_STRING && self->safe)
         return tsr_jinja_fail(r, "the method %s after the filter safe is not supported", name);
     if (self->kind == V_STRING)
         return text_method(out, r, which, self->text, a);
     return dict_method(out, r, which, self->dict, a);
+}
+
+const char *tsr_jinja_method_name_at(size_t index)
+{
+    return index < sizeof methods / sizeof *methods ? methods[index].name : NULL;
 }

@@ -4,16 +4,11 @@
  * A for, a with, a macro and a block that is rendered aside have a scope of their own; an if has
  * none. A name is looked up when it is used, from the innermost scope outwards, up to one that hides it.
  */
+#include "base/philox.h"
 #include "data/jinja.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-tsr_status tsr_jinja_spend(jinja_run *r, size_t work)
-{
-    r->work -= work < (1u << 30) ? (int64_t)work : 1 << 30;
-    return r->work >= 0 ? TSR_OK : tsr_jinja_fail(r, "the template does not come to an end");
-}
 
 tsr_status tsr_jinja_scope(scope **out, jinja_run *r, scope *parent, const node *body)
 {
@@ -24,53 +19,69 @@ tsr_status tsr_jinja_scope(scope **out, jinja_run *r, scope *parent, const node 
     return TSR_OK;
 }
 
-const value *tsr_jinja_scope_get(const scope *s, int name)
+/* Where a scope has the name, JINJA_NOWHERE if it has not. */
+static size_t find_name(const scope *s, int name, size_t *probes)
 {
-    for (; s; s = s->parent)
-        for (size_t i = 0; i < s->count; i++)
-            if (s->names[i] == name)
-                return &s->values[i];
-    return NULL;
+    size_t i;
+    do
+        i = tsr_jinja_index_next(&s->index, (uint32_t)tsr_mix((uint64_t)name), probes);
+    while (i != JINJA_NOWHERE && s->names[i] != name);
+    return i;
+}
+
+tsr_status tsr_jinja_scope_get(const value **out, jinja_run *r, const scope *s, int name)
+{
+    for (*out = NULL; s && !*out; s = s->parent) {
+        size_t probes = 0, i = find_name(s, name, &probes);
+        TSR_TRY(tsr_jinja_spend(r, probes));
+        if (i != JINJA_NOWHERE)
+            *out = &s->values[i];
+    }
+    return TSR_OK;
+}
+
+static tsr_status grow_scope(jinja_run *r, scope *s)
+{
+    size_t capacity = s->capacity ? 2 * s->capacity : 4;
+    int *names;
+    value *values;
+    TSR_TRY(tsr_jinja_alloc(&names, &r->arena, capacity, sizeof *names));
+    TSR_TRY(tsr_jinja_alloc(&values, &r->arena, capacity, sizeof *values));
+    if (s->count) {
+        memcpy(names, s->names, s->count * sizeof *names);
+        memcpy(values, s->values, s->count * sizeof *values);
+    }
+    s->names = names;
+    s->values = values;
+    s->capacity = capacity;
+    return TSR_OK;
 }
 
 tsr_status tsr_jinja_scope_set(jinja_run *r, scope *s, int name, value v)
 {
-    size_t i = 0;
-    while (i < s->count && s->names[i] != name)
-        i++;
-    if (i == s->capacity) {
-        size_t capacity = s->capacity ? 2 * s->capacity : 4;
-        int *names;
-        value *values;
-        TSR_TRY(tsr_jinja_alloc(&names, &r->arena, capacity, sizeof *names));
-        TSR_TRY(tsr_jinja_alloc(&values, &r->arena, capacity, sizeof *values));
-        if (s->count) {
-            memcpy(names, s->names, s->count * sizeof *names);
-            memcpy(values, s->values, s->count * sizeof *values);
-        }
-        s->names = names;
-        s->values = values;
-        s->capacity = capacity;
+    size_t probes = 0, i = find_name(s, name, &probes);
+    TSR_TRY(tsr_jinja_spend(r, probes));
+    if (i != JINJA_NOWHERE) {
+        s->values[i] = v;
+        return TSR_OK;
     }
-    s->names[i] = name;
-    s->values[i] = v;
-    s->count += i == s->count;
+    if (s->count == s->capacity)
+        TSR_TRY(grow_scope(r, s));
+    TSR_TRY(tsr_jinja_index_add(&s->index, &r->arena, (uint32_t)tsr_mix((uint64_t)name), s->count));
+    s->names[s->count] = name;
+    s->values[s->count++] = v;
     return TSR_OK;
 }
 
 /* Renders `body` aside and gives its text. */
 static tsr_status capture(value *out, jinja_run *r, const node *body, scope *s)
 {
-    tsr_text text = {0}, *before = r->out;
+    jinja_writer text = {0}, *before = r->out;
     r->out = &text;
-    tsr_status status = tsr_jinja_body(r, body, s);
+    TSR_TRY(tsr_jinja_body(r, body, s));
     r->out = before;
-    if (status == TSR_OK && text.failed)
-        status = tsr_fail(TSR_ENOMEM, "no memory for the text of a block");
-    if (status == TSR_OK)
-        status = tsr_jinja_copy(out, r, text.data, text.length);
-    tsr_text_free(&text);
-    return status;
+    *out = tsr_jinja_written(r, &text);
+    return TSR_OK;
 }
 
 /* ---- assignment ---- */
@@ -80,7 +91,8 @@ static tsr_status assign(jinja_run *r, const node *target, scope *s, value v)
     if (target->kind == N_NAME)
         return tsr_jinja_scope_set(r, s, target->name, v);
     if (target->kind == N_NSREF) {
-        const value *space = tsr_jinja_scope_get(s, target->name);
+        const value *space;
+        TSR_TRY(tsr_jinja_scope_get(&space, r, s, target->name));
         if (!space || space->kind != V_NAMESPACE)
             return tsr_jinja_fail(r, "an attribute can be set on a namespace only");
         return tsr_jinja_dict_set(r, space->dict,
@@ -221,10 +233,14 @@ tsr_status tsr_jinja_call_macro(value *out, jinja_run *r, const jinja_macro *m,
     TSR_TRY(tsr_jinja_scope(&inner, r, m->scope, n->b));
     /* All that is given comes first: a default may name any parameter, and sees no name outside that a
      * parameter has. */
-    for (const node *p = n->list; p; p = p->next)
-        TSR_TRY(tsr_jinja_scope_set(r, inner, p->name, given(args, position++, p->text, &used)));
     for (const node *p = n->list; p; p = p->next) {
-        value v = *tsr_jinja_scope_get(inner, p->name);
+        TSR_TRY(tsr_jinja_spend(r, args->count));
+        TSR_TRY(tsr_jinja_scope_set(r, inner, p->name, given(args, position++, p->text, &used)));
+    }
+    for (const node *p = n->list; p; p = p->next) {
+        const value *found;
+        TSR_TRY(tsr_jinja_scope_get(&found, r, inner, p->name));
+        value v = *found;
         if (v.kind == V_ABSENT && p->a)
             TSR_TRY(tsr_jinja_eval(&v, r, p->a, inner));
         else if (v.kind == V_ABSENT)
@@ -244,18 +260,19 @@ static tsr_status run_generation(jinja_run *r, const node *n, scope *s)
 {
     tsr_rendering *to = r->rendering;
     scope *inner;
-    size_t begin = r->out->length;
+    size_t begin = r->out->bytes;
     TSR_TRY(tsr_jinja_scope(&inner, r, s, n->b));
     TSR_TRY(tsr_jinja_body(r, n->b, inner));
     if (to->span_count == to->span_capacity) {
         size_t capacity = to->span_capacity ? 2 * to->span_capacity : 8;
+        TSR_TRY(tsr_jinja_hold(&r->arena, (capacity - to->span_capacity) * sizeof(tsr_span)));
         tsr_span *spans = realloc(to->spans, capacity * sizeof *spans);
         if (!spans)
             return tsr_fail(TSR_ENOMEM, "no memory for the marks of a template");
         to->spans = spans;
         to->span_capacity = capacity;
     }
-    to->spans[to->span_count++] = (tsr_span){begin, r->out->length};
+    to->spans[to->span_count++] = (tsr_span){begin, r->out->bytes};
     return TSR_OK;
 }
 
@@ -267,23 +284,15 @@ static tsr_status run_if(jinja_run *r, const node *n, scope *s)
     return tsr_jinja_body(r, tsr_jinja_truth(&v) ? n->b : n->c, s);
 }
 
-static tsr_status print(jinja_run *r, const value *v)
-{
-    size_t before = r->out->length;
-    TSR_TRY(tsr_jinja_str(r->out, r, v));
-    return tsr_jinja_spend(r, (r->out->length - before) / 64);
-}
-
 static tsr_status statement(jinja_run *r, const node *n, scope *s)
 {
     value v;
     switch (n->kind) {
     case N_TEXT:
-        tsr_text_append(r->out, n->text.data, n->text.bytes);
-        return tsr_jinja_spend(r, 1 + n->text.bytes / 64);
+        return tsr_jinja_put(r, r->out, n->text.data, n->text.bytes);
     case N_PRINT:
         TSR_TRY(tsr_jinja_eval(&v, r, n->a, s));
-        return print(r, &v);
+        return tsr_jinja_str(r->out, r, &v);
     case N_IF:
         return run_if(r, n, s);
     case N_FOR:
@@ -295,7 +304,7 @@ static tsr_status statement(jinja_run *r, const node *n, scope *s)
         return assign(r, n->a, s, v);
     case N_FILTERED:
         TSR_TRY(filtered(&v, r, n, s));
-        return print(r, &v);
+        return tsr_jinja_str(r->out, r, &v);
     case N_WITH:
         return run_with(r, n, s);
     case N_MACRO:

@@ -177,3 +177,8 @@ tsr_status tsr_jinja_test(bool *out, jinja_run *r, int which, value subject, con
         return TSR_OK;
     }
 }
+
+const char *tsr_jinja_test_name_at(size_t index)
+{
+    return index < sizeof tests / sizeof *tests ? tests[index].name : NULL;
+}

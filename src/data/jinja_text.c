@@ -37,36 +37,41 @@ tsr_status tsr_jinja_case(value *out, jinja_run *r, jinja_text text, jinja_case 
             begins = false;
         else if (how == CASE_TITLE)
             begins = !is_letter(c);
-        else
+        else if (how == CASE_TITLE_FILTER)
             begins = (c && strchr("-({[<", c)) || tsr_unicode_python_space((unsigned char)c);
     }
     *out = tsr_jinja_text(copy, text.bytes);
     return TSR_OK;
 }
 
-static bool stripped(uint32_t code, const value *chars)
+/* The length of the character at `data` if it is to be stripped, or 0. */
+static tsr_status stripped(size_t *length, jinja_run *r, const char *data, size_t bytes,
+                           const value *chars)
 {
-    if (chars->kind != V_STRING)
-        return tsr_unicode_python_space(code);
-    for (size_t i = 0; i < chars->text.bytes;) {
-        uint32_t other = 0;
-        i += tsr_utf8_next(&other, chars->text.data + i, chars->text.bytes - i);
-        if (other == code)
-            return true;
+    uint32_t code = 0;
+    bool wanted;
+    *length = tsr_utf8_next(&code, data, bytes);
+    if (chars->kind == V_STRING) {
+        TSR_TRY(tsr_jinja_scan(r, chars->text.bytes));
+        wanted = memmem(chars->text.data, chars->text.bytes, data, *length) != NULL;
+    } else {
+        wanted = tsr_unicode_python_space(code);
     }
-    return false;
+    *length = wanted ? *length : 0;
+    return TSR_OK;
 }
 
 tsr_status tsr_jinja_strip(value *out, jinja_run *r, jinja_text text, const value *chars,
                            jinja_strip side)
 {
-    uint32_t code = 0;
+    size_t length;
+    TSR_TRY(tsr_jinja_scan(r, text.bytes)); /* slower than other reading */
     if (chars->kind != V_ABSENT && chars->kind != V_NONE && chars->kind != V_STRING)
         return tsr_jinja_fail(r, "the characters to strip are a string, not %s",
                               tsr_jinja_type(chars));
     while ((side & STRIP_LEFT) && text.bytes) {
-        size_t length = tsr_utf8_next(&code, text.data, text.bytes);
-        if (!stripped(code, chars))
+        TSR_TRY(stripped(&length, r, text.data, text.bytes, chars));
+        if (!length)
             break;
         text.data += length;
         text.bytes -= length;
@@ -75,8 +80,8 @@ tsr_status tsr_jinja_strip(value *out, jinja_run *r, jinja_text text, const valu
         size_t last = text.bytes - 1;
         while (last > 0 && ((unsigned char)text.data[last] & 0xc0) == 0x80)
             last--;
-        tsr_utf8_next(&code, text.data + last, text.bytes - last);
-        if (!stripped(code, chars))
+        TSR_TRY(stripped(&length, r, text.data + last, text.bytes - last, chars));
+        if (!length)
             break;
         text.bytes = last;
     }
@@ -95,81 +100,63 @@ static tsr_status most_count(int64_t *out, jinja_run *r, const value *count)
     return TSR_OK;
 }
 
-/* Finishes a text that was built outside the arena. */
-static tsr_status built(value *out, jinja_run *r, tsr_text *text, tsr_status status)
-{
-    if (status == TSR_OK && text->failed)
-        status = tsr_fail(TSR_ENOMEM, "no memory for a string");
-    if (status == TSR_OK)
-        status = tsr_jinja_spend(r, text->length / 64);
-    if (status == TSR_OK)
-        status = tsr_jinja_copy(out, r, text->data, text->length);
-    tsr_text_free(text);
-    return status;
-}
-
 tsr_status tsr_jinja_replace(value *out, jinja_run *r, jinja_text text, jinja_text old,
                              jinja_text with, const value *count)
 {
     int64_t left;
-    tsr_text result = {0};
-    tsr_status status = TSR_OK;
+    jinja_writer result = {0};
+    size_t at = 0;
     TSR_TRY(most_count(&left, r, count));
     if (!old.bytes)
         return tsr_jinja_fail(r, "replacing the empty string is not supported");
-    size_t at = 0;
-    while (left != 0 && status == TSR_OK) {
+    for (; left != 0; left--) {
         const char *found = tsr_jinja_find(text, at, old);
         if (!found)
             break;
-        tsr_text_append(&result, text.data + at, (size_t)(found - text.data) - at);
-        tsr_text_append(&result, with.data, with.bytes);
-        status = tsr_jinja_spend(r, 1 + with.bytes / 64);
+        TSR_TRY(tsr_jinja_put(r, &result, text.data + at, (size_t)(found - text.data) - at));
+        TSR_TRY(tsr_jinja_put(r, &result, with.data, with.bytes));
         at = (size_t)(found - text.data) + old.bytes;
-        left--;
     }
-    tsr_text_append(&result, text.data + at, text.bytes - at);
-    return built(out, r, &result, status);
+    TSR_TRY(tsr_jinja_put(r, &result, text.data + at, text.bytes - at));
+    *out = tsr_jinja_written(r, &result);
+    return TSR_OK;
 }
 
 tsr_status tsr_jinja_join(value *out, jinja_run *r, jinja_text separator, const jinja_list *list,
                           bool strict)
 {
-    tsr_text result = {0};
-    tsr_status status = TSR_OK;
-    for (size_t i = 0; i < list->count && status == TSR_OK; i++) {
+    jinja_writer result = {0};
+    for (size_t i = 0; i < list->count; i++) {
         const value *v = &list->items[i];
         if (i)
-            tsr_text_append(&result, separator.data, separator.bytes);
+            TSR_TRY(tsr_jinja_put(r, &result, separator.data, separator.bytes));
         if (strict && v->kind != V_STRING)
-            status =
-                tsr_jinja_fail(r, "join: element %zu is not a string but %s", i, tsr_jinja_type(v));
-        else
-            status = tsr_jinja_str(&result, r, v);
-        if (status == TSR_OK)
-            status = tsr_jinja_spend(r, 1 + separator.bytes / 64);
+            return tsr_jinja_fail(r, "join: element %zu is not a string but %s", i,
+                                  tsr_jinja_type(v));
+        TSR_TRY(tsr_jinja_str(&result, r, v));
     }
-    return built(out, r, &result, status);
+    *out = tsr_jinja_written(r, &result);
+    return TSR_OK;
 }
 
 tsr_status tsr_jinja_escape(value *out, jinja_run *r, jinja_text plain)
 {
-    static const struct {
-        char from;
-        const char *to;
-    } table[] = {{'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'\'', "&#39;"}, {'"', "&#34;"}};
-    tsr_text text = {0};
+    static const char from[] = "&<>'\"";
+    static const char *const to[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
+    jinja_writer text = {0};
+    size_t put = 0; /* all before it has been written */
+    TSR_TRY(tsr_jinja_scan(r, plain.bytes));
     for (size_t i = 0; i < plain.bytes; i++) {
-        size_t t = 0;
-        while (t < 5 && table[t].from != plain.data[i])
-            t++;
-        tsr_text_append(&text, t < 5 ? table[t].to : plain.data + i,
-                        t < 5 ? strlen(table[t].to) : 1);
+        const char *known = memchr(from, plain.data[i], sizeof from - 1);
+        if (!known)
+            continue;
+        TSR_TRY(tsr_jinja_put(r, &text, plain.data + put, i - put));
+        TSR_TRY(tsr_jinja_puts(r, &text, to[known - from]));
+        put = i + 1;
     }
-    tsr_status status = text.failed ? tsr_fail(TSR_ENOMEM, "no memory for escaped text")
-                                    : tsr_jinja_copy(out, r, text.data, text.length);
-    tsr_text_free(&text);
-    return status;
+    TSR_TRY(tsr_jinja_put(r, &text, plain.data + put, plain.bytes - put));
+    *out = tsr_jinja_written(r, &text);
+    return TSR_OK;
 }
 
 /* ---- split ---- */
@@ -207,8 +194,8 @@ static tsr_status split_spaces(parts *p, jinja_run *r, jinja_text text, int64_t 
 {
     size_t at = 0;
     for (;;) {
-        while (at < text.bytes && space_at(text, at))
-            at += space_at(text, at);
+        for (size_t length; at < text.bytes && (length = space_at(text, at)); at += length)
+            ;
         if (at == text.bytes)
             return TSR_OK;
         size_t begin = at;
@@ -221,15 +208,31 @@ static tsr_status split_spaces(parts *p, jinja_run *r, jinja_text text, int64_t 
     }
 }
 
+/* The bytes of a text from the last to the first, so that the last occurrence is found as the first is. */
+static tsr_status backwards(jinja_text *out, jinja_run *r, jinja_text text)
+{
+    char *copy;
+    TSR_TRY(tsr_jinja_alloc(&copy, &r->arena, text.bytes + 1, 1));
+    for (size_t i = 0; i < text.bytes; i++)
+        copy[i] = text.data[text.bytes - 1 - i];
+    *out = (jinja_text){copy, text.bytes};
+    return TSR_OK;
+}
+
 static tsr_status split_right(parts *p, jinja_run *r, jinja_text text, jinja_text by, int64_t most)
 {
+    jinja_text mirrored, part;
     size_t end = text.bytes;
-    for (size_t at = end; most != 0 && at-- > 0;) {
-        if (at + by.bytes > end || memcmp(text.data + at, by.data, by.bytes))
-            continue;
-        TSR_TRY(push(p, r, text.data + at + by.bytes, end - at - by.bytes));
-        end = at;
-        most--;
+    TSR_TRY(backwards(&mirrored, r, text));
+    TSR_TRY(backwards(&part, r, by));
+    for (; most != 0; most--) {
+        size_t done = text.bytes - end;
+        const char *found = tsr_jinja_find(mirrored, done, part);
+        if (!found)
+            break;
+        size_t length = (size_t)(found - mirrored.data) - done;
+        TSR_TRY(push(p, r, text.data + end - length, length));
+        end -= length + by.bytes;
     }
     TSR_TRY(push(p, r, text.data, end));
     jinja_list *list = p->list.list;
@@ -252,6 +255,7 @@ tsr_status tsr_jinja_split(value *out, jinja_run *r, jinja_text text, const valu
     if (separator->kind == V_ABSENT || separator->kind == V_NONE) {
         if (from_right && left >= 0)
             return tsr_jinja_fail(r, "rsplit at white space with a count is not supported");
+        TSR_TRY(tsr_jinja_scan(r, text.bytes)); /* slower than other reading */
         TSR_TRY(split_spaces(&p, r, text, left));
         *out = p.list;
         return TSR_OK;

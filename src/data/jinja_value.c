@@ -1,68 +1,16 @@
 /*
- * jinja_value.c: the values of a rendering: memory, Python's str, repr, equality, order and
- * json.dumps.
+ * jinja_value.c: the values of a rendering: how they are made, equality, order, length, elements.
  */
 #include "data/jinja.h"
 #include "data/unicode.h"
 
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-/* ---- memory ---- */
-
-#define CHUNK_BYTES ((size_t)16 << 10)
-/* Far above any conversation: a template that needs more has run away. */
-#define ARENA_BYTES ((size_t)256 << 20)
-
-struct arena_chunk {
-    arena_chunk *next;
-    size_t used, capacity;
-    max_align_t data[];
-};
-
-tsr_status tsr_jinja_alloc(void *out, tsr_jinja_arena *arena, size_t count, size_t bytes_each)
-{
-    size_t align = sizeof(max_align_t);
-    void *data = NULL;
-    memcpy(out, &data, sizeof data);
-    if (count > ARENA_BYTES / (bytes_each ? bytes_each : 1))
-        return tsr_fail(TSR_EDATA, "the chat template needs more than 256 MiB of memory");
-    size_t bytes = (count * bytes_each + align - 1) / align * align;
-    arena_chunk *chunk = arena->chunks;
-    if (!chunk || chunk->capacity - chunk->used < bytes) {
-        size_t capacity = bytes > CHUNK_BYTES ? bytes : CHUNK_BYTES;
-        if (arena->total + capacity > ARENA_BYTES)
-            return tsr_fail(TSR_EDATA, "the chat template needs more than 256 MiB of memory");
-        chunk = malloc(sizeof *chunk + capacity);
-        if (!chunk)
-            return tsr_fail(TSR_ENOMEM, "no memory for a chat template (%zu bytes)", capacity);
-        chunk->used = 0;
-        chunk->capacity = capacity;
-        chunk->next = arena->chunks;
-        arena->chunks = chunk;
-        arena->total += capacity;
-    }
-    data = (char *)chunk->data + chunk->used;
-    chunk->used += bytes;
-    memset(data, 0, bytes);
-    memcpy(out, &data, sizeof data);
-    return TSR_OK;
-}
-
-void tsr_jinja_arena_free(tsr_jinja_arena *arena)
-{
-    while (arena->chunks) {
-        arena_chunk *next = arena->chunks->next;
-        free(arena->chunks);
-        arena->chunks = next;
-    }
-    memset(arena, 0, sizeof *arena);
-}
-
 /* ---- making values ---- */
+
+#define UNDEFINED_STEPS 8 /* its message is written when it is made */
 
 value tsr_jinja_none(void)
 {
@@ -103,6 +51,7 @@ tsr_status tsr_jinja_undefined(value *out, jinja_run *r, const char *format, ...
 {
     char message[256];
     va_list args;
+    TSR_TRY(tsr_jinja_spend(r, UNDEFINED_STEPS));
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
@@ -122,84 +71,23 @@ tsr_status tsr_jinja_list(value *out, jinja_run *r, tsr_jinja_kind kind, size_t 
     return TSR_OK;
 }
 
-tsr_status tsr_jinja_dict(value *out, jinja_run *r, tsr_jinja_kind kind)
-{
-    jinja_dict *dict;
-    TSR_TRY(tsr_jinja_alloc(&dict, &r->arena, 1, sizeof *dict));
-    *out = (value){.kind = kind, .dict = dict};
-    return TSR_OK;
-}
-
-tsr_status tsr_jinja_dict_get(const value **out, jinja_run *r, const jinja_dict *dict, value key)
-{
-    *out = NULL;
-    TSR_TRY(tsr_jinja_spend(r, dict->count));
-    for (size_t i = 0; i < dict->count && !*out; i++) {
-        bool same;
-        TSR_TRY(tsr_jinja_equal(&same, r, &dict->keys[i], &key));
-        if (same)
-            *out = &dict->values[i];
-    }
-    return TSR_OK;
-}
-
-const value *tsr_jinja_dict_text(const jinja_dict *dict, jinja_text key)
-{
-    for (size_t i = 0; i < dict->count; i++)
-        if (dict->keys[i].kind == V_STRING && tsr_jinja_same_text(dict->keys[i].text, key))
-            return &dict->values[i];
-    return NULL;
-}
-
-tsr_status tsr_jinja_dict_set(jinja_run *r, jinja_dict *dict, value key, value item)
-{
-    const value *found;
-    if (key.kind == V_LIST || key.kind == V_DICT || key.kind == V_UNDEFINED)
-        return tsr_jinja_fail(r, "a %s cannot be the key of a dict", tsr_jinja_type(&key));
-    TSR_TRY(tsr_jinja_dict_get(&found, r, dict, key));
-    if (found) {
-        dict->values[found - dict->values] = item;
-        return TSR_OK;
-    }
-    if (dict->count == dict->capacity) {
-        size_t capacity = dict->capacity ? 2 * dict->capacity : 4;
-        value *keys, *values;
-        TSR_TRY(tsr_jinja_alloc(&keys, &r->arena, capacity, sizeof *keys));
-        TSR_TRY(tsr_jinja_alloc(&values, &r->arena, capacity, sizeof *values));
-        if (dict->count) {
-            memcpy(keys, dict->keys, dict->count * sizeof *keys);
-            memcpy(values, dict->values, dict->count * sizeof *values);
-        }
-        dict->keys = keys;
-        dict->values = values;
-        dict->capacity = capacity;
-    }
-    dict->keys[dict->count] = key;
-    dict->values[dict->count++] = item;
-    return TSR_OK;
-}
-
 static tsr_status object_from_json(value *out, jinja_run *r, const json_t *json, int depth)
 {
     TSR_TRY(tsr_jinja_dict(out, r, V_DICT));
-    size_t count = json_object_size(json);
-    jinja_dict *dict = out->dict;
-    TSR_TRY(tsr_jinja_alloc(&dict->keys, &r->arena, count + 1, sizeof *dict->keys));
-    TSR_TRY(tsr_jinja_alloc(&dict->values, &r->arena, count + 1, sizeof *dict->values));
-    dict->capacity = count;
     /* Iteration does not change the object; jansson has no const form of it. */
     for (void *i = json_object_iter((json_t *)(uintptr_t)json); i;
          i = json_object_iter_next((json_t *)(uintptr_t)json, i)) {
         const char *key = json_object_iter_key(i);
-        dict->keys[dict->count] = tsr_jinja_text(key, strlen(key));
-        TSR_TRY(tsr_jinja_from_json(&dict->values[dict->count++], r, json_object_iter_value(i),
-                                    depth + 1));
+        value item;
+        TSR_TRY(tsr_jinja_from_json(&item, r, json_object_iter_value(i), depth + 1));
+        TSR_TRY(tsr_jinja_dict_add(r, out->dict, tsr_jinja_text(key, strlen(key)), item));
     }
     return TSR_OK;
 }
 
 tsr_status tsr_jinja_from_json(value *out, jinja_run *r, const json_t *json, int depth)
 {
+    TSR_TRY(tsr_jinja_spend(r, 1));
     if (depth > JINJA_DEPTH)
         return tsr_jinja_fail(r, "the data is nested deeper than %d", JINJA_DEPTH);
     switch (json_typeof(json)) {
@@ -351,6 +239,8 @@ tsr_status tsr_jinja_equal(bool *out, jinja_run *r, const value *a, const value 
         *out = true;
         return TSR_OK;
     case V_STRING:
+        if (a->text.bytes == b->text.bytes)
+            TSR_TRY(tsr_jinja_scan(r, a->text.bytes));
         *out = tsr_jinja_same_text(a->text, b->text);
         return TSR_OK;
     case V_LIST:
@@ -374,6 +264,7 @@ tsr_status tsr_jinja_equal(bool *out, jinja_run *r, const value *a, const value 
 
 tsr_status tsr_jinja_order(int *out, jinja_run *r, const value *a, const value *b)
 {
+    TSR_TRY(tsr_jinja_spend(r, 1));
     if (a->kind == V_UNDEFINED || b->kind == V_UNDEFINED)
         return tsr_jinja_fail(r, "%s", a->kind == V_UNDEFINED ? a->text.data : b->text.data);
     if (is_number(a) && is_number(b)) {
@@ -385,6 +276,7 @@ tsr_status tsr_jinja_order(int *out, jinja_run *r, const value *a, const value *
                               tsr_jinja_type(b));
     /* Bytes of UTF-8 order as code points do. */
     size_t least = a->text.bytes < b->text.bytes ? a->text.bytes : b->text.bytes;
+    TSR_TRY(tsr_jinja_scan(r, least));
     int order = least ? memcmp(a->text.data, b->text.data, least) : 0;
     *out = order ? (order > 0) - (order < 0)
                  : (a->text.bytes > b->text.bytes) - (a->text.bytes < b->text.bytes);
@@ -398,6 +290,7 @@ tsr_status tsr_jinja_length(size_t *out, jinja_run *r, const value *v)
         *out = 0;
         return TSR_OK;
     case V_STRING:
+        TSR_TRY(tsr_jinja_scan(r, v->text.bytes));
         *out = tsr_utf8_count(v->text.data, v->text.bytes);
         return TSR_OK;
     case V_LIST:
@@ -415,7 +308,8 @@ tsr_status tsr_jinja_length(size_t *out, jinja_run *r, const value *v)
 
 static tsr_status characters(value *out, jinja_run *r, const value *v)
 {
-    size_t count = tsr_utf8_count(v->text.data, v->text.bytes), at = 0;
+    size_t count, at = 0;
+    TSR_TRY(tsr_jinja_length(&count, r, v));
     TSR_TRY(tsr_jinja_list(out, r, V_LIST, count));
     for (size_t i = 0; i < count; i++) {
         uint32_t code;

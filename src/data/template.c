@@ -1,14 +1,12 @@
 #include "data/template.h"
 
+#include "base/hash.h"
 #include "data/jinja.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Steps of a rendering; a long conversation takes some ten thousand. */
-#define WORK_LIMIT 20000000
 
 tsr_status tsr_jinja_syntax(const tsr_template *t, int line, const char *format, ...)
 {
@@ -32,12 +30,15 @@ tsr_status tsr_jinja_fail(const jinja_run *r, const char *format, ...)
 
 tsr_status tsr_jinja_intern(int *out, tsr_template *t, jinja_text name)
 {
-    for (size_t i = 0; i < t->name_count; i++) {
-        if (tsr_jinja_same_text(t->names[i], name)) {
-            *out = (int)i;
+    uint32_t hash = (uint32_t)tsr_hash(TSR_HASH_START, name.data, name.bytes);
+    size_t probes = 0, found;
+    while ((found = tsr_jinja_index_next(&t->name_index, hash, &probes)) != JINJA_NOWHERE) {
+        if (tsr_jinja_same_text(t->names[found], name)) {
+            *out = (int)found;
             return TSR_OK;
         }
     }
+    TSR_TRY(tsr_jinja_index_add(&t->name_index, &t->arena, hash, t->name_count));
     if (t->name_count == t->name_capacity) {
         size_t capacity = t->name_capacity ? 2 * t->name_capacity : 32;
         jinja_text *names;
@@ -61,8 +62,11 @@ static tsr_status parse(tsr_template *t, const char *name, const char *source, s
     token *tokens;
     size_t count;
     int loop;
+    t->arena.steps = INT64_MAX; /* memory alone limits a source */
+    t->arena.name = name;
     TSR_TRY(tsr_jinja_alloc(&t->name, &t->arena, strlen(name) + 1, 1));
     strcpy(t->name, name);
+    t->arena.name = t->name;
     TSR_TRY(tsr_jinja_intern(&loop, t, (jinja_text){"loop", 4}));
     TSR_TRY(tsr_jinja_lex(&tokens, &count, t, source, bytes));
     TSR_TRY(tsr_jinja_parse(t, tokens));
@@ -125,24 +129,32 @@ static tsr_status render(jinja_run *r)
     TSR_TRY(global_scope(&global, r));
     TSR_TRY(tsr_jinja_scope(&root, r, global, r->t->body));
     TSR_TRY(tsr_jinja_body(r, r->t->body, root));
-    if (r->out->failed)
+    TSR_TRY(tsr_jinja_hold(&r->arena, 2 * r->out->bytes)); /* a text grows to twice what it holds */
+    tsr_text_append(&r->rendering->text, r->out->data, r->out->bytes);
+    if (r->rendering->text.failed)
         return tsr_fail(TSR_ENOMEM, "no memory for the text of a conversation");
     return TSR_OK;
 }
 
 tsr_status tsr_template_render(tsr_rendering *out, const tsr_template *template,
-                               const json_t *variables, int64_t now)
+                               const json_t *variables, int64_t now, int64_t *steps)
 {
+    jinja_writer text = {0};
+    jinja_run r = {.t = template,
+                   .arena = {.name = template->name},
+                   .out = &text,
+                   .rendering = out,
+                   .variables = variables,
+                   .now = now};
+    int64_t given = !steps || *steps > TSR_TEMPLATE_STEPS ? TSR_TEMPLATE_STEPS : *steps;
     tsr_text_clear(&out->text);
     out->span_count = 0;
     out->dated = false;
-    jinja_run r = {.t = template,
-                   .out = &out->text,
-                   .rendering = out,
-                   .variables = variables,
-                   .now = now,
-                   .work = WORK_LIMIT};
+    r.arena.steps = given;
+    r.arena.line = &r.line;
     tsr_status status = render(&r);
+    if (steps)
+        *steps -= given - r.arena.steps;
     tsr_jinja_arena_free(&r.arena);
     return status;
 }

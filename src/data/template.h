@@ -42,10 +42,15 @@ void tsr_template_destroy(tsr_template *template);
 /* Whether the template has {% generation %} blocks. */
 bool tsr_template_marks_generation(const tsr_template *template);
 
+/* What a rendering may take: a step is an operation, or 16 bytes that are read or written; about 50 ns, so that it
+ * ends in a second. A conversation takes some thousand. It holds at most 256 MiB, with its text. */
+#define TSR_TEMPLATE_STEPS ((int64_t)20000000)
+
 /* Renders with the members of the object `variables` as global names. now: what strftime_now says,
  * in seconds of a calendar without time zones from 1970; 0: not given, and a template that asks is
- * refused. TSR_EDATA: the template raised or an operation failed, with its line. */
+ * refused. *steps: what is left to several renderings together, of which this one takes its own (steps may be
+ * NULL). TSR_EDATA: the template raised, an operation failed, or it takes too much, with its line. */
 tsr_status tsr_template_render(tsr_rendering *out, const tsr_template *template,
-                               const json_t *variables, int64_t now);
+                               const json_t *variables, int64_t now, int64_t *steps);
 
 #endif

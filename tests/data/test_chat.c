@@ -126,6 +126,30 @@ static void test_prefixes(void **state)
     tsr_chat_row_free(&row);
 }
 
+/* A template that takes much for each rendering ends a row of many turns, not one of few. */
+static void test_row_budget(void **state)
+{
+    (void)state;
+    static char
+        source[(1 << 18) + 1024]; /* a comparison of the text with itself takes 16385 steps */
+    tsr_chat_row row = {0};
+    tsr_text turns = {0};
+    int begin = snprintf(source, sizeof source, "{%% set s = '");
+    memset(source + begin, 's', 1 << 18);
+    strcpy(source + begin + (1 << 18),
+           "' %}{% for i in range(400) if s != s %}{% endfor %}{% for m in messages %}"
+           "{{ m.role }}{{ m.content }}{% endfor %}"
+           "{% if add_generation_prompt %}assistant{% endif %}");
+    for (int i = 0; i < 20; i++)
+        tsr_text_printf(&turns, "%s" USER("a") "," ASSISTANT("b"), i ? "," : "[");
+    tsr_text_puts(&turns, "]");
+    assert_int_equal(encode_with(&row, source, "[" USER("a") "," ASSISTANT("b") "]", true), TSR_OK);
+    assert_int_equal(encode_with(&row, source, tsr_text_string(&turns), true), TSR_EDATA);
+    assert_non_null(strstr(tsr_last_error(), "does not come to an end in time"));
+    tsr_text_free(&turns);
+    tsr_chat_row_free(&row);
+}
+
 static void test_broken_rows(void **state)
 {
     (void)state;
@@ -547,7 +571,7 @@ int main(void)
         cmocka_unit_test(test_tool_use),       cmocka_unit_test(test_one_template_for_all),
         cmocka_unit_test(test_space_before),   cmocka_unit_test(test_message_keys),
         cmocka_unit_test(test_template_json),  cmocka_unit_test(test_bad_tool_use),
-        cmocka_unit_test(test_special_tokens),
+        cmocka_unit_test(test_special_tokens), cmocka_unit_test(test_row_budget),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

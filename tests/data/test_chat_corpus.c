@@ -294,9 +294,9 @@ static int compare_named(tsr_chat *own, tsr_chat *published, const json_t *set, 
     json_object_set_new(names, "bos_token", json_string("<s>"));
     json_object_set_new(names, "eos_token", json_string("</s>"));
     bool prompt = json_is_true(json_object_get(set, "add_generation_prompt"));
-    int compared = tsr_template_render(&b, published->template, names, 1721952000) == TSR_OK;
+    int compared = tsr_template_render(&b, published->template, names, 1721952000, NULL) == TSR_OK;
     if (compared) {
-        if (tsr_template_render(&a, own->template, names, 0) < 0)
+        if (tsr_template_render(&a, own->template, names, 0, NULL) < 0)
             fail_msg("%s", tsr_last_error());
         tsr_text_puts(&a.text, prompt ? "" : more);
         assert_string_equal(tsr_text_string(&a.text), tsr_text_string(&b.text));

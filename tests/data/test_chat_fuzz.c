@@ -90,8 +90,8 @@ static void test_templates(void **state)
         if (status < 0)
             continue;
         parsed++;
-        check_status(
-            tsr_template_render(&got, t, json_array_get(sets, draw(json_array_size(sets))), 1));
+        check_status(tsr_template_render(&got, t, json_array_get(sets, draw(json_array_size(sets))),
+                                         1, NULL));
         tsr_template_destroy(t);
     }
     assert_true(runs > 20 && parsed > 0);

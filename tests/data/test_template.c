@@ -27,7 +27,7 @@ static void check(const json_t *golden, const char *what, size_t index, const ch
     const json_t *error = json_object_get(golden, "error");
     tsr_status status = tsr_template_parse(&t, what, source, bytes);
     if (status == TSR_OK)
-        status = tsr_template_render(&got, t, variables, 0);
+        status = tsr_template_render(&got, t, variables, 0, NULL);
     if (error && status != TSR_EDATA)
         fail_msg("%s %zu gave \"%s\" instead of: %s", what, index, tsr_text_string(&got.text),
                  json_string_value(error));
@@ -131,7 +131,11 @@ static void test_refused(void **state)
          {"t:1:", "does not come to an end"},
          true},
         {"{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",
-         {"256 MiB"},
+         {"t:1:", "does not come to an end"},
+         true},
+        {"{% set n = namespace(x='x') %}\n{% for a in range(99) %}{% set n.x = n.x ~ n.x %}{% "
+         "endfor %}",
+         {"t:2:", "256 MiB", "shorten the row"},
          true},
         {"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", {"t:1:", "too deep"}, true},
         {"{% set n = namespace(x=[]) %}{% for i in range(9999) %}{% set n.x = [n.x] %}{% endfor %}"
@@ -150,7 +154,7 @@ static void test_refused(void **state)
         if ((status == TSR_OK) != cases[i].parses)
             fail_msg("case %zu: %s", i, status < 0 ? tsr_last_error() : "it was parsed");
         if (status == TSR_OK)
-            status = tsr_template_render(&got, t, NULL, 0);
+            status = tsr_template_render(&got, t, NULL, 0, NULL);
         if (status != TSR_EDATA)
             fail_msg("case %zu was rendered: %s", i, tsr_text_string(&got.text));
         for (int j = 0; j < 3 && cases[i].words[j]; j++)
@@ -170,12 +174,12 @@ static void test_date(void **state)
     const char *source = "{{ strftime_now('%d %b %Y|%B %y %j %A %a %m %H:%M:%S %%') }}";
     setenv("TZ", "America/New_York", 1); /* which does not matter */
     assert_int_equal(tsr_template_parse(&t, "t", source, strlen(source)), TSR_OK);
-    assert_int_equal(tsr_template_render(&got, t, NULL, 1721995200), TSR_OK);
+    assert_int_equal(tsr_template_render(&got, t, NULL, 1721995200, NULL), TSR_OK);
     assert_string_equal(got.text.data, "26 Jul 2024|July 24 208 Friday Fri 07 12:00:00 %");
     tsr_template_destroy(t);
     source = "{{ strftime_now('%Q') }}";
     assert_int_equal(tsr_template_parse(&t, "t", source, strlen(source)), TSR_OK);
-    assert_int_equal(tsr_template_render(&got, t, NULL, 1721995200), TSR_EDATA);
+    assert_int_equal(tsr_template_render(&got, t, NULL, 1721995200, NULL), TSR_EDATA);
     assert_non_null(strstr(tsr_last_error(), "%Q"));
     tsr_rendering_free(&got);
     tsr_template_destroy(t);

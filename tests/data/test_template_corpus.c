@@ -46,7 +46,7 @@ static int compare(const char *name, size_t set, const tsr_template *t, const js
 {
     char got_digest[32];
     tsr_rendering got = {0};
-    tsr_status status = tsr_template_render(&got, t, variables, NOW);
+    tsr_status status = tsr_template_render(&got, t, variables, NOW, NULL);
     bool same;
     if (json_is_string(outcome)) {
         digest(got_digest, sizeof got_digest, &got);
