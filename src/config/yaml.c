@@ -6,8 +6,9 @@
 #include <string.h>
 #include <yaml.h>
 
-#define MAX_DEPTH  4     /* job.yaml needs three: the document, a list or map, its scalars */
-#define MAX_VALUES 10000 /* after anchors are followed */
+#define MAX_DEPTH      4     /* job.yaml needs three: the document, a list or map, its scalars */
+#define MAX_VALUES     10000 /* before and after anchors are followed */
+#define MAX_DIRECTIVES 100   /* %TAG and the like, which job.yaml has no use for */
 
 struct tsr_yaml_block {
     struct tsr_yaml_block *next;
@@ -34,6 +35,17 @@ static void *allocate(tsr_yaml_tree *tree, size_t bytes)
 static tsr_status out_of_memory(const reader *r)
 {
     return tsr_fail(TSR_ENOMEM, "%s: out of memory while reading", r->name);
+}
+
+static tsr_status too_deep(const reader *r, int line)
+{
+    return tsr_fail(TSR_ECONFIG, "%s:%d: nested too deep; a key's value is a word, a list or a map",
+                    r->name, line);
+}
+
+static tsr_status too_many(const reader *r, int line)
+{
+    return tsr_fail(TSR_ECONFIG, "%s:%d: more than %d values", r->name, line, MAX_VALUES);
 }
 
 static tsr_status read_value(reader *r, tsr_yaml_value *out, int index, int depth);
@@ -89,11 +101,9 @@ static tsr_status read_value(reader *r, tsr_yaml_value *out, int index, int dept
         return tsr_fail(TSR_EINTERNAL, "%s: a YAML node is missing", r->name);
     out->line = (int)node->start_mark.line + 1;
     if (depth >= MAX_DEPTH)
-        return tsr_fail(TSR_ECONFIG,
-                        "%s:%d: nested too deep; a key's value is a word, a list or a map", r->name,
-                        out->line);
+        return too_deep(r, out->line);
     if (++r->values > MAX_VALUES)
-        return tsr_fail(TSR_ECONFIG, "%s:%d: more than %d values", r->name, out->line, MAX_VALUES);
+        return too_many(r, out->line);
     switch (node->type) {
     case YAML_SCALAR_NODE:
         out->kind = TSR_YAML_SCALAR;
@@ -129,6 +139,49 @@ static tsr_status syntax_error(const yaml_parser_t *parser, const char *text, co
                     problem, parser->context ? ", " : "", parser->context ? parser->context : "");
 }
 
+/* Counts one event of the text: the lists and maps that are open, and all values so far. */
+static tsr_status check_event(const reader *r, const yaml_event_t *event, int *depth, int *values)
+{
+    bool begins =
+        event->type == YAML_SEQUENCE_START_EVENT || event->type == YAML_MAPPING_START_EVENT;
+    bool value = begins || event->type == YAML_SCALAR_EVENT || event->type == YAML_ALIAS_EVENT;
+    int line = (int)event->start_mark.line + 1;
+    if (begins && *depth == MAX_DEPTH)
+        return too_deep(r, line);
+    *values += value;
+    if (*values > MAX_VALUES)
+        return too_many(r, line);
+    *depth += begins;
+    *depth -= event->type == YAML_SEQUENCE_END_EVENT || event->type == YAML_MAPPING_END_EVENT;
+    return TSR_OK;
+}
+
+/* A text that libyaml takes long for, since it looks through all open brackets at each token, and through all anchors and
+ * tags at each of them, is refused before it is loaded. What is no YAML is left to the loading. */
+static tsr_status check_size(const reader *r, const char *text, size_t bytes)
+{
+    yaml_parser_t parser;
+    yaml_event_t event;
+    int depth = 0, values = 0, directives = 0;
+    for (size_t i = 0; i < bytes; i++) /* behind a zero in UTF-16 */
+        directives += text[i] == '%' && (!i || strchr("\r\n", text[i - 1]));
+    if (directives > MAX_DIRECTIVES)
+        return tsr_fail(TSR_ECONFIG, "%s: more than %d lines begin with %%", r->name,
+                        MAX_DIRECTIVES);
+    if (!yaml_parser_initialize(&parser))
+        return out_of_memory(r);
+    yaml_parser_set_input_string(&parser, (const unsigned char *)text, bytes);
+    tsr_status status = TSR_OK;
+    bool ends = false;
+    while (status == TSR_OK && !ends && yaml_parser_parse(&parser, &event)) {
+        status = check_event(r, &event, &depth, &values);
+        ends = event.type == YAML_STREAM_END_EVENT;
+        yaml_event_delete(&event);
+    }
+    yaml_parser_delete(&parser);
+    return status;
+}
+
 static tsr_status read_document(reader *r, yaml_parser_t *parser)
 {
     const yaml_node_t *root = yaml_document_get_root_node(r->document);
@@ -159,10 +212,12 @@ tsr_status tsr_yaml_parse(tsr_yaml_tree *out, const char *text, size_t bytes, co
     yaml_document_t document;
     tsr_yaml_tree tree = {0};
     reader r = {.tree = &tree, .document = &document, .name = name};
+    tsr_status status = check_size(&r, text, bytes);
+    if (status < 0)
+        return status;
     if (!yaml_parser_initialize(&parser))
         return out_of_memory(&r);
     yaml_parser_set_input_string(&parser, (const unsigned char *)text, bytes);
-    tsr_status status;
     if (!yaml_parser_load(&parser, &document)) {
         status = syntax_error(&parser, text, name);
     } else {

@@ -6,8 +6,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -304,6 +306,38 @@ static void test_anchors_are_bounded(void **state)
     tsr_text_free(&text);
 }
 
+/* What libyaml takes long for, a megabyte of it, ends at once. */
+static void test_shapes_are_bounded(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *begin, *piece, *error;
+    } shapes[] = {
+        {"a: ", "[", "nested too deep"},
+        {"a: ", "{b: ", "nested too deep"},
+        {"", "- ", "nested too deep"},
+        {"", "- &a%d 1\n", "more than 10000 values"},
+        {"", "&a%d k%d: 1\n", "more than 10000 values"},
+        {"", "%%TAG !a%d! x\n", "more than 100 lines begin with %"},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        tsr_text text = {0};
+        tsr_text_puts(&text, shapes[i].begin);
+        for (int j = 0; text.length < 1000000; j++) {
+            char piece[32];
+            snprintf(piece, sizeof piece, shapes[i].piece, j, j);
+            tsr_text_puts(&text, piece);
+        }
+        clock_t begin = clock();
+        assert_int_equal(load(text.data, text.length, NULL), TSR_ECONFIG);
+        double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+        expect(tsr_last_error(), shapes[i].error, "");
+        if (seconds > 1)
+            fail_msg("a megabyte of %s took %.1f s", shapes[i].piece, seconds);
+        tsr_text_free(&text);
+    }
+}
+
 static void test_files(void **state)
 {
     (void)state;
@@ -319,11 +353,9 @@ static void test_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_is_refused),
-        cmocka_unit_test(test_all_errors_at_once),
-        cmocka_unit_test(test_many_errors_are_counted),
-        cmocka_unit_test(test_anchors_are_bounded),
-        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_each_is_refused),         cmocka_unit_test(test_all_errors_at_once),
+        cmocka_unit_test(test_many_errors_are_counted), cmocka_unit_test(test_anchors_are_bounded),
+        cmocka_unit_test(test_shapes_are_bounded),      cmocka_unit_test(test_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
