@@ -21,32 +21,6 @@ void tsr_tokens_free(tsr_tokens *tokens)
 
 /* ---- added tokens in the text ---- */
 
-/* The leftmost added token in text[at..end), the longest of those; NULL if there is none. */
-static const tsr_added_token *find_added(size_t *where, const tsr_added_set *set, const char *text,
-                                         size_t at, size_t end)
-{
-    if (!set->count)
-        return NULL;
-    for (; at < end; at++) {
-        if (set->only >= 0) {
-            const char *hit = memchr(text + at, set->only, end - at);
-            if (!hit)
-                return NULL;
-            at = (size_t)(hit - text);
-        }
-        unsigned char byte = (unsigned char)text[at];
-        for (int i = set->first[byte]; i < set->first[byte + 1]; i++) {
-            const tsr_added_token *token = &set->tokens[i];
-            if (token->match_bytes <= end - at &&
-                !memcmp(text + at, token->match, token->match_bytes)) {
-                *where = at;
-                return token;
-            }
-        }
-    }
-    return NULL;
-}
-
 /* Start of the white space that ends at `end`. */
 static size_t space_before(const char *text, size_t begin, size_t end)
 {
@@ -78,12 +52,13 @@ static size_t space_after(const char *text, size_t begin, size_t end)
 typedef tsr_status (*section_function)(tsr_tokens *out, tsr_tokenizer *t, const char *text,
                                        size_t begin, size_t end);
 
-static tsr_status split_added(tsr_tokens *out, tsr_tokenizer *t, const tsr_added_set *set,
+static tsr_status split_added(tsr_tokens *out, tsr_tokenizer *t, tsr_added_set *set,
                               const char *text, size_t begin, size_t end, section_function plain)
 {
     size_t start = begin, at = begin, where;
     const tsr_added_token *token;
-    while ((token = find_added(&where, set, text, at, end)) != NULL) {
+    TSR_TRY(tsr_added_search(set, text, begin, end));
+    while ((token = tsr_added_next(&where, set, at)) != NULL) {
         size_t from = where, to = where + token->match_bytes;
         at = to;
         if (token->lstrip) {
@@ -313,13 +288,6 @@ const char *tsr_tokenizer_template(const tsr_tokenizer *tokenizer, bool tools, s
     return json_string_value(value);
 }
 
-static void free_set(tsr_added_set *set)
-{
-    for (size_t i = 0; i < set->count; i++)
-        free(set->tokens[i].match);
-    free(set->tokens);
-}
-
 static void free_file(tsr_template_file *file)
 {
     free(file->text);
@@ -335,8 +303,8 @@ void tsr_tokenizer_destroy(tsr_tokenizer *tokenizer)
     for (int i = 0; i < tokenizer->split_count; i++)
         tsr_split_destroy(tokenizer->splits[i]);
     tsr_split_destroy(tokenizer->byte_level);
-    free_set(&tokenizer->raw);
-    free_set(&tokenizer->normalized);
+    tsr_added_free(&tokenizer->raw);
+    tsr_added_free(&tokenizer->normalized);
     tsr_map_free(&tokenizer->contents);
     tsr_bpe_free(&tokenizer->bpe);
     free(tokenizer->vocab);

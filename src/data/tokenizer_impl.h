@@ -5,6 +5,7 @@
 #ifndef TSR_DATA_TOKENIZER_IMPL_H
 #define TSR_DATA_TOKENIZER_IMPL_H
 
+#include "data/added.h"
 #include "data/bpe.h"
 #include "data/split.h"
 #include "data/tokenizer.h"
@@ -12,22 +13,6 @@
 #include <jansson.h>
 
 #define TSR_TOKENIZER_SPLITS 16
-
-/* A token that is found in the text before anything is split. */
-typedef struct {
-    char *match; /* what is searched; normalized if the tokens of its set are */
-    size_t match_bytes;
-    int32_t id;
-    bool lstrip, rstrip, normalized;
-} tsr_added_token;
-
-/* Added tokens by first byte, the longest first. */
-typedef struct {
-    tsr_added_token *tokens; /* sorted */
-    size_t count;
-    int first[257]; /* tokens[first[b] .. first[b + 1]) begin with byte b */
-    int only;       /* the only first byte, or -1 */
-} tsr_added_set;
 
 typedef struct {
     char *content; /* as in the file; NULL: no token has this id */
@@ -59,8 +44,8 @@ struct tsr_tokenizer {
     char *name; /* of tokenizer.json, for messages */
     tsr_vocab_entry *vocab;
     size_t vocab_count, vocab_capacity;
-    tsr_map contents; /* content to id */
-    tsr_added_set raw, normalized;
+    tsr_map contents;              /* content to id */
+    tsr_added_set raw, normalized; /* found in the text as it is, and after the normalizer */
     bool nfc;
     tsr_spaces spaces;
     tsr_prepend prepend;

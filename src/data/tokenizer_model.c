@@ -224,49 +224,10 @@ tsr_status tsr_tokenizer_load_model(tsr_tokenizer *t, const json_t *model)
 
 /* ---- added tokens ---- */
 
-static int by_first_byte(const void *left, const void *right)
-{
-    const tsr_added_token *a = left, *b = right;
-    int first = (unsigned char)a->match[0] - (unsigned char)b->match[0];
-    if (first)
-        return first;
-    return a->match_bytes < b->match_bytes ? 1 : a->match_bytes > b->match_bytes ? -1 : 0;
-}
-
-static void finish_set(tsr_added_set *set)
-{
-    size_t at = 0;
-    if (set->count)
-        qsort(set->tokens, set->count, sizeof *set->tokens, by_first_byte);
-    for (int byte = 0; byte < 257; byte++) {
-        while (at < set->count && (unsigned char)set->tokens[at].match[0] < byte)
-            at++;
-        set->first[byte] = (int)at;
-    }
-    set->only = -1;
-    if (set->count && set->tokens[0].match[0] == set->tokens[set->count - 1].match[0])
-        set->only = (unsigned char)set->tokens[0].match[0];
-}
-
 /* The id that `tokenizers` gives a token which the model does not have. */
 static int64_t next_id(size_t model_count, int64_t largest_added)
 {
     return (size_t)(largest_added + 1) > model_count ? largest_added + 1 : (int64_t)model_count;
-}
-
-static tsr_status place_added(tsr_tokenizer *t, const tsr_added_token *token)
-{
-    tsr_added_set *set = token->normalized ? &t->normalized : &t->raw;
-    for (size_t i = 0; i < set->count; i++)
-        if (set->tokens[i].match_bytes == token->match_bytes &&
-            !memcmp(set->tokens[i].match, token->match, token->match_bytes))
-            return tsr_tokenizer_refuse(t, "added_tokens", "\"%s\" is there twice", token->match);
-    tsr_added_token *tokens = realloc(set->tokens, (set->count + 1) * sizeof *tokens);
-    if (!tokens)
-        return tsr_fail(TSR_ENOMEM, "no memory for the added tokens");
-    set->tokens = tokens;
-    tokens[set->count++] = *token;
-    return TSR_OK;
 }
 
 /* The text that is searched for: with a normalizer, that of the normalized tokens is normalized. */
@@ -319,10 +280,11 @@ static tsr_status load_one_added(tsr_tokenizer *t, const json_t *json, const cha
     t->vocab[expected].special |= special;
     token.id = (int32_t)expected;
     TSR_TRY(match_text(&token, t, text, bytes));
-    tsr_status status = place_added(t, &token);
+    tsr_status status = tsr_added_append(token.normalized ? &t->normalized : &t->raw, &token);
     if (status < 0)
         free(token.match);
-    return status;
+    return status == TSR_EDATA ? tsr_tokenizer_refuse(t, "added_tokens", "%s", tsr_last_error())
+                               : status;
 }
 
 tsr_status tsr_tokenizer_load_added(tsr_tokenizer *t, const json_t *added)
@@ -336,7 +298,9 @@ tsr_status tsr_tokenizer_load_added(tsr_tokenizer *t, const json_t *added)
         snprintf(path, sizeof path, "added_tokens[%zu]", i);
         TSR_TRY(load_one_added(t, json_array_get(added, i), path, model_count, &largest));
     }
-    finish_set(&t->raw);
-    finish_set(&t->normalized);
-    return TSR_OK;
+    tsr_status status = tsr_added_finish(&t->raw);
+    if (status == TSR_OK)
+        status = tsr_added_finish(&t->normalized);
+    return status == TSR_EDATA ? tsr_tokenizer_refuse(t, "added_tokens", "%s", tsr_last_error())
+                               : status;
 }
