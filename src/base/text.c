@@ -58,6 +58,14 @@ void tsr_text_printf(tsr_text *text, const char *format, ...)
     va_end(again);
 }
 
+void tsr_text_join(char *out, size_t room, const char *first, const char *second)
+{
+    size_t head = strnlen(first, room - 1), tail = strnlen(second, room - 1 - head);
+    memcpy(out, first, head);
+    memcpy(out + head, second, tail);
+    out[head + tail] = 0;
+}
+
 const char *tsr_text_string(const tsr_text *text)
 {
     return text->data ? text->data : "";

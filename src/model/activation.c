@@ -1,6 +1,7 @@
 #include "model/activation.h"
 
 #include "base/checked.h"
+#include "base/text.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -28,6 +29,7 @@ typedef struct {
     region *from;           /* cut from it, nameless; NULL: taken */
     uint64_t element_bytes; /* of an activation */
     uint64_t tokens, rows, d, f, q, kv;
+    char layer_name[24]; /* of the layer whose buffers are taken: "layer 3 " */
 } walk;
 
 static tsr_status take(const walk *w, void **out, const char *name, tsr_array array)
@@ -45,10 +47,7 @@ static tsr_status take_named(const walk *w, void **out, int layer, const char *w
         *out = cut(w->from, tsr_array_bytes(array));
         return TSR_OK;
     }
-    if (layer < 0)
-        snprintf(name, sizeof name, "scratch %s", what);
-    else
-        snprintf(name, sizeof name, "layer %d %s", layer, what);
+    tsr_text_join(name, sizeof name, layer < 0 ? "scratch " : w->layer_name, what);
     return take(w, out, name, array);
 }
 
@@ -96,14 +95,14 @@ static tsr_status take_outputs(const walk *w, tsr_layer_buffers *b, int layer,
         const tsr_layout_linear *linear = &linears[kind];
         char what[48];
         void *in_place[3] = {b->q, b->k, b->v};
-        snprintf(what, sizeof what, "z %s", tsr_linear_name[kind]);
+        tsr_text_join(what, sizeof what, "z ", tsr_linear_name[kind]);
         if ((kind == TSR_O || kind == TSR_DOWN) && !needs_z(w, linear, kind))
             b->z[kind] = shared->z[kind]; /* lives until the residual adds it */
         else if (kind <= TSR_V && !needs_z(w, linear, kind))
             b->z[kind] = in_place[kind];
         else
             TSR_TRY(take_rows(w, &b->z[kind], layer, what, linear->out));
-        snprintf(what, sizeof what, "y %s", tsr_linear_name[kind]);
+        tsr_text_join(what, sizeof what, "y ", tsr_linear_name[kind]);
         if (composes(w, linear))
             TSR_TRY(take_rows(w, &b->y[kind], layer, what, linear->out));
     }
@@ -124,7 +123,7 @@ static bool keeps_low(const walk *w, const tsr_layout_linear *linear, tsr_linear
 static tsr_status take_low(const walk *w, void **out, int layer, tsr_linear_kind kind, uint64_t r)
 {
     char what[48];
-    snprintf(what, sizeof what, "low %s", tsr_linear_name[kind]);
+    tsr_text_join(what, sizeof what, "low ", tsr_linear_name[kind]);
     return take_rows(w, out, layer, what, r);
 }
 
@@ -265,12 +264,12 @@ static tsr_status take_shared(const walk *w, tsr_activations *out)
     for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
         uint64_t width = layout->unit[0].linear[kind].out;
         char what[48];
-        snprintf(what, sizeof what, "z %s", tsr_linear_name[kind]);
+        tsr_text_join(what, sizeof what, "z ", tsr_linear_name[kind]);
         if (kind == TSR_O || kind == TSR_DOWN || (kind <= TSR_V && need.whole && need.heads))
             TSR_TRY(take_rows(w, &b->z[kind], -1, what, width));
         else if (kind <= TSR_V)
             b->z[kind] = in_place[kind];
-        snprintf(what, sizeof what, "y %s", tsr_linear_name[kind]);
+        tsr_text_join(what, sizeof what, "y ", tsr_linear_name[kind]);
         if (need.whole && need.composed)
             TSR_TRY(take_rows(w, &b->y[kind], -1, what, width));
         if (need.low[kind])
@@ -474,10 +473,12 @@ static tsr_status take_regions(const walk *w, tsr_activations *out)
 {
     const tsr_unit *units = w->options->units;
     uint64_t bytes[TSR_REGIONS] = {0};
+    int turn = 0;
     for (int layer = 0; units && layer < w->options->layout->layer_count; layer++) {
-        int at = tsr_unit_region(units, layer);
-        if (at >= 0 && units[layer].saved_bytes > bytes[at])
-            bytes[at] = units[layer].saved_bytes;
+        if (units[layer].saved_bytes == 0)
+            continue;
+        uint64_t *most = &bytes[turn++ % TSR_REGIONS]; /* tsr_unit_region */
+        *most = units[layer].saved_bytes > *most ? units[layer].saved_bytes : *most;
     }
     for (int i = 0; i < TSR_REGIONS; i++) {
         char name[48];
@@ -519,6 +520,7 @@ tsr_status tsr_activations_walk(tsr_activations *out, const tsr_activation_optio
     for (int layer = 0; layer < options->layout->layer_count; layer++) {
         tsr_layer_buffers unused, *b = out ? &out->kept[layer] : &unused;
         *b = a->shared;
+        snprintf(w.layer_name, sizeof w.layer_name, "layer %d ", layer);
         if (!options->units || options->units[layer].saved_bytes == 0)
             TSR_TRY(take_layer(&w, b, layer, &a->shared));
     }

@@ -1,6 +1,7 @@
 /*
  * model/memory.c: every buffer of a model, walked in one order by the plan and by the run.
  */
+#include "base/text.h"
 #include "model/model_parts.h"
 
 #include <stdio.h>
@@ -10,7 +11,7 @@ static tsr_status take_floats(float **out, tsr_take_buffer *device, void *user, 
 {
     char name[160];
     void *address = NULL;
-    snprintf(name, sizeof name, "%s %s", path, what);
+    tsr_text_join(name, sizeof name, path, what);
     TSR_TRY(device(user, &address, name, (tsr_array){TSR_F32, rows, columns}));
     if (out)
         *out = address;
@@ -30,19 +31,19 @@ static tsr_status walk_unit(unit_state *state, const tsr_model_options *options,
             uint64_t blocks = (linear->out * linear->in + TSR_NF4_BLOCK - 1) / TSR_NF4_BLOCK;
             uint64_t count = (blocks + TSR_NF4_NESTED_BLOCK - 1) / TSR_NF4_NESTED_BLOCK;
             TSR_TRY(take_floats(nested ? &nested->nested_absmax : NULL, device, user, linear->path,
-                                "nested absmax", count, 1));
+                                " nested absmax", count, 1));
             TSR_TRY(take_floats(nested ? &nested->nested_map : NULL, device, user, linear->path,
-                                "nested map", 256, 1));
+                                " nested map", 256, 1));
         }
         if (!linear->dora)
             continue;
         if (!tsr_linear_norm_merges(options->dtype, linear->quantized, linear->in, linear->r))
-            TSR_TRY(take_floats(norm ? &norm->squares : NULL, device, user, linear->path, "squares",
-                                linear->out, 1));
+            TSR_TRY(take_floats(norm ? &norm->squares : NULL, device, user, linear->path,
+                                " squares", linear->out, 1));
         TSR_TRY(
-            take_floats(norm ? &norm->n : NULL, device, user, linear->path, "n", linear->out, 1));
+            take_floats(norm ? &norm->n : NULL, device, user, linear->path, " n", linear->out, 1));
         TSR_TRY(
-            take_floats(norm ? &norm->g : NULL, device, user, linear->path, "g", linear->out, 1));
+            take_floats(norm ? &norm->g : NULL, device, user, linear->path, " g", linear->out, 1));
     }
     return TSR_OK;
 }
@@ -117,10 +118,11 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
     tsr_array micro = tsr_array_of_bytes(tsr_model_stage_bytes(options));
     for (int i = 0; i < layout->layer_count; i++)
         TSR_TRY(walk_unit(model ? &model->unit[i] : NULL, options, i, device, user));
-    TSR_TRY(take_floats(model ? &model->level : NULL, device, user, "NF4", "levels", 16, 1));
+    TSR_TRY(take_floats(model ? &model->level : NULL, device, user, "NF4", " levels", 16, 1));
+    TSR_TRY(take_floats(model ? &model->cosine : NULL, device, user, "RoPE", " cosine", tokens,
+                        angles));
     TSR_TRY(
-        take_floats(model ? &model->cosine : NULL, device, user, "RoPE", "cosine", tokens, angles));
-    TSR_TRY(take_floats(model ? &model->sine : NULL, device, user, "RoPE", "sine", tokens, angles));
+        take_floats(model ? &model->sine : NULL, device, user, "RoPE", " sine", tokens, angles));
     for (int i = 0; i < STAGES; i++) {
         char name[48];
         void *address = NULL;

@@ -1,6 +1,7 @@
 #include "shard/memory_plan.h"
 
 #include "base/checked.h"
+#include "base/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +27,7 @@ tsr_status tsr_memory_plan_add(tsr_memory_plan *plan, tsr_place place, const cha
         plan->capacity = capacity;
     }
     tsr_buffer *buffer = &plan->buffer[plan->count++];
-    snprintf(buffer->name, sizeof buffer->name, "%s", name);
+    tsr_text_join(buffer->name, sizeof buffer->name, name, "");
     buffer->array = array;
     buffer->bytes = bytes;
     buffer->place = place;

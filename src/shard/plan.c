@@ -338,7 +338,7 @@ static tsr_status find_backward(tsr_plan *plan)
     return TSR_OK;
 }
 
-tsr_status tsr_plan_compile(tsr_plan **out, const tsr_plan_options *options)
+tsr_status tsr_plan_outline(tsr_plan **out, const tsr_plan_options *options)
 {
     tsr_plan *plan = calloc(1, sizeof *plan);
     if (!plan)
@@ -352,17 +352,34 @@ tsr_status tsr_plan_compile(tsr_plan **out, const tsr_plan_options *options)
     tsr_status status = check_options(o);
     if (status == TSR_OK)
         status = find_backward(plan);
-    if (status == TSR_OK) {
-        measure(plan);
-        status = tsr_plan_close(plan);
-    }
     if (status < 0) {
         tsr_plan_destroy(plan);
         return status;
     }
-    plan->hash = tsr_plan_hash(plan);
+    measure(plan);
     *out = plan;
     return TSR_OK;
+}
+
+tsr_status tsr_plan_complete(tsr_plan *plan)
+{
+    if (plan->program_count)
+        return TSR_OK;
+    TSR_TRY(tsr_plan_close(plan));
+    plan->hash = tsr_plan_hash(plan);
+    return TSR_OK;
+}
+
+tsr_status tsr_plan_compile(tsr_plan **out, const tsr_plan_options *options)
+{
+    tsr_plan *plan;
+    TSR_TRY(tsr_plan_outline(&plan, options));
+    tsr_status status = tsr_plan_complete(plan);
+    if (status < 0)
+        tsr_plan_destroy(plan);
+    else
+        *out = plan;
+    return status;
 }
 
 void tsr_plan_destroy(tsr_plan *plan)

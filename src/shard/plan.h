@@ -209,8 +209,14 @@ typedef struct {
     uint64_t state_bytes;   /* of one buffer for a chunk of the optimizer's state */
     int chunk_count;        /* 0: the state lives on the device */
     uint64_t owned;         /* elements of all trainable parts on this rank */
-    uint64_t hash;
+    uint64_t hash;          /* 0: an outline */
 } tsr_plan;
+
+/* An outline: all but the programs, the states and the hash, which is what its buffers depend on. The errors are those of
+ * tsr_plan_compile, which is this and tsr_plan_complete. */
+tsr_status tsr_plan_outline(tsr_plan **out, const tsr_plan_options *options);
+/* Compiles the programs of an outline; nothing is left to do for another plan. The outline must not have failed before. */
+tsr_status tsr_plan_complete(tsr_plan *plan);
 
 /* On success the caller destroys *out. TSR_EINVAL: no layer or no chunk of the head, fewer than 2
  * slots (or stages where they are needed), a head chunk that trains, training without a trainable

@@ -37,9 +37,9 @@ static int slot_of(const tsr_builder *b, int unit)
 /* The first use of `unit` after use `p`; the horizon if there is none. */
 static int next_use(const tsr_builder *b, int unit, int p)
 {
-    int q = p + 1;
-    while (q < b->horizon && b->use[q].unit != unit)
-        q++;
+    int q = b->part[unit].first_use;
+    while (q <= p)
+        q = b->use[q].again;
     return q;
 }
 
@@ -86,16 +86,6 @@ static void gather_frozen(tsr_builder *b, const tsr_unit *u, int slot, bool trai
     tsr_op_end(b, op);
 }
 
-/* The turn of what is kept: by its number, so that a use waits for its own gather while the next one is
- * under way. */
-static int kept_turn(const tsr_builder *b, int unit)
-{
-    int before = 0;
-    for (int u = 0; u < unit; u++)
-        before += tsr_unit_trainable_kept(&b->unit[u], b->ranks);
-    return before % TSR_KEPT_TURNS;
-}
-
 /* Into a slot; -1: into its own place. */
 static void gather_trainable(tsr_builder *b, const tsr_unit *u, int slot)
 {
@@ -107,8 +97,8 @@ static void gather_trainable(tsr_builder *b, const tsr_unit *u, int slot)
     if (b->state->comm_waits_optim)
         tsr_op_wants(op, TSR_EVENT_OPTIMIZED);
     b->state->comm_waits_optim = false;
-    tsr_op_records(op,
-                   slot >= 0 ? TSR_EVENT_READY + slot : TSR_EVENT_REFRESHED + kept_turn(b, u->id));
+    tsr_op_records(op, slot >= 0 ? TSR_EVENT_READY + slot
+                                 : TSR_EVENT_REFRESHED + b->part[u->id].kept_turn);
     tsr_op_end(b, op);
     if (slot >= 0)
         b->state->ready_awaited[slot] = false;
@@ -124,12 +114,15 @@ static tsr_status refresh_kept(tsr_builder *b, int unit)
 {
     if (!is_first(b))
         return TSR_OK;
-    for (int u = b->kept + 1; u < b->plan->options.layer_count && b->kept <= unit; u++) {
-        if (!tsr_unit_trainable_kept(&b->unit[u], b->ranks))
-            continue;
-        TSR_TRY(tsr_op_reserve(b));
-        gather_trainable(b, &b->unit[u], -1);
-        b->kept = u;
+    int layers = b->plan->options.layer_count;
+    for (int u = b->kept + 1; b->kept <= unit; u++) {
+        if (u >= layers) { /* none is left */
+            b->kept = layers;
+        } else if (tsr_unit_trainable_kept(&b->unit[u], b->ranks)) {
+            TSR_TRY(tsr_op_reserve(b));
+            gather_trainable(b, &b->unit[u], -1);
+            b->kept = u;
+        }
     }
     return TSR_OK;
 }
@@ -173,10 +166,9 @@ static tsr_status gather(tsr_builder *b, int unit, int slot)
 static tsr_status prefetch(tsr_builder *b, int p)
 {
     for (;;) {
-        int q = p + 1;
-        while (q < b->horizon &&
-               (!needs_slot(b, b->use[q].unit) || slot_of(b, b->use[q].unit) >= 0))
-            q++;
+        int q = b->use[p + 1].wanting;
+        while (q < b->horizon && slot_of(b, b->use[q].unit) >= 0)
+            q = b->use[q + 1].wanting;
         if (q == b->horizon)
             return TSR_OK;
         int victim = -1, farthest = q;
@@ -208,7 +200,7 @@ static void wants_unit(const tsr_builder *b, tsr_plan_op *op, const tsr_unit *u,
     if (u->trainable.gathered_bytes > 0 && b->ranks == 1 && b->state->compute_waits_optim)
         tsr_op_wants(op, TSR_EVENT_OPTIMIZED);
     if (is_first(b) && op->phase == TSR_USE_FORWARD && tsr_unit_trainable_kept(u, b->ranks))
-        tsr_op_wants(op, TSR_EVENT_REFRESHED + kept_turn(b, u->id));
+        tsr_op_wants(op, TSR_EVENT_REFRESHED + b->part[u->id].kept_turn);
 }
 
 static void mark_awaited(tsr_builder *b, const tsr_unit *u, int slot)
@@ -285,15 +277,14 @@ static void save(tsr_builder *b, const tsr_unit *u, int region)
  * copies would else wait with it. */
 static void load_below(tsr_builder *b, int above)
 {
-    const tsr_plan_options *o = &b->plan->options;
     int below = above - 1;
     if (b->unit[above].saved_bytes == 0)
         return;
     while (below >= 0 && b->unit[below].saved_bytes == 0)
         below--;
-    if (below < 0 || !tsr_unit_travels(b->unit, o->unit_count, below))
+    if (below < 0 || !tsr_unit_travels(b->unit, b->plan->options.unit_count, below))
         return;
-    int region = tsr_unit_region(b->unit, below);
+    int region = b->part[below].region;
     tsr_plan_op *op = tsr_op_begin(b, TSR_OP_LOAD, TSR_STREAM_H2D, below);
     op->region = (int8_t)region;
     op->bytes = b->unit[below].saved_bytes;
@@ -306,7 +297,7 @@ static void load_below(tsr_builder *b, int above)
  * the end of a program compute knows them all, so that no wait goes beyond it. */
 static void use_region(const tsr_builder *b, tsr_plan_op *op, bool backward, bool travels)
 {
-    op->region = (int8_t)tsr_unit_region(b->unit, op->unit);
+    op->region = (int8_t)b->part[op->unit].region;
     if (op->region < 0)
         return;
     if (!backward && b->recorder[TSR_EVENT_SAVED + op->region] >= 0)
@@ -512,30 +503,6 @@ static tsr_status step_end(tsr_builder *b)
 
 /* ---- programs ---- */
 
-/* F0 .. F(L-1), H0 ..: how every micro-batch begins. */
-static int add_forward(const tsr_plan *plan, tsr_plan_use *uses)
-{
-    for (int u = 0; u < plan->options.unit_count; u++)
-        uses[u] = (tsr_plan_use){
-            .phase = u < plan->options.layer_count ? TSR_USE_FORWARD : TSR_USE_HEAD, .unit = u};
-    return plan->options.unit_count;
-}
-
-static tsr_status list_uses(tsr_builder *b)
-{
-    const tsr_plan_options *o = &b->plan->options;
-    bool train = b->kind == TSR_PROGRAM_TRAIN_FIRST || b->kind == TSR_PROGRAM_TRAIN_NEXT;
-    b->use = calloc((size_t)o->unit_count * 3, sizeof *b->use);
-    if (!b->use)
-        return tsr_fail(TSR_ENOMEM, "no memory for the uses of %d units", o->unit_count);
-    int n = add_forward(b->plan, b->use);
-    for (int u = o->layer_count - 1; train && u >= b->plan->lowest_backward; u--)
-        b->use[n++] = (tsr_plan_use){.phase = TSR_USE_BACKWARD, .unit = u};
-    b->use_count = n;
-    b->horizon = n + add_forward(b->plan, b->use + n);
-    return TSR_OK;
-}
-
 static void begin_clocks(tsr_builder *b)
 {
     for (int s = 0; s < TSR_STREAM_COUNT; s++)
@@ -561,7 +528,7 @@ static tsr_status run_builder(tsr_builder *b)
         b->state->after = TSR_AFTER_TALLY;
         return TSR_OK;
     default:
-        TSR_TRY(list_uses(b));
+        TSR_TRY(tsr_builder_list_uses(b));
         TSR_TRY(micro_batch(b));
         bool train = b->kind == TSR_PROGRAM_TRAIN_FIRST || b->kind == TSR_PROGRAM_TRAIN_NEXT;
         b->state->after = train ? TSR_AFTER_TRAIN : TSR_AFTER_EVAL;
@@ -582,6 +549,7 @@ tsr_status tsr_program_compile(tsr_program *out, const tsr_plan *plan, tsr_progr
     begin_clocks(&b);
     tsr_status status = run_builder(&b);
     free(b.use);
+    free(b.part);
     free(b.clock);
     if (status < 0) {
         free(b.op);

@@ -66,27 +66,30 @@ static uint64_t hash_item(const item *i)
     return i->segment ? hash_segment(i) : hash_op(i);
 }
 
-/* Item number `index`; false past the end. Segments first, then ops. */
-static bool item_at(item *out, const tsr_plan *plan, uint64_t index)
+/* Where the list has been read to. Zero-initialise. */
+typedef struct {
+    int part, index; /* the parts are the two of each unit, then the programs */
+} cursor;
+
+/* The next item; false past the end. */
+static bool next_item(item *out, cursor *c, const tsr_plan *plan)
 {
-    for (int u = 0; u < plan->options.unit_count; u++) {
-        const tsr_unit *unit = &plan->options.units[u];
-        for (int t = 0; t < 2; t++) {
-            const tsr_unit_part *part = t ? &unit->trainable : &unit->frozen;
-            if (index < (uint64_t)part->segment_count) {
-                *out = (item){.unit = unit, .segment = &part->segment[index], .trainable = t};
-                return true;
-            }
-            index -= (uint64_t)part->segment_count;
-        }
+    int parts = 2 * plan->options.unit_count;
+    for (; c->part < parts; c->part++, c->index = 0) {
+        const tsr_unit *unit = &plan->options.units[c->part / 2];
+        bool trainable = c->part % 2;
+        const tsr_unit_part *part = trainable ? &unit->trainable : &unit->frozen;
+        if (c->index == part->segment_count)
+            continue;
+        *out = (item){.unit = unit, .segment = &part->segment[c->index++], .trainable = trainable};
+        return true;
     }
-    for (int p = 0; p < plan->program_count; p++) {
-        const tsr_program *program = &plan->program[p];
-        if (index < (uint64_t)program->op_count) {
-            *out = (item){.program = program, .op = &program->op[index]};
-            return true;
-        }
-        index -= (uint64_t)program->op_count;
+    for (; c->part - parts < plan->program_count; c->part++, c->index = 0) {
+        const tsr_program *program = &plan->program[c->part - parts];
+        if (c->index == program->op_count)
+            continue;
+        *out = (item){.program = program, .op = &program->op[c->index++]};
+        return true;
     }
     return false;
 }
@@ -122,7 +125,7 @@ uint64_t tsr_plan_hash(const tsr_plan *plan)
                          plan->saved_bytes};
     uint64_t hash = tsr_hash(TSR_HASH_START, number, sizeof number);
     item i;
-    for (uint64_t index = 0; item_at(&i, plan, index); index++)
+    for (cursor c = {0}; next_item(&i, &c, plan);)
         hash = hash_number(hash, hash_item(&i));
     return hash;
 }
@@ -163,7 +166,8 @@ static tsr_status name_difference(const tsr_plan *plan, int64_t *data, uint64_t 
                                   tsr_comm *world, tsr_stream *stream)
 {
     item i;
-    for (uint64_t k = 0; k < common && item_at(&i, plan, k); k++) {
+    cursor c = {0};
+    for (uint64_t k = 0; k < common && next_item(&i, &c, plan); k++) {
         data[2 * k] = (int64_t)hash_item(&i);
         data[2 * k + 1] = ~data[2 * k];
     }
@@ -172,7 +176,10 @@ static tsr_status name_difference(const tsr_plan *plan, int64_t *data, uint64_t 
     uint64_t k = 0;
     while (k < common && pair_same(&data[2 * k]))
         k++;
-    if (k == common || !item_at(&i, plan, k))
+    c = (cursor){0};
+    for (uint64_t n = 0; n <= k && next_item(&i, &c, plan); n++)
+        ;
+    if (k == common)
         return tsr_comm_check_same(world, stream, plan->hash, "the plan", advice);
     tsr_text text = {0};
     describe(&text, &i);

@@ -93,9 +93,11 @@ int tsr_unit_region(const tsr_unit *units, int unit)
 bool tsr_unit_travels(const tsr_unit *units, int unit_count, int unit)
 {
     int after = 0;
-    for (int u = unit + 1; u < unit_count; u++)
+    if (units[unit].saved_bytes == 0)
+        return false;
+    for (int u = unit + 1; u < unit_count && after < TSR_REGIONS; u++)
         after += units[u].saved_bytes > 0;
-    return units[unit].saved_bytes > 0 && after >= TSR_REGIONS;
+    return after == TSR_REGIONS;
 }
 
 const char *tsr_home_name(tsr_home home)

@@ -59,13 +59,19 @@ tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
 
 /* ---- one choice ---- */
 
-void tsr_decide_clear(tsr_decision *d, const tsr_layout *layout)
+/* All but the units, whose layout is the same for every choice. */
+static void forget(tsr_decision *d)
 {
     tsr_memory_plan_free(&d->memory);
     tsr_store_free(&d->store);
     tsr_plan_destroy(d->plan);
-    tsr_layout_units_free(d->units, layout->unit_count);
     d->plan = NULL;
+}
+
+void tsr_decide_clear(tsr_decision *d, const tsr_layout *layout)
+{
+    forget(d);
+    tsr_layout_units_free(d->units, layout->unit_count);
     d->units = NULL;
 }
 
@@ -140,21 +146,32 @@ static uint64_t chunk_elements(const tsr_decision *d, const tsr_layout *layout)
     return chunk > least ? chunk : least;
 }
 
+static tsr_status set_units(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
+{
+    const tsr_layout *layout = &inputs->layout;
+    if (!d->units)
+        TSR_TRY(tsr_layout_units(&d->units, layout, d->home, d->group));
+    for (int i = 0; i < layout->unit_count; i++) {
+        d->units[i].home = d->home[i];
+        d->units[i].keeps_trainable = c->keeps && i < layout->layer_count;
+        d->units[i].saved_bytes = 0;
+    }
+    set_model(d, inputs, c);
+    for (int i = 0; d->activations_offloaded && i < layout->layer_count; i++)
+        d->units[i].saved_bytes = tsr_model_kept_bytes(&d->model, i);
+    return TSR_OK;
+}
+
 tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
                           const tsr_choice *c)
 {
     const tsr_layout *layout = &inputs->layout;
-    tsr_decide_clear(d, layout);
+    forget(d);
     set_homes(d, inputs, c);
     set_recompute(d, inputs, c->degrade);
     d->activations_offloaded = d->train && c->activations;
     d->state_offloaded = d->train && c->state;
-    TSR_TRY(tsr_layout_units(&d->units, layout, d->home, d->group));
-    for (int i = 0; i < layout->layer_count; i++)
-        d->units[i].keeps_trainable = c->keeps;
-    set_model(d, inputs, c);
-    for (int i = 0; d->activations_offloaded && i < layout->layer_count; i++)
-        d->units[i].saved_bytes = tsr_model_kept_bytes(&d->model, i);
+    TSR_TRY(set_units(d, inputs, c));
     tsr_plan_options options = {.units = d->units,
                                 .unit_count = layout->unit_count,
                                 .layer_count = layout->layer_count,
@@ -164,7 +181,7 @@ tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_t
                                 .train = d->train};
     if (d->state_offloaded)
         options.chunk_elements = chunk_elements(d, layout);
-    TSR_TRY(tsr_plan_compile(&d->plan, &options));
+    TSR_TRY(tsr_plan_outline(&d->plan, &options));
     TSR_TRY(tsr_store_make(&d->store, d->plan, view->rank % d->group));
     tsr_taker taker = {.plan = &d->memory};
     return tsr_decision_walk(d, inputs, view, &taker, NULL, NULL);
@@ -353,6 +370,12 @@ typedef struct {
     double best_seconds;
 } contest;
 
+static tsr_status expect(tsr_expectation *out, const contest *k, tsr_decision *d)
+{
+    TSR_TRY(tsr_plan_complete(d->plan));
+    return tsr_expect(out, k->inputs, d, k->view, k->speeds);
+}
+
 /* Where no unit is gathered any more, the ranks' links may sleep while they compute: what is left of the
  * memory is used to keep the adapter gathered, and every unit's gradient until late. Not where the last eighth
  * of a backward does not hide its reductions: large ranks over slow links. */
@@ -361,10 +384,10 @@ static tsr_status keep_adapter(tsr_decision *d, const contest *k, tsr_choice *c)
     tsr_expectation apart, kept;
     if (d->group == 1 || !d->train || d->resident_count < k->inputs->layout.unit_count)
         return TSR_OK;
-    TSR_TRY(tsr_expect(&apart, k->inputs, d, k->view, k->speeds));
+    TSR_TRY(expect(&apart, k, d));
     c->keeps = true;
     TSR_TRY(tsr_decide_try(d, k->inputs, k->view, c));
-    TSR_TRY(tsr_expect(&kept, k->inputs, d, k->view, k->speeds));
+    TSR_TRY(expect(&kept, k, d));
     if (tsr_decide_bytes(d) <= room_for_residents(d, k->inputs) &&
         kept.simulation.step <= AS_FAST * apart.simulation.step)
         return TSR_OK;
@@ -443,7 +466,7 @@ static tsr_status enter(contest *k, tsr_decision *d, const tsr_choice *c)
                                d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE]};
     if (!a->fits)
         return TSR_OK;
-    TSR_TRY(tsr_expect(&d->expected, k->inputs, d, k->view, k->speeds));
+    TSR_TRY(expect(&d->expected, k, d));
     a->seconds = d->expected.simulation.step;
     if (k->best_index >= 0 && a->seconds >= WORTH_IT * k->best_seconds)
         return TSR_OK;
@@ -503,7 +526,7 @@ static tsr_status choose(bool *fits, tsr_decision *d, contest *k)
         return TSR_OK;
     d->alternative[k->best_index].chosen = true;
     TSR_TRY(tsr_decide_try(d, k->inputs, k->view, &k->best));
-    return tsr_expect(&d->expected, k->inputs, d, k->view, k->speeds);
+    return expect(&d->expected, k, d);
 }
 
 tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_topology_view *view,

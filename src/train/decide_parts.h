@@ -54,7 +54,7 @@ uint64_t tsr_room_held(const tsr_room *room);
 /* The most that a memory_budget may ask for. */
 uint64_t tsr_room_most(const tsr_room *room);
 
-/* Compiles the plan and writes every buffer down. */
+/* Outlines the plan and writes every buffer down. */
 tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
                           const tsr_choice *c);
 void tsr_decide_clear(tsr_decision *d, const tsr_layout *layout);

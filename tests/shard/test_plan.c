@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static tsr_plan *compile(const random_model *model)
 {
@@ -340,17 +341,63 @@ static void test_ranks_agree(void **unused)
     expect_difference(&usual, &other, "unit 3");
 }
 
+/* Seconds of the processor to compile a plan of so many layers: for each home, on one rank and on three, kept and not,
+ * with activations that travel and without. */
+static double seconds_of(int layers)
+{
+    tsr_unit *units = calloc((size_t)layers + 1, sizeof *units);
+    tsr_segment *segments = calloc(2 * (size_t)layers + 2, sizeof *segments);
+    assert_true(units && segments);
+    clock_t begin = clock();
+    for (int way = 0; way < 24; way++) {
+        int ranks = way % 2 ? 3 : 1;
+        for (int u = 0; u <= layers; u++) {
+            tsr_segment *s = &segments[2 * u];
+            s[0] = (tsr_segment){
+                .name = "w", .dtype = TSR_U8, .granule_bytes = 512, .granule_count = 6};
+            s[1] = (tsr_segment){
+                .name = "a", .dtype = TSR_F32, .granule_bytes = 256, .granule_count = 6};
+            units[u] = (tsr_unit){.id = u,
+                                  .home = (tsr_home)(way / 2 % 4),
+                                  .has_norm = u < layers,
+                                  .keeps_trainable = way >= 16 && u < layers,
+                                  .saved_bytes = way >= 8 && u < layers ? 8 : 0,
+                                  .frozen = {.segment = s, .segment_count = 1},
+                                  .trainable = {.segment = s + 1, .segment_count = u < layers}};
+            assert_int_equal(tsr_unit_lay_out(&units[u], ranks), TSR_OK);
+        }
+        tsr_plan_options options = {.units = units,
+                                    .unit_count = layers + 1,
+                                    .layer_count = layers,
+                                    .ranks = ranks,
+                                    .train = true};
+        tsr_plan *plan;
+        assert_int_equal(tsr_plan_compile(&plan, &options), TSR_OK);
+        tsr_plan_destroy(plan);
+    }
+    double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+    free(units);
+    free(segments);
+    return seconds;
+}
+
+/* Eight times the layers take eight times as long. */
+static void test_many_layers(void **unused)
+{
+    (void)unused;
+    double few = seconds_of(100), many = seconds_of(800);
+    if (many > 0.2 + 20 * few)
+        fail_msg("100 layers take %.3f s, 800 take %.3f s", few, many);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sharded),
-                                       cmocka_unit_test(test_homes),
-                                       cmocka_unit_test(test_kept),
-                                       cmocka_unit_test(test_offload),
-                                       cmocka_unit_test(test_lowest_backward),
-                                       cmocka_unit_test(test_slots),
-                                       cmocka_unit_test(test_order_of_programs),
-                                       cmocka_unit_test(test_refused),
-                                       cmocka_unit_test(test_print),
-                                       cmocka_unit_test(test_ranks_agree)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sharded),    cmocka_unit_test(test_many_layers),
+        cmocka_unit_test(test_homes),      cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_offload),    cmocka_unit_test(test_lowest_backward),
+        cmocka_unit_test(test_slots),      cmocka_unit_test(test_order_of_programs),
+        cmocka_unit_test(test_refused),    cmocka_unit_test(test_print),
+        cmocka_unit_test(test_ranks_agree)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

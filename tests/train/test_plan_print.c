@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include <cmocka.h>
 #include <jansson.h>
@@ -293,6 +294,19 @@ static void only_the_first_fits(json_t *fits, json_t *one_more, const char *what
     json_decref(fits);
 }
 
+/* Hundreds of plans are tried where memory is short, each of which costs no more than its layers. */
+static void test_many_layers(void **state)
+{
+    (void)state;
+    clock_t begin = clock();
+    char *text = printed("llama", 400, 2, "memory_budget: 100MiB\nmax_length: 256\n", 0);
+    double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+    assert_non_null(text);
+    if (seconds > 8)
+        fail_msg("a plan of 400 layers took %.1f s", seconds);
+    free(text);
+}
+
 static void test_largest(void **state)
 {
     static const char *const ways[] = {
@@ -377,6 +391,7 @@ int main(void)
                                        cmocka_unit_test(test_graphs),
                                        cmocka_unit_test(test_locale),
                                        cmocka_unit_test(test_graph_rules),
+                                       cmocka_unit_test(test_many_layers),
                                        cmocka_unit_test(test_largest),
                                        cmocka_unit_test(test_largest_of_the_last_layer),
                                        cmocka_unit_test(test_least_of_one_layer)};
