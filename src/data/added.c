@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_BYTES ((size_t)4 << 20)  /* of all matches; published ones have some kilobytes */
+#define MOST_BYTES ((size_t)4 << 20) /* of all matches; published ones have some kilobytes */
 
 /* A state: what was read last, backwards, is the end of a match of this many bytes. Its children lie one behind the
  * other, in the order of their bytes. */
