@@ -1,54 +1,52 @@
 #include "adapters/regex.h"
 
-#include "adapters/set.h"
-
 #include "base/text.h"
 
-#include <oniguruma.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct tsr_path_regex {
-    regex_t *compiled;
+    tsr_regex *compiled; /* NULL: a plain key of a pattern */
     const char *key;
     char *expression;
 };
 
-static tsr_status compile(tsr_path_regex *regex, const char *pattern)
+/* Whether a key is letters, digits, _ and dots, as the paths of modules are. */
+static bool is_plain(const char *expression)
 {
-    OnigEncoding encoding = ONIG_ENCODING_UTF8;
-    OnigErrorInfo info;
-    onig_initialize(&encoding, 1);
-    const OnigUChar *begin = (const OnigUChar *)pattern;
-    int code = onig_new(&regex->compiled, begin, begin + strlen(pattern), ONIG_OPTION_NONE,
-                        encoding, ONIG_SYNTAX_PYTHON, &info);
-    if (code == ONIG_NORMAL)
-        return TSR_OK;
-    regex->compiled = NULL;
-    OnigUChar reason[ONIG_MAX_ERROR_MESSAGE_LEN];
-    onig_error_code_to_str(reason, code, &info);
-    return tsr_fail(TSR_ECONFIG, "%s: \"%s\" is not a regular expression: %s", regex->key,
-                    regex->expression, (const char *)reason);
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.";
+    return !expression[strspn(expression, plain)];
+}
+
+static tsr_status compile(tsr_path_regex *regex, bool any_parent)
+{
+    char reason[TSR_REGEX_REASON_BYTES];
+    tsr_text pattern = {0};
+    /* A group that captures moves the numbers of back references; PEFT's does for pattern keys. */
+    tsr_text_printf(&pattern, any_parent ? "(.*\\.)?(%s)$" : "(?:%s)$", regex->expression);
+    tsr_status status = pattern.failed
+                            ? tsr_fail(TSR_ENOMEM, "no memory for the expression %s", regex->key)
+                            : tsr_regex_create(&regex->compiled, reason, pattern.data,
+                                               pattern.length, TSR_REGEX_PYTHON);
+    tsr_text_free(&pattern);
+    if (status == TSR_EDATA)
+        return tsr_fail(TSR_ECONFIG, "%s: \"%s\" is not a regular expression: %s", regex->key,
+                        regex->expression, reason);
+    return status;
 }
 
 tsr_status tsr_path_regex_create(tsr_path_regex **out, const char *key, const char *expression,
                                  bool any_parent)
 {
-    tsr_status status = TSR_OK;
-    tsr_text pattern = {0};
     tsr_path_regex *regex = calloc(1, sizeof *regex);
-    /* A group that captures moves the numbers of back references; PEFT's does for pattern keys. */
-    tsr_text_printf(&pattern, any_parent ? "(.*\\.)?(%s)$" : "(?:%s)$", expression);
     if (regex)
         regex->expression = strdup(expression);
-    if (!regex || !regex->expression || pattern.failed) {
-        status = tsr_fail(TSR_ENOMEM, "no memory for the expression %s", key);
-        goto out;
+    if (!regex || !regex->expression) {
+        tsr_path_regex_free(regex);
+        return tsr_fail(TSR_ENOMEM, "no memory for the expression %s", key);
     }
     regex->key = key;
-    status = compile(regex, pattern.data);
-out:
-    tsr_text_free(&pattern);
+    tsr_status status = any_parent && is_plain(expression) ? TSR_OK : compile(regex, any_parent);
     if (status < 0)
         tsr_path_regex_free(regex);
     else
@@ -56,31 +54,40 @@ out:
     return status;
 }
 
-tsr_status tsr_path_regex_match(bool *out, const tsr_path_regex *regex, const char *path)
+/* What the expression does for a plain key: it is the path, or its end behind a dot. A dot in it stands for any
+ * character. */
+static bool match_plain(const char *key, const char *path)
 {
-    const OnigUChar *begin = (const OnigUChar *)path, *end = begin + strlen(path);
-    int code = onig_match(regex->compiled, begin, end, begin, NULL, ONIG_OPTION_NONE);
-    if (code < 0 && code != ONIG_MISMATCH) {
-        OnigUChar reason[ONIG_MAX_ERROR_MESSAGE_LEN];
-        onig_error_code_to_str(reason, code);
-        return tsr_fail(TSR_ECONFIG, "%s: matching \"%s\" against %s failed: %s", regex->key,
-                        regex->expression, path, (const char *)reason);
+    size_t length = strlen(key), bytes = strlen(path);
+    if (length > bytes || (length < bytes && path[bytes - length - 1] != '.'))
+        return false;
+    for (path += bytes - length; *key; key++, path++)
+        if (*key != '.' && *key != *path)
+            return false;
+    return true;
+}
+
+tsr_status tsr_path_regex_match(bool *out, const tsr_path_regex *regex, tsr_regex_budget *budget,
+                                const char *path)
+{
+    if (!regex->compiled) {
+        *out = match_plain(regex->expression, path);
+        return TSR_OK;
     }
-    *out = code >= 0;
-    return TSR_OK;
+    tsr_status status = tsr_regex_match(out, regex->compiled, budget, path, strlen(path));
+    if (status == TSR_EDATA)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: matching \"%s\" against %s was given up, since %s: write it in a "
+                        "simpler way, without a repeat inside a repeat",
+                        regex->key, regex->expression, path, budget->reason);
+    return status;
 }
 
 void tsr_path_regex_free(tsr_path_regex *regex)
 {
     if (!regex)
         return;
-    if (regex->compiled)
-        onig_free(regex->compiled);
+    tsr_regex_destroy(regex->compiled);
     free(regex->expression);
     free(regex);
-}
-
-const char *tsr_adapter_regex_library(void)
-{
-    return onig_version();
 }

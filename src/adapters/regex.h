@@ -1,13 +1,11 @@
 /*
  * adapters/regex.h: regular expressions over module paths, as Python's re.fullmatch. Private to
- * this folder; the only file here that knows Oniguruma is regex.c.
+ * this folder.
  */
 #ifndef TSR_ADAPTERS_REGEX_H
 #define TSR_ADAPTERS_REGEX_H
 
-#include "base/status.h"
-
-#include <stdbool.h>
+#include "base/regex.h"
 
 typedef struct tsr_path_regex tsr_path_regex;
 
@@ -17,9 +15,9 @@ typedef struct tsr_path_regex tsr_path_regex;
 tsr_status tsr_path_regex_create(tsr_path_regex **out, const char *key, const char *expression,
                                  bool any_parent);
 
-/* *out: whether all of `path` matches. TSR_ECONFIG: the search was given up (it backtracks without
- * end). */
-tsr_status tsr_path_regex_match(bool *out, const tsr_path_regex *regex, const char *path);
+/* *out: whether all of `path` matches. TSR_ECONFIG: it was given up, since the budget is used up. */
+tsr_status tsr_path_regex_match(bool *out, const tsr_path_regex *regex, tsr_regex_budget *budget,
+                                const char *path);
 
 void tsr_path_regex_free(tsr_path_regex *regex);
 

@@ -21,6 +21,7 @@ typedef struct {
     uint64_t module_count;
     bool all_linear;
     tsr_path_regex *target, *exclude; /* where they are regular expressions */
+    tsr_regex_budget *budget;         /* of all expressions together */
     bool *chosen;                     /* [module_count] */
     bool *used;                       /* [target.count] target names that matched a linear */
     bool *excludes; /* [exclude.count, 1 of a regular expression] those that take something away */
@@ -134,7 +135,7 @@ static tsr_status is_excluded(bool *out, selection *s, uint64_t index, bool targ
     const char *path = s->module[index].path;
     *out = false;
     if (s->exclude)
-        TSR_TRY(tsr_path_regex_match(out, s->exclude, path));
+        TSR_TRY(tsr_path_regex_match(out, s->exclude, s->budget, path));
     for (uint64_t i = 0; i < s->spec->exclude.count; i++)
         *out |= ends_in(path, s->spec->exclude.names[i]);
     if (!*out || (!target && holds_linears(s, index)))
@@ -154,7 +155,7 @@ static tsr_status is_target(bool *out, const char **name, const selection *s,
     if (s->all_linear)
         *out = module->linear;
     else if (s->target)
-        return tsr_path_regex_match(out, s->target, module->path);
+        return tsr_path_regex_match(out, s->target, s->budget, module->path);
     for (uint64_t i = 0; i < s->spec->target.count; i++)
         if (ends_in(module->path, s->spec->target.names[i])) {
             s->used[i] = true;
@@ -314,7 +315,7 @@ static tsr_status apply_key(const selection *s, const char *pattern_name,
         bool match = false;
         if (!s->chosen[i])
             continue;
-        status = tsr_path_regex_match(&match, regex, s->module[i].path);
+        status = tsr_path_regex_match(&match, regex, s->budget, s->module[i].path);
         if (!match)
             continue;
         if (by[i] && by[i]->value != key->value)
@@ -435,11 +436,25 @@ static tsr_status build_targets(tsr_adapter_set *set, const selection *s)
     return status;
 }
 
+/* All expressions may look at all paths. */
+static void begin_budget(tsr_regex_budget *budget, const selection *s)
+{
+    size_t longest = 0;
+    uint64_t expressions = s->spec->rank_pattern_count + s->spec->alpha_pattern_count + 2;
+    for (uint64_t i = 0; i < s->module_count; i++)
+        if (strlen(s->module[i].path) > longest)
+            longest = strlen(s->module[i].path);
+    tsr_regex_budget_begin(budget, longest, expressions * s->module_count);
+}
+
 tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *spec,
                                 const tsr_adapter_module *modules, uint64_t module_count)
 {
     tsr_adapter_set set = {0};
-    selection s = {.spec = spec, .module = modules, .module_count = module_count};
+    tsr_regex_budget budget;
+    selection s = {
+        .spec = spec, .module = modules, .module_count = module_count, .budget = &budget};
+    begin_budget(&budget, &s);
     s.all_linear = spec->all_linear || (!spec->target.regex && spec->target.count == 0);
     tsr_status status = check_spec(&s);
     if (status < 0)

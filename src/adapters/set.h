@@ -81,7 +81,4 @@ tsr_status tsr_adapter_set_make(tsr_adapter_set *out, const tsr_adapter_spec *sp
 
 void tsr_adapter_set_free(tsr_adapter_set *set);
 
-/* Oniguruma's version. Borrowed. */
-const char *tsr_adapter_regex_library(void);
-
 #endif

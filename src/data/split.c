@@ -1,43 +1,27 @@
 #include "data/split.h"
 
-#include <oniguruma.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct tsr_split {
-    regex_t *regex; /* NULL: literal */
-    OnigRegion *region;
+    tsr_regex *regex; /* NULL: literal */
+    char *place;      /* for messages */
     char *literal;
     size_t literal_bytes;
     tsr_split_behavior behavior;
     bool invert;
 };
 
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-static void start_oniguruma(void)
-{
-    OnigEncoding encodings[] = {ONIG_ENCODING_UTF8};
-    onig_initialize(encodings, 1);
-}
-
 static tsr_status compile(tsr_split *s, const char *pattern, size_t bytes, const char *place)
 {
-    OnigErrorInfo info;
-    pthread_once(&once, start_oniguruma);
-    const OnigUChar *text = (const OnigUChar *)pattern;
-    int code = onig_new(&s->regex, text, text + bytes, ONIG_OPTION_NONE, ONIG_ENCODING_UTF8,
-                        ONIG_SYNTAX_RUBY, &info);
-    s->region = code == ONIG_NORMAL ? onig_region_new() : NULL;
-    if (code == ONIG_NORMAL)
-        return s->region ? TSR_OK : tsr_fail(TSR_ENOMEM, "no memory for a pattern");
-    if (code == ONIGERR_MEMORY)
-        return tsr_fail(TSR_ENOMEM, "%s: no memory for its pattern", place);
-    OnigUChar message[ONIG_MAX_ERROR_MESSAGE_LEN];
-    s->regex = NULL;
-    onig_error_code_to_str(message, code, &info);
-    return tsr_fail(TSR_EDATA, "%s: the pattern is not valid: %s", place, (char *)message);
+    char reason[TSR_REGEX_REASON_BYTES];
+    s->place = strdup(place);
+    if (!s->place)
+        return tsr_fail(TSR_ENOMEM, "no memory for a pattern");
+    tsr_status status = tsr_regex_create(&s->regex, reason, pattern, bytes, TSR_REGEX_RUBY);
+    if (status == TSR_EDATA)
+        return tsr_fail(TSR_EDATA, "%s: the pattern is not valid: %s", place, reason);
+    return status < 0 ? tsr_fail(status, "%s: no memory for its pattern", place) : TSR_OK;
 }
 
 tsr_status tsr_split_create(tsr_split **out, const char *pattern, size_t bytes, bool literal,
@@ -68,10 +52,8 @@ void tsr_split_destroy(tsr_split *split)
 {
     if (!split)
         return;
-    if (split->region)
-        onig_region_free(split->region, 1);
-    if (split->regex)
-        onig_free(split->regex);
+    tsr_regex_destroy(split->regex);
+    free(split->place);
     free(split->literal);
     free(split);
 }
@@ -133,62 +115,58 @@ static tsr_status stretch(cutter *c, size_t begin, size_t end, bool match)
 }
 
 /* The next match in text[at..end): its range, or found = false. */
-static tsr_status next_match(bool *found, tsr_span *match, const tsr_split *s, const char *text,
-                             size_t begin, size_t at, size_t end)
+static tsr_status next_match(bool *found, size_t match[2], const tsr_split *s,
+                             tsr_regex_budget *budget, const char *text, size_t begin, size_t at,
+                             size_t end)
 {
     if (!s->regex) {
         const char *hit =
             s->literal_bytes ? memmem(text + at, end - at, s->literal, s->literal_bytes) : NULL;
         *found = hit != NULL;
-        if (hit)
-            *match = (tsr_span){(size_t)(hit - text), (size_t)(hit - text) + s->literal_bytes};
+        match[0] = hit ? (size_t)(hit - text) : 0;
+        match[1] = match[0] + s->literal_bytes;
         return TSR_OK;
     }
-    const OnigUChar *u = (const OnigUChar *)text;
-    int code =
-        onig_search(s->regex, u + begin, u + end, u + at, u + end, s->region, ONIG_OPTION_NONE);
-    *found = code >= 0;
-    if (code == ONIG_MISMATCH)
-        return TSR_OK;
-    if (code == ONIGERR_MEMORY)
-        return tsr_fail(TSR_ENOMEM, "no memory to match the pre-tokenizer's pattern");
-    if (code < 0)
-        return tsr_fail(TSR_EDATA, "the pre-tokenizer's pattern gave up on a text (%d)", code);
-    *match = (tsr_span){begin + (size_t)s->region->beg[0], begin + (size_t)s->region->end[0]};
-    return TSR_OK;
+    tsr_status status = tsr_regex_search(found, match, s->regex, budget, text, begin, at, end);
+    if (status == TSR_EDATA)
+        return tsr_fail(TSR_EDATA,
+                        "%s: the pattern was given up at byte %zu of the text, since %s; correct "
+                        "the pattern, or leave the text out",
+                        s->place, at, budget->reason);
+    return status;
 }
 
-tsr_status tsr_split_apply(tsr_pieces *out, const tsr_split *split, const char *text, size_t begin,
-                           size_t end)
+tsr_status tsr_split_apply(tsr_pieces *out, const tsr_split *split, tsr_regex_budget *budget,
+                           const char *text, size_t begin, size_t end)
 {
     cutter c = {.out = out, .split = split};
     size_t prev = begin, at = begin, last_end = SIZE_MAX;
     while (at <= end) {
         bool found;
-        tsr_span m;
-        TSR_TRY(next_match(&found, &m, split, text, begin, at, end));
+        size_t m[2];
+        TSR_TRY(next_match(&found, m, split, budget, text, begin, at, end));
         if (!found)
             break;
-        if (m.begin < prev) /* \K in a look-behind takes back what an earlier match had */
+        if (m[0] < prev) /* \K in a look-behind takes back what an earlier match had */
             return tsr_fail(
                 TSR_EDATA,
                 "the pre-tokenizer's pattern matches bytes %zu to %zu of a text after a "
                 "match that ended at %zu; expected matches that do not overlap (no \\K in "
                 "a look-behind)",
-                m.begin, m.end, prev);
-        at = m.end;
-        if (m.begin == m.end) {
+                m[0], m[1], prev);
+        at = m[1];
+        if (m[0] == m[1]) {
             /* An empty match moves on by a character, and counts only away from the last one. */
             for (at++; at < end && ((unsigned char)text[at] & 0xc0) == 0x80; at++)
                 ;
-            if (last_end == m.end)
+            if (last_end == m[1])
                 continue;
         }
-        last_end = m.end;
-        if (prev != m.begin)
-            TSR_TRY(stretch(&c, prev, m.begin, false));
-        TSR_TRY(stretch(&c, m.begin, m.end, true));
-        prev = m.end;
+        last_end = m[1];
+        if (prev != m[0])
+            TSR_TRY(stretch(&c, prev, m[0], false));
+        TSR_TRY(stretch(&c, m[0], m[1], true));
+        prev = m[1];
     }
     return prev != end ? stretch(&c, prev, end, false) : TSR_OK;
 }

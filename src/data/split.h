@@ -4,6 +4,7 @@
 #ifndef TSR_DATA_SPLIT_H
 #define TSR_DATA_SPLIT_H
 
+#include "base/regex.h"
 #include "data/tokenizer.h"
 
 typedef enum {
@@ -29,9 +30,9 @@ typedef struct {
 } tsr_pieces;
 
 /* Cuts text[begin..end) and appends its pieces, none of them empty. The pattern sees nothing of the
- * text outside. TSR_EDATA: Oniguruma gave up on the text. */
-tsr_status tsr_split_apply(tsr_pieces *out, const tsr_split *split, const char *text, size_t begin,
-                           size_t end);
+ * text outside. TSR_EDATA: the budget, which is the text's, is used up. */
+tsr_status tsr_split_apply(tsr_pieces *out, const tsr_split *split, tsr_regex_budget *budget,
+                           const char *text, size_t begin, size_t end);
 tsr_status tsr_pieces_add(tsr_pieces *pieces, size_t begin, size_t end);
 
 #endif

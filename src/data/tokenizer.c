@@ -99,7 +99,7 @@ static tsr_status encode_piece(tsr_tokens *out, tsr_tokenizer *t, const char *te
     if (!t->byte_level)
         return tsr_bpe_encode(out, &t->bpe, word, bytes, piece.begin, inserted);
     tsr_pieces words = {0};
-    tsr_status status = tsr_split_apply(&words, t->byte_level, word, 0, bytes);
+    tsr_status status = tsr_split_apply(&words, t->byte_level, &t->budget, word, 0, bytes);
     for (size_t i = 0; i < words.count && status == TSR_OK; i++) {
         tsr_span w = words.spans[i];
         bool first = w.begin == 0;
@@ -120,8 +120,8 @@ static tsr_status encode_words(tsr_tokens *out, tsr_tokenizer *t, const char *te
     for (int i = 0; i < t->split_count; i++) {
         next->count = 0;
         for (size_t j = 0; j < now->count; j++)
-            TSR_TRY(
-                tsr_split_apply(next, t->splits[i], text, now->spans[j].begin, now->spans[j].end));
+            TSR_TRY(tsr_split_apply(next, t->splits[i], &t->budget, text, now->spans[j].begin,
+                                    now->spans[j].end));
         tsr_pieces *other = now;
         now = next;
         next = other;
@@ -209,6 +209,7 @@ tsr_status tsr_tokenizer_encode(tsr_tokens *out, tsr_tokenizer *tokenizer, const
                         bad);
     if (add_special)
         TSR_TRY(add_ids(out, tokenizer->prefix, tokenizer->prefix_count, 0));
+    tsr_regex_budget_begin(&tokenizer->budget, bytes, (size_t)tokenizer->split_count + 1);
     TSR_TRY(split_added(out, tokenizer, &tokenizer->raw, text, 0, bytes, encode_section));
     if (add_special)
         TSR_TRY(add_ids(out, tokenizer->suffix, tokenizer->suffix_count, bytes));

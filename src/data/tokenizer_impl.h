@@ -63,7 +63,8 @@ struct tsr_tokenizer {
     char *config_name;
     tsr_template_file chat_template, tool_template;
 
-    tsr_pieces pieces[2]; /* scratch */
+    tsr_regex_budget budget; /* of the text that is being encoded */
+    tsr_pieces pieces[2];    /* scratch */
     tsr_text prefixed;
 };
 

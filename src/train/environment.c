@@ -1,8 +1,8 @@
 /*
  * environment.c: what this machine and this build are good for: `tessera env`.
  */
-#include "adapters/set.h"
 #include "base/phase.h"
+#include "base/regex.h"
 #include "comm/comm.h"
 #include "config/yaml.h"
 #include "device/topology.h"
@@ -181,7 +181,7 @@ static void add_libraries(survey *s)
     tsr_report_string(l, "openblas", tsr_gemm_block_library());
     tsr_report_string(l, "jansson", jansson_version_str());
     tsr_report_string(l, "libyaml", tsr_yaml_library());
-    tsr_report_string(l, "oniguruma", tsr_adapter_regex_library());
+    tsr_report_string(l, "oniguruma", tsr_regex_library());
     if (!tsr_device_cuda_built())
         return;
     add_loaded(s, l, "cublaslt", "training on GPUs", tsr_kernels_cublaslt_version);

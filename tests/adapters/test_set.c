@@ -319,6 +319,10 @@ static void test_refusals(void **state)
     refuse(&spec, "\"(q_proj\" is not a regular expression");
     spec = plain(), spec.exclude.regex = "[";
     refuse(&spec, "exclude_modules: \"[\"");
+    spec = plain(), spec.target.regex = "((\\w|\\.)+)+#";
+    refuse(&spec, "lora_target_modules: matching \"((\\w|\\.)+)+#\" against "
+                  "model.layers.0.self_attn.q_proj was "
+                  "given up, since it goes back in the text too often");
     spec = plain(), spec.target.regex = "q_proj"; /* a full match, so nothing */
     refuse(&spec,
            "\"q_proj\" (a regular expression of whole names; a list is written [a, b]) matches no");

@@ -317,6 +317,35 @@ static void test_overlapping_matches(void **state)
     }
 }
 
+/* A pattern that goes back without end is given up, by name, and the tokenizer goes on with the next text. */
+static void test_pattern_without_end(void **state)
+{
+    (void)state;
+    static const char json[] =
+        "{" STEPS("null",
+                  "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{"
+                  "\"Regex\":\"(a+)+c\"},\"behavior\":\"Isolated\",\"invert\":false},{\"type\":"
+                  "\"ByteLevel\",\"use_regex\":false}]}",
+                  "null", "{\"type\":\"ByteLevel\"}") "," GOOD_MODEL "}";
+    char text[300] = "bac ";
+    memset(text + 4, 'a', 290);
+    strcpy(text + 294, "bac");
+    tsr_tokenizer *t;
+    tsr_tokens got = {0};
+    assert_int_equal(tsr_tokenizer_parse(&t, "endless.json", json, strlen(json), NULL, 0), TSR_OK);
+    assert_int_equal(tsr_tokenizer_encode(&got, t, text, strlen(text), false), TSR_EDATA);
+    assert_string_equal(
+        tsr_last_error(),
+        "endless.json: pre_tokenizer.pretokenizers[0]: the pattern was given up at byte 3 of the "
+        "text, since it goes back in the text too often (catastrophic backtracking); correct the "
+        "pattern, or leave the text out");
+    tsr_tokens_clear(&got);
+    assert_int_equal(tsr_tokenizer_encode(&got, t, "abab", 4, false), TSR_OK);
+    assert_int_equal(got.count, 2);
+    tsr_tokens_free(&got);
+    tsr_tokenizer_destroy(t);
+}
+
 static bool no_memory; /* for a pattern */
 
 int __real_onig_new(OnigRegex *out, const OnigUChar *pattern, const OnigUChar *end,
@@ -356,6 +385,7 @@ int main(void)
         cmocka_unit_test(test_llama_spelling),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_overlapping_matches),
+        cmocka_unit_test(test_pattern_without_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
