@@ -80,6 +80,7 @@ tsr_status tsr_chat_create(tsr_chat **out, tsr_tokenizer *tokenizer,
     options = options ? options : &none;
     chat->tokenizer = tokenizer;
     chat->now = options->now;
+    chat->steps = ROW_STEPS;
     tsr_status status = load_template(chat, options->template);
     if (status == TSR_OK)
         status = fill_names(chat, options);

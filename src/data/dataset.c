@@ -1,10 +1,13 @@
 #include "data/dataset.h"
 
 #include "base/checked.h"
+#include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/phase.h"
+#include "data/line.h"
 #include "data/rows.h"
+#include "io/lfs.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -36,12 +39,12 @@ struct tsr_dataset {
 typedef struct {
     FILE *stream;
     const char *path;
-    char *line;
-    size_t capacity;
-    int64_t number;         /* of the line, from 1 */
+    tsr_line line;
     char place[4200];       /* path:number */
     double done, total;     /* bytes, over all files */
     int64_t bad_rows;       /* likewise */
+    double late;            /* when further bad rows are not looked for any more */
+    bool gave_up;           /* it was so late */
     size_t longest;         /* tokens of a row beyond max_length */
     tsr_error *first_error; /* of the first bad row */
     tsr_text others;        /* the places of the next few */
@@ -93,7 +96,7 @@ static tsr_status open_file(reader *r, const char *path, const char *key)
     if (!r->stream)
         return cannot_open(path, key);
     r->path = path;
-    r->number = 0;
+    r->line.number = 0;
     return TSR_OK;
 }
 
@@ -109,18 +112,17 @@ static void close_file(reader *r)
 static tsr_status next_line(reader *r, const char **line, int64_t *bytes)
 {
     for (;;) {
-        errno = 0;
-        ssize_t length = getline(&r->line, &r->capacity, r->stream);
+        bool found;
+        TSR_TRY(tsr_line_read(&found, &r->line, r->stream, r->path));
         *bytes = -1;
-        if (length < 0)
-            return ferror(r->stream) || errno == ENOMEM
-                       ? tsr_fail(errno == ENOMEM ? TSR_ENOMEM : TSR_EIO, "%s: reading failed: %s",
-                                  r->path, strerror(errno))
-                       : TSR_OK;
-        r->number++;
+        if (!found)
+            return TSR_OK;
+        char *start = r->line.data;
+        size_t length = r->line.bytes;
         r->done += (double)length;
-        char *start = r->line;
-        if (r->number == 1 && length >= 3 && !memcmp(start, "\xef\xbb\xbf", 3)) {
+        if (r->line.number == 1)
+            TSR_TRY(tsr_lfs_refuse(r->path, start, length));
+        if (r->line.number == 1 && length >= 3 && !memcmp(start, "\xef\xbb\xbf", 3)) {
             start += 3;
             length -= 3;
         }
@@ -128,9 +130,9 @@ static tsr_status next_line(reader *r, const char **line, int64_t *bytes)
             length--;
         if (!length)
             continue;
-        snprintf(r->place, sizeof r->place, "%s:%lld", r->path, (long long)r->number);
+        snprintf(r->place, sizeof r->place, "%s:%lld", r->path, (long long)r->line.number);
         *line = start;
-        *bytes = length;
+        *bytes = (int64_t)length;
         return TSR_OK;
     }
 }
@@ -279,7 +281,7 @@ tsr_status tsr_dataset_detect(tsr_data_format *out, bool *is_chat,
     if (status >= 0)
         status = detect_row(out, is_chat, &r, line, (size_t)bytes, options);
     close_file(&r);
-    free(r.line);
+    tsr_line_free(&r.line);
     return status;
 }
 
@@ -326,7 +328,7 @@ static tsr_status read_row(tsr_dataset *data, tsr_row *row, reader *r, const cha
         status = truncate_row(data, row, &keep, r, options);
     if (status < 0 || !keep || r->bad_rows) /* after a bad row the others are only checked */
         return status;
-    return append(data, row, file, r->number);
+    return append(data, row, file, r->line.number);
 }
 
 static bool enough_rows(const tsr_dataset *data, const tsr_dataset_options *options)
@@ -336,12 +338,22 @@ static bool enough_rows(const tsr_dataset *data, const tsr_dataset_options *opti
 
 #define PLACES 5 /* bad rows that are named behind the first */
 
+#define SECONDS_MORE 30 /* for the others */
+
 static void note_bad_row(reader *r, tsr_status status)
 {
-    if (!r->bad_rows++)
+    if (!r->bad_rows++) {
         tsr_error_take(r->first_error, status);
-    else if (r->bad_rows - 1 <= PLACES)
+        r->late = tsr_now() + SECONDS_MORE;
+    } else if (r->bad_rows - 1 <= PLACES)
         tsr_text_printf(&r->others, "%s%s", r->others.length ? ", " : "", r->place);
+}
+
+/* Each row may take as long as its text and template may, and the job is refused already. */
+static bool too_late(reader *r)
+{
+    r->gave_up = r->bad_rows && tsr_now() > r->late;
+    return r->gave_up;
 }
 
 static tsr_status read_file(tsr_dataset *data, tsr_row *row, reader *r, int file,
@@ -349,7 +361,7 @@ static tsr_status read_file(tsr_dataset *data, tsr_row *row, reader *r, int file
 {
     int64_t before = data->stats.rows;
     TSR_TRY(open_file(r, data->files[file], key_of(options)));
-    while (!enough_rows(data, options)) {
+    while (!enough_rows(data, options) && !too_late(r)) {
         const char *line;
         int64_t bytes;
         TSR_TRY(next_line(r, &line, &bytes));
@@ -364,7 +376,7 @@ static tsr_status read_file(tsr_dataset *data, tsr_row *row, reader *r, int file
             note_bad_row(r, status);
     }
     close_file(r);
-    if (data->stats.rows == before && !enough_rows(data, options))
+    if (data->stats.rows == before && !enough_rows(data, options) && !r->gave_up)
         return tsr_fail(TSR_EDATA, "%s: %s has no row", key_of(options), data->files[file]);
     return TSR_OK;
 }
@@ -386,7 +398,7 @@ static tsr_status read_files(tsr_dataset *data, const tsr_dataset_options *optio
     tsr_status status = TSR_OK;
     if (!r.first_error)
         status = tsr_fail(TSR_ENOMEM, "%s: out of memory", key_of(options));
-    for (int i = 0; i < data->file_count && status >= 0; i++)
+    for (int i = 0; i < data->file_count && status >= 0 && !r.gave_up; i++)
         status = read_file(data, &row, &r, i, options);
     tsr_phase_at("reading and tokenizing", r.total, r.total);
     if (status >= 0 && r.bad_rows) {
@@ -395,12 +407,13 @@ static tsr_status read_files(tsr_dataset *data, const tsr_dataset_options *optio
             snprintf(longest, sizeof longest, "; the longest row has %zu tokens", r.longest);
         status = tsr_error_put(r.first_error);
         if (r.bad_rows > 1)
-            status = tsr_fail(status, "%s (and %lld more bad rows: %s%s%s)", tsr_last_error(),
-                              (long long)r.bad_rows - 1, tsr_text_string(&r.others),
+            status = tsr_fail(status, "%s (and %lld more bad rows%s%s: %s%s%s)", tsr_last_error(),
+                              (long long)r.bad_rows - 1, r.gave_up ? " as far as " : "",
+                              r.gave_up ? r.place : "", tsr_text_string(&r.others),
                               r.bad_rows - 1 > PLACES ? ", ..." : "", longest);
     }
     close_file(&r);
-    free(r.line);
+    tsr_line_free(&r.line);
     free(r.first_error);
     tsr_text_free(&r.others);
     data->unread_keys = row.keys;

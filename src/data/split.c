@@ -115,7 +115,7 @@ static tsr_status stretch(cutter *c, size_t begin, size_t end, bool match)
 }
 
 /* The next match in text[at..end): its range, or found = false. */
-static tsr_status next_match(bool *found, size_t match[2], const tsr_split *s,
+static tsr_status next_match(bool *found, tsr_span *match, const tsr_split *s,
                              tsr_regex_budget *budget, const char *text, size_t begin, size_t at,
                              size_t end)
 {
@@ -123,16 +123,18 @@ static tsr_status next_match(bool *found, size_t match[2], const tsr_split *s,
         const char *hit =
             s->literal_bytes ? memmem(text + at, end - at, s->literal, s->literal_bytes) : NULL;
         *found = hit != NULL;
-        match[0] = hit ? (size_t)(hit - text) : 0;
-        match[1] = match[0] + s->literal_bytes;
+        if (hit)
+            *match = (tsr_span){(size_t)(hit - text), (size_t)(hit - text) + s->literal_bytes};
         return TSR_OK;
     }
-    tsr_status status = tsr_regex_search(found, match, s->regex, budget, text, begin, at, end);
+    size_t range[2] = {0};
+    tsr_status status = tsr_regex_search(found, range, s->regex, budget, text, begin, at, end);
     if (status == TSR_EDATA)
         return tsr_fail(TSR_EDATA,
                         "%s: the pattern was given up at byte %zu of the text, since %s; correct "
                         "the pattern, or leave the text out",
                         s->place, at, budget->reason);
+    *match = (tsr_span){range[0], range[1]};
     return status;
 }
 
@@ -143,30 +145,30 @@ tsr_status tsr_split_apply(tsr_pieces *out, const tsr_split *split, tsr_regex_bu
     size_t prev = begin, at = begin, last_end = SIZE_MAX;
     while (at <= end) {
         bool found;
-        size_t m[2];
-        TSR_TRY(next_match(&found, m, split, budget, text, begin, at, end));
+        tsr_span m = {0};
+        TSR_TRY(next_match(&found, &m, split, budget, text, begin, at, end));
         if (!found)
             break;
-        if (m[0] < prev) /* \K in a look-behind takes back what an earlier match had */
+        if (m.begin < prev) /* \K in a look-behind takes back what an earlier match had */
             return tsr_fail(
                 TSR_EDATA,
                 "the pre-tokenizer's pattern matches bytes %zu to %zu of a text after a "
                 "match that ended at %zu; expected matches that do not overlap (no \\K in "
                 "a look-behind)",
-                m[0], m[1], prev);
-        at = m[1];
-        if (m[0] == m[1]) {
+                m.begin, m.end, prev);
+        at = m.end;
+        if (m.begin == m.end) {
             /* An empty match moves on by a character, and counts only away from the last one. */
             for (at++; at < end && ((unsigned char)text[at] & 0xc0) == 0x80; at++)
                 ;
-            if (last_end == m[1])
+            if (last_end == m.end)
                 continue;
         }
-        last_end = m[1];
-        if (prev != m[0])
-            TSR_TRY(stretch(&c, prev, m[0], false));
-        TSR_TRY(stretch(&c, m[0], m[1], true));
-        prev = m[1];
+        last_end = m.end;
+        if (prev != m.begin)
+            TSR_TRY(stretch(&c, prev, m.begin, false));
+        TSR_TRY(stretch(&c, m.begin, m.end, true));
+        prev = m.end;
     }
     return prev != end ? stretch(&c, prev, end, false) : TSR_OK;
 }

@@ -1,6 +1,7 @@
 #include "io/file.h"
 
 #include "base/log.h"
+#include "io/lfs.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -46,6 +47,8 @@ static tsr_status read_file(char **data, uint64_t *bytes, const tsr_folder *fold
         status = tsr_fail(TSR_ENOMEM, "%s: no memory for %" PRIu64 " bytes", path, total);
     else
         status = read_all(buffer, &used, total, fd, path);
+    if (status == TSR_OK)
+        status = tsr_lfs_refuse(path, buffer, used);
     close(fd);
     if (status < 0) {
         free(buffer);

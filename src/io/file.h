@@ -14,8 +14,8 @@
 
 #include <stdint.h>
 
-/* Reads a regular file of at most most_bytes, more are TSR_EDATA; *data has a zero after its *bytes and
- * is the caller's (free). What cannot be opened fails as tsr_status_of_open says. */
+/* Reads a regular file of at most most_bytes, more are TSR_EDATA, and so is a pointer of Git LFS; *data has a
+ * zero after its *bytes and is the caller's (free). What cannot be opened fails as tsr_status_of_open says. */
 tsr_status tsr_file_read(char **data, uint64_t *bytes, const char *path, uint64_t most_bytes);
 tsr_status tsr_file_read_in(char **data, uint64_t *bytes, const tsr_folder *folder,
                             const char *name, uint64_t most_bytes);

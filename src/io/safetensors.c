@@ -4,6 +4,7 @@
 #include "base/hash.h"
 #include "base/text.h"
 #include "io/json.h"
+#include "io/lfs.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -260,10 +261,19 @@ static tsr_status parse_header(tsr_safetensors *file, const char *text, uint64_t
     return status;
 }
 
+static tsr_status check_pointer(const tsr_safetensors *file)
+{
+    char start[TSR_LFS_BYTES];
+    uint64_t bytes = file->file_bytes < sizeof start ? file->file_bytes : sizeof start;
+    TSR_TRY(read_at(file, start, 0, bytes));
+    return tsr_lfs_refuse(file->path, start, bytes);
+}
+
 static tsr_status read_header(tsr_safetensors *file)
 {
     unsigned char length[LENGTH_BYTES];
     uint64_t bytes = 0;
+    TSR_TRY(check_pointer(file));
     if (file->file_bytes < LENGTH_BYTES)
         return tsr_fail(TSR_EDATA,
                         "%s: the file has %" PRIu64 " bytes, too few for a safetensors file",

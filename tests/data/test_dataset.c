@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "data/dataset.h"
+#include "data/line.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -469,6 +470,10 @@ static void broken_places(void **state)
     write_bytes(path, "{\"input_ids\":[1,2\0]}\n", 20);
     check_error("zero byte", tsr_dataset_load(&data, &options), TSR_EDATA,
                 (const char *[MOST_WORDS]){"zero.jsonl:1: byte 17 is zero"});
+    write_text(path, "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\n");
+    check_error(
+        "pointer", tsr_dataset_load(&data, &options), TSR_EDATA,
+        (const char *[MOST_WORDS]){"zero.jsonl: this is a Git LFS pointer", "git lfs pull"});
     /* That the system has no descriptor left is no fault of the file's. */
     struct rlimit limit;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
@@ -503,6 +508,36 @@ static void broken_places(void **state)
         assert_null(strstr(tsr_last_error(), "assistant_only_loss"));
     }
     assert_null(data);
+}
+
+/* Lines are read in memory with a limit: 1 GiB without a newline takes neither that nor long. */
+static void long_lines(void **state)
+{
+    (void)state;
+    static const char row[] = "{\"input_ids\":[1,2]}\n";
+    const char *path = scratch_path("long.jsonl");
+    size_t most = (size_t)TSR_LINE_MIB << 20;
+    tsr_dataset_options options = {.files = &path, .file_count = 1};
+    tsr_dataset *data = NULL;
+    write_text(path, row);
+    assert_int_equal(truncate(path, 1 << 30), 0);
+    check_error(
+        "a line of zeros", tsr_dataset_load(&data, &options), TSR_EDATA,
+        (const char *[MOST_WORDS]){"long.jsonl:2: the line is longer than 64 MiB", "several rows"});
+    assert_null(data);
+    tsr_line line = {0};
+    bool found;
+    assert_int_equal(truncate(path, (off_t)(most + strlen(row))), 0);
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    assert_int_equal(tsr_line_read(&found, &line, file, path), TSR_OK);
+    assert_int_equal(tsr_line_read(&found, &line, file, path),
+                     TSR_OK); /* what is just short enough */
+    assert_true(found && line.number == 2 && line.bytes == most);
+    assert_int_equal(tsr_line_read(&found, &line, file, path), TSR_OK);
+    assert_false(found);
+    fclose(file);
+    tsr_line_free(&line);
 }
 
 static void detection(void **state)
@@ -558,6 +593,7 @@ int main(void)
         cmocka_unit_test(several_files),
         cmocka_unit_test(broken_rows),
         cmocka_unit_test(broken_places),
+        cmocka_unit_test(long_lines),
         cmocka_unit_test(detection),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

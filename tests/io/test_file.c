@@ -28,6 +28,10 @@ static void test_read(void **state)
                 (const char *const[MOST_WORDS]){"/f", "3 bytes", "at most 2"});
     check_error("absent", tsr_file_read(&data, &bytes, scratch_path("g"), 2), TSR_EDATA,
                 (const char *const[MOST_WORDS]){"/g", "No such file"});
+    write_text(scratch_path("f"),
+               "version https://git-lfs.github.com/spec/v1\noid sha256:01\nsize 9\n");
+    check_error("pointer", tsr_file_read(&data, &bytes, scratch_path("f"), 200), TSR_EDATA,
+                (const char *const[MOST_WORDS]){"/f: this is a Git LFS pointer", "git lfs pull"});
     check_error("directory", tsr_file_read(&data, &bytes, *state, 2), TSR_EDATA,
                 (const char *const[MOST_WORDS]){"not a regular file"});
     assert_int_equal(mkfifo(scratch_path("pipe"), 0600), 0);
