@@ -2,7 +2,8 @@
 #include "data/tokenizer.h"
 #include "fuzz/fuzz.h"
 
-static const char text[] = "Natalia sold 48/2 <both> cafe\xcc\x81 <left>\xe2\x80\x83 don't abab\n\n";
+static const char text[] =
+    "Natalia sold 48/2 <both> cafe\xcc\x81 <left>\xe2\x80\x83 don't abab\n\n";
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
