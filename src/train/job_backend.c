@@ -209,9 +209,9 @@ static tsr_status find_share_of_memory(uint64_t *out, tsr_job *job)
         tsr_cgroup_read(&all[rank].cgroup, "");
         tsr_gather_range range = {&all[rank], all, sizeof *all};
         status = tsr_comm_all_gather(job->world, job->control, &range, 1);
+        if (status == TSR_OK) /* within the range's life */
+            status = tsr_stream_synchronize(job->control);
     }
-    if (status == TSR_OK)
-        status = tsr_stream_synchronize(job->control);
     if (status == TSR_OK)
         *out = share_of_memory(all, ranks, rank, job->view.local_ranks,
                                job->options.purpose == TSR_JOB_PLAN);

@@ -35,9 +35,9 @@ static tsr_status gather(peer **out, const char *text, tsr_comm *world, tsr_stre
         snprintf(own->text, sizeof own->text, "%s", text);
         tsr_gather_range range = {own, all, sizeof *all};
         status = tsr_comm_all_gather(world, stream, &range, 1);
+        if (status == TSR_OK) /* within the range's life */
+            status = tsr_stream_synchronize(stream);
     }
-    if (status == TSR_OK)
-        status = tsr_stream_synchronize(stream);
     if (status < 0)
         free(all);
     else
