@@ -192,7 +192,7 @@ static tsr_status read_inputs(tsr_job *job, const tsr_error *config)
     bool first = job->view.rank == 0;
     TSR_TRY(tsr_job_agree(job, first ? open_outputs(job) : TSR_OK));
     TSR_TRY(tsr_job_find_resume(job));
-    TSR_TRY(tsr_job_agree(job, first ? tsr_job_check_output(job) : TSR_OK));
+    TSR_TRY(tsr_job_agree(job, first && !job->ended_steps ? tsr_job_check_output(job) : TSR_OK));
     bool planned = job->options.purpose == TSR_JOB_PLAN;
     TSR_TRY(tsr_job_agree(job, tsr_inputs_read_model(&job->inputs, job->train, planned)));
     bool data = !planned || job->inputs.config.dataset.count;

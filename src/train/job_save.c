@@ -101,8 +101,7 @@ tsr_status tsr_job_check_output(const tsr_job *job)
     const tsr_config *config = &job->inputs.config;
     const char *directory = config->output_dir, *where = tsr_config_where(config, "output_dir");
     const char *found;
-    if (!job->output || config->overwrite_output_dir || (job->continues && job->resume) ||
-        job->ended_steps) /* tsr_job_check_resume: it may be what is asked for */
+    if (!job->output || config->overwrite_output_dir || (job->continues && job->resume))
         return TSR_OK;
     TSR_TRY(find_run(&found, job->output, job->continues));
     if (found && job->continues)

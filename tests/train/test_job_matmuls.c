@@ -323,6 +323,7 @@ static tsr_status choose(rank_run *run)
     if (status == TSR_OK && run->rank == 0) { /* again: in a real run the choices come first */
         tsr_metrics_destroy(job->metrics);
         job->metrics = NULL;
+        tsr_job_close_output(job);
         status = tsr_job_write_output(job);
     }
     if (status == TSR_OK && run->saves)

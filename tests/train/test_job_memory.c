@@ -60,7 +60,11 @@ static void remove_files(void)
                                         "README.md",
                                         "metrics.jsonl",
                                         "job.yaml",
-                                        "plan.json"};
+                                        "plan.json",
+                                        "tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "special_tokens_map.json",
+                                        "chat_template.jinja"};
     char name[64];
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         snprintf(name, sizeof name, "output/%s", names[i]);
