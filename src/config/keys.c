@@ -336,7 +336,7 @@ static const tsr_key loop_keys[] = {
      .flags = TSR_KEY_LOW_OPEN, .none = "null", .initial = "null",
      .help = "stop after this time: 3600, 1h30m or 01:30:00"},
     {"ddp_timeout", G, TSR_KEY_INT, AT(ddp_timeout), .low = 1, .high = 1e6, .initial = "300",
-     .trl = "1800", .help = "seconds that a rank waits for another before the run fails"},
+     .help = "seconds that a rank waits for another before the run fails"},
     {"max_skipped_steps", G, TSR_KEY_INT, AT(max_skipped_steps), .low = 0, .high = INT_TOP,
      .initial = "5", .help = "steps in a row whose gradient is not finite before the run fails"},
 };

@@ -126,7 +126,8 @@ static void test_prefixes(void **state)
     tsr_chat_row_free(&row);
 }
 
-/* A template that takes much for each rendering ends a row of many turns, not one of few. */
+/* A template that takes much for each rendering, and whose turns are told by a rendering each, ends a row of many
+ * turns, not one of few. */
 static void test_row_budget(void **state)
 {
     (void)state;
@@ -138,7 +139,7 @@ static void test_row_budget(void **state)
     memset(source + begin, 's', 1 << 18);
     strcpy(source + begin + (1 << 18),
            "' %}{% for i in range(400) if s != s %}{% endfor %}{% for m in messages %}"
-           "{{ m.role }}{{ m.content }}{% endfor %}"
+           "{{ m.role }}{{ 'B' if m.content == 'b' else m.content }}{% endfor %}"
            "{% if add_generation_prompt %}assistant{% endif %}");
     for (int i = 0; i < 20; i++)
         tsr_text_printf(&turns, "%s" USER("a") "," ASSISTANT("b"), i ? "," : "[");

@@ -202,6 +202,20 @@ TAKES_PLACE int openat(int folder, const char *path, int flags, ...)
     return open_at(folder, path, flags, mode);
 }
 
+/* What _FORTIFY_SOURCE makes of calls without a mode. */
+int __open_2(const char *path, int flags);
+int __openat_2(int folder, const char *path, int flags);
+
+TAKES_PLACE int __open_2(const char *path, int flags)
+{
+    return open_at(AT_FDCWD, path, flags, 0);
+}
+
+TAKES_PLACE int __openat_2(int folder, const char *path, int flags)
+{
+    return open_at(folder, path, flags, 0);
+}
+
 /* A file system that is full takes a part first. */
 TAKES_PLACE ssize_t write(int fd, const void *data, size_t bytes)
 {
