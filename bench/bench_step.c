@@ -12,7 +12,7 @@
  */
 #include "base/philox.h"
 #include "kernels/roofs.h"
-#include "model/work.h"
+#include "llama_layer.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -38,7 +38,7 @@ typedef struct {
     int threads; /* all cores of this machine, for both */
     char cpu[192];
     char directory[PATH_BYTES / 4]; /* rows, job and output; removed at the end */
-    tsr_work_layer layer;           /* all alike */
+    llama_layer layer;              /* all alike */
     double layers, vocabulary;
 } bench;
 
@@ -89,6 +89,8 @@ static double number(const json_t *config, const char *key)
     return json_number_value(value);
 }
 
+#define UP_PROJ 5 /* of the block's linears */
+
 static void read_shape(bench *b)
 {
     char path[PATH_BYTES];
@@ -99,16 +101,20 @@ static void read_shape(bench *b)
         die("%s: %s", path, error.text);
     double heads = number(config, "num_attention_heads"), d = number(config, "hidden_size");
     bool explicit_dim = json_is_integer(json_object_get(config, "head_dim"));
-    double tokens = ROW_TOKENS * BATCH, kv_heads = number(config, "num_key_value_heads");
+    double tokens = ROW_TOKENS * BATCH;
     double head_dim = explicit_dim ? number(config, "head_dim") : d / heads;
+    const tsr_model_config shape = {
+        .hidden_size = (uint64_t)d,
+        .intermediate_size = (uint64_t)number(config, "intermediate_size"),
+        .head_count = (uint64_t)heads,
+        .kv_head_count = (uint64_t)number(config, "num_key_value_heads"),
+        .head_dim = (uint64_t)head_dim};
     b->layers = number(config, "num_hidden_layers");
     b->vocabulary = number(config, "vocab_size");
-    b->layer = (tsr_work_layer){
-        .element = sizeof(float), .tokens = tokens, .pairs = tokens * (ROW_TOKENS + 1) / 2};
-    tsr_work_set_widths(&b->layer, d, number(config, "intermediate_size"), heads * head_dim,
-                        kv_heads * head_dim);
-    for (int i = 0; i < TSR_LINEAR_COUNT; i++)
-        b->layer.linear[i].r = RANK;
+    if (llama_layer_make(&b->layer, &shape, (tsr_work_linear){.r = RANK}, sizeof(float), false) < 0)
+        die("%s", tsr_last_error());
+    b->layer.layer.tokens = tokens;
+    b->layer.layer.pairs = tokens * (ROW_TOKENS + 1) / 2;
     json_decref(config);
 }
 
@@ -245,17 +251,17 @@ static void add_flops(void *user, const tsr_work_op *op)
 }
 
 /* FLOPs of a step by term, every token a label; their sum. */
-static double count_flops(double flops[TSR_WORK_TERMS], const bench *b)
+static double count_flops(double flops[TSR_WORK_TERMS], bench *b)
 {
-    tsr_work_layer layer = b->layer;
+    const tsr_work_layer *layer = &b->layer.layer;
     double sum = 0;
     for (int i = 0; i < b->layers; i++) {
-        layer.first = i == 0;
-        tsr_work_forward(&layer, add_flops, flops);
-        tsr_work_backward(&layer, add_flops, flops);
+        llama_layer_program(&b->layer, i == 0, TSR_RECOMPUTE_NONE);
+        tsr_work_forward(layer, add_flops, flops);
+        tsr_work_backward(layer, add_flops, flops);
     }
-    const tsr_work_head head = {layer.tokens, layer.linear[TSR_Q].in, b->vocabulary, layer.element,
-                                true};
+    const tsr_work_head head = {layer->tokens, (double)b->layer.block.width, b->vocabulary,
+                                layer->element, true};
     tsr_work_chunk(&head, add_flops, flops);
     for (int i = 0; i < TSR_WORK_TERMS; i++)
         sum += flops[i];
@@ -265,10 +271,10 @@ static double count_flops(double flops[TSR_WORK_TERMS], const bench *b)
 /* The roof: the largest linear of a layer, or a square matmul where that is faster. */
 static double measure_roof(bench *b)
 {
-    const tsr_roofs_matmul_shape shapes[2] = {{BATCH * ROW_TOKENS,
-                                               (int64_t)b->layer.linear[TSR_UP].out,
-                                               (int64_t)b->layer.linear[TSR_UP].in, true, TSR_F32},
-                                              {1024, 1024, 1024, true, TSR_F32}};
+    const tsr_roofs_matmul_shape shapes[2] = {
+        {BATCH * ROW_TOKENS, (int64_t)b->layer.layer.linear[UP_PROJ].out,
+         (int64_t)b->layer.layer.linear[UP_PROJ].in, true, TSR_F32},
+        {1024, 1024, 1024, true, TSR_F32}};
     tsr_device *device;
     tsr_roofs *roofs;
     double most = 0;

@@ -107,8 +107,10 @@ static void put_host(pool *p, char *out, uint64_t bytes)
 
 static bool is_norm(const tsr_layout_unit *parts, int segment)
 {
-    return segment == parts->input_norm || segment == parts->post_norm ||
-           segment == parts->q_norm || segment == parts->k_norm || segment == parts->final_norm;
+    bool norm = segment == parts->final_norm;
+    for (int i = 0; parts->block && i < parts->block->vector_count; i++)
+        norm |= segment == parts->vector[i];
+    return norm;
 }
 
 static tsr_status fill_segment(tsr_job *job, pool *p, int unit, int segment)
@@ -138,7 +140,7 @@ static tsr_status fill_segment(tsr_job *job, pool *p, int unit, int segment)
 }
 
 /* What every rank keeps of a weight's scales. */
-static tsr_status fill_nested(tsr_job *job, const pool *p, int unit, tsr_linear_kind kind)
+static tsr_status fill_nested(tsr_job *job, const pool *p, int unit, int kind)
 {
     const tsr_layout_linear *linear = &job->inputs.layout.unit[unit].linear[kind];
     tsr_nf4_layout cut;
@@ -179,8 +181,8 @@ static tsr_status fill(tsr_job *job, pool *p)
     for (int unit = 0; unit < layout->unit_count; unit++) {
         for (int segment = 0; segment < layout->unit[unit].frozen_count; segment++)
             TSR_TRY(fill_segment(job, p, unit, segment));
-        for (tsr_linear_kind kind = 0; layout->unit[unit].linear && kind < TSR_LINEAR_COUNT; kind++)
-            TSR_TRY(fill_nested(job, p, unit, kind));
+        for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++)
+            TSR_TRY(fill_nested(job, p, unit, i));
     }
     fill_embedding(job, p);
     return TSR_OK;

@@ -1,8 +1,8 @@
 /*
  * model_floor.c: the least that a step takes at the roofs of the same run, and what it is of that.
  */
+#include "llama_layer.h"
 #include "model.h"
-#include "model/work.h"
 
 #include <stdio.h>
 
@@ -44,19 +44,22 @@ static double count_pairs(double *tokens, const bench_run *run)
     return pairs;
 }
 
-/* The linears of all layers; the elements that are trained. */
-static double set_linears(tsr_work_layer *layer, const bench_run *run, const bench_result *r)
+/* A layer of the shape; the elements that are trained in all of them. */
+static double set_layer(llama_layer *layer, const bench_run *run, const bench_result *r)
 {
     const bench_shape *s = &run->shape;
+    const tsr_model_config config = {.hidden_size = (uint64_t)s->d,
+                                     .intermediate_size = (uint64_t)s->f,
+                                     .head_count = (uint64_t)s->heads,
+                                     .kv_head_count = (uint64_t)s->kv_heads,
+                                     .head_dim = (uint64_t)s->head_dim};
+    const tsr_work_linear like = {
+        .r = (double)run->r, .dora = run->dora, .nf4 = r->nf4, .drops = r->dropout > 0};
     double elements = 0;
-    tsr_work_set_widths(layer, (double)s->d, (double)s->f, (double)(s->heads * s->head_dim),
-                        (double)(s->kv_heads * s->head_dim));
-    for (int i = 0; i < TSR_LINEAR_COUNT; i++) {
-        tsr_work_linear *x = &layer->linear[i];
-        x->r = (double)run->r;
-        x->dora = run->dora;
-        x->nf4 = r->nf4;
-        x->drops = r->dropout > 0;
+    if (llama_layer_make(layer, &config, like, 2, r->fp8) < 0)
+        return 0; /* a shape that runs can be described */
+    for (int i = 0; i < layer->block.matrix_count; i++) {
+        const tsr_work_linear *x = &layer->layer.linear[i];
         elements += (double)s->layers * (x->r * (x->in + x->out) + (run->dora ? x->out : 0));
     }
     return elements;
@@ -65,24 +68,24 @@ static double set_linears(tsr_work_layer *layer, const bench_run *run, const ben
 /* The least work of a step of one micro-batch on one rank, every token a label. */
 static void sum_floor(floor_sum *sum, const bench_run *run, const bench_result *r)
 {
+    static llama_layer l;
     const bench_shape *s = &run->shape;
-    tsr_work_layer layer = {.element = 2, .fp8 = r->fp8};
-    double elements = set_linears(&layer, run, r);
-    layer.pairs = count_pairs(&layer.tokens, run);
+    double elements = set_layer(&l, run, r);
+    l.layer.pairs = count_pairs(&l.layer.tokens, run);
     for (int i = 0; i < s->layers; i++) {
-        layer.first = i == 0;
-        layer.last = i == s->layers - 1;
-        layer.recompute = i < r->full                  ? TSR_RECOMPUTE_FULL
-                          : i < r->full + r->selective ? TSR_RECOMPUTE_SELECTIVE
-                                                       : TSR_RECOMPUTE_NONE;
-        tsr_work_norm(&layer, add_operation, sum);
-        tsr_work_forward(&layer, add_operation, sum);
-        tsr_work_backward(&layer, add_operation, sum);
+        llama_layer_program(&l, i == 0,
+                            i < r->full                  ? TSR_RECOMPUTE_FULL
+                            : i < r->full + r->selective ? TSR_RECOMPUTE_SELECTIVE
+                                                         : TSR_RECOMPUTE_NONE);
+        l.layer.last = i == s->layers - 1;
+        tsr_work_norm(&l.layer, add_operation, sum);
+        tsr_work_forward(&l.layer, add_operation, sum);
+        tsr_work_backward(&l.layer, add_operation, sum);
     }
-    const tsr_work_head head = {layer.tokens, (double)s->d, (double)s->vocabulary, layer.element,
-                                true};
+    const tsr_work_head head = {l.layer.tokens, (double)s->d, (double)s->vocabulary,
+                                l.layer.element, true};
     tsr_work_chunk(&head, add_operation, sum);
-    tsr_work_update(elements, layer.element, add_operation, sum);
+    tsr_work_update(elements, l.layer.element, add_operation, sum);
 }
 
 static json_t *print_terms(const term_sum *term)

@@ -120,8 +120,8 @@ static tsr_status take_gradients(collection *c, tsr_job *job)
 {
     const tsr_layout *layout = &job->inputs.layout;
     for (int unit = 0; unit < layout->layer_count; unit++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-            const tsr_layout_linear *linear = &layout->unit[unit].linear[kind];
+        for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++) {
+            const tsr_layout_linear *linear = &layout->unit[unit].linear[i];
             if (!linear->r)
                 continue;
             TSR_TRY(take_gradient(c, job, linear, unit, TSR_PEFT_A));

@@ -258,9 +258,9 @@ tsr_tensor_source tsr_copied_source(tsr_copied *item, tsr_copier *copier, const 
 const tsr_layout_linear *tsr_convert_4bit(const tsr_layout *layout)
 {
     for (int i = 0; i < layout->layer_count; i++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
-            if (layout->unit[i].linear[kind].source.prequantized)
-                return &layout->unit[i].linear[kind];
+        for (int j = 0; j < tsr_layout_linears(&layout->unit[i]); j++)
+            if (layout->unit[i].linear[j].source.prequantized)
+                return &layout->unit[i].linear[j];
     return NULL;
 }
 
@@ -269,8 +269,8 @@ const tsr_layout_linear *tsr_convert_linear(bool *part, const tsr_layout *layout
 {
     static const char weight[] = ".weight";
     for (int i = 0; i < layout->layer_count; i++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-            const tsr_layout_linear *linear = &layout->unit[i].linear[kind];
+        for (int j = 0; j < tsr_layout_linears(&layout->unit[i]); j++) {
+            const tsr_layout_linear *linear = &layout->unit[i].linear[j];
             size_t length = strlen(linear->path), end = length + sizeof weight - 1;
             if (strncmp(tensor, linear->path, length) != 0 ||
                 strncmp(tensor + length, weight, sizeof weight - 1) != 0)

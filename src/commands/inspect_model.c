@@ -4,7 +4,7 @@
 #include "base/text.h"
 #include "config/config_number.h"
 #include "io/checkpoint.h"
-#include "io/model_config.h"
+#include "model/arch/arch.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -25,8 +25,8 @@ static void add_architecture(json_t *report, const tsr_model_config *c)
     tsr_text_printf(&text,
                     "%s: %" PRIu64 " layers of width %" PRIu64 ", MLP of %" PRIu64 ", %" PRIu64
                     " heads of %" PRIu64,
-                    tsr_model_type_name(c->model_type), c->layer_count, c->hidden_size,
-                    c->intermediate_size, c->head_count, c->head_dim);
+                    c->arch->model_type, c->layer_count, c->hidden_size, c->intermediate_size,
+                    c->head_count, c->head_dim);
     if (c->kv_head_count != c->head_count)
         tsr_text_printf(&text, " that share %" PRIu64 " of keys and values", c->kv_head_count);
     tsr_text_printf(&text, ", %" PRIu64 " tokens in the vocabulary", c->vocab_size);

@@ -37,8 +37,8 @@ tsr_status tsr_merger_create(tsr_merger **out, const tsr_inputs *inputs, tsr_poo
     uint64_t w = 1, a = 1, b = 1, m = 1;
     uint64_t elements = chunk_elements ? chunk_elements : CHUNK_ELEMENTS;
     for (int i = 0; i < layout->layer_count; i++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-            const tsr_layout_linear *l = &layout->unit[i].linear[kind];
+        for (int j = 0; j < tsr_layout_linears(&layout->unit[i]); j++) {
+            const tsr_layout_linear *l = &layout->unit[i].linear[j];
             uint64_t rows = chunk_rows(elements, l);
             w = larger(w, rows * l->in);
             a = larger(a, l->r * l->in);

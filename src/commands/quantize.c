@@ -46,8 +46,8 @@ static double bytes_to_read(const tsr_convert *convert)
     const tsr_inputs *inputs = &convert->inputs;
     double total = (double)tsr_checkpoint_total_bytes(inputs->checkpoint);
     for (int i = 0; i < inputs->layout.layer_count; i++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
-            total += (double)inputs->layout.unit[i].linear[kind].source.weight->bytes *
+        for (int j = 0; j < tsr_layout_linears(&inputs->layout.unit[i]); j++)
+            total += (double)inputs->layout.unit[i].linear[j].source.weight->bytes *
                      (inputs->config.use_bnb_nested_quant ? 1 : 2);
     return total;
 }

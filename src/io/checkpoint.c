@@ -1,4 +1,4 @@
-#include "io/checkpoint_parts.h"
+#include "io/checkpoint.h"
 
 #include "base/checked.h"
 #include "base/hash.h"
@@ -15,6 +15,16 @@
 
 #define SINGLE_FILE "model.safetensors"
 #define INDEX_FILE  "model.safetensors.index.json"
+
+struct tsr_checkpoint {
+    char *directory;
+    char **shard_names; /* as the index names them */
+    tsr_safetensors **shards;
+    uint64_t shard_count, shard_capacity;
+    const tsr_tensor **tensors; /* of all shards, sorted by name */
+    uint64_t tensor_count, total_bytes;
+    tsr_tensor *described; /* what `tensors` points to where there is no shard; owns its names */
+};
 
 static bool exists(const char *directory, const char *name)
 {
@@ -142,7 +152,8 @@ static int by_name(const void *a, const void *b)
     return strcmp((*(const tsr_tensor *const *)a)->name, (*(const tsr_tensor *const *)b)->name);
 }
 
-void tsr_checkpoint_sort(tsr_checkpoint *checkpoint)
+/* For tsr_checkpoint_find. */
+static void sort(tsr_checkpoint *checkpoint)
 {
     qsort(checkpoint->tensors, checkpoint->tensor_count, sizeof *checkpoint->tensors, by_name);
 }
@@ -163,7 +174,7 @@ static tsr_status collect(tsr_checkpoint *checkpoint)
             checkpoint->tensors[checkpoint->tensor_count++] = tensor;
             checkpoint->total_bytes += tensor->bytes;
         }
-    tsr_checkpoint_sort(checkpoint);
+    sort(checkpoint);
     for (uint64_t i = 1; i < count; i++) {
         const tsr_tensor *a = checkpoint->tensors[i - 1], *b = checkpoint->tensors[i];
         if (!strcmp(a->name, b->name))
@@ -240,6 +251,46 @@ void tsr_checkpoint_close(tsr_checkpoint *checkpoint)
     free(checkpoint->tensors);
     free(checkpoint->directory);
     free(checkpoint);
+}
+
+/* Copies one tensor, and its name. */
+static tsr_status describe_one(tsr_checkpoint *c, const tsr_tensor *tensor)
+{
+    tsr_tensor *copy = &c->described[c->tensor_count];
+    *copy = *tensor;
+    copy->name = strdup(tensor->name);
+    if (!copy->name)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory for its tensors", c->directory);
+    copy->element_count = 1;
+    for (int i = 0; i < copy->ndim; i++)
+        copy->element_count *= copy->shape[i];
+    copy->bytes = copy->element_count * tsr_dtype_bytes(copy->dtype);
+    c->total_bytes += copy->bytes;
+    c->tensors[c->tensor_count++] = copy;
+    return TSR_OK;
+}
+
+tsr_status tsr_checkpoint_describe(tsr_checkpoint **out, const char *directory,
+                                   const tsr_tensor *tensors, uint64_t count)
+{
+    tsr_checkpoint *c = calloc(1, sizeof *c);
+    if (c) {
+        c->directory = strdup(directory);
+        c->described = calloc(count + 1, sizeof *c->described);
+        c->tensors = calloc(count + 1, sizeof *c->tensors);
+    }
+    tsr_status status = TSR_OK;
+    if (!c || !c->directory || !c->described || !c->tensors)
+        status = tsr_fail(TSR_ENOMEM, "%s: no memory for its tensors", directory);
+    for (uint64_t i = 0; i < count && status == TSR_OK; i++)
+        status = describe_one(c, &tensors[i]);
+    if (status < 0) {
+        tsr_checkpoint_close(c);
+        return status;
+    }
+    sort(c);
+    *out = c;
+    return TSR_OK;
 }
 
 const char *tsr_checkpoint_directory(const tsr_checkpoint *checkpoint)

@@ -13,7 +13,6 @@
 #ifndef TSR_IO_CHECKPOINT_H
 #define TSR_IO_CHECKPOINT_H
 
-#include "io/model_config.h"
 #include "io/safetensors.h"
 
 #include <stdbool.h>
@@ -26,10 +25,10 @@ void tsr_checkpoint_close(tsr_checkpoint *checkpoint);
 /* Whether the directory has weights, in whatever form: then a checkpoint is opened, or refused. */
 bool tsr_checkpoint_has_weights(const char *directory);
 
-/* A checkpoint whose weights are not there: the tensors that `model` describes, all of its dtype. For
- * a plan: nothing can be read from them. TSR_EDATA: of a 4-bit checkpoint too little is known. */
+/* A checkpoint whose weights are not there, of tensors of these names, shapes and dtypes, which are copied. For a
+ * plan: nothing can be read from them. */
 tsr_status tsr_checkpoint_describe(tsr_checkpoint **out, const char *directory,
-                                   const tsr_model_config *model);
+                                   const tsr_tensor *tensors, uint64_t count);
 
 const char *tsr_checkpoint_directory(const tsr_checkpoint *checkpoint);
 

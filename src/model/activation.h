@@ -1,28 +1,23 @@
 /*
- * model/activation.h: the memory of a micro-batch: which activations each layer keeps for its
- * backward, and the scratch that all layers share.
+ * model/activation.h: the memory of a micro-batch: what each layer keeps for its backward, and the scratch that all
+ * layers and the head share.
  *
- * Sizes are those of the largest micro-batch of the run (tokens, documents, label rows). Every
- * buffer is named, so that the plan prints it and the run takes exactly the same from its arena.
+ * Sizes are those of the largest micro-batch of the run (tokens, documents, label rows). Every buffer is named, so
+ * that the plan prints it and the run takes exactly the same from its arena. What a layer keeps, and where in the
+ * scratch everything else lies, is its program's (model/program.h); layers that are alike share one.
  *
- *     recompute    a layer keeps
- *     none         x h q k v o x_mid h2 act, z (and y) of the linears that need it, rstd, lse; low,
- *                  x A^T, of the linears that every forward makes it of (adapters/graph.h)
- *     selective    the same without h, h2 and act
- *     full         x; low is shared scratch, which the forward that runs again fills
+ * Layers below the lowest one that trains keep nothing, nor does a run that only evaluates. (An evaluation during
+ * training runs in the layers' own buffers.)
  *
- * Layers below the lowest one that trains keep nothing, nor does a run that only evaluates: what a
- * layer has not of its own is shared scratch. (An evaluation during training runs in the layers'
- * own buffers.)
- *
- * A layer whose activations are offloaded (its unit has saved_bytes) keeps the same, but in one of two
- * regions that these layers share (shard/unit.h). There its buffers lie without gaps for the tokens
- * that the micro-batch has, so that one copy moves what is really used.
+ * A layer whose activations are offloaded (its unit has saved_bytes) keeps the same, but in one of two regions that
+ * these layers share (shard/unit.h). There its buffers lie without gaps for the tokens that the micro-batch has, so
+ * that one copy moves what is really used.
  */
 #ifndef TSR_MODEL_ACTIVATION_H
 #define TSR_MODEL_ACTIVATION_H
 
 #include "kernels/kernels.h"
+#include "model/layer.h"
 #include "model/layout.h"
 #include "shard/memory_plan.h"
 
@@ -32,31 +27,10 @@ typedef struct {
     int64_t longest; /* tokens of one document */
 } tsr_batch_bounds;
 
-/* Called once per buffer, in a fixed order; `out` is where its address is to be put (NULL while
- * planning). */
-typedef tsr_status tsr_take_buffer(void *user, void **out, const char *name, tsr_array array);
-
-/* All activation memory of a model. */
-typedef struct {
-    /* [layers]: shared parts point into `shared`; all of an offloaded layer's do, see
-     * tsr_activations_in_region. */
-    tsr_layer_buffers *kept;
-    void *region[TSR_REGIONS];
-    tsr_layer_buffers shared; /* what recompute fills; everything, for layers that keep nothing */
-    tsr_layer_scratch scratch;
-    tsr_linear_context context; /* its scratch pointers */
-    void *x_final, *h_final;    /* [T, d] */
-    float *rstd_final;
-    void *dx;     /* [T, d]: the gradient of the residual */
-    void *h_rows; /* [R, d]: label rows of h_final; then their gradient */
-    tsr_head_state head;
-    double *nll; /* [R] */
-    void *head_workspace;
-    uint64_t head_workspace_bytes;
-    void *attention_workspace;
-    uint64_t attention_workspace_bytes;
-    float *norm_partials, *norm_u, *norm_gram, *norm_b, *norm_bg; /* of the DoRA norm */
-} tsr_activations;
+/* Called once per buffer, in a fixed order; `out` is where its address is to be put (NULL while planning), `why`,
+ * for people, what it is for. */
+typedef tsr_status tsr_take_buffer(void *user, void **out, const char *name, const char *why,
+                                   tsr_array array);
 
 typedef struct {
     const tsr_layout *layout;
@@ -72,21 +46,68 @@ typedef struct {
     int wider;
 } tsr_activation_options;
 
-/* The largest attention of a run, for its workspace and plans. */
+/* What a linear of a layer has beside its weight in such a run. */
+tsr_matrix_traits tsr_activation_traits(const tsr_activation_options *options,
+                                        const tsr_layout_linear *linear);
+
+/* The largest attention of a run, but for the heads, which differ by node. */
 tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *options);
 
-/* Bytes that a layer keeps of a micro-batch of `tokens`. */
-uint64_t tsr_activations_kept_bytes(const tsr_activation_options *options, int layer,
-                                    int64_t tokens);
+/* ---- programs ---- */
 
-/* The buffers of an offloaded layer in a micro-batch of `tokens`: in its region, and the shared ones.
- */
-void tsr_activations_in_region(tsr_layer_buffers *out, const tsr_activations *activations,
-                               const tsr_activation_options *options, int layer, int64_t tokens);
+/* The programs of all layers. */
+typedef struct {
+    tsr_layer_program *program;
+    int count;
+    int *of_layer; /* [layers] */
+} tsr_layer_programs;
+
+/* On success *out is the caller's; it borrows the layout's blocks. */
+tsr_status tsr_layer_programs_make(tsr_layer_programs **out, const tsr_activation_options *options);
+void tsr_layer_programs_free(tsr_layer_programs *programs);
+
+static inline const tsr_layer_program *tsr_layer_program_of(const tsr_layer_programs *programs,
+                                                            int layer)
+{
+    return &programs->program[programs->of_layer[layer]];
+}
+
+/* ---- memory ---- */
+
+/* All activation memory of a model. */
+typedef struct {
+    void **kept; /* [layers, TSR_BLOCK_VALUES]: of each layer the buffers of its program */
+    void *region[TSR_REGIONS];
+    char *scratch;               /* the layer at work, or the head */
+    void *carried_x, *carried_z; /* [T, d]: from layer to layer, where it is not kept */
+    tsr_linear_context context;  /* its scratch pointers */
+    void *dx;                    /* [T, d]: the gradient of the residual stream */
+    struct {                     /* in the scratch */
+        void *x, *h, *d_h;       /* [T, d]: what the final norm reads and makes, and its gradient */
+        float *rstd;
+        void *rows; /* [R, d]: label rows of h; then their gradient */
+        tsr_head_state state;
+        void *workspace;
+        uint64_t workspace_bytes;
+    } head;
+    double *nll;                                                  /* [R] */
+    float *norm_partials, *norm_u, *norm_gram, *norm_b, *norm_bg; /* of the DoRA norm */
+} tsr_activations;
+
+/* Bytes that a layer keeps of a micro-batch of `tokens`. */
+uint64_t tsr_activations_kept_bytes(const tsr_activation_options *options,
+                                    const tsr_layer_programs *programs, int layer, int64_t tokens);
+
+/* Where the kept buffers of a layer are: its own, or, of an offloaded one in a micro-batch of `tokens`, in its
+ * region. */
+void tsr_activations_kept(void *out[TSR_BLOCK_VALUES], const tsr_activations *activations,
+                          const tsr_activation_options *options, const tsr_layer_programs *programs,
+                          int layer, int64_t tokens);
 
 /* Walks over all buffers in order. With `out` NULL only names and bytes are told. Names are valid
- * during the call of `take` only. out->kept has layer_count elements, the caller's. */
+ * during the call of `take` only. out->kept is the caller's. */
 tsr_status tsr_activations_walk(tsr_activations *out, const tsr_activation_options *options,
-                                tsr_take_buffer *take, void *user);
+                                const tsr_layer_programs *programs, tsr_take_buffer *take,
+                                void *user);
 
 #endif

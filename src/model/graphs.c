@@ -45,12 +45,20 @@ static bool is_listed(const tsr_graph_shape *list, int count, const tsr_graph_sh
     return false;
 }
 
-/* Whether layer `unit` goes this way in such a batch, and the linear has an adapter. */
-static bool takes(const tsr_layout *layout, int unit, int kind, const tsr_batch_shape *batch,
-                  bool backward)
+/* Whether a linear goes this way in such a batch, and has an adapter. */
+static bool takes(const tsr_layout_linear *linear, const tsr_batch_shape *batch, bool backward)
 {
-    return layout->unit[unit].linear[kind].r > 0 && batch->tokens > 0 &&
-           (!backward || batch->train);
+    return linear->r > 0 && batch->tokens > 0 && (!backward || batch->train);
+}
+
+static void list_shape(tsr_graph_shape out[TSR_GRAPH_PLACES], int *listed,
+                       const tsr_model_options *options, const tsr_layout_linear *linear,
+                       const tsr_batch_shape *batch, bool backward)
+{
+    tsr_graph_shape shape = shape_of(options, linear, batch, backward);
+    if (takes(linear, batch, backward) && *listed < TSR_GRAPH_PLACES &&
+        !is_listed(out, *listed, &shape))
+        out[(*listed)++] = shape;
 }
 
 /* The shapes that the graphs of the adapters are chosen for, each once, in the order of the batches'. */
@@ -58,16 +66,12 @@ static int list_shapes(tsr_graph_shape out[TSR_GRAPH_PLACES], const tsr_model_op
                        const tsr_batch_shape *shapes, int count)
 {
     const tsr_layout *layout = options->layout;
-    int listed = 0, linears = layout->layer_count * TSR_LINEAR_COUNT;
+    int listed = 0;
     for (int i = 0; i < count; i++)
-        for (int j = 0; j < 2 * linears; j++) {
-            int unit = j / 2 / TSR_LINEAR_COUNT, kind = j / 2 % TSR_LINEAR_COUNT;
-            tsr_graph_shape shape =
-                shape_of(options, &layout->unit[unit].linear[kind], &shapes[i], j % 2);
-            if (takes(layout, unit, kind, &shapes[i], j % 2) && listed < TSR_GRAPH_PLACES &&
-                !is_listed(out, listed, &shape))
-                out[listed++] = shape;
-        }
+        for (int unit = 0; unit < layout->layer_count; unit++)
+            for (int j = 0; j < 2 * tsr_layout_linears(&layout->unit[unit]); j++)
+                list_shape(out, &listed, options, &layout->unit[unit].linear[j / 2], &shapes[i],
+                           j % 2);
     return listed;
 }
 
@@ -155,10 +159,35 @@ tsr_status tsr_model_time_graphs(tsr_model *model, const tsr_graph_search *searc
 
 /* ---- how they are told ---- */
 
-/* The shapes in which one kind of linear takes one choice. */
+#define MOST_NAMES 64
+
+/* The linears of one name, of all layers, as far as they take one choice. */
 typedef struct {
-    int64_t least, most; /* tokens; most 0: none */
-} token_range;
+    const char *name;    /* "q_proj" */
+    int64_t least, most; /* tokens of the shapes in which they do; most 0: none */
+    bool told;
+} named;
+
+typedef struct {
+    named item[MOST_NAMES];
+    int count;
+} names;
+
+static const char *short_name(const tsr_layout *layout, int unit, int index)
+{
+    const char *name = layout->unit[unit].block->matrix[index].name, *dot = strrchr(name, '.');
+    return dot ? dot + 1 : name;
+}
+
+static named *find_name(names *of, const char *name)
+{
+    for (int i = 0; i < of->count; i++)
+        if (!strcmp(of->item[i].name, name))
+            return &of->item[i];
+    if (of->count < MOST_NAMES)
+        of->item[of->count++].name = name;
+    return &of->item[of->count - 1];
+}
 
 static tsr_graph_choice chosen(const tsr_model_options *options, const tsr_graph_book *book,
                                const tsr_graph_shape *shape)
@@ -167,39 +196,42 @@ static tsr_graph_choice chosen(const tsr_model_options *options, const tsr_graph
                                                    : tsr_graph_choose(book, shape);
 }
 
-static token_range range_of(const tsr_model_options *options, const tsr_graph_book *book, int kind,
-                            const tsr_batch_shape *shapes, int count, tsr_graph_choice choice)
+/* Enters a linear where it takes the choice. */
+static void enter(named *to, const tsr_model_options *options, const tsr_graph_book *book,
+                  const tsr_layout_linear *linear, const tsr_batch_shape *batch,
+                  tsr_graph_choice choice)
 {
-    token_range range = {0};
-    for (int i = 0; i < count; i++)
-        for (int unit = 0; unit < options->layout->layer_count; unit++) {
-            const tsr_layout_linear *linear = &options->layout->unit[unit].linear[kind];
-            bool backward = tsr_graph_table[choice.graph].backward;
-            tsr_graph_shape shape = shape_of(options, linear, &shapes[i], backward);
-            if (!takes(options->layout, unit, kind, &shapes[i], backward) ||
-                !tsr_graph_same_choice(chosen(options, book, &shape), choice))
-                continue;
-            range.least = range.most && range.least < shape.tokens ? range.least : shape.tokens;
-            range.most = range.most > shape.tokens ? range.most : shape.tokens;
-        }
-    return range;
+    bool backward = tsr_graph_table[choice.graph].backward;
+    tsr_graph_shape shape = shape_of(options, linear, batch, backward);
+    if (!takes(linear, batch, backward) ||
+        !tsr_graph_same_choice(chosen(options, book, &shape), choice))
+        return;
+    to->least = to->most && to->least < shape.tokens ? to->least : shape.tokens;
+    to->most = to->most > shape.tokens ? to->most : shape.tokens;
 }
 
-static const char *short_name(int kind)
+static void find_names(names *out, const tsr_model_options *options, const tsr_graph_book *book,
+                       const tsr_batch_shape *shapes, int count, tsr_graph_choice choice)
 {
-    return strchr(tsr_linear_name[kind], '.') + 1;
+    const tsr_layout *layout = options->layout;
+    memset(out, 0, sizeof *out);
+    for (int unit = 0; unit < layout->layer_count; unit++)
+        for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++)
+            for (int j = 0; j < count; j++)
+                enter(find_name(out, short_name(layout, unit, i)), options, book,
+                      &layout->unit[unit].linear[i], &shapes[j], choice);
 }
 
-/* Takes the first of those that are not told yet, and all with the same shapes; false: none is left. */
-static bool next_group(bool group[TSR_LINEAR_COUNT], token_range *out,
-                       const token_range range[TSR_LINEAR_COUNT], bool told[TSR_LINEAR_COUNT])
+/* Takes the first name that is not told yet, and all with the same shapes; false: none is left. */
+static bool next_group(bool group[MOST_NAMES], named *out, names *of)
 {
-    *out = (token_range){0};
-    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-        if (out->most == 0 && !told[kind])
-            *out = range[kind];
-        group[kind] = out->most && range[kind].least == out->least && range[kind].most == out->most;
-        told[kind] |= group[kind];
+    *out = (named){0};
+    for (int i = 0; i < of->count; i++) {
+        named *one = &of->item[i];
+        if (out->most == 0 && !one->told)
+            *out = *one;
+        group[i] = out->most && one->least == out->least && one->most == out->most;
+        one->told |= group[i];
     }
     return out->most > 0;
 }
@@ -210,21 +242,20 @@ static const char *direction(tsr_graph_choice choice)
 }
 
 /* "adapters backward by B5: q_proj k_proj at 8192 tokens; up_proj at 1024 to 8192 tokens" */
-static void print_choice(tsr_text *out, const token_range range[TSR_LINEAR_COUNT],
-                         tsr_graph_choice choice)
+static void print_choice(tsr_text *out, names *of, tsr_graph_choice choice)
 {
     char name[TSR_GRAPH_NAME];
-    bool told[TSR_LINEAR_COUNT] = {0}, group[TSR_LINEAR_COUNT], first = true;
-    token_range r;
+    bool group[MOST_NAMES], first = true;
+    named r;
     tsr_graph_name(name, choice);
-    for (; next_group(group, &r, range, told); first = false) {
+    for (; next_group(group, &r, of); first = false) {
         if (first)
             tsr_text_printf(out, "adapters %s by %s:", direction(choice), name);
         else
             tsr_text_puts(out, ";");
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
-            if (group[kind])
-                tsr_text_printf(out, " %s", short_name(kind));
+        for (int i = 0; i < of->count; i++)
+            if (group[i])
+                tsr_text_printf(out, " %s", of->item[i].name);
         if (r.least < r.most)
             tsr_text_printf(out, " at %" PRId64 " to", r.least);
         else
@@ -235,21 +266,20 @@ static void print_choice(tsr_text *out, const token_range range[TSR_LINEAR_COUNT
 }
 
 /* {"direction":"backward","graph":"B5","linears":["q_proj","k_proj"],"tokens":[1024,8192]} of each group. */
-static void print_json_choice(tsr_text *out, const token_range range[TSR_LINEAR_COUNT],
-                              tsr_graph_choice choice, bool *first)
+static void print_json_choice(tsr_text *out, names *of, tsr_graph_choice choice, bool *first)
 {
     char name[TSR_GRAPH_NAME];
-    bool told[TSR_LINEAR_COUNT] = {0}, group[TSR_LINEAR_COUNT];
-    token_range r;
+    bool group[MOST_NAMES];
+    named r;
     tsr_graph_name(name, choice);
-    for (; next_group(group, &r, range, told); *first = false) {
+    for (; next_group(group, &r, of); *first = false) {
         const char *before = "";
         tsr_text_puts(out, *first ? "" : ",");
         tsr_text_printf(out, "\n{\"direction\":\"%s\",\"graph\":\"%s\",\"linears\":[",
                         direction(choice), name);
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
-            if (group[kind]) {
-                tsr_text_printf(out, "%s\"%s\"", before, short_name(kind));
+        for (int i = 0; i < of->count; i++)
+            if (group[i]) {
+                tsr_text_printf(out, "%s\"%s\"", before, of->item[i].name);
                 before = ",";
             }
         tsr_text_printf(out, "],\"tokens\":[%" PRId64 ",%" PRId64 "]}", r.least, r.most);
@@ -262,15 +292,13 @@ tsr_status tsr_model_print_graphs(tsr_text *out, const tsr_model_options *option
 {
     bool first = true;
     for (int i = 0; i < TSR_GRAPH_CHOICES; i++) {
-        token_range range[TSR_LINEAR_COUNT];
+        names of;
         tsr_graph_choice choice = tsr_graph_choice_at(i);
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
-            range[kind] =
-                range_of(options, model ? &model->graphs : NULL, kind, shapes, count, choice);
+        find_names(&of, options, model ? &model->graphs : NULL, shapes, count, choice);
         if (json)
-            print_json_choice(out, range, choice, &first);
+            print_json_choice(out, &of, choice, &first);
         else
-            print_choice(out, range, choice);
+            print_choice(out, &of, choice);
     }
     return out->failed ? tsr_fail(TSR_ENOMEM, "out of memory for the graphs' names") : TSR_OK;
 }

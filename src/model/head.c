@@ -4,27 +4,34 @@
  */
 #include "model/model_parts.h"
 
+static int64_t width(const tsr_model *model)
+{
+    return (int64_t)model->options.layout->config.hidden_size;
+}
+
 tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer)
 {
     tsr_activations *a = &model->activations;
     const stage *s = tsr_model_current(model);
     const tsr_kernels *kernels = model->options.kernels;
-    int64_t d = model->shape.d;
-    tsr_head_state state = a->head;
-    TSR_TRY(kernels->rms_norm(model->compute, &(tsr_rms_norm_args){.x = model->carried.x,
-                                                                   .z = model->carried.z,
-                                                                   .g = model->carried.g,
-                                                                   .w = layer->final_norm,
-                                                                   .x_out = a->x_final,
-                                                                   .h = a->h_final,
-                                                                   .rstd = a->rstd_final,
-                                                                   .tokens = s->batch.tokens,
-                                                                   .d = d,
-                                                                   .eps = model->shape.eps,
-                                                                   .dtype = model->options.dtype}));
+    int64_t d = width(model);
+    tsr_head_state state = a->head.state;
+    TSR_TRY(kernels->rms_norm(
+        model->compute,
+        &(tsr_rms_norm_args){.x = model->carried.x,
+                             .z = model->carried.z,
+                             .g = model->carried.g,
+                             .w = layer->final_norm,
+                             .x_out = a->head.x,
+                             .h = a->head.h,
+                             .rstd = a->head.rstd,
+                             .tokens = s->batch.tokens,
+                             .d = d,
+                             .eps = (float)model->options.layout->config.rms_norm_eps,
+                             .dtype = model->options.dtype}));
     TSR_TRY(kernels->gather_rows(model->compute,
-                                 &(tsr_gather_rows_args){.out = a->h_rows,
-                                                         .in = a->h_final,
+                                 &(tsr_gather_rows_args){.out = a->head.rows,
+                                                         .in = a->head.h,
                                                          .index = s->view.label_row,
                                                          .rows = s->batch.label_rows,
                                                          .tokens = s->batch.tokens,
@@ -43,17 +50,17 @@ tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view 
     const stage *s = tsr_model_current(model);
     const tsr_layout *layout = model->options.layout;
     const tsr_layout_unit *chunk = &layout->unit[unit];
-    tsr_head_state state = a->head;
+    tsr_head_state state = a->head.state;
     if (!s->batch.train)
         state.acc = state.wy = NULL;
     tsr_head_chunk_args args = {.state = state,
-                                .h = a->h_rows,
+                                .h = a->head.rows,
                                 .w = {view->frozen, chunk->frozen[0].dtype},
                                 .labels = s->view.label,
-                                .workspace = a->head_workspace,
-                                .workspace_bytes = a->head_workspace_bytes,
+                                .workspace = a->head.workspace,
+                                .workspace_bytes = a->head.workspace_bytes,
                                 .rows = s->batch.label_rows,
-                                .d = model->shape.d,
+                                .d = width(model),
                                 .first = (int64_t)chunk->first_row,
                                 .count = (int64_t)chunk->row_count,
                                 .dtype = model->options.dtype};
@@ -62,12 +69,12 @@ tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view 
         return TSR_OK;
     return model->options.kernels->head_finish(
         model->compute, &(tsr_head_finish_args){.state = state,
-                                                .dh = s->batch.train ? a->h_rows : NULL,
+                                                .dh = s->batch.train ? a->head.rows : NULL,
                                                 .nll = a->nll,
                                                 .loss = model->sums.loss,
                                                 .loss_overflow = model->sums.loss_overflow,
                                                 .rows = s->batch.label_rows,
-                                                .d = model->shape.d,
+                                                .d = width(model),
                                                 .scale = (float)(1 / s->batch.label_tokens),
                                                 .dtype = model->options.dtype});
 }
@@ -78,21 +85,21 @@ tsr_status tsr_model_head_backward(tsr_model *model, const tsr_layer *layer)
     const stage *s = tsr_model_current(model);
     const tsr_kernels *kernels = model->options.kernels;
     TSR_TRY(kernels->scatter_rows(model->compute,
-                                  &(tsr_scatter_rows_args){.out = a->scratch.d_h,
-                                                           .in = a->h_rows,
+                                  &(tsr_scatter_rows_args){.out = a->head.d_h,
+                                                           .in = a->head.rows,
                                                            .index = s->view.label_row,
                                                            .rows = s->batch.label_rows,
                                                            .tokens = s->batch.tokens,
-                                                           .d = model->shape.d,
+                                                           .d = width(model),
                                                            .dtype = model->options.dtype}));
     return kernels->rms_norm_backward(model->compute,
-                                      &(tsr_rms_norm_backward_args){.dh = a->scratch.d_h,
-                                                                    .x = a->x_final,
-                                                                    .rstd = a->rstd_final,
+                                      &(tsr_rms_norm_backward_args){.dh = a->head.d_h,
+                                                                    .x = a->head.x,
+                                                                    .rstd = a->head.rstd,
                                                                     .w = layer->final_norm,
                                                                     .dx = a->dx,
                                                                     .tokens = s->batch.tokens,
-                                                                    .d = model->shape.d,
+                                                                    .d = width(model),
                                                                     .overwrite = true,
                                                                     .dtype = model->options.dtype});
 }

@@ -3,117 +3,16 @@
 #include "adapters/init.h"
 #include "base/checked.h"
 #include "base/log.h"
+#include "model/arch/arch.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_FROZEN    (3 * TSR_LINEAR_COUNT + 5)
-#define MAX_TRAINABLE (3 * TSR_LINEAR_COUNT)
-#define NAME_BYTES    256
+#define NAME_BYTES 256
 
 #define COMPARED_ELEMENTS (1ull << 16) /* of two tensors at a time */
-
-static const int kind_in_layer = TSR_LINEAR_COUNT;
-
-/* [out, in] of a linear. */
-static void linear_shape(uint64_t shape[2], const tsr_model_config *config, tsr_linear_kind kind)
-{
-    uint64_t d = config->hidden_size, f = config->intermediate_size;
-    uint64_t q = config->head_count * config->head_dim,
-             kv = config->kv_head_count * config->head_dim;
-    const uint64_t shapes[TSR_LINEAR_COUNT][2] = {
-        [TSR_Q] = {q, d},    [TSR_K] = {kv, d}, [TSR_V] = {kv, d},  [TSR_O] = {d, q},
-        [TSR_GATE] = {f, d}, [TSR_UP] = {f, d}, [TSR_DOWN] = {d, f}};
-    memcpy(shape, shapes[kind], sizeof shapes[kind]);
-}
-
-static bool linear_bias(const tsr_model_config *config, tsr_linear_kind kind)
-{
-    const bool bias[TSR_LINEAR_COUNT] = {
-        [TSR_Q] = config->q_bias,     [TSR_K] = config->k_bias,      [TSR_V] = config->v_bias,
-        [TSR_O] = config->o_bias,     [TSR_GATE] = config->mlp_bias, [TSR_UP] = config->mlp_bias,
-        [TSR_DOWN] = config->mlp_bias};
-    return bias[kind];
-}
-
-/* The modules of a model that are no linears of its layers: of the model, of each layer. */
-static const char *const model_modules[] = {"model.embed_tokens", "lm_head",    "model",
-                                            "model.layers",       "model.norm", "model.rotary_emb"};
-static const char *const layer_modules[] = {
-    "",     ".self_attn",  ".self_attn.q_norm", ".self_attn.k_norm",
-    ".mlp", ".mlp.act_fn", ".input_layernorm",  ".post_attention_layernorm"};
-enum {
-    MODEL_MODULES = sizeof model_modules / sizeof *model_modules,
-    LAYER_MODULES = sizeof layer_modules / sizeof *layer_modules
-};
-
-static tsr_status add_module(tsr_adapter_module *modules, uint64_t *count, uint64_t layer,
-                             const char *name, const uint64_t *shape)
-{
-    char *path;
-    int bytes = layer == UINT64_MAX ? asprintf(&path, "%s", name)
-                                    : asprintf(&path, "model.layers.%" PRIu64 "%s", layer, name);
-    if (bytes < 0)
-        return tsr_fail(TSR_ENOMEM, "out of memory for module names");
-    modules[*count] = (tsr_adapter_module){.path = path, .linear = shape != NULL};
-    if (shape) {
-        modules[*count].in_features = shape[1];
-        modules[*count].out_features = shape[0];
-    }
-    ++*count;
-    return TSR_OK;
-}
-
-static tsr_status add_modules(tsr_adapter_module *modules, uint64_t *count,
-                              const tsr_model_config *config)
-{
-    for (uint64_t layer = 0; layer < config->layer_count; layer++)
-        for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-            uint64_t shape[2];
-            char name[NAME_BYTES];
-            linear_shape(shape, config, kind);
-            snprintf(name, sizeof name, ".%s", tsr_linear_name[kind]);
-            TSR_TRY(add_module(modules, count, layer, name, shape));
-        }
-    for (int i = 0; i < MODEL_MODULES; i++)
-        TSR_TRY(add_module(modules, count, UINT64_MAX, model_modules[i], NULL));
-    for (uint64_t layer = 0; layer < config->layer_count; layer++)
-        for (int i = 0; i < LAYER_MODULES; i++) {
-            bool qk_norm = strstr(layer_modules[i], "q_norm") || strstr(layer_modules[i], "k_norm");
-            if (config->qk_norm || !qk_norm)
-                TSR_TRY(add_module(modules, count, layer, layer_modules[i], NULL));
-        }
-    return TSR_OK;
-}
-
-tsr_status tsr_layout_modules(tsr_adapter_module **out, uint64_t *count,
-                              const tsr_model_config *config)
-{
-    uint64_t most = config->layer_count * (TSR_LINEAR_COUNT + LAYER_MODULES) + MODEL_MODULES;
-    uint64_t made = 0;
-    tsr_adapter_module *modules = calloc(most, sizeof *modules);
-    if (!modules)
-        return tsr_fail(TSR_ENOMEM, "out of memory for %" PRIu64 " module names", most);
-    tsr_status status = add_modules(modules, &made, config);
-    if (status < 0) {
-        tsr_layout_modules_free(modules, made);
-        return status;
-    }
-    *out = modules;
-    *count = made;
-    return TSR_OK;
-}
-
-void tsr_layout_modules_free(tsr_adapter_module *modules, uint64_t count)
-{
-    for (uint64_t i = 0; modules && i < count; i++)
-        free((char *)modules[i].path);
-    free(modules);
-}
-
-/* ---- segments ---- */
 
 typedef struct {
     tsr_layout *layout;
@@ -193,9 +92,9 @@ static tsr_status add_vector(int *index, const builder *b, tsr_layout_unit *unit
     return TSR_OK;
 }
 
-static tsr_status weight_segments(const builder *b, tsr_layout_unit *unit, tsr_linear_kind kind)
+static tsr_status weight_segments(const builder *b, tsr_layout_unit *unit, int index)
 {
-    tsr_layout_linear *linear = &unit->linear[kind];
+    tsr_layout_linear *linear = &unit->linear[index];
     char name[NAME_BYTES], found[TSR_SHAPE_TEXT_BYTES];
     const char *directory = tsr_checkpoint_directory(b->checkpoint);
     uint64_t count = linear->out * linear->in;
@@ -221,7 +120,7 @@ static tsr_status weight_segments(const builder *b, tsr_layout_unit *unit, tsr_l
     linear->codes = linear->absmax = linear->plain = TSR_NO_SEGMENT;
     tsr_layout_segment segment = {.name = source->weight->name,
                                   .source = source->weight,
-                                  .linear = (int)kind,
+                                  .linear = index,
                                   .element_count = count};
     if (!linear->quantized) {
         segment.dtype = source->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32;
@@ -241,57 +140,41 @@ static tsr_status weight_segments(const builder *b, tsr_layout_unit *unit, tsr_l
     return TSR_OK;
 }
 
-static tsr_status make_linear(const builder *b, tsr_layout_unit *unit, int layer,
-                              tsr_linear_kind kind)
+static tsr_status make_linear(const builder *b, tsr_layout_unit *unit, int layer, int index)
 {
-    tsr_layout_linear *linear = &unit->linear[kind];
-    uint64_t shape[2];
+    const tsr_matrix *matrix = &unit->block->matrix[index];
+    tsr_layout_linear *linear = &unit->linear[index];
     char name[NAME_BYTES];
-    linear_shape(shape, &b->layout->config, kind);
-    linear->out = shape[0];
-    linear->in = shape[1];
+    linear->out = matrix->out;
+    linear->in = matrix->in;
     linear->bias = linear->a = linear->b = linear->m = TSR_NO_SEGMENT;
-    if (asprintf(&linear->path, "model.layers.%d.%s", layer, tsr_linear_name[kind]) < 0) {
+    if (asprintf(&linear->path, "model.layers.%d.%s", layer, matrix->name) < 0) {
         linear->path = NULL;
         return tsr_fail(TSR_ENOMEM, "out of memory for module names");
     }
     linear->module_key = tsr_adapter_module_key(linear->path);
-    TSR_TRY(weight_segments(b, unit, kind));
-    if (!linear_bias(&b->layout->config, kind))
+    TSR_TRY(weight_segments(b, unit, index));
+    if (!matrix->bias)
         return TSR_OK;
     snprintf(name, sizeof name, "%s.bias", linear->path);
-    return add_vector(&linear->bias, b, unit, (int)kind, name, linear->out);
+    return add_vector(&linear->bias, b, unit, index, name, linear->out);
 }
 
 static tsr_status make_layer(const builder *b, int layer)
 {
-    const tsr_model_config *config = &b->layout->config;
     tsr_layout_unit *unit = &b->layout->unit[layer];
     char name[NAME_BYTES];
-    unit->linear = calloc(TSR_LINEAR_COUNT, sizeof *unit->linear);
-    if (!unit->linear)
-        return tsr_fail(TSR_ENOMEM, "out of memory for the layout");
-    for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++)
-        TSR_TRY(make_linear(b, unit, layer, kind));
-    const struct {
-        const char *name;
-        int *index;
-        uint64_t count;
-        bool present;
-    } norms[] = {
-        {"input_layernorm", &unit->input_norm, config->hidden_size, true},
-        {"post_attention_layernorm", &unit->post_norm, config->hidden_size, true},
-        {"self_attn.q_norm", &unit->q_norm, config->head_dim, config->qk_norm},
-        {"self_attn.k_norm", &unit->k_norm, config->head_dim, config->qk_norm},
-    };
-    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
-        snprintf(name, sizeof name, "model.layers.%d.%s.weight", layer, norms[i].name);
-        if (norms[i].present)
-            TSR_TRY(add_vector(norms[i].index, b, unit, -1, name, norms[i].count));
+    for (int i = 0; i < unit->block->matrix_count; i++)
+        TSR_TRY(make_linear(b, unit, layer, i));
+    for (int i = 0; i < unit->block->vector_count; i++) {
+        const tsr_vector *vector = &unit->block->vector[i];
+        snprintf(name, sizeof name, "model.layers.%d.%s.weight", layer, vector->name);
+        TSR_TRY(add_vector(&unit->vector[i], b, unit, -1, name, vector->count));
     }
     if (layer < b->layout->layer_count - 1)
         return TSR_OK;
-    return add_vector(&unit->final_norm, b, unit, -1, "model.norm.weight", config->hidden_size);
+    return add_vector(&unit->final_norm, b, unit, -1, "model.norm.weight",
+                      b->layout->config.hidden_size);
 }
 
 /* Whether two tensors of one shape have the same values, up to the first chunk that differs. */
@@ -370,15 +253,24 @@ static tsr_status make_head(const builder *b)
     return TSR_OK;
 }
 
+/* The linear that a module of tsr_layout_modules is: they are in the order of layers and of their blocks. */
+static tsr_layout_linear *find_linear(int *layer, int *index, const tsr_layout *layout,
+                                      uint64_t module)
+{
+    for (*layer = 0; module >= (uint64_t)tsr_layout_linears(&layout->unit[*layer]); ++*layer)
+        module -= (uint64_t)tsr_layout_linears(&layout->unit[*layer]);
+    *index = (int)module;
+    return &layout->unit[*layer].linear[module];
+}
+
 static void add_adapter(const builder *b, const tsr_adapter *adapter)
 {
     tsr_layout *layout = b->layout;
-    int layer = (int)(adapter->module / (uint64_t)kind_in_layer);
-    int kind = (int)(adapter->module % (uint64_t)kind_in_layer);
+    int layer, index;
+    tsr_layout_linear *linear = find_linear(&layer, &index, layout, adapter->module);
     tsr_layout_unit *unit = &layout->unit[layer];
-    tsr_layout_linear *linear = &unit->linear[kind];
     tsr_layout_segment segment = {
-        .name = linear->path, .linear = kind, .dtype = b->options.compute};
+        .name = linear->path, .linear = index, .dtype = b->options.compute};
     linear->r = tsr_ceil_div(adapter->r, TSR_RANK_STEP) * TSR_RANK_STEP;
     linear->alpha = adapter->alpha;
     linear->scale = adapter->scale;
@@ -399,32 +291,66 @@ static void add_adapter(const builder *b, const tsr_adapter *adapter)
 /* After all A and B of the unit, so that what has one dtype lies together. */
 static void add_magnitude(tsr_layout *layout, const tsr_adapter *adapter)
 {
-    tsr_layout_unit *unit = &layout->unit[adapter->module / (uint64_t)kind_in_layer];
-    int kind = (int)(adapter->module % (uint64_t)kind_in_layer);
-    tsr_layout_linear *linear = &unit->linear[kind];
+    int layer, index;
+    tsr_layout_linear *linear = find_linear(&layer, &index, layout, adapter->module);
     if (!linear->dora)
         return;
-    linear->m = add_trainable(layout, unit, linear->out, 1,
+    linear->m = add_trainable(layout, &layout->unit[layer], linear->out, 1,
                               (tsr_layout_segment){.name = linear->path,
-                                                   .linear = kind,
+                                                   .linear = index,
                                                    .dtype = TSR_F32,
                                                    .stored_rows = linear->out,
                                                    .stored_columns = 1});
 }
 
+/* Layers that are alike share a block. */
+static tsr_status share_block(const tsr_block **out, tsr_layout *layout, const tsr_block *block)
+{
+    for (int i = layout->block_count - 1; i >= 0; i--)
+        if (tsr_block_same(layout->block[i], block)) {
+            *out = layout->block[i];
+            return TSR_OK;
+        }
+    tsr_block **grown =
+        realloc(layout->block, ((size_t)layout->block_count + 1) * sizeof *layout->block);
+    if (grown)
+        layout->block = grown;
+    tsr_block *copy = grown ? malloc(sizeof *copy) : NULL;
+    if (!copy)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the layers");
+    memcpy(copy, block, sizeof *copy);
+    layout->block[layout->block_count++] = copy;
+    *out = copy;
+    return TSR_OK;
+}
+
+/* Codes, absmax and bias of each linear, or its weight, the vectors, the final norm; A, B and m. */
+static tsr_status allocate_unit(tsr_layout_unit *unit)
+{
+    size_t linears = (size_t)tsr_layout_linears(unit);
+    size_t vectors = unit->block ? (size_t)unit->block->vector_count : 0;
+    unit->linear = calloc(linears + 1, sizeof *unit->linear);
+    unit->vector = calloc(vectors + 1, sizeof *unit->vector);
+    unit->frozen = calloc(3 * linears + vectors + 1, sizeof *unit->frozen);
+    unit->trainable = calloc(3 * linears + 1, sizeof *unit->trainable);
+    unit->final_norm = TSR_NO_SEGMENT;
+    return unit->linear && unit->vector && unit->frozen && unit->trainable
+               ? TSR_OK
+               : tsr_fail(TSR_ENOMEM, "out of memory for the layout");
+}
+
 static tsr_status allocate_units(tsr_layout *layout)
 {
+    tsr_block block;
     layout->unit = calloc((size_t)layout->unit_count, sizeof *layout->unit);
     if (!layout->unit)
         return tsr_fail(TSR_ENOMEM, "out of memory for the layout");
     for (int i = 0; i < layout->unit_count; i++) {
-        tsr_layout_unit *unit = &layout->unit[i];
-        unit->frozen = calloc(MAX_FROZEN, sizeof *unit->frozen);
-        unit->trainable = calloc(MAX_TRAINABLE, sizeof *unit->trainable);
-        if (!unit->frozen || !unit->trainable)
-            return tsr_fail(TSR_ENOMEM, "out of memory for the layout");
-        unit->input_norm = unit->post_norm = unit->q_norm = unit->k_norm = unit->final_norm =
-            TSR_NO_SEGMENT;
+        if (i < layout->layer_count) {
+            TSR_TRY(tsr_arch_block(&block, &layout->config, i));
+            TSR_TRY(share_block(&layout->unit[i].block, layout, &block));
+        }
+        TSR_TRY(allocate_unit(&layout->unit[i]));
     }
     return TSR_OK;
 }
@@ -436,11 +362,6 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
     tsr_layout layout = {.config = *config, .layer_count = (int)config->layer_count};
     builder b = {&layout, checkpoint, *options, holds_4bit(checkpoint)};
     tsr_status status;
-    if (config->mlp_bias)
-        return tsr_fail(TSR_EDATA,
-                        "%s/config.json: mlp_bias: true is not supported; models whose "
-                        "MLP has no biases are",
-                        tsr_checkpoint_directory(checkpoint));
     layout.chunk_count = (int)tsr_ceil_div(config->vocab_size, TSR_HEAD_CHUNK_ROWS);
     layout.unit_count = layout.layer_count + layout.chunk_count;
     layout.first_trained = layout.layer_count;
@@ -468,12 +389,16 @@ void tsr_layout_free(tsr_layout *layout)
 {
     for (int i = 0; layout->unit && i < layout->unit_count; i++) {
         tsr_layout_unit *unit = &layout->unit[i];
-        for (int kind = 0; unit->linear && kind < TSR_LINEAR_COUNT; kind++)
-            free(unit->linear[kind].path);
+        for (int j = 0; unit->linear && j < tsr_layout_linears(unit); j++)
+            free(unit->linear[j].path);
         free(unit->linear);
+        free(unit->vector);
         free(unit->frozen);
         free(unit->trainable);
     }
+    for (int i = 0; i < layout->block_count; i++)
+        free(layout->block[i]);
+    free(layout->block);
     free(layout->unit);
     *layout = (tsr_layout){0};
 }

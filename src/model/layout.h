@@ -1,8 +1,8 @@
 /*
  * model/layout.h: which tensors a model is made of, and which unit each belongs to.
  *
- * Unit l, 0 <= l < layers, is decoder layer l: the seven linears, their biases and the norms; the
- * last one holds the final norm too. Units layers .. layers + chunks - 1 are the head: chunks of at
+ * Unit l, 0 <= l < layers, is layer l: the linears of its block (model/block.h), their biases and its
+ * vectors; the last one holds the final norm too. Units layers .. layers + chunks - 1 are the head: chunks of at
  * most TSR_HEAD_CHUNK_ROWS vocabulary rows, whatever the number of ranks. The embedding is no unit:
  * it stays in host memory, one copy a node.
  *
@@ -21,8 +21,8 @@
 
 #include "adapters/set.h"
 #include "io/checkpoint.h"
-#include "io/model_config.h"
-#include "model/layer.h"
+#include "model/arch/config.h"
+#include "model/block.h"
 #include "quant/nf4_tensor.h"
 #include "shard/unit.h"
 
@@ -36,7 +36,7 @@ typedef struct {
     const char *name;         /* of the tensor, or of the adapter's module; borrowed */
     const tsr_tensor *source; /* of a plain frozen segment */
     tsr_segment_kind kind;
-    int linear;             /* tsr_linear_kind, or -1 */
+    int linear;             /* of its unit, or -1 */
     tsr_dtype dtype;        /* of what is stored: U8 for codes */
     uint64_t element_count; /* of the whole tensor, in memory */
     uint64_t first_element; /* in the tensor of the file: a chunk of the head begins inside it */
@@ -64,15 +64,25 @@ typedef struct {
 typedef struct {
     tsr_layout_segment *frozen, *trainable;
     int frozen_count, trainable_count;
-    tsr_layout_linear *linear; /* [TSR_LINEAR_COUNT]; NULL for the head */
-    int input_norm, post_norm, q_norm, k_norm, final_norm;
+    const tsr_block *block;    /* the layer; NULL: a chunk of the head */
+    tsr_layout_linear *linear; /* [tsr_layout_linears(unit)], of the block's matrices */
+    int *vector;               /* [block->vector_count]: frozen segments */
+    int final_norm;
     uint64_t first_row, row_count; /* of the head's chunk */
     bool dora;                     /* some adapter of it has a magnitude */
 } tsr_layout_unit;
 
+/* Linears of a unit. */
+static inline int tsr_layout_linears(const tsr_layout_unit *unit)
+{
+    return unit->block ? unit->block->matrix_count : 0;
+}
+
 typedef struct {
     tsr_model_config config;
     tsr_layout_unit *unit;
+    tsr_block **block; /* [block_count]: layers that are alike share one */
+    int block_count;
     int layer_count, chunk_count, unit_count;
     const tsr_tensor *embedding, *head; /* the same where they are tied */
     int first_trained;                  /* lowest layer with an adapter; layer_count if none has */
@@ -85,11 +95,16 @@ typedef struct {
 } tsr_layout_options;
 
 /* The modules of a model as Transformers names them, for tsr_adapter_set_make: the linears in the
- * order of layers and kinds, then what else a target could mean. The caller frees *out and each path
+ * order of layers and of their blocks, then what else a target could mean. The caller frees *out and each path
  * with tsr_layout_modules_free. */
 tsr_status tsr_layout_modules(tsr_adapter_module **out, uint64_t *count,
                               const tsr_model_config *config);
 void tsr_layout_modules_free(tsr_adapter_module *modules, uint64_t count);
+
+/* A checkpoint whose weights are not there: the tensors that config.json describes, all of its dtype. TSR_EDATA: of
+ * a 4-bit checkpoint too little is known. */
+tsr_status tsr_model_describe(tsr_checkpoint **out, const char *directory,
+                              const tsr_model_config *config);
 
 /* `set` was made from tsr_layout_modules of the same config; NULL: no adapter. TSR_EDATA: a tensor
  * is missing from the checkpoint, has another shape than config.json says or a dtype that is not

@@ -148,9 +148,9 @@ tsr_status tsr_model_load_unit(tsr_model *model, int unit, const tsr_model_loade
                         .unit = unit,
                         .rank = tsr_comm_rank(loader->comm),
                         .ranks = tsr_comm_size(loader->comm)};
-    for (tsr_linear_kind kind = 0; parts->linear && kind < TSR_LINEAR_COUNT; kind++)
-        if (parts->linear[kind].quantized) /* else it is a plain segment */
-            TSR_TRY(tsr_load_nf4(&job, kind));
+    for (int i = 0; i < tsr_layout_linears(parts); i++)
+        if (parts->linear[i].quantized) /* else it is a plain segment */
+            TSR_TRY(tsr_load_nf4(&job, i));
     tsr_status status = TSR_OK;
     for (int i = 0; i < parts->frozen_count && status == TSR_OK; i++)
         if (parts->frozen[i].kind == TSR_SEGMENT_PLAIN)
@@ -198,8 +198,8 @@ tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const ts
                                     uint64_t seed, const tsr_model_loader *loader)
 {
     const tsr_layout_unit *parts = &layout->unit[unit];
-    for (int kind = 0; parts->linear && kind < TSR_LINEAR_COUNT; kind++) {
-        const tsr_layout_linear *l = &parts->linear[kind];
+    for (int i = 0; i < tsr_layout_linears(parts); i++) {
+        const tsr_layout_linear *l = &parts->linear[i];
         const tsr_peft_module *stored = NULL;
         if (!l->r)
             continue;

@@ -157,20 +157,21 @@ static tsr_status quantize_own(weight *w, uint8_t *codes)
 }
 
 /* Phase 2: every rank has all absmax; offset and nested scales, and the rank's codes to `place`. */
-static tsr_status nest(weight *w, tsr_linear_kind kind, uint8_t *place)
+static tsr_status nest(weight *w, int index, uint8_t *place)
 {
     tsr_load_job *job = w->job;
     tsr_device *device = job->loader->device;
     tsr_nf4_nest_args args = {.q = w->apart ? (uint8_t *)w->on.rest : place,
-                              .nested_absmax = tsr_model_nested_absmax(job->model, job->unit, kind),
+                              .nested_absmax =
+                                  tsr_model_nested_absmax(job->model, job->unit, index),
                               .offset = w->on.offset,
                               .absmax = w->on.absmax,
-                              .map = tsr_model_nested_map(job->model, job->unit, kind),
+                              .map = tsr_model_nested_map(job->model, job->unit, index),
                               .scratch = w->on.words,
                               .blocks = (int64_t)w->cut->block_count,
                               .first = (int64_t)w->range.first_block,
                               .count = (int64_t)w->range.block_count};
-    TSR_TRY(tsr_device_write(device, tsr_model_nested_map(job->model, job->unit, kind),
+    TSR_TRY(tsr_device_write(device, tsr_model_nested_map(job->model, job->unit, index),
                              tsr_nf4_nested_map, sizeof tsr_nf4_nested_map));
     if (w->apart && job->ranks > 1)
         TSR_TRY(tsr_device_write(device, w->on.absmax, w->absmax,
@@ -184,7 +185,7 @@ static tsr_status nest(weight *w, tsr_linear_kind kind, uint8_t *place)
     if (!isfinite(w->offset))
         return tsr_fail(TSR_EDATA, "tensor %s: the mean of its scales is %f", w->tensor->name,
                         (double)w->offset);
-    tsr_model_set_offset(job->model, job->unit, kind, w->offset);
+    tsr_model_set_offset(job->model, job->unit, index, w->offset);
     return TSR_OK;
 }
 
@@ -204,7 +205,7 @@ static tsr_status leave_zero(const weight *w)
     return w->apart ? tsr_stream_fill(stream_of(w), begin, 0, (uint64_t)(end - begin)) : TSR_OK;
 }
 
-static tsr_status quantize(tsr_load_job *job, tsr_linear_kind kind, const tsr_layout_linear *linear,
+static tsr_status quantize(tsr_load_job *job, int index, const tsr_layout_linear *linear,
                            const tsr_nf4_layout *cut)
 {
     const tsr_model_loader *loader = job->loader;
@@ -222,7 +223,7 @@ static tsr_status quantize(tsr_load_job *job, tsr_linear_kind kind, const tsr_la
     if (status == TSR_OK && cut->nested)
         status = gather(&w);
     if (status == TSR_OK && cut->nested)
-        status = nest(&w, kind, (uint8_t *)scales);
+        status = nest(&w, index, (uint8_t *)scales);
     else if (status == TSR_OK)
         status = tsr_device_write(loader->device, scales, own(&w, w.absmax),
                                   w.range.block_count * sizeof *w.absmax);
@@ -269,9 +270,8 @@ static tsr_status read_stored(const tsr_load_job *job, const tsr_layout_linear *
 }
 
 /* To where the plan keeps it. */
-static tsr_status deliver(const tsr_load_job *job, tsr_linear_kind kind,
-                          const tsr_layout_linear *linear, const tsr_nf4_layout *cut,
-                          const stored_part *p)
+static tsr_status deliver(const tsr_load_job *job, int index, const tsr_layout_linear *linear,
+                          const tsr_nf4_layout *cut, const stored_part *p)
 {
     const tsr_model_loader *loader = job->loader;
     tsr_device *device = loader->device;
@@ -281,32 +281,32 @@ static tsr_status deliver(const tsr_load_job *job, tsr_linear_kind kind,
                              p->scales, cut->absmax_bytes));
     if (!cut->nested)
         return TSR_OK;
-    tsr_model_set_offset(job->model, job->unit, kind, p->state.scales.offset);
-    TSR_TRY(tsr_device_write(device, tsr_model_nested_absmax(job->model, job->unit, kind),
+    tsr_model_set_offset(job->model, job->unit, index, p->state.scales.offset);
+    TSR_TRY(tsr_device_write(device, tsr_model_nested_absmax(job->model, job->unit, index),
                              p->state.nested, cut->nested_count * sizeof(float)));
-    return tsr_device_write(device, tsr_model_nested_map(job->model, job->unit, kind), p->state.map,
-                            sizeof p->state.map);
+    return tsr_device_write(device, tsr_model_nested_map(job->model, job->unit, index),
+                            p->state.map, sizeof p->state.map);
 }
 
 /* Taken as it is, never quantized again. */
-static tsr_status copy_stored(const tsr_load_job *job, tsr_linear_kind kind,
-                              const tsr_layout_linear *linear, const tsr_nf4_layout *cut)
+static tsr_status copy_stored(const tsr_load_job *job, int index, const tsr_layout_linear *linear,
+                              const tsr_nf4_layout *cut)
 {
     stored_part p = {0};
     tsr_status status = read_stored(job, linear, cut, &p);
     if (status == TSR_OK)
-        status = deliver(job, kind, linear, cut, &p);
+        status = deliver(job, index, linear, cut, &p);
     free_part(&p);
     return status;
 }
 
-tsr_status tsr_load_nf4(tsr_load_job *job, tsr_linear_kind kind)
+tsr_status tsr_load_nf4(tsr_load_job *job, int index)
 {
-    const tsr_layout_linear *linear = &tsr_model_layout(job->model)->unit[job->unit].linear[kind];
+    const tsr_layout_linear *linear = &tsr_model_layout(job->model)->unit[job->unit].linear[index];
     tsr_nf4_layout cut;
     TSR_TRY(
         tsr_nf4_layout_make(&cut, linear->out * linear->in, (uint64_t)job->ranks, linear->nested));
     if (linear->source.prequantized)
-        return tsr_load_agree(job, copy_stored(job, kind, linear, &cut));
-    return tsr_load_agree(job, quantize(job, kind, linear, &cut));
+        return tsr_load_agree(job, copy_stored(job, index, linear, &cut));
+    return tsr_load_agree(job, quantize(job, index, linear, &cut));
 }

@@ -38,6 +38,6 @@ tsr_status tsr_load_read_finite(tsr_pool *pool, void *out, const tsr_tensor *ten
 tsr_status tsr_load_agree(const tsr_load_job *job, tsr_status status);
 
 /* load_nf4.c: one quantized linear. Collective. */
-tsr_status tsr_load_nf4(tsr_load_job *job, tsr_linear_kind kind);
+tsr_status tsr_load_nf4(tsr_load_job *job, int linear);
 
 #endif

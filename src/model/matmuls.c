@@ -75,62 +75,60 @@ static tsr_status note_low_rank_backward(tsr_stream *stream, const tsr_low_rank_
 typedef struct {
     const tsr_model_options *options;
     tsr_linear_context context;
-    tsr_layer_shape shape;
     bool train;
 } listing;
 
 static float something; /* where a pointer must not be NULL */
 
-static tsr_layer layer_of(const listing *l, int unit)
+static void layer_of(tsr_layer *out, const listing *l, int unit)
 {
-    const tsr_layout_linear *linear = l->options->layout->unit[unit].linear;
+    const tsr_layout_unit *layout = &l->options->layout->unit[unit];
     float *pointer = &something;
-    tsr_layer layer = {0};
-    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-        bool dora = linear[kind].r && linear[kind].dora;
-        layer.linear[kind] = (tsr_linear){.out = linear[kind].out,
-                                          .in = linear[kind].in,
-                                          .r = linear[kind].r,
-                                          .weight.data = linear[kind].quantized ? NULL : pointer,
-                                          .scale = linear[kind].scale,
-                                          .g = dora ? pointer : NULL,
-                                          .n = dora ? pointer : NULL,
-                                          .drops = l->train && l->options->dropout > 0};
+    *out = (tsr_layer){.program = tsr_layer_program_of(l->options->programs, unit)};
+    for (int i = 0; i < layout->block->matrix_count; i++) {
+        const tsr_layout_linear *linear = &layout->linear[i];
+        bool dora = linear->r && linear->dora;
+        out->linear[i] = (tsr_linear){.out = linear->out,
+                                      .in = linear->in,
+                                      .r = linear->r,
+                                      .weight.data = linear->quantized ? NULL : pointer,
+                                      .scale = linear->scale,
+                                      .g = dora ? pointer : NULL,
+                                      .n = dora ? pointer : NULL,
+                                      .drops = l->train && l->options->dropout > 0};
     }
-    return layer;
 }
 
 static tsr_status list_layer(const listing *l, int unit)
 {
-    const tsr_layout *layout = l->options->layout;
-    tsr_layer layer = layer_of(l, unit);
+    void *kept[TSR_BLOCK_VALUES], *pointer = &something;
+    tsr_layer layer;
     tsr_layer_batch batch = {.tokens = l->context.tokens, .documents = 1};
-    tsr_layer_buffers buffers = {0};
-    TSR_TRY(tsr_layer_forward(&l->context, &l->shape, &layer, &batch, &buffers,
-                              &(tsr_layer_input){NULL, NULL, NULL}));
-    if (!l->train || unit < layout->first_trained)
+    tsr_layer_memory memory = {kept, pointer, pointer, pointer, pointer};
+    tsr_model_tables tables = {0};
+    tsr_layer_input input = {pointer, NULL, NULL};
+    tsr_layer_gradients gradients[TSR_BLOCK_MATRICES];
+    layer_of(&layer, l, unit);
+    for (int i = 0; i < TSR_BLOCK_VALUES; i++)
+        kept[i] = pointer;
+    for (int i = 0; i < TSR_BLOCK_MATRICES; i++)
+        gradients[i] = (tsr_layer_gradients){pointer, pointer, pointer};
+    TSR_TRY(tsr_layer_forward(&l->context, &tables, &layer, &batch, &memory, &input));
+    if (!l->train || unit < l->options->layout->first_trained)
         return TSR_OK;
-    float *pointer = &something;
-    tsr_layer_scratch scratch = {
-        .d_act = pointer, .d_h = pointer, .d_z = pointer, .d_o = pointer, .d_q = pointer};
-    scratch.d_k = scratch.d_v = pointer;
-    tsr_layer_gradients gradients[TSR_LINEAR_COUNT];
-    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
-        gradients[kind] = (tsr_layer_gradients){pointer, pointer, pointer};
-    return tsr_layer_backward(&l->context, &l->shape, &layer, &batch, &buffers, &scratch, pointer,
-                              unit == layout->first_trained, gradients);
+    return tsr_layer_backward(&l->context, &tables, &layer, &batch, &memory, gradients);
 }
 
 static tsr_status list_norms(const listing *l)
 {
     const tsr_layout *layout = l->options->layout;
-    for (int unit = 0; unit < layout->layer_count; unit++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-            tsr_layer layer = layer_of(l, unit);
-            if (layout->unit[unit].linear[kind].dora)
-                TSR_TRY(
-                    tsr_linear_norm(&l->context, &layer.linear[kind], &(tsr_linear_norm_args){0}));
-        }
+    for (int unit = 0; unit < layout->layer_count; unit++) {
+        tsr_layer layer;
+        layer_of(&layer, l, unit);
+        for (int i = 0; i < layout->unit[unit].block->matrix_count; i++)
+            if (layout->unit[unit].linear[i].dora)
+                TSR_TRY(tsr_linear_norm(&l->context, &layer.linear[i], &(tsr_linear_norm_args){0}));
+    }
     return TSR_OK;
 }
 

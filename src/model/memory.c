@@ -7,12 +7,12 @@
 #include <stdio.h>
 
 static tsr_status take_floats(float **out, tsr_take_buffer *device, void *user, const char *path,
-                              const char *what, uint64_t rows, uint64_t columns)
+                              const char *what, const char *why, uint64_t rows, uint64_t columns)
 {
     char name[160];
     void *address = NULL;
     tsr_text_join(name, sizeof name, path, what);
-    TSR_TRY(device(user, &address, name, (tsr_array){TSR_F32, rows, columns}));
+    TSR_TRY(device(user, &address, name, why, (tsr_array){TSR_F32, rows, columns}));
     if (out)
         *out = address;
     return TSR_OK;
@@ -23,27 +23,30 @@ static tsr_status walk_unit(unit_state *state, const tsr_model_options *options,
                             tsr_take_buffer *device, void *user)
 {
     const tsr_layout_unit *unit = &options->layout->unit[index];
-    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-        const tsr_layout_linear *linear = &unit->linear[kind];
-        norm_vectors *norm = state ? &state->norm[kind] : NULL;
-        nested_state *nested = state ? &state->nested[kind] : NULL;
+    for (int i = 0; i < unit->block->matrix_count; i++) {
+        const tsr_layout_linear *linear = &unit->linear[i];
+        norm_vectors *norm = state ? &state->norm[i] : NULL;
+        nested_state *nested = state ? &state->nested[i] : NULL;
         if (linear->quantized && linear->nested) {
             uint64_t blocks = (linear->out * linear->in + TSR_NF4_BLOCK - 1) / TSR_NF4_BLOCK;
             uint64_t count = (blocks + TSR_NF4_NESTED_BLOCK - 1) / TSR_NF4_NESTED_BLOCK;
             TSR_TRY(take_floats(nested ? &nested->nested_absmax : NULL, device, user, linear->path,
-                                " nested absmax", count, 1));
+                                " nested absmax", "double quantization: scales of the scales",
+                                count, 1));
             TSR_TRY(take_floats(nested ? &nested->nested_map : NULL, device, user, linear->path,
-                                " nested map", 256, 1));
+                                " nested map", "double quantization: the 256 values of a scale",
+                                256, 1));
         }
         if (!linear->dora)
             continue;
         if (!tsr_linear_norm_merges(options->dtype, linear->quantized, linear->in, linear->r))
             TSR_TRY(take_floats(norm ? &norm->squares : NULL, device, user, linear->path,
-                                " squares", linear->out, 1));
-        TSR_TRY(
-            take_floats(norm ? &norm->n : NULL, device, user, linear->path, " n", linear->out, 1));
-        TSR_TRY(
-            take_floats(norm ? &norm->g : NULL, device, user, linear->path, " g", linear->out, 1));
+                                " squares", "DoRA: |W|^2 of each row, which never changes",
+                                linear->out, 1));
+        TSR_TRY(take_floats(norm ? &norm->n : NULL, device, user, linear->path, " n",
+                            "DoRA: |W + s B A| of each row", linear->out, 1));
+        TSR_TRY(take_floats(norm ? &norm->g : NULL, device, user, linear->path, " g", "DoRA: m / n",
+                            linear->out, 1));
     }
     return TSR_OK;
 }
@@ -55,11 +58,12 @@ typedef struct {
     char *begin, *end;
 } stretch;
 
-static tsr_status take_marked(void *user, void **out, const char *name, tsr_array array)
+static tsr_status take_marked(void *user, void **out, const char *name, const char *why,
+                              tsr_array array)
 {
     stretch *s = user;
     void *address = NULL;
-    TSR_TRY(s->take(s->user, &address, name, array));
+    TSR_TRY(s->take(s->user, &address, name, why, array));
     if (out)
         *out = address;
     if (!address)
@@ -85,10 +89,17 @@ tsr_activation_options tsr_model_activation(const tsr_model_options *options)
                                     .wider = options->wider};
 }
 
+tsr_status tsr_model_programs(tsr_layer_programs **out, const tsr_model_options *options)
+{
+    tsr_activation_options activation = tsr_model_activation(options);
+    return tsr_layer_programs_make(out, &activation);
+}
+
 uint64_t tsr_model_kept_bytes(const tsr_model_options *options, int layer)
 {
     tsr_activation_options activation = tsr_model_activation(options);
-    return tsr_activations_kept_bytes(&activation, layer, options->bounds.tokens);
+    return tsr_activations_kept_bytes(&activation, options->programs, layer,
+                                      options->bounds.tokens);
 }
 
 /* Where the activations of layers go that do not stay. */
@@ -102,7 +113,8 @@ static tsr_status walk_saved(tsr_model *model, const tsr_model_options *options,
         if (!tsr_unit_travels(options->units, layout->unit_count, i))
             continue;
         snprintf(name, sizeof name, "layer %d saved activations", i);
-        TSR_TRY(host(user, &address, name, tsr_array_of_bytes(options->units[i].saved_bytes)));
+        TSR_TRY(host(user, &address, name, "what the layer keeps for its backward, meanwhile",
+                     tsr_array_of_bytes(options->units[i].saved_bytes)));
         if (model)
             model->unit[i].saved = address;
     }
@@ -115,31 +127,35 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
     const tsr_layout *layout = options->layout;
     uint64_t tokens = (uint64_t)options->bounds.tokens;
     uint64_t angles = (uint64_t)(layout->config.head_dim / 2);
+    static const char rows[] =
+        "its embedded rows, positions and targets; one is filled while the other is used";
     tsr_array micro = tsr_array_of_bytes(tsr_model_stage_bytes(options));
     for (int i = 0; i < layout->layer_count; i++)
         TSR_TRY(walk_unit(model ? &model->unit[i] : NULL, options, i, device, user));
-    TSR_TRY(take_floats(model ? &model->level : NULL, device, user, "NF4", " levels", 16, 1));
-    TSR_TRY(take_floats(model ? &model->cosine : NULL, device, user, "RoPE", " cosine", tokens,
-                        angles));
-    TSR_TRY(
-        take_floats(model ? &model->sine : NULL, device, user, "RoPE", " sine", tokens, angles));
+    TSR_TRY(take_floats(model ? &model->level : NULL, device, user, "NF4", " levels",
+                        "the 16 values of the code", 16, 1));
+    TSR_TRY(take_floats(model ? &model->cosine : NULL, device, user, "RoPE", " cosine",
+                        "tables of the rotation", tokens, angles));
+    TSR_TRY(take_floats(model ? &model->sine : NULL, device, user, "RoPE", " sine",
+                        "tables of the rotation", tokens, angles));
     for (int i = 0; i < STAGES; i++) {
         char name[48];
         void *address = NULL;
         snprintf(name, sizeof name, "micro-batch %d", i);
-        TSR_TRY(device(user, &address, name, micro));
+        TSR_TRY(device(user, &address, name, rows, micro));
         if (model)
             model->stage[i].device = address;
-        TSR_TRY(host(user, &address, name, micro));
+        TSR_TRY(host(user, &address, name, rows, micro));
         if (model)
             model->stage[i].host = address;
     }
     TSR_TRY(walk_saved(model, options, host, user));
     tsr_activation_options activation = tsr_model_activation(options);
     if (!model)
-        return tsr_activations_walk(NULL, &activation, device, user);
+        return tsr_activations_walk(NULL, &activation, options->programs, device, user);
     stretch all = {.take = device, .user = user};
-    TSR_TRY(tsr_activations_walk(&model->activations, &activation, take_marked, &all));
+    TSR_TRY(tsr_activations_walk(&model->activations, &activation, options->programs, take_marked,
+                                 &all));
     model->activation_begin = all.begin;
     model->activation_end = all.end;
     return TSR_OK;

@@ -1,26 +1,46 @@
 #include "model/model_parts.h"
 
+#include "model/node_parts.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* The state of all linears of a unit. */
+static bool allocate_unit(unit_state *unit, const tsr_layout_unit *layout)
+{
+    size_t linears = (size_t)tsr_layout_linears(layout);
+    unit->norm = calloc(linears + 1, sizeof *unit->norm);
+    unit->nested = calloc(linears + 1, sizeof *unit->nested);
+    return unit->norm && unit->nested;
+}
+
+static tsr_status allocate(tsr_model *model)
+{
+    const tsr_layout *layout = model->options.layout;
+    size_t layers = (size_t)layout->layer_count;
+    model->unit = calloc(layers, sizeof *model->unit);
+    model->activations.kept = calloc(layers * TSR_BLOCK_VALUES, sizeof *model->activations.kept);
+    bool failed = !model->unit || !model->activations.kept;
+    for (size_t i = 0; i < layers && !failed; i++)
+        failed = !allocate_unit(&model->unit[i], &layout->unit[i]);
+    return failed ? tsr_fail(TSR_ENOMEM, "out of memory for a model of %zu layers", layers)
+                  : TSR_OK;
+}
+
 tsr_status tsr_model_create(tsr_model **out, const tsr_model_options *options)
 {
-    size_t layers = (size_t)options->layout->layer_count;
     tsr_model *model = calloc(1, sizeof *model);
-    if (model) {
-        model->recompute = calloc(layers, sizeof *model->recompute);
-        model->unit = calloc(layers, sizeof *model->unit);
-        model->activations.kept = calloc(layers, sizeof *model->activations.kept);
-    }
-    if (!model || !model->recompute || !model->unit || !model->activations.kept) {
-        tsr_model_destroy(model);
-        return tsr_fail(TSR_ENOMEM, "out of memory for a model of %zu layers", layers);
-    }
+    if (!model)
+        return tsr_fail(TSR_ENOMEM, "out of memory for a model");
     model->options = *options;
     model->graphs.plain = options->graph_rule == TSR_GRAPHS_PLAIN;
-    memcpy(model->recompute, options->recompute, layers * sizeof *model->recompute);
-    model->options.recompute = model->recompute;
+    model->options.recompute = NULL; /* the programs have it */
+    tsr_status status = allocate(model);
+    if (status < 0) {
+        tsr_model_destroy(model);
+        return status;
+    }
     *out = model;
     return TSR_OK;
 }
@@ -33,7 +53,10 @@ void tsr_model_destroy(tsr_model *model)
         tsr_event_destroy(model->stage[i].staged);
         tsr_event_destroy(model->stage[i].released);
     }
-    free(model->recompute);
+    for (int i = 0; model->unit && i < model->options.layout->layer_count; i++) {
+        free(model->unit[i].norm);
+        free(model->unit[i].nested);
+    }
     free(model->unit);
     free(model->activations.kept);
     free(model);
@@ -69,10 +92,27 @@ static tsr_status fill_tables(tsr_model *model, tsr_device *device)
     return status;
 }
 
+/* For the heads of every attention of the model. */
+static tsr_status prepare_attention(const tsr_model *model, tsr_device *device)
+{
+    tsr_activation_options options = tsr_model_activation(&model->options);
+    for (int i = 0; i < model->options.programs->count; i++) {
+        const tsr_block *block = model->options.programs->program[i].block;
+        for (int j = 0; j < block->node_count; j++) {
+            if (block->node[j].kind != &tsr_node_attention)
+                continue;
+            tsr_attention_bounds bounds =
+                tsr_attention_bounds_of(&block->node[j], tsr_activation_attention(&options));
+            TSR_TRY(
+                model->options.kernels->prepare(device, &(tsr_prepare_args){.attention = &bounds}));
+        }
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2d,
                            tsr_frozen embedding, tsr_model_sums sums)
 {
-    const tsr_model_config *config = &model->options.layout->config;
     tsr_device *device = tsr_stream_device(compute);
     model->compute = compute;
     model->h2d = h2d;
@@ -83,22 +123,9 @@ tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2
         TSR_TRY(tsr_event_create(&model->stage[i].released, device));
     }
     TSR_TRY(fill_tables(model, device));
-    model->shape = (tsr_layer_shape){.d = (int64_t)config->hidden_size,
-                                     .f = (int64_t)config->intermediate_size,
-                                     .q_heads = (int32_t)config->head_count,
-                                     .kv_heads = (int32_t)config->kv_head_count,
-                                     .head_dim = (int32_t)config->head_dim,
-                                     .window = (int32_t)config->sliding_window,
-                                     .position_count = (int32_t)model->options.bounds.tokens,
-                                     .eps = (float)config->rms_norm_eps,
-                                     .cosine = model->cosine,
-                                     .sine = model->sine,
-                                     .attention_workspace = model->activations.attention_workspace,
-                                     .attention_workspace_bytes =
-                                         model->activations.attention_workspace_bytes};
-    tsr_activation_options activation = tsr_model_activation(&model->options);
-    tsr_attention_bounds attention = tsr_activation_attention(&activation);
-    return model->options.kernels->prepare(device, &(tsr_prepare_args){.attention = &attention});
+    model->tables =
+        (tsr_model_tables){model->cosine, model->sine, (int32_t)model->options.bounds.tokens};
+    return prepare_attention(model, device);
 }
 
 const tsr_layout *tsr_model_layout(const tsr_model *model)
@@ -106,24 +133,24 @@ const tsr_layout *tsr_model_layout(const tsr_model *model)
     return model->options.layout;
 }
 
-float *tsr_model_nested_absmax(tsr_model *model, int unit, tsr_linear_kind kind)
+float *tsr_model_nested_absmax(tsr_model *model, int unit, int linear)
 {
-    return model->unit[unit].nested[kind].nested_absmax;
+    return model->unit[unit].nested[linear].nested_absmax;
 }
 
-float *tsr_model_nested_map(tsr_model *model, int unit, tsr_linear_kind kind)
+float *tsr_model_nested_map(tsr_model *model, int unit, int linear)
 {
-    return model->unit[unit].nested[kind].nested_map;
+    return model->unit[unit].nested[linear].nested_map;
 }
 
-void tsr_model_set_offset(tsr_model *model, int unit, tsr_linear_kind kind, float offset)
+void tsr_model_set_offset(tsr_model *model, int unit, int linear, float offset)
 {
-    model->unit[unit].nested[kind].offset = offset;
+    model->unit[unit].nested[linear].offset = offset;
 }
 
-const float *tsr_model_norms(const tsr_model *model, int unit, tsr_linear_kind kind)
+const float *tsr_model_norms(const tsr_model *model, int unit, int linear)
 {
-    return model->unit[unit].norm[kind].n;
+    return model->unit[unit].norm[linear].n;
 }
 
 void tsr_model_set_fresh(tsr_model *model, bool fresh)
@@ -133,7 +160,7 @@ void tsr_model_set_fresh(tsr_model *model, bool fresh)
 
 const void *tsr_model_label_rows(const tsr_model *model)
 {
-    return model->activations.h_rows;
+    return model->activations.head.rows;
 }
 
 const double *tsr_model_nll(const tsr_model *model)
@@ -164,10 +191,10 @@ static tsr_frozen vector_at(const tsr_model *model, int unit, const tsr_unit_vie
 }
 
 static void resolve_linear(tsr_linear *out, const tsr_model *model, int unit,
-                           const tsr_unit_view *view, tsr_linear_kind kind)
+                           const tsr_unit_view *view, int index)
 {
     const tsr_layout_unit *layout = &model->options.layout->unit[unit];
-    const tsr_layout_linear *linear = &layout->linear[kind];
+    const tsr_layout_linear *linear = &layout->linear[index];
     const unit_state *state = &model->unit[unit];
     *out = (tsr_linear){.out = linear->out,
                         .in = linear->in,
@@ -177,10 +204,10 @@ static void resolve_linear(tsr_linear *out, const tsr_model *model, int unit,
     if (linear->quantized)
         out->weight = (tsr_base_weight){.codes = frozen_at(model, unit, view, linear->codes),
                                         .absmax = frozen_at(model, unit, view, linear->absmax),
-                                        .nested_absmax = state->nested[kind].nested_absmax,
-                                        .nested_map = state->nested[kind].nested_map,
+                                        .nested_absmax = state->nested[index].nested_absmax,
+                                        .nested_map = state->nested[index].nested_map,
                                         .level = model->level,
-                                        .offset = state->nested[kind].offset,
+                                        .offset = state->nested[index].offset,
                                         .nested = linear->nested};
     else
         out->weight = (tsr_base_weight){.data = frozen_at(model, unit, view, linear->plain),
@@ -190,8 +217,8 @@ static void resolve_linear(tsr_linear *out, const tsr_model *model, int unit,
     out->a = trainable_at(model, unit, view, linear->a);
     out->b = trainable_at(model, unit, view, linear->b);
     if (linear->dora) {
-        out->g = state->norm[kind].g;
-        out->n = state->norm[kind].n;
+        out->g = state->norm[index].g;
+        out->n = state->norm[index].n;
     }
 }
 
@@ -199,18 +226,16 @@ void tsr_model_resolve(tsr_layer *layer, const tsr_model *model, int unit,
                        const tsr_unit_view *view, bool train, uint64_t epoch)
 {
     const tsr_layout_unit *layout = &model->options.layout->unit[unit];
-    for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-        resolve_linear(&layer->linear[kind], model, unit, view, kind);
-        layer->linear[kind].drops = train && model->options.dropout > 0;
-        if (layer->linear[kind].drops)
-            layer->linear[kind].dropout =
-                tsr_dropout_make(model->options.dropout, model->options.seed, epoch,
-                                 layout->linear[kind].module_key);
+    layer->program = tsr_layer_program_of(model->options.programs, unit);
+    for (int i = 0; i < layout->block->matrix_count; i++) {
+        resolve_linear(&layer->linear[i], model, unit, view, i);
+        layer->linear[i].drops = train && model->options.dropout > 0;
+        if (layer->linear[i].drops)
+            layer->linear[i].dropout = tsr_dropout_make(model->options.dropout, model->options.seed,
+                                                        epoch, layout->linear[i].module_key);
     }
-    layer->input_norm = vector_at(model, unit, view, layout->input_norm);
-    layer->post_norm = vector_at(model, unit, view, layout->post_norm);
-    layer->q_norm = vector_at(model, unit, view, layout->q_norm);
-    layer->k_norm = vector_at(model, unit, view, layout->k_norm);
+    for (int i = 0; i < layout->block->vector_count; i++)
+        layer->vector[i] = vector_at(model, unit, view, layout->vector[i]);
     layer->final_norm = vector_at(model, unit, view, layout->final_norm);
 }
 
@@ -233,25 +258,25 @@ tsr_linear_context tsr_model_context(const tsr_model *model)
 
 /* ---- uses ---- */
 
-static bool merges(const tsr_model *model, int unit, tsr_linear_kind kind)
+static bool merges(const tsr_model *model, int unit, int index)
 {
-    const tsr_layout_linear *linear = &model->options.layout->unit[unit].linear[kind];
+    const tsr_layout_linear *linear = &model->options.layout->unit[unit].linear[index];
     return tsr_linear_merges(model->options.dtype, model->options.fp8, linear->quantized,
                              linear->in, linear->r);
 }
 
 static tsr_linear_norm_args norm_args(const tsr_model *model, int unit, const tsr_unit_view *view,
-                                      tsr_linear_kind kind)
+                                      int index)
 {
     const unit_state *state = &model->unit[unit];
     const tsr_activations *scratch = &model->activations;
     const float *m =
-        trainable_at(model, unit, view, model->options.layout->unit[unit].linear[kind].m);
+        trainable_at(model, unit, view, model->options.layout->unit[unit].linear[index].m);
     return (tsr_linear_norm_args){.m = model->fresh ? NULL : m,
-                                  .n = state->norm[kind].n,
-                                  .g = state->norm[kind].g,
+                                  .n = state->norm[index].n,
+                                  .g = state->norm[index].g,
                                   .partials = scratch->norm_partials,
-                                  .squares = state->norm[kind].squares,
+                                  .squares = state->norm[index].squares,
                                   .known = state->squares_known,
                                   .u = scratch->norm_u,
                                   .gram = scratch->norm_gram,
@@ -260,14 +285,15 @@ static tsr_linear_norm_args norm_args(const tsr_model *model, int unit, const ts
 }
 
 /* The norms that tsr_model_norm has left to this forward. */
-static void add_norms(tsr_layer *layer, tsr_linear_norm_args args[TSR_LINEAR_COUNT],
+static void add_norms(tsr_layer *layer, tsr_linear_norm_args args[TSR_BLOCK_MATRICES],
                       tsr_model *model, int unit, const tsr_unit_view *view)
 {
-    for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT && model->unit[unit].norms_due; kind++) {
-        if (!model->options.layout->unit[unit].linear[kind].dora || !merges(model, unit, kind))
+    const tsr_layout_unit *layout = &model->options.layout->unit[unit];
+    for (int i = 0; i < layout->block->matrix_count && model->unit[unit].norms_due; i++) {
+        if (!layout->linear[i].dora || !merges(model, unit, i))
             continue;
-        args[kind] = norm_args(model, unit, view, kind);
-        layer->linear[kind].norm = &args[kind];
+        args[i] = norm_args(model, unit, view, i);
+        layer->linear[i].norm = &args[i];
     }
     model->unit[unit].norms_due = false;
 }
@@ -278,12 +304,12 @@ tsr_status tsr_model_norm(tsr_model *model, int unit, const tsr_unit_view *view)
     unit_state *state = &model->unit[unit];
     tsr_linear_context context = tsr_model_context(model);
     bool active = tsr_model_active(&tsr_model_current(model)->batch);
-    for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+    for (int i = 0; i < layout->block->matrix_count; i++) {
         tsr_linear linear;
-        if (!layout->linear[kind].dora || (active && merges(model, unit, kind)))
+        if (!layout->linear[i].dora || (active && merges(model, unit, i)))
             continue;
-        resolve_linear(&linear, model, unit, view, kind);
-        tsr_linear_norm_args args = norm_args(model, unit, view, kind);
+        resolve_linear(&linear, model, unit, view, i);
+        tsr_linear_norm_args args = norm_args(model, unit, view, i);
         TSR_TRY(tsr_linear_norm(&context, &linear, &args));
     }
     state->squares_known = true;
@@ -291,15 +317,14 @@ tsr_status tsr_model_norm(tsr_model *model, int unit, const tsr_unit_view *view)
     return TSR_OK;
 }
 
-static tsr_layer_buffers buffers_of(const tsr_model *model, int unit)
+/* Of a layer in the micro-batch that is computed now; `kept` is filled. */
+static tsr_layer_memory memory_of(void *kept[TSR_BLOCK_VALUES], const tsr_model *model, int unit)
 {
-    tsr_layer_buffers buffers = model->activations.kept[unit];
-    if (model->options.units[unit].saved_bytes > 0) {
-        tsr_activation_options options = tsr_model_activation(&model->options);
-        tsr_activations_in_region(&buffers, &model->activations, &options, unit,
-                                  tsr_model_current(model)->batch.tokens);
-    }
-    return buffers;
+    const tsr_activations *a = &model->activations;
+    tsr_activation_options options = tsr_model_activation(&model->options);
+    tsr_activations_kept(kept, a, &options, model->options.programs, unit,
+                         tsr_model_current(model)->batch.tokens);
+    return (tsr_layer_memory){kept, a->scratch, a->carried_x, a->carried_z, a->dx};
 }
 
 tsr_saved tsr_model_saved(const tsr_model *model, int unit)
@@ -311,7 +336,15 @@ tsr_saved tsr_model_saved(const tsr_model *model, int unit)
         return (tsr_saved){0};
     return (tsr_saved){.device = model->activations.region[region],
                        .host = model->unit[unit].saved,
-                       .bytes = tsr_activations_kept_bytes(&options, unit, batch->tokens)};
+                       .bytes = tsr_activations_kept_bytes(&options, model->options.programs, unit,
+                                                           batch->tokens)};
+}
+
+const void *tsr_model_layer_input(const tsr_model *model, int layer)
+{
+    void *kept[TSR_BLOCK_VALUES];
+    tsr_layer_memory memory = memory_of(kept, model, layer);
+    return tsr_layer_first(tsr_layer_program_of(model->options.programs, layer), &memory);
 }
 
 /* The micro-batch has arrived; its embedding becomes the input x of layer 0. */
@@ -321,11 +354,13 @@ static tsr_status begin(tsr_model *model, void *x)
     TSR_TRY(tsr_stream_wait(model->compute, s->staged, tsr_event_recorded(s->staged)));
     model->carried = (tsr_layer_input){x, NULL, NULL};
     return model->options.kernels->widen(
-        model->compute, &(tsr_widen_args){.out = x,
-                                          .in = s->view.embedding,
-                                          .count = s->batch.tokens * model->shape.d,
-                                          .in_dtype = model->embedding.dtype,
-                                          .dtype = model->options.dtype});
+        model->compute,
+        &(tsr_widen_args){.out = x,
+                          .in = s->view.embedding,
+                          .count =
+                              s->batch.tokens * (int64_t)model->options.layout->config.hidden_size,
+                          .in_dtype = model->embedding.dtype,
+                          .dtype = model->options.dtype});
 }
 
 static tsr_layer_batch layer_batch(const stage *s)
@@ -339,38 +374,40 @@ static tsr_layer_batch layer_batch(const stage *s)
 static tsr_status forward(tsr_model *model, int unit, const tsr_unit_view *view)
 {
     const stage *s = tsr_model_current(model);
-    tsr_layer_buffers buffers = buffers_of(model, unit);
+    void *kept[TSR_BLOCK_VALUES];
+    tsr_layer_memory memory = memory_of(kept, model, unit);
     tsr_layer_batch batch = layer_batch(s);
     tsr_layer layer;
-    tsr_linear_norm_args norms[TSR_LINEAR_COUNT];
+    tsr_linear_norm_args norms[TSR_BLOCK_MATRICES];
     if (unit == 0)
-        TSR_TRY(begin(model, buffers.x));
+        TSR_TRY(begin(
+            model, tsr_layer_first(tsr_layer_program_of(model->options.programs, unit), &memory)));
     tsr_linear_context context = tsr_model_context(model);
     tsr_model_resolve(&layer, model, unit, view, s->batch.train, s->batch.epoch);
     add_norms(&layer, norms, model, unit, view);
-    TSR_TRY(tsr_layer_forward(&context, &model->shape, &layer, &batch, &buffers, &model->carried));
-    model->carried = tsr_layer_output(&layer, &buffers);
+    TSR_TRY(tsr_layer_forward(&context, &model->tables, &layer, &batch, &memory, &model->carried));
     if (unit < model->options.layout->layer_count - 1)
         return TSR_OK;
     return tsr_model_head_begin(model, &layer);
 }
 
 /* Where the gradients of a unit's linears go. */
-static void place_gradients(tsr_layer_gradients out[TSR_LINEAR_COUNT], const tsr_model *model,
-                            int unit, float *gradient)
+static void place_gradients(tsr_layer_gradients *out, const tsr_model *model, int unit,
+                            float *gradient)
 {
     const tsr_segment *segment = model->options.units[unit].trainable.segment;
-    for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-        const tsr_layout_linear *linear = &model->options.layout->unit[unit].linear[kind];
+    const tsr_layout_unit *layout = &model->options.layout->unit[unit];
+    for (int i = 0; i < layout->block->matrix_count; i++) {
+        const tsr_layout_linear *linear = &layout->linear[i];
         int index[3] = {linear->a, linear->b, linear->m};
         float *at[3];
-        for (int i = 0; i < 3; i++) {
-            bool there = linear->r && index[i] != TSR_NO_SEGMENT;
-            at[i] = there
-                        ? gradient + tsr_unit_gradient_at(&segment[index[i]], model->options.ranks)
+        for (int j = 0; j < 3; j++) {
+            bool there = linear->r && index[j] != TSR_NO_SEGMENT;
+            at[j] = there
+                        ? gradient + tsr_unit_gradient_at(&segment[index[j]], model->options.ranks)
                         : NULL;
         }
-        out[kind] = (tsr_layer_gradients){at[0], at[1], at[2]};
+        out[i] = (tsr_layer_gradients){at[0], at[1], at[2]};
     }
 }
 
@@ -379,21 +416,18 @@ static tsr_status backward(tsr_model *model, int unit, const tsr_unit_view *view
     const stage *s = tsr_model_current(model);
     const tsr_layout *layout = model->options.layout;
     tsr_layer_batch batch = layer_batch(s);
+    void *kept[TSR_BLOCK_VALUES];
     tsr_layer layer;
-    tsr_layer_gradients gradients[TSR_LINEAR_COUNT];
+    tsr_layer_gradients gradients[TSR_BLOCK_MATRICES];
     if (unit < layout->first_trained)
         return TSR_OK;
-    tsr_layer_buffers buffers = buffers_of(model, unit);
+    tsr_layer_memory memory = memory_of(kept, model, unit);
     tsr_linear_context context = tsr_model_context(model);
     tsr_model_resolve(&layer, model, unit, view, true, s->batch.epoch);
     place_gradients(gradients, model, unit, gradient);
     if (unit == layout->layer_count - 1)
         TSR_TRY(tsr_model_head_backward(model, &layer));
-    TSR_TRY(tsr_layer_recompute(&context, &model->shape, &layer, &batch, &buffers,
-                                model->recompute[unit]));
-    return tsr_layer_backward(&context, &model->shape, &layer, &batch, &buffers,
-                              &model->activations.scratch, model->activations.dx,
-                              unit == layout->first_trained, gradients);
+    return tsr_layer_backward(&context, &model->tables, &layer, &batch, &memory, gradients);
 }
 
 tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit,

@@ -51,8 +51,9 @@ typedef struct {
     bool fp8;        /* the base's matmuls run in e4m3 */
     bool fp8_fast;   /* with the sums of tensor cores alone (kernels/fp8_gemm.h) */
     tsr_batch_bounds bounds;
-    int64_t step_micro;             /* micro-batches of a step, of all ranks */
-    const tsr_recompute *recompute; /* [layers] */
+    int64_t step_micro;                 /* micro-batches of a step, of all ranks */
+    const tsr_recompute *recompute;     /* [layers] */
+    const tsr_layer_programs *programs; /* of tsr_model_programs; must outlive the model */
     bool train;
     double dropout;
     uint64_t seed;
@@ -61,8 +62,11 @@ typedef struct {
     int wider;    /* launches of attention's backward (kernels/attention.h) */
 } tsr_model_options;
 
-/* What a layer keeps for its backward, of the largest micro-batch: the saved_bytes of its unit if they
- * are to be offloaded. 0: it has no backward. */
+/* What the layers run and keep, of all other options. On success *out is the caller's (tsr_layer_programs_free). */
+tsr_status tsr_model_programs(tsr_layer_programs **out, const tsr_model_options *options);
+
+/* What a layer keeps for its backward, of the largest micro-batch: the saved_bytes of its unit if they are to be
+ * offloaded. 0: it has no backward. */
 uint64_t tsr_model_kept_bytes(const tsr_model_options *options, int layer);
 
 /* Walks over the model's buffers in a fixed order: device memory through `device`, host memory
@@ -106,12 +110,12 @@ const tsr_layout *tsr_model_layout(const tsr_model *model);
 
 /* The replicated part of an NF4 weight's state: [nested_count] floats to be filled at load, and its
  * offset. */
-float *tsr_model_nested_absmax(tsr_model *model, int unit, tsr_linear_kind kind);
-float *tsr_model_nested_map(tsr_model *model, int unit, tsr_linear_kind kind);
-void tsr_model_set_offset(tsr_model *model, int unit, tsr_linear_kind kind, float offset);
+float *tsr_model_nested_absmax(tsr_model *model, int unit, int linear);
+float *tsr_model_nested_map(tsr_model *model, int unit, int linear);
+void tsr_model_set_offset(tsr_model *model, int unit, int linear, float offset);
 
 /* The row norms n of a DoRA linear, [out], as the last NORM left them. */
-const float *tsr_model_norms(const tsr_model *model, int unit, tsr_linear_kind kind);
+const float *tsr_model_norms(const tsr_model *model, int unit, int linear);
 
 /* While on, NORM takes m to be n (g = 1): the pass that gives fresh magnitudes their values. */
 void tsr_model_set_fresh(tsr_model *model, bool fresh);
@@ -140,5 +144,7 @@ tsr_status tsr_model_release(tsr_model *model);
  * output, [R, d] (of an evaluation, until the next micro-batch), and their nll [R]. */
 const void *tsr_model_label_rows(const tsr_model *model);
 const double *tsr_model_nll(const tsr_model *model);
+/* The residual stream as the layer got it, [T, d], of the micro-batch that is computed; one that trains keeps it. */
+const void *tsr_model_layer_input(const tsr_model *model, int layer);
 
 #endif

@@ -35,8 +35,8 @@ typedef struct {
 } nested_state;
 
 typedef struct {
-    norm_vectors norm[TSR_LINEAR_COUNT];
-    nested_state nested[TSR_LINEAR_COUNT];
+    norm_vectors *norm;   /* of each linear */
+    nested_state *nested; /* of each linear */
     bool squares_known;
     bool norms_due; /* those that come of W + s B A, in the next forward */
     char *saved;    /* host memory of its activations, if they travel */
@@ -44,11 +44,10 @@ typedef struct {
 
 struct tsr_model {
     tsr_model_options options;
-    tsr_recompute *recompute; /* [layers]; options.recompute points here */
-    unit_state *unit;         /* [layers] */
+    unit_state *unit; /* [layers] */
     tsr_activations activations;
     char *activation_begin, *activation_end; /* all of them: free until the first micro-batch */
-    tsr_layer_shape shape;
+    tsr_model_tables tables;
     tsr_graph_book graphs; /* of the adapters, chosen at start-up */
     float *cosine, *sine, *level;
     tsr_stream *compute, *h2d;

@@ -5,8 +5,8 @@
  *
  * A frozen linear costs 2 T in out forward and as much for dX (the base has no gradient); an adapter
  * 2 T r (in + out) forward and twice that backward; attention counts the visible half of the scores
- * only, five matmuls backward against two forward. What is counted stands beside each operation in
- * work.c; biases and the norms of q and k are not. Dropout is a second matmul of the base each way where
+ * only, five matmuls backward against two forward. What is counted stands with each
+ * kind of node, node_<kind>.c; biases and the norms of q and k are not. Dropout is a second matmul of the base each way where
  * there is a magnitude (adapters/linear.h); at least, its mask costs nothing.
  *
  * Each operation is counted twice: the least that any implementation does, and what this one does by
@@ -22,6 +22,7 @@
 #define TSR_MODEL_WORK_H
 
 #include "model/layout.h"
+#include "model/program.h"
 
 typedef enum {
     TSR_WORK_LINEARS_FORWARD,
@@ -78,22 +79,21 @@ typedef struct {
 } tsr_work_linear;
 
 typedef struct {
-    tsr_work_linear linear[TSR_LINEAR_COUNT];
+    const tsr_layer_program *program; /* what it runs (model/program.h) */
+    tsr_work_linear linear[TSR_BLOCK_MATRICES];
     double element;       /* bytes of one of the compute dtype */
     bool fp8;             /* the base's matmuls run in e4m3 */
     double tokens, pairs; /* pairs: of tokens that see each other, over all documents */
     double pairs_here;    /* as many as this device's attention takes as long for; 0: pairs */
     int64_t step_micro; /* micro-batches of a step, of all ranks: for the choice of graphs; or 0 */
-    bool first;         /* nothing below it trains, so its input needs no gradient */
     bool last;          /* has the final norm */
-    tsr_recompute recompute;
 } tsr_work_layer;
 
-/* Widths of all linears; everything else is left as it is. d, f, width of all heads and of those of k. */
-void tsr_work_set_widths(tsr_work_layer *layer, double d, double f, double q, double kv);
-
-/* Layer `unit` of a layout; the caller fills in element, tokens, pairs, step_micro and recompute. */
+/* The linears of layer `unit` of a layout, and whether it is the last; the caller fills in the rest. */
 void tsr_work_layer_of(tsr_work_layer *out, const tsr_layout *layout, int unit);
+
+/* What such a linear means for the layer's program. */
+tsr_matrix_traits tsr_work_traits(const tsr_work_layer *layer, int linear);
 
 void tsr_work_forward(const tsr_work_layer *layer, tsr_work_call *call, void *user);
 /* With what it recomputes. */

@@ -8,7 +8,7 @@
 #include <string.h>
 
 tsr_status tsr_memory_plan_add(tsr_memory_plan *plan, tsr_place place, const char *name,
-                               tsr_array array)
+                               const char *why, tsr_array array)
 {
     uint64_t bytes = tsr_array_bytes(array);
     if (bytes == 0)
@@ -28,6 +28,7 @@ tsr_status tsr_memory_plan_add(tsr_memory_plan *plan, tsr_place place, const cha
     }
     tsr_buffer *buffer = &plan->buffer[plan->count++];
     tsr_text_join(buffer->name, sizeof buffer->name, name, "");
+    buffer->why = why;
     buffer->array = array;
     buffer->bytes = bytes;
     buffer->place = place;
@@ -60,7 +61,7 @@ static tsr_status check_planned(tsr_taker *taker, tsr_place place, const char *n
 }
 
 tsr_status tsr_taker_take(tsr_taker *taker, void **out, tsr_place place, const char *name,
-                          tsr_array array)
+                          const char *why, tsr_array array)
 {
     uint64_t bytes = tsr_array_bytes(array);
     *out = NULL;
@@ -68,7 +69,7 @@ tsr_status tsr_taker_take(tsr_taker *taker, void **out, tsr_place place, const c
         return TSR_OK;
     bool running = taker->device || taker->host;
     if (!running)
-        return tsr_memory_plan_add(taker->plan, place, name, array);
+        return tsr_memory_plan_add(taker->plan, place, name, why, array);
     if (taker->plan)
         TSR_TRY(check_planned(taker, place, name, bytes));
     if (place == TSR_PLACE_NODE)
@@ -79,19 +80,21 @@ tsr_status tsr_taker_take(tsr_taker *taker, void **out, tsr_place place, const c
     return tsr_arena_take(out, arena, name, bytes);
 }
 
-tsr_status tsr_taker_device(void *user, void **out, const char *name, tsr_array array)
+tsr_status tsr_taker_device(void *user, void **out, const char *name, const char *why,
+                            tsr_array array)
 {
     void *address;
-    TSR_TRY(tsr_taker_take(user, &address, TSR_PLACE_DEVICE, name, array));
+    TSR_TRY(tsr_taker_take(user, &address, TSR_PLACE_DEVICE, name, why, array));
     if (out)
         *out = address;
     return TSR_OK;
 }
 
-tsr_status tsr_taker_host(void *user, void **out, const char *name, tsr_array array)
+tsr_status tsr_taker_host(void *user, void **out, const char *name, const char *why,
+                          tsr_array array)
 {
     void *address;
-    TSR_TRY(tsr_taker_take(user, &address, TSR_PLACE_HOST, name, array));
+    TSR_TRY(tsr_taker_take(user, &address, TSR_PLACE_HOST, name, why, array));
     if (out)
         *out = address;
     return TSR_OK;

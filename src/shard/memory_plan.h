@@ -35,6 +35,7 @@ static inline tsr_array tsr_array_of_bytes(uint64_t bytes)
 
 typedef struct {
     char name[64];
+    const char *why; /* what it is for; borrowed */
     tsr_array array;
     uint64_t bytes; /* as asked for */
     tsr_place place;
@@ -47,9 +48,10 @@ typedef struct {
     uint64_t total[TSR_PLACE_COUNT]; /* rounded up */
 } tsr_memory_plan;
 
-/* Adds a buffer (one of 0 bytes is not listed). TSR_ENOMEM, TSR_EINVAL: the sum overflows. */
+/* Adds a buffer (one of 0 bytes is not listed). `why` is borrowed until the plan is freed. TSR_ENOMEM,
+ * TSR_EINVAL: the sum overflows. */
 tsr_status tsr_memory_plan_add(tsr_memory_plan *plan, tsr_place place, const char *name,
-                               tsr_array array);
+                               const char *why, tsr_array array);
 void tsr_memory_plan_free(tsr_memory_plan *plan);
 
 /* Planning: only `plan` is set. Running: the arenas are set, and `plan`, if set, is what was
@@ -60,14 +62,16 @@ typedef struct {
     int cursor; /* running: the next buffer of the plan */
 } tsr_taker;
 
-/* *out becomes NULL while planning and for 0 bytes. A NODE buffer is only written down or checked.
- */
+/* *out becomes NULL while planning and for 0 bytes. A NODE buffer is only written down or checked. why: what it is
+ * for, for people; outlives the plan. */
 tsr_status tsr_taker_take(tsr_taker *taker, void **out, tsr_place place, const char *name,
-                          tsr_array array);
+                          const char *why, tsr_array array);
 
 /* The same with the shape of a walk's callback; `user` is the tsr_taker. */
-tsr_status tsr_taker_device(void *user, void **out, const char *name, tsr_array array);
-tsr_status tsr_taker_host(void *user, void **out, const char *name, tsr_array array);
+tsr_status tsr_taker_device(void *user, void **out, const char *name, const char *why,
+                            tsr_array array);
+tsr_status tsr_taker_host(void *user, void **out, const char *name, const char *why,
+                          tsr_array array);
 
 /* After a run's last take: TSR_EINTERNAL unless every buffer of the plan was taken and the arenas'
  * high-water marks are the plan's totals. */

@@ -54,18 +54,20 @@ static tsr_status walk_homes(tsr_store *store, tsr_taker *taker)
     static const struct {
         tsr_home home;
         tsr_place place;
-        const char *name;
+        const char *name, *why;
     } home[] = {
-        {TSR_HOME_SHARDED, TSR_PLACE_DEVICE, "frozen.shards"},
-        {TSR_HOME_RESIDENT, TSR_PLACE_DEVICE, "frozen.resident"},
-        {TSR_HOME_HOST_SHARDED, TSR_PLACE_HOST, "frozen.host_shards"},
-        {TSR_HOME_HOST_FULL, TSR_PLACE_NODE, "frozen.host_copy"},
+        {TSR_HOME_SHARDED, TSR_PLACE_DEVICE, "frozen.shards", "this rank's part of the base"},
+        {TSR_HOME_RESIDENT, TSR_PLACE_DEVICE, "frozen.resident",
+         "units of the base that stay whole"},
+        {TSR_HOME_HOST_SHARDED, TSR_PLACE_HOST, "frozen.host_shards",
+         "this rank's part of the base, pinned"},
+        {TSR_HOME_HOST_FULL, TSR_PLACE_NODE, "frozen.host_copy", "the base, one copy a node"},
     };
     for (size_t i = 0; i < sizeof home / sizeof *home; i++) {
         void *base;
         uint64_t bytes = place_home(store, home[i].home, NULL);
-        TSR_TRY(
-            tsr_taker_take(taker, &base, home[i].place, home[i].name, tsr_array_of_bytes(bytes)));
+        TSR_TRY(tsr_taker_take(taker, &base, home[i].place, home[i].name, home[i].why,
+                               tsr_array_of_bytes(bytes)));
         if (base)
             place_home(store, home[i].home, base);
         if (home[i].home == TSR_HOME_HOST_FULL)
@@ -97,6 +99,7 @@ static tsr_status walk_kept(tsr_store *store, tsr_taker *taker)
 {
     void *base;
     TSR_TRY(tsr_taker_take(taker, &base, TSR_PLACE_DEVICE, "trainable.whole",
+                           "the adapter as matmuls read it, gathered once a step",
                            tsr_array_of_bytes(place_kept(store, NULL))));
     place_kept(store, base);
     return TSR_OK;
@@ -104,12 +107,12 @@ static tsr_status walk_kept(tsr_store *store, tsr_taker *taker)
 
 /* `count` buffers of one kind: name[0], name[1], ... */
 static tsr_status walk_ring(tsr_taker *taker, void **out, int count, const char *name,
-                            tsr_array array)
+                            const char *why, tsr_array array)
 {
     for (int i = 0; i < count; i++) {
         char full[32];
         snprintf(full, sizeof full, "%s[%d]", name, i);
-        TSR_TRY(tsr_taker_take(taker, &out[i], TSR_PLACE_DEVICE, full, array));
+        TSR_TRY(tsr_taker_take(taker, &out[i], TSR_PLACE_DEVICE, full, why, array));
     }
     return TSR_OK;
 }
@@ -121,27 +124,33 @@ tsr_status tsr_store_walk(tsr_store *store, tsr_taker *taker)
     void *state[TSR_STATE_BUFFERS] = {0};
     void *gradient, *received, *partial, *word, *host_word;
     tsr_place place = plan->chunk_count > 0 ? TSR_PLACE_HOST : TSR_PLACE_DEVICE;
-    TSR_TRY(
-        walk_ring(taker, slot, plan->options.slots, "slot", tsr_array_of_bytes(plan->slot_bytes)));
+    TSR_TRY(walk_ring(taker, slot, plan->options.slots, "slot", "one unit, gathered for its use",
+                      tsr_array_of_bytes(plan->slot_bytes)));
     TSR_TRY(walk_ring(taker, stage, plan->options.stages, "stage",
+                      "one unit's shard on its way from host memory",
                       tsr_array_of_bytes(plan->stage_bytes)));
     TSR_TRY(tsr_taker_take(taker, &gradient, TSR_PLACE_DEVICE, "gradient",
+                           "of a unit each, before they are reduced",
                            (tsr_array){TSR_F32, (uint64_t)plan->gradient_buffers,
                                        plan->gradient_bytes / sizeof(float)}));
     TSR_TRY(tsr_taker_take(taker, &received, TSR_PLACE_DEVICE, "gradient.received",
+                           "the other ranks' share of it",
                            (tsr_array){TSR_F32, plan->receive_bytes / sizeof(float), 1}));
     TSR_TRY(tsr_taker_take(taker, &partial, TSR_PLACE_DEVICE, "gradient.partial",
+                           "one replica's sums of it",
                            (tsr_array){TSR_I64, plan->partial_bytes / sizeof(int64_t), 1}));
     TSR_TRY(walk_homes(store, taker));
     TSR_TRY(walk_kept(store, taker));
     TSR_TRY(tsr_trainable_walk(&store->trainable, taker, plan->options.train, place));
     TSR_TRY(walk_ring(taker, state, TSR_STATE_BUFFERS, "optimizer state",
+                      "a chunk of master, m and v, on the device for its update",
                       (tsr_array){TSR_F32, TSR_STATE_ARRAYS,
                                   plan->state_bytes / (TSR_STATE_ARRAYS * sizeof(float))}));
     TSR_TRY(tsr_taker_take(taker, &word, TSR_PLACE_DEVICE, "control.word",
+                           "what a step is decided by: loss, norm, whether all is finite",
                            (tsr_array){TSR_I64, TSR_WORD_COUNT, 1}));
     TSR_TRY(tsr_taker_take(taker, &host_word, TSR_PLACE_HOST, "control.host_words",
-                           (tsr_array){TSR_I64, 4, TSR_WORD_COUNT}));
+                           "the same, for the host", (tsr_array){TSR_I64, 4, TSR_WORD_COUNT}));
     for (int i = 0; i < TSR_SLOTS_MAX; i++)
         store->slot[i] = slot[i];
     for (int i = 0; i < TSR_STAGES_MAX; i++)

@@ -38,19 +38,28 @@ tsr_status tsr_trainable_walk(tsr_trainable *trainable, tsr_taker *taker, bool t
     uint64_t kept = train ? trainable->count : 0;
     struct {
         void *out;
-        const char *name;
+        const char *name, *why;
         tsr_array array;
         tsr_place place;
     } buffer[] = {
-        {NULL, "trainable.work", tsr_array_of_bytes(trainable->work_bytes), TSR_PLACE_DEVICE},
-        {NULL, "trainable.master", {TSR_F32, kept, 1}, state},
-        {NULL, "trainable.m", {TSR_F32, kept, 1}, state},
-        {NULL, "trainable.v", {TSR_F32, kept, 1}, state},
-        {NULL, "trainable.gradient", {TSR_I64, kept, 1}, TSR_PLACE_DEVICE},
+        {NULL, "trainable.work", "this rank's part of the adapter as matmuls read it",
+         tsr_array_of_bytes(trainable->work_bytes), TSR_PLACE_DEVICE},
+        {NULL,
+         "trainable.master",
+         "this rank's part of the adapter as AdamW changes it",
+         {TSR_F32, kept, 1},
+         state},
+        {NULL, "trainable.m", "AdamW's first moment", {TSR_F32, kept, 1}, state},
+        {NULL, "trainable.v", "AdamW's second moment", {TSR_F32, kept, 1}, state},
+        {NULL,
+         "trainable.gradient",
+         "sums over micro-batches and ranks, exact in fixed point",
+         {TSR_I64, kept, 1},
+         TSR_PLACE_DEVICE},
     };
     for (size_t i = 0; i < sizeof buffer / sizeof *buffer; i++)
         TSR_TRY(tsr_taker_take(taker, &buffer[i].out, buffer[i].place, buffer[i].name,
-                               buffer[i].array));
+                               buffer[i].why, buffer[i].array));
     trainable->work = buffer[0].out;
     trainable->master = buffer[1].out;
     trainable->m = buffer[2].out;

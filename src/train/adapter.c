@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MOST_TARGETS 64 /* names of linears in one model */
+
 /* ---- comparing explicit keys with init_adapter ---- */
 
 static tsr_status differs(const tsr_config *config, const char *key, const char *adapter_value)
@@ -45,23 +47,40 @@ static bool same_names(const tsr_config_strings *own, char *const *names, uint64
     return true;
 }
 
-static bool is_all_linear(char *const *names, uint64_t count)
+/* The modules of the model. */
+typedef struct {
+    const tsr_adapter_module *item;
+    uint64_t count;
+} model_modules;
+
+/* Whether a list is the names of all linears. */
+static bool is_all_linear(char *const *names, uint64_t count, const model_modules *of)
 {
-    uint64_t found = 0;
-    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-        const char *name = strchr(tsr_linear_name[kind], '.') + 1;
-        for (uint64_t i = 0; i < count; i++)
-            found += !strcmp(names[i], name);
+    bool used[MOST_TARGETS] = {0};
+    if (count > MOST_TARGETS)
+        return false;
+    for (uint64_t i = 0; i < of->count; i++) {
+        const char *name = strrchr(of->item[i].path, '.') + 1;
+        uint64_t j = 0;
+        while (of->item[i].linear && j < count && strcmp(names[j], name))
+            j++;
+        if (of->item[i].linear && j == count)
+            return false;
+        if (of->item[i].linear)
+            used[j] = true;
     }
-    return found == TSR_LINEAR_COUNT && count == TSR_LINEAR_COUNT;
+    for (uint64_t j = 0; j < count; j++)
+        if (!used[j])
+            return false;
+    return true;
 }
 
 /* Whatever words its file has for it. */
-static bool targets_all_linear(const tsr_peft_config *peft)
+static bool targets_all_linear(const tsr_peft_config *peft, const model_modules *of)
 {
     const tsr_peft_match *target = &peft->target;
     return peft->all_linear || (!target->regex && !target->count) ||
-           is_all_linear(target->names, target->count);
+           (!target->regex && is_all_linear(target->names, target->count, of));
 }
 
 static bool same_modules(const tsr_config_modules *own, const tsr_peft_match *other,
@@ -106,7 +125,8 @@ static bool same_layers(const tsr_config_ints *own, const tsr_peft_config *other
     return true;
 }
 
-static tsr_status check_explicit(const tsr_config *config, const tsr_peft_config *peft)
+static tsr_status check_explicit(const tsr_config *config, const tsr_peft_config *peft,
+                                 const model_modules *of)
 {
     const struct {
         const char *key;
@@ -115,7 +135,7 @@ static tsr_status check_explicit(const tsr_config *config, const tsr_peft_config
         {"use_rslora", config->use_rslora == peft->use_rslora},
         {"use_dora", config->use_dora || !peft->use_dora}, /* may add magnitudes, not drop them */
         {"lora_target_modules",
-         same_modules(&config->lora_target_modules, &peft->target, targets_all_linear(peft))},
+         same_modules(&config->lora_target_modules, &peft->target, targets_all_linear(peft, of))},
         {"exclude_modules", same_modules(&config->exclude_modules, &peft->exclude, false)},
         {"rank_pattern",
          same_patterns(&config->rank_pattern, peft->rank_pattern, peft->rank_pattern_count)},
@@ -170,13 +190,15 @@ static tsr_config_ints layers_of(struct tsr_config_store *store, const tsr_peft_
 
 /* Which modules are trained, into the keys that nobody set: the summary, job.yaml and checkpoints
  * must say what the adapter is. */
-static tsr_status take_modules(tsr_config *config, const tsr_peft_config *peft)
+static tsr_status take_modules(tsr_config *config, const tsr_peft_config *peft,
+                               const model_modules *of)
 {
     struct tsr_config_store *store = config->store;
     if (!tsr_config_is_set(config, "lora_target_modules"))
         config->lora_target_modules =
-            targets_all_linear(peft) ? (tsr_config_modules){.kind = TSR_CONFIG_MODULES_ALL_LINEAR}
-                                     : modules_of(store, &peft->target);
+            targets_all_linear(peft, of)
+                ? (tsr_config_modules){.kind = TSR_CONFIG_MODULES_ALL_LINEAR}
+                : modules_of(store, &peft->target);
     if (!tsr_config_is_set(config, "exclude_modules"))
         config->exclude_modules = modules_of(store, &peft->exclude);
     if (!tsr_config_is_set(config, "rank_pattern"))
@@ -190,10 +212,10 @@ static tsr_status take_modules(tsr_config *config, const tsr_peft_config *peft)
 
 /* ---- the specification ---- */
 
-static tsr_status from_peft(tsr_train_adapter *adapter, tsr_config *config)
+static tsr_status from_peft(tsr_train_adapter *adapter, tsr_config *config, const model_modules *of)
 {
     const tsr_peft_config *peft = tsr_peft_config_of(adapter->init);
-    TSR_TRY(check_explicit(config, peft));
+    TSR_TRY(check_explicit(config, peft, of));
     bool dora = peft->use_dora || (tsr_config_is_set(config, "use_dora") && config->use_dora);
     adapter->fresh_magnitudes = dora && !peft->use_dora;
     uint64_t count = peft->rank_pattern_count + peft->alpha_pattern_count;
@@ -226,7 +248,7 @@ static tsr_status from_peft(tsr_train_adapter *adapter, tsr_config *config)
     config->lora_alpha = peft->lora_alpha;
     config->use_rslora = peft->use_rslora;
     config->use_dora = dora;
-    return take_modules(config, peft);
+    return take_modules(config, peft, of);
 }
 
 static tsr_adapter_match match(const tsr_config_modules *modules)
@@ -309,22 +331,22 @@ static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_conf
 }
 
 tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bool needed,
-                                  const tsr_adapter_module *modules, uint64_t module_count)
+                                  const tsr_adapter_module *module, uint64_t module_count)
 {
     tsr_train_adapter adapter = {0};
     tsr_status status = TSR_OK;
     if (config->init_adapter) {
         status = tsr_peft_open(&adapter.init, config->init_adapter);
         if (status == TSR_OK)
-            status = from_peft(&adapter, config);
+            status = from_peft(&adapter, config, &(model_modules){module, module_count});
     } else if (needed) {
         status = from_config(&adapter, config);
     }
     adapter.present = needed || config->init_adapter;
     if (status == TSR_OK && adapter.present)
-        status = tsr_adapter_set_make(&adapter.set, &adapter.spec, modules, module_count);
+        status = tsr_adapter_set_make(&adapter.set, &adapter.spec, module, module_count);
     if (status == TSR_OK && adapter.init)
-        status = check_tensors(&adapter, config, modules);
+        status = check_tensors(&adapter, config, module);
     if (status < 0) {
         tsr_train_adapter_close(&adapter);
         return status;

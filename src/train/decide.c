@@ -34,18 +34,19 @@ static tsr_status walk_run(const tsr_decision *d, const tsr_topology_view *view,
         widest = count > widest ? count : widest;
     }
     TSR_TRY(tsr_taker_take(taker, &b->sums, TSR_PLACE_DEVICE, "step sums",
-                           tsr_array_of_bytes(TSR_RUN_SUMS_BYTES)));
+                           "loss and tokens of a step", tsr_array_of_bytes(TSR_RUN_SUMS_BYTES)));
     if (d->train) {
         TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_HOST, "gathered adapter of a unit",
-                               (tsr_array){TSR_F32, widest, 1}));
+                               "for saving", (tsr_array){TSR_F32, widest, 1}));
         b->unit = out;
         uint64_t whole = view->rank == 0 ? layout->trainable_count : 0;
         out = NULL;
         TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_HOST, "whole adapter",
-                               (tsr_array){TSR_F32, whole, 1}));
+                               "for saving, on rank 0", (tsr_array){TSR_F32, whole, 1}));
         b->adapter = out;
     }
-    return tsr_taker_take(taker, &out, TSR_PLACE_NODE, "embedding", tsr_embedding(layout));
+    return tsr_taker_take(taker, &out, TSR_PLACE_NODE, "embedding",
+                          "rows are looked up by the host, one copy a node", tsr_embedding(layout));
 }
 
 tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
@@ -65,6 +66,8 @@ static void forget(tsr_decision *d)
     tsr_memory_plan_free(&d->memory);
     tsr_store_free(&d->store);
     tsr_plan_destroy(d->plan);
+    tsr_layer_programs_free(d->programs);
+    d->programs = NULL;
     d->plan = NULL;
 }
 
@@ -157,6 +160,8 @@ static tsr_status set_units(tsr_decision *d, const tsr_inputs *inputs, const tsr
         d->units[i].saved_bytes = 0;
     }
     set_model(d, inputs, c);
+    TSR_TRY(tsr_model_programs(&d->programs, &d->model));
+    d->model.programs = d->programs;
     for (int i = 0; d->activations_offloaded && i < layout->layer_count; i++)
         d->units[i].saved_bytes = tsr_model_kept_bytes(&d->model, i);
     return TSR_OK;

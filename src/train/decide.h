@@ -61,6 +61,7 @@ typedef struct {
     tsr_unit *units;
     tsr_plan *plan;
     tsr_store store;
+    tsr_layer_programs *programs; /* of the model's layers */
     tsr_model_options model;
     tsr_memory_plan memory;
     tsr_room room;

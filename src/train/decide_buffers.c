@@ -4,7 +4,6 @@
 #include "train/decide_parts.h"
 
 #include <ctype.h>
-#include <fnmatch.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,107 +11,10 @@
 
 static const char *const place_names[] = {"device", "host", "node"};
 
-typedef struct {
-    const char *name, *why;
-} reason;
-
-/* What a buffer is for, by its name; the first pattern that matches. */
-static const reason reasons[] = {
-    {"slot\\[*", "one unit, gathered for its use"},
-    {"stage\\[*", "one unit's shard on its way from host memory"},
-    {"frozen.shards", "this rank's part of the base"},
-    {"frozen.resident", "units of the base that stay whole"},
-    {"frozen.host_shards", "this rank's part of the base, pinned"},
-    {"frozen.host_copy", "the base, one copy a node"},
-    {"embedding", "rows are looked up by the host, one copy a node"},
-    {"trainable.whole", "the adapter as matmuls read it, gathered once a step"},
-    {"trainable.work", "this rank's part of the adapter as matmuls read it"},
-    {"trainable.master", "this rank's part of the adapter as AdamW changes it"},
-    {"trainable.m", "AdamW's first moment"},
-    {"trainable.v", "AdamW's second moment"},
-    {"trainable.gradient", "sums over micro-batches and ranks, exact in fixed point"},
-    {"optimizer state*", "a chunk of master, m and v, on the device for its update"},
-    {"gradient", "of a unit each, before they are reduced"},
-    {"gradient.received", "the other ranks' share of it"},
-    {"gradient.partial", "one replica's sums of it"},
-    {"control.word", "what a step is decided by: loss, norm, whether all is finite"},
-    {"control.host_words", "the same, for the host"},
-    {"step sums", "loss and tokens of a step"},
-    {"gathered adapter of a unit", "for saving"},
-    {"whole adapter", "for saving, on rank 0"},
-    {"NF4 levels", "the 16 values of the code"},
-    {"RoPE *", "tables of the rotation"},
-    {"micro-batch *",
-     "its embedded rows, positions and targets; one is filled while the other is used"},
-    {"* nested absmax", "double quantization: scales of the scales"},
-    {"* nested map", "double quantization: the 256 values of a scale"},
-    {"* squares", "DoRA: |W|^2 of each row, which never changes"},
-    {"* n", "DoRA: |W + s B A| of each row"},
-    {"* g", "DoRA: m / n"},
-    {"layer * saved activations", "what the layer keeps for its backward, meanwhile"},
-    {"saved activations *", "of the layer at work; they travel to host memory and back"},
-    {"scratch weight", "the weight at work, decoded"},
-    {"scratch weight in e4m3", "base_compute: fp8: the same for the base's matmul"},
-    {"scratch weight scale", "its scale of each row"},
-    {"scratch rows in e4m3",
-     "base_compute: fp8: input of the linear at work, or gradient of its output"},
-    {"scratch row scale", "its scale of each token"},
-    {"scratch * scale ahead *", "the same of gradients that are made in e4m3"},
-    {"scratch low", "x A of the linear at work"},
-    {"scratch dropped", "its input after dropout"},
-    {"scratch lora", "its adapter's output"},
-    {"scratch norm *", "DoRA: n of the linear at work"},
-    {"scratch MLP, or*", "the layer at work: parts of its MLP, or what its attention needs"},
-    {"scratch backward, or*", "gradients within the layer at work, or the loss"},
-    {"scratch x final", "the last layer's output"},
-    {"scratch rstd final", "1 / rms of the final norm"},
-    {"scratch head *", "of each label's row: for the softmax"},
-    {"head nll", "of each label: its loss"},
-    {"scratch dx", "gradient of the residual"},
-    {"scratch partial sums", "DoRA: dm, summed over tokens"},
-    {"scratch d_low", "gradient of x A"},
-    {"scratch d_dropped", "gradient of the dropped input"},
-};
-
-/* What a layer has of its own, or shares with the others ("scratch ..."). */
-static const reason activations[] = {
-    {"* x", "input of the layer"},
-    {"* q", "queries"},
-    {"* k", "keys"},
-    {"* v", "values"},
-    {"* o", "output of attention"},
-    {"* x_mid", "the residual after attention"},
-    {"* rstd", "1 / rms of the first norm"},
-    {"* rstd2", "1 / rms of the second norm"},
-    {"* lse", "attention's log-sum-exp"},
-    {"* h", "the normed input of attention"},
-    {"* h2", "the normed input of the MLP"},
-    {"* act", "SwiGLU's output"},
-    {"* z *", "output of the linear"},
-    {"* y *", "its output with the adapter"},
-    {"* low *", "x A of the linear, whose base is not merged"},
-};
-
-static const char *find_reason(const reason *list, size_t count, const char *name)
+static void print_why(tsr_text *out, const tsr_buffer *buffer)
 {
-    for (size_t i = 0; i < count; i++)
-        if (fnmatch(list[i].name, name, 0) == 0)
-            return list[i].why;
-    return NULL;
-}
-
-static void print_why(tsr_text *out, const char *name)
-{
-    const char *why = find_reason(reasons, sizeof reasons / sizeof *reasons, name);
-    bool kept = strncmp(name, "layer ", 6) == 0;
-    if (why) {
-        tsr_text_puts(out, why);
-        return;
-    }
-    why = find_reason(activations, sizeof activations / sizeof *activations, name);
-    if (why)
-        tsr_text_printf(out, "%s, %s", why,
-                        kept ? "kept for the backward" : "of the layer at work");
+    bool kept = buffer->place == TSR_PLACE_DEVICE && strncmp(buffer->name, "layer ", 6) == 0;
+    tsr_text_printf(out, "%s%s", buffer->why, kept ? ", kept for the backward" : "");
 }
 
 /* ---- those of a kind ---- */
@@ -186,7 +88,7 @@ static void print_kind(tsr_text *out, const kind *k)
     tsr_text_printf(out, "%-7s %13" PRIu64 " %6s%-4s %-16s %s: ", place_names[k->first->place],
                     k->count * k->first->bytes, count, tsr_dtype_name(array->dtype),
                     strcat(shape, "]"), k->count > 1 ? k->name : k->first->name);
-    print_why(out, k->first->name);
+    print_why(out, k->first);
     tsr_text_puts(out, "\n");
 }
 
@@ -215,7 +117,7 @@ static void print_json(tsr_text *out, const tsr_memory_plan *memory)
         if (b->array.columns > 1)
             tsr_text_printf(out, ",%" PRIu64, b->array.columns);
         tsr_text_printf(out, "],\"bytes\":%" PRIu64 ",\"why\":\"", b->bytes);
-        print_why(out, b->name);
+        print_why(out, b);
         tsr_text_puts(out, "\"}");
     }
 }

@@ -20,7 +20,7 @@ typedef struct {
     const tsr_topology_view *view;
     const tsr_speeds *speeds;
     tsr_work_rates rates;
-    double tokens, label_rows, pairs; /* of a micro-batch */
+    double tokens, label_rows, length; /* of a micro-batch; length: of its documents */
     double element;
     unit_seconds *unit;
     double seconds, flops; /* of what is being added up */
@@ -57,25 +57,27 @@ static double pairs_of(double tokens, double length, double window)
 }
 
 /* As many pairs in documents of MEASURED_LENGTH as attention takes as long for. */
-static double pairs_here(const costing *c)
+static double pairs_here(const costing *c, double pairs)
 {
     double ends = c->speeds->attention_ends;
     double measured = pairs_of(1, MEASURED_LENGTH, 0);
-    return (c->pairs + ends * c->tokens) * measured / (measured + ends);
+    return (pairs + ends * c->tokens) * measured / (measured + ends);
 }
 
 static void cost_layer(costing *c, int u)
 {
     const tsr_decision *d = c->decision;
+    double window = (double)tsr_model_config_window(&c->inputs->layout.config, (uint64_t)u);
+    double pairs = pairs_of(c->tokens, c->length, window);
     tsr_work_layer layer = {.element = c->element,
                             .fp8 = d->model.fp8,
                             .tokens = c->tokens,
-                            .pairs = c->pairs,
-                            .pairs_here = pairs_here(c),
-                            .step_micro = d->model.step_micro};
+                            .pairs = pairs,
+                            .pairs_here = pairs_here(c, pairs),
+                            .step_micro = d->model.step_micro,
+                            .program = tsr_layer_program_of(d->programs, u)};
     tsr_work_layer_of(&layer, &c->inputs->layout, u);
-    layer.recompute = d->recompute[u];
-    for (int i = 0; i < TSR_LINEAR_COUNT; i++)
+    for (int i = 0; i < layer.program->block->matrix_count; i++)
         layer.linear[i].drops = layer.linear[i].r > 0 && d->model.dropout > 0;
     tsr_work_norm(&layer, add, c);
     c->unit[u].norm = taken(c);
@@ -267,8 +269,7 @@ static void take_shape(costing *c, tsr_expectation *e)
         all = (double)micro;
         e->step_tokens = c->tokens * all;
     }
-    length = length < c->tokens ? length : c->tokens;
-    c->pairs = pairs_of(c->tokens, length, (double)inputs->layout.config.sliding_window);
+    c->length = length < c->tokens ? length : c->tokens;
     e->step_flops = all; /* times those of a micro-batch: see below */
 }
 

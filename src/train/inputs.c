@@ -50,34 +50,38 @@ static tsr_status open_checkpoint(tsr_inputs *inputs, bool planned)
         return tsr_checkpoint_open(&inputs->checkpoint, directory);
     tsr_log(TSR_LOG_INFO, "%s has no weights: planned for what its config.json describes, in %s",
             directory, tsr_dtype_name(inputs->model.dtype));
-    return tsr_checkpoint_describe(&inputs->checkpoint, directory, &inputs->model);
+    return tsr_model_describe(&inputs->checkpoint, directory, &inputs->model);
+}
+
+static tsr_status check_fp8_linear(const tsr_inputs *inputs, const tsr_layout_linear *linear)
+{
+    const char *where = tsr_config_where(&inputs->config, "base_compute");
+    if (!linear->quantized && inputs->model.prequantized)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: base_compute: fp8 is made from a base in NF4, but the checkpoint "
+                        "left %s unquantized (llm_int8_skip_modules); write base_compute: "
+                        "dtype, or quantize the original model whole",
+                        where, linear->path);
+    if (!linear->quantized)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: base_compute: fp8 is made from a base in NF4, but %s is not "
+                        "quantized; write load_in_4bit: true, or base_compute: dtype",
+                        where, linear->path);
+    if (inputs->cuda && (linear->in % 16 || linear->out % 16))
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: base_compute: fp8 needs widths that are multiples of 16, but %s "
+                        "is %llu x %llu; write base_compute: dtype",
+                        where, linear->path, (unsigned long long)linear->out,
+                        (unsigned long long)linear->in);
+    return TSR_OK;
 }
 
 /* What e4m3 is made of, and what a GPU's matmuls of it take. */
 static tsr_status check_fp8(const tsr_inputs *inputs)
 {
-    const char *where = tsr_config_where(&inputs->config, "base_compute");
-    for (int i = 0; i < inputs->layout.layer_count * TSR_LINEAR_COUNT; i++) {
-        const tsr_layout_linear *linear =
-            &inputs->layout.unit[i / TSR_LINEAR_COUNT].linear[i % TSR_LINEAR_COUNT];
-        if (!linear->quantized && inputs->model.prequantized)
-            return tsr_fail(TSR_ECONFIG,
-                            "%s: base_compute: fp8 is made from a base in NF4, but the checkpoint "
-                            "left %s unquantized (llm_int8_skip_modules); write base_compute: "
-                            "dtype, or quantize the original model whole",
-                            where, linear->path);
-        if (!linear->quantized)
-            return tsr_fail(TSR_ECONFIG,
-                            "%s: base_compute: fp8 is made from a base in NF4, but %s is not "
-                            "quantized; write load_in_4bit: true, or base_compute: dtype",
-                            where, linear->path);
-        if (inputs->cuda && (linear->in % 16 || linear->out % 16))
-            return tsr_fail(TSR_ECONFIG,
-                            "%s: base_compute: fp8 needs widths that are multiples of 16, but %s "
-                            "is %llu x %llu; write base_compute: dtype",
-                            where, linear->path, (unsigned long long)linear->out,
-                            (unsigned long long)linear->in);
-    }
+    for (int i = 0; i < inputs->layout.layer_count; i++)
+        for (int j = 0; j < tsr_layout_linears(&inputs->layout.unit[i]); j++)
+            TSR_TRY(check_fp8_linear(inputs, &inputs->layout.unit[i].linear[j]));
     return TSR_OK;
 }
 
@@ -151,7 +155,7 @@ tsr_status tsr_inputs_like(tsr_inputs *out, const tsr_inputs *inputs, uint64_t l
     like.adapter.set = (tsr_adapter_set){0};
     like.layout = (tsr_layout){0};
     tsr_status status =
-        tsr_checkpoint_describe(&like.checkpoint, inputs->config.model_name_or_path, &like.model);
+        tsr_model_describe(&like.checkpoint, inputs->config.model_name_or_path, &like.model);
     if (status == TSR_OK)
         status = tsr_layout_modules(&like.modules, &like.module_count, &like.model);
     if (status == TSR_OK)

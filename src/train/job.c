@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "base/phase.h"
+#include "model/arch/arch.h"
 #include "train/data_report.h"
 #include "train/peers.h"
 #include "train/same.h"
@@ -379,12 +380,12 @@ int64_t tsr_job_total_steps(const tsr_job *job)
 static void set_stored(tsr_config *config, const tsr_layout *layout)
 {
     config->load_in_4bit = config->use_bnb_nested_quant = false;
-    for (int i = 0; i < layout->layer_count * TSR_LINEAR_COUNT; i++) {
-        const tsr_layout_linear *linear =
-            &layout->unit[i / TSR_LINEAR_COUNT].linear[i % TSR_LINEAR_COUNT];
-        config->load_in_4bit |= linear->quantized;
-        config->use_bnb_nested_quant |= linear->quantized && linear->nested;
-    }
+    for (int unit = 0; unit < layout->layer_count; unit++)
+        for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++) {
+            const tsr_layout_linear *linear = &layout->unit[unit].linear[i];
+            config->load_in_4bit |= linear->quantized;
+            config->use_bnb_nested_quant |= linear->quantized && linear->nested;
+        }
 }
 
 int tsr_job_print_summary(tsr_job *job, char **text)
@@ -396,8 +397,8 @@ int tsr_job_print_summary(tsr_job *job, char **text)
     char architecture[64], device[256];
     if (job->options.purpose == TSR_JOB_DATA)
         return tsr_fail(TSR_EINVAL, "a job created for its data has no summary");
-    snprintf(architecture, sizeof architecture, "%s, %d layers",
-             tsr_model_type_name(in->model.model_type), in->layout.layer_count);
+    snprintf(architecture, sizeof architecture, "%s, %d layers", in->model.arch->model_type,
+             in->layout.layer_count);
     snprintf(device, sizeof device, "%s, %s%s", tsr_device_description(job->device),
              in->cuda ? tsr_dtype_name(in->compute) : tsr_kernels_cpu_set(),
              d->model.fp8 ? ", the base's matmuls in e4m3" : "");

@@ -11,8 +11,8 @@
 static tsr_status each_part_of(const tsr_layout *layout, int unit, tsr_job_part_call *call,
                                void *user)
 {
-    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-        const tsr_layout_linear *linear = &layout->unit[unit].linear[kind];
+    for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++) {
+        const tsr_layout_linear *linear = &layout->unit[unit].linear[i];
         if (!linear->r)
             continue;
         TSR_TRY(call(user, &(tsr_job_part){unit, linear->a, TSR_PEFT_A, linear}));

@@ -151,8 +151,8 @@ static tsr_status check_zero_b(tsr_job *job)
     if (!job->inputs.adapter.init)
         return TSR_OK;
     for (int unit = 0; unit < layout->layer_count; unit++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-            const tsr_layout_linear *linear = &layout->unit[unit].linear[kind];
+        for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++) {
+            const tsr_layout_linear *linear = &layout->unit[unit].linear[i];
             if (!linear->dora)
                 continue;
             tsr_trainable_span span = tsr_trainable_at(trainable, unit, linear->b);
@@ -186,9 +186,9 @@ static tsr_status check_norms(const tsr_job *job, const tsr_layout_linear *linea
 }
 
 /* The owned range of a linear's row norms becomes its magnitude. */
-static tsr_status take_norms(tsr_job *job, int unit, tsr_linear_kind kind)
+static tsr_status take_norms(tsr_job *job, int unit, int index)
 {
-    const tsr_layout_linear *linear = &job->inputs.layout.unit[unit].linear[kind];
+    const tsr_layout_linear *linear = &job->inputs.layout.unit[unit].linear[index];
     tsr_trainable_span span = tsr_trainable_at(&job->decision.store.trainable, unit, linear->m);
     uint64_t left = span.first < linear->out ? linear->out - span.first : 0;
     uint64_t count = span.real < left ? span.real : left;
@@ -198,7 +198,7 @@ static tsr_status take_norms(tsr_job *job, int unit, tsr_linear_kind kind)
     tsr_status status = TSR_OK;
     if (count)
         status =
-            tsr_device_read(job->device, m, tsr_model_norms(job->model, unit, kind) + span.first,
+            tsr_device_read(job->device, m, tsr_model_norms(job->model, unit, index) + span.first,
                             count * sizeof *m);
     if (status == TSR_OK)
         status = check_norms(job, linear, m, span.first, count);
@@ -212,9 +212,9 @@ static tsr_status take_all_norms(tsr_job *job)
 {
     const tsr_layout *layout = &job->inputs.layout;
     for (int unit = 0; unit < layout->layer_count; unit++)
-        for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++)
-            if (layout->unit[unit].linear[kind].dora)
-                TSR_TRY(take_norms(job, unit, kind));
+        for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++)
+            if (layout->unit[unit].linear[i].dora)
+                TSR_TRY(take_norms(job, unit, i));
     return TSR_OK;
 }
 

@@ -3,6 +3,7 @@
  */
 #include "adapters/set.h"
 #include "base/log.h"
+#include "model/arch/families.h"
 #include "model/layout.h"
 
 #include <math.h>
@@ -175,7 +176,8 @@ static void test_idle_exclude(void **state)
     (void)state;
     tsr_adapter_module *all;
     uint64_t count;
-    tsr_model_config config = {.hidden_size = 32,
+    tsr_model_config config = {.arch = &tsr_arch_llama,
+                               .hidden_size = 32,
                                .intermediate_size = 64,
                                .layer_count = 3,
                                .head_count = 4,
@@ -406,7 +408,8 @@ static void test_modules_of_a_model(void **state)
 {
     (void)state;
     tsr_adapter_module *all;
-    tsr_model_config config = {.hidden_size = 32,
+    tsr_model_config config = {.arch = &tsr_arch_llama,
+                               .hidden_size = 32,
                                .intermediate_size = 64,
                                .layer_count = 3,
                                .head_count = 4,

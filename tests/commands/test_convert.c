@@ -18,6 +18,7 @@
 #include "base/dtype.h"
 #include "commands/merger.h"
 #include "support/golden_plain.h"
+#include "support/llama.h"
 #include "support/scratch.h"
 #include "tessera.h"
 
@@ -286,7 +287,7 @@ static void check_trace(const char *name)
     snprintf(file, sizeof file, GOLDEN "/traces/%s/trace.safetensors", name);
     golden_file trace = golden_open(file);
     open_rig(&rig, quantized, adapter, 10007);
-    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+    for (int kind = 0; kind < LLAMA_LINEARS; kind++) {
         const tsr_layout_linear *linear = &rig.inputs.layout.unit[0].linear[kind];
         float *w = merged(&rig, linear);
         check_golden(linear, w, &trace);
@@ -381,7 +382,7 @@ static void check_adapter(const char *directory, int (*selects)(int layer, int k
     golden_file adapter = golden_open(join(directory, "/adapter_model.safetensors"));
     open_rig(&rig, MODEL, directory, 5000);
     for (int layer = 0; layer < 6; layer++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++) {
             const tsr_layout_linear *linear = &rig.inputs.layout.unit[layer].linear[kind];
             assert_int_equal(linear->r != 0, selects(layer, kind));
             if (!linear->r)
@@ -409,18 +410,18 @@ static double rslora_scale(int layer, int kind)
 static int q_v_up_down(int layer, int kind)
 {
     (void)layer;
-    return kind == TSR_Q || kind == TSR_V || kind == TSR_UP || kind == TSR_DOWN;
+    return kind == LLAMA_Q || kind == LLAMA_V || kind == LLAMA_UP || kind == LLAMA_DOWN;
 }
 
 /* Its adapter_config.json: r 16, alpha 32; rank_pattern down_proj 8, up_proj 4, layers.0's q_proj 32;
  * alpha_pattern up_proj 4, layers.3's down_proj 64. */
 static double pattern_scale(int layer, int kind)
 {
-    if (kind == TSR_UP)
+    if (kind == LLAMA_UP)
         return 4.0 / 4;
-    if (kind == TSR_DOWN)
+    if (kind == LLAMA_DOWN)
         return (layer == 3 ? 64.0 : 32.0) / 8;
-    return kind == TSR_Q && layer == 0 ? 32.0 / 32 : 32.0 / 16;
+    return kind == LLAMA_Q && layer == 0 ? 32.0 / 32 : 32.0 / 16;
 }
 
 static void test_merged_formula(void **state)
@@ -458,7 +459,7 @@ static void check_written(const char *model, const char *adapter, const char *na
     open_rig(&rig, model, adapter, 0);
     assert_int_equal(json_object_size(out.header), 57 + 1);
     for (int layer = 0; layer < 6; layer++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++) {
             const tsr_layout_linear *l = &rig.inputs.layout.unit[layer].linear[kind];
             float *w = merged(&rig, l);
             golden_tensor t = golden_find(&out, join(l->path, ".weight"));

@@ -1,6 +1,6 @@
 /* config.json of a model: sizes that are accepted are positive and their products fit. */
 #include "fuzz/fuzz.h"
-#include "io/model_config.h"
+#include "model/arch/arch.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {

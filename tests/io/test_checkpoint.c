@@ -53,44 +53,6 @@ static void test_tiny_llama(void **state)
     tsr_checkpoint_close(NULL);
 }
 
-/* What config.json describes is what the files have; qwen3 has norms of heads, qwen2 biases. */
-static void test_described(void **state)
-{
-    (void)state;
-    tsr_checkpoint *real, *described;
-    tsr_model_config model;
-    assert_int_equal(tsr_model_config_load(&model, TINY), TSR_OK);
-    assert_int_equal(tsr_checkpoint_open(&real, TINY), TSR_OK);
-    assert_int_equal(tsr_checkpoint_describe(&described, TINY, &model), TSR_OK);
-    assert_int_equal(tsr_checkpoint_count(described), tsr_checkpoint_count(real));
-    assert_int_equal(tsr_checkpoint_total_bytes(described), tsr_checkpoint_total_bytes(real));
-    for (uint64_t i = 0; i < tsr_checkpoint_count(real); i++) {
-        const tsr_tensor *a = tsr_checkpoint_at(real, i), *b = tsr_checkpoint_at(described, i);
-        assert_string_equal(a->name, b->name);
-        assert_int_equal(a->dtype, b->dtype);
-        assert_int_equal(a->ndim, b->ndim);
-        assert_memory_equal(a->shape, b->shape, sizeof a->shape);
-        assert_int_equal(a->bytes, b->bytes);
-    }
-    tsr_weight weight;
-    assert_int_equal(
-        tsr_checkpoint_weight(&weight, described, "model.layers.5.mlp.down_proj.weight"), TSR_OK);
-    assert_int_equal(weight.shape[1], 704);
-    tsr_checkpoint_close(real);
-    tsr_checkpoint_close(described);
-
-    model.q_bias = model.k_bias = model.v_bias = model.qk_norm = model.tie_word_embeddings = true;
-    assert_int_equal(tsr_checkpoint_describe(&described, TINY, &model), TSR_OK);
-    assert_int_equal(tsr_checkpoint_count(described), 2 + 6 * (9 + 3 + 2));
-    assert_non_null(tsr_checkpoint_find(described, "model.layers.5.self_attn.k_norm.weight"));
-    assert_null(tsr_checkpoint_find(described, "lm_head.weight"));
-    tsr_checkpoint_close(described);
-
-    assert_int_equal(tsr_model_config_load(&model, PREQUANTIZED), TSR_OK);
-    check_error("4-bit", tsr_checkpoint_describe(&described, PREQUANTIZED, &model), TSR_EDATA,
-                (const char *const[MOST_WORDS]){"prequantized", "download"});
-}
-
 static void test_prequantized(void **state)
 {
     (void)state;
@@ -436,7 +398,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tiny_llama),
-        cmocka_unit_test(test_described),
         cmocka_unit_test_setup_teardown(test_sample, scratch_setup, scratch_teardown),
         cmocka_unit_test(test_prequantized),
         cmocka_unit_test_setup_teardown(test_broken_indexes, scratch_setup, scratch_teardown),

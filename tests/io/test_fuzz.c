@@ -7,8 +7,8 @@
 #include "base/clock.h"
 #include "base/philox.h"
 #include "io/checkpoint.h"
-#include "io/model_config.h"
 #include "io/peft.h"
+#include "model/arch/arch.h"
 
 #include <stdio.h>
 #include <stdlib.h>

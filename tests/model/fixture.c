@@ -115,7 +115,7 @@ tsr_status fixture_compute(tsr_job *job, void *result)
     TSR_TRY(tsr_executor_wait_word(job->executor, word));
     TSR_TRY(job_micro_batches(job, true, out->step, take_nll, out));
     for (int layer = 0; layer < job->inputs.layout.layer_count; layer++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++) {
             const tsr_layout_linear *linear = &job->inputs.layout.unit[layer].linear[kind];
             const int segment[3] = {linear->a, linear->b, linear->m};
             for (int part = 0; linear->r && part < 3; part++)
@@ -132,7 +132,7 @@ void fixture_result_free(fixture_result *result)
 {
     test_rows_free(&result->evaluated.rows);
     for (int layer = 0; layer < MODEL_MOST_LAYERS; layer++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++)
             for (int part = 0; part < 3; part++)
                 free(result->gradient[layer][kind][part]);
 }

@@ -36,8 +36,8 @@ typedef struct {
     test_evaluated evaluated;
     double nll[FIXTURE_TOKENS]; /* of training */
     int labels;
-    double *gradient[MODEL_MOST_LAYERS][TSR_LINEAR_COUNT][3]; /* A, B, m; NULL: not trained */
-    uint64_t count[MODEL_MOST_LAYERS][TSR_LINEAR_COUNT][3];
+    double *gradient[MODEL_MOST_LAYERS][LLAMA_LINEARS][3]; /* A, B, m; NULL: not trained */
+    uint64_t count[MODEL_MOST_LAYERS][LLAMA_LINEARS][3];
     int recompute_full, recompute_selective;
 } fixture_result;
 

@@ -81,7 +81,7 @@ static void add_adapter(random_model *m, model_linear *l, const char *path)
         l->m->data[j] = (double)(float)(l->m->data[j] * l->n[j]);
 }
 
-static void make_linear(random_model *m, int layer, tsr_linear_kind kind)
+static void make_linear(random_model *m, int layer, int kind)
 {
     const model_spec *s = &m->spec;
     model_linear *l = &m->linear[layer][kind];
@@ -91,12 +91,12 @@ static void make_linear(random_model *m, int layer, tsr_linear_kind kind)
     char path[96], name[128];
     l->out = out[kind];
     l->in = in[kind];
-    snprintf(path, sizeof path, "model.layers.%d.%s", layer, tsr_linear_name[kind]);
+    snprintf(path, sizeof path, "model.layers.%d.%s", layer, llama_linear[kind]);
     l->key = tsr_adapter_module_key(path);
     snprintf(name, sizeof name, "%s.weight", path);
     l->w = add(m, name, l->out, l->in, 0, 1.7 / sqrt((double)l->in), s->dtype);
-    bool bias = kind <= TSR_V ? s->attention_bias || !strcmp(s->type, "qwen2")
-                              : kind == TSR_O && s->attention_bias;
+    bool bias = kind <= LLAMA_V ? s->attention_bias || !strcmp(s->type, "qwen2")
+                                : kind == LLAMA_O && s->attention_bias;
     snprintf(name, sizeof name, "%s.bias", path);
     if (bias)
         l->bias = add(m, name, 0, l->out, 0, 0.5, s->dtype);
@@ -113,7 +113,7 @@ void model_make(random_model *out, const model_spec *spec)
     char name[96];
     out->embedding = add(out, "model.embed_tokens.weight", vocab, d, 0, spec->tied ? 0.4 : 1, t);
     for (int layer = 0; layer < spec->layers; layer++) {
-        for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++)
             make_linear(out, layer, kind);
         snprintf(name, sizeof name, "model.layers.%d.input_layernorm.weight", layer);
         out->input_norm[layer] = add(out, name, 0, d, 1, 0.4, t);
@@ -136,7 +136,7 @@ void model_free(random_model *model)
     for (int i = 0; i < model->count; i++)
         free(model->tensor[i].data);
     for (int layer = 0; layer < model->spec.layers; layer++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++)
             free(model->linear[layer][kind].n);
 }
 
@@ -225,7 +225,7 @@ void model_write_adapter(const random_model *model, const char *directory)
     const model_spec *s = &model->spec;
     static const char *const suffixes[] = {"lora_A", "lora_B", "lora_m"};
     tsr_peft_tensor tensor[MODEL_MOST_TENSORS] = {{0}};
-    char *names[TSR_LINEAR_COUNT];
+    char *names[LLAMA_LINEARS];
     int64_t layers[MODEL_MOST_LAYERS];
     tsr_peft_config config = {.r = (uint64_t)s->r,
                               .lora_alpha = s->alpha,
@@ -234,9 +234,9 @@ void model_write_adapter(const random_model *model, const char *directory)
                               .target = {.names = names},
                               .layers_to_transform = s->first_layer ? layers : NULL};
     uint64_t count = 0;
-    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+    for (int kind = 0; kind < LLAMA_LINEARS; kind++)
         if (s->targets & (1u << kind))
-            names[config.target.count++] = strchr(tsr_linear_name[kind], '.') + 1;
+            names[config.target.count++] = strchr(llama_linear[kind], '.') + 1;
     for (int layer = s->first_layer; s->first_layer && layer < s->layers; layer++)
         layers[config.layer_count++] = layer;
     for (int i = 0; i < model->count; i++) {

@@ -8,6 +8,8 @@
 
 #include "model/layout.h"
 
+#include "support/llama.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -49,7 +51,7 @@ typedef struct {
     model_spec spec;
     model_tensor tensor[MODEL_MOST_TENSORS];
     int count;
-    model_linear linear[MODEL_MOST_LAYERS][TSR_LINEAR_COUNT];
+    model_linear linear[MODEL_MOST_LAYERS][LLAMA_LINEARS];
     model_tensor *input_norm[MODEL_MOST_LAYERS], *post_norm[MODEL_MOST_LAYERS],
         *q_norm[MODEL_MOST_LAYERS], *k_norm[MODEL_MOST_LAYERS];
     model_tensor *embedding, *final_norm, *head;

@@ -177,8 +177,8 @@ static void layer(const pass *p, int index, double *x)
     uint64_t d = (uint64_t)s->d, t = (uint64_t)p->tokens, hd = (uint64_t)s->head_dim;
     double *h = new_rows(p->tokens, d);
     rms_norm(h, x, m->input_norm[index]->data, t, d, s->eps);
-    double *q = linear(p, &l[TSR_Q], h), *k = linear(p, &l[TSR_K], h);
-    double *v = linear(p, &l[TSR_V], h);
+    double *q = linear(p, &l[LLAMA_Q], h), *k = linear(p, &l[LLAMA_K], h);
+    double *v = linear(p, &l[LLAMA_V], h);
     if (m->q_norm[index]) {
         rms_norm(q, q, m->q_norm[index]->data, t * (uint64_t)s->heads, hd, s->eps);
         rms_norm(k, k, m->k_norm[index]->data, t * (uint64_t)s->kv_heads, hd, s->eps);
@@ -186,12 +186,12 @@ static void layer(const pass *p, int index, double *x)
     rotate(s, q, p->tokens, s->heads);
     rotate(s, k, p->tokens, s->kv_heads);
     double *o = attend(s, q, k, v, p->tokens);
-    add_to(x, linear(p, &l[TSR_O], o), t * d);
+    add_to(x, linear(p, &l[LLAMA_O], o), t * d);
     rms_norm(h, x, m->post_norm[index]->data, t, d, s->eps);
-    double *gate = linear(p, &l[TSR_GATE], h), *up = linear(p, &l[TSR_UP], h);
+    double *gate = linear(p, &l[LLAMA_GATE], h), *up = linear(p, &l[LLAMA_UP], h);
     for (uint64_t i = 0; i < t * (uint64_t)s->f; i++)
         up[i] *= gate[i] / (1 + exp(-gate[i]));
-    add_to(x, linear(p, &l[TSR_DOWN], up), t * d);
+    add_to(x, linear(p, &l[LLAMA_DOWN], up), t * d);
     free(h);
     free(q);
     free(k);

@@ -4,6 +4,9 @@
  */
 #include "model/activation.h"
 
+#include "model/arch/decoder.h"
+#include "support/llama.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,11 +18,9 @@
 
 enum { LAYERS = 4, TOKENS = 40, D = 128, F = 192, KV = 64, R = 16, MOST = 256 };
 
-static const uint64_t sides[TSR_LINEAR_COUNT][2] = {{D, D}, {D, KV}, {D, KV}, {D, D},
-                                                    {D, F}, {D, F},  {F, D}};
-
 typedef struct {
-    tsr_layout_linear linear[LAYERS][TSR_LINEAR_COUNT];
+    tsr_block block;
+    tsr_layout_linear linear[LAYERS][LLAMA_LINEARS];
     tsr_layout_unit unit[LAYERS];
     tsr_layout layout;
     tsr_recompute recompute[LAYERS];
@@ -34,11 +35,12 @@ static void make(model *m, bool dora)
                                           .head_count = 2,
                                           .kv_head_count = 1,
                                           .head_dim = KV};
+    assert_int_equal(tsr_decoder_block(&m->block, &m->layout.config, 0), TSR_OK);
     for (int i = 0; i < LAYERS; i++) {
-        m->unit[i] = (tsr_layout_unit){.linear = m->linear[i], .dora = dora};
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
-            m->linear[i][kind] = (tsr_layout_linear){.in = sides[kind][0],
-                                                     .out = sides[kind][1],
+        m->unit[i] = (tsr_layout_unit){.block = &m->block, .linear = m->linear[i], .dora = dora};
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++)
+            m->linear[i][kind] = (tsr_layout_linear){.in = m->block.matrix[kind].in,
+                                                     .out = m->block.matrix[kind].out,
                                                      .quantized = true,
                                                      .r = R,
                                                      .dora = dora};
@@ -61,8 +63,9 @@ typedef struct {
 
 static char memory[1 << 24];
 
-static tsr_status take(void *user, void **out, const char *name, tsr_array array)
+static tsr_status take(void *user, void **out, const char *name, const char *why, tsr_array array)
 {
+    assert_true(*why);
     taken *t = user;
     assert_true(t->count < MOST);
     snprintf(t->name[t->count], sizeof t->name[0], "%s", name);
@@ -84,23 +87,30 @@ static uint64_t columns_of(const taken *t, const char *name)
     return 0;
 }
 
-static uint64_t low_of(const taken *t, int layer, tsr_linear_kind kind)
+static uint64_t low_of(const taken *t, int layer, int kind)
 {
     char name[96];
-    if (layer < 0)
-        snprintf(name, sizeof name, "scratch low %s", tsr_linear_name[kind]);
-    else
-        snprintf(name, sizeof name, "layer %d low %s", layer, tsr_linear_name[kind]);
+    snprintf(name, sizeof name, "layer %d low %s", layer, llama_linear[kind]);
     return columns_of(t, name);
 }
 
-static tsr_layer_buffers kept[LAYERS];
+/* Where x A^T of each linear of each layer lies in the backward. */
+static tsr_place_kind place[LAYERS][LLAMA_LINEARS];
 
 static taken walk(const model *m)
 {
+    static void *kept[LAYERS * TSR_BLOCK_VALUES];
     taken t = {0};
     tsr_activations out = {.kept = kept};
-    assert_int_equal(tsr_activations_walk(&out, &m->options, take, &t), TSR_OK);
+    tsr_layer_programs *programs;
+    assert_int_equal(tsr_layer_programs_make(&programs, &m->options), TSR_OK);
+    assert_int_equal(tsr_activations_walk(&out, &m->options, programs, take, &t), TSR_OK);
+    for (int i = 0; i < LAYERS * LLAMA_LINEARS; i++) {
+        int layer = i / LLAMA_LINEARS, kind = i % LLAMA_LINEARS;
+        place[layer][kind] =
+            tsr_layer_program_of(programs, layer)->in_backward[m->block.matrix[kind].low].kind;
+    }
+    tsr_layer_programs_free(programs);
     return t;
 }
 
@@ -115,20 +125,20 @@ static void test_which(void **state)
         m.options.dtype = way & 2 ? TSR_BF16 : TSR_F32;
         m.options.dropout = dropout;
         m.options.fp8 = fp8;
-        for (int i = 0; i < LAYERS * TSR_LINEAR_COUNT; i++)
-            m.linear[i / TSR_LINEAR_COUNT][i % TSR_LINEAR_COUNT].quantized = nf4;
+        for (int i = 0; i < LAYERS * LLAMA_LINEARS; i++)
+            m.linear[i / LLAMA_LINEARS][i % LLAMA_LINEARS].quantized = nf4;
         bool merges = nf4 && !fp8 && m.options.dtype == TSR_BF16;
         taken t = walk(&m);
-        for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-            assert_int_equal(low_of(&t, 1, kind), merges && !dropout ? 0 : R);
-            assert_int_equal(kept[1].low[kind] == NULL, merges && !dropout);
-            assert_int_equal(low_of(&t, -1, kind), 0);
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++) {
+            bool none = merges && !dropout;
+            assert_int_equal(low_of(&t, 1, kind), none ? 0 : R);
+            assert_int_equal(place[1][kind], none ? TSR_PLACE_NOWHERE : TSR_PLACE_KEPT);
         }
     }
 }
 
-/* A layer's own without recomputation and with some; with all of it the layers share one, but for that of
- * down_proj, which is made again only for dm. What does not train keeps none, nor does an evaluation. */
+/* A layer's own without recomputation and with some; with all of it in the scratch, but for that of down_proj, which
+ * is made again only for dm. What does not train keeps none, nor does an evaluation. */
 static void test_where(void **state)
 {
     (void)state;
@@ -139,44 +149,41 @@ static void test_where(void **state)
         m.recompute[1] = m.recompute[3] = TSR_RECOMPUTE_FULL;
         m.recompute[2] = TSR_RECOMPUTE_SELECTIVE;
         taken t = walk(&m);
-        for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
-            bool shared = kind != TSR_DOWN || dora;
-            assert_int_equal(low_of(&t, -1, kind), shared ? R : 0);
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++) {
+            tsr_place_kind again =
+                kind != LLAMA_DOWN || dora ? TSR_PLACE_SCRATCH : TSR_PLACE_NOWHERE;
             assert_int_equal(low_of(&t, 2, kind), R);
             assert_int_equal(low_of(&t, 0, kind) + low_of(&t, 1, kind) + low_of(&t, 3, kind), 0);
-            assert_true(!kept[0].low[kind] && kept[2].low[kind]);
-            assert_true(kept[1].low[kind] == kept[3].low[kind] && !kept[1].low[kind] == !shared);
-            assert_true(kept[1].low[kind] != kept[2].low[kind]);
+            assert_true(place[0][kind] == TSR_PLACE_NOWHERE && place[2][kind] == TSR_PLACE_KEPT);
+            assert_true(place[1][kind] == again && place[3][kind] == again);
         }
         m.options.train = false;
         t = walk(&m);
-        for (tsr_linear_kind kind = 0; kind < TSR_LINEAR_COUNT; kind++)
-            assert_true(!kept[2].low[kind] && !low_of(&t, -1, kind) && !low_of(&t, 2, kind));
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++)
+            assert_true(place[2][kind] == TSR_PLACE_NOWHERE && !low_of(&t, 2, kind));
     }
 }
 
-/* As wide as each layer needs, or the widest of those that share; none of what has no adapter or is merged. */
+/* As wide as each layer needs; none of what has no adapter or is merged. */
 static void test_ranks(void **state)
 {
     (void)state;
     model m;
     make(&m, false);
     m.options.dtype = TSR_BF16;
-    m.recompute[1] = m.recompute[2] = TSR_RECOMPUTE_FULL;
     for (int i = 0; i < LAYERS; i++) {
-        m.linear[i][TSR_Q].quantized = false;
-        m.linear[i][TSR_Q].r = (uint64_t)(8 * (i + 1));
+        m.linear[i][LLAMA_Q].quantized = false;
+        m.linear[i][LLAMA_Q].r = (uint64_t)(8 * (i + 1));
     }
-    m.linear[1][TSR_O].quantized = m.linear[3][TSR_O].quantized = false;
-    m.linear[3][TSR_O].r = 0;
+    m.linear[1][LLAMA_O].quantized = m.linear[3][LLAMA_O].quantized = false;
+    m.linear[3][LLAMA_O].r = 0;
     m.layout.largest_r = 8 * LAYERS;
     taken t = walk(&m);
-    assert_int_equal(low_of(&t, 0, TSR_Q), 8);
-    assert_int_equal(low_of(&t, 3, TSR_Q), 32);
-    assert_int_equal(low_of(&t, -1, TSR_Q), 24);
-    assert_int_equal(low_of(&t, -1, TSR_O), R);
-    assert_true(kept[1].low[TSR_O] && !kept[2].low[TSR_O] && !kept[3].low[TSR_O]);
-    assert_true(!low_of(&t, 3, TSR_O) && !low_of(&t, 0, TSR_O) && !low_of(&t, -1, TSR_GATE));
+    for (int i = 0; i < LAYERS; i++) {
+        assert_int_equal(low_of(&t, i, LLAMA_Q), 8 * (i + 1));
+        assert_int_equal(low_of(&t, i, LLAMA_O), i == 1 ? R : 0);
+        assert_int_equal(low_of(&t, i, LLAMA_GATE), 0);
+    }
 }
 
 int main(void)

@@ -3,7 +3,9 @@
  * choose from the same list of matmuls, whatever memory it has, from its own text and from a cache. An 8B
  * layer in micro-batches of many lengths, more than there is time for; nothing is timed or multiplied here.
  */
+#include "model/arch/decoder.h"
 #include "model/model_parts.h"
+#include "support/llama.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,8 +19,9 @@
 
 enum { SHAPES = 16, MOST_MATMULS = 4096 };
 
-static tsr_layout_linear linears[TSR_LINEAR_COUNT];
+static tsr_layout_linear linears[LLAMA_LINEARS];
 static tsr_layout_unit units[2];
+static tsr_block block;
 static const tsr_layout layout = {.unit = units,
                                   .layer_count = 1,
                                   .chunk_count = 1,
@@ -34,6 +37,7 @@ typedef struct {
     tsr_gemm_args matmul[MOST_MATMULS];
     int matmuls, timed;
     tsr_text chosen, cache;
+    tsr_layer_programs *programs;
 } run;
 
 static run *running;
@@ -79,15 +83,17 @@ static tsr_status note_prepare(tsr_device *device, const tsr_prepare_args *args)
 
 static void set_layer(int64_t rank)
 {
-    static const uint64_t sides[TSR_LINEAR_COUNT][2] = {{4096, 4096}, {1024, 4096},  {1024, 4096},
-                                                        {4096, 4096}, {14336, 4096}, {14336, 4096},
-                                                        {4096, 14336}};
-    for (int i = 0; i < TSR_LINEAR_COUNT; i++)
+    static const uint64_t sides[LLAMA_LINEARS][2] = {{4096, 4096}, {1024, 4096},  {1024, 4096},
+                                                     {4096, 4096}, {14336, 4096}, {14336, 4096},
+                                                     {4096, 14336}};
+    for (int i = 0; i < LLAMA_LINEARS; i++)
         linears[i] = (tsr_layout_linear){.out = sides[i][0],
                                          .in = sides[i][1],
                                          .quantized = true,
                                          .r = (uint64_t)rank,
                                          .scale = 1};
+    assert_int_equal(tsr_decoder_block(&block, &layout.config, 0), TSR_OK);
+    units[0].block = &block;
     units[0].linear = linears;
     units[1].row_count = 16384;
 }
@@ -96,12 +102,14 @@ static run *new_run(tsr_stream *stream, tsr_graph_rule rule, const char *known, 
                     uint64_t room)
 {
     static tsr_kernels kernels;
+    static const tsr_recompute recompute = TSR_RECOMPUTE_NONE;
     tsr_batch_shape shapes[SHAPES];
     run *r = calloc(1, sizeof *r);
     assert_non_null(r);
     running = r;
     kernels = tsr_kernels_none;
     kernels.prepare = note_prepare;
+    kernels.attention_workspace_bytes = tsr_attention_workspace_bytes;
     for (int i = 0; i < SHAPES; i++)
         shapes[i] = (tsr_batch_shape){8192 - i * 480, 4000 - i * 200, true};
     r->model.options = (tsr_model_options){.layout = &layout,
@@ -109,7 +117,10 @@ static run *new_run(tsr_stream *stream, tsr_graph_rule rule, const char *known, 
                                            .dtype = TSR_BF16,
                                            .train = true,
                                            .step_micro = 4,
+                                           .recompute = &recompute,
                                            .graph_rule = rule};
+    assert_int_equal(tsr_model_programs(&r->programs, &r->model.options), TSR_OK);
+    r->model.options.programs = r->programs;
     r->model.compute = stream;
     r->model.activation_begin = (char *)(uintptr_t)TSR_ALIGNMENT;
     r->model.activation_end = r->model.activation_begin + room;
@@ -125,6 +136,7 @@ static void free_run(run *r)
 {
     tsr_text_free(&r->chosen);
     tsr_text_free(&r->cache);
+    tsr_layer_programs_free(r->programs);
     free(r);
 }
 
@@ -205,9 +217,9 @@ static void test_fuller_cache(void **state)
     run *first = new_run(stream, TSR_GRAPHS_TIMED, NULL, NULL, ROOM);
     tsr_graph_book all = {0};
     tsr_text others = {0};
-    for (int i = 0; i < SHAPES * 2 * TSR_LINEAR_COUNT; i++) {
+    for (int i = 0; i < SHAPES * 2 * LLAMA_LINEARS; i++) {
         tsr_linear_context context = {.dtype = TSR_BF16, .tokens = 8192 - i / 14 * 480};
-        const tsr_layout_linear *l = &linears[i / 2 % TSR_LINEAR_COUNT];
+        const tsr_layout_linear *l = &linears[i / 2 % LLAMA_LINEARS];
         tsr_graph_choice choice[TSR_GRAPH_CHOICES];
         tsr_graph_shape shape = tsr_linear_graph_shape(
             &context, &(tsr_linear){.out = l->out, .in = l->in, .r = l->r}, i % 2);

@@ -309,7 +309,7 @@ static void copy_residuals(void *user, tsr_job *job, const tsr_micro_batch *micr
     float *out = user;
     (void)index;
     for (int layer = 0; layer < LAYERS; layer++)
-        memcpy(out + (size_t)layer * 4 * 97 * D, job->model->activations.kept[layer].x,
+        memcpy(out + (size_t)layer * 4 * 97 * D, tsr_model_layer_input(job->model, layer),
                (size_t)micro->token_count * D * sizeof *out);
 }
 
@@ -402,11 +402,11 @@ static double round_to_bf16(double x)
 static tsr_status evaluate_with_rounded_frequencies(tsr_job *job, void *user)
 {
     tsr_model *model = job->model;
-    int64_t half = model->shape.head_dim / 2;
+    int64_t half = (int64_t)job->inputs.model.head_dim / 2;
     for (int64_t i = 0; i < half; i++) {
         double theta = job->inputs.model.rope.theta;
         double frequency = round_to_bf16(pow(theta, -(double)i / (double)half));
-        for (int64_t t = 0; t < model->shape.position_count; t++) {
+        for (int64_t t = 0; t < model->tables.position_count; t++) {
             model->cosine[t * half + i] = (float)cos((double)t * frequency);
             model->sine[t * half + i] = (float)sin((double)t * frequency);
         }

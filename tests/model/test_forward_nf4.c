@@ -117,14 +117,14 @@ typedef enum { PLAIN, FOUR_BIT, STORED, MIXED, SAID } base_form;
 /* Whether a 4-bit checkpoint left it as it was. */
 static bool is_left(base_form base, int layer, int kind)
 {
-    return base == MIXED && ((layer == 1 && kind == TSR_UP) || (layer == 0 && kind == TSR_Q));
+    return base == MIXED && ((layer == 1 && kind == LLAMA_UP) || (layer == 0 && kind == LLAMA_Q));
 }
 
 /* The doubles of all linears that are not left become what NF4 makes of them. */
 static void dequantize(random_model *m, base_form base, bool nested)
 {
     for (int layer = 0; layer < m->spec.layers; layer++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++) {
             if (is_left(base, layer, kind))
                 continue;
             model_tensor *w = m->linear[layer][kind].w;
@@ -185,7 +185,7 @@ static tsr_tensor_source plain_source(const tsr_tensor *tensor)
 static bool is_packed(const random_model *m, base_form base, const char *name)
 {
     for (int layer = 0; layer < m->spec.layers; layer++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++)
             if (!strcmp(m->linear[layer][kind].w->name, name))
                 return base != SAID && !is_left(base, layer, kind);
     return false;
@@ -234,7 +234,7 @@ static void compare(const char *what, const fixture_result *got, const fixture_r
     assert_memory_equal(a->nll, b->nll, (size_t)a->count * sizeof *a->nll);
     assert_memory_equal(a->rows, b->rows, (size_t)a->count * 64 * sizeof *a->rows);
     for (int layer = 0; layer < 2; layer++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++)
             for (int part = 0; part < 3; part++)
                 assert_memory_equal(got->gradient[layer][kind][part],
                                     want->gradient[layer][kind][part],

@@ -135,7 +135,7 @@ static void check_model(const char *name, const model_spec *spec, double dropout
     job_run(&job, fixture_compute, &got);
     check_forward(&f, &got);
     for (int layer = 0; layer < spec->layers; layer++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++) {
             const model_linear *linear = &f.model.linear[layer][kind];
             model_tensor *const tensor[3] = {linear->a, linear->b, linear->m};
             for (int part = 0; part < 3; part++) {
@@ -286,7 +286,7 @@ static void test_upper_layers_llama3(void **state)
                        .r = 4,
                        .alpha = 8,
                        .dora = true,
-                       .targets = 1u << TSR_Q | 1u << TSR_V | 1u << TSR_DOWN,
+                       .targets = 1u << LLAMA_Q | 1u << LLAMA_V | 1u << LLAMA_DOWN,
                        .first_layer = 2,
                        .seed = 7};
     check_model("llama3", &spec, 0, 0);
@@ -310,7 +310,7 @@ static void test_large_vocabulary(void **state)
                        .dtype = TSR_BF16,
                        .r = 2,
                        .alpha = 4,
-                       .targets = 1u << TSR_O | 1u << TSR_GATE,
+                       .targets = 1u << LLAMA_O | 1u << LLAMA_GATE,
                        .first_layer = 1,
                        .seed = 8};
     check_model("vocabulary", &spec, 0, 0);
@@ -355,7 +355,7 @@ static void test_packing(void **state)
     assert_true(memcmp(alone.nll, packed.nll, (size_t)f.labels * sizeof *alone.nll) != 0);
     judge("loss / it", fabs(loss[1] / loss[0] - 1), 1e-6);
     for (int layer = 0; layer < spec.layers; layer++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++)
             for (int part = 0; part < 3; part++) {
                 const double *a = alone.gradient[layer][kind][part];
                 const double *b = packed.gradient[layer][kind][part];
@@ -423,7 +423,7 @@ static void test_tied_with_a_head(void **state)
     job_set(&job, "model_name_or_path=%s", other);
     job_run(&job, fixture_compute, &tied);
     assert_memory_equal(tied.nll, untied.nll, (size_t)f.labels * sizeof *tied.nll);
-    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+    for (int kind = 0; kind < LLAMA_LINEARS; kind++)
         assert_memory_equal(tied.gradient[0][kind][0], untied.gradient[0][kind][0],
                             untied.count[0][kind][0] * sizeof(double));
     memcpy(f.model.head->data, f.model.embedding->data, table * sizeof(double));

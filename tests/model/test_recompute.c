@@ -25,7 +25,7 @@ static void assert_same(const fixture *f, const fixture_result *got, const fixtu
                         (size_t)a->count * (size_t)f->model.spec.d * sizeof *a->rows);
     assert_memory_equal(got->nll, want->nll, (size_t)got->labels * sizeof *got->nll);
     for (int layer = 0; layer < f->model.spec.layers; layer++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++)
             for (int part = 0; part < 3; part++)
                 if (want->gradient[layer][kind][part])
                     assert_memory_equal(got->gradient[layer][kind][part],
@@ -157,7 +157,7 @@ static void test_dora_dropout(void **state)
     (void)state;
     model_spec spec = base;
     spec.dora = true;
-    spec.targets = 127 & ~(1u << TSR_K | 1u << TSR_UP);
+    spec.targets = 127 & ~(1u << LLAMA_K | 1u << LLAMA_UP);
     check_model("dora-dropout", &spec, 0.2);
 }
 

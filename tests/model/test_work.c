@@ -2,7 +2,8 @@
  * The counting of work, against the floors of the measured runs in bench/results, which were computed
  * by another implementation of the same formulas, and against sums by hand.
  */
-#include "model/work.h"
+#include "llama_layer.h"
+#include "support/llama.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -35,10 +36,46 @@ static void add(void *user, const tsr_work_op *op)
 
 static const struct {
     const char *name;
-    double d, f, q, kv, vocabulary;
-} shapes[] = {{"llama3-8b", 4096, 14336, 4096, 1024, 128256},
-              {"llama2-7b", 4096, 11008, 4096, 4096, 32000},
-              {"llama3-70b", 8192, 28672, 8192, 1024, 128256}};
+    tsr_model_config config;
+} shapes[] = {{"llama3-8b",
+               {.hidden_size = 4096,
+                .intermediate_size = 14336,
+                .head_count = 32,
+                .kv_head_count = 8,
+                .head_dim = 128,
+                .vocab_size = 128256}},
+              {"llama2-7b",
+               {.hidden_size = 4096,
+                .intermediate_size = 11008,
+                .head_count = 32,
+                .kv_head_count = 32,
+                .head_dim = 128,
+                .vocab_size = 32000}},
+              {"llama3-70b",
+               {.hidden_size = 8192,
+                .intermediate_size = 28672,
+                .head_count = 64,
+                .kv_head_count = 8,
+                .head_dim = 128,
+                .vocab_size = 128256}}};
+
+/* A layer of which only what the test sets has a size. */
+static void make(llama_layer *l, const tsr_model_config *config, tsr_work_linear like,
+                 double element, bool fp8)
+{
+    assert_int_equal(llama_layer_make(l, config, like, element, fp8), TSR_OK);
+    llama_layer_program(l, false, TSR_RECOMPUTE_NONE);
+}
+
+static const tsr_model_config nothing; /* of no size */
+
+/* One linear in a layer of no size. */
+static void make_one(llama_layer *l, int index, tsr_work_linear one, double element, bool fp8)
+{
+    make(l, &nothing, (tsr_work_linear){0}, element, fp8);
+    l->layer.linear[index] = one;
+    llama_layer_program(l, false, TSR_RECOMPUTE_NONE);
+}
 
 static double number(const json_t *object, const char *key)
 {
@@ -54,40 +91,58 @@ static bool is(const json_t *object, const char *key, const char *value)
 /* `factored`: counted as all of DoRA's norms were done once, and those of a base without NF4 still are. */
 static void add_norms(sum *s, tsr_work_layer layer, bool factored)
 {
-    for (int i = 0; i < TSR_LINEAR_COUNT; i++)
+    for (int i = 0; i < LLAMA_LINEARS; i++)
         layer.linear[i].nf4 = !factored;
     tsr_work_norm(&layer, add, s);
 }
 
+/* What the floors were recorded with: passes over the residual stream that are not done: the backward of the first
+ * norm of the lowest layer, and, recomputing, the sums that are there. */
+static void add_passes(sum *s, const tsr_work_layer *layer, bool first, tsr_recompute recompute)
+{
+    double one = layer->element * layer->tokens * (double)layer->program->block->width;
+    tsr_work_op op = {.kind = TSR_WORK_STREAM};
+    op.least.bytes = (4 * first + 2 * (recompute == TSR_RECOMPUTE_FULL)) * one;
+    add(s, &op);
+}
+
+static void add_layers(sum *s, llama_layer *l, int layers, tsr_recompute recompute, bool factored)
+{
+    for (int i = 0; i < layers; i++) {
+        llama_layer_program(l, i == 0, recompute);
+        l->layer.last = i == layers - 1;
+        add_norms(s, l->layer, factored);
+        tsr_work_forward(&l->layer, add, s);
+        tsr_work_backward(&l->layer, add, s);
+        add_passes(s, &l->layer, i == 0, recompute);
+    }
+}
+
 static void add_step(sum *s, const json_t *run, bool factored)
 {
-    tsr_work_layer layer = {.element = 2};
+    llama_layer l;
     double tokens = number(run, "batch") * number(run, "length"), layers = number(run, "layers");
-    double r = number(run, "r"), elements = 0;
+    double elements = 0;
     int k = 0;
     while (!is(run, "shape", shapes[k].name))
         k++;
-    tsr_work_set_widths(&layer, shapes[k].d, shapes[k].f, shapes[k].q, shapes[k].kv);
-    for (int i = 0; i < TSR_LINEAR_COUNT; i++) {
-        tsr_work_linear *x = &layer.linear[i];
-        x->r = r;
-        x->nf4 = true;
-        x->dora = is(run, "adapter", "dora");
-        elements += layers * (r * (x->in + x->out) + (x->dora ? x->out : 0));
+    const tsr_model_config *config = &shapes[k].config;
+    make(&l, config,
+         (tsr_work_linear){.r = number(run, "r"), .nf4 = true, .dora = is(run, "adapter", "dora")},
+         2, false);
+    for (int i = 0; i < LLAMA_LINEARS; i++) {
+        const tsr_work_linear *x = &l.layer.linear[i];
+        elements += layers * (x->r * (x->in + x->out) + (x->dora ? x->out : 0));
     }
-    layer.tokens = tokens;
-    layer.pairs = tokens * (number(run, "length") + 1) / 2;
-    layer.recompute = is(run, "recompute", "full")        ? TSR_RECOMPUTE_FULL
-                      : is(run, "recompute", "selective") ? TSR_RECOMPUTE_SELECTIVE
-                                                          : TSR_RECOMPUTE_NONE;
-    for (int i = 0; i < layers; i++) {
-        layer.first = i == 0;
-        layer.last = i == layers - 1;
-        add_norms(s, layer, factored);
-        tsr_work_forward(&layer, add, s);
-        tsr_work_backward(&layer, add, s);
-    }
-    const tsr_work_head head = {tokens, shapes[k].d, shapes[k].vocabulary, 2, true};
+    l.layer.tokens = tokens;
+    l.layer.pairs = tokens * (number(run, "length") + 1) / 2;
+    add_layers(s, &l, (int)layers,
+               is(run, "recompute", "full")        ? TSR_RECOMPUTE_FULL
+               : is(run, "recompute", "selective") ? TSR_RECOMPUTE_SELECTIVE
+                                                   : TSR_RECOMPUTE_NONE,
+               factored);
+    const tsr_work_head head = {tokens, (double)config->hidden_size, (double)config->vocab_size, 2,
+                                true};
     tsr_work_chunk(&head, add, s);
     tsr_work_update(elements, 2, add, s);
 }
@@ -134,20 +189,23 @@ static void test_measured_floors(void **state)
 static void test_one_linear(void **state)
 {
     (void)state;
-    tsr_work_layer layer = {.element = 4, .tokens = 4};
+    llama_layer l;
+    tsr_work_layer *layer = &l.layer;
     sum forward = {.rates = {1, 1, 1, 1}}, backward = forward;
-    layer.linear[TSR_DOWN] = (tsr_work_linear){.in = 3, .out = 2};
-    tsr_work_forward(&layer, add, &forward);
-    tsr_work_backward(&layer, add, &backward);
+    make_one(&l, LLAMA_DOWN, (tsr_work_linear){.in = 3, .out = 2}, 4, false);
+    layer->tokens = 4;
+    tsr_work_forward(layer, add, &forward);
+    tsr_work_backward(layer, add, &backward);
     assert_true(forward.least.flops == 2 * 4 * 3 * 2);
     assert_true(forward.least.bytes == 4 * (4 * 3 + 3 * 2 + 4 * 2));
     assert_true(forward.here.bytes == forward.least.bytes);
     assert_true(backward.least.flops == forward.least.flops);
 
-    layer.linear[TSR_DOWN].r = 1;
+    layer->linear[LLAMA_DOWN].r = 1;
+    llama_layer_program(&l, false, TSR_RECOMPUTE_NONE);
     sum with = {.rates = {1, 1, 1, 1}}, back = with;
-    tsr_work_forward(&layer, add, &with);
-    tsr_work_backward(&layer, add, &back);
+    tsr_work_forward(layer, add, &with);
+    tsr_work_backward(layer, add, &back);
     assert_true(with.least.flops - forward.least.flops == 2 * 4 * (3 + 2));
     assert_true(back.least.flops - backward.least.flops == 2 * 2 * 4 * (3 + 2));
     /* x A^T reads x and A and writes T x r; (x A^T) B^T is nothing, or reads both and writes y. */
@@ -182,14 +240,18 @@ static void test_low_is_kept(void **state)
                  {4, true, false, false, true}};
     const double one = 2.0 * 8192 * 2048 * 16;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        tsr_work_layer layer = {.element = cases[i].element, .fp8 = cases[i].fp8, .tokens = 8192};
+        llama_layer l;
         sum forward = {.rates = {1, 1, 1, 1, 1}}, backward = forward, again = forward;
-        layer.linear[TSR_O] = (tsr_work_linear){
-            .in = 2048, .out = 2048, .r = 16, .nf4 = cases[i].nf4, .drops = cases[i].drops};
-        tsr_work_forward(&layer, add_narrow, &forward);
-        tsr_work_backward(&layer, add_narrow, &backward);
-        layer.recompute = TSR_RECOMPUTE_FULL;
-        tsr_work_backward(&layer, add_narrow, &again);
+        make_one(
+            &l, LLAMA_O,
+            (tsr_work_linear){
+                .in = 2048, .out = 2048, .r = 16, .nf4 = cases[i].nf4, .drops = cases[i].drops},
+            cases[i].element, cases[i].fp8);
+        l.layer.tokens = 8192;
+        tsr_work_forward(&l.layer, add_narrow, &forward);
+        tsr_work_backward(&l.layer, add_narrow, &backward);
+        llama_layer_program(&l, false, TSR_RECOMPUTE_FULL);
+        tsr_work_backward(&l.layer, add_narrow, &again);
         assert_true(forward.here.flops == cases[i].kept * one);
         assert_true(backward.here.flops == (3 + !cases[i].kept) * one);
         assert_true(again.here.flops == 4 * one && backward.least.flops == 3 * one);
@@ -201,15 +263,15 @@ static void test_low_is_kept(void **state)
 static void test_fp8_base(void **state)
 {
     (void)state;
-    tsr_work_layer layer = {.element = 2, .tokens = 4};
+    llama_layer l;
     const tsr_work_rates rates = {1, 1, 1, 1, 4};
     sum forward[2], backward[2];
     for (int fp8 = 0; fp8 < 2; fp8++) {
-        layer.fp8 = fp8;
-        layer.linear[TSR_DOWN] = (tsr_work_linear){.in = 3, .out = 2, .r = 1, .nf4 = true};
+        make_one(&l, LLAMA_DOWN, (tsr_work_linear){.in = 3, .out = 2, .r = 1, .nf4 = true}, 2, fp8);
+        l.layer.tokens = 4;
         forward[fp8] = backward[fp8] = (sum){.rates = rates};
-        tsr_work_forward(&layer, add, &forward[fp8]);
-        tsr_work_backward(&layer, add, &backward[fp8]);
+        tsr_work_forward(&l.layer, add, &forward[fp8]);
+        tsr_work_backward(&l.layer, add, &backward[fp8]);
     }
     const double matmul = 4 * 3 + 3 * 2, decode = 3 * 2;
     assert_true(forward[1].least.flops == forward[0].least.flops);
@@ -222,10 +284,10 @@ static void test_fp8_base(void **state)
                 4 * 2 + 3 * 2 + decode - 3 * 4 * 2);
 
     /* FLOPs alone: the base's at four times the rate. */
-    layer.linear[TSR_DOWN].r = 0;
+    l.layer.linear[LLAMA_DOWN].r = 0;
     sum slow = {.rates = {1, 1e30, 1, 1, 1}}, fast = {.rates = {1, 1e30, 1, 1, 4}};
-    tsr_work_forward(&layer, add, &slow);
-    tsr_work_forward(&layer, add, &fast);
+    tsr_work_forward(&l.layer, add, &slow);
+    tsr_work_forward(&l.layer, add, &fast);
     assert_true(fabs(slow.seconds - 4 * fast.seconds) < 1e-6 * slow.seconds);
 }
 
@@ -249,15 +311,18 @@ static void test_norms(void **state)
          2 * r * (out * in + r * in + out * r), 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        tsr_work_layer layer = {.element = 2, .tokens = cases[i].tokens, .fp8 = cases[i].fp8};
+        llama_layer l;
         sum s = {.rates = {1, 1, 1, 1}};
-        layer.linear[TSR_K] = (tsr_work_linear){.in = in,
-                                                .out = out,
-                                                .r = r,
-                                                .dora = true,
-                                                .nf4 = cases[i].nf4,
-                                                .drops = cases[i].drops};
-        tsr_work_norm(&layer, add, &s);
+        make_one(&l, LLAMA_K,
+                 (tsr_work_linear){.in = in,
+                                   .out = out,
+                                   .r = r,
+                                   .dora = true,
+                                   .nf4 = cases[i].nf4,
+                                   .drops = cases[i].drops},
+                 2, cases[i].fp8);
+        l.layer.tokens = cases[i].tokens;
+        tsr_work_norm(&l.layer, add, &s);
         assert_true(s.here.flops == cases[i].here && s.least.flops == cases[i].least);
         if (cases[i].nf4)
             assert_true(s.least.bytes == 0 &&
@@ -269,13 +334,15 @@ static void test_norms(void **state)
 static void test_fp8_gradients(void **state)
 {
     (void)state;
-    for (int way = 0; way < 2 * TSR_LINEAR_COUNT; way++) {
+    for (int way = 0; way < 2 * LLAMA_LINEARS; way++) {
         int kind = way / 2, dora = way % 2;
-        bool made = !dora && (kind == TSR_GATE || kind == TSR_UP || kind == TSR_O);
-        tsr_work_layer layer = {.element = 2, .tokens = 4, .fp8 = true};
+        bool made = !dora && (kind == LLAMA_GATE || kind == LLAMA_UP || kind == LLAMA_O);
+        llama_layer l;
         sum s = {.rates = {1, 1, 1, 1, 4}};
-        layer.linear[kind] = (tsr_work_linear){.in = 3, .out = 2, .dora = dora};
-        tsr_work_backward(&layer, add, &s);
+        make_one(&l, kind, (tsr_work_linear){.in = 3, .out = 2, .r = 1, .dora = dora}, 2, true);
+        l.layer.tokens = 4;
+        l.layer.linear[kind].r = 0; /* its adapter's own work */
+        tsr_work_backward(&l.layer, add, &s);
         assert_true(s.here.bytes - s.least.bytes == (made ? 0 : 2 * 4 * 2));
     }
 }
@@ -284,14 +351,15 @@ static void test_fp8_gradients(void **state)
 static void test_passes_over_dy(void **state)
 {
     (void)state;
-    tsr_work_layer layer = {.element = 2};
+    llama_layer l;
     double more[2], dy[2], r[2] = {16, 64}, tokens[2] = {1024, 8192};
     for (int i = 0; i < 2; i++) {
         sum s = {.rates = {1, 1, 1, 1}};
         double x = dy[i] = 2 * tokens[i] * 2048;
-        layer.tokens = tokens[i];
-        layer.linear[TSR_DOWN] = (tsr_work_linear){.in = 2048, .out = 2048, .r = r[i], .nf4 = true};
-        tsr_work_backward(&layer, add, &s);
+        make_one(&l, LLAMA_DOWN, (tsr_work_linear){.in = 2048, .out = 2048, .r = r[i], .nf4 = true},
+                 2, false);
+        l.layer.tokens = tokens[i];
+        tsr_work_backward(&l.layer, add, &s);
         /* Without what is read and written of rank r: x is read for x A^T and again for dA; and merging, which
          * counts as 1.3 bytes an element. */
         double low = 2 * r[i] * (tokens[i] + 2048), merging = 1.3 * 2048 * 2048;
@@ -305,16 +373,18 @@ static void test_passes_over_dy(void **state)
 static void test_dropout(void **state)
 {
     (void)state;
-    tsr_work_layer layer = {.element = 2, .tokens = 4};
+    llama_layer l;
     const double product = 2 * 4 * 3 * 2, bytes = 2 * (4 * 3 + 3 * 2 + 4 * 2);
     for (int dora = 0; dora < 2; dora++) {
         sum s[2][2] = {{{.rates = {1, 1, 1, 1}}, {.rates = {1, 1, 1, 1}}},
                        {{.rates = {1, 1, 1, 1}}, {.rates = {1, 1, 1, 1}}}};
         for (int drops = 0; drops < 2; drops++) {
-            layer.linear[TSR_DOWN] =
-                (tsr_work_linear){.in = 3, .out = 2, .r = 1, .dora = dora, .drops = drops};
-            tsr_work_forward(&layer, add, &s[drops][0]);
-            tsr_work_backward(&layer, add, &s[drops][1]);
+            make_one(&l, LLAMA_DOWN,
+                     (tsr_work_linear){.in = 3, .out = 2, .r = 1, .dora = dora, .drops = drops}, 2,
+                     false);
+            l.layer.tokens = 4;
+            tsr_work_forward(&l.layer, add, &s[drops][0]);
+            tsr_work_backward(&l.layer, add, &s[drops][1]);
         }
         for (int way = 0; way < 2; way++) {
             const tsr_work_amount *without = &s[0][way].least, *with = &s[1][way].least;
@@ -335,15 +405,18 @@ static void test_dropout_of_merged(void **state)
     (void)state;
     const double t = 8192, in = 4096, out = 14336, r = 16, decode = (0.5 + 1.0 / 64 + 2) * in * out;
     const double base = 2 * (t * in + in * out + t * out);
-    tsr_work_layer layer = {.element = 2, .tokens = t};
+    llama_layer l;
     const sum none = {.rates = {1, 1, 1, 1}};
     sum forward[3], backward[3]; /* LoRA, with dropout, DoRA with dropout */
     for (int i = 0; i < 3; i++) {
         forward[i] = backward[i] = none;
-        layer.linear[TSR_DOWN] = (tsr_work_linear){
-            .in = in, .out = out, .r = r, .dora = i == 2, .nf4 = true, .drops = i > 0};
-        tsr_work_forward(&layer, add, &forward[i]);
-        tsr_work_backward(&layer, add, &backward[i]);
+        make_one(&l, LLAMA_DOWN,
+                 (tsr_work_linear){
+                     .in = in, .out = out, .r = r, .dora = i == 2, .nf4 = true, .drops = i > 0},
+                 2, false);
+        l.layer.tokens = t;
+        tsr_work_forward(&l.layer, add, &forward[i]);
+        tsr_work_backward(&l.layer, add, &backward[i]);
     }
     const tsr_work_amount *lora = &forward[0].here, *dora = &forward[2].here;
     assert_true(fabs(dora->flops - lora->flops - 2 * t * in * out) < 1e6);
@@ -356,22 +429,30 @@ static void test_dropout_of_merged(void **state)
     assert_true(forward[2].least.bytes - forward[0].least.bytes == base);
 }
 
+static const tsr_model_config small = {.hidden_size = 256,
+                                       .intermediate_size = 704,
+                                       .head_count = 4,
+                                       .kv_head_count = 2,
+                                       .head_dim = 64};
+
 static void test_recompute(void **state)
 {
     (void)state;
-    tsr_work_layer layer = {.element = 2, .tokens = 128, .pairs = 128 * 129 / 2};
+    llama_layer l;
     double seconds[3], down = 2.0 * 128 * 704 * 256;
-    tsr_work_set_widths(&layer, 256, 704, 256, 128);
+    const sum none = {
+        .rates = {.matmul = 1, .copy = 1e30, .attention_forward = 1, .attention_backward = 1}};
+    make(&l, &small, (tsr_work_linear){0}, 2, false);
+    l.layer.tokens = 128;
+    l.layer.pairs = 128 * 129 / 2;
     for (int i = 0; i < 3; i++) {
-        sum s = {
-            .rates = {.matmul = 1, .copy = 1e30, .attention_forward = 1, .attention_backward = 1}};
-        layer.recompute = (tsr_recompute)i;
-        tsr_work_backward(&layer, add, &s);
+        sum s = none;
+        llama_layer_program(&l, false, (tsr_recompute)i);
+        tsr_work_backward(&l.layer, add, &s);
         seconds[i] = s.seconds;
     }
-    sum forward = {
-        .rates = {.matmul = 1, .copy = 1e30, .attention_forward = 1, .attention_backward = 1}};
-    tsr_work_forward(&layer, add, &forward);
+    sum forward = none;
+    tsr_work_forward(&l.layer, add, &forward);
     assert_true(fabs(seconds[1] - seconds[0]) < 1e-6 * seconds[0]); /* bytes only */
     assert_true(fabs(seconds[2] - seconds[0] - (forward.seconds - down)) < 1e-6 * seconds[0]);
 }
@@ -381,13 +462,18 @@ typedef struct {
     double least, here;
 } pair;
 
-static pair decoding(tsr_work_layer layer)
+static pair decoding(llama_layer *l, bool first, tsr_recompute recompute)
 {
     sum s[2] = {{.rates = {1, 1, 1, 1, 1}}, {.rates = {1, 1, 1, 1, 1}}};
     for (int nf4 = 0; nf4 < 2; nf4++) {
-        for (int i = 0; i < TSR_LINEAR_COUNT; i++)
-            layer.linear[i].nf4 = nf4;
-        tsr_work_backward(&layer, add, &s[nf4]);
+        for (int i = 0; i < LLAMA_LINEARS; i++)
+            l->layer.linear[i].nf4 = nf4;
+        llama_layer_program(l, first, recompute);
+        for (int i = 0; i < LLAMA_LINEARS; i++)
+            l->layer.linear[i].r = 0; /* the adapters' own work */
+        tsr_work_backward(&l->layer, add, &s[nf4]);
+        for (int i = 0; i < LLAMA_LINEARS; i++)
+            l->layer.linear[i].r = 8;
     }
     return (pair){s[1].least.bytes - s[0].least.bytes, s[1].here.bytes - s[0].here.bytes};
 }
@@ -397,22 +483,38 @@ static pair decoding(tsr_work_layer layer)
 static void test_decoding_again(void **state)
 {
     (void)state;
-    tsr_work_layer layer = {.tokens = 128, .pairs = 128 * 129 / 2};
+    llama_layer l;
     const double d = 256, f = 704, qkv = d * (256 + 2 * 128), down = d * f;
     const double all = qkv + d * 256 + 3 * d * f;
-    tsr_work_set_widths(&layer, d, f, 256, 128);
     for (int way = 0; way < 4; way++) {
-        layer.fp8 = way % 2, layer.first = way / 2, layer.element = layer.fp8 ? 2 : 4;
-        double one = 0.5 + 1.0 / 64 + (layer.fp8 ? 1 : 4), wanted = all - layer.first * qkv;
-        double both = wanted - down, only = layer.first * qkv;
-        layer.recompute = TSR_RECOMPUTE_NONE;
-        pair once = decoding(layer);
-        layer.recompute = TSR_RECOMPUTE_FULL;
-        pair again = decoding(layer);
+        bool fp8 = way % 2, first = way / 2;
+        make(&l, &small, (tsr_work_linear){.r = 8}, fp8 ? 2 : 4, fp8);
+        l.layer.tokens = 128;
+        l.layer.pairs = 128 * 129 / 2;
+        double one = 0.5 + 1.0 / 64 + (fp8 ? 1 : 4), wanted = all - first * qkv;
+        double both = wanted - down, only = first * qkv;
+        pair once = decoding(&l, first, TSR_RECOMPUTE_NONE);
+        pair again = decoding(&l, first, TSR_RECOMPUTE_FULL);
         assert_true(fabs(once.least - one * wanted) < 1 && fabs(once.here - one * wanted) < 1);
         assert_true(fabs(again.here - once.here - one * (both + only)) < 1);
-        assert_true(fabs(again.least - once.least - layer.fp8 * both - one * only) < 1);
+        assert_true(fabs(again.least - once.least - fp8 * both - one * only) < 1);
     }
+}
+
+/* Nothing below the lowest adapter has a backward: of a layer in which down_proj alone trains no other linear, nor
+ * attention. */
+static void test_lowest(void **state)
+{
+    (void)state;
+    llama_layer l;
+    sum s = {.rates = {1, 1, 1, 1}};
+    make(&l, &small, (tsr_work_linear){0}, 2, false);
+    l.layer.linear[LLAMA_DOWN].r = 8;
+    l.layer.tokens = 128;
+    l.layer.pairs = 128 * 129 / 2;
+    llama_layer_program(&l, true, TSR_RECOMPUTE_NONE);
+    tsr_work_backward(&l.layer, add, &s);
+    assert_true(s.least.flops == 2 * 128 * 8 * (2 * 256 + 704)); /* dB and dS, dA */
 }
 
 int main(void)
@@ -423,6 +525,6 @@ int main(void)
         cmocka_unit_test(test_norms),           cmocka_unit_test(test_passes_over_dy),
         cmocka_unit_test(test_dropout),         cmocka_unit_test(test_dropout_of_merged),
         cmocka_unit_test(test_recompute),       cmocka_unit_test(test_decoding_again),
-        cmocka_unit_test(test_fp8_gradients)};
+        cmocka_unit_test(test_fp8_gradients),   cmocka_unit_test(test_lowest)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

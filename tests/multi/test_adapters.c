@@ -6,6 +6,7 @@
 #include "model/model_parts.h"
 #include "support/golden.h"
 #include "support/head.h"
+#include "support/llama.h"
 #include "support/rows.h"
 #include "support/scratch.h"
 #include "traces.h"
@@ -165,7 +166,7 @@ static tsr_status merge(merged *out, const tsr_job *job, int kind)
 {
     const tsr_layout_linear *l = &job->inputs.layout.unit[0].linear[kind];
     const float *a = working_copy(job, l->a), *b = working_copy(job, l->b);
-    const float *n = tsr_model_norms(job->model, 0, (tsr_linear_kind)kind);
+    const float *n = tsr_model_norms(job->model, 0, (int)kind);
     float *w = malloc(l->out * l->in * sizeof *w);
     *out = (merged){strdup(l->path), l->out, l->in, calloc(l->out * l->in, sizeof(double))};
     tsr_status status = w && out->path && out->weight ? read_weight(w, job, kind) : TSR_ENOMEM;
@@ -189,7 +190,7 @@ static tsr_status merge_all(tsr_job *job, void *user)
     tsr_job_evaluation unused;
     TSR_TRY(tsr_job_evaluate(job, &unused));
     TSR_TRY(tsr_streams_synchronize(&job->streams));
-    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++)
+    for (int kind = 0; kind < LLAMA_LINEARS; kind++)
         TSR_TRY(merge(&out[kind], job, kind));
     return TSR_OK;
 }
@@ -249,14 +250,14 @@ static void check_merged(const char *trace)
 {
     static const char *const parts[3] = {"rows", "row norms", "column sums"};
     char path[512];
-    merged all[TSR_LINEAR_COUNT] = {{0}};
+    merged all[LLAMA_LINEARS] = {{0}};
     double worst[3] = {0};
     snprintf(path, sizeof path, "%s/final", trace);
     job_spec spec = evaluation(path);
     job_run(&spec, merge_all, all);
     snprintf(path, sizeof path, "%s/%s/trace.safetensors", TRACES, trace);
     tsr_safetensors *file = golden_open(path);
-    for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+    for (int kind = 0; kind < LLAMA_LINEARS; kind++) {
         compare_merged(worst, &all[kind], file);
         free(all[kind].path);
         free(all[kind].weight);

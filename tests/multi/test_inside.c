@@ -16,6 +16,7 @@
 #include "traces.h"
 
 #include "io/peft.h"
+#include "support/llama.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -153,7 +154,7 @@ static tsr_status visit_all(const walk *w)
 {
     const tsr_layout *layout = &w->job->inputs.layout;
     for (int unit = 0; unit < layout->layer_count; unit++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++) {
             const tsr_layout_linear *l = &layout->unit[unit].linear[kind];
             if (!l->r)
                 continue;

@@ -187,12 +187,14 @@ static void test_memory_plan(void **state)
     tsr_memory_plan plan = {0};
     tsr_taker planning = {.plan = &plan};
     void *at;
-    assert_int_equal(tsr_taker_device(&planning, &at, "a", tsr_array_of_bytes(100)), TSR_OK);
+    assert_int_equal(tsr_taker_device(&planning, &at, "a", "why", tsr_array_of_bytes(100)), TSR_OK);
     assert_null(at);
-    assert_int_equal(tsr_taker_device(&planning, &at, "nothing", tsr_array_of_bytes(0)), TSR_OK);
-    assert_int_equal(tsr_taker_host(&planning, &at, "b", tsr_array_of_bytes(257)), TSR_OK);
+    assert_int_equal(tsr_taker_device(&planning, &at, "nothing", "why", tsr_array_of_bytes(0)),
+                     TSR_OK);
+    assert_int_equal(tsr_taker_host(&planning, &at, "b", "why", tsr_array_of_bytes(257)), TSR_OK);
     assert_int_equal(
-        tsr_taker_take(&planning, &at, TSR_PLACE_NODE, "c", (tsr_array){TSR_F32, 25, 10}), TSR_OK);
+        tsr_taker_take(&planning, &at, TSR_PLACE_NODE, "c", "why", (tsr_array){TSR_F32, 25, 10}),
+        TSR_OK);
     assert_int_equal(plan.count, 3);
     assert_int_equal(plan.total[TSR_PLACE_DEVICE], 256);
     assert_int_equal(plan.total[TSR_PLACE_HOST], 512);
@@ -202,24 +204,28 @@ static void test_memory_plan(void **state)
     assert_int_equal(tsr_arena_create(&memory, device, TSR_MEMORY_DEVICE, 256), TSR_OK);
     assert_int_equal(tsr_arena_create(&host, device, TSR_MEMORY_HOST, 512), TSR_OK);
     tsr_taker running = {.plan = &plan, .device = memory, .host = host};
-    assert_int_equal(tsr_taker_device(&running, &at, "b", tsr_array_of_bytes(100)), TSR_EINTERNAL);
+    assert_int_equal(tsr_taker_device(&running, &at, "b", "why", tsr_array_of_bytes(100)),
+                     TSR_EINTERNAL);
     running.cursor = 0;
-    assert_int_equal(tsr_taker_device(&running, &at, "a", tsr_array_of_bytes(101)), TSR_EINTERNAL);
+    assert_int_equal(tsr_taker_device(&running, &at, "a", "why", tsr_array_of_bytes(101)),
+                     TSR_EINTERNAL);
     running.cursor = 0;
-    assert_int_equal(tsr_taker_device(&running, &at, "a", tsr_array_of_bytes(100)), TSR_OK);
+    assert_int_equal(tsr_taker_device(&running, &at, "a", "why", tsr_array_of_bytes(100)), TSR_OK);
     assert_non_null(at);
     assert_int_equal(tsr_taker_finish(&running), TSR_EINTERNAL);
-    assert_int_equal(tsr_taker_host(&running, &at, "b", tsr_array_of_bytes(257)), TSR_OK);
+    assert_int_equal(tsr_taker_host(&running, &at, "b", "why", tsr_array_of_bytes(257)), TSR_OK);
     assert_int_equal(
-        tsr_taker_take(&running, &at, TSR_PLACE_NODE, "c", (tsr_array){TSR_F32, 25, 10}), TSR_OK);
+        tsr_taker_take(&running, &at, TSR_PLACE_NODE, "c", "why", (tsr_array){TSR_F32, 25, 10}),
+        TSR_OK);
     assert_int_equal(tsr_taker_finish(&running), TSR_OK);
-    assert_int_equal(tsr_taker_host(&running, &at, "d", tsr_array_of_bytes(1)), TSR_EINTERNAL);
+    assert_int_equal(tsr_taker_host(&running, &at, "d", "why", tsr_array_of_bytes(1)),
+                     TSR_EINTERNAL);
     tsr_arena_destroy(memory);
     tsr_arena_destroy(host);
     tsr_device_destroy(device);
-    assert_int_equal(
-        tsr_memory_plan_add(&plan, TSR_PLACE_HOST, "huge", tsr_array_of_bytes(UINT64_MAX - 5)),
-        TSR_EINVAL);
+    assert_int_equal(tsr_memory_plan_add(&plan, TSR_PLACE_HOST, "huge", "why",
+                                         tsr_array_of_bytes(UINT64_MAX - 5)),
+                     TSR_EINVAL);
     tsr_memory_plan_free(&plan);
 }
 

@@ -231,13 +231,13 @@ static tsr_status walk(toy_rank *r, tsr_taker *taker)
     TSR_TRY(tsr_store_walk(&r->store, taker));
     for (int i = 0; i < TSR_REGIONS; i++) {
         snprintf(name, sizeof name, "region %d", i);
-        TSR_TRY(tsr_taker_take(taker, &r->region[i], TSR_PLACE_DEVICE, name,
+        TSR_TRY(tsr_taker_take(taker, &r->region[i], TSR_PLACE_DEVICE, name, "",
                                tsr_array_of_bytes(r->plan->saved_bytes)));
     }
     for (int u = 0; u < o->unit_count; u++) {
         snprintf(name, sizeof name, "saved by %d", u);
         if (tsr_unit_travels(o->units, o->unit_count, u))
-            TSR_TRY(tsr_taker_take(taker, &r->host_saved[u], TSR_PLACE_HOST, name,
+            TSR_TRY(tsr_taker_take(taker, &r->host_saved[u], TSR_PLACE_HOST, name, "",
                                    tsr_array_of_bytes(o->units[u].saved_bytes)));
     }
     return TSR_OK;

@@ -6,6 +6,7 @@
  */
 #include "adapters/init.h"
 #include "support/job.h"
+#include "support/llama.h"
 #include "support/rows.h"
 #include "support/scratch.h"
 
@@ -35,7 +36,7 @@ static tsr_status each_segment(check *what, const expectation *e, const tsr_job 
 {
     const tsr_layout *layout = &job->inputs.layout;
     for (int unit = 0; unit < layout->layer_count; unit++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++) {
             const tsr_layout_linear *l = &layout->unit[unit].linear[kind];
             const int segment[3] = {l->a, l->b, l->m};
             for (int part = 0; part < (e->dora ? 3 : 2); part++) {
@@ -112,7 +113,7 @@ static tsr_status run(tsr_job *job, void *user)
     const expectation *e = user;
     uint64_t count = 0;
     for (int unit = 0; unit < job->inputs.layout.layer_count; unit++)
-        for (int kind = 0; kind < TSR_LINEAR_COUNT; kind++) {
+        for (int kind = 0; kind < LLAMA_LINEARS; kind++) {
             const tsr_layout_linear *l = &job->inputs.layout.unit[unit].linear[kind];
             count += e->r * (l->in + l->out) + (e->dora ? l->out : 0);
         }

@@ -3,6 +3,7 @@
  * file. A table of all goes to stdout (docs/time.md). Efficiencies and slowdowns come from
  * other measurements (speeds.c).
  */
+#include "support/llama.h"
 #include "support/scratch.h"
 #include "train/expect.h"
 
@@ -121,9 +122,10 @@ static tsr_work_layer layer_of(const tsr_inputs *inputs, const tsr_decision *d, 
     tsr_work_layer layer = {.element = 2,
                             .fp8 = d->model.fp8,
                             .tokens = (double)inputs->bounds.tokens,
-                            .step_micro = d->model.step_micro};
+                            .step_micro = d->model.step_micro,
+                            .program = tsr_layer_program_of(d->programs, unit)};
     tsr_work_layer_of(&layer, &inputs->layout, unit);
-    for (int i = 0; i < TSR_LINEAR_COUNT; i++)
+    for (int i = 0; i < LLAMA_LINEARS; i++)
         layer.linear[i].drops = layer.linear[i].r > 0 && d->model.dropout > 0;
     return layer;
 }
@@ -136,7 +138,7 @@ static double factored_more(const tsr_inputs *inputs, const tsr_decision *d,
     for (int u = 0; u < inputs->layout.layer_count; u++) {
         tsr_work_layer layer = layer_of(inputs, d, u);
         tsr_work_norm(&layer, add_work, &now);
-        for (int i = 0; i < TSR_LINEAR_COUNT; i++)
+        for (int i = 0; i < LLAMA_LINEARS; i++)
             layer.linear[i].nf4 = false;
         tsr_work_norm(&layer, add_work, &then);
     }
@@ -147,7 +149,7 @@ static double factored_more(const tsr_inputs *inputs, const tsr_decision *d,
 static double made_again_more(const tsr_inputs *inputs, const tsr_decision *d,
                               const tsr_speeds *speeds)
 {
-    static const int first[] = {TSR_Q, TSR_O, TSR_GATE, TSR_DOWN, TSR_LINEAR_COUNT};
+    static const int first[] = {LLAMA_Q, LLAMA_O, LLAMA_GATE, LLAMA_DOWN, LLAMA_LINEARS};
     work_sum now = {&speeds->rates, 0}, then = now;
     for (int u = inputs->layout.first_trained; u < inputs->layout.layer_count; u++) {
         tsr_work_layer layer = layer_of(inputs, d, u);
@@ -350,7 +352,7 @@ static void test_units_stay_on_gpus(void **state)
     tsr_speeds_default(&speeds, true, TSR_BF16);
     static const uint64_t free_bytes[] = {44ull << 30, 140ull << 30, TSR_BUDGET_UNKNOWN,
                                           140ull << 30};
-    static const char *const budget[] = {"", "", "", "memory_budget: 43110MiB\n"};
+    static const char *const budget[] = {"", "", "", "memory_budget: 42710MiB\n"};
     int resident[4];
     for (int i = 0; i < 4; i++) {
         tsr_inputs inputs = {.compute = TSR_BF16, .cuda = true};

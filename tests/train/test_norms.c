@@ -3,6 +3,7 @@
  * one and the base can be merged; before it otherwise. The model of a planned job in bf16 runs with kernels
  * that only count.
  */
+#include "support/llama.h"
 #include "support/scratch.h"
 #include "train/decide.h"
 
@@ -15,7 +16,7 @@
 #include <cmocka.h>
 
 #define TOKENS  64
-#define LINEARS TSR_LINEAR_COUNT
+#define LINEARS LLAMA_LINEARS
 #define MOST    512 /* buffers */
 
 /* ---- kernels that count ---- */
@@ -118,8 +119,9 @@ static void *keep(rig *r, uint64_t bytes)
     return r->buffer[r->buffer_count++] = out;
 }
 
-static tsr_status take(void *user, void **out, const char *name, tsr_array array)
+static tsr_status take(void *user, void **out, const char *name, const char *why, tsr_array array)
 {
+    assert_true(*why);
     rig *r = user;
     r->squares |= strstr(name, " squares") != NULL;
     *out = keep(r, tsr_array_bytes(array));

@@ -1,13 +1,13 @@
 /*
- * io/model_config.h: a model's config.json, both generations of Hugging Face's format.
+ * model/arch/config.h: a model's config.json, both generations of Hugging Face's format.
  *
  * Older: rope_theta, rope_scaling, torch_dtype at the top level; Transformers 5: rope_parameters,
- * dtype. Model types llama, mistral, qwen2, qwen3. Whatever is not understood is refused by the
- * field's name (TSR_EDATA); what cannot change a result is ignored. Where a key is missing, the
- * default is Transformers'.
+ * dtype. What every family has is read here, the rest by the family (model/arch/arch.h). Whatever is not
+ * understood is refused by the field's name (TSR_EDATA); what cannot change a result is ignored. Where a
+ * key is missing, the default is Transformers'.
  */
-#ifndef TSR_IO_MODEL_CONFIG_H
-#define TSR_IO_MODEL_CONFIG_H
+#ifndef TSR_MODEL_ARCH_CONFIG_H
+#define TSR_MODEL_ARCH_CONFIG_H
 
 #include "base/dtype.h"
 #include "base/status.h"
@@ -15,12 +15,25 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-typedef enum {
-    TSR_MODEL_LLAMA,
-    TSR_MODEL_MISTRAL,
-    TSR_MODEL_QWEN2,
-    TSR_MODEL_QWEN3
-} tsr_model_type;
+typedef struct tsr_arch tsr_arch; /* model/arch/arch.h */
+
+#define TSR_MODEL_MOST_LAYERS (1 << 14)
+
+/* One bit a layer. */
+typedef struct {
+    uint64_t bits[TSR_MODEL_MOST_LAYERS / 64];
+} tsr_layer_set;
+
+static inline bool tsr_layer_is_in(const tsr_layer_set *set, uint64_t layer)
+{
+    return set->bits[layer / 64] >> layer % 64 & 1;
+}
+
+static inline void tsr_layer_put_in(tsr_layer_set *set, uint64_t layer)
+{
+    set->bits[layer / 64] |= UINT64_C(1) << layer % 64;
+}
+
 typedef enum {
     TSR_MODEL_ROPE_DEFAULT,
     TSR_MODEL_ROPE_LINEAR,
@@ -38,7 +51,7 @@ typedef struct {
 #define TSR_MODEL_MAX_EOS 16
 
 typedef struct {
-    tsr_model_type model_type;
+    const tsr_arch *arch; /* the family */
     uint64_t vocab_size, hidden_size, intermediate_size, layer_count;
     uint64_t head_count, kv_head_count, head_dim;
     double rms_norm_eps;
@@ -46,7 +59,9 @@ typedef struct {
     bool q_bias, k_bias, v_bias, o_bias, mlp_bias;
     bool qk_norm; /* RMSNorm over each head of q and k, before RoPE (qwen3) */
     bool tie_word_embeddings;
-    uint64_t sliding_window; /* a token sees itself and window - 1 before it; 0: all before it */
+    uint64_t
+        sliding_window; /* of the layers that slide: a token sees itself and window - 1 before it */
+    tsr_layer_set sliding;
     uint64_t max_position_embeddings;
     tsr_dtype dtype;                    /* of the stored weights, by the config; F32 if unsaid */
     int64_t bos_token_id, pad_token_id; /* -1: none */
@@ -56,8 +71,11 @@ typedef struct {
     bool prequantized, double_quant;
 } tsr_model_config;
 
-/* "llama", "mistral", "qwen2", "qwen3". */
-const char *tsr_model_type_name(tsr_model_type type);
+/* The window of a layer; 0: a token sees all before it. */
+static inline uint64_t tsr_model_config_window(const tsr_model_config *config, uint64_t layer)
+{
+    return tsr_layer_is_in(&config->sliding, layer) ? config->sliding_window : 0;
+}
 
 /* Reads `directory`/config.json. Sizes are positive, within limits that keep every product of two
  * or three of a tensor's sizes below 2^62, and agree with each other. */

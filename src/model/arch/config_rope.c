@@ -1,4 +1,4 @@
-#include "io/model_config_parts.h"
+#include "model/arch/config_parts.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,47 +1,30 @@
-#include "io/model_config_parts.h"
+#include "model/arch/config_parts.h"
 
 #include <string.h>
 
-#define LLAMA   (1u << TSR_MODEL_LLAMA)
-#define MISTRAL (1u << TSR_MODEL_MISTRAL)
-#define QWEN2   (1u << TSR_MODEL_QWEN2)
-#define QWEN3   (1u << TSR_MODEL_QWEN3)
-#define ALL     (LLAMA | MISTRAL | QWEN2 | QWEN3)
-
-/* Read by model_config.c, for the model types that have them. */
-static const struct {
-    const char *key;
-    unsigned types;
-} read_keys[] = {
-    {"model_type", ALL},
-    {"architectures", ALL},
-    {"vocab_size", ALL},
-    {"hidden_size", ALL},
-    {"intermediate_size", ALL},
-    {"num_hidden_layers", ALL},
-    {"num_attention_heads", ALL},
-    {"num_key_value_heads", ALL},
-    {"head_dim", ALL},
-    {"hidden_act", ALL},
-    {"rms_norm_eps", ALL},
-    {"max_position_embeddings", ALL},
-    {"tie_word_embeddings", ALL},
-    {"rope_theta", ALL},
-    {"rope_scaling", ALL},
-    {"rope_parameters", ALL},
-    {"dtype", ALL},
-    {"torch_dtype", ALL},
-    {"bos_token_id", ALL},
-    {"eos_token_id", ALL},
-    {"pad_token_id", ALL},
-    {"quantization_config", ALL},
-    {"attention_bias", LLAMA | QWEN3},
-    {"mlp_bias", LLAMA},
-    {"sliding_window", MISTRAL | QWEN2 | QWEN3},
-    {"use_sliding_window", QWEN2 | QWEN3},
-    {"max_window_layers", QWEN2 | QWEN3},
-    {"layer_types", QWEN2 | QWEN3},
-};
+/* Read for every family. */
+static const char *const common[] = {"model_type",
+                                     "architectures",
+                                     "vocab_size",
+                                     "hidden_size",
+                                     "intermediate_size",
+                                     "num_hidden_layers",
+                                     "num_attention_heads",
+                                     "num_key_value_heads",
+                                     "head_dim",
+                                     "hidden_act",
+                                     "rms_norm_eps",
+                                     "max_position_embeddings",
+                                     "tie_word_embeddings",
+                                     "rope_theta",
+                                     "rope_scaling",
+                                     "rope_parameters",
+                                     "dtype",
+                                     "torch_dtype",
+                                     "bos_token_id",
+                                     "eos_token_id",
+                                     "pad_token_id",
+                                     "quantization_config"};
 
 /* What cannot change a logit or a loss: provenance, outputs asked for, initialisation, generation,
  * classification heads. */
@@ -141,29 +124,27 @@ static bool at_value(const json_t *value, double wanted)
            (json_is_array(value) && json_array_size(value) == 0);
 }
 
-static bool is_read(const char *key, tsr_model_type type)
+static bool is_in(const char *key, const char *const *list, size_t count)
 {
-    for (size_t i = 0; i < sizeof read_keys / sizeof *read_keys; i++)
-        if (!strcmp(key, read_keys[i].key) && read_keys[i].types & (1u << type))
+    for (size_t i = 0; i < count && list[i]; i++)
+        if (!strcmp(key, list[i]))
             return true;
     return false;
 }
 
-static bool is_harmless(const char *key)
+static bool is_fine(const char *key, const tsr_arch *arch)
 {
-    for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++)
-        if (!strcmp(key, harmless[i]))
-            return true;
-    return false;
+    return is_in(key, common, sizeof common / sizeof *common) || is_in(key, arch->keys, SIZE_MAX) ||
+           is_in(key, harmless, sizeof harmless / sizeof *harmless);
 }
 
-tsr_status tsr_model_config_check_keys(const json_t *root, tsr_model_type type, const char *place)
+tsr_status tsr_model_config_check_keys(const json_t *root, const tsr_arch *arch, const char *place)
 {
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)root, key, value)
     {
-        bool fine = json_is_null(value) || is_read(key, type) || is_harmless(key);
+        bool fine = json_is_null(value) || is_fine(key, arch);
         const double *wanted = NULL;
         for (size_t i = 0; !fine && i < sizeof neutral / sizeof *neutral; i++)
             if (!strcmp(key, neutral[i].key))
@@ -173,9 +154,9 @@ tsr_status tsr_model_config_check_keys(const json_t *root, tsr_model_type type, 
             continue;
         if (wanted)
             return tsr_fail(TSR_EDATA, "%s: key '%s' is %s, only %g is supported for %s", place,
-                            key, tsr_json_show(found, value), *wanted, tsr_model_type_name(type));
+                            key, tsr_json_show(found, value), *wanted, arch->model_type);
         return tsr_fail(TSR_EDATA, "%s: key '%s' (%s) is not understood for %s", place, key,
-                        tsr_json_show(found, value), tsr_model_type_name(type));
+                        tsr_json_show(found, value), arch->model_type);
     }
     return TSR_OK;
 }

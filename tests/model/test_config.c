@@ -1,6 +1,7 @@
-#include "support/scratch.h"
+#include "model/arch/arch.h"
+#include "model/layout.h"
 
-#include "io/model_config.h"
+#include "support/scratch.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +14,7 @@ static void test_tiny_llama(void **state)
     (void)state;
     tsr_model_config c;
     assert_int_equal(tsr_model_config_load(&c, TINY), TSR_OK);
-    assert_int_equal(c.model_type, TSR_MODEL_LLAMA);
+    assert_string_equal(c.arch->model_type, "llama");
     assert_int_equal(c.vocab_size, 4096);
     assert_int_equal(c.hidden_size, 256);
     assert_int_equal(c.intermediate_size, 704);
@@ -27,7 +28,7 @@ static void test_tiny_llama(void **state)
     assert_true(c.rope.theta == 500000 && c.rope.factor == 1);
     assert_false(c.q_bias || c.k_bias || c.v_bias || c.o_bias || c.mlp_bias || c.qk_norm);
     assert_false(c.tie_word_embeddings || c.prequantized);
-    assert_int_equal(c.sliding_window, 0);
+    assert_int_equal(tsr_model_config_window(&c, c.layer_count - 1), 0);
     assert_int_equal(c.dtype, TSR_BF16);
     assert_int_equal(c.bos_token_id, 0);
     assert_int_equal(c.eos_count, 1);
@@ -88,15 +89,15 @@ static void test_mistral(void **state)
     snprintf(text, sizeof text, nemo, ",\"sliding_window\":null,\"num_key_value_heads\":8");
     assert_int_equal(parse(&c, text), TSR_OK);
     assert_int_equal(c.head_dim, 128);
-    assert_int_equal(c.sliding_window, 0);
+    assert_int_equal(tsr_model_config_window(&c, c.layer_count - 1), 0);
     assert_int_equal(c.bos_token_id, 1);
     snprintf(text, sizeof text, nemo, ",\"sliding_window\":4096");
     assert_int_equal(parse(&c, text), TSR_OK);
-    assert_int_equal(c.sliding_window, 4096);
+    assert_int_equal(tsr_model_config_window(&c, 0), 4096);
     assert_int_equal(c.kv_head_count, 8); /* Transformers' default for mistral */
     snprintf(text, sizeof text, nemo, ",\"attention_bias\":false");
     assert_int_equal(parse(&c, text), TSR_OK);
-    assert_int_equal(c.sliding_window, 4096); /* missing: the class's default */
+    assert_int_equal(tsr_model_config_window(&c, 0), 4096); /* missing: the class's default */
 }
 
 #define QWEN2                                                                                      \
@@ -116,17 +117,18 @@ static void test_qwen2(void **state)
     assert_true(c.q_bias && c.k_bias && c.v_bias && !c.o_bias && !c.qk_norm);
     assert_true(c.tie_word_embeddings);
     assert_int_equal(c.head_dim, 64);
-    assert_int_equal(c.sliding_window, 0);
+    assert_int_equal(tsr_model_config_window(&c, c.layer_count - 1), 0);
     assert_true(c.rope.theta == 1e6);
     assert_int_equal(c.dtype, TSR_F32);
     assert_int_equal(parse(&c, QWEN2 ",\"max_window_layers\":24,\"sliding_window\":32768,"
                                      "\"use_sliding_window\":true}"),
                      TSR_OK);
-    assert_int_equal(c.sliding_window, 0); /* no layer is at or after 24 */
+    assert_int_equal(tsr_model_config_window(&c, c.layer_count - 1),
+                     0); /* no layer is at or after 24 */
     assert_int_equal(parse(&c, QWEN2 ",\"max_window_layers\":0,\"sliding_window\":512,"
                                      "\"use_sliding_window\":true}"),
                      TSR_OK);
-    assert_int_equal(c.sliding_window, 512);
+    assert_int_equal(tsr_model_config_window(&c, 0), 512);
 }
 
 static void test_qwen3(void **state)
@@ -263,9 +265,6 @@ static const struct {
      {"quantization_config", "'group'", "8"}},
     {"eos as text", LLAMA_WITH(",\"eos_token_id\":[\"x\"]"), {"eos_token_id", "\"x\""}},
     {"duplicate key", LLAMA_WITH(",\"vocab_size\":5"), {"duplicate", "vocab_size"}},
-    {"qwen2 mixed window",
-     QWEN2 ",\"max_window_layers\":20,\"sliding_window\":512,\"use_sliding_window\":true}",
-     {"max_window_layers", "4 of 24", "mix"}},
     {"qwen2 layer_types length",
      QWEN2 ",\"layer_types\":[\"full_attention\"]}",
      {"layer_types", "1 entries", "24"}},
@@ -289,12 +288,64 @@ static void test_broken(void **state)
                 (const char *const[MOST_WORDS]){"/nonexistent/config.json", "No such file"});
 }
 
+/* What config.json describes is what the files have; norms of heads and biases too. */
+static void test_described(void **state)
+{
+    (void)state;
+    tsr_checkpoint *real, *described;
+    tsr_model_config model;
+    assert_int_equal(tsr_model_config_load(&model, TINY), TSR_OK);
+    assert_int_equal(tsr_checkpoint_open(&real, TINY), TSR_OK);
+    assert_int_equal(tsr_model_describe(&described, TINY, &model), TSR_OK);
+    assert_int_equal(tsr_checkpoint_count(described), tsr_checkpoint_count(real));
+    assert_int_equal(tsr_checkpoint_total_bytes(described), tsr_checkpoint_total_bytes(real));
+    for (uint64_t i = 0; i < tsr_checkpoint_count(real); i++) {
+        const tsr_tensor *a = tsr_checkpoint_at(real, i), *b = tsr_checkpoint_at(described, i);
+        assert_string_equal(a->name, b->name);
+        assert_int_equal(a->dtype, b->dtype);
+        assert_int_equal(a->ndim, b->ndim);
+        assert_memory_equal(a->shape, b->shape, sizeof a->shape);
+        assert_int_equal(a->bytes, b->bytes);
+    }
+    tsr_weight weight;
+    assert_int_equal(
+        tsr_checkpoint_weight(&weight, described, "model.layers.5.mlp.down_proj.weight"), TSR_OK);
+    assert_int_equal(weight.shape[1], 704);
+    tsr_checkpoint_close(real);
+    tsr_checkpoint_close(described);
+
+    model.q_bias = model.k_bias = model.v_bias = model.qk_norm = model.tie_word_embeddings = true;
+    assert_int_equal(tsr_model_describe(&described, TINY, &model), TSR_OK);
+    assert_int_equal(tsr_checkpoint_count(described), 2 + 6 * (9 + 3 + 2));
+    assert_non_null(tsr_checkpoint_find(described, "model.layers.5.self_attn.k_norm.weight"));
+    assert_null(tsr_checkpoint_find(described, "lm_head.weight"));
+    tsr_checkpoint_close(described);
+
+    assert_int_equal(tsr_model_config_load(&model, PREQUANTIZED), TSR_OK);
+    check_error("4-bit", tsr_model_describe(&described, PREQUANTIZED, &model), TSR_EDATA,
+                (const char *const[MOST_WORDS]){"prequantized", "download"});
+}
+
+/* From a layer on, or as layer_types says. */
+static void test_mixed_windows(void **state)
+{
+    (void)state;
+    tsr_model_config c;
+    assert_int_equal(parse(&c, QWEN2 ",\"max_window_layers\":20,\"sliding_window\":512,"
+                                     "\"use_sliding_window\":true}"),
+                     TSR_OK);
+    for (uint64_t i = 0; i < c.layer_count; i++)
+        assert_int_equal(tsr_model_config_window(&c, i), i < 20 ? 0 : 512);
+    assert_int_equal(c.layer_count, 24);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tiny_llama), cmocka_unit_test(test_llama3),
         cmocka_unit_test(test_mistral),    cmocka_unit_test(test_qwen2),
         cmocka_unit_test(test_qwen3),      cmocka_unit_test(test_broken),
+        cmocka_unit_test(test_described),  cmocka_unit_test(test_mixed_windows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

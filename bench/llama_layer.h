@@ -1,0 +1,45 @@
+/*
+ * bench/llama_layer.h: the work of a Llama's layer of given widths, whose linears are all adapted alike.
+ */
+#ifndef TSR_BENCH_LLAMA_LAYER_H
+#define TSR_BENCH_LLAMA_LAYER_H
+
+#include "model/arch/decoder.h"
+#include "model/work.h"
+
+typedef struct {
+    tsr_block block;
+    tsr_layer_program program;
+    tsr_work_layer layer; /* with everything but tokens and pairs */
+} llama_layer;
+
+/* The program of the lowest layer that trains, or of one above it, with what its linears have. */
+static inline void llama_layer_program(llama_layer *l, bool first, tsr_recompute recompute)
+{
+    tsr_matrix_traits traits[TSR_BLOCK_MATRICES] = {{0}};
+    for (int i = 0; i < l->block.matrix_count; i++)
+        traits[i] = tsr_work_traits(&l->layer, i);
+    tsr_layer_program_make(&l->program, &(tsr_layer_program_options){.block = &l->block,
+                                                                     .traits = traits,
+                                                                     .trains = true,
+                                                                     .below = !first,
+                                                                     .fp8 = l->layer.fp8,
+                                                                     .recompute = recompute});
+    l->layer.program = &l->program;
+}
+
+/* *out is written; `like` is what every linear has beside its sides. */
+static inline tsr_status llama_layer_make(llama_layer *out, const tsr_model_config *config,
+                                          tsr_work_linear like, double element, bool fp8)
+{
+    *out = (llama_layer){.layer = {.element = element, .fp8 = fp8}};
+    TSR_TRY(tsr_decoder_block(&out->block, config, 0));
+    for (int i = 0; i < out->block.matrix_count; i++) {
+        out->layer.linear[i] = like;
+        out->layer.linear[i].in = (double)out->block.matrix[i].in;
+        out->layer.linear[i].out = (double)out->block.matrix[i].out;
+    }
+    return TSR_OK;
+}
+
+#endif

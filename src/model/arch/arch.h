@@ -1,0 +1,33 @@
+/*
+ * model/arch/arch.h: the families of models. Each is one file in this folder, which says all that is known of it: the
+ * keys of its config.json, and what its layers are made of. Nothing else in the tree knows a family.
+ */
+#ifndef TSR_MODEL_ARCH_ARCH_H
+#define TSR_MODEL_ARCH_ARCH_H
+
+#include "io/json.h"
+#include "model/arch/config.h"
+#include "model/block.h"
+
+struct tsr_arch {
+    const char *model_type;   /* as config.json has it: "llama" */
+    const char *architecture; /* the class in Transformers: "LlamaForCausalLM" */
+    /* What Transformers' configuration class takes where a key is missing; kv_head_count 0: as many as heads,
+     * head_dim 0: hidden_size / heads, bos and eos -1: none. */
+    int64_t kv_head_count, head_dim, max_position, bos, eos;
+    /* The keys that change the result, beside those that every family has, up to a NULL. Any other key is refused,
+     * unless it is known to change nothing. */
+    const char *const *keys;
+    /* Reads them, and sets what the family always has. What every family has is in *out already. */
+    tsr_status (*read)(tsr_model_config *out, const json_t *root, const char *place);
+    /* Layer `layer`; *out is written. */
+    tsr_status (*block)(tsr_block *out, const tsr_model_config *config, int layer);
+};
+
+/* TSR_EDATA: no family has this model_type; the message names those there are. */
+tsr_status tsr_arch_find(const tsr_arch **out, const char *model_type, const char *place);
+
+/* Layer `layer` of a model; *out is written. */
+tsr_status tsr_arch_block(tsr_block *out, const tsr_model_config *config, int layer);
+
+#endif

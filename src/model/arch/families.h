@@ -1,0 +1,11 @@
+/*
+ * model/arch/families.h: every family, for the list in arch.c. Inside src/model/arch.
+ */
+#ifndef TSR_MODEL_ARCH_FAMILIES_H
+#define TSR_MODEL_ARCH_FAMILIES_H
+
+#include "model/arch/arch.h"
+
+extern const tsr_arch tsr_arch_llama, tsr_arch_mistral, tsr_arch_qwen2, tsr_arch_qwen3;
+
+#endif

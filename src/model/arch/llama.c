@@ -1,0 +1,27 @@
+/*
+ * llama.c: Llama 1 to 3, and what is of their shape: TinyLlama, SmolLM, Yi, DeepSeek LLM.
+ */
+#include "model/arch/config_parts.h"
+#include "model/arch/decoder.h"
+#include "model/arch/families.h"
+
+static const char *const keys[] = {"attention_bias", "mlp_bias", NULL};
+
+static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
+{
+    bool bias = false;
+    TSR_TRY(tsr_model_config_flag(&bias, root, "attention_bias", place));
+    out->q_bias = out->k_bias = out->v_bias = out->o_bias = bias;
+    return tsr_model_config_flag(&out->mlp_bias, root, "mlp_bias", place);
+}
+
+const tsr_arch tsr_arch_llama = {.model_type = "llama",
+                                 .architecture = "LlamaForCausalLM",
+                                 .kv_head_count = 0,
+                                 .head_dim = 0,
+                                 .max_position = 2048,
+                                 .bos = 1,
+                                 .eos = 2,
+                                 .keys = keys,
+                                 .read = read,
+                                 .block = tsr_decoder_block};

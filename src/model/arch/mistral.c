@@ -1,0 +1,27 @@
+/*
+ * mistral.c: Mistral 7B and what is of its shape; where there is a window all layers slide.
+ */
+#include "model/arch/config_parts.h"
+#include "model/arch/decoder.h"
+#include "model/arch/families.h"
+
+static const char *const keys[] = {"sliding_window", NULL};
+
+static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
+{
+    TSR_TRY(tsr_model_config_sliding_window(&out->sliding_window, root, 4096, place));
+    for (uint64_t i = 0; i < out->layer_count && out->sliding_window; i++)
+        tsr_layer_put_in(&out->sliding, i);
+    return TSR_OK;
+}
+
+const tsr_arch tsr_arch_mistral = {.model_type = "mistral",
+                                   .architecture = "MistralForCausalLM",
+                                   .kv_head_count = 8,
+                                   .head_dim = 0,
+                                   .max_position = 131072,
+                                   .bos = 1,
+                                   .eos = 2,
+                                   .keys = keys,
+                                   .read = read,
+                                   .block = tsr_decoder_block};

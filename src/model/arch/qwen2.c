@@ -1,0 +1,26 @@
+/*
+ * qwen2.c: Qwen 1.5, 2 and 2.5: a Llama whose q, k and v have biases.
+ */
+#include "model/arch/config_parts.h"
+#include "model/arch/decoder.h"
+#include "model/arch/families.h"
+
+static const char *const keys[] = {"sliding_window", "use_sliding_window", "max_window_layers",
+                                   "layer_types", NULL};
+
+static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
+{
+    out->q_bias = out->k_bias = out->v_bias = true;
+    return tsr_model_config_qwen_window(out, root, place);
+}
+
+const tsr_arch tsr_arch_qwen2 = {.model_type = "qwen2",
+                                 .architecture = "Qwen2ForCausalLM",
+                                 .kv_head_count = 32,
+                                 .head_dim = 0,
+                                 .max_position = 32768,
+                                 .bos = -1,
+                                 .eos = -1,
+                                 .keys = keys,
+                                 .read = read,
+                                 .block = tsr_decoder_block};

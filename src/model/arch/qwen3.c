@@ -1,0 +1,29 @@
+/*
+ * qwen3.c: Qwen 3: a Llama with a norm over each head of q and k.
+ */
+#include "model/arch/config_parts.h"
+#include "model/arch/decoder.h"
+#include "model/arch/families.h"
+
+static const char *const keys[] = {"attention_bias",    "sliding_window", "use_sliding_window",
+                                   "max_window_layers", "layer_types",    NULL};
+
+static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
+{
+    bool bias = false;
+    TSR_TRY(tsr_model_config_flag(&bias, root, "attention_bias", place));
+    out->q_bias = out->k_bias = out->v_bias = out->o_bias = bias;
+    out->qk_norm = true;
+    return tsr_model_config_qwen_window(out, root, place);
+}
+
+const tsr_arch tsr_arch_qwen3 = {.model_type = "qwen3",
+                                 .architecture = "Qwen3ForCausalLM",
+                                 .kv_head_count = 32,
+                                 .head_dim = 128,
+                                 .max_position = 32768,
+                                 .bos = -1,
+                                 .eos = -1,
+                                 .keys = keys,
+                                 .read = read,
+                                 .block = tsr_decoder_block};

@@ -1,0 +1,227 @@
+#include "model/block.h"
+
+#include "model/node.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static int16_t add_value(tsr_block *b, tsr_value_name called, uint64_t width, bool statistic)
+{
+    if (b->value_count == TSR_BLOCK_VALUES) {
+        b->fault = "it has too many values";
+        return 0;
+    }
+    b->value[b->value_count] = (tsr_value){.name = called.name,
+                                           .why = called.why,
+                                           .width = width,
+                                           .statistic = statistic,
+                                           .node = TSR_NONE,
+                                           .matrix = TSR_NONE};
+    return (int16_t)b->value_count++;
+}
+
+static int16_t add_vector(tsr_block *b, const char *name, uint64_t count)
+{
+    if (!name)
+        return TSR_NONE;
+    if (b->vector_count == TSR_BLOCK_VECTORS) {
+        b->fault = "it has too many vectors";
+        return 0;
+    }
+    b->vector[b->vector_count] = (tsr_vector){name, count};
+    return (int16_t)b->vector_count++;
+}
+
+static tsr_node *add_node(tsr_block *b, const tsr_node_kind *kind)
+{
+    if (b->node_count == TSR_BLOCK_NODES) {
+        b->fault = "it has too many nodes";
+        b->node_count--;
+    }
+    tsr_node *node = &b->node[b->node_count++];
+    memset(node, 0, sizeof *node);
+    node->kind = kind;
+    for (int i = 0; i < TSR_NODE_PORTS; i++)
+        node->in[i] = node->out[i] = node->weight[i] = TSR_NONE;
+    return node;
+}
+
+/* The node's next output. */
+static int16_t add_output(tsr_block *b, tsr_node *node, int port, tsr_value_name called,
+                          uint64_t width, bool statistic)
+{
+    int16_t value = add_value(b, called, width, statistic);
+    b->value[value].node = (int16_t)(node - b->node);
+    node->out[port] = value;
+    return value;
+}
+
+tsr_residual tsr_block_begin(tsr_block *out, uint64_t width)
+{
+    memset(out, 0, sizeof *out);
+    out->width = width;
+    out->root = TSR_NONE;
+    out->in.x = add_value(out, (tsr_value_name){"x in", "the block before"}, width, false);
+    out->in.pending = add_value(out, (tsr_value_name){"z in", "the block before"}, width, false);
+    return out->in;
+}
+
+/* Adds up the residual stream. */
+static tsr_node *add_sum(tsr_block *b, tsr_residual *r, tsr_value_name x)
+{
+    tsr_node *node = add_node(b, &tsr_node_norm);
+    node->in[TSR_NORM_X] = r->x;
+    node->in[TSR_NORM_PENDING] = r->pending;
+    *r = (tsr_residual){add_output(b, node, TSR_NORM_SUM, x, b->width, false), TSR_NONE};
+    if (b->root == TSR_NONE)
+        b->root = r->x;
+    return node;
+}
+
+int16_t tsr_block_norm(tsr_block *b, tsr_residual *r, const char *name, float eps, tsr_value_name x,
+                       tsr_value_name h)
+{
+    tsr_node *node = add_sum(b, r, x);
+    node->spec.norm = (tsr_norm_spec){eps};
+    node->weight[0] = add_vector(b, name, b->width);
+    add_output(b, node, TSR_NORM_RSTD, (tsr_value_name){"rstd", "1 / rms of a norm"}, 1, true);
+    return add_output(b, node, TSR_NORM_H, h, b->width, false);
+}
+
+void tsr_block_linears(tsr_block *b, int16_t out[], int16_t x, const tsr_matrix *matrix, int count)
+{
+    tsr_node *node = add_node(b, &tsr_node_linear);
+    node->in[0] = x;
+    for (int i = 0; i < count; i++) {
+        if (b->matrix_count == TSR_BLOCK_MATRICES) {
+            b->fault = "it has too many linears";
+            b->matrix_count--;
+        }
+        int16_t index = (int16_t)b->matrix_count++;
+        tsr_matrix *m = &b->matrix[index];
+        *m = matrix[i];
+        m->node = (int16_t)(node - b->node);
+        node->weight[i] = index;
+        m->result =
+            add_output(b, node, i, (tsr_value_name){"z", "output of the linear"}, m->out, false);
+        m->low = add_value(b, (tsr_value_name){"low", "x A of the linear"}, 0, false);
+        m->inner = add_value(
+            b, (tsr_value_name){"inner", "the linear's product before its output is composed"},
+            m->out, false);
+        b->value[m->result].matrix = b->value[m->low].matrix = b->value[m->inner].matrix = index;
+        b->value[m->low].node = b->value[m->inner].node = m->node;
+        out[i] = m->result;
+    }
+}
+
+int16_t tsr_block_linear(tsr_block *b, int16_t x, const char *name, uint64_t out, bool bias)
+{
+    const tsr_matrix matrix = {.name = name, .out = out, .in = b->value[x].width, .bias = bias};
+    int16_t result;
+    tsr_block_linears(b, &result, x, &matrix, 1);
+    return result;
+}
+
+void tsr_block_rope(tsr_block *b, int16_t qkv[3], const char *q_norm, const char *k_norm,
+                    const tsr_rope_spec *spec)
+{
+    static const tsr_value_name called[3] = {{"q", "queries"}, {"k", "keys"}, {"v", "values"}};
+    tsr_node *node = add_node(b, &tsr_node_rope);
+    node->spec.rope = *spec;
+    for (int i = 0; i < 3; i++) {
+        node->in[i] = qkv[i];
+        qkv[i] = add_output(b, node, i, called[i], b->value[qkv[i]].width, false);
+    }
+    node->weight[0] = add_vector(b, q_norm, (uint64_t)spec->head_dim);
+    node->weight[1] = add_vector(b, k_norm, (uint64_t)spec->head_dim);
+}
+
+int16_t tsr_block_attention(tsr_block *b, const int16_t qkv[3], const tsr_attention_spec *spec)
+{
+    tsr_node *node = add_node(b, &tsr_node_attention);
+    node->spec.attention = *spec;
+    for (int i = 0; i < 3; i++)
+        node->in[i] = qkv[i];
+    add_output(b, node, TSR_ATTENTION_LSE, (tsr_value_name){"lse", "attention's log-sum-exp"},
+               (uint64_t)spec->q_heads, true);
+    return add_output(b, node, TSR_ATTENTION_O, (tsr_value_name){"o", "output of attention"},
+                      b->value[qkv[0]].width, false);
+}
+
+int16_t tsr_block_glu(tsr_block *b, int16_t gate, int16_t up)
+{
+    tsr_node *node = add_node(b, &tsr_node_glu);
+    node->in[0] = gate;
+    node->in[1] = up;
+    return add_output(b, node, 0, (tsr_value_name){"act", "SwiGLU's output"}, b->value[gate].width,
+                      false);
+}
+
+void tsr_block_add(tsr_block *b, tsr_residual *r, int16_t value)
+{
+    if (r->pending != TSR_NONE)
+        b->fault = "it adds to a residual stream that was not added up";
+    if (b->value[value].width != b->width)
+        b->fault = "it adds another width to the residual stream";
+    r->pending = value;
+}
+
+/* What runs relies on: the stream is added up by the first node, and what leaves still lacks something. */
+static const char *judge(const tsr_block *b, tsr_residual r)
+{
+    if (b->fault)
+        return b->fault;
+    if (b->node_count == 0 || b->node[0].kind != &tsr_node_norm)
+        return "its first node does not add up the residual stream";
+    if (r.x == b->in.x || r.pending == TSR_NONE || b->value[r.pending].matrix == TSR_NONE)
+        return "it does not end with a linear that is added to the residual stream";
+    return NULL;
+}
+
+tsr_status tsr_block_end(tsr_block *b, tsr_residual r, const char *who)
+{
+    const char *fault = judge(b, r);
+    /* A bias lies in the gathered unit, which is gone when the next block runs. */
+    if (!fault && b->matrix[b->value[r.pending].matrix].bias)
+        add_sum(b, &r, (tsr_value_name){"x_out", "the residual after the layer"});
+    fault = fault ? fault : b->fault;
+    b->out = r;
+    return fault ? tsr_fail(TSR_EINTERNAL, "%s: the block cannot be run: %s", who, fault) : TSR_OK;
+}
+
+void tsr_value_print(char *out, uint64_t bytes, const tsr_block *block, int value)
+{
+    const tsr_value *v = &block->value[value];
+    if (v->matrix == TSR_NONE)
+        snprintf(out, bytes, "%s", v->name);
+    else
+        snprintf(out, bytes, "%s %s", v->name, block->matrix[v->matrix].name);
+}
+
+static bool same_nodes(const tsr_block *a, const tsr_block *b)
+{
+    bool same = a->node_count == b->node_count;
+    for (int i = 0; i < a->node_count && same; i++) {
+        const tsr_node *x = &a->node[i], *y = &b->node[i];
+        same = x->kind == y->kind && !memcmp(x->in, y->in, sizeof x->in) &&
+               !memcmp(x->out, y->out, sizeof x->out) &&
+               !memcmp(x->weight, y->weight, sizeof x->weight) &&
+               !memcmp(&x->spec, &y->spec, sizeof x->spec);
+    }
+    return same;
+}
+
+bool tsr_block_same(const tsr_block *a, const tsr_block *b)
+{
+    bool same = same_nodes(a, b) && a->value_count == b->value_count &&
+                a->matrix_count == b->matrix_count && a->vector_count == b->vector_count;
+    for (int i = 0; i < a->value_count && same; i++)
+        same = a->value[i].width == b->value[i].width;
+    for (int i = 0; i < a->matrix_count && same; i++)
+        same = !strcmp(a->matrix[i].name, b->matrix[i].name) &&
+               a->matrix[i].in == b->matrix[i].in && a->matrix[i].bias == b->matrix[i].bias;
+    for (int i = 0; i < a->vector_count && same; i++)
+        same = !strcmp(a->vector[i].name, b->vector[i].name) &&
+               a->vector[i].count == b->vector[i].count;
+    return same;
+}

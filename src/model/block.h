@@ -1,0 +1,144 @@
+/*
+ * model/block.h: one layer of a model as data: its weights, the values that pass between its nodes, and the
+ * nodes, in the order of the forward.
+ *
+ * An arch file (model/arch/) writes a layer down once, with the calls below. Everything else follows from that
+ * description: which tensors the layer has on disk and in memory (model/layout.h), its forward, backward and
+ * recomputation (model/layer.h), which values live how long (model/program.h), what a step costs (model/work.h).
+ *
+ * The residual stream enters a block as a sum that is not added up yet: x and what the block before left pending
+ * for it. It leaves the block in the same way, so that the addition is fused into the norm that comes next.
+ *
+ * Building does not fail call by call: what does not fit is left out, and tsr_block_end reports it.
+ */
+#ifndef TSR_MODEL_BLOCK_H
+#define TSR_MODEL_BLOCK_H
+
+#include "base/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define TSR_BLOCK_NODES    48
+#define TSR_BLOCK_VALUES   128
+#define TSR_BLOCK_MATRICES 24
+#define TSR_BLOCK_VECTORS  24
+#define TSR_NODE_PORTS     4
+#define TSR_NONE           (-1)
+
+/* A frozen weight [out, in] with an optional bias; it may have an adapter. */
+typedef struct {
+    const char *name; /* of the module, below the layer: "self_attn.q_proj" */
+    uint64_t out, in;
+    bool bias;
+    int16_t node; /* that multiplies with it */
+    /* Its values: the result, which may still lack magnitude and bias; x A^T; and, where the adapter composes
+     * its output (adapters/linear.h), the product before that. */
+    int16_t result, low, inner;
+} tsr_matrix;
+
+/* A frozen vector, the tensor "<layer>.<name>.weight". */
+typedef struct {
+    const char *name;
+    uint64_t count;
+} tsr_vector;
+
+/* What passes between nodes: [tokens, width] of the compute dtype, or a statistic in fp32. */
+typedef struct {
+    const char *name, *why; /* as the plan prints it: "h", "the normed input of attention" */
+    uint64_t width;
+    bool statistic;
+    int16_t node;   /* that makes it; TSR_NONE: it enters the block */
+    int16_t matrix; /* that it belongs to, or TSR_NONE */
+} tsr_value;
+
+typedef struct tsr_node_kind tsr_node_kind; /* model/node.h */
+
+typedef struct {
+    float eps;
+} tsr_norm_spec;
+
+/* head_norm_eps: of the norms of q and k, where the node has them. */
+typedef struct {
+    int32_t q_heads, kv_heads, head_dim;
+    float head_norm_eps;
+} tsr_rope_spec;
+
+typedef struct {
+    int32_t q_heads, kv_heads, head_dim;
+    int32_t window; /* a token sees itself and window - 1 before it; 0: all before it */
+} tsr_attention_spec;
+
+/* in, out: values; weight: matrices of a linear node, vectors of any other; TSR_NONE where there is none. Which
+ * port is what, each kind says (node.h). */
+typedef struct {
+    const tsr_node_kind *kind;
+    int16_t in[TSR_NODE_PORTS], out[TSR_NODE_PORTS], weight[TSR_NODE_PORTS];
+    union {
+        tsr_norm_spec norm;
+        tsr_rope_spec rope;
+        tsr_attention_spec attention;
+    } spec;
+} tsr_node;
+
+/* x + pending; pending TSR_NONE: nothing is. */
+typedef struct {
+    int16_t x, pending;
+} tsr_residual;
+
+typedef struct {
+    tsr_node node[TSR_BLOCK_NODES];
+    tsr_value value[TSR_BLOCK_VALUES];
+    tsr_matrix matrix[TSR_BLOCK_MATRICES];
+    tsr_vector vector[TSR_BLOCK_VECTORS];
+    int node_count, value_count, matrix_count, vector_count;
+    uint64_t width; /* of the residual stream */
+    tsr_residual in, out;
+    int16_t root; /* the first sum of the residual stream: all of the block can be made from it */
+    const char *fault; /* what is wrong with it; NULL: nothing */
+} tsr_block;
+
+/* ---- building; names and reasons are literals ---- */
+
+/* Begins a block on a residual stream of `width`; *out is written. */
+tsr_residual tsr_block_begin(tsr_block *out, uint64_t width);
+
+/* Adds up the residual stream, r becomes the sum, and returns its RMSNorm with the weight `name`. x, h: what the
+ * sum and the norm are called. */
+typedef struct {
+    const char *name, *why;
+} tsr_value_name;
+
+int16_t tsr_block_norm(tsr_block *block, tsr_residual *r, const char *name, float eps,
+                       tsr_value_name x, tsr_value_name h);
+
+/* Up to TSR_NODE_PORTS linears of one input: out[i] is the result of matrix[i], whose values are filled in. */
+void tsr_block_linears(tsr_block *block, int16_t out[], int16_t x, const tsr_matrix *matrix,
+                       int count);
+int16_t tsr_block_linear(tsr_block *block, int16_t x, const char *name, uint64_t out, bool bias);
+
+/* q, k, v in qkv are replaced by what attention reads: with magnitude, bias, the heads' norms q_norm and k_norm
+ * (NULL: none) and, of q and k, the rotation. */
+void tsr_block_rope(tsr_block *block, int16_t qkv[3], const char *q_norm, const char *k_norm,
+                    const tsr_rope_spec *spec);
+
+int16_t tsr_block_attention(tsr_block *block, const int16_t qkv[3], const tsr_attention_spec *spec);
+
+/* silu(gate) up. */
+int16_t tsr_block_glu(tsr_block *block, int16_t gate, int16_t up);
+
+/* The residual stream becomes r + value. */
+void tsr_block_add(tsr_block *block, tsr_residual *r, int16_t value);
+
+/* TSR_EINTERNAL: the description is not one that can be run; `who` is named. */
+tsr_status tsr_block_end(tsr_block *block, tsr_residual r, const char *who);
+
+/* ---- reading ---- */
+
+/* Whether two blocks describe the same layer. */
+bool tsr_block_same(const tsr_block *a, const tsr_block *b);
+
+/* What is printed for a value: "q", or "z self_attn.q_proj". */
+void tsr_value_print(char *out, uint64_t bytes, const tsr_block *block, int value);
+
+#endif

@@ -1,0 +1,90 @@
+/*
+ * model/describe.c: the tensors that config.json describes, for a plan made before the weights are there.
+ */
+#include "model/arch/arch.h"
+#include "model/layout.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    tsr_tensor *tensor; /* owns its names */
+    uint64_t count, room;
+    tsr_dtype dtype;
+} list;
+
+/* [rows, columns], or [rows] where columns is 0. `name` becomes the list's. */
+static tsr_status add(list *to, char *name, uint64_t rows, uint64_t columns)
+{
+    if (name && to->count == to->room) {
+        uint64_t room = 2 * to->room + 64;
+        tsr_tensor *grown = realloc(to->tensor, room * sizeof *grown);
+        if (grown) {
+            to->tensor = grown;
+            to->room = room;
+        }
+    }
+    if (!name || to->count == to->room) {
+        free(name);
+        return tsr_fail(TSR_ENOMEM, "out of memory for the tensors of a model");
+    }
+    to->tensor[to->count++] = (tsr_tensor){
+        .name = name, .dtype = to->dtype, .ndim = columns ? 2 : 1, .shape = {rows, columns}};
+    return TSR_OK;
+}
+
+/* "model.layers.<layer>.<module>.<what>" */
+static tsr_status add_in_layer(list *to, uint64_t layer, const char *module, const char *what,
+                               uint64_t rows, uint64_t columns)
+{
+    char *name;
+    if (asprintf(&name, "model.layers.%" PRIu64 ".%s.%s", layer, module, what) < 0)
+        name = NULL;
+    return add(to, name, rows, columns);
+}
+
+static tsr_status add_layer(list *to, const tsr_model_config *config, uint64_t layer)
+{
+    tsr_block block;
+    TSR_TRY(tsr_arch_block(&block, config, (int)layer));
+    for (int i = 0; i < block.matrix_count; i++) {
+        const tsr_matrix *m = &block.matrix[i];
+        TSR_TRY(add_in_layer(to, layer, m->name, "weight", m->out, m->in));
+        if (m->bias)
+            TSR_TRY(add_in_layer(to, layer, m->name, "bias", m->out, 0));
+    }
+    for (int i = 0; i < block.vector_count; i++)
+        TSR_TRY(add_in_layer(to, layer, block.vector[i].name, "weight", block.vector[i].count, 0));
+    return TSR_OK;
+}
+
+static tsr_status add_all(list *to, const tsr_model_config *config)
+{
+    uint64_t vocabulary = config->vocab_size, d = config->hidden_size;
+    TSR_TRY(add(to, strdup("model.embed_tokens.weight"), vocabulary, d));
+    for (uint64_t layer = 0; layer < config->layer_count; layer++)
+        TSR_TRY(add_layer(to, config, layer));
+    TSR_TRY(add(to, strdup("model.norm.weight"), d, 0));
+    return config->tie_word_embeddings ? TSR_OK : add(to, strdup("lm_head.weight"), vocabulary, d);
+}
+
+tsr_status tsr_model_describe(tsr_checkpoint **out, const char *directory,
+                              const tsr_model_config *config)
+{
+    if (config->prequantized)
+        return tsr_fail(TSR_EDATA,
+                        "%s: its weights are not there, and how a 4-bit checkpoint is stored is "
+                        "said in their headers only: download them, or plan with the config.json "
+                        "of the model that it was quantized from",
+                        directory);
+    list tensors = {.dtype = config->dtype};
+    tsr_status status = add_all(&tensors, config);
+    if (status == TSR_OK)
+        status = tsr_checkpoint_describe(out, directory, tensors.tensor, tensors.count);
+    for (uint64_t i = 0; i < tensors.count; i++)
+        free((char *)tensors.tensor[i].name);
+    free(tensors.tensor);
+    return status;
+}

@@ -1,0 +1,149 @@
+/*
+ * modules.c: the modules of a model as Transformers names them: what a target of an adapter can mean.
+ */
+#include "model/arch/arch.h"
+#include "model/layout.h"
+#include "model/node.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Of the model, besides its layers; none may have an adapter. */
+static const char *const model_modules[] = {"model.embed_tokens", "lm_head",    "model",
+                                            "model.layers",       "model.norm", "model.rotary_emb"};
+enum { MODEL_MODULES = sizeof model_modules / sizeof *model_modules };
+
+typedef struct {
+    tsr_adapter_module *module;
+    uint64_t count, room;
+} list;
+
+static tsr_status add(list *to, char *path, const tsr_matrix *matrix)
+{
+    if (path && to->count == to->room) {
+        uint64_t room = 2 * to->room + 64;
+        tsr_adapter_module *grown = realloc(to->module, room * sizeof *grown);
+        if (grown) {
+            to->module = grown;
+            to->room = room;
+        }
+    }
+    if (!path || to->count == to->room) {
+        free(path);
+        return tsr_fail(TSR_ENOMEM, "out of memory for module names");
+    }
+    to->module[to->count++] = (tsr_adapter_module){.path = path,
+                                                   .linear = matrix != NULL,
+                                                   .in_features = matrix ? matrix->in : 0,
+                                                   .out_features = matrix ? matrix->out : 0};
+    return TSR_OK;
+}
+
+/* `length` characters of a name below a layer; of none: the layer itself. */
+static tsr_status add_below(list *to, uint64_t layer, const char *name, size_t length,
+                            const tsr_matrix *matrix)
+{
+    char *path;
+    if (asprintf(&path, "model.layers.%" PRIu64 "%s%.*s", layer, length ? "." : "", (int)length,
+                 name) < 0)
+        path = NULL;
+    return add(to, path, matrix);
+}
+
+static tsr_status add_linears(list *to, const tsr_block *block, uint64_t layer)
+{
+    for (int i = 0; i < block->matrix_count; i++) {
+        const tsr_matrix *m = &block->matrix[i];
+        TSR_TRY(add_below(to, layer, m->name, strlen(m->name), m));
+    }
+    return TSR_OK;
+}
+
+/* Whether the parent "self_attn" of "self_attn.q_proj" is the parent of an earlier matrix too. */
+static bool is_listed(const tsr_block *block, int matrix, size_t length)
+{
+    for (int i = 0; i < matrix; i++)
+        if (!strncmp(block->matrix[i].name, block->matrix[matrix].name, length + 1))
+            return true;
+    return false;
+}
+
+/* The matrix whose product a value is; NULL: of none. */
+static const tsr_matrix *matrix_of(const tsr_block *block, int16_t value)
+{
+    for (int i = 0; i < block->node_count; i++)
+        for (int port = 0; port < TSR_NODE_PORTS; port++)
+            if (block->node[i].kind == &tsr_node_linear && block->node[i].out[port] == value)
+                return &block->matrix[block->node[i].weight[port]];
+    return NULL;
+}
+
+/* The function between gate and up: a module beside them. */
+static tsr_status add_activations(list *to, const tsr_block *block, uint64_t layer)
+{
+    for (int i = 0; i < block->node_count; i++) {
+        const tsr_node *node = &block->node[i];
+        const tsr_matrix *gate = node->kind == &tsr_node_glu ? matrix_of(block, node->in[0]) : NULL;
+        char name[128];
+        if (!gate)
+            continue;
+        const char *dot = strrchr(gate->name, '.');
+        int length = dot ? (int)(dot - gate->name) + 1 : 0;
+        snprintf(name, sizeof name, "%.*sact_fn", length, gate->name);
+        TSR_TRY(add_below(to, layer, name, strlen(name), NULL));
+    }
+    return TSR_OK;
+}
+
+static tsr_status add_others(list *to, const tsr_block *block, uint64_t layer)
+{
+    TSR_TRY(add_below(to, layer, "", 0, NULL));
+    for (int i = 0; i < block->matrix_count; i++) {
+        const char *name = block->matrix[i].name, *dot = strrchr(name, '.');
+        if (dot && !is_listed(block, i, (size_t)(dot - name)))
+            TSR_TRY(add_below(to, layer, name, (size_t)(dot - name), NULL));
+    }
+    TSR_TRY(add_activations(to, block, layer));
+    for (int i = 0; i < block->vector_count; i++)
+        TSR_TRY(add_below(to, layer, block->vector[i].name, strlen(block->vector[i].name), NULL));
+    return TSR_OK;
+}
+
+static tsr_status add_all(list *to, const tsr_model_config *config)
+{
+    tsr_block block;
+    for (uint64_t layer = 0; layer < config->layer_count; layer++) {
+        TSR_TRY(tsr_arch_block(&block, config, (int)layer));
+        TSR_TRY(add_linears(to, &block, layer));
+    }
+    for (int i = 0; i < MODEL_MODULES; i++)
+        TSR_TRY(add(to, strdup(model_modules[i]), NULL));
+    for (uint64_t layer = 0; layer < config->layer_count; layer++) {
+        TSR_TRY(tsr_arch_block(&block, config, (int)layer));
+        TSR_TRY(add_others(to, &block, layer));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_layout_modules(tsr_adapter_module **out, uint64_t *count,
+                              const tsr_model_config *config)
+{
+    list all = {0};
+    tsr_status status = add_all(&all, config);
+    if (status < 0) {
+        tsr_layout_modules_free(all.module, all.count);
+        return status;
+    }
+    *out = all.module;
+    *count = all.count;
+    return TSR_OK;
+}
+
+void tsr_layout_modules_free(tsr_adapter_module *modules, uint64_t count)
+{
+    for (uint64_t i = 0; modules && i < count; i++)
+        free((char *)modules[i].path);
+    free(modules);
+}

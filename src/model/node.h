@@ -1,0 +1,138 @@
+/*
+ * model/node.h: the kinds of nodes that a block is made of: what each does, forward and backward, what its
+ * backward reads, and what both cost. Each kind is one file, node_<kind>.c, and is written there once.
+ *
+ *     norm        in    x, pending (or none): the residual stream    weight  the norm's
+ *                 out   sum x + g z + bias; h = norm(sum); rstd
+ *     linear      in    x                                            weight  up to four matrices
+ *                 out   the result of each
+ *     rope        in    q, k, v as linears leave them                weight  norms of the heads of q and k
+ *                 out   q, k, v as attention reads them
+ *     attention   in    q, k, v
+ *                 out   o; lse
+ *     glu         in    gate, up
+ *                 out   act
+ *
+ * A linear's result lacks its magnitude g and its bias, which whoever reads it applies: norm, rope and glu. The
+ * backward of rope and glu gives the gradient of the bare result, dz = g dy, and sums dm; after norm the linear
+ * does so itself, in a pass of its own (`scales`).
+ */
+#ifndef TSR_MODEL_NODE_H
+#define TSR_MODEL_NODE_H
+
+#include "adapters/linear.h"
+#include "model/block.h"
+
+enum { TSR_NORM_X, TSR_NORM_PENDING };
+enum { TSR_NORM_SUM, TSR_NORM_H, TSR_NORM_RSTD };
+enum { TSR_ATTENTION_O, TSR_ATTENTION_LSE };
+
+/* What the linear of a matrix has beside its weight, as far as the work of a layer depends on it. */
+typedef struct {
+    uint64_t r; /* of its adapter in memory; 0: none */
+    bool dora;
+    bool composes;  /* DoRA with dropout */
+    bool keeps_low; /* every forward makes x A^T (adapters/graph.h) */
+} tsr_matrix_traits;
+
+/* The micro-batch on the device. */
+typedef struct {
+    int64_t tokens;
+    const int32_t *positions;  /* [tokens], in their documents */
+    const int32_t *cu_seqlens; /* [documents + 1] */
+    int32_t documents;
+} tsr_layer_batch;
+
+/* What does not change from layer to layer. */
+typedef struct {
+    const float *cosine, *sine; /* [position_count, head_dim / 2] */
+    int32_t position_count;
+} tsr_model_tables;
+
+/* Where the gradients of one linear's A, B and m go, written whole: [r, in], [out, r], [out]. NULL:
+ * it has none. */
+typedef struct {
+    float *a, *b, *m;
+} tsr_layer_gradients;
+
+/* One node in one pass over a layer. */
+typedef struct {
+    int16_t node;
+    uint8_t outputs; /* which of its outputs are made, or have a gradient */
+    uint8_t inputs;  /* whose gradients are wanted */
+    uint8_t adds;    /* which of these are added to, not written */
+    bool has_sum;    /* norm: the sum is there already */
+    /* With an fp8 base: what is made is put into e4m3 on the way, for the linears that come next; or, of a
+     * linear, nobody has done so with its input. */
+    bool makes_rows, needs_rows;
+} tsr_step;
+
+/* What a layer was left with by the one before it: x + g z. */
+typedef struct {
+    const void *x;  /* [T, d] */
+    const void *z;  /* [T, d]; NULL: nothing is pending */
+    const float *g; /* its magnitude, or NULL */
+} tsr_layer_input;
+
+/* What a pass over a layer hands to its nodes. Addresses by value; NULL where there is none. */
+typedef struct {
+    const tsr_linear_context *context;
+    const tsr_model_tables *tables;
+    const tsr_layer_batch *batch;
+    const tsr_block *block;
+    const tsr_matrix_traits *traits;      /* [matrix_count] */
+    const tsr_linear *linear;             /* [matrix_count], resolved */
+    const tsr_frozen *vector;             /* [vector_count] */
+    const tsr_layer_gradients *gradients; /* [matrix_count]; of a backward */
+    const tsr_layer_input *input;         /* of a forward */
+    void *value[TSR_BLOCK_VALUES], *gradient[TSR_BLOCK_VALUES];
+    void *workspace; /* of the node at work */
+    uint64_t workspace_bytes;
+    void *codes;         /* of the node at work: where its backward puts gradients in e4m3 */
+    tsr_fp8_rows *made8; /* [matrix_count]: gradients of results that are in e4m3 already */
+} tsr_pass;
+
+/* What a node asks of the memory of its values. */
+typedef struct {
+    int16_t read[3 * TSR_NODE_PORTS]; /* by its backward */
+    int read_count;
+    /* An output may be made where an input lies that nobody reads afterwards. */
+    struct {
+        int16_t output, input; /* values */
+    } over[TSR_NODE_PORTS];
+    int over_count;
+    /* The gradient of an input may lie where a value does that nobody reads afterwards, or where the gradient of
+     * an output does. Tried in this order. */
+    struct {
+        int16_t input, with; /* values */
+        bool gradient;       /* with's gradient, not itself */
+    } share[2 * TSR_NODE_PORTS];
+    int share_count;
+} tsr_needs;
+
+typedef enum { TSR_PASS_FORWARD, TSR_PASS_REMADE, TSR_PASS_BACKWARD, TSR_PASSES } tsr_pass_kind;
+
+typedef struct tsr_costing tsr_costing; /* model/work_parts.h */
+
+struct tsr_node_kind {
+    const char *name;
+    bool light;  /* reads and writes only: rather done again than its results kept (`selective`) */
+    bool scales; /* its backward gives dz and dm of the linears' results that it reads */
+    int8_t rows; /* the output that it can put into e4m3 as it makes it; TSR_NONE */
+    tsr_status (*forward)(const tsr_pass *pass, const tsr_step *step);
+    tsr_status (*backward)(const tsr_pass *pass, const tsr_step *step);
+    void (*needs)(tsr_needs *out, const tsr_block *block, const tsr_node *node,
+                  const tsr_matrix_traits *traits);
+    void (*cost)(const tsr_costing *costing, const tsr_node *node, const tsr_step *step,
+                 tsr_pass_kind pass);
+    /* Bytes for the largest micro-batch, either way; NULL: none. */
+    uint64_t (*workspace)(const tsr_node *node, const tsr_kernels *kernels,
+                          tsr_attention_bounds bounds);
+};
+
+/* The bounds of a run with the heads of an attention node. */
+tsr_attention_bounds tsr_attention_bounds_of(const tsr_node *node, tsr_attention_bounds bounds);
+
+extern const tsr_node_kind tsr_node_norm, tsr_node_linear, tsr_node_rope, tsr_node_attention,
+    tsr_node_glu;
+#endif

@@ -1,0 +1,104 @@
+/*
+ * node_attention.c: causal attention within documents (kernels/attention.h).
+ */
+#include "model/node_parts.h"
+#include "model/work_parts.h"
+
+static tsr_status forward(const tsr_pass *p, const tsr_step *step)
+{
+    const tsr_node *node = &p->block->node[step->node];
+    const tsr_attention_spec *spec = &node->spec.attention;
+    return p->context->kernels->attention(
+        p->context->stream, &(tsr_attention_args){.q = p->value[node->in[0]],
+                                                  .k = p->value[node->in[1]],
+                                                  .v = p->value[node->in[2]],
+                                                  .o = p->value[node->out[TSR_ATTENTION_O]],
+                                                  .lse = p->value[node->out[TSR_ATTENTION_LSE]],
+                                                  .cu_seqlens = p->batch->cu_seqlens,
+                                                  .workspace = p->workspace,
+                                                  .workspace_bytes = p->workspace_bytes,
+                                                  .tokens = p->batch->tokens,
+                                                  .documents = p->batch->documents,
+                                                  .q_heads = spec->q_heads,
+                                                  .kv_heads = spec->kv_heads,
+                                                  .head_dim = spec->head_dim,
+                                                  .window = spec->window,
+                                                  .dtype = p->context->dtype});
+}
+
+static tsr_status backward(const tsr_pass *p, const tsr_step *step)
+{
+    const tsr_node *node = &p->block->node[step->node];
+    const tsr_attention_spec *spec = &node->spec.attention;
+    return p->context->kernels->attention_backward(
+        p->context->stream,
+        &(tsr_attention_backward_args){.q = p->value[node->in[0]],
+                                       .k = p->value[node->in[1]],
+                                       .v = p->value[node->in[2]],
+                                       .o = p->value[node->out[TSR_ATTENTION_O]],
+                                       .d_o = p->gradient[node->out[TSR_ATTENTION_O]],
+                                       .lse = p->value[node->out[TSR_ATTENTION_LSE]],
+                                       .dq = p->gradient[node->in[0]],
+                                       .dk = p->gradient[node->in[1]],
+                                       .dv = p->gradient[node->in[2]],
+                                       .cu_seqlens = p->batch->cu_seqlens,
+                                       .workspace = p->workspace,
+                                       .workspace_bytes = p->workspace_bytes,
+                                       .tokens = p->batch->tokens,
+                                       .documents = p->batch->documents,
+                                       .q_heads = spec->q_heads,
+                                       .kv_heads = spec->kv_heads,
+                                       .head_dim = spec->head_dim,
+                                       .window = spec->window,
+                                       .dtype = p->context->dtype});
+}
+
+static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
+                  const tsr_matrix_traits *traits)
+{
+    (void)block;
+    (void)traits;
+    for (int i = 0; i < 3; i++)
+        tsr_needs_read(out, node->in[i]);
+    tsr_needs_read(out, node->out[TSR_ATTENTION_O]);
+    tsr_needs_read(out, node->out[TSR_ATTENTION_LSE]);
+}
+
+tsr_attention_bounds tsr_attention_bounds_of(const tsr_node *node, tsr_attention_bounds bounds)
+{
+    bounds.q_heads = node->spec.attention.q_heads;
+    bounds.kv_heads = node->spec.attention.kv_heads;
+    bounds.head_dim = node->spec.attention.head_dim;
+    return bounds;
+}
+
+static uint64_t workspace(const tsr_node *node, const tsr_kernels *kernels,
+                          tsr_attention_bounds bounds)
+{
+    bounds = tsr_attention_bounds_of(node, bounds);
+    return kernels->attention_workspace_bytes(&bounds);
+}
+
+/* Two matmuls of the visible pairs forward, five backward; q, k, v and o once, and their gradients. */
+static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *step,
+                 tsr_pass_kind pass)
+{
+    bool backward = pass == TSR_PASS_BACKWARD;
+    double q = tsr_cost_width(c, node->in[0]), kv = tsr_cost_width(c, node->in[1]);
+    double pair = 2 * (backward ? 5 : 2) * q,
+           bytes = (backward ? 4 : 2) * tsr_cost_column(c) * (q + kv);
+    double here = c->layer->pairs_here > 0 ? c->layer->pairs_here : c->layer->pairs;
+    (void)step;
+    tsr_cost_both(c, backward ? TSR_WORK_ATTENTION_BACKWARD : TSR_WORK_ATTENTION_FORWARD,
+                  backward ? TSR_WORK_ATTEND_BACK : TSR_WORK_ATTEND,
+                  (tsr_work_amount){pair * c->layer->pairs, bytes},
+                  (tsr_work_amount){pair * here, bytes});
+}
+
+const tsr_node_kind tsr_node_attention = {.name = "attention",
+                                          .rows = TSR_NONE,
+                                          .forward = forward,
+                                          .backward = backward,
+                                          .needs = needs,
+                                          .cost = cost,
+                                          .workspace = workspace};

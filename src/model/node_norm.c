@@ -1,0 +1,110 @@
+/*
+ * node_norm.c: sum = x + (g z + bias), h = norm(sum): the residual stream is added up and normed in one pass; without a
+ * weight only added up.
+ *
+ * Backward, in place of the gradient of the sum: d sum += the norm's backward of dh. What was pending has that
+ * gradient too.
+ */
+#include "model/node_parts.h"
+#include "model/work_parts.h"
+
+static tsr_fp8_rows rows_of(const tsr_pass *p, const tsr_step *step)
+{
+    return step->makes_rows ? tsr_linear_rows(p->context) : (tsr_fp8_rows){0};
+}
+
+static tsr_status forward(const tsr_pass *p, const tsr_step *step)
+{
+    const tsr_node *node = &p->block->node[step->node];
+    void *sum = p->value[node->out[TSR_NORM_SUM]];
+    tsr_rms_norm_args args = {.x = p->value[node->in[TSR_NORM_X]],
+                              .x_out = sum,
+                              .tokens = p->context->tokens,
+                              .d = (int64_t)p->block->width,
+                              .eps = node->spec.norm.eps,
+                              .dtype = p->context->dtype,
+                              .h8 = rows_of(p, step)};
+    if (node->weight[0] != TSR_NONE) {
+        args.w = p->vector[node->weight[0]];
+        args.h = p->value[node->out[TSR_NORM_H]];
+        args.rstd = p->value[node->out[TSR_NORM_RSTD]];
+    }
+    if (step->has_sum) {
+        args.x = sum;
+        args.x_out = NULL;
+    } else if (node->in[TSR_NORM_PENDING] != TSR_NONE) {
+        tsr_output pending = tsr_pass_output(p, node->in[TSR_NORM_PENDING]);
+        args.z = pending.z;
+        args.g = pending.g;
+        args.bias = pending.bias;
+    }
+    return p->context->kernels->rms_norm(p->context->stream, &args);
+}
+
+static tsr_status backward(const tsr_pass *p, const tsr_step *step)
+{
+    const tsr_node *node = &p->block->node[step->node];
+    tsr_fp8_rows none = {0}, *rows = &none;
+    if (!(step->outputs & 1u << TSR_NORM_H)) /* the sum's gradient is all there is */
+        return TSR_OK;
+    if (step->makes_rows) { /* the linear that was added multiplies by the gradient next, as it is */
+        int matrix = p->block->value[node->in[TSR_NORM_PENDING]].matrix;
+        rows = &p->made8[matrix];
+        TSR_TRY(tsr_linear_gradient_rows(rows, p->context, &p->linear[matrix], p->context->fp8.rows,
+                                         0));
+    }
+    return p->context->kernels->rms_norm_backward(
+        p->context->stream,
+        &(tsr_rms_norm_backward_args){.dh = p->gradient[node->out[TSR_NORM_H]],
+                                      .x = p->value[node->out[TSR_NORM_SUM]],
+                                      .rstd = p->value[node->out[TSR_NORM_RSTD]],
+                                      .w = p->vector[node->weight[0]],
+                                      .dx = p->gradient[node->out[TSR_NORM_SUM]],
+                                      .tokens = p->context->tokens,
+                                      .d = (int64_t)p->block->width,
+                                      .dtype = p->context->dtype,
+                                      .dx8 = *rows});
+}
+
+static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
+                  const tsr_matrix_traits *traits)
+{
+    (void)block;
+    (void)traits;
+    int16_t sum = node->out[TSR_NORM_SUM], pending = node->in[TSR_NORM_PENDING];
+    bool norms = node->weight[0] != TSR_NONE;
+    if (norms) {
+        tsr_needs_read(out, sum);
+        tsr_needs_read(out, node->out[TSR_NORM_RSTD]);
+    }
+    tsr_needs_over(out, sum, node->in[TSR_NORM_X]);
+    tsr_needs_share(out, node->in[TSR_NORM_X], sum, true);
+    if (norms && pending != TSR_NONE)
+        tsr_needs_over(out, node->out[TSR_NORM_H], pending);
+    if (pending != TSR_NONE)
+        tsr_needs_share(out, pending, sum, true);
+}
+
+/* x + z and its norm read two and write two; where the sum is there one is read and one written. A sum alone writes
+ * one. The backward reads
+ * dh, the sum and its gradient, and writes that. */
+static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *step,
+                 tsr_pass_kind pass)
+{
+    double one = tsr_cost_column(c) * tsr_cost_width(c, node->out[TSR_NORM_SUM]);
+    bool backward = pass == TSR_PASS_BACKWARD;
+    if (!backward || step->outputs & 1u << TSR_NORM_H)
+        tsr_cost_bytes(c, backward ? TSR_WORK_MEMORY_BACKWARD : TSR_WORK_MEMORY_FORWARD,
+                       (step->has_sum                 ? 2
+                        : node->weight[0] == TSR_NONE ? 3
+                                                      : 4) *
+                           one);
+}
+
+const tsr_node_kind tsr_node_norm = {.name = "norm",
+                                     .light = true,
+                                     .rows = TSR_NORM_H,
+                                     .forward = forward,
+                                     .backward = backward,
+                                     .needs = needs,
+                                     .cost = cost};

@@ -1,0 +1,255 @@
+#include "model/program.h"
+
+#include "model/node_parts.h"
+
+#include <string.h>
+
+static const tsr_node *node_of(const tsr_layer_program *p, const tsr_step *step)
+{
+    return &p->block->node[step->node];
+}
+
+static int outputs_of(const tsr_node *node)
+{
+    int mask = 0;
+    for (int i = 0; i < TSR_NODE_PORTS; i++)
+        mask |= (node->out[i] != TSR_NONE) << i;
+    return mask;
+}
+
+static void run_all(tsr_layer_program *p)
+{
+    for (int i = 0; i < p->block->node_count; i++)
+        p->forward.step[p->forward.count++] =
+            (tsr_step){.node = (int16_t)i, .outputs = (uint8_t)outputs_of(&p->block->node[i])};
+}
+
+/* ---- the backward: what leads to an adapter ---- */
+
+/* wanted: of each value, whether its gradient leads to one. */
+static void find_wanted(bool wanted[TSR_BLOCK_VALUES], const tsr_layer_program *p, bool below)
+{
+    wanted[p->block->in.x] = wanted[p->block->in.pending] = below;
+    for (int i = 0; i < p->block->node_count; i++) {
+        const tsr_node *node = &p->block->node[i];
+        bool any = false;
+        for (int port = 0; port < TSR_NODE_PORTS; port++)
+            any |= node->in[port] != TSR_NONE && wanted[node->in[port]];
+        for (int port = 0; port < TSR_NODE_PORTS; port++) {
+            bool trains = node->kind == &tsr_node_linear && node->weight[port] != TSR_NONE &&
+                          p->traits[node->weight[port]].r > 0;
+            if (node->out[port] != TSR_NONE)
+                wanted[node->out[port]] = any || trains;
+        }
+    }
+}
+
+/* What a node's backward has to do, where `there` says which values have a gradient by now. */
+static tsr_step backward_step(const tsr_layer_program *p, int index,
+                              const bool there[TSR_BLOCK_VALUES],
+                              const bool wanted[TSR_BLOCK_VALUES])
+{
+    const tsr_node *node = &p->block->node[index];
+    tsr_step step = {.node = (int16_t)index};
+    bool any = false;
+    for (int i = 0; i < TSR_NODE_PORTS; i++) {
+        any |= node->in[i] != TSR_NONE && wanted[node->in[i]];
+        if (node->out[i] != TSR_NONE && there[node->out[i]])
+            step.outputs |= (uint8_t)(1u << i);
+    }
+    for (int i = 0; i < TSR_NODE_PORTS && any; i++) {
+        if (node->in[i] == TSR_NONE)
+            continue;
+        step.inputs |= (uint8_t)(1u << i);
+        step.adds |= (uint8_t)(there[node->in[i]] << i);
+    }
+    return step;
+}
+
+static bool is_worth_it(const tsr_layer_program *p, const tsr_step *step)
+{
+    const tsr_node *node = node_of(p, step);
+    bool trains = false;
+    for (int i = 0; i < TSR_NODE_PORTS && node->kind == &tsr_node_linear; i++)
+        trains |= step->outputs & 1u << i && p->traits[node->weight[i]].r > 0;
+    return step->outputs && (step->inputs || trains);
+}
+
+static void find_backward(tsr_layer_program *p, bool below)
+{
+    bool wanted[TSR_BLOCK_VALUES] = {0}, there[TSR_BLOCK_VALUES] = {0};
+    find_wanted(wanted, p, below);
+    there[p->block->out.x] = true;
+    if (p->block->out.pending != TSR_NONE)
+        there[p->block->out.pending] = true;
+    for (int i = p->block->node_count - 1; i >= 0; i--) {
+        tsr_step step = backward_step(p, i, there, wanted);
+        if (!is_worth_it(p, &step))
+            continue;
+        for (int port = 0; port < TSR_NODE_PORTS; port++)
+            if (step.inputs & 1u << port)
+                there[p->block->node[i].in[port]] = true;
+        p->backward.step[p->backward.count++] = step;
+    }
+}
+
+/* ---- what is kept, and what is made again ---- */
+
+static void find_needed(tsr_layer_program *p)
+{
+    for (int i = 0; i < p->backward.count; i++) {
+        const tsr_node *node = node_of(p, &p->backward.step[i]);
+        tsr_needs needs = {0};
+        node->kind->needs(&needs, p->block, node, p->traits);
+        for (int j = 0; j < needs.read_count; j++)
+            p->needed[needs.read[j]] = true;
+    }
+}
+
+/* What a node has to make of `wanted`; its inputs are wanted then too, where they are not kept. */
+static tsr_step remade_step(const tsr_layer_program *p, int index, bool wanted[TSR_BLOCK_VALUES])
+{
+    const tsr_node *node = &p->block->node[index];
+    tsr_step step = {.node = (int16_t)index};
+    for (int i = 0; i < TSR_NODE_PORTS; i++) {
+        bool inner = node->kind == &tsr_node_linear && node->weight[i] != TSR_NONE &&
+                     wanted[p->block->matrix[node->weight[i]].inner];
+        if (node->out[i] != TSR_NONE && (wanted[node->out[i]] || inner))
+            step.outputs |= (uint8_t)(1u << i);
+    }
+    if (!step.outputs)
+        return step;
+    step.has_sum = node->kind == &tsr_node_norm && p->kept[node->out[TSR_NORM_SUM]];
+    for (int i = 0; i < TSR_NODE_PORTS && !step.has_sum; i++)
+        if (node->in[i] != TSR_NONE && !p->kept[node->in[i]])
+            wanted[node->in[i]] = true;
+    if (node->kind != &tsr_node_linear) /* one makes the others; but a sum that is there */
+        step.outputs = (uint8_t)(outputs_of(node) & ~(step.has_sum << TSR_NORM_SUM));
+    return step;
+}
+
+/* The nodes that make what is needed from what is kept, in the order of the forward. */
+static void find_remade(tsr_steps *out, const tsr_layer_program *p)
+{
+    bool wanted[TSR_BLOCK_VALUES];
+    tsr_step step[TSR_BLOCK_NODES];
+    int count = 0;
+    for (int v = 0; v < p->block->value_count; v++)
+        wanted[v] = p->needed[v] && !p->kept[v];
+    for (int i = p->block->node_count - 1; i >= 0; i--) {
+        step[count] = remade_step(p, i, wanted);
+        count += step[count].outputs != 0;
+    }
+    out->count = count;
+    for (int i = 0; i < count; i++)
+        out->step[i] = step[count - 1 - i];
+}
+
+static bool all_light(const tsr_layer_program *p, const tsr_steps *steps)
+{
+    for (int i = 0; i < steps->count; i++) {
+        const tsr_node *node = node_of(p, &steps->step[i]);
+        bool entered = false; /* what enters the block is gone by then */
+        for (int port = 0; port < TSR_NODE_PORTS && !steps->step[i].has_sum; port++)
+            entered |= node->in[port] == p->block->in.x || node->in[port] == p->block->in.pending;
+        if (!node->kind->light || entered)
+            return false;
+    }
+    return true;
+}
+
+static void find_kept(tsr_layer_program *p, tsr_recompute recompute)
+{
+    tsr_steps remade;
+    for (int v = 0; v < p->block->value_count; v++)
+        p->kept[v] = recompute == TSR_RECOMPUTE_FULL ? v == p->block->root : p->needed[v];
+    p->kept[p->block->root] = true;
+    for (int v = 0; v < p->block->value_count && recompute == TSR_RECOMPUTE_SELECTIVE; v++) {
+        if (!p->kept[v] || v == p->block->root)
+            continue;
+        p->kept[v] = false;
+        find_remade(&remade, p);
+        p->kept[v] = !all_light(p, &remade);
+    }
+}
+
+/* x A^T stays where its linear's forward is not run again; where it is, that makes it again. */
+static void keep_lows(tsr_layer_program *p)
+{
+    for (int i = 0; i < p->backward.count; i++) {
+        const tsr_step *step = &p->backward.step[i];
+        const tsr_node *node = node_of(p, step);
+        for (int port = 0; port < TSR_NODE_PORTS && node->kind == &tsr_node_linear; port++)
+            if (step->outputs & 1u << port && p->traits[node->weight[port]].keeps_low)
+                p->kept[p->block->matrix[node->weight[port]].low] = true;
+    }
+}
+
+/* ---- e4m3 on the way ---- */
+
+/* Whoever makes the input of a linear that runs next puts it into e4m3 for it; for the others that read it after
+ * that it is there. */
+static void find_rows(const tsr_layer_program *p, tsr_steps *steps)
+{
+    for (int i = 0; i < steps->count; i++) {
+        const tsr_node *node = node_of(p, &steps->step[i]);
+        tsr_step *before = i > 0 ? &steps->step[i - 1] : NULL;
+        const tsr_node *maker = before ? node_of(p, before) : NULL;
+        if (node->kind != &tsr_node_linear)
+            continue;
+        bool made =
+            maker && maker->kind->rows != TSR_NONE && maker->out[maker->kind->rows] == node->in[0];
+        bool there = maker && maker->kind == &tsr_node_linear && maker->in[0] == node->in[0];
+        if (made)
+            before->makes_rows = true;
+        steps->step[i].needs_rows = !made && !there;
+    }
+}
+
+/* The results of the linear that runs next, whose gradients this node makes as they are multiplied. */
+static bool makes_gradients_of(const tsr_layer_program *p, const tsr_node *node,
+                               const tsr_node *linear)
+{
+    bool residual = node->kind == &tsr_node_norm;
+    if (linear->kind != &tsr_node_linear || node->kind->rows == TSR_NONE ||
+        (residual && node->weight[0] == TSR_NONE))
+        return false;
+    if (residual)
+        return linear->out[1] == TSR_NONE && node->in[TSR_NORM_PENDING] == linear->out[0] &&
+               !tsr_matrix_scales_back(p->block, p->traits, linear->weight[0]);
+    for (int i = 0; i < TSR_NODE_PORTS; i++)
+        if (node->in[i] != linear->out[i])
+            return false;
+    return true;
+}
+
+static void find_gradient_rows(const tsr_layer_program *p, tsr_steps *steps)
+{
+    for (int i = 0; i + 1 < steps->count; i++)
+        steps->step[i].makes_rows =
+            makes_gradients_of(p, node_of(p, &steps->step[i]), node_of(p, &steps->step[i + 1]));
+}
+
+void tsr_layer_program_make(tsr_layer_program *out, const tsr_layer_program_options *options)
+{
+    tsr_layer_program *p = out;
+    memset(p, 0, sizeof *p);
+    p->block = options->block;
+    p->trains = options->trains;
+    p->recompute = options->recompute;
+    memcpy(p->traits, options->traits, (size_t)p->block->matrix_count * sizeof *p->traits);
+    run_all(p);
+    if (options->trains) {
+        find_backward(p, options->below);
+        find_needed(p);
+        find_kept(p, options->recompute);
+        find_remade(&p->remade, p);
+        if (options->recompute != TSR_RECOMPUTE_FULL)
+            keep_lows(p);
+    }
+    if (options->fp8) {
+        find_rows(p, &p->forward);
+        find_rows(p, &p->remade);
+        find_gradient_rows(p, &p->backward);
+    }
+}

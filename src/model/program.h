@@ -1,0 +1,95 @@
+/*
+ * model/program.h: what a layer does in a run: which nodes its forward, its recomputation and its backward run,
+ * which values it keeps in between, and where every value and gradient lies.
+ *
+ * All of it follows from the block, from what its linears have beside their weights, and from how much the layer
+ * recomputes:
+ *
+ *     none         everything that the backward reads is kept
+ *     selective    but what can be made again from the rest without a matmul
+ *     full         only the first sum of the residual stream, of which the rest is made again
+ *
+ * A backward computes what leads to an adapter and nothing else.
+ *
+ * Memory. Values that are kept have memory of the layer's own. Everything else lies in one scratch that all
+ * layers share, at an offset for as long as it is read: values of the forward; then, in the backward, values
+ * made again, gradients and workspaces. What one layer leaves to the next lies outside of it (`carried`), and so
+ * does the gradient of the residual stream, which every layer changes in place (`dx`). The same nodes run on the
+ * same values wherever these lie, so the bits do not depend on any of it.
+ */
+#ifndef TSR_MODEL_PROGRAM_H
+#define TSR_MODEL_PROGRAM_H
+
+#include "kernels/kernels.h"
+#include "model/node.h"
+
+typedef enum { TSR_RECOMPUTE_NONE, TSR_RECOMPUTE_SELECTIVE, TSR_RECOMPUTE_FULL } tsr_recompute;
+
+typedef struct {
+    const tsr_block *block;
+    const tsr_matrix_traits *traits; /* [matrix_count] */
+    bool trains;                     /* it has a backward */
+    bool below;                      /* and what enters it has a gradient too */
+    bool fp8;
+    tsr_recompute recompute;
+} tsr_layer_program_options;
+
+/* The largest micro-batch, for the sizes. */
+typedef struct {
+    const tsr_kernels *kernels;
+    tsr_attention_bounds attention; /* but for the heads */
+    tsr_dtype dtype;
+} tsr_layer_program_sizes;
+
+typedef enum {
+    TSR_PLACE_NOWHERE,
+    TSR_PLACE_KEPT,    /* at: which of the kept buffers */
+    TSR_PLACE_SCRATCH, /* at: offset in bytes */
+    TSR_PLACE_CARRIED_X,
+    TSR_PLACE_CARRIED_Z,
+    TSR_PLACE_DX
+} tsr_place_kind;
+
+typedef struct {
+    uint64_t at;
+    tsr_place_kind kind;
+} tsr_value_place;
+
+/* A pass over the layer, in the order in which it runs. */
+typedef struct {
+    tsr_step step[TSR_BLOCK_NODES];
+    int count;
+} tsr_steps;
+
+typedef struct {
+    tsr_block const *block;
+    tsr_matrix_traits traits[TSR_BLOCK_MATRICES];
+    bool trains;
+    tsr_recompute recompute;
+    tsr_steps forward, remade, backward;
+    bool needed[TSR_BLOCK_VALUES], kept[TSR_BLOCK_VALUES]; /* by the backward; until then */
+    /* From here on after tsr_layer_program_place. */
+    tsr_value_place in_forward[TSR_BLOCK_VALUES], in_backward[TSR_BLOCK_VALUES],
+        gradient[TSR_BLOCK_VALUES];
+    /* Of nodes: their workspace in each pass, and gradients in e4m3. */
+    tsr_value_place workspace[TSR_PASSES][TSR_BLOCK_NODES], codes[TSR_BLOCK_NODES];
+    uint64_t workspace_bytes[TSR_BLOCK_NODES];
+    int16_t
+        kept_buffer[TSR_BLOCK_VALUES]; /* [kept_count]: a value for each, the one that names it */
+    int kept_count;
+    uint64_t scratch_bytes;
+} tsr_layer_program;
+
+/* What is run; *out is written, and borrows the block. */
+void tsr_layer_program_make(tsr_layer_program *out, const tsr_layer_program_options *options);
+
+/* Where everything lies. TSR_EINTERNAL: the block asks for something that no pass can do. */
+tsr_status tsr_layer_program_place(tsr_layer_program *program,
+                                   const tsr_layer_program_sizes *sizes);
+
+/* Elements of a value for each token; 0: the layer does not have it. Bytes in a micro-batch of `tokens`. */
+uint64_t tsr_value_width(const tsr_layer_program *program, int value);
+uint64_t tsr_value_bytes(const tsr_layer_program *program, int value, int64_t tokens,
+                         tsr_dtype dtype);
+
+#endif

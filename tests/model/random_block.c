@@ -1,0 +1,93 @@
+#include "model/random_block.h"
+
+#include "base/philox.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Numbers below `most`, one after the other. */
+typedef struct {
+    uint64_t seed, count;
+} dice;
+
+static uint64_t roll(dice *d, uint64_t most)
+{
+    return tsr_mix(tsr_mix(d->seed) ^ ++d->count) % most;
+}
+
+static const char *const q_names[] = {"a.q_proj", "b.q_proj", "c.q_proj"};
+static const char *const k_names[] = {"a.k_proj", "b.k_proj", "c.k_proj"};
+static const char *const v_names[] = {"a.v_proj", "b.v_proj", "c.v_proj"};
+static const char *const o_names[] = {"a.o_proj", "b.o_proj", "c.o_proj"};
+static const char *const q_norms[] = {"a.q_norm", "b.q_norm", "c.q_norm"};
+static const char *const k_norms[] = {"a.k_norm", "b.k_norm", "c.k_norm"};
+static const char *const gates[] = {"a.gate_proj", "b.gate_proj", "c.gate_proj"};
+static const char *const ups[] = {"a.up_proj", "b.up_proj", "c.up_proj"};
+static const char *const downs[] = {"a.down_proj", "b.down_proj", "c.down_proj"};
+static const char *const norms[] = {"norm_a", "norm_b", "norm_c"};
+
+static int16_t attention(tsr_block *b, dice *d, int part, int32_t head_dim, int16_t h)
+{
+    int32_t kv_heads = 1 + (int32_t)roll(d, 2), q_heads = kv_heads * (1 + (int32_t)roll(d, 3));
+    uint64_t q = (uint64_t)(q_heads * head_dim), kv = (uint64_t)(kv_heads * head_dim);
+    bool bias = roll(d, 3) == 0, heads_norm = roll(d, 2), apart = roll(d, 2);
+    const tsr_matrix qkv[3] = {{.name = q_names[part], .out = q, .in = b->width, .bias = bias},
+                               {.name = k_names[part], .out = kv, .in = b->width, .bias = bias},
+                               {.name = v_names[part], .out = kv, .in = b->width, .bias = bias}};
+    int16_t value[TSR_NODE_PORTS];
+    if (apart)
+        for (int i = 0; i < 3; i++)
+            tsr_block_linears(b, &value[i], h, &qkv[i], 1);
+    else
+        tsr_block_linears(b, value, h, qkv, 3);
+    tsr_block_rope(b, value, heads_norm ? q_norms[part] : NULL, heads_norm ? k_norms[part] : NULL,
+                   &(tsr_rope_spec){q_heads, kv_heads, head_dim, 1e-6f});
+    int16_t o = tsr_block_attention(
+        b, value, &(tsr_attention_spec){q_heads, kv_heads, head_dim, (int32_t)roll(d, 4)});
+    return tsr_block_linear(b, o, o_names[part], b->width, bias);
+}
+
+static int16_t mlp(tsr_block *b, dice *d, int part, int16_t h)
+{
+    uint64_t f = 8 * (1 + roll(d, 6));
+    bool bias = roll(d, 3) == 0;
+    const tsr_matrix gate_up[2] = {{.name = gates[part], .out = f, .in = b->width, .bias = bias},
+                                   {.name = ups[part], .out = f, .in = b->width, .bias = bias}};
+    int16_t value[TSR_NODE_PORTS];
+    tsr_block_linears(b, value, h, gate_up, 2);
+    return tsr_block_linear(b, tsr_block_glu(b, value[0], value[1]), downs[part], b->width, bias);
+}
+
+void random_block(tsr_block *out, uint64_t seed)
+{
+    dice d = {seed, 0};
+    tsr_residual r = tsr_block_begin(out, 8 * (1 + roll(&d, 6)));
+    int parts = 1 + (int)roll(&d, 3);
+    int32_t head_dim = 4 * (1 + (int32_t)roll(&d, 3)); /* of all: one table turns them */
+    for (int part = 0; part < parts; part++) {
+        int16_t h = tsr_block_norm(out, &r, norms[part], 1e-5f, (tsr_value_name){"x", "a sum"},
+                                   (tsr_value_name){"h", "its norm"});
+        tsr_block_add(out, &r,
+                      roll(&d, 2) ? attention(out, &d, part, head_dim, h) : mlp(out, &d, part, h));
+    }
+    assert_int_equal(tsr_block_end(out, r, "a random block"), TSR_OK);
+}
+
+void random_traits(tsr_matrix_traits *traits, const tsr_block *block, uint64_t seed, bool dropout)
+{
+    dice d = {seed ^ 0x5eed, 0};
+    uint64_t share = 1 + roll(&d, 4); /* of the linears have an adapter */
+    memset(traits, 0, TSR_BLOCK_MATRICES * sizeof *traits);
+    for (int i = 0; i < block->matrix_count; i++) {
+        bool adapted = roll(&d, 4) < share, dora = roll(&d, 2), low = roll(&d, 2);
+        if (adapted)
+            traits[i] = (tsr_matrix_traits){.r = 8 * (1 + roll(&d, 2)),
+                                            .dora = dora,
+                                            .composes = dora && dropout,
+                                            .keeps_low = low};
+    }
+}

@@ -1,0 +1,17 @@
+/*
+ * tests/model/random_block.h: blocks of every kind of node, in orders that no model has.
+ */
+#ifndef TSR_TESTS_MODEL_RANDOM_BLOCK_H
+#define TSR_TESTS_MODEL_RANDOM_BLOCK_H
+
+#include "model/node.h"
+
+/* A layer of one to three parts, each of a norm and attention or an MLP, from `seed` alone; heads and widths are
+ * small. *out is written. */
+void random_block(tsr_block *out, uint64_t seed);
+
+/* What its linears have beside their weights: some have an adapter, LoRA or DoRA, where `dropout` composed. traits:
+ * [TSR_BLOCK_MATRICES], written. */
+void random_traits(tsr_matrix_traits *traits, const tsr_block *block, uint64_t seed, bool dropout);
+
+#endif

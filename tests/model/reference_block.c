@@ -1,0 +1,202 @@
+#include "model/reference_block.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+typedef struct {
+    const reference_block *r;
+    double *value[TSR_BLOCK_VALUES]; /* with everything: magnitude and bias too */
+} pass;
+
+static double *new_rows(const pass *p, uint64_t width)
+{
+    double *out = calloc((uint64_t)p->r->tokens * width + 1, sizeof *out);
+    assert_non_null(out);
+    return out;
+}
+
+/* y [rows, out] = x w^T */
+static void multiply(double *y, const double *x, const double *w, uint64_t rows, uint64_t out,
+                     uint64_t in)
+{
+    for (uint64_t t = 0; t < rows; t++)
+        for (uint64_t j = 0; j < out; j++) {
+            double sum = 0;
+            for (uint64_t i = 0; i < in; i++)
+                sum += x[t * in + i] * w[j * in + i];
+            y[t * out + j] = sum;
+        }
+}
+
+/* W x + bias; LoRA + s B A drop(x); DoRA + (g - 1) W drop(x) + g s B A drop(x). */
+static double *linear(const pass *p, int matrix, const double *x)
+{
+    const tsr_matrix *m = &p->r->block->matrix[matrix];
+    const reference_linear *l = &p->r->linear[matrix];
+    uint64_t t = (uint64_t)p->r->tokens;
+    double *y = new_rows(p, m->out), *xd = new_rows(p, m->in), *base = new_rows(p, m->out);
+    double *low = new_rows(p, l->r), *up = new_rows(p, m->out);
+    multiply(y, x, l->w, t, m->out, m->in);
+    for (uint64_t i = 0; i < t * m->in; i++)
+        xd[i] = l->mask ? x[i] * l->mask[i] / l->kept : x[i];
+    multiply(base, xd, l->w, t, m->out, m->in);
+    multiply(low, xd, l->a, t, l->r, m->in);
+    multiply(up, low, l->b, t, m->out, l->r);
+    for (uint64_t i = 0; i < t * m->out; i++) {
+        uint64_t j = i % m->out;
+        double g = l->m ? l->m[j] / l->n[j] : 1;
+        y[i] += g * l->scale * up[i] + (g - 1) * base[i] + (m->bias ? l->bias[j] : 0);
+    }
+    free(xd);
+    free(base);
+    free(low);
+    free(up);
+    return y;
+}
+
+/* out = w x / rms(x) over groups of `width`. */
+static void rms_norm(double *out, const double *x, const double *w, uint64_t groups, uint64_t width,
+                     double eps)
+{
+    for (uint64_t g = 0; g < groups; g++) {
+        double sum = 0;
+        for (uint64_t i = 0; i < width; i++)
+            sum += x[g * width + i] * x[g * width + i];
+        for (uint64_t i = 0; i < width; i++)
+            out[g * width + i] = x[g * width + i] / sqrt(sum / (double)width + eps) * w[i];
+    }
+}
+
+static void norm(pass *p, const tsr_node *node)
+{
+    const reference_block *r = p->r;
+    uint64_t width = r->block->width, all = (uint64_t)r->tokens * width;
+    double *sum = new_rows(p, width), *h = new_rows(p, width);
+    const double *pending =
+        node->in[TSR_NORM_PENDING] == TSR_NONE ? NULL : p->value[node->in[TSR_NORM_PENDING]];
+    for (uint64_t i = 0; i < all; i++)
+        sum[i] = p->value[node->in[TSR_NORM_X]][i] + (pending ? pending[i] : 0);
+    p->value[node->out[TSR_NORM_SUM]] = sum;
+    if (node->weight[0] == TSR_NONE) {
+        free(h);
+        return;
+    }
+    rms_norm(h, sum, r->vector[node->weight[0]], (uint64_t)r->tokens, width,
+             (double)node->spec.norm.eps);
+    p->value[node->out[TSR_NORM_H]] = h;
+}
+
+static void rotate(const pass *p, double *x, int heads, int dim)
+{
+    int half = dim / 2;
+    for (int t = 0; t < p->r->tokens; t++)
+        for (int h = 0; h < heads; h++)
+            for (int i = 0; i < half; i++) {
+                double *a = &x[(t * heads + h) * dim + i], *b = a + half;
+                double angle = p->r->positions[t] * pow(p->r->theta, -2.0 * i / dim);
+                double first = *a * cos(angle) - *b * sin(angle);
+                *b = *b * cos(angle) + *a * sin(angle);
+                *a = first;
+            }
+}
+
+static void rope(pass *p, const tsr_node *node)
+{
+    const tsr_rope_spec *s = &node->spec.rope;
+    for (int i = 0; i < 3; i++) {
+        int heads = i == 0 ? s->q_heads : s->kv_heads;
+        uint64_t width = p->r->block->value[node->in[i]].width;
+        double *out = p->value[node->out[i]] = new_rows(p, width);
+        memcpy(out, p->value[node->in[i]], (uint64_t)p->r->tokens * width * sizeof *out);
+        if (i < 2 && node->weight[i] != TSR_NONE)
+            rms_norm(out, out, p->r->vector[node->weight[i]],
+                     (uint64_t)p->r->tokens * (uint64_t)heads, (uint64_t)s->head_dim,
+                     (double)s->head_norm_eps);
+        if (i < 2)
+            rotate(p, out, heads, s->head_dim);
+    }
+}
+
+static void attend(double *o, const pass *p, const tsr_attention_spec *s, int head, int t,
+                   double *const in[3])
+{
+    int dim = s->head_dim, key_head = head / (s->q_heads / s->kv_heads);
+    int first = t - p->r->positions[t];
+    double score[64], sum = 0;
+    if (s->window && t - s->window + 1 > first)
+        first = t - s->window + 1;
+    for (int j = first; j <= t; j++) {
+        score[j] = 0;
+        for (int i = 0; i < dim; i++)
+            score[j] += in[0][(t * s->q_heads + head) * dim + i] *
+                        in[1][(j * s->kv_heads + key_head) * dim + i] / sqrt(dim);
+        sum += score[j] = exp(score[j]);
+    }
+    for (int j = first; j <= t; j++)
+        for (int i = 0; i < dim; i++)
+            o[(t * s->q_heads + head) * dim + i] +=
+                score[j] / sum * in[2][(j * s->kv_heads + key_head) * dim + i];
+}
+
+static void attention(pass *p, const tsr_node *node)
+{
+    const tsr_attention_spec *s = &node->spec.attention;
+    double *const in[3] = {p->value[node->in[0]], p->value[node->in[1]], p->value[node->in[2]]};
+    double *o = new_rows(p, (uint64_t)(s->q_heads * s->head_dim));
+    assert_true(p->r->tokens <= 64);
+    for (int head = 0; head < s->q_heads; head++)
+        for (int t = 0; t < p->r->tokens; t++)
+            attend(o, p, s, head, t, in);
+    p->value[node->out[TSR_ATTENTION_O]] = o;
+}
+
+static void glu(pass *p, const tsr_node *node)
+{
+    uint64_t width = p->r->block->value[node->out[0]].width;
+    double *act = new_rows(p, width);
+    for (uint64_t i = 0; i < (uint64_t)p->r->tokens * width; i++) {
+        double gate = p->value[node->in[0]][i];
+        act[i] = gate / (1 + exp(-gate)) * p->value[node->in[1]][i];
+    }
+    p->value[node->out[0]] = act;
+}
+
+static void run(pass *p, const tsr_node *node)
+{
+    if (node->kind == &tsr_node_norm)
+        norm(p, node);
+    else if (node->kind == &tsr_node_rope)
+        rope(p, node);
+    else if (node->kind == &tsr_node_attention)
+        attention(p, node);
+    else if (node->kind == &tsr_node_glu)
+        glu(p, node);
+    else if (node->kind != &tsr_node_linear)
+        fail_msg("no reference for %s", node->kind->name);
+    for (int i = 0; i < TSR_NODE_PORTS && node->kind == &tsr_node_linear; i++)
+        if (node->weight[i] != TSR_NONE)
+            p->value[node->out[i]] = linear(p, node->weight[i], p->value[node->in[0]]);
+}
+
+void reference_block_run(double *out, const reference_block *r)
+{
+    pass p = {.r = r};
+    const tsr_block *b = r->block;
+    uint64_t all = (uint64_t)r->tokens * b->width;
+    p.value[b->in.x] = new_rows(&p, b->width);
+    p.value[b->in.pending] = new_rows(&p, b->width); /* nothing is pending */
+    memcpy(p.value[b->in.x], r->x, all * sizeof *out);
+    for (int i = 0; i < b->node_count; i++)
+        run(&p, &b->node[i]);
+    for (uint64_t i = 0; i < all; i++)
+        out[i] =
+            p.value[b->out.x][i] + (b->out.pending == TSR_NONE ? 0 : p.value[b->out.pending][i]);
+    for (int v = 0; v < b->value_count; v++)
+        free(p.value[v]);
+}

@@ -1,0 +1,416 @@
+/*
+ * Forward and backward of hundreds of random blocks, in fp32, against the same blocks in double precision: what they
+ * compute, and the gradient of their input, of A, B and m against differences of it, to 1e-4 of a tensor's largest
+ * element. With adapters or without, LoRA and DoRA, dropout, biases, documents, windows; recomputing or not.
+ */
+#include "model/layer.h"
+#include "model/random_block.h"
+#include "model/reference_block.h"
+
+#include "base/philox.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { BLOCKS = 300, TOKENS = 7, PROBES = 3, MOST = 4096 };
+
+#define TOLERANCE 1e-4 /* of the largest element; measured: 4.6e-5 */
+#define NEAR_ZERO                                                                                  \
+    0.05 /* gradients are some 10; where they are 0, as of q and k over one token, rounding is left */
+#define DIFFERENCE 1e-5
+#define THETA      100.0
+#define EPOCH      3
+
+/* A tensor in both precisions, with its gradient. */
+typedef struct {
+    double *data, *gradient; /* gradient: by differences, where it was probed */
+    float *values, *computed;
+    uint64_t count;
+} tensor;
+
+typedef struct {
+    tsr_block block;
+    tsr_layer_program program;
+    tsr_matrix_traits traits[TSR_BLOCK_MATRICES];
+    tensor w[TSR_BLOCK_MATRICES], bias[TSR_BLOCK_MATRICES], vector[TSR_BLOCK_VECTORS];
+    tensor a[TSR_BLOCK_MATRICES], b[TSR_BLOCK_MATRICES], m[TSR_BLOCK_MATRICES];
+    tensor x, weight; /* of the loss: sum of weight out */
+    double *n[TSR_BLOCK_MATRICES];
+    float *g32[TSR_BLOCK_MATRICES], *n32[TSR_BLOCK_MATRICES];
+    uint8_t *mask[TSR_BLOCK_MATRICES];
+    tsr_dropout dropout[TSR_BLOCK_MATRICES];
+    double kept;
+    bool drops;
+    uint64_t seed, drawn;
+    int32_t positions[TOKENS], cu_seqlens[3];
+    int64_t samples[TOKENS];
+    float cosine[TOKENS * 32], sine[TOKENS * 32];
+    /* Of the pass. */
+    tsr_device *device;
+    tsr_stream *stream;
+    void *kept_buffer[TSR_BLOCK_VALUES];
+    char *scratch;
+    float *carried_x, *carried_z, *dx, *spare[6];
+} rig;
+
+static double uniform(rig *r)
+{
+    return (double)(tsr_mix(tsr_mix(r->seed) ^ ++r->drawn) >> 11) * 0x1p-52 - 1;
+}
+
+static void make(rig *r, tensor *t, uint64_t count, double centre, double spread)
+{
+    *t = (tensor){.count = count,
+                  .data = malloc((count + 1) * sizeof(double)),
+                  .gradient = calloc(count + 1, sizeof(double)),
+                  .values = malloc((count + 1) * sizeof(float)),
+                  .computed = calloc(count + 1, sizeof(float))};
+    assert_true(t->data && t->gradient && t->values && t->computed);
+    for (uint64_t i = 0; i < count; i++) {
+        t->values[i] = (float)(centre + spread * uniform(r));
+        t->data[i] = (double)t->values[i];
+    }
+}
+
+static void drop(tensor *t)
+{
+    free(t->data);
+    free(t->gradient);
+    free(t->values);
+    free(t->computed);
+}
+
+/* ---- a block with weights ---- */
+
+static void make_linear(rig *r, int i)
+{
+    const tsr_matrix *m = &r->block.matrix[i];
+    uint64_t rank = r->traits[i].r;
+    make(r, &r->w[i], m->out * m->in, 0, 1.7 / sqrt((double)m->in));
+    make(r, &r->bias[i], m->bias ? m->out : 0, 0, 0.5);
+    make(r, &r->a[i], rank * m->in, 0, 1.5 / sqrt((double)m->in));
+    make(r, &r->b[i], m->out * rank, 0, 0.7 / sqrt((double)(rank + 1)));
+    make(r, &r->m[i], r->traits[i].dora ? m->out : 0, 1, 0.4);
+    r->n[i] = malloc((m->out + 1) * sizeof(double));
+    r->n32[i] = malloc((m->out + 1) * sizeof(float));
+    r->g32[i] = malloc((m->out + 1) * sizeof(float));
+    r->mask[i] = malloc((uint64_t)TOKENS * m->in + 1);
+    assert_true(r->n[i] && r->n32[i] && r->g32[i] && r->mask[i]);
+    for (uint64_t j = 0; j < r->m[i].count; j++) {
+        r->n32[i][j] = (float)(1 + 0.4 * uniform(r));
+        r->n[i][j] = (double)r->n32[i][j];
+        r->g32[i][j] = r->m[i].values[j] / r->n32[i][j];
+    }
+    r->dropout[i] = tsr_dropout_make(r->drops ? 0.3 : 0, r->seed, EPOCH, (uint64_t)i);
+    for (int t = 0; t < TOKENS && r->drops; t++)
+        tsr_dropout_mask_row(r->mask[i] + (uint64_t)t * m->in, m->in, &r->dropout[i], 5,
+                             (uint32_t)r->positions[t]);
+    if (!r->drops)
+        memset(r->mask[i], 1, (uint64_t)TOKENS * m->in);
+}
+
+/* Two documents. */
+static void make_rig(rig *r, uint64_t seed, int way)
+{
+    memset(r, 0, sizeof *r);
+    r->seed = seed;
+    r->drops = way & 1;
+    r->kept = 1 - round(0.3 * 65536) / 65536;
+    random_block(&r->block, seed);
+    random_traits(r->traits, &r->block, seed, r->drops);
+    int first = 1 + (int)(seed % (TOKENS - 1));
+    for (int t = 0; t < TOKENS; t++) {
+        r->positions[t] = t < first ? t : t - first;
+        r->samples[t] = 5;
+    }
+    r->cu_seqlens[1] = first;
+    r->cu_seqlens[2] = TOKENS;
+    for (int i = 0; i < r->block.matrix_count; i++)
+        make_linear(r, i);
+    for (int i = 0; i < r->block.vector_count; i++)
+        make(r, &r->vector[i], r->block.vector[i].count, 1, 0.4);
+    make(r, &r->x, TOKENS * r->block.width, 0, 1);
+    make(r, &r->weight, TOKENS * r->block.width, 0, 1);
+    tsr_layer_program_make(&r->program,
+                           &(tsr_layer_program_options){.block = &r->block,
+                                                        .traits = r->traits,
+                                                        .trains = true,
+                                                        .below = !(way & 2),
+                                                        .recompute = (tsr_recompute)(way / 4 % 3)});
+}
+
+static void free_rig(rig *r)
+{
+    for (int i = 0; i < r->block.matrix_count; i++) {
+        tensor *all[] = {&r->w[i], &r->bias[i], &r->a[i], &r->b[i], &r->m[i]};
+        for (int j = 0; j < 5; j++)
+            drop(all[j]);
+        free(r->n[i]);
+        free(r->n32[i]);
+        free(r->g32[i]);
+        free(r->mask[i]);
+    }
+    for (int i = 0; i < r->block.vector_count; i++)
+        drop(&r->vector[i]);
+    drop(&r->x);
+    drop(&r->weight);
+}
+
+/* ---- in double ---- */
+
+static double loss_of(const rig *r, double *out)
+{
+    reference_linear linear[TSR_BLOCK_MATRICES];
+    const double *vector[TSR_BLOCK_VECTORS];
+    double sum = 0;
+    for (int i = 0; i < r->block.matrix_count; i++) {
+        const tsr_matrix_traits *t = &r->traits[i];
+        linear[i] = (reference_linear){.w = r->w[i].data,
+                                       .bias = r->bias[i].data,
+                                       .a = r->a[i].data,
+                                       .b = r->b[i].data,
+                                       .m = t->dora ? r->m[i].data : NULL,
+                                       .n = r->n[i],
+                                       .mask = r->drops ? r->mask[i] : NULL,
+                                       .scale = 0.75,
+                                       .kept = r->kept,
+                                       .r = t->r};
+    }
+    for (int i = 0; i < r->block.vector_count; i++)
+        vector[i] = r->vector[i].data;
+    reference_block_run(out, &(reference_block){.block = &r->block,
+                                                .linear = linear,
+                                                .vector = vector,
+                                                .x = r->x.data,
+                                                .positions = r->positions,
+                                                .theta = THETA,
+                                                .tokens = TOKENS});
+    for (uint64_t i = 0; i < r->weight.count; i++)
+        sum += r->weight.data[i] * out[i];
+    return sum;
+}
+
+/* The derivative by one element, by central differences. */
+static double derivative(const rig *r, double *element)
+{
+    static double out[MOST];
+    double before = *element, plus, minus;
+    *element = before + DIFFERENCE;
+    plus = loss_of(r, out);
+    *element = before - DIFFERENCE;
+    minus = loss_of(r, out);
+    *element = before;
+    return (plus - minus) / (2 * DIFFERENCE);
+}
+
+/* ---- in fp32 ---- */
+
+static void *memory(uint64_t bytes)
+{
+    uint64_t rounded = (bytes + 511) / 256 * 256;
+    void *out = aligned_alloc(256, rounded);
+    assert_non_null(out);
+    memset(out, 0x7f, rounded); /* what nobody wrote is no number */
+    return out;
+}
+
+static tsr_layer_memory take_memory(rig *r)
+{
+    const tsr_layer_program_sizes sizes = {
+        tsr_kernels_cpu(),
+        {.tokens = TOKENS, .documents = 2, .longest = TOKENS, .dtype = TSR_F32},
+        TSR_F32};
+    if (tsr_layer_program_place(&r->program, &sizes) < 0)
+        fail_msg("%s", tsr_last_error());
+    uint64_t row = TOKENS * r->block.width * sizeof(float);
+    for (int i = 0; i < r->program.kept_count; i++)
+        r->kept_buffer[i] =
+            memory(tsr_value_bytes(&r->program, r->program.kept_buffer[i], TOKENS, TSR_F32));
+    r->scratch = memory(r->program.scratch_bytes);
+    r->carried_x = memory(row);
+    r->carried_z = memory(row);
+    r->dx = memory(row);
+    for (int i = 0; i < 6; i++)
+        r->spare[i] = memory(MOST * sizeof(float));
+    return (tsr_layer_memory){r->kept_buffer, r->scratch, r->carried_x, r->carried_z, r->dx};
+}
+
+static void free_memory(rig *r)
+{
+    void *all[] = {r->scratch, r->carried_x, r->carried_z, r->dx};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+    for (int i = 0; i < 6; i++)
+        free(r->spare[i]);
+    for (int i = 0; i < r->program.kept_count; i++)
+        free(r->kept_buffer[i]);
+}
+
+static void resolve(tsr_layer *layer, tsr_layer_gradients *gradients, rig *r)
+{
+    layer->program = &r->program;
+    for (int i = 0; i < r->block.matrix_count; i++) {
+        const tsr_matrix *m = &r->block.matrix[i];
+        bool dora = r->traits[i].dora;
+        layer->linear[i] = (tsr_linear){.out = m->out,
+                                        .in = m->in,
+                                        .weight = {.data = r->w[i].values, .dtype = TSR_F32},
+                                        .bias = {m->bias ? r->bias[i].values : NULL, TSR_F32},
+                                        .r = r->traits[i].r,
+                                        .scale = 0.75,
+                                        .a = r->a[i].values,
+                                        .b = r->b[i].values,
+                                        .g = dora ? r->g32[i] : NULL,
+                                        .n = dora ? r->n32[i] : NULL,
+                                        .drops = r->drops,
+                                        .dropout = r->dropout[i]};
+        gradients[i] = (tsr_layer_gradients){r->traits[i].r ? r->a[i].computed : NULL,
+                                             r->traits[i].r ? r->b[i].computed : NULL,
+                                             dora ? r->m[i].computed : NULL};
+    }
+    for (int i = 0; i < r->block.vector_count; i++)
+        layer->vector[i] = (tsr_frozen){r->vector[i].values, TSR_F32};
+}
+
+static void fill_tables(rig *r)
+{
+    const tsr_rope_scaling scaling = {.type = TSR_ROPE_DEFAULT, .theta = THETA};
+    for (int i = 0; i < r->block.node_count; i++)
+        if (r->block.node[i].kind == &tsr_node_rope)
+            assert_int_equal(tsr_rope_tables(r->cosine, r->sine, TOKENS,
+                                             r->block.node[i].spec.rope.head_dim, &scaling),
+                             TSR_OK);
+}
+
+/* Forward, whatever other layers do to the scratch, and backward. out: [TOKENS, width]. */
+static void compute(float *out, rig *r)
+{
+    tsr_layer layer;
+    tsr_layer_gradients gradients[TSR_BLOCK_MATRICES];
+    tsr_layer_memory at = take_memory(r);
+    uint64_t all = TOKENS * r->block.width;
+    const tsr_linear_context context = {.kernels = tsr_kernels_cpu(),
+                                        .stream = r->stream,
+                                        .dtype = TSR_F32,
+                                        .tokens = TOKENS,
+                                        .step_micro = 1,
+                                        .weight = r->spare[0],
+                                        .low = r->spare[1],
+                                        .d_low = r->spare[2],
+                                        .dropped = r->spare[3],
+                                        .d_dropped = r->spare[4],
+                                        .lora = r->spare[5],
+                                        .samples = r->samples,
+                                        .positions = r->positions};
+    const tsr_model_tables tables = {r->cosine, r->sine, TOKENS};
+    const tsr_layer_batch batch = {TOKENS, r->positions, r->cu_seqlens, 2};
+    float *first = tsr_layer_first(&r->program, &at);
+    memcpy(first, r->x.values, all * sizeof *first);
+    tsr_layer_input input = {first, NULL, NULL};
+    resolve(&layer, gradients, r);
+    fill_tables(r);
+    if (tsr_layer_forward(&context, &tables, &layer, &batch, &at, &input) < 0 ||
+        tsr_stream_synchronize(r->stream) < 0)
+        fail_msg("%s", tsr_last_error());
+    for (uint64_t i = 0; i < all; i++)
+        out[i] =
+            ((const float *)input.x)[i] +
+            (input.z ? (input.g ? input.g[i % r->block.width] : 1) * ((const float *)input.z)[i]
+                     : 0);
+    memset(r->scratch, 0x7f, r->program.scratch_bytes);
+    memset(r->carried_x, 0x7f, all * sizeof(float));
+    memset(r->carried_z, 0x7f, all * sizeof(float));
+    memcpy(r->dx, r->weight.values, all * sizeof(float));
+    if (tsr_layer_backward(&context, &tables, &layer, &batch, &at, gradients) < 0 ||
+        tsr_stream_synchronize(r->stream) < 0)
+        fail_msg("%s", tsr_last_error());
+    memcpy(r->x.computed, r->dx, all * sizeof(float));
+    free_memory(r);
+}
+
+/* ---- both ---- */
+
+static double largest(const float *values, uint64_t count)
+{
+    double most = 0;
+    for (uint64_t i = 0; i < count; i++)
+        most = fmax(most, fabs((double)values[i]));
+    return most;
+}
+
+static double worst; /* of all tensors, of their largest element */
+
+static void judge(const char *about, const char *what, double difference, double most)
+{
+    double off = difference / fmax(most, NEAR_ZERO);
+    worst = fmax(worst, off);
+    if (!(off < TOLERANCE))
+        fail_msg("%s: %s is off by %g of its largest element %g", about, what, off, most);
+}
+
+/* Some elements of a gradient. */
+static void probe(rig *r, tensor *t, const char *about, const char *what)
+{
+    double most = largest(t->computed, t->count);
+    for (int i = 0; i < PROBES && t->count; i++) {
+        uint64_t at = tsr_mix(r->seed ^ ++r->drawn) % t->count;
+        double wanted = derivative(r, &t->data[at]);
+        judge(about, what, fabs(wanted - (double)t->computed[at]), fmax(most, fabs(wanted)));
+    }
+}
+
+static void check(uint64_t seed, int way, tsr_stream *stream)
+{
+    static rig r;
+    static double wanted[MOST];
+    static float out[MOST];
+    char about[64];
+    make_rig(&r, seed, way);
+    r.stream = stream;
+    snprintf(about, sizeof about, "block %d, way %d", (int)seed, way);
+    compute(out, &r);
+    loss_of(&r, wanted);
+    double most = largest(out, r.x.count);
+    for (uint64_t i = 0; i < r.x.count; i++)
+        judge(about, "the output", fabs(wanted[i] - (double)out[i]), most);
+    for (int i = 0; i < r.block.matrix_count; i++) {
+        if (!r.traits[i].r)
+            continue;
+        probe(&r, &r.a[i], about, "the gradient of A");
+        probe(&r, &r.b[i], about, "the gradient of B");
+        if (r.traits[i].dora)
+            probe(&r, &r.m[i], about, "the gradient of m");
+    }
+    if (!(way & 2))
+        probe(&r, &r.x, about, "the gradient of the input");
+    free_rig(&r);
+}
+
+static void test_blocks(void **state)
+{
+    (void)state;
+    tsr_device *device;
+    tsr_stream *stream;
+    const tsr_device_options options = {.thread_count = 1, .no_pinning = true};
+    assert_int_equal(tsr_device_create_cpu(&device, &options), TSR_OK);
+    assert_int_equal(tsr_stream_create(&stream, device, "compute"), TSR_OK);
+    for (uint64_t seed = 0; seed < BLOCKS; seed++)
+        check(seed, (int)(tsr_mix(seed) % 12), stream);
+    print_message("    off by %.2g of a tensor's largest element at most\n", worst);
+    tsr_stream_destroy(stream);
+    tsr_device_destroy(device);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_blocks)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,301 @@
+/*
+ * What a layer runs and where its values lie, for hundreds of random blocks: a memory in which every byte knows what
+ * was written there last is taken through a forward, whatever other layers do in between, the nodes that are run
+ * again, and the backward. Whoever reads a value or a gradient must find it whole.
+ */
+#include "model/random_block.h"
+
+#include "model/node_parts.h"
+#include "model/program.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { BLOCKS = 400, TOKENS = 5, MOST = 512 };
+
+/* A value, or the gradient of one. */
+typedef struct {
+    int16_t value;
+    bool gradient;
+} thing;
+
+/* What lies in a stretch of memory; a space is the scratch, a kept buffer, or what lies between layers. */
+typedef struct {
+    thing what;
+    int space;
+    uint64_t begin, end;
+} held;
+
+typedef struct {
+    const tsr_layer_program *program;
+    const char *about;
+    held held[MOST];
+    int count;
+} memory;
+
+enum { SCRATCH = -1, CARRIED_X = -2, CARRIED_Z = -3, DX = -4 };
+
+static int space_of(tsr_value_place place)
+{
+    static const int spaces[] = {[TSR_PLACE_SCRATCH] = SCRATCH,
+                                 [TSR_PLACE_CARRIED_X] = CARRIED_X,
+                                 [TSR_PLACE_CARRIED_Z] = CARRIED_Z,
+                                 [TSR_PLACE_DX] = DX};
+    return place.kind == TSR_PLACE_KEPT ? (int)place.at : spaces[place.kind];
+}
+
+static uint64_t bytes_of(const memory *m, thing what)
+{
+    const tsr_block *b = m->program->block;
+    int matrix = b->value[what.value].matrix;
+    if (what.gradient && matrix != TSR_NONE && b->matrix[matrix].inner == what.value)
+        return tsr_value_bytes(m->program, b->matrix[matrix].result, TOKENS, TSR_F32);
+    return tsr_value_bytes(m->program, what.value, TOKENS, TSR_F32);
+}
+
+static held stretch(const memory *m, thing what, tsr_value_place place)
+{
+    uint64_t at = place.kind == TSR_PLACE_SCRATCH ? place.at : 0;
+    held h = {what, space_of(place), at, at + bytes_of(m, what)};
+    if (place.kind == TSR_PLACE_NOWHERE)
+        fail_msg("%s: %s%s has no place", m->about, what.gradient ? "the gradient of " : "",
+                 m->program->block->value[what.value].name);
+    assert_true(h.space != SCRATCH || h.end <= m->program->scratch_bytes);
+    return h;
+}
+
+/* Whatever lay there is gone. */
+static void clear(memory *m, held h)
+{
+    int kept = 0;
+    for (int i = 0; i < m->count; i++)
+        if (m->held[i].space != h.space || m->held[i].end <= h.begin || m->held[i].begin >= h.end)
+            m->held[kept++] = m->held[i];
+    m->count = kept;
+}
+
+static void put(memory *m, thing what, tsr_value_place place)
+{
+    held h = stretch(m, what, place);
+    clear(m, h);
+    assert_true(m->count < MOST);
+    m->held[m->count++] = h;
+}
+
+static void need(const memory *m, thing what, tsr_value_place place)
+{
+    held h = stretch(m, what, place);
+    for (int i = 0; i < m->count; i++) {
+        const held *at = &m->held[i];
+        if (at->what.value == what.value && at->what.gradient == what.gradient &&
+            at->space == h.space && at->begin == h.begin && at->end == h.end)
+            return;
+    }
+    fail_msg("%s: %s%s is read, and is not there", m->about,
+             what.gradient ? "the gradient of " : "", m->program->block->value[what.value].name);
+}
+
+static void need_value(const memory *m, int16_t value, const tsr_value_place *places)
+{
+    need(m, (thing){value, false}, places[value]);
+}
+
+/* ---- forward, and what is run again ---- */
+
+static void run_forward(memory *m, const tsr_steps *steps, const tsr_value_place *places,
+                        bool again)
+{
+    const tsr_block *b = m->program->block;
+    for (int i = 0; i < steps->count; i++) {
+        const tsr_step *step = &steps->step[i];
+        const tsr_node *node = &b->node[step->node];
+        for (int port = 0; port < TSR_NODE_PORTS; port++) {
+            int16_t in = step->has_sum ? TSR_NONE : node->in[port];
+            bool entered = in == b->in.x || in == b->in.pending;
+            if (entered && again)
+                fail_msg("%s: what entered the block is read again", m->about);
+            if (in != TSR_NONE && !entered)
+                need_value(m, in, places);
+        }
+        if (step->has_sum)
+            need_value(m, node->out[TSR_NORM_SUM], places);
+        for (int port = 0; port < TSR_NODE_PORTS; port++) {
+            if (!(step->outputs & 1u << port))
+                continue;
+            if (node->kind == &tsr_node_linear) {
+                const tsr_matrix *x = &b->matrix[node->weight[port]];
+                if (places[x->low].kind != TSR_PLACE_NOWHERE)
+                    put(m, (thing){x->low, false}, places[x->low]);
+                if (tsr_value_width(m->program, x->inner))
+                    put(m, (thing){x->inner, false}, places[x->inner]);
+            }
+            put(m, (thing){node->out[port], false}, places[node->out[port]]);
+        }
+    }
+}
+
+/* Other layers and the head have run: what is not this layer's own is gone. */
+static void forget(memory *m)
+{
+    for (int space = DX; space <= SCRATCH; space++)
+        clear(m, (held){.space = space, .end = UINT64_MAX});
+}
+
+/* ---- backward ---- */
+
+static void read_backward(const memory *m, const tsr_step *step)
+{
+    const tsr_layer_program *p = m->program;
+    const tsr_node *node = &p->block->node[step->node];
+    tsr_needs needs = {0};
+    node->kind->needs(&needs, p->block, node, p->traits);
+    for (int i = 0; i < needs.read_count; i++)
+        need_value(m, needs.read[i], p->in_backward);
+    for (int port = 0; port < TSR_NODE_PORTS; port++) {
+        if (!(step->outputs & 1u << port))
+            continue;
+        need(m, (thing){node->out[port], true}, p->gradient[node->out[port]]);
+        int16_t low = node->kind == &tsr_node_linear ? p->block->matrix[node->weight[port]].low : 0;
+        if (node->kind == &tsr_node_linear && p->in_backward[low].kind != TSR_PLACE_NOWHERE)
+            need_value(m, low, p->in_backward);
+    }
+}
+
+/* The gradient of the sum is changed in place, and is then that of both that were added. */
+static void norm_backward(memory *m, const tsr_node *node, const tsr_step *step)
+{
+    const tsr_value_place *places = m->program->gradient;
+    if (step->outputs & 1u << TSR_NORM_H)
+        put(m, (thing){node->in[TSR_NORM_X], true}, places[node->in[TSR_NORM_X]]);
+    for (int port = 0; port < 2; port++) {
+        if (node->in[port] == TSR_NONE)
+            continue;
+        held h = stretch(m, (thing){node->in[port], true}, places[node->in[port]]);
+        assert_true(h.space == DX && m->count < MOST);
+        m->held[m->count++] = h;
+    }
+}
+
+static void run_backward(memory *m)
+{
+    const tsr_layer_program *p = m->program;
+    const tsr_block *b = p->block;
+    for (int i = 0; i < p->backward.count; i++) {
+        const tsr_step *step = &p->backward.step[i];
+        const tsr_node *node = &b->node[step->node];
+        read_backward(m, step);
+        for (int port = 0; port < TSR_NODE_PORTS && node->kind == &tsr_node_linear; port++)
+            if (step->outputs & 1u << port &&
+                tsr_matrix_scales_back(b, p->traits, node->weight[port])) {
+                int16_t inner = b->matrix[node->weight[port]].inner;
+                put(m, (thing){inner, true}, p->gradient[inner]);
+                read_backward(m, step); /* what it reads is still there beside it */
+            }
+        if (node->kind == &tsr_node_norm) {
+            norm_backward(m, node, step);
+            continue;
+        }
+        for (int port = 0; port < TSR_NODE_PORTS; port++)
+            if (step->inputs & 1u << port) {
+                thing gradient = {node->in[port], true};
+                if (step->adds & 1u << port)
+                    need(m, gradient, p->gradient[node->in[port]]);
+                put(m, gradient, p->gradient[node->in[port]]);
+            }
+    }
+}
+
+/* ---- blocks ---- */
+
+static void check(const tsr_block *b, const tsr_layer_program_options *options, const char *about)
+{
+    static tsr_layer_program program;
+    static memory m;
+    const tsr_layer_program_sizes sizes = {
+        tsr_kernels_cpu(),
+        {.tokens = TOKENS, .documents = 1, .longest = TOKENS, .dtype = TSR_F32},
+        TSR_F32};
+    tsr_layer_program_make(&program, options);
+    if (tsr_layer_program_place(&program, &sizes) < 0)
+        fail_msg("%s: %s", about, tsr_last_error());
+    m = (memory){.program = &program, .about = about};
+    run_forward(&m, &program.forward, program.in_forward, false);
+    need_value(&m, b->out.x, program.in_forward);
+    if (b->out.pending != TSR_NONE)
+        need_value(&m, b->out.pending, program.in_forward);
+    if (!options->trains) {
+        assert_int_equal(program.kept_count, 0);
+        return;
+    }
+    forget(&m);
+    put(&m, (thing){b->out.x, true}, program.gradient[b->out.x]);
+    if (b->out.pending != TSR_NONE)
+        m.held[m.count++] =
+            stretch(&m, (thing){b->out.pending, true}, program.gradient[b->out.pending]);
+    run_forward(&m, &program.remade, program.in_backward, true);
+    run_backward(&m);
+    if (options->below)
+        need(&m, (thing){b->in.x, true}, (tsr_value_place){0, TSR_PLACE_DX});
+}
+
+static void test_places(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < BLOCKS; seed++) {
+        static tsr_block block;
+        tsr_matrix_traits traits[TSR_BLOCK_MATRICES];
+        random_block(&block, seed);
+        for (int way = 0; way < 26; way++) {
+            char about[96];
+            tsr_layer_program_options options = {.block = &block,
+                                                 .traits = traits,
+                                                 .trains = way < 24,
+                                                 .below = way & 1,
+                                                 .fp8 = way & 2,
+                                                 .recompute = (tsr_recompute)(way / 8 % 3)};
+            random_traits(traits, &block, seed, way & 4);
+            snprintf(about, sizeof about, "block %d, way %d", (int)seed, way);
+            check(&block, &options, about);
+        }
+    }
+}
+
+/* What is kept falls from none to selective to full, and with selective nothing is multiplied again. */
+static void test_levels(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < BLOCKS; seed++) {
+        static tsr_block block;
+        static tsr_layer_program program[3];
+        tsr_matrix_traits traits[TSR_BLOCK_MATRICES];
+        int kept[3] = {0};
+        random_block(&block, seed);
+        random_traits(traits, &block, seed, false);
+        for (int i = 0; i < 3; i++) {
+            tsr_layer_program_make(
+                &program[i],
+                &(tsr_layer_program_options){&block, traits, true, true, false, (tsr_recompute)i});
+            for (int v = 0; v < block.value_count; v++)
+                kept[i] += program[i].kept[v] && !block.value[v].statistic;
+        }
+        assert_true(kept[0] >= kept[1] && kept[1] >= kept[2] && kept[2] == 1);
+        assert_int_equal(program[0].remade.count, 0);
+        for (int i = 0; i < program[1].remade.count; i++)
+            assert_true(block.node[program[1].remade.step[i].node].kind->light);
+        for (int i = 0; i < block.value_count; i++)
+            assert_true(!program[1].kept[i] || program[0].kept[i]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_places),
+                                       cmocka_unit_test(test_levels)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
