@@ -22,12 +22,12 @@
  * queues are full (a thousand works or so). With --roofs the floor is
  * told term by term (the least work of model/work.h at these roofs, each operation the longer of its
  * bytes and its FLOPs), and SOL = floor / median; attention's roof is measured in the same process
- * afterwards. With --timeline the first six steps are traced (train/trace.h), and it is told what the
+ * afterwards. With --timeline the first six steps are traced (job/trace.h), and it is told what the
  * time between two of them is spent on (model_timeline.c); the timed steps are not traced.
  */
+#include "job/trace.h"
 #include "model.h"
 #include "ranks.h"
-#include "train/trace.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -16,9 +16,9 @@
  */
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/version.h"
+#include "job/parts.h"
 #include "ranks.h"
-#include "train/job_parts.h"
-#include "train/usage.h"
 
 #include <jansson.h>
 #include <mpi.h>
@@ -233,7 +233,7 @@ static void report(const soak *all, const verdict *v)
         json_array_append_new(overrides, json_string(all->overrides[i]));
     json_t *line =
         json_pack("{ss ss ss ss si ss so sI sI sI sI sI sI}", "bench", "soak", "version",
-                  tsr_usage_version(), "commit", tsr_usage_commit(), "device", all->device, "ranks",
+                  tsr_build_version(), "commit", tsr_build_commit(), "device", all->device, "ranks",
                   all->ranks, "dtype", tsr_dtype_name(all->dtype), "overrides", overrides, "steps",
                   (json_int_t)all->steps, "micro_batches", (json_int_t)all->micro_batches,
                   "lengths", (json_int_t)all->lengths, "shortest", (json_int_t)all->shortest,

@@ -88,7 +88,7 @@ int bench_rows_make(bench_run *run);
 /* Writes all files into run->directory; one rank of the node. 0, or -1 with a message on stderr. */
 int bench_files_write(const bench_run *run);
 
-/* The job's hook (src/train/job_parts.h): fills every frozen place of this rank. The pool that it
+/* The job's hook (src/job/parts.h): fills every frozen place of this rank. The pool that it
  * draws from stays for the process's next job. */
 tsr_status bench_fill(tsr_job *job);
 

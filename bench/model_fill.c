@@ -7,8 +7,8 @@
  * same, which leaves the numbers normal in all that matters for time.
  */
 #include "base/philox.h"
+#include "job/parts.h"
 #include "model.h"
-#include "train/job_parts.h"
 
 #include <math.h>
 #include <stdlib.h>

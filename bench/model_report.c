@@ -1,8 +1,8 @@
 /*
  * model_report.c: what a run of bench_model gave, as JSON and in words.
  */
+#include "base/version.h"
 #include "model.h"
-#include "train/usage.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,7 +48,7 @@ static json_t *describe_run(const bench_run *run)
         json_array_append_new(overrides, json_string(run->overrides[i]));
     json_t *all = json_pack(
         "{ss ss ss ss* ss si sI sI sI ss sI ss ss ss so sI sI}", "bench", "model", "version",
-        tsr_usage_version(), "commit", tsr_usage_commit(), "line", run->line, "shape",
+        tsr_build_version(), "commit", tsr_build_commit(), "line", run->line, "shape",
         run->shape.name, "ranks", run->ranks, "layers", (json_int_t)run->shape.layers, "batch",
         (json_int_t)run->batch, "length", (json_int_t)run->length, "adapter",
         run->dora ? "dora" : "lora", "r", (json_int_t)run->r, "recompute", run->recompute,

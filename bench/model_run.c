@@ -2,8 +2,8 @@
  * model_run.c: one run of bench_model: the job's files, its steps, what they gave.
  */
 #include "base/clock.h"
+#include "job/parts.h"
 #include "model.h"
-#include "train/job_parts.h"
 
 #include <errno.h>
 #include <mpi.h>

@@ -1,7 +1,7 @@
 /*
  * model_timeline.c: what the time between the begins of two traced steps is spent on.
  *
- * The trace (train/trace.h) has each kernel of the compute stream between two timed events. From the
+ * The trace (job/trace.h) has each kernel of the compute stream between two timed events. From the
  * first kernel of a step to the first of the next, every moment is one of
  *
  *     kernel     between the events of a kernel, told by its name
@@ -15,9 +15,9 @@
  * about a microsecond each: a traced step is longer than one that is not, which has less of "host" and
  * "between".
  */
+#include "job/parts.h"
 #include "model.h"
 #include "shard/streams.h"
-#include "train/job_parts.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -7,7 +7,7 @@
  * vocabulary] F32 of every token but the last are written. CPU only: it reads the model's buffers
  * where they lie.
  */
-#include "train/job_parts.h"
+#include "job/parts.h"
 
 #include <stdio.h>
 #include <stdlib.h>

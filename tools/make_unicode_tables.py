@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes src/data/unicode_tables.h, the tables of normalization form C, from Python's unicodedata.
+"""Writes src/base/unicode_tables.h, the tables of normalization form C, from Python's unicodedata.
 
-    python3 tools/make_unicode_tables.py > src/data/unicode_tables.h
+    python3 tools/make_unicode_tables.py > src/base/unicode_tables.h
 """
 import sys
 import unicodedata as u
@@ -15,7 +15,7 @@ def rows(items, per_line):
 
 
 def main():
-    print("/*\n * data/unicode_tables.h: combining classes, canonical decompositions and primary composites.")
+    print("/*\n * base/unicode_tables.h: combining classes, canonical decompositions and primary composites.")
     print(f" * Unicode {u.unidata_version}; made by tools/make_unicode_tables.py. Included by unicode.c alone.\n */")
     print("#ifndef TSR_DATA_UNICODE_TABLES_H\n#define TSR_DATA_UNICODE_TABLES_H\n\n#include <stdint.h>\n")
     print("/* clang-format off */")

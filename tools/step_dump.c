@@ -15,7 +15,7 @@
  * Logits are label_rows times the head: the program itself never holds them.
  */
 #include "io/peft.h"
-#include "train/job_parts.h"
+#include "job/parts.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -9,6 +9,11 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+/* A byte range [begin, end) of a text. */
+typedef struct {
+    size_t begin, end;
+} tsr_span;
+
 /* Zero-initialise. `data` is zero-terminated whenever length > 0; it may hold zeros inside. */
 typedef struct {
     char *data;

@@ -3,7 +3,7 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "train/output.h"
+#include "job/output.h"
 
 #include <fenv.h>
 #include <stdlib.h>

@@ -6,10 +6,10 @@
 #ifndef TSR_COMMANDS_CONVERT_H
 #define TSR_COMMANDS_CONVERT_H
 
+#include "inputs/inputs.h"
 #include "io/model_write.h"
+#include "report/report.h"
 #include "tessera.h"
-#include "train/inputs.h"
-#include "train/report.h"
 
 typedef struct {
     const tsr_job_options *options;

@@ -8,7 +8,7 @@
 #define TSR_COMMANDS_INSPECT_H
 
 #include "io/safetensors.h"
-#include "train/report.h"
+#include "report/report.h"
 
 /* Each fills `report` with what the path holds. TSR_EDATA: it is broken, and how. */
 tsr_status tsr_inspect_safetensors(json_t *report, const char *path);

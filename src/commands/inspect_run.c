@@ -1,10 +1,10 @@
 /* A run's directory: what ran, how the loss went, how it ended, and the files that it left. */
 #include "commands/inspect.h"
 
-#include "commands/metrics_read.h"
-#include "commands/plot.h"
 #include "config/config.h"
 #include "io/peft.h"
+#include "report/metrics_read.h"
+#include "report/plot.h"
 #include "tessera.h"
 
 #include <dirent.h>

@@ -7,7 +7,7 @@
 #ifndef TSR_COMMANDS_MERGER_H
 #define TSR_COMMANDS_MERGER_H
 
-#include "train/inputs.h"
+#include "inputs/inputs.h"
 
 typedef struct tsr_merger tsr_merger;
 

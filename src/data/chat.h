@@ -24,8 +24,8 @@
 #define TSR_DATA_CHAT_H
 
 #include "data/findings.h"
-#include "data/template.h"
-#include "data/tokenizer.h"
+#include "jinja/template.h"
+#include "tokenizer/tokenizer.h"
 
 typedef struct tsr_chat tsr_chat;
 

@@ -7,8 +7,8 @@
  * content begins with, say, gives another rendering; then nothing is known.
  */
 #include "base/hash.h"
+#include "base/unicode.h"
 #include "data/chat_parts.h"
-#include "data/unicode.h"
 
 #include <stdio.h>
 #include <stdlib.h>

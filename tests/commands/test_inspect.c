@@ -4,11 +4,11 @@
  */
 #include "support/scratch.h"
 
-#include "commands/metrics_read.h"
-#include "commands/plot.h"
 #include "io/json.h"
+#include "report/metrics_read.h"
+#include "report/plot.h"
+#include "report/report.h"
 #include "tessera.h"
-#include "train/report.h"
 
 #include <math.h>
 #include <stdio.h>

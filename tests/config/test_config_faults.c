@@ -1,6 +1,6 @@
 /* Whichever allocation fails while a configuration is loaded: it is loaded as ever, or out of memory. */
 #include "config/config.h"
-#include "train/faulty_system.h"
+#include "job/faulty_system.h"
 
 #include <errno.h>
 #include <setjmp.h>

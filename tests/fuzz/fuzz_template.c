@@ -1,7 +1,7 @@
 /* A chat template, rendered with a conversation that has everything templates look for. It ends within its steps, and
  * these within their time (run ends a target that takes much memory). */
-#include "data/template.h"
 #include "fuzz/fuzz.h"
+#include "jinja/template.h"
 
 #include <string.h>
 #include <time.h>

@@ -1,6 +1,6 @@
 /* Any text through a real tokenizer: byte-level BPE gives back what went in, or the text is refused as no UTF-8. */
-#include "data/tokenizer.h"
 #include "fuzz/fuzz.h"
+#include "tokenizer/tokenizer.h"
 
 #include <string.h>
 

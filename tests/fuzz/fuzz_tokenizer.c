@@ -1,6 +1,6 @@
 /* tokenizer.json: one that is accepted encodes any text, with ids and spans in range. */
-#include "data/tokenizer.h"
 #include "fuzz/fuzz.h"
+#include "tokenizer/tokenizer.h"
 
 static const char text[] =
     "Natalia sold 48/2 <both> cafe\xcc\x81 <left>\xe2\x80\x83 don't abab\n\n";

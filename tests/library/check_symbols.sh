@@ -32,7 +32,7 @@ found=$(nm -u "$object" | awk '{ sub(/@.*/, "", $NF); print $NF }' | grep -E "^(
 [ -s "$object" ] || { echo "main.c's object is not there"; exit 1; }
 [ -z "$found" ] || { echo "main.c calls: $found"; exit 1; }
 # The program prints in two places, which escape what a terminal would obey: the one for answers, the one for the rest.
-printing=$(grep -nE '\b(v?f?printf|f?puts|f?putc|putchar|fwrite|perror|write)\(' "$root/src/train/main.c" || true)
+printing=$(grep -nE '\b(v?f?printf|f?puts|f?putc|putchar|fwrite|perror|write)\(' "$root/src/cli/main.c" || true)
 [ "$(echo "$printing" | grep -c .)" -eq 2 ] || { echo "$printing"; echo "main.c prints without put()"; exit 1; }
 # The libraries of GPUs are loaded when they are needed: the program starts where they are not.
 needed=$(for file in "$build/tessera" "$build/libtessera.so"; do readelf -d "$file"; done | grep NEEDED)

@@ -9,7 +9,7 @@
 #include "support/scratch.h"
 
 #include "device/device.h"
-#include "train/trace.h"
+#include "job/trace.h"
 
 #include <dirent.h>
 #include <errno.h>

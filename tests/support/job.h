@@ -5,7 +5,7 @@
 #ifndef TSR_TESTS_SUPPORT_JOB_H
 #define TSR_TESTS_SUPPORT_JOB_H
 
-#include "train/job_parts.h"
+#include "job/parts.h"
 
 #define JOB_KEYS       40
 #define JOB_MOST_RANKS 8

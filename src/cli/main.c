@@ -1,0 +1,549 @@
+/*
+ * main.c: the program: a command line around libtessera. It alone prints, handles signals and
+ * exits.
+ */
+#include "base/called.h"
+#include "base/clock.h"
+#include "base/escape.h"
+#include "cli/progress.h"
+#include "cli/usage.h"
+#include "cli/watchdog.h"
+#include "comm/launcher.h"
+#include "config/config.h"
+#include "device/device.h"
+#include "inputs/earlier.h"
+#include "io/json.h"
+#include "job/peers.h"
+#include "report/summary.h"
+#include "tessera.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PATIENCE 300 /* seconds for the other ranks, where no configuration says it */
+
+static volatile int stop_requested;
+
+static void on_signal(int number)
+{
+    stop_requested = 1;
+    signal(number, SIG_DFL); /* a second one ends the program at once */
+}
+
+static void write_stderr(void *user, const char *text, size_t bytes)
+{
+    (void)user;
+    while (bytes > 0) {
+        ssize_t written = write(STDERR_FILENO, text, bytes);
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written <= 0)
+            return;
+        text += written;
+        bytes -= (size_t)written;
+    }
+}
+
+/* All that is printed comes here, but for the progress bar: what a terminal would obey, of names, paths and rows in
+ * `text`, is escaped. */
+static void put(int to, const char *text, tsr_escape_form form)
+{
+    char part[4096];
+    for (size_t taken, left = strlen(text); left > 0; text += taken, left -= taken) {
+        taken = tsr_escape(part, sizeof part, text, left, form);
+        if (to == STDERR_FILENO)
+            write_stderr(NULL, part, strlen(part));
+        else
+            fputs(part, stdout);
+    }
+}
+
+static void say(const char *text)
+{
+    put(STDERR_FILENO, text, TSR_ESCAPE_LINES);
+}
+
+static void answer(const char *text, bool json)
+{
+    put(STDOUT_FILENO, text, json ? TSR_ESCAPE_JSON : TSR_ESCAPE_LINES);
+}
+
+/* What one run passes along. */
+typedef struct {
+    const tsr_usage *usage;
+    const char *program; /* argv[0] */
+    tsr_job *job;
+    tsr_progress *progress;
+    bool first; /* rank 0: the one that talks */
+    double first_loss, last_loss;
+    bool stopped;
+} run;
+
+/* Both come on rank 0 only. */
+static void on_log(void *user, int severity, const char *line)
+{
+    const run *r = user;
+    char text[4400];
+    snprintf(text, sizeof text, "%s%s", severity == TSR_JOB_WARNING ? "warning: " : "", line);
+    tsr_progress_line(r->progress, text);
+}
+
+static void on_progress(void *user, const char *phase, double done, double total)
+{
+    const run *r = user;
+    tsr_progress_phase(r->progress, phase, done, total, tsr_now());
+}
+
+static int report_failure(int status)
+{
+    if (tsr_job_reports()) {
+        say("tessera: ");
+        say(tsr_last_error());
+        say("\n");
+    }
+    return tsr_job_exit_code(status);
+}
+
+static tsr_status make_progress(run *r, tsr_config_progress mode)
+{
+    struct winsize size = {0};
+    ioctl(STDERR_FILENO, TIOCGWINSZ, &size);
+    tsr_progress_options options = {.write = write_stderr,
+                                    .mode = mode,
+                                    .terminal = isatty(STDERR_FILENO),
+                                    .columns = size.ws_col};
+    return tsr_progress_create(&r->progress, &options);
+}
+
+static void show_step(run *r, const tsr_job_report *report)
+{
+    char line[96];
+    if (!r->first)
+        return;
+    tsr_progress_step(r->progress, report);
+    if (!report->skipped)
+        return;
+    snprintf(line, sizeof line, "step %lld: a gradient was not finite; nothing was updated",
+             (long long)report->step);
+    tsr_progress_line(r->progress, line);
+}
+
+static int evaluate(run *r, int64_t step)
+{
+    tsr_job_evaluation e;
+    int status = tsr_job_evaluate(r->job, &e);
+    r->stopped = status == 0 && e.stopped;
+    if (status < 0 || r->stopped)
+        return status;
+    if (r->first)
+        tsr_progress_eval(r->progress, step, e.loss, e.label_tokens);
+    if (step == 0)
+        r->first_loss = e.loss;
+    r->last_loss = e.loss;
+    return 0;
+}
+
+/* Steps until the last, with the evaluations that the configuration asks for. */
+static int run_steps(run *r, const tsr_config *config)
+{
+    bool has_eval = config->eval_dataset.count > 0;
+    tsr_job_report report = {0};
+    int resumed = tsr_job_resumed(r->job, &report);
+    int status = resumed < 0 ? resumed : 0;
+    bool due = resumed ? report.evaluate : config->eval_on_start != TSR_CONFIG_CHOICE_NO;
+    if (status == 0 && has_eval && due)
+        status = evaluate(r, report.step);
+    while (status == 0 && (status = tsr_job_step(r->job, &report)) == 0) {
+        show_step(r, &report);
+        /* Stopped: whoever stops it waits. The evaluation is made up for when the run goes on. */
+        if (has_eval && !report.stopped && (report.evaluate || report.last))
+            status = evaluate(r, report.step);
+        if (status == 0 && (report.save || r->stopped))
+            status = tsr_job_checkpoint(r->job);
+    }
+    r->stopped |= report.stopped;
+    return status == TSR_JOB_DONE ? 0 : status;
+}
+
+/* What starts as many ranks again: launch/run says so itself, mpirun is known by what it sets. Of another
+ * launcher it is not known: one rank will do. `out` has room. */
+static const char *find_launcher(char out[128], int ranks)
+{
+    const char *launched = getenv("TESSERA_LAUNCH");
+    if (ranks == 1 || (!launched && !getenv("OMPI_COMM_WORLD_SIZE")))
+        return "";
+    if (launched)
+        return launched;
+    snprintf(out, 128, "mpirun%s --oversubscribe --bind-to none -n %d",
+             geteuid() == 0 ? " --allow-run-as-root" : "", ranks);
+    return out;
+}
+
+static void print_end(const run *r, const tsr_config *config)
+{
+    tsr_text text = {0};
+    char directory[PATH_MAX] = "", launcher[128];
+    if (!getcwd(directory, sizeof directory))
+        strcpy(directory, ".");
+    const tsr_summary_call call = {.program = r->program,
+                                   .launcher = find_launcher(launcher, tsr_job_ranks(r->job)),
+                                   .directory = directory};
+    tsr_summary_end(&text, config, &call, r->first_loss, r->last_loss);
+    say(tsr_text_string(&text));
+    tsr_text_free(&text);
+}
+
+static void print_stopped(const tsr_config *config)
+{
+    say("tessera: stopped before its end; run it again with resume_from_checkpoint=true");
+    if (config->overwrite_output_dir) /* which would empty it */
+        say(" overwrite_output_dir=false");
+    say(" to go on from the checkpoint in ");
+    say(config->output_dir);
+    say("\n");
+}
+
+/* Asked to go on with what has come to its end. */
+static void print_finished(const run *r, const tsr_config *config)
+{
+    tsr_text text = {0};
+    tsr_text_printf(&text, "tessera: the run in %s is finished: all of its %lld steps are done\n",
+                    config->output_dir, (long long)tsr_job_total_steps(r->job));
+    say(tsr_text_string(&text));
+    tsr_text_free(&text);
+    print_end(r, config);
+}
+
+static int train(run *r, const tsr_config *config)
+{
+    if (tsr_job_finished(r->job)) {
+        if (r->first)
+            print_finished(r, config);
+        return 0;
+    }
+    tsr_job_plan_info info;
+    char *summary = NULL;
+    int status = tsr_job_plan(r->job, &info);
+    if (status == 0)
+        status = tsr_job_start(r->job);
+    /* One that cannot be made is no reason to end, and the other ranks would not know. */
+    if (status == 0 && r->first && tsr_job_print_summary(r->job, &summary) == 0)
+        say(summary);
+    free(summary);
+    int64_t steps = tsr_job_total_steps(r->job);
+    tsr_progress_expect(r->progress, steps, tsr_config_steps(config->logging_steps, steps, 1),
+                        config->logging_first_step);
+    if (status == 0)
+        status = run_steps(r, config);
+    tsr_progress_finish(r->progress);
+    if (status == 0 && !r->stopped)
+        status = tsr_job_save(r->job);
+    if (status == 0 && !r->stopped && r->first)
+        print_end(r, config);
+    return status;
+}
+
+/* JSON has no number that is not finite. */
+static const char *json_number(char out[32], double value)
+{
+    if (!isfinite(value))
+        return "null";
+    snprintf(out, 32, "%.9g", value);
+    return out;
+}
+
+/* What is evaluated, before it takes its time. */
+static void say_evaluated(const run *r, const tsr_config *config)
+{
+    tsr_text line = {0};
+    if (config->init_adapter)
+        tsr_text_printf(&line, "evaluating the adapter %s on %s", config->init_adapter,
+                        config->model_name_or_path);
+    else
+        tsr_text_printf(&line, "evaluating %s without an adapter", config->model_name_or_path);
+    tsr_progress_line(r->progress, tsr_text_string(&line));
+    tsr_text_free(&line);
+}
+
+static int print_evaluation(const run *r, const tsr_config *config, const tsr_job_evaluation *e)
+{
+    char loss[32], perplexity[32], *model = NULL, *adapter = NULL;
+    tsr_text text = {0};
+    int status = tsr_json_quote(&model, config->model_name_or_path, "model_name_or_path");
+    if (status == 0 && config->init_adapter)
+        status = tsr_json_quote(&adapter, config->init_adapter, "init_adapter");
+    if (status == 0 && r->usage->json)
+        tsr_text_printf(&text,
+                        "{\"eval_loss\":%s,\"perplexity\":%s,\"eval_label_tokens\":%lld,"
+                        "\"rows\":%lld,\"model\":%s,\"adapter\":%s}\n",
+                        json_number(loss, e->loss), json_number(perplexity, e->perplexity),
+                        (long long)e->label_tokens, (long long)e->rows, model,
+                        adapter ? adapter : "null");
+    else if (status == 0)
+        tsr_text_printf(&text, "eval_loss %.6f  perplexity %.4f  label tokens %lld  rows %lld\n",
+                        e->loss, e->perplexity, (long long)e->label_tokens, (long long)e->rows);
+    answer(tsr_text_string(&text), r->usage->json);
+    tsr_text_free(&text);
+    free(model);
+    free(adapter);
+    return status;
+}
+
+static int evaluate_only(run *r, const tsr_config *config)
+{
+    tsr_job_evaluation e;
+    int status = tsr_job_start(r->job);
+    if (status == 0 && r->first)
+        say_evaluated(r, config);
+    if (status == 0)
+        status = tsr_job_evaluate(r->job, &e);
+    return status == 0 && r->first ? print_evaluation(r, config, &e) : status;
+}
+
+static int plan(run *r)
+{
+    char *text = NULL;
+    int status = tsr_job_print_plan(r->job, r->usage->json, &text);
+    if (status == 0)
+        answer(text, r->usage->json);
+    free(text);
+    return status;
+}
+
+static int data(run *r)
+{
+    char *text = NULL;
+    int form = r->usage->json          ? TSR_JOB_JSON
+               : isatty(STDOUT_FILENO) ? TSR_JOB_COLOUR
+                                       : TSR_JOB_PLAIN;
+    int status = tsr_job_print_data(r->job, r->usage->show, form, &text);
+    if (status == 0 && form == TSR_JOB_COLOUR)
+        put(STDOUT_FILENO, text, TSR_ESCAPE_COLOUR);
+    else if (status == 0)
+        answer(text, r->usage->json);
+    free(text);
+    return status;
+}
+
+/* The program's own view of the configuration: how to show progress. The library reads it again, and is the one to say
+ * what is wrong with it. */
+static int read_config(tsr_config *config, const tsr_usage *usage)
+{
+    static const tsr_config_use uses[] = {
+        [TSR_COMMAND_TRAIN] = TSR_CONFIG_TRAIN, [TSR_COMMAND_EVAL] = TSR_CONFIG_EVAL,
+        [TSR_COMMAND_PLAN] = TSR_CONFIG_PLAN,   [TSR_COMMAND_DATA] = TSR_CONFIG_DATA,
+        [TSR_COMMAND_MERGE] = TSR_CONFIG_MERGE, [TSR_COMMAND_QUANTIZE] = TSR_CONFIG_QUANTIZE};
+    tsr_config_source source = {.path = usage->job_path,
+                                .overrides = usage->overrides,
+                                .override_count = usage->override_count,
+                                .use = uses[usage->command],
+                                .has_cuda = tsr_device_cuda_built()};
+    return tsr_earlier_config(config, &source);
+}
+
+static int run_job(double *patience, const tsr_usage *usage, const char *program)
+{
+    static const int purposes[] = {[TSR_COMMAND_TRAIN] = TSR_JOB_TRAIN,
+                                   [TSR_COMMAND_EVAL] = TSR_JOB_EVALUATE,
+                                   [TSR_COMMAND_PLAN] = TSR_JOB_PLAN,
+                                   [TSR_COMMAND_DATA] = TSR_JOB_DATA};
+    run r = {.usage = usage, .program = program, .first_loss = NAN, .last_loss = NAN};
+    tsr_config config = {0};
+    tsr_job_options options = {.config_path = usage->job_path,
+                               .overrides = usage->overrides,
+                               .override_count = usage->override_count,
+                               .purpose = purposes[usage->command],
+                               .plan_ranks = usage->ranks[0],
+                               .plan_node = (int)usage->node,
+                               .plan_roofs = usage->roofs,
+                               .use_mpi = usage->command == TSR_COMMAND_TRAIN ||
+                                          usage->command == TSR_COMMAND_EVAL,
+                               .log = on_log,
+                               .progress = on_progress,
+                               .user = &r,
+                               .stop = &stop_requested};
+    tsr_peers_take_common();
+    int readable = read_config(&config, usage);
+    *patience = readable == 0 ? (double)config.ddp_timeout : PATIENCE;
+    tsr_watchdog *watchdog = options.use_mpi ? tsr_watchdog_start(*patience) : NULL;
+    int status = make_progress(&r, config.progress);
+    if (status == 0)
+        status = tsr_job_create(&r.job, &options);
+    tsr_watchdog_stop(watchdog);
+    if (status == 0)
+        status = readable;
+    if (status == 0) {
+        r.first = tsr_job_rank(r.job) == 0;
+        status = usage->command == TSR_COMMAND_TRAIN  ? train(&r, &config)
+                 : usage->command == TSR_COMMAND_EVAL ? evaluate_only(&r, &config)
+                 : usage->command == TSR_COMMAND_DATA ? data(&r)
+                                                      : plan(&r);
+    }
+    if (r.progress)
+        tsr_progress_finish(r.progress);
+    int code = status < 0 ? report_failure(status) : 0;
+    if (status == 0 && r.stopped) {
+        code = tsr_job_exit_code(TSR_ESTOPPED);
+        if (r.first)
+            print_stopped(&config);
+    }
+    tsr_progress_destroy(r.progress);
+    tsr_job_destroy(r.job);
+    tsr_config_free(&config);
+    return code;
+}
+
+/* ---- commands of one process ---- */
+
+static bool is_tool(const tsr_usage *usage)
+{
+    return usage->command == TSR_COMMAND_MERGE || usage->command == TSR_COMMAND_QUANTIZE ||
+           usage->command == TSR_COMMAND_INSPECT || usage->command == TSR_COMMAND_ENV;
+}
+
+static int call_tool(const tsr_usage *usage, const tsr_job_options *options, char **text)
+{
+    int json = usage->json;
+    if (usage->command == TSR_COMMAND_MERGE)
+        return tsr_merge(options, json, text);
+    if (usage->command == TSR_COMMAND_QUANTIZE)
+        return tsr_quantize(options, json, text);
+    if (usage->command == TSR_COMMAND_PLAN) /* for several numbers of ranks, side by side */
+        return tsr_plan_scale(options, usage->ranks, usage->rank_count, json, text);
+    if (usage->command == TSR_COMMAND_ENV)
+        return tsr_environment(options, usage->measure, json, text);
+    int status = usage->plot ? tsr_plot(usage->job_path, usage->plot) : 0;
+    return status < 0 ? status : tsr_inspect(usage->job_path, options, json, text);
+}
+
+static int run_tool(const tsr_usage *usage)
+{
+    run r = {.usage = usage};
+    tsr_config config = {0};
+    const tsr_job_options options = {.config_path = usage->job_path,
+                                     .overrides = usage->overrides,
+                                     .override_count = usage->override_count,
+                                     .purpose = TSR_JOB_PLAN,
+                                     .plan_node = (int)usage->node,
+                                     .plan_roofs = usage->roofs,
+                                     .log = on_log,
+                                     .progress = on_progress,
+                                     .user = &r,
+                                     .stop = &stop_requested};
+    char *text = NULL;
+    if (usage->command == TSR_COMMAND_MERGE || usage->command == TSR_COMMAND_QUANTIZE ||
+        usage->command == TSR_COMMAND_PLAN)
+        read_config(&config, usage);
+    int status = make_progress(&r, config.progress);
+    if (status == 0)
+        status = call_tool(usage, &options, &text);
+    tsr_progress_destroy(r.progress);
+    tsr_config_free(&config);
+    if (status == 0)
+        answer(text, usage->json);
+    free(text);
+    return status < 0 ? report_failure(status) : 0;
+}
+
+/* MPI is not up yet. Mostly every rank was given the same line: then the first one speaks, and
+ * mpirun ends the others while they hold back. */
+static int report_usage(void)
+{
+    int rank = tsr_launcher_look().rank;
+    char name[48] = "tessera: ";
+    if (rank > 0) {
+        sleep(3);
+        snprintf(name, sizeof name, "tessera: rank %d: ", rank);
+    }
+    say(name);
+    say(tsr_last_error());
+    say("\n");
+    return tsr_job_exit_code(TSR_EUSAGE);
+}
+
+/* Several processes that write the same files would be in each other's way. */
+static tsr_status check_alone(const tsr_usage *usage)
+{
+    const tsr_launched launched = tsr_launcher_look();
+    if (!is_tool(usage) || !launched.claims)
+        return TSR_OK;
+    return tsr_fail(TSR_EUSAGE,
+                    "started as several ranks (%s=%d), but this command is one process, which uses "
+                    "all cores: leave out mpirun or srun",
+                    launched.claims, launched.claimed);
+}
+
+/* The program reads the file, and then each rank's library does: a pipe is empty the second time. */
+static tsr_status check_file(const tsr_usage *usage)
+{
+    struct stat info;
+    if (!usage->job_path || usage->command == TSR_COMMAND_INSPECT ||
+        stat(usage->job_path, &info) != 0 || !S_ISFIFO(info.st_mode))
+        return TSR_OK;
+    return tsr_fail(TSR_EUSAGE,
+                    "%s: it is a pipe, and is to be read several times; write it to a file",
+                    usage->job_path);
+}
+
+/* What looks at the flag ends in order; all else as signals end a program. Who reads what is printed may be gone
+ * before the checkpoint is written: Ctrl-C ends the tee behind a pipe too. Under nohup SIGHUP stays ignored. */
+static void catch_signals(tsr_command command)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, before;
+    if (command != TSR_COMMAND_TRAIN && command != TSR_COMMAND_MERGE &&
+        command != TSR_COMMAND_QUANTIZE)
+        return;
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        if (signals[i] != SIGHUP ||
+            (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN))
+            sigaction(signals[i], &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+/* What messages call the program: a name that was found in PATH, or where it is. */
+static void name_program(const char *called)
+{
+    static tsr_text name;
+    char path[PATH_MAX];
+    tsr_shell_quote(&name, strchr(called, '/') && realpath(called, path) ? path : called);
+    tsr_called_set(tsr_text_string(&name));
+}
+
+int main(int argc, char **argv)
+{
+    tsr_usage usage;
+    if (argc > 0)
+        name_program(argv[0]);
+    if (tsr_usage_parse(&usage, argc, argv) < 0)
+        return report_usage();
+    if (check_alone(&usage) < 0 || check_file(&usage) < 0) {
+        tsr_usage_free(&usage);
+        return report_usage();
+    }
+    catch_signals(usage.command);
+    int code = 0;
+    double patience = PATIENCE;
+    if (usage.command == TSR_COMMAND_TEXT)
+        answer(tsr_text_string(&usage.text), false);
+    else if (is_tool(&usage) || usage.rank_count > 1)
+        code = run_tool(&usage);
+    else
+        code = run_job(&patience, &usage, argv[0]);
+    tsr_usage_free(&usage);
+    /* What was more than the buffer has failed before, and left it empty. */
+    if ((ferror(stdout) | fflush(stdout)) != 0 && code == 0) {
+        say("tessera: cannot write to standard output\n");
+        code = 71;
+    }
+    tsr_watchdog_end(patience, code);
+    return code;
+}

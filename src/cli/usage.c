@@ -1,0 +1,386 @@
+#include "cli/usage.h"
+
+#include "base/called.h"
+#include "base/version.h"
+#include "config/config.h"
+#include "config/config_number.h"
+#include "config/keys.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+
+/* Options and an example are lines of the help, each with its newline; of the example "    tessera ...". */
+typedef struct {
+    const char *name;
+    tsr_command command;
+    const char *line, *what, *options, *example;
+} command_row;
+
+static const command_row commands[] = {
+    {"train", TSR_COMMAND_TRAIN, "mpirun -n N tessera train job.yaml [key=value ...]",
+     "fine-tune; one rank needs no mpirun", NULL,
+     "    tessera train job.yaml lora_r=8 learning_rate=1e-3\n"},
+    {"plan", TSR_COMMAND_PLAN,
+     "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] [--roofs FILE] [--json]",
+     "every buffer, the peak and the expected time of a step; reads no weights",
+     "    --ranks N   plan for N ranks; N,N,...: compare them, and shard groups of a node with "
+     "one\n"
+     "    --node N    ranks of a node [all]\n"
+     "    --roofs FILE   what the machines sustain: of tessera env --measure --json, or of\n"
+     "                bench/results [what tessera env --measure saved on this machine]\n"
+     "    --json      the plan as JSON on stdout\n",
+     "    tessera plan job.yaml --ranks 8 memory_budget=22GiB\n"
+     "    tessera plan job.yaml --ranks 8,64,1024 --node 8 --roofs h200.json\n"},
+    {"eval", TSR_COMMAND_EVAL, "mpirun -n N tessera eval job.yaml [key=value ...] [--json]",
+     "mean loss and perplexity over eval_dataset, with an adapter or without",
+     "    --json      the result as JSON on stdout\n\n"
+     "The adapter is init_adapter; of a run's own job.yaml that run's; init_adapter=none: none\n",
+     "    tessera eval runs/first/job.yaml\n"},
+    {"data", TSR_COMMAND_DATA, "tessera data job.yaml [key=value ...] [--show N] [--json]",
+     "statistics of the tokenised data; reads no weights",
+     "    --show N    the first N samples with their trained tokens marked\n"
+     "    --json      statistics and samples as JSON on stdout\n",
+     "    tessera data job.yaml --show 2\n"
+     "    tessera data job.yaml dataset=train.jsonl packing=true --json\n"},
+    {"merge", TSR_COMMAND_MERGE, "tessera merge job.yaml [key=value ...] [--json]",
+     "the adapter into the base: a checkpoint in bf16 that Transformers loads",
+     "    --json      what was written, as JSON on stdout\n\n"
+     "Keys, of job.yaml or after it; a training's other keys are allowed and not used:\n"
+     "    model_name_or_path    the unquantized base; a 4-bit one is dequantized, with a warning\n"
+     "    init_adapter          the PEFT directory to merge: LoRA, rsLoRA or DoRA [of a run's own\n"
+     "                          job.yaml the run's adapter]\n"
+     "    output_dir            where the model is written, complete or not at all\n"
+     "    overwrite_output_dir  true: replace a model that is there\n",
+     "    tessera merge runs/first/job.yaml output_dir=merged\n"},
+    {"quantize", TSR_COMMAND_QUANTIZE, "tessera quantize job.yaml [key=value ...] [--json]",
+     "an NF4 checkpoint as bitsandbytes writes it, which is read without quantizing again",
+     "    --json      what was written, as JSON on stdout\n\n"
+     "Keys, of job.yaml or after it; a training's other keys are allowed and not used:\n"
+     "    model_name_or_path    the unquantized base\n"
+     "    use_bnb_nested_quant  [true] scales in 8 bits too (double quantization)\n"
+     "    output_dir            where the model is written, complete or not at all\n"
+     "    overwrite_output_dir  true: replace a model that is there\n",
+     "    tessera quantize job.yaml model_name_or_path=Llama-3.2-1B output_dir=Llama-3.2-1B-nf4\n"},
+    {"inspect", TSR_COMMAND_INSPECT, "tessera inspect PATH [--json] [--plot FILE.svg]",
+     "what a safetensors file, or the directory of a model, adapter, run or checkpoint, holds",
+     "    --json      as JSON on stdout\n"
+     "    --plot FILE.svg   of a run: loss, evaluation loss and learning rate over the steps\n",
+     "    tessera inspect runs/first --plot loss.svg\n"},
+    {"env", TSR_COMMAND_ENV, "tessera env [--measure] [--json]",
+     "backends, processor, GPUs, topology, library versions, limits, and what is missing",
+     "    --measure   also what this machine sustains: copies and matmuls, a few seconds each\n"
+     "    --json      as JSON on stdout\n",
+     "    tessera env --measure --json > machine.json\n"},
+};
+
+#define COMMANDS (int)(sizeof commands / sizeof *commands)
+
+static void put_overview(tsr_text *out)
+{
+    tsr_text_printf(out, "tessera %s: distributed QLoRA and DoRA fine-tuning\n\n",
+                    tsr_build_version());
+    for (int i = 0; i < COMMANDS; i++)
+        tsr_text_printf(out, "  %s\n      %s\n", commands[i].line, commands[i].what);
+    tsr_text_printf(out,
+                    "  tessera --version | --help | COMMAND --help\n"
+                    "\nAll keys of job.yaml: %s train --help\n",
+                    tsr_called());
+}
+
+/* Lines to type, with the program as it is called here. */
+static void put_example(tsr_text *out, const char *lines)
+{
+    static const char indent[] = "    ", name[] = "tessera";
+    for (const char *end; *lines; lines = end) {
+        size_t skip = sizeof indent - 1 + sizeof name - 1;
+        end = strchr(lines, '\n') + 1;
+        tsr_text_printf(out, "%s%s", indent, tsr_called());
+        tsr_text_append(out, lines + skip, (size_t)(end - lines) - skip);
+    }
+}
+
+static void put_command_help(tsr_text *out, const command_row *row)
+{
+    bool all = row->command == TSR_COMMAND_TRAIN;
+    tsr_text_printf(out, "%s\n    %s\n%s\nExample:\n", row->line, row->what,
+                    row->options ? row->options : "");
+    put_example(out, row->example);
+    if (all || row->command == TSR_COMMAND_PLAN || row->command == TSR_COMMAND_EVAL ||
+        row->command == TSR_COMMAND_DATA)
+        tsr_text_printf(out,
+                        "\nKeys of job.yaml, and of key=value after it, which wins%s; lists and "
+                        "maps in YAML flow:\n    lora_target_modules=[q_proj,v_proj]\n",
+                        all ? "" : ", are those of `tessera train --help`");
+    if (!all)
+        return;
+    tsr_text_puts(out, "[default; where TRL's differs, TRL's]\n\n");
+    tsr_config_help(out);
+}
+
+static tsr_status take_text(tsr_usage *out, tsr_text *text)
+{
+    if (text->failed) {
+        tsr_text_free(text);
+        return tsr_fail(TSR_ENOMEM, "out of memory: help text");
+    }
+    *out = (tsr_usage){.command = TSR_COMMAND_TEXT, .text = *text};
+    return TSR_OK;
+}
+
+static bool is_help(const char *arg)
+{
+    return !strcmp(arg, "--help") || !strcmp(arg, "-h") || !strcmp(arg, "help");
+}
+
+static tsr_status unknown_command(const char *name)
+{
+    const char *best = NULL;
+    int distance = 3;
+    for (int i = 0; i < COMMANDS; i++) {
+        int d = tsr_keys_distance(name, commands[i].name, distance - 1);
+        if (d < distance) {
+            distance = d;
+            best = commands[i].name;
+        }
+    }
+    return tsr_fail(TSR_EUSAGE, "no command '%.60s'%s%s%s; `%s --help` lists the commands", name,
+                    best ? "; did you mean '" : "", best ? best : "", best ? "'?" : "",
+                    tsr_called());
+}
+
+/* "--rank": the option of the line, "[--ranks N]", that is nearest; false if none is near. */
+static bool find_option(char out[32], const command_row *row, const char *arg)
+{
+    int distance = 3;
+    char name[32];
+    for (const char *p = row->line; (p = strstr(p, "[--")) != NULL; p++) {
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(p + 1, " ]"), p + 1);
+        int d = tsr_keys_distance(arg, name, distance - 1);
+        if (d < distance) {
+            distance = d;
+            strcpy(out, name);
+        }
+    }
+    return distance < 3;
+}
+
+/* --lora-r 8, --lora_r=8: shows lora_r=8. */
+static tsr_status wrong_option(const command_row *row, const char *arg, const char *next)
+{
+    const char *p = arg + strspn(arg, "-");
+    tsr_text key = {0};
+    size_t length = strcspn(p, "=");
+    for (size_t i = 0; i < length; i++)
+        tsr_text_append(&key, p[i] == '-' ? "_" : &p[i], 1);
+    const char *name = tsr_text_string(&key);
+    bool known = tsr_keys_find(name) >= 0 || tsr_keys_alias(name) || tsr_keys_peer(name);
+    const char *near = known ? name : tsr_keys_nearest(name);
+    const char *value = p[length] == '='                               ? p + length + 1
+                        : next && next[0] != '-' && !strchr(next, '=') ? next
+                        : known                                        ? "true"
+                                                                       : "value";
+    tsr_status status =
+        near ? tsr_fail(TSR_EUSAGE, "%s: no such option; keys are written key=value: %s=%.200s",
+                        arg, near, value)
+             : tsr_fail(TSR_EUSAGE,
+                        "%s: no such option; keys are written key=value, such as lora_r=8; the "
+                        "line is: %s",
+                        arg, row->line);
+    tsr_text_free(&key);
+    return status;
+}
+
+static tsr_status read_file(const char **out, const char *name, const char *text,
+                            const char *example)
+{
+    if (!text || !*text || *text == '-')
+        return tsr_fail(TSR_EUSAGE, "%s: the file is missing, such as %s %s", name, name, example);
+    *out = text;
+    return TSR_OK;
+}
+
+/* What is in loss.png, and is no PNG, opens nowhere. */
+static tsr_status check_svg(const char *file)
+{
+    size_t length = strlen(file), end = sizeof ".svg" - 1;
+    if (length > end && !strcasecmp(file + length - end, ".svg"))
+        return TSR_OK;
+    return tsr_fail(TSR_EUSAGE,
+                    "--plot: found %s; the plot is an SVG: expected a name that ends in .svg, such "
+                    "as loss.svg",
+                    file);
+}
+
+/* --NAME N or --NAME=N. */
+static bool is_option(const char *arg, const char *name)
+{
+    size_t length = strlen(name);
+    return !strncmp(arg, name, length) && (!arg[length] || arg[length] == '=');
+}
+
+static tsr_status read_count(int64_t *out, const char *name, const char *arg, const char *next,
+                             int *index)
+{
+    bool apart = !arg[strlen(name)];
+    const char *text = apart ? next : arg + strlen(name) + 1;
+    if (!text || !tsr_number_parse_whole(out, text) || *out < 1 || *out > 65536)
+        return tsr_fail(TSR_EUSAGE,
+                        "%s: found %s%s%s; expected a whole number from 1 to 65536, such as %s 4",
+                        name, text ? "'" : "", text ? text : "nothing", text ? "'" : "", name);
+    *index += apart;
+    return TSR_OK;
+}
+
+/* --ranks N or --ranks N,N,... */
+static tsr_status read_ranks(tsr_usage *usage, const char *arg, const char *next, int *index)
+{
+    bool apart = !arg[strlen("--ranks")];
+    const char *text = apart ? next : arg + strlen("--ranks=");
+    char number[16];
+    usage->rank_count = 0;
+    for (const char *p = text; p; p = strchr(p, ',') ? strchr(p, ',') + 1 : NULL) {
+        int64_t value;
+        int unused = 0;
+        size_t length = strcspn(p, ",");
+        snprintf(number, sizeof number, "%.*s", (int)length, p);
+        TSR_TRY(
+            read_count(&value, "--ranks", "--ranks", length < sizeof number ? number : p, &unused));
+        if (usage->rank_count == TSR_USAGE_RANKS)
+            return tsr_fail(TSR_EUSAGE, "--ranks: at most %d numbers can be compared",
+                            TSR_USAGE_RANKS);
+        usage->ranks[usage->rank_count++] = (int)value;
+    }
+    *index += apart;
+    int64_t none;
+    return text ? TSR_OK : read_count(&none, "--ranks", "--ranks", NULL, index);
+}
+
+/* Whether the line names a job.yaml, with keys after it. */
+static bool takes_job(const command_row *row)
+{
+    return row->command != TSR_COMMAND_INSPECT && row->command != TSR_COMMAND_ENV;
+}
+
+/* No key has a slash or a dot: runs/lr=1e-3/job.yaml is a path. So is lr=1/job.yaml, where it is a file. */
+static bool is_override(const tsr_usage *usage, const char *arg)
+{
+    struct stat info;
+    size_t key = strcspn(arg, "=");
+    if (!key || !arg[key] || strcspn(arg, "/.") < key)
+        return false;
+    return usage->job_path || stat(arg, &info) != 0 || !S_ISREG(info.st_mode);
+}
+
+/* One argument; *index moves over a value that belongs to it. */
+static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char *const *args,
+                                 int count, int *index)
+{
+    const char *arg = args[*index], *next = *index + 1 < count ? args[*index + 1] : NULL;
+    if (!strcmp(arg, "--json") && row->command != TSR_COMMAND_TRAIN) {
+        usage->json = true;
+        return TSR_OK;
+    }
+    if (!strcmp(arg, "--measure") && row->command == TSR_COMMAND_ENV) {
+        usage->measure = true;
+        return TSR_OK;
+    }
+    if (row->command == TSR_COMMAND_INSPECT && is_option(arg, "--plot")) {
+        *index += !arg[6];
+        TSR_TRY(read_file(&usage->plot, "--plot", arg[6] ? arg + 7 : next, "loss.svg"));
+        return check_svg(usage->plot);
+    }
+    if (row->command == TSR_COMMAND_PLAN && is_option(arg, "--roofs")) {
+        *index += !arg[7];
+        return read_file(&usage->roofs, "--roofs", arg[7] ? arg + 8 : next, "machine.json");
+    }
+    if (row->command == TSR_COMMAND_PLAN && is_option(arg, "--ranks"))
+        return read_ranks(usage, arg, next, index);
+    if (row->command == TSR_COMMAND_PLAN && is_option(arg, "--node"))
+        return read_count(&usage->node, "--node", arg, next, index);
+    if (row->command == TSR_COMMAND_DATA && is_option(arg, "--show"))
+        return read_count(&usage->show, "--show", arg, next, index);
+    bool job = takes_job(row);
+    char option[32];
+    if (*arg == '-' && find_option(option, row, arg))
+        return tsr_fail(TSR_EUSAGE, "%s: no such option; did you mean %s? The line is: %s", arg,
+                        option, row->line);
+    if (*arg == '-' && !job)
+        return tsr_fail(TSR_EUSAGE, "%s: no such option; the line is: %s", arg, row->line);
+    if (*arg == '-')
+        return wrong_option(row, arg, next);
+    if (job && is_override(usage, arg)) {
+        usage->overrides[usage->override_count++] = arg;
+        return TSR_OK;
+    }
+    if (!usage->job_path && row->command != TSR_COMMAND_ENV) {
+        usage->job_path = arg;
+        return TSR_OK;
+    }
+    if (!job)
+        return tsr_fail(TSR_EUSAGE, "'%.200s': one word too many; the line is: %s", arg, row->line);
+    return tsr_fail(TSR_EUSAGE, "'%.200s': expected key=value after %s; the line is: %s", arg,
+                    usage->job_path, row->line);
+}
+
+static tsr_status parse_command(tsr_usage *out, const command_row *row, int count,
+                                char *const *args)
+{
+    tsr_usage usage = {.command = row->command};
+    tsr_status status = TSR_OK;
+    usage.overrides = calloc((size_t)count + 1, sizeof *usage.overrides);
+    if (!usage.overrides)
+        return tsr_fail(TSR_ENOMEM, "out of memory: command line");
+    for (int i = 0; i < count && status == TSR_OK; i++)
+        status = parse_argument(&usage, row, args, count, &i);
+    if (status == TSR_OK && !usage.job_path && row->command != TSR_COMMAND_ENV)
+        status = tsr_fail(TSR_EUSAGE, "tessera %s: the %s is missing; the line is: %s", row->name,
+                          takes_job(row) ? "job.yaml" : "path to inspect", row->line);
+    if (status < 0)
+        tsr_usage_free(&usage);
+    else
+        *out = usage;
+    return status;
+}
+
+tsr_status tsr_usage_parse(tsr_usage *out, int argc, char *const *argv)
+{
+    tsr_text text = {0};
+    if (argc < 2) {
+        put_overview(&text);
+        tsr_status status =
+            tsr_fail_lines(TSR_EUSAGE, "a command is missing\n\n%s", tsr_text_string(&text));
+        tsr_text_free(&text);
+        return status;
+    }
+    if (!strcmp(argv[1], "--version")) {
+        tsr_text_printf(&text, "tessera %s (%s)\n", tsr_build_version(), tsr_build_commit());
+        return take_text(out, &text);
+    }
+    const command_row *row = NULL;
+    for (int i = 0; i < COMMANDS && !row; i++)
+        if (!strcmp(argv[1], commands[i].name))
+            row = &commands[i];
+    if (!row && !is_help(argv[1]))
+        return unknown_command(argv[1]);
+    bool help = !row;
+    for (int i = 2; i < argc; i++)
+        help |= !strcmp(argv[i], "--help") || !strcmp(argv[i], "-h");
+    if (help) {
+        if (row)
+            put_command_help(&text, row);
+        else
+            put_overview(&text);
+        return take_text(out, &text);
+    }
+    return parse_command(out, row, argc - 2, argv + 2);
+}
+
+void tsr_usage_free(tsr_usage *usage)
+{
+    free(usage->overrides);
+    tsr_text_free(&usage->text);
+    *usage = (tsr_usage){0};
+}

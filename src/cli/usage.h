@@ -1,0 +1,49 @@
+/*
+ * cli/usage.h: the command line of the program, parsed; nothing is printed and nothing exits.
+ */
+#ifndef TSR_CLI_USAGE_H
+#define TSR_CLI_USAGE_H
+
+#include "base/status.h"
+#include "base/text.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define TSR_USAGE_RANKS 16
+
+typedef enum {
+    TSR_COMMAND_TEXT, /* --help, --version: `text` is all there is to do, for stdout */
+    TSR_COMMAND_TRAIN,
+    TSR_COMMAND_PLAN,
+    TSR_COMMAND_EVAL,
+    TSR_COMMAND_DATA,
+    TSR_COMMAND_MERGE,
+    TSR_COMMAND_QUANTIZE,
+    TSR_COMMAND_INSPECT,
+    TSR_COMMAND_ENV
+} tsr_command;
+
+typedef struct {
+    tsr_command command;
+    const char *job_path;   /* the job.yaml, or what is inspected; borrowed from argv */
+    const char **overrides; /* "key=value", borrowed from argv; the array is owned */
+    int override_count;
+    int ranks[TSR_USAGE_RANKS]; /* plan --ranks N,N,...; [0] 0: not given */
+    int rank_count;
+    int64_t node;      /* plan --node N; 0: not given */
+    const char *roofs; /* plan --roofs FILE; borrowed from argv; NULL: not given */
+    int64_t show;      /* data --show N */
+    bool json;         /* --json */
+    bool measure;      /* env --measure */
+    const char *plot;  /* inspect --plot FILE.svg; borrowed from argv; NULL: not given */
+    tsr_text text;
+} tsr_usage;
+
+/* Parses argv. On success free *out with tsr_usage_free. TSR_EUSAGE: the message says what was
+ * wrong and shows the line to type. Commands of later versions are refused by name. */
+tsr_status tsr_usage_parse(tsr_usage *out, int argc, char *const *argv);
+
+void tsr_usage_free(tsr_usage *usage);
+
+#endif

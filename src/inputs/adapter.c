@@ -1,0 +1,393 @@
+#include "inputs/adapter.h"
+
+#include "config/config_store.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST_TARGETS 64 /* names of linears in one model */
+
+/* ---- comparing explicit keys with init_adapter ---- */
+
+static tsr_status differs(const tsr_config *config, const char *key, const char *adapter_value)
+{
+    tsr_text own = {0};
+    tsr_config_value_text(&own, config, key);
+    tsr_status status = tsr_fail(TSR_ECONFIG,
+                                 "%s: %s is %s, but init_adapter %s was made with %s; leave the "
+                                 "key out to take the adapter's",
+                                 tsr_config_where(config, key), key, tsr_text_string(&own),
+                                 config->init_adapter, adapter_value);
+    tsr_text_free(&own);
+    return status;
+}
+
+static tsr_status check_number(const tsr_config *config, const char *key, double own, double other)
+{
+    char text[48];
+    if (!tsr_config_is_set(config, key) || own == other)
+        return TSR_OK;
+    snprintf(text, sizeof text, "%.9g", other);
+    return differs(config, key, text);
+}
+
+static bool same_names(const tsr_config_strings *own, char *const *names, uint64_t count)
+{
+    if ((uint64_t)own->count != count)
+        return false;
+    for (uint64_t i = 0; i < count; i++) {
+        bool found = false;
+        for (int j = 0; j < own->count && !found; j++)
+            found = !strcmp(own->items[j], names[i]);
+        if (!found)
+            return false;
+    }
+    return true;
+}
+
+/* The modules of the model. */
+typedef struct {
+    const tsr_adapter_module *item;
+    uint64_t count;
+} model_modules;
+
+/* Whether a list is the names of all linears. */
+static bool is_all_linear(char *const *names, uint64_t count, const model_modules *of)
+{
+    bool used[MOST_TARGETS] = {0};
+    if (count > MOST_TARGETS)
+        return false;
+    for (uint64_t i = 0; i < of->count; i++) {
+        const char *name = strrchr(of->item[i].path, '.') + 1;
+        uint64_t j = 0;
+        while (of->item[i].linear && j < count && strcmp(names[j], name))
+            j++;
+        if (of->item[i].linear && j == count)
+            return false;
+        if (of->item[i].linear)
+            used[j] = true;
+    }
+    for (uint64_t j = 0; j < count; j++)
+        if (!used[j])
+            return false;
+    return true;
+}
+
+/* Whatever words its file has for it. */
+static bool targets_all_linear(const tsr_peft_config *peft, const model_modules *of)
+{
+    const tsr_peft_match *target = &peft->target;
+    return peft->all_linear || (!target->regex && !target->count) ||
+           (!target->regex && is_all_linear(target->names, target->count, of));
+}
+
+static bool same_modules(const tsr_config_modules *own, const tsr_peft_match *other,
+                         bool all_linear)
+{
+    switch (own->kind) {
+    case TSR_CONFIG_MODULES_ALL_LINEAR:
+        return all_linear;
+    case TSR_CONFIG_MODULES_REGEX:
+        return other->regex && !strcmp(own->names.items[0], other->regex);
+    case TSR_CONFIG_MODULES_LIST:
+        return !other->regex && same_names(&own->names, other->names, other->count);
+    case TSR_CONFIG_MODULES_NONE:
+        break;
+    }
+    return !other->regex && !other->count;
+}
+
+static bool same_patterns(const tsr_config_patterns *own, const tsr_peft_pattern *other,
+                          uint64_t count)
+{
+    if ((uint64_t)own->count != count)
+        return false;
+    for (uint64_t i = 0; i < count; i++) {
+        bool found = false;
+        for (int j = 0; j < own->count && !found; j++)
+            found =
+                !strcmp(own->items[j].name, other[i].key) && own->items[j].value == other[i].value;
+        if (!found)
+            return false;
+    }
+    return true;
+}
+
+static bool same_layers(const tsr_config_ints *own, const tsr_peft_config *other)
+{
+    if ((uint64_t)own->count != other->layer_count)
+        return false;
+    for (int i = 0; i < own->count; i++)
+        if (own->items[i] != other->layers_to_transform[i])
+            return false;
+    return true;
+}
+
+static tsr_status check_explicit(const tsr_config *config, const tsr_peft_config *peft,
+                                 const model_modules *of)
+{
+    const struct {
+        const char *key;
+        bool same;
+    } keys[] = {
+        {"use_rslora", config->use_rslora == peft->use_rslora},
+        {"use_dora", config->use_dora || !peft->use_dora}, /* may add magnitudes, not drop them */
+        {"lora_target_modules",
+         same_modules(&config->lora_target_modules, &peft->target, targets_all_linear(peft, of))},
+        {"exclude_modules", same_modules(&config->exclude_modules, &peft->exclude, false)},
+        {"rank_pattern",
+         same_patterns(&config->rank_pattern, peft->rank_pattern, peft->rank_pattern_count)},
+        {"alpha_pattern",
+         same_patterns(&config->alpha_pattern, peft->alpha_pattern, peft->alpha_pattern_count)},
+        {"layers_to_transform", same_layers(&config->layers_to_transform, peft)},
+    };
+    TSR_TRY(check_number(config, "lora_r", (double)config->lora_r, (double)peft->r));
+    TSR_TRY(check_number(config, "lora_alpha", config->lora_alpha, peft->lora_alpha));
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (tsr_config_is_set(config, keys[i].key) && !keys[i].same)
+            return differs(config, keys[i].key, "another value");
+    return TSR_OK;
+}
+
+/* ---- what init_adapter decides, as keys ---- */
+
+/* In all of these a lack of memory is remembered in the store. */
+static tsr_config_modules modules_of(struct tsr_config_store *store, const tsr_peft_match *match)
+{
+    tsr_config_modules out = {.kind = match->regex   ? TSR_CONFIG_MODULES_REGEX
+                                      : match->count ? TSR_CONFIG_MODULES_LIST
+                                                     : TSR_CONFIG_MODULES_NONE};
+    uint64_t count = match->regex ? 1 : match->count;
+    out.names.items = tsr_config_store_allocate(store, count * sizeof *out.names.items);
+    for (uint64_t i = 0; out.names.items && i < count; i++)
+        out.names.items[i] =
+            tsr_config_store_copy(store, match->regex ? match->regex : match->names[i]);
+    out.names.count = (int)count;
+    return out;
+}
+
+static tsr_config_patterns patterns_of(struct tsr_config_store *store, const tsr_peft_pattern *from,
+                                       uint64_t count)
+{
+    tsr_config_patterns out = {tsr_config_store_allocate(store, count * sizeof(tsr_config_pattern)),
+                               (int)count};
+    for (uint64_t i = 0; out.items && i < count; i++)
+        out.items[i] =
+            (tsr_config_pattern){tsr_config_store_copy(store, from[i].key), from[i].value};
+    return out;
+}
+
+static tsr_config_ints layers_of(struct tsr_config_store *store, const tsr_peft_config *peft)
+{
+    tsr_config_ints out = {tsr_config_store_allocate(store, peft->layer_count * sizeof(int64_t)),
+                           (int)peft->layer_count};
+    for (uint64_t i = 0; out.items && i < peft->layer_count; i++)
+        out.items[i] = peft->layers_to_transform[i];
+    return out;
+}
+
+/* Which modules are trained, into the keys that nobody set: the summary, job.yaml and checkpoints
+ * must say what the adapter is. */
+static tsr_status take_modules(tsr_config *config, const tsr_peft_config *peft,
+                               const model_modules *of)
+{
+    struct tsr_config_store *store = config->store;
+    if (!tsr_config_is_set(config, "lora_target_modules"))
+        config->lora_target_modules =
+            targets_all_linear(peft, of)
+                ? (tsr_config_modules){.kind = TSR_CONFIG_MODULES_ALL_LINEAR}
+                : modules_of(store, &peft->target);
+    if (!tsr_config_is_set(config, "exclude_modules"))
+        config->exclude_modules = modules_of(store, &peft->exclude);
+    if (!tsr_config_is_set(config, "rank_pattern"))
+        config->rank_pattern = patterns_of(store, peft->rank_pattern, peft->rank_pattern_count);
+    if (!tsr_config_is_set(config, "alpha_pattern"))
+        config->alpha_pattern = patterns_of(store, peft->alpha_pattern, peft->alpha_pattern_count);
+    if (!tsr_config_is_set(config, "layers_to_transform"))
+        config->layers_to_transform = layers_of(store, peft);
+    return store->failed ? tsr_fail(TSR_ENOMEM, "out of memory for the adapter's keys") : TSR_OK;
+}
+
+/* ---- the specification ---- */
+
+static tsr_status from_peft(tsr_train_adapter *adapter, tsr_config *config, const model_modules *of)
+{
+    const tsr_peft_config *peft = tsr_peft_config_of(adapter->init);
+    TSR_TRY(check_explicit(config, peft, of));
+    bool dora = peft->use_dora || (tsr_config_is_set(config, "use_dora") && config->use_dora);
+    adapter->fresh_magnitudes = dora && !peft->use_dora;
+    uint64_t count = peft->rank_pattern_count + peft->alpha_pattern_count;
+    adapter->patterns = calloc(count + 1, sizeof *adapter->patterns);
+    if (!adapter->patterns)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the adapter's patterns");
+    for (uint64_t i = 0; i < count; i++) {
+        const tsr_peft_pattern *p = i < peft->rank_pattern_count
+                                        ? &peft->rank_pattern[i]
+                                        : &peft->alpha_pattern[i - peft->rank_pattern_count];
+        adapter->patterns[i] = (tsr_adapter_pattern){p->key, p->value};
+    }
+    adapter->spec = (tsr_adapter_spec){
+        .r = peft->r,
+        .alpha = peft->lora_alpha,
+        .rslora = peft->use_rslora,
+        .dora = dora,
+        .dropout = config->lora_dropout,
+        .all_linear = peft->all_linear,
+        .target = {(const char *const *)peft->target.names, peft->target.count, peft->target.regex},
+        .exclude = {(const char *const *)peft->exclude.names, peft->exclude.count,
+                    peft->exclude.regex},
+        .rank_pattern = adapter->patterns,
+        .rank_pattern_count = peft->rank_pattern_count,
+        .alpha_pattern = adapter->patterns + peft->rank_pattern_count,
+        .alpha_pattern_count = peft->alpha_pattern_count,
+        .layers = peft->layers_to_transform,
+        .layer_count = peft->layer_count};
+    config->lora_r = (int64_t)peft->r;
+    config->lora_alpha = peft->lora_alpha;
+    config->use_rslora = peft->use_rslora;
+    config->use_dora = dora;
+    return take_modules(config, peft, of);
+}
+
+static tsr_adapter_match match(const tsr_config_modules *modules)
+{
+    if (modules->kind == TSR_CONFIG_MODULES_REGEX)
+        return (tsr_adapter_match){.regex = modules->names.items[0]};
+    return (tsr_adapter_match){modules->names.items, (uint64_t)modules->names.count, NULL};
+}
+
+static tsr_status from_config(tsr_train_adapter *adapter, const tsr_config *config)
+{
+    int ranks = config->rank_pattern.count, alphas = config->alpha_pattern.count;
+    adapter->patterns = calloc((size_t)(ranks + alphas) + 1, sizeof *adapter->patterns);
+    if (!adapter->patterns)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the adapter's patterns");
+    for (int i = 0; i < ranks + alphas; i++) {
+        const tsr_config_pattern *p =
+            i < ranks ? &config->rank_pattern.items[i] : &config->alpha_pattern.items[i - ranks];
+        adapter->patterns[i] = (tsr_adapter_pattern){p->name, p->value};
+    }
+    adapter->fresh_magnitudes = config->use_dora;
+    adapter->spec = (tsr_adapter_spec){
+        .r = (uint64_t)config->lora_r,
+        .alpha = config->lora_alpha,
+        .rslora = config->use_rslora,
+        .dora = config->use_dora,
+        .dropout = config->lora_dropout,
+        .all_linear = config->lora_target_modules.kind == TSR_CONFIG_MODULES_ALL_LINEAR,
+        .rank_pattern = adapter->patterns,
+        .rank_pattern_count = (uint64_t)ranks,
+        .alpha_pattern = adapter->patterns + ranks,
+        .alpha_pattern_count = (uint64_t)alphas,
+        .layers = config->layers_to_transform.count ? config->layers_to_transform.items : NULL,
+        .layer_count = (uint64_t)config->layers_to_transform.count};
+    if (!adapter->spec.all_linear)
+        adapter->spec.target = match(&config->lora_target_modules);
+    if (config->exclude_modules.kind != TSR_CONFIG_MODULES_NONE)
+        adapter->spec.exclude = match(&config->exclude_modules);
+    return TSR_OK;
+}
+
+/* Every module of the set is in the file with the right shapes, and the other way round. */
+static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_config *config,
+                                const tsr_adapter_module *modules)
+{
+    const char *directory = config->init_adapter;
+    for (uint64_t i = 0; i < adapter->set.count; i++) {
+        const tsr_adapter *a = &adapter->set.adapter[i];
+        const tsr_adapter_module *module = &modules[a->module];
+        const tsr_peft_module *stored = tsr_peft_module_find(adapter->init, module->path);
+        if (!stored)
+            return tsr_fail(TSR_EDATA,
+                            "%s: adapter_config.json names %s, but " TSR_PEFT_WEIGHTS_FILE
+                            " has no tensors for it",
+                            directory, module->path);
+        if (stored->r != a->r || stored->in_features != module->in_features ||
+            stored->out_features != module->out_features)
+            return tsr_fail(TSR_EDATA,
+                            "%s: %s is stored with rank %" PRIu64 " for [%" PRIu64 ", %" PRIu64
+                            "]; its configuration and the model say rank %" PRIu64 " for [%" PRIu64
+                            ", %" PRIu64 "]",
+                            directory, module->path, stored->r, stored->out_features,
+                            stored->in_features, a->r, module->out_features, module->in_features);
+    }
+    if (tsr_peft_module_count(adapter->init) == adapter->set.count)
+        return TSR_OK;
+    for (uint64_t i = 0; i < tsr_peft_module_count(adapter->init); i++) {
+        const char *path = tsr_peft_module_at(adapter->init, i)->path;
+        bool known = false;
+        for (uint64_t j = 0; j < adapter->set.count && !known; j++)
+            known = !strcmp(modules[adapter->set.adapter[j].module].path, path);
+        if (!known)
+            return tsr_fail(TSR_EDATA,
+                            "%s: " TSR_PEFT_WEIGHTS_FILE
+                            " has an adapter for %s, which its adapter_config.json does not "
+                            "select in this model",
+                            directory, path);
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bool needed,
+                                  const tsr_adapter_module *module, uint64_t module_count)
+{
+    tsr_train_adapter adapter = {0};
+    tsr_status status = TSR_OK;
+    if (config->init_adapter) {
+        status = tsr_peft_open(&adapter.init, config->init_adapter);
+        if (status == TSR_OK)
+            status = from_peft(&adapter, config, &(model_modules){module, module_count});
+    } else if (needed) {
+        status = from_config(&adapter, config);
+    }
+    adapter.present = needed || config->init_adapter;
+    if (status == TSR_OK && adapter.present)
+        status = tsr_adapter_set_make(&adapter.set, &adapter.spec, module, module_count);
+    if (status == TSR_OK && adapter.init)
+        status = check_tensors(&adapter, config, module);
+    if (status < 0) {
+        tsr_train_adapter_close(&adapter);
+        return status;
+    }
+    *out = adapter;
+    return TSR_OK;
+}
+
+void tsr_train_adapter_close(tsr_train_adapter *adapter)
+{
+    tsr_peft_close(adapter->init);
+    tsr_adapter_set_free(&adapter->set);
+    free(adapter->patterns);
+    *adapter = (tsr_train_adapter){0};
+}
+
+tsr_status tsr_train_adapter_config(tsr_peft_config *out, const tsr_train_adapter *adapter,
+                                    const tsr_config *config)
+{
+    const tsr_adapter_spec *spec = &adapter->spec;
+    uint64_t ranks = spec->rank_pattern_count, alphas = spec->alpha_pattern_count;
+    tsr_peft_pattern *patterns = calloc(ranks + alphas + 1, sizeof *patterns);
+    if (!patterns)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the adapter's patterns");
+    for (uint64_t i = 0; i < ranks + alphas; i++)
+        patterns[i] =
+            (tsr_peft_pattern){(char *)adapter->patterns[i].key, adapter->patterns[i].value};
+    *out = (tsr_peft_config){
+        .base_model_name_or_path = (char *)config->model_name_or_path,
+        .r = spec->r,
+        .lora_alpha = spec->alpha,
+        .lora_dropout = spec->dropout,
+        .use_rslora = spec->rslora,
+        .use_dora = spec->dora,
+        .target = {adapter->set.target, adapter->set.target_count, (char *)spec->target.regex},
+        .exclude = {(char **)spec->exclude.names, spec->exclude.count, (char *)spec->exclude.regex},
+        .rank_pattern = patterns,
+        .rank_pattern_count = ranks,
+        .alpha_pattern = patterns + ranks,
+        .alpha_pattern_count = alphas,
+        .layers_to_transform = (int64_t *)spec->layers,
+        .layer_count = spec->layer_count};
+    return TSR_OK;
+}

@@ -1,0 +1,35 @@
+/*
+ * inputs/adapter.h: which adapter a job trains: from its own keys, or from init_adapter's
+ * adapter_config.json, with which explicit keys must agree; and the first values of A, B and m.
+ */
+#ifndef TSR_INPUTS_ADAPTER_H
+#define TSR_INPUTS_ADAPTER_H
+
+#include "adapters/set.h"
+#include "config/config.h"
+#include "io/peft.h"
+#include "model/layout.h"
+
+typedef struct {
+    tsr_peft *init; /* open init_adapter, or NULL */
+    tsr_adapter_spec spec;
+    tsr_adapter_set set;
+    bool present;                  /* false: the plain base (evaluation without init_adapter) */
+    bool fresh_magnitudes;         /* DoRA, and no magnitudes are stored: they start as row norms */
+    tsr_adapter_pattern *patterns; /* private: rank_pattern's, then alpha_pattern's */
+} tsr_train_adapter;
+
+/* Opens init_adapter if there is one and resolves the set over `modules`. `needed`: without
+ * init_adapter the keys of the configuration make one. Writes what init_adapter decided into
+ * *config. TSR_ECONFIG: an explicit key differs from the adapter, a target or pattern is wrong;
+ * TSR_EDATA: the adapter does not fit the model. On success free with tsr_train_adapter_close. */
+tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bool needed,
+                                  const tsr_adapter_module *modules, uint64_t module_count);
+void tsr_train_adapter_close(tsr_train_adapter *adapter);
+
+/* The adapter_config.json of what is trained; borrowed pointers, nothing to free but `*patterns`
+ * (free). */
+tsr_status tsr_train_adapter_config(tsr_peft_config *out, const tsr_train_adapter *adapter,
+                                    const tsr_config *config);
+
+#endif

@@ -1,0 +1,515 @@
+#include "inputs/inputs.h"
+
+#include "base/hash.h"
+#include "base/log.h"
+#include "inputs/earlier.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+tsr_status tsr_inputs_read_config(tsr_inputs *inputs, const tsr_config_source *source)
+{
+    return tsr_earlier_config(&inputs->config, source);
+}
+
+static tsr_status check_directory(const tsr_config *config)
+{
+    const char *path = config->model_name_or_path;
+    const char *where = tsr_config_where(config, "model_name_or_path");
+    struct stat info;
+    if (stat(path, &info) != 0)
+        return tsr_fail(tsr_status_of_open(errno),
+                        "%s: model_name_or_path: %s: %s (a relative path starts from the working "
+                        "directory)",
+                        where, path, strerror(errno));
+    if (!S_ISDIR(info.st_mode))
+        return tsr_fail(TSR_EDATA,
+                        "%s: model_name_or_path: %s is a file; expected the directory of a Hugging "
+                        "Face checkpoint",
+                        where, path);
+    char file[PATH_MAX];
+    int length = snprintf(file, sizeof file, "%s/config.json", path);
+    if (length < (int)sizeof file && access(file, F_OK) != 0 && errno == ENOENT)
+        return tsr_fail(TSR_EDATA,
+                        "%s: model_name_or_path: %s holds no config.json; expected the directory "
+                        "of a Hugging Face checkpoint (in the Hub's cache: models--.../snapshots/"
+                        "<revision>)",
+                        where, path);
+    return TSR_OK;
+}
+
+/* A plan can be made before the weights are there. */
+static tsr_status open_checkpoint(tsr_inputs *inputs, bool planned)
+{
+    const char *directory = inputs->config.model_name_or_path;
+    if (!planned || tsr_checkpoint_has_weights(directory))
+        return tsr_checkpoint_open(&inputs->checkpoint, directory);
+    tsr_log(TSR_LOG_INFO, "%s has no weights: planned for what its config.json describes, in %s",
+            directory, tsr_dtype_name(inputs->model.dtype));
+    return tsr_model_describe(&inputs->checkpoint, directory, &inputs->model);
+}
+
+static tsr_status check_fp8_linear(const tsr_inputs *inputs, const tsr_layout_linear *linear)
+{
+    const char *where = tsr_config_where(&inputs->config, "base_compute");
+    if (!linear->quantized && inputs->model.prequantized)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: base_compute: fp8 is made from a base in NF4, but the checkpoint "
+                        "left %s unquantized (llm_int8_skip_modules); write base_compute: "
+                        "dtype, or quantize the original model whole",
+                        where, linear->path);
+    if (!linear->quantized)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: base_compute: fp8 is made from a base in NF4, but %s is not "
+                        "quantized; write load_in_4bit: true, or base_compute: dtype",
+                        where, linear->path);
+    if (inputs->cuda && (linear->in % 16 || linear->out % 16))
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: base_compute: fp8 needs widths that are multiples of 16, but %s "
+                        "is %llu x %llu; write base_compute: dtype",
+                        where, linear->path, (unsigned long long)linear->out,
+                        (unsigned long long)linear->in);
+    return TSR_OK;
+}
+
+/* What e4m3 is made of, and what a GPU's matmuls of it take. */
+static tsr_status check_fp8(const tsr_inputs *inputs)
+{
+    for (int i = 0; i < inputs->layout.layer_count; i++)
+        for (int j = 0; j < tsr_layout_linears(&inputs->layout.unit[i]); j++)
+            TSR_TRY(check_fp8_linear(inputs, &inputs->layout.unit[i].linear[j]));
+    return TSR_OK;
+}
+
+static tsr_status check_graphs(const tsr_inputs *inputs)
+{
+    if (inputs->config.lora_graph != TSR_CONFIG_GRAPH_TIME || inputs->cuda)
+        return TSR_OK;
+    return tsr_fail(
+        TSR_ECONFIG,
+        "%s: lora_graph: found time, which is of a GPU, but this job is for the CPU; write "
+        "lora_graph: flops, or auto, which times on a GPU only",
+        tsr_config_where(&inputs->config, "lora_graph"));
+}
+
+/* What must be the same on all ranks and is too much to read before the ranks share it. */
+static tsr_status sample_weights(tsr_inputs *inputs)
+{
+    const tsr_peft *adapter = inputs->adapter.init;
+    TSR_TRY(tsr_checkpoint_sample(&inputs->weights, inputs->checkpoint));
+    inputs->adapter_weights = TSR_HASH_START;
+    for (uint64_t i = 0; adapter && i < tsr_peft_module_count(adapter); i++) {
+        const tsr_peft_module *module = tsr_peft_module_at(adapter, i);
+        const tsr_tensor *tensors[] = {module->a, module->b, module->magnitude};
+        for (int part = 0; part < 3; part++)
+            if (tensors[part])
+                TSR_TRY(tsr_safetensors_sample(&inputs->adapter_weights, tensors[part]));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
+{
+    tsr_config *config = &inputs->config;
+    TSR_TRY(check_directory(config));
+    TSR_TRY(check_graphs(inputs));
+    TSR_TRY(tsr_model_config_load(&inputs->model, config->model_name_or_path));
+    TSR_TRY(open_checkpoint(inputs, planned));
+    TSR_TRY(tsr_layout_modules(&inputs->modules, &inputs->module_count, &inputs->model));
+    TSR_TRY(tsr_train_adapter_open(&inputs->adapter, config, train, inputs->modules,
+                                   inputs->module_count));
+    tsr_layout_options options = {.load_in_4bit = config->load_in_4bit,
+                                  .nested = config->use_bnb_nested_quant,
+                                  .compute = inputs->compute};
+    TSR_TRY(tsr_layout_make(&inputs->layout, &inputs->model, inputs->checkpoint,
+                            inputs->adapter.present ? &inputs->adapter.set : NULL, &options));
+    if (config->base_compute != TSR_CONFIG_BASE_COMPUTE_DTYPE)
+        TSR_TRY(check_fp8(inputs));
+    return planned ? TSR_OK : sample_weights(inputs);
+}
+
+void tsr_inputs_like_close(tsr_inputs *inputs)
+{
+    tsr_layout_free(&inputs->layout);
+    tsr_adapter_set_free(&inputs->adapter.set);
+    tsr_layout_modules_free(inputs->modules, inputs->module_count);
+    tsr_checkpoint_close(inputs->checkpoint);
+}
+
+tsr_status tsr_inputs_like(tsr_inputs *out, const tsr_inputs *inputs, uint64_t layers)
+{
+    tsr_inputs like = *inputs;
+    bool nested = inputs->model.prequantized ? inputs->model.double_quant
+                                             : inputs->config.use_bnb_nested_quant;
+    tsr_layout_options options = {
+        .load_in_4bit = inputs->config.load_in_4bit, .nested = nested, .compute = inputs->compute};
+    like.model.layer_count = layers;
+    like.model.prequantized = false;
+    like.checkpoint = NULL;
+    like.modules = NULL;
+    like.module_count = 0;
+    like.adapter.set = (tsr_adapter_set){0};
+    like.layout = (tsr_layout){0};
+    tsr_status status =
+        tsr_model_describe(&like.checkpoint, inputs->config.model_name_or_path, &like.model);
+    if (status == TSR_OK)
+        status = tsr_layout_modules(&like.modules, &like.module_count, &like.model);
+    if (status == TSR_OK)
+        status = tsr_adapter_set_make(&like.adapter.set, &inputs->adapter.spec, like.modules,
+                                      like.module_count);
+    if (status == TSR_OK)
+        status = tsr_layout_make(&like.layout, &like.model, like.checkpoint, &like.adapter.set,
+                                 &options);
+    if (status < 0) {
+        tsr_inputs_like_close(&like);
+        return status;
+    }
+    *out = like;
+    return TSR_OK;
+}
+
+/* The tokenizer and the chat template are opened for the first data set that needs them. */
+static tsr_status open_tokenizer(tsr_inputs *inputs)
+{
+    const tsr_config *config = &inputs->config;
+    if (inputs->tokenizer)
+        return TSR_OK;
+    TSR_TRY(tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path));
+    if (config->eos_token && tsr_tokenizer_id(inputs->tokenizer, config->eos_token) < 0)
+        return tsr_fail(TSR_ECONFIG, "%s: eos_token: found '%s', which is no token of %s",
+                        tsr_config_where(config, "eos_token"), config->eos_token,
+                        config->model_name_or_path);
+    return TSR_OK;
+}
+
+static tsr_status open_chat(tsr_inputs *inputs)
+{
+    const tsr_config *config = &inputs->config;
+    if (inputs->chat)
+        return TSR_OK;
+    TSR_TRY(open_tokenizer(inputs));
+    tsr_chat_options options = {
+        .template = config->chat_template, .eos_token = config->eos_token, .now = inputs->today};
+    if (config->chat_template_date)
+        tsr_config_date(&options.now, config->chat_template_date);
+    TSR_TRY(tsr_chat_create(&inputs->chat, inputs->tokenizer, &options));
+    if (*tsr_chat_lacking_tokens(inputs->chat))
+        tsr_log(TSR_LOG_WARNING,
+                "the chat template writes what is no token of %s: %s; the model reads it as plain "
+                "text, not as what begins and ends turns (chat_template alpaca, vicuna or llama2 "
+                "needs no token but eos_token)",
+                config->model_name_or_path, tsr_chat_lacking_tokens(inputs->chat));
+    return TSR_OK;
+}
+
+tsr_status tsr_inputs_template(char **text, uint64_t *bytes, tsr_inputs *inputs)
+{
+    const char *choice = inputs->config.chat_template, *name;
+    *text = NULL;
+    *bytes = 0;
+    if (!choice)
+        return TSR_OK;
+    TSR_TRY(open_tokenizer(inputs));
+    return tsr_chat_is_own(inputs->tokenizer, choice)
+               ? TSR_OK
+               : tsr_chat_template_text(text, bytes, &name, inputs->tokenizer, choice);
+}
+
+/* What ends a row of plain text. */
+static tsr_status find_eos(int32_t *out, const tsr_inputs *inputs)
+{
+    const char *word = inputs->config.eos_token;
+    *out = word ? tsr_tokenizer_id(inputs->tokenizer, word) : tsr_tokenizer_eos(inputs->tokenizer);
+    const char *named = tsr_tokenizer_special(inputs->tokenizer, "eos_token");
+    if (*out < 0 && named)
+        return tsr_fail(TSR_ECONFIG,
+                        "eos_token: tokenizer_config.json of %s names '%s', which is no token of "
+                        "tokenizer.json, and rows of text end with it; give one, such as "
+                        "eos_token: </s>",
+                        inputs->config.model_name_or_path, named);
+    if (*out < 0)
+        return tsr_fail(TSR_ECONFIG,
+                        "eos_token: tokenizer_config.json of %s names none, and rows of text end "
+                        "with it; give one, such as eos_token: </s>",
+                        inputs->config.model_name_or_path);
+    return TSR_OK;
+}
+
+static tsr_loss_choice loss_choice(tsr_config_choice choice)
+{
+    return choice == TSR_CONFIG_CHOICE_AUTO  ? TSR_LOSS_AUTO
+           : choice == TSR_CONFIG_CHOICE_YES ? TSR_LOSS_YES
+                                             : TSR_LOSS_NO;
+}
+
+static tsr_status load_dataset(tsr_dataset **out, tsr_inputs *inputs,
+                               const tsr_config_strings *files, const char *key, int64_t max_rows)
+{
+    static const tsr_data_format formats[] = {
+        [TSR_CONFIG_FORMAT_AUTO] = TSR_DATA_AUTO,
+        [TSR_CONFIG_FORMAT_MESSAGES] = TSR_DATA_MESSAGES,
+        [TSR_CONFIG_FORMAT_SHAREGPT] = TSR_DATA_SHAREGPT,
+        [TSR_CONFIG_FORMAT_ALPACA] = TSR_DATA_ALPACA,
+        [TSR_CONFIG_FORMAT_PROMPT_COMPLETION] = TSR_DATA_PROMPT_COMPLETION,
+        [TSR_CONFIG_FORMAT_TEXT] = TSR_DATA_TEXT,
+        [TSR_CONFIG_FORMAT_PRETOKENIZED] = TSR_DATA_PRETOKENIZED};
+    static const tsr_truncation truncations[] = {[TSR_CONFIG_TRUNCATION_ERROR] = TSR_TRUNCATE_ERROR,
+                                                 [TSR_CONFIG_TRUNCATION_RIGHT] = TSR_TRUNCATE_RIGHT,
+                                                 [TSR_CONFIG_TRUNCATION_DROP] = TSR_TRUNCATE_DROP};
+    const tsr_config *config = &inputs->config;
+    tsr_dataset_options options = {.files = files->items,
+                                   .file_count = files->count,
+                                   .key = key,
+                                   .format = formats[config->dataset_format],
+                                   .text_field = config->dataset_text_field,
+                                   .assistant_only = loss_choice(config->assistant_only_loss),
+                                   .completion_only = loss_choice(config->completion_only_loss),
+                                   .max_length = config->max_length,
+                                   .truncation = truncations[config->truncation],
+                                   .vocab_size = (int64_t)inputs->model.vocab_size,
+                                   .max_rows = max_rows};
+    bool is_chat;
+    TSR_TRY(tsr_dataset_detect(&options.format, &is_chat, &options));
+    if (is_chat) {
+        TSR_TRY(open_chat(inputs));
+        options.chat = inputs->chat;
+    } else if (options.format != TSR_DATA_PRETOKENIZED) {
+        TSR_TRY(open_tokenizer(inputs));
+        TSR_TRY(find_eos(&options.eos_id, inputs));
+        options.tokenizer = inputs->tokenizer;
+    }
+    return tsr_dataset_load(out, &options);
+}
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static void widen_bounds(tsr_inputs *inputs, const tsr_batch *batch)
+{
+    const tsr_batch_run *run = tsr_batch_run_of(batch);
+    tsr_batch_bounds *bounds = &inputs->bounds;
+    bounds->tokens = larger(bounds->tokens, run->most_tokens);
+    bounds->documents = larger(bounds->documents, run->most_documents);
+    bounds->label_rows = larger(bounds->label_rows, run->most_label_rows);
+    bounds->longest = larger(bounds->longest, run->longest_document);
+}
+
+/* The date that a template asked for becomes the run's. */
+static void keep_date(tsr_inputs *inputs)
+{
+    time_t today = (time_t)inputs->today;
+    struct tm day;
+    if (!inputs->chat || !tsr_chat_dated(inputs->chat) || inputs->config.chat_template_date ||
+        !gmtime_r(&today, &day))
+        return;
+    strftime(inputs->date, sizeof inputs->date, "%Y-%m-%d", &day);
+    inputs->config.chat_template_date = inputs->date;
+}
+
+static tsr_status load_training(tsr_inputs *inputs)
+{
+    return load_dataset(&inputs->dataset, inputs, &inputs->config.dataset, "dataset", 0);
+}
+
+static tsr_status load_evaluation(tsr_inputs *inputs)
+{
+    return load_dataset(&inputs->eval_dataset, inputs, &inputs->config.eval_dataset, "eval_dataset",
+                        inputs->config.max_eval_samples);
+}
+
+/* How well rows of max_length are filled, once they are made. */
+static void say_packing(const tsr_batch *batch, const tsr_dataset *dataset, const char *name,
+                        int64_t max_length)
+{
+    const tsr_batch_run *run = tsr_batch_run_of(batch);
+    tsr_log(TSR_LOG_INFO, "%s: %lld samples packed into %lld rows of %lld tokens, %.1f %% filled",
+            name, (long long)run->samples, (long long)run->units, (long long)max_length,
+            100.0 * (double)tsr_dataset_stats_of(dataset)->tokens /
+                ((double)run->units * (double)max_length));
+}
+
+/* One file under both keys: what is measured is what was trained. */
+static void warn_of_same_data(const tsr_config *config)
+{
+    struct stat one, other;
+    for (int i = 0; i < config->dataset.count; i++)
+        for (int j = 0; j < config->eval_dataset.count; j++)
+            if (stat(config->dataset.items[i], &one) == 0 &&
+                stat(config->eval_dataset.items[j], &other) == 0 && one.st_dev == other.st_dev &&
+                one.st_ino == other.st_ino)
+                tsr_log(TSR_LOG_WARNING,
+                        "%s: eval_dataset: %s is trained on too (dataset, %s), so its loss is not "
+                        "that of held-out data",
+                        tsr_config_where(config, "eval_dataset"), config->eval_dataset.items[j],
+                        tsr_config_where(config, "dataset"));
+}
+
+/* As the schedule counts it. */
+static void warn_of_warmup(const tsr_config *config, int64_t steps)
+{
+    int64_t warmup = tsr_config_steps(config->warmup_steps, steps, 0);
+    if (warmup < steps || config->lr_scheduler_type == TSR_CONFIG_LR_CONSTANT)
+        return;
+    tsr_log(TSR_LOG_WARNING,
+            "%s: warmup_steps: a warm-up of %lld steps does not end within this run's %lld: the "
+            "learning rate rises to %.3g at the last step, and never reaches %.3g",
+            tsr_config_where(config, "warmup_steps"), (long long)warmup, (long long)steps,
+            config->learning_rate * (double)(steps - 1) / (double)warmup, config->learning_rate);
+}
+
+static tsr_status make_training(tsr_inputs *inputs, int ranks)
+{
+    const tsr_config *config = &inputs->config;
+    TSR_TRY(load_training(inputs));
+    tsr_batch_options options = {.dataset = inputs->dataset,
+                                 .name = "dataset",
+                                 .shuffle = config->shuffle,
+                                 .seed = (uint64_t)config->data_seed,
+                                 .packing = config->packing,
+                                 .max_length = config->max_length,
+                                 .per_device = config->per_device_train_batch_size,
+                                 .accumulation = config->gradient_accumulation_steps,
+                                 .total_batch = config->total_batch_size,
+                                 .ranks = ranks,
+                                 .drop_last = config->dataloader_drop_last,
+                                 .epochs = config->num_train_epochs,
+                                 .max_steps = config->max_steps};
+    TSR_TRY(tsr_batch_create(&inputs->batch, &options));
+    warn_of_same_data(config);
+    warn_of_warmup(config, tsr_batch_run_of(inputs->batch)->steps);
+    if (config->packing)
+        say_packing(inputs->batch, inputs->dataset, "dataset", config->max_length);
+    inputs->contributions = (uint64_t)tsr_batch_run_of(inputs->batch)->step_micro;
+    widen_bounds(inputs, inputs->batch);
+    return TSR_OK;
+}
+
+static tsr_status make_evaluation(tsr_inputs *inputs, int ranks)
+{
+    const tsr_config *config = &inputs->config;
+    TSR_TRY(load_evaluation(inputs));
+    tsr_batch_options options = {.dataset = inputs->eval_dataset,
+                                 .name = "eval_dataset",
+                                 .packing = config->eval_packing == TSR_CONFIG_CHOICE_YES,
+                                 .max_length = config->max_length,
+                                 .per_device = config->per_device_eval_batch_size,
+                                 .ranks = ranks,
+                                 .evaluation = true};
+    TSR_TRY(tsr_batch_create(&inputs->eval_batch, &options));
+    if (options.packing)
+        say_packing(inputs->eval_batch, inputs->eval_dataset, "eval_dataset", config->max_length);
+    widen_bounds(inputs, inputs->eval_batch);
+    return TSR_OK;
+}
+
+tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks)
+{
+    if (train)
+        TSR_TRY(make_training(inputs, ranks));
+    if (inputs->config.eval_dataset.count)
+        TSR_TRY(make_evaluation(inputs, ranks));
+    keep_date(inputs);
+    return TSR_OK;
+}
+
+tsr_status tsr_inputs_read_data_alone(tsr_inputs *inputs)
+{
+    const tsr_config *config = &inputs->config;
+    TSR_TRY(check_directory(config));
+    TSR_TRY(tsr_model_config_load(&inputs->model, config->model_name_or_path));
+    if (config->dataset.count)
+        TSR_TRY(load_training(inputs));
+    if (config->eval_dataset.count)
+        TSR_TRY(load_evaluation(inputs));
+    keep_date(inputs);
+    warn_of_same_data(config);
+    if (!inputs->tokenizer &&
+        tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path) < 0)
+        inputs->tokenizer = NULL;
+    return TSR_OK;
+}
+
+void tsr_inputs_put_chat(tsr_text *out, const tsr_inputs *inputs)
+{
+    const tsr_chat *chat = inputs->chat;
+    const tsr_config *config = &inputs->config;
+    if (!chat)
+        return;
+    const char *end = tsr_chat_turn_end(chat), *lacking = tsr_chat_lacking_tokens(chat);
+    const char *eos = config->eos_token ? config->eos_token
+                                        : tsr_tokenizer_special(inputs->tokenizer, "eos_token");
+    if (tsr_chat_dated(chat))
+        tsr_text_printf(out, "; chats of %s (chat_template_date)", config->chat_template_date);
+    if (*lacking)
+        tsr_text_printf(out, "; the chat template writes what is no token: %s", lacking);
+    if (end)
+        tsr_text_printf(out, "; %s ends a turn with %s, eos_token is %s", config->chat_template,
+                        end, eos ? eos : "not known");
+}
+
+void tsr_inputs_assume_data(tsr_inputs *inputs)
+{
+    const tsr_config *config = &inputs->config;
+    int64_t length = config->max_length ? config->max_length : 2048;
+    int64_t tokens = config->per_device_train_batch_size * length;
+    if (config->max_steps > 0)
+        warn_of_warmup(config, config->max_steps);
+    inputs->bounds = (tsr_batch_bounds){.tokens = tokens,
+                                        .documents = config->per_device_train_batch_size,
+                                        .label_rows = tokens,
+                                        .longest = length};
+    inputs->contributions = 1024;
+}
+
+int64_t tsr_inputs_step_micro(const tsr_inputs *inputs, int ranks)
+{
+    const tsr_config *config = &inputs->config;
+    if (inputs->batch)
+        return tsr_batch_run_of(inputs->batch)->step_micro;
+    return config->total_batch_size ? config->total_batch_size / config->per_device_train_batch_size
+                                    : config->gradient_accumulation_steps * ranks;
+}
+
+uint64_t tsr_inputs_model_hash(const tsr_inputs *inputs)
+{
+    const tsr_model_config *model = &inputs->model;
+    const tsr_rope_config *rope = &model->rope;
+    const tsr_adapter_spec *spec = &inputs->adapter.spec;
+    const uint64_t sizes[] = {
+        inputs->layout.parameter_count, inputs->layout.trainable_count, model->head_count,
+        model->kv_head_count,           model->sliding_window,          (uint64_t)rope->type,
+        rope->original_max_position};
+    const double numbers[] = {
+        model->rms_norm_eps,    rope->theta, rope->factor, rope->low_freq_factor,
+        rope->high_freq_factor, spec->alpha, spec->dropout};
+    uint64_t hash = tsr_hash(TSR_HASH_START, sizes, sizeof sizes);
+    hash = tsr_hash(hash, numbers, sizeof numbers);
+    for (uint64_t i = 0; i < tsr_checkpoint_count(inputs->checkpoint); i++) {
+        const tsr_tensor *tensor = tsr_checkpoint_at(inputs->checkpoint, i);
+        hash = tsr_hash(hash, tensor->name, strlen(tensor->name));
+        hash = tsr_hash(hash, tensor->shape, sizeof tensor->shape[0] * (uint64_t)tensor->ndim);
+    }
+    return hash;
+}
+
+void tsr_inputs_close(tsr_inputs *inputs)
+{
+    tsr_batch_destroy(inputs->batch);
+    tsr_batch_destroy(inputs->eval_batch);
+    tsr_dataset_destroy(inputs->dataset);
+    tsr_dataset_destroy(inputs->eval_dataset);
+    tsr_chat_destroy(inputs->chat);
+    tsr_tokenizer_destroy(inputs->tokenizer);
+    tsr_layout_free(&inputs->layout);
+    tsr_train_adapter_close(&inputs->adapter);
+    tsr_layout_modules_free(inputs->modules, inputs->module_count);
+    tsr_checkpoint_close(inputs->checkpoint);
+    tsr_config_free(&inputs->config);
+    *inputs = (tsr_inputs){0};
+}

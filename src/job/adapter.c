@@ -1,0 +1,132 @@
+/*
+ * adapter.c: the adapter as PEFT's files; all ranks bring their part, rank 0 writes.
+ */
+#include "job/parts.h"
+
+#include "base/phase.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static tsr_status each_part_of(const tsr_layout *layout, int unit, tsr_job_part_call *call,
+                               void *user)
+{
+    for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++) {
+        const tsr_layout_linear *linear = &layout->unit[unit].linear[i];
+        if (!linear->r)
+            continue;
+        TSR_TRY(call(user, &(tsr_job_part){unit, linear->a, TSR_PEFT_A, linear}));
+        TSR_TRY(call(user, &(tsr_job_part){unit, linear->b, TSR_PEFT_B, linear}));
+        if (linear->dora)
+            TSR_TRY(call(user, &(tsr_job_part){unit, linear->m, TSR_PEFT_MAGNITUDE, linear}));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_job_each_part(tsr_job *job, const char *phase, tsr_job_part_call *call, void *user)
+{
+    const tsr_layout *layout = &job->inputs.layout;
+    for (int unit = 0; unit < layout->layer_count; unit++) {
+        TSR_TRY(each_part_of(layout, unit, call, user));
+        if (phase)
+            tsr_phase_at(phase, unit + 1, layout->layer_count);
+    }
+    return TSR_OK;
+}
+
+typedef struct {
+    tsr_job *job;
+    tsr_peft_tensor *tensor;
+    uint64_t count;
+    uint64_t used;    /* floats of the adapter buffer */
+    tsr_status local; /* what went wrong on this rank alone: the collectives go on */
+} collected;
+
+/* A gathered tensor, to be written. Rank 0. */
+static tsr_status keep(collected *c, const tsr_job_part *p)
+{
+    const tsr_job *job = c->job;
+    const tsr_layout_segment *segment = &job->inputs.layout.unit[p->unit].trainable[p->segment];
+    float *data = job->buffers.adapter + c->used;
+    char *name = NULL;
+    TSR_TRY(tsr_peft_tensor_name(&name, p->linear->path, p->part));
+    for (tsr_stored_run run = {0}; tsr_stored_next(&run, segment, 0, segment->element_count);)
+        memcpy(data + run.stored, job->buffers.unit + run.memory, run.count * sizeof *data);
+    uint64_t count = segment->stored_rows * segment->stored_columns;
+    tsr_status status = tsr_job_check_finite(job, name, data, 0, count);
+    if (status < 0) {
+        free(name);
+        return status;
+    }
+    c->used += count;
+    c->tensor[c->count++] =
+        (tsr_peft_tensor){.name = name,
+                          .ndim = p->part == TSR_PEFT_MAGNITUDE ? 1 : 2,
+                          .data = data,
+                          .shape = {segment->stored_rows, segment->stored_columns}};
+    return TSR_OK;
+}
+
+/* Gathers the masters of one trainable segment. */
+static tsr_status collect(void *user, const tsr_job_part *p)
+{
+    collected *c = user;
+    tsr_job *job = c->job;
+    const tsr_trainable *trainable = &job->decision.store.trainable;
+    tsr_trainable_span span = tsr_trainable_at(trainable, p->unit, p->segment);
+    uint64_t bytes = span.count * sizeof(float);
+    float *own = job->buffers.unit + (uint64_t)tsr_comm_rank(job->shard) * span.count;
+    TSR_TRY(tsr_device_read(job->device, own, trainable->master + span.begin, bytes));
+    tsr_gather_range range = {own, job->buffers.unit, bytes};
+    TSR_TRY(tsr_comm_all_gather(job->shard, job->control, &range, 1));
+    TSR_TRY(tsr_stream_synchronize(job->control));
+    if (job->view.rank == 0 && c->local == TSR_OK)
+        c->local = keep(c, p);
+    return TSR_OK;
+}
+
+static tsr_status write_files(const collected *c, const tsr_folder *folder)
+{
+    const tsr_job *job = c->job;
+    tsr_peft_config config;
+    if (job->view.rank != 0)
+        return TSR_OK;
+    TSR_TRY(tsr_train_adapter_config(&config, &job->inputs.adapter, &job->inputs.config));
+    tsr_status status = tsr_peft_write(folder, &config, c->tensor, c->count);
+    free(config.rank_pattern); /* one array: alpha_pattern is its second part */
+    return status;
+}
+
+tsr_status tsr_job_write_adapter(tsr_job *job, const tsr_folder *folder)
+{
+    collected c = {.job = job};
+    c.tensor = calloc(3 * job->inputs.adapter.set.count + 1, sizeof *c.tensor);
+    if (!c.tensor)
+        c.local = tsr_fail(TSR_ENOMEM, "out of memory while saving the adapter");
+    tsr_status status = tsr_job_each_part(job, "gathering the adapter", collect, &c);
+    if (status < 0)
+        tsr_executor_fail(job->executor, status); /* the others wait in a collective */
+    else
+        status = c.local == TSR_OK ? write_files(&c, folder) : c.local;
+    for (uint64_t i = 0; i < c.count; i++)
+        free((char *)c.tensor[i].name);
+    free(c.tensor);
+    return tsr_job_agree(job, status);
+}
+
+int tsr_job_save(tsr_job *job)
+{
+    if (job->state != TSR_JOB_STARTED || !job->train)
+        return tsr_fail(TSR_EINVAL, "tsr_job_save needs a training job that was started");
+    TSR_TRY(tsr_job_quiet(job));
+    if (job->done == job->total_steps && job->done > 0 && job->skipped_steps == job->done)
+        return tsr_job_agree(job, tsr_job_give_up(job)); /* the adapter is as it came in */
+    tsr_job_listen(job, true);
+    tsr_status status = tsr_job_write_adapter(job, job->output);
+    tsr_job_listen(job, false);
+    TSR_TRY(status);
+    if (job->issued < job->last_step) /* an adapter on the way: the run goes on */
+        return TSR_OK;
+    bool saved = job->stopped && job->saved == job->done;
+    return tsr_job_agree(job, tsr_job_end(job, saved ? TSR_METRICS_SAVED : TSR_METRICS_DONE));
+}

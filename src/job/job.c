@@ -1,0 +1,499 @@
+/*
+ * job.c: a job's life: ranks, inputs, the decision about memory, the end.
+ */
+#include "job/parts.h"
+
+#include "base/log.h"
+#include "base/phase.h"
+#include "base/version.h"
+#include "inputs/same.h"
+#include "job/peers.h"
+#include "model/arch/arch.h"
+#include "report/data_report.h"
+#include "report/summary.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static _Thread_local int reports = 1;
+
+int tsr_job_reports(void)
+{
+    return reports;
+}
+
+tsr_status tsr_job_agree(tsr_job *job, tsr_status status)
+{
+    int first = -1;
+    reports = 1;
+    if (!job->world)
+        return status;
+    status = tsr_comm_agree(job->world, job->control, status, &first);
+    if (status < 0) {
+        reports = first < 0 || first == tsr_comm_rank(job->world);
+        job->state = TSR_JOB_FAILED;
+    }
+    return status;
+}
+
+static void log_line(void *user, tsr_log_level level, const char *line)
+{
+    tsr_job *job = user;
+    static const int severities[] = {
+        [TSR_LOG_ERROR] = TSR_JOB_ERROR,
+        [TSR_LOG_WARNING] = TSR_JOB_WARNING,
+        [TSR_LOG_INFO] = TSR_JOB_INFO,
+        [TSR_LOG_DEBUG] = TSR_JOB_DEBUG,
+    };
+    if (job->view.rank == 0)
+        job->options.log(job->options.user, severities[level], line);
+}
+
+static void tell_phase(void *user, const char *phase, double done, double total)
+{
+    tsr_job *job = user;
+    if (job->view.rank == 0)
+        job->options.progress(job->options.user, phase, done, total);
+}
+
+/* A decimal comma would change what a chat template makes of 0.75, and make plan.json no JSON. */
+static void put_locale_aside(tsr_job *job, bool begins)
+{
+    if (begins && !job->c_locale)
+        job->c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (begins && job->c_locale && !job->callers_locale)
+        job->callers_locale = uselocale(job->c_locale);
+    if (!begins && job->callers_locale) {
+        uselocale(job->callers_locale);
+        job->callers_locale = (locale_t)0;
+    }
+}
+
+/* Another rounding would change the results, and a trap end the program where a division by zero is
+ * expected; threads have what the one has that starts them. */
+static void put_arithmetic_aside(tsr_job *job, bool begins)
+{
+    if (begins && !job->arithmetic_aside) {
+        fegetenv(&job->callers_arithmetic);
+        fesetenv(FE_DFL_ENV);
+    }
+    if (!begins && job->arithmetic_aside)
+        fesetenv(&job->callers_arithmetic);
+    job->arithmetic_aside = begins;
+}
+
+void tsr_job_put_aside(tsr_job *job, bool begins)
+{
+    put_locale_aside(job, begins);
+    put_arithmetic_aside(job, begins);
+}
+
+void tsr_job_listen(tsr_job *job, bool begins)
+{
+    tsr_job_put_aside(job, begins);
+    tsr_phase_set(begins && job->options.progress ? tell_phase : NULL, job);
+    tsr_log_set(begins && job->options.log ? log_line : NULL, job, job->log_level);
+}
+
+/* Ranks and host. */
+static tsr_status connect(tsr_job *job, tsr_comm *world)
+{
+    const tsr_job_options *o = &job->options;
+    tsr_bootstrap bootstrap = {o->bootstrap.rank, o->bootstrap.size, o->bootstrap.all_gather,
+                               o->bootstrap.user};
+    if (world)
+        job->world = world;
+    else if (o->use_mpi)
+        TSR_TRY(tsr_comm_create_mpi(&job->world, o->timeout_seconds));
+    else if (bootstrap.size > 1)
+        TSR_TRY(tsr_comm_create_callback(&job->world, &bootstrap, o->timeout_seconds));
+    else
+        TSR_TRY(tsr_comm_create_self(&job->world));
+    /* A collective's own deadline comes first: its message names the rank that is missing. */
+    double deadline = o->timeout_seconds + 30;
+    tsr_device_options device = {.thread_count = o->threads,
+                                 .local_rank = tsr_comm_local_rank(job->world),
+                                 .local_rank_count = tsr_comm_local_size(job->world),
+                                 .timeout_seconds = deadline};
+    TSR_TRY(tsr_device_create_cpu(&job->host, &device));
+    TSR_TRY(tsr_stream_create(&job->control, job->host, "comm"));
+    job->view = (tsr_topology_view){tsr_comm_size(job->world), tsr_comm_rank(job->world),
+                                    tsr_comm_local_size(job->world)};
+    return TSR_OK;
+}
+
+/* Before the ranks meet, since it says how long they may wait for each other; what is wrong with it they hear together,
+ * afterwards. */
+static void read_config(tsr_error *error, tsr_job *job)
+{
+    static const tsr_config_use uses[] = {[TSR_JOB_TRAIN] = TSR_CONFIG_TRAIN,
+                                          [TSR_JOB_EVALUATE] = TSR_CONFIG_EVAL,
+                                          [TSR_JOB_PLAN] = TSR_CONFIG_PLAN,
+                                          [TSR_JOB_DATA] = TSR_CONFIG_DATA};
+    const tsr_job_options *o = &job->options;
+    tsr_config_source source = {.path = o->config_path,
+                                .text = o->config_text,
+                                .overrides = o->overrides,
+                                .override_count = o->override_count,
+                                .use = uses[o->purpose],
+                                .has_cuda = tsr_device_cuda_built()};
+    tsr_error_take(error, tsr_inputs_read_config(&job->inputs, &source));
+    if (job->options.timeout_seconds == 0)
+        job->options.timeout_seconds =
+            error->status == TSR_OK ? (double)job->inputs.config.ddp_timeout : 300;
+}
+
+static void take_config(tsr_job *job)
+{
+    job->log_level = (tsr_log_level)job->inputs.config.log_level;
+    tsr_job_listen(job, true); /* with that level from here on */
+    for (int i = 0; i < job->inputs.config.notes.count; i++)
+        tsr_log(TSR_LOG_INFO, "%s", job->inputs.config.notes.items[i]);
+}
+
+/* That the run's files can be written. */
+static tsr_status open_outputs(tsr_job *job)
+{
+    if (job->options.purpose == TSR_JOB_TRAIN)
+        TSR_TRY(tsr_job_open_output(job));
+    if (job->options.purpose != TSR_JOB_PLAN && job->inputs.config.trace)
+        TSR_TRY(tsr_trace_check(&job->inputs.config));
+    return TSR_OK;
+}
+
+/* Rank 0's day, in UTC: the others' may be another. */
+static tsr_status choose_date(tsr_job *job)
+{
+    int64_t *today = &job->inputs.today;
+    *today = (int64_t)time(NULL) / 86400 * 86400;
+    TSR_TRY(tsr_comm_broadcast(job->world, job->control, today, sizeof *today, 0));
+    return tsr_stream_synchronize(job->control);
+}
+
+/* Each phase ends with an agreement: what fails on one rank fails on all. */
+static tsr_status read_inputs(tsr_job *job, const tsr_error *config)
+{
+    tsr_stream *stream = job->control;
+    TSR_TRY(tsr_job_agree(job, tsr_peers_check_program(job->world, stream)));
+    TSR_TRY(tsr_job_agree(job, tsr_error_put(config)));
+    take_config(job);
+    TSR_TRY(tsr_job_agree(job, tsr_same_config(&job->inputs.config, job->world, stream)));
+    TSR_TRY(choose_date(job));
+    if (job->options.purpose == TSR_JOB_DATA)
+        return tsr_job_agree(job, tsr_inputs_read_data_alone(&job->inputs));
+    TSR_TRY(tsr_job_agree(job, tsr_job_backend_choose(job)));
+    TSR_TRY(tsr_job_agree(job, tsr_job_backend_open(job)));
+    if (job->options.purpose != TSR_JOB_PLAN)
+        TSR_TRY(tsr_job_agree(
+            job, tsr_peers_check_kernels(job->kernels, job->device, job->world, stream)));
+    TSR_TRY(tsr_job_backend_speeds(job));
+    /* Before what may take minutes. */
+    bool first = job->view.rank == 0;
+    TSR_TRY(tsr_job_agree(job, first ? open_outputs(job) : TSR_OK));
+    TSR_TRY(tsr_job_find_resume(job));
+    TSR_TRY(tsr_job_agree(job, first && !job->ended_steps ? tsr_job_check_output(job) : TSR_OK));
+    bool planned = job->options.purpose == TSR_JOB_PLAN;
+    TSR_TRY(tsr_job_agree(job, tsr_inputs_read_model(&job->inputs, job->train, planned)));
+    bool data = !planned || job->inputs.config.dataset.count;
+    if (data)
+        TSR_TRY(
+            tsr_job_agree(job, tsr_inputs_read_data(&job->inputs, job->train, job->view.ranks)));
+    else
+        tsr_inputs_assume_data(&job->inputs);
+    if (job->options.purpose == TSR_JOB_EVALUATE && *job->inputs.date)
+        tsr_log(TSR_LOG_INFO,
+                "the chat template asks for the date and is given today's, %s; chat_template_date "
+                "gives another",
+                job->inputs.date);
+    TSR_TRY(tsr_job_agree(job, tsr_same_inputs(&job->inputs, job->world, stream)));
+    return tsr_job_agree(job, tsr_job_check_resume(job));
+}
+
+/* The caller's mistakes, which no rank can make alone. */
+static tsr_status check_options(tsr_job **out, const tsr_job_options *o)
+{
+    if (!out || !o)
+        return tsr_fail(TSR_EINVAL, "tsr_job_create: out or options is NULL");
+    if (o->purpose < TSR_JOB_TRAIN || o->purpose > TSR_JOB_DATA)
+        return tsr_fail(TSR_EINVAL, "tsr_job_options: purpose %d is not one of TSR_JOB_...",
+                        o->purpose);
+    if (o->config_path && o->config_text)
+        return tsr_fail(TSR_EINVAL, "tsr_job_options: config_path and config_text are both set");
+    if (o->override_count < 0 || (o->override_count > 0 && !o->overrides))
+        return tsr_fail(TSR_EINVAL, "tsr_job_options: override_count %d with overrides %s",
+                        o->override_count, o->overrides ? "set" : "NULL");
+    if (o->threads < 0 || o->plan_ranks < 0 || o->plan_node < 0 || !(o->timeout_seconds >= 0))
+        return tsr_fail(TSR_EINVAL,
+                        "tsr_job_options: threads %d, plan_ranks %d, plan_node %d, "
+                        "timeout_seconds %g; none may be negative",
+                        o->threads, o->plan_ranks, o->plan_node, o->timeout_seconds);
+    if (o->plan_node > 0 && o->plan_ranks > o->plan_node && o->plan_ranks % o->plan_node)
+        return tsr_fail(TSR_EUSAGE, "%d ranks in nodes of %d: all nodes must be full",
+                        o->plan_ranks, o->plan_node);
+    return TSR_OK;
+}
+
+tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_comm *world)
+{
+    TSR_TRY(check_options(out, options));
+    tsr_job *job = calloc(1, sizeof *job);
+    if (!job)
+        return tsr_fail(TSR_ENOMEM, "out of memory for a job");
+    reports = 1;
+    job->options = *options;
+    job->saved = job->output_lock = -1;
+    job->train = options->purpose != TSR_JOB_EVALUATE;
+    job->log_level = TSR_LOG_INFO; /* until the configuration says another */
+    tsr_job_listen(job, true);
+    tsr_error config;
+    read_config(&config, job);
+    tsr_status status = tsr_job_agree(job, connect(job, world));
+    if (status == TSR_OK && options->purpose == TSR_JOB_PLAN) {
+        int ranks = options->plan_ranks > 0 ? options->plan_ranks : 1, node = options->plan_node;
+        job->view = (tsr_topology_view){ranks, 0, node > 0 && node < ranks ? node : ranks};
+    }
+    if (status == TSR_OK)
+        status = read_inputs(job, &config);
+    tsr_job_listen(job, false);
+    if (status < 0) {
+        tsr_job_destroy(job);
+        return status;
+    }
+    *out = job;
+    return TSR_OK;
+}
+
+int tsr_job_create(tsr_job **out, const tsr_job_options *options)
+{
+    return tsr_job_create_on(out, options, NULL);
+}
+
+/* ---- memory ---- */
+
+tsr_status tsr_job_decide(tsr_job *job)
+{
+    tsr_room room;
+    if (job->options.purpose == TSR_JOB_DATA)
+        return tsr_fail(TSR_EINVAL, "a job created for its data cannot be planned or started");
+    if (job->state != TSR_JOB_CREATED)
+        return job->state == TSR_JOB_FAILED ? tsr_fail(TSR_EINVAL, "the job has failed") : TSR_OK;
+    TSR_TRY(tsr_job_agree(job, tsr_job_backend_room(&room, job)));
+    TSR_TRY(tsr_job_agree(job, tsr_decide(&job->decision, &job->inputs, &job->view, job->train,
+                                          &room, &job->speeds)));
+    if (job->options.purpose != TSR_JOB_PLAN)
+        TSR_TRY(
+            tsr_job_agree(job, tsr_plan_check_ranks(job->decision.plan, job->world, job->control)));
+    job->state = TSR_JOB_PLANNED;
+    return TSR_OK;
+}
+
+int tsr_job_plan(tsr_job *job, tsr_job_plan_info *info)
+{
+    tsr_job_listen(job, true);
+    tsr_status status = tsr_job_decide(job);
+    tsr_job_listen(job, false);
+    TSR_TRY(status);
+    const tsr_decision *d = &job->decision;
+    *info = (tsr_job_plan_info){
+        .device_peak_bytes = d->memory.total[TSR_PLACE_DEVICE],
+        .host_peak_bytes = d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE],
+        .parameter_count = job->inputs.layout.parameter_count,
+        .trainable_count = job->inputs.layout.trainable_count,
+        .plan_hash = d->plan->hash,
+        .unit_count = job->inputs.layout.unit_count,
+        .resident_count = d->resident_count,
+        .recompute_full_count = d->full_count,
+        .recompute_selective_count = d->selective_count,
+        .activations_offloaded = d->activations_offloaded,
+        .optimizer_offloaded = d->state_offloaded,
+        .shard_group_size = d->group,
+        .rounds = d->expected.rounds,
+        .expected_step_s = d->expected.known ? d->expected.simulation.step : 0,
+        .expected_tokens_per_s =
+            d->expected.known ? d->expected.step_tokens / d->expected.simulation.step : 0};
+    for (int i = 0; d->expected.known && i < TSR_CAUSE_COUNT; i++)
+        info->expected_exposed_s += d->expected.simulation.exposed[i];
+    return TSR_OK;
+}
+
+static tsr_status print_plan(tsr_text *out, tsr_job *job, bool json)
+{
+    TSR_TRY(tsr_job_decide(job));
+    const tsr_decision *d = &job->decision;
+    tsr_largest largest = {0};
+    if (d->train &&
+        d->budget != TSR_BUDGET_UNKNOWN) /* of a card that is not here it is not known */
+        TSR_TRY(tsr_decide_largest(&largest, &job->inputs, &job->view, &d->room));
+    return tsr_decision_print(out, d, &job->inputs, &job->view, &job->speeds, &largest, json);
+}
+
+int tsr_job_print_plan(tsr_job *job, int json, char **text)
+{
+    tsr_text out = {0};
+    tsr_job_listen(job, true);
+    tsr_status status = print_plan(&out, job, json);
+    tsr_job_listen(job, false);
+    TSR_TRY(status);
+    *text = out.data;
+    return TSR_OK;
+}
+
+int tsr_job_print_data(tsr_job *job, int64_t show, int form, char **text)
+{
+    static const tsr_report_form forms[] = {[TSR_JOB_PLAIN] = TSR_REPORT_PLAIN,
+                                            [TSR_JOB_COLOUR] = TSR_REPORT_COLOUR,
+                                            [TSR_JOB_JSON] = TSR_REPORT_JSON};
+    tsr_text out = {0};
+    if (job->options.purpose != TSR_JOB_DATA)
+        return tsr_fail(TSR_EINVAL, "the job was not created for its data (TSR_JOB_DATA)");
+    if (show < 0 || form < TSR_JOB_PLAIN || form > TSR_JOB_JSON)
+        return tsr_fail(TSR_EINVAL, "tsr_job_print_data: show %lld, form %d", (long long)show,
+                        form);
+    tsr_status status = tsr_data_report(&out, &job->inputs, show, forms[form]);
+    if (status < 0)
+        tsr_text_free(&out);
+    else
+        *text = out.data;
+    return status;
+}
+
+/* ---- what it is ---- */
+
+int tsr_job_rank(const tsr_job *job)
+{
+    return tsr_comm_rank(job->world);
+}
+
+int tsr_job_ranks(const tsr_job *job)
+{
+    return tsr_comm_size(job->world);
+}
+
+int64_t tsr_job_total_steps(const tsr_job *job)
+{
+    return job->inputs.batch ? tsr_batch_run_of(job->inputs.batch)->steps : 0;
+}
+
+/* The base as it is: of a 4-bit checkpoint the keys decide nothing. */
+static void set_stored(tsr_config *config, const tsr_layout *layout)
+{
+    config->load_in_4bit = config->use_bnb_nested_quant = false;
+    for (int unit = 0; unit < layout->layer_count; unit++)
+        for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++) {
+            const tsr_layout_linear *linear = &layout->unit[unit].linear[i];
+            config->load_in_4bit |= linear->quantized;
+            config->use_bnb_nested_quant |= linear->quantized && linear->nested;
+        }
+}
+
+int tsr_job_print_summary(tsr_job *job, char **text)
+{
+    const tsr_inputs *in = &job->inputs;
+    const tsr_decision *d = &job->decision;
+    tsr_config config = in->config; /* its store is only read */
+    tsr_text out = {0}, notes = {0};
+    char architecture[64], device[256];
+    if (job->options.purpose == TSR_JOB_DATA)
+        return tsr_fail(TSR_EINVAL, "a job created for its data has no summary");
+    snprintf(architecture, sizeof architecture, "%s, %d layers", in->model.arch->model_type,
+             in->layout.layer_count);
+    snprintf(device, sizeof device, "%s, %s%s", tsr_device_description(job->device),
+             in->cuda ? tsr_dtype_name(in->compute) : tsr_kernels_cpu_set(),
+             d->model.fp8 ? ", the base's matmuls in e4m3" : "");
+    tsr_summary summary = {.architecture = architecture,
+                           .parameter_count = in->layout.parameter_count,
+                           .trainable_count = in->layout.trainable_count,
+                           .ranks = job->view.ranks,
+                           .device = device,
+                           .device_peak_bytes = d->memory.total[TSR_PLACE_DEVICE],
+                           .host_peak_bytes =
+                               d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE],
+                           .unit_count = in->layout.unit_count,
+                           .resident_count = d->resident_count,
+                           .recompute_full_count = d->full_count,
+                           .recompute_selective_count = d->selective_count,
+                           .activations_offloaded = d->activations_offloaded,
+                           .state_offloaded = d->state_offloaded,
+                           .resumed_step = job->resumed,
+                           .total_before = job->longer.total_before,
+                           .last_rate = job->longer.jumps ? job->longer.last : 0,
+                           .rate = job->longer.jumps ? job->longer.next : 0,
+                           .base_read_bytes = tsr_checkpoint_bytes_read(in->checkpoint)};
+    if (in->batch) {
+        const tsr_batch_run *run = tsr_batch_run_of(in->batch);
+        const tsr_dataset_stats *stats = tsr_dataset_stats_of(in->dataset);
+        summary.sample_count = stats->samples;
+        summary.row_count = run->units;
+        summary.token_count = stats->tokens;
+        summary.label_count = stats->label_tokens;
+        tsr_inputs_put_chat(&notes, in);
+        tsr_findings_put(&notes, in->dataset);
+        summary.notes = tsr_text_string(&notes);
+        summary.total_steps = run->steps;
+        summary.step_samples = run->step_micro * in->config.per_device_train_batch_size;
+    }
+    if (in->eval_dataset)
+        summary.eval_sample_count = tsr_dataset_sample_count(in->eval_dataset);
+    set_stored(&config, &in->layout);
+    tsr_summary_start(&out, &config, &summary);
+    out.failed |= notes.failed;
+    tsr_text_free(&notes);
+    if (out.failed)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the summary");
+    *text = out.data;
+    return TSR_OK;
+}
+
+const char *tsr_version(void)
+{
+    return tsr_build_version();
+}
+
+int tsr_job_exit_code(int status)
+{
+    return status > 0 ? 0 : tsr_status_exit_code((tsr_status)status); /* TSR_JOB_DONE: no failure */
+}
+
+void tsr_job_destroy(tsr_job *job)
+{
+    tsr_error error;
+    if (!job)
+        return;
+    tsr_error_take(&error, TSR_EINTERNAL); /* the caller may ask why the job failed afterwards */
+    if (job->state == TSR_JOB_FAILED)
+        tsr_job_end(job, TSR_METRICS_FAILED);
+    tsr_metrics_destroy(job->metrics);
+    tsr_events_destroy(job->events);
+    if (job->c_locale)
+        freelocale(job->c_locale);
+    tsr_executor_destroy(job->executor);
+    if (job->streams.stream[0]) /* none if the ranks never met */
+        tsr_streams_synchronize(&job->streams);
+    tsr_model_destroy(job->model);
+    tsr_micro_batch_free(&job->micro);
+    tsr_micro_batch_free(&job->eval_micro);
+    tsr_job_backend_disconnect(job);
+    tsr_trace_destroy(job->trace);
+    tsr_job_close_output(job);
+    free(job->spans);
+    free(job->chunk_spans);
+    free(job->files);
+    tsr_snapshot_close(job->resume);
+    tsr_text_free(&job->matmuls);
+    tsr_arena_destroy(job->device_arena);
+    tsr_arena_destroy(job->host_arena);
+    tsr_decision_free(&job->decision);
+    tsr_inputs_close(&job->inputs);
+    tsr_job_backend_close(job);
+    tsr_comm_destroy(job->replica);
+    tsr_comm_destroy(job->node);
+    tsr_comm_destroy(job->shard);
+    if (job->control)
+        tsr_stream_destroy(job->control);
+    tsr_device_destroy(job->host);
+    tsr_comm_destroy(job->world);
+    free(job);
+    tsr_error_put(&error);
+}

@@ -1,0 +1,249 @@
+/*
+ * job/parts.h: a job's state, shared by job.c (its life), start.c (memory and weights),
+ * matmuls.c (how the matmuls are done), step.c (steps and evaluation), save.c (what is
+ * written into output_dir), adapter.c, checkpoint.c and resume.c. Inside src/job, and
+ * for tests that look inside.
+ */
+#ifndef TSR_JOB_PARTS_H
+#define TSR_JOB_PARTS_H
+
+#include "base/log.h"
+#include "config/keys.h"
+#include "io/folder.h"
+#include "io/snapshot.h"
+#include "job/trace.h"
+#include "model/load.h"
+#include "optim/schedule.h"
+#include "planner/decide.h"
+#include "report/events.h"
+#include "report/metrics.h"
+#include "shard/executor.h"
+#include "shard/load.h"
+#include "tessera.h"
+
+#include <fenv.h>
+#include <locale.h>
+
+/* The run's few words of device memory. */
+typedef struct {
+    int64_t loss, gradient_overflow;
+    int32_t loss_overflow;
+    int64_t seen[2]; /* what loss_overflow and gradient_overflow were in the last step */
+    tsr_adamw_control control;
+} tsr_run_sums;
+
+_Static_assert(sizeof(tsr_run_sums) <= TSR_RUN_SUMS_BYTES, "the plan has room for the sums");
+
+/* Zero: as long as before. */
+typedef struct {
+    int64_t total_before; /* steps of the whole run, when its checkpoint was written */
+    bool jumps;           /* the next step's learning rate is another than it would have been */
+    double last, next;    /* learning rates: of the checkpoint's step, of the one after it */
+} tsr_job_longer;
+
+typedef enum { TSR_JOB_CREATED, TSR_JOB_PLANNED, TSR_JOB_STARTED, TSR_JOB_FAILED } tsr_job_state;
+
+struct tsr_job {
+    tsr_job_options options;
+    tsr_job_state state;
+    tsr_log_level log_level;
+    locale_t c_locale, callers_locale; /* the caller's while it is put aside, else 0 */
+    fenv_t callers_arithmetic;         /* likewise, while it is aside */
+    bool arithmetic_aside;
+    bool train; /* false: evaluation only */
+    /* The ranks, and collectives of host memory: start-up, agreements, saving. */
+    tsr_device *host;
+    tsr_stream *control;
+    tsr_comm *world, *shard, *replica, *node;
+    /* Where the model is: on the CPU backend all these are the host's. */
+    tsr_device *device;
+    tsr_streams streams;
+    tsr_comm *device_world, *device_shard, *device_replica;
+    const tsr_kernels *kernels;
+    tsr_topology_view view;
+    tsr_inputs inputs;
+    tsr_speeds speeds; /* rank 0's, on all */
+    tsr_decision decision;
+    tsr_arena *device_arena, *host_arena;
+    tsr_run_buffers buffers;
+    tsr_run_sums *sums;
+    char *embedding;
+    tsr_model *model;
+    /* Benchmarks: fills the frozen parts and the embedding instead of reading them; NULL: reads. */
+    tsr_status (*fill)(tsr_job *job);
+    tsr_text matmuls; /* of rank 0: how they are done; empty on the CPU */
+    tsr_executor *executor;
+    tsr_micro_batch micro, eval_micro;
+    bool staged_ahead; /* the next round's micro-batch is on its way already */
+    bool staged_empty; /* the one staged last has no tokens */
+    /* optimizer */
+    tsr_schedule schedule;
+    tsr_adamw_span *spans; /* of everything owned, in order: where a working copy goes on */
+    /* [chunks + 1]: the first span of each chunk, and how many there are; without chunks all spans are
+     * of one. */
+    uint64_t *chunk_spans;
+    tsr_adamw_step adamw;
+    /* progress of the run */
+    int64_t total_steps, issued, done;
+    int64_t skipped, skipped_steps; /* in a row until now; of the whole run */
+    int64_t last_step; /* no step after it is issued: total_steps, or less after a stop */
+    double word_time, exposed_before, started_at;
+    double issue_s; /* what it took to give the last step to the streams, for benchmarks */
+    bool stopped;
+    tsr_metrics *metrics; /* rank 0, while training */
+    tsr_events *events;   /* likewise, with report_to: tensorboard */
+    tsr_trace *trace;     /* NULL: none */
+    bool evaluated;       /* since the last step */
+    bool ended;           /* metrics.jsonl has its last line */
+    /* checkpoints */
+    tsr_snapshot *resume;     /* what the run goes on from; NULL: it starts */
+    bool continues;           /* in output_dir itself, with its metrics.jsonl */
+    int64_t resumed, saved;   /* steps; saved -1: none is in output_dir */
+    uint64_t metrics_bytes;   /* of metrics.jsonl that belong to `resume` */
+    int64_t ended_steps;      /* of the run in output_dir, if it came to its end; 0: not */
+    tsr_job_longer longer;    /* of a run that goes on longer than it was to be */
+    int64_t newest;           /* of output_dir when it was looked at last; rank 0 */
+    tsr_folder *output;       /* output_dir, held open; NULL: not yet, or not there yet */
+    int output_lock;          /* of output_dir, rank 0's; -1: not taken */
+    tsr_snapshot_file *files; /* [ranks + the adapter's files]: of the one being written */
+};
+
+/* The backend (backend.c). choose: from the configuration and the GPUs that are there, the same
+ * on all ranks. open: the device and its streams. connect: its communicators, after the host's were
+ * split. expose: the memory that copies and peers reach, once it is there. disconnect: before that
+ * memory goes; close: the rest. Both are fine at any stage. */
+tsr_status tsr_job_backend_choose(tsr_job *job);
+tsr_status tsr_job_backend_open(tsr_job *job);
+tsr_status tsr_job_backend_connect(tsr_job *job);
+tsr_status tsr_job_backend_expose(tsr_job *job);
+void tsr_job_backend_disconnect(tsr_job *job);
+void tsr_job_backend_close(tsr_job *job);
+
+/* What the machines sustain, as rank 0 knows it: the same on all ranks; collective. */
+tsr_status tsr_job_backend_speeds(tsr_job *job);
+
+/* Device memory that one rank may take; collective. */
+tsr_status tsr_job_backend_room(tsr_room *out, tsr_job *job);
+
+/* Chooses how the matmuls are done, the same on all ranks (matmuls.c); before the first use of
+ * the activations. */
+tsr_status tsr_job_choose_matmuls(tsr_job *job);
+
+/* Ends a phase that may have failed on some ranks only: every rank returns the lowest failing
+ * rank's status. */
+tsr_status tsr_job_agree(tsr_job *job, tsr_status status);
+
+/* A call begins or ends: numbers are read and written as in C, and computed as IEEE 754 has it by
+ * default, whatever locale, rounding or traps the caller's thread has. */
+void tsr_job_put_aside(tsr_job *job, bool begins);
+
+/* The same, and rank 0's caller hears what it has to say (base/log.h) and how far it has come
+ * (base/phase.h). */
+void tsr_job_listen(tsr_job *job, bool begins);
+
+/* tsr_job_create over ranks that the caller made: world (owned by the job from then on, NULL: as
+ * the options say). */
+tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_comm *world);
+
+/* Reads all inputs and decides the memory; used by tsr_job_create and by `plan`, which has no
+ * ranks. */
+tsr_status tsr_job_decide(tsr_job *job);
+
+#define TSR_MATMULS_FILE "matmuls.txt" /* in output_dir and in checkpoints */
+
+/* output_dir, which is reached through job->output alone. On rank 0: opened, if it is there, refused if
+ * another job writes there or something else has a name of the run's files; checked: refused if it holds
+ * a run that is neither gone on with nor to be replaced, and then if there is no room for what the run
+ * will write; written: made if need be, taken until it is
+ * closed, looked at again, cleared where that is asked for. Then the other ranks follow. Closing is fine
+ * anywhere. */
+tsr_status tsr_job_open_output(tsr_job *job);
+tsr_status tsr_job_check_output(const tsr_job *job);
+tsr_status tsr_job_check_space(const tsr_job *job);
+tsr_status tsr_job_write_output(tsr_job *job);
+tsr_status tsr_job_follow_output(tsr_job *job);
+void tsr_job_close_output(tsr_job *job);
+
+#define TSR_JOB_CONFIG_FILE "job.yaml"
+
+/* The tokenizer's files there (tokenizer.c). clear: those that the job.yaml there says were written with it.
+ * write: this run's, which *yaml then says. */
+#define TSR_JOB_TOKENIZER_FILES 4
+extern const char *const tsr_job_tokenizer_files[TSR_JOB_TOKENIZER_FILES];
+tsr_status tsr_job_tokenizer_clear(const tsr_folder *folder);
+tsr_status tsr_job_tokenizer_write(tsr_text *yaml, tsr_job *job);
+
+/* Stages one micro-batch of a step, and issues the one that was staged first (step.c).
+ * label_tokens: of the whole step. */
+tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro, double label_tokens,
+                               bool train);
+tsr_status tsr_job_issue_micro(tsr_job *job, bool train);
+
+/* Too many steps in a row changed nothing, or all of the run: says where the last one broke. Collective. */
+tsr_status tsr_job_give_up(tsr_job *job);
+
+/* ---- the adapter, checkpoints ---- */
+
+/* What is to be saved: elements `first` and on of a tensor. TSR_EDEVICE names the first that is not finite:
+ * such a state is never saved. */
+tsr_status tsr_job_check_finite(const tsr_job *job, const char *tensor, const float *values,
+                                uint64_t first, uint64_t count);
+
+/* One trainable tensor. */
+typedef struct {
+    int unit, segment;
+    tsr_peft_part part;
+    const tsr_layout_linear *linear;
+} tsr_job_part;
+
+/* All of them, in the order of the units; `phase` says what takes its time, NULL: nothing does. */
+typedef tsr_status tsr_job_part_call(void *user, const tsr_job_part *part);
+tsr_status tsr_job_each_part(tsr_job *job, const char *phase, tsr_job_part_call *call, void *user);
+
+/* Waits until the streams are idle; collective. */
+tsr_status tsr_job_quiet(tsr_job *job);
+
+/* The adapter's files into `folder`, of rank 0; collective, the streams idle. */
+tsr_status tsr_job_write_adapter(tsr_job *job, const tsr_folder *folder);
+
+/* Values of a trainable segment: the masters (an evaluation has none) and the working copy. */
+tsr_status tsr_job_put_trainable(tsr_job *job, int unit, int segment, const float *values);
+
+/* A step or an evaluation goes into metrics.jsonl and, with report_to: tensorboard, its event file.
+ * Nothing to do on ranks that write none. */
+tsr_status tsr_job_record_step(tsr_job *job, const tsr_job_report *step);
+tsr_status tsr_job_record_eval(tsr_job *job, double loss, int64_t label_tokens);
+
+/* The last line of metrics.jsonl, once. */
+tsr_status tsr_job_end(tsr_job *job, tsr_metrics_status status);
+
+#define TSR_JOB_NAME_BYTES 256
+/* The name of a tensor's master, first or second moment in a checkpoint, and of a rank's file. */
+tsr_status tsr_job_state_name(char out[TSR_JOB_NAME_BYTES], const tsr_job_part *part, int buffer);
+void tsr_job_state_file(char out[TSR_SNAPSHOT_NAME_BYTES], int rank, int ranks);
+
+/* A key's value as it was resolved; samples of a full step on all ranks. */
+void tsr_job_key_text(tsr_text *out, const tsr_job *job, const tsr_key *key);
+int64_t tsr_job_step_samples(const tsr_job *job);
+/* What the bits of a run depend on beside its keys: the device's model, or the CPU's kernel set. */
+const char *tsr_job_bits_device(const tsr_job *job);
+
+/* resume_from_checkpoint: finds it and checks that it is whole, from the configuration alone; collective. */
+tsr_status tsr_job_find_resume(tsr_job *job);
+/* That what was found is of this job, once its inputs are read. */
+tsr_status tsr_job_check_resume(const tsr_job *job);
+/* total_steps of the run that wrote the checkpoint. */
+tsr_status tsr_job_resumed_total(int64_t *out, const tsr_job *job);
+/* Its state into memory, instead of an adapter's first values. */
+tsr_status tsr_job_restore(tsr_job *job);
+
+/* Whether the configuration asks for one after the step that was done last. */
+bool tsr_job_evaluation_due(const tsr_job *job, const tsr_batch_step_info *info);
+
+/* Seconds that compute has waited for transfers so far. */
+double tsr_job_exposed(const tsr_job *job);
+
+/* executor callbacks (step.c) */
+extern const tsr_executor_callbacks tsr_job_callbacks;
+
+#endif

@@ -1,0 +1,326 @@
+/*
+ * save.c: output_dir and what a run writes there beside the adapter and checkpoints. Rank 0.
+ */
+#include "job/parts.h"
+
+#include "base/version.h"
+#include "inputs/earlier.h"
+#include "io/file.h"
+#include "job/output.h"
+
+#include <string.h>
+
+#define METRICS_FILE "metrics.jsonl"
+#define PLAN_FILE    "plan.json"
+
+/* What a run leaves, and overwrite_output_dir removes, with the events and checkpoints. The first, which
+ * appears last, only a run that came to its end. */
+static const char *const run_files[] = {TSR_PEFT_WEIGHTS_FILE, TSR_PEFT_CONFIG_FILE,
+                                        TSR_PEFT_CARD_FILE,    METRICS_FILE,
+                                        TSR_JOB_CONFIG_FILE,   PLAN_FILE,
+                                        TSR_MATMULS_FILE};
+#define RUN_FILES (sizeof run_files / sizeof *run_files)
+#define END_FILES 1
+
+static mode_t type_of(const char *name)
+{
+    for (size_t i = 0; i < RUN_FILES; i++)
+        if (!strcmp(name, run_files[i]))
+            return S_IFREG;
+    for (int i = 0; i < TSR_JOB_TOKENIZER_FILES; i++)
+        if (!strcmp(name, tsr_job_tokenizer_files[i]))
+            return S_IFREG;
+    return !strcmp(name, TSR_EVENTS_FOLDER) || tsr_snapshot_is_name(name) ? S_IFDIR : 0;
+}
+
+static mode_t type_of_event(const char *name)
+{
+    return !strcmp(name, TSR_EVENTS_FILE) ? S_IFREG : 0;
+}
+
+/* ---- before ---- */
+
+static tsr_status check_events(const tsr_folder *folder)
+{
+    tsr_folder *events;
+    TSR_TRY(tsr_folder_enter(&events, folder, TSR_EVENTS_FOLDER));
+    tsr_status status = events ? tsr_file_check_names(events, type_of_event) : TSR_OK;
+    tsr_folder_close(events);
+    return status;
+}
+
+/* The first of the run's files that is there; NULL: none. `ended`: of those of a run that came to its
+ * end. */
+static tsr_status find_run(const char **out, const tsr_folder *folder, bool ended)
+{
+    struct stat info;
+    tsr_folder *events;
+    *out = NULL;
+    for (size_t i = 0; i < (ended ? END_FILES : RUN_FILES); i++)
+        if (strcmp(run_files[i], TSR_PEFT_CARD_FILE) != 0 && /* a README alone is no run */
+            tsr_folder_stat(&info, folder, run_files[i])) {
+            *out = run_files[i];
+            return TSR_OK;
+        }
+    TSR_TRY(tsr_folder_enter(&events, folder, TSR_EVENTS_FOLDER));
+    if (events && !ended && tsr_folder_stat(&info, events, TSR_EVENTS_FILE))
+        *out = TSR_EVENTS_FOLDER "/" TSR_EVENTS_FILE;
+    tsr_folder_close(events);
+    return TSR_OK;
+}
+
+void tsr_job_close_output(tsr_job *job)
+{
+    tsr_output_leave(job->output_lock, job->output);
+    job->output_lock = -1;
+    tsr_folder_close(job->output);
+    job->output = NULL;
+}
+
+/* The configuration that was given may lie where the run writes the resolved one. Another run's may be
+ * replaced, but not one that a person wrote. */
+static tsr_status check_given(const tsr_job *job)
+{
+    const tsr_config *config = &job->inputs.config;
+    const char *given = job->options.config_path;
+    struct stat x, y;
+    bool same = given && stat(given, &x) == 0 &&
+                tsr_folder_stat(&y, job->output, TSR_JOB_CONFIG_FILE) && x.st_dev == y.st_dev &&
+                x.st_ino == y.st_ino;
+    return !same || tsr_earlier_wrote(given)
+               ? TSR_OK
+               : tsr_fail(TSR_ECONFIG,
+                          "%s: output_dir %s: the run writes its resolved job.yaml there, over "
+                          "the file that was given; give that another name, or name another "
+                          "directory",
+                          tsr_config_where(config, "output_dir"), config->output_dir);
+}
+
+tsr_status tsr_job_check_output(const tsr_job *job)
+{
+    const tsr_config *config = &job->inputs.config;
+    const char *directory = config->output_dir, *where = tsr_config_where(config, "output_dir");
+    const char *found;
+    if (!job->output || config->overwrite_output_dir || (job->continues && job->resume))
+        return TSR_OK;
+    TSR_TRY(find_run(&found, job->output, job->continues));
+    if (found && job->continues)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: output_dir %s holds a run that has ended (%s) and no checkpoint to go "
+                        "on from; name another directory, or leave out resume_from_checkpoint and "
+                        "set overwrite_output_dir: true to replace it",
+                        where, directory, found);
+    if (found || job->newest >= 0)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: output_dir %s holds a run already (%s); name another directory, set "
+                        "resume_from_checkpoint: true to go on with it, or overwrite_output_dir: "
+                        "true to replace it",
+                        where, directory, found ? found : "a checkpoint");
+    return TSR_OK;
+}
+
+/* The other ranks wait in a collective, which has its deadline. */
+static tsr_output_patience patience(const tsr_job *job)
+{
+    double deadline = job->options.timeout_seconds;
+    bool soon = deadline > 0 && deadline < 2 * TSR_OUTPUT_SECONDS;
+    return (tsr_output_patience){soon ? deadline / 2 : TSR_OUTPUT_SECONDS, job->options.stop};
+}
+
+tsr_status tsr_job_open_output(tsr_job *job)
+{
+    const tsr_config *config = &job->inputs.config;
+    TSR_TRY(tsr_output_check_place(config));
+    TSR_TRY(tsr_output_open(&job->output, config, type_of, false));
+    job->newest = -1;
+    if (!job->output)
+        return TSR_OK;
+    TSR_TRY(check_events(job->output));
+    TSR_TRY(check_given(job));
+    tsr_output_patience p = patience(job);
+    TSR_TRY(tsr_output_ask(job->output, config, &p));
+    return tsr_snapshot_newest(&job->newest, job->output);
+}
+
+/* From here on the directory is this job's. Since it was created another may have come and gone:
+ * what that left is not this job's to remove. */
+static tsr_status take_output(tsr_job *job)
+{
+    const tsr_config *config = &job->inputs.config;
+    int64_t before = job->newest;
+    if (job->output && !tsr_folder_in_place(job->output))
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: output_dir %s is not the directory that it was when this job was "
+                        "created; start again",
+                        tsr_config_where(config, "output_dir"), config->output_dir);
+    if (!job->output)
+        TSR_TRY(tsr_output_open(&job->output, config, type_of, true));
+    else
+        TSR_TRY(tsr_file_check_names(job->output, type_of));
+    TSR_TRY(check_events(job->output));
+    tsr_output_patience p = patience(job);
+    TSR_TRY(tsr_output_take(&job->output_lock, job->output, config, &p));
+    TSR_TRY(tsr_snapshot_newest(&job->newest, job->output));
+    if (job->continues && job->newest != before)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: the checkpoints in output_dir %s are not those that were there when "
+                        "this job was created: another job has gone on with the run; start again "
+                        "to go on from its newest",
+                        tsr_config_where(config, "output_dir"), config->output_dir);
+    return tsr_job_check_output(job);
+}
+
+/* ---- metrics ---- */
+
+static tsr_status start_metrics(tsr_job *job)
+{
+    tsr_folder *events;
+    bool appends = job->resume && job->continues;
+    if (appends)
+        TSR_TRY(tsr_metrics_cut(job->output, METRICS_FILE, job->metrics_bytes));
+    TSR_TRY(tsr_metrics_create(&job->metrics, job->output, METRICS_FILE, appends));
+    tsr_metrics_start start = {.version = tsr_build_version(),
+                               .commit = tsr_build_commit(),
+                               .ranks = job->view.ranks,
+                               .device = tsr_device_description(job->device),
+                               .plan_hash = job->decision.plan->hash,
+                               .config_hash = tsr_config_hash(&job->inputs.config),
+                               .model = job->inputs.config.model_name_or_path,
+                               .total_steps = job->total_steps,
+                               .resumed_step = job->resumed,
+                               .trainable_count = (int64_t)job->inputs.layout.trainable_count};
+    TSR_TRY(tsr_metrics_write_start(job->metrics, &start));
+    if (job->inputs.config.report_to != TSR_CONFIG_REPORT_TENSORBOARD)
+        return TSR_OK;
+    TSR_TRY(tsr_folder_make(&events, job->output, TSR_EVENTS_FOLDER));
+    tsr_status status =
+        tsr_events_create(&job->events, events, appends ? job->resumed : 0, job->evaluated);
+    tsr_folder_close(events);
+    return status;
+}
+
+typedef struct {
+    const char *tag;
+    double value;
+} scalar;
+
+static tsr_status write_events(tsr_job *job, int64_t step, const scalar *scalars, int count)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    double wall_time = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    for (int i = 0; job->events && i < count; i++)
+        TSR_TRY(tsr_events_write(job->events, wall_time, step, scalars[i].tag, scalars[i].value));
+    return TSR_OK;
+}
+
+tsr_status tsr_job_record_step(tsr_job *job, const tsr_job_report *step)
+{
+    const scalar scalars[] = {{"train/loss", step->loss},
+                              {"train/grad_norm", step->grad_norm},
+                              {"train/learning_rate", step->learning_rate},
+                              {"train/epoch", step->epoch},
+                              {"train/tokens_per_s", step->tokens_per_s}};
+    if (!job->metrics)
+        return TSR_OK;
+    TSR_TRY(tsr_metrics_write_step(job->metrics, step));
+    return write_events(job, step->step, scalars, sizeof scalars / sizeof *scalars);
+}
+
+tsr_status tsr_job_record_eval(tsr_job *job, double loss, int64_t label_tokens)
+{
+    if (!job->metrics)
+        return TSR_OK;
+    TSR_TRY(tsr_metrics_write_eval(job->metrics, job->done, loss, label_tokens));
+    return write_events(job, job->done, &(scalar){TSR_EVENTS_EVAL, loss}, 1);
+}
+
+/* Values that were left to the runtime are written as they were decided; but not the size of a
+ * shard group, so that the file is good for another number of ranks (plan.json has it). */
+static void resolve_config(tsr_job *job)
+{
+    tsr_config *config = &job->inputs.config;
+    const tsr_decision *d = &job->decision;
+    bool narrow = job->inputs.compute == TSR_BF16;
+    config->dtype = narrow ? TSR_CONFIG_DTYPE_BFLOAT16 : TSR_CONFIG_DTYPE_FLOAT32;
+    if (config->resident_units < 0)
+        config->resident_units = d->resident_count;
+}
+
+/* The run that was there before; of one that goes on, what came after its checkpoint. */
+static tsr_status clear_output(const tsr_job *job)
+{
+    const tsr_folder *folder = job->output;
+    tsr_folder *events;
+    bool goes_on = job->resume && job->continues, foreign = tsr_peft_card_is_foreign(folder);
+    TSR_TRY(tsr_file_tidy(folder, type_of));
+    TSR_TRY(tsr_job_tokenizer_clear(folder));
+    TSR_TRY(tsr_snapshot_tidy(folder));
+    TSR_TRY(tsr_snapshot_drop_after(folder, goes_on ? job->done : -1));
+    if (goes_on && job->newest > job->done)
+        tsr_log(TSR_LOG_WARNING,
+                "%s: what came after step %lld was removed: the checkpoints up to checkpoint-%lld",
+                tsr_folder_path(folder), (long long)job->done, (long long)job->newest);
+    if (!job->resume && job->continues)
+        tsr_log(TSR_LOG_INFO,
+                "resume_from_checkpoint: %s holds no checkpoint yet: starting at step 1",
+                tsr_folder_path(folder));
+    TSR_TRY(tsr_folder_enter(&events, folder, TSR_EVENTS_FOLDER));
+    tsr_status status = events ? tsr_file_tidy(events, type_of_event) : TSR_OK;
+    if (events && !goes_on && status == TSR_OK)
+        status = tsr_folder_remove(events, TSR_EVENTS_FILE);
+    tsr_folder_close(events);
+    for (size_t i = 0; i < RUN_FILES && !goes_on && status == TSR_OK; i++)
+        if (!foreign || strcmp(run_files[i], TSR_PEFT_CARD_FILE) != 0)
+            status = tsr_folder_remove(folder, run_files[i]);
+    return status;
+}
+
+tsr_status tsr_job_end(tsr_job *job, tsr_metrics_status status)
+{
+    if (!job->metrics || job->ended)
+        return TSR_OK;
+    job->ended = true;
+    return tsr_metrics_write_end(job->metrics, status);
+}
+
+static tsr_status write_text(const tsr_job *job, const char *name, const tsr_text *text)
+{
+    return tsr_file_write_in(job->output, name, tsr_text_string(text), text->length);
+}
+
+tsr_status tsr_job_write_output(tsr_job *job)
+{
+    tsr_text yaml = {0}, plan = {0};
+    TSR_TRY(take_output(job));
+    TSR_TRY(clear_output(job));
+    resolve_config(job);
+    tsr_status status = tsr_config_write(&yaml, &job->inputs.config);
+    if (status == TSR_OK)
+        status = tsr_job_tokenizer_write(&yaml, job);
+    if (status == TSR_OK)
+        status = write_text(job, TSR_JOB_CONFIG_FILE, &yaml);
+    if (status == TSR_OK)
+        status = tsr_decision_print(&plan, &job->decision, &job->inputs, &job->view, &job->speeds,
+                                    &(tsr_largest){0}, true);
+    if (status == TSR_OK)
+        status = write_text(job, PLAN_FILE, &plan);
+    if (status == TSR_OK && job->matmuls.length)
+        status = write_text(job, TSR_MATMULS_FILE, &job->matmuls);
+    if (status == TSR_OK)
+        status = start_metrics(job);
+    tsr_text_free(&yaml);
+    tsr_text_free(&plan);
+    return status;
+}
+
+tsr_status tsr_job_follow_output(tsr_job *job)
+{
+    if (!job->output)
+        TSR_TRY(tsr_folder_open(&job->output, job->inputs.config.output_dir));
+    return job->output ? TSR_OK
+                       : tsr_fail(TSR_EIO,
+                                  "output_dir %s: rank %d does not find it; every rank must see "
+                                  "the same files at the same paths",
+                                  job->inputs.config.output_dir, job->view.rank);
+}

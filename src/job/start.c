@@ -1,0 +1,427 @@
+/*
+ * start.c: all memory is taken, the weights are read, the adapter gets its first values.
+ */
+#include "job/parts.h"
+
+#include "base/clock.h"
+#include "base/phase.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static tsr_status split(tsr_job *job)
+{
+    const tsr_decision *d = &job->decision;
+    tsr_stream *stream = job->control;
+    int rank = job->view.rank;
+    TSR_TRY(tsr_comm_split(&job->shard, job->world, stream, rank / d->group));
+    TSR_TRY(tsr_comm_split(&job->node, job->world, stream, tsr_comm_node(job->world)));
+    if (d->replicas == 1)
+        return TSR_OK;
+    return tsr_comm_split(&job->replica, job->world, stream, rank % d->group);
+}
+
+static tsr_status take_memory(tsr_job *job)
+{
+    tsr_decision *d = &job->decision;
+    const tsr_memory_plan *memory = &d->memory;
+    TSR_TRY(tsr_arena_create(&job->device_arena, job->device, TSR_MEMORY_DEVICE,
+                             memory->total[TSR_PLACE_DEVICE]));
+    TSR_TRY(tsr_arena_create(&job->host_arena, job->device, TSR_MEMORY_HOST,
+                             memory->total[TSR_PLACE_HOST]));
+    TSR_TRY(tsr_model_create(&job->model, &d->model));
+    tsr_taker taker = {.plan = &d->memory, .device = job->device_arena, .host = job->host_arena};
+    TSR_TRY(tsr_decision_walk(d, &job->inputs, &job->view, &taker, job->model, &job->buffers));
+    TSR_TRY(tsr_taker_finish(&taker));
+    job->sums = job->buffers.sums;
+    job->files = calloc((size_t)job->view.ranks + 4, sizeof *job->files);
+    if (!job->files)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the list of a checkpoint's files");
+    if (job->inputs.batch)
+        TSR_TRY(tsr_micro_batch_create(&job->micro, tsr_batch_run_of(job->inputs.batch)));
+    if (job->inputs.eval_batch)
+        TSR_TRY(tsr_micro_batch_create(&job->eval_micro, tsr_batch_run_of(job->inputs.eval_batch)));
+    return TSR_OK;
+}
+
+/* ---- weights ---- */
+
+static char *frozen_place(void *user, int unit, int segment)
+{
+    tsr_job *job = user;
+    return tsr_load_at(&job->decision.store, job->world, unit, segment).data;
+}
+
+tsr_status tsr_job_put_trainable(tsr_job *job, int unit, int segment, const float *values)
+{
+    const tsr_trainable *trainable = &job->decision.store.trainable;
+    tsr_trainable_span span = tsr_trainable_at(trainable, unit, segment);
+    tsr_dtype dtype = span.segment->dtype;
+    uint64_t bytes = span.count * sizeof *values;
+    if (trainable->master)
+        TSR_TRY(tsr_device_write(job->device, trainable->master + span.begin, values, bytes));
+    if (dtype == TSR_F32)
+        return tsr_device_write(job->device, span.work, values, bytes);
+    void *work = malloc(bytes + 1);
+    if (!work)
+        return tsr_fail(TSR_ENOMEM, "out of memory for an adapter's first values");
+    tsr_status status = tsr_adamw_copy_work(work, dtype, values, span.count);
+    if (status == TSR_OK)
+        status =
+            tsr_device_write(job->device, span.work, work, span.count * tsr_dtype_bytes(dtype));
+    free(work);
+    return status;
+}
+
+static tsr_status put_trainable(void *user, int unit, int segment, const float *values)
+{
+    return tsr_job_put_trainable(user, unit, segment, values);
+}
+
+/* The ranks of a node read a share of the embedding each. */
+static tsr_status load_embedding(tsr_job *job)
+{
+    const tsr_layout *layout = &job->inputs.layout;
+    uint64_t rows = layout->config.vocab_size;
+    uint64_t ranks = (uint64_t)job->view.local_ranks;
+    uint64_t rank = (uint64_t)tsr_comm_local_rank(job->world);
+    uint64_t first = rows * rank / ranks, end = rows * (rank + 1) / ranks;
+    return tsr_model_load_embedding(job->embedding, layout, first, end - first,
+                                    tsr_device_pool(job->device));
+}
+
+static tsr_status load_weights(tsr_job *job)
+{
+    const tsr_decision *d = &job->decision;
+    const tsr_layout *layout = &job->inputs.layout;
+    tsr_model_loader loader = {.stream = job->control,
+                               .device = job->device,
+                               .frozen = frozen_place,
+                               .trainable = put_trainable,
+                               .user = job};
+    for (int unit = 0; unit < layout->unit_count; unit++) {
+        loader.comm = d->home[unit] == TSR_HOME_HOST_FULL ? job->node : job->shard;
+        TSR_TRY(tsr_model_load_unit(job->model, unit, &loader));
+    }
+    return tsr_job_agree(job, load_embedding(job));
+}
+
+/* ---- the adapter ---- */
+
+static tsr_status load_adapter(tsr_job *job)
+{
+    const tsr_layout *layout = &job->inputs.layout;
+    tsr_model_loader loader = {
+        .comm = job->shard, .device = job->device, .trainable = put_trainable, .user = job};
+    for (int unit = 0; unit < layout->unit_count; unit++) {
+        TSR_TRY(tsr_model_load_trainable(layout, unit, job->inputs.adapter.init,
+                                         (uint64_t)job->inputs.config.seed, &loader));
+        tsr_phase_at("making the adapter", unit + 1, layout->unit_count);
+    }
+    return TSR_OK;
+}
+
+/* Whether the owned part of a segment, in its working copy, is 0. */
+static tsr_status is_zero(bool *out, tsr_job *job, const tsr_trainable_span *span)
+{
+    tsr_dtype dtype = span->segment->dtype;
+    uint64_t bytes = span->count * tsr_dtype_bytes(dtype);
+    float *values = malloc(span->count * sizeof *values + 1);
+    void *work = malloc(bytes + 1);
+    tsr_status status = TSR_OK;
+    if (!values || !work)
+        status = tsr_fail(TSR_ENOMEM, "out of memory while looking at an adapter");
+    else
+        status = tsr_device_read(job->device, work, span->work, bytes);
+    *out = status == TSR_OK && tsr_widen_f32(values, work, dtype, span->count);
+    for (uint64_t i = 0; *out && i < span->real; i++)
+        *out = values[i] == 0;
+    free(values);
+    free(work);
+    return status;
+}
+
+/* B of an adapter to which magnitudes are added: they start as norms of W, which is g = 1 only
+ * where B is 0. */
+static tsr_status check_zero_b(tsr_job *job)
+{
+    const tsr_trainable *trainable = &job->decision.store.trainable;
+    const tsr_layout *layout = &job->inputs.layout;
+    if (!job->inputs.adapter.init)
+        return TSR_OK;
+    for (int unit = 0; unit < layout->layer_count; unit++)
+        for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++) {
+            const tsr_layout_linear *linear = &layout->unit[unit].linear[i];
+            if (!linear->dora)
+                continue;
+            tsr_trainable_span span = tsr_trainable_at(trainable, unit, linear->b);
+            bool zero;
+            TSR_TRY(is_zero(&zero, job, &span));
+            if (!zero)
+                return tsr_fail(TSR_ECONFIG,
+                                "use_dora: init_adapter %s has no magnitudes and its lora_B of "
+                                "%s is not 0, so there is no magnitude that leaves it as it "
+                                "is; start from an adapter with magnitudes, or use_dora: false",
+                                job->inputs.config.init_adapter, linear->path);
+        }
+    return TSR_OK;
+}
+
+/* DoRA's gradients are divided by row norms: with a row of zeros, as padding to a width is, no step would
+ * have a finite one. m: norms of rows `first` and on. */
+static tsr_status check_norms(const tsr_job *job, const tsr_layout_linear *linear, const float *m,
+                              uint64_t first, uint64_t count)
+{
+    const char *name = strrchr(linear->path, '.') + 1;
+    for (uint64_t i = 0; i < count; i++)
+        if (m[i] == 0 || !isfinite(m[i]))
+            return tsr_fail(TSR_EDATA,
+                            "%s: row %llu of %s.weight is %s, and DoRA divides by the norm of each "
+                            "row, as PEFT does; write exclude_modules: [%s], or use_dora: false",
+                            job->inputs.config.model_name_or_path, (unsigned long long)(first + i),
+                            linear->path,
+                            m[i] == 0 ? "all zeros" : "so large that its norm is not finite", name);
+    return TSR_OK;
+}
+
+/* The owned range of a linear's row norms becomes its magnitude. */
+static tsr_status take_norms(tsr_job *job, int unit, int index)
+{
+    const tsr_layout_linear *linear = &job->inputs.layout.unit[unit].linear[index];
+    tsr_trainable_span span = tsr_trainable_at(&job->decision.store.trainable, unit, linear->m);
+    uint64_t left = span.first < linear->out ? linear->out - span.first : 0;
+    uint64_t count = span.real < left ? span.real : left;
+    float *m = calloc(span.count + 1, sizeof *m);
+    if (!m)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the magnitudes of %s", linear->path);
+    tsr_status status = TSR_OK;
+    if (count)
+        status =
+            tsr_device_read(job->device, m, tsr_model_norms(job->model, unit, index) + span.first,
+                            count * sizeof *m);
+    if (status == TSR_OK)
+        status = check_norms(job, linear, m, span.first, count);
+    if (status == TSR_OK)
+        status = tsr_job_put_trainable(job, unit, linear->m, m);
+    free(m);
+    return status;
+}
+
+static tsr_status take_all_norms(tsr_job *job)
+{
+    const tsr_layout *layout = &job->inputs.layout;
+    for (int unit = 0; unit < layout->layer_count; unit++)
+        for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++)
+            if (layout->unit[unit].linear[i].dora)
+                TSR_TRY(take_norms(job, unit, i));
+    return TSR_OK;
+}
+
+/* Fresh magnitudes are the row norms of the dequantized W: one forward-only pass over the units
+ * computes them where the weights are gathered, and each owner takes its range. */
+static tsr_status fresh_magnitudes(tsr_job *job)
+{
+    int64_t word[TSR_WORD_COUNT];
+    TSR_TRY(tsr_job_agree(job, check_zero_b(job)));
+    tsr_model_set_fresh(job->model, true);
+    TSR_TRY(tsr_model_stage(job->model, &(tsr_model_batch){0}));
+    TSR_TRY(tsr_executor_micro_batch(job->executor, false, true));
+    TSR_TRY(tsr_model_release(job->model));
+    TSR_TRY(tsr_executor_eval_end(job->executor, &(tsr_host_flags){0}));
+    TSR_TRY(tsr_executor_wait_word(job->executor, word));
+    TSR_TRY(tsr_streams_synchronize(&job->streams));
+    tsr_model_set_fresh(job->model, false);
+    TSR_TRY(tsr_job_agree(job, take_all_norms(job)));
+    return tsr_executor_prologue(job->executor);
+}
+
+/* ---- the optimizer ---- */
+
+static tsr_status schedule_of(tsr_schedule *out, const tsr_config *config, int64_t total_steps)
+{
+    static const char *const names[] = {[TSR_CONFIG_LR_LINEAR] = "linear",
+                                        [TSR_CONFIG_LR_COSINE] = "cosine",
+                                        [TSR_CONFIG_LR_CONSTANT] = "constant",
+                                        [TSR_CONFIG_LR_CONSTANT_WITH_WARMUP] =
+                                            "constant_with_warmup",
+                                        [TSR_CONFIG_LR_COSINE_WITH_MIN_LR] = "cosine_with_min_lr"};
+    const tsr_config_lr_kwargs *k = &config->lr_scheduler_kwargs;
+    tsr_schedule_options options = {.name = names[config->lr_scheduler_type],
+                                    .warmup_steps = config->warmup_steps,
+                                    .learning_rate = config->learning_rate,
+                                    .num_cycles = k->num_cycles,
+                                    .min_lr = k->min_lr,
+                                    .min_lr_rate = k->min_lr_rate,
+                                    .num_cycles_set = k->num_cycles == k->num_cycles,
+                                    .min_lr_set = k->min_lr == k->min_lr,
+                                    .min_lr_rate_set = k->min_lr_rate == k->min_lr_rate};
+    return tsr_schedule_make(out, &options, (uint64_t)total_steps);
+}
+
+/* A run that goes on longer has the longer schedule from here on, as in Transformers: its rate may jump. */
+static tsr_status compare_schedules(tsr_job *job)
+{
+    const tsr_config *config = &job->inputs.config;
+    tsr_schedule before;
+    int64_t total, done = tsr_snapshot_step(job->resume);
+    TSR_TRY(tsr_job_resumed_total(&total, job));
+    if (total == job->total_steps)
+        return TSR_OK;
+    TSR_TRY(schedule_of(&before, config, total));
+    double next = tsr_schedule_multiplier(&job->schedule, (uint64_t)done);
+    double last = done > 0 ? tsr_schedule_multiplier(&before, (uint64_t)done - 1) : 0;
+    job->longer =
+        (tsr_job_longer){.total_before = total,
+                         .jumps = next != tsr_schedule_multiplier(&before, (uint64_t)done),
+                         .last = config->learning_rate * last,
+                         .next = config->learning_rate * next};
+    return TSR_OK;
+}
+
+static tsr_status make_schedule(tsr_job *job)
+{
+    const tsr_config *config = &job->inputs.config;
+    job->total_steps = job->last_step = tsr_batch_run_of(job->inputs.batch)->steps;
+    job->adamw = (tsr_adamw_step){.beta1 = config->adam_beta1,
+                                  .beta2 = config->adam_beta2,
+                                  .epsilon = config->adam_epsilon,
+                                  .weight_decay = config->weight_decay};
+    TSR_TRY(schedule_of(&job->schedule, config, job->total_steps));
+    return job->resume ? compare_schedules(job) : TSR_OK;
+}
+
+/* Appends what of a segment lies in `part`, to the last span of the same part where the working copy
+ * goes on. */
+static void add_span(tsr_job *job, uint64_t first_span, uint64_t *count, const tsr_optim_part *part,
+                     const tsr_trainable_span *s)
+{
+    tsr_dtype dtype = s->segment->dtype;
+    uint64_t begin = s->begin > part->begin ? s->begin : part->begin;
+    uint64_t end = part->begin + part->count;
+    end = s->begin + s->count < end ? s->begin + s->count : end;
+    if (begin >= end)
+        return;
+    char *work = (char *)s->work + (begin - s->begin) * tsr_dtype_bytes(dtype);
+    tsr_adamw_span *last = *count > first_span ? &job->spans[*count - 1] : NULL;
+    if (last && last->work_dtype == dtype &&
+        work == (char *)last->work + last->count * tsr_dtype_bytes(dtype)) {
+        last->count += end - begin;
+        return;
+    }
+    uint64_t at = begin - part->begin;
+    job->spans[(*count)++] =
+        (tsr_adamw_span){.master = part->master + at,
+                         .m = part->m + at,
+                         .v = part->v + at,
+                         .gradient = job->decision.store.trainable.accumulator + begin,
+                         .work = work,
+                         .work_dtype = dtype,
+                         .count = end - begin};
+}
+
+/* The spans of the update, chunk after chunk. */
+static tsr_status make_spans(tsr_job *job)
+{
+    const tsr_store *store = &job->decision.store;
+    const tsr_trainable *t = &store->trainable;
+    int chunks = job->decision.plan->chunk_count, parts = chunks > 0 ? chunks : 1;
+    uint64_t most = (uint64_t)parts, count = 0;
+    for (int unit = 0; unit < t->unit_count; unit++)
+        most += (uint64_t)t->units[unit].trainable.segment_count;
+    job->spans = calloc(most, sizeof *job->spans);
+    job->chunk_spans = calloc((size_t)parts + 1, sizeof *job->chunk_spans);
+    if (!job->spans || !job->chunk_spans)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the optimizer's spans");
+    for (int i = 0; i < parts; i++) {
+        tsr_optim_part part = tsr_store_part(store, chunks > 0 ? i : -1);
+        for (int unit = 0; unit < t->unit_count; unit++)
+            for (int segment = 0; segment < t->units[unit].trainable.segment_count; segment++) {
+                tsr_trainable_span s = tsr_trainable_at(t, unit, segment);
+                add_span(job, job->chunk_spans[i], &count, &part, &s);
+            }
+        job->chunk_spans[i + 1] = count;
+    }
+    return TSR_OK;
+}
+
+/* What may fail on one rank alone ends with an agreement: the others would wait for it, in the
+ * collective that comes next. */
+static tsr_status start(tsr_job *job)
+{
+    tsr_decision *d = &job->decision;
+    tsr_stream *const *stream = job->streams.stream;
+    void *embedding = NULL;
+    if (job->train)
+        TSR_TRY(tsr_job_agree(job, make_schedule(job)));
+    TSR_TRY(split(job));
+    TSR_TRY(tsr_job_agree(job, tsr_job_backend_connect(job)));
+    if (job->inputs.config.trace)
+        TSR_TRY(tsr_job_agree(job, tsr_trace_create(&job->trace, job)));
+    TSR_TRY(tsr_job_agree(job, take_memory(job)));
+    if (job->train)
+        TSR_TRY(tsr_job_agree(job, make_spans(job)));
+    TSR_TRY(tsr_store_share(&d->store, job->world, job->control));
+    TSR_TRY(tsr_comm_share(&embedding, job->world, job->control,
+                           tsr_array_bytes(tsr_embedding(&job->inputs.layout))));
+    job->embedding = embedding;
+    TSR_TRY(tsr_job_agree(job, tsr_job_backend_expose(job)));
+    tsr_frozen table = {embedding,
+                        job->inputs.layout.embedding->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32};
+    tsr_model_sums sums = {&job->sums->loss, &job->sums->loss_overflow};
+    TSR_TRY(tsr_job_agree(job, tsr_model_start(job->model, stream[TSR_STREAM_COMPUTE],
+                                               stream[TSR_STREAM_H2D], table, sums)));
+    TSR_TRY(tsr_job_choose_matmuls(job));
+    TSR_TRY(job->fill ? job->fill(job) : load_weights(job));
+    TSR_TRY(
+        tsr_load_finish(&d->store, job->device_world, job->device_shard, stream[TSR_STREAM_COMM]));
+    if (job->inputs.adapter.present)
+        TSR_TRY(tsr_job_agree(job, job->resume ? tsr_job_restore(job) : load_adapter(job)));
+    tsr_executor_options options = {.store = &d->store,
+                                    .device = job->device,
+                                    .streams = &job->streams,
+                                    .world = job->device_world,
+                                    .shard = job->device_shard,
+                                    .replica = job->device_replica,
+                                    .kernels = job->kernels,
+                                    .gradient_shift = TSR_FIXED_SHIFT,
+                                    .contributions = job->inputs.contributions,
+                                    .gradient_overflow = &job->sums->gradient_overflow,
+                                    .callbacks = tsr_job_callbacks,
+                                    .log_count = job->trace ? tsr_trace_records(job->trace) : 0};
+    options.callbacks.user = job;
+    TSR_TRY(tsr_job_agree(job, tsr_executor_create(&job->executor, &options)));
+    TSR_TRY(tsr_executor_prologue(job->executor));
+    if (job->inputs.adapter.present && job->inputs.adapter.fresh_magnitudes && !job->resume)
+        TSR_TRY(fresh_magnitudes(job));
+    return TSR_OK;
+}
+
+static tsr_status decide_and_start(tsr_job *job)
+{
+    TSR_TRY(tsr_job_decide(job));
+    if (job->state != TSR_JOB_PLANNED)
+        return tsr_fail(TSR_EINVAL, "the job has been started before");
+    bool first = job->view.rank == 0, trains = job->options.purpose == TSR_JOB_TRAIN;
+    TSR_TRY(tsr_job_agree(job, first && trains ? tsr_job_check_space(job) : TSR_OK));
+    TSR_TRY(tsr_job_agree(job, start(job)));
+    if (trains) {
+        TSR_TRY(tsr_job_agree(job, first ? tsr_job_write_output(job) : TSR_OK));
+        TSR_TRY(tsr_job_agree(job, first ? TSR_OK : tsr_job_follow_output(job)));
+    }
+    return tsr_job_agree(job, first ? tsr_trace_place(job->trace) : TSR_OK);
+}
+
+int tsr_job_start(tsr_job *job)
+{
+    if (job->options.purpose == TSR_JOB_PLAN)
+        return tsr_fail(TSR_EINVAL, "a job created to be planned cannot be started");
+    tsr_job_listen(job, true);
+    tsr_status status = decide_and_start(job);
+    tsr_job_listen(job, false);
+    TSR_TRY(status);
+    job->state = TSR_JOB_STARTED;
+    job->started_at = job->word_time = tsr_now();
+    job->exposed_before = tsr_job_exposed(job); /* of the pass over the norms */
+    return TSR_OK;
+}

@@ -1,0 +1,409 @@
+/*
+ * step.c: one optimizer step, and one evaluation.
+ */
+#include "job/parts.h"
+
+#include "base/clock.h"
+#include "base/phase.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- what the executor calls ---- */
+
+static tsr_status on_norm(void *user, int unit, const tsr_unit_view *view)
+{
+    return tsr_model_norm(((tsr_job *)user)->model, unit, view);
+}
+
+static tsr_status on_compute(void *user, const tsr_use *use, const tsr_unit_view *view,
+                             float *gradient)
+{
+    return tsr_model_compute(((tsr_job *)user)->model, use->phase, use->unit, view, gradient);
+}
+
+static tsr_status on_tally(void *user, int64_t *word)
+{
+    tsr_job *job = user;
+    return job->decision.model.kernels->step_sums(
+        job->streams.stream[TSR_STREAM_OPTIM],
+        &(tsr_step_sums_args){.loss = &job->sums->loss,
+                              .loss_overflow = &job->sums->loss_overflow,
+                              .gradient_overflow = &job->sums->gradient_overflow,
+                              .word_loss = &word[TSR_WORD_LOSS],
+                              .word_non_finite = &word[TSR_WORD_NON_FINITE],
+                              .seen = job->sums->seen});
+}
+
+static tsr_status on_grad_norm(void *user, int64_t *word)
+{
+    tsr_job *job = user;
+    TSR_TRY(on_tally(user, word));
+    return job->decision.model.kernels->grad_norm(
+        job->streams.stream[TSR_STREAM_OPTIM],
+        &(tsr_grad_norm_args){.sum = tsr_word_norm(word),
+                              .gradient = job->decision.store.trainable.accumulator,
+                              .count = job->decision.store.trainable.count,
+                              .shift = TSR_FIXED_SHIFT});
+}
+
+static tsr_status on_optim(void *user, const int64_t *word, int chunk)
+{
+    tsr_job *job = user;
+    const uint64_t *spans = job->chunk_spans + (chunk < 0 ? 0 : chunk);
+    const tsr_kernels *kernels = job->decision.model.kernels;
+    tsr_stream *stream = job->streams.stream[TSR_STREAM_OPTIM];
+    const void *squares = word + TSR_WORD_NORM;
+    if (chunk <= 0)
+        TSR_TRY(kernels->step_control(
+            stream, &(tsr_step_control_args){.control = &job->sums->control,
+                                             .squares = squares,
+                                             .error = &word[TSR_WORD_ERROR],
+                                             .non_finite = &word[TSR_WORD_NON_FINITE],
+                                             .max_norm = job->inputs.config.max_grad_norm}));
+    return kernels->adamw(stream, &(tsr_adamw_args){.spans = job->spans + spans[0],
+                                                    .span_count = spans[1] - spans[0],
+                                                    .step = job->adamw,
+                                                    .control = &job->sums->control,
+                                                    .shift = TSR_FIXED_SHIFT});
+}
+
+static tsr_saved on_saved(void *user, int unit)
+{
+    return tsr_model_saved(((tsr_job *)user)->model, unit);
+}
+
+const tsr_executor_callbacks tsr_job_callbacks = {.norm = on_norm,
+                                                  .compute = on_compute,
+                                                  .grad_norm = on_grad_norm,
+                                                  .tally = on_tally,
+                                                  .optim = on_optim,
+                                                  .saved = on_saved};
+
+/* ---- issuing ---- */
+
+tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro, double label_tokens,
+                               bool train)
+{
+    tsr_model_batch batch = {.tokens = micro->token_count,
+                             .documents = micro->document_count,
+                             .label_rows = micro->label_count,
+                             .ids = micro->ids,
+                             .positions = micro->positions,
+                             .cu_seqlens = micro->cu_seqlens,
+                             .label_row = micro->label_rows,
+                             .label = micro->labels,
+                             .sample = micro->sample,
+                             .first_position = micro->first_position,
+                             .epoch = (uint64_t)micro->epoch,
+                             .label_tokens = label_tokens,
+                             .train = train};
+    job->staged_empty = micro->token_count == 0;
+    return tsr_model_stage(job->model, &batch);
+}
+
+tsr_status tsr_job_issue_micro(tsr_job *job, bool train)
+{
+    TSR_TRY(tsr_executor_micro_batch(job->executor, train, job->staged_empty));
+    return tsr_model_release(job->model);
+}
+
+/* Steps of training, or the one of an evaluation. */
+typedef struct {
+    tsr_batch *batch;
+    tsr_micro_batch *micro;
+    bool train;
+} rounds;
+
+/* Micro-batch j x ranks + rank is this rank's of round j. */
+static tsr_status stage_round(tsr_job *job, const rounds *r, int64_t step, int64_t round)
+{
+    tsr_batch_step_info info;
+    tsr_comm_publish(job->world, (uint64_t)step + 1, r->train ? "micro-batch" : "evaluation",
+                     (int)round);
+    TSR_TRY(tsr_batch_step(r->batch, step, &info));
+    TSR_TRY(tsr_batch_fill(r->micro, r->batch, step, round * job->view.ranks + job->view.rank));
+    return tsr_job_stage_micro(job, r->micro, (double)info.label_tokens, r->train);
+}
+
+/* Rounds [first, end) of a step's `count`. While the device computes one, the host stages the next: its embedding rows
+ * are collected behind the matmuls. */
+static tsr_status issue_rounds(tsr_job *job, const rounds *r, int64_t step, int64_t first,
+                               int64_t end, int64_t count)
+{
+    for (int64_t round = first; round < end; round++) {
+        if (!job->staged_ahead)
+            TSR_TRY(stage_round(job, r, step, round));
+        job->staged_ahead = false;
+        TSR_TRY(tsr_job_issue_micro(job, r->train));
+        if (!r->train)
+            tsr_phase_at("evaluating", (double)round + 1, (double)count);
+        if (round + 1 == end)
+            break;
+        TSR_TRY(stage_round(job, r, step, round + 1));
+        job->staged_ahead = true;
+    }
+    return TSR_OK;
+}
+
+static tsr_host_flags host_flags(const tsr_job *job)
+{
+    double limit = job->inputs.config.time_limit;
+    return (tsr_host_flags){.stop = job->options.stop && *job->options.stop,
+                            .time_limit = limit > 0 && tsr_now() - job->started_at > limit};
+}
+
+static bool asks_to_stop(const int64_t *word)
+{
+    return word[TSR_WORD_STOP] != 0 || word[TSR_WORD_TIME_LIMIT] != 0;
+}
+
+/* ---- a step ---- */
+
+bool tsr_job_evaluation_due(const tsr_job *job, const tsr_batch_step_info *info)
+{
+    const tsr_config *config = &job->inputs.config;
+    if (!job->inputs.eval_batch)
+        return false;
+    if (config->eval_strategy == TSR_CONFIG_EVERY_EPOCH)
+        return info->ends_epoch;
+    if (config->eval_strategy == TSR_CONFIG_EVERY_STEPS)
+        return job->done % tsr_config_steps(config->eval_steps, job->total_steps, 1) == 0;
+    return false;
+}
+
+static bool checkpoint_due(const tsr_job *job, const tsr_batch_step_info *info)
+{
+    const tsr_config *config = &job->inputs.config;
+    if (config->save_strategy != TSR_CONFIG_EVERY_NO && job->done == job->total_steps)
+        return true; /* to extend the run from */
+    if (config->save_strategy == TSR_CONFIG_EVERY_EPOCH)
+        return info->ends_epoch;
+    if (config->save_strategy == TSR_CONFIG_EVERY_STEPS)
+        return job->done % tsr_config_steps(config->save_steps, job->total_steps, 1) == 0;
+    return false;
+}
+
+double tsr_job_exposed(const tsr_job *job)
+{
+    tsr_exposed e = tsr_executor_exposed(job->executor);
+    return e.h2d + e.gather + e.reduce + e.load + e.save;
+}
+
+typedef struct {
+    int unit, segment;
+    char name[256];
+} refused_part;
+
+static tsr_status name_part(void *user, const tsr_job_part *part)
+{
+    refused_part *refused = user;
+    char *name;
+    if (part->unit != refused->unit || part->segment != refused->segment)
+        return TSR_OK;
+    TSR_TRY(tsr_peft_tensor_name(&name, part->linear->path, part->part));
+    snprintf(refused->name, sizeof refused->name, "%s", name);
+    free(name);
+    return TSR_OK;
+}
+
+tsr_status tsr_job_give_up(tsr_job *job)
+{
+    bool never =
+        job->skipped_steps == job->done; /* though all that it was given is finite (model/load.h) */
+    int64_t seen[2];
+    refused_part refused = {0};
+    TSR_TRY(tsr_streams_synchronize(&job->streams));
+    TSR_TRY(tsr_device_read(job->device, seen, job->sums->seen, sizeof seen));
+    seen[0] = -seen[0];
+    seen[1] = seen[1] ? seen[1] : INT64_MAX;
+    TSR_TRY(tsr_comm_all_reduce(job->world, job->control, seen, 2, TSR_MIN));
+    TSR_TRY(tsr_stream_synchronize(job->control));
+    if (seen[1] != INT64_MAX) {
+        tsr_trainable_marked(&refused.unit, &refused.segment, &job->decision.store.trainable,
+                             seen[1]);
+        TSR_TRY(tsr_job_each_part(job, NULL, name_part, &refused));
+    }
+    const char *loss = seen[0] ? "the loss" : "";
+    const char *gradient = *refused.name ? "first, from the output back, the gradient of " : "";
+    return tsr_fail(never ? TSR_EDEVICE : TSR_EDATA,
+                    "step %lld: the loss or a gradient was not finite in %lld steps in a row "
+                    "(max_skipped_steps is %lld)%s%s%s%s%s%s; %s",
+                    (long long)job->done, (long long)job->skipped,
+                    (long long)job->inputs.config.max_skipped_steps,
+                    never ? ", and no step has updated anything: no adapter is written" : "",
+                    *loss || *gradient ? "; in this one " : "", loss,
+                    *loss && *gradient ? " and " : "", gradient, refused.name,
+                    never ? "the model and the adapter it began with are finite: lower lora_alpha, "
+                            "write dtype: float32, or look at the data of these steps"
+                          : "lower learning_rate, or look at the data of these steps");
+}
+
+static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64_t *word,
+                            tsr_job_report *report)
+{
+    double now = tsr_now();
+    double exposed = tsr_job_exposed(job);
+    bool discards = tsr_word_discards(word); /* its sums are of what was finite */
+    job->done++;
+    job->evaluated = false;
+    *report = (tsr_job_report){
+        .step = job->done,
+        .total_steps = job->total_steps,
+        .epoch = info->progress,
+        .loss = discards ? NAN : tsr_word_loss(word) / (double)info->label_tokens,
+        .grad_norm = discards ? NAN : tsr_grad_norm(tsr_word_norm(word)),
+        .learning_rate = job->adamw.learning_rate,
+        .label_tokens = info->label_tokens,
+        .input_tokens = info->input_tokens,
+        .step_s = now - job->word_time,
+        .device_bytes = tsr_arena_high_water(job->device_arena),
+        .exposed_s = exposed - job->exposed_before,
+        .skipped = discards,
+    };
+    report->tokens_per_s = (double)info->input_tokens / report->step_s;
+    job->word_time = now;
+    job->exposed_before = exposed;
+    /* All ranks read this word before any op of the next step is issued. */
+    if (asks_to_stop(word) && job->done < job->total_steps) {
+        job->stopped = true;
+        job->last_step = job->done;
+    }
+    report->last = job->done == job->last_step;
+    report->stopped = job->stopped;
+    report->evaluate = tsr_job_evaluation_due(job, info);
+    report->save = job->stopped || checkpoint_due(job, info);
+    job->skipped = report->skipped ? job->skipped + 1 : 0;
+    job->skipped_steps += report->skipped;
+    report->skipped_steps = job->skipped_steps;
+    return job->skipped > job->inputs.config.max_skipped_steps ? tsr_job_give_up(job) : TSR_OK;
+}
+
+/* Writing the trace is no part of a step's time. */
+static tsr_status end_step(tsr_job *job, bool last)
+{
+    double before = tsr_now();
+    TSR_TRY(tsr_trace_done(job->trace, job->done, last));
+    job->word_time += tsr_now() - before;
+    return TSR_OK;
+}
+
+static tsr_status run_step(tsr_job *job, tsr_job_report *report)
+{
+    tsr_batch_step_info info;
+    int64_t word[TSR_WORD_COUNT];
+    double before = tsr_now();
+    TSR_TRY(tsr_batch_step(job->inputs.batch, job->issued, &info));
+    job->adamw.learning_rate = job->inputs.config.learning_rate *
+                               tsr_schedule_multiplier(&job->schedule, (uint64_t)job->issued);
+    rounds r = {job->inputs.batch, &job->micro, true};
+    tsr_trace_issue(job->trace, job->issued + 1);
+    tsr_executor_name_step(job->executor, (uint64_t)job->issued + 1);
+    TSR_TRY(issue_rounds(job, &r, job->issued, 0, info.rounds, info.rounds));
+    job->issued++;
+    tsr_host_flags flags = host_flags(job); /* as late as they still count in this step */
+    TSR_TRY(tsr_executor_step_end(job->executor, &flags));
+    job->issue_s = tsr_now() - before;
+    if (job->issued < job->last_step) {
+        TSR_TRY(stage_round(job, &r, job->issued, 0));
+        job->staged_ahead = true;
+    }
+    TSR_TRY(tsr_executor_wait_word(job->executor, word));
+    TSR_TRY(take_word(job, &info, word, report));
+    TSR_TRY(tsr_job_record_step(job, report));
+    return end_step(job, report->last);
+}
+
+/* An error of one rank reaches the others through the communicator; then all agree on the one to
+ * report. */
+static int finish(tsr_job *job, tsr_status status)
+{
+    if (status >= 0)
+        return status;
+    tsr_executor_fail(job->executor, status);
+    return tsr_job_agree(job, status);
+}
+
+int tsr_job_step(tsr_job *job, tsr_job_report *report)
+{
+    if (job->state != TSR_JOB_STARTED || !job->train)
+        return tsr_fail(TSR_EINVAL, "tsr_job_step needs a training job that was started");
+    if (job->issued == job->last_step)
+        return TSR_JOB_DONE;
+    tsr_job_put_aside(job, true);
+    int status = finish(job, run_step(job, report));
+    tsr_job_put_aside(job, false);
+    return status;
+}
+
+/* ---- an evaluation ---- */
+
+#define ROUNDS_AT_ONCE 16 /* between two looks at the stop flag */
+
+/* Sums its words up in `sum`; *stopped where ranks were asked to stop before its last rounds. Only where a
+ * checkpoint can say that it is due, and not after a stop: then it is wanted nevertheless. */
+static tsr_status issue_evaluation(tsr_job *job, int64_t *sum, bool *stopped, int64_t count)
+{
+    const rounds r = {job->inputs.eval_batch, &job->eval_micro, false};
+    bool stops = job->train && !job->stopped && job->done > job->resumed;
+    *stopped = false;
+    for (int64_t first = 0; first < count && !*stopped; first += ROUNDS_AT_ONCE) {
+        int64_t word[TSR_WORD_COUNT];
+        int64_t end = count - first < ROUNDS_AT_ONCE ? count : first + ROUNDS_AT_ONCE;
+        TSR_TRY(issue_rounds(job, &r, 0, first, end, count));
+        const tsr_host_flags flags = stops ? host_flags(job) : (tsr_host_flags){0};
+        TSR_TRY(tsr_executor_eval_end(job->executor, &flags));
+        TSR_TRY(tsr_executor_wait_word(job->executor, word));
+        sum[TSR_WORD_LOSS] += word[TSR_WORD_LOSS];
+        sum[TSR_WORD_ERROR] += word[TSR_WORD_ERROR];
+        sum[TSR_WORD_NON_FINITE] += word[TSR_WORD_NON_FINITE];
+        *stopped = end < count && asks_to_stop(word);
+    }
+    return TSR_OK;
+}
+
+static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
+{
+    tsr_batch_step_info info;
+    int64_t word[TSR_WORD_COUNT] = {0};
+    double before = tsr_now();
+    bool stopped;
+    TSR_TRY(tsr_batch_step(job->inputs.eval_batch, 0, &info));
+    if (job->staged_ahead) /* the next training step's: it will be staged again */
+        TSR_TRY(tsr_model_unstage(job->model));
+    job->staged_ahead = false;
+    bool alone = job->options.purpose == TSR_JOB_EVALUATE;
+    tsr_trace_issue(job->trace, alone ? 0 : -1);
+    TSR_TRY(issue_evaluation(job, word, &stopped, info.rounds));
+    if (alone)
+        TSR_TRY(tsr_trace_done(job->trace, 0, true));
+    job->exposed_before = tsr_job_exposed(job); /* no part of the next step's either */
+    double loss =
+        stopped || tsr_word_discards(word) ? NAN : tsr_word_loss(word) / (double)info.label_tokens;
+    *evaluation = (tsr_job_evaluation){.loss = loss,
+                                       .perplexity = exp(loss),
+                                       .label_tokens = info.label_tokens,
+                                       .rows = tsr_batch_run_of(job->inputs.eval_batch)->units,
+                                       .stopped = stopped};
+    job->word_time += tsr_now() - before; /* no part of the next step's time */
+    if (stopped) {
+        job->stopped = true;
+        job->last_step = job->done;
+        return TSR_OK;
+    }
+    job->evaluated = true;
+    return tsr_job_record_eval(job, loss, info.label_tokens);
+}
+
+int tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation)
+{
+    if (job->state != TSR_JOB_STARTED)
+        return tsr_fail(TSR_EINVAL, "tsr_job_evaluate needs a job that was started");
+    if (!job->inputs.eval_batch)
+        return tsr_fail(TSR_ECONFIG, "there is nothing to evaluate: eval_dataset is not set");
+    tsr_job_listen(job, true);
+    int status = finish(job, run_evaluation(job, evaluation));
+    tsr_job_listen(job, false);
+    return status;
+}

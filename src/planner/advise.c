@@ -1,0 +1,297 @@
+/*
+ * advise.c: what would fit: for a job that does not, and the largest that does.
+ */
+#include "base/log.h"
+#include "planner/parts.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The choice that needs the least of all that the configuration allows. Host memory is not always
+ * it: the slots that it needs may be larger than the shard on the device. */
+static tsr_status most_frugal(tsr_decision *d, const tsr_inputs *inputs,
+                              const tsr_topology_view *view)
+{
+    tsr_choice c = {.bounds = inputs->bounds, .resident = tsr_decide_residents(inputs)}, best = c;
+    tsr_allowance allowed = tsr_decide_allowed(&inputs->config);
+    int low;
+    uint64_t least = UINT64_MAX;
+    tsr_decide_degrade(&low, &c.degrade, d, allowed.recompute, inputs->layout.layer_count, true);
+    for (int i = 0; i < TSR_WAYS; i++) {
+        if (!tsr_decide_way(&c, i, &allowed))
+            continue;
+        TSR_TRY(tsr_decide_try(d, inputs, view, &c));
+        if (tsr_decide_bytes(d) >= least)
+            continue;
+        least = tsr_decide_bytes(d);
+        best = c;
+    }
+    return tsr_decide_try(d, inputs, view, &best);
+}
+
+static void print_bytes(tsr_text *out, uint64_t bytes)
+{
+    if (bytes >= 1ull << 30)
+        tsr_text_printf(out, "%.2f GiB", (double)bytes / (double)(1ull << 30));
+    else
+        tsr_text_printf(out, "%.2f MiB", (double)bytes / (double)(1ull << 20));
+}
+
+static void print_largest(tsr_text *out, const tsr_memory_plan *memory)
+{
+    uint64_t below = UINT64_MAX;
+    for (int shown = 0; shown < 3; shown++) {
+        const tsr_buffer *best = NULL;
+        for (int i = 0; i < memory->count; i++) {
+            const tsr_buffer *b = &memory->buffer[i];
+            if (b->place == TSR_PLACE_DEVICE && b->bytes < below &&
+                (!best || b->bytes > best->bytes))
+                best = b;
+        }
+        if (!best)
+            return;
+        tsr_text_printf(out, "%s%s (", shown ? ", " : "", best->name);
+        print_bytes(out, best->bytes);
+        tsr_text_puts(out, ")");
+        below = best->bytes;
+    }
+}
+
+/* The job's bounds with micro-batches of another size. What is added may be labels, and rows of the
+ * longest that there are. */
+static tsr_batch_bounds bounds_of(const tsr_inputs *inputs, int64_t tokens)
+{
+    tsr_batch_bounds b = inputs->bounds;
+    int64_t more = tokens > b.tokens ? tokens - b.tokens : 0;
+    b.documents += (more + b.longest - 1) / b.longest;
+    b.label_rows += more;
+    b.label_rows = b.label_rows < tokens ? b.label_rows : tokens;
+    b.longest = b.longest < tokens ? b.longest : tokens;
+    b.tokens = tokens;
+    return b;
+}
+
+/* A micro-batch of one row. */
+static tsr_batch_bounds one_row(const tsr_inputs *inputs, int64_t tokens)
+{
+    tsr_batch_bounds b = bounds_of(inputs, tokens);
+    b.documents = 1;
+    b.longest = tokens;
+    return b;
+}
+
+/* ---- the largest that fits ---- */
+
+typedef struct {
+    tsr_decision *d;
+    const tsr_inputs *inputs;
+    const tsr_topology_view *view;
+    enum { OF_TOKENS, OF_SEQUENCE, OF_LAYERS } of;
+    uint64_t parameters; /* of the deepest model that fitted */
+} question;
+
+static tsr_status ask_of_layers(bool *fits, question *q, int64_t layers)
+{
+    tsr_inputs like;
+    tsr_decision d;
+    tsr_allowance allowed = tsr_decide_allowed(&q->inputs->config);
+    if (allowed.offload == TSR_CONFIG_OFFLOAD_AUTO)
+        allowed.offload =
+            TSR_CONFIG_OFFLOAD_NONE; /* else any model fits that the host has room for */
+    *fits = false;
+    tsr_status status = tsr_inputs_like(&like, q->inputs, (uint64_t)layers);
+    if (status == TSR_ECONFIG) /* the adapter is on layers that it does not have */
+        return TSR_OK;
+    TSR_TRY(status);
+    status = tsr_decide_begin(&d, &like, q->view, true, &q->d->room);
+    if (status == TSR_OK)
+        status = tsr_decide_fits(fits, &d, &like, q->view, &like.bounds, &allowed);
+    if (status == TSR_OK && *fits)
+        q->parameters = like.layout.parameter_count;
+    tsr_decide_clear(&d, &like.layout);
+    tsr_decision_free(&d);
+    tsr_inputs_like_close(&like);
+    return status;
+}
+
+static tsr_status ask(bool *fits, question *q, int64_t size)
+{
+    tsr_allowance allowed = tsr_decide_allowed(&q->inputs->config);
+    if (q->of == OF_LAYERS)
+        return ask_of_layers(fits, q, size);
+    tsr_batch_bounds bounds = (q->of == OF_TOKENS ? bounds_of : one_row)(q->inputs, size);
+    return tsr_decide_fits(fits, q->d, q->inputs, q->view, &bounds, &allowed);
+}
+
+/* Between `low`, which fits or is 0, and `high`, which does not. */
+static tsr_status largest_below(int64_t *out, question *q, int64_t low, int64_t high)
+{
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        bool fits;
+        TSR_TRY(ask(&fits, q, middle));
+        if (fits)
+            low = middle;
+        else
+            high = middle;
+    }
+    *out = low;
+    return TSR_OK;
+}
+
+/* From what the job has on, which need not fit in another way of counting. */
+static tsr_status largest(int64_t *out, question *q, int64_t first, int64_t most)
+{
+    int64_t low = 0, high = first < most ? first : most;
+    for (;;) {
+        bool fits;
+        TSR_TRY(ask(&fits, q, high));
+        if (!fits)
+            return largest_below(out, q, low, high);
+        *out = low = high;
+        if (high == most)
+            return TSR_OK;
+        high = 2 * high < most ? 2 * high : most;
+    }
+}
+
+/* Keys that may be set to auto, each with those before it. */
+static const char *const widening[] = {
+    "gradient_checkpointing: auto",
+    "offload: auto with gradient_checkpointing: auto",
+    "activation_offloading: auto with offload: auto and gradient_checkpointing: auto",
+    "optimizer_offload: auto with offload, activation_offloading and gradient_checkpointing: auto",
+};
+#define WIDENINGS (int)(sizeof widening / sizeof *widening)
+
+/* Whether widening number `i` allows more than the one before. */
+static bool widen(tsr_allowance *allowed, int i)
+{
+    tsr_allowance before = *allowed;
+    if (i == 0)
+        allowed->recompute = TSR_CONFIG_RECOMPUTE_AUTO;
+    if (i == 1 && allowed->offload != TSR_CONFIG_OFFLOAD_SHARDED)
+        allowed->offload = TSR_CONFIG_OFFLOAD_AUTO;
+    if (i == 2 && allowed->activations == TSR_CONFIG_CHOICE_NO)
+        allowed->activations = TSR_CONFIG_CHOICE_AUTO;
+    if (i == 3 && allowed->state == TSR_CONFIG_CHOICE_NO)
+        allowed->state = TSR_CONFIG_CHOICE_AUTO;
+    return memcmp(&before, allowed, sizeof before) != 0;
+}
+
+/* ---- a refusal ---- */
+
+/* Who has what of the card, where that and not the configuration sets the limit. */
+static void print_holder(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs)
+{
+    uint64_t held = tsr_room_held(&d->room);
+    if (!d->room.total || d->budget == inputs->config.memory_budget)
+        return;
+    tsr_text_puts(out, held ? " (other processes and this one's CUDA context hold " : " (");
+    if (held)
+        print_bytes(out, held);
+    tsr_text_puts(out, held ? " of the " : "of the ");
+    print_bytes(out, d->room.total);
+    tsr_text_printf(out, " of rank %d's GPU %d)", d->room.rank, d->room.card);
+}
+
+tsr_status tsr_decide_warn(const tsr_decision *d, const tsr_inputs *inputs)
+{
+    tsr_text text = {0};
+    if (d->budget >= inputs->config.memory_budget)
+        return TSR_OK;
+    print_bytes(&text, d->budget);
+    print_holder(&text, d, inputs);
+    tsr_log(TSR_LOG_WARNING, "%s: memory_budget is more than there is: the plan has %s",
+            tsr_config_where(&inputs->config, "memory_budget"), tsr_text_string(&text));
+    tsr_text_free(&text);
+    return TSR_OK;
+}
+
+/* With the job as it is. */
+static void suggest_memory(tsr_text *out, const tsr_room *room, uint64_t needed)
+{
+    uint64_t mib = (needed + (1 << 20) - 1) >> 20;
+    if (mib << 20 <= tsr_room_most(room))
+        tsr_text_printf(out, "memory_budget: %" PRIu64 "MiB fits as it is", mib);
+    else if (tsr_room_held(room) && (mib << 20) + TSR_CUDA_RESERVE_BYTES <= room->total)
+        tsr_text_printf(out,
+                        "end what else runs on rank %d's GPU %d (nvidia-smi): with %" PRIu64
+                        " MiB free there this job fits as it is",
+                        room->rank, room->card, mib);
+    else
+        tsr_text_printf(out, "a GPU with %" PRIu64 " MiB free fits as it is", mib);
+}
+
+/* What to change, cheapest first. */
+static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inputs,
+                          const tsr_topology_view *view, uint64_t needed)
+{
+    tsr_allowance wider = tsr_decide_allowed(&inputs->config);
+    bool fits = false;
+    for (int i = 0; i < WIDENINGS && !fits; i++) {
+        if (!widen(&wider, i))
+            continue;
+        TSR_TRY(tsr_decide_fits(&fits, d, inputs, view, &inputs->bounds, &wider));
+        if (fits) {
+            tsr_text_printf(out, "%s fits", widening[i]);
+            return TSR_OK;
+        }
+    }
+    int64_t tokens = 0;
+    question q = {d, inputs, view, OF_TOKENS, 0};
+    TSR_TRY(largest_below(&tokens, &q, 0, inputs->bounds.tokens));
+    if (tokens > 0)
+        tsr_text_printf(out,
+                        "micro-batches of at most %" PRId64 " tokens would fit (the largest has "
+                        "%" PRId64 "): lower per_device_train_batch_size or max_length; or ",
+                        tokens, inputs->bounds.tokens);
+    suggest_memory(out, &d->room, needed);
+    return TSR_OK;
+}
+
+tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
+                             const tsr_topology_view *view)
+{
+    tsr_text text = {0};
+    TSR_TRY(most_frugal(d, inputs, view));
+    uint64_t needed = tsr_decide_bytes(d);
+    tsr_text_printf(&text, "%s: memory_budget allows ",
+                    tsr_config_where(&inputs->config, "memory_budget"));
+    print_bytes(&text, d->budget);
+    tsr_text_puts(&text, " a rank");
+    print_holder(&text, d, inputs);
+    tsr_text_puts(&text, ", but this job needs at least ");
+    print_bytes(&text, needed);
+    tsr_text_puts(&text, "; its largest buffers are ");
+    print_largest(&text, &d->memory);
+    tsr_text_puts(&text, ". Smallest change: ");
+    tsr_status status = suggest(&text, d, inputs, view, needed);
+    if (status == TSR_OK)
+        status = tsr_fail(TSR_ECONFIG, "%s", tsr_text_string(&text));
+    tsr_text_free(&text);
+    return status;
+}
+
+tsr_status tsr_decide_largest(tsr_largest *out, const tsr_inputs *inputs,
+                              const tsr_topology_view *view, const tsr_room *room)
+{
+    tsr_decision d;
+    question q = {&d, inputs, view, OF_TOKENS, 0};
+    tsr_status status = tsr_decide_begin(&d, inputs, view, true, room);
+    tsr_log_mute(true); /* what is amiss with the adapter was said of the job itself */
+    if (status == TSR_OK)
+        status = largest(&out->tokens, &q, inputs->bounds.tokens, TSR_MOST_TOKENS);
+    q.of = OF_SEQUENCE;
+    if (status == TSR_OK)
+        status = largest(&out->sequence, &q, inputs->bounds.longest, TSR_MOST_TOKENS);
+    q.of = OF_LAYERS;
+    if (status == TSR_OK)
+        status = largest(&out->layers, &q, inputs->layout.layer_count, TSR_MOST_LAYERS);
+    tsr_log_mute(false);
+    out->parameters = q.parameters;
+    tsr_decide_clear(&d, &inputs->layout);
+    tsr_decision_free(&d);
+    return status;
+}

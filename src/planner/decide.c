@@ -1,0 +1,564 @@
+#include "planner/expect.h"
+#include "planner/parts.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WORTH_IT   0.99 /* of the time of what needs less */
+#define ROOM_STEP  (256ull << 20)
+#define MOST_WIDER 2
+/* The model of time knows nothing of power: links that sleep give 1 to 2 % back (docs/gpu.md). */
+#define AS_FAST 1.005
+
+_Static_assert(TSR_CONFIG_MAX_SLOTS == TSR_SLOTS_MAX, "what the key takes, a plan can have");
+_Static_assert(TSR_CONFIG_MAX_RANK == TSR_ADAPTER_MAX_RANK, "and an adapter");
+
+tsr_array tsr_embedding(const tsr_layout *layout)
+{
+    tsr_dtype kept = layout->embedding->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32;
+    return (tsr_array){kept, layout->config.vocab_size, layout->config.hidden_size};
+}
+
+/* ---- buffers ---- */
+
+static tsr_status walk_run(const tsr_decision *d, const tsr_topology_view *view, tsr_taker *taker,
+                           const tsr_layout *layout, tsr_run_buffers *buffers)
+{
+    tsr_run_buffers unused = {0};
+    tsr_run_buffers *b = buffers ? buffers : &unused;
+    void *out = NULL;
+    uint64_t widest = 0;
+    for (int i = 0; i < layout->unit_count; i++) {
+        uint64_t count = d->units[i].trainable.gradient_count * (uint64_t)d->group;
+        widest = count > widest ? count : widest;
+    }
+    TSR_TRY(tsr_taker_take(taker, &b->sums, TSR_PLACE_DEVICE, "step sums",
+                           "loss and tokens of a step", tsr_array_of_bytes(TSR_RUN_SUMS_BYTES)));
+    if (d->train) {
+        TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_HOST, "gathered adapter of a unit",
+                               "for saving", (tsr_array){TSR_F32, widest, 1}));
+        b->unit = out;
+        uint64_t whole = view->rank == 0 ? layout->trainable_count : 0;
+        out = NULL;
+        TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_HOST, "whole adapter",
+                               "for saving, on rank 0", (tsr_array){TSR_F32, whole, 1}));
+        b->adapter = out;
+    }
+    return tsr_taker_take(taker, &out, TSR_PLACE_NODE, "embedding",
+                          "rows are looked up by the host, one copy a node", tsr_embedding(layout));
+}
+
+tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
+                             const tsr_topology_view *view, tsr_taker *taker, tsr_model *model,
+                             tsr_run_buffers *buffers)
+{
+    TSR_TRY(tsr_store_walk(&decision->store, taker));
+    TSR_TRY(tsr_model_walk(model, &decision->model, tsr_taker_device, tsr_taker_host, taker));
+    return walk_run(decision, view, taker, &inputs->layout, buffers);
+}
+
+/* ---- one choice ---- */
+
+/* All but the units, whose layout is the same for every choice. */
+static void forget(tsr_decision *d)
+{
+    tsr_memory_plan_free(&d->memory);
+    tsr_store_free(&d->store);
+    tsr_plan_destroy(d->plan);
+    tsr_layer_programs_free(d->programs);
+    d->programs = NULL;
+    d->plan = NULL;
+}
+
+void tsr_decide_clear(tsr_decision *d, const tsr_layout *layout)
+{
+    forget(d);
+    tsr_layout_units_free(d->units, layout->unit_count);
+    d->units = NULL;
+}
+
+static void set_homes(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
+{
+    static const tsr_home homes[] = {[TSR_CONFIG_OFFLOAD_NONE] = TSR_HOME_SHARDED,
+                                     [TSR_CONFIG_OFFLOAD_SHARDED] = TSR_HOME_HOST_SHARDED,
+                                     [TSR_CONFIG_OFFLOAD_FULL] = TSR_HOME_HOST_FULL};
+    int64_t units = inputs->layout.unit_count;
+    d->resident_count = 0;
+    for (int64_t i = 0; i < units; i++) {
+        /* Evenly spread: while a resident unit computes, the others' copies catch up. */
+        bool stays = (i + 1) * c->resident / units > i * c->resident / units;
+        d->home[i] = stays ? TSR_HOME_RESIDENT : homes[c->offload];
+        d->resident_count += stays;
+    }
+}
+
+static void set_recompute(tsr_decision *d, const tsr_inputs *inputs, int degrade)
+{
+    int layers = inputs->layout.layer_count;
+    d->selective_count = d->full_count = 0;
+    for (int i = 0; i < layers; i++) {
+        tsr_recompute mode = degrade > layers + i ? TSR_RECOMPUTE_FULL
+                             : degrade > i        ? TSR_RECOMPUTE_SELECTIVE
+                                                  : TSR_RECOMPUTE_NONE;
+        d->recompute[i] = mode;
+        d->selective_count += mode == TSR_RECOMPUTE_SELECTIVE;
+        d->full_count += mode == TSR_RECOMPUTE_FULL;
+    }
+}
+
+static tsr_graph_rule graph_rule(const tsr_config *config)
+{
+    static const tsr_graph_rule rule[] = {[TSR_CONFIG_GRAPH_AUTO] = TSR_GRAPHS_AUTO,
+                                          [TSR_CONFIG_GRAPH_FIXED] = TSR_GRAPHS_PLAIN,
+                                          [TSR_CONFIG_GRAPH_FLOPS] = TSR_GRAPHS_PRICED,
+                                          [TSR_CONFIG_GRAPH_TIME] = TSR_GRAPHS_TIMED};
+    return rule[config->lora_graph];
+}
+
+static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
+{
+    const tsr_config *config = &inputs->config;
+    d->model =
+        (tsr_model_options){.layout = &inputs->layout,
+                            .units = d->units,
+                            .ranks = d->group,
+                            .kernels = inputs->cuda ? tsr_kernels_cuda() : tsr_kernels_cpu(),
+                            .dtype = inputs->compute,
+                            .fp8 = config->base_compute != TSR_CONFIG_BASE_COMPUTE_DTYPE,
+                            .fp8_fast = config->base_compute == TSR_CONFIG_BASE_COMPUTE_FP8_FAST,
+                            .bounds = c->bounds,
+                            .step_micro = tsr_inputs_step_micro(inputs, d->group * d->replicas),
+                            .recompute = d->recompute,
+                            .train = d->train,
+                            .dropout = d->train ? config->lora_dropout : 0,
+                            .seed = (uint64_t)config->seed,
+                            .graph_rule = graph_rule(config),
+                            .atomics = !config->deterministic,
+                            .wider = c->wider};
+}
+
+/* A sixty-fourth of what this rank owns, so that the buffers are a 32nd of the state however large it
+ * is, and a step has at most 64 chunks; never so small that issuing them is all that takes time. */
+static uint64_t chunk_elements(const tsr_decision *d, const tsr_layout *layout)
+{
+    uint64_t owned = 0, least = 1 << 14;
+    for (int i = 0; i < layout->unit_count; i++)
+        owned += d->units[i].trainable.gradient_count;
+    uint64_t chunk = tsr_align_up((owned + 63) / 64, TSR_GRANULE_ELEMENTS);
+    return chunk > least ? chunk : least;
+}
+
+static tsr_status set_units(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
+{
+    const tsr_layout *layout = &inputs->layout;
+    if (!d->units)
+        TSR_TRY(tsr_layout_units(&d->units, layout, d->home, d->group));
+    for (int i = 0; i < layout->unit_count; i++) {
+        d->units[i].home = d->home[i];
+        d->units[i].keeps_trainable = c->keeps && i < layout->layer_count;
+        d->units[i].saved_bytes = 0;
+    }
+    set_model(d, inputs, c);
+    TSR_TRY(tsr_model_programs(&d->programs, &d->model));
+    d->model.programs = d->programs;
+    for (int i = 0; d->activations_offloaded && i < layout->layer_count; i++)
+        d->units[i].saved_bytes = tsr_model_kept_bytes(&d->model, i);
+    return TSR_OK;
+}
+
+tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
+                          const tsr_choice *c)
+{
+    const tsr_layout *layout = &inputs->layout;
+    forget(d);
+    set_homes(d, inputs, c);
+    set_recompute(d, inputs, c->degrade);
+    d->activations_offloaded = d->train && c->activations;
+    d->state_offloaded = d->train && c->state;
+    TSR_TRY(set_units(d, inputs, c));
+    tsr_plan_options options = {.units = d->units,
+                                .unit_count = layout->unit_count,
+                                .layer_count = layout->layer_count,
+                                .ranks = d->group,
+                                .replicas = d->replicas,
+                                .slots = (int)inputs->config.slots,
+                                .train = d->train};
+    if (d->state_offloaded)
+        options.chunk_elements = chunk_elements(d, layout);
+    TSR_TRY(tsr_plan_outline(&d->plan, &options));
+    TSR_TRY(tsr_store_make(&d->store, d->plan, view->rank % d->group));
+    tsr_taker taker = {.plan = &d->memory};
+    return tsr_decision_walk(d, inputs, view, &taker, NULL, NULL);
+}
+
+uint64_t tsr_decide_bytes(const tsr_decision *d)
+{
+    return d->memory.total[TSR_PLACE_DEVICE] + d->reserve;
+}
+
+/* ---- choosing ---- */
+
+/* What is offloaded is as little as it may be: computing a layer again takes a fifth of the time that a card's link takes for all that it
+ * saves, while its input alone travels unseen. */
+void tsr_decide_degrade(int *first, int *last, const tsr_decision *d, tsr_config_recompute mode,
+                        int layers, bool offloaded)
+{
+    *first = mode == TSR_CONFIG_RECOMPUTE_FULL        ? 2 * layers
+             : mode == TSR_CONFIG_RECOMPUTE_SELECTIVE ? layers
+                                                      : 0;
+    *last = mode == TSR_CONFIG_RECOMPUTE_AUTO ? 2 * layers : *first;
+    if (offloaded)
+        *first = *last;
+    if (!d->train)
+        *first = *last = 0;
+}
+
+static tsr_status try_degrade(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
+                              const tsr_topology_view *view, tsr_choice *c, int degrade)
+{
+    c->degrade = degrade;
+    TSR_TRY(tsr_decide_try(d, inputs, view, c));
+    *fits = tsr_decide_bytes(d) <= d->budget;
+    return TSR_OK;
+}
+
+/* Memory falls as `degrade` grows, but for a model of a few small layers, whose recomputation may need more
+ * scratch than it saves: the smallest one that fits is the first, or found by bisection. *fits tells whether
+ * any does; the decision then holds it, otherwise it holds the most frugal one. */
+static tsr_status search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
+                         const tsr_topology_view *view, tsr_choice *c, tsr_config_recompute mode)
+{
+    int low, high;
+    tsr_decide_degrade(&low, &high, d, mode, inputs->layout.layer_count, c->activations);
+    TSR_TRY(try_degrade(fits, d, inputs, view, c, low));
+    if (*fits || low == high)
+        return TSR_OK;
+    TSR_TRY(try_degrade(fits, d, inputs, view, c, high));
+    if (!*fits)
+        return TSR_OK;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        bool enough;
+        TSR_TRY(try_degrade(&enough, d, inputs, view, c, middle));
+        if (enough)
+            high = middle;
+        else
+            low = middle;
+    }
+    return try_degrade(fits, d, inputs, view, c, high);
+}
+
+static void home_range(tsr_config_offload *first, tsr_config_offload *last,
+                       tsr_config_offload offload)
+{
+    bool automatic = offload == TSR_CONFIG_OFFLOAD_AUTO;
+    *first = automatic ? TSR_CONFIG_OFFLOAD_NONE : offload;
+    *last = automatic ? TSR_CONFIG_OFFLOAD_SHARDED : offload;
+}
+
+int64_t tsr_decide_residents(const tsr_inputs *inputs)
+{
+    int64_t units = inputs->layout.unit_count, wanted = inputs->config.resident_units;
+    return wanted < 0 ? 0 : wanted < units ? wanted : units;
+}
+
+tsr_allowance tsr_decide_allowed(const tsr_config *config)
+{
+    return (tsr_allowance){.offload = config->offload,
+                           .recompute = config->gradient_checkpointing,
+                           .activations = config->activation_offloading,
+                           .state = config->optimizer_offload};
+}
+
+bool tsr_decide_way(tsr_choice *c, int i, const tsr_allowance *allowed)
+{
+    tsr_config_offload first, last;
+    home_range(&first, &last, allowed->offload);
+    c->offload = i & 1 ? last : first;
+    c->activations = i & 2;
+    c->state = i & 4;
+    return (first != last || !(i & 1)) &&
+           (allowed->activations == TSR_CONFIG_CHOICE_AUTO ||
+            c->activations == (allowed->activations == TSR_CONFIG_CHOICE_YES)) &&
+           (allowed->state == TSR_CONFIG_CHOICE_AUTO ||
+            c->state == (allowed->state == TSR_CONFIG_CHOICE_YES));
+}
+
+tsr_status tsr_decide_fits(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
+                           const tsr_topology_view *view, const tsr_batch_bounds *bounds,
+                           const tsr_allowance *allowed)
+{
+    tsr_choice c = {.bounds = *bounds, .resident = tsr_decide_residents(inputs)};
+    int layers = inputs->layout.layer_count, low, high;
+    *fits = false;
+    for (int i = 0; i < TSR_WAYS && !*fits; i++) {
+        if (!tsr_decide_way(&c, i, allowed))
+            continue;
+        tsr_decide_degrade(&low, &high, d, allowed->recompute, layers, c.activations);
+        TSR_TRY(try_degrade(fits, d, inputs, view, &c, high));
+        if (!*fits && low < high)
+            TSR_TRY(try_degrade(fits, d, inputs, view, &c, low));
+    }
+    return TSR_OK;
+}
+
+static tsr_status set_groups(tsr_decision *d, const tsr_config *config,
+                             const tsr_topology_view *view)
+{
+    d->group = config->shard_group_size ? (int)config->shard_group_size : view->local_ranks;
+    if (d->group > view->ranks || view->ranks % d->group)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: shard_group_size is %d, but the job has %d ranks; it must divide them",
+                        tsr_config_where(config, "shard_group_size"), d->group, view->ranks);
+    d->replicas = view->ranks / d->group;
+    return TSR_OK;
+}
+
+uint64_t tsr_room_held(const tsr_room *room)
+{
+    uint64_t used = room->total > room->free ? room->total - room->free : 0;
+    return used > TSR_CUDA_RESERVE_BYTES ? used : 0;
+}
+
+uint64_t tsr_room_most(const tsr_room *room)
+{
+    if (!room->total)
+        return UINT64_MAX;
+    return tsr_room_held(room) ? room->free : room->total;
+}
+
+static uint64_t budget_of(const tsr_config *config, const tsr_room *room)
+{
+    uint64_t most = tsr_room_most(room);
+    if (!config->memory_budget)
+        return room->free;
+    return config->memory_budget < most ? config->memory_budget : most;
+}
+
+tsr_status tsr_decide_begin(tsr_decision *d, const tsr_inputs *inputs,
+                            const tsr_topology_view *view, bool train, const tsr_room *room)
+{
+    const tsr_config *config = &inputs->config;
+    *d = (tsr_decision){.train = train,
+                        .room = *room,
+                        .budget = budget_of(config, room),
+                        .reserve = inputs->cuda ? TSR_CUDA_RESERVE_BYTES : 0,
+                        .home = calloc((size_t)inputs->layout.unit_count, sizeof *d->home),
+                        .recompute =
+                            calloc((size_t)inputs->layout.layer_count, sizeof *d->recompute)};
+    if (!d->home || !d->recompute)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the plan");
+    return set_groups(d, config, view);
+}
+
+/* ---- choosing the fastest ---- */
+
+/* Device memory that units which stay may fill. Where all that is free counts a part of it is left
+ * to whoever comes later (communicators, other programs on the card), in steps, so that some more or
+ * fewer free bytes hardly ever make another plan. */
+static uint64_t room_for_residents(const tsr_decision *d, const tsr_inputs *inputs)
+{
+    if (d->budget == inputs->config.memory_budget)
+        return d->budget;
+    if (!inputs->cuda || d->budget == TSR_BUDGET_UNKNOWN)
+        return 0;
+    return (d->budget - d->budget / 16) / ROOM_STEP * ROOM_STEP;
+}
+
+typedef struct {
+    const tsr_inputs *inputs;
+    const tsr_topology_view *view;
+    const tsr_speeds *speeds;
+    tsr_choice best;
+    int best_index; /* -1: nothing fits yet */
+    double best_seconds;
+} contest;
+
+static tsr_status expect(tsr_expectation *out, const contest *k, tsr_decision *d)
+{
+    TSR_TRY(tsr_plan_complete(d->plan));
+    return tsr_expect(out, k->inputs, d, k->view, k->speeds);
+}
+
+/* Where no unit is gathered any more, the ranks' links may sleep while they compute: what is left of the
+ * memory is used to keep the adapter gathered, and every unit's gradient until late. Not where the last eighth
+ * of a backward does not hide its reductions: large ranks over slow links. */
+static tsr_status keep_adapter(tsr_decision *d, const contest *k, tsr_choice *c)
+{
+    tsr_expectation apart, kept;
+    if (d->group == 1 || !d->train || d->resident_count < k->inputs->layout.unit_count)
+        return TSR_OK;
+    TSR_TRY(expect(&apart, k, d));
+    c->keeps = true;
+    TSR_TRY(tsr_decide_try(d, k->inputs, k->view, c));
+    TSR_TRY(expect(&kept, k, d));
+    if (tsr_decide_bytes(d) <= room_for_residents(d, k->inputs) &&
+        kept.simulation.step <= AS_FAST * apart.simulation.step)
+        return TSR_OK;
+    c->keeps = false;
+    return tsr_decide_try(d, k->inputs, k->view, c);
+}
+
+static bool moves(const tsr_decision *d, const tsr_choice *c)
+{
+    return c->offload != TSR_CONFIG_OFFLOAD_NONE || d->group > 1;
+}
+
+/* Where no unit moves and memory is left, attention's backward over long documents runs in fewer launches, which
+ * is faster: 1 x 8192 tokens of an 8B layer in 3.4 ms with 2.1 GiB, 4.0 with 1.0; one of 2048 with 60 of 102 in
+ * 1.1 ms with 4.5 GiB, 1.4 with 1.1 (h200_attention.json). The bits are the same: whether cuDNN runs it at all is
+ * judged without this, but for documents of more than some 18000 tokens (kernels/attention_cudnn.c). */
+static tsr_status widen_attention(tsr_decision *d, const contest *k, tsr_choice *c)
+{
+    uint64_t bytes = tsr_decide_bytes(d), room = room_for_residents(d, k->inputs);
+    if (!d->train || bytes >= room ||
+        (moves(d, c) && d->resident_count < k->inputs->layout.unit_count))
+        return TSR_OK;
+    for (c->wider = MOST_WIDER; c->wider > 0; c->wider--) {
+        TSR_TRY(tsr_decide_try(d, k->inputs, k->view, c));
+        if (tsr_decide_bytes(d) > bytes && tsr_decide_bytes(d) <= room)
+            return TSR_OK;
+    }
+    return tsr_decide_try(d, k->inputs, k->view, c);
+}
+
+/* What is left of the memory. */
+static tsr_status use_room(tsr_decision *d, const contest *k, tsr_choice *c)
+{
+    TSR_TRY(keep_adapter(d, k, c));
+    return widen_attention(d, k, c);
+}
+
+/* resident_units auto: what is free is used for units that need no copy and no gather any more. */
+static tsr_status add_residents(tsr_decision *d, const contest *k, tsr_choice *c)
+{
+    const tsr_inputs *inputs = k->inputs;
+    int64_t low = 0, high = inputs->layout.unit_count;
+    uint64_t room = room_for_residents(d, inputs);
+    if (inputs->config.resident_units >= 0 || !moves(d, c) || tsr_decide_bytes(d) > room)
+        return use_room(d, k, c);
+    while (low < high) {
+        c->resident = (low + high + 1) / 2;
+        TSR_TRY(tsr_decide_try(d, inputs, k->view, c));
+        if (tsr_decide_bytes(d) <= room)
+            low = c->resident;
+        else
+            high = c->resident - 1;
+    }
+    c->resident = low;
+    TSR_TRY(tsr_decide_try(d, inputs, k->view, c));
+    return use_room(d, k, c);
+}
+
+/* Writes down what the decision holds; if it fits, how long a step takes. */
+static tsr_status enter(contest *k, tsr_decision *d, const tsr_choice *c)
+{
+    bool host = c->offload != TSR_CONFIG_OFFLOAD_NONE;
+    if (host && d->resident_count == k->inputs->layout.unit_count &&
+        k->inputs->config.offload == TSR_CONFIG_OFFLOAD_AUTO)
+        return TSR_OK; /* nothing is left to go there */
+    tsr_alternative *a = &d->alternative[d->alternative_count++];
+    *a = (tsr_alternative){.offload = c->offload,
+                           .activations = d->activations_offloaded,
+                           .state = d->state_offloaded,
+                           .fits = tsr_decide_bytes(d) <= d->budget,
+                           .resident_count = d->resident_count,
+                           .selective_count = d->selective_count,
+                           .full_count = d->full_count,
+                           .device_bytes = tsr_decide_bytes(d),
+                           .host_bytes =
+                               d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE]};
+    if (!a->fits)
+        return TSR_OK;
+    TSR_TRY(expect(&d->expected, k, d));
+    a->seconds = d->expected.simulation.step;
+    if (k->best_index >= 0 && a->seconds >= WORTH_IT * k->best_seconds)
+        return TSR_OK;
+    k->best = *c;
+    k->best_index = d->alternative_count - 1;
+    k->best_seconds = a->seconds;
+    return TSR_OK;
+}
+
+/* One way to use host memory: as little recomputation as fits, with and without units that stay; then as
+ * much as there is, which leaves more room for them. *least: no recomputation that could be spared. */
+static tsr_status enter_way(bool *least, contest *k, tsr_decision *d, tsr_choice c,
+                            tsr_config_recompute mode)
+{
+    const tsr_inputs *inputs = k->inputs;
+    int low, high;
+    bool fits;
+    TSR_TRY(search(&fits, d, inputs, k->view, &c, mode));
+    tsr_decide_degrade(&low, &high, d, mode, inputs->layout.layer_count, c.activations);
+    *least = fits && c.degrade == low;
+    if (!fits)
+        return enter(k, d, &c);
+    tsr_choice bare = c, frugal = c;
+    TSR_TRY(add_residents(d, k, &c));
+    TSR_TRY(enter(k, d, &c));
+    if (c.resident > bare.resident) {
+        TSR_TRY(tsr_decide_try(d, inputs, k->view, &bare));
+        TSR_TRY(enter(k, d, &bare));
+    }
+    frugal.degrade = high;
+    if (high == c.degrade)
+        return TSR_OK;
+    TSR_TRY(tsr_decide_try(d, inputs, k->view, &frugal));
+    TSR_TRY(add_residents(d, k, &frugal));
+    return enter(k, d, &frugal);
+}
+
+/* *fits: the decision holds the fastest. A way that moves more than another which fits without any
+ * recomputation that could be spared has nothing to win, and is left out. */
+static tsr_status choose(bool *fits, tsr_decision *d, contest *k)
+{
+    tsr_allowance allowed = tsr_decide_allowed(&k->inputs->config);
+    tsr_choice c = {.bounds = k->inputs->bounds, .resident = tsr_decide_residents(k->inputs)};
+    bool least[TSR_WAYS] = {false};
+    k->best_index = -1;
+    if (!d->train) /* there is nothing to move */
+        allowed.activations = allowed.state = TSR_CONFIG_CHOICE_NO;
+    for (int i = 0; i < TSR_WAYS; i++) {
+        bool idle = !tsr_decide_way(&c, i, &allowed);
+        for (int less = 0; less < i; less++)
+            idle |= (less & i) == less && least[less];
+        if (!idle)
+            TSR_TRY(enter_way(&least[i], k, d, c, allowed.recompute));
+    }
+    *fits = k->best_index >= 0;
+    if (!*fits)
+        return TSR_OK;
+    d->alternative[k->best_index].chosen = true;
+    TSR_TRY(tsr_decide_try(d, k->inputs, k->view, &k->best));
+    return expect(&d->expected, k, d);
+}
+
+tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_topology_view *view,
+                      bool train, const tsr_room *room, const tsr_speeds *speeds)
+{
+    tsr_decision d;
+    contest k = {.inputs = inputs, .view = view, .speeds = speeds};
+    bool fits = false;
+    tsr_status status = tsr_decide_begin(&d, inputs, view, train, room);
+    if (status == TSR_OK)
+        status = choose(&fits, &d, &k);
+    if (status == TSR_OK)
+        status = fits ? tsr_decide_warn(&d, inputs) : tsr_decide_refuse(&d, inputs, view);
+    if (status < 0) {
+        tsr_decide_clear(&d, &inputs->layout);
+        tsr_decision_free(&d);
+        return status;
+    }
+    *out = d;
+    return TSR_OK;
+}
+
+void tsr_decision_free(tsr_decision *decision)
+{
+    if (decision->units)
+        tsr_decide_clear(decision, decision->model.layout);
+    free(decision->home);
+    free(decision->recompute);
+    *decision = (tsr_decision){0};
+}

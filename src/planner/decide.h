@@ -1,0 +1,132 @@
+/*
+ * planner/decide.h: what a job's memory is used for: the home of every unit, what each layer
+ * recomputes, and with them every buffer and the exact peak, before any weight is read.
+ *
+ * Where keys are on auto the fastest choice that fits the memory is taken, by the expected time of a step
+ * (planner/expect.h). Candidates are, for each way to use host memory that the keys allow (for the base, for
+ * activations, for the optimizer's state, and together), as little recomputation as fits, the layers one
+ * after the other, first selectively and then in full, and as much as there is; and what memory that
+ * leaves goes to units that stay on the device whole. A candidate must be 1 % faster than those before
+ * it, which use less of the machine. No choice changes a result.
+ */
+#ifndef TSR_PLANNER_DECIDE_H
+#define TSR_PLANNER_DECIDE_H
+
+#include "inputs/inputs.h"
+#include "model/model.h"
+#include "planner/speeds.h"
+#include "shard/simulate.h"
+#include "shard/store.h"
+
+/* The ranks of a job as far as memory depends on them. */
+typedef struct {
+    int ranks, rank;
+    int local_ranks; /* of the rank's node */
+} tsr_topology_view;
+
+/* The device memory of one rank; of the ranks' cards the fullest. */
+typedef struct {
+    uint64_t free;  /* the budget where memory_budget is auto; or TSR_BUDGET_UNKNOWN */
+    uint64_t total; /* of a card that is here; 0: there is none */
+    int rank, card; /* whose, and which of those that the rank sees */
+} tsr_room;
+
+#define TSR_BUDGET_UNKNOWN INT64_MAX /* of a card that is not here */
+
+/* How long a step is expected to take (planner/expect.h). */
+typedef struct {
+    bool known;                     /* from measured speeds; else only ratios mean something */
+    int64_t steps;                  /* of the run; 0 without data */
+    int64_t rounds;                 /* micro-batches of a step, of one rank */
+    double step_tokens, step_flops; /* of an average step, over all ranks */
+    tsr_simulation simulation;
+} tsr_expectation;
+
+/* What was compared. */
+typedef struct {
+    tsr_config_offload offload;
+    bool activations, state; /* go to host memory */
+    bool fits, chosen;
+    int resident_count, selective_count, full_count;
+    uint64_t device_bytes, host_bytes; /* device: with what is beside the arena */
+    double seconds;                    /* of a step; 0: it does not fit */
+} tsr_alternative;
+
+#define TSR_ALTERNATIVES 24
+
+typedef struct {
+    int group, replicas;      /* ranks of a shard group, groups */
+    tsr_home *home;           /* [units] */
+    tsr_recompute *recompute; /* [layers] */
+    tsr_unit *units;
+    tsr_plan *plan;
+    tsr_store store;
+    tsr_layer_programs *programs; /* of the model's layers */
+    tsr_model_options model;
+    tsr_memory_plan memory;
+    tsr_room room;
+    uint64_t budget; /* bytes of device memory that were allowed */
+    uint64_t
+        reserve; /* of them, what a GPU holds beside the arena: context, modules, communicators,
+                         library workspaces */
+    int resident_count, selective_count, full_count;
+    bool activations_offloaded, state_offloaded;
+    bool train;
+    tsr_expectation expected;
+    tsr_alternative alternative[TSR_ALTERNATIVES];
+    int alternative_count;
+} tsr_decision;
+
+/* Buffers of the run itself, walked after those of the store and the model. */
+typedef struct {
+    void *sums;     /* TSR_RUN_SUMS_BYTES, device */
+    float *unit;    /* host: one unit's trainable tensors, gathered */
+    float *adapter; /* host, rank 0: the whole adapter as it is written */
+} tsr_run_buffers;
+
+#define TSR_RUN_SUMS_BYTES 256
+
+#define TSR_CUDA_RESERVE_BYTES (1ull << 30)
+
+/* All ranks must be given the same room and speeds. A memory_budget is cut to what can be had of a card that others
+ * use too. TSR_ECONFIG: it does not fit; the message has the largest buffers, who holds the card's memory, and the
+ * smallest change that would. On success free with tsr_decision_free. */
+tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_topology_view *view,
+                      bool train, const tsr_room *room, const tsr_speeds *speeds);
+void tsr_decision_free(tsr_decision *decision);
+
+/* The largest of each that would fit, the rest being as it is, with what the configuration allows for it;
+ * the limit: that or more. */
+#define TSR_MOST_TOKENS (1 << 20)
+#define TSR_MOST_LAYERS 256
+typedef struct {
+    int64_t tokens;      /* of a micro-batch of rows like the job's; 0: nothing was asked */
+    int64_t sequence;    /* of a micro-batch of one row */
+    int64_t layers;      /* like the model's, the base on the device unless `offload` says where; 0:
+                            no number of them that the job's adapter can be on */
+    uint64_t parameters; /* of a model with so many */
+} tsr_largest;
+
+/* For training, where the job fits. */
+tsr_status tsr_decide_largest(tsr_largest *out, const tsr_inputs *inputs,
+                              const tsr_topology_view *view, const tsr_room *room);
+
+/* Every buffer of the run in its one order: planning with `model` and `buffers` NULL, or taking. */
+tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
+                             const tsr_topology_view *view, tsr_taker *taker, tsr_model *model,
+                             tsr_run_buffers *buffers);
+
+/* The embedding as it is kept in host memory, one copy a node. */
+tsr_array tsr_embedding(const tsr_layout *layout);
+
+/* What `tessera plan` prints, for people or as JSON (also plan.json). */
+tsr_status tsr_decision_print(tsr_text *out, const tsr_decision *decision, const tsr_inputs *inputs,
+                              const tsr_topology_view *view, const tsr_speeds *speeds,
+                              const tsr_largest *largest, bool json);
+
+/* The shapes that micro-batches come in, training before evaluation, each from the largest down; without
+ * a data set the assumed one. Returns how many. */
+#define TSR_DECIDE_SHAPES (2 * TSR_BATCH_BUCKETS)
+int tsr_decide_shapes(tsr_batch_shape out[TSR_DECIDE_SHAPES], const tsr_inputs *inputs, bool train);
+
+#endif

@@ -1,0 +1,305 @@
+#include "planner/expect.h"
+
+#include <stdlib.h>
+
+#define WORD_BYTES 256 /* of the control word, about */
+/* How much faster e4m3 matmuls are whose sums stay in the tensor cores: an earlier h200_fp8.json, a step of 345.2
+ * instead of 362.6 ms, of which they are about 190. */
+#define FAST_FP8 1.09
+/* Of the documents that attention's rates are measured with on a card (environment.c, bench_roofs). */
+#define MEASURED_LENGTH 2048
+
+/* Seconds of the uses of one unit. */
+typedef struct {
+    double forward, backward, norm;
+} unit_seconds;
+
+typedef struct {
+    const tsr_inputs *inputs;
+    const tsr_decision *decision;
+    const tsr_topology_view *view;
+    const tsr_speeds *speeds;
+    tsr_work_rates rates;
+    double tokens, label_rows, length; /* of a micro-batch; length: of its documents */
+    double element;
+    unit_seconds *unit;
+    double seconds, flops; /* of what is being added up */
+} costing;
+
+/* ---- the work of units ---- */
+
+static void add(void *user, const tsr_work_op *op)
+{
+    costing *c = user;
+    c->seconds += tsr_work_seconds(&c->rates, op);
+    c->flops += op->least.flops;
+}
+
+static double taken(costing *c)
+{
+    double seconds = c->seconds;
+    c->seconds = 0;
+    return seconds;
+}
+
+static double stream(const costing *c, double bytes)
+{
+    return bytes / (c->rates.copy * c->rates.reached[TSR_WORK_STREAM]);
+}
+
+/* Pairs of tokens that see each other in documents of `length`, all of them `tokens` long. */
+static double pairs_of(double tokens, double length, double window)
+{
+    double seen = (length + 1) / 2; /* by a token, on average */
+    if (window > 0 && length > window)
+        seen = window - window * (window - 1) / (2 * length);
+    return tokens * seen;
+}
+
+/* As many pairs in documents of MEASURED_LENGTH as attention takes as long for. */
+static double pairs_here(const costing *c, double pairs)
+{
+    double ends = c->speeds->attention_ends;
+    double measured = pairs_of(1, MEASURED_LENGTH, 0);
+    return (pairs + ends * c->tokens) * measured / (measured + ends);
+}
+
+static void cost_layer(costing *c, int u)
+{
+    const tsr_decision *d = c->decision;
+    double window = (double)tsr_model_config_window(&c->inputs->layout.config, (uint64_t)u);
+    double pairs = pairs_of(c->tokens, c->length, window);
+    tsr_work_layer layer = {.element = c->element,
+                            .fp8 = d->model.fp8,
+                            .tokens = c->tokens,
+                            .pairs = pairs,
+                            .pairs_here = pairs_here(c, pairs),
+                            .step_micro = d->model.step_micro,
+                            .program = tsr_layer_program_of(d->programs, u)};
+    tsr_work_layer_of(&layer, &c->inputs->layout, u);
+    for (int i = 0; i < layer.program->block->matrix_count; i++)
+        layer.linear[i].drops = layer.linear[i].r > 0 && d->model.dropout > 0;
+    tsr_work_norm(&layer, add, c);
+    c->unit[u].norm = taken(c);
+    tsr_work_forward(&layer, add, c);
+    c->unit[u].forward = taken(c);
+    if (!d->train || u < c->inputs->layout.first_trained)
+        return;
+    tsr_work_backward(&layer, add, c);
+    c->unit[u].backward = taken(c);
+}
+
+static void cost_units(costing *c)
+{
+    const tsr_layout *layout = &c->inputs->layout;
+    for (int u = 0; u < layout->layer_count; u++)
+        cost_layer(c, u);
+    for (int u = layout->layer_count; u < layout->unit_count; u++) {
+        const tsr_work_head head = {c->label_rows, (double)layout->config.hidden_size,
+                                    (double)layout->unit[u].row_count, c->element,
+                                    c->decision->train};
+        tsr_work_chunk(&head, add, c);
+        c->unit[u].forward = taken(c);
+    }
+}
+
+/* ---- transfers ---- */
+
+/* Ranks that communicate, and how many of them are in one node. */
+typedef struct {
+    double ranks, in_node;
+} circle;
+
+static circle shard_circle(const costing *c)
+{
+    double group = c->decision->group, local = c->view->local_ranks;
+    return (circle){group, group < local ? group : local};
+}
+
+/* The ranks that hold the same shard, a group apart from each other. */
+static circle replica_circle(const costing *c)
+{
+    double apart = c->view->local_ranks / c->decision->group;
+    return (circle){c->decision->replicas, apart > 1 ? apart : 1};
+}
+
+/* `bytes` arrive at each rank of a ring, each from one of the others. What a node wants of the
+ * others crosses the network once, a share of it to each rank, which hands it on. */
+static double collective(const costing *c, circle with, double bytes)
+{
+    const double *v = c->speeds->value;
+    double nodes = with.ranks / with.in_node;
+    if (with.ranks <= 1)
+        return 0;
+    double inside = with.in_node > 1 ? bytes / v[TSR_SPEED_LINK] : 0;
+    double outside = bytes * (with.ranks - with.in_node) / (with.ranks - 1) / with.in_node /
+                     v[TSR_SPEED_NETWORK];
+    double latency = (with.ranks - nodes) * v[TSR_LATENCY_LINK] +
+                     (nodes > 1 ? nodes * v[TSR_LATENCY_NETWORK] : 0);
+    return (inside > outside ? inside : outside) + latency;
+}
+
+/* A rank's part of what the group gathers comes from itself. */
+static double gather(const costing *c, double bytes)
+{
+    circle with = shard_circle(c);
+    return collective(c, with, bytes * (with.ranks - 1) / with.ranks);
+}
+
+/* The rank's part of `bytes` of gradients, fp32, from all others of the group. It is read with theirs and
+ * added to the sums, which are int64; with replicas, sums of its own go over these, there and back, and
+ * are added then. */
+static double reduce(const costing *c, double bytes)
+{
+    circle with = shard_circle(c), replicas = replica_circle(c);
+    double part = bytes / with.ranks, sums = 2 * part; /* 8 bytes for 4 */
+    double over = 2 * sums * (replicas.ranks - 1) / replicas.ranks;
+    return collective(c, with, part * (with.ranks - 1)) + collective(c, replicas, over) +
+           stream(c, bytes + 2 * sums) + (replicas.ranks > 1 ? stream(c, 3 * sums) : 0);
+}
+
+static double from_host(const costing *c, double bytes)
+{
+    const double *v = c->speeds->value;
+    double share = v[TSR_SPEED_NODE_TO_DEVICE] / c->view->local_ranks;
+    double rate = v[TSR_SPEED_TO_DEVICE] < share ? v[TSR_SPEED_TO_DEVICE] : share;
+    return bytes / rate;
+}
+
+static double to_host(const costing *c, double bytes)
+{
+    return from_host(c, bytes) * c->speeds->value[TSR_SPEED_TO_DEVICE] /
+           c->speeds->value[TSR_SPEED_TO_HOST];
+}
+
+/* AdamW over what the op updates. */
+static double update(const costing *c, const tsr_plan_op *op)
+{
+    costing of = *c;
+    of.seconds = 0;
+    tsr_work_update((double)tsr_plan_chunk(c->decision->plan, op->chunk).count, c->element, add,
+                    &of);
+    return of.seconds;
+}
+
+/* What layers save is laid out for the tokens that there are. */
+static double saved(const costing *c, const tsr_plan_op *op)
+{
+    return (double)op->bytes * c->tokens / (double)c->inputs->bounds.tokens;
+}
+
+/* What a transfer takes of compute's speed it takes at a link's full speed: at half of it, half. */
+static tsr_op_cost beside(double seconds, double at_full_speed, double slows)
+{
+    double share = at_full_speed < seconds ? at_full_speed / seconds : 1;
+    return (tsr_op_cost){seconds, seconds > 0 ? share * slows : 0};
+}
+
+static tsr_op_cost host_cost(const costing *c, double seconds, double bytes, tsr_speed speed)
+{
+    return beside(seconds, bytes / c->speeds->value[speed], c->speeds->host_slows);
+}
+
+static tsr_op_cost link_cost(const costing *c, double seconds, double bytes)
+{
+    return beside(seconds, bytes / c->speeds->value[TSR_SPEED_LINK], c->speeds->link_slows);
+}
+
+static tsr_op_cost cost_of(void *user, const tsr_plan_op *op)
+{
+    const costing *c = user;
+    const unit_seconds *unit = op->unit >= 0 ? &c->unit[op->unit] : NULL;
+    double bytes = (double)op->bytes, group = c->decision->group;
+    circle world = {c->view->ranks, c->view->local_ranks};
+    switch ((tsr_op_kind)op->kind) {
+    case TSR_OP_H2D:
+    case TSR_OP_LOAD_STATE:
+        return host_cost(c, from_host(c, bytes), bytes, TSR_SPEED_TO_DEVICE);
+    case TSR_OP_LOAD:
+        bytes = saved(c, op);
+        return host_cost(c, from_host(c, bytes), bytes, TSR_SPEED_TO_DEVICE);
+    case TSR_OP_SAVE:
+        bytes = saved(c, op);
+        return host_cost(c, to_host(c, bytes), bytes, TSR_SPEED_TO_HOST);
+    case TSR_OP_SAVE_STATE:
+        return host_cost(c, to_host(c, bytes), bytes, TSR_SPEED_TO_HOST);
+    case TSR_OP_GATHER:
+    case TSR_OP_GATHER_T:
+        return link_cost(c, gather(c, bytes), bytes * (group - 1) / group);
+    case TSR_OP_REDUCE:
+        return link_cost(c, reduce(c, bytes), bytes * (group - 1));
+    case TSR_OP_NORM:
+        return (tsr_op_cost){unit->norm, 0};
+    case TSR_OP_COMPUTE:
+        return (tsr_op_cost){op->phase == TSR_USE_BACKWARD ? unit->backward : unit->forward, 0};
+    case TSR_OP_OPTIM:
+        return (tsr_op_cost){update(c, op), 0};
+    case TSR_OP_CONTROL: /* there and back */
+        return (tsr_op_cost){2 * collective(c, world, WORD_BYTES), 0};
+    default:
+        return (tsr_op_cost){c->rates.ends_s[TSR_WORK_STREAM], 0};
+    }
+}
+
+/* ---- a step ---- */
+
+/* Of an average micro-batch. */
+static void take_shape(costing *c, tsr_expectation *e)
+{
+    const tsr_inputs *inputs = c->inputs;
+    const tsr_batch *batch = c->decision->train ? inputs->batch : inputs->eval_batch;
+    const tsr_batch_run *run = batch ? tsr_batch_run_of(batch) : NULL;
+    double length = (double)inputs->bounds.longest, all;
+    if (run) {
+        const tsr_dataset_stats *stats =
+            tsr_dataset_stats_of(c->decision->train ? inputs->dataset : inputs->eval_dataset);
+        double micro = (double)run->step_micro * (double)run->steps;
+        e->steps = run->steps;
+        e->rounds = run->rounds;
+        e->step_tokens = (double)run->input_tokens / (double)run->steps;
+        c->tokens = (double)run->input_tokens / micro;
+        c->label_rows = (double)run->label_tokens / micro;
+        length = (double)stats->tokens / (double)stats->documents;
+        all = (double)run->step_micro;
+    } else {
+        int64_t ranks = c->view->ranks, micro = tsr_inputs_step_micro(inputs, (int)ranks);
+        e->rounds = (micro + ranks - 1) / ranks;
+        c->tokens = (double)inputs->bounds.tokens;
+        c->label_rows = (double)inputs->bounds.label_rows;
+        all = (double)micro;
+        e->step_tokens = c->tokens * all;
+    }
+    c->length = length < c->tokens ? length : c->tokens;
+    e->step_flops = all; /* times those of a micro-batch: see below */
+}
+
+tsr_status tsr_expect(tsr_expectation *out, const tsr_inputs *inputs, const tsr_decision *decision,
+                      const tsr_topology_view *view, const tsr_speeds *speeds)
+{
+    tsr_expectation e = {.known = speeds->measured};
+    costing c = {.inputs = inputs,
+                 .decision = decision,
+                 .view = view,
+                 .speeds = speeds,
+                 .rates = speeds->rates,
+                 .element = tsr_dtype_bytes(inputs->compute),
+                 .unit = calloc((size_t)inputs->layout.unit_count, sizeof *c.unit)};
+    if (!c.unit)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the expected time");
+    if (!speeds->cuda) { /* the ranks of a node share its cores */
+        c.rates.matmul /= view->local_ranks;
+        c.rates.matmul_fp8 /= view->local_ranks;
+        c.rates.copy /= view->local_ranks;
+        c.rates.attention_forward /= view->local_ranks;
+        c.rates.attention_backward /= view->local_ranks;
+    } else if (decision->model.fp8_fast)
+        c.rates.matmul_fp8 *= FAST_FP8;
+    take_shape(&c, &e);
+    cost_units(&c);
+    e.step_flops *= c.flops;
+    tsr_status status = tsr_plan_simulate(&e.simulation, decision->plan, e.rounds, cost_of, &c);
+    free(c.unit);
+    if (status == TSR_OK)
+        *out = e;
+    return status;
+}

@@ -1,0 +1,81 @@
+/*
+ * planner/parts.h: shared by decide.c (one choice, the fastest), advise.c (what would fit),
+ * print.c and buffers.c (what is said of it).
+ */
+#ifndef TSR_PLANNER_PARTS_H
+#define TSR_PLANNER_PARTS_H
+
+#include "planner/decide.h"
+
+/* What of a configuration is being tried. */
+typedef struct {
+    tsr_config_offload offload;
+    int degrade;      /* layers made selective, then full: 0 .. 2 * layers */
+    int64_t resident; /* units that stay on the device whole */
+    bool keeps;       /* the gathered adapter stays, too, and gradients are reduced late */
+    int wider;        /* launches of attention's backward */
+    bool activations; /* of layers are offloaded */
+    bool state;       /* of the optimizer is */
+    tsr_batch_bounds bounds;
+} tsr_choice;
+
+/* What the keys of memory allow. */
+typedef struct {
+    tsr_config_offload offload;
+    tsr_config_recompute recompute;
+    tsr_config_choice activations, state;
+} tsr_allowance;
+
+/* The ways to use host memory, a bit for each of the base, which hides behind the layers; the activations
+ * of layers, which hide as well where only their inputs are kept, but go both ways; the optimizer's state,
+ * for which the end of every step waits. */
+#define TSR_WAYS 8
+
+tsr_allowance tsr_decide_allowed(const tsr_config *config);
+
+/* Sets way number `i`; whether it is allowed. */
+bool tsr_decide_way(tsr_choice *c, int i, const tsr_allowance *allowed);
+
+/* The range of `degrade` that gradient_checkpointing allows. */
+void tsr_decide_degrade(int *first, int *last, const tsr_decision *d, tsr_config_recompute mode,
+                        int layers, bool offloaded);
+
+/* Units that stay on the device, as the configuration says; auto: none. */
+int64_t tsr_decide_residents(const tsr_inputs *inputs);
+
+/* A decision with nothing decided; freed by tsr_decide_clear and tsr_decision_free whether or not this
+ * fails. */
+tsr_status tsr_decide_begin(tsr_decision *d, const tsr_inputs *inputs,
+                            const tsr_topology_view *view, bool train, const tsr_room *room);
+
+/* What of a card is in use, if that is more than this process itself has on it before it takes its arena. */
+uint64_t tsr_room_held(const tsr_room *room);
+
+/* The most that a memory_budget may ask for. */
+uint64_t tsr_room_most(const tsr_room *room);
+
+/* Outlines the plan and writes every buffer down. */
+tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
+                          const tsr_choice *c);
+void tsr_decide_clear(tsr_decision *d, const tsr_layout *layout);
+
+/* Of the device, with what is beside the arena. */
+uint64_t tsr_decide_bytes(const tsr_decision *d);
+
+/* Whether anything that is allowed fits. */
+tsr_status tsr_decide_fits(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
+                           const tsr_topology_view *view, const tsr_batch_bounds *bounds,
+                           const tsr_allowance *allowed);
+
+/* Says of a memory_budget that does not fit the card what it was cut to, and why. */
+tsr_status tsr_decide_warn(const tsr_decision *d, const tsr_inputs *inputs);
+
+/* TSR_ECONFIG: what does not fit, and the smallest change that would. */
+tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
+                             const tsr_topology_view *view);
+
+/* The buffers of a plan, each with what it is for: for people those of a kind together and the largest
+ * first; as elements of a JSON array. TSR_ENOMEM. */
+tsr_status tsr_decide_print_buffers(tsr_text *out, const tsr_memory_plan *memory, bool json);
+
+#endif

@@ -1,0 +1,230 @@
+#include "report/metrics.h"
+
+#include "base/text.h"
+#include "config/config_number.h"
+#include "io/file.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define DIGITS     9
+#define MOST_BYTES (4ull << 30)
+
+struct tsr_metrics {
+    int file;
+    tsr_text line;
+    char path[];
+};
+
+static tsr_status io_error(const char *path, const char *what)
+{
+    char reason[128];
+    return tsr_fail(TSR_EIO, "%s: cannot be %s: %s", path, what,
+                    strerror_r(errno, reason, sizeof reason));
+}
+
+tsr_status tsr_metrics_create(tsr_metrics **out, const tsr_folder *folder, const char *name,
+                              bool append)
+{
+    char path[PATH_MAX];
+    size_t bytes = strlen(tsr_folder_show(path, folder, name)) + 1;
+    tsr_metrics *metrics = calloc(1, sizeof *metrics + bytes);
+    if (!metrics)
+        return tsr_fail(TSR_ENOMEM, "%s: out of memory", path);
+    memcpy(metrics->path, path, bytes);
+    tsr_status status = tsr_folder_open_append(&metrics->file, folder, name, !append);
+    if (status < 0) {
+        free(metrics);
+        return status;
+    }
+    *out = metrics;
+    return TSR_OK;
+}
+
+static void put_name(tsr_metrics *m, const char *name)
+{
+    tsr_text_printf(&m->line, "%c\"%s\":", m->line.length ? ',' : '{', name);
+}
+
+static void put_number(tsr_metrics *m, const char *name, double value)
+{
+    put_name(m, name);
+    if (isfinite(value))
+        tsr_number_put(&m->line, value, DIGITS);
+    else
+        tsr_text_puts(&m->line, "null");
+}
+
+static void put_int(tsr_metrics *m, const char *name, int64_t value)
+{
+    put_name(m, name);
+    tsr_text_printf(&m->line, "%lld", (long long)value);
+}
+
+/* Bytes of a well-formed UTF-8 character at p; 0: not one. */
+static size_t utf8_bytes(const unsigned char *p)
+{
+    size_t bytes = *p < 0x80   ? 1
+                   : *p < 0xc2 ? 0
+                   : *p < 0xe0 ? 2
+                   : *p < 0xf0 ? 3
+                   : *p < 0xf5 ? 4
+                               : 0;
+    for (size_t i = 1; i < bytes; i++)
+        if ((p[i] & 0xc0) != 0x80)
+            return 0;
+    if ((*p == 0xe0 && p[1] < 0xa0) || (*p == 0xed && p[1] > 0x9f) || (*p == 0xf0 && p[1] < 0x90) ||
+        (*p == 0xf4 && p[1] > 0x8f))
+        return 0;
+    return bytes;
+}
+
+static void put_string(tsr_metrics *m, const char *name, const char *value)
+{
+    if (!value)
+        return;
+    put_name(m, name);
+    tsr_text_puts(&m->line, "\"");
+    for (const unsigned char *p = (const unsigned char *)value; *p;) {
+        size_t bytes = utf8_bytes(p);
+        if (*p == '"' || *p == '\\')
+            tsr_text_printf(&m->line, "\\%c", *p);
+        else if (*p < 0x20)
+            tsr_text_printf(&m->line, "\\u%04x", *p);
+        else if (!bytes)
+            tsr_text_puts(&m->line, "\\ufffd");
+        else
+            tsr_text_append(&m->line, (const char *)p, bytes);
+        p += bytes ? bytes : 1;
+    }
+    tsr_text_puts(&m->line, "\"");
+}
+
+static void put_hash(tsr_metrics *m, const char *name, uint64_t hash)
+{
+    put_name(m, name);
+    tsr_text_printf(&m->line, "\"%016llx\"", (unsigned long long)hash);
+}
+
+/* The part of a line that a full disk still took; what is written when there is room again is a line. */
+static void take_back(const tsr_metrics *m, size_t bytes)
+{
+    struct stat about;
+    if (bytes && fstat(m->file, &about) == 0 && S_ISREG(about.st_mode) &&
+        ftruncate(m->file, about.st_size - (off_t)bytes) != 0)
+        return; /* the failure to write is what is told */
+}
+
+static tsr_status write_line(tsr_metrics *m)
+{
+    tsr_text_puts(&m->line, "}\n");
+    if (m->line.failed)
+        return tsr_fail(TSR_ENOMEM, "%s: out of memory", m->path);
+    const char *data = tsr_text_string(&m->line);
+    size_t left = m->line.length;
+    while (left) {
+        ssize_t wrote = write(m->file, data, left);
+        if (wrote < 0 && errno == EINTR)
+            continue;
+        if (wrote < 0) {
+            tsr_status status = io_error(m->path, "written");
+            take_back(m, m->line.length - left);
+            tsr_text_clear(&m->line);
+            return status;
+        }
+        data += wrote;
+        left -= (size_t)wrote;
+    }
+    tsr_text_clear(&m->line);
+    return TSR_OK;
+}
+
+tsr_status tsr_metrics_write_start(tsr_metrics *m, const tsr_metrics_start *start)
+{
+    put_string(m, "event", "start");
+    put_string(m, "version", start->version);
+    put_string(m, "commit", start->commit);
+    put_int(m, "ranks", start->ranks);
+    put_string(m, "device", start->device);
+    put_hash(m, "plan_hash", start->plan_hash);
+    put_hash(m, "config_hash", start->config_hash);
+    put_string(m, "model", start->model);
+    put_int(m, "total_steps", start->total_steps);
+    put_int(m, "trainable_parameters", start->trainable_count);
+    if (start->resumed_step)
+        put_int(m, "resumed_step", start->resumed_step);
+    return write_line(m);
+}
+
+tsr_status tsr_metrics_write_step(tsr_metrics *m, const tsr_job_report *step)
+{
+    put_int(m, "step", step->step);
+    put_number(m, "epoch", step->epoch);
+    put_number(m, "loss", step->loss);
+    put_number(m, "grad_norm", step->grad_norm);
+    put_number(m, "learning_rate", step->learning_rate);
+    put_int(m, "label_tokens", step->label_tokens);
+    put_int(m, "input_tokens", step->input_tokens);
+    put_number(m, "tokens_per_s", step->tokens_per_s);
+    put_number(m, "step_s", step->step_s);
+    put_int(m, "device_bytes", (int64_t)step->device_bytes);
+    put_number(m, "exposed_s", step->exposed_s);
+    if (step->skipped)
+        put_int(m, "skipped_steps", step->skipped_steps);
+    return write_line(m);
+}
+
+tsr_status tsr_metrics_write_eval(tsr_metrics *m, int64_t step, double eval_loss,
+                                  int64_t eval_label_tokens)
+{
+    put_int(m, "step", step);
+    put_number(m, "eval_loss", eval_loss);
+    put_int(m, "eval_label_tokens", eval_label_tokens);
+    return write_line(m);
+}
+
+tsr_status tsr_metrics_write_end(tsr_metrics *m, tsr_metrics_status status)
+{
+    static const char *const words[] = {"done", "saved", "failed"};
+    put_string(m, "event", "end");
+    put_string(m, "status", words[status]);
+    return write_line(m);
+}
+
+tsr_status tsr_metrics_sync(uint64_t *bytes, tsr_metrics *m)
+{
+    struct stat info;
+    if (fsync(m->file) != 0 || fstat(m->file, &info) != 0)
+        return io_error(m->path, "brought to the disk");
+    *bytes = (uint64_t)info.st_size;
+    return TSR_OK;
+}
+
+tsr_status tsr_metrics_cut(const tsr_folder *folder, const char *name, uint64_t bytes)
+{
+    char *text;
+    uint64_t length;
+    struct stat info;
+    if (!tsr_folder_stat(&info, folder, name))
+        return TSR_OK;
+    TSR_TRY(tsr_file_read_in(&text, &length, folder, name, MOST_BYTES));
+    uint64_t kept = bytes < length ? bytes : length;
+    while (kept > 0 && text[kept - 1] != '\n')
+        kept--;
+    tsr_status status =
+        kept == length && info.st_nlink == 1 ? TSR_OK : tsr_file_write_in(folder, name, text, kept);
+    free(text);
+    return status;
+}
+
+void tsr_metrics_destroy(tsr_metrics *metrics)
+{
+    if (!metrics)
+        return;
+    close(metrics->file);
+    tsr_text_free(&metrics->line);
+    free(metrics);
+}

@@ -1,0 +1,351 @@
+/*
+ * The command line: what is parsed, what is refused and what the refusal shows; and how the program
+ * ends where its output or its input is no file, and by signals.
+ */
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/version.h"
+#include "cli/usage.h"
+#include "config/keys.h"
+
+#define MAX_ARGS 10
+
+static tsr_status parse(tsr_usage *out, const char *const *args)
+{
+    char *argv[MAX_ARGS + 1] = {(char *)"tessera"};
+    int argc = 1;
+    while (argc < MAX_ARGS && args[argc - 1]) {
+        argv[argc] = (char *)args[argc - 1];
+        argc++;
+    }
+    return tsr_usage_parse(out, argc, argv);
+}
+
+#define ARGS(...) ((const char *const[MAX_ARGS]){__VA_ARGS__})
+
+static void test_commands(void **state)
+{
+    (void)state;
+    tsr_usage u;
+    assert_int_equal(parse(&u, ARGS("train", "job.yaml", "lora_r=8", "output_dir=a=b")), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_TRAIN);
+    assert_string_equal(u.job_path, "job.yaml");
+    assert_int_equal(u.override_count, 2);
+    assert_string_equal(u.overrides[1], "output_dir=a=b");
+    assert_false(u.json);
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("plan", "--json", "--ranks", "4", "job.yaml")), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_PLAN);
+    assert_int_equal(u.ranks[0], 4);
+    assert_true(u.json);
+    assert_int_equal(u.override_count, 0);
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("plan", "job.yaml", "--ranks=8")), TSR_OK);
+    assert_int_equal(u.ranks[0], 8);
+    assert_int_equal(u.rank_count, 1);
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("plan", "job.yaml", "--ranks", "8,64,1024", "--node=8",
+                                    "--roofs", "r.json")),
+                     TSR_OK);
+    assert_int_equal(u.rank_count, 3);
+    assert_int_equal(u.ranks[2], 1024);
+    assert_int_equal(u.node, 8);
+    assert_string_equal(u.roofs, "r.json");
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("data", "job.yaml", "--show", "3", "--json")), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_DATA);
+    assert_int_equal(u.show, 3);
+    assert_true(u.json);
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("eval", "x=1", "job.yaml")), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_EVAL);
+    assert_int_equal(u.ranks[0], 0);
+    tsr_usage_free(&u);
+    /* a path may hold '=', as a value may hold '/' */
+    assert_int_equal(parse(&u, ARGS("eval", "runs/lr=1e-3/job.yaml", "init_adapter=a/lr=1.5")),
+                     TSR_OK);
+    assert_string_equal(u.job_path, "runs/lr=1e-3/job.yaml");
+    assert_int_equal(u.override_count, 1);
+    assert_string_equal(u.overrides[0], "init_adapter=a/lr=1.5");
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("train", "./r=8.yaml", "lora_r=8")), TSR_OK);
+    assert_string_equal(u.job_path, "./r=8.yaml");
+    tsr_usage_free(&u);
+}
+
+/* output_dir: lora_r=8 makes lora_r=8/job.yaml, which the run's last lines name. */
+static void test_path_with_equals(void **state)
+{
+    (void)state;
+    tsr_usage u;
+    char directory[] = "/tmp/tessera-usage-XXXXXX", back[4096];
+    assert_non_null(mkdtemp(directory));
+    assert_non_null(getcwd(back, sizeof back));
+    assert_int_equal(chdir(directory), 0);
+    assert_int_equal(mkdir("lora_r=8", 0777), 0);
+    FILE *file = fopen("lora_r=8/job.yaml", "w");
+    assert_non_null(file);
+    fclose(file);
+    assert_int_equal(parse(&u, ARGS("eval", "lora_r=8/job.yaml", "init_adapter=lora_r=8")), TSR_OK);
+    assert_string_equal(u.job_path, "lora_r=8/job.yaml");
+    assert_int_equal(u.override_count, 1);
+    tsr_usage_free(&u);
+    /* a key whose value names a file after the job.yaml, and a directory of that name */
+    assert_int_equal(parse(&u, ARGS("train", "a.yaml", "lora_r=8/job.yaml")), TSR_OK);
+    assert_int_equal(u.override_count, 1);
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("train", "lora_r=8", "a.yaml")), TSR_OK);
+    assert_string_equal(u.job_path, "a.yaml");
+    assert_int_equal(u.override_count, 1);
+    tsr_usage_free(&u);
+    assert_int_equal(unlink("lora_r=8/job.yaml") | rmdir("lora_r=8"), 0);
+    assert_int_equal(chdir(back) | rmdir(directory), 0);
+}
+
+static void test_tools(void **state)
+{
+    (void)state;
+    tsr_usage u;
+    assert_int_equal(parse(&u, ARGS("merge", "job.yaml", "init_adapter=a", "--json")), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_MERGE);
+    assert_string_equal(u.job_path, "job.yaml");
+    assert_string_equal(u.overrides[0], "init_adapter=a");
+    assert_true(u.json);
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("quantize", "job.yaml")), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_QUANTIZE);
+    tsr_usage_free(&u);
+    /* a path may hold '=' */
+    assert_int_equal(parse(&u, ARGS("inspect", "runs/lr=1", "--plot", "a.svg")), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_INSPECT);
+    assert_string_equal(u.job_path, "runs/lr=1");
+    assert_string_equal(u.plot, "a.svg");
+    assert_false(u.json);
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("inspect", "--plot=b.svg", "--json", "x")), TSR_OK);
+    assert_string_equal(u.plot, "b.svg");
+    assert_true(u.json);
+    tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("env", "--measure", "--json")), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_ENV);
+    assert_true(u.measure && u.json);
+    assert_null(u.job_path);
+    tsr_usage_free(&u);
+}
+
+static void test_wrong_lines(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *args[6];
+        const char *words[3];
+    } cases[] = {
+        {{NULL}, {"a command is missing", "tessera train job.yaml"}},
+        {{"trian"}, {"no command 'trian'", "did you mean 'train'?"}},
+        {{"xyzzy"}, {"no command 'xyzzy'", "--help"}},
+        {{"train"}, {"the job.yaml is missing", "tessera train job.yaml [key=value ...]"}},
+        {{"train", "lora_r=8"}, {"the job.yaml is missing"}},
+        {{"train", "job.yaml", "extra"}, {"'extra'", "expected key=value"}},
+        {{"train", "job.yaml", "=8"}, {"'=8'", "expected key=value"}},
+        {{"train", "job.yaml", "--lora_r", "8"}, {"--lora_r", "key=value", "lora_r=8"}},
+        {{"train", "job.yaml", "--lora-r=8"}, {"key=value", "lora_r=8"}},
+        {{"train", "job.yaml", "--packing"}, {"packing=true"}},
+        {{"train", "job.yaml", "--learning_rat", "1e-3"}, {"learning_rate=1e-3"}},
+        {{"train", "job.yaml", "--json"}, {"--json: no such option"}},
+        {{"train", "job.yaml", "--ranks", "2"}, {"--ranks: no such option", "mpirun -n N"}},
+        {{"plan", "job.yaml", "--rank", "2"}, {"did you mean --ranks?", "[--ranks N]"}},
+        {{"data", "job.yaml", "-show"}, {"did you mean --show?"}},
+        {{"env", "--mesure"}, {"did you mean --measure?"}},
+        {{"train", "job.yaml", "--jsn"}, {"--jsn: no such option", "such as lora_r=8"}},
+        {{"train", "job.yaml", "-x"}, {"-x: no such option"}},
+        {{"plan", "job.yaml", "--ranks", "8,,2"}, {"--ranks: found ''"}},
+        {{"plan", "job.yaml", "--ranks", "8,x"}, {"--ranks: found 'x'"}},
+        {{"plan", "job.yaml", "--node", "0"}, {"--node: found '0'"}},
+        {{"plan", "job.yaml", "--roofs"}, {"--roofs: the file is missing"}},
+        {{"plan", "job.yaml", "--ranks"}, {"--ranks: found nothing", "--ranks 4"}},
+        {{"plan", "job.yaml", "--ranks", "zero"}, {"--ranks: found 'zero'"}},
+        {{"plan", "job.yaml", "--ranks", "0"}, {"--ranks: found '0'", "from 1 to 65536"}},
+        {{"data"}, {"the job.yaml is missing", "--show N"}},
+        {{"data", "job.yaml", "--show"}, {"--show: found nothing", "--show 4"}},
+        {{"data", "job.yaml", "--show=x"}, {"--show: found 'x'"}},
+        {{"eval", "job.yaml", "--show", "2"}, {"--show: no such option"}},
+        {{"merge"}, {"the job.yaml is missing", "tessera merge job.yaml [key=value ...]"}},
+        {{"quantize", "job.yaml", "b"}, {"'b'", "expected key=value"}},
+        {{"quantize", "job.yaml", "--measure"}, {"--measure: no such option"}},
+        {{"merge", "job.yaml", "--init-adapter", "a"}, {"init_adapter=a"}},
+        {{"inspect"}, {"the path to inspect is missing", "tessera inspect PATH"}},
+        {{"inspect", "a", "b"}, {"'b'", "one word too many", "tessera inspect PATH"}},
+        {{"inspect", "a", "--plot"}, {"--plot", "--plot: the file is missing", "loss.svg"}},
+        {{"inspect", "a", "--plot", "--json"}, {"--plot: the file is missing"}},
+        {{"inspect", "a", "--plot", "loss.png"}, {"found loss.png", "ends in .svg"}},
+        {{"inspect", "a", "--plot=loss"}, {"found loss;", "loss.svg"}},
+        {{"inspect", "a", "--plot", ".svg"}, {"found .svg", "loss.svg"}},
+        {{"inspect", "a", "--measure"}, {"--measure: no such option", "tessera inspect PATH"}},
+        {{"env", "x"}, {"'x'", "tessera env [--measure] [--json]"}},
+        {{"env", "--plot", "x"}, {"--plot: no such option"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tsr_usage u;
+        assert_int_equal(parse(&u, cases[i].args), TSR_EUSAGE);
+        assert_int_equal(tsr_status_exit_code(TSR_EUSAGE), 64);
+        for (int w = 0; w < 3 && cases[i].words[w]; w++)
+            if (!strstr(tsr_last_error(), cases[i].words[w]))
+                fail_msg("'%s' is not in: %s", cases[i].words[w], tsr_last_error());
+    }
+}
+
+static void expect_text(const char *const *args, const char *word)
+{
+    tsr_usage u;
+    assert_int_equal(parse(&u, args), TSR_OK);
+    assert_int_equal(u.command, TSR_COMMAND_TEXT);
+    if (!strstr(tsr_text_string(&u.text), word))
+        fail_msg("'%s' is not in: %s", word, tsr_text_string(&u.text));
+    tsr_usage_free(&u);
+}
+
+static void test_texts(void **state)
+{
+    (void)state;
+    expect_text(ARGS("--version"), tsr_build_version());
+    expect_text(ARGS("--version"), tsr_build_commit());
+    expect_text(
+        ARGS("--help"),
+        "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] [--roofs FILE] [--json]");
+    expect_text(ARGS("--help"), "tessera inspect PATH [--json] [--plot FILE.svg]");
+    const char *const tools[] = {"merge", "quantize", "inspect", "env"};
+    for (int i = 0; i < 4; i++) {
+        char example[64];
+        snprintf(example, sizeof example, "Example:\n    tessera %s ", tools[i]);
+        expect_text(ARGS(tools[i], "--help"), example);
+        expect_text(ARGS(tools[i], "--help"), "--json");
+    }
+    expect_text(ARGS("plan", "--help"), "--ranks N");
+    expect_text(ARGS("train", "job.yaml", "--help"), "lora_target_modules=[q_proj,v_proj]");
+    expect_text(ARGS("data", "--help"), "tessera data job.yaml --show 2");
+    for (int i = 0; i < tsr_keys_count(); i++) /* every key, with its default */
+        expect_text(ARGS("train", "--help"), tsr_keys_at(i)->name);
+    const char *const short_ones[] = {"plan", "eval", "data"};
+    for (int i = 0; i < 3; i++) { /* so that what they alone have is not lost among the keys */
+        tsr_usage u;
+        expect_text(ARGS(short_ones[i], "--help"), "are those of `tessera train --help`");
+        assert_int_equal(parse(&u, ARGS(short_ones[i], "--help")), TSR_OK);
+        assert_true(u.text.length < 1000);
+        tsr_usage_free(&u);
+    }
+    expect_text(ARGS("train", "--help"), "lora_r [16]");
+    assert_true(strlen(tsr_build_version()) > 0 && strlen(tsr_build_commit()) > 0);
+}
+
+/* ---- the program ---- */
+
+#ifndef __SANITIZE_THREAD__ /* for which it is not built */
+
+#define MODEL TSR_SOURCE_DIR "/examples/tiny-llama"
+
+static int code_of(const char *command)
+{
+    int status = system(command);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+/* Output that is lost is said, be it more than a buffer or less. */
+static void test_full_disk(void **state)
+{
+    (void)state;
+    static const char *const lines[] = {"--version", "train --help", "inspect " MODEL " --json"};
+    for (int i = 0; i < 3; i++) {
+        char command[1000];
+        snprintf(command, sizeof command, "'%s' %s >/dev/full 2>/dev/null", TSR_PROGRAM, lines[i]);
+        if (code_of(command) != 71)
+            fail_msg("%s: not 71", command);
+    }
+}
+
+static void test_pipe(void **state)
+{
+    (void)state;
+    assert_int_equal(code_of("echo 'model_name_or_path: " MODEL "' | '" TSR_PROGRAM
+                             "' plan /dev/stdin dataset=none 2>&1 | grep -q 'it is a pipe'"),
+                     0);
+}
+
+/* A child that writes into a pipe that nobody empties. */
+static pid_t start_blocked(int *out, const char *const *args)
+{
+    int ends[2], waiting = 0, bytes;
+    assert_int_equal(pipe(ends), 0);
+    bytes = fcntl(ends[1], F_SETPIPE_SZ, 4096);
+    assert_true(bytes >= 4096 && bytes < 9000); /* less than is written */
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        dup2(ends[1], STDOUT_FILENO);
+        close(ends[0]);
+        execv(TSR_PROGRAM, (char *const *)args);
+        _exit(127);
+    }
+    close(ends[1]);
+    for (int i = 0; i < 3000 && waiting < bytes; i++) {
+        usleep(10000);
+        assert_int_equal(ioctl(ends[0], FIONREAD, &waiting), 0);
+    }
+    assert_int_equal(waiting, bytes);
+    *out = ends[0];
+    return child;
+}
+
+/* A command that has nothing to finish ends by the first signal. */
+static void test_signals(void **state)
+{
+    (void)state;
+    static const char *const lines[][5] = {{"tessera", "train", "--help"},
+                                           {"tessera", "inspect", MODEL, "--json"}};
+    static const int signals[] = {SIGINT, SIGTERM};
+    for (int i = 0; i < 4; i++) {
+        int out, status = 0, ended = 0;
+        pid_t child = start_blocked(&out, lines[i / 2]);
+        assert_int_equal(kill(child, signals[i % 2]), 0);
+        for (int n = 0; n < 1000 && !ended; n++) {
+            usleep(10000);
+            ended = waitpid(child, &status, WNOHANG) == child;
+        }
+        if (!ended) {
+            kill(child, SIGKILL);
+            waitpid(child, &status, 0);
+        }
+        close(out);
+        assert_true(WIFSIGNALED(status));
+        assert_int_equal(WTERMSIG(status), signals[i % 2]);
+    }
+}
+#endif
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_commands),  cmocka_unit_test(test_path_with_equals),
+        cmocka_unit_test(test_tools),     cmocka_unit_test(test_wrong_lines),
+        cmocka_unit_test(test_texts),
+#ifndef __SANITIZE_THREAD__
+        cmocka_unit_test(test_full_disk), cmocka_unit_test(test_pipe),
+        cmocka_unit_test(test_signals),
+#endif
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

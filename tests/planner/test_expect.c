@@ -1,0 +1,559 @@
+/*
+ * The expected time of a step against the steps measured on 1, 2 and 4 H200, from the roofs of the same
+ * file. A table of all goes to stdout (docs/time.md). Efficiencies and slowdowns come from
+ * other measurements (speeds.c).
+ */
+#include "planner/expect.h"
+#include "support/llama.h"
+#include "support/scratch.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define RESULTS    TSR_SOURCE_DIR "/bench/results/"
+#define MOST_ERROR 0.04 /* of any row */
+#define MOST_MEAN  0.02 /* of all, without their signs */
+#define LEAST      1024 /* tokens of a micro-batch; of fewer the model says up to 7 % too little */
+
+static const struct {
+    const char *name;
+    int d, f, heads, kv_heads, vocabulary;
+} shapes[] = {{"llama3-8b", 4096, 14336, 32, 8, 128256},
+              {"llama2-7b", 4096, 11008, 32, 32, 32000},
+              {"llama3-70b", 8192, 28672, 64, 8, 128256}};
+
+static double number(const json_t *object, const char *key)
+{
+    return json_number_value(json_object_get(object, key));
+}
+
+static const char *word(const json_t *object, const char *key)
+{
+    const char *found = json_string_value(json_object_get(object, key));
+    return found ? found : "";
+}
+
+static void write_model(const char *shape, int layers)
+{
+    char text[1024];
+    int k = 0;
+    while (strcmp(shapes[k].name, shape) != 0)
+        k++;
+    snprintf(
+        text, sizeof text,
+        "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":%d,"
+        "\"intermediate_size\":%d,\"num_hidden_layers\":%d,\"num_attention_heads\":%d,"
+        "\"num_key_value_heads\":%d,\"head_dim\":128,\"vocab_size\":%d,"
+        "\"max_position_embeddings\":8192,\"hidden_act\":\"silu\",\"rms_norm_eps\":1e-5,"
+        "\"rope_theta\":500000.0,\"tie_word_embeddings\":false,\"attention_bias\":false,"
+        "\"torch_dtype\":\"bfloat16\"}",
+        shapes[k].d, shapes[k].f, layers, shapes[k].heads, shapes[k].kv_heads,
+        shapes[k].vocabulary);
+    write_text(scratch_path("config.json"), text);
+}
+
+/* The decision of a job of this text, in bf16 on `ranks` ranks. */
+static void decide_on(tsr_decision *out, tsr_inputs *inputs, const char *text, int ranks, int node,
+                      uint64_t budget, const tsr_speeds *speeds)
+{
+    const tsr_topology_view view = {ranks, 0, node};
+    const tsr_config_source source = {
+        .text = text, .use = TSR_CONFIG_PLAN, .has_cuda = tsr_device_cuda_built()};
+    if (tsr_inputs_read_config(inputs, &source) < 0 ||
+        tsr_inputs_read_model(inputs, true, true) < 0)
+        fail_msg("%s", tsr_last_error());
+    tsr_inputs_assume_data(inputs);
+    const tsr_room room = {.free = budget};
+    if (tsr_decide(out, inputs, &view, true, &room, speeds) < 0)
+        fail_msg("%s", tsr_last_error());
+}
+
+/* The same, without what belongs to the inputs. */
+static tsr_decision decide(const char *text, int ranks, const tsr_speeds *speeds)
+{
+    tsr_inputs inputs = {.compute = TSR_BF16};
+    tsr_decision decision, out;
+    decide_on(&decision, &inputs, text, ranks, ranks, TSR_BUDGET_UNKNOWN, speeds);
+    out = decision;
+    tsr_decision_free(&decision);
+    tsr_inputs_close(&inputs);
+    return out;
+}
+
+/* Keys of a run, one a line, as bench_model was given them: key=value. */
+static void add_overrides(char *text, size_t size, const json_t *run)
+{
+    const json_t *list = json_object_get(run, "overrides");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *pair = json_string_value(json_array_get(list, i)), *value = strchr(pair, '=');
+        size_t length = strlen(text);
+        snprintf(text + length, size - length, "%.*s: %s\n", (int)(value - pair), pair, value + 1);
+    }
+}
+
+static bool overrides(const json_t *run, const char *key)
+{
+    const json_t *list = json_object_get(run, "overrides");
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (!strncmp(json_string_value(json_array_get(list, i)), key, strlen(key)))
+            return true;
+    return false;
+}
+
+typedef struct {
+    const tsr_work_rates *rates;
+    double seconds;
+} work_sum;
+
+static void add_work(void *user, const tsr_work_op *op)
+{
+    work_sum *sum = user;
+    sum->seconds += tsr_work_seconds(sum->rates, op);
+}
+
+static tsr_work_layer layer_of(const tsr_inputs *inputs, const tsr_decision *d, int unit)
+{
+    tsr_work_layer layer = {.element = 2,
+                            .fp8 = d->model.fp8,
+                            .tokens = (double)inputs->bounds.tokens,
+                            .step_micro = d->model.step_micro,
+                            .program = tsr_layer_program_of(d->programs, unit)};
+    tsr_work_layer_of(&layer, &inputs->layout, unit);
+    for (int i = 0; i < LLAMA_LINEARS; i++)
+        layer.linear[i].drops = layer.linear[i].r > 0 && d->model.dropout > 0;
+    return layer;
+}
+
+/* What DoRA's norms took more in a step when all of them were factored, as those of a base without NF4 are. */
+static double factored_more(const tsr_inputs *inputs, const tsr_decision *d,
+                            const tsr_speeds *speeds)
+{
+    work_sum now = {&speeds->rates, 0}, then = now;
+    for (int u = 0; u < inputs->layout.layer_count; u++) {
+        tsr_work_layer layer = layer_of(inputs, d, u);
+        tsr_work_norm(&layer, add_work, &now);
+        for (int i = 0; i < LLAMA_LINEARS; i++)
+            layer.linear[i].nf4 = false;
+        tsr_work_norm(&layer, add_work, &then);
+    }
+    return then.seconds - now.seconds;
+}
+
+/* What a step took more when every backward made x A^T again: by B1, as they did. */
+static double made_again_more(const tsr_inputs *inputs, const tsr_decision *d,
+                              const tsr_speeds *speeds)
+{
+    static const int first[] = {LLAMA_Q, LLAMA_O, LLAMA_GATE, LLAMA_DOWN, LLAMA_LINEARS};
+    work_sum now = {&speeds->rates, 0}, then = now;
+    for (int u = inputs->layout.first_trained; u < inputs->layout.layer_count; u++) {
+        tsr_work_layer layer = layer_of(inputs, d, u);
+        for (int group = 0; group < 4; group++) {
+            tsr_work_op op = {.kind = TSR_WORK_NARROW};
+            double t = layer.tokens;
+            bool kept = false; /* all of a group or none */
+            for (int i = first[group]; i < first[group + 1]; i++) {
+                const tsr_work_linear *x = &layer.linear[i];
+                bool merges =
+                    tsr_linear_merges(TSR_BF16, layer.fp8, x->nf4, (uint64_t)x->in, (uint64_t)x->r);
+                op.here.flops += 2 * t * x->in * x->r;
+                op.here.bytes += 2 * (t * x->in + x->in * x->r + t * x->r);
+                kept |= x->r > 0 && tsr_graph_keeps_low(merges, x->drops, x->drops && x->dora);
+            }
+            if (!kept)
+                continue;
+            add_work(&now, &op);
+            op.here = (tsr_work_amount){2 * op.here.flops, 2 * op.here.bytes};
+            add_work(&then, &op);
+        }
+    }
+    return then.seconds - now.seconds;
+}
+
+/* What a file's steps did that none does now. */
+#define FACTORED   1 /* DoRA's norms */
+#define MADE_AGAIN 2 /* x A^T, by every backward */
+
+static double expect_run(const json_t *run, const tsr_speeds *speeds, int then)
+{
+    char text[1024];
+    tsr_inputs inputs = {.compute = TSR_BF16};
+    tsr_decision decision;
+    const char *recompute = word(run, "recompute");
+    int ranks = (int)number(run, "ranks");
+    write_model(word(run, "shape"), (int)number(run, "layers"));
+    snprintf(text, sizeof text,
+             "model_name_or_path: %s\noutput_dir: out\nbackend: cpu\nlora_r: %d\nuse_dora: %s\n"
+             "per_device_train_batch_size: %d\nmax_length: %d\ngradient_checkpointing: %s\n"
+             "offload: %s\nresident_units: %d\n%s%s",
+             scratch_path(""), (int)number(run, "r"),
+             strcmp(word(run, "adapter"), "dora") ? "false" : "true", (int)number(run, "batch"),
+             (int)number(run, "length"),
+             !strcmp(recompute, "none")   ? "false"
+             : !strcmp(recompute, "full") ? "true"
+                                          : recompute,
+             word(run, "offload"), (int)number(json_object_get(run, "plan"), "resident_units"),
+             overrides(run, "activation_offloading") ? "" : "activation_offloading: false\n",
+             overrides(run, "optimizer_offload") ? "" : "optimizer_offload: false\n");
+    add_overrides(text, sizeof text, run);
+    decide_on(&decision, &inputs, text, ranks, ranks, TSR_BUDGET_UNKNOWN, speeds);
+    double seconds = decision.expected.simulation.step;
+    if (then & FACTORED)
+        seconds += factored_more(&inputs, &decision, speeds);
+    if (then & MADE_AGAIN)
+        seconds += made_again_more(&inputs, &decision, speeds);
+    tsr_decision_free(&decision);
+    tsr_inputs_close(&inputs);
+    return 1e3 * seconds;
+}
+
+static int check_file(double *sum, const char *path, int then)
+{
+    json_error_t error;
+    json_t *file = json_load_file(path, 0, &error);
+    const json_t *runs = json_object_get(file, "runs");
+    tsr_speeds speeds;
+    int count = 0, wrong = 0;
+    double sum_here = 0, least = 1, most = -1;
+    if (tsr_speeds_read(&speeds, path, true, TSR_BF16) < 0)
+        fail_msg("%s", tsr_last_error());
+    printf("%s\n", strrchr(path, '/') + 1);
+    for (size_t i = 0; i < json_array_size(runs); i++) {
+        const json_t *run = json_object_get(json_array_get(runs, i), "result");
+        if (strcmp(word(run, "bench"), "model") != 0 || !json_object_get(run, "step_ms") ||
+            number(run, "batch") * number(run, "length") < LEAST || *word(run, "documents"))
+            continue; /* documents come from the data, which is not here */
+        double found = expect_run(run, &speeds, then);
+        double measured = number(run, "step_ms");
+        double off = found / measured - 1;
+        printf("| %d | %s, %d layers | %d x %d | %s r %d | %s | %s | %.1f | %.1f | %+.1f %% |\n",
+               (int)number(run, "ranks"), word(run, "shape"), (int)number(run, "layers"),
+               (int)number(run, "batch"), (int)number(run, "length"), word(run, "adapter"),
+               (int)number(run, "r"), word(run, "recompute"), word(run, "offload"), measured, found,
+               100 * off);
+        wrong += !(fabs(off) < MOST_ERROR);
+        sum_here += fabs(off);
+        least = fmin(least, off);
+        most = fmax(most, off);
+        count++;
+    }
+    printf("%d steps, mean error %.1f %%, %+.1f to %+.1f %%\n", count, 100 * sum_here / count,
+           100 * least, 100 * most);
+    *sum += sum_here;
+    json_decref(file);
+    assert_int_equal(wrong, 0);
+    return count;
+}
+
+static void test_measured_steps(void **state)
+{
+    (void)state;
+    double sum = 0;
+    int count = check_file(&sum, RESULTS "h200_one_gpu.json", FACTORED | MADE_AGAIN);
+    count += check_file(&sum, RESULTS "h200_offload.json", 0);
+    count += check_file(&sum, RESULTS "h200_taxes.json", 0);
+    count += check_file(&sum, RESULTS "h200x2_scale.json", FACTORED | MADE_AGAIN);
+    count += check_file(&sum, RESULTS "h200x2_llama2.json", FACTORED | MADE_AGAIN);
+    count += check_file(&sum, RESULTS "h200x4_tokens_offload.json", FACTORED | MADE_AGAIN);
+    count += check_file(&sum, RESULTS "h200_timeline.json", 0);
+    count += check_file(&sum, RESULTS "h200_fp8.json", 0);
+    count += check_file(&sum, RESULTS "h200_sweep.json", 0);
+    assert_int_equal(count, 147);
+    printf("mean error %.1f %%\n", 100 * sum / count);
+    assert_true(sum / count < MOST_MEAN);
+}
+
+/* ---- what is chosen ---- */
+
+static const char *config(const char *more)
+{
+    static char text[1024];
+    snprintf(text, sizeof text,
+             "model_name_or_path: %s\noutput_dir: out\nper_device_train_batch_size: 4\n"
+             "max_length: 2048\n%s",
+             scratch_path(""), more);
+    return text;
+}
+
+static const tsr_alternative *chosen(const tsr_decision *d)
+{
+    const tsr_alternative *found = NULL;
+    for (int i = 0; i < d->alternative_count; i++)
+        if (d->alternative[i].chosen) {
+            assert_null(found);
+            found = &d->alternative[i];
+        }
+    assert_non_null(found);
+    return found;
+}
+
+/* None that fits is more than 1 % faster; the chosen one is what the decision holds. */
+static void check_fastest(const tsr_decision *d)
+{
+    const tsr_alternative *best = chosen(d);
+    for (int i = 0; i < d->alternative_count; i++) {
+        const tsr_alternative *a = &d->alternative[i];
+        assert_true(a->fits == (a->device_bytes <= d->budget));
+        assert_true(a->fits == (a->seconds > 0));
+        assert_true(!a->fits || a->seconds >= 0.98 * best->seconds);
+    }
+    assert_true(best->fits && best->resident_count == d->resident_count);
+    assert_true(best->full_count == d->full_count && best->state == d->state_offloaded);
+    assert_true(fabs(best->seconds / d->expected.simulation.step - 1) < 1e-9);
+}
+
+/* A base on the host costs little on a fast link and spares recomputation; on a slow one the card computes
+ * again instead. */
+static void test_the_fastest_is_chosen(void **state)
+{
+    (void)state;
+    tsr_speeds speeds;
+    const char *text = config("memory_budget: 15GiB\nactivation_offloading: false\n");
+    write_model("llama3-8b", 32);
+    tsr_speeds_default(&speeds, true, TSR_BF16);
+    tsr_decision fast = decide(text, 1, &speeds);
+    check_fastest(&fast);
+    assert_int_equal(chosen(&fast)->offload, TSR_CONFIG_OFFLOAD_SHARDED);
+    speeds.value[TSR_SPEED_TO_DEVICE] = speeds.value[TSR_SPEED_TO_HOST] = 3e9;
+    tsr_decision slow = decide(text, 1, &speeds);
+    check_fastest(&slow);
+    assert_int_equal(chosen(&slow)->offload, TSR_CONFIG_OFFLOAD_NONE);
+    assert_true(slow.full_count > fast.full_count);
+    /* What was compared does not depend on who won: the same rows with the keys that they stand for. */
+    for (int i = 0; i < fast.alternative_count; i++) {
+        const tsr_alternative *a = &fast.alternative[i];
+        char more[512];
+        if (!a->fits || a->full_count != 32)
+            continue;
+        snprintf(
+            more, sizeof more,
+            "memory_budget: 15GiB\ngradient_checkpointing: true\nactivation_offloading: false\n"
+            "optimizer_offload: %s\noffload: %s\nresident_units: %d\n",
+            a->state ? "true" : "false", a->offload == TSR_CONFIG_OFFLOAD_NONE ? "none" : "sharded",
+            a->resident_count);
+        tsr_speeds_default(&speeds, true, TSR_BF16);
+        tsr_decision explicit = decide(config(more), 1, &speeds);
+        assert_true(fabs(explicit.expected.simulation.step / a->seconds - 1) < 1e-9);
+    }
+}
+
+/* Needs the CUDA backend, but no GPU. On one units stay as far as what is free allows, less a sixteenth; on an unknown card none does.
+ * Where all stay and the adapter fits as well, it is kept, and gradients are reduced late. */
+static void test_units_stay_on_gpus(void **state)
+{
+    (void)state;
+    tsr_speeds speeds;
+    write_model("llama3-8b", 32);
+    tsr_speeds_default(&speeds, true, TSR_BF16);
+    static const uint64_t free_bytes[] = {44ull << 30, 140ull << 30, TSR_BUDGET_UNKNOWN,
+                                          140ull << 30};
+    static const char *const budget[] = {"", "", "", "memory_budget: 42710MiB\n"};
+    int resident[4];
+    for (int i = 0; i < 4; i++) {
+        tsr_inputs inputs = {.compute = TSR_BF16, .cuda = true};
+        tsr_decision d;
+        char more[64];
+        snprintf(more, sizeof more, "backend: cuda\n%s", budget[i]);
+        decide_on(&d, &inputs, config(more), 2, 2, free_bytes[i], &speeds);
+        check_fastest(&d);
+        resident[i] = d.resident_count;
+        assert_int_equal(d.plan->reduces_late, i == 1);
+        assert_true(i == 2 || chosen(&d)->device_bytes <= free_bytes[i] / 16 * 15);
+        tsr_decision_free(&d);
+        tsr_inputs_close(&inputs);
+    }
+    assert_in_range(resident[0], 1, 39);
+    assert_int_equal(resident[1], 40);
+    assert_int_equal(resident[2], 0);
+    assert_int_equal(resident[3], 40);
+}
+
+/* Where the last eighth of a backward does not hide what ranks have to say, they say it layer by layer. */
+static void test_slow_links(void **state)
+{
+    (void)state;
+    write_model("llama3-8b", 32);
+    for (int i = 0; i < 4; i++) {
+        tsr_inputs inputs = {.compute = TSR_BF16, .cuda = true};
+        tsr_speeds speeds;
+        tsr_decision d;
+        char more[64];
+        bool slow = i & 1, large = i & 2;
+        tsr_speeds_default(&speeds, true, TSR_BF16);
+        if (slow)
+            speeds.value[TSR_SPEED_LINK] = 12e9; /* PCIe */
+        snprintf(more, sizeof more, "backend: cuda\nlora_r: %d\n", large ? 384 : 16);
+        decide_on(&d, &inputs, config(more), 2, 2, 140ull << 30, &speeds);
+        assert_int_equal(d.resident_count, 40);
+        assert_int_equal(d.plan->reduces_late, !slow || !large);
+        tsr_decision_free(&d);
+        tsr_inputs_close(&inputs);
+    }
+}
+
+/* Where cuDNN runs attention, atomics need less than the scores that a repeatable dq is made of. */
+static void test_atomics_need_less(void **state)
+{
+    (void)state;
+    tsr_speeds speeds;
+    uint64_t bytes[2], workspace[2];
+    write_model("llama3-8b", 8);
+    tsr_speeds_default(&speeds, true, TSR_BF16);
+    for (int i = 0; i < 2; i++) {
+        tsr_inputs inputs = {.compute = TSR_BF16, .cuda = true};
+        tsr_decision d;
+        decide_on(&d, &inputs,
+                  config(i ? "backend: cuda\ndeterministic: false\n" : "backend: cuda\n"), 1, 1,
+                  140ull << 30, &speeds);
+        tsr_attention_bounds bounds = {.tokens = 4 * 2048,
+                                       .documents = 4,
+                                       .longest = 2048,
+                                       .q_heads = 32,
+                                       .kv_heads = 8,
+                                       .head_dim = 128,
+                                       .dtype = TSR_BF16,
+                                       .train = true,
+                                       .atomics = d.model.atomics};
+        assert_int_equal(d.model.atomics, i);
+        workspace[i] = d.model.kernels->attention_workspace_bytes(&bounds);
+        bytes[i] = chosen(&d)->device_bytes;
+        tsr_decision_free(&d);
+        tsr_inputs_close(&inputs);
+    }
+    assert_int_equal(bytes[0] > bytes[1], workspace[0] > workspace[1]);
+    assert_true(bytes[0] >= bytes[1]);
+}
+
+/* Memory that is left makes the launches of attention's backward over long documents wider, as far as it goes. */
+static void test_room_for_attention(void **state)
+{
+    (void)state;
+    tsr_speeds speeds;
+    uint64_t bytes[4], budget[] = {0, 0, 0, 0};
+    int wider[4];
+    write_model("llama3-8b", 8);
+    tsr_speeds_default(&speeds, true, TSR_BF16);
+    for (int i = 0; i < 4; i++) {
+        tsr_inputs inputs = {.compute = TSR_BF16, .cuda = true};
+        tsr_decision d;
+        char text[512];
+        int length = snprintf(text, sizeof text,
+                              "model_name_or_path: %s\noutput_dir: out\nmax_length: 8192\n"
+                              "per_device_train_batch_size: 1\nbackend: cuda\n",
+                              scratch_path(""));
+        if (i > 1)
+            snprintf(text + length, sizeof text - (size_t)length, "memory_budget: %llu\n",
+                     (unsigned long long)budget[i]);
+        decide_on(&d, &inputs, text, 1, 1, i ? 140ull << 30 : TSR_BUDGET_UNKNOWN, &speeds);
+        bytes[i] = chosen(&d)->device_bytes;
+        wider[i] = d.model.wider;
+        budget[2] = bytes[0] + 1;
+        budget[3] = (bytes[0] + bytes[1]) / 2;
+        tsr_decision_free(&d);
+        tsr_inputs_close(&inputs);
+    }
+    assert_int_equal(wider[0], 0);
+    assert_int_equal(wider[2], 0);
+    assert_int_equal(bytes[0], bytes[2]);
+    bool cut = tsr_kernels_cudnn_version(&(tsr_library_version){0}) != TSR_EUNSUPPORTED;
+    assert_int_equal(wider[1], cut ? 2 : 0);
+    assert_int_equal(wider[3], cut ? 1 : 0);
+    assert_true(bytes[3] <= budget[3] && bytes[3] >= bytes[0] && bytes[1] >= bytes[3]);
+}
+
+/* ---- figures from files ---- */
+
+static void expect_refused(const char *text, const char *said)
+{
+    tsr_speeds speeds;
+    write_text(scratch_path("roofs.json"), text);
+    assert_int_equal(tsr_speeds_read(&speeds, scratch_path("roofs.json"), true, TSR_BF16),
+                     TSR_EDATA);
+    if (!strstr(tsr_last_error(), said) || !strstr(tsr_last_error(), "roofs.json"))
+        fail_msg("'%s' does not say '%s'", tsr_last_error(), said);
+}
+
+static void test_files_of_figures(void **state)
+{
+    (void)state;
+    tsr_speeds s;
+    assert_int_equal(tsr_speeds_read(&s, RESULTS "h200_one_gpu.json", true, TSR_BF16), TSR_OK);
+    assert_true(s.measured && s.value[TSR_SPEED_MATMUL] == 684.5e12);
+    assert_true(s.value[TSR_SPEED_TO_HOST] == 55.2e9);
+    assert_true(s.known[TSR_SPEED_COPY] && !s.known[TSR_SPEED_NETWORK]);
+    assert_string_equal(s.device, "NVIDIA H200, 132 SMs, 139.8 GiB, CUDA 13.0");
+    /* What is not there keeps its ratio to what is. */
+    assert_true(fabs(s.value[TSR_SPEED_ATTENTION_FORWARD] / 440.5e12 - 1) < 1e-9);
+
+    /* As env prints them: the CPU's, then a GPU's. */
+    static const char both[] =
+        "{\"roofs\":[{\"device\":\"CPU\",\"copy_bytes_per_s\":1e10,"
+        "\"matmul_float32_flops_per_s\":2e11},{\"device\":\"card\",\"memory_bytes\":5,"
+        "\"copy_bytes_per_s\":1e12,\"matmul_bfloat16_flops_per_s\":1e14,"
+        "\"matmul_float32_flops_per_s\":2e13,\"network_bytes_per_s\":1e9}]}";
+    write_text(scratch_path("roofs.json"), both);
+    assert_int_equal(tsr_speeds_read(&s, scratch_path("roofs.json"), true, TSR_BF16), TSR_OK);
+    assert_true(s.value[TSR_SPEED_MATMUL] == 1e14 && s.memory_bytes == 5);
+    assert_true(s.value[TSR_SPEED_NETWORK] == 1e9 && s.known[TSR_SPEED_NETWORK]);
+    assert_int_equal(tsr_speeds_read(&s, scratch_path("roofs.json"), true, TSR_F32), TSR_OK);
+    assert_true(s.value[TSR_SPEED_MATMUL] == 2e13);
+    assert_int_equal(tsr_speeds_read(&s, scratch_path("roofs.json"), false, TSR_F32), TSR_OK);
+    assert_true(s.value[TSR_SPEED_MATMUL] == 2e11);
+
+    expect_refused("{", "roofs.json");
+    expect_refused("{\"copy_bytes_per_s\":1e12,\"matmul_bfloat16_flops_per_s\":1e14,"
+                   "\"attention_forward_flops_per_s\":5e-324}",
+                   "attention_forward_flops_per_s is of no machine");
+    expect_refused("{\"copy_gb_s\":1e300,\"gemm_tflop_s\":1}", "copy_gb_s is of no machine");
+    expect_refused("{\"copy_bytes_per_s\":1e12,\"matmul_bfloat16_flops_per_s\":1e14,"
+                   "\"link_latency_s\":1e9}",
+                   "link_latency_s is of no machine");
+    expect_refused("{\"copy_bytes_per_s\":1e12,\"matmul_bfloat16_flops_per_s\":1e14,"
+                   "\"memory_bytes\":1e300}",
+                   "memory_bytes is of no machine");
+    expect_refused("{\"roofs\":{}}", "no figures of a GPU");
+    expect_refused("{\"copy_bytes_per_s\":1e12}", "matmul_bfloat16_flops_per_s");
+    expect_refused("{\"roofs\":[{\"copy_bytes_per_s\":1e10,\"matmul_bfloat16_flops_per_s\":1}]}",
+                   "no figures of a GPU");
+}
+
+/* Groups of a node keep gathers inside it: over a slow network they lose less than one group of all. */
+static void test_groups_and_networks(void **state)
+{
+    (void)state;
+    tsr_speeds speeds;
+    tsr_inputs inputs = {.compute = TSR_BF16};
+    tsr_decision grouped, whole;
+    write_model("llama3-8b", 32);
+    tsr_speeds_default(&speeds, true, TSR_BF16);
+    speeds.value[TSR_SPEED_NETWORK] = 5e9;
+    decide_on(&grouped, &inputs, config(""), 64, 8, TSR_BUDGET_UNKNOWN, &speeds);
+    tsr_inputs other = {.compute = TSR_BF16};
+    decide_on(&whole, &other, config("shard_group_size: 64\n"), 64, 8, TSR_BUDGET_UNKNOWN, &speeds);
+    assert_int_equal(grouped.replicas, 8);
+    assert_int_equal(whole.replicas, 1);
+    assert_true(grouped.expected.simulation.step < whole.expected.simulation.step);
+    assert_true(grouped.memory.total[TSR_PLACE_DEVICE] > whole.memory.total[TSR_PLACE_DEVICE]);
+    tsr_decision_free(&grouped);
+    tsr_decision_free(&whole);
+    tsr_inputs_close(&inputs);
+    tsr_inputs_close(&other);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_measured_steps), cmocka_unit_test(test_the_fastest_is_chosen),
+        cmocka_unit_test(test_files_of_figures), cmocka_unit_test(test_groups_and_networks)};
+    const struct CMUnitTest cards[] = {
+        cmocka_unit_test(test_units_stay_on_gpus), cmocka_unit_test(test_slow_links),
+        cmocka_unit_test(test_atomics_need_less), cmocka_unit_test(test_room_for_attention)};
+    if (argc > 1 && !strcmp(argv[1], "cards"))
+        return cmocka_run_group_tests(cards, scratch_setup, scratch_teardown);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}
