@@ -20,7 +20,7 @@ static void add_quantization(json_t *report, bool four_bit, bool nested)
 
 static void add_architecture(json_t *report, const tsr_model_config *c)
 {
-    static const char *const ropes[] = {"default", "linear", "llama3"};
+    static const char *const ropes[] = {"default", "linear", "llama3", "none", "yarn"};
     tsr_text text = {0};
     tsr_text_printf(&text,
                     "%s: %" PRIu64 " layers of width %" PRIu64 ", MLP of %" PRIu64 ", %" PRIu64
@@ -32,11 +32,11 @@ static void add_architecture(json_t *report, const tsr_model_config *c)
     tsr_text_printf(&text, ", %" PRIu64 " tokens in the vocabulary", c->vocab_size);
     tsr_report_string(report, "architecture", tsr_text_string(&text));
     tsr_text_clear(&text);
-    tsr_text_printf(&text, "%s, theta ", ropes[c->rope.type]);
-    tsr_number_put(&text, c->rope.theta, 0);
-    if (c->rope.type != TSR_MODEL_ROPE_DEFAULT) {
+    tsr_text_printf(&text, "%s, theta ", ropes[c->rope[0].type]);
+    tsr_number_put(&text, c->rope[0].theta, 0);
+    if (c->rope[0].type != TSR_ROPE_DEFAULT) {
         tsr_text_puts(&text, ", factor ");
-        tsr_number_put(&text, c->rope.factor, 0);
+        tsr_number_put(&text, c->rope[0].factor, 0);
     }
     tsr_report_string(report, "rope", tsr_text_string(&text));
     tsr_text_free(&text);

@@ -479,15 +479,18 @@ int64_t tsr_inputs_step_micro(const tsr_inputs *inputs, int ranks)
 uint64_t tsr_inputs_model_hash(const tsr_inputs *inputs)
 {
     const tsr_model_config *model = &inputs->model;
-    const tsr_rope_config *rope = &model->rope;
+    const tsr_rope_scaling *rope = &model->rope[0];
     const tsr_adapter_spec *spec = &inputs->adapter.spec;
-    const uint64_t sizes[] = {
-        inputs->layout.parameter_count, inputs->layout.trainable_count, model->head_count,
-        model->kv_head_count,           model->sliding_window,          (uint64_t)rope->type,
-        rope->original_max_position};
+    const uint64_t sizes[] = {inputs->layout.parameter_count,
+                              inputs->layout.trainable_count,
+                              model->head_count,
+                              model->kv_head_count,
+                              model->sliding_window,
+                              (uint64_t)rope->type,
+                              (uint64_t)rope->original_max_positions};
     const double numbers[] = {
-        model->rms_norm_eps,    rope->theta, rope->factor, rope->low_freq_factor,
-        rope->high_freq_factor, spec->alpha, spec->dropout};
+        model->rms_norm_eps,         rope->theta, rope->factor, rope->low_frequency_factor,
+        rope->high_frequency_factor, spec->alpha, spec->dropout};
     uint64_t hash = tsr_hash(TSR_HASH_START, sizes, sizeof sizes);
     hash = tsr_hash(hash, numbers, sizeof numbers);
     for (uint64_t i = 0; i < tsr_checkpoint_count(inputs->checkpoint); i++) {

@@ -17,6 +17,7 @@
 #ifndef TSR_KERNELS_ROPE_QKV_H
 #define TSR_KERNELS_ROPE_QKV_H
 
+#include "kernels/rope_tables.h"
 #include "kernels/types.h"
 
 typedef struct {
@@ -62,23 +63,5 @@ tsr_status tsr_rope_qkv_check(const tsr_rope_qkv_args *args);
 tsr_status tsr_rope_qkv_ref(const tsr_rope_qkv_args *args, tsr_pool *pool);
 tsr_status tsr_rope_qkv_backward_check(const tsr_rope_qkv_backward_args *args);
 tsr_status tsr_rope_qkv_backward_ref(const tsr_rope_qkv_backward_args *args, tsr_pool *pool);
-
-/* ---- the tables ---- */
-
-typedef enum { TSR_ROPE_DEFAULT, TSR_ROPE_LINEAR, TSR_ROPE_LLAMA3 } tsr_rope_type;
-
-typedef struct {
-    tsr_rope_type type;
-    double theta;
-    double factor;                 /* linear, llama3 */
-    double low_frequency_factor;   /* llama3 */
-    double high_frequency_factor;  /* llama3 */
-    double original_max_positions; /* llama3 */
-} tsr_rope_scaling;
-
-/* Fills cosine and sine, [position_count, head_dim / 2] each, from angles computed in fp64. Host
- * code: for start-up. TSR_EINVAL: an odd head_dim or a scaling out of range. */
-tsr_status tsr_rope_tables(float *cosine, float *sine, int32_t position_count, int32_t head_dim,
-                           const tsr_rope_scaling *scaling);
 
 #endif

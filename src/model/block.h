@@ -58,15 +58,17 @@ typedef struct {
     float eps;
 } tsr_norm_spec;
 
-/* head_norm_eps: of the norms of q and k, where the node has them. */
+/* head_norm_eps: of the norms of q and k, where the node has them. table: of the model's (config.rope). */
 typedef struct {
     int32_t q_heads, kv_heads, head_dim;
     float head_norm_eps;
+    int32_t table;
 } tsr_rope_spec;
 
 typedef struct {
     int32_t q_heads, kv_heads, head_dim;
     int32_t window; /* a token sees itself and window - 1 before it; 0: all before it */
+    float scale;    /* of the scores; 0: 1 / sqrt(head_dim) */
 } tsr_attention_spec;
 
 /* in, out: values; weight: matrices of a linear node, vectors of any other; TSR_NONE where there is none. Which

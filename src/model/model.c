@@ -62,30 +62,31 @@ void tsr_model_destroy(tsr_model *model)
     free(model);
 }
 
+/* The tables of one way to turn, into its place. */
+static tsr_status fill_rope(tsr_model *model, tsr_device *device, int rope, float *tables)
+{
+    const tsr_model_config *config = &model->options.layout->config;
+    int32_t positions = (int32_t)model->options.bounds.tokens, dim = (int32_t)config->head_dim;
+    uint64_t count = (uint64_t)positions * (uint64_t)(dim / 2), bytes = count * sizeof(float);
+    float *cosine = model->cosine + (uint64_t)rope * count;
+    float *sine = model->sine + (uint64_t)rope * count;
+    TSR_TRY(tsr_rope_tables(tables, tables + count, positions, dim, &config->rope[rope]));
+    TSR_TRY(tsr_device_write(device, cosine, tables, bytes));
+    TSR_TRY(tsr_device_write(device, sine, tables + count, bytes));
+    model->tables.rope[rope] = (tsr_rope_table){cosine, sine, positions};
+    return TSR_OK;
+}
+
 static tsr_status fill_tables(tsr_model *model, tsr_device *device)
 {
     const tsr_model_config *config = &model->options.layout->config;
-    const tsr_rope_type types[] = {[TSR_MODEL_ROPE_DEFAULT] = TSR_ROPE_DEFAULT,
-                                   [TSR_MODEL_ROPE_LINEAR] = TSR_ROPE_LINEAR,
-                                   [TSR_MODEL_ROPE_LLAMA3] = TSR_ROPE_LLAMA3};
-    tsr_rope_scaling scaling = {.type = types[config->rope.type],
-                                .theta = config->rope.theta,
-                                .factor = config->rope.factor,
-                                .low_frequency_factor = config->rope.low_freq_factor,
-                                .high_frequency_factor = config->rope.high_freq_factor,
-                                .original_max_positions =
-                                    (double)config->rope.original_max_position};
-    int32_t positions = (int32_t)model->options.bounds.tokens, dim = (int32_t)config->head_dim;
-    uint64_t bytes = (uint64_t)positions * (uint64_t)(dim / 2) * sizeof(float);
-    float *tables = malloc(2 * bytes + 1);
+    uint64_t count = (uint64_t)model->options.bounds.tokens * (config->head_dim / 2);
+    float *tables = malloc(2 * count * sizeof *tables + 1);
+    tsr_status status = TSR_OK;
     if (!tables)
         return tsr_fail(TSR_ENOMEM, "out of memory for the tables of RoPE");
-    float *sine = tables + bytes / sizeof(float);
-    tsr_status status = tsr_rope_tables(tables, sine, positions, dim, &scaling);
-    if (status == TSR_OK)
-        status = tsr_device_write(device, model->cosine, tables, bytes);
-    if (status == TSR_OK)
-        status = tsr_device_write(device, model->sine, sine, bytes);
+    for (int i = 0; i < config->rope_count && status == TSR_OK; i++)
+        status = fill_rope(model, device, i, tables);
     if (status == TSR_OK)
         status = tsr_device_write(device, model->level, tsr_nf4_level, sizeof tsr_nf4_level);
     free(tables);
@@ -123,8 +124,6 @@ tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2
         TSR_TRY(tsr_event_create(&model->stage[i].released, device));
     }
     TSR_TRY(fill_tables(model, device));
-    model->tables =
-        (tsr_model_tables){model->cosine, model->sine, (int32_t)model->options.bounds.tokens};
     return prepare_attention(model, device);
 }
 

@@ -21,6 +21,7 @@
 #define TSR_MODEL_NODE_H
 
 #include "adapters/linear.h"
+#include "model/arch/config.h"
 #include "model/block.h"
 
 enum { TSR_NORM_X, TSR_NORM_PENDING };
@@ -43,10 +44,15 @@ typedef struct {
     int32_t documents;
 } tsr_layer_batch;
 
+/* How heads turn by position: [position_count, head_dim / 2]. */
+typedef struct {
+    const float *cosine, *sine;
+    int32_t position_count;
+} tsr_rope_table;
+
 /* What does not change from layer to layer. */
 typedef struct {
-    const float *cosine, *sine; /* [position_count, head_dim / 2] */
-    int32_t position_count;
+    tsr_rope_table rope[TSR_MODEL_ROPES];
 } tsr_model_tables;
 
 /* Where the gradients of one linear's A, B and m go, written whole: [r, in], [out, r], [out]. NULL:

@@ -23,6 +23,7 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
                                                   .kv_heads = spec->kv_heads,
                                                   .head_dim = spec->head_dim,
                                                   .window = spec->window,
+                                                  .scale = spec->scale,
                                                   .dtype = p->context->dtype});
 }
 
@@ -50,6 +51,7 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
                                        .kv_heads = spec->kv_heads,
                                        .head_dim = spec->head_dim,
                                        .window = spec->window,
+                                       .scale = spec->scale,
                                        .dtype = p->context->dtype});
 }
 

@@ -14,14 +14,15 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
     const tsr_rope_spec *spec = &node->spec.rope;
-    tsr_rope_qkv_args args = {.cosine = p->tables->cosine,
-                              .sine = p->tables->sine,
+    const tsr_rope_table *table = &p->tables->rope[spec->table];
+    tsr_rope_qkv_args args = {.cosine = table->cosine,
+                              .sine = table->sine,
                               .positions = p->batch->positions,
                               .tokens = p->batch->tokens,
                               .q_heads = spec->q_heads,
                               .kv_heads = spec->kv_heads,
                               .head_dim = spec->head_dim,
-                              .position_count = p->tables->position_count,
+                              .position_count = table->position_count,
                               .norm_eps = spec->head_norm_eps,
                               .dtype = p->context->dtype};
     for (int i = 0; i < 3; i++) {
@@ -39,15 +40,16 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
     const tsr_rope_spec *spec = &node->spec.rope;
+    const tsr_rope_table *table = &p->tables->rope[spec->table];
     tsr_rope_qkv_backward_args args = {.partials = p->context->partials,
-                                       .cosine = p->tables->cosine,
-                                       .sine = p->tables->sine,
+                                       .cosine = table->cosine,
+                                       .sine = table->sine,
                                        .positions = p->batch->positions,
                                        .tokens = p->batch->tokens,
                                        .q_heads = spec->q_heads,
                                        .kv_heads = spec->kv_heads,
                                        .head_dim = spec->head_dim,
-                                       .position_count = p->tables->position_count,
+                                       .position_count = table->position_count,
                                        .norm_eps = spec->head_norm_eps,
                                        .dtype = p->context->dtype};
     for (int i = 0; i < 3; i++) {

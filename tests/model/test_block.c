@@ -310,7 +310,7 @@ static void compute(float *out, rig *r)
                                         .lora = r->spare[5],
                                         .samples = r->samples,
                                         .positions = r->positions};
-    const tsr_model_tables tables = {r->cosine, r->sine, TOKENS};
+    const tsr_model_tables tables = {.rope[0] = {r->cosine, r->sine, TOKENS}};
     const tsr_layer_batch batch = {TOKENS, r->positions, r->cu_seqlens, 2};
     float *first = tsr_layer_first(&r->program, &at);
     memcpy(first, r->x.values, all * sizeof *first);

@@ -24,8 +24,8 @@ static void test_tiny_llama(void **state)
     assert_int_equal(c.head_dim, 64);
     assert_int_equal(c.max_position_embeddings, 2048);
     assert_true(c.rms_norm_eps == 1e-5);
-    assert_int_equal(c.rope.type, TSR_MODEL_ROPE_DEFAULT);
-    assert_true(c.rope.theta == 500000 && c.rope.factor == 1);
+    assert_int_equal(c.rope[0].type, TSR_ROPE_DEFAULT);
+    assert_true(c.rope[0].theta == 500000 && c.rope[0].factor == 1);
     assert_false(c.q_bias || c.k_bias || c.v_bias || c.o_bias || c.mlp_bias || c.qk_norm);
     assert_false(c.tie_word_embeddings || c.prequantized);
     assert_int_equal(tsr_model_config_window(&c, c.layer_count - 1), 0);
@@ -64,10 +64,10 @@ static void test_llama3(void **state)
             "\"rope_theta\":500000.0,\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\","
             "\"transformers_version\":\"4.43.0.dev0\",\"use_cache\":true,\"vocab_size\":128256}"),
         TSR_OK);
-    assert_int_equal(c.rope.type, TSR_MODEL_ROPE_LLAMA3);
-    assert_true(c.rope.theta == 500000 && c.rope.factor == 8 && c.rope.low_freq_factor == 1 &&
-                c.rope.high_freq_factor == 4);
-    assert_int_equal(c.rope.original_max_position, 8192);
+    assert_int_equal(c.rope[0].type, TSR_ROPE_LLAMA3);
+    assert_true(c.rope[0].theta == 500000 && c.rope[0].factor == 8 &&
+                c.rope[0].low_frequency_factor == 1 && c.rope[0].high_frequency_factor == 4);
+    assert_int_equal(c.rope[0].original_max_positions, 8192);
     assert_int_equal(c.head_dim, 128);
     assert_int_equal(c.eos_count, 3);
     assert_int_equal(c.eos_token_id[2], 128009);
@@ -118,7 +118,7 @@ static void test_qwen2(void **state)
     assert_true(c.tie_word_embeddings);
     assert_int_equal(c.head_dim, 64);
     assert_int_equal(tsr_model_config_window(&c, c.layer_count - 1), 0);
-    assert_true(c.rope.theta == 1e6);
+    assert_true(c.rope[0].theta == 1e6);
     assert_int_equal(c.dtype, TSR_F32);
     assert_int_equal(parse(&c, QWEN2 ",\"max_window_layers\":24,\"sliding_window\":32768,"
                                      "\"use_sliding_window\":true}"),
@@ -148,8 +148,8 @@ static void test_qwen3(void **state)
         TSR_OK);
     assert_true(c.qk_norm && !c.q_bias && !c.o_bias);
     assert_int_equal(c.head_dim, 128);
-    assert_int_equal(c.rope.type, TSR_MODEL_ROPE_LINEAR);
-    assert_true(c.rope.factor == 2 && c.rope.theta == 1e6);
+    assert_int_equal(c.rope[0].type, TSR_ROPE_LINEAR);
+    assert_true(c.rope[0].factor == 2 && c.rope[0].theta == 1e6);
     assert_int_equal(c.bos_token_id, -1);
     assert_int_equal(c.eos_count, 0);
 }
@@ -212,8 +212,8 @@ static const struct {
      LLAMA_WITH(",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}"),
      {"rope_scaling", "'dynamic'", "llama3"}},
     {"yarn",
-     LLAMA_WITH(",\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":2}"),
-     {"rope_parameters", "'yarn'", "llama3"}},
+     LLAMA_WITH(",\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":2,\"beta_fast\":0.5}"),
+     {"rope_parameters", "beta_fast 0.5", "beta_slow 1"}},
     {"longrope",
      LLAMA_WITH(",\"rope_scaling\":{\"rope_type\":\"longrope\"}"),
      {"rope_scaling", "'longrope'"}},

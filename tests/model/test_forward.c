@@ -404,9 +404,9 @@ static tsr_status evaluate_with_rounded_frequencies(tsr_job *job, void *user)
     tsr_model *model = job->model;
     int64_t half = (int64_t)job->inputs.model.head_dim / 2;
     for (int64_t i = 0; i < half; i++) {
-        double theta = job->inputs.model.rope.theta;
+        double theta = job->inputs.model.rope[0].theta;
         double frequency = round_to_bf16(pow(theta, -(double)i / (double)half));
-        for (int64_t t = 0; t < model->tables.position_count; t++) {
+        for (int64_t t = 0; t < model->tables.rope[0].position_count; t++) {
             model->cosine[t * half + i] = (float)cos((double)t * frequency);
             model->sine[t * half + i] = (float)sin((double)t * frequency);
         }

@@ -15,6 +15,10 @@ struct tsr_arch {
     /* What Transformers' configuration class takes where a key is missing; kv_head_count 0: as many as heads,
      * head_dim 0: hidden_size / heads, bos and eos -1: none. */
     int64_t kv_head_count, head_dim, max_position, bos, eos;
+    double eps, theta; /* of the norms, of RoPE */
+    double
+        sliding_theta; /* of the layers with a window, where they have a RoPE of their own; else 0 */
+    bool tied;
     /* The keys that change the result, beside those that every family has, up to a NULL. Any other key is refused,
      * unless it is known to change nothing. */
     const char *const *keys;

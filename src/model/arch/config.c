@@ -82,7 +82,7 @@ static tsr_status read_heads(tsr_model_config *out, const json_t *root, const ch
 static tsr_status read_sizes(tsr_model_config *out, const json_t *root, const char *place)
 {
     out->max_position_embeddings = (uint64_t)out->arch->max_position;
-    out->rms_norm_eps = 1e-6;
+    out->rms_norm_eps = out->arch->eps;
     TSR_TRY(tsr_model_config_size(&out->vocab_size, root, "vocab_size", MOST_VOCABULARY, place));
     TSR_TRY(tsr_model_config_size(&out->hidden_size, root, "hidden_size", MOST_HIDDEN, place));
     TSR_TRY(tsr_model_config_size(&out->intermediate_size, root, "intermediate_size",
@@ -125,9 +125,13 @@ tsr_status tsr_model_config_sliding_window(uint64_t *out, const json_t *root, ui
                : TSR_OK;
 }
 
-static tsr_status read_layer_types(tsr_model_config *out, const json_t *root, const char *place)
+tsr_status tsr_model_config_layer_types(tsr_model_config *out, const json_t *root,
+                                        const char *place)
 {
     json_t *types;
+    if (!tsr_json_has(root, "layer_types"))
+        return TSR_OK;
+    out->sliding = (tsr_layer_set){0};
     TSR_TRY(tsr_json_array(&types, root, "layer_types", place));
     if (json_array_size(types) != out->layer_count)
         return tsr_fail(TSR_EDATA,
@@ -157,8 +161,7 @@ tsr_status tsr_model_config_qwen_window(tsr_model_config *out, const json_t *roo
     slides = slides && out->sliding_window;
     if (tsr_json_has(root, "max_window_layers"))
         TSR_TRY(tsr_json_int(&from, root, "max_window_layers", 0, TSR_MODEL_MOST_LAYERS, place));
-    if (tsr_json_has(root, "layer_types"))
-        TSR_TRY(read_layer_types(out, root, place));
+    TSR_TRY(tsr_model_config_layer_types(out, root, place));
     for (uint64_t i = 0; i < out->layer_count; i++) {
         if (!tsr_json_has(root, "layer_types") && slides && i >= (uint64_t)from)
             tsr_layer_put_in(&out->sliding, i);
@@ -231,8 +234,9 @@ static tsr_status read_all(tsr_model_config *out, const json_t *root, const char
     TSR_TRY(tsr_model_config_check_keys(root, out->arch, place));
     TSR_TRY(read_sizes(out, root, place));
     TSR_TRY(read_activation(root, place));
+    out->tie_word_embeddings = out->arch->tied;
     TSR_TRY(tsr_model_config_flag(&out->tie_word_embeddings, root, "tie_word_embeddings", place));
-    TSR_TRY(tsr_model_config_rope(&out->rope, root, place));
+    TSR_TRY(tsr_model_config_rope(out, root, place));
     TSR_TRY(read_dtype(&out->dtype, root, place));
     TSR_TRY(read_tokens(out, root, place));
     TSR_TRY(out->arch->read(out, root, place));

@@ -11,6 +11,7 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
+#include "kernels/rope_tables.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -34,20 +35,7 @@ static inline void tsr_layer_put_in(tsr_layer_set *set, uint64_t layer)
     set->bits[layer / 64] |= UINT64_C(1) << layer % 64;
 }
 
-typedef enum {
-    TSR_MODEL_ROPE_DEFAULT,
-    TSR_MODEL_ROPE_LINEAR,
-    TSR_MODEL_ROPE_LLAMA3
-} tsr_model_rope_type;
-
-typedef struct {
-    tsr_model_rope_type type;
-    double theta;
-    double factor;                            /* linear, llama3; else 1 */
-    double low_freq_factor, high_freq_factor; /* llama3; else 0 */
-    uint64_t original_max_position;           /* llama3; else 0 */
-} tsr_rope_config;
-
+#define TSR_MODEL_ROPES   2
 #define TSR_MODEL_MAX_EOS 16
 
 typedef struct {
@@ -55,13 +43,16 @@ typedef struct {
     uint64_t vocab_size, hidden_size, intermediate_size, layer_count;
     uint64_t head_count, kv_head_count, head_dim;
     double rms_norm_eps;
-    tsr_rope_config rope;
+    tsr_rope_scaling rope[TSR_MODEL_ROPES]; /* which of them a layer has, its family says */
+    int rope_count;
     bool q_bias, k_bias, v_bias, o_bias, mlp_bias;
     bool qk_norm; /* RMSNorm over each head of q and k, before RoPE (qwen3) */
     bool tie_word_embeddings;
+    double attention_scale; /* of the scores; 0: 1 / sqrt(head_dim) */
     uint64_t
         sliding_window; /* of the layers that slide: a token sees itself and window - 1 before it */
     tsr_layer_set sliding;
+    tsr_layer_set unturned; /* layers without RoPE */
     uint64_t max_position_embeddings;
     tsr_dtype dtype;                    /* of the stored weights, by the config; F32 if unsaid */
     int64_t bos_token_id, pad_token_id; /* -1: none */

@@ -7,8 +7,9 @@
 #include "io/json.h"
 #include "model/arch/arch.h"
 
-/* rope_parameters, rope_scaling and rope_theta of either generation. `place` is the file's name. */
-tsr_status tsr_model_config_rope(tsr_rope_config *out, const json_t *root, const char *place);
+/* rope_parameters, rope_scaling and rope_theta of either generation; of a family whose sliding layers turn in another
+ * way, rope[1] is theirs. `place` is the file's name. */
+tsr_status tsr_model_config_rope(tsr_model_config *out, const json_t *root, const char *place);
 
 /* quantization_config, if there is one. */
 tsr_status tsr_model_config_quantization(tsr_model_config *out, const json_t *root,
@@ -28,6 +29,10 @@ tsr_status tsr_model_config_flag(bool *out, const json_t *root, const char *key,
 /* sliding_window; where the key is missing, `missing`; null: 0. */
 tsr_status tsr_model_config_sliding_window(uint64_t *out, const json_t *root, uint64_t missing,
                                            const char *place);
+
+/* layer_types, where it is there: which layers slide. */
+tsr_status tsr_model_config_layer_types(tsr_model_config *out, const json_t *root,
+                                        const char *place);
 
 /* Which layers slide, of the two families that say so by use_sliding_window, max_window_layers and
  * layer_types: Qwen 2 and 3. */

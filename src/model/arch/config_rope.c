@@ -1,12 +1,11 @@
 #include "model/arch/config_parts.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define DEFAULT_THETA 10000.0 /* Transformers' default_theta */
-
-static tsr_status read_type(tsr_model_rope_type *out, const json_t *rope, const char *place)
+static tsr_status read_type(tsr_rope_type *out, const json_t *rope, const char *place)
 {
     const char *name = "default", *older = NULL;
     if (tsr_json_has(rope, "rope_type"))
@@ -18,39 +17,48 @@ static tsr_status read_type(tsr_model_rope_type *out, const json_t *rope, const 
                             older);
         name = older;
     }
-    if (!strcmp(name, "default"))
-        *out = TSR_MODEL_ROPE_DEFAULT;
-    else if (!strcmp(name, "linear"))
-        *out = TSR_MODEL_ROPE_LINEAR;
-    else if (!strcmp(name, "llama3"))
-        *out = TSR_MODEL_ROPE_LLAMA3;
-    else
-        return tsr_fail(TSR_EDATA,
-                        "%s: rope_type '%s' is not supported, expected default, linear or llama3",
-                        place, name);
-    return TSR_OK;
+    static const struct {
+        const char *name;
+        tsr_rope_type type;
+    } known[] = {{"default", TSR_ROPE_DEFAULT},
+                 {"linear", TSR_ROPE_LINEAR},
+                 {"llama3", TSR_ROPE_LLAMA3},
+                 {"yarn", TSR_ROPE_YARN}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (!strcmp(name, known[i].name)) {
+            *out = known[i].type;
+            return TSR_OK;
+        }
+    return tsr_fail(TSR_EDATA,
+                    "%s: rope_type '%s' is not supported, expected default, linear, llama3 or yarn",
+                    place, name);
 }
 
-static tsr_status check_keys(const json_t *rope, tsr_model_rope_type type, const char *place)
+static bool is_in(const char *const *list, const char *key)
 {
-    static const struct {
-        const char *key;
-        bool linear, llama3;
-    } known[] = {{"factor", true, true},
-                 {"low_freq_factor", false, true},
-                 {"high_freq_factor", false, true},
-                 {"original_max_position_embeddings", false, true}};
+    for (; *list; list++)
+        if (!strcmp(*list, key))
+            return true;
+    return false;
+}
+
+static tsr_status check_keys(const json_t *rope, tsr_rope_type type, const char *place)
+{
+    static const char *const known[][10] = {
+        [TSR_ROPE_DEFAULT] = {NULL},
+        [TSR_ROPE_LINEAR] = {"factor", NULL},
+        [TSR_ROPE_LLAMA3] = {"factor", "low_freq_factor", "high_freq_factor",
+                             "original_max_position_embeddings", NULL},
+        [TSR_ROPE_YARN] = {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
+                           "attention_factor", "mscale", "mscale_all_dim", "truncate", NULL},
+    };
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)rope, key, value)
     {
         bool fine = json_is_null(value) || !strcmp(key, "rope_type") || !strcmp(key, "type") ||
-                    !strcmp(key, "rope_theta") ||
+                    !strcmp(key, "rope_theta") || is_in(known[type], key) ||
                     (!strcmp(key, "partial_rotary_factor") && json_number_value(value) == 1.0);
-        for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-            if (!strcmp(key, known[i].key) && ((type == TSR_MODEL_ROPE_LINEAR && known[i].linear) ||
-                                               (type == TSR_MODEL_ROPE_LLAMA3 && known[i].llama3)))
-                fine = true;
         char found[TSR_JSON_SHOW_BYTES];
         if (!fine)
             return tsr_fail(TSR_EDATA, "%s: key '%s' (%s) is not understood", place, key,
@@ -59,37 +67,99 @@ static tsr_status check_keys(const json_t *rope, tsr_model_rope_type type, const
     return TSR_OK;
 }
 
-static tsr_status read_llama3(tsr_rope_config *out, const json_t *rope, const char *place)
+/* A number; *out stays where the key is missing. */
+static tsr_status read_number(double *out, const json_t *rope, const char *key, double least,
+                              const char *place)
 {
-    int64_t original;
-    TSR_TRY(tsr_json_number(&out->low_freq_factor, rope, "low_freq_factor", 1e-3, 1e6, place));
-    TSR_TRY(tsr_json_number(&out->high_freq_factor, rope, "high_freq_factor", 1e-3, 1e6, place));
-    if (out->high_freq_factor <= out->low_freq_factor)
+    return tsr_json_has(rope, key) ? tsr_json_number(out, rope, key, least, 1e15, place) : TSR_OK;
+}
+
+static tsr_status read_llama3(tsr_rope_scaling *out, const json_t *rope, const char *place)
+{
+    TSR_TRY(tsr_json_number(&out->low_frequency_factor, rope, "low_freq_factor", 1e-3, 1e6, place));
+    TSR_TRY(
+        tsr_json_number(&out->high_frequency_factor, rope, "high_freq_factor", 1e-3, 1e6, place));
+    if (out->high_frequency_factor <= out->low_frequency_factor)
         return tsr_fail(TSR_EDATA, "%s: high_freq_factor %g is not above low_freq_factor %g", place,
-                        out->high_freq_factor, out->low_freq_factor);
-    TSR_TRY(tsr_json_int(&original, rope, "original_max_position_embeddings", 1, INT32_MAX, place));
-    out->original_max_position = (uint64_t)original;
+                        out->high_frequency_factor, out->low_frequency_factor);
+    return tsr_json_number(&out->original_max_positions, rope, "original_max_position_embeddings",
+                           1, INT32_MAX, place);
+}
+
+/* Transformers' get_mscale. */
+static double magnitude(double factor, double scale)
+{
+    return factor <= 1 ? 1 : 0.1 * scale * log(factor) + 1;
+}
+
+static tsr_status read_yarn(tsr_rope_scaling *out, const json_t *rope, const char *place)
+{
+    double scale = 0, all = 0;
+    bool truncate = true;
+    out->beta_fast = 32;
+    out->beta_slow = 1;
+    TSR_TRY(read_number(&out->beta_fast, rope, "beta_fast", 1e-3, place));
+    TSR_TRY(read_number(&out->beta_slow, rope, "beta_slow", 1e-3, place));
+    TSR_TRY(read_number(&scale, rope, "mscale", 0, place));
+    TSR_TRY(read_number(&all, rope, "mscale_all_dim", 0, place));
+    TSR_TRY(tsr_model_config_flag(&truncate, rope, "truncate", place));
+    out->exact_ends = !truncate;
+    out->attention_factor = scale != 0 && all != 0
+                                ? magnitude(out->factor, scale) / magnitude(out->factor, all)
+                                : magnitude(out->factor, 1);
+    TSR_TRY(read_number(&out->attention_factor, rope, "attention_factor", 1e-3, place));
+    TSR_TRY(read_number(&out->original_max_positions, rope, "original_max_position_embeddings", 1,
+                        place));
+    if (out->beta_fast < out->beta_slow)
+        return tsr_fail(TSR_EDATA, "%s: beta_fast %g is below beta_slow %g", place, out->beta_fast,
+                        out->beta_slow);
     return TSR_OK;
 }
 
-static tsr_status read_parameters(tsr_rope_config *out, const json_t *rope, const char *place)
+static tsr_status read_parameters(tsr_rope_scaling *out, const json_t *rope, const char *place)
 {
     TSR_TRY(read_type(&out->type, rope, place));
     TSR_TRY(check_keys(rope, out->type, place));
-    if (tsr_json_has(rope, "rope_theta"))
-        TSR_TRY(tsr_json_number(&out->theta, rope, "rope_theta", 1, 1e15, place));
-    if (out->type != TSR_MODEL_ROPE_DEFAULT)
+    TSR_TRY(read_number(&out->theta, rope, "rope_theta", 1, place));
+    if (out->type != TSR_ROPE_DEFAULT)
         TSR_TRY(tsr_json_number(&out->factor, rope, "factor", 1, 1e6, place));
-    return out->type == TSR_MODEL_ROPE_LLAMA3 ? read_llama3(out, rope, place) : TSR_OK;
+    if (out->type == TSR_ROPE_YARN)
+        return read_yarn(out, rope, place);
+    return out->type == TSR_ROPE_LLAMA3 ? read_llama3(out, rope, place) : TSR_OK;
 }
 
-tsr_status tsr_model_config_rope(tsr_rope_config *out, const json_t *root, const char *place)
+/* One object with its settings, below `inner` of the file. */
+static tsr_status read_object(tsr_rope_scaling *out, const json_t *rope, const char *inner,
+                              const char *place)
+{
+    char *where;
+    if (asprintf(&where, "%s: %s", place, inner) < 0)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to read it", place);
+    tsr_status status = read_parameters(out, rope, where);
+    free(where);
+    return status;
+}
+
+/* rope_parameters of the layers of one type; false: they are not said for each type. */
+static tsr_status read_of_type(bool *found, tsr_rope_scaling *out, const json_t *root,
+                               const char *type, const char *place)
+{
+    const json_t *all = json_object_get(root, "rope_parameters");
+    char inner[96];
+    json_t *rope;
+    *found = type && json_is_object(json_object_get(all, type));
+    if (!*found)
+        return TSR_OK;
+    snprintf(inner, sizeof inner, "rope_parameters: %s", type);
+    TSR_TRY(tsr_json_object(&rope, all, type, place));
+    return read_object(out, rope, inner, place);
+}
+
+static tsr_status read_of_model(tsr_rope_scaling *out, const json_t *root, const char *place)
 {
     static const char *const keys[] = {"rope_parameters", "rope_scaling"};
     bool theta_at_top = tsr_json_has(root, "rope_theta");
-    *out = (tsr_rope_config){.theta = DEFAULT_THETA, .factor = 1};
-    if (theta_at_top)
-        TSR_TRY(tsr_json_number(&out->theta, root, "rope_theta", 1, 1e15, place));
+    TSR_TRY(read_number(&out->theta, root, "rope_theta", 1, place));
     double top = out->theta;
     if (tsr_json_has(root, keys[0]) && tsr_json_has(root, keys[1]) &&
         !json_equal(json_object_get(root, keys[0]), json_object_get(root, keys[1])))
@@ -97,18 +167,35 @@ tsr_status tsr_model_config_rope(tsr_rope_config *out, const json_t *root, const
                         place);
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         json_t *rope;
-        char *inner;
         if (!tsr_json_has(root, keys[i]))
             continue;
         TSR_TRY(tsr_json_object(&rope, root, keys[i], place));
-        if (asprintf(&inner, "%s: %s", place, keys[i]) < 0)
-            return tsr_fail(TSR_ENOMEM, "%s: no memory to read it", place);
-        tsr_status status = read_parameters(out, rope, inner);
-        free(inner);
-        TSR_TRY(status);
+        TSR_TRY(read_object(out, rope, keys[i], place));
         if (theta_at_top && out->theta != top)
             return tsr_fail(TSR_EDATA, "%s: rope_theta is %g, but %s has %g", place, top, keys[i],
                             out->theta);
     }
+    return TSR_OK;
+}
+
+tsr_status tsr_model_config_rope(tsr_model_config *out, const json_t *root, const char *place)
+{
+    const tsr_arch *arch = out->arch;
+    double positions = (double)out->max_position_embeddings;
+    bool full = false, sliding = false;
+    for (int i = 0; i < TSR_MODEL_ROPES; i++)
+        out->rope[i] = (tsr_rope_scaling){.theta = i ? arch->sliding_theta : arch->theta,
+                                          .factor = 1,
+                                          .original_max_positions = 0};
+    out->rope_count = arch->sliding_theta > 0 ? 2 : 1;
+    if (out->rope_count > 1) {
+        TSR_TRY(read_of_type(&full, &out->rope[0], root, "full_attention", place));
+        TSR_TRY(read_of_type(&sliding, &out->rope[1], root, "sliding_attention", place));
+    }
+    if (!full && !sliding)
+        TSR_TRY(read_of_model(&out->rope[0], root, place));
+    for (int i = 0; i < out->rope_count; i++)
+        if (out->rope[i].type == TSR_ROPE_YARN && out->rope[i].original_max_positions == 0)
+            out->rope[i].original_max_positions = positions;
     return TSR_OK;
 }

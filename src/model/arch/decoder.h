@@ -7,6 +7,11 @@
 #include "model/arch/config.h"
 #include "model/block.h"
 
+/* What is said of the layer's heads: rope[1] is that of layers that slide, where they have one of their own, or do
+ * not turn. */
+tsr_rope_spec tsr_decoder_rope(const tsr_model_config *config, int layer);
+tsr_attention_spec tsr_decoder_attention_spec(const tsr_model_config *config, int layer);
+
 /* h through q, k, v, rope and attention to o, which is added to the residual stream. */
 void tsr_decoder_attention(tsr_block *block, tsr_residual *r, int16_t h,
                            const tsr_model_config *config, int layer);

@@ -6,6 +6,7 @@
 
 #include "model/arch/arch.h"
 
-extern const tsr_arch tsr_arch_llama, tsr_arch_mistral, tsr_arch_qwen2, tsr_arch_qwen3;
+extern const tsr_arch tsr_arch_llama, tsr_arch_mistral, tsr_arch_qwen2, tsr_arch_qwen3,
+    tsr_arch_smollm3;
 
 #endif

@@ -22,6 +22,8 @@ const tsr_arch tsr_arch_mistral = {.model_type = "mistral",
                                    .max_position = 131072,
                                    .bos = 1,
                                    .eos = 2,
+                                   .eps = 1e-6,
+                                   .theta = 10000,
                                    .keys = keys,
                                    .read = read,
                                    .block = tsr_decoder_block};

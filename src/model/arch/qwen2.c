@@ -21,6 +21,8 @@ const tsr_arch tsr_arch_qwen2 = {.model_type = "qwen2",
                                  .max_position = 32768,
                                  .bos = -1,
                                  .eos = -1,
+                                 .eps = 1e-6,
+                                 .theta = 10000,
                                  .keys = keys,
                                  .read = read,
                                  .block = tsr_decoder_block};

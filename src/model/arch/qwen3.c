@@ -24,6 +24,8 @@ const tsr_arch tsr_arch_qwen3 = {.model_type = "qwen3",
                                  .max_position = 32768,
                                  .bos = -1,
                                  .eos = -1,
+                                 .eps = 1e-6,
+                                 .theta = 10000,
                                  .keys = keys,
                                  .read = read,
                                  .block = tsr_decoder_block};
