@@ -85,13 +85,19 @@ const char *tsr_gemm_core_common(const char *a, const char *b)
 static int level_of_processor(void)
 {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("avx512bf16")  ? AVX512_BF16
-           : __builtin_cpu_supports("x86-64-v4") ? AVX512
-           : __builtin_cpu_supports("x86-64-v3") ? AVX2
-           : __builtin_cpu_supports("avx")       ? AVX
-           : __builtin_cpu_supports("x86-64-v2") ? SSE42
-                                                 : SSE3;
+    __builtin_cpu_init(); /* single features: clang 14 knows no x86-64-v4 */
+    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vl");
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") &&
+                __builtin_cpu_supports("fma");
+    bool sse42 = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt");
+    return avx512 && __builtin_cpu_supports("avx512bf16") ? AVX512_BF16
+           : avx512                                       ? AVX512
+           : avx2                                         ? AVX2
+           : __builtin_cpu_supports("avx")                ? AVX
+           : sse42                                        ? SSE42
+                                                          : SSE3;
 #else
     return UNKNOWN;
 #endif
