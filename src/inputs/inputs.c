@@ -476,6 +476,29 @@ int64_t tsr_inputs_step_micro(const tsr_inputs *inputs, int ranks)
                                     : config->gradient_accumulation_steps * ranks;
 }
 
+/* What 0.1 did not know: nothing is added for its models, whose checkpoints resume. */
+static uint64_t hash_more(uint64_t hash, const tsr_model_config *model)
+{
+    const tsr_rope_scaling *first = &model->rope[0], *second = &model->rope[1];
+    const double numbers[] = {model->attention_scale,
+                              model->embedding_scale,
+                              model->residual_scale,
+                              model->logits_divisor,
+                              model->attention_softcap,
+                              model->logits_softcap,
+                              first->beta_fast,
+                              first->beta_slow,
+                              first->attention_factor,
+                              first->exact_ends,
+                              model->rope_count > 1 ? second->type : 0,
+                              model->rope_count > 1 ? second->theta : 0,
+                              model->rope_count > 1 ? second->factor : 0};
+    bool any = false;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        any |= numbers[i] != 0;
+    return any ? tsr_hash(hash, numbers, sizeof numbers) : hash;
+}
+
 uint64_t tsr_inputs_model_hash(const tsr_inputs *inputs)
 {
     const tsr_model_config *model = &inputs->model;
@@ -493,6 +516,7 @@ uint64_t tsr_inputs_model_hash(const tsr_inputs *inputs)
         rope->high_frequency_factor, spec->alpha, spec->dropout};
     uint64_t hash = tsr_hash(TSR_HASH_START, sizes, sizeof sizes);
     hash = tsr_hash(hash, numbers, sizeof numbers);
+    hash = hash_more(hash, model);
     for (uint64_t i = 0; i < tsr_checkpoint_count(inputs->checkpoint); i++) {
         const tsr_tensor *tensor = tsr_checkpoint_at(inputs->checkpoint, i);
         hash = tsr_hash(hash, tensor->name, strlen(tensor->name));

@@ -29,6 +29,8 @@ typedef struct {
     int32_t documents, q_heads, kv_heads, head_dim;
     int32_t window; /* 0: none */
     float scale;    /* of the scores; 0: 1 / sqrt(D) */
+    float
+        softcap; /* c: scaled scores become c tanh(score / c) before the mask (Gemma 2); 0: they stay */
     tsr_dtype dtype;
 } tsr_attention_args;
 
@@ -42,7 +44,7 @@ typedef struct {
     int64_t tokens;
     int32_t documents, q_heads, kv_heads, head_dim;
     int32_t window;
-    float scale;
+    float scale, softcap;
     tsr_dtype dtype;
 } tsr_attention_backward_args;
 
@@ -50,6 +52,7 @@ typedef struct {
 typedef struct {
     int64_t tokens, documents, longest; /* longest: tokens of one document */
     int32_t q_heads, kv_heads, head_dim;
+    float softcap;
     tsr_dtype dtype;
     bool train;
     /* dq may be added up by atomics, where a kernel is faster for it: its bits differ from run to run. */

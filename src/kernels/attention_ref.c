@@ -27,7 +27,7 @@ typedef struct {
     const int32_t *cu_seqlens;
     int64_t tokens;
     int32_t documents, q_heads, kv_heads, head_dim, window;
-    float scale;
+    float scale, softcap;
 } shape;
 
 static tsr_status check_shape(const char *op, const shape *s)
@@ -58,7 +58,8 @@ static shape forward_shape(const tsr_attention_args *a)
     return (shape){a->cu_seqlens, a->tokens,
                    a->documents,  a->q_heads,
                    a->kv_heads,   a->head_dim,
-                   a->window,     a->scale != 0 ? a->scale : 1.0f / sqrtf((float)a->head_dim)};
+                   a->window,     a->scale != 0 ? a->scale : 1.0f / sqrtf((float)a->head_dim),
+                   a->softcap};
 }
 
 static shape backward_shape(const tsr_attention_backward_args *a)
@@ -66,7 +67,8 @@ static shape backward_shape(const tsr_attention_backward_args *a)
     return (shape){a->cu_seqlens, a->tokens,
                    a->documents,  a->q_heads,
                    a->kv_heads,   a->head_dim,
-                   a->window,     a->scale != 0 ? a->scale : 1.0f / sqrtf((float)a->head_dim)};
+                   a->window,     a->scale != 0 ? a->scale : 1.0f / sqrtf((float)a->head_dim),
+                   a->softcap};
 }
 
 tsr_status tsr_attention_check(const tsr_attention_args *args)
@@ -130,6 +132,19 @@ TSR_INLINE void mask_tile(float *scores, const shape *s, int64_t query, int64_t 
         for (int64_t j = last < 0 ? 0 : last + 1; j < keys; j++)
             scores[i * KEYS + j] = value;
     }
+}
+
+/* score -> c tanh(score / c) */
+TSR_INLINE float capped(float score, float cap)
+{
+    return cap * (1.0f - 2.0f / (1.0f + tsr_expf(2.0f * score / cap)));
+}
+
+TSR_CLONES static void cap_tile(float *scores, int64_t queries, int64_t keys, float cap)
+{
+    for (int64_t i = 0; i < queries; i++)
+        for (int64_t j = 0; j < keys; j++)
+            scores[i * KEYS + j] = capped(scores[i * KEYS + j], cap);
 }
 
 /* ---- forward ---- */
@@ -207,6 +222,8 @@ static void forward_tile(const forward_context *context, int64_t start, int64_t 
         tsr_gemm_block(&(tsr_gemm_block_args){rows, keys, dim, false, true, q + skip * q_stride,
                                               q_stride, k + key * kv_stride, kv_stride, scores,
                                               KEYS, s->scale, 0});
+        if (s->softcap > 0)
+            cap_tile(scores, rows, keys, s->softcap);
         softmax_tile(scores, s, query + skip, rows, key, keys, max + skip, sum + skip, o_rows);
         tsr_gemm_block(&(tsr_gemm_block_args){rows, dim, keys, false, false, scores, KEYS,
                                               v + key * kv_stride, kv_stride, o_rows, q_stride, 1,
@@ -272,6 +289,27 @@ TSR_CLONES static void weights_tile(float *scores, const shape *s, int64_t query
     mask_tile(scores, s, query, queries, key, keys, 0.0f);
 }
 
+/* Gradients of capped scores become those of the scores: the slope is 1 - (capped / c)^2. */
+TSR_CLONES static void uncap_gradient(float *gradient, const float *slopes, int64_t queries,
+                                      int64_t keys)
+{
+    for (int64_t i = 0; i < queries; i++)
+        for (int64_t j = 0; j < keys; j++)
+            gradient[i * KEYS + j] *= slopes[i * KEYS + j];
+}
+
+/* Scores become capped ones; slopes: their derivative. */
+TSR_CLONES static void cap_with_slopes(float *scores, float *slopes, int64_t queries, int64_t keys,
+                                       float cap)
+{
+    for (int64_t i = 0; i < queries; i++)
+        for (int64_t j = 0; j < keys; j++) {
+            float value = capped(scores[i * KEYS + j], cap), share = value / cap;
+            scores[i * KEYS + j] = value;
+            slopes[i * KEYS + j] = 1.0f - share * share;
+        }
+}
+
 /* dP -> dS = P (dP - delta) scale. */
 TSR_CLONES static void scores_gradient(float *gradient, const float *weights, int64_t queries,
                                        int64_t keys, const float *delta, float scale)
@@ -307,6 +345,7 @@ static void backward_tile(const shape *s, const pieces *p, int64_t query, int64_
 {
     _Alignas(64) float weights[QUERIES * KEYS];
     _Alignas(64) float gradient[QUERIES * KEYS];
+    _Alignas(64) float slopes[QUERIES * KEYS];
     int64_t dim = s->head_dim, qs = p->q_stride, ks = p->kv_stride;
     int64_t end = tsr_min(query + QUERIES, p->length), n = tsr_min(KEYS, p->length - key);
     if (key > query)
@@ -318,8 +357,12 @@ static void backward_tile(const shape *s, const pieces *p, int64_t query, int64_
         &(tsr_gemm_block_args){m, n, dim, false, true, q, qs, k, ks, weights, KEYS, s->scale, 0});
     tsr_gemm_block(
         &(tsr_gemm_block_args){m, n, dim, false, true, d_o, qs, v, ks, gradient, KEYS, 1, 0});
+    if (s->softcap > 0)
+        cap_with_slopes(weights, slopes, m, n, s->softcap);
     weights_tile(weights, s, query, m, key, n, p->lse + query);
     scores_gradient(gradient, weights, m, n, p->delta + query, s->scale);
+    if (s->softcap > 0)
+        uncap_gradient(gradient, slopes, m, n);
     tsr_gemm_block(&(tsr_gemm_block_args){n, dim, m, true, false, weights, KEYS, d_o, qs,
                                           p->dv + key * ks, ks, 1, 1});
     tsr_gemm_block(&(tsr_gemm_block_args){n, dim, m, true, false, gradient, KEYS, q, qs,

@@ -5,7 +5,8 @@
  * For R label rows h [R, d] (the final norm's output, ignored rows already dropped) and chunks
  * W_c [count, d] of the vocabulary, in any order, each row once:
  *     head_begin     m = -inf, sum = 0, acc = 0
- *     head_chunk     l = h W_c^T; where the label is in the chunk: label_logit = l[label], wy = W_c[label], and
+ *     head_chunk     l = h W_c^T, with a softcap c: c tanh(l / c), whose slope 1 - (l / c)^2 then goes with each W in
+ *                    acc and wy; where the label is in the chunk: label_logit = l[label], wy = W_c[label], and
  *                    from here on l[label] = -inf; where the maximum grows to m', sum and acc are multiplied
  *                    by exp(m - m'); sum += sum of exp(l - m'); acc += exp(l - m') W_c
  *     head_finish    e = exp(label_logit - m);  nll = log((sum + e) / e);
@@ -46,6 +47,7 @@ typedef struct {
     uint64_t workspace_bytes;
     int64_t rows, d;
     int64_t first, count;
+    float softcap; /* 0: none */
     tsr_dtype dtype;
 } tsr_head_chunk_args;
 

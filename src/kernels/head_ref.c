@@ -103,10 +103,17 @@ TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
     const tsr_head_chunk_args *args = tile->args;
     const tsr_head_state *s = &args->state;
     int64_t d = args->d, label = args->labels[row] - tile->first;
+    float cap = args->softcap, slope[TILE_VOCAB];
+    for (int64_t i = 0; i < tile->vocab && cap > 0; i++) {
+        float share = 1.0f - 2.0f / (1.0f + tsr_expf(2.0f * logits[i] / cap));
+        logits[i] = cap * share;
+        slope[i] = 1.0f - share * share;
+    }
     if (label >= 0 && label < tile->vocab) {
+        const float *w = tile->w + label * d;
         s->label_logit[row] = logits[label];
-        if (s->wy)
-            memcpy(s->wy + row * d, tile->w + label * d, (size_t)d * sizeof(float));
+        for (int64_t j = 0; j < d && s->wy; j++)
+            s->wy[row * d + j] = cap > 0 ? slope[label] * w[j] : w[j];
         logits[label] = -INFINITY;
     }
     float old = s->max[row], most = tsr_row_max(logits, tile->vocab);
@@ -120,6 +127,8 @@ TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
                 s->acc[row * d + j] *= shrink;
     }
     s->sum[row] += tsr_row_exp(logits, tile->vocab, max > -INFINITY ? max : 0);
+    for (int64_t i = 0; i < tile->vocab && cap > 0; i++)
+        logits[i] *= slope[i];
 }
 
 TSR_CLONES static void update_rows(const chunk_tile *tile, int64_t first, int64_t count,

@@ -50,7 +50,7 @@ static __device__ __forceinline__ float dot8(const float *a, const float *b)
     return sum;
 }
 
-/* x + (g z + bias) of eight columns, in place, as it is stored: h is that of x_out, so that a layer that
+/* x + scale (g z + bias) of eight columns, in place, as it is stored: h is that of x_out, so that a layer that
  * recomputes it from there has the same one. */
 static __device__ __forceinline__ tsr_raw8 add_residual(float *x, const tsr_rms_norm_args *a,
                                                         const float *z, int64_t column, int count,
@@ -61,7 +61,7 @@ static __device__ __forceinline__ tsr_raw8 add_residual(float *x, const tsr_rms_
     tsr_frozen8(bias, a->bias, column, count, 0, whole);
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        x[j] += g[j] * z[j] + bias[j];
+        x[j] += a->scale * (g[j] * z[j] + bias[j]);
     tsr_raw8 sum = tsr_raw_narrow(x, dtype);
     tsr_raw_widen(x, sum, dtype);
     return sum;
@@ -134,8 +134,8 @@ static __device__ __forceinline__ void forward_held(const tsr_rms_norm_args *a, 
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
-        if (column < a->d)
-            x_raw[k] = tsr_raw_load(a->x, row + column, 8, dtype, true);
+        x_raw[k] = column < a->d && a->x ? tsr_raw_load(a->x, row + column, 8, dtype, true)
+                                         : (tsr_raw8){{0}};
         if (column < a->d && a->z)
             z_raw[k] = tsr_raw_load(a->z, row + column, 8, dtype, true);
     }
@@ -209,7 +209,9 @@ static __device__ __forceinline__ void sum_each(float *x, const tsr_rms_norm_arg
                                                 int64_t column, int count, tsr_dtype dtype)
 {
     int64_t at = blockIdx.x * a->d + column;
-    tsr_raw_widen(x, tsr_raw_each(a->x, at, count, dtype), dtype);
+    tsr_zero8(x);
+    if (a->x)
+        tsr_raw_widen(x, tsr_raw_each(a->x, at, count, dtype), dtype);
     if (a->z) {
         float z[8];
         tsr_raw_widen(z, tsr_raw_each(a->z, at, count, dtype), dtype);
@@ -403,6 +405,9 @@ extern "C" tsr_status tsr_rms_norm_cuda(tsr_stream *stream, const tsr_rms_norm_a
     if (args->tokens == 0)
         return TSR_OK;
     int64_t d = args->d;
+    tsr_rms_norm_args scaled = *args;
+    scaled.scale = args->scale != 0 ? args->scale : 1;
+    args = &scaled;
     bool held = d <= MOST_VECTOR * TSR_VECTOR && tsr_vectors(args->x, d) &&
                 tsr_vectors(args->z, d) && tsr_vectors(args->g, d) &&
                 tsr_vectors(args->bias.data, d) && tsr_vectors(args->w.data, d) &&

@@ -2,7 +2,7 @@
  * kernels/rms_norm.h: the residual add and RMSNorm in one pass, and the norm's backward.
  *
  * Forward, per token (Zhang and Sennrich 2019; Hugging Face's LlamaRMSNorm):
- *     x_out = x + (g z + bias)                 z NULL: x_out = x; g NULL: 1; bias NULL: 0
+ *     x_out = x + scale (g z + bias)           z NULL: x_out = x; x NULL: 0; g NULL: 1; bias NULL: 0
  *     rstd  = 1 / sqrt(mean(x_out^2) + eps)    the mean in fp32 lanes, summed in fp64
  *     h     = (x_out rstd) w
  * x_out rounded to dtype, stored or not: a layer that recomputes h from what is stored has the same.
@@ -19,12 +19,13 @@
 #include "kernels/fp8_quantize.h"
 
 typedef struct {
-    const void *x;   /* [tokens, d] */
+    const void *x;   /* [tokens, d], optional with z */
     const void *z;   /* [tokens, d], optional */
     const float *g;  /* [d], optional, with z only */
     tsr_frozen bias; /* [d], optional, with z only */
     tsr_frozen w;    /* [d] */
-    void *x_out;     /* [tokens, d]; may be x; NULL: not stored */
+    float scale;     /* of what is added; 0: 1 */
+    void *x_out;     /* [tokens, d]; may be x or z; NULL: not stored */
     void *h;         /* [tokens, d]; may be z or x (if x_out is not x); NULL with w NULL: only the
                         residual is added and rstd is not touched */
     float *rstd;     /* [tokens]; NULL: not stored */

@@ -21,7 +21,7 @@ tsr_status tsr_rms_norm_check(const tsr_rms_norm_args *args)
     TSR_EXPECT(!args->h == !args->w.data, "rms_norm", "h and w belong together");
     TSR_EXPECT(args->h || args->x_out, "rms_norm", "nothing to compute");
     TSR_EXPECT(args->tokens == 0 || args->h != args->x_out, "rms_norm", "h is x_out");
-    TSR_EXPECT(args->tokens == 0 || args->x, "rms_norm", "x is NULL");
+    TSR_EXPECT(args->tokens == 0 || args->x || args->z, "rms_norm", "x and z are NULL");
     TSR_EXPECT(args->h || !args->h8.out, "rms_norm", "h8 without h");
     return tsr_fp8_rows_check("rms_norm", args->h8, args->dtype);
 }
@@ -38,21 +38,24 @@ tsr_status tsr_rms_norm_backward_check(const tsr_rms_norm_backward_args *args)
     return tsr_fp8_rows_check("rms_norm_backward", args->dx8, args->dtype);
 }
 
-/* out = x + (g z + bias); returns the sum of squares of out. */
+/* out = x + scale (g z + bias); returns the sum of squares of out. */
 TSR_INLINE double residual_row(float *out, const tsr_rms_norm_args *args, int64_t t)
 {
     int64_t d = args->d;
-    const float *x = (const float *)args->x + t * d;
+    const float *x = args->x ? (const float *)args->x + t * d : NULL;
     const float *z = args->z ? (const float *)args->z + t * d : NULL;
     float g_buffer[TILE], bias_buffer[TILE], lane[TSR_LANES] = {0};
+    float scale = args->scale != 0 ? args->scale : 1;
     double total = 0;
     for (int64_t j = 0; j < d; j += TILE) {
         int64_t count = tsr_min(TILE, d - j), i = 0;
         if (z) {
             const float *g = tsr_vector_load(g_buffer, args->g, j, count, 1.0f);
             const float *bias = tsr_frozen_load(bias_buffer, args->bias, j, count, 0.0f);
-            for (i = 0; i < count; i++)
-                out[j + i] = x[j + i] + (g[i] * z[j + i] + bias[i]);
+            for (i = 0; i < count && x; i++)
+                out[j + i] = x[j + i] + scale * (g[i] * z[j + i] + bias[i]);
+            for (i = 0; i < count && !x; i++)
+                out[j + i] = scale * (g[i] * z[j + i] + bias[i]);
         } else if (out != x) {
             memcpy(out + j, x + j, (size_t)count * sizeof(float));
         }

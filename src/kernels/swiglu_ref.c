@@ -52,7 +52,35 @@ TSR_INLINE void copy_bias(float *out, tsr_frozen bias, tsr_tile tile)
         memcpy(out, values, (size_t)tile.columns * sizeof(float));
 }
 
-TSR_INLINE void forward_tile(const tsr_swiglu_args *args, tsr_tile tile)
+TSR_INLINE float gelu_tanh(float x)
+{
+    float u = TSR_GELU_SLOPE * (x + TSR_GELU_CUBIC * x * x * x);
+    return 1.0f - 2.0f / (1.0f + tsr_expf(2.0f * u));
+}
+
+/* f(gate) */
+TSR_INLINE float activate(float gate, tsr_activation activation)
+{
+    if (activation == TSR_SILU)
+        return gate / (1.0f + tsr_expf(-gate));
+    return 0.5f * gate * (1.0f + gelu_tanh(gate));
+}
+
+/* f'(gate), and f. */
+TSR_INLINE float slope(float *f, float gate, tsr_activation activation)
+{
+    if (activation == TSR_SILU) {
+        float sigmoid = 1.0f / (1.0f + tsr_expf(-gate));
+        *f = gate * sigmoid;
+        return sigmoid * (1.0f + gate * (1.0f - sigmoid));
+    }
+    float tanh = gelu_tanh(gate);
+    *f = 0.5f * gate * (1.0f + tanh);
+    return 0.5f * (1.0f + tanh) + 0.5f * gate * (1.0f - tanh * tanh) * TSR_GELU_SLOPE *
+                                      (1.0f + 3.0f * TSR_GELU_CUBIC * gate * gate);
+}
+
+TSR_INLINE void forward_tile(const tsr_swiglu_args *args, tsr_tile tile, tsr_activation activation)
 {
     strip_vectors v;
     copy_vector(v.g_gate, args->g_gate, tile, 1.0f);
@@ -61,13 +89,14 @@ TSR_INLINE void forward_tile(const tsr_swiglu_args *args, tsr_tile tile)
     copy_bias(v.bias_up, args->bias_up, tile);
     for (int64_t t = tile.token; t < tile.token_end; t++) {
         int64_t at = t * args->f + tile.column;
-        const float *z_gate = (const float *)args->z_gate + at;
-        const float *z_up = (const float *)args->z_up + at;
+        int64_t from = t * (args->stride ? args->stride : args->f) + tile.column;
+        const float *z_gate = (const float *)args->z_gate + from;
+        const float *z_up = (const float *)args->z_up + from;
         _Alignas(64) float row[TSR_STRIP];
         for (int64_t i = 0; i < tile.columns; i++) {
             float gate = v.g_gate[i] * z_gate[i] + v.bias_gate[i];
             float up = v.g_up[i] * z_up[i] + v.bias_up[i];
-            row[i] = gate / (1.0f + tsr_expf(-gate)) * up;
+            row[i] = activate(gate, activation) * up;
         }
         memcpy((float *)args->act + at, row, (size_t)tile.columns * sizeof(float));
     }
@@ -78,7 +107,11 @@ TSR_CLONES static void forward_task(void *context, int task)
     const tsr_swiglu_args *args = context;
     bool whole = false;
     for (int strip = 0; strip < tsr_task_strips(args->f, whole); strip++)
-        forward_tile(args, tsr_tile_at(task, strip, args->tokens, args->f, whole));
+        if (args->activation == TSR_SILU)
+            forward_tile(args, tsr_tile_at(task, strip, args->tokens, args->f, whole), TSR_SILU);
+        else
+            forward_tile(args, tsr_tile_at(task, strip, args->tokens, args->f, whole),
+                         TSR_GELU_TANH);
 }
 
 TSR_INLINE void add_products(tsr_strip_sum *sum, const float *dy, const float *z, int64_t count)
@@ -94,7 +127,8 @@ TSR_INLINE void scale_row(float *out, const float *g, const float *dy, int64_t c
         out[i] = g[i] * dy[i];
 }
 
-TSR_INLINE void backward_tile(const tsr_swiglu_backward_args *args, tsr_tile tile)
+TSR_INLINE void backward_tile(const tsr_swiglu_backward_args *args, tsr_tile tile,
+                              tsr_activation activation)
 {
     strip_vectors v;
     copy_vector(v.g_gate, args->g_gate, tile, 1.0f);
@@ -103,18 +137,18 @@ TSR_INLINE void backward_tile(const tsr_swiglu_backward_args *args, tsr_tile til
     copy_bias(v.bias_up, args->bias_up, tile);
     tsr_strip_sum gate_sum = {.held = 0}, up_sum = {.held = 0};
     for (int64_t t = tile.token; t < tile.token_end; t++) {
-        int64_t at = t * args->f + tile.column;
+        int64_t at = t * (args->stride ? args->stride : args->f) + tile.column;
         const float *z_gate = (const float *)args->z_gate + at;
         const float *z_up = (const float *)args->z_up + at;
-        const float *dact = (const float *)args->dact + at;
+        const float *dact = (const float *)args->dact + t * args->f + tile.column;
         _Alignas(64) float dy_gate[TSR_STRIP];
         _Alignas(64) float dy_up[TSR_STRIP];
         for (int64_t i = 0; i < tile.columns; i++) {
             float gate = v.g_gate[i] * z_gate[i] + v.bias_gate[i];
             float up = v.g_up[i] * z_up[i] + v.bias_up[i];
-            float sigmoid = 1.0f / (1.0f + tsr_expf(-gate));
-            dy_up[i] = dact[i] * (gate * sigmoid);
-            dy_gate[i] = dact[i] * up * (sigmoid * (1.0f + gate * (1.0f - sigmoid)));
+            float f, factor = slope(&f, gate, activation);
+            dy_up[i] = dact[i] * f;
+            dy_gate[i] = dact[i] * up * factor;
         }
         if (args->dm_gate)
             add_products(&gate_sum, dy_gate, z_gate, tile.columns);
@@ -135,7 +169,11 @@ TSR_CLONES static void backward_task(void *context, int task)
     const tsr_swiglu_backward_args *args = context;
     bool whole = args->dm_gate || args->dm_up;
     for (int strip = 0; strip < tsr_task_strips(args->f, whole); strip++)
-        backward_tile(args, tsr_tile_at(task, strip, args->tokens, args->f, whole));
+        if (args->activation == TSR_SILU)
+            backward_tile(args, tsr_tile_at(task, strip, args->tokens, args->f, whole), TSR_SILU);
+        else
+            backward_tile(args, tsr_tile_at(task, strip, args->tokens, args->f, whole),
+                          TSR_GELU_TANH);
 }
 
 tsr_status tsr_swiglu_ref(const tsr_swiglu_args *args, tsr_pool *pool)

@@ -119,7 +119,7 @@ static __global__ void __launch_bounds__(THREADS) widen_each(const tsr_widen_arg
         return;
     float value = a.in_dtype == TSR_F8_E4M3 ? tsr_e4m3_to_f32(((const uint8_t *)a.in)[i])
                                             : tsr_load(a.in, i, a.in_dtype);
-    tsr_store(a.out, i, value, a.dtype);
+    tsr_store(a.out, i, value * a.scale, a.dtype);
 }
 
 extern "C" tsr_status tsr_widen_cuda(tsr_stream *stream, const tsr_widen_args *args)
@@ -127,6 +127,12 @@ extern "C" tsr_status tsr_widen_cuda(tsr_stream *stream, const tsr_widen_args *a
     TSR_TRY(tsr_widen_check(args));
     if (args->count == 0)
         return TSR_OK;
+    tsr_widen_args all = *args;
+    all.scale = args->scale != 0 ? args->scale : 1;
+    if (all.scale != 1) {
+        TSR_LAUNCH(widen_each, tsr_blocks(args->count, THREADS), THREADS, stream, all, (int64_t)0);
+        return tsr_launched("widen");
+    }
     if (args->in_dtype == args->dtype)
         return tsr_stream_copy(stream, args->out, args->in,
                                (uint64_t)args->count * tsr_dtype_bytes(args->dtype));
@@ -136,6 +142,6 @@ extern "C" tsr_status tsr_widen_cuda(tsr_stream *stream, const tsr_widen_args *a
     if (quads)
         TSR_LAUNCH(widen, tsr_blocks(quads, THREADS * TURNS), THREADS, stream, *args, quads);
     if (left)
-        TSR_LAUNCH(widen_each, tsr_blocks(left, THREADS), THREADS, stream, *args, quads * QUAD);
+        TSR_LAUNCH(widen_each, tsr_blocks(left, THREADS), THREADS, stream, all, quads * QUAD);
     return tsr_launched("widen");
 }

@@ -34,13 +34,26 @@ TSR_CLONES static void widen_block(void *context, int index)
             out[i] = tsr_f16_to_f32(((const uint16_t *)args->in)[first + i]);
         return;
     }
-    tsr_frozen_copy(out, (tsr_frozen){args->in, args->in_dtype}, first, count);
+    if (args->in != args->out)
+        tsr_frozen_copy(out, (tsr_frozen){args->in, args->in_dtype}, first, count);
+}
+
+TSR_CLONES static void scale_block(void *context, int index)
+{
+    const tsr_widen_args *args = context;
+    int64_t first = (int64_t)index * TASK_ELEMENTS;
+    int64_t count = tsr_min(TASK_ELEMENTS, args->count - first);
+    float *out = (float *)args->out + first;
+    widen_block(context, index);
+    for (int64_t i = 0; i < count; i++)
+        out[i] *= args->scale;
 }
 
 tsr_status tsr_widen_ref(const tsr_widen_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_widen_check(args));
     TSR_TRY(tsr_expect_f32("widen", args->dtype));
-    tsr_pool_run(pool, tsr_block_count(args->count, TASK_ELEMENTS), widen_block, (void *)args);
+    tsr_pool_run(pool, tsr_block_count(args->count, TASK_ELEMENTS),
+                 args->scale != 0 && args->scale != 1 ? scale_block : widen_block, (void *)args);
     return TSR_OK;
 }

@@ -28,7 +28,7 @@ static int16_t add_vector(tsr_block *b, const char *name, uint64_t count)
         b->fault = "it has too many vectors";
         return 0;
     }
-    b->vector[b->vector_count] = (tsr_vector){name, count};
+    b->vector[b->vector_count] = (tsr_vector){name, count, b->plus_one};
     return (int16_t)b->vector_count++;
 }
 
@@ -66,26 +66,63 @@ tsr_residual tsr_block_begin(tsr_block *out, uint64_t width)
     return out->in;
 }
 
+/* A node of norm that makes x + pending. */
+static tsr_node *add_norm(tsr_block *b, tsr_residual in, tsr_value_name sum)
+{
+    tsr_node *node = add_node(b, &tsr_node_norm);
+    node->in[TSR_NORM_X] = in.x;
+    node->in[TSR_NORM_PENDING] = in.pending;
+    add_output(b, node, TSR_NORM_SUM, sum, b->value[in.x != TSR_NONE ? in.x : in.pending].width,
+               false);
+    return node;
+}
+
+static int16_t add_normed(tsr_block *b, tsr_node *node, const char *name, float eps,
+                          tsr_value_name h)
+{
+    uint64_t width = b->value[node->out[TSR_NORM_SUM]].width;
+    node->spec.norm.eps = eps;
+    node->weight[0] = add_vector(b, name, width);
+    add_output(b, node, TSR_NORM_RSTD, (tsr_value_name){"rstd", "1 / rms of a norm"}, 1, true);
+    return add_output(b, node, TSR_NORM_H, h, width, false);
+}
+
 /* Adds up the residual stream. */
 static tsr_node *add_sum(tsr_block *b, tsr_residual *r, tsr_value_name x)
 {
-    tsr_node *node = add_node(b, &tsr_node_norm);
-    node->in[TSR_NORM_X] = r->x;
-    node->in[TSR_NORM_PENDING] = r->pending;
-    *r = (tsr_residual){add_output(b, node, TSR_NORM_SUM, x, b->width, false), TSR_NONE};
+    tsr_node *node = add_norm(b, *r, x);
+    *r = (tsr_residual){node->out[TSR_NORM_SUM], TSR_NONE};
     if (b->root == TSR_NONE)
         b->root = r->x;
     return node;
 }
 
+int16_t tsr_block_sum(tsr_block *b, tsr_residual *r, tsr_value_name x)
+{
+    add_sum(b, r, x);
+    return r->x;
+}
+
 int16_t tsr_block_norm(tsr_block *b, tsr_residual *r, const char *name, float eps, tsr_value_name x,
                        tsr_value_name h)
 {
-    tsr_node *node = add_sum(b, r, x);
-    node->spec.norm = (tsr_norm_spec){eps};
-    node->weight[0] = add_vector(b, name, b->width);
-    add_output(b, node, TSR_NORM_RSTD, (tsr_value_name){"rstd", "1 / rms of a norm"}, 1, true);
-    return add_output(b, node, TSR_NORM_H, h, b->width, false);
+    return add_normed(b, add_sum(b, r, x), name, eps, h);
+}
+
+int16_t tsr_block_norm_of(tsr_block *b, int16_t value, const char *name, float eps,
+                          tsr_value_name h)
+{
+    tsr_node *node = add_norm(b, (tsr_residual){TSR_NONE, value},
+                              (tsr_value_name){"y", "what a norm reads of a linear"});
+    return add_normed(b, node, name, eps, h);
+}
+
+int16_t tsr_block_scale(tsr_block *b, int16_t value, float scale)
+{
+    tsr_node *node = add_norm(b, (tsr_residual){TSR_NONE, value},
+                              (tsr_value_name){"y", "a linear's output, scaled"});
+    node->spec.norm.scale = scale;
+    return node->out[TSR_NORM_SUM];
 }
 
 void tsr_block_linears(tsr_block *b, int16_t out[], int16_t x, const tsr_matrix *matrix, int count)
@@ -148,13 +185,15 @@ int16_t tsr_block_attention(tsr_block *b, const int16_t qkv[3], const tsr_attent
                       b->value[qkv[0]].width, false);
 }
 
-int16_t tsr_block_glu(tsr_block *b, int16_t gate, int16_t up)
+int16_t tsr_block_glu(tsr_block *b, int16_t gate, int16_t up, tsr_activation activation)
 {
     tsr_node *node = add_node(b, &tsr_node_glu);
+    uint64_t width = b->value[gate].width;
+    node->spec.glu.activation = activation;
     node->in[0] = gate;
     node->in[1] = up;
-    return add_output(b, node, 0, (tsr_value_name){"act", "SwiGLU's output"}, b->value[gate].width,
-                      false);
+    return add_output(b, node, 0, (tsr_value_name){"act", "output of the gated unit"},
+                      up == TSR_NONE ? width / 2 : width, false);
 }
 
 void tsr_block_add(tsr_block *b, tsr_residual *r, int16_t value)
@@ -173,8 +212,8 @@ static const char *judge(const tsr_block *b, tsr_residual r)
         return b->fault;
     if (b->node_count == 0 || b->node[0].kind != &tsr_node_norm)
         return "its first node does not add up the residual stream";
-    if (r.x == b->in.x || r.pending == TSR_NONE || b->value[r.pending].matrix == TSR_NONE)
-        return "it does not end with a linear that is added to the residual stream";
+    if (r.x == b->in.x || r.pending == TSR_NONE)
+        return "it does not end with something that is added to the residual stream";
     return NULL;
 }
 
@@ -182,7 +221,8 @@ tsr_status tsr_block_end(tsr_block *b, tsr_residual r, const char *who)
 {
     const char *fault = judge(b, r);
     /* A bias lies in the gathered unit, which is gone when the next block runs. */
-    if (!fault && b->matrix[b->value[r.pending].matrix].bias)
+    int16_t matrix = fault ? TSR_NONE : b->value[r.pending].matrix;
+    if (matrix != TSR_NONE && b->matrix[matrix].bias)
         add_sum(b, &r, (tsr_value_name){"x_out", "the residual after the layer"});
     fault = fault ? fault : b->fault;
     b->out = r;
@@ -222,6 +262,7 @@ bool tsr_block_same(const tsr_block *a, const tsr_block *b)
                a->matrix[i].in == b->matrix[i].in && a->matrix[i].bias == b->matrix[i].bias;
     for (int i = 0; i < a->vector_count && same; i++)
         same = !strcmp(a->vector[i].name, b->vector[i].name) &&
-               a->vector[i].count == b->vector[i].count;
+               a->vector[i].count == b->vector[i].count &&
+               a->vector[i].plus_one == b->vector[i].plus_one;
     return same;
 }

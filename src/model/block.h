@@ -15,6 +15,7 @@
 #define TSR_MODEL_BLOCK_H
 
 #include "base/status.h"
+#include "kernels/activation.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -41,6 +42,7 @@ typedef struct {
 typedef struct {
     const char *name;
     uint64_t count;
+    bool plus_one; /* what is used is 1 + w (Gemma) */
 } tsr_vector;
 
 /* What passes between nodes: [tokens, width] of the compute dtype, or a statistic in fp32. */
@@ -54,8 +56,9 @@ typedef struct {
 
 typedef struct tsr_node_kind tsr_node_kind; /* model/node.h */
 
+/* scale: of what is added; 0: 1. */
 typedef struct {
-    float eps;
+    float eps, scale;
 } tsr_norm_spec;
 
 /* head_norm_eps: of the norms of q and k, where the node has them. table: of the model's (config.rope). */
@@ -69,7 +72,12 @@ typedef struct {
     int32_t q_heads, kv_heads, head_dim;
     int32_t window; /* a token sees itself and window - 1 before it; 0: all before it */
     float scale;    /* of the scores; 0: 1 / sqrt(head_dim) */
+    float softcap;  /* c: the scores become c tanh(score / c); 0: they stay */
 } tsr_attention_spec;
+
+typedef struct {
+    tsr_activation activation;
+} tsr_glu_spec;
 
 /* in, out: values; weight: matrices of a linear node, vectors of any other; TSR_NONE where there is none. Which
  * port is what, each kind says (node.h). */
@@ -80,6 +88,7 @@ typedef struct {
         tsr_norm_spec norm;
         tsr_rope_spec rope;
         tsr_attention_spec attention;
+        tsr_glu_spec glu;
     } spec;
 } tsr_node;
 
@@ -95,6 +104,7 @@ typedef struct {
     tsr_vector vector[TSR_BLOCK_VECTORS];
     int node_count, value_count, matrix_count, vector_count;
     uint64_t width; /* of the residual stream */
+    bool plus_one;  /* all of its norms multiply by 1 + w */
     tsr_residual in, out;
     int16_t root; /* the first sum of the residual stream: all of the block can be made from it */
     const char *fault; /* what is wrong with it; NULL: nothing */
@@ -114,6 +124,16 @@ typedef struct {
 int16_t tsr_block_norm(tsr_block *block, tsr_residual *r, const char *name, float eps,
                        tsr_value_name x, tsr_value_name h);
 
+/* The RMSNorm of a linear's result, with the weight `name`. */
+int16_t tsr_block_norm_of(tsr_block *block, int16_t value, const char *name, float eps,
+                          tsr_value_name h);
+
+/* scale times a linear's result. */
+int16_t tsr_block_scale(tsr_block *block, int16_t value, float scale);
+
+/* Adds up the residual stream; returns the sum, which r becomes. */
+int16_t tsr_block_sum(tsr_block *block, tsr_residual *r, tsr_value_name x);
+
 /* Up to TSR_NODE_PORTS linears of one input: out[i] is the result of matrix[i], whose values are filled in. */
 void tsr_block_linears(tsr_block *block, int16_t out[], int16_t x, const tsr_matrix *matrix,
                        int count);
@@ -126,8 +146,8 @@ void tsr_block_rope(tsr_block *block, int16_t qkv[3], const char *q_norm, const 
 
 int16_t tsr_block_attention(tsr_block *block, const int16_t qkv[3], const tsr_attention_spec *spec);
 
-/* silu(gate) up. */
-int16_t tsr_block_glu(tsr_block *block, int16_t gate, int16_t up);
+/* f(gate) up; of one linear's result of which up is the second half: up TSR_NONE. */
+int16_t tsr_block_glu(tsr_block *block, int16_t gate, int16_t up, tsr_activation activation);
 
 /* The residual stream becomes r + value. */
 void tsr_block_add(tsr_block *block, tsr_residual *r, int16_t value);

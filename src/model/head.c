@@ -63,6 +63,7 @@ tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view 
                                 .d = width(model),
                                 .first = (int64_t)chunk->first_row,
                                 .count = (int64_t)chunk->row_count,
+                                .softcap = (float)layout->config.logits_softcap,
                                 .dtype = model->options.dtype};
     TSR_TRY(model->options.kernels->head_chunk(model->compute, &args));
     if (unit < layout->unit_count - 1)

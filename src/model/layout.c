@@ -77,17 +77,23 @@ static tsr_status plain_tensor(const tsr_tensor **out, tsr_dtype *dtype, const b
     return TSR_OK;
 }
 
+/* Of norms: what is kept is (w + plus) / divisor, in fp32 where that is not w. */
 static tsr_status add_vector(int *index, const builder *b, tsr_layout_unit *unit, int linear,
-                             const char *name, uint64_t count)
+                             const char *name, uint64_t count, float plus, float divisor)
 {
     const tsr_tensor *tensor = NULL;
     tsr_dtype dtype = TSR_F32;
     TSR_TRY(plain_tensor(&tensor, &dtype, b, name, 1, &count));
+    bool changed = plus != 0 || (divisor != 0 && divisor != 1);
     *index = add_frozen(unit, (tsr_layout_segment){.name = tensor->name,
                                                    .source = tensor,
                                                    .linear = linear,
-                                                   .dtype = dtype,
-                                                   .element_count = count});
+                                                   .dtype = changed ? TSR_F32 : dtype,
+                                                   .element_count = count,
+                                                   .plus = plus,
+                                                   .divisor = !changed       ? 0
+                                                              : divisor != 0 ? divisor
+                                                                             : 1});
     b->layout->parameter_count += count;
     return TSR_OK;
 }
@@ -157,7 +163,7 @@ static tsr_status make_linear(const builder *b, tsr_layout_unit *unit, int layer
     if (!matrix->bias)
         return TSR_OK;
     snprintf(name, sizeof name, "%s.bias", linear->path);
-    return add_vector(&linear->bias, b, unit, index, name, linear->out);
+    return add_vector(&linear->bias, b, unit, index, name, linear->out, 0, 0);
 }
 
 static tsr_status make_layer(const builder *b, int layer)
@@ -169,12 +175,15 @@ static tsr_status make_layer(const builder *b, int layer)
     for (int i = 0; i < unit->block->vector_count; i++) {
         const tsr_vector *vector = &unit->block->vector[i];
         snprintf(name, sizeof name, "model.layers.%d.%s.weight", layer, vector->name);
-        TSR_TRY(add_vector(&unit->vector[i], b, unit, -1, name, vector->count));
+        TSR_TRY(
+            add_vector(&unit->vector[i], b, unit, -1, name, vector->count, vector->plus_one, 0));
     }
     if (layer < b->layout->layer_count - 1)
         return TSR_OK;
-    return add_vector(&unit->final_norm, b, unit, -1, "model.norm.weight",
-                      b->layout->config.hidden_size);
+    /* The logits' divisor is the final norm's: nothing but the head reads what it makes. */
+    const tsr_model_config *config = &b->layout->config;
+    return add_vector(&unit->final_norm, b, unit, -1, "model.norm.weight", config->hidden_size,
+                      config->norm_plus_one, (float)config->logits_divisor);
 }
 
 /* Whether two tensors of one shape have the same values, up to the first chunk that differs. */

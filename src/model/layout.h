@@ -40,6 +40,8 @@ typedef struct {
     tsr_dtype dtype;        /* of what is stored: U8 for codes */
     uint64_t element_count; /* of the whole tensor, in memory */
     uint64_t first_element; /* in the tensor of the file: a chunk of the head begins inside it */
+    /* What is kept of a frozen vector is (w + plus) / divisor; divisor 0: w. */
+    float plus, divisor;
     uint64_t granule_count, granule_bytes;
     /* Of a trainable one: columns in memory, and the shape that files have, which is its top left. */
     uint64_t columns, stored_rows, stored_columns;

@@ -120,6 +120,9 @@ static tsr_status put_plain(tsr_load_job *job, char *out, const tsr_layout_segme
                                      count));
     else
         TSR_TRY(tsr_safetensors_read_f32((float *)(void *)staged, tensor, first, count));
+    for (uint64_t i = 0; i < count && segment->divisor != 0; i++)
+        ((float *)(void *)staged)[i] =
+            (((float *)(void *)staged)[i] + segment->plus) / segment->divisor;
     TSR_TRY(tsr_stream_copy(job->model->compute, out, staged, count * element));
     return tsr_load_chunk_end(job);
 }

@@ -346,6 +346,13 @@ const void *tsr_model_layer_input(const tsr_model *model, int layer)
     return tsr_layer_first(tsr_layer_program_of(model->options.programs, layer), &memory);
 }
 
+/* As Transformers has it: a number of the weights' dtype. */
+static float embedding_scale(const tsr_model *model)
+{
+    float scale = (float)model->options.layout->config.embedding_scale;
+    return model->options.dtype == TSR_BF16 ? tsr_bf16_to_f32(tsr_f32_to_bf16(scale)) : scale;
+}
+
 /* The micro-batch has arrived; its embedding becomes the input x of layer 0. */
 static tsr_status begin(tsr_model *model, void *x)
 {
@@ -359,7 +366,8 @@ static tsr_status begin(tsr_model *model, void *x)
                           .count =
                               s->batch.tokens * (int64_t)model->options.layout->config.hidden_size,
                           .in_dtype = model->embedding.dtype,
-                          .dtype = model->options.dtype});
+                          .dtype = model->options.dtype,
+                          .scale = embedding_scale(model)});
 }
 
 static tsr_layer_batch layer_batch(const stage *s)

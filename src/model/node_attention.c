@@ -24,6 +24,7 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
                                                   .head_dim = spec->head_dim,
                                                   .window = spec->window,
                                                   .scale = spec->scale,
+                                                  .softcap = spec->softcap,
                                                   .dtype = p->context->dtype});
 }
 
@@ -52,6 +53,7 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
                                        .head_dim = spec->head_dim,
                                        .window = spec->window,
                                        .scale = spec->scale,
+                                       .softcap = spec->softcap,
                                        .dtype = p->context->dtype});
 }
 
@@ -71,6 +73,7 @@ tsr_attention_bounds tsr_attention_bounds_of(const tsr_node *node, tsr_attention
     bounds.q_heads = node->spec.attention.q_heads;
     bounds.kv_heads = node->spec.attention.kv_heads;
     bounds.head_dim = node->spec.attention.head_dim;
+    bounds.softcap = node->spec.attention.softcap;
     return bounds;
 }
 

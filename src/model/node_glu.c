@@ -1,27 +1,59 @@
 /*
- * node_glu.c: act = silu(gate) up (kernels/swiglu.h). Its gradients take the place of what they are computed from.
+ * node_glu.c: act = f(gate) up (kernels/swiglu.h). Its gradients take the place of what they are computed from. Gate and
+ * up may be the halves of one linear's result.
  */
 #include "model/node_parts.h"
 #include "model/work_parts.h"
 
+/* What is read of gate and up, and with which distance of rows. */
+typedef struct {
+    tsr_output gate, up;
+    int64_t f, stride;
+} halves;
+
+static const void *half_of(const tsr_pass *p, const void *z, int64_t f)
+{
+    return (const char *)z + (uint64_t)f * tsr_dtype_bytes(p->context->dtype);
+}
+
+static halves halves_of(const tsr_pass *p, const tsr_node *node)
+{
+    halves h = {.gate = tsr_pass_output(p, node->in[0]),
+                .f = (int64_t)p->block->value[node->out[0]].width};
+    if (node->in[1] != TSR_NONE) {
+        h.up = tsr_pass_output(p, node->in[1]);
+        return h;
+    }
+    h.stride = 2 * h.f;
+    h.up = h.gate;
+    h.up.z = half_of(p, h.gate.z, h.f);
+    h.up.g = h.gate.g ? h.gate.g + h.f : NULL;
+    if (h.gate.bias.data)
+        h.up.bias.data =
+            (const char *)h.gate.bias.data + (uint64_t)h.f * tsr_dtype_bytes(h.gate.bias.dtype);
+    return h;
+}
+
 static tsr_status forward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
-    tsr_output gate = tsr_pass_output(p, node->in[0]), up = tsr_pass_output(p, node->in[1]);
-    return p->context->kernels->swiglu(
-        p->context->stream,
-        &(tsr_swiglu_args){.z_gate = gate.z,
-                           .z_up = up.z,
-                           .g_gate = gate.g,
-                           .g_up = up.g,
-                           .bias_gate = gate.bias,
-                           .bias_up = up.bias,
-                           .act = p->value[node->out[0]],
-                           .tokens = p->context->tokens,
-                           .f = (int64_t)p->block->value[node->out[0]].width,
-                           .dtype = p->context->dtype,
-                           .act8 =
-                               step->makes_rows ? tsr_linear_rows(p->context) : (tsr_fp8_rows){0}});
+    halves h = halves_of(p, node);
+    return p->context->kernels->swiglu(p->context->stream,
+                                       &(tsr_swiglu_args){.z_gate = h.gate.z,
+                                                          .z_up = h.up.z,
+                                                          .g_gate = h.gate.g,
+                                                          .g_up = h.up.g,
+                                                          .bias_gate = h.gate.bias,
+                                                          .bias_up = h.up.bias,
+                                                          .act = p->value[node->out[0]],
+                                                          .tokens = p->context->tokens,
+                                                          .f = h.f,
+                                                          .stride = h.stride,
+                                                          .activation = node->spec.glu.activation,
+                                                          .dtype = p->context->dtype,
+                                                          .act8 = step->makes_rows
+                                                                      ? tsr_linear_rows(p->context)
+                                                                      : (tsr_fp8_rows){0}});
 }
 
 /* Gradients in e4m3, for the linears' backward. */
@@ -49,30 +81,42 @@ static tsr_fp8_rows rows_of(const tsr_pass *p, int value)
 static tsr_status backward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
-    tsr_output gate = tsr_pass_output(p, node->in[0]), up = tsr_pass_output(p, node->in[1]);
+    halves h = halves_of(p, node);
+    bool one = node->in[1] == TSR_NONE;
+    int16_t up = node->in[one ? 0 : 1];
+    const float *n_up = tsr_pass_n(p, up);
+    float *dm_up = tsr_pass_dm(p, up);
+    void *dz_up = p->gradient[up];
+    if (one) {
+        n_up = n_up ? n_up + h.f : NULL;
+        dm_up = dm_up ? dm_up + h.f : NULL;
+        dz_up = (void *)half_of(p, dz_up, h.f);
+    }
     if (step->makes_rows)
         TSR_TRY(make_rows(p, node));
     return p->context->kernels->swiglu_backward(
         p->context->stream,
         &(tsr_swiglu_backward_args){.dact = p->gradient[node->out[0]],
-                                    .z_gate = gate.z,
-                                    .z_up = up.z,
-                                    .g_gate = gate.g,
-                                    .g_up = up.g,
-                                    .bias_gate = gate.bias,
-                                    .bias_up = up.bias,
+                                    .z_gate = h.gate.z,
+                                    .z_up = h.up.z,
+                                    .g_gate = h.gate.g,
+                                    .g_up = h.up.g,
+                                    .bias_gate = h.gate.bias,
+                                    .bias_up = h.up.bias,
                                     .dz_gate = p->gradient[node->in[0]],
-                                    .dz_up = p->gradient[node->in[1]],
+                                    .dz_up = dz_up,
                                     .n_gate = tsr_pass_n(p, node->in[0]),
-                                    .n_up = tsr_pass_n(p, node->in[1]),
+                                    .n_up = n_up,
                                     .dm_gate = tsr_pass_dm(p, node->in[0]),
-                                    .dm_up = tsr_pass_dm(p, node->in[1]),
+                                    .dm_up = dm_up,
                                     .partials = p->context->partials,
                                     .tokens = p->context->tokens,
-                                    .f = (int64_t)p->block->value[node->out[0]].width,
+                                    .f = h.f,
+                                    .stride = h.stride,
+                                    .activation = node->spec.glu.activation,
                                     .dtype = p->context->dtype,
                                     .dz_gate8 = rows_of(p, node->in[0]),
-                                    .dz_up8 = rows_of(p, node->in[1])});
+                                    .dz_up8 = one ? (tsr_fp8_rows){0} : rows_of(p, node->in[1])});
 }
 
 static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
@@ -80,11 +124,14 @@ static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
 {
     (void)block;
     (void)traits;
-    tsr_needs_over(out, node->out[0], node->in[0]);
-    for (int i = 0; i < 2; i++) {
+    bool one = node->in[1] == TSR_NONE;
+    if (!one)
+        tsr_needs_over(out, node->out[0], node->in[0]);
+    for (int i = 0; i < 2 - one; i++) {
         tsr_needs_read(out, node->in[i]);
         tsr_needs_share(out, node->in[i], node->in[i], false);
-        tsr_needs_share(out, node->in[i], node->out[0], true);
+        if (!one)
+            tsr_needs_share(out, node->in[i], node->out[0], true);
     }
 }
 

@@ -1,9 +1,9 @@
 /*
- * node_norm.c: sum = x + (g z + bias), h = norm(sum): the residual stream is added up and normed in one pass; without a
- * weight only added up.
+ * node_norm.c: sum = x + scale (g z + bias), h = norm(sum): the residual stream is added up and normed in one pass;
+ * without a weight only added up, without x a linear's result is normed or scaled.
  *
  * Backward, in place of the gradient of the sum: d sum += the norm's backward of dh. What was pending has that
- * gradient too.
+ * gradient too. Without x that is its own, scaled.
  */
 #include "model/node_parts.h"
 #include "model/work_parts.h"
@@ -17,11 +17,11 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
     void *sum = p->value[node->out[TSR_NORM_SUM]];
-    tsr_rms_norm_args args = {.x = p->value[node->in[TSR_NORM_X]],
-                              .x_out = sum,
+    tsr_rms_norm_args args = {.x_out = sum,
                               .tokens = p->context->tokens,
-                              .d = (int64_t)p->block->width,
+                              .d = (int64_t)p->block->value[node->out[TSR_NORM_SUM]].width,
                               .eps = node->spec.norm.eps,
+                              .scale = node->spec.norm.scale,
                               .dtype = p->context->dtype,
                               .h8 = rows_of(p, step)};
     if (node->weight[0] != TSR_NONE) {
@@ -29,6 +29,8 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
         args.h = p->value[node->out[TSR_NORM_H]];
         args.rstd = p->value[node->out[TSR_NORM_RSTD]];
     }
+    if (node->in[TSR_NORM_X] != TSR_NONE)
+        args.x = p->value[node->in[TSR_NORM_X]];
     if (step->has_sum) {
         args.x = sum;
         args.x_out = NULL;
@@ -41,12 +43,26 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
     return p->context->kernels->rms_norm(p->context->stream, &args);
 }
 
+/* The gradient of what is scaled. */
+static tsr_status scale_back(const tsr_pass *p, const tsr_node *node)
+{
+    int64_t width = (int64_t)p->block->value[node->out[TSR_NORM_SUM]].width;
+    return p->context->kernels->widen(
+        p->context->stream, &(tsr_widen_args){.out = p->gradient[node->in[TSR_NORM_PENDING]],
+                                              .in = p->gradient[node->out[TSR_NORM_SUM]],
+                                              .count = p->context->tokens * width,
+                                              .in_dtype = p->context->dtype,
+                                              .dtype = p->context->dtype,
+                                              .scale = node->spec.norm.scale});
+}
+
 static tsr_status backward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
     tsr_fp8_rows none = {0}, *rows = &none;
+    bool alone = node->in[TSR_NORM_X] == TSR_NONE;
     if (!(step->outputs & 1u << TSR_NORM_H)) /* the sum's gradient is all there is */
-        return TSR_OK;
+        return alone ? scale_back(p, node) : TSR_OK;
     if (step->makes_rows) { /* the linear that was added multiplies by the gradient next, as it is */
         int matrix = p->block->value[node->in[TSR_NORM_PENDING]].matrix;
         rows = &p->made8[matrix];
@@ -55,15 +71,17 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
     }
     return p->context->kernels->rms_norm_backward(
         p->context->stream,
-        &(tsr_rms_norm_backward_args){.dh = p->gradient[node->out[TSR_NORM_H]],
-                                      .x = p->value[node->out[TSR_NORM_SUM]],
-                                      .rstd = p->value[node->out[TSR_NORM_RSTD]],
-                                      .w = p->vector[node->weight[0]],
-                                      .dx = p->gradient[node->out[TSR_NORM_SUM]],
-                                      .tokens = p->context->tokens,
-                                      .d = (int64_t)p->block->width,
-                                      .dtype = p->context->dtype,
-                                      .dx8 = *rows});
+        &(tsr_rms_norm_backward_args){
+            .dh = p->gradient[node->out[TSR_NORM_H]],
+            .x = p->value[node->out[TSR_NORM_SUM]],
+            .rstd = p->value[node->out[TSR_NORM_RSTD]],
+            .w = p->vector[node->weight[0]],
+            .dx = p->gradient[alone ? node->in[TSR_NORM_PENDING] : node->out[TSR_NORM_SUM]],
+            .tokens = p->context->tokens,
+            .d = (int64_t)p->block->value[node->out[TSR_NORM_SUM]].width,
+            .overwrite = alone,
+            .dtype = p->context->dtype,
+            .dx8 = *rows});
 }
 
 static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
@@ -76,6 +94,10 @@ static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
     if (norms) {
         tsr_needs_read(out, sum);
         tsr_needs_read(out, node->out[TSR_NORM_RSTD]);
+    }
+    if (node->in[TSR_NORM_X] == TSR_NONE) {
+        tsr_needs_over(out, sum, pending);
+        return;
     }
     tsr_needs_over(out, sum, node->in[TSR_NORM_X]);
     tsr_needs_share(out, node->in[TSR_NORM_X], sum, true);

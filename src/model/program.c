@@ -220,7 +220,7 @@ static bool makes_gradients_of(const tsr_layer_program *p, const tsr_node *node,
     for (int i = 0; i < TSR_NODE_PORTS; i++)
         if (node->in[i] != linear->out[i])
             return false;
-    return true;
+    return node->in[1] != TSR_NONE; /* halves of one result are not rows */
 }
 
 static void find_gradient_rows(const tsr_layer_program *p, tsr_steps *steps)

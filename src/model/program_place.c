@@ -469,11 +469,11 @@ static bool changes_dx(const tsr_layer_program *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
     if (node->kind == &tsr_node_norm)
-        return step->outputs & 1u << TSR_NORM_H;
+        return node->in[TSR_NORM_X] != TSR_NONE && step->outputs & 1u << TSR_NORM_H;
     return step->inputs & 1 && p->gradient[node->in[0]].kind == TSR_PLACE_DX;
 }
 
-/* What is added to the residual stream has its gradient, until the linear that made it has read that. */
+/* What is added to the residual stream has its gradient, until the node that made it has read that. */
 static tsr_status check(const tsr_layer_program *p)
 {
     const tsr_block *b = p->block;
@@ -483,7 +483,7 @@ static tsr_status check(const tsr_layer_program *p)
     for (int i = 0; i < p->backward.count; i++) {
         const tsr_step *step = &p->backward.step[i];
         const tsr_node *node = &b->node[step->node];
-        for (int port = 0; port < TSR_NODE_PORTS && node->kind == &tsr_node_linear; port++)
+        for (int port = 0; port < TSR_NODE_PORTS; port++)
             if (step->outputs & 1u << port)
                 lent[node->out[port]] = false;
         for (int v = 0; v < b->value_count; v++)
@@ -492,7 +492,8 @@ static tsr_status check(const tsr_layer_program *p)
                                 "%s is added to the residual stream after its "
                                 "gradient was changed",
                                 b->value[v].name);
-        if (node->kind == &tsr_node_norm && node->in[TSR_NORM_PENDING] != TSR_NONE)
+        if (node->kind == &tsr_node_norm && node->in[TSR_NORM_X] != TSR_NONE &&
+            node->in[TSR_NORM_PENDING] != TSR_NONE)
             lent[node->in[TSR_NORM_PENDING]] = node->in[TSR_NORM_PENDING] != b->in.pending;
     }
     return TSR_OK;

@@ -441,7 +441,7 @@ static void test_modules_of_a_model(void **state)
     leave(LIST("q_proj", "embed_tokens"), "model.embed_tokens");
     leave(LIST("q_proj", "lm_head"), "lm_head");
     tsr_layout_modules_free(all, model_module_count);
-    config.qk_norm = true;
+    config.head_norms = TSR_HEAD_NORMS_EACH;
     assert_int_equal(tsr_layout_modules(&all, &model_module_count, &config), TSR_OK);
     model_modules = all;
     leave(REGEX(".*self_attn\\..*"), "model.layers.0.self_attn.q_norm");

@@ -59,7 +59,8 @@ static int16_t mlp(tsr_block *b, dice *d, int part, int16_t h)
                                    {.name = ups[part], .out = f, .in = b->width, .bias = bias}};
     int16_t value[TSR_NODE_PORTS];
     tsr_block_linears(b, value, h, gate_up, 2);
-    return tsr_block_linear(b, tsr_block_glu(b, value[0], value[1]), downs[part], b->width, bias);
+    return tsr_block_linear(b, tsr_block_glu(b, value[0], value[1], TSR_SILU), downs[part],
+                            b->width, bias);
 }
 
 void random_block(tsr_block *out, uint64_t seed)

@@ -26,7 +26,7 @@ static void test_tiny_llama(void **state)
     assert_true(c.rms_norm_eps == 1e-5);
     assert_int_equal(c.rope[0].type, TSR_ROPE_DEFAULT);
     assert_true(c.rope[0].theta == 500000 && c.rope[0].factor == 1);
-    assert_false(c.q_bias || c.k_bias || c.v_bias || c.o_bias || c.mlp_bias || c.qk_norm);
+    assert_false(c.q_bias || c.k_bias || c.v_bias || c.o_bias || c.mlp_bias || c.head_norms);
     assert_false(c.tie_word_embeddings || c.prequantized);
     assert_int_equal(tsr_model_config_window(&c, c.layer_count - 1), 0);
     assert_int_equal(c.dtype, TSR_BF16);
@@ -114,7 +114,7 @@ static void test_qwen2(void **state)
     assert_int_equal(parse(&c, QWEN2 ",\"max_window_layers\":21,\"sliding_window\":32768,"
                                      "\"use_sliding_window\":false,\"rope_theta\":1000000.0}"),
                      TSR_OK);
-    assert_true(c.q_bias && c.k_bias && c.v_bias && !c.o_bias && !c.qk_norm);
+    assert_true(c.q_bias && c.k_bias && c.v_bias && !c.o_bias && !c.head_norms);
     assert_true(c.tie_word_embeddings);
     assert_int_equal(c.head_dim, 64);
     assert_int_equal(tsr_model_config_window(&c, c.layer_count - 1), 0);
@@ -146,7 +146,7 @@ static void test_qwen3(void **state)
                   "\"rope_parameters\":{\"rope_theta\":1000000,\"rope_type\":\"linear\","
                   "\"factor\":2}}"),
         TSR_OK);
-    assert_true(c.qk_norm && !c.q_bias && !c.o_bias);
+    assert_true(c.head_norms && !c.q_bias && !c.o_bias);
     assert_int_equal(c.head_dim, 128);
     assert_int_equal(c.rope[0].type, TSR_ROPE_LINEAR);
     assert_true(c.rope[0].factor == 2 && c.rope[0].theta == 1e6);
@@ -314,7 +314,8 @@ static void test_described(void **state)
     tsr_checkpoint_close(real);
     tsr_checkpoint_close(described);
 
-    model.q_bias = model.k_bias = model.v_bias = model.qk_norm = model.tie_word_embeddings = true;
+    model.head_norms = TSR_HEAD_NORMS_EACH;
+    model.q_bias = model.k_bias = model.v_bias = model.tie_word_embeddings = true;
     assert_int_equal(tsr_model_describe(&described, TINY, &model), TSR_OK);
     assert_int_equal(tsr_checkpoint_count(described), 2 + 6 * (9 + 3 + 2));
     assert_non_null(tsr_checkpoint_find(described, "model.layers.5.self_attn.k_norm.weight"));

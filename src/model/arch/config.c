@@ -103,14 +103,20 @@ tsr_status tsr_model_config_flag(bool *out, const json_t *root, const char *key,
     return tsr_json_has(root, key) ? tsr_json_bool(out, root, key, place) : TSR_OK;
 }
 
-static tsr_status read_activation(const json_t *root, const char *place)
+static tsr_status read_activation(tsr_model_config *out, const json_t *root, const char *place)
 {
-    const char *activation = "silu";
-    if (tsr_json_has(root, "hidden_act"))
-        TSR_TRY(tsr_json_string(&activation, root, "hidden_act", place));
-    if (strcmp(activation, "silu"))
-        return tsr_fail(TSR_EDATA, "%s: hidden_act '%s' is not supported, only silu", place,
-                        activation);
+    static const char *const names[] = {[TSR_SILU] = "silu", [TSR_GELU_TANH] = "gelu_pytorch_tanh"};
+    static const char *const keys[] = {"hidden_act", "hidden_activation"};
+    out->activation = out->arch->activation;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        const char *found;
+        if (!tsr_json_has(root, keys[i]))
+            continue;
+        TSR_TRY(tsr_json_string(&found, root, keys[i], place));
+        if (strcmp(found, names[out->activation]))
+            return tsr_fail(TSR_EDATA, "%s: %s '%s' is not supported for %s, only %s", place,
+                            keys[i], found, out->arch->model_type, names[out->activation]);
+    }
     return TSR_OK;
 }
 
@@ -233,7 +239,7 @@ static tsr_status read_all(tsr_model_config *out, const json_t *root, const char
     TSR_TRY(read_arch(&out->arch, root, place));
     TSR_TRY(tsr_model_config_check_keys(root, out->arch, place));
     TSR_TRY(read_sizes(out, root, place));
-    TSR_TRY(read_activation(root, place));
+    TSR_TRY(read_activation(out, root, place));
     out->tie_word_embeddings = out->arch->tied;
     TSR_TRY(tsr_model_config_flag(&out->tie_word_embeddings, root, "tie_word_embeddings", place));
     TSR_TRY(tsr_model_config_rope(out, root, place));

@@ -11,6 +11,7 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
+#include "kernels/activation.h"
 #include "kernels/rope_tables.h"
 
 #include <stdbool.h>
@@ -35,7 +36,15 @@ static inline void tsr_layer_put_in(tsr_layer_set *set, uint64_t layer)
     set->bits[layer / 64] |= UINT64_C(1) << layer % 64;
 }
 
-#define TSR_MODEL_ROPES   2
+#define TSR_MODEL_ROPES 2
+
+/* RMSNorm of q and k before RoPE. */
+typedef enum {
+    TSR_HEAD_NORMS_NONE,
+    TSR_HEAD_NORMS_EACH, /* over each head */
+    TSR_HEAD_NORMS_ALL   /* over all heads at once */
+} tsr_head_norms;
+
 #define TSR_MODEL_MAX_EOS 16
 
 typedef struct {
@@ -43,16 +52,21 @@ typedef struct {
     uint64_t vocab_size, hidden_size, intermediate_size, layer_count;
     uint64_t head_count, kv_head_count, head_dim;
     double rms_norm_eps;
-    tsr_rope_scaling rope[TSR_MODEL_ROPES]; /* which of them a layer has, its family says */
+    tsr_rope_scaling rope[TSR_MODEL_ROPES];
     int rope_count;
     bool q_bias, k_bias, v_bias, o_bias, mlp_bias;
-    bool qk_norm; /* RMSNorm over each head of q and k, before RoPE (qwen3) */
+    tsr_head_norms head_norms;
     bool tie_word_embeddings;
-    double attention_scale; /* of the scores; 0: 1 / sqrt(head_dim) */
+    double attention_scale;                   /* of the scores; 0: 1 / sqrt(head_dim) */
+    double embedding_scale, residual_scale;   /* of embedded rows; of what layers add; 0: 1 */
+    double logits_divisor;                    /* 0: 1 */
+    double attention_softcap, logits_softcap; /* c tanh(score / c); 0: none */
+    tsr_activation activation;
+    bool norm_plus_one; /* norms multiply by 1 + w */
     uint64_t
         sliding_window; /* of the layers that slide: a token sees itself and window - 1 before it */
     tsr_layer_set sliding;
-    tsr_layer_set unturned; /* layers without RoPE */
+    tsr_layer_set second_rope; /* the layers that turn by rope[1], where there are two */
     uint64_t max_position_embeddings;
     tsr_dtype dtype;                    /* of the stored weights, by the config; F32 if unsaid */
     int64_t bos_token_id, pad_token_id; /* -1: none */

@@ -107,6 +107,7 @@ static const struct {
     {"use_sliding_window", 0},
     {"rope_interleaved", 0},
     {"use_mrope", 0},
+    {"use_bidirectional_attention", 0},
     {"is_decoder", 0},
     {"is_encoder_decoder", 0},
     {"add_cross_attention", 0},

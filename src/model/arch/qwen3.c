@@ -13,7 +13,7 @@ static tsr_status read(tsr_model_config *out, const json_t *root, const char *pl
     bool bias = false;
     TSR_TRY(tsr_model_config_flag(&bias, root, "attention_bias", place));
     out->q_bias = out->k_bias = out->v_bias = out->o_bias = bias;
-    out->qk_norm = true;
+    out->head_norms = TSR_HEAD_NORMS_EACH;
     return tsr_model_config_qwen_window(out, root, place);
 }
 

@@ -18,14 +18,14 @@ static tsr_status read_unturned(tsr_model_config *out, const json_t *root, const
         TSR_TRY(tsr_model_config_size(&interval, root, "no_rope_layer_interval",
                                       TSR_MODEL_MOST_LAYERS, place));
     for (uint64_t i = interval - 1; i < out->layer_count; i += interval)
-        tsr_layer_put_in(&out->unturned, i);
+        tsr_layer_put_in(&out->second_rope, i);
     if (!tsr_json_has(root, "no_rope_layers"))
         return TSR_OK;
     TSR_TRY(tsr_json_array(&list, root, "no_rope_layers", place));
     if (json_array_size(list) != out->layer_count)
         return tsr_fail(TSR_EDATA, "%s: no_rope_layers has %zu entries, expected %llu, one a layer",
                         place, json_array_size(list), (unsigned long long)out->layer_count);
-    out->unturned = (tsr_layer_set){0};
+    out->second_rope = (tsr_layer_set){0};
     for (uint64_t i = 0; i < out->layer_count; i++) {
         const json_t *turned = json_array_get(list, i);
         char found[TSR_JSON_SHOW_BYTES];
@@ -33,7 +33,7 @@ static tsr_status read_unturned(tsr_model_config *out, const json_t *root, const
             return tsr_fail(TSR_EDATA, "%s: no_rope_layers holds %s, expected 0 or 1", place,
                             tsr_json_show(found, turned));
         if (!json_integer_value(turned))
-            tsr_layer_put_in(&out->unturned, i);
+            tsr_layer_put_in(&out->second_rope, i);
     }
     return TSR_OK;
 }
@@ -45,7 +45,7 @@ static tsr_status read_window(tsr_model_config *out, const json_t *root, const c
     TSR_TRY(tsr_model_config_sliding_window(&out->sliding_window, root, 0, place));
     TSR_TRY(tsr_model_config_flag(&slides, root, "use_sliding_window", place));
     if (slides && out->sliding_window)
-        out->sliding = out->unturned;
+        out->sliding = out->second_rope;
     TSR_TRY(tsr_model_config_layer_types(out, root, place));
     if (!slides)
         out->sliding_window = 0;
