@@ -166,6 +166,7 @@ tsr_status tsr_attention_backward_cuda(tsr_stream *stream, const tsr_attention_b
     shape.kv_heads = args->kv_heads;
     shape.head_dim = args->head_dim;
     shape.window = args->window;
+    shape.softcap = args->softcap;
     shape.dtype = args->dtype;
     const tsr_sdpa *sdpa = sdpa_of(stream);
     const tsr_sdpa_plans *plans = tsr_sdpa_find(sdpa, &shape);

@@ -90,7 +90,7 @@ static uint64_t list_bytes(int64_t documents, int64_t pieces)
 bool tsr_sdpa_cut_for(tsr_sdpa_cut *cut, const tsr_attention_bounds *bounds, uint64_t cap)
 {
     const tsr_attention_bounds *b = bounds;
-    bool fits = b->dtype == TSR_BF16 &&
+    bool fits = b->dtype == TSR_BF16 && b->softcap == 0 &&
                 (b->head_dim == 64 || b->head_dim == 96 || b->head_dim == 128) && b->tokens > 0 &&
                 b->documents > 0 && b->longest > 0 &&
                 b->documents <= INT32_MAX / (2 * TSR_SDPA_LISTS) && b->longest < INT32_MAX / 2 &&
@@ -247,9 +247,10 @@ const tsr_sdpa_plans *tsr_sdpa_find(const tsr_sdpa *sdpa, const tsr_attention_ar
     for (int i = sdpa ? sdpa->plan_count - 1 : -1; i >= 0; i--) {
         const tsr_sdpa_plans *plans = &sdpa->plans[i];
         const tsr_attention_bounds *b = &plans->bounds;
-        if (b->dtype != args->dtype || b->q_heads != args->q_heads ||
-            b->kv_heads != args->kv_heads || b->head_dim != args->head_dim ||
-            args->tokens > b->tokens || args->documents > b->documents)
+        if (args->softcap > 0 || b->softcap > 0 || b->dtype != args->dtype ||
+            b->q_heads != args->q_heads || b->kv_heads != args->kv_heads ||
+            b->head_dim != args->head_dim || args->tokens > b->tokens ||
+            args->documents > b->documents)
             continue;
         bool narrow = args->window && args->window < b->longest;
         return plans->forward && !narrow ? plans : NULL;

@@ -463,7 +463,8 @@ static const kernel_set *set_for(int dim)
 
 bool attention_mma_takes(const attention_call *c)
 {
-    return c->dtype == TSR_BF16 && c->vectors && c->dim <= WIDEST && c->scale > 0;
+    return c->dtype == TSR_BF16 && c->vectors && c->dim <= WIDEST && c->scale > 0 &&
+           c->softcap == 0;
 }
 
 static tsr_status allow(tsr_stream *stream, const void *kernel, int bytes)

@@ -214,6 +214,13 @@ static __device__ __forceinline__ void softmax_row(float score[PART], float *wei
             sum[part][i][j] *= shrink;
 }
 
+/* A score as the softmax takes it. */
+static __device__ __forceinline__ float score_of(const attention_call *c, float product)
+{
+    float score = product * c->scale;
+    return c->softcap > 0 ? c->softcap * tanhf(score / c->softcap) : score;
+}
+
 static __global__ void __launch_bounds__(THREADS, 2)
     forward(attention_call c, const void *q, const void *k, const void *v, void *o, float *lse)
 {
@@ -243,7 +250,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
             for (int j = 0; j < PART; j++) {
                 int at = key + tx + SIDE * j;
-                score[i][j] = at >= low[i] && at <= row ? score[i][j] * c.scale : -INFINITY;
+                score[i][j] = at >= low[i] && at <= row ? score_of(&c, score[i][j]) : -INFINITY;
             }
             softmax_row(score[i], weight + (ty + SIDE * i) * STRIDE + tx, &most[i], &total[i], sum,
                         i);
@@ -261,6 +268,18 @@ static __global__ void __launch_bounds__(THREADS, 2)
 }
 
 /* ---- backward ---- */
+
+/* exp(score - lse), and into *slope that of a capped score. */
+static __device__ __forceinline__ float weight_of(const attention_call *c, float product, float lse,
+                                                  float *slope)
+{
+    *slope = 1;
+    if (c->softcap == 0)
+        return expf(product * c->scale - lse);
+    float share = tanhf(product * c->scale / c->softcap);
+    *slope = 1 - share * share;
+    return expf(c->softcap * share - lse);
+}
 
 /* delta[head][token] = <d_o, o>, a warp each. */
 static __global__ void __launch_bounds__(THREADS)
@@ -320,8 +339,9 @@ static __global__ void __launch_bounds__(THREADS, 2)
             for (int j = 0; j < PART; j++) {
                 int at = key + tx + SIDE * j;
                 bool seen = at >= low[i] && at <= first + ty + SIDE * i;
-                float p = seen ? expf(score[i][j] * c.scale - lse[i]) : 0;
-                weight[(ty + SIDE * i) * STRIDE + tx + SIDE * j] = p * (gradient[i][j] - delta[i]);
+                float slope, p = weight_of(&c, score[i][j], lse[i], &slope);
+                weight[(ty + SIDE * i) * STRIDE + tx + SIDE * j] =
+                    seen ? slope * p * (gradient[i][j] - delta[i]) : 0;
             }
         accumulate(sum, weight, shared, &keys, key, end, column);
     }
@@ -352,6 +372,7 @@ static __global__ void __launch_bounds__(THREADS)
         matrix outputs = rows_of(in.d_o, head, c.q_heads, c.dim, c.dtype, c.vectors);
         for (int query = first; query < last; query += TILE) {
             float score[PART][PART] = {}, gradient[PART][PART] = {}, delta[PART];
+            float slope[PART][PART];
             multiply(score, shared, &keys, first, end, &queries, query, last);
 #pragma unroll
             for (int j = 0; j < PART; j++) {
@@ -362,7 +383,8 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int i = 0; i < PART; i++) {
                     bool seen = at >= first + ty + SIDE * i && at < high[i];
-                    score[i][j] = seen ? expf(score[i][j] * c.scale - lse) : 0;
+                    float p = weight_of(&c, score[i][j], lse, &slope[i][j]);
+                    score[i][j] = seen ? p : 0;
                     weight[(ty + SIDE * i) * STRIDE + tx + SIDE * j] = score[i][j];
                 }
             }
@@ -373,7 +395,7 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int j = 0; j < PART; j++)
                     weight[(ty + SIDE * i) * STRIDE + tx + SIDE * j] =
-                        score[i][j] * (gradient[i][j] - delta[j]);
+                        score[i][j] * slope[i][j] * (gradient[i][j] - delta[j]);
             accumulate(dk_sum, weight, shared, &queries, query, last, column);
         }
     }
@@ -419,6 +441,7 @@ tsr_status tsr_attention_own(tsr_stream *stream, const tsr_attention_args *args)
                         args->head_dim,
                         args->window,
                         scale_of(args->scale, args->head_dim),
+                        args->softcap,
                         args->dtype,
                         tsr_vectors(args->q, dim) && tsr_vectors(args->k, dim) &&
                             tsr_vectors(args->v, dim) && tsr_vectors(args->o, dim)};
@@ -448,6 +471,7 @@ tsr_status tsr_attention_backward_own(tsr_stream *stream, const tsr_attention_ba
                         args->head_dim,
                         args->window,
                         scale_of(args->scale, args->head_dim),
+                        args->softcap,
                         args->dtype,
                         tsr_vectors(args->q, dim) && tsr_vectors(args->k, dim) &&
                             tsr_vectors(args->v, dim) && tsr_vectors(args->o, dim) &&

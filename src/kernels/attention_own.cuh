@@ -12,7 +12,7 @@
 typedef struct {
     const int32_t *cu_seqlens;
     int tokens, documents, q_heads, kv_heads, dim, window;
-    float scale;
+    float scale, softcap;
     tsr_dtype dtype;
     bool vectors; /* every row begins on 16 bytes */
 } attention_call;

@@ -81,6 +81,7 @@ typedef struct {
     tsr_dtype dtype;
     bool vectors; /* rows of w, acc and wy can be read in vectors */
     float growth;
+    float softcap; /* 0: none */
 } weigh_args;
 
 static __device__ __forceinline__ float warp_max(float value)
@@ -140,7 +141,7 @@ static __device__ __forceinline__ void store_weights(void *row, int64_t at, cons
     *(uint2 *)((uint16_t *)row + at) = make_uint2(word[0], word[1]);
 }
 
-static __device__ void copy_label_row(const weigh_args *a, int64_t row, int64_t label)
+static __device__ void copy_label_row(const weigh_args *a, int64_t row, int64_t label, float slope)
 {
     float *wy = a->state.wy + row * a->d;
     int64_t from = label * a->d;
@@ -149,12 +150,15 @@ static __device__ void copy_label_row(const weigh_args *a, int64_t row, int64_t 
         for (int64_t i = (int64_t)threadIdx.x * TSR_VECTOR; i < a->d;
              i += (int64_t)blockDim.x * TSR_VECTOR) {
             tsr_load8(value, a->w, from + i, a->dtype);
+#pragma unroll
+            for (int j = 0; j < TSR_VECTOR; j++)
+                value[j] *= slope;
             tsr_store8(wy, i, value, TSR_F32);
         }
         return;
     }
     for (int64_t i = threadIdx.x; i < a->d; i += blockDim.x)
-        wy[i] = tsr_load(a->w, from + i, a->dtype);
+        wy[i] = slope * tsr_load(a->w, from + i, a->dtype);
 }
 
 static __device__ void shrink_acc(const weigh_args *a, int64_t row, float factor)
@@ -184,6 +188,22 @@ static __device__ __forceinline__ void leave_out(float *v, int label)
     }
 }
 
+/* Logits that count become capped ones. */
+static __device__ __forceinline__ void cap_logits(float *v, float cap)
+{
+#pragma unroll
+    for (int j = 0; j < 4 * ROW_VECTORS; j++)
+        v[j] = v[j] > -INFINITY ? cap * tanhf(v[j] / cap) : v[j];
+}
+
+/* The slope of a capped logit; of what does not count 0. */
+static __device__ __forceinline__ float slope_of(float capped, float cap)
+{
+    float share = capped / cap;
+    return capped > -INFINITY ? 1 - share * share : 0;
+}
+
+template <bool CAPPED>
 static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a)
 {
     tsr_kernel_begin();
@@ -197,7 +217,12 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a
     /* After the row, for the label is waited for. */
     int64_t label = (int64_t)a.labels[row] - a.first;
     bool here = label >= 0 && label < a.count;
-    float old = a.state.max[row], label_logit = here ? logits[label] : 0;
+    float old = a.state.max[row], label_logit = here ? logits[label] : 0, slope = 1;
+    if (CAPPED) {
+        cap_logits(v, a.softcap);
+        label_logit = a.softcap * tanhf(label_logit / a.softcap);
+        slope = slope_of(label_logit, a.softcap);
+    }
     leave_out(v, here ? (int)label : -1);
 #pragma unroll
     for (int j = 0; j < 4 * ROW_VECTORS; j++)
@@ -207,10 +232,16 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a
 #pragma unroll
     for (int j = 0; j < ROW_VECTORS; j++) {
         int64_t at = ((int64_t)j * blockDim.x + threadIdx.x) * 4;
+        float slopes[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 4; i++) {
+            slopes[i] = CAPPED ? slope_of(v[4 * j + i], a.softcap) : 1;
             v[4 * j + i] = expf(v[4 * j + i] - from);
+        }
         sum += (v[4 * j] + v[4 * j + 1]) + (v[4 * j + 2] + v[4 * j + 3]);
+#pragma unroll
+        for (int i = 0; CAPPED && i < 4; i++)
+            v[4 * j + i] *= slopes[i];
         if (a.state.acc && at < a.count)
             store_weights(logits, at, v + 4 * j, a.dtype);
     }
@@ -225,7 +256,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a
     if (a.state.acc && max != old && old != -INFINITY)
         shrink_acc(&a, row, shrink);
     if (a.state.wy && here)
-        copy_label_row(&a, row, label);
+        copy_label_row(&a, row, label, slope);
 }
 
 /* ---- chunk: tiles ---- */
@@ -321,10 +352,12 @@ static tsr_status run_rows(const head_tile *tile, int64_t row, int64_t rows)
     weigh.d = d;
     weigh.dtype = args->dtype;
     weigh.vectors = tsr_vectors(tile->w, d) && tsr_vectors(s->acc, d) && tsr_vectors(s->wy, d);
+    weigh.softcap = args->softcap;
     weigh.growth = args->dtype == TSR_F16 ? 0 : GROWTH;
     unsigned threads =
         (unsigned)rounded((tile->vocab + 4 * ROW_VECTORS - 1) / (4 * ROW_VECTORS), TSR_WARP);
-    TSR_LAUNCH(weigh_rows, (unsigned)rows, threads, tile->stream, weigh);
+    TSR_LAUNCH(args->softcap > 0 ? weigh_rows<true> : weigh_rows<false>, (unsigned)rows, threads,
+               tile->stream, weigh);
     TSR_TRY(tsr_launched("head_chunk"));
     return s->acc ? add_weighted(tile, row, rows) : TSR_OK;
 }

@@ -209,7 +209,9 @@ static __device__ __forceinline__ void sum_each(float *x, const tsr_rms_norm_arg
                                                 int64_t column, int count, tsr_dtype dtype)
 {
     int64_t at = blockIdx.x * a->d + column;
-    tsr_zero8(x);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        x[j] = 0;
     if (a->x)
         tsr_raw_widen(x, tsr_raw_each(a->x, at, count, dtype), dtype);
     if (a->z) {

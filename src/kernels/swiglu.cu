@@ -44,6 +44,28 @@ static __device__ __forceinline__ void load_vectors(swiglu_vectors *v, const flo
     tsr_frozen8(v->bias_up, bias_up, column, count, 0, whole);
 }
 
+/* 1 + tanh(u) of GELU's argument x. */
+static __device__ __forceinline__ float gelu_gate(float x)
+{
+    float u = TSR_GELU_SLOPE * (x + TSR_GELU_CUBIC * x * x * x);
+    return 2 * sigmoid(2 * u);
+}
+
+/* f(x), and into *slope f'(x). */
+template <tsr_activation F> static __device__ __forceinline__ float activate(float x, float *slope)
+{
+    if (F == TSR_SILU) {
+        float s = sigmoid(x);
+        *slope = s * (1.0f + x * (1.0f - s));
+        return x * s;
+    }
+    float gate = gelu_gate(x);
+    *slope = 0.5f * gate +
+             0.5f * x * gate * (2 - gate) * TSR_GELU_SLOPE * (1.0f + 3.0f * TSR_GELU_CUBIC * x * x);
+    return 0.5f * x * gate;
+}
+
+template <tsr_activation F>
 static __device__ __forceinline__ void forward_eight(float *act, tsr_raw8 gate_raw, tsr_raw8 up_raw,
                                                      const swiglu_vectors *v, tsr_dtype dtype)
 {
@@ -54,12 +76,14 @@ static __device__ __forceinline__ void forward_eight(float *act, tsr_raw8 gate_r
     for (int j = 0; j < 8; j++) {
         float gate = v->g_gate[j] * act[j] + v->bias_gate[j];
         float up = v->g_up[j] * z_up[j] + v->bias_up[j];
-        act[j] = gate * sigmoid(gate) * up;
+        float unused;
+        act[j] = activate<F>(gate, &unused) * up;
     }
 }
 
+template <tsr_activation F>
 static __device__ __forceinline__ void
-forward_tile(const tsr_swiglu_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
+forward_of(const tsr_swiglu_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
     tsr_place place = tsr_place_of(tiling);
     int64_t column = tsr_place_column(&place);
@@ -72,7 +96,7 @@ forward_tile(const tsr_swiglu_args *a, const tsr_tiling *tiling, tsr_dtype dtype
         tsr_raw8 gate_raw[FORWARD_TURNS], up_raw[FORWARD_TURNS];
 #pragma unroll
         for (int u = 0; u < FORWARD_TURNS; u++) {
-            int64_t token = t + u * TSR_TILE_WARPS, at = token * a->f + column;
+            int64_t token = t + u * TSR_TILE_WARPS, at = token * a->stride + column;
             if (token >= place.end)
                 break;
             gate_raw[u] = tsr_raw_load(a->z_gate, at, count, dtype, whole);
@@ -84,13 +108,26 @@ forward_tile(const tsr_swiglu_args *a, const tsr_tiling *tiling, tsr_dtype dtype
             if (token >= place.end)
                 break;
             float act[8];
-            forward_eight(act, gate_raw[u], up_raw[u], &v, dtype);
+            forward_eight<F>(act, gate_raw[u], up_raw[u], &v, dtype);
             tsr_raw_store(a->act, token * a->f + column, count, act, dtype, whole);
         }
     }
 }
 
+static __device__ __forceinline__ void
+forward_tile(const tsr_swiglu_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
+{
+    forward_of<TSR_SILU>(a, tiling, dtype, whole);
+}
+
+static __device__ __forceinline__ void gelu_tile(const tsr_swiglu_args *a, const tsr_tiling *tiling,
+                                                 tsr_dtype dtype, bool whole)
+{
+    forward_of<TSR_GELU_TANH>(a, tiling, dtype, whole);
+}
+
 TSR_TILE_KERNELS(forward_tile, tsr_swiglu_args, 3)
+TSR_TILE_KERNELS(gelu_tile, tsr_swiglu_args, 3)
 
 /* ---- rows that go into e4m3 as well ---- */
 
@@ -148,7 +185,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 4)
             swiglu_vectors v;
             float act[8];
             load_vectors(&v, a.g_gate, a.g_up, a.bias_gate, a.bias_up, column, 8, true);
-            forward_eight(act, gate[u], up[u], &v, TSR_BF16);
+            forward_eight<TSR_SILU>(act, gate[u], up[u], &v, TSR_BF16);
             hold_eight(held, a.act, a.act8, row, column, act, &most);
         }
     }
@@ -176,20 +213,27 @@ extern "C" tsr_status tsr_swiglu_cuda(tsr_stream *stream, const tsr_swiglu_args 
     TSR_TRY(tsr_swiglu_check(args));
     if (args->tokens == 0)
         return TSR_OK;
+    tsr_swiglu_args all = *args;
+    all.stride = args->stride ? args->stride : args->f;
+    args = &all;
     int64_t f = args->f;
+    bool plain = args->activation == TSR_SILU && args->stride == f;
     bool whole = tsr_vectors(args->z_gate, f) && tsr_vectors(args->z_up, f) &&
                  tsr_vectors(args->act, f) && tsr_vectors(args->g_gate, f) &&
                  tsr_vectors(args->g_up, f) && tsr_vectors(args->bias_gate.data, f) &&
                  tsr_vectors(args->bias_up.data, f);
     int64_t bytes = f * (int64_t)sizeof(uint16_t);
-    if (whole && tsr_fp8_rows_fit(args->act8, f, args->dtype) && fits(stream, bytes)) {
+    if (whole && plain && tsr_fp8_rows_fit(args->act8, f, args->dtype) && fits(stream, bytes)) {
         TSR_TRY(ask_shared((const void *)forward_row, stream, bytes));
         TSR_LAUNCH_SHARED(forward_row, (unsigned)args->tokens, ROW_THREADS, (size_t)bytes, stream,
                           *args);
         return tsr_launched("swiglu");
     }
     tsr_tiling tiling = tsr_tiling_make(args->tokens, tsr_tile_strips(f), false, whole);
-    TSR_TILE_LAUNCH(forward_tile, args, tiling, stream);
+    if (args->activation == TSR_SILU)
+        TSR_TILE_LAUNCH(forward_tile, args, tiling, stream);
+    else
+        TSR_TILE_LAUNCH(gelu_tile, args, tiling, stream);
     TSR_TRY(tsr_fp8_rows_cuda(stream, args->act8, args->act, args->tokens, f, args->dtype));
     return tsr_launched("swiglu");
 }
@@ -205,6 +249,7 @@ typedef struct {
 } swiglu_input;
 
 /* dz of eight elements, and their part of the sums. */
+template <tsr_activation F>
 static __device__ __forceinline__ void back_eight(float *dz_gate, float *dz_up, swiglu_sums *sum,
                                                   const swiglu_input *in, const swiglu_vectors *v,
                                                   tsr_dtype dtype)
@@ -217,9 +262,9 @@ static __device__ __forceinline__ void back_eight(float *dz_gate, float *dz_up, 
     for (int j = 0; j < 8; j++) {
         float gate = v->g_gate[j] * dz_gate[j] + v->bias_gate[j];
         float up = v->g_up[j] * dz_up[j] + v->bias_up[j];
-        float s = sigmoid(gate);
-        float dy_up = dact[j] * (gate * s);
-        float dy_gate = dact[j] * up * (s * (1.0f + gate * (1.0f - s)));
+        float slope, f = activate<F>(gate, &slope);
+        float dy_up = dact[j] * f;
+        float dy_gate = dact[j] * up * slope;
         sum->gate[j] += dy_gate * dz_gate[j];
         sum->up[j] += dy_up * dz_up[j];
         dz_gate[j] = v->g_gate[j] * dy_gate;
@@ -228,18 +273,20 @@ static __device__ __forceinline__ void back_eight(float *dz_gate, float *dz_up, 
 }
 
 static __device__ __forceinline__ swiglu_input load_input(const tsr_swiglu_backward_args *a,
-                                                          int64_t at, int count, tsr_dtype dtype,
-                                                          bool whole)
+                                                          int64_t row, int64_t column, int count,
+                                                          tsr_dtype dtype, bool whole)
 {
     swiglu_input in;
+    int64_t at = row * a->stride + column;
     in.gate = tsr_raw_load(a->z_gate, at, count, dtype, whole);
     in.up = tsr_raw_load(a->z_up, at, count, dtype, whole);
-    in.dact = tsr_raw_load(a->dact, at, count, dtype, whole);
+    in.dact = tsr_raw_load(a->dact, row * a->f + column, count, dtype, whole);
     return in;
 }
 
+template <tsr_activation F>
 static __device__ __forceinline__ void
-back_tile(const tsr_swiglu_backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
+back_of(const tsr_swiglu_backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
     tsr_place place = tsr_place_of(tiling);
     int64_t column = tsr_place_column(&place);
@@ -254,18 +301,18 @@ back_tile(const tsr_swiglu_backward_args *a, const tsr_tiling *tiling, tsr_dtype
         swiglu_input in[BACKWARD_TURNS];
 #pragma unroll
         for (int u = 0; u < BACKWARD_TURNS; u++) {
-            int64_t token = t + u * TSR_TILE_WARPS, at = token * a->f + column;
+            int64_t token = t + u * TSR_TILE_WARPS;
             if (token >= place.end)
                 break;
-            in[u] = load_input(a, at, count, dtype, whole);
+            in[u] = load_input(a, token, column, count, dtype, whole);
         }
 #pragma unroll
         for (int u = 0; u < BACKWARD_TURNS; u++) {
-            int64_t token = t + u * TSR_TILE_WARPS, at = token * a->f + column;
+            int64_t token = t + u * TSR_TILE_WARPS, at = token * a->stride + column;
             if (token >= place.end)
                 break;
             float dz_gate[8], dz_up[8];
-            back_eight(dz_gate, dz_up, &sum, &in[u], &v, dtype);
+            back_eight<F>(dz_gate, dz_up, &sum, &in[u], &v, dtype);
             tsr_raw_store(a->dz_gate, at, count, dz_gate, dtype, whole);
             tsr_raw_store(a->dz_up, at, count, dz_up, dtype, whole);
         }
@@ -277,7 +324,21 @@ back_tile(const tsr_swiglu_backward_args *a, const tsr_tiling *tiling, tsr_dtype
         tsr_column_partial(row + a->f, sum.up, &place, a->f);
 }
 
+static __device__ __forceinline__ void
+back_tile(const tsr_swiglu_backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
+{
+    back_of<TSR_SILU>(a, tiling, dtype, whole);
+}
+
+static __device__ __forceinline__ void back_gelu_tile(const tsr_swiglu_backward_args *a,
+                                                      const tsr_tiling *tiling, tsr_dtype dtype,
+                                                      bool whole)
+{
+    back_of<TSR_GELU_TANH>(a, tiling, dtype, whole);
+}
+
 TSR_TILE_KERNELS(back_tile, tsr_swiglu_backward_args, 2)
+TSR_TILE_KERNELS(back_gelu_tile, tsr_swiglu_backward_args, 2)
 
 /* Both largest of a block; `shared` is another one for the next row, so that one barrier is enough. */
 static __device__ __forceinline__ uint2 block_max2(uint2 *shared, uint2 own)
@@ -348,7 +409,7 @@ static __device__ __forceinline__ uint2 back_one(const tsr_swiglu_backward_args 
         for (int u = 0; u < BACKWARD_TURNS; u++) {
             int i = at + u * (int)blockDim.x;
             if (i < vectors)
-                in[u] = load_input(a, row * a->f + i * TSR_VECTOR, 8, TSR_BF16, true);
+                in[u] = load_input(a, row, i * TSR_VECTOR, 8, TSR_BF16, true);
         }
 #pragma unroll
         for (int u = 0; u < BACKWARD_TURNS; u++) {
@@ -358,7 +419,7 @@ static __device__ __forceinline__ uint2 back_one(const tsr_swiglu_backward_args 
             const swiglu_vectors none = {{1, 1, 1, 1, 1, 1, 1, 1}, {1, 1, 1, 1, 1, 1, 1, 1}};
             swiglu_sums unused = {};
             float dz_gate[8], dz_up[8];
-            back_eight(dz_gate, dz_up, &unused, &in[u], &none, TSR_BF16);
+            back_eight<TSR_SILU>(dz_gate, dz_up, &unused, &in[u], &none, TSR_BF16);
             most.x = max(most.x, store_eight<STAGED>((uint16_t *)a->dz_gate + row * a->f, dz_gate,
                                                      gate, a->dz_gate8, vectors, i));
             most.y = max(most.y, store_eight<STAGED>((uint16_t *)a->dz_up + row * a->f, dz_up, up,
@@ -431,6 +492,7 @@ static bool one_pass(tsr_stream *stream, const tsr_swiglu_backward_args *args)
 {
     bool plain = !args->dm_gate && !args->dm_up && !args->g_gate && !args->g_up &&
                  !args->bias_gate.data && !args->bias_up.data;
+    plain = plain && args->activation == TSR_SILU && args->stride == args->f;
     return args->tokens && plain && back_whole(args) &&
            tsr_fp8_rows_fit(args->dz_gate8, args->f, args->dtype) &&
            tsr_fp8_rows_fit(args->dz_up8, args->f, args->dtype) &&
@@ -458,6 +520,9 @@ extern "C" tsr_status tsr_swiglu_backward_cuda(tsr_stream *stream,
                                                const tsr_swiglu_backward_args *args)
 {
     TSR_TRY(tsr_swiglu_backward_check(args));
+    tsr_swiglu_backward_args all = *args;
+    all.stride = args->stride ? args->stride : args->f;
+    args = &all;
     if (one_pass(stream, args))
         return back_rows(stream, args);
     tsr_column_sums sums = {};
@@ -467,7 +532,10 @@ extern "C" tsr_status tsr_swiglu_backward_cuda(tsr_stream *stream,
     tsr_tiling tiling = tsr_tiling_make(args->tokens, tsr_tile_strips(args->f),
                                         tsr_column_sums_wanted(&sums), back_whole(args));
     if (tiling.chunks) {
-        TSR_TILE_LAUNCH(back_tile, args, tiling, stream);
+        if (args->activation == TSR_SILU)
+            TSR_TILE_LAUNCH(back_tile, args, tiling, stream);
+        else
+            TSR_TILE_LAUNCH(back_gelu_tile, args, tiling, stream);
         TSR_TRY(tsr_launched("swiglu_backward"));
     }
     TSR_TRY(tsr_column_sums_finish(&sums, args->partials, tiling.chunks, stream));
