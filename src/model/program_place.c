@@ -218,8 +218,9 @@ static void add_values(placing *p, plan *to, int item_of[TSR_BLOCK_VALUES], cons
             int16_t v = made[j], first = same_of(p, v);
             tsr_place_kind where = outside(p, v);
             int last = forward ? last_reader(p, steps, v) : last_in_backward(p, v);
-            if (where == TSR_PLACE_KEPT || (forward && where != TSR_PLACE_NOWHERE) ||
-                (is_low(p, v) && last < 0))
+            /* What is made again must leave a kept value alone that was made in its place. */
+            bool kept = where == TSR_PLACE_KEPT && (forward || p->program->kept[v]);
+            if (kept || (forward && where != TSR_PLACE_NOWHERE) || (is_low(p, v) && last < 0))
                 continue;
             last = last < i ? i : last;
             if (item_of[first] < 0)
@@ -246,10 +247,9 @@ static void add_workspaces(placing *p, plan *to, const tsr_steps *steps, int fro
 static tsr_value_place place_in_backward(const placing *p, int16_t value, int *index)
 {
     int16_t kept = find_kept(p, value);
-    *index = -1;
-    if (kept != TSR_NONE)
-        return p->program->in_forward[kept];
     *index = p->value_backward[value];
+    if (kept != TSR_NONE && *index < 0)
+        return p->program->in_forward[kept];
     return (tsr_value_place){0, *index < 0 ? TSR_PLACE_NOWHERE : TSR_PLACE_SCRATCH};
 }
 

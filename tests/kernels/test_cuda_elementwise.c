@@ -395,7 +395,7 @@ static void norm_case(int64_t tokens, int64_t d, tsr_dtype dtype, norm_kind k)
     input bias = k.bias ? random_input(d, 4, 1, w_dtype) : no_input();
     input w = random_input(d, 5, 2, w_dtype);
     float *sum = want_of(count), *h = want_of(count), *rstd = want_of(tokens);
-    tsr_rms_norm_args ref = {x.host, z.host, g.host, on_host(bias), on_host(w), sum, h,
+    tsr_rms_norm_args ref = {x.host, z.host, g.host, on_host(bias), on_host(w), 0, sum, h,
                              rstd,   tokens, d,      1e-5f,         TSR_F32};
     RUN(tsr_rms_norm_ref(&ref, rig.pool));
     output x_out = k.outputs == OUT_X ? over(x, count, dtype) : blank(count, dtype);

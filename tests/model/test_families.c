@@ -1,0 +1,353 @@
+/*
+ * Each family of models against transformers and PEFT: tests/golden/families/<family>, whose tolerances these are.
+ * Losses of rows alone and packed, on the plain and the NF4 base; what the final norm makes; both traces of
+ * training, and the same bits with all recomputed and on three ranks; the same model from config.json as it is
+ * published.
+ *
+ *     test_model_families FAMILY
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "io/json.h"
+#include "model/arch/config.h"
+#include "support/golden.h"
+#include "support/head.h"
+#include "support/job.h"
+#include "support/rows.h"
+#include "support/scratch.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LOSS_TOLERANCE   1e-5
+#define HIDDEN_TOLERANCE 5e-4
+#define TRACE_TOLERANCE  3e-5
+#define FINAL_TOLERANCE  5e-3
+#define MOST_TOKENS      128
+#define ROWS             2
+#define STEPS            8
+
+static const char *family;
+
+static const char *golden(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* A path below the family's directory; the last four stay. */
+static const char *golden(const char *format, ...)
+{
+    static char path[4][512];
+    static int next;
+    char *out = path[next++ % 4];
+    va_list args;
+    int used = snprintf(out, 512, "%s/tests/golden/families/%s/", TSR_SOURCE_DIR, family);
+    va_start(args, format);
+    vsnprintf(out + used, 512 - (size_t)used, format, args);
+    va_end(args);
+    return out;
+}
+
+static json_t *load(const char *path)
+{
+    json_t *root = json_load_file(path, 0, NULL);
+    assert_non_null(root);
+    return root;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    scratch_make();
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    scratch_remove();
+    return 0;
+}
+
+/* ---- forward ---- */
+
+typedef struct {
+    int32_t id[MOST_TOKENS], label[MOST_TOKENS], length;
+} row;
+
+/* The rows of forward.jsonl. */
+static void read_rows(row rows[ROWS])
+{
+    FILE *file = fopen(golden("forward.jsonl"), "r");
+    assert_non_null(file);
+    for (int i = 0; i < ROWS; i++) {
+        json_t *line = json_loadf(file, JSON_DISABLE_EOF_CHECK, NULL);
+        json_t *ids = json_object_get(line, "input_ids"), *labels = json_object_get(line, "labels");
+        rows[i].length = (int32_t)json_array_size(ids);
+        assert_in_range(rows[i].length, 2, MOST_TOKENS);
+        for (int32_t t = 0; t < rows[i].length; t++) {
+            rows[i].id[t] = (int32_t)json_integer_value(json_array_get(ids, (size_t)t));
+            rows[i].label[t] = (int32_t)json_integer_value(json_array_get(labels, (size_t)t));
+        }
+        json_decref(line);
+    }
+    fclose(file);
+}
+
+/* The evaluation of rows [first, first + count) as documents of one row. */
+static test_evaluated evaluate(const row *rows, int count, const char *base, const char *model)
+{
+    int32_t ids[ROWS * MOST_TOKENS], labels[ROWS * MOST_TOKENS], lengths[ROWS], at = 0;
+    test_evaluated got = {0};
+    test_data data;
+    job_spec spec = {.purpose = TSR_JOB_EVALUATE};
+    for (int i = 0; i < count; i++) {
+        memcpy(ids + at, rows[i].id, (size_t)rows[i].length * sizeof *ids);
+        memcpy(labels + at, rows[i].label, (size_t)rows[i].length * sizeof *labels);
+        labels[at] = -100;
+        at += lengths[i] = rows[i].length;
+    }
+    test_data_begin(&data, scratch_path("rows.jsonl"));
+    test_data_row(&data, ids, labels, lengths, count, false);
+    test_data_end(&data);
+    job_set(&spec, "model_name_or_path=%s", model);
+    job_set(&spec, "eval_dataset=%s", scratch_path("rows.jsonl"));
+    job_set(&spec, "per_device_eval_batch_size=1");
+    job_set(&spec, "dtype=float32");
+    job_set(&spec, "load_in_4bit=%s", strcmp(base, "nf4") ? "false" : "true");
+    job_run(&spec, test_evaluate, &got);
+    return got;
+}
+
+static void judge_rows(const char *base)
+{
+    row rows[ROWS];
+    json_t *facts = load(golden("forward.json")), *of_base = json_object_get(facts, base);
+    const json_t *losses = json_object_get(of_base, "loss");
+    bool exact = !strcmp(json_string_value(json_object_get(facts, "packing")), "exact");
+    const json_t *packed =
+        json_object_get(of_base, exact ? "packed_loss" : "packed_loss_of_documents_alone");
+    char what[64];
+    read_rows(rows);
+    for (int i = 0; i < ROWS; i++) {
+        test_evaluated got = evaluate(&rows[i], 1, base, golden("checkpoint"));
+        snprintf(what, sizeof what, "%s loss of row %d", base, i);
+        judge(what,
+              fabs(got.evaluation.loss - json_number_value(json_array_get(losses, (size_t)i))),
+              LOSS_TOLERANCE);
+        test_rows_free(&got.rows);
+    }
+    test_evaluated got = evaluate(rows, ROWS, base, golden("checkpoint"));
+    snprintf(what, sizeof what, "%s loss of both, packed", base);
+    judge(what, fabs(got.evaluation.loss - json_number_value(packed)), LOSS_TOLERANCE);
+    test_rows_free(&got.rows);
+    json_decref(facts);
+}
+
+static void test_plain(void **state)
+{
+    (void)state;
+    judge_rows("plain");
+}
+
+static void test_nf4(void **state)
+{
+    (void)state;
+    judge_rows("nf4");
+}
+
+/* What the final norm makes of every token but the last, whose label is the next. A divisor of the logits is the
+ * norm's here. */
+static void test_hidden(void **state)
+{
+    (void)state;
+    row rows[ROWS];
+    uint64_t count;
+    tsr_model_config config;
+    tsr_safetensors *file = golden_open(golden("forward.safetensors"));
+    float *hidden = golden_f32(&count, file, "plain.row0.hidden");
+    assert_int_equal(tsr_model_config_load(&config, golden("checkpoint")), TSR_OK);
+    read_rows(rows);
+    uint64_t d = config.hidden_size, tokens = (uint64_t)rows[0].length;
+    assert_int_equal(count, (config.layer_count + 2) * tokens * d);
+    const float *last = hidden + (config.layer_count + 1) * tokens * d;
+    double divisor = config.logits_divisor != 0 ? config.logits_divisor : 1, worst = 0;
+    test_evaluated got = evaluate(rows, 1, "plain", golden("checkpoint"));
+    assert_int_equal(got.rows.count, tokens - 1);
+    for (uint64_t i = 0; i < (tokens - 1) * d; i++)
+        worst = worse(fabs((double)got.rows.rows[i] * divisor - (double)last[i]), worst);
+    judge("the final norm's output", worst, HIDDEN_TOLERANCE);
+    test_rows_free(&got.rows);
+    free(hidden);
+    tsr_safetensors_close(file);
+}
+
+/* The keys that published files have mean the same. */
+static void test_published(void **state)
+{
+    (void)state;
+    row rows[ROWS];
+    const char *model = scratch_path("published");
+    char command[2048];
+    snprintf(command, sizeof command,
+             "mkdir -p %s && cp %s/model.safetensors %s && cp %s %s/config.json", model,
+             golden("checkpoint"), model, golden("config_published_style.json"), model);
+    assert_int_equal(system(command), 0);
+    read_rows(rows);
+    test_evaluated a = evaluate(rows, 1, "plain", golden("checkpoint"));
+    test_evaluated b = evaluate(rows, 1, "plain", model);
+    assert_int_equal(a.rows.count, b.rows.count);
+    assert_memory_equal(a.rows.nll, b.rows.nll, (size_t)a.rows.count * sizeof *a.rows.nll);
+    test_rows_free(&a.rows);
+    test_rows_free(&b.rows);
+}
+
+/* ---- training ---- */
+
+typedef struct {
+    double loss[STEPS], grad_norm[STEPS];
+    int64_t label_tokens[STEPS];
+} trace;
+
+static tsr_status train(tsr_job *job, void *user)
+{
+    trace *out = user;
+    for (int i = 0; i < STEPS; i++) {
+        tsr_job_report report;
+        TSR_TRY(tsr_job_step(job, &report));
+        if (job->view.rank)
+            continue;
+        out->loss[i] = report.loss;
+        out->grad_norm[i] = report.grad_norm;
+        out->label_tokens[i] = report.label_tokens;
+    }
+    return tsr_job_save(job);
+}
+
+static trace run_trace(const char *name, int ranks, const char *recompute, const char *output)
+{
+    job_spec spec = {.purpose = TSR_JOB_TRAIN, .ranks = ranks};
+    trace out;
+    job_set(&spec, "model_name_or_path=%s", golden("checkpoint"));
+    job_set(&spec, "dataset=%s", golden("train.jsonl"));
+    job_set(&spec, "init_adapter=%s", golden("%s/init", name));
+    job_set(&spec, "output_dir=%s", output);
+    job_set(&spec, "gradient_checkpointing=%s", recompute);
+    job_set(&spec, "dtype=float32");
+    job_set(&spec, "shuffle=false");
+    job_set(&spec, "per_device_train_batch_size=1");
+    job_set(&spec, "total_batch_size=4");
+    job_set(&spec, "max_steps=%d", STEPS);
+    job_set(&spec, "learning_rate=2e-3");
+    job_set(&spec, "max_grad_norm=0");
+    job_set(&spec, "lr_scheduler_type=constant");
+    job_run(&spec, train, &out);
+    return out;
+}
+
+static void judge_steps(const char *name, const trace *got)
+{
+    json_t *facts = load(golden("%s/trace.json", name)), *steps = json_object_get(facts, "steps");
+    double loss = 0, first = 0, later = 0;
+    assert_int_equal(json_array_size(steps), STEPS);
+    for (int i = 0; i < STEPS; i++) {
+        const json_t *step = json_array_get(steps, (size_t)i);
+        double norm = json_number_value(json_object_get(step, "grad_norm"));
+        double apart = fabs(got->grad_norm[i] / norm - 1);
+        assert_int_equal(got->label_tokens[i],
+                         json_integer_value(json_object_get(step, "label_tokens")));
+        loss = worse(fabs(got->loss[i] - json_number_value(json_object_get(step, "loss"))), loss);
+        first = i == 0 ? apart : first;
+        later = worse(apart, later);
+    }
+    judge("losses", loss, TRACE_TOLERANCE);
+    judge("norm of the gradient at step 1", first, 2e-5);
+    judge("norm of the gradient", later, 1e-4);
+    json_decref(facts);
+}
+
+/* Every tensor of the golden adapter against the one that was written; `same`: bit for bit. */
+static void judge_final(const char *wanted, const char *written, bool same)
+{
+    char path[2][600];
+    snprintf(path[0], sizeof path[0], "%s/adapter_model.safetensors", wanted);
+    snprintf(path[1], sizeof path[1], "%s/adapter_model.safetensors", written);
+    tsr_safetensors *a = golden_open(path[0]), *b = golden_open(path[1]);
+    double worst = 0, squares = 0;
+    uint64_t all = 0;
+    assert_true(tsr_safetensors_count(a) > 0);
+    assert_int_equal(tsr_safetensors_count(a), tsr_safetensors_count(b));
+    for (uint64_t i = 0; i < tsr_safetensors_count(a); i++) {
+        uint64_t count, other;
+        const char *name = tsr_safetensors_at(a, i)->name;
+        float *x = golden_f32(&count, a, "%s", name), *y = golden_f32(&other, b, "%s", name);
+        assert_int_equal(count, other);
+        if (same)
+            assert_memory_equal(x, y, count * sizeof *x);
+        for (uint64_t j = 0; j < count; j++) {
+            double apart = (double)x[j] - (double)y[j];
+            worst = worse(fabs(apart), worst);
+            squares += apart * apart;
+        }
+        all += count;
+        free(x);
+        free(y);
+    }
+    judge("the adapter, elements", worst, FINAL_TOLERANCE);
+    judge("the adapter, rms", sqrt(squares / (double)all), 3e-4);
+    tsr_safetensors_close(a);
+    tsr_safetensors_close(b);
+}
+
+static void judge_trace(const char *name)
+{
+    char alone[512], other[600];
+    const struct {
+        int ranks;
+        const char *recompute;
+    } ways[] = {{1, "full"}, {3, "selective"}};
+    snprintf(alone, sizeof alone, "%s", scratch_path("alone"));
+    trace first = run_trace(name, 1, "none", alone);
+    judge_steps(name, &first);
+    judge_final(golden("%s/final", name), alone, false);
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        snprintf(other, sizeof other, "%s_%zu", alone, i);
+        trace got = run_trace(name, ways[i].ranks, ways[i].recompute, other);
+        assert_memory_equal(got.loss, first.loss, sizeof got.loss);
+        assert_memory_equal(got.grad_norm, first.grad_norm, sizeof got.grad_norm);
+        judge_final(alone, other, true);
+    }
+}
+
+static void test_lora(void **state)
+{
+    (void)state;
+    judge_trace("a_lora_attention");
+}
+
+static void test_dora(void **state)
+{
+    (void)state;
+    judge_trace("b_dora_all_linear");
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_plain, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_nf4, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_hidden, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_published, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_lora, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_dora, setup, teardown),
+    };
+    if (argc != 2) {
+        fprintf(stderr, "test_model_families FAMILY\n");
+        return 64;
+    }
+    family = argv[1];
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
