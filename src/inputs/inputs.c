@@ -480,6 +480,9 @@ int64_t tsr_inputs_step_micro(const tsr_inputs *inputs, int ranks)
 static uint64_t hash_more(uint64_t hash, const tsr_model_config *model)
 {
     const tsr_rope_scaling *first = &model->rope[0], *second = &model->rope[1];
+    double factors = 0;
+    for (int i = 0; i < TSR_ROPE_MOST_PAIRS; i++)
+        factors += (double)(first->short_factor[i] + 3 * first->long_factor[i]) * (i + 1);
     const double numbers[] = {model->attention_scale,
                               model->embedding_scale,
                               model->residual_scale,
@@ -490,6 +493,10 @@ static uint64_t hash_more(uint64_t hash, const tsr_model_config *model)
                               first->beta_slow,
                               first->attention_factor,
                               first->exact_ends,
+                              first->query_beta,
+                              (double)first->rotary_dim,
+                              first->neighbours,
+                              factors,
                               model->rope_count > 1 ? second->type : 0,
                               model->rope_count > 1 ? second->theta : 0,
                               model->rope_count > 1 ? second->factor : 0};

@@ -6,7 +6,9 @@
  *     y = g z + bias            g NULL: 1; bias NULL: 0
  *     y = y rstd(y) norm        q and k, where norm is given: RMSNorm over the head
  *     q, k: (y_i, y_{i+D/2}) -> (y_i cos - y_{i+D/2} sin, y_{i+D/2} cos + y_i sin)
- * with cos, sin of row positions[t] of the tables: Hugging Face's pairing (i, i + D/2).
+ * with cos, sin of row positions[t] of the tables: Hugging Face's pairing (i, i + D/2). With a rotary_dim R below
+ * D only the first R columns turn, in pairs (i, i + R/2); with `neighbours` the pairs are (2i, 2i + 1). q may have
+ * tables of its own. z and dz may be columns of wider rows: `stride` elements apart.
  *
  * Backward: dout -> dy (the derivative before bias and g), dz = g dy, and
  *     dm[j] = (sum over t of dy[t, j] z[t, j]) / n[j]: the sum rounded once, then divided in fp32.
@@ -22,18 +24,22 @@
 
 typedef struct {
     const void *z;   /* [tokens, heads, D] */
-    void *out;       /* [tokens, heads, D]; may be z */
+    void *out;       /* [tokens, heads, D]; may be z without stride */
     const float *g;  /* [heads D], optional */
     tsr_frozen bias; /* [heads D], optional */
     tsr_frozen norm; /* [D], optional; q and k only */
 } tsr_rope_part;
 
 typedef struct {
-    tsr_rope_part part[3];      /* q, k, v */
-    const float *cosine, *sine; /* [position_count, D / 2] */
-    const int32_t *positions;   /* [tokens]; outside the table: TSR_EINTERNAL when it runs */
+    tsr_rope_part part[3];          /* q, k, v */
+    const float *cosine, *sine;     /* [position_count, R / 2] */
+    const float *q_cosine, *q_sine; /* the same, of q; NULL: those of k */
+    const int32_t *positions;       /* [tokens]; outside the table: TSR_EINTERNAL when it runs */
     int64_t tokens;
+    int64_t stride; /* of the rows of z; 0: each part's heads D */
     int32_t q_heads, kv_heads, head_dim, position_count;
+    int32_t rotary_dim; /* R, even; 0: D */
+    bool neighbours;
     float norm_eps;
     tsr_dtype dtype;
 } tsr_rope_qkv_args;
@@ -51,10 +57,12 @@ typedef struct {
 typedef struct {
     tsr_rope_backward_part part[3];
     float *partials; /* scratch of all dm (types.h): columns (Hq + 2 Hkv) D */
-    const float *cosine, *sine;
+    const float *cosine, *sine, *q_cosine, *q_sine;
     const int32_t *positions;
     int64_t tokens;
-    int32_t q_heads, kv_heads, head_dim, position_count;
+    int64_t stride; /* of the rows of z and dz */
+    int32_t q_heads, kv_heads, head_dim, position_count, rotary_dim;
+    bool neighbours;
     float norm_eps;
     tsr_dtype dtype;
 } tsr_rope_qkv_backward_args;

@@ -35,6 +35,10 @@ tsr_status tsr_rope_qkv_check(const tsr_rope_qkv_args *args)
                    "bias or norm is not F32 or BF16");
     }
     TSR_EXPECT(!args->part[2].norm.data, "rope_qkv", "v has no norm");
+    TSR_EXPECT(!args->q_cosine == !args->q_sine, "rope_qkv", "q_cosine and q_sine belong together");
+    TSR_EXPECT(args->rotary_dim >= 0 && args->rotary_dim % 2 == 0 &&
+                   args->rotary_dim <= args->head_dim,
+               "rope_qkv", "rotary_dim is odd or above head_dim");
     return TSR_OK;
 }
 
@@ -66,6 +70,17 @@ static tsr_status check_positions(const char *op, const int32_t *positions, int6
             return tsr_fail(TSR_EINTERNAL, "%s: token %lld has position %d of %d", op, (long long)t,
                             positions[t], position_count);
     return TSR_OK;
+}
+
+/* How the columns of a head turn: pair i is (i step, i step + far). */
+typedef struct {
+    int64_t pairs, step, far;
+} turning;
+
+static turning turning_of(int32_t head_dim, int32_t rotary_dim, bool neighbours)
+{
+    int64_t pairs = (rotary_dim ? rotary_dim : head_dim) / 2;
+    return neighbours ? (turning){pairs, 2, 1} : (turning){pairs, 1, pairs};
 }
 
 /* Which projection and head a task has; heads are counted q first, then k, then v. */
@@ -115,6 +130,50 @@ TSR_INLINE float linear_head(float *y, const float *z, const head_vectors *v, fl
     return 1.0f / sqrtf((float)(squares / (double)v->dim) + eps);
 }
 
+/* y, turned; and back. */
+TSR_INLINE void turn_pairs(float *out, const float *y, const float *c, const float *s,
+                           int64_t pairs, int64_t step, int64_t far)
+{
+    for (int64_t i = 0; i < pairs; i++) {
+        int64_t a = i * step, b = a + far;
+        out[a] = y[a] * c[i] - y[b] * s[i];
+        out[b] = y[b] * c[i] + y[a] * s[i];
+    }
+}
+
+TSR_INLINE void turn_back_pairs(float *dy, const float *dout, const float *c, const float *s,
+                                int64_t pairs, int64_t step, int64_t far)
+{
+    for (int64_t i = 0; i < pairs; i++) {
+        int64_t a = i * step, b = a + far;
+        dy[a] = dout[a] * c[i] + dout[b] * s[i];
+        dy[b] = dout[b] * c[i] - dout[a] * s[i];
+    }
+}
+
+/* Constants where they make a vector of it. */
+TSR_INLINE void turn_head(float *out, const float *y, const float *c, const float *s, turning t,
+                          int64_t dim)
+{
+    if (t.step == 1)
+        turn_pairs(out, y, c, s, t.pairs, 1, t.far);
+    else
+        turn_pairs(out, y, c, s, t.pairs, 2, 1);
+    for (int64_t i = 2 * t.pairs; i < dim; i++)
+        out[i] = y[i];
+}
+
+TSR_INLINE void turn_back_head(float *dy, const float *dout, const float *c, const float *s,
+                               turning t, int64_t dim)
+{
+    if (t.step == 1)
+        turn_back_pairs(dy, dout, c, s, t.pairs, 1, t.far);
+    else
+        turn_back_pairs(dy, dout, c, s, t.pairs, 2, 1);
+    for (int64_t i = 2 * t.pairs; i < dim; i++)
+        dy[i] = dout[i];
+}
+
 TSR_CLONES static void forward_task(void *context, int index)
 {
     const tsr_rope_qkv_args *args = context;
@@ -123,14 +182,15 @@ TSR_CLONES static void forward_task(void *context, int index)
     int64_t last = tsr_min(args->tokens, first + TASK_TOKENS);
     int p = part_of(&head, args->q_heads, args->kv_heads);
     const tsr_rope_part *part = &args->part[p];
-    int64_t dim = args->head_dim, half = dim / 2;
-    int64_t stride = (p == 0 ? args->q_heads : args->kv_heads) * dim;
+    int64_t dim = args->head_dim, stride = (p == 0 ? args->q_heads : args->kv_heads) * dim;
+    turning turn = turning_of(args->head_dim, args->rotary_dim, args->neighbours);
     head_vectors v;
     v.dim = dim;
     load_head(&v, part->g, part->bias, part->norm, head);
     _Alignas(64) float y[MAX_HEAD];
     for (int64_t t = first; t < last; t++) {
-        const float *z = (const float *)part->z + t * stride + head * dim;
+        int64_t from = t * (args->stride ? args->stride : stride) + head * dim;
+        const float *z = (const float *)part->z + from;
         float *out = (float *)part->out + t * stride + head * dim;
         float rstd = linear_head(y, z, &v, args->norm_eps);
         if (v.normalized)
@@ -140,12 +200,11 @@ TSR_CLONES static void forward_task(void *context, int index)
             memcpy(out, y, (size_t)dim * sizeof(float));
             continue;
         }
-        const float *c = args->cosine + args->positions[t] * half;
-        const float *s = args->sine + args->positions[t] * half;
-        for (int64_t i = 0; i < half; i++) {
-            out[i] = y[i] * c[i] - y[i + half] * s[i];
-            out[i + half] = y[i + half] * c[i] + y[i] * s[i];
-        }
+        bool own = p == 0 && args->q_cosine;
+        int64_t row = args->positions[t] * turn.pairs;
+        const float *c = (own ? args->q_cosine : args->cosine) + row;
+        const float *s = (own ? args->q_sine : args->sine) + row;
+        turn_head(out, y, c, s, turn, dim);
     }
 }
 
@@ -179,8 +238,8 @@ TSR_CLONES static void backward_task(void *context, int index)
     int head = index;
     int p = part_of(&head, args->q_heads, args->kv_heads);
     const tsr_rope_backward_part *part = &args->part[p];
-    int64_t dim = args->head_dim, half = dim / 2;
-    int64_t stride = (p == 0 ? args->q_heads : args->kv_heads) * dim;
+    int64_t dim = args->head_dim, stride = (p == 0 ? args->q_heads : args->kv_heads) * dim;
+    turning turn = turning_of(args->head_dim, args->rotary_dim, args->neighbours);
     head_vectors v;
     v.dim = dim;
     load_head(&v, part->g, part->bias, part->norm, head);
@@ -190,17 +249,16 @@ TSR_CLONES static void backward_task(void *context, int index)
     _Alignas(64) float dy[MAX_HEAD];
     for (int64_t t = 0; t < args->tokens; t++) {
         const float *dout = (const float *)part->dout + t * stride + head * dim;
-        const float *z = part->z ? (const float *)part->z + t * stride + head * dim : NULL;
-        float *dz = (float *)part->dz + t * stride + head * dim;
+        int64_t from = t * (args->stride ? args->stride : stride) + head * dim;
+        const float *z = part->z ? (const float *)part->z + from : NULL;
+        float *dz = (float *)part->dz + from;
         if (p == 2) {
             memcpy(dy, dout, (size_t)dim * sizeof(float));
         } else {
-            const float *c = args->cosine + args->positions[t] * half;
-            const float *s = args->sine + args->positions[t] * half;
-            for (int64_t i = 0; i < half; i++) {
-                dy[i] = dout[i] * c[i] + dout[i + half] * s[i];
-                dy[i + half] = dout[i + half] * c[i] - dout[i] * s[i];
-            }
+            bool own = p == 0 && args->q_cosine;
+            int64_t row = args->positions[t] * turn.pairs;
+            turn_back_head(dy, dout, (own ? args->q_cosine : args->cosine) + row,
+                           (own ? args->q_sine : args->sine) + row, turn, dim);
         }
         if (v.normalized) {
             float rstd = linear_head(y, z, &v, args->norm_eps);

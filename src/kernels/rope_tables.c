@@ -42,7 +42,8 @@ static double yarn_frequency(double frequency, int64_t pair, int32_t head_dim,
     return frequency * ((1 - ramp) + ramp / s->factor);
 }
 
-static double frequency_of(int64_t pair, int32_t head_dim, const tsr_rope_scaling *s)
+static double frequency_of(int64_t pair, int32_t head_dim, const tsr_rope_scaling *s,
+                           tsr_rope_table_kind kind)
 {
     double frequency = pow(s->theta, -2.0 * (double)pair / head_dim);
     switch (s->type) {
@@ -54,6 +55,9 @@ static double frequency_of(int64_t pair, int32_t head_dim, const tsr_rope_scalin
         return llama3_frequency(frequency, s);
     case TSR_ROPE_YARN:
         return yarn_frequency(frequency, pair, head_dim, s);
+    case TSR_ROPE_LONG:
+        return frequency / (double)(kind == TSR_ROPE_TABLE_OF_LONG ? s->long_factor[pair]
+                                                                   : s->short_factor[pair]);
     case TSR_ROPE_NONE:
         break;
     }
@@ -67,7 +71,8 @@ static tsr_status check_scaling(int32_t position_count, int32_t head_dim, const 
                         head_dim, position_count);
     if (!(s->theta > 0))
         return tsr_fail(TSR_EINVAL, "rope tables: theta %g is not above 0", s->theta);
-    if (s->type != TSR_ROPE_DEFAULT && s->type != TSR_ROPE_NONE && !(s->factor > 0))
+    if (s->type != TSR_ROPE_DEFAULT && s->type != TSR_ROPE_NONE && s->type != TSR_ROPE_LONG &&
+        !(s->factor > 0))
         return tsr_fail(TSR_EINVAL, "rope tables: factor %g is not above 0", s->factor);
     if (s->type == TSR_ROPE_LLAMA3 &&
         !(s->low_frequency_factor > 0 && s->high_frequency_factor > s->low_frequency_factor &&
@@ -87,15 +92,24 @@ static tsr_status check_scaling(int32_t position_count, int32_t head_dim, const 
     return TSR_OK;
 }
 
+/* What both tables of a position are multiplied by. */
+static double scale_at(int64_t position, const tsr_rope_scaling *s, tsr_rope_table_kind kind)
+{
+    double scale = s->type == TSR_ROPE_YARN || s->type == TSR_ROPE_LONG ? s->attention_factor : 1;
+    if (kind == TSR_ROPE_TABLE_OF_QUERIES)
+        scale *= 1 + s->query_beta * log(1 + floor((double)position / s->original_max_positions));
+    return scale;
+}
+
 tsr_status tsr_rope_tables(float *cosine, float *sine, int32_t position_count, int32_t head_dim,
-                           const tsr_rope_scaling *scaling)
+                           const tsr_rope_scaling *scaling, tsr_rope_table_kind kind)
 {
     TSR_TRY(check_scaling(position_count, head_dim, scaling));
     int64_t half = head_dim / 2;
-    double scale = scaling->type == TSR_ROPE_YARN ? scaling->attention_factor : 1;
     for (int64_t i = 0; i < half; i++) {
-        double frequency = frequency_of(i, head_dim, scaling);
+        double frequency = frequency_of(i, head_dim, scaling, kind);
         for (int64_t p = 0; p < position_count; p++) {
+            double scale = scale_at(p, scaling, kind);
             cosine[p * half + i] = (float)(scale * cos((double)p * frequency));
             sine[p * half + i] = (float)(scale * sin((double)p * frequency));
         }

@@ -167,7 +167,8 @@ void tsr_block_rope(tsr_block *b, int16_t qkv[3], const char *q_norm, const char
     node->spec.rope = *spec;
     for (int i = 0; i < 3; i++) {
         node->in[i] = qkv[i];
-        qkv[i] = add_output(b, node, i, called[i], b->value[qkv[i]].width, false);
+        uint64_t heads = (uint64_t)(i == 0 ? spec->q_heads : spec->kv_heads);
+        qkv[i] = add_output(b, node, i, called[i], heads * (uint64_t)spec->head_dim, false);
     }
     node->weight[0] = add_vector(b, q_norm, (uint64_t)spec->head_dim);
     node->weight[1] = add_vector(b, k_norm, (uint64_t)spec->head_dim);

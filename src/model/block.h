@@ -66,6 +66,9 @@ typedef struct {
     int32_t q_heads, kv_heads, head_dim;
     float head_norm_eps;
     int32_t table;
+    bool own_queries; /* q has the table of queries */
+    int32_t rotary_dim;
+    bool neighbours; /* as in kernels/rope_tables.h */
 } tsr_rope_spec;
 
 typedef struct {
@@ -139,7 +142,7 @@ void tsr_block_linears(tsr_block *block, int16_t out[], int16_t x, const tsr_mat
                        int count);
 int16_t tsr_block_linear(tsr_block *block, int16_t x, const char *name, uint64_t out, bool bias);
 
-/* q, k, v in qkv are replaced by what attention reads: with magnitude, bias, the heads' norms q_norm and k_norm
+/* q, k, v in qkv (k and v TSR_NONE: columns of the first) are replaced by what attention reads: with magnitude, bias, the heads' norms q_norm and k_norm
  * (NULL: none) and, of q and k, the rotation. */
 void tsr_block_rope(tsr_block *block, int16_t qkv[3], const char *q_norm, const char *k_norm,
                     const tsr_rope_spec *spec);

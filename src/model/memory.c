@@ -126,7 +126,8 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
 {
     const tsr_layout *layout = options->layout;
     uint64_t tokens = (uint64_t)options->bounds.tokens;
-    uint64_t angles = (uint64_t)layout->config.rope_count * (layout->config.head_dim / 2);
+    uint64_t angles =
+        (uint64_t)tsr_model_rope_tables(&layout->config) * (layout->config.head_dim / 2);
     static const char rows[] =
         "its embedded rows, positions and targets; one is filled while the other is used";
     tsr_array micro = tsr_array_of_bytes(tsr_model_stage_bytes(options));

@@ -62,34 +62,59 @@ void tsr_model_destroy(tsr_model *model)
     free(model);
 }
 
-/* The tables of one way to turn, into its place. */
-static tsr_status fill_rope(tsr_model *model, tsr_device *device, int rope, float *tables)
+/* The next table: `used` floats of the cosines' and the sines' memory are taken. */
+typedef struct {
+    tsr_model *model;
+    tsr_device *device;
+    float *scratch; /* for one table of each */
+    uint64_t used;
+} table_filler;
+
+static tsr_status fill_table(tsr_rope_table *out, table_filler *f, int rope,
+                             tsr_rope_table_kind kind)
 {
-    const tsr_model_config *config = &model->options.layout->config;
-    int32_t positions = (int32_t)model->options.bounds.tokens, dim = (int32_t)config->head_dim;
-    uint64_t count = (uint64_t)positions * (uint64_t)(dim / 2), bytes = count * sizeof(float);
-    float *cosine = model->cosine + (uint64_t)rope * count;
-    float *sine = model->sine + (uint64_t)rope * count;
-    TSR_TRY(tsr_rope_tables(tables, tables + count, positions, dim, &config->rope[rope]));
-    TSR_TRY(tsr_device_write(device, cosine, tables, bytes));
-    TSR_TRY(tsr_device_write(device, sine, tables + count, bytes));
-    model->tables.rope[rope] = (tsr_rope_table){cosine, sine, positions};
+    const tsr_model_config *config = &f->model->options.layout->config;
+    int32_t positions = (int32_t)f->model->options.bounds.tokens;
+    uint64_t dim = tsr_model_rotary_dim(config, rope), count = (uint64_t)positions * (dim / 2);
+    float *cosine = f->model->cosine + f->used, *sine = f->model->sine + f->used;
+    TSR_TRY(tsr_rope_tables(f->scratch, f->scratch + count, positions, (int32_t)dim,
+                            &config->rope[rope], kind));
+    TSR_TRY(tsr_device_write(f->device, cosine, f->scratch, count * sizeof *f->scratch));
+    TSR_TRY(tsr_device_write(f->device, sine, f->scratch + count, count * sizeof *f->scratch));
+    f->used += count;
+    *out = (tsr_rope_table){cosine, sine, positions};
+    return TSR_OK;
+}
+
+static tsr_status fill_ropes(table_filler *f)
+{
+    const tsr_model_config *config = &f->model->options.layout->config;
+    tsr_model_tables *tables = &f->model->tables;
+    for (int i = 0; i < config->rope_count; i++) {
+        TSR_TRY(fill_table(&tables->rope[i], f, i, TSR_ROPE_TABLE));
+        if (config->rope[i].type == TSR_ROPE_LONG) {
+            /* It continues the first: positions of long documents begin there (stage.c). */
+            tsr_rope_table rest;
+            TSR_TRY(fill_table(&rest, f, i, TSR_ROPE_TABLE_OF_LONG));
+            tables->rope[i].position_count += rest.position_count;
+        }
+    }
+    if (config->rope[0].query_beta != 0)
+        TSR_TRY(fill_table(&tables->queries, f, 0, TSR_ROPE_TABLE_OF_QUERIES));
     return TSR_OK;
 }
 
 static tsr_status fill_tables(tsr_model *model, tsr_device *device)
 {
-    const tsr_model_config *config = &model->options.layout->config;
-    uint64_t count = (uint64_t)model->options.bounds.tokens * (config->head_dim / 2);
-    float *tables = malloc(2 * count * sizeof *tables + 1);
-    tsr_status status = TSR_OK;
-    if (!tables)
+    uint64_t count =
+        (uint64_t)model->options.bounds.tokens * (model->options.layout->config.head_dim / 2);
+    table_filler filler = {model, device, malloc(2 * count * sizeof(float) + 1), 0};
+    if (!filler.scratch)
         return tsr_fail(TSR_ENOMEM, "out of memory for the tables of RoPE");
-    for (int i = 0; i < config->rope_count && status == TSR_OK; i++)
-        status = fill_rope(model, device, i, tables);
+    tsr_status status = fill_ropes(&filler);
     if (status == TSR_OK)
         status = tsr_device_write(device, model->level, tsr_nf4_level, sizeof tsr_nf4_level);
-    free(tables);
+    free(filler.scratch);
     return status;
 }
 

@@ -2,15 +2,16 @@
  * model/node.h: the kinds of nodes that a block is made of: what each does, forward and backward, what its
  * backward reads, and what both cost. Each kind is one file, node_<kind>.c, and is written there once.
  *
- *     norm        in    x, pending (or none): the residual stream    weight  the norm's
- *                 out   sum x + g z + bias; h = norm(sum); rstd
+ *     norm        in    x, pending (either or none)                  weight  the norm's
+ *                 out   sum x + scale (g z + bias); h = norm(sum); rstd
  *     linear      in    x                                            weight  up to four matrices
  *                 out   the result of each
- *     rope        in    q, k, v as linears leave them                weight  norms of the heads of q and k
+ *     rope        in    q, k, v as linears leave them, or one of     weight  norms of the heads of q and k
+ *                       which they are columns one behind the other
  *                 out   q, k, v as attention reads them
  *     attention   in    q, k, v
  *                 out   o; lse
- *     glu         in    gate, up
+ *     glu         in    gate, up; or one of which they are halves
  *                 out   act
  *
  * A linear's result lacks its magnitude g and its bias, which whoever reads it applies: norm, rope and glu. The
@@ -53,6 +54,7 @@ typedef struct {
 /* What does not change from layer to layer. */
 typedef struct {
     tsr_rope_table rope[TSR_MODEL_ROPES];
+    tsr_rope_table queries; /* of rope[0] with query_beta; else empty */
 } tsr_model_tables;
 
 /* Where the gradients of one linear's A, B and m go, written whole: [r, in], [out, r], [out]. NULL:

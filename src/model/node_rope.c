@@ -10,23 +10,81 @@ static tsr_frozen norm_of(const tsr_pass *p, const tsr_node *node, int part)
                                                       : (tsr_frozen){NULL, TSR_F32};
 }
 
+/* Where part `i` is read: the value, and its first column there. */
+typedef struct {
+    int16_t value;
+    uint64_t column;
+} source;
+
+static source source_of(const tsr_block *block, const tsr_node *node, int i)
+{
+    source s = {node->in[i], 0};
+    if (s.value != TSR_NONE)
+        return s;
+    s.value = node->in[0];
+    for (int before = 0; before < i; before++)
+        s.column += block->value[node->out[before]].width;
+    return s;
+}
+
+static bool is_one(const tsr_node *node)
+{
+    return node->in[1] == TSR_NONE;
+}
+
+static int64_t stride_of(const tsr_pass *p, const tsr_node *node)
+{
+    return is_one(node) ? (int64_t)p->block->value[node->in[0]].width : 0;
+}
+
+static char *columns_from(const tsr_pass *p, const void *rows, uint64_t column)
+{
+    return rows ? (char *)rows + column * tsr_dtype_bytes(p->context->dtype) : NULL;
+}
+
+static const float *floats_from(const float *vector, uint64_t column)
+{
+    return vector ? vector + column : NULL;
+}
+
+static tsr_output output_from(const tsr_pass *p, source from)
+{
+    tsr_output y = tsr_pass_output(p, from.value);
+    y.z = columns_from(p, y.z, from.column);
+    y.g = floats_from(y.g, from.column);
+    if (y.bias.data)
+        y.bias.data = (const char *)y.bias.data + from.column * tsr_dtype_bytes(y.bias.dtype);
+    return y;
+}
+
+static const tsr_rope_table *queries_of(const tsr_pass *p, const tsr_rope_spec *spec)
+{
+    static const tsr_rope_table none;
+    return spec->own_queries ? &p->tables->queries : &none;
+}
+
 static tsr_status forward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
     const tsr_rope_spec *spec = &node->spec.rope;
-    const tsr_rope_table *table = &p->tables->rope[spec->table];
+    const tsr_rope_table *table = &p->tables->rope[spec->table], *queries = queries_of(p, spec);
     tsr_rope_qkv_args args = {.cosine = table->cosine,
                               .sine = table->sine,
+                              .q_cosine = queries->cosine,
+                              .q_sine = queries->sine,
                               .positions = p->batch->positions,
                               .tokens = p->batch->tokens,
+                              .stride = stride_of(p, node),
                               .q_heads = spec->q_heads,
                               .kv_heads = spec->kv_heads,
                               .head_dim = spec->head_dim,
                               .position_count = table->position_count,
+                              .rotary_dim = spec->rotary_dim,
+                              .neighbours = spec->neighbours,
                               .norm_eps = spec->head_norm_eps,
                               .dtype = p->context->dtype};
     for (int i = 0; i < 3; i++) {
-        tsr_output y = tsr_pass_output(p, node->in[i]);
+        tsr_output y = output_from(p, source_of(p->block, node, i));
         args.part[i] = (tsr_rope_part){.z = y.z,
                                        .out = p->value[node->out[i]],
                                        .g = y.g,
@@ -40,29 +98,36 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
     const tsr_rope_spec *spec = &node->spec.rope;
-    const tsr_rope_table *table = &p->tables->rope[spec->table];
+    const tsr_rope_table *table = &p->tables->rope[spec->table], *queries = queries_of(p, spec);
     tsr_rope_qkv_backward_args args = {.partials = p->context->partials,
                                        .cosine = table->cosine,
                                        .sine = table->sine,
+                                       .q_cosine = queries->cosine,
+                                       .q_sine = queries->sine,
                                        .positions = p->batch->positions,
                                        .tokens = p->batch->tokens,
+                                       .stride = stride_of(p, node),
                                        .q_heads = spec->q_heads,
                                        .kv_heads = spec->kv_heads,
                                        .head_dim = spec->head_dim,
                                        .position_count = table->position_count,
+                                       .rotary_dim = spec->rotary_dim,
+                                       .neighbours = spec->neighbours,
                                        .norm_eps = spec->head_norm_eps,
                                        .dtype = p->context->dtype};
     for (int i = 0; i < 3; i++) {
-        int16_t in = node->in[i];
-        tsr_output y = tsr_pass_output(p, in);
-        args.part[i] = (tsr_rope_backward_part){.dout = p->gradient[node->out[i]],
-                                                .z = y.z,
-                                                .dz = p->gradient[in],
-                                                .g = y.g,
-                                                .n = tsr_pass_n(p, in),
-                                                .dm = tsr_pass_dm(p, in),
-                                                .bias = y.bias,
-                                                .norm = norm_of(p, node, i)};
+        source from = source_of(p->block, node, i);
+        tsr_output y = output_from(p, from);
+        float *dm = tsr_pass_dm(p, from.value);
+        args.part[i] =
+            (tsr_rope_backward_part){.dout = p->gradient[node->out[i]],
+                                     .z = y.z,
+                                     .dz = columns_from(p, p->gradient[from.value], from.column),
+                                     .g = y.g,
+                                     .n = floats_from(tsr_pass_n(p, from.value), from.column),
+                                     .dm = dm ? dm + from.column : NULL,
+                                     .bias = y.bias,
+                                     .norm = norm_of(p, node, i)};
     }
     return p->context->kernels->rope_qkv_backward(p->context->stream, &args);
 }
@@ -70,6 +135,11 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
 static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
                   const tsr_matrix_traits *traits)
 {
+    if (is_one(node)) {
+        if (tsr_value_has_dm(block, traits, node->in[0]))
+            tsr_needs_read(out, node->in[0]);
+        return;
+    }
     for (int i = 0; i < 3; i++) {
         if (tsr_value_has_dm(block, traits, node->in[i]) || (i < 2 && node->weight[i] != TSR_NONE))
             tsr_needs_read(out, node->in[i]);
@@ -86,8 +156,9 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
     double columns = 0, read = 0;
     (void)step;
     for (int i = 0; i < 3; i++) {
-        int matrix = c->layer->program->block->value[node->in[i]].matrix;
-        double width = tsr_cost_width(c, node->in[i]);
+        int16_t from = node->in[is_one(node) ? 0 : i];
+        int matrix = c->layer->program->block->value[from].matrix;
+        double width = tsr_cost_width(c, node->out[i]);
         columns += width;
         read += backward && matrix != TSR_NONE && c->layer->linear[matrix].dora ? width : 0;
     }

@@ -53,6 +53,22 @@ const stage *tsr_model_current(const tsr_model *model)
     return &model->stage[model->released_count % STAGES];
 }
 
+/* A document that is longer than the original length has the second table of its rope (LongRoPE), which begins
+ * behind the first. */
+static void turn_as_long(const tsr_model *model, const stage_view *view,
+                         const tsr_model_batch *batch)
+{
+    const tsr_rope_scaling *rope = &model->options.layout->config.rope[0];
+    if (rope->type != TSR_ROPE_LONG)
+        return;
+    for (int64_t document = 0; document < batch->documents; document++) {
+        int32_t begin = batch->cu_seqlens[document], end = batch->cu_seqlens[document + 1];
+        bool is_long = (double)(end - begin) > rope->original_max_positions;
+        for (int32_t t = begin; t < end && is_long; t++)
+            view->positions[t] += (int32_t)model->options.bounds.tokens;
+    }
+}
+
 static void fill(const tsr_model *model, const stage_view *view, const tsr_model_batch *batch)
 {
     uint64_t bytes = row_bytes(&model->options);
@@ -65,6 +81,7 @@ static void fill(const tsr_model *model, const stage_view *view, const tsr_model
             view->sample[t] = batch->sample[document];
             view->sample_position[t] = batch->first_position[document] + batch->positions[t];
         }
+    turn_as_long(model, view, batch);
     for (int64_t t = 0; t < batch->tokens; t++)
         memcpy(view->embedding + (uint64_t)t * bytes,
                (const char *)model->embedding.data + (uint64_t)batch->ids[t] * bytes, bytes);

@@ -518,7 +518,7 @@ static rope_inputs make_rope(rope_kind k)
     float *cosine = new_floats(POSITIONS * half + shift);
     float *sine = new_floats(POSITIONS * half + shift);
     cosine[0] = sine[0] = 0;
-    RUN(tsr_rope_tables(cosine + shift, sine + shift, POSITIONS, k.dim, &scaling));
+    RUN(tsr_rope_tables(cosine + shift, sine + shift, POSITIONS, k.dim, &scaling, TSR_ROPE_TABLE));
     in.cosine = upload(cosine, POSITIONS * half, TSR_F32);
     in.sine = upload(sine, POSITIONS * half, TSR_F32);
     in.host_positions = (int32_t *)want_of(k.tokens); /* of the same size */

@@ -33,7 +33,8 @@ static void make_case(rope_case *c, int64_t tokens, int32_t q_heads, int32_t kv_
     c->cosine = new_floats(c->positions * dim / 2);
     c->sine = new_floats(c->positions * dim / 2);
     tsr_rope_scaling scaling = {.theta = 100};
-    assert_int_equal(tsr_rope_tables(c->cosine, c->sine, c->positions, dim, &scaling), TSR_OK);
+    assert_int_equal(
+        tsr_rope_tables(c->cosine, c->sine, c->positions, dim, &scaling, TSR_ROPE_TABLE), TSR_OK);
     c->position = malloc((size_t)(tokens + 1) * sizeof(int32_t));
     for (int64_t t = 0; t < tokens; t++)
         c->position[t] = (int32_t)(t * 7 % c->positions);
@@ -265,7 +266,7 @@ static void tables_of_every_scaling(void **state)
     (void)state;
     float cosine[20 * 64], sine[20 * 64];
     tsr_rope_scaling s = {.theta = 500000};
-    assert_int_equal(tsr_rope_tables(cosine, sine, 20, 128, &s), TSR_OK);
+    assert_int_equal(tsr_rope_tables(cosine, sine, 20, 128, &s, TSR_ROPE_TABLE), TSR_OK);
     for (int p = 0; p < 20; p++)
         for (int i = 0; i < 64; i++) {
             double angle = p * pow(500000, -i / 64.0);
@@ -273,10 +274,10 @@ static void tables_of_every_scaling(void **state)
             assert_true(fabs((double)sine[p * 64 + i] - sin(angle)) < TABLE_TOLERANCE);
         }
     s = (tsr_rope_scaling){.type = TSR_ROPE_LINEAR, .theta = 10000, .factor = 4};
-    assert_int_equal(tsr_rope_tables(cosine, sine, 20, 128, &s), TSR_OK);
+    assert_int_equal(tsr_rope_tables(cosine, sine, 20, 128, &s, TSR_ROPE_TABLE), TSR_OK);
     assert_true(fabs((double)sine[10 * 64] - sin(2.5)) < TABLE_TOLERANCE);
     s = (tsr_rope_scaling){TSR_ROPE_LLAMA3, 500000, 8, 1, 4, 8192};
-    assert_int_equal(tsr_rope_tables(cosine, sine, 20, 128, &s), TSR_OK);
+    assert_int_equal(tsr_rope_tables(cosine, sine, 20, 128, &s, TSR_ROPE_TABLE), TSR_OK);
     assert_true(fabs((double)sine[3 * 64] - sin(3.0)) < TABLE_TOLERANCE);
     double last = pow(500000, -63 / 64.0) / 8;
     assert_true(fabs((double)sine[19 * 64 + 63] - sin(19 * last)) < 1e-12);
@@ -286,9 +287,9 @@ static void tables_of_every_scaling(void **state)
     double mixed = (1 - smooth) * middle / 8 + smooth * middle;
     assert_true(fabs((double)sine[19 * 64 + 32] - sin(19 * mixed)) < TABLE_TOLERANCE);
     s.factor = 0;
-    assert_int_equal(tsr_rope_tables(cosine, sine, 20, 128, &s), TSR_EINVAL);
+    assert_int_equal(tsr_rope_tables(cosine, sine, 20, 128, &s, TSR_ROPE_TABLE), TSR_EINVAL);
     s = (tsr_rope_scaling){.theta = 10000};
-    assert_int_equal(tsr_rope_tables(cosine, sine, 20, 127, &s), TSR_EINVAL);
+    assert_int_equal(tsr_rope_tables(cosine, sine, 20, 127, &s, TSR_ROPE_TABLE), TSR_EINVAL);
 }
 
 int main(void)

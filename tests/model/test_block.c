@@ -286,7 +286,8 @@ static void fill_tables(rig *r)
     for (int i = 0; i < r->block.node_count; i++)
         if (r->block.node[i].kind == &tsr_node_rope)
             assert_int_equal(tsr_rope_tables(r->cosine, r->sine, TOKENS,
-                                             r->block.node[i].spec.rope.head_dim, &scaling),
+                                             r->block.node[i].spec.rope.head_dim, &scaling,
+                                             TSR_ROPE_TABLE),
                              TSR_OK);
 }
 

@@ -16,6 +16,10 @@ struct tsr_arch {
      * head_dim 0: hidden_size / heads, bos and eos -1: none. */
     int64_t kv_head_count, head_dim, max_position, bos, eos;
     double eps, theta; /* of the norms, of RoPE */
+    double partial;  /* partial_rotary_factor where it is left out; 0: the key is not understood */
+    bool neighbours; /* RoPE turns columns 2i and 2i + 1 */
+    bool long_rope;  /* "longrope" is understood, also as "su" and "yarn" */
+    bool query_beta; /* llama_4_scaling_beta is */
     double
         sliding_theta; /* of the layers with a window, where they have a RoPE of their own; else 0 */
     bool tied;

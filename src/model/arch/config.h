@@ -55,6 +55,7 @@ typedef struct {
     tsr_rope_scaling rope[TSR_MODEL_ROPES];
     int rope_count;
     bool q_bias, k_bias, v_bias, o_bias, mlp_bias;
+    bool one_qkv, one_gate_up; /* one matrix for q, k and v, for gate and up */
     tsr_head_norms head_norms;
     bool tie_word_embeddings;
     double attention_scale;                   /* of the scores; 0: 1 / sqrt(head_dim) */
@@ -75,6 +76,21 @@ typedef struct {
     /* quantization_config: a bitsandbytes nf4 checkpoint. */
     bool prequantized, double_quant;
 } tsr_model_config;
+
+/* Columns of a head that turn by rope[rope]. */
+static inline uint64_t tsr_model_rotary_dim(const tsr_model_config *config, int rope)
+{
+    uint64_t dim = config->rope[rope].rotary_dim;
+    return dim ? dim : config->head_dim;
+}
+
+/* Tables of all ropes, each with a row a position: of rope[0] that of short documents, then those of long ones and
+ * of queries where it has them; then of rope[1]. */
+static inline int tsr_model_rope_tables(const tsr_model_config *config)
+{
+    return config->rope_count + (config->rope[0].type == TSR_ROPE_LONG) +
+           (config->rope[0].query_beta != 0);
+}
 
 /* The window of a layer; 0: a token sees all before it. */
 static inline uint64_t tsr_model_config_window(const tsr_model_config *config, uint64_t layer)

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static tsr_status read_type(tsr_rope_type *out, const json_t *rope, const char *place)
+static tsr_status read_type(tsr_rope_type *out, const json_t *rope, const tsr_arch *arch,
+                            const char *place)
 {
     const char *name = "default", *older = NULL;
     if (tsr_json_has(rope, "rope_type"))
@@ -24,6 +25,12 @@ static tsr_status read_type(tsr_rope_type *out, const json_t *rope, const char *
                  {"linear", TSR_ROPE_LINEAR},
                  {"llama3", TSR_ROPE_LLAMA3},
                  {"yarn", TSR_ROPE_YARN}};
+    if (arch->long_rope && (!strcmp(name, "su") || !strcmp(name, "yarn")))
+        name = "longrope";
+    if (arch->long_rope && !strcmp(name, "longrope")) {
+        *out = TSR_ROPE_LONG;
+        return TSR_OK;
+    }
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(name, known[i].name)) {
             *out = known[i].type;
@@ -42,7 +49,8 @@ static bool is_in(const char *const *list, const char *key)
     return false;
 }
 
-static tsr_status check_keys(const json_t *rope, tsr_rope_type type, const char *place)
+static tsr_status check_keys(const json_t *rope, tsr_rope_type type, const tsr_arch *arch,
+                             const char *place)
 {
     static const char *const known[][10] = {
         [TSR_ROPE_DEFAULT] = {NULL},
@@ -51,6 +59,8 @@ static tsr_status check_keys(const json_t *rope, tsr_rope_type type, const char 
                              "original_max_position_embeddings", NULL},
         [TSR_ROPE_YARN] = {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
                            "attention_factor", "mscale", "mscale_all_dim", "truncate", NULL},
+        [TSR_ROPE_LONG] = {"factor", "original_max_position_embeddings", "attention_factor",
+                           "short_factor", "long_factor", NULL},
     };
     const char *key;
     json_t *value;
@@ -58,7 +68,9 @@ static tsr_status check_keys(const json_t *rope, tsr_rope_type type, const char 
     {
         bool fine = json_is_null(value) || !strcmp(key, "rope_type") || !strcmp(key, "type") ||
                     !strcmp(key, "rope_theta") || is_in(known[type], key) ||
-                    (!strcmp(key, "partial_rotary_factor") && json_number_value(value) == 1.0);
+                    (!strcmp(key, "partial_rotary_factor") &&
+                     (arch->partial > 0 || json_number_value(value) == 1.0)) ||
+                    (!strcmp(key, "llama_4_scaling_beta") && arch->query_beta);
         char found[TSR_JSON_SHOW_BYTES];
         if (!fine)
             return tsr_fail(TSR_EDATA, "%s: key '%s' (%s) is not understood", place, key,
@@ -116,11 +128,49 @@ static tsr_status read_yarn(tsr_rope_scaling *out, const json_t *rope, const cha
     return TSR_OK;
 }
 
-static tsr_status read_parameters(tsr_rope_scaling *out, const json_t *rope, const char *place)
+/* short_factor or long_factor: one for each pair that turns. */
+static tsr_status read_factors(float *out, const json_t *rope, const char *key, const char *place)
 {
-    TSR_TRY(read_type(&out->type, rope, place));
-    TSR_TRY(check_keys(rope, out->type, place));
+    json_t *list;
+    TSR_TRY(tsr_json_array(&list, rope, key, place));
+    if (json_array_size(list) == 0 || json_array_size(list) > TSR_ROPE_MOST_PAIRS)
+        return tsr_fail(TSR_EDATA, "%s: %s has %zu entries, expected 1 to %d", place, key,
+                        json_array_size(list), TSR_ROPE_MOST_PAIRS);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *factor = json_array_get(list, i);
+        char found[TSR_JSON_SHOW_BYTES];
+        if (!(json_number_value(factor) >= 1e-3 && json_number_value(factor) <= 1e6))
+            return tsr_fail(TSR_EDATA, "%s: %s holds %s, expected factors of 0.001 to 1e6", place,
+                            key, tsr_json_show(found, factor));
+        out[i] = (float)json_number_value(factor);
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_long(tsr_rope_scaling *out, const json_t *rope, const char *place)
+{
+    TSR_TRY(read_factors(out->short_factor, rope, "short_factor", place));
+    TSR_TRY(read_factors(out->long_factor, rope, "long_factor", place));
+    if (json_array_size(json_object_get(rope, "short_factor")) !=
+        json_array_size(json_object_get(rope, "long_factor")))
+        return tsr_fail(TSR_EDATA, "%s: short_factor and long_factor have different lengths",
+                        place);
+    out->factor = 0; /* max_position_embeddings / the original */
+    TSR_TRY(read_number(&out->factor, rope, "factor", 1e-3, place));
+    TSR_TRY(read_number(&out->attention_factor, rope, "attention_factor", 1e-3, place));
+    return read_number(&out->original_max_positions, rope, "original_max_position_embeddings", 1,
+                       place);
+}
+
+static tsr_status read_parameters(tsr_rope_scaling *out, const json_t *rope, const tsr_arch *arch,
+                                  const char *place)
+{
+    TSR_TRY(read_type(&out->type, rope, arch, place));
+    TSR_TRY(check_keys(rope, out->type, arch, place));
     TSR_TRY(read_number(&out->theta, rope, "rope_theta", 1, place));
+    TSR_TRY(read_number(&out->query_beta, rope, "llama_4_scaling_beta", 0, place));
+    if (out->type == TSR_ROPE_LONG)
+        return read_long(out, rope, place);
     if (out->type != TSR_ROPE_DEFAULT)
         TSR_TRY(tsr_json_number(&out->factor, rope, "factor", 1, 1e6, place));
     if (out->type == TSR_ROPE_YARN)
@@ -129,20 +179,20 @@ static tsr_status read_parameters(tsr_rope_scaling *out, const json_t *rope, con
 }
 
 /* One object with its settings, below `inner` of the file. */
-static tsr_status read_object(tsr_rope_scaling *out, const json_t *rope, const char *inner,
-                              const char *place)
+static tsr_status read_object(tsr_rope_scaling *out, const json_t *rope, const tsr_arch *arch,
+                              const char *inner, const char *place)
 {
     char *where;
     if (asprintf(&where, "%s: %s", place, inner) < 0)
         return tsr_fail(TSR_ENOMEM, "%s: no memory to read it", place);
-    tsr_status status = read_parameters(out, rope, where);
+    tsr_status status = read_parameters(out, rope, arch, where);
     free(where);
     return status;
 }
 
 /* rope_parameters of the layers of one type; false: they are not said for each type. */
 static tsr_status read_of_type(bool *found, tsr_rope_scaling *out, const json_t *root,
-                               const char *type, const char *place)
+                               const tsr_arch *arch, const char *type, const char *place)
 {
     const json_t *all = json_object_get(root, "rope_parameters");
     char inner[96];
@@ -152,10 +202,11 @@ static tsr_status read_of_type(bool *found, tsr_rope_scaling *out, const json_t 
         return TSR_OK;
     snprintf(inner, sizeof inner, "rope_parameters: %s", type);
     TSR_TRY(tsr_json_object(&rope, all, type, place));
-    return read_object(out, rope, inner, place);
+    return read_object(out, rope, arch, inner, place);
 }
 
-static tsr_status read_of_model(tsr_rope_scaling *out, const json_t *root, const char *place)
+static tsr_status read_of_model(tsr_rope_scaling *out, const json_t *root, const tsr_arch *arch,
+                                const char *place)
 {
     static const char *const keys[] = {"rope_parameters", "rope_scaling"};
     bool theta_at_top = tsr_json_has(root, "rope_theta");
@@ -170,11 +221,55 @@ static tsr_status read_of_model(tsr_rope_scaling *out, const json_t *root, const
         if (!tsr_json_has(root, keys[i]))
             continue;
         TSR_TRY(tsr_json_object(&rope, root, keys[i], place));
-        TSR_TRY(read_object(out, rope, keys[i], place));
+        TSR_TRY(read_object(out, rope, arch, keys[i], place));
         if (theta_at_top && out->theta != top)
             return tsr_fail(TSR_EDATA, "%s: rope_theta is %g, but %s has %g", place, top, keys[i],
                             out->theta);
     }
+    return TSR_OK;
+}
+
+/* How many columns turn: a share of the head, said at the top or beside the rest. */
+static tsr_status read_partial(tsr_model_config *out, const json_t *root, const char *place)
+{
+    double share = out->arch->partial;
+    const json_t *rope = json_object_get(root, "rope_parameters");
+    if (tsr_json_has(root, "partial_rotary_factor"))
+        TSR_TRY(tsr_json_number(&share, root, "partial_rotary_factor", 1e-3, 1, place));
+    if (json_is_object(rope) && tsr_json_has(rope, "partial_rotary_factor"))
+        TSR_TRY(tsr_json_number(&share, rope, "partial_rotary_factor", 1e-3, 1, place));
+    uint64_t turned = (uint64_t)((double)out->head_dim * share);
+    if (turned < 2 || turned % 2)
+        return tsr_fail(TSR_EDATA,
+                        "%s: partial_rotary_factor %g of head_dim %llu is %llu, expected an even "
+                        "number",
+                        place, share, (unsigned long long)out->head_dim,
+                        (unsigned long long)turned);
+    out->rope[0].rotary_dim = turned < out->head_dim ? turned : 0;
+    return TSR_OK;
+}
+
+/* What LongRoPE takes from the model: both lengths, and with them the factor of its tables. */
+static tsr_status finish_long(tsr_model_config *out, const json_t *root, const char *place)
+{
+    static const char key[] = "original_max_position_embeddings";
+    tsr_rope_scaling *rope = &out->rope[0];
+    uint64_t pairs = tsr_model_rotary_dim(out, 0) / 2, counted = 0;
+    while (counted < TSR_ROPE_MOST_PAIRS && rope->short_factor[counted] != 0)
+        counted++;
+    if (counted != pairs)
+        return tsr_fail(TSR_EDATA, "%s: short_factor has %llu entries, expected %llu", place,
+                        (unsigned long long)counted, (unsigned long long)pairs);
+    TSR_TRY(read_number(&rope->original_max_positions, root, key, 1, place));
+    if (rope->original_max_positions == 0)
+        rope->original_max_positions = (double)out->max_position_embeddings;
+    double longer = rope->factor != 0
+                        ? rope->factor
+                        : (double)out->max_position_embeddings / rope->original_max_positions;
+    rope->factor = longer;
+    if (rope->attention_factor == 0)
+        rope->attention_factor =
+            longer <= 1 ? 1 : sqrt(1 + log(longer) / log(rope->original_max_positions));
     return TSR_OK;
 }
 
@@ -189,13 +284,17 @@ tsr_status tsr_model_config_rope(tsr_model_config *out, const json_t *root, cons
                                           .original_max_positions = 0};
     out->rope_count = arch->sliding_theta > 0 ? 2 : 1;
     if (out->rope_count > 1) {
-        TSR_TRY(read_of_type(&full, &out->rope[0], root, "full_attention", place));
-        TSR_TRY(read_of_type(&sliding, &out->rope[1], root, "sliding_attention", place));
+        TSR_TRY(read_of_type(&full, &out->rope[0], root, arch, "full_attention", place));
+        TSR_TRY(read_of_type(&sliding, &out->rope[1], root, arch, "sliding_attention", place));
     }
     if (!full && !sliding)
-        TSR_TRY(read_of_model(&out->rope[0], root, place));
+        TSR_TRY(read_of_model(&out->rope[0], root, arch, place));
     for (int i = 0; i < out->rope_count; i++)
         if (out->rope[i].type == TSR_ROPE_YARN && out->rope[i].original_max_positions == 0)
             out->rope[i].original_max_positions = positions;
-    return TSR_OK;
+    for (int i = 0; i < out->rope_count; i++)
+        out->rope[i].neighbours = arch->neighbours;
+    if (arch->partial > 0)
+        TSR_TRY(read_partial(out, root, place));
+    return out->rope[0].type == TSR_ROPE_LONG ? finish_long(out, root, place) : TSR_OK;
 }

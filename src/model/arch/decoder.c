@@ -2,11 +2,16 @@
 
 tsr_rope_spec tsr_decoder_rope(const tsr_model_config *c, int layer)
 {
+    int second = tsr_layer_is_in(&c->second_rope, (uint64_t)layer);
+    const tsr_rope_scaling *rope = &c->rope[second];
     return (tsr_rope_spec){.q_heads = (int32_t)c->head_count,
                            .kv_heads = (int32_t)c->kv_head_count,
                            .head_dim = (int32_t)c->head_dim,
                            .head_norm_eps = (float)c->rms_norm_eps,
-                           .table = tsr_layer_is_in(&c->second_rope, (uint64_t)layer)};
+                           .table = second,
+                           .own_queries = !second && rope->query_beta != 0,
+                           .rotary_dim = (int32_t)rope->rotary_dim,
+                           .neighbours = rope->neighbours};
 }
 
 tsr_attention_spec tsr_decoder_attention_spec(const tsr_model_config *c, int layer)
@@ -38,8 +43,10 @@ int16_t tsr_decoder_attention(tsr_block *b, int16_t x, const tsr_model_config *c
     bool each = c->head_norms == TSR_HEAD_NORMS_EACH, all = c->head_norms == TSR_HEAD_NORMS_ALL;
     tsr_rope_spec rope = tsr_decoder_rope(c, layer);
     tsr_attention_spec attention = tsr_decoder_attention_spec(c, layer);
-    int16_t value[TSR_NODE_PORTS];
-    tsr_block_linears(b, value, x, qkv, 3);
+    const tsr_matrix one = {
+        .name = "self_attn.qkv_proj", .out = q + 2 * kv, .in = c->hidden_size, .bias = c->q_bias};
+    int16_t value[TSR_NODE_PORTS] = {TSR_NONE, TSR_NONE, TSR_NONE, TSR_NONE};
+    tsr_block_linears(b, value, x, c->one_qkv ? &one : qkv, c->one_qkv ? 1 : 3);
     for (int i = 0; i < 2 && all; i++)
         value[i] = tsr_block_norm_of(b, value[i], norm[i], (float)c->rms_norm_eps, normed[i]);
     tsr_block_rope(b, value, each ? norm[0] : NULL, each ? norm[1] : NULL, &rope);
@@ -57,8 +64,12 @@ int16_t tsr_decoder_mlp(tsr_block *b, int16_t x, const tsr_model_config *c)
                                     .out = c->intermediate_size,
                                     .in = c->hidden_size,
                                     .bias = c->mlp_bias}};
-    int16_t value[TSR_NODE_PORTS];
-    tsr_block_linears(b, value, x, gate_up, 2);
+    const tsr_matrix one = {.name = "mlp.gate_up_proj",
+                            .out = 2 * c->intermediate_size,
+                            .in = c->hidden_size,
+                            .bias = c->mlp_bias};
+    int16_t value[TSR_NODE_PORTS] = {TSR_NONE, TSR_NONE, TSR_NONE, TSR_NONE};
+    tsr_block_linears(b, value, x, c->one_gate_up ? &one : gate_up, c->one_gate_up ? 1 : 2);
     int16_t act = tsr_block_glu(b, value[0], value[1], c->activation);
     return tsr_block_linear(b, act, "mlp.down_proj", c->hidden_size, c->mlp_bias);
 }

@@ -1,0 +1,31 @@
+/*
+ * phi3.c: Phi 3, 3.5 and 4: a Llama with one matrix for q, k and v and one for gate and up, and LongRoPE.
+ */
+#include "model/arch/config_parts.h"
+#include "model/arch/decoder.h"
+#include "model/arch/families.h"
+
+static const char *const keys[] = {"sliding_window", "partial_rotary_factor",
+                                   "original_max_position_embeddings", NULL};
+
+static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
+{
+    out->one_qkv = out->one_gate_up = true;
+    TSR_TRY(tsr_model_config_sliding_window(&out->sliding_window, root, 0, place));
+    for (uint64_t i = 0; i < out->layer_count && out->sliding_window; i++)
+        tsr_layer_put_in(&out->sliding, i);
+    return TSR_OK;
+}
+
+const tsr_arch tsr_arch_phi3 = {.model_type = "phi3",
+                                .architecture = "Phi3ForCausalLM",
+                                .max_position = 4096,
+                                .bos = 1,
+                                .eos = 32000,
+                                .eps = 1e-5,
+                                .theta = 10000,
+                                .partial = 1,
+                                .long_rope = true,
+                                .keys = keys,
+                                .read = read,
+                                .block = tsr_decoder_block};
