@@ -12,6 +12,7 @@
  * Cost     tokens (Hq + 2 Hkv) D elements in and out, z once more where dm or a norm needs it; and
  *          rows of the tables (4 D bytes) from L1 and L2, one for STEPS strips or for one.
  */
+#include "kernels/rope_odd.cuh"
 #include "kernels/rope_parts.cuh"
 
 #define STEPS 4 /* 16 heads of 128, 2 blocks of 8 warps: 65 KB under way on a multiprocessor */
@@ -149,11 +150,53 @@ static bool whole_tables(const rope_shape *s)
     return tsr_vectors(s->cosine, s->half) && tsr_vectors(s->sine, s->half);
 }
 
+/* ---- what rope_odd.cu takes ---- */
+
+/* Whether a call is none of this file's: of either direction. */
+#define IS_ODD(args)                                                                               \
+    ((args)->neighbours || (args)->stride || (args)->q_cosine ||                                   \
+     ((args)->rotary_dim && (args)->rotary_dim != (args)->head_dim))
+
+static rope_odd_args odd_shape(int32_t q_heads, int32_t kv_heads, int32_t head_dim,
+                               int32_t rotary_dim, bool neighbours)
+{
+    rope_odd_args odd = {};
+    odd.q_heads = q_heads;
+    odd.kv_heads = kv_heads;
+    odd.dim = head_dim;
+    odd.pairs = (rotary_dim ? rotary_dim : head_dim) / 2;
+    odd.neighbours = neighbours;
+    return odd;
+}
+
+static tsr_status odd_forward(tsr_stream *stream, const tsr_rope_qkv_args *args)
+{
+    rope_odd_args odd = odd_shape(args->q_heads, args->kv_heads, args->head_dim, args->rotary_dim,
+                                  args->neighbours);
+    for (int p = 0; p < 3; p++) {
+        const tsr_rope_part *part = &args->part[p];
+        if (part->norm.data)
+            return tsr_fail(TSR_EUNSUPPORTED, "rope_qkv: norms of heads that turn in part");
+        rope_odd_part taken = {part->z, NULL, part->out, part->g, part->bias, false};
+        odd.part[p] = taken;
+    }
+    odd.cosine = args->cosine, odd.sine = args->sine;
+    odd.q_cosine = args->q_cosine, odd.q_sine = args->q_sine;
+    odd.positions = args->positions;
+    odd.tokens = args->tokens;
+    odd.stride = args->stride;
+    odd.dtype = args->dtype;
+    tsr_rope_odd(stream, &odd);
+    return tsr_launched("rope_qkv");
+}
+
 extern "C" tsr_status tsr_rope_qkv_cuda(tsr_stream *stream, const tsr_rope_qkv_args *args)
 {
     TSR_TRY(tsr_rope_qkv_check(args));
     if (args->tokens == 0)
         return TSR_OK;
+    if (IS_ODD(args))
+        return odd_forward(stream, args);
     rope_forward_args a = {};
     a.shape.cosine = args->cosine;
     a.shape.sine = args->sine;
@@ -363,6 +406,35 @@ static void launch_plain(tsr_stream *stream, const rope_backward_args *a, int64_
         TSR_TILE_LAUNCH(back_plain, &plain, tiling, stream);
 }
 
+static tsr_status odd_backward(tsr_stream *stream, const tsr_rope_qkv_backward_args *args,
+                               tsr_column_sums *sums)
+{
+    rope_odd_args odd = odd_shape(args->q_heads, args->kv_heads, args->head_dim, args->rotary_dim,
+                                  args->neighbours);
+    tsr_tiling tiling = tsr_tiling_make(args->tokens, 1, true, false);
+    for (int p = 0; p < 3; p++) {
+        const tsr_rope_backward_part *part = &args->part[p];
+        if (part->norm.data)
+            return tsr_fail(TSR_EUNSUPPORTED, "rope_qkv: norms of heads that turn in part");
+        rope_odd_part taken = {part->z, part->dout, part->dz, part->g, {}, part->dm != NULL};
+        odd.part[p] = taken;
+    }
+    odd.cosine = args->cosine, odd.sine = args->sine;
+    odd.q_cosine = args->q_cosine, odd.q_sine = args->q_sine;
+    odd.positions = args->positions;
+    odd.partials = args->partials;
+    odd.columns = sums->columns;
+    odd.tokens = args->tokens;
+    odd.stride = args->stride;
+    odd.chunk = tsr_column_sums_wanted(sums) ? tiling.chunk : 0;
+    odd.dtype = args->dtype;
+    if (args->tokens) {
+        tsr_rope_odd_back(stream, &odd);
+        TSR_TRY(tsr_launched("rope_qkv_backward"));
+    }
+    return tsr_column_sums_finish(sums, args->partials, tiling.chunks, stream);
+}
+
 extern "C" tsr_status tsr_rope_qkv_backward_cuda(tsr_stream *stream,
                                                  const tsr_rope_qkv_backward_args *args)
 {
@@ -372,6 +444,8 @@ extern "C" tsr_status tsr_rope_qkv_backward_cuda(tsr_stream *stream,
         tsr_column_sums_add(&sums, p, args->part[p].dm, args->part[p].n,
                             (int64_t)(p == 0 ? args->q_heads : args->kv_heads) * args->head_dim);
     TSR_TRY(tsr_column_sums_check(&sums, args->partials, "rope_qkv_backward"));
+    if (IS_ODD(args))
+        return odd_backward(stream, args, &sums);
     rope_backward_args a = {};
     a.shape.cosine = args->cosine;
     a.shape.sine = args->sine;

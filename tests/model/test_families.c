@@ -4,7 +4,7 @@
  * training, and the same bits with all recomputed and on three ranks; the same model from config.json as it is
  * published.
  *
- *     test_model_families FAMILY
+ *     test_model_families FAMILY [cuda]     cuda: on the first GPU; without one it exits with 77
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,7 +33,7 @@
 #define ROWS             2
 #define STEPS            8
 
-static const char *family;
+static const char *family, *backend = "cpu";
 
 static const char *golden(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -97,6 +97,17 @@ static void read_rows(row rows[ROWS])
     fclose(file);
 }
 
+static bool on_gpu(void)
+{
+    return !strcmp(backend, "cuda");
+}
+
+static tsr_status evaluate_alone(tsr_job *job, void *user)
+{
+    test_evaluated *out = user;
+    return tsr_job_evaluate(job, &out->evaluation);
+}
+
 /* The evaluation of rows [first, first + count) as documents of one row. */
 static test_evaluated evaluate(const row *rows, int count, const char *base, const char *model)
 {
@@ -113,12 +124,13 @@ static test_evaluated evaluate(const row *rows, int count, const char *base, con
     test_data_begin(&data, scratch_path("rows.jsonl"));
     test_data_row(&data, ids, labels, lengths, count, false);
     test_data_end(&data);
+    job_set(&spec, "backend=%s", backend);
     job_set(&spec, "model_name_or_path=%s", model);
     job_set(&spec, "eval_dataset=%s", scratch_path("rows.jsonl"));
     job_set(&spec, "per_device_eval_batch_size=1");
     job_set(&spec, "dtype=float32");
     job_set(&spec, "load_in_4bit=%s", strcmp(base, "nf4") ? "false" : "true");
-    job_run(&spec, test_evaluate, &got);
+    job_run(&spec, on_gpu() ? evaluate_alone : test_evaluate, &got);
     return got;
 }
 
@@ -231,6 +243,7 @@ static trace run_trace(const char *name, int ranks, const char *recompute, const
 {
     job_spec spec = {.purpose = TSR_JOB_TRAIN, .ranks = ranks};
     trace out;
+    job_set(&spec, "backend=%s", backend);
     job_set(&spec, "model_name_or_path=%s", golden("checkpoint"));
     job_set(&spec, "dataset=%s", golden("train.jsonl"));
     job_set(&spec, "init_adapter=%s", golden("%s/init", name));
@@ -308,7 +321,7 @@ static void judge_trace(const char *name)
     const struct {
         int ranks;
         const char *recompute;
-    } ways[] = {{1, "full"}, {3, "selective"}};
+    } ways[] = {{1, "full"}, {on_gpu() ? 1 : 3, "selective"}};
     snprintf(alone, sizeof alone, "%s", scratch_path("alone"));
     trace first = run_trace(name, 1, "none", alone);
     judge_steps(name, &first);
@@ -344,10 +357,21 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_lora, setup, teardown),
         cmocka_unit_test_setup_teardown(test_dora, setup, teardown),
     };
-    if (argc != 2) {
-        fprintf(stderr, "test_model_families FAMILY\n");
+    const struct CMUnitTest gpu[] = {
+        cmocka_unit_test_setup_teardown(test_plain, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_nf4, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_lora, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_dora, setup, teardown),
+    };
+    if (argc < 2 || argc > 3) {
+        fprintf(stderr, "test_model_families FAMILY [cuda]\n");
         return 64;
     }
     family = argv[1];
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    backend = argc > 2 ? argv[2] : backend;
+    int gpus = 0;
+    if (on_gpu() && (tsr_device_cuda_count(&gpus) != TSR_OK || gpus < 1))
+        return 77;
+    return on_gpu() ? cmocka_run_group_tests(gpu, NULL, NULL)
+                    : cmocka_run_group_tests(tests, NULL, NULL);
 }
