@@ -15,6 +15,7 @@
 #include <string.h>
 
 #define NONCE_LENGTH 16
+#define NONCE_TRIES  64
 #define MARK_LENGTH  (NONCE_LENGTH + 8 + 1) /* with the message's index, and 'b' or 'e' */
 
 static void put_mark(char out[MARK_LENGTH + 1], const tsr_conversation *c, size_t index, char side)
@@ -101,17 +102,20 @@ static tsr_status mark_messages(tsr_conversation *c)
     return failed ? tsr_fail(TSR_ENOMEM, "no memory for messages") : TSR_OK;
 }
 
-/* Letters that the row does not have. */
-static void choose_nonce(tsr_conversation *c)
+/* Letters that the row does not have; false: it has all that were tried, which no row has by chance. */
+static bool choose_nonce(tsr_conversation *c)
 {
     const tsr_text *text = &c->row->text;
     uint64_t hash = tsr_hash(TSR_HASH_START, tsr_text_string(text), text->length);
-    do {
-        hash = tsr_hash(hash, &hash, sizeof hash);
+    for (uint32_t try = 0; try < NONCE_TRIES; try++) {
+        uint64_t letters = tsr_hash(hash, &try, sizeof try);
         for (int i = 0; i < NONCE_LENGTH; i++)
-            c->nonce[i] = (char)('a' + (hash >> 4 * i & 15));
+            c->nonce[i] = (char)('a' + (letters >> 4 * i & 15));
         c->nonce[NONCE_LENGTH] = 0;
-    } while (memmem(tsr_text_string(text), text->length, c->nonce, NONCE_LENGTH));
+        if (!memmem(tsr_text_string(text), text->length, c->nonce, NONCE_LENGTH))
+            return true;
+    }
+    return false;
 }
 
 /* The mark at `mark`, which lies at byte `at` of the plain text. */
@@ -192,7 +196,9 @@ tsr_status tsr_chat_place(tsr_conversation *c)
     size_t count = json_array_size(c->seen);
     tsr_rendering *rendering = &c->row->scratch[2];
     TSR_TRY(reserve_places(c->row, count));
-    choose_nonce(c);
+    c->placed = false;
+    if (!choose_nonce(c))
+        return TSR_OK;
     TSR_TRY(mark_messages(c));
     tsr_status status = tsr_chat_render(rendering, c->chat, c->marked, count, false);
     c->placed = status == TSR_OK && read_marks(c, &rendering->text) && in_order(c);

@@ -47,33 +47,37 @@ static swiglu_inputs make_swiglu(int64_t tokens, int64_t f, tsr_dtype dtype, boo
     return in;
 }
 
+static tsr_activation activation; /* of the cases */
+
 static void swiglu_case(int64_t tokens, int64_t f, tsr_dtype dtype, bool vectors, bool alias)
 {
     int64_t count = tokens * f;
     swiglu_inputs in = make_swiglu(tokens, f, dtype, vectors);
     float *act = want_of(count);
-    tsr_swiglu_args ref = {in.z_gate.host,
-                           in.z_up.host,
-                           in.g_gate.host,
-                           in.g_up.host,
-                           on_host(in.bias_gate),
-                           on_host(in.bias_up),
-                           act,
-                           tokens,
-                           f,
-                           TSR_F32};
+    tsr_swiglu_args ref = {.z_gate = in.z_gate.host,
+                           .z_up = in.z_up.host,
+                           .g_gate = in.g_gate.host,
+                           .g_up = in.g_up.host,
+                           .bias_gate = on_host(in.bias_gate),
+                           .bias_up = on_host(in.bias_up),
+                           .act = act,
+                           .tokens = tokens,
+                           .f = f,
+                           .activation = activation,
+                           .dtype = TSR_F32};
     RUN(tsr_swiglu_ref(&ref, rig.pool));
     output out = alias ? over(tokens % 2 ? in.z_gate : in.z_up, count, dtype) : blank(count, dtype);
-    tsr_swiglu_args args = {in.z_gate.device,
-                            in.z_up.device,
-                            device_floats(in.g_gate),
-                            device_floats(in.g_up),
-                            on_device(in.bias_gate, TSR_BF16),
-                            on_device(in.bias_up, TSR_F32),
-                            out.device,
-                            tokens,
-                            f,
-                            dtype};
+    tsr_swiglu_args args = {.z_gate = in.z_gate.device,
+                            .z_up = in.z_up.device,
+                            .g_gate = device_floats(in.g_gate),
+                            .g_up = device_floats(in.g_up),
+                            .bias_gate = on_device(in.bias_gate, TSR_BF16),
+                            .bias_up = on_device(in.bias_up, TSR_F32),
+                            .act = out.device,
+                            .tokens = tokens,
+                            .f = f,
+                            .activation = activation,
+                            .dtype = dtype};
     RUN(rig.kernels->swiglu(rig.stream, &args));
     expect("act", out, act, tolerance_swiglu.f32);
 }
@@ -98,7 +102,8 @@ static void swiglu_backward_case(int64_t tokens, int64_t f, tsr_dtype dtype, boo
                                     .dm_gate = dm,
                                     .dm_up = dm + f,
                                     .tokens = tokens,
-                                    .f = f};
+                                    .f = f,
+                                    .activation = activation};
     RUN(tsr_swiglu_backward_ref(&ref, rig.pool));
     output gate = alias ? over(in.z_up, count, dtype) : blank(count, dtype);
     output up = alias ? over(tokens % 2 ? in.dact : in.z_gate, count, dtype) : blank(count, dtype);
@@ -120,6 +125,7 @@ static void swiglu_backward_case(int64_t tokens, int64_t f, tsr_dtype dtype, boo
                                      .dm_up = sums ? dm_up.device : NULL,
                                      .tokens = tokens,
                                      .f = f,
+                                     .activation = activation,
                                      .dtype = dtype,
                                      .partials = sums ? new_partials(2 * f) : NULL};
     RUN(rig.kernels->swiglu_backward(rig.stream, &args));
@@ -139,8 +145,12 @@ static const int64_t flat_shapes[][2] = {{1, 1},     {3, 5},     {2, 67},    {21
 static void swiglu_matches(void **state)
 {
     (void)state;
-    over_shapes(swiglu_case, flat_shapes, FLAT_SHAPES);
-    over_shapes(swiglu_backward_case, flat_shapes, FLAT_SHAPES);
+    for (int i = 0; i < 2; i++) {
+        activation = i ? TSR_GELU_TANH : TSR_SILU;
+        over_shapes(swiglu_case, flat_shapes, FLAT_SHAPES);
+        over_shapes(swiglu_backward_case, flat_shapes, FLAT_SHAPES);
+    }
+    activation = TSR_SILU;
 }
 
 static void swiglu_extremes_stay_finite(void **state)
