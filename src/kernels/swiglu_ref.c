@@ -52,10 +52,11 @@ TSR_INLINE void copy_bias(float *out, tsr_frozen bias, tsr_tile tile)
         memcpy(out, values, (size_t)tile.columns * sizeof(float));
 }
 
-TSR_INLINE float gelu_tanh(float x)
+/* 1 + tanh(u) of GELU's argument, without a difference of numbers near 1. */
+TSR_INLINE float gelu_gate(float x)
 {
     float u = TSR_GELU_SLOPE * (x + TSR_GELU_CUBIC * x * x * x);
-    return 1.0f - 2.0f / (1.0f + tsr_expf(2.0f * u));
+    return 2.0f / (1.0f + tsr_expf(-2.0f * u));
 }
 
 /* f(gate) */
@@ -63,7 +64,7 @@ TSR_INLINE float activate(float gate, tsr_activation activation)
 {
     if (activation == TSR_SILU)
         return gate / (1.0f + tsr_expf(-gate));
-    return 0.5f * gate * (1.0f + gelu_tanh(gate));
+    return 0.5f * gate * gelu_gate(gate);
 }
 
 /* f'(gate), and f. */
@@ -74,10 +75,10 @@ TSR_INLINE float slope(float *f, float gate, tsr_activation activation)
         *f = gate * sigmoid;
         return sigmoid * (1.0f + gate * (1.0f - sigmoid));
     }
-    float tanh = gelu_tanh(gate);
-    *f = 0.5f * gate * (1.0f + tanh);
-    return 0.5f * (1.0f + tanh) + 0.5f * gate * (1.0f - tanh * tanh) * TSR_GELU_SLOPE *
-                                      (1.0f + 3.0f * TSR_GELU_CUBIC * gate * gate);
+    float both = gelu_gate(gate);
+    *f = 0.5f * gate * both;
+    return 0.5f * both + 0.5f * gate * both * (2.0f - both) * TSR_GELU_SLOPE *
+                             (1.0f + 3.0f * TSR_GELU_CUBIC * gate * gate);
 }
 
 TSR_INLINE void forward_tile(const tsr_swiglu_args *args, tsr_tile tile, tsr_activation activation)

@@ -1,5 +1,5 @@
 /*
- * test_swiglu.c: SwiGLU against fp64 and its gradients, dm included, against central differences.
+ * test_swiglu.c: SwiGLU and GeGLU against fp64 and its gradients, dm included, against central differences.
  */
 #include "kernels/swiglu.h"
 
@@ -8,12 +8,16 @@
 #define F32_TOLERANCE          1e-6 /* of the largest element */
 #define F32_GRADIENT_TOLERANCE 2e-6
 
+static tsr_activation activation; /* of the cases */
+
 /* act[t, j] of y = g z + bias, with g = m / n. */
 static double act64(double z_gate, double z_up, double g_gate, double g_up, double b_gate,
                     double b_up)
 {
     double gate = g_gate * z_gate + b_gate, up = g_up * z_up + b_up;
-    return gate / (1 + exp(-gate)) * up;
+    if (activation == TSR_SILU)
+        return gate / (1 + exp(-gate)) * up;
+    return gate / 2 * (1 + tanh(sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate))) * up;
 }
 
 typedef struct {
@@ -87,6 +91,8 @@ static void one_case(int64_t tokens, int64_t f, float scale, bool differences)
                                 act,
                                 tokens,
                                 f,
+                                0,
+                                activation,
                                 TSR_F32},
                     .backward = {dact,
                                  z_gate,
@@ -103,6 +109,8 @@ static void one_case(int64_t tokens, int64_t f, float scale, bool differences)
                                  dm + f,
                                  tokens,
                                  f,
+                                 0,
+                                 activation,
                                  TSR_F32}};
     run_on_pools(run_forward, &r, act, count);
     double *want = new_doubles(NULL, count);
@@ -142,12 +150,16 @@ static void one_case(int64_t tokens, int64_t f, float scale, bool differences)
 static void shapes_match_fp64_and_differences(void **state)
 {
     (void)state;
-    one_case(1, 1, 1, true);
-    one_case(3, 5, 2, true);
-    one_case(21, 16, 2, true);
-    one_case(2, 67, 2, true);
-    one_case(0, 9, 1, true);
-    one_case(600, 130, 3, false);
+    for (int i = 0; i < 2; i++) {
+        activation = i ? TSR_GELU_TANH : TSR_SILU;
+        one_case(1, 1, 1, true);
+        one_case(3, 5, 2, true);
+        one_case(21, 16, 2, true);
+        one_case(2, 67, 2, true);
+        one_case(0, 9, 1, true);
+        one_case(600, 130, 3, false);
+    }
+    activation = TSR_SILU;
 }
 
 static void extreme_gates_stay_finite(void **state)
