@@ -1,3 +1,4 @@
+#include "io/file.h"
 #include "model/arch/arch.h"
 #include "model/layout.h"
 
@@ -340,13 +341,36 @@ static void test_mixed_windows(void **state)
     assert_int_equal(c.layer_count, 24);
 }
 
+/* docs/models.md has a line for each family. */
+static void test_documented(void **state)
+{
+    (void)state;
+    char *page = NULL, line[512];
+    uint64_t bytes;
+    int missing = 0;
+    assert_int_equal(tsr_file_read(&page, &bytes, TSR_SOURCE_DIR "/docs/models.md", 1 << 20),
+                     TSR_OK);
+    for (int i = 0; tsr_arch_at(i); i++) {
+        const tsr_arch *arch = tsr_arch_at(i);
+        snprintf(line, sizeof line, "| `%s` | `%s` | %s |\n", arch->model_type, arch->architecture,
+                 arch->models);
+        if (!strstr(page, line)) {
+            missing++;
+            printf("docs/models.md lacks: %s", line);
+        }
+    }
+    free(page);
+    assert_int_equal(missing, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tiny_llama), cmocka_unit_test(test_llama3),
-        cmocka_unit_test(test_mistral),    cmocka_unit_test(test_qwen2),
-        cmocka_unit_test(test_qwen3),      cmocka_unit_test(test_broken),
-        cmocka_unit_test(test_described),  cmocka_unit_test(test_mixed_windows),
+        cmocka_unit_test(test_documented),    cmocka_unit_test(test_tiny_llama),
+        cmocka_unit_test(test_llama3),        cmocka_unit_test(test_mistral),
+        cmocka_unit_test(test_qwen2),         cmocka_unit_test(test_qwen3),
+        cmocka_unit_test(test_broken),        cmocka_unit_test(test_described),
+        cmocka_unit_test(test_mixed_windows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

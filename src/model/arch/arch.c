@@ -32,6 +32,11 @@ tsr_status tsr_arch_find(const tsr_arch **out, const char *model_type, const cha
     return status;
 }
 
+const tsr_arch *tsr_arch_at(int index)
+{
+    return index < FAMILIES ? families[index] : NULL;
+}
+
 tsr_status tsr_arch_block(tsr_block *out, const tsr_model_config *config, int layer)
 {
     return config->arch->block(out, config, layer);

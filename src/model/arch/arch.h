@@ -12,6 +12,7 @@
 struct tsr_arch {
     const char *model_type;   /* as config.json has it: "llama" */
     const char *architecture; /* the class in Transformers: "LlamaForCausalLM" */
+    const char *models;       /* published ones that have it: "Llama 1 to 3, TinyLlama" */
     /* What Transformers' configuration class takes where a key is missing; kv_head_count 0: as many as heads,
      * head_dim 0: hidden_size / heads, bos and eos -1: none. */
     int64_t kv_head_count, head_dim, max_position, bos, eos;
@@ -35,6 +36,9 @@ struct tsr_arch {
 
 /* TSR_EDATA: no family has this model_type; the message names those there are. */
 tsr_status tsr_arch_find(const tsr_arch **out, const char *model_type, const char *place);
+
+/* The families in alphabetical order; NULL from the last on. */
+const tsr_arch *tsr_arch_at(int index);
 
 /* Layer `layer` of a model; *out is written. */
 tsr_status tsr_arch_block(tsr_block *out, const tsr_model_config *config, int layer);

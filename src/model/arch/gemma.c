@@ -91,6 +91,7 @@ static tsr_status block(tsr_block *out, const tsr_model_config *config, int laye
 
 const tsr_arch tsr_arch_gemma2 = {.model_type = "gemma2",
                                   .architecture = "Gemma2ForCausalLM",
+                                  .models = "Gemma 2",
                                   .kv_head_count = 4,
                                   .head_dim = 256,
                                   .max_position = 8192,
@@ -106,6 +107,7 @@ const tsr_arch tsr_arch_gemma2 = {.model_type = "gemma2",
 
 const tsr_arch tsr_arch_gemma3 = {.model_type = "gemma3_text",
                                   .architecture = "Gemma3ForCausalLM",
+                                  .models = "Gemma 3 1B",
                                   .kv_head_count = 4,
                                   .head_dim = 256,
                                   .max_position = 131072,

@@ -26,6 +26,7 @@ static tsr_status block(tsr_block *out, const tsr_model_config *config, int laye
 
 const tsr_arch tsr_arch_glm4 = {.model_type = "glm4",
                                 .architecture = "Glm4ForCausalLM",
+                                .models = "GLM 4 (0414)",
                                 .kv_head_count = 2,
                                 .head_dim = 128,
                                 .max_position = 131072,

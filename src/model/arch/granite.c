@@ -33,6 +33,7 @@ static tsr_status read(tsr_model_config *out, const json_t *root, const char *pl
 
 const tsr_arch tsr_arch_granite = {.model_type = "granite",
                                    .architecture = "GraniteForCausalLM",
+                                   .models = "Granite 3",
                                    .max_position = 2048,
                                    .bos = 1,
                                    .eos = 2,

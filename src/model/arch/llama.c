@@ -17,6 +17,8 @@ static tsr_status read(tsr_model_config *out, const json_t *root, const char *pl
 
 const tsr_arch tsr_arch_llama = {.model_type = "llama",
                                  .architecture = "LlamaForCausalLM",
+                                 .models =
+                                     "Llama 1 to 3, TinyLlama, SmolLM 1 and 2, Yi, DeepSeek LLM",
                                  .kv_head_count = 0,
                                  .head_dim = 0,
                                  .max_position = 2048,

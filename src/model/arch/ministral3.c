@@ -20,6 +20,7 @@ static tsr_status read(tsr_model_config *out, const json_t *root, const char *pl
 
 const tsr_arch tsr_arch_ministral3 = {.model_type = "ministral3",
                                       .architecture = "Ministral3ForCausalLM",
+                                      .models = "Ministral 3",
                                       .kv_head_count = 8,
                                       .head_dim = 128,
                                       .max_position = 262144,

@@ -17,6 +17,7 @@ static tsr_status read(tsr_model_config *out, const json_t *root, const char *pl
 
 const tsr_arch tsr_arch_mistral = {.model_type = "mistral",
                                    .architecture = "MistralForCausalLM",
+                                   .models = "Mistral 7B, Mistral Nemo",
                                    .kv_head_count = 8,
                                    .head_dim = 0,
                                    .max_position = 131072,

@@ -49,6 +49,7 @@ static tsr_status block(tsr_block *out, const tsr_model_config *c, int layer)
 
 const tsr_arch tsr_arch_olmo2 = {.model_type = "olmo2",
                                  .architecture = "Olmo2ForCausalLM",
+                                 .models = "OLMo 2",
                                  .max_position = 2048,
                                  .bos = -1,
                                  .eos = 50279,
@@ -60,6 +61,7 @@ const tsr_arch tsr_arch_olmo2 = {.model_type = "olmo2",
 
 const tsr_arch tsr_arch_olmo3 = {.model_type = "olmo3",
                                  .architecture = "Olmo3ForCausalLM",
+                                 .models = "OLMo 3",
                                  .max_position = 2048,
                                  .bos = -1,
                                  .eos = 50279,

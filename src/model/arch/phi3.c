@@ -19,6 +19,7 @@ static tsr_status read(tsr_model_config *out, const json_t *root, const char *pl
 
 const tsr_arch tsr_arch_phi3 = {.model_type = "phi3",
                                 .architecture = "Phi3ForCausalLM",
+                                .models = "Phi 3, 3.5 and 4",
                                 .max_position = 4096,
                                 .bos = 1,
                                 .eos = 32000,

@@ -16,6 +16,7 @@ static tsr_status read(tsr_model_config *out, const json_t *root, const char *pl
 
 const tsr_arch tsr_arch_qwen2 = {.model_type = "qwen2",
                                  .architecture = "Qwen2ForCausalLM",
+                                 .models = "Qwen 1.5, 2 and 2.5",
                                  .kv_head_count = 32,
                                  .head_dim = 0,
                                  .max_position = 32768,

@@ -19,6 +19,7 @@ static tsr_status read(tsr_model_config *out, const json_t *root, const char *pl
 
 const tsr_arch tsr_arch_qwen3 = {.model_type = "qwen3",
                                  .architecture = "Qwen3ForCausalLM",
+                                 .models = "Qwen 3",
                                  .kv_head_count = 32,
                                  .head_dim = 128,
                                  .max_position = 32768,

@@ -65,6 +65,7 @@ static tsr_status read(tsr_model_config *out, const json_t *root, const char *pl
 
 const tsr_arch tsr_arch_smollm3 = {.model_type = "smollm3",
                                    .architecture = "SmolLM3ForCausalLM",
+                                   .models = "SmolLM 3",
                                    .kv_head_count = 4,
                                    .max_position = 32768,
                                    .bos = 128000,
