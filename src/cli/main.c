@@ -507,6 +507,7 @@ static void catch_signals(tsr_command command)
             (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN))
             sigaction(signals[i], &action, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a write beyond `ulimit -f` fails instead */
 }
 
 /* What messages call the program: a name that was found in PATH, or where it is. */
