@@ -122,6 +122,9 @@ static tsr_status read_yarn(tsr_rope_scaling *out, const json_t *rope, const cha
     TSR_TRY(read_number(&out->attention_factor, rope, "attention_factor", 1e-3, place));
     TSR_TRY(read_number(&out->original_max_positions, rope, "original_max_position_embeddings", 1,
                         place));
+    if (out->theta <= 1)
+        return tsr_fail(TSR_EDATA, "%s: rope_theta is %g, yarn expects a number above 1", place,
+                        out->theta);
     if (out->beta_fast < out->beta_slow)
         return tsr_fail(TSR_EDATA, "%s: beta_fast %g is below beta_slow %g", place, out->beta_fast,
                         out->beta_slow);
