@@ -29,6 +29,7 @@ static const char *const gates[] = {"a.gate_proj", "b.gate_proj", "c.gate_proj"}
 static const char *const ups[] = {"a.up_proj", "b.up_proj", "c.up_proj"};
 static const char *const downs[] = {"a.down_proj", "b.down_proj", "c.down_proj"};
 static const char *const norms[] = {"norm_a", "norm_b", "norm_c"};
+static const char *const after[] = {"after_a", "after_b", "after_c"};
 
 static int16_t attention(tsr_block *b, dice *d, int part, int32_t head_dim, int16_t h)
 {
@@ -44,6 +45,13 @@ static int16_t attention(tsr_block *b, dice *d, int part, int32_t head_dim, int1
             tsr_block_linears(b, &value[i], h, &qkv[i], 1);
     else
         tsr_block_linears(b, value, h, qkv, 3);
+    if (heads_norm && roll(d, 2)) { /* of all heads at once */
+        const char *const names[2] = {q_norms[part], k_norms[part]};
+        for (int i = 0; i < 2; i++)
+            value[i] = tsr_block_norm_of(b, value[i], names[i], 1e-6f,
+                                         (tsr_value_name){"all", "normed over all heads"});
+        heads_norm = false;
+    }
     tsr_block_rope(b, value, heads_norm ? q_norms[part] : NULL, heads_norm ? k_norms[part] : NULL,
                    &(tsr_rope_spec){q_heads, kv_heads, head_dim, 1e-6f});
     int16_t o = tsr_block_attention(
@@ -58,9 +66,25 @@ static int16_t mlp(tsr_block *b, dice *d, int part, int16_t h)
     const tsr_matrix gate_up[2] = {{.name = gates[part], .out = f, .in = b->width, .bias = bias},
                                    {.name = ups[part], .out = f, .in = b->width, .bias = bias}};
     int16_t value[TSR_NODE_PORTS];
-    tsr_block_linears(b, value, h, gate_up, 2);
-    return tsr_block_linear(b, tsr_block_glu(b, value[0], value[1], TSR_SILU), downs[part],
-                            b->width, bias);
+    const tsr_matrix both = {.name = gates[part], .out = 2 * f, .in = b->width, .bias = bias};
+    bool one = roll(d, 3) == 0;
+    tsr_block_linears(b, value, h, one ? &both : gate_up, one ? 1 : 2);
+    int16_t act = tsr_block_glu(b, value[0], one ? TSR_NONE : value[1],
+                                roll(d, 2) ? TSR_GELU_TANH : TSR_SILU);
+    return tsr_block_linear(b, act, downs[part], b->width, bias);
+}
+
+/* What a part is added as: as it is, normed, or scaled. */
+static int16_t settled(tsr_block *b, dice *d, int part, int16_t value)
+{
+    switch (roll(d, 3)) {
+    case 0:
+        return tsr_block_norm_of(b, value, after[part], 1e-5f, (tsr_value_name){"a", "normed"});
+    case 1:
+        return tsr_block_scale(b, value, 0.25f * (float)(1 + roll(d, 3)));
+    default:
+        return value;
+    }
 }
 
 void random_block(tsr_block *out, uint64_t seed)
@@ -72,8 +96,8 @@ void random_block(tsr_block *out, uint64_t seed)
     for (int part = 0; part < parts; part++) {
         int16_t h = tsr_block_norm(out, &r, norms[part], 1e-5f, (tsr_value_name){"x", "a sum"},
                                    (tsr_value_name){"h", "its norm"});
-        tsr_block_add(out, &r,
-                      roll(&d, 2) ? attention(out, &d, part, head_dim, h) : mlp(out, &d, part, h));
+        int16_t y = roll(&d, 2) ? attention(out, &d, part, head_dim, h) : mlp(out, &d, part, h);
+        tsr_block_add(out, &r, settled(out, &d, part, y));
     }
     assert_int_equal(tsr_block_end(out, r, "a random block"), TSR_OK);
 }

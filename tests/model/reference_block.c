@@ -76,12 +76,15 @@ static void rms_norm(double *out, const double *x, const double *w, uint64_t gro
 static void norm(pass *p, const tsr_node *node)
 {
     const reference_block *r = p->r;
-    uint64_t width = r->block->width, all = (uint64_t)r->tokens * width;
+    uint64_t width = r->block->value[node->out[TSR_NORM_SUM]].width;
+    uint64_t all = (uint64_t)r->tokens * width;
+    double scale = node->spec.norm.scale != 0 ? (double)node->spec.norm.scale : 1;
+    const double *x = node->in[TSR_NORM_X] == TSR_NONE ? NULL : p->value[node->in[TSR_NORM_X]];
     double *sum = new_rows(p, width), *h = new_rows(p, width);
     const double *pending =
         node->in[TSR_NORM_PENDING] == TSR_NONE ? NULL : p->value[node->in[TSR_NORM_PENDING]];
     for (uint64_t i = 0; i < all; i++)
-        sum[i] = p->value[node->in[TSR_NORM_X]][i] + (pending ? pending[i] : 0);
+        sum[i] = (x ? x[i] : 0) + (pending ? scale * pending[i] : 0);
     p->value[node->out[TSR_NORM_SUM]] = sum;
     if (node->weight[0] == TSR_NONE) {
         free(h);
@@ -161,8 +164,13 @@ static void glu(pass *p, const tsr_node *node)
     uint64_t width = p->r->block->value[node->out[0]].width;
     double *act = new_rows(p, width);
     for (uint64_t i = 0; i < (uint64_t)p->r->tokens * width; i++) {
-        double gate = p->value[node->in[0]][i];
-        act[i] = gate / (1 + exp(-gate)) * p->value[node->in[1]][i];
+        bool one = node->in[1] == TSR_NONE; /* its halves are gate and up */
+        uint64_t t = i / width, j = i % width, stride = one ? 2 * width : width;
+        double gate = p->value[node->in[0]][t * stride + j];
+        double up = one ? p->value[node->in[0]][t * stride + width + j] : p->value[node->in[1]][i];
+        double inner = sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate);
+        bool silu = node->spec.glu.activation == TSR_SILU;
+        act[i] = (silu ? gate / (1 + exp(-gate)) : gate / 2 * (1 + tanh(inner))) * up;
     }
     p->value[node->out[0]] = act;
 }

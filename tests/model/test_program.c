@@ -171,6 +171,11 @@ static void read_backward(const memory *m, const tsr_step *step)
 static void norm_backward(memory *m, const tsr_node *node, const tsr_step *step)
 {
     const tsr_value_place *places = m->program->gradient;
+    if (node->in[TSR_NORM_X] == TSR_NONE) { /* its own, of what is not added to anything yet */
+        int16_t alone = node->in[TSR_NORM_PENDING];
+        put(m, (thing){alone, true}, places[alone]);
+        return;
+    }
     if (step->outputs & 1u << TSR_NORM_H)
         put(m, (thing){node->in[TSR_NORM_X], true}, places[node->in[TSR_NORM_X]]);
     for (int port = 0; port < 2; port++) {
