@@ -160,14 +160,14 @@ static tsr_status fill_nested(tsr_job *job, const pool *p, int unit, int kind)
 }
 
 /* The ranks of a node share the table. */
-static void fill_embedding(tsr_job *job, pool *p)
+static void fill_table(tsr_job *job, pool *p, char *table, const tsr_tensor *tensor)
 {
-    uint64_t bytes = tsr_array_bytes(tsr_embedding(&job->inputs.layout));
+    uint64_t bytes = tsr_array_bytes(tsr_host_table(tensor));
     uint64_t ranks = (uint64_t)job->view.local_ranks;
     uint64_t rank = (uint64_t)tsr_comm_local_rank(job->world);
     uint64_t part = (bytes / ranks + 255) / 256 * 256, first = part * rank;
     if (first < bytes)
-        put_host(p, job->embedding + first, bytes - first < part ? bytes - first : part);
+        put_host(p, table + first, bytes - first < part ? bytes - first : part);
 }
 
 static tsr_status fill(tsr_job *job, pool *p)
@@ -184,7 +184,9 @@ static tsr_status fill(tsr_job *job, pool *p)
         for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++)
             TSR_TRY(fill_nested(job, p, unit, i));
     }
-    fill_embedding(job, p);
+    fill_table(job, p, job->embedding, layout->embedding);
+    if (layout->layer_rows)
+        fill_table(job, p, job->layer_rows, layout->layer_rows);
     return TSR_OK;
 }
 

@@ -20,7 +20,8 @@ static void add_quantization(json_t *report, bool four_bit, bool nested)
 
 static void add_architecture(json_t *report, const tsr_model_config *c)
 {
-    static const char *const ropes[] = {"default", "linear", "llama3", "none", "yarn", "longrope"};
+    static const char *const ropes[] = {"default", "linear",   "llama3",      "none",
+                                        "yarn",    "longrope", "proportional"};
     tsr_text text = {0};
     tsr_text_printf(&text,
                     "%s: %" PRIu64 " layers of width %" PRIu64 ", MLP of %" PRIu64 ", %" PRIu64

@@ -499,7 +499,13 @@ static uint64_t hash_more(uint64_t hash, const tsr_model_config *model)
                               factors,
                               model->rope_count > 1 ? second->type : 0,
                               model->rope_count > 1 ? second->theta : 0,
-                              model->rope_count > 1 ? second->factor : 0};
+                              model->rope_count > 1 ? second->factor : 0,
+                              first->share,
+                              (double)model->full_head_dim,
+                              (double)model->full_kv_head_count,
+                              (double)model->layer_input_width,
+                              (double)model->shared_layer_count,
+                              model->values_are_keys};
     bool any = false;
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         any |= numbers[i] != 0;

@@ -67,7 +67,7 @@ struct tsr_job {
     tsr_arena *device_arena, *host_arena;
     tsr_run_buffers buffers;
     tsr_run_sums *sums;
-    char *embedding;
+    char *embedding, *layer_rows; /* tables that the ranks of a node share */
     tsr_model *model;
     /* Benchmarks: fills the frozen parts and the embedding instead of reading them; NULL: reads. */
     tsr_status (*fill)(tsr_job *job);

@@ -79,16 +79,21 @@ static tsr_status put_trainable(void *user, int unit, int segment, const float *
     return tsr_job_put_trainable(user, unit, segment, values);
 }
 
-/* The ranks of a node read a share of the embedding each. */
-static tsr_status load_embedding(tsr_job *job)
+/* The ranks of a node read a share of a table each. */
+static tsr_status load_table(tsr_job *job, char *table, const tsr_tensor *tensor)
 {
-    const tsr_layout *layout = &job->inputs.layout;
-    uint64_t rows = layout->config.vocab_size;
+    uint64_t rows = tensor->shape[0];
     uint64_t ranks = (uint64_t)job->view.local_ranks;
     uint64_t rank = (uint64_t)tsr_comm_local_rank(job->world);
     uint64_t first = rows * rank / ranks, end = rows * (rank + 1) / ranks;
-    return tsr_model_load_embedding(job->embedding, layout, first, end - first,
-                                    tsr_device_pool(job->device));
+    return tsr_model_load_table(table, tensor, first, end - first, tsr_device_pool(job->device));
+}
+
+static tsr_status load_tables(tsr_job *job)
+{
+    const tsr_layout *layout = &job->inputs.layout;
+    TSR_TRY(load_table(job, job->embedding, layout->embedding));
+    return layout->layer_rows ? load_table(job, job->layer_rows, layout->layer_rows) : TSR_OK;
 }
 
 static tsr_status load_weights(tsr_job *job)
@@ -104,7 +109,7 @@ static tsr_status load_weights(tsr_job *job)
         loader.comm = d->home[unit] == TSR_HOME_HOST_FULL ? job->node : job->shard;
         TSR_TRY(tsr_model_load_unit(job->model, unit, &loader));
     }
-    return tsr_job_agree(job, load_embedding(job));
+    return tsr_job_agree(job, load_tables(job));
 }
 
 /* ---- the adapter ---- */
@@ -345,13 +350,32 @@ static tsr_status make_spans(tsr_job *job)
     return TSR_OK;
 }
 
+static tsr_status share_table(char **out, tsr_frozen *table, tsr_job *job, const tsr_tensor *tensor)
+{
+    void *address = NULL;
+    tsr_array array = tsr_host_table(tensor);
+    TSR_TRY(tsr_comm_share(&address, job->world, job->control, tsr_array_bytes(array)));
+    *table = (tsr_frozen){address, array.dtype};
+    *out = address;
+    return TSR_OK;
+}
+
+static tsr_status share_tables(tsr_host_tables *out, tsr_job *job)
+{
+    const tsr_layout *layout = &job->inputs.layout;
+    TSR_TRY(share_table(&job->embedding, &out->embedding, job, layout->embedding));
+    return layout->layer_rows
+               ? share_table(&job->layer_rows, &out->layer_rows, job, layout->layer_rows)
+               : TSR_OK;
+}
+
 /* What may fail on one rank alone ends with an agreement: the others would wait for it, in the
  * collective that comes next. */
 static tsr_status start(tsr_job *job)
 {
     tsr_decision *d = &job->decision;
     tsr_stream *const *stream = job->streams.stream;
-    void *embedding = NULL;
+    tsr_host_tables tables = {0};
     if (job->train)
         TSR_TRY(tsr_job_agree(job, make_schedule(job)));
     TSR_TRY(split(job));
@@ -362,15 +386,11 @@ static tsr_status start(tsr_job *job)
     if (job->train)
         TSR_TRY(tsr_job_agree(job, make_spans(job)));
     TSR_TRY(tsr_store_share(&d->store, job->world, job->control));
-    TSR_TRY(tsr_comm_share(&embedding, job->world, job->control,
-                           tsr_array_bytes(tsr_embedding(&job->inputs.layout))));
-    job->embedding = embedding;
+    TSR_TRY(share_tables(&tables, job));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_expose(job)));
-    tsr_frozen table = {embedding,
-                        job->inputs.layout.embedding->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32};
     tsr_model_sums sums = {&job->sums->loss, &job->sums->loss_overflow};
     TSR_TRY(tsr_job_agree(job, tsr_model_start(job->model, stream[TSR_STREAM_COMPUTE],
-                                               stream[TSR_STREAM_H2D], table, sums)));
+                                               stream[TSR_STREAM_H2D], &tables, sums)));
     TSR_TRY(tsr_job_choose_matmuls(job));
     TSR_TRY(job->fill ? job->fill(job) : load_weights(job));
     TSR_TRY(

@@ -2,7 +2,7 @@
  * kernels/attention_cudnn.h: what the files of the CUDA attention share: which kernel runs a call, and
  * the entry points behind the dispatch of attention.cu. Inside src/kernels and its tests only.
  *
- *     own      attention_own.cu: any dtype, head_dim up to 256, window; attention_mma.cu: its BF16 on
+ *     own      attention_own.cu: any dtype, head_dim up to 512, window; attention_mma.cu: its BF16 on
  *              tensor cores; lse as attention.h says
  *     cuDNN    attention_cudnn.c: a call within bounds that tsr_sdpa_prepare got and cuDNN planned;
  *              lse is then [tokens, Hq], which the backward alone reads back

@@ -1,6 +1,6 @@
 /*
  * attention_own.cu: contract attention.h, reference attention_ref.c: the kernel for whatever cuDNN does
- * not take: fp32, old cards, windows, any head_dim up to 256, a build without it. BF16 that tensor
+ * not take: fp32, old cards, windows, any head_dim up to 512, a build without it. BF16 that tensor
  * cores take goes on to attention_mma.cu.
  *
  * Tiles of 64 x 64 scores in fp32 by 256 threads, each 4 x 4 of them; the head dimension passes
@@ -14,7 +14,7 @@
  *     dk, dv       a block is 64 keys of one key head; the loop is over the heads of its group, then
  *                  queries, in order: no atomics, the same bits on every run
  *
- * Heads wider than 128 are given in two blocks of columns, each with all scores of its own. The scores
+ * Heads wider than 128 are given in blocks of 128 columns, each with all scores of its own. The scores
  * are computed twice in the backward: 14 D FLOPs a visible pair and head instead of 10 D, in exchange
  * for a fixed order of sums and a workspace of one float a token and head.
  */
@@ -29,7 +29,7 @@
 #define CHUNK        32          /* of the head dimension, multiplied at a time */
 #define CHUNK_STRIDE (CHUNK + 4) /* 16 bytes more: 8 rows read at once lie in different banks */
 #define STRIDE       (TILE + 4)
-#define MAX_HEAD_DIM 256
+#define MAX_HEAD_DIM 512
 
 /* Rows of one head. */
 typedef struct {

@@ -21,6 +21,7 @@
 #include "kernels/fp8_quantize.h"
 #include "kernels/gemm.h"
 #include "kernels/head.h"
+#include "kernels/layer_inputs.h"
 #include "kernels/low_rank_backward.h"
 #include "kernels/nf4_dequant.h"
 #include "kernels/nf4_merge.h"
@@ -54,6 +55,8 @@
     X(attention_backward)                                                                          \
     X(swiglu)                                                                                      \
     X(swiglu_backward)                                                                             \
+    X(layer_inputs)                                                                                \
+    X(layer_inputs_backward)                                                                       \
     X(scale_backward)                                                                              \
     X(head_begin)                                                                                  \
     X(head_chunk)                                                                                  \

@@ -138,7 +138,7 @@ static __global__ void __launch_bounds__(THREADS) back_odd(const __grid_constant
 
 static void launch(tsr_stream *stream, rope_odd_args *s, bool back)
 {
-    s->slots = (s->q_heads + 2 * s->kv_heads) * (s->dim - s->pairs);
+    s->slots = s->heads * (s->dim - s->pairs);
     if (!s->chunk)
         s->chunk = CHUNK_TOKENS;
     dim3 grid(tsr_blocks(s->slots, THREADS), tsr_blocks(s->tokens, s->chunk));

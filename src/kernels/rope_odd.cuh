@@ -21,7 +21,7 @@ typedef struct {
     float *partials; /* [chunks, columns] */
     int64_t columns, tokens, stride;
     int64_t chunk; /* tokens; 0: as many as are best without sums */
-    int q_heads, kv_heads, dim, pairs, slots;
+    int q_heads, kv_heads, heads, dim, pairs, slots;
     bool neighbours;
     tsr_dtype dtype;
 } rope_odd_args;

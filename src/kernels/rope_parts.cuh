@@ -17,6 +17,7 @@ typedef struct {
     const int32_t *positions;
     int64_t half;
     int q_heads, kv_heads;
+    int heads;        /* of all parts */
     int group, shift; /* lanes of a head: 1 << shift */
     float eps;
 } rope_shape;
@@ -34,11 +35,10 @@ typedef struct {
 static __device__ __forceinline__ rope_lane lane_of(const rope_shape *s, int64_t strip, int lane)
 {
     rope_lane l;
-    int heads = s->q_heads + 2 * s->kv_heads;
     int head = (int)strip * (TSR_WARP >> s->shift) + (lane >> s->shift);
     int dim = 2 * (int)s->half;
     l.i = (lane & (s->group - 1)) * TSR_VECTOR;
-    l.count = head < heads ? tsr_column_count(l.i, s->half) : 0;
+    l.count = head < s->heads ? tsr_column_count(l.i, s->half) : 0;
     l.all = head * dim + l.i;
     l.part = head < s->q_heads ? 0 : head < s->q_heads + s->kv_heads ? 1 : 2;
     int before = l.part == 0 ? 0 : l.part == 1 ? s->q_heads : s->q_heads + s->kv_heads;

@@ -134,7 +134,7 @@ static int64_t rope_strips(rope_shape *s, int32_t head_dim)
     s->shift = 0;
     while (s->group < vectors)
         s->group *= 2, s->shift++;
-    return tsr_blocks(s->q_heads + 2 * s->kv_heads, TSR_WARP / s->group);
+    return tsr_blocks(s->heads, TSR_WARP / s->group);
 }
 
 static tsr_tiling steps_tiling(int64_t tokens, int64_t strips, bool whole)
@@ -180,6 +180,7 @@ static tsr_status odd_forward(tsr_stream *stream, const tsr_rope_qkv_args *args)
         rope_odd_part taken = {part->z, NULL, part->out, part->g, part->bias, false};
         odd.part[p] = taken;
     }
+    odd.heads = tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].out);
     odd.cosine = args->cosine, odd.sine = args->sine;
     odd.q_cosine = args->q_cosine, odd.q_sine = args->q_sine;
     odd.positions = args->positions;
@@ -203,6 +204,7 @@ extern "C" tsr_status tsr_rope_qkv_cuda(tsr_stream *stream, const tsr_rope_qkv_a
     a.shape.positions = args->positions;
     a.shape.q_heads = args->q_heads;
     a.shape.kv_heads = args->kv_heads;
+    a.shape.heads = tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].out);
     a.shape.eps = args->norm_eps;
     a.dtype = args->dtype;
     int64_t strips = rope_strips(&a.shape, args->head_dim), half = a.shape.half;
@@ -419,6 +421,7 @@ static tsr_status odd_backward(tsr_stream *stream, const tsr_rope_qkv_backward_a
         rope_odd_part taken = {part->z, part->dout, part->dz, part->g, {}, part->dm != NULL};
         odd.part[p] = taken;
     }
+    odd.heads = tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].dz);
     odd.cosine = args->cosine, odd.sine = args->sine;
     odd.q_cosine = args->q_cosine, odd.q_sine = args->q_sine;
     odd.positions = args->positions;
@@ -452,6 +455,7 @@ extern "C" tsr_status tsr_rope_qkv_backward_cuda(tsr_stream *stream,
     a.shape.positions = args->positions;
     a.shape.q_heads = args->q_heads;
     a.shape.kv_heads = args->kv_heads;
+    a.shape.heads = tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].dz);
     a.shape.eps = args->norm_eps;
     a.dtype = args->dtype;
     a.columns = sums.columns;

@@ -8,7 +8,7 @@
  *     q, k: (y_i, y_{i+D/2}) -> (y_i cos - y_{i+D/2} sin, y_{i+D/2} cos + y_i sin)
  * with cos, sin of row positions[t] of the tables: Hugging Face's pairing (i, i + D/2). With a rotary_dim R below
  * D only the first R columns turn, in pairs (i, i + R/2); with `neighbours` the pairs are (2i, 2i + 1). q may have
- * tables of its own. z and dz may be columns of wider rows: `stride` elements apart.
+ * tables of its own. k and v may be missing (kv_heads 0), or v alone (its out or dz NULL). z and dz may be columns of wider rows: `stride` elements apart.
  *
  * Backward: dout -> dy (the derivative before bias and g), dz = g dy, and
  *     dm[j] = (sum over t of dy[t, j] z[t, j]) / n[j]: the sum rounded once, then divided in fp32.
@@ -66,6 +66,12 @@ typedef struct {
     float norm_eps;
     tsr_dtype dtype;
 } tsr_rope_qkv_backward_args;
+
+/* Heads of all parts, of either direction's arguments; `v` is v's out or dz. */
+static inline int32_t tsr_rope_heads(int32_t q_heads, int32_t kv_heads, const void *v)
+{
+    return q_heads + (v ? 2 : 1) * kv_heads;
+}
 
 tsr_status tsr_rope_qkv_check(const tsr_rope_qkv_args *args);
 tsr_status tsr_rope_qkv_ref(const tsr_rope_qkv_args *args, tsr_pool *pool);

@@ -14,7 +14,7 @@
 static tsr_status check_shape(const char *op, int64_t tokens, int32_t q_heads, int32_t kv_heads,
                               int32_t head_dim)
 {
-    if (tokens < 0 || q_heads < 1 || kv_heads < 1 || head_dim < 2 || head_dim % 2 ||
+    if (tokens < 0 || q_heads < 1 || kv_heads < 0 || head_dim < 2 || head_dim % 2 ||
         head_dim > MAX_HEAD)
         return tsr_fail(TSR_EINVAL,
                         "%s: %lld tokens, %d and %d heads of %d (must be even, at most %d)", op,
@@ -30,6 +30,8 @@ tsr_status tsr_rope_qkv_check(const tsr_rope_qkv_args *args)
                "cosine, sine or positions is NULL");
     for (int p = 0; p < 3; p++) {
         const tsr_rope_part *part = &args->part[p];
+        if ((p && !args->kv_heads) || (p == 2 && !part->out))
+            continue;
         TSR_EXPECT(args->tokens == 0 || (part->z && part->out), "rope_qkv", "z or out is NULL");
         TSR_EXPECT(tsr_frozen_valid(part->bias) && tsr_frozen_valid(part->norm), "rope_qkv",
                    "bias or norm is not F32 or BF16");
@@ -51,6 +53,8 @@ tsr_status tsr_rope_qkv_backward_check(const tsr_rope_qkv_backward_args *args)
                "cosine, sine or positions is NULL");
     for (int p = 0; p < 3; p++) {
         const tsr_rope_backward_part *part = &args->part[p];
+        if ((p && !args->kv_heads) || (p == 2 && !part->dz))
+            continue;
         TSR_EXPECT(args->tokens == 0 || (part->dout && part->dz), op, "dout or dz is NULL");
         TSR_EXPECT(args->tokens == 0 || part->z || (!part->dm && !part->norm.data), op,
                    "dm or norm needs z");
@@ -177,7 +181,8 @@ TSR_INLINE void turn_back_head(float *dy, const float *dout, const float *c, con
 TSR_CLONES static void forward_task(void *context, int index)
 {
     const tsr_rope_qkv_args *args = context;
-    int heads = args->q_heads + 2 * args->kv_heads, head = index % heads;
+    int heads = tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].out);
+    int head = index % heads;
     int64_t first = (int64_t)(index / heads) * TASK_TOKENS;
     int64_t last = tsr_min(args->tokens, first + TASK_TOKENS);
     int p = part_of(&head, args->q_heads, args->kv_heads);
@@ -285,7 +290,7 @@ tsr_status tsr_rope_qkv_ref(const tsr_rope_qkv_args *args, tsr_pool *pool)
     TSR_TRY(tsr_rope_qkv_check(args));
     TSR_TRY(tsr_expect_f32("rope_qkv", args->dtype));
     TSR_TRY(check_positions("rope_qkv", args->positions, args->tokens, args->position_count));
-    int heads = args->q_heads + 2 * args->kv_heads;
+    int heads = tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].out);
     tsr_pool_run(pool, heads * tsr_block_count(args->tokens, TASK_TOKENS), forward_task,
                  (void *)args);
     return TSR_OK;
@@ -297,6 +302,7 @@ tsr_status tsr_rope_qkv_backward_ref(const tsr_rope_qkv_backward_args *args, tsr
     TSR_TRY(tsr_expect_f32("rope_qkv_backward", args->dtype));
     TSR_TRY(
         check_positions("rope_qkv_backward", args->positions, args->tokens, args->position_count));
-    tsr_pool_run(pool, args->q_heads + 2 * args->kv_heads, backward_task, (void *)args);
+    tsr_pool_run(pool, tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].dz),
+                 backward_task, (void *)args);
     return TSR_OK;
 }

@@ -58,6 +58,8 @@ static double frequency_of(int64_t pair, int32_t head_dim, const tsr_rope_scalin
     case TSR_ROPE_LONG:
         return frequency / (double)(kind == TSR_ROPE_TABLE_OF_LONG ? s->long_factor[pair]
                                                                    : s->short_factor[pair]);
+    case TSR_ROPE_PROPORTIONAL:
+        return pair < floor(s->share * head_dim / 2) ? frequency / s->factor : 0;
     case TSR_ROPE_NONE:
         break;
     }

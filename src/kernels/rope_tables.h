@@ -12,6 +12,8 @@
  *     long      f_i / factor_i; documents longer than original_max_positions have factors of their own (LongRoPE,
  *               Ding et al. 2024), and a second table; all are multiplied by attention_factor
  *
+ *     proportional  f_i for the first `share` of the pairs; the others do not turn (Gemma 4)
+ *
  * query_beta: queries are multiplied by 1 + query_beta ln(1 + floor(position / original_max_positions)) (Ministral 3).
  */
 #ifndef TSR_KERNELS_ROPE_TABLES_H
@@ -28,7 +30,8 @@ typedef enum {
     TSR_ROPE_LLAMA3,
     TSR_ROPE_NONE,
     TSR_ROPE_YARN,
-    TSR_ROPE_LONG
+    TSR_ROPE_LONG,
+    TSR_ROPE_PROPORTIONAL
 } tsr_rope_type;
 
 #define TSR_ROPE_MOST_PAIRS 256
@@ -42,6 +45,7 @@ typedef struct {
     double original_max_positions; /* llama3, yarn */
     double beta_fast, beta_slow;   /* yarn */
     double attention_factor;       /* yarn, long */
+    double share;                  /* proportional */
     bool exact_ends;               /* yarn: the ends of the ramp are not rounded to whole pairs */
     double query_beta;             /* 0: none */
     uint64_t rotary_dim;           /* columns of a head that turn; 0: all */

@@ -106,14 +106,45 @@ static void fill_traits(tsr_matrix_traits *out, const tsr_activation_options *o,
         out[i] = tsr_activation_traits(o, &unit->linear[i]);
 }
 
+/* The slots that a block takes from: whole ones, or those of which every layer has a part. */
+static unsigned slots_taken(const tsr_block *block, bool of_layer)
+{
+    unsigned slots = 0;
+    for (int v = 0; v < block->value_count; v++) {
+        const tsr_value *value = &block->value[v];
+        if (value->slot != TSR_NONE && value->node == TSR_NONE && value->of_layer == of_layer)
+            slots |= 1u << value->slot;
+    }
+    return slots;
+}
+
+/* The slots whose gradient has begun when the backward comes to a layer, or to what it gives. */
+static unsigned slots_begun(const tsr_activation_options *o, int layer)
+{
+    unsigned slots = slots_taken(o->layout->unit[layer].block, true);
+    for (int i = layer + 1; i < o->layout->layer_count; i++)
+        slots |= slots_taken(o->layout->unit[i].block, false) |
+                 slots_taken(o->layout->unit[i].block, true);
+    return slots;
+}
+
+/* The slots whose gradient a layer below wants. */
+static unsigned slots_wanted(const tsr_layer_programs *programs, int layer)
+{
+    return layer ? tsr_layer_program_of(programs, layer - 1)->wanted_slots : 0;
+}
+
 /* Whether two layers do the same. */
-static bool are_alike(const tsr_activation_options *o, int a, int b)
+static bool are_alike(const tsr_layer_programs *programs, const tsr_activation_options *o, int a,
+                      int b)
 {
     const tsr_layout_unit *x = &o->layout->unit[a], *y = &o->layout->unit[b];
     tsr_matrix_traits left[TSR_BLOCK_MATRICES], right[TSR_BLOCK_MATRICES];
     int first = o->layout->first_trained;
     bool same = x->block == y->block && trains(o, a) == trains(o, b) &&
-                (a == first) == (b == first) && o->recompute[a] == o->recompute[b];
+                (a == first) == (b == first) && o->recompute[a] == o->recompute[b] &&
+                slots_wanted(programs, a) == slots_wanted(programs, b) &&
+                slots_begun(o, a) == slots_begun(o, b);
     if (!same)
         return false;
     fill_traits(left, o, a);
@@ -130,6 +161,8 @@ static tsr_status make_program(tsr_layer_programs *out, const tsr_activation_opt
                                                .traits = traits,
                                                .trains = trains(o, layer),
                                                .below = layer > o->layout->first_trained,
+                                               .wanted_slots = (uint8_t)slots_wanted(out, layer),
+                                               .begun_slots = (uint8_t)slots_begun(o, layer),
                                                .fp8 = o->fp8,
                                                .recompute = o->recompute[layer]};
     const tsr_layer_program_sizes sizes = {o->kernels, tsr_activation_attention(o), o->dtype};
@@ -147,7 +180,7 @@ static tsr_status fill_programs(tsr_layer_programs *programs, const tsr_activati
 {
     for (int layer = 0; layer < options->layout->layer_count; layer++) {
         int i = programs->count - 1; /* most are as the one before */
-        while (i >= 0 && !are_alike(options, first[i], layer))
+        while (i >= 0 && !are_alike(programs, options, first[i], layer))
             i--;
         if (i < 0) {
             i = programs->count;
@@ -307,6 +340,31 @@ static tsr_status take_scratch(const walk *w, tsr_activations *out)
     return TSR_OK;
 }
 
+/* What layers leave to layers further up, beside the residual stream. */
+static tsr_status take_shared_values(const walk *w, tsr_activations *out)
+{
+    const tsr_layout *layout = w->options->layout;
+    unsigned wanted = slots_wanted(w->programs, layout->layer_count);
+    for (int slot = 0; slot < TSR_SHARED_SLOTS; slot++) {
+        const tsr_value *given = NULL;
+        for (int i = 0; i < layout->block_count; i++)
+            for (int v = 0; v < layout->block[i]->value_count; v++)
+                if (layout->block[i]->value[v].slot == slot && layout->block[i]->value[v].node >= 0)
+                    given = &layout->block[i]->value[v];
+        if (!given)
+            continue;
+        char name[48];
+        snprintf(name, sizeof name, "shared %s %d", given->name, slot);
+        TSR_TRY(take(w, &out->shared[slot], name, given->why,
+                     (tsr_array){w->options->dtype, w->tokens, given->width}));
+        snprintf(name, sizeof name, "gradient of shared %s %d", given->name, slot);
+        if (wanted >> slot & 1)
+            TSR_TRY(take(w, &out->shared_gradient[slot], name, given->why,
+                         (tsr_array){w->options->dtype, w->tokens, given->width}));
+    }
+    return TSR_OK;
+}
+
 static bool carries(const walk *w, tsr_place_kind place)
 {
     for (int i = 0; i < w->programs->count; i++)
@@ -442,6 +500,7 @@ static tsr_status take_shared(const walk *w, tsr_activations *out)
 {
     void *nll = NULL;
     TSR_TRY(take_scratch(w, out));
+    TSR_TRY(take_shared_values(w, out));
     if (carries(w, TSR_PLACE_CARRIED_X))
         TSR_TRY(take_rows(w, &out->carried_x, "x between layers",
                           "the residual stream on its way to the next layer", w->d));

@@ -82,8 +82,9 @@ typedef struct {
     void *carried_x, *carried_z; /* [T, d]: from layer to layer, where it is not kept */
     tsr_linear_context context;  /* its scratch pointers */
     void *dx;                    /* [T, d]: the gradient of the residual stream */
-    struct {                     /* in the scratch */
-        void *x, *h, *d_h;       /* [T, d]: what the final norm reads and makes, and its gradient */
+    void *shared[TSR_SHARED_SLOTS], *shared_gradient[TSR_SHARED_SLOTS]; /* [T, the slot's width] */
+    struct {                                                            /* in the scratch */
+        void *x, *h, *d_h; /* [T, d]: what the final norm reads and makes, and its gradient */
         float *rstd;
         void *rows; /* [R, d]: label rows of h; then their gradient */
         tsr_head_state state;

@@ -16,7 +16,8 @@ static int16_t add_value(tsr_block *b, tsr_value_name called, uint64_t width, bo
                                            .width = width,
                                            .statistic = statistic,
                                            .node = TSR_NONE,
-                                           .matrix = TSR_NONE};
+                                           .matrix = TSR_NONE,
+                                           .slot = TSR_NONE};
     return (int16_t)b->value_count++;
 }
 
@@ -28,7 +29,8 @@ static int16_t add_vector(tsr_block *b, const char *name, uint64_t count)
         b->fault = "it has too many vectors";
         return 0;
     }
-    b->vector[b->vector_count] = (tsr_vector){name, count, b->plus_one};
+    b->vector[b->vector_count] =
+        (tsr_vector){.name = name, .count = count, .plus_one = b->plus_one};
     return (int16_t)b->vector_count++;
 }
 
@@ -117,6 +119,61 @@ int16_t tsr_block_norm_of(tsr_block *b, int16_t value, const char *name, float e
     return add_normed(b, node, name, eps, h);
 }
 
+int16_t tsr_block_norm_heads(tsr_block *b, int16_t value, uint64_t head_dim, float eps,
+                             tsr_value_name h)
+{
+    tsr_node *node = add_norm(b, (tsr_residual){TSR_NONE, value},
+                              (tsr_value_name){"y", "what a norm of heads reads"});
+    uint64_t width = b->value[value].width;
+    if (b->value[value].matrix != TSR_NONE)
+        b->fault = "heads of a linear's bare result are normed";
+    node->spec.norm.eps = eps;
+    node->spec.norm.head_dim = (int32_t)head_dim;
+    add_output(b, node, TSR_NORM_RSTD, (tsr_value_name){"rstd", "1 / rms of the heads"},
+               width / head_dim, true);
+    return add_output(b, node, TSR_NORM_H, h, width, false);
+}
+
+int16_t tsr_block_layer_inputs(tsr_block *b, int16_t value, const char *name,
+                               const tsr_inputs_spec *spec)
+{
+    tsr_node *node = add_node(b, &tsr_node_inputs);
+    uint64_t width = b->value[value].width;
+    node->spec.inputs = *spec;
+    node->in[0] = value;
+    node->weight[0] = add_vector(b, name, width / (uint64_t)spec->layers);
+    b->vector[node->weight[0]].of_model = true;
+    return add_output(b, node, 0, (tsr_value_name){"e", "what every layer takes of the tokens"},
+                      width, false);
+}
+
+void tsr_block_gain(tsr_block *b, tsr_residual *r, const char *name)
+{
+    add_sum(b, r, (tsr_value_name){"x_end", "the residual before it is scaled"});
+    tsr_node *node = add_node(b, &tsr_node_gain);
+    node->in[0] = r->x;
+    node->weight[0] = add_vector(b, name, b->width);
+    b->vector[node->weight[0]].plus_one = false;
+    b->vector[node->weight[0]].one = true;
+    r->x = add_output(b, node, 0, (tsr_value_name){"x_out", "the residual after the layer"},
+                      b->width, false);
+}
+
+void tsr_block_give(tsr_block *b, int16_t value, int slot)
+{
+    if (slot >= TSR_SHARED_SLOTS || b->value[value].matrix != TSR_NONE)
+        b->fault = "what it gives to other layers cannot be shared";
+    b->value[value].slot = (int16_t)slot;
+}
+
+int16_t tsr_block_take(tsr_block *b, int slot, uint64_t width, bool of_layer, tsr_value_name called)
+{
+    int16_t value = add_value(b, called, width, false);
+    b->value[value].slot = (int16_t)slot;
+    b->value[value].of_layer = of_layer;
+    return value;
+}
+
 int16_t tsr_block_scale(tsr_block *b, int16_t value, float scale)
 {
     tsr_node *node = add_norm(b, (tsr_residual){TSR_NONE, value},
@@ -165,9 +222,12 @@ void tsr_block_rope(tsr_block *b, int16_t qkv[3], const char *q_norm, const char
     static const tsr_value_name called[3] = {{"q", "queries"}, {"k", "keys"}, {"v", "values"}};
     tsr_node *node = add_node(b, &tsr_node_rope);
     node->spec.rope = *spec;
+    bool one = spec->kv_heads && qkv[1] == TSR_NONE;
     for (int i = 0; i < 3; i++) {
         node->in[i] = qkv[i];
         uint64_t heads = (uint64_t)(i == 0 ? spec->q_heads : spec->kv_heads);
+        if (qkv[i] == TSR_NONE && !one)
+            continue;
         qkv[i] = add_output(b, node, i, called[i], heads * (uint64_t)spec->head_dim, false);
     }
     node->weight[0] = add_vector(b, q_norm, (uint64_t)spec->head_dim);
@@ -180,6 +240,7 @@ int16_t tsr_block_attention(tsr_block *b, const int16_t qkv[3], const tsr_attent
     node->spec.attention = *spec;
     for (int i = 0; i < 3; i++)
         node->in[i] = qkv[i];
+    node->spec.attention.shared = b->value[qkv[1]].slot != TSR_NONE;
     add_output(b, node, TSR_ATTENTION_LSE, (tsr_value_name){"lse", "attention's log-sum-exp"},
                (uint64_t)spec->q_heads, true);
     return add_output(b, node, TSR_ATTENTION_O, (tsr_value_name){"o", "output of attention"},
@@ -213,8 +274,8 @@ static const char *judge(const tsr_block *b, tsr_residual r)
         return b->fault;
     if (b->node_count == 0 || b->node[0].kind != &tsr_node_norm)
         return "its first node does not add up the residual stream";
-    if (r.x == b->in.x || r.pending == TSR_NONE)
-        return "it does not end with something that is added to the residual stream";
+    if (r.x == b->in.x || (r.pending == TSR_NONE && b->value[r.x].node != b->node_count - 1))
+        return "it does not end with something that is done to the residual stream";
     return NULL;
 }
 
@@ -222,7 +283,7 @@ tsr_status tsr_block_end(tsr_block *b, tsr_residual r, const char *who)
 {
     const char *fault = judge(b, r);
     /* A bias lies in the gathered unit, which is gone when the next block runs. */
-    int16_t matrix = fault ? TSR_NONE : b->value[r.pending].matrix;
+    int16_t matrix = fault || r.pending == TSR_NONE ? TSR_NONE : b->value[r.pending].matrix;
     if (matrix != TSR_NONE && b->matrix[matrix].bias)
         add_sum(b, &r, (tsr_value_name){"x_out", "the residual after the layer"});
     fault = fault ? fault : b->fault;
@@ -257,13 +318,17 @@ bool tsr_block_same(const tsr_block *a, const tsr_block *b)
     bool same = same_nodes(a, b) && a->value_count == b->value_count &&
                 a->matrix_count == b->matrix_count && a->vector_count == b->vector_count;
     for (int i = 0; i < a->value_count && same; i++)
-        same = a->value[i].width == b->value[i].width;
+        same = a->value[i].width == b->value[i].width && a->value[i].slot == b->value[i].slot &&
+               a->value[i].of_layer == b->value[i].of_layer;
     for (int i = 0; i < a->matrix_count && same; i++)
         same = !strcmp(a->matrix[i].name, b->matrix[i].name) &&
-               a->matrix[i].in == b->matrix[i].in && a->matrix[i].bias == b->matrix[i].bias;
+               a->matrix[i].in == b->matrix[i].in && a->matrix[i].bias == b->matrix[i].bias &&
+               a->matrix[i].of_model == b->matrix[i].of_model;
     for (int i = 0; i < a->vector_count && same; i++)
         same = !strcmp(a->vector[i].name, b->vector[i].name) &&
                a->vector[i].count == b->vector[i].count &&
-               a->vector[i].plus_one == b->vector[i].plus_one;
+               a->vector[i].plus_one == b->vector[i].plus_one &&
+               a->vector[i].one == b->vector[i].one &&
+               a->vector[i].of_model == b->vector[i].of_model;
     return same;
 }

@@ -25,6 +25,7 @@
 #define TSR_BLOCK_MATRICES 24
 #define TSR_BLOCK_VECTORS  24
 #define TSR_NODE_PORTS     4
+#define TSR_SHARED_SLOTS   8 /* of a model: what layers leave to layers further up */
 #define TSR_NONE           (-1)
 
 /* A frozen weight [out, in] with an optional bias; it may have an adapter. */
@@ -32,7 +33,8 @@ typedef struct {
     const char *name; /* of the module, below the layer: "self_attn.q_proj" */
     uint64_t out, in;
     bool bias;
-    int16_t node; /* that multiplies with it */
+    bool of_model; /* the module is the model's: the name is below "model" */
+    int16_t node;  /* that multiplies with it */
     /* Its values: the result, which may still lack magnitude and bias; x A^T; and, where the adapter composes
      * its output (adapters/linear.h), the product before that. */
     int16_t result, low, inner;
@@ -43,6 +45,8 @@ typedef struct {
     const char *name;
     uint64_t count;
     bool plus_one; /* what is used is 1 + w (Gemma) */
+    bool of_model; /* as of a matrix */
+    bool one;      /* the tensor is "<layer>.<name>" and has one element, which stands for all */
 } tsr_vector;
 
 /* What passes between nodes: [tokens, width] of the compute dtype, or a statistic in fp32. */
@@ -52,18 +56,27 @@ typedef struct {
     bool statistic;
     int16_t node;   /* that makes it; TSR_NONE: it enters the block */
     int16_t matrix; /* that it belongs to, or TSR_NONE */
+    int16_t slot;   /* shared with other layers in this slot, or TSR_NONE */
+    bool of_layer;  /* what is taken from the slot is the part of the layer that takes it */
 } tsr_value;
 
 typedef struct tsr_node_kind tsr_node_kind; /* model/node.h */
 
-/* scale: of what is added; 0: 1. */
+/* scale: of what is added; 0: 1. head_dim: each head is normed on its own, without a weight; 0: the whole. */
 typedef struct {
     float eps, scale;
+    int32_t head_dim;
 } tsr_norm_spec;
+
+/* As in kernels/layer_inputs.h. */
+typedef struct {
+    int32_t layers;
+    float eps, scale, row_scale, sum_scale;
+} tsr_inputs_spec;
 
 /* head_norm_eps: of the norms of q and k, where the node has them. table: of the model's (config.rope). */
 typedef struct {
-    int32_t q_heads, kv_heads, head_dim;
+    int32_t q_heads, kv_heads, head_dim; /* kv_heads 0: q alone */
     float head_norm_eps;
     int32_t table;
     bool own_queries; /* q has the table of queries */
@@ -76,6 +89,7 @@ typedef struct {
     int32_t window; /* a token sees itself and window - 1 before it; 0: all before it */
     float scale;    /* of the scores; 0: 1 / sqrt(head_dim) */
     float softcap;  /* c: the scores become c tanh(score / c); 0: they stay */
+    bool shared;    /* other layers read its keys and values too; set by tsr_block_attention */
 } tsr_attention_spec;
 
 typedef struct {
@@ -92,6 +106,7 @@ typedef struct {
         tsr_rope_spec rope;
         tsr_attention_spec attention;
         tsr_glu_spec glu;
+        tsr_inputs_spec inputs;
     } spec;
 } tsr_node;
 
@@ -142,8 +157,9 @@ void tsr_block_linears(tsr_block *block, int16_t out[], int16_t x, const tsr_mat
                        int count);
 int16_t tsr_block_linear(tsr_block *block, int16_t x, const char *name, uint64_t out, bool bias);
 
-/* q, k, v in qkv (k and v TSR_NONE: columns of the first) are replaced by what attention reads: with magnitude, bias, the heads' norms q_norm and k_norm
- * (NULL: none) and, of q and k, the rotation. */
+/* q, k, v in qkv are replaced by what attention reads: with magnitude, bias, the heads' norms q_norm and k_norm (NULL:
+ * none) and, of q and k, the rotation. k and v TSR_NONE: they are columns of the first; with spec->kv_heads 0 there are
+ * none. v alone TSR_NONE: it is left as it is. */
 void tsr_block_rope(tsr_block *block, int16_t qkv[3], const char *q_norm, const char *k_norm,
                     const tsr_rope_spec *spec);
 
@@ -151,6 +167,27 @@ int16_t tsr_block_attention(tsr_block *block, const int16_t qkv[3], const tsr_at
 
 /* f(gate) up; of one linear's result of which up is the second half: up TSR_NONE. */
 int16_t tsr_block_glu(tsr_block *block, int16_t gate, int16_t up, tsr_activation activation);
+
+/* The RMSNorm of each head of head_dim columns of a value that no linear made, without a weight. */
+int16_t tsr_block_norm_heads(tsr_block *block, int16_t value, uint64_t head_dim, float eps,
+                             tsr_value_name h);
+
+/* What all layers take of the tokens beside the residual stream, of each `width` columns one behind the other: a
+ * linear's result, normed with the weight `name` of the model, and the rows of a table for each layer
+ * (kernels/layer_inputs.h). */
+int16_t tsr_block_layer_inputs(tsr_block *block, int16_t value, const char *name,
+                               const tsr_inputs_spec *spec);
+
+/* Adds up the residual stream and multiplies it by the vector `name` of one element. */
+void tsr_block_gain(tsr_block *block, tsr_residual *r, const char *name);
+
+/* Puts a value that no linear made into a slot, where layers further up find it; its gradient is the sum of theirs. */
+void tsr_block_give(tsr_block *block, int16_t value, int slot);
+
+/* What a layer further down, or a node further up in this one, put into the slot, `width` columns of it: all, or with
+ * of_layer those of this layer, where every layer has as many. */
+int16_t tsr_block_take(tsr_block *block, int slot, uint64_t width, bool of_layer,
+                       tsr_value_name called);
 
 /* The residual stream becomes r + value. */
 void tsr_block_add(tsr_block *block, tsr_residual *r, int16_t value);

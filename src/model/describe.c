@@ -35,13 +35,13 @@ static tsr_status add(list *to, char *name, uint64_t rows, uint64_t columns)
     return TSR_OK;
 }
 
-/* "model.layers.<layer>.<module>.<what>" */
-static tsr_status add_in_layer(list *to, uint64_t layer, const char *module, const char *what,
-                               uint64_t rows, uint64_t columns)
+/* "<module><what>" */
+static tsr_status add_of(list *to, char *module, const char *what, uint64_t rows, uint64_t columns)
 {
     char *name;
-    if (asprintf(&name, "model.layers.%" PRIu64 ".%s.%s", layer, module, what) < 0)
+    if (!module || asprintf(&name, "%s%s", module, what) < 0)
         name = NULL;
+    free(module);
     return add(to, name, rows, columns);
 }
 
@@ -51,12 +51,17 @@ static tsr_status add_layer(list *to, const tsr_model_config *config, uint64_t l
     TSR_TRY(tsr_arch_block(&block, config, (int)layer));
     for (int i = 0; i < block.matrix_count; i++) {
         const tsr_matrix *m = &block.matrix[i];
-        TSR_TRY(add_in_layer(to, layer, m->name, "weight", m->out, m->in));
+        TSR_TRY(add_of(to, tsr_module_path((int)layer, m->of_model, m->name), ".weight", m->out,
+                       m->in));
         if (m->bias)
-            TSR_TRY(add_in_layer(to, layer, m->name, "bias", m->out, 0));
+            TSR_TRY(
+                add_of(to, tsr_module_path((int)layer, m->of_model, m->name), ".bias", m->out, 0));
     }
-    for (int i = 0; i < block.vector_count; i++)
-        TSR_TRY(add_in_layer(to, layer, block.vector[i].name, "weight", block.vector[i].count, 0));
+    for (int i = 0; i < block.vector_count; i++) {
+        const tsr_vector *v = &block.vector[i];
+        TSR_TRY(add_of(to, tsr_module_path((int)layer, v->of_model, v->name),
+                       v->one ? "" : ".weight", v->one ? 1 : v->count, 0));
+    }
     return TSR_OK;
 }
 
@@ -64,6 +69,9 @@ static tsr_status add_all(list *to, const tsr_model_config *config)
 {
     uint64_t vocabulary = config->vocab_size, d = config->hidden_size;
     TSR_TRY(add(to, strdup("model.embed_tokens.weight"), vocabulary, d));
+    if (config->layer_input_width)
+        TSR_TRY(add_of(to, tsr_module_path(0, true, config->arch->layer_table), ".weight",
+                       vocabulary, config->layer_count * config->layer_input_width));
     for (uint64_t layer = 0; layer < config->layer_count; layer++)
         TSR_TRY(add_layer(to, config, layer));
     TSR_TRY(add(to, strdup("model.norm.weight"), d, 0));

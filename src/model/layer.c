@@ -17,17 +17,34 @@ static void *address(const tsr_layer_memory *memory, tsr_value_place place)
         return memory->carried_z;
     case TSR_PLACE_DX:
         return memory->dx;
+    case TSR_PLACE_SHARED:
+        return memory->shared[place.at];
+    case TSR_PLACE_SHARED_GRADIENT:
+        return memory->shared_gradient[place.at];
     case TSR_PLACE_NOWHERE:
         break;
     }
     return NULL;
 }
 
-static void resolve(void *out[TSR_BLOCK_VALUES], const tsr_layer_program *program,
+/* Of what all layers take a part of: where the part of the layer at work begins. */
+static uint64_t part_offset(const tsr_pass *pass, const tsr_value *value)
+{
+    return (uint64_t)pass->batch->layer * (uint64_t)pass->batch->tokens * value->width *
+           tsr_dtype_bytes(pass->context->dtype);
+}
+
+static void resolve(void *out[TSR_BLOCK_VALUES], const tsr_pass *pass,
                     const tsr_layer_memory *memory, const tsr_value_place *places)
 {
-    for (int v = 0; v < program->block->value_count; v++)
+    for (int v = 0; v < pass->block->value_count; v++) {
+        const tsr_value *value = &pass->block->value[v];
+        bool shared =
+            places[v].kind == TSR_PLACE_SHARED || places[v].kind == TSR_PLACE_SHARED_GRADIENT;
         out[v] = address(memory, places[v]);
+        if (out[v] && shared && value->of_layer)
+            out[v] = (char *)out[v] + part_offset(pass, value);
+    }
 }
 
 static tsr_pass begin(const tsr_linear_context *context, const tsr_model_tables *tables,
@@ -69,7 +86,7 @@ tsr_status tsr_layer_forward(const tsr_linear_context *context, const tsr_model_
     const tsr_residual *out = &program->block->out;
     tsr_pass pass = begin(context, tables, layer, batch);
     pass.input = input;
-    resolve(pass.value, program, memory, program->in_forward);
+    resolve(pass.value, &pass, memory, program->in_forward);
     pass.value[program->block->in.x] = (void *)input->x;
     pass.value[program->block->in.pending] = (void *)input->z;
     TSR_TRY(run(&pass, program, memory, &program->forward, TSR_PASS_FORWARD));
@@ -91,8 +108,8 @@ tsr_status tsr_layer_backward(const tsr_linear_context *context, const tsr_model
     tsr_fp8_rows made8[TSR_BLOCK_MATRICES] = {{0}};
     pass.gradients = gradients;
     pass.made8 = made8;
-    resolve(pass.value, program, memory, program->in_backward);
-    resolve(pass.gradient, program, memory, program->gradient);
+    resolve(pass.value, &pass, memory, program->in_backward);
+    resolve(pass.gradient, &pass, memory, program->gradient);
     TSR_TRY(run(&pass, program, memory, &program->remade, TSR_PASS_REMADE));
     return run(&pass, program, memory, &program->backward, TSR_PASS_BACKWARD);
 }

@@ -20,6 +20,7 @@ typedef struct {
     void *const *kept; /* [program->kept_count] */
     char *scratch;
     void *carried_x, *carried_z, *dx;
+    void *const *shared, *const *shared_gradient; /* [TSR_SHARED_SLOTS] */
 } tsr_layer_memory;
 
 /* Where the sum that a layer begins with is put: the embedding goes there. */

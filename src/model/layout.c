@@ -77,24 +77,32 @@ static tsr_status plain_tensor(const tsr_tensor **out, tsr_dtype *dtype, const b
     return TSR_OK;
 }
 
-/* Of norms: what is kept is (w + plus) / divisor, in fp32 where that is not w. */
+/* What is kept of a vector: (w + plus) / divisor, in fp32 where that is not w; one: of its only element. */
+typedef struct {
+    float plus, divisor;
+    bool one;
+} vector_use;
+
 static tsr_status add_vector(int *index, const builder *b, tsr_layout_unit *unit, int linear,
-                             const char *name, uint64_t count, float plus, float divisor)
+                             const char *name, uint64_t count, vector_use use)
 {
     const tsr_tensor *tensor = NULL;
     tsr_dtype dtype = TSR_F32;
-    TSR_TRY(plain_tensor(&tensor, &dtype, b, name, 1, &count));
-    bool changed = plus != 0 || (divisor != 0 && divisor != 1);
+    uint64_t stored = use.one ? 1 : count;
+    TSR_TRY(plain_tensor(&tensor, &dtype, b, name, 1, &stored));
+    bool divides = use.divisor != 0 && use.divisor != 1;
+    bool changed = use.plus != 0 || divides || use.one;
     *index = add_frozen(unit, (tsr_layout_segment){.name = tensor->name,
                                                    .source = tensor,
                                                    .linear = linear,
                                                    .dtype = changed ? TSR_F32 : dtype,
                                                    .element_count = count,
-                                                   .plus = plus,
-                                                   .divisor = !changed       ? 0
-                                                              : divisor != 0 ? divisor
-                                                                             : 1});
-    b->layout->parameter_count += count;
+                                                   .plus = use.plus,
+                                                   .divisor = !changed  ? 0
+                                                              : divides ? use.divisor
+                                                                        : 1,
+                                                   .one = use.one});
+    b->layout->parameter_count += stored;
     return TSR_OK;
 }
 
@@ -154,16 +162,15 @@ static tsr_status make_linear(const builder *b, tsr_layout_unit *unit, int layer
     linear->out = matrix->out;
     linear->in = matrix->in;
     linear->bias = linear->a = linear->b = linear->m = TSR_NO_SEGMENT;
-    if (asprintf(&linear->path, "model.layers.%d.%s", layer, matrix->name) < 0) {
-        linear->path = NULL;
+    linear->path = tsr_module_path(layer, matrix->of_model, matrix->name);
+    if (!linear->path)
         return tsr_fail(TSR_ENOMEM, "out of memory for module names");
-    }
     linear->module_key = tsr_adapter_module_key(linear->path);
     TSR_TRY(weight_segments(b, unit, index));
     if (!matrix->bias)
         return TSR_OK;
     snprintf(name, sizeof name, "%s.bias", linear->path);
-    return add_vector(&linear->bias, b, unit, index, name, linear->out, 0, 0);
+    return add_vector(&linear->bias, b, unit, index, name, linear->out, (vector_use){0});
 }
 
 static tsr_status make_layer(const builder *b, int layer)
@@ -174,16 +181,21 @@ static tsr_status make_layer(const builder *b, int layer)
         TSR_TRY(make_linear(b, unit, layer, i));
     for (int i = 0; i < unit->block->vector_count; i++) {
         const tsr_vector *vector = &unit->block->vector[i];
-        snprintf(name, sizeof name, "model.layers.%d.%s.weight", layer, vector->name);
-        TSR_TRY(
-            add_vector(&unit->vector[i], b, unit, -1, name, vector->count, vector->plus_one, 0));
+        char *module = tsr_module_path(layer, vector->of_model, vector->name);
+        if (!module)
+            return tsr_fail(TSR_ENOMEM, "out of memory for module names");
+        snprintf(name, sizeof name, "%s%s", module, vector->one ? "" : ".weight");
+        free(module);
+        TSR_TRY(add_vector(&unit->vector[i], b, unit, -1, name, vector->count,
+                           (vector_use){.plus = vector->plus_one, .one = vector->one}));
     }
     if (layer < b->layout->layer_count - 1)
         return TSR_OK;
     /* The logits' divisor is the final norm's: nothing but the head reads what it makes. */
     const tsr_model_config *config = &b->layout->config;
-    return add_vector(&unit->final_norm, b, unit, -1, "model.norm.weight", config->hidden_size,
-                      config->norm_plus_one, (float)config->logits_divisor);
+    return add_vector(
+        &unit->final_norm, b, unit, -1, "model.norm.weight", config->hidden_size,
+        (vector_use){.plus = config->norm_plus_one, .divisor = (float)config->logits_divisor});
 }
 
 /* Whether two tensors of one shape have the same values, up to the first chunk that differs. */
@@ -232,6 +244,20 @@ static tsr_status tied_head(const builder *b, tsr_dtype *dtype, const uint64_t *
     return TSR_OK;
 }
 
+/* The table of what every layer takes of a token. */
+static tsr_status find_layer_rows(const builder *b)
+{
+    const tsr_model_config *config = &b->layout->config;
+    uint64_t shape[2] = {config->vocab_size, config->layer_count * config->layer_input_width};
+    tsr_dtype dtype;
+    char name[NAME_BYTES];
+    if (!config->layer_input_width)
+        return TSR_OK;
+    snprintf(name, sizeof name, "model.%s.weight", config->arch->layer_table);
+    b->layout->parameter_count += shape[0] * shape[1];
+    return plain_tensor(&b->layout->layer_rows, &dtype, b, name, 2, shape);
+}
+
 /* Embedding and head; the head's chunks are units. */
 static tsr_status make_head(const builder *b)
 {
@@ -241,6 +267,7 @@ static tsr_status make_head(const builder *b)
     tsr_dtype dtype = TSR_F32;
     TSR_TRY(plain_tensor(&layout->embedding, &dtype, b, "model.embed_tokens.weight", 2, shape));
     layout->parameter_count += shape[0] * shape[1];
+    TSR_TRY(find_layer_rows(b));
     if (config->tie_word_embeddings)
         TSR_TRY(tied_head(b, &dtype, shape));
     else

@@ -40,8 +40,9 @@ typedef struct {
     tsr_dtype dtype;        /* of what is stored: U8 for codes */
     uint64_t element_count; /* of the whole tensor, in memory */
     uint64_t first_element; /* in the tensor of the file: a chunk of the head begins inside it */
-    /* What is kept of a frozen vector is (w + plus) / divisor; divisor 0: w. */
+    /* What is kept of a frozen vector is (w + plus) / divisor; divisor 0: w. one: of its only element, repeated. */
     float plus, divisor;
+    bool one;
     uint64_t granule_count, granule_bytes;
     /* Of a trainable one: columns in memory, and the shape that files have, which is its top left. */
     uint64_t columns, stored_rows, stored_columns;
@@ -87,6 +88,7 @@ typedef struct {
     int block_count;
     int layer_count, chunk_count, unit_count;
     const tsr_tensor *embedding, *head; /* the same where they are tied */
+    const tsr_tensor *layer_rows;       /* a table of what every layer takes of a token, or NULL */
     int first_trained;                  /* lowest layer with an adapter; layer_count if none has */
     uint64_t largest_r, parameter_count, trainable_count;
 } tsr_layout;
@@ -95,6 +97,9 @@ typedef struct {
     bool load_in_4bit, nested;
     tsr_dtype compute; /* dtype of the working copies of A and B; m is fp32 always */
 } tsr_layout_options;
+
+/* The name of a module of a layer, or of the model; the caller's. NULL: no memory. */
+char *tsr_module_path(int layer, bool of_model, const char *name);
 
 /* The modules of a model as Transformers names them, for tsr_adapter_set_make: the linears in the
  * order of layers and of their blocks, then what else a target could mean. The caller frees *out and each path

@@ -21,7 +21,7 @@ static int by_address(const void *a, const void *b)
 /* What the layout reads, sorted by address; *out is the caller's. */
 static tsr_status list_used(const tsr_tensor ***out, uint64_t *count, const tsr_layout *layout)
 {
-    uint64_t most = 2, made = 0;
+    uint64_t most = 3, made = 0;
     for (int i = 0; i < layout->unit_count; i++)
         most += (uint64_t)layout->unit[i].frozen_count;
     const tsr_tensor **used = malloc(most * sizeof *used);
@@ -29,6 +29,7 @@ static tsr_status list_used(const tsr_tensor ***out, uint64_t *count, const tsr_
         return tsr_fail(TSR_ENOMEM, "out of memory for %" PRIu64 " tensors", most);
     used[made++] = layout->embedding;
     used[made++] = layout->head;
+    used[made++] = layout->layer_rows;
     for (int i = 0; i < layout->unit_count; i++)
         for (int j = 0; j < layout->unit[i].frozen_count; j++)
             used[made++] = layout->unit[i].frozen[j].source;

@@ -115,7 +115,11 @@ static tsr_status put_plain(tsr_load_job *job, char *out, const tsr_layout_segme
     const tsr_tensor *tensor = segment->source;
     char *staged;
     TSR_TRY(tsr_load_chunk_begin(&staged, job));
-    if (tensor->dtype == segment->dtype)
+    if (segment->one) {
+        TSR_TRY(tsr_safetensors_read_f32((float *)(void *)staged, tensor, 0, 1));
+        for (uint64_t i = 1; i < count; i++)
+            ((float *)(void *)staged)[i] = ((float *)(void *)staged)[0];
+    } else if (tensor->dtype == segment->dtype)
         TSR_TRY(tsr_load_read_finite(tsr_device_pool(job->loader->device), staged, tensor, first,
                                      count));
     else
@@ -218,11 +222,10 @@ tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const ts
     return TSR_OK;
 }
 
-tsr_status tsr_model_load_embedding(char *table, const tsr_layout *layout, uint64_t first,
-                                    uint64_t count, tsr_pool *pool)
+tsr_status tsr_model_load_table(char *table, const tsr_tensor *tensor, uint64_t first,
+                                uint64_t count, tsr_pool *pool)
 {
-    const tsr_tensor *tensor = layout->embedding;
-    uint64_t d = layout->config.hidden_size;
+    uint64_t d = tensor->shape[1];
     uint64_t element = tsr_dtype_bytes(tensor->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32);
     char *out = table + first * d * element;
     if (tensor->dtype == TSR_F16)

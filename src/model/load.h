@@ -46,9 +46,9 @@ tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const ts
 void tsr_plain_range(uint64_t *first, uint64_t *count, const tsr_layout_segment *segment, int rank,
                      int ranks);
 
-/* Rows [first, first + count) of the embedding into `table` (at row `first`), as BF16 or, from F16
- * and F32, F32. */
-tsr_status tsr_model_load_embedding(char *table, const tsr_layout *layout, uint64_t first,
-                                    uint64_t count, tsr_pool *pool);
+/* Rows [first, first + count) of the embedding, or of the layout's layer_rows, into `table` (at row `first`), as BF16
+ * or, from F16 and F32, F32. */
+tsr_status tsr_model_load_table(char *table, const tsr_tensor *tensor, uint64_t first,
+                                uint64_t count, tsr_pool *pool);
 
 #endif

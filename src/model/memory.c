@@ -121,13 +121,24 @@ static tsr_status walk_saved(tsr_model *model, const tsr_model_options *options,
     return TSR_OK;
 }
 
+/* Whether some norm has no weight. */
+static bool norms_heads(const tsr_layout *layout)
+{
+    for (int i = 0; i < layout->block_count; i++)
+        for (int j = 0; j < layout->block[i]->node_count; j++) {
+            const tsr_node *node = &layout->block[i]->node[j];
+            if (node->kind == &tsr_node_norm && node->spec.norm.head_dim)
+                return true;
+        }
+    return false;
+}
+
 tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
                           tsr_take_buffer *device, tsr_take_buffer *host, void *user)
 {
     const tsr_layout *layout = options->layout;
     uint64_t tokens = (uint64_t)options->bounds.tokens;
-    uint64_t angles =
-        (uint64_t)tsr_model_rope_tables(&layout->config) * (layout->config.head_dim / 2);
+    uint64_t angles = tsr_model_rope_angles(&layout->config);
     static const char rows[] =
         "its embedded rows, positions and targets; one is filled while the other is used";
     tsr_array micro = tsr_array_of_bytes(tsr_model_stage_bytes(options));
@@ -135,6 +146,9 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
         TSR_TRY(walk_unit(model ? &model->unit[i] : NULL, options, i, device, user));
     TSR_TRY(take_floats(model ? &model->level : NULL, device, user, "NF4", " levels",
                         "the 16 values of the code", 16, 1));
+    if (norms_heads(layout))
+        TSR_TRY(take_floats(model ? &model->ones : NULL, device, user, "norm", " ones",
+                            "the weight of a norm without one", TSR_MODEL_ONES, 1));
     TSR_TRY(take_floats(model ? &model->cosine : NULL, device, user, "RoPE", " cosine",
                         "tables of the rotation", tokens, angles));
     TSR_TRY(take_floats(model ? &model->sine : NULL, device, user, "RoPE", " sine",

@@ -104,16 +104,27 @@ static tsr_status fill_ropes(table_filler *f)
     return TSR_OK;
 }
 
+static tsr_status write_ones(tsr_model *model, tsr_device *device)
+{
+    float ones[TSR_MODEL_ONES];
+    for (int i = 0; i < TSR_MODEL_ONES; i++)
+        ones[i] = 1;
+    model->tables.ones = model->ones;
+    return tsr_device_write(device, model->ones, ones, sizeof ones);
+}
+
 static tsr_status fill_tables(tsr_model *model, tsr_device *device)
 {
-    uint64_t count =
-        (uint64_t)model->options.bounds.tokens * (model->options.layout->config.head_dim / 2);
+    uint64_t count = (uint64_t)model->options.bounds.tokens *
+                     tsr_model_rope_angles(&model->options.layout->config);
     table_filler filler = {model, device, malloc(2 * count * sizeof(float) + 1), 0};
     if (!filler.scratch)
         return tsr_fail(TSR_ENOMEM, "out of memory for the tables of RoPE");
     tsr_status status = fill_ropes(&filler);
     if (status == TSR_OK)
         status = tsr_device_write(device, model->level, tsr_nf4_level, sizeof tsr_nf4_level);
+    if (status == TSR_OK && model->ones)
+        status = write_ones(model, device);
     free(filler.scratch);
     return status;
 }
@@ -137,12 +148,12 @@ static tsr_status prepare_attention(const tsr_model *model, tsr_device *device)
 }
 
 tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2d,
-                           tsr_frozen embedding, tsr_model_sums sums)
+                           const tsr_host_tables *tables, tsr_model_sums sums)
 {
     tsr_device *device = tsr_stream_device(compute);
     model->compute = compute;
     model->h2d = h2d;
-    model->embedding = embedding;
+    model->host = *tables;
     model->sums = sums;
     for (int i = 0; i < STAGES; i++) {
         TSR_TRY(tsr_event_create(&model->stage[i].staged, device));
@@ -348,7 +359,8 @@ static tsr_layer_memory memory_of(void *kept[TSR_BLOCK_VALUES], const tsr_model 
     tsr_activation_options options = tsr_model_activation(&model->options);
     tsr_activations_kept(kept, a, &options, model->options.programs, unit,
                          tsr_model_current(model)->batch.tokens);
-    return (tsr_layer_memory){kept, a->scratch, a->carried_x, a->carried_z, a->dx};
+    return (tsr_layer_memory){kept,  a->scratch, a->carried_x,      a->carried_z,
+                              a->dx, a->shared,  a->shared_gradient};
 }
 
 tsr_saved tsr_model_saved(const tsr_model *model, int unit)
@@ -390,14 +402,18 @@ static tsr_status begin(tsr_model *model, void *x)
                           .in = s->view.embedding,
                           .count =
                               s->batch.tokens * (int64_t)model->options.layout->config.hidden_size,
-                          .in_dtype = model->embedding.dtype,
+                          .in_dtype = model->host.embedding.dtype,
                           .dtype = model->options.dtype,
                           .scale = embedding_scale(model)});
 }
 
-static tsr_layer_batch layer_batch(const stage *s)
+static tsr_layer_batch layer_batch(const tsr_model *model, int unit)
 {
-    return (tsr_layer_batch){.tokens = s->batch.tokens,
+    const stage *s = tsr_model_current(model);
+    return (tsr_layer_batch){.layer = unit,
+                             .layer_rows = s->view.layer_rows,
+                             .layer_rows_dtype = model->host.layer_rows.dtype,
+                             .tokens = s->batch.tokens,
                              .positions = s->view.positions,
                              .cu_seqlens = s->view.cu_seqlens,
                              .documents = (int32_t)s->batch.documents};
@@ -408,7 +424,7 @@ static tsr_status forward(tsr_model *model, int unit, const tsr_unit_view *view)
     const stage *s = tsr_model_current(model);
     void *kept[TSR_BLOCK_VALUES];
     tsr_layer_memory memory = memory_of(kept, model, unit);
-    tsr_layer_batch batch = layer_batch(s);
+    tsr_layer_batch batch = layer_batch(model, unit);
     tsr_layer layer;
     tsr_linear_norm_args norms[TSR_BLOCK_MATRICES];
     if (unit == 0)
@@ -447,7 +463,7 @@ static tsr_status backward(tsr_model *model, int unit, const tsr_unit_view *view
 {
     const stage *s = tsr_model_current(model);
     const tsr_layout *layout = model->options.layout;
-    tsr_layer_batch batch = layer_batch(s);
+    tsr_layer_batch batch = layer_batch(model, unit);
     void *kept[TSR_BLOCK_VALUES];
     tsr_layer layer;
     tsr_layer_gradients gradients[TSR_BLOCK_MATRICES];

@@ -79,10 +79,16 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
 tsr_status tsr_model_create(tsr_model **out, const tsr_model_options *options);
 void tsr_model_destroy(tsr_model *model);
 
-/* After the walk: streams and where sums go. `embedding` is the whole table in host memory. Fills
+/* Whole tables in host memory of which tokens' rows are looked up: the embedding, and what every layer takes of a
+ * token (data NULL: the model has none). */
+typedef struct {
+    tsr_frozen embedding, layer_rows;
+} tsr_host_tables;
+
+/* After the walk: streams and where sums go. Fills
  * the constant tables. */
 tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2d,
-                           tsr_frozen embedding, tsr_model_sums sums);
+                           const tsr_host_tables *tables, tsr_model_sums sums);
 
 /* A shape that micro-batches come in. */
 typedef struct {

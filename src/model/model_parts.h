@@ -13,7 +13,8 @@
 typedef struct {
     int32_t *positions, *cu_seqlens, *label_row, *label, *sample_position;
     int64_t *sample;
-    char *embedding; /* [tokens, d] rows of the table as they are stored */
+    char *embedding;  /* [tokens, d] rows of the table as they are stored */
+    char *layer_rows; /* [tokens, layers width]: the same of what every layer takes */
 } stage_view;
 
 typedef struct {
@@ -49,9 +50,9 @@ struct tsr_model {
     char *activation_begin, *activation_end; /* all of them: free until the first micro-batch */
     tsr_model_tables tables;
     tsr_graph_book graphs; /* of the adapters, chosen at start-up */
-    float *cosine, *sine, *level;
+    float *cosine, *sine, *level, *ones;
     tsr_stream *compute, *h2d;
-    tsr_frozen embedding;
+    tsr_host_tables host;
     tsr_model_sums sums;
     stage stage[STAGES];
     uint64_t staged_count, released_count; /* micro-batches so far */

@@ -41,6 +41,14 @@ static tsr_status add(list *to, char *path, const tsr_matrix *matrix)
     return TSR_OK;
 }
 
+char *tsr_module_path(int layer, bool of_model, const char *name)
+{
+    char *path;
+    int length = of_model ? asprintf(&path, "model.%s", name)
+                          : asprintf(&path, "model.layers.%d.%s", layer, name);
+    return length < 0 ? NULL : path;
+}
+
 /* `length` characters of a name below a layer; of none: the layer itself. */
 static tsr_status add_below(list *to, uint64_t layer, const char *name, size_t length,
                             const tsr_matrix *matrix)
@@ -56,7 +64,7 @@ static tsr_status add_linears(list *to, const tsr_block *block, uint64_t layer)
 {
     for (int i = 0; i < block->matrix_count; i++) {
         const tsr_matrix *m = &block->matrix[i];
-        TSR_TRY(add_below(to, layer, m->name, strlen(m->name), m));
+        TSR_TRY(add(to, tsr_module_path((int)layer, m->of_model, m->name), m));
     }
     return TSR_OK;
 }
@@ -106,8 +114,11 @@ static tsr_status add_others(list *to, const tsr_block *block, uint64_t layer)
             TSR_TRY(add_below(to, layer, name, (size_t)(dot - name), NULL));
     }
     TSR_TRY(add_activations(to, block, layer));
-    for (int i = 0; i < block->vector_count; i++)
-        TSR_TRY(add_below(to, layer, block->vector[i].name, strlen(block->vector[i].name), NULL));
+    for (int i = 0; i < block->vector_count; i++) {
+        const tsr_vector *v = &block->vector[i];
+        if (!v->one) /* a buffer of the layer itself */
+            TSR_TRY(add(to, tsr_module_path((int)layer, v->of_model, v->name), NULL));
+    }
     return TSR_OK;
 }
 
@@ -120,6 +131,8 @@ static tsr_status add_all(list *to, const tsr_model_config *config)
     }
     for (int i = 0; i < MODEL_MODULES; i++)
         TSR_TRY(add(to, strdup(model_modules[i]), NULL));
+    if (config->layer_input_width)
+        TSR_TRY(add(to, tsr_module_path(0, true, config->arch->layer_table), NULL));
     for (uint64_t layer = 0; layer < config->layer_count; layer++) {
         TSR_TRY(tsr_arch_block(&block, config, (int)layer));
         TSR_TRY(add_others(to, &block, layer));

@@ -13,6 +13,10 @@
  *                 out   o; lse
  *     glu         in    gate, up; or one of which they are halves
  *                 out   act
+ *     gain        in    x                                            weight  one factor
+ *                 out   it times the factor
+ *     inputs      in    z                                            weight  the norm's
+ *                 out   what every layer takes of the tokens (kernels/layer_inputs.h)
  *
  * A linear's result lacks its magnitude g and its bias, which whoever reads it applies: norm, rope and glu. The
  * backward of rope and glu gives the gradient of the bare result, dz = g dy, and sums dm; after norm the linear
@@ -24,6 +28,8 @@
 #include "adapters/linear.h"
 #include "model/arch/config.h"
 #include "model/block.h"
+
+#define TSR_MODEL_ONES 512 /* the widest head */
 
 enum { TSR_NORM_X, TSR_NORM_PENDING };
 enum { TSR_NORM_SUM, TSR_NORM_H, TSR_NORM_RSTD };
@@ -43,6 +49,10 @@ typedef struct {
     const int32_t *positions;  /* [tokens], in their documents */
     const int32_t *cu_seqlens; /* [documents + 1] */
     int32_t documents;
+    int layer; /* that is at work */
+    const void
+        *layer_rows; /* [tokens, layers width]: the rows of a table for each layer, or NULL */
+    tsr_dtype layer_rows_dtype;
 } tsr_layer_batch;
 
 /* How heads turn by position: [position_count, head_dim / 2]. */
@@ -55,6 +65,7 @@ typedef struct {
 typedef struct {
     tsr_rope_table rope[TSR_MODEL_ROPES];
     tsr_rope_table queries; /* of rope[0] with query_beta; else empty */
+    const float *ones;      /* [TSR_MODEL_ONES]: the weight of a norm without one */
 } tsr_model_tables;
 
 /* Where the gradients of one linear's A, B and m go, written whole: [r, in], [out, r], [out]. NULL:
@@ -125,6 +136,7 @@ typedef struct tsr_costing tsr_costing; /* model/work_parts.h */
 struct tsr_node_kind {
     const char *name;
     bool light;  /* reads and writes only: rather done again than its results kept (`selective`) */
+    bool adds;   /* its backward can add to the gradient of an input */
     bool scales; /* its backward gives dz and dm of the linears' results that it reads */
     int8_t rows; /* the output that it can put into e4m3 as it makes it; TSR_NONE */
     tsr_status (*forward)(const tsr_pass *pass, const tsr_step *step);
@@ -142,5 +154,5 @@ struct tsr_node_kind {
 tsr_attention_bounds tsr_attention_bounds_of(const tsr_node *node, tsr_attention_bounds bounds);
 
 extern const tsr_node_kind tsr_node_norm, tsr_node_linear, tsr_node_rope, tsr_node_attention,
-    tsr_node_glu;
+    tsr_node_glu, tsr_node_gain, tsr_node_inputs;
 #endif

@@ -1,6 +1,7 @@
 /*
  * node_attention.c: causal attention within documents (kernels/attention.h).
  */
+#include "base/checked.h"
 #include "model/node_parts.h"
 #include "model/work_parts.h"
 
@@ -28,11 +29,36 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
                                                   .dtype = p->context->dtype});
 }
 
+/* Of keys or values that other layers have a gradient of already: one more's, until it is added. */
+static uint64_t extra_bytes(const tsr_attention_spec *spec, int64_t tokens, tsr_dtype dtype)
+{
+    uint64_t width = (uint64_t)spec->kv_heads * (uint64_t)spec->head_dim;
+    return spec->shared
+               ? tsr_align_up((uint64_t)tokens * width * tsr_dtype_bytes(dtype), TSR_ALIGNMENT)
+               : 0;
+}
+
+static tsr_status add(const tsr_pass *p, const tsr_attention_spec *spec, void *sum, const void *one)
+{
+    return p->context->kernels->rms_norm(
+        p->context->stream, &(tsr_rms_norm_args){.x = sum,
+                                                 .z = one,
+                                                 .x_out = sum,
+                                                 .tokens = p->batch->tokens,
+                                                 .d = (int64_t)spec->kv_heads * spec->head_dim,
+                                                 .dtype = p->context->dtype});
+}
+
 static tsr_status backward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
     const tsr_attention_spec *spec = &node->spec.attention;
-    return p->context->kernels->attention_backward(
+    uint64_t extra = extra_bytes(spec, p->batch->tokens, p->context->dtype);
+    void *d[3];
+    for (int i = 0; i < 3; i++)
+        d[i] = step->adds & 1u << i ? (char *)p->workspace + (uint64_t)(i - 1) * extra
+                                    : p->gradient[node->in[i]];
+    TSR_TRY(p->context->kernels->attention_backward(
         p->context->stream,
         &(tsr_attention_backward_args){.q = p->value[node->in[0]],
                                        .k = p->value[node->in[1]],
@@ -40,12 +66,12 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
                                        .o = p->value[node->out[TSR_ATTENTION_O]],
                                        .d_o = p->gradient[node->out[TSR_ATTENTION_O]],
                                        .lse = p->value[node->out[TSR_ATTENTION_LSE]],
-                                       .dq = p->gradient[node->in[0]],
-                                       .dk = p->gradient[node->in[1]],
-                                       .dv = p->gradient[node->in[2]],
+                                       .dq = d[0],
+                                       .dk = d[1],
+                                       .dv = d[2],
                                        .cu_seqlens = p->batch->cu_seqlens,
-                                       .workspace = p->workspace,
-                                       .workspace_bytes = p->workspace_bytes,
+                                       .workspace = (char *)p->workspace + 2 * extra,
+                                       .workspace_bytes = p->workspace_bytes - 2 * extra,
                                        .tokens = p->batch->tokens,
                                        .documents = p->batch->documents,
                                        .q_heads = spec->q_heads,
@@ -54,7 +80,11 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
                                        .window = spec->window,
                                        .scale = spec->scale,
                                        .softcap = spec->softcap,
-                                       .dtype = p->context->dtype});
+                                       .dtype = p->context->dtype}));
+    for (int i = 1; i < 3; i++)
+        if (step->adds & 1u << i)
+            TSR_TRY(add(p, spec, p->gradient[node->in[i]], d[i]));
+    return TSR_OK;
 }
 
 static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
@@ -80,8 +110,9 @@ tsr_attention_bounds tsr_attention_bounds_of(const tsr_node *node, tsr_attention
 static uint64_t workspace(const tsr_node *node, const tsr_kernels *kernels,
                           tsr_attention_bounds bounds)
 {
+    uint64_t extra = extra_bytes(&node->spec.attention, bounds.tokens, bounds.dtype);
     bounds = tsr_attention_bounds_of(node, bounds);
-    return kernels->attention_workspace_bytes(&bounds);
+    return kernels->attention_workspace_bytes(&bounds) + (bounds.train ? 2 * extra : 0);
 }
 
 /* Two matmuls of the visible pairs forward, five backward; q, k, v and o once, and their gradients. */
@@ -101,6 +132,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 }
 
 const tsr_node_kind tsr_node_attention = {.name = "attention",
+                                          .adds = true,
                                           .rows = TSR_NONE,
                                           .forward = forward,
                                           .backward = backward,

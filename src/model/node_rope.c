@@ -10,26 +10,27 @@ static tsr_frozen norm_of(const tsr_pass *p, const tsr_node *node, int part)
                                                       : (tsr_frozen){NULL, TSR_F32};
 }
 
-/* Where part `i` is read: the value, and its first column there. */
+/* Where part `i` is read: the value, TSR_NONE where there is no such part, and its first column there. */
 typedef struct {
     int16_t value;
     uint64_t column;
 } source;
 
+/* q, k and v are columns of one value. */
+static bool is_one(const tsr_node *node)
+{
+    return node->in[1] == TSR_NONE && node->out[1] != TSR_NONE;
+}
+
 static source source_of(const tsr_block *block, const tsr_node *node, int i)
 {
     source s = {node->in[i], 0};
-    if (s.value != TSR_NONE)
+    if (s.value != TSR_NONE || !is_one(node))
         return s;
     s.value = node->in[0];
     for (int before = 0; before < i; before++)
         s.column += block->value[node->out[before]].width;
     return s;
-}
-
-static bool is_one(const tsr_node *node)
-{
-    return node->in[1] == TSR_NONE;
 }
 
 static int64_t stride_of(const tsr_pass *p, const tsr_node *node)
@@ -84,7 +85,10 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
                               .norm_eps = spec->head_norm_eps,
                               .dtype = p->context->dtype};
     for (int i = 0; i < 3; i++) {
-        tsr_output y = output_from(p, source_of(p->block, node, i));
+        source from = source_of(p->block, node, i);
+        if (from.value == TSR_NONE)
+            continue;
+        tsr_output y = output_from(p, from);
         args.part[i] = (tsr_rope_part){.z = y.z,
                                        .out = p->value[node->out[i]],
                                        .g = y.g,
@@ -117,6 +121,8 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
                                        .dtype = p->context->dtype};
     for (int i = 0; i < 3; i++) {
         source from = source_of(p->block, node, i);
+        if (from.value == TSR_NONE)
+            continue;
         tsr_output y = output_from(p, from);
         float *dm = tsr_pass_dm(p, from.value);
         args.part[i] =
@@ -140,7 +146,7 @@ static void needs(tsr_needs *out, const tsr_block *block, const tsr_node *node,
             tsr_needs_read(out, node->in[0]);
         return;
     }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3 && node->in[i] != TSR_NONE; i++) {
         if (tsr_value_has_dm(block, traits, node->in[i]) || (i < 2 && node->weight[i] != TSR_NONE))
             tsr_needs_read(out, node->in[i]);
         tsr_needs_over(out, node->out[i], node->in[i]);
@@ -155,7 +161,7 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
     bool backward = pass == TSR_PASS_BACKWARD;
     double columns = 0, read = 0;
     (void)step;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3 && node->out[i] != TSR_NONE; i++) {
         int16_t from = node->in[is_one(node) ? 0 : i];
         int matrix = c->layer->program->block->value[from].matrix;
         double width = tsr_cost_width(c, node->out[i]);

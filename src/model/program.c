@@ -26,10 +26,23 @@ static void run_all(tsr_layer_program *p)
 
 /* ---- the backward: what leads to an adapter ---- */
 
+static bool is_taken(const tsr_value *value)
+{
+    return value->slot != TSR_NONE && value->node == TSR_NONE;
+}
+
+static bool is_given(const tsr_value *value)
+{
+    return value->slot != TSR_NONE && value->node != TSR_NONE;
+}
+
 /* wanted: of each value, whether its gradient leads to one. */
-static void find_wanted(bool wanted[TSR_BLOCK_VALUES], const tsr_layer_program *p, bool below)
+static void follow(bool wanted[TSR_BLOCK_VALUES], const tsr_layer_program *p, bool below)
 {
     wanted[p->block->in.x] = wanted[p->block->in.pending] = below;
+    for (int v = 0; v < p->block->value_count; v++)
+        if (is_taken(&p->block->value[v]))
+            wanted[v] = p->wanted_slots >> p->block->value[v].slot & 1;
     for (int i = 0; i < p->block->node_count; i++) {
         const tsr_node *node = &p->block->node[i];
         bool any = false;
@@ -41,6 +54,26 @@ static void find_wanted(bool wanted[TSR_BLOCK_VALUES], const tsr_layer_program *
             if (node->out[port] != TSR_NONE)
                 wanted[node->out[port]] = any || trains;
         }
+    }
+}
+
+/* What a block gives may be taken further up in it: so twice. */
+static void find_wanted(bool wanted[TSR_BLOCK_VALUES], tsr_layer_program *p, bool below)
+{
+    follow(wanted, p, below);
+    for (int v = 0; v < p->block->value_count; v++)
+        if (is_given(&p->block->value[v]) && wanted[v])
+            p->wanted_slots |= (uint8_t)(1u << p->block->value[v].slot);
+    follow(wanted, p, below);
+}
+
+/* The gradients that layers above have left. */
+static void find_begun(bool there[TSR_BLOCK_VALUES], const tsr_layer_program *p, unsigned begun)
+{
+    for (int v = 0; v < p->block->value_count; v++) {
+        const tsr_value *value = &p->block->value[v];
+        if (value->slot != TSR_NONE && !value->of_layer)
+            there[v] = begun & p->wanted_slots & 1u << value->slot;
     }
 }
 
@@ -75,10 +108,11 @@ static bool is_worth_it(const tsr_layer_program *p, const tsr_step *step)
     return step->outputs && (step->inputs || trains);
 }
 
-static void find_backward(tsr_layer_program *p, bool below)
+static void find_backward(tsr_layer_program *p, const tsr_layer_program_options *options)
 {
     bool wanted[TSR_BLOCK_VALUES] = {0}, there[TSR_BLOCK_VALUES] = {0};
-    find_wanted(wanted, p, below);
+    find_wanted(wanted, p, options->below);
+    find_begun(there, p, options->begun_slots);
     there[p->block->out.x] = true;
     if (p->block->out.pending != TSR_NONE)
         there[p->block->out.pending] = true;
@@ -164,8 +198,10 @@ static void find_kept(tsr_layer_program *p, tsr_recompute recompute)
     for (int v = 0; v < p->block->value_count; v++)
         p->kept[v] = recompute == TSR_RECOMPUTE_FULL ? v == p->block->root : p->needed[v];
     p->kept[p->block->root] = true;
+    for (int v = 0; v < p->block->value_count; v++) /* it lies where all layers find it */
+        p->kept[v] |= p->block->value[v].slot != TSR_NONE;
     for (int v = 0; v < p->block->value_count && recompute == TSR_RECOMPUTE_SELECTIVE; v++) {
-        if (!p->kept[v] || v == p->block->root)
+        if (!p->kept[v] || v == p->block->root || p->block->value[v].slot != TSR_NONE)
             continue;
         p->kept[v] = false;
         find_remade(&remade, p);
@@ -240,7 +276,8 @@ void tsr_layer_program_make(tsr_layer_program *out, const tsr_layer_program_opti
     memcpy(p->traits, options->traits, (size_t)p->block->matrix_count * sizeof *p->traits);
     run_all(p);
     if (options->trains) {
-        find_backward(p, options->below);
+        p->wanted_slots = options->wanted_slots;
+        find_backward(p, options);
         find_needed(p);
         find_kept(p, options->recompute);
         find_remade(&p->remade, p);

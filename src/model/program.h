@@ -14,8 +14,9 @@
  * Memory. Values that are kept have memory of the layer's own. Everything else lies in one scratch that all
  * layers share, at an offset for as long as it is read: values of the forward; then, in the backward, values
  * made again, gradients and workspaces. What one layer leaves to the next lies outside of it (`carried`), and so
- * does the gradient of the residual stream, which every layer changes in place (`dx`). The same nodes run on the
- * same values wherever these lie, so the bits do not depend on any of it.
+ * does the gradient of the residual stream, which every layer changes in place (`dx`), and what is shared with layers
+ * further up, with its gradient (`shared`). The same nodes run on the same values wherever these lie, so the bits do
+ * not depend on any of it.
  */
 #ifndef TSR_MODEL_PROGRAM_H
 #define TSR_MODEL_PROGRAM_H
@@ -32,6 +33,8 @@ typedef struct {
     bool below;                      /* and what enters it has a gradient too */
     bool fp8;
     tsr_recompute recompute;
+    /* Of shared slots, a bit each: whose gradient a layer below wants, and of which a layer above has left one. */
+    uint8_t wanted_slots, begun_slots;
 } tsr_layer_program_options;
 
 /* The largest micro-batch, for the sizes. */
@@ -47,7 +50,9 @@ typedef enum {
     TSR_PLACE_SCRATCH, /* at: offset in bytes */
     TSR_PLACE_CARRIED_X,
     TSR_PLACE_CARRIED_Z,
-    TSR_PLACE_DX
+    TSR_PLACE_DX,
+    TSR_PLACE_SHARED,         /* at: slot */
+    TSR_PLACE_SHARED_GRADIENT /* of the slot */
 } tsr_place_kind;
 
 typedef struct {
@@ -66,6 +71,7 @@ typedef struct {
     tsr_matrix_traits traits[TSR_BLOCK_MATRICES];
     bool trains;
     tsr_recompute recompute;
+    uint8_t wanted_slots; /* those of the options and of what it gives itself */
     tsr_steps forward, remade, backward;
     bool needed[TSR_BLOCK_VALUES], kept[TSR_BLOCK_VALUES]; /* by the backward; until then */
     /* From here on after tsr_layer_program_place. */

@@ -88,6 +88,11 @@ static void extend(plan *of, int index, int begin, int end)
 
 /* ---- which values share a place ---- */
 
+static bool is_shared(const placing *p, int value)
+{
+    return p->program->block->value[value].slot != TSR_NONE;
+}
+
 static int16_t same_of(const placing *p, int16_t value)
 {
     while (p->same[value] != value)
@@ -126,7 +131,8 @@ static void find_same(placing *p)
         node->kind->needs(&needs, p->program->block, node, p->program->traits);
         for (int j = 0; j < needs.over_count; j++) {
             int16_t out = needs.over[j].output, in = needs.over[j].input;
-            if (is_free_after(p, in, i) && bytes_of(p, in) == bytes_of(p, out))
+            if (!is_shared(p, in) && !is_shared(p, out) && is_free_after(p, in, i) &&
+                bytes_of(p, in) == bytes_of(p, out))
                 p->same[out] = same_of(p, in);
         }
     }
@@ -146,6 +152,8 @@ static tsr_place_kind outside(const placing *p, int16_t value)
 {
     const tsr_block *b = p->program->block;
     int16_t place = same_of(p, value);
+    if (is_shared(p, value))
+        return TSR_PLACE_SHARED;
     if (find_kept(p, value) != TSR_NONE)
         return TSR_PLACE_KEPT;
     if (place == same_of(p, b->in.x) || place == same_of(p, b->out.x))
@@ -220,7 +228,8 @@ static void add_values(placing *p, plan *to, int item_of[TSR_BLOCK_VALUES], cons
             int last = forward ? last_reader(p, steps, v) : last_in_backward(p, v);
             /* What is made again must leave a kept value alone that was made in its place. */
             bool kept = where == TSR_PLACE_KEPT && (forward || p->program->kept[v]);
-            if (kept || (forward && where != TSR_PLACE_NOWHERE) || (is_low(p, v) && last < 0))
+            if (kept || where == TSR_PLACE_SHARED || (forward && where != TSR_PLACE_NOWHERE) ||
+                (is_low(p, v) && last < 0))
                 continue;
             last = last < i ? i : last;
             if (item_of[first] < 0)
@@ -285,10 +294,26 @@ static bool share(placing *p, int16_t input, int16_t with, bool gradient, int no
     return program->gradient[input].kind != TSR_PLACE_NOWHERE;
 }
 
+/* Whether a layer below, or this one, wants the gradient of what is shared. */
+static bool is_wanted_shared(const placing *p, int value)
+{
+    return is_shared(p, value) &&
+           p->program->wanted_slots >> p->program->block->value[value].slot & 1;
+}
+
+static tsr_value_place shared_place(const placing *p, int value, tsr_place_kind kind)
+{
+    return (tsr_value_place){(uint64_t)p->program->block->value[value].slot, kind};
+}
+
 /* A place for the gradient of an input that this step writes first. */
 static void place_gradient(placing *p, const tsr_node *node, int16_t input, int now)
 {
     tsr_needs needs = {0};
+    if (is_wanted_shared(p, input)) {
+        p->program->gradient[input] = shared_place(p, input, TSR_PLACE_SHARED_GRADIENT);
+        return;
+    }
     node->kind->needs(&needs, p->program->block, node, p->program->traits);
     for (int i = 0; i < needs.share_count; i++)
         if (needs.share[i].input == input &&
@@ -342,6 +367,9 @@ static tsr_status place_gradients(placing *p)
     program->gradient[b->out.x] = (tsr_value_place){0, TSR_PLACE_DX};
     if (b->out.pending != TSR_NONE)
         program->gradient[b->out.pending] = program->gradient[b->out.x];
+    for (int v = 0; v < b->value_count; v++)
+        if (is_wanted_shared(p, v))
+            program->gradient[v] = shared_place(p, v, TSR_PLACE_SHARED_GRADIENT);
     for (int i = 0; i < program->backward.count; i++) {
         const tsr_step *step = &program->backward.step[i];
         const tsr_node *node = node_of(p, step);
@@ -355,7 +383,7 @@ static tsr_status place_gradients(placing *p)
             bool adds = step->adds & 1u << port;
             if (!adds)
                 place_gradient(p, node, node->in[port], now);
-            else if (node->kind != &tsr_node_linear)
+            else if (node->kind != &tsr_node_linear && !node->kind->adds)
                 return tsr_fail(TSR_EINTERNAL, "the gradient of a %s is added to another's",
                                 node->kind->name);
             else if (p->gradient[node->in[port]] >= 0)
@@ -424,10 +452,12 @@ static void number_kept(placing *p)
 {
     tsr_layer_program *program = p->program;
     for (int16_t v = 0; v < program->block->value_count; v++)
-        if (program->kept[v] && find_kept(p, v) == v)
+        if (program->kept[v] && !is_shared(p, v) && find_kept(p, v) == v)
             program->kept_buffer[program->kept_count++] = v;
     for (int16_t v = 0; v < program->block->value_count; v++) {
-        int16_t kept = find_kept(p, v);
+        int16_t kept = is_shared(p, v) ? TSR_NONE : find_kept(p, v);
+        if (is_shared(p, v))
+            program->in_forward[v] = shared_place(p, v, TSR_PLACE_SHARED);
         for (int i = 0; kept != TSR_NONE && i < program->kept_count; i++)
             if (program->kept_buffer[i] == kept)
                 program->in_forward[v] = (tsr_value_place){(uint64_t)i, TSR_PLACE_KEPT};
@@ -446,11 +476,12 @@ static void settle(placing *p)
     tsr_layer_program *program = p->program;
     for (int16_t v = 0; v < program->block->value_count; v++) {
         tsr_place_kind where = outside(p, v);
-        program->in_backward[v] = where == TSR_PLACE_KEPT ? program->in_forward[v]
-                                                          : (tsr_value_place){0, TSR_PLACE_NOWHERE};
+        bool stays = where == TSR_PLACE_KEPT || where == TSR_PLACE_SHARED;
+        program->in_backward[v] =
+            stays ? program->in_forward[v] : (tsr_value_place){0, TSR_PLACE_NOWHERE};
         program->in_backward[v] =
             settled(&p->backward, p->value_backward[v], program->in_backward[v]);
-        if (where != TSR_PLACE_KEPT)
+        if (!stays)
             program->in_forward[v] =
                 settled(&p->forward, p->value_forward[v], (tsr_value_place){0, where});
         program->gradient[v] = settled(&p->backward, p->gradient[v], program->gradient[v]);

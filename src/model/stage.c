@@ -10,11 +10,10 @@
 
 #define PART_ALIGNMENT 64
 
-static uint64_t row_bytes(const tsr_model_options *options)
+/* Of a table as it is kept; F16 is widened when it is read. */
+static uint64_t row_bytes(const tsr_tensor *table)
 {
-    const tsr_tensor *table = options->layout->embedding;
-    uint64_t element = table->dtype == TSR_BF16 ? 2 : 4; /* F16 is widened when it is read */
-    return options->layout->config.hidden_size * element;
+    return table ? table->shape[1] * (table->dtype == TSR_BF16 ? 2 : 4) : 0;
 }
 
 /* Lays the parts out from `base` for these counts; returns the bytes. */
@@ -32,7 +31,8 @@ static uint64_t lay_out(stage_view *view, char *base, const tsr_model_options *o
         {(void **)&view->label, (uint64_t)label_rows * sizeof(int32_t)},
         {(void **)&view->sample_position, t * sizeof(int32_t)},
         {(void **)&view->sample, t * sizeof(int64_t)},
-        {(void **)&view->embedding, t * row_bytes(options)},
+        {(void **)&view->embedding, t * row_bytes(options->layout->embedding)},
+        {(void **)&view->layer_rows, t * row_bytes(options->layout->layer_rows)},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         *parts[i].part = base ? base + offset : NULL;
@@ -69,9 +69,17 @@ static void turn_as_long(const tsr_model *model, const stage_view *view,
     }
 }
 
+/* The tokens' rows of a table. */
+static void look_up(char *out, tsr_frozen table, uint64_t bytes, const tsr_model_batch *batch)
+{
+    for (int64_t t = 0; t < batch->tokens && bytes; t++)
+        memcpy(out + (uint64_t)t * bytes,
+               (const char *)table.data + (uint64_t)batch->ids[t] * bytes, bytes);
+}
+
 static void fill(const tsr_model *model, const stage_view *view, const tsr_model_batch *batch)
 {
-    uint64_t bytes = row_bytes(&model->options);
+    const tsr_layout *layout = model->options.layout;
     memcpy(view->positions, batch->positions, (size_t)batch->tokens * sizeof(int32_t));
     memcpy(view->cu_seqlens, batch->cu_seqlens, ((size_t)batch->documents + 1) * sizeof(int32_t));
     memcpy(view->label_row, batch->label_row, (size_t)batch->label_rows * sizeof(int32_t));
@@ -82,9 +90,8 @@ static void fill(const tsr_model *model, const stage_view *view, const tsr_model
             view->sample_position[t] = batch->first_position[document] + batch->positions[t];
         }
     turn_as_long(model, view, batch);
-    for (int64_t t = 0; t < batch->tokens; t++)
-        memcpy(view->embedding + (uint64_t)t * bytes,
-               (const char *)model->embedding.data + (uint64_t)batch->ids[t] * bytes, bytes);
+    look_up(view->embedding, model->host.embedding, row_bytes(layout->embedding), batch);
+    look_up(view->layer_rows, model->host.layer_rows, row_bytes(layout->layer_rows), batch);
 }
 
 tsr_status tsr_model_stage(tsr_model *model, const tsr_model_batch *batch)

@@ -14,10 +14,10 @@
 _Static_assert(TSR_CONFIG_MAX_SLOTS == TSR_SLOTS_MAX, "what the key takes, a plan can have");
 _Static_assert(TSR_CONFIG_MAX_RANK == TSR_ADAPTER_MAX_RANK, "and an adapter");
 
-tsr_array tsr_embedding(const tsr_layout *layout)
+tsr_array tsr_host_table(const tsr_tensor *table)
 {
-    tsr_dtype kept = layout->embedding->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32;
-    return (tsr_array){kept, layout->config.vocab_size, layout->config.hidden_size};
+    tsr_dtype kept = table->dtype == TSR_BF16 ? TSR_BF16 : TSR_F32;
+    return (tsr_array){kept, table->shape[0], table->shape[1]};
 }
 
 /* ---- buffers ---- */
@@ -45,8 +45,12 @@ static tsr_status walk_run(const tsr_decision *d, const tsr_topology_view *view,
                                "for saving, on rank 0", (tsr_array){TSR_F32, whole, 1}));
         b->adapter = out;
     }
-    return tsr_taker_take(taker, &out, TSR_PLACE_NODE, "embedding",
-                          "rows are looked up by the host, one copy a node", tsr_embedding(layout));
+    static const char why[] = "rows are looked up by the host, one copy a node";
+    if (layout->layer_rows)
+        TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_NODE, "embedding of all layers", why,
+                               tsr_host_table(layout->layer_rows)));
+    return tsr_taker_take(taker, &out, TSR_PLACE_NODE, "embedding", why,
+                          tsr_host_table(layout->embedding));
 }
 
 tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,

@@ -116,8 +116,8 @@ tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
                              const tsr_topology_view *view, tsr_taker *taker, tsr_model *model,
                              tsr_run_buffers *buffers);
 
-/* The embedding as it is kept in host memory, one copy a node. */
-tsr_array tsr_embedding(const tsr_layout *layout);
+/* A table of which the host looks up rows, the embedding or the layout's layer_rows, as it is kept: one copy a node. */
+tsr_array tsr_host_table(const tsr_tensor *table);
 
 /* What `tessera plan` prints, for people or as JSON (also plan.json). */
 tsr_status tsr_decision_print(tsr_text *out, const tsr_decision *decision, const tsr_inputs *inputs,

@@ -170,7 +170,8 @@ static rig *begin(const char *more)
     RUN(tsr_model_create(&r->model, &r->decision.model));
     RUN(tsr_model_walk(r->model, &r->decision.model, take, take, r));
     sums = keep(r, 64);
-    RUN(tsr_model_start(r->model, r->stream, r->stream, (tsr_frozen){embedding, TSR_BF16},
+    RUN(tsr_model_start(r->model, r->stream, r->stream,
+                        &(tsr_host_tables){.embedding = {embedding, TSR_BF16}},
                         (tsr_model_sums){.loss = sums, .loss_overflow = sums}));
     r->view = (tsr_unit_view){part, part};
     return r;

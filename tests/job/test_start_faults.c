@@ -63,9 +63,9 @@ WRAP("stream_create", tsr_stream_create, (tsr_stream * *out, tsr_device *device,
 WRAP("same_config", tsr_same_config,
      (const tsr_config *config, tsr_comm *world, tsr_stream *stream), (config, world, stream))
 WRAP("model_start", tsr_model_start,
-     (tsr_model * model, tsr_stream *compute, tsr_stream *h2d, tsr_frozen table,
+     (tsr_model * model, tsr_stream *compute, tsr_stream *h2d, const tsr_host_tables *tables,
       tsr_model_sums sums),
-     (model, compute, h2d, table, sums))
+     (model, compute, h2d, tables, sums))
 WRAP("load_finish", tsr_load_finish,
      (const tsr_store *store, tsr_comm *world, tsr_comm *shard, tsr_stream *stream),
      (store, world, shard, stream))

@@ -6,9 +6,9 @@
 #include <string.h>
 
 static const tsr_arch *const families[] = {
-    &tsr_arch_gemma2,     &tsr_arch_gemma3,  &tsr_arch_glm4,   &tsr_arch_granite, &tsr_arch_llama,
-    &tsr_arch_ministral3, &tsr_arch_mistral, &tsr_arch_olmo2,  &tsr_arch_olmo3,   &tsr_arch_phi3,
-    &tsr_arch_qwen2,      &tsr_arch_qwen3,   &tsr_arch_smollm3};
+    &tsr_arch_gemma2, &tsr_arch_gemma3,     &tsr_arch_gemma4,  &tsr_arch_glm4,   &tsr_arch_granite,
+    &tsr_arch_llama,  &tsr_arch_ministral3, &tsr_arch_mistral, &tsr_arch_olmo2,  &tsr_arch_olmo3,
+    &tsr_arch_phi3,   &tsr_arch_qwen2,      &tsr_arch_qwen3,   &tsr_arch_smollm3};
 enum { FAMILIES = sizeof families / sizeof *families };
 
 tsr_status tsr_arch_find(const tsr_arch **out, const char *model_type, const char *place)

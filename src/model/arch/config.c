@@ -13,7 +13,6 @@
 #define MOST_INTERMEDIATE (1 << 20)
 #define MOST_HIDDEN       (1 << 18)
 #define MOST_HEADS        (1 << 12)
-#define MOST_HEAD_DIM     (1 << 12)
 #define MOST_CONFIG_BYTES (16u << 20)
 
 /* The family, and that architectures is its. */
@@ -60,7 +59,8 @@ static tsr_status read_heads(tsr_model_config *out, const json_t *root, const ch
                         "%" PRIu64,
                         place, out->head_count, out->kv_head_count);
     if (tsr_json_has(root, "head_dim")) {
-        TSR_TRY(tsr_model_config_size(&out->head_dim, root, "head_dim", MOST_HEAD_DIM, place));
+        TSR_TRY(tsr_model_config_size(&out->head_dim, root, "head_dim", TSR_MODEL_MOST_HEAD_DIM,
+                                      place));
     } else if (out->arch->head_dim) {
         out->head_dim = (uint64_t)out->arch->head_dim;
     } else {
@@ -71,11 +71,11 @@ static tsr_status read_heads(tsr_model_config *out, const json_t *root, const ch
                             place, out->hidden_size, out->head_count);
         out->head_dim = out->hidden_size / out->head_count;
     }
-    if (out->head_dim % 2 || out->head_dim > MOST_HEAD_DIM)
+    if (out->head_dim % 2 || out->head_dim > TSR_MODEL_MOST_HEAD_DIM)
         return tsr_fail(TSR_EDATA,
                         "%s: head_dim is %" PRIu64 ", expected an even number up to %d (RoPE turns "
                         "pairs)",
-                        place, out->head_dim, MOST_HEAD_DIM);
+                        place, out->head_dim, TSR_MODEL_MOST_HEAD_DIM);
     return TSR_OK;
 }
 

@@ -36,7 +36,13 @@ static inline void tsr_layer_put_in(tsr_layer_set *set, uint64_t layer)
     set->bits[layer / 64] |= UINT64_C(1) << layer % 64;
 }
 
-#define TSR_MODEL_ROPES 2
+static inline void tsr_layer_take_out(tsr_layer_set *set, uint64_t layer)
+{
+    set->bits[layer / 64] &= ~(UINT64_C(1) << layer % 64);
+}
+
+#define TSR_MODEL_MOST_HEAD_DIM (1 << 12)
+#define TSR_MODEL_ROPES         2
 
 /* RMSNorm of q and k before RoPE. */
 typedef enum {
@@ -51,6 +57,15 @@ typedef struct {
     const tsr_arch *arch; /* the family */
     uint64_t vocab_size, hidden_size, intermediate_size, layer_count;
     uint64_t head_count, kv_head_count, head_dim;
+    /* Of layers that see all, where these have other heads than those that slide; 0: they do not. */
+    uint64_t full_head_dim, full_kv_head_count;
+    uint64_t
+        layer_input_width; /* columns that every layer takes of a token beside the stream; 0: none */
+    uint64_t
+        shared_layer_count; /* the last layers, which read the keys and values of layers below */
+    bool double_shared_mlp; /* and whose MLP is twice as wide */
+    bool
+        values_are_keys; /* layers that see all have no v_proj: values are keys before their norm */
     double rms_norm_eps;
     tsr_rope_scaling rope[TSR_MODEL_ROPES];
     int rope_count;
@@ -85,11 +100,12 @@ static inline uint64_t tsr_model_rotary_dim(const tsr_model_config *config, int 
 }
 
 /* Tables of all ropes, each with a row a position: of rope[0] that of short documents, then those of long ones and
- * of queries where it has them; then of rope[1]. */
-static inline int tsr_model_rope_tables(const tsr_model_config *config)
+ * of queries where it has them; then of rope[1]. Here: angles of a position, in all of them. */
+static inline uint64_t tsr_model_rope_angles(const tsr_model_config *config)
 {
-    return config->rope_count + (config->rope[0].type == TSR_ROPE_LONG) +
-           (config->rope[0].query_beta != 0);
+    uint64_t more = (config->rope[0].type == TSR_ROPE_LONG) + (config->rope[0].query_beta != 0);
+    uint64_t angles = (1 + more) * (tsr_model_rotary_dim(config, 0) / 2);
+    return config->rope_count > 1 ? angles + tsr_model_rotary_dim(config, 1) / 2 : angles;
 }
 
 /* The window of a layer; 0: a token sees all before it. */

@@ -24,7 +24,8 @@ static tsr_status read_type(tsr_rope_type *out, const json_t *rope, const tsr_ar
     } known[] = {{"default", TSR_ROPE_DEFAULT},
                  {"linear", TSR_ROPE_LINEAR},
                  {"llama3", TSR_ROPE_LLAMA3},
-                 {"yarn", TSR_ROPE_YARN}};
+                 {"yarn", TSR_ROPE_YARN},
+                 {"proportional", TSR_ROPE_PROPORTIONAL}};
     if (arch->long_rope && (!strcmp(name, "su") || !strcmp(name, "yarn")))
         name = "longrope";
     if (arch->long_rope && !strcmp(name, "longrope")) {
@@ -36,9 +37,11 @@ static tsr_status read_type(tsr_rope_type *out, const json_t *rope, const tsr_ar
             *out = known[i].type;
             return TSR_OK;
         }
-    return tsr_fail(TSR_EDATA,
-                    "%s: rope_type '%s' is not supported, expected default, linear, llama3 or yarn",
-                    place, name);
+    return tsr_fail(
+        TSR_EDATA,
+        "%s: rope_type '%s' is not supported, expected default, linear, llama3, yarn or "
+        "proportional",
+        place, name);
 }
 
 static bool is_in(const char *const *list, const char *key)
@@ -61,6 +64,7 @@ static tsr_status check_keys(const json_t *rope, tsr_rope_type type, const tsr_a
                            "attention_factor", "mscale", "mscale_all_dim", "truncate", NULL},
         [TSR_ROPE_LONG] = {"factor", "original_max_position_embeddings", "attention_factor",
                            "short_factor", "long_factor", NULL},
+        [TSR_ROPE_PROPORTIONAL] = {"factor", "partial_rotary_factor", NULL},
     };
     const char *key;
     json_t *value;
@@ -174,6 +178,13 @@ static tsr_status read_parameters(tsr_rope_scaling *out, const json_t *rope, con
     TSR_TRY(read_number(&out->query_beta, rope, "llama_4_scaling_beta", 0, place));
     if (out->type == TSR_ROPE_LONG)
         return read_long(out, rope, place);
+    if (out->type == TSR_ROPE_PROPORTIONAL) {
+        out->share = 1;
+        TSR_TRY(read_number(&out->factor, rope, "factor", 1, place));
+        return tsr_json_has(rope, "partial_rotary_factor")
+                   ? tsr_json_number(&out->share, rope, "partial_rotary_factor", 0, 1, place)
+                   : TSR_OK;
+    }
     if (out->type != TSR_ROPE_DEFAULT)
         TSR_TRY(tsr_json_number(&out->factor, rope, "factor", 1, 1e6, place));
     if (out->type == TSR_ROPE_YARN)
