@@ -33,6 +33,7 @@ static const attention_case own_cases[] = {
     {660, 10, 2, 2, 80, 0, ODD_LENGTHS},
     {700, 10, 4, 2, 96, 0, ODD_LENGTHS},
     {200, 2, 2, 1, 256, 0, {130, 70}},
+    {150, 2, 4, 2, 512, 40, {90, 60}},
     {200, 2, 3, 1, 130, 0, {65, 130}}, /* unaligned, the second block of columns almost empty */
     {400, 2, 2, 1, 64, 20, {129, 271}},
     {400, 1, 2, 2, 128, 130, {390}},
