@@ -3,6 +3,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "inputs/earlier.h"
+#include "model/arch/arch.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -178,7 +179,8 @@ static tsr_status open_tokenizer(tsr_inputs *inputs)
     const tsr_config *config = &inputs->config;
     if (inputs->tokenizer)
         return TSR_OK;
-    TSR_TRY(tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path));
+    TSR_TRY(tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path,
+                               inputs->model.arch->tokenizer_by_class));
     if (config->eos_token && tsr_tokenizer_id(inputs->tokenizer, config->eos_token) < 0)
         return tsr_fail(TSR_ECONFIG, "%s: eos_token: found '%s', which is no token of %s",
                         tsr_config_where(config, "eos_token"), config->eos_token,
@@ -429,8 +431,8 @@ tsr_status tsr_inputs_read_data_alone(tsr_inputs *inputs)
         TSR_TRY(load_evaluation(inputs));
     keep_date(inputs);
     warn_of_same_data(config);
-    if (!inputs->tokenizer &&
-        tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path) < 0)
+    if (!inputs->tokenizer && tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path,
+                                                 inputs->model.arch->tokenizer_by_class) < 0)
         inputs->tokenizer = NULL;
     return TSR_OK;
 }

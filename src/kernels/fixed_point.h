@@ -39,7 +39,7 @@ void tsr_fixed_add(int64_t *accumulator, const int64_t *part, uint64_t count);
 /* g[i] = RN_fp32(acc[i] 2^-shift), one rounding. */
 void tsr_fixed_to_f32(float *g, const int64_t *acc, uint64_t count, int shift);
 
-#define TSR_FIXED_PARTS 32 /* tensors of one unit, at most */
+#define TSR_FIXED_PARTS 72 /* tensors of one unit, at most */
 
 /* An owner's part of one tensor. */
 typedef struct {

@@ -3,7 +3,11 @@
  */
 #include "model/layout.h"
 
+#include "kernels/fixed_point.h"
+
 #include <stdlib.h>
+
+_Static_assert(3 * TSR_BLOCK_MATRICES <= TSR_FIXED_PARTS, "A, B and m of every linear of a unit");
 
 static tsr_status make_part(tsr_unit_part *out, const tsr_layout_segment *segments, int count,
                             uint32_t *param)

@@ -526,20 +526,11 @@ static tsr_status load_special_tokens(tsr_tokenizer *t, const char *directory)
     return failed ? tsr_fail(TSR_ENOMEM, "no memory for the special tokens") : TSR_OK;
 }
 
-/* Whether Transformers 5 takes its own LlamaTokenizer, which spells spaces as tokenizer_config.json says and
- * not as tokenizer.json does: of the models of this program for llama alone. */
-static tsr_status choose_spelling(tsr_tokenizer *t, const char *directory)
+/* tokenizer_config.json names Transformers' LlamaTokenizer. */
+static bool names_llama(const tsr_tokenizer *t)
 {
-    char path[4096];
-    json_t *root;
     const char *class = json_string_value(json_object_get(t->config, "tokenizer_class"));
-    if (!class || (strcmp(class, "LlamaTokenizer") && strcmp(class, "LlamaTokenizerFast")) ||
-        !path_of(path, directory, "config.json"))
-        return TSR_OK;
-    TSR_TRY(tsr_json_load_object(&root, path));
-    t->as_llama = is_text(root, "model_type", "llama");
-    json_decref(root);
-    return TSR_OK;
+    return class && (!strcmp(class, "LlamaTokenizer") || !strcmp(class, "LlamaTokenizerFast"));
 }
 
 /* A model may have its tokenizer in a form that only Transformers turns into tokenizer.json. */
@@ -559,7 +550,7 @@ static tsr_status check_form(const tsr_tokenizer *t, const char *directory)
     return TSR_OK;
 }
 
-static tsr_status load_files(tsr_tokenizer *t, const char *directory)
+static tsr_status load_files(tsr_tokenizer *t, const char *directory, bool by_class)
 {
     char path[4096];
     char *text;
@@ -573,7 +564,7 @@ static tsr_status load_files(tsr_tokenizer *t, const char *directory)
         free(text);
         TSR_TRY(status);
     }
-    TSR_TRY(choose_spelling(t, directory));
+    t->as_llama = by_class && names_llama(t);
     TSR_TRY(check_form(t, directory));
     TSR_TRY(tsr_file_read(&text, &bytes, t->name, TOKENIZER_FILE_BYTES));
     tsr_status status = load_text(t, text, bytes);
@@ -583,12 +574,12 @@ static tsr_status load_files(tsr_tokenizer *t, const char *directory)
     return load_chat_templates(t, directory);
 }
 
-tsr_status tsr_tokenizer_open(tsr_tokenizer **out, const char *directory)
+tsr_status tsr_tokenizer_open(tsr_tokenizer **out, const char *directory, bool by_class)
 {
     tsr_tokenizer *t = calloc(1, sizeof *t);
     if (!t)
         return tsr_fail(TSR_ENOMEM, "no memory for a tokenizer");
-    tsr_status status = load_files(t, directory);
+    tsr_status status = load_files(t, directory, by_class);
     if (status < 0) {
         tsr_tokenizer_destroy(t);
         return status;

@@ -36,8 +36,10 @@ void tsr_tokens_free(tsr_tokens *tokens);
 
 /* Reads tokenizer.json, tokenizer_config.json (where it has no added_tokens_decoder, with
  * special_tokens_map.json over it) and the chat templates of a checkpoint's directory.
+ * by_class: the model is one for which Transformers 5 takes the class that tokenizer_config.json names; its
+ * LlamaTokenizer spells spaces as that file says, and not as tokenizer.json does.
  * On success the caller owns *out. TSR_EDATA: a file is missing, malformed or not understood. */
-tsr_status tsr_tokenizer_open(tsr_tokenizer **out, const char *directory);
+tsr_status tsr_tokenizer_open(tsr_tokenizer **out, const char *directory, bool by_class);
 
 /* The same from the text of the two files; `config` may be NULL. `name` is what messages call it.
  */

@@ -17,7 +17,7 @@ static tsr_tokenizer *tokenizer;
 static inline int setup(void **state)
 {
     (void)state;
-    return tsr_tokenizer_open(&tokenizer, MODEL);
+    return tsr_tokenizer_open(&tokenizer, MODEL, false);
 }
 
 static inline int teardown(void **state)

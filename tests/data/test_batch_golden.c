@@ -19,7 +19,7 @@ static tsr_safetensors *golden;
 static int setup(void **state)
 {
     (void)state;
-    assert_int_equal(tsr_tokenizer_open(&tokenizer, MODEL), TSR_OK);
+    assert_int_equal(tsr_tokenizer_open(&tokenizer, MODEL, false), TSR_OK);
     assert_int_equal(tsr_chat_create(&chat, tokenizer, NULL), TSR_OK);
     return tsr_safetensors_open(&golden, TRACES "batches.safetensors");
 }

@@ -266,7 +266,7 @@ static void check_both_templates(const char *directory)
 {
     tsr_tokenizer *t;
     tsr_chat *chat;
-    if (tsr_tokenizer_open(&t, directory) < 0)
+    if (tsr_tokenizer_open(&t, directory, false) < 0)
         fail_msg("%s", tsr_last_error());
     assert_int_equal(tsr_chat_create(&chat, t, NULL), TSR_OK);
     for (int twice = 0; twice < 2; twice++) {
@@ -359,7 +359,7 @@ static void test_one_template_for_all(void **state)
         json_t *messages = json_loads("[" USER("hi") "]", 0, NULL), *tools = json_array();
         if (given)
             directory = model_with("given", list, NULL);
-        assert_int_equal(tsr_tokenizer_open(&t, directory), TSR_OK);
+        assert_int_equal(tsr_tokenizer_open(&t, directory, false), TSR_OK);
         assert_int_equal(tsr_chat_create(&chat, t, &options), TSR_OK);
         assert_int_equal(tsr_chat_encode(&row, chat, messages, tools, 0, true), TSR_OK);
         assert_string_equal(row.text.data, "1");
@@ -420,7 +420,8 @@ static void check_keys(const char *message, const char *text)
         "{% for m in messages %}{% for k, v in m.items() %}{{ k }}={{ v }};{% endfor %}"
         "{{ m.content is defined }}{% endfor %}";
     json_t *messages = json_pack("[o]", json_loads(message, 0, NULL));
-    assert_int_equal(tsr_tokenizer_open(&t, model_with(name, "{" BOS "}", template)), TSR_OK);
+    assert_int_equal(tsr_tokenizer_open(&t, model_with(name, "{" BOS "}", template), false),
+                     TSR_OK);
     assert_int_equal(tsr_chat_create(&chat, t, NULL), TSR_OK);
     assert_int_equal(tsr_chat_prompt(&row, chat, messages, NULL), TSR_OK);
     assert_string_equal(row.text.data, text);
@@ -468,7 +469,7 @@ static void test_template_json(void **state)
         snprintf(path, sizeof path, "%s/chat_template.json", directory);
         write_text(path, "{\"chat_template\":\"json\"}");
         json_t *messages = json_loads("[" USER("hi") "]", 0, NULL);
-        assert_int_equal(tsr_tokenizer_open(&t, directory), TSR_OK);
+        assert_int_equal(tsr_tokenizer_open(&t, directory, false), TSR_OK);
         assert_int_equal(tsr_chat_create(&chat, t, NULL), TSR_OK);
         assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_OK);
         assert_string_equal(row.text.data, cases[i].text);
@@ -490,7 +491,7 @@ static void test_bad_tool_use(void **state)
     tsr_chat_row row = {0};
     char *list = config_of(true, "plain", "{% nonsense %}");
     json_t *messages = json_loads("[" USER("hi") "]", 0, NULL), *tools = json_array();
-    assert_int_equal(tsr_tokenizer_open(&t, model_with("bad", list, NULL)), TSR_OK);
+    assert_int_equal(tsr_tokenizer_open(&t, model_with("bad", list, NULL), false), TSR_OK);
     assert_int_equal(tsr_chat_create(&chat, t, NULL), TSR_OK);
     assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_OK);
     assert_string_equal(row.text.data, "plain");
@@ -548,7 +549,7 @@ static void test_special_tokens(void **state)
         snprintf(path, sizeof path, "%s/special_tokens_map.json", directory);
         if (specials[i].map)
             write_text(path, specials[i].map);
-        assert_int_equal(tsr_tokenizer_open(&t, directory), TSR_OK);
+        assert_int_equal(tsr_tokenizer_open(&t, directory, false), TSR_OK);
         assert_int_equal(tsr_chat_create(&chat, t, NULL), TSR_OK);
         assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_OK);
         assert_string_equal(row.text.data, specials[i].text);

@@ -9,7 +9,7 @@ static tsr_tokenizer *tokenizer;
 static int setup(void **state)
 {
     (void)state;
-    return tsr_tokenizer_open(&tokenizer, TSR_SOURCE_DIR "/examples/tiny-llama");
+    return tsr_tokenizer_open(&tokenizer, TSR_SOURCE_DIR "/examples/tiny-llama", false);
 }
 
 static int teardown(void **state)

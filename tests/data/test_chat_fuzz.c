@@ -127,7 +127,8 @@ static void test_rows(void **state)
     const char *path = scratch_path("rows.jsonl");
     tsr_tokenizer *tokenizer;
     tsr_chat *chat;
-    assert_int_equal(tsr_tokenizer_open(&tokenizer, TSR_SOURCE_DIR "/examples/tiny-llama"), TSR_OK);
+    assert_int_equal(tsr_tokenizer_open(&tokenizer, TSR_SOURCE_DIR "/examples/tiny-llama", false),
+                     TSR_OK);
     assert_int_equal(tsr_chat_create(&chat, tokenizer, NULL), TSR_OK);
     int64_t runs = 0, loaded = 0;
     for (double end = tsr_now() + SECONDS; tsr_now() < end; runs++) {

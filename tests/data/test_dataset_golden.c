@@ -83,7 +83,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(formats)};
     scratch_make();
-    assert_int_equal(tsr_tokenizer_open(&tokenizer, TSR_SOURCE_DIR "/examples/tiny-llama"), TSR_OK);
+    assert_int_equal(tsr_tokenizer_open(&tokenizer, TSR_SOURCE_DIR "/examples/tiny-llama", false),
+                     TSR_OK);
     assert_int_equal(tsr_chat_create(&chat, tokenizer, NULL), TSR_OK);
     int failures = cmocka_run_group_tests(tests, NULL, NULL);
     tsr_chat_destroy(chat);

@@ -15,7 +15,8 @@ static int setup(void **state)
 {
     (void)state;
     scratch_make();
-    assert_int_equal(tsr_tokenizer_open(&tokenizer, TSR_SOURCE_DIR "/examples/tiny-llama"), TSR_OK);
+    assert_int_equal(tsr_tokenizer_open(&tokenizer, TSR_SOURCE_DIR "/examples/tiny-llama", false),
+                     TSR_OK);
     return tsr_chat_create(&chat, tokenizer, NULL);
 }
 

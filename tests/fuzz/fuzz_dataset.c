@@ -17,7 +17,7 @@ static void open_all(void)
     const tsr_chat_options marked = {.template = MARKED};
     if (tokenizer)
         return;
-    fuzz_check(tsr_tokenizer_open(&tokenizer, MODEL) == TSR_OK);
+    fuzz_check(tsr_tokenizer_open(&tokenizer, MODEL, false) == TSR_OK);
     fuzz_check(tsr_chat_create(&chats[0], tokenizer, NULL) == TSR_OK);
     fuzz_check(tsr_chat_create(&chats[1], tokenizer, &marked) == TSR_OK);
 }

@@ -10,7 +10,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     tsr_tokens tokens = {0};
     tsr_text back = {0};
     if (!t)
-        fuzz_check(tsr_tokenizer_open(&t, TSR_SOURCE_DIR "/examples/tiny-llama") == TSR_OK);
+        fuzz_check(tsr_tokenizer_open(&t, TSR_SOURCE_DIR "/examples/tiny-llama", false) == TSR_OK);
     fuzz_begin();
     tsr_status status = tsr_tokenizer_encode(&tokens, t, (const char *)data, bytes, false);
     fuzz_answer(status, TSR_EDATA);

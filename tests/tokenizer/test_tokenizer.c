@@ -69,7 +69,7 @@ static void test_tiny_llama(void **state)
 {
     (void)state;
     tsr_tokenizer *t;
-    if (tsr_tokenizer_open(&t, MODEL) < 0)
+    if (tsr_tokenizer_open(&t, MODEL, false) < 0)
         fail_msg("%s", tsr_last_error());
     assert_int_equal(check_file(t, "tests/golden/tokens_hard.jsonl"), 300);
     assert_int_equal(tsr_tokenizer_vocab_count(t), 4096);
@@ -85,7 +85,7 @@ static void test_golden_tokens(void **state)
 {
     (void)state;
     tsr_tokenizer *t;
-    assert_int_equal(tsr_tokenizer_open(&t, MODEL), TSR_OK);
+    assert_int_equal(tsr_tokenizer_open(&t, MODEL, false), TSR_OK);
     json_t *lines = golden_lines("tests/golden/tiny-llama/golden_tokens.jsonl");
     assert_true(json_array_size(lines) > 0);
     for (size_t i = 0; i < json_array_size(lines); i++)
@@ -99,7 +99,7 @@ static void test_spans(void **state)
 {
     (void)state;
     tsr_tokenizer *t;
-    assert_int_equal(tsr_tokenizer_open(&t, MODEL), TSR_OK);
+    assert_int_equal(tsr_tokenizer_open(&t, MODEL, false), TSR_OK);
     json_t *lines = golden_lines("tests/golden/tokens_hard.jsonl");
     for (size_t i = 0; i < json_array_size(lines); i++) {
         tsr_tokens got = {0};
@@ -168,7 +168,7 @@ static void test_llama_spelling(void **state)
         snprintf(path, sizeof path, "%s/config.json", directory);
         snprintf(text, sizeof text, "{\"model_type\":\"%s\"}", cases[i].type);
         write_text(path, text);
-        if (tsr_tokenizer_open(&t, directory) < 0)
+        if (tsr_tokenizer_open(&t, directory, !strcmp(cases[i].type, "llama")) < 0)
             fail_msg("%s", tsr_last_error());
         snprintf(path, sizeof path, "tests/golden/tokenizers/spaces_%s.jsonl", cases[i].same_as);
         assert_true(check_file(t, path) > 100);
@@ -182,7 +182,7 @@ static void test_not_utf8(void **state)
     (void)state;
     tsr_tokenizer *t;
     tsr_tokens got = {0};
-    assert_int_equal(tsr_tokenizer_open(&t, MODEL), TSR_OK);
+    assert_int_equal(tsr_tokenizer_open(&t, MODEL, false), TSR_OK);
     assert_int_equal(tsr_tokenizer_encode(&got, t, "ab\xff", 3, false), TSR_EDATA);
     assert_non_null(strstr(tsr_last_error(), "byte 2"));
     /* A part of a character decodes to the replacement character. */
@@ -282,11 +282,11 @@ static void test_refused(void **state)
                          tsr_last_error());
     }
     tsr_tokenizer *t;
-    assert_int_equal(tsr_tokenizer_open(&t, TSR_SOURCE_DIR "/no/such/model"), TSR_EDATA);
+    assert_int_equal(tsr_tokenizer_open(&t, TSR_SOURCE_DIR "/no/such/model", false), TSR_EDATA);
     assert_non_null(strstr(tsr_last_error(), "tokenizer.json"));
     scratch_make();
     write_text(scratch_path("tokenizer.model"), "");
-    check_error("no tokenizer.json", tsr_tokenizer_open(&t, scratch_path(".")), TSR_EDATA,
+    check_error("no tokenizer.json", tsr_tokenizer_open(&t, scratch_path("."), false), TSR_EDATA,
                 (const char *[MOST_WORDS]){"tokenizer.json: it is missing", "tokenizer.model",
                                            "save_pretrained"});
     scratch_remove();
@@ -368,7 +368,7 @@ static void test_no_memory(void **state)
     tsr_tokenizer *t;
     (void)state;
     no_memory = true;
-    assert_int_equal(tsr_tokenizer_open(&t, MODEL), TSR_ENOMEM);
+    assert_int_equal(tsr_tokenizer_open(&t, MODEL, false), TSR_ENOMEM);
     assert_non_null(strstr(tsr_last_error(), "no memory for its pattern"));
     no_memory = false;
 }

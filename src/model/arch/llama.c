@@ -26,6 +26,7 @@ const tsr_arch tsr_arch_llama = {.model_type = "llama",
                                  .eos = 2,
                                  .eps = 1e-6,
                                  .theta = 10000,
+                                 .tokenizer_by_class = true,
                                  .keys = keys,
                                  .read = read,
                                  .block = tsr_decoder_block};
