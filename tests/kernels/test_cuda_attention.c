@@ -466,7 +466,7 @@ static void bad_arguments_are_refused(void **state)
     assert_int_equal(rig.kernels->attention_backward(rig.stream, &args), TSR_EINVAL);
     args.kv_heads = 3;
     assert_int_equal(rig.kernels->attention_backward(rig.stream, &args), TSR_EINVAL);
-    tsr_attention_args wide = forward_of(&(attention_case){1, 1, 1, 1, 264}, &x);
+    tsr_attention_args wide = forward_of(&(attention_case){1, 1, 1, 1, 520}, &x);
     assert_int_equal(rig.kernels->attention(rig.stream, &wide), TSR_EUNSUPPORTED);
     cuda_wait();
     free_problem(&p);
