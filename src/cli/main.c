@@ -14,6 +14,7 @@
 #include "inputs/earlier.h"
 #include "io/json.h"
 #include "job/peers.h"
+#include "model/arch/config.h"
 #include "report/summary.h"
 #include "tessera.h"
 
@@ -189,13 +190,16 @@ static const char *find_launcher(char out[128], int ranks)
 
 static void print_end(const run *r, const tsr_config *config)
 {
+    tsr_model_config model = {0};
+    (void)tsr_model_config_load(&model, config->model_name_or_path);
     tsr_text text = {0};
     char directory[PATH_MAX] = "", launcher[128];
     if (!getcwd(directory, sizeof directory))
         strcpy(directory, ".");
     const tsr_summary_call call = {.program = r->program,
                                    .launcher = find_launcher(launcher, tsr_job_ranks(r->job)),
-                                   .directory = directory};
+                                   .directory = directory,
+                                   .beside_towers = model.composite != NULL};
     tsr_summary_end(&text, config, &call, r->first_loss, r->last_loss);
     say(tsr_text_string(&text));
     tsr_text_free(&text);

@@ -86,6 +86,7 @@ static tsr_status check_space(const tsr_config *config, const tsr_model_output *
 tsr_status tsr_convert_write(tsr_convert *convert, const tsr_model_output *output)
 {
     const tsr_config *config = &convert->inputs.config;
+    const tsr_composite *composite = convert->inputs.model.composite;
     bool there = convert->output;
     TSR_TRY(check_space(config, output));
     tsr_status status = take_output(convert);
@@ -93,7 +94,9 @@ tsr_status tsr_convert_write(tsr_convert *convert, const tsr_model_output *outpu
         tsr_model_output o = *output;
         o.folder = convert->output;
         o.source = config->model_name_or_path;
-        o.parameter_count = convert->inputs.layout.parameter_count;
+        o.parameter_count =
+            convert->inputs.layout.parameter_count + convert->inputs.layout.tower_elements;
+        o.plain_modules = composite ? composite->towers : NULL;
         o.chat_template = convert->template;
         o.template_bytes = convert->template_bytes;
         status = tsr_model_write(&convert->written, &o);
@@ -214,9 +217,12 @@ void tsr_copier_close(tsr_copier *copier)
     *copier = (tsr_copier){0};
 }
 
+/* Other towers stay as they are. */
 static bool narrows(const tsr_copier *copier, const tsr_tensor *tensor)
 {
-    return copier->narrow && (tensor->dtype == TSR_F32 || tensor->dtype == TSR_F16);
+    const char *tower;
+    return copier->narrow && (tensor->dtype == TSR_F32 || tensor->dtype == TSR_F16) &&
+           !tsr_composite_is_tower(&tower, copier->convert->inputs.model.composite, tensor->name);
 }
 
 static tsr_status next_copied(const void **data, uint64_t *bytes, void *user, uint64_t offset)
@@ -267,13 +273,12 @@ const tsr_layout_linear *tsr_convert_4bit(const tsr_layout *layout)
 const tsr_layout_linear *tsr_convert_linear(bool *part, const tsr_layout *layout,
                                             const char *tensor)
 {
-    static const char weight[] = ".weight";
     for (int i = 0; i < layout->layer_count; i++)
         for (int j = 0; j < tsr_layout_linears(&layout->unit[i]); j++) {
             const tsr_layout_linear *linear = &layout->unit[i].linear[j];
-            size_t length = strlen(linear->path), end = length + sizeof weight - 1;
-            if (strncmp(tensor, linear->path, length) != 0 ||
-                strncmp(tensor + length, weight, sizeof weight - 1) != 0)
+            const char *weight = linear->source.weight->name; /* as this checkpoint spells it */
+            size_t end = strlen(weight);
+            if (strncmp(tensor, weight, end) != 0)
                 continue;
             *part = tensor[end] == '.';
             if (!tensor[end] || (*part && linear->source.prequantized))

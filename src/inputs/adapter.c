@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_TARGETS 64 /* names of linears in one model */
-
 /* ---- comparing explicit keys with init_adapter ---- */
 
 static tsr_status differs(const tsr_config *config, const char *key, const char *adapter_value)
@@ -47,32 +45,41 @@ static bool same_names(const tsr_config_strings *own, char *const *names, uint64
     return true;
 }
 
-/* The modules of the model. */
+/* The modules of the model, as init_adapter spells them. */
 typedef struct {
     const tsr_adapter_module *item;
     uint64_t count;
+    const tsr_composite *composite;
 } model_modules;
 
-/* Whether a list is the names of all linears. */
+/* Whether a name is a linear's, or the last part of it. */
+static bool names_linear(const char *name, const char *path)
+{
+    return !strcmp(name, strrchr(path, '.') + 1) || !strcmp(name, path);
+}
+
+/* Whether a list is the names of all linears, whole or their last parts. */
 static bool is_all_linear(char *const *names, uint64_t count, const model_modules *of)
 {
-    bool used[MOST_TARGETS] = {0};
-    if (count > MOST_TARGETS)
-        return false;
-    for (uint64_t i = 0; i < of->count; i++) {
-        const char *name = strrchr(of->item[i].path, '.') + 1;
+    uint64_t named = 0, last = 0;
+    bool *used = calloc(count + 1, sizeof *used);
+    bool all = used != NULL;
+    for (uint64_t i = 0; i < of->count && all; i++) {
         uint64_t j = 0;
-        while (of->item[i].linear && j < count && strcmp(names[j], name))
+        if (!of->item[i].linear)
+            continue;
+        /* Whole names mostly stand in the model's order. */
+        if (last < count && names_linear(names[last], of->item[i].path))
+            j = last;
+        while (j < count && !names_linear(names[j], of->item[i].path))
             j++;
-        if (of->item[i].linear && j == count)
-            return false;
-        if (of->item[i].linear)
-            used[j] = true;
+        all = j < count;
+        named += all && !used[j];
+        used[j] = true;
+        last = j + 1;
     }
-    for (uint64_t j = 0; j < count; j++)
-        if (!used[j])
-            return false;
-    return true;
+    free(used);
+    return all && named == count;
 }
 
 /* Whatever words its file has for it. */
@@ -97,6 +104,46 @@ static bool same_modules(const tsr_config_modules *own, const tsr_peft_match *ot
         break;
     }
     return !other->regex && !other->count;
+}
+
+static tsr_adapter_match match(const tsr_config_modules *modules)
+{
+    if (modules->kind == TSR_CONFIG_MODULES_REGEX)
+        return (tsr_adapter_match){.regex = modules->names.items[0]};
+    return (tsr_adapter_match){modules->names.items, (uint64_t)modules->names.count, NULL};
+}
+
+/* What of an adapter_config.json chooses modules; rank and alpha are any. */
+static tsr_adapter_spec choice_of(const tsr_peft_config *peft)
+{
+    return (tsr_adapter_spec){
+        .r = peft->r,
+        .alpha = peft->lora_alpha,
+        .all_linear = peft->all_linear,
+        .target = {(const char *const *)peft->target.names, peft->target.count, peft->target.regex},
+        .exclude = {(const char *const *)peft->exclude.names, peft->exclude.count,
+                    peft->exclude.regex},
+        .layers = peft->layers_to_transform,
+        .layer_count = peft->layer_count};
+}
+
+/* Whether lora_target_modules means the adapter's modules in other words: of a text decoder beside towers each is
+ * written with its whole name. */
+static bool same_choice(const tsr_config_modules *own, const tsr_peft_config *peft,
+                        const model_modules *of)
+{
+    tsr_adapter_spec theirs = choice_of(peft), ours = theirs;
+    tsr_adapter_set a = {0}, b = {0};
+    ours.all_linear = own->kind == TSR_CONFIG_MODULES_ALL_LINEAR;
+    ours.target = ours.all_linear ? (tsr_adapter_match){0} : match(own);
+    bool same = tsr_adapter_set_make(&a, &theirs, of->item, of->count) == TSR_OK &&
+                tsr_adapter_set_make(&b, &ours, of->item, of->count) == TSR_OK &&
+                a.count == b.count;
+    for (uint64_t i = 0; same && i < a.count; i++)
+        same = a.adapter[i].module == b.adapter[i].module;
+    tsr_adapter_set_free(&a);
+    tsr_adapter_set_free(&b);
+    return same;
 }
 
 static bool same_patterns(const tsr_config_patterns *own, const tsr_peft_pattern *other,
@@ -135,7 +182,9 @@ static tsr_status check_explicit(const tsr_config *config, const tsr_peft_config
         {"use_rslora", config->use_rslora == peft->use_rslora},
         {"use_dora", config->use_dora || !peft->use_dora}, /* may add magnitudes, not drop them */
         {"lora_target_modules",
-         same_modules(&config->lora_target_modules, &peft->target, targets_all_linear(peft, of))},
+         same_modules(&config->lora_target_modules, &peft->target, targets_all_linear(peft, of)) ||
+             (of->composite && tsr_config_is_set(config, "lora_target_modules") &&
+              same_choice(&config->lora_target_modules, peft, of))},
         {"exclude_modules", same_modules(&config->exclude_modules, &peft->exclude, false)},
         {"rank_pattern",
          same_patterns(&config->rank_pattern, peft->rank_pattern, peft->rank_pattern_count)},
@@ -228,34 +277,19 @@ static tsr_status from_peft(tsr_train_adapter *adapter, tsr_config *config, cons
                                         : &peft->alpha_pattern[i - peft->rank_pattern_count];
         adapter->patterns[i] = (tsr_adapter_pattern){p->key, p->value};
     }
-    adapter->spec = (tsr_adapter_spec){
-        .r = peft->r,
-        .alpha = peft->lora_alpha,
-        .rslora = peft->use_rslora,
-        .dora = dora,
-        .dropout = config->lora_dropout,
-        .all_linear = peft->all_linear,
-        .target = {(const char *const *)peft->target.names, peft->target.count, peft->target.regex},
-        .exclude = {(const char *const *)peft->exclude.names, peft->exclude.count,
-                    peft->exclude.regex},
-        .rank_pattern = adapter->patterns,
-        .rank_pattern_count = peft->rank_pattern_count,
-        .alpha_pattern = adapter->patterns + peft->rank_pattern_count,
-        .alpha_pattern_count = peft->alpha_pattern_count,
-        .layers = peft->layers_to_transform,
-        .layer_count = peft->layer_count};
+    adapter->spec = choice_of(peft);
+    adapter->spec.rslora = peft->use_rslora;
+    adapter->spec.dora = dora;
+    adapter->spec.dropout = config->lora_dropout;
+    adapter->spec.rank_pattern = adapter->patterns;
+    adapter->spec.rank_pattern_count = peft->rank_pattern_count;
+    adapter->spec.alpha_pattern = adapter->patterns + peft->rank_pattern_count;
+    adapter->spec.alpha_pattern_count = peft->alpha_pattern_count;
     config->lora_r = (int64_t)peft->r;
     config->lora_alpha = peft->lora_alpha;
     config->use_rslora = peft->use_rslora;
     config->use_dora = dora;
     return take_modules(config, peft, of);
-}
-
-static tsr_adapter_match match(const tsr_config_modules *modules)
-{
-    if (modules->kind == TSR_CONFIG_MODULES_REGEX)
-        return (tsr_adapter_match){.regex = modules->names.items[0]};
-    return (tsr_adapter_match){modules->names.items, (uint64_t)modules->names.count, NULL};
 }
 
 static tsr_status from_config(tsr_train_adapter *adapter, const tsr_config *config)
@@ -330,29 +364,133 @@ static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_conf
     return TSR_OK;
 }
 
+/* ---- text decoders beside towers ---- */
+
+/* How init_adapter begins the names of the decoder's modules; NULL: as Transformers 5, or in no known way. */
+static const char *older_spelling(const tsr_peft *init, const tsr_composite *composite)
+{
+    const char *prefix;
+    for (int i = 0; (prefix = tsr_composite_spelling(composite, i)); i++)
+        for (uint64_t j = 0; j < tsr_peft_module_count(init); j++) {
+            const char *path = tsr_peft_module_at(init, j)->path;
+            size_t length = strlen(prefix);
+            if (!strncmp(path, prefix, length) && !strncmp(path + length, "layers.", 7))
+                return i ? prefix : NULL;
+        }
+    return NULL;
+}
+
+/* init_adapter's modules get the names they have today; what its adapter_config.json says of names is of those they
+ * had, which *of then lists, copied: the caller frees them with tsr_layout_modules_free. */
+static tsr_status respell(model_modules *of, tsr_peft *init)
+{
+    const char *today = tsr_composite_prefix(of->composite);
+    const char *older = older_spelling(init, of->composite);
+    size_t length = strlen(today);
+    if (!older)
+        return TSR_OK;
+    tsr_adapter_module *modules = calloc(of->count + 1, sizeof *modules);
+    for (uint64_t i = 0; modules && i < of->count; i++) {
+        const char *path = of->item[i].path;
+        bool within = !strncmp(path, today, length);
+        char *name;
+        if (asprintf(&name, "%s%s", within ? older : "", within ? path + length : path) < 0) {
+            tsr_layout_modules_free(modules, i);
+            modules = NULL;
+            break;
+        }
+        modules[i] = of->item[i];
+        modules[i].path = name;
+    }
+    if (!modules)
+        return tsr_fail(TSR_ENOMEM, "out of memory for module names");
+    of->item = modules;
+    return tsr_peft_rename(init, older, today);
+}
+
+/* adapter_config.json names the modules one by one: q_proj would mean a vision tower's too where PEFT loads it. */
+static tsr_status name_each(tsr_train_adapter *adapter, const tsr_adapter_module *modules)
+{
+    tsr_adapter_set *set = &adapter->set;
+    for (uint64_t i = 0; i < set->target_count; i++)
+        free(set->target[i]);
+    free(set->target);
+    set->target_count = 0;
+    set->target = calloc(set->count + 1, sizeof *set->target);
+    while (set->target && set->target_count < set->count) {
+        set->target[set->target_count] =
+            strdup(modules[set->adapter[set->target_count].module].path);
+        if (!set->target[set->target_count])
+            break;
+        set->target_count++;
+    }
+    adapter->each_named = true;
+    return set->target_count == set->count ? TSR_OK
+                                           : tsr_fail(TSR_ENOMEM, "out of memory for target names");
+}
+
 tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bool needed,
-                                  const tsr_adapter_module *module, uint64_t module_count)
+                                  const tsr_adapter_module *modules, uint64_t module_count,
+                                  const tsr_composite *composite)
 {
     tsr_train_adapter adapter = {0};
+    model_modules of = {modules, module_count, composite};
     tsr_status status = TSR_OK;
     if (config->init_adapter) {
         status = tsr_peft_open(&adapter.init, config->init_adapter);
+        if (status == TSR_OK && composite)
+            status = respell(&of, adapter.init);
         if (status == TSR_OK)
-            status = from_peft(&adapter, config, &(model_modules){module, module_count});
+            status = from_peft(&adapter, config, &of);
     } else if (needed) {
         status = from_config(&adapter, config);
     }
     adapter.present = needed || config->init_adapter;
     if (status == TSR_OK && adapter.present)
-        status = tsr_adapter_set_make(&adapter.set, &adapter.spec, module, module_count);
+        status = tsr_adapter_set_make(&adapter.set, &adapter.spec, of.item, module_count);
+    if (status == TSR_OK && adapter.present && composite)
+        status = name_each(&adapter, modules);
     if (status == TSR_OK && adapter.init)
-        status = check_tensors(&adapter, config, module);
+        status = check_tensors(&adapter, config, modules);
+    if (of.item != modules)
+        tsr_layout_modules_free((tsr_adapter_module *)of.item, module_count);
     if (status < 0) {
         tsr_train_adapter_close(&adapter);
         return status;
     }
     *out = adapter;
     return TSR_OK;
+}
+
+/* Names that are whole mean no further layers: their last parts do. */
+static tsr_status last_parts(tsr_adapter_match *out, const tsr_adapter_set *set)
+{
+    const char **names = malloc((set->target_count + 1) * sizeof *names);
+    uint64_t count = 0;
+    if (!names)
+        return tsr_fail(TSR_ENOMEM, "out of memory for target names");
+    for (uint64_t i = 0; i < set->target_count; i++) {
+        const char *name = strrchr(set->target[i], '.') + 1;
+        uint64_t j = 0;
+        while (j < count && strcmp(names[j], name))
+            j++;
+        names[j] = name;
+        count += j == count;
+    }
+    *out = (tsr_adapter_match){names, count, NULL};
+    return TSR_OK;
+}
+
+tsr_status tsr_train_adapter_like(tsr_adapter_set *out, const tsr_train_adapter *adapter,
+                                  const tsr_adapter_module *modules, uint64_t module_count)
+{
+    tsr_adapter_spec spec = adapter->spec;
+    if (!adapter->each_named || spec.all_linear)
+        return tsr_adapter_set_make(out, &spec, modules, module_count);
+    TSR_TRY(last_parts(&spec.target, &adapter->set));
+    tsr_status status = tsr_adapter_set_make(out, &spec, modules, module_count);
+    free((void *)spec.target.names);
+    return status;
 }
 
 void tsr_train_adapter_close(tsr_train_adapter *adapter)
@@ -381,7 +519,9 @@ tsr_status tsr_train_adapter_config(tsr_peft_config *out, const tsr_train_adapte
         .lora_dropout = spec->dropout,
         .use_rslora = spec->rslora,
         .use_dora = spec->dora,
-        .target = {adapter->set.target, adapter->set.target_count, (char *)spec->target.regex},
+        .target = {adapter->set.target, adapter->set.target_count,
+                   adapter->each_named ? NULL : (char *)spec->target.regex},
+        .beside_towers = adapter->each_named,
         .exclude = {(char **)spec->exclude.names, spec->exclude.count, (char *)spec->exclude.regex},
         .rank_pattern = patterns,
         .rank_pattern_count = ranks,

@@ -122,7 +122,7 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
     TSR_TRY(open_checkpoint(inputs, planned));
     TSR_TRY(tsr_layout_modules(&inputs->modules, &inputs->module_count, &inputs->model));
     TSR_TRY(tsr_train_adapter_open(&inputs->adapter, config, train, inputs->modules,
-                                   inputs->module_count));
+                                   inputs->module_count, inputs->model.composite));
     tsr_layout_options options = {.load_in_4bit = config->load_in_4bit,
                                   .nested = config->use_bnb_nested_quant,
                                   .compute = inputs->compute};
@@ -160,8 +160,8 @@ tsr_status tsr_inputs_like(tsr_inputs *out, const tsr_inputs *inputs, uint64_t l
     if (status == TSR_OK)
         status = tsr_layout_modules(&like.modules, &like.module_count, &like.model);
     if (status == TSR_OK)
-        status = tsr_adapter_set_make(&like.adapter.set, &inputs->adapter.spec, like.modules,
-                                      like.module_count);
+        status = tsr_train_adapter_like(&like.adapter.set, &inputs->adapter, like.modules,
+                                        like.module_count);
     if (status == TSR_OK)
         status = tsr_layout_make(&like.layout, &like.model, like.checkpoint, &like.adapter.set,
                                  &options);
@@ -410,6 +410,20 @@ static tsr_status make_evaluation(tsr_inputs *inputs, int ranks)
     return TSR_OK;
 }
 
+static tsr_status check_longest(const tsr_inputs *inputs)
+{
+    uint64_t most = inputs->model.longest_document;
+    if (!most || inputs->bounds.longest <= (int64_t)most)
+        return TSR_OK;
+    return tsr_fail(TSR_EDATA,
+                    "%s/config.json: rope_type 'dynamic' turns rows of more than "
+                    "max_position_embeddings %llu tokens by the longest of their batch, which is "
+                    "not supported, and the longest here has %lld; write max_length: %llu with "
+                    "truncation: right or drop",
+                    inputs->config.model_name_or_path, (unsigned long long)most,
+                    (long long)inputs->bounds.longest, (unsigned long long)most);
+}
+
 tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks)
 {
     if (train)
@@ -417,7 +431,7 @@ tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks)
     if (inputs->config.eval_dataset.count)
         TSR_TRY(make_evaluation(inputs, ranks));
     keep_date(inputs);
-    return TSR_OK;
+    return check_longest(inputs);
 }
 
 tsr_status tsr_inputs_read_data_alone(tsr_inputs *inputs)

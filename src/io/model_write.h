@@ -29,6 +29,8 @@ typedef struct {
     bool nf4;        /* quantization_config: bitsandbytes' nf4; false: none */
     bool double_quant;
     tsr_dtype compute_dtype; /* of quantization_config */
+    /* What is not in 4 bits beside the head, as modules; NULL or up to a NULL. */
+    const char *const *plain_modules;
     /* In the order of the shards. One whose name begins with the last one's that does not, and a
      * dot, is a part of it and stays in its shard. */
     const tsr_tensor_source *tensors;

@@ -236,3 +236,20 @@ const tsr_peft_module *tsr_peft_module_find(const tsr_peft *peft, const char *pa
     tsr_peft_module wanted = {.path = path};
     return bsearch(&wanted, peft->modules, peft->count, sizeof wanted, by_path);
 }
+
+tsr_status tsr_peft_rename(tsr_peft *peft, const char *from, const char *to)
+{
+    size_t length = strlen(from);
+    for (uint64_t i = 0; i < peft->count; i++) {
+        const char *path = peft->modules[i].path;
+        char *renamed;
+        if (strncmp(path, from, length))
+            continue;
+        if (asprintf(&renamed, "%s%s", to, path + length) < 0)
+            return tsr_fail(TSR_ENOMEM, "no memory for the name of the adapter of %s", path);
+        free((char *)path);
+        peft->modules[i].path = renamed;
+    }
+    qsort(peft->modules, peft->count, sizeof *peft->modules, by_path);
+    return TSR_OK;
+}

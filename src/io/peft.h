@@ -44,6 +44,8 @@ typedef struct {
     uint64_t alpha_pattern_count;
     int64_t *layers_to_transform; /* NULL: all */
     uint64_t layer_count;
+    bool
+        beside_towers; /* of a vision-language model's text decoder: the model card loads that model */
 } tsr_peft_config;
 
 /* On success the caller frees *out with tsr_peft_config_free; on failure it is untouched. */
@@ -80,6 +82,9 @@ const tsr_peft_config *tsr_peft_config_of(const tsr_peft *peft);
 uint64_t tsr_peft_module_count(const tsr_peft *peft);
 const tsr_peft_module *tsr_peft_module_at(const tsr_peft *peft, uint64_t index);
 const tsr_peft_module *tsr_peft_module_find(const tsr_peft *peft, const char *path);
+
+/* Modules whose paths begin with `from` get `to` instead. */
+tsr_status tsr_peft_rename(tsr_peft *peft, const char *from, const char *to);
 
 typedef enum { TSR_PEFT_A, TSR_PEFT_B, TSR_PEFT_MAGNITUDE } tsr_peft_part;
 

@@ -18,6 +18,8 @@ static tsr_status make_card(tsr_text *card, const tsr_peft_config *config, bool 
 {
     const char *base = config->base_model_name_or_path;
     static const char what[] = TSR_PEFT_CARD_FILE ": the base model's name";
+    const char *model =
+        config->beside_towers ? "AutoModelForImageTextToText" : "AutoModelForCausalLM";
     char place[PATH_MAX], *quoted, *tag = NULL, *found = NULL;
     TSR_TRY(tsr_json_quote(&quoted, base ? base : "", what));
     /* The code is good in the card's directory, from which another way leads to the base. */
@@ -47,12 +49,13 @@ static tsr_status make_card(tsr_text *card, const tsr_peft_config *config, bool 
                     config->r, config->lora_alpha, base ? " on " : "", base ? quoted : "");
     tsr_text_printf(card,
                     "```python\nfrom peft import PeftModel\n"
-                    "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-                    "base = %s\nmodel = AutoModelForCausalLM.from_pretrained(base)\n"
+                    "from transformers import %s, AutoTokenizer\n\n"
+                    "base = %s\nmodel = %s.from_pretrained(base)\n"
                     "model = PeftModel.from_pretrained(model, \".\")  # this directory\n"
                     "tokenizer = AutoTokenizer.from_pretrained(%s)\n```\n\n"
                     "### Framework versions\n\n- PEFT 0.21.0\n",
-                    base ? found : "\"the base model's directory\"", tokenizer ? "\".\"" : "base");
+                    model, base ? found : "\"the base model's directory\"", model,
+                    tokenizer ? "\".\"" : "base");
     free(tag);
     free(found);
     free(quoted);

@@ -13,6 +13,7 @@ typedef struct {
     tsr_tensor *tensor; /* owns its names */
     uint64_t count, room;
     tsr_dtype dtype;
+    const char *prefix; /* "model." */
 } list;
 
 /* [rows, columns], or [rows] where columns is 0. `name` becomes the list's. */
@@ -45,21 +46,27 @@ static tsr_status add_of(list *to, char *module, const char *what, uint64_t rows
     return add(to, name, rows, columns);
 }
 
+/* "<prefix><name>" */
+static tsr_status add_in_model(list *to, const char *name, uint64_t rows, uint64_t columns)
+{
+    return add_of(to, strdup(to->prefix), name, rows, columns);
+}
+
 static tsr_status add_layer(list *to, const tsr_model_config *config, uint64_t layer)
 {
     tsr_block block;
     TSR_TRY(tsr_arch_block(&block, config, (int)layer));
     for (int i = 0; i < block.matrix_count; i++) {
         const tsr_matrix *m = &block.matrix[i];
-        TSR_TRY(add_of(to, tsr_module_path((int)layer, m->of_model, m->name), ".weight", m->out,
-                       m->in));
+        TSR_TRY(add_of(to, tsr_module_path(to->prefix, (int)layer, m->of_model, m->name), ".weight",
+                       m->out, m->in));
         if (m->bias)
-            TSR_TRY(
-                add_of(to, tsr_module_path((int)layer, m->of_model, m->name), ".bias", m->out, 0));
+            TSR_TRY(add_of(to, tsr_module_path(to->prefix, (int)layer, m->of_model, m->name),
+                           ".bias", m->out, 0));
     }
     for (int i = 0; i < block.vector_count; i++) {
         const tsr_vector *v = &block.vector[i];
-        TSR_TRY(add_of(to, tsr_module_path((int)layer, v->of_model, v->name),
+        TSR_TRY(add_of(to, tsr_module_path(to->prefix, (int)layer, v->of_model, v->name),
                        v->one ? "" : ".weight", v->one ? 1 : v->count, 0));
     }
     return TSR_OK;
@@ -68,13 +75,13 @@ static tsr_status add_layer(list *to, const tsr_model_config *config, uint64_t l
 static tsr_status add_all(list *to, const tsr_model_config *config)
 {
     uint64_t vocabulary = config->vocab_size, d = config->hidden_size;
-    TSR_TRY(add(to, strdup("model.embed_tokens.weight"), vocabulary, d));
+    TSR_TRY(add_in_model(to, "embed_tokens.weight", vocabulary, d));
     if (config->layer_input_width)
-        TSR_TRY(add_of(to, tsr_module_path(0, true, config->arch->layer_table), ".weight",
-                       vocabulary, config->layer_count * config->layer_input_width));
+        TSR_TRY(add_of(to, tsr_module_path(to->prefix, 0, true, config->arch->layer_table),
+                       ".weight", vocabulary, config->layer_count * config->layer_input_width));
     for (uint64_t layer = 0; layer < config->layer_count; layer++)
         TSR_TRY(add_layer(to, config, layer));
-    TSR_TRY(add(to, strdup("model.norm.weight"), d, 0));
+    TSR_TRY(add_in_model(to, "norm.weight", d, 0));
     return config->tie_word_embeddings ? TSR_OK : add(to, strdup("lm_head.weight"), vocabulary, d);
 }
 
@@ -87,7 +94,7 @@ tsr_status tsr_model_describe(tsr_checkpoint **out, const char *directory,
                         "said in their headers only: download them, or plan with the config.json "
                         "of the model that it was quantized from",
                         directory);
-    list tensors = {.dtype = config->dtype};
+    list tensors = {.dtype = config->dtype, .prefix = tsr_composite_prefix(config->composite)};
     tsr_status status = add_all(&tensors, config);
     if (status == TSR_OK)
         status = tsr_checkpoint_describe(out, directory, tensors.tensor, tensors.count);

@@ -19,6 +19,7 @@ typedef struct {
     const tsr_checkpoint *checkpoint;
     tsr_layout_options options;
     bool in_4bit; /* the checkpoint holds a 4-bit weight, whatever its config.json says */
+    const char *prefix, *head; /* of the model's names in the checkpoint; the head's name */
 } builder;
 
 static bool holds_4bit(const tsr_checkpoint *checkpoint)
@@ -27,6 +28,53 @@ static bool holds_4bit(const tsr_checkpoint *checkpoint)
         if (strstr(tsr_checkpoint_at(checkpoint, i)->name, TSR_WEIGHT_STATE))
             return true;
     return false;
+}
+
+/* Of a module of a layer or, of_model, of the model. */
+static void put_name(char out[NAME_BYTES], const char *prefix, int layer, bool of_model,
+                     const char *module, const char *what)
+{
+    if (of_model)
+        snprintf(out, NAME_BYTES, "%s%s%s", prefix, module, what);
+    else
+        snprintf(out, NAME_BYTES, "%slayers.%d.%s%s", prefix, layer, module, what);
+}
+
+static bool has_layers(const tsr_checkpoint *checkpoint, const char *prefix)
+{
+    static const char *const begins[] = {"layers.", "embed_tokens."};
+    size_t length = strlen(prefix);
+    for (uint64_t i = 0; i < tsr_checkpoint_count(checkpoint); i++) {
+        const char *name = tsr_checkpoint_at(checkpoint, i)->name;
+        for (int j = 0; j < 2 && !strncmp(name, prefix, length); j++)
+            if (!strncmp(name + length, begins[j], strlen(begins[j])))
+                return true;
+    }
+    return false;
+}
+
+/* How the checkpoint spells the names of a model with other towers; of a plain one there is one way. */
+static tsr_status find_names(builder *b)
+{
+    static const char inner_head[] = "language_model.lm_head.weight";
+    const tsr_composite *composite = b->layout->config.composite;
+    b->prefix = tsr_composite_prefix(composite);
+    b->head = "lm_head.weight";
+    if (!composite)
+        return TSR_OK;
+    if (tsr_checkpoint_find(b->checkpoint, inner_head))
+        b->head = inner_head;
+    for (int i = 0; (b->prefix = tsr_composite_spelling(composite, i)); i++)
+        if (has_layers(b->checkpoint, b->prefix))
+            return TSR_OK;
+    const tsr_tensor *first = tsr_checkpoint_at(b->checkpoint, 0);
+    return tsr_fail(
+        TSR_EDATA,
+        "%s: no text decoder is in it: config.json says %s, but no tensor's name begins "
+        "with %slayers., %slayers. or %slayers. (the first is %s)",
+        tsr_checkpoint_directory(b->checkpoint), composite->model_type,
+        tsr_composite_spelling(composite, 0), tsr_composite_spelling(composite, 1),
+        tsr_composite_spelling(composite, 2), first ? first->name : "none");
 }
 
 static int add_frozen(tsr_layout_unit *unit, tsr_layout_segment segment)
@@ -106,13 +154,13 @@ static tsr_status add_vector(int *index, const builder *b, tsr_layout_unit *unit
     return TSR_OK;
 }
 
-static tsr_status weight_segments(const builder *b, tsr_layout_unit *unit, int index)
+static tsr_status weight_segments(const builder *b, tsr_layout_unit *unit, int index,
+                                  const char *name)
 {
     tsr_layout_linear *linear = &unit->linear[index];
-    char name[NAME_BYTES], found[TSR_SHAPE_TEXT_BYTES];
+    char found[TSR_SHAPE_TEXT_BYTES];
     const char *directory = tsr_checkpoint_directory(b->checkpoint);
     uint64_t count = linear->out * linear->in;
-    snprintf(name, sizeof name, "%s.weight", linear->path);
     TSR_TRY(tsr_checkpoint_weight(&linear->source, b->checkpoint, name));
     const tsr_weight *source = &linear->source;
     if (source->ndim != 2 || source->shape[0] != linear->out || source->shape[1] != linear->in)
@@ -162,14 +210,18 @@ static tsr_status make_linear(const builder *b, tsr_layout_unit *unit, int layer
     linear->out = matrix->out;
     linear->in = matrix->in;
     linear->bias = linear->a = linear->b = linear->m = TSR_NO_SEGMENT;
-    linear->path = tsr_module_path(layer, matrix->of_model, matrix->name);
+    const char *prefix = tsr_composite_prefix(b->layout->config.composite);
+    linear->path = tsr_module_path(prefix, layer, matrix->of_model, matrix->name);
     if (!linear->path)
         return tsr_fail(TSR_ENOMEM, "out of memory for module names");
-    linear->module_key = tsr_adapter_module_key(linear->path);
-    TSR_TRY(weight_segments(b, unit, index));
+    /* The same random numbers for a decoder alone and beside towers. */
+    put_name(name, tsr_composite_prefix(NULL), layer, matrix->of_model, matrix->name, "");
+    linear->module_key = tsr_adapter_module_key(name);
+    put_name(name, b->prefix, layer, matrix->of_model, matrix->name, ".weight");
+    TSR_TRY(weight_segments(b, unit, index, name));
     if (!matrix->bias)
         return TSR_OK;
-    snprintf(name, sizeof name, "%s.bias", linear->path);
+    put_name(name, b->prefix, layer, matrix->of_model, matrix->name, ".bias");
     return add_vector(&linear->bias, b, unit, index, name, linear->out, (vector_use){0});
 }
 
@@ -181,11 +233,8 @@ static tsr_status make_layer(const builder *b, int layer)
         TSR_TRY(make_linear(b, unit, layer, i));
     for (int i = 0; i < unit->block->vector_count; i++) {
         const tsr_vector *vector = &unit->block->vector[i];
-        char *module = tsr_module_path(layer, vector->of_model, vector->name);
-        if (!module)
-            return tsr_fail(TSR_ENOMEM, "out of memory for module names");
-        snprintf(name, sizeof name, "%s%s", module, vector->one ? "" : ".weight");
-        free(module);
+        put_name(name, b->prefix, layer, vector->of_model, vector->name,
+                 vector->one ? "" : ".weight");
         TSR_TRY(add_vector(&unit->vector[i], b, unit, -1, name, vector->count,
                            (vector_use){.plus = vector->plus_one, .one = vector->one}));
     }
@@ -193,8 +242,9 @@ static tsr_status make_layer(const builder *b, int layer)
         return TSR_OK;
     /* The logits' divisor is the final norm's: nothing but the head reads what it makes. */
     const tsr_model_config *config = &b->layout->config;
+    put_name(name, b->prefix, 0, true, "norm", ".weight");
     return add_vector(
-        &unit->final_norm, b, unit, -1, "model.norm.weight", config->hidden_size,
+        &unit->final_norm, b, unit, -1, name, config->hidden_size,
         (vector_use){.plus = config->norm_plus_one, .divisor = (float)config->logits_divisor});
 }
 
@@ -228,17 +278,17 @@ static tsr_status tied_head(const builder *b, tsr_dtype *dtype, const uint64_t *
     const tsr_tensor *stored;
     bool same = false;
     layout->head = layout->embedding;
-    if (!tsr_checkpoint_find(b->checkpoint, "lm_head.weight"))
+    if (!tsr_checkpoint_find(b->checkpoint, b->head))
         return TSR_OK;
-    TSR_TRY(plain_tensor(&stored, &stored_dtype, b, "lm_head.weight", 2, shape));
+    TSR_TRY(plain_tensor(&stored, &stored_dtype, b, b->head, 2, shape));
     TSR_TRY(same_values(&same, layout->embedding, stored));
     if (same)
         return TSR_OK;
     tsr_log(TSR_LOG_WARNING,
-            "%s: config.json says tie_word_embeddings, but lm_head.weight is not "
-            "model.embed_tokens.weight: the head is lm_head.weight, as in Transformers; write "
-            "\"tie_word_embeddings\": false, or take lm_head.weight out",
-            tsr_checkpoint_directory(b->checkpoint));
+            "%s: config.json says tie_word_embeddings, but %s is not %s: the head is %s, as in "
+            "Transformers; write \"tie_word_embeddings\": false, or take %s out",
+            tsr_checkpoint_directory(b->checkpoint), b->head, layout->embedding->name, b->head,
+            b->head);
     layout->head = stored;
     *dtype = stored_dtype;
     return TSR_OK;
@@ -253,7 +303,7 @@ static tsr_status find_layer_rows(const builder *b)
     char name[NAME_BYTES];
     if (!config->layer_input_width)
         return TSR_OK;
-    snprintf(name, sizeof name, "model.%s.weight", config->arch->layer_table);
+    put_name(name, b->prefix, 0, true, config->arch->layer_table, ".weight");
     b->layout->parameter_count += shape[0] * shape[1];
     return plain_tensor(&b->layout->layer_rows, &dtype, b, name, 2, shape);
 }
@@ -265,13 +315,15 @@ static tsr_status make_head(const builder *b)
     const tsr_model_config *config = &layout->config;
     uint64_t shape[2] = {config->vocab_size, config->hidden_size};
     tsr_dtype dtype = TSR_F32;
-    TSR_TRY(plain_tensor(&layout->embedding, &dtype, b, "model.embed_tokens.weight", 2, shape));
+    char name[NAME_BYTES];
+    put_name(name, b->prefix, 0, true, "embed_tokens", ".weight");
+    TSR_TRY(plain_tensor(&layout->embedding, &dtype, b, name, 2, shape));
     layout->parameter_count += shape[0] * shape[1];
     TSR_TRY(find_layer_rows(b));
     if (config->tie_word_embeddings)
         TSR_TRY(tied_head(b, &dtype, shape));
     else
-        TSR_TRY(plain_tensor(&layout->head, &dtype, b, "lm_head.weight", 2, shape));
+        TSR_TRY(plain_tensor(&layout->head, &dtype, b, b->head, 2, shape));
     if (layout->head != layout->embedding)
         layout->parameter_count += shape[0] * shape[1];
     for (int chunk = 0; chunk < layout->chunk_count; chunk++) {
@@ -396,12 +448,15 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
                            const tsr_layout_options *options)
 {
     tsr_layout layout = {.config = *config, .layer_count = (int)config->layer_count};
-    builder b = {&layout, checkpoint, *options, holds_4bit(checkpoint)};
+    builder b = {.layout = &layout,
+                 .checkpoint = checkpoint,
+                 .options = *options,
+                 .in_4bit = holds_4bit(checkpoint)};
     tsr_status status;
     layout.chunk_count = (int)tsr_ceil_div(config->vocab_size, TSR_HEAD_CHUNK_ROWS);
     layout.unit_count = layout.layer_count + layout.chunk_count;
     layout.first_trained = layout.layer_count;
-    if ((status = allocate_units(&layout)) < 0)
+    if ((status = find_names(&b)) < 0 || (status = allocate_units(&layout)) < 0)
         goto out;
     for (int layer = 0; layer < layout.layer_count; layer++)
         if ((status = make_layer(&b, layer)) < 0)

@@ -50,7 +50,7 @@ typedef struct {
 
 /* One linear of one layer. */
 typedef struct {
-    char *path; /* "model.layers.3.mlp.up_proj" */
+    char *path; /* of the module in Transformers: "model.layers.3.mlp.up_proj" */
     uint64_t out, in;
     tsr_weight source; /* where it is in the checkpoint */
     bool quantized;    /* NF4 in memory */
@@ -91,6 +91,7 @@ typedef struct {
     const tsr_tensor *layer_rows;       /* a table of what every layer takes of a token, or NULL */
     int first_trained;                  /* lowest layer with an adapter; layer_count if none has */
     uint64_t largest_r, parameter_count, trainable_count;
+    uint64_t tower_elements; /* of tensors beside the text decoder, which nothing reads */
 } tsr_layout;
 
 typedef struct {
@@ -99,7 +100,7 @@ typedef struct {
 } tsr_layout_options;
 
 /* The name of a module of a layer, or of the model; the caller's. NULL: no memory. */
-char *tsr_module_path(int layer, bool of_model, const char *name);
+char *tsr_module_path(const char *prefix, int layer, bool of_model, const char *name);
 
 /* The modules of a model as Transformers names them, for tsr_adapter_set_make: the linears in the
  * order of layers and of their blocks, then what else a target could mean. The caller frees *out and each path
@@ -122,8 +123,8 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
 void tsr_layout_free(tsr_layout *layout);
 
 /* layout_unused.c: a warning where the checkpoint has tensors that the model does not, as the biases of a
- * configuration without them. */
-tsr_status tsr_layout_warn_unused(const tsr_layout *layout, const tsr_checkpoint *checkpoint);
+ * configuration without them; a line for those of other towers, which are counted. */
+tsr_status tsr_layout_warn_unused(tsr_layout *layout, const tsr_checkpoint *checkpoint);
 
 /* Consecutive elements of a trainable tensor: from `memory` on as it is kept, from `stored` on as a
  * file has it. */

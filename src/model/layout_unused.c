@@ -59,32 +59,58 @@ static bool is_known(const tsr_layout *layout, const char *name)
 {
     static const char buffer[] = ".rotary_emb.inv_freq";
     size_t length = strlen(name), tail = sizeof buffer - 1;
-    return (layout->head == layout->embedding && !strcmp(name, "lm_head.weight")) ||
+    return (layout->head == layout->embedding &&
+            (!strcmp(name, "lm_head.weight") || !strcmp(name, "language_model.lm_head.weight"))) ||
            (length >= tail && !strcmp(name + length - tail, buffer));
 }
 
-tsr_status tsr_layout_warn_unused(const tsr_layout *layout, const tsr_checkpoint *checkpoint)
+/* Tensors that nothing reads: of the other towers, each named once, and the rest. */
+typedef struct {
+    uint64_t towers, rest;
+    tsr_text tower_names, rest_names;
+    const char *last_tower; /* tensors come sorted by name */
+} unused;
+
+static void add_unused(unused *to, tsr_layout *layout, const tsr_tensor *tensor)
+{
+    const char *tower;
+    if (tsr_composite_is_tower(&tower, layout->config.composite, tensor->name)) {
+        layout->tower_elements += tensor->element_count;
+        if (tower != to->last_tower)
+            tsr_text_printf(&to->tower_names, "%s%s", to->towers ? ", " : "", tower);
+        to->last_tower = tower;
+        to->towers++;
+    } else if (to->rest++ < NAMED) {
+        tsr_text_printf(&to->rest_names, "%s%s", to->rest > 1 ? ", " : "", tensor->name);
+    }
+}
+
+tsr_status tsr_layout_warn_unused(tsr_layout *layout, const tsr_checkpoint *checkpoint)
 {
     const tsr_tensor **used = NULL;
-    uint64_t used_count = 0, unused = 0;
-    tsr_text names = {0};
+    uint64_t used_count = 0;
+    unused found = {0};
     TSR_TRY(list_used(&used, &used_count, layout));
     for (uint64_t i = 0; i < tsr_checkpoint_count(checkpoint); i++) {
         const tsr_tensor *tensor = tsr_checkpoint_at(checkpoint, i);
         const tsr_tensor *key = owner(checkpoint, tensor);
-        if (bsearch(&key, used, used_count, sizeof *used, by_address) ||
-            is_known(layout, tensor->name))
-            continue;
-        if (unused++ < NAMED)
-            tsr_text_printf(&names, "%s%s", unused > 1 ? ", " : "", tensor->name);
+        if (!bsearch(&key, used, used_count, sizeof *used, by_address) &&
+            !is_known(layout, tensor->name))
+            add_unused(&found, layout, tensor);
     }
-    if (unused)
+    if (found.towers)
+        tsr_log(TSR_LOG_INFO,
+                "%s: only its text decoder is used, and %" PRIu64 " tensors beside it are not: %s",
+                tsr_checkpoint_directory(checkpoint), found.towers,
+                tsr_text_string(&found.tower_names));
+    if (found.rest)
         tsr_log(TSR_LOG_WARNING,
                 "%s: %" PRIu64 " tensors are not used, for config.json describes a model without "
                 "them: %s%s",
-                tsr_checkpoint_directory(checkpoint), unused, tsr_text_string(&names),
-                unused > NAMED ? ", ..." : "");
-    tsr_text_free(&names);
+                tsr_checkpoint_directory(checkpoint), found.rest,
+                tsr_text_string(&found.rest_names), found.rest > NAMED ? ", ..." : "");
+    tsr_text_free(&found.tower_names);
+    tsr_text_free(&found.rest_names);
     free(used);
     return TSR_OK;
 }

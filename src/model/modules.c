@@ -10,14 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of the model, besides its layers; none may have an adapter. */
-static const char *const model_modules[] = {"model.embed_tokens", "lm_head",    "model",
-                                            "model.layers",       "model.norm", "model.rotary_emb"};
+/* Of the model, besides its layers and the head; none may have an adapter. */
+static const char *const model_modules[] = {"embed_tokens", "layers", "norm", "rotary_emb"};
 enum { MODEL_MODULES = sizeof model_modules / sizeof *model_modules };
 
 typedef struct {
     tsr_adapter_module *module;
     uint64_t count, room;
+    const char *prefix; /* "model." */
 } list;
 
 static tsr_status add(list *to, char *path, const tsr_matrix *matrix)
@@ -41,11 +41,11 @@ static tsr_status add(list *to, char *path, const tsr_matrix *matrix)
     return TSR_OK;
 }
 
-char *tsr_module_path(int layer, bool of_model, const char *name)
+char *tsr_module_path(const char *prefix, int layer, bool of_model, const char *name)
 {
     char *path;
-    int length = of_model ? asprintf(&path, "model.%s", name)
-                          : asprintf(&path, "model.layers.%d.%s", layer, name);
+    int length = of_model ? asprintf(&path, "%s%s", prefix, name)
+                          : asprintf(&path, "%slayers.%d.%s", prefix, layer, name);
     return length < 0 ? NULL : path;
 }
 
@@ -54,8 +54,8 @@ static tsr_status add_below(list *to, uint64_t layer, const char *name, size_t l
                             const tsr_matrix *matrix)
 {
     char *path;
-    if (asprintf(&path, "model.layers.%" PRIu64 "%s%.*s", layer, length ? "." : "", (int)length,
-                 name) < 0)
+    if (asprintf(&path, "%slayers.%" PRIu64 "%s%.*s", to->prefix, layer, length ? "." : "",
+                 (int)length, name) < 0)
         path = NULL;
     return add(to, path, matrix);
 }
@@ -64,7 +64,7 @@ static tsr_status add_linears(list *to, const tsr_block *block, uint64_t layer)
 {
     for (int i = 0; i < block->matrix_count; i++) {
         const tsr_matrix *m = &block->matrix[i];
-        TSR_TRY(add(to, tsr_module_path((int)layer, m->of_model, m->name), m));
+        TSR_TRY(add(to, tsr_module_path(to->prefix, (int)layer, m->of_model, m->name), m));
     }
     return TSR_OK;
 }
@@ -117,7 +117,22 @@ static tsr_status add_others(list *to, const tsr_block *block, uint64_t layer)
     for (int i = 0; i < block->vector_count; i++) {
         const tsr_vector *v = &block->vector[i];
         if (!v->one) /* a buffer of the layer itself */
-            TSR_TRY(add(to, tsr_module_path((int)layer, v->of_model, v->name), NULL));
+            TSR_TRY(add(to, tsr_module_path(to->prefix, (int)layer, v->of_model, v->name), NULL));
+    }
+    return TSR_OK;
+}
+
+/* The head, what holds the layers ("model", "model.language_model"), and what it holds beside them. */
+static tsr_status add_of_model(list *to)
+{
+    TSR_TRY(add(to, strdup("lm_head"), NULL));
+    for (const char *dot = strchr(to->prefix, '.'); dot; dot = strchr(dot + 1, '.'))
+        TSR_TRY(add(to, strndup(to->prefix, (size_t)(dot - to->prefix)), NULL));
+    for (int i = 0; i < MODEL_MODULES; i++) {
+        char *path;
+        if (asprintf(&path, "%s%s", to->prefix, model_modules[i]) < 0)
+            path = NULL;
+        TSR_TRY(add(to, path, NULL));
     }
     return TSR_OK;
 }
@@ -129,10 +144,9 @@ static tsr_status add_all(list *to, const tsr_model_config *config)
         TSR_TRY(tsr_arch_block(&block, config, (int)layer));
         TSR_TRY(add_linears(to, &block, layer));
     }
-    for (int i = 0; i < MODEL_MODULES; i++)
-        TSR_TRY(add(to, strdup(model_modules[i]), NULL));
+    TSR_TRY(add_of_model(to));
     if (config->layer_input_width)
-        TSR_TRY(add(to, tsr_module_path(0, true, config->arch->layer_table), NULL));
+        TSR_TRY(add(to, tsr_module_path(to->prefix, 0, true, config->arch->layer_table), NULL));
     for (uint64_t layer = 0; layer < config->layer_count; layer++) {
         TSR_TRY(tsr_arch_block(&block, config, (int)layer));
         TSR_TRY(add_others(to, &block, layer));
@@ -143,7 +157,7 @@ static tsr_status add_all(list *to, const tsr_model_config *config)
 tsr_status tsr_layout_modules(tsr_adapter_module **out, uint64_t *count,
                               const tsr_model_config *config)
 {
-    list all = {0};
+    list all = {.prefix = tsr_composite_prefix(config->composite)};
     tsr_status status = add_all(&all, config);
     if (status < 0) {
         tsr_layout_modules_free(all.module, all.count);

@@ -222,6 +222,7 @@ void tsr_summary_end(tsr_text *out, const tsr_config *config, const tsr_summary_
                      double first_eval_loss, double last_eval_loss)
 {
     const char *dir = config->output_dir ? config->output_dir : ".";
+    const char *model = call->beside_towers ? "ImageTextToText" : "CausalLM";
     if (isfinite(last_eval_loss)) {
         tsr_text_puts(out, "eval_loss ");
         if (isfinite(first_eval_loss)) {
@@ -236,9 +237,10 @@ void tsr_summary_end(tsr_text *out, const tsr_config *config, const tsr_summary_
     tsr_text_puts(out, "/adapter_model.safetensors\n");
     if (config->eval_dataset.count)
         put_evaluate(out, call, dir);
-    tsr_text_puts(out, "python   from peft import PeftModel; from transformers import "
-                       "AutoModelForCausalLM; model = PeftModel.from_pretrained("
-                       "AutoModelForCausalLM.from_pretrained(");
+    tsr_text_printf(out,
+                    "python   from peft import PeftModel; from transformers import AutoModelFor%s; "
+                    "model = PeftModel.from_pretrained(AutoModelFor%s.from_pretrained(",
+                    model, model);
     put_python(out, call->directory, config->model_name_or_path ? config->model_name_or_path : "");
     tsr_text_puts(out, "), ");
     put_python(out, call->directory, dir);

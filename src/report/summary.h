@@ -36,6 +36,7 @@ typedef struct {
     const char *program;   /* its name, as typed */
     const char *launcher;  /* what stands before it, for a shell: "mpirun -n 2"; "": nothing */
     const char *directory; /* where: the working directory */
+    bool beside_towers;    /* the adapter is of a vision-language model's text decoder */
 } tsr_summary_call;
 
 /* Where the adapter is, and the lines that evaluate it and load it in Python, to be typed as they are in any

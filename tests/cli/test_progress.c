@@ -266,22 +266,23 @@ static void test_summary(void **state)
     assert_non_null(strstr(text.data, "20, 1 sample each, learning rate 0.0002 linear; evaluation "
                                       "every epoch; checkpoint every 4\n"));
     tsr_text_clear(&text);
-    const tsr_summary_call two = {"build/tessera", "launch/run -n 2", "/a b/c"};
+    const tsr_summary_call two = {"build/tessera", "launch/run -n 2", "/a b/c", false};
     tsr_summary_end(&text, &config, &two, 2.5, 2.25);
     static const char *const last[] = {
         "eval_loss 2.5000 before, 2.2500 after\n", "my run's/adapter_model.safetensors\n",
         "\nevaluate (cd '/a b/c' && launch/run -n 2 build/tessera eval 'my run'\\''s/job.yaml')\n",
-        "from_pretrained(\"/a b/c/./models/tiny\"), \"/a b/c/my run's\")\n"};
+        "AutoModelForCausalLM.from_pretrained(\"/a b/c/./models/tiny\"), \"/a b/c/my run's\")\n"};
     for (size_t i = 0; i < sizeof last / sizeof *last; i++)
         if (!strstr(text.data, last[i]))
             fail_msg("'%s' is not in\n%s", last[i], text.data);
     tsr_text_clear(&text);
-    const tsr_summary_call one = {"tessera", "", "/c"};
+    const tsr_summary_call one = {"tessera", "", "/c", true};
     config.output_dir = "/-x";
     config.model_name_or_path = "/m\"\\\n";
     tsr_summary_end(&text, &config, &one, NAN, NAN);
     assert_null(strstr(text.data, "eval_loss"));
     assert_non_null(strstr(text.data, "\nevaluate (cd /c && tessera eval /-x/job.yaml)\n"));
+    assert_non_null(strstr(text.data, "import AutoModelForImageTextToText; model = "));
     assert_non_null(strstr(text.data, "from_pretrained(\"/m\\\"\\\\\\x0a\"), \"/-x\")\n"));
     tsr_text_free(&text);
     tsr_config_free(&config);

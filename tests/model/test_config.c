@@ -169,7 +169,10 @@ static const struct {
     {"not JSON", "{\"model_type\":", {"config.json", "line 1"}},
     {"a list", "[]", {"config.json", "a list"}},
     {"no model_type", "{}", {"'model_type'", "missing"}},
-    {"other model", "{\"model_type\":\"gemma3\"}", {"model_type", "'gemma3'", "qwen3"}},
+    {"other model", "{\"model_type\":\"gpt2\"}", {"model_type", "'gpt2'", "qwen3", "qwen3_vl"}},
+    {"llama4",
+     "{\"model_type\":\"llama4\",\"text_config\":{\"model_type\":\"llama4_text\"}}",
+     {"model_type", "'llama4'", "attend in chunks", "experts"}},
     {"other head",
      "{\"model_type\":\"llama\",\"architectures\":[\"LlamaForSequenceClassification\"]}",
      {"architectures", "LlamaForSequenceClassification", "LlamaForCausalLM"}},
@@ -209,9 +212,15 @@ static const struct {
      LLAMA_WITH(",\"attention_bias\":1"),
      {"'attention_bias'", "1", "true or false"}},
     {"dtype", LLAMA_WITH(",\"torch_dtype\":\"float8_e4m3fn\""), {"torch_dtype", "'float8_e4m3fn'"}},
-    {"dynamic",
-     LLAMA_WITH(",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}"),
-     {"rope_scaling", "'dynamic'", "llama3"}},
+    {"unknown rope",
+     LLAMA_WITH(",\"rope_scaling\":{\"type\":\"spiral\",\"factor\":2}"),
+     {"rope_scaling", "'spiral'", "llama3"}},
+    {"dynamic without factor",
+     LLAMA_WITH(",\"rope_scaling\":{\"type\":\"dynamic\"}"),
+     {"rope_scaling", "factor", "missing"}},
+    {"mrope of plain text",
+     LLAMA_WITH(",\"rope_scaling\":{\"type\":\"default\",\"mrope_section\":[2,3,3]}"),
+     {"rope_scaling", "mrope_section"}},
     {"yarn",
      LLAMA_WITH(",\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":2,\"beta_fast\":0.5}"),
      {"rope_parameters", "beta_fast 0.5", "beta_slow 1"}},
@@ -344,7 +353,7 @@ static void test_mixed_windows(void **state)
     assert_int_equal(c.layer_count, 24);
 }
 
-/* docs/models.md has a line for each family. */
+/* docs/models.md has a line for each family and each class around one. */
 static void test_documented(void **state)
 {
     (void)state;
@@ -355,8 +364,23 @@ static void test_documented(void **state)
                      TSR_OK);
     for (int i = 0; tsr_arch_at(i); i++) {
         const tsr_arch *arch = tsr_arch_at(i);
+        if (!arch->architecture)
+            continue; /* in composite models alone */
         snprintf(line, sizeof line, "| `%s` | `%s` | %s |\n", arch->model_type, arch->architecture,
                  arch->models);
+        if (!strstr(page, line)) {
+            missing++;
+            printf("docs/models.md lacks: %s", line);
+        }
+    }
+    for (int i = 0; tsr_composite_at(i); i++) {
+        const tsr_composite *class = tsr_composite_at(i);
+        int used =
+            snprintf(line, sizeof line, "| `%s` | `%s` |", class->model_type, class->architecture);
+        for (int j = 0; class->text[j]; j++)
+            used += snprintf(line + used, sizeof line - (size_t)used, "%s `%s`", j ? " or" : "",
+                             class->text[j]);
+        snprintf(line + used, sizeof line - (size_t)used, " | %s |\n", class->models);
         if (!strstr(page, line)) {
             missing++;
             printf("docs/models.md lacks: %s", line);

@@ -6,28 +6,57 @@
 #include <string.h>
 
 static const tsr_arch *const families[] = {
-    &tsr_arch_gemma2, &tsr_arch_gemma3,     &tsr_arch_gemma4,  &tsr_arch_glm4,   &tsr_arch_granite,
-    &tsr_arch_llama,  &tsr_arch_ministral3, &tsr_arch_mistral, &tsr_arch_olmo2,  &tsr_arch_olmo3,
-    &tsr_arch_phi3,   &tsr_arch_qwen2,      &tsr_arch_qwen3,   &tsr_arch_smollm3};
+    &tsr_arch_gemma2,     &tsr_arch_gemma3, &tsr_arch_gemma4,     &tsr_arch_glm4,
+    &tsr_arch_granite,    &tsr_arch_llama,  &tsr_arch_ministral3, &tsr_arch_mistral,
+    &tsr_arch_olmo2,      &tsr_arch_olmo3,  &tsr_arch_phi3,       &tsr_arch_qwen2,
+    &tsr_arch_qwen2_5_vl, &tsr_arch_qwen3,  &tsr_arch_qwen3_vl,   &tsr_arch_smollm3};
 enum { FAMILIES = sizeof families / sizeof *families };
+
+/* Known, and why they are not read. */
+static const struct {
+    const char *model_type, *why;
+} refused[] = {
+    {"llama4", "layers of it attend in chunks and choose among experts, and neither is read"},
+    {"llama4_text", "layers of it attend in chunks and choose among experts, and neither is read"},
+};
+
+/* What the model_type of a config.json may be, one after the other; NULL: no more. */
+static const char *next_name(int *index)
+{
+    for (; *index < FAMILIES; ++*index)
+        if (families[*index]->architecture)
+            return families[(*index)++]->model_type;
+    const tsr_composite *composite = tsr_composite_at((*index)++ - FAMILIES);
+    return composite ? composite->model_type : NULL;
+}
+
+/* "a, b or c" */
+static void put_names(tsr_text *out)
+{
+    int index = 0;
+    const char *name = next_name(&index), *next;
+    for (bool first = true; name; name = next, first = false) {
+        next = next_name(&index);
+        tsr_text_printf(out, "%s%s", first ? "" : next ? ", " : " or ", name);
+    }
+}
 
 tsr_status tsr_arch_find(const tsr_arch **out, const char *model_type, const char *place)
 {
+    const char *why = NULL;
     tsr_text names = {0};
-    for (int i = 0; i < FAMILIES; i++) {
+    for (int i = 0; i < FAMILIES; i++)
         if (!strcmp(model_type, families[i]->model_type)) {
-            tsr_text_free(&names);
             *out = families[i];
             return TSR_OK;
         }
-        tsr_text_printf(&names, "%s%s",
-                        i == 0             ? ""
-                        : i < FAMILIES - 1 ? ", "
-                                           : " or ",
-                        families[i]->model_type);
-    }
-    tsr_status status = tsr_fail(TSR_EDATA, "%s: model_type '%s' is not supported, expected %s",
-                                 place, model_type, tsr_text_string(&names));
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        if (!strcmp(model_type, refused[i].model_type))
+            why = refused[i].why;
+    put_names(&names);
+    tsr_status status =
+        tsr_fail(TSR_EDATA, "%s: model_type '%s' is not supported%s%s, expected %s", place,
+                 model_type, why ? ": " : "", why ? why : "", tsr_text_string(&names));
     tsr_text_free(&names);
     return status;
 }

@@ -10,9 +10,10 @@
 #include "model/block.h"
 
 struct tsr_arch {
-    const char *model_type;   /* as config.json has it: "llama" */
-    const char *architecture; /* the class in Transformers: "LlamaForCausalLM" */
-    const char *models;       /* published ones that have it: "Llama 1 to 3, TinyLlama" */
+    const char *model_type; /* as config.json has it: "llama" */
+    const char *
+        architecture; /* the class in Transformers: "LlamaForCausalLM"; NULL: only in composite ones */
+    const char *models; /* published ones that have it: "Llama 1 to 3, TinyLlama" */
     /* What Transformers' configuration class takes where a key is missing; kv_head_count 0: as many as heads,
      * head_dim 0: hidden_size / heads, bos and eos -1: none. */
     int64_t kv_head_count, head_dim, max_position, bos, eos;
@@ -21,6 +22,7 @@ struct tsr_arch {
     bool neighbours; /* RoPE turns columns 2i and 2i + 1 */
     bool long_rope;  /* "longrope" is understood, also as "su" and "yarn" */
     bool query_beta; /* llama_4_scaling_beta is */
+    bool mrope; /* mrope_section is: RoPE with three positions a token, which text has all alike */
     double
         sliding_theta; /* of the layers with a window, where they have a RoPE of their own; else 0 */
     bool tied;

@@ -15,22 +15,34 @@
 #define MOST_HEADS        (1 << 12)
 #define MOST_CONFIG_BYTES (16u << 20)
 
+tsr_status tsr_model_config_class(const json_t *root, const char *wanted, const char *place)
+{
+    json_t *list;
+    char found[TSR_JSON_SHOW_BYTES];
+    if (!tsr_json_has(root, "architectures"))
+        return TSR_OK;
+    TSR_TRY(tsr_json_array(&list, root, "architectures", place));
+    const char *architecture = json_string_value(json_array_get(list, 0));
+    if (!architecture || json_array_size(list) != 1 || strcmp(architecture, wanted))
+        return tsr_fail(TSR_EDATA, "%s: architectures is %s, expected [\"%s\"]", place,
+                        tsr_json_show(found, list), wanted);
+    return TSR_OK;
+}
+
 /* The family, and that architectures is its. */
-static tsr_status read_arch(const tsr_arch **out, const json_t *root, const char *place)
+static tsr_status read_arch(tsr_model_config *out, const json_t *root, const char *place)
 {
     const char *name;
     TSR_TRY(tsr_json_string(&name, root, "model_type", place));
-    TSR_TRY(tsr_arch_find(out, name, place));
-    if (!tsr_json_has(root, "architectures"))
+    TSR_TRY(tsr_arch_find(&out->arch, name, place));
+    if (out->composite)
         return TSR_OK;
-    json_t *list;
-    char found[TSR_JSON_SHOW_BYTES];
-    TSR_TRY(tsr_json_array(&list, root, "architectures", place));
-    const char *architecture = json_string_value(json_array_get(list, 0));
-    if (!architecture || json_array_size(list) != 1 || strcmp(architecture, (*out)->architecture))
-        return tsr_fail(TSR_EDATA, "%s: architectures is %s, expected [\"%s\"]", place,
-                        tsr_json_show(found, list), (*out)->architecture);
-    return TSR_OK;
+    return out->arch->architecture
+               ? tsr_model_config_class(root, out->arch->architecture, place)
+               : tsr_fail(TSR_EDATA,
+                          "%s: model_type '%s' is that of a text_config, expected the config.json "
+                          "around it",
+                          place, name);
 }
 
 tsr_status tsr_model_config_size(uint64_t *out, const json_t *root, const char *key, int64_t most,
@@ -236,7 +248,7 @@ static tsr_status read_tokens(tsr_model_config *out, const json_t *root, const c
 
 static tsr_status read_all(tsr_model_config *out, const json_t *root, const char *place)
 {
-    TSR_TRY(read_arch(&out->arch, root, place));
+    TSR_TRY(read_arch(out, root, place));
     TSR_TRY(tsr_model_config_check_keys(root, out->arch, place));
     TSR_TRY(read_sizes(out, root, place));
     TSR_TRY(read_activation(out, root, place));
@@ -249,6 +261,24 @@ static tsr_status read_all(tsr_model_config *out, const json_t *root, const char
     return tsr_model_config_quantization(out, root, place);
 }
 
+/* The model, or the text decoder of one. */
+static tsr_status read_decoder(tsr_model_config *out, const json_t *root, const char *place)
+{
+    json_t *text;
+    bool nested = false;
+    char *where;
+    TSR_TRY(tsr_composite_read(&out->composite, &text, &nested, root, place));
+    if (!text)
+        return read_all(out, root, place);
+    if (asprintf(&where, "%s%s", place, nested ? ": text_config" : "") < 0)
+        where = NULL;
+    tsr_status status = where ? read_all(out, text, where)
+                              : tsr_fail(TSR_ENOMEM, "%s: no memory to read it", place);
+    free(where);
+    json_decref(text);
+    return status;
+}
+
 tsr_status tsr_model_config_parse(tsr_model_config *out, const char *text, uint64_t bytes,
                                   const char *place)
 {
@@ -256,7 +286,7 @@ tsr_status tsr_model_config_parse(tsr_model_config *out, const char *text, uint6
     tsr_model_config config = {0};
     TSR_TRY(tsr_json_parse(&root, text, bytes, place));
     tsr_status status = json_is_object(root)
-                            ? read_all(&config, root, place)
+                            ? read_decoder(&config, root, place)
                             : tsr_fail(TSR_EDATA, "%s: the file holds %s, expected an object {...}",
                                        place, tsr_json_kind(root));
     json_decref(root);

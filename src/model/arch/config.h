@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "kernels/activation.h"
 #include "kernels/rope_tables.h"
+#include "model/arch/composite.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -54,7 +55,8 @@ typedef enum {
 #define TSR_MODEL_MAX_EOS 16
 
 typedef struct {
-    const tsr_arch *arch; /* the family */
+    const tsr_arch *arch;           /* the family */
+    const tsr_composite *composite; /* whose text decoder the model is; NULL: none's */
     uint64_t vocab_size, hidden_size, intermediate_size, layer_count;
     uint64_t head_count, kv_head_count, head_dim;
     /* Of layers that see all, where these have other heads than those that slide; 0: they do not. */
@@ -84,7 +86,9 @@ typedef struct {
     tsr_layer_set sliding;
     tsr_layer_set second_rope; /* the layers that turn by rope[1], where there are two */
     uint64_t max_position_embeddings;
-    tsr_dtype dtype;                    /* of the stored weights, by the config; F32 if unsaid */
+    uint64_t
+        longest_document; /* beyond it RoPE (dynamic) turns by the longest of a batch; 0: any */
+    tsr_dtype dtype;      /* of the stored weights, by the config; F32 if unsaid */
     int64_t bos_token_id, pad_token_id; /* -1: none */
     int64_t eos_token_id[TSR_MODEL_MAX_EOS];
     int eos_count;

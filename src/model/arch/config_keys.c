@@ -38,6 +38,7 @@ static const char *const harmless[] = {
     "unsloth_fixed",
     "is_llama_config",
     "use_cache",
+    "cache_implementation",
     "initializer_range",
     "return_dict",
     "return_dict_in_generate",

@@ -7,6 +7,9 @@
 #include "io/json.h"
 #include "model/arch/arch.h"
 
+/* Refuses architectures that are not the one class `wanted`. */
+tsr_status tsr_model_config_class(const json_t *root, const char *wanted, const char *place);
+
 /* rope_parameters, rope_scaling and rope_theta of either generation; of a family whose sliding layers turn in another
  * way, rope[1] is theirs. `place` is the file's name. */
 tsr_status tsr_model_config_rope(tsr_model_config *out, const json_t *root, const char *place);

@@ -21,11 +21,12 @@ static tsr_status read_type(tsr_rope_type *out, const json_t *rope, const tsr_ar
     static const struct {
         const char *name;
         tsr_rope_type type;
-    } known[] = {{"default", TSR_ROPE_DEFAULT},
-                 {"linear", TSR_ROPE_LINEAR},
-                 {"llama3", TSR_ROPE_LLAMA3},
-                 {"yarn", TSR_ROPE_YARN},
-                 {"proportional", TSR_ROPE_PROPORTIONAL}};
+    } known[] = {{"default", TSR_ROPE_DEFAULT}, {"dynamic", TSR_ROPE_DEFAULT},
+                 {"linear", TSR_ROPE_LINEAR},   {"llama3", TSR_ROPE_LLAMA3},
+                 {"yarn", TSR_ROPE_YARN},       {"proportional", TSR_ROPE_PROPORTIONAL}};
+    /* Of text all three positions of a token are the same, so its sections, interleaved or not, turn as one. */
+    if (arch->mrope && !strcmp(name, "mrope"))
+        name = "default";
     if (arch->long_rope && (!strcmp(name, "su") || !strcmp(name, "yarn")))
         name = "longrope";
     if (arch->long_rope && !strcmp(name, "longrope")) {
@@ -39,7 +40,7 @@ static tsr_status read_type(tsr_rope_type *out, const json_t *rope, const tsr_ar
         }
     return tsr_fail(
         TSR_EDATA,
-        "%s: rope_type '%s' is not supported, expected default, linear, llama3, yarn or "
+        "%s: rope_type '%s' is not supported, expected default, dynamic, linear, llama3, yarn or "
         "proportional",
         place, name);
 }
@@ -50,6 +51,15 @@ static bool is_in(const char *const *list, const char *key)
         if (!strcmp(*list, key))
             return true;
     return false;
+}
+
+/* Up to max_position_embeddings Transformers' dynamic NTK turns as default does. Beyond, theta depends on the longest
+ * row of the batch, so that a row would mean another thing beside another: longer ones are refused. */
+static bool is_dynamic(const json_t *rope)
+{
+    const char *name = json_string_value(json_object_get(rope, "rope_type"));
+    const char *older = json_string_value(json_object_get(rope, "type"));
+    return (name && !strcmp(name, "dynamic")) || (older && !strcmp(older, "dynamic"));
 }
 
 static tsr_status check_keys(const json_t *rope, tsr_rope_type type, const tsr_arch *arch,
@@ -74,7 +84,9 @@ static tsr_status check_keys(const json_t *rope, tsr_rope_type type, const tsr_a
                     !strcmp(key, "rope_theta") || is_in(known[type], key) ||
                     (!strcmp(key, "partial_rotary_factor") &&
                      (arch->partial > 0 || json_number_value(value) == 1.0)) ||
-                    (!strcmp(key, "llama_4_scaling_beta") && arch->query_beta);
+                    (!strcmp(key, "llama_4_scaling_beta") && arch->query_beta) ||
+                    (!strncmp(key, "mrope_", 6) && arch->mrope) ||
+                    (!strcmp(key, "factor") && is_dynamic(rope));
         char found[TSR_JSON_SHOW_BYTES];
         if (!fine)
             return tsr_fail(TSR_EDATA, "%s: key '%s' (%s) is not understood", place, key,
@@ -172,6 +184,7 @@ static tsr_status read_long(tsr_rope_scaling *out, const json_t *rope, const cha
 static tsr_status read_parameters(tsr_rope_scaling *out, const json_t *rope, const tsr_arch *arch,
                                   const char *place)
 {
+    double factor;
     TSR_TRY(read_type(&out->type, rope, arch, place));
     TSR_TRY(check_keys(rope, out->type, arch, place));
     TSR_TRY(read_number(&out->theta, rope, "rope_theta", 1, place));
@@ -185,6 +198,8 @@ static tsr_status read_parameters(tsr_rope_scaling *out, const json_t *rope, con
                    ? tsr_json_number(&out->share, rope, "partial_rotary_factor", 0, 1, place)
                    : TSR_OK;
     }
+    if (is_dynamic(rope)) /* which acts on longer rows alone */
+        return tsr_json_number(&factor, rope, "factor", 1, 1e6, place);
     if (out->type != TSR_ROPE_DEFAULT)
         TSR_TRY(tsr_json_number(&out->factor, rope, "factor", 1, 1e6, place));
     if (out->type == TSR_ROPE_YARN)
@@ -287,6 +302,15 @@ static tsr_status finish_long(tsr_model_config *out, const json_t *root, const c
     return TSR_OK;
 }
 
+/* Of the whole model, or of some of its layers. */
+static bool any_dynamic(const json_t *root)
+{
+    const json_t *all = json_object_get(root, "rope_parameters");
+    return is_dynamic(all) || is_dynamic(json_object_get(root, "rope_scaling")) ||
+           is_dynamic(json_object_get(all, "full_attention")) ||
+           is_dynamic(json_object_get(all, "sliding_attention"));
+}
+
 tsr_status tsr_model_config_rope(tsr_model_config *out, const json_t *root, const char *place)
 {
     const tsr_arch *arch = out->arch;
@@ -306,6 +330,7 @@ tsr_status tsr_model_config_rope(tsr_model_config *out, const json_t *root, cons
     for (int i = 0; i < out->rope_count; i++)
         if (out->rope[i].type == TSR_ROPE_YARN && out->rope[i].original_max_positions == 0)
             out->rope[i].original_max_positions = positions;
+    out->longest_document = any_dynamic(root) ? out->max_position_embeddings : 0;
     for (int i = 0; i < out->rope_count; i++)
         out->rope[i].neighbours = arch->neighbours;
     if (arch->partial > 0)

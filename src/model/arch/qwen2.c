@@ -1,5 +1,5 @@
 /*
- * qwen2.c: Qwen 1.5, 2 and 2.5: a Llama whose q, k and v have biases.
+ * qwen2.c: Qwen 1.5, 2, 2.5 and the text of 2.5 VL: a Llama whose q, k and v have biases.
  */
 #include "model/arch/config_parts.h"
 #include "model/arch/decoder.h"
@@ -27,3 +27,16 @@ const tsr_arch tsr_arch_qwen2 = {.model_type = "qwen2",
                                  .keys = keys,
                                  .read = read,
                                  .block = tsr_decoder_block};
+
+/* Alike, but for what its configuration class takes for missing keys. */
+const tsr_arch tsr_arch_qwen2_5_vl = {.model_type = "qwen2_5_vl_text",
+                                      .kv_head_count = 8,
+                                      .max_position = 32768,
+                                      .bos = 151643,
+                                      .eos = 151645,
+                                      .eps = 1e-5,
+                                      .theta = 1000000,
+                                      .mrope = true,
+                                      .keys = keys,
+                                      .read = read,
+                                      .block = tsr_decoder_block};
