@@ -326,7 +326,7 @@ static tsr_status from_config(tsr_train_adapter *adapter, const tsr_config *conf
 
 /* Every module of the set is in the file with the right shapes, and the other way round. */
 static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_config *config,
-                                const tsr_adapter_module *modules)
+                                const tsr_adapter_module *modules, const tsr_composite *composite)
 {
     const char *directory = config->init_adapter;
     for (uint64_t i = 0; i < adapter->set.count; i++) {
@@ -350,8 +350,14 @@ static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_conf
     if (tsr_peft_module_count(adapter->init) == adapter->set.count)
         return TSR_OK;
     for (uint64_t i = 0; i < tsr_peft_module_count(adapter->init); i++) {
-        const char *path = tsr_peft_module_at(adapter->init, i)->path;
+        const char *path = tsr_peft_module_at(adapter->init, i)->path, *tower;
         bool known = false;
+        if (tsr_composite_is_tower(&tower, composite, path))
+            return tsr_fail(TSR_EDATA,
+                            "%s: " TSR_PEFT_WEIGHTS_FILE
+                            " has an adapter for %s, of %s; only adapters of the text decoder are "
+                            "read",
+                            directory, path, tower);
         for (uint64_t j = 0; j < adapter->set.count && !known; j++)
             known = !strcmp(modules[adapter->set.adapter[j].module].path, path);
         if (!known)
@@ -451,7 +457,7 @@ tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bo
     if (status == TSR_OK && adapter.present && composite)
         status = name_each(&adapter, modules);
     if (status == TSR_OK && adapter.init)
-        status = check_tensors(&adapter, config, modules);
+        status = check_tensors(&adapter, config, modules, composite);
     if (of.item != modules)
         tsr_layout_modules_free((tsr_adapter_module *)of.item, module_count);
     if (status < 0) {

@@ -30,6 +30,9 @@ BREAK(bad_config, cli_cut("model/config.json", 200))
 BREAK(other_model, cli_edit("model/config.json", "\"llama\"", "\"gpt2\""))
 BREAK(odd_activation, cli_edit("model/config.json", "\"silu\"", "\"gelu\""))
 BREAK(odd_rope, cli_edit("model/config.json", "\"default\"", "\"spiral\""))
+BREAK(dynamic_rope, cli_edit("model/config.json", "\"default\"", "\"dynamic\", \"factor\": 2.0");
+      cli_edit("model/config.json", "\"max_position_embeddings\": 2048",
+               "\"max_position_embeddings\": 4"))
 BREAK(size_is_text,
       cli_edit("model/config.json", "\"hidden_size\": 256", "\"hidden_size\": \"256\""))
 BREAK(heads_do_not_divide,
@@ -151,6 +154,7 @@ const cli_bad_case cli_bad_model[] = {
     {"other_model", other_model, NULL, 65, {"gpt2"}},
     {"odd_activation", odd_activation, NULL, 65, {"gelu", "hidden_act"}},
     {"odd_rope", odd_rope, NULL, 65, {"spiral", "rope"}},
+    {"dynamic_rope", dynamic_rope, NULL, 65, {"'dynamic'", "max_length: 4"}},
     {"size_is_text", size_is_text, NULL, 65, {"hidden_size"}},
     {"heads_do_not_divide", heads_do_not_divide, NULL, 65, {"num_key_value_heads"}},
     {"other_shape", other_shape, NULL, 65, {"[704, 256]", "mlp."}},
