@@ -2,6 +2,7 @@
  * config.json of models with other towers, as published and as Transformers 5 writes it.
  */
 #include "model/arch/arch.h"
+#include "model/layout.h"
 
 #include "support/scratch.h"
 
@@ -35,6 +36,13 @@ static void test_published_gemma(void **state)
     assert_true(tsr_model_config_window(&c, 4) == 1024 && tsr_model_config_window(&c, 5) == 0);
     assert_int_equal(c.dtype, TSR_BF16);
     assert_true(c.bos_token_id == 2 && c.eos_count == 2 && c.eos_token_id[1] == 106);
+    tsr_checkpoint *described;
+    assert_int_equal(tsr_model_describe(&described, "gemma-3-4b", &c), TSR_OK);
+    /* 34 layers of 94,382,592, 262,208 rows of 2,560, a norm; in bf16 */
+    assert_int_equal(tsr_checkpoint_total_bytes(described), 2 * 3880263168ull);
+    assert_non_null(
+        tsr_checkpoint_find(described, "model.language_model.layers.33.mlp.up_proj.weight"));
+    tsr_checkpoint_close(described);
     c = parsed("{\"architectures\":[\"Gemma3ForConditionalGeneration\"],\"model_type\":\"gemma3\","
                "\"boi_token_index\":255999,\"eos_token_id\":[1,106],\"text_config\":{"
                "\"head_dim\":128,\"hidden_size\":5376,\"intermediate_size\":21504,\"model_type\":"
