@@ -151,7 +151,8 @@ static void on_log(void *user, int severity, const char *line)
 static int train(soak *all, int index)
 {
     soak_run *out = &all->run[index];
-    tsr_job_options options = {.config_text = config,
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .config_text = config,
                                .overrides = all->overrides,
                                .override_count = all->override_count,
                                .purpose = TSR_JOB_TRAIN,

@@ -135,7 +135,8 @@ static int train(bench_result *out, const bench_run *run)
 {
     char path[BENCH_PATH_BYTES], *summary = NULL;
     snprintf(path, sizeof path, "%s/job.yaml", run->directory);
-    tsr_job_options options = {.config_path = path,
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .config_path = path,
                                .overrides = run->overrides,
                                .override_count = run->override_count,
                                .purpose = TSR_JOB_TRAIN,

@@ -19,7 +19,7 @@ foreach(file ${CMAKE_INSTALL_BINDIR}/$<TARGET_FILE_NAME:tessera> ${CMAKE_INSTALL
 endforeach()
 set_target_properties(tessera_shared PROPERTIES EXPORT_NAME tessera)
 install(FILES ${TSR_LIBRARY_ARCHIVE} DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(FILES ${PROJECT_SOURCE_DIR}/include/tessera.h ${PROJECT_SOURCE_DIR}/include/tessera_mpi.h
+install(FILES ${PROJECT_SOURCE_DIR}/include/tessera.h ${PROJECT_SOURCE_DIR}/include/tessera_mpi.h ${PROJECT_SOURCE_DIR}/include/tessera_status.h
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 
 # ---- pkg-config ----

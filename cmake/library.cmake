@@ -14,7 +14,7 @@ set(TSR_LIBRARY_NAMES ${CMAKE_BINARY_DIR}/libtessera.names)
 list(JOIN names "\n" text)
 file(CONFIGURE OUTPUT ${TSR_LIBRARY_NAMES} CONTENT "${text}\n")
 list(JOIN names "; " text)
-file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/libtessera.map CONTENT "{ global: ${text}; local: *; };\n")
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/libtessera.map CONTENT "TESSERA_0.2 { global: ${text}; local: *; };\n")
 
 set(TSR_LIBRARY_OBJECTS ${TSR_OPENBLAS_CHOICE}) # first: OpenBLAS' own is not looked for then
 foreach(folder ${TSR_FOLDERS})

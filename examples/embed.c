@@ -4,22 +4,23 @@
  *
  *   embed MODEL_DIRECTORY TRAIN.jsonl EVAL.jsonl OUTPUT_DIRECTORY
  *
- * Two tenants take turns: each job is planned, admitted only if it fits the memory that the
- * scheduler gives it, started, stepped under a stop flag (set by SIGINT, or here when the tenant's
- * share of steps is used up), evaluated, saved and destroyed. Ends with 0, or with the exit code
- * that the program `tessera` has for the same failure.
+ * Two tenants at a time, each on a thread of its own: a job is planned, admitted only if it fits the
+ * memory that the scheduler gives it, started, stepped until its end or until it is asked to stop (by
+ * SIGINT, or here when the tenant's share of steps is used up), evaluated, saved and destroyed. Ends
+ * with 0, or with the exit code that the program `tessera` has for the same failure.
  *
  *   cc -I include examples/embed.c -L build -l tessera -Wl,-rpath,$PWD/build
  *   cc -I include examples/embed.c build/libtessera.a $(cat build/libtessera.link)
  */
 #include <tessera.h>
 
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static volatile int stop;
+static volatile int stop; /* all jobs' stop flag */
 
 static void on_signal(int number)
 {
@@ -57,7 +58,7 @@ static int admit(tsr_job *job, const tenant *t)
 }
 
 /* Steps until the job is at its end or has been told to stop, which ends it after the next step. */
-static int run(tsr_job *job, const tenant *t)
+static int run(tsr_job *job, const tenant *t, int64_t *stopped_after)
 {
     tsr_job_report report = {0};
     int status;
@@ -66,10 +67,10 @@ static int run(tsr_job *job, const tenant *t)
                (long long)report.step, (long long)report.total_steps, report.loss,
                report.tokens_per_s);
         if (report.step >= t->share)
-            stop = 1;
+            tsr_job_request_stop(job);
     }
     if (status == TSR_JOB_DONE && report.stopped)
-        printf("[%s] stopped after step %lld\n", t->name, (long long)report.step);
+        *stopped_after = report.step;
     return status < 0 ? status : 0;
 }
 
@@ -85,18 +86,30 @@ static int evaluate(tsr_job *job, const tenant *t, double *loss)
     return 0;
 }
 
-/* A whole job. Returns an exit code. */
-static int serve(const tenant *t, const char *const *overrides, int override_count)
+/* A job, and what became of it. */
+typedef struct {
+    const tenant *t;
+    char *overrides[4];
+    int code; /* for exit */
+    int64_t stopped_after;
+    double change; /* of the held-out loss */
+} service;
+
+/* A whole job, on a thread of its own. */
+static void *serve(void *user)
 {
-    tsr_job_options options = {.config_text = t->config,
-                               .overrides = overrides,
-                               .override_count = override_count,
-                               .log = on_log,
-                               .user = (void *)t,
-                               .stop = &stop};
+    service *s = user;
+    const tenant *t = s->t;
+    tsr_job_options options = TSR_JOB_OPTIONS_INIT;
+    options.config_text = t->config;
+    options.overrides = (const char *const *)s->overrides;
+    options.override_count = 4;
+    options.threads = 1;
+    options.log = on_log;
+    options.user = (void *)t;
+    options.stop = &stop;
     tsr_job *job = NULL;
     double before = 0, after = 0;
-    stop = 0;
     int status = tsr_job_create(&job, &options);
     int admitted = status < 0 ? status : admit(job, t);
     if (admitted == 0)
@@ -106,20 +119,20 @@ static int serve(const tenant *t, const char *const *overrides, int override_cou
         if (status == 0)
             status = evaluate(job, t, &before);
         if (status == 0)
-            status = run(job, t);
+            status = run(job, t, &s->stopped_after);
         if (status == 0)
             status = evaluate(job, t, &after);
         if (status == 0)
             status = tsr_job_save(job);
-        if (status == 0)
-            printf("[%s] adapter saved: held-out loss changed by %+.4f\n", t->name, after - before);
+        s->change = after - before;
     } else if (admitted < 0) {
         status = admitted;
     }
     if (status < 0)
         fprintf(stderr, "[%s] %s\n", t->name, tsr_last_error());
     tsr_job_destroy(job);
-    return tsr_job_exit_code(status);
+    s->code = admitted == 0 ? 75 : tsr_job_exit_code(status);
+    return NULL;
 }
 
 /* "key=value", as on the command line of tessera; the caller frees. */
@@ -143,6 +156,8 @@ int main(int argc, char **argv)
         {"dora", SHARED "use_dora: true\nmax_steps: 4\n", 4, (uint64_t)4 << 30},
         {"lora", SHARED "use_dora: false\nmax_steps: 50\n", 2, (uint64_t)4 << 30}};
     static const char *const keys[] = {"model_name_or_path", "dataset", "eval_dataset"};
+    service services[2];
+    pthread_t threads[2];
     int code = 0;
     if (argc != 5) {
         fprintf(stderr, "usage: embed MODEL_DIRECTORY TRAIN.jsonl EVAL.jsonl OUTPUT_DIRECTORY\n");
@@ -150,14 +165,24 @@ int main(int argc, char **argv)
     }
     signal(SIGINT, on_signal);
     printf("libtessera %s\n", tsr_version());
-    for (int i = 0; i < 2 && code == 0; i++) {
-        char *overrides[4];
+    for (int i = 0; i < 2; i++) {
+        services[i] = (service){.t = &tenants[i]};
         for (int k = 0; k < 3; k++)
-            overrides[k] = override(keys[k], argv[1 + k], "", "");
-        overrides[3] = override("output_dir", argv[4], "/", tenants[i].name);
-        code = serve(&tenants[i], (const char *const *)overrides, 4);
+            services[i].overrides[k] = override(keys[k], argv[1 + k], "", "");
+        services[i].overrides[3] = override("output_dir", argv[4], "/", tenants[i].name);
+        if (pthread_create(&threads[i], NULL, serve, &services[i]) != 0)
+            exit(71);
+    }
+    for (int i = 0; i < 2; i++) {
+        service *s = &services[i];
+        pthread_join(threads[i], NULL);
+        if (s->stopped_after)
+            printf("[%s] stopped after step %lld\n", s->t->name, (long long)s->stopped_after);
+        if (s->code == 0)
+            printf("[%s] adapter saved: held-out loss changed by %+.4f\n", s->t->name, s->change);
+        code = code ? code : s->code;
         for (int k = 0; k < 4; k++)
-            free(overrides[k]);
+            free(s->overrides[k]);
     }
     return code;
 }

@@ -11,18 +11,21 @@
  * Ranks    Every rank creates the same job and makes the same calls in the same order. All calls
  *          but create with one rank are collective.
  * Manners  The library never exits, prints, installs a signal handler, or changes the working
- *          directory or the locale, and leaves no thread behind after tsr_job_destroy. Two jobs may
- *          live one after the other in one process. A call has the default rounding, no traps and the
+ *          directory or the locale, and leaves no thread behind after tsr_job_destroy.  Jobs may
+ *          live at the same time in one process, each on a thread of its own, and have the bits
+ *          that they have alone. A call has the default rounding, no traps and the
  *          C locale, whatever its caller's thread has, which has them back afterwards.
- * Threads  One thread at a time uses a job; the stop flag may be set from anywhere (a signal
- *          handler too).
- * Errors   Every call returns 0 or a negative status; tsr_last_error() has the message for this
+ * Threads  One thread at a time uses a job; the stop flag may be set, and tsr_job_request_stop
+ *          called, from anywhere (a signal handler too).
+ * Errors   Every call returns TSR_OK or a negative status (tessera_status.h); tsr_last_error() has the message for this
  *          thread. On several ranks all return the same status. A failed job can only be destroyed.
  * Text     Messages and log lines hold nothing that a terminal obeys: what they quote is escaped. The texts of
  *          tsr_job_print_*, tsr_inspect and the like quote paths and JSON as they are; escape them before a terminal.
  */
 #ifndef TESSERA_H
 #define TESSERA_H
+
+#include "tessera_status.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -100,9 +103,11 @@ typedef struct {
     double expected_step_s, expected_exposed_s, expected_tokens_per_s;
 } tsr_job_plan_info;
 
-/* Zero-initialise; everything is borrowed during tsr_job_create, but callbacks, their users and
+/* Begin with TSR_JOB_OPTIONS_INIT, or with .size = sizeof(tsr_job_options) and the rest zero: later versions have more
+ * members behind these, which a caller that does not know them has not set. Everything is borrowed during tsr_job_create, but callbacks, their users and
  * `stop` until tsr_job_destroy. */
 typedef struct {
+    size_t size;                  /* of the struct that the caller knows; 0 is refused */
     const char *config_path;      /* a job.yaml; NULL: config_text */
     const char *config_text;      /* its text; NULL with no path: overrides alone */
     const char *const *overrides; /* "key=value" */
@@ -129,52 +134,66 @@ typedef struct {
                                  evaluation between two steps ends early */
 } tsr_job_options;
 
+#ifdef __cplusplus
+static inline tsr_job_options tsr_job_options_init(void)
+{
+    tsr_job_options options = {};
+    options.size = sizeof options;
+    return options;
+}
+#define TSR_JOB_OPTIONS_INIT tsr_job_options_init()
+#else
+#define TSR_JOB_OPTIONS_INIT                                                                       \
+    {                                                                                              \
+        .size = sizeof(tsr_job_options)                                                            \
+    }
+#endif
+
 /* Reads and checks the configuration, the model's config.json, tokenizer and data; reads no
  * weights. On success the caller owns *out. */
-TSR_API int tsr_job_create(tsr_job **out, const tsr_job_options *options);
+TSR_API tsr_status tsr_job_create(tsr_job **out, const tsr_job_options *options);
 
 /* Decides every buffer. A job that does not fit its memory_budget is refused here (and by start).
  */
-TSR_API int tsr_job_plan(tsr_job *job, tsr_job_plan_info *info);
+TSR_API tsr_status tsr_job_plan(tsr_job *job, tsr_job_plan_info *info);
 
 /* The plan as text: every buffer (place, bytes, type and shape, what it is for), the peaks, the largest that
  * would fit, the expected time, what was compared; as one JSON object with json 1. *text is
- * the caller's (free). */
-TSR_API int tsr_job_print_plan(tsr_job *job, int json, char **text);
+ * the caller's (tsr_free). */
+TSR_API tsr_status tsr_job_print_plan(tsr_job *job, int json, char **text);
 
 /* The plans of a TSR_JOB_PLAN for one rank and for each of `ranks` [count] side by side: memory, expected
  * time of a step, what is lost to others; plan_ranks is not used, plan_node is the ranks of a node. It
- * needs figures of such machines (plan_roofs). *text is the caller's (free). */
-TSR_API int tsr_plan_scale(const tsr_job_options *options, const int *ranks, int count, int json,
-                           char **text);
+ * needs figures of such machines (plan_roofs). *text is the caller's (tsr_free). */
+TSR_API tsr_status tsr_plan_scale(const tsr_job_options *options, const int *ranks, int count,
+                                  int json, char **text);
 
 /* Statistics of the data of a TSR_JOB_DATA, and its first `show` samples with the trained tokens
- * marked. *text is the caller's (free). */
-TSR_API int tsr_job_print_data(tsr_job *job, int64_t show, int form, char **text);
+ * marked. *text is the caller's (tsr_free). */
+TSR_API tsr_status tsr_job_print_data(tsr_job *job, int64_t show, int form, char **text);
 
-/* Up to ten lines that describe the job; after tsr_job_start. *text is the caller's (free). */
-TSR_API int tsr_job_print_summary(tsr_job *job, char **text);
+/* Up to ten lines that describe the job; after tsr_job_start. *text is the caller's (tsr_free). */
+TSR_API tsr_status tsr_job_print_summary(tsr_job *job, char **text);
 
 /* Takes all memory, reads this rank's part of the weights and quantizes it. Nothing allocates
  * afterwards. */
-TSR_API int tsr_job_start(tsr_job *job);
+TSR_API tsr_status tsr_job_start(tsr_job *job);
 
 /* One optimizer step. TSR_JOB_DONE (1) without a step when there is none left. */
-#define TSR_JOB_DONE 1
-TSR_API int tsr_job_step(tsr_job *job, tsr_job_report *report);
+TSR_API tsr_status tsr_job_step(tsr_job *job, tsr_job_report *report);
 
 /* Mean loss over eval_dataset. */
-TSR_API int tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation);
+TSR_API tsr_status tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation);
 
 /* Writes the adapter into output_dir; its files appear under their names only when complete. After
  * the last step, or a stop, this is the run's end; before, steps may follow. */
-TSR_API int tsr_job_save(tsr_job *job);
+TSR_API tsr_status tsr_job_save(tsr_job *job);
 
 /* Writes output_dir/checkpoint-<step> (the adapter, the optimizer's state, the position in the
  * data), from which a job with resume_from_checkpoint goes on with the same bits, on any number of
  * ranks; it is there when it is complete. Then removes what save_total_limit says. After a failure
  * the checkpoints of before are as they were. */
-TSR_API int tsr_job_checkpoint(tsr_job *job);
+TSR_API tsr_status tsr_job_checkpoint(tsr_job *job);
 
 /* After tsr_job_create with resume_from_checkpoint: true: 1 if the run in output_dir came to its end at this
  * job's last step, so that there is nothing to do; 0 otherwise. */
@@ -184,33 +203,45 @@ TSR_API int tsr_job_finished(const tsr_job *job);
  * epoch, last; evaluate: an evaluation of that step is still due); 0 if it starts at step 1. */
 TSR_API int tsr_job_resumed(tsr_job *job, tsr_job_report *report);
 
+/* The step under way, or the next, is the last one, as by the stop flag. Only sets a word: from any thread, and from a
+ * signal handler; between tsr_job_create and tsr_job_destroy. */
+TSR_API void tsr_job_request_stop(tsr_job *job);
+
 /* NULL is fine. tsr_last_error() stays what it was. */
 TSR_API void tsr_job_destroy(tsr_job *job);
 
-/* ---- without ranks: each is one call of one process, and *text its report, the caller's (free) ---- */
+/* ---- without ranks: each is one call of one process, and *text its report, the caller's (tsr_free) ---- */
 
 /* Merges init_adapter (of a run's own job.yaml: the run's adapter) into model_name_or_path: a
  * checkpoint in bf16 in output_dir, complete or not there. Of the options it takes the
  * configuration, threads, log, progress and stop. */
-TSR_API int tsr_merge(const tsr_job_options *options, int json, char **text);
+TSR_API tsr_status tsr_merge(const tsr_job_options *options, int json, char **text);
 
 /* Writes model_name_or_path to output_dir as bitsandbytes stores it in NF4; as tsr_merge. */
-TSR_API int tsr_quantize(const tsr_job_options *options, int json, char **text);
+TSR_API tsr_status tsr_quantize(const tsr_job_options *options, int json, char **text);
 
 /* What `path` holds: a safetensors file, or the directory of a model, an adapter, a run or a checkpoint of
  * one, which is read as a whole. Of the options (NULL: none) it takes progress. */
-TSR_API int tsr_inspect(const char *path, const tsr_job_options *options, int json, char **text);
+TSR_API tsr_status tsr_inspect(const char *path, const tsr_job_options *options, int json,
+                               char **text);
 
 /* Draws a run's loss, evaluation loss and learning rate from its metrics.jsonl into an SVG file. */
-TSR_API int tsr_plot(const char *run_directory, const char *file);
+TSR_API tsr_status tsr_plot(const char *run_directory, const char *file);
 
 /* Backends, processor, GPUs, libraries, limits, and what is missing for what; with measure 1 also
  * what this machine sustains, which takes seconds and is kept in ~/.cache/tessera for plans. Options
  * as for tsr_inspect. */
-TSR_API int tsr_environment(const tsr_job_options *options, int measure, int json, char **text);
+TSR_API tsr_status tsr_environment(const tsr_job_options *options, int measure, int json,
+                                   char **text);
 
 /* This thread's last error message; "" if there was none. */
 TSR_API const char *tsr_last_error(void);
+
+/* "TSR_EDATA" and the like. */
+TSR_API const char *tsr_status_name(tsr_status status);
+
+/* Frees a text that a call has given; NULL is fine. */
+TSR_API void tsr_free(void *text);
 
 /* 1 if this rank is the one to report this thread's last failure: the lowest rank that failed. */
 TSR_API int tsr_job_reports(void);

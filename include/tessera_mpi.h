@@ -8,7 +8,7 @@
  *     MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
  *     MPI_Comm comm;
  *     MPI_Comm_split(MPI_COMM_WORLD, color, 0, &comm);
- *     tsr_job_options options = {.config_path = "job.yaml"};
+ *     tsr_job_options options = {.size = sizeof(tsr_job_options),.config_path = "job.yaml"};
  *     if (tsr_job_bootstrap_mpi(&options.bootstrap, &comm) != MPI_SUCCESS) ...
  *     tsr_job_create(&job, &options); ... tsr_job_destroy(job);
  *     MPI_Comm_free(&comm);

@@ -39,6 +39,7 @@ violations() {
         }
         if (!match(header, /"[^"]*"/)) { bad("an include that is neither <file> nor \"folder/file\""); next }
         name = substr(header, RSTART + 1, RLENGTH - 2)
+        if (name == "tessera_status.h") next # what every call returns, inside too
         if (name ~ /^tessera[a-z_]*[.]h$/) {
             if (level[from] + 0 < level["report"] + 0 && depth > 2) bad("\"" name "\", the public header, from below src/report")
             next
@@ -93,6 +94,7 @@ try 1 src/tokenizer/a.c '#include <oniguruma.h>'
 try 1 src/comm/a.c '#include <jansson.h>'
 try 1 src/data/a.c '#include "b.h"'
 try 1 src/data/a.c '#include "../base/status.h"'
+try 0 src/base/a.c '#include "tessera_status.h"'
 try 1 src/model/a.c '#include "tessera.h"'
 try 1 src/odd/a.c '#include "base/status.h"'
 try 1 src/device/cuda/a.cu '#include "kernels/gemm.h"'

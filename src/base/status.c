@@ -46,6 +46,7 @@ static const struct {
     const char *name;
 } codes[] = {
     {TSR_OK, 0, "TSR_OK"},
+    {TSR_JOB_DONE, 0, "TSR_JOB_DONE"},
     {TSR_EINVAL, 70, "TSR_EINVAL"},
     {TSR_EUNSUPPORTED, 70, "TSR_EUNSUPPORTED"},
     {TSR_EUSAGE, 64, "TSR_EUSAGE"},
@@ -80,7 +81,8 @@ tsr_status tsr_status_of_open(int error)
     return error == ENOMEM ? TSR_ENOMEM : TSR_EIO;
 }
 
-const char *tsr_status_name(tsr_status status)
+/* As tsr_last_error. */
+__attribute__((visibility("default"))) const char *tsr_status_name(tsr_status status)
 {
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         if (codes[i].status == status)

@@ -11,31 +11,10 @@
 #ifndef TSR_BASE_STATUS_H
 #define TSR_BASE_STATUS_H
 
+#include "tessera_status.h"
+
 #include <stdbool.h>
 #include <stddef.h>
-
-/* Grouped by what is damaged; tsr_status_exit_code maps each to the program's exit code. */
-typedef enum {
-    TSR_OK = 0,
-    /* The caller's mistake: nothing was changed, the object can still be used. */
-    TSR_EINVAL = -1,       /* exit 70: a bug in the calling code */
-    TSR_EUNSUPPORTED = -2, /* exit 70: not in this build or backend */
-    TSR_EUSAGE = -3,       /* exit 64: wrong command line */
-    TSR_ECONFIG = -4,      /* exit 78: configuration refused */
-    TSR_EDATA = -5,        /* exit 65: bad data or model files */
-    /* The call failed. */
-    TSR_EIO = -6,               /* exit 71: the system failed while reading or writing */
-    TSR_ENOMEM = -7,            /* exit 71 */
-    TSR_EINTERNAL = -8,         /* exit 70: an invariant does not hold */
-    TSR_ESTOPPED = -9,          /* exit 75: stopped by a signal, saved */
-    TSR_ESTOPPED_UNSAVED = -10, /* exit 71: stopped by a signal, nothing is kept */
-    /* The communicator is dead: every later call on it fails. */
-    TSR_ECOMM = -11,    /* exit 71 */
-    TSR_ETIMEOUT = -12, /* exit 71 */
-    TSR_ERANKS = -13,   /* exit 76: ranks disagree */
-    /* The device is dead. */
-    TSR_EDEVICE = -14 /* exit 71 */
-} tsr_status;
 
 #define TSR_ERROR_BYTES 16384 /* longest message, with its zero */
 

@@ -361,7 +361,8 @@ static int run_job(double *patience, const tsr_usage *usage, const char *program
                                    [TSR_COMMAND_DATA] = TSR_JOB_DATA};
     run r = {.usage = usage, .program = program, .first_loss = NAN, .last_loss = NAN};
     tsr_config config = {0};
-    tsr_job_options options = {.config_path = usage->job_path,
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .config_path = usage->job_path,
                                .overrides = usage->overrides,
                                .override_count = usage->override_count,
                                .purpose = purposes[usage->command],
@@ -432,7 +433,8 @@ static int run_tool(const tsr_usage *usage)
 {
     run r = {.usage = usage};
     tsr_config config = {0};
-    const tsr_job_options options = {.config_path = usage->job_path,
+    const tsr_job_options options = {.size = sizeof(tsr_job_options),
+                                     .config_path = usage->job_path,
                                      .overrides = usage->overrides,
                                      .override_count = usage->override_count,
                                      .purpose = TSR_JOB_PLAN,

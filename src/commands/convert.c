@@ -3,6 +3,7 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "job/options.h"
 #include "job/output.h"
 
 #include <fenv.h>
@@ -167,6 +168,9 @@ tsr_status tsr_convert_run(char **text, const tsr_job_options *options, bool jso
         return tsr_fail(TSR_EINVAL,
                         "tsr_%s: text and options are needed, one configuration and one rank",
                         command->name);
+    tsr_job_options taken;
+    TSR_TRY(tsr_job_options_take(&taken, options));
+    options = &taken;
     tsr_convert c = {.options = options, .phase = command->name, .output_lock = -1};
     json_t *report = json_object();
     double start = tsr_now();

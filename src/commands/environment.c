@@ -7,6 +7,7 @@
 #include "comm/comm.h"
 #include "config/yaml.h"
 #include "device/topology.h"
+#include "job/options.h"
 #include "kernels/gemm_block.h"
 #include "kernels/kernels.h"
 #include "kernels/roofs.h"
@@ -344,13 +345,15 @@ static tsr_status look_around(survey *s, bool measure)
     return measure ? add_roofs(s) : TSR_OK;
 }
 
-int tsr_environment(const tsr_job_options *options, int measure, int json, char **text)
+tsr_status tsr_environment(const tsr_job_options *options, int measure, int json, char **text)
 {
     if (!text)
         return tsr_fail(TSR_EINVAL, "tsr_environment: text is NULL");
-    survey s = {.report = json_object(), .missing = json_array()};
+    tsr_job_options taken = TSR_JOB_OPTIONS_INIT;
     if (options)
-        tsr_phase_set(options->progress, options->user);
+        TSR_TRY(tsr_job_options_take(&taken, options));
+    survey s = {.report = json_object(), .missing = json_array()};
+    tsr_phase_set(taken.progress, taken.user);
     tsr_status status = look_around(&s, measure);
     tsr_phase_set(NULL, NULL);
     json_decref(s.missing);

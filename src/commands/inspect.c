@@ -3,6 +3,7 @@
 #include "base/phase.h"
 #include "io/peft.h"
 #include "io/snapshot.h"
+#include "job/options.h"
 #include "tessera.h"
 
 #include <errno.h>
@@ -205,13 +206,15 @@ static tsr_status inspect_path(json_t *report, const char *path)
     return tsr_inspect_safetensors(report, path);
 }
 
-int tsr_inspect(const char *path, const tsr_job_options *options, int json, char **text)
+tsr_status tsr_inspect(const char *path, const tsr_job_options *options, int json, char **text)
 {
     if (!path || !text)
         return tsr_fail(TSR_EINVAL, "tsr_inspect: path or text is NULL");
-    json_t *report = json_object();
+    tsr_job_options taken = TSR_JOB_OPTIONS_INIT;
     if (options)
-        tsr_phase_set(options->progress, options->user);
+        TSR_TRY(tsr_job_options_take(&taken, options));
+    json_t *report = json_object();
+    tsr_phase_set(taken.progress, taken.user);
     tsr_status status = inspect_path(report, path);
     tsr_phase_set(NULL, NULL);
     if (status < 0) {

@@ -194,7 +194,7 @@ tsr_status tsr_inspect_run(json_t *report, const char *directory)
     return add_adapter(report, directory);
 }
 
-int tsr_plot(const char *run_directory, const char *file)
+tsr_status tsr_plot(const char *run_directory, const char *file)
 {
     tsr_run_metrics metrics;
     tsr_text svg = {0};

@@ -165,7 +165,7 @@ static tsr_status merge(tsr_convert *convert, json_t *report)
     return status;
 }
 
-int tsr_merge(const tsr_job_options *options, int json, char **text)
+tsr_status tsr_merge(const tsr_job_options *options, int json, char **text)
 {
     static const tsr_convert_command command = {"merge", TSR_CONFIG_MERGE, merge};
     return tsr_convert_run(text, options, json, &command);

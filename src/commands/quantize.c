@@ -100,7 +100,7 @@ static tsr_status quantize(tsr_convert *convert, json_t *report)
     return status;
 }
 
-int tsr_quantize(const tsr_job_options *options, int json, char **text)
+tsr_status tsr_quantize(const tsr_job_options *options, int json, char **text)
 {
     static const tsr_convert_command command = {"quantize", TSR_CONFIG_QUANTIZE, quantize};
     return tsr_convert_run(text, options, json, &command);

@@ -114,7 +114,7 @@ tsr_status tsr_job_write_adapter(tsr_job *job, const tsr_folder *folder)
     return tsr_job_agree(job, status);
 }
 
-int tsr_job_save(tsr_job *job)
+tsr_status tsr_job_save(tsr_job *job)
 {
     if (job->state != TSR_JOB_STARTED || !job->train)
         return tsr_fail(TSR_EINVAL, "tsr_job_save needs a training job that was started");

@@ -266,7 +266,7 @@ static tsr_status end_checkpoint(tsr_job *job)
     return job->stopped ? tsr_job_end(job, TSR_METRICS_SAVED) : TSR_OK;
 }
 
-int tsr_job_checkpoint(tsr_job *job)
+tsr_status tsr_job_checkpoint(tsr_job *job)
 {
     if (job->state != TSR_JOB_STARTED || job->options.purpose != TSR_JOB_TRAIN)
         return tsr_fail(TSR_EINVAL, "tsr_job_checkpoint needs a training job that was started");

@@ -1,6 +1,7 @@
 /*
  * job.c: a job's life: ranks, inputs, the decision about memory, the end.
  */
+#include "job/options.h"
 #include "job/parts.h"
 
 #include "base/log.h"
@@ -214,8 +215,8 @@ static tsr_status read_inputs(tsr_job *job, const tsr_error *config)
 /* The caller's mistakes, which no rank can make alone. */
 static tsr_status check_options(tsr_job **out, const tsr_job_options *o)
 {
-    if (!out || !o)
-        return tsr_fail(TSR_EINVAL, "tsr_job_create: out or options is NULL");
+    if (!out)
+        return tsr_fail(TSR_EINVAL, "tsr_job_create: out is NULL");
     if (o->purpose < TSR_JOB_TRAIN || o->purpose > TSR_JOB_DATA)
         return tsr_fail(TSR_EINVAL, "tsr_job_options: purpose %d is not one of TSR_JOB_...",
                         o->purpose);
@@ -237,6 +238,11 @@ static tsr_status check_options(tsr_job **out, const tsr_job_options *o)
 
 tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_comm *world)
 {
+    tsr_job_options taken;
+    if (!options)
+        return tsr_fail(TSR_EINVAL, "tsr_job_create: options is NULL");
+    TSR_TRY(tsr_job_options_take(&taken, options));
+    options = &taken;
     TSR_TRY(check_options(out, options));
     tsr_job *job = calloc(1, sizeof *job);
     if (!job)
@@ -265,7 +271,7 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
     return TSR_OK;
 }
 
-int tsr_job_create(tsr_job **out, const tsr_job_options *options)
+tsr_status tsr_job_create(tsr_job **out, const tsr_job_options *options)
 {
     return tsr_job_create_on(out, options, NULL);
 }
@@ -289,7 +295,7 @@ tsr_status tsr_job_decide(tsr_job *job)
     return TSR_OK;
 }
 
-int tsr_job_plan(tsr_job *job, tsr_job_plan_info *info)
+tsr_status tsr_job_plan(tsr_job *job, tsr_job_plan_info *info)
 {
     tsr_job_listen(job, true);
     tsr_status status = tsr_job_decide(job);
@@ -329,7 +335,7 @@ static tsr_status print_plan(tsr_text *out, tsr_job *job, bool json)
     return tsr_decision_print(out, d, &job->inputs, &job->view, &job->speeds, &largest, json);
 }
 
-int tsr_job_print_plan(tsr_job *job, int json, char **text)
+tsr_status tsr_job_print_plan(tsr_job *job, int json, char **text)
 {
     tsr_text out = {0};
     tsr_job_listen(job, true);
@@ -340,7 +346,7 @@ int tsr_job_print_plan(tsr_job *job, int json, char **text)
     return TSR_OK;
 }
 
-int tsr_job_print_data(tsr_job *job, int64_t show, int form, char **text)
+tsr_status tsr_job_print_data(tsr_job *job, int64_t show, int form, char **text)
 {
     static const tsr_report_form forms[] = {[TSR_JOB_PLAIN] = TSR_REPORT_PLAIN,
                                             [TSR_JOB_COLOUR] = TSR_REPORT_COLOUR,
@@ -388,7 +394,7 @@ static void set_stored(tsr_config *config, const tsr_layout *layout)
         }
 }
 
-int tsr_job_print_summary(tsr_job *job, char **text)
+tsr_status tsr_job_print_summary(tsr_job *job, char **text)
 {
     const tsr_inputs *in = &job->inputs;
     const tsr_decision *d = &job->decision;
@@ -454,6 +460,16 @@ const char *tsr_version(void)
 int tsr_job_exit_code(int status)
 {
     return status > 0 ? 0 : tsr_status_exit_code((tsr_status)status); /* TSR_JOB_DONE: no failure */
+}
+
+void tsr_job_request_stop(tsr_job *job)
+{
+    job->asked = 1;
+}
+
+void tsr_free(void *text)
+{
+    free(text);
 }
 
 void tsr_job_destroy(tsr_job *job)

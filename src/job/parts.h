@@ -90,6 +90,7 @@ struct tsr_job {
     double word_time, exposed_before, started_at;
     double issue_s; /* what it took to give the last step to the streams, for benchmarks */
     bool stopped;
+    volatile int asked;   /* tsr_job_request_stop */
     tsr_metrics *metrics; /* rank 0, while training */
     tsr_events *events;   /* likewise, with report_to: tensorboard */
     tsr_trace *trace;     /* NULL: none */

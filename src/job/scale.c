@@ -6,6 +6,7 @@
  * one group of all ranks are compared.
  */
 #include "base/called.h"
+#include "job/options.h"
 #include "job/parts.h"
 #include "report/report.h"
 
@@ -80,11 +81,15 @@ static tsr_status add_ranks(scaling *s, int ranks)
     return !s->grouped && node > 0 && ranks > node ? add_row(s, ranks, ranks) : TSR_OK;
 }
 
-int tsr_plan_scale(const tsr_job_options *options, const int *ranks, int count, int json,
-                   char **text)
+tsr_status tsr_plan_scale(const tsr_job_options *options, const int *ranks, int count, int json,
+                          char **text)
 {
+    tsr_job_options taken;
+    if (!options)
+        return tsr_fail(TSR_EINVAL, "tsr_plan_scale: options is NULL");
+    TSR_TRY(tsr_job_options_take(&taken, options));
     json_t *root = json_object();
-    scaling s = {.options = options, .rows = tsr_report_array(root, "scale")};
+    scaling s = {.options = &taken, .rows = tsr_report_array(root, "scale")};
     tsr_status status = add_row(&s, 1, 1);
     for (int i = 0; i < count && status == TSR_OK; i++)
         if (ranks[i] > 1)

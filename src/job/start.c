@@ -432,7 +432,7 @@ static tsr_status decide_and_start(tsr_job *job)
     return tsr_job_agree(job, first ? tsr_trace_place(job->trace) : TSR_OK);
 }
 
-int tsr_job_start(tsr_job *job)
+tsr_status tsr_job_start(tsr_job *job)
 {
     if (job->options.purpose == TSR_JOB_PLAN)
         return tsr_fail(TSR_EINVAL, "a job created to be planned cannot be started");

@@ -150,7 +150,7 @@ static tsr_status issue_rounds(tsr_job *job, const rounds *r, int64_t step, int6
 static tsr_host_flags host_flags(const tsr_job *job)
 {
     double limit = job->inputs.config.time_limit;
-    return (tsr_host_flags){.stop = job->options.stop && *job->options.stop,
+    return (tsr_host_flags){.stop = job->asked || (job->options.stop && *job->options.stop),
                             .time_limit = limit > 0 && tsr_now() - job->started_at > limit};
 }
 
@@ -325,7 +325,7 @@ static int finish(tsr_job *job, tsr_status status)
     return tsr_job_agree(job, status);
 }
 
-int tsr_job_step(tsr_job *job, tsr_job_report *report)
+tsr_status tsr_job_step(tsr_job *job, tsr_job_report *report)
 {
     if (job->state != TSR_JOB_STARTED || !job->train)
         return tsr_fail(TSR_EINVAL, "tsr_job_step needs a training job that was started");
@@ -396,7 +396,7 @@ static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
     return tsr_job_record_eval(job, loss, info.label_tokens);
 }
 
-int tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation)
+tsr_status tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation)
 {
     if (job->state != TSR_JOB_STARTED)
         return tsr_fail(TSR_EINVAL, "tsr_job_evaluate needs a job that was started");

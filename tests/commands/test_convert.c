@@ -36,7 +36,7 @@ static char quantized[600]; /* tiny-llama by `quantize` */
 static int convert(int (*call)(const tsr_job_options *, int, char **), const char *const *overrides,
                    tsr_job_options *extra, char **text)
 {
-    tsr_job_options options = extra ? *extra : (tsr_job_options){0};
+    tsr_job_options options = extra ? *extra : (tsr_job_options)TSR_JOB_OPTIONS_INIT;
     options.overrides = overrides;
     for (options.override_count = 0; overrides[options.override_count];)
         options.override_count++;
@@ -447,7 +447,7 @@ static void check_written(const char *model, const char *adapter, const char *na
 {
     char *text, directory[600];
     merge_rig rig;
-    tsr_job_options extra = {.log = on_log};
+    tsr_job_options extra = {.size = sizeof(tsr_job_options), .log = on_log};
     snprintf(directory, sizeof directory, "%s", scratch_path(name));
     const char *const overrides[] = {key("model_name_or_path", model), key("init_adapter", adapter),
                                      key("output_dir", directory), NULL};
@@ -586,7 +586,8 @@ static void check_stops(int (*tool)(const tsr_job_options *, int, char **), cons
                                      key("init_adapter", adapter), NULL};
     const char *const over[] = {overrides[0], overrides[1], overrides[2],
                                 "overwrite_output_dir=true", NULL};
-    tsr_job_options extra = {.progress = on_progress, .stop = &stop};
+    tsr_job_options extra = {
+        .size = sizeof(tsr_job_options), .progress = on_progress, .stop = &stop};
     const int stops[] = {2, 50, 0};
     for (int i = 0; i < 3; i++) {
         stop = 0;

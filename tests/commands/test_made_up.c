@@ -291,7 +291,8 @@ static void convert(int (*call)(const tsr_job_options *, int, char **), const ch
     snprintf(model, sizeof model, "model_name_or_path=%s", checkpoint);
     snprintf(place, sizeof place, "output_dir=%s", scratch_path(output));
     const char *const overrides[] = {model, place, "dtype=float32", more};
-    tsr_job_options options = {.overrides = overrides, .override_count = more ? 4 : 3};
+    tsr_job_options options = {
+        .size = sizeof(tsr_job_options), .overrides = overrides, .override_count = more ? 4 : 3};
     if (call(&options, 1, &text) < 0)
         fail_msg("%s", tsr_last_error());
     free(text);
@@ -330,8 +331,10 @@ static void test_is_planned(void **state)
     write_config(scratch_path("shape"));
     snprintf(model, sizeof model, "model_name_or_path=%s", scratch_path("shape"));
     const char *const overrides[] = {model, "max_length=32"};
-    const tsr_job_options options = {
-        .overrides = overrides, .override_count = 2, .purpose = TSR_JOB_PLAN};
+    const tsr_job_options options = {.size = sizeof(tsr_job_options),
+                                     .overrides = overrides,
+                                     .override_count = 2,
+                                     .purpose = TSR_JOB_PLAN};
     if (tsr_job_create(&job, &options) < 0 || tsr_job_print_plan(job, 0, &text) < 0)
         fail_msg("%s", tsr_last_error());
     assert_non_null(strstr(text, "second.down_proj"));

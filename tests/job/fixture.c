@@ -262,7 +262,8 @@ static void *run_rank(void *user)
     const char *overrides[] = {output, backend_key, dtype_key,
                                run->overwrite ? "overwrite_output_dir=true" : "defaults=tessera",
                                run->event ? run->event->override : NULL};
-    tsr_job_options options = {.config_text = run->config,
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .config_text = run->config,
                                .overrides = overrides,
                                .override_count = overrides[4] ? 5 : 4,
                                .threads = 1,

@@ -66,7 +66,8 @@ static tsr_job *start_job(const char *extra)
     tsr_job *job = NULL;
     snprintf(output, sizeof output, "output_dir=%s", scratch_path("allocations"));
     overrides[7] = output;
-    tsr_job_options options = {.overrides = overrides, .override_count = 9};
+    tsr_job_options options = {
+        .size = sizeof(tsr_job_options), .overrides = overrides, .override_count = 9};
     if (tsr_job_create(&job, &options) != 0 || tsr_job_start(job) != 0)
         fail_msg("%s", tsr_last_error());
     return job;

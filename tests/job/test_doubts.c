@@ -30,8 +30,11 @@ static void create(int purpose, const char *keys)
     snprintf(config, sizeof config,
              "model_name_or_path: " MODEL "\noutput_dir: %s\nbackend: cpu\ntotal_batch_size: 2\n%s",
              scratch_path("out"), keys);
-    const tsr_job_options options = {
-        .config_text = config, .purpose = purpose, .threads = 1, .log = add_warning};
+    const tsr_job_options options = {.size = sizeof(tsr_job_options),
+                                     .config_text = config,
+                                     .purpose = purpose,
+                                     .threads = 1,
+                                     .log = add_warning};
     warnings[0] = 0;
     if (tsr_job_create(&job, &options) < 0)
         fail_msg("%s: %s", keys, tsr_last_error());

@@ -112,7 +112,8 @@ static int finished(const char *output, const char *length)
     char keys[512];
     tsr_job *job;
     snprintf(keys, sizeof keys, GOES_ON "backend: cpu\noutput_dir: %s\n", scratch_path(output));
-    const tsr_job_options options = {.config_text = config_text(keys, length), .threads = 1};
+    const tsr_job_options options = {
+        .size = sizeof(tsr_job_options), .config_text = config_text(keys, length), .threads = 1};
     int status = tsr_job_create(&job, &options);
     if (status < 0)
         return status;

@@ -68,7 +68,10 @@ static tsr_job *start_job(void)
     snprintf(dataset, sizeof dataset, "dataset=%s", scratch_path("train.jsonl"));
     overrides[9] = output;
     overrides[10] = dataset;
-    tsr_job_options options = {.overrides = overrides, .override_count = 11, .threads = 1};
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .overrides = overrides,
+                               .override_count = 11,
+                               .threads = 1};
     if (tsr_job_create(&job, &options) != 0 || tsr_job_start(job) != 0 ||
         tsr_job_step(job, &report) != 0 || tsr_job_checkpoint(job) != 0 ||
         tsr_job_step(job, &report) != 0)

@@ -62,7 +62,8 @@ static double evaluate(tsr_job *job)
 static losses held_out(const backend *on, const char *base_compute, const char *adapter, int seed)
 {
     char config[2048];
-    tsr_job_options options = {.config_text = config, .purpose = TSR_JOB_TRAIN};
+    tsr_job_options options = {
+        .size = sizeof(tsr_job_options), .config_text = config, .purpose = TSR_JOB_TRAIN};
     tsr_job_report report;
     tsr_job *job;
     int status;

@@ -340,8 +340,11 @@ static void test_wrong_order(void **state)
     char output[600];
     snprintf(output, sizeof output, "output_dir=%s", scratch_path("order"));
     const char *overrides[] = {output, "max_steps=1"};
-    tsr_job_options options = {
-        .config_text = config_text(""), .overrides = overrides, .override_count = 2, .threads = 1};
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .config_text = config_text(""),
+                               .overrides = overrides,
+                               .override_count = 2,
+                               .threads = 1};
     tsr_job *job;
     tsr_job_report report;
     tsr_job_evaluation evaluation;
@@ -372,8 +375,11 @@ static void test_arithmetic_of_the_caller(void **state)
         tsr_job *job = NULL;
         snprintf(output, sizeof output, "output_dir=%s", overrides[0]);
         overrides[0] = output;
-        tsr_job_options options = {
-            .config_text = text, .overrides = overrides, .override_count = 1, .threads = 2};
+        tsr_job_options options = {.size = sizeof(tsr_job_options),
+                                   .config_text = text,
+                                   .overrides = overrides,
+                                   .override_count = 1,
+                                   .threads = 2};
         if (other) {
             fesetround(FE_UPWARD);
             feenableexcept(TRAPS);

@@ -128,7 +128,8 @@ static tsr_job *start_job(const char *const extra[EXTRAS])
     overrides[8] = output;
     for (int i = 1; i < EXTRAS && extra[i]; i++)
         count++;
-    tsr_job_options options = {.overrides = overrides, .override_count = count};
+    tsr_job_options options = {
+        .size = sizeof(tsr_job_options), .overrides = overrides, .override_count = count};
     if (tsr_job_create(&job, &options) != 0 || tsr_job_start(job) != 0)
         fail_msg("%s: %s", extra[0], tsr_last_error());
     return job;
@@ -308,7 +309,10 @@ static tsr_status choose(rank_run *run)
         overrides[count++] = resume;
         snprintf(resume, sizeof resume, "resume_from_checkpoint=%s", scratch_path(run->resume));
     }
-    tsr_job_options options = {.overrides = overrides, .override_count = count, .threads = 1};
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .overrides = overrides,
+                               .override_count = count,
+                               .threads = 1};
     TSR_TRY(tsr_job_create_on(&job, &options, run->comm));
     tsr_status status = tsr_job_start(job);
     if (status == TSR_OK) {

@@ -28,8 +28,11 @@ static const char *config_text(const char *dataset, const char *more)
  * weight is read, whatever comes of it. */
 static int plan_only(tsr_job_plan_info *info, int ranks, const char *config)
 {
-    tsr_job_options options = {
-        .config_text = config, .purpose = TSR_JOB_PLAN, .plan_ranks = ranks, .threads = 1};
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .config_text = config,
+                               .purpose = TSR_JOB_PLAN,
+                               .plan_ranks = ranks,
+                               .threads = 1};
     tsr_job *job;
     int status = tsr_job_create(&job, &options);
     if (status < 0)
@@ -147,8 +150,11 @@ static plan_bytes bytes_of(int ranks, const char *more)
 {
     char config[4096];
     snprintf(config, sizeof config, "%s", config_text("long.jsonl", more));
-    tsr_job_options options = {
-        .config_text = config, .purpose = TSR_JOB_PLAN, .plan_ranks = ranks, .threads = 1};
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .config_text = config,
+                               .purpose = TSR_JOB_PLAN,
+                               .plan_ranks = ranks,
+                               .threads = 1};
     tsr_job *job;
     tsr_job_plan_info info;
     assert_int_equal(tsr_job_create(&job, &options), 0);
@@ -318,8 +324,11 @@ static void test_plan_without_data(void **state)
 
 static char *printed_plan(int json, const char *config)
 {
-    tsr_job_options options = {
-        .config_text = config, .purpose = TSR_JOB_PLAN, .plan_ranks = 2, .threads = 1};
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .config_text = config,
+                               .purpose = TSR_JOB_PLAN,
+                               .plan_ranks = 2,
+                               .threads = 1};
     tsr_job *job;
     char *text;
     assert_int_equal(tsr_job_create(&job, &options), 0);
@@ -501,8 +510,10 @@ static void take_warning(void *user, tsr_log_level level, const char *message)
 /* What is decided on a card made up; 0: it is refused. */
 static uint64_t budget_on(const tsr_room *room, const char *more)
 {
-    tsr_job_options options = {
-        .config_text = config_text("short.jsonl", more), .purpose = TSR_JOB_PLAN, .threads = 1};
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .config_text = config_text("short.jsonl", more),
+                               .purpose = TSR_JOB_PLAN,
+                               .threads = 1};
     tsr_job *job;
     tsr_decision decision;
     uint64_t budget = 0;

@@ -127,7 +127,10 @@ static int run(const scenario *s)
         overrides[count++] = trace;
     for (int i = 0; s->keys[i]; i++)
         overrides[count++] = s->keys[i];
-    const tsr_job_options options = {.overrides = overrides, .override_count = count, .threads = 1};
+    const tsr_job_options options = {.size = sizeof(tsr_job_options),
+                                     .overrides = overrides,
+                                     .override_count = count,
+                                     .threads = 1};
     return s->call(&options);
 }
 

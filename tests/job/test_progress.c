@@ -69,8 +69,11 @@ static tsr_job *create(int purpose, const char *more)
              "model_name_or_path: " JOB_MODEL "\ndataset: %s\neval_dataset: %s\noutput_dir: %s\n"
              "max_length: 64\npacking: true\ntruncation: drop\nmax_steps: 3\n%s",
              scratch_path("train.jsonl"), scratch_path("eval.jsonl"), scratch_path("run"), more);
-    const tsr_job_options options = {
-        .config_text = config, .purpose = purpose, .progress = on_progress, .user = phases};
+    const tsr_job_options options = {.size = sizeof(tsr_job_options),
+                                     .config_text = config,
+                                     .purpose = purpose,
+                                     .progress = on_progress,
+                                     .user = phases};
     tsr_job *job;
     clear();
     if (tsr_job_create(&job, &options) != 0)
@@ -130,7 +133,8 @@ static void test_others(void **state)
 {
     (void)state;
     char *text = NULL;
-    const tsr_job_options options = {.progress = on_progress, .user = phases};
+    const tsr_job_options options = {
+        .size = sizeof(tsr_job_options), .progress = on_progress, .user = phases};
     tsr_job *job = create(TSR_JOB_DATA, "");
     expect("reading and tokenizing", 40);
     tsr_job_destroy(job);

@@ -619,8 +619,10 @@ static void test_older_adapter(void **state)
     tsr_job_report report;
     job_result result;
     snprintf(output, sizeof output, "output_dir=%s", scratch_path("older"));
-    tsr_job_options options = {
-        .config_text = config_text(keys), .overrides = overrides, .override_count = 1};
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .config_text = config_text(keys),
+                               .overrides = overrides,
+                               .override_count = 1};
     assert_int_equal(tsr_job_create(&job, &options), 0);
     tsr_config *config = &job->inputs.config;
     assert_int_equal(config->lora_target_modules.names.count, 4);

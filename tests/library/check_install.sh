@@ -26,7 +26,7 @@ done
 # shellcheck disable=SC2046
 "$cc" -std=c11 -Wall -Wextra -Werror "$root/examples/embed.c" -o "$scratch/embed_pkg_config" \
     $(pkg-config --cflags --libs tessera) "-Wl,-rpath,$libraries"
-printf '#include <tessera.h>\nint main() { tsr_job_options o = {}; return o.use_mpi; }\n' >"$scratch/plus.cpp"
+printf '#include <tessera.h>\nint main() { tsr_job_options o = TSR_JOB_OPTIONS_INIT; return o.use_mpi; }\n' >"$scratch/plus.cpp"
 # shellcheck disable=SC2046
 "$cxx" -std=c++17 -Wall -Wextra -Werror "$scratch/plus.cpp" -o "$scratch/plus" $(pkg-config --cflags --libs tessera)
 

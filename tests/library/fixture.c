@@ -104,3 +104,56 @@ int library_all_gather(void *user, const void *send, void *receive, uint64_t byt
     pthread_barrier_wait(&m->barrier);
     return failing ? 17 : 0;
 }
+
+/* ---- a run ---- */
+
+static const char *overrides_none[] = {"lora_r=4"};
+
+tsr_job_options library_options(const char *text)
+{
+    return (tsr_job_options){.size = sizeof(tsr_job_options),
+                             .config_text = text,
+                             .overrides = overrides_none,
+                             .override_count = 1,
+                             .threads = 1,
+                             .timeout_seconds = 60};
+}
+
+int library_run(library_result *r, const tsr_job_options *options)
+{
+    tsr_job *job = NULL;
+    tsr_job_plan_info plan;
+    tsr_job_report report = {0};
+    tsr_job_evaluation evaluation = {0};
+    *r = (library_result){0};
+    int status = tsr_job_create(&job, options);
+    if (status == 0)
+        status = tsr_job_plan(job, &plan);
+    if (status == 0)
+        status = tsr_job_start(job);
+    if (status == 0)
+        status = tsr_job_evaluate(job, &evaluation);
+    r->eval_before = evaluation.loss;
+    while (status == 0 && (status = tsr_job_step(job, &report)) == 0 && r->steps < LIBRARY_STEPS)
+        r->loss[r->steps++] = report.loss;
+    if (status == TSR_JOB_DONE)
+        status = tsr_job_evaluate(job, &evaluation);
+    r->eval_loss = evaluation.loss;
+    if (status == 0)
+        status = tsr_job_save(job);
+    if (status == 0) {
+        r->planned = plan.device_peak_bytes;
+        r->used = report.device_bytes;
+    }
+    tsr_job_destroy(job);
+    return r->status = status;
+}
+
+void library_trained(const library_result *r)
+{
+    if (r->status != 0)
+        fail_msg("%s", tsr_last_error());
+    assert_int_equal(r->steps, LIBRARY_STEPS);
+    assert_true(r->eval_loss < r->eval_before);
+    assert_int_equal(r->planned, r->used);
+}

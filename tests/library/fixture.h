@@ -18,6 +18,19 @@ extern char library_config[2048];
 int library_set_up(void **state);
 int library_tear_down(void **state);
 
+/* Options of a job with this configuration, one thread, and lora_r 4. */
+tsr_job_options library_options(const char *text);
+
+/* A whole run: evaluated, trained, evaluated, saved. */
+typedef struct {
+    int status, steps;
+    double loss[LIBRARY_STEPS], eval_loss, eval_before;
+    uint64_t planned, used;
+} library_result;
+
+int library_run(library_result *r, const tsr_job_options *options);
+void library_trained(const library_result *r);
+
 /* Entries of a directory but those that begin with a dot. */
 int library_entries(const char *path);
 

@@ -21,64 +21,6 @@
 
 #include <cmocka.h>
 
-static const char *overrides_none[] = {"lora_r=4"};
-
-static tsr_job_options options_of(const char *text)
-{
-    return (tsr_job_options){.config_text = text,
-                             .overrides = overrides_none,
-                             .override_count = 1,
-                             .threads = 1,
-                             .timeout_seconds = 60};
-}
-
-/* ---- a run ---- */
-
-typedef struct {
-    int status, steps;
-    double loss[LIBRARY_STEPS], eval_loss, eval_before;
-    uint64_t planned, used;
-} result;
-
-static int run_job(result *r, const tsr_job_options *options)
-{
-    tsr_job *job = NULL;
-    tsr_job_plan_info plan;
-    tsr_job_report report = {0};
-    tsr_job_evaluation evaluation = {0};
-    *r = (result){0};
-    int status = tsr_job_create(&job, options);
-    if (status == 0)
-        status = tsr_job_plan(job, &plan);
-    if (status == 0)
-        status = tsr_job_start(job);
-    if (status == 0)
-        status = tsr_job_evaluate(job, &evaluation);
-    r->eval_before = evaluation.loss;
-    while (status == 0 && (status = tsr_job_step(job, &report)) == 0 && r->steps < LIBRARY_STEPS)
-        r->loss[r->steps++] = report.loss;
-    if (status == TSR_JOB_DONE)
-        status = tsr_job_evaluate(job, &evaluation);
-    r->eval_loss = evaluation.loss;
-    if (status == 0)
-        status = tsr_job_save(job);
-    if (status == 0) {
-        r->planned = plan.device_peak_bytes;
-        r->used = report.device_bytes;
-    }
-    tsr_job_destroy(job);
-    return r->status = status;
-}
-
-static void assert_trained(const result *r)
-{
-    if (r->status != 0)
-        fail_msg("%s", tsr_last_error());
-    assert_int_equal(r->steps, LIBRARY_STEPS);
-    assert_true(r->eval_loss < r->eval_before);
-    assert_int_equal(r->planned, r->used);
-}
-
 /* ---- manners ---- */
 
 typedef struct {
@@ -151,23 +93,24 @@ static void leaves_no_trace(void **state)
 {
     surroundings before;
     char path[64];
-    result r, again;
+    library_result r, again;
     int saved[2];
     (void)state;
     setlocale(LC_ALL, "C.UTF-8");
-    tsr_job_options options = options_of(library_config), bad = options_of("learning_rat: 1\n");
+    tsr_job_options options = library_options(library_config),
+                    bad = library_options("learning_rat: 1\n");
     snprintf(path, sizeof path, "%s/printed", library_directory);
-    run_job(&r, &options); /* whatever is set up once in a process is set up now */
+    library_run(&r, &options); /* whatever is set up once in a process is set up now */
     look_around(&before);
     int file = capture(saved, path);
-    run_job(&again, &options);
-    int refused = run_job(&(result){0}, &bad);
+    library_run(&again, &options);
+    int refused = library_run(&(library_result){0}, &bad);
     long printed = release(saved, file);
     assert_int_equal(printed, 0);
     assert_unchanged(&before, 1);
     assert_true(refused < 0);
-    assert_trained(&r);
-    assert_trained(&again);
+    library_trained(&r);
+    library_trained(&again);
     assert_memory_equal(r.loss, again.loss, sizeof r.loss);
 }
 
@@ -177,7 +120,7 @@ static void borrows_only_threads(void **state)
     surroundings before;
     tsr_job *job = NULL;
     (void)state;
-    tsr_job_options options = options_of(library_config);
+    tsr_job_options options = library_options(library_config);
     options.progress = library_look_at_descriptors;
     look_around(&before);
     library_note_descriptors();
@@ -202,7 +145,7 @@ static void *last_error_elsewhere(void *user)
 static void refused(const char *text, int exit_code, const char *expected)
 {
     tsr_job *job = (tsr_job *)&library_directory;
-    tsr_job_options options = options_of(text);
+    tsr_job_options options = library_options(text);
     int status = tsr_job_create(&job, &options);
     assert_true(status < 0);
     assert_ptr_equal(job, &library_directory); /* untouched */
@@ -239,7 +182,7 @@ static void options_are_checked(void **state)
 {
     tsr_job *job = NULL;
     (void)state;
-    tsr_job_options good = options_of(library_config), bad;
+    tsr_job_options good = library_options(library_config), bad;
     assert_int_equal(tsr_job_exit_code(tsr_job_create(NULL, &good)), 70);
     assert_int_equal(tsr_job_exit_code(tsr_job_create(&job, NULL)), 70);
 #define REFUSED(field, value, expected)                                                            \
@@ -270,7 +213,7 @@ static void calls_have_an_order(void **state)
     tsr_job_evaluation evaluation;
     char *text = NULL;
     (void)state;
-    tsr_job_options options = options_of(library_config);
+    tsr_job_options options = library_options(library_config);
     assert_int_equal(tsr_job_create(&job, &options), 0);
     assert_true(tsr_job_step(job, &report) < 0);
     assert_non_null(strstr(tsr_last_error(), "started"));
@@ -304,7 +247,7 @@ static void purposes_limit_the_calls(void **state)
     tsr_job_plan_info info[2];
     char *text = NULL;
     (void)state;
-    tsr_job_options options = options_of(library_config);
+    tsr_job_options options = library_options(library_config);
     options.purpose = TSR_JOB_PLAN;
     for (int i = 0; i < 2; i++) {
         options.plan_ranks = i ? 4 : 0;
@@ -349,7 +292,7 @@ static void too_little_memory(void **state)
     char text[4096];
     (void)state;
     snprintf(text, sizeof text, "%smemory_budget: 1MiB\n", library_config);
-    tsr_job_options options = options_of(text);
+    tsr_job_options options = library_options(text);
     assert_int_equal(tsr_job_create(&job, &options), 0);
     int status = tsr_job_plan(job, &info);
     assert_int_equal(tsr_job_exit_code(status), 78);
@@ -393,7 +336,7 @@ static void callbacks_and_stop(void **state)
     char text[4096];
     (void)state;
     snprintf(text, sizeof text, "%struncation: right\nmax_length: 40\n", library_config);
-    tsr_job_options options = options_of(text);
+    tsr_job_options options = library_options(text);
     options.log = on_log;
     options.progress = on_progress;
     options.user = &h;
@@ -446,7 +389,7 @@ static void the_end_comes_once(void **state)
     for (int stopped = 0; stopped < 3; stopped++) { /* 1: stopped; 2: with a checkpoint */
         tsr_job *job = NULL;
         tsr_job_report report;
-        tsr_job_options options = options_of(library_config);
+        tsr_job_options options = library_options(library_config);
         options.stop = &stop;
         stop = 0;
         assert_int_equal(tsr_job_create(&job, &options), 0);
@@ -479,7 +422,7 @@ static void log_level_is_heeded(void **state)
     for (int i = 0; i < 2; i++) {
         tsr_job *job = NULL;
         heard h = {0};
-        tsr_job_options options = options_of(text);
+        tsr_job_options options = library_options(text);
         options.log = on_log;
         options.user = &h;
         options.overrides = &levels[i];
@@ -500,7 +443,7 @@ static int create_in(tsr_job **job, const char *name, const char *last)
     snprintf(output, sizeof output, "output_dir=%s/%s", library_directory, name);
     const char *overrides[] = {"lora_r=4", "save_strategy=steps",        "save_steps=2",
                                output,     "overwrite_output_dir=false", last};
-    tsr_job_options options = options_of(library_config);
+    tsr_job_options options = library_options(library_config);
     options.overrides = overrides;
     options.override_count = last ? 6 : 5;
     return tsr_job_create(job, &options);
@@ -593,20 +536,20 @@ static void a_run_has_its_directory_alone(void **state)
 typedef struct {
     library_seat seat;
     heard heard;
-    result result;
+    library_result result;
     char message[512];
 } rank;
 
 static void *run_rank(void *user)
 {
     rank *r = user;
-    tsr_job_options options = options_of(library_config);
+    tsr_job_options options = library_options(library_config);
     options.bootstrap =
         (tsr_job_bootstrap){r->seat.rank, LIBRARY_RANKS, library_all_gather, &r->seat};
     options.log = on_log;
     options.user = &r->heard;
     options.timeout_seconds = 20;
-    run_job(&r->result, &options);
+    library_run(&r->result, &options);
     snprintf(r->message, sizeof r->message, "%s", tsr_last_error());
     return NULL;
 }
@@ -630,11 +573,11 @@ static void run_ranks(rank *ranks, int fail_at)
 static void ranks_meet_through_a_callback(void **state)
 {
     rank *ranks = calloc(LIBRARY_RANKS, sizeof *ranks);
-    result alone;
+    library_result alone;
     (void)state;
-    tsr_job_options options = options_of(library_config);
-    run_job(&alone, &options);
-    assert_trained(&alone);
+    tsr_job_options options = library_options(library_config);
+    library_run(&alone, &options);
+    library_trained(&alone);
     run_ranks(ranks, 0);
     for (int i = 0; i < LIBRARY_RANKS; i++) {
         if (ranks[i].result.status != 0)

@@ -202,7 +202,8 @@ static void *take_part(void *user)
     const char *overrides[16];
     volatile int stop = 0;
     tsr_job *job = NULL;
-    tsr_job_options options = {.config_text = library_config,
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .config_text = library_config,
                                .overrides = overrides,
                                .override_count = split(overrides, keys, p->way->keys),
                                .threads = 2,
@@ -337,7 +338,8 @@ static void call(const void *what)
     const char *name = what;
     char *text = NULL;
     int status = 0;
-    tsr_job_options options = {.config_text = library_config, .override_count = 1};
+    tsr_job_options options = {
+        .size = sizeof(tsr_job_options), .config_text = library_config, .override_count = 1};
     if (strcmp(name, "quantize") == 0) {
         options.overrides = quantize;
         status = tsr_quantize(&options, 0, &text);

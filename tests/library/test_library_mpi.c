@@ -28,6 +28,7 @@ static int train(double *loss, MPI_Comm comm, const char *what, const char *dire
     snprintf(output, sizeof output, "output_dir=%s/%s", directory, what);
     const char *overrides[] = {output};
     tsr_job_options options = {
+        .size = sizeof(tsr_job_options),
         .config_text = "model_name_or_path: " TSR_SOURCE_DIR "/examples/tiny-llama\n"
                        "dataset: " TSR_SOURCE_DIR "/tests/golden/traces/padded.jsonl\n"
                        "max_steps: 2\nlearning_rate: 2e-3\nlora_r: 4\ntotal_batch_size: 4\n"

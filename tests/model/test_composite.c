@@ -319,7 +319,8 @@ static void convert(int (*call)(const tsr_job_options *, int, char **), const ch
     snprintf(keys[0], sizeof keys[0], "model_name_or_path=%s", model);
     snprintf(keys[1], sizeof keys[1], "output_dir=%s", output);
     snprintf(keys[2], sizeof keys[2], "init_adapter=%s", adapter ? adapter : "");
-    tsr_job_options options = {.overrides = overrides, .override_count = adapter ? 3 : 2};
+    tsr_job_options options = {
+        .size = sizeof(tsr_job_options), .overrides = overrides, .override_count = adapter ? 3 : 2};
     if (call(&options, 1, &text) < 0)
         fail_msg("%s", tsr_last_error());
     free(text);
@@ -505,8 +506,11 @@ static void test_targets(void **state)
     snprintf(keys[1], sizeof keys[1], "dataset=%s", ROWS);
     snprintf(keys[2], sizeof keys[2], "init_adapter=%s", adapter);
     snprintf(keys[3], sizeof keys[3], "output_dir=%s", scratch_path("other"));
-    tsr_job_options options = {
-        .overrides = overrides, .override_count = 6, .purpose = TSR_JOB_TRAIN, .threads = 1};
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .overrides = overrides,
+                               .override_count = 6,
+                               .purpose = TSR_JOB_TRAIN,
+                               .threads = 1};
     tsr_job *job = NULL;
     check_error("other modules", tsr_job_create(&job, &options), TSR_ECONFIG,
                 (const char *const[MOST_WORDS]){"lora_target_modules", "leave the key out"});

@@ -47,7 +47,8 @@ static double read_time(void)
 int main(int argc, char **argv)
 {
     static const char *const overrides[] = {"max_steps=1000000", "progress=none"};
-    tsr_job_options options = {.config_path = "job.yaml",
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .config_path = "job.yaml",
                                .overrides = overrides,
                                .override_count = 2,
                                .use_mpi = 1,

@@ -44,8 +44,11 @@ static char *printed(const char *type, int layers, int ranks, const char *more, 
     char config[4096], *text = NULL;
     snprintf(config, sizeof config, "model_name_or_path: %s\nbackend: cpu\n%s",
              model_of(type, layers), more);
-    tsr_job_options options = {
-        .config_text = config, .purpose = TSR_JOB_PLAN, .plan_ranks = ranks, .threads = 1};
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .config_text = config,
+                               .purpose = TSR_JOB_PLAN,
+                               .plan_ranks = ranks,
+                               .threads = 1};
     tsr_job *job;
     if (tsr_job_create(&job, &options) < 0)
         fail_msg("%s", tsr_last_error());
@@ -248,8 +251,11 @@ static void test_graph_rules(void **state)
     free(automatic);
     snprintf(keys, sizeof keys, "model_name_or_path: %s\nbackend: cpu\nlora_graph: time\n",
              model_of("llama", 2));
-    tsr_job_options options = {
-        .config_text = keys, .purpose = TSR_JOB_PLAN, .plan_ranks = 1, .threads = 1};
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .config_text = keys,
+                               .purpose = TSR_JOB_PLAN,
+                               .plan_ranks = 1,
+                               .threads = 1};
     tsr_job *job;
     assert_int_equal(tsr_job_create(&job, &options), TSR_ECONFIG);
     assert_non_null(strstr(tsr_last_error(), "lora_graph: found time"));

@@ -46,7 +46,8 @@ static void *run_rank(void *argument)
     tsr_job *job = NULL;
     for (int i = 0; i < run->spec->count; i++)
         overrides[i + 1] = run->spec->key[i];
-    tsr_job_options options = {.overrides = overrides,
+    tsr_job_options options = {.size = sizeof(tsr_job_options),
+                               .overrides = overrides,
                                .override_count = run->spec->count + 1,
                                .purpose = run->spec->purpose,
                                .threads = 1,

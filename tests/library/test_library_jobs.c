@@ -1,0 +1,183 @@
+/*
+ * test_library_jobs.c: jobs side by side in one process, a stop from a signal handler, and callers who were built with
+ * another version's header.
+ */
+#include "library/fixture.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- several jobs in one process ---- */
+
+static pthread_barrier_t both;
+
+/* Comes only while both jobs are inside a call, of the same phase. */
+static void meet(void *user, const char *phase, double done, double total)
+{
+    (void)done;
+    (void)total;
+    if (strcmp(phase, "evaluating"))
+        return;
+    ++*(int *)user;
+    pthread_barrier_wait(&both);
+}
+
+typedef struct {
+    const char *overrides[3];
+    int meets, met;
+    library_result result;
+    char message[512];
+} neighbour;
+
+static void *run_neighbour(void *user)
+{
+    neighbour *n = user;
+    tsr_job_options options = library_options(library_config);
+    options.overrides = n->overrides;
+    options.override_count = 3;
+    options.user = &n->met;
+    options.progress = n->meets ? meet : NULL;
+    library_run(&n->result, &options);
+    snprintf(n->message, sizeof n->message, "%s", tsr_last_error());
+    return NULL;
+}
+
+/* Each in its directory, with its own adapter; each has the bits that it has alone. */
+static void two_jobs_at_a_time(void **state)
+{
+    char place[2][600];
+    neighbour pair[2], alone[2];
+    pthread_t thread[2];
+    (void)state;
+    pthread_barrier_init(&both, NULL, 2);
+    for (int i = 0; i < 2; i++) {
+        snprintf(place[i], sizeof place[i], "output_dir=%s/neighbour%d", library_directory, i);
+        pair[i] = (neighbour){
+            {place[i], i ? "lora_r=4" : "lora_r=8", i ? "use_dora=true" : "use_dora=false"},
+            .meets = 1};
+        alone[i] = pair[i];
+        alone[i].meets = 0;
+        pthread_create(&thread[i], NULL, run_neighbour, &pair[i]);
+    }
+    for (int i = 0; i < 2; i++)
+        pthread_join(thread[i], NULL);
+    pthread_barrier_destroy(&both);
+    for (int i = 0; i < 2; i++) {
+        if (pair[i].result.status != 0)
+            fail_msg("job %d: %s", i, pair[i].message);
+        assert_true(pair[i].met > 1);
+        library_trained(&pair[i].result);
+        run_neighbour(&alone[i]);
+        assert_memory_equal(pair[i].result.loss, alone[i].result.loss, sizeof alone[i].result.loss);
+        assert_true(pair[i].result.eval_loss == alone[i].result.eval_loss);
+    }
+    assert_true(pair[0].result.loss[2] != pair[1].result.loss[2]);
+}
+
+/* An error is its thread's. */
+static void *fail_elsewhere(void *user)
+{
+    tsr_job_options options = library_options("learning_rat: 1\n");
+    library_run(user, &options);
+    return NULL;
+}
+
+static void errors_stay_with_their_thread(void **state)
+{
+    library_result other;
+    pthread_t thread;
+    (void)state;
+    tsr_job_options options = library_options("warmup_step: 1\n");
+    library_run(&(library_result){0}, &options);
+    assert_non_null(strstr(tsr_last_error(), "warmup_step"));
+    pthread_create(&thread, NULL, fail_elsewhere, &other);
+    pthread_join(thread, NULL);
+    assert_int_equal(other.status, TSR_ECONFIG);
+    assert_non_null(strstr(tsr_last_error(), "warmup_step"));
+}
+
+/* ---- 0.2 ---- */
+
+static tsr_job *asked;
+
+static void ask(int number)
+{
+    (void)number;
+    tsr_job_request_stop(asked);
+}
+
+static void a_signal_handler_may_stop_a_job(void **state)
+{
+    tsr_job_report report = {0};
+    struct sigaction handler = {.sa_handler = ask}, before;
+    (void)state;
+    tsr_job_options options = library_options(library_config);
+    if (tsr_job_create(&asked, &options) < 0 || tsr_job_start(asked) < 0)
+        fail_msg("%s", tsr_last_error());
+    sigaction(SIGUSR1, &handler, &before);
+    raise(SIGUSR1);
+    sigaction(SIGUSR1, &before, NULL);
+    assert_int_equal(tsr_job_step(asked, &report), TSR_OK);
+    assert_true(report.last && report.stopped && report.save);
+    assert_int_equal(tsr_job_step(asked, &report), TSR_JOB_DONE);
+    tsr_job_destroy(asked);
+}
+
+static void options_may_be_older_or_newer(void **state)
+{
+    struct {
+        tsr_job_options known;
+        int64_t more;
+    } newer = {.known = library_options(library_config)};
+    tsr_job *job = NULL;
+    char *text = NULL;
+    (void)state;
+    newer.known.size = sizeof newer;
+    assert_int_equal(tsr_job_create(&job, &newer.known), TSR_OK);
+    tsr_job_destroy(job);
+    newer.more = 1;
+    assert_int_equal(tsr_job_create(&job, &newer.known), TSR_EINVAL);
+    assert_non_null(strstr(tsr_last_error(), "newer tessera.h"));
+    tsr_job_options older = library_options(library_config), none = older;
+    older.size = offsetof(tsr_job_options, log); /* what is behind is not looked at */
+    older.log = (void (*)(void *, int, const char *))(uintptr_t)1;
+    assert_int_equal(tsr_job_create(&job, &older), TSR_OK);
+    tsr_job_destroy(job);
+    none.size = 0;
+    assert_int_equal(tsr_job_create(&job, &none), TSR_EINVAL);
+    assert_non_null(strstr(tsr_last_error(), "TSR_JOB_OPTIONS_INIT"));
+    assert_int_equal(tsr_merge(&none, 0, &text), TSR_EINVAL);
+    assert_int_equal(tsr_environment(&none, 0, 0, &text), TSR_EINVAL);
+    const tsr_job_options empty = TSR_JOB_OPTIONS_INIT;
+    assert_int_equal(tsr_inspect(library_directory, &empty, 0, &text) < 0, 1);
+    assert_int_equal(tsr_environment(&empty, 0, 0, &text), TSR_OK);
+    tsr_free(text);
+    tsr_free(NULL);
+}
+
+static void statuses_have_names(void **state)
+{
+    (void)state;
+    assert_string_equal(tsr_status_name(TSR_OK), "TSR_OK");
+    assert_string_equal(tsr_status_name(TSR_JOB_DONE), "TSR_JOB_DONE");
+    assert_string_equal(tsr_status_name(TSR_EDATA), "TSR_EDATA");
+    for (int status = TSR_EDEVICE; status < 0; status++)
+        assert_string_not_equal(tsr_status_name((tsr_status)status), "TSR_OK");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(two_jobs_at_a_time),
+        cmocka_unit_test(errors_stay_with_their_thread),
+        cmocka_unit_test(a_signal_handler_may_stop_a_job),
+        cmocka_unit_test(options_may_be_older_or_newer),
+        cmocka_unit_test(statuses_have_names),
+    };
+    return cmocka_run_group_tests(tests, library_set_up, library_tear_down);
+}
