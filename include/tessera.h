@@ -1,5 +1,5 @@
 /*
- * tessera.h: the public interface of libtessera, QLoRA and DoRA fine-tuning of Llama-family models,
+ * tessera.h: the public interface of libtessera, QLoRA and DoRA fine-tuning of language models,
  * sharded over ranks.
  *
  * A job is created from the text of a configuration (the same job.yaml that the program reads),

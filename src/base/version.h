@@ -4,7 +4,7 @@
 #ifndef TSR_BASE_VERSION_H
 #define TSR_BASE_VERSION_H
 
-/* "0.1.0", and the commit that was built ("unknown" outside git). */
+/* "0.2.0", and the commit that was built ("unknown" outside git). */
 const char *tsr_build_version(void);
 const char *tsr_build_commit(void);
 
