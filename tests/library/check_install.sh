@@ -34,7 +34,7 @@ mkdir "$scratch/project"
 cat >"$scratch/project/CMakeLists.txt" <<PROJECT
 cmake_minimum_required(VERSION 3.25)
 project(user LANGUAGES C)
-find_package(tessera 0.1 REQUIRED)
+find_package(tessera 0.2 REQUIRED)
 add_executable(embed_shared $root/examples/embed.c)
 target_link_libraries(embed_shared PRIVATE tessera::tessera)
 add_executable(embed_archive $root/examples/embed.c)
