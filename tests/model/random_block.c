@@ -52,8 +52,20 @@ static int16_t attention(tsr_block *b, dice *d, int part, int32_t head_dim, int1
                                          (tsr_value_name){"all", "normed over all heads"});
         heads_norm = false;
     }
+    int16_t apart_v = TSR_NONE;
+    if (roll(d, 3) == 0) { /* values normed on their own, of v or of the keys as they are */
+        int from = 2 - (int)roll(d, 2);
+        if (b->value[value[from]].matrix != TSR_NONE) {
+            int16_t raw = tsr_block_scale(b, value[from], 1);
+            apart_v = tsr_block_norm_heads(b, raw, (uint64_t)head_dim, 1e-6f,
+                                           (tsr_value_name){"v", "values"});
+            value[from] = from == 1 ? raw : TSR_NONE;
+            value[2] = TSR_NONE;
+        }
+    }
     tsr_block_rope(b, value, heads_norm ? q_norms[part] : NULL, heads_norm ? k_norms[part] : NULL,
                    &(tsr_rope_spec){q_heads, kv_heads, head_dim, 1e-6f});
+    value[2] = apart_v == TSR_NONE ? value[2] : apart_v;
     int16_t o = tsr_block_attention(
         b, value, &(tsr_attention_spec){q_heads, kv_heads, head_dim, (int32_t)roll(d, 4)});
     return tsr_block_linear(b, o, o_names[part], b->width, bias);
@@ -99,6 +111,8 @@ void random_block(tsr_block *out, uint64_t seed)
         int16_t y = roll(&d, 2) ? attention(out, &d, part, head_dim, h) : mlp(out, &d, part, h);
         tsr_block_add(out, &r, settled(out, &d, part, y));
     }
+    if (roll(&d, 3) == 0)
+        tsr_block_gain(out, &r, "gain");
     assert_int_equal(tsr_block_end(out, r, "a random block"), TSR_OK);
 }
 

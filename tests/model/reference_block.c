@@ -86,6 +86,15 @@ static void norm(pass *p, const tsr_node *node)
     for (uint64_t i = 0; i < all; i++)
         sum[i] = (x ? x[i] : 0) + (pending ? scale * pending[i] : 0);
     p->value[node->out[TSR_NORM_SUM]] = sum;
+    if (node->spec.norm.head_dim) {
+        uint64_t dim = (uint64_t)node->spec.norm.head_dim;
+        double ones[64];
+        for (uint64_t i = 0; i < dim; i++)
+            ones[i] = 1;
+        rms_norm(h, sum, ones, all / dim, dim, (double)node->spec.norm.eps);
+        p->value[node->out[TSR_NORM_H]] = h;
+        return;
+    }
     if (node->weight[0] == TSR_NONE) {
         free(h);
         return;
@@ -112,7 +121,7 @@ static void rotate(const pass *p, double *x, int heads, int dim)
 static void rope(pass *p, const tsr_node *node)
 {
     const tsr_rope_spec *s = &node->spec.rope;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3 && node->out[i] != TSR_NONE; i++) {
         int heads = i == 0 ? s->q_heads : s->kv_heads;
         uint64_t width = p->r->block->value[node->in[i]].width;
         double *out = p->value[node->out[i]] = new_rows(p, width);
@@ -175,6 +184,14 @@ static void glu(pass *p, const tsr_node *node)
     p->value[node->out[0]] = act;
 }
 
+static void gain(pass *p, const tsr_node *node)
+{
+    uint64_t width = p->r->block->width;
+    double *out = p->value[node->out[0]] = new_rows(p, width);
+    for (uint64_t i = 0; i < (uint64_t)p->r->tokens * width; i++)
+        out[i] = p->value[node->in[0]][i] * p->r->vector[node->weight[0]][i % width];
+}
+
 static void run(pass *p, const tsr_node *node)
 {
     if (node->kind == &tsr_node_norm)
@@ -185,6 +202,8 @@ static void run(pass *p, const tsr_node *node)
         attention(p, node);
     else if (node->kind == &tsr_node_glu)
         glu(p, node);
+    else if (node->kind == &tsr_node_gain)
+        gain(p, node);
     else if (node->kind != &tsr_node_linear)
         fail_msg("no reference for %s", node->kind->name);
     for (int i = 0; i < TSR_NODE_PORTS && node->kind == &tsr_node_linear; i++)

@@ -311,7 +311,10 @@ static void compute(float *out, rig *r)
                                         .lora = r->spare[5],
                                         .samples = r->samples,
                                         .positions = r->positions};
-    const tsr_model_tables tables = {.rope[0] = {r->cosine, r->sine, TOKENS}};
+    float ones[64];
+    for (int i = 0; i < 64; i++)
+        ones[i] = 1;
+    const tsr_model_tables tables = {.rope[0] = {r->cosine, r->sine, TOKENS}, .ones = ones};
     const tsr_layer_batch batch = {TOKENS, r->positions, r->cu_seqlens, 2};
     float *first = tsr_layer_first(&r->program, &at);
     memcpy(first, r->x.values, all * sizeof *first);
