@@ -2,18 +2,20 @@
 # cuBLASLt, NCCL and cuDNN are loaded at run time, when they are first needed (src/base/library.h); where
 # one of them was found here, what is built here also looks in its folder.
 #
-#   TSR_CUDA        AUTO (default), ON (missing is an error) or OFF
+#   TESSERA_CUDA    AUTO (default), ON (missing is an error) or OFF; its name in 0.1, TSR_CUDA, is taken too
 #   TSR_CUDA_ARCHS  cards to build for; a shorter list builds faster
 #   TSR_CUDA_EARLY  ON (default): kernels come in while the one before them ends (src/kernels/cuda.cuh); OFF
 #                   to compare
 #
 # Sanitizer builds are the CPU's.
-set(TSR_CUDA AUTO CACHE STRING "AUTO, ON or OFF: the CUDA backend")
+if(DEFINED TSR_CUDA)
+  set(TESSERA_CUDA ${TSR_CUDA})
+endif()
 set(TSR_CUDA_ARCHS "80-real;86-real;89-real;90a-real;80-virtual" CACHE STRING "CUDA architectures")
 option(TSR_CUDA_EARLY "kernels start early where the card can" ON)
 
 set(TSR_HAVE_CUDA OFF)
-if(TSR_CUDA STREQUAL ON OR (TSR_CUDA STREQUAL AUTO AND NOT TSR_SANITIZE))
+if(TESSERA_CUDA STREQUAL ON OR (TESSERA_CUDA STREQUAL AUTO AND NOT TSR_SANITIZE))
   include(CheckLanguage)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES ${TSR_CUDA_ARCHS})
@@ -28,8 +30,8 @@ if(TSR_CUDA STREQUAL ON OR (TSR_CUDA STREQUAL AUTO AND NOT TSR_SANITIZE))
   if(CMAKE_CUDA_COMPILER AND CUDAToolkit_FOUND AND TSR_CUBLASLT_INCLUDE AND TSR_NCCL_INCLUDE
      AND CUDAToolkit_VERSION VERSION_GREATER_EQUAL 12.4)
     set(TSR_HAVE_CUDA ON)
-  elseif(TSR_CUDA STREQUAL ON)
-    message(FATAL_ERROR "TSR_CUDA=ON needs nvcc, the CUDA toolkit (12.4 or newer) with cublasLt.h, and nccl.h")
+  elseif(TESSERA_CUDA STREQUAL ON)
+    message(FATAL_ERROR "TESSERA_CUDA=ON needs nvcc, the CUDA toolkit (12.4 or newer) with cublasLt.h, and nccl.h")
   endif()
 endif()
 
