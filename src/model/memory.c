@@ -6,6 +6,9 @@
 
 #include <stdio.h>
 
+_Static_assert(TSR_MODEL_ONES >= TSR_MODEL_MOST_HEAD_DIM,
+               "the weight of a norm of the widest head");
+
 static tsr_status take_floats(float **out, tsr_take_buffer *device, void *user, const char *path,
                               const char *what, const char *why, uint64_t rows, uint64_t columns)
 {

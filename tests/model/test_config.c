@@ -194,6 +194,7 @@ static const struct {
      "{\"model_type\":\"llama\"," SIZES "\"num_attention_heads\":5,\"num_key_value_heads\":5}",
      {"hidden_size 64", "num_attention_heads 5", "head_dim"}},
     {"odd head_dim", LLAMA_WITH(",\"head_dim\":15"), {"head_dim", "15", "even"}},
+    {"wide head_dim", LLAMA_WITH(",\"head_dim\":1024"), {"head_dim", "1024", "512"}},
     {"activation", LLAMA_WITH(",\"hidden_act\":\"gelu\""), {"hidden_act", "'gelu'", "silu"}},
     {"epsilon", LLAMA_WITH(",\"rms_norm_eps\":-1"), {"'rms_norm_eps'", "-1"}},
     {"attention dropout",

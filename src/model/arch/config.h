@@ -42,7 +42,7 @@ static inline void tsr_layer_take_out(tsr_layer_set *set, uint64_t layer)
     set->bits[layer / 64] &= ~(UINT64_C(1) << layer % 64);
 }
 
-#define TSR_MODEL_MOST_HEAD_DIM (1 << 12)
+#define TSR_MODEL_MOST_HEAD_DIM 512 /* what the kernels take */
 #define TSR_MODEL_ROPES         2
 
 /* RMSNorm of q and k before RoPE. */
