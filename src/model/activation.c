@@ -118,14 +118,15 @@ static unsigned slots_taken(const tsr_block *block, bool of_layer)
     return slots;
 }
 
-/* The slots whose gradient has begun when the backward comes to a layer, or to what it gives. */
-static unsigned slots_begun(const tsr_activation_options *o, int layer)
+/* From the last layer down: what layers above have taken, and of what has parts this one too. */
+static void find_begun(tsr_layer_programs *programs, const tsr_layout *layout)
 {
-    unsigned slots = slots_taken(o->layout->unit[layer].block, true);
-    for (int i = layer + 1; i < o->layout->layer_count; i++)
-        slots |= slots_taken(o->layout->unit[i].block, false) |
-                 slots_taken(o->layout->unit[i].block, true);
-    return slots;
+    unsigned above = 0;
+    for (int i = layout->layer_count - 1; i >= 0; i--) {
+        above |= slots_taken(layout->unit[i].block, true);
+        programs->begun[i] = (uint8_t)above;
+        above |= slots_taken(layout->unit[i].block, false);
+    }
 }
 
 /* The slots whose gradient a layer below wants. */
@@ -144,7 +145,7 @@ static bool are_alike(const tsr_layer_programs *programs, const tsr_activation_o
     bool same = x->block == y->block && trains(o, a) == trains(o, b) &&
                 (a == first) == (b == first) && o->recompute[a] == o->recompute[b] &&
                 slots_wanted(programs, a) == slots_wanted(programs, b) &&
-                slots_begun(o, a) == slots_begun(o, b);
+                programs->begun[a] == programs->begun[b];
     if (!same)
         return false;
     fill_traits(left, o, a);
@@ -162,7 +163,7 @@ static tsr_status make_program(tsr_layer_programs *out, const tsr_activation_opt
                                                .trains = trains(o, layer),
                                                .below = layer > o->layout->first_trained,
                                                .wanted_slots = (uint8_t)slots_wanted(out, layer),
-                                               .begun_slots = (uint8_t)slots_begun(o, layer),
+                                               .begun_slots = out->begun[layer],
                                                .fp8 = o->fp8,
                                                .recompute = o->recompute[layer]};
     const tsr_layer_program_sizes sizes = {o->kernels, tsr_activation_attention(o), o->dtype};
@@ -178,6 +179,7 @@ static tsr_status make_program(tsr_layer_programs *out, const tsr_activation_opt
 static tsr_status fill_programs(tsr_layer_programs *programs, const tsr_activation_options *options,
                                 int *first)
 {
+    find_begun(programs, options->layout);
     for (int layer = 0; layer < options->layout->layer_count; layer++) {
         int i = programs->count - 1; /* most are as the one before */
         while (i >= 0 && !are_alike(programs, options, first[i], layer))
@@ -197,9 +199,11 @@ tsr_status tsr_layer_programs_make(tsr_layer_programs **out, const tsr_activatio
     size_t layers = (size_t)options->layout->layer_count;
     tsr_layer_programs *programs = calloc(1, sizeof *programs);
     int *first = calloc(layers + 1, sizeof *first); /* layer of each program */
-    if (programs)
+    if (programs) {
         programs->of_layer = calloc(layers + 1, sizeof *programs->of_layer);
-    tsr_status status = programs && programs->of_layer && first
+        programs->begun = calloc(layers + 1, sizeof *programs->begun);
+    }
+    tsr_status status = programs && programs->of_layer && programs->begun && first
                             ? fill_programs(programs, options, first)
                             : tsr_fail(TSR_ENOMEM, "out of memory for the layers");
     free(first);
@@ -217,6 +221,7 @@ void tsr_layer_programs_free(tsr_layer_programs *programs)
         return;
     free(programs->program);
     free(programs->of_layer);
+    free(programs->begun);
     free(programs);
 }
 

@@ -60,6 +60,8 @@ typedef struct {
     tsr_layer_program *program;
     int count;
     int *of_layer; /* [layers] */
+    uint8_t *
+        begun; /* [layers]: shared slots whose gradient has begun when the backward comes to a layer */
 } tsr_layer_programs;
 
 /* On success *out is the caller's; it borrows the layout's blocks. */

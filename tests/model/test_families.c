@@ -4,6 +4,9 @@
  * training, and the same bits with all recomputed and on three ranks; the same model from config.json as it is
  * published.
  *
+ * On a GPU the traces run in bf16 too: losses and norms of gradients near those in fp32 (measured on an H100:
+ * 6e-3, 3e-3 of the norm at step 1, later 4e-3, of Gemma 4 5e-2).
+ *
  *     test_model_families FAMILY [cuda]     cuda: on the first GPU; without one it exits with 77
  */
 #include <setjmp.h>
@@ -33,7 +36,7 @@
 #define ROWS             2
 #define STEPS            8
 
-static const char *family, *backend = "cpu";
+static const char *family, *backend = "cpu", *dtype = "float32";
 
 static const char *golden(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -252,7 +255,7 @@ static trace run_trace(const char *name, int ranks, const char *recompute, const
     job_set(&spec, "init_adapter=%s", golden("%s/init", name));
     job_set(&spec, "output_dir=%s", output);
     job_set(&spec, "gradient_checkpointing=%s", recompute);
-    job_set(&spec, "dtype=float32");
+    job_set(&spec, "dtype=%s", dtype);
     job_set(&spec, "shuffle=false");
     job_set(&spec, "per_device_train_batch_size=1");
     job_set(&spec, "total_batch_size=4");
@@ -264,7 +267,12 @@ static trace run_trace(const char *name, int ranks, const char *recompute, const
     return out;
 }
 
-static void judge_steps(const char *name, const trace *got)
+/* How far a trace may be from the golden one. */
+typedef struct {
+    double loss, first, later;
+} nearness;
+
+static void judge_steps(const char *name, const trace *got, nearness most)
 {
     json_t *facts = load(golden("%s/trace.json", name)), *steps = json_object_get(facts, "steps");
     double loss = 0, first = 0, later = 0;
@@ -279,9 +287,9 @@ static void judge_steps(const char *name, const trace *got)
         first = i == 0 ? apart : first;
         later = worse(apart, later);
     }
-    judge("losses", loss, TRACE_TOLERANCE);
-    judge("norm of the gradient at step 1", first, 2e-5);
-    judge("norm of the gradient", later, 1e-4);
+    judge("losses", loss, most.loss);
+    judge("norm of the gradient at step 1", first, most.first);
+    judge("norm of the gradient", later, most.later);
     json_decref(facts);
 }
 
@@ -327,7 +335,7 @@ static void judge_trace(const char *name)
     } ways[] = {{1, "full"}, {on_gpu() ? 1 : 3, "selective"}};
     snprintf(alone, sizeof alone, "%s", scratch_path("alone"));
     trace first = run_trace(name, 1, "none", alone);
-    judge_steps(name, &first);
+    judge_steps(name, &first, (nearness){TRACE_TOLERANCE, 2e-5, 1e-4});
     judge_final(golden("%s/final", name), alone, false);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         snprintf(other, sizeof other, "%s_%zu", alone, i);
@@ -350,6 +358,21 @@ static void test_dora(void **state)
     judge_trace("b_dora_all_linear");
 }
 
+/* Tensor cores, and the kernels that serve bf16 alone. */
+static void test_bf16(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"a_lora_attention", "b_dora_all_linear"};
+    dtype = "bfloat16";
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char output[512];
+        snprintf(output, sizeof output, "%s", scratch_path(names[i]));
+        trace got = run_trace(names[i], 1, "none", output);
+        judge_steps(names[i], &got, (nearness){1.5e-2, 1e-2, 1e-1});
+    }
+    dtype = "float32";
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -365,6 +388,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_nf4, setup, teardown),
         cmocka_unit_test_setup_teardown(test_lora, setup, teardown),
         cmocka_unit_test_setup_teardown(test_dora, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_bf16, setup, teardown),
     };
     if (argc < 2 || argc > 3) {
         fprintf(stderr, "test_model_families FAMILY [cuda]\n");
