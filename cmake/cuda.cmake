@@ -9,7 +9,11 @@
 #
 # Sanitizer builds are the CPU's.
 if(DEFINED TSR_CUDA)
-  set(TESSERA_CUDA ${TSR_CUDA})
+  if(NOT TSR_CUDA STREQUAL AUTO)
+    set(TESSERA_CUDA ${TSR_CUDA} CACHE STRING "" FORCE) # once: a build folder of 0.1 keeps it in its cache
+  endif()
+  unset(TSR_CUDA CACHE)
+  unset(TSR_CUDA)
 endif()
 set(TSR_CUDA_ARCHS "80-real;86-real;89-real;90a-real;80-virtual" CACHE STRING "CUDA architectures")
 option(TSR_CUDA_EARLY "kernels start early where the card can" ON)

@@ -38,7 +38,7 @@ if(TSR_SANITIZE)
 else()
   target_link_options(tessera_shared PRIVATE LINKER:--no-undefined)
 endif()
-set_target_properties(tessera_shared PROPERTIES OUTPUT_NAME tessera SOVERSION 0
+set_target_properties(tessera_shared PROPERTIES OUTPUT_NAME tessera SOVERSION 0.2 # tsr_job_options is another struct than in 0.1
   LINKER_LANGUAGE C LINK_DEPENDS ${CMAKE_BINARY_DIR}/libtessera.map
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
 

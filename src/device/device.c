@@ -322,7 +322,7 @@ static tsr_status no_cuda(void)
     return tsr_fail(
         TSR_EUNSUPPORTED,
         "this build has no CUDA backend: build it where nvcc 12.4 or newer with cuBLASLt "
-        "and NCCL are found (cmake -DTSR_CUDA=ON says what is missing), or use the CPU "
+        "and NCCL are found (cmake -DTESSERA_CUDA=ON says what is missing), or use the CPU "
         "backend");
 }
 

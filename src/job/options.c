@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#define MOST_SIZE 4096 /* of any version: above it the member was never set */
+
 tsr_status tsr_job_options_take(tsr_job_options *out, const tsr_job_options *given)
 {
     const char *bytes = (const char *)given;
@@ -10,7 +12,7 @@ tsr_status tsr_job_options_take(tsr_job_options *out, const tsr_job_options *giv
         return tsr_fail(TSR_EINVAL,
                         "tsr_job_options: size is 0; begin with TSR_JOB_OPTIONS_INIT, or with "
                         ".size = sizeof(tsr_job_options)");
-    if (size < offsetof(tsr_job_options, override_count))
+    if (size < offsetof(tsr_job_options, override_count) || size > MOST_SIZE)
         return tsr_fail(TSR_EINVAL,
                         "tsr_job_options: size is %zu, expected %zu, or what another "
                         "version's tessera.h has",

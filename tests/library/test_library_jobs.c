@@ -148,6 +148,8 @@ static void options_may_be_older_or_newer(void **state)
     older.log = (void (*)(void *, int, const char *))(uintptr_t)1;
     assert_int_equal(tsr_job_create(&job, &older), TSR_OK);
     tsr_job_destroy(job);
+    none.size = (size_t)1 << 30; /* never set: what is behind is not read */
+    assert_int_equal(tsr_job_create(&job, &none), TSR_EINVAL);
     none.size = 0;
     assert_int_equal(tsr_job_create(&job, &none), TSR_EINVAL);
     assert_non_null(strstr(tsr_last_error(), "TSR_JOB_OPTIONS_INIT"));
