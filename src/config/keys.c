@@ -87,13 +87,10 @@ static const tsr_key_word every_words[] = {
     END,
 };
 static const tsr_key_word recompute_words[] = {
-    {"auto", TSR_CONFIG_RECOMPUTE_AUTO, NULL},
-    {"none", TSR_CONFIG_RECOMPUTE_NONE, NULL},
-    {"selective", TSR_CONFIG_RECOMPUTE_SELECTIVE, NULL},
-    {"full", TSR_CONFIG_RECOMPUTE_FULL, NULL},
-    {"true", TSR_CONFIG_RECOMPUTE_FULL, NULL},
-    {"false", TSR_CONFIG_RECOMPUTE_NONE, NULL},
-    END,
+    {"auto", TSR_CONFIG_RECOMPUTE_AUTO, NULL},           {"none", TSR_CONFIG_RECOMPUTE_NONE, NULL},
+    {"selective", TSR_CONFIG_RECOMPUTE_SELECTIVE, NULL}, {"full", TSR_CONFIG_RECOMPUTE_FULL, NULL},
+    {"sqrt", TSR_CONFIG_RECOMPUTE_SQRT, NULL},           {"true", TSR_CONFIG_RECOMPUTE_FULL, NULL},
+    {"false", TSR_CONFIG_RECOMPUTE_NONE, NULL},          END,
 };
 static const tsr_key_word offload_words[] = {
     {"auto", TSR_CONFIG_OFFLOAD_AUTO, NULL},
@@ -345,8 +342,8 @@ static const tsr_key loop_keys[] = {
 static const tsr_key memory_keys[] = {
     {"gradient_checkpointing", G, TSR_KEY_WORD, AT(gradient_checkpointing), recompute_words,
      .none = "auto", .none_value = TSR_CONFIG_RECOMPUTE_AUTO, .initial = "auto",
-     .help = "what is computed again in the backward pass; auto: what the fastest plan that fits "
-             "needs"},
+     .help = "what is computed again in the backward pass; sqrt: all of it, and of the layers' "
+             "inputs all but every sqrt(layers)-th; auto: what the fastest plan that fits needs"},
     {"memory_budget", G, TSR_KEY_BYTES, AT(memory_budget), .low = 1, .high = ANY, .none = "auto",
      .initial = "auto", .help = "of a device: 22GiB, 500MB or bytes"},
     {"offload", G, TSR_KEY_WORD, AT(offload), offload_words, .initial = "auto",

@@ -236,9 +236,24 @@ static tsr_array array_of(const walk *w, const tsr_layer_program *program, int v
     return width == 1 ? (tsr_array){TSR_F32, w->tokens, 1} : (tsr_array){TSR_F32, width, w->tokens};
 }
 
-static tsr_status take_layer(const walk *w, void **kept, int layer)
+tsr_stride tsr_activation_stride(const tsr_activation_options *options)
+{
+    return (tsr_stride){options->layout->first_trained, options->layout->layer_count,
+                        options->train ? options->stride : 0};
+}
+
+/* Of a layer that recomputes in full the input is all that it keeps. */
+static tsr_status take_layer(const walk *w, void **all, int layer)
 {
     const tsr_layer_program *program = tsr_layer_program_of(w->programs, layer);
+    const tsr_stride stride = tsr_activation_stride(w->options);
+    void **kept = all ? &all[(size_t)layer * TSR_BLOCK_VALUES] : NULL;
+    int lender = stride.lowest + tsr_stride_place(stride, layer); /* of the lowest span */
+    if (tsr_stride_place(stride, layer) > 0 && lender < layer) {
+        if (kept)
+            kept[0] = all[(size_t)lender * TSR_BLOCK_VALUES];
+        return TSR_OK;
+    }
     for (int i = 0; i < program->kept_count; i++) {
         int value = program->kept_buffer[i];
         char name[96];
@@ -533,8 +548,7 @@ tsr_status tsr_activations_walk(tsr_activations *out, const tsr_activation_optio
     TSR_TRY(take_shared(&w, a));
     for (int layer = 0; layer < options->layout->layer_count; layer++)
         if (!options->units || options->units[layer].saved_bytes == 0)
-            TSR_TRY(
-                take_layer(&w, out ? &out->kept[(size_t)layer * TSR_BLOCK_VALUES] : NULL, layer));
+            TSR_TRY(take_layer(&w, out ? out->kept : NULL, layer));
     TSR_TRY(take_regions(&w, a));
     TSR_TRY(take_linear(&w, a, &e));
     return options->train ? take_backward(&w, a, &e) : TSR_OK;

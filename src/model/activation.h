@@ -20,6 +20,7 @@
 #include "model/layer.h"
 #include "model/layout.h"
 #include "shard/memory_plan.h"
+#include "shard/stride.h"
 
 /* The largest micro-batch; all exact. */
 typedef struct {
@@ -40,7 +41,8 @@ typedef struct {
     tsr_dtype dtype;                /* of activations */
     bool fp8;                       /* the base's matmuls run in e4m3 */
     const tsr_recompute *recompute; /* [layers] */
-    bool train;                     /* false: evaluation only */
+    int stride; /* of the layers that keep their input (shard/stride.h); the others share buffers */
+    bool train; /* false: evaluation only */
     bool dropout;
     bool atomics; /* of attention, as in tsr_attention_bounds */
     int wider;
@@ -54,6 +56,9 @@ tsr_matrix_traits tsr_activation_traits(const tsr_activation_options *options,
 tsr_attention_bounds tsr_activation_attention(const tsr_activation_options *options);
 
 /* ---- programs ---- */
+
+/* Which layers of such a run keep their input. */
+tsr_stride tsr_activation_stride(const tsr_activation_options *options);
 
 /* The programs of all layers. */
 typedef struct {

@@ -60,9 +60,10 @@ static tsr_pass begin(const tsr_linear_context *context, const tsr_model_tables 
 }
 
 static tsr_status run(tsr_pass *pass, const tsr_layer_program *program,
-                      const tsr_layer_memory *memory, const tsr_steps *steps, tsr_pass_kind kind)
+                      const tsr_layer_memory *memory, const tsr_steps *steps, int count,
+                      tsr_pass_kind kind)
 {
-    for (int i = 0; i < steps->count; i++) {
+    for (int i = 0; i < count; i++) {
         const tsr_step *step = &steps->step[i];
         const tsr_node_kind *node = pass->block->node[step->node].kind;
         pass->workspace = address(memory, program->workspace[kind][step->node]);
@@ -78,18 +79,40 @@ void *tsr_layer_first(const tsr_layer_program *program, const tsr_layer_memory *
     return address(memory, program->in_forward[program->block->root]);
 }
 
+static tsr_pass enter(const tsr_linear_context *context, const tsr_model_tables *tables,
+                      const tsr_layer *layer, const tsr_layer_batch *batch,
+                      const tsr_layer_memory *memory, const tsr_layer_input *input)
+{
+    tsr_pass pass = begin(context, tables, layer, batch);
+    pass.input = input;
+    resolve(pass.value, &pass, memory, layer->program->in_forward);
+    pass.value[pass.block->in.x] = (void *)input->x;
+    pass.value[pass.block->in.pending] = (void *)input->z;
+    return pass;
+}
+
+tsr_status tsr_layer_enter(const tsr_linear_context *context, const tsr_model_tables *tables,
+                           const tsr_layer *layer, const tsr_layer_batch *batch,
+                           const tsr_layer_memory *memory, const tsr_layer_input *input)
+{
+    const tsr_layer_program *program = layer->program;
+    tsr_pass pass = enter(context, tables, layer, batch, memory, input);
+    int count = 1;
+    while (program->forward.step[count - 1].node !=
+           program->block->value[program->block->root].node)
+        count++;
+    return run(&pass, program, memory, &program->forward, count, TSR_PASS_FORWARD);
+}
+
 tsr_status tsr_layer_forward(const tsr_linear_context *context, const tsr_model_tables *tables,
                              const tsr_layer *layer, const tsr_layer_batch *batch,
                              const tsr_layer_memory *memory, tsr_layer_input *input)
 {
     const tsr_layer_program *program = layer->program;
     const tsr_residual *out = &program->block->out;
-    tsr_pass pass = begin(context, tables, layer, batch);
-    pass.input = input;
-    resolve(pass.value, &pass, memory, program->in_forward);
-    pass.value[program->block->in.x] = (void *)input->x;
-    pass.value[program->block->in.pending] = (void *)input->z;
-    TSR_TRY(run(&pass, program, memory, &program->forward, TSR_PASS_FORWARD));
+    tsr_pass pass = enter(context, tables, layer, batch, memory, input);
+    TSR_TRY(
+        run(&pass, program, memory, &program->forward, program->forward.count, TSR_PASS_FORWARD));
     *input = (tsr_layer_input){pass.value[out->x], NULL, NULL};
     if (out->pending != TSR_NONE) {
         tsr_output pending = tsr_pass_output(&pass, out->pending);
@@ -110,6 +133,7 @@ tsr_status tsr_layer_backward(const tsr_linear_context *context, const tsr_model
     pass.made8 = made8;
     resolve(pass.value, &pass, memory, program->in_backward);
     resolve(pass.gradient, &pass, memory, program->gradient);
-    TSR_TRY(run(&pass, program, memory, &program->remade, TSR_PASS_REMADE));
-    return run(&pass, program, memory, &program->backward, TSR_PASS_BACKWARD);
+    TSR_TRY(run(&pass, program, memory, &program->remade, program->remade.count, TSR_PASS_REMADE));
+    return run(&pass, program, memory, &program->backward, program->backward.count,
+               TSR_PASS_BACKWARD);
 }

@@ -31,6 +31,11 @@ tsr_status tsr_layer_forward(const tsr_linear_context *context, const tsr_model_
                              const tsr_layer *layer, const tsr_layer_batch *batch,
                              const tsr_layer_memory *memory, tsr_layer_input *input);
 
+/* Of the forward only what makes the root of the block, for a backward that begins with it. */
+tsr_status tsr_layer_enter(const tsr_linear_context *context, const tsr_model_tables *tables,
+                           const tsr_layer *layer, const tsr_layer_batch *batch,
+                           const tsr_layer_memory *memory, const tsr_layer_input *input);
+
 /* What is not kept is made again; then memory->dx [T, d], the gradient of what the layer left, becomes that of
  * what entered it. What is kept is consumed. gradients: [matrix_count]. */
 tsr_status tsr_layer_backward(const tsr_linear_context *context, const tsr_model_tables *tables,

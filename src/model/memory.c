@@ -83,6 +83,7 @@ tsr_activation_options tsr_model_activation(const tsr_model_options *options)
                                     .bounds = options->bounds,
                                     .kernels = options->kernels,
                                     .recompute = options->recompute,
+                                    .stride = options->stride,
                                     .units = options->units,
                                     .dtype = options->dtype,
                                     .fp8 = options->fp8,

@@ -419,7 +419,15 @@ static tsr_layer_batch layer_batch(const tsr_model *model, int unit)
                              .documents = (int32_t)s->batch.documents};
 }
 
-static tsr_status forward(tsr_model *model, int unit, const tsr_unit_view *view)
+static tsr_stride stride_of(const tsr_model *model)
+{
+    tsr_activation_options options = tsr_model_activation(&model->options);
+    return tsr_activation_stride(&options);
+}
+
+/* phase AGAIN: what follows from the input of a span's first layer, which was kept. */
+static tsr_status forward(tsr_model *model, tsr_use_phase phase, int unit,
+                          const tsr_unit_view *view)
 {
     const stage *s = tsr_model_current(model);
     void *kept[TSR_BLOCK_VALUES];
@@ -427,9 +435,11 @@ static tsr_status forward(tsr_model *model, int unit, const tsr_unit_view *view)
     tsr_layer_batch batch = layer_batch(model, unit);
     tsr_layer layer;
     tsr_linear_norm_args norms[TSR_BLOCK_MATRICES];
-    if (unit == 0)
-        TSR_TRY(begin(
-            model, tsr_layer_first(tsr_layer_program_of(model->options.programs, unit), &memory)));
+    void *first = tsr_layer_first(tsr_layer_program_of(model->options.programs, unit), &memory);
+    if (phase == TSR_USE_AGAIN && tsr_stride_place(stride_of(model), unit) == 0)
+        model->carried = (tsr_layer_input){first, NULL, NULL};
+    else if (unit == 0)
+        TSR_TRY(begin(model, first));
     tsr_linear_context context = tsr_model_context(model);
     tsr_model_resolve(&layer, model, unit, view, s->batch.train, s->batch.epoch);
     add_norms(&layer, norms, model, unit, view);
@@ -475,6 +485,9 @@ static tsr_status backward(tsr_model *model, int unit, const tsr_unit_view *view
     place_gradients(gradients, model, unit, gradient);
     if (unit == layout->layer_count - 1)
         TSR_TRY(tsr_model_head_backward(model, &layer));
+    if (tsr_stride_ends(stride_of(model), unit))
+        TSR_TRY(
+            tsr_layer_enter(&context, &model->tables, &layer, &batch, &memory, &model->carried));
     return tsr_layer_backward(&context, &model->tables, &layer, &batch, &memory, gradients);
 }
 
@@ -491,7 +504,8 @@ tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit,
         return TSR_OK;
     switch (phase) {
     case TSR_USE_FORWARD:
-        return forward(model, unit, view);
+    case TSR_USE_AGAIN:
+        return forward(model, phase, unit, view);
     case TSR_USE_HEAD:
         return tsr_model_head_chunk(model, unit, view);
     case TSR_USE_BACKWARD:

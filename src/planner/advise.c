@@ -15,12 +15,12 @@ static tsr_status most_frugal(tsr_decision *d, const tsr_inputs *inputs,
 {
     tsr_choice c = {.bounds = inputs->bounds, .resident = tsr_decide_residents(inputs)}, best = c;
     tsr_allowance allowed = tsr_decide_allowed(&inputs->config);
-    int low;
+    int layers = inputs->layout.layer_count;
     uint64_t least = UINT64_MAX;
-    tsr_decide_degrade(&low, &c.degrade, d, allowed.recompute, inputs->layout.layer_count, true);
     for (int i = 0; i < TSR_WAYS; i++) {
         if (!tsr_decide_way(&c, i, &allowed))
             continue;
+        c.degrade = tsr_decide_least(d, allowed.recompute, layers, c.activations);
         TSR_TRY(tsr_decide_try(d, inputs, view, &c));
         if (tsr_decide_bytes(d) >= least)
             continue;

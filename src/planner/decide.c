@@ -2,6 +2,7 @@
 #include "planner/parts.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -100,7 +101,9 @@ static void set_homes(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
 static void set_recompute(tsr_decision *d, const tsr_inputs *inputs, int degrade)
 {
     int layers = inputs->layout.layer_count;
+    int stride = (int)lround(sqrt(layers - inputs->layout.first_trained));
     d->selective_count = d->full_count = 0;
+    d->stride = degrade > 2 * layers && stride > 1 ? stride : 0;
     for (int i = 0; i < layers; i++) {
         tsr_recompute mode = degrade > layers + i ? TSR_RECOMPUTE_FULL
                              : degrade > i        ? TSR_RECOMPUTE_SELECTIVE
@@ -134,6 +137,7 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
                             .bounds = c->bounds,
                             .step_micro = tsr_inputs_step_micro(inputs, d->group * d->replicas),
                             .recompute = d->recompute,
+                            .stride = d->stride,
                             .train = d->train,
                             .dropout = d->train ? config->lora_dropout : 0,
                             .seed = (uint64_t)config->seed,
@@ -187,7 +191,8 @@ tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_t
                                 .ranks = d->group,
                                 .replicas = d->replicas,
                                 .slots = (int)inputs->config.slots,
-                                .train = d->train};
+                                .train = d->train,
+                                .stride = d->stride};
     if (d->state_offloaded)
         options.chunk_elements = chunk_elements(d, layout);
     TSR_TRY(tsr_plan_outline(&d->plan, &options));
@@ -208,7 +213,8 @@ uint64_t tsr_decide_bytes(const tsr_decision *d)
 void tsr_decide_degrade(int *first, int *last, const tsr_decision *d, tsr_config_recompute mode,
                         int layers, bool offloaded)
 {
-    *first = mode == TSR_CONFIG_RECOMPUTE_FULL        ? 2 * layers
+    *first = mode == TSR_CONFIG_RECOMPUTE_SQRT        ? 2 * layers + 1
+             : mode == TSR_CONFIG_RECOMPUTE_FULL      ? 2 * layers
              : mode == TSR_CONFIG_RECOMPUTE_SELECTIVE ? layers
                                                       : 0;
     *last = mode == TSR_CONFIG_RECOMPUTE_AUTO ? 2 * layers : *first;
@@ -216,6 +222,13 @@ void tsr_decide_degrade(int *first, int *last, const tsr_decision *d, tsr_config
         *first = *last;
     if (!d->train)
         *first = *last = 0;
+}
+
+int tsr_decide_least(const tsr_decision *d, tsr_config_recompute mode, int layers, bool offloaded)
+{
+    int first, last;
+    tsr_decide_degrade(&first, &last, d, mode, layers, offloaded);
+    return mode == TSR_CONFIG_RECOMPUTE_AUTO && d->train && !offloaded ? last + 1 : last;
 }
 
 static tsr_status try_degrade(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
@@ -227,7 +240,7 @@ static tsr_status try_degrade(bool *fits, tsr_decision *d, const tsr_inputs *inp
     return TSR_OK;
 }
 
-/* Memory falls as `degrade` grows, but for a model of a few small layers, whose recomputation may need more
+/* A stride, which costs another forward, is for what does not fit otherwise. Memory falls as `degrade` grows, but for a model of a few small layers, whose recomputation may need more
  * scratch than it saves: the smallest one that fits is the first, or found by bisection. *fits tells whether
  * any does; the decision then holds it, otherwise it holds the most frugal one. */
 static tsr_status search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
@@ -239,6 +252,10 @@ static tsr_status search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
     if (*fits || low == high)
         return TSR_OK;
     TSR_TRY(try_degrade(fits, d, inputs, view, c, high));
+    int layers = inputs->layout.layer_count,
+        least = tsr_decide_least(d, mode, layers, c->activations);
+    if (!*fits && least > high)
+        return try_degrade(fits, d, inputs, view, c, least);
     if (!*fits)
         return TSR_OK;
     while (high - low > 1) {
@@ -283,6 +300,7 @@ bool tsr_decide_way(tsr_choice *c, int i, const tsr_allowance *allowed)
     c->activations = i & 2;
     c->state = i & 4;
     return (first != last || !(i & 1)) &&
+           !(c->activations && allowed->recompute == TSR_CONFIG_RECOMPUTE_SQRT) &&
            (allowed->activations == TSR_CONFIG_CHOICE_AUTO ||
             c->activations == (allowed->activations == TSR_CONFIG_CHOICE_YES)) &&
            (allowed->state == TSR_CONFIG_CHOICE_AUTO ||
@@ -294,13 +312,14 @@ tsr_status tsr_decide_fits(bool *fits, tsr_decision *d, const tsr_inputs *inputs
                            const tsr_allowance *allowed)
 {
     tsr_choice c = {.bounds = *bounds, .resident = tsr_decide_residents(inputs)};
-    int layers = inputs->layout.layer_count, low, high;
+    int layers = inputs->layout.layer_count;
     *fits = false;
     for (int i = 0; i < TSR_WAYS && !*fits; i++) {
         if (!tsr_decide_way(&c, i, allowed))
             continue;
+        int low, high, least = tsr_decide_least(d, allowed->recompute, layers, c.activations);
         tsr_decide_degrade(&low, &high, d, allowed->recompute, layers, c.activations);
-        TSR_TRY(try_degrade(fits, d, inputs, view, &c, high));
+        TSR_TRY(try_degrade(fits, d, inputs, view, &c, least));
         if (!*fits && low < high)
             TSR_TRY(try_degrade(fits, d, inputs, view, &c, low));
     }
@@ -353,6 +372,13 @@ tsr_status tsr_decide_begin(tsr_decision *d, const tsr_inputs *inputs,
                             calloc((size_t)inputs->layout.layer_count, sizeof *d->recompute)};
     if (!d->home || !d->recompute)
         return tsr_fail(TSR_ENOMEM, "out of memory for the plan");
+    if (config->gradient_checkpointing == TSR_CONFIG_RECOMPUTE_SQRT &&
+        config->activation_offloading == TSR_CONFIG_CHOICE_YES)
+        return tsr_fail(
+            TSR_ECONFIG,
+            "%s: activation_offloading moves the input of every layer to host memory, but "
+            "with gradient_checkpointing: sqrt most have none; set it to full or auto",
+            tsr_config_where(config, "gradient_checkpointing"));
     return set_groups(d, config, view);
 }
 
@@ -470,6 +496,7 @@ static tsr_status enter(contest *k, tsr_decision *d, const tsr_choice *c)
                            .resident_count = d->resident_count,
                            .selective_count = d->selective_count,
                            .full_count = d->full_count,
+                           .stride = d->stride,
                            .device_bytes = tsr_decide_bytes(d),
                            .host_bytes =
                                d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE]};
@@ -506,7 +533,7 @@ static tsr_status enter_way(bool *least, contest *k, tsr_decision *d, tsr_choice
         TSR_TRY(enter(k, d, &bare));
     }
     frugal.degrade = high;
-    if (high == c.degrade)
+    if (high <= c.degrade)
         return TSR_OK;
     TSR_TRY(tsr_decide_try(d, inputs, k->view, &frugal));
     TSR_TRY(add_residents(d, k, &frugal));

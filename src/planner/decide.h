@@ -47,7 +47,7 @@ typedef struct {
     tsr_config_offload offload;
     bool activations, state; /* go to host memory */
     bool fits, chosen;
-    int resident_count, selective_count, full_count;
+    int resident_count, selective_count, full_count, stride;
     uint64_t device_bytes, host_bytes; /* device: with what is beside the arena */
     double seconds;                    /* of a step; 0: it does not fit */
 } tsr_alternative;
@@ -70,6 +70,7 @@ typedef struct {
         reserve; /* of them, what a GPU holds beside the arena: context, modules, communicators,
                          library workspaces */
     int resident_count, selective_count, full_count;
+    int stride; /* of the layers that keep their input (shard/stride.h); 0: all */
     bool activations_offloaded, state_offloaded;
     bool train;
     tsr_expectation expected;

@@ -81,8 +81,11 @@ static void cost_layer(costing *c, int u)
         layer.linear[i].drops = layer.linear[i].r > 0 && d->model.dropout > 0;
     tsr_work_norm(&layer, add, c);
     c->unit[u].norm = taken(c);
+    double before = c->flops;
     tsr_work_forward(&layer, add, c);
     c->unit[u].forward = taken(c);
+    if (tsr_stride_again(d->plan->stride, u))
+        c->flops += c->flops - before;
     if (!d->train || u < c->inputs->layout.first_trained)
         return;
     tsr_work_backward(&layer, add, c);

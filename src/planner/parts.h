@@ -10,7 +10,7 @@
 /* What of a configuration is being tried. */
 typedef struct {
     tsr_config_offload offload;
-    int degrade;      /* layers made selective, then full: 0 .. 2 * layers */
+    int degrade;      /* layers made selective, then full: 0 .. 2 * layers; 1 more: with a stride */
     int64_t resident; /* units that stay on the device whole */
     bool keeps;       /* the gathered adapter stays, too, and gradients are reduced late */
     int wider;        /* launches of attention's backward */
@@ -39,6 +39,9 @@ bool tsr_decide_way(tsr_choice *c, int i, const tsr_allowance *allowed);
 /* The range of `degrade` that gradient_checkpointing allows. */
 void tsr_decide_degrade(int *first, int *last, const tsr_decision *d, tsr_config_recompute mode,
                         int layers, bool offloaded);
+
+/* What needs the least memory of all that it allows. */
+int tsr_decide_least(const tsr_decision *d, tsr_config_recompute mode, int layers, bool offloaded);
 
 /* Units that stay on the device, as the configuration says; auto: none. */
 int64_t tsr_decide_residents(const tsr_inputs *inputs);

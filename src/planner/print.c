@@ -94,12 +94,13 @@ static void print_json_alternatives(tsr_text *out, const tsr_decision *d)
         const tsr_alternative *a = &d->alternative[i];
         tsr_text_printf(out,
                         "%s\n{\"offload\":\"%s\",\"resident_units\":%d,\"selective_layers\":%d,"
-                        "\"full_layers\":%d,\"activation_offloading\":%s,\"optimizer_offload\":%s,"
+                        "\"full_layers\":%d,\"stride\":%d,\"activation_offloading\":%s,\"optimizer_"
+                        "offload\":%s,"
                         "\"device_bytes\":%" PRIu64 ",\"host_bytes\":%" PRIu64 ",\"fits\":%s",
                         i ? "," : "", offload_names[a->offload], a->resident_count,
-                        a->selective_count, a->full_count, a->activations ? "true" : "false",
-                        a->state ? "true" : "false", a->device_bytes, a->host_bytes,
-                        a->fits ? "true" : "false");
+                        a->selective_count, a->full_count, a->stride ? a->stride : 1,
+                        a->activations ? "true" : "false", a->state ? "true" : "false",
+                        a->device_bytes, a->host_bytes, a->fits ? "true" : "false");
         if (a->fits)
             tsr_text_printf(out, ",\"relative_time\":%.6g", a->seconds / chosen_seconds(d));
         if (a->fits && d->expected.known)
@@ -207,12 +208,12 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
         ",\"parameters\":%" PRIu64 ",\"trainable_parameters\":%" PRIu64
         ",\"base_compute\":\"%s\",\"slots\":%d,\"activation_offloading\":%s,"
         "\"optimizer_offload\":%s,"
-        "\"optimizer_chunks\":%d,\"keeps_adapter\":%s,\n\"units\":[",
+        "\"optimizer_chunks\":%d,\"keeps_adapter\":%s,\"stride\":%d,\n\"units\":[",
         view->ranks, d->group, d->replicas, d->plan->hash, memory->total[TSR_PLACE_DEVICE],
         memory->total[TSR_PLACE_HOST], memory->total[TSR_PLACE_NODE], d->reserve, d->budget,
         layout->parameter_count, layout->trainable_count, base_compute(d), d->plan->options.slots,
         d->activations_offloaded ? "true" : "false", d->state_offloaded ? "true" : "false",
-        d->plan->chunk_count, d->plan->reduces_late ? "true" : "false");
+        d->plan->chunk_count, d->plan->reduces_late ? "true" : "false", d->stride ? d->stride : 1);
     for (int i = 0; i < layout->unit_count; i++) {
         const tsr_unit *unit = &d->units[i];
         tsr_text_printf(out,
@@ -319,6 +320,11 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
                     "fully; plan %016" PRIx64 "\n",
                     inputs->layout.unit_count, d->resident_count, d->plan->options.slots,
                     inputs->layout.layer_count, d->selective_count, d->full_count, d->plan->hash);
+    if (d->stride)
+        tsr_text_printf(out,
+                        "of every %d layers one keeps its input; those of the others are made "
+                        "again, in one more forward\n",
+                        d->stride);
     if (d->plan->reduces_late)
         tsr_text_puts(out, "every rank keeps the whole adapter gathered for a step, and "
                            "gradients are reduced at the end of the backward\n");

@@ -93,7 +93,7 @@ const char *tsr_cause_name(tsr_wait_cause cause)
 }
 
 static const char phase_letter[] = {
-    [TSR_USE_FORWARD] = 'F', [TSR_USE_HEAD] = 'H', [TSR_USE_BACKWARD] = 'B'};
+    [TSR_USE_FORWARD] = 'F', [TSR_USE_HEAD] = 'H', [TSR_USE_AGAIN] = 'A', [TSR_USE_BACKWARD] = 'B'};
 
 void tsr_op_label(char out[TSR_OP_LABEL_BYTES], const tsr_plan *plan, tsr_op_kind kind,
                   tsr_use_phase phase, int unit)
@@ -273,6 +273,8 @@ static tsr_status check_options(const tsr_plan_options *o)
         return tsr_fail(TSR_EINVAL, "%d slots: 2 to %d are possible", o->slots, TSR_SLOTS_MAX);
     if (o->stages < 1 || o->stages > TSR_STAGES_MAX)
         return tsr_fail(TSR_EINVAL, "%d stages: 1 to %d are possible", o->stages, TSR_STAGES_MAX);
+    if (o->stride < 0 || o->stride > o->layer_count)
+        return tsr_fail(TSR_EINVAL, "a stride of %d among %d layers", o->stride, o->layer_count);
     if (o->ranks < 1 || o->replicas < 1)
         return tsr_fail(TSR_EINVAL, "%d ranks x %d replicas", o->ranks, o->replicas);
     for (int u = 0; u < o->unit_count; u++) {
@@ -332,9 +334,12 @@ static tsr_status find_backward(tsr_plan *plan)
     plan->reduces_late = reduces > 0 && kept == reduces;
     plan->gradient_buffers = plan->reduces_late ? reduces : TSR_GRADIENT_BUFFERS;
     plan->last_buffer = reduces ? (reduces - 1) % plan->gradient_buffers : 0;
+    plan->stride = (tsr_stride){plan->lowest_backward, o->layer_count, o->train ? o->stride : 0};
     for (int u = 0; u < o->unit_count; u++)
         if (o->units[u].saved_bytes > 0 && (u < plan->lowest_backward || u >= o->layer_count))
             return tsr_fail(TSR_EINVAL, "unit %d saves activations, but has no backward", u);
+        else if (o->units[u].saved_bytes > 0 && plan->stride.stride > 1)
+            return tsr_fail(TSR_EINVAL, "unit %d saves activations, but has them made again", u);
     return TSR_OK;
 }
 

@@ -6,7 +6,7 @@
  *
  *     PROLOGUE              gathers the first unit into an empty slot
  *     TRAIN_FIRST, _NEXT    a training micro-batch: F0 .. F(L-1), H0 .., B(L-1) .. B(lowest that
- *                           trains)
+ *                           trains); with a stride (shard/stride.h) A(u) .. of the layers below B(v)
  *     EVAL_FIRST, _NEXT     an evaluation micro-batch: F0 .. F(L-1), H0 ..
  *     STEP_END              GRAD_NORM, CONTROL, WORD, OPTIM, then GATHER_T of the first units that
  *                           are in slots
@@ -48,6 +48,7 @@
 #include "base/text.h"
 #include "comm/comm.h"
 #include "shard/streams.h"
+#include "shard/stride.h"
 #include "shard/unit.h"
 
 #define TSR_SLOTS_MAX        8
@@ -64,7 +65,7 @@ typedef enum {
     TSR_OP_GATHER,     /* frozen part, from the shards or the stages, into a slot */
     TSR_OP_GATHER_T,   /* trainable part into a slot, or into its own place */
     TSR_OP_NORM,       /* DoRA's norm of a gathered unit */
-    TSR_OP_COMPUTE,    /* F, H or B of a unit */
+    TSR_OP_COMPUTE,    /* F, H, A or B of a unit */
     TSR_OP_REDUCE,     /* a gradient buffer into its owners' accumulators */
     TSR_OP_SAVE,       /* what F(u) saved, from its region to the host */
     TSR_OP_LOAD,       /* and back, for B(u) */
@@ -78,7 +79,8 @@ typedef enum {
     TSR_OP_COUNT
 } tsr_op_kind;
 
-typedef enum { TSR_USE_FORWARD, TSR_USE_HEAD, TSR_USE_BACKWARD } tsr_use_phase;
+/* AGAIN: a forward that only makes what the backward of the layers above begins with. */
+typedef enum { TSR_USE_FORWARD, TSR_USE_HEAD, TSR_USE_AGAIN, TSR_USE_BACKWARD } tsr_use_phase;
 
 typedef enum {
     TSR_PROGRAM_PROLOGUE,
@@ -186,6 +188,7 @@ typedef struct {
     int slots;       /* 0: 2 */
     int stages;      /* 0: 2 */
     bool train;      /* false: evaluation only */
+    int stride;      /* of the layers that keep their input (shard/stride.h); 0: 1, all of them */
     /* Of a chunk of the optimizer's state, which then lives in host memory; a multiple of a granule's
      * elements. 0: the state lives on the device. */
     uint64_t chunk_elements;
@@ -199,6 +202,7 @@ typedef struct {
     int state_count;
     int *program_at;     /* [state * TSR_PROGRAM_COUNT + kind]: index, -1 where it cannot follow */
     int lowest_backward; /* the last unit of a backward; layer_count without training */
+    tsr_stride stride;
     int gradient_buffers;
     int last_buffer;   /* gradient buffer of a micro-batch's last REDUCE */
     bool reduces_late; /* a gradient buffer for each unit that trains */
@@ -220,7 +224,8 @@ tsr_status tsr_plan_complete(tsr_plan *plan);
 
 /* On success the caller destroys *out. TSR_EINVAL: no layer or no chunk of the head, fewer than 2
  * slots (or stages where they are needed), a head chunk that trains, training without a trainable
- * part, a unit that saves activations but has no backward, a chunk that is no multiple of a granule.
+ * part, a unit that saves activations but has no backward, or with a stride, a chunk that is no multiple of a
+ * granule.
  */
 tsr_status tsr_plan_compile(tsr_plan **out, const tsr_plan_options *options);
 void tsr_plan_destroy(tsr_plan *plan);

@@ -14,6 +14,19 @@ static int add_forward(const tsr_plan *plan, tsr_plan_use *uses)
     return plan->options.unit_count;
 }
 
+/* B(L-1) .. B(lowest), before each span what makes its inputs again. */
+static int add_backward(const tsr_plan *plan, tsr_plan_use *uses)
+{
+    int n = 0;
+    for (int u = plan->options.layer_count - 1; u >= plan->lowest_backward; u--) {
+        bool again = tsr_stride_ends(plan->stride, u);
+        for (int below = u - plan->stride.stride + 1; again && below < u; below++)
+            uses[n++] = (tsr_plan_use){.phase = TSR_USE_AGAIN, .unit = below};
+        uses[n++] = (tsr_plan_use){.phase = TSR_USE_BACKWARD, .unit = u};
+    }
+    return n;
+}
+
 /* From the last use to the first, which leaves in each unit's part its first one. */
 static void link_uses(tsr_builder *b)
 {
@@ -46,13 +59,13 @@ tsr_status tsr_builder_list_uses(tsr_builder *b)
 {
     const tsr_plan_options *o = &b->plan->options;
     bool train = b->kind == TSR_PROGRAM_TRAIN_FIRST || b->kind == TSR_PROGRAM_TRAIN_NEXT;
-    b->use = calloc((size_t)o->unit_count * 3 + 1, sizeof *b->use);
+    b->use = calloc((size_t)o->unit_count * 4 + 1, sizeof *b->use);
     b->part = calloc((size_t)o->unit_count, sizeof *b->part);
     if (!b->use || !b->part)
         return tsr_fail(TSR_ENOMEM, "no memory for the uses of %d units", o->unit_count);
     int n = add_forward(b->plan, b->use);
-    for (int u = o->layer_count - 1; train && u >= b->plan->lowest_backward; u--)
-        b->use[n++] = (tsr_plan_use){.phase = TSR_USE_BACKWARD, .unit = u};
+    if (train)
+        n += add_backward(b->plan, b->use + n);
     b->use_count = n;
     b->horizon = n + add_forward(b->plan, b->use + n);
     fill_parts(b);

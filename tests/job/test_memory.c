@@ -415,11 +415,21 @@ static void test_advice_recompute(void **state)
     fits(2, "long.jsonl", line);
 }
 
+static void test_sqrt_and_activations(void **state)
+{
+    (void)state;
+    tsr_job_plan_info info;
+    const char *config =
+        config_text("long.jsonl", "activation_offloading: true\ngradient_checkpointing: sqrt\n");
+    assert_int_equal(plan_only(&info, 1, config), TSR_ECONFIG);
+    assert_non_null(strstr(tsr_last_error(), "gradient_checkpointing: sqrt most have none"));
+}
+
 static void test_advice_offload(void **state)
 {
     (void)state;
     char line[256];
-    uint64_t here = peak(2, "long.jsonl", "gradient_checkpointing: true\noffload: none\n");
+    uint64_t here = peak(2, "long.jsonl", "gradient_checkpointing: sqrt\noffload: none\n");
     budget_line(line, sizeof line, KEEP "gradient_checkpointing: false\noffload: none\n", here - 1);
     const char *message = refusal(2, "long.jsonl", line);
     if (strncmp(advice(message), "offload: auto with gradient_checkpointing: auto fits", 52))
@@ -433,7 +443,7 @@ static void test_advice_activations_and_state(void **state)
 {
     (void)state;
     char line[256];
-    uint64_t least = peak(2, "long.jsonl", "gradient_checkpointing: true\noffload: sharded\n");
+    uint64_t least = peak(2, "long.jsonl", "gradient_checkpointing: sqrt\noffload: sharded\n");
     budget_line(line, sizeof line, KEEP, least - 1);
     const char *message = refusal(2, "long.jsonl", line);
     const char *wanted =
@@ -621,6 +631,7 @@ int main(void)
         TEST(test_plan_is_what_a_run_takes),
         TEST(test_plan_without_data),
         TEST(test_plan_lists_shapes),
+        TEST(test_sqrt_and_activations),
         TEST(test_advice_recompute),
         TEST(test_advice_offload),
         TEST(test_advice_activations_and_state),

@@ -54,12 +54,13 @@ static const variant all[] = {
      "gradient_checkpointing: true\noffload: sharded\nshard_group_size: 1\nslots: 3\n" ACTIVATIONS
          STATE},
     {8, "gradient_checkpointing: selective\noffload: none\n" ACTIVATIONS},
+    {5, "gradient_checkpointing: sqrt\noffload: sharded\n" STATE},
     {8, "offload: sharded\nresident_units: 3\nshard_group_size: 4\nslots: 3\n"},
 };
 
 static const variant few[] = {
     {1, ""},
-    {2, "gradient_checkpointing: true\noffload: full\n"},
+    {2, "gradient_checkpointing: sqrt\noffload: full\n"},
     {3, "gradient_checkpointing: selective\noffload: sharded\nresident_units: 1\n" ACTIVATIONS},
     {4,
      "shard_group_size: 2\nslots: 3\nresident_units: 7\ngradient_checkpointing: false\n" ACTIVATIONS
@@ -80,7 +81,7 @@ static const variant accumulated[] = {
 static const variant cards[] = {
     {1, "gradient_checkpointing: false\noffload: none\n"},
     {1, "gradient_checkpointing: selective\noffload: none\n" ACTIVATIONS},
-    {1, "gradient_checkpointing: true\noffload: none\n" STATE},
+    {1, "gradient_checkpointing: sqrt\noffload: none\n" STATE},
     {1, "gradient_checkpointing: true\noffload: full\nresident_units: 0\n" ACTIVATIONS STATE},
     {1,
      "gradient_checkpointing: false\noffload: sharded\nresident_units: 3\nslots: 3\n" ACTIVATIONS},

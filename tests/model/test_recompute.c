@@ -1,6 +1,6 @@
 /*
  * What is computed again, and where a base and activations live, never changes a bit: losses, hidden
- * states and gradients with gradient_checkpointing none, selective, full and a mixture, on every home,
+ * states and gradients with gradient_checkpointing none, selective, full, sqrt and a mixture, on every home,
  * with activations that stay and that travel.
  */
 #include <setjmp.h>
@@ -74,11 +74,12 @@ static void check_evaluation(const fixture *f, const fixture_result *want)
 static void check_model(const char *name, const model_spec *spec, double dropout)
 {
     static const char *const modes[][3] = {
-        {"selective", "none", "auto"},   {"full", "none", "auto"},
-        {"none", "sharded", "auto"},     {"none", "full", "auto"},
-        {"full", "sharded", "auto"},     {"auto", "none", "auto"},
-        {"none", "none", "true"},        {"full", "full", "true"},
-        {"selective", "sharded", "true"}};
+        {"selective", "none", "auto"},    {"full", "none", "auto"},
+        {"none", "sharded", "auto"},      {"none", "full", "auto"},
+        {"full", "sharded", "auto"},      {"auto", "none", "auto"},
+        {"none", "none", "true"},         {"full", "full", "true"},
+        {"selective", "sharded", "true"}, {"sqrt", "none", "auto"},
+        {"sqrt", "full", "auto"}};
     fixture f;
     fixture_result want = {0};
     fixture_make(&f, name, spec, dropout);
@@ -87,7 +88,10 @@ static void check_model(const char *name, const model_spec *spec, double dropout
     job_run(&job, fixture_compute, &want);
     assert_true(want.recompute_full == 0 && want.recompute_selective == 0);
     check_evaluation(&f, &want);
-    uint64_t none = peak(&f, "none"), selective = peak(&f, "selective"), full = peak(&f, "full");
+    uint64_t none = peak(&f, "none"), selective = peak(&f, "selective"), full = peak(&f, "full"),
+             root = peak(&f, "sqrt");
+    /* Of three layers that train, as many inputs: 1, 2 and the top one's. */
+    assert_true(root < full || (spec->first_layer == 1 && root == full));
     assert_true(full < selective && selective < none);
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
         fixture_result got = {0};

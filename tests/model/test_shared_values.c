@@ -123,6 +123,8 @@ static void test_values_are_keys(void **state)
     assert_true(fabs(shared.loss[STEPS - 1] - shared.loss[0]) > 1e-2);
     trace again = run(one, "full", 3);
     assert_memory_equal(&again, &shared, sizeof shared);
+    again = run(one, "sqrt", 1);
+    assert_memory_equal(&again, &shared, sizeof shared);
 }
 
 /* What cannot be run is named. */

@@ -359,7 +359,8 @@ static void compute(replay *r, const tsr_plan_op *op)
         writes(r, SAVED + op->unit, op->stream);
     else
         reads(r, SAVED + op->unit, op->stream);
-    if (op->phase == TSR_USE_FORWARD || op->unit == r->plan->options.layer_count)
+    if (op->phase == TSR_USE_FORWARD || op->phase == TSR_USE_AGAIN ||
+        op->unit == r->plan->options.layer_count)
         see_below(r, op);
     if (op->phase == TSR_USE_HEAD) /* the loss */
         writes(r, SUMS, op->stream);

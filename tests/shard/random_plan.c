@@ -49,6 +49,8 @@ static void make_offload(random_model *model, random_source *random)
             model->unit[u].saved_bytes = 8 * (1 + random_below(random, MAX_SAVED_BYTES / 8));
         owned += model->unit[u].trainable.gradient_count / TSR_GRANULE_ELEMENTS;
     }
+    if (!saves && random_below(random, 2))
+        o->stride = 1 + (int)random_below(random, (uint64_t)o->layer_count);
     uint64_t chunks = 1 + random_below(random, 6);
     if (random_below(random, 3))
         o->chunk_elements = (owned + chunks - 1) / chunks * TSR_GRANULE_ELEMENTS;
@@ -74,6 +76,7 @@ void random_model_set(random_model *model, int ranks, int replicas, bool train)
     model->options.ranks = ranks;
     model->options.replicas = replicas;
     model->options.train = train;
+    model->options.stride = train ? model->options.stride : 0;
     for (int u = 0; u < model->options.unit_count; u++) {
         if (!train)
             model->unit[u].saved_bytes = 0;

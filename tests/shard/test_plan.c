@@ -36,8 +36,9 @@ static void order(char *out, size_t bytes, const tsr_program *program)
     out[0] = 0;
     for (int i = 0; i < program->op_count; i++) {
         const tsr_plan_op *op = &program->op[i];
-        const char *phase = op->kind == TSR_OP_COMPUTE ? (const char *[]){"F", "H", "B"}[op->phase]
-                                                       : name[op->kind];
+        const char *phase = op->kind == TSR_OP_COMPUTE
+                                ? (const char *[]){"F", "H", "A", "B"}[op->phase]
+                                : name[op->kind];
         n += (size_t)snprintf(out + n, bytes - n,
                               op->unit >= 0 || op->chunk >= 0 ? "%s%s%d" : "%s%s", i ? " " : "",
                               phase, op->unit >= 0 ? op->unit : op->chunk);
@@ -187,6 +188,36 @@ static void test_lowest_backward(void **unused)
     int state = tsr_plan_program(plan, 0, TSR_PROGRAM_PROLOGUE)->exit;
     expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST, "F0 N1 F1 F2 N3 F3 H4 B3 R3 B2 B1 R1");
     tsr_plan_destroy(plan);
+}
+
+/* Where every second layer keeps its input, the forward of a span runs again but for its last layer. */
+static void test_stride(void **unused)
+{
+    (void)unused;
+    random_model model;
+    plain_model_make(&model, 5, 1, 1, TSR_HOME_RESIDENT);
+    model.options.stride = 2;
+    tsr_plan *plan = compile(&model);
+    int state = tsr_plan_program(plan, 0, TSR_PROGRAM_PROLOGUE)->exit;
+    expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST,
+           "N0 F0 N1 F1 N2 F2 N3 F3 N4 F4 H5 B4 R4 A2 B3 R3 B2 R2 A0 B1 R1 B0 R0");
+    expect(plan, &state, TSR_PROGRAM_STEP_END, "norm control word optim");
+    expect(plan, &state, TSR_PROGRAM_EVAL_FIRST, "N0 F0 N1 F1 N2 F2 N3 F3 N4 F4 H5");
+    tsr_plan_destroy(plan);
+    /* The top span's inputs are there; what is gathered for a forward again stays for a backward that is next. */
+    plain_model_make(&model, 4, 1, 2, TSR_HOME_SHARDED);
+    model.options.stride = 3;
+    plan = compile(&model);
+    state = tsr_plan_program(plan, 0, TSR_PROGRAM_PROLOGUE)->exit;
+    expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST,
+           "G1 T1 N0 F0 G2 T2 N1 F1 G3 T3 N2 F2 G4 N3 F3 H4 G0 T0 B3 R3 "
+           "G1 T1 A0 G2 T2 A1 B2 R2 G0 T0 B1 R1 B0 R0");
+    tsr_plan_destroy(plan);
+    model.unit[1].saved_bytes = 8;
+    assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
+    model.unit[1].saved_bytes = 0;
+    model.options.stride = 5;
+    assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
 }
 
 /* More slots look further ahead; a plan needs few states whatever its size. */
@@ -392,12 +423,17 @@ static void test_many_layers(void **unused)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sharded),    cmocka_unit_test(test_many_layers),
-        cmocka_unit_test(test_homes),      cmocka_unit_test(test_kept),
-        cmocka_unit_test(test_offload),    cmocka_unit_test(test_lowest_backward),
-        cmocka_unit_test(test_slots),      cmocka_unit_test(test_order_of_programs),
-        cmocka_unit_test(test_refused),    cmocka_unit_test(test_print),
-        cmocka_unit_test(test_ranks_agree)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sharded),
+                                       cmocka_unit_test(test_many_layers),
+                                       cmocka_unit_test(test_homes),
+                                       cmocka_unit_test(test_kept),
+                                       cmocka_unit_test(test_offload),
+                                       cmocka_unit_test(test_lowest_backward),
+                                       cmocka_unit_test(test_stride),
+                                       cmocka_unit_test(test_slots),
+                                       cmocka_unit_test(test_order_of_programs),
+                                       cmocka_unit_test(test_refused),
+                                       cmocka_unit_test(test_print),
+                                       cmocka_unit_test(test_ranks_agree)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -70,6 +70,16 @@ static void recall(const toy_call *c, int unit)
             toy_read_region(c->rank->region[region], toy_saved_bytes(&units[unit], c->seed));
 }
 
+/* The layers at one place of their spans share what they save in. */
+static void lend(const toy_call *c, int unit)
+{
+    const tsr_stride stride = c->rank->plan->stride;
+    int place = tsr_stride_place(stride, unit);
+    for (int u = stride.lowest + place; place > 0 && u < stride.layers; u += stride.stride)
+        if (u != unit)
+            c->rank->state.saved[u] = 0;
+}
+
 static void use(const toy_call *c, const tsr_unit *unit)
 {
     toy_state *t = &c->rank->state;
@@ -79,6 +89,7 @@ static void use(const toy_call *c, const tsr_unit *unit)
         recall(c, unit->id);
     else if (unit->id > 0)
         recall(c, unit->id - 1);
+    lend(c, unit->id);
     toy_use(t, unit, c->use.phase, toy_hash_view(unit, &c->view), c->seed, c->use.first);
     if (region < 0)
         return;

@@ -92,6 +92,8 @@ void toy_use(toy_state *t, const tsr_unit *unit, tsr_use_phase phase, uint64_t h
         t->dx = tsr_mix(t->dx ^ hash ^ t->saved[unit->id]);
         return;
     }
+    if (phase == TSR_USE_AGAIN) /* as after the layer below, which leaves in x what it saves */
+        t->x = unit->id > 0 ? t->saved[unit->id - 1] : seed;
     if (unit->id > 0)
         t->x ^= t->saved[unit->id - 1];
     t->x = tsr_mix(t->x ^ hash);
