@@ -90,6 +90,24 @@ static tsr_status add_entry(tsr_tokenizer *t, const char *path, const char *cont
     return tsr_map_set(&t->contents, content, bytes, (int32_t)id);
 }
 
+/* The tokens of single bytes. byte_fallback needs one for each byte but those of ASCII whose character is a token:
+ * Gemma 1 and 2 have a tab in the place of <0x09>. So no character is unknown. */
+static tsr_status load_bytes(tsr_tokenizer *t)
+{
+    for (int byte = 0; byte < 256; byte++) {
+        char name[8] = {(char)byte};
+        bool needed = byte >= 0x80 || tsr_map_get(&t->bpe.words, name, 1) < 0;
+        if (t->bpe.characters)
+            snprintf(name, sizeof name, "<0x%02X>", (unsigned)byte);
+        t->bpe.byte_ids[byte] =
+            tsr_map_get(&t->bpe.words, name, t->bpe.characters ? strlen(name) : 1);
+        if (t->bpe.characters && needed && t->bpe.byte_ids[byte] < 0)
+            return tsr_tokenizer_refuse(
+                t, "model.vocab", "the token \"%s\" is missing, which byte_fallback needs", name);
+    }
+    return TSR_OK;
+}
+
 static tsr_status load_vocab(tsr_tokenizer *t, const json_t *vocab)
 {
     if (!json_is_object(vocab))
@@ -103,17 +121,7 @@ static tsr_status load_vocab(tsr_tokenizer *t, const json_t *vocab)
                                         key);
         TSR_TRY(add_entry(t, "model.vocab", key, strlen(key), json_integer_value(value), true));
     }
-    for (int byte = 0; byte < 256; byte++) {
-        char name[8] = {(char)byte};
-        if (t->bpe.characters)
-            snprintf(name, sizeof name, "<0x%02X>", (unsigned)byte);
-        t->bpe.byte_ids[byte] =
-            tsr_map_get(&t->bpe.words, name, t->bpe.characters ? strlen(name) : 1);
-        if (t->bpe.characters && t->bpe.byte_ids[byte] < 0)
-            return tsr_tokenizer_refuse(
-                t, "model.vocab", "the token \"%s\" is missing, which byte_fallback needs", name);
-    }
-    return TSR_OK;
+    return load_bytes(t);
 }
 
 /* ---- merges ---- */
@@ -216,7 +224,7 @@ tsr_status tsr_tokenizer_load_model(tsr_tokenizer *t, const json_t *model)
     TSR_TRY(tsr_tokenizer_flag(&t->bpe.ignore_merges, t, model, "model", "ignore_merges", false));
     TSR_TRY(load_vocab(t, json_object_get(model, "vocab")));
     TSR_TRY(load_merges(t, json_object_get(model, "merges")));
-    for (int byte = 0; byte < 256; byte++)
+    for (int byte = 0; byte < 256 && !t->bpe.characters; byte++)
         if (t->bpe.byte_ids[byte] < 0) /* an unknown token could come out only here */
             return must_be_empty(t, model, "unk_token");
     return TSR_OK;
