@@ -1,7 +1,7 @@
 /*
  * Ids and decoded text against Hugging Face's tokenizers, without tolerance: tiny-llama, and the
  * tokenizers of tests/golden/tokenizers (made by tools/make_tokenizer_golden.py), each of which
- * uses other parts of the format.
+ * uses other parts of the format, and in families/ the construction of a model family.
  */
 #include "data/golden_lines.h"
 #include "support/scratch.h"
@@ -24,6 +24,12 @@ static void check_ids(const tsr_tokens *got, const json_t *want, const char *tex
         fail_msg("\"%s\": %zu tokens, not %zu", text, got->count, json_array_size(want));
 }
 
+/* The row's value, or that of the key which stands for it where both are the same. */
+static const char *key_or(const json_t *row, const char *key, const char *same)
+{
+    return json_object_get(row, key) ? key : same;
+}
+
 static void check_encoding(tsr_tokenizer *t, const json_t *row, const char *key, bool special)
 {
     tsr_tokens got = {0};
@@ -36,7 +42,7 @@ static void check_encoding(tsr_tokenizer *t, const json_t *row, const char *key,
 
 static void check_decoding(tsr_tokenizer *t, const json_t *row, const char *key, bool skip)
 {
-    const json_t *ids = json_object_get(row, "ids_without_special_tokens");
+    const json_t *ids = json_object_get(row, key_or(row, "ids_without_special_tokens", "ids"));
     size_t count = json_array_size(ids), bytes;
     int32_t *copy = malloc((count + 1) * sizeof *copy);
     tsr_text got = {0};
@@ -44,8 +50,8 @@ static void check_decoding(tsr_tokenizer *t, const json_t *row, const char *key,
         copy[i] = (int32_t)json_integer_value(json_array_get(ids, i));
     assert_int_equal(tsr_tokenizer_decode(&got, t, copy, count, skip), TSR_OK);
     const char *want = golden_text(row, key, &bytes);
-    assert_int_equal(got.length, bytes);
-    assert_string_equal(tsr_text_string(&got), want);
+    if (got.length != bytes || memcmp(tsr_text_string(&got), want, bytes))
+        fail_msg("decoded \"%s\", not \"%s\"", tsr_text_string(&got), want);
     free(copy);
     tsr_text_free(&got);
 }
@@ -56,10 +62,11 @@ static size_t check_file(tsr_tokenizer *t, const char *path)
     size_t count = json_array_size(lines);
     for (size_t i = 0; i < count; i++) {
         const json_t *row = json_array_get(lines, i);
+        const char *decoded = key_or(row, "decoded", "text");
         check_encoding(t, row, "ids", true);
-        check_encoding(t, row, "ids_without_special_tokens", false);
-        check_decoding(t, row, "decoded", false);
-        check_decoding(t, row, "decoded_skipping_special_tokens", true);
+        check_encoding(t, row, key_or(row, "ids_without_special_tokens", "ids"), false);
+        check_decoding(t, row, decoded, false);
+        check_decoding(t, row, key_or(row, "decoded_skipping_special_tokens", decoded), true);
     }
     json_decref(lines);
     return count;
@@ -117,6 +124,26 @@ static void test_spans(void **state)
     tsr_tokenizer_destroy(t);
 }
 
+static tsr_tokenizer *open_golden(const char *name)
+{
+    tsr_tokenizer *t = NULL;
+    char path[256];
+    size_t bytes;
+    snprintf(path, sizeof path, "tests/golden/tokenizers/%s.json", name);
+    char *json = golden_file(path, &bytes);
+    if (tsr_tokenizer_parse(&t, name, json, bytes, NULL, 0) < 0)
+        fail_msg("%s", tsr_last_error());
+    free(json);
+    return t;
+}
+
+static void check_golden(tsr_tokenizer *t, const char *name)
+{
+    char path[256];
+    snprintf(path, sizeof path, "tests/golden/tokenizers/%s.jsonl", name);
+    assert_true(check_file(t, path) > 100);
+}
+
 static void test_other_tokenizers(void **state)
 {
     (void)state;
@@ -125,16 +152,50 @@ static void test_other_tokenizers(void **state)
                                         "spaces_prepended",  "spaces_replaced", "spaces_first",
                                         "spaces_always"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        tsr_tokenizer *t;
-        char path[256];
-        size_t bytes;
-        snprintf(path, sizeof path, "tests/golden/tokenizers/%s.json", names[i]);
-        char *json = golden_file(path, &bytes);
-        if (tsr_tokenizer_parse(&t, names[i], json, bytes, NULL, 0) < 0)
-            fail_msg("%s", tsr_last_error());
-        snprintf(path, sizeof path, "tests/golden/tokenizers/%s.jsonl", names[i]);
-        assert_true(check_file(t, path) > 100);
-        free(json);
+        tsr_tokenizer *t = open_golden(names[i]);
+        check_golden(t, names[i]);
+        tsr_tokenizer_destroy(t);
+    }
+}
+
+/* Spans of a family's tokens, in order, cover the text. Of a character in several tokens each has its bytes, or,
+ * where a normalizer changed the text, all that it changed. */
+static void check_cover(tsr_tokenizer *t, const char *name)
+{
+    char path[256];
+    snprintf(path, sizeof path, "tests/golden/tokenizers/%s.jsonl", name);
+    json_t *lines = golden_lines(path);
+    for (size_t i = 0; i < json_array_size(lines); i++) {
+        tsr_tokens got = {0};
+        size_t bytes, begin = 0, end = 0;
+        const char *text = golden_text(json_array_get(lines, i), "text", &bytes);
+        assert_int_equal(tsr_tokenizer_encode(&got, t, text, bytes, false), TSR_OK);
+        for (size_t j = 0; j < got.count; j++) {
+            tsr_span s = got.spans[j];
+            if (s.begin < begin || s.begin > end || s.end < s.begin || s.end > bytes)
+                fail_msg("%s: \"%s\": token %zu is of the bytes %zu to %zu, after those to %zu",
+                         name, text, j, s.begin, s.end, end);
+            begin = s.begin;
+            end = s.end > end ? s.end : end;
+        }
+        assert_int_equal(end, bytes);
+        tsr_tokens_free(&got);
+    }
+    json_decref(lines);
+}
+
+static void test_families(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"gemma2",    "gemma3",  "gemma4", "phi3",    "phi4",
+                                        "phi4_mini", "glm4",    "olmo2",  "granite", "smollm2",
+                                        "smollm3",   "mistral", "tekken", "qwen3"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "families/%s", names[i]);
+        tsr_tokenizer *t = open_golden(name);
+        check_golden(t, name);
+        check_cover(t, name);
         tsr_tokenizer_destroy(t);
     }
 }
@@ -380,6 +441,7 @@ int main(void)
         cmocka_unit_test(test_golden_tokens),
         cmocka_unit_test(test_spans),
         cmocka_unit_test(test_other_tokenizers),
+        cmocka_unit_test(test_families),
         cmocka_unit_test(test_not_utf8),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_llama_spelling),
