@@ -353,6 +353,53 @@ static void test_refused(void **state)
     scratch_remove();
 }
 
+/* byte_fallback with the byte `missing` left out, and a token more, if any. */
+static tsr_status parse_without_byte(tsr_tokenizer **t, int missing, const char *token)
+{
+    char json[8000];
+    int at = snprintf(
+        json, sizeof json,
+        "{" STEPS(
+            "null", "null", "null",
+            "{\"type\":\"Fuse\"}") ",\"model\":{"
+                                   "\"type\":\"BPE\",\"byte_fallback\":true,\"fuse_unk\":true,"
+                                   "\"unk_token\":\"<unk>\",\"merges\":[],\"vocab\":{\"<unk>\":0");
+    for (int byte = 0; byte < 256; byte++)
+        if (byte != missing)
+            at += snprintf(json + at, sizeof json - (size_t)at, ",\"<0x%02X>\":%d", (unsigned)byte,
+                           byte + 1);
+    if (token)
+        at += snprintf(json + at, sizeof json - (size_t)at, ",\"%s\":%d", token, missing + 1);
+    snprintf(json + at, sizeof json - (size_t)at, "}}}");
+    return tsr_tokenizer_parse(t, "bytes.json", json, strlen(json), NULL, 0);
+}
+
+/* Without <0x09> there has to be a tab; a letter beside ASCII does not do, as others begin with its byte. */
+static void test_missing_bytes(void **state)
+{
+    (void)state;
+    static const struct {
+        int byte;
+        const char *token, *name;
+    } refused[] = {{9, NULL, "<0x09>"},
+                   {9, "\\n", "<0x09>"},
+                   {9, "\\t\\t", "<0x09>"},
+                   {0xc3, "\xc3\xa9", "<0xC3>"}};
+    tsr_tokenizer *t;
+    tsr_tokens got = {0};
+    assert_int_equal(parse_without_byte(&t, 9, "\\t"), TSR_OK);
+    assert_int_equal(tsr_tokenizer_encode(&got, t, "\t\n", 2, false), TSR_OK);
+    assert_int_equal(got.count, 2);
+    assert_int_equal(got.ids[0], 10);
+    assert_int_equal(got.ids[1], 11);
+    tsr_tokens_free(&got);
+    tsr_tokenizer_destroy(t);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        check_error("a byte is missing", parse_without_byte(&t, refused[i].byte, refused[i].token),
+                    TSR_EDATA,
+                    (const char *[MOST_WORDS]){"bytes.json", "model.vocab", refused[i].name});
+}
+
 /* A pattern whose matches begin before those before them ended: \K in a look-behind. */
 static void test_overlapping_matches(void **state)
 {
@@ -444,6 +491,7 @@ int main(void)
         cmocka_unit_test(test_families),
         cmocka_unit_test(test_not_utf8),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_missing_bytes),
         cmocka_unit_test(test_llama_spelling),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_overlapping_matches),
