@@ -24,7 +24,8 @@ typedef struct tsr_tokenizer tsr_tokenizer;
 
 /* Growing arrays of one entry a token; zero-initialise, free with tsr_tokens_free. spans[i] are the
  * bytes that token i came from: empty for a token that the post-processor added. Where NFC changed
- * the text, a span covers the whole of the characters that were composed. */
+ * the text, a span covers the whole of the characters that were composed. White space that an added
+ * token takes along (lstrip, rstrip) is no token's. */
 typedef struct {
     int32_t *ids;
     tsr_span *spans;
