@@ -37,6 +37,7 @@ void tsr_tokens_free(tsr_tokens *tokens);
 
 /* Reads tokenizer.json, tokenizer_config.json (where it has no added_tokens_decoder, with
  * special_tokens_map.json over it) and the chat templates of a checkpoint's directory.
+ * added_tokens_decoder of tokenizer_config.json counts before tokenizer.json's flags of added tokens, and adds its own.
  * by_class: the model is one for which Transformers 5 takes the class that tokenizer_config.json names; its
  * LlamaTokenizer spells spaces as that file says, and not as tokenizer.json does.
  * On success the caller owns *out. TSR_EDATA: a file is missing, malformed or not understood. */

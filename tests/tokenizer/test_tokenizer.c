@@ -214,6 +214,56 @@ static void test_families(void **state)
     }
 }
 
+static const char *const flags[] = {"lstrip", "rstrip", "normalized"};
+
+/* Moves what tokenizer.json says of its added tokens into tokenizer_config.json, and the last two there whole. */
+static void move_added(json_t *tokenizer, json_t *config)
+{
+    json_t *added = json_object_get(tokenizer, "added_tokens"), *decoder = json_object();
+    json_object_set_new(config, "added_tokens_decoder", decoder);
+    for (size_t i = json_array_size(added); i-- > 0;) {
+        json_t *token = json_array_get(added, i);
+        char id[24];
+        snprintf(id, sizeof id, "%lld",
+                 (long long)json_integer_value(json_object_get(token, "id")));
+        json_object_set_new(decoder, id, json_copy(token));
+        for (int j = 0; j < 3; j++)
+            json_object_set_new(token, flags[j], json_false());
+    }
+    json_array_remove(added, json_array_size(added) - 1);
+    json_array_remove(added, json_array_size(added) - 1);
+}
+
+/* As in transformers the flags of added_tokens_decoder in tokenizer_config.json count, and the tokens that are there
+ * alone. */
+static void test_added_tokens_decoder(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"families/phi3", "families/phi4", "families/qwen3",
+                                        "families/gemma3"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char path[256];
+        size_t bytes;
+        tsr_tokenizer *t;
+        snprintf(path, sizeof path, "tests/golden/tokenizers/%s.json", names[i]);
+        char *text = golden_file(path, &bytes);
+        json_t *tokenizer = json_loadb(text, bytes, 0, NULL), *config = json_object();
+        free(text);
+        move_added(tokenizer, config);
+        text = json_dumps(tokenizer, 0);
+        char *config_text = json_dumps(config, 0);
+        if (tsr_tokenizer_parse(&t, names[i], text, strlen(text), config_text,
+                                strlen(config_text)) < 0)
+            fail_msg("%s", tsr_last_error());
+        check_golden(t, names[i]);
+        tsr_tokenizer_destroy(t);
+        free(text);
+        free(config_text);
+        json_decref(tokenizer);
+        json_decref(config);
+    }
+}
+
 /* With the class LlamaTokenizer a model of type llama spells spaces as Transformers 5 does, which reads of
  * tokenizer.json the vocabulary alone: the ids are those of another spelling of the same vocabulary. */
 static void test_llama_spelling(void **state)
@@ -385,6 +435,32 @@ static void test_refused(void **state)
     scratch_remove();
 }
 
+static void test_refused_decoder(void **state)
+{
+    (void)state;
+    static const char json[] = "{" GOOD_STEPS "," GOOD_MODEL "}";
+    static const struct {
+        const char *decoder, *words[3];
+    } cases[] = {
+        {"[]", {"tokenizer_config.json: added_tokens_decoder", "expected an object", "a list"}},
+        {"{\"x\":{\"content\":\"a\"}}", {"added_tokens_decoder[\"x\"]", "expected an id"}},
+        {"{\"3\":{\"special\":true}}", {"added_tokens_decoder[\"3\"]", "with content"}},
+        {"{\"3\":{\"content\":\"<x>\",\"rstrip\":1}}", {"[\"3\"]", "rstrip", "true or false"}},
+        {"{\"3\":{\"content\":\"<x>\",\"single_word\":true}}", {"[\"3\"]", "single_word"}},
+        {"{\"3\":{\"content\":\"<x>\"},\"5\":{\"content\":\"<y>\"}}",
+         {"added_tokens_decoder[\"5\"]", "\"<y>\" has the id 5", "it is 4"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char config[200];
+        tsr_tokenizer *t;
+        snprintf(config, sizeof config, "{\"added_tokens_decoder\":%s}", cases[i].decoder);
+        const char *words[MOST_WORDS] = {cases[i].words[0], cases[i].words[1], cases[i].words[2]};
+        check_error(cases[i].decoder,
+                    tsr_tokenizer_parse(&t, "t", json, strlen(json), config, strlen(config)),
+                    TSR_EDATA, words);
+    }
+}
+
 /* byte_fallback with the byte `missing` left out, and a token more, if any. */
 static tsr_status parse_without_byte(tsr_tokenizer **t, int missing, const char *token)
 {
@@ -523,7 +599,9 @@ int main(void)
         cmocka_unit_test(test_families),
         cmocka_unit_test(test_stripped_spans),
         cmocka_unit_test(test_not_utf8),
+        cmocka_unit_test(test_added_tokens_decoder),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_refused_decoder),
         cmocka_unit_test(test_missing_bytes),
         cmocka_unit_test(test_llama_spelling),
         cmocka_unit_test(test_no_memory),
