@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Makes tests/golden/tokenizers: small tokenizers that use other parts of tokenizer.json than
-tiny-llama, each with strings and their ids from Hugging Face's tokenizers.
+tiny-llama, each with strings and their ids from Hugging Face's tokenizers, and in families/ one of each model
+family's construction (tokenizer_families.py).
 
     python tools/make_tokenizer_golden.py gsm8k_train.jsonl    (needs tokenizers; from the tree's root)
 """
@@ -9,6 +10,8 @@ import random
 import sys
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from tokenizer_families import TEXTS, families
 
 OUT = "tests/golden/tokenizers"
 QWEN = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
@@ -121,6 +124,28 @@ def main():
                        "decoded": t.decode(plain, skip_special_tokens=False),
                        "decoded_skipping_special_tokens": t.decode(plain, skip_special_tokens=True)}
                 f.write(json.dumps(row) + "\n")
+    for name, state, chat in families(corpus):
+        write_family(name, state, chat)
+
+
+def write_family(name, state, chat):
+    """A row has ids without special tokens only where they differ, and what is decoded only where it is not the text."""
+    path = f"{OUT}/families/{name}.json"
+    with open(path, "w") as f:
+        json.dump(state, f, ensure_ascii=False, separators=(",", ":"))
+    t = Tokenizer.from_file(path)
+    with open(path + "l", "w") as f:
+        for text in TEXTS + chat:
+            ids, plain = t.encode(text).ids, t.encode(text, add_special_tokens=False).ids
+            decoded, skipped = (t.decode(plain, skip_special_tokens=skip) for skip in (False, True))
+            row = {"text": text, "ids": ids}
+            if plain != ids:
+                row["ids_without_special_tokens"] = plain
+            if decoded != text:
+                row["decoded"] = decoded
+            if skipped != decoded:
+                row["decoded_skipping_special_tokens"] = skipped
+            f.write(json.dumps(row, separators=(",", ":")) + "\n")
 
 
 main()

@@ -457,10 +457,10 @@ tsr_status tsr_tokenizer_parse(tsr_tokenizer **out, const char *name, const char
     if (!t)
         return tsr_fail(TSR_ENOMEM, "no memory for a tokenizer");
     tsr_status status = copy_string(&t->name, name);
-    if (status == TSR_OK)
-        status = load_text(t, json, json_bytes);
     if (status == TSR_OK && config)
         status = set_config(t, "tokenizer_config.json", config, config_bytes);
+    if (status == TSR_OK)
+        status = load_text(t, json, json_bytes);
     if (status < 0) {
         tsr_tokenizer_destroy(t);
         return status;

@@ -1,5 +1,5 @@
 /*
- * model.c: the vocabulary, the merges and the added tokens of tokenizer.json.
+ * model.c: the vocabulary and the merges of tokenizer.json.
  */
 #include "base/unicode.h"
 #include "tokenizer/metaspace.h"
@@ -46,10 +46,8 @@ bool tsr_byte_level_decode(char *out, size_t *out_bytes, const char *text, size_
 
 /* ---- vocabulary ---- */
 
-/* word: a token of the model. Only these may stand for a whole word with ignore_merges; an added one
- * is found by its content before words are made, in whatever letters it is written. */
-static tsr_status add_entry(tsr_tokenizer *t, const char *path, const char *content, size_t bytes,
-                            int64_t id, bool word)
+tsr_status tsr_tokenizer_add_entry(tsr_tokenizer *t, const char *path, const char *content,
+                                   size_t bytes, int64_t id, bool word)
 {
     if (id < 0 || (uint64_t)id >= TSR_VOCAB_IDS)
         return tsr_tokenizer_refuse(t, path, "token \"%s\": the id %lld is not in 0 .. %zu",
@@ -90,6 +88,24 @@ static tsr_status add_entry(tsr_tokenizer *t, const char *path, const char *cont
     return tsr_map_set(&t->contents, content, bytes, (int32_t)id);
 }
 
+/* The tokens of single bytes. byte_fallback needs one for each byte but those of ASCII whose character is a token:
+ * Gemma 1 and 2 have a tab in the place of <0x09>. So no character is unknown. */
+static tsr_status load_bytes(tsr_tokenizer *t)
+{
+    for (int byte = 0; byte < 256; byte++) {
+        char name[8] = {(char)byte};
+        bool needed = byte >= 0x80 || tsr_map_get(&t->bpe.words, name, 1) < 0;
+        if (t->bpe.characters)
+            snprintf(name, sizeof name, "<0x%02X>", (unsigned)byte);
+        t->bpe.byte_ids[byte] =
+            tsr_map_get(&t->bpe.words, name, t->bpe.characters ? strlen(name) : 1);
+        if (t->bpe.characters && needed && t->bpe.byte_ids[byte] < 0)
+            return tsr_tokenizer_refuse(
+                t, "model.vocab", "the token \"%s\" is missing, which byte_fallback needs", name);
+    }
+    return TSR_OK;
+}
+
 static tsr_status load_vocab(tsr_tokenizer *t, const json_t *vocab)
 {
     if (!json_is_object(vocab))
@@ -101,19 +117,10 @@ static tsr_status load_vocab(tsr_tokenizer *t, const json_t *vocab)
         if (!json_is_integer(value))
             return tsr_tokenizer_refuse(t, "model.vocab", "the id of \"%s\" is not an integer",
                                         key);
-        TSR_TRY(add_entry(t, "model.vocab", key, strlen(key), json_integer_value(value), true));
+        TSR_TRY(tsr_tokenizer_add_entry(t, "model.vocab", key, strlen(key),
+                                        json_integer_value(value), true));
     }
-    for (int byte = 0; byte < 256; byte++) {
-        char name[8] = {(char)byte};
-        if (t->bpe.characters)
-            snprintf(name, sizeof name, "<0x%02X>", (unsigned)byte);
-        t->bpe.byte_ids[byte] =
-            tsr_map_get(&t->bpe.words, name, t->bpe.characters ? strlen(name) : 1);
-        if (t->bpe.characters && t->bpe.byte_ids[byte] < 0)
-            return tsr_tokenizer_refuse(
-                t, "model.vocab", "the token \"%s\" is missing, which byte_fallback needs", name);
-    }
-    return TSR_OK;
+    return load_bytes(t);
 }
 
 /* ---- merges ---- */
@@ -216,91 +223,8 @@ tsr_status tsr_tokenizer_load_model(tsr_tokenizer *t, const json_t *model)
     TSR_TRY(tsr_tokenizer_flag(&t->bpe.ignore_merges, t, model, "model", "ignore_merges", false));
     TSR_TRY(load_vocab(t, json_object_get(model, "vocab")));
     TSR_TRY(load_merges(t, json_object_get(model, "merges")));
-    for (int byte = 0; byte < 256; byte++)
+    for (int byte = 0; byte < 256 && !t->bpe.characters; byte++)
         if (t->bpe.byte_ids[byte] < 0) /* an unknown token could come out only here */
             return must_be_empty(t, model, "unk_token");
     return TSR_OK;
-}
-
-/* ---- added tokens ---- */
-
-/* The id that `tokenizers` gives a token which the model does not have. */
-static int64_t next_id(size_t model_count, int64_t largest_added)
-{
-    return (size_t)(largest_added + 1) > model_count ? largest_added + 1 : (int64_t)model_count;
-}
-
-/* The text that is searched for: with a normalizer, that of the normalized tokens is normalized. */
-static tsr_status match_text(tsr_added_token *token, const tsr_tokenizer *t, const char *content,
-                             size_t bytes)
-{
-    size_t *map = NULL;
-    if (token->normalized && (t->nfc || t->spaces == TSR_SPACES_NORMALIZED)) {
-        TSR_TRY(
-            tsr_tokenizer_normalize(&token->match, &token->match_bytes, &map, t, content, bytes));
-        free(map);
-        return TSR_OK;
-    }
-    token->match = malloc(bytes + 1);
-    if (!token->match)
-        return tsr_fail(TSR_ENOMEM, "no memory for the added tokens");
-    memcpy(token->match, content, bytes + 1);
-    token->match_bytes = bytes;
-    return TSR_OK;
-}
-
-static tsr_status load_one_added(tsr_tokenizer *t, const json_t *json, const char *path,
-                                 size_t model_count, int64_t *largest)
-{
-    const json_t *content = json_object_get(json, "content"), *id = json_object_get(json, "id");
-    tsr_added_token token = {0};
-    bool single, special;
-    if (!json_is_object(json) || !json_is_string(content) || !json_is_integer(id) ||
-        !json_string_length(content))
-        return tsr_tokenizer_refuse(t, path, "expected an object with content and id");
-    const char *text = json_string_value(content);
-    size_t bytes = json_string_length(content);
-    TSR_TRY(tsr_tokenizer_known(t, json, path,
-                                " id content single_word lstrip rstrip normalized special "));
-    TSR_TRY(tsr_tokenizer_flag(&single, t, json, path, "single_word", false));
-    TSR_TRY(tsr_tokenizer_flag(&special, t, json, path, "special", false));
-    TSR_TRY(tsr_tokenizer_flag(&token.lstrip, t, json, path, "lstrip", false));
-    TSR_TRY(tsr_tokenizer_flag(&token.rstrip, t, json, path, "rstrip", false));
-    TSR_TRY(tsr_tokenizer_flag(&token.normalized, t, json, path, "normalized", !special));
-    if (single)
-        return tsr_tokenizer_refuse(t, path, "single_word: true (\"%s\") is not supported", text);
-    int32_t known = tsr_map_get(&t->contents, text, bytes);
-    int64_t expected = known >= 0 ? known : next_id(model_count, *largest);
-    if (json_integer_value(id) != expected)
-        return tsr_tokenizer_refuse(t, path, "\"%s\" has the id %lld, but by its place it is %lld",
-                                    text, (long long)json_integer_value(id), (long long)expected);
-    if (known < 0)
-        TSR_TRY(add_entry(t, path, text, bytes, expected, false));
-    *largest = expected > *largest ? expected : *largest;
-    t->vocab[expected].special |= special;
-    token.id = (int32_t)expected;
-    TSR_TRY(match_text(&token, t, text, bytes));
-    tsr_status status = tsr_added_append(token.normalized ? &t->normalized : &t->raw, &token);
-    if (status < 0)
-        free(token.match);
-    return status == TSR_EDATA ? tsr_tokenizer_refuse(t, "added_tokens", "%s", tsr_last_error())
-                               : status;
-}
-
-tsr_status tsr_tokenizer_load_added(tsr_tokenizer *t, const json_t *added)
-{
-    size_t model_count = t->contents.count;
-    int64_t largest = -1;
-    if (added && !json_is_null(added) && !json_is_array(added))
-        return tsr_tokenizer_refuse(t, "added_tokens", "expected a list");
-    for (size_t i = 0; i < json_array_size(added); i++) {
-        char path[64];
-        snprintf(path, sizeof path, "added_tokens[%zu]", i);
-        TSR_TRY(load_one_added(t, json_array_get(added, i), path, model_count, &largest));
-    }
-    tsr_status status = tsr_added_finish(&t->raw);
-    if (status == TSR_OK)
-        status = tsr_added_finish(&t->normalized);
-    return status == TSR_EDATA ? tsr_tokenizer_refuse(t, "added_tokens", "%s", tsr_last_error())
-                               : status;
 }

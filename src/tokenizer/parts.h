@@ -1,6 +1,6 @@
 /*
- * tokenizer/parts.h: the inside of a tokenizer. load.c and model.c read it
- * from JSON, tokenizer.c runs it.
+ * tokenizer/parts.h: the inside of a tokenizer. load.c, model.c and
+ * load_added.c read it from JSON, tokenizer.c runs it.
  */
 #ifndef TSR_TOKENIZER_PARTS_H
 #define TSR_TOKENIZER_PARTS_H
@@ -90,7 +90,12 @@ tsr_status tsr_tokenizer_flag(bool *out, const tsr_tokenizer *t, const json_t *j
 tsr_status tsr_tokenizer_normalize(char **out, size_t *out_bytes, size_t **map,
                                    const tsr_tokenizer *t, const char *text, size_t bytes);
 
+/* Adds a token to the vocabulary. word: one of the model; only these may stand for a whole word with ignore_merges. An
+ * added one is found by its content before words are made, in whatever letters it is written. */
+tsr_status tsr_tokenizer_add_entry(tsr_tokenizer *t, const char *path, const char *content,
+                                   size_t bytes, int64_t id, bool word);
 tsr_status tsr_tokenizer_load_model(tsr_tokenizer *t, const json_t *model);
+/* After the model, the normalizer and t->config. */
 tsr_status tsr_tokenizer_load_added(tsr_tokenizer *t, const json_t *added);
 
 #endif

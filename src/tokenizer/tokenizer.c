@@ -73,7 +73,7 @@ static tsr_status split_added(tsr_tokens *out, tsr_tokenizer *t, tsr_added_set *
             TSR_TRY(plain(out, t, text, start, from));
         TSR_TRY(tsr_tokens_reserve(out, 1));
         out->ids[out->count] = token->id;
-        out->spans[out->count++] = (tsr_span){from, to};
+        out->spans[out->count++] = (tsr_span){where, where + token->match_bytes};
         start = to;
     }
     return start < end ? plain(out, t, text, start, end) : TSR_OK;

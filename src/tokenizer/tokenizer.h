@@ -24,7 +24,8 @@ typedef struct tsr_tokenizer tsr_tokenizer;
 
 /* Growing arrays of one entry a token; zero-initialise, free with tsr_tokens_free. spans[i] are the
  * bytes that token i came from: empty for a token that the post-processor added. Where NFC changed
- * the text, a span covers the whole of the characters that were composed. */
+ * the text, a span covers the whole of the characters that were composed. White space that an added
+ * token takes along (lstrip, rstrip) is no token's. */
 typedef struct {
     int32_t *ids;
     tsr_span *spans;
@@ -36,6 +37,7 @@ void tsr_tokens_free(tsr_tokens *tokens);
 
 /* Reads tokenizer.json, tokenizer_config.json (where it has no added_tokens_decoder, with
  * special_tokens_map.json over it) and the chat templates of a checkpoint's directory.
+ * added_tokens_decoder of tokenizer_config.json counts before tokenizer.json's flags of added tokens, and adds its own.
  * by_class: the model is one for which Transformers 5 takes the class that tokenizer_config.json names; its
  * LlamaTokenizer spells spaces as that file says, and not as tokenizer.json does.
  * On success the caller owns *out. TSR_EDATA: a file is missing, malformed or not understood. */

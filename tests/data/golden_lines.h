@@ -29,7 +29,7 @@ static inline json_t *golden_lines(const char *path)
     char *line = NULL;
     size_t capacity = 0;
     while (getline(&line, &capacity, file) > 0) {
-        json_t *row = json_loads(line, 0, NULL);
+        json_t *row = json_loads(line, JSON_ALLOW_NUL, NULL);
         assert_non_null(row);
         json_array_append_new(lines, row);
     }

@@ -407,6 +407,38 @@ static void test_space_before(void **state)
     free(json);
 }
 
+/* The end of a turn is trained where the token takes the line break behind it along, which the template left out of
+ * what is trained; the beginning of the turn, which does as well, is not. */
+static void test_space_taken_along(void **state)
+{
+    (void)state;
+    static const char config[] =
+        "{\"chat_template\":\"{% for m in messages %}<|{{ m.role }}|>{{ '\\n' }}{% if m.role == "
+        "'assistant' %}{% generation %}{{ m.content }}<|end|>{% endgeneration %}{% else %}"
+        "{{ m.content }}<|end|>{% endif %}{{ '\\n' }}{% endfor %}\"}";
+    size_t bytes, at = 0, end;
+    tsr_tokenizer *t;
+    tsr_chat *chat;
+    tsr_chat_row row = {0};
+    char *json = golden_file("tests/golden/tokenizers/families/phi3.json", &bytes);
+    assert_int_equal(tsr_tokenizer_parse(&t, "t", json, bytes, config, strlen(config)), TSR_OK);
+    assert_int_equal(tsr_chat_create(&chat, t, NULL), TSR_OK);
+    json_t *messages = json_loads("[" USER("one") "," ASSISTANT("two") "]", 0, NULL);
+    assert_int_equal(tsr_chat_encode(&row, chat, messages, NULL, 0, true), TSR_OK);
+    while (at < row.tokens.count && row.tokens.ids[at] != tsr_tokenizer_id(t, "<|assistant|>"))
+        at++;
+    end = row.tokens.count - 1;
+    assert_true(at + 1 < end);
+    assert_int_equal(row.tokens.ids[end], tsr_tokenizer_id(t, "<|end|>"));
+    for (size_t i = 0; i <= end; i++)
+        assert_int_equal(row.mask[i], i > at);
+    json_decref(messages);
+    tsr_chat_row_free(&row);
+    tsr_chat_destroy(chat);
+    tsr_tokenizer_destroy(t);
+    free(json);
+}
+
 /* The text of one message through a template that prints its keys. */
 static void check_keys(const char *message, const char *text)
 {
@@ -567,13 +599,14 @@ static void test_special_tokens(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),         cmocka_unit_test(test_marks),
-        cmocka_unit_test(test_straddling),     cmocka_unit_test(test_prefixes),
-        cmocka_unit_test(test_broken_rows),    cmocka_unit_test(test_no_template),
-        cmocka_unit_test(test_tool_use),       cmocka_unit_test(test_one_template_for_all),
-        cmocka_unit_test(test_space_before),   cmocka_unit_test(test_message_keys),
-        cmocka_unit_test(test_template_json),  cmocka_unit_test(test_bad_tool_use),
-        cmocka_unit_test(test_special_tokens), cmocka_unit_test(test_row_budget),
+        cmocka_unit_test(test_golden),       cmocka_unit_test(test_marks),
+        cmocka_unit_test(test_straddling),   cmocka_unit_test(test_prefixes),
+        cmocka_unit_test(test_broken_rows),  cmocka_unit_test(test_no_template),
+        cmocka_unit_test(test_tool_use),     cmocka_unit_test(test_one_template_for_all),
+        cmocka_unit_test(test_space_before), cmocka_unit_test(test_space_taken_along),
+        cmocka_unit_test(test_message_keys), cmocka_unit_test(test_template_json),
+        cmocka_unit_test(test_bad_tool_use), cmocka_unit_test(test_special_tokens),
+        cmocka_unit_test(test_row_budget),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -172,15 +172,17 @@ static void test_rows(void **state)
 static void test_tokenizers(void **state)
 {
     (void)state;
-    static const char *const names[] = {"gpt2_prefix_space", "nfc_qwen", "digits", "behaviors",
-                                        "added_flags"};
+    static const char *const names[] = {"gpt2_prefix_space", "nfc_qwen",         "digits",
+                                        "behaviors",         "added_flags",      "families/gemma2",
+                                        "families/phi3",     "families/mistral", "families/glm4"};
     static const char text[] = "Natalia sold 48/2 <both> cafe\xcc\x81 <left>\xe2\x80\x83 don't\n\n";
     tsr_tokens tokens = {0};
     int64_t runs = 0, loaded = 0;
     for (double end = tsr_now() + SECONDS; tsr_now() < end; runs++) {
         char path[128], copy[16384];
         size_t bytes;
-        snprintf(path, sizeof path, "tests/golden/tokenizers/%s.json", names[runs % 5]);
+        snprintf(path, sizeof path, "tests/golden/tokenizers/%s.json",
+                 names[runs % (int)(sizeof names / sizeof *names)]);
         char *source = golden_file(path, &bytes);
         assert_true(bytes < sizeof copy);
         memcpy(copy, source, bytes);

@@ -1,8 +1,9 @@
 /*
  * Ids and decoded text against Hugging Face's tokenizers, without tolerance: tiny-llama, and the
  * tokenizers of tests/golden/tokenizers (made by tools/make_tokenizer_golden.py), each of which
- * uses other parts of the format.
+ * uses other parts of the format, and in families/ the construction of a model family.
  */
+#include "base/unicode.h"
 #include "data/golden_lines.h"
 #include "support/scratch.h"
 #include "tokenizer/tokenizer.h"
@@ -24,6 +25,12 @@ static void check_ids(const tsr_tokens *got, const json_t *want, const char *tex
         fail_msg("\"%s\": %zu tokens, not %zu", text, got->count, json_array_size(want));
 }
 
+/* The row's value, or that of the key which stands for it where both are the same. */
+static const char *key_or(const json_t *row, const char *key, const char *same)
+{
+    return json_object_get(row, key) ? key : same;
+}
+
 static void check_encoding(tsr_tokenizer *t, const json_t *row, const char *key, bool special)
 {
     tsr_tokens got = {0};
@@ -36,7 +43,7 @@ static void check_encoding(tsr_tokenizer *t, const json_t *row, const char *key,
 
 static void check_decoding(tsr_tokenizer *t, const json_t *row, const char *key, bool skip)
 {
-    const json_t *ids = json_object_get(row, "ids_without_special_tokens");
+    const json_t *ids = json_object_get(row, key_or(row, "ids_without_special_tokens", "ids"));
     size_t count = json_array_size(ids), bytes;
     int32_t *copy = malloc((count + 1) * sizeof *copy);
     tsr_text got = {0};
@@ -44,8 +51,8 @@ static void check_decoding(tsr_tokenizer *t, const json_t *row, const char *key,
         copy[i] = (int32_t)json_integer_value(json_array_get(ids, i));
     assert_int_equal(tsr_tokenizer_decode(&got, t, copy, count, skip), TSR_OK);
     const char *want = golden_text(row, key, &bytes);
-    assert_int_equal(got.length, bytes);
-    assert_string_equal(tsr_text_string(&got), want);
+    if (got.length != bytes || memcmp(tsr_text_string(&got), want, bytes))
+        fail_msg("decoded \"%s\", not \"%s\"", tsr_text_string(&got), want);
     free(copy);
     tsr_text_free(&got);
 }
@@ -56,10 +63,11 @@ static size_t check_file(tsr_tokenizer *t, const char *path)
     size_t count = json_array_size(lines);
     for (size_t i = 0; i < count; i++) {
         const json_t *row = json_array_get(lines, i);
+        const char *decoded = key_or(row, "decoded", "text");
         check_encoding(t, row, "ids", true);
-        check_encoding(t, row, "ids_without_special_tokens", false);
-        check_decoding(t, row, "decoded", false);
-        check_decoding(t, row, "decoded_skipping_special_tokens", true);
+        check_encoding(t, row, key_or(row, "ids_without_special_tokens", "ids"), false);
+        check_decoding(t, row, decoded, false);
+        check_decoding(t, row, key_or(row, "decoded_skipping_special_tokens", decoded), true);
     }
     json_decref(lines);
     return count;
@@ -117,6 +125,26 @@ static void test_spans(void **state)
     tsr_tokenizer_destroy(t);
 }
 
+static tsr_tokenizer *open_golden(const char *name)
+{
+    tsr_tokenizer *t = NULL;
+    char path[256];
+    size_t bytes;
+    snprintf(path, sizeof path, "tests/golden/tokenizers/%s.json", name);
+    char *json = golden_file(path, &bytes);
+    if (tsr_tokenizer_parse(&t, name, json, bytes, NULL, 0) < 0)
+        fail_msg("%s", tsr_last_error());
+    free(json);
+    return t;
+}
+
+static void check_golden(tsr_tokenizer *t, const char *name)
+{
+    char path[256];
+    snprintf(path, sizeof path, "tests/golden/tokenizers/%s.jsonl", name);
+    assert_true(check_file(t, path) > 100);
+}
+
 static void test_other_tokenizers(void **state)
 {
     (void)state;
@@ -125,17 +153,114 @@ static void test_other_tokenizers(void **state)
                                         "spaces_prepended",  "spaces_replaced", "spaces_first",
                                         "spaces_always"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        tsr_tokenizer *t;
+        tsr_tokenizer *t = open_golden(names[i]);
+        check_golden(t, names[i]);
+        tsr_tokenizer_destroy(t);
+    }
+}
+
+/* From `at`, what an added token that takes white space along has left. */
+static size_t skip_space(const char *text, size_t at, size_t end)
+{
+    uint32_t code;
+    size_t length;
+    while (at < end && (length = tsr_utf8_next(&code, text + at, end - at)) &&
+           tsr_unicode_white_space(code))
+        at += length;
+    return at;
+}
+
+/* Spans of a family's tokens, in order, cover the text. Of a character in several tokens each has its bytes, or,
+ * where a normalizer changed the text, all that it changed. */
+static void check_cover(tsr_tokenizer *t, const char *name, bool strips)
+{
+    char path[256];
+    snprintf(path, sizeof path, "tests/golden/tokenizers/%s.jsonl", name);
+    json_t *lines = golden_lines(path);
+    for (size_t i = 0; i < json_array_size(lines); i++) {
+        tsr_tokens got = {0};
+        size_t bytes, begin = 0, end = 0;
+        const char *text = golden_text(json_array_get(lines, i), "text", &bytes);
+        assert_int_equal(tsr_tokenizer_encode(&got, t, text, bytes, false), TSR_OK);
+        for (size_t j = 0; j < got.count; j++) {
+            tsr_span s = got.spans[j];
+            if (strips && s.begin > end)
+                end = skip_space(text, end, s.begin);
+            if (s.begin < begin || s.begin > end || s.end < s.begin || s.end > bytes)
+                fail_msg("%s: \"%s\": token %zu is of the bytes %zu to %zu, after those to %zu",
+                         name, text, j, s.begin, s.end, end);
+            begin = s.begin;
+            end = s.end > end ? s.end : end;
+        }
+        assert_int_equal(strips ? skip_space(text, end, bytes) : end, bytes);
+        tsr_tokens_free(&got);
+    }
+    json_decref(lines);
+}
+
+static void test_families(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"gemma2",    "gemma3",  "gemma4", "phi3",    "phi4",
+                                        "phi4_mini", "glm4",    "olmo2",  "granite", "smollm2",
+                                        "smollm3",   "mistral", "tekken", "qwen3"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "families/%s", names[i]);
+        tsr_tokenizer *t = open_golden(name);
+        check_golden(t, name);
+        check_cover(t, name, !strncmp(names[i], "phi", 3));
+        tsr_tokenizer_destroy(t);
+    }
+}
+
+static const char *const flags[] = {"lstrip", "rstrip", "normalized"};
+
+/* Moves what tokenizer.json says of its added tokens into tokenizer_config.json, and the last two there whole. */
+static void move_added(json_t *tokenizer, json_t *config)
+{
+    json_t *added = json_object_get(tokenizer, "added_tokens"), *decoder = json_object();
+    json_object_set_new(config, "added_tokens_decoder", decoder);
+    for (size_t i = json_array_size(added); i-- > 0;) {
+        json_t *token = json_array_get(added, i);
+        char id[24];
+        snprintf(id, sizeof id, "%lld",
+                 (long long)json_integer_value(json_object_get(token, "id")));
+        json_object_set_new(decoder, id, json_copy(token));
+        for (int j = 0; j < 3; j++)
+            json_object_set_new(token, flags[j], json_false());
+    }
+    json_array_remove(added, json_array_size(added) - 1);
+    json_array_remove(added, json_array_size(added) - 1);
+}
+
+/* As in transformers the flags of added_tokens_decoder in tokenizer_config.json count, and the tokens that are there
+ * alone. */
+static void test_added_tokens_decoder(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"families/phi3", "families/phi4", "families/qwen3",
+                                        "families/gemma3"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char path[256];
         size_t bytes;
+        tsr_tokenizer *t;
         snprintf(path, sizeof path, "tests/golden/tokenizers/%s.json", names[i]);
-        char *json = golden_file(path, &bytes);
-        if (tsr_tokenizer_parse(&t, names[i], json, bytes, NULL, 0) < 0)
+        char *text = golden_file(path, &bytes);
+        json_t *tokenizer = json_loadb(text, bytes, 0, NULL), *config = json_object();
+        free(text);
+        move_added(tokenizer, config);
+        text = json_dumps(tokenizer, 0);
+        char *config_text = json_dumps(config, 0);
+        if (tsr_tokenizer_parse(&t, names[i], text, strlen(text), config_text,
+                                strlen(config_text)) < 0)
             fail_msg("%s", tsr_last_error());
-        snprintf(path, sizeof path, "tests/golden/tokenizers/%s.jsonl", names[i]);
-        assert_true(check_file(t, path) > 100);
-        free(json);
+        check_golden(t, names[i]);
         tsr_tokenizer_destroy(t);
+        free(text);
+        free(config_text);
+        json_decref(tokenizer);
+        json_decref(config);
     }
 }
 
@@ -175,6 +300,24 @@ static void test_llama_spelling(void **state)
         tsr_tokenizer_destroy(t);
     }
     scratch_remove();
+}
+
+/* White space that an added token takes along is not of its span. */
+static void test_stripped_spans(void **state)
+{
+    (void)state;
+    static const tsr_span want[] = {{0, 1}, {3, 13}, {15, 16}, {16, 28}};
+    tsr_tokenizer *t = open_golden("families/phi4");
+    tsr_tokens got = {0};
+    assert_int_equal(tsr_tokenizer_encode(&got, t, "a \n<|im_sep|>\t b<|im_start|>  ", 30, false),
+                     TSR_OK);
+    assert_int_equal(got.count, 4);
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(got.spans[i].begin, want[i].begin);
+        assert_int_equal(got.spans[i].end, want[i].end);
+    }
+    tsr_tokens_free(&got);
+    tsr_tokenizer_destroy(t);
 }
 
 static void test_not_utf8(void **state)
@@ -292,6 +435,79 @@ static void test_refused(void **state)
     scratch_remove();
 }
 
+static void test_refused_decoder(void **state)
+{
+    (void)state;
+    static const char json[] = "{" GOOD_STEPS "," GOOD_MODEL "}";
+    static const struct {
+        const char *decoder, *words[3];
+    } cases[] = {
+        {"[]", {"tokenizer_config.json: added_tokens_decoder", "expected an object", "a list"}},
+        {"{\"x\":{\"content\":\"a\"}}", {"added_tokens_decoder[\"x\"]", "expected an id"}},
+        {"{\"3\":{\"special\":true}}", {"added_tokens_decoder[\"3\"]", "with content"}},
+        {"{\"3\":{\"content\":\"<x>\",\"rstrip\":1}}", {"[\"3\"]", "rstrip", "true or false"}},
+        {"{\"3\":{\"content\":\"<x>\",\"single_word\":true}}", {"[\"3\"]", "single_word"}},
+        {"{\"3\":{\"content\":\"<x>\"},\"5\":{\"content\":\"<y>\"}}",
+         {"added_tokens_decoder[\"5\"]", "\"<y>\" has the id 5", "it is 4"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char config[200];
+        tsr_tokenizer *t;
+        snprintf(config, sizeof config, "{\"added_tokens_decoder\":%s}", cases[i].decoder);
+        const char *words[MOST_WORDS] = {cases[i].words[0], cases[i].words[1], cases[i].words[2]};
+        check_error(cases[i].decoder,
+                    tsr_tokenizer_parse(&t, "t", json, strlen(json), config, strlen(config)),
+                    TSR_EDATA, words);
+    }
+}
+
+/* byte_fallback with the byte `missing` left out, and a token more, if any. */
+static tsr_status parse_without_byte(tsr_tokenizer **t, int missing, const char *token)
+{
+    char json[8000];
+    int at = snprintf(
+        json, sizeof json,
+        "{" STEPS(
+            "null", "null", "null",
+            "{\"type\":\"Fuse\"}") ",\"model\":{"
+                                   "\"type\":\"BPE\",\"byte_fallback\":true,\"fuse_unk\":true,"
+                                   "\"unk_token\":\"<unk>\",\"merges\":[],\"vocab\":{\"<unk>\":0");
+    for (int byte = 0; byte < 256; byte++)
+        if (byte != missing)
+            at += snprintf(json + at, sizeof json - (size_t)at, ",\"<0x%02X>\":%d", (unsigned)byte,
+                           byte + 1);
+    if (token)
+        at += snprintf(json + at, sizeof json - (size_t)at, ",\"%s\":%d", token, missing + 1);
+    snprintf(json + at, sizeof json - (size_t)at, "}}}");
+    return tsr_tokenizer_parse(t, "bytes.json", json, strlen(json), NULL, 0);
+}
+
+/* Without <0x09> there has to be a tab; a letter beside ASCII does not do, as others begin with its byte. */
+static void test_missing_bytes(void **state)
+{
+    (void)state;
+    static const struct {
+        int byte;
+        const char *token, *name;
+    } refused[] = {{9, NULL, "<0x09>"},
+                   {9, "\\n", "<0x09>"},
+                   {9, "\\t\\t", "<0x09>"},
+                   {0xc3, "\xc3\xa9", "<0xC3>"}};
+    tsr_tokenizer *t;
+    tsr_tokens got = {0};
+    assert_int_equal(parse_without_byte(&t, 9, "\\t"), TSR_OK);
+    assert_int_equal(tsr_tokenizer_encode(&got, t, "\t\n", 2, false), TSR_OK);
+    assert_int_equal(got.count, 2);
+    assert_int_equal(got.ids[0], 10);
+    assert_int_equal(got.ids[1], 11);
+    tsr_tokens_free(&got);
+    tsr_tokenizer_destroy(t);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        check_error("a byte is missing", parse_without_byte(&t, refused[i].byte, refused[i].token),
+                    TSR_EDATA,
+                    (const char *[MOST_WORDS]){"bytes.json", "model.vocab", refused[i].name});
+}
+
 /* A pattern whose matches begin before those before them ended: \K in a look-behind. */
 static void test_overlapping_matches(void **state)
 {
@@ -380,8 +596,13 @@ int main(void)
         cmocka_unit_test(test_golden_tokens),
         cmocka_unit_test(test_spans),
         cmocka_unit_test(test_other_tokenizers),
+        cmocka_unit_test(test_families),
+        cmocka_unit_test(test_stripped_spans),
         cmocka_unit_test(test_not_utf8),
+        cmocka_unit_test(test_added_tokens_decoder),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_refused_decoder),
+        cmocka_unit_test(test_missing_bytes),
         cmocka_unit_test(test_llama_spelling),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_overlapping_matches),
