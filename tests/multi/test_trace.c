@@ -1,6 +1,7 @@
 /*
  * The key `trace`, through `tessera train` under mpirun: the file is a Chrome trace that has every
- * operation of the traced steps on every rank, and whose times can be true.
+ * operation of the traced steps on every rank, whose times can be true, and whose counters of memory are
+ * the plan's.
  *
  *     test_multi_trace LAUNCH_RUN TESSERA BACKEND RANKS ...
  *
@@ -37,10 +38,20 @@ typedef struct {
     long long start, end;
 } event;
 
+/* The next value of a counter of memory; used -1: it is not told. */
+typedef struct {
+    const char *name;
+    int rank;
+    bool first; /* of the counter */
+    long long time, planned, used;
+} reading;
+
 typedef struct {
     json_t *root;
     event *event; /* sorted by rank, row, start; the longer first */
     int count;
+    reading *value; /* in the file's order */
+    int value_count;
     int ranks, first, last; /* steps */
     bool named[8][ROWS];
 } trace;
@@ -156,6 +167,21 @@ static void read_event(trace *t, const json_t *object)
     t->event[t->count++] = e;
 }
 
+static void read_value(trace *t, const json_t *object)
+{
+    const json_t *args = json_object_get(object, "args"), *used = json_object_get(args, "used");
+    reading v = {.name = string(object, "name"),
+                 .rank = integer(object, "pid"),
+                 .first = true,
+                 .time = nanoseconds(object, "ts"),
+                 .planned = integer(args, "planned"),
+                 .used = used ? integer(args, "used") : -1};
+    assert_string_equal(string(object, "cat"), "memory");
+    for (int i = 0; i < t->value_count; i++)
+        v.first &= t->value[i].rank != v.rank || strcmp(t->value[i].name, v.name) != 0;
+    t->value[t->value_count++] = v;
+}
+
 static void read_trace(trace *t, int ranks, int steps)
 {
     json_error_t error;
@@ -167,11 +193,14 @@ static void read_trace(trace *t, int ranks, int steps)
         fail_msg("trace.json, line %d: %s", error.line, error.text);
     assert_true(json_is_array(t->root));
     t->event = calloc(json_array_size(t->root), sizeof *t->event);
-    assert_non_null(t->event);
+    t->value = calloc(json_array_size(t->root), sizeof *t->value);
+    assert_true(t->event && t->value);
     for (size_t i = 0; i < json_array_size(t->root); i++) {
         const json_t *object = json_array_get(t->root, i);
         if (!strcmp(string(object, "ph"), "M"))
             read_metadata(t, object);
+        else if (!strcmp(string(object, "ph"), "C"))
+            read_value(t, object);
         else
             read_event(t, object);
     }
@@ -181,6 +210,7 @@ static void read_trace(trace *t, int ranks, int steps)
 static void free_trace(trace *t)
 {
     free(t->event);
+    free(t->value);
     json_decref(t->root);
 }
 
@@ -316,6 +346,99 @@ static void judge_exposed(const trace *t)
     free(text);
 }
 
+/* ---- counters ---- */
+
+/* Of a rank's counter: its first value, how often it rises, its highest and its last. */
+typedef struct {
+    long long planned, most, last, time;
+    int values, rises;
+} course;
+
+static course follow(const trace *t, int rank, const char *name)
+{
+    course c = {0};
+    for (int i = 0; i < t->value_count; i++) {
+        const reading *v = &t->value[i];
+        if (v->rank != rank || strcmp(v->name, name) != 0)
+            continue;
+        assert_true(c.values == 0 ? v->time == 0 : v->time >= c.time);
+        assert_true(c.values == 0 || (v->planned == c.planned && v->used >= 0));
+        assert_true(v->used <= v->planned);
+        c.rises += c.values > 0 && v->used > c.last;
+        c.most = v->used > c.most ? v->used : c.most;
+        c.planned = v->planned;
+        c.last = v->used;
+        c.time = v->time;
+        c.values++;
+    }
+    return c;
+}
+
+/* Every purpose of rank 0's plan.json, and no other; their bytes, and of its buffers. */
+static void judge_planned(const trace *t)
+{
+    json_error_t error;
+    json_t *plan = json_load_file(scratch_path("out/plan.json"), 0, &error), *buffer;
+    const json_t *buffers = json_object_get(plan, "buffers");
+    long long planned = 0, told = 0;
+    size_t i;
+    assert_true(json_array_size(buffers) > 20);
+    json_array_foreach(buffers, i, buffer)
+    {
+        bool found = false;
+        char why[200];
+        snprintf(why, sizeof why, "%s", string(buffer, "why"));
+        for (int v = 0; v < t->value_count && !found; v++) {
+            const char *name = t->value[v].name, *place = string(buffer, "place");
+            size_t length = strlen(name), end = strlen(why);
+            found = t->value[v].rank == 0 && !strncmp(name, place, strlen(place)) && length > end &&
+                    !strcmp(name + length - end, why);
+        }
+        if (!found)
+            fail_msg("no counter for %s of %s", why, string(buffer, "name"));
+        planned += integer(buffer, "bytes");
+    }
+    json_decref(plan);
+    for (int v = 0; v < t->value_count; v++)
+        told += t->value[v].rank == 0 && t->value[v].first ? t->value[v].planned : 0;
+    assert_int_equal(told, planned);
+}
+
+/* A counter that rises `rises` times, up to all that is planned, and is 0 in the end. */
+static void expect_course(const trace *t, int rank, const char *name, int rises)
+{
+    course c = follow(t, rank, name);
+    if (c.values == 0 || c.rises != rises || c.most != c.planned || c.last != 0)
+        fail_msg("rank %d: %s has %d values, rises %d times (expected %d), up to %lld of %lld, "
+                 "ends at %lld",
+                 rank, name, c.values, c.rises, rises, c.most, c.planned, c.last);
+}
+
+/* A rank without a micro-batch of its own goes through the operations, but keeps nothing. */
+static void judge_memory(const trace *t, const char *offload, bool host)
+{
+    int steps = t->last - t->first + 1, rounds = (MICRO + t->ranks - 1) / t->ranks;
+    judge_planned(t);
+    for (int rank = 0; rank < t->ranks; rank++) {
+        int uses = steps * LAYERS * rounds, own = 0;
+        for (int micro = rank; micro < MICRO; micro += t->ranks)
+            own += steps;
+        expect_course(t, rank, "device gradient: of a unit each, before they are reduced", uses);
+        if (host)
+            expect_course(t, rank,
+                          "host layer * saved activations: what the layer keeps for its backward, "
+                          "meanwhile",
+                          own * (LAYERS - 2));
+        else
+            expect_course(t, rank, "device layer * x: input of the layer, kept for the backward",
+                          own * LAYERS);
+        course slot = follow(t, rank, "device slot[*]: one unit, gathered for its use");
+        bool gathered = t->ranks > 1 || strcmp(offload, "none") != 0;
+        assert_int_equal(slot.values > 1, gathered);
+        assert_int_equal(slot.most, gathered ? slot.planned : 0);
+    }
+}
+
 static void assert_nothing_half_written(void)
 {
     DIR *directory = opendir(scratch_path("out"));
@@ -341,6 +464,7 @@ static void judge(int ranks, int steps, const char *offload, bool host)
         for (int step = t.first; step <= t.last; step++)
             judge_step(&t, rank, step, host);
     judge_exposed(&t);
+    judge_memory(&t, offload, host);
     free_trace(&t);
     assert_nothing_half_written();
 }
