@@ -11,11 +11,13 @@
 
 #include "device/device.h"
 #include "job/trace.h"
+#include "tessera.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -439,6 +441,102 @@ static void judge_memory(const trace *t, const char *offload, bool host)
     }
 }
 
+/* ---- inspect ---- */
+
+static double in_table(const json_t *report, const char *table, const char *key, const char *name,
+                       const char *figure)
+{
+    const json_t *row;
+    size_t i;
+    json_array_foreach(json_object_get(report, table), i, row)
+    {
+        if (!strcmp(string(row, key), name))
+            return json_number_value(json_object_get(row, figure));
+    }
+    return 0;
+}
+
+static void expect_close(const char *what, double found, double expected)
+{
+    if (!(fabs(found - expected) <= 1e-9 * fabs(expected)))
+        fail_msg("inspect says %.12g of %s, expected %.12g", found, what, expected);
+}
+
+/* The part of [start, end) in which compute of a rank runs nothing. */
+static double without_compute(const trace *t, int rank, long long start, long long end)
+{
+    long long left = end - start;
+    for (int i = 0; i < t->count; i++) {
+        const event *e = &t->event[i];
+        if (e->rank != rank || e->row != 0 || strcmp(e->category, "op") != 0)
+            continue;
+        long long from = e->start > start ? e->start : start, to = e->end < end ? e->end : end;
+        left -= to > from ? to - from : 0;
+    }
+    return 1e-6 * (double)left;
+}
+
+/* Operations on comm while the last step lasts, which may be another step's. */
+static void add_comm(const trace *t, int rank, double *busy, double *exposed)
+{
+    long long begin = LLONG_MAX, end = 0;
+    for (int i = 0; i < t->count; i++) {
+        const event *e = &t->event[i];
+        if (e->rank != rank || e->step != t->last)
+            continue;
+        begin = e->start < begin ? e->start : begin;
+        end = e->end > end ? e->end : end;
+    }
+    for (int i = 0; i < t->count; i++) {
+        const event *e = &t->event[i];
+        long long from = e->start > begin ? e->start : begin, to = e->end < end ? e->end : end;
+        if (e->rank != rank || e->row != 1 || strcmp(e->category, "op") != 0 || to <= from)
+            continue;
+        *busy += 1e-6 * (double)(to - from);
+        *exposed += without_compute(t, rank, from, to);
+    }
+}
+
+/* The last step as its events have it: means over the ranks. */
+static void judge_inspect(const trace *t)
+{
+    char *text;
+    double gemms = 0, gemm_ms = 0, waits = 0, comm_busy = 0, comm_exposed = 0;
+    assert_int_equal(tsr_inspect(scratch_path("out/trace.json"), NULL, 1, &text), 0);
+    json_t *report = json_loads(text, 0, NULL);
+    free(text);
+    for (int i = 0; i < t->count; i++) {
+        const event *e = &t->event[i];
+        double ms = 1e-6 * (double)(e->end - e->start);
+        if (e->step != t->last)
+            continue;
+        if (!strcmp(e->category, "kernel") && !strcmp(e->name, "gemm")) {
+            gemms++;
+            gemm_ms += ms;
+        }
+        if (e->row == EXPOSED && !strcmp(e->name, "gather"))
+            waits += ms;
+    }
+    for (int rank = 0; rank < t->ranks; rank++)
+        add_comm(t, rank, &comm_busy, &comm_exposed);
+    assert_int_equal(integer(report, "step"), t->last);
+    assert_int_equal(integer(report, "ranks"), t->ranks);
+    expect_close("gemms", in_table(report, "kernels", "kernel", "gemm", "count"), gemms / t->ranks);
+    expect_close("gemm", in_table(report, "kernels", "kernel", "gemm", "total_ms"),
+                 gemm_ms / t->ranks);
+    expect_close("gather", in_table(report, "waits", "compute_waits_for", "gather", "ms"),
+                 waits / t->ranks);
+    assert_true(comm_busy > 0);
+    expect_close("comm, busy", in_table(report, "streams", "stream", "comm", "busy_ms"),
+                 comm_busy / t->ranks);
+    expect_close("comm, exposed", in_table(report, "streams", "stream", "comm", "exposed_ms"),
+                 comm_exposed / t->ranks);
+    static const char gradient[] = "device gradient: of a unit each, before they are reduced";
+    expect_close("gradient", in_table(report, "peaks", "purpose", gradient, "used_bytes"),
+                 (double)follow(t, 0, gradient).planned);
+    json_decref(report);
+}
+
 static void assert_nothing_half_written(void)
 {
     DIR *directory = opendir(scratch_path("out"));
@@ -465,6 +563,7 @@ static void judge(int ranks, int steps, const char *offload, bool host)
             judge_step(&t, rank, step, host);
     judge_exposed(&t);
     judge_memory(&t, offload, host);
+    judge_inspect(&t);
     free_trace(&t);
     assert_nothing_half_written();
 }
