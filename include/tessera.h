@@ -220,10 +220,14 @@ TSR_API tsr_status tsr_merge(const tsr_job_options *options, int json, char **te
 /* Writes model_name_or_path to output_dir as bitsandbytes stores it in NF4; as tsr_merge. */
 TSR_API tsr_status tsr_quantize(const tsr_job_options *options, int json, char **text);
 
-/* What `path` holds: a safetensors file, or the directory of a model, an adapter, a run or a checkpoint of
+/* What `path` holds: a safetensors file, a trace, or the directory of a model, an adapter, a run or a checkpoint of
  * one, which is read as a whole. Of the options (NULL: none) it takes progress. */
 TSR_API tsr_status tsr_inspect(const char *path, const tsr_job_options *options, int json,
                                char **text);
+
+/* What differs between one step each of two traces, files of the key trace. Options as for tsr_inspect. */
+TSR_API tsr_status tsr_inspect_traces(const char *path, const char *other,
+                                      const tsr_job_options *options, int json, char **text);
 
 /* Draws a run's loss, evaluation loss and learning rate from its metrics.jsonl into an SVG file. */
 TSR_API tsr_status tsr_plot(const char *run_directory, const char *file);

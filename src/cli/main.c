@@ -426,6 +426,8 @@ static int call_tool(const tsr_usage *usage, const tsr_job_options *options, cha
     if (usage->command == TSR_COMMAND_ENV)
         return tsr_environment(options, usage->measure, json, text);
     int status = usage->plot ? tsr_plot(usage->job_path, usage->plot) : 0;
+    if (status == 0 && usage->other)
+        return tsr_inspect_traces(usage->job_path, usage->other, options, json, text);
     return status < 0 ? status : tsr_inspect(usage->job_path, options, json, text);
 }
 

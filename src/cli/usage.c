@@ -64,11 +64,14 @@ static const command_row commands[] = {
      "    output_dir            where the model is written, complete or not at all\n"
      "    overwrite_output_dir  true: replace a model that is there\n",
      "    tessera quantize job.yaml model_name_or_path=Llama-3.2-1B output_dir=Llama-3.2-1B-nf4\n"},
-    {"inspect", TSR_COMMAND_INSPECT, "tessera inspect PATH [--json] [--plot FILE.svg]",
-     "what a safetensors file, or the directory of a model, adapter, run or checkpoint, holds",
+    {"inspect", TSR_COMMAND_INSPECT, "tessera inspect PATH [OTHER.json] [--json] [--plot FILE.svg]",
+     "what a safetensors file, a trace, or the directory of a model, adapter, run or checkpoint, "
+     "holds",
+     "    OTHER.json  of two traces: what differs between them\n"
      "    --json      as JSON on stdout\n"
      "    --plot FILE.svg   of a run: loss, evaluation loss and learning rate over the steps\n",
-     "    tessera inspect runs/first --plot loss.svg\n"},
+     "    tessera inspect runs/first --plot loss.svg\n"
+     "    tessera inspect before.json after.json\n"},
     {"env", TSR_COMMAND_ENV, "tessera env [--measure] [--json]",
      "backends, processor, GPUs, topology, library versions, limits, and what is missing",
      "    --measure   also what this machine sustains: copies and matmuls, a few seconds each\n"
@@ -319,6 +322,10 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
         usage->job_path = arg;
         return TSR_OK;
     }
+    if (row->command == TSR_COMMAND_INSPECT && !usage->other) {
+        usage->other = arg;
+        return TSR_OK;
+    }
     if (!job)
         return tsr_fail(TSR_EUSAGE, "'%.200s': one word too many; the line is: %s", arg, row->line);
     return tsr_fail(TSR_EUSAGE, "'%.200s': expected key=value after %s; the line is: %s", arg,
@@ -338,6 +345,9 @@ static tsr_status parse_command(tsr_usage *out, const command_row *row, int coun
     if (status == TSR_OK && !usage.job_path && row->command != TSR_COMMAND_ENV)
         status = tsr_fail(TSR_EUSAGE, "tessera %s: the %s is missing; the line is: %s", row->name,
                           takes_job(row) ? "job.yaml" : "path to inspect", row->line);
+    if (status == TSR_OK && usage.plot && usage.other)
+        status = tsr_fail(TSR_EUSAGE, "--plot draws a run: found '%.200s' too; the line is: %s",
+                          usage.other, row->line);
     if (status < 0)
         tsr_usage_free(&usage);
     else

@@ -36,6 +36,7 @@ typedef struct {
     int64_t show;      /* data --show N */
     bool json;         /* --json */
     bool measure;      /* env --measure */
+    const char *other; /* inspect: a second trace; borrowed from argv; NULL: not given */
     const char *plot;  /* inspect --plot FILE.svg; borrowed from argv; NULL: not given */
     tsr_text text;
 } tsr_usage;

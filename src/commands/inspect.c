@@ -201,25 +201,42 @@ static tsr_status inspect_path(json_t *report, const char *path)
     tsr_report_string(report, "path", path);
     if (S_ISDIR(info.st_mode))
         return inspect_directory(report, path);
-    tsr_report_string(report, "kind", "safetensors");
+    bool trace = S_ISREG(info.st_mode) && tsr_inspect_is_trace(path);
+    tsr_report_string(report, "kind", trace ? "trace" : "safetensors");
     tsr_report_int(report, "file_bytes", (uint64_t)info.st_size);
-    return tsr_inspect_safetensors(report, path);
+    return trace ? tsr_inspect_trace(report, path) : tsr_inspect_safetensors(report, path);
 }
 
-tsr_status tsr_inspect(const char *path, const tsr_job_options *options, int json, char **text)
+/* other NULL: `path` alone. */
+static tsr_status inspect(const char *path, const char *other, const tsr_job_options *options,
+                          int json, char **text)
 {
-    if (!path || !text)
-        return tsr_fail(TSR_EINVAL, "tsr_inspect: path or text is NULL");
     tsr_job_options taken = TSR_JOB_OPTIONS_INIT;
     if (options)
         TSR_TRY(tsr_job_options_take(&taken, options));
     json_t *report = json_object();
     tsr_phase_set(taken.progress, taken.user);
-    tsr_status status = inspect_path(report, path);
+    tsr_status status =
+        other ? tsr_inspect_two_traces(report, path, other) : inspect_path(report, path);
     tsr_phase_set(NULL, NULL);
     if (status < 0) {
         json_decref(report);
         return status;
     }
     return tsr_report_print(text, report, json);
+}
+
+tsr_status tsr_inspect(const char *path, const tsr_job_options *options, int json, char **text)
+{
+    if (!path || !text)
+        return tsr_fail(TSR_EINVAL, "tsr_inspect: path or text is NULL");
+    return inspect(path, NULL, options, json, text);
+}
+
+tsr_status tsr_inspect_traces(const char *path, const char *other, const tsr_job_options *options,
+                              int json, char **text)
+{
+    if (!path || !other || !text)
+        return tsr_fail(TSR_EINVAL, "tsr_inspect_traces: path, other or text is NULL");
+    return inspect(path, other, options, json, text);
 }

@@ -1,6 +1,7 @@
 /*
  * commands/inspect.h: what `tessera inspect` says of a path, kind by kind, as parts of a report.
  *
+ * A file is a trace by its first characters or its name's end (.json), else safetensors.
  * A kind of directory is known by a file in it; the list of kinds is in inspect.c, and a new one is a
  * line there and a function here.
  */
@@ -18,6 +19,10 @@ tsr_status tsr_inspect_adapter(json_t *report, const char *directory);
 tsr_status tsr_inspect_adapter_within(json_t *report, const char *directory);
 tsr_status tsr_inspect_run(json_t *report, const char *directory);
 tsr_status tsr_inspect_checkpoint(json_t *report, const char *directory); /* of a run */
+
+tsr_status tsr_inspect_trace(json_t *report, const char *path); /* of the key `trace` */
+tsr_status tsr_inspect_two_traces(json_t *report, const char *path, const char *other);
+bool tsr_inspect_is_trace(const char *path);
 
 /* One tensor as a row of a table: name, dtype, shape, bytes. Returns the row. */
 json_t *tsr_inspect_tensor(json_t *rows, const tsr_tensor *tensor);

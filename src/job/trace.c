@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "io/file.h"
 #include "job/parts.h"
+#include "job/trace_memory.h"
 #include "kernels/watch.h"
 
 #include <errno.h>
@@ -37,15 +38,17 @@ typedef struct {
 struct tsr_trace {
     tsr_job *job;
     tsr_kernels kernels; /* the job's, watched */
-    block *own, *all;    /* [1], [ranks] */
-    tsr_folder *folder;  /* of rank 0: the file's, unless that is output_dir */
-    tsr_file *file;      /* of rank 0, while it is not written */
+    tsr_trace_memory *memory;
+    block *own, *all;   /* [1], [ranks] */
+    tsr_folder *folder; /* of rank 0: the file's, unless that is output_dir */
+    tsr_file *file;     /* of rank 0, while it is not written */
     bool written;
     /* while it is written */
     int64_t first_step;
     int64_t shift; /* ns, added to this rank's times */
     uint64_t next; /* record */
     int next_row;  /* to be named */
+    bool counted;  /* whether all counters are told */
 };
 
 /* ---- where ---- */
@@ -115,6 +118,7 @@ tsr_status tsr_trace_create(tsr_trace **out, tsr_job *job)
     trace->all = calloc((size_t)tsr_comm_size(job->world), sizeof *trace->all);
     if (!trace->own || !trace->all)
         return tsr_fail(TSR_ENOMEM, "out of memory for the trace's blocks");
+    TSR_TRY(tsr_trace_memory_create(&trace->memory, job->decision.plan, &job->decision.memory));
     trace->kernels = tsr_kernels_watched(job->kernels);
     job->kernels = job->decision.model.kernels = &trace->kernels;
     return TSR_OK;
@@ -142,6 +146,7 @@ void tsr_trace_destroy(tsr_trace *trace)
         return;
     tsr_file_discard(trace->file);
     tsr_folder_close(trace->folder);
+    tsr_trace_memory_destroy(trace->memory);
     free(trace->own);
     free(trace->all);
     free(trace);
@@ -226,7 +231,23 @@ static int put_record(char *out, const tsr_trace *trace, const tsr_op_record *r)
     return n + snprintf(out + n, LINE_BYTES - (size_t)n, "}}");
 }
 
-/* As many lines as the block takes. */
+/* chrome://tracing stacks the values of a counter: what is used lies at the bottom. */
+static int put_counter(char *out, const tsr_trace *trace, const tsr_trace_counter *counter)
+{
+    int64_t time = nanoseconds(trace, counter->time);
+    int n =
+        snprintf(out, LINE_BYTES, ",\n{\"name\":\"%s\",\"cat\":\"memory\",\"ph\":\"C\",\"pid\":%d",
+                 counter->name, trace->job->view.rank);
+    n += put_time(out + n, LINE_BYTES - (size_t)n, "ts", time > 0 ? time : 0);
+    n += snprintf(out + n, LINE_BYTES - (size_t)n, ",\"args\":{");
+    if (counter->used_known)
+        n += snprintf(out + n, LINE_BYTES - (size_t)n, "\"used\":%llu,",
+                      (unsigned long long)counter->used_bytes);
+    return n + snprintf(out + n, LINE_BYTES - (size_t)n, "\"planned\":%llu}}",
+                        (unsigned long long)counter->planned_bytes);
+}
+
+/* As many lines as the block takes: rows, records, counters. */
 static void fill_block(tsr_trace *trace)
 {
     block *own = trace->own;
@@ -239,13 +260,19 @@ static void fill_block(tsr_trace *trace)
             own->used += put_row(out, trace, trace->next_row++);
             continue;
         }
-        if (trace->next == count)
+        if (trace->next < count) {
+            const tsr_op_record *r = tsr_executor_log(trace->job->executor, trace->next++, &count);
+            if (r->step >= trace->first_step)
+                own->used += put_record(out, trace, r);
+            continue;
+        }
+        tsr_trace_counter counter;
+        trace->counted = !tsr_trace_memory_next(trace->memory, &counter);
+        if (trace->counted)
             break;
-        const tsr_op_record *r = tsr_executor_log(trace->job->executor, trace->next++, &count);
-        if (r->step >= trace->first_step)
-            own->used += put_record(out, trace, r);
+        own->used += put_counter(out, trace, &counter);
     }
-    own->more = trace->next < count;
+    own->more = !trace->counted;
 }
 
 /* ---- all ranks' ---- */
@@ -351,5 +378,6 @@ tsr_status tsr_trace_done(tsr_trace *trace, int64_t step, bool last)
     tsr_executor_trace(trace->job->executor, -1);
     TSR_TRY(tsr_streams_synchronize(&trace->job->streams));
     TSR_TRY(set_clock(trace));
+    tsr_trace_memory_begin(trace->memory, trace->job->executor, -1e-9 * (double)trace->shift);
     return write_file(trace);
 }

@@ -11,10 +11,19 @@
 
 static const char *const place_names[] = {"device", "host", "node"};
 
+const char *tsr_decide_place_name(tsr_place place)
+{
+    return place_names[place];
+}
+
+bool tsr_decide_is_kept(const tsr_buffer *buffer)
+{
+    return buffer->place == TSR_PLACE_DEVICE && strncmp(buffer->name, "layer ", 6) == 0;
+}
+
 static void print_why(tsr_text *out, const tsr_buffer *buffer)
 {
-    bool kept = buffer->place == TSR_PLACE_DEVICE && strncmp(buffer->name, "layer ", 6) == 0;
-    tsr_text_printf(out, "%s%s", buffer->why, kept ? ", kept for the backward" : "");
+    tsr_text_printf(out, "%s%s", buffer->why, tsr_decide_is_kept(buffer) ? TSR_DECIDE_KEPT : "");
 }
 
 /* ---- those of a kind ---- */
@@ -23,10 +32,10 @@ static void print_why(tsr_text *out, const tsr_buffer *buffer)
 typedef struct {
     const tsr_buffer *first;
     uint64_t count;
-    char name[sizeof((tsr_buffer *)NULL)->name]; /* numbers are stars */
+    char name[TSR_BUFFER_NAME_BYTES]; /* numbers are stars */
 } kind;
 
-static void without_numbers(char *out, const char *name)
+void tsr_decide_without_numbers(char *out, const char *name)
 {
     char before = 'a';
     while (*name) {
@@ -65,7 +74,7 @@ static int sort_out(kind *kinds, const tsr_memory_plan *memory)
         const tsr_buffer *b = &memory->buffer[i];
         kind next = {.first = b};
         int at = 0;
-        without_numbers(next.name, b->name);
+        tsr_decide_without_numbers(next.name, b->name);
         while (at < count && !alike(&kinds[at], &next))
             at++;
         if (at == count)

@@ -1,6 +1,6 @@
 /*
  * planner/parts.h: shared by decide.c (one choice, the fastest), advise.c (what would fit),
- * print.c and buffers.c (what is said of it).
+ * print.c, buffers.c and purposes.c (what is said of it).
  */
 #ifndef TSR_PLANNER_PARTS_H
 #define TSR_PLANNER_PARTS_H
@@ -80,5 +80,15 @@ tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
 /* The buffers of a plan, each with what it is for: for people those of a kind together and the largest
  * first; as elements of a JSON array. TSR_ENOMEM. */
 tsr_status tsr_decide_print_buffers(tsr_text *out, const tsr_memory_plan *memory, bool json);
+
+/* "device", "host", "node" */
+const char *tsr_decide_place_name(tsr_place place);
+
+/* Whether a layer keeps it for its backward; what it is for then ends in that. */
+#define TSR_DECIDE_KEPT ", kept for the backward"
+bool tsr_decide_is_kept(const tsr_buffer *buffer);
+
+/* "slot[*]" of "slot[1]" into `out`, at most TSR_BUFFER_NAME_BYTES. */
+void tsr_decide_without_numbers(char *out, const char *name);
 
 #endif

@@ -197,11 +197,12 @@ static int find_columns(column columns[MOST_COLUMNS], const json_t *rows)
         int c = 0;
         while (c < count && strcmp(columns[c].key, key))
             c++;
+        bool number = json_is_number(value);
         if (c == MOST_COLUMNS)
             continue;
         if (c == count)
-            columns[count++] =
-                (column){key, key_width(key, json_is_number(value)), json_is_number(value)};
+            columns[count++] = (column){key, key_width(key, number), number};
+        columns[c].right |= number; /* before it perhaps null */
         tsr_text_clear(&cell);
         put_value(&cell, key, value);
         size_t width = width_of(tsr_text_string(&cell));

@@ -91,9 +91,11 @@ typedef struct {
     int64_t step; /* as tsr_executor_trace said */
     tsr_record_type type;
     uint8_t kind, stream, phase; /* of the op */
+    bool empty;                  /* of an empty micro-batch */
     int unit;
-    uint64_t bytes;   /* OP */
-    const char *name; /* KERNEL: "gemm"; EXPOSED: the cause, a field of tsr_exposed */
+    const tsr_plan_op *op; /* of the plan */
+    uint64_t bytes;        /* OP */
+    const char *name;      /* KERNEL: "gemm"; EXPOSED: the cause, a field of tsr_exposed */
     double issue, start, end;
 } tsr_op_record;
 

@@ -39,7 +39,9 @@ static tsr_status place(tsr_executor *executor, const tsr_plan_op *op, tsr_mark_
                             .kind = op->kind,
                             .stream = op->stream,
                             .phase = op->phase,
+                            .empty = executor->empty,
                             .unit = op->unit,
+                            .op = executor->op,
                             .bytes = op->bytes,
                             .issue = executor->trace_step < 0 ? 0 : tsr_now()};
     if (kind == TSR_MARK_BEGIN || kind == TSR_MARK_END)

@@ -33,8 +33,10 @@ static inline tsr_array tsr_array_of_bytes(uint64_t bytes)
     return (tsr_array){TSR_U8, bytes, 1};
 }
 
+#define TSR_BUFFER_NAME_BYTES 64
+
 typedef struct {
-    char name[64];
+    char name[TSR_BUFFER_NAME_BYTES];
     const char *why; /* what it is for; borrowed */
     tsr_array array;
     uint64_t bytes; /* as asked for */

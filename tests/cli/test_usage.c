@@ -140,6 +140,10 @@ static void test_tools(void **state)
     assert_string_equal(u.plot, "b.svg");
     assert_true(u.json);
     tsr_usage_free(&u);
+    assert_int_equal(parse(&u, ARGS("inspect", "a.json", "b.json")), TSR_OK);
+    assert_string_equal(u.job_path, "a.json");
+    assert_string_equal(u.other, "b.json");
+    tsr_usage_free(&u);
     assert_int_equal(parse(&u, ARGS("env", "--measure", "--json")), TSR_OK);
     assert_int_equal(u.command, TSR_COMMAND_ENV);
     assert_true(u.measure && u.json);
@@ -188,7 +192,8 @@ static void test_wrong_lines(void **state)
         {{"quantize", "job.yaml", "--measure"}, {"--measure: no such option"}},
         {{"merge", "job.yaml", "--init-adapter", "a"}, {"init_adapter=a"}},
         {{"inspect"}, {"the path to inspect is missing", "tessera inspect PATH"}},
-        {{"inspect", "a", "b"}, {"'b'", "one word too many", "tessera inspect PATH"}},
+        {{"inspect", "a", "b", "c"}, {"'c'", "one word too many", "tessera inspect PATH"}},
+        {{"inspect", "a", "b", "--plot", "c.svg"}, {"--plot draws a run", "'b'"}},
         {{"inspect", "a", "--plot"}, {"--plot", "--plot: the file is missing", "loss.svg"}},
         {{"inspect", "a", "--plot", "--json"}, {"--plot: the file is missing"}},
         {{"inspect", "a", "--plot", "loss.png"}, {"found loss.png", "ends in .svg"}},
@@ -226,7 +231,7 @@ static void test_texts(void **state)
     expect_text(
         ARGS("--help"),
         "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] [--roofs FILE] [--json]");
-    expect_text(ARGS("--help"), "tessera inspect PATH [--json] [--plot FILE.svg]");
+    expect_text(ARGS("--help"), "tessera inspect PATH [OTHER.json] [--json] [--plot FILE.svg]");
     const char *const tools[] = {"merge", "quantize", "inspect", "env"};
     for (int i = 0; i < 4; i++) {
         char example[64];

@@ -166,9 +166,10 @@ static void examples(void)
     write_eval_data();
     cli_edit("job.yaml", "lora_r: 2\n", "eval_dataset: eval.jsonl\nbackend: cpu\nmax_length: 64\n");
     run_ok(1, "train job.yaml output_dir=runs/first max_steps=1");
+    run_ok(1, "train job.yaml output_dir=runs/traced max_steps=1 trace=before.json");
     cli_link_all("model", "Llama-3.2-1B");
-    if (symlink("data.jsonl", "train.jsonl") != 0)
-        cli_fail("no train.jsonl");
+    if (symlink("data.jsonl", "train.jsonl") != 0 || symlink("before.json", "after.json") != 0)
+        cli_fail("no train.jsonl or after.json");
     cli_write("h200.json", "{\"copy_bytes_per_s\": 1e10, \"matmul_float32_flops_per_s\": 1e11}");
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         run_examples(commands[i]);

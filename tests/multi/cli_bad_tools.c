@@ -41,6 +41,8 @@ BREAK(holds_adapter, (mkdir("out", 0777), cli_write("out/adapter_config.json", "
 BREAK(holds_model, (mkdir("out", 0777), cli_write("out/model-00001-of-00002.safetensors", "")))
 BREAK(holds_file, cli_write("out", ""))
 BREAK(holds_directory, (mkdir("out", 0777), mkdir("out/tokenizer.json", 0777)))
+BREAK(no_trace, cli_write("trace.json", "{\"traceEvents\": []}"))
+BREAK(cut_trace, cli_write("trace.json", "[{\"name\":"))
 BREAK(text_file, cli_write("notes.safetensors", "hello, world"))
 BREAK(run_without_steps, (mkdir("run", 0777), cli_write("run/metrics.jsonl", "")))
 BREAK(wrong_metrics,
@@ -224,7 +226,25 @@ const cli_bad_case cli_bad_tools[] = {
      65,
      {"model", "no metrics.jsonl", "output_dir"},
      .command = "inspect model --plot a.svg"},
-    {"inspect_two", NULL, NULL, 64, {"one word too many"}, .command = "inspect model adapter"},
+    {"inspect_three", NULL, NULL, 64, {"one word too many"}, .command = "inspect a b c"},
+    {"inspect_two",
+     NULL,
+     NULL,
+     65,
+     {"model is a directory", "both must be traces"},
+     .command = "inspect model adapter"},
+    {"inspect_no_trace",
+     no_trace,
+     NULL,
+     65,
+     {"trace.json", "no trace of this program", "key trace"},
+     .command = "inspect trace.json"},
+    {"inspect_cut_traces",
+     cut_trace,
+     NULL,
+     65,
+     {"trace.json", "line 1"},
+     .command = "inspect trace.json trace.json --json"},
     {"env_word", NULL, NULL, 64, {"tessera env [--measure] [--json]"}, .command = "env cpu"},
 };
 const size_t cli_bad_tools_count = sizeof cli_bad_tools / sizeof *cli_bad_tools;

@@ -1,6 +1,7 @@
 /*
  * The key `trace`, through `tessera train` under mpirun: the file is a Chrome trace that has every
- * operation of the traced steps on every rank, and whose times can be true.
+ * operation of the traced steps on every rank, whose times can be true, and whose counters of memory are
+ * the plan's.
  *
  *     test_multi_trace LAUNCH_RUN TESSERA BACKEND RANKS ...
  *
@@ -10,11 +11,13 @@
 
 #include "device/device.h"
 #include "job/trace.h"
+#include "tessera.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,10 +40,20 @@ typedef struct {
     long long start, end;
 } event;
 
+/* The next value of a counter of memory; used -1: it is not told. */
+typedef struct {
+    const char *name;
+    int rank;
+    bool first; /* of the counter */
+    long long time, planned, used;
+} reading;
+
 typedef struct {
     json_t *root;
     event *event; /* sorted by rank, row, start; the longer first */
     int count;
+    reading *value; /* in the file's order */
+    int value_count;
     int ranks, first, last; /* steps */
     bool named[8][ROWS];
 } trace;
@@ -156,6 +169,21 @@ static void read_event(trace *t, const json_t *object)
     t->event[t->count++] = e;
 }
 
+static void read_value(trace *t, const json_t *object)
+{
+    const json_t *args = json_object_get(object, "args"), *used = json_object_get(args, "used");
+    reading v = {.name = string(object, "name"),
+                 .rank = integer(object, "pid"),
+                 .first = true,
+                 .time = nanoseconds(object, "ts"),
+                 .planned = integer(args, "planned"),
+                 .used = used ? integer(args, "used") : -1};
+    assert_string_equal(string(object, "cat"), "memory");
+    for (int i = 0; i < t->value_count; i++)
+        v.first &= t->value[i].rank != v.rank || strcmp(t->value[i].name, v.name) != 0;
+    t->value[t->value_count++] = v;
+}
+
 static void read_trace(trace *t, int ranks, int steps)
 {
     json_error_t error;
@@ -167,11 +195,14 @@ static void read_trace(trace *t, int ranks, int steps)
         fail_msg("trace.json, line %d: %s", error.line, error.text);
     assert_true(json_is_array(t->root));
     t->event = calloc(json_array_size(t->root), sizeof *t->event);
-    assert_non_null(t->event);
+    t->value = calloc(json_array_size(t->root), sizeof *t->value);
+    assert_true(t->event && t->value);
     for (size_t i = 0; i < json_array_size(t->root); i++) {
         const json_t *object = json_array_get(t->root, i);
         if (!strcmp(string(object, "ph"), "M"))
             read_metadata(t, object);
+        else if (!strcmp(string(object, "ph"), "C"))
+            read_value(t, object);
         else
             read_event(t, object);
     }
@@ -181,6 +212,7 @@ static void read_trace(trace *t, int ranks, int steps)
 static void free_trace(trace *t)
 {
     free(t->event);
+    free(t->value);
     json_decref(t->root);
 }
 
@@ -316,6 +348,195 @@ static void judge_exposed(const trace *t)
     free(text);
 }
 
+/* ---- counters ---- */
+
+/* Of a rank's counter: its first value, how often it rises, its highest and its last. */
+typedef struct {
+    long long planned, most, last, time;
+    int values, rises;
+} course;
+
+static course follow(const trace *t, int rank, const char *name)
+{
+    course c = {0};
+    for (int i = 0; i < t->value_count; i++) {
+        const reading *v = &t->value[i];
+        if (v->rank != rank || strcmp(v->name, name) != 0)
+            continue;
+        assert_true(c.values == 0 ? v->time == 0 : v->time >= c.time);
+        assert_true(c.values == 0 || (v->planned == c.planned && v->used >= 0));
+        assert_true(v->used <= v->planned);
+        c.rises += c.values > 0 && v->used > c.last;
+        c.most = v->used > c.most ? v->used : c.most;
+        c.planned = v->planned;
+        c.last = v->used;
+        c.time = v->time;
+        c.values++;
+    }
+    return c;
+}
+
+/* Every purpose of rank 0's plan.json, and no other; their bytes, and of its buffers. */
+static void judge_planned(const trace *t)
+{
+    json_error_t error;
+    json_t *plan = json_load_file(scratch_path("out/plan.json"), 0, &error), *buffer;
+    const json_t *buffers = json_object_get(plan, "buffers");
+    long long planned = 0, told = 0;
+    size_t i;
+    assert_true(json_array_size(buffers) > 20);
+    json_array_foreach(buffers, i, buffer)
+    {
+        bool found = false;
+        char why[200];
+        snprintf(why, sizeof why, "%s", string(buffer, "why"));
+        for (int v = 0; v < t->value_count && !found; v++) {
+            const char *name = t->value[v].name, *place = string(buffer, "place");
+            size_t length = strlen(name), end = strlen(why);
+            found = t->value[v].rank == 0 && !strncmp(name, place, strlen(place)) && length > end &&
+                    !strcmp(name + length - end, why);
+        }
+        if (!found)
+            fail_msg("no counter for %s of %s", why, string(buffer, "name"));
+        planned += integer(buffer, "bytes");
+    }
+    json_decref(plan);
+    for (int v = 0; v < t->value_count; v++)
+        told += t->value[v].rank == 0 && t->value[v].first ? t->value[v].planned : 0;
+    assert_int_equal(told, planned);
+}
+
+/* A counter that rises `rises` times, up to all that is planned, and is 0 in the end. */
+static void expect_course(const trace *t, int rank, const char *name, int rises)
+{
+    course c = follow(t, rank, name);
+    if (c.values == 0 || c.rises != rises || c.most != c.planned || c.last != 0)
+        fail_msg("rank %d: %s has %d values, rises %d times (expected %d), up to %lld of %lld, "
+                 "ends at %lld",
+                 rank, name, c.values, c.rises, rises, c.most, c.planned, c.last);
+}
+
+/* A rank without a micro-batch of its own goes through the operations, but keeps nothing. */
+static void judge_memory(const trace *t, const char *offload, bool host)
+{
+    int steps = t->last - t->first + 1, rounds = (MICRO + t->ranks - 1) / t->ranks;
+    judge_planned(t);
+    for (int rank = 0; rank < t->ranks; rank++) {
+        int uses = steps * LAYERS * rounds, own = 0;
+        for (int micro = rank; micro < MICRO; micro += t->ranks)
+            own += steps;
+        expect_course(t, rank, "device gradient: of a unit each, before they are reduced", uses);
+        if (host)
+            expect_course(t, rank,
+                          "host layer * saved activations: what the layer keeps for its backward, "
+                          "meanwhile",
+                          own * (LAYERS - 2));
+        else
+            expect_course(t, rank, "device layer * x: input of the layer, kept for the backward",
+                          own * LAYERS);
+        course slot = follow(t, rank, "device slot[*]: one unit, gathered for its use");
+        bool gathered = t->ranks > 1 || strcmp(offload, "none") != 0;
+        assert_int_equal(slot.values > 1, gathered);
+        assert_int_equal(slot.most, gathered ? slot.planned : 0);
+    }
+}
+
+/* ---- inspect ---- */
+
+static double in_table(const json_t *report, const char *table, const char *key, const char *name,
+                       const char *figure)
+{
+    const json_t *row;
+    size_t i;
+    json_array_foreach(json_object_get(report, table), i, row)
+    {
+        if (!strcmp(string(row, key), name))
+            return json_number_value(json_object_get(row, figure));
+    }
+    return 0;
+}
+
+static void expect_close(const char *what, double found, double expected)
+{
+    if (!(fabs(found - expected) <= 1e-9 * fabs(expected)))
+        fail_msg("inspect says %.12g of %s, expected %.12g", found, what, expected);
+}
+
+/* The part of [start, end) in which compute of a rank runs nothing. */
+static double without_compute(const trace *t, int rank, long long start, long long end)
+{
+    long long left = end - start;
+    for (int i = 0; i < t->count; i++) {
+        const event *e = &t->event[i];
+        if (e->rank != rank || e->row != 0 || strcmp(e->category, "op") != 0)
+            continue;
+        long long from = e->start > start ? e->start : start, to = e->end < end ? e->end : end;
+        left -= to > from ? to - from : 0;
+    }
+    return 1e-6 * (double)left;
+}
+
+/* Operations on comm while the last step lasts, which may be another step's. */
+static void add_comm(const trace *t, int rank, double *busy, double *exposed)
+{
+    long long begin = LLONG_MAX, end = 0;
+    for (int i = 0; i < t->count; i++) {
+        const event *e = &t->event[i];
+        if (e->rank != rank || e->step != t->last)
+            continue;
+        begin = e->start < begin ? e->start : begin;
+        end = e->end > end ? e->end : end;
+    }
+    for (int i = 0; i < t->count; i++) {
+        const event *e = &t->event[i];
+        long long from = e->start > begin ? e->start : begin, to = e->end < end ? e->end : end;
+        if (e->rank != rank || e->row != 1 || strcmp(e->category, "op") != 0 || to <= from)
+            continue;
+        *busy += 1e-6 * (double)(to - from);
+        *exposed += without_compute(t, rank, from, to);
+    }
+}
+
+/* The last step as its events have it: means over the ranks. */
+static void judge_inspect(const trace *t)
+{
+    char *text;
+    double gemms = 0, gemm_ms = 0, waits = 0, comm_busy = 0, comm_exposed = 0;
+    assert_int_equal(tsr_inspect(scratch_path("out/trace.json"), NULL, 1, &text), 0);
+    json_t *report = json_loads(text, 0, NULL);
+    free(text);
+    for (int i = 0; i < t->count; i++) {
+        const event *e = &t->event[i];
+        double ms = 1e-6 * (double)(e->end - e->start);
+        if (e->step != t->last)
+            continue;
+        if (!strcmp(e->category, "kernel") && !strcmp(e->name, "gemm")) {
+            gemms++;
+            gemm_ms += ms;
+        }
+        if (e->row == EXPOSED && !strcmp(e->name, "gather"))
+            waits += ms;
+    }
+    for (int rank = 0; rank < t->ranks; rank++)
+        add_comm(t, rank, &comm_busy, &comm_exposed);
+    assert_int_equal(integer(report, "step"), t->last);
+    assert_int_equal(integer(report, "ranks"), t->ranks);
+    expect_close("gemms", in_table(report, "kernels", "kernel", "gemm", "count"), gemms / t->ranks);
+    expect_close("gemm", in_table(report, "kernels", "kernel", "gemm", "total_ms"),
+                 gemm_ms / t->ranks);
+    expect_close("gather", in_table(report, "waits", "compute_waits_for", "gather", "ms"),
+                 waits / t->ranks);
+    assert_true(comm_busy > 0);
+    expect_close("comm, busy", in_table(report, "streams", "stream", "comm", "busy_ms"),
+                 comm_busy / t->ranks);
+    expect_close("comm, exposed", in_table(report, "streams", "stream", "comm", "exposed_ms"),
+                 comm_exposed / t->ranks);
+    static const char gradient[] = "device gradient: of a unit each, before they are reduced";
+    expect_close("gradient", in_table(report, "peaks", "purpose", gradient, "used_bytes"),
+                 (double)follow(t, 0, gradient).planned);
+    json_decref(report);
+}
+
 static void assert_nothing_half_written(void)
 {
     DIR *directory = opendir(scratch_path("out"));
@@ -341,6 +562,8 @@ static void judge(int ranks, int steps, const char *offload, bool host)
         for (int step = t.first; step <= t.last; step++)
             judge_step(&t, rank, step, host);
     judge_exposed(&t);
+    judge_memory(&t, offload, host);
+    judge_inspect(&t);
     free_trace(&t);
     assert_nothing_half_written();
 }
