@@ -139,6 +139,7 @@ static void read_config(tsr_error *error, tsr_job *job)
                                 .overrides = o->overrides,
                                 .override_count = o->override_count,
                                 .use = uses[o->purpose],
+                                .rows_given = o->row,
                                 .has_cuda = tsr_device_cuda_built()};
     tsr_error_take(error, tsr_inputs_read_config(&job->inputs, &source));
     if (job->options.timeout_seconds == 0)
@@ -250,6 +251,7 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
     reports = 1;
     job->options = *options;
     job->saved = job->output_lock = -1;
+    job->inputs.rows = (tsr_row_source){options->row, options->user};
     job->train = options->purpose != TSR_JOB_EVALUATE;
     job->log_level = TSR_LOG_INFO; /* until the configuration says another */
     tsr_job_listen(job, true);
