@@ -140,6 +140,11 @@ typedef struct {
      * the same rows each time: TSR_ERANKS otherwise. Messages name a row NAME:NUMBER, from 1. Not 0: the job ends with
      * TSR_EIO. A run's job.yaml has the names: who resumes or evaluates it gives the rows again. */
     int (*row)(void *user, const char *name, int64_t index, const char **row, size_t *bytes);
+    /* The adapter's files, beside those in output_dir and with the same bytes, piece by piece: `bytes` at `data`, borrowed
+     * during the call; `last` 1: they end the file `name`. README.md (unless a person's is in output_dir),
+     * adapter_config.json, adapter_model.safetensors, which ends them all. Called by tsr_job_save, on rank 0 and its
+     * thread, once they are complete in output_dir. Not 0: tsr_job_save ends with TSR_EIO. NULL: nobody wants them. */
+    int (*adapter)(void *user, const char *name, const void *data, size_t bytes, int last);
 } tsr_job_options;
 
 #ifdef __cplusplus

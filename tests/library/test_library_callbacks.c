@@ -1,5 +1,5 @@
 /*
- * test_library_callbacks.c: rows that the caller gives instead of files.
+ * test_library_callbacks.c: rows that the caller gives instead of files, and the adapter that it is given.
  */
 #include "library/fixture.h"
 
@@ -184,12 +184,89 @@ static void ranks_must_be_given_the_same_rows(void **state)
     }
 }
 
+/* ---- the adapter ---- */
+
+typedef struct {
+    const char *name;
+    char *data;
+    size_t bytes;
+    int ended;
+} taken;
+
+typedef struct {
+    taken files[3];
+    int pieces, fails;
+} taker;
+
+static int take(void *user, const char *name, const void *data, size_t bytes, int last)
+{
+    taker *t = user;
+    t->pieces++;
+    for (int i = 0; i < 3; i++) {
+        taken *file = &t->files[i];
+        if (i && !t->files[i - 1].ended) /* in order, one at a time */
+            return 2;
+        if (strcmp(name, file->name) || file->ended)
+            continue;
+        file->data = realloc(file->data, file->bytes + bytes);
+        memcpy(file->data + file->bytes, data, bytes);
+        file->bytes += bytes;
+        file->ended = last;
+        return t->fails;
+    }
+    return 3;
+}
+
+static const taker nothing = {
+    .files = {{"README.md"}, {"adapter_config.json"}, {"adapter_model.safetensors"}}};
+
+static void the_adapter_is_that_of_the_files(void **state)
+{
+    taker t = nothing;
+    library_result result;
+    (void)state;
+    tsr_job_options options = library_options(library_config);
+    options.adapter = take;
+    options.user = &t;
+    library_run(&result, &options);
+    library_trained(&result);
+    assert_true(t.pieces > 3); /* the weights came in several */
+    for (int i = 0; i < 3; i++) {
+        char name[100], *written;
+        size_t bytes;
+        snprintf(name, sizeof name, "out/%s", t.files[i].name);
+        read_file(&written, &bytes, name);
+        assert_true(t.files[i].ended && bytes > 0);
+        assert_int_equal(t.files[i].bytes, bytes);
+        assert_memory_equal(t.files[i].data, written, bytes);
+        free(t.files[i].data);
+        free(written);
+    }
+}
+
+static void an_adapter_may_be_turned_down(void **state)
+{
+    taker t = nothing;
+    library_result result;
+    (void)state;
+    t.fails = 9;
+    tsr_job_options options = library_options(library_config);
+    options.adapter = take;
+    options.user = &t;
+    assert_int_equal(library_run(&result, &options), TSR_EIO);
+    assert_int_equal(t.pieces, 1);
+    assert_non_null(strstr(tsr_last_error(), "README.md: the adapter callback failed (9)"));
+    free(t.files[0].data);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_are_those_of_a_file),
         cmocka_unit_test(bad_rows_are_named),
         cmocka_unit_test(ranks_must_be_given_the_same_rows),
+        cmocka_unit_test(the_adapter_is_that_of_the_files),
+        cmocka_unit_test(an_adapter_may_be_turned_down),
     };
     return cmocka_run_group_tests(tests, library_set_up, library_tear_down);
 }
