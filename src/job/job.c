@@ -466,7 +466,7 @@ int tsr_job_exit_code(int status)
 
 void tsr_job_request_stop(tsr_job *job)
 {
-    job->asked = 1;
+    atomic_store(&job->asked, 1);
 }
 
 void tsr_free(void *text)

@@ -23,6 +23,9 @@
 
 #include <fenv.h>
 #include <locale.h>
+#include <stdatomic.h>
+
+_Static_assert(ATOMIC_INT_LOCK_FREE == 2, "a signal handler sets one");
 
 /* The run's few words of device memory. */
 typedef struct {
@@ -90,7 +93,7 @@ struct tsr_job {
     double word_time, exposed_before, started_at;
     double issue_s; /* what it took to give the last step to the streams, for benchmarks */
     bool stopped;
-    volatile int asked;   /* tsr_job_request_stop */
+    atomic_int asked;     /* tsr_job_request_stop */
     tsr_metrics *metrics; /* rank 0, while training */
     tsr_events *events;   /* likewise, with report_to: tensorboard */
     tsr_trace *trace;     /* NULL: none */

@@ -150,7 +150,8 @@ static tsr_status issue_rounds(tsr_job *job, const rounds *r, int64_t step, int6
 static tsr_host_flags host_flags(const tsr_job *job)
 {
     double limit = job->inputs.config.time_limit;
-    return (tsr_host_flags){.stop = job->asked || (job->options.stop && *job->options.stop),
+    return (tsr_host_flags){.stop = atomic_load(&job->asked) ||
+                                    (job->options.stop && *job->options.stop),
                             .time_limit = limit > 0 && tsr_now() - job->started_at > limit};
 }
 

@@ -128,6 +128,37 @@ static void a_signal_handler_may_stop_a_job(void **state)
     tsr_job_destroy(asked);
 }
 
+static void *ask_for_a_stop(void *user)
+{
+    tsr_job_request_stop(user);
+    return NULL;
+}
+
+/* While the job steps: whenever the request comes, it is heeded, and ThreadSanitizer sees no race. */
+static void another_thread_may_stop_a_job(void **state)
+{
+    tsr_job *job;
+    tsr_job_report report = {0};
+    pthread_t thread;
+    int status = 0;
+    const char *const longer[] = {"max_steps=100000", "eval_strategy=no"};
+    (void)state;
+    tsr_job_options options = library_options(library_config);
+    options.overrides = longer;
+    options.override_count = 2;
+    if (tsr_job_create(&job, &options) < 0 || tsr_job_start(job) < 0)
+        fail_msg("%s", tsr_last_error());
+    assert_int_equal(tsr_job_step(job, &report), TSR_OK);
+    assert_false(report.last);
+    pthread_create(&thread, NULL, ask_for_a_stop, job);
+    while ((status = tsr_job_step(job, &report)) == TSR_OK)
+        assert_true(report.step < 100000);
+    pthread_join(thread, NULL);
+    assert_int_equal(status, TSR_JOB_DONE);
+    assert_true(report.last && report.stopped && report.save);
+    tsr_job_destroy(job);
+}
+
 static void options_may_be_older_or_newer(void **state)
 {
     struct {
@@ -178,6 +209,7 @@ int main(void)
         cmocka_unit_test(two_jobs_at_a_time),
         cmocka_unit_test(errors_stay_with_their_thread),
         cmocka_unit_test(a_signal_handler_may_stop_a_job),
+        cmocka_unit_test(another_thread_may_stop_a_job),
         cmocka_unit_test(options_may_be_older_or_newer),
         cmocka_unit_test(statuses_have_names),
     };
