@@ -214,9 +214,10 @@ tsr_status tsr_inspect(const char *path, const tsr_job_options *options, int jso
     if (options)
         TSR_TRY(tsr_job_options_take(&taken, options));
     json_t *report = json_object();
+    const tsr_phase_listener former = tsr_phase_get();
     tsr_phase_set(taken.progress, taken.user);
     tsr_status status = inspect_path(report, path);
-    tsr_phase_set(NULL, NULL);
+    tsr_phase_set(former.sink, former.user);
     if (status < 0) {
         json_decref(report);
         return status;

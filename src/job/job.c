@@ -94,8 +94,18 @@ void tsr_job_put_aside(tsr_job *job, bool begins)
 void tsr_job_listen(tsr_job *job, bool begins)
 {
     tsr_job_put_aside(job, begins);
-    tsr_phase_set(begins && job->options.progress ? tell_phase : NULL, job);
-    tsr_log_set(begins && job->options.log ? log_line : NULL, job, job->log_level);
+    if (begins && !job->listens) {
+        job->former_log = tsr_log_get();
+        job->former_phase = tsr_phase_get();
+    }
+    if (begins) {
+        tsr_phase_set(job->options.progress ? tell_phase : NULL, job);
+        tsr_log_set(job->options.log ? log_line : NULL, job, job->log_level);
+    } else if (job->listens) {
+        tsr_phase_set(job->former_phase.sink, job->former_phase.user);
+        tsr_log_set(job->former_log.sink, job->former_log.user, job->former_log.level);
+    }
+    job->listens = begins;
 }
 
 /* Ranks and host. */

@@ -8,6 +8,7 @@
 #define TSR_JOB_PARTS_H
 
 #include "base/log.h"
+#include "base/phase.h"
 #include "config/keys.h"
 #include "io/folder.h"
 #include "io/snapshot.h"
@@ -53,6 +54,10 @@ struct tsr_job {
     locale_t c_locale, callers_locale; /* the caller's while it is put aside, else 0 */
     fenv_t callers_arithmetic;         /* likewise, while it is aside */
     bool arithmetic_aside;
+    bool
+        listens; /* the former listeners are the caller's, who may be inside another job's callback */
+    tsr_log_listener former_log;
+    tsr_phase_listener former_phase;
     bool train; /* false: evaluation only */
     /* The ranks, and collectives of host memory: start-up, agreements, saving. */
     tsr_device *host;

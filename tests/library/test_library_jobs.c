@@ -4,11 +4,15 @@
  */
 #include "library/fixture.h"
 
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -159,6 +163,77 @@ static void another_thread_may_stop_a_job(void **state)
     tsr_job_destroy(job);
 }
 
+/* Asks for a stop as soon as the job says that it waits. */
+static void stop_the_waiting(void *user, int severity, const char *line)
+{
+    (void)severity;
+    if (!strstr(line, "is still held by"))
+        return;
+    ++*(int *)user;
+    tsr_job_request_stop(asked);
+}
+
+/* output_dir is held by somebody who cannot be seen: without the stop that takes 30 seconds, and another status. */
+static void a_stop_ends_the_wait_for_output_dir(void **state)
+{
+    char place[600], path[640];
+    int waited = 0;
+    const char *const overrides[] = {place};
+    (void)state;
+    snprintf(place, sizeof place, "output_dir=%s/held", library_directory);
+    snprintf(path, sizeof path, "%s/held/.tessera.lock", library_directory);
+    tsr_job_options options = library_options(library_config);
+    options.overrides = overrides;
+    options.log = stop_the_waiting;
+    options.user = &waited;
+    mkdir(place + strlen("output_dir="), 0777);
+    if (tsr_job_create(&asked, &options) < 0)
+        fail_msg("%s", tsr_last_error());
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    assert_int_equal(flock(fd, LOCK_EX), 0);
+    assert_int_equal(tsr_job_start(asked), TSR_ESTOPPED_UNSAVED);
+    assert_int_equal(waited, 1);
+    tsr_job_destroy(asked);
+    close(fd);
+}
+
+/* A callback may run a job of its own; what its caller's has to say is heard afterwards. */
+typedef struct {
+    int lines, nests;
+} nest;
+
+static void run_another(void *user, int severity, const char *line)
+{
+    nest *n = user;
+    tsr_job *inner = NULL;
+    (void)severity;
+    (void)line;
+    if (n->lines++ || !n->nests)
+        return;
+    nest quiet = {0};
+    tsr_job_options options = library_options(library_config);
+    options.log = run_another;
+    options.user = &quiet;
+    assert_int_equal(tsr_job_create(&inner, &options), TSR_OK);
+    tsr_job_destroy(inner);
+}
+
+static void a_callback_may_run_a_job(void **state)
+{
+    nest alone = {0}, nested = {.nests = 1};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        tsr_job *job = NULL;
+        tsr_job_options options = library_options(library_config);
+        options.log = run_another;
+        options.user = i ? &nested : &alone;
+        assert_int_equal(tsr_job_create(&job, &options), TSR_OK);
+        tsr_job_destroy(job);
+    }
+    assert_true(alone.lines > 1);
+    assert_int_equal(nested.lines, alone.lines);
+}
+
 static void options_may_be_older_or_newer(void **state)
 {
     struct {
@@ -210,6 +285,8 @@ int main(void)
         cmocka_unit_test(errors_stay_with_their_thread),
         cmocka_unit_test(a_signal_handler_may_stop_a_job),
         cmocka_unit_test(another_thread_may_stop_a_job),
+        cmocka_unit_test(a_stop_ends_the_wait_for_output_dir),
+        cmocka_unit_test(a_callback_may_run_a_job),
         cmocka_unit_test(options_may_be_older_or_newer),
         cmocka_unit_test(statuses_have_names),
     };
