@@ -52,6 +52,9 @@ typedef struct {
     void *user;
 } tsr_job_bootstrap;
 
+/* The phase of tsr_job_options.progress inside a step, after each of its micro-batches was given to the device. */
+#define TSR_JOB_TRAINING "training"
+
 /* Severities of tsr_job_options.log. */
 enum { TSR_JOB_ERROR, TSR_JOB_WARNING, TSR_JOB_INFO, TSR_JOB_DEBUG };
 

@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -20,23 +21,37 @@
 
 static pthread_barrier_t both;
 
-/* Comes only while both jobs are inside a call, of the same phase. */
+typedef struct {
+    const char *overrides[3];
+    int meets, met[2]; /* in evaluations, in training steps */
+    char *adapter;
+    size_t adapter_bytes;
+    library_result result;
+    char message[512];
+} neighbour;
+
+/* Comes only while both jobs are inside a call, of the same phase: a training step or an evaluation. */
 static void meet(void *user, const char *phase, double done, double total)
 {
     (void)done;
     (void)total;
-    if (strcmp(phase, "evaluating"))
+    if (strcmp(phase, "evaluating") && strcmp(phase, TSR_JOB_TRAINING))
         return;
-    ++*(int *)user;
+    ((neighbour *)user)->met[!strcmp(phase, TSR_JOB_TRAINING)]++;
     pthread_barrier_wait(&both);
 }
 
-typedef struct {
-    const char *overrides[3];
-    int meets, met;
-    library_result result;
-    char message[512];
-} neighbour;
+static int keep_adapter(void *user, const char *name, const void *data, size_t bytes, int last)
+{
+    neighbour *n = user;
+    (void)last;
+    if (strcmp(name, "adapter_model.safetensors"))
+        return 0;
+    n->adapter = realloc(n->adapter, n->adapter_bytes + bytes);
+    memcpy(n->adapter + n->adapter_bytes, data, bytes);
+    n->adapter_bytes += bytes;
+    return 0;
+}
 
 static void *run_neighbour(void *user)
 {
@@ -44,8 +59,9 @@ static void *run_neighbour(void *user)
     tsr_job_options options = library_options(library_config);
     options.overrides = n->overrides;
     options.override_count = 3;
-    options.user = &n->met;
+    options.user = n;
     options.progress = n->meets ? meet : NULL;
+    options.adapter = keep_adapter;
     library_run(&n->result, &options);
     snprintf(n->message, sizeof n->message, "%s", tsr_last_error());
     return NULL;
@@ -74,11 +90,17 @@ static void two_jobs_at_a_time(void **state)
     for (int i = 0; i < 2; i++) {
         if (pair[i].result.status != 0)
             fail_msg("job %d: %s", i, pair[i].message);
-        assert_true(pair[i].met > 1);
+        assert_true(pair[i].met[0] > 1);
+        assert_true(pair[i].met[1] >= LIBRARY_STEPS);
         library_trained(&pair[i].result);
         run_neighbour(&alone[i]);
         assert_memory_equal(pair[i].result.loss, alone[i].result.loss, sizeof alone[i].result.loss);
         assert_true(pair[i].result.eval_loss == alone[i].result.eval_loss);
+        assert_true(alone[i].adapter_bytes > 0);
+        assert_int_equal(pair[i].adapter_bytes, alone[i].adapter_bytes);
+        assert_memory_equal(pair[i].adapter, alone[i].adapter, alone[i].adapter_bytes);
+        free(pair[i].adapter);
+        free(alone[i].adapter);
     }
     assert_true(pair[0].result.loss[2] != pair[1].result.loss[2]);
 }
