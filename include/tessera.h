@@ -52,6 +52,9 @@ typedef struct {
     void *user;
 } tsr_job_bootstrap;
 
+/* The phase of tsr_job_options.progress inside a step, after each of its micro-batches was given to the device. */
+#define TSR_JOB_TRAINING "training"
+
 /* Severities of tsr_job_options.log. */
 enum { TSR_JOB_ERROR, TSR_JOB_WARNING, TSR_JOB_INFO, TSR_JOB_DEBUG };
 
@@ -132,6 +135,19 @@ typedef struct {
     void *user;
     const volatile int *stop; /* not 0: the step under way, or the next, is the last one; an
                                  evaluation between two steps ends early */
+    /* Rows instead of files; NULL: dataset and eval_dataset are files. Otherwise their entries are names, each asked for
+     * its rows: index 0, 1, 2, .., until *row stays NULL, which is the end. Index 0 begins again at the first, and comes
+     * at least twice. *row [*bytes] is what a line of a .jsonl file holds (one JSON object in UTF-8, of any of the
+     * formats; no newline or 0 is needed), the caller's, and read until the next call or the end of tsr_job_create.
+     * Called by tsr_job_create alone (and tsr_plan_scale), on its thread, on every rank, and every rank must be given
+     * the same rows each time: TSR_ERANKS otherwise. Messages name a row NAME:NUMBER, from 1. Not 0: the job ends with
+     * TSR_EIO. A run's job.yaml has the names: who resumes or evaluates it gives the rows again. */
+    int (*row)(void *user, const char *name, int64_t index, const char **row, size_t *bytes);
+    /* The adapter's files, beside those in output_dir and with the same bytes, piece by piece: `bytes` at `data`, borrowed
+     * during the call; `last` 1: they end the file `name`. README.md (unless a person's is in output_dir),
+     * adapter_config.json, adapter_model.safetensors, which ends them all. Called by tsr_job_save, on rank 0 and its
+     * thread, once they are complete in output_dir. Not 0: tsr_job_save ends with TSR_EIO. NULL: nobody wants them. */
+    int (*adapter)(void *user, const char *name, const void *data, size_t bytes, int last);
 } tsr_job_options;
 
 #ifdef __cplusplus

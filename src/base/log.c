@@ -20,6 +20,11 @@ void tsr_log_set(tsr_log_sink *sink, void *user, tsr_log_level level)
     current.level = level;
 }
 
+tsr_log_listener tsr_log_get(void)
+{
+    return (tsr_log_listener){current.sink, current.user, current.level};
+}
+
 void tsr_log_mute(bool on)
 {
     current.mute = on;

@@ -17,6 +17,15 @@ typedef void tsr_log_sink(void *user, tsr_log_level level, const char *line);
 /* For this thread. `sink` NULL: messages are dropped. Messages above `level` are dropped. */
 void tsr_log_set(tsr_log_sink *sink, void *user, tsr_log_level level);
 
+/* What is set for this thread, for a call to put back at its end: a sink may call the library too. */
+typedef struct {
+    tsr_log_sink *sink;
+    void *user;
+    tsr_log_level level;
+} tsr_log_listener;
+
+tsr_log_listener tsr_log_get(void);
+
 /* For this thread, while on: messages are dropped. For what is tried and not done. */
 void tsr_log_mute(bool on);
 

@@ -12,6 +12,14 @@ typedef void tsr_phase_sink(void *user, const char *phase, double done, double t
 /* For this thread. `sink` NULL: nobody hears. */
 void tsr_phase_set(tsr_phase_sink *sink, void *user);
 
+/* What is set for this thread, for a call to put back at its end. */
+typedef struct {
+    tsr_phase_sink *sink;
+    void *user;
+} tsr_phase_listener;
+
+tsr_phase_listener tsr_phase_get(void);
+
 /* Cheap enough for every row or tensor. */
 void tsr_phase_at(const char *phase, double done, double total);
 

@@ -100,6 +100,8 @@ static void on_log(void *user, int severity, const char *line)
 static void on_progress(void *user, const char *phase, double done, double total)
 {
     const run *r = user;
+    if (!strcmp(phase, TSR_JOB_TRAINING))
+        return; /* steps have their own lines */
     tsr_progress_phase(r->progress, phase, done, total, tsr_now());
 }
 

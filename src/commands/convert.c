@@ -50,7 +50,7 @@ static tsr_status open_output(tsr_convert *convert)
     if (!convert->output)
         return TSR_OK;
     TSR_TRY(check_entries(convert));
-    const tsr_output_patience patience = {TSR_OUTPUT_SECONDS, convert->options->stop};
+    const tsr_output_patience patience = {TSR_OUTPUT_SECONDS, convert->options->stop, NULL};
     return tsr_output_ask(convert->output, config, &patience);
 }
 
@@ -58,7 +58,7 @@ static tsr_status open_output(tsr_convert *convert)
 static tsr_status take_output(tsr_convert *convert)
 {
     const tsr_config *config = &convert->inputs.config;
-    const tsr_output_patience patience = {TSR_OUTPUT_SECONDS, convert->options->stop};
+    const tsr_output_patience patience = {TSR_OUTPUT_SECONDS, convert->options->stop, NULL};
     if (!convert->output)
         TSR_TRY(tsr_output_open(&convert->output, config, tsr_model_write_makes, true));
     TSR_TRY(tsr_output_take(&convert->output_lock, convert->output, config, &patience));
@@ -177,11 +177,12 @@ tsr_status tsr_convert_run(char **text, const tsr_job_options *options, bool jso
     fenv_t arithmetic; /* the caller's, whose rounding and traps are put aside */
     fegetenv(&arithmetic);
     fesetenv(FE_DFL_ENV);
+    const tsr_log_listener former = tsr_log_get();
     listen(options, TSR_LOG_INFO);
     tsr_status status = open_convert(&c, command);
     if (status == TSR_OK)
         status = command->run(&c, report);
-    tsr_log_set(NULL, NULL, TSR_LOG_ERROR);
+    tsr_log_set(former.sink, former.user, former.level);
     fesetenv(&arithmetic);
     if (status == TSR_OK) {
         tsr_report_string(report, "output_dir", c.inputs.config.output_dir);

@@ -353,9 +353,10 @@ tsr_status tsr_environment(const tsr_job_options *options, int measure, int json
     if (options)
         TSR_TRY(tsr_job_options_take(&taken, options));
     survey s = {.report = json_object(), .missing = json_array()};
+    const tsr_phase_listener former = tsr_phase_get();
     tsr_phase_set(taken.progress, taken.user);
     tsr_status status = look_around(&s, measure);
-    tsr_phase_set(NULL, NULL);
+    tsr_phase_set(former.sink, former.user);
     json_decref(s.missing);
     if (status < 0) {
         json_decref(s.report);

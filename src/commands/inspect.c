@@ -215,10 +215,11 @@ static tsr_status inspect(const char *path, const char *other, const tsr_job_opt
     if (options)
         TSR_TRY(tsr_job_options_take(&taken, options));
     json_t *report = json_object();
+    const tsr_phase_listener former = tsr_phase_get();
     tsr_phase_set(taken.progress, taken.user);
     tsr_status status =
         other ? tsr_inspect_two_traces(report, path, other) : inspect_path(report, path);
-    tsr_phase_set(NULL, NULL);
+    tsr_phase_set(former.sink, former.user);
     if (status < 0) {
         json_decref(report);
         return status;

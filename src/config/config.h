@@ -245,6 +245,7 @@ typedef struct {
     tsr_config_use use;
     bool of_run;         /* `path` is a run's resolved job.yaml, whose trace is the run's file */
     const char *adapter; /* init_adapter, before what the file says; NULL: as that says */
+    bool rows_given;     /* dataset and eval_dataset name no files (tsr_job_options.row) */
     bool has_cuda;       /* whether this build has a CUDA backend */
 } tsr_config_source;
 

@@ -205,9 +205,10 @@ static void check_paths(const checker *c)
     const tsr_config *config = c->config;
     check_hub_id(c, "model_name_or_path", config->model_name_or_path, false);
     check_hub_id(c, "init_adapter", config->init_adapter, false);
-    for (int i = 0; i < config->dataset.count; i++)
+    bool files = !c->source->rows_given;
+    for (int i = 0; files && i < config->dataset.count; i++)
         check_hub_id(c, "dataset", config->dataset.items[i], true);
-    for (int i = 0; i < config->eval_dataset.count; i++)
+    for (int i = 0; files && i < config->eval_dataset.count; i++)
         check_hub_id(c, "eval_dataset", config->eval_dataset.items[i], true);
     if (config->output_dir && writes(c))
         check_output(c);

@@ -35,9 +35,10 @@ struct tsr_dataset {
     uint64_t hash;
 };
 
-/* A file being read line by line, and what went wrong so far. */
+/* A file being read line by line, or its rows asked for, and what went wrong so far. */
 typedef struct {
     FILE *stream;
+    tsr_row_source rows;
     const char *path;
     tsr_line line;
     char place[4200];       /* path:number */
@@ -87,6 +88,10 @@ static tsr_status cannot_open(const char *path, const char *key)
 static tsr_status open_file(reader *r, const char *path, const char *key)
 {
     struct stat about;
+    r->path = path;
+    r->line.number = 0;
+    if (r->rows.next)
+        return TSR_OK;
     if (stat(path, &about) < 0)
         return cannot_open(path, key);
     if (!S_ISREG(about.st_mode))
@@ -95,8 +100,6 @@ static tsr_status open_file(reader *r, const char *path, const char *key)
     r->stream = fopen(path, "rbe");
     if (!r->stream)
         return cannot_open(path, key);
-    r->path = path;
-    r->line.number = 0;
     return TSR_OK;
 }
 
@@ -107,18 +110,45 @@ static void close_file(reader *r)
     r->stream = NULL;
 }
 
+static tsr_status ask_for_row(bool *found, const char **start, size_t *length, reader *r)
+{
+    const char *row = NULL;
+    size_t bytes = 0;
+    int failed = r->rows.next(r->rows.user, r->path, r->line.number++, &row, &bytes);
+    if (failed)
+        return tsr_fail(TSR_EIO, "%s:%lld: the row callback failed (%d)", r->path,
+                        (long long)r->line.number, failed);
+    if (row && bytes > (size_t)TSR_LINE_MIB << 20)
+        return tsr_fail(TSR_EDATA, "%s:%lld: the row is longer than %d MiB, the most that is read",
+                        r->path, (long long)r->line.number, TSR_LINE_MIB);
+    *found = row;
+    *start = row;
+    *length = row ? bytes : 0;
+    return TSR_OK;
+}
+
+static tsr_status read_line(bool *found, const char **start, size_t *length, reader *r)
+{
+    if (r->rows.next)
+        return ask_for_row(found, start, length, r);
+    TSR_TRY(tsr_line_read(found, &r->line, r->stream, r->path));
+    *start = r->line.data;
+    *length = r->line.bytes;
+    return TSR_OK;
+}
+
 /* The next line that is not blank, without its newline; *bytes < 0 at the end of the file. A byte
  * order mark at the start of the file is passed over. */
 static tsr_status next_line(reader *r, const char **line, int64_t *bytes)
 {
     for (;;) {
         bool found;
-        TSR_TRY(tsr_line_read(&found, &r->line, r->stream, r->path));
+        const char *start;
+        size_t length;
+        TSR_TRY(read_line(&found, &start, &length, r));
         *bytes = -1;
         if (!found)
             return TSR_OK;
-        char *start = r->line.data;
-        size_t length = r->line.bytes;
         r->done += (double)length;
         if (r->line.number == 1)
             TSR_TRY(tsr_lfs_refuse(r->path, start, length));
@@ -268,7 +298,7 @@ static tsr_status detect_row(tsr_data_format *out, bool *is_chat, const reader *
 tsr_status tsr_dataset_detect(tsr_data_format *out, bool *is_chat,
                               const tsr_dataset_options *options)
 {
-    reader r = {0};
+    reader r = {.rows = options->rows};
     const char *line;
     int64_t bytes;
     if (options->file_count < 1)
@@ -368,7 +398,8 @@ static tsr_status read_file(tsr_dataset *data, tsr_row *row, reader *r, int file
         if (bytes < 0)
             break;
         data->stats.rows++;
-        tsr_phase_at("reading and tokenizing", r->done, r->total);
+        if (!r->rows.next) /* whose number is not known before their end */
+            tsr_phase_at("reading and tokenizing", r->done, r->total);
         tsr_status status = read_row(data, row, r, line, (size_t)bytes, file, options);
         if (status < 0 && status != TSR_EDATA)
             return status;
@@ -394,7 +425,9 @@ static double file_bytes(const tsr_dataset *data)
 static tsr_status read_files(tsr_dataset *data, const tsr_dataset_options *options)
 {
     tsr_row row = {0};
-    reader r = {.first_error = malloc(sizeof(tsr_error)), .total = file_bytes(data)};
+    reader r = {.rows = options->rows,
+                .first_error = malloc(sizeof(tsr_error)),
+                .total = options->rows.next ? 1 : file_bytes(data)};
     tsr_status status = TSR_OK;
     if (!r.first_error)
         status = tsr_fail(TSR_ENOMEM, "%s: out of memory", key_of(options));

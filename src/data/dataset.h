@@ -1,6 +1,6 @@
 /*
- * data/dataset.h: JSON-lines files as tokens: every row of the files becomes one sample, all held
- * in one flat array of 32-bit ids and labels.
+ * data/dataset.h: JSON-lines files, or rows that a callback gives, as tokens: every row becomes one
+ * sample, all held in one flat array of 32-bit ids and labels.
  *
  * Formats   messages {messages}, sharegpt {conversations: [{from, value}]}, prompt_completion
  *           {prompt, completion} (two strings, or two lists of messages), alpaca {instruction,
@@ -39,10 +39,17 @@ typedef enum { TSR_TRUNCATE_ERROR, TSR_TRUNCATE_RIGHT, TSR_TRUNCATE_DROP } tsr_t
 /* Whether a part of a row alone is trained; AUTO: where the row has such a part. */
 typedef enum { TSR_LOSS_AUTO, TSR_LOSS_YES, TSR_LOSS_NO } tsr_loss_choice;
 
+/* Rows that are asked for, not read (tessera.h: tsr_job_options.row). next NULL: they are in files. */
+typedef struct {
+    int (*next)(void *user, const char *name, int64_t index, const char **row, size_t *bytes);
+    void *user;
+} tsr_row_source;
+
 /* Zero-initialise; everything is borrowed during the load only, but the strings of `files` are
  * copied. */
 typedef struct {
-    const char *const *files;
+    const char *const *files; /* with rows.next: names that it is asked for */
+    tsr_row_source rows;
     int file_count;
     const char *key;                 /* what messages call the list; NULL: "dataset" */
     tsr_data_format format;          /* AUTO: by the keys of the first row */

@@ -264,6 +264,7 @@ static tsr_status load_dataset(tsr_dataset **out, tsr_inputs *inputs,
                                                  [TSR_CONFIG_TRUNCATION_DROP] = TSR_TRUNCATE_DROP};
     const tsr_config *config = &inputs->config;
     tsr_dataset_options options = {.files = files->items,
+                                   .rows = inputs->rows,
                                    .file_count = files->count,
                                    .key = key,
                                    .format = formats[config->dataset_format],
@@ -336,15 +337,22 @@ static void say_packing(const tsr_batch *batch, const tsr_dataset *dataset, cons
                 ((double)run->units * (double)max_length));
 }
 
-/* One file under both keys: what is measured is what was trained. */
-static void warn_of_same_data(const tsr_config *config)
+static bool same_file(const char *a, const char *b)
 {
     struct stat one, other;
+    return stat(a, &one) == 0 && stat(b, &other) == 0 && one.st_dev == other.st_dev &&
+           one.st_ino == other.st_ino;
+}
+
+/* One file under both keys: what is measured is what was trained. */
+static void warn_of_same_data(const tsr_inputs *inputs)
+{
+    const tsr_config *config = &inputs->config;
     for (int i = 0; i < config->dataset.count; i++)
         for (int j = 0; j < config->eval_dataset.count; j++)
-            if (stat(config->dataset.items[i], &one) == 0 &&
-                stat(config->eval_dataset.items[j], &other) == 0 && one.st_dev == other.st_dev &&
-                one.st_ino == other.st_ino)
+            if (inputs->rows.next
+                    ? !strcmp(config->dataset.items[i], config->eval_dataset.items[j])
+                    : same_file(config->dataset.items[i], config->eval_dataset.items[j]))
                 tsr_log(TSR_LOG_WARNING,
                         "%s: eval_dataset: %s is trained on too (dataset, %s), so its loss is not "
                         "that of held-out data",
@@ -383,7 +391,7 @@ static tsr_status make_training(tsr_inputs *inputs, int ranks)
                                  .epochs = config->num_train_epochs,
                                  .max_steps = config->max_steps};
     TSR_TRY(tsr_batch_create(&inputs->batch, &options));
-    warn_of_same_data(config);
+    warn_of_same_data(inputs);
     warn_of_warmup(config, tsr_batch_run_of(inputs->batch)->steps);
     if (config->packing)
         say_packing(inputs->batch, inputs->dataset, "dataset", config->max_length);
@@ -444,7 +452,7 @@ tsr_status tsr_inputs_read_data_alone(tsr_inputs *inputs)
     if (config->eval_dataset.count)
         TSR_TRY(load_evaluation(inputs));
     keep_date(inputs);
-    warn_of_same_data(config);
+    warn_of_same_data(inputs);
     if (!inputs->tokenizer && tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path,
                                                  inputs->model.arch->tokenizer_by_class) < 0)
         inputs->tokenizer = NULL;

@@ -19,6 +19,7 @@ typedef struct {
     tsr_chat *chat;           /* NULL without conversations */
     int64_t today;            /* for a chat template that asks; every rank has the same */
     char date[32];            /* chat_template_date where the user gave none */
+    tsr_row_source rows;      /* the caller's, instead of files; its callback NULL: none */
     tsr_dataset *dataset, *eval_dataset;
     tsr_batch *batch, *eval_batch; /* NULL where there is no data set */
     tsr_train_adapter adapter;
@@ -34,7 +35,7 @@ typedef struct {
     tsr_dtype compute; /* F32 or BF16 */
 } tsr_inputs;
 
-/* Zero-initialise *out, and set `today` before the data are read; call in this order. Every rank reads
+/* Zero-initialise *out, and set `rows` and `today` before the data are read; call in this order. Every rank reads
  * the same; a failure leaves what was opened to tsr_inputs_close. */
 tsr_status tsr_inputs_read_config(tsr_inputs *inputs, const tsr_config_source *source);
 /* planned: without weights, as config.json describes them. */

@@ -5,8 +5,10 @@
 
 #include "base/phase.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static tsr_status each_part_of(const tsr_layout *layout, int unit, tsr_job_part_call *call,
                                void *user)
@@ -114,6 +116,46 @@ tsr_status tsr_job_write_adapter(tsr_job *job, const tsr_folder *folder)
     return tsr_job_agree(job, status);
 }
 
+#define PIECE_BYTES 65536
+
+/* A file as it was written, to the caller. */
+static tsr_status give_file(const tsr_job *job, const char *name)
+{
+    const tsr_job_options *o = &job->options;
+    char piece[PIECE_BYTES];
+    uint64_t bytes;
+    int fd, refused = 0;
+    ssize_t got = 0;
+    TSR_TRY(tsr_folder_open_read(&fd, &bytes, job->output, name));
+    for (uint64_t done = 0; done < bytes && !refused; done += (uint64_t)got) {
+        do
+            got = read(fd, piece, sizeof piece);
+        while (got < 0 && errno == EINTR);
+        if (got <= 0)
+            break;
+        refused = o->adapter(o->user, name, piece, (size_t)got, done + (uint64_t)got >= bytes);
+    }
+    int error = got < 0 ? errno : EIO;
+    close(fd);
+    if (refused)
+        return tsr_fail(TSR_EIO, "%s: the adapter callback failed (%d)", name, refused);
+    return got > 0 ? TSR_OK
+                   : tsr_fail(TSR_EIO, "%s: reading what was written failed: %s", name,
+                              strerror(error));
+}
+
+/* The weights last: who has them has the rest too. */
+static tsr_status give_files(const tsr_job *job)
+{
+    static const char *const names[] = {TSR_PEFT_CARD_FILE, TSR_PEFT_CONFIG_FILE,
+                                        TSR_PEFT_WEIGHTS_FILE};
+    if (job->view.rank != 0 || !job->options.adapter)
+        return TSR_OK;
+    for (int i = tsr_peft_card_is_foreign(job->output); i < 3; i++)
+        TSR_TRY(give_file(job, names[i]));
+    return TSR_OK;
+}
+
 tsr_status tsr_job_save(tsr_job *job)
 {
     if (job->state != TSR_JOB_STARTED || !job->train)
@@ -123,6 +165,8 @@ tsr_status tsr_job_save(tsr_job *job)
         return tsr_job_agree(job, tsr_job_give_up(job)); /* the adapter is as it came in */
     tsr_job_listen(job, true);
     tsr_status status = tsr_job_write_adapter(job, job->output);
+    if (status == TSR_OK)
+        status = tsr_job_agree(job, give_files(job));
     tsr_job_listen(job, false);
     TSR_TRY(status);
     if (job->issued < job->last_step) /* an adapter on the way: the run goes on */

@@ -94,8 +94,18 @@ void tsr_job_put_aside(tsr_job *job, bool begins)
 void tsr_job_listen(tsr_job *job, bool begins)
 {
     tsr_job_put_aside(job, begins);
-    tsr_phase_set(begins && job->options.progress ? tell_phase : NULL, job);
-    tsr_log_set(begins && job->options.log ? log_line : NULL, job, job->log_level);
+    if (begins && !job->listens) {
+        job->former_log = tsr_log_get();
+        job->former_phase = tsr_phase_get();
+    }
+    if (begins) {
+        tsr_phase_set(job->options.progress ? tell_phase : NULL, job);
+        tsr_log_set(job->options.log ? log_line : NULL, job, job->log_level);
+    } else if (job->listens) {
+        tsr_phase_set(job->former_phase.sink, job->former_phase.user);
+        tsr_log_set(job->former_log.sink, job->former_log.user, job->former_log.level);
+    }
+    job->listens = begins;
 }
 
 /* Ranks and host. */
@@ -139,6 +149,7 @@ static void read_config(tsr_error *error, tsr_job *job)
                                 .overrides = o->overrides,
                                 .override_count = o->override_count,
                                 .use = uses[o->purpose],
+                                .rows_given = o->row,
                                 .has_cuda = tsr_device_cuda_built()};
     tsr_error_take(error, tsr_inputs_read_config(&job->inputs, &source));
     if (job->options.timeout_seconds == 0)
@@ -250,6 +261,7 @@ tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_
     reports = 1;
     job->options = *options;
     job->saved = job->output_lock = -1;
+    job->inputs.rows = (tsr_row_source){options->row, options->user};
     job->train = options->purpose != TSR_JOB_EVALUATE;
     job->log_level = TSR_LOG_INFO; /* until the configuration says another */
     tsr_job_listen(job, true);
@@ -464,7 +476,7 @@ int tsr_job_exit_code(int status)
 
 void tsr_job_request_stop(tsr_job *job)
 {
-    job->asked = 1;
+    atomic_store(&job->asked, 1);
 }
 
 void tsr_free(void *text)

@@ -8,6 +8,8 @@
 #include "config/config.h"
 #include "io/file.h"
 
+#include <stdatomic.h>
+
 /* What is there already of output_dir's path is directories, and the last of them can be written to.
  */
 tsr_status tsr_output_check_place(const tsr_config *config);
@@ -24,7 +26,8 @@ tsr_status tsr_output_open(tsr_folder **out, const tsr_config *config, tsr_file_
 
 typedef struct {
     double seconds;           /* to wait for what was killed */
-    const volatile int *stop; /* ends the waiting: TSR_ESTOPPED_UNSAVED; NULL: nothing does */
+    const volatile int *stop; /* not 0 ends the waiting: TSR_ESTOPPED_UNSAVED; NULL: nothing does */
+    const atomic_int *asked;  /* likewise */
 } tsr_output_patience;
 
 #define TSR_OUTPUT_SECONDS 30.0

@@ -137,7 +137,8 @@ static tsr_status wait_for(int *fd, const tsr_folder *folder, const tsr_config *
             return refuse(config, &who);
         if (tsr_now() >= end)
             return give_up(config, &who, patience->seconds);
-        if (patience->stop && *patience->stop)
+        if ((patience->stop && *patience->stop) ||
+            (patience->asked && atomic_load(patience->asked)))
             return tsr_fail(TSR_ESTOPPED_UNSAVED, "stopped while it waited for output_dir %s",
                             config->output_dir);
         if (busy && !told)

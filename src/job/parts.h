@@ -8,6 +8,7 @@
 #define TSR_JOB_PARTS_H
 
 #include "base/log.h"
+#include "base/phase.h"
 #include "config/keys.h"
 #include "io/folder.h"
 #include "io/snapshot.h"
@@ -23,6 +24,9 @@
 
 #include <fenv.h>
 #include <locale.h>
+#include <stdatomic.h>
+
+_Static_assert(ATOMIC_INT_LOCK_FREE == 2, "a signal handler sets one");
 
 /* The run's few words of device memory. */
 typedef struct {
@@ -50,6 +54,10 @@ struct tsr_job {
     locale_t c_locale, callers_locale; /* the caller's while it is put aside, else 0 */
     fenv_t callers_arithmetic;         /* likewise, while it is aside */
     bool arithmetic_aside;
+    bool
+        listens; /* the former listeners are the caller's, who may be inside another job's callback */
+    tsr_log_listener former_log;
+    tsr_phase_listener former_phase;
     bool train; /* false: evaluation only */
     /* The ranks, and collectives of host memory: start-up, agreements, saving. */
     tsr_device *host;
@@ -90,7 +98,7 @@ struct tsr_job {
     double word_time, exposed_before, started_at;
     double issue_s; /* what it took to give the last step to the streams, for benchmarks */
     bool stopped;
-    volatile int asked;   /* tsr_job_request_stop */
+    atomic_int asked;     /* tsr_job_request_stop */
     tsr_metrics *metrics; /* rank 0, while training */
     tsr_events *events;   /* likewise, with report_to: tensorboard */
     tsr_trace *trace;     /* NULL: none */

@@ -124,7 +124,8 @@ static tsr_output_patience patience(const tsr_job *job)
 {
     double deadline = job->options.timeout_seconds;
     bool soon = deadline > 0 && deadline < 2 * TSR_OUTPUT_SECONDS;
-    return (tsr_output_patience){soon ? deadline / 2 : TSR_OUTPUT_SECONDS, job->options.stop};
+    return (tsr_output_patience){soon ? deadline / 2 : TSR_OUTPUT_SECONDS, job->options.stop,
+                                 &job->asked};
 }
 
 tsr_status tsr_job_open_output(tsr_job *job)

@@ -137,8 +137,7 @@ static tsr_status issue_rounds(tsr_job *job, const rounds *r, int64_t step, int6
             TSR_TRY(stage_round(job, r, step, round));
         job->staged_ahead = false;
         TSR_TRY(tsr_job_issue_micro(job, r->train));
-        if (!r->train)
-            tsr_phase_at("evaluating", (double)round + 1, (double)count);
+        tsr_phase_at(r->train ? TSR_JOB_TRAINING : "evaluating", (double)round + 1, (double)count);
         if (round + 1 == end)
             break;
         TSR_TRY(stage_round(job, r, step, round + 1));
@@ -150,7 +149,8 @@ static tsr_status issue_rounds(tsr_job *job, const rounds *r, int64_t step, int6
 static tsr_host_flags host_flags(const tsr_job *job)
 {
     double limit = job->inputs.config.time_limit;
-    return (tsr_host_flags){.stop = job->asked || (job->options.stop && *job->options.stop),
+    return (tsr_host_flags){.stop = atomic_load(&job->asked) ||
+                                    (job->options.stop && *job->options.stop),
                             .time_limit = limit > 0 && tsr_now() - job->started_at > limit};
 }
 
@@ -331,9 +331,9 @@ tsr_status tsr_job_step(tsr_job *job, tsr_job_report *report)
         return tsr_fail(TSR_EINVAL, "tsr_job_step needs a training job that was started");
     if (job->issued == job->last_step)
         return TSR_JOB_DONE;
-    tsr_job_put_aside(job, true);
+    tsr_job_listen(job, true);
     int status = finish(job, run_step(job, report));
-    tsr_job_put_aside(job, false);
+    tsr_job_listen(job, false);
     return status;
 }
 

@@ -19,7 +19,7 @@
 
 static tsr_config config;
 static tsr_folder *folder;
-static const tsr_output_patience short_one = {0.3, NULL}, long_one = {20, NULL};
+static const tsr_output_patience short_one = {0.3, NULL, NULL}, long_one = {20, NULL, NULL};
 static char said[4096];
 
 static void keep_line(void *user, tsr_log_level level, const char *line)
@@ -187,7 +187,7 @@ static void test_elsewhere(void **state)
     job j = start_job(false, true);
     expect_refused(&short_one, TSR_EIO, true);
     assert_non_null(strstr(tsr_last_error(), "process 1 on elsewhere"));
-    const tsr_output_patience stopped = {20, &stop};
+    const tsr_output_patience stopped = {20, &stop, NULL};
     assert_int_equal(tsr_output_ask(folder, &config, &stopped), TSR_ESTOPPED_UNSAVED);
     kill_launcher(&j);
 }

@@ -1,7 +1,7 @@
 #!/bin/sh
 # check_symbols.sh BUILD: the libraries show what include/tessera.h declares and nothing else, and nothing in
 # src/ but the program itself ends the process, prints, or touches signals, locale or working directory; and nothing at all
-# starts a process or opens a connection. Nor do they need the libraries of GPUs to start.
+# starts a process or opens a connection, or runs when it is loaded. Nor do they need the libraries of GPUs to start.
 set -eu
 build=$1
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -27,6 +27,14 @@ set -- "$build"/src/*/libtsr_*.a
 [ $# -ge 12 ] || { echo "only $# folders are built in $build"; exit 1; }
 found=$(calls "$@" | grep -v ':openblas_dynamic[.]o: ' || true) # OpenBLAS' own
 [ -z "$found" ] || { echo "$found"; echo "the library must not call these"; exit 1; }
+# Nothing of the library runs when it is loaded.
+starts() {
+    for file in "$@"; do readelf -SW "$file"; done 2>/dev/null | grep -oE '[.](pre)?init_array|[.]fini_array|[.]ctors|[.]dtors' || true
+}
+echo 'void f(void); __attribute__((constructor)) void f(void) { }' >"$scratch/b.c"
+cc -c -o "$scratch/b.o" "$scratch/b.c"
+[ -n "$(starts "$scratch/b.o")" ] || { echo "self-test: a constructor is not found"; exit 1; }
+[ -z "$(starts "$@")" ] || { echo "the library has a constructor or destructor"; exit 1; }
 object=$(find "$build/CMakeFiles/tessera.dir" -name 'main.c.o')
 found=$(nm -u "$object" | awk '{ sub(/@.*/, "", $NF); print $NF }' | grep -E "^($outside)\$" || true)
 [ -s "$object" ] || { echo "main.c's object is not there"; exit 1; }

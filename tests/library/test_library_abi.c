@@ -91,6 +91,8 @@ static const fact members[] = {
     AT(tsr_job_options, progress, 112),
     AT(tsr_job_options, user, 120),
     AT(tsr_job_options, stop, 128),
+    AT(tsr_job_options, row, 136),
+    AT(tsr_job_options, adapter, 144),
 };
 
 /* The library writes them into memory of the caller. */

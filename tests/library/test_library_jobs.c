@@ -4,11 +4,16 @@
  */
 #include "library/fixture.h"
 
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -16,23 +21,37 @@
 
 static pthread_barrier_t both;
 
-/* Comes only while both jobs are inside a call, of the same phase. */
+typedef struct {
+    const char *overrides[3];
+    int meets, met[2]; /* in evaluations, in training steps */
+    char *adapter;
+    size_t adapter_bytes;
+    library_result result;
+    char message[512];
+} neighbour;
+
+/* Comes only while both jobs are inside a call, of the same phase: a training step or an evaluation. */
 static void meet(void *user, const char *phase, double done, double total)
 {
     (void)done;
     (void)total;
-    if (strcmp(phase, "evaluating"))
+    if (strcmp(phase, "evaluating") && strcmp(phase, TSR_JOB_TRAINING))
         return;
-    ++*(int *)user;
+    ((neighbour *)user)->met[!strcmp(phase, TSR_JOB_TRAINING)]++;
     pthread_barrier_wait(&both);
 }
 
-typedef struct {
-    const char *overrides[3];
-    int meets, met;
-    library_result result;
-    char message[512];
-} neighbour;
+static int keep_adapter(void *user, const char *name, const void *data, size_t bytes, int last)
+{
+    neighbour *n = user;
+    (void)last;
+    if (strcmp(name, "adapter_model.safetensors"))
+        return 0;
+    n->adapter = realloc(n->adapter, n->adapter_bytes + bytes);
+    memcpy(n->adapter + n->adapter_bytes, data, bytes);
+    n->adapter_bytes += bytes;
+    return 0;
+}
 
 static void *run_neighbour(void *user)
 {
@@ -40,8 +59,9 @@ static void *run_neighbour(void *user)
     tsr_job_options options = library_options(library_config);
     options.overrides = n->overrides;
     options.override_count = 3;
-    options.user = &n->met;
+    options.user = n;
     options.progress = n->meets ? meet : NULL;
+    options.adapter = keep_adapter;
     library_run(&n->result, &options);
     snprintf(n->message, sizeof n->message, "%s", tsr_last_error());
     return NULL;
@@ -70,11 +90,17 @@ static void two_jobs_at_a_time(void **state)
     for (int i = 0; i < 2; i++) {
         if (pair[i].result.status != 0)
             fail_msg("job %d: %s", i, pair[i].message);
-        assert_true(pair[i].met > 1);
+        assert_true(pair[i].met[0] > 1);
+        assert_true(pair[i].met[1] >= LIBRARY_STEPS);
         library_trained(&pair[i].result);
         run_neighbour(&alone[i]);
         assert_memory_equal(pair[i].result.loss, alone[i].result.loss, sizeof alone[i].result.loss);
         assert_true(pair[i].result.eval_loss == alone[i].result.eval_loss);
+        assert_true(alone[i].adapter_bytes > 0);
+        assert_int_equal(pair[i].adapter_bytes, alone[i].adapter_bytes);
+        assert_memory_equal(pair[i].adapter, alone[i].adapter, alone[i].adapter_bytes);
+        free(pair[i].adapter);
+        free(alone[i].adapter);
     }
     assert_true(pair[0].result.loss[2] != pair[1].result.loss[2]);
 }
@@ -128,6 +154,108 @@ static void a_signal_handler_may_stop_a_job(void **state)
     tsr_job_destroy(asked);
 }
 
+static void *ask_for_a_stop(void *user)
+{
+    tsr_job_request_stop(user);
+    return NULL;
+}
+
+/* While the job steps: whenever the request comes, it is heeded, and ThreadSanitizer sees no race. */
+static void another_thread_may_stop_a_job(void **state)
+{
+    tsr_job *job;
+    tsr_job_report report = {0};
+    pthread_t thread;
+    int status = 0;
+    const char *const longer[] = {"max_steps=100000", "eval_strategy=no"};
+    (void)state;
+    tsr_job_options options = library_options(library_config);
+    options.overrides = longer;
+    options.override_count = 2;
+    if (tsr_job_create(&job, &options) < 0 || tsr_job_start(job) < 0)
+        fail_msg("%s", tsr_last_error());
+    assert_int_equal(tsr_job_step(job, &report), TSR_OK);
+    assert_false(report.last);
+    pthread_create(&thread, NULL, ask_for_a_stop, job);
+    while ((status = tsr_job_step(job, &report)) == TSR_OK)
+        assert_true(report.step < 100000);
+    pthread_join(thread, NULL);
+    assert_int_equal(status, TSR_JOB_DONE);
+    assert_true(report.last && report.stopped && report.save);
+    tsr_job_destroy(job);
+}
+
+/* Asks for a stop as soon as the job says that it waits. */
+static void stop_the_waiting(void *user, int severity, const char *line)
+{
+    (void)severity;
+    if (!strstr(line, "is still held by"))
+        return;
+    ++*(int *)user;
+    tsr_job_request_stop(asked);
+}
+
+/* output_dir is held by somebody who cannot be seen: without the stop that takes 30 seconds, and another status. */
+static void a_stop_ends_the_wait_for_output_dir(void **state)
+{
+    char place[600], path[640];
+    int waited = 0;
+    const char *const overrides[] = {place};
+    (void)state;
+    snprintf(place, sizeof place, "output_dir=%s/held", library_directory);
+    snprintf(path, sizeof path, "%s/held/.tessera.lock", library_directory);
+    tsr_job_options options = library_options(library_config);
+    options.overrides = overrides;
+    options.log = stop_the_waiting;
+    options.user = &waited;
+    mkdir(place + strlen("output_dir="), 0777);
+    if (tsr_job_create(&asked, &options) < 0)
+        fail_msg("%s", tsr_last_error());
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    assert_int_equal(flock(fd, LOCK_EX), 0);
+    assert_int_equal(tsr_job_start(asked), TSR_ESTOPPED_UNSAVED);
+    assert_int_equal(waited, 1);
+    tsr_job_destroy(asked);
+    close(fd);
+}
+
+/* A callback may run a job of its own; what its caller's has to say is heard afterwards. */
+typedef struct {
+    int lines, nests;
+} nest;
+
+static void run_another(void *user, int severity, const char *line)
+{
+    nest *n = user;
+    tsr_job *inner = NULL;
+    (void)severity;
+    (void)line;
+    if (n->lines++ || !n->nests)
+        return;
+    nest quiet = {0};
+    tsr_job_options options = library_options(library_config);
+    options.log = run_another;
+    options.user = &quiet;
+    assert_int_equal(tsr_job_create(&inner, &options), TSR_OK);
+    tsr_job_destroy(inner);
+}
+
+static void a_callback_may_run_a_job(void **state)
+{
+    nest alone = {0}, nested = {.nests = 1};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        tsr_job *job = NULL;
+        tsr_job_options options = library_options(library_config);
+        options.log = run_another;
+        options.user = i ? &nested : &alone;
+        assert_int_equal(tsr_job_create(&job, &options), TSR_OK);
+        tsr_job_destroy(job);
+    }
+    assert_true(alone.lines > 1);
+    assert_int_equal(nested.lines, alone.lines);
+}
+
 static void options_may_be_older_or_newer(void **state)
 {
     struct {
@@ -178,6 +306,9 @@ int main(void)
         cmocka_unit_test(two_jobs_at_a_time),
         cmocka_unit_test(errors_stay_with_their_thread),
         cmocka_unit_test(a_signal_handler_may_stop_a_job),
+        cmocka_unit_test(another_thread_may_stop_a_job),
+        cmocka_unit_test(a_stop_ends_the_wait_for_output_dir),
+        cmocka_unit_test(a_callback_may_run_a_job),
         cmocka_unit_test(options_may_be_older_or_newer),
         cmocka_unit_test(statuses_have_names),
     };
