@@ -209,10 +209,10 @@ static void print_end(const run *r, const tsr_config *config)
 
 static void print_stopped(const tsr_config *config)
 {
-    say("tessera: stopped before its end; run it again with resume_from_checkpoint=true");
+    say("tessera: stopped early; run it again with resume_from_checkpoint=true");
     if (config->overwrite_output_dir) /* which would empty it */
         say(" overwrite_output_dir=false");
-    say(" to go on from the checkpoint in ");
+    say(" to resume from the checkpoint in ");
     say(config->output_dir);
     say("\n");
 }
@@ -486,8 +486,8 @@ static tsr_status check_alone(const tsr_usage *usage)
     if (!is_tool(usage) || !launched.claims)
         return TSR_OK;
     return tsr_fail(TSR_EUSAGE,
-                    "started as several ranks (%s=%d), but this command is one process, which uses "
-                    "all cores: leave out mpirun or srun",
+                    "started as several ranks (%s=%d), but this command is a single process that "
+                    "uses all cores: run it without mpirun or srun",
                     launched.claims, launched.claimed);
 }
 
@@ -498,8 +498,7 @@ static tsr_status check_file(const tsr_usage *usage)
     if (!usage->job_path || usage->command == TSR_COMMAND_INSPECT ||
         stat(usage->job_path, &info) != 0 || !S_ISFIFO(info.st_mode))
         return TSR_OK;
-    return tsr_fail(TSR_EUSAGE,
-                    "%s: it is a pipe, and is to be read several times; write it to a file",
+    return tsr_fail(TSR_EUSAGE, "%s: a pipe cannot be read several times; write it to a file",
                     usage->job_path);
 }
 

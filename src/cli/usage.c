@@ -35,7 +35,7 @@ static const command_row commands[] = {
      "    tessera plan job.yaml --ranks 8 memory_budget=22GiB\n"
      "    tessera plan job.yaml --ranks 8,64,1024 --node 8 --roofs h200.json\n"},
     {"eval", TSR_COMMAND_EVAL, "mpirun -n N tessera eval job.yaml [key=value ...] [--json]",
-     "mean loss and perplexity over eval_dataset, with an adapter or without",
+     "mean loss and perplexity over eval_dataset, with or without an adapter",
      "    --json      the result as JSON on stdout\n\n"
      "The adapter is init_adapter; of a run's own job.yaml that run's; init_adapter=none: none\n",
      "    tessera eval runs/first/job.yaml\n"},
@@ -46,7 +46,7 @@ static const command_row commands[] = {
      "    tessera data job.yaml --show 2\n"
      "    tessera data job.yaml dataset=train.jsonl packing=true --json\n"},
     {"merge", TSR_COMMAND_MERGE, "tessera merge job.yaml [key=value ...] [--json]",
-     "the adapter into the base: a checkpoint in bf16 that Transformers loads",
+     "merge the adapter into the base: a bf16 checkpoint that Transformers loads",
      "    --json      what was written, as JSON on stdout\n\n"
      "Keys, of job.yaml or after it; a training's other keys are allowed and not used:\n"
      "    model_name_or_path    the unquantized base; a 4-bit one is dequantized, with a warning\n"
@@ -56,7 +56,7 @@ static const command_row commands[] = {
      "    overwrite_output_dir  true: replace a model that is there\n",
      "    tessera merge runs/first/job.yaml output_dir=merged\n"},
     {"quantize", TSR_COMMAND_QUANTIZE, "tessera quantize job.yaml [key=value ...] [--json]",
-     "an NF4 checkpoint as bitsandbytes writes it, which is read without quantizing again",
+     "write an NF4 checkpoint as bitsandbytes does, which loads without quantizing again",
      "    --json      what was written, as JSON on stdout\n\n"
      "Keys, of job.yaml or after it; a training's other keys are allowed and not used:\n"
      "    model_name_or_path    the unquantized base\n"
@@ -64,10 +64,8 @@ static const command_row commands[] = {
      "    output_dir            where the model is written, complete or not at all\n"
      "    overwrite_output_dir  true: replace a model that is there\n",
      "    tessera quantize job.yaml model_name_or_path=Llama-3.2-1B output_dir=Llama-3.2-1B-nf4\n"},
-    {"inspect", TSR_COMMAND_INSPECT, "tessera inspect PATH [OTHER.json] [--json] [--plot FILE.svg]",
-     "what a safetensors file, a trace, or the directory of a model, adapter, run or checkpoint, "
-     "holds",
-     "    OTHER.json  of two traces: what differs between them\n"
+    {"inspect", TSR_COMMAND_INSPECT, "tessera inspect PATH [--json] [--plot FILE.svg]",
+     "show what a safetensors file, or the directory of a model, adapter, run or checkpoint, holds",
      "    --json      as JSON on stdout\n"
      "    --plot FILE.svg   of a run: loss, evaluation loss and learning rate over the steps\n",
      "    tessera inspect runs/first --plot loss.svg\n"
@@ -116,10 +114,10 @@ static void put_command_help(tsr_text *out, const command_row *row)
         tsr_text_printf(out,
                         "\nKeys of job.yaml, and of key=value after it, which wins%s; lists and "
                         "maps in YAML flow:\n    lora_target_modules=[q_proj,v_proj]\n",
-                        all ? "" : ", are those of `tessera train --help`");
+                        all ? "" : ": see `tessera train --help`");
     if (!all)
         return;
-    tsr_text_puts(out, "[default; where TRL's differs, TRL's]\n\n");
+    tsr_text_puts(out, "[default; TRL's where it differs]\n\n");
     tsr_config_help(out);
 }
 
@@ -188,10 +186,10 @@ static tsr_status wrong_option(const command_row *row, const char *arg, const ch
     tsr_status status =
         near ? tsr_fail(TSR_EUSAGE, "%s: no such option; keys are written key=value: %s=%.200s",
                         arg, near, value)
-             : tsr_fail(TSR_EUSAGE,
-                        "%s: no such option; keys are written key=value, such as lora_r=8; the "
-                        "line is: %s",
-                        arg, row->line);
+             : tsr_fail(
+                   TSR_EUSAGE,
+                   "%s: no such option; keys are written key=value, such as lora_r=8; usage: %s",
+                   arg, row->line);
     tsr_text_free(&key);
     return status;
 }
@@ -308,10 +306,10 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
     bool job = takes_job(row);
     char option[32];
     if (*arg == '-' && find_option(option, row, arg))
-        return tsr_fail(TSR_EUSAGE, "%s: no such option; did you mean %s? The line is: %s", arg,
-                        option, row->line);
+        return tsr_fail(TSR_EUSAGE, "%s: no such option; did you mean %s? Usage: %s", arg, option,
+                        row->line);
     if (*arg == '-' && !job)
-        return tsr_fail(TSR_EUSAGE, "%s: no such option; the line is: %s", arg, row->line);
+        return tsr_fail(TSR_EUSAGE, "%s: no such option; usage: %s", arg, row->line);
     if (*arg == '-')
         return wrong_option(row, arg, next);
     if (job && is_override(usage, arg)) {
@@ -327,8 +325,8 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
         return TSR_OK;
     }
     if (!job)
-        return tsr_fail(TSR_EUSAGE, "'%.200s': one word too many; the line is: %s", arg, row->line);
-    return tsr_fail(TSR_EUSAGE, "'%.200s': expected key=value after %s; the line is: %s", arg,
+        return tsr_fail(TSR_EUSAGE, "'%.200s': unexpected argument; usage: %s", arg, row->line);
+    return tsr_fail(TSR_EUSAGE, "'%.200s': expected key=value after %s; usage: %s", arg,
                     usage->job_path, row->line);
 }
 
@@ -343,7 +341,7 @@ static tsr_status parse_command(tsr_usage *out, const command_row *row, int coun
     for (int i = 0; i < count && status == TSR_OK; i++)
         status = parse_argument(&usage, row, args, count, &i);
     if (status == TSR_OK && !usage.job_path && row->command != TSR_COMMAND_ENV)
-        status = tsr_fail(TSR_EUSAGE, "tessera %s: the %s is missing; the line is: %s", row->name,
+        status = tsr_fail(TSR_EUSAGE, "tessera %s: the %s is missing; usage: %s", row->name,
                           takes_job(row) ? "job.yaml" : "path to inspect", row->line);
     if (status == TSR_OK && usage.plot && usage.other)
         status = tsr_fail(TSR_EUSAGE, "--plot draws a run: found '%.200s' too; the line is: %s",

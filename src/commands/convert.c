@@ -20,12 +20,12 @@ static tsr_status check_entry(const tsr_config *config, const char *name)
     const char *where = tsr_config_where(config, "output_dir");
     if (!strcmp(name, TSR_PEFT_CONFIG_FILE) || !strcmp(name, "metrics.jsonl"))
         return tsr_fail(TSR_ECONFIG,
-                        "%s: output_dir %s holds %s (%s), beside which no model can stand; name "
-                        "another directory",
+                        "%s: output_dir %s holds %s (%s), and a model needs its own directory; "
+                        "name another one",
                         where, config->output_dir, *name == 'a' ? "an adapter" : "a run", name);
     if (tsr_model_write_replaces(name) && !config->overwrite_output_dir)
         return tsr_fail(TSR_ECONFIG,
-                        "%s: output_dir %s holds a model already (%s); name another directory, or "
+                        "%s: output_dir %s already holds a model (%s); name another directory, or "
                         "set overwrite_output_dir: true to replace it",
                         where, config->output_dir, name);
     return TSR_OK;

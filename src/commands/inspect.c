@@ -184,12 +184,11 @@ static tsr_status inspect_directory(json_t *report, const char *directory)
         tsr_report_string(report, "kind", kinds[i].kind);
         return kinds[i].fill(report, directory);
     }
-    return tsr_fail(
-        TSR_EDATA,
-        "%s: nothing that is known: expected metrics.jsonl (a run), manifest.json (a checkpoint), "
-        "adapter_config.json (an adapter) or config.json (a model) in it, or the path of a "
-        "safetensors file",
-        directory);
+    return tsr_fail(TSR_EDATA,
+                    "%s: unknown contents: expected metrics.jsonl (a run), manifest.json (a "
+                    "checkpoint), adapter_config.json (an adapter) or config.json (a model) in it, "
+                    "or the path of a safetensors file",
+                    directory);
 }
 
 static tsr_status inspect_path(json_t *report, const char *path)

@@ -30,8 +30,7 @@ static void add_start(json_t *report, const tsr_run_metrics *m)
         copy_key(report, m->start, keys[i]);
     if (m->start_count > 1)
         tsr_report_int(report, "resumed_times", (uint64_t)m->start_count - 1);
-    tsr_report_string(report, "status",
-                      m->status[0] ? m->status : "running or ended without a word");
+    tsr_report_string(report, "status", m->status[0] ? m->status : "running, or ended abruptly");
     tsr_report_int(report, "steps_done",
                    m->step_count ? (uint64_t)m->steps[m->step_count - 1].step : 0);
     copy_key(report, m->start, "total_steps");

@@ -224,7 +224,7 @@ static tsr_status apply_file(loader *l, const char *text, size_t bytes, const ch
             earlier++;
         if (earlier < i)
             tsr_config_error(&l->errors, where,
-                             "%.64s: stands twice, in line %d and line %d; keep one", key->text,
+                             "%.64s: appears twice, in line %d and line %d; keep one", key->text,
                              root->keys[earlier].line, key->line);
         else
             apply(l, key->text, &root->items[i], where);
@@ -287,7 +287,7 @@ static tsr_status read_file(tsr_text *out, const char *path)
         return tsr_fail(error == EISDIR ? TSR_ECONFIG : TSR_EIO, "%s: cannot be read: %s", path,
                         strerror_r(error, reason, sizeof reason));
     if (out->length > MAX_FILE_BYTES)
-        return tsr_fail(TSR_ECONFIG, "%s: larger than 1 MiB; this is no job.yaml", path);
+        return tsr_fail(TSR_ECONFIG, "%s: larger than 1 MiB; this is not a job.yaml", path);
     return out->failed ? tsr_fail(TSR_ENOMEM, "%s: out of memory while reading", path) : TSR_OK;
 }
 
@@ -306,7 +306,7 @@ static void switch_on(loader *l, const char *steps, const char *strategy)
         *every = TSR_CONFIG_EVERY_STEPS;
         *origin = *asked;
     } else if (*every != TSR_CONFIG_EVERY_STEPS && origin->layer < asked->layer) {
-        tsr_text_printf(&line, "%s does nothing beside %s: %s (%s); write %s=steps too", steps,
+        tsr_text_printf(&line, "%s has no effect with %s: %s (%s); write %s=steps too", steps,
                         strategy, *every == TSR_CONFIG_EVERY_NO ? "no" : "epoch", origin->where,
                         strategy);
         tsr_config_note(&l->config, tsr_text_string(&line));
@@ -324,7 +324,7 @@ static void switch_strategies(loader *l)
         switch_on(l, "eval_steps", "eval_strategy");
     else if (tsr_config_is_set(&l->config, "eval_steps") &&
              !tsr_config_is_set(&l->config, "eval_strategy"))
-        tsr_config_note(&l->config, "eval_steps does nothing without an eval_dataset");
+        tsr_config_note(&l->config, "eval_steps has no effect without an eval_dataset");
 }
 
 static void add_notes(loader *l)

@@ -102,7 +102,7 @@ static bool has_twice(const tsr_yaml_value *map, int index, const tsr_config_pla
     for (int j = 0; j < index; j++)
         if (!strcmp(map->keys[j].text, map->keys[index].text)) {
             tsr_config_error(place->errors, place->where,
-                             "%s: '%s' stands twice in the map (lines %d and %d); keep one",
+                             "%s: '%s' appears twice in the map (lines %d and %d); keep one",
                              place->spelled, map->keys[index].text, map->keys[j].line,
                              map->keys[index].line);
             return true;

@@ -44,8 +44,8 @@ void tsr_config_apply_trl(tsr_config *config, tsr_config_errors *errors)
         tsr_text_clear(&line);
     }
     if (different.length) {
-        tsr_text_printf(&line, "left out, and not as in TRL: %s%s", tsr_text_string(&different),
-                        trl ? "; these cannot be taken here" : "; `defaults: trl` takes TRL's");
+        tsr_text_printf(&line, "defaults that differ from TRL: %s%s", tsr_text_string(&different),
+                        trl ? "; these cannot be taken here" : "; `defaults: trl` uses TRL's");
         tsr_config_note(config, tsr_text_string(&line));
     }
     config->store->failed |= taken.failed || different.failed || line.failed;

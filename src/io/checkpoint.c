@@ -49,20 +49,20 @@ static tsr_status check_shard_name(const char *name, const char *tensor, const c
     size_t length = strlen(name);
     if (name[0] == '/')
         return tsr_fail(TSR_EDATA,
-                        "%s: tensor '%s' is said to be in '%s': an absolute name, expected a file "
-                        "of the checkpoint's directory",
+                        "%s: tensor '%s' is listed in '%s', an absolute path; expected a file of "
+                        "the checkpoint's directory",
                         index, tensor, name);
     for (const char *part = name; part; part = strchr(part, '/')) {
         part += *part == '/';
         if (!strncmp(part, "..", 2) && (part[2] == 0 || part[2] == '/'))
             return tsr_fail(TSR_EDATA,
-                            "%s: tensor '%s' is said to be in '%s': the name holds '..', expected "
-                            "a file of the checkpoint's directory",
+                            "%s: tensor '%s' is listed in '%s', which contains '..'; expected a "
+                            "file of the checkpoint's directory",
                             index, tensor, name);
     }
     if (length < sizeof suffix || strcmp(name + length - (sizeof suffix - 1), suffix))
-        return tsr_fail(TSR_EDATA, "%s: tensor '%s' is said to be in '%s', expected a *%s file",
-                        index, tensor, name, suffix);
+        return tsr_fail(TSR_EDATA, "%s: tensor '%s' is listed in '%s', expected a *%s file", index,
+                        tensor, name, suffix);
     return TSR_OK;
 }
 
@@ -124,9 +124,8 @@ static tsr_status open_listed(tsr_checkpoint *checkpoint, const json_t *map, con
             name += 2;
         TSR_TRY(find_shard(&shard, checkpoint, name));
         if (!tsr_safetensors_find(shard, tensor))
-            return tsr_fail(TSR_EDATA,
-                            "%s: tensor '%s' is said to be in '%s', which does not have it", index,
-                            tensor, name);
+            return tsr_fail(TSR_EDATA, "%s: tensor '%s' is listed in '%s', which does not have it",
+                            index, tensor, name);
     }
     return TSR_OK;
 }

@@ -167,7 +167,7 @@ tsr_status tsr_file_finish(tsr_file *file)
     if (file->fd < 0 || file->finished)
         return TSR_OK;
     if (fsync(file->fd) < 0)
-        return failed(file, file->temporary, "bringing it to the disk failed", errno);
+        return failed(file, file->temporary, "flushing it to disk failed", errno);
     file->finished = true;
     return TSR_OK;
 }

@@ -197,7 +197,7 @@ static tsr_status check_manifest(tsr_snapshot *snapshot, const char *path)
     json_object_del(manifest, "hash");
     TSR_TRY(hash_manifest(&hash, manifest, path));
     if (hash != stored)
-        return damaged(path, "its content does not fit its own hash");
+        return damaged(path, "its content does not match its own hash");
     TSR_TRY(tsr_json_int(&snapshot->step, manifest, "step", 0, INT64_MAX, path));
     json_t *state;
     return tsr_json_object(&state, manifest, "state", path);
@@ -214,7 +214,7 @@ static tsr_status read_file_entry(tsr_snapshot_file *out, const json_t *entry,
     TSR_TRY(tsr_json_int(&bytes, entry, "bytes", 0, INT64_MAX, place));
     if (!read_hex(&out->hash, json_string_value(json_object_get(entry, "hash"))) ||
         strchr(name, '/') || !*name || strlen(name) >= sizeof out->name)
-        return damaged(place, "a file's name or hash in it is none");
+        return damaged(place, "a file name or hash in it is invalid");
     strcpy(out->name, name);
     out->bytes = (uint64_t)bytes;
     tsr_folder_show(path, snapshot->folder, name);
@@ -238,7 +238,7 @@ static tsr_status read_manifest(tsr_snapshot *snapshot)
     tsr_folder_show(path, snapshot->folder, TSR_SNAPSHOT_MANIFEST);
     if (!tsr_folder_stat(&info, snapshot->folder, TSR_SNAPSHOT_MANIFEST))
         return tsr_fail(TSR_EDATA,
-                        "%s: No such file: %s is no checkpoint; name the directory "
+                        "%s: No such file: %s is not a checkpoint; name the directory "
                         "checkpoint-<step> of a run",
                         path, tsr_snapshot_directory(snapshot));
     TSR_TRY(

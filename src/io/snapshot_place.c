@@ -120,7 +120,7 @@ static tsr_status look_into(obstacle *out, const tsr_folder *parent, const char 
         return TSR_OK;
     tsr_folder_show(out->path, parent, name);
     if (!S_ISDIR(info.st_mode)) {
-        out->what = "no directory, so no checkpoint";
+        out->what = "not a directory, so not a checkpoint";
         return TSR_OK;
     }
     TSR_TRY(enter(&folder, parent, name));
@@ -132,7 +132,7 @@ static tsr_status look_into(obstacle *out, const tsr_folder *parent, const char 
         foreign &= strcmp(entry, TSR_SNAPSHOT_MANIFEST) != 0;
         if (!out->what && is_directory(folder, entry)) {
             tsr_folder_show(out->path, folder, entry);
-            out->what = "a directory, which no checkpoint has";
+            out->what = "a directory, which no checkpoint of a run contains";
         }
     }
     if (status == TSR_OK)

@@ -216,8 +216,8 @@ static tsr_status read_inputs(tsr_job *job, const tsr_error *config)
         tsr_inputs_assume_data(&job->inputs);
     if (job->options.purpose == TSR_JOB_EVALUATE && *job->inputs.date)
         tsr_log(TSR_LOG_INFO,
-                "the chat template asks for the date and is given today's, %s; chat_template_date "
-                "gives another",
+                "the chat template asks for the date and gets today's, %s; set chat_template_date "
+                "for another",
                 job->inputs.date);
     TSR_TRY(tsr_job_agree(job, tsr_same_inputs(&job->inputs, job->world, stream)));
     return tsr_job_agree(job, tsr_job_check_resume(job));

@@ -116,8 +116,8 @@ static void tell(const tsr_config *config, const holder *who, double patience)
     char text[400];
     describe(text, who);
     tsr_log(TSR_LOG_INFO,
-            "output_dir %s is still held by %s, of a run that was killed or on a machine that "
-            "cannot be seen from here: waiting up to %.0f seconds for it",
+            "output_dir %s is still locked by %s, which was killed or is on another machine: "
+            "waiting up to %.0f seconds for it",
             config->output_dir, text, patience);
 }
 

@@ -52,8 +52,8 @@ static tsr_status find_newest(choice *out, const tsr_job *job)
     out->in_output = 1;
     if (config->overwrite_output_dir)
         return tsr_fail(TSR_ECONFIG,
-                        "%s: resume_from_checkpoint: true goes on in output_dir, and "
-                        "overwrite_output_dir: true would empty it; leave one of them out",
+                        "%s: resume_from_checkpoint: true continues the run in output_dir, but "
+                        "overwrite_output_dir: true would empty it; remove one of them",
                         where);
     TSR_TRY(tsr_earlier_done(&out->ended_steps, config->output_dir));
     out->found = job->newest >= 0;
@@ -83,7 +83,7 @@ static tsr_status find_named(choice *out, const tsr_job *job)
     if (out->in_output && config->overwrite_output_dir)
         return tsr_fail(TSR_ECONFIG,
                         "%s: resume_from_checkpoint: %s is in output_dir, which "
-                        "overwrite_output_dir: true would empty; leave one of them out",
+                        "overwrite_output_dir: true would empty; remove one of them",
                         where, directory);
     return TSR_OK;
 }
@@ -135,13 +135,13 @@ static tsr_status check_keys(const tsr_job *job, const json_t *state, const char
     }
     tsr_status status = TSR_OK;
     if (lines.length)
-        status = tsr_fail_lines(
-            TSR_ECONFIG,
-            "%sA resumed run goes on with the keys that it began with; its length may grow "
-            "(max_steps, num_train_epochs). With other keys start a new run from what this one has "
-            "learned, in another output_dir: init_adapter=%s. It begins with the first rows "
-            "again, in another order with another data_seed",
-            tsr_text_string(&lines), directory);
+        status =
+            tsr_fail_lines(TSR_ECONFIG,
+                           "%sA resumed run keeps the keys it began with; only its length may grow "
+                           "(max_steps, num_train_epochs). To change other keys, start a new run "
+                           "from this adapter in another output_dir: init_adapter=%s. It begins "
+                           "with the first rows again, in another order with another data_seed",
+                           tsr_text_string(&lines), directory);
     tsr_text_free(&lines);
     tsr_text_free(&line);
     tsr_text_free(&text);
@@ -168,8 +168,8 @@ static tsr_status check_weights(const tsr_job *job, const json_t *state, const c
         return check_hash(state, "weights", job->inputs.weights, "a model (model_name_or_path)",
                           directory);
     tsr_log(TSR_LOG_WARNING,
-            "%s is of a version that says nothing of the model's weights: it is for you to know "
-            "that those of %s are the same",
+            "%s was written by a version that does not record the model's weights: make sure that "
+            "those of %s are the same",
             directory, job->inputs.config.model_name_or_path);
     return TSR_OK;
 }
@@ -306,7 +306,7 @@ static tsr_status check_ended(const tsr_job *job)
         return TSR_OK;
     return tsr_fail(TSR_ECONFIG,
                     "%s: output_dir %s holds a run that has ended after %" PRId64
-                    " steps, and no checkpoint to go on from to %" PRId64
+                    " steps, and no checkpoint to continue from up to %" PRId64
                     "; name another directory (init_adapter=%s begins with its adapter, and with "
                     "the first rows), or leave out resume_from_checkpoint and set "
                     "overwrite_output_dir: true to replace it",

@@ -106,14 +106,14 @@ tsr_status tsr_job_check_output(const tsr_job *job)
     TSR_TRY(find_run(&found, job->output, job->continues));
     if (found && job->continues)
         return tsr_fail(TSR_ECONFIG,
-                        "%s: output_dir %s holds a run that has ended (%s) and no checkpoint to go "
-                        "on from; name another directory, or leave out resume_from_checkpoint and "
+                        "%s: output_dir %s holds a run that has ended (%s) and no checkpoint to "
+                        "resume from; name another directory, or remove resume_from_checkpoint and "
                         "set overwrite_output_dir: true to replace it",
                         where, directory, found);
     if (found || job->newest >= 0)
         return tsr_fail(TSR_ECONFIG,
-                        "%s: output_dir %s holds a run already (%s); name another directory, set "
-                        "resume_from_checkpoint: true to go on with it, or overwrite_output_dir: "
+                        "%s: output_dir %s already holds a run (%s); name another directory, set "
+                        "resume_from_checkpoint: true to continue it, or overwrite_output_dir: "
                         "true to replace it",
                         where, directory, found ? found : "a checkpoint");
     return TSR_OK;
@@ -164,9 +164,8 @@ static tsr_status take_output(tsr_job *job)
     TSR_TRY(tsr_snapshot_newest(&job->newest, job->output));
     if (job->continues && job->newest != before)
         return tsr_fail(TSR_ECONFIG,
-                        "%s: the checkpoints in output_dir %s are not those that were there when "
-                        "this job was created: another job has gone on with the run; start again "
-                        "to go on from its newest",
+                        "%s: the checkpoints in output_dir %s changed since this job was created: "
+                        "another job has continued the run; start again to resume from its newest",
                         tsr_config_where(config, "output_dir"), config->output_dir);
     return tsr_job_check_output(job);
 }

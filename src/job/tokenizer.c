@@ -97,11 +97,11 @@ tsr_status tsr_job_tokenizer_write(tsr_text *yaml, tsr_job *job)
     for (int i = 0; i < TSR_JOB_TOKENIZER_FILES && status == TSR_OK; i++)
         status = write_file(yaml, &foreign, job->output, &origin, tsr_job_tokenizer_files[i]);
     if (status == TSR_OK && foreign.length)
-        tsr_log(
-            TSR_LOG_WARNING,
-            "%s: output_dir %s has %s, which no run wrote: that stays, and is not the tokenizer "
-            "of this run; move it elsewhere to have that there",
-            tsr_config_where(config, "output_dir"), config->output_dir, tsr_text_string(&foreign));
+        tsr_log(TSR_LOG_WARNING,
+                "%s: output_dir %s has %s, which no run wrote: it is kept, so this run's tokenizer "
+                "is not written there; move it elsewhere to get it",
+                tsr_config_where(config, "output_dir"), config->output_dir,
+                tsr_text_string(&foreign));
     tsr_text_free(&foreign);
     free(template);
     return status;

@@ -130,8 +130,8 @@ static void print_expected(tsr_text *out, const tsr_decision *d, const tsr_speed
     tsr_text_printf(out, "%.0f tokens and %.4g GFLOP", e->step_tokens, e->step_flops * 1e-9);
     if (!e->known) {
         tsr_text_printf(out,
-                        "; expected time: not known. Run `%s env --measure` once on such a "
-                        "machine, or give its figures with --roofs FILE\n",
+                        "; expected time: unknown. Run `%s env --measure` once on such a machine, "
+                        "or give its figures with --roofs FILE\n",
                         tsr_called());
         return;
     }
@@ -177,7 +177,7 @@ static void print_alternatives(tsr_text *out, const tsr_decision *d)
         else
             tsr_text_printf(out, "does not fit %.2f GiB\n", (double)d->budget / 0x1p30);
     }
-    tsr_text_puts(out, "recompute: layers that do a part / all of their forward again\n");
+    tsr_text_puts(out, "recompute: layers that repeat part / all of their forward\n");
 }
 
 static const char *base_compute(const tsr_decision *d)
@@ -330,20 +330,18 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
                            "gradients are reduced at the end of the backward\n");
     if (inputs->cuda && d->budget == TSR_BUDGET_UNKNOWN && d->group > 1 &&
         inputs->config.resident_units < 0)
-        tsr_text_puts(out,
-                      "how much memory the card has is not known here: with memory_budget, units "
-                      "that fit would stay on it\n");
+        tsr_text_puts(
+            out,
+            "the card's memory is unknown here: set memory_budget to keep units that fit on it\n");
     if (d->model.fp8)
         tsr_text_printf(out, "the base's matmuls run in e4m3 (base_compute: %s)\n",
                         base_compute(d));
     if (inputs->cuda && d->model.atomics)
-        tsr_text_puts(out,
-                      "attention may add up dq by atomics, and then a second run has other bits "
-                      "(deterministic: false)\n");
+        tsr_text_puts(out, "attention may sum dq by atomics, so another run may have other bits "
+                           "(deterministic: false)\n");
     if (d->activations_offloaded)
-        tsr_text_printf(out,
-                        "activations go to host memory through two layers' worth of the device "
-                        "(activation_offloading)\n");
+        tsr_text_printf(out, "activations are offloaded to host memory; the device holds those of "
+                             "two layers (activation_offloading)\n");
     if (d->state_offloaded)
         tsr_text_printf(out,
                         "optimizer state lives in host memory and is updated in %d chunks "

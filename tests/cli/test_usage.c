@@ -192,8 +192,7 @@ static void test_wrong_lines(void **state)
         {{"quantize", "job.yaml", "--measure"}, {"--measure: no such option"}},
         {{"merge", "job.yaml", "--init-adapter", "a"}, {"init_adapter=a"}},
         {{"inspect"}, {"the path to inspect is missing", "tessera inspect PATH"}},
-        {{"inspect", "a", "b", "c"}, {"'c'", "one word too many", "tessera inspect PATH"}},
-        {{"inspect", "a", "b", "--plot", "c.svg"}, {"--plot draws a run", "'b'"}},
+        {{"inspect", "a", "b"}, {"'b'", "unexpected argument", "tessera inspect PATH"}},
         {{"inspect", "a", "--plot"}, {"--plot", "--plot: the file is missing", "loss.svg"}},
         {{"inspect", "a", "--plot", "--json"}, {"--plot: the file is missing"}},
         {{"inspect", "a", "--plot", "loss.png"}, {"found loss.png", "ends in .svg"}},
@@ -247,7 +246,7 @@ static void test_texts(void **state)
     const char *const short_ones[] = {"plan", "eval", "data"};
     for (int i = 0; i < 3; i++) { /* so that what they alone have is not lost among the keys */
         tsr_usage u;
-        expect_text(ARGS(short_ones[i], "--help"), "are those of `tessera train --help`");
+        expect_text(ARGS(short_ones[i], "--help"), ": see `tessera train --help`");
         assert_int_equal(parse(&u, ARGS(short_ones[i], "--help")), TSR_OK);
         assert_true(u.text.length < 1000);
         tsr_usage_free(&u);
@@ -286,7 +285,7 @@ static void test_pipe(void **state)
 {
     (void)state;
     assert_int_equal(code_of("echo 'model_name_or_path: " MODEL "' | '" TSR_PROGRAM
-                             "' plan /dev/stdin dataset=none 2>&1 | grep -q 'it is a pipe'"),
+                             "' plan /dev/stdin dataset=none 2>&1 | grep -q 'a pipe cannot'"),
                      0);
 }
 

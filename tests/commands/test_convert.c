@@ -607,7 +607,7 @@ static void check_stops(int (*tool)(const tsr_job_options *, int, char **), cons
     int entries = count_entries(directory);
     assert_int_equal(entries, 6);
     assert_int_equal(tsr_job_exit_code(convert(tool, overrides, NULL, &text)), 78);
-    assert_non_null(strstr(tsr_last_error(), "holds a model already"));
+    assert_non_null(strstr(tsr_last_error(), "already holds a model"));
     succeed(convert(tool, over, NULL, &text));
     free(text);
     assert_int_equal(count_entries(directory), entries);

@@ -204,7 +204,7 @@ static void test_run(void **state)
                            RESUMED STEP(2, 2.25, 1e-3) STEP(3, null, 1e-3) "{\"step\":4,\"lo"));
     is_int(r, "resumed_times", 1);
     is_int(r, "steps_done", 3);
-    is_text(r, "status", "running or ended without a word");
+    is_text(r, "status", "running, or ended abruptly");
     is_real(r, "training.lowest_loss", 2.25);
     assert_true(json_is_null(at(r, "training.last_loss")));
     is_int(r, "training.steps_not_finite", 1);

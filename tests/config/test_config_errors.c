@@ -53,7 +53,7 @@ static const wrong table[] = {
     {"rank_pattern: [1, 2]", NULL, {"rank_pattern: found a list", "map"}},
     {"rank_pattern: {q_proj: x}", NULL, {"rank_pattern: found 'x'"}},
     {"rank_pattern: {q_proj: 2.5}", NULL, {"rank_pattern: found '2.5'", "whole"}},
-    {"rank_pattern: {q_proj: 2, q_proj: 3}", NULL, {"'q_proj' stands twice"}},
+    {"rank_pattern: {q_proj: 2, q_proj: 3}", NULL, {"'q_proj' appears twice"}},
     {"layers_to_transform: [1, 1]", NULL, {"1 is listed twice"}},
     {"layers_to_transform: [1, -2]", NULL, {"found '-2'"}},
     {"lora_target_modules: []", NULL, {"lora_target_modules: found a list", "all-linear"}},
@@ -183,7 +183,7 @@ static const wrong table[] = {
     {"truncation_mode: keep_end", NULL, {"truncation_mode: found 'keep_end'", "keep_start"}},
     {"train_sampling_strategy: group_by_length", NULL, {"random or sequential"}},
     /* YAML itself */
-    {"lora_r: 8\nlora_r: 9", NULL, {"job.yaml:5: lora_r: stands twice", "line 4 and line 5"}},
+    {"lora_r: 8\nlora_r: 9", NULL, {"job.yaml:5: lora_r: appears twice", "line 4 and line 5"}},
     {"a: [1, 2", NULL, {"job.yaml:", "not YAML"}},
     {"a: b: c", NULL, {"job.yaml:4:5", "not YAML"}},
     {"\ttab: 1", NULL, {"job.yaml:4:1", "not YAML"}},

@@ -137,7 +137,7 @@ static void test_finished(void **state)
     assert_int_equal(finished("finished", "max_steps: 2\n"), 1);
     assert_int_equal(finished("finished", "max_steps: 3\n"), TSR_ECONFIG);
     assert_non_null(
-        strstr(tsr_last_error(), "ended after 2 steps, and no checkpoint to go on from"));
+        strstr(tsr_last_error(), "ended after 2 steps, and no checkpoint to continue from"));
     /* Before its adapter is there a run has not ended. */
     assert_int_equal(unlink(scratch_path("finished/adapter_model.safetensors")), 0);
     assert_int_equal(finished("finished", "max_steps: 2\n"), 0);

@@ -565,7 +565,8 @@ static void test_damage(void **state)
         {"state-00001-of-00002.safetensors", "bytes, its manifest says", -1},
         {"adapter_model.safetensors", "the hash of its content is", 5000},
         {"adapter_config.json", "the file is missing", -2},
-        {"manifest.json", "does not fit its own hash", 138}, /* a digit of the first file's bytes */
+        {"manifest.json", "does not match its own hash",
+         138}, /* a digit of the first file's bytes */
         {"manifest.json", "manifest.json", -1},
         {"manifest.json", "No such file", -2},
     };

@@ -487,7 +487,7 @@ static void look_at(char *out, size_t bytes, const char *name)
 static void a_finished_run_is_left_alone(void **state)
 {
     static const char *const ways[] = {NULL, "resume_from_checkpoint=true"};
-    static const char *const words[] = {"holds a run already", "another job has gone on"};
+    static const char *const words[] = {"already holds a run", "another job has continued"};
     char name[16], before[4096], after[4096];
     (void)state;
     for (int i = 0; i < 2; i++) {

@@ -306,7 +306,7 @@ static void stopped(void)
     cli_case_begin(CLI_TINY_LLAMA);
     cli_edit("job.yaml", "lora_r: 2\n", "lora_r: 2\noverwrite_output_dir: true\n");
     cli_run(&output, 1, NULL, "train job.yaml time_limit=0.001");
-    const char *rest = strstr(output.err, says), *end = rest ? strstr(rest, " to go on") : NULL;
+    const char *rest = strstr(output.err, says), *end = rest ? strstr(rest, " to resume") : NULL;
     if (output.code != 75 || !end) {
         cli_fail("exit code %d\n%s", output.code, output.err);
     } else {

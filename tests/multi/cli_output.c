@@ -41,12 +41,12 @@ static void replaced_once(void)
 {
     cli_case_begin(CLI_TINY_LLAMA);
     run_ok("train job.yaml overwrite_output_dir=true");
-    refused("train out/job.yaml learning_rate=1", "holds a run already",
+    refused("train out/job.yaml learning_rate=1", "already holds a run",
             "out/adapter_model.safetensors");
     run_ok("quantize job.yaml output_dir=nf4");
-    refused("merge out/job.yaml init_adapter=out output_dir=nf4", "holds a model already",
+    refused("merge out/job.yaml init_adapter=out output_dir=nf4", "already holds a model",
             "nf4/model.safetensors");
-    refused("quantize out/job.yaml output_dir=nf4", "holds a model already",
+    refused("quantize out/job.yaml output_dir=nf4", "already holds a model",
             "nf4/model.safetensors");
     cli_case_end();
 }
@@ -126,7 +126,7 @@ static void restarted(void)
     cli_output_free(&output);
     cli_start(&process, 2, "exec \"$@\" 2>said.$RANK",
               LONG "save_strategy=steps save_steps=1 resume_from_checkpoint=true time_limit=0.01");
-    wait_for("said.0", "is still held by process");
+    wait_for("said.0", "is still locked by process");
     kill(rank[0], SIGKILL);
     kill(rank[1], SIGKILL);
     cli_wait(&output, &process, 40);

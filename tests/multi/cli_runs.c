@@ -299,7 +299,7 @@ static void quiet(void)
     for (int i = 0; i < 2; i++) {
         cli_run(&output, 1, NULL,
                 i ? "train job.yaml log_level=error output_dir=quiet" : "train job.yaml");
-        bool notes = strstr(output.err, "left out, and not as in TRL");
+        bool notes = strstr(output.err, "defaults that differ from TRL");
         bool graphs = strstr(output.err, "adapters forward by ");
         if (output.code != 0 || notes != !i || graphs != !i)
             cli_fail("%d: exit code %d\n%s", i, output.code, output.err);

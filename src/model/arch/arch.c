@@ -16,8 +16,8 @@ enum { FAMILIES = sizeof families / sizeof *families };
 static const struct {
     const char *model_type, *why;
 } refused[] = {
-    {"llama4", "layers of it attend in chunks and choose among experts, and neither is read"},
-    {"llama4_text", "layers of it attend in chunks and choose among experts, and neither is read"},
+    {"llama4", "it uses chunked attention and experts, which are not supported"},
+    {"llama4_text", "it uses chunked attention and experts, which are not supported"},
 };
 
 /* What the model_type of a config.json may be, one after the other; NULL: no more. */
