@@ -64,8 +64,10 @@ static const command_row commands[] = {
      "    output_dir            where the model is written, complete or not at all\n"
      "    overwrite_output_dir  true: replace a model that is there\n",
      "    tessera quantize job.yaml model_name_or_path=Llama-3.2-1B output_dir=Llama-3.2-1B-nf4\n"},
-    {"inspect", TSR_COMMAND_INSPECT, "tessera inspect PATH [--json] [--plot FILE.svg]",
-     "show what a safetensors file, or the directory of a model, adapter, run or checkpoint, holds",
+    {"inspect", TSR_COMMAND_INSPECT, "tessera inspect PATH [OTHER.json] [--json] [--plot FILE.svg]",
+     "show what a safetensors file, a trace, or the directory of a model, adapter, run or "
+     "checkpoint, holds",
+     "    OTHER.json  show what differs between two traces\n"
      "    --json      as JSON on stdout\n"
      "    --plot FILE.svg   of a run: loss, evaluation loss and learning rate over the steps\n",
      "    tessera inspect runs/first --plot loss.svg\n"
@@ -344,7 +346,7 @@ static tsr_status parse_command(tsr_usage *out, const command_row *row, int coun
         status = tsr_fail(TSR_EUSAGE, "tessera %s: the %s is missing; usage: %s", row->name,
                           takes_job(row) ? "job.yaml" : "path to inspect", row->line);
     if (status == TSR_OK && usage.plot && usage.other)
-        status = tsr_fail(TSR_EUSAGE, "--plot draws a run: found '%.200s' too; the line is: %s",
+        status = tsr_fail(TSR_EUSAGE, "--plot draws a run: found '%.200s' too; usage: %s",
                           usage.other, row->line);
     if (status < 0)
         tsr_usage_free(&usage);
