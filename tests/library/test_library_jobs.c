@@ -189,7 +189,7 @@ static void another_thread_may_stop_a_job(void **state)
 static void stop_the_waiting(void *user, int severity, const char *line)
 {
     (void)severity;
-    if (!strstr(line, "is still held by"))
+    if (!strstr(line, "is still locked by"))
         return;
     ++*(int *)user;
     tsr_job_request_stop(asked);
