@@ -16,6 +16,7 @@
 
 #include "base/status.h"
 #include "base/text.h"
+#include "optim/schedule.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -58,13 +59,6 @@ typedef enum {
     TSR_CONFIG_MODULES_LIST,
     TSR_CONFIG_MODULES_REGEX
 } tsr_config_modules_kind;
-typedef enum {
-    TSR_CONFIG_LR_LINEAR,
-    TSR_CONFIG_LR_COSINE,
-    TSR_CONFIG_LR_CONSTANT,
-    TSR_CONFIG_LR_CONSTANT_WITH_WARMUP,
-    TSR_CONFIG_LR_COSINE_WITH_MIN_LR
-} tsr_config_lr;
 typedef enum {
     TSR_CONFIG_EVERY_NO,
     TSR_CONFIG_EVERY_STEPS,
@@ -130,11 +124,6 @@ typedef struct {
     tsr_config_strings names;
 } tsr_config_modules;
 
-/* lr_scheduler_kwargs; NaN: not given. */
-typedef struct {
-    double num_cycles, min_lr, min_lr_rate;
-} tsr_config_lr_kwargs;
-
 /* Strings are borrowed from the configuration; an optional one that was not given is NULL. */
 typedef struct {
     /* model */
@@ -174,9 +163,9 @@ typedef struct {
     int optim; /* 0: AdamW, the only one */
     double adam_beta1, adam_beta2, adam_epsilon, weight_decay;
     double max_grad_norm; /* 0: no clipping */
-    tsr_config_lr lr_scheduler_type;
+    tsr_schedule_kind lr_scheduler_type;
     double warmup_steps; /* below 1: a share, see tsr_config_steps */
-    tsr_config_lr_kwargs lr_scheduler_kwargs;
+    tsr_schedule_arguments lr_scheduler_kwargs;
     /* loop */
     double num_train_epochs;
     int64_t max_steps; /* -1: num_train_epochs decides */

@@ -282,35 +282,16 @@ static void check_adapter(const checker *c)
 static void check_schedule(const checker *c)
 {
     const tsr_config *config = c->config;
-    const tsr_config_lr_kwargs *kwargs = &config->lr_scheduler_kwargs;
-    const char *place = where(c, "lr_scheduler_kwargs");
-    bool cosine = config->lr_scheduler_type == TSR_CONFIG_LR_COSINE;
-    bool with_min = config->lr_scheduler_type == TSR_CONFIG_LR_COSINE_WITH_MIN_LR;
-    bool min = !isnan(kwargs->min_lr), rate = !isnan(kwargs->min_lr_rate);
-    if (!usable(c, "lr_scheduler_kwargs") || !usable(c, "lr_scheduler_type"))
+    const tsr_schedule_options options = {.kind = config->lr_scheduler_type,
+                                          .learning_rate = config->learning_rate,
+                                          .arguments = config->lr_scheduler_kwargs};
+    tsr_schedule schedule;
+    if (!usable(c, "lr_scheduler_kwargs") || !usable(c, "lr_scheduler_type") ||
+        !usable(c, "learning_rate"))
         return;
-    if (!isnan(kwargs->num_cycles) && !cosine && !with_min)
-        tsr_config_error(c->errors, place,
-                         "lr_scheduler_kwargs: num_cycles belongs to lr_scheduler_type cosine or "
-                         "cosine_with_min_lr (%s)",
-                         where(c, "lr_scheduler_type"));
-    if ((min || rate) && !with_min)
-        tsr_config_error(c->errors, place,
-                         "lr_scheduler_kwargs: min_lr and min_lr_rate belong to lr_scheduler_type "
-                         "cosine_with_min_lr (%s)",
-                         where(c, "lr_scheduler_type"));
-    else if (min && rate)
-        tsr_config_error(c->errors, place,
-                         "lr_scheduler_kwargs: min_lr and min_lr_rate say the same; leave out one");
-    else if (with_min && !min && !rate)
-        tsr_config_error(c->errors, where(c, "lr_scheduler_type"),
-                         "lr_scheduler_type: cosine_with_min_lr needs min_lr or min_lr_rate in "
-                         "lr_scheduler_kwargs, such as {min_lr_rate: 0.1}");
-    else if (min && usable(c, "learning_rate") && kwargs->min_lr > config->learning_rate)
-        tsr_config_error(c->errors, place,
-                         "lr_scheduler_kwargs: min_lr is above the learning_rate (%s)",
-                         where(c, "learning_rate"));
-    if (config->lr_scheduler_type == TSR_CONFIG_LR_CONSTANT && config->warmup_steps > 0)
+    if (tsr_schedule_make(&schedule, &options, 1) < 0)
+        tsr_config_error(c->errors, where(c, "lr_scheduler_type"), "%s", tsr_last_error());
+    if (config->lr_scheduler_type == TSR_SCHEDULE_CONSTANT && config->warmup_steps > 0)
         tsr_config_note(c->config,
                         "lr_scheduler_type constant has no warm-up, so warmup_steps does "
                         "nothing; constant_with_warmup has one");

@@ -136,38 +136,61 @@ static bool read_patterns(tsr_config_patterns *out, const tsr_key *key, const ts
     return true;
 }
 
-static bool read_lr_kwargs(tsr_config_lr_kwargs *out, const tsr_key *key,
+/* A word, as its place in `words`. */
+static bool read_word_of(double *out, const char *const *words, const tsr_yaml_value *value,
+                         const tsr_config_place *place)
+{
+    tsr_text known = {0};
+    for (int i = 0; words[i]; i++) {
+        if (value->kind == TSR_YAML_SCALAR && !strcmp(value->text, words[i])) {
+            *out = i;
+            tsr_text_free(&known);
+            return true;
+        }
+        tsr_text_printf(&known, "%s%s", i ? ", " : "", words[i]);
+    }
+    tsr_config_error(place->errors, place->where, "%s: expected one of %s", place->spelled,
+                     tsr_text_string(&known));
+    tsr_text_free(&known);
+    return false;
+}
+
+static tsr_schedule_argument find_argument(const char *name, const tsr_config_place *place)
+{
+    tsr_text known = {0};
+    for (int i = 0; i < TSR_SCHEDULE_ARGUMENTS; i++) {
+        if (!strcmp(tsr_schedule_argument_name(i), name)) {
+            tsr_text_free(&known);
+            return i;
+        }
+        tsr_text_printf(&known, "%s%s", i ? ", " : "", tsr_schedule_argument_name(i));
+    }
+    tsr_config_error(place->errors, place->where, "%s: no member '%s'; expected one of %s",
+                     place->spelled, name, tsr_text_string(&known));
+    tsr_text_free(&known);
+    return TSR_SCHEDULE_ARGUMENTS;
+}
+
+static bool read_lr_kwargs(tsr_schedule_arguments *out, const tsr_key *key,
                            const tsr_yaml_value *value, const tsr_config_place *place)
 {
-    tsr_config_lr_kwargs kwargs = {NAN, NAN, NAN};
-    const struct {
-        const char *name;
-        double *field;
-        double high;
-    } members[] = {{"num_cycles", &kwargs.num_cycles, 1e6},
-                   {"min_lr", &kwargs.min_lr, 1e3},
-                   {"min_lr_rate", &kwargs.min_lr_rate, 1}};
+    tsr_schedule_arguments kwargs = TSR_SCHEDULE_NO_ARGUMENTS;
     if (!tsr_yaml_is_null(value) && value->kind != TSR_YAML_MAP)
         return tsr_config_refuse(place, key, value);
     for (int i = 0; i < value->count; i++) {
-        int m = 0;
-        while (m < 3 && strcmp(members[m].name, value->keys[i].text))
-            m++;
-        if (m == 3) {
-            tsr_config_error(place->errors, place->where,
-                             "%s: no member '%s'; expected num_cycles, min_lr or min_lr_rate",
-                             place->spelled, value->keys[i].text);
-            return false;
-        }
-        if (has_twice(value, i, place))
+        tsr_schedule_argument m = find_argument(value->keys[i].text, place);
+        if (m == TSR_SCHEDULE_ARGUMENTS || has_twice(value, i, place))
             return false;
         if (tsr_yaml_is_null(&value->items[i]))
             continue;
-        const tsr_key member = {
-            .name = members[m].name, .type = TSR_KEY_NUMBER, .high = members[m].high};
+        const tsr_key member = {.name = tsr_schedule_argument_name(m),
+                                .type = TSR_KEY_NUMBER,
+                                .high = tsr_schedule_argument_most(m)};
+        const char *const *words = tsr_schedule_argument_words(m);
         tsr_config_place inside = *place;
-        inside.spelled = members[m].name;
-        if (!tsr_config_read_number(members[m].field, &member, &value->items[i], &inside))
+        inside.spelled = member.name;
+        if (words ? !read_word_of(&kwargs.value[m], words, &value->items[i], &inside)
+                  : !tsr_config_read_number(&kwargs.value[m], &member, &value->items[i], &inside))
             return false;
     }
     *out = kwargs;

@@ -103,16 +103,18 @@ static void put_patterns(tsr_text *out, const tsr_config_patterns *map)
     tsr_text_puts(out, map->count ? "}" : "");
 }
 
-static void put_lr_kwargs(tsr_text *out, const tsr_config_lr_kwargs *kwargs)
+static void put_lr_kwargs(tsr_text *out, const tsr_schedule_arguments *kwargs)
 {
-    const char *names[] = {"num_cycles", "min_lr", "min_lr_rate"};
-    const double values[] = {kwargs->num_cycles, kwargs->min_lr, kwargs->min_lr_rate};
     bool any = false;
-    for (int i = 0; i < 3; i++) {
-        if (isnan(values[i]))
+    for (int i = 0; i < TSR_SCHEDULE_ARGUMENTS; i++) {
+        const char *const *words = tsr_schedule_argument_words(i);
+        if (isnan(kwargs->value[i]))
             continue;
-        tsr_text_printf(out, "%s%s: ", any ? ", " : "{", names[i]);
-        tsr_number_put(out, values[i], 0);
+        tsr_text_printf(out, "%s%s: ", any ? ", " : "{", tsr_schedule_argument_name(i));
+        if (words)
+            tsr_text_puts(out, words[(int)kwargs->value[i]]);
+        else
+            tsr_number_put(out, kwargs->value[i], 0);
         any = true;
     }
     tsr_text_puts(out, any ? "}" : "null");

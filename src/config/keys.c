@@ -72,12 +72,22 @@ static const tsr_key_word optim_words[] = {
     {"paged_adamw_8bit", 1, no_8bit},
     END,
 };
+static const char follows_loss[] =
+    "follows the loss of an evaluation; schedules here are known before the run: cosine or "
+    "warmup_stable_decay";
 static const tsr_key_word lr_words[] = {
-    {"linear", TSR_CONFIG_LR_LINEAR, NULL},
-    {"cosine", TSR_CONFIG_LR_COSINE, NULL},
-    {"constant", TSR_CONFIG_LR_CONSTANT, NULL},
-    {"constant_with_warmup", TSR_CONFIG_LR_CONSTANT_WITH_WARMUP, NULL},
-    {"cosine_with_min_lr", TSR_CONFIG_LR_COSINE_WITH_MIN_LR, NULL},
+    {"linear", TSR_SCHEDULE_LINEAR, NULL},
+    {"cosine", TSR_SCHEDULE_COSINE, NULL},
+    {"cosine_with_restarts", TSR_SCHEDULE_COSINE_WITH_RESTARTS, NULL},
+    {"cosine_with_min_lr", TSR_SCHEDULE_COSINE_WITH_MIN_LR, NULL},
+    {"cosine_warmup_with_min_lr", TSR_SCHEDULE_COSINE_WARMUP_WITH_MIN_LR, NULL},
+    {"polynomial", TSR_SCHEDULE_POLYNOMIAL, NULL},
+    {"inverse_sqrt", TSR_SCHEDULE_INVERSE_SQRT, NULL},
+    {"constant", TSR_SCHEDULE_CONSTANT, NULL},
+    {"constant_with_warmup", TSR_SCHEDULE_CONSTANT_WITH_WARMUP, NULL},
+    {"warmup_stable_decay", TSR_SCHEDULE_WARMUP_STABLE_DECAY, NULL},
+    {"reduce_lr_on_plateau", -1, follows_loss},
+    {"greedy", -1, follows_loss},
     END,
 };
 static const tsr_key_word every_words[] = {
@@ -281,7 +291,8 @@ static const tsr_key optimizer_keys[] = {
      .flags = TSR_KEY_RESULT, .initial = "0",
      .help = "steps of warm-up; below 1: a share of all steps, rounded up (also warmup_ratio)"},
     {"lr_scheduler_kwargs", G, TSR_KEY_LR_KWARGS, AT(lr_scheduler_kwargs), .none = "null",
-     .flags = TSR_KEY_RESULT, .initial = "null", .help = "map of num_cycles, min_lr, min_lr_rate"},
+     .flags = TSR_KEY_RESULT, .initial = "null",
+     .help = "map of what the schedule takes besides, such as {num_cycles: 2}"},
 };
 #undef G
 #define G .group = "loop"

@@ -364,7 +364,7 @@ static void warn_of_same_data(const tsr_inputs *inputs)
 static void warn_of_warmup(const tsr_config *config, int64_t steps)
 {
     int64_t warmup = tsr_config_steps(config->warmup_steps, steps, 0);
-    if (warmup < steps || config->lr_scheduler_type == TSR_CONFIG_LR_CONSTANT)
+    if (warmup < steps || config->lr_scheduler_type == TSR_SCHEDULE_CONSTANT)
         return;
     tsr_log(TSR_LOG_WARNING,
             "%s: warmup_steps: a warm-up of %lld steps does not end within this run's %lld: the "

@@ -245,22 +245,10 @@ static tsr_status fresh_magnitudes(tsr_job *job)
 
 static tsr_status schedule_of(tsr_schedule *out, const tsr_config *config, int64_t total_steps)
 {
-    static const char *const names[] = {[TSR_CONFIG_LR_LINEAR] = "linear",
-                                        [TSR_CONFIG_LR_COSINE] = "cosine",
-                                        [TSR_CONFIG_LR_CONSTANT] = "constant",
-                                        [TSR_CONFIG_LR_CONSTANT_WITH_WARMUP] =
-                                            "constant_with_warmup",
-                                        [TSR_CONFIG_LR_COSINE_WITH_MIN_LR] = "cosine_with_min_lr"};
-    const tsr_config_lr_kwargs *k = &config->lr_scheduler_kwargs;
-    tsr_schedule_options options = {.name = names[config->lr_scheduler_type],
-                                    .warmup_steps = config->warmup_steps,
-                                    .learning_rate = config->learning_rate,
-                                    .num_cycles = k->num_cycles,
-                                    .min_lr = k->min_lr,
-                                    .min_lr_rate = k->min_lr_rate,
-                                    .num_cycles_set = k->num_cycles == k->num_cycles,
-                                    .min_lr_set = k->min_lr == k->min_lr,
-                                    .min_lr_rate_set = k->min_lr_rate == k->min_lr_rate};
+    const tsr_schedule_options options = {.kind = config->lr_scheduler_type,
+                                          .warmup_steps = config->warmup_steps,
+                                          .learning_rate = config->learning_rate,
+                                          .arguments = config->lr_scheduler_kwargs};
     return tsr_schedule_make(out, &options, (uint64_t)total_steps);
 }
 

@@ -78,9 +78,10 @@ static void test_defaults(void **state)
     assert_float_equal(c.adam_epsilon, 1e-8, 0);
     assert_float_equal(c.weight_decay, 0, 0);
     assert_float_equal(c.max_grad_norm, 1, 0);
-    assert_int_equal(c.lr_scheduler_type, TSR_CONFIG_LR_LINEAR);
+    assert_int_equal(c.lr_scheduler_type, TSR_SCHEDULE_LINEAR);
     assert_float_equal(c.warmup_steps, 0, 0);
-    assert_true(isnan(c.lr_scheduler_kwargs.num_cycles) && isnan(c.lr_scheduler_kwargs.min_lr));
+    assert_true(isnan(c.lr_scheduler_kwargs.value[TSR_SCHEDULE_NUM_CYCLES]) &&
+                isnan(c.lr_scheduler_kwargs.value[TSR_SCHEDULE_MIN_LR]));
     assert_float_equal(c.num_train_epochs, 1, 0);
     assert_int_equal(c.max_steps, -1);
     assert_int_equal(c.per_device_train_batch_size, 1);
@@ -160,9 +161,9 @@ static void test_typed_by_key(void **state)
     assert_int_equal(c.layers_to_transform.items[1], 4);
     assert_int_equal(c.lora_target_modules.kind, TSR_CONFIG_MODULES_LIST);
     assert_string_equal(c.lora_target_modules.names.items[1], "v_proj");
-    assert_float_equal(c.lr_scheduler_kwargs.min_lr_rate, 0.1, 0);
-    assert_float_equal(c.lr_scheduler_kwargs.num_cycles, 1, 0);
-    assert_true(isnan(c.lr_scheduler_kwargs.min_lr));
+    assert_float_equal(c.lr_scheduler_kwargs.value[TSR_SCHEDULE_MIN_LR_RATE], 0.1, 0);
+    assert_float_equal(c.lr_scheduler_kwargs.value[TSR_SCHEDULE_NUM_CYCLES], 1, 0);
+    assert_true(isnan(c.lr_scheduler_kwargs.value[TSR_SCHEDULE_MIN_LR]));
     assert_null(c.resume_from_checkpoint);
     assert_int_equal(c.log_level, TSR_LOG_WARNING);
     assert_float_equal(c.logging_steps, 0.1, 0);
