@@ -83,6 +83,10 @@ typedef struct {
     int64_t label_tokens, rows;
     int stopped; /* 1: the stop flag or the time limit ended it, and the run: save a checkpoint, which
                     knows that this evaluation is due */
+    int save;    /* 1: load_best_model_at_end or the run's end asks for a checkpoint now */
+    int last;    /* 1: no further step will run; early_stopping_patience may have ended the run */
+    int64_t best_step; /* of the least loss so far; 0: none yet. Step 0 does not count. */
+    double best_loss;  /* NaN: none yet */
 } tsr_job_evaluation;
 
 /* What a job is created for: training (which may evaluate too), evaluation alone (where config_path
@@ -202,7 +206,9 @@ TSR_API tsr_status tsr_job_step(tsr_job *job, tsr_job_report *report);
 TSR_API tsr_status tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation);
 
 /* Writes the adapter into output_dir; its files appear under their names only when complete. After
- * the last step, or a stop, this is the run's end; before, steps may follow. */
+ * the last step, or a stop, this is the run's end; before, steps may follow. With load_best_model_at_end
+ * the end takes the adapter back to its best evaluation first, from the checkpoint that was saved then: evaluations
+ * that follow are of that one. */
 TSR_API tsr_status tsr_job_save(tsr_job *job);
 
 /* Writes output_dir/checkpoint-<step> (the adapter, the optimizer's state, the position in the

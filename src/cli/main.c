@@ -85,6 +85,7 @@ typedef struct {
     tsr_progress *progress;
     bool first; /* rank 0: the one that talks */
     double first_loss, last_loss;
+    bool best_counts; /* the adapter is that of the best evaluation */
     bool stopped;
 } run;
 
@@ -150,14 +151,15 @@ static int evaluate(run *r, int64_t step)
         tsr_progress_eval(r->progress, step, e.loss, e.label_tokens);
     if (step == 0)
         r->first_loss = e.loss;
-    r->last_loss = e.loss;
-    return 0;
+    r->last_loss = r->best_counts && e.best_step ? e.best_loss : e.loss;
+    return e.save ? tsr_job_checkpoint(r->job) : 0;
 }
 
 /* Steps until the last, with the evaluations that the configuration asks for. */
 static int run_steps(run *r, const tsr_config *config)
 {
     bool has_eval = config->eval_dataset.count > 0;
+    r->best_counts = config->load_best_model_at_end;
     tsr_job_report report = {0};
     int resumed = tsr_job_resumed(r->job, &report);
     int status = resumed < 0 ? resumed : 0;

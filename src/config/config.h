@@ -177,6 +177,10 @@ typedef struct {
     tsr_config_every eval_strategy;
     double eval_steps; /* below 1: a share; after loading: logging_steps unless given */
     tsr_config_choice eval_on_start; /* after loading: yes with an eval_dataset, unless given */
+    bool load_best_model_at_end;
+    int metric_for_best_model;       /* 0: the loss of an evaluation, the only one */
+    int64_t early_stopping_patience; /* evaluations; 0: as many as there are */
+    double early_stopping_threshold;
     double logging_steps;
     bool logging_first_step;
     tsr_config_every save_strategy;

@@ -214,6 +214,20 @@ static void check_paths(const checker *c)
         check_output(c);
 }
 
+/* Both compare evaluations on the way; without any, nothing ever is the best. */
+static void check_best(const checker *c, bool evaluates)
+{
+    const tsr_config *config = c->config;
+    const char *key = config->load_best_model_at_end    ? "load_best_model_at_end"
+                      : config->early_stopping_patience ? "early_stopping_patience"
+                                                        : NULL;
+    if (key && !evaluates && usable(c, "eval_strategy") && c->source->use == TSR_CONFIG_TRAIN)
+        tsr_config_error(c->errors, where(c, key),
+                         "%s: needs evaluations during the run; set eval_dataset, and "
+                         "eval_strategy: steps or epoch",
+                         key);
+}
+
 static void check_data(const checker *c)
 {
     const tsr_config *config = c->config;
@@ -242,6 +256,7 @@ static void check_data(const checker *c)
     if (config->eval_on_start == TSR_CONFIG_CHOICE_YES && !evaluates && is_set(c, "eval_on_start"))
         tsr_config_error(c->errors, where(c, "eval_on_start"),
                          "eval_on_start: true needs an eval_dataset");
+    check_best(c, evaluates && config->eval_strategy != TSR_CONFIG_EVERY_NO);
 }
 
 static void check_batch(const checker *c)

@@ -96,6 +96,11 @@ static const tsr_key_word every_words[] = {
     {"epoch", TSR_CONFIG_EVERY_EPOCH, NULL},
     END,
 };
+static const tsr_key_word best_words[] = {
+    {"loss", 0, NULL},
+    {"eval_loss", 0, NULL},
+    END,
+};
 static const tsr_key_word recompute_words[] = {
     {"auto", TSR_CONFIG_RECOMPUTE_AUTO, NULL},           {"none", TSR_CONFIG_RECOMPUTE_NONE, NULL},
     {"selective", TSR_CONFIG_RECOMPUTE_SELECTIVE, NULL}, {"full", TSR_CONFIG_RECOMPUTE_FULL, NULL},
@@ -324,6 +329,18 @@ static const tsr_key loop_keys[] = {
     {"eval_on_start", G, TSR_KEY_WORD, AT(eval_on_start), choice_words, .none = "auto",
      .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto", .derived = "eval_dataset",
      .help = "evaluate before step 1; auto: yes with an eval_dataset"},
+    {"load_best_model_at_end", G, TSR_KEY_BOOL, AT(load_best_model_at_end), .initial = "false",
+     .help = "write the adapter of the evaluation with the least loss; each such evaluation is "
+             "followed by a checkpoint"},
+    {"metric_for_best_model", G, TSR_KEY_WORD, AT(metric_for_best_model), best_words,
+     .none = "null", .initial = "loss",
+     .help = "what load_best_model_at_end and early_stopping_patience compare"},
+    {"early_stopping_patience", G, TSR_KEY_INT, AT(early_stopping_patience), .low = 1,
+     .high = INT_TOP, .none = "null", .initial = "null",
+     .help = "end the run after so many evaluations in a row that were no better than the best"},
+    {"early_stopping_threshold", G, TSR_KEY_NUMBER, AT(early_stopping_threshold), .low = 0,
+     .high = 1e9, .initial = "0",
+     .help = "by how much an evaluation must be better to count for early_stopping_patience"},
     {"logging_steps", G, TSR_KEY_STEPS, AT(logging_steps), .low = 0, .high = INT_TOP,
      .flags = TSR_KEY_LOW_OPEN, .initial = "1", .trl = "10",
      .help = "steps between progress lines; below 1: a share (metrics.jsonl has every step)"},

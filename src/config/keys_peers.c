@@ -49,9 +49,9 @@ static const tsr_key_peer peers[] = {
     {"deepspeed", "null false {}", "sharding is built in"},
     {"fsdp", "null false [] {}", "sharding is built in"},
     {"fsdp_config", "null {}", "sharding is built in"},
-    {"load_best_model_at_end", "false null", "the last step's adapter is written"},
     {"optim_args", "null {}", "the optimizer's settings have keys of their own"},
     {"dataset_streaming", "false null", "the dataset is read whole"},
+    {"greater_is_better", "false null", "metric_for_best_model is a loss: less is better"},
     {"group_by_length", "false null", "the order depends on the seed alone"},
     {"use_peft", "true null", "only adapters are trained"},
     {"dataset_config", "null", "datasets are local files"},
@@ -94,8 +94,6 @@ static const tsr_key_peer peers[] = {
     {"include_num_input_tokens_seen", NULL, NULL},
     {"include_tokens_per_second", NULL, NULL},
     {"include_for_metrics", NULL, NULL},
-    {"metric_for_best_model", NULL, NULL}, /* load_best_model_at_end is refused */
-    {"greater_is_better", NULL, NULL},
     {"length_column_name", NULL, NULL}, /* group_by_length is */
     {"label_names", NULL, NULL},
     {"prediction_loss_only", NULL, NULL},

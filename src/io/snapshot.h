@@ -64,9 +64,10 @@ void tsr_snapshot_discard(const tsr_folder *parent, int64_t step);
 /* A checkpoint is a directory of files: a directory in it, and what is none but has its name, is somebody's
  * and is never removed. */
 
-/* Removes the checkpoints before `before` but the newest `keep` of them, and but those with something of
- * somebody's: a warning names it. */
-tsr_status tsr_snapshot_prune(const tsr_folder *parent, int64_t before, int64_t keep);
+/* Removes the checkpoints before `before` but the newest `keep` of them, that of step `spared` (-1: none), and those
+ * with something of somebody's: a warning names it. */
+tsr_status tsr_snapshot_prune(const tsr_folder *parent, int64_t before, int64_t keep,
+                              int64_t spared);
 
 /* Removes those after `step`; TSR_ECONFIG, before any is removed: there is something of somebody's in one. */
 tsr_status tsr_snapshot_drop_after(const tsr_folder *parent, int64_t step);

@@ -232,13 +232,14 @@ static tsr_status prune_step(const tsr_folder *parent, int64_t step)
     return TSR_OK;
 }
 
-tsr_status tsr_snapshot_prune(const tsr_folder *parent, int64_t before, int64_t keep)
+tsr_status tsr_snapshot_prune(const tsr_folder *parent, int64_t before, int64_t keep,
+                              int64_t spared)
 {
     steps found;
     int64_t kept = 0;
     tsr_status status = list(&found, parent, finished);
     for (int i = 0; i < found.count && status == TSR_OK; i++)
-        if (found.step[i] < before && ++kept > keep)
+        if (found.step[i] < before && ++kept > keep && found.step[i] != spared)
             status = prune_step(parent, found.step[i]);
     free(found.step);
     return status;

@@ -164,7 +164,9 @@ tsr_status tsr_job_save(tsr_job *job)
     if (job->done == job->total_steps && job->done > 0 && job->skipped_steps == job->done)
         return tsr_job_agree(job, tsr_job_give_up(job)); /* the adapter is as it came in */
     tsr_job_listen(job, true);
-    tsr_status status = tsr_job_write_adapter(job, job->output);
+    tsr_status status = tsr_job_take_best(job);
+    if (status == TSR_OK)
+        status = tsr_job_write_adapter(job, job->output);
     if (status == TSR_OK)
         status = tsr_job_agree(job, give_files(job));
     tsr_job_listen(job, false);

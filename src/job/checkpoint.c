@@ -183,14 +183,15 @@ static tsr_status describe(json_t **out, tsr_job *job)
     TSR_TRY(tsr_metrics_sync(&metrics_bytes, job->metrics));
     json_t *config = describe_config(job);
     json_t *state = json_pack(
-        "{s:i, s:i, s:{s:I, s:I, s:I, s:i}, s:{s:I, s:I, s:I, s:I}, s:b, s:I, s:s, s:o}", "ranks",
-        job->decision.group, "granule_elements", TSR_GRANULE_ELEMENTS, "optimizer", "updates",
-        (json_int_t)control.step, "skipped_in_a_row", (json_int_t)job->skipped, "skipped_steps",
-        (json_int_t)job->skipped_steps, "gradient_shift", TSR_FIXED_SHIFT, "data", "epoch",
-        (json_int_t)last.epoch, "samples_seen", (json_int_t)last.samples_seen, "step_samples",
-        (json_int_t)tsr_job_step_samples(job), "total_steps", (json_int_t)job->total_steps,
-        "evaluated", job->evaluated, "metrics_bytes", (json_int_t)metrics_bytes, "device",
-        tsr_job_bits_device(job), "config", config);
+        "{s:i, s:i, s:{s:I, s:I, s:I, s:i}, s:{s:I, s:I, s:I, s:I}, s:b, s:I, s:s, s:o, s:o}",
+        "ranks", job->decision.group, "granule_elements", TSR_GRANULE_ELEMENTS, "optimizer",
+        "updates", (json_int_t)control.step, "skipped_in_a_row", (json_int_t)job->skipped,
+        "skipped_steps", (json_int_t)job->skipped_steps, "gradient_shift", TSR_FIXED_SHIFT, "data",
+        "epoch", (json_int_t)last.epoch, "samples_seen", (json_int_t)last.samples_seen,
+        "step_samples", (json_int_t)tsr_job_step_samples(job), "total_steps",
+        (json_int_t)job->total_steps, "evaluated", job->evaluated, "metrics_bytes",
+        (json_int_t)metrics_bytes, "device", tsr_job_bits_device(job), "config", config, "best",
+        tsr_job_describe_best(job));
     int failed = !state || !config ||
                  put_hash(state, "model", tsr_inputs_model_hash(&job->inputs)) |
                      put_hash(state, "weights", job->inputs.weights) |
@@ -261,8 +262,12 @@ tsr_status tsr_job_quiet(tsr_job *job)
 static tsr_status end_checkpoint(tsr_job *job)
 {
     const tsr_config *config = &job->inputs.config;
-    if (config->save_total_limit > 0)
-        TSR_TRY(tsr_snapshot_prune(job->output, job->done, config->save_total_limit - 1));
+    bool best = config->load_best_model_at_end;
+    int64_t limit = config->save_total_limit, spared = best ? job->best.step : -1;
+    if (!limit && best && config->save_strategy == TSR_CONFIG_EVERY_NO)
+        limit = 1; /* what was the best once has no use any more */
+    if (limit > 0)
+        TSR_TRY(tsr_snapshot_prune(job->output, job->done, limit - 1, spared));
     return job->stopped ? tsr_job_end(job, TSR_METRICS_SAVED) : TSR_OK;
 }
 

@@ -45,6 +45,14 @@ typedef struct {
     double last, next;    /* learning rates: of the checkpoint's step, of the one after it */
 } tsr_job_longer;
 
+/* Of the evaluations of this run, but that before step 1. */
+typedef struct {
+    int64_t step; /* of the least loss; -1: none yet */
+    double loss;  /* that loss */
+    int64_t
+        worse; /* evaluations in a row since one was better by more than early_stopping_threshold */
+} tsr_job_best;
+
 typedef enum { TSR_JOB_CREATED, TSR_JOB_PLANNED, TSR_JOB_STARTED, TSR_JOB_FAILED } tsr_job_state;
 
 struct tsr_job {
@@ -103,7 +111,9 @@ struct tsr_job {
     tsr_events *events;   /* likewise, with report_to: tensorboard */
     tsr_trace *trace;     /* NULL: none */
     bool evaluated;       /* since the last step */
-    bool ended;           /* metrics.jsonl has its last line */
+    tsr_job_best best;
+    bool over;  /* the adapter in memory is that of best.step, whatever `done` says */
+    bool ended; /* metrics.jsonl has its last line */
     /* checkpoints */
     tsr_snapshot *resume;     /* what the run goes on from; NULL: it starts */
     bool continues;           /* in output_dir itself, with its metrics.jsonl */
@@ -245,6 +255,18 @@ tsr_status tsr_job_check_resume(const tsr_job *job);
 tsr_status tsr_job_resumed_total(int64_t *out, const tsr_job *job);
 /* Its state into memory, instead of an adapter's first values. */
 tsr_status tsr_job_restore(tsr_job *job);
+
+/* Compares the hashes of a checkpoint's files, this rank's share of them; and reads what is trained, with its
+ * moments. */
+tsr_status tsr_job_verify(const tsr_job *job, const tsr_snapshot *snapshot);
+tsr_status tsr_job_restore_trainable(tsr_job *job, const tsr_snapshot *snapshot);
+
+/* The best evaluation (best.c). note: one more was made; fills what an evaluation says of it. describe and
+ * resume: of a checkpoint's state; *the caller's. take: at the run's end. */
+void tsr_job_note_evaluation(tsr_job *job, tsr_job_evaluation *evaluation);
+json_t *tsr_job_describe_best(const tsr_job *job);
+tsr_status tsr_job_resume_best(tsr_job *job);
+tsr_status tsr_job_take_best(tsr_job *job);
 
 /* Whether the configuration asks for one after the step that was done last. */
 bool tsr_job_evaluation_due(const tsr_job *job, const tsr_batch_step_info *info);

@@ -248,10 +248,10 @@ static tsr_status check_job(const tsr_job *job, const tsr_snapshot *snapshot)
 }
 
 /* The ranks share the hashing. */
-static tsr_status verify(const tsr_job *job)
+tsr_status tsr_job_verify(const tsr_job *job, const tsr_snapshot *snapshot)
 {
-    for (int i = job->view.rank; i < tsr_snapshot_file_count(job->resume); i += job->view.ranks)
-        TSR_TRY(tsr_snapshot_verify(job->resume, i));
+    for (int i = job->view.rank; i < tsr_snapshot_file_count(snapshot); i += job->view.ranks)
+        TSR_TRY(tsr_snapshot_verify(snapshot, i));
     return TSR_OK;
 }
 
@@ -289,7 +289,7 @@ tsr_status tsr_job_find_resume(tsr_job *job)
         return TSR_OK;
     TSR_TRY(tsr_job_agree(job, open_snapshot(job, &found)));
     resume_date(job);
-    return tsr_job_agree(job, verify(job));
+    return tsr_job_agree(job, tsr_job_verify(job, job->resume));
 }
 
 /* One that has ended: at this run's end, or with something to go on from. */
@@ -382,21 +382,23 @@ static tsr_status restore_part(void *user, const tsr_job_part *part)
     return TSR_OK;
 }
 
-static tsr_status restore_trainable(tsr_job *job, int ranks)
+tsr_status tsr_job_restore_trainable(tsr_job *job, const tsr_snapshot *snapshot)
 {
-    reader r = {.job = job, .ranks = ranks, .file = calloc((size_t)ranks, sizeof *r.file)};
+    const char *directory = tsr_snapshot_directory(snapshot);
+    int64_t ranks;
+    TSR_TRY(tsr_json_int(&ranks, tsr_snapshot_state(snapshot), "ranks", 1, 1 << 20, directory));
+    reader r = {.job = job, .ranks = (int)ranks, .file = calloc((size_t)ranks, sizeof *r.file)};
     tsr_status status = TSR_OK;
     if (!r.file)
-        return tsr_fail(TSR_ENOMEM, "%s: no memory to read it",
-                        tsr_snapshot_directory(job->resume));
-    for (int i = 0; i < ranks && status == TSR_OK; i++) {
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to read it", directory);
+    for (int i = 0; i < r.ranks && status == TSR_OK; i++) {
         char name[TSR_SNAPSHOT_NAME_BYTES];
-        tsr_job_state_file(name, i, ranks);
-        status = tsr_safetensors_open_in(&r.file[i], tsr_snapshot_folder(job->resume), name);
+        tsr_job_state_file(name, i, r.ranks);
+        status = tsr_safetensors_open_in(&r.file[i], tsr_snapshot_folder(snapshot), name);
     }
     if (status == TSR_OK)
         status = tsr_job_each_part(job, "reading the checkpoint", restore_part, &r);
-    for (int i = 0; i < ranks; i++)
+    for (int i = 0; i < r.ranks; i++)
         tsr_safetensors_close(r.file[i]);
     free(r.file);
     return status;
@@ -407,16 +409,15 @@ tsr_status tsr_job_restore(tsr_job *job)
     const char *directory = tsr_snapshot_directory(job->resume);
     const json_t *state = tsr_snapshot_state(job->resume);
     json_t *optimizer;
-    int64_t ranks, updates, metrics_bytes;
+    int64_t updates, metrics_bytes;
     bool evaluated;
-    TSR_TRY(tsr_json_int(&ranks, state, "ranks", 1, 1 << 20, directory));
     TSR_TRY(tsr_json_object(&optimizer, state, "optimizer", directory));
     TSR_TRY(tsr_json_int(&updates, optimizer, "updates", 0, INT64_MAX, directory));
     TSR_TRY(tsr_json_int(&job->skipped, optimizer, "skipped_in_a_row", 0, INT64_MAX, directory));
     TSR_TRY(tsr_json_int(&job->skipped_steps, optimizer, "skipped_steps", 0, INT64_MAX, directory));
     TSR_TRY(tsr_json_int(&metrics_bytes, state, "metrics_bytes", 0, INT64_MAX, directory));
     TSR_TRY(tsr_json_bool(&evaluated, state, "evaluated", directory));
-    TSR_TRY(restore_trainable(job, (int)ranks));
+    TSR_TRY(tsr_job_restore_trainable(job, job->resume));
     tsr_adamw_control control = {.step = (uint64_t)updates};
     TSR_TRY(tsr_device_write(job->device, &job->sums->control, &control, sizeof control));
     job->issued = job->done = job->resumed = tsr_snapshot_step(job->resume);
@@ -424,7 +425,7 @@ tsr_status tsr_job_restore(tsr_job *job)
     job->metrics_bytes = (uint64_t)metrics_bytes;
     if (job->continues)
         job->saved = job->done;
-    return TSR_OK;
+    return tsr_job_resume_best(job);
 }
 
 int tsr_job_resumed(tsr_job *job, tsr_job_report *report)

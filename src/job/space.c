@@ -33,6 +33,8 @@ static int64_t more_checkpoints(const tsr_job *job, int64_t done, int64_t there)
     int64_t made = every > 0 && run->steps > done ? run->steps / every - done / every : 0;
     if (made == 0 && config->time_limit > 0)
         made = 1; /* a stop writes one, whatever save_strategy says */
+    if (config->load_best_model_at_end)
+        return (made < most - there ? made : most - there) + 2; /* the best one, and the next */
     if (made == 0 || made <= most - there)
         return made;
     return most > there ? most - there : 1;

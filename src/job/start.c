@@ -276,6 +276,7 @@ static tsr_status make_schedule(tsr_job *job)
 {
     const tsr_config *config = &job->inputs.config;
     job->total_steps = job->last_step = tsr_batch_run_of(job->inputs.batch)->steps;
+    job->best.step = -1;
     job->adamw = (tsr_adamw_step){.beta1 = config->adam_beta1,
                                   .beta2 = config->adam_beta2,
                                   .epsilon = config->adam_epsilon,

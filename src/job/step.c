@@ -392,6 +392,7 @@ static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
         job->last_step = job->done;
         return TSR_OK;
     }
+    tsr_job_note_evaluation(job, evaluation);
     job->evaluated = true;
     return tsr_job_record_eval(job, loss, info.label_tokens);
 }

@@ -166,7 +166,7 @@ static int evaluate(rank_run *run, tsr_job *job)
         run->result.stopped = true;
     else
         run->result.eval_count++;
-    return status;
+    return status == 0 && evaluation->save ? tsr_job_checkpoint(job) : status;
 }
 
 /* Of a quantized checkpoint the quant_state tensors say how the others are stored; they are read

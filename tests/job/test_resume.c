@@ -352,13 +352,13 @@ static void test_directory_inside(void **state)
     assert_non_null(strstr(warning, "kept/.checkpoint-3.removed/merged"));
     assert_true(is_there("kept/.checkpoint-3.removed/merged"));
     assert_false(is_there("kept/.checkpoint-3.removed/manifest.json"));
-    assert_int_equal(tsr_snapshot_prune(folder, 3, 0), TSR_OK);
+    assert_int_equal(tsr_snapshot_prune(folder, 3, 0, -1), TSR_OK);
     assert_non_null(strstr(warning, "kept/checkpoint-2/merged"));
     assert_false(is_there("kept/checkpoint-1"));
     assert_true(is_there("kept/checkpoint-2/merged"));
     assert_true(is_there("kept/checkpoint-2/manifest.json"));
     assert_int_equal(tsr_snapshot_begin(folder, 4), TSR_OK);
-    assert_int_equal(tsr_snapshot_prune(folder, 4, 0), TSR_OK);
+    assert_int_equal(tsr_snapshot_prune(folder, 4, 0, -1), TSR_OK);
     tsr_log_set(NULL, NULL, TSR_LOG_ERROR);
     assert_true(is_there("kept/checkpoint-3/manifest.json")); /* its other name is taken */
     /* Where the names are needed it is said before anything goes. */
@@ -385,7 +385,7 @@ static void test_foreign_checkpoint(void **state)
     make_checkpoint("trl/checkpoint-2", NULL);
     assert_int_equal(mkdir(scratch_path("trl/checkpoint-3"), 0777), 0); /* empty: nobody's */
     tsr_log_set(keep_line, warning, TSR_LOG_WARNING);
-    assert_int_equal(tsr_snapshot_prune(folder, 4, 0), TSR_OK);
+    assert_int_equal(tsr_snapshot_prune(folder, 4, 0, -1), TSR_OK);
     tsr_log_set(NULL, NULL, TSR_LOG_ERROR);
     assert_non_null(strstr(warning, "trl/checkpoint-1: a directory, without a manifest.json"));
     assert_int_equal(count_entries(scratch_path("trl")), 1);

@@ -58,6 +58,10 @@ static const fact members[] = {
     AT(tsr_job_evaluation, label_tokens, 16),
     AT(tsr_job_evaluation, rows, 24),
     AT(tsr_job_evaluation, stopped, 32),
+    AT(tsr_job_evaluation, save, 36),
+    AT(tsr_job_evaluation, last, 40),
+    AT(tsr_job_evaluation, best_step, 48),
+    AT(tsr_job_evaluation, best_loss, 56),
     AT(tsr_job_plan_info, device_peak_bytes, 0),
     AT(tsr_job_plan_info, host_peak_bytes, 8),
     AT(tsr_job_plan_info, parameter_count, 16),
@@ -99,7 +103,7 @@ static const fact members[] = {
 static const fact sizes[] = {
     SIZE(tsr_job_bootstrap, 24),
     SIZE(tsr_job_report, 128),
-    SIZE(tsr_job_evaluation, 40),
+    SIZE(tsr_job_evaluation, 64),
     SIZE(tsr_job_plan_info, 104),
 };
 
