@@ -144,7 +144,7 @@ typedef struct {
     int packing_strategy;           /* 0: bfd, the only one */
     tsr_config_choice eval_packing; /* never AUTO after loading: `packing` */
     tsr_config_choice assistant_only_loss, completion_only_loss;
-    bool shuffle;
+    bool shuffle, group_by_length;
     int64_t data_seed;         /* after loading: `seed` unless given */
     const char *chat_template; /* a name or a file; NULL: the model's own */
     const char *eos_token;

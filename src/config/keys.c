@@ -219,6 +219,8 @@ static const tsr_key data_keys[] = {
      .help = "train only the completion; auto: yes for prompt/completion and alpaca"},
     {"shuffle", G, TSR_KEY_BOOL, AT(shuffle), .flags = TSR_KEY_RESULT, .initial = "true",
      .help = "a new order each epoch; false: file order"},
+    {"group_by_length", G, TSR_KEY_BOOL, AT(group_by_length), .flags = TSR_KEY_RESULT,
+     .initial = "false", .help = "steps of rows of nearly one length; nothing with packing"},
     {"data_seed", G, TSR_KEY_INT, AT(data_seed), .high = INT_TOP, .none = "null", .none_value = -1,
      .flags = TSR_KEY_RESULT, .initial = "null", .derived = "seed",
      .help = "seed of the data order and of packing"},

@@ -64,7 +64,7 @@ typedef struct {
     const char *help;
 } tsr_key;
 
-#define TSR_KEYS_MAX 96
+#define TSR_KEYS_MAX 160
 
 int tsr_keys_count(void);
 const tsr_key *tsr_keys_at(int index);

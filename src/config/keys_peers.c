@@ -18,7 +18,8 @@ static const tsr_key_alias aliases[] = {
     {"dataset_name", "dataset", NULL, 0, NULL},
     {"shuffle_dataset", "shuffle", shuffle_dataset_map, 0, "expected true or false"},
     {"chat_template_path", "chat_template", NULL, 0, NULL},
-    {"train_sampling_strategy", "shuffle", sampling_map, 0, "expected random or sequential"},
+    {"train_sampling_strategy", "shuffle", sampling_map, 0,
+     "expected random or sequential (as well: group_by_length: true)"},
     {"truncation_mode", "truncation", truncation_map, 0,
      "expected keep_start (truncation also takes error and drop)"},
     {"max_seq_length", "max_length", NULL, 0, NULL},
@@ -52,7 +53,6 @@ static const tsr_key_peer peers[] = {
     {"optim_args", "null {}", "the optimizer's settings have keys of their own"},
     {"dataset_streaming", "false null", "the dataset is read whole"},
     {"greater_is_better", "false null", "metric_for_best_model is a loss: less is better"},
-    {"group_by_length", "false null", "the order depends on the seed alone"},
     {"use_peft", "true null", "only adapters are trained"},
     {"dataset_config", "null", "datasets are local files"},
     {"model_revision", "main null", "the model is a local directory"},
@@ -94,7 +94,7 @@ static const tsr_key_peer peers[] = {
     {"include_num_input_tokens_seen", NULL, NULL},
     {"include_tokens_per_second", NULL, NULL},
     {"include_for_metrics", NULL, NULL},
-    {"length_column_name", NULL, NULL}, /* group_by_length is */
+    {"length_column_name", NULL, NULL}, /* lengths are counted */
     {"label_names", NULL, NULL},
     {"prediction_loss_only", NULL, NULL},
     {"batch_eval_metrics", NULL, NULL},

@@ -181,7 +181,7 @@ static tsr_status set_defaults(tsr_batch_options *o)
     o->ranks = o->ranks ? o->ranks : 1;
     o->epochs = o->epochs > 0 ? o->epochs : 1;
     if (o->evaluation) {
-        o->shuffle = o->drop_last = false;
+        o->shuffle = o->drop_last = o->group_by_length = false;
         o->epochs = 1;
         o->max_steps = 0;
     }
@@ -197,6 +197,36 @@ static tsr_status set_defaults(tsr_batch_options *o)
     return TSR_OK;
 }
 
+/* Units of a full step; 0: too many. */
+static int64_t units_of_step(const tsr_batch_options *o)
+{
+    uint64_t units;
+    if (o->total_batch)
+        return o->total_batch;
+    if (!tsr_mul_u64(&units, (uint64_t)o->accumulation, (uint64_t)o->ranks) ||
+        !tsr_mul_u64(&units, units, (uint64_t)o->per_device) || units > INT32_MAX)
+        return 0;
+    return (int64_t)units;
+}
+
+/* transformers sorts 50 steps together, or a quarter of a small data set. */
+static tsr_status prepare_groups(tsr_batch *batch)
+{
+    tsr_order_source *source = &batch->source;
+    int64_t step = units_of_step(&batch->options), steps;
+    if (!step || step > source->sample_count)
+        step = source->sample_count;
+    steps = source->sample_count / (4 * step);
+    source->group = step * (steps > 50 ? 50 : steps > 1 ? steps : 1);
+    uint64_t bytes = (uint64_t)source->sample_count * sizeof *source->keys;
+    source->keys = malloc(bytes);
+    if (!source->keys)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory to order %lld samples", batch->options.name,
+                        (long long)source->sample_count);
+    batch->bytes += bytes;
+    return TSR_OK;
+}
+
 /* Memory for the orders of two epochs and for packing. */
 static tsr_status allocate(tsr_batch *batch)
 {
@@ -205,7 +235,9 @@ static tsr_status allocate(tsr_batch *batch)
     if (n < 1 || n >= INT32_MAX)
         return tsr_fail(TSR_EDATA, "%s: %lld samples, expected 1 to 2^31 - 2", o->name,
                         (long long)n);
-    uint64_t count = 2 * (2 * (uint64_t)n + 1) + (o->packing ? 4 * (uint64_t)n : 0);
+    bool groups = o->group_by_length && !o->packing;
+    uint64_t more = o->packing ? 4 : groups ? 1 : 0;
+    uint64_t count = 2 * (2 * (uint64_t)n + 1) + more * (uint64_t)n;
     batch->memory = malloc(count * sizeof(int32_t));
     if (!batch->memory)
         return tsr_fail(TSR_ENOMEM, "%s: no memory to order %lld samples", o->name, (long long)n);
@@ -214,25 +246,27 @@ static tsr_status allocate(tsr_batch *batch)
     for (int i = 0; i < 2; i++, at += 2 * n + 1)
         batch->order[i] = (tsr_order){-1, 0, at, at + n};
     batch->source = (tsr_order_source){n, NULL, o->shuffle, o->seed};
-    if (!o->packing)
+    if (!o->packing && !groups)
         return TSR_OK;
     int32_t *lengths = at;
     for (int64_t i = 0; i < n; i++) {
         tsr_sample sample = tsr_dataset_sample(o->dataset, i);
         lengths[i] = sample.token_count;
-        if (sample.token_count > o->max_length)
+        if (o->packing && sample.token_count > o->max_length)
             return tsr_fail(TSR_EDATA,
                             "%s:%lld: %d tokens do not fit a packed row of max_length %lld",
                             tsr_dataset_file(o->dataset, sample.file), (long long)sample.line,
                             sample.token_count, (long long)o->max_length);
     }
+    batch->source.lengths = lengths;
+    if (groups)
+        return prepare_groups(batch);
     /* A row never holds more than all samples. */
     int64_t most = tsr_dataset_stats_of(o->dataset)->tokens;
     most = most < o->max_length ? most : o->max_length;
     if (most >= INT32_MAX)
         return tsr_fail(TSR_ECONFIG, "%s: max_length %lld is too long for packing", o->name,
                         (long long)o->max_length);
-    batch->source.lengths = lengths;
     batch->source.order = at + n;
     batch->source.row_of = at + 2 * n;
     batch->source.row_at = at + 3 * n;
@@ -317,6 +351,7 @@ void tsr_batch_destroy(tsr_batch *batch)
     if (!batch)
         return;
     tsr_pack_destroy(batch->source.pack);
+    free(batch->source.keys);
     free(batch->memory);
     free(batch);
 }

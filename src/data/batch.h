@@ -31,6 +31,7 @@ typedef struct {
     int64_t accumulation; /* 0: 1 */
     int64_t total_batch;  /* units of a step; 0: per_device x accumulation x ranks */
     int64_t ranks;        /* 0: 1 */
+    bool group_by_length; /* without packing: steps of samples of nearly one length */
     bool drop_last;       /* an epoch's smaller last step is left out */
     double epochs;        /* 0: 1 */
     int64_t max_steps;    /* above 0: instead of epochs */

@@ -2,6 +2,8 @@
 
 #include "base/philox.h"
 
+#include <stdlib.h>
+
 /* What a permutation is for: the high half of its counters. */
 enum { PERMUTE_SAMPLES = 1, PERMUTE_ROWS = 2 };
 
@@ -25,6 +27,35 @@ static void permute(int32_t *items, int64_t count, const tsr_order_source *sourc
         items[i] = (int32_t)i;
     if (source->shuffle)
         shuffle(items, count, tsr_mix(tsr_mix(source->seed) ^ (uint64_t)epoch), purpose);
+}
+
+static int compare_keys(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* As transformers' get_length_grouped_indices: `group` samples at a time, the longest of them first, equal ones in
+ * the order that they had; then the longest of all comes first, so that what it needs shows early. */
+static void group_by_length(int32_t *items, const tsr_order_source *source)
+{
+    int64_t count = source->sample_count, longest = 0;
+    for (int64_t first = 0; first < count; first += source->group) {
+        int64_t end = first + source->group < count ? first + source->group : count;
+        for (int64_t i = first; i < end; i++)
+            source->keys[i] =
+                (uint64_t)(INT32_MAX - source->lengths[items[i]]) << 32 | (uint32_t)(i - first);
+        qsort(source->keys + first, (size_t)(end - first), sizeof *source->keys, compare_keys);
+        for (int64_t i = first; i < end; i++)
+            source->keys[i] = (uint64_t)items[first + (int64_t)(uint32_t)source->keys[i]];
+        for (int64_t i = first; i < end; i++)
+            items[i] = (int32_t)source->keys[i];
+        if (source->lengths[items[first]] > source->lengths[items[longest]])
+            longest = first;
+    }
+    int32_t item = items[0];
+    items[0] = items[longest];
+    items[longest] = item;
 }
 
 /* Rows in an order of their own when shuffled (by their first sample, full rows of many short
@@ -52,6 +83,8 @@ void tsr_order_fill(tsr_order *out, const tsr_order_source *source, int64_t epoc
     out->epoch = epoch;
     if (!source->pack) {
         permute(out->samples, n, source, epoch, PERMUTE_SAMPLES);
+        if (source->group)
+            group_by_length(out->samples, source);
         for (int64_t i = 0; i <= n; i++)
             out->unit_first[i] = (int32_t)i;
         out->units = n;

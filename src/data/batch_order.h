@@ -25,6 +25,8 @@ typedef struct {
     uint64_t seed;
     tsr_pack *pack;                   /* NULL: a unit is a sample */
     int32_t *order, *row_of, *row_at; /* [sample_count] each; only with pack */
+    int64_t group;                    /* samples that are sorted by length together; 0: none are */
+    uint64_t *keys;                   /* [sample_count], only with group */
 } tsr_order_source;
 
 /* Fills *out for an epoch. The same (source, epoch) always gives the same order. */

@@ -380,6 +380,7 @@ static tsr_status make_training(tsr_inputs *inputs, int ranks)
     tsr_batch_options options = {.dataset = inputs->dataset,
                                  .name = "dataset",
                                  .shuffle = config->shuffle,
+                                 .group_by_length = config->group_by_length,
                                  .seed = (uint64_t)config->data_seed,
                                  .packing = config->packing,
                                  .max_length = config->max_length,

@@ -180,7 +180,6 @@ static const wrong table[] = {
     {"fsdp: full_shard", NULL, {"fsdp: found 'full_shard'"}},
     {"use_peft: false", NULL, {"use_peft: found 'false'", "only true"}},
     {"push_to_hub: true", NULL, {"push_to_hub"}},
-    {"group_by_length: true", NULL, {"group_by_length"}},
     {"load_best_model_at_end: true", NULL, {"load_best_model_at_end"}},
     {"dataset_streaming: true", NULL, {"dataset_streaming"}},
     {"auto_find_batch_size: true", NULL, {"auto_find_batch_size"}},

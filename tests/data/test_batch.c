@@ -282,6 +282,72 @@ static void seeds_and_epochs_differ(void **state)
 }
 
 /* Each of 5 places gets each of 5 samples about 400 times in 2000 epochs. */
+/* The samples of an epoch of steps of `per_device` samples, in their order. */
+static void order_of_epoch(int64_t *out, const tsr_batch_options *options)
+{
+    tsr_batch *batch = open_batch(options);
+    const tsr_batch_run *run = tsr_batch_run_of(batch);
+    tsr_micro_batch m;
+    int count = 0;
+    assert_int_equal(tsr_micro_batch_create(&m, run), TSR_OK);
+    for (int64_t step = 0; step < run->steps_per_epoch; step++) {
+        assert_int_equal(tsr_batch_fill(&m, batch, step, 0), TSR_OK);
+        for (int32_t d = 0; d < m.document_count; d++)
+            if (!m.first_position[d])
+                out[count++] = m.sample[d];
+    }
+    assert_int_equal(count, run->samples);
+    tsr_micro_batch_free(&m);
+    tsr_batch_destroy(batch);
+}
+
+/* transformers' rule, written down again: `group` samples of the shuffled order at a time, by falling length, Python's
+ * sort leaving equal ones where they were; and the longest of all is swapped to the front. */
+static void group_plainly(int64_t *items, int count, int group, const tsr_dataset *data)
+{
+    int longest = 0;
+    for (int first = 0; first < count; first += group) {
+        int end = first + group < count ? first + group : count;
+        for (int i = first + 1; i < end; i++)
+            for (int j = i; j > first && tsr_dataset_sample(data, items[j]).token_count >
+                                             tsr_dataset_sample(data, items[j - 1]).token_count;
+                 j--) {
+                int64_t item = items[j];
+                items[j] = items[j - 1];
+                items[j - 1] = item;
+            }
+        if (tsr_dataset_sample(data, items[first]).token_count >
+            tsr_dataset_sample(data, items[longest]).token_count)
+            longest = first;
+    }
+    int64_t item = items[0];
+    items[0] = items[longest];
+    items[longest] = item;
+}
+
+static void grouped_by_length(void **state)
+{
+    (void)state;
+    static const struct {
+        int rows, per_device, group;
+    } cases[] = {{83, 2, 20}, {83, 5, 20}, {7, 4, 4}, {3, 4, 3}, {1, 1, 1}, {450, 2, 100}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tsr_dataset *data = make_data(cases[i].rows, 9, 0, i);
+        tsr_batch_options options = {
+            .dataset = data, .shuffle = i % 2 == 0, .seed = 3, .per_device = cases[i].per_device};
+        int64_t plain[450], grouped[450];
+        order_of_epoch(plain, &options);
+        options.group_by_length = true;
+        order_of_epoch(grouped, &options);
+        group_plainly(plain, cases[i].rows, cases[i].group, data);
+        for (int k = 0; k < cases[i].rows; k++)
+            if (plain[k] != grouped[k])
+                fail_msg("case %zu: place %d has sample %d, expected %d", i, k, (int)grouped[k],
+                         (int)plain[k]);
+        tsr_dataset_destroy(data);
+    }
+}
+
 static void shuffling_is_uniform(void **state)
 {
     (void)state;
@@ -502,6 +568,7 @@ int main(void)
         cmocka_unit_test(every_sample_once_an_epoch),
         cmocka_unit_test(any_number_of_ranks_trains_the_same),
         cmocka_unit_test(seeds_and_epochs_differ),
+        cmocka_unit_test(grouped_by_length),
         cmocka_unit_test(shuffling_is_uniform),
         cmocka_unit_test(rows_of_a_file_in_order),
         cmocka_unit_test(packed_rows_hold_whole_samples),
