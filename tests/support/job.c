@@ -109,12 +109,16 @@ double *job_gradient(uint64_t *count, const tsr_job *job, int unit, int segment)
     const tsr_trainable *trainable = &job->decision.store.trainable;
     tsr_trainable_span span = tsr_trainable_at(trainable, unit, segment);
     const tsr_layout_segment *s = &job->inputs.layout.unit[unit].trainable[segment];
-    const int64_t *fixed = trainable->accumulator + span.begin;
+    int64_t *fixed = malloc(s->element_count * sizeof *fixed);
     uint64_t outside = 0; /* gradients that are not 0 where there is padding */
     *count = s->stored_rows * s->stored_columns;
     double *out = calloc(*count, sizeof *out);
-    assert_non_null(out);
+    assert_true(fixed && out);
     assert_true(span.first == 0 && span.real >= s->element_count);
+    assert_int_equal(tsr_streams_synchronize(&job->streams), TSR_OK);
+    assert_int_equal(tsr_device_read(job->device, fixed, trainable->accumulator + span.begin,
+                                     s->element_count * sizeof *fixed),
+                     TSR_OK);
     for (tsr_stored_run run = {0}; tsr_stored_next(&run, s, 0, s->element_count);)
         for (uint64_t i = 0; i < run.count; i++)
             out[run.stored + i] = (double)fixed[run.memory + i] * 0x1p-44;
@@ -123,5 +127,6 @@ double *job_gradient(uint64_t *count, const tsr_job *job, int unit, int segment)
     for (uint64_t i = 0; i < *count; i++)
         outside -= out[i] != 0;
     assert_int_equal(outside, 0);
+    free(fixed);
     return out;
 }
