@@ -1,7 +1,8 @@
 /*
- * Each family of models against transformers and PEFT: tests/golden/families/<family>, whose tolerances these are.
- * Losses of rows alone and packed, on the plain and the NF4 base; what the final norm makes; both traces of
- * training, and the same bits with all recomputed and on three ranks; the same model from config.json as it is
+ * Each family of models against Transformers and PEFT: tests/golden/families/<family>, whose tolerances these are.
+ * Losses of rows alone and packed and all logits, on the plain and the NF4 base; what enters each layer, what the
+ * last one leaves and what the final norm makes of it; both traces of training, the gradient of every tensor at
+ * step 1, and the same bits with all recomputed and on three ranks; the same model from config.json as it is
  * published.
  *
  * On a GPU the traces run in bf16 too: losses and norms of gradients near those in fp32 (measured on an H100:
@@ -17,7 +18,8 @@
 #include <cmocka.h>
 
 #include "io/json.h"
-#include "model/arch/config.h"
+#include "io/peft.h"
+#include "model/model_parts.h"
 #include "support/golden.h"
 #include "support/head.h"
 #include "support/job.h"
@@ -28,13 +30,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LOSS_TOLERANCE   1e-5
-#define HIDDEN_TOLERANCE 5e-4
-#define TRACE_TOLERANCE  3e-5
-#define FINAL_TOLERANCE  5e-3
-#define MOST_TOKENS      128
-#define ROWS             2
-#define STEPS            8
+#define LOSS_TOLERANCE     1e-5
+#define LOGIT_TOLERANCE    3e-4 /* of nll too */
+#define HIDDEN_TOLERANCE   5e-4
+#define TRACE_TOLERANCE    3e-5
+#define GRADIENT_TOLERANCE 3e-4 /* of the tensor's largest */
+#define L2_TOLERANCE       1e-4 /* relative */
+#define FINAL_TOLERANCE    5e-3
+#define MOST_TOKENS        128
+#define ROWS               2
+#define STEPS              8
 
 static const char *family, *backend = "cpu", *dtype = "float32";
 
@@ -111,13 +116,26 @@ static tsr_status evaluate_alone(tsr_job *job, void *user)
     return tsr_job_evaluate(job, &out->evaluation);
 }
 
+/* An evaluation of the data in rows.jsonl. */
+static job_spec evaluation(const char *base, const char *model)
+{
+    job_spec spec = {.purpose = TSR_JOB_EVALUATE};
+    job_set(&spec, "backend=%s", backend);
+    job_set(&spec, "model_name_or_path=%s", model);
+    job_set(&spec, "eval_dataset=%s", scratch_path("rows.jsonl"));
+    job_set(&spec, "per_device_eval_batch_size=1");
+    job_set(&spec, "dtype=float32");
+    job_set(&spec, "load_in_4bit=%s", strcmp(base, "nf4") ? "false" : "true");
+    return spec;
+}
+
 /* The evaluation of rows [first, first + count) as documents of one row. */
 static test_evaluated evaluate(const row *rows, int count, const char *base, const char *model)
 {
     int32_t ids[ROWS * MOST_TOKENS], labels[ROWS * MOST_TOKENS], lengths[ROWS], at = 0;
     test_evaluated got = {0};
     test_data data;
-    job_spec spec = {.purpose = TSR_JOB_EVALUATE};
+    job_spec spec = evaluation(base, model);
     for (int i = 0; i < count; i++) {
         memcpy(ids + at, rows[i].id, (size_t)rows[i].length * sizeof *ids);
         memcpy(labels + at, rows[i].label, (size_t)rows[i].length * sizeof *labels);
@@ -127,14 +145,17 @@ static test_evaluated evaluate(const row *rows, int count, const char *base, con
     test_data_begin(&data, scratch_path("rows.jsonl"));
     test_data_row(&data, ids, labels, lengths, count, false);
     test_data_end(&data);
-    job_set(&spec, "backend=%s", backend);
-    job_set(&spec, "model_name_or_path=%s", model);
-    job_set(&spec, "eval_dataset=%s", scratch_path("rows.jsonl"));
-    job_set(&spec, "per_device_eval_batch_size=1");
-    job_set(&spec, "dtype=float32");
-    job_set(&spec, "load_in_4bit=%s", strcmp(base, "nf4") ? "false" : "true");
     job_run(&spec, on_gpu() ? evaluate_alone : test_evaluate, &got);
     return got;
+}
+
+/* rows.jsonl becomes one row, each of whose tokens is followed by a label. */
+static void write_whole(const row *one)
+{
+    test_data data;
+    test_data_begin(&data, scratch_path("rows.jsonl"));
+    test_data_row(&data, one->id, NULL, &one->length, 1, true);
+    test_data_end(&data);
 }
 
 static void judge_rows(const char *base)
@@ -174,8 +195,149 @@ static void test_nf4(void **state)
     judge_rows("nf4");
 }
 
-/* What the final norm makes of every token but the last, whose label is the next. A divisor of the logits is the
- * norm's here. */
+/* ---- logits ---- */
+
+/* The model as its config.json says, and its head. */
+typedef struct {
+    tsr_model_config config;
+    test_head head;
+} top;
+
+static top load_top(void)
+{
+    top out;
+    const char *checkpoint = golden("checkpoint");
+    assert_int_equal(tsr_model_config_load(&out.config, checkpoint), TSR_OK);
+    test_head_load(&out.head, checkpoint,
+                   out.config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
+    return out;
+}
+
+/* The farthest that logits [count, vocab] are from those of rows [count, d], which logits_divisor has divided. */
+static double logits_apart(const top *t, const float *want, const float *rows, uint64_t count)
+{
+    double worst = 0, cap = t->config.logits_softcap;
+    double *logits = malloc(t->head.vocab * sizeof *logits);
+    assert_non_null(logits);
+    for (uint64_t i = 0; i < count; i++) {
+        test_head_logits(logits, &t->head, rows + i * t->head.d);
+        for (uint64_t v = 0; v < t->head.vocab; v++) {
+            double got = cap != 0 ? cap * tanh(logits[v] / cap) : logits[v];
+            worst = worse(fabs(got - (double)want[i * t->head.vocab + v]), worst);
+        }
+    }
+    free(logits);
+    return worst;
+}
+
+static test_evaluated evaluate_whole(const row *one, const char *base)
+{
+    test_evaluated got = {0};
+    write_whole(one);
+    job_spec spec = evaluation(base, golden("checkpoint"));
+    job_run(&spec, test_evaluate, &got);
+    assert_int_equal(got.rows.count, one->length);
+    return got;
+}
+
+/* Of every token on the plain base. */
+static void test_logits_plain(void **state)
+{
+    (void)state;
+    row rows[ROWS];
+    tsr_safetensors *file = golden_open(golden("forward.safetensors"));
+    top t = load_top();
+    read_rows(rows);
+    for (int i = 0; i < ROWS; i++) {
+        uint64_t count;
+        float *want = golden_f32(&count, file, "plain.row%d.logits", i);
+        test_evaluated got = evaluate_whole(&rows[i], "plain");
+        assert_int_equal(count, (uint64_t)rows[i].length * t.head.vocab);
+        judge("logits", logits_apart(&t, want, got.rows.rows, (uint64_t)rows[i].length),
+              LOGIT_TOLERANCE);
+        test_rows_free(&got.rows);
+        free(want);
+    }
+    test_head_free(&t.head);
+    tsr_safetensors_close(file);
+}
+
+/* On the NF4 base of the first row's last four tokens, and the loss of every token. */
+static void test_logits_nf4(void **state)
+{
+    (void)state;
+    row rows[ROWS];
+    uint64_t count;
+    tsr_safetensors *file = golden_open(golden("forward.safetensors"));
+    top t = load_top();
+    float *last = golden_f32(&count, file, "nf4.row0.logits_last4");
+    assert_int_equal(count, 4 * t.head.vocab);
+    read_rows(rows);
+    for (int i = 0; i < ROWS; i++) {
+        double worst = 0;
+        float *nll = golden_f32(&count, file, "nf4.row%d.nll", i);
+        test_evaluated got = evaluate_whole(&rows[i], "nf4");
+        assert_int_equal(count, rows[i].length - 1);
+        for (uint64_t j = 0; j < count; j++)
+            worst = worse(fabs(got.rows.nll[j] - (double)nll[j]), worst);
+        judge("loss of a token", worst, LOGIT_TOLERANCE);
+        if (i == 0)
+            judge("logits of the last four tokens",
+                  logits_apart(&t, last, got.rows.rows + (count - 3) * t.head.d, 4),
+                  LOGIT_TOLERANCE);
+        test_rows_free(&got.rows);
+        free(nll);
+    }
+    free(last);
+    test_head_free(&t.head);
+    tsr_safetensors_close(file);
+}
+
+/* ---- hidden states ---- */
+
+/* [layers + 2, tokens, d]: what each layer gets, what the last one leaves, and that after the final norm. */
+typedef struct {
+    float *states;
+    uint64_t layers, tokens, d;
+} hidden;
+
+static void copy_states(hidden *out, uint64_t entry, const void *from)
+{
+    uint64_t count = out->tokens * out->d;
+    memcpy(out->states + entry * count, from, count * sizeof *out->states);
+}
+
+/* An evaluation keeps what the head got, a training step what each layer got. */
+static void take_top(void *user, tsr_job *job, const tsr_micro_batch *micro, int64_t index)
+{
+    hidden *out = user;
+    (void)micro;
+    (void)index;
+    copy_states(out, out->layers, job->model->activations.head.x);
+    copy_states(out, out->layers + 1, job->model->activations.head.h);
+}
+
+static void take_layers(void *user, tsr_job *job, const tsr_micro_batch *micro, int64_t index)
+{
+    hidden *out = user;
+    (void)micro;
+    (void)index;
+    for (uint64_t i = 0; i < out->layers; i++)
+        copy_states(out, i, tsr_model_layer_input(job->model, (int)i));
+}
+
+/* The adapter's B is 0: it adds nothing. */
+static tsr_status take_hidden(tsr_job *job, void *user)
+{
+    tsr_job_evaluation unused;
+    int64_t word[TSR_WORD_COUNT];
+    TSR_TRY(tsr_job_evaluate(job, &unused));
+    TSR_TRY(job_micro_batches(job, false, 0, take_top, user));
+    TSR_TRY(tsr_executor_eval_end(job->executor, &(tsr_host_flags){0}));
+    TSR_TRY(tsr_executor_wait_word(job->executor, word));
+    return job_micro_batches(job, true, 0, take_layers, user);
+}
+
 static void test_hidden(void **state)
 {
     (void)state;
@@ -183,22 +345,38 @@ static void test_hidden(void **state)
     uint64_t count;
     tsr_model_config config;
     tsr_safetensors *file = golden_open(golden("forward.safetensors"));
-    float *hidden = golden_f32(&count, file, "plain.row0.hidden");
+    float *want = golden_f32(&count, file, "plain.row0.hidden");
     assert_int_equal(tsr_model_config_load(&config, golden("checkpoint")), TSR_OK);
     read_rows(rows);
-    uint64_t d = config.hidden_size, tokens = (uint64_t)rows[0].length;
-    assert_int_equal(count, (config.layer_count + 2) * tokens * d);
-    const float *last = hidden + (config.layer_count + 1) * tokens * d;
-    double divisor = config.logits_divisor != 0 ? config.logits_divisor : 1, worst = 0;
-    test_evaluated got = evaluate(rows, 1, "plain", golden("checkpoint"));
-    assert_int_equal(got.rows.count, tokens - 1);
-    for (uint64_t i = 0; i < (tokens - 1) * d; i++)
-        worst = worse(fabs((double)got.rows.rows[i] * divisor - (double)last[i]), worst);
-    judge("the final norm's output", worst, HIDDEN_TOLERANCE);
-    test_rows_free(&got.rows);
-    free(hidden);
+    hidden got = {
+        .layers = config.layer_count, .tokens = (uint64_t)rows[0].length, .d = config.hidden_size};
+    assert_int_equal(count, (got.layers + 2) * got.tokens * got.d);
+    got.states = calloc(count, sizeof *got.states);
+    assert_non_null(got.states);
+    write_whole(&rows[0]);
+    job_spec spec = evaluation("plain", golden("checkpoint"));
+    spec.purpose = TSR_JOB_TRAIN;
+    job_set(&spec, "dataset=%s", scratch_path("rows.jsonl"));
+    job_set(&spec, "per_device_train_batch_size=1");
+    job_set(&spec, "gradient_checkpointing=none");
+    job_set(&spec, "output_dir=%s", scratch_path("hidden"));
+    job_run(&spec, take_hidden, &got);
+    for (uint64_t entry = 0, size = got.tokens * got.d; entry < got.layers + 2; entry++) {
+        double divisor =
+            entry > got.layers && config.logits_divisor != 0 ? config.logits_divisor : 1;
+        double worst = 0;
+        char what[64];
+        for (uint64_t i = entry * size; i < (entry + 1) * size; i++)
+            worst = worse(fabs((double)got.states[i] * divisor - (double)want[i]), worst);
+        snprintf(what, sizeof what, "hidden states %d of %d", (int)entry, (int)got.layers + 1);
+        judge(what, worst, HIDDEN_TOLERANCE);
+    }
+    free(got.states);
+    free(want);
     tsr_safetensors_close(file);
 }
+
+/* ---- config.json ---- */
 
 /* The keys that published files have mean the same. */
 static void test_published(void **state)
@@ -223,9 +401,62 @@ static void test_published(void **state)
 /* ---- training ---- */
 
 typedef struct {
+    const char
+        *gradients; /* the golden trace whose gradients those of step 1 must be; NULL: none */
     double loss[STEPS], grad_norm[STEPS];
     int64_t label_tokens[STEPS];
 } trace;
+
+/* The gradient of one tensor against the golden one, and its norm: the worst so far of both. */
+static void compare_gradient(double worst[2], tsr_safetensors *file, const json_t *l2,
+                             const char *name, const double *got, uint64_t got_count)
+{
+    uint64_t count;
+    double apart = 0, largest = 0, squares = 0;
+    float *want = golden_f32(&count, file, "grad.step1.%s", name);
+    assert_int_equal(count, got_count);
+    for (uint64_t i = 0; i < count; i++) {
+        apart = worse(fabs(got[i] - (double)want[i]), apart);
+        largest = worse(fabs((double)want[i]), largest);
+        squares += got[i] * got[i];
+    }
+    worst[0] = worse(apart / largest, worst[0]);
+    worst[1] =
+        worse(fabs(sqrt(squares) / json_number_value(json_object_get(l2, name)) - 1), worst[1]);
+    free(want);
+}
+
+/* Every tensor of the adapter, and no other, has the golden gradient. */
+static void judge_gradients(const char *name, const tsr_job *job)
+{
+    tsr_safetensors *file = golden_open(golden("%s/trace.safetensors", name));
+    json_t *facts = load(golden("%s/trace.json", name));
+    const tsr_layout *layout = &job->inputs.layout;
+    double worst[2] = {0};
+    uint64_t compared = 0;
+    for (int unit = 0; unit < layout->layer_count; unit++)
+        for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++) {
+            const tsr_layout_linear *linear = &layout->unit[unit].linear[i];
+            const int segment[] = {linear->a, linear->b, linear->m};
+            for (int part = 0; linear->r && part < 2 + linear->dora; part++) {
+                uint64_t count;
+                char *tensor;
+                double *got = job_gradient(&count, job, unit, segment[part]);
+                assert_int_equal(tsr_peft_tensor_name(&tensor, linear->path, (tsr_peft_part)part),
+                                 TSR_OK);
+                compare_gradient(worst, file, json_object_get(facts, "grad_step1_l2"), tensor, got,
+                                 count);
+                compared++;
+                free(tensor);
+                free(got);
+            }
+        }
+    assert_int_equal(compared, tsr_safetensors_count(file));
+    judge("gradients at step 1, of a tensor's largest", worst[0], GRADIENT_TOLERANCE);
+    judge("their norms", worst[1], L2_TOLERANCE);
+    json_decref(facts);
+    tsr_safetensors_close(file);
+}
 
 static tsr_status train(tsr_job *job, void *user)
 {
@@ -236,6 +467,8 @@ static tsr_status train(tsr_job *job, void *user)
     for (int i = 0; i < STEPS; i++) {
         tsr_job_report report;
         TSR_TRY(tsr_job_step(job, &report));
+        if (i == 0 && out->gradients)
+            judge_gradients(out->gradients, job);
         if (job->view.rank)
             continue;
         out->loss[i] = report.loss;
@@ -248,7 +481,7 @@ static tsr_status train(tsr_job *job, void *user)
 static trace run_trace(const char *name, int ranks, const char *recompute, const char *output)
 {
     job_spec spec = {.purpose = TSR_JOB_TRAIN, .ranks = ranks};
-    trace out;
+    trace out = {.gradients = ranks == 1 && !strcmp(dtype, "float32") ? name : NULL};
     job_set(&spec, "backend=%s", backend);
     job_set(&spec, "model_name_or_path=%s", golden("checkpoint"));
     job_set(&spec, "dataset=%s", golden("train.jsonl"));
@@ -378,6 +611,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_plain, setup, teardown),
         cmocka_unit_test_setup_teardown(test_nf4, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_logits_plain, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_logits_nf4, setup, teardown),
         cmocka_unit_test_setup_teardown(test_hidden, setup, teardown),
         cmocka_unit_test_setup_teardown(test_published, setup, teardown),
         cmocka_unit_test_setup_teardown(test_lora, setup, teardown),
