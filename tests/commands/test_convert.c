@@ -17,6 +17,7 @@
 
 #include "base/dtype.h"
 #include "commands/merger.h"
+#include "support/crc32.h"
 #include "support/golden_plain.h"
 #include "support/llama.h"
 #include "support/scratch.h"
@@ -83,18 +84,6 @@ static int teardown(void **state)
 
 /* ---- quantize ---- */
 
-/* zlib's. */
-static uint32_t crc32(const void *data, uint64_t bytes)
-{
-    uint32_t crc = UINT32_MAX;
-    for (uint64_t i = 0; i < bytes; i++) {
-        crc ^= ((const uint8_t *)data)[i];
-        for (int bit = 0; bit < 8; bit++)
-            crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
-    }
-    return ~crc;
-}
-
 static void same_tensor(const golden_file *a, const char *a_name, const golden_file *b,
                         const char *b_name)
 {
@@ -140,9 +129,9 @@ static void test_quantized_bytes(void **state)
         golden_tensor codes = golden_find(&own, weight);
         golden_tensor absmax = golden_find(&own, join(weight, ".absmax"));
         assert_non_null(codes.data);
-        assert_int_equal(crc32(codes.data, codes.bytes),
+        assert_int_equal(crc32_of(codes.data, codes.bytes),
                          json_integer_value(json_object_get(expected, "codes_crc32")));
-        assert_int_equal(crc32(absmax.data, absmax.bytes),
+        assert_int_equal(crc32_of(absmax.data, absmax.bytes),
                          json_integer_value(json_object_get(expected, "absmax_crc32")));
         same_tensor(&own, join(weight, ".absmax"), &base, join(weight, ".absmax"));
         same_tensor(&own, join(weight, ".nested_absmax"), &base, join(weight, ".nested_absmax"));

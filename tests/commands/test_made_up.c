@@ -284,18 +284,15 @@ static double evaluate(const char *model, const char *adapter, bool in_4bit)
     return got.evaluation.loss;
 }
 
-static void convert(int (*call)(const tsr_job_options *, int, char **), const char *output,
-                    const char *more)
+static void convert(job_command *call, const char *output, const char *adapter)
 {
-    char model[600], place[600], *text;
-    snprintf(model, sizeof model, "model_name_or_path=%s", checkpoint);
-    snprintf(place, sizeof place, "output_dir=%s", scratch_path(output));
-    const char *const overrides[] = {model, place, "dtype=float32", more};
-    tsr_job_options options = {
-        .size = sizeof(tsr_job_options), .overrides = overrides, .override_count = more ? 4 : 3};
-    if (call(&options, 1, &text) < 0)
-        fail_msg("%s", tsr_last_error());
-    free(text);
+    job_spec spec = {0};
+    job_set(&spec, "model_name_or_path=%s", checkpoint);
+    job_set(&spec, "output_dir=%s", scratch_path(output));
+    job_set(&spec, "dtype=float32");
+    if (adapter)
+        job_set(&spec, "init_adapter=%s", adapter);
+    job_convert(call, &spec);
 }
 
 static void test_is_quantized(void **state)
@@ -311,10 +308,8 @@ static void test_is_quantized(void **state)
 static void test_is_merged(void **state)
 {
     (void)state;
-    char adapter[600];
     (void)run("trained", 1, "none");
-    snprintf(adapter, sizeof adapter, "init_adapter=%s", scratch_path("trained"));
-    convert(tsr_merge, "merged", adapter);
+    convert(tsr_merge, "merged", scratch_path("trained"));
     double base = evaluate(checkpoint, NULL, true);
     double with = evaluate(checkpoint, scratch_path("trained"), true);
     double merged = evaluate(scratch_path("merged"), NULL, false);

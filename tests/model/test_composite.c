@@ -12,7 +12,8 @@
 
 #include "base/log.h"
 #include "io/json.h"
-#include "model/random_model.h"
+#include "model/family.h"
+#include "model/layout.h"
 #include "support/golden.h"
 #include "support/job.h"
 #include "support/scratch.h"
@@ -21,13 +22,12 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define FAMILIES TSR_SOURCE_DIR "/tests/golden/families"
-#define ROWS     FAMILIES "/gemma3/train.jsonl"
-#define STEPS    3
-#define TODAY    "model.language_model."
+#define ROWS  FAMILY_GOLDEN "/gemma3/train.jsonl"
+#define STEPS 3
+#define TODAY "model.language_model."
 
 typedef struct {
-    const char *name, *plain; /* a family of the golden ones, or a type of random_model */
+    const char *name, *plain; /* a family */
     const char *type, *architecture, *text;
     const char *prefix, *head, *tower; /* on the disk */
     const char *rope;                  /* rope_scaling; NULL: as it is */
@@ -173,37 +173,12 @@ static void write_config(const composite_case *c, const char *directory, const c
     store(root, directory, "config.json");
 }
 
-static void make_plain(char plain[512], const composite_case *c)
-{
-    model_spec spec = {.type = c->plain,
-                       .d = 64,
-                       .f = 96,
-                       .layers = 2,
-                       .heads = 4,
-                       .kv_heads = 2,
-                       .head_dim = 16,
-                       .vocab = 300,
-                       .theta = 10000,
-                       .eps = 1e-5,
-                       .dtype = TSR_BF16,
-                       .seed = 11};
-    random_model model;
-    struct stat info;
-    snprintf(plain, 512, "%s/%s/checkpoint", FAMILIES, c->plain);
-    if (stat(plain, &info) == 0)
-        return;
-    snprintf(plain, 512, "%s", scratch_path("plain"));
-    model_make(&model, &spec);
-    model_write(&model, plain, TSR_BF16);
-    model_free(&model);
-}
-
 /* The decoder alone and the same beside a tower. */
 static void make_pair(char plain[512], char composite[512], const composite_case *c)
 {
     char from[600], to[600];
     const char *const names[][2] = {{"model.", c->prefix}, {"lm_head.", c->head}, {NULL, NULL}};
-    make_plain(plain, c);
+    family_checkpoint(plain, c->plain);
     snprintf(composite, 512, "%s", scratch_path("composite"));
     assert_int_equal(mkdir(composite, 0700), 0);
     snprintf(from, sizeof from, "%s/model.safetensors", plain);
@@ -311,19 +286,14 @@ static void expect_tower(const char *directory, const composite_case *c)
     tsr_safetensors_close(file);
 }
 
-static void convert(int (*call)(const tsr_job_options *, int, char **), const char *model,
-                    const char *adapter, const char *output)
+static void convert(job_command *call, const char *model, const char *adapter, const char *output)
 {
-    char keys[3][700], *text = NULL;
-    const char *overrides[] = {keys[0], keys[1], keys[2]};
-    snprintf(keys[0], sizeof keys[0], "model_name_or_path=%s", model);
-    snprintf(keys[1], sizeof keys[1], "output_dir=%s", output);
-    snprintf(keys[2], sizeof keys[2], "init_adapter=%s", adapter ? adapter : "");
-    tsr_job_options options = {
-        .size = sizeof(tsr_job_options), .overrides = overrides, .override_count = adapter ? 3 : 2};
-    if (call(&options, 1, &text) < 0)
-        fail_msg("%s", tsr_last_error());
-    free(text);
+    job_spec spec = {0};
+    job_set(&spec, "model_name_or_path=%s", model);
+    job_set(&spec, "output_dir=%s", output);
+    if (adapter)
+        job_set(&spec, "init_adapter=%s", adapter);
+    job_convert(call, &spec);
 }
 
 /* ---- the tests ---- */

@@ -6,6 +6,7 @@
 #include "base/dtype.h"
 #include "quant/nf4_tensor.h"
 
+#include "support/crc32.h"
 #include "support/golden_plain.h"
 
 #include <float.h>
@@ -22,22 +23,6 @@
 
 static const uint64_t rank_counts[] = {1, 2, 3, 4, 5, 8};
 #define RANK_COUNTS (sizeof rank_counts / sizeof *rank_counts)
-
-/* zlib's CRC-32, by a table: the dequantized values of 42 modules on six rank counts are 130 MB. */
-static uint32_t crc32_of(const void *data, uint64_t bytes)
-{
-    static uint32_t table[256];
-    for (uint32_t i = 0; i < 256 && !table[255]; i++) {
-        table[i] = i;
-        for (int k = 0; k < 8; k++)
-            table[i] = table[i] >> 1 ^ (0xedb88320u & -(table[i] & 1));
-    }
-    const uint8_t *p = data;
-    uint32_t crc = 0xffffffffu;
-    for (uint64_t i = 0; i < bytes; i++)
-        crc = crc >> 8 ^ table[(crc ^ p[i]) & 255];
-    return ~crc;
-}
 
 static void *need(uint64_t bytes)
 {

@@ -86,6 +86,19 @@ void job_run(const job_spec *spec, tsr_status (*body)(tsr_job *job, void *user),
             fail_msg("rank %d of %d: %s", i, ranks, run[i].message);
 }
 
+void job_convert(job_command *call, const job_spec *spec)
+{
+    const char *overrides[JOB_KEYS];
+    char *text = NULL;
+    for (int i = 0; i < spec->count; i++)
+        overrides[i] = spec->key[i];
+    tsr_job_options options = {
+        .size = sizeof options, .overrides = overrides, .override_count = spec->count};
+    if (call(&options, 1, &text) < 0)
+        fail_msg("%s", tsr_last_error());
+    free(text);
+}
+
 tsr_status job_micro_batches(tsr_job *job, bool train, int64_t step, job_seen *seen, void *user)
 {
     tsr_batch *batch = train ? job->inputs.batch : job->inputs.eval_batch;

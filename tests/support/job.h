@@ -25,6 +25,10 @@ __attribute__((format(printf, 2, 3))) void job_set(job_spec *spec, const char *f
  * message of the lowest rank that failed. */
 void job_run(const job_spec *spec, tsr_status (*body)(tsr_job *job, void *user), void *user);
 
+/* tsr_quantize or tsr_merge, called with the keys of `spec`; fails the test with its message. */
+typedef int job_command(const tsr_job_options *options, int json, char **text);
+void job_convert(job_command *call, const job_spec *spec);
+
 /* Called when micro-batch `index` of the step has been computed and the streams are idle. */
 typedef void job_seen(void *user, tsr_job *job, const tsr_micro_batch *micro, int64_t index);
 
