@@ -34,7 +34,7 @@ which is what NF4 alone costs.
 
   tools/accuracy_gpu.py --build build-gpu --out accuracy.json
   tools/accuracy_gpu.py --build build --backend cpu --device cpu --shapes tiny --peft plain --dtypes float32
-Needs torch, safetensors and ninja step_dump; without --fp8 also transformers, peft and bitsandbytes (tools/compare_deps).
+Needs torch and safetensors; without --fp8 also transformers, peft and bitsandbytes (tools/compare_deps).
 """
 import argparse
 import gc

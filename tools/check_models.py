@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What `tessera merge` and `tessera quantize` write, in Transformers, PEFT and bitsandbytes.
 
-  tools/check_models.py --build build [--model examples/tiny-llama]   (tools/requirements.txt; ninja logits; bitsandbytes
-                                                                       0.50 for the second half)
+  tools/check_models.py --build build [--model examples/tiny-llama]   (needs tools/requirements.txt; bitsandbytes 0.50 for the
+                                                                       second half)
 Merged: AutoModelForCausalLM loads the directory; each weight is PEFT's merge_and_unload in fp32 rounded to bf16, up to
 one step of bf16 where the two fp32 values lie on both sides of a rounding's edge (at most 0.1 % of the elements).
 Quantized: Transformers loads the directory with bitsandbytes; each weight that bitsandbytes dequantizes from it is the

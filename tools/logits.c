@@ -9,20 +9,23 @@
  */
 #include "job/parts.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-/* logits = rows head^T, in double, rounded once. */
-static float *multiply(const float *rows, uint64_t count, const float *head, uint64_t vocabulary,
-                       uint64_t d)
+/* logits = rows head^T, capped where the model does, in double, rounded once. */
+static float *multiply(const float *rows, uint64_t count, const float *head,
+                       const tsr_model_config *config)
 {
+    uint64_t vocabulary = config->vocab_size, d = config->hidden_size;
+    double cap = config->logits_softcap;
     float *logits = malloc(count * vocabulary * sizeof *logits);
     for (uint64_t i = 0; logits && i < count; i++)
         for (uint64_t v = 0; v < vocabulary; v++) {
             double sum = 0;
             for (uint64_t k = 0; k < d; k++)
                 sum += (double)rows[i * d + k] * (double)head[v * d + k];
-            logits[i * vocabulary + v] = (float)sum;
+            logits[i * vocabulary + v] = (float)(cap != 0 ? cap * tanh(sum / cap) : sum);
         }
     return logits;
 }
@@ -35,7 +38,7 @@ static tsr_status write_logits(const char *path, tsr_job *job, uint64_t rows)
     if (!head)
         return tsr_fail(TSR_ENOMEM, "out of memory");
     tsr_status status = tsr_safetensors_read_f32(head, layout->head, 0, vocabulary * d);
-    float *logits = multiply(tsr_model_label_rows(job->model), rows, head, vocabulary, d);
+    float *logits = multiply(tsr_model_label_rows(job->model), rows, head, &layout->config);
     tsr_tensor_source source = {
         .name = "logits", .dtype = TSR_F32, .ndim = 2, .shape = {rows, vocabulary}, .data = logits};
     if (status == TSR_OK)
@@ -54,7 +57,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: logits OUT.safetensors JOB.yaml [key=value ...]\n");
         return 64;
     }
-    tsr_job_options options = {.config_path = argv[2],
+    tsr_job_options options = {.size = sizeof options,
+                               .config_path = argv[2],
                                .overrides = (const char *const *)argv + 3,
                                .override_count = argc - 3,
                                .purpose = TSR_JOB_EVALUATE};

@@ -155,7 +155,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: step_dump OUT.safetensors JOB.yaml [key=value ...]\n");
         return 64;
     }
-    tsr_job_options options = {.config_path = argv[2],
+    tsr_job_options options = {.size = sizeof options,
+                               .config_path = argv[2],
                                .overrides = (const char *const *)argv + 3,
                                .override_count = argc - 3,
                                .purpose = TSR_JOB_TRAIN};
