@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Trains LoRA and DoRA adapters with Tessera, loads them in PEFT and compares the logits on the fp32 dequantized base.
+"""Trains adapters with Tessera, loads them in PEFT and compares logits and losses on the fp32 dequantized base.
 
-  tools/check_peft.py --build build [--model examples/tiny-llama]     (needs tools/requirements.txt; ninja logits)
-Prints the largest difference for each adapter; exit status 1 if one is above 3e-4. And executes, as they are, the Python
-that the training prints and that the adapter's README.md shows.
+  tools/check_peft.py --build build [--model examples/tiny-llama]     adapters of several kinds on one model
+  tools/check_peft.py --build build --families                        a DoRA of all linears on a small model of every family
+                                                                      and class of docs/models.md
+Both need tools/requirements.txt. PEFT's model must have every tensor of the adapter, with the same bits, and no other. Prints
+the largest differences for each adapter; exit status 1 if one of logits is above 3e-4, or of a loss above 1e-5. The first
+also executes, as they are, the Python that a training prints and that its README.md shows.
 """
 import argparse
 import json
@@ -13,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 
-TREE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+TREE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+GOLDEN = os.path.join(TREE, "tests/golden/families")
 
 ADAPTERS = {
     "lora": ["lora_r=8"],
@@ -29,7 +33,7 @@ def run(*command):
     done = subprocess.run(command, cwd=TREE, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stderr}")
-    return done.stderr
+    return done
 
 
 def execute(source, directory):
@@ -38,45 +42,95 @@ def execute(source, directory):
         sys.exit(f"{source}\n{done.stderr}")
 
 
-def main():
-    p = argparse.ArgumentParser()
-    p.add_argument("--build", required=True)
-    p.add_argument("--model", default="examples/tiny-llama")
-    a = p.parse_args()
+def load_in_peft(model, adapter, kind):
+    """PEFT's model; it has the adapter's tensors, bit for bit, and no others."""
     import peft
     import torch
     from nf4_numpy import load_base
     from safetensors.torch import load_file
-    worst = 0.0
-    ids = torch.arange(7, 7 + 96) * 37 % 4096
+    base = load_base(model, TREE, kind, attn_implementation="eager")  # SDPA cannot cap scores, as Gemma 2 does
+    loaded = peft.PeftModel.from_pretrained(base, adapter).eval()
+    theirs, ours = peft.get_peft_model_state_dict(loaded), load_file(os.path.join(adapter, "adapter_model.safetensors"))
+    if theirs.keys() != ours.keys():
+        sys.exit(f"{adapter}: PEFT's model has other tensors: {sorted(theirs.keys() ^ ours.keys())}")
+    wrong = [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    if wrong:
+        sys.exit(f"{adapter}: PEFT's model has other values: {wrong}")
+    return loaded
+
+
+def compare(a, name, model, ids, work, *keys):
+    """Trains on `model` and compares on the row `ids`. What the training printed, and whether all is near."""
+    import torch
+    from safetensors.torch import load_file
+    out, row = os.path.join(work, name.replace(" ", "_")), os.path.join(work, "row.jsonl")
+    with open(row, "w") as f:
+        f.write(json.dumps({"input_ids": ids.tolist()}) + "\n")
+    said = run(f"{a.build}/tessera", "train", "/dev/null", f"model_name_or_path={model}", f"output_dir={out}",
+               "per_device_train_batch_size=4", *keys).stderr
+    same = [f"model_name_or_path={model}", f"init_adapter={out}", f"eval_dataset={row}"]
+    run(f"{a.build}/tools/logits", f"{out}.safetensors", "/dev/null", *same)
+    loss = json.loads(run(f"{a.build}/tessera", "eval", "/dev/null", *same, "--json").stdout)["eval_loss"]
+    ours = load_file(f"{out}.safetensors")["logits"]
+    loaded = load_in_peft(model, out, re.search(r"AutoModelFor\w+", said)[0])
+    with torch.no_grad():
+        theirs = loaded(input_ids=ids[None], use_cache=False).logits[0, :-1]
+        with loaded.disable_adapter():
+            base = loaded(input_ids=ids[None], use_cache=False).logits[0, :-1]
+    logits = (ours - theirs).abs().max().item()
+    losses = abs(torch.nn.functional.cross_entropy(theirs.double(), ids[1:]).item() - loss)
+    print(f"{name:22} largest difference of logits {logits:.1e}, of the loss {losses:.1e} (the adapter moves logits by "
+          f"{(theirs - base).abs().max().item():.2f})", flush=True)
+    return said, logits <= 3e-4 and losses <= 1e-5
+
+
+def check_kinds(a, work):
+    import torch
+    good = True
+    ids = torch.arange(7, 7 + 97) * 37 % 4096
+    for name, keys in ADAPTERS.items():
+        said, near = compare(a, name, a.model, ids, work, "dataset=examples/data/gsm8k_train.jsonl", "learning_rate=5e-3",
+                             "max_steps=10", *keys)
+        good &= near
+        if name == "dora":
+            execute(re.search("^python   (.*)$", said, re.M)[1], "/")
+            with open(os.path.join(work, name, "README.md")) as f:
+                execute(re.search("```python\n(.*?)```", f.read(), re.S)[1], os.path.join(work, name))
+            print("the Python that is printed, and that of README.md, load the adapter")
+    return good
+
+
+def check_families(a, work):
+    import tiny_models
+    import torch
+    models = {}  # by model_type: directory
+    for name in sorted(os.listdir(GOLDEN)):
+        directory = os.path.join(GOLDEN, name, "checkpoint")
+        with open(os.path.join(directory, "config.json")) as f:
+            models[json.load(f)["model_type"]] = directory
+    for model_type in tiny_models.MODELS:
+        models[model_type] = os.path.join(work, "models", model_type)
+        tiny_models.make(model_type, models[model_type])
+    with open(os.path.join(TREE, "docs/models.md")) as f:
+        listed = re.findall(r"^\| `(\w+)` \| `\w+`", f.read(), re.M)
+    if sorted(models) != sorted(listed):
+        sys.exit(f"not in both, the tables of docs/models.md and the models here: {sorted(set(models) ^ set(listed))}")
+    ids = torch.arange(1, 1 + 57) * 37 % 256
+    return all([compare(a, model_type, directory, ids, work, f"dataset={GOLDEN}/phi3/train.jsonl", "learning_rate=1e-2",
+                        "max_steps=8", "lora_r=4", "use_dora=true")[1] for model_type, directory in models.items()])
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--build", required=True)
+    p.add_argument("--model", default="examples/tiny-llama")
+    p.add_argument("--families", action="store_true")
+    a = p.parse_args()
+    import transformers
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as work:
-        row = os.path.join(work, "row.jsonl")
-        with open(row, "w") as f:
-            f.write(json.dumps({"input_ids": ids.tolist() + [0]}) + "\n")
-        job = os.path.join(work, "job.yaml")
-        with open(job, "w") as f:
-            f.write(f"model_name_or_path: {a.model}\ndataset: examples/data/gsm8k_train.jsonl\nlearning_rate: 5e-3\n"
-                    "max_steps: 10\nper_device_train_batch_size: 4\n")
-        for name, keys in ADAPTERS.items():
-            out = os.path.join(work, name.replace(" ", "_"))
-            said = run(f"{a.build}/tessera", "train", job, f"output_dir={out}", *keys)
-            if name == "dora":
-                execute(re.search("^python   (.*)$", said, re.M)[1], "/")
-                with open(os.path.join(out, "README.md")) as f:
-                    execute(re.search("```python\n(.*?)```", f.read(), re.S)[1], out)
-                print("the Python that is printed, and that of README.md, load the adapter")
-            run(f"{a.build}/tools/logits", f"{out}.safetensors", job, f"init_adapter={out}", f"eval_dataset={row}")
-            ours = load_file(f"{out}.safetensors")["logits"]
-            model = peft.PeftModel.from_pretrained(load_base(os.path.join(TREE, a.model), TREE), out).eval()
-            with torch.no_grad():
-                theirs = model(input_ids=ids[None], use_cache=False).logits[0]
-                with model.disable_adapter():
-                    base = model(input_ids=ids[None], use_cache=False).logits[0]
-            difference = (ours - theirs).abs().max().item()
-            worst = max(worst, difference)
-            print(f"{name:22} largest difference of logits {difference:.2e} (the adapter moves them by "
-                  f"{(theirs - base).abs().max().item():.2f})")
-    return worst > 3e-4
+        return not (check_families if a.families else check_kinds)(a, work)
 
 
 sys.exit(main())

@@ -37,16 +37,16 @@ def dequantized(w, dynamic_map):
     return (LEVELS[codes] * scale[:, None]).astype(np.float32).ravel()[:flat.size].reshape(w.shape)
 
 
-def load_base(model_dir, tree):
-    """The Transformers model in fp32 whose seven linears a layer hold their dequantized NF4 values."""
+def load_base(model_dir, tree, kind="AutoModelForCausalLM", **options):
+    """The Transformers model in fp32 whose decoder's linears hold their dequantized NF4 values; kind: its auto class."""
     import torch
     import transformers
     transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    model = getattr(transformers, kind).from_pretrained(model_dir, dtype=torch.float32, **options)
     model.config.use_cache = False
     table = nested_map(tree)
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and name.split(".")[-1] in KINDS:
+    for module in model.get_decoder().modules():
+        if isinstance(module, torch.nn.Linear):
             module.weight.data.copy_(torch.from_numpy(dequantized(module.weight.data.numpy(), table)))
     for p in model.parameters():
         p.requires_grad_(False)
