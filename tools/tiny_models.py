@@ -1,4 +1,8 @@
-"""Small random models of the families and classes that tests/golden/families does not have, made by Transformers."""
+"""A small model of every family and class of docs/models.md: those of tests/golden/families, and random ones of the others."""
+import json
+import os
+import re
+import sys
 
 TEXT = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "initializer_range": 0.15,
@@ -36,12 +40,38 @@ MODELS = {
 }
 
 
+def auto_class(directory):
+    """Transformers' auto class of the model in `directory`."""
+    import transformers
+    with open(os.path.join(directory, "config.json")) as f:
+        beside_towers = "vision_config" in json.load(f)
+    return transformers.AutoModelForImageTextToText if beside_towers else transformers.AutoModelForCausalLM
+
+
 def make(model_type, directory):
     """Writes MODELS[model_type] into `directory`, in bf16."""
     import torch
     import transformers
     torch.manual_seed(17)
-    keys = MODELS[model_type]
-    kind = transformers.AutoModelForImageTextToText if "vision_config" in keys else transformers.AutoModelForCausalLM
-    model = kind.from_config(transformers.AutoConfig.for_model(model_type, **keys))
+    config = transformers.AutoConfig.for_model(model_type, **MODELS[model_type])
+    config.save_pretrained(directory)
+    model = auto_class(directory).from_config(config)
     model.to(torch.bfloat16).save_pretrained(directory)
+
+
+def families(tree, work):
+    """The directory of each model_type in the tables of docs/models.md; random models are made in `work`."""
+    models = {}
+    golden = os.path.join(tree, "tests/golden/families")
+    for name in sorted(os.listdir(golden)):
+        directory = os.path.join(golden, name, "checkpoint")
+        with open(os.path.join(directory, "config.json")) as f:
+            models[json.load(f)["model_type"]] = directory
+    for model_type in MODELS:
+        models[model_type] = os.path.join(work, "models", model_type)
+        make(model_type, models[model_type])
+    with open(os.path.join(tree, "docs/models.md")) as f:
+        listed = re.findall(r"^\| `(\w+)` \| `\w+`", f.read(), re.M)
+    if sorted(models) != sorted(listed):
+        sys.exit(f"not in both, the tables of docs/models.md and the models here: {sorted(set(models) ^ set(listed))}")
+    return models
