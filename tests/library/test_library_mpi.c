@@ -23,7 +23,7 @@ static int train(double *loss, MPI_Comm comm, const char *what, const char *dire
     int rank, world;
     char output[600];
     tsr_job *job = NULL;
-    tsr_job_report report;
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     MPI_Comm_rank(MPI_COMM_WORLD, &world);
     snprintf(output, sizeof output, "output_dir=%s/%s", directory, what);
     const char *overrides[] = {output};
