@@ -18,7 +18,7 @@
  *          only be destroyed.
  * Threads  One thread at a time uses a job, not always the same one; only tsr_job_request_stop and
  *          the stop flag may be used from anywhere, a signal handler too. Callbacks run on the thread
- *          that is inside a call (all_gather: on another), and may run other jobs, not their own.
+ *          that is inside a call (all_gather: on others too); they may run other jobs, not their own.
  * Process  The library never exits, prints, installs a signal handler, or changes the working
  *          directory, the locale or umask, and leaves no thread behind after tsr_job_destroy. A call
  *          has the default rounding, no traps and the C locale, and restores its caller's before it
@@ -75,8 +75,8 @@ typedef struct tsr_job tsr_job;
 typedef struct tsr_job_bootstrap {
     int rank, size; /* size 0 or 1: one rank */
     /* Gathers every rank's `bytes` bytes in rank order into `receive`; blocking; 0 on success, anything else ends the
-     * job with TSR_ECOMM. Called by one thread at a time, not the caller's, and only while the caller is inside a call of
-     * the library. It must fail by itself when a rank never comes, or dies in the middle: timeout_seconds does not
+     * job with TSR_ECOMM. Called by one thread at a time, not always the caller's, and only while the caller is inside a
+     * call of the library. It must fail by itself when a rank never comes, or dies in the middle: timeout_seconds does not
      * interrupt it. */
     int (*all_gather)(void *user, const void *send, void *receive, uint64_t bytes);
     void *user;
@@ -170,8 +170,8 @@ typedef struct tsr_job_options {
      * ddp_timeout. */
     double timeout_seconds;
     /* Rank 0's messages (without a newline; borrowed during the call), and how far a long call has come: done == total
-     * ends a phase. Both are called on the thread that is inside a call of the library, before it returns; log
-     * inside tsr_job_destroy too. NULL: none. */
+     * ends a phase. Both are called on the thread that is inside a call of the library, before it returns.
+     * NULL: none. */
     void (*log)(void *user, int severity, const char *line);
     void (*progress)(void *user, const char *phase, double done, double total);
     void *user;
@@ -224,7 +224,7 @@ TSR_API tsr_status tsr_job_print_summary(tsr_job *job, char **text);
 
 /* Takes all memory, reads this rank's part of the weights and quantizes it; of a training, rank 0 takes
  * output_dir and begins the run's files there. Nothing allocates afterwards. A killed job may still hold
- * output_dir: waits up to 30 seconds for it, and a stop ends that wait (TSR_ESTOPPED_UNSAVED). */
+ * output_dir: rank 0 waits up to 30 seconds for it; a stop requested there ends that wait (TSR_ESTOPPED_UNSAVED). */
 TSR_API tsr_status tsr_job_start(tsr_job *job);
 
 /* One optimizer step; fills *report. TSR_JOB_DONE (1): none is left, *report is untouched. */
@@ -307,7 +307,7 @@ TSR_API int tsr_job_reports(void);
 TSR_API int tsr_job_rank(const tsr_job *job);
 TSR_API int tsr_job_ranks(const tsr_job *job);
 
-/* Steps of the whole run; 0 of a job that is not to train. */
+/* Steps of the whole run; 0 if no training data was read. */
 TSR_API int64_t tsr_job_total_steps(const tsr_job *job);
 
 /* The program's exit code for a status: 0, 64, 65, 70, 71, 75, 76 or 78. */

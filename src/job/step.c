@@ -391,15 +391,16 @@ static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
                                     .label_tokens = info.label_tokens,
                                     .rows = tsr_batch_run_of(job->inputs.eval_batch)->units,
                                     .stopped = stopped};
-    tsr_sized_fill(&tsr_sized_evaluation, evaluation, &own);
     job->word_time += tsr_now() - before; /* no part of the next step's time */
     if (stopped) {
         job->stopped = true;
         job->last_step = job->done;
-        return TSR_OK;
+    } else {
+        job->evaluated = true;
+        TSR_TRY(tsr_job_record_eval(job, loss, info.label_tokens));
     }
-    job->evaluated = true;
-    return tsr_job_record_eval(job, loss, info.label_tokens);
+    tsr_sized_fill(&tsr_sized_evaluation, evaluation, &own);
+    return TSR_OK;
 }
 
 tsr_status tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation)

@@ -1,6 +1,6 @@
 /*
- * test_library_jobs.c: jobs side by side in one process, a stop from a signal handler, and callers who were built with
- * another version's header.
+ * test_library_jobs.c [cuda]: jobs side by side in one process, a stop from a signal handler, and callers who were built with
+ * another version's header. With `cuda` the jobs side by side alone, both on the first GPU; 77 if there is none.
  */
 #include "library/fixture.h"
 
@@ -20,9 +20,10 @@
 /* ---- several jobs in one process ---- */
 
 static pthread_barrier_t both;
+static const char *backend = "backend=cpu", *budget = "memory_budget=2GiB";
 
 typedef struct {
-    const char *overrides[3];
+    const char *overrides[5];
     int meets, met[2]; /* in evaluations, in training steps */
     char *adapter;
     size_t adapter_bytes;
@@ -58,7 +59,7 @@ static void *run_neighbour(void *user)
     neighbour *n = user;
     tsr_job_options options = library_options(library_config);
     options.overrides = n->overrides;
-    options.override_count = 3;
+    options.override_count = 5;
     options.user = n;
     options.progress = n->meets ? meet : NULL;
     options.adapter = keep_adapter;
@@ -67,7 +68,8 @@ static void *run_neighbour(void *user)
     return NULL;
 }
 
-/* Each in its directory, with its own adapter; each has the bits that it has alone. */
+/* Each in its directory, with its own adapter; each has the bits that it has alone. On a GPU the jobs alone, which replace the
+ * others, take the matmuls that those have chosen and left in their directories. */
 static void two_jobs_at_a_time(void **state)
 {
     char place[2][600];
@@ -77,9 +79,9 @@ static void two_jobs_at_a_time(void **state)
     pthread_barrier_init(&both, NULL, 2);
     for (int i = 0; i < 2; i++) {
         snprintf(place[i], sizeof place[i], "output_dir=%s/neighbour%d", library_directory, i);
-        pair[i] = (neighbour){
-            {place[i], i ? "lora_r=4" : "lora_r=8", i ? "use_dora=true" : "use_dora=false"},
-            .meets = 1};
+        pair[i] = (neighbour){{place[i], backend, budget, i ? "lora_r=4" : "lora_r=8",
+                               i ? "use_dora=true" : "use_dora=false"},
+                              .meets = 1};
         alone[i] = pair[i];
         alone[i].meets = 0;
         pthread_create(&thread[i], NULL, run_neighbour, &pair[i]);
@@ -182,6 +184,38 @@ static void another_thread_may_stop_a_job(void **state)
     pthread_join(thread, NULL);
     assert_int_equal(status, TSR_JOB_DONE);
     assert_true(report.last && report.stopped && report.save);
+    tsr_job_destroy(job);
+}
+
+static void *start_job(void *user)
+{
+    return tsr_job_start(user) == TSR_OK ? user : NULL;
+}
+
+static void *step_job(void *user)
+{
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
+    return tsr_job_step(user, &report) == TSR_OK ? user : NULL;
+}
+
+/* Made by one, started and stepped by others that are gone afterwards. */
+static void threads_take_turns(void **state)
+{
+    void *(*const turns[])(void *) = {start_job, step_job, step_job};
+    tsr_job *job;
+    pthread_t thread;
+    void *result;
+    (void)state;
+    tsr_job_options options = library_options(library_config);
+    if (tsr_job_create(&job, &options) < 0)
+        fail_msg("%s", tsr_last_error());
+    for (size_t i = 0; i < sizeof turns / sizeof *turns; i++) {
+        pthread_create(&thread, NULL, turns[i], job);
+        pthread_join(thread, &result);
+        assert_ptr_equal(result, job);
+    }
+    assert_non_null(step_job(job));
+    assert_int_equal(tsr_job_save(job), TSR_OK);
     tsr_job_destroy(job);
 }
 
@@ -407,13 +441,34 @@ static void statuses_have_names(void **state)
         assert_string_not_equal(tsr_status_name((tsr_status)status), "TSR_OK");
 }
 
-int main(void)
+static int has_gpu(void)
 {
+    char *text = NULL;
+    const char *cuda = NULL;
+    if (tsr_environment(NULL, 0, 1, &text) == TSR_OK && (cuda = strstr(text, "\"cuda\"")))
+        cuda = strstr(cuda, "\"usable\": ");
+    int found = cuda && !strncmp(cuda, "\"usable\": true", 14);
+    tsr_free(text);
+    return found;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest on_gpu[] = {cmocka_unit_test(two_jobs_at_a_time)};
+    if (argc > 1 && !strcmp(argv[1], "cuda")) {
+        backend = "backend=cuda";
+        budget = "memory_budget=4GiB"; /* 1 GiB of it is for what CUDA takes itself */
+        if (has_gpu())
+            return cmocka_run_group_tests(on_gpu, library_set_up, library_tear_down);
+        printf("skipped: no GPU can be used\n");
+        return 77;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_jobs_at_a_time),
         cmocka_unit_test(errors_stay_with_their_thread),
         cmocka_unit_test(a_signal_handler_may_stop_a_job),
         cmocka_unit_test(another_thread_may_stop_a_job),
+        cmocka_unit_test(threads_take_turns),
         cmocka_unit_test(a_stop_ends_the_wait_for_output_dir),
         cmocka_unit_test(a_callback_may_run_a_job),
         cmocka_unit_test(options_may_be_older_or_newer),
