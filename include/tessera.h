@@ -24,8 +24,8 @@
  *          has the default rounding, no traps and the C locale, and restores its caller's before it
  *          returns. Jobs may live at the same time in one process, each on a thread of its own, and
  *          have the bits that they have alone. What they share is listed in docs/cluster.md, "Several
- *          jobs in a process": loaded libraries, one environment variable on several GPUs, and MPI,
- *          which serves one job at a time.
+ *          jobs in a process": loaded libraries, one environment variable on several GPUs, MPI, which serves
+ *          one job at a time, and GPUs, which serve several jobs only if each of these has one GPU.
  * Loading  Nothing of Tessera's runs before the first call. OpenBLAS, which is inside, looks at the
  *          processor and at OPENBLAS_CORETYPE when it is loaded, and chooses its kernels; it starts
  *          no thread and allocates no buffer (tests/library/test_library_load.c).
