@@ -191,6 +191,9 @@ typedef struct tsr_job_options {
      * adapter_config.json, and adapter_model.safetensors, which ends them all. Called by tsr_job_save, on rank 0 and its
      * thread, once they are complete in output_dir. Returns 0, else tsr_job_save ends with TSR_EIO. NULL: files alone. */
     int (*adapter)(void *user, const char *name, const void *data, size_t bytes, int last);
+    /* Rank i of a machine computes on GPU first_gpu + i of those that CUDA shows to the process, modulo their number: for
+     * several jobs in one process. 0: the first. */
+    int first_gpu;
 } tsr_job_options;
 
 #define TSR_JOB_OPTIONS_INIT TSR_SIZED(tsr_job_options)

@@ -207,11 +207,12 @@ static tsr_status check_options(tsr_job **out, const tsr_job_options *o)
     if (o->override_count < 0 || (o->override_count > 0 && !o->overrides))
         return tsr_fail(TSR_EINVAL, "tsr_job_options: override_count %d with overrides %s",
                         o->override_count, o->overrides ? "set" : "NULL");
-    if (o->threads < 0 || o->plan_ranks < 0 || o->plan_node < 0 || !(o->timeout_seconds >= 0))
+    if (o->threads < 0 || o->plan_ranks < 0 || o->plan_node < 0 || o->first_gpu < 0 ||
+        !(o->timeout_seconds >= 0))
         return tsr_fail(TSR_EINVAL,
-                        "tsr_job_options: threads %d, plan_ranks %d, plan_node %d, "
+                        "tsr_job_options: threads %d, plan_ranks %d, plan_node %d, first_gpu %d, "
                         "timeout_seconds %g; none may be negative",
-                        o->threads, o->plan_ranks, o->plan_node, o->timeout_seconds);
+                        o->threads, o->plan_ranks, o->plan_node, o->first_gpu, o->timeout_seconds);
     if (o->plan_node > 0 && o->plan_ranks > o->plan_node && o->plan_ranks % o->plan_node)
         return tsr_fail(TSR_EUSAGE, "%d ranks in nodes of %d: all nodes must be full",
                         o->plan_ranks, o->plan_node);

@@ -202,6 +202,7 @@ static void options_are_checked(void **state)
     REFUSED(threads, -1, "threads -1");
     REFUSED(timeout_seconds, -2, "timeout_seconds -2");
     REFUSED(plan_ranks, -2, "plan_ranks -2");
+    REFUSED(first_gpu, -3, "first_gpu -3");
     REFUSED(bootstrap.size, 2, "all_gather");
     tsr_job_bootstrap outside = {.rank = 2, .size = 2};
     REFUSED(bootstrap, outside, "rank 2 of 2");

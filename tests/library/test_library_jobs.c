@@ -1,6 +1,6 @@
 /*
- * test_library_jobs.c [cuda]: jobs side by side in one process, a stop from a signal handler, and callers who were built with
- * another version's header. With `cuda` the jobs side by side alone, both on the first GPU; 77 if there is none.
+ * test_library_jobs.c [cuda [2]]: jobs side by side in one process, a stop from a signal handler, and callers who were built with
+ * another version's header. With `cuda` the jobs side by side alone, both on the first GPU, with 2 each on its own; 77 if there are fewer.
  */
 #include "library/fixture.h"
 
@@ -21,10 +21,12 @@
 
 static pthread_barrier_t both;
 static const char *backend = "backend=cpu", *budget = "memory_budget=2GiB";
+static int gpus;
 
 typedef struct {
     const char *overrides[5];
     int meets, met[2]; /* in evaluations, in training steps */
+    int gpu;
     char *adapter;
     size_t adapter_bytes;
     library_result result;
@@ -60,6 +62,7 @@ static void *run_neighbour(void *user)
     tsr_job_options options = library_options(library_config);
     options.overrides = n->overrides;
     options.override_count = 5;
+    options.first_gpu = n->gpu;
     options.user = n;
     options.progress = n->meets ? meet : NULL;
     options.adapter = keep_adapter;
@@ -81,7 +84,8 @@ static void two_jobs_at_a_time(void **state)
         snprintf(place[i], sizeof place[i], "output_dir=%s/neighbour%d", library_directory, i);
         pair[i] = (neighbour){{place[i], backend, budget, i ? "lora_r=4" : "lora_r=8",
                                i ? "use_dora=true" : "use_dora=false"},
-                              .meets = 1};
+                              .meets = 1,
+                              .gpu = gpus > 1 ? i : 0};
         alone[i] = pair[i];
         alone[i].meets = 0;
         pthread_create(&thread[i], NULL, run_neighbour, &pair[i]);
@@ -441,13 +445,15 @@ static void statuses_have_names(void **state)
         assert_string_not_equal(tsr_status_name((tsr_status)status), "TSR_OK");
 }
 
-static int has_gpu(void)
+static int usable_gpus(void)
 {
     char *text = NULL;
-    const char *cuda = NULL;
-    if (tsr_environment(NULL, 0, 1, &text) == TSR_OK && (cuda = strstr(text, "\"cuda\"")))
-        cuda = strstr(cuda, "\"usable\": ");
-    int found = cuda && !strncmp(cuda, "\"usable\": true", 14);
+    int found = 0;
+    if (tsr_environment(NULL, 0, 1, &text) != TSR_OK)
+        return 0;
+    for (const char *p = strstr(text, "\"gpus\""); p && (p = strstr(p, "\"memory_free_bytes\""));
+         p++)
+        found++;
     tsr_free(text);
     return found;
 }
@@ -458,9 +464,10 @@ int main(int argc, char **argv)
     if (argc > 1 && !strcmp(argv[1], "cuda")) {
         backend = "backend=cuda";
         budget = "memory_budget=4GiB"; /* 1 GiB of it is for what CUDA takes itself */
-        if (has_gpu())
+        gpus = argc > 2 ? atoi(argv[2]) : 1;
+        if (usable_gpus() >= gpus)
             return cmocka_run_group_tests(on_gpu, library_set_up, library_tear_down);
-        printf("skipped: no GPU can be used\n");
+        printf("skipped: %d GPUs can be used\n", usable_gpus());
         return 77;
     }
     const struct CMUnitTest tests[] = {
