@@ -74,7 +74,7 @@ static int run_steps(soak_run *out, int64_t steps, tsr_job *job)
     uint64_t total;
     double begin = tsr_now();
     for (int64_t i = 0; i < steps; i++) {
-        tsr_job_report report;
+        tsr_job_report report = TSR_JOB_REPORT_INIT;
         if (tsr_job_step(job, &report) != 0)
             return fail("a step");
         out->step[i] = (figures){report.loss, report.grad_norm};

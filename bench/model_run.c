@@ -89,7 +89,7 @@ static void describe(bench_result *out, const tsr_job *job)
 
 static int run_steps(bench_result *out, const bench_run *run, tsr_job *job)
 {
-    tsr_job_report report = {0};
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     double before = tsr_now(), begin = before;
     for (int64_t step = 0; step < run->warmup + run->steps; step++) {
         if (tsr_job_step(job, &report) != 0)

@@ -47,7 +47,7 @@ static void on_log(void *user, int severity, const char *line)
 /* Planned before any weight is read: a job that is too large is turned down at once. */
 static int admit(tsr_job *job, const tenant *t)
 {
-    tsr_job_plan_info plan;
+    tsr_job_plan_info plan = TSR_JOB_PLAN_INFO_INIT;
     int status = tsr_job_plan(job, &plan);
     if (status < 0)
         return status;
@@ -60,7 +60,7 @@ static int admit(tsr_job *job, const tenant *t)
 /* Steps until the job is at its end or has been told to stop, which ends it after the next step. */
 static int run(tsr_job *job, const tenant *t, int64_t *stopped_after)
 {
-    tsr_job_report report = {0};
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     int status;
     while ((status = tsr_job_step(job, &report)) == 0) {
         printf("[%s] step %lld of %lld: loss %.4f, %.0f tokens/s\n", t->name,
@@ -76,7 +76,7 @@ static int run(tsr_job *job, const tenant *t, int64_t *stopped_after)
 
 static int evaluate(tsr_job *job, const tenant *t, double *loss)
 {
-    tsr_job_evaluation evaluation;
+    tsr_job_evaluation evaluation = TSR_JOB_EVALUATION_INIT;
     int status = tsr_job_evaluate(job, &evaluation);
     if (status < 0)
         return status;

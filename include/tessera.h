@@ -8,17 +8,30 @@
  *     create -> plan (optional) -> start -> step ... -> save -> destroy
  *                                  (evaluate and checkpoint in between, as a step's report asks)
  *
- * Ranks    Every rank creates the same job and makes the same calls in the same order. All calls
- *          but create with one rank are collective.
- * Manners  The library never exits, prints, installs a signal handler, or changes the working
- *          directory or the locale, and leaves no thread behind after tsr_job_destroy.  Jobs may
- *          live at the same time in one process, each on a thread of its own, and have the bits
- *          that they have alone. A call has the default rounding, no traps and the
- *          C locale, whatever its caller's thread has, which has them back afterwards.
- * Threads  One thread at a time uses a job; the stop flag may be set, and tsr_job_request_stop
- *          called, from anywhere (a signal handler too).
- * Errors   Every call returns TSR_OK or a negative status (tessera_status.h); tsr_last_error() has the message for this
- *          thread. On several ranks all return the same status. A failed job can only be destroyed.
+ * Ranks    Every rank creates the same job and makes the same calls in the same order: create, plan,
+ *          print_plan, start, step, evaluate, save, checkpoint and destroy wait for the other ranks.
+ *          The rest answers at once and may be called on some ranks only.
+ * Errors   A call returns TSR_OK, a positive answer, or a negative status (tessera_status.h); then
+ *          tsr_last_error() has the message for this thread, and what the call would have given is
+ *          untouched. On several ranks all return the same status, except for a caller's mistake
+ *          (TSR_EINVAL), which only the rank that made it sees. After any other failure the job can
+ *          only be destroyed.
+ * Threads  One thread at a time uses a job, not always the same one; only tsr_job_request_stop and
+ *          the stop flag may be used from anywhere, a signal handler too. Callbacks run on the thread
+ *          that is inside a call (all_gather: on others too); they may run other jobs, not their own.
+ * Process  The library never exits, prints, installs a signal handler, or changes the working
+ *          directory, the locale or umask, and leaves no thread behind after tsr_job_destroy. A call
+ *          has the default rounding, no traps and the C locale, and restores its caller's before it
+ *          returns. Jobs may live at the same time in one process, each on a thread of its own, and
+ *          have the bits that they have alone. What they share is listed in docs/cluster.md, "Several
+ *          jobs in a process": loaded libraries, one environment variable on several GPUs, MPI, which serves
+ *          one job at a time, and GPUs, which serve several jobs only if each of these has one GPU.
+ * Loading  Nothing of Tessera's runs before the first call. OpenBLAS, which is inside, looks at the
+ *          processor and at OPENBLAS_CORETYPE when it is loaded, and chooses its kernels; it starts
+ *          no thread and allocates no buffer (tests/library/test_library_load.c).
+ * Versions Structs begin with their size, set by the caller (TSR_..._INIT), so that later versions can
+ *          add members at their end: the library reads and fills what the caller's header knows.
+ *          tsr_job_bootstrap, inside the options, never grows.
  * Text     Messages and log lines hold nothing that a terminal obeys: what they quote is escaped. The texts of
  *          tsr_job_print_*, tsr_inspect and the like quote paths and JSON as they are; escape them before a terminal.
  */
@@ -42,78 +55,106 @@ extern "C" {
 
 typedef struct tsr_job tsr_job;
 
-/* How ranks find each other when use_mpi is 0. Zero-initialised: one rank. */
-typedef struct {
+/* An initialiser of a struct that says how large it is: that size, and zeros. */
+#ifdef __cplusplus
+#define TSR_SIZED(type)                                                                            \
+    [] {                                                                                           \
+        type made = {};                                                                            \
+        made.size = sizeof made;                                                                   \
+        return made;                                                                               \
+    }()
+#else
+#define TSR_SIZED(type)                                                                            \
+    {                                                                                              \
+        .size = sizeof(type)                                                                       \
+    }
+#endif
+
+/* How ranks find each other when use_mpi is 0. Zero-initialised: one rank. It lies inside tsr_job_options, so it never
+ * gets more members. */
+typedef struct tsr_job_bootstrap {
     int rank, size; /* size 0 or 1: one rank */
-    /* Every rank's `bytes` bytes, gathered in rank order into `receive`; blocking; 0 on success.
-     * Called by one thread at a time, not always the caller's. It must end with a failure when a rank
-     * never comes, or is gone in the middle of it: timeout_seconds ends no call of it. */
+    /* Gathers every rank's `bytes` bytes in rank order into `receive`; blocking; 0 on success, anything else ends the
+     * job with TSR_ECOMM. Called by one thread at a time, not always the caller's, and only while the caller is inside a
+     * call of the library. It must fail by itself when a rank never comes, or dies in the middle: timeout_seconds does not
+     * interrupt it. */
     int (*all_gather)(void *user, const void *send, void *receive, uint64_t bytes);
     void *user;
 } tsr_job_bootstrap;
 
-/* The phase of tsr_job_options.progress inside a step, after each of its micro-batches was given to the device. */
+/* The phase that tsr_job_options.progress names inside a step: once after each micro-batch has been given to the device. */
 #define TSR_JOB_TRAINING "training"
 
 /* Severities of tsr_job_options.log. */
-enum { TSR_JOB_ERROR, TSR_JOB_WARNING, TSR_JOB_INFO, TSR_JOB_DEBUG };
+enum tsr_job_severity { TSR_JOB_ERROR, TSR_JOB_WARNING, TSR_JOB_INFO, TSR_JOB_DEBUG };
 
-/* What one optimizer step did; every rank gets the same figures but device_bytes and exposed_s. */
-typedef struct {
+/* What one optimizer step did. Every rank gets the same figures, except for step_s, tokens_per_s, device_bytes and
+ * exposed_s. Begin with TSR_JOB_REPORT_INIT. Members that this library does not know are set to 0. */
+typedef struct tsr_job_report {
+    size_t size;         /* of the struct that the caller knows; 0 is refused */
     int64_t step;        /* from 1 */
     int64_t total_steps; /* of the whole run */
-    double epoch;        /* samples seen / samples of the data set */
+    double epoch;        /* samples seen / samples in the data set */
     double loss;         /* mean over all label tokens of the step; NaN: skipped */
     double grad_norm;    /* before clipping; NaN: skipped */
     double learning_rate;
     int64_t label_tokens, input_tokens;
     double step_s, tokens_per_s; /* input tokens of all ranks a second */
-    uint64_t device_bytes;       /* arena high-water mark of this rank */
-    double exposed_s;            /* compute waited this long for transfers, on this rank */
+    uint64_t device_bytes;       /* the most device memory that this rank has used */
+    double exposed_s;            /* how long compute waited for transfers, on this rank */
     int skipped;                 /* 1: the loss or a gradient was not finite: nothing was updated */
-    int64_t skipped_steps;       /* of the whole run until now */
+    int64_t skipped_steps;       /* of the whole run so far */
     int last;                    /* 1: no further step will run (the end, a stop, the time limit) */
-    int stopped;  /* 1: it is the last one because of the stop flag or the time limit */
+    int stopped;  /* 1: it is the last one because a stop was requested, or of time_limit */
     int evaluate; /* 1: eval_strategy asks for an evaluation now */
     int save;     /* 1: save_strategy asks for a checkpoint now, or the run was stopped */
 } tsr_job_report;
 
-typedef struct {
+#define TSR_JOB_REPORT_INIT TSR_SIZED(tsr_job_report)
+
+/* The same on every rank. Begin with TSR_JOB_EVALUATION_INIT; as tsr_job_report. */
+typedef struct tsr_job_evaluation {
+    size_t size;
     double loss, perplexity; /* over all label tokens together; NaN: not finite, or stopped */
     int64_t label_tokens, rows;
-    int stopped; /* 1: the stop flag or the time limit ended it, and the run: save a checkpoint, which
-                    knows that this evaluation is due */
+    int stopped; /* 1: a stop or time_limit ended it, and the run: write a checkpoint, which knows that
+                    this evaluation is due */
     int save;    /* 1: load_best_model_at_end or the run's end asks for a checkpoint now */
     int last;    /* 1: no further step will run; early_stopping_patience may have ended the run */
     int64_t best_step; /* of the least loss so far; 0: none yet. Step 0 does not count. */
     double best_loss;  /* NaN: none yet */
 } tsr_job_evaluation;
 
-/* What a job is created for: training (which may evaluate too), evaluation alone (where config_path
- * is a run's own job.yaml: of that run's adapter), a plan alone, a look at the data alone (which reads
- * of the model config.json and the tokenizer). */
-enum { TSR_JOB_TRAIN, TSR_JOB_EVALUATE, TSR_JOB_PLAN, TSR_JOB_DATA };
+#define TSR_JOB_EVALUATION_INIT TSR_SIZED(tsr_job_evaluation)
 
-/* How tsr_job_print_data writes: trained tokens between brackets, or in ANSI colour, or JSON. */
-enum { TSR_JOB_PLAIN, TSR_JOB_COLOUR, TSR_JOB_JSON };
+/* What a job is created for: training (which may evaluate too); evaluation alone (if config_path is a
+ * run's own job.yaml: of that run's adapter); a plan alone; a look at the data alone (which reads only
+ * config.json and the tokenizer of the model). */
+enum tsr_job_purpose { TSR_JOB_TRAIN, TSR_JOB_EVALUATE, TSR_JOB_PLAN, TSR_JOB_DATA };
 
-/* One rank's memory, known before anything is read. */
-typedef struct {
+/* How tsr_job_print_data writes: trained tokens in brackets, or in ANSI colour, or all as JSON. */
+enum tsr_job_form { TSR_JOB_PLAIN, TSR_JOB_COLOUR, TSR_JOB_JSON };
+
+/* One rank's memory, known before any weight is read. Begin with TSR_JOB_PLAN_INFO_INIT; as tsr_job_report. */
+typedef struct tsr_job_plan_info {
+    size_t size;
     uint64_t device_peak_bytes, host_peak_bytes;
     uint64_t parameter_count, trainable_count;
     uint64_t plan_hash;
     int unit_count, resident_count, recompute_full_count, recompute_selective_count;
     int activations_offloaded, optimizer_offloaded; /* 1: they live in host memory */
     int shard_group_size;
-    int64_t rounds; /* micro-batches of a step, of one rank */
-    /* Of a step, from what was measured on such a machine; 0: nothing was. exposed: compute waits. */
+    int64_t rounds; /* micro-batches of a step on one rank */
+    /* Of a step, from what was measured on such a machine; 0: nothing was. exposed: compute waits for transfers. */
     double expected_step_s, expected_exposed_s, expected_tokens_per_s;
 } tsr_job_plan_info;
 
-/* Begin with TSR_JOB_OPTIONS_INIT, or with .size = sizeof(tsr_job_options) and the rest zero: later versions have more
- * members behind these, which a caller that does not know them has not set. Everything is borrowed during tsr_job_create, but callbacks, their users and
- * `stop` until tsr_job_destroy. */
-typedef struct {
+#define TSR_JOB_PLAN_INFO_INIT TSR_SIZED(tsr_job_plan_info)
+
+/* Begin with TSR_JOB_OPTIONS_INIT; zero means default. Everything is borrowed: the texts and paths until tsr_job_create
+ * (or tsr_merge, ...) returns, callbacks, `user`, bootstrap.user and `stop` until tsr_job_destroy. A member that is set and
+ * that this library does not know is refused (TSR_EINVAL). */
+typedef struct tsr_job_options {
     size_t size;                  /* of the struct that the caller knows; 0 is refused */
     const char *config_path;      /* a job.yaml; NULL: config_text */
     const char *config_text;      /* its text; NULL with no path: overrides alone */
@@ -124,62 +165,55 @@ typedef struct {
     int plan_node;          /* TSR_JOB_PLAN: ranks of a node; 0: all */
     const char *plan_roofs; /* TSR_JOB_PLAN: a file with what its machines sustain; NULL: what was
                                saved here by tsr_environment */
-    int use_mpi; /* 1: ranks are those of MPI_COMM_WORLD (initialised here if the program has not,
-                       then ended at exit), `bootstrap` is ignored; a communicator of your own:
-                       tessera_mpi.h */
+    int use_mpi; /* 1: ranks are those of MPI_COMM_WORLD and `bootstrap` is ignored. MPI is initialised
+                       here if the program has not done so, and then finalized at exit. One such job at
+                       a time: TSR_EINVAL while another lives. A communicator of your own: tessera_mpi.h */
     tsr_job_bootstrap bootstrap;
     int threads; /* of this rank; 0: its share of the cores */
-    /* Of every wait for another rank but those inside all_gather and MPI_Init; 0: the configuration's
+    /* The deadline of every wait for another rank, except inside all_gather and MPI_Init; 0: the configuration's
      * ddp_timeout. */
     double timeout_seconds;
-    /* Rank 0's messages, and how far a long call has come (done == total ends a phase); called on the
-     * thread that is inside a call, before it returns. NULL: none. */
+    /* Rank 0's messages (without a newline; borrowed during the call), and how far a long call has come: done == total
+     * ends a phase. Both are called on the thread that is inside a call of the library, before it returns.
+     * NULL: none. */
     void (*log)(void *user, int severity, const char *line);
     void (*progress)(void *user, const char *phase, double done, double total);
     void *user;
-    const volatile int *stop; /* not 0: the step under way, or the next, is the last one; an
-                                 evaluation between two steps ends early */
-    /* Rows instead of files; NULL: dataset and eval_dataset are files. Otherwise their entries are names, each asked for
-     * its rows: index 0, 1, 2, .., until *row stays NULL, which is the end. Index 0 begins again at the first, and comes
-     * at least twice. *row [*bytes] is what a line of a .jsonl file holds (one JSON object in UTF-8, of any of the
-     * formats; no newline or 0 is needed), the caller's, and read until the next call or the end of tsr_job_create.
-     * Called by tsr_job_create alone (and tsr_plan_scale), on its thread, on every rank, and every rank must be given
-     * the same rows each time: TSR_ERANKS otherwise. Messages name a row NAME:NUMBER, from 1. Not 0: the job ends with
-     * TSR_EIO. A run's job.yaml has the names: who resumes or evaluates it gives the rows again. */
+    const volatile int
+        *stop; /* not 0: the step under way, or the next, is the last one; an evaluation between
+                                 two steps, and the wait for output_dir, end early. NULL: tsr_job_request_stop alone */
+    /* Rows instead of files; NULL: dataset and eval_dataset are files. Otherwise their entries are names, and each is
+     * asked for its rows: index 0, 1, 2, .., until *row is left NULL, which ends it. Index 0 begins again with the first
+     * row, and comes at least twice. *row [*bytes] is one line of a .jsonl file (one JSON object in UTF-8, of any of the
+     * formats; no newline or 0 is needed); it is the caller's, and is read until the next call or the end of
+     * tsr_job_create. Called only by tsr_job_create (and tsr_plan_scale), on its thread, on every rank; every rank must
+     * give the same rows each time (TSR_ERANKS otherwise). Messages name a row NAME:NUMBER, from 1. Returns 0, else the
+     * job ends with TSR_EIO. A run's job.yaml has the names: to resume or evaluate it, give the rows again. */
     int (*row)(void *user, const char *name, int64_t index, const char **row, size_t *bytes);
-    /* The adapter's files, beside those in output_dir and with the same bytes, piece by piece: `bytes` at `data`, borrowed
-     * during the call; `last` 1: they end the file `name`. README.md (unless a person's is in output_dir),
-     * adapter_config.json, adapter_model.safetensors, which ends them all. Called by tsr_job_save, on rank 0 and its
-     * thread, once they are complete in output_dir. Not 0: tsr_job_save ends with TSR_EIO. NULL: nobody wants them. */
+    /* Is given the adapter's files, which are in output_dir too, with the same bytes, piece by piece: `bytes` at `data`,
+     * borrowed during the call; `last` 1: they end the file `name`. README.md (unless output_dir holds one of a person's),
+     * adapter_config.json, and adapter_model.safetensors, which ends them all. Called by tsr_job_save, on rank 0 and its
+     * thread, once they are complete in output_dir. Returns 0, else tsr_job_save ends with TSR_EIO. NULL: files alone. */
     int (*adapter)(void *user, const char *name, const void *data, size_t bytes, int last);
+    /* Rank i of a machine computes on GPU first_gpu + i of those that CUDA shows to the process, modulo their number: for
+     * several jobs in one process. 0: the first. */
+    int first_gpu;
 } tsr_job_options;
 
-#ifdef __cplusplus
-static inline tsr_job_options tsr_job_options_init(void)
-{
-    tsr_job_options options = {};
-    options.size = sizeof options;
-    return options;
-}
-#define TSR_JOB_OPTIONS_INIT tsr_job_options_init()
-#else
-#define TSR_JOB_OPTIONS_INIT                                                                       \
-    {                                                                                              \
-        .size = sizeof(tsr_job_options)                                                            \
-    }
-#endif
+#define TSR_JOB_OPTIONS_INIT TSR_SIZED(tsr_job_options)
 
 /* Reads and checks the configuration, the model's config.json, tokenizer and data; reads no
- * weights. On success the caller owns *out. */
+ * weights, writes nothing. On success the caller owns *out (tsr_job_destroy). TSR_ECONFIG, TSR_EDATA: refused;
+ * TSR_ERANKS: ranks differ; TSR_EINVAL: the options. */
 TSR_API tsr_status tsr_job_create(tsr_job **out, const tsr_job_options *options);
 
-/* Decides every buffer. A job that does not fit its memory_budget is refused here (and by start).
- */
+/* Decides every buffer, once; later calls give the same. A job that does not fit its memory_budget is
+ * refused here (and by start) with TSR_ECONFIG. */
 TSR_API tsr_status tsr_job_plan(tsr_job *job, tsr_job_plan_info *info);
 
-/* The plan as text: every buffer (place, bytes, type and shape, what it is for), the peaks, the largest that
- * would fit, the expected time, what was compared; as one JSON object with json 1. *text is
- * the caller's (tsr_free). */
+/* The plan as text, decided as by tsr_job_plan: every buffer (place, bytes, type and shape, what it is for), the peaks,
+ * the largest that would fit, the expected time, what was compared; json 1: as one JSON object. *text is the caller's
+ * (tsr_free). */
 TSR_API tsr_status tsr_job_print_plan(tsr_job *job, int json, char **text);
 
 /* The plans of a TSR_JOB_PLAN for one rank and for each of `ranks` [count] side by side: memory, expected
@@ -189,20 +223,22 @@ TSR_API tsr_status tsr_plan_scale(const tsr_job_options *options, const int *ran
                                   int json, char **text);
 
 /* Statistics of the data of a TSR_JOB_DATA, and its first `show` samples with the trained tokens
- * marked. *text is the caller's (tsr_free). */
+ * marked (enum tsr_job_form). *text is the caller's (tsr_free). */
 TSR_API tsr_status tsr_job_print_data(tsr_job *job, int64_t show, int form, char **text);
 
 /* Up to ten lines that describe the job; after tsr_job_start. *text is the caller's (tsr_free). */
 TSR_API tsr_status tsr_job_print_summary(tsr_job *job, char **text);
 
-/* Takes all memory, reads this rank's part of the weights and quantizes it. Nothing allocates
- * afterwards. */
+/* Takes all memory, reads this rank's part of the weights and quantizes it; of a training, rank 0 takes
+ * output_dir and begins the run's files there. Nothing allocates afterwards. A killed job may still hold
+ * output_dir: rank 0 waits up to 30 seconds for it; a stop requested there ends that wait (TSR_ESTOPPED_UNSAVED). */
 TSR_API tsr_status tsr_job_start(tsr_job *job);
 
-/* One optimizer step. TSR_JOB_DONE (1) without a step when there is none left. */
+/* One optimizer step; fills *report. TSR_JOB_DONE (1): none is left, *report is untouched. */
 TSR_API tsr_status tsr_job_step(tsr_job *job, tsr_job_report *report);
 
-/* Mean loss over eval_dataset. */
+/* Mean loss over eval_dataset; fills *evaluation. After tsr_job_start, between any two steps.
+ * TSR_ECONFIG: eval_dataset is not set; the job can go on. */
 TSR_API tsr_status tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation);
 
 /* Writes the adapter into output_dir; its files appear under their names only when complete. After
@@ -213,37 +249,39 @@ TSR_API tsr_status tsr_job_save(tsr_job *job);
 
 /* Writes output_dir/checkpoint-<step> (the adapter, the optimizer's state, the position in the
  * data), from which a job with resume_from_checkpoint goes on with the same bits, on any number of
- * ranks; it is there when it is complete. Then removes what save_total_limit says. After a failure
- * the checkpoints of before are as they were. */
+ * ranks; it appears when it is complete. Then removes older ones as save_total_limit says. After a
+ * failure earlier checkpoints are as they were. */
 TSR_API tsr_status tsr_job_checkpoint(tsr_job *job);
 
-/* After tsr_job_create with resume_from_checkpoint: true: 1 if the run in output_dir came to its end at this
- * job's last step, so that there is nothing to do; 0 otherwise. */
+/* After tsr_job_create with resume_from_checkpoint: true: 1 if the run in output_dir has already done this
+ * job's last step and saved, so that there is nothing to do; 0 otherwise. */
 TSR_API int tsr_job_finished(const tsr_job *job);
 
-/* After tsr_job_start: 1 if the job goes on from a checkpoint, and how far it is (the report's step,
- * epoch, last; evaluate: an evaluation of that step is still due); 0 if it starts at step 1. */
+/* After tsr_job_start: 1 if the job goes on from a checkpoint; fills of *report how far it is (step, total_steps,
+ * epoch, skipped_steps, last; evaluate: an evaluation of that step is still due). 0, *report untouched: it starts
+ * at step 1. Negative: a tsr_status. */
 TSR_API int tsr_job_resumed(tsr_job *job, tsr_job_report *report);
 
-/* The step under way, or the next, is the last one, as by the stop flag. Only sets a word: from any thread, and from a
- * signal handler; between tsr_job_create and tsr_job_destroy. */
+/* Requests a stop, as `stop` does: the step under way, or the next, is the last one, on all ranks. Only sets a word: from
+ * any thread, and from a signal handler; between the end of tsr_job_create and tsr_job_destroy. */
 TSR_API void tsr_job_request_stop(tsr_job *job);
 
-/* NULL is fine. tsr_last_error() stays what it was. */
+/* Ends the job's threads and frees all that it has; what is not saved is lost. In any state; NULL is fine.
+ * tsr_last_error() keeps its message. */
 TSR_API void tsr_job_destroy(tsr_job *job);
 
 /* ---- without ranks: each is one call of one process, and *text its report, the caller's (tsr_free) ---- */
 
 /* Merges init_adapter (of a run's own job.yaml: the run's adapter) into model_name_or_path: a
- * checkpoint in bf16 in output_dir, complete or not there. Of the options it takes the
- * configuration, threads, log, progress and stop. */
+ * checkpoint in bf16 in output_dir, complete or not there. Of the options it uses the
+ * configuration, threads, log, progress, user and stop. TSR_ESTOPPED_UNSAVED: stopped. */
 TSR_API tsr_status tsr_merge(const tsr_job_options *options, int json, char **text);
 
 /* Writes model_name_or_path to output_dir as bitsandbytes stores it in NF4; as tsr_merge. */
 TSR_API tsr_status tsr_quantize(const tsr_job_options *options, int json, char **text);
 
-/* What `path` holds: a safetensors file, a trace, or the directory of a model, an adapter, a run or a checkpoint of
- * one, which is read as a whole. Of the options (NULL: none) it takes progress. */
+/* What `path` holds: a safetensors file, a trace, or the directory of a model, an adapter, a run or one of
+ * its checkpoints, which is read as a whole. Of the options (NULL: none) it uses progress and user. */
 TSR_API tsr_status tsr_inspect(const char *path, const tsr_job_options *options, int json,
                                char **text);
 
@@ -251,7 +289,7 @@ TSR_API tsr_status tsr_inspect(const char *path, const tsr_job_options *options,
 TSR_API tsr_status tsr_inspect_traces(const char *path, const char *other,
                                       const tsr_job_options *options, int json, char **text);
 
-/* Draws a run's loss, evaluation loss and learning rate from its metrics.jsonl into an SVG file. */
+/* Draws a run's loss, evaluation loss and learning rate from its metrics.jsonl into an SVG file, which it replaces. */
 TSR_API tsr_status tsr_plot(const char *run_directory, const char *file);
 
 /* Backends, processor, GPUs, libraries, limits, and what is missing for what; with measure 1 also
@@ -260,10 +298,12 @@ TSR_API tsr_status tsr_plot(const char *run_directory, const char *file);
 TSR_API tsr_status tsr_environment(const tsr_job_options *options, int measure, int json,
                                    char **text);
 
-/* This thread's last error message; "" if there was none. */
+/* ---- answers at once ---- */
+
+/* This thread's last error message; "" if there was none. Borrowed until the thread's next call of the library. */
 TSR_API const char *tsr_last_error(void);
 
-/* "TSR_EDATA" and the like. */
+/* "TSR_EDATA" and the like. Static. */
 TSR_API const char *tsr_status_name(tsr_status status);
 
 /* Frees a text that a call has given; NULL is fine. */
@@ -272,16 +312,17 @@ TSR_API void tsr_free(void *text);
 /* 1 if this rank is the one to report this thread's last failure: the lowest rank that failed. */
 TSR_API int tsr_job_reports(void);
 
-/* This rank, and the ranks of the job. */
+/* This rank, and the ranks of the job (of a TSR_JOB_PLAN: those that plan, not plan_ranks). */
 TSR_API int tsr_job_rank(const tsr_job *job);
 TSR_API int tsr_job_ranks(const tsr_job *job);
 
-/* Steps of the whole run; after tsr_job_create. */
+/* Steps of the whole run; 0 if no training data was read. */
 TSR_API int64_t tsr_job_total_steps(const tsr_job *job);
 
 /* The program's exit code for a status: 0, 64, 65, 70, 71, 75, 76 or 78. */
 TSR_API int tsr_job_exit_code(int status);
 
+/* "0.2.0". Static. */
 TSR_API const char *tsr_version(void);
 
 #ifdef __cplusplus

@@ -1,14 +1,15 @@
 /*
- * tessera_mpi.h: a job on the ranks of an MPI communicator of the caller's.
+ * tessera_mpi.h: a job on the ranks of the caller's own MPI communicator.
  *
  * All ranks of MPI_COMM_WORLD need no more than tsr_job_options.use_mpi = 1, and are faster that
- * way. This header is for a part of them: it fills the bootstrap table with an all-gather of MPI's.
- * tessera.h itself knows no mpi.h.
+ * way. This header is for some of them: it fills in the bootstrap with MPI's all-gather.
+ * tessera.h itself does not include mpi.h.
  *
  *     MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
  *     MPI_Comm comm;
  *     MPI_Comm_split(MPI_COMM_WORLD, color, 0, &comm);
- *     tsr_job_options options = {.size = sizeof(tsr_job_options),.config_path = "job.yaml"};
+ *     tsr_job_options options = TSR_JOB_OPTIONS_INIT;
+ *     options.config_path = "job.yaml";
  *     if (tsr_job_bootstrap_mpi(&options.bootstrap, &comm) != MPI_SUCCESS) ...
  *     tsr_job_create(&job, &options); ... tsr_job_destroy(job);
  *     MPI_Comm_free(&comm);

@@ -52,7 +52,7 @@ static tsr_status write_logits(const char *path, tsr_job *job, uint64_t rows)
 int main(int argc, char **argv)
 {
     tsr_job *job = NULL;
-    tsr_job_evaluation evaluation;
+    tsr_job_evaluation evaluation = TSR_JOB_EVALUATION_INIT;
     if (argc < 3) {
         fprintf(stderr, "usage: logits OUT.safetensors JOB.yaml [key=value ...]\n");
         return 64;

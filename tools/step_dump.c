@@ -135,8 +135,8 @@ static tsr_status take_gradients(collection *c, tsr_job *job)
 /* The accumulators keep a step's gradient until the next step writes them. */
 static tsr_status dump(collection *c, tsr_job *job)
 {
-    tsr_job_evaluation evaluation;
-    tsr_job_report report = {0};
+    tsr_job_evaluation evaluation = TSR_JOB_EVALUATION_INIT;
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     TSR_TRY(tsr_job_start(job));
     TSR_TRY(tsr_job_evaluate(job, &evaluation));
     TSR_TRY(take_rows(c, job, &evaluation));

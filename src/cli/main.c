@@ -142,7 +142,7 @@ static void show_step(run *r, const tsr_job_report *report)
 
 static int evaluate(run *r, int64_t step)
 {
-    tsr_job_evaluation e;
+    tsr_job_evaluation e = TSR_JOB_EVALUATION_INIT;
     int status = tsr_job_evaluate(r->job, &e);
     r->stopped = status == 0 && e.stopped;
     if (status < 0 || r->stopped)
@@ -160,7 +160,7 @@ static int run_steps(run *r, const tsr_config *config)
 {
     bool has_eval = config->eval_dataset.count > 0;
     r->best_counts = config->load_best_model_at_end;
-    tsr_job_report report = {0};
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     int resumed = tsr_job_resumed(r->job, &report);
     int status = resumed < 0 ? resumed : 0;
     bool due = resumed ? report.evaluate : config->eval_on_start != TSR_CONFIG_CHOICE_NO;
@@ -237,7 +237,7 @@ static int train(run *r, const tsr_config *config)
             print_finished(r, config);
         return 0;
     }
-    tsr_job_plan_info info;
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
     char *summary = NULL;
     int status = tsr_job_plan(r->job, &info);
     if (status == 0)
@@ -307,7 +307,7 @@ static int print_evaluation(const run *r, const tsr_config *config, const tsr_jo
 
 static int evaluate_only(run *r, const tsr_config *config)
 {
-    tsr_job_evaluation e;
+    tsr_job_evaluation e = TSR_JOB_EVALUATION_INIT;
     int status = tsr_job_start(r->job);
     if (status == 0 && r->first)
         say_evaluated(r, config);

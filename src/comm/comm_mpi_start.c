@@ -27,9 +27,9 @@
 
 /* MPI can be initialised once in a process, so it is finalized when the process exits. */
 static struct {
-    bool ours, dead;  /* dead: some communicator was, or creation failed half-way */
-    int open;         /* roots that are not destroyed */
-    tsr_board *board; /* of the dead one */
+    bool ours, dead;   /* dead: some communicator was, or creation failed half-way */
+    _Atomic bool used; /* by a root that is not destroyed */
+    tsr_board *board;  /* of the dead one */
     int local_size;
 } process;
 
@@ -76,12 +76,12 @@ void tsr_comm_mpi_missing(char *text, size_t bytes)
 
 void tsr_mpi_closed(const tsr_comm *root)
 {
-    process.open--;
-    if (!tsr_board_is_dead(root->gate.board))
-        return;
-    process.dead = true;
-    process.board = root->gate.board; /* until the process ends, see at_exit */
-    process.local_size = root->local_size;
+    if (tsr_board_is_dead(root->gate.board)) {
+        process.dead = true;
+        process.board = root->gate.board; /* until the process ends, see at_exit */
+        process.local_size = root->local_size;
+    }
+    atomic_store(&process.used, false);
 }
 
 /* mpirun stops all ranks as soon as one has ended with an error: so that none is stopped before it
@@ -95,7 +95,7 @@ static void at_exit(void)
         while (tsr_board_left(process.board) < process.local_size && tsr_now() < end)
             tsr_board_sleep(process.board, tsr_board_bell(process.board), end - tsr_now());
     }
-    if (process.dead || process.open > 0)
+    if (process.dead || atomic_load(&process.used))
         return;
     MPI_Finalized(&finalized);
     if (!finalized)
@@ -310,6 +310,10 @@ tsr_status tsr_comm_create_mpi_with(tsr_comm **out, double timeout_seconds,
         TSR_TRY(check_alone(&launched));
         return tsr_comm_create_self(out);
     }
+    if (atomic_exchange(&process.used, true))
+        return tsr_fail(TSR_EINVAL,
+                        "another job of this process has the ranks of MPI_COMM_WORLD; MPI serves "
+                        "one at a time: destroy that job first");
     tsr_status status = start_library();
     if (status == TSR_OK)
         status = make_world(&world, seconds);
@@ -320,10 +324,8 @@ tsr_status tsr_comm_create_mpi_with(tsr_comm **out, double timeout_seconds,
         status = make_comm(out, &board, world, seconds, options->ranks_per_node);
     }
     atomic_store(&start.stage, TSR_MPI_TOGETHER);
-    if (status == TSR_OK) {
-        process.open++;
+    if (status == TSR_OK)
         return TSR_OK;
-    }
     process.dead = true; /* the other ranks may still be in there */
     if (board)
         tsr_share_leave_board(
@@ -333,6 +335,7 @@ tsr_status tsr_comm_create_mpi_with(tsr_comm **out, double timeout_seconds,
     if (world)
         free(world->scratch);
     free(world);
+    atomic_store(&process.used, false);
     return status;
 }
 

@@ -8,7 +8,8 @@
  *
  * NVLink multicast (NVLS) is never used on this library's own account: a program that is killed in
  * the middle of it can put the GPUs of a host out of service. ncclConfig_t has no field for it, so
- * NCCL_NVLS_ENABLE is set to 0 where the environment does not name it; whoever sets it decides.
+ * NCCL_NVLS_ENABLE is set to 0 where the environment does not name it; whoever sets it decides. That
+ * is the process's, once, before NCCL is loaded: NCCL reads it once too, for all jobs alike.
  */
 #include "base/clock.h"
 #include "comm/nccl_library.h"
@@ -308,12 +309,15 @@ static void leave_multicast_alone(void)
 /* What this rank can do without the others; the communicator is freed by the caller. */
 static tsr_status prepare(tsr_nccl *n, tsr_nccl_card *mine)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     const tsr_comm *host = n->host;
     struct cudaDeviceProp properties;
     uint64_t words = 2 * (uint64_t)host->size + 2;
     bool with_nccl = host->size > 1 && !n->without_nccl;
-    if (with_nccl)
+    if (with_nccl) {
+        pthread_once(&once, leave_multicast_alone);
         TSR_TRY(tsr_nccl_load(NULL));
+    }
     TSR_TRY(tsr_cuda_status(cudaSetDevice(n->index), "cudaSetDevice"));
     TSR_TRY(
         tsr_cuda_status(cudaGetDeviceProperties(&properties, n->index), "cudaGetDeviceProperties"));
@@ -422,7 +426,6 @@ static tsr_status set_up(tsr_nccl *n, tsr_stream *host_stream)
 tsr_status tsr_comm_create_nccl_with(tsr_comm **out, tsr_comm *host, tsr_stream *host_stream,
                                      tsr_device *device, const tsr_nccl_options *options)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     if (host->ops->enqueues || tsr_device_kind_of(device) != TSR_DEVICE_CUDA)
         return tsr_fail(TSR_EINVAL,
                         "a communicator of CUDA devices needs a host communicator, "
@@ -430,7 +433,6 @@ tsr_status tsr_comm_create_nccl_with(tsr_comm **out, tsr_comm *host, tsr_stream 
                         host->ops->name, host->ops->enqueues ? " not" : "",
                         tsr_device_description(device),
                         tsr_device_kind_of(device) == TSR_DEVICE_CUDA ? "" : " not");
-    pthread_once(&once, leave_multicast_alone);
     if (host->root->slots_used == TSR_BOARD_SLOTS)
         return tsr_fail(TSR_EINTERNAL, "a communicator is split more than %d times",
                         TSR_BOARD_SLOTS - 1);

@@ -311,14 +311,29 @@ static tsr_status make(tsr_watch **out, const tsr_nccl *n)
     return TSR_OK;
 }
 
+/* Kernels of two jobs' collectives would each hold multiprocessors of one card and wait for those of another, and what
+ * comm_nccl_meet.c says of the order of waits holds for one rank in a process. */
+static tsr_status check_alone(const tsr_nccl *n)
+{
+    for (const tsr_watch *w = all.first; w; w = w->next)
+        if (w->index == n->index && w->board != n->comm->gate.board)
+            return tsr_fail(
+                TSR_EINVAL,
+                "GPU %d belongs to another job of several GPUs in this process, and collectives of "
+                "both could "
+                "wait for each other: destroy that job first, or give this one other GPUs",
+                n->index);
+    return TSR_OK;
+}
+
 tsr_status tsr_watch_join(tsr_nccl *n)
 {
-    tsr_status status = TSR_OK;
     pthread_mutex_lock(&all.lock);
+    tsr_status status = check_alone(n);
     tsr_watch *w = all.first;
     while (w && (w->device != n->device || w->board != n->comm->gate.board))
         w = w->next;
-    if (!w) {
+    if (!w && status == TSR_OK) {
         status = make(&w, n);
         if (status == TSR_OK) {
             w->next = all.first;

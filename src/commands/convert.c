@@ -1,12 +1,12 @@
 #include "commands/convert.h"
 
+#include "base/aside.h"
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "job/options.h"
 #include "job/output.h"
+#include "job/sized.h"
 
-#include <fenv.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -163,27 +163,23 @@ static tsr_status open_convert(tsr_convert *c, const tsr_convert_command *comman
 tsr_status tsr_convert_run(char **text, const tsr_job_options *options, bool json,
                            const tsr_convert_command *command)
 {
-    if (!text || !options || (options->config_path && options->config_text) ||
-        options->bootstrap.size > 1)
-        return tsr_fail(TSR_EINVAL,
-                        "tsr_%s: text and options are needed, one configuration and one rank",
-                        command->name);
     tsr_job_options taken;
     TSR_TRY(tsr_job_options_take(&taken, options));
     options = &taken;
+    if (!text || (options->config_path && options->config_text) || options->bootstrap.size > 1)
+        return tsr_fail(TSR_EINVAL, "tsr_%s: text is needed, one configuration and one rank",
+                        command->name);
     tsr_convert c = {.options = options, .phase = command->name, .output_lock = -1};
     json_t *report = json_object();
     double start = tsr_now();
-    fenv_t arithmetic; /* the caller's, whose rounding and traps are put aside */
-    fegetenv(&arithmetic);
-    fesetenv(FE_DFL_ENV);
+    tsr_aside aside = {0};
+    tsr_aside_begin(&aside);
     const tsr_log_listener former = tsr_log_get();
     listen(options, TSR_LOG_INFO);
     tsr_status status = open_convert(&c, command);
     if (status == TSR_OK)
         status = command->run(&c, report);
     tsr_log_set(former.sink, former.user, former.level);
-    fesetenv(&arithmetic);
     if (status == TSR_OK) {
         tsr_report_string(report, "output_dir", c.inputs.config.output_dir);
         tsr_report_int(report, "shards", c.written.shard_count);
@@ -191,6 +187,7 @@ tsr_status tsr_convert_run(char **text, const tsr_job_options *options, bool jso
         tsr_report_real(report, "seconds", tsr_now() - start);
         status = tsr_report_print(text, json_incref(report), json);
     }
+    tsr_aside_end(&aside);
     json_decref(report);
     tsr_error error; /* closing must not lose the message */
     tsr_error_take(&error, status);

@@ -1,13 +1,14 @@
 /*
  * environment.c: what this machine and this build are good for: `tessera env`.
  */
+#include "base/aside.h"
 #include "base/phase.h"
 #include "base/regex.h"
 #include "base/version.h"
 #include "comm/comm.h"
 #include "config/yaml.h"
 #include "device/topology.h"
-#include "job/options.h"
+#include "job/sized.h"
 #include "kernels/gemm_block.h"
 #include "kernels/kernels.h"
 #include "kernels/roofs.h"
@@ -353,14 +354,17 @@ tsr_status tsr_environment(const tsr_job_options *options, int measure, int json
     if (options)
         TSR_TRY(tsr_job_options_take(&taken, options));
     survey s = {.report = json_object(), .missing = json_array()};
+    tsr_aside aside = {0};
+    tsr_aside_begin(&aside);
     const tsr_phase_listener former = tsr_phase_get();
     tsr_phase_set(taken.progress, taken.user);
     tsr_status status = look_around(&s, measure);
     tsr_phase_set(former.sink, former.user);
     json_decref(s.missing);
-    if (status < 0) {
+    if (status < 0)
         json_decref(s.report);
-        return status;
-    }
-    return tsr_report_print(text, s.report, json);
+    else
+        status = tsr_report_print(text, s.report, json);
+    tsr_aside_end(&aside);
+    return status;
 }

@@ -1,9 +1,10 @@
 #include "commands/inspect.h"
 
+#include "base/aside.h"
 #include "base/phase.h"
 #include "io/peft.h"
 #include "io/snapshot.h"
-#include "job/options.h"
+#include "job/sized.h"
 #include "tessera.h"
 
 #include <errno.h>
@@ -214,16 +215,19 @@ static tsr_status inspect(const char *path, const char *other, const tsr_job_opt
     if (options)
         TSR_TRY(tsr_job_options_take(&taken, options));
     json_t *report = json_object();
+    tsr_aside aside = {0};
+    tsr_aside_begin(&aside);
     const tsr_phase_listener former = tsr_phase_get();
     tsr_phase_set(taken.progress, taken.user);
     tsr_status status =
         other ? tsr_inspect_two_traces(report, path, other) : inspect_path(report, path);
     tsr_phase_set(former.sink, former.user);
-    if (status < 0) {
+    if (status < 0)
         json_decref(report);
-        return status;
-    }
-    return tsr_report_print(text, report, json);
+    else
+        status = tsr_report_print(text, report, json);
+    tsr_aside_end(&aside);
+    return status;
 }
 
 tsr_status tsr_inspect(const char *path, const tsr_job_options *options, int json, char **text)

@@ -1,6 +1,7 @@
 /* A run's directory: what ran, how the loss went, how it ended, and the files that it left. */
 #include "commands/inspect.h"
 
+#include "base/aside.h"
 #include "config/config.h"
 #include "io/peft.h"
 #include "report/metrics_read.h"
@@ -200,10 +201,13 @@ tsr_status tsr_plot(const char *run_directory, const char *file)
     if (!run_directory || !file)
         return tsr_fail(TSR_EINVAL, "tsr_plot: run_directory or file is NULL");
     TSR_TRY(read_metrics(&metrics, run_directory));
+    tsr_aside aside = {0};
+    tsr_aside_begin(&aside);
     tsr_status status = tsr_plot_run(&svg, &metrics, run_directory);
     if (status == TSR_OK)
         status = tsr_file_write(file, tsr_text_string(&svg), svg.length);
     tsr_text_free(&svg);
     tsr_run_metrics_free(&metrics);
+    tsr_aside_end(&aside);
     return status;
 }

@@ -39,6 +39,7 @@ typedef struct {
     int thread_count;       /* threads of the pool; 0: this rank's share of the cores it may use */
     int local_rank;         /* this rank among the ranks of the node, for sharing cores out */
     int local_rank_count;   /* 0: 1 */
+    int first_card;         /* of those that the process sees: local rank 0's */
     bool no_pinning;        /* true: leave threads where the system puts them */
     double timeout_seconds; /* deadline of every wait; 0: 300 */
     uint64_t
@@ -56,7 +57,13 @@ bool tsr_device_cuda_built(void);
  * driver, or one too old, with what to do. */
 tsr_status tsr_device_cuda_count(int *count);
 
-/* The CUDA device number local_rank modulo their count. TSR_EUNSUPPORTED, TSR_EDEVICE as above, or
+/* Of `count` cards that the process sees, a local rank's. */
+static inline int tsr_device_card(int first_card, int local_rank, int count)
+{
+    return (int)(((int64_t)first_card + local_rank) % count);
+}
+
+/* The CUDA device of tsr_device_card. TSR_EUNSUPPORTED, TSR_EDEVICE as above, or
  * a card that this build has no code for. Its pool and threads are those of the host. */
 tsr_status tsr_device_create_cuda(tsr_device **out, const tsr_device_options *options);
 

@@ -289,6 +289,7 @@ tsr_status tsr_device_create_cuda(tsr_device **out, const tsr_device_options *op
     cuda_device *device = calloc(1, sizeof *device);
     if (!device)
         return tsr_fail(TSR_ENOMEM, "no memory for a device");
+    const tsr_device_options *o = &device->base.options;
     device->properties.index = -1;
     pthread_mutex_init(&device->streams_lock, NULL);
     pthread_mutex_init(&device->clock_lock, NULL);
@@ -296,7 +297,7 @@ tsr_status tsr_device_create_cuda(tsr_device **out, const tsr_device_options *op
     if (status == TSR_OK)
         status = tsr_device_cuda_count(&count);
     if (status == TSR_OK)
-        status = open_card(device, device->base.options.local_rank % count);
+        status = open_card(device, tsr_device_card(o->first_card, o->local_rank, count));
     if (status == TSR_OK)
         status = tsr_cuda_stream_create(&device->own, &device->base, "own");
     if (status == TSR_OK)

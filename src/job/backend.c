@@ -74,6 +74,7 @@ tsr_status tsr_job_backend_open(tsr_job *job)
     tsr_device_options options = {.thread_count = job->options.threads,
                                   .local_rank = tsr_comm_local_rank(job->world),
                                   .local_rank_count = tsr_comm_local_size(job->world),
+                                  .first_card = job->options.first_gpu,
                                   .timeout_seconds = tsr_device_timeout(job->host)};
     TSR_TRY(tsr_device_create_cuda(&job->device, &options));
     TSR_TRY(tsr_streams_create(&job->streams, job->device, NULL));
@@ -225,7 +226,7 @@ static tsr_status find_room(tsr_room *out, tsr_job *job)
     int count = 1;
     if (job->device != job->host) {
         TSR_TRY(tsr_device_cuda_count(&count));
-        out->card = tsr_comm_local_rank(job->world) % count;
+        out->card = tsr_device_card(job->options.first_gpu, tsr_comm_local_rank(job->world), count);
         return tsr_device_memory(&out->free, &out->total, job->device);
     }
     if (job->inputs.cuda)

@@ -1,7 +1,6 @@
 /*
  * job.c: a job's life: ranks, inputs, the decision about memory, the end.
  */
-#include "job/options.h"
 #include "job/parts.h"
 
 #include "base/log.h"
@@ -9,6 +8,7 @@
 #include "base/version.h"
 #include "inputs/same.h"
 #include "job/peers.h"
+#include "job/sized.h"
 #include "model/arch/arch.h"
 #include "report/data_report.h"
 #include "report/summary.h"
@@ -59,41 +59,12 @@ static void tell_phase(void *user, const char *phase, double done, double total)
         job->options.progress(job->options.user, phase, done, total);
 }
 
-/* A decimal comma would change what a chat template makes of 0.75, and make plan.json no JSON. */
-static void put_locale_aside(tsr_job *job, bool begins)
-{
-    if (begins && !job->c_locale)
-        job->c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
-    if (begins && job->c_locale && !job->callers_locale)
-        job->callers_locale = uselocale(job->c_locale);
-    if (!begins && job->callers_locale) {
-        uselocale(job->callers_locale);
-        job->callers_locale = (locale_t)0;
-    }
-}
-
-/* Another rounding would change the results, and a trap end the program where a division by zero is
- * expected; threads have what the one has that starts them. */
-static void put_arithmetic_aside(tsr_job *job, bool begins)
-{
-    if (begins && !job->arithmetic_aside) {
-        fegetenv(&job->callers_arithmetic);
-        fesetenv(FE_DFL_ENV);
-    }
-    if (!begins && job->arithmetic_aside)
-        fesetenv(&job->callers_arithmetic);
-    job->arithmetic_aside = begins;
-}
-
-void tsr_job_put_aside(tsr_job *job, bool begins)
-{
-    put_locale_aside(job, begins);
-    put_arithmetic_aside(job, begins);
-}
-
 void tsr_job_listen(tsr_job *job, bool begins)
 {
-    tsr_job_put_aside(job, begins);
+    if (begins)
+        tsr_aside_begin(&job->aside);
+    else
+        tsr_aside_end(&job->aside);
     if (begins && !job->listens) {
         job->former_log = tsr_log_get();
         job->former_phase = tsr_phase_get();
@@ -236,11 +207,12 @@ static tsr_status check_options(tsr_job **out, const tsr_job_options *o)
     if (o->override_count < 0 || (o->override_count > 0 && !o->overrides))
         return tsr_fail(TSR_EINVAL, "tsr_job_options: override_count %d with overrides %s",
                         o->override_count, o->overrides ? "set" : "NULL");
-    if (o->threads < 0 || o->plan_ranks < 0 || o->plan_node < 0 || !(o->timeout_seconds >= 0))
+    if (o->threads < 0 || o->plan_ranks < 0 || o->plan_node < 0 || o->first_gpu < 0 ||
+        !(o->timeout_seconds >= 0))
         return tsr_fail(TSR_EINVAL,
-                        "tsr_job_options: threads %d, plan_ranks %d, plan_node %d, "
+                        "tsr_job_options: threads %d, plan_ranks %d, plan_node %d, first_gpu %d, "
                         "timeout_seconds %g; none may be negative",
-                        o->threads, o->plan_ranks, o->plan_node, o->timeout_seconds);
+                        o->threads, o->plan_ranks, o->plan_node, o->first_gpu, o->timeout_seconds);
     if (o->plan_node > 0 && o->plan_ranks > o->plan_node && o->plan_ranks % o->plan_node)
         return tsr_fail(TSR_EUSAGE, "%d ranks in nodes of %d: all nodes must be full",
                         o->plan_ranks, o->plan_node);
@@ -250,8 +222,6 @@ static tsr_status check_options(tsr_job **out, const tsr_job_options *o)
 tsr_status tsr_job_create_on(tsr_job **out, const tsr_job_options *options, tsr_comm *world)
 {
     tsr_job_options taken;
-    if (!options)
-        return tsr_fail(TSR_EINVAL, "tsr_job_create: options is NULL");
     TSR_TRY(tsr_job_options_take(&taken, options));
     options = &taken;
     TSR_TRY(check_options(out, options));
@@ -309,12 +279,13 @@ tsr_status tsr_job_decide(tsr_job *job)
 
 tsr_status tsr_job_plan(tsr_job *job, tsr_job_plan_info *info)
 {
+    TSR_TRY(tsr_sized_check(&tsr_sized_plan_info, info));
     tsr_job_listen(job, true);
     tsr_status status = tsr_job_decide(job);
     tsr_job_listen(job, false);
     TSR_TRY(status);
     const tsr_decision *d = &job->decision;
-    *info = (tsr_job_plan_info){
+    tsr_job_plan_info own = {
         .device_peak_bytes = d->memory.total[TSR_PLACE_DEVICE],
         .host_peak_bytes = d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE],
         .parameter_count = job->inputs.layout.parameter_count,
@@ -332,7 +303,8 @@ tsr_status tsr_job_plan(tsr_job *job, tsr_job_plan_info *info)
         .expected_tokens_per_s =
             d->expected.known ? d->expected.step_tokens / d->expected.simulation.step : 0};
     for (int i = 0; d->expected.known && i < TSR_CAUSE_COUNT; i++)
-        info->expected_exposed_s += d->expected.simulation.exposed[i];
+        own.expected_exposed_s += d->expected.simulation.exposed[i];
+    tsr_sized_fill(&tsr_sized_plan_info, info, &own);
     return TSR_OK;
 }
 
@@ -369,7 +341,9 @@ tsr_status tsr_job_print_data(tsr_job *job, int64_t show, int form, char **text)
     if (show < 0 || form < TSR_JOB_PLAIN || form > TSR_JOB_JSON)
         return tsr_fail(TSR_EINVAL, "tsr_job_print_data: show %lld, form %d", (long long)show,
                         form);
+    tsr_aside_begin(&job->aside);
     tsr_status status = tsr_data_report(&out, &job->inputs, show, forms[form]);
+    tsr_aside_end(&job->aside);
     if (status < 0)
         tsr_text_free(&out);
     else
@@ -406,7 +380,7 @@ static void set_stored(tsr_config *config, const tsr_layout *layout)
         }
 }
 
-tsr_status tsr_job_print_summary(tsr_job *job, char **text)
+static tsr_status print_summary(tsr_job *job, char **text)
 {
     const tsr_inputs *in = &job->inputs;
     const tsr_decision *d = &job->decision;
@@ -464,6 +438,14 @@ tsr_status tsr_job_print_summary(tsr_job *job, char **text)
     return TSR_OK;
 }
 
+tsr_status tsr_job_print_summary(tsr_job *job, char **text)
+{
+    tsr_aside_begin(&job->aside);
+    tsr_status status = print_summary(job, text);
+    tsr_aside_end(&job->aside);
+    return status;
+}
+
 const char *tsr_version(void)
 {
     return tsr_build_version();
@@ -494,8 +476,6 @@ void tsr_job_destroy(tsr_job *job)
         tsr_job_end(job, TSR_METRICS_FAILED);
     tsr_metrics_destroy(job->metrics);
     tsr_events_destroy(job->events);
-    if (job->c_locale)
-        freelocale(job->c_locale);
     tsr_executor_destroy(job->executor);
     if (job->streams.stream[0]) /* none if the ranks never met */
         tsr_streams_synchronize(&job->streams);

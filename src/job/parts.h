@@ -7,6 +7,7 @@
 #ifndef TSR_JOB_PARTS_H
 #define TSR_JOB_PARTS_H
 
+#include "base/aside.h"
 #include "base/log.h"
 #include "base/phase.h"
 #include "config/keys.h"
@@ -22,8 +23,6 @@
 #include "shard/load.h"
 #include "tessera.h"
 
-#include <fenv.h>
-#include <locale.h>
 #include <stdatomic.h>
 
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2, "a signal handler sets one");
@@ -59,9 +58,7 @@ struct tsr_job {
     tsr_job_options options;
     tsr_job_state state;
     tsr_log_level log_level;
-    locale_t c_locale, callers_locale; /* the caller's while it is put aside, else 0 */
-    fenv_t callers_arithmetic;         /* likewise, while it is aside */
-    bool arithmetic_aside;
+    tsr_aside aside;
     bool
         listens; /* the former listeners are the caller's, who may be inside another job's callback */
     tsr_log_listener former_log;
@@ -152,12 +149,8 @@ tsr_status tsr_job_choose_matmuls(tsr_job *job);
  * rank's status. */
 tsr_status tsr_job_agree(tsr_job *job, tsr_status status);
 
-/* A call begins or ends: numbers are read and written as in C, and computed as IEEE 754 has it by
- * default, whatever locale, rounding or traps the caller's thread has. */
-void tsr_job_put_aside(tsr_job *job, bool begins);
-
-/* The same, and rank 0's caller hears what it has to say (base/log.h) and how far it has come
- * (base/phase.h). */
+/* A call begins or ends: meanwhile the caller's locale and arithmetic are put aside, and rank 0's caller hears what the
+ * job has to say (base/log.h) and how far it has come (base/phase.h). */
 void tsr_job_listen(tsr_job *job, bool begins);
 
 /* tsr_job_create over ranks that the caller made: world (owned by the job from then on, NULL: as

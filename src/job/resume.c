@@ -3,6 +3,7 @@
  * another job, and brings its state into memory, on any number of ranks.
  */
 #include "job/parts.h"
+#include "job/sized.h"
 
 #include "base/escape.h"
 #include "base/log.h"
@@ -430,13 +431,14 @@ tsr_status tsr_job_restore(tsr_job *job)
 
 int tsr_job_resumed(tsr_job *job, tsr_job_report *report)
 {
+    TSR_TRY(tsr_sized_check(&tsr_sized_report, report));
     if (job->state != TSR_JOB_STARTED || !job->resume)
         return 0;
     tsr_batch_step_info info = {0};
     if (job->done > 0)
         TSR_TRY(tsr_batch_step(job->inputs.batch, job->done - 1, &info));
     bool last = job->done == job->last_step;
-    *report = (tsr_job_report){
+    const tsr_job_report own = {
         .step = job->done,
         .total_steps = job->total_steps,
         .epoch = info.progress,
@@ -444,5 +446,6 @@ int tsr_job_resumed(tsr_job *job, tsr_job_report *report)
         .skipped_steps = job->skipped_steps,
         .evaluate = !job->evaluated && (last || tsr_job_evaluation_due(job, &info)),
     };
+    tsr_sized_fill(&tsr_sized_report, report, &own);
     return 1;
 }

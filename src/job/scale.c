@@ -6,8 +6,8 @@
  * one group of all ranks are compared.
  */
 #include "base/called.h"
-#include "job/options.h"
 #include "job/parts.h"
+#include "job/sized.h"
 #include "report/report.h"
 
 #include <stdio.h>
@@ -56,7 +56,7 @@ static tsr_status plan_one(tsr_job_plan_info *info, scaling *s, int ranks, int g
 
 static tsr_status add_row(scaling *s, int ranks, int group)
 {
-    tsr_job_plan_info info;
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
     TSR_TRY(plan_one(&info, s, ranks, group));
     double micro = info.expected_step_s / (double)info.rounds;
     if (s->alone <= 0)
@@ -85,18 +85,19 @@ tsr_status tsr_plan_scale(const tsr_job_options *options, const int *ranks, int 
                           char **text)
 {
     tsr_job_options taken;
-    if (!options)
-        return tsr_fail(TSR_EINVAL, "tsr_plan_scale: options is NULL");
+    tsr_aside aside = {0};
     TSR_TRY(tsr_job_options_take(&taken, options));
+    tsr_aside_begin(&aside);
     json_t *root = json_object();
     scaling s = {.options = &taken, .rows = tsr_report_array(root, "scale")};
     tsr_status status = add_row(&s, 1, 1);
     for (int i = 0; i < count && status == TSR_OK; i++)
         if (ranks[i] > 1)
             status = add_ranks(&s, ranks[i]);
-    if (status < 0) {
+    if (status < 0)
         json_decref(root);
-        return status;
-    }
-    return tsr_report_print(text, root, json);
+    else
+        status = tsr_report_print(text, root, json);
+    tsr_aside_end(&aside);
+    return status;
 }

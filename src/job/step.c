@@ -2,6 +2,7 @@
  * step.c: one optimizer step, and one evaluation.
  */
 #include "job/parts.h"
+#include "job/sized.h"
 
 #include "base/clock.h"
 #include "base/phase.h"
@@ -310,9 +311,12 @@ static tsr_status run_step(tsr_job *job, tsr_job_report *report)
         job->staged_ahead = true;
     }
     TSR_TRY(tsr_executor_wait_word(job->executor, word));
-    TSR_TRY(take_word(job, &info, word, report));
-    TSR_TRY(tsr_job_record_step(job, report));
-    return end_step(job, report->last);
+    tsr_job_report own;
+    TSR_TRY(take_word(job, &info, word, &own));
+    TSR_TRY(tsr_job_record_step(job, &own));
+    TSR_TRY(end_step(job, own.last));
+    tsr_sized_fill(&tsr_sized_report, report, &own);
+    return TSR_OK;
 }
 
 /* An error of one rank reaches the others through the communicator; then all agree on the one to
@@ -327,6 +331,7 @@ static int finish(tsr_job *job, tsr_status status)
 
 tsr_status tsr_job_step(tsr_job *job, tsr_job_report *report)
 {
+    TSR_TRY(tsr_sized_check(&tsr_sized_report, report));
     if (job->state != TSR_JOB_STARTED || !job->train)
         return tsr_fail(TSR_EINVAL, "tsr_job_step needs a training job that was started");
     if (job->issued == job->last_step)
@@ -381,24 +386,27 @@ static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
     job->exposed_before = tsr_job_exposed(job); /* no part of the next step's either */
     double loss =
         stopped || tsr_word_discards(word) ? NAN : tsr_word_loss(word) / (double)info.label_tokens;
-    *evaluation = (tsr_job_evaluation){.loss = loss,
-                                       .perplexity = exp(loss),
-                                       .label_tokens = info.label_tokens,
-                                       .rows = tsr_batch_run_of(job->inputs.eval_batch)->units,
-                                       .stopped = stopped};
+    tsr_job_evaluation own = {.loss = loss,
+                              .perplexity = exp(loss),
+                              .label_tokens = info.label_tokens,
+                              .rows = tsr_batch_run_of(job->inputs.eval_batch)->units,
+                              .stopped = stopped};
     job->word_time += tsr_now() - before; /* no part of the next step's time */
     if (stopped) {
         job->stopped = true;
         job->last_step = job->done;
-        return TSR_OK;
+    } else {
+        tsr_job_note_evaluation(job, &own);
+        job->evaluated = true;
+        TSR_TRY(tsr_job_record_eval(job, loss, info.label_tokens));
     }
-    tsr_job_note_evaluation(job, evaluation);
-    job->evaluated = true;
-    return tsr_job_record_eval(job, loss, info.label_tokens);
+    tsr_sized_fill(&tsr_sized_evaluation, evaluation, &own);
+    return TSR_OK;
 }
 
 tsr_status tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation)
 {
+    TSR_TRY(tsr_sized_check(&tsr_sized_evaluation, evaluation));
     if (job->state != TSR_JOB_STARTED)
         return tsr_fail(TSR_EINVAL, "tsr_job_evaluate needs a job that was started");
     if (!job->inputs.eval_batch)

@@ -192,20 +192,23 @@ static __global__ void __launch_bounds__(ROW_THREADS, 4)
     write_codes(held, a.act8, a.f, tsr_block_max(most));
 }
 
-/* So that the kernel may ask for so much, which may be more than every card has. */
-static tsr_status ask_shared(const void *kernel, tsr_stream *stream, int64_t bytes)
+#define OWN_BYTES 1024 /* of a block, beside what it asks for */
+
+/* So that the kernel may ask for as much as a block of this card can have, always the same: it is set for the process, and
+ * another job on the card, with other shapes, must not find less than it needs. */
+static tsr_status allow_shared(const void *kernel, tsr_stream *stream)
 {
+    const tsr_cuda_properties *p = tsr_device_cuda_properties(tsr_stream_device(stream));
     tsr_stream_cuda(stream); /* its device becomes this thread's */
-    return tsr_cuda_status(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-        "swiglu: shared memory");
+    return tsr_cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                (int)p->shared_bytes - OWN_BYTES),
+                           "swiglu: shared memory");
 }
 
-/* Whether a block can have so much, and 1 KiB of its own. */
 static bool fits(tsr_stream *stream, int64_t bytes)
 {
     const tsr_cuda_properties *p = tsr_device_cuda_properties(tsr_stream_device(stream));
-    return (uint64_t)bytes + 1024 <= p->shared_bytes;
+    return (uint64_t)bytes + OWN_BYTES <= p->shared_bytes;
 }
 
 extern "C" tsr_status tsr_swiglu_cuda(tsr_stream *stream, const tsr_swiglu_args *args)
@@ -224,7 +227,7 @@ extern "C" tsr_status tsr_swiglu_cuda(tsr_stream *stream, const tsr_swiglu_args 
                  tsr_vectors(args->bias_up.data, f);
     int64_t bytes = f * (int64_t)sizeof(uint16_t);
     if (whole && plain && tsr_fp8_rows_fit(args->act8, f, args->dtype) && fits(stream, bytes)) {
-        TSR_TRY(ask_shared((const void *)forward_row, stream, bytes));
+        TSR_TRY(allow_shared((const void *)forward_row, stream));
         TSR_LAUNCH_SHARED(forward_row, (unsigned)args->tokens, ROW_THREADS, (size_t)bytes, stream,
                           *args);
         return tsr_launched("swiglu");
@@ -509,8 +512,7 @@ static tsr_status back_rows(tsr_stream *stream, const tsr_swiglu_backward_args *
     int64_t blocks =
         tsr_device_cuda_properties(tsr_stream_device(stream))->sm_count * (STAY_THREADS / threads);
     blocks = blocks < args->tokens ? blocks : args->tokens;
-    TSR_TRY(
-        ask_shared(staged ? (const void *)back_staged : (const void *)back_wide, stream, bytes));
+    TSR_TRY(allow_shared(staged ? (const void *)back_staged : (const void *)back_wide, stream));
     TSR_LAUNCH_SHARED(staged ? back_staged : back_wide, (unsigned)blocks, (unsigned)threads,
                       (size_t)bytes, stream, *args);
     return tsr_launched("swiglu_backward");

@@ -1,7 +1,7 @@
 /*
  * One rank has no memory for something that the communicator of GPUs is made of, whatever it is: all
  * ranks are told, by the rank's name, before any deadline, and nothing is left behind. One fails or
- * stays away while memory is exposed: all are told just that. One gives up while another has no room left to
+ * stays away while memory is exposed: all are told just that. A second job on the same cards is refused. One gives up while another has no room left to
  * enqueue a collective: that ends. CUDA and NCCL are made up.
  */
 #include "base/clock.h"
@@ -146,6 +146,39 @@ static void fail_to_expose(int how, tsr_status status, const char *expected)
     }
 }
 
+/* ---- a second job on the same cards ---- */
+
+static pthread_barrier_t together;
+
+static void *run_first_rank(void *argument)
+{
+    rank_run *run = argument, second[RANKS];
+    tsr_case_rank rank = {.rank = tsr_comm_rank(run->host)}, *me = &rank;
+    rank_parts p;
+    open_rank(&p, run, me);
+    OK(tsr_comm_create_nccl(&p.comm, run->host, p.host_stream, p.device));
+    pthread_barrier_wait(&together);
+    if (me->rank == 0)
+        run_ranks(second, run_rank, -1, 0, SECONDS);
+    for (int i = 0; i < RANKS && me->rank == 0; i++)
+        CHECK(second[i].status == TSR_EINVAL && strstr(second[i].message, "another job"));
+    pthread_barrier_wait(&together);
+    run->status = tsr_comm_agree(run->host, p.host_stream, TSR_OK, NULL);
+    close_rank(&p, run);
+    return NULL;
+}
+
+static void refuse_a_second_job(void)
+{
+    tsr_case_rank none = {.rank = -1}, *me = &none;
+    rank_run run[RANKS];
+    pthread_barrier_init(&together, NULL, RANKS);
+    run_ranks(run, run_first_rank, -1, 0, SECONDS);
+    pthread_barrier_destroy(&together);
+    CHECK(run[0].status == TSR_OK && run[1].status == TSR_OK);
+    CHECK(fake_cuda_live == 0);
+}
+
 /* ---- a stream without room, behind a meeting with a rank that gives up ---- */
 
 static void *run_full_rank(void *argument)
@@ -234,6 +267,7 @@ int main(void)
     fail_to_expose(ABORTS, TSR_EIO, cause);
     fail_to_expose(STAYS_AWAY, TSR_ETIMEOUT, "exposure");
     fail_to_expose(HAS_NO_DEVICE, TSR_EDEVICE, "cudaSetDevice");
+    refuse_a_second_job();
     give_up_on_a_full_stream();
     abort_slowly();
     create(run, 0, 0);

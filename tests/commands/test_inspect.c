@@ -2,6 +2,7 @@
  * What `inspect` and `env` say: every kind of path, metrics.jsonl as runs leave it and as it breaks,
  * the plot, and how a report looks to people.
  */
+#include "support/comma_locale.h"
 #include "support/scratch.h"
 
 #include "io/json.h"
@@ -10,6 +11,7 @@
 #include "report/report.h"
 #include "tessera.h"
 
+#include <fenv.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -327,6 +329,41 @@ static void test_plot(void **state)
     free(svg);
 }
 
+/* A run as people read it, and its plot; the caller frees both. */
+static void show(char *shown[2])
+{
+    uint64_t bytes;
+    const char *run = run_of(START EVAL(0, 3) STEP(1, 2.5, 1e-3) STEP(2, 2.25, 2e-3));
+    succeed(tsr_inspect(run, NULL, 0, &shown[0]));
+    succeed(tsr_plot(run, scratch_path("a.svg")));
+    shown[1] = read_whole(&bytes, scratch_path("a.svg"));
+}
+
+/* Of a caller whose decimal point is a comma and who rounds upwards, and who has both back. */
+static void test_caller(void **state)
+{
+    char *want[2], *got[2];
+    (void)state;
+    locale_t comma = comma_locale();
+    if (!comma) {
+        print_message("no locale with a decimal comma can be made\n");
+        skip();
+    }
+    show(want);
+    locale_t before = uselocale(comma);
+    fesetround(FE_UPWARD);
+    show(got);
+    assert_int_equal(fegetround(), FE_UPWARD);
+    fesetround(FE_TONEAREST);
+    assert_true(uselocale(before) == comma);
+    freelocale(comma);
+    for (int i = 0; i < 2; i++) {
+        assert_string_equal(got[i], want[i]);
+        free(want[i]);
+        free(got[i]);
+    }
+}
+
 /* However odd the title, the values and the steps. */
 static void test_plot_values(void **state)
 {
@@ -448,6 +485,6 @@ int main(void)
         cmocka_unit_test(test_adapter_of_run), cmocka_unit_test(test_broken),
         cmocka_unit_test(test_plot),           cmocka_unit_test(test_plot_values),
         cmocka_unit_test(test_plot_long),      cmocka_unit_test(test_report),
-        cmocka_unit_test(test_environment)};
+        cmocka_unit_test(test_environment),    cmocka_unit_test(test_caller)};
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -204,7 +204,7 @@ static tsr_status train(tsr_job *job, void *user)
 {
     trace *out = user;
     for (int i = out->first; i < out->first + out->count; i++) {
-        tsr_job_report report;
+        tsr_job_report report = TSR_JOB_REPORT_INIT;
         TSR_TRY(tsr_job_step(job, &report));
         if (job->view.rank == 0)
             out->loss[i] = report.loss;

@@ -71,7 +71,7 @@ cudaError_t tsr_cuda_probe(int *arch)
 cudaError_t cudaGetDeviceCount(int *count)
 {
     FAULT(FAKE_ANY);
-    *count = fake.cards == cudaSuccess;
+    *count = fake.cards == cudaSuccess ? 1 + fake.more_cards : 0;
     return fake.cards;
 }
 
@@ -80,7 +80,7 @@ cudaError_t cudaSetDevice(int device)
 {
     FAULT(fake.entered ? FAKE_ANY : FAKE_ALLOCATIONS);
     fake.entered = true;
-    return device == 0 ? cudaSuccess : cudaErrorInvalidDevice;
+    return device <= fake.more_cards ? cudaSuccess : cudaErrorInvalidDevice;
 }
 
 cudaError_t cudaGetDevice(int *device)
@@ -96,7 +96,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     strcpy(properties->name, "a made-up GPU");
     properties->major = fake.major ? fake.major : 9;
     properties->totalGlobalMem = FAKE_TOTAL;
-    return device == 0 ? cudaSuccess : cudaErrorInvalidDevice;
+    return device <= fake.more_cards ? cudaSuccess : cudaErrorInvalidDevice;
 }
 
 cudaError_t cudaDeviceGetPCIBusId(char *text, int bytes, int device)

@@ -23,6 +23,7 @@ struct fake_runtime {
     int major;             /* compute capability; 0: 9 */
     int driver;            /* CUDA that the driver knows, if `cards` is an error */
     cudaError_t cards;     /* what counting them returns */
+    int more_cards;        /* beside the first */
     cudaError_t probe;     /* what loading a kernel returns */
     int arch;              /* that kernels are compiled for; 0: 90 */
 };

@@ -1,7 +1,7 @@
 /*
  * Every call of CUDA fails once, on a made-up runtime: when memory runs out anywhere between opening
  * the device and the last event, a message says how much was asked for and is free and what to do;
- * whatever fails, nothing hangs, and nothing is left behind. And cards that cannot be used.
+ * whatever fails, nothing hangs, and nothing is left behind. Cards that cannot be used, and which one is.
  */
 #include "base/clock.h"
 #include "device/cuda.h"
@@ -179,13 +179,28 @@ static void old_code_does_not_start_early(void **state)
     }
 }
 
+/* Jobs of one process have cards of their own. */
+static void the_first_card_is_named(void **state)
+{
+    (void)state;
+    for (int first = 0; first < 5; first++)
+        for (int rank = 0; rank < 2; rank++) {
+            tsr_device *device = NULL;
+            tsr_device_options options = {
+                .first_card = first, .local_rank = rank, .local_rank_count = 2};
+            fake = (struct fake_runtime){.more_cards = 2};
+            assert_int_equal(tsr_device_create_cuda(&device, &options), TSR_OK);
+            assert_int_equal(tsr_device_cuda_properties(device)->index, (first + rank) % 3);
+            tsr_device_destroy(device);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_runs_out),
-        cmocka_unit_test(anything_fails),
-        cmocka_unit_test(cards_are_refused),
-        cmocka_unit_test(old_code_does_not_start_early),
+        cmocka_unit_test(memory_runs_out),         cmocka_unit_test(anything_fails),
+        cmocka_unit_test(cards_are_refused),       cmocka_unit_test(old_code_does_not_start_early),
+        cmocka_unit_test(the_first_card_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -122,7 +122,7 @@ static tsr_status run(tsr_job *job, void *user)
     TSR_TRY(each_segment(check_first, e, job));
     TSR_TRY(each_segment(check_padding, e, job));
     for (int step = 0; e->train && step < STEPS; step++) {
-        tsr_job_report report = {0};
+        tsr_job_report report = TSR_JOB_REPORT_INIT;
         TSR_TRY(tsr_job_step(job, &report));
         if (!(report.grad_norm > 0))
             return tsr_fail(TSR_EINTERNAL, "nothing was trained");

@@ -161,6 +161,7 @@ static int evaluate(rank_run *run, tsr_job *job)
     tsr_job_evaluation *evaluation = &run->result.eval[run->result.eval_count];
     if (run->event && run->event->stop_evaluating == run->result.eval_count + 1)
         run->stop = 1;
+    evaluation->size = sizeof *evaluation;
     int status = tsr_job_evaluate(job, evaluation);
     if (status == 0 && evaluation->stopped)
         run->result.stopped = true;
@@ -231,7 +232,7 @@ static int steps(rank_run *run, tsr_job *job)
 {
     job_result *r = &run->result;
     bool evaluates = job->inputs.config.eval_dataset.count > 0;
-    tsr_job_report report = {0};
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     bool resumed = tsr_job_resumed(job, &report) == 1;
     int status = evaluates && (!resumed || report.evaluate) ? evaluate(run, job) : 0;
     r->resumed = report.step;
@@ -270,6 +271,7 @@ static void *run_rank(void *user)
                                .timeout_seconds = 60,
                                .stop = &run->stop};
     tsr_job *job = NULL;
+    memory->info.size = sizeof memory->info;
     int status = tsr_job_create_on(&job, &options, run->comm);
     if (status == 0)
         status = tsr_job_plan(job, &memory->info);

@@ -90,8 +90,8 @@ static void test_steps(void **state)
     snprintf(trace, sizeof trace, "trace=%s", scratch_path("trace.json"));
     extras[sizeof extras / sizeof *extras - 1] = trace;
     for (size_t i = 0; i < sizeof extras / sizeof *extras; i++) {
-        tsr_job_report report;
-        tsr_job_evaluation evaluation;
+        tsr_job_report report = TSR_JOB_REPORT_INIT;
+        tsr_job_evaluation evaluation = TSR_JOB_EVALUATION_INIT;
         tsr_job *job = start_job(extras[i]);
         atomic_store(&counted, 0);
         atomic_store(&counting, 1);

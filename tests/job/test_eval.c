@@ -190,7 +190,9 @@ static void take_row(void *user, tsr_job *job, const tsr_micro_batch *micro, int
 static tsr_status evaluate(tsr_job *job, void *user)
 {
     row_sums *out = user;
-    TSR_TRY(tsr_job_evaluate(job, &out->evaluation[tsr_job_rank(job)]));
+    tsr_job_evaluation *evaluation = &out->evaluation[tsr_job_rank(job)];
+    evaluation->size = sizeof *evaluation;
+    TSR_TRY(tsr_job_evaluate(job, evaluation));
     return job_micro_batches(job, false, 0, take_row, out);
 }
 

@@ -62,7 +62,7 @@ static tsr_job *start_job(void)
     const char *overrides[11];
     char output[600], dataset[600];
     tsr_job *job = NULL;
-    tsr_job_report report;
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     memcpy(overrides, keys, sizeof keys);
     snprintf(output, sizeof output, "output_dir=%s", scratch_path(OUTPUT));
     snprintf(dataset, sizeof dataset, "dataset=%s", scratch_path("train.jsonl"));
@@ -176,7 +176,7 @@ static void test_failing_calls(void **state)
     for (system_kind kind = 0; kind < SYSTEM_KINDS; kind++)
         fail_each(job, kind);
     /* And after all that it is still the same job. */
-    tsr_job_report report;
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     assert_int_equal(tsr_job_checkpoint(job), 0);
     assert_int_equal(tsr_job_step(job, &report), 0);
     assert_int_equal(tsr_job_checkpoint(job), 0);

@@ -54,7 +54,7 @@ static void need(int status)
 
 static double evaluate(tsr_job *job)
 {
-    tsr_job_evaluation evaluation;
+    tsr_job_evaluation evaluation = TSR_JOB_EVALUATION_INIT;
     need(tsr_job_evaluate(job, &evaluation));
     return evaluation.loss;
 }
@@ -64,7 +64,7 @@ static losses held_out(const backend *on, const char *base_compute, const char *
     char config[2048];
     tsr_job_options options = {
         .size = sizeof(tsr_job_options), .config_text = config, .purpose = TSR_JOB_TRAIN};
-    tsr_job_report report;
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     tsr_job *job;
     int status;
     snprintf(config, sizeof config,

@@ -43,7 +43,7 @@ static tsr_status look(tsr_job *job, void *user)
     snapshot *s = user;
     const tsr_trainable *t = &job->decision.store.trainable;
     for (int i = 0; i < s->steps; i++) {
-        tsr_job_report report = {0};
+        tsr_job_report report = TSR_JOB_REPORT_INIT;
         TSR_TRY(tsr_job_step(job, &report));
     }
     TSR_TRY(tsr_streams_synchronize(&job->streams));
@@ -125,7 +125,7 @@ static tsr_status train(tsr_job *job, void *user)
 {
     course *c = user;
     for (int i = 0; i < STEPS; i++) {
-        tsr_job_report report = {0};
+        tsr_job_report report = TSR_JOB_REPORT_INIT;
         TSR_TRY(tsr_job_step(job, &report));
         c->label_tokens[i] = report.label_tokens;
         c->loss[i] = report.loss;
@@ -166,7 +166,7 @@ typedef struct {
 static tsr_status evaluate(tsr_job *job, void *user)
 {
     runs *r = user;
-    tsr_job_evaluation evaluation;
+    tsr_job_evaluation evaluation = TSR_JOB_EVALUATION_INIT;
     TSR_TRY(tsr_job_evaluate(job, &evaluation));
     r->train = *tsr_batch_run_of(job->inputs.batch);
     r->evaluation = *tsr_batch_run_of(job->inputs.eval_batch);
@@ -220,7 +220,7 @@ static void test_eval_packing(void **state)
 
 static tsr_status save_one_step(tsr_job *job, void *user)
 {
-    tsr_job_report report = {0};
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     (void)user;
     TSR_TRY(tsr_job_step(job, &report));
     return tsr_job_save(job);
@@ -314,7 +314,7 @@ typedef struct {
 /* The date that this rank's chats have, and a checkpoint. */
 static tsr_status see_date(tsr_job *job, void *user)
 {
-    tsr_job_report report = {0};
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     dates *d = user;
     const char *date = job->inputs.config.chat_template_date;
     snprintf(d->date[job->view.rank], sizeof d->date[0], "%s", date ? date : "none");

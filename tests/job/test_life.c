@@ -346,8 +346,8 @@ static void test_wrong_order(void **state)
                                .override_count = 2,
                                .threads = 1};
     tsr_job *job;
-    tsr_job_report report;
-    tsr_job_evaluation evaluation;
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
+    tsr_job_evaluation evaluation = TSR_JOB_EVALUATION_INIT;
     assert_int_equal(tsr_job_create(&job, &options), 0);
     assert_int_equal(tsr_job_step(job, &report), TSR_EINVAL);
     assert_int_equal(tsr_job_save(job), TSR_EINVAL);
@@ -367,7 +367,7 @@ static void test_arithmetic_of_the_caller(void **state)
 {
     enum { TRAPS = FE_DIVBYZERO | FE_INVALID | FE_OVERFLOW };
     const char *text = config_text("use_dora: true\nmax_steps: 2\noverwrite_output_dir: true\n");
-    tsr_job_report report[2] = {0};
+    tsr_job_report report[2] = {TSR_JOB_REPORT_INIT, TSR_JOB_REPORT_INIT};
     (void)state;
     for (int other = 0; other < 2; other++) {
         const char *overrides[] = {scratch_path("output")};

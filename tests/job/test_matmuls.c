@@ -194,8 +194,8 @@ static void test_list(void **state)
     noting.prepare = noting_prepare;
     for (size_t i = 0; i < sizeof extras / sizeof *extras; i += STRIDE) {
         tsr_batch_shape shapes[2 * TSR_BATCH_BUCKETS];
-        tsr_job_report report;
-        tsr_job_evaluation evaluation;
+        tsr_job_report report = TSR_JOB_REPORT_INIT;
+        tsr_job_evaluation evaluation = TSR_JOB_EVALUATION_INIT;
         tsr_job *job = start_job(extras[i]);
         memset(&listed, 0, sizeof listed);
         memset(&done, 0, sizeof done);
@@ -331,7 +331,7 @@ static tsr_status choose(rank_run *run)
         status = tsr_job_write_output(job);
     }
     if (status == TSR_OK && run->saves)
-        status = tsr_job_step(job, &(tsr_job_report){0});
+        status = tsr_job_step(job, &(tsr_job_report)TSR_JOB_REPORT_INIT);
     if (status == TSR_OK && run->saves)
         status = tsr_job_checkpoint(job);
     tsr_error error;

@@ -45,7 +45,7 @@ static int plan_only(tsr_job_plan_info *info, int ranks, const char *config)
 
 static uint64_t peak(int ranks, const char *dataset, const char *more)
 {
-    tsr_job_plan_info info;
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
     if (plan_only(&info, ranks, config_text(dataset, more)) < 0)
         fail_msg("%s", tsr_last_error());
     return info.device_peak_bytes;
@@ -156,7 +156,7 @@ static plan_bytes bytes_of(int ranks, const char *more)
                                .plan_ranks = ranks,
                                .threads = 1};
     tsr_job *job;
-    tsr_job_plan_info info;
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
     assert_int_equal(tsr_job_create(&job, &options), 0);
     if (tsr_job_plan(job, &info) < 0)
         fail_msg("%s: %s", more, tsr_last_error());
@@ -293,7 +293,7 @@ static void test_plan_is_what_a_run_takes(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *config = config_text("short.jsonl", cases[i].more);
-        tsr_job_plan_info info;
+        tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
         job_result result;
         if (plan_only(&info, cases[i].ranks, config) < 0)
             fail_msg("%s", tsr_last_error());
@@ -315,7 +315,7 @@ static void test_plan_without_data(void **state)
 {
     (void)state;
     static const char config[] = "model_name_or_path: " JOB_MODEL "\nmax_length: 512\n";
-    tsr_job_plan_info one, many;
+    tsr_job_plan_info one = TSR_JOB_PLAN_INFO_INIT, many = one;
     assert_int_equal(plan_only(&one, 1, config), 0);
     assert_int_equal(plan_only(&many, 64, config), 0);
     assert_int_equal(one.parameter_count, many.parameter_count);
@@ -379,7 +379,7 @@ static const char *refusal(int ranks, const char *dataset, const char *more)
 {
     static char message[4096];
     const char *config = config_text(dataset, more);
-    tsr_job_plan_info info;
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
     job_result result;
     assert_int_equal(plan_only(&info, ranks, config), TSR_ECONFIG);
     snprintf(message, sizeof message, "%s", tsr_last_error());
@@ -395,7 +395,7 @@ static const char *refusal(int ranks, const char *dataset, const char *more)
 
 static void fits(int ranks, const char *dataset, const char *more)
 {
-    tsr_job_plan_info info;
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
     if (plan_only(&info, ranks, config_text(dataset, more)) < 0)
         fail_msg("{%s} was advised, but: %s", more, tsr_last_error());
 }
@@ -418,7 +418,7 @@ static void test_advice_recompute(void **state)
 static void test_sqrt_and_activations(void **state)
 {
     (void)state;
-    tsr_job_plan_info info;
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
     const char *config =
         config_text("long.jsonl", "activation_offloading: true\ngradient_checkpointing: sqrt\n");
     assert_int_equal(plan_only(&info, 1, config), TSR_ECONFIG);
@@ -483,7 +483,7 @@ static void test_advice_tokens(void **state)
     snprintf(more, sizeof more, "%struncation: right\nmax_length: %ld\n", line, tokens);
     fits(2, "long.jsonl", more);
     snprintf(more, sizeof more, "%struncation: right\nmax_length: %ld\n", line, tokens + 1);
-    tsr_job_plan_info info;
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
     assert_int_equal(plan_only(&info, 2, config_text("long.jsonl", more)), TSR_ECONFIG);
 }
 
@@ -500,7 +500,7 @@ static void test_advice_budget(void **state)
         snprintf(line, sizeof line, "memory_budget: %lluMiB\n", mib);
         fits(ranks, "short.jsonl", line);
         snprintf(line, sizeof line, "memory_budget: %lluMiB\n", mib - 1);
-        tsr_job_plan_info info;
+        tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
         assert_int_equal(plan_only(&info, ranks, config_text("short.jsonl", line)), TSR_ECONFIG);
     }
 }
@@ -579,7 +579,7 @@ static void test_others_on_the_card(void **state)
 static void test_group_that_does_not_divide(void **state)
 {
     (void)state;
-    tsr_job_plan_info info;
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
     assert_int_equal(plan_only(&info, 4, config_text("short.jsonl", "shard_group_size: 3\n")),
                      TSR_ECONFIG);
     assert_non_null(strstr(tsr_last_error(), "shard_group_size is 3, but the job has 4 ranks"));

@@ -77,7 +77,7 @@ typedef struct {
 static int train(const tsr_job_options *options)
 {
     tsr_job *job = NULL;
-    tsr_job_report report;
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     int status = tsr_job_create(&job, options);
     if (status == 0)
         status = tsr_job_start(job);

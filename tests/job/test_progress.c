@@ -90,8 +90,8 @@ static void succeed(int status)
 static void test_training(void **state)
 {
     (void)state;
-    tsr_job_report report;
-    tsr_job_evaluation evaluation;
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
+    tsr_job_evaluation evaluation = TSR_JOB_EVALUATION_INIT;
     tsr_job *job = create(TSR_JOB_TRAIN, "");
     expect("reading and tokenizing", 40); /* rows */
     expect("hashing the data", 20);

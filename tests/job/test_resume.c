@@ -617,7 +617,7 @@ static void test_older_adapter(void **state)
     char output[600];
     const char *const overrides[] = {output};
     tsr_job *job;
-    tsr_job_report report;
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     job_result result;
     snprintf(output, sizeof output, "output_dir=%s", scratch_path("older"));
     tsr_job_options options = {.size = sizeof(tsr_job_options),

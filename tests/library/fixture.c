@@ -122,9 +122,9 @@ tsr_job_options library_options(const char *text)
 int library_run(library_result *r, const tsr_job_options *options)
 {
     tsr_job *job = NULL;
-    tsr_job_plan_info plan;
-    tsr_job_report report = {0};
-    tsr_job_evaluation evaluation = {0};
+    tsr_job_plan_info plan = TSR_JOB_PLAN_INFO_INIT;
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
+    tsr_job_evaluation evaluation = TSR_JOB_EVALUATION_INIT;
     *r = (library_result){0};
     int status = tsr_job_create(&job, options);
     if (status == 0)

@@ -6,6 +6,7 @@
 #include "library/fixture.h"
 
 #include <fcntl.h>
+#include <fenv.h>
 #include <locale.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -201,6 +202,7 @@ static void options_are_checked(void **state)
     REFUSED(threads, -1, "threads -1");
     REFUSED(timeout_seconds, -2, "timeout_seconds -2");
     REFUSED(plan_ranks, -2, "plan_ranks -2");
+    REFUSED(first_gpu, -3, "first_gpu -3");
     REFUSED(bootstrap.size, 2, "all_gather");
     tsr_job_bootstrap outside = {.rank = 2, .size = 2};
     REFUSED(bootstrap, outside, "rank 2 of 2");
@@ -209,8 +211,8 @@ static void options_are_checked(void **state)
 static void calls_have_an_order(void **state)
 {
     tsr_job *job = NULL;
-    tsr_job_report report;
-    tsr_job_evaluation evaluation;
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
+    tsr_job_evaluation evaluation = TSR_JOB_EVALUATION_INIT;
     char *text = NULL;
     (void)state;
     tsr_job_options options = library_options(library_config);
@@ -242,10 +244,10 @@ static void calls_have_an_order(void **state)
 static void purposes_limit_the_calls(void **state)
 {
     tsr_job *job = NULL;
-    tsr_job_report report;
-    tsr_job_evaluation evaluation;
-    tsr_job_plan_info info[2];
-    char *text = NULL;
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
+    tsr_job_evaluation evaluation = TSR_JOB_EVALUATION_INIT;
+    tsr_job_plan_info info[2] = {TSR_JOB_PLAN_INFO_INIT, TSR_JOB_PLAN_INFO_INIT};
+    char *text = NULL, *upwards = NULL;
     (void)state;
     tsr_job_options options = library_options(library_config);
     options.purpose = TSR_JOB_PLAN;
@@ -267,6 +269,14 @@ static void purposes_limit_the_calls(void **state)
     assert_int_equal(tsr_job_print_data(job, 1, TSR_JOB_JSON, &text), 0);
     assert_non_null(strstr(text, "\"trained_tokens\""));
     free(text);
+    assert_int_equal(tsr_job_print_data(job, 0, TSR_JOB_PLAIN, &text), 0);
+    fesetround(FE_UPWARD); /* a caller's rounding is not the library's */
+    assert_int_equal(tsr_job_print_data(job, 0, TSR_JOB_PLAIN, &upwards), 0);
+    assert_int_equal(fegetround(), FE_UPWARD);
+    fesetround(FE_TONEAREST);
+    assert_string_equal(text, upwards);
+    free(text);
+    free(upwards);
     assert_true(tsr_job_print_data(job, -1, TSR_JOB_PLAIN, &text) < 0);
     assert_true(tsr_job_plan(job, &info[0]) < 0);
     assert_true(tsr_job_start(job) < 0);
@@ -288,7 +298,7 @@ static void purposes_limit_the_calls(void **state)
 static void too_little_memory(void **state)
 {
     tsr_job *job = NULL;
-    tsr_job_plan_info info;
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
     char text[4096];
     (void)state;
     snprintf(text, sizeof text, "%smemory_budget: 1MiB\n", library_config);
@@ -331,7 +341,7 @@ static void callbacks_and_stop(void **state)
 {
     static volatile int stop;
     tsr_job *job = NULL;
-    tsr_job_report report = {0};
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     heard h = {0};
     char text[4096];
     (void)state;
@@ -388,7 +398,7 @@ static void the_end_comes_once(void **state)
     (void)state;
     for (int stopped = 0; stopped < 3; stopped++) { /* 1: stopped; 2: with a checkpoint */
         tsr_job *job = NULL;
-        tsr_job_report report;
+        tsr_job_report report = TSR_JOB_REPORT_INIT;
         tsr_job_options options = library_options(library_config);
         options.stop = &stop;
         stop = 0;
@@ -451,7 +461,7 @@ static int create_in(tsr_job **job, const char *name, const char *last)
 
 static void train_and_destroy(tsr_job *job)
 {
-    tsr_job_report report;
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     int status = tsr_job_start(job);
     while (status == 0 && (status = tsr_job_step(job, &report)) == 0)
         if (report.save)

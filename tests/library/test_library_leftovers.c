@@ -153,8 +153,8 @@ static void on_log(void *user, int severity, const char *line)
 
 static int work(tsr_job *job, const part *p, volatile int *stop)
 {
-    tsr_job_report report;
-    tsr_job_evaluation evaluation;
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
+    tsr_job_evaluation evaluation = TSR_JOB_EVALUATION_INIT;
     char *text = NULL;
     int status = tsr_job_print_summary(job, &text);
     free(text);
@@ -175,7 +175,7 @@ static int work(tsr_job *job, const part *p, volatile int *stop)
 static int look(tsr_job *job, int purpose)
 {
     char *text = NULL;
-    tsr_job_plan_info info;
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
     int status = 0;
     if (purpose == TSR_JOB_DATA)
         status = tsr_job_print_data(job, 2, TSR_JOB_COLOUR, &text);

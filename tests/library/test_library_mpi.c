@@ -23,7 +23,7 @@ static int train(double *loss, MPI_Comm comm, const char *what, const char *dire
     int rank, world;
     char output[600];
     tsr_job *job = NULL;
-    tsr_job_report report;
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     MPI_Comm_rank(MPI_COMM_WORLD, &world);
     snprintf(output, sizeof output, "output_dir=%s/%s", directory, what);
     const char *overrides[] = {output};
@@ -55,6 +55,28 @@ static int train(double *loss, MPI_Comm comm, const char *what, const char *dire
     return status == 0 ? 0 : fail(world, what);
 }
 
+/* All ranks of MPI_COMM_WORLD serve one job at a time, and after it the next. */
+static int one_at_a_time(int world)
+{
+    tsr_job *job[2] = {NULL, NULL};
+    tsr_job_options options = TSR_JOB_OPTIONS_INIT;
+    options.config_text = "dataset: " TSR_SOURCE_DIR "/tests/golden/traces/padded.jsonl\n"
+                          "model_name_or_path: " TSR_SOURCE_DIR "/examples/tiny-llama\n"
+                          "output_dir: unused\n";
+    options.purpose = TSR_JOB_DATA;
+    options.use_mpi = 1;
+    options.threads = 1;
+    for (int turn = 0; turn < 2; turn++) {
+        if (tsr_job_create(&job[0], &options) != 0)
+            return fail(world, "a job on MPI_COMM_WORLD");
+        if (tsr_job_create(&job[1], &options) != TSR_EINVAL ||
+            !strstr(tsr_last_error(), "one at a time"))
+            return fail(world, "a second job on MPI_COMM_WORLD");
+        tsr_job_destroy(job[0]);
+    }
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     int provided, world, size, failed = 0;
@@ -81,6 +103,7 @@ int main(int argc, char **argv)
         }
         MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
     }
+    failed |= one_at_a_time(world);
     if (world == 0) {
         char command[300];
         snprintf(command, sizeof command, "rm -rf '%s'", directory);

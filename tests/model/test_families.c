@@ -113,6 +113,7 @@ static bool on_gpu(void)
 static tsr_status evaluate_alone(tsr_job *job, void *user)
 {
     test_evaluated *out = user;
+    out->evaluation.size = sizeof out->evaluation;
     return tsr_job_evaluate(job, &out->evaluation);
 }
 
@@ -465,7 +466,7 @@ static tsr_status train(tsr_job *job, void *user)
         TSR_TRY(tsr_model_prepare(job->model, &(tsr_batch_shape){32, 16, true}, 1,
                                   &(tsr_prepare_args){0}));
     for (int i = 0; i < STEPS; i++) {
-        tsr_job_report report;
+        tsr_job_report report = TSR_JOB_REPORT_INIT;
         TSR_TRY(tsr_job_step(job, &report));
         if (i == 0 && out->gradients)
             judge_gradients(out->gradients, job);

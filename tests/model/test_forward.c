@@ -321,7 +321,7 @@ typedef struct {
 static tsr_status take_residuals(tsr_job *job, void *user)
 {
     residuals *out = user;
-    tsr_job_evaluation unused;
+    tsr_job_evaluation unused = TSR_JOB_EVALUATION_INIT;
     TSR_TRY(tsr_job_evaluate(job, &unused));
     TSR_TRY(job_micro_batches(job, false, 0, test_rows_take, &out->rows));
     int64_t word[TSR_WORD_COUNT];

@@ -48,7 +48,7 @@ static void keep(void *user, tsr_job *job, const tsr_micro_batch *micro, int64_t
 static tsr_status evaluate_all(tsr_job *job, void *user)
 {
     by_micro_batch *out = user;
-    tsr_job_evaluation evaluation;
+    tsr_job_evaluation evaluation = TSR_JOB_EVALUATION_INIT;
     TSR_TRY(tsr_job_evaluate(job, &evaluation));
     if (tsr_job_rank(job) == 0) {
         out->loss = evaluation.loss;

@@ -36,7 +36,7 @@ static void assert_same(const fixture *f, const fixture_result *got, const fixtu
 /* The device peak of a job with these settings, for a budget between two of them. */
 static tsr_status take_peak(tsr_job *job, void *user)
 {
-    tsr_job_plan_info info;
+    tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
     TSR_TRY(tsr_job_plan(job, &info));
     *(uint64_t *)user = info.device_peak_bytes;
     return TSR_OK;

@@ -74,7 +74,7 @@ static tsr_status train(tsr_job *job, void *user)
 {
     trace *out = user;
     for (int i = 0; i < STEPS; i++) {
-        tsr_job_report report;
+        tsr_job_report report = TSR_JOB_REPORT_INIT;
         TSR_TRY(tsr_job_step(job, &report));
         if (job->view.rank)
             continue;

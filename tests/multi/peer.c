@@ -55,7 +55,7 @@ int main(int argc, char **argv)
                                .threads = 1,
                                .timeout_seconds = DEADLINE};
     tsr_job *job = NULL;
-    tsr_job_report report;
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     if (argc == 2 && strcmp(argv[1], "bystander") == 0) {
         MPI_Init(NULL, NULL);
         pause();

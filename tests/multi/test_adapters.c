@@ -187,7 +187,7 @@ static tsr_status merge(merged *out, const tsr_job *job, int kind)
 static tsr_status merge_all(tsr_job *job, void *user)
 {
     merged *out = user;
-    tsr_job_evaluation unused;
+    tsr_job_evaluation unused = TSR_JOB_EVALUATION_INIT;
     TSR_TRY(tsr_job_evaluate(job, &unused));
     TSR_TRY(tsr_streams_synchronize(&job->streams));
     for (int kind = 0; kind < LLAMA_LINEARS; kind++)

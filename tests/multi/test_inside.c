@@ -189,7 +189,7 @@ static tsr_status settled_adamw(tsr_stream *stream, const tsr_adamw_args *args)
 
 static tsr_status step(tsr_job *job, record *r, int index)
 {
-    tsr_job_report report = {0};
+    tsr_job_report report = TSR_JOB_REPORT_INIT;
     TSR_TRY(tsr_job_step(job, &report));
     if (tsr_job_rank(job) == 0) {
         r->step[index] =

@@ -82,6 +82,7 @@ void test_rows_free(test_rows *rows)
 tsr_status test_evaluate(tsr_job *job, void *user)
 {
     test_evaluated *out = user;
+    out->evaluation.size = sizeof out->evaluation;
     TSR_TRY(tsr_job_evaluate(job, &out->evaluation));
     return job_micro_batches(job, false, 0, test_rows_take, &out->rows);
 }
