@@ -219,9 +219,9 @@ extern "C" tsr_status tsr_swiglu_cuda(tsr_stream *stream, const tsr_swiglu_args 
     int64_t f = args->f;
     bool plain = args->activation == TSR_SILU && args->stride == f;
     bool whole = tsr_vectors(args->z_gate, f) && tsr_vectors(args->z_up, f) &&
-                 tsr_vectors(args->act, f) && tsr_vectors(args->g_gate, f) &&
-                 tsr_vectors(args->g_up, f) && tsr_vectors(args->bias_gate.data, f) &&
-                 tsr_vectors(args->bias_up.data, f);
+                 args->stride % TSR_VECTOR == 0 && tsr_vectors(args->act, f) &&
+                 tsr_vectors(args->g_gate, f) && tsr_vectors(args->g_up, f) &&
+                 tsr_vectors(args->bias_gate.data, f) && tsr_vectors(args->bias_up.data, f);
     int64_t bytes = f * (int64_t)sizeof(uint16_t);
     if (whole && plain && tsr_fp8_rows_fit(args->act8, f, args->dtype) && fits(stream, bytes)) {
         TSR_TRY(ask_shared((const void *)forward_row, stream, bytes));
@@ -481,7 +481,7 @@ static bool back_whole(const tsr_swiglu_backward_args *a)
     return tsr_vectors(a->dact, f) && tsr_vectors(a->z_gate, f) && tsr_vectors(a->z_up, f) &&
            tsr_vectors(a->g_gate, f) && tsr_vectors(a->g_up, f) &&
            tsr_vectors(a->bias_gate.data, f) && tsr_vectors(a->bias_up.data, f) &&
-           tsr_vectors(a->dz_gate, f) && tsr_vectors(a->dz_up, f);
+           tsr_vectors(a->dz_gate, f) && tsr_vectors(a->dz_up, f) && a->stride % TSR_VECTOR == 0;
 }
 
 #define HELD_BYTES   (2 * (int64_t)sizeof(uint16_t)) /* a column, of both */
