@@ -278,22 +278,16 @@ static void rope(int64_t t, int32_t hq, int32_t hkv, int32_t dim)
     int32_t *positions = (int32_t *)take(t);
     for (int64_t i = 0; i < t; i++)
         positions[i] = (int32_t)(i % 256);
-    tsr_rope_qkv_args args = {.cosine = random_floats(256 * half, 1, 0),
-                              .sine = random_floats(256 * half, 1, 0),
-                              .positions = positions,
-                              .tokens = t,
-                              .q_heads = hq,
-                              .kv_heads = hkv,
-                              .head_dim = dim,
-                              .position_count = 256};
-    tsr_rope_qkv_backward_args back = {.cosine = args.cosine,
-                                       .sine = args.sine,
-                                       .positions = positions,
-                                       .tokens = t,
-                                       .q_heads = hq,
-                                       .kv_heads = hkv,
-                                       .head_dim = dim,
-                                       .position_count = 256};
+    tsr_rope_shape heads = {.cosine = random_floats(256 * half, 1, 0),
+                            .sine = random_floats(256 * half, 1, 0),
+                            .positions = positions,
+                            .tokens = t,
+                            .q_heads = hq,
+                            .kv_heads = hkv,
+                            .head_dim = dim,
+                            .position_count = 256};
+    tsr_rope_qkv_args args = {.shape = heads};
+    tsr_rope_qkv_backward_args back = {.shape = heads};
     for (int p = 0; p < 3; p++) {
         int64_t part = (int64_t)(p ? hkv : hq) * dim;
         float *g = random_floats(part, 0.5f, 1), *z = random_floats(t * part, 1, 0);

@@ -214,27 +214,18 @@ static void rope(bool dora)
 {
     ops_forget();
     int32_t *positions = ops_integers(T, 2048, false);
-    tsr_rope_qkv_args args = {.cosine = ops_f32(2048 * HD / 2),
-                              .sine = ops_f32(2048 * HD / 2),
-                              .positions = positions,
-                              .tokens = T,
-                              .q_heads = HQ,
-                              .kv_heads = HK,
-                              .head_dim = HD,
-                              .position_count = 2048,
-                              .norm_eps = 1e-6f,
-                              .dtype = TSR_BF16};
-    tsr_rope_qkv_backward_args back = {.partials = partials((HQ + 2 * HK) * HD),
-                                       .cosine = args.cosine,
-                                       .sine = args.sine,
-                                       .positions = positions,
-                                       .tokens = T,
-                                       .q_heads = HQ,
-                                       .kv_heads = HK,
-                                       .head_dim = HD,
-                                       .position_count = 2048,
-                                       .norm_eps = 1e-6f,
-                                       .dtype = TSR_BF16};
+    tsr_rope_shape heads = {.cosine = ops_f32(2048 * HD / 2),
+                            .sine = ops_f32(2048 * HD / 2),
+                            .positions = positions,
+                            .tokens = T,
+                            .q_heads = HQ,
+                            .kv_heads = HK,
+                            .head_dim = HD,
+                            .position_count = 2048,
+                            .norm_eps = 1e-6f,
+                            .dtype = TSR_BF16};
+    tsr_rope_qkv_args args = {.shape = heads};
+    tsr_rope_qkv_backward_args back = {.shape = heads, .partials = partials((HQ + 2 * HK) * HD)};
     for (int p = 0; p < 3; p++) {
         int64_t width = (p ? HK : HQ) * HD;
         float *g = dora ? ops_f32(width) : NULL;

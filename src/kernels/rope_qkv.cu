@@ -12,7 +12,6 @@
  * Cost     tokens (Hq + 2 Hkv) D elements in and out, z once more where dm or a norm needs it; and
  *          rows of the tables (4 D bytes) from L1 and L2, one for STEPS strips or for one.
  */
-#include "kernels/rope_odd.cuh"
 #include "kernels/rope_parts.cuh"
 
 #define STEPS 4 /* 16 heads of 128, 2 blocks of 8 warps: 65 KB under way on a multiprocessor */
@@ -125,15 +124,28 @@ TSR_TILE_KERNELS(forward_plain, rope_forward_args, 2)
 TSR_TILE_KERNELS(forward_normalized, rope_forward_args, 2)
 TSR_TILE_KERNELS(back_plain, rope_forward_args, 2)
 
-/* Lanes of a head, and strips of the heads of a warp. */
-static int64_t rope_strips(rope_shape *s, int32_t head_dim)
+/* The shape as the kernels take it, with the lanes of a head; `v` is v's out or dz. */
+static rope_shape shape_of(const tsr_rope_shape *given, const void *v)
 {
-    int64_t vectors = (head_dim / 2 + TSR_VECTOR - 1) / TSR_VECTOR;
-    s->half = head_dim / 2;
-    s->group = 1;
-    s->shift = 0;
-    while (s->group < vectors)
-        s->group *= 2, s->shift++;
+    int64_t vectors = (given->head_dim / 2 + TSR_VECTOR - 1) / TSR_VECTOR;
+    rope_shape s = {};
+    s.cosine = given->cosine;
+    s.sine = given->sine;
+    s.positions = given->positions;
+    s.half = given->head_dim / 2;
+    s.q_heads = given->q_heads;
+    s.kv_heads = given->kv_heads;
+    s.heads = tsr_rope_heads(given, v);
+    s.eps = given->norm_eps;
+    s.group = 1;
+    while (s.group < vectors)
+        s.group *= 2, s.shift++;
+    return s;
+}
+
+/* Strips of the heads of a warp. */
+static int64_t strips_of(const rope_shape *s)
+{
     return tsr_blocks(s->heads, TSR_WARP / s->group);
 }
 
@@ -150,64 +162,17 @@ static bool whole_tables(const rope_shape *s)
     return tsr_vectors(s->cosine, s->half) && tsr_vectors(s->sine, s->half);
 }
 
-/* ---- what rope_odd.cu takes ---- */
-
-/* Whether a call is none of this file's: of either direction. */
-#define IS_ODD(args)                                                                               \
-    ((args)->neighbours || (args)->stride || (args)->q_cosine ||                                   \
-     ((args)->rotary_dim && (args)->rotary_dim != (args)->head_dim))
-
-static rope_odd_args odd_shape(int32_t q_heads, int32_t kv_heads, int32_t head_dim,
-                               int32_t rotary_dim, bool neighbours)
-{
-    rope_odd_args odd = {};
-    odd.q_heads = q_heads;
-    odd.kv_heads = kv_heads;
-    odd.dim = head_dim;
-    odd.pairs = (rotary_dim ? rotary_dim : head_dim) / 2;
-    odd.neighbours = neighbours;
-    return odd;
-}
-
-static tsr_status odd_forward(tsr_stream *stream, const tsr_rope_qkv_args *args)
-{
-    rope_odd_args odd = odd_shape(args->q_heads, args->kv_heads, args->head_dim, args->rotary_dim,
-                                  args->neighbours);
-    for (int p = 0; p < 3; p++) {
-        const tsr_rope_part *part = &args->part[p];
-        if (part->norm.data)
-            return tsr_fail(TSR_EUNSUPPORTED, "rope_qkv: norms of heads that turn in part");
-        rope_odd_part taken = {part->z, NULL, part->out, part->g, part->bias, false};
-        odd.part[p] = taken;
-    }
-    odd.heads = tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].out);
-    odd.cosine = args->cosine, odd.sine = args->sine;
-    odd.q_cosine = args->q_cosine, odd.q_sine = args->q_sine;
-    odd.positions = args->positions;
-    odd.tokens = args->tokens;
-    odd.stride = args->stride;
-    odd.dtype = args->dtype;
-    tsr_rope_odd(stream, &odd);
-    return tsr_launched("rope_qkv");
-}
-
 extern "C" tsr_status tsr_rope_qkv_cuda(tsr_stream *stream, const tsr_rope_qkv_args *args)
 {
     TSR_TRY(tsr_rope_qkv_check(args));
-    if (args->tokens == 0)
+    if (args->shape.tokens == 0)
         return TSR_OK;
-    if (IS_ODD(args))
-        return odd_forward(stream, args);
+    if (tsr_rope_is_odd(&args->shape))
+        return tsr_rope_odd(stream, args);
     rope_forward_args a = {};
-    a.shape.cosine = args->cosine;
-    a.shape.sine = args->sine;
-    a.shape.positions = args->positions;
-    a.shape.q_heads = args->q_heads;
-    a.shape.kv_heads = args->kv_heads;
-    a.shape.heads = tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].out);
-    a.shape.eps = args->norm_eps;
-    a.dtype = args->dtype;
-    int64_t strips = rope_strips(&a.shape, args->head_dim), half = a.shape.half;
+    a.shape = shape_of(&args->shape, args->part[2].out);
+    a.dtype = args->shape.dtype;
+    int64_t tokens = args->shape.tokens, strips = strips_of(&a.shape), half = a.shape.half;
     bool whole = whole_tables(&a.shape), normalized = false;
     for (int p = 0; p < 3; p++) {
         const tsr_rope_part *part = &args->part[p];
@@ -217,9 +182,9 @@ extern "C" tsr_status tsr_rope_qkv_cuda(tsr_stream *stream, const tsr_rope_qkv_a
                  tsr_vectors(part->g, half) && tsr_vectors(part->bias.data, half) &&
                  tsr_vectors(part->norm.data, half);
     }
-    tsr_tiling tiling = steps_tiling(args->tokens, strips, whole);
+    tsr_tiling tiling = steps_tiling(tokens, strips, whole);
     if (tsr_rope_ring_takes(&a, whole))
-        tsr_rope_ring(stream, &a, args->tokens, strips, false);
+        tsr_rope_ring(stream, &a, tokens, strips, false);
     else if (normalized)
         TSR_TILE_LAUNCH(forward_normalized, &a, tiling, stream);
     else
@@ -408,61 +373,26 @@ static void launch_plain(tsr_stream *stream, const rope_backward_args *a, int64_
         TSR_TILE_LAUNCH(back_plain, &plain, tiling, stream);
 }
 
-static tsr_status odd_backward(tsr_stream *stream, const tsr_rope_qkv_backward_args *args,
-                               tsr_column_sums *sums)
-{
-    rope_odd_args odd = odd_shape(args->q_heads, args->kv_heads, args->head_dim, args->rotary_dim,
-                                  args->neighbours);
-    tsr_tiling tiling = tsr_tiling_make(args->tokens, 1, true, false);
-    for (int p = 0; p < 3; p++) {
-        const tsr_rope_backward_part *part = &args->part[p];
-        if (part->norm.data)
-            return tsr_fail(TSR_EUNSUPPORTED, "rope_qkv: norms of heads that turn in part");
-        rope_odd_part taken = {part->z, part->dout, part->dz, part->g, {}, part->dm != NULL};
-        odd.part[p] = taken;
-    }
-    odd.heads = tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].dz);
-    odd.cosine = args->cosine, odd.sine = args->sine;
-    odd.q_cosine = args->q_cosine, odd.q_sine = args->q_sine;
-    odd.positions = args->positions;
-    odd.partials = args->partials;
-    odd.columns = sums->columns;
-    odd.tokens = args->tokens;
-    odd.stride = args->stride;
-    odd.chunk = tsr_column_sums_wanted(sums) ? tiling.chunk : 0;
-    odd.dtype = args->dtype;
-    if (args->tokens) {
-        tsr_rope_odd_back(stream, &odd);
-        TSR_TRY(tsr_launched("rope_qkv_backward"));
-    }
-    return tsr_column_sums_finish(sums, args->partials, tiling.chunks, stream);
-}
-
 extern "C" tsr_status tsr_rope_qkv_backward_cuda(tsr_stream *stream,
                                                  const tsr_rope_qkv_backward_args *args)
 {
     TSR_TRY(tsr_rope_qkv_backward_check(args));
+    const tsr_rope_shape *shape = &args->shape;
     tsr_column_sums sums = {};
     for (int p = 0; p < 3; p++)
         tsr_column_sums_add(&sums, p, args->part[p].dm, args->part[p].n,
-                            (int64_t)(p == 0 ? args->q_heads : args->kv_heads) * args->head_dim);
+                            (int64_t)(p == 0 ? shape->q_heads : shape->kv_heads) * shape->head_dim);
     TSR_TRY(tsr_column_sums_check(&sums, args->partials, "rope_qkv_backward"));
-    if (IS_ODD(args))
-        return odd_backward(stream, args, &sums);
+    if (tsr_rope_is_odd(shape))
+        return tsr_rope_odd_back(stream, args, &sums);
     rope_backward_args a = {};
-    a.shape.cosine = args->cosine;
-    a.shape.sine = args->sine;
-    a.shape.positions = args->positions;
-    a.shape.q_heads = args->q_heads;
-    a.shape.kv_heads = args->kv_heads;
-    a.shape.heads = tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].dz);
-    a.shape.eps = args->norm_eps;
-    a.dtype = args->dtype;
+    a.shape = shape_of(shape, args->part[2].dz);
+    a.dtype = shape->dtype;
     a.columns = sums.columns;
     a.partials = tsr_column_sums_wanted(&sums) ? args->partials : NULL;
-    int64_t strips = rope_strips(&a.shape, args->head_dim);
+    int64_t strips = strips_of(&a.shape);
     bool normalized = false, whole = take_parts(&a, &normalized, args);
-    tsr_tiling tiling = tsr_tiling_make(args->tokens, strips, a.partials != NULL, whole);
+    tsr_tiling tiling = tsr_tiling_make(shape->tokens, strips, a.partials != NULL, whole);
     if (tiling.chunks) {
         if (normalized)
             TSR_TILE_LAUNCH(back_normalized, &a, tiling, stream);
@@ -471,7 +401,7 @@ extern "C" tsr_status tsr_rope_qkv_backward_cuda(tsr_stream *stream,
         else if (a.partials)
             TSR_TILE_LAUNCH(back_sums, &a, tiling, stream);
         else
-            launch_plain(stream, &a, args->tokens, strips, whole);
+            launch_plain(stream, &a, shape->tokens, strips, whole);
         TSR_TRY(tsr_launched("rope_qkv_backward"));
     }
     return tsr_column_sums_finish(&sums, args->partials, tiling.chunks, stream);
