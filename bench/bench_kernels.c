@@ -110,7 +110,6 @@ BENCH_OP(attention)
 BENCH_OP(attention_backward)
 BENCH_OP(swiglu)
 BENCH_OP(swiglu_backward)
-BENCH_OP(scale_backward)
 BENCH_OP(head_chunk)
 BENCH_OP(compose)
 BENCH_OP(compose_backward)
@@ -200,8 +199,8 @@ static void norms(int64_t t, int64_t d)
     report("rms_norm", shape, 0, 16.0 * (double)count, run_rms_norm, &norm);
     tsr_rms_norm_backward_args back = {h, x, rstd, {w, TSR_F32}, take(count), t, d, false, TSR_F32};
     report("rms_norm_backward", shape, 0, 16.0 * (double)count, run_rms_norm_backward, &back);
-    tsr_scale_backward_args scale = {x, h, w, n, take(count), dm, t, d, TSR_F32};
-    report("scale_backward", shape, 0, 12.0 * (double)count, run_scale_backward, &scale);
+    tsr_compose_backward_args scale = {x, h, w, n, NULL, take(count), dm, t, d, 1, TSR_F32};
+    report("g dy and dm", shape, 0, 12.0 * (double)count, run_compose_backward, &scale);
     tsr_compose_args compose = {.base = x,
                                 .base_dropped = h,
                                 .lora = norm.z,

@@ -32,7 +32,7 @@ tsr_status tsr_compose_backward_check(const tsr_compose_backward_args *args)
 {
     TSR_TRY(tsr_expect_dtype("compose_backward", args->dtype));
     TSR_EXPECT(args->tokens >= 0 && args->d > 0, "compose_backward", "tokens < 0 or d < 1");
-    TSR_EXPECT(args->g, "compose_backward", "g is NULL");
+    TSR_EXPECT(args->g || !args->d_base_dropped, "compose_backward", "g is NULL");
     TSR_EXPECT(args->d_base_dropped || args->d_lora || args->dm, "compose_backward",
                "nothing to compute");
     TSR_EXPECT(args->tokens == 0 || !args->d_lora || args->d_lora != args->d_base_dropped,
@@ -98,7 +98,8 @@ TSR_CLONES static void merged_task(void *context, int task)
 
 TSR_INLINE void backward_tile(const tsr_compose_backward_args *args, tsr_tile tile)
 {
-    const float *g = args->g + tile.column;
+    float g_buffer[TSR_STRIP];
+    const float *g = tsr_vector_load(g_buffer, args->g, tile.column, tile.columns, 1.0f);
     const float s = args->scale;
     tsr_strip_sum sum = {.held = 0};
     for (int64_t t = tile.token; t < tile.token_end; t++) {

@@ -5,7 +5,7 @@
  */
 #include "cuda_case.h"
 
-/* ---- scale_backward, compose ---- */
+/* ---- compose ---- */
 
 static void scale_case(int64_t tokens, int64_t d, tsr_dtype dtype, bool vectors, bool alias)
 {
@@ -13,30 +13,32 @@ static void scale_case(int64_t tokens, int64_t d, tsr_dtype dtype, bool vectors,
     input dy = random_input(count, 1, 1, dtype), z = random_input(count, 2, 1, dtype);
     input g = vectors ? gain(d, 3) : no_input(), n = gain(d, 4);
     float *dz = want_of(count), *dm = want_of(d);
-    tsr_scale_backward_args ref = {.dy = dy.host,
-                                   .z = z.host,
-                                   .g = g.host,
-                                   .n = n.host,
-                                   .dz = dz,
-                                   .dm = dm,
-                                   .tokens = tokens,
-                                   .d = d};
-    RUN(tsr_scale_backward_ref(&ref, rig.pool));
+    tsr_compose_backward_args ref = {.dy = dy.host,
+                                     .inner = z.host,
+                                     .g = g.host,
+                                     .n = n.host,
+                                     .d_lora = dz,
+                                     .scale = 1,
+                                     .dm = dm,
+                                     .tokens = tokens,
+                                     .d = d};
+    RUN(tsr_compose_backward_ref(&ref, rig.pool));
     for (int outputs = alias ? 3 : 1; outputs <= 3; outputs++) { /* dz, dm, both */
         output scaled = alias ? over(tokens % 2 ? dy : z, count, dtype) : blank(count, dtype);
         output sum = blank(d, TSR_F32);
-        tsr_scale_backward_args args = {.dy = dy.device,
-                                        .z = outputs == 1 ? NULL : z.device,
-                                        .g = g.device,
-                                        .n = n.device,
-                                        .dz = outputs == 2 ? NULL : scaled.device,
-                                        .dm = outputs == 1 ? NULL : sum.device,
-                                        .tokens = tokens,
-                                        .d = d,
-                                        .dtype = dtype,
-                                        .partials = outputs == 1 ? NULL : new_partials(d)};
-        RUN(rig.kernels->scale_backward(rig.stream, &args));
-        if (args.dz)
+        tsr_compose_backward_args args = {.dy = dy.device,
+                                          .inner = outputs == 1 ? NULL : z.device,
+                                          .g = g.device,
+                                          .n = n.device,
+                                          .d_lora = outputs == 2 ? NULL : scaled.device,
+                                          .scale = 1,
+                                          .dm = outputs == 1 ? NULL : sum.device,
+                                          .tokens = tokens,
+                                          .d = d,
+                                          .dtype = dtype,
+                                          .partials = outputs == 1 ? NULL : new_partials(d)};
+        RUN(rig.kernels->compose_backward(rig.stream, &args));
+        if (args.d_lora)
             expect("dz", scaled, dz, tolerance_elementwise.f32);
         if (args.dm)
             expect("dm", sum, dm, tolerance_column_sum.f32);
@@ -155,19 +157,20 @@ static void sums_are_reproducible(void **state)
     input dy = random_input(tokens * d, 1, 1, TSR_BF16), n = gain(d, 3);
     input z = random_input(tokens * d, 2, 1, TSR_BF16);
     output sum = blank(d, TSR_F32);
-    tsr_scale_backward_args args = {.dy = dy.device,
-                                    .z = z.device,
-                                    .n = n.device,
-                                    .dm = sum.device,
-                                    .tokens = tokens,
-                                    .d = d,
-                                    .dtype = TSR_BF16,
-                                    .partials = new_partials(d)};
+    tsr_compose_backward_args args = {.dy = dy.device,
+                                      .inner = z.device,
+                                      .n = n.device,
+                                      .scale = 1,
+                                      .dm = sum.device,
+                                      .tokens = tokens,
+                                      .d = d,
+                                      .dtype = TSR_BF16,
+                                      .partials = new_partials(d)};
     float *first = NULL;
     for (int i = 0; i < 20; i++) {
         RUN(tsr_stream_fill(rig.stream, args.partials, 0xff,
                             (uint64_t)(rig.kernels->partial_rows * d) * sizeof(float)));
-        RUN(rig.kernels->scale_backward(rig.stream, &args));
+        RUN(rig.kernels->compose_backward(rig.stream, &args));
         float *got = cuda_floats(sum.device, d, TSR_F32);
         if (first)
             assert_memory_equal(got, first, (size_t)d * sizeof(float));
@@ -176,7 +179,7 @@ static void sums_are_reproducible(void **state)
     }
     free(first);
     args.partials = NULL;
-    assert_int_equal(rig.kernels->scale_backward(rig.stream, &args), TSR_EINVAL);
+    assert_int_equal(rig.kernels->compose_backward(rig.stream, &args), TSR_EINVAL);
     end_case();
 }
 
