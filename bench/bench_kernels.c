@@ -315,14 +315,14 @@ static void attention(int32_t documents, int32_t length, int32_t hq, int32_t hkv
                                .v = random_floats(kv, 1, 0),
                                .o = take(q),
                                .lse = take(t * hq),
-                               .cu_seqlens = cu,
-                               .workspace = take((int64_t)bytes / 4 + 1),
-                               .workspace_bytes = bytes,
-                               .tokens = t,
-                               .documents = documents,
-                               .q_heads = hq,
-                               .kv_heads = hkv,
-                               .head_dim = dim};
+                               .shape = {.cu_seqlens = cu,
+                                         .workspace = take((int64_t)bytes / 4 + 1),
+                                         .workspace_bytes = bytes,
+                                         .tokens = t,
+                                         .documents = documents,
+                                         .q_heads = hq,
+                                         .kv_heads = hkv,
+                                         .head_dim = dim}};
     tsr_attention_backward_args back = {.q = args.q,
                                         .k = args.k,
                                         .v = args.v,
@@ -332,14 +332,7 @@ static void attention(int32_t documents, int32_t length, int32_t hq, int32_t hkv
                                         .dq = take(q),
                                         .dk = take(kv),
                                         .dv = take(kv),
-                                        .cu_seqlens = cu,
-                                        .workspace = args.workspace,
-                                        .workspace_bytes = bytes,
-                                        .tokens = t,
-                                        .documents = documents,
-                                        .q_heads = hq,
-                                        .kv_heads = hkv,
-                                        .head_dim = dim};
+                                        .shape = args.shape};
     char shape[64];
     snprintf(shape, sizeof shape, "%dx%d, %d:%d heads of %d", documents, length, hq, hkv, dim);
     double pairs = (double)documents * hq * (double)length * (length + 1) / 2;

@@ -178,11 +178,18 @@ static void make_fixture(fixture *f, const attention_case *c)
     uint64_t bytes = tsr_attention_workspace_bytes(
         &(tsr_attention_bounds){.tokens = c->tokens, .q_heads = c->q_heads});
     f->workspace = malloc(bytes + 1);
-    f->run.forward =
-        (tsr_attention_args){f->q,          f->k,         f->v,   f->out,    f->out + f->q_count,
-                             c->cu_seqlens, f->workspace, bytes,  c->tokens, c->documents,
-                             c->q_heads,    c->kv_heads,  c->dim, c->window, c->scale,
-                             c->softcap,    TSR_F32};
+    tsr_attention_shape shape = {.cu_seqlens = c->cu_seqlens,
+                                 .workspace = f->workspace,
+                                 .workspace_bytes = bytes,
+                                 .tokens = c->tokens,
+                                 .documents = c->documents,
+                                 .q_heads = c->q_heads,
+                                 .kv_heads = c->kv_heads,
+                                 .head_dim = c->dim,
+                                 .window = c->window,
+                                 .scale = c->scale,
+                                 .softcap = c->softcap};
+    f->run.forward = (tsr_attention_args){f->q, f->k, f->v, f->out, f->out + f->q_count, shape};
     f->run.backward = (tsr_attention_backward_args){f->q,
                                                     f->k,
                                                     f->v,
@@ -192,18 +199,7 @@ static void make_fixture(fixture *f, const attention_case *c)
                                                     f->gradient,
                                                     f->gradient + f->q_count,
                                                     f->gradient + f->q_count + f->kv_count,
-                                                    c->cu_seqlens,
-                                                    f->workspace,
-                                                    bytes,
-                                                    c->tokens,
-                                                    c->documents,
-                                                    c->q_heads,
-                                                    c->kv_heads,
-                                                    c->dim,
-                                                    c->window,
-                                                    c->scale,
-                                                    c->softcap,
-                                                    TSR_F32};
+                                                    shape};
     f->exact = (attention64){c,
                              new_doubles(f->q, f->q_count),
                              new_doubles(f->k, f->kv_count),
@@ -310,16 +306,16 @@ static void bad_arguments_are_refused(void **state)
     (void)state;
     fixture f;
     make_fixture(&f, &cases[3]);
-    f.run.forward.workspace_bytes = 0;
+    f.run.forward.shape.workspace_bytes = 0;
     assert_int_equal(run_forward(&f.run, test_pool(0)), TSR_EINVAL);
-    f.run.backward.kv_heads = 3;
+    f.run.backward.shape.kv_heads = 3;
     assert_int_equal(run_backward(&f.run, test_pool(0)), TSR_EINVAL);
     free_fixture(&f);
     make_fixture(&f, &cases[3]);
     int32_t falling[4] = {0, 4, 3, 7}, beyond[4] = {0, 2, 3, 8};
-    f.run.forward.cu_seqlens = falling;
+    f.run.forward.shape.cu_seqlens = falling;
     assert_int_equal(run_forward(&f.run, test_pool(0)), TSR_EINTERNAL);
-    f.run.backward.cu_seqlens = beyond;
+    f.run.backward.shape.cu_seqlens = beyond;
     assert_int_equal(run_backward(&f.run, test_pool(0)), TSR_EINTERNAL);
     free_fixture(&f);
 }

@@ -84,25 +84,26 @@ typedef struct {
     tsr_dtype dtype;
 } operands;
 
+static tsr_attention_shape shape_of(const attention_case *c, const operands *x)
+{
+    return (tsr_attention_shape){.cu_seqlens = x->cu_seqlens,
+                                 .workspace = x->workspace,
+                                 .workspace_bytes = x->workspace_bytes,
+                                 .tokens = c->tokens,
+                                 .documents = c->documents,
+                                 .q_heads = c->q_heads,
+                                 .kv_heads = c->kv_heads,
+                                 .head_dim = c->dim,
+                                 .window = c->window,
+                                 .scale = c->scale,
+                                 .softcap = c->softcap,
+                                 .dtype = x->dtype};
+}
+
 static tsr_attention_args forward_of(const attention_case *c, const operands *x)
 {
-    return (tsr_attention_args){.q = x->q,
-                                .k = x->k,
-                                .v = x->v,
-                                .o = x->o,
-                                .lse = x->lse,
-                                .cu_seqlens = x->cu_seqlens,
-                                .workspace = x->workspace,
-                                .workspace_bytes = x->workspace_bytes,
-                                .tokens = c->tokens,
-                                .documents = c->documents,
-                                .q_heads = c->q_heads,
-                                .kv_heads = c->kv_heads,
-                                .head_dim = c->dim,
-                                .window = c->window,
-                                .scale = c->scale,
-                                .softcap = c->softcap,
-                                .dtype = x->dtype};
+    return (tsr_attention_args){
+        .q = x->q, .k = x->k, .v = x->v, .o = x->o, .lse = x->lse, .shape = shape_of(c, x)};
 }
 
 static tsr_attention_backward_args backward_of(const attention_case *c, const operands *x)
@@ -116,18 +117,7 @@ static tsr_attention_backward_args backward_of(const attention_case *c, const op
                                          .dq = x->dq,
                                          .dk = x->dk,
                                          .dv = x->dv,
-                                         .cu_seqlens = x->cu_seqlens,
-                                         .workspace = x->workspace,
-                                         .workspace_bytes = x->workspace_bytes,
-                                         .tokens = c->tokens,
-                                         .documents = c->documents,
-                                         .q_heads = c->q_heads,
-                                         .kv_heads = c->kv_heads,
-                                         .head_dim = c->dim,
-                                         .window = c->window,
-                                         .scale = c->scale,
-                                         .softcap = c->softcap,
-                                         .dtype = x->dtype};
+                                         .shape = shape_of(c, x)};
 }
 
 static void want(problem *p)
@@ -370,7 +360,7 @@ static void check_cudnn(tsr_sdpa *sdpa, const cudnn_case *c)
     uint64_t cap = cap_for(&bounds, c->launches);
     assert_true(tsr_sdpa_cut_for(&cut, &bounds, cap));
     RUN(tsr_sdpa_prepare_within(sdpa, &bounds, cap));
-    tsr_attention_args shape = forward_of(&c->c, &(operands){.dtype = TSR_BF16});
+    tsr_attention_shape shape = shape_of(&c->c, &(operands){.dtype = TSR_BF16});
     if (!tsr_sdpa_find(sdpa, &shape))
         fail_msg("cuDNN gave no plan");
     shape.window = 3;
@@ -505,7 +495,7 @@ static void bad_arguments_are_refused(void **state)
                   .dtype = TSR_F32};
     tsr_attention_backward_args args = backward_of(&c, &x);
     assert_int_equal(rig.kernels->attention_backward(rig.stream, &args), TSR_EINVAL);
-    args.kv_heads = 3;
+    args.shape.kv_heads = 3;
     assert_int_equal(rig.kernels->attention_backward(rig.stream, &args), TSR_EINVAL);
     tsr_attention_args wide = forward_of(&(attention_case){1, 1, 1, 1, 520}, &x);
     assert_int_equal(rig.kernels->attention(rig.stream, &wide), TSR_EUNSUPPORTED);
