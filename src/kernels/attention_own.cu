@@ -405,20 +405,11 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- host ---- */
 
-/* A call as the kernels take it; its rows begin on 16 bytes where `aligned` and the width say so. */
-static attention_call call_of(const tsr_attention_shape *s, bool aligned)
+static attention_call call_of(const tsr_attention_shape *s, bool vectors)
 {
-    attention_call c = {s->cu_seqlens,
-                        (int)s->tokens,
-                        s->documents,
-                        s->q_heads,
-                        s->kv_heads,
-                        s->head_dim,
-                        s->window,
-                        tsr_attention_scale(s),
-                        s->softcap,
-                        s->dtype,
-                        aligned && s->head_dim % TSR_VECTOR == 0};
+    attention_call c = {s->cu_seqlens, (int)s->tokens, s->documents, s->q_heads,
+                        s->kv_heads,   s->head_dim,    s->window,    tsr_attention_scale(s),
+                        s->softcap,    s->dtype,       vectors};
     return c;
 }
 
@@ -439,18 +430,13 @@ uint64_t tsr_attention_own_workspace_bytes(const tsr_attention_bounds *bounds)
     return bounds->train ? (uint64_t)bounds->tokens * (uint64_t)bounds->q_heads * sizeof(float) : 0;
 }
 
-static bool aligned(const void *a, const void *b, const void *c, const void *d)
-{
-    return ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) % 16 == 0;
-}
-
 tsr_status tsr_attention_own(tsr_stream *stream, const tsr_attention_args *args)
 {
     const tsr_attention_shape *s = &args->shape;
     TSR_TRY(own_limits("attention", s));
     if (s->tokens == 0)
         return TSR_OK;
-    attention_call c = call_of(s, aligned(args->q, args->k, args->v, args->o));
+    attention_call c = call_of(s, tsr_vectors(s->head_dim, args->q, args->k, args->v, args->o));
     if (attention_mma_takes(&c))
         return attention_mma_forward(stream, &c, args);
     dim3 grid(tsr_blocks(c.tokens, TILE), (unsigned)c.q_heads, tsr_blocks(c.dim, COLUMNS));
@@ -469,8 +455,8 @@ tsr_status tsr_attention_backward_own(tsr_stream *stream, const tsr_attention_ba
     if (!s->workspace || s->workspace_bytes < need)
         return tsr_fail(TSR_EINVAL, "%s: a workspace of %llu bytes, %llu are needed", op,
                         (unsigned long long)s->workspace_bytes, (unsigned long long)need);
-    attention_call c = call_of(s, aligned(args->q, args->k, args->v, args->o) &&
-                                      aligned(args->d_o, args->dq, args->dk, args->dv));
+    attention_call c = call_of(s, tsr_vectors(s->head_dim, args->q, args->k, args->v, args->o,
+                                              args->d_o, args->dq, args->dk, args->dv));
     float *delta = (float *)s->workspace;
     attention_inputs in = {args->q, args->k, args->v, args->d_o, args->lse, delta};
     unsigned tiles = tsr_blocks(c.tokens, TILE), parts = tsr_blocks(c.dim, COLUMNS);

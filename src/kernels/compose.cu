@@ -82,10 +82,8 @@ extern "C" tsr_status tsr_compose_cuda(tsr_stream *stream, const tsr_compose_arg
     if (args->tokens == 0)
         return TSR_OK;
     int64_t d = args->d;
-    bool whole = tsr_vectors(args->base, d) && tsr_vectors(args->base_dropped, d) &&
-                 tsr_vectors(args->lora, d) && tsr_vectors(args->g, d) &&
-                 tsr_vectors(args->bias.data, d) && tsr_vectors(args->y, d) &&
-                 tsr_vectors(args->inner, d);
+    bool whole = tsr_vectors(d, args->base, args->base_dropped, args->lora, args->g,
+                             args->bias.data, args->y, args->inner);
     tsr_tiling tiling = tsr_tiling_make(args->tokens, tsr_tile_strips(d), false, whole);
     TSR_TILE_LAUNCH(compose_tile, args, tiling, stream);
     return tsr_launched("compose");
@@ -139,9 +137,7 @@ extern "C" tsr_status tsr_compose_merged_cuda(tsr_stream *stream,
     if (args->tokens == 0)
         return TSR_OK;
     int64_t d = args->d;
-    bool whole = tsr_vectors(args->base, d) && tsr_vectors(args->inner, d) &&
-                 tsr_vectors(args->g, d) && tsr_vectors(args->bias.data, d) &&
-                 tsr_vectors(args->y, d);
+    bool whole = tsr_vectors(d, args->base, args->inner, args->g, args->bias.data, args->y);
     tsr_tiling tiling = tsr_tiling_make(args->tokens, tsr_tile_strips(d), false, whole);
     TSR_TILE_LAUNCH(merged_tile, args, tiling, stream);
     return tsr_launched("compose_merged");
@@ -241,9 +237,7 @@ extern "C" tsr_status tsr_compose_backward_cuda(tsr_stream *stream,
     tsr_column_sums_add(&sums, 0, args->dm, args->n, args->d);
     TSR_TRY(tsr_column_sums_check(&sums, args->partials, "compose_backward"));
     int64_t d = args->d;
-    bool whole = tsr_vectors(args->dy, d) && tsr_vectors(args->inner, d) &&
-                 tsr_vectors(args->g, d) && tsr_vectors(args->d_base_dropped, d) &&
-                 tsr_vectors(args->d_lora, d);
+    bool whole = tsr_vectors(d, args->dy, args->inner, args->g, args->d_base_dropped, args->d_lora);
     tsr_tiling tiling = tsr_tiling_make(args->tokens, tsr_tile_strips(d), args->dm != NULL, whole);
     if (tiling.chunks) {
         if (args->d_base_dropped || args->scale != 1)

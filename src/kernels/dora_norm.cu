@@ -92,8 +92,7 @@ extern "C" tsr_status tsr_dora_norm_cuda(tsr_stream *stream, const tsr_dora_norm
     TSR_TRY(tsr_dora_norm_check(args));
     if (args->rows == 0)
         return TSR_OK;
-    bool whole = tsr_vectors(args->u, args->r) && tsr_vectors(args->bg, args->r) &&
-                 tsr_vectors(args->b, args->r);
+    bool whole = tsr_vectors(args->r, args->u, args->bg, args->b);
     dora_scales scales = {(float)(2 * args->scale), (float)(args->scale * args->scale)};
     TSR_LAUNCH_OF(dora_norms, whole, args->dtype, tsr_blocks(args->rows, THREADS / LANES), THREADS,
                   stream, *args, scales);

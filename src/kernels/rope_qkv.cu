@@ -159,7 +159,7 @@ static tsr_tiling steps_tiling(int64_t tokens, int64_t strips, bool whole)
 
 static bool whole_tables(const rope_shape *s)
 {
-    return tsr_vectors(s->cosine, s->half) && tsr_vectors(s->sine, s->half);
+    return tsr_vectors(s->half, s->cosine, s->sine);
 }
 
 extern "C" tsr_status tsr_rope_qkv_cuda(tsr_stream *stream, const tsr_rope_qkv_args *args)
@@ -178,9 +178,7 @@ extern "C" tsr_status tsr_rope_qkv_cuda(tsr_stream *stream, const tsr_rope_qkv_a
         const tsr_rope_part *part = &args->part[p];
         a.part[p] = *part;
         normalized |= part->norm.data != NULL;
-        whole &= tsr_vectors(part->z, half) && tsr_vectors(part->out, half) &&
-                 tsr_vectors(part->g, half) && tsr_vectors(part->bias.data, half) &&
-                 tsr_vectors(part->norm.data, half);
+        whole &= tsr_vectors(half, part->z, part->out, part->g, part->bias.data, part->norm.data);
     }
     tsr_tiling tiling = steps_tiling(tokens, strips, whole);
     if (tsr_rope_ring_takes(&a, whole))
@@ -345,9 +343,8 @@ static bool take_parts(rope_backward_args *a, bool *normalized,
         if (!part->dm && !part->norm.data)
             part->z = NULL;
         *normalized |= part->norm.data != NULL;
-        whole &= tsr_vectors(part->dout, half) && tsr_vectors(part->z, half) &&
-                 tsr_vectors(part->dz, half) && tsr_vectors(part->g, half) &&
-                 tsr_vectors(part->bias.data, half) && tsr_vectors(part->norm.data, half);
+        whole &= tsr_vectors(half, part->dout, part->z, part->dz, part->g, part->bias.data,
+                             part->norm.data);
     }
     return whole;
 }

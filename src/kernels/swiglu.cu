@@ -192,15 +192,6 @@ static __global__ void __launch_bounds__(ROW_THREADS, 4)
     write_codes(held, a.act8, a.f, tsr_block_max(most));
 }
 
-/* So that the kernel may ask for so much, which may be more than every card has. */
-static tsr_status ask_shared(const void *kernel, tsr_stream *stream, int64_t bytes)
-{
-    tsr_stream_cuda(stream); /* its device becomes this thread's */
-    return tsr_cuda_status(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-        "swiglu: shared memory");
-}
-
 /* Whether a block can have so much, and 1 KiB of its own. */
 static bool fits(tsr_stream *stream, int64_t bytes)
 {
@@ -218,13 +209,12 @@ extern "C" tsr_status tsr_swiglu_cuda(tsr_stream *stream, const tsr_swiglu_args 
     args = &all;
     int64_t f = args->f;
     bool plain = args->activation == TSR_SILU && args->stride == f;
-    bool whole = tsr_vectors(args->z_gate, f) && tsr_vectors(args->z_up, f) &&
-                 args->stride % TSR_VECTOR == 0 && tsr_vectors(args->act, f) &&
-                 tsr_vectors(args->g_gate, f) && tsr_vectors(args->g_up, f) &&
-                 tsr_vectors(args->bias_gate.data, f) && tsr_vectors(args->bias_up.data, f);
+    bool whole = args->stride % TSR_VECTOR == 0 &&
+                 tsr_vectors(f, args->z_gate, args->z_up, args->act, args->g_gate, args->g_up,
+                             args->bias_gate.data, args->bias_up.data);
     int64_t bytes = f * (int64_t)sizeof(uint16_t);
     if (whole && plain && tsr_fp8_rows_fit(args->act8, f, args->dtype) && fits(stream, bytes)) {
-        TSR_TRY(ask_shared((const void *)forward_row, stream, bytes));
+        TSR_TRY(tsr_allow_shared(stream, (const void *)forward_row, bytes, "swiglu"));
         TSR_LAUNCH_SHARED(forward_row, (unsigned)args->tokens, ROW_THREADS, (size_t)bytes, stream,
                           *args);
         return tsr_launched("swiglu");
@@ -478,10 +468,9 @@ static __global__ void __launch_bounds__(STAY_THREADS, 1)
 static bool back_whole(const tsr_swiglu_backward_args *a)
 {
     int64_t f = a->f;
-    return tsr_vectors(a->dact, f) && tsr_vectors(a->z_gate, f) && tsr_vectors(a->z_up, f) &&
-           tsr_vectors(a->g_gate, f) && tsr_vectors(a->g_up, f) &&
-           tsr_vectors(a->bias_gate.data, f) && tsr_vectors(a->bias_up.data, f) &&
-           tsr_vectors(a->dz_gate, f) && tsr_vectors(a->dz_up, f) && a->stride % TSR_VECTOR == 0;
+    return tsr_vectors(f, a->dact, a->z_gate, a->z_up, a->g_gate, a->g_up, a->bias_gate.data,
+                       a->bias_up.data, a->dz_gate, a->dz_up) &&
+           a->stride % TSR_VECTOR == 0;
 }
 
 #define HELD_BYTES   (2 * (int64_t)sizeof(uint16_t)) /* a column, of both */
@@ -509,10 +498,9 @@ static tsr_status back_rows(tsr_stream *stream, const tsr_swiglu_backward_args *
     int64_t blocks =
         tsr_device_cuda_properties(tsr_stream_device(stream))->sm_count * (STAY_THREADS / threads);
     blocks = blocks < args->tokens ? blocks : args->tokens;
-    TSR_TRY(
-        ask_shared(staged ? (const void *)back_staged : (const void *)back_wide, stream, bytes));
-    TSR_LAUNCH_SHARED(staged ? back_staged : back_wide, (unsigned)blocks, (unsigned)threads,
-                      (size_t)bytes, stream, *args);
+    void (*kernel)(const tsr_swiglu_backward_args) = staged ? back_staged : back_wide;
+    TSR_TRY(tsr_allow_shared(stream, (const void *)kernel, bytes, "swiglu_backward"));
+    TSR_LAUNCH_SHARED(kernel, (unsigned)blocks, (unsigned)threads, (size_t)bytes, stream, *args);
     return tsr_launched("swiglu_backward");
 }
 
