@@ -52,10 +52,10 @@ static inline unsigned tsr_tiling_blocks(const tsr_tiling *tiling)
 }
 
 /* TSR_KERNELS_OF and TSR_LAUNCH_OF of tiles. */
-#define TSR_TILE_KERNELS(body, args_type, blocks)                                                  \
-    TSR_KERNELS_OF(body, args_type, tsr_tiling, TSR_TILE_THREADS, blocks)
-#define TSR_TILE_LAUNCH(body, args, tiling, stream)                                                \
-    TSR_LAUNCH_OF(body, (tiling).whole, (args)->dtype, tsr_tiling_blocks(&(tiling)),               \
+#define TSR_TILE_KERNELS(name, body, args_type, blocks)                                            \
+    TSR_KERNELS_OF(name, body, args_type, tsr_tiling, TSR_TILE_THREADS, blocks)
+#define TSR_TILE_LAUNCH(name, args, tiling, stream)                                                \
+    TSR_LAUNCH_OF(name, (tiling).whole, (args)->dtype, tsr_tiling_blocks(&(tiling)),               \
                   TSR_TILE_THREADS, stream, *(args), tiling)
 
 /* Where a thread works. */

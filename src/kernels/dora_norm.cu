@@ -85,7 +85,7 @@ dora_norms(const tsr_dora_norm_args *a, const dora_scales *scales, tsr_dtype dty
     a->g[row] = a->m ? __fdiv_rn(a->m[row], n) : 1;
 }
 
-TSR_KERNELS_OF(dora_norms, tsr_dora_norm_args, dora_scales, THREADS, BLOCKS)
+TSR_KERNELS_OF(dora_norms, dora_norms, tsr_dora_norm_args, dora_scales, THREADS, BLOCKS)
 
 extern "C" tsr_status tsr_dora_norm_cuda(tsr_stream *stream, const tsr_dora_norm_args *args)
 {

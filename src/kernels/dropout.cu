@@ -147,7 +147,7 @@ static __device__ __forceinline__ void drop_rows(const tsr_dropout_args *a, cons
     }
 }
 
-TSR_KERNELS_OF(drop_rows, tsr_dropout_args, drop_plan, THREADS, BLOCKS)
+TSR_KERNELS_OF(drop_rows, drop_rows, tsr_dropout_args, drop_plan, THREADS, BLOCKS)
 
 extern "C" tsr_status tsr_dropout_cuda(tsr_stream *stream, const tsr_dropout_args *args)
 {

@@ -305,22 +305,13 @@ static __device__ __forceinline__ void backward_walked(const tsr_rms_norm_backwa
 
 /* ---- kernels and launches ---- */
 
-static __device__ __forceinline__ void forward_row(const tsr_rms_norm_args *a, const bool *held,
-                                                   tsr_dtype dtype, bool whole)
+template <bool ADD>
+static __device__ __forceinline__ void any_row(const tsr_rms_norm_args *a, const bool *held,
+                                               tsr_dtype dtype, bool whole)
 {
     (void)held;
     if (whole)
-        forward_held<true, false>(a, dtype);
-    else
-        forward_walked(a, dtype);
-}
-
-static __device__ __forceinline__ void norm_row(const tsr_rms_norm_args *a, const bool *held,
-                                                tsr_dtype dtype, bool whole)
-{
-    (void)held;
-    if (whole)
-        forward_held<false, false>(a, dtype);
+        forward_held<ADD, false>(a, dtype);
     else
         forward_walked(a, dtype);
 }
@@ -335,9 +326,9 @@ static __device__ __forceinline__ void backward_row(const tsr_rms_norm_backward_
         backward_walked(a, dtype);
 }
 
-TSR_KERNELS_OF(forward_row, tsr_rms_norm_args, bool, MOST, 1)
-TSR_KERNELS_OF(norm_row, tsr_rms_norm_args, bool, MOST, NORM_BLOCKS)
-TSR_KERNELS_OF(backward_row, tsr_rms_norm_backward_args, bool, MOST, 1)
+TSR_KERNELS_OF(forward_row, any_row<true>, tsr_rms_norm_args, bool, MOST, 1)
+TSR_KERNELS_OF(norm_row, any_row<false>, tsr_rms_norm_args, bool, MOST, NORM_BLOCKS)
+TSR_KERNELS_OF(backward_row, backward_row, tsr_rms_norm_backward_args, bool, MOST, 1)
 
 /* With h8 or dx8, of bf16. */
 static __global__ void __launch_bounds__(MOST, 1)

@@ -5,7 +5,7 @@
  * Lanes    rope_parts.cuh. bf16 heads of 128 without bias and norm have rope_ring.cu.
  * Split    Without sums over tokens a warp has one token and STEPS strips, all asked for at once,
  *          which share one row of the tables; g and bias come from L1. With dm (and in the backward
- *          of the heads' norm) a warp keeps one strip and goes through the tokens of a chunk, TURNS
+ *          of the heads' norm) a warp keeps one strip and goes through the tokens of a chunk, two
  *          at a time, with g and the sums in registers: the tiles of column_sum.cuh. There the
  *          positions are read ahead, 32 a time, so that the tables' rows are asked for together with
  *          the activations and not after them.
@@ -15,7 +15,6 @@
 #include "kernels/rope_parts.cuh"
 
 #define STEPS 4 /* 16 heads of 128, 2 blocks of 8 warps: 65 KB under way on a multiprocessor */
-#define TURNS 2
 
 /* ---- token by token: the forward, and the backward without sums and norms ---- */
 
@@ -72,9 +71,9 @@ static __device__ __forceinline__ void turn_pair(const rope_forward_args *a, con
 }
 
 /* A strip of the tiling is STEPS strips of heads, a chunk is a token a warp. */
-static __device__ __forceinline__ void steps_tile(const rope_forward_args *a,
-                                                  const tsr_tiling *tiling, bool normalized,
-                                                  bool back, tsr_dtype dtype, bool whole)
+template <bool NORMALIZED, bool BACK>
+static __device__ __forceinline__ void
+steps_tile(const rope_forward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
     tsr_place place = tsr_place_of(tiling);
     const rope_shape *s = &a->shape;
@@ -98,31 +97,12 @@ static __device__ __forceinline__ void steps_tile(const rope_forward_args *a,
         angles = load_angles(s, position, l[0].i, l[0].count, whole);
 #pragma unroll
     for (int u = 0; u < STEPS; u++)
-        turn_pair(a, &l[u], place.token, &z[u], &angles, normalized, back, dtype, whole);
+        turn_pair(a, &l[u], place.token, &z[u], &angles, NORMALIZED, BACK, dtype, whole);
 }
 
-static __device__ __forceinline__ void
-forward_plain(const rope_forward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
-{
-    steps_tile(a, tiling, false, false, dtype, whole);
-}
-
-static __device__ __forceinline__ void forward_normalized(const rope_forward_args *a,
-                                                          const tsr_tiling *tiling, tsr_dtype dtype,
-                                                          bool whole)
-{
-    steps_tile(a, tiling, true, false, dtype, whole);
-}
-
-static __device__ __forceinline__ void
-back_plain(const rope_forward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
-{
-    steps_tile(a, tiling, false, true, dtype, whole);
-}
-
-TSR_TILE_KERNELS(forward_plain, rope_forward_args, 2)
-TSR_TILE_KERNELS(forward_normalized, rope_forward_args, 2)
-TSR_TILE_KERNELS(back_plain, rope_forward_args, 2)
+TSR_TILE_KERNELS(forward_plain, (steps_tile<false, false>), rope_forward_args, 2)
+TSR_TILE_KERNELS(forward_normalized, (steps_tile<true, false>), rope_forward_args, 2)
+TSR_TILE_KERNELS(back_plain, (steps_tile<false, true>), rope_forward_args, 2)
 
 /* The shape as the kernels take it, with the lanes of a head; `v` is v's out or dz. */
 static rope_shape shape_of(const tsr_rope_shape *given, const void *v)
@@ -272,10 +252,10 @@ static __device__ __forceinline__ void back_pair(backward_lane *b, const rope_sh
     store_pair(b->part.dz, token * l->stride + l->column, s->half, l->count, &dy, dtype, whole);
 }
 
-/* turns divides TSR_WARP. */
-static __device__ __forceinline__ void back_tile(const rope_backward_args *a,
-                                                 const tsr_tiling *tiling, bool normalized,
-                                                 int turns, tsr_dtype dtype, bool whole)
+/* TURNS, of tokens under way, divides TSR_WARP. */
+template <bool NORMALIZED, int TURNS>
+static __device__ __forceinline__ void
+back_tile(const rope_backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
     tsr_place place = tsr_place_of(tiling);
     const rope_shape *s = &a->shape;
@@ -285,50 +265,38 @@ static __device__ __forceinline__ void back_tile(const rope_backward_args *a,
     b.part = b.lane.part == 0 ? a->part[0] : b.lane.part == 1 ? a->part[1] : a->part[2];
     zero_pair(&b.sum);
     zero_pair(&b.norm);
-    if (normalized && b.lane.count) {
+    if (NORMALIZED && b.lane.count) {
         float_pair(&b.g, b.part.g, b.lane.column, s->half, b.lane.count, 1, whole);
         frozen_pair(&b.bias, b.part.bias, b.lane.column, s->half, b.lane.count, 0, whole);
         frozen_pair(&b.norm, b.part.norm, b.lane.i, s->half, b.lane.count, 1, whole);
     }
     int64_t t = place.token;
-    for (int turn = 0; t < place.end; turn += turns, t += TSR_TILE_WARPS * turns) {
+    for (int turn = 0; t < place.end; turn += TURNS, t += TSR_TILE_WARPS * TURNS) {
         backward_input in[TURNS];
         if (turn % TSR_WARP == 0) {
             int64_t ahead = t + lane * TSR_TILE_WARPS;
             held = ahead < place.end ? (int)tsr_load_common_word(s->positions + ahead) : 0;
         }
 #pragma unroll
-        for (int u = 0; u < turns; u++) {
+        for (int u = 0; u < TURNS; u++) {
             int64_t token = t + u * TSR_TILE_WARPS;
             int position = __shfl_sync(0xffffffffu, held, (turn + u) % TSR_WARP);
             if (token < place.end)
                 load_input(&in[u], &b, s, token, position, dtype, whole);
         }
 #pragma unroll
-        for (int u = 0; u < turns; u++) {
+        for (int u = 0; u < TURNS; u++) {
             int64_t token = t + u * TSR_TILE_WARPS;
             if (token < place.end)
-                back_pair(&b, s, &in[u], token, normalized, dtype, whole);
+                back_pair(&b, s, &in[u], token, NORMALIZED, dtype, whole);
         }
     }
     if (a->partials)
         write_partials(a, &place, &b.sum);
 }
 
-static __device__ __forceinline__ void
-back_sums(const rope_backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
-{
-    back_tile(a, tiling, false, TURNS, dtype, whole);
-}
-
-static __device__ __forceinline__ void
-back_normalized(const rope_backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
-{
-    back_tile(a, tiling, true, 1, dtype, whole);
-}
-
-TSR_TILE_KERNELS(back_sums, rope_backward_args, 2)
-TSR_TILE_KERNELS(back_normalized, rope_backward_args, 1)
+TSR_TILE_KERNELS(back_sums, (back_tile<false, 2>), rope_backward_args, 2)
+TSR_TILE_KERNELS(back_normalized, (back_tile<true, 1>), rope_backward_args, 1)
 
 /* The parts as the kernel reads them: z only where it is needed. Returns whether all rows can be
  * read in vectors. */

@@ -263,10 +263,8 @@ TSR_CLONES static void backward_task(void *context, int index)
 static tsr_status run(const char *op, const tsr_rope_shape *s, tsr_pool *pool, int tasks,
                       void (*task)(void *, int), const void *args)
 {
-    TSR_TRY(tsr_expect_f32(op, s->dtype));
     TSR_TRY(check_positions(op, s));
-    tsr_pool_run(pool, tasks, task, (void *)args);
-    return TSR_OK;
+    return tsr_run_f32(op, s->dtype, pool, tasks, task, args);
 }
 
 tsr_status tsr_rope_qkv_ref(const tsr_rope_qkv_args *args, tsr_pool *pool)

@@ -63,7 +63,7 @@ square_norms(const tsr_row_square_norm_args *a, const int64_t *groups, tsr_dtype
         a->out[blockIdx.x] = (float)((part[0] + part[1]) + (part[2] + part[3]));
 }
 
-TSR_KERNELS_OF(square_norms, tsr_row_square_norm_args, int64_t, THREADS, 8)
+TSR_KERNELS_OF(square_norms, square_norms, tsr_row_square_norm_args, int64_t, THREADS, 8)
 
 extern "C" tsr_status tsr_row_square_norm_cuda(tsr_stream *stream,
                                                const tsr_row_square_norm_args *args)

@@ -114,20 +114,8 @@ forward_of(const tsr_swiglu_args *a, const tsr_tiling *tiling, tsr_dtype dtype, 
     }
 }
 
-static __device__ __forceinline__ void
-forward_tile(const tsr_swiglu_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
-{
-    forward_of<TSR_SILU>(a, tiling, dtype, whole);
-}
-
-static __device__ __forceinline__ void gelu_tile(const tsr_swiglu_args *a, const tsr_tiling *tiling,
-                                                 tsr_dtype dtype, bool whole)
-{
-    forward_of<TSR_GELU_TANH>(a, tiling, dtype, whole);
-}
-
-TSR_TILE_KERNELS(forward_tile, tsr_swiglu_args, 3)
-TSR_TILE_KERNELS(gelu_tile, tsr_swiglu_args, 3)
+TSR_TILE_KERNELS(forward_tile, forward_of<TSR_SILU>, tsr_swiglu_args, 3)
+TSR_TILE_KERNELS(gelu_tile, forward_of<TSR_GELU_TANH>, tsr_swiglu_args, 3)
 
 /* ---- rows that go into e4m3 as well ---- */
 
@@ -314,21 +302,8 @@ back_of(const tsr_swiglu_backward_args *a, const tsr_tiling *tiling, tsr_dtype d
         tsr_column_partial(row + a->f, sum.up, &place, a->f);
 }
 
-static __device__ __forceinline__ void
-back_tile(const tsr_swiglu_backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
-{
-    back_of<TSR_SILU>(a, tiling, dtype, whole);
-}
-
-static __device__ __forceinline__ void back_gelu_tile(const tsr_swiglu_backward_args *a,
-                                                      const tsr_tiling *tiling, tsr_dtype dtype,
-                                                      bool whole)
-{
-    back_of<TSR_GELU_TANH>(a, tiling, dtype, whole);
-}
-
-TSR_TILE_KERNELS(back_tile, tsr_swiglu_backward_args, 2)
-TSR_TILE_KERNELS(back_gelu_tile, tsr_swiglu_backward_args, 2)
+TSR_TILE_KERNELS(back_tile, back_of<TSR_SILU>, tsr_swiglu_backward_args, 2)
+TSR_TILE_KERNELS(back_gelu_tile, back_of<TSR_GELU_TANH>, tsr_swiglu_backward_args, 2)
 
 /* Both largest of a block; `shared` is another one for the next row, so that one barrier is enough. */
 static __device__ __forceinline__ uint2 block_max2(uint2 *shared, uint2 own)

@@ -185,8 +185,8 @@ TSR_CLONES static void backward_task(void *context, int task)
 tsr_status tsr_swiglu_ref(const tsr_swiglu_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_swiglu_check(args));
-    TSR_TRY(tsr_expect_f32("swiglu", args->dtype));
-    tsr_pool_run(pool, tsr_tile_tasks(args->tokens, args->f, false), forward_task, (void *)args);
+    TSR_TRY(tsr_run_f32("swiglu", args->dtype, pool, tsr_tile_tasks(args->tokens, args->f, false),
+                        forward_task, args));
     return tsr_fp8_rows_ref(args->act8, args->act, args->tokens, args->f, pool);
 }
 

@@ -21,12 +21,12 @@ typedef struct {
 /* One body (args, extra, dtype, whole) as four kernels, each with registers of its own: the 16-bit
  * types in vectors, with at least `blocks` blocks of `threads` on a multiprocessor; F32 in vectors;
  * and element by element, which is rare and needs no speed. */
-#define TSR_KERNELS_OF(body, args_type, extra_type, threads, blocks)                               \
-    TSR_KERNEL_OF(body##_bf16, args_type, extra_type, (threads, blocks), body, TSR_BF16, true)     \
-    TSR_KERNEL_OF(body##_f16, args_type, extra_type, (threads, blocks), body, TSR_F16, true)       \
-    TSR_KERNEL_OF(body##_f32, args_type, extra_type, (threads), body, TSR_F32, true)               \
-    TSR_KERNEL_OF(body##_each, args_type, extra_type, (threads), body, a.dtype, false)
-#define TSR_KERNEL_OF(name, args_type, extra_type, bounds, body, dtype, whole)                     \
+#define TSR_KERNELS_OF(name, body, args_type, extra_type, threads, blocks)                         \
+    TSR_KERNEL_OF(name##_bf16, body, args_type, extra_type, (threads, blocks), TSR_BF16, true)     \
+    TSR_KERNEL_OF(name##_f16, body, args_type, extra_type, (threads, blocks), TSR_F16, true)       \
+    TSR_KERNEL_OF(name##_f32, body, args_type, extra_type, (threads), TSR_F32, true)               \
+    TSR_KERNEL_OF(name##_each, body, args_type, extra_type, (threads), a.dtype, false)
+#define TSR_KERNEL_OF(name, body, args_type, extra_type, bounds, dtype, whole)                     \
     static __global__ void __launch_bounds__ bounds name(const __grid_constant__ args_type a,      \
                                                          const __grid_constant__ extra_type extra) \
     {                                                                                              \
@@ -34,16 +34,16 @@ typedef struct {
         body(&a, &extra, dtype, whole);                                                            \
     }
 
-#define TSR_LAUNCH_OF(body, whole, dtype, blocks, threads, stream, ...)                            \
+#define TSR_LAUNCH_OF(name, whole, dtype, blocks, threads, stream, ...)                            \
     do {                                                                                           \
         if (!(whole))                                                                              \
-            TSR_LAUNCH(body##_each, blocks, threads, stream, __VA_ARGS__);                         \
+            TSR_LAUNCH(name##_each, blocks, threads, stream, __VA_ARGS__);                         \
         else if ((dtype) == TSR_BF16)                                                              \
-            TSR_LAUNCH(body##_bf16, blocks, threads, stream, __VA_ARGS__);                         \
+            TSR_LAUNCH(name##_bf16, blocks, threads, stream, __VA_ARGS__);                         \
         else if ((dtype) == TSR_F16)                                                               \
-            TSR_LAUNCH(body##_f16, blocks, threads, stream, __VA_ARGS__);                          \
+            TSR_LAUNCH(name##_f16, blocks, threads, stream, __VA_ARGS__);                          \
         else                                                                                       \
-            TSR_LAUNCH(body##_f32, blocks, threads, stream, __VA_ARGS__);                          \
+            TSR_LAUNCH(name##_f32, blocks, threads, stream, __VA_ARGS__);                          \
     } while (0)
 
 static __device__ __forceinline__ void tsr_raw_quad(uint32_t *word, uint4 quad)
