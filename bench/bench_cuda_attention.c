@@ -138,22 +138,22 @@ static void make_job(job *j, const shape *s)
     uint64_t workspace = workspace_bytes(j->bounds);
     need(tsr_arena_create(&j->arena, device, TSR_MEMORY_DEVICE,
                           workspace + (uint64_t)(q * 8 + kv * 8) + (1 << 24)));
-    tsr_attention_args f = {.tokens = s->tokens,
-                            .documents = documents,
-                            .q_heads = s->q_heads,
-                            .kv_heads = s->kv_heads,
-                            .head_dim = s->dim,
-                            .dtype = TSR_BF16,
-                            .workspace_bytes = workspace};
-    f.q = take_random(j, q, host);
-    f.k = take_random(j, kv, host);
-    f.v = take_random(j, kv, host);
-    f.o = take(j, (uint64_t)q * 2);
-    f.lse = take(j, (uint64_t)(s->tokens * s->q_heads) * 4);
-    f.workspace = take(j, workspace);
     int32_t *device_cu = take(j, (uint64_t)(documents + 1) * 4);
     need(tsr_device_write(device, device_cu, cu, (uint64_t)(documents + 1) * 4));
-    f.cu_seqlens = device_cu;
+    tsr_attention_args f = {.q = take_random(j, q, host),
+                            .k = take_random(j, kv, host),
+                            .v = take_random(j, kv, host),
+                            .o = take(j, (uint64_t)q * 2),
+                            .lse = take(j, (uint64_t)(s->tokens * s->q_heads) * 4),
+                            .shape = {.cu_seqlens = device_cu,
+                                      .workspace = take(j, workspace),
+                                      .workspace_bytes = workspace,
+                                      .tokens = s->tokens,
+                                      .documents = documents,
+                                      .q_heads = s->q_heads,
+                                      .kv_heads = s->kv_heads,
+                                      .head_dim = s->dim,
+                                      .dtype = TSR_BF16}};
     j->forward = f;
     j->backward = (tsr_attention_backward_args){.q = f.q,
                                                 .k = f.k,
@@ -164,15 +164,7 @@ static void make_job(job *j, const shape *s)
                                                 .dq = take(j, (uint64_t)q * 2),
                                                 .dk = take(j, (uint64_t)kv * 2),
                                                 .dv = take(j, (uint64_t)kv * 2),
-                                                .cu_seqlens = device_cu,
-                                                .workspace = f.workspace,
-                                                .workspace_bytes = workspace,
-                                                .tokens = s->tokens,
-                                                .documents = documents,
-                                                .q_heads = s->q_heads,
-                                                .kv_heads = s->kv_heads,
-                                                .head_dim = s->dim,
-                                                .dtype = TSR_BF16};
+                                                .shape = f.shape};
     free(cu), free(host);
 }
 
@@ -254,7 +246,7 @@ static uint64_t run_cudnn(const shape *s, const job *j, const char *name,
         return last;
     bounds.tokens += (int64_t)(MOST_CAP / cap); /* plans of its own for each cap */
     need(tsr_sdpa_prepare_within(sdpa, &bounds, cap));
-    if (tsr_sdpa_find(sdpa, &j->forward))
+    if (tsr_sdpa_find(sdpa, &j->forward.shape))
         report(s, j, name, (int64_t)tsr_sdpa_workspace_bytes(&cut), kernels->attention,
                kernels->attention_backward);
     return tsr_sdpa_workspace_bytes(&cut);

@@ -110,7 +110,6 @@ BENCH_OP(attention)
 BENCH_OP(attention_backward)
 BENCH_OP(swiglu)
 BENCH_OP(swiglu_backward)
-BENCH_OP(scale_backward)
 BENCH_OP(head_chunk)
 BENCH_OP(compose)
 BENCH_OP(compose_backward)
@@ -200,8 +199,8 @@ static void norms(int64_t t, int64_t d)
     report("rms_norm", shape, 0, 16.0 * (double)count, run_rms_norm, &norm);
     tsr_rms_norm_backward_args back = {h, x, rstd, {w, TSR_F32}, take(count), t, d, false, TSR_F32};
     report("rms_norm_backward", shape, 0, 16.0 * (double)count, run_rms_norm_backward, &back);
-    tsr_scale_backward_args scale = {x, h, w, n, take(count), dm, t, d, TSR_F32};
-    report("scale_backward", shape, 0, 12.0 * (double)count, run_scale_backward, &scale);
+    tsr_compose_backward_args scale = {x, h, w, n, NULL, take(count), dm, t, d, 1, TSR_F32};
+    report("g dy and dm", shape, 0, 12.0 * (double)count, run_compose_backward, &scale);
     tsr_compose_args compose = {.base = x,
                                 .base_dropped = h,
                                 .lora = norm.z,
@@ -278,22 +277,16 @@ static void rope(int64_t t, int32_t hq, int32_t hkv, int32_t dim)
     int32_t *positions = (int32_t *)take(t);
     for (int64_t i = 0; i < t; i++)
         positions[i] = (int32_t)(i % 256);
-    tsr_rope_qkv_args args = {.cosine = random_floats(256 * half, 1, 0),
-                              .sine = random_floats(256 * half, 1, 0),
-                              .positions = positions,
-                              .tokens = t,
-                              .q_heads = hq,
-                              .kv_heads = hkv,
-                              .head_dim = dim,
-                              .position_count = 256};
-    tsr_rope_qkv_backward_args back = {.cosine = args.cosine,
-                                       .sine = args.sine,
-                                       .positions = positions,
-                                       .tokens = t,
-                                       .q_heads = hq,
-                                       .kv_heads = hkv,
-                                       .head_dim = dim,
-                                       .position_count = 256};
+    tsr_rope_shape heads = {.cosine = random_floats(256 * half, 1, 0),
+                            .sine = random_floats(256 * half, 1, 0),
+                            .positions = positions,
+                            .tokens = t,
+                            .q_heads = hq,
+                            .kv_heads = hkv,
+                            .head_dim = dim,
+                            .position_count = 256};
+    tsr_rope_qkv_args args = {.shape = heads};
+    tsr_rope_qkv_backward_args back = {.shape = heads};
     for (int p = 0; p < 3; p++) {
         int64_t part = (int64_t)(p ? hkv : hq) * dim;
         float *g = random_floats(part, 0.5f, 1), *z = random_floats(t * part, 1, 0);
@@ -322,14 +315,14 @@ static void attention(int32_t documents, int32_t length, int32_t hq, int32_t hkv
                                .v = random_floats(kv, 1, 0),
                                .o = take(q),
                                .lse = take(t * hq),
-                               .cu_seqlens = cu,
-                               .workspace = take((int64_t)bytes / 4 + 1),
-                               .workspace_bytes = bytes,
-                               .tokens = t,
-                               .documents = documents,
-                               .q_heads = hq,
-                               .kv_heads = hkv,
-                               .head_dim = dim};
+                               .shape = {.cu_seqlens = cu,
+                                         .workspace = take((int64_t)bytes / 4 + 1),
+                                         .workspace_bytes = bytes,
+                                         .tokens = t,
+                                         .documents = documents,
+                                         .q_heads = hq,
+                                         .kv_heads = hkv,
+                                         .head_dim = dim}};
     tsr_attention_backward_args back = {.q = args.q,
                                         .k = args.k,
                                         .v = args.v,
@@ -339,14 +332,7 @@ static void attention(int32_t documents, int32_t length, int32_t hq, int32_t hkv
                                         .dq = take(q),
                                         .dk = take(kv),
                                         .dv = take(kv),
-                                        .cu_seqlens = cu,
-                                        .workspace = args.workspace,
-                                        .workspace_bytes = bytes,
-                                        .tokens = t,
-                                        .documents = documents,
-                                        .q_heads = hq,
-                                        .kv_heads = hkv,
-                                        .head_dim = dim};
+                                        .shape = args.shape};
     char shape[64];
     snprintf(shape, sizeof shape, "%dx%d, %d:%d heads of %d", documents, length, hq, hkv, dim);
     double pairs = (double)documents * hq * (double)length * (length + 1) / 2;

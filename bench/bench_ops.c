@@ -54,7 +54,6 @@ RUN_OP(rope_qkv)
 RUN_OP(rope_qkv_backward)
 RUN_OP(swiglu)
 RUN_OP(swiglu_backward)
-RUN_OP(scale_backward)
 RUN_OP(head_chunk)
 RUN_OP(gather_rows)
 RUN_OP(scatter_rows)
@@ -214,27 +213,18 @@ static void rope(bool dora)
 {
     ops_forget();
     int32_t *positions = ops_integers(T, 2048, false);
-    tsr_rope_qkv_args args = {.cosine = ops_f32(2048 * HD / 2),
-                              .sine = ops_f32(2048 * HD / 2),
-                              .positions = positions,
-                              .tokens = T,
-                              .q_heads = HQ,
-                              .kv_heads = HK,
-                              .head_dim = HD,
-                              .position_count = 2048,
-                              .norm_eps = 1e-6f,
-                              .dtype = TSR_BF16};
-    tsr_rope_qkv_backward_args back = {.partials = partials((HQ + 2 * HK) * HD),
-                                       .cosine = args.cosine,
-                                       .sine = args.sine,
-                                       .positions = positions,
-                                       .tokens = T,
-                                       .q_heads = HQ,
-                                       .kv_heads = HK,
-                                       .head_dim = HD,
-                                       .position_count = 2048,
-                                       .norm_eps = 1e-6f,
-                                       .dtype = TSR_BF16};
+    tsr_rope_shape heads = {.cosine = ops_f32(2048 * HD / 2),
+                            .sine = ops_f32(2048 * HD / 2),
+                            .positions = positions,
+                            .tokens = T,
+                            .q_heads = HQ,
+                            .kv_heads = HK,
+                            .head_dim = HD,
+                            .position_count = 2048,
+                            .norm_eps = 1e-6f,
+                            .dtype = TSR_BF16};
+    tsr_rope_qkv_args args = {.shape = heads};
+    tsr_rope_qkv_backward_args back = {.shape = heads, .partials = partials((HQ + 2 * HK) * HD)};
     for (int p = 0; p < 3; p++) {
         int64_t width = (p ? HK : HQ) * HD;
         float *g = dora ? ops_f32(width) : NULL;
@@ -331,17 +321,9 @@ static void composes(int64_t tokens, int64_t width)
                                       .dtype = TSR_BF16,
                                       .partials = partials(width)};
     REPORT(compose_backward, "compose_backward", shape, 8 * count, 0, back);
-    tsr_scale_backward_args scale = {.dy = args.base,
-                                     .z = args.lora,
-                                     .g = args.g,
-                                     .n = args.g,
-                                     .dz = args.y,
-                                     .dm = back.dm,
-                                     .tokens = tokens,
-                                     .d = width,
-                                     .dtype = TSR_BF16,
-                                     .partials = back.partials};
-    REPORT(scale_backward, "scale_backward", shape, 6 * count, 0, scale);
+    back.d_base_dropped = NULL;
+    back.scale = 1;
+    REPORT(compose_backward, "g dy and dm", shape, 6 * count, 0, back);
     tsr_dropout_args drop = {.out = args.y,
                              .x = args.lora,
                              .samples = ops_take((uint64_t)tokens * sizeof(int64_t)),

@@ -102,9 +102,9 @@ uint64_t tsr_sdpa_workspace_bytes(const tsr_sdpa_cut *cut)
     return 0;
 }
 
-const tsr_sdpa_plans *tsr_sdpa_find(const tsr_sdpa *sdpa, const tsr_attention_args *args)
+const tsr_sdpa_plans *tsr_sdpa_find(const tsr_sdpa *sdpa, const tsr_attention_shape *shape)
 {
-    (void)sdpa, (void)args;
+    (void)sdpa, (void)shape;
     return NULL;
 }
 
@@ -152,24 +152,15 @@ tsr_status tsr_attention_cuda(tsr_stream *stream, const tsr_attention_args *args
 {
     TSR_TRY(tsr_attention_check(args));
     const tsr_sdpa *sdpa = sdpa_of(stream);
-    const tsr_sdpa_plans *plans = tsr_sdpa_find(sdpa, args);
+    const tsr_sdpa_plans *plans = tsr_sdpa_find(sdpa, &args->shape);
     return plans ? tsr_sdpa_forward(sdpa, plans, stream, args) : tsr_attention_own(stream, args);
 }
 
 tsr_status tsr_attention_backward_cuda(tsr_stream *stream, const tsr_attention_backward_args *args)
 {
     TSR_TRY(tsr_attention_backward_check(args));
-    tsr_attention_args shape = {}; /* what the forward chose by */
-    shape.tokens = args->tokens;
-    shape.documents = args->documents;
-    shape.q_heads = args->q_heads;
-    shape.kv_heads = args->kv_heads;
-    shape.head_dim = args->head_dim;
-    shape.window = args->window;
-    shape.softcap = args->softcap;
-    shape.dtype = args->dtype;
     const tsr_sdpa *sdpa = sdpa_of(stream);
-    const tsr_sdpa_plans *plans = tsr_sdpa_find(sdpa, &shape);
+    const tsr_sdpa_plans *plans = tsr_sdpa_find(sdpa, &args->shape);
     return plans ? tsr_sdpa_backward(sdpa, plans, stream, args)
                  : tsr_attention_backward_own(stream, args);
 }

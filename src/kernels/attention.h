@@ -17,11 +17,8 @@
 
 #include "kernels/types.h"
 
+/* What both directions are told. */
 typedef struct {
-    const void *q;             /* [tokens, Hq, D] */
-    const void *k, *v;         /* [tokens, Hkv, D] */
-    void *o;                   /* [tokens, Hq, D] */
-    float *lse;                /* [Hq, tokens] */
     const int32_t *cu_seqlens; /* [documents + 1], from 0, not decreasing, the last <= tokens */
     void *workspace;           /* as the table's attention_workspace_bytes says */
     uint64_t workspace_bytes;
@@ -32,20 +29,21 @@ typedef struct {
     float
         softcap; /* c: scaled scores become c tanh(score / c) before the mask (Gemma 2); 0: they stay */
     tsr_dtype dtype;
+} tsr_attention_shape;
+
+typedef struct {
+    const void *q;     /* [tokens, Hq, D] */
+    const void *k, *v; /* [tokens, Hkv, D] */
+    void *o;           /* [tokens, Hq, D] */
+    float *lse;        /* [Hq, tokens] */
+    tsr_attention_shape shape;
 } tsr_attention_args;
 
 typedef struct {
     const void *q, *k, *v, *o, *d_o;
     const float *lse;
     void *dq, *dk, *dv; /* written; none may alias an input */
-    const int32_t *cu_seqlens;
-    void *workspace;
-    uint64_t workspace_bytes;
-    int64_t tokens;
-    int32_t documents, q_heads, kv_heads, head_dim;
-    int32_t window;
-    float scale, softcap;
-    tsr_dtype dtype;
+    tsr_attention_shape shape;
 } tsr_attention_backward_args;
 
 /* The largest micro-batch of a run. */
@@ -61,6 +59,9 @@ typedef struct {
      * same kernel, and the same bits, but for documents that fit in no other way (attention_cudnn.h). */
     int wider;
 } tsr_attention_bounds;
+
+/* What scores are multiplied by. */
+float tsr_attention_scale(const tsr_attention_shape *shape);
 
 /* What the CPU needs, for both directions. */
 uint64_t tsr_attention_workspace_bytes(const tsr_attention_bounds *bounds);

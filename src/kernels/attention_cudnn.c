@@ -242,17 +242,16 @@ tsr_status tsr_sdpa_prepare(tsr_sdpa *sdpa, const tsr_attention_bounds *bounds)
     return tsr_sdpa_prepare_within(sdpa, bounds, TSR_SDPA_CAP(bounds));
 }
 
-const tsr_sdpa_plans *tsr_sdpa_find(const tsr_sdpa *sdpa, const tsr_attention_args *args)
+const tsr_sdpa_plans *tsr_sdpa_find(const tsr_sdpa *sdpa, const tsr_attention_shape *s)
 {
     for (int i = sdpa ? sdpa->plan_count - 1 : -1; i >= 0; i--) {
         const tsr_sdpa_plans *plans = &sdpa->plans[i];
         const tsr_attention_bounds *b = &plans->bounds;
-        if (args->softcap > 0 || b->softcap > 0 || b->dtype != args->dtype ||
-            b->q_heads != args->q_heads || b->kv_heads != args->kv_heads ||
-            b->head_dim != args->head_dim || args->tokens > b->tokens ||
-            args->documents > b->documents)
+        if (s->softcap > 0 || b->softcap > 0 || b->dtype != s->dtype || b->q_heads != s->q_heads ||
+            b->kv_heads != s->kv_heads || b->head_dim != s->head_dim || s->tokens > b->tokens ||
+            s->documents > b->documents)
             continue;
-        bool narrow = args->window && args->window < b->longest;
+        bool narrow = s->window && s->window < b->longest;
         return plans->forward && !narrow ? plans : NULL;
     }
     return NULL;
@@ -396,37 +395,37 @@ static tsr_status use_stream(const tsr_sdpa *sdpa, const tsr_stream *stream)
     return status == CUDNN_STATUS_SUCCESS ? TSR_OK : cudnn_failed(status, "cudnnSetStream");
 }
 
-static pack new_pack(float scale, int32_t head_dim)
+static pack new_pack(const tsr_attention_shape *shape)
 {
-    return (pack){
-        .scale = scale != 0 ? scale : 1.0f / sqrtf((float)head_dim), .one = 1, .hidden = -INFINITY};
+    return (pack){.scale = tsr_attention_scale(shape), .one = 1, .hidden = -INFINITY};
 }
 
 tsr_status tsr_sdpa_forward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, tsr_stream *stream,
                             const tsr_attention_args *a)
 {
     parts w = {0};
+    const tsr_attention_shape *s = &a->shape;
     const tsr_attention_bounds *b = &plans->bounds;
-    if (a->tokens == 0)
+    if (s->tokens == 0)
         return TSR_OK;
-    TSR_TRY(split_workspace(&w, "attention", plans, a->workspace, a->workspace_bytes));
+    TSR_TRY(split_workspace(&w, "attention", plans, s->workspace, s->workspace_bytes));
     TSR_TRY(use_stream(sdpa, stream));
-    int32_t q_row = a->q_heads * a->head_dim;
+    int32_t q_row = s->q_heads * s->head_dim;
     TSR_TRY(
-        tsr_sdpa_lists_cuda(stream, &(tsr_sdpa_lists){.cu_seqlens = a->cu_seqlens,
+        tsr_sdpa_lists_cuda(stream, &(tsr_sdpa_lists){.cu_seqlens = s->cu_seqlens,
                                                       .lists = w.lists,
-                                                      .tokens = a->tokens,
-                                                      .document_count = a->documents,
+                                                      .tokens = s->tokens,
+                                                      .document_count = s->documents,
                                                       .documents = (int32_t)b->documents,
                                                       .pieces = 1,
                                                       .q_row = q_row,
-                                                      .kv_row = a->kv_heads * a->head_dim,
-                                                      .stats_row = a->q_heads,
+                                                      .kv_row = s->kv_heads * s->head_dim,
+                                                      .stats_row = s->q_heads,
                                                       .clear = {a->o, a->lse},
-                                                      .clear_bytes = {q_row * 2, a->q_heads * 4}}));
-    if (a->documents == 0)
+                                                      .clear_bytes = {q_row * 2, s->q_heads * 4}}));
+    if (s->documents == 0)
         return TSR_OK;
-    pack p = new_pack(a->scale, a->head_dim);
+    pack p = new_pack(s);
     give(&p, TSR_UID_Q, a->q);
     give(&p, TSR_UID_K, a->k);
     give(&p, TSR_UID_V, a->v);
@@ -442,9 +441,10 @@ static tsr_status backward_launch(const tsr_sdpa *sdpa, const tsr_sdpa_plans *pl
                                   int32_t group)
 {
     const tsr_sdpa_cut *cut = &plans->cut;
-    int64_t q = (int64_t)group * cut->heads * a->head_dim,
-            kv = (int64_t)group * cut->kv_heads * a->head_dim;
-    pack p = new_pack(a->scale, a->head_dim);
+    const tsr_attention_shape *s = &a->shape;
+    int64_t q = (int64_t)group * cut->heads * s->head_dim,
+            kv = (int64_t)group * cut->kv_heads * s->head_dim;
+    pack p = new_pack(s);
     give(&p, TSR_UID_Q, (const uint16_t *)a->q + q);
     give(&p, TSR_UID_K, (const uint16_t *)a->k + kv);
     give(&p, TSR_UID_V, (const uint16_t *)a->v + kv);
@@ -454,7 +454,7 @@ static tsr_status backward_launch(const tsr_sdpa *sdpa, const tsr_sdpa_plans *pl
     give(&p, TSR_UID_DK, (uint16_t *)a->dk + kv);
     give(&p, TSR_UID_DV, (uint16_t *)a->dv + kv);
     give(&p, TSR_UID_STATS,
-         cut->groups > 1 ? w->stats + (int64_t)group * a->tokens * cut->heads : a->lse);
+         cut->groups > 1 ? w->stats + (int64_t)group * s->tokens * cut->heads : a->lse);
     give(&p, TSR_UID_DELTA, w->delta);
     give(&p, TSR_UID_ONE, &p.one);
     if (plans->bounds.atomics)
@@ -468,18 +468,19 @@ tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, 
 {
     parts w = {0};
     const tsr_sdpa_cut *cut = &plans->cut;
-    if (a->tokens == 0)
+    const tsr_attention_shape *s = &a->shape;
+    if (s->tokens == 0)
         return TSR_OK;
     if (!plans->backward)
         return tsr_fail(TSR_EINVAL, "attention_backward: its plans are an evaluation's");
-    TSR_TRY(split_workspace(&w, "attention_backward", plans, a->workspace, a->workspace_bytes));
+    TSR_TRY(split_workspace(&w, "attention_backward", plans, s->workspace, s->workspace_bytes));
     TSR_TRY(use_stream(sdpa, stream));
-    int32_t q_row = a->q_heads * a->head_dim, kv_row = a->kv_heads * a->head_dim;
+    int32_t q_row = s->q_heads * s->head_dim, kv_row = s->kv_heads * s->head_dim;
     TSR_TRY(tsr_sdpa_lists_cuda(
-        stream, &(tsr_sdpa_lists){.cu_seqlens = a->cu_seqlens,
+        stream, &(tsr_sdpa_lists){.cu_seqlens = s->cu_seqlens,
                                   .lists = w.lists,
-                                  .tokens = a->tokens,
-                                  .document_count = a->documents,
+                                  .tokens = s->tokens,
+                                  .document_count = s->documents,
                                   .documents = (int32_t)cut->documents,
                                   .pieces = (int32_t)cut->pieces,
                                   .q_row = q_row,
@@ -489,9 +490,9 @@ tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, 
                                   .clear_bytes = {q_row * 2, kv_row * 2, kv_row * 2},
                                   .stats = a->lse,
                                   .grouped = cut->groups > 1 ? w.stats : NULL,
-                                  .q_heads = a->q_heads,
+                                  .q_heads = s->q_heads,
                                   .heads = cut->heads}));
-    for (int64_t piece = 0; piece * cut->documents < a->documents; piece++)
+    for (int64_t piece = 0; piece * cut->documents < s->documents; piece++)
         for (int32_t group = 0; group < cut->groups; group++)
             TSR_TRY(backward_launch(sdpa, plans, &w, a, piece, group));
     return TSR_OK;

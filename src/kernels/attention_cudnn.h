@@ -56,7 +56,7 @@ tsr_status tsr_sdpa_prepare_within(tsr_sdpa *sdpa, const tsr_attention_bounds *b
 
 /* The plans of a call; NULL: the own kernel runs it. `sdpa` may be NULL. */
 typedef struct tsr_sdpa_plans tsr_sdpa_plans;
-const tsr_sdpa_plans *tsr_sdpa_find(const tsr_sdpa *sdpa, const tsr_attention_args *args);
+const tsr_sdpa_plans *tsr_sdpa_find(const tsr_sdpa *sdpa, const tsr_attention_shape *shape);
 tsr_status tsr_sdpa_forward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, tsr_stream *stream,
                             const tsr_attention_args *args);
 tsr_status tsr_sdpa_backward(const tsr_sdpa *sdpa, const tsr_sdpa_plans *plans, tsr_stream *stream,

@@ -467,21 +467,13 @@ bool attention_mma_takes(const attention_call *c)
            c->softcap == 0;
 }
 
-static tsr_status allow(tsr_stream *stream, const void *kernel, int bytes)
-{
-    tsr_stream_cuda(stream); /* its device becomes this thread's */
-    return tsr_cuda_status(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        "attention: shared memory");
-}
-
 tsr_status attention_mma_forward(tsr_stream *stream, const attention_call *c,
                                  const tsr_attention_args *args)
 {
     const kernel_set *set = set_for(c->dim);
     int bytes = (ROWS + 2 * KEYS) * (set->width + PAD) * (int)sizeof(bf16);
     forward_kernel *forward = set->forward;
-    TSR_TRY(allow(stream, (const void *)forward, bytes));
+    TSR_TRY(tsr_allow_shared(stream, (const void *)forward, bytes, "attention"));
     dim3 grid(tsr_blocks(c->tokens, ROWS), (unsigned)c->q_heads);
     TSR_LAUNCH_SHARED(forward, grid, THREADS, bytes, stream, *c, args->q, args->k, args->v, args->o,
                       args->lse);
@@ -497,8 +489,8 @@ tsr_status attention_mma_backward(tsr_stream *stream, const attention_call *c,
     int stats = 4 * INNER * (int)sizeof(float);
     dq_kernel *dq = set->dq;
     dkdv_kernel *dkdv = set->dkdv;
-    TSR_TRY(allow(stream, (const void *)dq, bytes));
-    TSR_TRY(allow(stream, (const void *)dkdv, bytes + stats));
+    TSR_TRY(tsr_allow_shared(stream, (const void *)dq, bytes, "attention"));
+    TSR_TRY(tsr_allow_shared(stream, (const void *)dkdv, bytes + stats, "attention"));
     dim3 queries(tsr_blocks(c->tokens, ROWS), (unsigned)c->q_heads);
     dim3 keys(tsr_blocks(c->tokens, ROWS), (unsigned)c->kv_heads);
     TSR_LAUNCH_SHARED(dq, queries, THREADS, bytes, stream, *c, *in, args->dq);

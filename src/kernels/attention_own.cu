@@ -405,20 +405,23 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- host ---- */
 
-static tsr_status own_limits(const char *op, int64_t tokens, int32_t head_dim)
+static attention_call call_of(const tsr_attention_shape *s, bool vectors)
 {
-    if (head_dim > MAX_HEAD_DIM)
-        return tsr_fail(TSR_EUNSUPPORTED, "%s: head_dim %d; the CUDA backend takes at most %d", op,
-                        head_dim, MAX_HEAD_DIM);
-    if (tokens > INT32_MAX - TILE)
-        return tsr_fail(TSR_EUNSUPPORTED, "%s: %lld tokens in one micro-batch", op,
-                        (long long)tokens);
-    return TSR_OK;
+    attention_call c = {s->cu_seqlens, (int)s->tokens, s->documents, s->q_heads,
+                        s->kv_heads,   s->head_dim,    s->window,    tsr_attention_scale(s),
+                        s->softcap,    s->dtype,       vectors};
+    return c;
 }
 
-static float scale_of(float scale, int32_t head_dim)
+static tsr_status own_limits(const char *op, const tsr_attention_shape *s)
 {
-    return scale != 0 ? scale : 1.0f / sqrtf((float)head_dim);
+    if (s->head_dim > MAX_HEAD_DIM)
+        return tsr_fail(TSR_EUNSUPPORTED, "%s: head_dim %d; the CUDA backend takes at most %d", op,
+                        s->head_dim, MAX_HEAD_DIM);
+    if (s->tokens > INT32_MAX - TILE)
+        return tsr_fail(TSR_EUNSUPPORTED, "%s: %lld tokens in one micro-batch", op,
+                        (long long)s->tokens);
+    return TSR_OK;
 }
 
 uint64_t tsr_attention_own_workspace_bytes(const tsr_attention_bounds *bounds)
@@ -429,25 +432,14 @@ uint64_t tsr_attention_own_workspace_bytes(const tsr_attention_bounds *bounds)
 
 tsr_status tsr_attention_own(tsr_stream *stream, const tsr_attention_args *args)
 {
-    TSR_TRY(own_limits("attention", args->tokens, args->head_dim));
-    if (args->tokens == 0)
+    const tsr_attention_shape *s = &args->shape;
+    TSR_TRY(own_limits("attention", s));
+    if (s->tokens == 0)
         return TSR_OK;
-    int64_t dim = args->head_dim;
-    attention_call c = {args->cu_seqlens,
-                        (int)args->tokens,
-                        args->documents,
-                        args->q_heads,
-                        args->kv_heads,
-                        args->head_dim,
-                        args->window,
-                        scale_of(args->scale, args->head_dim),
-                        args->softcap,
-                        args->dtype,
-                        tsr_vectors(args->q, dim) && tsr_vectors(args->k, dim) &&
-                            tsr_vectors(args->v, dim) && tsr_vectors(args->o, dim)};
+    attention_call c = call_of(s, tsr_vectors(s->head_dim, args->q, args->k, args->v, args->o));
     if (attention_mma_takes(&c))
         return attention_mma_forward(stream, &c, args);
-    dim3 grid(tsr_blocks(args->tokens, TILE), (unsigned)args->q_heads, tsr_blocks(dim, COLUMNS));
+    dim3 grid(tsr_blocks(c.tokens, TILE), (unsigned)c.q_heads, tsr_blocks(c.dim, COLUMNS));
     TSR_LAUNCH(forward, grid, THREADS, stream, c, args->q, args->k, args->v, args->o, args->lse);
     return tsr_launched("attention");
 }
@@ -455,39 +447,26 @@ tsr_status tsr_attention_own(tsr_stream *stream, const tsr_attention_args *args)
 tsr_status tsr_attention_backward_own(tsr_stream *stream, const tsr_attention_backward_args *args)
 {
     const char *op = "attention_backward";
-    TSR_TRY(own_limits(op, args->tokens, args->head_dim));
-    if (args->tokens == 0)
+    const tsr_attention_shape *s = &args->shape;
+    TSR_TRY(own_limits(op, s));
+    if (s->tokens == 0)
         return TSR_OK;
-    uint64_t need = (uint64_t)args->tokens * (uint64_t)args->q_heads * sizeof(float);
-    if (!args->workspace || args->workspace_bytes < need)
+    uint64_t need = (uint64_t)s->tokens * (uint64_t)s->q_heads * sizeof(float);
+    if (!s->workspace || s->workspace_bytes < need)
         return tsr_fail(TSR_EINVAL, "%s: a workspace of %llu bytes, %llu are needed", op,
-                        (unsigned long long)args->workspace_bytes, (unsigned long long)need);
-    int64_t dim = args->head_dim;
-    attention_call c = {args->cu_seqlens,
-                        (int)args->tokens,
-                        args->documents,
-                        args->q_heads,
-                        args->kv_heads,
-                        args->head_dim,
-                        args->window,
-                        scale_of(args->scale, args->head_dim),
-                        args->softcap,
-                        args->dtype,
-                        tsr_vectors(args->q, dim) && tsr_vectors(args->k, dim) &&
-                            tsr_vectors(args->v, dim) && tsr_vectors(args->o, dim) &&
-                            tsr_vectors(args->d_o, dim) && tsr_vectors(args->dq, dim) &&
-                            tsr_vectors(args->dk, dim) && tsr_vectors(args->dv, dim)};
-    float *delta = (float *)args->workspace;
+                        (unsigned long long)s->workspace_bytes, (unsigned long long)need);
+    attention_call c = call_of(s, tsr_vectors(s->head_dim, args->q, args->k, args->v, args->o,
+                                              args->d_o, args->dq, args->dk, args->dv));
+    float *delta = (float *)s->workspace;
     attention_inputs in = {args->q, args->k, args->v, args->d_o, args->lse, delta};
-    unsigned tiles = tsr_blocks(args->tokens, TILE), parts = tsr_blocks(dim, COLUMNS);
-    TSR_LAUNCH(delta_rows, tsr_blocks(args->tokens * args->q_heads, THREADS / TSR_WARP), THREADS,
-               stream, c, args->o, args->d_o, delta);
+    unsigned tiles = tsr_blocks(c.tokens, TILE), parts = tsr_blocks(c.dim, COLUMNS);
+    TSR_LAUNCH(delta_rows, tsr_blocks(s->tokens * s->q_heads, THREADS / TSR_WARP), THREADS, stream,
+               c, args->o, args->d_o, delta);
     if (attention_mma_takes(&c)) {
         TSR_TRY(tsr_launched(op));
         return attention_mma_backward(stream, &c, &in, args);
     }
-    dim3 queries(tiles, (unsigned)args->q_heads, parts),
-        keys(tiles, (unsigned)args->kv_heads, parts);
+    dim3 queries(tiles, (unsigned)c.q_heads, parts), keys(tiles, (unsigned)c.kv_heads, parts);
     TSR_LAUNCH(query_gradient, queries, THREADS, stream, c, in, args->dq);
     TSR_LAUNCH(key_gradient, keys, THREADS, stream, c, in, args->dk, args->dv);
     return tsr_launched(op);

@@ -22,16 +22,16 @@ uint64_t tsr_attention_workspace_bytes(const tsr_attention_bounds *bounds)
     return (uint64_t)bounds->tokens * (uint64_t)bounds->q_heads * sizeof(float);
 }
 
-/* What both directions know of their shape. */
-typedef struct {
-    const int32_t *cu_seqlens;
-    int64_t tokens;
-    int32_t documents, q_heads, kv_heads, head_dim, window;
-    float scale, softcap;
-} shape;
+float tsr_attention_scale(const tsr_attention_shape *shape)
+{
+    return shape->scale != 0 ? shape->scale : 1.0f / sqrtf((float)shape->head_dim);
+}
+
+typedef tsr_attention_shape shape;
 
 static tsr_status check_shape(const char *op, const shape *s)
 {
+    TSR_TRY(tsr_expect_dtype(op, s->dtype));
     if (s->tokens < 0 || s->documents < 0 || s->q_heads < 1 || s->kv_heads < 1 ||
         s->q_heads % s->kv_heads || s->head_dim < 1 || s->window < 0)
         return tsr_fail(TSR_EINVAL,
@@ -42,60 +42,32 @@ static tsr_status check_shape(const char *op, const shape *s)
     return TSR_OK;
 }
 
-static tsr_status check_workspace(const char *op, const shape *s, const void *workspace,
-                                  uint64_t workspace_bytes)
-{
-    uint64_t need = tsr_attention_workspace_bytes(
-        &(tsr_attention_bounds){.tokens = s->tokens, .q_heads = s->q_heads});
-    if (need && (!workspace || workspace_bytes < need))
-        return tsr_fail(TSR_EINVAL, "%s: a workspace of %llu bytes, %llu are needed", op,
-                        (unsigned long long)workspace_bytes, (unsigned long long)need);
-    return TSR_OK;
-}
-
-static shape forward_shape(const tsr_attention_args *a)
-{
-    return (shape){a->cu_seqlens, a->tokens,
-                   a->documents,  a->q_heads,
-                   a->kv_heads,   a->head_dim,
-                   a->window,     a->scale != 0 ? a->scale : 1.0f / sqrtf((float)a->head_dim),
-                   a->softcap};
-}
-
-static shape backward_shape(const tsr_attention_backward_args *a)
-{
-    return (shape){a->cu_seqlens, a->tokens,
-                   a->documents,  a->q_heads,
-                   a->kv_heads,   a->head_dim,
-                   a->window,     a->scale != 0 ? a->scale : 1.0f / sqrtf((float)a->head_dim),
-                   a->softcap};
-}
-
 tsr_status tsr_attention_check(const tsr_attention_args *args)
 {
-    TSR_TRY(tsr_expect_dtype("attention", args->dtype));
-    shape s = forward_shape(args);
-    TSR_TRY(check_shape("attention", &s));
-    TSR_EXPECT(args->tokens == 0 || (args->q && args->k && args->v && args->o && args->lse),
+    TSR_TRY(check_shape("attention", &args->shape));
+    TSR_EXPECT(args->shape.tokens == 0 || (args->q && args->k && args->v && args->o && args->lse),
                "attention", "a pointer is NULL");
     return TSR_OK;
 }
 
 tsr_status tsr_attention_backward_check(const tsr_attention_backward_args *args)
 {
-    const char *op = "attention_backward";
-    TSR_TRY(tsr_expect_dtype(op, args->dtype));
-    shape s = backward_shape(args);
-    TSR_TRY(check_shape(op, &s));
-    TSR_EXPECT(args->tokens == 0 || (args->q && args->k && args->v && args->o && args->d_o &&
-                                     args->lse && args->dq && args->dk && args->dv),
-               op, "a pointer is NULL");
+    TSR_TRY(check_shape("attention_backward", &args->shape));
+    TSR_EXPECT(args->shape.tokens == 0 || (args->q && args->k && args->v && args->o && args->d_o &&
+                                           args->lse && args->dq && args->dk && args->dv),
+               "attention_backward", "a pointer is NULL");
     return TSR_OK;
 }
 
-/* The documents lie one after the other inside the tokens. */
-static tsr_status check_documents(const char *op, const shape *s)
+/* What only this backend needs, and that the documents lie one after the other inside the tokens. */
+static tsr_status check_host(const char *op, const shape *s)
 {
+    uint64_t need = tsr_attention_workspace_bytes(
+        &(tsr_attention_bounds){.tokens = s->tokens, .q_heads = s->q_heads});
+    TSR_TRY(tsr_expect_f32(op, s->dtype));
+    if (need && (!s->workspace || s->workspace_bytes < need))
+        return tsr_fail(TSR_EINVAL, "%s: a workspace of %llu bytes, %llu are needed", op,
+                        (unsigned long long)s->workspace_bytes, (unsigned long long)need);
     if (s->documents == 0)
         return TSR_OK;
     bool good = s->cu_seqlens[0] == 0 && s->cu_seqlens[s->documents] <= s->tokens;
@@ -149,11 +121,6 @@ TSR_CLONES static void cap_tile(float *scores, int64_t queries, int64_t keys, fl
 
 /* ---- forward ---- */
 
-typedef struct {
-    const tsr_attention_args *args;
-    shape shape;
-} forward_context;
-
 /* Scores to weights of a tile; max, sum and the rows of o follow. Columns from `keys` on are
  * masked, so that rows have one length. */
 TSR_CLONES static void softmax_tile(float *scores, const shape *s, int64_t query, int64_t queries,
@@ -196,11 +163,10 @@ TSR_CLONES static void finish_tile(float *o, float *lse, const shape *s, int64_t
 }
 
 /* Queries [query, query + queries) of the document that starts at token `start`. */
-static void forward_tile(const forward_context *context, int64_t start, int64_t query,
+static void forward_tile(const tsr_attention_args *args, int64_t start, int64_t query,
                          int64_t queries, int32_t head)
 {
-    const shape *s = &context->shape;
-    const tsr_attention_args *args = context->args;
+    const shape *s = &args->shape;
     int64_t dim = s->head_dim, q_stride = s->q_heads * dim, kv_stride = s->kv_heads * dim;
     int64_t kv_head = head / (s->q_heads / s->kv_heads);
     const float *q = (const float *)args->q + (start + query) * q_stride + head * dim;
@@ -221,7 +187,7 @@ static void forward_tile(const forward_context *context, int64_t start, int64_t 
         float *o_rows = o + skip * q_stride;
         tsr_gemm_block(&(tsr_gemm_block_args){rows, keys, dim, false, true, q + skip * q_stride,
                                               q_stride, k + key * kv_stride, kv_stride, scores,
-                                              KEYS, s->scale, 0});
+                                              KEYS, tsr_attention_scale(s), 0});
         if (s->softcap > 0)
             cap_tile(scores, rows, keys, s->softcap);
         softmax_tile(scores, s, query + skip, rows, key, keys, max + skip, sum + skip, o_rows);
@@ -234,8 +200,8 @@ static void forward_tile(const forward_context *context, int64_t start, int64_t 
 
 static void forward_task(void *opaque, int index)
 {
-    const forward_context *context = opaque;
-    const shape *s = &context->shape;
+    const tsr_attention_args *args = opaque;
+    const shape *s = &args->shape;
     int32_t head = index % s->q_heads;
     int64_t tile = index / s->q_heads;
     for (int32_t document = 0; document < s->documents; document++) {
@@ -244,7 +210,7 @@ static void forward_task(void *opaque, int index)
         int64_t tiles = (length + QUERIES - 1) / QUERIES;
         if (tile < tiles) {
             int64_t query = (tiles - 1 - tile) * QUERIES; /* the longest rows first */
-            forward_tile(context, start, query, tsr_min(QUERIES, length - query), head);
+            forward_tile(args, start, query, tsr_min(QUERIES, length - query), head);
             return;
         }
         tile -= tiles;
@@ -254,15 +220,12 @@ static void forward_task(void *opaque, int index)
 tsr_status tsr_attention_ref(const tsr_attention_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_attention_check(args));
-    TSR_TRY(tsr_expect_f32("attention", args->dtype));
-    forward_context context = {args, forward_shape(args)};
-    const shape *s = &context.shape;
-    TSR_TRY(check_workspace("attention", s, args->workspace, args->workspace_bytes));
-    TSR_TRY(check_documents("attention", s));
+    const shape *s = &args->shape;
+    TSR_TRY(check_host("attention", s));
     int64_t tiles = 0, used = used_tokens(s), width = (int64_t)s->q_heads * s->head_dim;
     for (int32_t i = 0; i < s->documents; i++)
         tiles += tsr_block_count(s->cu_seqlens[i + 1] - s->cu_seqlens[i], QUERIES);
-    tsr_pool_run(pool, (int)(tiles * s->q_heads), forward_task, &context);
+    tsr_pool_run(pool, (int)(tiles * s->q_heads), forward_task, (void *)args);
     if (used < s->tokens) {
         memset((float *)args->o + used * width, 0,
                (size_t)((s->tokens - used) * width) * sizeof(float));
@@ -273,11 +236,6 @@ tsr_status tsr_attention_ref(const tsr_attention_args *args, tsr_pool *pool)
 }
 
 /* ---- backward ---- */
-
-typedef struct {
-    const tsr_attention_backward_args *args;
-    shape shape;
-} backward_context;
 
 /* scores -> weights P = exp(scores - lse); masked ones become 0. */
 TSR_CLONES static void weights_tile(float *scores, const shape *s, int64_t query, int64_t queries,
@@ -351,16 +309,16 @@ static void backward_tile(const shape *s, const pieces *p, int64_t query, int64_
     if (key > query)
         query = key;
     int64_t m = end - query;
-    const float *q = p->q + query * qs, *d_o = p->d_o + query * qs;
+    const float scale = tsr_attention_scale(s), *q = p->q + query * qs, *d_o = p->d_o + query * qs;
     const float *k = p->k + key * ks, *v = p->v + key * ks;
     tsr_gemm_block(
-        &(tsr_gemm_block_args){m, n, dim, false, true, q, qs, k, ks, weights, KEYS, s->scale, 0});
+        &(tsr_gemm_block_args){m, n, dim, false, true, q, qs, k, ks, weights, KEYS, scale, 0});
     tsr_gemm_block(
         &(tsr_gemm_block_args){m, n, dim, false, true, d_o, qs, v, ks, gradient, KEYS, 1, 0});
     if (s->softcap > 0)
         cap_with_slopes(weights, slopes, m, n, s->softcap);
     weights_tile(weights, s, query, m, key, n, p->lse + query);
-    scores_gradient(gradient, weights, m, n, p->delta + query, s->scale);
+    scores_gradient(gradient, weights, m, n, p->delta + query, scale);
     if (s->softcap > 0)
         uncap_gradient(gradient, slopes, m, n);
     tsr_gemm_block(&(tsr_gemm_block_args){n, dim, m, true, false, weights, KEYS, d_o, qs,
@@ -373,9 +331,8 @@ static void backward_tile(const shape *s, const pieces *p, int64_t query, int64_
 
 static void backward_task(void *opaque, int index)
 {
-    const backward_context *context = opaque;
-    const tsr_attention_backward_args *args = context->args;
-    const shape *s = &context->shape;
+    const tsr_attention_backward_args *args = opaque;
+    const shape *s = &args->shape;
     int32_t document = index / s->kv_heads, kv_head = index % s->kv_heads;
     int64_t dim = s->head_dim, qs = s->q_heads * dim, ks = s->kv_heads * dim;
     int64_t start = s->cu_seqlens[document], kv = start * ks + kv_head * dim;
@@ -393,7 +350,7 @@ static void backward_task(void *opaque, int index)
     int32_t group = s->q_heads / s->kv_heads;
     for (int32_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
         int64_t at = start * qs + head * dim;
-        float *delta = (float *)args->workspace + head * s->tokens + start;
+        float *delta = (float *)s->workspace + head * s->tokens + start;
         p.q = (const float *)args->q + at;
         p.d_o = (const float *)args->d_o + at;
         p.dq = (float *)args->dq + at;
@@ -411,12 +368,9 @@ static void backward_task(void *opaque, int index)
 tsr_status tsr_attention_backward_ref(const tsr_attention_backward_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_attention_backward_check(args));
-    TSR_TRY(tsr_expect_f32("attention_backward", args->dtype));
-    backward_context context = {args, backward_shape(args)};
-    const shape *s = &context.shape;
-    TSR_TRY(check_workspace("attention_backward", s, args->workspace, args->workspace_bytes));
-    TSR_TRY(check_documents("attention_backward", s));
-    tsr_pool_run(pool, s->documents * s->kv_heads, backward_task, &context);
+    const shape *s = &args->shape;
+    TSR_TRY(check_host("attention_backward", s));
+    tsr_pool_run(pool, s->documents * s->kv_heads, backward_task, (void *)args);
     int64_t used = used_tokens(s), qs = (int64_t)s->q_heads * s->head_dim;
     int64_t ks = (int64_t)s->kv_heads * s->head_dim, rest = s->tokens - used;
     if (rest > 0) {

@@ -7,7 +7,7 @@
  *          sums) stays in registers for the whole chunk.
  * Sums     The tokens are cut into at most TSR_CUDA_PARTIAL_ROWS chunks, by their count alone. A
  *          thread adds its products in fp32, the block adds its 8 warps and writes a row of
- *          `partials`; tsr_column_finish adds the rows in fp64, rounds, and divides by n. So every
+ *          `partials`; tsr_column_sums_finish adds the rows in fp64, rounds, and divides by n. So every
  *          run gives the same bits, and each input is read once.
  * Cost     8 TSR_CUDA_PARTIAL_ROWS bytes per summed column (2 % of what 8192 tokens read in bf16),
  *          mostly in L2, and one launch.
@@ -52,10 +52,10 @@ static inline unsigned tsr_tiling_blocks(const tsr_tiling *tiling)
 }
 
 /* TSR_KERNELS_OF and TSR_LAUNCH_OF of tiles. */
-#define TSR_TILE_KERNELS(body, args_type, blocks)                                                  \
-    TSR_KERNELS_OF(body, args_type, tsr_tiling, TSR_TILE_THREADS, blocks)
-#define TSR_TILE_LAUNCH(body, args, tiling, stream)                                                \
-    TSR_LAUNCH_OF(body, (tiling).whole, (args)->dtype, tsr_tiling_blocks(&(tiling)),               \
+#define TSR_TILE_KERNELS(name, body, args_type, blocks)                                            \
+    TSR_KERNELS_OF(name, body, args_type, tsr_tiling, TSR_TILE_THREADS, blocks)
+#define TSR_TILE_LAUNCH(name, args, tiling, stream)                                                \
+    TSR_LAUNCH_OF(name, (tiling).whole, (args)->dtype, tsr_tiling_blocks(&(tiling)),               \
                   TSR_TILE_THREADS, stream, *(args), tiling)
 
 /* Where a thread works. */
@@ -145,42 +145,6 @@ typedef struct {
     int64_t rows, columns;
 } tsr_column_sums;
 
-#define TSR_FINISH_ROWS 8 /* warps: each adds every eighth row, then the first adds them */
-
-static __global__ void __launch_bounds__(TSR_FINISH_ROWS *TSR_WARP)
-    tsr_column_finish(const tsr_column_sums s)
-{
-    tsr_kernel_begin();
-    __shared__ double shared[TSR_FINISH_ROWS][TSR_WARP];
-    int warp = threadIdx.x / TSR_WARP, lane = threadIdx.x % TSR_WARP;
-    int64_t column = (int64_t)blockIdx.x * TSR_WARP + lane;
-    tsr_sum_part part = s.part[0];
-#pragma unroll
-    for (int p = 1; p < TSR_SUM_PARTS; p++)
-        if (column >= s.part[p].first && s.part[p].width)
-            part = s.part[p];
-    bool mine = part.dm && column < part.first + part.width;
-    int64_t j = column - part.first;
-    float n = mine && warp == 0 ? part.n[j] : 1;
-    float value[TSR_CUDA_PARTIAL_ROWS / TSR_FINISH_ROWS];
-    double total = 0;
-#pragma unroll
-    for (int i = 0; i < TSR_CUDA_PARTIAL_ROWS / TSR_FINISH_ROWS; i++) {
-        int64_t row = warp + i * TSR_FINISH_ROWS;
-        value[i] = mine && row < s.rows ? s.partials[row * s.columns + column] : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < TSR_CUDA_PARTIAL_ROWS / TSR_FINISH_ROWS; i++)
-        total += (double)value[i];
-    shared[warp][lane] = total;
-    __syncthreads();
-    if (warp != 0 || !mine)
-        return;
-    for (int w = 1; w < TSR_FINISH_ROWS; w++)
-        total += shared[w][lane];
-    part.dm[j] = __fdiv_rn((float)total, n);
-}
-
 /* Adds a dm of `width` columns behind those there are; returns its first column. */
 static inline int64_t tsr_column_sums_add(tsr_column_sums *sums, int index, float *dm,
                                           const float *n, int64_t width)
@@ -197,17 +161,8 @@ static inline bool tsr_column_sums_wanted(const tsr_column_sums *sums)
 }
 
 /* After the kernel that wrote `rows` rows of partials; 0 rows give sums of zero. */
-static inline tsr_status tsr_column_sums_finish(tsr_column_sums *sums, const float *partials,
-                                                int64_t rows, tsr_stream *stream)
-{
-    if (!tsr_column_sums_wanted(sums))
-        return TSR_OK;
-    sums->partials = partials;
-    sums->rows = rows;
-    TSR_LAUNCH(tsr_column_finish, tsr_blocks(sums->columns, TSR_WARP), TSR_FINISH_ROWS * TSR_WARP,
-               stream, *sums);
-    return tsr_launched("column sums");
-}
+tsr_status tsr_column_sums_finish(tsr_column_sums *sums, const float *partials, int64_t rows,
+                                  tsr_stream *stream);
 
 static inline tsr_status tsr_column_sums_check(const tsr_column_sums *sums, const float *partials,
                                                const char *op)

@@ -14,9 +14,10 @@
  * Where W + s B A is one weight (nf4_merge.h) that is multiplied with xd, W with what of x is not in xd:
  *     base = W (x - xd), inner = (W + s B A) xd
  *     y    = (base + bias) + g inner
- * whose backward is that of y = g inner + bias (scale_backward.h), with dy the gradient of base.
+ * whose backward is that of y = g inner + bias, with dy the gradient of base. That of y = g z + bias is d_lora with s 1:
+ * of the linears whose consumer is the residual (o_proj, down_proj), and of all that are merged.
  *
- * Cost     forward 5 tokens d elements (4 without inner), backward 4 (3 without dm); merged 3.
+ * Cost     forward 5 tokens d elements (4 without inner), backward 4 (3 without dm, and with d_lora alone); merged 3.
  */
 #ifndef TSR_KERNELS_COMPOSE_H
 #define TSR_KERNELS_COMPOSE_H
@@ -49,10 +50,10 @@ typedef struct {
 typedef struct {
     const void *dy;       /* [tokens, d] */
     const void *inner;    /* [tokens, d], with dm */
-    const float *g;       /* [d] */
+    const float *g;       /* [d]; NULL, without d_base_dropped: 1 */
     const float *n;       /* [d], with dm */
     void *d_base_dropped; /* [tokens, d]; may be inner; optional */
-    void *d_lora;         /* [tokens, d]; may be inner; optional */
+    void *d_lora;         /* [tokens, d]; may be inner, or dy without d_base_dropped; optional */
     float *dm;            /* [d], written; optional */
     int64_t tokens, d;
     float scale;

@@ -32,7 +32,7 @@ tsr_status tsr_compose_backward_check(const tsr_compose_backward_args *args)
 {
     TSR_TRY(tsr_expect_dtype("compose_backward", args->dtype));
     TSR_EXPECT(args->tokens >= 0 && args->d > 0, "compose_backward", "tokens < 0 or d < 1");
-    TSR_EXPECT(args->g, "compose_backward", "g is NULL");
+    TSR_EXPECT(args->g || !args->d_base_dropped, "compose_backward", "g is NULL");
     TSR_EXPECT(args->d_base_dropped || args->d_lora || args->dm, "compose_backward",
                "nothing to compute");
     TSR_EXPECT(args->tokens == 0 || !args->d_lora || args->d_lora != args->d_base_dropped,
@@ -65,13 +65,7 @@ TSR_INLINE void forward_tile(const tsr_compose_args *args, tsr_tile tile)
     }
 }
 
-TSR_CLONES static void forward_task(void *context, int task)
-{
-    const tsr_compose_args *args = context;
-    bool whole = false;
-    for (int strip = 0; strip < tsr_task_strips(args->d, whole); strip++)
-        forward_tile(args, tsr_tile_at(task, strip, args->tokens, args->d, whole));
-}
+TSR_STRIP_TASK(forward_task, tsr_compose_args, d, false, forward_tile)
 
 TSR_INLINE void merged_tile(const tsr_compose_merged_args *args, tsr_tile tile)
 {
@@ -88,17 +82,12 @@ TSR_INLINE void merged_tile(const tsr_compose_merged_args *args, tsr_tile tile)
     }
 }
 
-TSR_CLONES static void merged_task(void *context, int task)
-{
-    const tsr_compose_merged_args *args = context;
-    bool whole = false;
-    for (int strip = 0; strip < tsr_task_strips(args->d, whole); strip++)
-        merged_tile(args, tsr_tile_at(task, strip, args->tokens, args->d, whole));
-}
+TSR_STRIP_TASK(merged_task, tsr_compose_merged_args, d, false, merged_tile)
 
 TSR_INLINE void backward_tile(const tsr_compose_backward_args *args, tsr_tile tile)
 {
-    const float *g = args->g + tile.column;
+    float g_buffer[TSR_STRIP];
+    const float *g = tsr_vector_load(g_buffer, args->g, tile.column, tile.columns, 1.0f);
     const float s = args->scale;
     tsr_strip_sum sum = {.held = 0};
     for (int64_t t = tile.token; t < tile.token_end; t++) {
@@ -125,35 +114,26 @@ TSR_INLINE void backward_tile(const tsr_compose_backward_args *args, tsr_tile ti
         tsr_strip_divide(args->dm + tile.column, &sum, args->n + tile.column, tile.columns);
 }
 
-TSR_CLONES static void backward_task(void *context, int task)
-{
-    const tsr_compose_backward_args *args = context;
-    bool whole = args->dm != NULL;
-    for (int strip = 0; strip < tsr_task_strips(args->d, whole); strip++)
-        backward_tile(args, tsr_tile_at(task, strip, args->tokens, args->d, whole));
-}
+TSR_STRIP_TASK(backward_task, tsr_compose_backward_args, d, args->dm != NULL, backward_tile)
 
 tsr_status tsr_compose_ref(const tsr_compose_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_compose_check(args));
-    TSR_TRY(tsr_expect_f32("compose", args->dtype));
-    tsr_pool_run(pool, tsr_tile_tasks(args->tokens, args->d, false), forward_task, (void *)args);
-    return TSR_OK;
+    return tsr_run_f32("compose", args->dtype, pool, tsr_tile_tasks(args->tokens, args->d, false),
+                       forward_task, args);
 }
 
 tsr_status tsr_compose_merged_ref(const tsr_compose_merged_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_compose_merged_check(args));
-    TSR_TRY(tsr_expect_f32("compose_merged", args->dtype));
-    tsr_pool_run(pool, tsr_tile_tasks(args->tokens, args->d, false), merged_task, (void *)args);
-    return TSR_OK;
+    return tsr_run_f32("compose_merged", args->dtype, pool,
+                       tsr_tile_tasks(args->tokens, args->d, false), merged_task, args);
 }
 
 tsr_status tsr_compose_backward_ref(const tsr_compose_backward_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_compose_backward_check(args));
-    TSR_TRY(tsr_expect_f32("compose_backward", args->dtype));
-    tsr_pool_run(pool, tsr_tile_tasks(args->tokens, args->d, args->dm != NULL), backward_task,
-                 (void *)args);
-    return TSR_OK;
+    return tsr_run_f32("compose_backward", args->dtype, pool,
+                       tsr_tile_tasks(args->tokens, args->d, args->dm != NULL), backward_task,
+                       args);
 }

@@ -96,6 +96,17 @@ static __device__ __forceinline__ void tsr_fetch_ahead(const void *p, unsigned b
 #endif
 }
 
+/* Two values of a 16-bit type in a word, the first lower. */
+static __device__ __forceinline__ uint32_t tsr_pack2(float low, float high, tsr_dtype dtype)
+{
+    if (dtype == TSR_BF16) {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+        return *(uint32_t *)&pair;
+    }
+    __half2 pair = __floats2half2_rn(low, high);
+    return *(uint32_t *)&pair;
+}
+
 static __device__ __forceinline__ void tsr_store8(void *p, int64_t i, const float *in,
                                                   tsr_dtype dtype)
 {
@@ -106,22 +117,15 @@ static __device__ __forceinline__ void tsr_store8(void *p, int64_t i, const floa
     }
     uint32_t word[4];
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        if (dtype == TSR_BF16) {
-            __nv_bfloat162 pair = __floats2bfloat162_rn(in[2 * j], in[2 * j + 1]);
-            word[j] = *(uint32_t *)&pair;
-        } else {
-            __half2 pair = __floats2half2_rn(in[2 * j], in[2 * j + 1]);
-            word[j] = *(uint32_t *)&pair;
-        }
-    }
+    for (int j = 0; j < 4; j++)
+        word[j] = tsr_pack2(in[2 * j], in[2 * j + 1], dtype);
     *(uint4 *)((uint16_t *)p + i) = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-/* Whether rows of `width` elements from p on can be read in vectors. */
-static inline bool tsr_vectors(const void *p, int64_t width)
+/* Whether rows of `width` elements from each p on can be read in vectors; NULL can. */
+template <typename... P> static inline bool tsr_vectors(int64_t width, P... p)
 {
-    return width % TSR_VECTOR == 0 && (uintptr_t)p % 16 == 0;
+    return width % TSR_VECTOR == 0 && ((uintptr_t)p | ...) % 16 == 0;
 }
 
 /* ---- reductions: every thread gets the sum; the order depends on blockDim alone ---- */
@@ -218,6 +222,15 @@ static inline cudaLaunchConfig_t tsr_launch_config(cudaLaunchAttribute *early, d
     } while (0)
 #define TSR_LAUNCH(kernel, blocks, threads, stream, ...)                                           \
     TSR_LAUNCH_SHARED(kernel, blocks, threads, 0, stream, __VA_ARGS__)
+
+/* So that `kernel` may ask for so much shared memory at a launch, which may be more than every card has. */
+static inline tsr_status tsr_allow_shared(tsr_stream *stream, const void *kernel, int64_t bytes,
+                                          const char *op)
+{
+    tsr_stream_cuda(stream); /* its device becomes this thread's */
+    return tsr_cuda_status(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), op);
+}
 
 /* After TSR_LAUNCH: what the launch said. */
 static inline tsr_status tsr_launched(const char *op)

@@ -85,15 +85,14 @@ dora_norms(const tsr_dora_norm_args *a, const dora_scales *scales, tsr_dtype dty
     a->g[row] = a->m ? __fdiv_rn(a->m[row], n) : 1;
 }
 
-TSR_KERNELS_OF(dora_norms, tsr_dora_norm_args, dora_scales, THREADS, BLOCKS)
+TSR_KERNELS_OF(dora_norms, dora_norms, tsr_dora_norm_args, dora_scales, THREADS, BLOCKS)
 
 extern "C" tsr_status tsr_dora_norm_cuda(tsr_stream *stream, const tsr_dora_norm_args *args)
 {
     TSR_TRY(tsr_dora_norm_check(args));
     if (args->rows == 0)
         return TSR_OK;
-    bool whole = tsr_vectors(args->u, args->r) && tsr_vectors(args->bg, args->r) &&
-                 tsr_vectors(args->b, args->r);
+    bool whole = tsr_vectors(args->r, args->u, args->bg, args->b);
     dora_scales scales = {(float)(2 * args->scale), (float)(args->scale * args->scale)};
     TSR_LAUNCH_OF(dora_norms, whole, args->dtype, tsr_blocks(args->rows, THREADS / LANES), THREADS,
                   stream, *args, scales);

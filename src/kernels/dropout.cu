@@ -147,15 +147,14 @@ static __device__ __forceinline__ void drop_rows(const tsr_dropout_args *a, cons
     }
 }
 
-TSR_KERNELS_OF(drop_rows, tsr_dropout_args, drop_plan, THREADS, BLOCKS)
+TSR_KERNELS_OF(drop_rows, drop_rows, tsr_dropout_args, drop_plan, THREADS, BLOCKS)
 
 extern "C" tsr_status tsr_dropout_cuda(tsr_stream *stream, const tsr_dropout_args *args)
 {
     TSR_TRY(tsr_dropout_check(args));
     if (args->tokens == 0 || args->columns == 0)
         return TSR_OK;
-    bool whole = tsr_vectors(args->x, args->columns) && tsr_vectors(args->out, args->columns) &&
-                 tsr_vectors(args->left, args->columns);
+    bool whole = tsr_vectors(args->columns, args->x, args->out, args->left);
     drop_plan plan = {};
     plan.threshold = args->dropout.threshold << 16;
     plan.groups = (args->columns + TSR_VECTOR - 1) / TSR_VECTOR;

@@ -58,10 +58,8 @@ TSR_CLONES static void quantize_rows(void *context, int index)
 tsr_status tsr_fp8_quantize_ref(const tsr_fp8_quantize_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_fp8_quantize_check(args));
-    TSR_TRY(tsr_expect_f32("fp8_quantize", args->dtype));
-    tsr_pool_run(pool, tsr_block_count(args->tokens, tsr_block_rows(args->d)), quantize_rows,
-                 (void *)args);
-    return TSR_OK;
+    return tsr_run_f32("fp8_quantize", args->dtype, pool,
+                       tsr_block_count(args->tokens, tsr_block_rows(args->d)), quantize_rows, args);
 }
 
 tsr_status tsr_fp8_rows_check(const char *op, tsr_fp8_rows rows, tsr_dtype dtype)

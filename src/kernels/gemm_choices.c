@@ -96,16 +96,6 @@ tsr_status tsr_blas_import(tsr_blas *blas, const char *text)
     return TSR_OK;
 }
 
-static bool wanted(const tsr_matmul_key *key, const tsr_gemm_args *shape, int count)
-{
-    for (int i = 0; i < count; i++) {
-        tsr_matmul_key bucket = tsr_matmul_bucket(&shape[i]);
-        if (memcmp(&bucket, key, sizeof bucket) == 0)
-            return true;
-    }
-    return false;
-}
-
 void tsr_blas_recall(tsr_blas *blas, const char *text, const tsr_gemm_args *shape, int count,
                      bool timed)
 {
@@ -113,7 +103,7 @@ void tsr_blas_recall(tsr_blas *blas, const char *text, const tsr_gemm_args *shap
         return;
     for (const char *line = line_after(text); *line; line = line_after(line)) {
         tsr_matmul_choice choice;
-        if (!parse_choice(&choice, line) || !wanted(&choice.key, shape, count))
+        if (!parse_choice(&choice, line) || !tsr_matmul_listed(shape, count, &choice.key))
             continue;
         const tsr_matmul_choice *place = tsr_matmul_find(blas, &choice.key);
         if (place && place->origin < TSR_MATMUL_SETTLED && tsr_matmul_runs(blas, &choice))

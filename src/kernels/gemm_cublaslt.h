@@ -73,6 +73,9 @@ typedef struct {
 /* The bucket of a shape with aligned operands, which is where it is timed. */
 tsr_matmul_key tsr_matmul_bucket(const tsr_gemm_args *shape);
 
+/* gemm_tune.c: whether a bucket is that of one of the shapes. */
+bool tsr_matmul_listed(const tsr_gemm_args *shape, int count, const tsr_matmul_key *key);
+
 /* The place of a shape, used or free; NULL: not in a table that is full. */
 tsr_matmul_choice *tsr_matmul_find(tsr_blas *blas, const tsr_matmul_key *key);
 void tsr_matmul_keep(tsr_blas *blas, const tsr_matmul_key *key, const cublasLtMatmulAlgo_t *algo,

@@ -82,7 +82,7 @@ static double tuning_seconds(double seconds)
     return TSR_BLAS_CANDIDATES * (seconds + round + (ROUNDS - 1) * round / 2);
 }
 
-static bool listed(const tsr_gemm_args *shape, int count, const tsr_matmul_key *key)
+bool tsr_matmul_listed(const tsr_gemm_args *shape, int count, const tsr_matmul_key *key)
 {
     for (int i = 0; i < count; i++) {
         tsr_matmul_key other = tsr_matmul_bucket(&shape[i]);
@@ -114,7 +114,7 @@ int tsr_blas_select(const tsr_blas *blas, tsr_gemm_args *shape, int count)
         tsr_matmul_key key = tsr_matmul_bucket(&shape[i]);
         double cost = tuning_seconds(seconds_of(blas, &key));
         if (spent + cost > MOST_SECONDS || !is_worth_timing(blas, &shape[i]) ||
-            listed(shape, selected, &key))
+            tsr_matmul_listed(shape, selected, &key))
             continue;
         spent += cost;
         swap(&shape[selected++], &shape[i]);

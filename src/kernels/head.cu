@@ -127,7 +127,7 @@ static __device__ __forceinline__ void store_weights(void *row, int64_t at, cons
         *(float4 *)((float *)row + at) = make_float4(in[0], in[1], in[2], in[3]);
         return;
     }
-    uint32_t word[2];
+    uint32_t word[2]; /* tsr_pack2 here makes the compiler spill */
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (dtype == TSR_BF16) {
@@ -351,7 +351,7 @@ static tsr_status run_rows(const head_tile *tile, int64_t row, int64_t rows)
     weigh.count = tile->vocab;
     weigh.d = d;
     weigh.dtype = args->dtype;
-    weigh.vectors = tsr_vectors(tile->w, d) && tsr_vectors(s->acc, d) && tsr_vectors(s->wy, d);
+    weigh.vectors = tsr_vectors(d, tile->w, s->acc, s->wy);
     weigh.softcap = args->softcap;
     weigh.growth = args->dtype == TSR_F16 ? 0 : GROWTH;
     unsigned threads =
@@ -491,8 +491,7 @@ extern "C" tsr_status tsr_head_finish_cuda(tsr_stream *stream, const tsr_head_fi
         return tsr_fail(TSR_EUNSUPPORTED, "head_finish: dh is acc or wy, but not F32");
     TSR_LAUNCH(finish_loss, 1, LOSS_THREADS, stream, *args);
     if (args->dh) {
-        bool vectors = tsr_vectors(args->dh, args->d) && tsr_vectors(s->acc, args->d) &&
-                       tsr_vectors(s->wy, args->d);
+        bool vectors = tsr_vectors(args->d, args->dh, s->acc, s->wy);
         TSR_LAUNCH(finish_rows, (unsigned)args->rows, THREADS, stream, *args, vectors);
     }
     return tsr_launched("head_finish");

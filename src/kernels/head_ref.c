@@ -253,9 +253,8 @@ TSR_CLONES static void finish_block(void *context, int index)
 tsr_status tsr_head_finish_ref(const tsr_head_finish_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_head_finish_check(args));
-    TSR_TRY(tsr_expect_f32("head_finish", args->dtype));
-    tsr_pool_run(pool, tsr_block_count(args->rows, tsr_block_rows(args->d)), finish_block,
-                 (void *)args);
+    TSR_TRY(tsr_run_f32("head_finish", args->dtype, pool,
+                        tsr_block_count(args->rows, tsr_block_rows(args->d)), finish_block, args));
     double sum = 0;
     for (int64_t i = 0; i < args->rows; i++)
         sum += args->nll[i];

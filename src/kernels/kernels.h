@@ -30,7 +30,6 @@
 #include "kernels/rope_qkv.h"
 #include "kernels/row_square_norm.h"
 #include "kernels/rows.h"
-#include "kernels/scale_backward.h"
 #include "kernels/swiglu.h"
 #include "kernels/types.h"
 #include "kernels/widen.h"
@@ -57,7 +56,6 @@
     X(swiglu_backward)                                                                             \
     X(layer_inputs)                                                                                \
     X(layer_inputs_backward)                                                                       \
-    X(scale_backward)                                                                              \
     X(head_begin)                                                                                  \
     X(head_chunk)                                                                                  \
     X(head_finish)                                                                                 \

@@ -133,9 +133,8 @@ extern "C" tsr_status tsr_layer_inputs_cuda(tsr_stream *stream, const tsr_layer_
 {
     TSR_TRY(tsr_layer_inputs_check(args));
     int64_t width = args->width;
-    bool whole = tsr_vectors(args->z, width) && tsr_vectors(args->rows, width) &&
-                 tsr_vectors(args->out, width) && tsr_vectors(args->w.data, width) &&
-                 tsr_vectors(args->g, width) && tsr_vectors(args->bias.data, width);
+    bool whole =
+        tsr_vectors(width, args->z, args->rows, args->out, args->w.data, args->g, args->bias.data);
     if (args->tokens == 0)
         return TSR_OK;
     TSR_LAUNCH(forward_rows, tsr_blocks(args->tokens * args->layers, WARPS), WARPS * TSR_WARP,
@@ -148,9 +147,8 @@ extern "C" tsr_status tsr_layer_inputs_backward_cuda(tsr_stream *stream,
 {
     TSR_TRY(tsr_layer_inputs_backward_check(args));
     int64_t width = args->width;
-    bool whole = tsr_vectors(args->z, width) && tsr_vectors(args->dout, width) &&
-                 tsr_vectors(args->dy, width) && tsr_vectors(args->w.data, width) &&
-                 tsr_vectors(args->g, width) && tsr_vectors(args->bias.data, width);
+    bool whole =
+        tsr_vectors(width, args->z, args->dout, args->dy, args->w.data, args->g, args->bias.data);
     if (args->tokens == 0)
         return TSR_OK;
     TSR_LAUNCH(back_rows, tsr_blocks(args->tokens * args->layers, WARPS), WARPS * TSR_WARP, stream,

@@ -99,15 +99,13 @@ static void backward_block(void *context, int index)
 tsr_status tsr_layer_inputs_ref(const tsr_layer_inputs_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_layer_inputs_check(args));
-    TSR_TRY(tsr_expect_f32("layer_inputs", args->dtype));
-    tsr_pool_run(pool, tsr_block_count(args->tokens, TASK_TOKENS), forward_block, (void *)args);
-    return TSR_OK;
+    return tsr_run_f32("layer_inputs", args->dtype, pool,
+                       tsr_block_count(args->tokens, TASK_TOKENS), forward_block, args);
 }
 
 tsr_status tsr_layer_inputs_backward_ref(const tsr_layer_inputs_backward_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_layer_inputs_backward_check(args));
-    TSR_TRY(tsr_expect_f32("layer_inputs_backward", args->dtype));
-    tsr_pool_run(pool, tsr_block_count(args->tokens, TASK_TOKENS), backward_block, (void *)args);
-    return TSR_OK;
+    return tsr_run_f32("layer_inputs_backward", args->dtype, pool,
+                       tsr_block_count(args->tokens, TASK_TOKENS), backward_block, args);
 }

@@ -37,6 +37,15 @@ static inline tsr_status tsr_expect_f32(const char *op, tsr_dtype dtype)
                     dtype < TSR_DTYPE_COUNT ? tsr_dtype_name(dtype) : "?");
 }
 
+/* What most references end with: `tasks` of `task`, which reads the op's `args`, in F32. */
+static inline tsr_status tsr_run_f32(const char *op, tsr_dtype dtype, tsr_pool *pool, int tasks,
+                                     void (*task)(void *args, int index), const void *args)
+{
+    TSR_TRY(tsr_expect_f32(op, dtype));
+    tsr_pool_run(pool, tasks, task, (void *)args);
+    return TSR_OK;
+}
+
 static inline bool tsr_frozen_valid(tsr_frozen f)
 {
     return !f.data || f.dtype == TSR_F32 || f.dtype == TSR_BF16;
@@ -131,6 +140,16 @@ TSR_INLINE tsr_tile tsr_tile_at(int task, int strip, int64_t tokens, int64_t col
     return (tsr_tile){column, tsr_min(TSR_STRIP, columns - column), token,
                       tsr_min(tokens, token + rows)};
 }
+
+/* A task that runs `run`, which takes the op's arguments and a tile, over all of its strips. */
+#define TSR_STRIP_TASK(name, args_type, width, whole_columns, run)                                 \
+    TSR_CLONES static void name(void *context, int task)                                           \
+    {                                                                                              \
+        const args_type *args = context;                                                           \
+        bool whole = whole_columns;                                                                \
+        for (int strip = 0; strip < tsr_task_strips(args->width, whole); strip++)                  \
+            run(args, tsr_tile_at(task, strip, args->tokens, args->width, whole));                 \
+    }
 
 /* A column sum of a strip: fp32 over TSR_SUM_TOKENS tokens, then fp64. */
 typedef struct {

@@ -323,9 +323,7 @@ static bool has_room(tsr_stream *stream)
 
 static tsr_status launch_one_pass(tsr_stream *stream, const low_rank_call *call)
 {
-    TSR_TRY(tsr_cuda_status(
-        cudaFuncSetAttribute(one_pass, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES),
-        "low_rank_backward: shared memory"));
+    TSR_TRY(tsr_allow_shared(stream, (const void *)one_pass, SHARED_BYTES, "low_rank_backward"));
     TSR_LAUNCH_SHARED(one_pass, (unsigned)(call->tiling.strips * call->tiling.splits), THREADS,
                       SHARED_BYTES, stream, *call);
     return tsr_launched("low_rank_backward");

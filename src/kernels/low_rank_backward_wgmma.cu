@@ -314,9 +314,7 @@ static tsr_status launch(tsr_stream *stream, const low_rank_call *call, const lo
 {
     void (*kernel)(const low_rank_call, const low_rank_maps) = one_pass_boxes<PIECES, RANKS>;
     int bytes = STAGES * STAGE_BYTES + PIECES * B_BYTES + ALIGNMENT;
-    TSR_TRY(tsr_cuda_status(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        "low_rank_backward: shared memory"));
+    TSR_TRY(tsr_allow_shared(stream, (const void *)kernel, bytes, "low_rank_backward"));
     TSR_LAUNCH_SHARED(kernel, (unsigned)(call->tiling.strips * call->tiling.splits), THREADS,
                       (size_t)bytes, stream, *call, *maps);
     return tsr_launched("low_rank_backward");

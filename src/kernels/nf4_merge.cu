@@ -166,9 +166,7 @@ static tsr_status merge_tiles(tsr_stream *stream, const tsr_nf4_merge_args *args
     int kind = tsr_merge_kind(args);
     unsigned blocks =
         (unsigned)(tsr_blocks(w->columns, TILE) * tsr_blocks(w->count / w->columns, TILE));
-    TSR_TRY(tsr_cuda_status(
-        cudaFuncSetAttribute(kernels[kind], cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        "nf4_merge: shared memory"));
+    TSR_TRY(tsr_allow_shared(stream, (const void *)kernels[kind], bytes, "nf4_merge"));
     TSR_LAUNCH_SHARED(kernels[kind], blocks, THREADS, (size_t)bytes, stream, *args);
     if (kind != TSR_MERGE_PLAIN)
         tsr_nf4_merge_finish(stream, args, TSR_NF4_BLOCK);

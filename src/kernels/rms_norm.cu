@@ -124,8 +124,9 @@ static __device__ __forceinline__ void write_codes(tsr_fp8_rows rows, const floa
     }
 }
 
-/* A row held in registers, as it is stored. */
-template <bool CODES>
+/* A row held in registers, as it is stored. Where nothing is ADDed, what is held is x as it was loaded, widened once
+ * for the sum and once for h, so that 32 registers do and a multiprocessor holds all its threads. */
+template <bool ADD, bool CODES>
 static __device__ __forceinline__ void forward_held(const tsr_rms_norm_args *a, tsr_dtype dtype)
 {
     int64_t row = blockIdx.x * a->d;
@@ -134,9 +135,11 @@ static __device__ __forceinline__ void forward_held(const tsr_rms_norm_args *a, 
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
-        x_raw[k] = column < a->d && a->x ? tsr_raw_load(a->x, row + column, 8, dtype, true)
-                                         : (tsr_raw8){{0}};
-        if (column < a->d && a->z)
+        if (ADD)
+            x_raw[k] = (tsr_raw8){{0}};
+        if (column < a->d && (!ADD || a->x))
+            x_raw[k] = tsr_raw_load(a->x, row + column, 8, dtype, true);
+        if (ADD && column < a->d && a->z)
             z_raw[k] = tsr_raw_load(a->z, row + column, 8, dtype, true);
     }
 #pragma unroll
@@ -145,16 +148,16 @@ static __device__ __forceinline__ void forward_held(const tsr_rms_norm_args *a, 
         if (column >= a->d)
             break;
         tsr_raw_widen(x, x_raw[k], dtype);
-        if (a->z) {
+        if (ADD && a->z) {
             float z[8];
             tsr_raw_widen(z, z_raw[k], dtype);
             x_raw[k] = add_residual(x, a, z, column, 8, dtype, true);
         }
         squares += dot8(x, x);
-        if (a->x_out && (a->z || a->x_out != a->x))
+        if (ADD && a->x_out && (a->z || a->x_out != a->x))
             tsr_raw_store(a->x_out, row + column, 8, x, dtype, true);
     }
-    if (!a->h)
+    if (ADD && !a->h)
         return;
     float rstd = rstd_of(a, row_sum(squares));
 #pragma unroll
@@ -167,41 +170,6 @@ static __device__ __forceinline__ void forward_held(const tsr_rms_norm_args *a, 
     }
     if (CODES)
         write_codes(a->h8, NULL, a->d, x_raw);
-}
-
-/* The same where nothing is added: what is held is x as it was loaded, widened once for the sum and
- * once for h, so that 32 registers do and a multiprocessor holds all its threads. */
-template <bool CODES>
-static __device__ __forceinline__ void norm_held(const tsr_rms_norm_args *a, tsr_dtype dtype)
-{
-    int64_t row = blockIdx.x * a->d;
-    tsr_raw8 raw[HELD];
-    float x[8], squares = 0;
-#pragma unroll
-    for (int k = 0; k < HELD; k++) {
-        int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
-        if (column < a->d)
-            raw[k] = tsr_raw_load(a->x, row + column, 8, dtype, true);
-    }
-#pragma unroll
-    for (int k = 0; k < HELD; k++) {
-        int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
-        if (column >= a->d)
-            break;
-        tsr_raw_widen(x, raw[k], dtype);
-        squares += dot8(x, x);
-    }
-    float rstd = rstd_of(a, row_sum(squares));
-#pragma unroll
-    for (int k = 0; k < HELD; k++) {
-        int64_t column = (threadIdx.x + k * blockDim.x) * TSR_VECTOR;
-        if (column >= a->d)
-            break;
-        tsr_raw_widen(x, raw[k], dtype);
-        raw[k] = normalize(a, x, rstd, column, 8, dtype, true);
-    }
-    if (CODES)
-        write_codes(a->h8, NULL, a->d, raw);
 }
 
 /* What there is of eight columns before it is normalized; the first walk leaves memory as it is. */
@@ -337,22 +305,13 @@ static __device__ __forceinline__ void backward_walked(const tsr_rms_norm_backwa
 
 /* ---- kernels and launches ---- */
 
-static __device__ __forceinline__ void forward_row(const tsr_rms_norm_args *a, const bool *held,
-                                                   tsr_dtype dtype, bool whole)
+template <bool ADD>
+static __device__ __forceinline__ void any_row(const tsr_rms_norm_args *a, const bool *held,
+                                               tsr_dtype dtype, bool whole)
 {
     (void)held;
     if (whole)
-        forward_held<false>(a, dtype);
-    else
-        forward_walked(a, dtype);
-}
-
-static __device__ __forceinline__ void norm_row(const tsr_rms_norm_args *a, const bool *held,
-                                                tsr_dtype dtype, bool whole)
-{
-    (void)held;
-    if (whole)
-        norm_held<false>(a, dtype);
+        forward_held<ADD, false>(a, dtype);
     else
         forward_walked(a, dtype);
 }
@@ -367,23 +326,23 @@ static __device__ __forceinline__ void backward_row(const tsr_rms_norm_backward_
         backward_walked(a, dtype);
 }
 
-TSR_KERNELS_OF(forward_row, tsr_rms_norm_args, bool, MOST, 1)
-TSR_KERNELS_OF(norm_row, tsr_rms_norm_args, bool, MOST, NORM_BLOCKS)
-TSR_KERNELS_OF(backward_row, tsr_rms_norm_backward_args, bool, MOST, 1)
+TSR_KERNELS_OF(forward_row, any_row<true>, tsr_rms_norm_args, bool, MOST, 1)
+TSR_KERNELS_OF(norm_row, any_row<false>, tsr_rms_norm_args, bool, MOST, NORM_BLOCKS)
+TSR_KERNELS_OF(backward_row, backward_row, tsr_rms_norm_backward_args, bool, MOST, 1)
 
 /* With h8 or dx8, of bf16. */
 static __global__ void __launch_bounds__(MOST, 1)
     forward_codes(const __grid_constant__ tsr_rms_norm_args a)
 {
     tsr_kernel_begin();
-    forward_held<true>(&a, TSR_BF16);
+    forward_held<true, true>(&a, TSR_BF16);
 }
 
 static __global__ void __launch_bounds__(MOST, NORM_BLOCKS)
     norm_codes(const __grid_constant__ tsr_rms_norm_args a)
 {
     tsr_kernel_begin();
-    norm_held<true>(&a, TSR_BF16);
+    forward_held<false, true>(&a, TSR_BF16);
 }
 
 static __global__ void __launch_bounds__(MOST, 1)
@@ -410,10 +369,9 @@ extern "C" tsr_status tsr_rms_norm_cuda(tsr_stream *stream, const tsr_rms_norm_a
     tsr_rms_norm_args scaled = *args;
     scaled.scale = args->scale != 0 ? args->scale : 1;
     args = &scaled;
-    bool held = d <= MOST_VECTOR * TSR_VECTOR && tsr_vectors(args->x, d) &&
-                tsr_vectors(args->z, d) && tsr_vectors(args->g, d) &&
-                tsr_vectors(args->bias.data, d) && tsr_vectors(args->w.data, d) &&
-                tsr_vectors(args->x_out, d) && tsr_vectors(args->h, d);
+    bool held =
+        d <= MOST_VECTOR * TSR_VECTOR && tsr_vectors(d, args->x, args->z, args->g, args->bias.data,
+                                                     args->w.data, args->x_out, args->h);
     bool adds = args->z || !args->h || (args->x_out && args->x_out != args->x);
     bool codes = held && !args->h8.column_factor && tsr_fp8_rows_fit(args->h8, d, args->dtype);
     unsigned threads = row_threads(d, held), rows = (unsigned)args->tokens;
@@ -435,8 +393,8 @@ extern "C" tsr_status tsr_rms_norm_backward_cuda(tsr_stream *stream,
     if (args->tokens == 0)
         return TSR_OK;
     int64_t d = args->d;
-    bool held = d <= MOST_VECTOR * TSR_VECTOR && tsr_vectors(args->dh, d) &&
-                tsr_vectors(args->x, d) && tsr_vectors(args->w.data, d) && tsr_vectors(args->dx, d);
+    bool held =
+        d <= MOST_VECTOR * TSR_VECTOR && tsr_vectors(d, args->dh, args->x, args->w.data, args->dx);
     bool codes = held && tsr_fp8_rows_fit(args->dx8, d, args->dtype);
     unsigned threads = row_threads(d, held), rows = (unsigned)args->tokens;
     if (codes)

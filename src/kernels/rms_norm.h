@@ -9,7 +9,7 @@
  * z is what o_proj or down_proj computed (W x + s B A x), g DoRA's magnitude over norm.
  *
  * Backward, with w frozen: dx (+)= rstd (w dh - x rstd^2 mean(w dh x)).
- * The gradient of z and of the magnitude is kernels/scale_backward.h.
+ * The gradient of z and of the magnitude is kernels/compose.h.
  *
  * Cost     forward 4 tokens d elements (with z), backward 4; h8 and dx8 1 byte an element more.
  */

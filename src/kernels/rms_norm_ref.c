@@ -146,17 +146,17 @@ TSR_CLONES static void backward_block(void *context, int index)
 tsr_status tsr_rms_norm_ref(const tsr_rms_norm_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_rms_norm_check(args));
-    TSR_TRY(tsr_expect_f32("rms_norm", args->dtype));
-    tsr_pool_run(pool, tsr_block_count(args->tokens, tsr_block_rows(args->d)), forward_block,
-                 (void *)args);
+    TSR_TRY(tsr_run_f32("rms_norm", args->dtype, pool,
+                        tsr_block_count(args->tokens, tsr_block_rows(args->d)), forward_block,
+                        args));
     return tsr_fp8_rows_ref(args->h8, args->h, args->tokens, args->d, pool);
 }
 
 tsr_status tsr_rms_norm_backward_ref(const tsr_rms_norm_backward_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_rms_norm_backward_check(args));
-    TSR_TRY(tsr_expect_f32("rms_norm_backward", args->dtype));
-    tsr_pool_run(pool, tsr_block_count(args->tokens, tsr_block_rows(args->d)), backward_block,
-                 (void *)args);
+    TSR_TRY(tsr_run_f32("rms_norm_backward", args->dtype, pool,
+                        tsr_block_count(args->tokens, tsr_block_rows(args->d)), backward_block,
+                        args));
     return tsr_fp8_rows_ref(args->dx8, args->dx, args->tokens, args->d, pool);
 }

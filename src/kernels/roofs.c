@@ -382,54 +382,24 @@ static tsr_status call_attention_backward(tsr_roofs *roofs, const void *args)
     return roofs->kernels->attention_backward(roofs->stream, args);
 }
 
-static void fill_forward(tsr_attention_args *out, char *memory, const attention_places *p,
-                         const tsr_roofs_attention_shape *s)
+static tsr_attention_shape attention_shape(char *memory, const attention_places *p,
+                                           const tsr_roofs_attention_shape *s)
 {
-    *out = (tsr_attention_args){.q = memory + p->q[0],
-                                .k = memory + p->kv[0],
-                                .v = memory + p->kv[1],
-                                .o = memory + p->q[1],
-                                .lse = (float *)(void *)(memory + p->lse),
-                                .cu_seqlens = (const int32_t *)(void *)(memory + p->documents),
-                                .workspace = memory + p->workspace,
-                                .workspace_bytes = p->workspace_bytes,
-                                .tokens = s->rows * s->length,
-                                .documents = (int32_t)s->rows,
-                                .q_heads = s->heads,
-                                .kv_heads = s->kv_heads,
-                                .head_dim = s->head_dim,
-                                .dtype = s->dtype};
-}
-
-static void fill_backward(tsr_attention_backward_args *out, char *memory, const attention_places *p,
-                          const tsr_attention_args *f)
-{
-    *out = (tsr_attention_backward_args){.q = f->q,
-                                         .k = f->k,
-                                         .v = f->v,
-                                         .o = f->o,
-                                         .d_o = memory + p->q[2],
-                                         .lse = f->lse,
-                                         .dq = memory + p->q[3],
-                                         .dk = memory + p->kv[2],
-                                         .dv = memory + p->kv[3],
-                                         .cu_seqlens = f->cu_seqlens,
-                                         .workspace = f->workspace,
-                                         .workspace_bytes = f->workspace_bytes,
-                                         .tokens = f->tokens,
-                                         .documents = f->documents,
-                                         .q_heads = f->q_heads,
-                                         .kv_heads = f->kv_heads,
-                                         .head_dim = f->head_dim,
-                                         .dtype = f->dtype};
+    return (tsr_attention_shape){.cu_seqlens = (const int32_t *)(void *)(memory + p->documents),
+                                 .workspace = memory + p->workspace,
+                                 .workspace_bytes = p->workspace_bytes,
+                                 .tokens = s->rows * s->length,
+                                 .documents = (int32_t)s->rows,
+                                 .q_heads = s->heads,
+                                 .kv_heads = s->kv_heads,
+                                 .head_dim = s->head_dim,
+                                 .dtype = s->dtype};
 }
 
 tsr_status tsr_roofs_attention(tsr_roof *forward, tsr_roof *backward, tsr_roofs *roofs,
                                const tsr_roofs_attention_shape *s, double seconds)
 {
     uint64_t bytes;
-    tsr_attention_args f;
-    tsr_attention_backward_args b;
     TSR_TRY(tsr_roofs_attention_bytes(&bytes, roofs->kernels, roofs->device, s));
     if (bytes > roofs->bytes)
         return tsr_fail(TSR_EINVAL, "attention over %lld rows of %lld needs more than %llu bytes",
@@ -437,8 +407,23 @@ tsr_status tsr_roofs_attention(tsr_roof *forward, tsr_roof *backward, tsr_roofs 
     tsr_attention_bounds bounds = attention_bounds(s);
     attention_places p = place_attention(s, roofs->kernels->attention_workspace_bytes(&bounds));
     TSR_TRY(write_documents(roofs, p.documents, s));
-    fill_forward(&f, roofs->memory, &p, s);
-    fill_backward(&b, roofs->memory, &p, &f);
+    char *m = roofs->memory;
+    const tsr_attention_args f = {.q = m + p.q[0],
+                                  .k = m + p.kv[0],
+                                  .v = m + p.kv[1],
+                                  .o = m + p.q[1],
+                                  .lse = (float *)(void *)(m + p.lse),
+                                  .shape = attention_shape(m, &p, s)};
+    const tsr_attention_backward_args b = {.q = f.q,
+                                           .k = f.k,
+                                           .v = f.v,
+                                           .o = f.o,
+                                           .d_o = m + p.q[2],
+                                           .lse = f.lse,
+                                           .dq = m + p.q[3],
+                                           .dk = m + p.kv[2],
+                                           .dv = m + p.kv[3],
+                                           .shape = f.shape};
     double pairs = (double)(s->rows * s->length) * (double)(s->length + 1) / 2;
     double one = 2 * pairs * (double)s->heads * (double)s->head_dim;
     TSR_TRY(measure(forward, &(measured){roofs, call_attention, &f, 2 * one}, seconds));

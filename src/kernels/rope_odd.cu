@@ -7,153 +7,181 @@
  * Cost     tokens (Hq + 2 Hkv) D elements in and out, z once more with dm; 2 or 4 bytes at a time, neighbours in a
  *          warp side by side.
  */
-#include "kernels/rope_odd.cuh"
+#include "kernels/rope_parts.cuh"
 
 #define THREADS      128
 #define CHUNK_TOKENS 8 /* without sums */
 
+/* How the work is split. */
+typedef struct {
+    int64_t chunk;   /* tokens of a block */
+    int64_t columns; /* of the partials: one row a chunk */
+    int pairs;       /* of a head, that turn */
+    int slots;       /* threads that have work */
+} odd_split;
+
 /* Where a thread works: columns a and b of its part, of which both turn by angle `pair`, or a alone. */
 typedef struct {
-    int part, head, a, b;
-    int pair;    /* -1: a alone */
-    int64_t all; /* column a, counted over the three parts */
+    int part, a, b;
+    int pair;          /* -1: a alone */
+    int head;          /* counted over the three parts */
+    int column;        /* of the head in its part */
+    int64_t own, wide; /* stride of the rows of out and dout, and of z and dz */
+    const float *cosine, *sine;
 } odd_place;
 
-static __device__ __forceinline__ int slots_of_head(const rope_odd_args *s)
-{
-    return s->dim - s->pairs;
-}
-
-static __device__ __forceinline__ odd_place place_of(const rope_odd_args *s, int slot)
+static __device__ __forceinline__ odd_place place_of(const tsr_rope_shape *s,
+                                                     const odd_split *split, int slot)
 {
     odd_place p;
-    int slots = slots_of_head(s), head = slot / slots, i = slot % slots;
-    p.part = head < s->q_heads ? 0 : head < s->q_heads + s->kv_heads ? 1 : 2;
-    p.head = head - (p.part == 0 ? 0 : p.part == 1 ? s->q_heads : s->q_heads + s->kv_heads);
-    p.pair = i < s->pairs ? i : -1;
-    p.a = i < s->pairs ? (s->neighbours ? 2 * i : i) : i + s->pairs;
-    p.b = i < s->pairs ? (s->neighbours ? 2 * i + 1 : i + s->pairs) : p.a;
-    p.all = (int64_t)head * s->dim + p.a;
+    int slots = s->head_dim - split->pairs, i = slot % slots;
+    p.head = slot / slots;
+    p.part = p.head < s->q_heads ? 0 : p.head < s->q_heads + s->kv_heads ? 1 : 2;
+    int before = p.part == 0 ? 0 : p.part == 1 ? s->q_heads : s->q_heads + s->kv_heads;
+    p.column = (p.head - before) * s->head_dim;
+    p.own = (int64_t)(p.part == 0 ? s->q_heads : s->kv_heads) * s->head_dim;
+    p.wide = s->stride ? s->stride : p.own;
+    p.pair = i < split->pairs ? i : -1;
+    p.a = p.pair < 0 ? i + split->pairs : s->neighbours ? 2 * i : i;
+    p.b = p.pair < 0 ? p.a : s->neighbours ? 2 * i + 1 : i + split->pairs;
+    bool queries = p.part == 0 && s->q_cosine;
+    p.cosine = queries ? s->q_cosine : s->cosine;
+    p.sine = queries ? s->q_sine : s->sine;
     return p;
 }
 
-/* Element of a row of z or dz, and of out or dout. */
-static __device__ __forceinline__ int64_t wide_at(const rope_odd_args *s, const odd_place *p,
-                                                  int64_t token)
-{
-    int64_t heads = p->part == 0 ? s->q_heads : s->kv_heads;
-    return token * (s->stride ? s->stride : heads * s->dim) + (int64_t)p->head * s->dim;
-}
-
-static __device__ __forceinline__ int64_t own_at(const rope_odd_args *s, const odd_place *p,
-                                                 int64_t token)
-{
-    int64_t heads = p->part == 0 ? s->q_heads : s->kv_heads;
-    return (token * heads + p->head) * s->dim;
-}
-
 /* Turns (u, v) by the pair's angle at a position; back: by its negative. */
-static __device__ __forceinline__ void turn(float *u, float *v, const rope_odd_args *s,
+static __device__ __forceinline__ void turn(float *u, float *v, const tsr_rope_shape *s, int pairs,
                                             const odd_place *p, int64_t token, bool back)
 {
-    bool own = p->part == 0 && s->q_cosine;
-    int64_t at = (int64_t)s->positions[token] * s->pairs + p->pair;
-    float cosine = (own ? s->q_cosine : s->cosine)[at], sine = (own ? s->q_sine : s->sine)[at];
-    float a = *u, b = *v;
-    sine = back ? -sine : sine;
+    int64_t at = (int64_t)s->positions[token] * pairs + p->pair;
+    float cosine = p->cosine[at], sine = back ? -p->sine[at] : p->sine[at], a = *u, b = *v;
     *u = a * cosine - b * sine;
     *v = b * cosine + a * sine;
 }
 
-static __device__ __forceinline__ float gain(const float *g, const odd_place *p, int dim,
-                                             int column)
+static __device__ __forceinline__ float gain(const float *g, int column)
 {
-    return g ? g[p->head * dim + column] : 1;
+    return g ? g[column] : 1;
 }
 
-static __device__ __forceinline__ float bias_at(tsr_frozen bias, const odd_place *p, int dim,
-                                                int column)
+static __device__ __forceinline__ float bias_at(tsr_frozen bias, int column)
 {
-    return bias.data ? tsr_load(bias.data, p->head * dim + column, bias.dtype) : 0;
+    return bias.data ? tsr_load(bias.data, column, bias.dtype) : 0;
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    forward_odd(const __grid_constant__ rope_odd_args s)
+    forward_odd(const __grid_constant__ tsr_rope_qkv_args args,
+                const __grid_constant__ odd_split split)
 {
     tsr_kernel_begin();
+    const tsr_rope_shape *s = &args.shape;
     int slot = (int)(blockIdx.x * THREADS + threadIdx.x);
-    if (slot >= s.slots)
+    if (slot >= split.slots)
         return;
-    odd_place p = place_of(&s, slot);
-    const rope_odd_part *part = &s.part[p.part];
-    float g_a = gain(part->g, &p, s.dim, p.a), g_b = gain(part->g, &p, s.dim, p.b);
-    float bias_a = bias_at(part->bias, &p, s.dim, p.a);
-    float bias_b = bias_at(part->bias, &p, s.dim, p.b);
-    int64_t first = (int64_t)blockIdx.y * s.chunk, end = min(s.tokens, first + s.chunk);
+    odd_place p = place_of(s, &split, slot);
+    const tsr_rope_part *part = &args.part[p.part];
+    int a = p.column + p.a, b = p.column + p.b;
+    float g_a = gain(part->g, a), g_b = gain(part->g, b);
+    float bias_a = bias_at(part->bias, a), bias_b = bias_at(part->bias, b);
+    int64_t first = (int64_t)blockIdx.y * split.chunk, end = min(s->tokens, first + split.chunk);
+#pragma unroll 1 /* a store may be what the next token reads */
     for (int64_t t = first; t < end; t++) {
-        int64_t from = wide_at(&s, &p, t), to = own_at(&s, &p, t);
-        float u = g_a * tsr_load(part->z, from + p.a, s.dtype) + bias_a;
-        float v = p.pair < 0 ? 0 : g_b * tsr_load(part->z, from + p.b, s.dtype) + bias_b;
+        int64_t from = t * p.wide, to = t * p.own;
+        float u = g_a * tsr_load(part->z, from + a, s->dtype) + bias_a;
+        float v = p.pair < 0 ? 0 : g_b * tsr_load(part->z, from + b, s->dtype) + bias_b;
         if (p.pair >= 0 && p.part != 2)
-            turn(&u, &v, &s, &p, t, false);
-        tsr_store(part->out, to + p.a, u, s.dtype);
+            turn(&u, &v, s, split.pairs, &p, t, false);
+        tsr_store(part->out, to + a, u, s->dtype);
         if (p.pair >= 0)
-            tsr_store(part->out, to + p.b, v, s.dtype);
+            tsr_store(part->out, to + b, v, s->dtype);
     }
 }
 
-/* part.z is z, part.in dout, part.out dz. */
-static __global__ void __launch_bounds__(THREADS) back_odd(const __grid_constant__ rope_odd_args s)
+static __global__ void __launch_bounds__(THREADS)
+    back_odd(const __grid_constant__ tsr_rope_qkv_backward_args args,
+             const __grid_constant__ odd_split split)
 {
     tsr_kernel_begin();
+    const tsr_rope_shape *s = &args.shape;
     int slot = (int)(blockIdx.x * THREADS + threadIdx.x);
-    if (slot >= s.slots)
+    if (slot >= split.slots)
         return;
-    odd_place p = place_of(&s, slot);
-    const rope_odd_part *part = &s.part[p.part];
-    float g_a = gain(part->g, &p, s.dim, p.a), g_b = gain(part->g, &p, s.dim, p.b);
-    float sum_a = 0, sum_b = 0;
-    int64_t first = (int64_t)blockIdx.y * s.chunk, end = min(s.tokens, first + s.chunk);
+    odd_place p = place_of(s, &split, slot);
+    const tsr_rope_backward_part *part = &args.part[p.part];
+    int a = p.column + p.a, b = p.column + p.b;
+    float g_a = gain(part->g, a), g_b = gain(part->g, b), sum_a = 0, sum_b = 0;
+    int64_t first = (int64_t)blockIdx.y * split.chunk, end = min(s->tokens, first + split.chunk);
     for (int64_t t = first; t < end; t++) {
-        int64_t wide = wide_at(&s, &p, t), own = own_at(&s, &p, t);
-        float u = tsr_load(part->in, own + p.a, s.dtype);
-        float v = p.pair < 0 ? 0 : tsr_load(part->in, own + p.b, s.dtype);
+        int64_t from = t * p.own, to = t * p.wide;
+        float u = tsr_load(part->dout, from + a, s->dtype);
+        float v = p.pair < 0 ? 0 : tsr_load(part->dout, from + b, s->dtype);
         if (p.pair >= 0 && p.part != 2)
-            turn(&u, &v, &s, &p, t, true);
-        if (part->sums) {
-            sum_a += u * tsr_load(part->z, wide + p.a, s.dtype);
-            sum_b += p.pair < 0 ? 0 : v * tsr_load(part->z, wide + p.b, s.dtype);
+            turn(&u, &v, s, split.pairs, &p, t, true);
+        if (part->dm) {
+            sum_a += u * tsr_load(part->z, to + a, s->dtype);
+            sum_b += p.pair < 0 ? 0 : v * tsr_load(part->z, to + b, s->dtype);
         }
-        tsr_store(part->out, wide + p.a, g_a * u, s.dtype);
+        tsr_store(part->dz, to + a, g_a * u, s->dtype);
         if (p.pair >= 0)
-            tsr_store(part->out, wide + p.b, g_b * v, s.dtype);
+            tsr_store(part->dz, to + b, g_b * v, s->dtype);
     }
-    if (!part->sums)
+    if (!part->dm)
         return;
-    float *row = s.partials + blockIdx.y * s.columns + p.all;
-    row[0] = sum_a;
+    float *row = args.partials + blockIdx.y * split.columns + (int64_t)p.head * s->head_dim;
+    row[p.a] = sum_a;
     if (p.pair >= 0)
-        row[p.b - p.a] = sum_b;
+        row[p.b] = sum_b;
 }
 
-static void launch(tsr_stream *stream, rope_odd_args *s, bool back)
+/* ---- launching ---- */
+
+bool tsr_rope_is_odd(const tsr_rope_shape *s)
 {
-    s->slots = s->heads * (s->dim - s->pairs);
-    if (!s->chunk)
-        s->chunk = CHUNK_TOKENS;
-    dim3 grid(tsr_blocks(s->slots, THREADS), tsr_blocks(s->tokens, s->chunk));
-    if (back)
-        TSR_LAUNCH(back_odd, grid, THREADS, stream, *s);
-    else
-        TSR_LAUNCH(forward_odd, grid, THREADS, stream, *s);
+    return s->neighbours || s->stride || s->q_cosine ||
+           (s->rotary_dim && s->rotary_dim != s->head_dim);
 }
 
-void tsr_rope_odd(tsr_stream *stream, rope_odd_args *args)
+static odd_split split_of(const tsr_rope_shape *s, const void *v, int64_t chunk, int64_t columns)
 {
-    launch(stream, args, false);
+    int pairs = (s->rotary_dim ? s->rotary_dim : s->head_dim) / 2;
+    odd_split split = {chunk, columns, pairs, tsr_rope_heads(s, v) * (s->head_dim - pairs)};
+    return split;
 }
 
-void tsr_rope_odd_back(tsr_stream *stream, rope_odd_args *args)
+static dim3 blocks_of(const odd_split *split, int64_t tokens)
 {
-    launch(stream, args, true);
+    return dim3(tsr_blocks(split->slots, THREADS), tsr_blocks(tokens, split->chunk));
+}
+
+static tsr_status check_norm(const char *op, tsr_frozen norm)
+{
+    return norm.data ? tsr_fail(TSR_EUNSUPPORTED, "%s: norms of heads that turn in part", op)
+                     : TSR_OK;
+}
+
+tsr_status tsr_rope_odd(tsr_stream *stream, const tsr_rope_qkv_args *args)
+{
+    for (int p = 0; p < 3; p++)
+        TSR_TRY(check_norm("rope_qkv", args->part[p].norm));
+    odd_split split = split_of(&args->shape, args->part[2].out, CHUNK_TOKENS, 0);
+    TSR_LAUNCH(forward_odd, blocks_of(&split, args->shape.tokens), THREADS, stream, *args, split);
+    return tsr_launched("rope_qkv");
+}
+
+tsr_status tsr_rope_odd_back(tsr_stream *stream, const tsr_rope_qkv_backward_args *args,
+                             tsr_column_sums *sums)
+{
+    const char *op = "rope_qkv_backward";
+    tsr_tiling tiling = tsr_tiling_make(args->shape.tokens, 1, true, false);
+    for (int p = 0; p < 3; p++)
+        TSR_TRY(check_norm(op, args->part[p].norm));
+    odd_split split =
+        split_of(&args->shape, args->part[2].dz,
+                 tsr_column_sums_wanted(sums) ? tiling.chunk : CHUNK_TOKENS, sums->columns);
+    if (args->shape.tokens) {
+        TSR_LAUNCH(back_odd, blocks_of(&split, args->shape.tokens), THREADS, stream, *args, split);
+        TSR_TRY(tsr_launched(op));
+    }
+    return tsr_column_sums_finish(sums, args->partials, tiling.chunks, stream);
 }

@@ -5,18 +5,16 @@
  * Lanes    rope_parts.cuh. bf16 heads of 128 without bias and norm have rope_ring.cu.
  * Split    Without sums over tokens a warp has one token and STEPS strips, all asked for at once,
  *          which share one row of the tables; g and bias come from L1. With dm (and in the backward
- *          of the heads' norm) a warp keeps one strip and goes through the tokens of a chunk, TURNS
+ *          of the heads' norm) a warp keeps one strip and goes through the tokens of a chunk, two
  *          at a time, with g and the sums in registers: the tiles of column_sum.cuh. There the
  *          positions are read ahead, 32 a time, so that the tables' rows are asked for together with
  *          the activations and not after them.
  * Cost     tokens (Hq + 2 Hkv) D elements in and out, z once more where dm or a norm needs it; and
  *          rows of the tables (4 D bytes) from L1 and L2, one for STEPS strips or for one.
  */
-#include "kernels/rope_odd.cuh"
 #include "kernels/rope_parts.cuh"
 
 #define STEPS 4 /* 16 heads of 128, 2 blocks of 8 warps: 65 KB under way on a multiprocessor */
-#define TURNS 2
 
 /* ---- token by token: the forward, and the backward without sums and norms ---- */
 
@@ -73,9 +71,9 @@ static __device__ __forceinline__ void turn_pair(const rope_forward_args *a, con
 }
 
 /* A strip of the tiling is STEPS strips of heads, a chunk is a token a warp. */
-static __device__ __forceinline__ void steps_tile(const rope_forward_args *a,
-                                                  const tsr_tiling *tiling, bool normalized,
-                                                  bool back, tsr_dtype dtype, bool whole)
+template <bool NORMALIZED, bool BACK>
+static __device__ __forceinline__ void
+steps_tile(const rope_forward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
     tsr_place place = tsr_place_of(tiling);
     const rope_shape *s = &a->shape;
@@ -99,41 +97,35 @@ static __device__ __forceinline__ void steps_tile(const rope_forward_args *a,
         angles = load_angles(s, position, l[0].i, l[0].count, whole);
 #pragma unroll
     for (int u = 0; u < STEPS; u++)
-        turn_pair(a, &l[u], place.token, &z[u], &angles, normalized, back, dtype, whole);
+        turn_pair(a, &l[u], place.token, &z[u], &angles, NORMALIZED, BACK, dtype, whole);
 }
 
-static __device__ __forceinline__ void
-forward_plain(const rope_forward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
+TSR_TILE_KERNELS(forward_plain, (steps_tile<false, false>), rope_forward_args, 2)
+TSR_TILE_KERNELS(forward_normalized, (steps_tile<true, false>), rope_forward_args, 2)
+TSR_TILE_KERNELS(back_plain, (steps_tile<false, true>), rope_forward_args, 2)
+
+/* The shape as the kernels take it, with the lanes of a head; `v` is v's out or dz. */
+static rope_shape shape_of(const tsr_rope_shape *given, const void *v)
 {
-    steps_tile(a, tiling, false, false, dtype, whole);
+    int64_t vectors = (given->head_dim / 2 + TSR_VECTOR - 1) / TSR_VECTOR;
+    rope_shape s = {};
+    s.cosine = given->cosine;
+    s.sine = given->sine;
+    s.positions = given->positions;
+    s.half = given->head_dim / 2;
+    s.q_heads = given->q_heads;
+    s.kv_heads = given->kv_heads;
+    s.heads = tsr_rope_heads(given, v);
+    s.eps = given->norm_eps;
+    s.group = 1;
+    while (s.group < vectors)
+        s.group *= 2, s.shift++;
+    return s;
 }
 
-static __device__ __forceinline__ void forward_normalized(const rope_forward_args *a,
-                                                          const tsr_tiling *tiling, tsr_dtype dtype,
-                                                          bool whole)
+/* Strips of the heads of a warp. */
+static int64_t strips_of(const rope_shape *s)
 {
-    steps_tile(a, tiling, true, false, dtype, whole);
-}
-
-static __device__ __forceinline__ void
-back_plain(const rope_forward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
-{
-    steps_tile(a, tiling, false, true, dtype, whole);
-}
-
-TSR_TILE_KERNELS(forward_plain, rope_forward_args, 2)
-TSR_TILE_KERNELS(forward_normalized, rope_forward_args, 2)
-TSR_TILE_KERNELS(back_plain, rope_forward_args, 2)
-
-/* Lanes of a head, and strips of the heads of a warp. */
-static int64_t rope_strips(rope_shape *s, int32_t head_dim)
-{
-    int64_t vectors = (head_dim / 2 + TSR_VECTOR - 1) / TSR_VECTOR;
-    s->half = head_dim / 2;
-    s->group = 1;
-    s->shift = 0;
-    while (s->group < vectors)
-        s->group *= 2, s->shift++;
     return tsr_blocks(s->heads, TSR_WARP / s->group);
 }
 
@@ -147,79 +139,30 @@ static tsr_tiling steps_tiling(int64_t tokens, int64_t strips, bool whole)
 
 static bool whole_tables(const rope_shape *s)
 {
-    return tsr_vectors(s->cosine, s->half) && tsr_vectors(s->sine, s->half);
-}
-
-/* ---- what rope_odd.cu takes ---- */
-
-/* Whether a call is none of this file's: of either direction. */
-#define IS_ODD(args)                                                                               \
-    ((args)->neighbours || (args)->stride || (args)->q_cosine ||                                   \
-     ((args)->rotary_dim && (args)->rotary_dim != (args)->head_dim))
-
-static rope_odd_args odd_shape(int32_t q_heads, int32_t kv_heads, int32_t head_dim,
-                               int32_t rotary_dim, bool neighbours)
-{
-    rope_odd_args odd = {};
-    odd.q_heads = q_heads;
-    odd.kv_heads = kv_heads;
-    odd.dim = head_dim;
-    odd.pairs = (rotary_dim ? rotary_dim : head_dim) / 2;
-    odd.neighbours = neighbours;
-    return odd;
-}
-
-static tsr_status odd_forward(tsr_stream *stream, const tsr_rope_qkv_args *args)
-{
-    rope_odd_args odd = odd_shape(args->q_heads, args->kv_heads, args->head_dim, args->rotary_dim,
-                                  args->neighbours);
-    for (int p = 0; p < 3; p++) {
-        const tsr_rope_part *part = &args->part[p];
-        if (part->norm.data)
-            return tsr_fail(TSR_EUNSUPPORTED, "rope_qkv: norms of heads that turn in part");
-        rope_odd_part taken = {part->z, NULL, part->out, part->g, part->bias, false};
-        odd.part[p] = taken;
-    }
-    odd.heads = tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].out);
-    odd.cosine = args->cosine, odd.sine = args->sine;
-    odd.q_cosine = args->q_cosine, odd.q_sine = args->q_sine;
-    odd.positions = args->positions;
-    odd.tokens = args->tokens;
-    odd.stride = args->stride;
-    odd.dtype = args->dtype;
-    tsr_rope_odd(stream, &odd);
-    return tsr_launched("rope_qkv");
+    return tsr_vectors(s->half, s->cosine, s->sine);
 }
 
 extern "C" tsr_status tsr_rope_qkv_cuda(tsr_stream *stream, const tsr_rope_qkv_args *args)
 {
     TSR_TRY(tsr_rope_qkv_check(args));
-    if (args->tokens == 0)
+    if (args->shape.tokens == 0)
         return TSR_OK;
-    if (IS_ODD(args))
-        return odd_forward(stream, args);
+    if (tsr_rope_is_odd(&args->shape))
+        return tsr_rope_odd(stream, args);
     rope_forward_args a = {};
-    a.shape.cosine = args->cosine;
-    a.shape.sine = args->sine;
-    a.shape.positions = args->positions;
-    a.shape.q_heads = args->q_heads;
-    a.shape.kv_heads = args->kv_heads;
-    a.shape.heads = tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].out);
-    a.shape.eps = args->norm_eps;
-    a.dtype = args->dtype;
-    int64_t strips = rope_strips(&a.shape, args->head_dim), half = a.shape.half;
+    a.shape = shape_of(&args->shape, args->part[2].out);
+    a.dtype = args->shape.dtype;
+    int64_t tokens = args->shape.tokens, strips = strips_of(&a.shape), half = a.shape.half;
     bool whole = whole_tables(&a.shape), normalized = false;
     for (int p = 0; p < 3; p++) {
         const tsr_rope_part *part = &args->part[p];
         a.part[p] = *part;
         normalized |= part->norm.data != NULL;
-        whole &= tsr_vectors(part->z, half) && tsr_vectors(part->out, half) &&
-                 tsr_vectors(part->g, half) && tsr_vectors(part->bias.data, half) &&
-                 tsr_vectors(part->norm.data, half);
+        whole &= tsr_vectors(half, part->z, part->out, part->g, part->bias.data, part->norm.data);
     }
-    tsr_tiling tiling = steps_tiling(args->tokens, strips, whole);
+    tsr_tiling tiling = steps_tiling(tokens, strips, whole);
     if (tsr_rope_ring_takes(&a, whole))
-        tsr_rope_ring(stream, &a, args->tokens, strips, false);
+        tsr_rope_ring(stream, &a, tokens, strips, false);
     else if (normalized)
         TSR_TILE_LAUNCH(forward_normalized, &a, tiling, stream);
     else
@@ -309,10 +252,10 @@ static __device__ __forceinline__ void back_pair(backward_lane *b, const rope_sh
     store_pair(b->part.dz, token * l->stride + l->column, s->half, l->count, &dy, dtype, whole);
 }
 
-/* turns divides TSR_WARP. */
-static __device__ __forceinline__ void back_tile(const rope_backward_args *a,
-                                                 const tsr_tiling *tiling, bool normalized,
-                                                 int turns, tsr_dtype dtype, bool whole)
+/* TURNS, of tokens under way, divides TSR_WARP. */
+template <bool NORMALIZED, int TURNS>
+static __device__ __forceinline__ void
+back_tile(const rope_backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
 {
     tsr_place place = tsr_place_of(tiling);
     const rope_shape *s = &a->shape;
@@ -322,50 +265,38 @@ static __device__ __forceinline__ void back_tile(const rope_backward_args *a,
     b.part = b.lane.part == 0 ? a->part[0] : b.lane.part == 1 ? a->part[1] : a->part[2];
     zero_pair(&b.sum);
     zero_pair(&b.norm);
-    if (normalized && b.lane.count) {
+    if (NORMALIZED && b.lane.count) {
         float_pair(&b.g, b.part.g, b.lane.column, s->half, b.lane.count, 1, whole);
         frozen_pair(&b.bias, b.part.bias, b.lane.column, s->half, b.lane.count, 0, whole);
         frozen_pair(&b.norm, b.part.norm, b.lane.i, s->half, b.lane.count, 1, whole);
     }
     int64_t t = place.token;
-    for (int turn = 0; t < place.end; turn += turns, t += TSR_TILE_WARPS * turns) {
+    for (int turn = 0; t < place.end; turn += TURNS, t += TSR_TILE_WARPS * TURNS) {
         backward_input in[TURNS];
         if (turn % TSR_WARP == 0) {
             int64_t ahead = t + lane * TSR_TILE_WARPS;
             held = ahead < place.end ? (int)tsr_load_common_word(s->positions + ahead) : 0;
         }
 #pragma unroll
-        for (int u = 0; u < turns; u++) {
+        for (int u = 0; u < TURNS; u++) {
             int64_t token = t + u * TSR_TILE_WARPS;
             int position = __shfl_sync(0xffffffffu, held, (turn + u) % TSR_WARP);
             if (token < place.end)
                 load_input(&in[u], &b, s, token, position, dtype, whole);
         }
 #pragma unroll
-        for (int u = 0; u < turns; u++) {
+        for (int u = 0; u < TURNS; u++) {
             int64_t token = t + u * TSR_TILE_WARPS;
             if (token < place.end)
-                back_pair(&b, s, &in[u], token, normalized, dtype, whole);
+                back_pair(&b, s, &in[u], token, NORMALIZED, dtype, whole);
         }
     }
     if (a->partials)
         write_partials(a, &place, &b.sum);
 }
 
-static __device__ __forceinline__ void
-back_sums(const rope_backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
-{
-    back_tile(a, tiling, false, TURNS, dtype, whole);
-}
-
-static __device__ __forceinline__ void
-back_normalized(const rope_backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
-{
-    back_tile(a, tiling, true, 1, dtype, whole);
-}
-
-TSR_TILE_KERNELS(back_sums, rope_backward_args, 2)
-TSR_TILE_KERNELS(back_normalized, rope_backward_args, 1)
+TSR_TILE_KERNELS(back_sums, (back_tile<false, 2>), rope_backward_args, 2)
+TSR_TILE_KERNELS(back_normalized, (back_tile<true, 1>), rope_backward_args, 1)
 
 /* The parts as the kernel reads them: z only where it is needed. Returns whether all rows can be
  * read in vectors. */
@@ -380,9 +311,8 @@ static bool take_parts(rope_backward_args *a, bool *normalized,
         if (!part->dm && !part->norm.data)
             part->z = NULL;
         *normalized |= part->norm.data != NULL;
-        whole &= tsr_vectors(part->dout, half) && tsr_vectors(part->z, half) &&
-                 tsr_vectors(part->dz, half) && tsr_vectors(part->g, half) &&
-                 tsr_vectors(part->bias.data, half) && tsr_vectors(part->norm.data, half);
+        whole &= tsr_vectors(half, part->dout, part->z, part->dz, part->g, part->bias.data,
+                             part->norm.data);
     }
     return whole;
 }
@@ -408,61 +338,26 @@ static void launch_plain(tsr_stream *stream, const rope_backward_args *a, int64_
         TSR_TILE_LAUNCH(back_plain, &plain, tiling, stream);
 }
 
-static tsr_status odd_backward(tsr_stream *stream, const tsr_rope_qkv_backward_args *args,
-                               tsr_column_sums *sums)
-{
-    rope_odd_args odd = odd_shape(args->q_heads, args->kv_heads, args->head_dim, args->rotary_dim,
-                                  args->neighbours);
-    tsr_tiling tiling = tsr_tiling_make(args->tokens, 1, true, false);
-    for (int p = 0; p < 3; p++) {
-        const tsr_rope_backward_part *part = &args->part[p];
-        if (part->norm.data)
-            return tsr_fail(TSR_EUNSUPPORTED, "rope_qkv: norms of heads that turn in part");
-        rope_odd_part taken = {part->z, part->dout, part->dz, part->g, {}, part->dm != NULL};
-        odd.part[p] = taken;
-    }
-    odd.heads = tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].dz);
-    odd.cosine = args->cosine, odd.sine = args->sine;
-    odd.q_cosine = args->q_cosine, odd.q_sine = args->q_sine;
-    odd.positions = args->positions;
-    odd.partials = args->partials;
-    odd.columns = sums->columns;
-    odd.tokens = args->tokens;
-    odd.stride = args->stride;
-    odd.chunk = tsr_column_sums_wanted(sums) ? tiling.chunk : 0;
-    odd.dtype = args->dtype;
-    if (args->tokens) {
-        tsr_rope_odd_back(stream, &odd);
-        TSR_TRY(tsr_launched("rope_qkv_backward"));
-    }
-    return tsr_column_sums_finish(sums, args->partials, tiling.chunks, stream);
-}
-
 extern "C" tsr_status tsr_rope_qkv_backward_cuda(tsr_stream *stream,
                                                  const tsr_rope_qkv_backward_args *args)
 {
     TSR_TRY(tsr_rope_qkv_backward_check(args));
+    const tsr_rope_shape *shape = &args->shape;
     tsr_column_sums sums = {};
     for (int p = 0; p < 3; p++)
         tsr_column_sums_add(&sums, p, args->part[p].dm, args->part[p].n,
-                            (int64_t)(p == 0 ? args->q_heads : args->kv_heads) * args->head_dim);
+                            (int64_t)(p == 0 ? shape->q_heads : shape->kv_heads) * shape->head_dim);
     TSR_TRY(tsr_column_sums_check(&sums, args->partials, "rope_qkv_backward"));
-    if (IS_ODD(args))
-        return odd_backward(stream, args, &sums);
+    if (tsr_rope_is_odd(shape))
+        return tsr_rope_odd_back(stream, args, &sums);
     rope_backward_args a = {};
-    a.shape.cosine = args->cosine;
-    a.shape.sine = args->sine;
-    a.shape.positions = args->positions;
-    a.shape.q_heads = args->q_heads;
-    a.shape.kv_heads = args->kv_heads;
-    a.shape.heads = tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].dz);
-    a.shape.eps = args->norm_eps;
-    a.dtype = args->dtype;
+    a.shape = shape_of(shape, args->part[2].dz);
+    a.dtype = shape->dtype;
     a.columns = sums.columns;
     a.partials = tsr_column_sums_wanted(&sums) ? args->partials : NULL;
-    int64_t strips = rope_strips(&a.shape, args->head_dim);
+    int64_t strips = strips_of(&a.shape);
     bool normalized = false, whole = take_parts(&a, &normalized, args);
-    tsr_tiling tiling = tsr_tiling_make(args->tokens, strips, a.partials != NULL, whole);
+    tsr_tiling tiling = tsr_tiling_make(shape->tokens, strips, a.partials != NULL, whole);
     if (tiling.chunks) {
         if (normalized)
             TSR_TILE_LAUNCH(back_normalized, &a, tiling, stream);
@@ -471,7 +366,7 @@ extern "C" tsr_status tsr_rope_qkv_backward_cuda(tsr_stream *stream,
         else if (a.partials)
             TSR_TILE_LAUNCH(back_sums, &a, tiling, stream);
         else
-            launch_plain(stream, &a, args->tokens, strips, whole);
+            launch_plain(stream, &a, shape->tokens, strips, whole);
         TSR_TRY(tsr_launched("rope_qkv_backward"));
     }
     return tsr_column_sums_finish(&sums, args->partials, tiling.chunks, stream);

@@ -30,18 +30,23 @@ typedef struct {
     tsr_frozen norm; /* [D], optional; q and k only */
 } tsr_rope_part;
 
+/* What both directions are told. */
 typedef struct {
-    tsr_rope_part part[3];          /* q, k, v */
     const float *cosine, *sine;     /* [position_count, R / 2] */
     const float *q_cosine, *q_sine; /* the same, of q; NULL: those of k */
     const int32_t *positions;       /* [tokens]; outside the table: TSR_EINTERNAL when it runs */
     int64_t tokens;
-    int64_t stride; /* of the rows of z; 0: each part's heads D */
+    int64_t stride; /* of the rows of z and dz; 0: each part's heads D */
     int32_t q_heads, kv_heads, head_dim, position_count;
     int32_t rotary_dim; /* R, even; 0: D */
     bool neighbours;
     float norm_eps;
     tsr_dtype dtype;
+} tsr_rope_shape;
+
+typedef struct {
+    tsr_rope_part part[3]; /* q, k, v */
+    tsr_rope_shape shape;
 } tsr_rope_qkv_args;
 
 typedef struct {
@@ -56,21 +61,14 @@ typedef struct {
 
 typedef struct {
     tsr_rope_backward_part part[3];
+    tsr_rope_shape shape;
     float *partials; /* scratch of all dm (types.h): columns (Hq + 2 Hkv) D */
-    const float *cosine, *sine, *q_cosine, *q_sine;
-    const int32_t *positions;
-    int64_t tokens;
-    int64_t stride; /* of the rows of z and dz */
-    int32_t q_heads, kv_heads, head_dim, position_count, rotary_dim;
-    bool neighbours;
-    float norm_eps;
-    tsr_dtype dtype;
 } tsr_rope_qkv_backward_args;
 
-/* Heads of all parts, of either direction's arguments; `v` is v's out or dz. */
-static inline int32_t tsr_rope_heads(int32_t q_heads, int32_t kv_heads, const void *v)
+/* Heads of all parts; `v` is v's out or dz. */
+static inline int32_t tsr_rope_heads(const tsr_rope_shape *shape, const void *v)
 {
-    return q_heads + (v ? 2 : 1) * kv_heads;
+    return shape->q_heads + (v ? 2 : 1) * shape->kv_heads;
 }
 
 tsr_status tsr_rope_qkv_check(const tsr_rope_qkv_args *args);

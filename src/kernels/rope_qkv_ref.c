@@ -11,92 +11,103 @@
 #define MAX_HEAD    512
 #define TASK_TOKENS 256
 
-static tsr_status check_shape(const char *op, int64_t tokens, int32_t q_heads, int32_t kv_heads,
-                              int32_t head_dim)
+static tsr_status check_shape(const char *op, const tsr_rope_shape *s)
 {
-    if (tokens < 0 || q_heads < 1 || kv_heads < 0 || head_dim < 2 || head_dim % 2 ||
-        head_dim > MAX_HEAD)
+    TSR_TRY(tsr_expect_dtype(op, s->dtype));
+    if (s->tokens < 0 || s->q_heads < 1 || s->kv_heads < 0 || s->head_dim < 2 || s->head_dim % 2 ||
+        s->head_dim > MAX_HEAD)
         return tsr_fail(TSR_EINVAL,
                         "%s: %lld tokens, %d and %d heads of %d (must be even, at most %d)", op,
-                        (long long)tokens, q_heads, kv_heads, head_dim, MAX_HEAD);
+                        (long long)s->tokens, s->q_heads, s->kv_heads, s->head_dim, MAX_HEAD);
+    TSR_EXPECT(s->tokens == 0 || (s->cosine && s->sine && s->positions), op,
+               "cosine, sine or positions is NULL");
+    TSR_EXPECT(!s->q_cosine == !s->q_sine, op, "q_cosine and q_sine belong together");
+    TSR_EXPECT(s->rotary_dim >= 0 && s->rotary_dim % 2 == 0 && s->rotary_dim <= s->head_dim, op,
+               "rotary_dim is odd or above head_dim");
+    return TSR_OK;
+}
+
+/* Whether the call has part `p`, whose out or dz is `out`. */
+static bool has_part(const tsr_rope_shape *s, int p, const void *out)
+{
+    return p == 0 || (s->kv_heads && (p == 1 || out));
+}
+
+static tsr_status check_vectors(const char *op, int p, tsr_frozen bias, tsr_frozen norm)
+{
+    TSR_EXPECT(tsr_frozen_valid(bias) && tsr_frozen_valid(norm), op,
+               "bias or norm is not F32 or BF16");
+    TSR_EXPECT(p != 2 || !norm.data, op, "v has no norm");
     return TSR_OK;
 }
 
 tsr_status tsr_rope_qkv_check(const tsr_rope_qkv_args *args)
 {
-    TSR_TRY(tsr_expect_dtype("rope_qkv", args->dtype));
-    TSR_TRY(check_shape("rope_qkv", args->tokens, args->q_heads, args->kv_heads, args->head_dim));
-    TSR_EXPECT(args->tokens == 0 || (args->cosine && args->sine && args->positions), "rope_qkv",
-               "cosine, sine or positions is NULL");
+    const char *op = "rope_qkv";
+    TSR_TRY(check_shape(op, &args->shape));
     for (int p = 0; p < 3; p++) {
         const tsr_rope_part *part = &args->part[p];
-        if ((p && !args->kv_heads) || (p == 2 && !part->out))
+        if (!has_part(&args->shape, p, part->out))
             continue;
-        TSR_EXPECT(args->tokens == 0 || (part->z && part->out), "rope_qkv", "z or out is NULL");
-        TSR_EXPECT(tsr_frozen_valid(part->bias) && tsr_frozen_valid(part->norm), "rope_qkv",
-                   "bias or norm is not F32 or BF16");
+        TSR_EXPECT(args->shape.tokens == 0 || (part->z && part->out), op, "z or out is NULL");
+        TSR_TRY(check_vectors(op, p, part->bias, part->norm));
     }
-    TSR_EXPECT(!args->part[2].norm.data, "rope_qkv", "v has no norm");
-    TSR_EXPECT(!args->q_cosine == !args->q_sine, "rope_qkv", "q_cosine and q_sine belong together");
-    TSR_EXPECT(args->rotary_dim >= 0 && args->rotary_dim % 2 == 0 &&
-                   args->rotary_dim <= args->head_dim,
-               "rope_qkv", "rotary_dim is odd or above head_dim");
     return TSR_OK;
 }
 
 tsr_status tsr_rope_qkv_backward_check(const tsr_rope_qkv_backward_args *args)
 {
     const char *op = "rope_qkv_backward";
-    TSR_TRY(tsr_expect_dtype(op, args->dtype));
-    TSR_TRY(check_shape(op, args->tokens, args->q_heads, args->kv_heads, args->head_dim));
-    TSR_EXPECT(args->tokens == 0 || (args->cosine && args->sine && args->positions), op,
-               "cosine, sine or positions is NULL");
+    int64_t tokens = args->shape.tokens;
+    TSR_TRY(check_shape(op, &args->shape));
     for (int p = 0; p < 3; p++) {
         const tsr_rope_backward_part *part = &args->part[p];
-        if ((p && !args->kv_heads) || (p == 2 && !part->dz))
+        if (!has_part(&args->shape, p, part->dz))
             continue;
-        TSR_EXPECT(args->tokens == 0 || (part->dout && part->dz), op, "dout or dz is NULL");
-        TSR_EXPECT(args->tokens == 0 || part->z || (!part->dm && !part->norm.data), op,
+        TSR_EXPECT(tokens == 0 || (part->dout && part->dz), op, "dout or dz is NULL");
+        TSR_EXPECT(tokens == 0 || part->z || (!part->dm && !part->norm.data), op,
                    "dm or norm needs z");
         TSR_EXPECT(!part->dm || part->n, op, "dm needs n");
-        TSR_EXPECT(tsr_frozen_valid(part->bias) && tsr_frozen_valid(part->norm), op,
-                   "bias or norm is not F32 or BF16");
+        TSR_TRY(check_vectors(op, p, part->bias, part->norm));
     }
-    TSR_EXPECT(!args->part[2].norm.data, op, "v has no norm");
     return TSR_OK;
 }
 
-static tsr_status check_positions(const char *op, const int32_t *positions, int64_t tokens,
-                                  int32_t position_count)
+static tsr_status check_positions(const char *op, const tsr_rope_shape *s)
 {
-    for (int64_t t = 0; t < tokens; t++)
-        if (positions[t] < 0 || positions[t] >= position_count)
+    for (int64_t t = 0; t < s->tokens; t++)
+        if (s->positions[t] < 0 || s->positions[t] >= s->position_count)
             return tsr_fail(TSR_EINTERNAL, "%s: token %lld has position %d of %d", op, (long long)t,
-                            positions[t], position_count);
+                            s->positions[t], s->position_count);
     return TSR_OK;
 }
 
-/* How the columns of a head turn: pair i is (i step, i step + far). */
+/* One head of one projection: heads are counted q first, then k, then v. How its columns turn: pair i is (i step,
+ * i step + far). */
 typedef struct {
+    int part;                   /* 0 q, 1 k, 2 v */
+    int64_t head, dim;          /* head: in its part */
+    int64_t stride, wide;       /* of the rows of out and dout, and of z and dz */
+    const float *cosine, *sine; /* NULL: none turns */
     int64_t pairs, step, far;
-} turning;
+} head_place;
 
-static turning turning_of(int32_t head_dim, int32_t rotary_dim, bool neighbours)
+TSR_INLINE head_place place_of(const tsr_rope_shape *s, int head)
 {
-    int64_t pairs = (rotary_dim ? rotary_dim : head_dim) / 2;
-    return neighbours ? (turning){pairs, 2, 1} : (turning){pairs, 1, pairs};
-}
-
-/* Which projection and head a task has; heads are counted q first, then k, then v. */
-TSR_INLINE int part_of(int *head, int q_heads, int kv_heads)
-{
-    if (*head < q_heads)
-        return 0;
-    *head -= q_heads;
-    if (*head < kv_heads)
-        return 1;
-    *head -= kv_heads;
-    return 2;
+    int part = head < s->q_heads ? 0 : head < s->q_heads + s->kv_heads ? 1 : 2;
+    int64_t stride = (part == 0 ? s->q_heads : s->kv_heads) * (int64_t)s->head_dim;
+    int64_t pairs = (s->rotary_dim ? s->rotary_dim : s->head_dim) / 2;
+    bool own = part == 0 && s->q_cosine;
+    return (head_place){.part = part,
+                        .head = head - (part > 0 ? s->q_heads : 0) - (part > 1 ? s->kv_heads : 0),
+                        .dim = s->head_dim,
+                        .stride = stride,
+                        .wide = s->stride ? s->stride : stride,
+                        .cosine = own ? s->q_cosine : s->cosine,
+                        .sine = own ? s->q_sine : s->sine,
+                        .pairs = pairs,
+                        .step = s->neighbours ? 2 : 1,
+                        .far = s->neighbours ? 1 : pairs};
 }
 
 /* Vectors of one head: 1 and 0 where there are none. */
@@ -134,82 +145,54 @@ TSR_INLINE float linear_head(float *y, const float *z, const head_vectors *v, fl
     return 1.0f / sqrtf((float)(squares / (double)v->dim) + eps);
 }
 
-/* y, turned; and back. */
+/* y, turned; `back`: by the negative angles. */
 TSR_INLINE void turn_pairs(float *out, const float *y, const float *c, const float *s,
-                           int64_t pairs, int64_t step, int64_t far)
+                           int64_t pairs, int64_t step, int64_t far, bool back)
 {
     for (int64_t i = 0; i < pairs; i++) {
         int64_t a = i * step, b = a + far;
-        out[a] = y[a] * c[i] - y[b] * s[i];
-        out[b] = y[b] * c[i] + y[a] * s[i];
-    }
-}
-
-TSR_INLINE void turn_back_pairs(float *dy, const float *dout, const float *c, const float *s,
-                                int64_t pairs, int64_t step, int64_t far)
-{
-    for (int64_t i = 0; i < pairs; i++) {
-        int64_t a = i * step, b = a + far;
-        dy[a] = dout[a] * c[i] + dout[b] * s[i];
-        dy[b] = dout[b] * c[i] - dout[a] * s[i];
+        float sine = back ? -s[i] : s[i];
+        out[a] = y[a] * c[i] - y[b] * sine;
+        out[b] = y[b] * c[i] + y[a] * sine;
     }
 }
 
 /* Constants where they make a vector of it. */
-TSR_INLINE void turn_head(float *out, const float *y, const float *c, const float *s, turning t,
-                          int64_t dim)
+TSR_INLINE void turn_head(float *out, const float *y, const head_place *p, int32_t position,
+                          bool back)
 {
-    if (t.step == 1)
-        turn_pairs(out, y, c, s, t.pairs, 1, t.far);
-    else
-        turn_pairs(out, y, c, s, t.pairs, 2, 1);
-    for (int64_t i = 2 * t.pairs; i < dim; i++)
+    const float *c = p->cosine + position * p->pairs, *s = p->sine + position * p->pairs;
+    int64_t turned = p->part == 2 ? 0 : 2 * p->pairs;
+    if (turned && p->step == 1)
+        turn_pairs(out, y, c, s, p->pairs, 1, p->far, back);
+    else if (turned)
+        turn_pairs(out, y, c, s, p->pairs, 2, 1, back);
+    for (int64_t i = turned; i < p->dim; i++)
         out[i] = y[i];
-}
-
-TSR_INLINE void turn_back_head(float *dy, const float *dout, const float *c, const float *s,
-                               turning t, int64_t dim)
-{
-    if (t.step == 1)
-        turn_back_pairs(dy, dout, c, s, t.pairs, 1, t.far);
-    else
-        turn_back_pairs(dy, dout, c, s, t.pairs, 2, 1);
-    for (int64_t i = 2 * t.pairs; i < dim; i++)
-        dy[i] = dout[i];
 }
 
 TSR_CLONES static void forward_task(void *context, int index)
 {
     const tsr_rope_qkv_args *args = context;
-    int heads = tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].out);
-    int head = index % heads;
+    const tsr_rope_shape *s = &args->shape;
+    int heads = tsr_rope_heads(s, args->part[2].out);
     int64_t first = (int64_t)(index / heads) * TASK_TOKENS;
-    int64_t last = tsr_min(args->tokens, first + TASK_TOKENS);
-    int p = part_of(&head, args->q_heads, args->kv_heads);
-    const tsr_rope_part *part = &args->part[p];
-    int64_t dim = args->head_dim, stride = (p == 0 ? args->q_heads : args->kv_heads) * dim;
-    turning turn = turning_of(args->head_dim, args->rotary_dim, args->neighbours);
+    int64_t last = tsr_min(s->tokens, first + TASK_TOKENS);
+    head_place place = place_of(s, index % heads);
+    const tsr_rope_part *part = &args->part[place.part];
+    int64_t dim = place.dim, column = place.head * dim;
     head_vectors v;
     v.dim = dim;
-    load_head(&v, part->g, part->bias, part->norm, head);
+    load_head(&v, part->g, part->bias, part->norm, place.head);
     _Alignas(64) float y[MAX_HEAD];
     for (int64_t t = first; t < last; t++) {
-        int64_t from = t * (args->stride ? args->stride : stride) + head * dim;
-        const float *z = (const float *)part->z + from;
-        float *out = (float *)part->out + t * stride + head * dim;
-        float rstd = linear_head(y, z, &v, args->norm_eps);
+        const float *z = (const float *)part->z + t * place.wide + column;
+        float *out = (float *)part->out + t * place.stride + column;
+        float rstd = linear_head(y, z, &v, s->norm_eps);
         if (v.normalized)
             for (int64_t i = 0; i < dim; i++)
                 y[i] = y[i] * rstd * v.norm[i];
-        if (p == 2) {
-            memcpy(out, y, (size_t)dim * sizeof(float));
-            continue;
-        }
-        bool own = p == 0 && args->q_cosine;
-        int64_t row = args->positions[t] * turn.pairs;
-        const float *c = (own ? args->q_cosine : args->cosine) + row;
-        const float *s = (own ? args->q_sine : args->sine) + row;
-        turn_head(out, y, c, s, turn, dim);
+        turn_head(out, y, &place, s->positions[t], false);
     }
 }
 
@@ -240,33 +223,25 @@ TSR_INLINE void flush_sum(head_sum *sum, int64_t dim)
 TSR_CLONES static void backward_task(void *context, int index)
 {
     const tsr_rope_qkv_backward_args *args = context;
-    int head = index;
-    int p = part_of(&head, args->q_heads, args->kv_heads);
-    const tsr_rope_backward_part *part = &args->part[p];
-    int64_t dim = args->head_dim, stride = (p == 0 ? args->q_heads : args->kv_heads) * dim;
-    turning turn = turning_of(args->head_dim, args->rotary_dim, args->neighbours);
+    const tsr_rope_shape *s = &args->shape;
+    head_place place = place_of(s, index);
+    const tsr_rope_backward_part *part = &args->part[place.part];
+    int64_t dim = place.dim, column = place.head * dim;
     head_vectors v;
     v.dim = dim;
-    load_head(&v, part->g, part->bias, part->norm, head);
+    load_head(&v, part->g, part->bias, part->norm, place.head);
     head_sum sum;
     memset(&sum, 0, sizeof sum);
     _Alignas(64) float y[MAX_HEAD];
     _Alignas(64) float dy[MAX_HEAD];
-    for (int64_t t = 0; t < args->tokens; t++) {
-        const float *dout = (const float *)part->dout + t * stride + head * dim;
-        int64_t from = t * (args->stride ? args->stride : stride) + head * dim;
-        const float *z = part->z ? (const float *)part->z + from : NULL;
-        float *dz = (float *)part->dz + from;
-        if (p == 2) {
-            memcpy(dy, dout, (size_t)dim * sizeof(float));
-        } else {
-            bool own = p == 0 && args->q_cosine;
-            int64_t row = args->positions[t] * turn.pairs;
-            turn_back_head(dy, dout, (own ? args->q_cosine : args->cosine) + row,
-                           (own ? args->q_sine : args->sine) + row, turn, dim);
-        }
+    for (int64_t t = 0; t < s->tokens; t++) {
+        int64_t at = t * place.wide + column;
+        const float *z = part->z ? (const float *)part->z + at : NULL;
+        float *dz = (float *)part->dz + at;
+        turn_head(dy, (const float *)part->dout + t * place.stride + column, &place,
+                  s->positions[t], true);
         if (v.normalized) {
-            float rstd = linear_head(y, z, &v, args->norm_eps);
+            float rstd = linear_head(y, z, &v, s->norm_eps);
             norm_head_backward(dy, y, rstd, &v);
         }
         if (part->dm) {
@@ -282,27 +257,27 @@ TSR_CLONES static void backward_task(void *context, int index)
         return;
     flush_sum(&sum, dim);
     for (int64_t i = 0; i < dim; i++)
-        part->dm[head * dim + i] = (float)sum.total[i] / part->n[head * dim + i];
+        part->dm[column + i] = (float)sum.total[i] / part->n[column + i];
+}
+
+static tsr_status run(const char *op, const tsr_rope_shape *s, tsr_pool *pool, int tasks,
+                      void (*task)(void *, int), const void *args)
+{
+    TSR_TRY(check_positions(op, s));
+    return tsr_run_f32(op, s->dtype, pool, tasks, task, args);
 }
 
 tsr_status tsr_rope_qkv_ref(const tsr_rope_qkv_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_rope_qkv_check(args));
-    TSR_TRY(tsr_expect_f32("rope_qkv", args->dtype));
-    TSR_TRY(check_positions("rope_qkv", args->positions, args->tokens, args->position_count));
-    int heads = tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].out);
-    tsr_pool_run(pool, heads * tsr_block_count(args->tokens, TASK_TOKENS), forward_task,
-                 (void *)args);
-    return TSR_OK;
+    int tasks = tsr_rope_heads(&args->shape, args->part[2].out) *
+                tsr_block_count(args->shape.tokens, TASK_TOKENS);
+    return run("rope_qkv", &args->shape, pool, tasks, forward_task, args);
 }
 
 tsr_status tsr_rope_qkv_backward_ref(const tsr_rope_qkv_backward_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_rope_qkv_backward_check(args));
-    TSR_TRY(tsr_expect_f32("rope_qkv_backward", args->dtype));
-    TSR_TRY(
-        check_positions("rope_qkv_backward", args->positions, args->tokens, args->position_count));
-    tsr_pool_run(pool, tsr_rope_heads(args->q_heads, args->kv_heads, args->part[2].dz),
-                 backward_task, (void *)args);
-    return TSR_OK;
+    return run("rope_qkv_backward", &args->shape, pool,
+               tsr_rope_heads(&args->shape, args->part[2].dz), backward_task, args);
 }

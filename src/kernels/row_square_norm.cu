@@ -63,7 +63,7 @@ square_norms(const tsr_row_square_norm_args *a, const int64_t *groups, tsr_dtype
         a->out[blockIdx.x] = (float)((part[0] + part[1]) + (part[2] + part[3]));
 }
 
-TSR_KERNELS_OF(square_norms, tsr_row_square_norm_args, int64_t, THREADS, 8)
+TSR_KERNELS_OF(square_norms, square_norms, tsr_row_square_norm_args, int64_t, THREADS, 8)
 
 extern "C" tsr_status tsr_row_square_norm_cuda(tsr_stream *stream,
                                                const tsr_row_square_norm_args *args)
@@ -72,7 +72,7 @@ extern "C" tsr_status tsr_row_square_norm_cuda(tsr_stream *stream,
     if (args->rows == 0)
         return TSR_OK;
     int64_t groups = (args->columns + TSR_VECTOR - 1) / TSR_VECTOR;
-    TSR_LAUNCH_OF(square_norms, tsr_vectors(args->w, args->columns), args->dtype,
+    TSR_LAUNCH_OF(square_norms, tsr_vectors(args->columns, args->w), args->dtype,
                   (unsigned)args->rows, THREADS, stream, *args, groups);
     return tsr_launched("row_square_norm");
 }

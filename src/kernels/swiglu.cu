@@ -114,20 +114,8 @@ forward_of(const tsr_swiglu_args *a, const tsr_tiling *tiling, tsr_dtype dtype, 
     }
 }
 
-static __device__ __forceinline__ void
-forward_tile(const tsr_swiglu_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
-{
-    forward_of<TSR_SILU>(a, tiling, dtype, whole);
-}
-
-static __device__ __forceinline__ void gelu_tile(const tsr_swiglu_args *a, const tsr_tiling *tiling,
-                                                 tsr_dtype dtype, bool whole)
-{
-    forward_of<TSR_GELU_TANH>(a, tiling, dtype, whole);
-}
-
-TSR_TILE_KERNELS(forward_tile, tsr_swiglu_args, 3)
-TSR_TILE_KERNELS(gelu_tile, tsr_swiglu_args, 3)
+TSR_TILE_KERNELS(forward_tile, forward_of<TSR_SILU>, tsr_swiglu_args, 3)
+TSR_TILE_KERNELS(gelu_tile, forward_of<TSR_GELU_TANH>, tsr_swiglu_args, 3)
 
 /* ---- rows that go into e4m3 as well ---- */
 
@@ -192,23 +180,17 @@ static __global__ void __launch_bounds__(ROW_THREADS, 4)
     write_codes(held, a.act8, a.f, tsr_block_max(most));
 }
 
-#define OWN_BYTES 1024 /* of a block, beside what it asks for */
-
-/* So that the kernel may ask for as much as a block of this card can have, always the same: it is set for the process, and
- * another job on the card, with other shapes, must not find less than it needs. */
-static tsr_status allow_shared(const void *kernel, tsr_stream *stream)
+/* What a block can have beside 1 KiB of its own. A kernel may ask for all of it, whatever its shapes: how much it may is set for the
+ * process, and another job on the card must not find less than it needs. */
+static int64_t most_shared(tsr_stream *stream)
 {
     const tsr_cuda_properties *p = tsr_device_cuda_properties(tsr_stream_device(stream));
-    tsr_stream_cuda(stream); /* its device becomes this thread's */
-    return tsr_cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                (int)p->shared_bytes - OWN_BYTES),
-                           "swiglu: shared memory");
+    return (int64_t)p->shared_bytes - 1024;
 }
 
 static bool fits(tsr_stream *stream, int64_t bytes)
 {
-    const tsr_cuda_properties *p = tsr_device_cuda_properties(tsr_stream_device(stream));
-    return (uint64_t)bytes + OWN_BYTES <= p->shared_bytes;
+    return bytes <= most_shared(stream);
 }
 
 extern "C" tsr_status tsr_swiglu_cuda(tsr_stream *stream, const tsr_swiglu_args *args)
@@ -221,13 +203,12 @@ extern "C" tsr_status tsr_swiglu_cuda(tsr_stream *stream, const tsr_swiglu_args 
     args = &all;
     int64_t f = args->f;
     bool plain = args->activation == TSR_SILU && args->stride == f;
-    bool whole = tsr_vectors(args->z_gate, f) && tsr_vectors(args->z_up, f) &&
-                 tsr_vectors(args->act, f) && tsr_vectors(args->g_gate, f) &&
-                 tsr_vectors(args->g_up, f) && tsr_vectors(args->bias_gate.data, f) &&
-                 tsr_vectors(args->bias_up.data, f);
+    bool whole = args->stride % TSR_VECTOR == 0 &&
+                 tsr_vectors(f, args->z_gate, args->z_up, args->act, args->g_gate, args->g_up,
+                             args->bias_gate.data, args->bias_up.data);
     int64_t bytes = f * (int64_t)sizeof(uint16_t);
     if (whole && plain && tsr_fp8_rows_fit(args->act8, f, args->dtype) && fits(stream, bytes)) {
-        TSR_TRY(allow_shared((const void *)forward_row, stream));
+        TSR_TRY(tsr_allow_shared(stream, (const void *)forward_row, most_shared(stream), "swiglu"));
         TSR_LAUNCH_SHARED(forward_row, (unsigned)args->tokens, ROW_THREADS, (size_t)bytes, stream,
                           *args);
         return tsr_launched("swiglu");
@@ -327,21 +308,8 @@ back_of(const tsr_swiglu_backward_args *a, const tsr_tiling *tiling, tsr_dtype d
         tsr_column_partial(row + a->f, sum.up, &place, a->f);
 }
 
-static __device__ __forceinline__ void
-back_tile(const tsr_swiglu_backward_args *a, const tsr_tiling *tiling, tsr_dtype dtype, bool whole)
-{
-    back_of<TSR_SILU>(a, tiling, dtype, whole);
-}
-
-static __device__ __forceinline__ void back_gelu_tile(const tsr_swiglu_backward_args *a,
-                                                      const tsr_tiling *tiling, tsr_dtype dtype,
-                                                      bool whole)
-{
-    back_of<TSR_GELU_TANH>(a, tiling, dtype, whole);
-}
-
-TSR_TILE_KERNELS(back_tile, tsr_swiglu_backward_args, 2)
-TSR_TILE_KERNELS(back_gelu_tile, tsr_swiglu_backward_args, 2)
+TSR_TILE_KERNELS(back_tile, back_of<TSR_SILU>, tsr_swiglu_backward_args, 2)
+TSR_TILE_KERNELS(back_gelu_tile, back_of<TSR_GELU_TANH>, tsr_swiglu_backward_args, 2)
 
 /* Both largest of a block; `shared` is another one for the next row, so that one barrier is enough. */
 static __device__ __forceinline__ uint2 block_max2(uint2 *shared, uint2 own)
@@ -481,10 +449,9 @@ static __global__ void __launch_bounds__(STAY_THREADS, 1)
 static bool back_whole(const tsr_swiglu_backward_args *a)
 {
     int64_t f = a->f;
-    return tsr_vectors(a->dact, f) && tsr_vectors(a->z_gate, f) && tsr_vectors(a->z_up, f) &&
-           tsr_vectors(a->g_gate, f) && tsr_vectors(a->g_up, f) &&
-           tsr_vectors(a->bias_gate.data, f) && tsr_vectors(a->bias_up.data, f) &&
-           tsr_vectors(a->dz_gate, f) && tsr_vectors(a->dz_up, f);
+    return tsr_vectors(f, a->dact, a->z_gate, a->z_up, a->g_gate, a->g_up, a->bias_gate.data,
+                       a->bias_up.data, a->dz_gate, a->dz_up) &&
+           a->stride % TSR_VECTOR == 0;
 }
 
 #define HELD_BYTES   (2 * (int64_t)sizeof(uint16_t)) /* a column, of both */
@@ -512,9 +479,9 @@ static tsr_status back_rows(tsr_stream *stream, const tsr_swiglu_backward_args *
     int64_t blocks =
         tsr_device_cuda_properties(tsr_stream_device(stream))->sm_count * (STAY_THREADS / threads);
     blocks = blocks < args->tokens ? blocks : args->tokens;
-    TSR_TRY(allow_shared(staged ? (const void *)back_staged : (const void *)back_wide, stream));
-    TSR_LAUNCH_SHARED(staged ? back_staged : back_wide, (unsigned)blocks, (unsigned)threads,
-                      (size_t)bytes, stream, *args);
+    void (*kernel)(const tsr_swiglu_backward_args) = staged ? back_staged : back_wide;
+    TSR_TRY(tsr_allow_shared(stream, (const void *)kernel, most_shared(stream), "swiglu_backward"));
+    TSR_LAUNCH_SHARED(kernel, (unsigned)blocks, (unsigned)threads, (size_t)bytes, stream, *args);
     return tsr_launched("swiglu_backward");
 }
 

@@ -33,16 +33,17 @@ typedef struct {
     const void *z_gate, *z_up;     /* [tokens, f] */
     const float *g_gate, *g_up;    /* [f], optional */
     tsr_frozen bias_gate, bias_up; /* [f], optional */
-    void *dz_gate, *dz_up;         /* [tokens, f]; each may be any of the three inputs */
+    void *dz_gate, *dz_up;         /* [tokens, f]; each may be any of the inputs of its stride */
     const float *n_gate, *n_up;    /* [f], each with its dm */
     float *dm_gate, *dm_up;        /* [f], written; optional */
     int64_t tokens, f;
     int64_t stride; /* 0: f */
     tsr_activation activation;
     tsr_dtype dtype;
-    float *partials;               /* scratch of both dm (types.h): columns 2 f */
-    tsr_fp8_rows dz_gate8, dz_up8; /* of dz_gate and dz_up, optional; both or none for one pass, and
-                                      with a dm a GPU makes them in a second */
+    float *partials; /* scratch of both dm (types.h): columns 2 f */
+    tsr_fp8_rows dz_gate8,
+        dz_up8; /* of dz_gate and dz_up of stride f, optional; both or none for one pass,
+                                      and with a dm a GPU makes them in a second */
 } tsr_swiglu_backward_args;
 
 tsr_status tsr_swiglu_check(const tsr_swiglu_args *args);

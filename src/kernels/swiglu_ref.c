@@ -13,6 +13,7 @@ tsr_status tsr_swiglu_check(const tsr_swiglu_args *args)
                "z_gate, z_up or act is NULL");
     TSR_EXPECT(tsr_frozen_valid(args->bias_gate) && tsr_frozen_valid(args->bias_up), "swiglu",
                "a bias is not F32 or BF16");
+    TSR_EXPECT(args->stride == 0 || args->stride >= args->f, "swiglu", "stride below f");
     return tsr_fp8_rows_check("swiglu", args->act8, args->dtype);
 }
 
@@ -29,6 +30,10 @@ tsr_status tsr_swiglu_backward_check(const tsr_swiglu_backward_args *args)
                "a dm needs its n");
     TSR_EXPECT(tsr_frozen_valid(args->bias_gate) && tsr_frozen_valid(args->bias_up),
                "swiglu_backward", "a bias is not F32 or BF16");
+    TSR_EXPECT(args->stride == 0 || args->stride >= args->f, "swiglu_backward", "stride below f");
+    TSR_EXPECT(args->stride == 0 || args->stride == args->f ||
+                   (!args->dz_gate8.out && !args->dz_up8.out),
+               "swiglu_backward", "e4m3 of rows that are not dense");
     TSR_TRY(tsr_fp8_rows_check("swiglu_backward", args->dz_gate8, args->dtype));
     return tsr_fp8_rows_check("swiglu_backward", args->dz_up8, args->dtype);
 }
@@ -180,8 +185,8 @@ TSR_CLONES static void backward_task(void *context, int task)
 tsr_status tsr_swiglu_ref(const tsr_swiglu_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_swiglu_check(args));
-    TSR_TRY(tsr_expect_f32("swiglu", args->dtype));
-    tsr_pool_run(pool, tsr_tile_tasks(args->tokens, args->f, false), forward_task, (void *)args);
+    TSR_TRY(tsr_run_f32("swiglu", args->dtype, pool, tsr_tile_tasks(args->tokens, args->f, false),
+                        forward_task, args));
     return tsr_fp8_rows_ref(args->act8, args->act, args->tokens, args->f, pool);
 }
 

@@ -21,42 +21,29 @@ typedef struct {
 /* One body (args, extra, dtype, whole) as four kernels, each with registers of its own: the 16-bit
  * types in vectors, with at least `blocks` blocks of `threads` on a multiprocessor; F32 in vectors;
  * and element by element, which is rare and needs no speed. */
-#define TSR_KERNELS_OF(body, args_type, extra_type, threads, blocks)                               \
-    static __global__ void __launch_bounds__(threads, blocks)                                      \
-        body##_bf16(const __grid_constant__ args_type a, const __grid_constant__ extra_type extra) \
+#define TSR_KERNELS_OF(name, body, args_type, extra_type, threads, blocks)                         \
+    TSR_KERNEL_OF(name##_bf16, body, args_type, extra_type, (threads, blocks), TSR_BF16, true)     \
+    TSR_KERNEL_OF(name##_f16, body, args_type, extra_type, (threads, blocks), TSR_F16, true)       \
+    TSR_KERNEL_OF(name##_f32, body, args_type, extra_type, (threads), TSR_F32, true)               \
+    TSR_KERNEL_OF(name##_each, body, args_type, extra_type, (threads), a.dtype, false)
+#define TSR_KERNEL_OF(name, body, args_type, extra_type, bounds, dtype, whole)                     \
+    static __global__ void __launch_bounds__ bounds name(const __grid_constant__ args_type a,      \
+                                                         const __grid_constant__ extra_type extra) \
     {                                                                                              \
         tsr_kernel_begin();                                                                        \
-        body(&a, &extra, TSR_BF16, true);                                                          \
-    }                                                                                              \
-    static __global__ void __launch_bounds__(threads, blocks)                                      \
-        body##_f16(const __grid_constant__ args_type a, const __grid_constant__ extra_type extra)  \
-    {                                                                                              \
-        tsr_kernel_begin();                                                                        \
-        body(&a, &extra, TSR_F16, true);                                                           \
-    }                                                                                              \
-    static __global__ void __launch_bounds__(threads)                                              \
-        body##_f32(const __grid_constant__ args_type a, const __grid_constant__ extra_type extra)  \
-    {                                                                                              \
-        tsr_kernel_begin();                                                                        \
-        body(&a, &extra, TSR_F32, true);                                                           \
-    }                                                                                              \
-    static __global__ void __launch_bounds__(threads)                                              \
-        body##_each(const __grid_constant__ args_type a, const __grid_constant__ extra_type extra) \
-    {                                                                                              \
-        tsr_kernel_begin();                                                                        \
-        body(&a, &extra, a.dtype, false);                                                          \
+        body(&a, &extra, dtype, whole);                                                            \
     }
 
-#define TSR_LAUNCH_OF(body, whole, dtype, blocks, threads, stream, ...)                            \
+#define TSR_LAUNCH_OF(name, whole, dtype, blocks, threads, stream, ...)                            \
     do {                                                                                           \
         if (!(whole))                                                                              \
-            TSR_LAUNCH(body##_each, blocks, threads, stream, __VA_ARGS__);                         \
+            TSR_LAUNCH(name##_each, blocks, threads, stream, __VA_ARGS__);                         \
         else if ((dtype) == TSR_BF16)                                                              \
-            TSR_LAUNCH(body##_bf16, blocks, threads, stream, __VA_ARGS__);                         \
+            TSR_LAUNCH(name##_bf16, blocks, threads, stream, __VA_ARGS__);                         \
         else if ((dtype) == TSR_F16)                                                               \
-            TSR_LAUNCH(body##_f16, blocks, threads, stream, __VA_ARGS__);                          \
+            TSR_LAUNCH(name##_f16, blocks, threads, stream, __VA_ARGS__);                          \
         else                                                                                       \
-            TSR_LAUNCH(body##_f32, blocks, threads, stream, __VA_ARGS__);                          \
+            TSR_LAUNCH(name##_f32, blocks, threads, stream, __VA_ARGS__);                          \
     } while (0)
 
 static __device__ __forceinline__ void tsr_raw_quad(uint32_t *word, uint4 quad)
@@ -137,12 +124,8 @@ static __device__ __forceinline__ tsr_raw8 tsr_raw_narrow(const float *in, tsr_d
     tsr_raw8 raw;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        if (dtype == TSR_BF16) {
-            __nv_bfloat162 pair = __floats2bfloat162_rn(in[2 * j], in[2 * j + 1]);
-            raw.word[j] = *(uint32_t *)&pair;
-        } else if (dtype == TSR_F16) {
-            __half2 pair = __floats2half2_rn(in[2 * j], in[2 * j + 1]);
-            raw.word[j] = *(uint32_t *)&pair;
+        if (dtype != TSR_F32) {
+            raw.word[j] = tsr_pack2(in[2 * j], in[2 * j + 1], dtype);
         } else {
             raw.word[2 * j] = __float_as_uint(in[2 * j]);
             raw.word[2 * j + 1] = __float_as_uint(in[2 * j + 1]);

@@ -47,18 +47,8 @@ static __device__ __forceinline__ void store4(void *p, int64_t i, const float *i
         *(float4 *)((float *)p + i) = make_float4(in[0], in[1], in[2], in[3]);
         return;
     }
-    uint32_t word[2];
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        if (dtype == TSR_BF16) {
-            __nv_bfloat162 pair = __floats2bfloat162_rn(in[2 * j], in[2 * j + 1]);
-            word[j] = *(uint32_t *)&pair;
-        } else {
-            __half2 pair = __floats2half2_rn(in[2 * j], in[2 * j + 1]);
-            word[j] = *(uint32_t *)&pair;
-        }
-    }
-    *(uint2 *)((uint16_t *)p + i) = make_uint2(word[0], word[1]);
+    *(uint2 *)((uint16_t *)p + i) =
+        make_uint2(tsr_pack2(in[0], in[1], dtype), tsr_pack2(in[2], in[3], dtype));
 }
 
 static __device__ __forceinline__ void widen_quads(const tsr_widen_args *a, int64_t quads,

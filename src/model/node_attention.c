@@ -5,28 +5,34 @@
 #include "model/node_parts.h"
 #include "model/work_parts.h"
 
+/* Without the first `taken` bytes of the workspace. */
+static tsr_attention_shape shape_of(const tsr_pass *p, const tsr_attention_spec *spec,
+                                    uint64_t taken)
+{
+    return (tsr_attention_shape){.cu_seqlens = p->batch->cu_seqlens,
+                                 .workspace = (char *)p->workspace + taken,
+                                 .workspace_bytes = p->workspace_bytes - taken,
+                                 .tokens = p->batch->tokens,
+                                 .documents = p->batch->documents,
+                                 .q_heads = spec->q_heads,
+                                 .kv_heads = spec->kv_heads,
+                                 .head_dim = spec->head_dim,
+                                 .window = spec->window,
+                                 .scale = spec->scale,
+                                 .softcap = spec->softcap,
+                                 .dtype = p->context->dtype};
+}
+
 static tsr_status forward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
-    const tsr_attention_spec *spec = &node->spec.attention;
     return p->context->kernels->attention(
         p->context->stream, &(tsr_attention_args){.q = p->value[node->in[0]],
                                                   .k = p->value[node->in[1]],
                                                   .v = p->value[node->in[2]],
                                                   .o = p->value[node->out[TSR_ATTENTION_O]],
                                                   .lse = p->value[node->out[TSR_ATTENTION_LSE]],
-                                                  .cu_seqlens = p->batch->cu_seqlens,
-                                                  .workspace = p->workspace,
-                                                  .workspace_bytes = p->workspace_bytes,
-                                                  .tokens = p->batch->tokens,
-                                                  .documents = p->batch->documents,
-                                                  .q_heads = spec->q_heads,
-                                                  .kv_heads = spec->kv_heads,
-                                                  .head_dim = spec->head_dim,
-                                                  .window = spec->window,
-                                                  .scale = spec->scale,
-                                                  .softcap = spec->softcap,
-                                                  .dtype = p->context->dtype});
+                                                  .shape = shape_of(p, &node->spec.attention, 0)});
 }
 
 /* Of keys or values that other layers have a gradient of already: one more's, until it is added. */
@@ -69,18 +75,7 @@ static tsr_status backward(const tsr_pass *p, const tsr_step *step)
                                        .dq = d[0],
                                        .dk = d[1],
                                        .dv = d[2],
-                                       .cu_seqlens = p->batch->cu_seqlens,
-                                       .workspace = (char *)p->workspace + 2 * extra,
-                                       .workspace_bytes = p->workspace_bytes - 2 * extra,
-                                       .tokens = p->batch->tokens,
-                                       .documents = p->batch->documents,
-                                       .q_heads = spec->q_heads,
-                                       .kv_heads = spec->kv_heads,
-                                       .head_dim = spec->head_dim,
-                                       .window = spec->window,
-                                       .scale = spec->scale,
-                                       .softcap = spec->softcap,
-                                       .dtype = p->context->dtype}));
+                                       .shape = shape_of(p, spec, 2 * extra)}));
     for (int i = 1; i < 3; i++)
         if (step->adds & 1u << i)
             TSR_TRY(add(p, spec, p->gradient[node->in[i]], d[i]));

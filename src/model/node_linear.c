@@ -41,17 +41,18 @@ static tsr_status scale_back(const tsr_pass *p, int matrix, void *dz)
 {
     const tsr_linear *linear = &p->linear[matrix];
     const tsr_matrix *m = &p->block->matrix[matrix];
-    return p->context->kernels->scale_backward(
-        p->context->stream, &(tsr_scale_backward_args){.dy = p->gradient[m->result],
-                                                       .z = p->value[m->result],
-                                                       .g = linear->g,
-                                                       .n = linear->n,
-                                                       .dz = dz,
-                                                       .dm = p->gradients[matrix].m,
-                                                       .partials = p->context->partials,
-                                                       .tokens = p->context->tokens,
-                                                       .d = (int64_t)linear->out,
-                                                       .dtype = p->context->dtype});
+    return p->context->kernels->compose_backward(
+        p->context->stream, &(tsr_compose_backward_args){.dy = p->gradient[m->result],
+                                                         .inner = p->value[m->result],
+                                                         .g = linear->g,
+                                                         .n = linear->n,
+                                                         .d_lora = dz,
+                                                         .scale = 1,
+                                                         .dm = p->gradients[matrix].m,
+                                                         .partials = p->context->partials,
+                                                         .tokens = p->context->tokens,
+                                                         .d = (int64_t)linear->out,
+                                                         .dtype = p->context->dtype});
 }
 
 static tsr_status backward_one(const tsr_pass *p, const tsr_node *node, int matrix, void *dx,

@@ -64,26 +64,31 @@ static const tsr_rope_table *queries_of(const tsr_pass *p, const tsr_rope_spec *
     return spec->own_queries ? &p->tables->queries : &none;
 }
 
+static tsr_rope_shape shape_of(const tsr_pass *p, const tsr_node *node)
+{
+    const tsr_rope_spec *spec = &node->spec.rope;
+    const tsr_rope_table *table = &p->tables->rope[spec->table], *queries = queries_of(p, spec);
+    return (tsr_rope_shape){.cosine = table->cosine,
+                            .sine = table->sine,
+                            .q_cosine = queries->cosine,
+                            .q_sine = queries->sine,
+                            .positions = p->batch->positions,
+                            .tokens = p->batch->tokens,
+                            .stride = stride_of(p, node),
+                            .q_heads = spec->q_heads,
+                            .kv_heads = spec->kv_heads,
+                            .head_dim = spec->head_dim,
+                            .position_count = table->position_count,
+                            .rotary_dim = spec->rotary_dim,
+                            .neighbours = spec->neighbours,
+                            .norm_eps = spec->head_norm_eps,
+                            .dtype = p->context->dtype};
+}
+
 static tsr_status forward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
-    const tsr_rope_spec *spec = &node->spec.rope;
-    const tsr_rope_table *table = &p->tables->rope[spec->table], *queries = queries_of(p, spec);
-    tsr_rope_qkv_args args = {.cosine = table->cosine,
-                              .sine = table->sine,
-                              .q_cosine = queries->cosine,
-                              .q_sine = queries->sine,
-                              .positions = p->batch->positions,
-                              .tokens = p->batch->tokens,
-                              .stride = stride_of(p, node),
-                              .q_heads = spec->q_heads,
-                              .kv_heads = spec->kv_heads,
-                              .head_dim = spec->head_dim,
-                              .position_count = table->position_count,
-                              .rotary_dim = spec->rotary_dim,
-                              .neighbours = spec->neighbours,
-                              .norm_eps = spec->head_norm_eps,
-                              .dtype = p->context->dtype};
+    tsr_rope_qkv_args args = {.shape = shape_of(p, node)};
     for (int i = 0; i < 3; i++) {
         source from = source_of(p->block, node, i);
         if (from.value == TSR_NONE)
@@ -101,24 +106,8 @@ static tsr_status forward(const tsr_pass *p, const tsr_step *step)
 static tsr_status backward(const tsr_pass *p, const tsr_step *step)
 {
     const tsr_node *node = &p->block->node[step->node];
-    const tsr_rope_spec *spec = &node->spec.rope;
-    const tsr_rope_table *table = &p->tables->rope[spec->table], *queries = queries_of(p, spec);
-    tsr_rope_qkv_backward_args args = {.partials = p->context->partials,
-                                       .cosine = table->cosine,
-                                       .sine = table->sine,
-                                       .q_cosine = queries->cosine,
-                                       .q_sine = queries->sine,
-                                       .positions = p->batch->positions,
-                                       .tokens = p->batch->tokens,
-                                       .stride = stride_of(p, node),
-                                       .q_heads = spec->q_heads,
-                                       .kv_heads = spec->kv_heads,
-                                       .head_dim = spec->head_dim,
-                                       .position_count = table->position_count,
-                                       .rotary_dim = spec->rotary_dim,
-                                       .neighbours = spec->neighbours,
-                                       .norm_eps = spec->head_norm_eps,
-                                       .dtype = p->context->dtype};
+    tsr_rope_qkv_backward_args args = {.shape = shape_of(p, node),
+                                       .partials = p->context->partials};
     for (int i = 0; i < 3; i++) {
         source from = source_of(p->block, node, i);
         if (from.value == TSR_NONE)

@@ -59,6 +59,13 @@ static inline input gain(int64_t count, uint64_t seed)
     return upload(new_gain(count + shift, seed), count, TSR_F32);
 }
 
+/* The columns from `first` on of an input of wider rows. */
+static inline input columns_of(input wide, int64_t first, tsr_dtype dtype)
+{
+    uint8_t *device = wide.device;
+    return (input){wide.host + first, device + (uint64_t)first * tsr_dtype_bytes(dtype)};
+}
+
 static inline input no_input(void)
 {
     return (input){NULL, NULL};
@@ -149,5 +156,30 @@ static inline tsr_frozen on_device(input in, tsr_dtype dtype)
 {
     return (tsr_frozen){in.device, dtype};
 }
+
+/* Every kind of case: plain, without any vector, and off the alignment. */
+typedef void shape_case(int64_t tokens, int64_t columns, tsr_dtype dtype, bool vectors, bool alias);
+
+static inline void over_shapes(shape_case *run, const int64_t (*shape)[2], int count)
+{
+    for (int i = 0; i < count; i++)
+        for (int k = 0; k < 3; k++)
+            for (int variant = 0; variant < 4; variant++) {
+                bool large = shape[i][0] * shape[i][1] > 1000000;
+                if (large && (k == 2 || variant == 2 || (k == 0 && variant)))
+                    continue;
+                if (!cuda_turn())
+                    continue;
+                shift = variant == 3;
+                run(shape[i][0], shape[i][1], all_dtypes[k], variant != 1, variant == 2);
+                end_case();
+            }
+    shift = 0;
+}
+
+static const int64_t flat_shapes[][2] = {{1, 1},     {3, 5},     {2, 67},    {21, 16},
+                                         {7, 256},   {9, 264},   {130, 520}, {128, 1024},
+                                         {1031, 72}, {4100, 24}, {0, 40},    {515, 4096}};
+#define FLAT_SHAPES (int)(sizeof flat_shapes / sizeof flat_shapes[0])
 
 #endif

@@ -6,7 +6,6 @@
 #include "kernels/dora_norm.h"
 #include "kernels/gemm.h"
 #include "kernels/row_square_norm.h"
-#include "kernels/scale_backward.h"
 
 #include "kernels/kernel_test.h"
 #include "support/golden_plain.h"
@@ -124,15 +123,16 @@ static void without_dropout(const golden_linear *l, const char *name, bool dora)
     for (int i = 0; i < T * OUT; i++)
         y[i] = (dora ? g[i % OUT] : 1.0f) * z[i] + l->bias[i % OUT];
     expect_golden(l, name, "y", y, T * OUT);
-    tsr_scale_backward_args args = {.dy = l->dy,
-                                    .z = z,
-                                    .g = dora ? g : NULL,
-                                    .n = dora ? n : NULL,
-                                    .dz = dz,
-                                    .dm = dora ? dm : NULL,
-                                    .tokens = T,
-                                    .d = OUT};
-    assert_int_equal(tsr_scale_backward_ref(&args, test_pool(1)), TSR_OK);
+    tsr_compose_backward_args args = {.dy = l->dy,
+                                      .inner = z,
+                                      .g = dora ? g : NULL,
+                                      .n = dora ? n : NULL,
+                                      .d_lora = dz,
+                                      .scale = 1,
+                                      .dm = dora ? dm : NULL,
+                                      .tokens = T,
+                                      .d = OUT};
+    assert_int_equal(tsr_compose_backward_ref(&args, test_pool(1)), TSR_OK);
     linear_backward(l, l->x, dz, da, db, dx);
     if (dora)
         expect_golden(l, name, "dmagnitude", dm, OUT);

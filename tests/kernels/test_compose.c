@@ -1,18 +1,16 @@
 /*
- * test_compose.c: compose, compose_merged and scale_backward against fp64, and that the stable form keeps a
+ * test_compose.c: compose, its backward and compose_merged against fp64, and that the stable form keeps a
  * correction that the naive one loses.
  */
 #include "kernels/compose.h"
 
 #include "kernels/kernel_test.h"
-#include "kernels/scale_backward.h"
 
 #define F32_TOLERANCE 1e-6 /* of the largest element */
 
 typedef struct {
     tsr_compose_args forward;
     tsr_compose_backward_args backward;
-    tsr_scale_backward_args scale;
     tsr_compose_merged_args merged;
 } compose_run;
 
@@ -24,11 +22,6 @@ static tsr_status run_forward(void *context, tsr_pool *pool)
 static tsr_status run_backward(void *context, tsr_pool *pool)
 {
     return tsr_compose_backward_ref(&((compose_run *)context)->backward, pool);
-}
-
-static tsr_status run_scale(void *context, tsr_pool *pool)
-{
-    return tsr_scale_backward_ref(&((compose_run *)context)->scale, pool);
 }
 
 static tsr_status run_merged(void *context, tsr_pool *pool)
@@ -63,15 +56,19 @@ static void check_backward(compose_run *r, float *out, const float *dy, const fl
     expect_close("d_lora", out + count, dz, count, F32_TOLERANCE);
     expect_close("dm", out + 2 * count, dm, d, F32_TOLERANCE);
 
-    r->scale = (tsr_scale_backward_args){dy, inner, g, n, out, out + count, tokens, d, TSR_F32};
-    run_on_pools(run_scale, r, out, count + d);
+    r->backward =
+        (tsr_compose_backward_args){dy, inner, g, n, NULL, out, out + count, tokens, d, 1, TSR_F32};
+    run_on_pools(run_backward, r, out, count + d);
     for (int64_t i = 0; i < count; i++)
         dz[i] = (double)g[i % d] * (double)dy[i];
     expect_close("dz", out, dz, count, F32_TOLERANCE);
-    expect_close("dm of scale_backward", out + count, dm, d, F32_TOLERANCE);
-    r->scale.dm = NULL; /* another split: blocks of tokens */
-    run_on_pools(run_scale, r, out, count);
+    expect_close("dm of g dy", out + count, dm, d, F32_TOLERANCE);
+    r->backward.dm = NULL; /* another split: blocks of tokens */
+    run_on_pools(run_backward, r, out, count);
     expect_close("dz alone", out, dz, count, F32_TOLERANCE);
+    r->backward.g = NULL;
+    run_on_pools(run_backward, r, out, count);
+    assert_memory_equal(out, dy, (size_t)count * sizeof(float));
     free(dm), free(dz);
 }
 

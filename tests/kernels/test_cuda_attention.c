@@ -15,6 +15,7 @@ typedef struct {
     int32_t documents, q_heads, kv_heads, dim, window;
     int32_t length[MAX_DOCUMENTS];
     float scores; /* the size of q and k; 0: 1 */
+    float softcap, scale;
 } attention_case;
 
 #define ODD_LENGTHS                                                                                \
@@ -40,6 +41,18 @@ static const attention_case own_cases[] = {
     {90, 2, 2, 1, 64, 1, {40, 45}},
     {150, 1, 2, 1, 64, 0, {150}, 40},
     {1030, 1, 1, 1, 64, 0, {1030}},
+    {400, 2, 4, 2, 64, 30, {129, 271}, 0, 0, 0.2f}, /* a scale of its own */
+    /* capped scores: hardly, half and nearly all the way */
+    {70, 3, 2, 1, 5, 0, {2, 0, 61}, 0, 1},
+    {300, 1, 4, 2, 64, 0, {300}, 0, 50},
+    {90, 2, 2, 1, 64, 1, {40, 45}, 0, 20},
+    {655, 10, 4, 1, 96, 40, ODD_LENGTHS, 0, 3},
+    {666, 10, 4, 2, 128, 0, ODD_LENGTHS, 0, 2},
+    {200, 2, 3, 1, 130, 33, {65, 130}, 0, 5},
+    {200, 2, 8, 4, 256, 0, {130, 70}, 0, 50, 0.0625f},
+    {200, 2, 2, 1, 256, 50, {130, 70}, 0, 1.5f},
+    {150, 2, 4, 2, 512, 40, {90, 60}, 0, 3},
+    {150, 1, 2, 1, 64, 0, {150}, 8, 30},
 };
 
 /* ---- one case: data, what is wanted, what the device has ---- */
@@ -71,23 +84,26 @@ typedef struct {
     tsr_dtype dtype;
 } operands;
 
+static tsr_attention_shape shape_of(const attention_case *c, const operands *x)
+{
+    return (tsr_attention_shape){.cu_seqlens = x->cu_seqlens,
+                                 .workspace = x->workspace,
+                                 .workspace_bytes = x->workspace_bytes,
+                                 .tokens = c->tokens,
+                                 .documents = c->documents,
+                                 .q_heads = c->q_heads,
+                                 .kv_heads = c->kv_heads,
+                                 .head_dim = c->dim,
+                                 .window = c->window,
+                                 .scale = c->scale,
+                                 .softcap = c->softcap,
+                                 .dtype = x->dtype};
+}
+
 static tsr_attention_args forward_of(const attention_case *c, const operands *x)
 {
-    return (tsr_attention_args){.q = x->q,
-                                .k = x->k,
-                                .v = x->v,
-                                .o = x->o,
-                                .lse = x->lse,
-                                .cu_seqlens = x->cu_seqlens,
-                                .workspace = x->workspace,
-                                .workspace_bytes = x->workspace_bytes,
-                                .tokens = c->tokens,
-                                .documents = c->documents,
-                                .q_heads = c->q_heads,
-                                .kv_heads = c->kv_heads,
-                                .head_dim = c->dim,
-                                .window = c->window,
-                                .dtype = x->dtype};
+    return (tsr_attention_args){
+        .q = x->q, .k = x->k, .v = x->v, .o = x->o, .lse = x->lse, .shape = shape_of(c, x)};
 }
 
 static tsr_attention_backward_args backward_of(const attention_case *c, const operands *x)
@@ -101,16 +117,7 @@ static tsr_attention_backward_args backward_of(const attention_case *c, const op
                                          .dq = x->dq,
                                          .dk = x->dk,
                                          .dv = x->dv,
-                                         .cu_seqlens = x->cu_seqlens,
-                                         .workspace = x->workspace,
-                                         .workspace_bytes = x->workspace_bytes,
-                                         .tokens = c->tokens,
-                                         .documents = c->documents,
-                                         .q_heads = c->q_heads,
-                                         .kv_heads = c->kv_heads,
-                                         .head_dim = c->dim,
-                                         .window = c->window,
-                                         .dtype = x->dtype};
+                                         .shape = shape_of(c, x)};
 }
 
 static void want(problem *p)
@@ -353,10 +360,12 @@ static void check_cudnn(tsr_sdpa *sdpa, const cudnn_case *c)
     uint64_t cap = cap_for(&bounds, c->launches);
     assert_true(tsr_sdpa_cut_for(&cut, &bounds, cap));
     RUN(tsr_sdpa_prepare_within(sdpa, &bounds, cap));
-    tsr_attention_args shape = forward_of(&c->c, &(operands){.dtype = TSR_BF16});
+    tsr_attention_shape shape = shape_of(&c->c, &(operands){.dtype = TSR_BF16});
     if (!tsr_sdpa_find(sdpa, &shape))
         fail_msg("cuDNN gave no plan");
     shape.window = 3;
+    assert_null(tsr_sdpa_find(sdpa, &shape));
+    shape.window = 0, shape.softcap = 30;
     assert_null(tsr_sdpa_find(sdpa, &shape));
     make_problem(&p, &c->c, TSR_BF16, 3);
     p.transposed = true;
@@ -412,6 +421,28 @@ static void cudnn_matches_the_reference(void **state)
     }
 }
 
+/* Shapes that cuDNN has plans for, but with capped scores, which it has not: both directions by the own kernel. */
+static void capped_scores_pass_cudnn_by(void **state)
+{
+    (void)state;
+    tsr_sdpa *sdpa = open_sdpa();
+    cudnn_case c = {{655, 10, 8, 2, 128, 0, ODD_LENGTHS}, 0, 0, 0, 0, false};
+    tsr_attention_bounds bounds = bounds_of(&c);
+    RUN(tsr_sdpa_prepare_within(sdpa, &bounds, cap_for(&bounds, 0)));
+    c.c.softcap = 2;
+    problem p;
+    make_problem(&p, &c.c, TSR_BF16, NAN);
+    bounds.softcap = c.c.softcap;
+    uint64_t bytes = rig.kernels->attention_workspace_bytes(&bounds);
+    void *workspace = cuda_copy(NULL, bytes);
+    operands first =
+        run(&p, rig.kernels->attention, rig.kernels->attention_backward, workspace, bytes);
+    operands second =
+        run(&p, rig.kernels->attention, rig.kernels->attention_backward, workspace, bytes);
+    compare(&p, &first, &second, true);
+    free_problem(&p);
+}
+
 /* What the plan takes for a real shape, and that cutting keeps to it. */
 static void workspaces_are_bounded(void **state)
 {
@@ -464,7 +495,7 @@ static void bad_arguments_are_refused(void **state)
                   .dtype = TSR_F32};
     tsr_attention_backward_args args = backward_of(&c, &x);
     assert_int_equal(rig.kernels->attention_backward(rig.stream, &args), TSR_EINVAL);
-    args.kv_heads = 3;
+    args.shape.kv_heads = 3;
     assert_int_equal(rig.kernels->attention_backward(rig.stream, &args), TSR_EINVAL);
     tsr_attention_args wide = forward_of(&(attention_case){1, 1, 1, 1, 520}, &x);
     assert_int_equal(rig.kernels->attention(rig.stream, &wide), TSR_EUNSUPPORTED);
@@ -477,6 +508,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(own_kernel_matches_the_reference),
         cmocka_unit_test(cudnn_matches_the_reference),
+        cmocka_unit_test(capped_scores_pass_cudnn_by),
         cmocka_unit_test(cuts_give_the_same_bits),
         cmocka_unit_test(workspaces_are_bounded),
         cmocka_unit_test(bad_arguments_are_refused),

@@ -1,6 +1,7 @@
 /*
- * test_rope_qkv.c: magnitude, bias, head norm and rotation against fp64; the gradients, dm
- * included, against central differences; the tables of all three scalings.
+ * test_rope_qkv.c: magnitude, bias, head norm and rotation against fp64, heads that turn in part, pairs of neighbours,
+ * tables of the queries' own and q, k and v in one row too; the gradients, dm included, against central differences; the
+ * tables of all three scalings.
  */
 #include "kernels/rope_qkv.h"
 
@@ -10,54 +11,95 @@
 #define F32_GRADIENT_TOLERANCE 4e-6
 #define TABLE_TOLERANCE        1e-7
 
+/* What is not as in most models; zeros are. */
+typedef struct {
+    int32_t rotary; /* columns that turn; 0: all */
+    bool neighbours, own_queries;
+    int64_t gap; /* q, k and v in one row, with gap - 1 columns behind them; 0: three buffers */
+} rope_form;
+
 typedef struct {
     int64_t tokens;
     int32_t heads[3], dim, positions;
     bool norm, vectors;
-    float *cosine, *sine, *z[3], *g[3], *m[3], *n[3], *bias[3], *weight[3], *dout[3];
+    rope_form form;
+    float *cosine, *sine, *q_cosine, *q_sine, *z[3], *g[3], *m[3], *n[3], *bias[3], *weight[3];
+    float *dout[3], *wide; /* wide: z in one row */
     uint16_t *bias16[3];
     int32_t *position;
     float *out;
     int64_t part_at[3], part_count, width_at[3], width;
+    int64_t stride, dz_count; /* stride: of wide, 0 without */
 } rope_case;
 
-static void make_case(rope_case *c, int64_t tokens, int32_t q_heads, int32_t kv_heads, int32_t dim,
-                      bool norm, bool vectors)
+static int64_t pairs_of(const rope_case *c)
 {
-    *c = (rope_case){.tokens = tokens,
-                     .heads = {q_heads, kv_heads, kv_heads},
-                     .dim = dim,
+    return (c->form.rotary ? c->form.rotary : c->dim) / 2;
+}
+
+static void make_tables(rope_case *c)
+{
+    int64_t pairs = pairs_of(c), count = c->positions * pairs;
+    tsr_rope_scaling scaling = {.theta = 100, .original_max_positions = 8, .query_beta = 0.5};
+    c->cosine = new_floats(count), c->sine = new_floats(count);
+    assert_int_equal(tsr_rope_tables(c->cosine, c->sine, c->positions, (int32_t)(2 * pairs),
+                                     &scaling, TSR_ROPE_TABLE),
+                     TSR_OK);
+    if (!c->form.own_queries)
+        return;
+    c->q_cosine = new_floats(count), c->q_sine = new_floats(count);
+    assert_int_equal(tsr_rope_tables(c->q_cosine, c->q_sine, c->positions, (int32_t)(2 * pairs),
+                                     &scaling, TSR_ROPE_TABLE_OF_QUERIES),
+                     TSR_OK);
+}
+
+static void make_part(rope_case *c, int p)
+{
+    int64_t width = (int64_t)c->heads[p] * c->dim;
+    c->z[p] = new_random(c->tokens * width, 10 + (uint64_t)p, 1);
+    c->dout[p] = new_random(c->tokens * width, 20 + (uint64_t)p, 1);
+    c->m[p] = new_gain(width, 30 + (uint64_t)p);
+    c->n[p] = new_floats(width);
+    c->g[p] = new_floats(width);
+    for (int64_t j = 0; j < width; j++) {
+        c->n[p][j] = j % 2 ? 2.0f : 0.5f; /* g = m / n is exact */
+        c->g[p][j] = c->m[p][j] / c->n[p][j];
+    }
+    c->bias[p] = new_random(width, 40 + (uint64_t)p, 1);
+    c->bias16[p] = new_bf16(c->bias[p], width);
+    c->weight[p] = new_gain(c->dim, 50 + (uint64_t)p);
+    c->part_at[p] = c->part_count;
+    c->width_at[p] = c->width;
+    c->part_count += c->tokens * width;
+    c->width += width;
+}
+
+static void make_case(rope_case *c, const int64_t shape[4], bool norm, bool vectors, rope_form form)
+{
+    *c = (rope_case){.tokens = shape[0],
+                     .heads = {(int32_t)shape[1], (int32_t)shape[2], (int32_t)shape[2]},
+                     .dim = (int32_t)shape[3],
                      .positions = 50,
                      .norm = norm,
-                     .vectors = vectors};
-    c->cosine = new_floats(c->positions * dim / 2);
-    c->sine = new_floats(c->positions * dim / 2);
-    tsr_rope_scaling scaling = {.theta = 100};
-    assert_int_equal(
-        tsr_rope_tables(c->cosine, c->sine, c->positions, dim, &scaling, TSR_ROPE_TABLE), TSR_OK);
-    c->position = malloc((size_t)(tokens + 1) * sizeof(int32_t));
-    for (int64_t t = 0; t < tokens; t++)
+                     .vectors = vectors,
+                     .form = form};
+    make_tables(c);
+    c->position = malloc((size_t)(c->tokens + 1) * sizeof(int32_t));
+    for (int64_t t = 0; t < c->tokens; t++)
         c->position[t] = (int32_t)(t * 7 % c->positions);
+    for (int p = 0; p < 3; p++)
+        make_part(c, p);
+    c->stride = form.gap ? c->width + form.gap - 1 : 0;
+    c->dz_count = c->stride ? c->tokens * c->stride : c->part_count;
+    c->out = new_floats(c->dz_count + c->width);
+    if (!c->stride)
+        return;
+    c->wide = new_random(c->dz_count, 60, 1);
     for (int p = 0; p < 3; p++) {
-        int64_t width = (int64_t)c->heads[p] * dim;
-        c->z[p] = new_random(tokens * width, 10 + (uint64_t)p, 1);
-        c->dout[p] = new_random(tokens * width, 20 + (uint64_t)p, 1);
-        c->m[p] = new_gain(width, 30 + (uint64_t)p);
-        c->n[p] = new_floats(width);
-        c->g[p] = new_floats(width);
-        for (int64_t j = 0; j < width; j++) {
-            c->n[p][j] = j % 2 ? 2.0f : 0.5f; /* g = m / n is exact */
-            c->g[p][j] = c->m[p][j] / c->n[p][j];
-        }
-        c->bias[p] = new_random(width, 40 + (uint64_t)p, 1);
-        c->bias16[p] = new_bf16(c->bias[p], width);
-        c->weight[p] = new_gain(dim, 50 + (uint64_t)p);
-        c->part_at[p] = c->part_count;
-        c->width_at[p] = c->width;
-        c->part_count += tokens * width;
-        c->width += width;
+        int64_t width = (int64_t)c->heads[p] * c->dim;
+        for (int64_t i = 0; i < c->tokens * width; i++)
+            c->wide[i / width * c->stride + c->width_at[p] + i % width] = c->z[p][i];
     }
-    c->out = new_floats(c->part_count + c->width);
 }
 
 static void free_case(rope_case *c)
@@ -66,7 +108,8 @@ static void free_case(rope_case *c)
         free(c->z[p]), free(c->dout[p]), free(c->m[p]), free(c->n[p]), free(c->g[p]);
         free(c->bias[p]), free(c->bias16[p]), free(c->weight[p]);
     }
-    free(c->cosine), free(c->sine), free(c->position), free(c->out);
+    free(c->cosine), free(c->sine), free(c->q_cosine), free(c->q_sine), free(c->position);
+    free(c->out), free(c->wide);
 }
 
 static bool normalized(const rope_case *c, int p)
@@ -74,20 +117,41 @@ static bool normalized(const rope_case *c, int p)
     return c->norm && p < 2;
 }
 
+static tsr_rope_shape shape_of(const rope_case *c)
+{
+    return (tsr_rope_shape){.cosine = c->cosine,
+                            .sine = c->sine,
+                            .q_cosine = c->q_cosine,
+                            .q_sine = c->q_sine,
+                            .positions = c->position,
+                            .tokens = c->tokens,
+                            .stride = c->stride,
+                            .q_heads = c->heads[0],
+                            .kv_heads = c->heads[1],
+                            .head_dim = c->dim,
+                            .position_count = c->positions,
+                            .rotary_dim = c->form.rotary,
+                            .neighbours = c->form.neighbours,
+                            .norm_eps = 1e-6f};
+}
+
+static const float *z_of(const rope_case *c, int p)
+{
+    return c->wide ? c->wide + c->width_at[p] : c->z[p];
+}
+
+/* Where dz of a part begins in `out`. */
+static int64_t dz_at(const rope_case *c, int p)
+{
+    return c->stride ? c->width_at[p] : c->part_at[p];
+}
+
 static tsr_status run_forward(void *context, tsr_pool *pool)
 {
     rope_case *c = context;
-    tsr_rope_qkv_args args = {.cosine = c->cosine,
-                              .sine = c->sine,
-                              .positions = c->position,
-                              .tokens = c->tokens,
-                              .q_heads = c->heads[0],
-                              .kv_heads = c->heads[1],
-                              .head_dim = c->dim,
-                              .position_count = c->positions,
-                              .norm_eps = 1e-6f};
+    tsr_rope_qkv_args args = {.shape = shape_of(c)};
     for (int p = 0; p < 3; p++) {
-        args.part[p] = (tsr_rope_part){.z = c->z[p], .out = c->out + c->part_at[p]};
+        args.part[p] = (tsr_rope_part){.z = z_of(c, p), .out = c->out + c->part_at[p]};
         if (c->vectors) {
             args.part[p].g = c->g[p];
             args.part[p].bias = (tsr_frozen){c->bias16[p], TSR_BF16};
@@ -101,22 +165,14 @@ static tsr_status run_forward(void *context, tsr_pool *pool)
 static tsr_status run_backward(void *context, tsr_pool *pool)
 {
     rope_case *c = context;
-    tsr_rope_qkv_backward_args args = {.cosine = c->cosine,
-                                       .sine = c->sine,
-                                       .positions = c->position,
-                                       .tokens = c->tokens,
-                                       .q_heads = c->heads[0],
-                                       .kv_heads = c->heads[1],
-                                       .head_dim = c->dim,
-                                       .position_count = c->positions,
-                                       .norm_eps = 1e-6f};
+    tsr_rope_qkv_backward_args args = {.shape = shape_of(c)};
     for (int p = 0; p < 3; p++) {
         args.part[p] = (tsr_rope_backward_part){.dout = c->dout[p],
-                                                .z = c->z[p],
-                                                .dz = c->out + c->part_at[p],
+                                                .z = z_of(c, p),
+                                                .dz = c->out + dz_at(c, p),
                                                 .g = c->g[p],
                                                 .n = c->n[p],
-                                                .dm = c->out + c->part_count + c->width_at[p],
+                                                .dm = c->out + c->dz_count + c->width_at[p],
                                                 .bias = {c->bias16[p], TSR_BF16}};
         if (normalized(c, p))
             args.part[p].norm = (tsr_frozen){c->weight[p], TSR_F32};
@@ -128,7 +184,9 @@ static tsr_status run_backward(void *context, tsr_pool *pool)
 static void head64(const rope_case *c, int p, int64_t t, int64_t head, const double *z,
                    const double *m, double *out)
 {
-    int64_t dim = c->dim, half = dim / 2;
+    int64_t dim = c->dim, pairs = pairs_of(c);
+    const float *cosines = p == 0 && c->q_cosine ? c->q_cosine : c->cosine;
+    const float *sines = p == 0 && c->q_sine ? c->q_sine : c->sine;
     double y[64], squares = 0;
     for (int64_t i = 0; i < dim; i++) {
         int64_t j = head * dim + i;
@@ -138,11 +196,13 @@ static void head64(const rope_case *c, int p, int64_t t, int64_t head, const dou
     if (normalized(c, p))
         for (int64_t i = 0; i < dim; i++)
             y[i] *= (double)c->weight[p][i] / sqrt(squares / (double)dim + 1e-6);
-    for (int64_t i = 0; i < half; i++) {
-        double cosine = p < 2 ? (double)c->cosine[c->position[t] * half + i] : 1;
-        double sine = p < 2 ? (double)c->sine[c->position[t] * half + i] : 0;
-        out[i] = y[i] * cosine - y[i + half] * sine;
-        out[i + half] = y[i + half] * cosine + y[i] * sine;
+    memcpy(out, y, (size_t)dim * sizeof *out);
+    for (int64_t i = 0; i < pairs && p < 2; i++) {
+        double cosine = (double)cosines[c->position[t] * pairs + i];
+        double sine = (double)sines[c->position[t] * pairs + i];
+        int64_t a = c->form.neighbours ? 2 * i : i, b = a + (c->form.neighbours ? 1 : pairs);
+        out[a] = y[a] * cosine - y[b] * sine;
+        out[b] = y[b] * cosine + y[a] * sine;
     }
 }
 
@@ -185,17 +245,36 @@ static double loss(void *context)
     return total;
 }
 
+/* dz of a part on its own. */
+static float *dense_dz(const rope_case *c, int p)
+{
+    int64_t width = (int64_t)c->heads[p] * c->dim;
+    float *dz = new_floats(c->tokens * width);
+    for (int64_t i = 0; i < c->tokens * width; i++)
+        dz[i] = c->out[dz_at(c, p) + i / width * (c->stride ? c->stride : width) + i % width];
+    return dz;
+}
+
+static void expect_gaps_untouched(const rope_case *c)
+{
+    for (int64_t i = 0; i < c->dz_count && c->stride; i++)
+        if (i % c->stride >= c->width)
+            assert_true(isnan(c->out[i]));
+}
+
 static void check_backward(rope_case *c)
 {
-    run_on_pools(run_backward, c, c->out, c->part_count + c->width);
+    run_on_pools(run_backward, c, c->out, c->dz_count + c->width);
+    expect_gaps_untouched(c);
     for (int p = 0; p < 3; p++) {
         int64_t width = (int64_t)c->heads[p] * c->dim, count = c->tokens * width;
         loss64 l = {c, p, new_doubles(c->z[p], count), new_doubles(c->m[p], width)};
         double *dz = new_gradient(loss, &l, l.z, count), *dm = new_gradient(loss, &l, l.m, width);
-        expect_close("dz", c->out + c->part_at[p], dz, count, F32_GRADIENT_TOLERANCE);
-        expect_close("dm", c->out + c->part_count + c->width_at[p], dm, width,
+        float *got = dense_dz(c, p);
+        expect_close("dz", got, dz, count, F32_GRADIENT_TOLERANCE);
+        expect_close("dm", c->out + c->dz_count + c->width_at[p], dm, width,
                      F32_GRADIENT_TOLERANCE);
-        free(l.z), free(l.m), free(dz), free(dm);
+        free(l.z), free(l.m), free(dz), free(dm), free(got);
     }
 }
 
@@ -206,8 +285,7 @@ static void forward_matches_fp64(void **state)
     for (size_t i = 0; i < 4; i++)
         for (int variant = 0; variant < 4; variant++) {
             rope_case c;
-            make_case(&c, shapes[i][0], (int32_t)shapes[i][1], (int32_t)shapes[i][2],
-                      (int32_t)shapes[i][3], variant & 1, variant & 2);
+            make_case(&c, shapes[i], variant & 1, variant & 2, (rope_form){0});
             check_forward(&c);
             free_case(&c);
         }
@@ -220,18 +298,57 @@ static void gradients_match_differences(void **state)
     for (size_t i = 0; i < 4; i++)
         for (int norm = 0; norm < 2; norm++) {
             rope_case c;
-            make_case(&c, shapes[i][0], (int32_t)shapes[i][1], (int32_t)shapes[i][2],
-                      (int32_t)shapes[i][3], norm, true);
+            make_case(&c, shapes[i], norm, true, (rope_form){0});
             check_backward(&c);
             free_case(&c);
         }
+}
+
+/* Every way to be odd, with every other and with norms. */
+static void odd_forms_match(void **state)
+{
+    (void)state;
+    const int64_t shapes[][5] = {{1, 1, 1, 4, 2}, {5, 4, 2, 6, 4},  {19, 2, 1, 16, 8},
+                                 {9, 3, 0, 8, 2}, {0, 2, 1, 12, 6}, {40, 2, 1, 64, 16}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        for (int odd = 1; odd < 32; odd++) {
+            rope_case c;
+            rope_form form = {.rotary = odd & 1 ? (int32_t)shapes[i][4] : 0,
+                              .neighbours = odd & 2,
+                              .own_queries = odd & 4,
+                              .gap = odd & 8 ? 1 + odd % 3 : 0};
+            make_case(&c, shapes[i], odd & 16, true, form);
+            check_forward(&c);
+            if (c.dim < 64)
+                check_backward(&c);
+            free_case(&c);
+        }
+}
+
+static void odd_arguments_are_refused(void **state)
+{
+    (void)state;
+    static const rope_form forms[] = {{.rotary = 3}, {.rotary = 6}, {.rotary = -2}};
+    for (int i = 0; i < 4; i++) {
+        rope_case c;
+        make_case(&c, (int64_t[]){3, 1, 1, 4}, false, false, (rope_form){.own_queries = true});
+        float *sine = c.q_sine;
+        if (i == 3)
+            c.q_sine = NULL;
+        else
+            c.form = forms[i];
+        assert_int_equal(run_forward(&c, test_pool(0)), TSR_EINVAL);
+        assert_int_equal(run_backward(&c, test_pool(0)), TSR_EINVAL);
+        c.q_sine = sine;
+        free_case(&c);
+    }
 }
 
 static void in_place_is_the_same(void **state)
 {
     (void)state;
     rope_case c;
-    make_case(&c, 30, 4, 2, 16, false, true);
+    make_case(&c, (int64_t[]){30, 4, 2, 16}, false, true, (rope_form){0});
     assert_int_equal(run_forward(&c, test_pool(0)), TSR_OK);
     float *want = c.out, *z = new_floats(c.part_count);
     for (int p = 0; p < 3; p++) {
@@ -252,7 +369,7 @@ static void a_position_outside_the_table(void **state)
 {
     (void)state;
     rope_case c;
-    make_case(&c, 3, 1, 1, 4, false, false);
+    make_case(&c, (int64_t[]){3, 1, 1, 4}, false, false, (rope_form){0});
     c.position[2] = c.positions;
     assert_int_equal(run_forward(&c, test_pool(0)), TSR_EINTERNAL);
     assert_int_equal(run_backward(&c, test_pool(0)), TSR_EINTERNAL);
@@ -296,6 +413,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forward_matches_fp64),    cmocka_unit_test(gradients_match_differences),
+        cmocka_unit_test(odd_forms_match),         cmocka_unit_test(odd_arguments_are_refused),
         cmocka_unit_test(in_place_is_the_same),    cmocka_unit_test(a_position_outside_the_table),
         cmocka_unit_test(tables_of_every_scaling),
     };

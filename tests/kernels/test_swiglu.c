@@ -184,6 +184,94 @@ static void extreme_gates_stay_finite(void **state)
     }
 }
 
+/* Halves of one row, with `gap` columns behind them: the bits of two buffers, and what is between stays. */
+static void strided_case(int64_t tokens, int64_t f, int64_t gap, bool sums)
+{
+    int64_t count = tokens * f, stride = 2 * f + gap;
+    float *z[2] = {new_random(count, 1, 3), new_random(count, 2, 2)};
+    float *dact = new_random(count, 3, 1), *n = new_gain(f, 4), *g = new_gain(f, 5);
+    float *bias = new_random(f, 6, 1), *dense = new_floats(3 * count + 2 * f);
+    float *wide = new_random(tokens * stride, 7, 1), *before = new_floats(tokens * stride);
+    for (int64_t i = 0; i < 2 * count; i++)
+        wide[i % count / f * stride + i / count * f + i % f] = z[i / count][i % count];
+    memcpy(before, wide, (size_t)(tokens * stride) * sizeof(float));
+    tsr_frozen frozen = {bias, TSR_F32};
+    float *act = new_floats(count), *dm = new_floats(2 * f), *dense_dm = dense + 3 * count;
+    for (int way = 0; way < 2; way++) {
+        float *from[2] = {way ? wide : z[0], way ? wide + f : z[1]};
+        tsr_swiglu_args args = {.z_gate = from[0],
+                                .z_up = from[1],
+                                .g_up = g,
+                                .bias_gate = frozen,
+                                .act = way ? act : dense,
+                                .tokens = tokens,
+                                .f = f,
+                                .stride = way ? stride : 0,
+                                .activation = activation};
+        tsr_swiglu_backward_args back = {.dact = dact,
+                                         .z_gate = from[0],
+                                         .z_up = from[1],
+                                         .g_up = g,
+                                         .bias_gate = frozen,
+                                         .dz_gate = way ? from[0] : dense + count,
+                                         .dz_up = way ? from[1] : dense + 2 * count,
+                                         .n_gate = n,
+                                         .n_up = n,
+                                         .dm_gate = sums ? (way ? dm : dense_dm) : NULL,
+                                         .dm_up = sums ? (way ? dm : dense_dm) + f : NULL,
+                                         .tokens = tokens,
+                                         .f = f,
+                                         .stride = way ? stride : 0,
+                                         .activation = activation};
+        assert_int_equal(tsr_swiglu_ref(&args, test_pool(way)), TSR_OK);
+        assert_int_equal(tsr_swiglu_backward_ref(&back, test_pool(way)), TSR_OK);
+    }
+    assert_memory_equal(act, dense, (size_t)count * sizeof(float));
+    for (int64_t i = 0; i < 2 * count; i++)
+        before[i % count / f * stride + i / count * f + i % f] = dense[count + i];
+    assert_memory_equal(wide, before, (size_t)(tokens * stride) * sizeof(float));
+    if (sums)
+        assert_memory_equal(dm, dense_dm, (size_t)(2 * f) * sizeof(float));
+    free(z[0]), free(z[1]), free(dact), free(n), free(g), free(bias), free(dense);
+    free(wide), free(before), free(act), free(dm);
+}
+
+static void halves_of_a_row_are_the_same(void **state)
+{
+    (void)state;
+    static const int64_t gaps[] = {0, 3, 8};
+    for (int i = 0; i < 12; i++) {
+        activation = i % 2 ? TSR_GELU_TANH : TSR_SILU;
+        strided_case(21, 16, gaps[i / 4], i / 2 % 2);
+        strided_case(5, 67, gaps[i / 4], i / 2 % 2);
+        strided_case(300, 130, gaps[i / 4], i / 2 % 2);
+    }
+    activation = TSR_SILU;
+}
+
+/* Rows that overlap, and gradients in e4m3 of rows that are not dense. */
+static void odd_strides_are_refused(void **state)
+{
+    (void)state;
+    float z[16] = {0}, out[16], more[16];
+    uint8_t codes[8];
+    tsr_swiglu_args args = {
+        .z_gate = z, .z_up = z + 4, .act = out, .tokens = 2, .f = 4, .stride = 3};
+    tsr_swiglu_backward_args back = {.dact = z,
+                                     .z_gate = z,
+                                     .z_up = z + 4,
+                                     .dz_gate = out,
+                                     .dz_up = more,
+                                     .tokens = 2,
+                                     .f = 4,
+                                     .stride = 3};
+    assert_int_equal(tsr_swiglu_ref(&args, test_pool(0)), TSR_EINVAL);
+    assert_int_equal(tsr_swiglu_backward_ref(&back, test_pool(0)), TSR_EINVAL);
+    back.stride = 8;
+    back.dz_up8 = (tsr_fp8_rows){.out = codes, .scale = out};
+    assert_int_equal(tsr_swiglu_backward_ref(&back, test_pool(0)), TSR_EINVAL);
+}
+
 static void outputs_may_be_inputs(void **state)
 {
     (void)state;
@@ -213,6 +301,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shapes_match_fp64_and_differences),
         cmocka_unit_test(extreme_gates_stay_finite),
+        cmocka_unit_test(halves_of_a_row_are_the_same),
+        cmocka_unit_test(odd_strides_are_refused),
         cmocka_unit_test(outputs_may_be_inputs),
     };
     return cmocka_run_group_tests(tests, NULL, pools_teardown);
