@@ -222,6 +222,63 @@ static void test_stride(void **unused)
 }
 
 /* More slots look further ahead; a plan needs few states whatever its size. */
+/* Two layers of two units each: what a backward makes again uses the lower one first, and a gradient is reduced after
+ * the use that adds to it. */
+static void test_fine_units(void **unused)
+{
+    (void)unused;
+    static const tsr_layer_use uses[2][5] = {{{0}, {1}, {0}, {1, true}, {0, true}},
+                                             {{2}, {3}, {2}, {3, true}, {2, true}}};
+    const tsr_layer_uses layers[2] = {{uses[0], uses[0] + 2, 2, 3}, {uses[1], uses[1] + 2, 2, 3}};
+    random_model model;
+    plain_model_make(&model, 4, 1, 2, TSR_HOME_SHARDED);
+    model.options.layer_count = 2;
+    model.options.head_unit = 4;
+    model.options.layers = layers;
+    tsr_plan *plan = compile(&model);
+    int state = tsr_plan_program(plan, 0, TSR_PROGRAM_PROLOGUE)->exit;
+    expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST,
+           "G1 T1 N0 F0 G2 T2 N1 F1 G3 T3 N2 F2 G4 N3 F3 G2 T2 H4 G3 T3 B2 B3 R3 G0 T0 B2 R2 "
+           "G1 T1 B0 B1 R1 B0 R0");
+    char label[TSR_OP_LABEL_BYTES];
+    const tsr_program *program = tsr_plan_program(
+        plan, tsr_plan_program(plan, 0, TSR_PROGRAM_PROLOGUE)->exit, TSR_PROGRAM_TRAIN_FIRST);
+    tsr_op_label(label, plan, &program->op[program->op_count - 2]);
+    assert_string_equal(label, "COMPUTE B layer 0 unit 0");
+    tsr_op_label(label, plan, &program->op[0]);
+    assert_string_equal(label, "GATHER unit 1");
+    tsr_plan_destroy(plan);
+
+    /* Every gradient is of some use, and the last one of the last. */
+    model.options.layers =
+        (const tsr_layer_uses[]){{uses[0], uses[0] + 2, 2, 2}, {uses[1], uses[1] + 2, 2, 3}};
+    assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
+    assert_non_null(strstr(tsr_last_error(), "unit 0 has a trainable part, but no use trains it"));
+}
+
+/* Four layers in two units: one gather for two forwards, one reduction for two backwards; the lowest layer has
+ * none. */
+static void test_coarse_units(void **unused)
+{
+    (void)unused;
+    static const tsr_layer_use first = {0, true}, second = {1, true};
+    const tsr_layer_uses layers[4] = {{&first, NULL, 1, 0},
+                                      {&first, &first, 1, 1},
+                                      {&second, &second, 1, 1},
+                                      {&second, &second, 1, 1}};
+    random_model model;
+    plain_model_make(&model, 2, 2, 2, TSR_HOME_SHARDED);
+    model.options.layer_count = 4;
+    model.options.head_unit = 2;
+    model.options.layers = layers;
+    tsr_plan *plan = compile(&model);
+    int state = tsr_plan_program(plan, 0, TSR_PROGRAM_PROLOGUE)->exit;
+    assert_int_equal(plan->lowest_backward, 1);
+    expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST,
+           "G1 T1 N0 F0 N0 F0 G2 N1 F1 N1 F1 G3 H2 G1 T1 H3 G0 T0 B1 B1 R1 B0 R0");
+    tsr_plan_destroy(plan);
+}
+
 static void test_slots(void **unused)
 {
     (void)unused;
@@ -435,6 +492,8 @@ int main(void)
                                        cmocka_unit_test(test_offload),
                                        cmocka_unit_test(test_lowest_backward),
                                        cmocka_unit_test(test_stride),
+                                       cmocka_unit_test(test_fine_units),
+                                       cmocka_unit_test(test_coarse_units),
                                        cmocka_unit_test(test_slots),
                                        cmocka_unit_test(test_order_of_programs),
                                        cmocka_unit_test(test_refused),
