@@ -5,7 +5,6 @@
 #include "model/model_parts.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 _Static_assert(TSR_MODEL_ONES >= TSR_MODEL_MOST_HEAD_DIM,
                "the weight of a norm of the widest head");
@@ -178,43 +177,5 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
                                  &all));
     model->activation_begin = all.begin;
     model->activation_end = all.end;
-    return TSR_OK;
-}
-
-/* The uses of layer l from `at` on; NULL: they are counted. */
-static int list_uses(tsr_layer_use *at, const tsr_model_options *options, int layer, bool backward)
-{
-    tsr_layer_run run[TSR_LAYER_RUNS];
-    tsr_activation_options activation = tsr_model_activation(options);
-    const tsr_layer_program *program = tsr_layer_program_of(options->programs, layer);
-    if (backward && !program->trains)
-        return 0;
-    int count = tsr_layer_runs(run, options->layout, layer, program, backward,
-                               tsr_stride_ends(tsr_activation_stride(&activation), layer));
-    for (int i = 0; at && i < count; i++)
-        at[i] = (tsr_layer_use){(int16_t)run[i].unit, run[i].trains};
-    return count;
-}
-
-tsr_status tsr_model_uses(tsr_layer_uses **out, const tsr_model_options *options)
-{
-    int layers = options->layout->layer_count;
-    size_t count = 0;
-    *out = NULL;
-    if (!options->layout->grouped)
-        return TSR_OK;
-    for (int i = 0; i < 2 * layers; i++)
-        count += (size_t)list_uses(NULL, options, i / 2, i % 2);
-    tsr_layer_uses *uses = malloc((size_t)layers * sizeof *uses + count * sizeof(tsr_layer_use));
-    if (!uses)
-        return tsr_fail(TSR_ENOMEM, "out of memory for the uses of %d layers", layers);
-    tsr_layer_use *at = (tsr_layer_use *)(uses + layers);
-    for (int l = 0; l < layers; l++) {
-        uses[l].forward = at;
-        at += uses[l].forward_count = list_uses(at, options, l, false);
-        uses[l].backward = at;
-        at += uses[l].backward_count = list_uses(at, options, l, true);
-    }
-    *out = uses;
     return TSR_OK;
 }

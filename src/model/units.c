@@ -4,6 +4,7 @@
 #include "model/units.h"
 
 #include "base/text.h"
+#include "model/model_parts.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -91,7 +92,13 @@ static uint64_t bytes_between(const tsr_layout_unit *unit, int first, int end)
     return bytes;
 }
 
-/* The number of the name that a node's linears are of; a node with several is of the first one's. */
+/* Of two names that a module is of, the longer one says more: down_proj, mlp.down_proj of mlp. */
+static bool says_more(const grouping *g, int name, int than)
+{
+    return than < 0 || strlen(g->policy->module[name]) > strlen(g->policy->module[than]);
+}
+
+/* The number of the name that a node's linears are of. */
 static int module_of(grouping *g, const tsr_block *block, int node)
 {
     int out = NOTHING;
@@ -99,7 +106,7 @@ static int module_of(grouping *g, const tsr_block *block, int node)
         for (int j = 0; block->matrix[i].node == node && j < g->policy->module_count; j++) {
             bool same = is_of(g->policy->module[j], block->matrix[i].name);
             g->found[j] |= same;
-            if (same && out < 0)
+            if (same && says_more(g, j, out))
                 out = j;
             else if (out == NOTHING)
                 out = LINEARS;
@@ -334,6 +341,44 @@ int tsr_layer_runs(tsr_layer_run out[TSR_LAYER_RUNS], const tsr_layout *layout, 
     if (!list.count)
         add_unit(&list, unit->first_unit);
     return list.count;
+}
+
+/* The uses of layer l from `at` on; NULL: they are counted. */
+static int list_uses(tsr_layer_use *at, const tsr_model_options *options, int layer, bool backward)
+{
+    tsr_layer_run run[TSR_LAYER_RUNS];
+    tsr_activation_options activation = tsr_model_activation(options);
+    const tsr_layer_program *program = tsr_layer_program_of(options->programs, layer);
+    if (backward && !program->trains)
+        return 0;
+    int count = tsr_layer_runs(run, options->layout, layer, program, backward,
+                               tsr_stride_ends(tsr_activation_stride(&activation), layer));
+    for (int i = 0; at && i < count; i++)
+        at[i] = (tsr_layer_use){(int16_t)run[i].unit, run[i].trains};
+    return count;
+}
+
+tsr_status tsr_model_uses(tsr_layer_uses **out, const tsr_model_options *options)
+{
+    int layers = options->layout->layer_count;
+    size_t count = 0;
+    *out = NULL;
+    if (!options->layout->grouped)
+        return TSR_OK;
+    for (int i = 0; i < 2 * layers; i++)
+        count += (size_t)list_uses(NULL, options, i / 2, i % 2);
+    tsr_layer_uses *uses = malloc((size_t)layers * sizeof *uses + count * sizeof(tsr_layer_use));
+    if (!uses)
+        return tsr_fail(TSR_ENOMEM, "out of memory for the uses of %d layers", layers);
+    tsr_layer_use *at = (tsr_layer_use *)(uses + layers);
+    for (int l = 0; l < layers; l++) {
+        uses[l].forward = at;
+        at += uses[l].forward_count = list_uses(at, options, l, false);
+        uses[l].backward = at;
+        at += uses[l].backward_count = list_uses(at, options, l, true);
+    }
+    *out = uses;
+    return TSR_OK;
 }
 
 /* ---- the units of the plan ---- */

@@ -16,12 +16,12 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* Of 6 layers of 3 chunks of nodes and 1 chunk of the head. */
+/* Of a model of 6 layers and 1 chunk of the head. */
 static const struct {
     const char *policy;
     int units;
 } policies[] = {
-    {"2", 4},      {"4", 3}, {"100", 2}, {"self_attn, mlp", 13}, {"[down_proj]", 13},
+    {"2", 4},      {"4", 3}, {"100", 2}, {"self_attn, mlp", 13}, {"[mlp, down_proj]", 19},
     {"fine", 0}, /* bytes that cut a layer of the base; how many units depends on the adapter */
     {"coarse", 0},
 };
