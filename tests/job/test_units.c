@@ -64,17 +64,24 @@ static void configure(char out[4096], const char *keys, const char *use, const c
         scratch_path("train.jsonl"), keys, use, *policy ? "unit_policy: " : "", policy);
 }
 
+/* Each policy has every second of the uses, the next one the others; sanitizers are slow. */
+#ifdef TSR_SANITIZED
+#define SHARE 5
+#else
+#define SHARE 2
+#endif
+
 static void run_adapter(const char *name, const sizes *base, const char *keys)
 {
     char config[4096], what[512];
     job_result reference, result;
-    static size_t turn; /* each adapter has other pairs of policy and use first */
+    static size_t turn;
     configure(config, keys, "", "");
     job_run(&reference, 1, config);
     assert_int_equal(reference.status, 0);
     assert_true(reference.step[0].loss != reference.step[1].loss);
     for (size_t p = 0; p < COUNT(policies); p++)
-        for (size_t u = turn++ % 2; u < COUNT(uses); u += 2) {
+        for (size_t u = turn++ % SHARE; u < COUNT(uses); u += SHARE) {
             int ranks = uses[u].ranks;
             if (job_ranks(ranks) != ranks)
                 continue;
