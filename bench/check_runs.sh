@@ -74,4 +74,9 @@ for tax in 'DoRA / LoRA .* 1.030 ' 'NF4 / bf16 .* 1.020 ' 'dropout / none .* 1.1
     grep -q "$tax" "$scratch/table" || wrong "no $tax in $(cat "$scratch/table")"
 done
 "$root/bench/tell" table "$scratch/runs" | grep -q 'dora.*PEFT 206.00 ms, 0.500 of it' || wrong "the peer is not in the table"
+for policy in layer:100 self_attn,mlp:105; do
+    run 2 "" 0.0 true lora "${policy#*:}" | sed "s/\"overrides\":\[\]/\"overrides\":[\"unit_policy=${policy%:*}\"]/"
+done >"$scratch/units"
+"$root/bench/tell" units "$scratch/units" >"$scratch/table"
+grep -q '2 ranks, .* self_attn,mlp *105.00 ms, 1.050 of layer' "$scratch/table" || wrong "units: $(cat "$scratch/table")"
 echo "runs and their tables are as they should be"

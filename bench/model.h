@@ -72,7 +72,8 @@ typedef struct {
     uint64_t arena_planned, arena_used, host_bytes;
     uint64_t free_first, free_last, total; /* device memory after step 1 and at the end */
     int64_t most_change;                   /* of free memory between the two, over all ranks */
-    int resident, selective, full, host_units;
+    int units, resident, selective, full, host_units;
+    uint64_t slot_bytes;
     double host_traffic; /* bytes that a step copies to the device on this rank */
     double dropout;
     tsr_dtype dtype;

@@ -117,7 +117,7 @@ static tsr_status fill_segment(tsr_job *job, pool *p, int unit, int segment)
 {
     const tsr_layout_unit *parts = &job->inputs.layout.unit[unit];
     const tsr_layout_segment *s = &parts->frozen[segment];
-    tsr_load_place place = tsr_load_at(&job->decision.store, job->world, unit, segment);
+    tsr_load_place place = tsr_load_at(&job->decision.store, job->world, s->unit, s->at);
     uint64_t bytes = place.granule_count * s->granule_bytes;
     bool small_scales = s->dtype == TSR_U8;
     switch (s->kind) {

@@ -72,8 +72,10 @@ static void describe(bench_result *out, const tsr_job *job)
     out->resident = d->resident_count;
     out->selective = d->selective_count;
     out->full = d->full_count;
-    for (int u = 0; u < job->inputs.layout.unit_count; u++) {
-        int uses = u < job->inputs.layout.layer_count ? 2 : 1; /* forward and backward */
+    out->units = job->inputs.layout.plan_unit_count;
+    out->slot_bytes = d->plan->slot_bytes;
+    for (int u = 0; u < out->units; u++) {
+        int uses = u < job->inputs.layout.plan_head_unit ? 2 : 1; /* forward and backward */
         bool sharded = d->home[u] == TSR_HOME_HOST_SHARDED;
         if (!sharded && d->home[u] != TSR_HOME_HOST_FULL)
             continue;

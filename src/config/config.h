@@ -107,6 +107,13 @@ typedef struct {
     int count;
 } tsr_config_ints;
 
+/* The one of these that was said; layers 1 is `layer`. */
+typedef struct {
+    int64_t layers;           /* of a unit; 0: not so */
+    uint64_t bytes;           /* of a unit, at most; 0: not so */
+    tsr_config_strings names; /* of modules that are units */
+} tsr_config_units;
+
 /* name -> number, in the order of the file (the first matching pattern wins in PEFT). */
 typedef struct {
     const char *name;
@@ -198,6 +205,7 @@ typedef struct {
     tsr_config_choice activation_offloading, optimizer_offload;
     int64_t resident_units; /* -1: auto */
     int64_t slots;
+    tsr_config_units unit_policy;
     int64_t shard_group_size; /* 0: the ranks of a node */
     /* run */
     const char *output_dir;

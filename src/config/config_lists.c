@@ -26,6 +26,35 @@ static bool read_strings(tsr_config_strings *out, const tsr_key *key, const tsr_
     return list.items != NULL;
 }
 
+/* "self_attn, mlp" is a list too. */
+static bool read_names(tsr_config_units *out, const tsr_key *key, const tsr_yaml_value *value,
+                       const tsr_config_place *place)
+{
+    tsr_config_units units = {0};
+    if (value->kind != TSR_YAML_SCALAR) {
+        if (!read_strings(&units.names, key, value, place))
+            return false;
+        *out = units;
+        return true;
+    }
+    size_t most = strlen(value->text) / 2 + 1;
+    units.names.items = tsr_config_store_allocate(place->store, most * sizeof(char *));
+    char *copy = (char *)tsr_config_store_copy(place->store, value->text), *next = copy;
+    while (units.names.items && copy && next) {
+        char *name = next + strspn(next, " "), *end = strchr(name, ',');
+        next = end ? end + 1 : NULL;
+        end = end ? end : name + strlen(name);
+        while (end > name && end[-1] == ' ')
+            end--;
+        *end = 0;
+        if (!*name)
+            return tsr_config_refuse(place, key, value);
+        units.names.items[units.names.count++] = name;
+    }
+    *out = units;
+    return units.names.items && copy;
+}
+
 /* The word, or a list of it alone, which TRL takes for the word. */
 static bool is_all_linear(const tsr_key *key, const tsr_yaml_value *value)
 {
@@ -214,6 +243,8 @@ bool tsr_config_read_list(void *field, const tsr_key *key, const tsr_yaml_value 
             return true;
         }
         return read_ints(field, key, value, place);
+    case TSR_KEY_UNITS:
+        return read_names(field, key, value, place);
     case TSR_KEY_MODULES:
         return read_modules(field, key, value, place);
     case TSR_KEY_PATTERNS:

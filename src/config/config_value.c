@@ -178,19 +178,19 @@ static bool read_amount(double *out, const char **text, const unit *units)
     return false;
 }
 
+static const unit byte_units[] = {
+    {"", 1},     {"B", 1},    {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40},
+    {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9},     {"TB", 1e12},    {NULL, 0},
+};
+
 static bool read_bytes(uint64_t *out, const tsr_key *key, const tsr_yaml_value *value,
                        const tsr_config_place *place)
 {
-    static const unit units[] = {
-        {"", 1},         {"B", 1},        {"KiB", 0x1p10}, {"MiB", 0x1p20},
-        {"GiB", 0x1p30}, {"TiB", 0x1p40}, {"KB", 1e3},     {"MB", 1e6},
-        {"GB", 1e9},     {"TB", 1e12},    {NULL, 0},
-    };
     double bytes = 0, plain;
     bool right = false;
     if (value->kind == TSR_YAML_SCALAR) {
         const char *p = value->text;
-        right = read_amount(&bytes, &p, units) && !*p;
+        right = read_amount(&bytes, &p, byte_units) && !*p;
         if (!right && tsr_number_parse(&plain, value->text)) { /* 2e10 */
             bytes = plain;
             right = true;
@@ -199,6 +199,30 @@ static bool read_bytes(uint64_t *out, const tsr_key *key, const tsr_yaml_value *
     if (!right || !tsr_config_fits(key, bytes) || bytes >= 0x1p63)
         return tsr_config_refuse(place, key, value);
     *out = (uint64_t)bytes;
+    return true;
+}
+
+/* A number alone is of layers, one with a unit of bytes; what begins otherwise are names. */
+static bool read_units(tsr_config_units *out, const tsr_key *key, const tsr_yaml_value *value,
+                       const tsr_config_place *place)
+{
+    const char *p = value->text;
+    tsr_config_units units = {0};
+    double bytes = 0;
+    if (value->kind != TSR_YAML_SCALAR || (*p && !strchr("0123456789.+-", *p))) {
+        if (value->kind != TSR_YAML_SCALAR || strcmp(p, "layer") != 0)
+            return tsr_config_read_list(out, key, value, place);
+        *out = (tsr_config_units){.layers = 1};
+        return true;
+    }
+    if (!tsr_number_parse_whole(&units.layers, p)) {
+        if (!read_amount(&bytes, &p, byte_units) || *p || bytes < 1 || bytes >= 0x1p63 ||
+            !strpbrk(value->text, "bB"))
+            return tsr_config_refuse(place, key, value);
+        units = (tsr_config_units){.bytes = (uint64_t)bytes};
+    } else if (units.layers < 1)
+        return tsr_config_refuse(place, key, value);
+    *out = units;
     return true;
 }
 
@@ -311,6 +335,8 @@ bool tsr_config_read(tsr_config *config, const tsr_key *key, const tsr_yaml_valu
         return read_bytes(field, key, value, place);
     case TSR_KEY_STRING:
         return read_string(field, key, value, place);
+    case TSR_KEY_UNITS:
+        return read_units(field, key, value, place);
     default:
         return tsr_config_read_list(field, key, value, place);
     }

@@ -61,6 +61,19 @@ static void put_strings(tsr_text *out, const tsr_config_strings *list)
     tsr_text_puts(out, "]");
 }
 
+/* Bytes with their unit: a number alone is of layers. */
+static void put_units(tsr_text *out, const tsr_config_units *units)
+{
+    if (units->names.count)
+        put_strings(out, &units->names);
+    else if (units->bytes)
+        tsr_text_printf(out, "%lluB", (unsigned long long)units->bytes);
+    else if (units->layers == 1)
+        tsr_text_puts(out, "layer");
+    else
+        tsr_text_printf(out, "%lld", (long long)units->layers);
+}
+
 static void put_modules(tsr_text *out, const tsr_config_modules *modules)
 {
     switch (modules->kind) {
@@ -186,6 +199,9 @@ void tsr_config_put(tsr_text *out, const tsr_config *config, const tsr_key *key)
             put_strings(out, field);
         else
             tsr_text_puts(out, "null");
+        return;
+    case TSR_KEY_UNITS:
+        put_units(out, field);
         return;
     case TSR_KEY_MODULES:
         put_modules(out, field);

@@ -396,6 +396,8 @@ static const tsr_key memory_keys[] = {
              "given memory_budget, or a GPU's free memory"},
     {"slots", G, TSR_KEY_INT, AT(slots), .low = 2, .high = TSR_CONFIG_MAX_SLOTS, .initial = "2",
      .help = "units gathered at a time"},
+    {"unit_policy", G, TSR_KEY_UNITS, AT(unit_policy), .initial = "layer",
+     .help = "what is gathered and released together, as FSDP's wrapping policy"},
     {"shard_group_size", G, TSR_KEY_INT, AT(shard_group_size), .low = 1, .high = 1 << 20,
      .none = "auto", .initial = "auto",
      .help = "ranks that share one copy of the base; auto: the ranks of a node"},

@@ -23,6 +23,7 @@ typedef enum {
     TSR_KEY_MODULES,  /* tsr_config_modules: all-linear, a list or a regular expression */
     TSR_KEY_INTS,     /* tsr_config_ints: one or a list */
     TSR_KEY_PATTERNS, /* tsr_config_patterns */
+    TSR_KEY_UNITS,    /* tsr_config_units: layer, a number, 64MiB or names */
     TSR_KEY_LR_KWARGS /* tsr_schedule_arguments */
 } tsr_key_type;
 

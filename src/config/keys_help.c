@@ -60,6 +60,9 @@ static const char *shape(const tsr_key *key)
         return key->flags & TSR_KEY_PATH ? "a text that is not empty" : "a text";
     case TSR_KEY_STRINGS:
         return "a file or a list of files";
+    case TSR_KEY_UNITS:
+        return "layer, a number of layers (1 or more), bytes (64MiB), or names of modules "
+               "(self_attn, mlp)";
     case TSR_KEY_MODULES:
         return key->flags & TSR_KEY_ALL_LINEAR
                    ? "all-linear, a list of module names or a regular expression"

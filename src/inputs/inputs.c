@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "inputs/earlier.h"
 #include "model/arch/arch.h"
+#include "model/units.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -113,6 +114,20 @@ static tsr_status sample_weights(tsr_inputs *inputs)
     return TSR_OK;
 }
 
+static tsr_status group_units(tsr_layout *layout, const tsr_config *config)
+{
+    const tsr_config_units *units = &config->unit_policy;
+    return tsr_layout_group(layout,
+                            &(tsr_unit_policy){.kind = units->names.count ? TSR_UNITS_MODULES
+                                                       : units->bytes     ? TSR_UNITS_BYTES
+                                                                          : TSR_UNITS_LAYERS,
+                                               .layers = units->layers,
+                                               .bytes = units->bytes,
+                                               .module = units->names.items,
+                                               .module_count = units->names.count,
+                                               .where = tsr_config_where(config, "unit_policy")});
+}
+
 tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
 {
     tsr_config *config = &inputs->config;
@@ -128,6 +143,7 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
                                   .compute = inputs->compute};
     TSR_TRY(tsr_layout_make(&inputs->layout, &inputs->model, inputs->checkpoint,
                             inputs->adapter.present ? &inputs->adapter.set : NULL, &options));
+    TSR_TRY(group_units(&inputs->layout, config));
     if (config->base_compute != TSR_CONFIG_BASE_COMPUTE_DTYPE)
         TSR_TRY(check_fp8(inputs));
     return planned ? TSR_OK : sample_weights(inputs);
@@ -165,6 +181,8 @@ tsr_status tsr_inputs_like(tsr_inputs *out, const tsr_inputs *inputs, uint64_t l
     if (status == TSR_OK)
         status = tsr_layout_make(&like.layout, &like.model, like.checkpoint, &like.adapter.set,
                                  &options);
+    if (status == TSR_OK)
+        status = group_units(&like.layout, &inputs->config);
     if (status < 0) {
         tsr_inputs_like_close(&like);
         return status;

@@ -75,7 +75,7 @@ static tsr_status collect(void *user, const tsr_job_part *p)
     collected *c = user;
     tsr_job *job = c->job;
     const tsr_trainable *trainable = &job->decision.store.trainable;
-    tsr_trainable_span span = tsr_trainable_at(trainable, p->unit, p->segment);
+    tsr_trainable_span span = tsr_job_trainable(job, p->unit, p->segment);
     uint64_t bytes = span.count * sizeof(float);
     float *own = job->buffers.unit + (uint64_t)tsr_comm_rank(job->shard) * span.count;
     TSR_TRY(tsr_device_read(job->device, own, trainable->master + span.begin, bytes));

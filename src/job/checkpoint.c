@@ -93,7 +93,7 @@ static tsr_status add_part(void *user, const tsr_job_part *part)
 {
     own_file *file = user;
     const tsr_trainable *trainable = &file->job->decision.store.trainable;
-    tsr_trainable_span span = tsr_trainable_at(trainable, part->unit, part->segment);
+    tsr_trainable_span span = tsr_job_trainable(file->job, part->unit, part->segment);
     tsr_state_buffer buffer[TSR_TRAINABLE_STATE_COUNT];
     tsr_trainable_state(trainable, buffer);
     for (int b = 0; b < TSR_TRAINABLE_STATE_COUNT; b++) {

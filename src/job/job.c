@@ -291,7 +291,7 @@ tsr_status tsr_job_plan(tsr_job *job, tsr_job_plan_info *info)
         .parameter_count = job->inputs.layout.parameter_count,
         .trainable_count = job->inputs.layout.trainable_count,
         .plan_hash = d->plan->hash,
-        .unit_count = job->inputs.layout.unit_count,
+        .unit_count = job->inputs.layout.plan_unit_count,
         .resident_count = d->resident_count,
         .recompute_full_count = d->full_count,
         .recompute_selective_count = d->selective_count,
@@ -402,7 +402,7 @@ static tsr_status print_summary(tsr_job *job, char **text)
                            .device_peak_bytes = d->memory.total[TSR_PLACE_DEVICE],
                            .host_peak_bytes =
                                d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE],
-                           .unit_count = in->layout.unit_count,
+                           .unit_count = in->layout.plan_unit_count,
                            .resident_count = d->resident_count,
                            .recompute_full_count = d->full_count,
                            .recompute_selective_count = d->selective_count,

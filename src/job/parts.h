@@ -218,7 +218,9 @@ tsr_status tsr_job_quiet(tsr_job *job);
 /* The adapter's files into `folder`, of rank 0; collective, the streams idle. */
 tsr_status tsr_job_write_adapter(tsr_job *job, const tsr_folder *folder);
 
-/* Values of a trainable segment: the masters (an evaluation has none) and the working copy. */
+/* This rank's range of a trainable segment of the layout. */
+tsr_trainable_span tsr_job_trainable(const tsr_job *job, int unit, int segment);
+/* Its values: the masters (an evaluation has none) and the working copy. */
 tsr_status tsr_job_put_trainable(tsr_job *job, int unit, int segment, const float *values);
 
 /* A step or an evaluation goes into metrics.jsonl and, with report_to: tensorboard, its event file.

@@ -364,7 +364,7 @@ static tsr_status restore_part(void *user, const tsr_job_part *part)
     const reader *r = user;
     tsr_job *job = r->job;
     const tsr_trainable *trainable = &job->decision.store.trainable;
-    tsr_trainable_span span = tsr_trainable_at(trainable, part->unit, part->segment);
+    tsr_trainable_span span = tsr_job_trainable(job, part->unit, part->segment);
     tsr_state_buffer buffer[TSR_TRAINABLE_STATE_COUNT];
     float *values = job->buffers.unit;
     tsr_trainable_state(trainable, buffer);

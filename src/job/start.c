@@ -50,13 +50,20 @@ static tsr_status take_memory(tsr_job *job)
 static char *frozen_place(void *user, int unit, int segment)
 {
     tsr_job *job = user;
-    return tsr_load_at(&job->decision.store, job->world, unit, segment).data;
+    const tsr_layout_segment *s = &job->inputs.layout.unit[unit].frozen[segment];
+    return tsr_load_at(&job->decision.store, job->world, s->unit, s->at).data;
+}
+
+tsr_trainable_span tsr_job_trainable(const tsr_job *job, int unit, int segment)
+{
+    const tsr_layout_segment *s = &job->inputs.layout.unit[unit].trainable[segment];
+    return tsr_trainable_at(&job->decision.store.trainable, s->unit, s->at);
 }
 
 tsr_status tsr_job_put_trainable(tsr_job *job, int unit, int segment, const float *values)
 {
     const tsr_trainable *trainable = &job->decision.store.trainable;
-    tsr_trainable_span span = tsr_trainable_at(trainable, unit, segment);
+    tsr_trainable_span span = tsr_job_trainable(job, unit, segment);
     tsr_dtype dtype = span.segment->dtype;
     uint64_t bytes = span.count * sizeof *values;
     if (trainable->master)
@@ -105,10 +112,12 @@ static tsr_status load_weights(tsr_job *job)
                                .frozen = frozen_place,
                                .trainable = put_trainable,
                                .user = job};
-    for (int unit = 0; unit < layout->unit_count; unit++) {
-        loader.comm = d->home[unit] == TSR_HOME_HOST_FULL ? job->node : job->shard;
-        TSR_TRY(tsr_model_load_unit(job->model, unit, &loader));
-    }
+    for (int unit = 0; unit < layout->unit_count; unit++)
+        for (int part = 0; part < layout->unit[unit].part_count; part++) {
+            tsr_home home = d->home[layout->unit[unit].first_unit + part];
+            loader.comm = home == TSR_HOME_HOST_FULL ? job->node : job->shard;
+            TSR_TRY(tsr_model_load_unit(job->model, unit, part, &loader));
+        }
     return tsr_job_agree(job, load_tables(job));
 }
 
@@ -151,7 +160,6 @@ static tsr_status is_zero(bool *out, tsr_job *job, const tsr_trainable_span *spa
  * where B is 0. */
 static tsr_status check_zero_b(tsr_job *job)
 {
-    const tsr_trainable *trainable = &job->decision.store.trainable;
     const tsr_layout *layout = &job->inputs.layout;
     if (!job->inputs.adapter.init)
         return TSR_OK;
@@ -160,7 +168,7 @@ static tsr_status check_zero_b(tsr_job *job)
             const tsr_layout_linear *linear = &layout->unit[unit].linear[i];
             if (!linear->dora)
                 continue;
-            tsr_trainable_span span = tsr_trainable_at(trainable, unit, linear->b);
+            tsr_trainable_span span = tsr_job_trainable(job, unit, linear->b);
             bool zero;
             TSR_TRY(is_zero(&zero, job, &span));
             if (!zero)
@@ -194,7 +202,7 @@ static tsr_status check_norms(const tsr_job *job, const tsr_layout_linear *linea
 static tsr_status take_norms(tsr_job *job, int unit, int index)
 {
     const tsr_layout_linear *linear = &job->inputs.layout.unit[unit].linear[index];
-    tsr_trainable_span span = tsr_trainable_at(&job->decision.store.trainable, unit, linear->m);
+    tsr_trainable_span span = tsr_job_trainable(job, unit, linear->m);
     uint64_t left = span.first < linear->out ? linear->out - span.first : 0;
     uint64_t count = span.real < left ? span.real : left;
     float *m = calloc(span.count + 1, sizeof *m);

@@ -21,7 +21,8 @@ static tsr_status on_norm(void *user, int unit, const tsr_unit_view *view)
 static tsr_status on_compute(void *user, const tsr_use *use, const tsr_unit_view *view,
                              float *gradient)
 {
-    return tsr_model_compute(((tsr_job *)user)->model, use->phase, use->unit, view, gradient);
+    return tsr_model_compute(((tsr_job *)user)->model, use->phase, use->layer, use->number, view,
+                             gradient);
 }
 
 static tsr_status on_tally(void *user, int64_t *word)
@@ -193,7 +194,8 @@ double tsr_job_exposed(const tsr_job *job)
 }
 
 typedef struct {
-    int unit, segment;
+    const tsr_job *job;
+    int unit, segment; /* of the plan */
     char name[256];
 } refused_part;
 
@@ -201,7 +203,9 @@ static tsr_status name_part(void *user, const tsr_job_part *part)
 {
     refused_part *refused = user;
     char *name;
-    if (part->unit != refused->unit || part->segment != refused->segment)
+    const tsr_layout_segment *s =
+        &refused->job->inputs.layout.unit[part->unit].trainable[part->segment];
+    if (s->unit != refused->unit || s->at != refused->segment)
         return TSR_OK;
     TSR_TRY(tsr_peft_tensor_name(&name, part->linear->path, part->part));
     snprintf(refused->name, sizeof refused->name, "%s", name);
@@ -214,7 +218,7 @@ tsr_status tsr_job_give_up(tsr_job *job)
     bool never =
         job->skipped_steps == job->done; /* though all that it was given is finite (model/load.h) */
     int64_t seen[2];
-    refused_part refused = {0};
+    refused_part refused = {.job = job};
     TSR_TRY(tsr_streams_synchronize(&job->streams));
     TSR_TRY(tsr_device_read(job->device, seen, job->sums->seen, sizeof seen));
     seen[0] = -seen[0];

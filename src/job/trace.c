@@ -159,7 +159,8 @@ uint32_t tsr_trace_records(const tsr_trace *trace)
     int most = 0;
     for (int i = 0; i < plan->program_count; i++)
         most = plan->program[i].op_count > most ? plan->program[i].op_count : most;
-    uint64_t uses = 3 * (uint64_t)plan->options.unit_count;
+    const tsr_plan_options *o = &plan->options;
+    uint64_t uses = 3 * (uint64_t)(o->layer_count + o->unit_count - o->head_unit);
     uint64_t micro = RECORDS_OF_OP * (uint64_t)most + KERNELS_OF_USE * uses;
     const tsr_batch *batch = job->train ? job->inputs.batch : job->inputs.eval_batch;
     uint64_t ranks = (uint64_t)job->view.ranks;
@@ -209,8 +210,7 @@ static int put_record(char *out, const tsr_trace *trace, const tsr_op_record *r)
     char label[TSR_OP_LABEL_BYTES];
     int64_t start = nanoseconds(trace, r->start), end = nanoseconds(trace, r->end);
     int64_t issue = nanoseconds(trace, r->issue);
-    tsr_op_label(label, trace->job->decision.plan, (tsr_op_kind)r->kind, (tsr_use_phase)r->phase,
-                 r->unit);
+    tsr_op_label(label, trace->job->decision.plan, r->op);
     int n = snprintf(
         out, LINE_BYTES, ",\n{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d",
         r->type == TSR_RECORD_OP ? label : r->name, category[r->type], trace->job->view.rank,

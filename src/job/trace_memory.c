@@ -49,19 +49,19 @@ struct tsr_trace_memory {
 
 /* ---- places ---- */
 
-static int kept_of(int unit)
+static int kept_of(int layer)
 {
-    return KEPT + unit;
+    return KEPT + layer;
 }
 
-static int saved_of(const tsr_trace_memory *m, int unit)
+static int saved_of(const tsr_trace_memory *m, int layer)
 {
-    return KEPT + m->plan->options.unit_count + unit;
+    return KEPT + m->plan->options.layer_count + layer;
 }
 
 static int gradient_of(const tsr_trace_memory *m, int buffer)
 {
-    return KEPT + 2 * m->plan->options.unit_count + buffer;
+    return KEPT + 2 * m->plan->options.layer_count + buffer;
 }
 
 static int place_count(const tsr_trace_memory *m)
@@ -82,9 +82,9 @@ static bool is_numbered(int *number, const char *name, const char *before, int c
 /* -1: it is neither filled nor emptied by operations. */
 static int place_of(const tsr_trace_memory *m, const tsr_buffer *b)
 {
-    int i, units = m->plan->options.unit_count;
+    int i, layers = m->plan->options.layer_count;
     if (b->place == TSR_PLACE_HOST)
-        return is_numbered(&i, b->name, "layer ", units) ? saved_of(m, i) : -1;
+        return is_numbered(&i, b->name, "layer ", layers) ? saved_of(m, i) : -1;
     if (b->place != TSR_PLACE_DEVICE)
         return -1;
     if (is_numbered(&i, b->name, "slot[", TSR_SLOTS_MAX))
@@ -95,7 +95,7 @@ static int place_of(const tsr_trace_memory *m, const tsr_buffer *b)
         return STATES + i;
     if (is_numbered(&i, b->name, "saved activations ", TSR_REGIONS))
         return REGIONS + i;
-    return is_numbered(&i, b->name, "layer ", units) ? kept_of(i) : -1;
+    return is_numbered(&i, b->name, "layer ", layers) ? kept_of(i) : -1;
 }
 
 static void add_share(tsr_trace_memory *m, int place, int purpose, uint64_t bytes)
@@ -185,7 +185,7 @@ static void hold(tsr_trace_memory *m, int place, bool held)
 static bool keeps(const tsr_trace_memory *m, const tsr_op_record *r)
 {
     return m->plan->options.train && r->phase == TSR_USE_FORWARD && !r->empty &&
-           r->unit >= m->plan->lowest_backward;
+           r->op->layer >= m->plan->lowest_backward;
 }
 
 /* A slot that is used was filled, maybe before the first operation of the log. */
@@ -201,11 +201,11 @@ static void begins(tsr_trace_memory *m, const tsr_op_record *r)
     if (op->kind == TSR_OP_COMPUTE && op->buffer >= 0)
         hold(m, gradient_of(m, op->buffer), true);
     if (op->kind == TSR_OP_COMPUTE && keeps(m, r))
-        hold(m, op->region >= 0 ? REGIONS + op->region : kept_of(r->unit), true);
+        hold(m, op->region >= 0 ? REGIONS + op->region : kept_of(op->layer), true);
     if (op->kind == TSR_OP_LOAD && !r->empty)
         hold(m, REGIONS + op->region, true);
     if (op->kind == TSR_OP_SAVE && !r->empty)
-        hold(m, saved_of(m, r->unit), true);
+        hold(m, saved_of(m, op->layer), true);
 }
 
 static void ends(tsr_trace_memory *m, const tsr_op_record *r)
@@ -219,12 +219,12 @@ static void ends(tsr_trace_memory *m, const tsr_op_record *r)
         hold(m, STATES + op->chunk % TSR_STATE_BUFFERS, false);
     if (op->kind == TSR_OP_REDUCE)
         hold(m, gradient_of(m, op->buffer), false);
-    if (op->kind == TSR_OP_COMPUTE && r->phase == TSR_USE_BACKWARD)
-        hold(m, op->region >= 0 ? REGIONS + op->region : kept_of(r->unit), false);
+    if (op->kind == TSR_OP_COMPUTE && r->phase == TSR_USE_BACKWARD && op->ends)
+        hold(m, op->region >= 0 ? REGIONS + op->region : kept_of(op->layer), false);
     if (op->kind == TSR_OP_SAVE)
         hold(m, REGIONS + op->region, false);
     if (op->kind == TSR_OP_LOAD)
-        hold(m, saved_of(m, r->unit), false);
+        hold(m, saved_of(m, op->layer), false);
 }
 
 /* ---- the order of time ---- */

@@ -268,14 +268,14 @@ static tsr_status take_layer(const walk *w, void **all, int layer)
 /* Of all offloaded layers the largest, as many times as layers take turns. */
 static tsr_status take_regions(const walk *w, tsr_activations *out)
 {
-    const tsr_unit *units = w->options->units;
+    const uint64_t *saved = w->options->saved_bytes;
     uint64_t bytes[TSR_REGIONS] = {0};
     int turn = 0;
-    for (int layer = 0; units && layer < w->options->layout->layer_count; layer++) {
-        if (units[layer].saved_bytes == 0)
+    for (int layer = 0; saved && layer < w->options->layout->layer_count; layer++) {
+        if (saved[layer] == 0)
             continue;
-        uint64_t *most = &bytes[turn++ % TSR_REGIONS]; /* tsr_unit_region */
-        *most = units[layer].saved_bytes > *most ? units[layer].saved_bytes : *most;
+        uint64_t *most = &bytes[turn++ % TSR_REGIONS]; /* tsr_saved_region */
+        *most = larger(*most, saved[layer]);
     }
     for (int i = 0; i < TSR_REGIONS; i++) {
         char name[48];
@@ -307,8 +307,9 @@ void tsr_activations_kept(void *out[TSR_BLOCK_VALUES], const tsr_activations *ac
                           const tsr_activation_options *options, const tsr_layer_programs *programs,
                           int layer, int64_t tokens)
 {
-    if (options->units && options->units[layer].saved_bytes > 0) {
-        region r = {.base = activations->region[tsr_unit_region(options->units, layer)]};
+    int turn = tsr_saved_region(options->saved_bytes, layer);
+    if (turn >= 0) {
+        region r = {.base = activations->region[turn]};
         cut_kept(out, &r, tsr_layer_program_of(programs, layer), tokens, options->dtype);
     } else {
         memcpy(out, &activations->kept[(size_t)layer * TSR_BLOCK_VALUES],
@@ -547,7 +548,7 @@ tsr_status tsr_activations_walk(tsr_activations *out, const tsr_activation_optio
     extent e = find_extent(&w);
     TSR_TRY(take_shared(&w, a));
     for (int layer = 0; layer < options->layout->layer_count; layer++)
-        if (!options->units || options->units[layer].saved_bytes == 0)
+        if (tsr_saved_region(options->saved_bytes, layer) < 0)
             TSR_TRY(take_layer(&w, out ? out->kept : NULL, layer));
     TSR_TRY(take_regions(&w, a));
     TSR_TRY(take_linear(&w, a, &e));

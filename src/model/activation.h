@@ -9,7 +9,7 @@
  * Layers below the lowest one that trains keep nothing, nor does a run that only evaluates. (An evaluation during
  * training runs in the layers' own buffers.)
  *
- * A layer whose activations are offloaded (its unit has saved_bytes) keeps the same, but in one of two regions that
+ * A layer whose activations are offloaded (it has saved_bytes) keeps the same, but in one of two regions that
  * these layers share (shard/unit.h). There its buffers lie without gaps for the tokens that the micro-batch has, so
  * that one copy moves what is really used.
  */
@@ -37,7 +37,7 @@ typedef struct {
     const tsr_layout *layout;
     tsr_batch_bounds bounds;
     const tsr_kernels *kernels;     /* for their scratch */
-    const tsr_unit *units;          /* which layers are offloaded; NULL: none */
+    const uint64_t *saved_bytes;    /* [layers]: of those that are offloaded; NULL: none */
     tsr_dtype dtype;                /* of activations */
     bool fp8;                       /* the base's matmuls run in e4m3 */
     const tsr_recompute *recompute; /* [layers] */

@@ -59,11 +59,14 @@ static tsr_pass begin(const tsr_linear_context *context, const tsr_model_tables 
                       .vector = layer->vector};
 }
 
+/* Steps [first, end). */
 static tsr_status run(tsr_pass *pass, const tsr_layer_program *program,
-                      const tsr_layer_memory *memory, const tsr_steps *steps, int count,
-                      tsr_pass_kind kind)
+                      const tsr_layer_memory *memory, tsr_pass_kind kind, int first, int end)
 {
-    for (int i = 0; i < count; i++) {
+    const tsr_steps *steps = kind == TSR_PASS_FORWARD  ? &program->forward
+                             : kind == TSR_PASS_REMADE ? &program->remade
+                                                       : &program->backward;
+    for (int i = first; i < end && i < steps->count; i++) {
         const tsr_step *step = &steps->step[i];
         const tsr_node_kind *node = pass->block->node[step->node].kind;
         pass->workspace = address(memory, program->workspace[kind][step->node]);
@@ -101,18 +104,20 @@ tsr_status tsr_layer_enter(const tsr_linear_context *context, const tsr_model_ta
     while (program->forward.step[count - 1].node !=
            program->block->value[program->block->root].node)
         count++;
-    return run(&pass, program, memory, &program->forward, count, TSR_PASS_FORWARD);
+    return run(&pass, program, memory, TSR_PASS_FORWARD, 0, count);
 }
 
 tsr_status tsr_layer_forward(const tsr_linear_context *context, const tsr_model_tables *tables,
                              const tsr_layer *layer, const tsr_layer_batch *batch,
-                             const tsr_layer_memory *memory, tsr_layer_input *input)
+                             const tsr_layer_memory *memory, tsr_layer_input *input,
+                             const tsr_layer_run *part)
 {
     const tsr_layer_program *program = layer->program;
     const tsr_residual *out = &program->block->out;
     tsr_pass pass = enter(context, tables, layer, batch, memory, input);
-    TSR_TRY(
-        run(&pass, program, memory, &program->forward, program->forward.count, TSR_PASS_FORWARD));
+    TSR_TRY(run(&pass, program, memory, TSR_PASS_FORWARD, part->first, part->end));
+    if (part->end < program->forward.count)
+        return TSR_OK;
     *input = (tsr_layer_input){pass.value[out->x], NULL, NULL};
     if (out->pending != TSR_NONE) {
         tsr_output pending = tsr_pass_output(&pass, out->pending);
@@ -124,16 +129,17 @@ tsr_status tsr_layer_forward(const tsr_linear_context *context, const tsr_model_
 
 tsr_status tsr_layer_backward(const tsr_linear_context *context, const tsr_model_tables *tables,
                               const tsr_layer *layer, const tsr_layer_batch *batch,
-                              const tsr_layer_memory *memory, const tsr_layer_gradients *gradients)
+                              const tsr_layer_memory *memory, const tsr_layer_gradients *gradients,
+                              const tsr_layer_run *part)
 {
     const tsr_layer_program *program = layer->program;
+    int remade = program->remade.count, first = part->first - remade;
     tsr_pass pass = begin(context, tables, layer, batch);
-    tsr_fp8_rows made8[TSR_BLOCK_MATRICES] = {{0}};
     pass.gradients = gradients;
-    pass.made8 = made8;
+    pass.made8 = layer->made8;
     resolve(pass.value, &pass, memory, program->in_backward);
     resolve(pass.gradient, &pass, memory, program->gradient);
-    TSR_TRY(run(&pass, program, memory, &program->remade, program->remade.count, TSR_PASS_REMADE));
-    return run(&pass, program, memory, &program->backward, program->backward.count,
-               TSR_PASS_BACKWARD);
+    TSR_TRY(run(&pass, program, memory, TSR_PASS_REMADE, part->first, part->end));
+    return run(&pass, program, memory, TSR_PASS_BACKWARD, first > 0 ? first : 0,
+               part->end - remade);
 }

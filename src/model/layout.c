@@ -4,6 +4,7 @@
 #include "base/checked.h"
 #include "base/log.h"
 #include "model/arch/arch.h"
+#include "model/units.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -467,7 +468,8 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
         add_adapter(&b, &set->adapter[i]);
     for (uint64_t i = 0; set && i < set->count; i++)
         add_magnitude(&layout, &set->adapter[i]);
-    if ((status = tsr_layout_warn_unused(&layout, checkpoint)) < 0)
+    if ((status = tsr_layout_warn_unused(&layout, checkpoint)) < 0 ||
+        (status = tsr_layout_group(&layout, &(tsr_unit_policy){0})) < 0)
         goto out;
     *out = layout;
 out:

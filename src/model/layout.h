@@ -1,5 +1,6 @@
 /*
- * model/layout.h: which tensors a model is made of, and which unit each belongs to.
+ * model/layout.h: which tensors a model is made of, and which layer or chunk of the head each belongs to.
+ * These are the units of the plan too, unless unit_policy says otherwise (model/units.h).
  *
  * Unit l, 0 <= l < layers, is layer l: the linears of its block (model/block.h), their biases and its
  * vectors; the last one holds the final norm too. Units layers .. layers + chunks - 1 are the head: chunks of at
@@ -44,6 +45,7 @@ typedef struct {
     float plus, divisor;
     bool one;
     uint64_t granule_count, granule_bytes;
+    int unit, at; /* its unit of the plan, and its number there (tsr_layout_group) */
     /* Of a trainable one: columns in memory, and the shape that files have, which is its top left. */
     uint64_t columns, stored_rows, stored_columns;
 } tsr_layout_segment;
@@ -73,6 +75,9 @@ typedef struct {
     int final_norm;
     uint64_t first_row, row_count; /* of the head's chunk */
     bool dora;                     /* some adapter of it has a magnitude */
+    /* Its units of the plan: first_unit + part[node], of each node (tsr_layout_group). */
+    int first_unit, part_count;
+    uint8_t part[TSR_BLOCK_NODES];
 } tsr_layout_unit;
 
 /* Linears of a unit. */
@@ -87,9 +92,11 @@ typedef struct {
     tsr_block **block; /* [block_count]: layers that are alike share one */
     int block_count;
     int layer_count, chunk_count, unit_count;
-    const tsr_tensor *embedding, *head; /* the same where they are tied */
-    const tsr_tensor *layer_rows;       /* a table of what every layer takes of a token, or NULL */
-    int first_trained;                  /* lowest layer with an adapter; layer_count if none has */
+    int plan_unit_count, plan_head_unit; /* units of the plan; the first chunk of the head */
+    bool grouped;                        /* these are others than the layout's */
+    const tsr_tensor *embedding, *head;  /* the same where they are tied */
+    const tsr_tensor *layer_rows;        /* a table of what every layer takes of a token, or NULL */
+    int first_trained;                   /* lowest layer with an adapter; layer_count if none has */
     uint64_t largest_r, parameter_count, trainable_count;
     uint64_t tower_elements; /* of tensors beside the text decoder, which nothing reads */
 } tsr_layout;
@@ -137,8 +144,8 @@ typedef struct {
 bool tsr_stored_next(tsr_stored_run *run, const tsr_layout_segment *segment, uint64_t first,
                      uint64_t end);
 
-/* The units that the plan and the store work on, [layout->unit_count], laid out for a shard group
- * of `ranks`. home: [unit_count]. Borrows names from the layout. The caller frees *out with
+/* The units that the plan and the store work on, [layout->plan_unit_count], laid out for a shard group
+ * of `ranks`. home: [plan_unit_count]. Borrows names from the layout. The caller frees *out with
  * tsr_layout_units_free. */
 tsr_status tsr_layout_units(tsr_unit **out, const tsr_layout *layout, const tsr_home *home,
                             int ranks);

@@ -146,7 +146,7 @@ static tsr_status load_plain(tsr_load_job *job, const tsr_layout_segment *segmen
     return TSR_OK;
 }
 
-tsr_status tsr_model_load_unit(tsr_model *model, int unit, const tsr_model_loader *loader)
+tsr_status tsr_model_load_unit(tsr_model *model, int unit, int part, const tsr_model_loader *loader)
 {
     const tsr_layout *layout = tsr_model_layout(model);
     const tsr_layout_unit *parts = &layout->unit[unit];
@@ -156,11 +156,13 @@ tsr_status tsr_model_load_unit(tsr_model *model, int unit, const tsr_model_loade
                         .rank = tsr_comm_rank(loader->comm),
                         .ranks = tsr_comm_size(loader->comm)};
     for (int i = 0; i < tsr_layout_linears(parts); i++)
-        if (parts->linear[i].quantized) /* else it is a plain segment */
+        if (parts->linear[i].quantized && /* else it is a plain segment */
+            parts->frozen[parts->linear[i].codes].unit == parts->first_unit + part)
             TSR_TRY(tsr_load_nf4(&job, i));
     tsr_status status = TSR_OK;
     for (int i = 0; i < parts->frozen_count && status == TSR_OK; i++)
-        if (parts->frozen[i].kind == TSR_SEGMENT_PLAIN)
+        if (parts->frozen[i].kind == TSR_SEGMENT_PLAIN &&
+            parts->frozen[i].unit == parts->first_unit + part)
             status = load_plain(&job, &parts->frozen[i], i);
     tsr_status ended = tsr_stream_synchronize(model->compute);
     TSR_TRY(tsr_load_agree(&job, status < 0 ? status : ended));

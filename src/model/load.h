@@ -32,8 +32,10 @@ typedef struct {
     void *user;
 } tsr_model_loader;
 
-/* Collective over loader->comm; on failure all ranks return the lowest failing rank's status. */
-tsr_status tsr_model_load_unit(tsr_model *model, int unit, const tsr_model_loader *loader);
+/* A part of a unit of the layout, which is a unit of the plan. Collective over loader->comm; on failure all ranks return the
+ * lowest failing rank's status. */
+tsr_status tsr_model_load_unit(tsr_model *model, int unit, int part,
+                               const tsr_model_loader *loader);
 
 /* Masters of one unit's A and B, and of m where the adapter stores it: from `init` or, where it is
  * NULL, fresh from `seed` (B is 0; m is left 0 until the first norms are known). Reads only the

@@ -103,22 +103,25 @@ static tsr_status list_layer(const listing *l, int unit)
 {
     void *kept[TSR_BLOCK_VALUES], *shared[TSR_SHARED_SLOTS], *pointer = &something;
     tsr_layer layer;
+    tsr_fp8_rows made8[TSR_BLOCK_MATRICES] = {{0}};
+    const tsr_layer_run whole = TSR_WHOLE_LAYER;
     tsr_layer_batch batch = {.tokens = l->context.tokens, .documents = 1};
     tsr_layer_memory memory = {kept, pointer, pointer, pointer, pointer, shared, shared};
     tsr_model_tables tables = {0};
     tsr_layer_input input = {pointer, NULL, NULL};
     tsr_layer_gradients gradients[TSR_BLOCK_MATRICES];
     layer_of(&layer, l, unit);
+    layer.made8 = made8;
     for (int i = 0; i < TSR_BLOCK_VALUES; i++)
         kept[i] = pointer;
     for (int i = 0; i < TSR_SHARED_SLOTS; i++)
         shared[i] = pointer;
     for (int i = 0; i < TSR_BLOCK_MATRICES; i++)
         gradients[i] = (tsr_layer_gradients){pointer, pointer, pointer};
-    TSR_TRY(tsr_layer_forward(&l->context, &tables, &layer, &batch, &memory, &input));
+    TSR_TRY(tsr_layer_forward(&l->context, &tables, &layer, &batch, &memory, &input, &whole));
     if (!l->train || unit < l->options->layout->first_trained)
         return TSR_OK;
-    return tsr_layer_backward(&l->context, &tables, &layer, &batch, &memory, gradients);
+    return tsr_layer_backward(&l->context, &tables, &layer, &batch, &memory, gradients, &whole);
 }
 
 static tsr_status list_norms(const listing *l)

@@ -84,7 +84,7 @@ tsr_activation_options tsr_model_activation(const tsr_model_options *options)
                                     .kernels = options->kernels,
                                     .recompute = options->recompute,
                                     .stride = options->stride,
-                                    .units = options->units,
+                                    .saved_bytes = options->saved_bytes,
                                     .dtype = options->dtype,
                                     .fp8 = options->fp8,
                                     .train = options->train,
@@ -111,14 +111,14 @@ static tsr_status walk_saved(tsr_model *model, const tsr_model_options *options,
                              tsr_take_buffer *host, void *user)
 {
     const tsr_layout *layout = options->layout;
-    for (int i = 0; options->units && i < layout->layer_count; i++) {
+    for (int i = 0; i < layout->layer_count; i++) {
         char name[48];
         void *address = NULL;
-        if (!tsr_unit_travels(options->units, layout->unit_count, i))
+        if (!tsr_saved_travels(options->saved_bytes, layout->layer_count, i))
             continue;
         snprintf(name, sizeof name, "layer %d saved activations", i);
         TSR_TRY(host(user, &address, name, "what the layer keeps for its backward, meanwhile",
-                     tsr_array_of_bytes(options->units[i].saved_bytes)));
+                     tsr_array_of_bytes(options->saved_bytes[i])));
         if (model)
             model->unit[i].saved = address;
     }

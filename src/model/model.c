@@ -203,19 +203,23 @@ const double *tsr_model_nll(const tsr_model *model)
     return model->activations.nll;
 }
 
-/* ---- the gathered unit ---- */
+/* ---- the gathered unit; NULL: what is in another ---- */
 
 static const void *frozen_at(const tsr_model *model, int unit, const tsr_unit_view *view, int index)
 {
-    const tsr_segment *segment = model->options.units[unit].frozen.segment;
-    return index == TSR_NO_SEGMENT ? NULL : view->frozen + segment[index].gathered_offset;
+    const tsr_layout_segment *s = &model->options.layout->unit[unit].frozen[index];
+    if (index == TSR_NO_SEGMENT || s->unit != view->unit)
+        return NULL;
+    return view->frozen + model->options.units[s->unit].frozen.segment[s->at].gathered_offset;
 }
 
 static const void *trainable_at(const tsr_model *model, int unit, const tsr_unit_view *view,
                                 int index)
 {
-    const tsr_segment *segment = model->options.units[unit].trainable.segment;
-    return index == TSR_NO_SEGMENT ? NULL : view->trainable + segment[index].gathered_offset;
+    const tsr_layout_segment *s = &model->options.layout->unit[unit].trainable[index];
+    if (index == TSR_NO_SEGMENT || s->unit != view->unit)
+        return NULL;
+    return view->trainable + model->options.units[s->unit].trainable.segment[s->at].gathered_offset;
 }
 
 static tsr_frozen vector_at(const tsr_model *model, int unit, const tsr_unit_view *view, int index)
@@ -257,11 +261,12 @@ static void resolve_linear(tsr_linear *out, const tsr_model *model, int unit,
     }
 }
 
-void tsr_model_resolve(tsr_layer *layer, const tsr_model *model, int unit,
-                       const tsr_unit_view *view, bool train, uint64_t epoch)
+void tsr_model_resolve(tsr_layer *layer, tsr_model *model, int unit, const tsr_unit_view *view,
+                       bool train, uint64_t epoch)
 {
     const tsr_layout_unit *layout = &model->options.layout->unit[unit];
     layer->program = tsr_layer_program_of(model->options.programs, unit);
+    layer->made8 = model->made8;
     for (int i = 0; i < layout->block->matrix_count; i++) {
         resolve_linear(&layer->linear[i], model, unit, view, i);
         layer->linear[i].drops = train && model->options.dropout > 0;
@@ -312,11 +317,19 @@ static tsr_linear_norm_args norm_args(const tsr_model *model, int unit, const ts
                                   .g = state->norm[index].g,
                                   .partials = scratch->norm_partials,
                                   .squares = state->norm[index].squares,
-                                  .known = state->squares_known,
+                                  .known = state->norm[index].squares_known,
                                   .u = scratch->norm_u,
                                   .gram = scratch->norm_gram,
                                   .b = scratch->norm_b,
                                   .bg = scratch->norm_bg};
+}
+
+/* Whether a linear is in the unit of the view. */
+static bool holds(const tsr_model *model, int unit, const tsr_unit_view *view, int index)
+{
+    const tsr_layout_unit *layout = &model->options.layout->unit[unit];
+    int node = layout->block->matrix[index].node;
+    return view->unit == layout->first_unit + layout->part[node];
 }
 
 /* The norms that tsr_model_norm has left to this forward. */
@@ -324,31 +337,36 @@ static void add_norms(tsr_layer *layer, tsr_linear_norm_args args[TSR_BLOCK_MATR
                       tsr_model *model, int unit, const tsr_unit_view *view)
 {
     const tsr_layout_unit *layout = &model->options.layout->unit[unit];
-    for (int i = 0; i < layout->block->matrix_count && model->unit[unit].norms_due; i++) {
-        if (!layout->linear[i].dora || !merges(model, unit, i))
+    for (int i = 0; i < layout->block->matrix_count; i++) {
+        norm_vectors *norm = &model->unit[unit].norm[i];
+        if (!norm->due || !holds(model, unit, view, i))
+            continue;
+        norm->due = false;
+        if (!merges(model, unit, i))
             continue;
         args[i] = norm_args(model, unit, view, i);
         layer->linear[i].norm = &args[i];
     }
-    model->unit[unit].norms_due = false;
 }
 
 tsr_status tsr_model_norm(tsr_model *model, int unit, const tsr_unit_view *view)
 {
     const tsr_layout_unit *layout = &model->options.layout->unit[unit];
-    unit_state *state = &model->unit[unit];
     tsr_linear_context context = tsr_model_context(model);
     bool active = tsr_model_active(&tsr_model_current(model)->batch);
     for (int i = 0; i < layout->block->matrix_count; i++) {
         tsr_linear linear;
-        if (!layout->linear[i].dora || (active && merges(model, unit, i)))
+        norm_vectors *norm = &model->unit[unit].norm[i];
+        if (!layout->linear[i].dora || !holds(model, unit, view, i))
             continue;
-        resolve_linear(&linear, model, unit, view, i);
-        tsr_linear_norm_args args = norm_args(model, unit, view, i);
-        TSR_TRY(tsr_linear_norm(&context, &linear, &args));
+        norm->due = active;
+        if (!active || !merges(model, unit, i)) {
+            resolve_linear(&linear, model, unit, view, i);
+            tsr_linear_norm_args args = norm_args(model, unit, view, i);
+            TSR_TRY(tsr_linear_norm(&context, &linear, &args));
+        }
+        norm->squares_known = true;
     }
-    state->squares_known = true;
-    state->norms_due = active;
     return TSR_OK;
 }
 
@@ -367,7 +385,7 @@ tsr_saved tsr_model_saved(const tsr_model *model, int unit)
 {
     const tsr_model_batch *batch = &tsr_model_current(model)->batch;
     tsr_activation_options options = tsr_model_activation(&model->options);
-    int region = tsr_unit_region(model->options.units, unit);
+    int region = tsr_saved_region(model->options.saved_bytes, unit);
     if (!tsr_model_active(batch))
         return (tsr_saved){0};
     return (tsr_saved){.device = model->activations.region[region],
@@ -425,10 +443,21 @@ static tsr_stride stride_of(const tsr_model *model)
     return tsr_activation_stride(&options);
 }
 
+/* Use `number` of a layer's forward, or backward. */
+static tsr_layer_run run_of(const tsr_model *model, int unit, bool backward, int number)
+{
+    tsr_layer_run runs[TSR_LAYER_RUNS];
+    tsr_layer_runs(runs, model->options.layout, unit,
+                   tsr_layer_program_of(model->options.programs, unit), backward,
+                   tsr_stride_ends(stride_of(model), unit));
+    return runs[number];
+}
+
 /* phase AGAIN: what follows from the input of a span's first layer, which was kept. */
-static tsr_status forward(tsr_model *model, tsr_use_phase phase, int unit,
+static tsr_status forward(tsr_model *model, tsr_use_phase phase, int unit, int number,
                           const tsr_unit_view *view)
 {
+    tsr_layer_run run = run_of(model, unit, false, number);
     const stage *s = tsr_model_current(model);
     void *kept[TSR_BLOCK_VALUES];
     tsr_layer_memory memory = memory_of(kept, model, unit);
@@ -436,40 +465,44 @@ static tsr_status forward(tsr_model *model, tsr_use_phase phase, int unit,
     tsr_layer layer;
     tsr_linear_norm_args norms[TSR_BLOCK_MATRICES];
     void *first = tsr_layer_first(tsr_layer_program_of(model->options.programs, unit), &memory);
-    if (phase == TSR_USE_AGAIN && tsr_stride_place(stride_of(model), unit) == 0)
+    if (number == 0 && phase == TSR_USE_AGAIN && tsr_stride_place(stride_of(model), unit) == 0)
         model->carried = (tsr_layer_input){first, NULL, NULL};
-    else if (unit == 0)
+    else if (number == 0 && unit == 0)
         TSR_TRY(begin(model, first));
     tsr_linear_context context = tsr_model_context(model);
     tsr_model_resolve(&layer, model, unit, view, s->batch.train, s->batch.epoch);
     add_norms(&layer, norms, model, unit, view);
-    TSR_TRY(tsr_layer_forward(&context, &model->tables, &layer, &batch, &memory, &model->carried));
-    if (unit < model->options.layout->layer_count - 1)
+    TSR_TRY(tsr_layer_forward(&context, &model->tables, &layer, &batch, &memory, &model->carried,
+                              &run));
+    if (!layer.final_norm.data)
         return TSR_OK;
     return tsr_model_head_begin(model, &layer);
 }
 
 /* Where the gradients of a unit's linears go. */
 static void place_gradients(tsr_layer_gradients *out, const tsr_model *model, int unit,
-                            float *gradient)
+                            const tsr_unit_view *view, float *gradient)
 {
-    const tsr_segment *segment = model->options.units[unit].trainable.segment;
     const tsr_layout_unit *layout = &model->options.layout->unit[unit];
     for (int i = 0; i < layout->block->matrix_count; i++) {
         const tsr_layout_linear *linear = &layout->linear[i];
         int index[3] = {linear->a, linear->b, linear->m};
         float *at[3];
         for (int j = 0; j < 3; j++) {
-            bool there = linear->r && index[j] != TSR_NO_SEGMENT;
-            at[j] = there
-                        ? gradient + tsr_unit_gradient_at(&segment[index[j]], model->options.ranks)
-                        : NULL;
+            const tsr_layout_segment *s = &layout->trainable[index[j]];
+            at[j] = NULL;
+            if (!gradient || !linear->r || index[j] == TSR_NO_SEGMENT || s->unit != view->unit)
+                continue;
+            at[j] = gradient +
+                    tsr_unit_gradient_at(&model->options.units[s->unit].trainable.segment[s->at],
+                                         model->options.ranks);
         }
         out[i] = (tsr_layer_gradients){at[0], at[1], at[2]};
     }
 }
 
-static tsr_status backward(tsr_model *model, int unit, const tsr_unit_view *view, float *gradient)
+static tsr_status backward(tsr_model *model, int unit, int number, const tsr_unit_view *view,
+                           float *gradient)
 {
     const stage *s = tsr_model_current(model);
     const tsr_layout *layout = model->options.layout;
@@ -479,37 +512,40 @@ static tsr_status backward(tsr_model *model, int unit, const tsr_unit_view *view
     tsr_layer_gradients gradients[TSR_BLOCK_MATRICES];
     if (unit < layout->first_trained)
         return TSR_OK;
+    tsr_layer_run run = run_of(model, unit, true, number);
     tsr_layer_memory memory = memory_of(kept, model, unit);
     tsr_linear_context context = tsr_model_context(model);
     tsr_model_resolve(&layer, model, unit, view, true, s->batch.epoch);
-    place_gradients(gradients, model, unit, gradient);
-    if (unit == layout->layer_count - 1)
+    place_gradients(gradients, model, unit, view, gradient);
+    if (number == 0)
+        memset(model->made8, 0, sizeof model->made8);
+    if (number == 0 && layer.final_norm.data)
         TSR_TRY(tsr_model_head_backward(model, &layer));
-    if (tsr_stride_ends(stride_of(model), unit))
+    if (number == 0 && tsr_stride_ends(stride_of(model), unit))
         TSR_TRY(
             tsr_layer_enter(&context, &model->tables, &layer, &batch, &memory, &model->carried));
-    return tsr_layer_backward(&context, &model->tables, &layer, &batch, &memory, gradients);
+    return tsr_layer_backward(&context, &model->tables, &layer, &batch, &memory, gradients, &run);
 }
 
-tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit,
+tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit, int number,
                              const tsr_unit_view *view, float *gradient)
 {
     const stage *s = tsr_model_current(model);
 
     if (phase == TSR_USE_BACKWARD && gradient && !tsr_model_active(&s->batch))
         return tsr_stream_fill(model->compute, gradient, 0,
-                               model->options.units[unit].trainable.gradient_count *
+                               model->options.units[view->unit].trainable.gradient_count *
                                    (uint64_t)model->options.ranks * sizeof *gradient);
     if (!tsr_model_active(&s->batch))
         return TSR_OK;
     switch (phase) {
     case TSR_USE_FORWARD:
     case TSR_USE_AGAIN:
-        return forward(model, phase, unit, view);
+        return forward(model, phase, unit, number, view);
     case TSR_USE_HEAD:
         return tsr_model_head_chunk(model, unit, view);
     case TSR_USE_BACKWARD:
-        return backward(model, unit, view, gradient);
+        return backward(model, unit, number, view, gradient);
     }
     return tsr_fail(TSR_EINTERNAL, "phase %d", (int)phase);
 }

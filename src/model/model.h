@@ -43,9 +43,9 @@ typedef struct {
 
 typedef struct {
     const tsr_layout *layout;
-    const tsr_unit *units; /* [layout->unit_count]: offsets of every segment, and which layers'
-                              activations are offloaded */
-    int ranks;             /* of the shard group */
+    const tsr_unit *units;       /* [layout->plan_unit_count]: offsets of every segment */
+    const uint64_t *saved_bytes; /* [layers]: of offloaded activations (shard/unit.h); NULL: none */
+    int ranks;                   /* of the shard group */
     const tsr_kernels *kernels;
     tsr_dtype dtype; /* of activations and of the working copies of A and B */
     bool fp8;        /* the base's matmuls run in e4m3 */
@@ -66,7 +66,7 @@ typedef struct {
 /* What the layers run and keep, of all other options. On success *out is the caller's (tsr_layer_programs_free). */
 tsr_status tsr_model_programs(tsr_layer_programs **out, const tsr_model_options *options);
 
-/* What a layer keeps for its backward, of the largest micro-batch: the saved_bytes of its unit if they are to be
+/* What a layer keeps for its backward, of the largest micro-batch: its saved_bytes if that is to be
  * offloaded. 0: it has no backward. */
 uint64_t tsr_model_kept_bytes(const tsr_model_options *options, int layer);
 
@@ -134,11 +134,16 @@ tsr_status tsr_model_stage(tsr_model *model, const tsr_model_batch *batch);
 /* Forgets the micro-batch that was staged last and not computed. */
 tsr_status tsr_model_unstage(tsr_model *model);
 
-/* The gathered parts of a unit. */
-tsr_status tsr_model_norm(tsr_model *model, int unit, const tsr_unit_view *view);
+/* The uses of the layers' units, for the plan; NULL: layer l is unit l, all of it in one use. On success the caller
+ * frees *out, which is one block. */
+tsr_status tsr_model_uses(tsr_layer_uses **out, const tsr_model_options *options);
 
-/* gradient: of B(u), written in the gradient layout (shard/unit.h) but for its padding; NULL otherwise. */
-tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit,
+/* Of the linears of a layer that are in the gathered unit. */
+tsr_status tsr_model_norm(tsr_model *model, int layer, const tsr_unit_view *view);
+
+/* Use `number` of those of a layer (or chunk of the head) in a phase. gradient: of B(u), written in the gradient layout
+ * (shard/unit.h) but for its padding; NULL otherwise. */
+tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit, int number,
                              const tsr_unit_view *view, float *gradient);
 
 /* What an offloaded layer has saved of the micro-batch that is computed now. */

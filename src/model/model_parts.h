@@ -27,6 +27,8 @@ typedef struct {
 /* DoRA's persistent vectors of one linear, fp32 [out] each; squares where the norms are factored. */
 typedef struct {
     float *squares, *n, *g;
+    bool squares_known;
+    bool due; /* it comes of W + s B A, in the next forward */
 } norm_vectors;
 
 /* The replicated NF4 state of one linear. */
@@ -38,9 +40,7 @@ typedef struct {
 typedef struct {
     norm_vectors *norm;   /* of each linear */
     nested_state *nested; /* of each linear */
-    bool squares_known;
-    bool norms_due; /* those that come of W + s B A, in the next forward */
-    char *saved;    /* host memory of its activations, if they travel */
+    char *saved;          /* host memory of its activations, if they travel */
 } unit_state;
 
 struct tsr_model {
@@ -55,8 +55,9 @@ struct tsr_model {
     tsr_host_tables host;
     tsr_model_sums sums;
     stage stage[STAGES];
-    uint64_t staged_count, released_count; /* micro-batches so far */
-    tsr_layer_input carried;               /* what the layer below left */
+    uint64_t staged_count, released_count;  /* micro-batches so far */
+    tsr_layer_input carried;                /* what the layer below left */
+    tsr_fp8_rows made8[TSR_BLOCK_MATRICES]; /* of the backward at work */
     bool fresh;
 };
 
@@ -91,8 +92,8 @@ void tsr_model_recall_graphs(tsr_graph_search *out, tsr_model *model, const tsr_
 tsr_status tsr_model_time_graphs(tsr_model *model, const tsr_graph_search *search);
 
 /* Resolves the pointers of a gathered layer. `train`: dropout is active. */
-void tsr_model_resolve(tsr_layer *layer, const tsr_model *model, int unit,
-                       const tsr_unit_view *view, bool train, uint64_t epoch);
+void tsr_model_resolve(tsr_layer *layer, tsr_model *model, int unit, const tsr_unit_view *view,
+                       bool train, uint64_t epoch);
 
 /* The context of the linears for a micro-batch. */
 tsr_linear_context tsr_model_context(const tsr_model *model);

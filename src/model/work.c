@@ -56,9 +56,11 @@ void tsr_cost_quantize(const tsr_costing *c, double width, bool made)
 
 /* ---- the uses of a unit ---- */
 
-static void run(const tsr_costing *c, const tsr_steps *steps, tsr_pass_kind pass)
+/* Steps [first, end). */
+static void run(const tsr_costing *c, const tsr_steps *steps, tsr_pass_kind pass, int first,
+                int end)
 {
-    for (int i = 0; i < steps->count; i++) {
+    for (int i = first > 0 ? first : 0; i < end && i < steps->count; i++) {
         const tsr_node *node = &c->layer->program->block->node[steps->step[i].node];
         node->kind->cost(c, node, &steps->step[i], pass);
     }
@@ -70,28 +72,39 @@ static double final_norm_bytes(const tsr_costing *c)
     return 4 * tsr_cost_column(c) * (double)c->layer->program->block->width;
 }
 
+static tsr_layer_run run_of(const tsr_work_layer *layer)
+{
+    return layer->run ? *layer->run : TSR_WHOLE_LAYER;
+}
+
 void tsr_work_forward(const tsr_work_layer *layer, tsr_work_call *call, void *user)
 {
+    const tsr_layer_run part = run_of(layer);
     const tsr_costing c = {layer, call, user, false};
-    run(&c, &layer->program->forward, TSR_PASS_FORWARD);
-    if (layer->last)
+    run(&c, &layer->program->forward, TSR_PASS_FORWARD, part.first, part.end);
+    if (layer->last && part.end >= layer->program->forward.count)
         tsr_cost_bytes(&c, TSR_WORK_MEMORY_FORWARD, final_norm_bytes(&c));
 }
 
 void tsr_work_backward(const tsr_work_layer *layer, tsr_work_call *call, void *user)
 {
+    const tsr_layer_run part = run_of(layer);
     const tsr_costing c = {layer, call, user, false}, again = {layer, call, user, true};
-    run(&again, &layer->program->remade, TSR_PASS_REMADE);
-    run(&c, &layer->program->backward, TSR_PASS_BACKWARD);
-    if (layer->last)
+    const tsr_steps *remade = &layer->program->remade, *backward = &layer->program->backward;
+    run(&again, remade, TSR_PASS_REMADE, part.first, part.end);
+    run(&c, backward, TSR_PASS_BACKWARD, part.first - remade->count, part.end - remade->count);
+    if (layer->last && part.end >= remade->count + backward->count)
         tsr_cost_bytes(&c, TSR_WORK_MEMORY_BACKWARD, final_norm_bytes(&c));
 }
 
 void tsr_work_norm(const tsr_work_layer *layer, tsr_work_call *call, void *user)
 {
+    const tsr_layer_run part = run_of(layer);
     const tsr_costing c = {layer, call, user, false};
-    for (int i = 0; i < layer->program->block->matrix_count; i++)
-        if (layer->linear[i].dora)
+    const tsr_block *block = layer->program->block;
+    for (int i = 0; i < block->matrix_count; i++)
+        if (layer->linear[i].dora && block->matrix[i].node >= part.first &&
+            block->matrix[i].node < part.end)
             tsr_cost_norm(&c, &layer->linear[i]);
 }
 

@@ -22,7 +22,7 @@
 #define TSR_MODEL_WORK_H
 
 #include "model/layout.h"
-#include "model/program.h"
+#include "model/units.h"
 
 typedef enum {
     TSR_WORK_LINEARS_FORWARD,
@@ -87,6 +87,7 @@ typedef struct {
     double pairs_here;    /* as many as this device's attention takes as long for; 0: pairs */
     int64_t step_micro; /* micro-batches of a step, of all ranks: for the choice of graphs; or 0 */
     bool last;          /* has the final norm */
+    const tsr_layer_run *run; /* of one use of it; NULL: all of it */
 } tsr_work_layer;
 
 /* The linears of layer `unit` of a layout, and whether it is the last; the caller fills in the rest. */
@@ -98,7 +99,7 @@ tsr_matrix_traits tsr_work_traits(const tsr_work_layer *layer, int linear);
 void tsr_work_forward(const tsr_work_layer *layer, tsr_work_call *call, void *user);
 /* With what it recomputes. */
 void tsr_work_backward(const tsr_work_layer *layer, tsr_work_call *call, void *user);
-/* DoRA's norms, once a step. */
+/* DoRA's norms, once a step; of a run, those of the linears in that of a forward. */
 void tsr_work_norm(const tsr_work_layer *layer, tsr_work_call *call, void *user);
 
 /* A chunk of the vocabulary, with the gradient of its rows if `train`. */

@@ -30,7 +30,7 @@ static tsr_status walk_run(const tsr_decision *d, const tsr_topology_view *view,
     tsr_run_buffers *b = buffers ? buffers : &unused;
     void *out = NULL;
     uint64_t widest = 0;
-    for (int i = 0; i < layout->unit_count; i++) {
+    for (int i = 0; i < layout->plan_unit_count; i++) {
         uint64_t count = d->units[i].trainable.gradient_count * (uint64_t)d->group;
         widest = count > widest ? count : widest;
     }
@@ -72,14 +72,16 @@ static void forget(tsr_decision *d)
     tsr_store_free(&d->store);
     tsr_plan_destroy(d->plan);
     tsr_layer_programs_free(d->programs);
+    free(d->uses);
     d->programs = NULL;
+    d->uses = NULL;
     d->plan = NULL;
 }
 
 void tsr_decide_clear(tsr_decision *d, const tsr_layout *layout)
 {
     forget(d);
-    tsr_layout_units_free(d->units, layout->unit_count);
+    tsr_layout_units_free(d->units, layout->plan_unit_count);
     d->units = NULL;
 }
 
@@ -88,7 +90,7 @@ static void set_homes(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
     static const tsr_home homes[] = {[TSR_CONFIG_OFFLOAD_NONE] = TSR_HOME_SHARDED,
                                      [TSR_CONFIG_OFFLOAD_SHARDED] = TSR_HOME_HOST_SHARDED,
                                      [TSR_CONFIG_OFFLOAD_FULL] = TSR_HOME_HOST_FULL};
-    int64_t units = inputs->layout.unit_count;
+    int64_t units = inputs->layout.plan_unit_count;
     d->resident_count = 0;
     for (int64_t i = 0; i < units; i++) {
         /* Evenly spread: while a resident unit computes, the others' copies catch up. */
@@ -129,6 +131,7 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
     d->model =
         (tsr_model_options){.layout = &inputs->layout,
                             .units = d->units,
+                            .saved_bytes = d->saved_bytes,
                             .ranks = d->group,
                             .kernels = inputs->cuda ? tsr_kernels_cuda() : tsr_kernels_cpu(),
                             .dtype = inputs->compute,
@@ -151,7 +154,7 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
 static uint64_t chunk_elements(const tsr_decision *d, const tsr_layout *layout)
 {
     uint64_t owned = 0, least = 1 << 14;
-    for (int i = 0; i < layout->unit_count; i++)
+    for (int i = 0; i < layout->plan_unit_count; i++)
         owned += d->units[i].trainable.gradient_count;
     uint64_t chunk = tsr_align_up((owned + 63) / 64, TSR_GRANULE_ELEMENTS);
     return chunk > least ? chunk : least;
@@ -162,17 +165,17 @@ static tsr_status set_units(tsr_decision *d, const tsr_inputs *inputs, const tsr
     const tsr_layout *layout = &inputs->layout;
     if (!d->units)
         TSR_TRY(tsr_layout_units(&d->units, layout, d->home, d->group));
-    for (int i = 0; i < layout->unit_count; i++) {
+    for (int i = 0; i < layout->plan_unit_count; i++) {
         d->units[i].home = d->home[i];
-        d->units[i].keeps_trainable = c->keeps && i < layout->layer_count;
-        d->units[i].saved_bytes = 0;
+        d->units[i].keeps_trainable = c->keeps && i < layout->plan_head_unit;
     }
+    memset(d->saved_bytes, 0, (size_t)layout->layer_count * sizeof *d->saved_bytes);
     set_model(d, inputs, c);
     TSR_TRY(tsr_model_programs(&d->programs, &d->model));
     d->model.programs = d->programs;
     for (int i = 0; d->activations_offloaded && i < layout->layer_count; i++)
-        d->units[i].saved_bytes = tsr_model_kept_bytes(&d->model, i);
-    return TSR_OK;
+        d->saved_bytes[i] = tsr_model_kept_bytes(&d->model, i);
+    return tsr_model_uses(&d->uses, &d->model);
 }
 
 tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_topology_view *view,
@@ -186,8 +189,11 @@ tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_t
     d->state_offloaded = d->train && c->state;
     TSR_TRY(set_units(d, inputs, c));
     tsr_plan_options options = {.units = d->units,
-                                .unit_count = layout->unit_count,
+                                .unit_count = layout->plan_unit_count,
                                 .layer_count = layout->layer_count,
+                                .layers = d->uses,
+                                .head_unit = layout->plan_head_unit,
+                                .saved_bytes = d->saved_bytes,
                                 .ranks = d->group,
                                 .replicas = d->replicas,
                                 .slots = (int)inputs->config.slots,
@@ -280,7 +286,7 @@ static void home_range(tsr_config_offload *first, tsr_config_offload *last,
 
 int64_t tsr_decide_residents(const tsr_inputs *inputs)
 {
-    int64_t units = inputs->layout.unit_count, wanted = inputs->config.resident_units;
+    int64_t units = inputs->layout.plan_unit_count, wanted = inputs->config.resident_units;
     return wanted < 0 ? 0 : wanted < units ? wanted : units;
 }
 
@@ -363,14 +369,15 @@ tsr_status tsr_decide_begin(tsr_decision *d, const tsr_inputs *inputs,
                             const tsr_topology_view *view, bool train, const tsr_room *room)
 {
     const tsr_config *config = &inputs->config;
-    *d = (tsr_decision){.train = train,
-                        .room = *room,
-                        .budget = budget_of(config, room),
-                        .reserve = inputs->cuda ? TSR_CUDA_RESERVE_BYTES : 0,
-                        .home = calloc((size_t)inputs->layout.unit_count, sizeof *d->home),
-                        .recompute =
-                            calloc((size_t)inputs->layout.layer_count, sizeof *d->recompute)};
-    if (!d->home || !d->recompute)
+    *d = (tsr_decision){
+        .train = train,
+        .room = *room,
+        .budget = budget_of(config, room),
+        .reserve = inputs->cuda ? TSR_CUDA_RESERVE_BYTES : 0,
+        .home = calloc((size_t)inputs->layout.plan_unit_count, sizeof *d->home),
+        .saved_bytes = calloc((size_t)inputs->layout.layer_count, sizeof *d->saved_bytes),
+        .recompute = calloc((size_t)inputs->layout.layer_count, sizeof *d->recompute)};
+    if (!d->home || !d->recompute || !d->saved_bytes)
         return tsr_fail(TSR_ENOMEM, "out of memory for the plan");
     if (config->gradient_checkpointing == TSR_CONFIG_RECOMPUTE_SQRT &&
         config->activation_offloading == TSR_CONFIG_CHOICE_YES)
@@ -417,7 +424,7 @@ static tsr_status expect(tsr_expectation *out, const contest *k, tsr_decision *d
 static tsr_status keep_adapter(tsr_decision *d, const contest *k, tsr_choice *c)
 {
     tsr_expectation apart, kept;
-    if (d->group == 1 || !d->train || d->resident_count < k->inputs->layout.unit_count)
+    if (d->group == 1 || !d->train || d->resident_count < k->inputs->layout.plan_unit_count)
         return TSR_OK;
     TSR_TRY(expect(&apart, k, d));
     c->keeps = true;
@@ -443,7 +450,7 @@ static tsr_status widen_attention(tsr_decision *d, const contest *k, tsr_choice 
 {
     uint64_t bytes = tsr_decide_bytes(d), room = room_for_residents(d, k->inputs);
     if (!d->train || bytes >= room ||
-        (moves(d, c) && d->resident_count < k->inputs->layout.unit_count))
+        (moves(d, c) && d->resident_count < k->inputs->layout.plan_unit_count))
         return TSR_OK;
     for (c->wider = MOST_WIDER; c->wider > 0; c->wider--) {
         TSR_TRY(tsr_decide_try(d, k->inputs, k->view, c));
@@ -464,7 +471,7 @@ static tsr_status use_room(tsr_decision *d, const contest *k, tsr_choice *c)
 static tsr_status add_residents(tsr_decision *d, const contest *k, tsr_choice *c)
 {
     const tsr_inputs *inputs = k->inputs;
-    int64_t low = 0, high = inputs->layout.unit_count;
+    int64_t low = 0, high = inputs->layout.plan_unit_count;
     uint64_t room = room_for_residents(d, inputs);
     if (inputs->config.resident_units >= 0 || !moves(d, c) || tsr_decide_bytes(d) > room)
         return use_room(d, k, c);
@@ -485,7 +492,7 @@ static tsr_status add_residents(tsr_decision *d, const contest *k, tsr_choice *c
 static tsr_status enter(contest *k, tsr_decision *d, const tsr_choice *c)
 {
     bool host = c->offload != TSR_CONFIG_OFFLOAD_NONE;
-    if (host && d->resident_count == k->inputs->layout.unit_count &&
+    if (host && d->resident_count == k->inputs->layout.plan_unit_count &&
         k->inputs->config.offload == TSR_CONFIG_OFFLOAD_AUTO)
         return TSR_OK; /* nothing is left to go there */
     tsr_alternative *a = &d->alternative[d->alternative_count++];
@@ -591,5 +598,6 @@ void tsr_decision_free(tsr_decision *decision)
         tsr_decide_clear(decision, decision->model.layout);
     free(decision->home);
     free(decision->recompute);
+    free(decision->saved_bytes);
     *decision = (tsr_decision){0};
 }

@@ -56,9 +56,11 @@ typedef struct {
 
 typedef struct {
     int group, replicas;      /* ranks of a shard group, groups */
-    tsr_home *home;           /* [units] */
+    tsr_home *home;           /* [units of the plan] */
     tsr_recompute *recompute; /* [layers] */
     tsr_unit *units;
+    tsr_layer_uses *uses;  /* NULL: layer l is unit l */
+    uint64_t *saved_bytes; /* [layers]: of offloaded activations */
     tsr_plan *plan;
     tsr_store store;
     tsr_layer_programs *programs; /* of the model's layers */

@@ -9,10 +9,10 @@
 /* Of the documents that attention's rates are measured with on a card (environment.c, bench_roofs). */
 #define MEASURED_LENGTH 2048
 
-/* Seconds of the uses of one unit. */
+/* Seconds of one use of a unit by a layer, and of the norms before it. */
 typedef struct {
-    double forward, backward, norm;
-} unit_seconds;
+    double compute, norm;
+} use_seconds;
 
 typedef struct {
     const tsr_inputs *inputs;
@@ -22,11 +22,12 @@ typedef struct {
     tsr_work_rates rates;
     double tokens, label_rows, length; /* of a micro-batch; length: of its documents */
     double element;
-    unit_seconds *unit;
+    use_seconds *use;
+    int *first;            /* [2 layer + whether it is the backward]: of its uses */
     double seconds, flops; /* of what is being added up */
 } costing;
 
-/* ---- the work of units ---- */
+/* ---- the work of uses ---- */
 
 static void add(void *user, const tsr_work_op *op)
 {
@@ -64,6 +65,16 @@ static double pairs_here(const costing *c, double pairs)
     return (pairs + ends * c->tokens) * measured / (measured + ends);
 }
 
+/* The uses of a layer's units by its forward, or its backward. */
+static int runs_of(tsr_layer_run out[TSR_LAYER_RUNS], const costing *c, int layer, bool backward)
+{
+    const tsr_decision *d = c->decision;
+    if (backward && (!d->train || layer < c->inputs->layout.first_trained))
+        return 0;
+    return tsr_layer_runs(out, &c->inputs->layout, layer, tsr_layer_program_of(d->programs, layer),
+                          backward, tsr_stride_ends(d->plan->stride, layer));
+}
+
 static void cost_layer(costing *c, int u)
 {
     const tsr_decision *d = c->decision;
@@ -79,20 +90,30 @@ static void cost_layer(costing *c, int u)
     tsr_work_layer_of(&layer, &c->inputs->layout, u);
     for (int i = 0; i < layer.program->block->matrix_count; i++)
         layer.linear[i].drops = layer.linear[i].r > 0 && d->model.dropout > 0;
-    tsr_work_norm(&layer, add, c);
-    c->unit[u].norm = taken(c);
+    tsr_layer_run runs[TSR_LAYER_RUNS];
+    int count = runs_of(runs, c, u, false);
+    for (int i = 0; i < count; i++) {
+        layer.run = &runs[i];
+        tsr_work_norm(&layer, add, c);
+        c->use[c->first[2 * u] + i].norm = taken(c);
+    }
     double before = c->flops;
-    tsr_work_forward(&layer, add, c);
-    c->unit[u].forward = taken(c);
+    for (int i = 0; i < count; i++) {
+        layer.run = &runs[i];
+        tsr_work_forward(&layer, add, c);
+        c->use[c->first[2 * u] + i].compute = taken(c);
+    }
     if (tsr_stride_again(d->plan->stride, u))
         c->flops += c->flops - before;
-    if (!d->train || u < c->inputs->layout.first_trained)
-        return;
-    tsr_work_backward(&layer, add, c);
-    c->unit[u].backward = taken(c);
+    count = runs_of(runs, c, u, true);
+    for (int i = 0; i < count; i++) {
+        layer.run = &runs[i];
+        tsr_work_backward(&layer, add, c);
+        c->use[c->first[2 * u + 1] + i].compute = taken(c);
+    }
 }
 
-static void cost_units(costing *c)
+static void cost_uses(costing *c)
 {
     const tsr_layout *layout = &c->inputs->layout;
     for (int u = 0; u < layout->layer_count; u++)
@@ -102,8 +123,24 @@ static void cost_units(costing *c)
                                     (double)layout->unit[u].row_count, c->element,
                                     c->decision->train};
         tsr_work_chunk(&head, add, c);
-        c->unit[u].forward = taken(c);
+        c->use[c->first[2 * u]].compute = taken(c);
     }
+}
+
+/* Room for all uses. */
+static tsr_status list_uses(costing *c)
+{
+    const tsr_layout *layout = &c->inputs->layout;
+    tsr_layer_run runs[TSR_LAYER_RUNS];
+    int count = 0;
+    c->first = calloc(2 * (size_t)layout->unit_count, sizeof *c->first);
+    for (int i = 0; c->first && i < 2 * layout->unit_count; i++) {
+        c->first[i] = count;
+        count += i / 2 < layout->layer_count ? runs_of(runs, c, i / 2, i % 2) : 1;
+    }
+    c->use = calloc((size_t)count, sizeof *c->use);
+    return c->first && c->use ? TSR_OK
+                              : tsr_fail(TSR_ENOMEM, "out of memory for the expected time");
 }
 
 /* ---- transfers ---- */
@@ -211,7 +248,6 @@ static tsr_op_cost link_cost(const costing *c, double seconds, double bytes)
 static tsr_op_cost cost_of(void *user, const tsr_plan_op *op)
 {
     const costing *c = user;
-    const unit_seconds *unit = op->unit >= 0 ? &c->unit[op->unit] : NULL;
     double bytes = (double)op->bytes, group = c->decision->group;
     circle world = {c->view->ranks, c->view->local_ranks};
     switch ((tsr_op_kind)op->kind) {
@@ -232,9 +268,10 @@ static tsr_op_cost cost_of(void *user, const tsr_plan_op *op)
     case TSR_OP_REDUCE:
         return link_cost(c, reduce(c, bytes), bytes * (group - 1));
     case TSR_OP_NORM:
-        return (tsr_op_cost){unit->norm, 0};
+        return (tsr_op_cost){c->use[c->first[2 * op->layer] + op->use].norm, 0};
     case TSR_OP_COMPUTE:
-        return (tsr_op_cost){op->phase == TSR_USE_BACKWARD ? unit->backward : unit->forward, 0};
+        return (tsr_op_cost){
+            c->use[c->first[2 * op->layer + (op->phase == TSR_USE_BACKWARD)] + op->use].compute, 0};
     case TSR_OP_OPTIM:
         return (tsr_op_cost){update(c, op), 0};
     case TSR_OP_CONTROL: /* there and back */
@@ -285,10 +322,8 @@ tsr_status tsr_expect(tsr_expectation *out, const tsr_inputs *inputs, const tsr_
                  .view = view,
                  .speeds = speeds,
                  .rates = speeds->rates,
-                 .element = tsr_dtype_bytes(inputs->compute),
-                 .unit = calloc((size_t)inputs->layout.unit_count, sizeof *c.unit)};
-    if (!c.unit)
-        return tsr_fail(TSR_ENOMEM, "out of memory for the expected time");
+                 .element = tsr_dtype_bytes(inputs->compute)};
+    tsr_status status = list_uses(&c);
     if (!speeds->cuda) { /* the ranks of a node share its cores */
         c.rates.matmul /= view->local_ranks;
         c.rates.matmul_fp8 /= view->local_ranks;
@@ -298,10 +333,13 @@ tsr_status tsr_expect(tsr_expectation *out, const tsr_inputs *inputs, const tsr_
     } else if (decision->model.fp8_fast)
         c.rates.matmul_fp8 *= FAST_FP8;
     take_shape(&c, &e);
-    cost_units(&c);
-    e.step_flops *= c.flops;
-    tsr_status status = tsr_plan_simulate(&e.simulation, decision->plan, e.rounds, cost_of, &c);
-    free(c.unit);
+    if (status == TSR_OK) {
+        cost_uses(&c);
+        e.step_flops *= c.flops;
+        status = tsr_plan_simulate(&e.simulation, decision->plan, e.rounds, cost_of, &c);
+    }
+    free(c.use);
+    free(c.first);
     if (status == TSR_OK)
         *out = e;
     return status;

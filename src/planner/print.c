@@ -193,6 +193,36 @@ static tsr_status print_graphs(tsr_text *out, const tsr_decision *d, const tsr_i
     return tsr_model_print_graphs(out, &d->model, NULL, shapes, count, json);
 }
 
+static void print_json_layer(tsr_text *out, const tsr_decision *d, int layer)
+{
+    tsr_text_printf(out, ",\"recompute\":\"%s\",\"saved_bytes\":%" PRIu64,
+                    recompute_names[d->recompute[layer]], d->saved_bytes[layer]);
+}
+
+/* Where layers are not units: each with the units that it is in. */
+static void print_json_layers(tsr_text *out, const tsr_decision *d, const tsr_layout *layout)
+{
+    tsr_text_puts(out, "],\n\"layers\":[");
+    for (int l = 0; l < layout->layer_count; l++) {
+        const tsr_layout_unit *own = &layout->unit[l];
+        tsr_text_printf(out, "%s\n{\"layer\":%d,\"first_unit\":%d,\"last_unit\":%d", l ? "," : "",
+                        l, own->first_unit, own->first_unit + own->part_count - 1);
+        print_json_layer(out, d, l);
+        tsr_text_puts(out, "}");
+    }
+}
+
+/* The largest unit of [first, end), gathered. */
+static uint64_t largest_unit(const tsr_decision *d, int first, int end)
+{
+    uint64_t most = 0;
+    for (int u = first; u < end; u++) {
+        uint64_t bytes = d->units[u].frozen.gathered_bytes + d->units[u].trainable.gathered_bytes;
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
                              const tsr_topology_view *view, const tsr_speeds *speeds,
                              const tsr_largest *largest)
@@ -214,18 +244,19 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
         layout->parameter_count, layout->trainable_count, base_compute(d), d->plan->options.slots,
         d->activations_offloaded ? "true" : "false", d->state_offloaded ? "true" : "false",
         d->plan->chunk_count, d->plan->reduces_late ? "true" : "false", d->stride ? d->stride : 1);
-    for (int i = 0; i < layout->unit_count; i++) {
+    for (int i = 0; i < layout->plan_unit_count; i++) {
         const tsr_unit *unit = &d->units[i];
         tsr_text_printf(out,
                         "%s\n{\"unit\":%d,\"home\":\"%s\",\"frozen_bytes\":%" PRIu64
                         ",\"frozen_shard_bytes\":%" PRIu64 ",\"trainable_bytes\":%" PRIu64,
                         i ? "," : "", i, tsr_home_name(unit->home), unit->frozen.gathered_bytes,
                         unit->frozen.shard_bytes, unit->trainable.gathered_bytes);
-        if (i < layout->layer_count)
-            tsr_text_printf(out, ",\"recompute\":\"%s\",\"saved_bytes\":%" PRIu64,
-                            recompute_names[d->recompute[i]], unit->saved_bytes);
+        if (i < layout->layer_count && !layout->grouped)
+            print_json_layer(out, d, i);
         tsr_text_puts(out, "}");
     }
+    if (layout->grouped)
+        print_json_layers(out, d, layout);
     tsr_text_puts(out, "],\n\"buffers\":[");
     TSR_TRY(tsr_decide_print_buffers(out, memory, true));
     tsr_text_puts(out, "],\n\"shapes\":");
@@ -299,6 +330,18 @@ static void print_largest(tsr_text *out, const tsr_decision *d, const tsr_inputs
         inputs->config.offload == TSR_CONFIG_OFFLOAD_AUTO ? ", with its base on the device" : "");
 }
 
+/* What unit_policy made. */
+static void print_units(tsr_text *out, const tsr_decision *d, const tsr_layout *layout)
+{
+    int head = layout->plan_head_unit, all = layout->plan_unit_count;
+    tsr_text_printf(out,
+                    "units: %d of %d layers, of at most %" PRIu64
+                    " bytes gathered, and %d of the head, of at most %" PRIu64
+                    "; a slot has %" PRIu64 "\n",
+                    head, layout->layer_count, largest_unit(d, 0, head), all - head,
+                    largest_unit(d, head, all), d->plan->slot_bytes);
+}
+
 static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_inputs *inputs,
                                const tsr_topology_view *view, const tsr_speeds *speeds,
                                const tsr_largest *largest)
@@ -318,8 +361,9 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
     tsr_text_printf(out,
                     "%d units (%d resident), %d slots; of %d layers %d recompute selectively, %d "
                     "fully; plan %016" PRIx64 "\n",
-                    inputs->layout.unit_count, d->resident_count, d->plan->options.slots,
+                    inputs->layout.plan_unit_count, d->resident_count, d->plan->options.slots,
                     inputs->layout.layer_count, d->selective_count, d->full_count, d->plan->hash);
+    print_units(out, d, &inputs->layout);
     if (d->stride)
         tsr_text_printf(out,
                         "of every %d layers one keeps its input; those of the others are made "

@@ -25,11 +25,9 @@ static tsr_status check_options(const tsr_executor_options *o)
         return tsr_fail(TSR_EINVAL, "%d replicas in the plan, %d ranks in the replica group",
                         plan->replicas, o->replica ? tsr_comm_size(o->replica) : 0);
     const tsr_executor_callbacks *c = &o->callbacks;
-    bool norm = false, saves = false;
-    for (int u = 0; u < plan->unit_count; u++) {
+    bool norm = false, saves = o->store->plan->saved_bytes > 0;
+    for (int u = 0; u < plan->unit_count; u++)
         norm |= plan->units[u].has_norm;
-        saves |= plan->units[u].saved_bytes > 0;
-    }
     if (!c->compute || !c->tally || (norm && !c->norm) || (saves && !c->saved) ||
         (plan->train && (!c->grad_norm || !c->optim || !o->gradient_overflow)))
         return tsr_fail(TSR_EINVAL, "a callback of the executor is missing, or where it tells of "
@@ -124,9 +122,6 @@ static tsr_status make_parts(tsr_executor *executor)
         return tsr_fail(TSR_ENOMEM, "no memory for the parts of %d units", o->unit_count);
     for (int u = 0; u < o->unit_count; u++) {
         int count = o->train ? o->units[u].trainable.segment_count : 0;
-        if (count > TSR_FIXED_PARTS)
-            return tsr_fail(TSR_EINVAL, "unit %d trains %d tensors; at most %d", u, count,
-                            TSR_FIXED_PARTS);
         executor->part_at[u + 1] = executor->part_at[u] + (uint64_t)count;
     }
     size_t count = executor->part_at[o->unit_count];

@@ -27,10 +27,11 @@
 
 typedef struct tsr_executor tsr_executor;
 
-/* One use of a unit. */
+/* Number `number` of the uses of a layer's forward or backward (tsr_layer_uses). Chunks of the head count on
+ * as layers. */
 typedef struct {
     tsr_use_phase phase;
-    int unit;
+    int layer, number;
     uint64_t micro_batch; /* of the step or of the evaluation, from 0 */
     bool train, empty;
     bool first, last; /* use of its micro-batch */
@@ -39,8 +40,8 @@ typedef struct {
 /* All enqueue and return. */
 typedef struct {
     void *user;
-    /* On compute. NULL where no unit has a norm. */
-    tsr_status (*norm)(void *user, int unit, const tsr_unit_view *view);
+    /* On compute, of what the unit has of the layer. NULL where no unit has a norm. */
+    tsr_status (*norm)(void *user, int layer, const tsr_unit_view *view);
     /* On compute. `gradient`: of B(u) with a trainable part, to be written (zeros of an empty
      * micro-batch too) but for its padding, in the gradient layout; else NULL. */
     tsr_status (*compute)(void *user, const tsr_use *use, const tsr_unit_view *view,
@@ -55,9 +56,9 @@ typedef struct {
      * step for all (chunk -1), or for each chunk in order, whose range and place are
      * tsr_store_part's. */
     tsr_status (*optim)(void *user, const int64_t *word, int chunk);
-    /* What `unit` saves of the micro-batch that is being issued: what SAVE and LOAD copy. NULL where
-     * no unit has saved_bytes. */
-    tsr_saved (*saved)(void *user, int unit);
+    /* What `layer` saves of the micro-batch that is being issued: what SAVE and LOAD copy. NULL where
+     * no layer has saved_bytes. */
+    tsr_saved (*saved)(void *user, int layer);
 } tsr_executor_callbacks;
 
 typedef enum {
@@ -93,7 +94,7 @@ typedef struct {
     uint8_t kind, stream, phase; /* of the op */
     bool empty;                  /* of an empty micro-batch */
     int unit;
-    const tsr_plan_op *op; /* of the plan */
+    const tsr_plan_op *op; /* of the plan; a KERNEL is inside it */
     uint64_t bytes;        /* OP */
     const char *name;      /* KERNEL: "gemm"; EXPOSED: the cause, a field of tsr_exposed */
     double issue, start, end;

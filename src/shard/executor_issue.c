@@ -125,7 +125,7 @@ static tsr_status poison_region(const tsr_executor *executor, const tsr_plan_op 
     const tsr_executor_callbacks *callbacks = &executor->options.callbacks;
     if (!executor->options.debug.poison_slots || op->region < 0)
         return TSR_OK;
-    tsr_saved saved = callbacks->saved(callbacks->user, op->unit);
+    tsr_saved saved = callbacks->saved(callbacks->user, op->layer);
     return poison(executor, op, saved.device, saved.bytes);
 }
 
@@ -135,19 +135,20 @@ static tsr_status issue_compute(tsr_executor *executor, const tsr_plan_op *op)
     tsr_store *store = executor->options.store;
     tsr_unit_view view = tsr_store_view(store, op->unit, op->slot);
     if (op->kind == TSR_OP_NORM)
-        return callbacks->norm(callbacks->user, op->unit, &view);
+        return callbacks->norm(callbacks->user, op->layer, &view);
     tsr_use use = {.phase = (tsr_use_phase)op->phase,
-                   .unit = op->unit,
+                   .layer = op->layer,
+                   .number = op->use,
                    .micro_batch = executor->micro_batch,
                    .train = executor->train,
                    .empty = executor->empty,
                    .first = op->first,
                    .last = op->last};
-    if (op->phase == TSR_USE_FORWARD)
+    if (op->phase == TSR_USE_FORWARD && op->use == 0)
         TSR_TRY(poison_region(executor, op));
     TSR_TRY(callbacks->compute(callbacks->user, &use, &view,
                                op->buffer >= 0 ? tsr_store_gradient(store, op->buffer) : NULL));
-    if (op->phase == TSR_USE_BACKWARD)
+    if (op->phase == TSR_USE_BACKWARD && op->ends)
         TSR_TRY(poison_region(executor, op));
     if (!op->releases)
         return TSR_OK;
@@ -159,7 +160,7 @@ static tsr_status issue_saved(tsr_executor *executor, const tsr_plan_op *op)
 {
     const tsr_executor_callbacks *callbacks = &executor->options.callbacks;
     bool save = op->kind == TSR_OP_SAVE;
-    tsr_saved saved = callbacks->saved(callbacks->user, op->unit);
+    tsr_saved saved = callbacks->saved(callbacks->user, op->layer);
     if (op->bytes == 0)
         return TSR_OK;
     return tsr_stream_copy(stream_of(executor, op), save ? saved.host : saved.device,
@@ -182,6 +183,18 @@ static tsr_status issue_state(tsr_executor *executor, const tsr_plan_op *op)
     return save ? poison(executor, op, (char *)part.master, TSR_STATE_ARRAYS * bytes) : TSR_OK;
 }
 
+/* The kernel takes TSR_FIXED_PARTS tensors at a time. */
+static tsr_status sum_parts(const tsr_executor *executor, tsr_stream *stream,
+                            tsr_fixed_sum_args args, int count)
+{
+    for (int done = 0; done < count; done += args.part_count) {
+        args.part += done ? args.part_count : 0;
+        args.part_count = count - done < TSR_FIXED_PARTS ? count - done : TSR_FIXED_PARTS;
+        TSR_TRY(executor->options.kernels->fixed_sum(stream, &args));
+    }
+    return TSR_OK;
+}
+
 /* The owner takes its part from all ranks of the shard group and sums it, with what earlier
  * micro-batches left; the first one of a step overwrites that. With replicas the sums of one
  * micro-batch go over these before they are added. */
@@ -199,20 +212,20 @@ static tsr_status issue_reduce(tsr_executor *executor, const tsr_plan_op *op)
     bool begins = executor->train_batches == 0, replicas = o->replicas > 1;
     if (o->ranks > 1)
         TSR_TRY(tsr_comm_exchange(e->shard, stream, executor->piece + piece, unit->segment_count));
-    TSR_TRY(e->kernels->fixed_sum(
-        stream,
-        &(tsr_fixed_sum_args){
+    TSR_TRY(sum_parts(
+        executor, stream,
+        (tsr_fixed_sum_args){
             .accumulator = replicas ? store->partial : sums,
             .gradient = tsr_store_gradient(store, op->buffer),
             .received = store->received,
             .part = executor->part + first,
-            .part_count = unit->segment_count,
             .ranks = (uint64_t)o->ranks,
             .rank = (uint64_t)store->rank,
             .shift = e->gradient_shift,
             .limit = tsr_fixed_limit(e->gradient_shift, e->contributions ? e->contributions : 1),
             .store = replicas || begins,
-            .overflow = e->gradient_overflow}));
+            .overflow = e->gradient_overflow},
+        unit->segment_count));
     if (!replicas)
         return TSR_OK;
     TSR_TRY(tsr_comm_all_reduce(e->replica, stream, store->partial, unit->gradient_count, TSR_SUM));
@@ -301,18 +314,18 @@ static tsr_status issue_work(tsr_executor *executor, const tsr_plan_op *op)
 
 /* ---- slots, as of what was issued ---- */
 
-/* A region holds what a unit has saved from its forward, or its LOAD, until its backward. */
+/* A region holds what a layer has saved from its forward, or its LOAD, until its backward. */
 static tsr_status note_region(tsr_executor *executor, const tsr_plan_op *op)
 {
     if (op->region < 0)
         return TSR_OK;
-    int *unit = &executor->issued_region[op->region];
+    int *layer = &executor->issued_region[op->region];
     if (op->kind == TSR_OP_LOAD || (op->kind == TSR_OP_COMPUTE && op->phase == TSR_USE_FORWARD))
-        *unit = op->unit;
-    if (*unit == op->unit)
+        *layer = op->layer;
+    if (*layer == op->layer)
         return TSR_OK;
-    return tsr_fail(TSR_EINTERNAL, "plan: %s of unit %d finds unit %d in region %d",
-                    tsr_op_name((tsr_op_kind)op->kind), op->unit, *unit, op->region);
+    return tsr_fail(TSR_EINTERNAL, "plan: %s of layer %d finds layer %d in region %d",
+                    tsr_op_name((tsr_op_kind)op->kind), op->layer, *layer, op->region);
 }
 
 /* What is kept is of the last update. */
@@ -403,14 +416,13 @@ tsr_status tsr_op_issue(tsr_executor *executor, const tsr_plan_op *op)
 {
     if (executor->ranges) {
         char label[TSR_OP_LABEL_BYTES];
-        tsr_op_label(label, executor->plan, (tsr_op_kind)op->kind, (tsr_use_phase)op->phase,
-                     op->unit);
+        tsr_op_label(label, executor->plan, op);
         tsr_range_begin(label);
     }
     tsr_plan_op now = *op;
     if (op->kind == TSR_OP_SAVE || op->kind == TSR_OP_LOAD) /* what this micro-batch has of it */
         now.bytes =
-            executor->options.callbacks.saved(executor->options.callbacks.user, op->unit).bytes;
+            executor->options.callbacks.saved(executor->options.callbacks.user, op->layer).bytes;
     executor->op = op;
     tsr_kernels_watch(executor->trace_step >= 0 ? &executor->watcher : NULL);
     tsr_status status = issue(executor, &now);

@@ -173,6 +173,7 @@ static tsr_status kernel_begin(void *user, tsr_stream *stream, const char *name)
                                               .stream = op->stream,
                                               .phase = op->phase,
                                               .unit = op->unit,
+                                              .op = op,
                                               .name = name,
                                               .issue = tsr_now()};
     return kernel_mark(executor, TSR_MARK_BEGIN);

@@ -93,7 +93,7 @@ struct tsr_executor {
     tsr_slot_stamp issued[TSR_SLOTS_MAX][TSR_PART_COUNT];
     uint64_t issued_update[TSR_SLOTS_MAX]; /* OPTIMs before the trainable part was gathered */
     uint64_t *kept_update;                 /* [unit_count]: the same of what is kept, plus 1 */
-    int issued_region[TSR_REGIONS];        /* the unit that a region holds */
+    int issued_region[TSR_REGIONS];        /* the layer that a region holds */
     /* Written on streams; ordered by the plan's events, so TSan checks the plan through them. */
     tsr_slot_stamp stamp[TSR_SLOTS_MAX][TSR_PART_COUNT];
     _Atomic unsigned live; /* bit s: slot s holds a unit that is still to be used */

@@ -95,20 +95,22 @@ const char *tsr_cause_name(tsr_wait_cause cause)
 static const char phase_letter[] = {
     [TSR_USE_FORWARD] = 'F', [TSR_USE_HEAD] = 'H', [TSR_USE_AGAIN] = 'A', [TSR_USE_BACKWARD] = 'B'};
 
-void tsr_op_label(char out[TSR_OP_LABEL_BYTES], const tsr_plan *plan, tsr_op_kind kind,
-                  tsr_use_phase phase, int unit)
+void tsr_op_label(char out[TSR_OP_LABEL_BYTES], const tsr_plan *plan, const tsr_plan_op *op)
 {
-    char use[] = {' ', phase_letter[phase], 0};
-    const char *name = tsr_op_name(kind);
-    if (kind != TSR_OP_COMPUTE)
+    char use[] = {' ', phase_letter[op->phase], 0}, layer[24] = "", unit[24] = "";
+    int head = plan->options.head_unit;
+    bool same = !plan->options.layers;
+    if (op->kind != TSR_OP_COMPUTE)
         *use = 0;
-    int layers = plan->options.layer_count;
-    if (unit < 0)
-        snprintf(out, TSR_OP_LABEL_BYTES, "%s", name);
-    else if (unit < layers)
-        snprintf(out, TSR_OP_LABEL_BYTES, "%s%s layer %d", name, use, unit);
-    else
-        snprintf(out, TSR_OP_LABEL_BYTES, "%s%s head %d", name, use, unit - layers);
+    if (op->unit >= head)
+        snprintf(unit, sizeof unit, " head %d", op->unit - head);
+    else if (op->layer >= 0 || (same && op->unit >= 0))
+        snprintf(layer, sizeof layer, " layer %d", op->layer >= 0 ? op->layer : op->unit);
+    bool moves = op->kind == TSR_OP_SAVE || op->kind == TSR_OP_LOAD; /* all of a layer's */
+    if (op->unit >= 0 && op->unit < head && !same && !moves)
+        snprintf(unit, sizeof unit, " unit %d", op->unit);
+    snprintf(out, TSR_OP_LABEL_BYTES, "%s%s%s%s", tsr_op_name((tsr_op_kind)op->kind), use, layer,
+             unit);
 }
 
 void tsr_plan_op_print(tsr_text *out, const tsr_plan_op *op)
@@ -123,6 +125,8 @@ void tsr_plan_op_print(tsr_text *out, const tsr_plan_op *op)
         tsr_text_printf(out, " %c", phase_letter[op->phase]);
     if (op->unit >= 0)
         tsr_text_printf(out, " unit %d", op->unit);
+    if (op->use > 0)
+        tsr_text_printf(out, " use %d", op->use);
     if (op->slot >= 0)
         tsr_text_printf(out, " slot %d", op->slot);
     if (op->stage >= 0)
@@ -266,9 +270,9 @@ tsr_status tsr_plan_close(tsr_plan *plan)
 static tsr_status check_options(const tsr_plan_options *o)
 {
     if (!o->units || o->unit_count < 1 || o->unit_count > INT16_MAX || o->layer_count < 1 ||
-        o->layer_count >= o->unit_count)
-        return tsr_fail(TSR_EINVAL, "a plan of %d units, %d of them layers", o->unit_count,
-                        o->layer_count);
+        o->head_unit < 1 || o->head_unit >= o->unit_count)
+        return tsr_fail(TSR_EINVAL, "a plan of %d units, %d of them of %d layers", o->unit_count,
+                        o->head_unit, o->layer_count);
     if (o->slots < 2 || o->slots > TSR_SLOTS_MAX)
         return tsr_fail(TSR_EINVAL, "%d slots: 2 to %d are possible", o->slots, TSR_SLOTS_MAX);
     if (o->stages < 1 || o->stages > TSR_STAGES_MAX)
@@ -280,7 +284,7 @@ static tsr_status check_options(const tsr_plan_options *o)
     for (int u = 0; u < o->unit_count; u++) {
         if (o->units[u].id != u)
             return tsr_fail(TSR_EINVAL, "unit %d has the id %d", u, o->units[u].id);
-        if (u >= o->layer_count && o->units[u].trainable.segment_count > 0)
+        if (u >= o->head_unit && o->units[u].trainable.segment_count > 0)
             return tsr_fail(TSR_EINVAL, "unit %d is a chunk of the head and cannot be trained", u);
     }
     if (o->chunk_elements % TSR_GRANULE_ELEMENTS)
@@ -305,9 +309,10 @@ static void measure(tsr_plan *plan)
         if (o->train && unit->trainable.gradient_count > part)
             part = unit->trainable.gradient_count;
         plan->owned += unit->trainable.gradient_count;
-        if (unit->saved_bytes > plan->saved_bytes)
-            plan->saved_bytes = unit->saved_bytes;
     }
+    for (int l = 0; o->saved_bytes && l < o->layer_count; l++)
+        if (o->saved_bytes[l] > plan->saved_bytes)
+            plan->saved_bytes = o->saved_bytes[l];
     if (o->train && o->chunk_elements > 0) {
         plan->chunk_count = (int)((plan->owned + o->chunk_elements - 1) / o->chunk_elements);
         plan->state_bytes = tsr_plan_chunk(plan, 0).count * TSR_STATE_ARRAYS * sizeof(float);
@@ -317,30 +322,67 @@ static void measure(tsr_plan *plan)
     plan->partial_bytes = o->replicas > 1 ? part * sizeof(int64_t) : 0;
 }
 
+/* The lowest layer with a backward. */
+static int lowest_layer(const tsr_plan_options *o, int lowest_unit)
+{
+    int layer = 0;
+    if (!o->layers)
+        return lowest_unit;
+    while (layer < o->layer_count && o->layers[layer].backward_count == 0)
+        layer++;
+    return layer;
+}
+
+/* Every gradient has to be reduced, and the last one at the very end of a backward: what follows a
+ * micro-batch waits for that alone. */
+static tsr_status check_trained(const tsr_plan *plan)
+{
+    const tsr_plan_options *o = &plan->options;
+    for (int u = 0; o->layers && o->train && u < o->head_unit; u++) {
+        bool trains = o->units[u].trainable.gradient_count == 0;
+        for (int l = 0; l < o->layer_count; l++)
+            for (int i = 0; i < o->layers[l].backward_count; i++)
+                trains |= o->layers[l].backward[i].trains && o->layers[l].backward[i].unit == u;
+        if (!trains)
+            return tsr_fail(TSR_EINVAL, "unit %d has a trainable part, but no use trains it", u);
+    }
+    if (!o->layers || !o->train)
+        return TSR_OK;
+    const tsr_layer_uses *lowest = &o->layers[plan->lowest_backward];
+    if (lowest->backward[lowest->backward_count - 1].trains)
+        return TSR_OK;
+    return tsr_fail(TSR_EINVAL, "the last use of a backward, in layer %d, trains nothing",
+                    plan->lowest_backward);
+}
+
 /* Where a backward ends, and which gradient buffers it uses. */
 static tsr_status find_backward(tsr_plan *plan)
 {
     const tsr_plan_options *o = &plan->options;
     plan->lowest_backward = o->layer_count;
-    int reduces = 0, kept = 0;
-    for (int u = o->layer_count - 1; o->train && u >= 0; u--)
+    int reduces = 0, kept = 0, lowest = o->head_unit;
+    for (int u = o->head_unit - 1; o->train && u >= 0; u--)
         if (o->units[u].trainable.gradient_count > 0) {
-            plan->lowest_backward = u;
+            lowest = u;
             reduces++;
             kept += tsr_unit_trainable_kept(&o->units[u], o->ranks);
         }
     if (o->train && reduces == 0)
         return tsr_fail(TSR_EINVAL, "a plan for training, but no unit has a trainable part");
+    if (o->train)
+        plan->lowest_backward = lowest_layer(o, lowest);
+    if (o->train && plan->lowest_backward == o->layer_count)
+        return tsr_fail(TSR_EINVAL, "a plan for training, but no layer has a backward");
     plan->reduces_late = reduces > 0 && kept == reduces;
     plan->gradient_buffers = plan->reduces_late ? reduces : TSR_GRADIENT_BUFFERS;
     plan->last_buffer = reduces ? (reduces - 1) % plan->gradient_buffers : 0;
     plan->stride = (tsr_stride){plan->lowest_backward, o->layer_count, o->train ? o->stride : 0};
-    for (int u = 0; u < o->unit_count; u++)
-        if (o->units[u].saved_bytes > 0 && (u < plan->lowest_backward || u >= o->layer_count))
-            return tsr_fail(TSR_EINVAL, "unit %d saves activations, but has no backward", u);
-        else if (o->units[u].saved_bytes > 0 && plan->stride.stride > 1)
-            return tsr_fail(TSR_EINVAL, "unit %d saves activations, but has them made again", u);
-    return TSR_OK;
+    for (int l = 0; o->saved_bytes && l < o->layer_count; l++)
+        if (o->saved_bytes[l] > 0 && l < plan->lowest_backward)
+            return tsr_fail(TSR_EINVAL, "layer %d saves activations, but has no backward", l);
+        else if (o->saved_bytes[l] > 0 && plan->stride.stride > 1)
+            return tsr_fail(TSR_EINVAL, "layer %d saves activations, but has them made again", l);
+    return check_trained(plan);
 }
 
 tsr_status tsr_plan_outline(tsr_plan **out, const tsr_plan_options *options)
@@ -354,6 +396,7 @@ tsr_status tsr_plan_outline(tsr_plan **out, const tsr_plan_options *options)
     o->replicas = o->replicas ? o->replicas : 1;
     o->slots = o->slots ? o->slots : 2;
     o->stages = o->stages ? o->stages : 2;
+    o->head_unit = o->head_unit ? o->head_unit : o->layer_count;
     tsr_status status = check_options(o);
     if (status == TSR_OK)
         status = find_backward(plan);

@@ -145,7 +145,10 @@ typedef struct {
     uint8_t wait_count, record_count;
     bool first, last; /* COMPUTE, OPTIM: of its program */
     bool releases;    /* COMPUTE: the slot's occupant leaves before its next use */
+    bool ends;        /* COMPUTE: the last use of the layer's forward, or backward */
+    int16_t use;      /* NORM, COMPUTE: which of the layer's forward, or backward, from 0 */
     int unit;         /* -1: none */
+    int layer;        /* NORM, COMPUTE, SAVE, LOAD; chunks of the head count on; -1: none */
     int chunk;        /* of the optimizer's state; -1: none, or all of it */
     uint64_t bytes;   /* that arrive on this rank, or in its host memory; SAVE, LOAD: at most */
     tsr_plan_wait wait[TSR_OP_WAITS];
@@ -178,17 +181,36 @@ typedef struct {
     int op_count;
 } tsr_program;
 
+/* A use of a unit by a layer's forward or backward. */
+typedef struct {
+    int16_t unit;
+    bool trains; /* a backward that adds to the gradient of the unit's trainable part */
+} tsr_layer_use;
+
+/* A layer's uses, in order. Its forward uses no unit twice; its backward may, where it first makes
+ * values again. backward_count 0: it has no backward. */
+typedef struct {
+    const tsr_layer_use *forward, *backward;
+    int forward_count, backward_count;
+} tsr_layer_uses;
+
 /* Zero-initialise; zero is the default of every field but units, unit_count and layer_count. */
 typedef struct {
     const tsr_unit *units; /* laid out for `ranks`; borrowed */
     int unit_count;
-    int layer_count; /* units [layer_count, unit_count) are chunks of the head */
-    int ranks;       /* of the shard group; 0: 1 */
-    int replicas;    /* shard groups; 0: 1 */
-    int slots;       /* 0: 2 */
-    int stages;      /* 0: 2 */
-    bool train;      /* false: evaluation only */
-    int stride;      /* of the layers that keep their input (shard/stride.h); 0: 1, all of them */
+    int layer_count;
+    /* [layer_count], borrowed; where layers and units are not the same. Units are in the order of the
+     * layers, and those from head_unit on are chunks of the head. NULL: layer l is unit l. */
+    const tsr_layer_uses *layers;
+    int head_unit; /* 0: layer_count */
+    const uint64_t
+        *saved_bytes; /* [layer_count] (shard/unit.h), borrowed; NULL: nothing is saved */
+    int ranks;        /* of the shard group; 0: 1 */
+    int replicas;     /* shard groups; 0: 1 */
+    int slots;        /* 0: 2 */
+    int stages;       /* 0: 2 */
+    bool train;       /* false: evaluation only */
+    int stride;       /* of the layers that keep their input (shard/stride.h); 0: 1, all of them */
     /* Of a chunk of the optimizer's state, which then lives in host memory; a multiple of a granule's
      * elements. 0: the state lives on the device. */
     uint64_t chunk_elements;
@@ -201,7 +223,7 @@ typedef struct {
     tsr_plan_state *state; /* [0]: the empty one */
     int state_count;
     int *program_at;     /* [state * TSR_PROGRAM_COUNT + kind]: index, -1 where it cannot follow */
-    int lowest_backward; /* the last unit of a backward; layer_count without training */
+    int lowest_backward; /* the last layer of a backward; layer_count without training */
     tsr_stride stride;
     int gradient_buffers;
     int last_buffer;   /* gradient buffer of a micro-batch's last REDUCE */
@@ -250,10 +272,10 @@ void tsr_plan_print(tsr_text *out, const tsr_plan *plan);
 void tsr_plan_op_print(tsr_text *out, const tsr_plan_op *op);
 
 const char *tsr_op_name(tsr_op_kind kind);
-/* "COMPUTE F layer 3", "GATHER head 0", "OPTIM"; unit -1: none. */
-#define TSR_OP_LABEL_BYTES 40
-void tsr_op_label(char out[TSR_OP_LABEL_BYTES], const tsr_plan *plan, tsr_op_kind kind,
-                  tsr_use_phase phase, int unit);
+/* "COMPUTE F layer 3", "GATHER head 0", "OPTIM"; where layers and units are not the same, "COMPUTE F layer 3 unit 7"
+ * and "GATHER unit 7". */
+#define TSR_OP_LABEL_BYTES 64
+void tsr_op_label(char out[TSR_OP_LABEL_BYTES], const tsr_plan *plan, const tsr_plan_op *op);
 const char *tsr_program_name(tsr_program_kind kind);
 /* The cause of a wait for an event; "h2d", "gather", ... */
 tsr_wait_cause tsr_event_cause(int event);

@@ -66,6 +66,7 @@ tsr_plan_op *tsr_op_begin(tsr_builder *b, tsr_op_kind kind, tsr_stream_id stream
     op->stream = (uint8_t)stream;
     op->slot = op->stage = op->buffer = op->region = -1;
     op->unit = unit;
+    op->layer = -1;
     op->chunk = -1;
     return op;
 }

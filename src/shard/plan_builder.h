@@ -19,7 +19,10 @@ typedef struct {
 
 typedef struct {
     uint8_t phase;
-    int unit;
+    bool trains;    /* the gradient of the unit is added to */
+    bool ends;      /* the last use of its layer in this phase */
+    int16_t number; /* among these, from 0 */
+    int unit, layer;
     int again;   /* the next use of the unit; the horizon: none */
     int wanting; /* the first use from here on whose unit needs a slot; the horizon: none */
 } tsr_plan_use;
@@ -27,9 +30,14 @@ typedef struct {
 /* What a program asks of a unit again and again. */
 typedef struct {
     int first_use; /* the horizon: none */
-    int region;    /* tsr_unit_region */
     int kept_turn; /* of what is kept, by its number: a use waits for its own gather while the next one is under way */
 } tsr_plan_part;
+
+/* What a layer saves: its region and whether it travels (shard/unit.h). */
+typedef struct {
+    int region;
+    bool travels;
+} tsr_plan_saved;
 
 typedef struct {
     const tsr_plan *plan;
@@ -40,6 +48,7 @@ typedef struct {
     tsr_plan_use *use;
     int use_count, horizon; /* [0, use_count) of this program, [.., horizon) of the next */
     tsr_plan_part *part;    /* [unit]; of a micro-batch */
+    tsr_plan_saved *saved;  /* [layer]; likewise; NULL: nothing is saved */
     tsr_plan_op *op;
     tsr_plan_clock *clock; /* [op]: after it */
     int op_count, op_capacity;
@@ -62,7 +71,7 @@ void tsr_op_records(tsr_plan_op *op, int event);
 /* Drops the waits that the stream's past or the other waits imply. */
 void tsr_op_end(tsr_builder *b, tsr_plan_op *op);
 
-/* Lists the uses of a micro-batch: `use`, its counts, and `part`. */
+/* Lists the uses of a micro-batch: `use`, its counts, `part` and `saved`. */
 tsr_status tsr_builder_list_uses(tsr_builder *b);
 
 /* Room for everything that one use or one end of a step issues. */

@@ -114,10 +114,10 @@ static tsr_status refresh_kept(tsr_builder *b, int unit)
 {
     if (!is_first(b))
         return TSR_OK;
-    int layers = b->plan->options.layer_count;
+    int end = b->plan->options.head_unit;
     for (int u = b->kept + 1; b->kept <= unit; u++) {
-        if (u >= layers) { /* none is left */
-            b->kept = layers;
+        if (u >= end) { /* none is left */
+            b->kept = end;
         } else if (tsr_unit_trainable_kept(&b->unit[u], b->ranks)) {
             TSR_TRY(tsr_op_reserve(b));
             gather_trainable(b, &b->unit[u], -1);
@@ -262,32 +262,50 @@ static tsr_status reduce_written(tsr_builder *b, int unit)
 
 /* ---- activations that go through the device ---- */
 
-static void save(tsr_builder *b, const tsr_unit *u, int region)
+static bool saves(const tsr_builder *b, int layer)
 {
-    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_SAVE, TSR_STREAM_D2H, u->id);
-    op->region = (int8_t)region;
-    op->bytes = u->saved_bytes;
+    return b->saved && layer < b->plan->options.layer_count && b->saved[layer].region >= 0;
+}
+
+static bool travels(const tsr_builder *b, int layer)
+{
+    return saves(b, layer) && b->saved[layer].travels;
+}
+
+/* SAVE or LOAD. */
+static tsr_plan_op *begin_saved(tsr_builder *b, tsr_op_kind kind, tsr_stream_id stream, int layer)
+{
+    const tsr_layer_uses *uses = b->plan->options.layers;
+    tsr_plan_op *op = tsr_op_begin(b, kind, stream, uses ? uses[layer].forward[0].unit : layer);
+    op->layer = layer;
+    op->region = (int8_t)b->saved[layer].region;
+    op->bytes = b->plan->options.saved_bytes[layer];
+    return op;
+}
+
+static void save(tsr_builder *b, int layer)
+{
+    tsr_plan_op *op = begin_saved(b, TSR_OP_SAVE, TSR_STREAM_D2H, layer);
+    int region = op->region;
     tsr_op_wants(op, TSR_EVENT_USED + region);
     tsr_op_records(op, TSR_EVENT_SAVED + region);
     tsr_op_end(b, op);
 }
 
-/* While unit `above` is in its backward, the next one below it that travels comes back, into the
+/* While layer `above` is in its backward, the next one below it that travels comes back, into the
  * region that the one before `above` has left. It stands behind the prefetch of frozen parts, whose
  * copies would else wait with it. */
 static void load_below(tsr_builder *b, int above)
 {
     int below = above - 1;
-    if (b->unit[above].saved_bytes == 0)
+    if (!saves(b, above))
         return;
-    while (below >= 0 && b->unit[below].saved_bytes == 0)
+    while (below >= 0 && !saves(b, below))
         below--;
-    if (below < 0 || !tsr_unit_travels(b->unit, b->plan->options.unit_count, below))
+    if (below < 0 || !travels(b, below))
         return;
-    int region = b->part[below].region;
-    tsr_plan_op *op = tsr_op_begin(b, TSR_OP_LOAD, TSR_STREAM_H2D, below);
-    op->region = (int8_t)region;
-    op->bytes = b->unit[below].saved_bytes;
+    tsr_plan_op *op = begin_saved(b, TSR_OP_LOAD, TSR_STREAM_H2D, below);
+    int region = op->region;
     tsr_op_wants(op, TSR_EVENT_USED + region);
     tsr_op_records(op, TSR_EVENT_RESTORED + region);
     tsr_op_end(b, op);
@@ -295,17 +313,26 @@ static void load_below(tsr_builder *b, int above)
 
 /* Every SAVE of a region is awaited by the next forward in it, and every LOAD by its backward: at
  * the end of a program compute knows them all, so that no wait goes beyond it. */
-static void use_region(const tsr_builder *b, tsr_plan_op *op, bool backward, bool travels)
+static void use_region(const tsr_builder *b, tsr_plan_op *op, bool backward)
 {
-    op->region = (int8_t)b->part[op->unit].region;
-    if (op->region < 0)
+    if (!saves(b, op->layer))
         return;
+    op->region = (int8_t)b->saved[op->layer].region;
     if (!backward && b->recorder[TSR_EVENT_SAVED + op->region] >= 0)
         tsr_op_wants(op, TSR_EVENT_SAVED + op->region);
-    if (backward && travels)
+    if (backward && travels(b, op->layer))
         tsr_op_wants(op, TSR_EVENT_RESTORED + op->region);
     if (b->kind == TSR_PROGRAM_TRAIN_FIRST || b->kind == TSR_PROGRAM_TRAIN_NEXT)
         tsr_op_records(op, TSR_EVENT_USED + op->region);
+}
+
+/* Whether a later use of the micro-batch adds to the same gradient. */
+static bool trains_again(const tsr_builder *b, int p)
+{
+    for (int q = b->use[p].again; q < b->use_count; q = b->use[q].again)
+        if (b->use[q].trains)
+            return true;
+    return false;
 }
 
 static tsr_status compute(tsr_builder *b, int p)
@@ -314,21 +341,24 @@ static tsr_status compute(tsr_builder *b, int p)
     const tsr_unit *u = &b->unit[now->unit];
     bool eval = b->kind == TSR_PROGRAM_EVAL_FIRST || b->kind == TSR_PROGRAM_EVAL_NEXT;
     bool backward = now->phase == TSR_USE_BACKWARD;
-    bool reduces = backward && u->trainable.gradient_count > 0;
-    bool travels = tsr_unit_travels(b->unit, b->plan->options.unit_count, now->unit);
     int slot = slot_of(b, now->unit);
     TSR_TRY(tsr_op_reserve(b));
     if (slot < 0 && needs_slot(b, now->unit))
         return tsr_fail(TSR_EINTERNAL, "plan: unit %d is used but in no slot", now->unit);
     if (is_first(b) && now->phase == TSR_USE_FORWARD && u->has_norm) {
         tsr_plan_op *norm = tsr_op_begin(b, TSR_OP_NORM, TSR_STREAM_COMPUTE, now->unit);
+        norm->layer = now->layer;
+        norm->use = now->number;
         wants_unit(b, norm, u, slot);
         tsr_op_end(b, norm);
     }
-    if (backward)
-        load_below(b, now->unit);
+    if (backward && now->number == 0)
+        load_below(b, now->layer);
     tsr_plan_op *op = tsr_op_begin(b, TSR_OP_COMPUTE, TSR_STREAM_COMPUTE, now->unit);
     op->phase = now->phase;
+    op->layer = now->layer;
+    op->use = now->number;
+    op->ends = now->ends;
     op->first = p == 0;
     op->last = p == b->use_count - 1;
     wants_unit(b, op, u, slot);
@@ -339,16 +369,16 @@ static tsr_status compute(tsr_builder *b, int p)
         tsr_op_records(op, TSR_EVENT_FREED + slot);
         b->last_user[slot] = b->op_count;
     }
-    use_region(b, op, backward, travels);
-    if (reduces)
+    use_region(b, op, backward);
+    if (now->trains)
         writes_gradient(b, op);
     if (eval && op->last)
         tsr_op_records(op, TSR_EVENT_COMPUTED);
     tsr_op_end(b, op);
     mark_awaited(b, u, slot);
-    if (!backward && !eval && travels)
-        save(b, u, op->region);
-    return reduces ? reduce_written(b, now->unit) : TSR_OK;
+    if (now->phase == TSR_USE_FORWARD && now->ends && !eval && travels(b, now->layer))
+        save(b, now->layer);
+    return now->trains && !trains_again(b, p) ? reduce_written(b, now->unit) : TSR_OK;
 }
 
 static tsr_status micro_batch(tsr_builder *b)
@@ -550,6 +580,7 @@ tsr_status tsr_program_compile(tsr_program *out, const tsr_plan *plan, tsr_progr
     tsr_status status = run_builder(&b);
     free(b.use);
     free(b.part);
+    free(b.saved);
     free(b.clock);
     if (status < 0) {
         free(b.op);

@@ -5,26 +5,62 @@
 
 #include <stdlib.h>
 
-/* F0 .. F(L-1), H0 ..: how every micro-batch begins. */
-static int add_forward(const tsr_plan *plan, tsr_plan_use *uses)
+/* Appends a layer's uses in a phase to the `n` that are listed. */
+static int add_layer(const tsr_plan *plan, tsr_plan_use *uses, int n, tsr_use_phase phase,
+                     int layer)
 {
-    for (int u = 0; u < plan->options.unit_count; u++)
-        uses[u] = (tsr_plan_use){
-            .phase = u < plan->options.layer_count ? TSR_USE_FORWARD : TSR_USE_HEAD, .unit = u};
-    return plan->options.unit_count;
+    const tsr_layer_uses *own = plan->options.layers ? &plan->options.layers[layer] : NULL;
+    bool backward = phase == TSR_USE_BACKWARD;
+    tsr_layer_use whole = {(int16_t)layer, backward}; /* layer l is unit l */
+    const tsr_layer_use *use = !own ? &whole : backward ? own->backward : own->forward;
+    int count = !own ? 1 : backward ? own->backward_count : own->forward_count;
+    for (int i = 0; i < count; i++) {
+        bool trains = use[i].trains && plan->options.units[use[i].unit].trainable.gradient_count;
+        uses[n++] = (tsr_plan_use){.phase = (uint8_t)phase,
+                                   .trains = backward && trains,
+                                   .ends = i == count - 1,
+                                   .number = (int16_t)i,
+                                   .unit = use[i].unit,
+                                   .layer = layer};
+    }
+    return n;
+}
+
+/* F0 .. F(L-1), H0 ..: how every micro-batch begins. */
+static int add_forward(const tsr_plan *plan, tsr_plan_use *uses, int n)
+{
+    const tsr_plan_options *o = &plan->options;
+    for (int l = 0; l < o->layer_count; l++)
+        n = add_layer(plan, uses, n, TSR_USE_FORWARD, l);
+    for (int u = o->head_unit; u < o->unit_count; u++)
+        uses[n++] = (tsr_plan_use){.phase = TSR_USE_HEAD,
+                                   .ends = true,
+                                   .unit = u,
+                                   .layer = o->layer_count + u - o->head_unit};
+    return n;
 }
 
 /* B(L-1) .. B(lowest), before each span what makes its inputs again. */
-static int add_backward(const tsr_plan *plan, tsr_plan_use *uses)
+static int add_backward(const tsr_plan *plan, tsr_plan_use *uses, int n)
 {
-    int n = 0;
-    for (int u = plan->options.layer_count - 1; u >= plan->lowest_backward; u--) {
-        bool again = tsr_stride_ends(plan->stride, u);
-        for (int below = u - plan->stride.stride + 1; again && below < u; below++)
-            uses[n++] = (tsr_plan_use){.phase = TSR_USE_AGAIN, .unit = below};
-        uses[n++] = (tsr_plan_use){.phase = TSR_USE_BACKWARD, .unit = u};
+    for (int l = plan->options.layer_count - 1; l >= plan->lowest_backward; l--) {
+        bool again = tsr_stride_ends(plan->stride, l);
+        for (int below = l - plan->stride.stride + 1; again && below < l; below++)
+            n = add_layer(plan, uses, n, TSR_USE_AGAIN, below);
+        n = add_layer(plan, uses, n, TSR_USE_BACKWARD, l);
     }
     return n;
+}
+
+/* Room for the uses of a micro-batch and the forward of the next. */
+static size_t most_uses(const tsr_plan_options *o)
+{
+    size_t count = (size_t)(o->unit_count - o->head_unit) * 2 + 1;
+    for (int l = 0; l < o->layer_count; l++)
+        count += o->layers
+                     ? 3 * (size_t)o->layers[l].forward_count + (size_t)o->layers[l].backward_count
+                     : 4;
+    return count;
 }
 
 /* From the last use to the first, which leaves in each unit's part its first one. */
@@ -44,31 +80,45 @@ static void link_uses(tsr_builder *b)
 
 static void fill_parts(tsr_builder *b)
 {
-    int kept = 0, saved = 0;
+    int kept = 0;
     for (int u = 0; u < b->plan->options.unit_count; u++) {
-        bool saves = b->unit[u].saved_bytes > 0;
-        b->part[u] = (tsr_plan_part){.first_use = b->horizon,
-                                     .region = saves ? saved % TSR_REGIONS : -1,
-                                     .kept_turn = kept % TSR_KEPT_TURNS};
-        saved += saves;
+        b->part[u] = (tsr_plan_part){.first_use = b->horizon, .kept_turn = kept % TSR_KEPT_TURNS};
         kept += tsr_unit_trainable_kept(&b->unit[u], b->ranks);
     }
+}
+
+/* As tsr_saved_region and tsr_saved_travels have it, of all layers at once. */
+static tsr_status fill_saved(tsr_builder *b)
+{
+    const tsr_plan_options *o = &b->plan->options;
+    int count = 0, left = 0;
+    if (!o->saved_bytes)
+        return TSR_OK;
+    b->saved = calloc((size_t)o->layer_count, sizeof *b->saved);
+    if (!b->saved)
+        return tsr_fail(TSR_ENOMEM, "no memory for what %d layers save", o->layer_count);
+    for (int l = 0; l < o->layer_count; l++)
+        b->saved[l].region = o->saved_bytes[l] > 0 ? count++ % TSR_REGIONS : -1;
+    for (int l = o->layer_count - 1; l >= 0; l--) {
+        b->saved[l].travels = o->saved_bytes[l] > 0 && left >= TSR_REGIONS;
+        left += o->saved_bytes[l] > 0;
+    }
+    return TSR_OK;
 }
 
 tsr_status tsr_builder_list_uses(tsr_builder *b)
 {
     const tsr_plan_options *o = &b->plan->options;
     bool train = b->kind == TSR_PROGRAM_TRAIN_FIRST || b->kind == TSR_PROGRAM_TRAIN_NEXT;
-    b->use = calloc((size_t)o->unit_count * 4 + 1, sizeof *b->use);
+    b->use = calloc(most_uses(o), sizeof *b->use);
     b->part = calloc((size_t)o->unit_count, sizeof *b->part);
     if (!b->use || !b->part)
         return tsr_fail(TSR_ENOMEM, "no memory for the uses of %d units", o->unit_count);
-    int n = add_forward(b->plan, b->use);
+    b->use_count = add_forward(b->plan, b->use, 0);
     if (train)
-        n += add_backward(b->plan, b->use + n);
-    b->use_count = n;
-    b->horizon = n + add_forward(b->plan, b->use + n);
+        b->use_count = add_backward(b->plan, b->use, b->use_count);
+    b->horizon = add_forward(b->plan, b->use, b->use_count);
     fill_parts(b);
     link_uses(b);
-    return TSR_OK;
+    return fill_saved(b);
 }

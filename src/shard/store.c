@@ -201,7 +201,7 @@ tsr_unit_view tsr_store_view(const tsr_store *store, int unit, int slot)
 {
     const tsr_unit *u = &store->plan->options.units[unit];
     int ranks = store->plan->options.ranks;
-    tsr_unit_view view = {0};
+    tsr_unit_view view = {.unit = unit};
     const char *base = slot >= 0 ? store->slot[slot] : NULL;
     if (tsr_unit_frozen_gathered(u, ranks))
         view.frozen = base;

@@ -16,6 +16,8 @@ tsr_status tsr_trainable_make(tsr_trainable *out, const tsr_unit *units, int uni
         return tsr_fail(TSR_ENOMEM, "no memory for the ranges of %d units", unit_count);
     }
     for (int u = 0; u < unit_count; u++) {
+        int segments = units[u].trainable.segment_count;
+        t.widest = segments > t.widest ? segments : t.widest;
         t.begin[u + 1] = t.begin[u] + units[u].trainable.gradient_count;
         t.work_offset[u + 1] = t.work_offset[u] + units[u].trainable.shard_bytes;
     }
@@ -94,14 +96,14 @@ tsr_fixed_part tsr_trainable_part(const tsr_trainable *trainable, int unit, int 
         .offset = s->gradient_offset,
         .count = s->gradient_count,
         .real = left < s->gradient_count ? left : s->gradient_count,
-        .mark = 1 + (int64_t)(trainable->unit_count - 1 - unit) * TSR_FIXED_PARTS + segment,
+        .mark = 1 + (int64_t)(trainable->unit_count - 1 - unit) * trainable->widest + segment,
     };
 }
 
 void tsr_trainable_marked(int *unit, int *segment, const tsr_trainable *trainable, int64_t mark)
 {
-    *unit = trainable->unit_count - 1 - (int)((mark - 1) / TSR_FIXED_PARTS);
-    *segment = (int)((mark - 1) % TSR_FIXED_PARTS);
+    *unit = trainable->unit_count - 1 - (int)((mark - 1) / trainable->widest);
+    *segment = (int)((mark - 1) % trainable->widest);
 }
 
 void tsr_trainable_state(const tsr_trainable *trainable,

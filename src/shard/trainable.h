@@ -20,6 +20,7 @@
 typedef struct {
     const tsr_unit *units;
     int unit_count;
+    int widest;            /* tensors of one unit, at most */
     int ranks, rank;       /* of the shard group */
     uint64_t *begin;       /* [unit_count + 1]: unit u owns elements [begin[u], begin[u + 1]) */
     uint64_t *work_offset; /* [unit_count + 1]: bytes */

@@ -82,21 +82,26 @@ uint64_t tsr_unit_slot_bytes(const tsr_unit *unit, int ranks)
            (tsr_unit_trainable_gathered(unit, ranks) ? unit->trainable.gathered_bytes : 0);
 }
 
-int tsr_unit_region(const tsr_unit *units, int unit)
+static bool saves(const uint64_t *saved_bytes, int layer)
 {
-    int before = 0;
-    for (int u = 0; u < unit; u++)
-        before += units[u].saved_bytes > 0;
-    return units[unit].saved_bytes > 0 ? before % TSR_REGIONS : -1;
+    return saved_bytes && saved_bytes[layer] > 0;
 }
 
-bool tsr_unit_travels(const tsr_unit *units, int unit_count, int unit)
+int tsr_saved_region(const uint64_t *saved_bytes, int layer)
+{
+    int before = 0;
+    for (int l = 0; l < layer; l++)
+        before += saves(saved_bytes, l);
+    return saves(saved_bytes, layer) ? before % TSR_REGIONS : -1;
+}
+
+bool tsr_saved_travels(const uint64_t *saved_bytes, int layer_count, int layer)
 {
     int after = 0;
-    if (units[unit].saved_bytes == 0)
+    if (layer >= layer_count || !saves(saved_bytes, layer))
         return false;
-    for (int u = unit + 1; u < unit_count && after < TSR_REGIONS; u++)
-        after += units[u].saved_bytes > 0;
+    for (int l = layer + 1; l < layer_count && after < TSR_REGIONS; l++)
+        after += saves(saved_bytes, l);
     return after == TSR_REGIONS;
 }
 

@@ -1,6 +1,6 @@
 /*
- * shard/unit.h: a unit, the group of tensors that is gathered together (one decoder layer; one
- * vocabulary chunk of the head).
+ * shard/unit.h: a unit, the group of tensors that is gathered together (a decoder layer, some of its
+ * modules or several layers, as unit_policy says; one vocabulary chunk of the head).
  *
  * A unit has a frozen and a trainable part, each a list of segments, laid out on their own:
  *
@@ -64,13 +64,12 @@ typedef struct {
     tsr_home home;
     bool has_norm;        /* NORM(u) runs in the first forward after OPTIM */
     bool keeps_trainable; /* its trainable part, once gathered, stays until the next OPTIM */
-    uint64_t saved_bytes; /* of what its forward saves for its backward, at most, where host memory
-                             keeps it in between; 0: it stays on the device */
     tsr_unit_part frozen, trainable;
 } tsr_unit;
 
 /* Where compute finds the two parts: base + segment.gathered_offset. NULL for an empty part. */
 typedef struct {
+    int unit;
     const char *frozen, *trainable;
 } tsr_unit_view;
 
@@ -103,19 +102,21 @@ bool tsr_unit_trainable_kept(const tsr_unit *unit, int ranks);
 uint64_t tsr_unit_slot_bytes(const tsr_unit *unit, int ranks);
 uint64_t tsr_unit_slot_trainable(const tsr_unit *unit, int ranks);
 
-/* Units with saved_bytes take turns in the regions of device memory, in their order: a forward
- * writes one, SAVE copies it to the host while the next layer writes the other, and on the way back
- * LOAD fills the region that the backward above has left. */
+/* saved_bytes[layer]: of what a layer's forward saves for its backward, at most, where host memory keeps
+ * it in between; 0: it stays on the device. NULL: all of it does. Layers that save take turns in the
+ * regions of device memory, in their order: a forward writes one, SAVE copies it to the host while the
+ * next layer writes the other, and on the way back LOAD fills the region that the backward above has
+ * left. */
 #define TSR_REGIONS 2
 
-/* The region of a unit; -1: what it saves stays where it is. */
-int tsr_unit_region(const tsr_unit *units, int unit);
+/* The region of a layer; -1: what it saves stays where it is. */
+int tsr_saved_region(const uint64_t *saved_bytes, int layer);
 
-/* Whether SAVE and LOAD move it: the last TSR_REGIONS of these units are still in their regions when
+/* Whether SAVE and LOAD move it: the last TSR_REGIONS of these layers are still in their regions when
  * their backward begins. */
-bool tsr_unit_travels(const tsr_unit *units, int unit_count, int unit);
+bool tsr_saved_travels(const uint64_t *saved_bytes, int layer_count, int layer);
 
-/* What a unit has saved of one micro-batch. */
+/* What a layer has saved of one micro-batch. */
 typedef struct {
     char *device, *host;
     uint64_t bytes; /* that are really used: 0 of an empty micro-batch */

@@ -102,6 +102,9 @@ static void test_defaults(void **state)
     assert_int_equal(c.optimizer_offload, TSR_CONFIG_CHOICE_AUTO);
     assert_int_equal(c.resident_units, -1);
     assert_int_equal(c.slots, 2);
+    assert_int_equal(c.unit_policy.layers, 1);
+    assert_int_equal(c.unit_policy.bytes, 0);
+    assert_int_equal(c.unit_policy.names.count, 0);
     assert_int_equal(c.shard_group_size, 0);
     assert_int_equal(c.log_level, TSR_LOG_INFO);
     assert_true(c.deterministic);
@@ -491,7 +494,12 @@ static void test_round_trip(void **state)
 {
     (void)state;
     static const char *const texts[] = {
-        BASE, everything, BASE "defaults: trl\n",
+        BASE,
+        everything,
+        BASE "defaults: trl\n",
+        BASE "unit_policy: 4\n",
+        BASE "unit_policy: 64MiB\n",
+        BASE "unit_policy: self_attn, mlp.up_proj\n",
         "model_name_or_path: \"null\"\ndataset: [\"a: b\", '[', \"\\u2028"
         "\\U0001F600\\\"\\\\\\x01\\x7f\\xa0\\ufeff\"]\noutput_dir: '#x'\n"
         "learning_rate: 0.30000000000000004\nlora_alpha: 1e-300\n"

@@ -173,7 +173,7 @@ static rig *begin(const char *more)
     RUN(tsr_model_start(r->model, r->stream, r->stream,
                         &(tsr_host_tables){.embedding = {embedding, TSR_BF16}},
                         (tsr_model_sums){.loss = sums, .loss_overflow = sums}));
-    r->view = (tsr_unit_view){part, part};
+    r->view = (tsr_unit_view){.frozen = part, .trainable = part};
     return r;
 }
 
@@ -217,13 +217,13 @@ static void norm(rig *r)
 
 static void forward(rig *r)
 {
-    RUN(tsr_model_compute(r->model, TSR_USE_FORWARD, 0, &r->view, NULL));
+    RUN(tsr_model_compute(r->model, TSR_USE_FORWARD, 0, 0, &r->view, NULL));
 }
 
 static void backward(rig *r)
 {
     const tsr_unit_part *part = &r->decision.model.units[0].trainable;
-    RUN(tsr_model_compute(r->model, TSR_USE_BACKWARD, 0, &r->view,
+    RUN(tsr_model_compute(r->model, TSR_USE_BACKWARD, 0, 0, &r->view,
                           keep(r, part->gradient_count * sizeof(float))));
 }
 

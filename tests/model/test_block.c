@@ -319,9 +319,12 @@ static void compute(float *out, rig *r)
     float *first = tsr_layer_first(&r->program, &at);
     memcpy(first, r->x.values, all * sizeof *first);
     tsr_layer_input input = {first, NULL, NULL};
+    tsr_fp8_rows made8[TSR_BLOCK_MATRICES] = {{0}};
+    const tsr_layer_run whole = TSR_WHOLE_LAYER;
     resolve(&layer, gradients, r);
+    layer.made8 = made8;
     fill_tables(r);
-    if (tsr_layer_forward(&context, &tables, &layer, &batch, &at, &input) < 0 ||
+    if (tsr_layer_forward(&context, &tables, &layer, &batch, &at, &input, &whole) < 0 ||
         tsr_stream_synchronize(r->stream) < 0)
         fail_msg("%s", tsr_last_error());
     for (uint64_t i = 0; i < all; i++)
@@ -333,7 +336,7 @@ static void compute(float *out, rig *r)
     memset(r->carried_x, 0x7f, all * sizeof(float));
     memset(r->carried_z, 0x7f, all * sizeof(float));
     memcpy(r->dx, r->weight.values, all * sizeof(float));
-    if (tsr_layer_backward(&context, &tables, &layer, &batch, &at, gradients) < 0 ||
+    if (tsr_layer_backward(&context, &tables, &layer, &batch, &at, gradients, &whole) < 0 ||
         tsr_stream_synchronize(r->stream) < 0)
         fail_msg("%s", tsr_last_error());
     memcpy(r->x.computed, r->dx, all * sizeof(float));

@@ -2,7 +2,7 @@
  * Each family of models against Transformers and PEFT: tests/golden/families/<family>, whose tolerances these are.
  * Losses of rows alone and packed and all logits, on the plain and the NF4 base; what enters each layer, what the
  * last one leaves and what the final norm makes of it; both traces of training, the gradient of every tensor at
- * step 1, and the same bits with all recomputed and on three ranks; the same model from config.json as it is
+ * step 1, and the same bits with all recomputed, on three ranks and with other units; the same model from config.json as it is
  * published.
  *
  * On a GPU the traces run in bf16 too: losses and norms of gradients near those in fp32 (measured on an H100:
@@ -479,7 +479,8 @@ static tsr_status train(tsr_job *job, void *user)
     return tsr_job_save(job);
 }
 
-static trace run_trace(const char *name, int ranks, const char *recompute, const char *output)
+static trace run_trace(const char *name, int ranks, const char *recompute, const char *units,
+                       const char *output)
 {
     job_spec spec = {.purpose = TSR_JOB_TRAIN, .ranks = ranks};
     trace out = {.gradients = ranks == 1 && !strcmp(dtype, "float32") ? name : NULL};
@@ -489,6 +490,7 @@ static trace run_trace(const char *name, int ranks, const char *recompute, const
     job_set(&spec, "init_adapter=%s", golden("%s/init", name));
     job_set(&spec, "output_dir=%s", output);
     job_set(&spec, "gradient_checkpointing=%s", recompute);
+    job_set(&spec, "unit_policy=%s", units);
     job_set(&spec, "dtype=%s", dtype);
     job_set(&spec, "shuffle=false");
     job_set(&spec, "per_device_train_batch_size=1");
@@ -565,15 +567,15 @@ static void judge_trace(const char *name)
     char alone[512], other[600];
     const struct {
         int ranks;
-        const char *recompute;
-    } ways[] = {{1, "full"}, {on_gpu() ? 1 : 3, "selective"}};
+        const char *recompute, *units;
+    } ways[] = {{1, "full", "down_proj"}, {on_gpu() ? 1 : 3, "selective", "self_attn, mlp"}};
     snprintf(alone, sizeof alone, "%s", scratch_path("alone"));
-    trace first = run_trace(name, 1, "none", alone);
+    trace first = run_trace(name, 1, "none", "layer", alone);
     judge_steps(name, &first, (nearness){TRACE_TOLERANCE, 2e-5, 1e-4});
     judge_final(golden("%s/final", name), alone, false);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         snprintf(other, sizeof other, "%s_%zu", alone, i);
-        trace got = run_trace(name, ways[i].ranks, ways[i].recompute, other);
+        trace got = run_trace(name, ways[i].ranks, ways[i].recompute, ways[i].units, other);
         assert_memory_equal(got.loss, first.loss, sizeof got.loss);
         assert_memory_equal(got.grad_norm, first.grad_norm, sizeof got.grad_norm);
         judge_final(alone, other, true);
@@ -601,7 +603,7 @@ static void test_bf16(void **state)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char output[512];
         snprintf(output, sizeof output, "%s", scratch_path(names[i]));
-        trace got = run_trace(names[i], 1, "none", output);
+        trace got = run_trace(names[i], 1, "none", "layer", output);
         judge_steps(names[i], &got, (nearness){1.5e-2, 1e-2, 1e-1});
     }
     dtype = "float32";

@@ -33,9 +33,9 @@ enum {
     KEPT = ACCUMULATOR + MAX_UNITS, /* gathered working copies that stay */
     NORMS = KEPT + MAX_UNITS,       /* g */
     SAVED = NORMS + MAX_UNITS,      /* activations */
-    REGION = SAVED + MAX_UNITS,     /* where those go that travel */
+    REGION = SAVED + MAX_LAYERS,    /* where those go that travel */
     HOST_SAVED = REGION + TSR_REGIONS,
-    STATE = HOST_SAVED + MAX_UNITS,         /* a chunk of masters and moments */
+    STATE = HOST_SAVED + MAX_LAYERS,        /* a chunk of masters and moments */
     HOST_STATE = STATE + TSR_STATE_BUFFERS, /* by elements */
     RESOURCES = HOST_STATE + 1
 };
@@ -76,7 +76,7 @@ typedef struct {
     uint64_t normed[MAX_UNITS];       /* update + 1 of the norms */
     uint64_t micro_batch;             /* its number, from 1 */
     content region[TSR_REGIONS];      /* update: of which micro-batch */
-    uint64_t host_saved[MAX_UNITS];   /* micro-batch */
+    uint64_t host_saved[MAX_LAYERS];  /* micro-batch */
     content state[TSR_STATE_BUFFERS]; /* unit: the chunk */
     uint64_t host_state[MAX_CHUNKS];  /* update */
     uint64_t elements;                /* updated, over all steps */
@@ -230,23 +230,29 @@ static void see_unit(replay *r, const tsr_plan_op *op)
 
 /* ---- activations ---- */
 
+static uint64_t saved_bytes(const replay *r, int layer)
+{
+    const tsr_plan_options *o = &r->plan->options;
+    return o->saved_bytes && layer < o->layer_count ? o->saved_bytes[layer] : 0;
+}
+
 static void expect_region(replay *r, const tsr_plan_op *op)
 {
     const content *c = &r->region[op->region];
-    if (c->unit != op->unit || c->update != r->micro_batch)
-        failed(r, "%s: region %d holds unit %d of micro-batch %llu, not %d of %llu", r->program,
-               op->region, c->unit, (unsigned long long)c->update, op->unit,
+    if (c->unit != op->layer || c->update != r->micro_batch)
+        failed(r, "%s: region %d holds layer %d of micro-batch %llu, not %d of %llu", r->program,
+               op->region, c->unit, (unsigned long long)c->update, op->layer,
                (unsigned long long)r->micro_batch);
 }
 
 static void use_region(replay *r, const tsr_plan_op *op)
 {
     if (op->region < 0) {
-        failed(r, "%s: unit %d has no region", r->program, op->unit);
+        failed(r, "%s: layer %d has no region", r->program, op->layer);
         return;
     }
     if (op->phase == TSR_USE_FORWARD)
-        r->region[op->region] = (content){op->unit, r->micro_batch};
+        r->region[op->region] = (content){op->layer, r->micro_batch};
     expect_region(r, op);
     writes(r, REGION + op->region, op->stream); /* a backward consumes what it reads */
 }
@@ -254,10 +260,10 @@ static void use_region(replay *r, const tsr_plan_op *op)
 /* The residual: a layer, and the head, read what the layer below has left. */
 static void see_below(replay *r, const tsr_plan_op *op)
 {
-    int below = op->unit - 1;
+    int below = op->layer - 1;
     if (op->phase == TSR_USE_BACKWARD || below < 0)
         return;
-    if (r->plan->options.units[below].saved_bytes == 0) {
+    if (saved_bytes(r, below) == 0) {
         reads(r, SAVED + below, op->stream);
         return;
     }
@@ -266,7 +272,7 @@ static void see_below(replay *r, const tsr_plan_op *op)
            (r->region[region].unit != below || r->region[region].update != r->micro_batch))
         region++;
     if (region == TSR_REGIONS)
-        failed(r, "%s: unit %d is in no region when the next one reads it", r->program, below);
+        failed(r, "%s: layer %d is in no region when the next one reads it", r->program, below);
     else
         reads(r, REGION + region, op->stream);
 }
@@ -275,16 +281,16 @@ static void move_saved(replay *r, const tsr_plan_op *op)
 {
     bool save = op->kind == TSR_OP_SAVE;
     touch(r, REGION + op->region, op->stream, !save, 0, 1);
-    touch(r, HOST_SAVED + op->unit, op->stream, save, 0, 1);
+    touch(r, HOST_SAVED + op->layer, op->stream, save, 0, 1);
     if (save) {
         expect_region(r, op);
-        r->host_saved[op->unit] = r->micro_batch;
+        r->host_saved[op->layer] = r->micro_batch;
         return;
     }
-    if (r->host_saved[op->unit] != r->micro_batch)
-        failed(r, "%s: unit %d comes back from micro-batch %llu", r->program, op->unit,
-               (unsigned long long)r->host_saved[op->unit]);
-    r->region[op->region] = (content){op->unit, r->micro_batch};
+    if (r->host_saved[op->layer] != r->micro_batch)
+        failed(r, "%s: layer %d comes back from micro-batch %llu", r->program, op->layer,
+               (unsigned long long)r->host_saved[op->layer]);
+    r->region[op->region] = (content){op->layer, r->micro_batch};
 }
 
 /* ---- optimizer state ---- */
@@ -353,14 +359,14 @@ static void compute(replay *r, const tsr_plan_op *op)
             failed(r, "%s: unit %d has norms of another update", r->program, op->unit);
     }
     r->micro_batch += op->first;
-    if (u->saved_bytes > 0)
+    if (saved_bytes(r, op->layer) > 0)
         use_region(r, op);
     else if (op->phase != TSR_USE_BACKWARD)
-        writes(r, SAVED + op->unit, op->stream);
+        writes(r, SAVED + op->layer, op->stream);
     else
-        reads(r, SAVED + op->unit, op->stream);
+        reads(r, SAVED + op->layer, op->stream);
     if (op->phase == TSR_USE_FORWARD || op->phase == TSR_USE_AGAIN ||
-        op->unit == r->plan->options.layer_count)
+        op->layer == r->plan->options.layer_count)
         see_below(r, op);
     if (op->phase == TSR_USE_HEAD) /* the loss */
         writes(r, SUMS, op->stream);

@@ -42,13 +42,14 @@ static void make_offload(random_model *model, random_source *random)
     uint64_t owned = 0;
     bool saves = random_below(random, 3) > 0, all = random_below(random, 2);
     int lowest = 0;
-    while (model->unit[lowest].trainable.segment_count == 0)
+    while (o->layers ? model->layer[lowest].backward_count == 0
+                     : model->unit[lowest].trainable.segment_count == 0)
         lowest++;
-    for (int u = lowest; u < o->layer_count; u++) {
+    for (int l = lowest; l < o->layer_count; l++)
         if (saves && (all || random_below(random, 3)))
-            model->unit[u].saved_bytes = 8 * (1 + random_below(random, MAX_SAVED_BYTES / 8));
+            model->saved_bytes[l] = 8 * (1 + random_below(random, MAX_SAVED_BYTES / 8));
+    for (int u = 0; u < o->unit_count; u++)
         owned += model->unit[u].trainable.gradient_count / TSR_GRANULE_ELEMENTS;
-    }
     if (!saves && random_below(random, 2))
         o->stride = 1 + (int)random_below(random, (uint64_t)o->layer_count);
     uint64_t chunks = 1 + random_below(random, 6);
@@ -65,7 +66,7 @@ void random_model_make_full(random_model *model)
         tsr_unit *unit = &model->unit[u];
         trains |= unit->trainable.segment_count > 0;
         unit->has_norm = unit->trainable.segment_count > 0;
-        unit->saved_bytes = trains ? MAX_SAVED_BYTES : 0;
+        model->saved_bytes[u] = trains ? MAX_SAVED_BYTES : 0;
         granules += unit->trainable.gradient_count / TSR_GRANULE_ELEMENTS;
     }
     o->chunk_elements = (granules + 2) / 3 * TSR_GRANULE_ELEMENTS;
@@ -77,12 +78,50 @@ void random_model_set(random_model *model, int ranks, int replicas, bool train)
     model->options.replicas = replicas;
     model->options.train = train;
     model->options.stride = train ? model->options.stride : 0;
+    if (!train)
+        memset(model->saved_bytes, 0, sizeof model->saved_bytes);
     for (int u = 0; u < model->options.unit_count; u++) {
-        if (!train)
-            model->unit[u].saved_bytes = 0;
         if (tsr_unit_lay_out(&model->unit[u], ranks) < 0)
             abort();
     }
+}
+
+/* A layer's uses of units [first, end); of its backward, what makes values again, and what goes down to unit
+ * `lowest`. */
+static void make_uses(random_model *model, random_source *random, int layer, int first, int end,
+                      int lowest)
+{
+    tsr_layer_use *forward = model->use[layer][0], *backward = model->use[layer][1];
+    tsr_layer_uses *uses = &model->layer[layer];
+    *uses = (tsr_layer_uses){forward, backward, 0, 0};
+    for (int u = first; u < end; u++)
+        forward[uses->forward_count++] = (tsr_layer_use){.unit = (int16_t)u};
+    for (int u = first; u < end - 1 && end > lowest && random_below(random, 2); u++)
+        backward[uses->backward_count++] = (tsr_layer_use){.unit = (int16_t)u};
+    for (int u = end - 1; u >= first && u >= lowest; u--)
+        backward[uses->backward_count++] = (tsr_layer_use){(int16_t)u, true};
+}
+
+/* Units of up to three layers, or layers of up to three units. */
+static void group(random_model *model, random_source *random)
+{
+    tsr_plan_options *o = &model->options;
+    int units = o->layer_count, layer = 0, lowest = 0;
+    bool coarse = random_below(random, 2);
+    while (model->unit[lowest].trainable.segment_count == 0)
+        lowest++;
+    for (int u = 0; u < units;) {
+        int some = 1 + (int)random_below(random, 3);
+        int end = coarse ? u + 1 : u + some < units ? u + some : units;
+        /* Of a unit of several layers the lowest ones may have no backward. */
+        int idle = u == lowest ? (int)random_below(random, (uint64_t)some) : 0;
+        for (int i = 0; i < (coarse ? some : 1); i++)
+            make_uses(model, random, layer++, u, end, coarse && i < idle ? end : lowest);
+        u = end;
+    }
+    o->head_unit = units;
+    o->layer_count = layer;
+    o->layers = model->layer;
 }
 
 void random_model_make(random_model *out, random_source *random, const random_limits *limits)
@@ -90,6 +129,7 @@ void random_model_make(random_model *out, random_source *random, const random_li
     memset(out, 0, sizeof *out);
     tsr_plan_options *o = &out->options;
     o->units = out->unit;
+    o->saved_bytes = out->saved_bytes;
     o->layer_count = 1 + (int)random_below(random, (uint64_t)limits->max_layers);
     o->unit_count = o->layer_count + 1 + (int)random_below(random, (uint64_t)limits->max_chunks);
     o->ranks = 1 + (int)random_below(random, (uint64_t)limits->max_ranks);
@@ -112,12 +152,15 @@ void random_model_make(random_model *out, random_source *random, const random_li
             out->unit[u].has_norm = random_below(random, 2);
         }
     }
+    int units = o->layer_count;
     random_model_set(out, o->ranks, o->replicas, true);
+    if (limits->groups && random_below(random, 2))
+        group(out, random);
     make_offload(out, random);
     random_model_set(out, o->ranks, o->replicas, random_below(random, 8) != 0);
     /* A third keeps all trainable parts, a third some. */
     uint64_t keeps = random_below(random, 3);
-    for (int u = 0; u < o->layer_count; u++)
+    for (int u = 0; u < units; u++)
         out->unit[u].keeps_trainable = keeps == 2 || (keeps == 1 && random_below(random, 2));
 }
 
@@ -190,6 +233,7 @@ void plain_model_make(random_model *model, int layers, int chunks, int ranks, ts
 {
     memset(model, 0, sizeof *model);
     model->options = (tsr_plan_options){.units = model->unit,
+                                        .saved_bytes = model->saved_bytes,
                                         .unit_count = layers + chunks,
                                         .layer_count = layers,
                                         .ranks = ranks,

@@ -7,6 +7,7 @@
 #include "shard/plan.h"
 
 #define MAX_UNITS    16
+#define MAX_LAYERS   40
 #define MAX_SEGMENTS 4
 
 /* A small counter-based sequence. */
@@ -20,12 +21,16 @@ typedef struct {
     tsr_unit unit[MAX_UNITS];
     tsr_segment segment[MAX_UNITS][2][MAX_SEGMENTS];
     char name[MAX_UNITS][2][MAX_SEGMENTS][40];
-    tsr_plan_options options; /* points at unit */
+    uint64_t saved_bytes[MAX_LAYERS];
+    tsr_layer_uses layer[MAX_LAYERS];
+    tsr_layer_use use[MAX_LAYERS][2][2 * MAX_UNITS];
+    tsr_plan_options options; /* points into this */
 } random_model;
 
 typedef struct {
     int max_layers, max_chunks, max_ranks, max_replicas;
-    int home; /* of every unit, -1: random */
+    int home;    /* of every unit, -1: random */
+    bool groups; /* layers of several units, and units of several layers */
 } random_limits;
 
 #define MAX_SAVED_BYTES 400

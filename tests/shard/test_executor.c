@@ -242,7 +242,7 @@ static void tamper_region(tsr_plan *plan)
 static void test_broken_plan(void **state)
 {
     (void)state;
-    expect_error(tamper_region, 0, false, "finds unit");           /* I6, when issued */
+    expect_error(tamper_region, 0, false, "finds layer");          /* I6, when issued */
     expect_error(tamper_generation, 0, false, "waits for record"); /* I4 */
     expect_error(tamper_slot, 0, false, "is used in slot");        /* I6, when issued */
     expect_error(tamper_trainable, 0, false, "is used in slot");

@@ -149,7 +149,7 @@ static void test_offload(void **unused)
     random_model model;
     plain_model_make(&model, 4, 1, 2, TSR_HOME_HOST_SHARDED);
     for (int u = 0; u < 4; u++)
-        model.unit[u].saved_bytes = 1000 + (uint64_t)u;
+        model.saved_bytes[u] = 1000 + (uint64_t)u;
     model.options.chunk_elements = 256; /* of 4 x 3 granules of 64 elements */
     tsr_plan *plan = compile(&model);
     int state = 0;
@@ -167,9 +167,10 @@ static void test_offload(void **unused)
     tsr_plan_destroy(plan);
 
     /* What no backward reads is not saved; a chunk is made of granules. */
-    model.unit[4].saved_bytes = 8;
+    model.unit[0].trainable.segment_count = 0;
+    assert_int_equal(tsr_unit_lay_out(&model.unit[0], 2), TSR_OK);
     assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
-    model.unit[4].saved_bytes = 0;
+    model.saved_bytes[0] = 0;
     model.options.chunk_elements = 100;
     assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
 }
@@ -213,14 +214,71 @@ static void test_stride(void **unused)
            "G1 T1 N0 F0 G2 T2 N1 F1 G3 T3 N2 F2 G4 N3 F3 H4 G0 T0 B3 R3 "
            "G1 T1 A0 G2 T2 A1 B2 R2 G0 T0 B1 R1 B0 R0");
     tsr_plan_destroy(plan);
-    model.unit[1].saved_bytes = 8;
+    model.saved_bytes[1] = 8;
     assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
-    model.unit[1].saved_bytes = 0;
+    model.saved_bytes[1] = 0;
     model.options.stride = 5;
     assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
 }
 
 /* More slots look further ahead; a plan needs few states whatever its size. */
+/* Two layers of two units each: what a backward makes again uses the lower one first, and a gradient is reduced after
+ * the use that adds to it. */
+static void test_fine_units(void **unused)
+{
+    (void)unused;
+    static const tsr_layer_use uses[2][5] = {{{0}, {1}, {0}, {1, true}, {0, true}},
+                                             {{2}, {3}, {2}, {3, true}, {2, true}}};
+    const tsr_layer_uses layers[2] = {{uses[0], uses[0] + 2, 2, 3}, {uses[1], uses[1] + 2, 2, 3}};
+    random_model model;
+    plain_model_make(&model, 4, 1, 2, TSR_HOME_SHARDED);
+    model.options.layer_count = 2;
+    model.options.head_unit = 4;
+    model.options.layers = layers;
+    tsr_plan *plan = compile(&model);
+    int state = tsr_plan_program(plan, 0, TSR_PROGRAM_PROLOGUE)->exit;
+    expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST,
+           "G1 T1 N0 F0 G2 T2 N1 F1 G3 T3 N2 F2 G4 N3 F3 G2 T2 H4 G3 T3 B2 B3 R3 G0 T0 B2 R2 "
+           "G1 T1 B0 B1 R1 B0 R0");
+    char label[TSR_OP_LABEL_BYTES];
+    const tsr_program *program = tsr_plan_program(
+        plan, tsr_plan_program(plan, 0, TSR_PROGRAM_PROLOGUE)->exit, TSR_PROGRAM_TRAIN_FIRST);
+    tsr_op_label(label, plan, &program->op[program->op_count - 2]);
+    assert_string_equal(label, "COMPUTE B layer 0 unit 0");
+    tsr_op_label(label, plan, &program->op[0]);
+    assert_string_equal(label, "GATHER unit 1");
+    tsr_plan_destroy(plan);
+
+    /* Every gradient is of some use, and the last one of the last. */
+    model.options.layers =
+        (const tsr_layer_uses[]){{uses[0], uses[0] + 2, 2, 2}, {uses[1], uses[1] + 2, 2, 3}};
+    assert_int_equal(tsr_plan_compile(&plan, &model.options), TSR_EINVAL);
+    assert_non_null(strstr(tsr_last_error(), "unit 0 has a trainable part, but no use trains it"));
+}
+
+/* Four layers in two units: one gather for two forwards, one reduction for two backwards; the lowest layer has
+ * none. */
+static void test_coarse_units(void **unused)
+{
+    (void)unused;
+    static const tsr_layer_use first = {0, true}, second = {1, true};
+    const tsr_layer_uses layers[4] = {{&first, NULL, 1, 0},
+                                      {&first, &first, 1, 1},
+                                      {&second, &second, 1, 1},
+                                      {&second, &second, 1, 1}};
+    random_model model;
+    plain_model_make(&model, 2, 2, 2, TSR_HOME_SHARDED);
+    model.options.layer_count = 4;
+    model.options.head_unit = 2;
+    model.options.layers = layers;
+    tsr_plan *plan = compile(&model);
+    int state = tsr_plan_program(plan, 0, TSR_PROGRAM_PROLOGUE)->exit;
+    assert_int_equal(plan->lowest_backward, 1);
+    expect(plan, &state, TSR_PROGRAM_TRAIN_FIRST,
+           "G1 T1 N0 F0 N0 F0 G2 N1 F1 N1 F1 G3 H2 G1 T1 H3 G0 T0 B1 B1 R1 B0 R0");
+    tsr_plan_destroy(plan);
+}
+
 static void test_slots(void **unused)
 {
     (void)unused;
@@ -366,7 +424,7 @@ static void test_ranks_agree(void **unused)
     expect_difference(&usual, &other, "of STEP_END");
     other.options.chunk_elements = 0;
     for (int u = 0; u < 3; u++)
-        other.unit[u].saved_bytes = 100;
+        other.saved_bytes[u] = 100;
     expect_difference(&usual, &other, "of TRAIN_FIRST");
     plain_model_make(&other, 4, 1, 3, TSR_HOME_SHARDED);
     expect_difference(&usual, &other, "unit 3");
@@ -378,7 +436,10 @@ static double seconds_of(int layers)
 {
     tsr_unit *units = calloc((size_t)layers + 1, sizeof *units);
     tsr_segment *segments = calloc(2 * (size_t)layers + 2, sizeof *segments);
-    assert_true(units && segments);
+    uint64_t *saved = calloc((size_t)layers, sizeof *saved);
+    assert_true(units && segments && saved);
+    for (int l = 0; l < layers; l++)
+        saved[l] = 8;
     clock_t begin = clock();
     for (int way = 0; way < 24; way++) {
         int ranks = way % 2 ? 3 : 1;
@@ -392,7 +453,6 @@ static double seconds_of(int layers)
                                   .home = (tsr_home)(way / 2 % 4),
                                   .has_norm = u < layers,
                                   .keeps_trainable = way >= 16 && u < layers,
-                                  .saved_bytes = way >= 8 && u < layers ? 8 : 0,
                                   .frozen = {.segment = s, .segment_count = 1},
                                   .trainable = {.segment = s + 1, .segment_count = u < layers}};
             assert_int_equal(tsr_unit_lay_out(&units[u], ranks), TSR_OK);
@@ -401,6 +461,7 @@ static double seconds_of(int layers)
                                     .unit_count = layers + 1,
                                     .layer_count = layers,
                                     .ranks = ranks,
+                                    .saved_bytes = way >= 8 ? saved : NULL,
                                     .train = true};
         tsr_plan *plan;
         assert_int_equal(tsr_plan_compile(&plan, &options), TSR_OK);
@@ -409,6 +470,7 @@ static double seconds_of(int layers)
     double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
     free(units);
     free(segments);
+    free(saved);
     return seconds;
 }
 
@@ -430,6 +492,8 @@ int main(void)
                                        cmocka_unit_test(test_offload),
                                        cmocka_unit_test(test_lowest_backward),
                                        cmocka_unit_test(test_stride),
+                                       cmocka_unit_test(test_fine_units),
+                                       cmocka_unit_test(test_coarse_units),
                                        cmocka_unit_test(test_slots),
                                        cmocka_unit_test(test_order_of_programs),
                                        cmocka_unit_test(test_refused),

@@ -21,10 +21,18 @@
 #define EDGE_PLANS 400
 #endif
 
-static const random_limits all_plans = {
-    .max_layers = 12, .max_chunks = 4, .max_ranks = 8, .max_replicas = 3, .home = -1};
-static const random_limits small_plans = {
-    .max_layers = 5, .max_chunks = 3, .max_ranks = 3, .max_replicas = 2, .home = -1};
+static const random_limits all_plans = {.max_layers = 12,
+                                        .max_chunks = 4,
+                                        .max_ranks = 8,
+                                        .max_replicas = 3,
+                                        .home = -1,
+                                        .groups = true};
+static const random_limits small_plans = {.max_layers = 5,
+                                          .max_chunks = 3,
+                                          .max_ranks = 3,
+                                          .max_replicas = 2,
+                                          .home = -1,
+                                          .groups = true};
 
 static tsr_plan *compile(random_model *model, random_source *random, const random_limits *limits)
 {

@@ -42,7 +42,7 @@ static tsr_status run_norm(void *args, tsr_pool *pool)
 {
     (void)pool;
     toy_call *c = args;
-    const tsr_unit *unit = &c->rank->model->unit[c->use.unit];
+    const tsr_unit *unit = &c->rank->model->unit[c->use.layer];
     c->rank->state.norm[unit->id] = toy_hash_view(unit, &c->view);
     return TSR_OK;
 }
@@ -63,11 +63,11 @@ static void write_gradient(const toy_call *c, const tsr_unit *unit)
 /* What a unit saved, from its region. */
 static void recall(const toy_call *c, int unit)
 {
-    const tsr_unit *units = c->rank->model->unit;
-    int region = tsr_unit_region(units, unit);
+    const random_model *model = c->rank->model;
+    int region = tsr_saved_region(model->saved_bytes, unit);
     if (region >= 0)
         c->rank->state.saved[unit] =
-            toy_read_region(c->rank->region[region], toy_saved_bytes(&units[unit], c->seed));
+            toy_read_region(c->rank->region[region], toy_saved_bytes(model, unit, c->seed));
 }
 
 /* The layers at one place of their spans share what they save in. */
@@ -83,7 +83,7 @@ static void lend(const toy_call *c, int unit)
 static void use(const toy_call *c, const tsr_unit *unit)
 {
     toy_state *t = &c->rank->state;
-    int region = tsr_unit_region(c->rank->model->unit, unit->id);
+    int region = tsr_saved_region(c->rank->model->saved_bytes, unit->id);
     bool backward = c->use.phase == TSR_USE_BACKWARD;
     if (backward)
         recall(c, unit->id);
@@ -93,7 +93,7 @@ static void use(const toy_call *c, const tsr_unit *unit)
     toy_use(t, unit, c->use.phase, toy_hash_view(unit, &c->view), c->seed, c->use.first);
     if (region < 0)
         return;
-    uint64_t bytes = toy_saved_bytes(unit, c->seed);
+    uint64_t bytes = toy_saved_bytes(c->rank->model, unit->id, c->seed);
     t->saved[unit->id] = 0;
     if (backward)
         memset(c->rank->region[region], 0, bytes); /* consumed */
@@ -105,7 +105,7 @@ static tsr_status run_compute(void *args, tsr_pool *pool)
 {
     (void)pool;
     toy_call *c = args;
-    const tsr_unit *unit = &c->rank->model->unit[c->use.unit];
+    const tsr_unit *unit = &c->rank->model->unit[c->use.layer];
     if (!c->use.empty)
         use(c, unit);
     if (c->gradient)
@@ -167,10 +167,10 @@ static tsr_status run_optim(void *args, tsr_pool *pool)
     return TSR_OK;
 }
 
-static tsr_status on_norm(void *user, int unit, const tsr_unit_view *view)
+static tsr_status on_norm(void *user, int layer, const tsr_unit_view *view)
 {
     toy_rank *r = user;
-    toy_call call = {.rank = r, .use.unit = unit, .view = *view};
+    toy_call call = {.rank = r, .use.layer = layer, .view = *view};
     return tsr_stream_call(r->streams.stream[TSR_STREAM_COMPUTE], run_norm, &call, sizeof call);
 }
 
@@ -206,10 +206,9 @@ static tsr_status on_optim(void *user, const int64_t *word, int chunk)
 static tsr_saved on_saved(void *user, int unit)
 {
     toy_rank *r = user;
-    const tsr_unit *units = r->model->unit;
-    return (tsr_saved){.device = r->region[tsr_unit_region(units, unit)],
+    return (tsr_saved){.device = r->region[tsr_saved_region(r->model->saved_bytes, unit)],
                        .host = r->host_saved[unit],
-                       .bytes = r->empty ? 0 : toy_saved_bytes(&units[unit], r->seed)};
+                       .bytes = r->empty ? 0 : toy_saved_bytes(r->model, unit, r->seed)};
 }
 
 /* ---- start-up ---- */
@@ -245,11 +244,11 @@ static tsr_status walk(toy_rank *r, tsr_taker *taker)
         TSR_TRY(tsr_taker_take(taker, &r->region[i], TSR_PLACE_DEVICE, name, "",
                                tsr_array_of_bytes(r->plan->saved_bytes)));
     }
-    for (int u = 0; u < o->unit_count; u++) {
+    for (int u = 0; u < o->layer_count; u++) {
         snprintf(name, sizeof name, "saved by %d", u);
-        if (tsr_unit_travels(o->units, o->unit_count, u))
+        if (tsr_saved_travels(o->saved_bytes, o->layer_count, u))
             TSR_TRY(tsr_taker_take(taker, &r->host_saved[u], TSR_PLACE_HOST, name, "",
-                                   tsr_array_of_bytes(o->units[u].saved_bytes)));
+                                   tsr_array_of_bytes(o->saved_bytes[u])));
     }
     return TSR_OK;
 }

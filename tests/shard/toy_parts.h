@@ -12,9 +12,9 @@ typedef struct {
     int64_t loss;
 } toy_state;
 
-/* What a unit with saved_bytes saves of a micro-batch: bytes of its region, [0, saved_bytes], a
+/* What a layer with saved_bytes saves of a micro-batch: bytes of its region, [0, saved_bytes], a
  * multiple of 8; the pattern there, of what the layer computed; and that, read back. */
-uint64_t toy_saved_bytes(const tsr_unit *unit, uint64_t seed);
+uint64_t toy_saved_bytes(const random_model *model, int layer, uint64_t seed);
 void toy_write_region(char *region, uint64_t bytes, uint64_t value);
 uint64_t toy_read_region(const char *region, uint64_t bytes);
 

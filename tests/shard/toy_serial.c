@@ -64,9 +64,9 @@ void toy_update(float *master, float *m, int64_t sum, double norm)
 
 /* ---- what a micro-batch does, serial or not ---- */
 
-uint64_t toy_saved_bytes(const tsr_unit *unit, uint64_t seed)
+uint64_t toy_saved_bytes(const random_model *model, int layer, uint64_t seed)
 {
-    return tsr_mix(seed ^ (uint64_t)unit->id) % (unit->saved_bytes / 8 + 1) * 8;
+    return tsr_mix(seed ^ (uint64_t)layer) % (model->saved_bytes[layer] / 8 + 1) * 8;
 }
 
 void toy_write_region(char *region, uint64_t bytes, uint64_t value)
@@ -170,7 +170,7 @@ static void serial_work(serial_run *r)
                 toy_store_work(r->trainable[u] + s->gathered_offset, s->dtype, e, master[e]);
         }
     for (int u = 0; u < r->model->options.unit_count; u++) {
-        tsr_unit_view view = {r->frozen[u], r->trainable[u]};
+        tsr_unit_view view = {u, r->frozen[u], r->trainable[u]};
         r->state.norm[u] = toy_hash_view(&r->model->unit[u], &view);
     }
 }
@@ -200,13 +200,13 @@ static void serial_begin(serial_run *r)
 
 static void serial_use(serial_run *r, int u, tsr_use_phase phase, uint64_t seed)
 {
-    tsr_unit_view view = {r->frozen[u], r->trainable[u]};
+    tsr_unit_view view = {u, r->frozen[u], r->trainable[u]};
     const tsr_unit *unit = &r->model->unit[u];
     toy_use(&r->state, unit, phase, toy_hash_view(unit, &view), seed,
             u == 0 && phase == TSR_USE_FORWARD);
-    if (unit->saved_bytes > 0 && phase == TSR_USE_FORWARD) {
+    if (r->model->saved_bytes[u] > 0 && phase == TSR_USE_FORWARD) {
         char region[MAX_SAVED_BYTES];
-        uint64_t bytes = toy_saved_bytes(unit, seed);
+        uint64_t bytes = toy_saved_bytes(r->model, u, seed);
         toy_write_region(region, bytes, r->state.x);
         r->state.saved[u] = toy_read_region(region, bytes);
     }
