@@ -3,6 +3,7 @@
  */
 #include "base/phase.h"
 #include "base/regex.h"
+#include "base/unicode.h"
 #include "base/version.h"
 #include "comm/comm.h"
 #include "config/yaml.h"
@@ -183,6 +184,7 @@ static void add_libraries(survey *s)
     tsr_report_string(l, "jansson", jansson_version_str());
     tsr_report_string(l, "libyaml", tsr_yaml_library());
     tsr_report_string(l, "oniguruma", tsr_regex_library());
+    tsr_report_string(l, "utf8proc", tsr_unicode_library());
     if (!tsr_device_cuda_built())
         return;
     add_loaded(s, l, "cublaslt", "training on GPUs", tsr_kernels_cublaslt_version);
