@@ -265,7 +265,7 @@ static void warn_unmatched(const char *key, const char *name, const tsr_text *ca
 static tsr_status report_choice(const selection *s)
 {
     uint64_t chosen = 0;
-    tsr_text candidates = {0}, target = {0};
+    tsr_auto_text candidates = {0}, target = {0};
     tsr_status status = list_candidates(&candidates, s);
     put_target(&target, s->spec);
     for (uint64_t i = 0; i < s->module_count; i++)
@@ -285,8 +285,6 @@ static tsr_status report_choice(const selection *s)
             warn_unmatched(EXCLUDE_KEY, s->spec->exclude.names[i], &candidates);
     if (status == TSR_OK && s->exclude && !s->excludes[0])
         warn_unmatched(EXCLUDE_KEY, s->spec->exclude.regex, &candidates);
-    tsr_text_free(&candidates);
-    tsr_text_free(&target);
     return status;
 }
 

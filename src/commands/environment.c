@@ -1,6 +1,7 @@
 /*
  * environment.c: what this machine and this build are good for: `tessera env`.
  */
+#include "base/auto.h"
 #include "base/phase.h"
 #include "base/regex.h"
 #include "base/unicode.h"
@@ -150,13 +151,12 @@ static tsr_status add_cpu(survey *s)
 /* MPI says several lines of where it was built. */
 static void add_mpi(json_t *libraries)
 {
-    char *text = malloc(TSR_MPI_LIBRARY_BYTES);
+    TSR_AUTO_FREE char *text = malloc(TSR_MPI_LIBRARY_BYTES);
     if (!text)
         return;
     tsr_comm_mpi_library(text);
     text[strcspn(text, ",\n")] = 0;
     tsr_report_string(libraries, "mpi", text);
-    free(text);
 }
 
 /* One that is loaded when a job on a GPU needs it: its version, or why there is none. */
@@ -302,10 +302,9 @@ static tsr_status measure_device(json_t *roofs, tsr_device *device, bool cuda)
 /* For the plans that are made here later. */
 static void keep(const tsr_device *device, const json_t *row)
 {
-    char *text = json_dumps(row, JSON_INDENT(1));
+    TSR_AUTO_FREE char *text = json_dumps(row, JSON_INDENT(1));
     if (text)
         tsr_speeds_save(device, text);
-    free(text);
 }
 
 /* The host, and the first GPU: those of a node are alike. */

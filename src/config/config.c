@@ -21,10 +21,9 @@ typedef struct {
 
 static const char *format_where(loader *l, const char *format, const char *name, int line)
 {
-    tsr_text where = {0};
+    tsr_auto_text where = {0};
     tsr_text_printf(&where, format, name, line); /* one of two literals in this file */
     const char *copy = tsr_config_store_copy(l->config.store, tsr_text_string(&where));
-    tsr_text_free(&where);
     return copy ? copy : name;
 }
 
@@ -58,20 +57,19 @@ static void apply_peer(loader *l, const char *name, const tsr_yaml_value *value,
             return;
         word += n + (word[n] == ' ');
     }
-    tsr_text found = {0};
+    tsr_auto_text found = {0};
     tsr_config_found(&found, value);
     size_t first = strcspn(peer->nothing, " ");
     tsr_config_error(&l->errors, where,
                      "%s: found %s; not supported here: %s; only %.*s is allowed", name,
                      tsr_text_string(&found), peer->why, (int)first, peer->nothing);
-    tsr_text_free(&found);
 }
 
 static void unknown(loader *l, const char *name, const char *where)
 {
     const char *near = tsr_keys_nearest(name);
     const tsr_yaml_value shown = {.kind = TSR_YAML_SCALAR, .text = name, .quoted = true};
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     tsr_config_found(&text, &shown);
     if (near)
         tsr_config_error(&l->errors, where, "no key %s; did you mean %s?", tsr_text_string(&text),
@@ -79,7 +77,6 @@ static void unknown(loader *l, const char *name, const char *where)
     else
         tsr_config_error(&l->errors, where, "no key %s; `%s train --help` lists all keys",
                          tsr_text_string(&text), tsr_called());
-    tsr_text_free(&text);
 }
 
 /* The value in our words. False: nothing to set, or an error was said. */
@@ -110,11 +107,10 @@ static bool translate(loader *l, tsr_yaml_value *value, const tsr_key_alias *ali
             *value = (tsr_yaml_value){.kind = TSR_YAML_SCALAR, .text = t->to, .line = value->line};
             return true;
         }
-    tsr_text found = {0};
+    tsr_auto_text found = {0};
     tsr_config_found(&found, value);
     tsr_config_error(&l->errors, where, "%s: found %s; %s", alias->name, tsr_text_string(&found),
                      alias->otherwise);
-    tsr_text_free(&found);
     return false;
 }
 
@@ -132,7 +128,7 @@ static bool agrees(loader *l, const tsr_config *next, int index, const tsr_confi
     if (key->offset == offsetof(tsr_config, dtype) &&
         (next->dtype == TSR_CONFIG_DTYPE_AUTO || l->config.dtype == TSR_CONFIG_DTYPE_AUTO))
         return next->dtype != TSR_CONFIG_DTYPE_AUTO;
-    tsr_text before = {0}, now = {0};
+    tsr_auto_text before = {0}, now = {0};
     tsr_config_put(&before, &l->config, key);
     tsr_config_put(&now, next, key);
     bool same = !strcmp(tsr_text_string(&before), tsr_text_string(&now));
@@ -141,8 +137,6 @@ static bool agrees(loader *l, const tsr_config *next, int index, const tsr_confi
                          "%s: means %s %s, but %s (%s) means %s; keep one of the two",
                          place->spelled, key->name, tsr_text_string(&now), origin->spelled,
                          origin->where, tsr_text_string(&before));
-    tsr_text_free(&before);
-    tsr_text_free(&now);
     return false;
 }
 
@@ -347,7 +341,7 @@ static void add_notes(loader *l)
 /* The values as they are now, so that a later assignment can be told from a default. */
 static void remember(loader *l)
 {
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     for (int i = 0; i < tsr_keys_count(); i++) {
         tsr_text_clear(&text);
         tsr_config_put(&text, &l->config, tsr_keys_at(i));
@@ -355,7 +349,6 @@ static void remember(loader *l)
             tsr_config_store_copy(l->config.store, tsr_text_string(&text));
     }
     l->config.store->failed |= text.failed;
-    tsr_text_free(&text);
 }
 
 static tsr_status all_errors(const tsr_config_errors *errors)

@@ -24,7 +24,7 @@ static bool take(tsr_config *config, int index, tsr_config_errors *errors)
 void tsr_config_apply_trl(tsr_config *config, tsr_config_errors *errors)
 {
     bool trl = config->defaults == TSR_CONFIG_DEFAULTS_TRL;
-    tsr_text taken = {0}, different = {0};
+    tsr_auto_text taken = {0}, different = {0};
     for (int i = 0; i < tsr_keys_count(); i++) {
         const tsr_key *key = tsr_keys_at(i);
         if (!key->trl || config->store->origin[i].layer >= TSR_LAYER_FILE)
@@ -37,7 +37,7 @@ void tsr_config_apply_trl(tsr_config *config, tsr_config_errors *errors)
         tsr_text_printf(&different, "%s%s %s (TRL %s)", different.length ? ", " : "", key->name,
                         key->initial, key->trl);
     }
-    tsr_text line = {0};
+    tsr_auto_text line = {0};
     if (taken.length) {
         tsr_text_printf(&line, "defaults: trl took %s", tsr_text_string(&taken));
         tsr_config_note(config, tsr_text_string(&line));
@@ -49,7 +49,4 @@ void tsr_config_apply_trl(tsr_config *config, tsr_config_errors *errors)
         tsr_config_note(config, tsr_text_string(&line));
     }
     config->store->failed |= taken.failed || different.failed || line.failed;
-    tsr_text_free(&taken);
-    tsr_text_free(&different);
-    tsr_text_free(&line);
 }

@@ -249,7 +249,7 @@ static void put_mark(tsr_text *out, const tsr_config_origin *origin, const tsr_k
 tsr_status tsr_config_write(tsr_text *out, const tsr_config *config)
 {
     const char *group = "";
-    tsr_text value = {0};
+    tsr_auto_text value = {0};
     tsr_text_puts(out, TSR_CONFIG_HEADER);
     for (int i = 0; i < tsr_keys_count(); i++) {
         const tsr_key *key = tsr_keys_at(i);
@@ -269,14 +269,13 @@ tsr_status tsr_config_write(tsr_text *out, const tsr_config *config)
         tsr_text_puts(out, "\n");
     }
     bool failed = out->failed || value.failed;
-    tsr_text_free(&value);
     return failed ? tsr_fail(TSR_ENOMEM, "out of memory: configuration text") : TSR_OK;
 }
 
 uint64_t tsr_config_hash(const tsr_config *config)
 {
     uint64_t hash = TSR_HASH_START;
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     for (int i = 0; i < tsr_keys_count(); i++) {
         const tsr_key *key = tsr_keys_at(i);
         if (key->flags & TSR_KEY_ONE_START)
@@ -286,6 +285,5 @@ uint64_t tsr_config_hash(const tsr_config *config)
         tsr_config_put(&text, config, key);
         hash = tsr_hash(hash, tsr_text_string(&text), text.length);
     }
-    tsr_text_free(&text);
     return hash;
 }

@@ -1,5 +1,6 @@
 #include "data/batch.h"
 
+#include "base/auto.h"
 #include "base/checked.h"
 #include "base/hash.h"
 #include "base/phase.h"
@@ -93,17 +94,14 @@ static void name_rows(tsr_text *text, const tsr_batch *batch, unit_range range)
 
 static tsr_status no_label(const tsr_batch *batch, unit_range range, int64_t step)
 {
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     name_rows(&text, batch, range);
-    tsr_status status = tsr_fail(
+    return tsr_fail(
         TSR_EDATA,
         "%s: step %lld (epoch %lld) has no token to train: %s have no label; remove these rows, "
-        "use another data_seed or more rows a step (gradient_accumulation_steps, "
-        "total_batch_size)",
+        "use another data_seed or more rows a step (gradient_accumulation_steps, total_batch_size)",
         batch->options.name, (long long)step + 1,
         (long long)(step / batch->run.steps_per_epoch) + 1, tsr_text_string(&text));
-    tsr_text_free(&text);
-    return status;
 }
 
 static void keep_most(int32_t *most, int64_t value)
@@ -150,7 +148,7 @@ static tsr_status walk(tsr_batch *batch)
 {
     tsr_batch_run *run = &batch->run;
     int64_t per_epoch = run->steps_per_epoch, steps = run->steps;
-    tsr_bucket_histogram *histogram = calloc(1, sizeof *histogram);
+    TSR_AUTO_FREE tsr_bucket_histogram *histogram = calloc(1, sizeof *histogram);
     if (!histogram)
         return tsr_fail(TSR_ENOMEM, "%s: no memory to count its batches", batch->options.name);
     histogram->width = 1;
@@ -167,7 +165,6 @@ static tsr_status walk(tsr_batch *batch)
     }
     if (status >= 0)
         status = tsr_bucket_choose(run, histogram);
-    free(histogram);
     return status;
 }
 

@@ -1,5 +1,6 @@
 #include "io/checkpoint.h"
 
+#include "base/auto.h"
 #include "base/checked.h"
 #include "base/hash.h"
 #include "io/json.h"
@@ -132,18 +133,14 @@ static tsr_status open_listed(tsr_checkpoint *checkpoint, const json_t *map, con
 
 static tsr_status open_index(tsr_checkpoint *checkpoint)
 {
-    char *path;
-    json_t *root = NULL, *map;
+    TSR_AUTO_FREE char *path = NULL;
+    json_auto_t *root = NULL;
+    json_t *map;
     if (asprintf(&path, "%s/%s", checkpoint->directory, INDEX_FILE) < 0)
         return tsr_fail(TSR_ENOMEM, "%s: no memory for its index", checkpoint->directory);
-    tsr_status status = tsr_json_load_object(&root, path);
-    if (status == TSR_OK)
-        status = tsr_json_object(&map, root, "weight_map", path);
-    if (status == TSR_OK)
-        status = open_listed(checkpoint, map, path);
-    json_decref(root);
-    free(path);
-    return status;
+    TSR_TRY(tsr_json_load_object(&root, path));
+    TSR_TRY(tsr_json_object(&map, root, "weight_map", path));
+    return open_listed(checkpoint, map, path);
 }
 
 static int by_name(const void *a, const void *b)

@@ -1,4 +1,5 @@
 /* How one weight of a checkpoint is stored; bitsandbytes' keys are those of FORMATS 1. */
+#include "base/auto.h"
 #include "io/checkpoint.h"
 
 #include "base/checked.h"
@@ -20,12 +21,10 @@
 static const tsr_tensor *find_part(const tsr_checkpoint *checkpoint, const char *name,
                                    const char *suffix)
 {
-    char *full;
+    TSR_AUTO_FREE char *full = NULL;
     if (asprintf(&full, "%s%s", name, suffix) < 0)
         return NULL;
-    const tsr_tensor *tensor = tsr_checkpoint_find(checkpoint, full);
-    free(full);
-    return tensor;
+    return tsr_checkpoint_find(checkpoint, full);
 }
 
 /* A part that must be there, with this dtype and number of elements. */
@@ -241,10 +240,8 @@ static bool has_int8_scales(const tsr_checkpoint *checkpoint, const char *name)
     size_t length = strlen(name), suffix = strlen("weight");
     if (length < suffix || strcmp(name + length - suffix, "weight"))
         return false;
-    char *module = strndup(name, length - suffix);
-    bool found = module && find_part(checkpoint, module, "SCB");
-    free(module);
-    return found;
+    TSR_AUTO_FREE char *module = strndup(name, length - suffix);
+    return module && find_part(checkpoint, module, "SCB");
 }
 
 static tsr_status describe_plain(tsr_weight *out, const tsr_checkpoint *checkpoint)

@@ -1,5 +1,6 @@
 #include "io/model_write.h"
 
+#include "base/auto.h"
 #include "base/checked.h"
 #include "base/text.h"
 #include "io/json.h"
@@ -143,13 +144,10 @@ static tsr_status stage_copy(writing *w, const tsr_folder *folder, const char *n
                              const char *path)
 {
     const tsr_tokenizer_origin origin = origin_of(w);
-    char *data;
+    TSR_AUTO_FREE char *data = NULL;
     uint64_t bytes;
-    tsr_status status = tsr_tokenizer_read(&data, &bytes, &origin, path);
-    if (status == TSR_OK && data)
-        status = stage_data(w, folder, name, data, bytes);
-    free(data);
-    return status;
+    TSR_TRY(tsr_tokenizer_read(&data, &bytes, &origin, path));
+    return data ? stage_data(w, folder, name, data, bytes) : TSR_OK;
 }
 
 static tsr_status stage_shard(writing *w, uint64_t shard, uint64_t *first)
@@ -227,11 +225,10 @@ static tsr_status treat_earlier(writing *w, const char *name, earlier_round roun
 static tsr_status walk_earlier(writing *w, earlier_round round)
 {
     tsr_status status = TSR_OK;
-    DIR *entries;
+    tsr_auto_dir *entries = NULL;
     TSR_TRY(tsr_folder_list(&entries, w->output->folder));
     for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));)
         status = treat_earlier(w, name, round);
-    closedir(entries);
     return status;
 }
 
@@ -244,13 +241,11 @@ static tsr_status check_earlier(writing *w)
 
 static tsr_status remove_earlier_template(const writing *w)
 {
-    tsr_folder *templates;
+    tsr_auto_folder *templates = NULL;
     TSR_TRY(tsr_folder_enter(&templates, w->output->folder, TEMPLATES));
     if (!templates)
         return TSR_OK;
-    tsr_status status = tsr_folder_remove(templates, TOOL_TEMPLATE);
-    tsr_folder_close(templates);
-    return status;
+    return tsr_folder_remove(templates, TOOL_TEMPLATE);
 }
 
 /* config.json first, so that what remains is no model. */
@@ -278,17 +273,15 @@ static mode_t makes_template(const char *name)
 /* What was left by those that were killed while they wrote a model here. */
 static tsr_status tidy(const writing *w)
 {
-    tsr_folder *templates;
+    tsr_auto_folder *templates = NULL;
     TSR_TRY(tsr_file_tidy(w->output->folder, tsr_model_write_makes));
     TSR_TRY(tsr_folder_enter(&templates, w->output->folder, TEMPLATES));
-    tsr_status status = templates ? tsr_file_tidy(templates, makes_template) : TSR_OK;
-    tsr_folder_close(templates);
-    return status;
+    return templates ? tsr_file_tidy(templates, makes_template) : TSR_OK;
 }
 
 static tsr_status stage_all(writing *w)
 {
-    char *config = NULL;
+    TSR_AUTO_FREE char *config = NULL;
     uint64_t first = 0;
     TSR_TRY(check_earlier(w));
     TSR_TRY(tidy(w));
@@ -308,7 +301,6 @@ static tsr_status stage_all(writing *w)
         status = stage_index(w);
     if (status == TSR_OK)
         status = stage_data(w, w->output->folder, TSR_MODEL_CONFIG_FILE, config, strlen(config));
-    free(config);
     return status;
 }
 

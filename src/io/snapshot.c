@@ -85,11 +85,10 @@ static void put_hex(char out[17], uint64_t value)
 /* Of a manifest without its "hash". */
 static tsr_status hash_manifest(uint64_t *out, const json_t *manifest, const char *path)
 {
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     tsr_status status = tsr_json_put(&text, manifest, CANONICAL, path);
     if (status == TSR_OK)
         *out = tsr_hash(TSR_HASH_START, text.data, text.length);
-    tsr_text_free(&text);
     return status;
 }
 
@@ -136,13 +135,10 @@ static tsr_status write_manifest(const tsr_folder *folder, int64_t step, const j
                                  const tsr_snapshot_file *files, int count)
 {
     char path[PATH_MAX];
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     tsr_folder_show(path, folder, TSR_SNAPSHOT_MANIFEST);
-    tsr_status status = make_manifest(&text, step, state, files, count, path);
-    if (status == TSR_OK)
-        status = tsr_file_write_in(folder, TSR_SNAPSHOT_MANIFEST, text.data, text.length);
-    tsr_text_free(&text);
-    return status;
+    TSR_TRY(make_manifest(&text, step, state, files, count, path));
+    return tsr_file_write_in(folder, TSR_SNAPSHOT_MANIFEST, text.data, text.length);
 }
 
 tsr_status tsr_snapshot_commit(const tsr_folder *parent, int64_t step, const json_t *state,

@@ -73,7 +73,7 @@ static tsr_status remove_files(const tsr_folder *folder, bool *stays)
 {
     char path[PATH_MAX];
     tsr_status status = TSR_OK;
-    DIR *entries;
+    tsr_auto_dir *entries = NULL;
     TSR_TRY(tsr_folder_list(&entries, folder));
     for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));) {
         if (!is_directory(folder, name)) {
@@ -84,7 +84,6 @@ static tsr_status remove_files(const tsr_folder *folder, bool *stays)
                 tsr_folder_show(path, folder, name));
         *stays = true;
     }
-    closedir(entries);
     return status;
 }
 
@@ -92,14 +91,13 @@ static tsr_status remove_files(const tsr_folder *folder, bool *stays)
 static tsr_status remove_all(const tsr_folder *parent, form f, int64_t step)
 {
     char name[TSR_SNAPSHOT_NAME_BYTES];
-    tsr_folder *folder;
+    tsr_auto_folder *folder = NULL;
     bool stays = false;
     put_name(name, f, step);
     TSR_TRY(enter(&folder, parent, name));
     if (!folder)
         return TSR_OK;
     tsr_status status = remove_files(folder, &stays);
-    tsr_folder_close(folder);
     return status == TSR_OK && !stays ? tsr_folder_remove_folder(parent, name) : status;
 }
 
@@ -113,7 +111,7 @@ typedef struct {
 static tsr_status look_into(obstacle *out, const tsr_folder *parent, const char *name, bool foreign)
 {
     struct stat info;
-    tsr_folder *folder;
+    tsr_auto_folder *folder = NULL;
     DIR *entries;
     bool any = false;
     if (!tsr_folder_stat(&info, parent, name))
@@ -141,7 +139,6 @@ static tsr_status look_into(obstacle *out, const tsr_folder *parent, const char 
         tsr_folder_show(out->path, parent, name);
         out->what = "a directory, without a " TSR_SNAPSHOT_MANIFEST ", so another program's";
     }
-    tsr_folder_close(folder);
     return status;
 }
 
@@ -275,7 +272,7 @@ static tsr_status add_bytes(uint64_t *total, const tsr_folder *parent, form f, i
 {
     char name[TSR_SNAPSHOT_NAME_BYTES];
     struct stat info;
-    tsr_folder *folder;
+    tsr_auto_folder *folder = NULL;
     DIR *entries;
     put_name(name, f, step);
     TSR_TRY(enter(&folder, parent, name));
@@ -287,7 +284,6 @@ static tsr_status add_bytes(uint64_t *total, const tsr_folder *parent, form f, i
             *total += 512 * (uint64_t)info.st_blocks;
     if (status == TSR_OK)
         closedir(entries);
-    tsr_folder_close(folder);
     return status;
 }
 
@@ -332,11 +328,10 @@ tsr_status tsr_snapshot_tidy(const tsr_folder *parent)
 tsr_status tsr_snapshot_begin(const tsr_folder *parent, int64_t step)
 {
     char name[TSR_SNAPSHOT_NAME_BYTES];
-    tsr_folder *folder;
+    tsr_auto_folder *folder = NULL;
     tsr_snapshot_staged_name(name, step);
     TSR_TRY(remove_all(parent, staged, step));
     tsr_status status = tsr_folder_make(&folder, parent, name);
-    tsr_folder_close(folder);
     return status == TSR_EDATA ? TSR_EIO : status;
 }
 

@@ -1,5 +1,6 @@
 #include "report/metrics.h"
 
+#include "base/auto.h"
 #include "base/text.h"
 #include "config/config_number.h"
 #include "io/file.h"
@@ -205,7 +206,7 @@ tsr_status tsr_metrics_sync(uint64_t *bytes, tsr_metrics *m)
 
 tsr_status tsr_metrics_cut(const tsr_folder *folder, const char *name, uint64_t bytes)
 {
-    char *text;
+    TSR_AUTO_FREE char *text = NULL;
     uint64_t length;
     struct stat info;
     if (!tsr_folder_stat(&info, folder, name))
@@ -214,10 +215,8 @@ tsr_status tsr_metrics_cut(const tsr_folder *folder, const char *name, uint64_t 
     uint64_t kept = bytes < length ? bytes : length;
     while (kept > 0 && text[kept - 1] != '\n')
         kept--;
-    tsr_status status =
-        kept == length && info.st_nlink == 1 ? TSR_OK : tsr_file_write_in(folder, name, text, kept);
-    free(text);
-    return status;
+    return kept == length && info.st_nlink == 1 ? TSR_OK
+                                                : tsr_file_write_in(folder, name, text, kept);
 }
 
 void tsr_metrics_destroy(tsr_metrics *metrics)

@@ -172,11 +172,9 @@ static size_t width_of(const char *text)
 
 static size_t key_width(const char *key, bool number)
 {
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     put_key(&text, key, number);
-    size_t width = width_of(tsr_text_string(&text));
-    tsr_text_free(&text);
-    return width;
+    return width_of(tsr_text_string(&text));
 }
 
 typedef struct {
@@ -191,7 +189,7 @@ static int find_columns(column columns[MOST_COLUMNS], const json_t *rows)
     const char *key;
     size_t r;
     int count = 0;
-    tsr_text cell = {0};
+    tsr_auto_text cell = {0};
     json_array_foreach(rows, r, row) json_object_foreach((json_t *)row, key, value)
     {
         int c = 0;
@@ -208,7 +206,6 @@ static int find_columns(column columns[MOST_COLUMNS], const json_t *rows)
         size_t width = width_of(tsr_text_string(&cell));
         columns[c].width = width > columns[c].width ? width : columns[c].width;
     }
-    tsr_text_free(&cell);
     return count;
 }
 
@@ -228,7 +225,7 @@ static void put_table(tsr_text *out, const json_t *rows, size_t indent)
     int count = find_columns(columns, rows);
     const json_t *row;
     size_t r;
-    tsr_text cell = {0};
+    tsr_auto_text cell = {0};
     pad(out, 0, indent);
     for (int c = 0; c < count; c++) {
         tsr_text_clear(&cell);
@@ -247,7 +244,6 @@ static void put_table(tsr_text *out, const json_t *rows, size_t indent)
         }
     }
     out->failed |= cell.failed;
-    tsr_text_free(&cell);
 }
 
 static bool is_table(const json_t *value)

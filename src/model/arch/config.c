@@ -1,5 +1,6 @@
 #include "model/arch/config.h"
 
+#include "base/auto.h"
 #include "io/file.h"
 #include "model/arch/config_parts.h"
 
@@ -264,19 +265,16 @@ static tsr_status read_all(tsr_model_config *out, const json_t *root, const char
 /* The model, or the text decoder of one. */
 static tsr_status read_decoder(tsr_model_config *out, const json_t *root, const char *place)
 {
-    json_t *text;
+    json_auto_t *text = NULL;
     bool nested = false;
-    char *where;
+    TSR_AUTO_FREE char *where = NULL;
     TSR_TRY(tsr_composite_read(&out->composite, &text, &nested, root, place));
     if (!text)
         return read_all(out, root, place);
     if (asprintf(&where, "%s%s", place, nested ? ": text_config" : "") < 0)
         where = NULL;
-    tsr_status status = where ? read_all(out, text, where)
-                              : tsr_fail(TSR_ENOMEM, "%s: no memory to read it", place);
-    free(where);
-    json_decref(text);
-    return status;
+    return where ? read_all(out, text, where)
+                 : tsr_fail(TSR_ENOMEM, "%s: no memory to read it", place);
 }
 
 tsr_status tsr_model_config_parse(tsr_model_config *out, const char *text, uint64_t bytes,
