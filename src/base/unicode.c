@@ -1,7 +1,6 @@
 #include "base/unicode.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <utf8proc.h>
 
 #define MOST_PARTS 4 /* code points of a canonical decomposition; its source has at least 2 bytes */

@@ -1,7 +1,6 @@
 /*
  * config_check.c: what does not go together, and defaults that follow other keys.
  */
-#include "config/config_number.h"
 #include "config/config_store.h"
 
 #include <ctype.h>

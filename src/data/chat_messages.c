@@ -1,8 +1,6 @@
 #include "data/chat_parts.h"
 #include "io/json.h"
 
-#include <string.h>
-
 const char *const tsr_chat_thoughts[] = {"reasoning_content", "thinking", "reasoning"};
 
 static tsr_status check_message(const json_t *message, size_t index)

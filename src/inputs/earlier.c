@@ -3,7 +3,6 @@
 #include "io/peft.h"
 #include "io/snapshot.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>

@@ -1,7 +1,6 @@
 #include "io/checkpoint.h"
 
 #include "base/auto.h"
-#include "base/checked.h"
 #include "base/hash.h"
 #include "io/json.h"
 

@@ -276,14 +276,13 @@ static tsr_status remove_left(const tsr_folder *folder, const char *name)
 static tsr_status tidy(const tsr_folder *folder, tsr_file_types *type_of, const char *one)
 {
     char final[NAME_MAX + 1];
-    tsr_status status = TSR_OK;
     tsr_auto_dir *entries = NULL;
     TSR_TRY(tsr_folder_list(&entries, folder));
-    for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));)
+    for (const char *name; (name = tsr_folder_next(entries));)
         if (tsr_file_is_temporary(final, name) &&
             (one ? !strcmp(final, one) : type_of(final) == S_IFREG))
-            status = remove_left(folder, name);
-    return status;
+            TSR_TRY(remove_left(folder, name));
+    return TSR_OK;
 }
 
 tsr_status tsr_file_tidy(const tsr_folder *folder, tsr_file_types *type_of)

@@ -2,7 +2,6 @@
 
 #include "base/auto.h"
 #include "base/checked.h"
-#include "base/text.h"
 #include "io/json.h"
 #include "io/tokenizer_files.h"
 
@@ -10,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define SINGLE_FILE "model.safetensors"
 #define INDEX_FILE  "model.safetensors.index.json"
@@ -224,12 +222,11 @@ static tsr_status treat_earlier(writing *w, const char *name, earlier_round roun
 
 static tsr_status walk_earlier(writing *w, earlier_round round)
 {
-    tsr_status status = TSR_OK;
     tsr_auto_dir *entries = NULL;
     TSR_TRY(tsr_folder_list(&entries, w->output->folder));
-    for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));)
-        status = treat_earlier(w, name, round);
-    return status;
+    for (const char *name; (name = tsr_folder_next(entries));)
+        TSR_TRY(treat_earlier(w, name, round));
+    return TSR_OK;
 }
 
 /* Before anything is made, and again before anything goes. */
@@ -290,18 +287,14 @@ static tsr_status stage_all(writing *w)
     if (!w->files)
         return out_of_memory(w);
     TSR_TRY(tsr_model_config_format(&config, w->output)); /* errors before hours of work */
-    tsr_status status = TSR_OK;
-    for (size_t i = 0; i < COPIED && status == TSR_OK; i++)
-        status = stage_copy(w, w->output->folder, copied_names[i], copied_names[i]);
-    if (status == TSR_OK)
-        status = stage_tool_template(w);
-    for (uint64_t i = 0; i < w->shard_count && status == TSR_OK; i++)
-        status = stage_shard(w, i, &first);
-    if (status == TSR_OK && w->shard_count > 1)
-        status = stage_index(w);
-    if (status == TSR_OK)
-        status = stage_data(w, w->output->folder, TSR_MODEL_CONFIG_FILE, config, strlen(config));
-    return status;
+    for (size_t i = 0; i < COPIED; i++)
+        TSR_TRY(stage_copy(w, w->output->folder, copied_names[i], copied_names[i]));
+    TSR_TRY(stage_tool_template(w));
+    for (uint64_t i = 0; i < w->shard_count; i++)
+        TSR_TRY(stage_shard(w, i, &first));
+    if (w->shard_count > 1)
+        TSR_TRY(stage_index(w));
+    return stage_data(w, w->output->folder, TSR_MODEL_CONFIG_FILE, config, strlen(config));
 }
 
 tsr_status tsr_model_write(tsr_model_written *written, const tsr_model_output *output)

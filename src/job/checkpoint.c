@@ -14,13 +14,11 @@
 #include "job/parts.h"
 
 #include "base/clock.h"
-#include "config/config_store.h"
 #include "config/keys.h"
 #include "io/file.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 const char *const tsr_job_state_names[TSR_TRAINABLE_STATE_COUNT] = {"master", "exp_avg",
                                                                     "exp_avg_sq"};

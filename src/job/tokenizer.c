@@ -51,10 +51,9 @@ tsr_status tsr_job_tokenizer_clear(const tsr_folder *folder)
         return TSR_OK;
     TSR_TRY(tsr_file_read_in(&job, &bytes, folder, TSR_JOB_CONFIG_FILE, MOST_BYTES));
     bool own = !strncmp(job, header, sizeof header - 1);
-    tsr_status status = TSR_OK;
-    for (int i = 0; i < TSR_JOB_TOKENIZER_FILES && own && status == TSR_OK; i++)
-        status = clear_file(folder, tsr_job_tokenizer_files[i], job);
-    return status;
+    for (int i = 0; i < TSR_JOB_TOKENIZER_FILES && own; i++)
+        TSR_TRY(clear_file(folder, tsr_job_tokenizer_files[i], job));
+    return TSR_OK;
 }
 
 /* One that is there is somebody's: named in `foreign` unless it is the same. */

@@ -4,7 +4,6 @@
 #include "config/config_number.h"
 
 #include <math.h>
-#include <string.h>
 
 #define WIDTH   900
 #define HEIGHT  600

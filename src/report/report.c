@@ -4,7 +4,6 @@
 #include "config/config_number.h"
 #include "io/json.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

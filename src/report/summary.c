@@ -5,7 +5,6 @@
 #include "config/config_number.h"
 
 #include <math.h>
-#include <string.h>
 
 static void put_count(tsr_text *out, uint64_t count)
 {

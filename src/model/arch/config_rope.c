@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static tsr_status read_type(tsr_rope_type *out, const json_t *rope, const tsr_arch *arch,
