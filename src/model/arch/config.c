@@ -133,6 +133,15 @@ static tsr_status read_activation(tsr_model_config *out, const json_t *root, con
     return TSR_OK;
 }
 
+tsr_status tsr_model_config_attention_bias(tsr_model_config *out, const json_t *root,
+                                           const char *place)
+{
+    bool bias = false;
+    TSR_TRY(tsr_model_config_flag(&bias, root, "attention_bias", place));
+    out->q_bias = out->k_bias = out->v_bias = out->o_bias = bias;
+    return TSR_OK;
+}
+
 /* ---- windows ---- */
 
 tsr_status tsr_model_config_sliding_window(uint64_t *out, const json_t *root, uint64_t missing,
@@ -142,6 +151,16 @@ tsr_status tsr_model_config_sliding_window(uint64_t *out, const json_t *root, ui
     return tsr_json_has(root, "sliding_window")
                ? tsr_model_config_size(out, root, "sliding_window", INT32_MAX, place)
                : TSR_OK;
+}
+
+tsr_status tsr_model_config_slide(tsr_model_config *out, const json_t *root, uint64_t missing,
+                                  uint64_t every, const char *place)
+{
+    TSR_TRY(tsr_model_config_sliding_window(&out->sliding_window, root, missing, place));
+    for (uint64_t i = 0; i < out->layer_count; i++)
+        if (every ? (i + 1) % every : out->sliding_window)
+            tsr_layer_put_in(&out->sliding, i);
+    return TSR_OK;
 }
 
 tsr_status tsr_model_config_layer_types(tsr_model_config *out, const json_t *root,
