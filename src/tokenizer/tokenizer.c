@@ -235,25 +235,10 @@ const char *tsr_tokenizer_special(const tsr_tokenizer *tokenizer, const char *ke
     return json_string_value(value);
 }
 
-static int32_t special_id(const tsr_tokenizer *tokenizer, const char *key)
-{
-    const char *content = tsr_tokenizer_special(tokenizer, key);
-    return content ? tsr_tokenizer_id(tokenizer, content) : -1;
-}
-
-int32_t tsr_tokenizer_bos(const tsr_tokenizer *tokenizer)
-{
-    return special_id(tokenizer, "bos_token");
-}
-
 int32_t tsr_tokenizer_eos(const tsr_tokenizer *tokenizer)
 {
-    return special_id(tokenizer, "eos_token");
-}
-
-int32_t tsr_tokenizer_pad(const tsr_tokenizer *tokenizer)
-{
-    return special_id(tokenizer, "pad_token");
+    const char *content = tsr_tokenizer_special(tokenizer, "eos_token");
+    return content ? tsr_tokenizer_id(tokenizer, content) : -1;
 }
 
 /* The template of this name in tokenizer_config.json, which holds one, or named ones in a list or an
