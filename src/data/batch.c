@@ -17,7 +17,6 @@ struct tsr_batch {
     tsr_order
         order[2]; /* of an even and an odd epoch: a prefetch may run ahead into the next one */
     int32_t *memory;
-    uint64_t bytes;
 };
 
 /* Units [first, end) of an epoch. */
@@ -206,7 +205,6 @@ static tsr_status allocate(tsr_batch *batch)
     batch->memory = malloc(count * sizeof(int32_t));
     if (!batch->memory)
         return tsr_fail(TSR_ENOMEM, "%s: no memory to order %lld samples", o->name, (long long)n);
-    batch->bytes = sizeof *batch + count * sizeof(int32_t);
     int32_t *at = batch->memory;
     for (int i = 0; i < 2; i++, at += 2 * n + 1)
         batch->order[i] = (tsr_order){-1, 0, at, at + n};
@@ -233,7 +231,6 @@ static tsr_status allocate(tsr_batch *batch)
     batch->source.order = at + n;
     batch->source.row_of = at + 2 * n;
     batch->source.row_at = at + 3 * n;
-    batch->bytes += tsr_pack_bytes(n, (int32_t)most);
     return tsr_pack_create(&batch->source.pack, n, (int32_t)most);
 }
 
@@ -321,11 +318,6 @@ void tsr_batch_destroy(tsr_batch *batch)
 const tsr_batch_run *tsr_batch_run_of(const tsr_batch *batch)
 {
     return &batch->run;
-}
-
-uint64_t tsr_batch_bytes(const tsr_batch *batch)
-{
-    return batch->bytes;
 }
 
 static tsr_status check_step(const tsr_batch *batch, int64_t step)
@@ -416,7 +408,7 @@ tsr_status tsr_batch_fill(tsr_micro_batch *out, tsr_batch *batch, int64_t step, 
 }
 
 /* The arrays one behind the other; the 8-byte ones first. */
-uint64_t tsr_micro_batch_bytes(const tsr_batch_run *run)
+static uint64_t micro_batch_bytes(const tsr_batch_run *run)
 {
     return 8 * (uint64_t)run->most_documents +
            4 * (3 * (uint64_t)run->most_tokens + 2 * (uint64_t)run->most_label_rows +
@@ -425,7 +417,7 @@ uint64_t tsr_micro_batch_bytes(const tsr_batch_run *run)
 
 tsr_status tsr_micro_batch_create(tsr_micro_batch *out, const tsr_batch_run *run)
 {
-    char *memory = calloc(1, tsr_micro_batch_bytes(run));
+    char *memory = calloc(1, micro_batch_bytes(run));
     if (!memory)
         return tsr_fail(TSR_ENOMEM, "no memory for a micro-batch of %d tokens", run->most_tokens);
     *out = (tsr_micro_batch){.memory = memory};
