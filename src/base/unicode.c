@@ -1,4 +1,5 @@
 #include "base/unicode.h"
+#include "base/auto.h"
 
 #include <stdlib.h>
 #include <utf8proc.h>
@@ -98,7 +99,7 @@ static size_t compose(mark *marks, size_t count)
 tsr_status tsr_unicode_nfc(char **out, size_t *out_bytes, size_t **map, const char *text,
                            size_t bytes)
 {
-    mark *marks = malloc((MOST_PARTS / 2 * bytes + 1) * sizeof *marks);
+    TSR_AUTO_FREE mark *marks = malloc((MOST_PARTS / 2 * bytes + 1) * sizeof *marks);
     size_t count = 0, written = 0;
     for (size_t i = 0; marks && i < bytes;) {
         uint32_t code = 0;
@@ -112,7 +113,6 @@ tsr_status tsr_unicode_nfc(char **out, size_t *out_bytes, size_t **map, const ch
     char *result = malloc(4 * count + 1);
     size_t *ranges = malloc((8 * count + 1) * sizeof *ranges);
     if (!marks || !result || !ranges) {
-        free(marks);
         free(result);
         free(ranges);
         return tsr_fail(TSR_ENOMEM, "no memory to normalize a text of %zu bytes", bytes);
@@ -126,7 +126,6 @@ tsr_status tsr_unicode_nfc(char **out, size_t *out_bytes, size_t **map, const ch
         written += length;
     }
     result[written] = 0;
-    free(marks);
     *out = result;
     *out_bytes = written;
     *map = ranges;

@@ -280,8 +280,9 @@ static void say_evaluated(const run *r, const tsr_config *config)
 
 static int print_evaluation(const run *r, const tsr_config *config, const tsr_job_evaluation *e)
 {
-    char loss[32], perplexity[32], *model = NULL, *adapter = NULL;
-    tsr_text text = {0};
+    char loss[32], perplexity[32];
+    TSR_AUTO_FREE char *model = NULL, *adapter = NULL;
+    tsr_auto_text text = {0};
     int status = tsr_json_quote(&model, config->model_name_or_path, "model_name_or_path");
     if (status == 0 && config->init_adapter)
         status = tsr_json_quote(&adapter, config->init_adapter, "init_adapter");
@@ -296,9 +297,6 @@ static int print_evaluation(const run *r, const tsr_config *config, const tsr_jo
         tsr_text_printf(&text, "eval_loss %.6f  perplexity %.4f  label tokens %lld  rows %lld\n",
                         e->loss, e->perplexity, (long long)e->label_tokens, (long long)e->rows);
     answer(tsr_text_string(&text), r->usage->json);
-    tsr_text_free(&text);
-    free(model);
-    free(adapter);
     return status;
 }
 

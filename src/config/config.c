@@ -201,15 +201,12 @@ static void set_defaults(loader *l)
 
 static tsr_status apply_file(loader *l, const char *text, size_t bytes, const char *name)
 {
-    tsr_yaml_tree tree;
+    tsr_auto_yaml tree = {0};
     l->layer = TSR_LAYER_FILE;
     TSR_TRY(tsr_yaml_parse(&tree, text, bytes, name));
     const tsr_yaml_value *root = &tree.root;
-    if (root->kind != TSR_YAML_MAP && !tsr_yaml_is_null(root)) {
-        int line = root->line;
-        tsr_yaml_free(&tree);
-        return tsr_fail(TSR_ECONFIG, "%s:%d: expected lines of `key: value`", name, line);
-    }
+    if (root->kind != TSR_YAML_MAP && !tsr_yaml_is_null(root))
+        return tsr_fail(TSR_ECONFIG, "%s:%d: expected lines of `key: value`", name, root->line);
     for (int i = 0; i < root->count; i++) {
         const tsr_yaml_value *key = &root->keys[i];
         const char *where = format_where(l, "%s:%d", name, key->line);
@@ -223,14 +220,13 @@ static tsr_status apply_file(loader *l, const char *text, size_t bytes, const ch
         else
             apply(l, key->text, &root->items[i], where);
     }
-    tsr_yaml_free(&tree);
     return TSR_OK;
 }
 
 /* Lists, maps and quoted texts are YAML; anything else is the text itself. */
 static void apply_override(loader *l, const char *override)
 {
-    tsr_yaml_tree tree = {0};
+    tsr_auto_yaml tree = {0};
     l->layer = TSR_LAYER_OVERRIDE;
     const char *where = format_where(l, "override %s", override, 0);
     const char *equals = strchr(override, '=');
@@ -240,9 +236,10 @@ static void apply_override(loader *l, const char *override)
                          dashes ? (equals ? override + dashes : "lora_r=8") : "");
         return;
     }
-    tsr_text key = {0};
+    tsr_auto_text key = {0};
     size_t bad;
     tsr_text_append(&key, override, length);
+    l->config.store->failed |= key.failed;
     const char *text = equals + 1;
     tsr_yaml_value value = {.kind = TSR_YAML_SCALAR, .text = text, .line = 1};
     if (*text && strchr("[{\"'", *text)) {
@@ -250,18 +247,14 @@ static void apply_override(loader *l, const char *override)
         if (status < 0) {
             l->config.store->failed |= status == TSR_ENOMEM;
             tsr_config_error(&l->errors, where, "%s", tsr_last_error());
-            goto out;
+            return;
         }
         value = tree.root;
     } else if (!tsr_utf8_check(text, strlen(text), &bad)) {
         tsr_config_error(&l->errors, where, "%s: the value is not UTF-8", tsr_text_string(&key));
-        goto out;
+        return;
     }
     apply(l, tsr_text_string(&key), &value, where);
-out:
-    l->config.store->failed |= key.failed;
-    tsr_yaml_free(&tree);
-    tsr_text_free(&key);
 }
 
 static tsr_status read_file(tsr_text *out, const char *path)

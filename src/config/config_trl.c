@@ -10,14 +10,13 @@
 static bool take(tsr_config *config, int index, tsr_config_errors *errors)
 {
     const tsr_key *key = tsr_keys_at(index);
-    tsr_yaml_tree tree;
+    tsr_auto_yaml tree = {0};
     if (tsr_yaml_parse(&tree, key->trl, strlen(key->trl), key->name) < 0)
         return false;
     const tsr_config_place place = {config->store, errors, "TRL's default", key->name};
     bool taken = tsr_config_read(config, key, &tree.root, &place);
     if (taken)
         config->store->origin[index].layer = TSR_LAYER_TRL;
-    tsr_yaml_free(&tree);
     return taken;
 }
 

@@ -203,8 +203,8 @@ void tsr_config_put(tsr_text *out, const tsr_config *config, const tsr_key *key)
 bool tsr_config_same_text(const tsr_config *config, const tsr_key *key, const char *was,
                           const char *now)
 {
-    tsr_yaml_tree tree;
-    tsr_text again = {0};
+    tsr_auto_yaml tree = {0};
+    tsr_auto_text again = {0};
     tsr_config_errors errors = {0};
     tsr_config read = *config;
     const tsr_config_place place = {config->store, &errors, "", key->name};
@@ -214,11 +214,8 @@ bool tsr_config_same_text(const tsr_config *config, const tsr_key *key, const ch
         return false;
     if (tsr_config_read(&read, key, &tree.root, &place))
         tsr_config_put(&again, &read, key);
-    bool same = !again.failed && !strcmp(tsr_text_string(&again), now);
-    tsr_yaml_free(&tree);
-    tsr_text_free(&again);
     tsr_text_free(&errors.text);
-    return same;
+    return !again.failed && !strcmp(tsr_text_string(&again), now);
 }
 
 tsr_status tsr_config_value_text(tsr_text *out, const tsr_config *config, const char *key)

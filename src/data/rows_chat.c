@@ -88,22 +88,16 @@ tsr_status tsr_row_read_turns(tsr_row *row, const json_t *object, const json_t *
                               const json_t *completion, const tsr_dataset_options *options,
                               const char *place)
 {
-    json_t *tools;
+    json_auto_t *tools = NULL,
+                *both = json_copy((json_t *)(uintptr_t)prompt); /* shares its elements */
     if (!json_array_size(prompt) || !json_array_size(completion))
         return tsr_fail(TSR_EDATA, "%s: \"%s\" is empty", place,
                         json_array_size(prompt) ? "completion" : "prompt");
     TSR_TRY(read_tools(&tools, object, place));
-    json_t *both = json_copy((json_t *)(uintptr_t)prompt); /* the elements are shared */
-    if (!both || json_array_extend(both, (json_t *)(uintptr_t)completion)) {
-        json_decref(both);
-        json_decref(tools);
+    if (!both || json_array_extend(both, (json_t *)(uintptr_t)completion))
         return tsr_fail(TSR_ENOMEM, "no memory for messages");
-    }
     size_t prompt_count = options->completion_only == TSR_LOSS_NO ? 0 : json_array_size(prompt);
-    tsr_status status = encode(row, both, tools, prompt_count, options, place);
-    json_decref(both);
-    json_decref(tools);
-    return status;
+    return encode(row, both, tools, prompt_count, options, place);
 }
 
 /* ---- sharegpt ---- */

@@ -87,19 +87,12 @@ static tsr_status find_shard(tsr_safetensors **out, tsr_checkpoint *checkpoint, 
             return tsr_fail(TSR_ENOMEM, "%s: no memory for its shards", checkpoint->directory);
         checkpoint->shard_capacity = capacity;
     }
-    char *path = NULL, *copy = strdup(name);
-    tsr_status status;
-    if (!copy || asprintf(&path, "%s/%s", checkpoint->directory, name) < 0) {
-        free(copy);
+    TSR_AUTO_FREE char *path = NULL, *copy = strdup(name);
+    if (!copy || asprintf(&path, "%s/%s", checkpoint->directory, name) < 0)
         return tsr_fail(TSR_ENOMEM, "%s: no memory for its shards", checkpoint->directory);
-    }
-    status = tsr_safetensors_open(out, path);
-    free(path);
-    if (status < 0) {
-        free(copy);
-        return status;
-    }
+    TSR_TRY(tsr_safetensors_open(out, path));
     checkpoint->shard_names[checkpoint->shard_count] = copy;
+    copy = NULL;
     checkpoint->shards[checkpoint->shard_count++] = *out;
     return TSR_OK;
 }

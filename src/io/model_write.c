@@ -167,22 +167,19 @@ static tsr_status stage_shard(writing *w, uint64_t shard, uint64_t *first)
 static tsr_status stage_index(writing *w)
 {
     const tsr_model_output *o = w->output;
-    char *text = NULL, name[64];
+    TSR_AUTO_FREE char *text = NULL;
+    char name[64];
     json_t *map = json_object();
     bool failed = !map;
     for (uint64_t i = 0; i < o->count && map; i++) {
         shard_name(name, w, w->shard[i]);
         failed |= json_object_set_new(map, o->tensors[i].name, json_string(name)) != 0;
     }
-    json_t *root =
+    json_auto_t *root =
         json_pack("{s{sI sI} so}", "metadata", "total_parameters", (json_int_t)o->parameter_count,
                   "total_size", (json_int_t)w->total_bytes, "weight_map", map);
-    tsr_status status = failed || !root ? out_of_memory(w) : tsr_json_format(&text, root, 2);
-    if (status == TSR_OK)
-        status = stage_data(w, o->folder, INDEX_FILE, text, strlen(text));
-    json_decref(root);
-    free(text);
-    return status;
+    TSR_TRY(failed || !root ? out_of_memory(w) : tsr_json_format(&text, root, 2));
+    return stage_data(w, o->folder, INDEX_FILE, text, strlen(text));
 }
 
 /* ---- an earlier model ---- */

@@ -21,27 +21,17 @@ static tsr_status make_card(tsr_text *card, const tsr_peft_config *config, bool 
     static const char what[] = TSR_PEFT_CARD_FILE ": the base model's name";
     const char *model =
         config->beside_towers ? "AutoModelForImageTextToText" : "AutoModelForCausalLM";
-    char place[PATH_MAX], *quoted, *tag = NULL, *found = NULL;
+    char place[PATH_MAX];
+    TSR_AUTO_FREE char *quoted = NULL, *found = NULL;
     TSR_TRY(tsr_json_quote(&quoted, base ? base : "", what));
     /* The code is good in the card's directory, from which another way leads to the base. */
-    tsr_status status = tsr_json_quote(&found,
-                                       base && realpath(base, place) ? place
-                                       : base                        ? base
-                                                                     : "",
-                                       what);
-    if (status == TSR_OK && asprintf(&tag, "\"base_model:adapter:%s", quoted + 1) < 0)
-        status = tsr_fail(TSR_ENOMEM, "%s: no memory to write it", TSR_PEFT_CARD_FILE);
-    if (status < 0) {
-        free(quoted);
-        free(found);
-        return status;
-    }
+    TSR_TRY(tsr_json_quote(&found, base && realpath(base, place) ? place : base ? base : "", what));
     tsr_text_puts(card, "---\n");
     if (base)
         tsr_text_printf(card, "base_model: %s\n", quoted);
     tsr_text_puts(card, "library_name: peft\npipeline_tag: text-generation\ntags:\n");
     if (base)
-        tsr_text_printf(card, "- %s\n", tag);
+        tsr_text_printf(card, "- \"base_model:adapter:%s\n", quoted + 1);
     tsr_text_printf(card, "%s- lora" CARD_TAG "- transformers\n---\n\n",
                     config->use_dora ? "- dora\n" : "");
     tsr_text_printf(card, "# A %s adapter\n\n", config->use_dora ? "DoRA" : "LoRA");
@@ -57,9 +47,6 @@ static tsr_status make_card(tsr_text *card, const tsr_peft_config *config, bool 
                     "### Framework versions\n\n- PEFT 0.21.0\n",
                     model, base ? found : "\"the base model's directory\"", model,
                     tokenizer ? "\".\"" : "base");
-    free(tag);
-    free(found);
-    free(quoted);
     return card->failed ? tsr_fail(TSR_ENOMEM, "%s: no memory to write it", TSR_PEFT_CARD_FILE)
                         : TSR_OK;
 }

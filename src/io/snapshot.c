@@ -114,21 +114,17 @@ static tsr_status make_manifest(tsr_text *out, int64_t step, const json_t *state
     char text[17];
     uint64_t hash = 0;
     json_t *list = list_files(files, count);
-    json_t *manifest =
+    json_auto_t *manifest =
         list ? json_pack("{s:s, s:i, s:I, s:o, s:O}", "format", FORMAT, "version", VERSION, "step",
                          (json_int_t)step, "files", list, "state", (json_t *)state)
              : NULL;
-    tsr_status status = manifest ? hash_manifest(&hash, manifest, path)
-                                 : tsr_fail(TSR_ENOMEM, "%s: no memory for it", path);
-    if (status == TSR_OK) {
+    if (manifest) {
+        TSR_TRY(hash_manifest(&hash, manifest, path));
         put_hex(text, hash);
-        if (json_object_set_new(manifest, "hash", json_string(text)) != 0)
-            status = tsr_fail(TSR_ENOMEM, "%s: no memory for it", path);
     }
-    if (status == TSR_OK)
-        status = tsr_json_put(out, manifest, JSON_INDENT(1), path);
-    json_decref(manifest);
-    return status;
+    if (!manifest || json_object_set_new(manifest, "hash", json_string(text)) != 0)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory for it", path);
+    return tsr_json_put(out, manifest, JSON_INDENT(1), path);
 }
 
 static tsr_status write_manifest(const tsr_folder *folder, int64_t step, const json_t *state,

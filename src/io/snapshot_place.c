@@ -112,7 +112,7 @@ static tsr_status look_into(obstacle *out, const tsr_folder *parent, const char 
 {
     struct stat info;
     tsr_auto_folder *folder = NULL;
-    DIR *entries;
+    tsr_auto_dir *entries = NULL;
     bool any = false;
     if (!tsr_folder_stat(&info, parent, name))
         return TSR_OK;
@@ -124,8 +124,8 @@ static tsr_status look_into(obstacle *out, const tsr_folder *parent, const char 
     TSR_TRY(enter(&folder, parent, name));
     if (!folder)
         return TSR_OK;
-    tsr_status status = tsr_folder_list(&entries, folder);
-    for (const char *entry; status == TSR_OK && (entry = tsr_folder_next(entries));) {
+    TSR_TRY(tsr_folder_list(&entries, folder));
+    for (const char *entry; (entry = tsr_folder_next(entries));) {
         any = true;
         foreign &= strcmp(entry, TSR_SNAPSHOT_MANIFEST) != 0;
         if (!out->what && is_directory(folder, entry)) {
@@ -133,13 +133,11 @@ static tsr_status look_into(obstacle *out, const tsr_folder *parent, const char 
             out->what = "a directory, which no checkpoint of a run contains";
         }
     }
-    if (status == TSR_OK)
-        closedir(entries);
     if (any && foreign) { /* Hugging Face's trainer has checkpoint-<step> too */
         tsr_folder_show(out->path, parent, name);
         out->what = "a directory, without a " TSR_SNAPSHOT_MANIFEST ", so another program's";
     }
-    return status;
+    return TSR_OK;
 }
 
 /* In the checkpoint, or under the name that it would get. */
@@ -273,18 +271,16 @@ static tsr_status add_bytes(uint64_t *total, const tsr_folder *parent, form f, i
     char name[TSR_SNAPSHOT_NAME_BYTES];
     struct stat info;
     tsr_auto_folder *folder = NULL;
-    DIR *entries;
+    tsr_auto_dir *entries = NULL;
     put_name(name, f, step);
     TSR_TRY(enter(&folder, parent, name));
     if (!folder)
         return TSR_OK;
-    tsr_status status = tsr_folder_list(&entries, folder);
-    for (const char *file; status == TSR_OK && (file = tsr_folder_next(entries));)
+    TSR_TRY(tsr_folder_list(&entries, folder));
+    for (const char *file; (file = tsr_folder_next(entries));)
         if (tsr_folder_stat(&info, folder, file) && S_ISREG(info.st_mode))
             *total += 512 * (uint64_t)info.st_blocks;
-    if (status == TSR_OK)
-        closedir(entries);
-    return status;
+    return TSR_OK;
 }
 
 tsr_status tsr_snapshot_bytes(uint64_t *freed, int64_t *kept, const tsr_folder *parent,

@@ -245,7 +245,7 @@ static void resolve_config(tsr_job *job)
 static tsr_status clear_output(const tsr_job *job)
 {
     const tsr_folder *folder = job->output;
-    tsr_folder *events;
+    tsr_auto_folder *events = NULL;
     bool goes_on = job->resume && job->continues, foreign = tsr_peft_card_is_foreign(folder);
     TSR_TRY(tsr_file_tidy(folder, type_of));
     TSR_TRY(tsr_job_tokenizer_clear(folder));
@@ -260,14 +260,14 @@ static tsr_status clear_output(const tsr_job *job)
                 "resume_from_checkpoint: %s holds no checkpoint yet: starting at step 1",
                 tsr_folder_path(folder));
     TSR_TRY(tsr_folder_enter(&events, folder, TSR_EVENTS_FOLDER));
-    tsr_status status = events ? tsr_file_tidy(events, type_of_event) : TSR_OK;
-    if (events && !goes_on && status == TSR_OK)
-        status = tsr_folder_remove(events, TSR_EVENTS_FILE);
-    tsr_folder_close(events);
-    for (size_t i = 0; i < RUN_FILES && !goes_on && status == TSR_OK; i++)
+    if (events)
+        TSR_TRY(tsr_file_tidy(events, type_of_event));
+    if (events && !goes_on)
+        TSR_TRY(tsr_folder_remove(events, TSR_EVENTS_FILE));
+    for (size_t i = 0; i < RUN_FILES && !goes_on; i++)
         if (!foreign || strcmp(run_files[i], TSR_PEFT_CARD_FILE) != 0)
-            status = tsr_folder_remove(folder, run_files[i]);
-    return status;
+            TSR_TRY(tsr_folder_remove(folder, run_files[i]));
+    return TSR_OK;
 }
 
 tsr_status tsr_job_end(tsr_job *job, tsr_metrics_status status)

@@ -82,22 +82,19 @@ static tsr_status write_file(tsr_text *yaml, tsr_text *foreign, const tsr_folder
 tsr_status tsr_job_tokenizer_write(tsr_text *yaml, tsr_job *job)
 {
     const tsr_config *config = &job->inputs.config;
-    tsr_text foreign = {0};
-    char *template;
+    tsr_auto_text foreign = {0};
+    TSR_AUTO_FREE char *template = NULL;
     tsr_tokenizer_origin origin = {.model = config->model_name_or_path};
     TSR_TRY(tsr_inputs_template(&template, &origin.template_bytes, &job->inputs));
     origin.chat_template = template;
     tsr_text_puts(yaml, "\n# beside the adapter, with a hash of each\n");
-    tsr_status status = TSR_OK;
-    for (int i = 0; i < TSR_JOB_TOKENIZER_FILES && status == TSR_OK; i++)
-        status = write_file(yaml, &foreign, job->output, &origin, tsr_job_tokenizer_files[i]);
-    if (status == TSR_OK && foreign.length)
+    for (int i = 0; i < TSR_JOB_TOKENIZER_FILES; i++)
+        TSR_TRY(write_file(yaml, &foreign, job->output, &origin, tsr_job_tokenizer_files[i]));
+    if (foreign.length)
         tsr_log(TSR_LOG_WARNING,
                 "%s: output_dir %s has %s, which no run wrote: it is kept, so this run's tokenizer "
                 "is not written there; move it elsewhere to get it",
                 tsr_config_where(config, "output_dir"), config->output_dir,
                 tsr_text_string(&foreign));
-    tsr_text_free(&foreign);
-    free(template);
-    return status;
+    return TSR_OK;
 }

@@ -1,5 +1,6 @@
 #include "report/report.h"
 
+#include "base/auto.h"
 #include "base/escape.h"
 #include "config/config_number.h"
 #include "io/json.h"
@@ -289,23 +290,18 @@ static void put_object(tsr_text *out, const json_t *object, size_t indent)
 
 tsr_status tsr_report_print(char **text, json_t *root, bool json)
 {
-    tsr_text out = {0};
-    char *formatted = NULL;
-    tsr_status status = root ? TSR_OK : tsr_fail(TSR_ENOMEM, "out of memory for a report");
-    if (status == TSR_OK && json) {
-        status = tsr_json_format(&formatted, root, 2);
-        tsr_text_puts(&out, formatted ? formatted : "");
-        tsr_text_puts(&out, "\n");
-    } else if (status == TSR_OK) {
+    json_auto_t *owned = root;
+    tsr_auto_text out = {0};
+    TSR_AUTO_FREE char *formatted = NULL;
+    if (root && json) {
+        TSR_TRY(tsr_json_format(&formatted, root, 2));
+        tsr_text_printf(&out, "%s\n", formatted);
+    } else if (root) {
         put_object(&out, root, 0);
     }
-    if (status == TSR_OK && out.failed)
-        status = tsr_fail(TSR_ENOMEM, "out of memory for a report");
-    free(formatted);
-    json_decref(root);
-    if (status < 0)
-        tsr_text_free(&out);
-    else
-        *text = out.data;
-    return status;
+    if (!owned || out.failed)
+        return tsr_fail(TSR_ENOMEM, "out of memory for a report");
+    *text = out.data;
+    out = (tsr_text){0};
+    return TSR_OK;
 }

@@ -314,15 +314,10 @@ tsr_status tsr_model_config_parse(tsr_model_config *out, const char *text, uint6
 
 tsr_status tsr_model_config_load(tsr_model_config *out, const char *directory)
 {
-    char *path, *text;
+    TSR_AUTO_FREE char *path = NULL, *text = NULL;
     uint64_t bytes;
     if (asprintf(&path, "%s/config.json", directory) < 0)
         return tsr_fail(TSR_ENOMEM, "%s: no memory to read config.json", directory);
-    tsr_status status = tsr_file_read(&text, &bytes, path, MOST_CONFIG_BYTES);
-    if (status == TSR_OK) {
-        status = tsr_model_config_parse(out, text, bytes, path);
-        free(text);
-    }
-    free(path);
-    return status;
+    TSR_TRY(tsr_file_read(&text, &bytes, path, MOST_CONFIG_BYTES));
+    return tsr_model_config_parse(out, text, bytes, path);
 }
