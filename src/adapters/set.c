@@ -1,6 +1,7 @@
 #include "adapters/set.h"
 
 #include "adapters/regex.h"
+#include "base/auto.h"
 #include "base/log.h"
 #include "base/text.h"
 
@@ -265,7 +266,7 @@ static void warn_unmatched(const char *key, const char *name, const tsr_text *ca
 static tsr_status report_choice(const selection *s)
 {
     uint64_t chosen = 0;
-    tsr_text candidates = {0}, target = {0};
+    tsr_auto_text candidates = {0}, target = {0};
     tsr_status status = list_candidates(&candidates, s);
     put_target(&target, s->spec);
     for (uint64_t i = 0; i < s->module_count; i++)
@@ -285,8 +286,6 @@ static tsr_status report_choice(const selection *s)
             warn_unmatched(EXCLUDE_KEY, s->spec->exclude.names[i], &candidates);
     if (status == TSR_OK && s->exclude && !s->excludes[0])
         warn_unmatched(EXCLUDE_KEY, s->spec->exclude.regex, &candidates);
-    tsr_text_free(&candidates);
-    tsr_text_free(&target);
     return status;
 }
 
@@ -356,20 +355,16 @@ static tsr_status apply_pattern(double *value, const selection *s, const char *n
 static tsr_status build_adapters(tsr_adapter_set *set, const selection *s)
 {
     const tsr_adapter_spec *spec = s->spec;
-    tsr_status status = TSR_OK;
-    double *rank = malloc((s->module_count + 1) * sizeof *rank);
-    double *alpha = malloc((s->module_count + 1) * sizeof *alpha);
+    TSR_AUTO_FREE double *rank = malloc((s->module_count + 1) * sizeof *rank);
+    TSR_AUTO_FREE double *alpha = malloc((s->module_count + 1) * sizeof *alpha);
     set->adapter = calloc(s->module_count + 1, sizeof *set->adapter);
-    if (!rank || !alpha || !set->adapter) {
-        status = tsr_fail(TSR_ENOMEM, "no memory for %llu adapters", (ull)s->module_count);
-        goto out;
-    }
-    status = apply_pattern(rank, s, "rank_pattern", spec->rank_pattern, spec->rank_pattern_count,
-                           (double)spec->r);
-    if (status == TSR_OK)
-        status = apply_pattern(alpha, s, "alpha_pattern", spec->alpha_pattern,
-                               spec->alpha_pattern_count, spec->alpha);
-    for (uint64_t i = 0; i < s->module_count && status == TSR_OK; i++)
+    if (!rank || !alpha || !set->adapter)
+        return tsr_fail(TSR_ENOMEM, "no memory for %llu adapters", (ull)s->module_count);
+    TSR_TRY(apply_pattern(rank, s, "rank_pattern", spec->rank_pattern, spec->rank_pattern_count,
+                          (double)spec->r));
+    TSR_TRY(apply_pattern(alpha, s, "alpha_pattern", spec->alpha_pattern, spec->alpha_pattern_count,
+                          spec->alpha));
+    for (uint64_t i = 0; i < s->module_count; i++)
         if (s->chosen[i])
             set->adapter[set->count++] = (tsr_adapter){
                 .module = i,
@@ -378,10 +373,7 @@ static tsr_status build_adapters(tsr_adapter_set *set, const selection *s)
                 .scale = alpha[i] / (spec->rslora ? sqrt(rank[i]) : rank[i]),
                 .dora = spec->dora,
             };
-out:
-    free(rank);
-    free(alpha);
-    return status;
+    return TSR_OK;
 }
 
 /* An update of more rank than its linear can have only takes memory. */

@@ -6,7 +6,6 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 /* Compiling (?i) takes time by the square, 3 seconds for this. Published patterns have two thousand at most. */

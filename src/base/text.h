@@ -35,4 +35,7 @@ const char *tsr_text_string(const tsr_text *text);
 void tsr_text_clear(tsr_text *text);
 void tsr_text_free(tsr_text *text);
 
+/* A local of this type is freed where its scope ends. */
+#define tsr_auto_text __attribute__((cleanup(tsr_text_free))) tsr_text
+
 #endif

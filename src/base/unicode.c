@@ -1,9 +1,10 @@
 #include "base/unicode.h"
-
-#include "base/unicode_tables.h"
+#include "base/auto.h"
 
 #include <stdlib.h>
-#include <string.h>
+#include <utf8proc.h>
+
+#define MOST_PARTS 4 /* code points of a canonical decomposition; its source has at least 2 bytes */
 
 bool tsr_unicode_white_space(uint32_t code)
 {
@@ -18,63 +19,15 @@ bool tsr_unicode_python_space(uint32_t code)
     return tsr_unicode_white_space(code) || (code >= 0x1c && code <= 0x1f);
 }
 
-/* The canonical combining class; 0 for a starter. */
-static int combining_class(uint32_t code)
-{
-    size_t low = 0, high = sizeof combining_ranges / sizeof *combining_ranges;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (code < combining_ranges[middle].first)
-            high = middle;
-        else if (code > combining_ranges[middle].last)
-            low = middle + 1;
-        else
-            return combining_ranges[middle].combining;
-    }
-    return 0;
-}
-
-/* The full canonical decomposition of a table entry, or NULL. */
-static const uint32_t *decomposition(uint32_t code, int *count)
-{
-    size_t low = 0, high = sizeof decompositions / sizeof *decompositions;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (code < decompositions[middle].code)
-            high = middle;
-        else if (code > decompositions[middle].code)
-            low = middle + 1;
-        else {
-            *count = decompositions[middle].count;
-            return decomposed + decompositions[middle].start;
-        }
-    }
-    return NULL;
-}
-
-enum { S_BASE = 0xac00, L_BASE = 0x1100, V_BASE = 0x1161, T_BASE = 0x11a7 };
-enum { L_COUNT = 19, V_COUNT = 21, T_COUNT = 28, S_COUNT = L_COUNT * V_COUNT * T_COUNT };
-
 /* The primary composite of two code points, or 0. */
 static uint32_t composite(uint32_t first, uint32_t second)
 {
-    if (first - L_BASE < L_COUNT && second - V_BASE < V_COUNT)
-        return S_BASE + ((first - L_BASE) * V_COUNT + (second - V_BASE)) * T_COUNT;
-    if (first - S_BASE < S_COUNT && (first - S_BASE) % T_COUNT == 0 && second > T_BASE &&
-        second < T_BASE + T_COUNT)
-        return first + (second - T_BASE);
-    size_t low = 0, high = sizeof composites / sizeof *composites;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (first < composites[middle].first ||
-            (first == composites[middle].first && second < composites[middle].second))
-            high = middle;
-        else if (first > composites[middle].first || second > composites[middle].second)
-            low = middle + 1;
-        else
-            return composites[middle].code;
-    }
-    return 0;
+    utf8proc_int32_t pair[] = {(utf8proc_int32_t)first, (utf8proc_int32_t)second};
+    utf8proc_option_t options = UTF8PROC_COMPOSE | UTF8PROC_STABLE;
+    if (second ==
+        0x11a7) /* a vowel: utf8proc 2.8 drops it behind a syllable, as if it were no final */
+        return 0;
+    return utf8proc_normalize_utf32(pair, 2, options) == 1 ? (uint32_t)pair[0] : 0;
 }
 
 bool tsr_unicode_nfc_quick(const char *text, size_t bytes)
@@ -95,21 +48,13 @@ typedef struct {
 /* Appends the decomposition of one code point of the source; returns the new count. */
 static size_t decompose(mark *marks, size_t count, uint32_t code, size_t begin, size_t end)
 {
-    uint32_t hangul[3], *one = &code;
-    int parts = 1;
-    const uint32_t *from = decomposition(code, &parts);
-    if (code - S_BASE < S_COUNT) {
-        uint32_t index = code - S_BASE;
-        hangul[0] = L_BASE + index / (V_COUNT * T_COUNT);
-        hangul[1] = V_BASE + index % (V_COUNT * T_COUNT) / T_COUNT;
-        hangul[2] = T_BASE + index % T_COUNT;
-        parts = index % T_COUNT ? 3 : 2;
-        from = hangul;
-    }
-    if (!from)
-        from = one;
-    for (int i = 0; i < parts; i++) {
-        mark next = {from[i], combining_class(from[i]), begin, end};
+    utf8proc_int32_t parts[MOST_PARTS];
+    int unused;
+    utf8proc_ssize_t part_count = utf8proc_decompose_char(
+        (utf8proc_int32_t)code, parts, MOST_PARTS, UTF8PROC_DECOMPOSE | UTF8PROC_STABLE, &unused);
+    for (int i = 0; i < part_count; i++) {
+        int combining = utf8proc_get_property(parts[i])->combining_class;
+        mark next = {(uint32_t)parts[i], combining, begin, end};
         size_t at = count++;
         /* Canonical order: stable by class among the marks that follow a starter. */
         while (next.combining && at > 0 && marks[at - 1].combining > next.combining) {
@@ -154,8 +99,7 @@ static size_t compose(mark *marks, size_t count)
 tsr_status tsr_unicode_nfc(char **out, size_t *out_bytes, size_t **map, const char *text,
                            size_t bytes)
 {
-    /* A decomposition has at most 4 code points, and its source at least 2 bytes. */
-    mark *marks = malloc((2 * bytes + 1) * sizeof *marks);
+    TSR_AUTO_FREE mark *marks = malloc((MOST_PARTS / 2 * bytes + 1) * sizeof *marks);
     size_t count = 0, written = 0;
     for (size_t i = 0; marks && i < bytes;) {
         uint32_t code = 0;
@@ -169,7 +113,6 @@ tsr_status tsr_unicode_nfc(char **out, size_t *out_bytes, size_t **map, const ch
     char *result = malloc(4 * count + 1);
     size_t *ranges = malloc((8 * count + 1) * sizeof *ranges);
     if (!marks || !result || !ranges) {
-        free(marks);
         free(result);
         free(ranges);
         return tsr_fail(TSR_ENOMEM, "no memory to normalize a text of %zu bytes", bytes);
@@ -183,9 +126,13 @@ tsr_status tsr_unicode_nfc(char **out, size_t *out_bytes, size_t **map, const ch
         written += length;
     }
     result[written] = 0;
-    free(marks);
     *out = result;
     *out_bytes = written;
     *map = ranges;
     return TSR_OK;
+}
+
+const char *tsr_unicode_library(void)
+{
+    return utf8proc_version();
 }

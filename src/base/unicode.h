@@ -1,7 +1,5 @@
 /*
- * base/unicode.h: the two notions of white space, and normalization form C; with UTF-8 (base/utf8.h).
- *
- * The tables (unicode_tables.h) are made by tools/make_unicode_tables.py.
+ * base/unicode.h: the two notions of white space, and normalization form C (by utf8proc); with UTF-8 (base/utf8.h).
  */
 #ifndef TSR_BASE_UNICODE_H
 #define TSR_BASE_UNICODE_H
@@ -25,5 +23,8 @@ bool tsr_unicode_nfc_quick(const char *text, size_t bytes);
  * TSR_ENOMEM. */
 tsr_status tsr_unicode_nfc(char **out, size_t *out_bytes, size_t **map, const char *text,
                            size_t bytes);
+
+/* utf8proc's version. */
+const char *tsr_unicode_library(void);
 
 #endif

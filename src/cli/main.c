@@ -2,6 +2,7 @@
  * main.c: the program: a command line around libtessera. It alone prints, handles signals and
  * exits.
  */
+#include "base/auto.h"
 #include "base/called.h"
 #include "base/clock.h"
 #include "base/escape.h"
@@ -196,7 +197,7 @@ static void print_end(const run *r, const tsr_config *config)
 {
     tsr_model_config model = {0};
     (void)tsr_model_config_load(&model, config->model_name_or_path);
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     char directory[PATH_MAX] = "", launcher[128];
     if (!getcwd(directory, sizeof directory))
         strcpy(directory, ".");
@@ -206,7 +207,6 @@ static void print_end(const run *r, const tsr_config *config)
                                    .beside_towers = model.composite != NULL};
     tsr_summary_end(&text, config, &call, r->first_loss, r->last_loss);
     say(tsr_text_string(&text));
-    tsr_text_free(&text);
 }
 
 static void print_stopped(const tsr_config *config)
@@ -271,20 +271,20 @@ static const char *json_number(char out[32], double value)
 /* What is evaluated, before it takes its time. */
 static void say_evaluated(const run *r, const tsr_config *config)
 {
-    tsr_text line = {0};
+    tsr_auto_text line = {0};
     if (config->init_adapter)
         tsr_text_printf(&line, "evaluating the adapter %s on %s", config->init_adapter,
                         config->model_name_or_path);
     else
         tsr_text_printf(&line, "evaluating %s without an adapter", config->model_name_or_path);
     tsr_progress_line(r->progress, tsr_text_string(&line));
-    tsr_text_free(&line);
 }
 
 static int print_evaluation(const run *r, const tsr_config *config, const tsr_job_evaluation *e)
 {
-    char loss[32], perplexity[32], *model = NULL, *adapter = NULL;
-    tsr_text text = {0};
+    char loss[32], perplexity[32];
+    TSR_AUTO_FREE char *model = NULL, *adapter = NULL;
+    tsr_auto_text text = {0};
     int status = tsr_json_quote(&model, config->model_name_or_path, "model_name_or_path");
     if (status == 0 && config->init_adapter)
         status = tsr_json_quote(&adapter, config->init_adapter, "init_adapter");
@@ -299,9 +299,6 @@ static int print_evaluation(const run *r, const tsr_config *config, const tsr_jo
         tsr_text_printf(&text, "eval_loss %.6f  perplexity %.4f  label tokens %lld  rows %lld\n",
                         e->loss, e->perplexity, (long long)e->label_tokens, (long long)e->rows);
     answer(tsr_text_string(&text), r->usage->json);
-    tsr_text_free(&text);
-    free(model);
-    free(adapter);
     return status;
 }
 
@@ -318,17 +315,16 @@ static int evaluate_only(run *r, const tsr_config *config)
 
 static int plan(run *r)
 {
-    char *text = NULL;
+    TSR_AUTO_FREE char *text = NULL;
     int status = tsr_job_print_plan(r->job, r->usage->json, &text);
     if (status == 0)
         answer(text, r->usage->json);
-    free(text);
     return status;
 }
 
 static int data(run *r)
 {
-    char *text = NULL;
+    TSR_AUTO_FREE char *text = NULL;
     int form = r->usage->json          ? TSR_JOB_JSON
                : isatty(STDOUT_FILENO) ? TSR_JOB_COLOUR
                                        : TSR_JOB_PLAIN;
@@ -337,7 +333,6 @@ static int data(run *r)
         put(STDOUT_FILENO, text, TSR_ESCAPE_COLOUR);
     else if (status == 0)
         answer(text, r->usage->json);
-    free(text);
     return status;
 }
 
@@ -450,7 +445,7 @@ static int run_tool(const tsr_usage *usage)
                                      .progress = on_progress,
                                      .user = &r,
                                      .stop = &stop_requested};
-    char *text = NULL;
+    TSR_AUTO_FREE char *text = NULL;
     if (usage->command == TSR_COMMAND_MERGE || usage->command == TSR_COMMAND_QUANTIZE ||
         usage->command == TSR_COMMAND_PLAN)
         read_config(&config, usage);
@@ -461,7 +456,6 @@ static int run_tool(const tsr_usage *usage)
     tsr_config_free(&config);
     if (status == 0)
         answer(text, usage->json);
-    free(text);
     return status < 0 ? report_failure(status) : 0;
 }
 

@@ -252,12 +252,11 @@ void tsr_progress_eval(tsr_progress *p, int64_t step, double eval_loss, int64_t 
 {
     if (p->mode == TSR_CONFIG_PROGRESS_NONE)
         return;
-    tsr_text line = {0};
+    tsr_auto_text line = {0};
     tsr_text_printf(&line, "step %lld  eval_loss ", (long long)step);
     tsr_number_put_fixed(&line, eval_loss, 4);
     tsr_text_printf(&line, " over %lld label tokens", (long long)eval_label_tokens);
     tsr_progress_line(p, tsr_text_string(&line));
-    tsr_text_free(&line);
 }
 
 void tsr_progress_finish(tsr_progress *p)

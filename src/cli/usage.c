@@ -174,7 +174,7 @@ static bool find_option(char out[32], const command_row *row, const char *arg)
 static tsr_status wrong_option(const command_row *row, const char *arg, const char *next)
 {
     const char *p = arg + strspn(arg, "-");
-    tsr_text key = {0};
+    tsr_auto_text key = {0};
     size_t length = strcspn(p, "=");
     for (size_t i = 0; i < length; i++)
         tsr_text_append(&key, p[i] == '-' ? "_" : &p[i], 1);
@@ -185,15 +185,12 @@ static tsr_status wrong_option(const command_row *row, const char *arg, const ch
                         : next && next[0] != '-' && !strchr(next, '=') ? next
                         : known                                        ? "true"
                                                                        : "value";
-    tsr_status status =
-        near ? tsr_fail(TSR_EUSAGE, "%s: no such option; keys are written key=value: %s=%.200s",
-                        arg, near, value)
-             : tsr_fail(
-                   TSR_EUSAGE,
-                   "%s: no such option; keys are written key=value, such as lora_r=8; usage: %s",
-                   arg, row->line);
-    tsr_text_free(&key);
-    return status;
+    return near ? tsr_fail(TSR_EUSAGE, "%s: no such option; keys are written key=value: %s=%.200s",
+                           arg, near, value)
+                : tsr_fail(
+                      TSR_EUSAGE,
+                      "%s: no such option; keys are written key=value, such as lora_r=8; usage: %s",
+                      arg, row->line);
 }
 
 static tsr_status read_file(const char **out, const char *name, const char *text,

@@ -1,7 +1,7 @@
 /*
  * comm/comm.h: collectives between the ranks of a job.
  *
- * Implementations: self (1 rank), thread (N ranks in one process, for tests and embedders),
+ * Implementations: thread (1 rank, or N in one process, for tests and embedders),
  * callback (over an embedder's all-gather), mpi; and nccl, for device memory of the same ranks. One
  * conformance suite runs on all of them.
  *
@@ -36,7 +36,7 @@ typedef struct {
     void *user;
 } tsr_bootstrap;
 
-/* timeout_seconds 0: 300. On success the caller owns *out. */
+/* timeout_seconds 0: 300. On success the caller owns *out. One rank is a thread alone. */
 tsr_status tsr_comm_create_self(tsr_comm **out);
 tsr_status tsr_comm_create_callback(tsr_comm **out, const tsr_bootstrap *bootstrap,
                                     double timeout_seconds);
@@ -94,7 +94,7 @@ int tsr_comm_node(const tsr_comm *comm);       /* index of this rank's node, 0 .
 int tsr_comm_node_count(const tsr_comm *comm); /* nodes of the job */
 int tsr_comm_local_rank(const tsr_comm *comm); /* among the ranks of its node */
 int tsr_comm_local_size(const tsr_comm *comm);
-const char *tsr_comm_name(const tsr_comm *comm); /* "self", "thread", "callback", "mpi", "nccl" */
+const char *tsr_comm_name(const tsr_comm *comm); /* "thread", "callback", "mpi", "nccl" */
 
 /* ---- collectives; enqueued on `stream` ---- */
 

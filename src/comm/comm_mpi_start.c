@@ -10,11 +10,9 @@
 #include "comm/launcher.h"
 #include "comm/mpi_parts.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #define MESSAGE_BYTES    (1u << 30) /* longest message: MPI counts in int */

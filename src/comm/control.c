@@ -10,7 +10,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #define LAST_WORDS_SECONDS                                                                         \
     5 /* how long a dead communicator waits for the other ranks' statuses                          \

@@ -33,13 +33,11 @@ static tsr_status check_entry(const tsr_config *config, const char *name)
 
 static tsr_status check_entries(const tsr_convert *convert)
 {
-    tsr_status status = TSR_OK;
-    DIR *entries;
+    tsr_auto_dir *entries = NULL;
     TSR_TRY(tsr_folder_list(&entries, convert->output));
-    for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));)
-        status = check_entry(&convert->inputs.config, name);
-    closedir(entries);
-    return status;
+    for (const char *name; (name = tsr_folder_next(entries));)
+        TSR_TRY(check_entry(&convert->inputs.config, name));
+    return TSR_OK;
 }
 
 static tsr_status open_output(tsr_convert *convert)

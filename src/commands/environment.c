@@ -2,8 +2,10 @@
  * environment.c: what this machine and this build are good for: `tessera env`.
  */
 #include "base/aside.h"
+#include "base/auto.h"
 #include "base/phase.h"
 #include "base/regex.h"
+#include "base/unicode.h"
 #include "base/version.h"
 #include "comm/comm.h"
 #include "config/yaml.h"
@@ -150,13 +152,12 @@ static tsr_status add_cpu(survey *s)
 /* MPI says several lines of where it was built. */
 static void add_mpi(json_t *libraries)
 {
-    char *text = malloc(TSR_MPI_LIBRARY_BYTES);
+    TSR_AUTO_FREE char *text = malloc(TSR_MPI_LIBRARY_BYTES);
     if (!text)
         return;
     tsr_comm_mpi_library(text);
     text[strcspn(text, ",\n")] = 0;
     tsr_report_string(libraries, "mpi", text);
-    free(text);
 }
 
 /* One that is loaded when a job on a GPU needs it: its version, or why there is none. */
@@ -184,6 +185,7 @@ static void add_libraries(survey *s)
     tsr_report_string(l, "jansson", jansson_version_str());
     tsr_report_string(l, "libyaml", tsr_yaml_library());
     tsr_report_string(l, "oniguruma", tsr_regex_library());
+    tsr_report_string(l, "utf8proc", tsr_unicode_library());
     if (!tsr_device_cuda_built())
         return;
     add_loaded(s, l, "cublaslt", "training on GPUs", tsr_kernels_cublaslt_version);
@@ -301,10 +303,9 @@ static tsr_status measure_device(json_t *roofs, tsr_device *device, bool cuda)
 /* For the plans that are made here later. */
 static void keep(const tsr_device *device, const json_t *row)
 {
-    char *text = json_dumps(row, JSON_INDENT(1));
+    TSR_AUTO_FREE char *text = json_dumps(row, JSON_INDENT(1));
     if (text)
         tsr_speeds_save(device, text);
-    free(text);
 }
 
 /* The host, and the first GPU: those of a node are alike. */

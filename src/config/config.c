@@ -21,10 +21,9 @@ typedef struct {
 
 static const char *format_where(loader *l, const char *format, const char *name, int line)
 {
-    tsr_text where = {0};
+    tsr_auto_text where = {0};
     tsr_text_printf(&where, format, name, line); /* one of two literals in this file */
     const char *copy = tsr_config_store_copy(l->config.store, tsr_text_string(&where));
-    tsr_text_free(&where);
     return copy ? copy : name;
 }
 
@@ -58,20 +57,19 @@ static void apply_peer(loader *l, const char *name, const tsr_yaml_value *value,
             return;
         word += n + (word[n] == ' ');
     }
-    tsr_text found = {0};
+    tsr_auto_text found = {0};
     tsr_config_found(&found, value);
     size_t first = strcspn(peer->nothing, " ");
     tsr_config_error(&l->errors, where,
                      "%s: found %s; not supported here: %s; only %.*s is allowed", name,
                      tsr_text_string(&found), peer->why, (int)first, peer->nothing);
-    tsr_text_free(&found);
 }
 
 static void unknown(loader *l, const char *name, const char *where)
 {
     const char *near = tsr_keys_nearest(name);
     const tsr_yaml_value shown = {.kind = TSR_YAML_SCALAR, .text = name, .quoted = true};
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     tsr_config_found(&text, &shown);
     if (near)
         tsr_config_error(&l->errors, where, "no key %s; did you mean %s?", tsr_text_string(&text),
@@ -79,7 +77,6 @@ static void unknown(loader *l, const char *name, const char *where)
     else
         tsr_config_error(&l->errors, where, "no key %s; `%s train --help` lists all keys",
                          tsr_text_string(&text), tsr_called());
-    tsr_text_free(&text);
 }
 
 /* The value in our words. False: nothing to set, or an error was said. */
@@ -110,11 +107,10 @@ static bool translate(loader *l, tsr_yaml_value *value, const tsr_key_alias *ali
             *value = (tsr_yaml_value){.kind = TSR_YAML_SCALAR, .text = t->to, .line = value->line};
             return true;
         }
-    tsr_text found = {0};
+    tsr_auto_text found = {0};
     tsr_config_found(&found, value);
     tsr_config_error(&l->errors, where, "%s: found %s; %s", alias->name, tsr_text_string(&found),
                      alias->otherwise);
-    tsr_text_free(&found);
     return false;
 }
 
@@ -132,7 +128,7 @@ static bool agrees(loader *l, const tsr_config *next, int index, const tsr_confi
     if (key->offset == offsetof(tsr_config, dtype) &&
         (next->dtype == TSR_CONFIG_DTYPE_AUTO || l->config.dtype == TSR_CONFIG_DTYPE_AUTO))
         return next->dtype != TSR_CONFIG_DTYPE_AUTO;
-    tsr_text before = {0}, now = {0};
+    tsr_auto_text before = {0}, now = {0};
     tsr_config_put(&before, &l->config, key);
     tsr_config_put(&now, next, key);
     bool same = !strcmp(tsr_text_string(&before), tsr_text_string(&now));
@@ -141,8 +137,6 @@ static bool agrees(loader *l, const tsr_config *next, int index, const tsr_confi
                          "%s: means %s %s, but %s (%s) means %s; keep one of the two",
                          place->spelled, key->name, tsr_text_string(&now), origin->spelled,
                          origin->where, tsr_text_string(&before));
-    tsr_text_free(&before);
-    tsr_text_free(&now);
     return false;
 }
 
@@ -207,15 +201,12 @@ static void set_defaults(loader *l)
 
 static tsr_status apply_file(loader *l, const char *text, size_t bytes, const char *name)
 {
-    tsr_yaml_tree tree;
+    tsr_auto_yaml tree = {0};
     l->layer = TSR_LAYER_FILE;
     TSR_TRY(tsr_yaml_parse(&tree, text, bytes, name));
     const tsr_yaml_value *root = &tree.root;
-    if (root->kind != TSR_YAML_MAP && !tsr_yaml_is_null(root)) {
-        int line = root->line;
-        tsr_yaml_free(&tree);
-        return tsr_fail(TSR_ECONFIG, "%s:%d: expected lines of `key: value`", name, line);
-    }
+    if (root->kind != TSR_YAML_MAP && !tsr_yaml_is_null(root))
+        return tsr_fail(TSR_ECONFIG, "%s:%d: expected lines of `key: value`", name, root->line);
     for (int i = 0; i < root->count; i++) {
         const tsr_yaml_value *key = &root->keys[i];
         const char *where = format_where(l, "%s:%d", name, key->line);
@@ -229,14 +220,13 @@ static tsr_status apply_file(loader *l, const char *text, size_t bytes, const ch
         else
             apply(l, key->text, &root->items[i], where);
     }
-    tsr_yaml_free(&tree);
     return TSR_OK;
 }
 
 /* Lists, maps and quoted texts are YAML; anything else is the text itself. */
 static void apply_override(loader *l, const char *override)
 {
-    tsr_yaml_tree tree = {0};
+    tsr_auto_yaml tree = {0};
     l->layer = TSR_LAYER_OVERRIDE;
     const char *where = format_where(l, "override %s", override, 0);
     const char *equals = strchr(override, '=');
@@ -246,9 +236,10 @@ static void apply_override(loader *l, const char *override)
                          dashes ? (equals ? override + dashes : "lora_r=8") : "");
         return;
     }
-    tsr_text key = {0};
+    tsr_auto_text key = {0};
     size_t bad;
     tsr_text_append(&key, override, length);
+    l->config.store->failed |= key.failed;
     const char *text = equals + 1;
     tsr_yaml_value value = {.kind = TSR_YAML_SCALAR, .text = text, .line = 1};
     if (*text && strchr("[{\"'", *text)) {
@@ -256,18 +247,14 @@ static void apply_override(loader *l, const char *override)
         if (status < 0) {
             l->config.store->failed |= status == TSR_ENOMEM;
             tsr_config_error(&l->errors, where, "%s", tsr_last_error());
-            goto out;
+            return;
         }
         value = tree.root;
     } else if (!tsr_utf8_check(text, strlen(text), &bad)) {
         tsr_config_error(&l->errors, where, "%s: the value is not UTF-8", tsr_text_string(&key));
-        goto out;
+        return;
     }
     apply(l, tsr_text_string(&key), &value, where);
-out:
-    l->config.store->failed |= key.failed;
-    tsr_yaml_free(&tree);
-    tsr_text_free(&key);
 }
 
 static tsr_status read_file(tsr_text *out, const char *path)
@@ -347,7 +334,7 @@ static void add_notes(loader *l)
 /* The values as they are now, so that a later assignment can be told from a default. */
 static void remember(loader *l)
 {
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     for (int i = 0; i < tsr_keys_count(); i++) {
         tsr_text_clear(&text);
         tsr_config_put(&text, &l->config, tsr_keys_at(i));
@@ -355,7 +342,6 @@ static void remember(loader *l)
             tsr_config_store_copy(l->config.store, tsr_text_string(&text));
     }
     l->config.store->failed |= text.failed;
-    tsr_text_free(&text);
 }
 
 static tsr_status all_errors(const tsr_config_errors *errors)

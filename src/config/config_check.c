@@ -1,7 +1,6 @@
 /*
  * config_check.c: what does not go together, and defaults that follow other keys.
  */
-#include "config/config_number.h"
 #include "config/config_store.h"
 
 #include <ctype.h>
@@ -367,11 +366,10 @@ static const char *expand(const tsr_config *config, const char *path)
     const char *home = getenv("HOME");
     if (!path || *path != '~' || (path[1] && path[1] != '/') || !home || !*home)
         return path;
-    tsr_text full = {0};
+    tsr_auto_text full = {0};
     tsr_text_printf(&full, "%s%s", home, path + 1);
     const char *copy = tsr_config_store_copy(config->store, tsr_text_string(&full));
     config->store->failed |= full.failed;
-    tsr_text_free(&full);
     return copy ? copy : path;
 }
 

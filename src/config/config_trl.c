@@ -10,21 +10,20 @@
 static bool take(tsr_config *config, int index, tsr_config_errors *errors)
 {
     const tsr_key *key = tsr_keys_at(index);
-    tsr_yaml_tree tree;
+    tsr_auto_yaml tree = {0};
     if (tsr_yaml_parse(&tree, key->trl, strlen(key->trl), key->name) < 0)
         return false;
     const tsr_config_place place = {config->store, errors, "TRL's default", key->name};
     bool taken = tsr_config_read(config, key, &tree.root, &place);
     if (taken)
         config->store->origin[index].layer = TSR_LAYER_TRL;
-    tsr_yaml_free(&tree);
     return taken;
 }
 
 void tsr_config_apply_trl(tsr_config *config, tsr_config_errors *errors)
 {
     bool trl = config->defaults == TSR_CONFIG_DEFAULTS_TRL;
-    tsr_text taken = {0}, different = {0};
+    tsr_auto_text taken = {0}, different = {0};
     for (int i = 0; i < tsr_keys_count(); i++) {
         const tsr_key *key = tsr_keys_at(i);
         if (!key->trl || config->store->origin[i].layer >= TSR_LAYER_FILE)
@@ -37,7 +36,7 @@ void tsr_config_apply_trl(tsr_config *config, tsr_config_errors *errors)
         tsr_text_printf(&different, "%s%s %s (TRL %s)", different.length ? ", " : "", key->name,
                         key->initial, key->trl);
     }
-    tsr_text line = {0};
+    tsr_auto_text line = {0};
     if (taken.length) {
         tsr_text_printf(&line, "defaults: trl took %s", tsr_text_string(&taken));
         tsr_config_note(config, tsr_text_string(&line));
@@ -49,7 +48,4 @@ void tsr_config_apply_trl(tsr_config *config, tsr_config_errors *errors)
         tsr_config_note(config, tsr_text_string(&line));
     }
     config->store->failed |= taken.failed || different.failed || line.failed;
-    tsr_text_free(&taken);
-    tsr_text_free(&different);
-    tsr_text_free(&line);
 }

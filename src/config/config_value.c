@@ -7,7 +7,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define SHOWN 60 /* characters of a wrong value in a message */
@@ -32,22 +31,20 @@ void tsr_config_found(tsr_text *out, const tsr_yaml_value *value)
 static bool refuse_because(const tsr_config_place *place, const tsr_yaml_value *value,
                            const char *because)
 {
-    tsr_text found = {0};
+    tsr_auto_text found = {0};
     tsr_config_found(&found, value);
     tsr_config_error(place->errors, place->where, "%s: found %s; %s", place->spelled,
                      tsr_text_string(&found), because);
-    tsr_text_free(&found);
     return false;
 }
 
 bool tsr_config_refuse(const tsr_config_place *place, const tsr_key *key,
                        const tsr_yaml_value *value)
 {
-    tsr_text expected = {0};
+    tsr_auto_text expected = {0};
     tsr_text_puts(&expected, "expected ");
     tsr_keys_expects(&expected, key);
     refuse_because(place, value, tsr_text_string(&expected));
-    tsr_text_free(&expected);
     return false;
 }
 
@@ -115,11 +112,10 @@ static bool read_word(int *out, const tsr_key *key, const tsr_yaml_value *value,
     }
     if (!found)
         return tsr_config_refuse(place, key, value);
-    tsr_text because = {0};
+    tsr_auto_text because = {0};
     tsr_text_printf(&because, "it %s; expected ", found->refused);
     tsr_keys_expects(&because, key);
     refuse_because(place, value, tsr_text_string(&because));
-    tsr_text_free(&because);
     return false;
 }
 

@@ -221,8 +221,8 @@ void tsr_config_put(tsr_text *out, const tsr_config *config, const tsr_key *key)
 bool tsr_config_same_text(const tsr_config *config, const tsr_key *key, const char *was,
                           const char *now)
 {
-    tsr_yaml_tree tree;
-    tsr_text again = {0};
+    tsr_auto_yaml tree = {0};
+    tsr_auto_text again = {0};
     tsr_config_errors errors = {0};
     tsr_config read = *config;
     const tsr_config_place place = {config->store, &errors, "", key->name};
@@ -232,11 +232,8 @@ bool tsr_config_same_text(const tsr_config *config, const tsr_key *key, const ch
         return false;
     if (tsr_config_read(&read, key, &tree.root, &place))
         tsr_config_put(&again, &read, key);
-    bool same = !again.failed && !strcmp(tsr_text_string(&again), now);
-    tsr_yaml_free(&tree);
-    tsr_text_free(&again);
     tsr_text_free(&errors.text);
-    return same;
+    return !again.failed && !strcmp(tsr_text_string(&again), now);
 }
 
 tsr_status tsr_config_value_text(tsr_text *out, const tsr_config *config, const char *key)
@@ -267,7 +264,7 @@ static void put_mark(tsr_text *out, const tsr_config_origin *origin, const tsr_k
 tsr_status tsr_config_write(tsr_text *out, const tsr_config *config)
 {
     const char *group = "";
-    tsr_text value = {0};
+    tsr_auto_text value = {0};
     tsr_text_puts(out, TSR_CONFIG_HEADER);
     for (int i = 0; i < tsr_keys_count(); i++) {
         const tsr_key *key = tsr_keys_at(i);
@@ -287,14 +284,13 @@ tsr_status tsr_config_write(tsr_text *out, const tsr_config *config)
         tsr_text_puts(out, "\n");
     }
     bool failed = out->failed || value.failed;
-    tsr_text_free(&value);
     return failed ? tsr_fail(TSR_ENOMEM, "out of memory: configuration text") : TSR_OK;
 }
 
 uint64_t tsr_config_hash(const tsr_config *config)
 {
     uint64_t hash = TSR_HASH_START;
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     for (int i = 0; i < tsr_keys_count(); i++) {
         const tsr_key *key = tsr_keys_at(i);
         if (key->flags & TSR_KEY_ONE_START)
@@ -304,6 +300,5 @@ uint64_t tsr_config_hash(const tsr_config *config)
         tsr_config_put(&text, config, key);
         hash = tsr_hash(hash, tsr_text_string(&text), text.length);
     }
-    tsr_text_free(&text);
     return hash;
 }

@@ -2,7 +2,6 @@
 
 #include "base/log.h"
 #include "config/config.h"
-#include "config/config_number.h"
 
 #include <math.h>
 #include <string.h>

@@ -36,6 +36,8 @@ typedef struct {
 tsr_status tsr_yaml_parse(tsr_yaml_tree *out, const char *text, size_t bytes, const char *name);
 
 void tsr_yaml_free(tsr_yaml_tree *tree);
+#define tsr_auto_yaml                                                                              \
+    __attribute__((cleanup(tsr_yaml_free))) tsr_yaml_tree /* freed where its scope ends */
 
 /* null, ~, or nothing at all. */
 bool tsr_yaml_is_null(const tsr_yaml_value *value);

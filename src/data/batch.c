@@ -1,5 +1,6 @@
 #include "data/batch.h"
 
+#include "base/auto.h"
 #include "base/checked.h"
 #include "base/hash.h"
 #include "base/phase.h"
@@ -16,7 +17,6 @@ struct tsr_batch {
     tsr_order
         order[2]; /* of an even and an odd epoch: a prefetch may run ahead into the next one */
     int32_t *memory;
-    uint64_t bytes;
 };
 
 /* Units [first, end) of an epoch. */
@@ -93,17 +93,14 @@ static void name_rows(tsr_text *text, const tsr_batch *batch, unit_range range)
 
 static tsr_status no_label(const tsr_batch *batch, unit_range range, int64_t step)
 {
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     name_rows(&text, batch, range);
-    tsr_status status = tsr_fail(
+    return tsr_fail(
         TSR_EDATA,
         "%s: step %lld (epoch %lld) has no token to train: %s have no label; remove these rows, "
-        "use another data_seed or more rows a step (gradient_accumulation_steps, "
-        "total_batch_size)",
+        "use another data_seed or more rows a step (gradient_accumulation_steps, total_batch_size)",
         batch->options.name, (long long)step + 1,
         (long long)(step / batch->run.steps_per_epoch) + 1, tsr_text_string(&text));
-    tsr_text_free(&text);
-    return status;
 }
 
 static void keep_most(int32_t *most, int64_t value)
@@ -150,7 +147,7 @@ static tsr_status walk(tsr_batch *batch)
 {
     tsr_batch_run *run = &batch->run;
     int64_t per_epoch = run->steps_per_epoch, steps = run->steps;
-    tsr_bucket_histogram *histogram = calloc(1, sizeof *histogram);
+    TSR_AUTO_FREE tsr_bucket_histogram *histogram = calloc(1, sizeof *histogram);
     if (!histogram)
         return tsr_fail(TSR_ENOMEM, "%s: no memory to count its batches", batch->options.name);
     histogram->width = 1;
@@ -167,7 +164,6 @@ static tsr_status walk(tsr_batch *batch)
     }
     if (status >= 0)
         status = tsr_bucket_choose(run, histogram);
-    free(histogram);
     return status;
 }
 
@@ -241,7 +237,6 @@ static tsr_status allocate(tsr_batch *batch)
     batch->memory = malloc(count * sizeof(int32_t));
     if (!batch->memory)
         return tsr_fail(TSR_ENOMEM, "%s: no memory to order %lld samples", o->name, (long long)n);
-    batch->bytes = sizeof *batch + count * sizeof(int32_t);
     int32_t *at = batch->memory;
     for (int i = 0; i < 2; i++, at += 2 * n + 1)
         batch->order[i] = (tsr_order){-1, 0, at, at + n};
@@ -270,7 +265,6 @@ static tsr_status allocate(tsr_batch *batch)
     batch->source.order = at + n;
     batch->source.row_of = at + 2 * n;
     batch->source.row_at = at + 3 * n;
-    batch->bytes += tsr_pack_bytes(n, (int32_t)most);
     return tsr_pack_create(&batch->source.pack, n, (int32_t)most);
 }
 
@@ -361,11 +355,6 @@ const tsr_batch_run *tsr_batch_run_of(const tsr_batch *batch)
     return &batch->run;
 }
 
-uint64_t tsr_batch_bytes(const tsr_batch *batch)
-{
-    return batch->bytes;
-}
-
 static tsr_status check_step(const tsr_batch *batch, int64_t step)
 {
     if (step < 0 || step >= batch->run.steps)
@@ -454,7 +443,7 @@ tsr_status tsr_batch_fill(tsr_micro_batch *out, tsr_batch *batch, int64_t step, 
 }
 
 /* The arrays one behind the other; the 8-byte ones first. */
-uint64_t tsr_micro_batch_bytes(const tsr_batch_run *run)
+static uint64_t micro_batch_bytes(const tsr_batch_run *run)
 {
     return 8 * (uint64_t)run->most_documents +
            4 * (3 * (uint64_t)run->most_tokens + 2 * (uint64_t)run->most_label_rows +
@@ -463,7 +452,7 @@ uint64_t tsr_micro_batch_bytes(const tsr_batch_run *run)
 
 tsr_status tsr_micro_batch_create(tsr_micro_batch *out, const tsr_batch_run *run)
 {
-    char *memory = calloc(1, tsr_micro_batch_bytes(run));
+    char *memory = calloc(1, micro_batch_bytes(run));
     if (!memory)
         return tsr_fail(TSR_ENOMEM, "no memory for a micro-batch of %d tokens", run->most_tokens);
     *out = (tsr_micro_batch){.memory = memory};

@@ -115,8 +115,4 @@ tsr_status tsr_batch_fill(tsr_micro_batch *out, tsr_batch *batch, int64_t step, 
 tsr_status tsr_micro_batch_create(tsr_micro_batch *out, const tsr_batch_run *run);
 void tsr_micro_batch_free(tsr_micro_batch *micro);
 
-/* Host bytes of the schedule, and of one micro-batch's arrays. */
-uint64_t tsr_batch_bytes(const tsr_batch *batch);
-uint64_t tsr_micro_batch_bytes(const tsr_batch_run *run);
-
 #endif

@@ -132,7 +132,7 @@ static tsr_status choose_template(tsr_chat *chat, bool tools)
 tsr_status tsr_chat_render(tsr_rendering *out, tsr_chat *chat, const json_t *seen, size_t count,
                            bool prompt)
 {
-    json_t *part = json_array();
+    json_auto_t *part = json_array();
     bool failed = !part;
     for (size_t i = 0; i < count && !failed; i++)
         failed = json_array_append(part, json_array_get(seen, i)) != 0;
@@ -144,7 +144,6 @@ tsr_status tsr_chat_render(tsr_rendering *out, tsr_chat *chat, const json_t *see
     if (status == TSR_OK)
         status = tsr_template_render(out, chat->chosen, chat->names, chat->now, &chat->steps);
     chat->dated |= out->dated;
-    json_decref(part);
     return status;
 }
 

@@ -1,8 +1,6 @@
 #include "data/chat_parts.h"
 #include "io/json.h"
 
-#include <string.h>
-
 const char *const tsr_chat_thoughts[] = {"reasoning_content", "thinking", "reasoning"};
 
 static tsr_status check_message(const json_t *message, size_t index)
@@ -111,17 +109,14 @@ static bool add_seen(json_t *list, const json_t *message, const char *role)
 static tsr_status unknown_role(const char *role, size_t index)
 {
     char show[TSR_JSON_SHOW_BYTES];
-    tsr_text others = {0};
-    json_t *word = json_string(role);
+    tsr_auto_text others = {0};
+    json_auto_t *word = json_string(role);
     tsr_chat_put_roles(&others);
-    tsr_status status =
-        tsr_fail(TSR_EDATA,
-                 "messages[%zu]: \"role\" is %s, expected system, user, assistant or tool, a data "
-                 "set's word for one of them (%s), or a role that the chat template has of its own",
-                 index, tsr_json_show(show, word), tsr_text_string(&others));
-    json_decref(word);
-    tsr_text_free(&others);
-    return status;
+    return tsr_fail(
+        TSR_EDATA,
+        "messages[%zu]: \"role\" is %s, expected system, user, assistant or tool, a data set's "
+        "word for one of them (%s), or a role that the chat template has of its own",
+        index, tsr_json_show(show, word), tsr_text_string(&others));
 }
 
 tsr_status tsr_chat_see(json_t **out, tsr_chat *chat, const json_t *messages)

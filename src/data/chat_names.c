@@ -151,23 +151,20 @@ static tsr_status copy_text(char **out, uint64_t *out_bytes, const char *text, s
 /* What may be written: "chatml, qwen_25, ..." */
 static tsr_status unknown(const char *choice)
 {
-    tsr_text names = {0};
+    tsr_auto_text names = {0};
     for (size_t i = 0; i < TEMPLATES; i++)
         tsr_text_printf(&names, "%s%.*s", i ? ", " : "", (int)strcspn(templates[i].names, " "),
                         templates[i].names);
-    tsr_status status =
-        choice
-            ? tsr_fail(TSR_ECONFIG,
-                       "chat_template: found '%s', which is no file and no name of a template; "
-                       "the names are %s",
-                       choice, tsr_text_string(&names))
-            : tsr_fail(TSR_ECONFIG,
-                       "the model has no chat template (chat_template.jinja, or chat_template in "
-                       "tokenizer_config.json; of several the one named default): choose one "
-                       "with chat_template, which is a name (%s) or a Jinja file",
-                       tsr_text_string(&names));
-    tsr_text_free(&names);
-    return status;
+    return choice
+               ? tsr_fail(TSR_ECONFIG,
+                          "chat_template: found '%s', which is no file and no name of a template; "
+                          "the names are %s",
+                          choice, tsr_text_string(&names))
+               : tsr_fail(TSR_ECONFIG,
+                          "the model has no chat template (chat_template.jinja, or chat_template "
+                          "in tokenizer_config.json; of several the one named default): choose one "
+                          "with chat_template, which is a name (%s) or a Jinja file",
+                          tsr_text_string(&names));
 }
 
 tsr_status tsr_chat_template_text(char **text, uint64_t *bytes, const char **name,

@@ -70,7 +70,7 @@ static tsr_status probe(tsr_text *out, tsr_chat *chat, const char *role, bool fi
     tsr_rendering rendering = {0};
     json_t *user = json_pack("{s:s, s:s}", "role", "user", "content", "1");
     json_t *other = json_pack("{s:s, s:s}", "role", role, "content", "2");
-    json_t *list = json_pack("[o, o]", first ? other : user, first ? user : other);
+    json_auto_t *list = json_pack("[o, o]", first ? other : user, first ? user : other);
     tsr_status status = list ? tsr_chat_render(&rendering, chat, list, 2, false)
                              : tsr_fail(TSR_ENOMEM, "no memory for messages");
     tsr_text_clear(out);
@@ -81,7 +81,6 @@ static tsr_status probe(tsr_text *out, tsr_chat *chat, const char *role, bool fi
     for (size_t i = 0; i < out->length; i++)
         out->data[i] = (char)tolower((unsigned char)out->data[i]);
     tsr_rendering_free(&rendering);
-    json_decref(list);
     return status == TSR_EDATA ? TSR_OK : status;
 }
 
@@ -102,7 +101,7 @@ static bool is_same(const tsr_text *text, const tsr_text *nonsense, const char *
 
 static tsr_status ask_template(bool *known, tsr_chat *chat, const char *word)
 {
-    tsr_text text = {0}, nonsense = {0};
+    tsr_auto_text text = {0}, nonsense = {0};
     tsr_status status = tsr_chat_set_name(chat, "tools", json_null());
     *known = false;
     for (int first = 0; first < 2 && status == TSR_OK && !*known; first++) {
@@ -111,8 +110,6 @@ static tsr_status ask_template(bool *known, tsr_chat *chat, const char *word)
             status = probe(&nonsense, chat, NONSENSE, first);
         *known = status == TSR_OK && !is_same(&text, &nonsense, word);
     }
-    tsr_text_free(&text);
-    tsr_text_free(&nonsense);
     return status;
 }
 

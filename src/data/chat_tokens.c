@@ -56,16 +56,14 @@ static tsr_status look_up(tsr_chat *chat, const char *text, size_t bytes)
 /* A chat of one turn each as a prompt, with a system prompt or without. */
 static tsr_status render_small(tsr_rendering *out, tsr_chat *chat, bool system)
 {
-    json_t *list = json_array();
+    json_auto_t *list = json_array();
     static const char *const roles[] = {"system", "user", "assistant", "user"};
     bool failed = !list;
     for (int i = !system; i < 4; i++)
         failed = failed || json_array_append_new(list, json_pack("{s:s, s:s}", "role", roles[i],
                                                                  "content", "1")) != 0;
-    tsr_status status = failed ? tsr_fail(TSR_ENOMEM, "no memory for messages")
-                               : tsr_chat_render(out, chat, list, json_array_size(list), true);
-    json_decref(list);
-    return status;
+    return failed ? tsr_fail(TSR_ENOMEM, "no memory for messages")
+                  : tsr_chat_render(out, chat, list, json_array_size(list), true);
 }
 
 tsr_status tsr_chat_look_up_tokens(tsr_chat *chat)

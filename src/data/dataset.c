@@ -251,20 +251,17 @@ static tsr_status check_loss(tsr_data_format format, const tsr_dataset_options *
 static tsr_status unknown_keys(const reader *r, const json_t *object,
                                const tsr_dataset_options *options)
 {
-    tsr_text found = {0}, known = {0};
+    tsr_auto_text found = {0}, known = {0};
     tsr_row_own_keys(&found, object);
     for (size_t i = 1; i < sizeof formats / sizeof *formats; i++) {
         tsr_text_puts(&known, known.length ? ", " : "");
         tsr_row_keys(&known, formats[i].format, options);
         tsr_text_printf(&known, " (%s)", formats[i].name);
     }
-    tsr_status status = tsr_fail(TSR_EDATA,
-                                 "%s: no known format has the keys of the first row (%.300s); "
-                                 "expected one of: %s",
-                                 r->place, tsr_text_string(&found), tsr_text_string(&known));
-    tsr_text_free(&found);
-    tsr_text_free(&known);
-    return status;
+    return tsr_fail(
+        TSR_EDATA,
+        "%s: no known format has the keys of the first row (%.300s); expected one of: %s", r->place,
+        tsr_text_string(&found), tsr_text_string(&known));
 }
 
 /* The format of the line that r has just read. */

@@ -53,7 +53,7 @@ void tsr_findings_put(tsr_text *out, const tsr_dataset *data)
 
 void tsr_findings_warn(const tsr_dataset *data, const char *key)
 {
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     for (tsr_finding i = 0; i < TSR_FINDING_COUNT; i++) {
         if (!is_said(data, i))
             continue;
@@ -61,7 +61,6 @@ void tsr_findings_warn(const tsr_dataset *data, const char *key)
         put(&text, data, i);
         tsr_log(TSR_LOG_WARNING, "%s: %s", key, tsr_text_string(&text));
     }
-    tsr_text_free(&text);
 }
 
 tsr_status tsr_findings_check(const tsr_dataset *data, const char *key)

@@ -30,7 +30,7 @@ static uint64_t bit_words(int32_t max_length, int level)
     return count;
 }
 
-uint64_t tsr_pack_bytes(int64_t sample_count, int32_t max_length)
+static uint64_t pack_bytes(int64_t sample_count, int32_t max_length)
 {
     uint64_t words = 0;
     for (int level = 0; level < LEVELS; level++) {
@@ -47,7 +47,7 @@ tsr_status tsr_pack_create(tsr_pack **out, int64_t sample_count, int32_t max_len
     if (sample_count < 0 || sample_count > INT32_MAX || max_length < 1)
         return tsr_fail(TSR_EINVAL, "pack: %lld samples, rows of %d", (long long)sample_count,
                         max_length);
-    tsr_pack *pack = calloc(1, tsr_pack_bytes(sample_count, max_length));
+    tsr_pack *pack = calloc(1, pack_bytes(sample_count, max_length));
     if (!pack)
         return tsr_fail(TSR_ENOMEM, "pack: no memory for %lld samples, rows of %d",
                         (long long)sample_count, max_length);

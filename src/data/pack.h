@@ -27,7 +27,4 @@ void tsr_pack_destroy(tsr_pack *pack);
  * sample to row_of[sample], rows numbered as they were opened, and returns their number. */
 int64_t tsr_pack_run(int32_t *row_of, tsr_pack *pack, const int32_t *lengths, const int32_t *order);
 
-/* The bytes that create takes. */
-uint64_t tsr_pack_bytes(int64_t sample_count, int32_t max_length);
-
 #endif

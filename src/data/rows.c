@@ -109,30 +109,26 @@ static tsr_status check_keys(const json_t *object, tsr_data_format format,
         i++;
     if (has_keys(object, i, options))
         return TSR_OK;
-    tsr_text wanted = {0}, has = {0};
+    tsr_auto_text wanted = {0}, has = {0};
     tsr_row_keys(&wanted, format, options);
     tsr_row_own_keys(&has, object);
-    tsr_status status =
-        tsr_fail(TSR_EDATA, "%s: a row of the format %s has %s; this one has %s%.300s%s%s%s", place,
-                 tsr_data_format_name(format), tsr_text_string(&wanted), has.length ? "" : "no key",
-                 tsr_text_string(&has), found != TSR_DATA_AUTO ? " (format " : "",
-                 found != TSR_DATA_AUTO ? tsr_data_format_name(found) : "",
-                 found != TSR_DATA_AUTO ? "); one data set has one format" : "");
-    tsr_text_free(&wanted);
-    tsr_text_free(&has);
-    return status;
+    return tsr_fail(TSR_EDATA, "%s: a row of the format %s has %s; this one has %s%.300s%s%s%s",
+                    place, tsr_data_format_name(format), tsr_text_string(&wanted),
+                    has.length ? "" : "no key", tsr_text_string(&has),
+                    found != TSR_DATA_AUTO ? " (format " : "",
+                    found != TSR_DATA_AUTO ? tsr_data_format_name(found) : "",
+                    found != TSR_DATA_AUTO ? "); one data set has one format" : "");
 }
 
 #define MOST_KEYS_BYTES 200 /* of their names together */
 
 static void remember_key(tsr_text *keys, const char *key)
 {
-    tsr_text quoted = {0};
+    tsr_auto_text quoted = {0};
     tsr_text_printf(&quoted, "\"%s\"", key);
     if (!strstr(tsr_text_string(keys), tsr_text_string(&quoted)) &&
         keys->length + quoted.length < MOST_KEYS_BYTES)
         tsr_text_printf(keys, "%s%s", keys->length ? ", " : "", tsr_text_string(&quoted));
-    tsr_text_free(&quoted);
 }
 
 void tsr_row_note_keys(tsr_row *row, const json_t *object, const char *const *read)

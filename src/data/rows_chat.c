@@ -75,36 +75,29 @@ static tsr_status read_tools(json_t **out, const json_t *object, const char *pla
 tsr_status tsr_row_read_messages(tsr_row *row, const json_t *object,
                                  const tsr_dataset_options *options, const char *place)
 {
-    json_t *messages, *tools;
+    json_auto_t *tools = NULL;
+    json_t *messages;
     TSR_TRY(tsr_json_array(&messages, object, "messages", place));
     if (!json_array_size(messages))
         return tsr_fail(TSR_EDATA, "%s: \"messages\" is empty", place);
     TSR_TRY(read_tools(&tools, object, place));
-    tsr_status status = encode(row, messages, tools, 0, options, place);
-    json_decref(tools);
-    return status;
+    return encode(row, messages, tools, 0, options, place);
 }
 
 tsr_status tsr_row_read_turns(tsr_row *row, const json_t *object, const json_t *prompt,
                               const json_t *completion, const tsr_dataset_options *options,
                               const char *place)
 {
-    json_t *tools;
+    json_auto_t *tools = NULL,
+                *both = json_copy((json_t *)(uintptr_t)prompt); /* shares its elements */
     if (!json_array_size(prompt) || !json_array_size(completion))
         return tsr_fail(TSR_EDATA, "%s: \"%s\" is empty", place,
                         json_array_size(prompt) ? "completion" : "prompt");
     TSR_TRY(read_tools(&tools, object, place));
-    json_t *both = json_copy((json_t *)(uintptr_t)prompt); /* the elements are shared */
-    if (!both || json_array_extend(both, (json_t *)(uintptr_t)completion)) {
-        json_decref(both);
-        json_decref(tools);
+    if (!both || json_array_extend(both, (json_t *)(uintptr_t)completion))
         return tsr_fail(TSR_ENOMEM, "no memory for messages");
-    }
     size_t prompt_count = options->completion_only == TSR_LOSS_NO ? 0 : json_array_size(prompt);
-    tsr_status status = encode(row, both, tools, prompt_count, options, place);
-    json_decref(both);
-    json_decref(tools);
-    return status;
+    return encode(row, both, tools, prompt_count, options, place);
 }
 
 /* ---- sharegpt ---- */
@@ -139,16 +132,12 @@ static tsr_status read_calls(json_t **out, const char *text, size_t turn, const 
 static tsr_status unknown_speaker(const json_t *from, size_t index, const char *place)
 {
     char show[TSR_JSON_SHOW_BYTES];
-    tsr_text others = {0};
+    tsr_auto_text others = {0};
     tsr_chat_put_roles(&others);
-    tsr_status status =
-        tsr_fail(TSR_EDATA,
-                 "%s: \"conversations\"[%zu] is from %s, expected human, gpt, system, "
-                 "tool, function_call, or another word for one of them (user, "
-                 "assistant, %s)",
-                 place, index, tsr_json_show(show, from), tsr_text_string(&others));
-    tsr_text_free(&others);
-    return status;
+    return tsr_fail(TSR_EDATA,
+                    "%s: \"conversations\"[%zu] is from %s, expected human, gpt, system, tool, "
+                    "function_call, or another word for one of them (user, assistant, %s)",
+                    place, index, tsr_json_show(show, from), tsr_text_string(&others));
 }
 
 /* One turn as a message; the caller owns *out. */

@@ -9,7 +9,6 @@
 #include "device/device_parts.h"
 #include "device/futex.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 

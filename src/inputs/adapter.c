@@ -1,5 +1,6 @@
 #include "inputs/adapter.h"
 
+#include "base/auto.h"
 #include "config/config_store.h"
 
 #include <inttypes.h>
@@ -11,15 +12,13 @@
 
 static tsr_status differs(const tsr_config *config, const char *key, const char *adapter_value)
 {
-    tsr_text own = {0};
+    tsr_auto_text own = {0};
     tsr_config_value_text(&own, config, key);
-    tsr_status status = tsr_fail(TSR_ECONFIG,
-                                 "%s: %s is %s, but init_adapter %s was made with %s; leave the "
-                                 "key out to take the adapter's",
-                                 tsr_config_where(config, key), key, tsr_text_string(&own),
-                                 config->init_adapter, adapter_value);
-    tsr_text_free(&own);
-    return status;
+    return tsr_fail(TSR_ECONFIG,
+                    "%s: %s is %s, but init_adapter %s was made with %s; leave the key out to take "
+                    "the adapter's",
+                    tsr_config_where(config, key), key, tsr_text_string(&own), config->init_adapter,
+                    adapter_value);
 }
 
 static tsr_status check_number(const tsr_config *config, const char *key, double own, double other)
@@ -62,7 +61,7 @@ static bool names_linear(const char *name, const char *path)
 static bool is_all_linear(char *const *names, uint64_t count, const model_modules *of)
 {
     uint64_t named = 0, last = 0;
-    bool *used = calloc(count + 1, sizeof *used);
+    TSR_AUTO_FREE bool *used = calloc(count + 1, sizeof *used);
     bool all = used != NULL;
     for (uint64_t i = 0; i < of->count && all; i++) {
         uint64_t j = 0;
@@ -78,7 +77,6 @@ static bool is_all_linear(char *const *names, uint64_t count, const model_module
         used[j] = true;
         last = j + 1;
     }
-    free(used);
     return all && named == count;
 }
 

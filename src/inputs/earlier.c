@@ -3,7 +3,6 @@
 #include "io/peft.h"
 #include "io/snapshot.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
@@ -91,12 +90,10 @@ tsr_status tsr_earlier_done(int64_t *steps, const char *directory)
 
 static tsr_status find_newest(int64_t *step, const char *directory)
 {
-    tsr_folder *folder;
+    tsr_auto_folder *folder = NULL;
     TSR_TRY(tsr_folder_open(&folder, directory));
     *step = -1;
-    tsr_status status = folder ? tsr_snapshot_newest(step, folder) : TSR_OK;
-    tsr_folder_close(folder);
-    return status;
+    return folder ? tsr_snapshot_newest(step, folder) : TSR_OK;
 }
 
 /* Where the adapter of the run in `directory` is; "": nowhere. *run: whether there is a run. */

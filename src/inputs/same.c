@@ -1,5 +1,6 @@
 #include "inputs/same.h"
 
+#include "base/auto.h"
 #include "base/hash.h"
 #include "config/config_store.h"
 #include "config/keys.h"
@@ -56,14 +57,10 @@ static tsr_status find_difference(const tsr_config *config, int64_t *pair, tsr_t
 /* A rank without memory for its values has none to compare: it does not differ. */
 tsr_status tsr_same_config(const tsr_config *config, tsr_comm *world, tsr_stream *stream)
 {
-    int64_t *pair;
-    tsr_text text = {0};
-    tsr_status status = tsr_comm_agree(world, stream, put_pairs(&pair, &text, config), NULL);
-    if (status == TSR_OK)
-        status = find_difference(config, pair, &text, world, stream);
-    free(pair);
-    tsr_text_free(&text);
-    return status;
+    TSR_AUTO_FREE int64_t *pair = NULL;
+    tsr_auto_text text = {0};
+    TSR_TRY(tsr_comm_agree(world, stream, put_pairs(&pair, &text, config), NULL));
+    return find_difference(config, pair, &text, world, stream);
 }
 
 tsr_status tsr_same_inputs(const tsr_inputs *inputs, tsr_comm *world, tsr_stream *stream)

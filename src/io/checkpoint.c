@@ -1,6 +1,6 @@
 #include "io/checkpoint.h"
 
-#include "base/checked.h"
+#include "base/auto.h"
 #include "base/hash.h"
 #include "io/json.h"
 
@@ -87,19 +87,12 @@ static tsr_status find_shard(tsr_safetensors **out, tsr_checkpoint *checkpoint, 
             return tsr_fail(TSR_ENOMEM, "%s: no memory for its shards", checkpoint->directory);
         checkpoint->shard_capacity = capacity;
     }
-    char *path = NULL, *copy = strdup(name);
-    tsr_status status;
-    if (!copy || asprintf(&path, "%s/%s", checkpoint->directory, name) < 0) {
-        free(copy);
+    TSR_AUTO_FREE char *path = NULL, *copy = strdup(name);
+    if (!copy || asprintf(&path, "%s/%s", checkpoint->directory, name) < 0)
         return tsr_fail(TSR_ENOMEM, "%s: no memory for its shards", checkpoint->directory);
-    }
-    status = tsr_safetensors_open(out, path);
-    free(path);
-    if (status < 0) {
-        free(copy);
-        return status;
-    }
+    TSR_TRY(tsr_safetensors_open(out, path));
     checkpoint->shard_names[checkpoint->shard_count] = copy;
+    copy = NULL;
     checkpoint->shards[checkpoint->shard_count++] = *out;
     return TSR_OK;
 }
@@ -132,18 +125,14 @@ static tsr_status open_listed(tsr_checkpoint *checkpoint, const json_t *map, con
 
 static tsr_status open_index(tsr_checkpoint *checkpoint)
 {
-    char *path;
-    json_t *root = NULL, *map;
+    TSR_AUTO_FREE char *path = NULL;
+    json_auto_t *root = NULL;
+    json_t *map;
     if (asprintf(&path, "%s/%s", checkpoint->directory, INDEX_FILE) < 0)
         return tsr_fail(TSR_ENOMEM, "%s: no memory for its index", checkpoint->directory);
-    tsr_status status = tsr_json_load_object(&root, path);
-    if (status == TSR_OK)
-        status = tsr_json_object(&map, root, "weight_map", path);
-    if (status == TSR_OK)
-        status = open_listed(checkpoint, map, path);
-    json_decref(root);
-    free(path);
-    return status;
+    TSR_TRY(tsr_json_load_object(&root, path));
+    TSR_TRY(tsr_json_object(&map, root, "weight_map", path));
+    return open_listed(checkpoint, map, path);
 }
 
 static int by_name(const void *a, const void *b)

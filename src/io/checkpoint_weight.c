@@ -1,4 +1,5 @@
 /* How one weight of a checkpoint is stored; bitsandbytes' keys are those of FORMATS 1. */
+#include "base/auto.h"
 #include "io/checkpoint.h"
 
 #include "base/checked.h"
@@ -20,12 +21,10 @@
 static const tsr_tensor *find_part(const tsr_checkpoint *checkpoint, const char *name,
                                    const char *suffix)
 {
-    char *full;
+    TSR_AUTO_FREE char *full = NULL;
     if (asprintf(&full, "%s%s", name, suffix) < 0)
         return NULL;
-    const tsr_tensor *tensor = tsr_checkpoint_find(checkpoint, full);
-    free(full);
-    return tensor;
+    return tsr_checkpoint_find(checkpoint, full);
 }
 
 /* A part that must be there, with this dtype and number of elements. */
@@ -173,9 +172,8 @@ tsr_status tsr_weight_state_format(char **out, const tsr_weight *weight)
 /* Reads and parses the state's JSON, which is stored as the bytes of a U8 tensor. */
 static tsr_status load_state(tsr_weight *out, const tsr_tensor *tensor)
 {
-    char *place = NULL, *text = NULL;
-    json_t *state = NULL;
-    tsr_status status;
+    TSR_AUTO_FREE char *place = NULL, *text = NULL;
+    json_auto_t *state = NULL;
     if (tensor->dtype != TSR_U8 || tensor->bytes > MOST_STATE_BYTES)
         return tsr_fail(TSR_EDATA,
                         "%s: tensor '%s' is %s with %" PRIu64 " bytes, expected U8 with at most %d",
@@ -185,23 +183,15 @@ static tsr_status load_state(tsr_weight *out, const tsr_tensor *tensor)
     if (!text ||
         asprintf(&place, "%s: '%s'", tsr_safetensors_path(tensor->file), tensor->name) < 0) {
         place = NULL;
-        status = tsr_fail(TSR_ENOMEM, "%s: no memory for '%s'", tsr_safetensors_path(tensor->file),
-                          tensor->name);
-        goto out;
+        return tsr_fail(TSR_ENOMEM, "%s: no memory for '%s'", tsr_safetensors_path(tensor->file),
+                        tensor->name);
     }
-    status = tsr_safetensors_read(text, tensor, 0, tensor->bytes);
-    if (status == TSR_OK)
-        status = tsr_json_parse(&state, text, tensor->bytes, place);
-    if (status == TSR_OK && !json_is_object(state))
-        status =
-            tsr_fail(TSR_EDATA, "%s: it holds %s, expected an object", place, tsr_json_kind(state));
-    if (status == TSR_OK)
-        status = read_state(out, state, place);
-out:
-    json_decref(state);
-    free(text);
-    free(place);
-    return status;
+    TSR_TRY(tsr_safetensors_read(text, tensor, 0, tensor->bytes));
+    TSR_TRY(tsr_json_parse(&state, text, tensor->bytes, place));
+    if (!json_is_object(state))
+        return tsr_fail(TSR_EDATA, "%s: it holds %s, expected an object", place,
+                        tsr_json_kind(state));
+    return read_state(out, state, place);
 }
 
 static tsr_status describe_nf4(tsr_weight *out, const tsr_checkpoint *checkpoint,
@@ -241,10 +231,8 @@ static bool has_int8_scales(const tsr_checkpoint *checkpoint, const char *name)
     size_t length = strlen(name), suffix = strlen("weight");
     if (length < suffix || strcmp(name + length - suffix, "weight"))
         return false;
-    char *module = strndup(name, length - suffix);
-    bool found = module && find_part(checkpoint, module, "SCB");
-    free(module);
-    return found;
+    TSR_AUTO_FREE char *module = strndup(name, length - suffix);
+    return module && find_part(checkpoint, module, "SCB");
 }
 
 static tsr_status describe_plain(tsr_weight *out, const tsr_checkpoint *checkpoint)

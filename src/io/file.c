@@ -244,14 +244,13 @@ static mode_t type_needed(const char *name, tsr_file_types *type_of)
 tsr_status tsr_file_check_names(const tsr_folder *folder, tsr_file_types *type_of)
 {
     tsr_status status = TSR_OK;
-    DIR *entries;
+    tsr_auto_dir *entries = NULL;
     TSR_TRY(tsr_folder_list(&entries, folder));
     for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));) {
         mode_t type = type_needed(name, type_of);
         if (type)
             status = tsr_folder_expect(folder, name, type, TSR_ECONFIG);
     }
-    closedir(entries);
     return status;
 }
 
@@ -277,15 +276,13 @@ static tsr_status remove_left(const tsr_folder *folder, const char *name)
 static tsr_status tidy(const tsr_folder *folder, tsr_file_types *type_of, const char *one)
 {
     char final[NAME_MAX + 1];
-    tsr_status status = TSR_OK;
-    DIR *entries;
+    tsr_auto_dir *entries = NULL;
     TSR_TRY(tsr_folder_list(&entries, folder));
-    for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));)
+    for (const char *name; (name = tsr_folder_next(entries));)
         if (tsr_file_is_temporary(final, name) &&
             (one ? !strcmp(final, one) : type_of(final) == S_IFREG))
-            status = remove_left(folder, name);
-    closedir(entries);
-    return status;
+            TSR_TRY(remove_left(folder, name));
+    return TSR_OK;
 }
 
 tsr_status tsr_file_tidy(const tsr_folder *folder, tsr_file_types *type_of)
@@ -313,7 +310,7 @@ bool tsr_file_replaceable(const char *path)
 
 tsr_status tsr_file_write(const char *path, const void *data, uint64_t bytes)
 {
-    tsr_folder *folder;
+    tsr_auto_folder *folder = NULL;
     const char *name;
     if (!tsr_file_replaceable(path))
         return tsr_fail(TSR_ECONFIG,
@@ -322,7 +319,5 @@ tsr_status tsr_file_write(const char *path, const void *data, uint64_t bytes)
                         path);
     TSR_TRY(tsr_folder_open_parent(&folder, &name, path));
     (void)tsr_file_tidy_one(folder, name); /* no reason not to write */
-    tsr_status status = tsr_file_write_in(folder, name, data, bytes);
-    tsr_folder_close(folder);
-    return status;
+    return tsr_file_write_in(folder, name, data, bytes);
 }

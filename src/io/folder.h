@@ -34,6 +34,13 @@ tsr_status tsr_folder_make(tsr_folder **out, const tsr_folder *parent, const cha
 
 void tsr_folder_close(tsr_folder *folder);
 
+/* A local of this type is closed where its scope ends. */
+#define tsr_auto_folder __attribute__((cleanup(tsr_folder_close_local))) tsr_folder
+static inline void tsr_folder_close_local(tsr_folder **folder)
+{
+    tsr_folder_close(*folder);
+}
+
 /* As it was opened. Borrowed. */
 const char *tsr_folder_path(const tsr_folder *folder);
 
@@ -55,6 +62,12 @@ tsr_status tsr_folder_expect(const tsr_folder *folder, const char *name, mode_t 
 /* for (const char *name; (name = tsr_folder_next(entries));) ...; closedir(entries); */
 tsr_status tsr_folder_list(DIR **out, const tsr_folder *folder);
 const char *tsr_folder_next(DIR *entries);
+#define tsr_auto_dir __attribute__((cleanup(tsr_dir_close_local))) DIR
+static inline void tsr_dir_close_local(DIR **entries)
+{
+    if (*entries)
+        closedir(*entries);
+}
 
 /* ---- files; the caller closes ---- */
 

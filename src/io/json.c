@@ -1,5 +1,6 @@
 #include "io/json.h"
 
+#include "base/auto.h"
 #include "io/file.h"
 
 #include <errno.h>
@@ -28,12 +29,10 @@ tsr_status tsr_json_parse(json_t **out, const char *text, size_t length, const c
 
 tsr_status tsr_json_load(json_t **out, const char *path)
 {
-    char *text;
+    TSR_AUTO_FREE char *text = NULL;
     uint64_t bytes;
     TSR_TRY(tsr_file_read(&text, &bytes, path, TSR_JSON_FILE_BYTES));
-    tsr_status status = tsr_json_parse(out, text, bytes, path);
-    free(text);
-    return status;
+    return tsr_json_parse(out, text, bytes, path);
 }
 
 tsr_status tsr_json_load_object(json_t **out, const char *path)

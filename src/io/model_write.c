@@ -1,7 +1,7 @@
 #include "io/model_write.h"
 
+#include "base/auto.h"
 #include "base/checked.h"
-#include "base/text.h"
 #include "io/json.h"
 #include "io/tokenizer_files.h"
 
@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define SINGLE_FILE "model.safetensors"
 #define INDEX_FILE  "model.safetensors.index.json"
@@ -143,13 +142,10 @@ static tsr_status stage_copy(writing *w, const tsr_folder *folder, const char *n
                              const char *path)
 {
     const tsr_tokenizer_origin origin = origin_of(w);
-    char *data;
+    TSR_AUTO_FREE char *data = NULL;
     uint64_t bytes;
-    tsr_status status = tsr_tokenizer_read(&data, &bytes, &origin, path);
-    if (status == TSR_OK && data)
-        status = stage_data(w, folder, name, data, bytes);
-    free(data);
-    return status;
+    TSR_TRY(tsr_tokenizer_read(&data, &bytes, &origin, path));
+    return data ? stage_data(w, folder, name, data, bytes) : TSR_OK;
 }
 
 static tsr_status stage_shard(writing *w, uint64_t shard, uint64_t *first)
@@ -171,22 +167,19 @@ static tsr_status stage_shard(writing *w, uint64_t shard, uint64_t *first)
 static tsr_status stage_index(writing *w)
 {
     const tsr_model_output *o = w->output;
-    char *text = NULL, name[64];
+    TSR_AUTO_FREE char *text = NULL;
+    char name[64];
     json_t *map = json_object();
     bool failed = !map;
     for (uint64_t i = 0; i < o->count && map; i++) {
         shard_name(name, w, w->shard[i]);
         failed |= json_object_set_new(map, o->tensors[i].name, json_string(name)) != 0;
     }
-    json_t *root =
+    json_auto_t *root =
         json_pack("{s{sI sI} so}", "metadata", "total_parameters", (json_int_t)o->parameter_count,
                   "total_size", (json_int_t)w->total_bytes, "weight_map", map);
-    tsr_status status = failed || !root ? out_of_memory(w) : tsr_json_format(&text, root, 2);
-    if (status == TSR_OK)
-        status = stage_data(w, o->folder, INDEX_FILE, text, strlen(text));
-    json_decref(root);
-    free(text);
-    return status;
+    TSR_TRY(failed || !root ? out_of_memory(w) : tsr_json_format(&text, root, 2));
+    return stage_data(w, o->folder, INDEX_FILE, text, strlen(text));
 }
 
 /* ---- an earlier model ---- */
@@ -226,13 +219,11 @@ static tsr_status treat_earlier(writing *w, const char *name, earlier_round roun
 
 static tsr_status walk_earlier(writing *w, earlier_round round)
 {
-    tsr_status status = TSR_OK;
-    DIR *entries;
+    tsr_auto_dir *entries = NULL;
     TSR_TRY(tsr_folder_list(&entries, w->output->folder));
-    for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));)
-        status = treat_earlier(w, name, round);
-    closedir(entries);
-    return status;
+    for (const char *name; (name = tsr_folder_next(entries));)
+        TSR_TRY(treat_earlier(w, name, round));
+    return TSR_OK;
 }
 
 /* Before anything is made, and again before anything goes. */
@@ -244,13 +235,11 @@ static tsr_status check_earlier(writing *w)
 
 static tsr_status remove_earlier_template(const writing *w)
 {
-    tsr_folder *templates;
+    tsr_auto_folder *templates = NULL;
     TSR_TRY(tsr_folder_enter(&templates, w->output->folder, TEMPLATES));
     if (!templates)
         return TSR_OK;
-    tsr_status status = tsr_folder_remove(templates, TOOL_TEMPLATE);
-    tsr_folder_close(templates);
-    return status;
+    return tsr_folder_remove(templates, TOOL_TEMPLATE);
 }
 
 /* config.json first, so that what remains is no model. */
@@ -278,17 +267,15 @@ static mode_t makes_template(const char *name)
 /* What was left by those that were killed while they wrote a model here. */
 static tsr_status tidy(const writing *w)
 {
-    tsr_folder *templates;
+    tsr_auto_folder *templates = NULL;
     TSR_TRY(tsr_file_tidy(w->output->folder, tsr_model_write_makes));
     TSR_TRY(tsr_folder_enter(&templates, w->output->folder, TEMPLATES));
-    tsr_status status = templates ? tsr_file_tidy(templates, makes_template) : TSR_OK;
-    tsr_folder_close(templates);
-    return status;
+    return templates ? tsr_file_tidy(templates, makes_template) : TSR_OK;
 }
 
 static tsr_status stage_all(writing *w)
 {
-    char *config = NULL;
+    TSR_AUTO_FREE char *config = NULL;
     uint64_t first = 0;
     TSR_TRY(check_earlier(w));
     TSR_TRY(tidy(w));
@@ -297,19 +284,14 @@ static tsr_status stage_all(writing *w)
     if (!w->files)
         return out_of_memory(w);
     TSR_TRY(tsr_model_config_format(&config, w->output)); /* errors before hours of work */
-    tsr_status status = TSR_OK;
-    for (size_t i = 0; i < COPIED && status == TSR_OK; i++)
-        status = stage_copy(w, w->output->folder, copied_names[i], copied_names[i]);
-    if (status == TSR_OK)
-        status = stage_tool_template(w);
-    for (uint64_t i = 0; i < w->shard_count && status == TSR_OK; i++)
-        status = stage_shard(w, i, &first);
-    if (status == TSR_OK && w->shard_count > 1)
-        status = stage_index(w);
-    if (status == TSR_OK)
-        status = stage_data(w, w->output->folder, TSR_MODEL_CONFIG_FILE, config, strlen(config));
-    free(config);
-    return status;
+    for (size_t i = 0; i < COPIED; i++)
+        TSR_TRY(stage_copy(w, w->output->folder, copied_names[i], copied_names[i]));
+    TSR_TRY(stage_tool_template(w));
+    for (uint64_t i = 0; i < w->shard_count; i++)
+        TSR_TRY(stage_shard(w, i, &first));
+    if (w->shard_count > 1)
+        TSR_TRY(stage_index(w));
+    return stage_data(w, w->output->folder, TSR_MODEL_CONFIG_FILE, config, strlen(config));
 }
 
 tsr_status tsr_model_write(tsr_model_written *written, const tsr_model_output *output)

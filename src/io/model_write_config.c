@@ -53,7 +53,7 @@ static int set_dtype(json_t *object, tsr_dtype dtype)
 tsr_status tsr_model_config_format(char **out, const tsr_model_output *output)
 {
     char *path = NULL;
-    json_t *root = NULL;
+    json_auto_t *root = NULL;
     if (asprintf(&path, "%s/%s", output->source, TSR_MODEL_CONFIG_FILE) < 0)
         return tsr_fail(TSR_ENOMEM, "%s: no memory to read its config.json", output->source);
     tsr_status status = tsr_json_load_object(&root, path);
@@ -70,6 +70,5 @@ tsr_status tsr_model_config_format(char **out, const tsr_model_output *output)
         failed |= json_object_set_new(root, "quantization_config", quantization(output)) != 0;
     status = failed ? tsr_fail(TSR_ENOMEM, "no memory for a config.json")
                     : tsr_json_format(out, root, 2);
-    json_decref(root);
     return status;
 }

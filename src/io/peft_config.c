@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <float.h>
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -276,14 +275,10 @@ static tsr_status read_all(tsr_peft_config *out, const json_t *root, const char 
     return read_layers(out, root, place);
 }
 
-tsr_status tsr_peft_config_parse(tsr_peft_config *out, const char *text, uint64_t bytes,
-                                 const char *place)
+static tsr_status read_root(tsr_peft_config *out, const json_t *root, const char *place)
 {
-    json_t *root;
     tsr_peft_config config = {0};
-    TSR_TRY(tsr_json_parse(&root, text, bytes, place));
     tsr_status status = read_all(&config, root, place);
-    json_decref(root);
     if (status == TSR_OK)
         *out = config;
     else
@@ -291,18 +286,19 @@ tsr_status tsr_peft_config_parse(tsr_peft_config *out, const char *text, uint64_
     return status;
 }
 
+tsr_status tsr_peft_config_parse(tsr_peft_config *out, const char *text, uint64_t bytes,
+                                 const char *place)
+{
+    json_auto_t *root = NULL;
+    TSR_TRY(tsr_json_parse(&root, text, bytes, place));
+    return read_root(out, root, place);
+}
+
 tsr_status tsr_peft_config_load(tsr_peft_config *out, const char *path)
 {
-    json_t *root;
-    tsr_peft_config config = {0};
+    json_auto_t *root = NULL;
     TSR_TRY(tsr_json_load(&root, path));
-    tsr_status status = read_all(&config, root, path);
-    json_decref(root);
-    if (status == TSR_OK)
-        *out = config;
-    else
-        tsr_peft_config_free(&config);
-    return status;
+    return read_root(out, root, path);
 }
 
 static void free_match(tsr_peft_match *match)

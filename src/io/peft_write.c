@@ -1,3 +1,4 @@
+#include "base/auto.h"
 #include "io/peft.h"
 
 #include "base/text.h"
@@ -20,27 +21,17 @@ static tsr_status make_card(tsr_text *card, const tsr_peft_config *config, bool 
     static const char what[] = TSR_PEFT_CARD_FILE ": the base model's name";
     const char *model =
         config->beside_towers ? "AutoModelForImageTextToText" : "AutoModelForCausalLM";
-    char place[PATH_MAX], *quoted, *tag = NULL, *found = NULL;
+    char place[PATH_MAX];
+    TSR_AUTO_FREE char *quoted = NULL, *found = NULL;
     TSR_TRY(tsr_json_quote(&quoted, base ? base : "", what));
     /* The code is good in the card's directory, from which another way leads to the base. */
-    tsr_status status = tsr_json_quote(&found,
-                                       base && realpath(base, place) ? place
-                                       : base                        ? base
-                                                                     : "",
-                                       what);
-    if (status == TSR_OK && asprintf(&tag, "\"base_model:adapter:%s", quoted + 1) < 0)
-        status = tsr_fail(TSR_ENOMEM, "%s: no memory to write it", TSR_PEFT_CARD_FILE);
-    if (status < 0) {
-        free(quoted);
-        free(found);
-        return status;
-    }
+    TSR_TRY(tsr_json_quote(&found, base && realpath(base, place) ? place : base ? base : "", what));
     tsr_text_puts(card, "---\n");
     if (base)
         tsr_text_printf(card, "base_model: %s\n", quoted);
     tsr_text_puts(card, "library_name: peft\npipeline_tag: text-generation\ntags:\n");
     if (base)
-        tsr_text_printf(card, "- %s\n", tag);
+        tsr_text_printf(card, "- \"base_model:adapter:%s\n", quoted + 1);
     tsr_text_printf(card, "%s- lora" CARD_TAG "- transformers\n---\n\n",
                     config->use_dora ? "- dora\n" : "");
     tsr_text_printf(card, "# A %s adapter\n\n", config->use_dora ? "DoRA" : "LoRA");
@@ -56,9 +47,6 @@ static tsr_status make_card(tsr_text *card, const tsr_peft_config *config, bool 
                     "### Framework versions\n\n- PEFT 0.21.0\n",
                     model, base ? found : "\"the base model's directory\"", model,
                     tokenizer ? "\".\"" : "base");
-    free(tag);
-    free(found);
-    free(quoted);
     return card->failed ? tsr_fail(TSR_ENOMEM, "%s: no memory to write it", TSR_PEFT_CARD_FILE)
                         : TSR_OK;
 }
@@ -74,19 +62,16 @@ static tsr_status stage_text(tsr_file **out, const tsr_folder *folder, const cha
 static tsr_status stage_card(tsr_file **out, const tsr_folder *folder,
                              const tsr_peft_config *config)
 {
-    tsr_text card = {0};
+    tsr_auto_text card = {0};
     struct stat info;
     bool tokenizer = tsr_folder_stat(&info, folder, "tokenizer_config.json");
-    tsr_status status = make_card(&card, config, tokenizer);
-    if (status == TSR_OK)
-        status = stage_text(out, folder, TSR_PEFT_CARD_FILE, card.data, card.length);
-    tsr_text_free(&card);
-    return status;
+    TSR_TRY(make_card(&card, config, tokenizer));
+    return stage_text(out, folder, TSR_PEFT_CARD_FILE, card.data, card.length);
 }
 
 bool tsr_peft_card_is_foreign(const tsr_folder *folder)
 {
-    char *text;
+    TSR_AUTO_FREE char *text = NULL;
     uint64_t bytes;
     struct stat info;
     if (!tsr_folder_stat(&info, folder, TSR_PEFT_CARD_FILE))
@@ -94,24 +79,21 @@ bool tsr_peft_card_is_foreign(const tsr_folder *folder)
     if (tsr_file_read_in(&text, &bytes, folder, TSR_PEFT_CARD_FILE, CARD_BYTES) < 0)
         return true;
     bool own = strstr(text, CARD_TAG);
-    free(text);
     return !own;
 }
 
 static tsr_status stage_config(tsr_file **out, const tsr_folder *folder,
                                const tsr_peft_config *config)
 {
-    char *text;
+    TSR_AUTO_FREE char *text = NULL;
     TSR_TRY(tsr_peft_config_format(&text, config));
-    tsr_status status = stage_text(out, folder, TSR_PEFT_CONFIG_FILE, text, strlen(text));
-    free(text);
-    return status;
+    return stage_text(out, folder, TSR_PEFT_CONFIG_FILE, text, strlen(text));
 }
 
 static tsr_status stage_weights(tsr_file **out, const tsr_folder *folder,
                                 const tsr_peft_tensor *tensors, uint64_t count)
 {
-    tsr_tensor_source *sources = calloc(count + 1, sizeof *sources);
+    TSR_AUTO_FREE tsr_tensor_source *sources = calloc(count + 1, sizeof *sources);
     tsr_status status = TSR_OK;
     if (!sources)
         return tsr_fail(TSR_ENOMEM, "%s: no memory to write it", TSR_PEFT_WEIGHTS_FILE);
@@ -127,7 +109,6 @@ static tsr_status stage_weights(tsr_file **out, const tsr_folder *folder,
     }
     if (status == TSR_OK)
         status = tsr_safetensors_stage(out, folder, TSR_PEFT_WEIGHTS_FILE, sources, count);
-    free(sources);
     return status;
 }
 

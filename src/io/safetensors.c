@@ -1,5 +1,6 @@
 #include "io/safetensors.h"
 
+#include "base/auto.h"
 #include "base/checked.h"
 #include "base/hash.h"
 #include "base/text.h"
@@ -162,7 +163,7 @@ static tsr_status read_entries(tsr_safetensors *file, const json_t *root)
 {
     const char *name;
     json_t *entry;
-    tsr_text place = {0};
+    tsr_auto_text place = {0};
     tsr_status status = TSR_OK;
     file->tensors = calloc(json_object_size(root) + 1, sizeof *file->tensors);
     if (!file->tensors)
@@ -186,7 +187,6 @@ static tsr_status read_entries(tsr_safetensors *file, const json_t *root)
         if (status < 0)
             break;
     }
-    tsr_text_free(&place);
     return status;
 }
 
@@ -238,8 +238,8 @@ static tsr_status check_cover(tsr_safetensors *file)
 
 static tsr_status parse_header(tsr_safetensors *file, const char *text, uint64_t bytes)
 {
-    json_t *root = NULL;
-    tsr_text place = {0};
+    json_auto_t *root = NULL;
+    tsr_auto_text place = {0};
     tsr_status status;
     tsr_text_printf(&place, "%s: header", file->path);
     if (bytes > 0 && text[0] != '{')
@@ -256,8 +256,6 @@ static tsr_status parse_header(tsr_safetensors *file, const char *text, uint64_t
         status = check_cover(file);
     if (status == TSR_OK)
         qsort(file->tensors, file->count, sizeof *file->tensors, by_name);
-    json_decref(root);
-    tsr_text_free(&place);
     return status;
 }
 
@@ -292,15 +290,12 @@ static tsr_status read_header(tsr_safetensors *file)
                         "%" PRIu64 ": it is cut off, copy it again",
                         file->path, bytes, file->file_bytes);
     file->data_offset = LENGTH_BYTES + bytes;
-    char *text = malloc(bytes + 1);
+    TSR_AUTO_FREE char *text = malloc(bytes + 1);
     if (!text)
         return tsr_fail(TSR_ENOMEM, "%s: no memory for its header of %" PRIu64 " bytes", file->path,
                         bytes);
-    tsr_status status = read_at(file, text, LENGTH_BYTES, bytes);
-    if (status == TSR_OK)
-        status = parse_header(file, text, bytes);
-    free(text);
-    return status;
+    TSR_TRY(read_at(file, text, LENGTH_BYTES, bytes));
+    return parse_header(file, text, bytes);
 }
 
 static tsr_status open_file(tsr_safetensors **out, const tsr_folder *folder, const char *name)

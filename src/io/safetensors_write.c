@@ -189,10 +189,8 @@ tsr_status tsr_safetensors_write_in(const tsr_folder *folder, const char *name,
 
 tsr_status tsr_safetensors_write(const char *path, const tsr_tensor_source *tensors, uint64_t count)
 {
-    tsr_folder *folder;
+    tsr_auto_folder *folder = NULL;
     const char *name;
     TSR_TRY(tsr_folder_open_parent(&folder, &name, path));
-    tsr_status status = tsr_safetensors_write_in(folder, name, tensors, count);
-    tsr_folder_close(folder);
-    return status;
+    return tsr_safetensors_write_in(folder, name, tensors, count);
 }

@@ -85,11 +85,10 @@ static void put_hex(char out[17], uint64_t value)
 /* Of a manifest without its "hash". */
 static tsr_status hash_manifest(uint64_t *out, const json_t *manifest, const char *path)
 {
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     tsr_status status = tsr_json_put(&text, manifest, CANONICAL, path);
     if (status == TSR_OK)
         *out = tsr_hash(TSR_HASH_START, text.data, text.length);
-    tsr_text_free(&text);
     return status;
 }
 
@@ -115,34 +114,27 @@ static tsr_status make_manifest(tsr_text *out, int64_t step, const json_t *state
     char text[17];
     uint64_t hash = 0;
     json_t *list = list_files(files, count);
-    json_t *manifest =
+    json_auto_t *manifest =
         list ? json_pack("{s:s, s:i, s:I, s:o, s:O}", "format", FORMAT, "version", VERSION, "step",
                          (json_int_t)step, "files", list, "state", (json_t *)state)
              : NULL;
-    tsr_status status = manifest ? hash_manifest(&hash, manifest, path)
-                                 : tsr_fail(TSR_ENOMEM, "%s: no memory for it", path);
-    if (status == TSR_OK) {
+    if (manifest) {
+        TSR_TRY(hash_manifest(&hash, manifest, path));
         put_hex(text, hash);
-        if (json_object_set_new(manifest, "hash", json_string(text)) != 0)
-            status = tsr_fail(TSR_ENOMEM, "%s: no memory for it", path);
     }
-    if (status == TSR_OK)
-        status = tsr_json_put(out, manifest, JSON_INDENT(1), path);
-    json_decref(manifest);
-    return status;
+    if (!manifest || json_object_set_new(manifest, "hash", json_string(text)) != 0)
+        return tsr_fail(TSR_ENOMEM, "%s: no memory for it", path);
+    return tsr_json_put(out, manifest, JSON_INDENT(1), path);
 }
 
 static tsr_status write_manifest(const tsr_folder *folder, int64_t step, const json_t *state,
                                  const tsr_snapshot_file *files, int count)
 {
     char path[PATH_MAX];
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     tsr_folder_show(path, folder, TSR_SNAPSHOT_MANIFEST);
-    tsr_status status = make_manifest(&text, step, state, files, count, path);
-    if (status == TSR_OK)
-        status = tsr_file_write_in(folder, TSR_SNAPSHOT_MANIFEST, text.data, text.length);
-    tsr_text_free(&text);
-    return status;
+    TSR_TRY(make_manifest(&text, step, state, files, count, path));
+    return tsr_file_write_in(folder, TSR_SNAPSHOT_MANIFEST, text.data, text.length);
 }
 
 tsr_status tsr_snapshot_commit(const tsr_folder *parent, int64_t step, const json_t *state,

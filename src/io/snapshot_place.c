@@ -73,7 +73,7 @@ static tsr_status remove_files(const tsr_folder *folder, bool *stays)
 {
     char path[PATH_MAX];
     tsr_status status = TSR_OK;
-    DIR *entries;
+    tsr_auto_dir *entries = NULL;
     TSR_TRY(tsr_folder_list(&entries, folder));
     for (const char *name; status == TSR_OK && (name = tsr_folder_next(entries));) {
         if (!is_directory(folder, name)) {
@@ -84,7 +84,6 @@ static tsr_status remove_files(const tsr_folder *folder, bool *stays)
                 tsr_folder_show(path, folder, name));
         *stays = true;
     }
-    closedir(entries);
     return status;
 }
 
@@ -92,14 +91,13 @@ static tsr_status remove_files(const tsr_folder *folder, bool *stays)
 static tsr_status remove_all(const tsr_folder *parent, form f, int64_t step)
 {
     char name[TSR_SNAPSHOT_NAME_BYTES];
-    tsr_folder *folder;
+    tsr_auto_folder *folder = NULL;
     bool stays = false;
     put_name(name, f, step);
     TSR_TRY(enter(&folder, parent, name));
     if (!folder)
         return TSR_OK;
     tsr_status status = remove_files(folder, &stays);
-    tsr_folder_close(folder);
     return status == TSR_OK && !stays ? tsr_folder_remove_folder(parent, name) : status;
 }
 
@@ -113,8 +111,8 @@ typedef struct {
 static tsr_status look_into(obstacle *out, const tsr_folder *parent, const char *name, bool foreign)
 {
     struct stat info;
-    tsr_folder *folder;
-    DIR *entries;
+    tsr_auto_folder *folder = NULL;
+    tsr_auto_dir *entries = NULL;
     bool any = false;
     if (!tsr_folder_stat(&info, parent, name))
         return TSR_OK;
@@ -126,8 +124,8 @@ static tsr_status look_into(obstacle *out, const tsr_folder *parent, const char 
     TSR_TRY(enter(&folder, parent, name));
     if (!folder)
         return TSR_OK;
-    tsr_status status = tsr_folder_list(&entries, folder);
-    for (const char *entry; status == TSR_OK && (entry = tsr_folder_next(entries));) {
+    TSR_TRY(tsr_folder_list(&entries, folder));
+    for (const char *entry; (entry = tsr_folder_next(entries));) {
         any = true;
         foreign &= strcmp(entry, TSR_SNAPSHOT_MANIFEST) != 0;
         if (!out->what && is_directory(folder, entry)) {
@@ -135,14 +133,11 @@ static tsr_status look_into(obstacle *out, const tsr_folder *parent, const char 
             out->what = "a directory, which no checkpoint of a run contains";
         }
     }
-    if (status == TSR_OK)
-        closedir(entries);
     if (any && foreign) { /* Hugging Face's trainer has checkpoint-<step> too */
         tsr_folder_show(out->path, parent, name);
         out->what = "a directory, without a " TSR_SNAPSHOT_MANIFEST ", so another program's";
     }
-    tsr_folder_close(folder);
-    return status;
+    return TSR_OK;
 }
 
 /* In the checkpoint, or under the name that it would get. */
@@ -276,20 +271,17 @@ static tsr_status add_bytes(uint64_t *total, const tsr_folder *parent, form f, i
 {
     char name[TSR_SNAPSHOT_NAME_BYTES];
     struct stat info;
-    tsr_folder *folder;
-    DIR *entries;
+    tsr_auto_folder *folder = NULL;
+    tsr_auto_dir *entries = NULL;
     put_name(name, f, step);
     TSR_TRY(enter(&folder, parent, name));
     if (!folder)
         return TSR_OK;
-    tsr_status status = tsr_folder_list(&entries, folder);
-    for (const char *file; status == TSR_OK && (file = tsr_folder_next(entries));)
+    TSR_TRY(tsr_folder_list(&entries, folder));
+    for (const char *file; (file = tsr_folder_next(entries));)
         if (tsr_folder_stat(&info, folder, file) && S_ISREG(info.st_mode))
             *total += 512 * (uint64_t)info.st_blocks;
-    if (status == TSR_OK)
-        closedir(entries);
-    tsr_folder_close(folder);
-    return status;
+    return TSR_OK;
 }
 
 tsr_status tsr_snapshot_bytes(uint64_t *freed, int64_t *kept, const tsr_folder *parent,
@@ -333,11 +325,10 @@ tsr_status tsr_snapshot_tidy(const tsr_folder *parent)
 tsr_status tsr_snapshot_begin(const tsr_folder *parent, int64_t step)
 {
     char name[TSR_SNAPSHOT_NAME_BYTES];
-    tsr_folder *folder;
+    tsr_auto_folder *folder = NULL;
     tsr_snapshot_staged_name(name, step);
     TSR_TRY(remove_all(parent, staged, step));
     tsr_status status = tsr_folder_make(&folder, parent, name);
-    tsr_folder_close(folder);
     return status == TSR_EDATA ? TSR_EIO : status;
 }
 

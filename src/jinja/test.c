@@ -3,8 +3,6 @@
  */
 #include "jinja/jinja.h"
 
-#include <string.h>
-
 typedef enum {
     IS_DEFINED,
     IS_UNDEFINED,

@@ -14,13 +14,11 @@
 #include "job/parts.h"
 
 #include "base/clock.h"
-#include "config/config_store.h"
 #include "config/keys.h"
 #include "io/file.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 const char *const tsr_job_state_names[TSR_TRAINABLE_STATE_COUNT] = {"master", "exp_avg",
                                                                     "exp_avg_sq"};
@@ -153,7 +151,7 @@ static int put_hash(json_t *object, const char *key, uint64_t hash)
 static json_t *describe_config(const tsr_job *job)
 {
     json_t *object = json_object();
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     int failed = 0;
     for (int i = 0; i < tsr_keys_count(); i++) {
         const tsr_key *key = tsr_keys_at(i);
@@ -167,7 +165,6 @@ static json_t *describe_config(const tsr_job *job)
         json_decref(object);
         object = NULL;
     }
-    tsr_text_free(&text);
     return object;
 }
 
@@ -210,7 +207,7 @@ static tsr_status commit(tsr_job *job, const tsr_folder *folder)
 {
     static const char *const names[] = {TSR_PEFT_WEIGHTS_FILE, TSR_PEFT_CONFIG_FILE,
                                         TSR_PEFT_CARD_FILE, TSR_MATMULS_FILE};
-    json_t *state = NULL;
+    json_auto_t *state = NULL;
     int count = job->decision.group;
     bool choices = job->matmuls.length > 0;
     if (choices)
@@ -219,9 +216,7 @@ static tsr_status commit(tsr_job *job, const tsr_folder *folder)
     for (int i = 0; i < 3 + choices; i++)
         TSR_TRY(tsr_snapshot_measure(&job->files[count++], folder, names[i]));
     TSR_TRY(describe(&state, job));
-    tsr_status status = tsr_snapshot_commit(job->output, job->done, state, job->files, count);
-    json_decref(state);
-    return status;
+    return tsr_snapshot_commit(job->output, job->done, state, job->files, count);
 }
 
 /* ---- saving ---- */
@@ -240,14 +235,11 @@ static tsr_status write_files(tsr_job *job, const tsr_folder *folder)
 
 static tsr_status write_all(tsr_job *job)
 {
-    tsr_folder *folder = NULL;
+    tsr_auto_folder *folder = NULL;
     bool first = job->view.rank == 0;
     TSR_TRY(tsr_job_agree(job, first ? tsr_snapshot_begin(job->output, job->done) : TSR_OK));
-    tsr_status status = tsr_job_agree(job, tsr_snapshot_enter(&folder, job->output, job->done));
-    if (status == TSR_OK)
-        status = write_files(job, folder);
-    tsr_folder_close(folder);
-    return status;
+    TSR_TRY(tsr_job_agree(job, tsr_snapshot_enter(&folder, job->output, job->done)));
+    return write_files(job, folder);
 }
 
 tsr_status tsr_job_quiet(tsr_job *job)

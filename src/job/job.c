@@ -14,7 +14,6 @@
 #include "report/summary.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 

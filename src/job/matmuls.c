@@ -9,6 +9,7 @@
  *     ~/.cache/tessera/matmul-<device>.txt              of all runs on such a device with these
  *                                                       libraries (planner/cache.h)
  */
+#include "base/auto.h"
 #include "job/parts.h"
 
 #include "base/log.h"
@@ -83,7 +84,7 @@ static tsr_status take_choices(tsr_job *job)
 {
     int64_t length = (int64_t)job->matmuls.length;
     TSR_TRY(broadcast(job, &length, sizeof length));
-    char *text = calloc((size_t)length + 1, 1);
+    TSR_AUTO_FREE char *text = calloc((size_t)length + 1, 1);
     tsr_status status = TSR_OK;
     if (!text)
         status = tsr_fail(TSR_ENOMEM, "out of memory for the choices of matmuls");
@@ -94,7 +95,6 @@ static tsr_status take_choices(tsr_job *job)
         status = broadcast(job, text, (uint64_t)length);
     if (status == TSR_OK && job->view.rank != 0)
         status = tsr_model_agree(job->model, text);
-    free(text);
     return tsr_job_agree(job, status);
 }
 
@@ -102,7 +102,7 @@ static tsr_status take_choices(tsr_job *job)
 static tsr_status tell_graphs(const tsr_job *job)
 {
     tsr_batch_shape shapes[TSR_DECIDE_SHAPES];
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     int count = tsr_decide_shapes(shapes, &job->inputs, job->train);
     tsr_status status =
         tsr_model_print_graphs(&text, &job->decision.model, job->model, shapes, count, false);
@@ -111,13 +111,12 @@ static tsr_status tell_graphs(const tsr_job *job)
         tsr_log(TSR_LOG_INFO, "%.*s", (int)length, line);
         line += length + (line[length] == '\n');
     }
-    tsr_text_free(&text);
     return status;
 }
 
 static tsr_status choose_for_all(tsr_job *job)
 {
-    tsr_text device = {0};
+    tsr_auto_text device = {0};
     tsr_status status = job->kernels->prepare(job->device, &(tsr_prepare_args){.chosen = &device});
     if (status == TSR_OK && device.failed)
         status = tsr_fail(TSR_ENOMEM, "out of memory for the choices of matmuls");
@@ -126,7 +125,6 @@ static tsr_status choose_for_all(tsr_job *job)
     status = tsr_job_agree(job, status);
     if (status == TSR_OK)
         status = tsr_job_agree(job, job->view.rank == 0 ? choose(job, &device) : TSR_OK);
-    tsr_text_free(&device);
     return status == TSR_OK && job->view.ranks > 1 ? take_choices(job) : status;
 }
 

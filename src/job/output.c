@@ -120,16 +120,12 @@ tsr_status tsr_output_check_space(const tsr_config *config, const tsr_output_nee
     if (!find_free(&available, config->output_dir) || need->bytes <= available ||
         need->bytes - available <= need->freed)
         return TSR_OK;
-    tsr_text needed = {0}, there = {0};
+    tsr_auto_text needed = {0}, there = {0};
     tsr_report_put_bytes(&needed, need->bytes);
     tsr_report_put_bytes(&there, available + need->freed);
-    tsr_status status =
-        tsr_fail(TSR_ECONFIG,
-                 "%s: output_dir %s: %s will be written there (%s), and there is room for %s; make "
-                 "room there or name a directory on another disk%s",
-                 tsr_config_where(config, "output_dir"), config->output_dir,
-                 tsr_text_string(&needed), need->what, tsr_text_string(&there), need->advice);
-    tsr_text_free(&needed);
-    tsr_text_free(&there);
-    return status;
+    return tsr_fail(TSR_ECONFIG,
+                    "%s: output_dir %s: %s will be written there (%s), and there is room for %s; "
+                    "make room there or name a directory on another disk%s",
+                    tsr_config_where(config, "output_dir"), config->output_dir,
+                    tsr_text_string(&needed), need->what, tsr_text_string(&there), need->advice);
 }

@@ -117,7 +117,7 @@ static tsr_status check_keys(const tsr_job *job, const json_t *state, const char
 {
     const json_t *stored = json_object_get(state, "config");
     const tsr_config *config = &job->inputs.config;
-    tsr_text lines = {0}, line = {0}, text = {0};
+    tsr_auto_text lines = {0}, line = {0}, text = {0};
     for (int i = 0; i < tsr_keys_count(); i++) {
         const tsr_key *key = tsr_keys_at(i);
         const char *was = json_string_value(json_object_get(stored, key->name));
@@ -143,9 +143,6 @@ static tsr_status check_keys(const tsr_job *job, const json_t *state, const char
                            "from this adapter in another output_dir: init_adapter=%s. It begins "
                            "with the first rows again, in another order with another data_seed",
                            tsr_text_string(&lines), directory);
-    tsr_text_free(&lines);
-    tsr_text_free(&line);
-    tsr_text_free(&text);
     return status;
 }
 

@@ -42,11 +42,9 @@ static mode_t type_of_event(const char *name)
 
 static tsr_status check_events(const tsr_folder *folder)
 {
-    tsr_folder *events;
+    tsr_auto_folder *events = NULL;
     TSR_TRY(tsr_folder_enter(&events, folder, TSR_EVENTS_FOLDER));
-    tsr_status status = events ? tsr_file_check_names(events, type_of_event) : TSR_OK;
-    tsr_folder_close(events);
-    return status;
+    return events ? tsr_file_check_names(events, type_of_event) : TSR_OK;
 }
 
 /* The first of the run's files that is there; NULL: none. `ended`: of those of a run that came to its
@@ -54,7 +52,7 @@ static tsr_status check_events(const tsr_folder *folder)
 static tsr_status find_run(const char **out, const tsr_folder *folder, bool ended)
 {
     struct stat info;
-    tsr_folder *events;
+    tsr_auto_folder *events = NULL;
     *out = NULL;
     for (size_t i = 0; i < (ended ? END_FILES : RUN_FILES); i++)
         if (strcmp(run_files[i], TSR_PEFT_CARD_FILE) != 0 && /* a README alone is no run */
@@ -65,7 +63,6 @@ static tsr_status find_run(const char **out, const tsr_folder *folder, bool ende
     TSR_TRY(tsr_folder_enter(&events, folder, TSR_EVENTS_FOLDER));
     if (events && !ended && tsr_folder_stat(&info, events, TSR_EVENTS_FILE))
         *out = TSR_EVENTS_FOLDER "/" TSR_EVENTS_FILE;
-    tsr_folder_close(events);
     return TSR_OK;
 }
 
@@ -174,7 +171,7 @@ static tsr_status take_output(tsr_job *job)
 
 static tsr_status start_metrics(tsr_job *job)
 {
-    tsr_folder *events;
+    tsr_auto_folder *events = NULL;
     bool appends = job->resume && job->continues;
     if (appends)
         TSR_TRY(tsr_metrics_cut(job->output, METRICS_FILE, job->metrics_bytes));
@@ -193,10 +190,7 @@ static tsr_status start_metrics(tsr_job *job)
     if (job->inputs.config.report_to != TSR_CONFIG_REPORT_TENSORBOARD)
         return TSR_OK;
     TSR_TRY(tsr_folder_make(&events, job->output, TSR_EVENTS_FOLDER));
-    tsr_status status =
-        tsr_events_create(&job->events, events, appends ? job->resumed : 0, job->evaluated);
-    tsr_folder_close(events);
-    return status;
+    return tsr_events_create(&job->events, events, appends ? job->resumed : 0, job->evaluated);
 }
 
 typedef struct {
@@ -251,7 +245,7 @@ static void resolve_config(tsr_job *job)
 static tsr_status clear_output(const tsr_job *job)
 {
     const tsr_folder *folder = job->output;
-    tsr_folder *events;
+    tsr_auto_folder *events = NULL;
     bool goes_on = job->resume && job->continues, foreign = tsr_peft_card_is_foreign(folder);
     TSR_TRY(tsr_file_tidy(folder, type_of));
     TSR_TRY(tsr_job_tokenizer_clear(folder));
@@ -266,14 +260,14 @@ static tsr_status clear_output(const tsr_job *job)
                 "resume_from_checkpoint: %s holds no checkpoint yet: starting at step 1",
                 tsr_folder_path(folder));
     TSR_TRY(tsr_folder_enter(&events, folder, TSR_EVENTS_FOLDER));
-    tsr_status status = events ? tsr_file_tidy(events, type_of_event) : TSR_OK;
-    if (events && !goes_on && status == TSR_OK)
-        status = tsr_folder_remove(events, TSR_EVENTS_FILE);
-    tsr_folder_close(events);
-    for (size_t i = 0; i < RUN_FILES && !goes_on && status == TSR_OK; i++)
+    if (events)
+        TSR_TRY(tsr_file_tidy(events, type_of_event));
+    if (events && !goes_on)
+        TSR_TRY(tsr_folder_remove(events, TSR_EVENTS_FILE));
+    for (size_t i = 0; i < RUN_FILES && !goes_on; i++)
         if (!foreign || strcmp(run_files[i], TSR_PEFT_CARD_FILE) != 0)
-            status = tsr_folder_remove(folder, run_files[i]);
-    return status;
+            TSR_TRY(tsr_folder_remove(folder, run_files[i]));
+    return TSR_OK;
 }
 
 tsr_status tsr_job_end(tsr_job *job, tsr_metrics_status status)
@@ -291,27 +285,19 @@ static tsr_status write_text(const tsr_job *job, const char *name, const tsr_tex
 
 tsr_status tsr_job_write_output(tsr_job *job)
 {
-    tsr_text yaml = {0}, plan = {0};
+    tsr_auto_text yaml = {0}, plan = {0};
     TSR_TRY(take_output(job));
     TSR_TRY(clear_output(job));
     resolve_config(job);
-    tsr_status status = tsr_config_write(&yaml, &job->inputs.config);
-    if (status == TSR_OK)
-        status = tsr_job_tokenizer_write(&yaml, job);
-    if (status == TSR_OK)
-        status = write_text(job, TSR_JOB_CONFIG_FILE, &yaml);
-    if (status == TSR_OK)
-        status = tsr_decision_print(&plan, &job->decision, &job->inputs, &job->view, &job->speeds,
-                                    &(tsr_largest){0}, true);
-    if (status == TSR_OK)
-        status = write_text(job, PLAN_FILE, &plan);
-    if (status == TSR_OK && job->matmuls.length)
-        status = write_text(job, TSR_MATMULS_FILE, &job->matmuls);
-    if (status == TSR_OK)
-        status = start_metrics(job);
-    tsr_text_free(&yaml);
-    tsr_text_free(&plan);
-    return status;
+    TSR_TRY(tsr_config_write(&yaml, &job->inputs.config));
+    TSR_TRY(tsr_job_tokenizer_write(&yaml, job));
+    TSR_TRY(write_text(job, TSR_JOB_CONFIG_FILE, &yaml));
+    TSR_TRY(tsr_decision_print(&plan, &job->decision, &job->inputs, &job->view, &job->speeds,
+                               &(tsr_largest){0}, true));
+    TSR_TRY(write_text(job, PLAN_FILE, &plan));
+    if (job->matmuls.length)
+        TSR_TRY(write_text(job, TSR_MATMULS_FILE, &job->matmuls));
+    return start_metrics(job);
 }
 
 tsr_status tsr_job_follow_output(tsr_job *job)

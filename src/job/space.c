@@ -79,7 +79,7 @@ tsr_status tsr_job_check_space(const tsr_job *job)
     uint64_t freed;
     TSR_TRY(look_around(&freed, &there, job));
     needs n = count(job, done, there);
-    tsr_text what = {0};
+    tsr_auto_text what = {0};
     tsr_text_puts(&what, "the adapter ");
     tsr_report_put_bytes(&what, n.adapter);
     if (n.checkpoints) {
@@ -98,7 +98,5 @@ tsr_status tsr_job_check_space(const tsr_job *job)
         .freed = freed,
         .what = tsr_text_string(&what),
         .advice = n.checkpoints > 1 ? ", or keep fewer checkpoints with save_total_limit" : ""};
-    tsr_status status = tsr_output_check_space(&job->inputs.config, &need);
-    tsr_text_free(&what);
-    return status;
+    return tsr_output_check_space(&job->inputs.config, &need);
 }

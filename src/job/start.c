@@ -1,6 +1,7 @@
 /*
  * start.c: all memory is taken, the weights are read, the adapter gets its first values.
  */
+#include "base/auto.h"
 #include "job/parts.h"
 
 #include "base/clock.h"
@@ -70,15 +71,11 @@ tsr_status tsr_job_put_trainable(tsr_job *job, int unit, int segment, const floa
         TSR_TRY(tsr_device_write(job->device, trainable->master + span.begin, values, bytes));
     if (dtype == TSR_F32)
         return tsr_device_write(job->device, span.work, values, bytes);
-    void *work = malloc(bytes + 1);
+    TSR_AUTO_FREE void *work = malloc(bytes + 1);
     if (!work)
         return tsr_fail(TSR_ENOMEM, "out of memory for an adapter's first values");
-    tsr_status status = tsr_adamw_copy_work(work, dtype, values, span.count);
-    if (status == TSR_OK)
-        status =
-            tsr_device_write(job->device, span.work, work, span.count * tsr_dtype_bytes(dtype));
-    free(work);
-    return status;
+    TSR_TRY(tsr_adamw_copy_work(work, dtype, values, span.count));
+    return tsr_device_write(job->device, span.work, work, span.count * tsr_dtype_bytes(dtype));
 }
 
 static tsr_status put_trainable(void *user, int unit, int segment, const float *values)
@@ -141,8 +138,8 @@ static tsr_status is_zero(bool *out, tsr_job *job, const tsr_trainable_span *spa
 {
     tsr_dtype dtype = span->segment->dtype;
     uint64_t bytes = span->count * tsr_dtype_bytes(dtype);
-    float *values = malloc(span->count * sizeof *values + 1);
-    void *work = malloc(bytes + 1);
+    TSR_AUTO_FREE float *values = malloc(span->count * sizeof *values + 1);
+    TSR_AUTO_FREE void *work = malloc(bytes + 1);
     tsr_status status = TSR_OK;
     if (!values || !work)
         status = tsr_fail(TSR_ENOMEM, "out of memory while looking at an adapter");
@@ -151,8 +148,6 @@ static tsr_status is_zero(bool *out, tsr_job *job, const tsr_trainable_span *spa
     *out = status == TSR_OK && tsr_widen_f32(values, work, dtype, span->count);
     for (uint64_t i = 0; *out && i < span->real; i++)
         *out = values[i] == 0;
-    free(values);
-    free(work);
     return status;
 }
 
@@ -205,7 +200,7 @@ static tsr_status take_norms(tsr_job *job, int unit, int index)
     tsr_trainable_span span = tsr_job_trainable(job, unit, linear->m);
     uint64_t left = span.first < linear->out ? linear->out - span.first : 0;
     uint64_t count = span.real < left ? span.real : left;
-    float *m = calloc(span.count + 1, sizeof *m);
+    TSR_AUTO_FREE float *m = calloc(span.count + 1, sizeof *m);
     if (!m)
         return tsr_fail(TSR_ENOMEM, "out of memory for the magnitudes of %s", linear->path);
     tsr_status status = TSR_OK;
@@ -217,7 +212,6 @@ static tsr_status take_norms(tsr_job *job, int unit, int index)
         status = check_norms(job, linear, m, span.first, count);
     if (status == TSR_OK)
         status = tsr_job_put_trainable(job, unit, linear->m, m);
-    free(m);
     return status;
 }
 

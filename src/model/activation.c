@@ -1,7 +1,6 @@
 #include "model/activation.h"
 
 #include "base/checked.h"
-#include "model/node_parts.h"
 
 #include <stdio.h>
 #include <stdlib.h>

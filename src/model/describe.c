@@ -4,7 +4,6 @@
 #include "model/arch/arch.h"
 #include "model/layout.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,8 +2,6 @@
 
 #include "model/node_parts.h"
 
-#include <string.h>
-
 static void *address(const tsr_layer_memory *memory, tsr_value_place place)
 {
     switch (place.kind) {

@@ -1,6 +1,7 @@
 #include "model/load_parts.h"
 
 #include "adapters/init.h"
+#include "base/auto.h"
 #include "base/checked.h"
 #include "base/phase.h"
 
@@ -185,22 +186,17 @@ static tsr_status load_tensor(const tsr_layout_unit *unit, int segment, const ts
         from = number ? from : run.stored;
         number += run.count;
     }
-    float *values = calloc(part + 1, sizeof *values), *read = calloc(number + 1, sizeof *read);
-    tsr_status status = TSR_OK;
+    TSR_AUTO_FREE float *values = calloc(part + 1, sizeof *values);
+    TSR_AUTO_FREE float *read = calloc(number + 1, sizeof *read);
     if (!values || !read)
-        status = tsr_fail(TSR_ENOMEM, "out of memory while loading the adapter of %s", s->name);
-    else if (stored)
-        status = tsr_safetensors_read_f32(read, stored, from, number);
+        return tsr_fail(TSR_ENOMEM, "out of memory while loading the adapter of %s", s->name);
+    if (stored)
+        TSR_TRY(tsr_safetensors_read_f32(read, stored, from, number));
     else if (in)
         tsr_adapter_init_a(read, from, number, in, seed, module_key);
-    for (tsr_stored_run run = {0};
-         status == TSR_OK && tsr_stored_next(&run, s, first, first + count);)
+    for (tsr_stored_run run = {0}; tsr_stored_next(&run, s, first, first + count);)
         memcpy(values + run.memory - first, read + run.stored - from, run.count * sizeof *read);
-    if (status == TSR_OK)
-        status = loader->trainable(loader->user, index, segment, values);
-    free(values);
-    free(read);
-    return status;
+    return loader->trainable(loader->user, index, segment, values);
 }
 
 tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const tsr_peft *init,

@@ -8,6 +8,7 @@
  * the matmuls of all their candidates are listed, whether they are still to be timed or were found: the
  * kernels time a part of the list, and a shorter one would have them time others than the first run did.
  */
+#include "base/auto.h"
 #include "model/model_parts.h"
 
 #include <stdlib.h>
@@ -265,7 +266,7 @@ static tsr_status device_line(tsr_text *out, const tsr_model *model)
 static tsr_status prepare(tsr_model *model, const tsr_batch_shape *shapes, int count,
                           tsr_prepare_args *args, tsr_graph_search *search)
 {
-    tsr_text device = {0};
+    tsr_auto_text device = {0};
     tsr_status status = args->chosen ? device_line(&device, model) : TSR_OK;
     tsr_graph_rule rule = model->options.graph_rule;
     if (status == TSR_OK && device.length && (rule == TSR_GRAPHS_AUTO || rule == TSR_GRAPHS_TIMED))
@@ -278,33 +279,26 @@ static tsr_status prepare(tsr_model *model, const tsr_batch_shape *shapes, int c
         tsr_graph_export(args->chosen, &model->graphs);
     if (status == TSR_OK && args->cache)
         tsr_graph_merge(args->cache, &model->graphs, tsr_graph_text_for(args->cached, device.data));
-    tsr_text_free(&device);
     return status;
 }
 
 tsr_status tsr_model_prepare(tsr_model *model, const tsr_batch_shape *shapes, int count,
                              tsr_prepare_args *args)
 {
-    tsr_graph_search *search = calloc(1, sizeof *search);
+    TSR_AUTO_FREE tsr_graph_search *search = calloc(1, sizeof *search);
     if (!search)
         return tsr_fail(TSR_ENOMEM, "out of memory for a list of graphs");
-    tsr_status status = prepare(model, shapes, count, args, search);
-    free(search);
-    return status;
+    return prepare(model, shapes, count, args, search);
 }
 
 tsr_status tsr_model_agree(tsr_model *model, const char *chosen)
 {
     const char *lines = tsr_graph_lines(chosen);
-    tsr_text matmuls = {0};
+    tsr_auto_text matmuls = {0};
     tsr_text_append(&matmuls, chosen, (size_t)(lines - chosen));
-    tsr_status status = matmuls.failed
-                            ? tsr_fail(TSR_ENOMEM, "out of memory for the choices of matmuls")
-                            : tsr_graph_import(&model->graphs, lines);
-    if (status == TSR_OK)
-        status = model->options.kernels->prepare(
-            tsr_stream_device(model->compute),
-            &(tsr_prepare_args){.agreed = tsr_text_string(&matmuls)});
-    tsr_text_free(&matmuls);
-    return status;
+    TSR_TRY(matmuls.failed ? tsr_fail(TSR_ENOMEM, "out of memory for the choices of matmuls")
+                           : tsr_graph_import(&model->graphs, lines));
+    return model->options.kernels->prepare(
+        tsr_stream_device(model->compute),
+        &(tsr_prepare_args){.agreed = tsr_text_string(&matmuls)});
 }

@@ -1,7 +1,5 @@
 #include "model/model_parts.h"
 
-#include "model/node_parts.h"
-
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 #include "report/data_report.h"
 
+#include "base/auto.h"
 #include "base/escape.h"
 #include "data/pack.h"
 
@@ -45,7 +46,7 @@ static tsr_status count_rows(figures *f, const int32_t *lengths, int64_t count)
 {
     tsr_pack *pack;
     int32_t most = (int32_t)f->config->max_length;
-    int32_t *order = malloc(2 * (size_t)count * sizeof *order);
+    TSR_AUTO_FREE int32_t *order = malloc(2 * (size_t)count * sizeof *order);
     if (!order)
         return tsr_fail(TSR_ENOMEM, "out of memory: packing");
     tsr_status status = tsr_pack_create(&pack, count, most);
@@ -56,14 +57,13 @@ static tsr_status count_rows(figures *f, const int32_t *lengths, int64_t count)
         f->fill = (double)f->stats->tokens / ((double)f->rows * most);
         tsr_pack_destroy(pack);
     }
-    free(order);
     return status;
 }
 
 static tsr_status measure(figures *f, bool packing)
 {
     int64_t count = f->stats->samples;
-    int32_t *lengths = malloc((size_t)count * sizeof *lengths);
+    TSR_AUTO_FREE int32_t *lengths = malloc((size_t)count * sizeof *lengths);
     if (!lengths)
         return tsr_fail(TSR_ENOMEM, "out of memory: lengths of samples");
     for (int64_t i = 0; i < count; i++)
@@ -78,7 +78,6 @@ static tsr_status measure(figures *f, bool packing)
     f->bin_count = (f->longest - f->shortest) / f->bin_width + 1;
     for (int64_t i = 0; i < count; i++)
         f->bins[(lengths[i] - f->shortest) / f->bin_width]++;
-    free(lengths);
     return status;
 }
 
@@ -111,7 +110,7 @@ static tsr_status run_text(tsr_text *out, const figures *f, const tsr_sample *s,
 static tsr_status piece_text(tsr_text *out, const figures *f, const tsr_sample *s, int32_t begin,
                              int32_t at, int32_t end)
 {
-    tsr_text before = {0};
+    tsr_auto_text before = {0};
     int32_t from = at > begin ? at - 1 : at;
     TSR_TRY(run_text(out, f, s, from, end));
     tsr_status status = from < at ? run_text(&before, f, s, from, at) : TSR_OK;
@@ -120,7 +119,6 @@ static tsr_status piece_text(tsr_text *out, const figures *f, const tsr_sample *
         out->length -= before.length;
         memmove(out->data, out->data + before.length, out->length + 1);
     }
-    tsr_text_free(&before);
     return status;
 }
 
@@ -129,7 +127,7 @@ static tsr_status put_pieces(tsr_text *out, const figures *f, const tsr_sample *
                              int32_t end)
 {
     static const char broken[] = "\xef\xbf\xbd"; /* U+FFFD */
-    tsr_text part = {0};
+    tsr_auto_text part = {0};
     tsr_status status = TSR_OK;
     for (int32_t at = begin, stop; at < end && status >= 0; at = stop) {
         stop = at;
@@ -141,13 +139,12 @@ static tsr_status put_pieces(tsr_text *out, const figures *f, const tsr_sample *
         tsr_text_escape(out, tsr_text_string(&part), part.length, TSR_ESCAPE_LINES);
     }
     out->failed |= part.failed;
-    tsr_text_free(&part);
     return status;
 }
 
 static tsr_status put_tokens(tsr_text *out, const figures *f, const tsr_sample *s, bool colour)
 {
-    tsr_text part = {0};
+    tsr_auto_text part = {0};
     tsr_status status = TSR_OK;
     for (int32_t d = 0, at = 0; d < s->document_count; d++) {
         int32_t document_end = at + s->lengths[d];
@@ -166,7 +163,6 @@ static tsr_status put_tokens(tsr_text *out, const figures *f, const tsr_sample *
         }
     }
     out->failed |= part.failed;
-    tsr_text_free(&part);
     return status;
 }
 
@@ -284,7 +280,7 @@ static json_t *json_histogram(const figures *f, bool *failed)
 static json_t *json_pieces(const figures *f, const tsr_sample *s, bool *failed)
 {
     json_t *list = json_array();
-    tsr_text part = {0};
+    tsr_auto_text part = {0};
     for (int32_t at = 0; at < s->token_count && f->tokenizer;) {
         bool trained;
         int32_t end = run_end(&trained, s, at, s->token_count);
@@ -296,7 +292,6 @@ static json_t *json_pieces(const figures *f, const tsr_sample *s, bool *failed)
              failed);
         at = end;
     }
-    tsr_text_free(&part);
     return list;
 }
 
@@ -348,7 +343,7 @@ static tsr_status json_figures(json_t *sets, const figures *f, int64_t show)
                   f->date, "rows", (json_int_t)s->rows, "samples", (json_int_t)s->samples,
                   "documents", (json_int_t)s->documents, "tokens", (json_int_t)s->tokens,
                   "trained_tokens", (json_int_t)s->label_tokens);
-    json_t *rest = json_pack(
+    json_auto_t *rest = json_pack(
         "{s:{s:i, s:i, s:i, s:f, s:o}, s:I, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o}", "length",
         "shortest", f->shortest, "longest", f->longest, "median", f->median, "mean", f->mean,
         "histogram", json_histogram(f, &failed), "max_length", (json_int_t)f->config->max_length,
@@ -357,7 +352,6 @@ static tsr_status json_figures(json_t *sets, const figures *f, int64_t show)
         json_findings(f, &failed), "packing", packing, "examples", json_examples(f, show, &failed));
     failed |= json_object_update(set, rest) != 0;
     push(sets, set, &failed);
-    json_decref(rest);
     return failed ? tsr_fail(TSR_ENOMEM, "out of memory: data report") : TSR_OK;
 }
 
@@ -369,14 +363,12 @@ static tsr_status put_json(tsr_text *out, const figures *sets, int count, int64_
     tsr_status status = TSR_OK;
     for (int i = 0; i < count && status >= 0; i++)
         status = json_figures(list, &sets[i], show);
-    json_t *root = json_pack("{s:o}", "datasets", list);
-    char *text = json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    json_auto_t *root = json_pack("{s:o}", "datasets", list);
+    TSR_AUTO_FREE char *text = json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(9));
     if (status >= 0 && !text)
         status = tsr_fail(TSR_ENOMEM, "out of memory: data report");
     if (status >= 0)
         tsr_text_printf(out, "%s\n", text);
-    free(text);
-    json_decref(root);
     return status;
 }
 

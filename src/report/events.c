@@ -1,5 +1,6 @@
 #include "report/events.h"
 
+#include "base/auto.h"
 #include "base/text.h"
 #include "io/file.h"
 
@@ -169,7 +170,7 @@ static uint64_t end_of(const uint8_t *data, uint64_t bytes, int64_t last_step, b
 /* What stays is written anew, unless all of it stays in a file that has no other name. */
 static tsr_status cut(uint64_t *kept, const tsr_folder *folder, int64_t last_step, bool evaluated)
 {
-    char *data;
+    TSR_AUTO_FREE char *data = NULL;
     uint64_t bytes;
     struct stat info;
     *kept = 0;
@@ -177,11 +178,9 @@ static tsr_status cut(uint64_t *kept, const tsr_folder *folder, int64_t last_ste
         return TSR_OK;
     TSR_TRY(tsr_file_read_in(&data, &bytes, folder, TSR_EVENTS_FILE, MOST_BYTES));
     *kept = last_step > 0 ? end_of((const uint8_t *)data, bytes, last_step, evaluated) : 0;
-    tsr_status status = *kept == bytes && info.st_nlink == 1
-                            ? TSR_OK
-                            : tsr_file_write_in(folder, TSR_EVENTS_FILE, data, *kept);
-    free(data);
-    return status;
+    return *kept == bytes && info.st_nlink == 1
+               ? TSR_OK
+               : tsr_file_write_in(folder, TSR_EVENTS_FILE, data, *kept);
 }
 
 static tsr_status open_file(tsr_events *events, const tsr_folder *folder, int64_t last_step,

@@ -1,6 +1,8 @@
 #include "report/metrics.h"
 
+#include "base/auto.h"
 #include "base/text.h"
+#include "base/utf8.h"
 #include "config/config_number.h"
 #include "io/file.h"
 
@@ -64,40 +66,23 @@ static void put_int(tsr_metrics *m, const char *name, int64_t value)
     tsr_text_printf(&m->line, "%lld", (long long)value);
 }
 
-/* Bytes of a well-formed UTF-8 character at p; 0: not one. */
-static size_t utf8_bytes(const unsigned char *p)
-{
-    size_t bytes = *p < 0x80   ? 1
-                   : *p < 0xc2 ? 0
-                   : *p < 0xe0 ? 2
-                   : *p < 0xf0 ? 3
-                   : *p < 0xf5 ? 4
-                               : 0;
-    for (size_t i = 1; i < bytes; i++)
-        if ((p[i] & 0xc0) != 0x80)
-            return 0;
-    if ((*p == 0xe0 && p[1] < 0xa0) || (*p == 0xed && p[1] > 0x9f) || (*p == 0xf0 && p[1] < 0x90) ||
-        (*p == 0xf4 && p[1] > 0x8f))
-        return 0;
-    return bytes;
-}
-
 static void put_string(tsr_metrics *m, const char *name, const char *value)
 {
     if (!value)
         return;
     put_name(m, name);
     tsr_text_puts(&m->line, "\"");
-    for (const unsigned char *p = (const unsigned char *)value; *p;) {
-        size_t bytes = utf8_bytes(p);
-        if (*p == '"' || *p == '\\')
-            tsr_text_printf(&m->line, "\\%c", *p);
-        else if (*p < 0x20)
-            tsr_text_printf(&m->line, "\\u%04x", *p);
-        else if (!bytes)
+    for (const char *p = value, *end = p + strlen(p); p < end;) {
+        uint32_t code;
+        size_t bytes = tsr_utf8_next(&code, p, (size_t)(end - p));
+        if (!bytes)
             tsr_text_puts(&m->line, "\\ufffd");
+        else if (code == '"' || code == '\\')
+            tsr_text_printf(&m->line, "\\%c", (char)code);
+        else if (code < 0x20)
+            tsr_text_printf(&m->line, "\\u%04x", (unsigned)code);
         else
-            tsr_text_append(&m->line, (const char *)p, bytes);
+            tsr_text_append(&m->line, p, bytes);
         p += bytes ? bytes : 1;
     }
     tsr_text_puts(&m->line, "\"");
@@ -205,7 +190,7 @@ tsr_status tsr_metrics_sync(uint64_t *bytes, tsr_metrics *m)
 
 tsr_status tsr_metrics_cut(const tsr_folder *folder, const char *name, uint64_t bytes)
 {
-    char *text;
+    TSR_AUTO_FREE char *text = NULL;
     uint64_t length;
     struct stat info;
     if (!tsr_folder_stat(&info, folder, name))
@@ -214,10 +199,8 @@ tsr_status tsr_metrics_cut(const tsr_folder *folder, const char *name, uint64_t 
     uint64_t kept = bytes < length ? bytes : length;
     while (kept > 0 && text[kept - 1] != '\n')
         kept--;
-    tsr_status status =
-        kept == length && info.st_nlink == 1 ? TSR_OK : tsr_file_write_in(folder, name, text, kept);
-    free(text);
-    return status;
+    return kept == length && info.st_nlink == 1 ? TSR_OK
+                                                : tsr_file_write_in(folder, name, text, kept);
 }
 
 void tsr_metrics_destroy(tsr_metrics *metrics)

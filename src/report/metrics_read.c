@@ -82,7 +82,7 @@ static void add_event(tsr_run_metrics *m, json_t *line, const char *event)
 
 static tsr_status add_line(tsr_run_metrics *m, const char *text, size_t length, const char *place)
 {
-    json_t *line;
+    json_auto_t *line = NULL;
     TSR_TRY(tsr_json_parse(&line, text, length, place));
     const char *event = json_string_value(json_object_get(line, "event"));
     const json_t *step = json_object_get(line, "step");
@@ -97,7 +97,6 @@ static tsr_status add_line(tsr_run_metrics *m, const char *text, size_t length, 
         status = add_evaluation(m, line, (int64_t)json_integer_value(step), place);
     else
         status = add_step(m, line, (int64_t)json_integer_value(step), place);
-    json_decref(line);
     return status;
 }
 

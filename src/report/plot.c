@@ -4,7 +4,6 @@
 #include "config/config_number.h"
 
 #include <math.h>
-#include <string.h>
 
 #define WIDTH   900
 #define HEIGHT  600
@@ -57,7 +56,7 @@ static void put(tsr_text *out, double pixels)
 
 static void put_escaped(tsr_text *out, const char *text)
 {
-    tsr_text clean = {0}; /* XML has no control characters, not even as references */
+    tsr_auto_text clean = {0}; /* XML has no control characters, not even as references */
     tsr_text_name(&clean, text);
     for (const char *p = tsr_text_string(&clean); *p; p++)
         switch (*p) {
@@ -77,7 +76,6 @@ static void put_escaped(tsr_text *out, const char *text)
             tsr_text_append(out, p, 1);
         }
     out->failed |= clean.failed;
-    tsr_text_free(&clean);
 }
 
 static void put_text(tsr_text *out, double x, double y, const char *attributes, const char *text)
@@ -151,13 +149,12 @@ static double tick_distance(range r)
 static void put_number_at(tsr_text *out, double x, double y, const char *attributes, double value,
                           double distance)
 {
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     if (fabs(value) < distance * 1e-6)
         value = 0; /* what is left of a sum of steps */
     tsr_number_put(&text, value, 6);
     put_text(out, x, y, attributes, tsr_text_string(&text));
     out->failed |= text.failed;
-    tsr_text_free(&text);
 }
 
 static void put_vertical_axis(tsr_text *out, const panel *p, const char *label)

@@ -1,10 +1,10 @@
 #include "report/report.h"
 
+#include "base/auto.h"
 #include "base/escape.h"
 #include "config/config_number.h"
 #include "io/json.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -172,11 +172,9 @@ static size_t width_of(const char *text)
 
 static size_t key_width(const char *key, bool number)
 {
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     put_key(&text, key, number);
-    size_t width = width_of(tsr_text_string(&text));
-    tsr_text_free(&text);
-    return width;
+    return width_of(tsr_text_string(&text));
 }
 
 typedef struct {
@@ -191,7 +189,7 @@ static int find_columns(column columns[MOST_COLUMNS], const json_t *rows)
     const char *key;
     size_t r;
     int count = 0;
-    tsr_text cell = {0};
+    tsr_auto_text cell = {0};
     json_array_foreach(rows, r, row) json_object_foreach((json_t *)row, key, value)
     {
         int c = 0;
@@ -208,7 +206,6 @@ static int find_columns(column columns[MOST_COLUMNS], const json_t *rows)
         size_t width = width_of(tsr_text_string(&cell));
         columns[c].width = width > columns[c].width ? width : columns[c].width;
     }
-    tsr_text_free(&cell);
     return count;
 }
 
@@ -228,7 +225,7 @@ static void put_table(tsr_text *out, const json_t *rows, size_t indent)
     int count = find_columns(columns, rows);
     const json_t *row;
     size_t r;
-    tsr_text cell = {0};
+    tsr_auto_text cell = {0};
     pad(out, 0, indent);
     for (int c = 0; c < count; c++) {
         tsr_text_clear(&cell);
@@ -247,7 +244,6 @@ static void put_table(tsr_text *out, const json_t *rows, size_t indent)
         }
     }
     out->failed |= cell.failed;
-    tsr_text_free(&cell);
 }
 
 static bool is_table(const json_t *value)
@@ -294,23 +290,18 @@ static void put_object(tsr_text *out, const json_t *object, size_t indent)
 
 tsr_status tsr_report_print(char **text, json_t *root, bool json)
 {
-    tsr_text out = {0};
-    char *formatted = NULL;
-    tsr_status status = root ? TSR_OK : tsr_fail(TSR_ENOMEM, "out of memory for a report");
-    if (status == TSR_OK && json) {
-        status = tsr_json_format(&formatted, root, 2);
-        tsr_text_puts(&out, formatted ? formatted : "");
-        tsr_text_puts(&out, "\n");
-    } else if (status == TSR_OK) {
+    json_auto_t *owned = root;
+    tsr_auto_text out = {0};
+    TSR_AUTO_FREE char *formatted = NULL;
+    if (root && json) {
+        TSR_TRY(tsr_json_format(&formatted, root, 2));
+        tsr_text_printf(&out, "%s\n", formatted);
+    } else if (root) {
         put_object(&out, root, 0);
     }
-    if (status == TSR_OK && out.failed)
-        status = tsr_fail(TSR_ENOMEM, "out of memory for a report");
-    free(formatted);
-    json_decref(root);
-    if (status < 0)
-        tsr_text_free(&out);
-    else
-        *text = out.data;
-    return status;
+    if (!owned || out.failed)
+        return tsr_fail(TSR_ENOMEM, "out of memory for a report");
+    *text = out.data;
+    out = (tsr_text){0};
+    return TSR_OK;
 }

@@ -5,7 +5,6 @@
 #include "config/config_number.h"
 
 #include <math.h>
-#include <string.h>
 
 static void put_count(tsr_text *out, uint64_t count)
 {
@@ -190,7 +189,7 @@ void tsr_summary_start(tsr_text *out, const tsr_config *config, const tsr_summar
 /* The path as Python's text, good in any directory. */
 static void put_python(tsr_text *out, const char *directory, const char *path)
 {
-    tsr_text full = {0};
+    tsr_auto_text full = {0};
     tsr_text_printf(&full, "%s%s%s", *path == '/' ? "" : directory, *path == '/' ? "" : "/", path);
     tsr_text_puts(out, "\"");
     for (const char *p = tsr_text_string(&full); *p; p++)
@@ -200,13 +199,12 @@ static void put_python(tsr_text *out, const char *directory, const char *path)
                                                   : "%c",
                         *p);
     tsr_text_puts(out, "\"");
-    tsr_text_free(&full);
 }
 
 /* In the directory of the run, whose job.yaml has paths that start there. */
 static void put_evaluate(tsr_text *out, const tsr_summary_call *call, const char *dir)
 {
-    tsr_text job = {0};
+    tsr_auto_text job = {0};
     tsr_text_printf(&job, "%s%s/job.yaml", *dir == '-' ? "./" : "", dir);
     tsr_text_puts(out, "evaluate (cd ");
     tsr_shell_quote(out, call->directory);
@@ -215,7 +213,6 @@ static void put_evaluate(tsr_text *out, const tsr_summary_call *call, const char
     tsr_text_puts(out, " eval ");
     tsr_shell_quote(out, tsr_text_string(&job));
     tsr_text_puts(out, ")\n");
-    tsr_text_free(&job);
 }
 
 void tsr_summary_end(tsr_text *out, const tsr_config *config, const tsr_summary_call *call,

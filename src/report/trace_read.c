@@ -1,5 +1,6 @@
 #include "report/trace_read.h"
 
+#include "base/auto.h"
 #include "io/file.h"
 #include "io/json.h"
 
@@ -443,12 +444,10 @@ static tsr_status find_peaks(reader *r)
 
 static tsr_status load(json_t **out, const char *path)
 {
-    char *text;
+    TSR_AUTO_FREE char *text = NULL;
     uint64_t bytes;
     TSR_TRY(tsr_file_read(&text, &bytes, path, TSR_TRACE_FILE_BYTES));
-    tsr_status status = tsr_json_parse(out, text, bytes, path);
-    free(text);
-    return status;
+    return tsr_json_parse(out, text, bytes, path);
 }
 
 static tsr_status sum_up(reader *r)

@@ -4,7 +4,6 @@
 #include "shard/executor_parts.h"
 
 #include <signal.h>
-#include <string.h>
 
 /* ---- faults ---- */
 

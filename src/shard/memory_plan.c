@@ -3,7 +3,6 @@
 #include "base/checked.h"
 #include "base/text.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -6,7 +6,6 @@
 #include "shard/plan_builder.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define LATE 8 /* the last of so many parts of a backward */
 

@@ -2,6 +2,7 @@
  * plan_hash.c: the plan and its layout as a list of hashes, one for each segment and each op, so
  * that ranks which disagree can say where.
  */
+#include "base/auto.h"
 #include "base/hash.h"
 #include "shard/plan_parts.h"
 
@@ -181,26 +182,21 @@ static tsr_status name_difference(const tsr_plan *plan, int64_t *data, uint64_t 
         ;
     if (k == common)
         return tsr_comm_check_same(world, stream, plan->hash, "the plan", advice);
-    tsr_text text = {0};
+    tsr_auto_text text = {0};
     describe(&text, &i);
-    tsr_status status =
-        tsr_comm_check_same(world, stream, hash_item(&i), tsr_text_string(&text), advice);
-    tsr_text_free(&text);
-    return status;
+    return tsr_comm_check_same(world, stream, hash_item(&i), tsr_text_string(&text), advice);
 }
 
 tsr_status tsr_plan_check_ranks(const tsr_plan *plan, tsr_comm *world, tsr_stream *stream)
 {
     uint64_t count = item_count(plan);
-    int64_t *data = calloc(2 * count + 4, sizeof *data);
+    TSR_AUTO_FREE int64_t *data = calloc(2 * count + 4, sizeof *data);
     if (!data)
         return tsr_fail(TSR_ENOMEM, "no memory for %llu hashes of the plan",
                         (unsigned long long)count);
     int64_t head[4] = {(int64_t)plan->hash, ~(int64_t)plan->hash, (int64_t)count, ~(int64_t)count};
     memcpy(data, head, sizeof head);
-    tsr_status status = reduce_pairs(data, 2, world, stream);
-    if (status == TSR_OK && !pair_same(data))
-        status = name_difference(plan, data, (uint64_t)data[2], world, stream);
-    free(data);
-    return status;
+    TSR_TRY(reduce_pairs(data, 2, world, stream));
+    return !pair_same(data) ? name_difference(plan, data, (uint64_t)data[2], world, stream)
+                            : TSR_OK;
 }

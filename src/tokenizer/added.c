@@ -1,7 +1,6 @@
 #include "tokenizer/added.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define MOST_BYTES ((size_t)4 << 20) /* of all matches; published ones have some kilobytes */
 

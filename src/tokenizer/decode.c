@@ -33,7 +33,7 @@ static void end_run(tsr_text *raw, size_t begin)
 tsr_status tsr_tokenizer_decode(tsr_text *out, const tsr_tokenizer *tokenizer, const int32_t *ids,
                                 size_t count, bool skip_special)
 {
-    tsr_text raw = {0};
+    tsr_auto_text raw = {0};
     size_t run = 0; /* where a run of such bytes begins */
     for (size_t i = 0; i < count; i++) {
         bool known = ids[i] >= 0 && (size_t)ids[i] < tokenizer->vocab_count;
@@ -50,6 +50,5 @@ tsr_status tsr_tokenizer_decode(tsr_text *out, const tsr_tokenizer *tokenizer, c
     size_t skip = tokenizer->strip_start && raw.length && raw.data[0] == ' ';
     append_lossy(out, tsr_text_string(&raw) + skip, raw.length - skip);
     bool failed = raw.failed || out->failed;
-    tsr_text_free(&raw);
     return failed ? tsr_fail(TSR_ENOMEM, "no memory for the text of %zu tokens", count) : TSR_OK;
 }

@@ -422,11 +422,9 @@ static tsr_status load_root(tsr_tokenizer *t, const json_t *root)
 
 static tsr_status load_text(tsr_tokenizer *t, const char *json, size_t bytes)
 {
-    json_t *root;
+    json_auto_t *root = NULL;
     TSR_TRY(tsr_json_parse(&root, json, bytes, t->name));
-    tsr_status status = load_root(t, root);
-    json_decref(root);
-    return status;
+    return load_root(t, root);
 }
 
 static tsr_status copy_string(char **out, const char *text)
@@ -496,7 +494,7 @@ static tsr_status load_chat_templates(tsr_tokenizer *t, const char *directory)
     if ((in_config && !json_is_null(in_config)) || t->tool_template.text ||
         !path_of(path, directory, "chat_template.json"))
         return TSR_OK;
-    json_t *root;
+    json_auto_t *root = NULL;
     const char *text;
     TSR_TRY(copy_string(&t->chat_template.name, path));
     TSR_TRY(tsr_json_load_object(&root, path));
@@ -505,7 +503,6 @@ static tsr_status load_chat_templates(tsr_tokenizer *t, const char *directory)
         t->chat_template.bytes = strlen(text);
         status = copy_string(&t->chat_template.text, text);
     }
-    json_decref(root);
     return status;
 }
 
@@ -514,7 +511,7 @@ static tsr_status load_chat_templates(tsr_tokenizer *t, const char *directory)
 static tsr_status load_special_tokens(tsr_tokenizer *t, const char *directory)
 {
     char path[4096];
-    json_t *map;
+    json_auto_t *map = NULL;
     if (json_object_get(t->config, "added_tokens_decoder") ||
         !path_of(path, directory, "special_tokens_map.json"))
         return TSR_OK;
@@ -522,7 +519,6 @@ static tsr_status load_special_tokens(tsr_tokenizer *t, const char *directory)
     if (!t->config)
         t->config = json_object();
     int failed = json_object_update(t->config, map);
-    json_decref(map);
     return failed ? tsr_fail(TSR_ENOMEM, "no memory for the special tokens") : TSR_OK;
 }
 

@@ -189,15 +189,12 @@ tsr_status tsr_tokenizer_load_added(tsr_tokenizer *t, const json_t *added)
 {
     if (added && !json_is_null(added) && !json_is_array(added))
         return tsr_tokenizer_refuse(t, "added_tokens", "expected a list");
-    json_t *list = json_array(), *by_content = json_object();
-    tsr_status status = list && by_content ? merge_decoder(list, by_content, t, added)
-                                           : tsr_fail(TSR_ENOMEM, "no memory for the added tokens");
-    if (status == TSR_OK)
-        status = load_list(t, list, json_array_size(added));
-    json_decref(list);
-    json_decref(by_content);
-    TSR_TRY(status);
-    status = tsr_added_finish(&t->raw);
+    json_auto_t *list = json_array(), *by_content = json_object();
+    if (!list || !by_content)
+        return tsr_fail(TSR_ENOMEM, "no memory for the added tokens");
+    TSR_TRY(merge_decoder(list, by_content, t, added));
+    TSR_TRY(load_list(t, list, json_array_size(added)));
+    tsr_status status = tsr_added_finish(&t->raw);
     if (status == TSR_OK)
         status = tsr_added_finish(&t->normalized);
     return status == TSR_EDATA ? tsr_tokenizer_refuse(t, "added_tokens", "%s", tsr_last_error())

@@ -177,15 +177,13 @@ static tsr_status load_merges(tsr_tokenizer *t, const json_t *merges)
 {
     if (!json_is_array(merges))
         return tsr_tokenizer_refuse(t, "model.merges", "expected a list");
-    tsr_text joined = {0};
-    tsr_status status = TSR_OK;
+    tsr_auto_text joined = {0};
     size_t count = json_array_size(merges);
     if (count > INT32_MAX)
         return tsr_tokenizer_refuse(t, "model.merges", "more than 2^31 of them");
-    for (size_t i = 0; i < count && status == TSR_OK; i++)
-        status = load_merge(t, json_array_get(merges, i), i, &joined);
-    tsr_text_free(&joined);
-    return status;
+    for (size_t i = 0; i < count; i++)
+        TSR_TRY(load_merge(t, json_array_get(merges, i), i, &joined));
+    return TSR_OK;
 }
 
 /* ---- the model ---- */

@@ -1,5 +1,6 @@
 #include "tokenizer/tokenizer.h"
 
+#include "base/auto.h"
 #include "base/unicode.h"
 #include "tokenizer/metaspace.h"
 #include "tokenizer/parts.h"
@@ -151,16 +152,15 @@ static tsr_status encode_plain(tsr_tokens *out, tsr_tokenizer *t, const char *te
 {
     if (t->spaces != TSR_SPACES_SPLIT)
         return encode_words(out, t, text, begin, end);
-    char *spelled;
-    size_t bytes, *map, first = out->count;
+    TSR_AUTO_FREE char *spelled = NULL;
+    TSR_AUTO_FREE size_t *map = NULL;
+    size_t bytes, first = out->count;
     bool prepend =
         !tsr_metaspace_begins(text + begin, end - begin) &&
         (t->prepend == TSR_PREPEND_MISSING || (t->prepend == TSR_PREPEND_FIRST && !begin));
     TSR_TRY(tsr_metaspace_write(&spelled, &bytes, &map, text + begin, end - begin, prepend));
     tsr_status status = encode_words(out, t, spelled, 0, bytes);
     map_spans(out, first, map, bytes, begin, end);
-    free(spelled);
-    free(map);
     return status;
 }
 
@@ -180,13 +180,12 @@ static tsr_status encode_section(tsr_tokens *out, tsr_tokenizer *t, const char *
                           : t->spaces == TSR_SPACES_NORMALIZED;
     if (!changes)
         return split_added(out, t, &t->normalized, text, begin, end, encode_plain);
-    char *normal;
-    size_t bytes, *map, first = out->count;
+    TSR_AUTO_FREE char *normal = NULL;
+    TSR_AUTO_FREE size_t *map = NULL;
+    size_t bytes, first = out->count;
     TSR_TRY(tsr_tokenizer_normalize(&normal, &bytes, &map, t, text + begin, end - begin));
     tsr_status status = split_added(out, t, &t->normalized, normal, 0, bytes, encode_plain);
     map_spans(out, first, map, bytes, begin, end);
-    free(normal);
-    free(map);
     return status;
 }
 
@@ -236,25 +235,10 @@ const char *tsr_tokenizer_special(const tsr_tokenizer *tokenizer, const char *ke
     return json_string_value(value);
 }
 
-static int32_t special_id(const tsr_tokenizer *tokenizer, const char *key)
-{
-    const char *content = tsr_tokenizer_special(tokenizer, key);
-    return content ? tsr_tokenizer_id(tokenizer, content) : -1;
-}
-
-int32_t tsr_tokenizer_bos(const tsr_tokenizer *tokenizer)
-{
-    return special_id(tokenizer, "bos_token");
-}
-
 int32_t tsr_tokenizer_eos(const tsr_tokenizer *tokenizer)
 {
-    return special_id(tokenizer, "eos_token");
-}
-
-int32_t tsr_tokenizer_pad(const tsr_tokenizer *tokenizer)
-{
-    return special_id(tokenizer, "pad_token");
+    const char *content = tsr_tokenizer_special(tokenizer, "eos_token");
+    return content ? tsr_tokenizer_id(tokenizer, content) : -1;
 }
 
 /* The template of this name in tokenizer_config.json, which holds one, or named ones in a list or an

@@ -66,10 +66,8 @@ int32_t tsr_tokenizer_id(const tsr_tokenizer *tokenizer, const char *token);
 /* The largest id plus one: a model whose vocab_size is below it does not fit the tokenizer. */
 int32_t tsr_tokenizer_vocab_count(const tsr_tokenizer *tokenizer);
 
-/* The ids that tokenizer_config.json names; -1 where it names none, or no token of the tokenizer. */
-int32_t tsr_tokenizer_bos(const tsr_tokenizer *tokenizer);
+/* The eos_token of tokenizer_config.json; -1 where it names none, or no token of the tokenizer. */
 int32_t tsr_tokenizer_eos(const tsr_tokenizer *tokenizer);
-int32_t tsr_tokenizer_pad(const tsr_tokenizer *tokenizer);
 
 /* The value of bos_token, eos_token and so on in tokenizer_config.json; NULL if absent. Borrowed. */
 const char *tsr_tokenizer_special(const tsr_tokenizer *tokenizer, const char *key);

@@ -55,7 +55,7 @@ static void test_self(void **state)
         if (tsr_conformance[i].ranks > 1)
             continue;
         assert_int_equal(tsr_comm_create_self(&comm), TSR_OK);
-        assert_string_equal(tsr_comm_name(comm), "self");
+        assert_string_equal(tsr_comm_name(comm), "thread");
         tsr_conformance_run(&tsr_conformance[i], comm);
     }
 }

@@ -458,9 +458,9 @@ static void test_environment(void **state)
     assert_true(json_integer_value(at(r, "cpu.memory_bytes")) > 1 << 28);
     assert_true(json_integer_value(at(r, "topology.cores")) >=
                 json_integer_value(at(r, "cpu.cores_usable")));
-    static const char *const libraries[] = {"mpi",     "hwloc",   "openblas",
-                                            "jansson", "libyaml", "oniguruma"};
-    for (int i = 0; i < 6; i++) {
+    static const char *const libraries[] = {"mpi",     "hwloc",     "openblas", "jansson",
+                                            "libyaml", "oniguruma", "utf8proc"};
+    for (int i = 0; i < 7; i++) {
         char path[64];
         snprintf(path, sizeof path, "libraries.%s", libraries[i]);
         const char *version = json_string_value(at(r, path));

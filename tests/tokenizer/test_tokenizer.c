@@ -81,9 +81,9 @@ static void test_tiny_llama(void **state)
         fail_msg("%s", tsr_last_error());
     assert_int_equal(check_file(t, "tests/golden/tokens_hard.jsonl"), 300);
     assert_int_equal(tsr_tokenizer_vocab_count(t), 4096);
-    assert_int_equal(tsr_tokenizer_bos(t), 0);
+    assert_int_equal(tsr_tokenizer_id(t, tsr_tokenizer_special(t, "bos_token")), 0);
     assert_int_equal(tsr_tokenizer_eos(t), 4);
-    assert_int_equal(tsr_tokenizer_pad(t), 5);
+    assert_int_equal(tsr_tokenizer_id(t, tsr_tokenizer_special(t, "pad_token")), 5);
     assert_int_equal(tsr_tokenizer_id(t, "<|end_header_id|>"), 3);
     assert_int_equal(tsr_tokenizer_id(t, "no such token"), -1);
     tsr_tokenizer_destroy(t);

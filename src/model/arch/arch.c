@@ -44,7 +44,7 @@ static void put_names(tsr_text *out)
 tsr_status tsr_arch_find(const tsr_arch **out, const char *model_type, const char *place)
 {
     const char *why = NULL;
-    tsr_text names = {0};
+    tsr_auto_text names = {0};
     for (int i = 0; i < FAMILIES; i++)
         if (!strcmp(model_type, families[i]->model_type)) {
             *out = families[i];
@@ -54,11 +54,8 @@ tsr_status tsr_arch_find(const tsr_arch **out, const char *model_type, const cha
         if (!strcmp(model_type, refused[i].model_type))
             why = refused[i].why;
     put_names(&names);
-    tsr_status status =
-        tsr_fail(TSR_EDATA, "%s: model_type '%s' is not supported%s%s, expected %s", place,
-                 model_type, why ? ": " : "", why ? why : "", tsr_text_string(&names));
-    tsr_text_free(&names);
-    return status;
+    return tsr_fail(TSR_EDATA, "%s: model_type '%s' is not supported%s%s, expected %s", place,
+                    model_type, why ? ": " : "", why ? why : "", tsr_text_string(&names));
 }
 
 const tsr_arch *tsr_arch_at(int index)

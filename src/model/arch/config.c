@@ -1,5 +1,6 @@
 #include "model/arch/config.h"
 
+#include "base/auto.h"
 #include "io/file.h"
 #include "model/arch/config_parts.h"
 
@@ -132,6 +133,15 @@ static tsr_status read_activation(tsr_model_config *out, const json_t *root, con
     return TSR_OK;
 }
 
+tsr_status tsr_model_config_attention_bias(tsr_model_config *out, const json_t *root,
+                                           const char *place)
+{
+    bool bias = false;
+    TSR_TRY(tsr_model_config_flag(&bias, root, "attention_bias", place));
+    out->q_bias = out->k_bias = out->v_bias = out->o_bias = bias;
+    return TSR_OK;
+}
+
 /* ---- windows ---- */
 
 tsr_status tsr_model_config_sliding_window(uint64_t *out, const json_t *root, uint64_t missing,
@@ -141,6 +151,16 @@ tsr_status tsr_model_config_sliding_window(uint64_t *out, const json_t *root, ui
     return tsr_json_has(root, "sliding_window")
                ? tsr_model_config_size(out, root, "sliding_window", INT32_MAX, place)
                : TSR_OK;
+}
+
+tsr_status tsr_model_config_slide(tsr_model_config *out, const json_t *root, uint64_t missing,
+                                  uint64_t every, const char *place)
+{
+    TSR_TRY(tsr_model_config_sliding_window(&out->sliding_window, root, missing, place));
+    for (uint64_t i = 0; i < out->layer_count; i++)
+        if (every ? (i + 1) % every : out->sliding_window)
+            tsr_layer_put_in(&out->sliding, i);
+    return TSR_OK;
 }
 
 tsr_status tsr_model_config_layer_types(tsr_model_config *out, const json_t *root,
@@ -264,19 +284,16 @@ static tsr_status read_all(tsr_model_config *out, const json_t *root, const char
 /* The model, or the text decoder of one. */
 static tsr_status read_decoder(tsr_model_config *out, const json_t *root, const char *place)
 {
-    json_t *text;
+    json_auto_t *text = NULL;
     bool nested = false;
-    char *where;
+    TSR_AUTO_FREE char *where = NULL;
     TSR_TRY(tsr_composite_read(&out->composite, &text, &nested, root, place));
     if (!text)
         return read_all(out, root, place);
     if (asprintf(&where, "%s%s", place, nested ? ": text_config" : "") < 0)
         where = NULL;
-    tsr_status status = where ? read_all(out, text, where)
-                              : tsr_fail(TSR_ENOMEM, "%s: no memory to read it", place);
-    free(where);
-    json_decref(text);
-    return status;
+    return where ? read_all(out, text, where)
+                 : tsr_fail(TSR_ENOMEM, "%s: no memory to read it", place);
 }
 
 tsr_status tsr_model_config_parse(tsr_model_config *out, const char *text, uint64_t bytes,
@@ -297,15 +314,10 @@ tsr_status tsr_model_config_parse(tsr_model_config *out, const char *text, uint6
 
 tsr_status tsr_model_config_load(tsr_model_config *out, const char *directory)
 {
-    char *path, *text;
+    TSR_AUTO_FREE char *path = NULL, *text = NULL;
     uint64_t bytes;
     if (asprintf(&path, "%s/config.json", directory) < 0)
         return tsr_fail(TSR_ENOMEM, "%s: no memory to read config.json", directory);
-    tsr_status status = tsr_file_read(&text, &bytes, path, MOST_CONFIG_BYTES);
-    if (status == TSR_OK) {
-        status = tsr_model_config_parse(out, text, bytes, path);
-        free(text);
-    }
-    free(path);
-    return status;
+    TSR_TRY(tsr_file_read(&text, &bytes, path, MOST_CONFIG_BYTES));
+    return tsr_model_config_parse(out, text, bytes, path);
 }

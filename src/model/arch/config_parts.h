@@ -29,9 +29,17 @@ tsr_status tsr_model_config_size(uint64_t *out, const json_t *root, const char *
 /* A boolean; *out stays where the key is missing. */
 tsr_status tsr_model_config_flag(bool *out, const json_t *root, const char *key, const char *place);
 
+/* attention_bias: whether q, k, v and o have biases; false where the key is missing. */
+tsr_status tsr_model_config_attention_bias(tsr_model_config *out, const json_t *root,
+                                           const char *place);
+
 /* sliding_window; where the key is missing, `missing`; null: 0. */
 tsr_status tsr_model_config_sliding_window(uint64_t *out, const json_t *root, uint64_t missing,
                                            const char *place);
+
+/* The same, and which layers slide: all but each `every`th; `every` 0: all, where there is a window. */
+tsr_status tsr_model_config_slide(tsr_model_config *out, const json_t *root, uint64_t missing,
+                                  uint64_t every, const char *place);
 
 /* layer_types, where it is there: which layers slide. */
 tsr_status tsr_model_config_layer_types(tsr_model_config *out, const json_t *root,

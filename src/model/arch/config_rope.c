@@ -1,8 +1,8 @@
+#include "base/auto.h"
 #include "model/arch/config_parts.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static tsr_status read_type(tsr_rope_type *out, const json_t *rope, const tsr_arch *arch,
@@ -211,12 +211,10 @@ static tsr_status read_parameters(tsr_rope_scaling *out, const json_t *rope, con
 static tsr_status read_object(tsr_rope_scaling *out, const json_t *rope, const tsr_arch *arch,
                               const char *inner, const char *place)
 {
-    char *where;
+    TSR_AUTO_FREE char *where = NULL;
     if (asprintf(&where, "%s: %s", place, inner) < 0)
         return tsr_fail(TSR_ENOMEM, "%s: no memory to read it", place);
-    tsr_status status = read_parameters(out, rope, arch, where);
-    free(where);
-    return status;
+    return read_parameters(out, rope, arch, where);
 }
 
 /* rope_parameters of the layers of one type; false: they are not said for each type. */

@@ -38,19 +38,14 @@ static tsr_status read_number(double *out, const json_t *root, const char *key, 
 static tsr_status read_window(tsr_model_config *out, const json_t *root, uint64_t pattern,
                               const char *place)
 {
-    TSR_TRY(tsr_model_config_sliding_window(&out->sliding_window, root, 4096, place));
-    for (uint64_t i = 0; i < out->layer_count; i++)
-        if ((i + 1) % pattern)
-            tsr_layer_put_in(&out->sliding, i);
+    TSR_TRY(tsr_model_config_slide(out, root, 4096, pattern, place));
     return tsr_model_config_layer_types(out, root, place);
 }
 
 static tsr_status read_common(tsr_model_config *out, const json_t *root, const char *place)
 {
-    bool bias = false;
     double scalar = 256;
-    TSR_TRY(tsr_model_config_flag(&bias, root, "attention_bias", place));
-    out->q_bias = out->k_bias = out->v_bias = out->o_bias = bias;
+    TSR_TRY(tsr_model_config_attention_bias(out, root, place));
     TSR_TRY(read_number(&scalar, root, "query_pre_attn_scalar", place));
     out->attention_scale = 1 / sqrt(scalar);
     out->embedding_scale = sqrt((double)out->hidden_size);

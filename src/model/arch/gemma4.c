@@ -70,10 +70,7 @@ static tsr_status read_size(uint64_t *out, const json_t *root, const char *key, 
 /* Every `6`th layer sees all, and the last one whatever the list says. */
 static tsr_status read_layers(tsr_model_config *out, const json_t *root, const char *place)
 {
-    TSR_TRY(tsr_model_config_sliding_window(&out->sliding_window, root, 512, place));
-    for (uint64_t i = 0; i < out->layer_count; i++)
-        if ((i + 1) % 6)
-            tsr_layer_put_in(&out->sliding, i);
+    TSR_TRY(tsr_model_config_slide(out, root, 512, 6, place));
     TSR_TRY(tsr_model_config_layer_types(out, root, place));
     tsr_layer_take_out(&out->sliding, out->layer_count - 1);
     out->second_rope = out->sliding;
@@ -218,10 +215,8 @@ static tsr_status check_absent(const json_t *root, const char *place)
 
 static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
 {
-    bool bias = false;
     TSR_TRY(check_absent(root, place));
-    TSR_TRY(tsr_model_config_flag(&bias, root, "attention_bias", place));
-    out->q_bias = out->k_bias = out->v_bias = out->o_bias = bias;
+    TSR_TRY(tsr_model_config_attention_bias(out, root, place));
     out->attention_scale = 1;
     out->embedding_scale = sqrt((double)out->hidden_size);
     out->head_norms = TSR_HEAD_NORMS_EACH;

@@ -21,9 +21,7 @@ static tsr_status read_scale(double *out, const json_t *root, const char *key, c
 
 static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
 {
-    bool bias = false;
-    TSR_TRY(tsr_model_config_flag(&bias, root, "attention_bias", place));
-    out->q_bias = out->k_bias = out->v_bias = out->o_bias = bias;
+    TSR_TRY(tsr_model_config_attention_bias(out, root, place));
     TSR_TRY(tsr_model_config_flag(&out->mlp_bias, root, "mlp_bias", place));
     TSR_TRY(read_scale(&out->embedding_scale, root, "embedding_multiplier", place));
     TSR_TRY(read_scale(&out->residual_scale, root, "residual_multiplier", place));

@@ -9,9 +9,7 @@ static const char *const keys[] = {"attention_bias", "mlp_bias", NULL};
 
 static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
 {
-    bool bias = false;
-    TSR_TRY(tsr_model_config_flag(&bias, root, "attention_bias", place));
-    out->q_bias = out->k_bias = out->v_bias = out->o_bias = bias;
+    TSR_TRY(tsr_model_config_attention_bias(out, root, place));
     return tsr_model_config_flag(&out->mlp_bias, root, "mlp_bias", place);
 }
 

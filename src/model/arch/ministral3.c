@@ -12,10 +12,7 @@ static tsr_status read(tsr_model_config *out, const json_t *root, const char *pl
     if (!tsr_json_has(root, "rope_parameters"))
         return tsr_fail(TSR_EDATA, "%s: rope_parameters is missing, which every ministral3 has",
                         place);
-    TSR_TRY(tsr_model_config_sliding_window(&out->sliding_window, root, 0, place));
-    for (uint64_t i = 0; i < out->layer_count && out->sliding_window; i++)
-        tsr_layer_put_in(&out->sliding, i);
-    return TSR_OK;
+    return tsr_model_config_slide(out, root, 0, 0, place);
 }
 
 const tsr_arch tsr_arch_ministral3 = {.model_type = "ministral3",

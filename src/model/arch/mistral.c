@@ -9,10 +9,7 @@ static const char *const keys[] = {"sliding_window", NULL};
 
 static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
 {
-    TSR_TRY(tsr_model_config_sliding_window(&out->sliding_window, root, 4096, place));
-    for (uint64_t i = 0; i < out->layer_count && out->sliding_window; i++)
-        tsr_layer_put_in(&out->sliding, i);
-    return TSR_OK;
+    return tsr_model_config_slide(out, root, 4096, 0, place);
 }
 
 const tsr_arch tsr_arch_mistral = {.model_type = "mistral",

@@ -11,9 +11,7 @@ static const char *const olmo3_keys[] = {"attention_bias", "sliding_window", "la
 
 static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
 {
-    bool bias = false;
-    TSR_TRY(tsr_model_config_flag(&bias, root, "attention_bias", place));
-    out->q_bias = out->k_bias = out->v_bias = out->o_bias = bias;
+    TSR_TRY(tsr_model_config_attention_bias(out, root, place));
     out->head_norms = TSR_HEAD_NORMS_ALL;
     return TSR_OK;
 }
@@ -21,10 +19,7 @@ static tsr_status read(tsr_model_config *out, const json_t *root, const char *pl
 static tsr_status read_olmo3(tsr_model_config *out, const json_t *root, const char *place)
 {
     TSR_TRY(read(out, root, place));
-    TSR_TRY(tsr_model_config_sliding_window(&out->sliding_window, root, 4096, place));
-    for (uint64_t i = 0; i < out->layer_count; i++)
-        if ((i + 1) % 4)
-            tsr_layer_put_in(&out->sliding, i);
+    TSR_TRY(tsr_model_config_slide(out, root, 4096, 4, place));
     TSR_TRY(tsr_model_config_layer_types(out, root, place));
     out->second_rope = out->sliding;
     return TSR_OK;

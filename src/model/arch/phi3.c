@@ -11,10 +11,7 @@ static const char *const keys[] = {"sliding_window", "partial_rotary_factor",
 static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
 {
     out->one_qkv = out->one_gate_up = true;
-    TSR_TRY(tsr_model_config_sliding_window(&out->sliding_window, root, 0, place));
-    for (uint64_t i = 0; i < out->layer_count && out->sliding_window; i++)
-        tsr_layer_put_in(&out->sliding, i);
-    return TSR_OK;
+    return tsr_model_config_slide(out, root, 0, 0, place);
 }
 
 const tsr_arch tsr_arch_phi3 = {.model_type = "phi3",

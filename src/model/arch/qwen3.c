@@ -11,9 +11,7 @@ static const char *const vl_keys[] = {"attention_bias", NULL};
 
 static tsr_status read_vl(tsr_model_config *out, const json_t *root, const char *place)
 {
-    bool bias = false;
-    TSR_TRY(tsr_model_config_flag(&bias, root, "attention_bias", place));
-    out->q_bias = out->k_bias = out->v_bias = out->o_bias = bias;
+    TSR_TRY(tsr_model_config_attention_bias(out, root, place));
     out->head_norms = TSR_HEAD_NORMS_EACH;
     return TSR_OK;
 }

@@ -54,9 +54,7 @@ static tsr_status read_window(tsr_model_config *out, const json_t *root, const c
 
 static tsr_status read(tsr_model_config *out, const json_t *root, const char *place)
 {
-    bool bias = false;
-    TSR_TRY(tsr_model_config_flag(&bias, root, "attention_bias", place));
-    out->q_bias = out->k_bias = out->v_bias = out->o_bias = bias;
+    TSR_TRY(tsr_model_config_attention_bias(out, root, place));
     TSR_TRY(tsr_model_config_flag(&out->mlp_bias, root, "mlp_bias", place));
     out->rope[out->rope_count++] = (tsr_rope_scaling){.type = TSR_ROPE_NONE, .theta = 1};
     TSR_TRY(read_unturned(out, root, place));
