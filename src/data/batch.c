@@ -219,7 +219,6 @@ static tsr_status prepare_groups(tsr_batch *batch)
     if (!source->keys)
         return tsr_fail(TSR_ENOMEM, "%s: no memory to order %lld samples", batch->options.name,
                         (long long)source->sample_count);
-    batch->bytes += bytes;
     return TSR_OK;
 }
 
