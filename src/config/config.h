@@ -167,6 +167,7 @@ typedef struct {
     const char *init_adapter;
     /* optimizer */
     double learning_rate;
+    double loraplus_lr_ratio; /* 0: none */
     int optim; /* 0: AdamW, the only one */
     double adam_beta1, adam_beta2, adam_epsilon, weight_decay;
     double max_grad_norm; /* 0: no clipping */

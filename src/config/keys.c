@@ -275,6 +275,9 @@ static const tsr_key adapter_keys[] = {
 static const tsr_key optimizer_keys[] = {
     {"learning_rate", G, TSR_KEY_NUMBER, AT(learning_rate), .low = 0, .high = 1e3,
      .flags = TSR_KEY_RESULT, .initial = "2e-4", .trl = "2e-5", .help = "the schedule's peak"},
+    {"loraplus_lr_ratio", G, TSR_KEY_NUMBER, AT(loraplus_lr_ratio), .low = 0, .high = 1e6,
+     .flags = TSR_KEY_RESULT | TSR_KEY_LOW_OPEN, .none = "null", .initial = "null",
+     .help = "LoRA+: B and magnitudes learn so many times as fast as A"},
     {"optim", G, TSR_KEY_WORD, AT(optim), optim_words, .initial = "adamw_torch",
      .help = "each name means AdamW with 32-bit state"},
     {"adam_beta1", G, TSR_KEY_NUMBER, AT(adam_beta1), .low = 0, .high = 1,

@@ -287,10 +287,21 @@ static tsr_status make_schedule(tsr_job *job)
     return job->resume ? compare_schedules(job) : TSR_OK;
 }
 
+/* LoRA+, as PEFT's create_loraplus_optimizer has it: B and what has one dimension learn faster than A. */
+static double rate_of(const tsr_job *job, int unit, int segment)
+{
+    const tsr_layout_unit *u = &job->inputs.layout.unit[unit];
+    double ratio = job->inputs.config.loraplus_lr_ratio;
+    for (int i = 0; i < tsr_layout_linears(u); i++)
+        if (u->linear[i].r && u->linear[i].a == segment)
+            return 0;
+    return ratio;
+}
+
 /* Appends what of a segment lies in `part`, to the last span of the same part where the working copy
  * goes on. */
 static void add_span(tsr_job *job, uint64_t first_span, uint64_t *count, const tsr_optim_part *part,
-                     const tsr_trainable_span *s)
+                     const tsr_trainable_span *s, double rate)
 {
     tsr_dtype dtype = s->segment->dtype;
     uint64_t begin = s->begin > part->begin ? s->begin : part->begin;
@@ -300,7 +311,7 @@ static void add_span(tsr_job *job, uint64_t first_span, uint64_t *count, const t
         return;
     char *work = (char *)s->work + (begin - s->begin) * tsr_dtype_bytes(dtype);
     tsr_adamw_span *last = *count > first_span ? &job->spans[*count - 1] : NULL;
-    if (last && last->work_dtype == dtype &&
+    if (last && last->work_dtype == dtype && last->rate == rate &&
         work == (char *)last->work + last->count * tsr_dtype_bytes(dtype)) {
         last->count += end - begin;
         return;
@@ -313,7 +324,8 @@ static void add_span(tsr_job *job, uint64_t first_span, uint64_t *count, const t
                          .gradient = job->decision.store.trainable.accumulator + begin,
                          .work = work,
                          .work_dtype = dtype,
-                         .count = end - begin};
+                         .count = end - begin,
+                         .rate = rate};
 }
 
 /* The spans of the update, chunk after chunk. */
@@ -334,7 +346,7 @@ static tsr_status make_spans(tsr_job *job)
         for (int unit = 0; unit < t->unit_count; unit++)
             for (int segment = 0; segment < t->units[unit].trainable.segment_count; segment++) {
                 tsr_trainable_span s = tsr_trainable_at(t, unit, segment);
-                add_span(job, job->chunk_spans[i], &count, &part, &s);
+                add_span(job, job->chunk_spans[i], &count, &part, &s, rate_of(job, unit, segment));
             }
         job->chunk_spans[i + 1] = count;
     }

@@ -18,7 +18,7 @@
 
 #define THREADS      256
 #define QUAD         4  /* elements of a thread and turn */
-#define SPANS        32 /* of a launch: its argument is 2 KB */
+#define SPANS        32 /* of a launch: its argument is 3 KB */
 #define ADAMW_BLOCKS 5  /* of a multiprocessor: 48 registers a thread */
 #define NORM_BLOCKS  4  /* 8 loads of 16 bytes in flight take 64 registers */
 
@@ -58,16 +58,17 @@ static __device__ double power(double base, uint64_t exponent)
 /* The step's double scalars, each rounded once to fp32; what does not depend on t is made by the
  * host. */
 typedef struct {
-    double learning_rate, beta1_exact, beta2_exact;
+    double beta1_exact, beta2_exact;
     tsr_adamw_mean mean;
     float beta2, one_minus_beta2; /* f(b2), f(1 - b2) */
-    float decay;                  /* f(1 - lr wd) */
     float epsilon;
     float unit; /* 2^-shift */
 } adamw_scalars;
 
 typedef struct {
     tsr_adamw_span span[SPANS];
+    double rate[SPANS];  /* lr */
+    float decay[SPANS];  /* f(1 - lr wd) */
     bool vectors[SPANS]; /* all pointers on 16 bytes */
 } adamw_spans;
 
@@ -77,15 +78,15 @@ typedef struct {
 
 /* minus_rate: -f(lr / (1 - b1^t)); correction: f(sqrt(1 - b2^t)). */
 static __device__ __forceinline__ adamw_element update(adamw_element old, int64_t sum, float clip,
-                                                       const adamw_scalars *k, float minus_rate,
-                                                       float correction)
+                                                       const adamw_scalars *k, float decay,
+                                                       float minus_rate, float correction)
 {
     adamw_element e;
     float g = __fmul_rn(__fmul_rn(__ll2float_rn(sum), k->unit), clip);
     e.m = __fmaf_rn(__fsub_rn(g, old.m), k->mean.weight, k->mean.from_gradient ? g : old.m);
     e.v = __fmaf_rn(__fmul_rn(k->one_minus_beta2, g), g, __fmul_rn(k->beta2, old.v));
     float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(e.v), correction), k->epsilon);
-    e.p = __fadd_rn(__fmul_rn(old.p, k->decay), __fdiv_rn(__fmul_rn(minus_rate, e.m), denominator));
+    e.p = __fadd_rn(__fmul_rn(old.p, decay), __fdiv_rn(__fmul_rn(minus_rate, e.m), denominator));
     return e;
 }
 
@@ -153,11 +154,12 @@ static __device__ __forceinline__ void store_quad(const adamw_quad *q, const tsr
 }
 
 /* The two scalars that hang on t, in all threads. */
-static __device__ __forceinline__ float2 corrections(const adamw_scalars *k, uint64_t t)
+static __device__ __forceinline__ float2 corrections(const adamw_scalars *k, double rate,
+                                                     uint64_t t)
 {
     __shared__ float shared[2];
     if (threadIdx.x == 0)
-        shared[0] = -(float)__ddiv_rn(k->learning_rate, __dsub_rn(1, power(k->beta1_exact, t)));
+        shared[0] = -(float)__ddiv_rn(rate, __dsub_rn(1, power(k->beta1_exact, t)));
     if (threadIdx.x == TSR_WARP)
         shared[1] = (float)__dsqrt_rn(__dsub_rn(1, power(k->beta2_exact, t)));
     __syncthreads();
@@ -179,13 +181,14 @@ static __global__ void __launch_bounds__(THREADS, ADAMW_BLOCKS)
     if (control->skip) /* after the loads, which need not wait for it */
         return;
     float clip = control->clip;
-    float2 of_t = corrections(&k, control->step);
+    float decay = a.decay[blockIdx.y];
+    float2 of_t = corrections(&k, a.rate[blockIdx.y], control->step);
     while (count > 0) {
 #pragma unroll
         for (int j = 0; j < QUAD; j++)
             if (j < count) {
                 adamw_element old = {q.p[j], q.m[j], q.v[j]};
-                adamw_element e = update(old, q.sum[j], clip, &k, of_t.x, of_t.y);
+                adamw_element e = update(old, q.sum[j], clip, &k, decay, of_t.x, of_t.y);
                 q.p[j] = e.p, q.m[j] = e.m, q.v[j] = e.v;
             }
         store_quad(&q, span, i, count, vectors);
@@ -199,13 +202,11 @@ static adamw_scalars make_scalars(const tsr_adamw_args *args)
 {
     const tsr_adamw_step *s = &args->step;
     adamw_scalars k = {};
-    k.learning_rate = s->learning_rate;
     k.beta1_exact = s->beta1;
     k.beta2_exact = s->beta2;
     k.mean = tsr_adamw_mean_of(s->beta1);
     k.beta2 = (float)s->beta2;
     k.one_minus_beta2 = (float)(1 - s->beta2);
-    k.decay = (float)(1 - s->learning_rate * s->weight_decay);
     k.epsilon = (float)s->epsilon;
     k.unit = ldexpf(1, -args->shift);
     return k;
@@ -249,6 +250,8 @@ extern "C" tsr_status tsr_adamw_cuda(tsr_stream *stream, const tsr_adamw_args *a
         for (unsigned i = 0; i < spans; i++) {
             a.span[i] = args->spans[first + i];
             a.vectors[i] = on_vectors(&a.span[i]);
+            a.rate[i] = tsr_adamw_rate(&a.span[i], &args->step);
+            a.decay[i] = (float)(1 - a.rate[i] * args->step.weight_decay);
             most = a.span[i].count > most ? a.span[i].count : most;
         }
         if (!most)

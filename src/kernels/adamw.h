@@ -7,6 +7,7 @@
  *     m = fma(g - m, f(1 - b1), m), or where b1 <= 1/2 fma(g - m, f(1 - b1) - 1, g)
  *     v = fma(f(1 - b2) * g, g, f(b2) * v)
  *     p = p * f(1 - lr wd) + (-f(lr / (1 - b1^t)) * m) / (sqrt(v) / f(sqrt(1 - b2^t)) + f(eps))
+ * lr is the step's, times the span's rate.
  * The order of operations is part of the contract (it is torch.optim.AdamW's, decay first).
  *
  * Padding (zeros at the end of an owner's part) stays zero. Elementwise, so spans may be split
@@ -25,6 +26,7 @@ typedef struct {
     void *work;              /* [count] the copy that is gathered; NULL: none */
     tsr_dtype work_dtype;    /* F32 or BF16 (rounded to nearest even) */
     uint64_t count;
+    double rate; /* of learning, over the step's; 0: the same */
 } tsr_adamw_span;
 
 /* One step's settings. */
@@ -54,6 +56,12 @@ static inline tsr_adamw_mean tsr_adamw_mean_of(double beta1)
     float weight = (float)(1 - beta1);
     tsr_adamw_mean from_m = {weight, false}, from_gradient = {weight - 1, true};
     return weight < 0.5f ? from_m : from_gradient;
+}
+
+/* lr of a span. */
+static inline double tsr_adamw_rate(const tsr_adamw_span *span, const tsr_adamw_step *step)
+{
+    return span->rate != 0 ? span->rate * step->learning_rate : step->learning_rate;
 }
 
 /* TSR_EINVAL: a step that is 0, an epsilon that is not positive in fp32, a beta outside [0, 1), a

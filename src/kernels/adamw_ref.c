@@ -17,7 +17,7 @@ typedef struct {
     float epsilon;
 } scalars;
 
-static tsr_status round_scalars(scalars *out, const tsr_adamw_step *s)
+static tsr_status check_step(const tsr_adamw_step *s)
 {
     if (s->step == 0 || !(s->beta1 >= 0 && s->beta1 < 1) || !(s->beta2 >= 0 && s->beta2 < 1) ||
         !((float)s->epsilon > 0) || !isfinite(s->epsilon) || !isfinite(s->learning_rate) ||
@@ -27,17 +27,21 @@ static tsr_status round_scalars(scalars *out, const tsr_adamw_step *s)
                         "(positive), learning rate %g and weight decay %g (finite)",
                         (unsigned long long)s->step, s->beta1, s->beta2, s->epsilon,
                         s->learning_rate, s->weight_decay);
+    return TSR_OK;
+}
+
+static scalars round_scalars(const tsr_adamw_step *s, double learning_rate)
+{
     double t = (double)s->step;
-    *out = (scalars){
+    return (scalars){
         .mean = tsr_adamw_mean_of(s->beta1),
         .beta2 = (float)s->beta2,
         .one_minus_beta2 = (float)(1 - s->beta2),
-        .decay = (float)(1 - s->learning_rate * s->weight_decay),
-        .minus_rate = -(float)(s->learning_rate / (1 - pow(s->beta1, t))),
+        .decay = (float)(1 - learning_rate * s->weight_decay),
+        .minus_rate = -(float)(learning_rate / (1 - pow(s->beta1, t))),
         .correction = (float)sqrt(1 - pow(s->beta2, t)),
         .epsilon = (float)s->epsilon,
     };
-    return TSR_OK;
 }
 
 /* The contract's arithmetic, an operation a rounding. */
@@ -107,22 +111,23 @@ static void run_span(const tsr_adamw_span *span, const scalars *s, float unit, f
 tsr_status tsr_adamw_run(const tsr_adamw_span *spans, uint64_t span_count,
                          const tsr_adamw_step *step, int shift, const tsr_adamw_control *control)
 {
-    scalars s;
-    TSR_TRY(round_scalars(&s, step));
+    TSR_TRY(check_step(step));
     for (uint64_t i = 0; i < span_count; i++)
         TSR_TRY(check_work(spans[i].work, spans[i].work_dtype));
     if (control->skip)
         return TSR_OK;
-    for (uint64_t i = 0; i < span_count; i++)
+    for (uint64_t i = 0; i < span_count; i++) {
+        scalars s = round_scalars(step, tsr_adamw_rate(&spans[i], step));
         run_span(&spans[i], &s, ldexpf(1, -shift), control->clip);
+    }
     return TSR_OK;
 }
 
 tsr_status tsr_adamw_run_f32(float *master, float *m, float *v, const float *gradient,
                              uint64_t count, const tsr_adamw_step *step)
 {
-    scalars s;
-    TSR_TRY(round_scalars(&s, step));
+    TSR_TRY(check_step(step));
+    scalars s = round_scalars(step, step->learning_rate);
     update(master, m, v, gradient, count, &s);
     return TSR_OK;
 }
@@ -199,14 +204,14 @@ static void span_block(void *context, int index)
 
 tsr_status tsr_adamw_ref(const tsr_adamw_args *args, tsr_pool *pool)
 {
-    scalars s;
     tsr_adamw_step step = args->step;
     TSR_TRY(tsr_adamw_check(args));
     if (args->control->skip)
         return TSR_OK;
     step.step = args->control->step;
-    TSR_TRY(round_scalars(&s, &step));
+    TSR_TRY(check_step(&step));
     for (uint64_t i = 0; i < args->span_count; i++) {
+        scalars s = round_scalars(&step, tsr_adamw_rate(&args->spans[i], &step));
         span_work work = {&args->spans[i], &s, ldexpf(1, -args->shift), args->control->clip};
         TSR_TRY(check_work(work.span->work, work.span->work_dtype));
         tsr_pool_run(pool, (int)tsr_ceil_div(work.span->count, SPAN_BLOCK), span_block, &work);

@@ -175,6 +175,24 @@ static void test_spans(void **state)
     free(a), free(b), free(c);
 }
 
+/* A span's rate is a learning rate of its own, decay included. */
+static void test_rate(void **state)
+{
+    (void)state;
+    params *a = fill(), *b = fill();
+    tsr_adamw_step step = step_of(3, 0.1), faster = step;
+    tsr_adamw_control control = {.clip = 0.37f};
+    faster.learning_rate *= 16;
+    tsr_adamw_span parts[] = {span_of(a, 0, 640), span_of(a, 640, N - 640)};
+    tsr_adamw_span first = span_of(b, 0, 640), second = span_of(b, 640, N - 640);
+    parts[1].rate = 16;
+    assert_int_equal(tsr_adamw_run(parts, 2, &step, TSR_FIXED_SHIFT, &control), TSR_OK);
+    assert_int_equal(tsr_adamw_run(&first, 1, &step, TSR_FIXED_SHIFT, &control), TSR_OK);
+    assert_int_equal(tsr_adamw_run(&second, 1, &faster, TSR_FIXED_SHIFT, &control), TSR_OK);
+    assert_memory_equal(a, b, sizeof *a);
+    free(a), free(b);
+}
+
 static void test_skip_and_refusals(void **state)
 {
     (void)state;
@@ -240,9 +258,13 @@ static void test_clip(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_torch), cmocka_unit_test(test_small_beta1),
-        cmocka_unit_test(test_spans), cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_clip),  cmocka_unit_test(test_skip_and_refusals),
+        cmocka_unit_test(test_torch),
+        cmocka_unit_test(test_small_beta1),
+        cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_rate),
+        cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_clip),
+        cmocka_unit_test(test_skip_and_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -373,6 +373,7 @@ static void run_steps(const uint64_t *counts, int spans, uint64_t offset, tsr_ad
         o[i] = new_owned(counts[i], i);
         host[i] = host_span(&o[i]);
         device[i] = device_span(&o[i], offset);
+        host[i].rate = device[i].rate = i % 3 == 1 ? 16 : 0;
     }
     tsr_adamw_control *control = cuda_copy(controls, (uint64_t)steps * sizeof *controls);
     for (int t = 0; t < steps; t++) {
