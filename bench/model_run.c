@@ -72,6 +72,7 @@ static void describe(bench_result *out, const tsr_job *job)
     out->resident = d->resident_count;
     out->selective = d->selective_count;
     out->full = d->full_count;
+    memcpy(out->keep, d->keep, (size_t)job->inputs.layout.layer_count * sizeof *out->keep);
     for (int u = 0; u < job->inputs.layout.unit_count; u++) {
         int uses = u < job->inputs.layout.layer_count ? 2 : 1; /* forward and backward */
         bool sharded = d->home[u] == TSR_HOME_HOST_SHARDED;

@@ -64,7 +64,7 @@ static double pairs_here(const costing *c, double pairs)
     return (pairs + ends * c->tokens) * measured / (measured + ends);
 }
 
-static void cost_layer(costing *c, int u)
+static tsr_work_layer describe(const costing *c, int u)
 {
     const tsr_decision *d = c->decision;
     double window = (double)tsr_model_config_window(&c->inputs->layout.config, (uint64_t)u);
@@ -79,6 +79,13 @@ static void cost_layer(costing *c, int u)
     tsr_work_layer_of(&layer, &c->inputs->layout, u);
     for (int i = 0; i < layer.program->block->matrix_count; i++)
         layer.linear[i].drops = layer.linear[i].r > 0 && d->model.dropout > 0;
+    return layer;
+}
+
+static void cost_layer(costing *c, int u)
+{
+    const tsr_decision *d = c->decision;
+    const tsr_work_layer layer = describe(c, u);
     tsr_work_norm(&layer, add, c);
     c->unit[u].norm = taken(c);
     double before = c->flops;
@@ -276,10 +283,10 @@ static void take_shape(costing *c, tsr_expectation *e)
     e->step_flops = all; /* times those of a micro-batch: see below */
 }
 
-tsr_status tsr_expect(tsr_expectation *out, const tsr_inputs *inputs, const tsr_decision *decision,
-                      const tsr_topology_view *view, const tsr_speeds *speeds)
+static tsr_status begin(costing *out, tsr_expectation *e, const tsr_inputs *inputs,
+                        const tsr_decision *decision, const tsr_topology_view *view,
+                        const tsr_speeds *speeds)
 {
-    tsr_expectation e = {.known = speeds->measured};
     costing c = {.inputs = inputs,
                  .decision = decision,
                  .view = view,
@@ -297,12 +304,36 @@ tsr_status tsr_expect(tsr_expectation *out, const tsr_inputs *inputs, const tsr_
         c.rates.attention_backward /= view->local_ranks;
     } else if (decision->model.fp8_fast)
         c.rates.matmul_fp8 *= FAST_FP8;
-    take_shape(&c, &e);
+    take_shape(&c, e);
+    *out = c;
+    return TSR_OK;
+}
+
+tsr_status tsr_expect(tsr_expectation *out, const tsr_inputs *inputs, const tsr_decision *decision,
+                      const tsr_topology_view *view, const tsr_speeds *speeds)
+{
+    tsr_expectation e = {.known = speeds->measured};
+    costing c;
+    TSR_TRY(begin(&c, &e, inputs, decision, view, speeds));
     cost_units(&c);
     e.step_flops *= c.flops;
     tsr_status status = tsr_plan_simulate(&e.simulation, decision->plan, e.rounds, cost_of, &c);
     free(c.unit);
     if (status == TSR_OK)
         *out = e;
+    return status;
+}
+
+tsr_status tsr_expect_ladder(tsr_ladder *out, double *byte_seconds, const tsr_inputs *inputs,
+                             const tsr_decision *decision, const tsr_topology_view *view,
+                             const tsr_speeds *speeds, int layer)
+{
+    tsr_expectation unused = {0};
+    costing c;
+    TSR_TRY(begin(&c, &unused, inputs, decision, view, speeds));
+    const tsr_work_layer work = describe(&c, layer);
+    tsr_status status = tsr_ladder_make(out, &work, &c.rates);
+    *byte_seconds = stream(&c, 1);
+    free(c.unit);
     return status;
 }

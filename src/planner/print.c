@@ -2,13 +2,31 @@
  * print.c: the memory plan as text and as JSON.
  */
 #include "planner/parts.h"
+#include "planner/rungs.h"
 
 #include "base/called.h"
 #include "base/escape.h"
 
 #include <inttypes.h>
 
-static const char *const recompute_names[] = {"none", "selective", "full"};
+/* What a layer makes again, and what it keeps for that. */
+static void print_kept(tsr_text *out, const tsr_decision *d, int layer)
+{
+    const tsr_layer_program *p = tsr_layer_program_of(d->programs, layer);
+    bool all = d->rung[layer] == 0;
+    bool input = d->rung[layer] == d->rungs->ladder[d->rungs->of_layer[layer]].count - 1;
+    tsr_text_printf(out, ",\"recompute\":\"%s\",\"saved_bytes\":%" PRIu64 ",\"keeps\":[",
+                    all     ? "none"
+                    : input ? "full"
+                            : "selective",
+                    d->units[layer].saved_bytes);
+    for (int i = 0; i < p->kept_count; i++) {
+        char name[96];
+        tsr_value_print(name, sizeof name, p->block, p->kept_buffer[i]);
+        tsr_text_printf(out, "%s\"%s\"", i ? "," : "", name);
+    }
+    tsr_text_puts(out, "]");
+}
 
 /* The shapes that the micro-batches of a run come in, ascending: [[tokens,label rows],...]. Without
  * a data set the assumed one. */
@@ -222,8 +240,7 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
                         i ? "," : "", i, tsr_home_name(unit->home), unit->frozen.gathered_bytes,
                         unit->frozen.shard_bytes, unit->trainable.gathered_bytes);
         if (i < layout->layer_count)
-            tsr_text_printf(out, ",\"recompute\":\"%s\",\"saved_bytes\":%" PRIu64,
-                            recompute_names[d->recompute[i]], unit->saved_bytes);
+            print_kept(out, d, i);
         tsr_text_puts(out, "}");
     }
     tsr_text_puts(out, "],\n\"buffers\":[");
