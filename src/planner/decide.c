@@ -107,11 +107,10 @@ static void set_kept(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice
     d->stride = c->steps > d->rungs->step_count && stride > 1 ? stride : 0;
     tsr_rungs_after(d->rung, d->rungs, c->steps, c->partly);
     for (int i = 0; i < layers; i++) {
-        const tsr_ladder *ladder = &d->rungs->ladder[d->rungs->of_layer[i]];
-        bool all = d->rung[i] == 0, input = !all && d->rung[i] == ladder->count - 1;
-        d->keep[i] = ladder->rung[d->rung[i]].keep;
-        d->selective_count += !all && !input;
-        d->full_count += input;
+        tsr_again again = tsr_rungs_again(d->rungs, i, d->rung[i]);
+        d->keep[i] = d->rungs->ladder[d->rungs->of_layer[i]].rung[d->rung[i]].keep;
+        d->selective_count += again == TSR_AGAIN_PART;
+        d->full_count += again == TSR_AGAIN_ALL;
     }
 }
 
@@ -534,8 +533,8 @@ static tsr_status enter(contest *k, tsr_decision *d, const tsr_choice *c)
     return TSR_OK;
 }
 
-/* Where units or activations move, from `c` with less recomputation, rung by rung as long as that is faster, down to
- * `least` steps: c becomes the fastest. */
+/* All the recomputation there is, for the room that it leaves; where units or activations move, then rung by rung less
+ * of it as long as that is faster, but more than `least` steps. c becomes the fastest, or stays if none fits. */
 static tsr_status spare_recomputation(tsr_decision *d, const contest *k, tsr_choice *c, int least)
 {
     double best = INFINITY;
@@ -581,7 +580,9 @@ static tsr_status enter_way(bool *least, contest *k, tsr_decision *d, tsr_choice
         TSR_TRY(tsr_decide_try(d, inputs, k->view, &bare));
         TSR_TRY(enter(k, d, &bare));
     }
-    if (low == high || (high <= c.steps && !c.activations))
+    /* On auto no more host memory is taken for activations than has to be. */
+    bool asked = inputs->config.activation_offloading == TSR_CONFIG_CHOICE_YES;
+    if (low == high || (c.activations ? !asked : high <= c.steps))
         return TSR_OK;
     TSR_TRY(spare_recomputation(d, k, &frugal, c.activations ? -1 : c.steps));
     return frugal.steps == c.steps ? TSR_OK : enter(k, d, &frugal);

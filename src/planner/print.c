@@ -8,25 +8,58 @@
 #include "base/escape.h"
 
 #include <inttypes.h>
+#include <string.h>
 
-/* What a layer makes again, and what it keeps for that. */
-static void print_kept(tsr_text *out, const tsr_decision *d, int layer)
+/* ---- what layers keep ---- */
+
+static void print_names(tsr_text *out, const tsr_layer_program *p, const char *quote)
 {
-    const tsr_layer_program *p = tsr_layer_program_of(d->programs, layer);
-    bool all = d->rung[layer] == 0;
-    bool input = d->rung[layer] == d->rungs->ladder[d->rungs->of_layer[layer]].count - 1;
-    tsr_text_printf(out, ",\"recompute\":\"%s\",\"saved_bytes\":%" PRIu64 ",\"keeps\":[",
-                    all     ? "none"
-                    : input ? "full"
-                            : "selective",
-                    d->units[layer].saved_bytes);
     for (int i = 0; i < p->kept_count; i++) {
         char name[96];
         tsr_value_print(name, sizeof name, p->block, p->kept_buffer[i]);
-        tsr_text_printf(out, "%s\"%s\"", i ? "," : "", name);
+        tsr_text_printf(out, "%s%s%s%s", i ? ", " : "", quote, name, quote);
     }
+}
+
+static tsr_again again_of(const tsr_decision *d, int layer)
+{
+    return tsr_rungs_again(d->rungs, layer, d->rung[layer]);
+}
+
+static void print_json_kept(tsr_text *out, const tsr_decision *d, int layer)
+{
+    static const char *const names[] = {"none", "selective", "full"};
+    tsr_text_printf(out, ",\"recompute\":\"%s\",\"saved_bytes\":%" PRIu64 ",\"keeps\":[",
+                    names[again_of(d, layer)], d->units[layer].saved_bytes);
+    print_names(out, tsr_layer_program_of(d->programs, layer), "\"");
     tsr_text_puts(out, "]");
 }
+
+static bool keep_alike(const tsr_layer_program *a, const tsr_layer_program *b)
+{
+    return a->block == b->block && !memcmp(a->kept, b->kept, sizeof a->kept);
+}
+
+/* A line for all layers that make a part again and keep the same. */
+static void print_kept(tsr_text *out, const tsr_decision *d, int layers)
+{
+    const tsr_layer_program *p = d->programs->program;
+    for (int i = 0; i < d->programs->count; i++) {
+        int count = 0, first = 0;
+        while (!keep_alike(&p[first], &p[i]))
+            first++;
+        for (int layer = 0; layer < layers && first == i; layer++)
+            count += again_of(d, layer) == TSR_AGAIN_PART &&
+                     keep_alike(&p[d->programs->of_layer[layer]], &p[i]);
+        if (count == 0)
+            continue;
+        tsr_text_printf(out, "%d layer%s ", count, count == 1 ? " keeps" : "s keep");
+        print_names(out, &p[i], "");
+        tsr_text_puts(out, "\n");
+    }
+}
+
+/* ---- shapes ---- */
 
 /* The shapes that the micro-batches of a run come in, ascending: [[tokens,label rows],...]. Without
  * a data set the assumed one. */
@@ -240,7 +273,7 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
                         i ? "," : "", i, tsr_home_name(unit->home), unit->frozen.gathered_bytes,
                         unit->frozen.shard_bytes, unit->trainable.gathered_bytes);
         if (i < layout->layer_count)
-            print_kept(out, d, i);
+            print_json_kept(out, d, i);
         tsr_text_puts(out, "}");
     }
     tsr_text_puts(out, "],\n\"buffers\":[");
@@ -337,6 +370,7 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
                     "fully; plan %016" PRIx64 "\n",
                     inputs->layout.unit_count, d->resident_count, d->plan->options.slots,
                     inputs->layout.layer_count, d->selective_count, d->full_count, d->plan->hash);
+    print_kept(out, d, inputs->layout.layer_count);
     if (d->stride)
         tsr_text_printf(out,
                         "of every %d layers one keeps its input; those of the others are made "

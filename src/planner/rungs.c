@@ -137,3 +137,9 @@ void tsr_rungs_after(int *rung, const tsr_rungs *rungs, int steps, bool partly)
         rung[i] = rung[i] < least ? least : rung[i] > most ? most : rung[i];
     }
 }
+
+tsr_again tsr_rungs_again(const tsr_rungs *rungs, int layer, int rung)
+{
+    int last = rungs->ladder[rungs->of_layer[layer]].count - 1;
+    return rung == 0 ? TSR_AGAIN_NONE : rung < last ? TSR_AGAIN_PART : TSR_AGAIN_ALL;
+}

@@ -32,4 +32,9 @@ void tsr_rungs_free(tsr_rungs *rungs);
  * as its ladder has rungs between. */
 void tsr_rungs_after(int *rung, const tsr_rungs *rungs, int steps, bool partly);
 
+/* What a layer on a rung makes again: nothing, a part of its forward, or all but its input. */
+typedef enum { TSR_AGAIN_NONE, TSR_AGAIN_PART, TSR_AGAIN_ALL } tsr_again;
+
+tsr_again tsr_rungs_again(const tsr_rungs *rungs, int layer, int rung);
+
 #endif
