@@ -138,6 +138,8 @@ static int settle(bench_run *run)
         run->shape.layers = run->layers;
     if (run->timeline && run->warmup < TSR_TRACE_LAST)
         run->warmup = TSR_TRACE_LAST;
+    if (run->shape.layers > BENCH_MOST_LAYERS)
+        return usage("too many layers");
     if (run->steps + run->warmup > BENCH_MOST_STEPS)
         return usage("too many steps");
     return bench_rows_make(run);

@@ -256,7 +256,7 @@ static double count_flops(double flops[TSR_WORK_TERMS], bench *b)
     const tsr_work_layer *layer = &b->layer.layer;
     double sum = 0;
     for (int i = 0; i < b->layers; i++) {
-        llama_layer_program(&b->layer, i == 0, TSR_RECOMPUTE_NONE);
+        llama_layer_program(&b->layer, i == 0, TSR_KEEP_ALL);
         tsr_work_forward(layer, add_flops, flops);
         tsr_work_backward(layer, add_flops, flops);
     }

@@ -13,8 +13,8 @@ typedef struct {
     tsr_work_layer layer; /* with everything but tokens and pairs */
 } llama_layer;
 
-/* The program of the lowest layer that trains, or of one above it, with what its linears have. */
-static inline void llama_layer_program(llama_layer *l, bool first, tsr_recompute recompute)
+/* The program of the lowest layer that trains, or of one above it, with what its linears have and what it may keep. */
+static inline void llama_layer_program(llama_layer *l, bool first, tsr_keep keep)
 {
     tsr_matrix_traits traits[TSR_BLOCK_MATRICES] = {{0}};
     for (int i = 0; i < l->block.matrix_count; i++)
@@ -24,7 +24,7 @@ static inline void llama_layer_program(llama_layer *l, bool first, tsr_recompute
                                                                      .trains = true,
                                                                      .below = !first,
                                                                      .fp8 = l->layer.fp8,
-                                                                     .recompute = recompute});
+                                                                     .keep = keep});
     l->layer.program = &l->program;
 }
 

@@ -13,6 +13,7 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
+#include "model/program.h"
 #include "tessera.h"
 
 #include <jansson.h>
@@ -21,6 +22,7 @@
 #define BENCH_PATH_BYTES     4096
 #define BENCH_MOST_STEPS     4096
 #define BENCH_MOST_DOCUMENTS 1024
+#define BENCH_MOST_LAYERS    256
 
 typedef struct {
     const char *name, *type; /* "llama3-8b", "llama" */
@@ -73,6 +75,7 @@ typedef struct {
     uint64_t free_first, free_last, total; /* device memory after step 1 and at the end */
     int64_t most_change;                   /* of free memory between the two, over all ranks */
     int units, resident, selective, full, host_units;
+    tsr_keep keep[BENCH_MOST_LAYERS]; /* what each layer may keep */
     uint64_t slot_bytes;
     double host_traffic; /* bytes that a step copies to the device on this rank */
     double dropout;

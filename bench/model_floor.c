@@ -73,10 +73,7 @@ static void sum_floor(floor_sum *sum, const bench_run *run, const bench_result *
     double elements = set_layer(&l, run, r);
     l.layer.pairs = count_pairs(&l.layer.tokens, run);
     for (int i = 0; i < s->layers; i++) {
-        llama_layer_program(&l, i == 0,
-                            i < r->full                  ? TSR_RECOMPUTE_FULL
-                            : i < r->full + r->selective ? TSR_RECOMPUTE_SELECTIVE
-                                                         : TSR_RECOMPUTE_NONE);
+        llama_layer_program(&l, i == 0, r->keep[i]);
         l.layer.last = i == s->layers - 1;
         tsr_work_norm(&l.layer, add_operation, sum);
         tsr_work_forward(&l.layer, add_operation, sum);

@@ -72,6 +72,7 @@ static void describe(bench_result *out, const tsr_job *job)
     out->resident = d->resident_count;
     out->selective = d->selective_count;
     out->full = d->full_count;
+    memcpy(out->keep, d->keep, (size_t)job->inputs.layout.layer_count * sizeof *out->keep);
     out->units = job->inputs.layout.plan_unit_count;
     out->slot_bytes = d->plan->slot_bytes;
     for (int u = 0; u < out->units; u++) {

@@ -377,9 +377,10 @@ static const tsr_key loop_keys[] = {
 static const tsr_key memory_keys[] = {
     {"gradient_checkpointing", G, TSR_KEY_WORD, AT(gradient_checkpointing), recompute_words,
      .none = "auto", .none_value = TSR_CONFIG_RECOMPUTE_AUTO, .initial = "auto",
-     .help =
-         "what the backward pass recomputes; sqrt: all, and of the layers' inputs all but every "
-         "sqrt(layers)-th; auto: as the fastest plan that fits needs"},
+     .help = "what the backward pass recomputes; selective: what is cheap for the memory it frees, "
+             "more if "
+             "memory_budget requires it; sqrt: all, and of the layers' inputs all but every "
+             "sqrt(layers)-th; auto: as the fastest plan that fits needs"},
     {"memory_budget", G, TSR_KEY_BYTES, AT(memory_budget), .low = 1, .high = ANY, .none = "auto",
      .initial = "auto", .help = "memory per device: 22GiB, 500MB or bytes"},
     {"offload", G, TSR_KEY_WORD, AT(offload), offload_words, .initial = "auto",

@@ -314,7 +314,7 @@ static tsr_status print_plan(tsr_text *out, tsr_job *job, bool json)
     tsr_largest largest = {0};
     if (d->train &&
         d->budget != TSR_BUDGET_UNKNOWN) /* of a card that is not here it is not known */
-        TSR_TRY(tsr_decide_largest(&largest, &job->inputs, &job->view, &d->room));
+        TSR_TRY(tsr_decide_largest(&largest, &job->inputs, &job->view, &d->room, &job->speeds));
     return tsr_decision_print(out, d, &job->inputs, &job->view, &job->speeds, &largest, json);
 }
 

@@ -142,7 +142,8 @@ static bool are_alike(const tsr_layer_programs *programs, const tsr_activation_o
     tsr_matrix_traits left[TSR_BLOCK_MATRICES], right[TSR_BLOCK_MATRICES];
     int first = o->layout->first_trained;
     bool same = x->block == y->block && trains(o, a) == trains(o, b) &&
-                (a == first) == (b == first) && o->recompute[a] == o->recompute[b] &&
+                (a == first) == (b == first) &&
+                !memcmp(&o->keep[a], &o->keep[b], sizeof *o->keep) &&
                 slots_wanted(programs, a) == slots_wanted(programs, b) &&
                 programs->begun[a] == programs->begun[b];
     if (!same)
@@ -164,7 +165,7 @@ static tsr_status make_program(tsr_layer_programs *out, const tsr_activation_opt
                                                .wanted_slots = (uint8_t)slots_wanted(out, layer),
                                                .begun_slots = out->begun[layer],
                                                .fp8 = o->fp8,
-                                               .recompute = o->recompute[layer]};
+                                               .keep = o->keep[layer]};
     const tsr_layer_program_sizes sizes = {o->kernels, tsr_activation_attention(o), o->dtype};
     tsr_layer_program *grown = realloc(out->program, ((size_t)out->count + 1) * sizeof *grown);
     if (!grown)
@@ -241,7 +242,7 @@ tsr_stride tsr_activation_stride(const tsr_activation_options *options)
                         options->train ? options->stride : 0};
 }
 
-/* Of a layer that recomputes in full the input is all that it keeps. */
+/* With a stride the input is all that it keeps. */
 static tsr_status take_layer(const walk *w, void **all, int layer)
 {
     const tsr_layer_program *program = tsr_layer_program_of(w->programs, layer);

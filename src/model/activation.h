@@ -36,11 +36,11 @@ typedef tsr_status tsr_take_buffer(void *user, void **out, const char *name, con
 typedef struct {
     const tsr_layout *layout;
     tsr_batch_bounds bounds;
-    const tsr_kernels *kernels;     /* for their scratch */
-    const uint64_t *saved_bytes;    /* [layers]: of those that are offloaded; NULL: none */
-    tsr_dtype dtype;                /* of activations */
-    bool fp8;                       /* the base's matmuls run in e4m3 */
-    const tsr_recompute *recompute; /* [layers] */
+    const tsr_kernels *kernels;  /* for their scratch */
+    const uint64_t *saved_bytes; /* [layers]: of those that are offloaded; NULL: none */
+    tsr_dtype dtype;             /* of activations */
+    bool fp8;                    /* the base's matmuls run in e4m3 */
+    const tsr_keep *keep;        /* [layers]: what they may keep */
     int stride; /* of the layers that keep their input (shard/stride.h); the others share buffers */
     bool train; /* false: evaluation only */
     bool dropout;

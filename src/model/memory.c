@@ -82,7 +82,7 @@ tsr_activation_options tsr_model_activation(const tsr_model_options *options)
     return (tsr_activation_options){.layout = options->layout,
                                     .bounds = options->bounds,
                                     .kernels = options->kernels,
-                                    .recompute = options->recompute,
+                                    .keep = options->keep,
                                     .stride = options->stride,
                                     .saved_bytes = options->saved_bytes,
                                     .dtype = options->dtype,

@@ -33,7 +33,7 @@ tsr_status tsr_model_create(tsr_model **out, const tsr_model_options *options)
         return tsr_fail(TSR_ENOMEM, "out of memory for a model");
     model->options = *options;
     model->graphs.plain = options->graph_rule == TSR_GRAPHS_PLAIN;
-    model->options.recompute = NULL; /* the programs have it */
+    model->options.keep = NULL; /* the programs have it */
     tsr_status status = allocate(model);
     if (status < 0) {
         tsr_model_destroy(model);

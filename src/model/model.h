@@ -52,7 +52,7 @@ typedef struct {
     bool fp8_fast;   /* with the sums of tensor cores alone (kernels/fp8_gemm.h) */
     tsr_batch_bounds bounds;
     int64_t step_micro;                 /* micro-batches of a step, of all ranks */
-    const tsr_recompute *recompute;     /* [layers] */
+    const tsr_keep *keep;               /* [layers]: what they may keep */
     int stride;                         /* of the layers that keep their input (shard/stride.h) */
     const tsr_layer_programs *programs; /* of tsr_model_programs; must outlive the model */
     bool train;

@@ -47,6 +47,29 @@ bool tsr_block_reader_scales(const tsr_block *block, int value)
     return false; /* it leaves the block: a norm reads it */
 }
 
+static bool is_of_idle(const tsr_block *block, const tsr_step *step, int value)
+{
+    const tsr_node *node = &block->node[step->node];
+    int matrix = block->value[value].matrix;
+    for (int i = 0; i < TSR_NODE_PORTS && node->kind == &tsr_node_linear && matrix != TSR_NONE; i++)
+        if (node->weight[i] == matrix && !(step->outputs & 1u << i))
+            return true;
+    return false;
+}
+
+void tsr_needs_of(tsr_needs *out, const tsr_block *block, const tsr_matrix_traits *traits,
+                  const tsr_step *step)
+{
+    const tsr_node *node = &block->node[step->node];
+    int count = 0;
+    *out = (tsr_needs){0};
+    node->kind->needs(out, block, node, traits);
+    for (int i = 0; i < out->read_count; i++)
+        if (!is_of_idle(block, step, out->read[i]))
+            out->read[count++] = out->read[i];
+    out->read_count = count;
+}
+
 void tsr_needs_read(tsr_needs *needs, int16_t value)
 {
     needs->read[needs->read_count++] = value;

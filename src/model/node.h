@@ -113,7 +113,7 @@ typedef struct {
 
 /* What a node asks of the memory of its values. */
 typedef struct {
-    int16_t read[3 * TSR_NODE_PORTS]; /* by its backward */
+    int16_t read[3 * TSR_NODE_PORTS + 1]; /* by its backward */
     int read_count;
     /* An output may be made where an input lies that nobody reads afterwards. */
     struct {
@@ -135,7 +135,6 @@ typedef struct tsr_costing tsr_costing; /* model/work_parts.h */
 
 struct tsr_node_kind {
     const char *name;
-    bool light;  /* reads and writes only: rather done again than its results kept (`selective`) */
     bool adds;   /* its backward can add to the gradient of an input */
     bool scales; /* its backward gives dz and dm of the linears' results that it reads */
     int8_t rows; /* the output that it can put into e4m3 as it makes it; TSR_NONE */

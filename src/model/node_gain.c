@@ -46,7 +46,6 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 }
 
 const tsr_node_kind tsr_node_gain = {.name = "gain",
-                                     .light = true,
                                      .rows = TSR_NONE,
                                      .forward = forward,
                                      .backward = backward,

@@ -79,7 +79,6 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 }
 
 const tsr_node_kind tsr_node_inputs = {.name = "inputs",
-                                       .light = true,
                                        .rows = TSR_NONE,
                                        .forward = forward,
                                        .backward = backward,

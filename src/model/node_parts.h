@@ -29,6 +29,10 @@ bool tsr_matrix_scales_back(const tsr_block *block, const tsr_matrix_traits *tra
 /* Whether the backward of a reader that scales reads z, for dm. */
 bool tsr_value_has_dm(const tsr_block *block, const tsr_matrix_traits *traits, int value);
 
+/* What a step of a backward reads: of a linear node that of the matrices whose results have a gradient. */
+void tsr_needs_of(tsr_needs *out, const tsr_block *block, const tsr_matrix_traits *traits,
+                  const tsr_step *step);
+
 void tsr_needs_read(tsr_needs *needs, int16_t value);
 void tsr_needs_over(tsr_needs *needs, int16_t output, int16_t input);
 void tsr_needs_share(tsr_needs *needs, int16_t input, int16_t with, bool gradient);

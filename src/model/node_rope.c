@@ -164,7 +164,6 @@ static void cost(const tsr_costing *c, const tsr_node *node, const tsr_step *ste
 }
 
 const tsr_node_kind tsr_node_rope = {.name = "rope",
-                                     .light = true,
                                      .scales = true,
                                      .rows = TSR_NONE,
                                      .forward = forward,

@@ -132,92 +132,68 @@ static void find_backward(tsr_layer_program *p, const tsr_layer_program_options 
 static void find_needed(tsr_layer_program *p)
 {
     for (int i = 0; i < p->backward.count; i++) {
-        const tsr_node *node = node_of(p, &p->backward.step[i]);
-        tsr_needs needs = {0};
-        node->kind->needs(&needs, p->block, node, p->traits);
+        tsr_needs needs;
+        tsr_needs_of(&needs, p->block, p->traits, &p->backward.step[i]);
         for (int j = 0; j < needs.read_count; j++)
             p->needed[needs.read[j]] = true;
     }
 }
 
-/* What a node has to make of `wanted`; its inputs are wanted then too, where they are not kept. */
-static tsr_step remade_step(const tsr_layer_program *p, int index, bool wanted[TSR_BLOCK_VALUES])
+/* What a node has to make of what is used and not kept; what it reads is used then too. */
+static tsr_step remade_step(const tsr_layer_program *p, int index, bool used[TSR_BLOCK_VALUES])
 {
     const tsr_node *node = &p->block->node[index];
     tsr_step step = {.node = (int16_t)index};
     for (int i = 0; i < TSR_NODE_PORTS; i++) {
-        bool inner = node->kind == &tsr_node_linear && node->weight[i] != TSR_NONE &&
-                     wanted[p->block->matrix[node->weight[i]].inner];
-        if (node->out[i] != TSR_NONE && (wanted[node->out[i]] || inner))
+        int16_t out = node->out[i], inner = TSR_NONE;
+        if (node->kind == &tsr_node_linear && node->weight[i] != TSR_NONE)
+            inner = p->block->matrix[node->weight[i]].inner;
+        bool made = out != TSR_NONE && used[out] && !p->kept[out];
+        if (made || (inner != TSR_NONE && used[inner] && !p->kept[inner]))
             step.outputs |= (uint8_t)(1u << i);
     }
     if (!step.outputs)
         return step;
     step.has_sum = node->kind == &tsr_node_norm && p->kept[node->out[TSR_NORM_SUM]];
+    if (step.has_sum)
+        used[node->out[TSR_NORM_SUM]] = true;
     for (int i = 0; i < TSR_NODE_PORTS && !step.has_sum; i++)
-        if (node->in[i] != TSR_NONE && !p->kept[node->in[i]])
-            wanted[node->in[i]] = true;
+        if (node->in[i] != TSR_NONE)
+            used[node->in[i]] = true;
     if (node->kind != &tsr_node_linear) /* one makes the others; but a sum that is there */
         step.outputs = (uint8_t)(outputs_of(node) & ~(step.has_sum << TSR_NORM_SUM));
     return step;
 }
 
-/* The nodes that make what is needed from what is kept, in the order of the forward. */
-static void find_remade(tsr_steps *out, const tsr_layer_program *p)
+/* The nodes that make what is needed from what is kept, in the order of the forward; used: all that is read. */
+static void find_remade(tsr_layer_program *p, bool used[TSR_BLOCK_VALUES])
 {
-    bool wanted[TSR_BLOCK_VALUES];
     tsr_step step[TSR_BLOCK_NODES];
     int count = 0;
-    for (int v = 0; v < p->block->value_count; v++)
-        wanted[v] = p->needed[v] && !p->kept[v];
     for (int i = p->block->node_count - 1; i >= 0; i--) {
-        step[count] = remade_step(p, i, wanted);
+        step[count] = remade_step(p, i, used);
         count += step[count].outputs != 0;
     }
-    out->count = count;
+    p->remade.count = count;
     for (int i = 0; i < count; i++)
-        out->step[i] = step[count - 1 - i];
+        p->remade.step[i] = step[count - 1 - i];
 }
 
-static bool all_light(const tsr_layer_program *p, const tsr_steps *steps)
+/* Of what may be kept all that is of use: what the backward reads, and what that is made again from. What is shared
+ * lies where all layers find it. */
+static void find_kept_and_remade(tsr_layer_program *p)
 {
-    for (int i = 0; i < steps->count; i++) {
-        const tsr_node *node = node_of(p, &steps->step[i]);
-        bool entered = false; /* what enters the block is gone by then */
-        for (int port = 0; port < TSR_NODE_PORTS && !steps->step[i].has_sum; port++)
-            entered |= node->in[port] == p->block->in.x || node->in[port] == p->block->in.pending;
-        if (!node->kind->light || entered)
-            return false;
+    bool used[TSR_BLOCK_VALUES];
+    for (int v = 0; v < p->block->value_count; v++) {
+        const tsr_value *value = &p->block->value[v];
+        bool made = value->node != TSR_NONE && tsr_keep_has(&p->keep, v);
+        p->kept[v] = made || v == p->block->root || value->slot != TSR_NONE;
     }
-    return true;
-}
-
-static void find_kept(tsr_layer_program *p, tsr_recompute recompute)
-{
-    tsr_steps remade;
-    for (int v = 0; v < p->block->value_count; v++)
-        p->kept[v] = recompute == TSR_RECOMPUTE_FULL ? v == p->block->root : p->needed[v];
-    p->kept[p->block->root] = true;
-    for (int v = 0; v < p->block->value_count; v++) /* it lies where all layers find it */
-        p->kept[v] |= p->block->value[v].slot != TSR_NONE;
-    for (int v = 0; v < p->block->value_count && recompute == TSR_RECOMPUTE_SELECTIVE; v++) {
-        if (!p->kept[v] || v == p->block->root || p->block->value[v].slot != TSR_NONE)
-            continue;
-        p->kept[v] = false;
-        find_remade(&remade, p);
-        p->kept[v] = !all_light(p, &remade);
-    }
-}
-
-/* x A^T stays where its linear's forward is not run again; where it is, that makes it again. */
-static void keep_lows(tsr_layer_program *p)
-{
-    for (int i = 0; i < p->backward.count; i++) {
-        const tsr_step *step = &p->backward.step[i];
-        const tsr_node *node = node_of(p, step);
-        for (int port = 0; port < TSR_NODE_PORTS && node->kind == &tsr_node_linear; port++)
-            if (step->outputs & 1u << port && p->traits[node->weight[port]].keeps_low)
-                p->kept[p->block->matrix[node->weight[port]].low] = true;
+    memcpy(used, p->needed, sizeof used);
+    find_remade(p, used);
+    for (int v = 0; v < p->block->value_count; v++) {
+        bool shared = p->block->value[v].slot != TSR_NONE;
+        p->kept[v] &= used[v] || v == p->block->root || shared;
     }
 }
 
@@ -272,17 +248,14 @@ void tsr_layer_program_make(tsr_layer_program *out, const tsr_layer_program_opti
     memset(p, 0, sizeof *p);
     p->block = options->block;
     p->trains = options->trains;
-    p->recompute = options->recompute;
+    p->keep = options->keep;
     memcpy(p->traits, options->traits, (size_t)p->block->matrix_count * sizeof *p->traits);
     run_all(p);
     if (options->trains) {
         p->wanted_slots = options->wanted_slots;
         find_backward(p, options);
         find_needed(p);
-        find_kept(p, options->recompute);
-        find_remade(&p->remade, p);
-        if (options->recompute != TSR_RECOMPUTE_FULL)
-            keep_lows(p);
+        find_kept_and_remade(p);
     }
     if (options->fp8) {
         find_rows(p, &p->forward);

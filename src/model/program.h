@@ -2,12 +2,10 @@
  * model/program.h: what a layer does in a run: which nodes its forward, its recomputation and its backward run,
  * which values it keeps in between, and where every value and gradient lies.
  *
- * All of it follows from the block, from what its linears have beside their weights, and from how much the layer
- * recomputes:
- *
- *     none         everything that the backward reads is kept
- *     selective    but what can be made again from the rest without a matmul
- *     full         only the first sum of the residual stream, of which the rest is made again
+ * All of it follows from the block, from what its linears have beside their weights, and from which values the layer
+ * may keep (`keep`). Of these it keeps what its backward reads, or what that is made again from; the first sum of the
+ * residual stream always, since all of the block can be made from it. With every value allowed nothing is made again;
+ * with none, everything that the backward reads. Which sets are worth it: model/ladder.h.
  *
  * A backward computes what leads to an adapter and nothing else.
  *
@@ -24,7 +22,23 @@
 #include "kernels/kernels.h"
 #include "model/node.h"
 
-typedef enum { TSR_RECOMPUTE_NONE, TSR_RECOMPUTE_SELECTIVE, TSR_RECOMPUTE_FULL } tsr_recompute;
+/* A set of a block's values, a bit each. */
+typedef struct {
+    uint64_t bit[TSR_BLOCK_VALUES / 64];
+} tsr_keep;
+
+#define TSR_KEEP_ALL  ((tsr_keep){{UINT64_MAX, UINT64_MAX}})
+#define TSR_KEEP_NONE ((tsr_keep){{0}})
+
+static inline bool tsr_keep_has(const tsr_keep *keep, int value)
+{
+    return keep->bit[value / 64] >> value % 64 & 1;
+}
+
+static inline void tsr_keep_add(tsr_keep *keep, int value)
+{
+    keep->bit[value / 64] |= UINT64_C(1) << value % 64;
+}
 
 typedef struct {
     const tsr_block *block;
@@ -32,7 +46,7 @@ typedef struct {
     bool trains;                     /* it has a backward */
     bool below;                      /* and what enters it has a gradient too */
     bool fp8;
-    tsr_recompute recompute;
+    tsr_keep keep; /* what it may keep */
     /* Of shared slots, a bit each: whose gradient a layer below wants, and of which a layer above has left one. */
     uint8_t wanted_slots, begun_slots;
 } tsr_layer_program_options;
@@ -70,7 +84,7 @@ typedef struct {
     tsr_block const *block;
     tsr_matrix_traits traits[TSR_BLOCK_MATRICES];
     bool trains;
-    tsr_recompute recompute;
+    tsr_keep keep;
     uint8_t wanted_slots; /* those of the options and of what it gives itself */
     tsr_steps forward, remade, backward;
     bool needed[TSR_BLOCK_VALUES], kept[TSR_BLOCK_VALUES]; /* by the backward; until then */

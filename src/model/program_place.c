@@ -192,15 +192,10 @@ static int list_made(int16_t out[3 * TSR_NODE_PORTS], const placing *p, const ts
 
 static bool backward_reads(const placing *p, const tsr_step *step, int value)
 {
-    const tsr_node *node = node_of(p, step);
-    const tsr_block *b = p->program->block;
-    tsr_needs needs = {0};
-    node->kind->needs(&needs, b, node, p->program->traits);
+    tsr_needs needs;
+    tsr_needs_of(&needs, p->program->block, p->program->traits, step);
     for (int i = 0; i < needs.read_count; i++)
         if (needs.read[i] == value)
-            return true;
-    for (int i = 0; i < TSR_NODE_PORTS && node->kind == &tsr_node_linear; i++)
-        if (step->outputs & 1u << i && b->matrix[node->weight[i]].low == value)
             return true;
     return false;
 }

@@ -186,13 +186,13 @@ static const tsr_step *step_of(const walk *w, const tsr_steps *steps, const tsr_
     return NULL;
 }
 
-/* Whether x A^T of a linear is there no more: of a layer that recomputes in full, where its forward is not among what
- * is run again. */
+/* Whether x A^T of a linear is there no more: not kept, and its forward is not among what is run again. */
 static bool lost_low(const walk *w, const tsr_node *node, int port)
 {
     const tsr_layer_program *program = w->layer->program;
     const tsr_step *again = step_of(w, &program->remade, node);
-    return program->recompute == TSR_RECOMPUTE_FULL && !(again && again->outputs & 1u << port);
+    return !tsr_keep_has(&program->keep, program->block->matrix[node->weight[port]].low) &&
+           !(again && again->outputs & 1u << port);
 }
 
 /* A matmul of [T, in] and r columns for each of several linears: at least, one pass over x serves them all. Here
@@ -240,12 +240,19 @@ void tsr_cost_linears_forward(const tsr_costing *w, const tsr_node *node, const 
     tsr_cost_quantize(w, in, !step->needs_rows);
 }
 
+void tsr_cost_low(const tsr_costing *w, const tsr_node *node, int port)
+{
+    const tsr_work_linear *x = linear_at(w, node, port);
+    tsr_work_amount none = {0, 0}, one = matmul(w, w->layer->tokens, x->r, x->in);
+    emit_narrow(w, TSR_WORK_RECOMPUTE, x->in, x->r, keeps_low(w, x) ? one : none);
+}
+
 /* dA from x, and x A^T where the forward did not leave it; or dY^T x for both. What it makes because a forward was
  * not run again counts as if that had made it. */
 static void cost_da(const walk *w, const tsr_node *node, const tsr_step *step)
 {
-    double in = linear_at(w, node, 0)->in, r = 0, made = 0;
-    tsr_work_amount here = {0, 0}, again = {0, 0};
+    double in = linear_at(w, node, 0)->in, r = 0;
+    tsr_work_amount here = {0, 0};
     for (int i = 0; i < TSR_NODE_PORTS; i++) {
         const tsr_work_linear *x = node->weight[i] == TSR_NONE ? NULL : linear_at(w, node, i);
         if (!x || !(step->outputs & 1u << i) || x->r <= 0)
@@ -257,14 +264,11 @@ static void cost_da(const walk *w, const tsr_node *node, const tsr_step *step)
             add_amount(&here, 1, matmul(w, x->out, in, w->layer->tokens));
             add_amount(&here, 1, matmul(w, x->r, in, x->out));
         }
-        if (lost_low(w, node, i)) {
-            add_amount(&again, !tsr_graph_table[graph_of(w, x, false).graph].merged, one);
-            made += x->r;
-        }
+        if (lost_low(w, node, i))
+            tsr_cost_low(w, node, i);
         r += x->r;
     }
     emit_narrow(w, TSR_WORK_ADAPTERS_BACKWARD, in, r, here);
-    emit_narrow(w, TSR_WORK_RECOMPUTE, in, made, again);
 }
 
 /* Whether the gradient of a linear's result is put into e4m3 where it is made: by the step before, where no dm is

@@ -36,6 +36,8 @@ void tsr_cost_quantize(const tsr_costing *c, double width, bool made);
 /* work_linear.c: the linears of a node. */
 void tsr_cost_linears_forward(const tsr_costing *c, const tsr_node *node, const tsr_step *step);
 void tsr_cost_linears_backward(const tsr_costing *c, const tsr_node *node, const tsr_step *step);
+/* x A^T of one of them, which its backward makes again. */
+void tsr_cost_low(const tsr_costing *c, const tsr_node *node, int port);
 /* DoRA's norms of one linear, once a step. */
 void tsr_cost_norm(const tsr_costing *c, const tsr_work_linear *x);
 

@@ -15,12 +15,11 @@ static tsr_status most_frugal(tsr_decision *d, const tsr_inputs *inputs,
 {
     tsr_choice c = {.bounds = inputs->bounds, .resident = tsr_decide_residents(inputs)}, best = c;
     tsr_allowance allowed = tsr_decide_allowed(&inputs->config);
-    int layers = inputs->layout.layer_count;
     uint64_t least = UINT64_MAX;
     for (int i = 0; i < TSR_WAYS; i++) {
         if (!tsr_decide_way(&c, i, &allowed))
             continue;
-        c.degrade = tsr_decide_least(d, allowed.recompute, layers, c.activations);
+        c.steps = tsr_decide_least(d, allowed.recompute, c.activations);
         TSR_TRY(tsr_decide_try(d, inputs, view, &c));
         if (tsr_decide_bytes(d) >= least)
             continue;
@@ -87,6 +86,7 @@ typedef struct {
     tsr_decision *d;
     const tsr_inputs *inputs;
     const tsr_topology_view *view;
+    const tsr_speeds *speeds;
     enum { OF_TOKENS, OF_SEQUENCE, OF_LAYERS } of;
     uint64_t parameters; /* of the deepest model that fitted */
 } question;
@@ -104,7 +104,7 @@ static tsr_status ask_of_layers(bool *fits, question *q, int64_t layers)
     if (status == TSR_ECONFIG) /* the adapter is on layers that it does not have */
         return TSR_OK;
     TSR_TRY(status);
-    status = tsr_decide_begin(&d, &like, q->view, true, &q->d->room);
+    status = tsr_decide_begin(&d, &like, q->view, true, &q->d->room, q->speeds);
     if (status == TSR_OK)
         status = tsr_decide_fits(fits, &d, &like, q->view, &like.bounds, &allowed);
     if (status == TSR_OK && *fits)
@@ -240,7 +240,7 @@ static tsr_status suggest(tsr_text *out, tsr_decision *d, const tsr_inputs *inpu
         }
     }
     int64_t tokens = 0;
-    question q = {d, inputs, view, OF_TOKENS, 0};
+    question q = {d, inputs, view, NULL, OF_TOKENS, 0};
     TSR_TRY(largest_below(&tokens, &q, 0, inputs->bounds.tokens));
     if (tokens > 0)
         tsr_text_printf(out,
@@ -275,11 +275,12 @@ tsr_status tsr_decide_refuse(tsr_decision *d, const tsr_inputs *inputs,
 }
 
 tsr_status tsr_decide_largest(tsr_largest *out, const tsr_inputs *inputs,
-                              const tsr_topology_view *view, const tsr_room *room)
+                              const tsr_topology_view *view, const tsr_room *room,
+                              const tsr_speeds *speeds)
 {
     tsr_decision d;
-    question q = {&d, inputs, view, OF_TOKENS, 0};
-    tsr_status status = tsr_decide_begin(&d, inputs, view, true, room);
+    question q = {&d, inputs, view, speeds, OF_TOKENS, 0};
+    tsr_status status = tsr_decide_begin(&d, inputs, view, true, room, speeds);
     tsr_log_mute(true); /* what is amiss with the adapter was said of the job itself */
     if (status == TSR_OK)
         status = largest(&out->tokens, &q, inputs->bounds.tokens, TSR_MOST_TOKENS);

@@ -1,5 +1,6 @@
 #include "planner/expect.h"
 #include "planner/parts.h"
+#include "planner/rungs.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -100,19 +101,18 @@ static void set_homes(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
     }
 }
 
-static void set_recompute(tsr_decision *d, const tsr_inputs *inputs, int degrade)
+static void set_kept(tsr_decision *d, const tsr_inputs *inputs, const tsr_choice *c)
 {
     int layers = inputs->layout.layer_count;
     int stride = (int)lround(sqrt(layers - inputs->layout.first_trained));
     d->selective_count = d->full_count = 0;
-    d->stride = degrade > 2 * layers && stride > 1 ? stride : 0;
+    d->stride = c->steps > d->rungs->step_count && stride > 1 ? stride : 0;
+    tsr_rungs_after(d->rung, d->rungs, c->steps, c->partly);
     for (int i = 0; i < layers; i++) {
-        tsr_recompute mode = degrade > layers + i ? TSR_RECOMPUTE_FULL
-                             : degrade > i        ? TSR_RECOMPUTE_SELECTIVE
-                                                  : TSR_RECOMPUTE_NONE;
-        d->recompute[i] = mode;
-        d->selective_count += mode == TSR_RECOMPUTE_SELECTIVE;
-        d->full_count += mode == TSR_RECOMPUTE_FULL;
+        tsr_again again = tsr_rungs_again(d->rungs, i, d->rung[i]);
+        d->keep[i] = d->rungs->ladder[d->rungs->of_layer[i]].rung[d->rung[i]].keep;
+        d->selective_count += again == TSR_AGAIN_PART;
+        d->full_count += again == TSR_AGAIN_ALL;
     }
 }
 
@@ -139,7 +139,7 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
                             .fp8_fast = config->base_compute == TSR_CONFIG_BASE_COMPUTE_FP8_FAST,
                             .bounds = c->bounds,
                             .step_micro = tsr_inputs_step_micro(inputs, d->group * d->replicas),
-                            .recompute = d->recompute,
+                            .keep = d->keep,
                             .stride = d->stride,
                             .train = d->train,
                             .dropout = d->train ? config->lora_dropout : 0,
@@ -184,7 +184,7 @@ tsr_status tsr_decide_try(tsr_decision *d, const tsr_inputs *inputs, const tsr_t
     const tsr_layout *layout = &inputs->layout;
     forget(d);
     set_homes(d, inputs, c);
-    set_recompute(d, inputs, c->degrade);
+    set_kept(d, inputs, c);
     d->activations_offloaded = d->train && c->activations;
     d->state_offloaded = d->train && c->state;
     TSR_TRY(set_units(d, inputs, c));
@@ -214,66 +214,72 @@ uint64_t tsr_decide_bytes(const tsr_decision *d)
 
 /* ---- choosing ---- */
 
-/* What is offloaded is as little as it may be: computing a layer again takes a fifth of the time that a card's link takes for all that it
- * saves, while its input alone travels unseen. */
-void tsr_decide_degrade(int *first, int *last, const tsr_decision *d, tsr_config_recompute mode,
-                        int layers, bool offloaded)
+void tsr_decide_steps(int *first, int *last, const tsr_decision *d, tsr_config_recompute mode)
 {
-    *first = mode == TSR_CONFIG_RECOMPUTE_SQRT        ? 2 * layers + 1
-             : mode == TSR_CONFIG_RECOMPUTE_FULL      ? 2 * layers
-             : mode == TSR_CONFIG_RECOMPUTE_SELECTIVE ? layers
-                                                      : 0;
-    *last = mode == TSR_CONFIG_RECOMPUTE_AUTO ? 2 * layers : *first;
-    if (offloaded)
-        *first = *last;
-    if (!d->train)
-        *first = *last = 0;
+    int all = d->rungs->step_count;
+    bool some = mode == TSR_CONFIG_RECOMPUTE_AUTO || mode == TSR_CONFIG_RECOMPUTE_SELECTIVE;
+    *first = mode == TSR_CONFIG_RECOMPUTE_SQRT && d->train ? all + 1
+             : mode == TSR_CONFIG_RECOMPUTE_FULL           ? all
+                                                           : 0;
+    *last = some ? all : *first;
 }
 
-int tsr_decide_least(const tsr_decision *d, tsr_config_recompute mode, int layers, bool offloaded)
+/* A stride, which costs another forward, is for what does not fit otherwise. */
+int tsr_decide_least(const tsr_decision *d, tsr_config_recompute mode, bool offloaded)
 {
     int first, last;
-    tsr_decide_degrade(&first, &last, d, mode, layers, offloaded);
+    tsr_decide_steps(&first, &last, d, mode);
     return mode == TSR_CONFIG_RECOMPUTE_AUTO && d->train && !offloaded ? last + 1 : last;
 }
 
-static tsr_status try_degrade(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
-                              const tsr_topology_view *view, tsr_choice *c, int degrade)
+static tsr_status try_steps(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
+                            const tsr_topology_view *view, tsr_choice *c, int steps)
 {
-    c->degrade = degrade;
+    c->steps = steps;
     TSR_TRY(tsr_decide_try(d, inputs, view, c));
     *fits = tsr_decide_bytes(d) <= d->budget;
     return TSR_OK;
 }
 
-/* A stride, which costs another forward, is for what does not fit otherwise. Memory falls as `degrade` grows, but for a model of a few small layers, whose recomputation may need more
- * scratch than it saves: the smallest one that fits is the first, or found by bisection. *fits tells whether
- * any does; the decision then holds it, otherwise it holds the most frugal one. */
+/* Between *low, which does not fit, and *high, which does, until they are neighbours. of: the steps that numbers stand
+ * for; NULL: themselves. */
+static tsr_status narrow(int *low, int *high, const int *of, tsr_decision *d,
+                         const tsr_inputs *inputs, const tsr_topology_view *view, tsr_choice *c)
+{
+    while (*high - *low > 1) {
+        int middle = (*low + *high) / 2;
+        bool enough;
+        TSR_TRY(try_steps(&enough, d, inputs, view, c, of ? of[middle] : middle));
+        *(enough ? high : low) = middle;
+    }
+    return TSR_OK;
+}
+
+/* The fewest steps that fit. Memory falls from one end to the next, but for a model of a few small layers, whose
+ * recomputation may need more scratch than it saves; and from step to step between two, but for the first, which
+ * brings the scratch that a lower rung needs. What is offloaded is as little as it may be to begin with. *fits tells
+ * whether any does; the decision then holds it, otherwise it holds the most frugal one. */
 static tsr_status search(bool *fits, tsr_decision *d, const tsr_inputs *inputs,
                          const tsr_topology_view *view, tsr_choice *c, tsr_config_recompute mode)
 {
-    int low, high;
-    tsr_decide_degrade(&low, &high, d, mode, inputs->layout.layer_count, c->activations);
-    TSR_TRY(try_degrade(fits, d, inputs, view, c, low));
+    int low, high, least = tsr_decide_least(d, mode, c->activations);
+    tsr_decide_steps(&low, &high, d, mode);
+    if (c->activations)
+        low = high;
+    TSR_TRY(try_steps(fits, d, inputs, view, c, low));
     if (*fits || low == high)
         return TSR_OK;
-    TSR_TRY(try_degrade(fits, d, inputs, view, c, high));
-    int layers = inputs->layout.layer_count,
-        least = tsr_decide_least(d, mode, layers, c->activations);
+    TSR_TRY(try_steps(fits, d, inputs, view, c, high));
     if (!*fits && least > high)
-        return try_degrade(fits, d, inputs, view, c, least);
+        return try_steps(fits, d, inputs, view, c, least);
     if (!*fits)
         return TSR_OK;
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        bool enough;
-        TSR_TRY(try_degrade(&enough, d, inputs, view, c, middle));
-        if (enough)
-            high = middle;
-        else
-            low = middle;
-    }
-    return try_degrade(fits, d, inputs, view, c, high);
+    int first = 0, last = d->rungs->end_count - 1;
+    TSR_TRY(narrow(&first, &last, d->rungs->end, d, inputs, view, c));
+    low = d->rungs->end[first];
+    high = d->rungs->end[last];
+    TSR_TRY(narrow(&low, &high, NULL, d, inputs, view, c));
+    return try_steps(fits, d, inputs, view, c, high);
 }
 
 static void home_range(tsr_config_offload *first, tsr_config_offload *last,
@@ -302,6 +308,7 @@ bool tsr_decide_way(tsr_choice *c, int i, const tsr_allowance *allowed)
 {
     tsr_config_offload first, last;
     home_range(&first, &last, allowed->offload);
+    c->partly = allowed->recompute == TSR_CONFIG_RECOMPUTE_SELECTIVE;
     c->offload = i & 1 ? last : first;
     c->activations = i & 2;
     c->state = i & 4;
@@ -318,16 +325,15 @@ tsr_status tsr_decide_fits(bool *fits, tsr_decision *d, const tsr_inputs *inputs
                            const tsr_allowance *allowed)
 {
     tsr_choice c = {.bounds = *bounds, .resident = tsr_decide_residents(inputs)};
-    int layers = inputs->layout.layer_count;
     *fits = false;
     for (int i = 0; i < TSR_WAYS && !*fits; i++) {
         if (!tsr_decide_way(&c, i, allowed))
             continue;
-        int low, high, least = tsr_decide_least(d, allowed->recompute, layers, c.activations);
-        tsr_decide_degrade(&low, &high, d, allowed->recompute, layers, c.activations);
-        TSR_TRY(try_degrade(fits, d, inputs, view, &c, least));
-        if (!*fits && low < high)
-            TSR_TRY(try_degrade(fits, d, inputs, view, &c, low));
+        int low, high, least = tsr_decide_least(d, allowed->recompute, c.activations);
+        tsr_decide_steps(&low, &high, d, allowed->recompute);
+        TSR_TRY(try_steps(fits, d, inputs, view, &c, least));
+        if (!*fits && low < high && !c.activations)
+            TSR_TRY(try_steps(fits, d, inputs, view, &c, low));
     }
     return TSR_OK;
 }
@@ -365,19 +371,33 @@ static uint64_t budget_of(const tsr_config *config, const tsr_room *room)
     return config->memory_budget < most ? config->memory_budget : most;
 }
 
+/* With everything kept, to see what that and what less costs. */
+static tsr_status make_rungs(tsr_decision *d, const tsr_inputs *inputs,
+                             const tsr_topology_view *view, const tsr_speeds *speeds)
+{
+    const tsr_choice c = {.bounds = inputs->bounds};
+    for (int i = 0; i < inputs->layout.layer_count; i++)
+        d->keep[i] = TSR_KEEP_ALL;
+    set_model(d, inputs, &c);
+    TSR_TRY(tsr_model_programs(&d->programs, &d->model));
+    return tsr_rungs_make(&d->rungs, inputs, d, view, speeds);
+}
+
 tsr_status tsr_decide_begin(tsr_decision *d, const tsr_inputs *inputs,
-                            const tsr_topology_view *view, bool train, const tsr_room *room)
+                            const tsr_topology_view *view, bool train, const tsr_room *room,
+                            const tsr_speeds *speeds)
 {
     const tsr_config *config = &inputs->config;
-    *d = (tsr_decision){
-        .train = train,
-        .room = *room,
-        .budget = budget_of(config, room),
-        .reserve = inputs->cuda ? TSR_CUDA_RESERVE_BYTES : 0,
-        .home = calloc((size_t)inputs->layout.plan_unit_count, sizeof *d->home),
-        .saved_bytes = calloc((size_t)inputs->layout.layer_count, sizeof *d->saved_bytes),
-        .recompute = calloc((size_t)inputs->layout.layer_count, sizeof *d->recompute)};
-    if (!d->home || !d->recompute || !d->saved_bytes)
+    size_t layers = (size_t)inputs->layout.layer_count;
+    *d = (tsr_decision){.train = train,
+                        .room = *room,
+                        .budget = budget_of(config, room),
+                        .reserve = inputs->cuda ? TSR_CUDA_RESERVE_BYTES : 0,
+                        .home = calloc((size_t)inputs->layout.plan_unit_count, sizeof *d->home),
+                        .saved_bytes = calloc(layers, sizeof *d->saved_bytes),
+                        .rung = calloc(layers, sizeof *d->rung),
+                        .keep = calloc(layers, sizeof *d->keep)};
+    if (!d->home || !d->rung || !d->keep || !d->saved_bytes)
         return tsr_fail(TSR_ENOMEM, "out of memory for the plan");
     if (config->gradient_checkpointing == TSR_CONFIG_RECOMPUTE_SQRT &&
         config->activation_offloading == TSR_CONFIG_CHOICE_YES)
@@ -386,7 +406,8 @@ tsr_status tsr_decide_begin(tsr_decision *d, const tsr_inputs *inputs,
             "%s: activation_offloading moves the input of every layer to host memory, but "
             "with gradient_checkpointing: sqrt most have none; set it to full or auto",
             tsr_config_where(config, "gradient_checkpointing"));
-    return set_groups(d, config, view);
+    TSR_TRY(set_groups(d, config, view));
+    return make_rungs(d, inputs, view, speeds);
 }
 
 /* ---- choosing the fastest ---- */
@@ -519,8 +540,35 @@ static tsr_status enter(contest *k, tsr_decision *d, const tsr_choice *c)
     return TSR_OK;
 }
 
+/* All the recomputation there is, for the room that it leaves; where units or activations move, then rung by rung less
+ * of it as long as that is faster, but more than `least` steps. c becomes the fastest, or stays if none fits. */
+static tsr_status spare_recomputation(tsr_decision *d, const contest *k, tsr_choice *c, int least)
+{
+    double best = INFINITY;
+    tsr_choice next = *c;
+    for (int i = d->rungs->end_count - 1; i >= 0 && d->rungs->end[i] > least; i--) {
+        tsr_expectation e;
+        next.steps = d->rungs->end[i];
+        next.resident = tsr_decide_residents(k->inputs);
+        TSR_TRY(tsr_decide_try(d, k->inputs, k->view, &next));
+        if (tsr_decide_bytes(d) > d->budget)
+            break;
+        TSR_TRY(add_residents(d, k, &next));
+        TSR_TRY(expect(&e, k, d));
+        if (e.simulation.step > best)
+            break;
+        best = e.simulation.step;
+        *c = next;
+        next.keeps = false;
+        next.wider = 0;
+        if (!moves(d, c) && !c->activations)
+            break;
+    }
+    return tsr_decide_try(d, k->inputs, k->view, c);
+}
+
 /* One way to use host memory: as little recomputation as fits, with and without units that stay; then as
- * much as there is, which leaves more room for them. *least: no recomputation that could be spared. */
+ * much as is worth it for the room that it leaves. *least: no recomputation that could be spared. */
 static tsr_status enter_way(bool *least, contest *k, tsr_decision *d, tsr_choice c,
                             tsr_config_recompute mode)
 {
@@ -528,8 +576,8 @@ static tsr_status enter_way(bool *least, contest *k, tsr_decision *d, tsr_choice
     int low, high;
     bool fits;
     TSR_TRY(search(&fits, d, inputs, k->view, &c, mode));
-    tsr_decide_degrade(&low, &high, d, mode, inputs->layout.layer_count, c.activations);
-    *least = fits && c.degrade == low;
+    tsr_decide_steps(&low, &high, d, mode);
+    *least = fits && (c.steps == low || c.activations);
     if (!fits)
         return enter(k, d, &c);
     tsr_choice bare = c, frugal = c;
@@ -539,12 +587,12 @@ static tsr_status enter_way(bool *least, contest *k, tsr_decision *d, tsr_choice
         TSR_TRY(tsr_decide_try(d, inputs, k->view, &bare));
         TSR_TRY(enter(k, d, &bare));
     }
-    frugal.degrade = high;
-    if (high <= c.degrade)
+    /* On auto no more host memory is taken for activations than has to be. */
+    bool asked = inputs->config.activation_offloading == TSR_CONFIG_CHOICE_YES;
+    if (low == high || (c.activations ? !asked : high <= c.steps))
         return TSR_OK;
-    TSR_TRY(tsr_decide_try(d, inputs, k->view, &frugal));
-    TSR_TRY(add_residents(d, k, &frugal));
-    return enter(k, d, &frugal);
+    TSR_TRY(spare_recomputation(d, k, &frugal, c.activations ? -1 : c.steps));
+    return frugal.steps == c.steps ? TSR_OK : enter(k, d, &frugal);
 }
 
 /* *fits: the decision holds the fastest. A way that moves more than another which fits without any
@@ -578,7 +626,7 @@ tsr_status tsr_decide(tsr_decision *out, const tsr_inputs *inputs, const tsr_top
     tsr_decision d;
     contest k = {.inputs = inputs, .view = view, .speeds = speeds};
     bool fits = false;
-    tsr_status status = tsr_decide_begin(&d, inputs, view, train, room);
+    tsr_status status = tsr_decide_begin(&d, inputs, view, train, room, speeds);
     if (status == TSR_OK)
         status = choose(&fits, &d, &k);
     if (status == TSR_OK)
@@ -597,7 +645,9 @@ void tsr_decision_free(tsr_decision *decision)
     if (decision->units)
         tsr_decide_clear(decision, decision->model.layout);
     free(decision->home);
-    free(decision->recompute);
+    free(decision->rung);
+    free(decision->keep);
+    tsr_rungs_free(decision->rungs);
     free(decision->saved_bytes);
     *decision = (tsr_decision){0};
 }

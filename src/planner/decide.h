@@ -4,9 +4,9 @@
  *
  * Where keys are on auto the fastest choice that fits the memory is taken, by the expected time of a step
  * (planner/expect.h). Candidates are, for each way to use host memory that the keys allow (for the base, for
- * activations, for the optimizer's state, and together), as little recomputation as fits, the layers one
- * after the other, first selectively and then in full, and as much as there is; and what memory that
- * leaves goes to units that stay on the device whole. A candidate must be 1 % faster than those before
+ * activations, for the optimizer's state, and together), as little recomputation as fits, in steps of a layer by
+ * what memory costs (planner/rungs.h), and as much as is worth it for what memory that
+ * leaves: units that stay on the device whole. A candidate must be 1 % faster than those before
  * it, which use less of the machine. No choice changes a result.
  */
 #ifndef TSR_PLANNER_DECIDE_H
@@ -52,12 +52,17 @@ typedef struct {
     double seconds;                    /* of a step; 0: it does not fit */
 } tsr_alternative;
 
-#define TSR_ALTERNATIVES 24
+#define TSR_ALTERNATIVES 32
+
+/* What layers may keep, and in which order they give it up (planner/rungs.h). */
+typedef struct tsr_rungs tsr_rungs;
 
 typedef struct {
-    int group, replicas;      /* ranks of a shard group, groups */
-    tsr_home *home;           /* [units of the plan] */
-    tsr_recompute *recompute; /* [layers] */
+    int group, replicas; /* ranks of a shard group, groups */
+    tsr_home *home;      /* [units of the plan] */
+    tsr_rungs *rungs;
+    int *rung;      /* [layers] */
+    tsr_keep *keep; /* [layers] */
     tsr_unit *units;
     tsr_layer_uses *uses;  /* NULL: layer l is unit l */
     uint64_t *saved_bytes; /* [layers]: of offloaded activations */
@@ -71,7 +76,8 @@ typedef struct {
     uint64_t
         reserve; /* of them, what a GPU holds beside the arena: context, modules, communicators,
                          library workspaces */
-    int resident_count, selective_count, full_count;
+    int resident_count;
+    int selective_count, full_count; /* layers that make a part again, or all but their input */
     int stride; /* of the layers that keep their input (shard/stride.h); 0: all */
     bool activations_offloaded, state_offloaded;
     bool train;
@@ -112,7 +118,8 @@ typedef struct {
 
 /* For training, where the job fits. */
 tsr_status tsr_decide_largest(tsr_largest *out, const tsr_inputs *inputs,
-                              const tsr_topology_view *view, const tsr_room *room);
+                              const tsr_topology_view *view, const tsr_room *room,
+                              const tsr_speeds *speeds);
 
 /* Every buffer of the run in its one order: planning with `model` and `buffers` NULL, or taking. */
 tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,

@@ -75,7 +75,7 @@ static int runs_of(tsr_layer_run out[TSR_LAYER_RUNS], const costing *c, int laye
                           backward, tsr_stride_ends(d->plan->stride, layer));
 }
 
-static void cost_layer(costing *c, int u)
+static tsr_work_layer describe(const costing *c, int u)
 {
     const tsr_decision *d = c->decision;
     double window = (double)tsr_model_config_window(&c->inputs->layout.config, (uint64_t)u);
@@ -90,6 +90,13 @@ static void cost_layer(costing *c, int u)
     tsr_work_layer_of(&layer, &c->inputs->layout, u);
     for (int i = 0; i < layer.program->block->matrix_count; i++)
         layer.linear[i].drops = layer.linear[i].r > 0 && d->model.dropout > 0;
+    return layer;
+}
+
+static void cost_layer(costing *c, int u)
+{
+    const tsr_decision *d = c->decision;
+    tsr_work_layer layer = describe(c, u);
     tsr_layer_run runs[TSR_LAYER_RUNS];
     int count = runs_of(runs, c, u, false);
     for (int i = 0; i < count; i++) {
@@ -313,17 +320,16 @@ static void take_shape(costing *c, tsr_expectation *e)
     e->step_flops = all; /* times those of a micro-batch: see below */
 }
 
-tsr_status tsr_expect(tsr_expectation *out, const tsr_inputs *inputs, const tsr_decision *decision,
-                      const tsr_topology_view *view, const tsr_speeds *speeds)
+static void begin(costing *out, tsr_expectation *e, const tsr_inputs *inputs,
+                  const tsr_decision *decision, const tsr_topology_view *view,
+                  const tsr_speeds *speeds)
 {
-    tsr_expectation e = {.known = speeds->measured};
     costing c = {.inputs = inputs,
                  .decision = decision,
                  .view = view,
                  .speeds = speeds,
                  .rates = speeds->rates,
                  .element = tsr_dtype_bytes(inputs->compute)};
-    tsr_status status = list_uses(&c);
     if (!speeds->cuda) { /* the ranks of a node share its cores */
         c.rates.matmul /= view->local_ranks;
         c.rates.matmul_fp8 /= view->local_ranks;
@@ -332,7 +338,17 @@ tsr_status tsr_expect(tsr_expectation *out, const tsr_inputs *inputs, const tsr_
         c.rates.attention_backward /= view->local_ranks;
     } else if (decision->model.fp8_fast)
         c.rates.matmul_fp8 *= FAST_FP8;
-    take_shape(&c, &e);
+    take_shape(&c, e);
+    *out = c;
+}
+
+tsr_status tsr_expect(tsr_expectation *out, const tsr_inputs *inputs, const tsr_decision *decision,
+                      const tsr_topology_view *view, const tsr_speeds *speeds)
+{
+    tsr_expectation e = {.known = speeds->measured};
+    costing c;
+    begin(&c, &e, inputs, decision, view, speeds);
+    tsr_status status = list_uses(&c);
     if (status == TSR_OK) {
         cost_uses(&c);
         e.step_flops *= c.flops;
@@ -342,5 +358,18 @@ tsr_status tsr_expect(tsr_expectation *out, const tsr_inputs *inputs, const tsr_
     free(c.first);
     if (status == TSR_OK)
         *out = e;
+    return status;
+}
+
+tsr_status tsr_expect_ladder(tsr_ladder *out, double *byte_seconds, const tsr_inputs *inputs,
+                             const tsr_decision *decision, const tsr_topology_view *view,
+                             const tsr_speeds *speeds, int layer)
+{
+    tsr_expectation unused = {0};
+    costing c;
+    begin(&c, &unused, inputs, decision, view, speeds);
+    const tsr_work_layer work = describe(&c, layer);
+    tsr_status status = tsr_ladder_make(out, &work, &c.rates);
+    *byte_seconds = stream(&c, 1);
     return status;
 }

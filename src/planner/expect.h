@@ -6,6 +6,7 @@
 #ifndef TSR_PLANNER_EXPECT_H
 #define TSR_PLANNER_EXPECT_H
 
+#include "model/ladder.h"
 #include "planner/decide.h"
 #include "shard/simulate.h"
 
@@ -13,5 +14,11 @@
  * gradient_accumulation_steps. */
 tsr_status tsr_expect(tsr_expectation *out, const tsr_inputs *inputs, const tsr_decision *decision,
                       const tsr_topology_view *view, const tsr_speeds *speeds);
+
+/* What a layer may keep, by what memory costs in an average micro-batch; *byte_seconds: of a byte that a kernel reads
+ * or writes. decision->programs keep everything. */
+tsr_status tsr_expect_ladder(tsr_ladder *out, double *byte_seconds, const tsr_inputs *inputs,
+                             const tsr_decision *decision, const tsr_topology_view *view,
+                             const tsr_speeds *speeds, int layer);
 
 #endif

@@ -10,7 +10,8 @@
 /* What of a configuration is being tried. */
 typedef struct {
     tsr_config_offload offload;
-    int degrade;      /* layers made selective, then full: 0 .. 2 * layers; 1 more: with a stride */
+    int steps; /* that layers take to keep less (planner/rungs.h); 1 more than all: with a stride */
+    bool partly;      /* none keeps all or only its input: `selective` */
     int64_t resident; /* units that stay on the device whole */
     bool keeps;       /* the gathered adapter stays, too, and gradients are reduced late */
     int wider;        /* launches of attention's backward */
@@ -36,12 +37,11 @@ tsr_allowance tsr_decide_allowed(const tsr_config *config);
 /* Sets way number `i`; whether it is allowed. */
 bool tsr_decide_way(tsr_choice *c, int i, const tsr_allowance *allowed);
 
-/* The range of `degrade` that gradient_checkpointing allows. */
-void tsr_decide_degrade(int *first, int *last, const tsr_decision *d, tsr_config_recompute mode,
-                        int layers, bool offloaded);
+/* The range of `steps` that gradient_checkpointing allows. */
+void tsr_decide_steps(int *first, int *last, const tsr_decision *d, tsr_config_recompute mode);
 
 /* What needs the least memory of all that it allows. */
-int tsr_decide_least(const tsr_decision *d, tsr_config_recompute mode, int layers, bool offloaded);
+int tsr_decide_least(const tsr_decision *d, tsr_config_recompute mode, bool offloaded);
 
 /* Units that stay on the device, as the configuration says; auto: none. */
 int64_t tsr_decide_residents(const tsr_inputs *inputs);
@@ -49,7 +49,8 @@ int64_t tsr_decide_residents(const tsr_inputs *inputs);
 /* A decision with nothing decided; freed by tsr_decide_clear and tsr_decision_free whether or not this
  * fails. */
 tsr_status tsr_decide_begin(tsr_decision *d, const tsr_inputs *inputs,
-                            const tsr_topology_view *view, bool train, const tsr_room *room);
+                            const tsr_topology_view *view, bool train, const tsr_room *room,
+                            const tsr_speeds *speeds);
 
 /* What of a card is in use, if that is more than this process itself has on it before it takes its arena. */
 uint64_t tsr_room_held(const tsr_room *room);

@@ -2,13 +2,64 @@
  * print.c: the memory plan as text and as JSON.
  */
 #include "planner/parts.h"
+#include "planner/rungs.h"
 
 #include "base/called.h"
 #include "base/escape.h"
 
 #include <inttypes.h>
+#include <string.h>
 
-static const char *const recompute_names[] = {"none", "selective", "full"};
+/* ---- what layers keep ---- */
+
+static void print_names(tsr_text *out, const tsr_layer_program *p, const char *quote)
+{
+    for (int i = 0; i < p->kept_count; i++) {
+        char name[96];
+        tsr_value_print(name, sizeof name, p->block, p->kept_buffer[i]);
+        tsr_text_printf(out, "%s%s%s%s", i ? ", " : "", quote, name, quote);
+    }
+}
+
+static tsr_again again_of(const tsr_decision *d, int layer)
+{
+    return tsr_rungs_again(d->rungs, layer, d->rung[layer]);
+}
+
+static void print_json_kept(tsr_text *out, const tsr_decision *d, int layer)
+{
+    static const char *const names[] = {"none", "selective", "full"};
+    tsr_text_printf(out, ",\"recompute\":\"%s\",\"saved_bytes\":%" PRIu64 ",\"keeps\":[",
+                    names[again_of(d, layer)], d->saved_bytes[layer]);
+    print_names(out, tsr_layer_program_of(d->programs, layer), "\"");
+    tsr_text_puts(out, "]");
+}
+
+static bool keep_alike(const tsr_layer_program *a, const tsr_layer_program *b)
+{
+    return a->block == b->block && !memcmp(a->kept, b->kept, sizeof a->kept);
+}
+
+/* A line for all layers that make a part again and keep the same. */
+static void print_kept(tsr_text *out, const tsr_decision *d, int layers)
+{
+    const tsr_layer_program *p = d->programs->program;
+    for (int i = 0; i < d->programs->count; i++) {
+        int count = 0, first = 0;
+        while (!keep_alike(&p[first], &p[i]))
+            first++;
+        for (int layer = 0; layer < layers && first == i; layer++)
+            count += again_of(d, layer) == TSR_AGAIN_PART &&
+                     keep_alike(&p[d->programs->of_layer[layer]], &p[i]);
+        if (count == 0)
+            continue;
+        tsr_text_printf(out, "%d layer%s ", count, count == 1 ? " keeps" : "s keep");
+        print_names(out, &p[i], "");
+        tsr_text_puts(out, "\n");
+    }
+}
+
+/* ---- shapes ---- */
 
 /* The shapes that the micro-batches of a run come in, ascending: [[tokens,label rows],...]. Without
  * a data set the assumed one. */
@@ -193,12 +244,6 @@ static tsr_status print_graphs(tsr_text *out, const tsr_decision *d, const tsr_i
     return tsr_model_print_graphs(out, &d->model, NULL, shapes, count, json);
 }
 
-static void print_json_layer(tsr_text *out, const tsr_decision *d, int layer)
-{
-    tsr_text_printf(out, ",\"recompute\":\"%s\",\"saved_bytes\":%" PRIu64,
-                    recompute_names[d->recompute[layer]], d->saved_bytes[layer]);
-}
-
 /* Where layers are not units: each with the units that it is in. */
 static void print_json_layers(tsr_text *out, const tsr_decision *d, const tsr_layout *layout)
 {
@@ -207,7 +252,7 @@ static void print_json_layers(tsr_text *out, const tsr_decision *d, const tsr_la
         const tsr_layout_unit *own = &layout->unit[l];
         tsr_text_printf(out, "%s\n{\"layer\":%d,\"first_unit\":%d,\"last_unit\":%d", l ? "," : "",
                         l, own->first_unit, own->first_unit + own->part_count - 1);
-        print_json_layer(out, d, l);
+        print_json_kept(out, d, l);
         tsr_text_puts(out, "}");
     }
 }
@@ -252,7 +297,7 @@ static tsr_status print_json(tsr_text *out, const tsr_decision *d, const tsr_inp
                         i ? "," : "", i, tsr_home_name(unit->home), unit->frozen.gathered_bytes,
                         unit->frozen.shard_bytes, unit->trainable.gathered_bytes);
         if (i < layout->layer_count && !layout->grouped)
-            print_json_layer(out, d, i);
+            print_json_kept(out, d, i);
         tsr_text_puts(out, "}");
     }
     if (layout->grouped)
@@ -364,6 +409,7 @@ static tsr_status print_people(tsr_text *out, const tsr_decision *d, const tsr_i
                     inputs->layout.plan_unit_count, d->resident_count, d->plan->options.slots,
                     inputs->layout.layer_count, d->selective_count, d->full_count, d->plan->hash);
     print_units(out, d, &inputs->layout);
+    print_kept(out, d, inputs->layout.layer_count);
     if (d->stride)
         tsr_text_printf(out,
                         "of every %d layers one keeps its input; those of the others are made "

@@ -98,29 +98,42 @@ static void run_inside(job_result *out, int ranks, const char *more, uint64_t bu
     job_result_free(&free_run);
 }
 
+/* Everything stays on the device: the less there is of it, the more layers recompute, one after the other. */
 static void test_layers_degrade_one_by_one(void **state)
 {
     (void)state;
+    static const char here[] =
+        "offload: none\nactivation_offloading: false\noptimizer_offload: false\n";
+    enum { BUDGETS = 60 };
     uint64_t none = peak(2, "long.jsonl", "gradient_checkpointing: false\n");
-    uint64_t selective = peak(2, "long.jsonl", "gradient_checkpointing: selective\n");
     uint64_t full = peak(2, "long.jsonl", "gradient_checkpointing: true\n");
+    uint64_t in_part = 0, in_full = 0;
+    tsr_job_plan_info before = {0};
     job_result result;
-    assert_true(none > selective && selective > full);
-
-    run_inside(&result, 2, "", (none + selective) / 2);
-    const tsr_job_plan_info *info = &result.memory[0].info;
-    assert_in_range(info->recompute_selective_count, 1, 5);
-    assert_int_equal(info->recompute_full_count, 0);
+    for (uint64_t i = 0; i <= BUDGETS; i++) {
+        uint64_t budget = none - (none - full) * i / BUDGETS;
+        char line[512];
+        tsr_job_plan_info info;
+        budget_line(line, sizeof line, here, budget);
+        assert_int_equal(plan_only(&info, 2, config_text("long.jsonl", line)), 0);
+        int some = info.recompute_selective_count + info.recompute_full_count;
+        assert_true(info.device_peak_bytes <= budget);
+        assert_true(some >= before.recompute_selective_count + before.recompute_full_count);
+        assert_true(info.recompute_full_count >= before.recompute_full_count);
+        in_part = some > 0 && some < 6 ? budget : in_part;
+        in_full = info.recompute_full_count > 0 && info.recompute_full_count < 6 ? budget : in_full;
+        before = info;
+    }
+    assert_true(in_full > 0 && in_full < in_part);
+    run_inside(&result, 2, here, in_part);
+    job_result_free(&result);
+    run_inside(&result, 2, here, in_full);
     job_result_free(&result);
 
-    run_inside(&result, 2, "", (selective + full) / 2);
-    info = &result.memory[0].info;
-    assert_in_range(info->recompute_full_count, 1, 5);
-    assert_int_equal(info->recompute_full_count + info->recompute_selective_count, 6);
-    job_result_free(&result);
-
-    /* To the byte: the most frugal choice just fits. */
-    run_inside(&result, 2, "offload: none\nresident_units: 0\n", full);
+    /* To the byte. */
+    char all[256];
+    snprintf(all, sizeof all, "%sgradient_checkpointing: true\nresident_units: 0\n", here);
+    run_inside(&result, 2, all, full);
     assert_int_equal(result.memory[0].device_high, full);
     job_result_free(&result);
 }
@@ -229,30 +242,31 @@ static void test_state_moves(void **state)
     }
 }
 
-/* auto: not before everything else has been tried; activations first, of which the layers' inputs
- * alone; then the optimizer's state; then both. */
+/* auto: whatever a budget asks for moves, and no more than the keys allow; of the activations the layers' inputs alone
+ * where nothing else fits. */
 static void test_a_budget_moves_more(void **state)
 {
     (void)state;
     static const char frugal[] = "gradient_checkpointing: true\noffload: sharded\n";
+    static const char activations[] = "activation_offloading: true\n";
+    static const char optimizer[] = "optimizer_offload: true\n";
+    static const char *const allowed[] = {
+        "activation_offloading: false\noptimizer_offload: false\n", "optimizer_offload: false\n",
+        ""};
     char more[256];
-    uint64_t base = peak(2, "long.jsonl", frugal);
-    snprintf(more, sizeof more, "%sactivation_offloading: true\n", frugal);
-    uint64_t activations = peak(2, "long.jsonl", more);
-    snprintf(more, sizeof more, "%soptimizer_offload: true\n", frugal);
-    uint64_t optimizer = peak(2, "long.jsonl", more);
-    snprintf(more, sizeof more, "%sactivation_offloading: true\noptimizer_offload: true\n", frugal);
-    uint64_t both = peak(2, "long.jsonl", more);
-    assert_true(activations < base && optimizer < base && both < activations && both < optimizer);
-    uint64_t budget[] = {base, activations, both};
+    uint64_t budget[3] = {peak(2, "long.jsonl", frugal)};
+    snprintf(more, sizeof more, "%s%s", frugal, activations);
+    budget[1] = peak(2, "long.jsonl", more);
+    snprintf(more, sizeof more, "%s%s%s", frugal, activations, optimizer);
+    budget[2] = peak(2, "long.jsonl", more);
+    assert_true(budget[2] < budget[1] && budget[1] < budget[0]);
     for (int i = 0; i < 3; i++) {
         job_result result;
-        run_inside(&result, 2, "", budget[i]);
+        run_inside(&result, 2, allowed[i], budget[i]);
         const tsr_job_plan_info *info = &result.memory[0].info;
         assert_int_equal(info->activations_offloaded, i > 0);
         assert_int_equal(info->optimizer_offloaded, i > 1);
-        if (i > 0)
-            assert_int_equal(info->recompute_full_count, 6);
+        assert_int_equal(info->recompute_full_count, 6);
         job_result_free(&result);
         remove_files();
     }

@@ -130,3 +130,16 @@ void random_traits(tsr_matrix_traits *traits, const tsr_block *block, uint64_t s
                                             .keeps_low = low};
     }
 }
+
+tsr_keep random_keep(uint64_t seed, int how)
+{
+    dice d = {seed ^ 0x4ee9, 0};
+    tsr_keep keep = {{0}};
+    uint64_t share = 1 + roll(&d, 7);
+    if (how == 0)
+        return TSR_KEEP_ALL;
+    for (int v = 0; v < TSR_BLOCK_VALUES && how == 1; v++)
+        if (roll(&d, 8) < share)
+            tsr_keep_add(&keep, v);
+    return keep;
+}

@@ -23,7 +23,7 @@ typedef struct {
     tsr_layout_linear linear[LAYERS][LLAMA_LINEARS];
     tsr_layout_unit unit[LAYERS];
     tsr_layout layout;
-    tsr_recompute recompute[LAYERS];
+    tsr_keep keep[LAYERS];
     tsr_activation_options options;
 } model;
 
@@ -37,6 +37,7 @@ static void make(model *m, bool dora)
                                           .head_dim = KV};
     assert_int_equal(tsr_decoder_block(&m->block, &m->layout.config, 0), TSR_OK);
     for (int i = 0; i < LAYERS; i++) {
+        m->keep[i] = TSR_KEEP_ALL;
         m->unit[i] = (tsr_layout_unit){.block = &m->block, .linear = m->linear[i], .dora = dora};
         for (int kind = 0; kind < LLAMA_LINEARS; kind++)
             m->linear[i][kind] = (tsr_layout_linear){.in = m->block.matrix[kind].in,
@@ -49,7 +50,7 @@ static void make(model *m, bool dora)
                                           .bounds = {TOKENS, 1, TOKENS, TOKENS},
                                           .kernels = tsr_kernels_cpu(),
                                           .dtype = TSR_F32,
-                                          .recompute = m->recompute,
+                                          .keep = m->keep,
                                           .train = true};
 }
 
@@ -137,7 +138,7 @@ static void test_which(void **state)
     }
 }
 
-/* A layer's own without recomputation and with some; with all of it in the scratch, but for that of down_proj, which
+/* A layer's own where it is kept; with full recomputation in the scratch, but for that of down_proj, which
  * is made again only for dm. What does not train keeps none, nor does an evaluation. */
 static void test_where(void **state)
 {
@@ -146,8 +147,7 @@ static void test_where(void **state)
         model m;
         make(&m, dora);
         m.layout.first_trained = 1;
-        m.recompute[1] = m.recompute[3] = TSR_RECOMPUTE_FULL;
-        m.recompute[2] = TSR_RECOMPUTE_SELECTIVE;
+        m.keep[1] = m.keep[3] = TSR_KEEP_NONE;
         taken t = walk(&m);
         for (int kind = 0; kind < LLAMA_LINEARS; kind++) {
             tsr_place_kind again =

@@ -1,7 +1,8 @@
 /*
  * Forward and backward of hundreds of random blocks, in fp32, against the same blocks in double precision: what they
  * compute, and the gradient of their input, of A, B and m against differences of it, to 1e-4 of a tensor's largest
- * element. With adapters or without, LoRA and DoRA, dropout, biases, documents, windows; recomputing or not.
+ * element. With adapters or without, LoRA and DoRA, dropout, biases, documents, windows; whatever is kept for the
+ * backward, with the same bits.
  */
 #include "model/layer.h"
 #include "model/random_block.h"
@@ -20,9 +21,10 @@
 
 #include <cmocka.h>
 
-enum { BLOCKS = 300, TOKENS = 7, PROBES = 3, MOST = 4096 };
+enum { BLOCKS = 300, TOKENS = 7, PROBES = 3, MOST = 4096, KEEPS = 6 };
 
-#define TOLERANCE 1e-4 /* of the largest element; measured: 4.6e-5 */
+#define GRADIENTS (1 << 16) /* of a block, all together */
+#define TOLERANCE 1e-4      /* of the largest element; measured: 4.6e-5 */
 #define NEAR_ZERO                                                                                  \
     0.05 /* gradients are some 10; where they are 0, as of q and k over one token, rounding is left */
 #define DIFFERENCE 1e-5
@@ -139,12 +141,15 @@ static void make_rig(rig *r, uint64_t seed, int way)
         make(r, &r->vector[i], r->block.vector[i].count, 1, 0.4);
     make(r, &r->x, TOKENS * r->block.width, 0, 1);
     make(r, &r->weight, TOKENS * r->block.width, 0, 1);
-    tsr_layer_program_make(&r->program,
-                           &(tsr_layer_program_options){.block = &r->block,
-                                                        .traits = r->traits,
-                                                        .trains = true,
-                                                        .below = !(way & 2),
-                                                        .recompute = (tsr_recompute)(way / 4 % 3)});
+}
+
+static void set_kept(rig *r, int way, tsr_keep keep)
+{
+    tsr_layer_program_make(&r->program, &(tsr_layer_program_options){.block = &r->block,
+                                                                     .traits = r->traits,
+                                                                     .trains = true,
+                                                                     .below = !(way & 2),
+                                                                     .keep = keep});
 }
 
 static void free_rig(rig *r)
@@ -374,6 +379,39 @@ static void probe(rig *r, tensor *t, const char *about, const char *what)
     }
 }
 
+/* All gradients one behind the other; returns how many. */
+static uint64_t collect(float *to, const rig *r)
+{
+    uint64_t count = 0;
+    for (int i = -1; i < r->block.matrix_count; i++) {
+        const tensor *all[3] = {&r->x};
+        int tensors = i < 0 ? 1 : 3;
+        if (i >= 0) {
+            all[0] = &r->a[i];
+            all[1] = &r->b[i];
+            all[2] = &r->m[i];
+        }
+        for (int j = 0; j < tensors; count += all[j++]->count) {
+            assert_true(count + all[j]->count <= GRADIENTS);
+            memcpy(to + count, all[j]->computed, all[j]->count * sizeof *to);
+        }
+    }
+    return count;
+}
+
+/* Whatever is kept instead, every bit is the same. */
+static void check_bits(rig *r, const float *out, int way, tsr_keep keep, const char *about)
+{
+    static float again[MOST], before[GRADIENTS], after[GRADIENTS];
+    uint64_t count = collect(before, r);
+    set_kept(r, way, keep);
+    compute(again, r);
+    collect(after, r);
+    if (memcmp(again, out, r->x.count * sizeof *out) != 0 ||
+        memcmp(before, after, count * sizeof *before) != 0)
+        fail_msg("%s: other values were kept, and the bits are others", about);
+}
+
 static void check(uint64_t seed, int way, tsr_stream *stream)
 {
     static rig r;
@@ -381,9 +419,16 @@ static void check(uint64_t seed, int way, tsr_stream *stream)
     static float out[MOST];
     char about[64];
     make_rig(&r, seed, way);
+    set_kept(&r, way, random_keep(seed, way / 4 % 3));
     r.stream = stream;
     snprintf(about, sizeof about, "block %d, way %d", (int)seed, way);
     compute(out, &r);
+    for (int other = 0; other < KEEPS; other++)
+        check_bits(&r, out, way,
+                   random_keep(seed + 1000 * (uint64_t)other, other % 4     ? 1
+                                                              : way / 4 % 3 ? 0
+                                                                            : 2),
+                   about);
     loss_of(&r, wanted);
     double most = largest(out, r.x.count);
     for (uint64_t i = 0; i < r.x.count; i++)

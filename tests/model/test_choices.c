@@ -102,7 +102,7 @@ static run *new_run(tsr_stream *stream, tsr_graph_rule rule, const char *known, 
                     uint64_t room)
 {
     static tsr_kernels kernels;
-    static const tsr_recompute recompute = TSR_RECOMPUTE_NONE;
+    static const tsr_keep keep = TSR_KEEP_ALL;
     tsr_batch_shape shapes[SHAPES];
     run *r = calloc(1, sizeof *r);
     assert_non_null(r);
@@ -117,7 +117,7 @@ static run *new_run(tsr_stream *stream, tsr_graph_rule rule, const char *known, 
                                            .dtype = TSR_BF16,
                                            .train = true,
                                            .step_micro = 4,
-                                           .recompute = &recompute,
+                                           .keep = &keep,
                                            .graph_rule = rule};
     assert_int_equal(tsr_model_programs(&r->programs, &r->model.options), TSR_OK);
     r->model.options.programs = r->programs;

@@ -149,22 +149,27 @@ static void forget(memory *m)
 
 /* ---- backward ---- */
 
+/* x A^T of a linear that is not run again, which makes it itself. */
+static bool may_lack(const memory *m, int16_t value)
+{
+    const tsr_layer_program *p = m->program;
+    int matrix = p->block->value[value].matrix;
+    return matrix != TSR_NONE && p->block->matrix[matrix].low == value && !p->kept[value] &&
+           p->in_backward[value].kind == TSR_PLACE_NOWHERE;
+}
+
 static void read_backward(const memory *m, const tsr_step *step)
 {
     const tsr_layer_program *p = m->program;
     const tsr_node *node = &p->block->node[step->node];
-    tsr_needs needs = {0};
-    node->kind->needs(&needs, p->block, node, p->traits);
+    tsr_needs needs;
+    tsr_needs_of(&needs, p->block, p->traits, step);
     for (int i = 0; i < needs.read_count; i++)
-        need_value(m, needs.read[i], p->in_backward);
-    for (int port = 0; port < TSR_NODE_PORTS; port++) {
-        if (!(step->outputs & 1u << port))
-            continue;
-        need(m, (thing){node->out[port], true}, p->gradient[node->out[port]]);
-        int16_t low = node->kind == &tsr_node_linear ? p->block->matrix[node->weight[port]].low : 0;
-        if (node->kind == &tsr_node_linear && p->in_backward[low].kind != TSR_PLACE_NOWHERE)
-            need_value(m, low, p->in_backward);
-    }
+        if (!may_lack(m, needs.read[i]))
+            need_value(m, needs.read[i], p->in_backward);
+    for (int port = 0; port < TSR_NODE_PORTS; port++)
+        if (step->outputs & 1u << port)
+            need(m, (thing){node->out[port], true}, p->gradient[node->out[port]]);
 }
 
 /* The gradient of the sum is changed in place, and is then that of both that were added. */
@@ -251,19 +256,21 @@ static void check(const tsr_block *b, const tsr_layer_program_options *options, 
 
 static void test_places(void **state)
 {
+    static const int hows[] = {0, 2, 1, 1, 1};
     (void)state;
     for (uint64_t seed = 0; seed < BLOCKS; seed++) {
         static tsr_block block;
         tsr_matrix_traits traits[TSR_BLOCK_MATRICES];
         random_block(&block, seed);
-        for (int way = 0; way < 26; way++) {
+        for (int way = 0; way < 42; way++) {
             char about[96];
-            tsr_layer_program_options options = {.block = &block,
-                                                 .traits = traits,
-                                                 .trains = way < 24,
-                                                 .below = way & 1,
-                                                 .fp8 = way & 2,
-                                                 .recompute = (tsr_recompute)(way / 8 % 3)};
+            tsr_layer_program_options options = {
+                .block = &block,
+                .traits = traits,
+                .trains = way < 40,
+                .below = way & 1,
+                .fp8 = way & 2,
+                .keep = random_keep(seed + (uint64_t)way, hows[way / 8 % 5])};
             random_traits(traits, &block, seed, way & 4);
             snprintf(about, sizeof about, "block %d, way %d", (int)seed, way);
             check(&block, &options, about);
@@ -271,36 +278,49 @@ static void test_places(void **state)
     }
 }
 
-/* What is kept falls from none to selective to full, and with selective nothing is multiplied again. */
-static void test_levels(void **state)
+/* With everything allowed what the backward reads is kept, and nothing is made again; with nothing the first sum
+ * alone. Of any set what is of no use is not kept, and what is kept is not made again. */
+static void test_what_is_kept(void **state)
 {
     (void)state;
     for (uint64_t seed = 0; seed < BLOCKS; seed++) {
         static tsr_block block;
-        static tsr_layer_program program[3];
+        static tsr_layer_program p[3];
         tsr_matrix_traits traits[TSR_BLOCK_MATRICES];
-        int kept[3] = {0};
         random_block(&block, seed);
         random_traits(traits, &block, seed, false);
-        for (int i = 0; i < 3; i++) {
-            tsr_layer_program_make(
-                &program[i],
-                &(tsr_layer_program_options){&block, traits, true, true, false, (tsr_recompute)i});
-            for (int v = 0; v < block.value_count; v++)
-                kept[i] += program[i].kept[v] && !block.value[v].statistic;
+        for (int how = 0; how < 3; how++)
+            tsr_layer_program_make(&p[how],
+                                   &(tsr_layer_program_options){.block = &block,
+                                                                .traits = traits,
+                                                                .trains = true,
+                                                                .below = true,
+                                                                .keep = random_keep(seed, how)});
+        assert_int_equal(p[0].remade.count, 0);
+        for (int16_t v = 0; v < block.value_count; v++) {
+            assert_true(p[0].kept[v] == (p[0].needed[v] || v == block.root));
+            assert_true(p[2].kept[v] == (v == block.root));
+            assert_true(!p[1].kept[v] || v == block.root || tsr_keep_has(&p[1].keep, v));
+            bool used = p[1].needed[v] || v == block.root;
+            for (int i = 0; i < p[1].remade.count; i++) {
+                const tsr_step *step = &p[1].remade.step[i];
+                const tsr_node *node = &block.node[step->node];
+                for (int port = 0; port < TSR_NODE_PORTS; port++) {
+                    used |= !step->has_sum && node->in[port] == v;
+                    used |= step->has_sum && node->out[TSR_NORM_SUM] == v;
+                    bool made = step->outputs & 1u << port && node->out[port] == v;
+                    assert_true(!made || node->kind != &tsr_node_linear || !p[1].kept[v] ||
+                                p[1].needed[block.matrix[node->weight[port]].inner]);
+                }
+            }
+            assert_true(!p[1].kept[v] || used);
         }
-        assert_true(kept[0] >= kept[1] && kept[1] >= kept[2] && kept[2] == 1);
-        assert_int_equal(program[0].remade.count, 0);
-        for (int i = 0; i < program[1].remade.count; i++)
-            assert_true(block.node[program[1].remade.step[i].node].kind->light);
-        for (int i = 0; i < block.value_count; i++)
-            assert_true(!program[1].kept[i] || program[0].kept[i]);
     }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_places),
-                                       cmocka_unit_test(test_levels)};
+                                       cmocka_unit_test(test_what_is_kept)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

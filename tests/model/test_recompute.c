@@ -1,7 +1,7 @@
 /*
  * What is computed again, and where a base and activations live, never changes a bit: losses, hidden
- * states and gradients with gradient_checkpointing none, selective, full, sqrt and a mixture, on every home,
- * with activations that stay and that travel.
+ * states and gradients with gradient_checkpointing none, selective, full, sqrt and whatever a budget leaves, on every
+ * home, with activations that stay and that travel.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,6 +15,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+
+#define BUDGETS 6
 
 static void assert_same(const fixture *f, const fixture_result *got, const fixture_result *want)
 {
@@ -71,13 +73,36 @@ static void check_evaluation(const fixture *f, const fixture_result *want)
     test_rows_free(&got.rows);
 }
 
+/* As much memory as lies between that of full recomputation and that of none: layers are on one rung or another. */
+static void check_budgets(const fixture *f, const fixture_result *want, uint64_t full,
+                          uint64_t none)
+{
+    for (uint64_t i = 0; i < BUDGETS; i++) {
+        fixture_result got = {0};
+        job_spec job = fixture_job(f, "budget");
+        job_set(&job, "overwrite_output_dir=true");
+        job_set(&job, "gradient_checkpointing=auto");
+        job_set(&job, "offload=none");
+        job_set(&job, "activation_offloading=false");
+        job_set(&job, "optimizer_offload=false");
+        job_set(&job, "memory_budget=%llu",
+                (unsigned long long)(full + (none - full) * i / BUDGETS));
+        job_run(&job, fixture_compute, &got);
+        print_message("    budget %d of %d: %d layers recompute in full, %d in part\n", (int)i,
+                      BUDGETS, got.recompute_full, got.recompute_selective);
+        assert_same(f, &got, want);
+        assert_true(i == 0 ? got.recompute_full > 0 : got.recompute_selective > 0);
+        fixture_result_free(&got);
+    }
+}
+
 static void check_model(const char *name, const model_spec *spec, double dropout)
 {
     static const char *const modes[][3] = {
         {"selective", "none", "auto"},    {"full", "none", "auto"},
         {"none", "sharded", "auto"},      {"none", "full", "auto"},
-        {"full", "sharded", "auto"},      {"auto", "none", "auto"},
-        {"none", "none", "true"},         {"full", "full", "true"},
+        {"full", "sharded", "auto"},      {"none", "none", "true"},
+        {"auto", "none", "true"},         {"full", "full", "true"},
         {"selective", "sharded", "true"}, {"sqrt", "none", "auto"},
         {"sqrt", "full", "auto"}};
     fixture f;
@@ -100,18 +125,15 @@ static void check_model(const char *name, const model_spec *spec, double dropout
         job_set(&job, "gradient_checkpointing=%s", modes[i][0]);
         job_set(&job, "offload=%s", modes[i][1]);
         job_set(&job, "activation_offloading=%s", modes[i][2]);
-        if (!strcmp(modes[i][0], "auto"))
-            job_set(&job, "memory_budget=%llu", (unsigned long long)selective - 1);
         job_run(&job, fixture_compute, &got);
         print_message("    %s: recompute %s (%d full, %d selective), offload %s, "
                       "activations %s\n",
                       name, modes[i][0], got.recompute_full, got.recompute_selective, modes[i][1],
                       modes[i][2]);
         assert_same(&f, &got, &want);
-        if (!strcmp(modes[i][0], "auto"))
-            assert_true(got.recompute_full > 0 && got.recompute_selective > 0);
         fixture_result_free(&got);
     }
+    check_budgets(&f, &want, full, none);
     fixture_result_free(&want);
     fixture_free(&f);
 }

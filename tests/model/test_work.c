@@ -64,7 +64,7 @@ static void make(llama_layer *l, const tsr_model_config *config, tsr_work_linear
                  double element, bool fp8)
 {
     assert_int_equal(llama_layer_make(l, config, like, element, fp8), TSR_OK);
-    llama_layer_program(l, false, TSR_RECOMPUTE_NONE);
+    llama_layer_program(l, false, TSR_KEEP_ALL);
 }
 
 static const tsr_model_config nothing; /* of no size */
@@ -74,7 +74,7 @@ static void make_one(llama_layer *l, int index, tsr_work_linear one, double elem
 {
     make(l, &nothing, (tsr_work_linear){0}, element, fp8);
     l->layer.linear[index] = one;
-    llama_layer_program(l, false, TSR_RECOMPUTE_NONE);
+    llama_layer_program(l, false, TSR_KEEP_ALL);
 }
 
 static double number(const json_t *object, const char *key)
@@ -98,23 +98,40 @@ static void add_norms(sum *s, tsr_work_layer layer, bool factored)
 
 /* What the floors were recorded with: passes over the residual stream that are not done: the backward of the first
  * norm of the lowest layer, and, recomputing, the sums that are there. */
-static void add_passes(sum *s, const tsr_work_layer *layer, bool first, tsr_recompute recompute)
+static void add_passes(sum *s, const tsr_work_layer *layer, bool first, bool full)
 {
     double one = layer->element * layer->tokens * (double)layer->program->block->width;
     tsr_work_op op = {.kind = TSR_WORK_STREAM};
-    op.least.bytes = (4 * first + 2 * (recompute == TSR_RECOMPUTE_FULL)) * one;
+    op.least.bytes = (4 * first + 2 * full) * one;
     add(s, &op);
 }
 
-static void add_layers(sum *s, llama_layer *l, int layers, tsr_recompute recompute, bool factored)
+/* What a layer keeps by the name that a file has for it. `selective` was: all but what norms and gated units make. */
+static tsr_keep keep_of(const tsr_block *b, const json_t *run)
+{
+    tsr_keep keep = {{0}};
+    if (is(run, "recompute", "full"))
+        return keep;
+    for (int v = 0; v < b->value_count; v++) {
+        int node = b->value[v].node;
+        bool light = node != TSR_NONE && v != b->node[node].out[TSR_NORM_SUM] &&
+                     b->node[node].kind == &tsr_node_norm;
+        light |= node != TSR_NONE && b->node[node].kind == &tsr_node_glu;
+        if (!light || !is(run, "recompute", "selective"))
+            tsr_keep_add(&keep, v);
+    }
+    return keep;
+}
+
+static void add_layers(sum *s, llama_layer *l, int layers, const json_t *run, bool factored)
 {
     for (int i = 0; i < layers; i++) {
-        llama_layer_program(l, i == 0, recompute);
+        llama_layer_program(l, i == 0, keep_of(&l->block, run));
         l->layer.last = i == layers - 1;
         add_norms(s, l->layer, factored);
         tsr_work_forward(&l->layer, add, s);
         tsr_work_backward(&l->layer, add, s);
-        add_passes(s, &l->layer, i == 0, recompute);
+        add_passes(s, &l->layer, i == 0, is(run, "recompute", "full"));
     }
 }
 
@@ -136,11 +153,7 @@ static void add_step(sum *s, const json_t *run, bool factored)
     }
     l.layer.tokens = tokens;
     l.layer.pairs = tokens * (number(run, "length") + 1) / 2;
-    add_layers(s, &l, (int)layers,
-               is(run, "recompute", "full")        ? TSR_RECOMPUTE_FULL
-               : is(run, "recompute", "selective") ? TSR_RECOMPUTE_SELECTIVE
-                                                   : TSR_RECOMPUTE_NONE,
-               factored);
+    add_layers(s, &l, (int)layers, run, factored);
     const tsr_work_head head = {tokens, (double)config->hidden_size, (double)config->vocab_size, 2,
                                 true};
     tsr_work_chunk(&head, add, s);
@@ -202,7 +215,7 @@ static void test_one_linear(void **state)
     assert_true(backward.least.flops == forward.least.flops);
 
     layer->linear[LLAMA_DOWN].r = 1;
-    llama_layer_program(&l, false, TSR_RECOMPUTE_NONE);
+    llama_layer_program(&l, false, TSR_KEEP_ALL);
     sum with = {.rates = {1, 1, 1, 1}}, back = with;
     tsr_work_forward(layer, add, &with);
     tsr_work_backward(layer, add, &back);
@@ -250,7 +263,7 @@ static void test_low_is_kept(void **state)
         l.layer.tokens = 8192;
         tsr_work_forward(&l.layer, add_narrow, &forward);
         tsr_work_backward(&l.layer, add_narrow, &backward);
-        llama_layer_program(&l, false, TSR_RECOMPUTE_FULL);
+        llama_layer_program(&l, false, TSR_KEEP_NONE);
         tsr_work_backward(&l.layer, add_narrow, &again);
         assert_true(forward.here.flops == cases[i].kept * one);
         assert_true(backward.here.flops == (3 + !cases[i].kept) * one);
@@ -435,6 +448,15 @@ static const tsr_model_config small = {.hidden_size = 256,
                                        .kv_head_count = 2,
                                        .head_dim = 64};
 
+static tsr_keep all_but_act(const tsr_block *b)
+{
+    tsr_keep keep = {{0}};
+    for (int v = 0; v < b->value_count; v++)
+        if (b->value[v].node == TSR_NONE || b->node[b->value[v].node].kind != &tsr_node_glu)
+            tsr_keep_add(&keep, v);
+    return keep;
+}
+
 static void test_recompute(void **state)
 {
     (void)state;
@@ -446,8 +468,9 @@ static void test_recompute(void **state)
     l.layer.tokens = 128;
     l.layer.pairs = 128 * 129 / 2;
     for (int i = 0; i < 3; i++) {
+        const tsr_keep keep[3] = {TSR_KEEP_ALL, all_but_act(&l.block), TSR_KEEP_NONE};
         sum s = none;
-        llama_layer_program(&l, false, (tsr_recompute)i);
+        llama_layer_program(&l, false, keep[i]);
         tsr_work_backward(&l.layer, add, &s);
         seconds[i] = s.seconds;
     }
@@ -462,13 +485,13 @@ typedef struct {
     double least, here;
 } pair;
 
-static pair decoding(llama_layer *l, bool first, tsr_recompute recompute)
+static pair decoding(llama_layer *l, bool first, tsr_keep keep)
 {
     sum s[2] = {{.rates = {1, 1, 1, 1, 1}}, {.rates = {1, 1, 1, 1, 1}}};
     for (int nf4 = 0; nf4 < 2; nf4++) {
         for (int i = 0; i < LLAMA_LINEARS; i++)
             l->layer.linear[i].nf4 = nf4;
-        llama_layer_program(l, first, recompute);
+        llama_layer_program(l, first, keep);
         for (int i = 0; i < LLAMA_LINEARS; i++)
             l->layer.linear[i].r = 0; /* the adapters' own work */
         tsr_work_backward(&l->layer, add, &s[nf4]);
@@ -493,8 +516,8 @@ static void test_decoding_again(void **state)
         l.layer.pairs = 128 * 129 / 2;
         double one = 0.5 + 1.0 / 64 + (fp8 ? 1 : 4), wanted = all - first * qkv;
         double both = wanted - down, only = first * qkv;
-        pair once = decoding(&l, first, TSR_RECOMPUTE_NONE);
-        pair again = decoding(&l, first, TSR_RECOMPUTE_FULL);
+        pair once = decoding(&l, first, TSR_KEEP_ALL);
+        pair again = decoding(&l, first, TSR_KEEP_NONE);
         assert_true(fabs(once.least - one * wanted) < 1 && fabs(once.here - one * wanted) < 1);
         assert_true(fabs(again.here - once.here - one * (both + only)) < 1);
         assert_true(fabs(again.least - once.least - fp8 * both - one * only) < 1);
@@ -512,7 +535,7 @@ static void test_lowest(void **state)
     l.layer.linear[LLAMA_DOWN].r = 8;
     l.layer.tokens = 128;
     l.layer.pairs = 128 * 129 / 2;
-    llama_layer_program(&l, true, TSR_RECOMPUTE_NONE);
+    llama_layer_program(&l, true, TSR_KEEP_ALL);
     tsr_work_backward(&l.layer, add, &s);
     assert_true(s.least.flops == 2 * 128 * 8 * (2 * 256 + 704)); /* dB and dS, dA */
 }

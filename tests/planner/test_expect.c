@@ -323,8 +323,9 @@ static void test_the_fastest_is_chosen(void **state)
     tsr_decision slow = decide(text, 1, &speeds);
     check_fastest(&slow);
     assert_int_equal(chosen(&slow)->offload, TSR_CONFIG_OFFLOAD_NONE);
-    assert_true(slow.full_count > fast.full_count);
+    assert_true(slow.expected.step_flops > 1.01 * fast.expected.step_flops);
     /* What was compared does not depend on who won: the same rows with the keys that they stand for. */
+    int compared = 0;
     for (int i = 0; i < fast.alternative_count; i++) {
         const tsr_alternative *a = &fast.alternative[i];
         char more[512];
@@ -339,7 +340,9 @@ static void test_the_fastest_is_chosen(void **state)
         tsr_speeds_default(&speeds, true, TSR_BF16);
         tsr_decision explicit = decide(config(more), 1, &speeds);
         assert_true(fabs(explicit.expected.simulation.step / a->seconds - 1) < 1e-9);
+        compared++;
     }
+    assert_true(compared > 0);
 }
 
 /* Needs the CUDA backend, but no GPU. On one units stay as far as what is free allows, less a sixteenth; on an unknown card none does.

@@ -138,6 +138,38 @@ static void check_lines(const char *text, const uint64_t exact[3], size_t buffer
     assert_true(lines < buffers);
 }
 
+static bool has_buffer(const json_t *buffers, const char *name)
+{
+    size_t i;
+    const json_t *buffer;
+    json_array_foreach(buffers, i, buffer) if (!strcmp(word(buffer, "name"), name)) return true;
+    return false;
+}
+
+/* What each layer keeps has a buffer of its own, unless it travels; with full recomputation it is one. */
+static void check_kept(const json_t *p)
+{
+    bool stays = !json_is_true(json_object_get(p, "activation_offloading"));
+    size_t layer, i, layers = 0;
+    const json_t *unit, *kept;
+    json_array_foreach(json_object_get(p, "units"), layer, unit)
+    {
+        const json_t *keeps = json_object_get(unit, "keeps");
+        if (!keeps)
+            continue;
+        assert_true(json_array_size(keeps) > 0);
+        assert_int_equal(json_array_size(keeps) == 1, !strcmp(word(unit, "recompute"), "full"));
+        json_array_foreach(keeps, i, kept)
+        {
+            char name[128];
+            snprintf(name, sizeof name, "layer %d %s", (int)layer, json_string_value(kept));
+            assert_int_equal(has_buffer(json_object_get(p, "buffers"), name), stays);
+        }
+        layers++;
+    }
+    assert_int_equal(layers, 6);
+}
+
 static void test_buffers(void **state)
 {
     static const struct {
@@ -158,6 +190,7 @@ static void test_buffers(void **state)
         json_t *p = plan(cases[i].type, 6, cases[i].ranks, cases[i].keys);
         const json_t *buffers = json_object_get(p, "buffers");
         check_buffers(buffers, exact, rounded);
+        check_kept(p);
         assert_int_equal(rounded[0], number(p, "device_peak_bytes"));
         assert_int_equal(rounded[1], number(p, "host_peak_bytes"));
         assert_int_equal(rounded[2], number(p, "node_bytes"));
