@@ -6,7 +6,8 @@
 
 pyarrow writes the files; the rows expected are those that it was given, as src/table/parquet.h says that values become JSON.
 Encodings, codecs, page versions, sizes of pages, dictionaries and row groups are drawn by the seed. old_lists.parquet has
-lists of two levels, which pyarrow reads but no longer writes: its bytes are put together here.
+lists of two levels, which pyarrow reads but no longer writes: its bytes are put together here, and so are those of some
+refused_*.parquet.
 """
 import datetime
 import decimal
@@ -215,20 +216,37 @@ def element(value):
         return 8, varint(len(value)) + value
     if isinstance(value, list):
         parts = [element(v) for v in value]
-        return 9, bytes([len(value) << 4 | parts[0][0]]) + b"".join(body for _, body in parts)
+        return 9, bytes([len(value) << 4 | (parts[0][0] if parts else 12)]) + b"".join(body for _, body in parts)
     return 12, thrift(value)
 
 
-def levels(values, bits):
-    body = b"".join(bytes([2, v]) for v in values)  # runs of one
-    return struct.pack("<I", len(body)) + body if bits else b""
+def levels(runs, most):
+    """Runs of (count, level)."""
+    body = b"".join(varint(count << 1) + bytes([level]) for count, level in runs)
+    return struct.pack("<I", len(body)) + body if most else b""
 
 
-def column(rep, def_, values, most_rep, most_def):
+def page(rep, def_, values, most_rep, most_def, **head):
+    """An uncompressed page of version 1, PLAIN, and how many values, nulls too, it has."""
+    rep, def_ = ([run if isinstance(run, tuple) else (1, run) for run in runs] for runs in (rep, def_))
+    count = sum(n for n, _ in def_)
     body = levels(rep, most_rep) + levels(def_, most_def)
     body += b"".join(struct.pack("<I", len(v)) + v if isinstance(v, bytes) else struct.pack("<i", v) for v in values)
-    head = thrift({1: 0, 2: len(body), 3: len(body), 5: {1: len(def_), 2: 0, 3: 3, 4: 3}})
-    return head + body
+    bytes_ = head.get("bytes", len(body))
+    return thrift({1: 0, 2: bytes_, 3: len(body), 5: {1: count, 2: 0, 3: head.get("level_encoding", 3), 4: 3}}) + body, count
+
+
+def hand_made(path, schema, columns, rows, said=None, file={}, chunk={}, metadata={}):
+    """A file of one row group; columns are (type, page). `said`: rows in the footer; the rest are more fields."""
+    body, chunks = b"PAR1", []
+    for kind, (data, count) in columns:
+        at, size = Long(len(body)), Long(len(data))
+        chunks.append(dict(sorted(({2: at, 3: {
+            1: kind, 2: [0, 3], 3: [b"x"], 4: 0, 5: Long(count), 6: size, 7: size, 9: at} | metadata} | chunk).items())))
+        body += data
+    footer = thrift({1: 1, 2: schema, 3: Long(said or rows), 4: [{1: chunks, 2: Long(len(body)), 3: Long(rows)}]} | file)
+    with open(path, "wb") as out:
+        out.write(body + footer + struct.pack("<I", len(footer)) + b"PAR1")
 
 
 def old_lists(path):
@@ -241,25 +259,51 @@ def old_lists(path):
         {3: 0, 4: b"chat", 5: 1, 6: 3}, {3: 2, 4: b"array", 5: 2}, {1: 6, 3: 0, 4: b"role", 6: 0}, {1: 6, 3: 1, 4: b"content", 6: 0},
         {3: 1, 4: b"pairs", 5: 1, 6: 3}, {3: 2, 4: b"pairs_tuple", 5: 1}, {1: 1, 3: 0, 4: b"only"},
     ]
-    columns = [
-        (1, [0, 0, 1, 0], [0, 1, 1, 1], [1, 2, 3], 1, 1),
-        (6, [0, 1, 0, 0], [2, 2, 0, 1], [b"a", b"b"], 1, 2),
-        (6, [0, 1, 0, 0], [1, 1, 0, 1], [b"user", b"assistant", b"user"], 1, 1),
-        (6, [0, 1, 0, 0], [2, 1, 0, 2], [b"hi", b""], 1, 2),
-        (1, [0, 0, 0, 1], [0, 1, 2, 2], [7, 8], 1, 2),
-    ]
-    body, chunks = b"PAR1", []
-    for kind, rep, def_, values, most_rep, most_def in columns:
-        data = column(rep, def_, values, most_rep, most_def)
-        chunks.append({2: Long(len(body)), 3: {
-            1: kind, 2: [0, 3], 3: [b"x"], 4: 0, 5: Long(len(def_)), 6: Long(len(data)), 7: Long(len(data)), 9: Long(len(body))}})
-        body += data
-    footer = thrift({1: 1, 2: schema, 3: Long(3), 4: [{1: chunks, 2: Long(len(body)), 3: Long(3)}]})
-    with open(path, "wb") as out:
-        out.write(body + footer + struct.pack("<I", len(footer)) + b"PAR1")
+    hand_made(path, schema, [
+        (1, page([0, 0, 1, 0], [0, 1, 1, 1], [1, 2, 3], 1, 1)),
+        (6, page([0, 1, 0, 0], [2, 2, 0, 1], [b"a", b"b"], 1, 2)),
+        (6, page([0, 1, 0, 0], [1, 1, 0, 1], [b"user", b"assistant", b"user"], 1, 1)),
+        (6, page([0, 1, 0, 0], [2, 1, 0, 2], [b"hi", b""], 1, 2)),
+        (1, page([0, 0, 0, 1], [0, 1, 2, 2], [7, 8], 1, 2)),
+    ], 3)
     with open(path.replace(".parquet", ".jsonl"), "w") as out:
         for row in pq.read_table(path).to_pylist():
             out.write(json.dumps(row) + "\n")
+
+
+def refused(where):
+    """Files that are whole, or nearly, and not read: tests/table/test_parquet.c says why."""
+    def write_one(name, column, kind, **options):
+        pq.write_table(pa.table({"a": pa.array(column, kind)}), f"{where}/refused_{name}.parquet", **options | {
+            "store_schema": False, "write_statistics": False, "use_dictionary": False})
+
+    def make(name, nodes, pages, rows, children=1, **more):
+        hand_made(f"{where}/refused_{name}.parquet", [{4: b"schema", 5: children}, *nodes], pages, rows, **more)
+
+    write_one("brotli", ["x"], pa.string(), compression="brotli")
+    write_one("lz4", ["x"], pa.string(), compression="lz4")
+    write_one("bytes", [b"x", b"\xff\xd8\xff"], pa.binary())
+    write_one("zero", ["x", "a\0"], pa.string())
+    write_one("unsigned", [1, 2**63], pa.uint64())
+    write_one("map", [[(1, "x")]], pa.map_(pa.int32(), pa.string()))
+    write_one("map_twice", [[("k", "x"), ("k", "y")]], pa.map_(pa.string(), pa.string()))
+    number, text_ = [{1: 1, 3: 1, 4: b"a"}], [{1: 6, 3: 0, 4: b"a", 6: 0}]
+    one = (1, page([], [1], [7], 0, 1))
+    make("interval", [{1: 7, 2: 12, 3: 0, 4: b"a", 6: 21}], [], 0)
+    make("rows", number, [one], 1, said=2)
+    make("encrypted", number, [one], 1, chunk={8: {1: {}}})
+    make("encrypted_file", number, [one], 1, file={8: {1: {}}})
+    make("elsewhere", number, [one], 1, chunk={1: b"other.parquet"})
+    make("bit_packed", number, [(1, page([], [1], [7], 0, 1, level_encoding=4))], 1)
+    make("large_page", text_, [(6, page([], [(1, 0)], [b"x"], 0, 0, bytes=300 << 20))], 1)
+    make("short_page", text_, [(6, page([], [(2, 0)], [b"x"], 0, 0))], 2)
+    make("few_values", number, [one], 2)
+    make("many_values", number, [(1, page([], [1, 1], [7, 8], 0, 1))], 1)
+    make("long_row", [{3: 1, 4: b"a", 5: 1, 6: 3}, {3: 2, 4: b"list", 5: 1}, {1: 1, 3: 1, 4: b"element"}],
+         [(1, page([0, (1 << 30, 1)], [((1 << 30) + 1, 2)], [], 1, 3))], 1)  # of nulls
+    make("disagree", [{3: 1, 4: b"a", 5: 2}, {1: 1, 3: 0, 4: b"b"}, {1: 1, 3: 0, 4: b"c"}],
+         [(1, page([], [1, 0], [7], 0, 1)), (1, page([], [1, 1], [7, 8], 0, 1))], 2)
+    make("twice", [*number, *number], [one, one], 1, children=2)
 
 
 def main():
@@ -268,9 +312,10 @@ def main():
         (sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else SEED)
     os.makedirs(where, exist_ok=True)
     for i in range(count):
-        write(os.path.join(where, f"random_{i:03}.parquet"), random.Random(seed + i), 20 if golden else 400)
+        write(f"{where}/random_{i:03}.parquet", random.Random(seed + i), 20 if golden else 400)
     if golden:
-        old_lists(os.path.join(where, "old_lists.parquet"))
+        old_lists(f"{where}/old_lists.parquet")
+        refused(where)
 
 
 if __name__ == "__main__":

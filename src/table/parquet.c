@@ -61,6 +61,8 @@ static tsr_status first_of(tsr_parquet_column **out, tsr_parquet *p, const tsr_p
     tsr_parquet_column *c = &p->columns[n->first_leaf];
     TSR_TRY(tsr_parquet_column_peek(c, &p->shared));
     *out = c;
+    if (c->rep < 0)
+        return tsr_parquet_bad(&p->shared, c->node, "the column ends before its row group does");
     return c->rep == at.rep && c->def >= at.def ? TSR_OK : disagree(p, c->node);
 }
 

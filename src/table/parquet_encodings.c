@@ -2,6 +2,9 @@
 
 #include <string.h>
 
+/* Values of a block of deltas; writers have 128. The more, the longer a few bytes keep tsr_parquet_delta_end busy. */
+#define MOST_BLOCK 65536
+
 static bool varint(uint64_t *value, const uint8_t **at, const uint8_t *end)
 {
     *value = 0;
@@ -93,7 +96,7 @@ bool tsr_parquet_delta_start(tsr_parquet_delta *d, const uint8_t *at, const uint
     if (!varint(&block, &d->at, end) || !varint(&d->miniblocks, &d->at, end) ||
         !varint(&count, &d->at, end) || !varint(&first, &d->at, end))
         return false;
-    if (!d->miniblocks || block % d->miniblocks || block > 1 << 30 || count > most)
+    if (!d->miniblocks || block % d->miniblocks || block > MOST_BLOCK || count > most)
         return false;
     d->per_miniblock = block / d->miniblocks;
     d->left = count;

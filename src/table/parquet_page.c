@@ -12,7 +12,6 @@
 #include <zstd.h>
 
 #define MOST_PAGE_BYTES  (UINT64_C(256) << 20)
-#define MOST_PAGE_VALUES (INT64_C(1) << 26)
 #define MOST_HELD_BYTES  (UINT64_C(1) << 30)
 #define MOST_HEAD_BYTES  (UINT64_C(16) << 20) /* statistics are in it */
 #define FIRST_HEAD_BYTES 512
@@ -158,18 +157,17 @@ static tsr_status read_head(head *h, tsr_parquet_chunk *chunk, tsr_parquet_share
 static tsr_status check_head(const head *h, const tsr_parquet_chunk *chunk,
                              const tsr_parquet_shared *file, int node)
 {
-    if (h->bytes < 0 || h->packed_bytes < 0 || h->values < 0 || h->def_bytes < 0 ||
-        h->rep_bytes < 0 || (!h->has_values && h->type != INDEX_PAGE) ||
+    if (h->bytes < 0 || h->packed_bytes < 0 || h->values < 0 || h->values > INT32_MAX ||
+        h->def_bytes < 0 || h->rep_bytes < 0 || (!h->has_values && h->type != INDEX_PAGE) ||
         (uint64_t)h->packed_bytes > chunk->end - chunk->at)
         return tsr_parquet_bad(file, node,
                                "the page header before byte %llu of the file is damaged",
                                (unsigned long long)chunk->at);
-    if ((uint64_t)h->bytes > MOST_PAGE_BYTES || h->values > MOST_PAGE_VALUES)
+    if ((uint64_t)h->bytes > MOST_PAGE_BYTES)
         return tsr_parquet_bad(file, node,
-                               "a page holds %lld bytes and %lld values, at most 256 MiB and %lld "
-                               "values are read; write the file with smaller pages",
-                               (long long)h->bytes, (long long)h->values,
-                               (long long)MOST_PAGE_VALUES);
+                               "a page holds %lld bytes, at most 256 MiB are read; write the file "
+                               "with smaller pages",
+                               (long long)h->bytes);
     return TSR_OK;
 }
 

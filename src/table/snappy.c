@@ -38,11 +38,12 @@ static size_t more_bytes(uint8_t tag)
 /* The output may overlap what is copied: then it repeats. */
 static void copy(uint8_t *to, size_t offset, size_t length)
 {
+    const uint8_t *from = to - offset;
     if (offset >= length)
-        memcpy(to, to - offset, length);
+        memcpy(to, from, length);
     else
         for (size_t i = 0; i < length; i++)
-            to[i] = to[i - offset];
+            to[i] = from[i];
 }
 
 bool tsr_snappy_unpack(uint8_t *out, size_t bytes, const uint8_t *packed, size_t packed_bytes)

@@ -56,7 +56,8 @@ static tsr_status refuse_known(const char *path, const char *data, size_t bytes)
         size_t bytes;
         const char *what;
     } known[] = {
-        {"PAR1", 4, "Parquet inside another packing: unpack it first; Parquet packs its own pages"},
+        {"PAR1\x15", 5,
+         "Parquet inside another packing: unpack it first; Parquet packs its own pages"},
         {"ARROW1", 6, "an Arrow file: write it as Parquet or JSON lines"},
         {"\xFF\xFF\xFF\xFF", 4,
          "an Arrow stream (what datasets' save_to_disk writes): write it with to_parquet or "
