@@ -146,7 +146,8 @@ typedef struct {
     int bnb_4bit_quant_type; /* 0: nf4, the only one */
     /* data */
     tsr_config_strings dataset, eval_dataset;
-    int64_t max_eval_samples; /* 0: all */
+    const char *dataset_train_split, *dataset_test_split; /* of directories */
+    int64_t max_eval_samples;                             /* 0: all */
     tsr_config_format dataset_format;
     const char *dataset_text_field;
     int64_t max_length; /* 0: none */

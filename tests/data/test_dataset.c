@@ -307,6 +307,41 @@ static void hash_sees_every_change(void **state)
         assert_true(hash != hash_of(other[i]));
 }
 
+/* Whatever the format of its file, a row is the same sample; messages say where it is. */
+static void other_formats(void **state)
+{
+    (void)state;
+    const char *files[] = {scratch_path("a.json"), scratch_path("b.csv"), scratch_path("c.txt")};
+    static const char *const texts[] = {"[{\"text\":\"one\"},\n{\"text\":\"two\"}]",
+                                        "id,text\n\n1,one\n2,two\n", "one\n\ntwo\n"};
+    static const int64_t places[][2] = {{1, 2}, {3, 4}, {1, 3}};
+    tsr_dataset *lines = load("{\"text\":\"one\"}\n{\"text\":\"two\"}\n", (tsr_dataset_options){0});
+    for (int i = 0; i < 3; i++) {
+        tsr_dataset *data;
+        tsr_dataset_options options = {.files = &files[i],
+                                       .file_count = 1,
+                                       .tokenizer = tokenizer,
+                                       .eos_id = tsr_tokenizer_eos(tokenizer)};
+        write_text(files[i], texts[i]);
+        if (tsr_dataset_load(&data, &options) != TSR_OK)
+            fail_msg("%s", tsr_last_error());
+        assert_true(tsr_dataset_hash(data) == tsr_dataset_hash(lines));
+        for (int row = 0; row < 2; row++)
+            assert_int_equal(tsr_dataset_sample(data, row).line, places[i][row]);
+        tsr_dataset_destroy(data);
+    }
+    tsr_dataset_destroy(lines);
+    tsr_dataset *data = NULL;
+    tsr_dataset_options options = {.files = &files[0],
+                                   .file_count = 1,
+                                   .tokenizer = tokenizer,
+                                   .eos_id = tsr_tokenizer_eos(tokenizer)};
+    write_text(files[0], "[{\"text\":\"one\"},{\"text\":1},{\"text\"},{\"text\":\"four\"}]");
+    check_error(
+        "array", tsr_dataset_load(&data, &options), TSR_EDATA,
+        (const char *[MOST_WORDS]){"a.json: row 2: ", "and 1 more bad rows: ", "a.json: row 3)"});
+}
+
 static void several_files(void **state)
 {
     (void)state;
@@ -576,6 +611,7 @@ int main(void)
         cmocka_unit_test(sharegpt_tools),
         cmocka_unit_test(truncation),
         cmocka_unit_test(hash_sees_every_change),
+        cmocka_unit_test(other_formats),
         cmocka_unit_test(several_files),
         cmocka_unit_test(broken_rows),
         cmocka_unit_test(broken_places),
