@@ -158,8 +158,8 @@ static tsr_status read_header(csv *c, tsr_table_text *text, char separator)
         size_t bytes;
         json_t *name = NULL;
         const char *data = field(&bytes, c, text, i);
-        status = tsr_table_string(&name, data, bytes, tsr_table_show(place, text, true),
-                                  "of the header");
+        status =
+            tsr_table_cell(&name, data, bytes, tsr_table_show(place, text, true), "of the header");
         if (status < 0)
             break;
         if (json_object_get(names, json_string_value(name)))
@@ -202,7 +202,7 @@ static tsr_status make_row(json_t **row, const csv *c, const tsr_table_text *tex
         size_t bytes;
         const char *data = field(&bytes, c, text, i);
         json_t *value;
-        status = tsr_table_string(&value, data, bytes, place, c->names[i]);
+        status = tsr_table_cell(&value, data, bytes, place, c->names[i]);
         if (status >= 0 && json_object_set_new(object, c->names[i], value) != 0)
             status = tsr_fail(TSR_ENOMEM, "%s: no memory for the row", place);
     }

@@ -69,8 +69,7 @@ static tsr_status next_plain(json_t **row, tsr_table_text *text, void **state)
     TSR_TRY(read_filled(&bytes, text, true));
     if (!bytes)
         return TSR_OK;
-    TSR_TRY(
-        tsr_table_string(&value, text->row.data, bytes, tsr_table_show(place, text, true), NULL));
+    TSR_TRY(tsr_table_cell(&value, text->row.data, bytes, tsr_table_show(place, text, true), NULL));
     *row = json_pack("{s:o}", "text", value);
     return *row ? TSR_OK : tsr_fail(TSR_ENOMEM, "%s: no memory for the row", place);
 }

@@ -1,6 +1,6 @@
 #include "table/parquet_value.h"
 
-#include "base/utf8.h"
+#include "table/table_parts.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -186,20 +186,14 @@ static tsr_status string_json(json_t **out, const tsr_parquet_value *value, int 
                               const tsr_parquet_shared *file)
 {
     const char *data = (const char *)value->data;
-    const char *zero = value->bytes ? memchr(data, 0, value->bytes) : NULL;
-    size_t bad;
-    *out = zero ? NULL : json_stringn(value->bytes ? data : "", value->bytes);
+    char fault[TSR_TABLE_FAULT_BYTES];
+    *out = tsr_table_string(data, value->bytes);
     if (*out)
         return TSR_OK;
-    if (!tsr_utf8_check(data, value->bytes, &bad))
-        return tsr_parquet_bad(file, node,
-                               "byte %zu of the value is not UTF-8; leave columns that hold no "
-                               "text out of the file",
-                               bad);
-    if (zero)
-        return tsr_parquet_bad(file, node, "byte %td of the value is zero, which no text has",
-                               zero - data);
-    return tsr_fail(TSR_ENOMEM, "%s: no memory for a value", file->path);
+    if (!tsr_table_fault(fault, data, value->bytes))
+        return tsr_fail(TSR_ENOMEM, "%s: no memory for a value", file->path);
+    return tsr_parquet_bad(file, node, "%s; leave columns that hold no text out of the file",
+                           fault);
 }
 
 static tsr_status plain_json(json_t **out, const tsr_parquet_value *value, int node,

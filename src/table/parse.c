@@ -87,23 +87,36 @@ tsr_status tsr_table_append(tsr_table_text *text, const char *data, size_t bytes
                : TSR_OK;
 }
 
-tsr_status tsr_table_string(json_t **out, const char *data, size_t bytes, const char *place,
-                            const char *column)
+json_t *tsr_table_string(const char *data, size_t bytes)
+{
+    if (!bytes)
+        return json_stringn_nocheck("", 0);
+    return memchr(data, 0, bytes) ? NULL : json_stringn(data, bytes);
+}
+
+const char *tsr_table_fault(char out[TSR_TABLE_FAULT_BYTES], const char *data, size_t bytes)
 {
     size_t bad;
-    const char *zero = bytes ? memchr(data, 0, bytes) : NULL;
-    json_t *value = zero ? NULL : json_stringn(bytes ? data : "", bytes);
-    if (value) {
-        *out = value;
-        return TSR_OK;
-    }
-    const char *before = column ? ", column " : "";
-    column = column ? column : "";
-    if (zero)
-        return tsr_fail(TSR_EDATA, "%s%s%s: byte %td of the value is zero, which no text has",
-                        place, before, column, zero - data);
+    const char *zero = memchr(data, 0, bytes);
     if (!tsr_utf8_check(data, bytes, &bad))
-        return tsr_fail(TSR_EDATA, "%s%s%s: byte %zu of the value is not UTF-8", place, before,
-                        column, bad);
-    return tsr_fail(TSR_ENOMEM, "%s: no memory for the row", place);
+        snprintf(out, TSR_TABLE_FAULT_BYTES, "byte %zu of the value is not UTF-8", bad);
+    else if (zero)
+        snprintf(out, TSR_TABLE_FAULT_BYTES, "byte %td of the value is zero, which no text has",
+                 zero - data);
+    else
+        return NULL;
+    return out;
+}
+
+tsr_status tsr_table_cell(json_t **out, const char *data, size_t bytes, const char *place,
+                          const char *column)
+{
+    char fault[TSR_TABLE_FAULT_BYTES];
+    *out = tsr_table_string(data, bytes);
+    if (*out)
+        return TSR_OK;
+    if (!tsr_table_fault(fault, data, bytes))
+        return tsr_fail(TSR_ENOMEM, "%s: no memory for the row", place);
+    return tsr_fail(TSR_EDATA, "%s%s%s: %s", place, column ? ", column " : "", column ? column : "",
+                    fault);
 }

@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "table/table.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -11,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/stat.h>
 
 #define NAMED_FILES 3 /* in the log */
@@ -87,25 +87,10 @@ static bool is_directory(const char *path)
     return stat(path, &about) == 0 && S_ISDIR(about.st_mode);
 }
 
-static bool ends_with(const char *name, size_t length, const char *ending)
-{
-    size_t bytes = strlen(ending);
-    return length > bytes && !strncasecmp(name + length - bytes, ending, bytes);
-}
-
 static bool is_known(const char *name)
 {
-    static const char *const endings[] = {".parquet", ".jsonl", ".ndjson", ".json",
-                                          ".csv",     ".tsv",   ".txt"};
-    size_t length = strlen(name);
-    if (*name == '.' || *name == '_' || !strcmp(name, "dataset_info.json") ||
-        !strcmp(name, "dataset_infos.json"))
-        return false;
-    length -= ends_with(name, length, ".gz") ? 3 : ends_with(name, length, ".zst") ? 4 : 0;
-    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
-        if (ends_with(name, length, endings[i]))
-            return true;
-    return false;
+    return *name != '.' && *name != '_' && strcmp(name, "dataset_info.json") &&
+           strcmp(name, "dataset_infos.json") && tsr_table_known_name(name);
 }
 
 static tsr_status list(tsr_paths *out, const char *directory, const char *key)

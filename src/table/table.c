@@ -80,27 +80,48 @@ static tsr_status refuse_known(const char *path, const char *data, size_t bytes)
     return tsr_lfs_refuse(path, data, bytes);
 }
 
-static bool ends_with(const char *path, size_t length, const char *ending)
+/* What the ending of a name says; no format: the first bytes do. */
+static const struct {
+    const char *ending;
+    const tsr_table_format *format;
+} endings[] = {
+    {".csv", &tsr_table_csv}, {".tsv", &tsr_table_tsv}, {".txt", &tsr_table_plain},
+    {".jsonl", NULL},         {".ndjson", NULL},        {".json", NULL},
+    {".parquet", NULL},
+};
+
+static bool ends_with(const char *name, size_t length, const char *ending)
 {
     size_t bytes = strlen(ending);
-    return length > bytes && !strncasecmp(path + length - bytes, ending, bytes);
+    return length > bytes && !strncasecmp(name + length - bytes, ending, bytes);
 }
 
-/* By the ending of the name, then by the first byte. */
+/* Which of the endings a name has; -1: none. */
+static int find_ending(const char *name)
+{
+    size_t length = strlen(name);
+    if (ends_with(name, length, ".gz"))
+        length -= strlen(".gz");
+    else if (ends_with(name, length, ".zst"))
+        length -= strlen(".zst");
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
+        if (ends_with(name, length, endings[i].ending))
+            return (int)i;
+    return -1;
+}
+
+bool tsr_table_known_name(const char *name)
+{
+    return find_ending(name) >= 0;
+}
+
+/* Of text: by the ending of the name, then by the first byte. */
 static const tsr_table_format *choose_format(const char *path, const char *data, size_t bytes)
 {
-    size_t length = strlen(path);
-    if (ends_with(path, length, ".gz"))
-        length -= strlen(".gz");
-    else if (ends_with(path, length, ".zst"))
-        length -= strlen(".zst");
-    if (ends_with(path, length, ".csv"))
-        return &tsr_table_csv;
-    if (ends_with(path, length, ".tsv"))
-        return &tsr_table_tsv;
-    if (ends_with(path, length, ".txt"))
-        return &tsr_table_plain;
+    int ending = find_ending(path);
     size_t i = 0;
+    if (ending >= 0 && endings[ending].format)
+        return endings[ending].format;
     while (i < bytes && strchr(" \t\r\n", data[i]) && data[i])
         i++;
     return i < bytes && data[i] == '[' ? &tsr_table_json_array : &tsr_table_json_lines;

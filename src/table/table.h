@@ -31,6 +31,9 @@ typedef struct tsr_table tsr_table;
 tsr_status tsr_table_open(tsr_table **out, const char *path, const char *key);
 void tsr_table_close(tsr_table *table);
 
+/* Whether a file's name ends as those of rows do: .parquet, .jsonl, .csv.gz and the like. */
+bool tsr_table_known_name(const char *name);
+
 /* The next row, an object, which is the caller's (json_decref); NULL at the end. It must not be changed: rows may share
  * values. */
 tsr_status tsr_table_next(json_t **row, tsr_table *table);

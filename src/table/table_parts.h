@@ -37,8 +37,15 @@ const char *tsr_table_show(char out[TSR_TABLE_PLACE_BYTES], const tsr_table_text
 /* Appends to the row. TSR_EDATA: it would be too long. */
 tsr_status tsr_table_append(tsr_table_text *text, const char *data, size_t bytes, bool by_line);
 
-/* A string value. `place` and `column` are for the message: TSR_EDATA where it is not UTF-8 or holds U+0000. */
-tsr_status tsr_table_string(json_t **out, const char *data, size_t bytes, const char *place,
-                            const char *column);
+/* A string value; NULL where it is not UTF-8, holds U+0000, or memory is short. */
+json_t *tsr_table_string(const char *data, size_t bytes);
+
+/* Why it is NULL: "byte 3 of the value is not UTF-8", in `out`, which is returned; NULL: memory. */
+#define TSR_TABLE_FAULT_BYTES 80
+const char *tsr_table_fault(char out[TSR_TABLE_FAULT_BYTES], const char *data, size_t bytes);
+
+/* A string value of a text file. `column` NULL: it has none. */
+tsr_status tsr_table_cell(json_t **out, const char *data, size_t bytes, const char *place,
+                          const char *column);
 
 #endif
