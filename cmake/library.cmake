@@ -21,7 +21,7 @@ foreach(folder ${TSR_FOLDERS})
   list(APPEND TSR_LIBRARY_OBJECTS $<TARGET_OBJECTS:${folder}>)
 endforeach()
 set(TSR_LIBRARY_EXTERNAL MPI::MPI_C PkgConfig::TSR_HWLOC PkgConfig::TSR_JANSSON PkgConfig::TSR_YAML
-  PkgConfig::TSR_ONIG PkgConfig::TSR_UTF8PROC Threads::Threads ${CMAKE_DL_LIBS} m)
+  PkgConfig::TSR_ONIG PkgConfig::TSR_UTF8PROC PkgConfig::TSR_ZLIB PkgConfig::TSR_ZSTD Threads::Threads ${CMAKE_DL_LIBS} m)
 if(TSR_HAVE_CUDA)
   list(APPEND TSR_LIBRARY_EXTERNAL CUDA::cudart_static)
 endif()
@@ -63,7 +63,7 @@ add_custom_target(tessera_static ALL DEPENDS ${TSR_LIBRARY_ARCHIVE})
 # ---- what to link beside the archive ----
 
 set(TSR_LIBRARY_LINK)
-foreach(name HWLOC JANSSON YAML ONIG UTF8PROC)
+foreach(name HWLOC JANSSON YAML ONIG UTF8PROC ZLIB ZSTD)
   list(APPEND TSR_LIBRARY_LINK ${TSR_${name}_LINK_LIBRARIES})
 endforeach()
 if(TSR_HAVE_CUDA)

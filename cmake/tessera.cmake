@@ -10,6 +10,8 @@ find_package(Threads REQUIRED)
 
 # Every external library is found once, here, and linked only by the folder that wraps it.
 pkg_check_modules(TSR_JANSSON REQUIRED IMPORTED_TARGET jansson)
+pkg_check_modules(TSR_ZLIB REQUIRED IMPORTED_TARGET zlib)
+pkg_check_modules(TSR_ZSTD REQUIRED IMPORTED_TARGET libzstd)
 pkg_check_modules(TSR_YAML REQUIRED IMPORTED_TARGET yaml-0.1)
 pkg_check_modules(TSR_ONIG REQUIRED IMPORTED_TARGET oniguruma)
 pkg_check_modules(TSR_UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)

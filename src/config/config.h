@@ -142,7 +142,8 @@ typedef struct {
     int bnb_4bit_quant_type; /* 0: nf4, the only one */
     /* data */
     tsr_config_strings dataset, eval_dataset;
-    int64_t max_eval_samples; /* 0: all */
+    const char *dataset_train_split, *dataset_test_split; /* of directories */
+    int64_t max_eval_samples;                             /* 0: all */
     tsr_config_format dataset_format;
     const char *dataset_text_field;
     int64_t max_length; /* 0: none */
@@ -168,7 +169,7 @@ typedef struct {
     /* optimizer */
     double learning_rate;
     double loraplus_lr_ratio; /* 0: none */
-    int optim; /* 0: AdamW, the only one */
+    int optim;                /* 0: AdamW, the only one */
     double adam_beta1, adam_beta2, adam_epsilon, weight_decay;
     double max_grad_norm; /* 0: no clipping */
     tsr_schedule_kind lr_scheduler_type;

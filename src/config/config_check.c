@@ -67,9 +67,11 @@ static void check_required(const checker *c)
     } keys[] = {
         {"model_name_or_path", "the directory of a Hugging Face checkpoint", true,
          config->model_name_or_path},
-        {"dataset", "a jsonl file", use == TSR_CONFIG_TRAIN || use == TSR_CONFIG_DATA,
+        {"dataset", "a file or directory of rows",
+         use == TSR_CONFIG_TRAIN || use == TSR_CONFIG_DATA,
          config->dataset.count || (use == TSR_CONFIG_DATA && config->eval_dataset.count)},
-        {"eval_dataset", "a jsonl file", use == TSR_CONFIG_EVAL, config->eval_dataset.count},
+        {"eval_dataset", "a file or directory of rows", use == TSR_CONFIG_EVAL,
+         config->eval_dataset.count},
         {"init_adapter", "the directory of an adapter", use == TSR_CONFIG_MERGE,
          config->init_adapter},
         {"output_dir", "the directory to write to", writes(c), config->output_dir},
@@ -93,7 +95,8 @@ static bool looks_like_hub_id(const char *text)
     size_t length = strlen(text);
     if (strspn(text, letters) < length)
         return false;
-    const char *endings[] = {".jsonl", ".json", ".yaml", ".txt", ".jinja", ".parquet", ".csv"};
+    const char *endings[] = {".jsonl",   ".ndjson", ".json", ".yaml", ".txt", ".jinja",
+                             ".parquet", ".csv",    ".tsv",  ".gz",   ".zst"};
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         size_t e = strlen(endings[i]);
         if (length > e && !strcmp(text + length - e, endings[i]))
@@ -153,9 +156,9 @@ static void check_hub_id(const checker *c, const char *key, const char *value, b
     tsr_config_error(c->errors, where(c, key),
                      "%s: found '%s', and there is no such %s here. If it is a name on the Hugging "
                      "Face Hub, download it first: `hf download %s%s --local-dir %s` (older: "
-                     "huggingface-cli download), then write %s: %s%s",
-                     key, value, dataset ? "file" : "directory", type, value, name, key, name,
-                     dataset ? "/<file>.jsonl" : "");
+                     "huggingface-cli download), then write %s: %s",
+                     key, value, dataset ? "file or directory" : "directory", type, value, name,
+                     key, name);
 }
 
 /* However the two are spelled. */

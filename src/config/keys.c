@@ -186,9 +186,13 @@ static const tsr_key model_keys[] = {
 #define G .group = "data"
 static const tsr_key data_keys[] = {
     {"dataset", G, TSR_KEY_STRINGS, AT(dataset), .none = "null", .initial = "null",
-     .help = "jsonl file or list of files (required); also dataset_name"},
+     .help = "file, directory or pattern, or a list (required); also dataset_name"},
     {"eval_dataset", G, TSR_KEY_STRINGS, AT(eval_dataset), .none = "null", .initial = "null",
-     .help = "held-out jsonl file or list of files"},
+     .help = "likewise, of held-out rows"},
+    {"dataset_train_split", G, TSR_KEY_STRING, AT(dataset_train_split), .flags = TSR_KEY_PATH,
+     .initial = "train", .help = "the split of dataset, where that is a directory"},
+    {"dataset_test_split", G, TSR_KEY_STRING, AT(dataset_test_split), .flags = TSR_KEY_PATH,
+     .initial = "test", .help = "the split of eval_dataset, where that is a directory"},
     {"max_eval_samples", G, TSR_KEY_INT, AT(max_eval_samples), .low = 1, .high = INT_TOP,
      .none = "null", .initial = "null",
      .help = "use only this many samples of eval_dataset; null: all"},

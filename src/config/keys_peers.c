@@ -58,8 +58,6 @@ static const tsr_key_peer peers[] = {
     {"use_peft", "true null", "only adapters are trained"},
     {"dataset_config", "null", "datasets are local files"},
     {"model_revision", "main null", "the model is a local directory"},
-    {"dataset_train_split", "train null", "a file has no splits"},
-    {"dataset_test_split", "test null", "a file has no splits"},
     {"dataset_kwargs", "null {}", "datasets are prepared in one way"},
     {"model_init_kwargs", "null {}", "the checkpoint's config.json decides"},
     {"logging_strategy", "steps null", "every step is in metrics.jsonl"},

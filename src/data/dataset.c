@@ -5,11 +5,9 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/phase.h"
-#include "data/line.h"
 #include "data/rows.h"
-#include "io/lfs.h"
+#include "table/table.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,14 +33,14 @@ struct tsr_dataset {
     uint64_t hash;
 };
 
-/* A file being read line by line, or its rows asked for, and what went wrong so far. */
+/* A file being read row by row, or its rows asked for, and what went wrong so far. */
 typedef struct {
-    FILE *stream;
+    tsr_table *table; /* NULL between files, and where rows are asked for */
     tsr_row_source rows;
     const char *path;
-    tsr_line line;
-    char place[4200];       /* path:number */
-    double done, total;     /* bytes, over all files */
+    int64_t number;         /* of the row: its line, where it has one */
+    char place[4200];       /* for messages */
+    double done, total;     /* bytes, of all files; done: before this one */
     int64_t bad_rows;       /* likewise */
     double late;            /* when further bad rows are not looked for any more */
     bool gave_up;           /* it was so late */
@@ -77,94 +75,58 @@ static const char *key_of(const tsr_dataset_options *options)
     return options->key ? options->key : "dataset";
 }
 
-static tsr_status cannot_open(const char *path, const char *key)
-{
-    return tsr_fail(tsr_status_of_open(errno), "%s: %s: %s%s", key, path, strerror(errno),
-                    errno == ENOENT && path[0] != '/'
-                        ? " (a relative path starts from the working directory)"
-                        : "");
-}
-
 static tsr_status open_file(reader *r, const char *path, const char *key)
 {
-    struct stat about;
     r->path = path;
-    r->line.number = 0;
-    if (r->rows.next)
-        return TSR_OK;
-    if (stat(path, &about) < 0)
-        return cannot_open(path, key);
-    if (!S_ISREG(about.st_mode))
-        return tsr_fail(TSR_EDATA, "%s: %s is %s, expected a .jsonl file", key, path,
-                        S_ISDIR(about.st_mode) ? "a directory" : "not a regular file");
-    r->stream = fopen(path, "rbe");
-    if (!r->stream)
-        return cannot_open(path, key);
-    return TSR_OK;
+    r->number = 0;
+    return r->rows.next ? TSR_OK : tsr_table_open(&r->table, path, key);
 }
 
 static void close_file(reader *r)
 {
-    if (r->stream)
-        fclose(r->stream);
-    r->stream = NULL;
+    if (r->table)
+        r->done += tsr_table_done(r->table);
+    tsr_table_close(r->table);
+    r->table = NULL;
 }
 
-static tsr_status ask_for_row(bool *found, const char **start, size_t *length, reader *r)
+static bool is_blank(const char *text, size_t bytes)
 {
-    const char *row = NULL;
-    size_t bytes = 0;
-    int failed = r->rows.next(r->rows.user, r->path, r->line.number++, &row, &bytes);
-    if (failed)
-        return tsr_fail(TSR_EIO, "%s:%lld: the row callback failed (%d)", r->path,
-                        (long long)r->line.number, failed);
-    if (row && bytes > (size_t)TSR_LINE_MIB << 20)
-        return tsr_fail(TSR_EDATA, "%s:%lld: the row is longer than %d MiB, the most that is read",
-                        r->path, (long long)r->line.number, TSR_LINE_MIB);
-    *found = row;
-    *start = row;
-    *length = row ? bytes : 0;
-    return TSR_OK;
+    size_t i = 0;
+    while (i < bytes && (text[i] == ' ' || text[i] == '\t' || text[i] == '\r' || text[i] == '\n'))
+        i++;
+    return i == bytes;
 }
 
-static tsr_status read_line(bool *found, const char **start, size_t *length, reader *r)
+/* The next row that is not blank. */
+static tsr_status ask_for_row(json_t **row, reader *r)
 {
+    const char *text;
+    size_t bytes;
+    do {
+        text = NULL;
+        bytes = 0;
+        int failed = r->rows.next(r->rows.user, r->path, r->number++, &text, &bytes);
+        snprintf(r->place, sizeof r->place, "%s:%lld", r->path, (long long)r->number);
+        if (failed)
+            return tsr_fail(TSR_EIO, "%s: the row callback failed (%d)", r->place, failed);
+        if (text && bytes > TSR_TABLE_ROW_BYTES)
+            return tsr_fail(TSR_EDATA, "%s: the row is longer than %d MiB, the most that is read",
+                            r->place, TSR_TABLE_ROW_MIB);
+    } while (text && is_blank(text, bytes));
+    return text ? tsr_table_parse(row, text, bytes, r->place, true) : TSR_OK;
+}
+
+/* The next row, the caller's; NULL at the end. After TSR_EDATA the one behind it can be asked for. */
+static tsr_status next_row(json_t **row, reader *r)
+{
+    *row = NULL;
     if (r->rows.next)
-        return ask_for_row(found, start, length, r);
-    TSR_TRY(tsr_line_read(found, &r->line, r->stream, r->path));
-    *start = r->line.data;
-    *length = r->line.bytes;
-    return TSR_OK;
-}
-
-/* The next line that is not blank, without its newline; *bytes < 0 at the end of the file. A byte
- * order mark at the start of the file is passed over. */
-static tsr_status next_line(reader *r, const char **line, int64_t *bytes)
-{
-    for (;;) {
-        bool found;
-        const char *start;
-        size_t length;
-        TSR_TRY(read_line(&found, &start, &length, r));
-        *bytes = -1;
-        if (!found)
-            return TSR_OK;
-        r->done += (double)length;
-        if (r->line.number == 1)
-            TSR_TRY(tsr_lfs_refuse(r->path, start, length));
-        if (r->line.number == 1 && length >= 3 && !memcmp(start, "\xef\xbb\xbf", 3)) {
-            start += 3;
-            length -= 3;
-        }
-        while (length > 0 && strchr(" \t\r\n", start[length - 1]) && start[length - 1])
-            length--;
-        if (!length)
-            continue;
-        snprintf(r->place, sizeof r->place, "%s:%lld", r->path, (long long)r->line.number);
-        *line = start;
-        *bytes = (int64_t)length;
-        return TSR_OK;
-    }
+        return ask_for_row(row, r);
+    tsr_status status = tsr_table_next(row, r->table);
+    r->number = tsr_table_number(r->table);
+    snprintf(r->place, sizeof r->place, "%s", tsr_table_place(r->table));
+    return status;
 }
 
 /* Makes room for `more` entries behind `count`. */
@@ -264,13 +226,11 @@ static tsr_status unknown_keys(const reader *r, const json_t *object,
         tsr_text_string(&found), tsr_text_string(&known));
 }
 
-/* The format of the line that r has just read. */
-static tsr_status detect_row(tsr_data_format *out, bool *is_chat, const reader *r, const char *line,
-                             size_t bytes, const tsr_dataset_options *options)
+/* The format of the row that r has just read. */
+static tsr_status detect_row(tsr_data_format *out, bool *is_chat, const reader *r,
+                             const json_t *object, const tsr_dataset_options *options)
 {
-    json_t *object;
     tsr_text keys = {0};
-    TSR_TRY(tsr_row_parse(&object, line, bytes, r->place));
     tsr_status status = TSR_OK;
     tsr_data_format format = options->format;
     if (format == TSR_DATA_AUTO) {
@@ -287,7 +247,6 @@ static tsr_status detect_row(tsr_data_format *out, bool *is_chat, const reader *
         format == TSR_DATA_MESSAGES || format == TSR_DATA_SHAREGPT ||
         (format == TSR_DATA_PROMPT_COMPLETION && json_is_array(json_object_get(object, "prompt")));
     tsr_text_free(&keys);
-    json_decref(object);
     *out = format;
     return status;
 }
@@ -296,19 +255,18 @@ tsr_status tsr_dataset_detect(tsr_data_format *out, bool *is_chat,
                               const tsr_dataset_options *options)
 {
     reader r = {.rows = options->rows};
-    const char *line;
-    int64_t bytes;
+    json_t *row = NULL;
     if (options->file_count < 1)
         return tsr_fail(TSR_EDATA, "%s: no file is given", key_of(options));
     tsr_status status = open_file(&r, options->files[0], key_of(options));
     if (status >= 0)
-        status = next_line(&r, &line, &bytes);
-    if (status >= 0 && bytes < 0)
+        status = next_row(&row, &r);
+    if (status >= 0 && !row)
         status = tsr_fail(TSR_EDATA, "%s: %s has no row", key_of(options), options->files[0]);
     if (status >= 0)
-        status = detect_row(out, is_chat, &r, line, (size_t)bytes, options);
+        status = detect_row(out, is_chat, &r, row, options);
+    json_decref(row);
     close_file(&r);
-    tsr_line_free(&r.line);
     return status;
 }
 
@@ -343,19 +301,15 @@ static tsr_status truncate_row(tsr_dataset *data, tsr_row *row, bool *keep, read
     return TSR_OK;
 }
 
-static tsr_status read_row(tsr_dataset *data, tsr_row *row, reader *r, const char *line,
-                           size_t bytes, int file, const tsr_dataset_options *options)
+static tsr_status read_row(tsr_dataset *data, tsr_row *row, reader *r, const json_t *object,
+                           int file, const tsr_dataset_options *options)
 {
-    json_t *object;
-    TSR_TRY(tsr_row_parse(&object, line, bytes, r->place));
-    tsr_status status = tsr_row_read(row, object, data->format, options, r->place);
-    json_decref(object);
     bool keep;
-    if (status >= 0)
-        status = truncate_row(data, row, &keep, r, options);
-    if (status < 0 || !keep || r->bad_rows) /* after a bad row the others are only checked */
-        return status;
-    return append(data, row, file, r->line.number);
+    TSR_TRY(tsr_row_read(row, object, data->format, options, r->place));
+    TSR_TRY(truncate_row(data, row, &keep, r, options));
+    if (!keep || r->bad_rows) /* after a bad row the others are only checked */
+        return TSR_OK;
+    return append(data, row, file, r->number);
 }
 
 static bool enough_rows(const tsr_dataset *data, const tsr_dataset_options *options)
@@ -389,15 +343,16 @@ static tsr_status read_file(tsr_dataset *data, tsr_row *row, reader *r, int file
     int64_t before = data->stats.rows;
     TSR_TRY(open_file(r, data->files[file], key_of(options)));
     while (!enough_rows(data, options) && !too_late(r)) {
-        const char *line;
-        int64_t bytes;
-        TSR_TRY(next_line(r, &line, &bytes));
-        if (bytes < 0)
+        json_t *object;
+        tsr_status status = next_row(&object, r);
+        if (status >= 0 && !object)
             break;
         data->stats.rows++;
-        if (!r->rows.next) /* whose number is not known before their end */
-            tsr_phase_at("reading and tokenizing", r->done, r->total);
-        tsr_status status = read_row(data, row, r, line, (size_t)bytes, file, options);
+        if (r->table) /* the number of asked ones is not known before their end */
+            tsr_phase_at("reading and tokenizing", r->done + tsr_table_done(r->table), r->total);
+        if (status >= 0)
+            status = read_row(data, row, r, object, file, options);
+        json_decref(object);
         if (status < 0 && status != TSR_EDATA)
             return status;
         if (status < 0)
@@ -443,7 +398,6 @@ static tsr_status read_files(tsr_dataset *data, const tsr_dataset_options *optio
                               r.bad_rows - 1 > PLACES ? ", ..." : "", longest);
     }
     close_file(&r);
-    tsr_line_free(&r.line);
     free(r.first_error);
     tsr_text_free(&r.others);
     data->unread_keys = row.keys;

@@ -1,5 +1,5 @@
 /*
- * data/dataset.h: JSON-lines files, or rows that a callback gives, as tokens: every row becomes one
+ * data/dataset.h: files of rows (table/table.h), or rows that a callback gives, as tokens: every row becomes one
  * sample, all held in one flat array of 32-bit ids and labels.
  *
  * Formats   messages {messages}, sharegpt {conversations: [{from, value}]}, prompt_completion
@@ -71,7 +71,7 @@ typedef struct {
     const int32_t *ids, *labels, *lengths;
     int32_t token_count, document_count, label_count;
     int32_t file; /* which of the files */
-    int64_t line; /* from 1 */
+    int64_t line; /* or the row, of a file that has no lines; from 1 */
 } tsr_sample;
 
 typedef struct {

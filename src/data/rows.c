@@ -150,55 +150,6 @@ void tsr_row_note_keys(tsr_row *row, const json_t *object, const char *const *re
     }
 }
 
-/* What a file that is no JSON lines looks like in its first bytes; "" if nothing is recognised. */
-static const char *recognise(const char *line, size_t bytes)
-{
-    if (bytes >= 4 && !memcmp(line, "PAR1", 4))
-        return " (a Parquet file: write it as JSON lines first)";
-    if (bytes >= 2 && !memcmp(line, "\x1f\x8b", 2))
-        return " (a gzip file: unpack it first)";
-    if (bytes >= 1 && line[0] == '[')
-        return " (a list over several lines: write one object a line, as `jq -c '.[]'` does)";
-    if (bytes == 1 && line[0] == '{')
-        return " (an object over several lines: write it on one, as `jq -c .` does)";
-    if (bytes >= 1 && line[0] != '{')
-        return " (expected an object {...} on each line)";
-    return "";
-}
-
-tsr_status tsr_row_parse(json_t **out, const char *line, size_t bytes, const char *place)
-{
-    json_error_t error;
-    const char *zero = memchr(line, 0, bytes); /* jansson passes over one behind a number */
-    if (zero)
-        return tsr_fail(TSR_EDATA, "%s: byte %td is zero, which no JSON has%s", place, zero - line,
-                        recognise(line, bytes));
-    json_t *object = json_loadb(line, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
-    if (!object) {
-        if (json_error_code(&error) == json_error_out_of_memory)
-            return tsr_fail(TSR_ENOMEM, "%s: no memory to parse the line", place);
-        if (json_error_code(&error) == json_error_numeric_overflow)
-            return tsr_fail(TSR_EDATA,
-                            "%s:%d: a number is too large to be read (a whole number is within 64 "
-                            "bits); write it as a string, or leave its key out",
-                            place, error.column < 0 ? 0 : error.column);
-        return tsr_fail(TSR_EDATA, "%s:%d: not valid %s: %s%s", place,
-                        error.column < 0 ? 0 : error.column,
-                        json_error_code(&error) == json_error_invalid_utf8 ? "UTF-8" : "JSON",
-                        error.text, recognise(line, bytes));
-    }
-    if (!json_is_object(object)) {
-        tsr_status status = tsr_fail(
-            TSR_EDATA, "%s: the line holds %s, expected an object {...}%s", place,
-            tsr_json_kind(object),
-            json_is_array(object) ? "; write one object a line, as `jq -c '.[]'` does" : "");
-        json_decref(object);
-        return status;
-    }
-    *out = object;
-    return TSR_OK;
-}
-
 /* The first token of a document is no label; counts the others. */
 static void settle_labels(tsr_row *row)
 {

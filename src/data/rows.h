@@ -1,5 +1,5 @@
 /*
- * data/rows.h: one row of a JSON-lines file as tokens, labels and documents. Private to
+ * data/rows.h: one row of a file as tokens, labels and documents. Private to
  * data/dataset.h.
  */
 #ifndef TSR_DATA_ROWS_H
@@ -28,10 +28,6 @@ void tsr_row_keys(tsr_text *out, tsr_data_format format, const tsr_dataset_optio
 
 /* Appends the keys that a row has, and which of them count as missing: "text" (null), "id". */
 void tsr_row_own_keys(tsr_text *out, const json_t *object);
-
-/* Parses one line into an object. `place` is "file:line". TSR_EDATA: place, column and what is
- * wrong. The caller frees *out. */
-tsr_status tsr_row_parse(json_t **out, const char *line, size_t bytes, const char *place);
 
 /* Fills *row from an object of the given format. TSR_EDATA: the row, named by `place`, is of another
  * format or cannot be read. */

@@ -266,8 +266,8 @@ static tsr_loss_choice loss_choice(tsr_config_choice choice)
                                              : TSR_LOSS_NO;
 }
 
-static tsr_status load_dataset(tsr_dataset **out, tsr_inputs *inputs,
-                               const tsr_config_strings *files, const char *key, int64_t max_rows)
+static tsr_status load_dataset(tsr_dataset **out, tsr_inputs *inputs, const tsr_paths *files,
+                               const char *key, int64_t max_rows)
 {
     static const tsr_data_format formats[] = {
         [TSR_CONFIG_FORMAT_AUTO] = TSR_DATA_AUTO,
@@ -281,7 +281,7 @@ static tsr_status load_dataset(tsr_dataset **out, tsr_inputs *inputs,
                                                  [TSR_CONFIG_TRUNCATION_RIGHT] = TSR_TRUNCATE_RIGHT,
                                                  [TSR_CONFIG_TRUNCATION_DROP] = TSR_TRUNCATE_DROP};
     const tsr_config *config = &inputs->config;
-    tsr_dataset_options options = {.files = files->items,
+    tsr_dataset_options options = {.files = (const char *const *)files->items,
                                    .rows = inputs->rows,
                                    .file_count = files->count,
                                    .key = key,
@@ -333,14 +333,26 @@ static void keep_date(tsr_inputs *inputs)
     inputs->config.chat_template_date = inputs->date;
 }
 
+/* With a callback the paths are names that it is asked for. */
+static tsr_status find_files(tsr_paths *out, const tsr_inputs *inputs,
+                             const tsr_config_strings *given, const char *split, const char *key)
+{
+    return inputs->rows.next ? tsr_paths_copy(out, given->items, given->count, key)
+                             : tsr_paths_expand(out, given->items, given->count, split, key);
+}
+
 static tsr_status load_training(tsr_inputs *inputs)
 {
-    return load_dataset(&inputs->dataset, inputs, &inputs->config.dataset, "dataset", 0);
+    TSR_TRY(find_files(&inputs->files, inputs, &inputs->config.dataset,
+                       inputs->config.dataset_train_split, "dataset"));
+    return load_dataset(&inputs->dataset, inputs, &inputs->files, "dataset", 0);
 }
 
 static tsr_status load_evaluation(tsr_inputs *inputs)
 {
-    return load_dataset(&inputs->eval_dataset, inputs, &inputs->config.eval_dataset, "eval_dataset",
+    TSR_TRY(find_files(&inputs->eval_files, inputs, &inputs->config.eval_dataset,
+                       inputs->config.dataset_test_split, "eval_dataset"));
+    return load_dataset(&inputs->eval_dataset, inputs, &inputs->eval_files, "eval_dataset",
                         inputs->config.max_eval_samples);
 }
 
@@ -366,15 +378,15 @@ static bool same_file(const char *a, const char *b)
 static void warn_of_same_data(const tsr_inputs *inputs)
 {
     const tsr_config *config = &inputs->config;
-    for (int i = 0; i < config->dataset.count; i++)
-        for (int j = 0; j < config->eval_dataset.count; j++)
-            if (inputs->rows.next
-                    ? !strcmp(config->dataset.items[i], config->eval_dataset.items[j])
-                    : same_file(config->dataset.items[i], config->eval_dataset.items[j]))
+    const tsr_paths *files = &inputs->files, *held_out = &inputs->eval_files;
+    for (int i = 0; i < files->count; i++)
+        for (int j = 0; j < held_out->count; j++)
+            if (inputs->rows.next ? !strcmp(files->items[i], held_out->items[j])
+                                  : same_file(files->items[i], held_out->items[j]))
                 tsr_log(TSR_LOG_WARNING,
                         "%s: eval_dataset: %s is trained on too (dataset, %s), so its loss is not "
                         "that of held-out data",
-                        tsr_config_where(config, "eval_dataset"), config->eval_dataset.items[j],
+                        tsr_config_where(config, "eval_dataset"), held_out->items[j],
                         tsr_config_where(config, "dataset"));
 }
 
@@ -410,7 +422,6 @@ static tsr_status make_training(tsr_inputs *inputs, int ranks)
                                  .epochs = config->num_train_epochs,
                                  .max_steps = config->max_steps};
     TSR_TRY(tsr_batch_create(&inputs->batch, &options));
-    warn_of_same_data(inputs);
     warn_of_warmup(config, tsr_batch_run_of(inputs->batch)->steps);
     if (config->packing)
         say_packing(inputs->batch, inputs->dataset, "dataset", config->max_length);
@@ -457,6 +468,8 @@ tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks)
         TSR_TRY(make_training(inputs, ranks));
     if (inputs->config.eval_dataset.count)
         TSR_TRY(make_evaluation(inputs, ranks));
+    if (train)
+        warn_of_same_data(inputs);
     keep_date(inputs);
     return check_longest(inputs);
 }
@@ -587,6 +600,8 @@ void tsr_inputs_close(tsr_inputs *inputs)
     tsr_batch_destroy(inputs->eval_batch);
     tsr_dataset_destroy(inputs->dataset);
     tsr_dataset_destroy(inputs->eval_dataset);
+    tsr_paths_free(&inputs->files);
+    tsr_paths_free(&inputs->eval_files);
     tsr_chat_destroy(inputs->chat);
     tsr_tokenizer_destroy(inputs->tokenizer);
     tsr_layout_free(&inputs->layout);

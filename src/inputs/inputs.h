@@ -10,6 +10,7 @@
 #include "data/dataset.h"
 #include "inputs/adapter.h"
 #include "model/activation.h"
+#include "table/paths.h"
 
 typedef struct {
     tsr_config config;
@@ -20,6 +21,8 @@ typedef struct {
     int64_t today;            /* for a chat template that asks; every rank has the same */
     char date[32];            /* chat_template_date where the user gave none */
     tsr_row_source rows;      /* the caller's, instead of files; its callback NULL: none */
+    tsr_paths files,
+        eval_files; /* that the configuration's paths name; with rows.next those paths */
     tsr_dataset *dataset, *eval_dataset;
     tsr_batch *batch, *eval_batch; /* NULL where there is no data set */
     tsr_train_adapter adapter;

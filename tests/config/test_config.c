@@ -56,6 +56,8 @@ static void test_defaults(void **state)
     assert_int_equal(c.max_eval_samples, 0);
     assert_int_equal(c.dataset_format, TSR_CONFIG_FORMAT_AUTO);
     assert_string_equal(c.dataset_text_field, "text");
+    assert_string_equal(c.dataset_train_split, "train");
+    assert_string_equal(c.dataset_test_split, "test");
     assert_int_equal(c.max_length, 2048);
     assert_int_equal(c.truncation, TSR_CONFIG_TRUNCATION_ERROR);
     assert_false(c.packing);

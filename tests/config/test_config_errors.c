@@ -67,7 +67,6 @@ static const wrong table[] = {
     {"time_limit: soon", NULL, {"time_limit: found 'soon'", "1h30m"}},
     {"time_limit: '01:99:00'", NULL, {"time_limit: found '01:99:00'"}},
     {"time_limit: '-1:30:00'", NULL, {"time_limit: found '-1:30:00'"}},
-    {"dataset_train_split: test", NULL, {"dataset_train_split: found 'test'", "only train"}},
     {"lr_scheduler_kwargs: {cycles: 2}", NULL, {"no member 'cycles'", "num_cycles"}},
     /* ranges */
     {"lora_r: 0", NULL, {"lora_r: found '0'", "from 1"}},

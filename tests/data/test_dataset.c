@@ -4,7 +4,6 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "data/dataset.h"
-#include "data/line.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -308,6 +307,41 @@ static void hash_sees_every_change(void **state)
         assert_true(hash != hash_of(other[i]));
 }
 
+/* Whatever the format of its file, a row is the same sample; messages say where it is. */
+static void other_formats(void **state)
+{
+    (void)state;
+    const char *files[] = {scratch_path("a.json"), scratch_path("b.csv"), scratch_path("c.txt")};
+    static const char *const texts[] = {"[{\"text\":\"one\"},\n{\"text\":\"two\"}]",
+                                        "id,text\n\n1,one\n2,two\n", "one\n\ntwo\n"};
+    static const int64_t places[][2] = {{1, 2}, {3, 4}, {1, 3}};
+    tsr_dataset *lines = load("{\"text\":\"one\"}\n{\"text\":\"two\"}\n", (tsr_dataset_options){0});
+    for (int i = 0; i < 3; i++) {
+        tsr_dataset *data;
+        tsr_dataset_options options = {.files = &files[i],
+                                       .file_count = 1,
+                                       .tokenizer = tokenizer,
+                                       .eos_id = tsr_tokenizer_eos(tokenizer)};
+        write_text(files[i], texts[i]);
+        if (tsr_dataset_load(&data, &options) != TSR_OK)
+            fail_msg("%s", tsr_last_error());
+        assert_true(tsr_dataset_hash(data) == tsr_dataset_hash(lines));
+        for (int row = 0; row < 2; row++)
+            assert_int_equal(tsr_dataset_sample(data, row).line, places[i][row]);
+        tsr_dataset_destroy(data);
+    }
+    tsr_dataset_destroy(lines);
+    tsr_dataset *data = NULL;
+    tsr_dataset_options options = {.files = &files[0],
+                                   .file_count = 1,
+                                   .tokenizer = tokenizer,
+                                   .eos_id = tsr_tokenizer_eos(tokenizer)};
+    write_text(files[0], "[{\"text\":\"one\"},{\"text\":1},{\"text\"},{\"text\":\"four\"}]");
+    check_error(
+        "array", tsr_dataset_load(&data, &options), TSR_EDATA,
+        (const char *[MOST_WORDS]){"a.json: row 2: ", "and 1 more bad rows: ", "a.json: row 3)"});
+}
+
 static void several_files(void **state)
 {
     (void)state;
@@ -354,12 +388,12 @@ static const struct {
     {"{\"input_ids\":[1,2]} {\"input_ids\":[1,2]}", {"rows.jsonl:1:", "end of file expected"}},
     {"{\"input_ids\":[1,2],\"input_ids\":[3]}", {"rows.jsonl:1:", "duplicate object key"}},
     {"{\"input_ids\":[1,2],\"a\":\"\xff\"}", {"rows.jsonl:1:", "not valid UTF-8"}},
-    {"[\n{\"input_ids\":[1,2]}\n]", {"rows.jsonl:1:", "one object a line"}},
-    {"[{\"input_ids\":[1,2]}]", {"rows.jsonl:1: ", "a list", "expected an object", "jq"}},
+    {"[\n{\"input_ids\":[1,2]}\n", {"rows.jsonl: row 1: ", "ends inside the array"}},
+    {"{\"input_ids\":[1,2]}\n[{}]", {"rows.jsonl:2: ", "a list", "expected an object", "jq"}},
     {"{\n  \"input_ids\": [1,2]\n}", {"rows.jsonl:1:", "an object over several lines", "jq -c ."}},
     {"prompt,completion\na,b\n", {"rows.jsonl:1:", "expected an object {...} on each line"}},
-    {"PAR1....", {"rows.jsonl:1:", "Parquet"}},
-    {"\x1f\x8b\x08", {"rows.jsonl:1:", "gzip"}},
+    {"PAR1\x15...", {"rows.jsonl: ", "Parquet", "cut or damaged"}},
+    {"\x1f\x8b\x08", {"rows.jsonl: the gzip stream", "at byte 3", "ends before"}},
     {"17", {"rows.jsonl:1: ", "an integer", "expected an object"}},
     {"{}", {"rows.jsonl:1: ", "no known format"}},
     {"{\"question\":\"a\",\"answer\":\"b\"}", {"\"question\", \"answer\"", "\"messages\""}},
@@ -517,7 +551,6 @@ static void long_lines(void **state)
     (void)state;
     static const char row[] = "{\"input_ids\":[1,2]}\n";
     const char *path = scratch_path("long.jsonl");
-    size_t most = (size_t)TSR_LINE_MIB << 20;
     tsr_dataset_options options = {.files = &path, .file_count = 1};
     tsr_dataset *data = NULL;
     write_text(path, row);
@@ -526,19 +559,6 @@ static void long_lines(void **state)
         "a line of zeros", tsr_dataset_load(&data, &options), TSR_EDATA,
         (const char *[MOST_WORDS]){"long.jsonl:2: the line is longer than 64 MiB", "several rows"});
     assert_null(data);
-    tsr_line line = {0};
-    bool found;
-    assert_int_equal(truncate(path, (off_t)(most + strlen(row))), 0);
-    FILE *file = fopen(path, "rb");
-    assert_non_null(file);
-    assert_int_equal(tsr_line_read(&found, &line, file, path), TSR_OK);
-    assert_int_equal(tsr_line_read(&found, &line, file, path),
-                     TSR_OK); /* what is just short enough */
-    assert_true(found && line.number == 2 && line.bytes == most);
-    assert_int_equal(tsr_line_read(&found, &line, file, path), TSR_OK);
-    assert_false(found);
-    fclose(file);
-    tsr_line_free(&line);
 }
 
 static void detection(void **state)
@@ -591,6 +611,7 @@ int main(void)
         cmocka_unit_test(sharegpt_tools),
         cmocka_unit_test(truncation),
         cmocka_unit_test(hash_sees_every_change),
+        cmocka_unit_test(other_formats),
         cmocka_unit_test(several_files),
         cmocka_unit_test(broken_rows),
         cmocka_unit_test(broken_places),
