@@ -47,11 +47,6 @@ static const char *where_set(const checker *c, const char *first, const char *se
     return origin(c, first)->layer >= origin(c, second)->layer ? where(c, first) : where(c, second);
 }
 
-static const char *file_name(const checker *c)
-{
-    return c->source->name ? c->source->name : c->source->path ? c->source->path : "configuration";
-}
-
 /* Whether output_dir is written to. */
 static bool writes(const checker *c)
 {
@@ -78,7 +73,8 @@ static void check_required(const checker *c)
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (keys[i].needed && !keys[i].given && usable(c, keys[i].key))
             tsr_config_error(
-                c->errors, is_set(c, keys[i].key) ? where(c, keys[i].key) : file_name(c),
+                c->errors,
+                is_set(c, keys[i].key) ? where(c, keys[i].key) : tsr_config_source_name(c->source),
                 "%s: required, but it is %s; write %s: %s", keys[i].key,
                 is_set(c, keys[i].key) ? "null" : "missing", keys[i].key, keys[i].what);
 }

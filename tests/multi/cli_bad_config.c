@@ -153,7 +153,7 @@ const cli_bad_case cli_bad_config[] = {
     {"fraction", NULL, "lora_r=2.5", 78, {"2.5", "lora_r"}},
     {"out_of_range", NULL, "lora_dropout=1.5", 78, {"1.5", "lora_dropout"}},
     {"unknown_word", NULL, "lr_scheduler_type=polynomial", 78, {"polynomial", "cosine"}},
-    {"optimizer_8bit", NULL, "optim=adamw_8bit", 78, {"adamw_8bit", "adamw_torch"}},
+    {"optimizer_8bit", NULL, "optim=lion_8bit", 78, {"lion_8bit", "adamw_torch"}},
     {"fp4", NULL, "bnb_4bit_quant_type=fp4", 78, {"fp4", "nf4"}},
     {"fp16", NULL, "fp16=true", 78, {"fp16"}},
     {"fp8_without_nf4",
