@@ -190,7 +190,7 @@ static void add_notes(loader *l, const tsr_peers_result *result, const char *nam
     for (int i = 0; i < result->idle.count; i++) {
         const tsr_config_entry *entry = &result->idle.items[i];
         tsr_text_printf(&line, "%s%s", i ? ", " : "without effect here: ", entry->spelled);
-        if (entry->why)
+        if (entry->why && (!i || entry->why != entry[-1].why)) /* one reason for both */
             tsr_text_printf(&line, " (%s)", entry->why);
     }
     note_text(l, &line);

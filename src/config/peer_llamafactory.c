@@ -121,6 +121,17 @@ static void convert_packing(tsr_peers_work *work, const tsr_config_entry *entry)
         tsr_peers_remark(work, "packed documents do not see each other, as with neat_packing");
 }
 
+/* Its files have 180000000 seconds, for a first rank that prepares the data alone: here none waits for that. */
+static void convert_timeout(tsr_peers_work *work, const tsr_config_entry *entry)
+{
+    double seconds;
+    if (entry->value.kind == TSR_YAML_SCALAR && tsr_number_parse(&seconds, entry->value.text) &&
+        seconds > 1e6)
+        tsr_peers_idle(work, entry, "ranks wait for each other for 300 s");
+    else
+        tsr_peers_give(work, entry, entry->name, entry->value);
+}
+
 /* A key that another one's conversion reads. */
 static void convert_with_other(tsr_peers_work *work, const tsr_config_entry *entry)
 {
@@ -149,6 +160,7 @@ static const tsr_peer_converted converted[] = {
     {"neat_packing", "packing", convert_packing, ""},
     {"val_size", "validation_split", tsr_peers_convert_share, "0: none"},
     {"tokenized_path", "dataset_cache", tsr_peers_convert_cache, ""},
+    {"ddp_timeout", "ddp_timeout", convert_timeout, "above 1000000: without effect"},
     {"ray_num_workers", NULL, tsr_peers_convert_processes, "start as many ranks"},
     {0},
 };
