@@ -178,6 +178,8 @@ static void convert_min_lr(tsr_peers_work *work, const tsr_config_entry *entry)
         tsr_peers_refuse(work, entry, &entry->value, "it belongs to lr_scheduler: cosine");
         return;
     }
+    if (!type) /* cosine, which is the default there */
+        tsr_peers_give_text(work, entry, "lr_scheduler_type", "cosine_with_min_lr");
     tsr_yaml_value kwargs = tsr_peers_room(work, TSR_YAML_MAP, 1);
     tsr_peers_put(work, &kwargs, "min_lr_rate", entry->value);
     tsr_peers_give(work, entry, "lr_scheduler_kwargs", kwargs);

@@ -124,10 +124,10 @@ tsr_yaml_value tsr_peers_split(const tsr_peers_work *work, const tsr_yaml_value 
             length--;
         tsr_text word = {0};
         tsr_text_append(&word, p, length);
-        if (length) {
-            tsr_peers_push(&list, tsr_peers_text(work, tsr_text_string(&word)));
-            list.items[list.count - 1].line = value->line;
-        }
+        tsr_yaml_value item = tsr_peers_text(work, tsr_text_string(&word));
+        item.line = value->line;
+        if (length)
+            tsr_peers_push(&list, item);
         work->store->failed |= word.failed;
         tsr_text_free(&word);
     }
