@@ -25,7 +25,7 @@ static const command_row commands[] = {
     {"train", TSR_COMMAND_TRAIN, "mpirun -n N tessera train job.yaml [key=value ...]",
      "fine-tune; one rank needs no mpirun", NULL,
      "    tessera train job.yaml lora_r=8 learning_rate=1e-3\n"
-     "    tessera train --config job.yaml --lora_r 8 --learning_rate 1e-3\n",
+     "    tessera train --config job.yaml --lora_r 8 --output_dir runs/r8\n",
      "sft"},
     {"plan", TSR_COMMAND_PLAN,
      "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] [--roofs FILE] [--json]",

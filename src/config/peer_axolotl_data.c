@@ -10,8 +10,8 @@
 
 /* ---- chat templates ---- */
 
-/* Names that the two programs share, which data/chat_names.c knows; "_" at the end: anything may follow. */
-static const char here[] =
+/* Names that the two programs share, which data/chat_names.c knows. */
+static const char shared[] =
     "chatml llama3 alpaca gemma gemma3 phi_3 phi_35 qwen_25 mistral_v1 mistral_v2v3 "
     "mistral_v3_tekken mistral_v7_tekken tokenizer_default";
 /* Templates that are those of the models of that name. */
@@ -20,12 +20,26 @@ static const char own[] =
     "command_a_tool_use aya deepseek_v2 deepseek_v3 exaone exaone4 falcon_h1 jamba nemotron_h "
     "pixtral llava qwen2_vl";
 
+/* What is not quite the same text. */
+static const struct {
+    const char *name, *differs;
+} unlike[] = {
+    {"alpaca", "Stanford's introduction where a chat has no system prompt"},
+    {"phi_3", "no bos_token first"},
+    {"mistral_v7_tekken", "no default system prompt"},
+};
+
+#define COUNT(array) (int)(sizeof(array) / sizeof *(array))
+
 /* The template's name here; NULL: it is refused. */
 static const char *name_template(tsr_peers_work *work, const tsr_config_entry *entry,
                                  const tsr_yaml_value *value)
 {
     static const char fallback[] = "tokenizer_default_fallback_";
-    if (tsr_peers_is_one_of(value, here))
+    for (int i = 0; i < COUNT(unlike); i++)
+        if (tsr_peers_is_one_of(value, unlike[i].name))
+            tsr_peers_remark(work, "chat_template %s: %s", unlike[i].name, unlike[i].differs);
+    if (tsr_peers_is_one_of(value, shared))
         return value->text;
     if (value->kind == TSR_YAML_SCALAR && !strncmp(value->text, fallback, sizeof fallback - 1))
         return value->text;
@@ -103,8 +117,6 @@ static const struct {
     {"logprobs_field", NULL, "", "knowledge distillation is not in this version"},
 };
 
-#define COUNT(array) (int)(sizeof(array) / sizeof *(array))
-
 /* Of no meaning here. */
 static const char idle[] =
     "path type data_files ds_type trust_remote_code revision preprocess_shards "
@@ -116,7 +128,7 @@ static const char mine[] = "a prompt of its own cannot be given; write such rows
 
 /* The `type` of a data set: its format here; NULL: it is refused. */
 static const char *name_format(tsr_peers_work *work, const tsr_config_entry *entry,
-                               const tsr_yaml_value *set, const tsr_yaml_value *type)
+                               const tsr_yaml_value *type)
 {
     static const struct {
         const char *type, *format;
@@ -137,7 +149,6 @@ static const char *name_format(tsr_peers_work *work, const tsr_config_entry *ent
             return known[i].format;
     if (tsr_peers_find(work, "rl")) /* which is refused, and has types of its own */
         return NULL;
-    (void)set;
     tsr_peers_refuse(work, entry, type,
                      "expected alpaca, chat_template, sharegpt, completion, pretrain or "
                      "input_output; %s",
@@ -243,7 +254,7 @@ static void add_set(tsr_peers_work *work, tsr_yaml_value *list, const tsr_config
                     const tsr_yaml_value *set, const tsr_yaml_value *file)
 {
     const tsr_yaml_value *path = tsr_peers_member(set, "path");
-    const char *format = name_format(work, entry, set, tsr_peers_member(set, "type"));
+    const char *format = name_format(work, entry, tsr_peers_member(set, "type"));
     if (!path || path->kind != TSR_YAML_SCALAR) {
         tsr_peers_refuse(work, entry, set, "expected a path in each data set");
         return;

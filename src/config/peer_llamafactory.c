@@ -36,8 +36,14 @@ static const tsr_key_alias renamed[] = {
     {0},
 };
 
+/* Texts are packed there unless that is turned off. */
 static void convert_stage(tsr_peers_work *work, const tsr_config_entry *entry)
 {
+    if (tsr_peers_is_one_of(&entry->value, "pt") && !tsr_peers_find(work, "packing") &&
+        !tsr_peers_find(work, "neat_packing")) {
+        tsr_peers_give_text(work, entry, "packing", "true");
+        tsr_peers_remark(work, "a text beyond cutoff_len is not cut into several rows");
+    }
     if (!tsr_peers_is_one_of(&entry->value, "sft pt"))
         tsr_peers_refuse(work, entry, &entry->value,
                          "preferences and rewards are not trained on in this version: write stage: "
@@ -140,7 +146,7 @@ static void convert_with_other(tsr_peers_work *work, const tsr_config_entry *ent
 }
 
 static const tsr_peer_converted converted[] = {
-    {"stage", NULL, convert_stage, "sft; pt: rows are text; others are refused"},
+    {"stage", NULL, convert_stage, "sft; pt: rows are text, packed; others are refused"},
     {"finetuning_type", NULL, convert_type, "lora"},
     {"quantization_bit", "load_in_4bit", convert_bits, "4: true; without it: false"},
     {"lora_rank", "lora_r", convert_rank, "and lora_alpha, twice that, unless given"},
@@ -202,6 +208,9 @@ static const tsr_key_peer others[] = {
     {"use_adam_mini", "false null", adamw},
     {"use_muon", "false null", adamw},
     {"use_llama_pro", "false null", "only adapters are trained"},
+    {"use_mca", "false null", "sharding is built in"},
+    {"use_megatron_bridge", "false null", "sharding is built in"},
+    {"use_hyper_parallel", "false null", "sharding is built in"},
     {"use_kt", "false null", "experts are not in this version"},
     {"fp8", "false null", "base_compute: fp8 is the nearest, on Hopper"},
     {"freeze_language_model", "false null", "it is what is trained"},
@@ -212,6 +221,11 @@ static const tsr_key_peer others[] = {
     {"oft_*", NULL, NULL},
     {"freeze_*", NULL, NULL}, /* towers are not trained */
     {"asft_alpha", NULL, NULL},
+    {"init_special_tokens", NULL, NULL},
+    {"module_dropout", NULL, NULL},
+    {"ld_alpha", NULL, preferences},
+    {"crop_to_patches", NULL, "rows are text"},
+    {"use_audio_in_video", NULL, "rows are text"},
     {"eaft_alpha", NULL, NULL},
     {"fp8_*", NULL, NULL},
     {"pref_*", NULL, preferences},

@@ -11,35 +11,47 @@
 
 /* ---- templates ---- */
 
-/* What renders the same text as their template of that name. Their own templates for a model equal the model's own, but
- * where docs/peers.md says otherwise. */
+/* Names that the two programs share, which data/chat_names.c knows. */
+static const char shared[] = "alpaca chatml gemma llama2 llama3 mistral vicuna zephyr";
+
+/* Templates that render the same text under another name. */
 static const struct {
-    const char *name, *here;
-} templates[] = {
-    {"alpaca", "alpaca"},   {"chatml", "chatml"},
-    {"gemma", "gemma"},     {"gemma2", "gemma"},
-    {"gemma3", "gemma"},    {"llama2", "llama2"},
-    {"llama3", "llama3"},   {"ministral", "mistral_v3_tekken"},
-    {"mistral", "mistral"}, {"mistral_small", "mistral_v7_tekken"},
-    {"phi", "phi_3"},       {"phi4", "phi_4"},
-    {"qwen", "qwen_25"},    {"qwen3_nothink", "chatml"},
-    {"vicuna", "vicuna"},   {"yi", "chatml"},
-    {"zephyr", "zephyr"},
+    const char *names, *here;
+} same[] = {
+    {"gemma2 gemma3", "gemma"},
+    {"ministral", "mistral_v3_tekken"},
+    {"mistral_small", "mistral_v7_tekken"},
+    {"phi", "phi_3"},
+    {"phi4", "phi_4"},
+    {"qwen", "qwen_25"},
+    {"qwen3_nothink yi", "chatml"},
 };
 
+/* What is not quite the same text. */
+static const struct {
+    const char *name, *differs;
+} unlike[] = {
+    {"alpaca", "bos_token first, and a blank line behind a system prompt"},
+    {"llama2", "a space before and behind an answer, as Meta's"},
+    {"vicuna", "bos_token first, and spaces before USER and an answer"},
+    {"zephyr", "newlines behind turns, and no default system prompt"},
+};
+
+/* Templates that are those of the models of that name. */
 static const char own[] =
     "cohere deepseek deepseek3 deepseekr1 exaone falcon gemma3n gemma4 gemma4n glm4 glm4_moe "
-    "glm4_7 "
-    "glmz1 granite3 granite4 intern2 llama4 mimo ministral3 mllama olmo phi4_mini phi_small "
-    "qwen2_vl "
-    "qwen3 qwen3_vl qwen3_vl_nothink qwen3_5 qwen3_5_nothink seed_oss smollm smollm2 solar";
+    "glm4_7 glmz1 granite3 granite4 intern2 llama4 mimo ministral3 mllama olmo phi4_mini "
+    "phi_small qwen2_vl qwen3 qwen3_vl qwen3_vl_nothink qwen3_5 qwen3_5_nothink seed_oss smollm "
+    "smollm2 solar";
 
 /* NULL: it is not known. */
 static const char *name_template(const tsr_yaml_value *value)
 {
-    for (size_t i = 0; i < sizeof templates / sizeof *templates; i++)
-        if (tsr_peers_is_one_of(value, templates[i].name))
-            return templates[i].here;
+    if (tsr_peers_is_one_of(value, shared))
+        return value->text;
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        if (tsr_peers_is_one_of(value, same[i].names))
+            return same[i].here;
     return tsr_peers_is_one_of(value, own) ? "tokenizer_default" : NULL;
 }
 
@@ -52,6 +64,9 @@ void tsr_llamafactory_template(tsr_peers_work *work, const tsr_config_entry *ent
                          "write chat_template: with a name of docs/data.md or a Jinja file");
         return;
     }
+    for (size_t i = 0; i < sizeof unlike / sizeof *unlike; i++)
+        if (tsr_peers_is_one_of(&entry->value, unlike[i].name))
+            tsr_peers_remark(work, "template %s: %s", unlike[i].name, unlike[i].differs);
     if (!strcmp(name, "tokenizer_default"))
         tsr_peers_remark(work, "template %s is the model's own template", entry->value.text);
     tsr_peers_give_text(work, entry, "chat_template", name);

@@ -337,7 +337,8 @@ static void test_llamafactory(void **state)
         {"model_name_or_path: m\nstage: pt\nfinetuning_type: lora\ndataset: web\ndataset_dir: .\n",
          NULL,
          {"dataset: \"./w.json\"", "dataset_format: text", "dataset_text_field: body",
-          "output_dir: trainer_output  # default"}},
+          "output_dir: trainer_output  # default", "packing: true  # stage",
+          "not cut into several rows"}},
         {FACTORY "dataset: plain,chats\ndataset_dir: .\nmix_strategy: "
                  "interleave_under\ninterleave_probs: 0.7,0.3\n",
          NULL,
