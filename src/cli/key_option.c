@@ -78,49 +78,62 @@ static void put_quoted(tsr_text *out, const char *text)
     tsr_text_puts(out, "\"");
 }
 
+/* How many words behind the option are its value. */
+static int count_values(const char *key, char *const *args, int count, bool has_job)
+{
+    const char *next = count ? args[0] : NULL;
+    int taken = 1;
+    if (!next)
+        return 0;
+    if (tsr_keys_is_flag(key))
+        return flag_word(next) || tsr_keys_takes_word(key, next);
+    if (tsr_keys_needs_value(key) ? is_option(next) : !is_value(next, has_job))
+        return 0;
+    while (tsr_keys_is_list(key) && taken < count && is_value(args[taken], has_job))
+        taken++;
+    return taken;
+}
+
+/* Without a value a flag is true. */
+static void put_value(tsr_text *out, const char *key, char *const *values, int count)
+{
+    const char *word = count && tsr_keys_is_flag(key) ? flag_word(values[0]) : NULL;
+    if (count < 2) {
+        tsr_text_puts(out, word ? word : count ? values[0] : "true");
+        return;
+    }
+    for (int i = 0; i < count; i++) {
+        tsr_text_puts(out, i ? ", " : "[");
+        put_quoted(out, values[i]);
+    }
+    tsr_text_puts(out, "]");
+}
+
 tsr_status tsr_key_option_parse(tsr_text *out, char *const *args, int count, int *index,
                                 bool has_job)
 {
+    char *const *values = args + *index + 1;
     const char *arg = args[*index], *equals = strchr(arg, '=');
     tsr_text name = {0};
     tsr_status status = TSR_OK;
     put_name(&name, arg);
     const char *key = tsr_text_string(&name), *off = turned_off(key);
-    bool flag = tsr_keys_is_flag(key), list = tsr_keys_is_list(key);
-    bool needed = tsr_keys_needs_value(key);
-    int first = *index + 1, end = first;
+    int taken = equals || off ? 0 : count_values(key, values, count - *index - 1, has_job);
+    tsr_text_printf(out, "%s=", off ? off : key);
     if (equals) {
-        const char *word = flag ? flag_word(equals + 1) : NULL;
-        tsr_text_printf(out, "%s=%s", key, word ? word : equals + 1);
+        char *value = (char *)equals + 1;
+        put_value(out, key, &value, 1);
     } else if (off) {
-        tsr_text_printf(out, "%s=false", off);
+        tsr_text_puts(out, "false");
+    } else if (!taken && tsr_keys_needs_value(key)) {
+        status =
+            tsr_fail(TSR_EUSAGE, "%s: the value is missing: %s VALUE, or %s=VALUE", arg, arg, key);
     } else {
-        const char *next = first < count ? args[first] : NULL;
-        const char *word = flag && next ? flag_word(next) : NULL;
-        if (flag && (word || (next && tsr_keys_takes_word(key, next))))
-            end = first + 1;
-        else if (!flag && next && (needed ? !is_option(next) : is_value(next, has_job)))
-            for (end = first + 1; list && end < count && is_value(args[end], has_job);)
-                end++;
-        tsr_text_printf(out, "%s=", key);
-        if (end - first > 1) {
-            for (int i = first; i < end; i++) {
-                tsr_text_puts(out, i > first ? ", " : "[");
-                put_quoted(out, args[i]);
-            }
-            tsr_text_puts(out, "]");
-        } else if (end > first) {
-            tsr_text_puts(out, word ? word : next);
-        } else if (!needed) {
-            tsr_text_puts(out, "true");
-        } else {
-            status = tsr_fail(TSR_EUSAGE, "%s: the value is missing: %s VALUE, or %s=VALUE", arg,
-                              arg, key);
-        }
+        put_value(out, key, values, taken);
     }
     if (status == TSR_OK && (out->failed || name.failed))
         status = tsr_fail(TSR_ENOMEM, "out of memory: command line");
-    *index = end - 1;
+    *index += taken;
     tsr_text_free(&name);
     return status;
 }

@@ -31,7 +31,7 @@ bool tsr_keys_is_flag(const char *name)
     const tsr_key_alias *renamed;
     const tsr_key_peer *other;
     if (key && !strcmp(key->name, name))
-        return key->type == TSR_KEY_BOOL || has_word(key, "true") || key->flags & TSR_KEY_TRUE_TOO;
+        return key->type == TSR_KEY_BOOL || has_word(key, "true");
     tsr_peers_row(name, &renamed, &other);
     if (renamed && renamed->map)
         return !strcmp(renamed->map->from, "true") || !strcmp(renamed->map->from, "auto");
@@ -42,8 +42,11 @@ bool tsr_keys_is_flag(const char *name)
 bool tsr_keys_needs_value(const char *name)
 {
     const tsr_key_alias *renamed;
+    const tsr_key *key = find_key(name);
     tsr_peers_row(name, &renamed, NULL);
-    return !tsr_keys_is_flag(name) && (tsr_keys_find(name) >= 0 || renamed);
+    if (key && key->flags & TSR_KEY_TRUE_TOO)
+        return false;
+    return !tsr_keys_is_flag(name) && (key || renamed);
 }
 
 bool tsr_keys_is_list(const char *name)

@@ -73,6 +73,7 @@ static const tsr_key_peer peers[] = {
     {"accelerator_config", "null {}", "a micro-batch is of one rank"},
     {"push_to_hub", NULL, "nothing is sent anywhere; upload output_dir yourself"},
     {"accelerate_config", NULL, "sharding is built in"},
+    {"env", NULL, "set variables in the shell"},
     {"tf32", NULL, NULL},
     {"logging_dir", NULL, NULL},
     {"do_eval", NULL, NULL},
