@@ -138,20 +138,23 @@ static void check_hub_id(const checker *c, const char *key, const char *value, b
         return;
     const char *name = strchr(value, '/') + 1;
     const char *type = dataset ? "--repo-type dataset " : "";
+    const char *spelled = origin(c, key)->spelled;
     char above[PATH_MAX];
     find_above(above, c->source->path, value);
+    /* As the file calls it: datasets of axolotl are maps, each with a path. */
+    const char *called = !spelled ? key : strstr(spelled, "datasets") ? "path" : spelled;
     if (*above)
         tsr_config_error(c->errors, where(c, key),
                          "%s: found '%s', which is not in the working directory but in %s: start "
                          "there, or write %s: %s/%s",
-                         key, value, above, key, above, value);
+                         called, value, above, called, above, value);
     if (*above || is_path(value)) /* which is missed where it is opened */
         return;
     tsr_config_error(c->errors, where(c, key),
                      "%s: found '%s', and there is no such %s here. If it is a name on the Hugging "
                      "Face Hub, download it first: `hf download %s%s --local-dir %s` (older: "
                      "huggingface-cli download), then write %s: %s%s",
-                     key, value, dataset ? "file" : "directory", type, value, name, key, name,
+                     called, value, dataset ? "file" : "directory", type, value, name, called, name,
                      dataset ? "/<file>.jsonl" : "");
 }
 

@@ -158,7 +158,7 @@ static const tsr_peer_converted converted[] = {
      "names of dataset_info.json, or files: see below"},
     {"eval_dataset", "eval_dataset", tsr_llamafactory_data, "as `dataset`"},
     {"dataset_dir", "dataset", convert_with_other, "where dataset_info.json is [data]"},
-    {"max_samples", "dataset", convert_with_other, "`samples` of each; of one: max_train_samples"},
+    {"max_samples", "max_train_samples", convert_with_other, "of several sets: `samples` of each"},
     {"interleave_probs", "dataset", convert_with_other, "`weight` of each"},
     {"pissa_iter", "init_lora_weights", convert_with_other, "of `pissa_init`"},
     {"template", "chat_template", tsr_llamafactory_template, "see below"},

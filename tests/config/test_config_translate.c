@@ -477,7 +477,15 @@ static void test_loaded(void **state)
     assert_true(has_note(&c, "not as in axolotl: "));
     assert_false(has_note(&c, "differ from TRL"));
     tsr_config_free(&c);
-    /* their name in the message about our key */
+    /* their names in what the check of the whole says */
+    const tsr_config_source hub = {.text = "base_model: owner/model\nadapter: lora\noutput_dir: o\n"
+                                           "datasets: [{path: owner/rows, type: alpaca}]\n",
+                                   .name = "their.yaml"};
+    assert_int_equal(tsr_config_load(&c, &hub), TSR_ECONFIG);
+    assert_non_null(strstr(tsr_last_error(), "their.yaml:1: base_model: found 'owner/model'"));
+    assert_non_null(strstr(tsr_last_error(), "then write base_model: model"));
+    assert_non_null(strstr(tsr_last_error(), "their.yaml:4: path: found 'owner/rows'"));
+    /* and in the message about our key */
     const tsr_config_source wrong = {.text = AXOLOTL SETS "micro_batch_size: none\n",
                                      .name = "their.yaml"};
     assert_int_equal(tsr_config_load(&c, &wrong), TSR_ECONFIG);
