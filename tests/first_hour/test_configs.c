@@ -181,10 +181,28 @@ static void check_translation(const published *p, const tsr_config *config)
     tsr_text_free(&text);
 }
 
+static const char *awaited_at(size_t i)
+{
+    return i < AWAITED ? awaited[i] : "dataset as a list of maps";
+}
+
+/* What a file is refused for, or what it waits for. */
+static void print_outcome(const published *p, const tally *before, const tally *after)
+{
+    print_message("  %s %s", *p->refused ? "refused " : "waits   ", p->name);
+    if (*p->refused)
+        print_message(": %s", p->refused);
+    for (size_t i = 0, count = 0; i <= AWAITED && !*p->refused; i++)
+        if (after->waiting[i] > before->waiting[i])
+            print_message("%s%s", count++ ? ", " : ": ", awaited_at(i));
+    print_message("\n");
+}
+
 static void check(tally *t, const char *folder, const char *name)
 {
     published p;
     tsr_config config;
+    const tally before = *t;
     open_published(&p, folder, name);
     tsr_status status = tsr_config_load(&config, &p.source);
     if (status == TSR_OK) {
@@ -197,8 +215,7 @@ static void check(tally *t, const char *folder, const char *name)
     } else {
         assert_int_equal(status, TSR_ECONFIG);
         judge_errors(t, &p, tsr_last_error());
-        print_message("  %s %s%s%s\n", *p.refused ? "refused " : "waits   ", p.name,
-                      *p.refused ? ": " : "", p.refused);
+        print_outcome(&p, &before, t);
     }
     close_published(&p);
 }
@@ -241,8 +258,7 @@ static void test_published(void **state)
                   t.runs, t.waits, t.refused);
     for (size_t i = 0; i <= AWAITED; i++)
         if (t.waiting[i])
-            print_message("  %d need %s\n", t.waiting[i],
-                          i < AWAITED ? awaited[i] : "dataset as a list of maps");
+            print_message("  %d need %s\n", t.waiting[i], awaited_at(i));
     assert_int_equal(t.runs + t.waits + t.refused, 82);
     assert_true(t.runs >= 14);
 }
