@@ -459,6 +459,19 @@ static int run_tool(const tsr_usage *usage)
     return status < 0 ? report_failure(status) : 0;
 }
 
+static int translate(const tsr_usage *usage)
+{
+    tsr_text text = {0};
+    const tsr_config_source source = {.path = usage->job_path,
+                                      .overrides = usage->overrides,
+                                      .override_count = usage->override_count};
+    int status = tsr_config_translate(&text, &source);
+    if (status == 0)
+        answer(tsr_text_string(&text), false);
+    tsr_text_free(&text);
+    return status < 0 ? report_failure(status) : 0;
+}
+
 /* MPI is not up yet. Mostly every rank was given the same line: then the first one speaks, and
  * mpirun ends the others while they hold back. */
 static int report_usage(void)
@@ -540,6 +553,8 @@ int main(int argc, char **argv)
     double patience = PATIENCE;
     if (usage.command == TSR_COMMAND_TEXT)
         answer(tsr_text_string(&usage.text), false);
+    else if (usage.command == TSR_COMMAND_TRANSLATE)
+        code = translate(&usage);
     else if (is_tool(&usage) || usage.rank_count > 1)
         code = run_tool(&usage);
     else

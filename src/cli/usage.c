@@ -2,6 +2,7 @@
 
 #include "base/called.h"
 #include "base/version.h"
+#include "cli/key_option.h"
 #include "config/config.h"
 #include "config/config_number.h"
 #include "config/keys.h"
@@ -17,12 +18,15 @@ typedef struct {
     const char *name;
     tsr_command command;
     const char *line, *what, *options, *example;
+    const char *also; /* another name; NULL: none */
 } command_row;
 
 static const command_row commands[] = {
     {"train", TSR_COMMAND_TRAIN, "mpirun -n N tessera train job.yaml [key=value ...]",
      "fine-tune; one rank needs no mpirun", NULL,
-     "    tessera train job.yaml lora_r=8 learning_rate=1e-3\n"},
+     "    tessera train job.yaml lora_r=8 learning_rate=1e-3\n"
+     "    tessera train --config job.yaml --lora_r 8 --output_dir runs/r8\n",
+     "sft"},
     {"plan", TSR_COMMAND_PLAN,
      "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] [--roofs FILE] [--json]",
      "every buffer, the peak and the expected time of a step; reads no weights",
@@ -38,7 +42,10 @@ static const command_row commands[] = {
      "mean loss and perplexity over eval_dataset, with or without an adapter",
      "    --json      the result as JSON on stdout\n\n"
      "The adapter is init_adapter; of a run's own job.yaml that run's; init_adapter=none: none\n",
-     "    tessera eval runs/first/job.yaml\n"},
+     "    tessera eval runs/first/job.yaml\n", "evaluate"},
+    {"translate", TSR_COMMAND_TRANSLATE, "tessera translate FILE.yaml [key=value ...]",
+     "write a file of axolotl, LLaMA-Factory or TRL as a job.yaml, on stdout; train reads them too",
+     NULL, "    tessera translate qlora.yml > job.yaml\n"},
     {"data", TSR_COMMAND_DATA, "tessera data job.yaml [key=value ...] [--show N] [--json]",
      "statistics of the tokenised data; reads no weights",
      "    --show N    the first N samples with their trained tokens marked\n"
@@ -88,7 +95,7 @@ static void put_overview(tsr_text *out)
     for (int i = 0; i < COMMANDS; i++)
         tsr_text_printf(out, "  %s\n      %s\n", commands[i].line, commands[i].what);
     tsr_text_printf(out,
-                    "  tessera --version | --help | COMMAND --help\n"
+                    "  tessera version | --help | COMMAND --help\n"
                     "\nAll keys of job.yaml: %s train --help\n",
                     tsr_called());
 }
@@ -113,10 +120,11 @@ static void put_command_help(tsr_text *out, const command_row *row)
     put_example(out, row->example);
     if (all || row->command == TSR_COMMAND_PLAN || row->command == TSR_COMMAND_EVAL ||
         row->command == TSR_COMMAND_DATA)
-        tsr_text_printf(out,
-                        "\nKeys of job.yaml, and of key=value after it, which wins%s; lists and "
-                        "maps in YAML flow:\n    lora_target_modules=[q_proj,v_proj]\n",
-                        all ? "" : ": see `tessera train --help`");
+        tsr_text_printf(
+            out,
+            "\nKeys of job.yaml, and of key=value or --key value after it, which wins%s; "
+            "lists and maps in YAML flow:\n    lora_target_modules=[q_proj,v_proj]\n",
+            all ? "" : ": see `tessera train --help`");
     if (!all)
         return;
     tsr_text_puts(out, "[default; TRL's where it differs]\n\n");
@@ -143,12 +151,11 @@ static tsr_status unknown_command(const char *name)
     const char *best = NULL;
     int distance = 3;
     for (int i = 0; i < COMMANDS; i++) {
-        int d = tsr_keys_distance(name, commands[i].name, distance - 1);
-        if (d < distance) {
-            distance = d;
-            best = commands[i].name;
-        }
+        tsr_keys_consider(&best, &distance, name, commands[i].name);
+        if (commands[i].also)
+            tsr_keys_consider(&best, &distance, name, commands[i].also);
     }
+    tsr_keys_consider(&best, &distance, name, "version");
     return tsr_fail(TSR_EUSAGE, "no command '%.60s'%s%s%s; `%s --help` lists the commands", name,
                     best ? "; did you mean '" : "", best ? best : "", best ? "'?" : "",
                     tsr_called());
@@ -170,27 +177,19 @@ static bool find_option(char out[32], const command_row *row, const char *arg)
     return distance < 3;
 }
 
-/* --lora-r 8, --lora_r=8: shows lora_r=8. */
-static tsr_status wrong_option(const command_row *row, const char *arg, const char *next)
+/* --lerning_rate 1e-3: shows --learning_rate. */
+static tsr_status wrong_option(const command_row *row, const char *arg)
 {
     const char *p = arg + strspn(arg, "-");
     tsr_auto_text key = {0};
-    size_t length = strcspn(p, "=");
-    for (size_t i = 0; i < length; i++)
+    for (size_t i = 0; p[i] && p[i] != '='; i++)
         tsr_text_append(&key, p[i] == '-' ? "_" : &p[i], 1);
-    const char *name = tsr_text_string(&key);
-    bool known = tsr_keys_find(name) >= 0 || tsr_keys_alias(name) || tsr_keys_peer(name);
-    const char *near = known ? name : tsr_keys_nearest(name);
-    const char *value = p[length] == '='                               ? p + length + 1
-                        : next && next[0] != '-' && !strchr(next, '=') ? next
-                        : known                                        ? "true"
-                                                                       : "value";
-    return near ? tsr_fail(TSR_EUSAGE, "%s: no such option; keys are written key=value: %s=%.200s",
-                           arg, near, value)
-                : tsr_fail(
-                      TSR_EUSAGE,
-                      "%s: no such option; keys are written key=value, such as lora_r=8; usage: %s",
-                      arg, row->line);
+    const char *near = tsr_keys_nearest(tsr_text_string(&key));
+    return near ? tsr_fail(TSR_EUSAGE, "%s: no such option; did you mean --%s?", arg, near)
+                : tsr_fail(TSR_EUSAGE,
+                           "%s: no such option; keys are written key=value or --key value, such "
+                           "as lora_r=8; usage: %s",
+                           arg, row->line);
 }
 
 static tsr_status read_file(const char **out, const char *name, const char *text,
@@ -274,6 +273,48 @@ static bool is_override(const tsr_usage *usage, const char *arg)
     return usage->job_path || stat(arg, &info) != 0 || !S_ISREG(info.st_mode);
 }
 
+static tsr_status add_override(tsr_usage *usage, const char *text)
+{
+    usage->overrides[usage->override_count] = strdup(text);
+    if (!usage->overrides[usage->override_count])
+        return tsr_fail(TSR_ENOMEM, "out of memory: command line");
+    usage->override_count++;
+    return TSR_OK;
+}
+
+static tsr_status add_option(tsr_usage *usage, char *const *args, int count, int *index)
+{
+    tsr_text override = {0};
+    tsr_status status =
+        tsr_key_option_parse(&override, args, count, index, usage->job_path != NULL);
+    if (status == TSR_OK)
+        status = add_override(usage, tsr_text_string(&override));
+    tsr_text_free(&override);
+    return status;
+}
+
+/* TRL's --config job.yaml. */
+static tsr_status read_job(tsr_usage *usage, const char *arg, const char *next, int *index)
+{
+    bool apart = !arg[sizeof "--config" - 1];
+    if (usage->job_path)
+        return tsr_fail(TSR_EUSAGE, "%s: the job.yaml is %s already", arg, usage->job_path);
+    *index += apart;
+    return read_file(&usage->job_path, "--config", apart ? next : arg + sizeof "--config",
+                     "job.yaml");
+}
+
+/* The model says that a line of keys alone is a whole job. */
+static bool names_model(const tsr_usage *usage)
+{
+    static const char *const keys[] = {"model_name_or_path=", "base_model="};
+    for (int i = 0; i < usage->override_count; i++)
+        for (int k = 0; k < 2; k++)
+            if (!strncmp(usage->overrides[i], keys[k], strlen(keys[k])))
+                return true;
+    return false;
+}
+
 /* One argument; *index moves over a value that belongs to it. */
 static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char *const *args,
                                  int count, int *index)
@@ -304,17 +345,19 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
         return read_count(&usage->show, "--show", arg, next, index);
     bool job = takes_job(row);
     char option[32];
+    if (job && is_option(arg, "--config"))
+        return read_job(usage, arg, next, index);
+    if (job && tsr_key_option_known(arg))
+        return add_option(usage, args, count, index);
     if (*arg == '-' && find_option(option, row, arg))
         return tsr_fail(TSR_EUSAGE, "%s: no such option; did you mean %s? Usage: %s", arg, option,
                         row->line);
     if (*arg == '-' && !job)
         return tsr_fail(TSR_EUSAGE, "%s: no such option; usage: %s", arg, row->line);
     if (*arg == '-')
-        return wrong_option(row, arg, next);
-    if (job && is_override(usage, arg)) {
-        usage->overrides[usage->override_count++] = arg;
-        return TSR_OK;
-    }
+        return wrong_option(row, arg);
+    if (job && is_override(usage, arg))
+        return add_override(usage, arg);
     if (!usage->job_path && row->command != TSR_COMMAND_ENV) {
         usage->job_path = arg;
         return TSR_OK;
@@ -339,7 +382,8 @@ static tsr_status parse_command(tsr_usage *out, const command_row *row, int coun
         return tsr_fail(TSR_ENOMEM, "out of memory: command line");
     for (int i = 0; i < count && status == TSR_OK; i++)
         status = parse_argument(&usage, row, args, count, &i);
-    if (status == TSR_OK && !usage.job_path && row->command != TSR_COMMAND_ENV)
+    if (status == TSR_OK && !usage.job_path && row->command != TSR_COMMAND_ENV &&
+        !names_model(&usage))
         status = tsr_fail(TSR_EUSAGE, "tessera %s: the %s is missing; usage: %s", row->name,
                           takes_job(row) ? "job.yaml" : "path to inspect", row->line);
     if (status == TSR_OK && usage.plot && usage.other)
@@ -362,13 +406,14 @@ tsr_status tsr_usage_parse(tsr_usage *out, int argc, char *const *argv)
         tsr_text_free(&text);
         return status;
     }
-    if (!strcmp(argv[1], "--version")) {
+    if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "version")) {
         tsr_text_printf(&text, "tessera %s (%s)\n", tsr_build_version(), tsr_build_commit());
         return take_text(out, &text);
     }
     const command_row *row = NULL;
     for (int i = 0; i < COMMANDS && !row; i++)
-        if (!strcmp(argv[1], commands[i].name))
+        if (!strcmp(argv[1], commands[i].name) ||
+            (commands[i].also && !strcmp(argv[1], commands[i].also)))
             row = &commands[i];
     if (!row && !is_help(argv[1]))
         return unknown_command(argv[1]);
@@ -387,6 +432,8 @@ tsr_status tsr_usage_parse(tsr_usage *out, int argc, char *const *argv)
 
 void tsr_usage_free(tsr_usage *usage)
 {
+    for (int i = 0; i < usage->override_count; i++)
+        free((char *)usage->overrides[i]);
     free(usage->overrides);
     tsr_text_free(&usage->text);
     *usage = (tsr_usage){0};

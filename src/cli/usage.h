@@ -13,11 +13,12 @@
 #define TSR_USAGE_RANKS 16
 
 typedef enum {
-    TSR_COMMAND_TEXT, /* --help, --version: `text` is all there is to do, for stdout */
+    TSR_COMMAND_TEXT, /* --help, version: `text` is all there is to do, for stdout */
     TSR_COMMAND_TRAIN,
     TSR_COMMAND_PLAN,
     TSR_COMMAND_EVAL,
     TSR_COMMAND_DATA,
+    TSR_COMMAND_TRANSLATE,
     TSR_COMMAND_MERGE,
     TSR_COMMAND_QUANTIZE,
     TSR_COMMAND_INSPECT,
@@ -26,8 +27,9 @@ typedef enum {
 
 typedef struct {
     tsr_command command;
-    const char *job_path;   /* the job.yaml, or what is inspected; borrowed from argv */
-    const char **overrides; /* "key=value", borrowed from argv; the array is owned */
+    const char *
+        job_path; /* the job.yaml, or what is inspected; borrowed from argv; NULL: overrides alone */
+    const char **overrides; /* "key=value", from that or from --key value; owned */
     int override_count;
     int ranks[TSR_USAGE_RANKS]; /* plan --ranks N,N,...; [0] 0: not given */
     int rank_count;

@@ -1,117 +1,36 @@
 #include "config/config.h"
 
 #include "base/called.h"
-#include "base/utf8.h"
 #include "config/config_number.h"
 #include "config/config_store.h"
+#include "config/peers.h"
 
-#include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define MAX_FILE_BYTES (1 << 20)
 
 typedef struct {
     tsr_config config;
     tsr_config_errors errors;
     tsr_config_layer layer;
-    tsr_text no_effect, taken_as; /* lists for the notes */
+    const tsr_peer *peer; /* whose file it is; NULL: ours, or TRL's */
+    tsr_text taken_as;    /* a list for the notes */
 } loader;
 
-static const char *format_where(loader *l, const char *format, const char *name, int line)
+static void unknown(loader *l, const tsr_config_entry *entry)
 {
-    tsr_auto_text where = {0};
-    tsr_text_printf(&where, format, name, line); /* one of two literals in this file */
-    const char *copy = tsr_config_store_copy(l->config.store, tsr_text_string(&where));
-    return copy ? copy : name;
-}
-
-static void put_name(tsr_text *list, const char *name)
-{
-    tsr_text_printf(list, "%s%s", list->length ? ", " : "", name);
-}
-
-static void apply_peer(loader *l, const char *name, const tsr_yaml_value *value, const char *where,
-                       const tsr_key_peer *peer)
-{
-    if (!peer->nothing) {
-        put_name(&l->no_effect, name);
-        return;
-    }
-    const char *text = tsr_config_bool_word(value);
-    if (!text)
-        text = value->kind == TSR_YAML_LIST  ? (value->count ? "a list" : "[]")
-               : value->kind == TSR_YAML_MAP ? (value->count ? "a map" : "{}")
-               : tsr_yaml_is_null(value)     ? "null"
-               : *value->text                ? value->text
-                                             : "null";
-    double number;
-    bool is_zero = tsr_number_parse(&number, text) && number == 0;
-    size_t length = is_zero ? 1 : strlen(text);
-    if (is_zero)
-        text = "0";
-    for (const char *word = peer->nothing; *word;) {
-        size_t n = strcspn(word, " ");
-        if (n == length && !strncmp(word, text, n))
-            return;
-        word += n + (word[n] == ' ');
-    }
-    tsr_auto_text found = {0};
-    tsr_config_found(&found, value);
-    size_t first = strcspn(peer->nothing, " ");
-    tsr_config_error(&l->errors, where,
-                     "%s: found %s; not supported here: %s; only %.*s is allowed", name,
-                     tsr_text_string(&found), peer->why, (int)first, peer->nothing);
-}
-
-static void unknown(loader *l, const char *name, const char *where)
-{
-    const char *near = tsr_keys_nearest(name);
-    const tsr_yaml_value shown = {.kind = TSR_YAML_SCALAR, .text = name, .quoted = true};
+    const char *near = tsr_peers_nearest(l->peer, entry->name);
+    const tsr_yaml_value shown = {.kind = TSR_YAML_SCALAR, .text = entry->name, .quoted = true};
     tsr_auto_text text = {0};
     tsr_config_found(&text, &shown);
-    if (near)
-        tsr_config_error(&l->errors, where, "no key %s; did you mean %s?", tsr_text_string(&text),
-                         near);
+    if (tsr_peers_awaits(entry))
+        tsr_config_error(&l->errors, entry->where, "%s: no key %s in this version", entry->spelled,
+                         tsr_text_string(&text));
+    else if (near)
+        tsr_config_error(&l->errors, entry->where, "no key %s; did you mean %s?",
+                         tsr_text_string(&text), near);
     else
-        tsr_config_error(&l->errors, where, "no key %s; `%s train --help` lists all keys",
+        tsr_config_error(&l->errors, entry->where, "no key %s; `%s train --help` lists all keys",
                          tsr_text_string(&text), tsr_called());
-}
-
-/* The value in our words. False: nothing to set, or an error was said. */
-static bool translate(loader *l, tsr_yaml_value *value, const tsr_key_alias *alias,
-                      const char *where)
-{
-    double number;
-    if (alias->below > 0 && value->kind == TSR_YAML_SCALAR &&
-        tsr_number_parse(&number, value->text) && number >= alias->below) {
-        tsr_config_error(&l->errors, where,
-                         "%s: found '%s'; expected a share from 0 to below 1 (a number of steps is "
-                         "%s)",
-                         alias->name, value->text, alias->key);
-        return false;
-    }
-    if (tsr_yaml_is_null(value) && (alias->map || alias->below > 0)) /* the peer's "not given" */
-        return false;
-    if (!alias->map)
-        return true;
-    const char *word = tsr_config_bool_word(value);
-    const char *text = word ? word : value->kind == TSR_YAML_SCALAR ? value->text : "";
-    for (const tsr_key_translation *t = alias->map; t->from; t++)
-        if (!strcmp(t->from, text)) {
-            if (!t->to) {
-                put_name(&l->no_effect, alias->name);
-                return false;
-            }
-            *value = (tsr_yaml_value){.kind = TSR_YAML_SCALAR, .text = t->to, .line = value->line};
-            return true;
-        }
-    tsr_auto_text found = {0};
-    tsr_config_found(&found, value);
-    tsr_config_error(&l->errors, where, "%s: found %s; %s", alias->name, tsr_text_string(&found),
-                     alias->otherwise);
-    return false;
 }
 
 /* Two names of one key in the same file: equal values agree; a warm-up of 0 and a dtype that is left to be
@@ -140,50 +59,44 @@ static bool agrees(loader *l, const tsr_config *next, int index, const tsr_confi
     return false;
 }
 
-static void set_key(loader *l, int index, const char *name, tsr_yaml_value value, const char *where,
-                    const tsr_key_alias *alias)
+static void set_key(loader *l, int index, const tsr_config_entry *entry)
 {
     const tsr_key *key = tsr_keys_at(index);
     tsr_config_origin *origin = &l->config.store->origin[index];
-    const tsr_config_place place = {l->config.store, &l->errors, where,
-                                    tsr_config_store_copy(l->config.store, name)};
+    const tsr_config_place place = {l->config.store, &l->errors, entry->where,
+                                    tsr_config_store_copy(l->config.store, entry->spelled)};
+    tsr_config next = l->config;
     if (!place.spelled)
         return;
-    int before = l->errors.count;
-    bool there = !alias || translate(l, &value, alias, where);
-    tsr_config next = l->config;
-    bool right = there && tsr_config_read(&next, key, &value, &place);
+    bool right = !entry->bad && tsr_config_read(&next, key, &entry->value, &place);
     if (l->config.store->failed) /* it may hold a part of the value */
         return;
-    if (right) {
-        if (!agrees(l, &next, index, &place))
-            return;
-        next.store->failed |= l->config.store->failed;
+    if (right && !agrees(l, &next, index, &place))
+        return;
+    if (right)
         l->config = next;
-        *origin = (tsr_config_origin){l->layer, where, place.spelled, NULL, false};
-        if (alias) {
-            tsr_text_printf(&l->taken_as, "%s%s as %s ", l->taken_as.length ? ", " : "", name,
-                            key->name);
-            tsr_config_put(&l->taken_as, &l->config, key);
-        }
-    } else if (l->errors.count > before || there) {
-        *origin = (tsr_config_origin){l->layer, where, place.spelled, NULL, true};
-    }
+    *origin = (tsr_config_origin){l->layer, entry->where, place.spelled, NULL, !right};
+    if (!right || !strcmp(entry->spelled, key->name) || l->peer)
+        return;
+    tsr_text_printf(&l->taken_as, "%s%s as %s ", l->taken_as.length ? ", " : "", entry->spelled,
+                    key->name);
+    tsr_config_put(&l->taken_as, &l->config, key);
 }
 
-static void apply(loader *l, const char *name, const tsr_yaml_value *value, const char *where)
+/* Those of one layer, in their order. */
+static void apply(loader *l, const tsr_config_entries *entries, tsr_config_layer layer)
 {
-    int index = tsr_keys_find(name);
-    const tsr_key_alias *alias = index < 0 ? tsr_keys_alias(name) : NULL;
-    const tsr_key_peer *peer = index < 0 && !alias ? tsr_keys_peer(name) : NULL;
-    if (alias)
-        index = tsr_keys_find(alias->key);
-    if (index >= 0)
-        set_key(l, index, name, *value, where, alias);
-    else if (peer)
-        apply_peer(l, name, value, where, peer);
-    else
-        unknown(l, name, where);
+    l->layer = layer;
+    for (int i = 0; i < entries->count; i++) {
+        const tsr_config_entry *entry = &entries->items[i];
+        int index = tsr_keys_find(entry->name);
+        if (entry->layer != layer)
+            continue;
+        if (index >= 0)
+            set_key(l, index, entry);
+        else
+            unknown(l, entry);
+    }
 }
 
 static void set_defaults(loader *l)
@@ -197,85 +110,6 @@ static void set_defaults(loader *l)
         l->config.store->origin[i] =
             (tsr_config_origin){TSR_LAYER_DEFAULT, "default", key->name, NULL, false};
     }
-}
-
-static tsr_status apply_file(loader *l, const char *text, size_t bytes, const char *name)
-{
-    tsr_auto_yaml tree = {0};
-    l->layer = TSR_LAYER_FILE;
-    TSR_TRY(tsr_yaml_parse(&tree, text, bytes, name));
-    const tsr_yaml_value *root = &tree.root;
-    if (root->kind != TSR_YAML_MAP && !tsr_yaml_is_null(root))
-        return tsr_fail(TSR_ECONFIG, "%s:%d: expected lines of `key: value`", name, root->line);
-    for (int i = 0; i < root->count; i++) {
-        const tsr_yaml_value *key = &root->keys[i];
-        const char *where = format_where(l, "%s:%d", name, key->line);
-        int earlier = 0;
-        while (earlier < i && strcmp(root->keys[earlier].text, key->text))
-            earlier++;
-        if (earlier < i)
-            tsr_config_error(&l->errors, where,
-                             "%.64s: appears twice, in line %d and line %d; keep one", key->text,
-                             root->keys[earlier].line, key->line);
-        else
-            apply(l, key->text, &root->items[i], where);
-    }
-    return TSR_OK;
-}
-
-/* Lists, maps and quoted texts are YAML; anything else is the text itself. */
-static void apply_override(loader *l, const char *override)
-{
-    tsr_auto_yaml tree = {0};
-    l->layer = TSR_LAYER_OVERRIDE;
-    const char *where = format_where(l, "override %s", override, 0);
-    const char *equals = strchr(override, '=');
-    size_t dashes = strspn(override, "-"), length = equals ? (size_t)(equals - override) : 0;
-    if (!length || dashes) {
-        tsr_config_error(&l->errors, where, "expected key=value%s%s", dashes ? ", such as " : "",
-                         dashes ? (equals ? override + dashes : "lora_r=8") : "");
-        return;
-    }
-    tsr_auto_text key = {0};
-    size_t bad;
-    tsr_text_append(&key, override, length);
-    l->config.store->failed |= key.failed;
-    const char *text = equals + 1;
-    tsr_yaml_value value = {.kind = TSR_YAML_SCALAR, .text = text, .line = 1};
-    if (*text && strchr("[{\"'", *text)) {
-        tsr_status status = tsr_yaml_parse(&tree, text, strlen(text), tsr_text_string(&key));
-        if (status < 0) {
-            l->config.store->failed |= status == TSR_ENOMEM;
-            tsr_config_error(&l->errors, where, "%s", tsr_last_error());
-            return;
-        }
-        value = tree.root;
-    } else if (!tsr_utf8_check(text, strlen(text), &bad)) {
-        tsr_config_error(&l->errors, where, "%s: the value is not UTF-8", tsr_text_string(&key));
-        return;
-    }
-    apply(l, tsr_text_string(&key), &value, where);
-}
-
-static tsr_status read_file(tsr_text *out, const char *path)
-{
-    char buffer[4096], reason[128];
-    FILE *file = fopen(path, "rbe");
-    if (!file)
-        return tsr_fail(tsr_status_of_open(errno) == TSR_EDATA ? TSR_ECONFIG : TSR_EIO,
-                        "%s: cannot be opened: %s", path, strerror_r(errno, reason, sizeof reason));
-    size_t got;
-    while ((got = fread(buffer, 1, sizeof buffer, file)) > 0 && out->length <= MAX_FILE_BYTES)
-        tsr_text_append(out, buffer, got);
-    bool bad = ferror(file);
-    int error = errno;
-    fclose(file);
-    if (bad)
-        return tsr_fail(error == EISDIR ? TSR_ECONFIG : TSR_EIO, "%s: cannot be read: %s", path,
-                        strerror_r(error, reason, sizeof reason));
-    if (out->length > MAX_FILE_BYTES)
-        return tsr_fail(TSR_ECONFIG, "%s: larger than 1 MiB; this is not a job.yaml", path);
-    return out->failed ? tsr_fail(TSR_ENOMEM, "%s: out of memory while reading", path) : TSR_OK;
 }
 
 /* Who says how many steps apart wants it. A strategy that was written wins, and in a run's job.yaml every
@@ -314,21 +148,56 @@ static void switch_strategies(loader *l)
         tsr_config_note(&l->config, "eval_steps has no effect without an eval_dataset");
 }
 
-static void add_notes(loader *l)
+static void note_text(loader *l, tsr_text *line)
+{
+    if (line->length)
+        tsr_config_note(&l->config, tsr_text_string(line));
+    l->config.store->failed |= line->failed;
+    tsr_text_clear(line);
+}
+
+/* Whose file it is, and which of its defaults are not ours. */
+static void note_peer(loader *l, const tsr_peers_result *result, const char *name, tsr_text *line)
+{
+    int translated = 0, taken = 0;
+    for (int i = 0; i < result->ours.count; i++) {
+        const tsr_config_entry *entry = &result->ours.items[i];
+        translated += entry->layer > TSR_LAYER_PEER && strcmp(entry->name, entry->spelled) != 0;
+    }
+    if (l->peer)
+        tsr_text_printf(line, "a file of %s: %d keys translated, as `%s translate %s` shows",
+                        l->peer->name, translated, tsr_called(), name);
+    for (int i = 0; i < result->ours.count; i++) {
+        const tsr_config_entry *entry = &result->ours.items[i];
+        if (entry->layer != TSR_LAYER_PEER)
+            continue;
+        const char *begin = l->peer ? "; defaults taken: " : "TRL's default taken: ";
+        tsr_text_printf(line, "%s%s %s", taken++ ? ", " : begin, entry->name, entry->value.text);
+    }
+    note_text(l, line);
+}
+
+static void add_notes(loader *l, const tsr_peers_result *result, const char *name)
 {
     tsr_text line = {0};
-    if (l->taken_as.length) {
+    note_peer(l, result, name, &line);
+    if (l->taken_as.length)
         tsr_text_printf(&line, "other names: %s", tsr_text_string(&l->taken_as));
-        tsr_config_note(&l->config, tsr_text_string(&line));
-        tsr_text_clear(&line);
+    note_text(l, &line);
+    for (int i = 0; i < result->idle.count; i++) {
+        const tsr_config_entry *entry = &result->idle.items[i];
+        tsr_text_printf(&line, "%s%s", i ? ", " : "without effect here: ", entry->spelled);
+        if (entry->why && (!i || entry->why != entry[-1].why)) /* one reason for both */
+            tsr_text_printf(&line, " (%s)", entry->why);
     }
-    if (l->no_effect.length) {
-        tsr_text_printf(&line, "without effect here: %s", tsr_text_string(&l->no_effect));
-        tsr_config_note(&l->config, tsr_text_string(&line));
-    }
-    l->config.store->failed |= line.failed;
+    note_text(l, &line);
+    if (result->remarks.length)
+        tsr_text_printf(&line, "not as in %s: %s", l->peer ? l->peer->name : "TRL",
+                        tsr_text_string(&result->remarks));
+    note_text(l, &line);
     tsr_text_free(&line);
-    tsr_config_apply_trl(&l->config, &l->errors);
+    if (!l->peer)
+        tsr_config_apply_trl(&l->config, &l->errors);
 }
 
 /* The values as they are now, so that a later assignment can be told from a default. */
@@ -344,21 +213,10 @@ static void remember(loader *l)
     l->config.store->failed |= text.failed;
 }
 
-static tsr_status all_errors(const tsr_config_errors *errors)
-{
-    if (!errors->count)
-        return TSR_OK;
-    if (errors->count == 1) /* without the indentation */
-        return tsr_fail_lines(TSR_ECONFIG, "%s", tsr_text_string(&errors->text) + 3);
-    return tsr_fail_lines(TSR_ECONFIG, "%d errors in the configuration:%s", errors->count,
-                          tsr_text_string(&errors->text));
-}
-
 /* Asked before what looks at all values: one that had no memory is not there. */
 static tsr_status check_memory(const loader *l, const char *name)
 {
-    if (l->config.store->failed || l->errors.text.failed || l->no_effect.failed ||
-        l->taken_as.failed)
+    if (l->config.store->failed || l->errors.text.failed || l->taken_as.failed)
         return tsr_fail(TSR_ENOMEM, "%s: out of memory", name);
     return TSR_OK;
 }
@@ -375,35 +233,29 @@ static void adapt_to_run(loader *l, const tsr_config_source *source, const char 
         (tsr_config_origin){TSR_LAYER_FILE, name, "init_adapter", NULL, false};
 }
 
-static tsr_status load(loader *l, const tsr_config_source *source)
+static tsr_status load(loader *l, const tsr_config_source *source, tsr_peers_result *result)
 {
-    tsr_text file = {0};
-    tsr_status status = TSR_OK;
-    const char *name = source->name ? source->name : source->path ? source->path : "configuration";
+    const char *name = tsr_config_source_name(source);
+    tsr_config_entries written = {0};
     set_defaults(l);
     TSR_TRY(check_memory(l, name));
-    if (source->path) {
-        status = read_file(&file, source->path);
-        if (status == TSR_OK)
-            status = apply_file(l, tsr_text_string(&file), file.length, name);
-    } else if (source->text) {
-        status = apply_file(l, source->text,
-                            source->text_bytes ? source->text_bytes : strlen(source->text), name);
-    }
-    tsr_text_free(&file);
-    TSR_TRY(status);
+    TSR_TRY(tsr_config_collect(&written, l->config.store, &l->errors, source, name));
+    tsr_peers_translate(result, l->config.store, &l->errors, &written);
+    TSR_TRY(check_memory(l, name));
+    l->peer = result->peer == &tsr_peer_trl ? NULL : result->peer;
+    apply(l, &result->ours, TSR_LAYER_PEER);
+    apply(l, &result->ours, TSR_LAYER_FILE);
     adapt_to_run(l, source, name);
-    for (int i = 0; i < source->override_count; i++)
-        apply_override(l, source->overrides[i]);
+    apply(l, &result->ours, TSR_LAYER_OVERRIDE);
     TSR_TRY(check_memory(l, name));
     switch_strategies(l);
-    add_notes(l);
+    add_notes(l, result, name);
     tsr_config_derive(&l->config);
     tsr_config_check(&l->config, source, &l->errors);
     TSR_TRY(check_memory(l, name));
     remember(l);
     TSR_TRY(check_memory(l, name));
-    return all_errors(&l->errors);
+    return tsr_config_all_errors(&l->errors);
 }
 
 tsr_status tsr_config_load(tsr_config *out, const tsr_config_source *source)
@@ -412,13 +264,14 @@ tsr_status tsr_config_load(tsr_config *out, const tsr_config_source *source)
     l.config.store = calloc(1, sizeof *l.config.store);
     if (!l.config.store)
         return tsr_fail(TSR_ENOMEM, "out of memory: configuration");
-    tsr_status status = load(&l, source);
+    tsr_peers_result result = {0};
+    tsr_status status = load(&l, source, &result);
     if (status < 0)
         tsr_config_free(&l.config);
     else
         *out = l.config;
     tsr_text_free(&l.errors.text);
-    tsr_text_free(&l.no_effect);
     tsr_text_free(&l.taken_as);
+    tsr_text_free(&result.remarks);
     return status;
 }

@@ -254,9 +254,14 @@ typedef struct {
 
 /* Loads and checks. On success the caller frees *out with tsr_config_free; on failure it is
  * untouched. TSR_ECONFIG: one message with every error of the file and the overrides; TSR_EIO: the
- * file cannot be read. Touches no file but `path`; asks only whether a/b, which looks like a Hub
+ * file cannot be read. Touches no file but `path` and, where it is LLaMA-Factory's, dataset_info.json; asks only whether a/b, which looks like a Hub
  * id, exists here or above `path`, and whether output_dir is another name of what is read. */
 tsr_status tsr_config_load(tsr_config *out, const tsr_config_source *source);
+
+/* The file of `source`, axolotl's, LLaMA-Factory's or TRL's, as a job.yaml: our keys, each with what the file calls it, and
+ * as comments those without effect here, and what is not quite as there. Only names and values that cannot be had are
+ * judged: TSR_ECONFIG as above. Also what a file of ours gives. */
+tsr_status tsr_config_translate(tsr_text *out, const tsr_config_source *source);
 
 /* Frees what *config owns; a zero struct is fine. */
 void tsr_config_free(tsr_config *config);

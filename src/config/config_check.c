@@ -46,11 +46,6 @@ static const char *where_set(const checker *c, const char *first, const char *se
     return origin(c, first)->layer >= origin(c, second)->layer ? where(c, first) : where(c, second);
 }
 
-static const char *file_name(const checker *c)
-{
-    return c->source->name ? c->source->name : c->source->path ? c->source->path : "configuration";
-}
-
 /* Whether output_dir is written to. */
 static bool writes(const checker *c)
 {
@@ -79,7 +74,8 @@ static void check_required(const checker *c)
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (keys[i].needed && !keys[i].given && usable(c, keys[i].key))
             tsr_config_error(
-                c->errors, is_set(c, keys[i].key) ? where(c, keys[i].key) : file_name(c),
+                c->errors,
+                is_set(c, keys[i].key) ? where(c, keys[i].key) : tsr_config_source_name(c->source),
                 "%s: required, but it is %s; write %s: %s", keys[i].key,
                 is_set(c, keys[i].key) ? "null" : "missing", keys[i].key, keys[i].what);
 }
@@ -144,21 +140,24 @@ static void check_hub_id(const checker *c, const char *key, const char *value, b
         return;
     const char *name = strchr(value, '/') + 1;
     const char *type = dataset ? "--repo-type dataset " : "";
+    const char *spelled = origin(c, key)->spelled;
     char above[PATH_MAX];
     find_above(above, c->source->path, value);
+    /* As the file calls it: datasets of axolotl are maps, each with a path. */
+    const char *called = !spelled ? key : strstr(spelled, "datasets") ? "path" : spelled;
     if (*above)
         tsr_config_error(c->errors, where(c, key),
                          "%s: found '%s', which is not in the working directory but in %s: start "
                          "there, or write %s: %s/%s",
-                         key, value, above, key, above, value);
+                         called, value, above, called, above, value);
     if (*above || is_path(value)) /* which is missed where it is opened */
         return;
     tsr_config_error(c->errors, where(c, key),
                      "%s: found '%s', and there is no such %s here. If it is a name on the Hugging "
                      "Face Hub, download it first: `hf download %s%s --local-dir %s` (older: "
                      "huggingface-cli download), then write %s: %s",
-                     key, value, dataset ? "file or directory" : "directory", type, value, name,
-                     key, name);
+                     called, value, dataset ? "file or directory" : "directory", type, value, name,
+                     called, name);
 }
 
 /* However the two are spelled. */

@@ -35,10 +35,50 @@ const char *tsr_config_store_copy(struct tsr_config_store *store, const char *te
     return copy;
 }
 
+struct tsr_config_tree {
+    struct tsr_config_tree *next;
+    tsr_yaml_tree yaml;
+};
+
+tsr_status tsr_config_store_parse(const tsr_yaml_value **root, struct tsr_config_store *store,
+                                  const char *text, size_t bytes, const char *name)
+{
+    struct tsr_config_tree *tree = tsr_config_store_allocate(store, sizeof *tree);
+    if (!tree)
+        return tsr_fail(TSR_ENOMEM, "%s: out of memory while reading", name);
+    tsr_status status = tsr_yaml_parse(&tree->yaml, text, bytes, name);
+    store->failed |= status == TSR_ENOMEM;
+    if (status < 0)
+        return status;
+    tree->next = store->trees;
+    store->trees = tree;
+    *root = &tree->yaml.root;
+    return TSR_OK;
+}
+
+void tsr_config_add_entry(tsr_config_entries *list, struct tsr_config_store *store,
+                          tsr_config_entry entry)
+{
+    if (list->count == list->capacity) {
+        int capacity = list->capacity ? 2 * list->capacity : 64;
+        tsr_config_entry *items =
+            tsr_config_store_allocate(store, (size_t)capacity * sizeof *items);
+        if (!items)
+            return;
+        if (list->count)
+            memcpy(items, list->items, (size_t)list->count * sizeof *items);
+        list->items = items;
+        list->capacity = capacity;
+    }
+    list->items[list->count++] = entry;
+}
+
 void tsr_config_store_free(struct tsr_config_store *store)
 {
     if (!store)
         return;
+    for (struct tsr_config_tree *tree = store->trees; tree; tree = tree->next)
+        tsr_yaml_free(&tree->yaml);
     struct tsr_config_block *block = store->blocks;
     while (block) {
         struct tsr_config_block *next = block->next;
@@ -77,6 +117,16 @@ void tsr_config_error(tsr_config_errors *errors, const char *where, const char *
     tsr_text_name(&errors->text, where);
     tsr_text_puts(&errors->text, ": ");
     tsr_text_name(&errors->text, line);
+}
+
+tsr_status tsr_config_all_errors(const tsr_config_errors *errors)
+{
+    if (!errors->count)
+        return TSR_OK;
+    if (errors->count == 1) /* without the indentation */
+        return tsr_fail_lines(TSR_ECONFIG, "%s", tsr_text_string(&errors->text) + 3);
+    return tsr_fail_lines(TSR_ECONFIG, "%d errors in the configuration:%s", errors->count,
+                          tsr_text_string(&errors->text));
 }
 
 void tsr_config_note(tsr_config *config, const char *line)

@@ -13,7 +13,7 @@
 /* In rising order of strength. */
 typedef enum {
     TSR_LAYER_DEFAULT,
-    TSR_LAYER_TRL, /* `defaults: trl` */
+    TSR_LAYER_PEER, /* TRL's (`defaults: trl`), or the default of the trainer whose file it is */
     TSR_LAYER_FILE,
     TSR_LAYER_OVERRIDE
 } tsr_config_layer;
@@ -28,6 +28,7 @@ typedef struct {
 
 struct tsr_config_store {
     struct tsr_config_block *blocks;
+    struct tsr_config_tree *trees;
     bool failed; /* an allocation did not succeed */
     tsr_config_origin origin[TSR_KEYS_MAX];
 };
@@ -36,6 +37,10 @@ struct tsr_config_store {
 void *tsr_config_store_allocate(struct tsr_config_store *store, size_t bytes);
 const char *tsr_config_store_copy(struct tsr_config_store *store, const char *text);
 void tsr_config_store_free(struct tsr_config_store *store);
+
+/* As tsr_yaml_parse, into a tree that lives as long as the store. */
+tsr_status tsr_config_store_parse(const tsr_yaml_value **root, struct tsr_config_store *store,
+                                  const char *text, size_t bytes, const char *name);
 
 /* Equal but for the case of ASCII letters, in every locale. */
 bool tsr_config_same_letters(const char *a, const char *b, size_t length);
@@ -48,6 +53,42 @@ typedef struct {
 
 void tsr_config_error(tsr_config_errors *errors, const char *where, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* TSR_OK: there are none; TSR_ECONFIG, with all of them. */
+tsr_status tsr_config_all_errors(const tsr_config_errors *errors);
+
+/* One key as it was written, or as a peer's key was translated. */
+typedef struct {
+    const char *name;
+    const char *spelled; /* what the file calls it */
+    tsr_yaml_value value;
+    const char *where; /* "job.yaml:12", "override lora_r=8" */
+    tsr_config_layer layer;
+    bool bad; /* what is wrong with its value was said already */
+    const char
+        *why; /* of a key without effect: why, or what does it instead; NULL: nothing to say */
+} tsr_config_entry;
+
+typedef struct {
+    tsr_config_entry *items;
+    int count, capacity;
+} tsr_config_entries;
+
+void tsr_config_add_entry(tsr_config_entries *list, struct tsr_config_store *store,
+                          tsr_config_entry entry);
+
+/* Every key of the file or text of `source`, then of its overrides, in their order. `name` is
+ * tsr_config_source_name. What is wrong with a single line is said in `errors`. TSR_ECONFIG: not YAML; TSR_EIO, TSR_ENOMEM.
+ * (config_source.c) */
+tsr_status tsr_config_collect(tsr_config_entries *out, struct tsr_config_store *store,
+                              tsr_config_errors *errors, const tsr_config_source *source,
+                              const char *name);
+
+/* What messages call the file. */
+const char *tsr_config_source_name(const tsr_config_source *source);
+
+/* The whole text of a file of 1 MiB at most. TSR_ECONFIG: missing or larger; TSR_EIO. */
+tsr_status tsr_config_read_file(tsr_text *out, const char *path);
 
 /* Where a value comes from, for messages. */
 typedef struct {
@@ -73,6 +114,9 @@ void tsr_config_found(tsr_text *out, const tsr_yaml_value *value);
 
 /* "true" or "false" for any way to write it; NULL otherwise. */
 const char *tsr_config_bool_word(const tsr_yaml_value *value);
+
+/* A text as YAML, in quotes where it needs them. (config_write.c) */
+void tsr_config_put_string(tsr_text *out, const char *text);
 
 /* The field as YAML. (config_write.c) */
 void tsr_config_put(tsr_text *out, const tsr_config *config, const tsr_key *key);

@@ -13,10 +13,12 @@ static bool take(tsr_config *config, int index, tsr_config_errors *errors)
     tsr_auto_yaml tree = {0};
     if (tsr_yaml_parse(&tree, key->trl, strlen(key->trl), key->name) < 0)
         return false;
-    const tsr_config_place place = {config->store, errors, "TRL's default", key->name};
+    static const char where[] = "default (TRL)";
+    const tsr_config_place place = {config->store, errors, where, key->name};
     bool taken = tsr_config_read(config, key, &tree.root, &place);
     if (taken)
-        config->store->origin[index].layer = TSR_LAYER_TRL;
+        config->store->origin[index] =
+            (tsr_config_origin){TSR_LAYER_PEER, where, key->name, NULL, false};
     return taken;
 }
 

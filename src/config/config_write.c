@@ -24,7 +24,7 @@ static bool is_plain(const char *text)
 }
 
 /* Plain where that is safe, double-quoted otherwise. */
-static void put_string(tsr_text *out, const char *text)
+void tsr_config_put_string(tsr_text *out, const char *text)
 {
     if (is_plain(text)) {
         tsr_text_puts(out, text);
@@ -56,7 +56,7 @@ static void put_strings(tsr_text *out, const tsr_config_strings *list)
     tsr_text_puts(out, "[");
     for (int i = 0; i < list->count; i++) {
         tsr_text_puts(out, i ? ", " : "");
-        put_string(out, list->items[i]);
+        tsr_config_put_string(out, list->items[i]);
     }
     tsr_text_puts(out, "]");
 }
@@ -87,7 +87,7 @@ static void put_modules(tsr_text *out, const tsr_config_modules *modules)
         put_strings(out, &modules->names);
         return;
     case TSR_CONFIG_MODULES_REGEX:
-        put_string(out, modules->names.items[0]);
+        tsr_config_put_string(out, modules->names.items[0]);
         return;
     }
 }
@@ -109,7 +109,7 @@ static void put_patterns(tsr_text *out, const tsr_config_patterns *map)
         tsr_text_puts(out, "null");
     for (int i = 0; i < map->count; i++) {
         tsr_text_puts(out, i ? ", " : "{");
-        put_string(out, map->items[i].name);
+        tsr_config_put_string(out, map->items[i].name);
         tsr_text_puts(out, ": ");
         tsr_number_put(out, map->items[i].value, 0);
     }
@@ -190,7 +190,7 @@ void tsr_config_put(tsr_text *out, const tsr_config *config, const tsr_key *key)
         return;
     case TSR_KEY_STRING:
         if (*(const char *const *)field)
-            put_string(out, *(const char *const *)field);
+            tsr_config_put_string(out, *(const char *const *)field);
         else
             tsr_text_puts(out, "null");
         return;
@@ -253,8 +253,8 @@ static void put_mark(tsr_text *out, const tsr_config_origin *origin, const tsr_k
         return;
     if (!origin->loaded || strcmp(origin->loaded, value))
         tsr_text_puts(out, "  # resolved");
-    else if (origin->layer == TSR_LAYER_TRL)
-        tsr_text_puts(out, "  # default (TRL)");
+    else if (origin->layer == TSR_LAYER_PEER)
+        tsr_text_printf(out, "  # %s", origin->where);
     else if (key->derived)
         tsr_text_printf(out, "  # default: as %s", key->derived);
     else

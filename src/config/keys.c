@@ -57,18 +57,10 @@ static const tsr_key_word packing_words[] = {
     {"wrapped", 1, not_here}, {"ffd", 1, not_here},       END,
 };
 
-static const char no_8bit[] =
-    "keeps its state in 8 bits, which is not supported; adamw_torch keeps it "
-    "in 32 bits, spread over the ranks";
 static const tsr_key_word optim_words[] = {
     {"adamw_torch", 0, NULL},
     {"adamw", 0, NULL},
     {"adamw_torch_fused", 0, NULL},
-    {"paged_adamw_32bit", 0, NULL},
-    {"adamw_8bit", 1, no_8bit},
-    {"adamw_bnb_8bit", 1, no_8bit},
-    {"adamw_torch_8bit", 1, no_8bit},
-    {"paged_adamw_8bit", 1, no_8bit},
     END,
 };
 static const char follows_loss[] =
@@ -126,14 +118,9 @@ static const tsr_key_word graph_words[] = {
     {"time", TSR_CONFIG_GRAPH_TIME, NULL},
     END,
 };
-static const char only_jsonl[] = "is not supported; output_dir/metrics.jsonl has every step";
 static const tsr_key_word report_words[] = {
     {"none", TSR_CONFIG_REPORT_NONE, NULL},
     {"tensorboard", TSR_CONFIG_REPORT_TENSORBOARD, NULL},
-    {"wandb", -1, only_jsonl},
-    {"trackio", -1, only_jsonl},
-    {"mlflow", -1, only_jsonl},
-    {"all", -1, only_jsonl},
     END,
 };
 static const tsr_key_word log_words[] = {

@@ -92,7 +92,8 @@ typedef struct {
 const tsr_key_alias *tsr_keys_alias(const char *name);
 
 /* A peer's key that is not ours. With `nothing` (values separated by spaces) any other value is an
- * error; without, it has no effect here. A name may end in *. */
+ * error, for the reason `why`; without, it has no effect here, and `why` (may be NULL) says what does it instead. A name
+ * may have one *, for anything. */
 typedef struct {
     const char *name;
     const char *nothing;
@@ -100,6 +101,34 @@ typedef struct {
 } tsr_key_peer;
 
 const tsr_key_peer *tsr_keys_peer(const char *name);
+
+/* ---- for a command line ---- */
+
+/* Whether it is a key of ours or of a peer. */
+bool tsr_keys_known(const char *name);
+
+/* Whether a key, ours or a peer's, is true or false, and true where no value is given. */
+bool tsr_keys_is_flag(const char *name);
+
+/* Whether it says nothing without a value. Of others that are no flags either may be. */
+bool tsr_keys_needs_value(const char *name);
+
+/* Whether it takes several values. */
+bool tsr_keys_is_list(const char *name);
+
+/* Whether a key that is a flag takes this word too: `full` of gradient_checkpointing. */
+bool tsr_keys_takes_word(const char *name, const char *word);
+
+/* ---- tables of peers ---- */
+
+/* Whether a row's name, with or without a *, is that of a key. */
+bool tsr_keys_matches(const char *row, const char *name);
+
+/* Takes `candidate` as *best if it is nearer to `name` than *distance; a name with a * never. */
+void tsr_keys_consider(const char **best, int *distance, const char *name, const char *candidate);
+
+/* What is too far from a misspelt name. */
+int tsr_keys_too_far(const char *name);
 
 /* The known name nearest to a misspelt one, or what other tools' name for it is called here; NULL:
  * none is near. */

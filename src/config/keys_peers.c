@@ -3,6 +3,8 @@
  */
 #include "config/keys.h"
 
+#include "config/peers.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,7 +38,6 @@ static const char no_quantity[] = "it would change the result";
 
 /* Names ending in * are prefixes; the exact ones come first. */
 static const tsr_key_peer peers[] = {
-    {"push_to_hub", "false null", "nothing is sent anywhere; upload output_dir yourself"},
     {"fp16", "false null", "float16 needs loss scaling; use dtype: bfloat16 or float32"},
     {"label_smoothing_factor", "0 null", no_quantity},
     {"neftune_noise_alpha", "0 null", no_quantity},
@@ -70,6 +71,9 @@ static const tsr_key_peer peers[] = {
     {"optim_target_modules", "null []", "it belongs to optimizers that are not supported"},
     {"parallelism_config", "null {}", "sharding is built in"},
     {"accelerator_config", "null {}", "a micro-batch is of one rank"},
+    {"push_to_hub", NULL, "nothing is sent anywhere; upload output_dir yourself"},
+    {"accelerate_config", NULL, "sharding is built in"},
+    {"env", NULL, "set variables in the shell"},
     {"tf32", NULL, NULL},
     {"logging_dir", NULL, NULL},
     {"do_eval", NULL, NULL},
@@ -131,42 +135,26 @@ static const tsr_key_peer peers[] = {
     {"hub_*", NULL, NULL},
 };
 
-/* What axolotl, LLaMA-Factory and plain habit call our keys. */
+/* What plain habit calls our keys; what axolotl and LLaMA-Factory do is in their tables. */
 static const tsr_key_translation elsewhere[] = {
-    {"base_model", "model_name_or_path"},
     {"model", "model_name_or_path"},
     {"model_path", "model_name_or_path"},
-    {"datasets", "dataset"},
-    {"template", "chat_template"},
-    {"chat_template_jinja", "chat_template"},
     {"train_dataset", "dataset"},
     {"train_file", "dataset"},
     {"test_dataset", "eval_dataset"},
-    {"sequence_len", "max_length"},
-    {"cutoff_len", "max_length"},
     {"seq_length", "max_length"},
-    {"sample_packing", "packing"},
-    {"lora_rank", "lora_r"},
     {"r", "lora_r"},
     {"rank", "lora_r"},
     {"alpha", "lora_alpha"},
-    {"lora_target", "lora_target_modules"},
     {"target_modules", "lora_target_modules"},
-    {"adapter_name_or_path", "init_adapter"},
-    {"lora_model_dir", "init_adapter"},
     {"lr", "learning_rate"},
-    {"optimizer", "optim"},
-    {"lr_scheduler", "lr_scheduler_type"},
     {"warmup", "warmup_steps"},
     {"epochs", "num_train_epochs"},
-    {"num_epochs", "num_train_epochs"},
-    {"micro_batch_size", "per_device_train_batch_size"},
     {"batch_size", "per_device_train_batch_size"},
     {"train_batch_size", "per_device_train_batch_size"},
     {"global_batch_size", "total_batch_size"},
     {"gradient_clipping", "max_grad_norm"},
     {"dora", "use_dora"},
-    {"peft_use_dora", "use_dora"},
     {"rslora", "use_rslora"},
     {"output", "output_dir"},
 };
@@ -181,14 +169,21 @@ const tsr_key_alias *tsr_keys_alias(const char *name)
     return NULL;
 }
 
+bool tsr_keys_matches(const char *row, const char *name)
+{
+    const char *star = strchr(row, '*');
+    if (!star)
+        return !strcmp(row, name);
+    size_t begin = (size_t)(star - row), end = strlen(star + 1), length = strlen(name);
+    return length >= begin + end && !strncmp(row, name, begin) &&
+           !strcmp(name + length - end, star + 1);
+}
+
 const tsr_key_peer *tsr_keys_peer(const char *name)
 {
-    for (int i = 0; i < COUNT(peers); i++) {
-        size_t length = strlen(peers[i].name);
-        bool prefix = peers[i].name[length - 1] == '*';
-        if (prefix ? !strncmp(peers[i].name, name, length - 1) : !strcmp(peers[i].name, name))
+    for (int i = 0; i < COUNT(peers); i++)
+        if (tsr_keys_matches(peers[i].name, name))
             return &peers[i];
-    }
     return NULL;
 }
 
@@ -226,7 +221,7 @@ int tsr_keys_distance(const char *a, const char *b, int limit)
     return distance > limit ? limit + 1 : distance;
 }
 
-static void consider(const char **best, int *distance, const char *name, const char *candidate)
+void tsr_keys_consider(const char **best, int *distance, const char *name, const char *candidate)
 {
     int d = tsr_keys_distance(name, candidate, *distance - 1);
     if (d < *distance && !strchr(candidate, '*')) {
@@ -235,19 +230,27 @@ static void consider(const char **best, int *distance, const char *name, const c
     }
 }
 
+int tsr_keys_too_far(const char *name)
+{
+    size_t length = strnlen(name, LONGEST + 1);
+    return 1 + (length < 4 ? 1 : length < 9 ? 2 : (int)length / 3);
+}
+
 const char *tsr_keys_nearest(const char *name)
 {
-    for (int i = 0; i < COUNT(elsewhere); i++)
+    const char *called = tsr_peers_called(name);
+    for (int i = 0; i < COUNT(elsewhere) && !called; i++)
         if (!strcmp(elsewhere[i].from, name))
-            return elsewhere[i].to;
-    size_t length = strnlen(name, LONGEST + 1);
-    int distance = 1 + (length < 4 ? 1 : length < 9 ? 2 : (int)length / 3); /* what is too far */
+            called = elsewhere[i].to;
+    if (called && tsr_keys_find(called) >= 0)
+        return called;
+    int distance = tsr_keys_too_far(name);
     const char *best = NULL;
     for (int i = 0; i < tsr_keys_count(); i++)
-        consider(&best, &distance, name, tsr_keys_at(i)->name);
+        tsr_keys_consider(&best, &distance, name, tsr_keys_at(i)->name);
     for (int i = 0; i < COUNT(aliases); i++)
-        consider(&best, &distance, name, aliases[i].name);
+        tsr_keys_consider(&best, &distance, name, aliases[i].name);
     for (int i = 0; i < COUNT(peers); i++)
-        consider(&best, &distance, name, peers[i].name);
+        tsr_keys_consider(&best, &distance, name, peers[i].name);
     return best;
 }

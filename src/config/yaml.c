@@ -6,7 +6,8 @@
 #include <string.h>
 #include <yaml.h>
 
-#define MAX_DEPTH      4     /* job.yaml needs three: the document, a list or map, its scalars */
+#define MAX_DEPTH                                                                                  \
+    16 /* a data set with roles needs six: the document, the list, its map, roles, a role, a name */
 #define MAX_VALUES     10000 /* before and after anchors are followed */
 #define MAX_DIRECTIVES 100   /* %TAG and the like, which job.yaml has no use for */
 

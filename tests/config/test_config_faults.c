@@ -20,12 +20,31 @@ static const char text[] = "model_name_or_path: /models/a\n"
                            "gradient_checkpointing: true\n"
                            "defaults: trl\n";
 
-static void test_each_allocation(void **state)
+/* What makes lists and maps of its own. */
+static const char axolotl[] =
+    "base_model: /models/a\n"
+    "adapter: lora\n"
+    "datasets: [{path: a.jsonl, type: alpaca}, {path: b.jsonl, type: alpaca}]\n"
+    "optimizer: adamw_8bit\n"
+    "cosine_min_lr_ratio: 0.1\n"
+    "saves_per_epoch: 2\n"
+    "wandb_project: p\n"
+    "output_dir: out\n";
+
+static const char llamafactory[] = "model_name_or_path: /models/a\n"
+                                   "stage: sft\n"
+                                   "lora_rank: 8\n"
+                                   "lora_target: q_proj, v_proj\n"
+                                   "dataset: a.jsonl,b.jsonl\n"
+                                   "template: glm4\n"
+                                   "plot_loss: true\n"
+                                   "output_dir: out\n";
+
+static void fail_each(const char *file)
 {
     static const char *const overrides[] = {"model_name_or_path=/models/b", "trace=trace.json"};
-    tsr_config_source source = {.text = text, .overrides = overrides, .override_count = 2};
+    tsr_config_source source = {.text = file, .overrides = overrides, .override_count = 2};
     int nth = 1;
-    (void)state;
     for (bool came = true; came; nth++) {
         tsr_config config;
         system_fail(SYSTEM_MALLOC, nth, ENOMEM);
@@ -42,8 +61,35 @@ static void test_each_allocation(void **state)
     assert_true(nth > 20);
 }
 
+static void test_each_allocation(void **state)
+{
+    (void)state;
+    fail_each(text);
+    fail_each(axolotl);
+    fail_each(llamafactory);
+}
+
+static void test_translation(void **state)
+{
+    tsr_config_source source = {.text = axolotl};
+    (void)state;
+    bool came = true;
+    for (int nth = 1; came; nth++) {
+        tsr_text out = {0};
+        system_fail(SYSTEM_MALLOC, nth, ENOMEM);
+        tsr_status status = tsr_config_translate(&out, &source);
+        came = system_clear();
+        if (status == TSR_OK)
+            assert_non_null(strstr(tsr_text_string(&out), "dataset: [a.jsonl, b.jsonl]"));
+        else if (!came || status != TSR_ENOMEM)
+            fail_msg("allocation %d: %s", nth, tsr_last_error());
+        tsr_text_free(&out);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_each_allocation)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_each_allocation),
+                                       cmocka_unit_test(test_translation)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

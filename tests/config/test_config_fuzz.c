@@ -34,6 +34,14 @@ static const char *const seeds[] = {
     "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: o\nresume_from_checkpoint: false\n"
     "layers_to_transform: [0, 1, 2]\ndefaults: trl\nreport_to: [none]\nfsdp: []\ndeepspeed: {}\n"
     "slots: 3\ntotal_batch_size: 16\ntruncation_mode: keep_start\nprogress: lines\n",
+    "base_model: m\nadapter: qlora\nload_in_4bit: true\noutput_dir: o\nval_set_size: 0\n"
+    "datasets:\n  - path: d.jsonl\n    type: chat_template\n    field_messages: conversations\n"
+    "    message_property_mappings: {role: from, content: value}\n    data_files: [a, b]\n"
+    "saves_per_epoch: 4\nnum_epochs: 2\noptimizer: adamw_8bit\nspecial_tokens: {pad_token: p}\n"
+    "plugins: [liger.LigerPlugin.liger.]\nbnb_config_kwargs: {bnb_4bit_quant_type: nf4}\n",
+    "model_name_or_path: m\nstage: sft\nfinetuning_type: lora\nlora_rank: 8\nlora_target: a,b\n"
+    "dataset: a.jsonl,b.jsonl\ncutoff_len: 8\ntemplate: llama3\nneat_packing: true\n"
+    "pissa_init: false\nquantization_bit: 4\nplot_loss: true\noutput_dir: o\n",
 };
 
 static const char *const pieces[] = {

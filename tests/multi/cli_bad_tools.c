@@ -132,7 +132,7 @@ const cli_bad_case cli_bad_tools[] = {
      {"several ranks (SLURM_STEP_NUM_TASKS=2)", "srun"},
      .wrapper = "export SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=0; exec \"$@\"",
      .command = MERGE},
-    {"merge_option", adapter, "--output-dir out", 64, {"output_dir=out"}, .command = MERGE},
+    {"merge_option", adapter, "--output-dri out", 64, {"--output_dir?"}, .command = MERGE},
     {"quantize_adapter",
      adapter,
      "init_adapter=adapter",
