@@ -20,9 +20,10 @@ static tsr_status check_entry(const tsr_config *config, const char *name)
     const char *where = tsr_config_where(config, "output_dir");
     if (!strcmp(name, TSR_PEFT_CONFIG_FILE) || !strcmp(name, "metrics.jsonl"))
         return tsr_fail(TSR_ECONFIG,
-                        "%s: output_dir %s holds %s (%s), and a model needs its own directory; "
-                        "name another one",
-                        where, config->output_dir, *name == 'a' ? "an adapter" : "a run", name);
+                        "%s: output_dir %s contains %s (%s); choose another directory for the "
+                        "model, such as output_dir=%s-model",
+                        where, config->output_dir, *name == 'a' ? "an adapter" : "a training run",
+                        name, config->output_dir);
     if (tsr_model_write_replaces(name) && !config->overwrite_output_dir)
         return tsr_fail(TSR_ECONFIG,
                         "%s: output_dir %s already holds a model (%s); name another directory, or "

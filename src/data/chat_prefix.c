@@ -47,6 +47,35 @@ static tsr_status render_before(tsr_rendering *out, const tsr_conversation *c, s
                     reason);
 }
 
+static size_t shared_prefix(const tsr_text *a, const tsr_text *b)
+{
+    size_t most = a->length < b->length ? a->length : b->length, length = 0;
+    while (length < most && a->data[length] == b->data[length])
+        length++;
+    return length;
+}
+
+/* The rendering through the turn does not begin with `before`: says what is missing there. */
+static tsr_status refuse_opening(const tsr_conversation *c, size_t index, const tsr_text *before,
+                                 tsr_rendering *through)
+{
+    size_t shared = shared_prefix(before, &through->text);
+    const char *text = tsr_text_string(before);
+    if (tsr_chat_render(through, c->chat, c->seen, index, false) < 0 ||
+        shared < through->text.length)
+        return cannot_tell("the chat template renders the messages before this turn differently "
+                           "once the turn follows",
+                           index);
+    while (shared > through->text.length && !strchr(">] \n", text[shared - 1]))
+        shared--; /* to the beginning of a tag */
+    return tsr_fail(TSR_EDATA,
+                    "messages[%zu]: this chat template opens the reply with \"%.*s\", which the "
+                    "finished conversation does not contain, so the reply's tokens cannot be "
+                    "found; use a template with {%% generation %%} marks (chat_template), or set "
+                    "assistant_only_loss: false, which trains prompts too",
+                    index, (int)strcspn(text + shared, "\n"), text + shared);
+}
+
 tsr_status tsr_chat_turn_by_prefix(tsr_span *out, tsr_conversation *c, size_t index)
 {
     tsr_rendering *before = &c->row->scratch[0], *through = &c->row->scratch[1];
@@ -60,11 +89,7 @@ tsr_status tsr_chat_turn_by_prefix(tsr_span *out, tsr_conversation *c, size_t in
     TSR_TRY(tsr_chat_render(through, c->chat, c->seen, index + 1, false));
     c->rendered += MESSAGE_COST * (2 * index + 1) + before->text.length + through->text.length;
     if (!tsr_chat_begins(&through->text, &before->text))
-        return cannot_tell(assistant ? "the rendering through this turn does not begin with the "
-                                       "messages before it and the generation prompt"
-                                     : "the rendering through this turn does not begin with the "
-                                       "messages before it",
-                           index);
+        return refuse_opening(c, index, &before->text, through);
     if (!tsr_chat_begins(&c->row->text, &through->text))
         return cannot_tell("the template renders this turn differently once more messages follow "
                            "(earlier thinking dropped, say)",

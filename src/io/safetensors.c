@@ -7,6 +7,7 @@
 #include "io/json.h"
 #include "io/lfs.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -267,6 +268,24 @@ static tsr_status check_pointer(const tsr_safetensors *file)
     return tsr_lfs_refuse(file->path, start, bytes);
 }
 
+/* Mostly it is another kind of file, and then its first characters tell more than the number that they make. */
+static tsr_status refuse_length(const tsr_safetensors *file,
+                                const unsigned char length[LENGTH_BYTES], uint64_t bytes)
+{
+    int printed = 0;
+    while (printed < LENGTH_BYTES && isprint(length[printed]))
+        printed++;
+    if (printed == LENGTH_BYTES)
+        return tsr_fail(TSR_EDATA,
+                        "%s: not a safetensors file: it starts with '%.*s'; name a .safetensors "
+                        "file, or download it again",
+                        file->path, printed, (const char *)length);
+    return tsr_fail(TSR_EDATA,
+                    "%s: not a safetensors file, or damaged: its header would have %" PRIu64
+                    " bytes, and at most %llu are allowed; download it again",
+                    file->path, bytes, TSR_SAFETENSORS_HEADER_BYTES);
+}
+
 static tsr_status read_header(tsr_safetensors *file)
 {
     unsigned char length[LENGTH_BYTES];
@@ -280,10 +299,7 @@ static tsr_status read_header(tsr_safetensors *file)
     for (int i = LENGTH_BYTES - 1; i >= 0; i--)
         bytes = bytes << 8 | length[i];
     if (bytes > TSR_SAFETENSORS_HEADER_BYTES)
-        return tsr_fail(TSR_EDATA,
-                        "%s: the header's length says %" PRIu64 " bytes, at most %llu are allowed: "
-                        "not a safetensors file, or damaged",
-                        file->path, bytes, TSR_SAFETENSORS_HEADER_BYTES);
+        return refuse_length(file, length, bytes);
     if (bytes > file->file_bytes - LENGTH_BYTES)
         return tsr_fail(TSR_EDATA,
                         "%s: the header's length says %" PRIu64 " bytes, but the file has only "

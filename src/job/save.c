@@ -253,7 +253,8 @@ static tsr_status clear_output(const tsr_job *job)
     TSR_TRY(tsr_snapshot_drop_after(folder, goes_on ? job->done : -1));
     if (goes_on && job->newest > job->done)
         tsr_log(TSR_LOG_WARNING,
-                "%s: what came after step %lld was removed: the checkpoints up to checkpoint-%lld",
+                "%s: resuming from checkpoint-%lld; the later ones, up to checkpoint-%lld, were "
+                "deleted",
                 tsr_folder_path(folder), (long long)job->done, (long long)job->newest);
     if (!job->resume && job->continues)
         tsr_log(TSR_LOG_INFO,

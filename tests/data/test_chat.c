@@ -109,8 +109,14 @@ static void test_prefixes(void **state)
                         "{% endfor %}{% if add_generation_prompt %}<model>{% endif %}";
     assert_int_equal(encode_with(&row, other, "[" USER("a") "," ASSISTANT("b") "]", true),
                      TSR_EDATA);
-    assert_non_null(strstr(tsr_last_error(), "messages[1]"));
-    assert_non_null(strstr(tsr_last_error(), "generation prompt"));
+    assert_non_null(strstr(tsr_last_error(), "messages[1]: this chat template opens the reply with "
+                                             "\"<model>\", which the finished"));
+    const char *thinking = /* upper hides the marks that tell a turn by its place */
+        "{% for m in messages %}<{{ m.role }}>\n{{ m.content | upper }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>\n<think>\n{% endif %}";
+    assert_int_equal(encode_with(&row, thinking, "[" USER("a") "," ASSISTANT("b") "]", true),
+                     TSR_EDATA);
+    assert_non_null(strstr(tsr_last_error(), "opens the reply with \"<think>\""));
     assert_int_equal(encode_with(&row, other, "[" USER("a") "," ASSISTANT("b") "]", false), TSR_OK);
     /* A turn that changes once others follow, and tests its content. */
     const char *changing =

@@ -141,6 +141,10 @@ static void test_not_a_file(void **state)
     write_bytes(scratch_path("x"), "1234567", 7);
     check_error("short", tsr_safetensors_open(&file, scratch_path("x")), TSR_EDATA,
                 (const char *const[MOST_WORDS]){"7 bytes", "too few"});
+    write_text(scratch_path("x"), "{\"event\":\"start\"}\n");
+    check_error("metrics", tsr_safetensors_open(&file, scratch_path("x")), TSR_EDATA,
+                (const char *const[MOST_WORDS]){"not a safetensors file: it starts with "
+                                                "'{\"event\"'"});
     write_text(scratch_path("x"),
                "version https://git-lfs.github.com/spec/v1\noid sha256:01\nsize 9\n");
     check_error("pointer", tsr_safetensors_open(&file, scratch_path("x")), TSR_EDATA,
