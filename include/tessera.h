@@ -281,11 +281,12 @@ TSR_API tsr_status tsr_merge(const tsr_job_options *options, int json, char **te
 TSR_API tsr_status tsr_quantize(const tsr_job_options *options, int json, char **text);
 
 /* What `path` holds: a safetensors file, a trace, or the directory of a model, an adapter, a run or one of
- * its checkpoints, which is read as a whole. Of the options (NULL: none) it uses progress and user. */
+ * its checkpoints, which is read as a whole; of another directory, the runs in it. Of the options (NULL: none) it uses progress and user. */
 TSR_API tsr_status tsr_inspect(const char *path, const tsr_job_options *options, int json,
                                char **text);
 
-/* What differs between one step each of two traces, files of the key trace. Options as for tsr_inspect. */
+/* What differs between two runs (their directories: keys, losses), or between one step each of two traces, files of
+ * the key trace. Options as for tsr_inspect. */
 TSR_API tsr_status tsr_inspect_traces(const char *path, const char *other,
                                       const tsr_job_options *options, int json, char **text);
 

@@ -209,14 +209,16 @@ static void print_end(const run *r, const tsr_config *config)
     say(tsr_text_string(&text));
 }
 
-static void print_stopped(const tsr_config *config)
+static void print_stopped(const run *r, const tsr_config *config)
 {
-    say("tessera: stopped early; run it again with resume_from_checkpoint=true");
-    if (config->overwrite_output_dir) /* which would empty it */
-        say(" overwrite_output_dir=false");
-    say(" to resume from the checkpoint in ");
-    say(config->output_dir);
-    say("\n");
+    char launcher[128];
+    tsr_auto_text text = {0};
+    const char *start = find_launcher(launcher, tsr_job_ranks(r->job));
+    tsr_text_printf(&text, "tessera: stopped early, with a checkpoint; to continue: %s%s%s resume ",
+                    start, *start ? " " : "", tsr_called());
+    tsr_shell_quote(&text, config->output_dir);
+    tsr_text_puts(&text, "\n");
+    say(tsr_text_string(&text));
 }
 
 /* Asked to go on with what has come to its end. */
@@ -397,7 +399,7 @@ static int run_job(double *patience, const tsr_usage *usage, const char *program
     if (status == 0 && r.stopped) {
         code = tsr_job_exit_code(TSR_ESTOPPED);
         if (r.first)
-            print_stopped(&config);
+            print_stopped(&r, &config);
     }
     tsr_progress_destroy(r.progress);
     tsr_job_destroy(r.job);

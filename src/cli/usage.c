@@ -2,6 +2,7 @@
 
 #include "base/called.h"
 #include "base/version.h"
+#include "cli/directory.h"
 #include "cli/key_option.h"
 #include "config/config.h"
 #include "config/config_number.h"
@@ -19,6 +20,7 @@ typedef struct {
     tsr_command command;
     const char *line, *what, *options, *example;
     const char *also; /* another name; NULL: none */
+    bool resumes;
 } command_row;
 
 static const command_row commands[] = {
@@ -27,6 +29,11 @@ static const command_row commands[] = {
      "    tessera train job.yaml lora_r=8 learning_rate=1e-3\n"
      "    tessera train --config job.yaml --lora_r 8 --output_dir runs/r8\n",
      "sft"},
+    {"resume", TSR_COMMAND_TRAIN, "mpirun -n N tessera resume RUN [key=value ...]",
+     "continue a run from its newest checkpoint, or from the checkpoint that is named", NULL,
+     "    tessera resume runs/first\n"
+     "    tessera resume runs/first/checkpoint-200 max_steps=400\n",
+     .resumes = true},
     {"plan", TSR_COMMAND_PLAN,
      "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] [--roofs FILE] [--json]",
      "every buffer, the peak and the expected time of a step; reads no weights",
@@ -71,13 +78,15 @@ static const command_row commands[] = {
      "    output_dir            where the model is written, complete or not at all\n"
      "    overwrite_output_dir  true: replace a model that is there\n",
      "    tessera quantize job.yaml model_name_or_path=Llama-3.2-1B output_dir=Llama-3.2-1B-nf4\n"},
-    {"inspect", TSR_COMMAND_INSPECT, "tessera inspect PATH [OTHER.json] [--json] [--plot FILE.svg]",
-     "show what a safetensors file, a trace, or the directory of a model, adapter, run or "
-     "checkpoint, holds",
-     "    OTHER.json  show what differs between two traces\n"
+    {"inspect", TSR_COMMAND_INSPECT, "tessera inspect PATH [OTHER] [--json] [--plot FILE.svg]",
+     "show what a run, checkpoint, adapter, model, safetensors file or trace holds; list the runs "
+     "in a directory; compare two",
+     "    OTHER       show what differs between two runs, or two traces\n"
      "    --json      as JSON on stdout\n"
      "    --plot FILE.svg   of a run: loss, evaluation loss and learning rate over the steps\n",
      "    tessera inspect runs/first --plot loss.svg\n"
+     "    tessera inspect runs\n"
+     "    tessera inspect runs/first runs/r8\n"
      "    tessera inspect before.json after.json\n"},
     {"env", TSR_COMMAND_ENV, "tessera env [--measure] [--json]",
      "backends, processor, GPUs, topology, library versions, limits, and what is missing",
@@ -114,12 +123,12 @@ static void put_example(tsr_text *out, const char *lines)
 
 static void put_command_help(tsr_text *out, const command_row *row)
 {
-    bool all = row->command == TSR_COMMAND_TRAIN;
+    bool all = row->command == TSR_COMMAND_TRAIN && !row->resumes;
     tsr_text_printf(out, "%s\n    %s\n%s\nExample:\n", row->line, row->what,
                     row->options ? row->options : "");
     put_example(out, row->example);
-    if (all || row->command == TSR_COMMAND_PLAN || row->command == TSR_COMMAND_EVAL ||
-        row->command == TSR_COMMAND_DATA)
+    if (row->command == TSR_COMMAND_TRAIN || row->command == TSR_COMMAND_PLAN ||
+        row->command == TSR_COMMAND_EVAL || row->command == TSR_COMMAND_DATA)
         tsr_text_printf(
             out,
             "\nKeys of job.yaml, and of key=value or --key value after it, which wins%s; "
@@ -273,6 +282,13 @@ static bool is_override(const tsr_usage *usage, const char *arg)
     return usage->job_path || stat(arg, &info) != 0 || !S_ISREG(info.st_mode);
 }
 
+static tsr_status set_path(tsr_usage *usage, const char *path)
+{
+    free(usage->job_path);
+    usage->job_path = strdup(path);
+    return usage->job_path ? TSR_OK : tsr_fail(TSR_ENOMEM, "out of memory: command line");
+}
+
 static tsr_status add_override(tsr_usage *usage, const char *text)
 {
     usage->overrides[usage->override_count] = strdup(text);
@@ -300,8 +316,9 @@ static tsr_status read_job(tsr_usage *usage, const char *arg, const char *next, 
     if (usage->job_path)
         return tsr_fail(TSR_EUSAGE, "%s: the job.yaml is %s already", arg, usage->job_path);
     *index += apart;
-    return read_file(&usage->job_path, "--config", apart ? next : arg + sizeof "--config",
-                     "job.yaml");
+    const char *path = NULL;
+    TSR_TRY(read_file(&path, "--config", apart ? next : arg + sizeof "--config", "job.yaml"));
+    return set_path(usage, path);
 }
 
 /* The model says that a line of keys alone is a whole job. */
@@ -358,10 +375,8 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
         return wrong_option(row, arg);
     if (job && is_override(usage, arg))
         return add_override(usage, arg);
-    if (!usage->job_path && row->command != TSR_COMMAND_ENV) {
-        usage->job_path = arg;
-        return TSR_OK;
-    }
+    if (!usage->job_path && row->command != TSR_COMMAND_ENV)
+        return set_path(usage, arg);
     if (row->command == TSR_COMMAND_INSPECT && !usage->other) {
         usage->other = arg;
         return TSR_OK;
@@ -372,20 +387,58 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
                     usage->job_path, row->line);
 }
 
+/* Keys that a directory stands for come first: those of the command line win. */
+static tsr_status put_first(tsr_usage *usage, char *const *keys, int count)
+{
+    int given = usage->override_count;
+    for (int i = 0; i < count; i++)
+        TSR_TRY(add_override(usage, keys[i]));
+    for (int i = 0; i < given; i++) { /* the first to the end, one after the other */
+        const char *first = usage->overrides[0];
+        memmove(usage->overrides, usage->overrides + 1,
+                (size_t)(usage->override_count - 1) * sizeof *usage->overrides);
+        usage->overrides[usage->override_count - 1] = first;
+    }
+    return TSR_OK;
+}
+
+/* A run's directory, say, instead of a job.yaml. */
+static tsr_status take_directory(tsr_usage *usage, const command_row *row)
+{
+    static char *const resumed[] = {"resume_from_checkpoint=true", "overwrite_output_dir=false"};
+    struct stat info;
+    tsr_directory_job job;
+    if (!usage->job_path || !takes_job(row) || stat(usage->job_path, &info) != 0 ||
+        !S_ISDIR(info.st_mode))
+        return row->resumes && usage->job_path ? put_first(usage, resumed, 2) : TSR_OK;
+    TSR_TRY(tsr_directory_job_find(&job, usage->job_path, row->command, row->resumes));
+    free(usage->job_path);
+    usage->job_path = job.job;
+    job.job = NULL;
+    tsr_status status = put_first(usage, job.keys, job.key_count);
+    tsr_directory_job_free(&job);
+    return status;
+}
+
 static tsr_status parse_command(tsr_usage *out, const command_row *row, int count,
                                 char *const *args)
 {
     tsr_usage usage = {.command = row->command};
     tsr_status status = TSR_OK;
-    usage.overrides = calloc((size_t)count + 1, sizeof *usage.overrides);
+    usage.overrides = calloc((size_t)count + TSR_DIRECTORY_KEYS + 1, sizeof *usage.overrides);
     if (!usage.overrides)
         return tsr_fail(TSR_ENOMEM, "out of memory: command line");
     for (int i = 0; i < count && status == TSR_OK; i++)
         status = parse_argument(&usage, row, args, count, &i);
+    if (status == TSR_OK)
+        status = take_directory(&usage, row);
     if (status == TSR_OK && !usage.job_path && row->command != TSR_COMMAND_ENV &&
         !names_model(&usage))
         status = tsr_fail(TSR_EUSAGE, "tessera %s: the %s is missing; usage: %s", row->name,
-                          takes_job(row) ? "job.yaml" : "path to inspect", row->line);
+                          row->resumes     ? "run's directory"
+                          : takes_job(row) ? "job.yaml"
+                                           : "path to inspect",
+                          row->line);
     if (status == TSR_OK && usage.plot && usage.other)
         status = tsr_fail(TSR_EUSAGE, "--plot draws a run: found '%.200s' too; usage: %s",
                           usage.other, row->line);
@@ -435,6 +488,7 @@ void tsr_usage_free(tsr_usage *usage)
     for (int i = 0; i < usage->override_count; i++)
         free((char *)usage->overrides[i]);
     free(usage->overrides);
+    free(usage->job_path);
     tsr_text_free(&usage->text);
     *usage = (tsr_usage){0};
 }

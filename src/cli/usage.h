@@ -27,9 +27,9 @@ typedef enum {
 
 typedef struct {
     tsr_command command;
-    const char *
-        job_path; /* the job.yaml, or what is inspected; borrowed from argv; NULL: overrides alone */
-    const char **overrides; /* "key=value", from that or from --key value; owned */
+    /* The job.yaml, or that of the directory that was named; of inspect, the path; NULL: overrides alone. Owned. */
+    char *job_path;
+    const char **overrides; /* "key=value", from a directory, that or --key value; owned */
     int override_count;
     int ranks[TSR_USAGE_RANKS]; /* plan --ranks N,N,...; [0] 0: not given */
     int rank_count;

@@ -2,8 +2,8 @@
 
 #include "base/aside.h"
 #include "base/phase.h"
+#include "inputs/kind.h"
 #include "io/peft.h"
-#include "io/snapshot.h"
 #include "job/sized.h"
 #include "tessera.h"
 
@@ -11,21 +11,12 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-/* Kinds of directories, by a file that only they have. The first that matches counts: a run's and a
- * checkpoint's have an adapter too. */
-static const struct {
-    const char *kind, *marker;
-    tsr_status (*fill)(json_t *report, const char *directory);
-} kinds[] = {
-    {"run", "metrics.jsonl", tsr_inspect_run},
-    {"checkpoint", TSR_SNAPSHOT_MANIFEST, tsr_inspect_checkpoint},
-    {"adapter", TSR_PEFT_CONFIG_FILE, tsr_inspect_adapter},
-    {"model", "config.json", tsr_inspect_model},
+static tsr_status (*const fills[])(json_t *report, const char *directory) = {
+    [TSR_KIND_RUN] = tsr_inspect_run,         [TSR_KIND_CHECKPOINT] = tsr_inspect_checkpoint,
+    [TSR_KIND_ADAPTER] = tsr_inspect_adapter, [TSR_KIND_MODEL] = tsr_inspect_model,
+    [TSR_KIND_UNKNOWN] = tsr_inspect_runs,
 };
-
-#define KINDS (sizeof kinds / sizeof *kinds)
 
 tsr_status tsr_inspect_join(char path[TSR_INSPECT_PATH_BYTES], const char *directory,
                             const char *name)
@@ -176,19 +167,9 @@ tsr_status tsr_inspect_adapter_within(json_t *report, const char *directory)
 
 static tsr_status inspect_directory(json_t *report, const char *directory)
 {
-    char path[TSR_INSPECT_PATH_BYTES];
-    for (size_t i = 0; i < KINDS; i++) {
-        TSR_TRY(tsr_inspect_join(path, directory, kinds[i].marker));
-        if (access(path, F_OK) != 0)
-            continue;
-        tsr_report_string(report, "kind", kinds[i].kind);
-        return kinds[i].fill(report, directory);
-    }
-    return tsr_fail(TSR_EDATA,
-                    "%s: unknown contents: expected metrics.jsonl (a run), manifest.json (a "
-                    "checkpoint), adapter_config.json (an adapter) or config.json (a model) in it, "
-                    "or the path of a safetensors file",
-                    directory);
+    tsr_kind kind = tsr_kind_of(directory);
+    tsr_report_string(report, "kind", kind == TSR_KIND_UNKNOWN ? "runs" : tsr_kind_name(kind));
+    return fills[kind](report, directory);
 }
 
 static tsr_status inspect_path(json_t *report, const char *path)
@@ -206,6 +187,19 @@ static tsr_status inspect_path(json_t *report, const char *path)
     return trace ? tsr_inspect_trace(report, path) : tsr_inspect_safetensors(report, path);
 }
 
+static bool is_directory(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+static tsr_status inspect_two(json_t *report, const char *path, const char *other)
+{
+    return (is_directory(path) && is_directory(other)
+                ? tsr_inspect_two_runs
+                : tsr_inspect_two_traces)(report, path, other);
+}
+
 /* other NULL: `path` alone. */
 static tsr_status inspect(const char *path, const char *other, const tsr_job_options *options,
                           int json, char **text)
@@ -218,8 +212,7 @@ static tsr_status inspect(const char *path, const char *other, const tsr_job_opt
     tsr_aside_begin(&aside);
     const tsr_phase_listener former = tsr_phase_get();
     tsr_phase_set(taken.progress, taken.user);
-    tsr_status status =
-        other ? tsr_inspect_two_traces(report, path, other) : inspect_path(report, path);
+    tsr_status status = other ? inspect_two(report, path, other) : inspect_path(report, path);
     tsr_phase_set(former.sink, former.user);
     if (status < 0)
         json_decref(report);

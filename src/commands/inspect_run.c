@@ -4,7 +4,6 @@
 #include "base/aside.h"
 #include "config/config.h"
 #include "io/peft.h"
-#include "report/metrics_read.h"
 #include "report/plot.h"
 #include "tessera.h"
 
@@ -31,7 +30,7 @@ static void add_start(json_t *report, const tsr_run_metrics *m)
         copy_key(report, m->start, keys[i]);
     if (m->start_count > 1)
         tsr_report_int(report, "resumed_times", (uint64_t)m->start_count - 1);
-    tsr_report_string(report, "status", m->status[0] ? m->status : "running, or ended abruptly");
+    tsr_report_string(report, "status", m->status[0] ? m->status : TSR_INSPECT_OPEN);
     tsr_report_int(report, "steps_done",
                    m->step_count ? (uint64_t)m->steps[m->step_count - 1].step : 0);
     copy_key(report, m->start, "total_steps");
@@ -168,7 +167,7 @@ static tsr_status add_adapter(json_t *report, const char *directory)
     return tsr_inspect_adapter_within(report, directory);
 }
 
-static tsr_status read_metrics(tsr_run_metrics *out, const char *directory)
+tsr_status tsr_inspect_metrics(tsr_run_metrics *out, const char *directory)
 {
     char path[TSR_INSPECT_PATH_BYTES];
     TSR_TRY(tsr_inspect_join(path, directory, "metrics.jsonl"));
@@ -184,7 +183,7 @@ static tsr_status read_metrics(tsr_run_metrics *out, const char *directory)
 tsr_status tsr_inspect_run(json_t *report, const char *directory)
 {
     tsr_run_metrics metrics;
-    TSR_TRY(read_metrics(&metrics, directory));
+    TSR_TRY(tsr_inspect_metrics(&metrics, directory));
     add_start(report, &metrics);
     add_steps(report, &metrics);
     add_evaluations(report, &metrics);
@@ -200,7 +199,7 @@ tsr_status tsr_plot(const char *run_directory, const char *file)
     tsr_text svg = {0};
     if (!run_directory || !file)
         return tsr_fail(TSR_EINVAL, "tsr_plot: run_directory or file is NULL");
-    TSR_TRY(read_metrics(&metrics, run_directory));
+    TSR_TRY(tsr_inspect_metrics(&metrics, run_directory));
     tsr_aside aside = {0};
     tsr_aside_begin(&aside);
     tsr_status status = tsr_plot_run(&svg, &metrics, run_directory);

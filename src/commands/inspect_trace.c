@@ -233,8 +233,8 @@ static tsr_status read_one_of_two(tsr_trace_sums *out, const char *path)
     struct stat info;
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
         return tsr_fail(TSR_EDATA,
-                        "%s is a directory; of two paths both must be traces: files that the key "
-                        "trace has written",
+                        "%s is a directory; of two paths both must be runs, or both traces: files "
+                        "that the key trace has written",
                         path);
     return tsr_trace_sums_read(out, path);
 }

@@ -1,11 +1,13 @@
 #include "inputs/earlier.h"
 
+#include "base/auto.h"
 #include "io/peft.h"
 #include "io/snapshot.h"
 
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -132,17 +134,25 @@ static tsr_status find_named(char out[PATH_MAX], const tsr_config_source *source
     return status;
 }
 
-/* Of a run's own job.yaml; "": the run is nowhere. */
-static tsr_status find(char out[PATH_MAX], const tsr_config_source *source)
+/* The one that holds the file. */
+static tsr_status find_directory(char directory[PATH_MAX], const tsr_config_source *source)
 {
-    char directory[PATH_MAX] = ".";
     const char *slash = strrchr(source->path, '/');
-    bool run;
-    if (slash && snprintf(directory, sizeof directory, "%.*s", (int)(slash - source->path + 1),
+    strcpy(directory, ".");
+    if (slash && snprintf(directory, PATH_MAX, "%.*s", (int)(slash - source->path + 1),
                           source->path) >= PATH_MAX)
         return tsr_fail(TSR_ECONFIG, "%s: the path is too long", source->path);
     for (size_t end = strlen(directory); end > 1 && directory[end - 1] == '/'; end--)
         directory[end - 1] = 0;
+    return TSR_OK;
+}
+
+/* Of a run's own job.yaml; "": the run is nowhere. */
+static tsr_status find(char out[PATH_MAX], const tsr_config_source *source)
+{
+    char directory[PATH_MAX];
+    bool run;
+    TSR_TRY(find_directory(directory, source));
     TSR_TRY(find_adapter(out, &run, directory));
     if (!run)
         return find_named(out, source);
@@ -156,23 +166,52 @@ static tsr_status find(char out[PATH_MAX], const tsr_config_source *source)
         source->use == TSR_CONFIG_EVAL ? ", or evaluate the base alone, init_adapter=none" : "");
 }
 
-static bool names_adapter(const tsr_config_source *source)
+static bool names(const tsr_config_source *source, const char *key)
 {
-    static const char key[] = "init_adapter=";
     for (int i = 0; i < source->override_count; i++)
-        if (!strncmp(source->overrides[i], key, sizeof key - 1))
+        if (!strncmp(source->overrides[i], key, strlen(key)))
             return true;
     return false;
+}
+
+/* Where a merge of a run's job.yaml writes unless it is said: beside the run. */
+static tsr_status put_merged(char out[PATH_MAX + 32], const tsr_config_source *source)
+{
+    char directory[PATH_MAX], whole[PATH_MAX];
+    TSR_TRY(find_directory(directory, source));
+    const char *last = strrchr(directory, '/');
+    bool named = strcmp(last ? last + 1 : directory, ".") != 0 && !strstr(directory, "..");
+    snprintf(out, PATH_MAX + 32, "output_dir=%s-merged",
+             named || !realpath(directory, whole) ? directory : whole);
+    return TSR_OK;
+}
+
+/* With `first` before the overrides of the source. */
+static tsr_status load_with(tsr_config *out, const tsr_config_source *source, const char *first)
+{
+    tsr_config_source own = *source;
+    TSR_AUTO_FREE const char **all = calloc((size_t)source->override_count + 1, sizeof *all);
+    if (!all)
+        return tsr_fail(TSR_ENOMEM, "%s: out of memory", source->path);
+    all[0] = first;
+    for (int i = 0; i < source->override_count; i++)
+        all[i + 1] = source->overrides[i];
+    own.overrides = all;
+    own.override_count++;
+    return tsr_config_load(out, &own);
 }
 
 tsr_status tsr_earlier_config(tsr_config *out, const tsr_config_source *source)
 {
     tsr_config_source own = *source;
-    char adapter[PATH_MAX] = "";
+    char adapter[PATH_MAX] = "", merged[PATH_MAX + 32];
     bool takes = source->use == TSR_CONFIG_EVAL || source->use == TSR_CONFIG_MERGE;
     own.of_run = takes && source->path && tsr_earlier_wrote(source->path);
-    if (own.of_run && !names_adapter(source))
+    if (own.of_run && !names(source, "init_adapter="))
         TSR_TRY(find(adapter, source));
     own.adapter = *adapter ? adapter : NULL;
-    return tsr_config_load(out, &own);
+    if (!own.of_run || source->use != TSR_CONFIG_MERGE || names(source, "output_dir="))
+        return tsr_config_load(out, &own);
+    TSR_TRY(put_merged(merged, source));
+    return load_with(out, &own, merged);
 }

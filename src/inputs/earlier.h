@@ -26,7 +26,8 @@ bool tsr_earlier_wrote(const char *path);
  * trained, unless an override names another init_adapter: of the adapter in its directory, or of the newest
  * checkpoint there while the run has not ended. The directory is the one that holds the file (a run may have
  * been moved), or, of a copy that lies elsewhere, the output_dir that it names. TSR_ECONFIG: the run has no
- * adapter yet. */
+ * adapter yet. A merge of it writes to the
+ * file's directory with "-merged" behind its name, unless an override names another output_dir. */
 tsr_status tsr_earlier_config(tsr_config *out, const tsr_config_source *source);
 
 #endif

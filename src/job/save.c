@@ -3,6 +3,7 @@
  */
 #include "job/parts.h"
 
+#include "base/called.h"
 #include "base/version.h"
 #include "inputs/earlier.h"
 #include "io/file.h"
@@ -109,10 +110,10 @@ tsr_status tsr_job_check_output(const tsr_job *job)
                         where, directory, found);
     if (found || job->newest >= 0)
         return tsr_fail(TSR_ECONFIG,
-                        "%s: output_dir %s already holds a run (%s); name another directory, set "
-                        "resume_from_checkpoint: true to continue it, or overwrite_output_dir: "
-                        "true to replace it",
-                        where, directory, found ? found : "a checkpoint");
+                        "%s: output_dir %s already holds a run (%s); name another directory, "
+                        "continue the run (%s resume %s, or resume_from_checkpoint: true), or set "
+                        "overwrite_output_dir: true to replace it",
+                        where, directory, found ? found : "a checkpoint", tsr_called(), directory);
     return TSR_OK;
 }
 

@@ -21,6 +21,7 @@
 #include "base/version.h"
 #include "cli/usage.h"
 #include "config/keys.h"
+#include "support/scratch.h"
 
 #define MAX_ARGS 10
 
@@ -223,6 +224,116 @@ static void test_tools(void **state)
     tsr_usage_free(&u);
 }
 
+static void make(const char *directory, const char *const *names, const char *text)
+{
+    char path[256];
+    assert_int_equal(mkdir(scratch_path(directory), 0777), 0);
+    for (int i = 0; names[i]; i++) {
+        snprintf(path, sizeof path, "%s/%s", directory, names[i]);
+        write_text(scratch_path(path), text);
+    }
+}
+
+/* '@' is the scratch directory. */
+static void scratch_named(char *out, size_t room, const char *text)
+{
+    char base[256];
+    const char *at = strchr(text, '@');
+    snprintf(base, sizeof base, "%s", scratch_path("x"));
+    base[strlen(base) - 2] = 0;
+    if (at)
+        snprintf(out, room, "%.*s%s%s", (int)(at - text), text, base, at + 1);
+    else
+        snprintf(out, room, "%s", text);
+}
+
+#define NAMES(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+/* Directories of every kind, where a job.yaml is expected: the file that is read, and the keys before those that were
+ * given. '@' is the scratch directory. */
+static void test_directories(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *args[4], *job, *keys[5];
+    } cases[] = {
+        {{"eval", "@/runs/x"}, "@/runs/x/job.yaml", {NULL}},
+        {{"train", "@/runs/x/", "lora_r=2"}, "@/runs/x/job.yaml", {"lora_r=2"}},
+        {{"resume", "@/runs/x/", "max_steps=9"},
+         "@/runs/x/job.yaml",
+         {"resume_from_checkpoint=true", "overwrite_output_dir=false", "output_dir=@/runs/x",
+          "max_steps=9"}},
+        {{"resume", "@/runs/x/checkpoint-2"},
+         "@/runs/x/job.yaml",
+         {"resume_from_checkpoint=@/runs/x/checkpoint-2", "overwrite_output_dir=false",
+          "output_dir=@/runs/x"}},
+        {{"resume", "a.yaml"},
+         "a.yaml",
+         {"resume_from_checkpoint=true", "overwrite_output_dir=false"}},
+        {{"merge", "@/runs/x/checkpoint-2"},
+         "@/runs/x/job.yaml",
+         {"init_adapter=@/runs/x/checkpoint-2"}},
+        {{"plan", "@/runs/x/checkpoint-2"}, "@/runs/x/job.yaml", {NULL}},
+        {{"merge", "@/adapter", "output_dir=m"},
+         NULL,
+         {"init_adapter=@/adapter", "model_name_or_path=base", "output_dir=@/adapter-merged",
+          "output_dir=m"}},
+        {{"plan", "@/model"}, NULL, {"model_name_or_path=@/model"}},
+    };
+    static const char config[] =
+        "{\"peft_type\":\"LORA\",\"base_model_name_or_path\":\"base\",\"r\":2,"
+        "\"target_modules\":[\"q_proj\"]}";
+    char path[512], text[512];
+    make("runs", NAMES("notes.txt"), "");
+    make("runs/x", NAMES("job.yaml", "metrics.jsonl"), "");
+    make("runs/x/checkpoint-2", NAMES("manifest.json", "adapter_config.json"), config);
+    make("runs/second", NAMES("metrics.jsonl"), "");
+    make("adapter", NAMES("adapter_config.json"), config);
+    make("model", NAMES("config.json"), "{}");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tsr_usage u;
+        const char *args[] = {cases[i].args[0], cases[i].args[1], cases[i].args[2], NULL};
+        scratch_named(path, sizeof path, args[1]);
+        args[1] = path;
+        if (parse(&u, args) < 0)
+            fail_msg("%s %s: %s", args[0], path, tsr_last_error());
+        scratch_named(text, sizeof text, cases[i].job ? cases[i].job : "");
+        assert_string_equal(u.job_path ? u.job_path : "", text);
+        for (int k = 0; k < u.override_count; k++) {
+            scratch_named(text, sizeof text, cases[i].keys[k] ? cases[i].keys[k] : "");
+            assert_string_equal(u.overrides[k], text);
+        }
+        assert_null(cases[i].keys[u.override_count]);
+        tsr_usage_free(&u);
+    }
+}
+
+static void test_wrong_directories(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *command, *directory, *words;
+    } cases[] = {
+        {"eval", "@/runs",
+         "is not a run, checkpoint, adapter or model; it contains the runs "
+         "second, x"},
+        {"eval", "@/runs/second", "a run without its job.yaml"},
+        {"train", "@/runs/x/checkpoint-2", "resume @"},
+        {"resume", "@/adapter", "an adapter, not a run; resume takes a run's output_dir"},
+        {"resume", "@/model", "a model, not a run"},
+    };
+    char path[512];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tsr_usage u;
+        scratch_named(path, sizeof path, cases[i].directory);
+        assert_int_equal(parse(&u, ARGS(cases[i].command, path)), TSR_EUSAGE);
+        char words[512];
+        scratch_named(words, sizeof words, cases[i].words);
+        if (!strstr(tsr_last_error(), words))
+            fail_msg("'%s' is not in: %s", words, tsr_last_error());
+    }
+}
+
 static void test_wrong_lines(void **state)
 {
     (void)state;
@@ -308,7 +419,7 @@ static void test_texts(void **state)
     expect_text(
         ARGS("--help"),
         "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] [--roofs FILE] [--json]");
-    expect_text(ARGS("--help"), "tessera inspect PATH [OTHER.json] [--json] [--plot FILE.svg]");
+    expect_text(ARGS("--help"), "tessera inspect PATH [OTHER] [--json] [--plot FILE.svg]");
     const char *const tools[] = {"merge", "quantize", "inspect", "env"};
     for (int i = 0; i < 4; i++) {
         char example[64];
@@ -424,10 +535,11 @@ int main(void)
         cmocka_unit_test(test_key_options),      cmocka_unit_test(test_commands),
         cmocka_unit_test(test_path_with_equals), cmocka_unit_test(test_tools),
         cmocka_unit_test(test_wrong_lines),      cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_directories),      cmocka_unit_test(test_wrong_directories),
 #ifndef __SANITIZE_THREAD__
         cmocka_unit_test(test_full_disk),        cmocka_unit_test(test_pipe),
         cmocka_unit_test(test_signals),
 #endif
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

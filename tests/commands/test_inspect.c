@@ -255,7 +255,7 @@ static void test_broken(void **state)
                     TSR_EDATA, lines[i].words);
     mkdir(scratch_path("empty"), 0777);
     static const char *const kinds[MOST_WORDS] = {"metrics.jsonl", "adapter_config.json",
-                                                  "config.json", "safetensors"};
+                                                  "config.json", "contains no runs"};
     check_error("an empty directory", tsr_inspect(scratch_path("empty"), NULL, 1, &text), TSR_EDATA,
                 kinds);
     static const char *const missing[MOST_WORDS] = {"nowhere", "No such file"};

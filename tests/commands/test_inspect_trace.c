@@ -343,7 +343,8 @@ static void test_broken(void **state)
         "nothing",
         tsr_inspect_traces(scratch_path("nowhere.json"), scratch_path("a.json"), NULL, 1, &text),
         TSR_EDATA, missing);
-    static const char *const directory[MOST_WORDS] = {"is a directory", "both must be traces"};
+    static const char *const directory[MOST_WORDS] = {"is a directory",
+                                                      "both must be runs, or both traces"};
     check_error("a directory",
                 tsr_inspect_traces(scratch_path("a.json"), scratch_path("."), NULL, 1, &text),
                 TSR_EDATA, directory);

@@ -117,6 +117,24 @@ static void test_places(void **state)
     tsr_config_free(&config);
 }
 
+/* A merge writes beside the run, unless it is said where. */
+static void test_merged(void **state)
+{
+    (void)state;
+    tsr_config config;
+    char expected[256];
+    const char *override = "output_dir=elsewhere";
+    tsr_config_source source = {
+        .path = scratch_path("moved/job.yaml"), .overrides = &override, .use = TSR_CONFIG_MERGE};
+    snprintf(expected, sizeof expected, "%s", scratch_path("moved-merged"));
+    for (int said = 0; said < 2; said++) {
+        source.override_count = said;
+        assert_int_equal(tsr_earlier_config(&config, &source), TSR_OK);
+        assert_string_equal(config.output_dir, said ? "elsewhere" : expected);
+        tsr_config_free(&config);
+    }
+}
+
 /* A training from a run's own job.yaml begins as that run did. */
 static void test_other_uses(void **state)
 {
@@ -163,6 +181,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_states), cmocka_unit_test(test_places),
                                        cmocka_unit_test(test_other_uses),
-                                       cmocka_unit_test(test_ends)};
+                                       cmocka_unit_test(test_merged), cmocka_unit_test(test_ends)};
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -300,21 +300,46 @@ static void adapters(void)
 /* What a stopped run says to go on with, word for word, though its job.yaml is for a fresh start. */
 static void stopped(void)
 {
-    static const char says[] = "run it again with ";
-    char words[256];
+    char says[4200];
     cli_output output;
     cli_case_begin(CLI_TINY_LLAMA);
     cli_edit("job.yaml", "lora_r: 2\n", "lora_r: 2\noverwrite_output_dir: true\n");
     cli_run(&output, 1, NULL, "train job.yaml time_limit=0.001");
-    const char *rest = strstr(output.err, says), *end = rest ? strstr(rest, " to resume") : NULL;
-    if (output.code != 75 || !end) {
+    snprintf(says, sizeof says, "; to continue: %s resume out\n", cli_program());
+    if (output.code != 75 || !strstr(output.err, says))
         cli_fail("exit code %d\n%s", output.code, output.err);
-    } else {
-        rest += strlen(says);
-        run_ok(1, "train out/job.yaml time_limit=null resume_from_checkpoint=true max_steps=2");
-        snprintf(words, sizeof words, "train job.yaml %.*s", (int)(end - rest), rest);
-        run_ok(1, words);
-    }
+    run_ok(1, "resume out time_limit=null max_steps=2");
+    cli_output_free(&output);
+    cli_run(&output, 1, NULL, "train out");
+    if (output.code != 78 || !strstr(output.err, " resume out, or resume_from_checkpoint: true"))
+        cli_fail("a run is begun again: exit code %d\n%s", output.code, output.err);
+    cli_output_free(&output);
+    cli_case_end();
+}
+
+/* Directories where a job.yaml is expected; a moved run goes on where it is. */
+static void directories(void)
+{
+    cli_output output;
+    cli_case_begin(CLI_TINY_LLAMA);
+    write_eval_data();
+    run_ok(1, "train job.yaml learning_rate=1e-2 save_strategy=steps save_steps=1");
+    if (rename("out", "moved") != 0)
+        cli_fail("no run");
+    double base = evaluated("job.yaml", ""), trained = evaluated("moved", "moved");
+    if (trained == base || evaluated("moved/checkpoint-2", "moved/checkpoint-2") != trained ||
+        evaluated("moved/checkpoint-1", "moved/checkpoint-1") == trained)
+        cli_fail("another adapter was evaluated");
+    run_ok(1, "resume moved max_steps=3");
+    if (!cli_exists("moved/checkpoint-3") || cli_exists("out"))
+        cli_fail("the run did not go on where it was moved to");
+    cli_run(&output, 1, NULL, "merge moved");
+    if (output.code != 0 || !cli_exists("moved-merged/config.json"))
+        cli_fail("the merged model is not beside the run: %s", output.err);
+    cli_output_free(&output);
+    cli_run(&output, 1, NULL, "eval .");
+    if (output.code == 0 && !strstr(output.err, "without an adapter"))
+        cli_fail("eval .: %s", output.err);
     cli_output_free(&output);
     cli_case_end();
 }
@@ -379,9 +404,10 @@ int main(int argc, char **argv)
         const char *name;
         void (*run)(void);
     } tests[] = {
-        {"own_job", own_job},   {"proposed", proposed}, {"examples", examples},
-        {"messages", messages}, {"adapters", adapters}, {"tokenizer", tokenizer},
-        {"stopped", stopped},   {"longer", longer},     {"traced", traced},
+        {"own_job", own_job},     {"directories", directories}, {"proposed", proposed},
+        {"examples", examples},   {"messages", messages},       {"adapters", adapters},
+        {"tokenizer", tokenizer}, {"stopped", stopped},         {"longer", longer},
+        {"traced", traced},
     };
     cli_open(argc, argv);
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {

@@ -131,8 +131,7 @@ static void signalled(int ranks, int rank, int number)
             kill(pid_of(i), number);
     cli_wait(&output, &process, 20);
     check_code(&output, 75);
-    check_once(&output, "tessera: stopped early; run it again with "
-                        "resume_from_checkpoint=true");
+    check_once(&output, "tessera: stopped early, with a checkpoint; to continue: ");
     check_end("saved");
     check_adapter(false);
     check_gone(ranks);

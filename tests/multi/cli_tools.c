@@ -140,6 +140,22 @@ static void check_inspect(void)
         strcmp(json_string_value(json_object_get(report, "status")), "done") != 0)
         cli_fail("inspect says something else of the run");
     json_decref(report);
+    free(run_ok("train job.yaml lora_r=4 max_steps=1 output_dir=other"));
+    report = run_json("inspect . --json");
+    const json_t *runs = json_object_get(report, "runs"), *row = json_array_get(runs, 1);
+    if (json_array_size(runs) != 2 || number(row, "steps") != 2 ||
+        strcmp(json_string_value(json_object_get(row, "name")), "out") != 0 ||
+        strcmp(json_string_value(json_object_get(row, "state")), "done") != 0)
+        cli_fail("inspect lists other runs");
+    json_decref(report);
+    report = run_json("inspect out other --json");
+    const json_t *keys = json_object_get(report, "keys_that_differ"),
+                 *curves = json_object_get(report, "curves");
+    if (json_array_size(curves) != 3 || /* with the evaluation before step 1 */
+        !json_is_null(json_object_get(json_array_get(curves, 2), "loss_b")) ||
+        strcmp(json_string_value(json_object_get(json_array_get(keys, 1), "key")), "lora_r") != 0)
+        cli_fail("inspect compares other runs: %s", json_dumps(report, 0));
+    json_decref(report);
     char *svg = cli_read("loss.svg", NULL);
     if (!svg || strncmp(svg, "<svg ", 5) != 0 || cli_count(svg, "<path") != 3)
         cli_fail("there is no plot");
