@@ -226,7 +226,7 @@ TSR_API tsr_status tsr_plan_scale(const tsr_job_options *options, const int *ran
  * marked (enum tsr_job_form). *text is the caller's (tsr_free). */
 TSR_API tsr_status tsr_job_print_data(tsr_job *job, int64_t show, int form, char **text);
 
-/* Up to ten lines that describe the job; after tsr_job_start. *text is the caller's (tsr_free). */
+/* Up to six lines that describe the job; after tsr_job_start. *text is the caller's (tsr_free). */
 TSR_API tsr_status tsr_job_print_summary(tsr_job *job, char **text);
 
 /* Takes all memory, reads this rank's part of the weights and quantizes it; of a training, rank 0 takes

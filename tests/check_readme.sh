@@ -29,7 +29,7 @@ value() {
 before=$(value '"step":0,' eval_loss %.4f)
 after=$(value '"step":100,"eval' eval_loss %.4f)
 has "eval_loss $before before, $after after"
-has "memory   peak $(value '"step":100,"epoch' device_bytes %.1f 1048576) MiB on the device"
+has "peak $(value '"step":100,"epoch' device_bytes %.1f 1048576) MiB, "
 for step in 10 100; do
     line="step $step/100  epoch $(value "\"step\":$step,\"epoch" epoch %.2f)"
     line="$line  loss $(value "\"step\":$step,\"epoch" loss %.4f)"

@@ -86,6 +86,6 @@ scancel --signal=USR1 "$job" # what Slurm sends when the limit is near
 within 60 grep -q "back into the queue" log
 within 120 grep -q "^step 24/24" log
 within 60 sh -c "! squeue -h -j $job | grep -q ."
-grep -q "going on from the checkpoint of step" log || { cat log; echo "FAILED: it did not go on from its checkpoint"; exit 1; }
+grep -q "resuming from checkpoint-" log || { cat log; echo "FAILED: it did not go on from its checkpoint"; exit 1; }
 cmp whole/adapter_model.safetensors out/adapter_model.safetensors
 echo "saved, put back, went on: the same adapter"

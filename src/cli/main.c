@@ -6,6 +6,7 @@
 #include "base/called.h"
 #include "base/clock.h"
 #include "base/escape.h"
+#include "base/log.h"
 #include "cli/progress.h"
 #include "cli/usage.h"
 #include "cli/watchdog.h"
@@ -88,6 +89,7 @@ typedef struct {
     double first_loss, last_loss;
     bool best_counts; /* the adapter is that of the best evaluation */
     bool stopped;
+    bool details; /* what only details are is shown */
 } run;
 
 /* Both come on rank 0 only. */
@@ -95,6 +97,8 @@ static void on_log(void *user, int severity, const char *line)
 {
     const run *r = user;
     char text[4400];
+    if (severity == TSR_JOB_INFO && !r->details)
+        return;
     snprintf(text, sizeof text, "%s%s", severity == TSR_JOB_WARNING ? "warning: " : "", line);
     tsr_progress_line(r->progress, text);
 }
@@ -249,6 +253,7 @@ static int train(run *r, const tsr_config *config)
         say(summary);
     free(summary);
     int64_t steps = tsr_job_total_steps(r->job);
+    r->details = true; /* what comes from here on is news */
     tsr_progress_expect(r->progress, steps, tsr_config_steps(config->logging_steps, steps, 1),
                         config->logging_first_step);
     if (status == 0)
@@ -381,6 +386,8 @@ static int run_job(double *patience, const tsr_usage *usage, const char *program
     *patience = readable == 0 ? (double)config.ddp_timeout : PATIENCE;
     tsr_watchdog *watchdog = options.use_mpi ? tsr_watchdog_start(*patience) : NULL;
     int status = make_progress(&r, config.progress);
+    r.details =
+        usage->verbose || usage->command == TSR_COMMAND_DATA || config.log_level == TSR_LOG_DEBUG;
     if (status == 0)
         status = tsr_job_create(&r.job, &options);
     tsr_watchdog_stop(watchdog);
@@ -434,7 +441,7 @@ static int call_tool(const tsr_usage *usage, const tsr_job_options *options, cha
 
 static int run_tool(const tsr_usage *usage)
 {
-    run r = {.usage = usage};
+    run r = {.usage = usage, .details = true};
     tsr_config config = {0};
     const tsr_job_options options = {.size = sizeof(tsr_job_options),
                                      .config_path = usage->job_path,

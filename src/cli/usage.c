@@ -23,14 +23,16 @@ typedef struct {
     bool resumes;
 } command_row;
 
+#define VERBOSE "    -v          also say how formats, plan and graphs were decided\n"
+
 static const command_row commands[] = {
-    {"train", TSR_COMMAND_TRAIN, "mpirun -n N tessera train job.yaml [key=value ...]",
-     "fine-tune; one rank needs no mpirun", NULL,
+    {"train", TSR_COMMAND_TRAIN, "mpirun -n N tessera train job.yaml [key=value ...] [-v]",
+     "fine-tune; one rank needs no mpirun", VERBOSE,
      "    tessera train job.yaml lora_r=8 learning_rate=1e-3\n"
      "    tessera train --config job.yaml --lora_r 8 --output_dir runs/r8\n",
      "sft"},
-    {"resume", TSR_COMMAND_TRAIN, "mpirun -n N tessera resume RUN [key=value ...]",
-     "continue a run from its newest checkpoint, or from the checkpoint that is named", NULL,
+    {"resume", TSR_COMMAND_TRAIN, "mpirun -n N tessera resume RUN [key=value ...] [-v]",
+     "continue a run from its newest checkpoint, or from the checkpoint that is named", VERBOSE,
      "    tessera resume runs/first\n"
      "    tessera resume runs/first/checkpoint-200 max_steps=400\n",
      .resumes = true},
@@ -339,6 +341,10 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
     const char *arg = args[*index], *next = *index + 1 < count ? args[*index + 1] : NULL;
     if (!strcmp(arg, "--json") && row->command != TSR_COMMAND_TRAIN) {
         usage->json = true;
+        return TSR_OK;
+    }
+    if (takes_job(row) && (!strcmp(arg, "-v") || !strcmp(arg, "--verbose"))) {
+        usage->verbose = true;
         return TSR_OK;
     }
     if (!strcmp(arg, "--measure") && row->command == TSR_COMMAND_ENV) {

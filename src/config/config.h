@@ -224,6 +224,7 @@ typedef struct {
     /* What the user should be told once, a line each: peers' keys without effect, keys that were
      * mapped, defaults that differ from TRL's. */
     tsr_config_strings notes;
+    int trl_differences;            /* how many defaults are in use that are not TRL's */
     struct tsr_config_store *store; /* private: memory, and where each key was set */
 } tsr_config;
 

@@ -35,6 +35,7 @@ void tsr_config_apply_trl(tsr_config *config, tsr_config_errors *errors)
                 tsr_text_printf(&taken, "%s%s %s", taken.length ? ", " : "", key->name, key->trl);
             continue;
         }
+        config->trl_differences++;
         tsr_text_printf(&different, "%s%s %s (TRL %s)", different.length ? ", " : "", key->name,
                         key->initial, key->trl);
     }

@@ -185,7 +185,7 @@ static tsr_status read_inputs(tsr_job *job, const tsr_error *config)
     else
         tsr_inputs_assume_data(&job->inputs);
     if (job->options.purpose == TSR_JOB_EVALUATE && *job->inputs.date)
-        tsr_log(TSR_LOG_INFO,
+        tsr_log(TSR_LOG_WARNING,
                 "the chat template asks for the date and gets today's, %s; set chat_template_date "
                 "for another",
                 job->inputs.date);
@@ -379,10 +379,39 @@ static void set_stored(tsr_config *config, const tsr_layout *layout)
         }
 }
 
-static tsr_status print_summary(tsr_job *job, char **text)
+/* What the decision says. */
+static tsr_summary summary_of_plan(const tsr_job *job)
 {
     const tsr_inputs *in = &job->inputs;
     const tsr_decision *d = &job->decision;
+    return (tsr_summary){.parameter_count = in->layout.parameter_count,
+                         .trainable_count = in->layout.trainable_count,
+                         .ranks = job->view.ranks,
+                         .device_peak_bytes = d->memory.total[TSR_PLACE_DEVICE],
+                         .host_peak_bytes =
+                             d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE],
+                         .unit_count = in->layout.plan_unit_count,
+                         .resident_count = d->resident_count,
+                         .recompute_full_count = d->full_count,
+                         .recompute_selective_count = d->selective_count,
+                         .activations_offloaded = d->activations_offloaded,
+                         .state_offloaded = d->state_offloaded,
+                         .base_read_bytes = tsr_checkpoint_bytes_read(in->checkpoint)};
+}
+
+void tsr_job_log_plan(const tsr_job *job)
+{
+    tsr_auto_text line = {0};
+    const tsr_summary summary = summary_of_plan(job);
+    tsr_summary_plan(&line, &summary);
+    if (!job->inputs.cuda)
+        tsr_text_printf(&line, "; kernels: %s", tsr_kernels_cpu_set());
+    tsr_log(TSR_LOG_INFO, "%s", tsr_text_string(&line));
+}
+
+static tsr_status print_summary(tsr_job *job, char **text)
+{
+    const tsr_inputs *in = &job->inputs;
     tsr_config config = in->config; /* its store is only read */
     tsr_text out = {0}, notes = {0};
     char architecture[64], device[256];
@@ -390,28 +419,16 @@ static tsr_status print_summary(tsr_job *job, char **text)
         return tsr_fail(TSR_EINVAL, "a job created for its data has no summary");
     snprintf(architecture, sizeof architecture, "%s, %d layers", in->model.arch->model_type,
              in->layout.layer_count);
-    snprintf(device, sizeof device, "%s, %s%s", tsr_device_description(job->device),
-             in->cuda ? tsr_dtype_name(in->compute) : tsr_kernels_cpu_set(),
-             d->model.fp8 ? ", the base's matmuls in e4m3" : "");
-    tsr_summary summary = {.architecture = architecture,
-                           .parameter_count = in->layout.parameter_count,
-                           .trainable_count = in->layout.trainable_count,
-                           .ranks = job->view.ranks,
-                           .device = device,
-                           .device_peak_bytes = d->memory.total[TSR_PLACE_DEVICE],
-                           .host_peak_bytes =
-                               d->memory.total[TSR_PLACE_HOST] + d->memory.total[TSR_PLACE_NODE],
-                           .unit_count = in->layout.plan_unit_count,
-                           .resident_count = d->resident_count,
-                           .recompute_full_count = d->full_count,
-                           .recompute_selective_count = d->selective_count,
-                           .activations_offloaded = d->activations_offloaded,
-                           .state_offloaded = d->state_offloaded,
-                           .resumed_step = job->resumed,
-                           .total_before = job->longer.total_before,
-                           .last_rate = job->longer.jumps ? job->longer.last : 0,
-                           .rate = job->longer.jumps ? job->longer.next : 0,
-                           .base_read_bytes = tsr_checkpoint_bytes_read(in->checkpoint)};
+    snprintf(device, sizeof device, "%s%s%s%s", tsr_device_description(job->device),
+             in->cuda ? ", " : "", in->cuda ? tsr_dtype_name(in->compute) : "",
+             job->decision.model.fp8 ? ", the base's matmuls in e4m3" : "");
+    tsr_summary summary = summary_of_plan(job);
+    summary.architecture = architecture;
+    summary.device = device;
+    summary.resumed_step = job->resumed;
+    summary.total_before = job->longer.total_before;
+    summary.last_rate = job->longer.jumps ? job->longer.last : 0;
+    summary.rate = job->longer.jumps ? job->longer.next : 0;
     if (in->batch) {
         const tsr_batch_run *run = tsr_batch_run_of(in->batch);
         const tsr_dataset_stats *stats = tsr_dataset_stats_of(in->dataset);

@@ -114,7 +114,7 @@ static void tell(const tsr_config *config, const holder *who, double patience)
 {
     char text[400];
     describe(text, who);
-    tsr_log(TSR_LOG_INFO,
+    tsr_log(TSR_LOG_WARNING,
             "output_dir %s is still locked by %s, which was killed or is on another machine: "
             "waiting up to %.0f seconds for it",
             config->output_dir, text, patience);

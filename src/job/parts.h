@@ -272,4 +272,7 @@ double tsr_job_exposed(const tsr_job *job);
 /* executor callbacks (step.c) */
 extern const tsr_executor_callbacks tsr_job_callbacks;
 
+/* One line about the plan, for whoever wants details. */
+void tsr_job_log_plan(const tsr_job *job);
+
 #endif

@@ -258,7 +258,7 @@ static tsr_status clear_output(const tsr_job *job)
                 "deleted",
                 tsr_folder_path(folder), (long long)job->done, (long long)job->newest);
     if (!job->resume && job->continues)
-        tsr_log(TSR_LOG_INFO,
+        tsr_log(TSR_LOG_WARNING,
                 "resume_from_checkpoint: %s holds no checkpoint yet: starting at step 1",
                 tsr_folder_path(folder));
     TSR_TRY(tsr_folder_enter(&events, folder, TSR_EVENTS_FOLDER));

@@ -441,6 +441,8 @@ tsr_status tsr_job_start(tsr_job *job)
         return tsr_fail(TSR_EINVAL, "a job created to be planned cannot be started");
     tsr_job_listen(job, true);
     tsr_status status = decide_and_start(job);
+    if (status == TSR_OK)
+        tsr_job_log_plan(job);
     tsr_job_listen(job, false);
     TSR_TRY(status);
     job->state = TSR_JOB_STARTED;

@@ -98,22 +98,27 @@ static void put_data(tsr_text *out, const tsr_config *config, const tsr_summary 
     tsr_text_puts(out, "\n");
 }
 
-static void put_plan(tsr_text *out, const tsr_summary *s)
+static void put_device(tsr_text *out, const tsr_summary *s)
 {
-    if (s->device_peak_bytes || s->host_peak_bytes) {
-        tsr_text_puts(out, "memory   peak ");
+    tsr_text_puts(out, "device   ");
+    if (s->ranks > 1)
+        tsr_text_printf(out, "%d ranks, ", s->ranks);
+    tsr_text_puts(out, s->device ? s->device : "");
+    if (s->device_peak_bytes) {
+        tsr_text_puts(out, "; peak ");
         put_bytes(out, s->device_peak_bytes);
-        tsr_text_puts(out, " on the device");
-        if (s->host_peak_bytes) {
-            tsr_text_puts(out, ", ");
-            put_bytes(out, s->host_peak_bytes);
-            tsr_text_puts(out, " on the host");
-        }
-        tsr_text_puts(out, ", of each rank\n");
     }
-    if (!s->unit_count)
-        return;
-    tsr_text_printf(out, "plan     %d units, %d resident; recomputed: %d in full, %d in part",
+    if (s->host_peak_bytes) {
+        tsr_text_puts(out, ", ");
+        put_bytes(out, s->host_peak_bytes);
+        tsr_text_puts(out, " on the host");
+    }
+    tsr_text_puts(out, s->ranks > 1 && s->device_peak_bytes ? ", each rank\n" : "\n");
+}
+
+void tsr_summary_plan(tsr_text *out, const tsr_summary *s)
+{
+    tsr_text_printf(out, "plan: %d units, %d resident; recomputed: %d in full, %d in part",
                     s->unit_count, s->resident_count, s->recompute_full_count,
                     s->recompute_selective_count);
     if (s->activations_offloaded || s->state_offloaded)
@@ -121,7 +126,11 @@ static void put_plan(tsr_text *out, const tsr_summary *s)
                         s->activations_offloaded ? "saved activations" : "",
                         s->activations_offloaded && s->state_offloaded ? ", " : "",
                         s->state_offloaded ? "optimizer state" : "");
-    tsr_text_puts(out, "\n");
+    if (s->base_read_bytes) {
+        tsr_text_puts(out, "; each rank reads ");
+        put_bytes(out, s->base_read_bytes);
+        tsr_text_puts(out, " of the base");
+    }
 }
 
 static void put_every(tsr_text *out, const char *what, tsr_config_every every, double steps,
@@ -166,23 +175,18 @@ void tsr_summary_start(tsr_text *out, const tsr_config *config, const tsr_summar
     put_model(out, config, s);
     put_adapter(out, config, s);
     put_data(out, config, s);
-    tsr_text_printf(out, "ranks    %d%s%s", s->ranks, s->device ? ", " : "",
-                    s->device ? s->device : "");
-    if (s->base_read_bytes) {
-        tsr_text_puts(out, "; each reads ");
-        put_bytes(out, s->base_read_bytes);
-        tsr_text_puts(out, " of the base");
-    }
-    tsr_text_puts(out, "\n");
-    put_plan(out, s);
+    put_device(out, s);
     put_steps(out, config, s);
     if (config->output_dir) {
         tsr_text_puts(out, "output   ");
         tsr_text_name(out, config->output_dir);
     }
     if (config->output_dir && s->resumed_step)
-        tsr_text_printf(out, ", going on from the checkpoint of step %lld",
-                        (long long)s->resumed_step);
+        tsr_text_printf(out, ", resuming from checkpoint-%lld", (long long)s->resumed_step);
+    if (config->output_dir && config->trl_differences)
+        tsr_text_printf(out, "; %d default%s not TRL's (%s train --help; defaults: trl)",
+                        config->trl_differences, config->trl_differences > 1 ? "s are" : " is",
+                        tsr_called());
     tsr_text_puts(out, config->output_dir ? "\n" : "");
 }
 

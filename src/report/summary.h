@@ -1,5 +1,5 @@
 /*
- * report/summary.h: the ten lines before a run and the few after it.
+ * report/summary.h: the six lines before a run and the few after it.
  */
 #ifndef TSR_REPORT_SUMMARY_H
 #define TSR_REPORT_SUMMARY_H
@@ -28,8 +28,11 @@ typedef struct {
     uint64_t base_read_bytes; /* of one rank, at most */
 } tsr_summary;
 
-/* At most ten lines, each ending in a newline. */
+/* At most six lines, each ending in a newline. */
 void tsr_summary_start(tsr_text *out, const tsr_config *config, const tsr_summary *summary);
+
+/* What the plan does to units and layers, and what is read: one line, without its newline. */
+void tsr_summary_plan(tsr_text *out, const tsr_summary *summary);
 
 /* How the program was called. */
 typedef struct {

@@ -240,18 +240,26 @@ static void test_summary(void **state)
                            .base_read_bytes = 5 << 20};
     tsr_text text = {0};
     tsr_summary_start(&text, &config, &summary);
-    assert_true(lines_of(text.data) <= 10);
+    assert_int_equal(lines_of(text.data), 6);
     static const char *const words[] = {
         "./models/tiny: llama, 6 layers, 8 billion parameters, base NF4 with double quantization",
         "DoRA r 16, alpha 32, dropout 0, on all-linear; 42 million trainable (0.525 %)",
         "a.jsonl and 1 more: 100 samples in 40 rows, 5000 tokens, 2000 labels; 10 held out",
-        "ranks    4, cpu, 2 cores; each reads 5 MiB of the base",
-        "peak 3 GiB on the device, 100 MiB on the host",
-        "7 units, 1 resident; recomputed: 2 in full, 3 in part",
+        "device   4 ranks, cpu, 2 cores; peak 3 GiB, 100 MiB on the host, each rank\n",
         "20, 4 samples each, learning rate 0.0002 linear\n"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (!strstr(text.data, words[i]))
             fail_msg("'%s' is not in\n%s", words[i], text.data);
+    tsr_text_clear(&text);
+    tsr_summary_plan(&text, &summary);
+    assert_string_equal(text.data, "plan: 7 units, 1 resident; recomputed: 2 in full, 3 in part; "
+                                   "each rank reads 5 MiB of the base");
+    tsr_text_clear(&text);
+    config.trl_differences = 2;
+    tsr_summary_start(&text, &config, &summary);
+    assert_non_null(strstr(text.data, "; 2 defaults are not TRL's (tessera train --help; defaults: "
+                                      "trl)\n"));
+    config.trl_differences = 0;
     tsr_text_clear(&text);
     config.packing = true;
     tsr_summary_start(&text, &config, &summary);

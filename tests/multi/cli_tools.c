@@ -322,7 +322,7 @@ static void check_escapes(void)
     free(text);
 
     cli_run(&output, 1, NULL, "train job.yaml output_dir=" NAME);
-    expect(output.err, "output   " SHOWN "\n");
+    expect(output.err, "output   " SHOWN ";");
     expect(output.err, "adapter  " SHOWN "/adapter_model");
     cli_output_free(&output);
     text = cli_read(NAME "/job.yaml", NULL);
