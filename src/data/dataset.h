@@ -11,7 +11,8 @@
  *           label: the loader writes -100 there, so the labels of a sample count what is trained.
  * Samples   keep the order of the files and of their lines. A row that truncation leaves without
  *           tokens or without labels is dropped; one that had no labels from the start is kept.
- * Memory    8 bytes a token, 40 a sample, 4 a document; up to twice that while loading.
+ * Memory    8 bytes a token, 32 a sample, 4 a document; up to twice that while loading. With a
+ *           cache they are a file that is mapped; making it takes memory for the samples alone.
  * Threads   A loaded dataset never changes: any number of threads may read it.
  */
 #ifndef TSR_DATA_DATASET_H
@@ -19,6 +20,8 @@
 
 #include "base/text.h"
 #include "data/chat.h"
+
+#include <limits.h>
 
 #define TSR_LABEL_IGNORED (-100)
 
@@ -45,6 +48,13 @@ typedef struct {
     void *user;
 } tsr_row_source;
 
+/* Where tokens are kept between runs (data/token_cache.h); of all data sets of a run. */
+typedef struct {
+    char directory[PATH_MAX]; /* made if it is not there; "": none is known */
+    uint64_t least_bytes;     /* files that are less together are tokenized each time */
+    bool failed;              /* it was said that nothing can be kept: it is not tried again */
+} tsr_token_place;
+
 /* Zero-initialise; everything is borrowed during the load only, but the strings of `files` are
  * copied. */
 typedef struct {
@@ -63,6 +73,9 @@ typedef struct {
     tsr_truncation truncation;
     int64_t vocab_size; /* ids must be below it; 0: not checked */
     int64_t max_rows;   /* only the first rows of the files, dropped ones counted; 0: all */
+    int threads;        /* that tokenize; 0: the caller's alone */
+    tsr_token_place
+        *cache; /* NULL: none. What changes tokens belongs into its key (token_cache.c) */
 } tsr_dataset_options;
 
 /* One sample, borrowed from the dataset. ids, labels [token_count]; lengths [document_count], all
@@ -121,7 +134,7 @@ const char *tsr_dataset_unread_keys(const tsr_dataset *dataset);
  * different files. */
 uint64_t tsr_dataset_hash(const tsr_dataset *dataset);
 
-/* Bytes of host memory that the samples take. */
+/* Bytes of host memory that the samples take, or of the file that is mapped. */
 uint64_t tsr_dataset_bytes(const tsr_dataset *dataset);
 
 #endif
