@@ -146,7 +146,8 @@ typedef struct {
     int64_t max_eval_samples;                             /* 0: all */
     tsr_config_format dataset_format;
     const char *dataset_text_field;
-    int64_t max_length; /* 0: none */
+    const char *dataset_cache; /* "true": the user's; NULL: none */
+    int64_t max_length;        /* 0: none */
     tsr_config_truncation truncation;
     bool packing;
     int packing_strategy;           /* 0: bfd, the only one */

@@ -379,7 +379,8 @@ static void expand_paths(tsr_config *config)
 {
     const char **paths[] = {&config->model_name_or_path, &config->chat_template,
                             &config->init_adapter,       &config->resume_from_checkpoint,
-                            &config->output_dir,         &config->trace};
+                            &config->output_dir,         &config->trace,
+                            &config->dataset_cache};
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
         *paths[i] = expand(config, *paths[i]);
     for (int i = 0; i < config->dataset.count; i++)

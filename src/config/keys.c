@@ -187,6 +187,11 @@ static const tsr_key data_keys[] = {
      .help = "format of a row; auto: detected from the first row"},
     {"dataset_text_field", G, TSR_KEY_STRING, AT(dataset_text_field), .flags = TSR_KEY_PATH,
      .initial = "text", .help = "the key of a text row"},
+    {"dataset_cache", G, TSR_KEY_STRING, AT(dataset_cache),
+     .flags = TSR_KEY_FALSE_IS_NONE | TSR_KEY_TRUE_TOO | TSR_KEY_PATH, .none = "null",
+     .initial = "true",
+     .help = "where tokens are kept between runs: a directory; true: the user's cache, for data of "
+             "4 MiB and more; false: nowhere"},
     {"max_length", G, TSR_KEY_INT, AT(max_length), .low = 2, .high = 1 << 24, .none = "null",
      .flags = TSR_KEY_RESULT, .initial = "2048", .trl = "1024",
      .help = "most tokens of a sample, or of a packed row; null: no limit"},

@@ -250,7 +250,7 @@ static bool enough_rows(const tsr_dataset *data, const tsr_dataset_options *opti
     return options->max_rows > 0 && data->stats.rows >= options->max_rows;
 }
 
-#define PHASE "reading and tokenizing (rows)"
+#define PHASE "reading and tokenizing"
 
 #define PLACES 5 /* bad rows that are named behind the first */
 
@@ -334,14 +334,6 @@ static tsr_status give_row(tsr_dataset *data, reader *r, json_t *object, tsr_sta
     return TSR_OK;
 }
 
-/* As an estimate, since files have bytes; the number of asked rows is not known before their end. */
-static void tell_progress(const reader *r, int64_t rows)
-{
-    double done = r->table ? r->done + tsr_table_done(r->table) : 0;
-    if (done > 0)
-        tsr_phase_at(PHASE, (double)rows, (double)rows * r->total / done);
-}
-
 static tsr_status read_file(tsr_dataset *data, reader *r, int file,
                             const tsr_dataset_options *options)
 {
@@ -355,7 +347,8 @@ static tsr_status read_file(tsr_dataset *data, reader *r, int file,
         if (status < 0 && status != TSR_EDATA)
             return status;
         data->stats.rows++;
-        tell_progress(r, data->stats.rows);
+        if (r->table) /* the number of asked ones is not known before their end */
+            tsr_phase_at(PHASE, r->done + tsr_table_done(r->table), r->total);
         TSR_TRY(give_row(data, r, object, status, file, options));
     }
     close_file(r);
@@ -403,7 +396,7 @@ tsr_status tsr_dataset_read_files(tsr_dataset *data, const tsr_dataset_options *
     if (status >= 0)
         status = take_rows(data, &r, true, options);
     tsr_tokenize_destroy(r.tokenize);
-    tsr_phase_at(PHASE, 1, 1);
+    tsr_phase_at(PHASE, r.total, r.total);
     if (status >= 0 && r.bad_rows)
         status = refuse_rows(&r, options);
     close_file(&r);

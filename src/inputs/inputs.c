@@ -3,6 +3,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "inputs/earlier.h"
+#include "io/user_cache.h"
 #include "model/arch/arch.h"
 #include "model/units.h"
 
@@ -266,6 +267,24 @@ static tsr_loss_choice loss_choice(tsr_config_choice choice)
                                              : TSR_LOSS_NO;
 }
 
+#define CACHE_LEAST ((uint64_t)4 << 20) /* bytes of rows that take about a second */
+
+/* NULL: no cache. */
+static tsr_token_place *find_cache(tsr_inputs *inputs)
+{
+    const char *choice = inputs->config.dataset_cache;
+    tsr_token_place *place = &inputs->cache;
+    bool own = choice && !strcmp(choice, "true");
+    if (!choice || place->failed)
+        return NULL;
+    place->least_bytes = own ? CACHE_LEAST : 0;
+    if (!own)
+        snprintf(place->directory, sizeof place->directory, "%s", choice);
+    else if (!tsr_user_cache_find(place->directory))
+        place->directory[0] = 0;
+    return place;
+}
+
 static tsr_status load_dataset(tsr_dataset **out, tsr_inputs *inputs, const tsr_paths *files,
                                const char *key, int64_t max_rows)
 {
@@ -292,7 +311,9 @@ static tsr_status load_dataset(tsr_dataset **out, tsr_inputs *inputs, const tsr_
                                    .max_length = config->max_length,
                                    .truncation = truncations[config->truncation],
                                    .vocab_size = (int64_t)inputs->model.vocab_size,
-                                   .max_rows = max_rows};
+                                   .max_rows = max_rows,
+                                   .threads = inputs->threads,
+                                   .cache = find_cache(inputs)};
     bool is_chat;
     TSR_TRY(tsr_dataset_detect(&options.format, &is_chat, &options));
     if (is_chat) {

@@ -20,6 +20,8 @@ typedef struct {
     tsr_chat *chat;           /* NULL without conversations */
     int64_t today;            /* for a chat template that asks; every rank has the same */
     char date[32];            /* chat_template_date where the user gave none */
+    int threads;              /* that tokenize; 0: the caller's alone */
+    tsr_token_place cache;    /* as dataset_cache says */
     tsr_row_source rows;      /* the caller's, instead of files; its callback NULL: none */
     tsr_paths files,
         eval_files; /* that the configuration's paths name; with rows.next those paths */
@@ -38,7 +40,7 @@ typedef struct {
     tsr_dtype compute; /* F32 or BF16 */
 } tsr_inputs;
 
-/* Zero-initialise *out, and set `rows` and `today` before the data are read; call in this order. Every rank reads
+/* Zero-initialise *out, and set `rows`, `today` and `threads` before the data are read; call in this order. Every rank reads
  * the same; a failure leaves what was opened to tsr_inputs_close. */
 tsr_status tsr_inputs_read_config(tsr_inputs *inputs, const tsr_config_source *source);
 /* planned: without weights, as config.json describes them. */
