@@ -117,12 +117,12 @@ typedef struct tsr_job_evaluation {
     size_t size;
     double loss, perplexity; /* over all label tokens together; NaN: not finite, or stopped */
     int64_t label_tokens, rows;
+    int64_t best_step; /* of the least loss so far; 0: none yet. Step 0 does not count. */
+    double best_loss;  /* NaN: none yet */
     int stopped; /* 1: a stop or time_limit ended it, and the run: write a checkpoint, which knows that
                     this evaluation is due */
     int save;    /* 1: load_best_model_at_end or the run's end asks for a checkpoint now */
     int last;    /* 1: no further step will run; early_stopping_patience may have ended the run */
-    int64_t best_step; /* of the least loss so far; 0: none yet. Step 0 does not count. */
-    double best_loss;  /* NaN: none yet */
 } tsr_job_evaluation;
 
 #define TSR_JOB_EVALUATION_INIT TSR_SIZED(tsr_job_evaluation)
