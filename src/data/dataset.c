@@ -27,6 +27,7 @@ struct tsr_dataset {
     uint64_t sample_count, sample_capacity;
     char **files;
     int file_count;
+    bool borrows; /* all but the samples is another data set's */
     tsr_data_format format;
     tsr_dataset_stats stats;
     tsr_text unread_keys;
@@ -448,15 +449,13 @@ static tsr_status check_left(const tsr_dataset *data, const tsr_dataset_options 
                         : "");
 }
 
-/* Figures, hash and warnings, once everything is read. */
-static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
+/* Figures of the samples, and their hash. */
+static void measure(tsr_dataset *data)
 {
     tsr_dataset_stats *stats = &data->stats;
-    int64_t dropped = stats->too_long + stats->emptied;
-    shrink(&data->ids, &data->token_capacity, data->token_count, sizeof *data->ids);
-    shrink(&data->labels, &data->token_capacity, data->token_count, sizeof *data->labels);
-    shrink(&data->lengths, &data->document_capacity, data->document_count, sizeof *data->lengths);
-    shrink(&data->samples, &data->sample_capacity, data->sample_count, sizeof *data->samples);
+    stats->samples = (int64_t)data->sample_count;
+    stats->documents = stats->tokens = stats->label_tokens = 0;
+    stats->longest_sample = stats->longest_document = stats->unlabelled = 0;
     uint64_t hash = tsr_hash(TSR_HASH_START, &data->sample_count, sizeof data->sample_count);
     for (uint64_t i = 0; i < data->sample_count; i++) {
         tsr_sample s = tsr_dataset_sample(data, (int64_t)i);
@@ -465,6 +464,8 @@ static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
         hash = tsr_hash(hash, s.ids, 4 * (uint64_t)s.token_count);
         hash = tsr_hash(hash, s.labels, 4 * (uint64_t)s.token_count);
         hash = tsr_hash(hash, s.lengths, 4 * (uint64_t)s.document_count);
+        stats->documents += s.document_count;
+        stats->tokens += s.token_count;
         stats->label_tokens += s.label_count;
         stats->unlabelled += !s.label_count;
         if (s.token_count > stats->longest_sample)
@@ -475,9 +476,18 @@ static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
         tsr_phase_at("hashing the data", (double)i + 1, (double)data->sample_count);
     }
     data->hash = hash;
-    stats->samples = (int64_t)data->sample_count;
-    stats->documents = (int64_t)data->document_count;
-    stats->tokens = (int64_t)data->token_count;
+}
+
+/* Figures, hash and warnings, once everything is read. */
+static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
+{
+    const tsr_dataset_stats *stats = &data->stats;
+    int64_t dropped = stats->too_long + stats->emptied;
+    shrink(&data->ids, &data->token_capacity, data->token_count, sizeof *data->ids);
+    shrink(&data->labels, &data->token_capacity, data->token_count, sizeof *data->labels);
+    shrink(&data->lengths, &data->document_capacity, data->document_count, sizeof *data->lengths);
+    shrink(&data->samples, &data->sample_capacity, data->sample_count, sizeof *data->samples);
+    measure(data);
     TSR_TRY(check_left(data, options));
     const char *key = key_of(options);
     if (stats->unlabelled)
@@ -529,17 +539,52 @@ tsr_status tsr_dataset_load(tsr_dataset **out, const tsr_dataset_options *option
     return TSR_OK;
 }
 
+tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *leaves)
+{
+    tsr_dataset *part = malloc(sizeof *part);
+    sample_entry *taken = malloc(data->sample_count * sizeof *taken);
+    if (!part || !taken) {
+        free(part);
+        free(taken);
+        return tsr_fail(TSR_ENOMEM, "no memory for %llu samples",
+                        (unsigned long long)data->sample_count);
+    }
+    uint64_t count = 0, kept = 0;
+    for (uint64_t i = 0; i < data->sample_count; i++)
+        if (leaves[i])
+            taken[count++] = data->samples[i];
+        else
+            data->samples[kept++] = data->samples[i];
+    *part = *data;
+    part->borrows = true;
+    part->samples = taken;
+    part->sample_count = part->sample_capacity = count;
+    part->token_capacity = part->document_capacity = 0; /* of its own */
+    part->stats = (tsr_dataset_stats){.rows = (int64_t)count};
+    part->unread_keys = (tsr_text){0};
+    data->sample_count = kept;
+    data->stats.rows -= (int64_t)count;
+    measure(data);
+    measure(part);
+    *out = part;
+    return TSR_OK;
+}
+
 void tsr_dataset_destroy(tsr_dataset *data)
 {
     if (!data)
         return;
+    free(data->samples);
+    if (data->borrows) {
+        free(data);
+        return;
+    }
     for (int i = 0; i < data->file_count; i++)
         free(data->files[i]);
     free(data->files);
     free(data->ids);
     free(data->labels);
     free(data->lengths);
-    free(data->samples);
     tsr_text_free(&data->unread_keys);
     free(data);
 }

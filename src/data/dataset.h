@@ -106,6 +106,10 @@ const char *tsr_data_format_name(tsr_data_format format);
 tsr_status tsr_dataset_load(tsr_dataset **out, const tsr_dataset_options *options);
 void tsr_dataset_destroy(tsr_dataset *dataset);
 
+/* Takes the samples i with leaves[i] out of *data, as the data set *out, which the caller owns: it has their order, and
+ * borrows their tokens from *data. Both must have samples left. TSR_ENOMEM leaves *data as it was. */
+tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *leaves);
+
 int64_t tsr_dataset_sample_count(const tsr_dataset *dataset);
 tsr_sample tsr_dataset_sample(const tsr_dataset *dataset, int64_t index);
 tsr_data_format tsr_dataset_format(const tsr_dataset *dataset);

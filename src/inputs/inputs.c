@@ -2,6 +2,7 @@
 
 #include "base/hash.h"
 #include "base/log.h"
+#include "data/held_out.h"
 #include "inputs/earlier.h"
 #include "model/arch/arch.h"
 #include "model/units.h"
@@ -341,15 +342,30 @@ static tsr_status find_files(tsr_paths *out, const tsr_inputs *inputs,
                              : tsr_paths_expand(out, given->items, given->count, split, key);
 }
 
+/* The samples that validation_split names become those of the evaluation. */
+static tsr_status hold_out(tsr_inputs *inputs)
+{
+    const tsr_config *config = &inputs->config;
+    const tsr_held_out_options options = {.split = config->validation_split,
+                                          .most = config->max_eval_samples,
+                                          .seed = (uint64_t)config->data_seed,
+                                          .where = tsr_config_where(config, "validation_split")};
+    return tsr_dataset_hold_out(&inputs->eval_dataset, inputs->dataset, &options);
+}
+
 static tsr_status load_training(tsr_inputs *inputs)
 {
     TSR_TRY(find_files(&inputs->files, inputs, &inputs->config.dataset,
                        inputs->config.dataset_train_split, "dataset"));
-    return load_dataset(&inputs->dataset, inputs, &inputs->files, "dataset", 0);
+    TSR_TRY(load_dataset(&inputs->dataset, inputs, &inputs->files, "dataset",
+                         inputs->config.max_train_samples));
+    return inputs->config.validation_split > 0 ? hold_out(inputs) : TSR_OK;
 }
 
 static tsr_status load_evaluation(tsr_inputs *inputs)
 {
+    if (inputs->eval_dataset) /* held out of the training data */
+        return TSR_OK;
     TSR_TRY(find_files(&inputs->eval_files, inputs, &inputs->config.eval_dataset,
                        inputs->config.dataset_test_split, "eval_dataset"));
     return load_dataset(&inputs->eval_dataset, inputs, &inputs->eval_files, "eval_dataset",
@@ -406,7 +422,6 @@ static void warn_of_warmup(const tsr_config *config, int64_t steps)
 static tsr_status make_training(tsr_inputs *inputs, int ranks)
 {
     const tsr_config *config = &inputs->config;
-    TSR_TRY(load_training(inputs));
     tsr_batch_options options = {.dataset = inputs->dataset,
                                  .name = "dataset",
                                  .shuffle = config->shuffle,
@@ -433,9 +448,10 @@ static tsr_status make_training(tsr_inputs *inputs, int ranks)
 static tsr_status make_evaluation(tsr_inputs *inputs, int ranks)
 {
     const tsr_config *config = &inputs->config;
+    const char *name = config->eval_dataset.count ? "eval_dataset" : "validation_split";
     TSR_TRY(load_evaluation(inputs));
     tsr_batch_options options = {.dataset = inputs->eval_dataset,
-                                 .name = "eval_dataset",
+                                 .name = name,
                                  .packing = config->eval_packing == TSR_CONFIG_CHOICE_YES,
                                  .max_length = config->max_length,
                                  .per_device = config->per_device_eval_batch_size,
@@ -443,7 +459,7 @@ static tsr_status make_evaluation(tsr_inputs *inputs, int ranks)
                                  .evaluation = true};
     TSR_TRY(tsr_batch_create(&inputs->eval_batch, &options));
     if (options.packing)
-        say_packing(inputs->eval_batch, inputs->eval_dataset, "eval_dataset", config->max_length);
+        say_packing(inputs->eval_batch, inputs->eval_dataset, name, config->max_length);
     widen_bounds(inputs, inputs->eval_batch);
     return TSR_OK;
 }
@@ -464,9 +480,12 @@ static tsr_status check_longest(const tsr_inputs *inputs)
 
 tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks)
 {
+    const tsr_config *config = &inputs->config;
+    if (train || config->validation_split > 0)
+        TSR_TRY(load_training(inputs));
     if (train)
         TSR_TRY(make_training(inputs, ranks));
-    if (inputs->config.eval_dataset.count)
+    if (tsr_config_evaluates(config))
         TSR_TRY(make_evaluation(inputs, ranks));
     if (train)
         warn_of_same_data(inputs);
