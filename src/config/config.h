@@ -107,6 +107,43 @@ typedef struct {
     int count;
 } tsr_config_ints;
 
+/* name -> words, in the order of the file. */
+typedef struct {
+    const char *name;
+    tsr_config_strings words;
+} tsr_config_name;
+
+typedef struct {
+    tsr_config_name *items;
+    int count;
+} tsr_config_names;
+
+/* A data set that was given as a map (docs/data.md, Several data sets). NULL, 0 and FORMAT_AUTO: not given, and the keys of
+ * the whole job count. */
+typedef struct {
+    const char *path;
+    const char *name;  /* a folder in path */
+    const char *split; /* "train", "train[:10%]" */
+    tsr_config_format format;
+    double weight;
+    int64_t samples; /* the first rows */
+    const char *text_field;
+    const char *chat_template;
+    const char *field_messages, *field_system, *field_tools, *field_instruction, *field_input,
+        *field_output;
+    const char *field_human, *field_model;      /* words for user and assistant */
+    tsr_config_names message_property_mappings; /* what the reader calls it -> what the rows do */
+    tsr_config_names roles;                     /* role -> words for it */
+} tsr_config_set;
+
+typedef struct {
+    const char **items; /* paths */
+    int count;
+    tsr_config_set *sets; /* [count]; NULL: there are paths alone */
+} tsr_config_data;
+
+typedef enum { TSR_CONFIG_MIXING_CONCATENATE, TSR_CONFIG_MIXING_INTERLEAVE } tsr_config_mixing;
+
 /* The one of these that was said; layers 1 is `layer`. */
 typedef struct {
     int64_t layers;           /* of a unit; 0: not so */
@@ -141,7 +178,8 @@ typedef struct {
     tsr_config_base_compute base_compute;
     int bnb_4bit_quant_type; /* 0: nf4, the only one */
     /* data */
-    tsr_config_strings dataset, eval_dataset;
+    tsr_config_data dataset, eval_dataset;
+    tsr_config_mixing dataset_mixing;
     const char *dataset_train_split, *dataset_test_split; /* of directories */
     int64_t max_train_samples, max_eval_samples;          /* 0: all */
     double validation_split; /* samples of dataset to hold out; below 1: a share; 0: none */
@@ -158,6 +196,7 @@ typedef struct {
     int64_t data_seed;         /* after loading: `seed` unless given */
     const char *chat_template; /* a name or a file; NULL: the model's own */
     const char *eos_token;
+    tsr_config_names special_tokens; /* a word each */
     /* tsr_config_date reads it; NULL: the day the run begins, which the job sets where a template asks for it */
     const char *chat_template_date;
     /* adapter */

@@ -410,10 +410,13 @@ static void expand_paths(tsr_config *config)
                             &config->output_dir,         &config->trace};
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
         *paths[i] = expand(config, *paths[i]);
-    for (int i = 0; i < config->dataset.count; i++)
-        config->dataset.items[i] = expand(config, config->dataset.items[i]);
-    for (int i = 0; i < config->eval_dataset.count; i++)
-        config->eval_dataset.items[i] = expand(config, config->eval_dataset.items[i]);
+    tsr_config_data *data[] = {&config->dataset, &config->eval_dataset};
+    for (int d = 0; d < 2; d++)
+        for (int i = 0; i < data[d]->count; i++) {
+            data[d]->items[i] = expand(config, data[d]->items[i]);
+            if (data[d]->sets)
+                data[d]->sets[i].path = data[d]->items[i];
+        }
 }
 
 void tsr_config_derive(tsr_config *config)

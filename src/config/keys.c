@@ -46,6 +46,28 @@ static const tsr_key_word format_words[] = {
     {"text", TSR_CONFIG_FORMAT_TEXT, NULL},
     END,
 };
+static const tsr_key_word mixing_words[] = {
+    {"concatenate", TSR_CONFIG_MIXING_CONCATENATE, NULL},
+    {"interleave", TSR_CONFIG_MIXING_INTERLEAVE, NULL},
+    END,
+};
+static const tsr_key_word token_words[] = {
+    {"bos_token", 0, NULL}, {"eos_token", 0, NULL}, {"unk_token", 0, NULL},  {"pad_token", 0, NULL},
+    {"sep_token", 0, NULL}, {"cls_token", 0, NULL}, {"mask_token", 0, NULL}, END,
+};
+static const tsr_key_word property_words[] = {
+    {"role", 0, NULL},
+    {"content", 0, NULL},
+    {"reasoning_content", 0, NULL},
+    {"tool_calls", 0, NULL},
+    {"name", 0, NULL},
+    {"tool_call_id", 0, NULL},
+    {"weight", 0, NULL},
+    END,
+};
+static const tsr_key_word role_words[] = {
+    {"system", 0, NULL}, {"user", 0, NULL}, {"assistant", 0, NULL}, {"tool", 0, NULL}, END,
+};
 static const tsr_key_word truncation_words[] = {
     {"error", TSR_CONFIG_TRUNCATION_ERROR, NULL},
     {"right", TSR_CONFIG_TRUNCATION_RIGHT, NULL},
@@ -172,9 +194,14 @@ static const tsr_key model_keys[] = {
 #undef G
 #define G .group = "data"
 static const tsr_key data_keys[] = {
-    {"dataset", G, TSR_KEY_STRINGS, AT(dataset), .none = "null", .initial = "null",
-     .help = "file, directory or pattern, or a list (required); also dataset_name"},
-    {"eval_dataset", G, TSR_KEY_STRINGS, AT(eval_dataset), .none = "null", .initial = "null",
+    {"dataset", G, TSR_KEY_DATA, AT(dataset), .none = "null", .initial = "null",
+     .help = "file, directory or pattern, or a list of these or of maps (required); also "
+             "dataset_name"},
+    {"dataset_mixing", G, TSR_KEY_WORD, AT(dataset_mixing), mixing_words, .flags = TSR_KEY_RESULT,
+     .initial = "concatenate",
+     .help = "order of several data sets before shuffling; interleave: by their weight, until one "
+             "is used up"},
+    {"eval_dataset", G, TSR_KEY_DATA, AT(eval_dataset), .none = "null", .initial = "null",
      .help = "likewise, of held-out rows"},
     {"dataset_train_split", G, TSR_KEY_STRING, AT(dataset_train_split), .flags = TSR_KEY_PATH,
      .initial = "train", .help = "the split of dataset, where that is a directory"},
@@ -233,6 +260,9 @@ static const tsr_key data_keys[] = {
              "day the run begins, in UTC"},
     {"eos_token", G, TSR_KEY_STRING, AT(eos_token), .flags = TSR_KEY_PATH, .none = "null",
      .initial = "null", .help = "null: the tokenizer's"},
+    {"special_tokens", G, TSR_KEY_NAMES, AT(special_tokens), token_words, .none = "null",
+     .flags = TSR_KEY_ONE_EACH, .initial = "null",
+     .help = "the tokens that the tokenizer must have; others than its own are refused"},
 };
 #undef G
 #define G .group = "adapter"
@@ -438,6 +468,41 @@ static const tsr_key run_keys[] = {
 #undef G
 
 #define COUNT(array) (int)(sizeof(array) / sizeof *(array))
+
+#define IN_SET(field) .offset = offsetof(tsr_config_set, field), .initial = "null", .none = "null"
+#define TEXT(field)                                                                                \
+    {                                                                                              \
+#field, .type = TSR_KEY_STRING, IN_SET(field), .flags = TSR_KEY_PATH                       \
+    }
+static const tsr_key set_members[] = {
+    {"path", .type = TSR_KEY_STRING, .offset = offsetof(tsr_config_set, path),
+     .flags = TSR_KEY_PATH, .initial = "null"},
+    TEXT(name),
+    TEXT(split),
+    {"format", .type = TSR_KEY_WORD, .offset = offsetof(tsr_config_set, format),
+     .words = format_words, .initial = "auto"},
+    {"weight", .type = TSR_KEY_NUMBER, IN_SET(weight), .high = 1e6, .flags = TSR_KEY_LOW_OPEN},
+    {"samples", .type = TSR_KEY_INT, IN_SET(samples), .low = 1, .high = INT_TOP},
+    TEXT(text_field),
+    TEXT(chat_template),
+    TEXT(field_messages),
+    TEXT(field_system),
+    TEXT(field_tools),
+    TEXT(field_instruction),
+    TEXT(field_input),
+    TEXT(field_output),
+    TEXT(field_human),
+    TEXT(field_model),
+    {"message_property_mappings", .type = TSR_KEY_NAMES, IN_SET(message_property_mappings),
+     .words = property_words, .flags = TSR_KEY_ONE_EACH},
+    {"roles", .type = TSR_KEY_NAMES, IN_SET(roles), .words = role_words},
+};
+
+const tsr_key *tsr_keys_of_set(int *count)
+{
+    *count = COUNT(set_members);
+    return set_members;
+}
 
 static const struct {
     const tsr_key *keys;

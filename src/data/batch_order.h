@@ -33,7 +33,8 @@ typedef struct {
 typedef enum {
     TSR_PERMUTE_SAMPLES = 1,
     TSR_PERMUTE_ROWS,
-    TSR_PERMUTE_HELD_OUT
+    TSR_PERMUTE_HELD_OUT,
+    TSR_PERMUTE_MIX
 } tsr_permute_purpose;
 
 /* items[0..count) in another order, which (key, purpose) and the count alone decide. */

@@ -27,7 +27,10 @@ struct tsr_dataset {
     uint64_t sample_count, sample_capacity;
     char **files;
     int file_count;
-    bool borrows; /* all but the samples is another data set's */
+    tsr_sample
+        *view; /* [sample_count], in the place of all of the above: samples of other data sets */
+    tsr_dataset **parts; /* that these are in, owned; NULL: all but `view` is another's */
+    int part_count;
     tsr_data_format format;
     tsr_dataset_stats stats;
     tsr_text unread_keys;
@@ -38,6 +41,9 @@ struct tsr_dataset {
 typedef struct {
     tsr_table *table; /* NULL between files, and where rows are asked for */
     tsr_row_source rows;
+    const tsr_columns *columns;
+    int64_t skip; /* rows that are still to be passed over */
+    bool skipped; /* some rows of this file were */
     const char *path;
     int64_t number;         /* of the row: its line, where it has one */
     char place[4200];       /* for messages */
@@ -119,7 +125,7 @@ static tsr_status ask_for_row(json_t **row, reader *r)
 }
 
 /* The next row, the caller's; NULL at the end. After TSR_EDATA the one behind it can be asked for. */
-static tsr_status next_row(json_t **row, reader *r)
+static tsr_status find_row(json_t **row, reader *r)
 {
     *row = NULL;
     if (r->rows.next)
@@ -128,6 +134,17 @@ static tsr_status next_row(json_t **row, reader *r)
     r->number = tsr_table_number(r->table);
     snprintf(r->place, sizeof r->place, "%s", tsr_table_place(r->table));
     return status;
+}
+
+/* The same of those that are not passed over, with its columns as the format calls them. */
+static tsr_status next_row(json_t **row, reader *r)
+{
+    TSR_TRY(find_row(row, r));
+    for (; r->skip && *row; r->skip--) {
+        json_decref(*row);
+        TSR_TRY(find_row(row, r));
+    }
+    return *row && r->columns ? tsr_columns_map(row, r->columns, r->place) : TSR_OK;
 }
 
 /* Makes room for `more` entries behind `count`. */
@@ -255,15 +272,21 @@ static tsr_status detect_row(tsr_data_format *out, bool *is_chat, const reader *
 tsr_status tsr_dataset_detect(tsr_data_format *out, bool *is_chat,
                               const tsr_dataset_options *options)
 {
-    reader r = {.rows = options->rows};
+    reader r = {.rows = options->rows, .columns = options->columns, .skip = options->skip_rows};
     json_t *row = NULL;
     if (options->file_count < 1)
         return tsr_fail(TSR_EDATA, "%s: no file is given", key_of(options));
-    tsr_status status = open_file(&r, options->files[0], key_of(options));
-    if (status >= 0)
-        status = next_row(&row, &r);
+    tsr_status status = TSR_OK;
+    for (int i = 0; i < options->file_count && status >= 0 && !row && (!i || r.skipped); i++) {
+        r.skipped = r.skip > 0;
+        close_file(&r);
+        status = open_file(&r, options->files[i], key_of(options));
+        if (status >= 0)
+            status = next_row(&row, &r);
+    }
     if (status >= 0 && !row)
-        status = tsr_fail(TSR_EDATA, "%s: %s has no row", key_of(options), options->files[0]);
+        status = tsr_fail(TSR_EDATA, "%s: %s has no row%s", key_of(options), r.path,
+                          r.skipped ? " behind those that split leaves out" : "");
     if (status >= 0)
         status = detect_row(out, is_chat, &r, row, options);
     json_decref(row);
@@ -342,6 +365,7 @@ static tsr_status read_file(tsr_dataset *data, tsr_row *row, reader *r, int file
                             const tsr_dataset_options *options)
 {
     int64_t before = data->stats.rows;
+    r->skipped = r->skip > 0;
     TSR_TRY(open_file(r, data->files[file], key_of(options)));
     while (!enough_rows(data, options) && !too_late(r)) {
         json_t *object;
@@ -360,7 +384,7 @@ static tsr_status read_file(tsr_dataset *data, tsr_row *row, reader *r, int file
             note_bad_row(r, status);
     }
     close_file(r);
-    if (data->stats.rows == before && !enough_rows(data, options) && !r->gave_up)
+    if (data->stats.rows == before && !enough_rows(data, options) && !r->gave_up && !r->skipped)
         return tsr_fail(TSR_EDATA, "%s: %s has no row", key_of(options), data->files[file]);
     return TSR_OK;
 }
@@ -379,6 +403,8 @@ static tsr_status read_files(tsr_dataset *data, const tsr_dataset_options *optio
 {
     tsr_row row = {0};
     reader r = {.rows = options->rows,
+                .columns = options->columns,
+                .skip = options->skip_rows,
                 .first_error = malloc(sizeof(tsr_error)),
                 .total = options->rows.next ? 1 : file_bytes(data)};
     tsr_status status = TSR_OK;
@@ -539,10 +565,73 @@ tsr_status tsr_dataset_load(tsr_dataset **out, const tsr_dataset_options *option
     return TSR_OK;
 }
 
+/* Adds what was read and found in `part`, whose first file is file `shift` of the whole. */
+static void add_stats(tsr_dataset *whole, const tsr_dataset *part, int shift)
+{
+    tsr_dataset_stats *sum = &whole->stats;
+    const tsr_dataset_stats *more = &part->stats;
+    sum->rows += more->rows;
+    sum->truncated += more->truncated;
+    sum->too_long += more->too_long;
+    sum->emptied += more->emptied;
+    for (int i = 0; i < TSR_FINDING_COUNT; i++) {
+        tsr_found *found = &sum->found[i];
+        if (more->found[i].rows && !found->rows)
+            *found = (tsr_found){0, more->found[i].line, more->found[i].file + shift};
+        found->rows += more->found[i].rows;
+    }
+    tsr_text_printf(&whole->unread_keys, "%s%s",
+                    whole->unread_keys.length && part->unread_keys.length ? ", " : "",
+                    tsr_text_string(&part->unread_keys));
+}
+
+/* The parts' files one behind the other; the names are theirs. */
+static void take_parts(tsr_dataset *whole, tsr_dataset *const *parts, const tsr_sample_ref *refs)
+{
+    for (int p = 0; p < whole->part_count; p++) {
+        whole->parts[p] = parts[p];
+        add_stats(whole, parts[p], whole->file_count);
+        for (int f = 0; f < parts[p]->file_count; f++)
+            whole->files[whole->file_count++] = parts[p]->files[f];
+    }
+    for (uint64_t i = 0; i < whole->sample_count; i++) {
+        whole->view[i] = tsr_dataset_sample(parts[refs[i].part], refs[i].sample);
+        for (int p = 0; p < refs[i].part; p++)
+            whole->view[i].file += parts[p]->file_count;
+    }
+}
+
+tsr_status tsr_dataset_join(tsr_dataset **out, tsr_dataset *const *parts, int part_count,
+                            const tsr_sample_ref *refs, int64_t count)
+{
+    size_t files = 0;
+    for (int p = 0; p < part_count; p++)
+        files += (size_t)parts[p]->file_count;
+    tsr_dataset *whole = calloc(1, sizeof *whole);
+    if (whole) {
+        whole->view = malloc((size_t)count * sizeof *whole->view);
+        whole->parts = calloc((size_t)part_count, sizeof *whole->parts);
+        whole->files = calloc(files, sizeof *whole->files);
+    }
+    if (!whole || !whole->view || !whole->parts || !whole->files) {
+        if (whole)
+            whole->part_count = 0;
+        tsr_dataset_destroy(whole);
+        return tsr_fail(TSR_ENOMEM, "no memory for %lld samples", (long long)count);
+    }
+    whole->sample_count = (uint64_t)count;
+    whole->part_count = part_count;
+    whole->format = parts[0]->format;
+    take_parts(whole, parts, refs);
+    measure(whole);
+    *out = whole;
+    return TSR_OK;
+}
+
 tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *leaves)
 {
-    tsr_dataset *part = malloc(sizeof *part);
-    sample_entry *taken = malloc(data->sample_count * sizeof *taken);
+    tsr_dataset *part = calloc(1, sizeof *part);
+    tsr_sample *taken = malloc(data->sample_count * sizeof *taken);
     if (!part || !taken) {
         free(part);
         free(taken);
@@ -552,16 +641,17 @@ tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *
     uint64_t count = 0, kept = 0;
     for (uint64_t i = 0; i < data->sample_count; i++)
         if (leaves[i])
-            taken[count++] = data->samples[i];
+            taken[count++] = tsr_dataset_sample(data, (int64_t)i);
+        else if (data->view)
+            data->view[kept++] = data->view[i];
         else
             data->samples[kept++] = data->samples[i];
-    *part = *data;
-    part->borrows = true;
-    part->samples = taken;
-    part->sample_count = part->sample_capacity = count;
-    part->token_capacity = part->document_capacity = 0; /* of its own */
-    part->stats = (tsr_dataset_stats){.rows = (int64_t)count};
-    part->unread_keys = (tsr_text){0};
+    *part = (tsr_dataset){.view = taken,
+                          .sample_count = count,
+                          .files = data->files,
+                          .file_count = data->file_count,
+                          .format = data->format,
+                          .stats.rows = (int64_t)count};
     data->sample_count = kept;
     data->stats.rows -= (int64_t)count;
     measure(data);
@@ -574,17 +664,18 @@ void tsr_dataset_destroy(tsr_dataset *data)
 {
     if (!data)
         return;
-    free(data->samples);
-    if (data->borrows) {
-        free(data);
-        return;
-    }
-    for (int i = 0; i < data->file_count; i++)
+    for (int i = 0; i < data->part_count; i++)
+        tsr_dataset_destroy(data->parts[i]);
+    for (int i = 0; i < data->file_count && !data->view; i++)
         free(data->files[i]);
-    free(data->files);
+    if (!data->view || data->parts)
+        free(data->files);
+    free(data->parts);
+    free(data->view);
     free(data->ids);
     free(data->labels);
     free(data->lengths);
+    free(data->samples);
     tsr_text_free(&data->unread_keys);
     free(data);
 }
@@ -596,6 +687,8 @@ int64_t tsr_dataset_sample_count(const tsr_dataset *data)
 
 tsr_sample tsr_dataset_sample(const tsr_dataset *data, int64_t index)
 {
+    if (data->view)
+        return data->view[index];
     const sample_entry *entry = &data->samples[index];
     return (tsr_sample){.ids = data->ids + entry->first_token,
                         .labels = data->labels + entry->first_token,
@@ -634,6 +727,9 @@ uint64_t tsr_dataset_hash(const tsr_dataset *data)
 
 uint64_t tsr_dataset_bytes(const tsr_dataset *data)
 {
-    return data->token_capacity * 8 + data->document_capacity * sizeof *data->lengths +
-           data->sample_capacity * sizeof *data->samples;
+    uint64_t bytes = data->token_capacity * 8 + data->document_capacity * sizeof *data->lengths +
+                     data->sample_capacity * sizeof *data->samples;
+    for (int i = 0; i < data->part_count; i++)
+        bytes += tsr_dataset_bytes(data->parts[i]);
+    return data->view ? bytes + data->sample_count * sizeof *data->view : bytes;
 }

@@ -20,7 +20,7 @@ typedef struct {
     const tsr_dataset *data;
     const tsr_dataset_stats *stats;
     const tsr_config *config;
-    const tsr_config_strings *files;
+    const tsr_config_data *files;
     const char *name;
     const tsr_tokenizer *tokenizer;
     const tsr_inputs *inputs;
@@ -380,7 +380,7 @@ tsr_status tsr_data_report(tsr_text *out, const tsr_inputs *inputs, int64_t show
     const struct {
         const char *name;
         const tsr_dataset *data;
-        const tsr_config_strings *files;
+        const tsr_config_data *files;
         bool packing;
     } given[] = {{"dataset", inputs->dataset, &config->dataset, config->packing},
                  {splits ? "validation_split" : "eval_dataset", inputs->eval_dataset,
