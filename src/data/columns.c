@@ -1,5 +1,6 @@
 #include "data/columns.h"
 
+#include "data/rows.h"
 #include "io/json.h"
 
 #include <string.h>
@@ -7,6 +8,14 @@
 static tsr_status out_of_memory(const char *place)
 {
     return tsr_fail(TSR_ENOMEM, "%s: no memory for the row", place);
+}
+
+static tsr_status lacks(const json_t *object, const tsr_rename *rename, const char *place)
+{
+    tsr_auto_text has = {0};
+    tsr_row_own_keys(&has, object);
+    return tsr_fail(TSR_EDATA, "%s: has no \"%s\", which %s names; it has %.300s", place,
+                    rename->from, rename->key, has.length ? tsr_text_string(&has) : "no key");
 }
 
 /* A shallow copy of `object` under the new names; the caller owns it. */
@@ -25,8 +34,7 @@ static tsr_status rename_keys(json_t **out, const json_t *object, const tsr_rena
         if (value)
             failed = json_object_set(copy, renames[i].to, value) != 0;
         else if (!renames[i].optional)
-            return tsr_fail(TSR_EDATA, "%s: has no \"%s\" (%s)", place, renames[i].from,
-                            renames[i].key);
+            return lacks(object, &renames[i], place);
     }
     return failed ? out_of_memory(place) : TSR_OK;
 }

@@ -5,6 +5,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/phase.h"
+#include "data/dataset_parts.h"
 #include "data/rows.h"
 #include "table/table.h"
 
@@ -12,30 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-typedef struct {
-    uint64_t first_token, first_document;
-    int32_t token_count, document_count, label_count, file;
-    int64_t line;
-} sample_entry;
-
-struct tsr_dataset {
-    int32_t *ids, *labels, *lengths;
-    sample_entry *samples;
-    uint64_t token_count, token_capacity;
-    uint64_t document_count, document_capacity;
-    uint64_t sample_count, sample_capacity;
-    char **files;
-    int file_count;
-    tsr_sample
-        *view; /* [sample_count], in the place of all of the above: samples of other data sets */
-    tsr_dataset **parts; /* that these are in, owned; NULL: all but `view` is another's */
-    int part_count;
-    tsr_data_format format;
-    tsr_dataset_stats stats;
-    tsr_text unread_keys;
-    uint64_t hash;
-};
 
 /* A file being read row by row, or its rows asked for, and what went wrong so far. */
 typedef struct {
@@ -191,13 +168,13 @@ static tsr_status append(tsr_dataset *data, const tsr_row *row, int file, int64_
                     row->document_count, sizeof *data->lengths));
     TSR_TRY(reserve(&data->samples, &data->sample_capacity, data->sample_count, 1,
                     sizeof *data->samples));
-    sample_entry entry = {.first_token = data->token_count,
-                          .first_document = data->document_count,
-                          .token_count = (int32_t)row->token_count,
-                          .document_count = (int32_t)row->document_count,
-                          .label_count = (int32_t)row->label_count,
-                          .file = file,
-                          .line = line};
+    tsr_sample_entry entry = {.first_token = data->token_count,
+                              .first_document = data->document_count,
+                              .token_count = (int32_t)row->token_count,
+                              .document_count = (int32_t)row->document_count,
+                              .label_count = (int32_t)row->label_count,
+                              .file = file,
+                              .line = line};
     memcpy(data->ids + entry.first_token, row->ids, row->token_count * sizeof *row->ids);
     memcpy(data->labels + entry.first_token, row->labels, row->token_count * sizeof *row->labels);
     memcpy(data->lengths + entry.first_document, row->lengths,
@@ -456,7 +433,7 @@ static tsr_status check_left(const tsr_dataset *data, const tsr_dataset_options 
                         key, rows, first, dropped, (long long)options->max_length);
     if (stats->label_tokens)
         return tsr_findings_check(data, key);
-    const sample_entry *from = &data->samples[0], *to = &data->samples[stats->samples - 1];
+    const tsr_sample_entry *from = &data->samples[0], *to = &data->samples[stats->samples - 1];
     if (dropped)
         return tsr_fail(TSR_EDATA,
                         "%s: nothing to train is left: truncation to max_length %lld dropped %lld "
@@ -475,8 +452,7 @@ static tsr_status check_left(const tsr_dataset *data, const tsr_dataset_options 
                         : "");
 }
 
-/* Figures of the samples, and their hash. */
-static void measure(tsr_dataset *data)
+void tsr_dataset_measure(tsr_dataset *data)
 {
     tsr_dataset_stats *stats = &data->stats;
     stats->samples = (int64_t)data->sample_count;
@@ -513,7 +489,7 @@ static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
     shrink(&data->labels, &data->token_capacity, data->token_count, sizeof *data->labels);
     shrink(&data->lengths, &data->document_capacity, data->document_count, sizeof *data->lengths);
     shrink(&data->samples, &data->sample_capacity, data->sample_count, sizeof *data->samples);
-    measure(data);
+    tsr_dataset_measure(data);
     TSR_TRY(check_left(data, options));
     const char *key = key_of(options);
     if (stats->unlabelled)
@@ -565,101 +541,6 @@ tsr_status tsr_dataset_load(tsr_dataset **out, const tsr_dataset_options *option
     return TSR_OK;
 }
 
-/* Adds what was read and found in `part`, whose first file is file `shift` of the whole. */
-static void add_stats(tsr_dataset *whole, const tsr_dataset *part, int shift)
-{
-    tsr_dataset_stats *sum = &whole->stats;
-    const tsr_dataset_stats *more = &part->stats;
-    sum->rows += more->rows;
-    sum->truncated += more->truncated;
-    sum->too_long += more->too_long;
-    sum->emptied += more->emptied;
-    for (int i = 0; i < TSR_FINDING_COUNT; i++) {
-        tsr_found *found = &sum->found[i];
-        if (more->found[i].rows && !found->rows)
-            *found = (tsr_found){0, more->found[i].line, more->found[i].file + shift};
-        found->rows += more->found[i].rows;
-    }
-    tsr_text_printf(&whole->unread_keys, "%s%s",
-                    whole->unread_keys.length && part->unread_keys.length ? ", " : "",
-                    tsr_text_string(&part->unread_keys));
-}
-
-/* The parts' files one behind the other; the names are theirs. */
-static void take_parts(tsr_dataset *whole, tsr_dataset *const *parts, const tsr_sample_ref *refs)
-{
-    for (int p = 0; p < whole->part_count; p++) {
-        whole->parts[p] = parts[p];
-        add_stats(whole, parts[p], whole->file_count);
-        for (int f = 0; f < parts[p]->file_count; f++)
-            whole->files[whole->file_count++] = parts[p]->files[f];
-    }
-    for (uint64_t i = 0; i < whole->sample_count; i++) {
-        whole->view[i] = tsr_dataset_sample(parts[refs[i].part], refs[i].sample);
-        for (int p = 0; p < refs[i].part; p++)
-            whole->view[i].file += parts[p]->file_count;
-    }
-}
-
-tsr_status tsr_dataset_join(tsr_dataset **out, tsr_dataset *const *parts, int part_count,
-                            const tsr_sample_ref *refs, int64_t count)
-{
-    size_t files = 0;
-    for (int p = 0; p < part_count; p++)
-        files += (size_t)parts[p]->file_count;
-    tsr_dataset *whole = calloc(1, sizeof *whole);
-    if (whole) {
-        whole->view = malloc((size_t)count * sizeof *whole->view);
-        whole->parts = calloc((size_t)part_count, sizeof *whole->parts);
-        whole->files = calloc(files, sizeof *whole->files);
-    }
-    if (!whole || !whole->view || !whole->parts || !whole->files) {
-        if (whole)
-            whole->part_count = 0;
-        tsr_dataset_destroy(whole);
-        return tsr_fail(TSR_ENOMEM, "no memory for %lld samples", (long long)count);
-    }
-    whole->sample_count = (uint64_t)count;
-    whole->part_count = part_count;
-    whole->format = parts[0]->format;
-    take_parts(whole, parts, refs);
-    measure(whole);
-    *out = whole;
-    return TSR_OK;
-}
-
-tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *leaves)
-{
-    tsr_dataset *part = calloc(1, sizeof *part);
-    tsr_sample *taken = malloc(data->sample_count * sizeof *taken);
-    if (!part || !taken) {
-        free(part);
-        free(taken);
-        return tsr_fail(TSR_ENOMEM, "no memory for %llu samples",
-                        (unsigned long long)data->sample_count);
-    }
-    uint64_t count = 0, kept = 0;
-    for (uint64_t i = 0; i < data->sample_count; i++)
-        if (leaves[i])
-            taken[count++] = tsr_dataset_sample(data, (int64_t)i);
-        else if (data->view)
-            data->view[kept++] = data->view[i];
-        else
-            data->samples[kept++] = data->samples[i];
-    *part = (tsr_dataset){.view = taken,
-                          .sample_count = count,
-                          .files = data->files,
-                          .file_count = data->file_count,
-                          .format = data->format,
-                          .stats.rows = (int64_t)count};
-    data->sample_count = kept;
-    data->stats.rows -= (int64_t)count;
-    measure(data);
-    measure(part);
-    *out = part;
-    return TSR_OK;
-}
-
 void tsr_dataset_destroy(tsr_dataset *data)
 {
     if (!data)
@@ -689,7 +570,7 @@ tsr_sample tsr_dataset_sample(const tsr_dataset *data, int64_t index)
 {
     if (data->view)
         return data->view[index];
-    const sample_entry *entry = &data->samples[index];
+    const tsr_sample_entry *entry = &data->samples[index];
     return (tsr_sample){.ids = data->ids + entry->first_token,
                         .labels = data->labels + entry->first_token,
                         .lengths = data->lengths + entry->first_document,

@@ -148,9 +148,17 @@ static void add_column(tsr_columns *out, const char *from, const char *to, const
         out->columns[out->column_count++] = (tsr_rename){from, to, key, optional};
 }
 
+static int count_roles(const tsr_config_set *set)
+{
+    int count = 2; /* field_human and field_model */
+    for (int i = 0; i < set->roles.count; i++)
+        count += set->roles.items[i].words.count;
+    return count;
+}
+
 static void add_role(renamed *out, const char *word, const char *role)
 {
-    if (word && out->columns.role_count < MOST_ROLES)
+    if (word)
         out->roles[out->columns.role_count++] = (tsr_rename){word, role, "roles", true};
 }
 
@@ -214,6 +222,10 @@ static tsr_status load_set(tsr_dataset **out, tsr_inputs *inputs, tsr_dataset_op
     const tsr_config_set none = {0};
     renamed names;
     set = set ? set : &none;
+    if (count_roles(set) > MOST_ROLES)
+        return tsr_fail(TSR_ECONFIG, "%s: %s: roles has %d words, %d at most",
+                        tsr_config_where(config, *options.key == 'e' ? "eval_dataset" : "dataset"),
+                        options.key, count_roles(set), MOST_ROLES);
     const char *text_field = set->text_field ? set->text_field : config->dataset_text_field;
     options.rows = inputs->rows;
     options.format = formats[set->format ? set->format : config->dataset_format];
