@@ -237,8 +237,8 @@ TSR_API tsr_status tsr_job_start(tsr_job *job);
 /* One optimizer step; fills *report. TSR_JOB_DONE (1): none is left, *report is untouched. */
 TSR_API tsr_status tsr_job_step(tsr_job *job, tsr_job_report *report);
 
-/* Mean loss over eval_dataset; fills *evaluation. After tsr_job_start, between any two steps.
- * TSR_ECONFIG: eval_dataset is not set; the job can go on. */
+/* Mean loss over eval_dataset, or over the rows that validation_split holds out; fills *evaluation. After tsr_job_start, between any two steps.
+ * TSR_ECONFIG: neither is set; the job can go on. */
 TSR_API tsr_status tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation);
 
 /* Writes the adapter into output_dir; its files appear under their names only when complete. After

@@ -5,6 +5,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/phase.h"
+#include "data/dataset_parts.h"
 #include "data/rows.h"
 #include "table/table.h"
 
@@ -13,30 +14,13 @@
 #include <string.h>
 #include <sys/stat.h>
 
-typedef struct {
-    uint64_t first_token, first_document;
-    int32_t token_count, document_count, label_count, file;
-    int64_t line;
-} sample_entry;
-
-struct tsr_dataset {
-    int32_t *ids, *labels, *lengths;
-    sample_entry *samples;
-    uint64_t token_count, token_capacity;
-    uint64_t document_count, document_capacity;
-    uint64_t sample_count, sample_capacity;
-    char **files;
-    int file_count;
-    tsr_data_format format;
-    tsr_dataset_stats stats;
-    tsr_text unread_keys;
-    uint64_t hash;
-};
-
 /* A file being read row by row, or its rows asked for, and what went wrong so far. */
 typedef struct {
     tsr_table *table; /* NULL between files, and where rows are asked for */
     tsr_row_source rows;
+    const tsr_columns *columns;
+    int64_t skip; /* rows that are still to be passed over */
+    bool skipped; /* some rows of this file were */
     const char *path;
     int64_t number;         /* of the row: its line, where it has one */
     char place[4200];       /* for messages */
@@ -118,7 +102,7 @@ static tsr_status ask_for_row(json_t **row, reader *r)
 }
 
 /* The next row, the caller's; NULL at the end. After TSR_EDATA the one behind it can be asked for. */
-static tsr_status next_row(json_t **row, reader *r)
+static tsr_status find_row(json_t **row, reader *r)
 {
     *row = NULL;
     if (r->rows.next)
@@ -127,6 +111,17 @@ static tsr_status next_row(json_t **row, reader *r)
     r->number = tsr_table_number(r->table);
     snprintf(r->place, sizeof r->place, "%s", tsr_table_place(r->table));
     return status;
+}
+
+/* The same of those that are not passed over, with its columns as the format calls them. */
+static tsr_status next_row(json_t **row, reader *r)
+{
+    TSR_TRY(find_row(row, r));
+    for (; r->skip && *row; r->skip--) {
+        json_decref(*row);
+        TSR_TRY(find_row(row, r));
+    }
+    return *row && r->columns ? tsr_columns_map(row, r->columns, r->place) : TSR_OK;
 }
 
 /* Makes room for `more` entries behind `count`. */
@@ -173,13 +168,13 @@ static tsr_status append(tsr_dataset *data, const tsr_row *row, int file, int64_
                     row->document_count, sizeof *data->lengths));
     TSR_TRY(reserve(&data->samples, &data->sample_capacity, data->sample_count, 1,
                     sizeof *data->samples));
-    sample_entry entry = {.first_token = data->token_count,
-                          .first_document = data->document_count,
-                          .token_count = (int32_t)row->token_count,
-                          .document_count = (int32_t)row->document_count,
-                          .label_count = (int32_t)row->label_count,
-                          .file = file,
-                          .line = line};
+    tsr_sample_entry entry = {.first_token = data->token_count,
+                              .first_document = data->document_count,
+                              .token_count = (int32_t)row->token_count,
+                              .document_count = (int32_t)row->document_count,
+                              .label_count = (int32_t)row->label_count,
+                              .file = file,
+                              .line = line};
     memcpy(data->ids + entry.first_token, row->ids, row->token_count * sizeof *row->ids);
     memcpy(data->labels + entry.first_token, row->labels, row->token_count * sizeof *row->labels);
     memcpy(data->lengths + entry.first_document, row->lengths,
@@ -254,15 +249,21 @@ static tsr_status detect_row(tsr_data_format *out, bool *is_chat, const reader *
 tsr_status tsr_dataset_detect(tsr_data_format *out, bool *is_chat,
                               const tsr_dataset_options *options)
 {
-    reader r = {.rows = options->rows};
+    reader r = {.rows = options->rows, .columns = options->columns, .skip = options->skip_rows};
     json_t *row = NULL;
     if (options->file_count < 1)
         return tsr_fail(TSR_EDATA, "%s: no file is given", key_of(options));
-    tsr_status status = open_file(&r, options->files[0], key_of(options));
-    if (status >= 0)
-        status = next_row(&row, &r);
+    tsr_status status = TSR_OK;
+    for (int i = 0; i < options->file_count && status >= 0 && !row && (!i || r.skipped); i++) {
+        r.skipped = r.skip > 0;
+        close_file(&r);
+        status = open_file(&r, options->files[i], key_of(options));
+        if (status >= 0)
+            status = next_row(&row, &r);
+    }
     if (status >= 0 && !row)
-        status = tsr_fail(TSR_EDATA, "%s: %s has no row", key_of(options), options->files[0]);
+        status = tsr_fail(TSR_EDATA, "%s: %s has no row%s", key_of(options), r.path,
+                          r.skipped ? " behind those that split leaves out" : "");
     if (status >= 0)
         status = detect_row(out, is_chat, &r, row, options);
     json_decref(row);
@@ -341,6 +342,7 @@ static tsr_status read_file(tsr_dataset *data, tsr_row *row, reader *r, int file
                             const tsr_dataset_options *options)
 {
     int64_t before = data->stats.rows;
+    r->skipped = r->skip > 0;
     TSR_TRY(open_file(r, data->files[file], key_of(options)));
     while (!enough_rows(data, options) && !too_late(r)) {
         json_t *object;
@@ -359,7 +361,7 @@ static tsr_status read_file(tsr_dataset *data, tsr_row *row, reader *r, int file
             note_bad_row(r, status);
     }
     close_file(r);
-    if (data->stats.rows == before && !enough_rows(data, options) && !r->gave_up)
+    if (data->stats.rows == before && !enough_rows(data, options) && !r->gave_up && !r->skipped)
         return tsr_fail(TSR_EDATA, "%s: %s has no row", key_of(options), data->files[file]);
     return TSR_OK;
 }
@@ -378,6 +380,8 @@ static tsr_status read_files(tsr_dataset *data, const tsr_dataset_options *optio
 {
     tsr_row row = {0};
     reader r = {.rows = options->rows,
+                .columns = options->columns,
+                .skip = options->skip_rows,
                 .first_error = malloc(sizeof(tsr_error)),
                 .total = options->rows.next ? 1 : file_bytes(data)};
     tsr_status status = TSR_OK;
@@ -429,7 +433,7 @@ static tsr_status check_left(const tsr_dataset *data, const tsr_dataset_options 
                         key, rows, first, dropped, (long long)options->max_length);
     if (stats->label_tokens)
         return tsr_findings_check(data, key);
-    const sample_entry *from = &data->samples[0], *to = &data->samples[stats->samples - 1];
+    const tsr_sample_entry *from = &data->samples[0], *to = &data->samples[stats->samples - 1];
     if (dropped)
         return tsr_fail(TSR_EDATA,
                         "%s: nothing to train is left: truncation to max_length %lld dropped %lld "
@@ -448,15 +452,12 @@ static tsr_status check_left(const tsr_dataset *data, const tsr_dataset_options 
                         : "");
 }
 
-/* Figures, hash and warnings, once everything is read. */
-static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
+void tsr_dataset_measure(tsr_dataset *data)
 {
     tsr_dataset_stats *stats = &data->stats;
-    int64_t dropped = stats->too_long + stats->emptied;
-    shrink(&data->ids, &data->token_capacity, data->token_count, sizeof *data->ids);
-    shrink(&data->labels, &data->token_capacity, data->token_count, sizeof *data->labels);
-    shrink(&data->lengths, &data->document_capacity, data->document_count, sizeof *data->lengths);
-    shrink(&data->samples, &data->sample_capacity, data->sample_count, sizeof *data->samples);
+    stats->samples = (int64_t)data->sample_count;
+    stats->documents = stats->tokens = stats->label_tokens = 0;
+    stats->longest_sample = stats->longest_document = stats->unlabelled = 0;
     uint64_t hash = tsr_hash(TSR_HASH_START, &data->sample_count, sizeof data->sample_count);
     for (uint64_t i = 0; i < data->sample_count; i++) {
         tsr_sample s = tsr_dataset_sample(data, (int64_t)i);
@@ -465,6 +466,8 @@ static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
         hash = tsr_hash(hash, s.ids, 4 * (uint64_t)s.token_count);
         hash = tsr_hash(hash, s.labels, 4 * (uint64_t)s.token_count);
         hash = tsr_hash(hash, s.lengths, 4 * (uint64_t)s.document_count);
+        stats->documents += s.document_count;
+        stats->tokens += s.token_count;
         stats->label_tokens += s.label_count;
         stats->unlabelled += !s.label_count;
         if (s.token_count > stats->longest_sample)
@@ -475,9 +478,18 @@ static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
         tsr_phase_at("hashing the data", (double)i + 1, (double)data->sample_count);
     }
     data->hash = hash;
-    stats->samples = (int64_t)data->sample_count;
-    stats->documents = (int64_t)data->document_count;
-    stats->tokens = (int64_t)data->token_count;
+}
+
+/* Figures, hash and warnings, once everything is read. */
+static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
+{
+    const tsr_dataset_stats *stats = &data->stats;
+    int64_t dropped = stats->too_long + stats->emptied;
+    shrink(&data->ids, &data->token_capacity, data->token_count, sizeof *data->ids);
+    shrink(&data->labels, &data->token_capacity, data->token_count, sizeof *data->labels);
+    shrink(&data->lengths, &data->document_capacity, data->document_count, sizeof *data->lengths);
+    shrink(&data->samples, &data->sample_capacity, data->sample_count, sizeof *data->samples);
+    tsr_dataset_measure(data);
     TSR_TRY(check_left(data, options));
     const char *key = key_of(options);
     if (stats->unlabelled)
@@ -533,9 +545,14 @@ void tsr_dataset_destroy(tsr_dataset *data)
 {
     if (!data)
         return;
-    for (int i = 0; i < data->file_count; i++)
+    for (int i = 0; i < data->part_count; i++)
+        tsr_dataset_destroy(data->parts[i]);
+    for (int i = 0; i < data->file_count && !data->view; i++)
         free(data->files[i]);
-    free(data->files);
+    if (!data->view || data->parts)
+        free(data->files);
+    free(data->parts);
+    free(data->view);
     free(data->ids);
     free(data->labels);
     free(data->lengths);
@@ -551,7 +568,9 @@ int64_t tsr_dataset_sample_count(const tsr_dataset *data)
 
 tsr_sample tsr_dataset_sample(const tsr_dataset *data, int64_t index)
 {
-    const sample_entry *entry = &data->samples[index];
+    if (data->view)
+        return data->view[index];
+    const tsr_sample_entry *entry = &data->samples[index];
     return (tsr_sample){.ids = data->ids + entry->first_token,
                         .labels = data->labels + entry->first_token,
                         .lengths = data->lengths + entry->first_document,
@@ -589,6 +608,9 @@ uint64_t tsr_dataset_hash(const tsr_dataset *data)
 
 uint64_t tsr_dataset_bytes(const tsr_dataset *data)
 {
-    return data->token_capacity * 8 + data->document_capacity * sizeof *data->lengths +
-           data->sample_capacity * sizeof *data->samples;
+    uint64_t bytes = data->token_capacity * 8 + data->document_capacity * sizeof *data->lengths +
+                     data->sample_capacity * sizeof *data->samples;
+    for (int i = 0; i < data->part_count; i++)
+        bytes += tsr_dataset_bytes(data->parts[i]);
+    return data->view ? bytes + data->sample_count * sizeof *data->view : bytes;
 }
