@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/phase.h"
+#include "data/dataset_parts.h"
 #include "data/rows.h"
 #include "data/tokenize.h"
 #include "table/table.h"
@@ -18,6 +19,9 @@ typedef struct {
     tsr_tokenize *tokenize;
     tsr_table *table; /* NULL between files, and where rows are asked for */
     tsr_row_source rows;
+    const tsr_columns *columns;
+    int64_t skip; /* rows that are still to be passed over */
+    bool skipped; /* some rows of this file were */
     const char *path;
     int64_t number;         /* of the row: its line, where it has one */
     char place[4200];       /* for messages */
@@ -95,7 +99,7 @@ static tsr_status ask_for_row(json_t **row, reader *r)
 }
 
 /* The next row, the caller's; NULL at the end. After TSR_EDATA the one behind it can be asked for. */
-static tsr_status next_row(json_t **row, reader *r)
+static tsr_status find_row(json_t **row, reader *r)
 {
     *row = NULL;
     if (r->rows.next)
@@ -104,6 +108,17 @@ static tsr_status next_row(json_t **row, reader *r)
     r->number = tsr_table_number(r->table);
     snprintf(r->place, sizeof r->place, "%s", tsr_table_place(r->table));
     return status;
+}
+
+/* The same of those that are not passed over, with its columns as the format calls them. */
+static tsr_status next_row(json_t **row, reader *r)
+{
+    TSR_TRY(find_row(row, r));
+    for (; r->skip && *row; r->skip--) {
+        json_decref(*row);
+        TSR_TRY(find_row(row, r));
+    }
+    return *row && r->columns ? tsr_columns_map(row, r->columns, r->place) : TSR_OK;
 }
 
 /* Makes room for `more` entries behind `count`. */
@@ -159,8 +174,6 @@ static tsr_status append(tsr_dataset *data, const tsr_tokenized *row)
                            .file = row->file,
                            .line = row->line};
     data->word_count += count;
-    data->stats.tokens += row->token_count;
-    data->stats.documents += row->document_count;
     note_findings(data, row->findings, row->file, row->line);
     return TSR_OK;
 }
@@ -228,16 +241,21 @@ static tsr_status detect_row(tsr_data_format *out, bool *is_chat, const reader *
 tsr_status tsr_dataset_detect(tsr_data_format *out, bool *is_chat,
                               const tsr_dataset_options *options)
 {
-    reader r = {.rows = options->rows};
+    reader r = {.rows = options->rows, .columns = options->columns, .skip = options->skip_rows};
     json_t *row = NULL;
     if (options->file_count < 1)
         return tsr_fail(TSR_EDATA, "%s: no file is given", tsr_dataset_key(options));
-    tsr_status status = open_file(&r, options->files[0], tsr_dataset_key(options));
-    if (status >= 0)
-        status = next_row(&row, &r);
+    tsr_status status = TSR_OK;
+    for (int i = 0; i < options->file_count && status >= 0 && !row && (!i || r.skipped); i++) {
+        r.skipped = r.skip > 0;
+        close_file(&r);
+        status = open_file(&r, options->files[i], tsr_dataset_key(options));
+        if (status >= 0)
+            status = next_row(&row, &r);
+    }
     if (status >= 0 && !row)
-        status =
-            tsr_fail(TSR_EDATA, "%s: %s has no row", tsr_dataset_key(options), options->files[0]);
+        status = tsr_fail(TSR_EDATA, "%s: %s has no row%s", tsr_dataset_key(options), r.path,
+                          r.skipped ? " behind those that split leaves out" : "");
     if (status >= 0)
         status = detect_row(out, is_chat, &r, row, options);
     json_decref(row);
@@ -338,6 +356,7 @@ static tsr_status read_file(tsr_dataset *data, reader *r, int file,
                             const tsr_dataset_options *options)
 {
     int64_t before = data->stats.rows;
+    r->skipped = r->skip > 0;
     TSR_TRY(open_file(r, data->files[file], tsr_dataset_key(options)));
     while (!enough_rows(data, options) && !too_late(r)) {
         json_t *object;
@@ -352,7 +371,7 @@ static tsr_status read_file(tsr_dataset *data, reader *r, int file,
         TSR_TRY(give_row(data, r, object, status, file, options));
     }
     close_file(r);
-    if (data->stats.rows == before && !enough_rows(data, options) && !r->gave_up)
+    if (data->stats.rows == before && !enough_rows(data, options) && !r->gave_up && !r->skipped)
         return tsr_fail(TSR_EDATA, "%s: %s has no row", tsr_dataset_key(options),
                         data->files[file]);
     return TSR_OK;
@@ -386,6 +405,8 @@ static tsr_status refuse_rows(const reader *r, const tsr_dataset_options *option
 tsr_status tsr_dataset_read_files(tsr_dataset *data, const tsr_dataset_options *options)
 {
     reader r = {.rows = options->rows,
+                .columns = options->columns,
+                .skip = options->skip_rows,
                 .first_error = malloc(sizeof(tsr_error)),
                 .total = options->rows.next ? 1 : file_bytes(data)};
     tsr_status status = tsr_tokenize_create(&r.tokenize, data->format, options);
@@ -448,9 +469,14 @@ void tsr_dataset_destroy(tsr_dataset *data)
 {
     if (!data)
         return;
-    for (int i = 0; i < data->file_count; i++)
+    for (int i = 0; i < data->part_count; i++)
+        tsr_dataset_destroy(data->parts[i]);
+    for (int i = 0; i < data->file_count && !data->view; i++)
         free(data->files[i]);
-    free(data->files);
+    if (!data->view || data->parts)
+        free(data->files);
+    free(data->parts);
+    free(data->view);
     free(data->own_words);
     free(data->own_samples);
     tsr_token_cache_close(data->cache);
@@ -465,6 +491,8 @@ int64_t tsr_dataset_sample_count(const tsr_dataset *data)
 
 tsr_sample tsr_dataset_sample(const tsr_dataset *data, int64_t index)
 {
+    if (data->view)
+        return data->view[index];
     const tsr_sample_entry *entry = &data->samples[index];
     const int32_t *words = data->words + entry->first_word;
     return (tsr_sample){.ids = words,
@@ -504,5 +532,8 @@ uint64_t tsr_dataset_hash(const tsr_dataset *data)
 
 uint64_t tsr_dataset_bytes(const tsr_dataset *data)
 {
-    return data->bytes;
+    uint64_t bytes = data->bytes;
+    for (int i = 0; i < data->part_count; i++)
+        bytes += tsr_dataset_bytes(data->parts[i]);
+    return data->view ? bytes + data->sample_count * sizeof *data->view : bytes;
 }

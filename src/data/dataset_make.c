@@ -62,10 +62,12 @@ static tsr_status check_left(const tsr_dataset *data, const tsr_dataset_options 
                         : "");
 }
 
-/* Figures and hash, once everything is read; refuses what trains nothing. */
-static tsr_status measure(tsr_dataset *data, const tsr_dataset_options *options)
+void tsr_dataset_measure(tsr_dataset *data)
 {
     tsr_dataset_stats *stats = &data->stats;
+    stats->samples = (int64_t)data->sample_count;
+    stats->documents = stats->tokens = stats->label_tokens = 0;
+    stats->longest_sample = stats->longest_document = stats->unlabelled = 0;
     uint64_t hash = tsr_hash(TSR_HASH_START, &data->sample_count, sizeof data->sample_count);
     for (uint64_t i = 0; i < data->sample_count; i++) {
         tsr_sample s = tsr_dataset_sample(data, (int64_t)i);
@@ -74,6 +76,8 @@ static tsr_status measure(tsr_dataset *data, const tsr_dataset_options *options)
         hash = tsr_hash(hash, s.ids, 4 * (uint64_t)s.token_count);
         hash = tsr_hash(hash, s.labels, 4 * (uint64_t)s.token_count);
         hash = tsr_hash(hash, s.lengths, 4 * (uint64_t)s.document_count);
+        stats->documents += s.document_count;
+        stats->tokens += s.token_count;
         stats->label_tokens += s.label_count;
         stats->unlabelled += !s.label_count;
         if (s.token_count > stats->longest_sample)
@@ -84,7 +88,12 @@ static tsr_status measure(tsr_dataset *data, const tsr_dataset_options *options)
         tsr_phase_at("hashing the data", (double)i + 1, (double)data->sample_count);
     }
     data->hash = hash;
-    stats->samples = (int64_t)data->sample_count;
+}
+
+/* Once everything is read; refuses what trains nothing. */
+static tsr_status measure(tsr_dataset *data, const tsr_dataset_options *options)
+{
+    tsr_dataset_measure(data);
     return check_left(data, options);
 }
 

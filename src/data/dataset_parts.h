@@ -3,6 +3,7 @@
  *
  * dataset.c       reading: files, rows, what is wrong with them; questions
  * dataset_make.c  a data set from its rows, or from a cache: figures, hash, warnings
+ * dataset_view.c  data sets of the samples of others
  */
 #ifndef TSR_DATA_DATASET_PARTS_H
 #define TSR_DATA_DATASET_PARTS_H
@@ -27,6 +28,10 @@ struct tsr_dataset {
     uint64_t bytes;
     char **files;
     int file_count;
+    tsr_sample
+        *view; /* [sample_count], in the place of all of the above: samples of other data sets */
+    tsr_dataset **parts; /* that these are in, owned; NULL: all but `view` is another's */
+    int part_count;
     tsr_data_format format;
     tsr_dataset_stats stats;
     tsr_text unread_keys;
@@ -47,5 +52,8 @@ void tsr_dataset_warn(const tsr_dataset *data, const tsr_dataset_options *option
 
 /* Notes whether a call of the cache failed, which is no failure of the data; returns its status. */
 tsr_status tsr_dataset_kept(tsr_dataset *data, tsr_status status);
+
+/* Figures of the samples, and their hash. */
+void tsr_dataset_measure(tsr_dataset *data);
 
 #endif

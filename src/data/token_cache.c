@@ -170,6 +170,22 @@ static tsr_status finish_records(tsr_token_cache *cache)
 
 /* ---- the key ---- */
 
+static void put_renames(tsr_text *out, const char *what, const tsr_rename *renames, int count)
+{
+    for (int i = 0; i < count; i++)
+        tsr_text_printf(out, "%s %s to %s %d\n", what, renames[i].from, renames[i].to,
+                        renames[i].optional);
+}
+
+static void put_columns(tsr_text *out, const tsr_columns *c)
+{
+    put_renames(out, "column", c->columns, c->column_count);
+    put_renames(out, "member", c->members, c->member_count);
+    put_renames(out, "role", c->roles, c->role_count);
+    tsr_text_printf(out, "list %s role %s chat %d\n", c->list ? c->list : "",
+                    c->role ? c->role : "", c->chat);
+}
+
 static void put_key(tsr_text *out, tsr_data_format format, const tsr_dataset_options *o)
 {
     const tsr_tokenizer *tokenizer = o->chat ? tsr_chat_tokenizer(o->chat) : o->tokenizer;
@@ -177,8 +193,11 @@ static void put_key(tsr_text *out, tsr_data_format format, const tsr_dataset_opt
                     tsr_regex_library(), tsr_unicode_library());
     tsr_text_printf(out, "format %d text %s loss %d %d\n", format,
                     o->text_field ? o->text_field : "text", o->assistant_only, o->completion_only);
-    tsr_text_printf(out, "length %lld %d vocabulary %lld rows %lld\n", (long long)o->max_length,
-                    o->truncation, (long long)o->vocab_size, (long long)o->max_rows);
+    tsr_text_printf(out, "length %lld %d vocabulary %lld rows %lld %lld\n",
+                    (long long)o->max_length, o->truncation, (long long)o->vocab_size,
+                    (long long)o->skip_rows, (long long)o->max_rows);
+    if (o->columns)
+        put_columns(out, o->columns);
     tsr_text_printf(out, "tokenizer %016" PRIx64 " eos %d chat %016" PRIx64 "\n",
                     tokenizer ? tsr_tokenizer_hash(tokenizer) : 0, o->eos_id,
                     o->chat ? tsr_chat_hash(o->chat) : 0);
