@@ -117,12 +117,12 @@ typedef struct tsr_job_evaluation {
     size_t size;
     double loss, perplexity; /* over all label tokens together; NaN: not finite, or stopped */
     int64_t label_tokens, rows;
+    int64_t best_step; /* of the least loss so far; 0: none yet. Step 0 does not count. */
+    double best_loss;  /* NaN: none yet */
     int stopped; /* 1: a stop or time_limit ended it, and the run: write a checkpoint, which knows that
                     this evaluation is due */
     int save;    /* 1: load_best_model_at_end or the run's end asks for a checkpoint now */
     int last;    /* 1: no further step will run; early_stopping_patience may have ended the run */
-    int64_t best_step; /* of the least loss so far; 0: none yet. Step 0 does not count. */
-    double best_loss;  /* NaN: none yet */
 } tsr_job_evaluation;
 
 #define TSR_JOB_EVALUATION_INIT TSR_SIZED(tsr_job_evaluation)
@@ -237,8 +237,8 @@ TSR_API tsr_status tsr_job_start(tsr_job *job);
 /* One optimizer step; fills *report. TSR_JOB_DONE (1): none is left, *report is untouched. */
 TSR_API tsr_status tsr_job_step(tsr_job *job, tsr_job_report *report);
 
-/* Mean loss over eval_dataset; fills *evaluation. After tsr_job_start, between any two steps.
- * TSR_ECONFIG: eval_dataset is not set; the job can go on. */
+/* Mean loss over eval_dataset, or over the rows that validation_split holds out; fills *evaluation. After tsr_job_start, between any two steps.
+ * TSR_ECONFIG: neither is set; the job can go on. */
 TSR_API tsr_status tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation);
 
 /* Writes the adapter into output_dir; its files appear under their names only when complete. After

@@ -27,7 +27,8 @@
 #define LOOK_EACH        256 /* searches; the clock takes as long as some of them */
 
 struct tsr_regex {
-    regex_t *compiled;
+    regex_t *compiled; /* a search only reads it */
+    bool shared;       /* it is another's */
     OnigRegion *region;
     OnigMatchParam *limits;
 };
@@ -84,9 +85,27 @@ void tsr_regex_destroy(tsr_regex *regex)
         onig_free_match_param(regex->limits);
     if (regex->region)
         onig_region_free(regex->region, 1);
-    if (regex->compiled)
+    if (regex->compiled && !regex->shared)
         onig_free(regex->compiled);
     free(regex);
+}
+
+tsr_status tsr_regex_share(tsr_regex **out, const tsr_regex *origin)
+{
+    tsr_regex *regex = calloc(1, sizeof *regex);
+    if (regex) {
+        *regex = (tsr_regex){.compiled = origin->compiled,
+                             .shared = true,
+                             .region = onig_region_new(),
+                             .limits = onig_new_match_param()};
+        if (regex->region && regex->limits) {
+            onig_initialize_match_param(regex->limits);
+            *out = regex;
+            return TSR_OK;
+        }
+    }
+    tsr_regex_destroy(regex);
+    return tsr_fail(TSR_ENOMEM, "no memory for a regular expression");
 }
 
 /* ---- budgets ---- */

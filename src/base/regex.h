@@ -25,6 +25,10 @@ tsr_status tsr_regex_create(tsr_regex **out, char reason[TSR_REGEX_REASON_BYTES]
                             const char *expression, size_t bytes, tsr_regex_syntax syntax);
 void tsr_regex_destroy(tsr_regex *regex);
 
+/* The same expression for another thread, compiled once; `origin` must outlive it. On success the caller destroys
+ * *out. TSR_ENOMEM. */
+tsr_status tsr_regex_share(tsr_regex **out, const tsr_regex *origin);
+
 typedef struct {
     uint64_t steps; /* back, that are left */
     unsigned searches;

@@ -163,7 +163,7 @@ static int evaluate(run *r, int64_t step)
 /* Steps until the last, with the evaluations that the configuration asks for. */
 static int run_steps(run *r, const tsr_config *config)
 {
-    bool has_eval = config->eval_dataset.count > 0;
+    bool has_eval = tsr_config_evaluates(config);
     r->best_counts = config->load_best_model_at_end;
     tsr_job_report report = TSR_JOB_REPORT_INIT;
     int resumed = tsr_job_resumed(r->job, &report);

@@ -48,7 +48,7 @@ static const command_row commands[] = {
      "    tessera plan job.yaml --ranks 8 memory_budget=22GiB\n"
      "    tessera plan job.yaml --ranks 8,64,1024 --node 8 --roofs h200.json\n"},
     {"eval", TSR_COMMAND_EVAL, "mpirun -n N tessera eval job.yaml [key=value ...] [--json]",
-     "mean loss and perplexity over eval_dataset, with or without an adapter",
+     "mean loss and perplexity over eval_dataset or validation_split, with or without an adapter",
      "    --json      the result as JSON on stdout\n\n"
      "The adapter is init_adapter; of a run's own job.yaml that run's; init_adapter=none: none\n",
      "    tessera eval runs/first/job.yaml\n", "evaluate"},

@@ -141,11 +141,12 @@ static void switch_strategies(loader *l)
     switch_on(l, "save_steps", "save_strategy");
     if (l->config.eval_steps == 0) /* null: as logging_steps */
         return;
-    if (l->config.eval_dataset.count)
+    if (tsr_config_evaluates(&l->config))
         switch_on(l, "eval_steps", "eval_strategy");
     else if (tsr_config_is_set(&l->config, "eval_steps") &&
              !tsr_config_is_set(&l->config, "eval_strategy"))
-        tsr_config_note(&l->config, "eval_steps has no effect without an eval_dataset");
+        tsr_config_note(&l->config,
+                        "eval_steps has no effect without eval_dataset or validation_split");
 }
 
 static void note_text(loader *l, tsr_text *line)

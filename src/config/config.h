@@ -107,6 +107,43 @@ typedef struct {
     int count;
 } tsr_config_ints;
 
+/* name -> words, in the order of the file. */
+typedef struct {
+    const char *name;
+    tsr_config_strings words;
+} tsr_config_name;
+
+typedef struct {
+    tsr_config_name *items;
+    int count;
+} tsr_config_names;
+
+/* A data set that was given as a map (docs/data.md, Several data sets). NULL, 0 and FORMAT_AUTO: not given, and the keys of
+ * the whole job count. */
+typedef struct {
+    const char *path;
+    const char *name;  /* a folder in path */
+    const char *split; /* "train", "train[:10%]" */
+    tsr_config_format format;
+    double weight;
+    int64_t samples; /* the first rows */
+    const char *text_field;
+    const char *chat_template;
+    const char *field_messages, *field_system, *field_tools, *field_instruction, *field_input,
+        *field_output;
+    const char *field_human, *field_model;      /* words for user and assistant */
+    tsr_config_names message_property_mappings; /* what the reader calls it -> what the rows do */
+    tsr_config_names roles;                     /* role -> words for it */
+} tsr_config_set;
+
+typedef struct {
+    const char **items; /* paths */
+    int count;
+    tsr_config_set *sets; /* [count]; NULL: there are paths alone */
+} tsr_config_data;
+
+typedef enum { TSR_CONFIG_MIXING_CONCATENATE, TSR_CONFIG_MIXING_INTERLEAVE } tsr_config_mixing;
+
 /* The one of these that was said; layers 1 is `layer`. */
 typedef struct {
     int64_t layers;           /* of a unit; 0: not so */
@@ -141,21 +178,26 @@ typedef struct {
     tsr_config_base_compute base_compute;
     int bnb_4bit_quant_type; /* 0: nf4, the only one */
     /* data */
-    tsr_config_strings dataset, eval_dataset;
+    tsr_config_data dataset, eval_dataset;
+    tsr_config_mixing dataset_mixing;
     const char *dataset_train_split, *dataset_test_split; /* of directories */
-    int64_t max_eval_samples;                             /* 0: all */
+    int64_t max_train_samples, max_eval_samples;          /* 0: all */
+    double validation_split; /* samples of dataset to hold out; below 1: a share; 0: none */
     tsr_config_format dataset_format;
     const char *dataset_text_field;
-    int64_t max_length; /* 0: none */
+    const char *dataset_cache; /* "true": the user's; NULL: none */
+    int64_t max_length;        /* 0: none */
     tsr_config_truncation truncation;
     bool packing;
     int packing_strategy;           /* 0: bfd, the only one */
     tsr_config_choice eval_packing; /* never AUTO after loading: `packing` */
-    tsr_config_choice assistant_only_loss, completion_only_loss;
+    tsr_config_choice assistant_only_loss, completion_only_loss; /* NO with train_on_inputs */
+    bool train_on_inputs;
     bool shuffle, group_by_length;
     int64_t data_seed;         /* after loading: `seed` unless given */
     const char *chat_template; /* a name or a file; NULL: the model's own */
     const char *eos_token;
+    tsr_config_names special_tokens; /* a word each */
     /* tsr_config_date reads it; NULL: the day the run begins, which the job sets where a template asks for it */
     const char *chat_template_date;
     /* adapter */
@@ -185,7 +227,7 @@ typedef struct {
         per_device_eval_batch_size; /* after loading: per_device_train_batch_size unless given */
     tsr_config_every eval_strategy;
     double eval_steps; /* below 1: a share; after loading: logging_steps unless given */
-    tsr_config_choice eval_on_start; /* after loading: yes with an eval_dataset, unless given */
+    tsr_config_choice eval_on_start; /* after loading: as tsr_config_evaluates, unless given */
     bool load_best_model_at_end;
     int metric_for_best_model;       /* 0: the loss of an evaluation, the only one */
     int64_t early_stopping_patience; /* evaluations; 0: as many as there are */
@@ -230,9 +272,9 @@ typedef struct {
 
 /* What the configuration is for decides which keys are required. */
 typedef enum {
-    TSR_CONFIG_TRAIN,   /* model_name_or_path, dataset, output_dir */
-    TSR_CONFIG_PLAN,    /* model_name_or_path */
-    TSR_CONFIG_EVAL,    /* model_name_or_path, eval_dataset */
+    TSR_CONFIG_TRAIN, /* model_name_or_path, dataset, output_dir */
+    TSR_CONFIG_PLAN,  /* model_name_or_path */
+    TSR_CONFIG_EVAL, /* model_name_or_path, and an eval_dataset or a dataset with validation_split */
     TSR_CONFIG_DATA,    /* model_name_or_path, and a dataset or eval_dataset */
     TSR_CONFIG_MERGE,   /* model_name_or_path, init_adapter, output_dir */
     TSR_CONFIG_QUANTIZE /* model_name_or_path, output_dir; no init_adapter */
@@ -272,6 +314,9 @@ bool tsr_config_is_set(const tsr_config *config, const char *key);
 
 /* Where: "job.yaml:12", "override lora_r=8" or "default". Borrowed. */
 const char *tsr_config_where(const tsr_config *config, const char *key);
+
+/* Whether there are rows to evaluate: an eval_dataset, or what validation_split holds out of dataset. */
+bool tsr_config_evaluates(const tsr_config *config);
 
 /* The most of lora_r and rank_pattern, and of slots: as src/adapters and src/shard have them. */
 #define TSR_CONFIG_MAX_RANK  8192

@@ -66,7 +66,7 @@ static void check_required(const checker *c)
          use == TSR_CONFIG_TRAIN || use == TSR_CONFIG_DATA,
          config->dataset.count || (use == TSR_CONFIG_DATA && config->eval_dataset.count)},
         {"eval_dataset", "a file or directory of rows", use == TSR_CONFIG_EVAL,
-         config->eval_dataset.count},
+         tsr_config_evaluates(config)},
         {"init_adapter", "the directory of an adapter", use == TSR_CONFIG_MERGE,
          config->init_adapter},
         {"output_dir", "the directory to write to", writes(c), config->output_dir},
@@ -223,10 +223,36 @@ static void check_best(const checker *c, bool evaluates)
                       : config->early_stopping_patience ? "early_stopping_patience"
                                                         : NULL;
     if (key && !evaluates && usable(c, "eval_strategy") && c->source->use == TSR_CONFIG_TRAIN)
-        tsr_config_error(c->errors, where(c, key),
-                         "%s: needs evaluations during the run; set eval_dataset, and "
-                         "eval_strategy: steps or epoch",
-                         key);
+        tsr_config_error(
+            c->errors, where(c, key),
+            "%s: needs evaluations during the run; set eval_dataset or validation_split, "
+            "and eval_strategy: steps or epoch",
+            key);
+}
+
+/* Two keys that say what is evaluated. */
+static void check_split(const checker *c)
+{
+    const tsr_config *config = c->config;
+    if (config->validation_split > 0 && config->eval_dataset.count)
+        tsr_config_error(c->errors, where_set(c, "validation_split", "eval_dataset"),
+                         "validation_split (%s) holds rows of dataset out to evaluate, but "
+                         "eval_dataset (%s) has such rows; leave out one (validation_split: null)",
+                         where(c, "validation_split"), where(c, "eval_dataset"));
+}
+
+/* train_on_inputs against what trains a part of the row alone. */
+static void check_inputs(const checker *c)
+{
+    const char *keys[] = {"assistant_only_loss", "completion_only_loss"};
+    const tsr_config_choice choices[] = {c->config->assistant_only_loss,
+                                         c->config->completion_only_loss};
+    for (int i = 0; i < 2 && c->config->train_on_inputs; i++)
+        if (choices[i] == TSR_CONFIG_CHOICE_YES)
+            tsr_config_error(c->errors, where_set(c, "train_on_inputs", keys[i]),
+                             "train_on_inputs: true (%s) trains all tokens of a row, but %s is "
+                             "true (%s); leave out one",
+                             where(c, "train_on_inputs"), keys[i], where(c, keys[i]));
 }
 
 static void check_data(const checker *c)
@@ -249,15 +275,17 @@ static void check_data(const checker *c)
                          "chat_template_date: found '%s'; expected a date from 1971 on, such as "
                          "2024-07-26, or with a time, 2024-07-26T12:30:00",
                          config->chat_template_date);
-    bool evaluates = config->eval_dataset.count || !usable(c, "eval_dataset");
+    bool known = usable(c, "dataset") && usable(c, "eval_dataset") && usable(c, "validation_split");
+    bool evaluates = tsr_config_evaluates(config) || !known;
     if (config->eval_strategy != TSR_CONFIG_EVERY_NO && !evaluates && is_set(c, "eval_strategy"))
-        tsr_config_error(
-            c->errors, where(c, "eval_strategy"),
-            "eval_strategy: needs an eval_dataset; add one or write eval_strategy: no");
+        tsr_config_error(c->errors, where(c, "eval_strategy"),
+                         "eval_strategy: needs an eval_dataset or validation_split; add one or "
+                         "write eval_strategy: no");
     if (config->eval_on_start == TSR_CONFIG_CHOICE_YES && !evaluates && is_set(c, "eval_on_start"))
         tsr_config_error(c->errors, where(c, "eval_on_start"),
-                         "eval_on_start: true needs an eval_dataset");
-    check_best(c, evaluates && config->eval_strategy != TSR_CONFIG_EVERY_NO);
+                         "eval_on_start: true needs an eval_dataset or validation_split");
+    if (known) /* eval_steps alone does not ask for evaluations of a data set that is not there */
+        check_best(c, evaluates && config->eval_strategy != TSR_CONFIG_EVERY_NO);
 }
 
 static void check_batch(const checker *c)
@@ -379,13 +407,17 @@ static void expand_paths(tsr_config *config)
 {
     const char **paths[] = {&config->model_name_or_path, &config->chat_template,
                             &config->init_adapter,       &config->resume_from_checkpoint,
-                            &config->output_dir,         &config->trace};
+                            &config->output_dir,         &config->trace,
+                            &config->dataset_cache};
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
         *paths[i] = expand(config, *paths[i]);
-    for (int i = 0; i < config->dataset.count; i++)
-        config->dataset.items[i] = expand(config, config->dataset.items[i]);
-    for (int i = 0; i < config->eval_dataset.count; i++)
-        config->eval_dataset.items[i] = expand(config, config->eval_dataset.items[i]);
+    tsr_config_data *data[] = {&config->dataset, &config->eval_dataset};
+    for (int d = 0; d < 2; d++)
+        for (int i = 0; i < data[d]->count; i++) {
+            data[d]->items[i] = expand(config, data[d]->items[i]);
+            if (data[d]->sets)
+                data[d]->sets[i].path = data[d]->items[i];
+        }
 }
 
 void tsr_config_derive(tsr_config *config)
@@ -395,11 +427,15 @@ void tsr_config_derive(tsr_config *config)
         config->data_seed = config->seed;
     if (config->per_device_eval_batch_size == 0)
         config->per_device_eval_batch_size = config->per_device_train_batch_size;
+    tsr_config_choice *losses[] = {&config->assistant_only_loss, &config->completion_only_loss};
+    for (int i = 0; i < 2 && config->train_on_inputs; i++)
+        if (*losses[i] == TSR_CONFIG_CHOICE_AUTO)
+            *losses[i] = TSR_CONFIG_CHOICE_NO;
     if (config->eval_packing == TSR_CONFIG_CHOICE_AUTO)
         config->eval_packing = config->packing ? TSR_CONFIG_CHOICE_YES : TSR_CONFIG_CHOICE_NO;
     if (config->eval_on_start == TSR_CONFIG_CHOICE_AUTO)
         config->eval_on_start =
-            config->eval_dataset.count ? TSR_CONFIG_CHOICE_YES : TSR_CONFIG_CHOICE_NO;
+            tsr_config_evaluates(config) ? TSR_CONFIG_CHOICE_YES : TSR_CONFIG_CHOICE_NO;
     if (config->eval_steps == 0)
         config->eval_steps = config->logging_steps;
 }
@@ -412,12 +448,19 @@ void tsr_config_check(tsr_config *config, const tsr_config_source *source,
     check_required(&c);
     check_paths(&c);
     check_data(&c);
+    check_split(&c);
+    check_inputs(&c);
     check_batch(&c);
     check_adapter(&c);
     check_schedule(&c);
     check_quantize(&c);
     if (source->use != TSR_CONFIG_MERGE && source->use != TSR_CONFIG_QUANTIZE)
         check_device(&c); /* these two compute on the host whatever the keys say */
+}
+
+bool tsr_config_evaluates(const tsr_config *config)
+{
+    return config->eval_dataset.count || (config->validation_split > 0 && config->dataset.count);
 }
 
 bool tsr_config_date(int64_t *out, const char *text)

@@ -7,8 +7,8 @@
 #include <math.h>
 #include <string.h>
 
-static bool read_strings(tsr_config_strings *out, const tsr_key *key, const tsr_yaml_value *value,
-                         const tsr_config_place *place)
+bool tsr_config_read_strings(tsr_config_strings *out, const tsr_key *key,
+                             const tsr_yaml_value *value, const tsr_config_place *place)
 {
     bool one = value->kind == TSR_YAML_SCALAR;
     int count = one ? 1 : value->count;
@@ -27,12 +27,12 @@ static bool read_strings(tsr_config_strings *out, const tsr_key *key, const tsr_
 }
 
 /* "self_attn, mlp" is a list too. */
-static bool read_names(tsr_config_units *out, const tsr_key *key, const tsr_yaml_value *value,
-                       const tsr_config_place *place)
+static bool read_module_names(tsr_config_units *out, const tsr_key *key,
+                              const tsr_yaml_value *value, const tsr_config_place *place)
 {
     tsr_config_units units = {0};
     if (value->kind != TSR_YAML_SCALAR) {
-        if (!read_strings(&units.names, key, value, place))
+        if (!tsr_config_read_strings(&units.names, key, value, place))
             return false;
         *out = units;
         return true;
@@ -94,7 +94,7 @@ static bool read_modules(tsr_config_modules *out, const tsr_key *key, const tsr_
         *out = (tsr_config_modules){.kind = TSR_CONFIG_MODULES_NONE};
         return true;
     }
-    if (!read_strings(&modules.names, key, value, place))
+    if (!tsr_config_read_strings(&modules.names, key, value, place))
         return false;
     *out = modules;
     return true;
@@ -126,7 +126,7 @@ static bool read_ints(tsr_config_ints *out, const tsr_key *key, const tsr_yaml_v
 }
 
 /* A key twice in one map. */
-static bool has_twice(const tsr_yaml_value *map, int index, const tsr_config_place *place)
+bool tsr_config_has_twice(const tsr_yaml_value *map, int index, const tsr_config_place *place)
 {
     for (int j = 0; j < index; j++)
         if (!strcmp(map->keys[j].text, map->keys[index].text)) {
@@ -137,6 +137,40 @@ static bool has_twice(const tsr_yaml_value *map, int index, const tsr_config_pla
             return true;
         }
     return false;
+}
+
+static const char *find_word(const tsr_key *key, const char *name)
+{
+    for (const tsr_key_word *w = key->words; w->word; w++)
+        if (!strcmp(w->word, name))
+            return w->word;
+    return NULL;
+}
+
+static bool read_names(tsr_config_names *out, const tsr_key *key, const tsr_yaml_value *value,
+                       const tsr_config_place *place)
+{
+    tsr_config_names map = {0};
+    if (value->kind != TSR_YAML_MAP)
+        return tsr_config_refuse(place, key, value);
+    map.items = tsr_config_store_allocate(place->store, (size_t)value->count * sizeof *map.items);
+    for (int i = 0; map.items && i < value->count; i++) {
+        const char *name = find_word(key, value->keys[i].text);
+        bool list = value->items[i].kind != TSR_YAML_SCALAR;
+        if (!name)
+            return tsr_config_refuse(place, key, &value->keys[i]);
+        if (tsr_config_has_twice(value, i, place))
+            return false;
+        if (tsr_yaml_is_null(&value->items[i]))
+            continue;
+        if (list && key->flags & TSR_KEY_ONE_EACH)
+            return tsr_config_refuse(place, key, &value->items[i]);
+        map.items[map.count].name = name;
+        if (!tsr_config_read_strings(&map.items[map.count++].words, key, &value->items[i], place))
+            return false;
+    }
+    *out = map;
+    return map.items != NULL;
 }
 
 static bool read_patterns(tsr_config_patterns *out, const tsr_key *key, const tsr_yaml_value *value,
@@ -152,7 +186,7 @@ static bool read_patterns(tsr_config_patterns *out, const tsr_key *key, const ts
             return false;
     }
     for (int i = 0; i < map.count; i++) {
-        if (has_twice(value, i, place))
+        if (tsr_config_has_twice(value, i, place))
             return false;
         map.items[i].name = tsr_config_store_copy(place->store, value->keys[i].text);
         if (!map.items[i].name ||
@@ -208,7 +242,7 @@ static bool read_lr_kwargs(tsr_schedule_arguments *out, const tsr_key *key,
         return tsr_config_refuse(place, key, value);
     for (int i = 0; i < value->count; i++) {
         tsr_schedule_argument m = find_argument(value->keys[i].text, place);
-        if (m == TSR_SCHEDULE_ARGUMENTS || has_twice(value, i, place))
+        if (m == TSR_SCHEDULE_ARGUMENTS || tsr_config_has_twice(value, i, place))
             return false;
         if (tsr_yaml_is_null(&value->items[i]))
             continue;
@@ -236,7 +270,19 @@ bool tsr_config_read_list(void *field, const tsr_key *key, const tsr_yaml_value 
             *(tsr_config_strings *)field = (tsr_config_strings){0};
             return true;
         }
-        return read_strings(field, key, value, place);
+        return tsr_config_read_strings(field, key, value, place);
+    case TSR_KEY_DATA:
+        if (null) {
+            *(tsr_config_data *)field = (tsr_config_data){0};
+            return true;
+        }
+        return tsr_config_read_data(field, key, value, place);
+    case TSR_KEY_NAMES:
+        if (null) {
+            *(tsr_config_names *)field = (tsr_config_names){0};
+            return true;
+        }
+        return read_names(field, key, value, place);
     case TSR_KEY_INTS:
         if (null) {
             *(tsr_config_ints *)field = (tsr_config_ints){0};
@@ -244,7 +290,7 @@ bool tsr_config_read_list(void *field, const tsr_key *key, const tsr_yaml_value 
         }
         return read_ints(field, key, value, place);
     case TSR_KEY_UNITS:
-        return read_names(field, key, value, place);
+        return read_module_names(field, key, value, place);
     case TSR_KEY_MODULES:
         return read_modules(field, key, value, place);
     case TSR_KEY_PATTERNS:

@@ -97,12 +97,17 @@ typedef struct {
     const char *where, *spelled;
 } tsr_config_place;
 
-/* Reads `value` into the field of `key` in *config; on failure says why in place->errors and leaves
- * the field alone. (config_value.c, config_lists.c) */
-bool tsr_config_read(tsr_config *config, const tsr_key *key, const tsr_yaml_value *value,
+/* Reads `value` into the field of `key` in *fields, a tsr_config or for its members a tsr_config_set; on failure says why in place->errors and leaves
+ * the field alone. (config_value.c, config_lists.c, config_data.c) */
+bool tsr_config_read(void *fields, const tsr_key *key, const tsr_yaml_value *value,
                      const tsr_config_place *place);
 bool tsr_config_read_list(void *field, const tsr_key *key, const tsr_yaml_value *value,
                           const tsr_config_place *place);
+bool tsr_config_read_strings(tsr_config_strings *out, const tsr_key *key,
+                             const tsr_yaml_value *value, const tsr_config_place *place);
+bool tsr_config_read_data(tsr_config_data *out, const tsr_key *key, const tsr_yaml_value *value,
+                          const tsr_config_place *place);
+bool tsr_config_has_twice(const tsr_yaml_value *map, int index, const tsr_config_place *place);
 bool tsr_config_read_number(double *out, const tsr_key *key, const tsr_yaml_value *value,
                             const tsr_config_place *place);
 
@@ -118,8 +123,8 @@ const char *tsr_config_bool_word(const tsr_yaml_value *value);
 /* A text as YAML, in quotes where it needs them. (config_write.c) */
 void tsr_config_put_string(tsr_text *out, const char *text);
 
-/* The field as YAML. (config_write.c) */
-void tsr_config_put(tsr_text *out, const tsr_config *config, const tsr_key *key);
+/* The field as YAML, of the same. (config_write.c) */
+void tsr_config_put(tsr_text *out, const void *fields, const tsr_key *key);
 
 /* Whether `was` and `now`, as tsr_config_put of this or an older version wrote them, are the same value:
  * 2e+01 is 20. (config_write.c) */

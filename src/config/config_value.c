@@ -307,10 +307,10 @@ static bool read_none(void *field, const tsr_key *key)
     }
 }
 
-bool tsr_config_read(tsr_config *config, const tsr_key *key, const tsr_yaml_value *value,
+bool tsr_config_read(void *fields, const tsr_key *key, const tsr_yaml_value *value,
                      const tsr_config_place *place)
 {
-    void *field = (char *)config + key->offset;
+    void *field = (char *)fields + key->offset;
     if (is_none(key, value) && read_none(field, key))
         return true;
     if (tsr_yaml_is_null(value) && !key->none)

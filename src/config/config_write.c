@@ -161,9 +161,60 @@ static void put_number(tsr_text *out, const tsr_key *key, double value)
         tsr_number_put(out, value, 0);
 }
 
-void tsr_config_put(tsr_text *out, const tsr_config *config, const tsr_key *key)
+static void put_names(tsr_text *out, const tsr_config_names *map)
 {
-    const void *field = (const char *)config + key->offset;
+    if (!map->count)
+        tsr_text_puts(out, "null");
+    for (int i = 0; i < map->count; i++) {
+        const tsr_config_strings *words = &map->items[i].words;
+        tsr_text_printf(out, "%s%s: ", i ? ", " : "{", map->items[i].name);
+        if (words->count == 1)
+            tsr_config_put_string(out, words->items[0]);
+        else
+            put_strings(out, words);
+    }
+    tsr_text_puts(out, map->count ? "}" : "");
+}
+
+/* The members that were given. */
+static void put_set(tsr_text *out, const tsr_config_set *set)
+{
+    int count;
+    const tsr_key *members = tsr_keys_of_set(&count);
+    tsr_auto_text value = {0};
+    for (int i = 0, written = 0; i < count; i++) {
+        tsr_text_clear(&value);
+        tsr_config_put(&value, set, &members[i]);
+        if (i && !strcmp(tsr_text_string(&value), members[i].initial))
+            continue;
+        tsr_text_printf(out, "%s%s: %s", written++ ? ", " : "{", members[i].name,
+                        tsr_text_string(&value));
+    }
+    tsr_text_puts(out, "}");
+    out->failed |= value.failed;
+}
+
+static void put_data(tsr_text *out, const tsr_config_data *data)
+{
+    const tsr_config_strings paths = {data->items, data->count};
+    if (!data->count) {
+        tsr_text_puts(out, "null");
+        return;
+    }
+    if (!data->sets) {
+        put_strings(out, &paths);
+        return;
+    }
+    for (int i = 0; i < data->count; i++) {
+        tsr_text_puts(out, i ? ", " : "[");
+        put_set(out, &data->sets[i]);
+    }
+    tsr_text_puts(out, "]");
+}
+
+void tsr_config_put(tsr_text *out, const void *fields, const tsr_key *key)
+{
+    const void *field = (const char *)fields + key->offset;
     switch (key->type) {
     case TSR_KEY_BOOL:
         tsr_text_puts(out, *(const bool *)field ? "true" : "false");
@@ -199,6 +250,12 @@ void tsr_config_put(tsr_text *out, const tsr_config *config, const tsr_key *key)
             put_strings(out, field);
         else
             tsr_text_puts(out, "null");
+        return;
+    case TSR_KEY_DATA:
+        put_data(out, field);
+        return;
+    case TSR_KEY_NAMES:
+        put_names(out, field);
         return;
     case TSR_KEY_UNITS:
         put_units(out, field);

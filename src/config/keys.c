@@ -46,6 +46,28 @@ static const tsr_key_word format_words[] = {
     {"text", TSR_CONFIG_FORMAT_TEXT, NULL},
     END,
 };
+static const tsr_key_word mixing_words[] = {
+    {"concatenate", TSR_CONFIG_MIXING_CONCATENATE, NULL},
+    {"interleave", TSR_CONFIG_MIXING_INTERLEAVE, NULL},
+    END,
+};
+static const tsr_key_word token_words[] = {
+    {"bos_token", 0, NULL}, {"eos_token", 0, NULL}, {"unk_token", 0, NULL},  {"pad_token", 0, NULL},
+    {"sep_token", 0, NULL}, {"cls_token", 0, NULL}, {"mask_token", 0, NULL}, END,
+};
+static const tsr_key_word property_words[] = {
+    {"role", 0, NULL},
+    {"content", 0, NULL},
+    {"reasoning_content", 0, NULL},
+    {"tool_calls", 0, NULL},
+    {"name", 0, NULL},
+    {"tool_call_id", 0, NULL},
+    {"weight", 0, NULL},
+    END,
+};
+static const tsr_key_word role_words[] = {
+    {"system", 0, NULL}, {"user", 0, NULL}, {"assistant", 0, NULL}, {"tool", 0, NULL}, END,
+};
 static const tsr_key_word truncation_words[] = {
     {"error", TSR_CONFIG_TRUNCATION_ERROR, NULL},
     {"right", TSR_CONFIG_TRUNCATION_RIGHT, NULL},
@@ -172,21 +194,37 @@ static const tsr_key model_keys[] = {
 #undef G
 #define G .group = "data"
 static const tsr_key data_keys[] = {
-    {"dataset", G, TSR_KEY_STRINGS, AT(dataset), .none = "null", .initial = "null",
-     .help = "file, directory or pattern, or a list (required); also dataset_name"},
-    {"eval_dataset", G, TSR_KEY_STRINGS, AT(eval_dataset), .none = "null", .initial = "null",
+    {"dataset", G, TSR_KEY_DATA, AT(dataset), .none = "null", .initial = "null",
+     .help = "file, directory or pattern, or a list of these or of maps (required); also "
+             "dataset_name"},
+    {"dataset_mixing", G, TSR_KEY_WORD, AT(dataset_mixing), mixing_words, .flags = TSR_KEY_RESULT,
+     .initial = "concatenate",
+     .help = "order of several data sets before shuffling; interleave: by their weight, until one "
+             "is used up"},
+    {"eval_dataset", G, TSR_KEY_DATA, AT(eval_dataset), .none = "null", .initial = "null",
      .help = "likewise, of held-out rows"},
     {"dataset_train_split", G, TSR_KEY_STRING, AT(dataset_train_split), .flags = TSR_KEY_PATH,
      .initial = "train", .help = "the split of dataset, where that is a directory"},
     {"dataset_test_split", G, TSR_KEY_STRING, AT(dataset_test_split), .flags = TSR_KEY_PATH,
      .initial = "test", .help = "the split of eval_dataset, where that is a directory"},
-    {"max_eval_samples", G, TSR_KEY_INT, AT(max_eval_samples), .low = 1, .high = INT_TOP,
+    {"validation_split", G, TSR_KEY_STEPS, AT(validation_split), .low = 0, .high = INT_TOP,
+     .flags = TSR_KEY_LOW_OPEN | TSR_KEY_RESULT, .none = "null", .initial = "null",
+     .help = "without eval_dataset: samples of dataset to evaluate and not to train, chosen by "
+             "data_seed; below 1: a share"},
+    {"max_train_samples", G, TSR_KEY_INT, AT(max_train_samples), .low = 1, .high = INT_TOP,
      .none = "null", .initial = "null",
-     .help = "use only this many samples of eval_dataset; null: all"},
+     .help = "use only this many rows of dataset, the first; null: all"},
+    {"max_eval_samples", G, TSR_KEY_INT, AT(max_eval_samples), .low = 1, .high = INT_TOP,
+     .none = "null", .initial = "null", .help = "evaluate only this many samples; null: all"},
     {"dataset_format", G, TSR_KEY_WORD, AT(dataset_format), format_words, .initial = "auto",
      .help = "format of a row; auto: detected from the first row"},
     {"dataset_text_field", G, TSR_KEY_STRING, AT(dataset_text_field), .flags = TSR_KEY_PATH,
      .initial = "text", .help = "the key of a text row"},
+    {"dataset_cache", G, TSR_KEY_STRING, AT(dataset_cache),
+     .flags = TSR_KEY_FALSE_IS_NONE | TSR_KEY_TRUE_TOO | TSR_KEY_PATH, .none = "null",
+     .initial = "true",
+     .help = "where tokens are kept between runs: a directory; true: the user's cache, for data of "
+             "4 MiB and more; false: nowhere"},
     {"max_length", G, TSR_KEY_INT, AT(max_length), .low = 2, .high = 1 << 24, .none = "null",
      .flags = TSR_KEY_RESULT, .initial = "2048", .trl = "1024",
      .help = "most tokens of a sample, or of a packed row; null: no limit"},
@@ -207,13 +245,16 @@ static const tsr_key data_keys[] = {
      .none = "auto", .none_value = TSR_CONFIG_CHOICE_AUTO, .flags = TSR_KEY_RESULT,
      .initial = "auto",
      .help = "train only the completion; auto: yes for prompt/completion and alpaca"},
+    {"train_on_inputs", G, TSR_KEY_BOOL, AT(train_on_inputs), .flags = TSR_KEY_RESULT,
+     .initial = "false",
+     .help = "train all tokens of a row: assistant_only_loss and completion_only_loss are false"},
     {"shuffle", G, TSR_KEY_BOOL, AT(shuffle), .flags = TSR_KEY_RESULT, .initial = "true",
      .help = "a new order each epoch; false: file order"},
     {"group_by_length", G, TSR_KEY_BOOL, AT(group_by_length), .flags = TSR_KEY_RESULT,
      .initial = "false", .help = "steps of rows of nearly one length; nothing with packing"},
     {"data_seed", G, TSR_KEY_INT, AT(data_seed), .high = INT_TOP, .none = "null", .none_value = -1,
      .flags = TSR_KEY_RESULT, .initial = "null", .derived = "seed",
-     .help = "seed of the data order and of packing"},
+     .help = "seed of the data order, of packing and of validation_split"},
     {"chat_template", G, TSR_KEY_STRING, AT(chat_template), .flags = TSR_KEY_PATH, .none = "null",
      .initial = "null",
      .help = "a name (chatml, llama3, mistral, ...: docs/data.md) or a Jinja file; null: the "
@@ -224,6 +265,9 @@ static const tsr_key data_keys[] = {
              "day the run begins, in UTC"},
     {"eos_token", G, TSR_KEY_STRING, AT(eos_token), .flags = TSR_KEY_PATH, .none = "null",
      .initial = "null", .help = "null: the tokenizer's"},
+    {"special_tokens", G, TSR_KEY_NAMES, AT(special_tokens), token_words, .none = "null",
+     .flags = TSR_KEY_ONE_EACH, .initial = "null",
+     .help = "the tokens that the tokenizer must have; others than its own are refused"},
 };
 #undef G
 #define G .group = "adapter"
@@ -323,7 +367,7 @@ static const tsr_key loop_keys[] = {
      .help = "steps between evaluations; below 1: a share of all steps"},
     {"eval_on_start", G, TSR_KEY_WORD, AT(eval_on_start), choice_words, .none = "auto",
      .none_value = TSR_CONFIG_CHOICE_AUTO, .initial = "auto", .derived = "eval_dataset",
-     .help = "evaluate before step 1; auto: yes with an eval_dataset"},
+     .help = "evaluate before step 1; auto: yes with eval_dataset or validation_split"},
     {"load_best_model_at_end", G, TSR_KEY_BOOL, AT(load_best_model_at_end), .initial = "false",
      .help = "write the adapter of the evaluation with the least loss; each such evaluation is "
              "followed by a checkpoint"},
@@ -429,6 +473,41 @@ static const tsr_key run_keys[] = {
 #undef G
 
 #define COUNT(array) (int)(sizeof(array) / sizeof *(array))
+
+#define IN_SET(field) .offset = offsetof(tsr_config_set, field), .initial = "null", .none = "null"
+#define TEXT(field)                                                                                \
+    {                                                                                              \
+#field, .type = TSR_KEY_STRING, IN_SET(field), .flags = TSR_KEY_PATH                       \
+    }
+static const tsr_key set_members[] = {
+    {"path", .type = TSR_KEY_STRING, .offset = offsetof(tsr_config_set, path),
+     .flags = TSR_KEY_PATH, .initial = "null"},
+    TEXT(name),
+    TEXT(split),
+    {"format", .type = TSR_KEY_WORD, .offset = offsetof(tsr_config_set, format),
+     .words = format_words, .initial = "auto"},
+    {"weight", .type = TSR_KEY_NUMBER, IN_SET(weight), .high = 1e6, .flags = TSR_KEY_LOW_OPEN},
+    {"samples", .type = TSR_KEY_INT, IN_SET(samples), .low = 1, .high = INT_TOP},
+    TEXT(text_field),
+    TEXT(chat_template),
+    TEXT(field_messages),
+    TEXT(field_system),
+    TEXT(field_tools),
+    TEXT(field_instruction),
+    TEXT(field_input),
+    TEXT(field_output),
+    TEXT(field_human),
+    TEXT(field_model),
+    {"message_property_mappings", .type = TSR_KEY_NAMES, IN_SET(message_property_mappings),
+     .words = property_words, .flags = TSR_KEY_ONE_EACH},
+    {"roles", .type = TSR_KEY_NAMES, IN_SET(roles), .words = role_words},
+};
+
+const tsr_key *tsr_keys_of_set(int *count)
+{
+    *count = COUNT(set_members);
+    return set_members;
+}
 
 static const struct {
     const tsr_key *keys;

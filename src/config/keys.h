@@ -20,6 +20,8 @@ typedef enum {
     TSR_KEY_BYTES,    /* uint64_t: 22GiB */
     TSR_KEY_STRING,   /* const char * */
     TSR_KEY_STRINGS,  /* tsr_config_strings: one or a list */
+    TSR_KEY_DATA,     /* tsr_config_data: files, or maps: tsr_keys_of_set */
+    TSR_KEY_NAMES,    /* tsr_config_names: a map from `words` to texts */
     TSR_KEY_MODULES,  /* tsr_config_modules: all-linear, a list or a regular expression */
     TSR_KEY_INTS,     /* tsr_config_ints: one or a list */
     TSR_KEY_PATTERNS, /* tsr_config_patterns */
@@ -45,6 +47,7 @@ enum {
     TSR_KEY_PATH = 128,         /* STRING: not empty */
     TSR_KEY_RESULT = 256,       /* a resumed run must have the value of its checkpoint */
     TSR_KEY_TRUE_TOO = 512,     /* STRING: true has a meaning, however it is written */
+    TSR_KEY_ONE_EACH = 2048,    /* NAMES: one text each, no list */
     TSR_KEY_ONE_START = 1024    /* is meant for one start: a resolved job.yaml does not carry it */
 };
 
@@ -69,6 +72,9 @@ typedef struct {
 
 int tsr_keys_count(void);
 const tsr_key *tsr_keys_at(int index);
+
+/* The members of a data set's map, whose offsets are those of tsr_config_set; *count of them. */
+const tsr_key *tsr_keys_of_set(int *count);
 
 /* The index of a key's own name; -1: none. */
 int tsr_keys_find(const char *name);

@@ -60,6 +60,11 @@ static const char *shape(const tsr_key *key)
         return key->flags & TSR_KEY_PATH ? "a text that is not empty" : "a text";
     case TSR_KEY_STRINGS:
         return "a file or a list of files";
+    case TSR_KEY_DATA:
+        return "a file or a list of files, or a list of maps, each with a path";
+    case TSR_KEY_NAMES:
+        return key->flags & TSR_KEY_ONE_EACH ? "a map to texts from"
+                                             : "a map to texts or lists of texts from";
     case TSR_KEY_UNITS:
         return "layer, a number of layers (1 or more), bytes (64MiB), or names of modules "
                "(self_attn, mlp)";
@@ -83,6 +88,10 @@ void tsr_keys_expects(tsr_text *out, const tsr_key *key)
         put_words(out, key);
     else
         tsr_text_puts(out, shape(key));
+    if (key->type == TSR_KEY_NAMES) {
+        tsr_text_puts(out, " ");
+        put_words(out, key);
+    }
     if (key->type == TSR_KEY_INT || key->type == TSR_KEY_NUMBER || key->type == TSR_KEY_INTS ||
         key->type == TSR_KEY_PATTERNS || key->type == TSR_KEY_STEPS)
         put_bounds(out, key);

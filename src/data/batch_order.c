@@ -4,14 +4,11 @@
 
 #include <stdlib.h>
 
-/* What a permutation is for: the high half of its counters. */
-enum { PERMUTE_SAMPLES = 1, PERMUTE_ROWS = 2 };
-
 /* Fisher-Yates. A 64-bit number times the count, its high half: uniform to 2^-32 for any count. */
-static void shuffle(int32_t *items, int64_t count, uint64_t key, uint64_t purpose)
+void tsr_permute(int32_t *items, int64_t count, uint64_t key, tsr_permute_purpose purpose)
 {
     for (int64_t i = count - 1; i > 0; i--) {
-        tsr_philox random = tsr_philox_at(key, purpose, (uint64_t)i);
+        tsr_philox random = tsr_philox_at(key, (uint64_t)purpose, (uint64_t)i);
         uint64_t bits = (uint64_t)random.word[1] << 32 | random.word[0];
         int64_t j = (int64_t)((unsigned __int128)bits * (uint64_t)(i + 1) >> 64);
         int32_t item = items[i];
@@ -21,12 +18,12 @@ static void shuffle(int32_t *items, int64_t count, uint64_t key, uint64_t purpos
 }
 
 static void permute(int32_t *items, int64_t count, const tsr_order_source *source, int64_t epoch,
-                    uint64_t purpose)
+                    tsr_permute_purpose purpose)
 {
     for (int64_t i = 0; i < count; i++)
         items[i] = (int32_t)i;
     if (source->shuffle)
-        shuffle(items, count, tsr_mix(tsr_mix(source->seed) ^ (uint64_t)epoch), purpose);
+        tsr_permute(items, count, tsr_mix(tsr_mix(source->seed) ^ (uint64_t)epoch), purpose);
 }
 
 static int compare_keys(const void *a, const void *b)
@@ -64,7 +61,7 @@ static void order_rows(const tsr_order_source *source, int64_t rows, int64_t epo
                        int32_t *scratch)
 {
     if (source->shuffle) {
-        permute(scratch, rows, source, epoch, PERMUTE_ROWS);
+        permute(scratch, rows, source, epoch, TSR_PERMUTE_ROWS);
         for (int64_t i = 0; i < rows; i++)
             source->row_at[scratch[i]] = (int32_t)i;
         return;
@@ -82,7 +79,7 @@ void tsr_order_fill(tsr_order *out, const tsr_order_source *source, int64_t epoc
     int64_t n = source->sample_count;
     out->epoch = epoch;
     if (!source->pack) {
-        permute(out->samples, n, source, epoch, PERMUTE_SAMPLES);
+        permute(out->samples, n, source, epoch, TSR_PERMUTE_SAMPLES);
         if (source->group)
             group_by_length(out->samples, source);
         for (int64_t i = 0; i <= n; i++)
@@ -90,7 +87,7 @@ void tsr_order_fill(tsr_order *out, const tsr_order_source *source, int64_t epoc
         out->units = n;
         return;
     }
-    permute(source->order, n, source, epoch, PERMUTE_SAMPLES);
+    permute(source->order, n, source, epoch, TSR_PERMUTE_SAMPLES);
     int64_t rows = tsr_pack_run(source->row_of, source->pack, source->lengths, source->order);
     order_rows(source, rows, epoch, out->samples);
     /* Samples by their row's place; inside a row in the epoch's order. */

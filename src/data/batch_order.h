@@ -29,6 +29,17 @@ typedef struct {
     uint64_t *keys;                   /* [sample_count], only with group */
 } tsr_order_source;
 
+/* What a permutation is for: the high half of its counters. */
+typedef enum {
+    TSR_PERMUTE_SAMPLES = 1,
+    TSR_PERMUTE_ROWS,
+    TSR_PERMUTE_HELD_OUT,
+    TSR_PERMUTE_MIX
+} tsr_permute_purpose;
+
+/* items[0..count) in another order, which (key, purpose) and the count alone decide. */
+void tsr_permute(int32_t *items, int64_t count, uint64_t key, tsr_permute_purpose purpose);
+
 /* Fills *out for an epoch. The same (source, epoch) always gives the same order. */
 void tsr_order_fill(tsr_order *out, const tsr_order_source *source, int64_t epoch);
 

@@ -1,5 +1,8 @@
 #include "data/chat_parts.h"
 
+#include "base/auto.h"
+#include "base/hash.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +50,14 @@ static tsr_status fill_names(tsr_chat *chat, const tsr_chat_options *options)
     return TSR_OK;
 }
 
+static void hash_source(tsr_chat *chat, const char *text, uint64_t bytes)
+{
+    static const char date[] = "strftime_now";
+    chat->hash = tsr_hash(chat->hash, text, bytes);
+    if (bytes && memmem(text, bytes, date, sizeof date - 1))
+        chat->hash = tsr_hash(chat->hash, &chat->now, sizeof chat->now);
+}
+
 /* The default template, and the source of the one for tools: only a model has one of its own. */
 static tsr_status load_template(tsr_chat *chat, const char *choice)
 {
@@ -55,12 +66,23 @@ static tsr_status load_template(tsr_chat *chat, const char *choice)
     const char *name;
     TSR_TRY(tsr_chat_template_text(&text, &bytes, &name, chat->tokenizer, choice));
     tsr_status status = tsr_template_parse(&chat->template, name, text, bytes);
+    hash_source(chat, text, bytes);
     free(text);
     chat->named = tsr_chat_find_named(name);
     if (tsr_chat_is_own(chat->tokenizer, choice))
         chat->tool_source =
             tsr_tokenizer_template(chat->tokenizer, true, &chat->tool_bytes, &chat->tool_name);
+    hash_source(chat, chat->tool_source, chat->tool_bytes);
     return status;
+}
+
+static tsr_status hash_names(tsr_chat *chat)
+{
+    TSR_AUTO_FREE char *text = json_dumps(chat->names, JSON_SORT_KEYS);
+    if (!text)
+        return tsr_fail(TSR_ENOMEM, "no memory for the names of a chat template");
+    chat->hash = tsr_hash(chat->hash, text, strlen(text));
+    return TSR_OK;
 }
 
 const char *tsr_chat_turn_end(const tsr_chat *chat)
@@ -81,9 +103,12 @@ tsr_status tsr_chat_create(tsr_chat **out, tsr_tokenizer *tokenizer,
     chat->tokenizer = tokenizer;
     chat->now = options->now;
     chat->steps = ROW_STEPS;
+    chat->hash = TSR_HASH_START;
     tsr_status status = load_template(chat, options->template);
     if (status == TSR_OK)
         status = fill_names(chat, options);
+    if (status == TSR_OK)
+        status = hash_names(chat);
     chat->chosen = chat->template;
     if (status == TSR_OK)
         status = tsr_chat_look_up_tokens(chat);
@@ -100,16 +125,55 @@ void tsr_chat_destroy(tsr_chat *chat)
 {
     if (!chat)
         return;
-    tsr_template_destroy(chat->template);
+    if (chat->origin) {
+        chat->origin->dated |= chat->dated;
+    } else {
+        tsr_template_destroy(chat->template);
+        tsr_text_free(&chat->lacking);
+    }
     tsr_template_destroy(chat->tool_template);
     json_decref(chat->names);
-    tsr_text_free(&chat->lacking);
     free(chat);
+}
+
+tsr_status tsr_chat_share(tsr_chat **out, tsr_chat *origin, tsr_tokenizer *tokenizer)
+{
+    tsr_chat *chat = malloc(sizeof *chat);
+    json_t *names = json_deep_copy(origin->names);
+    if (!chat || !names) {
+        free(chat);
+        json_decref(names);
+        return tsr_fail(TSR_ENOMEM, "no memory for a chat");
+    }
+    *chat = *origin;
+    chat->origin = origin;
+    chat->tokenizer = tokenizer;
+    chat->tool_template = NULL; /* each reads it where a row needs it */
+    chat->chosen = chat->template;
+    chat->names = names;
+    chat->role_count = 0;
+    *out = chat;
+    return TSR_OK;
+}
+
+const tsr_tokenizer *tsr_chat_tokenizer(const tsr_chat *chat)
+{
+    return chat->tokenizer;
+}
+
+uint64_t tsr_chat_hash(const tsr_chat *chat)
+{
+    return chat->hash;
 }
 
 bool tsr_chat_dated(const tsr_chat *chat)
 {
     return chat->dated;
+}
+
+void tsr_chat_set_dated(tsr_chat *chat)
+{
+    chat->dated = true;
 }
 
 /* The template of a row. The one for tools is read when the first row has some: other data trains

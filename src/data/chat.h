@@ -18,7 +18,7 @@
  * The whole text is tokenised once, without added special tokens. A token is trained when all of
  * its bytes lie in what the assistant says: one that reaches over an edge is not.
  *
- * Threads  Encoding uses the tokenizer's cache: one thread at a time per tokenizer.
+ * Threads  One at a time; tsr_chat_share makes more.
  */
 #ifndef TSR_DATA_CHAT_H
 #define TSR_DATA_CHAT_H
@@ -70,6 +70,13 @@ tsr_status tsr_chat_create(tsr_chat **out, tsr_tokenizer *tokenizer,
                            const tsr_chat_options *options);
 void tsr_chat_destroy(tsr_chat *chat);
 
+/* The same chat for another thread, which has a tokenizer of its own (tsr_tokenizer_share). On success the caller
+ * destroys *out, on the thread of `origin` and before it: what the template asked for is then known there. TSR_ENOMEM. */
+tsr_status tsr_chat_share(tsr_chat **out, tsr_chat *origin, tsr_tokenizer *tokenizer);
+
+/* A hash of all that a row's text depends on but the row: templates, names, and the date if a template asks for it. */
+uint64_t tsr_chat_hash(const tsr_chat *chat);
+
 /* What looks like tokens of the template (not that for tools) and is text to the tokenizer: "<|im_start|> (8 pieces),
  * ..."; "" if there is none. Borrowed. */
 const char *tsr_chat_lacking_tokens(const tsr_chat *chat);
@@ -85,8 +92,13 @@ bool tsr_chat_is_own(const tsr_tokenizer *tokenizer, const char *choice);
 /* What ends a turn of the template that was chosen by name, if that is not eos_token; else NULL. Borrowed. */
 const char *tsr_chat_turn_end(const tsr_chat *chat);
 
+/* That it was created with. */
+const tsr_tokenizer *tsr_chat_tokenizer(const tsr_chat *chat);
+
 /* Whether a template has asked for the date so far. */
 bool tsr_chat_dated(const tsr_chat *chat);
+/* So it is from now on: rows that were read from a cache did. */
+void tsr_chat_set_dated(tsr_chat *chat);
 
 /* Fills *row from `messages`, an array of {role, content, ...}; `tools` is an array or NULL.
  * assistant_only: the mask as above, otherwise all tokens are trained. The first prompt_count

@@ -69,6 +69,7 @@ typedef struct {
 } tsr_chat_known_role;
 
 struct tsr_chat {
+    tsr_chat *origin; /* whose template and `lacking` these are; NULL: they are its own */
     tsr_tokenizer *tokenizer;
     tsr_template *template;
     const char *tool_source, *tool_name; /* the tokenizer's for rows with tools; NULL: none */
@@ -78,8 +79,9 @@ struct tsr_chat {
     const tsr_template *chosen;  /* of the row being encoded */
     json_t *names; /* what the template sees; messages, tools and the prompt flag change */
     int64_t now;
-    int64_t steps;    /* left to the renderings of the row */
-    bool dated;       /* a rendering asked for it */
+    int64_t steps; /* left to the renderings of the row */
+    bool dated;    /* a rendering asked for it */
+    uint64_t hash;
     tsr_text lacking; /* tokens of the template that the tokenizer has not */
     tsr_chat_known_role roles[TSR_CHAT_MOST_ROLES];
     int role_count;

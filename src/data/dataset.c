@@ -1,11 +1,12 @@
-#include "data/dataset.h"
+#include "data/dataset_parts.h"
 
 #include "base/checked.h"
 #include "base/clock.h"
-#include "base/hash.h"
 #include "base/log.h"
 #include "base/phase.h"
+#include "data/dataset_parts.h"
 #include "data/rows.h"
+#include "data/tokenize.h"
 #include "table/table.h"
 
 #include <stdio.h>
@@ -13,30 +14,14 @@
 #include <string.h>
 #include <sys/stat.h>
 
-typedef struct {
-    uint64_t first_token, first_document;
-    int32_t token_count, document_count, label_count, file;
-    int64_t line;
-} sample_entry;
-
-struct tsr_dataset {
-    int32_t *ids, *labels, *lengths;
-    sample_entry *samples;
-    uint64_t token_count, token_capacity;
-    uint64_t document_count, document_capacity;
-    uint64_t sample_count, sample_capacity;
-    char **files;
-    int file_count;
-    tsr_data_format format;
-    tsr_dataset_stats stats;
-    tsr_text unread_keys;
-    uint64_t hash;
-};
-
 /* A file being read row by row, or its rows asked for, and what went wrong so far. */
 typedef struct {
+    tsr_tokenize *tokenize;
     tsr_table *table; /* NULL between files, and where rows are asked for */
     tsr_row_source rows;
+    const tsr_columns *columns;
+    int64_t skip; /* rows that are still to be passed over */
+    bool skipped; /* some rows of this file were */
     const char *path;
     int64_t number;         /* of the row: its line, where it has one */
     char place[4200];       /* for messages */
@@ -47,6 +32,7 @@ typedef struct {
     size_t longest;         /* tokens of a row beyond max_length */
     tsr_error *first_error; /* of the first bad row */
     tsr_text others;        /* the places of the next few */
+    tsr_text checked;       /* the place of the last row that was looked at since */
 } reader;
 
 static const struct {
@@ -68,11 +54,6 @@ const char *tsr_data_format_name(tsr_data_format format)
         if (formats[i].format == format)
             return formats[i].name;
     return "unknown";
-}
-
-static const char *key_of(const tsr_dataset_options *options)
-{
-    return options->key ? options->key : "dataset";
 }
 
 static tsr_status open_file(reader *r, const char *path, const char *key)
@@ -118,7 +99,7 @@ static tsr_status ask_for_row(json_t **row, reader *r)
 }
 
 /* The next row, the caller's; NULL at the end. After TSR_EDATA the one behind it can be asked for. */
-static tsr_status next_row(json_t **row, reader *r)
+static tsr_status find_row(json_t **row, reader *r)
 {
     *row = NULL;
     if (r->rows.next)
@@ -127,6 +108,17 @@ static tsr_status next_row(json_t **row, reader *r)
     r->number = tsr_table_number(r->table);
     snprintf(r->place, sizeof r->place, "%s", tsr_table_place(r->table));
     return status;
+}
+
+/* The same of those that are not passed over, with its columns as the format calls them. */
+static tsr_status next_row(json_t **row, reader *r)
+{
+    TSR_TRY(find_row(row, r));
+    for (; r->skip && *row; r->skip--) {
+        json_decref(*row);
+        TSR_TRY(find_row(row, r));
+    }
+    return *row && r->columns ? tsr_columns_map(row, r->columns, r->place) : TSR_OK;
 }
 
 /* Makes room for `more` entries behind `count`. */
@@ -147,14 +139,6 @@ static tsr_status reserve(void *array, uint64_t *capacity, uint64_t count, uint6
     return TSR_OK;
 }
 
-static tsr_status reserve_tokens(tsr_dataset *data, uint64_t more)
-{
-    uint64_t capacity = data->token_capacity;
-    TSR_TRY(reserve(&data->ids, &capacity, data->token_count, more, sizeof *data->ids));
-    return reserve(&data->labels, &data->token_capacity, data->token_count, more,
-                   sizeof *data->labels);
-}
-
 static void note_findings(tsr_dataset *data, unsigned findings, int file, int64_t line)
 {
     for (int i = 0; i < TSR_FINDING_COUNT; i++) {
@@ -166,28 +150,31 @@ static void note_findings(tsr_dataset *data, unsigned findings, int file, int64_
     }
 }
 
-static tsr_status append(tsr_dataset *data, const tsr_row *row, int file, int64_t line)
+static tsr_status append_words(tsr_dataset *data, const int32_t *words, uint64_t count)
 {
-    TSR_TRY(reserve_tokens(data, row->token_count));
-    TSR_TRY(reserve(&data->lengths, &data->document_capacity, data->document_count,
-                    row->document_count, sizeof *data->lengths));
-    TSR_TRY(reserve(&data->samples, &data->sample_capacity, data->sample_count, 1,
-                    sizeof *data->samples));
-    sample_entry entry = {.first_token = data->token_count,
-                          .first_document = data->document_count,
-                          .token_count = (int32_t)row->token_count,
-                          .document_count = (int32_t)row->document_count,
-                          .label_count = (int32_t)row->label_count,
-                          .file = file,
-                          .line = line};
-    memcpy(data->ids + entry.first_token, row->ids, row->token_count * sizeof *row->ids);
-    memcpy(data->labels + entry.first_token, row->labels, row->token_count * sizeof *row->labels);
-    memcpy(data->lengths + entry.first_document, row->lengths,
-           row->document_count * sizeof *row->lengths);
-    data->samples[data->sample_count++] = entry;
-    data->token_count += row->token_count;
-    data->document_count += row->document_count;
-    note_findings(data, row->findings, file, line);
+    if (data->cache)
+        return tsr_dataset_kept(data, tsr_token_cache_append(data->cache, words, count));
+    TSR_TRY(reserve(&data->own_words, &data->word_capacity, data->word_count, count,
+                    sizeof *data->own_words));
+    memcpy(data->own_words + data->word_count, words, count * sizeof *words);
+    return TSR_OK;
+}
+
+static tsr_status append(tsr_dataset *data, const tsr_tokenized *row)
+{
+    uint64_t count = 2 * (uint64_t)row->token_count + (uint64_t)row->document_count;
+    TSR_TRY(append_words(data, row->words, count));
+    TSR_TRY(reserve(&data->own_samples, &data->sample_capacity, data->sample_count, 1,
+                    sizeof *data->own_samples));
+    data->own_samples[data->sample_count++] =
+        (tsr_sample_entry){.first_word = data->word_count,
+                           .token_count = row->token_count,
+                           .document_count = row->document_count,
+                           .label_count = row->label_count,
+                           .file = row->file,
+                           .line = row->line};
+    data->word_count += count;
+    note_findings(data, row->findings, row->file, row->line);
     return TSR_OK;
 }
 
@@ -201,12 +188,12 @@ static tsr_status check_loss(tsr_data_format format, const tsr_dataset_options *
         return tsr_fail(TSR_ECONFIG,
                         "%s: assistant_only_loss: true needs conversations, but the format of %s "
                         "is %s; leave the key out",
-                        key_of(options), options->files[0], tsr_data_format_name(format));
+                        tsr_dataset_key(options), options->files[0], tsr_data_format_name(format));
     if (options->completion_only == TSR_LOSS_YES && !pairs)
         return tsr_fail(TSR_ECONFIG,
                         "%s: completion_only_loss: true needs rows with prompt and completion, but "
                         "the format of %s is %s; leave the key out",
-                        key_of(options), options->files[0], tsr_data_format_name(format));
+                        tsr_dataset_key(options), options->files[0], tsr_data_format_name(format));
     return TSR_OK;
 }
 
@@ -240,7 +227,7 @@ static tsr_status detect_row(tsr_data_format *out, bool *is_chat, const reader *
             status = unknown_keys(r, object, options);
         else
             tsr_log(TSR_LOG_INFO, "%s: format %s, because the first row (%s) has %s",
-                    key_of(options), tsr_data_format_name(format), r->place,
+                    tsr_dataset_key(options), tsr_data_format_name(format), r->place,
                     tsr_text_string(&keys));
     }
     *is_chat =
@@ -254,15 +241,21 @@ static tsr_status detect_row(tsr_data_format *out, bool *is_chat, const reader *
 tsr_status tsr_dataset_detect(tsr_data_format *out, bool *is_chat,
                               const tsr_dataset_options *options)
 {
-    reader r = {.rows = options->rows};
+    reader r = {.rows = options->rows, .columns = options->columns, .skip = options->skip_rows};
     json_t *row = NULL;
     if (options->file_count < 1)
-        return tsr_fail(TSR_EDATA, "%s: no file is given", key_of(options));
-    tsr_status status = open_file(&r, options->files[0], key_of(options));
-    if (status >= 0)
-        status = next_row(&row, &r);
+        return tsr_fail(TSR_EDATA, "%s: no file is given", tsr_dataset_key(options));
+    tsr_status status = TSR_OK;
+    for (int i = 0; i < options->file_count && status >= 0 && !row && (!i || r.skipped); i++) {
+        r.skipped = r.skip > 0;
+        close_file(&r);
+        status = open_file(&r, options->files[i], tsr_dataset_key(options));
+        if (status >= 0)
+            status = next_row(&row, &r);
+    }
     if (status >= 0 && !row)
-        status = tsr_fail(TSR_EDATA, "%s: %s has no row", key_of(options), options->files[0]);
+        status = tsr_fail(TSR_EDATA, "%s: %s has no row%s", tsr_dataset_key(options), r.path,
+                          r.skipped ? " behind those that split leaves out" : "");
     if (status >= 0)
         status = detect_row(out, is_chat, &r, row, options);
     json_decref(row);
@@ -270,64 +263,50 @@ tsr_status tsr_dataset_detect(tsr_data_format *out, bool *is_chat,
     return status;
 }
 
-/* Applies max_length; *keep is false where the row is dropped. */
-static tsr_status truncate_row(tsr_dataset *data, tsr_row *row, bool *keep, reader *r,
-                               const tsr_dataset_options *options)
-{
-    int64_t labels = row->label_count;
-    *keep = true;
-    if (options->max_length <= 0 || (int64_t)row->token_count <= options->max_length)
-        return TSR_OK;
-    if (row->token_count > r->longest)
-        r->longest = row->token_count;
-    if (options->truncation == TSR_TRUNCATE_ERROR)
-        return tsr_fail(TSR_EDATA,
-                        "%s: the row has %zu tokens, max_length is %lld; raise max_length to %zu, "
-                        "or set truncation to right (cuts) or drop",
-                        r->place, row->token_count, (long long)options->max_length,
-                        row->token_count);
-    if (options->truncation == TSR_TRUNCATE_RIGHT) {
-        tsr_row_cut(row, options->max_length);
-        *keep = row->label_count || !labels;
-    } else {
-        *keep = false;
-    }
-    if (*keep)
-        data->stats.truncated++;
-    else if (options->truncation == TSR_TRUNCATE_RIGHT)
-        data->stats.emptied++;
-    else
-        data->stats.too_long++;
-    return TSR_OK;
-}
-
-static tsr_status read_row(tsr_dataset *data, tsr_row *row, reader *r, const json_t *object,
-                           int file, const tsr_dataset_options *options)
-{
-    bool keep;
-    TSR_TRY(tsr_row_read(row, object, data->format, options, r->place));
-    TSR_TRY(truncate_row(data, row, &keep, r, options));
-    if (!keep || r->bad_rows) /* after a bad row the others are only checked */
-        return TSR_OK;
-    return append(data, row, file, r->number);
-}
-
 static bool enough_rows(const tsr_dataset *data, const tsr_dataset_options *options)
 {
     return options->max_rows > 0 && data->stats.rows >= options->max_rows;
 }
 
+#define PHASE "reading and tokenizing"
+
 #define PLACES 5 /* bad rows that are named behind the first */
 
 #define SECONDS_MORE 30 /* for the others */
 
-static void note_bad_row(reader *r, tsr_status status)
+static void note_bad_row(reader *r, const tsr_tokenized *row)
 {
     if (!r->bad_rows++) {
-        tsr_error_take(r->first_error, status);
+        *r->first_error = *row->error;
         r->late = tsr_now() + SECONDS_MORE;
     } else if (r->bad_rows - 1 <= PLACES)
-        tsr_text_printf(&r->others, "%s%s", r->others.length ? ", " : "", r->place);
+        tsr_text_printf(&r->others, "%s%s", r->others.length ? ", " : "",
+                        tsr_text_string(&row->place));
+}
+
+/* A row that is done. */
+static tsr_status take_row(tsr_dataset *data, reader *r, const tsr_tokenized *row,
+                           const tsr_dataset_options *options)
+{
+    tsr_dataset_stats *stats = &data->stats;
+    if (row->status < 0 && !row->error)
+        return tsr_fail(TSR_ENOMEM, "%s: out of memory", tsr_text_string(&row->place));
+    if (row->status < 0 && row->status != TSR_EDATA)
+        return tsr_error_put(row->error);
+    if (options->max_length > 0 && row->length > (size_t)options->max_length &&
+        row->length > r->longest)
+        r->longest = row->length;
+    if (row->status < 0)
+        note_bad_row(r, row);
+    stats->truncated += row->fate == TSR_ROW_CUT;
+    stats->too_long += row->fate == TSR_ROW_TOO_LONG;
+    stats->emptied += row->fate == TSR_ROW_EMPTIED;
+    tsr_row_merge_keys(&data->unread_keys, &row->keys);
+    if (!r->bad_rows)
+        return row->words ? append(data, row) : TSR_OK;
+    tsr_text_clear(&r->checked); /* after a bad row the others are only checked */
+    tsr_text_puts(&r->checked, tsr_text_string(&row->place));
+    return TSR_OK;
 }
 
 /* Each row may take as long as its text and template may, and the job is refused already. */
@@ -337,30 +316,64 @@ static bool too_late(reader *r)
     return r->gave_up;
 }
 
-static tsr_status read_file(tsr_dataset *data, tsr_row *row, reader *r, int file,
+/* Waits for the oldest row and takes those that are done, or all. */
+static tsr_status take_rows(tsr_dataset *data, reader *r, bool all,
+                            const tsr_dataset_options *options)
+{
+    tsr_tokenized *row = tsr_tokenize_take(r->tokenize, true);
+    for (; row && !too_late(r); row = tsr_tokenize_take(r->tokenize, all))
+        TSR_TRY(take_row(data, r, row, options));
+    return TSR_OK;
+}
+
+/* Hands a row on, or why there is none; takes `object`. */
+static tsr_status give_row(tsr_dataset *data, reader *r, json_t *object, tsr_status bad, int file,
+                           const tsr_dataset_options *options)
+{
+    tsr_tokenized *slot = tsr_tokenize_slot(r->tokenize);
+    tsr_error *error = NULL;
+    if (bad < 0 && (error = malloc(sizeof *error)))
+        tsr_error_take(error, bad);
+    tsr_status status = slot ? TSR_OK : take_rows(data, r, false, options);
+    if (!slot && status == TSR_OK && !r->gave_up)
+        slot = tsr_tokenize_slot(r->tokenize);
+    if (!slot) {
+        json_decref(object);
+        free(error);
+        return status;
+    }
+    slot->object = object;
+    slot->status = bad;
+    slot->error = error;
+    slot->file = file;
+    slot->line = r->number;
+    tsr_text_puts(&slot->place, r->place);
+    tsr_tokenize_put(r->tokenize);
+    return TSR_OK;
+}
+
+static tsr_status read_file(tsr_dataset *data, reader *r, int file,
                             const tsr_dataset_options *options)
 {
     int64_t before = data->stats.rows;
-    TSR_TRY(open_file(r, data->files[file], key_of(options)));
+    r->skipped = r->skip > 0;
+    TSR_TRY(open_file(r, data->files[file], tsr_dataset_key(options)));
     while (!enough_rows(data, options) && !too_late(r)) {
         json_t *object;
         tsr_status status = next_row(&object, r);
         if (status >= 0 && !object)
             break;
-        data->stats.rows++;
-        if (r->table) /* the number of asked ones is not known before their end */
-            tsr_phase_at("reading and tokenizing", r->done + tsr_table_done(r->table), r->total);
-        if (status >= 0)
-            status = read_row(data, row, r, object, file, options);
-        json_decref(object);
         if (status < 0 && status != TSR_EDATA)
             return status;
-        if (status < 0)
-            note_bad_row(r, status);
+        data->stats.rows++;
+        if (r->table) /* the number of asked ones is not known before their end */
+            tsr_phase_at(PHASE, r->done + tsr_table_done(r->table), r->total);
+        TSR_TRY(give_row(data, r, object, status, file, options));
     }
     close_file(r);
-    if (data->stats.rows == before && !enough_rows(data, options) && !r->gave_up)
-        return tsr_fail(TSR_EDATA, "%s: %s has no row", key_of(options), data->files[file]);
+    if (data->stats.rows == before && !enough_rows(data, options) && !r->gave_up && !r->skipped)
+        return tsr_fail(TSR_EDATA, "%s: %s has no row", tsr_dataset_key(options),
+                        data->files[file]);
     return TSR_OK;
 }
 
@@ -374,121 +387,44 @@ static double file_bytes(const tsr_dataset *data)
     return bytes;
 }
 
-static tsr_status read_files(tsr_dataset *data, const tsr_dataset_options *options)
+/* The first bad row, and how many more there are. */
+static tsr_status refuse_rows(const reader *r, const tsr_dataset_options *options)
 {
-    tsr_row row = {0};
+    char longest[64] = ""; /* who raises max_length wants to do it once */
+    if (r->longest && options->truncation == TSR_TRUNCATE_ERROR)
+        snprintf(longest, sizeof longest, "; the longest row has %zu tokens", r->longest);
+    tsr_status status = tsr_error_put(r->first_error);
+    if (r->bad_rows == 1)
+        return status;
+    return tsr_fail(status, "%s (and %lld more bad rows%s%s: %s%s%s)", tsr_last_error(),
+                    (long long)r->bad_rows - 1, r->gave_up ? " as far as " : "",
+                    r->gave_up ? tsr_text_string(&r->checked) : "", tsr_text_string(&r->others),
+                    r->bad_rows - 1 > PLACES ? ", ..." : "", longest);
+}
+
+tsr_status tsr_dataset_read_files(tsr_dataset *data, const tsr_dataset_options *options)
+{
     reader r = {.rows = options->rows,
+                .columns = options->columns,
+                .skip = options->skip_rows,
                 .first_error = malloc(sizeof(tsr_error)),
                 .total = options->rows.next ? 1 : file_bytes(data)};
-    tsr_status status = TSR_OK;
-    if (!r.first_error)
-        status = tsr_fail(TSR_ENOMEM, "%s: out of memory", key_of(options));
+    tsr_status status = tsr_tokenize_create(&r.tokenize, data->format, options);
+    if (status >= 0 && !r.first_error)
+        status = tsr_fail(TSR_ENOMEM, "%s: out of memory", tsr_dataset_key(options));
     for (int i = 0; i < data->file_count && status >= 0 && !r.gave_up; i++)
-        status = read_file(data, &row, &r, i, options);
-    tsr_phase_at("reading and tokenizing", r.total, r.total);
-    if (status >= 0 && r.bad_rows) {
-        char longest[64] = ""; /* who raises max_length wants to do it once */
-        if (r.longest && options->truncation == TSR_TRUNCATE_ERROR)
-            snprintf(longest, sizeof longest, "; the longest row has %zu tokens", r.longest);
-        status = tsr_error_put(r.first_error);
-        if (r.bad_rows > 1)
-            status = tsr_fail(status, "%s (and %lld more bad rows%s%s: %s%s%s)", tsr_last_error(),
-                              (long long)r.bad_rows - 1, r.gave_up ? " as far as " : "",
-                              r.gave_up ? r.place : "", tsr_text_string(&r.others),
-                              r.bad_rows - 1 > PLACES ? ", ..." : "", longest);
-    }
+        status = read_file(data, &r, i, options);
+    if (status >= 0)
+        status = take_rows(data, &r, true, options);
+    tsr_tokenize_destroy(r.tokenize);
+    tsr_phase_at(PHASE, r.total, r.total);
+    if (status >= 0 && r.bad_rows)
+        status = refuse_rows(&r, options);
     close_file(&r);
     free(r.first_error);
     tsr_text_free(&r.others);
-    data->unread_keys = row.keys;
-    row.keys = (tsr_text){0};
-    tsr_row_free(&row);
+    tsr_text_free(&r.checked);
     return status;
-}
-
-/* Gives back what growing took too much; a failure only keeps it. */
-static void shrink(void *array, uint64_t *capacity, uint64_t count, uint64_t entry_bytes)
-{
-    void **at = array, *smaller = count ? realloc(*at, count * entry_bytes) : NULL;
-    if (!smaller)
-        return;
-    *at = smaller;
-    *capacity = count;
-}
-
-/* There must be a row, and in some row something to train. */
-static tsr_status check_left(const tsr_dataset *data, const tsr_dataset_options *options)
-{
-    const tsr_dataset_stats *stats = &data->stats;
-    const char *key = key_of(options), *first = data->files[0];
-    long long rows = stats->rows, dropped = stats->too_long + stats->emptied;
-    if (!stats->samples)
-        return tsr_fail(TSR_EDATA,
-                        "%s: none of the %lld rows (%s:1 and on) is left: %lld were dropped by "
-                        "truncation to max_length %lld; raise it",
-                        key, rows, first, dropped, (long long)options->max_length);
-    if (stats->label_tokens)
-        return tsr_findings_check(data, key);
-    const sample_entry *from = &data->samples[0], *to = &data->samples[stats->samples - 1];
-    if (dropped)
-        return tsr_fail(TSR_EDATA,
-                        "%s: nothing to train is left: truncation to max_length %lld dropped %lld "
-                        "of %lld rows, and the others (%s:%lld to %s:%lld) have no token to train; "
-                        "raise max_length",
-                        key, (long long)options->max_length, dropped, rows, data->files[from->file],
-                        (long long)from->line, data->files[to->file], (long long)to->line);
-    return tsr_fail(TSR_EDATA,
-                    "%s: no token of the %lld rows (%s:%lld to %s:%lld) is trained: every label is "
-                    "-100%s",
-                    key, rows, data->files[from->file], (long long)from->line,
-                    data->files[to->file], (long long)to->line,
-                    options->chat && options->assistant_only != TSR_LOSS_NO
-                        ? "; no chat has an assistant's turn (assistant_only_loss: false trains "
-                          "all tokens)"
-                        : "");
-}
-
-/* Figures, hash and warnings, once everything is read. */
-static tsr_status settle(tsr_dataset *data, const tsr_dataset_options *options)
-{
-    tsr_dataset_stats *stats = &data->stats;
-    int64_t dropped = stats->too_long + stats->emptied;
-    shrink(&data->ids, &data->token_capacity, data->token_count, sizeof *data->ids);
-    shrink(&data->labels, &data->token_capacity, data->token_count, sizeof *data->labels);
-    shrink(&data->lengths, &data->document_capacity, data->document_count, sizeof *data->lengths);
-    shrink(&data->samples, &data->sample_capacity, data->sample_count, sizeof *data->samples);
-    uint64_t hash = tsr_hash(TSR_HASH_START, &data->sample_count, sizeof data->sample_count);
-    for (uint64_t i = 0; i < data->sample_count; i++) {
-        tsr_sample s = tsr_dataset_sample(data, (int64_t)i);
-        int64_t count[] = {s.token_count, s.document_count};
-        hash = tsr_hash(hash, count, sizeof count);
-        hash = tsr_hash(hash, s.ids, 4 * (uint64_t)s.token_count);
-        hash = tsr_hash(hash, s.labels, 4 * (uint64_t)s.token_count);
-        hash = tsr_hash(hash, s.lengths, 4 * (uint64_t)s.document_count);
-        stats->label_tokens += s.label_count;
-        stats->unlabelled += !s.label_count;
-        if (s.token_count > stats->longest_sample)
-            stats->longest_sample = s.token_count;
-        for (int32_t d = 0; d < s.document_count; d++)
-            if (s.lengths[d] > stats->longest_document)
-                stats->longest_document = s.lengths[d];
-        tsr_phase_at("hashing the data", (double)i + 1, (double)data->sample_count);
-    }
-    data->hash = hash;
-    stats->samples = (int64_t)data->sample_count;
-    stats->documents = (int64_t)data->document_count;
-    stats->tokens = (int64_t)data->token_count;
-    TSR_TRY(check_left(data, options));
-    const char *key = key_of(options);
-    if (stats->unlabelled)
-        tsr_log(TSR_LOG_WARNING, "%s: %lld of %lld rows have no token to train", key,
-                (long long)stats->unlabelled, (long long)stats->samples);
-    if (stats->truncated || dropped)
-        tsr_log(TSR_LOG_WARNING, "%s: max_length %lld cut %lld rows and dropped %lld of %lld", key,
-                (long long)options->max_length, (long long)stats->truncated, (long long)dropped,
-                (long long)stats->rows);
-    tsr_findings_warn(data, key);
-    return TSR_OK;
 }
 
 static tsr_status copy_files(tsr_dataset *data, const tsr_dataset_options *options)
@@ -497,10 +433,11 @@ static tsr_status copy_files(tsr_dataset *data, const tsr_dataset_options *optio
     for (int i = 0; data->files && i < options->file_count; i++) {
         data->files[i] = strdup(options->files[i]);
         if (!data->files[i])
-            return tsr_fail(TSR_ENOMEM, "%s: out of memory", key_of(options));
+            return tsr_fail(TSR_ENOMEM, "%s: out of memory", tsr_dataset_key(options));
         data->file_count++;
     }
-    return data->files ? TSR_OK : tsr_fail(TSR_ENOMEM, "%s: out of memory", key_of(options));
+    return data->files ? TSR_OK
+                       : tsr_fail(TSR_ENOMEM, "%s: out of memory", tsr_dataset_key(options));
 }
 
 tsr_status tsr_dataset_load(tsr_dataset **out, const tsr_dataset_options *options)
@@ -510,21 +447,20 @@ tsr_status tsr_dataset_load(tsr_dataset **out, const tsr_dataset_options *option
     TSR_TRY(tsr_dataset_detect(&format, &is_chat, options));
     TSR_TRY(check_loss(format, options));
     if (is_chat ? !options->chat : format != TSR_DATA_PRETOKENIZED && !options->tokenizer)
-        return tsr_fail(TSR_EINVAL, "%s: %s", key_of(options),
+        return tsr_fail(TSR_EINVAL, "%s: %s", tsr_dataset_key(options),
                         is_chat ? "chats need a chat template" : "text needs a tokenizer");
     tsr_dataset *data = calloc(1, sizeof *data);
     if (!data)
-        return tsr_fail(TSR_ENOMEM, "%s: out of memory", key_of(options));
+        return tsr_fail(TSR_ENOMEM, "%s: out of memory", tsr_dataset_key(options));
     data->format = format;
     tsr_status status = copy_files(data, options);
     if (status >= 0)
-        status = read_files(data, options);
-    if (status >= 0)
-        status = settle(data, options);
+        status = tsr_dataset_make(data, options);
     if (status < 0) {
         tsr_dataset_destroy(data);
         return status;
     }
+    tsr_dataset_warn(data, options);
     *out = data;
     return TSR_OK;
 }
@@ -533,13 +469,17 @@ void tsr_dataset_destroy(tsr_dataset *data)
 {
     if (!data)
         return;
-    for (int i = 0; i < data->file_count; i++)
+    for (int i = 0; i < data->part_count; i++)
+        tsr_dataset_destroy(data->parts[i]);
+    for (int i = 0; i < data->file_count && !data->view; i++)
         free(data->files[i]);
-    free(data->files);
-    free(data->ids);
-    free(data->labels);
-    free(data->lengths);
-    free(data->samples);
+    if (!data->view || data->parts)
+        free(data->files);
+    free(data->parts);
+    free(data->view);
+    free(data->own_words);
+    free(data->own_samples);
+    tsr_token_cache_close(data->cache);
     tsr_text_free(&data->unread_keys);
     free(data);
 }
@@ -551,10 +491,13 @@ int64_t tsr_dataset_sample_count(const tsr_dataset *data)
 
 tsr_sample tsr_dataset_sample(const tsr_dataset *data, int64_t index)
 {
-    const sample_entry *entry = &data->samples[index];
-    return (tsr_sample){.ids = data->ids + entry->first_token,
-                        .labels = data->labels + entry->first_token,
-                        .lengths = data->lengths + entry->first_document,
+    if (data->view)
+        return data->view[index];
+    const tsr_sample_entry *entry = &data->samples[index];
+    const int32_t *words = data->words + entry->first_word;
+    return (tsr_sample){.ids = words,
+                        .labels = words + entry->token_count,
+                        .lengths = words + 2 * (int64_t)entry->token_count,
                         .token_count = entry->token_count,
                         .document_count = entry->document_count,
                         .label_count = entry->label_count,
@@ -589,6 +532,8 @@ uint64_t tsr_dataset_hash(const tsr_dataset *data)
 
 uint64_t tsr_dataset_bytes(const tsr_dataset *data)
 {
-    return data->token_capacity * 8 + data->document_capacity * sizeof *data->lengths +
-           data->sample_capacity * sizeof *data->samples;
+    uint64_t bytes = data->bytes;
+    for (int i = 0; i < data->part_count; i++)
+        bytes += tsr_dataset_bytes(data->parts[i]);
+    return data->view ? bytes + data->sample_count * sizeof *data->view : bytes;
 }

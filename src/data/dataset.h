@@ -11,7 +11,8 @@
  *           label: the loader writes -100 there, so the labels of a sample count what is trained.
  * Samples   keep the order of the files and of their lines. A row that truncation leaves without
  *           tokens or without labels is dropped; one that had no labels from the start is kept.
- * Memory    8 bytes a token, 40 a sample, 4 a document; up to twice that while loading.
+ * Memory    8 bytes a token, 32 a sample, 4 a document; up to twice that while loading. With a
+ *           cache they are a file that is mapped; making it takes memory for the samples alone.
  * Threads   A loaded dataset never changes: any number of threads may read it.
  */
 #ifndef TSR_DATA_DATASET_H
@@ -19,20 +20,13 @@
 
 #include "base/text.h"
 #include "data/chat.h"
+#include "data/columns.h"
+
+#include <limits.h>
 
 #define TSR_LABEL_IGNORED (-100)
 
 typedef struct tsr_dataset tsr_dataset;
-
-typedef enum {
-    TSR_DATA_AUTO,
-    TSR_DATA_MESSAGES,
-    TSR_DATA_PRETOKENIZED,
-    TSR_DATA_SHAREGPT,
-    TSR_DATA_ALPACA,
-    TSR_DATA_PROMPT_COMPLETION,
-    TSR_DATA_TEXT
-} tsr_data_format;
 
 typedef enum { TSR_TRUNCATE_ERROR, TSR_TRUNCATE_RIGHT, TSR_TRUNCATE_DROP } tsr_truncation;
 
@@ -45,6 +39,13 @@ typedef struct {
     void *user;
 } tsr_row_source;
 
+/* Where tokens are kept between runs (data/token_cache.h); of all data sets of a run. */
+typedef struct {
+    char directory[PATH_MAX]; /* made if it is not there; "": none is known */
+    uint64_t least_bytes;     /* files that are less together are tokenized each time */
+    bool failed;              /* it was said that nothing can be kept: it is not tried again */
+} tsr_token_place;
+
 /* Zero-initialise; everything is borrowed during the load only, but the strings of `files` are
  * copied. */
 typedef struct {
@@ -54,6 +55,7 @@ typedef struct {
     const char *key;                 /* what messages call the list; NULL: "dataset" */
     tsr_data_format format;          /* AUTO: by the keys of the first row */
     const char *text_field;          /* the key of text rows; NULL: "text" */
+    const tsr_columns *columns;      /* what the rows call their parts; NULL: as the format does */
     tsr_chat *chat;                  /* needed for conversations only */
     tsr_tokenizer *tokenizer;        /* needed for plain text only, */
     int32_t eos_id;                  /* and so is the token that ends it */
@@ -62,7 +64,11 @@ typedef struct {
     int64_t max_length;              /* tokens of a sample; 0: no limit */
     tsr_truncation truncation;
     int64_t vocab_size; /* ids must be below it; 0: not checked */
-    int64_t max_rows;   /* only the first rows of the files, dropped ones counted; 0: all */
+    int64_t skip_rows;  /* the first rows of the files, which are not even looked at */
+    int64_t max_rows;   /* only so many rows, dropped ones counted; 0: all */
+    int threads;        /* that tokenize; 0: the caller's alone */
+    tsr_token_place
+        *cache; /* NULL: none. What changes tokens belongs into its key (token_cache.c) */
 } tsr_dataset_options;
 
 /* One sample, borrowed from the dataset. ids, labels [token_count]; lengths [document_count], all
@@ -106,6 +112,21 @@ const char *tsr_data_format_name(tsr_data_format format);
 tsr_status tsr_dataset_load(tsr_dataset **out, const tsr_dataset_options *options);
 void tsr_dataset_destroy(tsr_dataset *dataset);
 
+/* One sample of several data sets. */
+typedef struct {
+    int32_t part; /* which of them */
+    int64_t sample;
+} tsr_sample_ref;
+
+/* A data set of samples of others, in the order of refs[0..count), each as often as it is named. On success *out, which the
+ * caller owns, owns the parts; on failure they are still the caller's. TSR_ENOMEM. */
+tsr_status tsr_dataset_join(tsr_dataset **out, tsr_dataset *const *parts, int part_count,
+                            const tsr_sample_ref *refs, int64_t count);
+
+/* Takes the samples i with leaves[i] out of *data, as the data set *out, which the caller owns: it has their order, and
+ * borrows their tokens from *data. Both must have samples left. TSR_ENOMEM leaves *data as it was. */
+tsr_status tsr_dataset_divide(tsr_dataset **out, tsr_dataset *data, const bool *leaves);
+
 int64_t tsr_dataset_sample_count(const tsr_dataset *dataset);
 tsr_sample tsr_dataset_sample(const tsr_dataset *dataset, int64_t index);
 tsr_data_format tsr_dataset_format(const tsr_dataset *dataset);
@@ -121,7 +142,7 @@ const char *tsr_dataset_unread_keys(const tsr_dataset *dataset);
  * different files. */
 uint64_t tsr_dataset_hash(const tsr_dataset *dataset);
 
-/* Bytes of host memory that the samples take. */
+/* Bytes of host memory that the samples take, or of the file that is mapped. */
 uint64_t tsr_dataset_bytes(const tsr_dataset *dataset);
 
 #endif

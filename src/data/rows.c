@@ -120,7 +120,7 @@ static tsr_status check_keys(const json_t *object, tsr_data_format format,
                     found != TSR_DATA_AUTO ? "); one data set has one format" : "");
 }
 
-#define MOST_KEYS_BYTES 200 /* of their names together */
+#define MOST_KEYS_BYTES 200 /* of their names together, and of a row's but for the last */
 
 static void remember_key(tsr_text *keys, const char *key)
 {
@@ -129,6 +129,12 @@ static void remember_key(tsr_text *keys, const char *key)
     if (!strstr(tsr_text_string(keys), tsr_text_string(&quoted)) &&
         keys->length + quoted.length < MOST_KEYS_BYTES)
         tsr_text_printf(keys, "%s%s", keys->length ? ", " : "", tsr_text_string(&quoted));
+}
+
+void tsr_row_merge_keys(tsr_text *all, const tsr_text *keys)
+{
+    for (size_t at = 0; at < keys->length; at += strlen(keys->data + at) + 1)
+        remember_key(all, keys->data + at);
 }
 
 void tsr_row_note_keys(tsr_row *row, const json_t *object, const char *const *read)
@@ -146,7 +152,8 @@ void tsr_row_note_keys(tsr_row *row, const json_t *object, const char *const *re
         if (!seems || json_is_null(value))
             continue;
         row->findings |= 1u << TSR_FINDING_KEYS;
-        remember_key(&row->keys, key);
+        if (row->keys.length < MOST_KEYS_BYTES)
+            tsr_text_append(&row->keys, key, strlen(key) + 1);
     }
 }
 
@@ -186,6 +193,7 @@ tsr_status tsr_row_read(tsr_row *row, const json_t *object, tsr_data_format form
                                              [TSR_DATA_PRETOKENIZED] = tsr_row_read_pretokenized};
     const char *const text_field[] = {tsr_row_text_field(options), NULL};
     row->findings = 0;
+    tsr_text_clear(&row->keys);
     TSR_TRY(check_keys(object, format, options, place));
     if (format != TSR_DATA_PRETOKENIZED)
         tsr_row_note_keys(row, object, text_field);

@@ -14,7 +14,7 @@ typedef struct {
     size_t token_capacity, document_capacity;
     int64_t label_count;
     unsigned findings; /* a bit for each tsr_finding */
-    tsr_text keys;     /* of all rows so far: "loss_weight", "is_masked" */
+    tsr_text keys;     /* of TSR_FINDING_KEYS, each with its zero: loss_weight, is_masked */
     tsr_chat_row chat;
 } tsr_row;
 
@@ -33,6 +33,9 @@ void tsr_row_own_keys(tsr_text *out, const json_t *object);
  * format or cannot be read. */
 tsr_status tsr_row_read(tsr_row *row, const json_t *object, tsr_data_format format,
                         const tsr_dataset_options *options, const char *place);
+
+/* Appends the keys that are not there yet: "loss_weight", "is_masked". */
+void tsr_row_merge_keys(tsr_text *all, const tsr_text *keys);
 
 /* Cuts *row to its first `most` tokens. */
 void tsr_row_cut(tsr_row *row, int64_t most);

@@ -4,7 +4,6 @@
 #include "base/status.h"
 #include "device/device_parts.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,21 +71,6 @@ void tsr_device_destroy(tsr_device *device)
     pthread_cond_destroy(&device->changed);
     pthread_mutex_destroy(&device->lock);
     free(device);
-}
-
-tsr_status tsr_thread_start(pthread_t *out, const char *name, void *(*function)(void *), void *arg)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(out, NULL, function, arg);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error)
-        return tsr_fail(TSR_EDEVICE, "thread %s cannot be started: %s", name, strerror(error));
-    char short_name[16]; /* what the kernel keeps */
-    snprintf(short_name, sizeof short_name, "%s", name);
-    pthread_setname_np(*out, short_name);
-    return TSR_OK;
 }
 
 /* ---- what a device is ---- */

@@ -5,6 +5,7 @@
 #ifndef TSR_DEVICE_DEVICE_PARTS_H
 #define TSR_DEVICE_DEVICE_PARTS_H
 
+#include "base/thread.h"
 #include "device/device.h"
 #include "device/topology.h"
 
@@ -84,9 +85,6 @@ struct tsr_event {
 tsr_status tsr_device_begin(tsr_device *device, const tsr_device_ops *ops, tsr_device_kind kind,
                             const tsr_device_options *options);
 tsr_status tsr_device_begin_host(tsr_device *device, const char *pci_bus_id);
-
-/* Starts a thread of this name that takes no signals, so that they reach the program's own. */
-tsr_status tsr_thread_start(pthread_t *out, const char *name, void *(*function)(void *), void *arg);
 
 /* ---- pool.c ---- */
 

@@ -3,11 +3,13 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "inputs/earlier.h"
+#include "inputs/sets.h"
 #include "model/arch/arch.h"
 #include "model/units.h"
 
 #include <errno.h>
 #include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -191,121 +193,6 @@ tsr_status tsr_inputs_like(tsr_inputs *out, const tsr_inputs *inputs, uint64_t l
     return TSR_OK;
 }
 
-/* The tokenizer and the chat template are opened for the first data set that needs them. */
-static tsr_status open_tokenizer(tsr_inputs *inputs)
-{
-    const tsr_config *config = &inputs->config;
-    if (inputs->tokenizer)
-        return TSR_OK;
-    TSR_TRY(tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path,
-                               inputs->model.arch->tokenizer_by_class));
-    if (config->eos_token && tsr_tokenizer_id(inputs->tokenizer, config->eos_token) < 0)
-        return tsr_fail(TSR_ECONFIG, "%s: eos_token: found '%s', which is no token of %s",
-                        tsr_config_where(config, "eos_token"), config->eos_token,
-                        config->model_name_or_path);
-    return TSR_OK;
-}
-
-static tsr_status open_chat(tsr_inputs *inputs)
-{
-    const tsr_config *config = &inputs->config;
-    if (inputs->chat)
-        return TSR_OK;
-    TSR_TRY(open_tokenizer(inputs));
-    tsr_chat_options options = {
-        .template = config->chat_template, .eos_token = config->eos_token, .now = inputs->today};
-    if (config->chat_template_date)
-        tsr_config_date(&options.now, config->chat_template_date);
-    TSR_TRY(tsr_chat_create(&inputs->chat, inputs->tokenizer, &options));
-    if (*tsr_chat_lacking_tokens(inputs->chat))
-        tsr_log(TSR_LOG_WARNING,
-                "the chat template writes what is no token of %s: %s; the model reads it as plain "
-                "text, not as what begins and ends turns (chat_template alpaca, vicuna or llama2 "
-                "needs no token but eos_token)",
-                config->model_name_or_path, tsr_chat_lacking_tokens(inputs->chat));
-    return TSR_OK;
-}
-
-tsr_status tsr_inputs_template(char **text, uint64_t *bytes, tsr_inputs *inputs)
-{
-    const char *choice = inputs->config.chat_template, *name;
-    *text = NULL;
-    *bytes = 0;
-    if (!choice)
-        return TSR_OK;
-    TSR_TRY(open_tokenizer(inputs));
-    return tsr_chat_is_own(inputs->tokenizer, choice)
-               ? TSR_OK
-               : tsr_chat_template_text(text, bytes, &name, inputs->tokenizer, choice);
-}
-
-/* What ends a row of plain text. */
-static tsr_status find_eos(int32_t *out, const tsr_inputs *inputs)
-{
-    const char *word = inputs->config.eos_token;
-    *out = word ? tsr_tokenizer_id(inputs->tokenizer, word) : tsr_tokenizer_eos(inputs->tokenizer);
-    const char *named = tsr_tokenizer_special(inputs->tokenizer, "eos_token");
-    if (*out < 0 && named)
-        return tsr_fail(TSR_ECONFIG,
-                        "eos_token: tokenizer_config.json of %s names '%s', which is no token of "
-                        "tokenizer.json, and rows of text end with it; give one, such as "
-                        "eos_token: </s>",
-                        inputs->config.model_name_or_path, named);
-    if (*out < 0)
-        return tsr_fail(TSR_ECONFIG,
-                        "eos_token: tokenizer_config.json of %s names none, and rows of text end "
-                        "with it; give one, such as eos_token: </s>",
-                        inputs->config.model_name_or_path);
-    return TSR_OK;
-}
-
-static tsr_loss_choice loss_choice(tsr_config_choice choice)
-{
-    return choice == TSR_CONFIG_CHOICE_AUTO  ? TSR_LOSS_AUTO
-           : choice == TSR_CONFIG_CHOICE_YES ? TSR_LOSS_YES
-                                             : TSR_LOSS_NO;
-}
-
-static tsr_status load_dataset(tsr_dataset **out, tsr_inputs *inputs, const tsr_paths *files,
-                               const char *key, int64_t max_rows)
-{
-    static const tsr_data_format formats[] = {
-        [TSR_CONFIG_FORMAT_AUTO] = TSR_DATA_AUTO,
-        [TSR_CONFIG_FORMAT_MESSAGES] = TSR_DATA_MESSAGES,
-        [TSR_CONFIG_FORMAT_SHAREGPT] = TSR_DATA_SHAREGPT,
-        [TSR_CONFIG_FORMAT_ALPACA] = TSR_DATA_ALPACA,
-        [TSR_CONFIG_FORMAT_PROMPT_COMPLETION] = TSR_DATA_PROMPT_COMPLETION,
-        [TSR_CONFIG_FORMAT_TEXT] = TSR_DATA_TEXT,
-        [TSR_CONFIG_FORMAT_PRETOKENIZED] = TSR_DATA_PRETOKENIZED};
-    static const tsr_truncation truncations[] = {[TSR_CONFIG_TRUNCATION_ERROR] = TSR_TRUNCATE_ERROR,
-                                                 [TSR_CONFIG_TRUNCATION_RIGHT] = TSR_TRUNCATE_RIGHT,
-                                                 [TSR_CONFIG_TRUNCATION_DROP] = TSR_TRUNCATE_DROP};
-    const tsr_config *config = &inputs->config;
-    tsr_dataset_options options = {.files = (const char *const *)files->items,
-                                   .rows = inputs->rows,
-                                   .file_count = files->count,
-                                   .key = key,
-                                   .format = formats[config->dataset_format],
-                                   .text_field = config->dataset_text_field,
-                                   .assistant_only = loss_choice(config->assistant_only_loss),
-                                   .completion_only = loss_choice(config->completion_only_loss),
-                                   .max_length = config->max_length,
-                                   .truncation = truncations[config->truncation],
-                                   .vocab_size = (int64_t)inputs->model.vocab_size,
-                                   .max_rows = max_rows};
-    bool is_chat;
-    TSR_TRY(tsr_dataset_detect(&options.format, &is_chat, &options));
-    if (is_chat) {
-        TSR_TRY(open_chat(inputs));
-        options.chat = inputs->chat;
-    } else if (options.format != TSR_DATA_PRETOKENIZED) {
-        TSR_TRY(open_tokenizer(inputs));
-        TSR_TRY(find_eos(&options.eos_id, inputs));
-        options.tokenizer = inputs->tokenizer;
-    }
-    return tsr_dataset_load(out, &options);
-}
-
 static int64_t larger(int64_t a, int64_t b)
 {
     return a > b ? a : b;
@@ -326,34 +213,10 @@ static void keep_date(tsr_inputs *inputs)
 {
     time_t today = (time_t)inputs->today;
     struct tm day;
-    if (!inputs->chat || !tsr_chat_dated(inputs->chat) || inputs->config.chat_template_date ||
-        !gmtime_r(&today, &day))
+    if (!tsr_inputs_dated(inputs) || inputs->config.chat_template_date || !gmtime_r(&today, &day))
         return;
     strftime(inputs->date, sizeof inputs->date, "%Y-%m-%d", &day);
     inputs->config.chat_template_date = inputs->date;
-}
-
-/* With a callback the paths are names that it is asked for. */
-static tsr_status find_files(tsr_paths *out, const tsr_inputs *inputs,
-                             const tsr_config_strings *given, const char *split, const char *key)
-{
-    return inputs->rows.next ? tsr_paths_copy(out, given->items, given->count, key)
-                             : tsr_paths_expand(out, given->items, given->count, split, key);
-}
-
-static tsr_status load_training(tsr_inputs *inputs)
-{
-    TSR_TRY(find_files(&inputs->files, inputs, &inputs->config.dataset,
-                       inputs->config.dataset_train_split, "dataset"));
-    return load_dataset(&inputs->dataset, inputs, &inputs->files, "dataset", 0);
-}
-
-static tsr_status load_evaluation(tsr_inputs *inputs)
-{
-    TSR_TRY(find_files(&inputs->eval_files, inputs, &inputs->config.eval_dataset,
-                       inputs->config.dataset_test_split, "eval_dataset"));
-    return load_dataset(&inputs->eval_dataset, inputs, &inputs->eval_files, "eval_dataset",
-                        inputs->config.max_eval_samples);
 }
 
 /* How well rows of max_length are filled, once they are made. */
@@ -406,7 +269,6 @@ static void warn_of_warmup(const tsr_config *config, int64_t steps)
 static tsr_status make_training(tsr_inputs *inputs, int ranks)
 {
     const tsr_config *config = &inputs->config;
-    TSR_TRY(load_training(inputs));
     tsr_batch_options options = {.dataset = inputs->dataset,
                                  .name = "dataset",
                                  .shuffle = config->shuffle,
@@ -433,9 +295,10 @@ static tsr_status make_training(tsr_inputs *inputs, int ranks)
 static tsr_status make_evaluation(tsr_inputs *inputs, int ranks)
 {
     const tsr_config *config = &inputs->config;
-    TSR_TRY(load_evaluation(inputs));
+    const char *name = config->eval_dataset.count ? "eval_dataset" : "validation_split";
+    TSR_TRY(tsr_inputs_load_evaluation(inputs));
     tsr_batch_options options = {.dataset = inputs->eval_dataset,
-                                 .name = "eval_dataset",
+                                 .name = name,
                                  .packing = config->eval_packing == TSR_CONFIG_CHOICE_YES,
                                  .max_length = config->max_length,
                                  .per_device = config->per_device_eval_batch_size,
@@ -443,7 +306,7 @@ static tsr_status make_evaluation(tsr_inputs *inputs, int ranks)
                                  .evaluation = true};
     TSR_TRY(tsr_batch_create(&inputs->eval_batch, &options));
     if (options.packing)
-        say_packing(inputs->eval_batch, inputs->eval_dataset, "eval_dataset", config->max_length);
+        say_packing(inputs->eval_batch, inputs->eval_dataset, name, config->max_length);
     widen_bounds(inputs, inputs->eval_batch);
     return TSR_OK;
 }
@@ -464,9 +327,12 @@ static tsr_status check_longest(const tsr_inputs *inputs)
 
 tsr_status tsr_inputs_read_data(tsr_inputs *inputs, bool train, int ranks)
 {
+    const tsr_config *config = &inputs->config;
+    if (train || config->validation_split > 0)
+        TSR_TRY(tsr_inputs_load_training(inputs));
     if (train)
         TSR_TRY(make_training(inputs, ranks));
-    if (inputs->config.eval_dataset.count)
+    if (tsr_config_evaluates(config))
         TSR_TRY(make_evaluation(inputs, ranks));
     if (train)
         warn_of_same_data(inputs);
@@ -480,9 +346,9 @@ tsr_status tsr_inputs_read_data_alone(tsr_inputs *inputs)
     TSR_TRY(check_directory(config));
     TSR_TRY(tsr_model_config_load(&inputs->model, config->model_name_or_path));
     if (config->dataset.count)
-        TSR_TRY(load_training(inputs));
+        TSR_TRY(tsr_inputs_load_training(inputs));
     if (config->eval_dataset.count)
-        TSR_TRY(load_evaluation(inputs));
+        TSR_TRY(tsr_inputs_load_evaluation(inputs));
     keep_date(inputs);
     warn_of_same_data(inputs);
     if (!inputs->tokenizer && tsr_tokenizer_open(&inputs->tokenizer, config->model_name_or_path,
@@ -500,7 +366,7 @@ void tsr_inputs_put_chat(tsr_text *out, const tsr_inputs *inputs)
     const char *end = tsr_chat_turn_end(chat), *lacking = tsr_chat_lacking_tokens(chat);
     const char *eos = config->eos_token ? config->eos_token
                                         : tsr_tokenizer_special(inputs->tokenizer, "eos_token");
-    if (tsr_chat_dated(chat))
+    if (tsr_inputs_dated(inputs))
         tsr_text_printf(out, "; chats of %s (chat_template_date)", config->chat_template_date);
     if (*lacking)
         tsr_text_printf(out, "; the chat template writes what is no token: %s", lacking);
@@ -602,7 +468,9 @@ void tsr_inputs_close(tsr_inputs *inputs)
     tsr_dataset_destroy(inputs->eval_dataset);
     tsr_paths_free(&inputs->files);
     tsr_paths_free(&inputs->eval_files);
-    tsr_chat_destroy(inputs->chat);
+    for (int i = 0; i < inputs->chat_count; i++)
+        tsr_chat_destroy(inputs->chats[i].chat);
+    free(inputs->chats);
     tsr_tokenizer_destroy(inputs->tokenizer);
     tsr_layout_free(&inputs->layout);
     tsr_train_adapter_close(&inputs->adapter);

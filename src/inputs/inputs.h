@@ -17,10 +17,17 @@ typedef struct {
     tsr_model_config model;
     tsr_checkpoint *checkpoint;
     tsr_tokenizer *tokenizer; /* NULL where all rows are tokens */
-    tsr_chat *chat;           /* NULL without conversations */
-    int64_t today;            /* for a chat template that asks; every rank has the same */
-    char date[32];            /* chat_template_date where the user gave none */
-    tsr_row_source rows;      /* the caller's, instead of files; its callback NULL: none */
+    tsr_chat *chat;           /* the first of `chats`; NULL without conversations */
+    struct {
+        const char *template; /* as tsr_chat_options has it */
+        tsr_chat *chat;
+    } * chats; /* a data set may have a template of its own */
+    int chat_count;
+    int64_t today;         /* for a chat template that asks; every rank has the same */
+    char date[32];         /* chat_template_date where the user gave none */
+    int threads;           /* that tokenize; 0: the caller's alone */
+    tsr_token_place cache; /* as dataset_cache says */
+    tsr_row_source rows;   /* the caller's, instead of files; its callback NULL: none */
     tsr_paths files,
         eval_files; /* that the configuration's paths name; with rows.next those paths */
     tsr_dataset *dataset, *eval_dataset;
@@ -38,7 +45,7 @@ typedef struct {
     tsr_dtype compute; /* F32 or BF16 */
 } tsr_inputs;
 
-/* Zero-initialise *out, and set `rows` and `today` before the data are read; call in this order. Every rank reads
+/* Zero-initialise *out, and set `rows`, `today` and `threads` before the data are read; call in this order. Every rank reads
  * the same; a failure leaves what was opened to tsr_inputs_close. */
 tsr_status tsr_inputs_read_config(tsr_inputs *inputs, const tsr_config_source *source);
 /* planned: without weights, as config.json describes them. */

@@ -162,6 +162,11 @@ tsr_status tsr_file_append(tsr_file *file, const void *data, uint64_t bytes)
     return TSR_OK;
 }
 
+int tsr_file_descriptor(const tsr_file *file)
+{
+    return file->fd;
+}
+
 tsr_status tsr_file_finish(tsr_file *file)
 {
     if (file->fd < 0 || file->finished)

@@ -30,6 +30,8 @@ tsr_status tsr_file_stage(tsr_file **out, const tsr_folder *folder, const char *
 tsr_status tsr_file_prepare(tsr_file **out, const tsr_folder *folder, const char *name);
 tsr_status tsr_file_open(tsr_file *file);
 tsr_status tsr_file_append(tsr_file *file, const void *data, uint64_t bytes);
+/* What it is written to, to be mapped; borrowed until it is published. */
+int tsr_file_descriptor(const tsr_file *file);
 /* Everything is on the disk (fsync); nothing can be appended any more. */
 tsr_status tsr_file_finish(tsr_file *file);
 /* Renames to the final name, replacing what had it, and syncs the folder. */

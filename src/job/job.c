@@ -164,7 +164,7 @@ static tsr_status read_inputs(tsr_job *job, const tsr_error *config)
     TSR_TRY(tsr_job_agree(job, tsr_same_config(&job->inputs.config, job->world, stream)));
     TSR_TRY(choose_date(job));
     if (job->options.purpose == TSR_JOB_DATA)
-        return tsr_job_agree(job, tsr_inputs_read_data_alone(&job->inputs));
+        return tsr_job_read_data(job);
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_choose(job)));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_open(job)));
     if (job->options.purpose != TSR_JOB_PLAN)
@@ -180,8 +180,7 @@ static tsr_status read_inputs(tsr_job *job, const tsr_error *config)
     TSR_TRY(tsr_job_agree(job, tsr_inputs_read_model(&job->inputs, job->train, planned)));
     bool data = !planned || job->inputs.config.dataset.count;
     if (data)
-        TSR_TRY(
-            tsr_job_agree(job, tsr_inputs_read_data(&job->inputs, job->train, job->view.ranks)));
+        TSR_TRY(tsr_job_read_data(job));
     else
         tsr_inputs_assume_data(&job->inputs);
     if (job->options.purpose == TSR_JOB_EVALUATE && *job->inputs.date)

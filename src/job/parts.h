@@ -149,6 +149,9 @@ tsr_status tsr_job_choose_matmuls(tsr_job *job);
  * rank's status. */
 tsr_status tsr_job_agree(tsr_job *job, tsr_status status);
 
+/* Reads the data of inputs on every rank; collective. */
+tsr_status tsr_job_read_data(tsr_job *job);
+
 /* A call begins or ends: meanwhile the caller's locale and arithmetic are put aside, and rank 0's caller hears what the
  * job has to say (base/log.h) and how far it has come (base/phase.h). */
 void tsr_job_listen(tsr_job *job, bool begins);

@@ -287,15 +287,30 @@ static tsr_status make_schedule(tsr_job *job)
     return job->resume ? compare_schedules(job) : TSR_OK;
 }
 
-/* LoRA+, as PEFT's create_loraplus_optimizer has it: B and what has one dimension learn faster than A. */
-static double rate_of(const tsr_job *job, int unit, int segment)
+/* Of each trainable segment, unit by unit of the plan: its rate of learning. LoRA+, as PEFT's create_loraplus_optimizer has
+ * it: B and what has one dimension learn faster than A. The caller frees. */
+static double *find_rates(const tsr_job *job)
 {
-    const tsr_layout_unit *u = &job->inputs.layout.unit[unit];
-    double ratio = job->inputs.config.loraplus_lr_ratio;
-    for (int i = 0; i < tsr_layout_linears(u); i++)
-        if (u->linear[i].r && u->linear[i].a == segment)
-            return 0;
-    return ratio;
+    const tsr_layout *layout = &job->inputs.layout;
+    const tsr_trainable *t = &job->decision.store.trainable;
+    size_t count = 0, *first = calloc((size_t)t->unit_count + 1, sizeof *first);
+    for (int unit = 0; first && unit < t->unit_count; unit++) {
+        first[unit] = count;
+        count += (size_t)t->units[unit].trainable.segment_count;
+    }
+    double *rate = first ? calloc(count + 1, sizeof *rate) : NULL;
+    for (size_t i = 0; rate && i < count; i++)
+        rate[i] = job->inputs.config.loraplus_lr_ratio;
+    for (int unit = 0; rate && unit < layout->layer_count; unit++) {
+        const tsr_layout_unit *u = &layout->unit[unit];
+        for (int i = 0; i < tsr_layout_linears(u); i++)
+            if (u->linear[i].r) {
+                const tsr_layout_segment *a = &u->trainable[u->linear[i].a];
+                rate[first[a->unit] + (size_t)a->at] = 0;
+            }
+    }
+    free(first);
+    return rate;
 }
 
 /* Appends what of a segment lies in `part`, to the last span of the same part where the working copy
@@ -339,17 +354,22 @@ static tsr_status make_spans(tsr_job *job)
         most += (uint64_t)t->units[unit].trainable.segment_count;
     job->spans = calloc(most, sizeof *job->spans);
     job->chunk_spans = calloc((size_t)parts + 1, sizeof *job->chunk_spans);
-    if (!job->spans || !job->chunk_spans)
+    double *rates = find_rates(job);
+    if (!job->spans || !job->chunk_spans || !rates) {
+        free(rates);
         return tsr_fail(TSR_ENOMEM, "out of memory for the optimizer's spans");
+    }
     for (int i = 0; i < parts; i++) {
         tsr_optim_part part = tsr_store_part(store, chunks > 0 ? i : -1);
+        const double *rate = rates;
         for (int unit = 0; unit < t->unit_count; unit++)
             for (int segment = 0; segment < t->units[unit].trainable.segment_count; segment++) {
                 tsr_trainable_span s = tsr_trainable_at(t, unit, segment);
-                add_span(job, job->chunk_spans[i], &count, &part, &s, rate_of(job, unit, segment));
+                add_span(job, job->chunk_spans[i], &count, &part, &s, *rate++);
             }
         job->chunk_spans[i + 1] = count;
     }
+    free(rates);
     return TSR_OK;
 }
 

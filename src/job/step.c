@@ -414,7 +414,9 @@ tsr_status tsr_job_evaluate(tsr_job *job, tsr_job_evaluation *evaluation)
     if (job->state != TSR_JOB_STARTED)
         return tsr_fail(TSR_EINVAL, "tsr_job_evaluate needs a job that was started");
     if (!job->inputs.eval_batch)
-        return tsr_fail(TSR_ECONFIG, "there is nothing to evaluate: eval_dataset is not set");
+        return tsr_fail(
+            TSR_ECONFIG,
+            "there is nothing to evaluate: neither eval_dataset nor validation_split is set");
     tsr_job_listen(job, true);
     int status = finish(job, run_evaluation(job, evaluation));
     tsr_job_listen(job, false);

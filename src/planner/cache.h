@@ -1,6 +1,5 @@
 /*
- * planner/cache.h: small files about this machine that outlive a run, in $XDG_CACHE_HOME/tessera
- * (~/.cache/tessera without XDG_CACHE_HOME).
+ * planner/cache.h: small files about this machine that outlive a run (io/user_cache.h).
  *
  * A cache that cannot be read or written is no error: then things are measured again, or not known.
  */
@@ -12,7 +11,7 @@
 #include <limits.h>
 
 typedef struct {
-    char parent[PATH_MAX], directory[PATH_MAX], file[PATH_MAX];
+    char directory[PATH_MAX], file[PATH_MAX];
 } tsr_cache_place;
 
 /* The file `kind`-<hash of key>.`suffix`; false: there is no place for one. */

@@ -20,7 +20,7 @@ typedef struct {
     const tsr_dataset *data;
     const tsr_dataset_stats *stats;
     const tsr_config *config;
-    const tsr_config_strings *files;
+    const tsr_config_data *files;
     const char *name;
     const tsr_tokenizer *tokenizer;
     const tsr_inputs *inputs;
@@ -376,13 +376,15 @@ tsr_status tsr_data_report(tsr_text *out, const tsr_inputs *inputs, int64_t show
                            tsr_report_form form)
 {
     const tsr_config *config = &inputs->config;
+    bool splits = config->validation_split > 0;
     const struct {
         const char *name;
         const tsr_dataset *data;
-        const tsr_config_strings *files;
+        const tsr_config_data *files;
         bool packing;
     } given[] = {{"dataset", inputs->dataset, &config->dataset, config->packing},
-                 {"eval_dataset", inputs->eval_dataset, &config->eval_dataset,
+                 {splits ? "validation_split" : "eval_dataset", inputs->eval_dataset,
+                  splits ? &config->dataset : &config->eval_dataset,
                   config->eval_packing == TSR_CONFIG_CHOICE_YES}};
     bool dated = inputs->chat && tsr_chat_dated(inputs->chat);
     figures sets[2];

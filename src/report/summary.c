@@ -164,7 +164,7 @@ static void put_steps(tsr_text *out, const tsr_config *config, const tsr_summary
         tsr_number_put(out, s->rate, 3);
         tsr_text_printf(out, " in step %lld", (long long)s->resumed_step + 1);
     }
-    if (config->eval_dataset.count)
+    if (tsr_config_evaluates(config))
         put_every(out, "; evaluation", config->eval_strategy, config->eval_steps, s->total_steps);
     put_every(out, "; checkpoint", config->save_strategy, config->save_steps, s->total_steps);
     tsr_text_puts(out, "\n");
@@ -236,7 +236,7 @@ void tsr_summary_end(tsr_text *out, const tsr_config *config, const tsr_summary_
     tsr_text_puts(out, "adapter  ");
     tsr_text_name(out, dir);
     tsr_text_puts(out, "/adapter_model.safetensors\n");
-    if (config->eval_dataset.count)
+    if (tsr_config_evaluates(config))
         put_evaluate(out, call, dir);
     tsr_text_printf(out,
                     "python   from peft import PeftModel; from transformers import AutoModelFor%s; "

@@ -175,12 +175,26 @@ const tsr_added_token *tsr_added_next(size_t *where, tsr_added_set *set, size_t 
     return NULL;
 }
 
+tsr_added_set tsr_added_share(const tsr_added_set *origin)
+{
+    tsr_added_set set = *origin;
+    set.hits = NULL;
+    set.hit_count = set.hit_capacity = 0;
+    return set;
+}
+
+void tsr_added_forget(tsr_added_set *set)
+{
+    free(set->hits);
+    *set = tsr_added_share(set);
+}
+
 void tsr_added_free(tsr_added_set *set)
 {
+    tsr_added_forget(set);
     for (size_t i = 0; i < set->count; i++)
         free(set->tokens[i].match);
     free(set->tokens);
     free(set->nodes);
-    free(set->hits);
     *set = (tsr_added_set){0};
 }

@@ -42,6 +42,11 @@ tsr_status tsr_added_search(tsr_added_set *set, const char *text, size_t begin, 
 /* The next token in the text that was searched, from byte `at` on; NULL if there is none. `at` never goes back. */
 const tsr_added_token *tsr_added_next(size_t *where, tsr_added_set *set, size_t at);
 
+/* The same for another thread, with hits of its own: freed by tsr_added_forget alone. */
+tsr_added_set tsr_added_share(const tsr_added_set *origin);
+
+/* Frees the hits. */
+void tsr_added_forget(tsr_added_set *set);
 void tsr_added_free(tsr_added_set *set);
 
 #endif

@@ -297,12 +297,28 @@ tsr_status tsr_bpe_encode(tsr_tokens *out, tsr_bpe *bpe, const char *word, size_
     return append(out, pieces, count, source, inserted);
 }
 
-void tsr_bpe_free(tsr_bpe *bpe)
+tsr_bpe tsr_bpe_share(const tsr_bpe *origin)
 {
-    tsr_map_free(&bpe->words);
+    tsr_bpe bpe = *origin;
+    bpe.cache = (tsr_map){0};
+    bpe.cached = NULL;
+    bpe.scratch = NULL;
+    bpe.cached_count = bpe.cached_capacity = bpe.scratch_bytes = 0;
+    return bpe;
+}
+
+void tsr_bpe_forget(tsr_bpe *bpe)
+{
     tsr_map_free(&bpe->cache);
-    free(bpe->merges);
     free(bpe->cached);
     free(bpe->scratch);
+    *bpe = tsr_bpe_share(bpe);
+}
+
+void tsr_bpe_free(tsr_bpe *bpe)
+{
+    tsr_bpe_forget(bpe);
+    tsr_map_free(&bpe->words);
+    free(bpe->merges);
     memset(bpe, 0, sizeof *bpe);
 }

@@ -48,6 +48,11 @@ tsr_status tsr_bpe_encode(tsr_tokens *out, tsr_bpe *bpe, const char *word, size_
 /* Makes room for `more` tokens. */
 tsr_status tsr_tokens_reserve(tsr_tokens *tokens, size_t more);
 
+/* The same for another thread, which remembers words of its own: freed by tsr_bpe_forget alone. */
+tsr_bpe tsr_bpe_share(const tsr_bpe *origin);
+
+/* Frees what encoding took. */
+void tsr_bpe_forget(tsr_bpe *bpe);
 void tsr_bpe_free(tsr_bpe *bpe);
 
 #endif

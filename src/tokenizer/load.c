@@ -1,6 +1,8 @@
 /*
  * load.c: tokenizer.json and tokenizer_config.json to a tokenizer.
  */
+#include "base/auto.h"
+#include "base/hash.h"
 #include "io/file.h"
 #include "io/json.h"
 #include "tokenizer/metaspace.h"
@@ -424,6 +426,7 @@ static tsr_status load_text(tsr_tokenizer *t, const char *json, size_t bytes)
 {
     json_auto_t *root = NULL;
     TSR_TRY(tsr_json_parse(&root, json, bytes, t->name));
+    t->hash = tsr_hash(TSR_HASH_START, json, bytes);
     return load_root(t, root);
 }
 
@@ -448,6 +451,16 @@ static tsr_status set_config(tsr_tokenizer *t, const char *name, const char *tex
                                                 tsr_json_kind(t->config));
 }
 
+static tsr_status hash_config(tsr_tokenizer *t)
+{
+    TSR_AUTO_FREE char *text = json_dumps(t->config, JSON_ENCODE_ANY | JSON_SORT_KEYS);
+    if (t->config && !text)
+        return tsr_fail(TSR_ENOMEM, "no memory for tokenizer_config.json");
+    t->hash = tsr_hash(t->hash, text, text ? strlen(text) : 0);
+    t->hash = tsr_hash(t->hash, &t->as_llama, sizeof t->as_llama);
+    return TSR_OK;
+}
+
 tsr_status tsr_tokenizer_parse(tsr_tokenizer **out, const char *name, const char *json,
                                size_t json_bytes, const char *config, size_t config_bytes)
 {
@@ -459,6 +472,8 @@ tsr_status tsr_tokenizer_parse(tsr_tokenizer **out, const char *name, const char
         status = set_config(t, "tokenizer_config.json", config, config_bytes);
     if (status == TSR_OK)
         status = load_text(t, json, json_bytes);
+    if (status == TSR_OK)
+        status = hash_config(t);
     if (status < 0) {
         tsr_tokenizer_destroy(t);
         return status;
@@ -567,6 +582,7 @@ static tsr_status load_files(tsr_tokenizer *t, const char *directory, bool by_cl
     free(text);
     TSR_TRY(status);
     TSR_TRY(load_special_tokens(t, directory));
+    TSR_TRY(hash_config(t));
     return load_chat_templates(t, directory);
 }
 

@@ -63,6 +63,9 @@ struct tsr_tokenizer {
     char *config_name;
     tsr_template_file chat_template, tool_template;
 
+    uint64_t hash; /* of all files above */
+    bool shared; /* all above is another tokenizer's, but for what its parts have for one thread */
+
     tsr_regex_budget budget; /* of the text that is being encoded */
     tsr_pieces pieces[2];    /* scratch */
     tsr_text prefixed;

@@ -10,6 +10,7 @@ struct tsr_split {
     size_t literal_bytes;
     tsr_split_behavior behavior;
     bool invert;
+    bool shared; /* the texts are another's */
 };
 
 static tsr_status compile(tsr_split *s, const char *pattern, size_t bytes, const char *place)
@@ -53,9 +54,28 @@ void tsr_split_destroy(tsr_split *split)
     if (!split)
         return;
     tsr_regex_destroy(split->regex);
-    free(split->place);
-    free(split->literal);
+    if (!split->shared) {
+        free(split->place);
+        free(split->literal);
+    }
     free(split);
+}
+
+tsr_status tsr_split_share(tsr_split **out, const tsr_split *origin)
+{
+    tsr_split *s = malloc(sizeof *s);
+    if (!s)
+        return tsr_fail(TSR_ENOMEM, "no memory for a pattern");
+    *s = *origin;
+    s->shared = true;
+    s->regex = NULL;
+    tsr_status status = origin->regex ? tsr_regex_share(&s->regex, origin->regex) : TSR_OK;
+    if (status < 0) {
+        tsr_split_destroy(s);
+        return status;
+    }
+    *out = s;
+    return TSR_OK;
 }
 
 tsr_status tsr_pieces_add(tsr_pieces *pieces, size_t begin, size_t end)

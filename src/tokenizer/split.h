@@ -23,6 +23,9 @@ tsr_status tsr_split_create(tsr_split **out, const char *pattern, size_t bytes, 
                             tsr_split_behavior behavior, bool invert, const char *place);
 void tsr_split_destroy(tsr_split *split);
 
+/* The same for another thread; `origin` must outlive it. TSR_ENOMEM. */
+tsr_status tsr_split_share(tsr_split **out, const tsr_split *origin);
+
 /* Growing array; zero-initialise. */
 typedef struct {
     tsr_span *spans;

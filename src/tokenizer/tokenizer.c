@@ -217,6 +217,11 @@ tsr_status tsr_tokenizer_encode(tsr_tokens *out, tsr_tokenizer *tokenizer, const
 
 /* ---- questions ---- */
 
+uint64_t tsr_tokenizer_hash(const tsr_tokenizer *tokenizer)
+{
+    return tokenizer->hash;
+}
+
 int32_t tsr_tokenizer_id(const tsr_tokenizer *tokenizer, const char *token)
 {
     return tsr_map_get(&tokenizer->contents, token, strlen(token));
@@ -279,29 +284,74 @@ static void free_file(tsr_template_file *file)
     free(file->name);
 }
 
+/* What a tokenizer has for the thread that uses it. */
+static void free_own(tsr_tokenizer *t)
+{
+    for (int i = 0; i < t->split_count; i++)
+        tsr_split_destroy(t->splits[i]);
+    tsr_split_destroy(t->byte_level);
+    tsr_added_forget(&t->raw);
+    tsr_added_forget(&t->normalized);
+    tsr_bpe_forget(&t->bpe);
+    free(t->pieces[0].spans);
+    free(t->pieces[1].spans);
+    tsr_text_free(&t->prefixed);
+}
+
+static void free_shared(tsr_tokenizer *t)
+{
+    for (size_t i = 0; i < t->vocab_count; i++)
+        free(t->vocab[i].content);
+    tsr_added_free(&t->raw);
+    tsr_added_free(&t->normalized);
+    tsr_map_free(&t->contents);
+    tsr_bpe_free(&t->bpe);
+    free(t->vocab);
+    free(t->prefix);
+    free(t->suffix);
+    json_decref(t->config);
+    free(t->config_name);
+    free_file(&t->chat_template);
+    free_file(&t->tool_template);
+    free(t->name);
+}
+
 void tsr_tokenizer_destroy(tsr_tokenizer *tokenizer)
 {
     if (!tokenizer)
         return;
-    for (size_t i = 0; i < tokenizer->vocab_count; i++)
-        free(tokenizer->vocab[i].content);
-    for (int i = 0; i < tokenizer->split_count; i++)
-        tsr_split_destroy(tokenizer->splits[i]);
-    tsr_split_destroy(tokenizer->byte_level);
-    tsr_added_free(&tokenizer->raw);
-    tsr_added_free(&tokenizer->normalized);
-    tsr_map_free(&tokenizer->contents);
-    tsr_bpe_free(&tokenizer->bpe);
-    free(tokenizer->vocab);
-    free(tokenizer->prefix);
-    free(tokenizer->suffix);
-    json_decref(tokenizer->config);
-    free(tokenizer->config_name);
-    free_file(&tokenizer->chat_template);
-    free_file(&tokenizer->tool_template);
-    free(tokenizer->name);
-    free(tokenizer->pieces[0].spans);
-    free(tokenizer->pieces[1].spans);
-    tsr_text_free(&tokenizer->prefixed);
+    free_own(tokenizer);
+    if (!tokenizer->shared)
+        free_shared(tokenizer);
     free(tokenizer);
+}
+
+static tsr_status share_splits(tsr_tokenizer *t, const tsr_tokenizer *origin)
+{
+    for (; t->split_count < origin->split_count; t->split_count++)
+        TSR_TRY(tsr_split_share(&t->splits[t->split_count], origin->splits[t->split_count]));
+    return origin->byte_level ? tsr_split_share(&t->byte_level, origin->byte_level) : TSR_OK;
+}
+
+tsr_status tsr_tokenizer_share(tsr_tokenizer **out, const tsr_tokenizer *origin)
+{
+    tsr_tokenizer *t = malloc(sizeof *t);
+    if (!t)
+        return tsr_fail(TSR_ENOMEM, "no memory for a tokenizer");
+    *t = *origin;
+    t->shared = true;
+    t->split_count = 0;
+    t->byte_level = NULL;
+    t->raw = tsr_added_share(&origin->raw);
+    t->normalized = tsr_added_share(&origin->normalized);
+    t->bpe = tsr_bpe_share(&origin->bpe);
+    memset(t->pieces, 0, sizeof t->pieces);
+    t->prefixed = (tsr_text){0};
+    tsr_status status = share_splits(t, origin);
+    if (status < 0) {
+        tsr_tokenizer_destroy(t);
+        return status;
+    }
+    *out = t;
+    return TSR_OK;
 }

@@ -10,7 +10,7 @@
  * `padding` are ignored, as every call through transformers resets them.
  *
  * Sizes    `_bytes` of UTF-8; a token's span is a byte range of the text that was given.
- * Threads  Encoding fills a cache of words: one thread at a time per tokenizer.
+ * Threads  Encoding fills a cache of words: one thread at a time per tokenizer; tsr_tokenizer_share makes more.
  */
 #ifndef TSR_TOKENIZER_TOKENIZER_H
 #define TSR_TOKENIZER_TOKENIZER_H
@@ -48,6 +48,13 @@ tsr_status tsr_tokenizer_open(tsr_tokenizer **out, const char *directory, bool b
 tsr_status tsr_tokenizer_parse(tsr_tokenizer **out, const char *name, const char *json,
                                size_t json_bytes, const char *config, size_t config_bytes);
 void tsr_tokenizer_destroy(tsr_tokenizer *tokenizer);
+
+/* The same tokenizer for another thread: the vocabulary is held once. On success the caller destroys *out, before
+ * `origin`. TSR_ENOMEM. */
+tsr_status tsr_tokenizer_share(tsr_tokenizer **out, const tsr_tokenizer *origin);
+
+/* A hash of the files that it was read from, and of how they were read. */
+uint64_t tsr_tokenizer_hash(const tsr_tokenizer *tokenizer);
 
 /* Appends the tokens of text[0..bytes) to *out. add_special: with what the post-processor adds (a
  * BOS, say). Special tokens written in the text are special tokens, as in Hugging Face. TSR_EDATA:

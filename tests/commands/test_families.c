@@ -59,8 +59,8 @@ static tsr_status train(tsr_job *job, void *user)
 {
     trace *out = user;
     for (int i = 0; i < STEPS; i++) {
-        tsr_job_report report;
-        tsr_job_evaluation evaluation;
+        tsr_job_report report = TSR_JOB_REPORT_INIT;
+        tsr_job_evaluation evaluation = TSR_JOB_EVALUATION_INIT;
         TSR_TRY(tsr_job_step(job, &report));
         out->loss[i] = report.loss;
         out->grad_norm[i] = report.grad_norm;

@@ -231,7 +231,7 @@ static void spoil_embedding(const rank_run *run, tsr_job *job)
 static int steps(rank_run *run, tsr_job *job)
 {
     job_result *r = &run->result;
-    bool evaluates = job->inputs.config.eval_dataset.count > 0;
+    bool evaluates = tsr_config_evaluates(&job->inputs.config);
     tsr_job_report report = TSR_JOB_REPORT_INIT;
     bool resumed = tsr_job_resumed(job, &report) == 1;
     int status = evaluates && (!resumed || report.evaluate) ? evaluate(run, job) : 0;

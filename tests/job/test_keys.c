@@ -44,8 +44,7 @@ static tsr_status mark_a(void *user, const tsr_job_part *part)
     void **context = user;
     const tsr_job *job = context[0];
     snapshot *s = context[1];
-    tsr_trainable_span span =
-        tsr_trainable_at(&job->decision.store.trainable, part->unit, part->segment);
+    tsr_trainable_span span = tsr_job_trainable(job, part->unit, part->segment);
     for (uint64_t i = 0; i < span.count; i++)
         s->is_a[span.begin + i] = part->part == TSR_PEFT_A;
     return TSR_OK;

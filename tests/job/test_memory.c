@@ -113,7 +113,7 @@ static void test_layers_degrade_one_by_one(void **state)
     for (uint64_t i = 0; i <= BUDGETS; i++) {
         uint64_t budget = none - (none - full) * i / BUDGETS;
         char line[512];
-        tsr_job_plan_info info;
+        tsr_job_plan_info info = TSR_JOB_PLAN_INFO_INIT;
         budget_line(line, sizeof line, here, budget);
         assert_int_equal(plan_only(&info, 2, config_text("long.jsonl", line)), 0);
         int some = info.recompute_selective_count + info.recompute_full_count;

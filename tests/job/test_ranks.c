@@ -168,6 +168,15 @@ static void test_lora(void **state)
     run_subject(&(subject){"LoRA", unequal, NULL, all, COUNT(all)}, "train.jsonl", "eval.jsonl");
 }
 
+/* Every rank holds the same rows out. */
+static void test_held_out(void **state)
+{
+    (void)state;
+    char config[512];
+    snprintf(config, sizeof config, "%svalidation_split: 3\ndata_seed: 5\n", unequal);
+    run_subject(&(subject){"validation_split", config, NULL, few, COUNT(few)}, "train.jsonl", NULL);
+}
+
 static void test_dora_with_fresh_magnitudes(void **state)
 {
     (void)state;
@@ -379,12 +388,19 @@ int main(int argc, char **argv)
     job_choose_backend(argc, argv);
     on_cards = argc > 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lora),         cmocka_unit_test(test_dora_with_fresh_magnitudes),
-        cmocka_unit_test(test_dora_packed),  cmocka_unit_test(test_dora_over_lora),
-        cmocka_unit_test(test_bf16_base),    cmocka_unit_test(test_plain_nf4),
-        cmocka_unit_test(test_prequantized), cmocka_unit_test(test_messages),
-        cmocka_unit_test(test_accumulation), cmocka_unit_test(test_fp8),
-        cmocka_unit_test(test_mixed_base),   cmocka_unit_test(test_mixed_base_in_e4m3),
+        cmocka_unit_test(test_lora),
+        cmocka_unit_test(test_held_out),
+        cmocka_unit_test(test_dora_with_fresh_magnitudes),
+        cmocka_unit_test(test_dora_packed),
+        cmocka_unit_test(test_dora_over_lora),
+        cmocka_unit_test(test_bf16_base),
+        cmocka_unit_test(test_plain_nf4),
+        cmocka_unit_test(test_prequantized),
+        cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_accumulation),
+        cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_mixed_base),
+        cmocka_unit_test(test_mixed_base_in_e4m3),
     };
     return cmocka_run_group_tests(tests, set_up, scratch_teardown);
 }

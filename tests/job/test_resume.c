@@ -155,19 +155,18 @@ static void test_groups(void **state)
 
 /* Magnitudes that were fresh at the start are the checkpoint's when it goes on; an evaluation that
  * was due at the stop is made up for. */
-static void test_evaluations(void **state)
+static void check_evaluations(const char *rows, const char *a, const char *b)
 {
-    (void)state;
     char keys[512];
     snprintf(keys, sizeof keys,
              "use_dora: true\ninit_adapter: " JOB_TRACES
-             "/init/lora_r8\neval_strategy: steps\neval_steps: 3\neval_dataset: %s\n",
-             scratch_path("eval.jsonl"));
+             "/init/lora_r8\neval_strategy: steps\neval_steps: 3\n%s\n",
+             rows);
     job_event stop = {.rank = 0, .stop_after = 2};
     job_result whole, first, second;
-    run(&whole, job_ranks(2), config_text(keys), "whole", NULL);
-    run(&first, job_ranks(2), config_text(keys), "evaluated", &stop);
-    run(&second, job_ranks(3), resuming(keys), "evaluated", NULL);
+    run(&whole, job_ranks(2), config_text(keys), a, NULL);
+    run(&first, job_ranks(2), config_text(keys), b, &stop);
+    run(&second, job_ranks(3), resuming(keys), b, NULL);
     assert_int_equal(whole.eval_count, 3);
     assert_int_equal(first.eval_count, 1);
     assert_int_equal(second.eval_count, 2);
@@ -177,6 +176,15 @@ static void test_evaluations(void **state)
     job_result_free(&whole);
     job_result_free(&first);
     job_result_free(&second);
+}
+
+static void test_evaluations(void **state)
+{
+    (void)state;
+    char rows[256];
+    snprintf(rows, sizeof rows, "eval_dataset: %s", scratch_path("eval.jsonl"));
+    check_evaluations(rows, "eval-whole", "evaluated");
+    check_evaluations("validation_split: 0.3", "held-out-whole", "held-out");
 }
 
 /* A stop that comes while an evaluation of many micro-batches is under way, of the last step too, ends it; it is

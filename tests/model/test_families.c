@@ -330,7 +330,7 @@ static void take_layers(void *user, tsr_job *job, const tsr_micro_batch *micro, 
 /* The adapter's B is 0: it adds nothing. */
 static tsr_status take_hidden(tsr_job *job, void *user)
 {
-    tsr_job_evaluation unused;
+    tsr_job_evaluation unused = TSR_JOB_EVALUATION_INIT;
     int64_t word[TSR_WORD_COUNT];
     TSR_TRY(tsr_job_evaluate(job, &unused));
     TSR_TRY(job_micro_batches(job, false, 0, take_top, user));

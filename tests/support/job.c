@@ -120,7 +120,7 @@ tsr_status job_micro_batches(tsr_job *job, bool train, int64_t step, job_seen *s
 double *job_gradient(uint64_t *count, const tsr_job *job, int unit, int segment)
 {
     const tsr_trainable *trainable = &job->decision.store.trainable;
-    tsr_trainable_span span = tsr_trainable_at(trainable, unit, segment);
+    tsr_trainable_span span = tsr_job_trainable(job, unit, segment);
     const tsr_layout_segment *s = &job->inputs.layout.unit[unit].trainable[segment];
     int64_t *fixed = malloc(s->element_count * sizeof *fixed);
     uint64_t outside = 0; /* gradients that are not 0 where there is padding */
