@@ -386,8 +386,8 @@ static int run_job(double *patience, const tsr_usage *usage, const char *program
     *patience = readable == 0 ? (double)config.ddp_timeout : PATIENCE;
     tsr_watchdog *watchdog = options.use_mpi ? tsr_watchdog_start(*patience) : NULL;
     int status = make_progress(&r, config.progress);
-    r.details =
-        usage->verbose || usage->command == TSR_COMMAND_DATA || config.log_level == TSR_LOG_DEBUG;
+    r.details = usage->verbose || !options.use_mpi ||
+                config.log_level == TSR_LOG_DEBUG; /* plan and data: all of it */
     if (status == 0)
         status = tsr_job_create(&r.job, &options);
     tsr_watchdog_stop(watchdog);

@@ -69,7 +69,7 @@ static void data(void)
     cli_output_free(&text);
     cli_output_free(&json);
     /* A run says the fill rate too. */
-    cli_run(&text, 1, NULL, "train job.yaml packing=true max_length=64");
+    cli_run(&text, 1, NULL, "train job.yaml packing=true max_length=64 -v");
     expect(text.err, "dataset: 2 samples packed into 1 rows of 64 tokens, ");
     cli_output_free(&text);
     cli_case_end();
