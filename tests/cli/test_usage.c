@@ -292,7 +292,7 @@ static void test_directories(void **state)
     make("model", NAMES("config.json"), "{}");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         tsr_usage u;
-        const char *args[] = {cases[i].args[0], cases[i].args[1], cases[i].args[2], NULL};
+        const char *args[MAX_ARGS] = {cases[i].args[0], cases[i].args[1], cases[i].args[2]};
         scratch_named(path, sizeof path, args[1]);
         args[1] = path;
         if (parse(&u, args) < 0)
