@@ -21,6 +21,7 @@
 #include "kernels/fp8_quantize.h"
 #include "kernels/gemm.h"
 #include "kernels/head.h"
+#include "kernels/head_weight.h"
 #include "kernels/layer_inputs.h"
 #include "kernels/low_rank_backward.h"
 #include "kernels/nf4_dequant.h"
@@ -31,6 +32,7 @@
 #include "kernels/row_square_norm.h"
 #include "kernels/rows.h"
 #include "kernels/swiglu.h"
+#include "kernels/table_rows.h"
 #include "kernels/types.h"
 #include "kernels/widen.h"
 
@@ -59,8 +61,11 @@
     X(head_begin)                                                                                  \
     X(head_chunk)                                                                                  \
     X(head_finish)                                                                                 \
+    X(head_weight)                                                                                 \
     X(gather_rows)                                                                                 \
     X(scatter_rows)                                                                                \
+    X(table_rows)                                                                                  \
+    X(table_sum)                                                                                   \
     X(compose)                                                                                     \
     X(compose_merged)                                                                              \
     X(compose_backward)                                                                            \
