@@ -94,8 +94,9 @@ tsr_status tsr_convert_write(tsr_convert *convert, const tsr_model_output *outpu
         tsr_model_output o = *output;
         o.folder = convert->output;
         o.source = config->model_name_or_path;
-        o.parameter_count =
-            convert->inputs.layout.parameter_count + convert->inputs.layout.tower_elements;
+        o.parameter_count = convert->inputs.layout.parameter_count +
+                            convert->inputs.layout.tower_elements +
+                            (o.untied ? convert->inputs.layout.embedding->element_count : 0);
         o.plain_modules = composite ? composite->towers : NULL;
         o.chat_template = convert->template;
         o.template_bytes = convert->template_bytes;

@@ -11,6 +11,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct {
     tsr_convert *convert;
@@ -69,10 +70,50 @@ static tsr_status next_merged(const void **data, uint64_t *bytes, void *user, ui
     return tsr_convert_tick(it->all->convert, linear->source.weight->bytes * count / linear->out);
 }
 
+#define HEAD "lm_head.weight"
+
+/* What the adapter has of a module that modules_to_save trained; NULL: nothing. */
+static const tsr_tensor *whole_of(const tsr_inputs *inputs, bool trained, const char *path)
+{
+    const tsr_peft_module *module =
+        trained ? tsr_peft_module_find(inputs->adapter.init, path) : NULL;
+    return module ? module->whole : NULL;
+}
+
+/* Embedding and head were one, and are no more. */
+static bool unties(const tsr_inputs *inputs)
+{
+    return inputs->layout.head == inputs->layout.embedding &&
+           (inputs->adapter.trains_head || inputs->adapter.trains_embedding);
+}
+
+static void add_copied(merging *all, const char *name, const tsr_tensor *tensor)
+{
+    tsr_tensor_source *source = &all->sources[all->count];
+    *source = tsr_copied_source(&all->items[all->count++].copied, &all->copier, tensor);
+    source->name = name;
+    all->convert->total += (double)tensor->bytes;
+}
+
+/* A tensor that no linear of a layer has. */
+static void add_other(merging *all, const tsr_tensor *tensor)
+{
+    const tsr_inputs *inputs = &all->convert->inputs;
+    const tsr_tensor *whole = NULL;
+    if (unties(inputs) && !strcmp(tensor->name, HEAD)) /* a copy of the embedding */
+        return;
+    if (tensor == inputs->layout.embedding)
+        whole = whole_of(inputs, inputs->adapter.trains_embedding, inputs->layout.embedding_path);
+    else if (tensor == inputs->layout.head)
+        whole = whole_of(inputs, inputs->adapter.trains_head, "lm_head");
+    add_copied(all, tensor->name, whole ? whole : tensor);
+}
+
 static tsr_status add_sources(merging *all)
 {
     const tsr_inputs *inputs = &all->convert->inputs;
     uint64_t tensors = tsr_checkpoint_count(inputs->checkpoint);
+    const tsr_tensor *head = whole_of(inputs, inputs->adapter.trains_head, "lm_head");
     all->items = calloc(tensors + 1, sizeof *all->items);
     all->sources = calloc(tensors + 1, sizeof *all->sources);
     if (!all->items || !all->sources)
@@ -81,24 +122,25 @@ static tsr_status add_sources(merging *all)
         const tsr_tensor *tensor = tsr_checkpoint_at(inputs->checkpoint, i);
         bool part = false;
         const tsr_layout_linear *linear = tsr_convert_linear(&part, &inputs->layout, tensor->name);
-        item *it = &all->items[all->count];
-        tsr_tensor_source *source = &all->sources[all->count];
         if (part && linear)
             continue; /* of a 4-bit weight, which becomes a plain one */
-        all->count++;
+        if (!linear || !(linear->r || linear->source.prequantized)) {
+            add_other(all, tensor);
+            continue;
+        }
+        item *it = &all->items[all->count];
         it->all = all;
         it->linear = linear;
-        if (linear && (linear->r || linear->source.prequantized))
-            *source = (tsr_tensor_source){.name = tensor->name,
-                                          .dtype = TSR_BF16,
-                                          .ndim = 2,
-                                          .shape = {linear->out, linear->in},
-                                          .next = next_merged,
-                                          .user = it};
-        else
-            *source = tsr_copied_source(&it->copied, &all->copier, tensor);
+        all->sources[all->count++] = (tsr_tensor_source){.name = tensor->name,
+                                                         .dtype = TSR_BF16,
+                                                         .ndim = 2,
+                                                         .shape = {linear->out, linear->in},
+                                                         .next = next_merged,
+                                                         .user = it};
         all->convert->total += (double)tensor->bytes;
     }
+    if (unties(inputs))
+        add_copied(all, HEAD, head ? head : inputs->layout.embedding);
     return TSR_OK;
 }
 
@@ -148,7 +190,8 @@ static tsr_status merge(tsr_convert *convert, json_t *report)
         status = tsr_copier_open(&all.copier, convert, true);
     if (status == TSR_OK)
         status = add_sources(&all);
-    const tsr_model_output output = {.dtype = TSR_BF16, .tensors = all.sources, .count = all.count};
+    const tsr_model_output output = {
+        .dtype = TSR_BF16, .untied = unties(inputs), .tensors = all.sources, .count = all.count};
     if (status == TSR_OK)
         status = tsr_convert_write(convert, &output);
     tsr_merger_destroy(all.merger);

@@ -207,6 +207,7 @@ typedef struct {
     bool use_rslora, use_dora;
     tsr_config_patterns rank_pattern, alpha_pattern;
     tsr_config_ints layers_to_transform; /* empty: all */
+    tsr_config_strings modules_to_save;
     const char *init_adapter;
     /* optimizer */
     double learning_rate;

@@ -300,6 +300,9 @@ static const tsr_key adapter_keys[] = {
     {"layers_to_transform", G, TSR_KEY_INTS, AT(layers_to_transform), .low = 0, .high = 1e6,
      .none = "null", .flags = TSR_KEY_RESULT, .initial = "null",
      .help = "layers with an adapter; null: all"},
+    {"modules_to_save", G, TSR_KEY_STRINGS, AT(modules_to_save), .none = "null",
+     .flags = TSR_KEY_RESULT, .initial = "null",
+     .help = "what is trained whole beside the adapters: lm_head, embed_tokens"},
     {"init_adapter", G, TSR_KEY_STRING, AT(init_adapter), .flags = TSR_KEY_PATH, .none = "none",
      .initial = "null",
      .help = "directory of a PEFT adapter to start from (eval, merge: the adapter to use; with a "

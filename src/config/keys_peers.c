@@ -30,6 +30,7 @@ static const tsr_key_alias aliases[] = {
     {"torch_dtype", "dtype", NULL, 0, NULL},
     {"bnb_4bit_compute_dtype", "dtype", NULL, 0, NULL},
     {"warmup_ratio", "warmup_steps", NULL, 1, NULL},
+    {"lora_modules_to_save", "modules_to_save", NULL, 0, NULL},
     {"activation_checkpointing", "gradient_checkpointing", NULL, 0, NULL},
     {"use_cpu", "backend", use_cpu_map, 0, "expected true or false"},
 };
@@ -43,8 +44,6 @@ static const tsr_key_peer peers[] = {
     {"neftune_noise_alpha", "0 null", no_quantity},
     {"loss_type", "nll null", "the loss is the mean over label tokens"},
     {"auto_find_batch_size", "false null", "the plan decides what fits before the run"},
-    {"modules_to_save", "null []", "only adapters are trained"},
-    {"lora_modules_to_save", "null []", "only adapters are trained"},
     {"lora_target_parameters", "null []", "adapters are on linear modules"},
     {"lora_task_type", "CAUSAL_LM null", "this trains causal language models"},
     {"load_in_8bit", "false null", "the base is NF4 (load_in_4bit) or as stored in the checkpoint"},

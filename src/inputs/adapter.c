@@ -189,6 +189,8 @@ static tsr_status check_explicit(const tsr_config *config, const tsr_peft_config
         {"alpha_pattern",
          same_patterns(&config->alpha_pattern, peft->alpha_pattern, peft->alpha_pattern_count)},
         {"layers_to_transform", same_layers(&config->layers_to_transform, peft)},
+        {"modules_to_save",
+         same_names(&config->modules_to_save, peft->save.names, peft->save.count)},
     };
     TSR_TRY(check_number(config, "lora_r", (double)config->lora_r, (double)peft->r));
     TSR_TRY(check_number(config, "lora_alpha", config->lora_alpha, peft->lora_alpha));
@@ -254,7 +256,28 @@ static tsr_status take_modules(tsr_config *config, const tsr_peft_config *peft,
         config->alpha_pattern = patterns_of(store, peft->alpha_pattern, peft->alpha_pattern_count);
     if (!tsr_config_is_set(config, "layers_to_transform"))
         config->layers_to_transform = layers_of(store, peft);
+    if (!tsr_config_is_set(config, "modules_to_save"))
+        config->modules_to_save = modules_of(store, &peft->save).names;
     return store->failed ? tsr_fail(TSR_ENOMEM, "out of memory for the adapter's keys") : TSR_OK;
+}
+
+/* What is trained whole. */
+static tsr_status choose_saved(tsr_train_adapter *adapter, const tsr_config *config)
+{
+    for (int i = 0; i < config->modules_to_save.count; i++) {
+        const char *name = config->modules_to_save.items[i], *dot = strrchr(name, '.');
+        const char *last = dot ? dot + 1 : name;
+        bool head = !strcmp(last, "lm_head"), embedding = !strcmp(last, "embed_tokens");
+        adapter->trains_head |= head;
+        adapter->trains_embedding |= embedding;
+        if (!head && !embedding)
+            return tsr_fail(TSR_ECONFIG,
+                            "%s: modules_to_save: found %s; lm_head and embed_tokens can be "
+                            "trained whole; write one of them, or name linears of the layers in "
+                            "lora_target_modules",
+                            tsr_config_where(config, "modules_to_save"), name);
+    }
+    return TSR_OK;
 }
 
 /* ---- the specification ---- */
@@ -322,11 +345,49 @@ static tsr_status from_config(tsr_train_adapter *adapter, const tsr_config *conf
     return TSR_OK;
 }
 
+static const char *last_name(const char *path)
+{
+    const char *dot = strrchr(path, '.');
+    return dot ? dot + 1 : path;
+}
+
+/* Whether a module of the file is one that is trained whole. */
+static bool is_saved(const tsr_train_adapter *adapter, const tsr_peft_module *stored)
+{
+    const char *name = last_name(stored->path);
+    return stored->whole && ((adapter->trains_head && !strcmp(name, "lm_head")) ||
+                             (adapter->trains_embedding && !strcmp(name, "embed_tokens")));
+}
+
+/* What modules_to_save names is in the file, and nothing else is there whole. */
+static tsr_status check_saved(const tsr_train_adapter *adapter, const tsr_config *config)
+{
+    uint64_t found = 0, wanted = (uint64_t)adapter->trains_head + adapter->trains_embedding;
+    for (uint64_t i = 0; i < tsr_peft_module_count(adapter->init); i++) {
+        const tsr_peft_module *stored = tsr_peft_module_at(adapter->init, i);
+        if (stored->whole && !is_saved(adapter, stored))
+            return tsr_fail(TSR_EDATA,
+                            "%s: " TSR_PEFT_WEIGHTS_FILE
+                            " has the whole weight of %s, which is not in modules_to_save of its "
+                            "adapter_config.json",
+                            config->init_adapter, stored->path);
+        found += is_saved(adapter, stored);
+    }
+    return found == wanted
+               ? TSR_OK
+               : tsr_fail(TSR_EDATA,
+                          "%s: modules_to_save of its adapter_config.json names a module "
+                          "whose weight is not in " TSR_PEFT_WEIGHTS_FILE,
+                          config->init_adapter);
+}
+
 /* Every module of the set is in the file with the right shapes, and the other way round. */
 static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_config *config,
                                 const tsr_adapter_module *modules, const tsr_composite *composite)
 {
     const char *directory = config->init_adapter;
+    uint64_t saved = (uint64_t)adapter->trains_head + adapter->trains_embedding;
+    TSR_TRY(check_saved(adapter, config));
     for (uint64_t i = 0; i < adapter->set.count; i++) {
         const tsr_adapter *a = &adapter->set.adapter[i];
         const tsr_adapter_module *module = &modules[a->module];
@@ -345,7 +406,7 @@ static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_conf
                             directory, module->path, stored->r, stored->out_features,
                             stored->in_features, a->r, module->out_features, module->in_features);
     }
-    if (tsr_peft_module_count(adapter->init) == adapter->set.count)
+    if (tsr_peft_module_count(adapter->init) == adapter->set.count + saved)
         return TSR_OK;
     for (uint64_t i = 0; i < tsr_peft_module_count(adapter->init); i++) {
         const char *path = tsr_peft_module_at(adapter->init, i)->path, *tower;
@@ -356,6 +417,7 @@ static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_conf
                             " has an adapter for %s, of %s; only adapters of the text decoder are "
                             "read",
                             directory, path, tower);
+        known = is_saved(adapter, tsr_peft_module_at(adapter->init, i));
         for (uint64_t j = 0; j < adapter->set.count && !known; j++)
             known = !strcmp(modules[adapter->set.adapter[j].module].path, path);
         if (!known)
@@ -451,6 +513,8 @@ tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bo
     }
     adapter.present = needed || config->init_adapter;
     if (status == TSR_OK && adapter.present)
+        status = choose_saved(&adapter, config);
+    if (status == TSR_OK && adapter.present)
         status = tsr_adapter_set_make(&adapter.set, &adapter.spec, of.item, module_count);
     if (status == TSR_OK && adapter.present && composite)
         status = name_each(&adapter, modules);
@@ -527,6 +591,8 @@ tsr_status tsr_train_adapter_config(tsr_peft_config *out, const tsr_train_adapte
                    adapter->each_named ? NULL : (char *)spec->target.regex},
         .beside_towers = adapter->each_named,
         .exclude = {(char **)spec->exclude.names, spec->exclude.count, (char *)spec->exclude.regex},
+        .save = {(char **)config->modules_to_save.items, (uint64_t)config->modules_to_save.count,
+                 NULL},
         .rank_pattern = patterns,
         .rank_pattern_count = ranks,
         .alpha_pattern = patterns + ranks,

@@ -14,6 +14,7 @@ typedef struct {
     tsr_peft *init; /* open init_adapter, or NULL */
     tsr_adapter_spec spec;
     tsr_adapter_set set;
+    bool trains_head, trains_embedding; /* whole: modules_to_save */
     bool present;                  /* false: the plain base (evaluation without init_adapter) */
     bool each_named;               /* set.target is the whole name of each module */
     bool fresh_magnitudes;         /* DoRA, and no magnitudes are stored: they start as row norms */

@@ -108,8 +108,8 @@ static tsr_status sample_weights(tsr_inputs *inputs)
     inputs->adapter_weights = TSR_HASH_START;
     for (uint64_t i = 0; adapter && i < tsr_peft_module_count(adapter); i++) {
         const tsr_peft_module *module = tsr_peft_module_at(adapter, i);
-        const tsr_tensor *tensors[] = {module->a, module->b, module->magnitude};
-        for (int part = 0; part < 3; part++)
+        const tsr_tensor *tensors[] = {module->a, module->b, module->magnitude, module->whole};
+        for (int part = 0; part < 4; part++)
             if (tensors[part])
                 TSR_TRY(tsr_safetensors_sample(&inputs->adapter_weights, tensors[part]));
     }
@@ -130,6 +130,23 @@ static tsr_status group_units(tsr_layout *layout, const tsr_config *config)
                                                .where = tsr_config_where(config, "unit_policy")});
 }
 
+/* What init_adapter has of whole modules is of this model's shape. */
+static tsr_status check_whole(const tsr_inputs *inputs)
+{
+    const tsr_peft *init = inputs->adapter.init;
+    uint64_t vocabulary = inputs->model.vocab_size, d = inputs->model.hidden_size;
+    for (uint64_t i = 0; init && i < tsr_peft_module_count(init); i++) {
+        const tsr_peft_module *module = tsr_peft_module_at(init, i);
+        if (module->whole && (module->out_features != vocabulary || module->in_features != d))
+            return tsr_fail(
+                TSR_EDATA, "%s: the weight of %s is [%llu, %llu], but the model's is [%llu, %llu]",
+                inputs->config.init_adapter, module->path, (unsigned long long)module->out_features,
+                (unsigned long long)module->in_features, (unsigned long long)vocabulary,
+                (unsigned long long)d);
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
 {
     tsr_config *config = &inputs->config;
@@ -142,7 +159,10 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
                                    inputs->module_count, inputs->model.composite));
     tsr_layout_options options = {.load_in_4bit = config->load_in_4bit,
                                   .nested = config->use_bnb_nested_quant,
-                                  .compute = inputs->compute};
+                                  .compute = inputs->compute,
+                                  .train_head = inputs->adapter.trains_head,
+                                  .train_embedding = inputs->adapter.trains_embedding};
+    TSR_TRY(check_whole(inputs));
     TSR_TRY(tsr_layout_make(&inputs->layout, &inputs->model, inputs->checkpoint,
                             inputs->adapter.present ? &inputs->adapter.set : NULL, &options));
     TSR_TRY(group_units(&inputs->layout, config));
@@ -164,8 +184,11 @@ tsr_status tsr_inputs_like(tsr_inputs *out, const tsr_inputs *inputs, uint64_t l
     tsr_inputs like = *inputs;
     bool nested = inputs->model.prequantized ? inputs->model.double_quant
                                              : inputs->config.use_bnb_nested_quant;
-    tsr_layout_options options = {
-        .load_in_4bit = inputs->config.load_in_4bit, .nested = nested, .compute = inputs->compute};
+    tsr_layout_options options = {.load_in_4bit = inputs->config.load_in_4bit,
+                                  .nested = nested,
+                                  .compute = inputs->compute,
+                                  .train_head = inputs->adapter.trains_head,
+                                  .train_embedding = inputs->adapter.trains_embedding};
     like.model.layer_count = layers;
     like.model.prequantized = false;
     like.checkpoint = NULL;

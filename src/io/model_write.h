@@ -26,6 +26,7 @@ typedef struct {
     const char *chat_template; /* instead of the source's; NULL: that stays */
     uint64_t template_bytes;
     tsr_dtype dtype; /* config.json's: F32, BF16 or F16 */
+    bool untied;     /* embedding and head are not one, whatever the source's config.json says */
     bool nf4;        /* quantization_config: bitsandbytes' nf4; false: none */
     bool double_quant;
     tsr_dtype compute_dtype; /* of quantization_config */

@@ -1,4 +1,4 @@
-/* The config.json of a model that is written: its source's, with dtype and quantization_config. */
+/* The config.json of a model that is written: its source's, with dtype, tie_word_embeddings and quantization_config. */
 #include "io/json.h"
 #include "io/model_write.h"
 
@@ -64,6 +64,10 @@ tsr_status tsr_model_config_format(char **out, const tsr_model_output *output)
     int failed = set_dtype(root, output->dtype);
     if (json_object_get(text, "dtype") || json_object_get(text, "torch_dtype"))
         failed |= set_dtype(text, output->dtype);
+    if (output->untied)
+        failed |= json_object_set_new(root, "tie_word_embeddings", json_false());
+    if (output->untied && json_object_get(text, "tie_word_embeddings"))
+        failed |= json_object_set_new(text, "tie_word_embeddings", json_false());
     json_object_del(text, "quantization_config");
     json_object_del(root, "quantization_config");
     if (output->nf4)

@@ -14,6 +14,7 @@ static const char *const suffixes[] = {
     [TSR_PEFT_A] = ".lora_A.weight",
     [TSR_PEFT_B] = ".lora_B.weight",
     [TSR_PEFT_MAGNITUDE] = ".lora_magnitude_vector",
+    [TSR_PEFT_WHOLE] = ".weight", /* the others end in none of these but it */
 };
 
 #define PART_COUNT (sizeof suffixes / sizeof *suffixes)
@@ -73,7 +74,8 @@ static tsr_status add_tensor(tsr_peft *peft, const tsr_tensor *tensor)
     if (!split_name(&part, &length, tensor->name))
         return tsr_fail(TSR_EDATA,
                         "%s: tensor '%s' is not understood, expected names as '" PREFIX
-                        "<module>.lora_A.weight', .lora_B.weight or .lora_magnitude_vector",
+                        "<module>.lora_A.weight', .lora_B.weight, .lora_magnitude_vector or, of "
+                        "modules_to_save, .weight",
                         path, tensor->name);
     if (tensor->dtype != TSR_F32 && tensor->dtype != TSR_BF16 && tensor->dtype != TSR_F16)
         return tsr_fail(TSR_EDATA, "%s: tensor '%s' is %s, expected F32, BF16 or F16", path,
@@ -81,9 +83,10 @@ static tsr_status add_tensor(tsr_peft *peft, const tsr_tensor *tensor)
     if (tensor->ndim != (part == TSR_PEFT_MAGNITUDE ? 1 : 2) || tensor->element_count == 0)
         return tsr_fail(TSR_EDATA, "%s: tensor '%s' has shape %s, expected %s", path, tensor->name,
                         tsr_shape_text(shown, tensor->shape, tensor->ndim),
-                        part == TSR_PEFT_A   ? "[r, in]"
-                        : part == TSR_PEFT_B ? "[out, r]"
-                                             : "[out]");
+                        part == TSR_PEFT_A       ? "[r, in]"
+                        : part == TSR_PEFT_B     ? "[out, r]"
+                        : part == TSR_PEFT_WHOLE ? "[out, in]"
+                                                 : "[out]");
     tsr_peft_module *module = find_or_add(peft, tensor->name + strlen(PREFIX), length);
     if (!module)
         return tsr_fail(TSR_ENOMEM, "%s: no memory for its modules", path);
@@ -91,6 +94,8 @@ static tsr_status add_tensor(tsr_peft *peft, const tsr_tensor *tensor)
         module->a = tensor;
     else if (part == TSR_PEFT_B)
         module->b = tensor;
+    else if (part == TSR_PEFT_WHOLE)
+        module->whole = tensor;
     else
         module->magnitude = tensor;
     return TSR_OK;
@@ -100,6 +105,14 @@ static tsr_status check_module(tsr_peft_module *module, bool dora, const char *f
 {
     const tsr_tensor *a = module->a, *b = module->b, *m = module->magnitude;
     char shown_a[TSR_SHAPE_TEXT_BYTES], shown_b[TSR_SHAPE_TEXT_BYTES];
+    if (module->whole && (a || b || m))
+        return tsr_fail(TSR_EDATA, "%s: module '%s' has a whole weight and a LoRA", file,
+                        module->path);
+    if (module->whole) {
+        module->out_features = module->whole->shape[0];
+        module->in_features = module->whole->shape[1];
+        return TSR_OK;
+    }
     if (!a || !b)
         return tsr_fail(TSR_EDATA, "%s: module '%s' has no %s", file, module->path,
                         a ? "lora_B.weight" : "lora_A.weight");

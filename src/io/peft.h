@@ -44,6 +44,7 @@ typedef struct {
     uint64_t alpha_pattern_count;
     int64_t *layers_to_transform; /* NULL: all */
     uint64_t layer_count;
+    tsr_peft_match save; /* modules_to_save: names of modules that are trained whole */
     bool
         beside_towers; /* of a vision-language model's text decoder: the model card loads that model */
 } tsr_peft_config;
@@ -67,6 +68,8 @@ typedef struct {
     const tsr_tensor *a;         /* [r, in_features] */
     const tsr_tensor *b;         /* [out_features, r] */
     const tsr_tensor *magnitude; /* [out_features], or NULL: none stored */
+    /* [out_features, in_features] of a module that is saved whole: r is 0 then, and the others are NULL; else NULL. */
+    const tsr_tensor *whole;
     uint64_t r, in_features, out_features;
 } tsr_peft_module;
 
@@ -86,7 +89,8 @@ const tsr_peft_module *tsr_peft_module_find(const tsr_peft *peft, const char *pa
 /* Modules whose paths begin with `from` get `to` instead. */
 tsr_status tsr_peft_rename(tsr_peft *peft, const char *from, const char *to);
 
-typedef enum { TSR_PEFT_A, TSR_PEFT_B, TSR_PEFT_MAGNITUDE } tsr_peft_part;
+/* WHOLE: of a module that modules_to_save trains. */
+typedef enum { TSR_PEFT_A, TSR_PEFT_B, TSR_PEFT_MAGNITUDE, TSR_PEFT_WHOLE } tsr_peft_part;
 
 /* The name PEFT gives a part in the file, as "base_model.model.<path>.lora_A.weight"; *out is the
  * caller's (free). */

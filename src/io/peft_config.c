@@ -36,7 +36,6 @@ static const struct {
     {"lora_ga_config", "null"},
     {"megatron_config", "null"},
     {"megatron_core", "\"megatron.core\"", true},
-    {"modules_to_save", "null"},
     {"monteclora_config", "null"},
     {"peft_type", "\"LORA\""},
     {"peft_version", "\"0.21.0\"", true},
@@ -52,17 +51,12 @@ static const struct {
 
 /* Read into tsr_peft_config. */
 static const char *const acted_on[] = {
-    "alpha_pattern",
-    "base_model_name_or_path",
-    "exclude_modules",
-    "layers_to_transform",
-    "lora_alpha",
-    "lora_dropout",
-    "r",
-    "rank_pattern",
-    "target_modules",
-    "use_dora",
-    "use_rslora",
+    "alpha_pattern",   "base_model_name_or_path",
+    "exclude_modules", "layers_to_transform",
+    "lora_alpha",      "lora_dropout",
+    "modules_to_save", "r",
+    "rank_pattern",    "target_modules",
+    "use_dora",        "use_rslora",
 };
 
 #define FIXED_COUNT    (sizeof fixed / sizeof *fixed)
@@ -261,6 +255,10 @@ static tsr_status read_all(tsr_peft_config *out, const json_t *root, const char 
     TSR_TRY(read_scalars(out, root, place));
     TSR_TRY(read_match(&out->target, root, "target_modules", place));
     TSR_TRY(read_match(&out->exclude, root, "exclude_modules", place));
+    TSR_TRY(read_match(&out->save, root, "modules_to_save", place));
+    if (out->save.regex)
+        return tsr_fail(TSR_EDATA, "%s: key 'modules_to_save' is \"%s\", expected a list of names",
+                        place, out->save.regex);
     if (out->target.regex && !strcmp(out->target.regex, "all-linear")) {
         out->all_linear = true;
         free(out->target.regex);
@@ -316,6 +314,7 @@ void tsr_peft_config_free(tsr_peft_config *config)
     free(config->base_model_name_or_path);
     free_match(&config->target);
     free_match(&config->exclude);
+    free_match(&config->save);
     for (uint64_t i = 0; i < config->rank_pattern_count; i++)
         free(config->rank_pattern[i].key);
     free(config->rank_pattern);
@@ -401,6 +400,7 @@ static json_t *config_value(const tsr_peft_config *config)
                                            config->all_linear ? json_string("all-linear")
                                                               : match_value(&config->target));
     failed = failed || json_object_set_new(root, "exclude_modules", match_value(&config->exclude));
+    failed = failed || json_object_set_new(root, "modules_to_save", match_value(&config->save));
     failed = failed ||
              json_object_set_new(root, "rank_pattern",
                                  pattern_value(config->rank_pattern, config->rank_pattern_count));

@@ -10,17 +10,29 @@
 #include <string.h>
 #include <unistd.h>
 
+uint64_t tsr_job_part_count(const tsr_job *job)
+{
+    const tsr_layout *layout = &job->inputs.layout;
+    return 3 * job->inputs.adapter.set.count + (uint64_t)(layout->unit_count - layout->layer_count);
+}
+
 static tsr_status each_part_of(const tsr_layout *layout, int unit, tsr_job_part_call *call,
                                void *user)
 {
+    const tsr_layout_unit *u = &layout->unit[unit];
+    if (!u->block && u->trainable_count) {
+        int chunk = (int)(u->first_row / TSR_HEAD_CHUNK_ROWS);
+        return call(user, &(tsr_job_part){unit, 0, TSR_PEFT_WHOLE, u->trainable[0].module, chunk});
+    }
     for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++) {
         const tsr_layout_linear *linear = &layout->unit[unit].linear[i];
         if (!linear->r)
             continue;
-        TSR_TRY(call(user, &(tsr_job_part){unit, linear->a, TSR_PEFT_A, linear}));
-        TSR_TRY(call(user, &(tsr_job_part){unit, linear->b, TSR_PEFT_B, linear}));
+        TSR_TRY(call(user, &(tsr_job_part){unit, linear->a, TSR_PEFT_A, linear->path, 0}));
+        TSR_TRY(call(user, &(tsr_job_part){unit, linear->b, TSR_PEFT_B, linear->path, 0}));
         if (linear->dora)
-            TSR_TRY(call(user, &(tsr_job_part){unit, linear->m, TSR_PEFT_MAGNITUDE, linear}));
+            TSR_TRY(
+                call(user, &(tsr_job_part){unit, linear->m, TSR_PEFT_MAGNITUDE, linear->path, 0}));
     }
     return TSR_OK;
 }
@@ -28,10 +40,10 @@ static tsr_status each_part_of(const tsr_layout *layout, int unit, tsr_job_part_
 tsr_status tsr_job_each_part(tsr_job *job, const char *phase, tsr_job_part_call *call, void *user)
 {
     const tsr_layout *layout = &job->inputs.layout;
-    for (int unit = 0; unit < layout->layer_count; unit++) {
+    for (int unit = 0; unit < layout->unit_count; unit++) {
         TSR_TRY(each_part_of(layout, unit, call, user));
         if (phase)
-            tsr_phase_at(phase, unit + 1, layout->layer_count);
+            tsr_phase_at(phase, unit + 1, layout->unit_count);
     }
     return TSR_OK;
 }
@@ -51,7 +63,7 @@ static tsr_status keep(collected *c, const tsr_job_part *p)
     const tsr_layout_segment *segment = &job->inputs.layout.unit[p->unit].trainable[p->segment];
     float *data = job->buffers.adapter + c->used;
     char *name = NULL;
-    TSR_TRY(tsr_peft_tensor_name(&name, p->linear->path, p->part));
+    TSR_TRY(tsr_peft_tensor_name(&name, p->path, p->part));
     for (tsr_stored_run run = {0}; tsr_stored_next(&run, segment, 0, segment->element_count);)
         memcpy(data + run.stored, job->buffers.unit + run.memory, run.count * sizeof *data);
     uint64_t count = segment->stored_rows * segment->stored_columns;
@@ -61,6 +73,11 @@ static tsr_status keep(collected *c, const tsr_job_part *p)
         return status;
     }
     c->used += count;
+    if (p->chunk > 0) { /* it goes on where the chunk before has ended */
+        free(name);
+        c->tensor[c->count - 1].shape[0] += segment->stored_rows;
+        return TSR_OK;
+    }
     c->tensor[c->count++] =
         (tsr_peft_tensor){.name = name,
                           .ndim = p->part == TSR_PEFT_MAGNITUDE ? 1 : 2,
@@ -102,7 +119,7 @@ static tsr_status write_files(const collected *c, const tsr_folder *folder)
 tsr_status tsr_job_write_adapter(tsr_job *job, const tsr_folder *folder)
 {
     collected c = {.job = job};
-    c.tensor = calloc(3 * job->inputs.adapter.set.count + 1, sizeof *c.tensor);
+    c.tensor = calloc(tsr_job_part_count(job) + 1, sizeof *c.tensor);
     if (!c.tensor)
         c.local = tsr_fail(TSR_ENOMEM, "out of memory while saving the adapter");
     tsr_status status = tsr_job_each_part(job, "gathering the adapter", collect, &c);

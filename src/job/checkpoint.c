@@ -30,9 +30,12 @@ void tsr_job_state_file(char out[TSR_SNAPSHOT_NAME_BYTES], int rank, int ranks)
 
 tsr_status tsr_job_state_name(char out[TSR_JOB_NAME_BYTES], const tsr_job_part *part, int buffer)
 {
-    char *name;
-    TSR_TRY(tsr_peft_tensor_name(&name, part->linear->path, part->part));
-    int length = snprintf(out, TSR_JOB_NAME_BYTES, "%s.%s", name, tsr_job_state_names[buffer]);
+    char *name, chunk[16] = "";
+    TSR_TRY(tsr_peft_tensor_name(&name, part->path, part->part));
+    if (part->part == TSR_PEFT_WHOLE)
+        snprintf(chunk, sizeof chunk, ".%d", part->chunk);
+    int length =
+        snprintf(out, TSR_JOB_NAME_BYTES, "%s%s.%s", name, chunk, tsr_job_state_names[buffer]);
     if (length >= TSR_JOB_NAME_BYTES) {
         tsr_status status =
             tsr_fail(TSR_EUNSUPPORTED, "%s: a name too long for a checkpoint", name);
@@ -120,7 +123,7 @@ static tsr_status write_own(tsr_job *job, const tsr_folder *folder)
         return TSR_OK;
     char name[TSR_SNAPSHOT_NAME_BYTES];
     tsr_job_state_file(name, rank, group);
-    uint64_t most = 3 * TSR_TRAINABLE_STATE_COUNT * job->inputs.adapter.set.count;
+    uint64_t most = TSR_TRAINABLE_STATE_COUNT * tsr_job_part_count(job);
     own_file file = {.job = job,
                      .owned = calloc(most + 1, sizeof *file.owned),
                      .source = calloc(most + 1, sizeof *file.source)};

@@ -204,12 +204,16 @@ tsr_status tsr_job_give_up(tsr_job *job);
 tsr_status tsr_job_check_finite(const tsr_job *job, const char *tensor, const float *values,
                                 uint64_t first, uint64_t count);
 
-/* One trainable tensor. */
+/* One trainable tensor, or a chunk of one that is trained whole. */
 typedef struct {
     int unit, segment;
     tsr_peft_part part;
-    const tsr_layout_linear *linear;
+    const char *path; /* of its module */
+    int chunk;        /* of a WHOLE tensor; else 0 */
 } tsr_job_part;
+
+/* How many there are at most. */
+uint64_t tsr_job_part_count(const tsr_job *job);
 
 /* All of them, in the order of the units; `phase` says what takes its time, NULL: nothing does. */
 typedef tsr_status tsr_job_part_call(void *user, const tsr_job_part *part);

@@ -207,7 +207,7 @@ static tsr_status name_part(void *user, const tsr_job_part *part)
         &refused->job->inputs.layout.unit[part->unit].trainable[part->segment];
     if (s->unit != refused->unit || s->at != refused->segment)
         return TSR_OK;
-    TSR_TRY(tsr_peft_tensor_name(&name, part->linear->path, part->part));
+    TSR_TRY(tsr_peft_tensor_name(&name, part->path, part->part));
     snprintf(refused->name, sizeof refused->name, "%s", name);
     free(name);
     return TSR_OK;

@@ -161,7 +161,8 @@ static tsr_status make_program(tsr_layer_programs *out, const tsr_activation_opt
     const tsr_layer_program_options options = {.block = o->layout->unit[layer].block,
                                                .traits = traits,
                                                .trains = trains(o, layer),
-                                               .below = layer > o->layout->first_trained,
+                                               .below = layer > o->layout->first_trained ||
+                                                        o->layout->embedding_count > 0,
                                                .wanted_slots = (uint8_t)slots_wanted(out, layer),
                                                .begun_slots = out->begun[layer],
                                                .fp8 = o->fp8,

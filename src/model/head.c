@@ -1,6 +1,6 @@
 /*
  * model/head.c: from the last layer to the loss and back: final norm, the rows that have a label,
- * the vocabulary chunk by chunk, and the gradient of the final norm's input.
+ * the vocabulary chunk by chunk, the gradients of its chunks where they are trained, and that of the final norm's input.
  */
 #include "model/model_parts.h"
 
@@ -44,6 +44,14 @@ tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer)
         &(tsr_head_begin_args){.state = state, .rows = s->batch.label_rows, .d = d});
 }
 
+static tsr_frozen chunk_weight(const tsr_model *model, const tsr_layout_unit *chunk,
+                               const tsr_unit_view *view)
+{
+    return model->options.layout->head_trained
+               ? (tsr_frozen){view->trainable, chunk->trainable[0].dtype}
+               : (tsr_frozen){view->frozen, chunk->frozen[0].dtype};
+}
+
 tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view *view)
 {
     tsr_activations *a = &model->activations;
@@ -55,7 +63,7 @@ tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view 
         state.acc = state.wy = NULL;
     tsr_head_chunk_args args = {.state = state,
                                 .h = a->head.rows,
-                                .w = {view->frozen, chunk->frozen[0].dtype},
+                                .w = chunk_weight(model, chunk, view),
                                 .labels = s->view.label,
                                 .workspace = a->head.workspace,
                                 .workspace_bytes = a->head.workspace_bytes,
@@ -66,7 +74,7 @@ tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view 
                                 .softcap = (float)layout->config.logits_softcap,
                                 .dtype = model->options.dtype};
     TSR_TRY(model->options.kernels->head_chunk(model->compute, &args));
-    if (unit < layout->unit_count - 1)
+    if (unit < tsr_layout_head_end(layout) - 1)
         return TSR_OK;
     return model->options.kernels->head_finish(
         model->compute, &(tsr_head_finish_args){.state = state,
@@ -77,6 +85,49 @@ tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view 
                                                 .rows = s->batch.label_rows,
                                                 .d = width(model),
                                                 .scale = (float)(1 / s->batch.label_tokens),
+                                                .dtype = model->options.dtype});
+}
+
+/* The label rows of h again, for their place has their gradient; acc's is free by then. */
+static tsr_status gather_again(const tsr_model *model)
+{
+    const tsr_activations *a = &model->activations;
+    const stage *s = tsr_model_current(model);
+    return model->options.kernels->gather_rows(
+        model->compute, &(tsr_gather_rows_args){.out = a->head.state.acc,
+                                                .in = a->head.h,
+                                                .index = s->view.label_row,
+                                                .rows = s->batch.label_rows,
+                                                .tokens = s->batch.tokens,
+                                                .d = width(model),
+                                                .dtype = model->options.dtype});
+}
+
+tsr_status tsr_model_head_weight(tsr_model *model, int unit, const tsr_unit_view *view,
+                                 float *gradient)
+{
+    const tsr_activations *a = &model->activations;
+    const stage *s = tsr_model_current(model);
+    const tsr_layout *layout = model->options.layout;
+    const tsr_layout_unit *chunk = &layout->unit[unit];
+    if (unit == tsr_layout_head_end(layout) - 1)
+        TSR_TRY(gather_again(model));
+    return model->options.kernels->head_weight(
+        model->compute, &(tsr_head_weight_args){.max = a->head.state.max,
+                                                .sum = a->head.state.sum,
+                                                .label_logit = a->head.state.label_logit,
+                                                .h = a->head.state.acc,
+                                                .w = view->trainable,
+                                                .labels = s->view.label,
+                                                .dw = gradient,
+                                                .workspace = a->head.workspace,
+                                                .workspace_bytes = a->head.workspace_bytes,
+                                                .rows = s->batch.label_rows,
+                                                .d = width(model),
+                                                .first = (int64_t)chunk->first_row,
+                                                .count = (int64_t)chunk->row_count,
+                                                .scale = (float)(1 / s->batch.label_tokens),
+                                                .softcap = (float)layout->config.logits_softcap,
                                                 .dtype = model->options.dtype});
 }
 

@@ -309,7 +309,32 @@ static tsr_status find_layer_rows(const builder *b)
     return plain_tensor(&b->layout->layer_rows, &dtype, b, name, 2, shape);
 }
 
-/* Embedding and head; the head's chunks are units. */
+/* Rows of a table [vocabulary, d], as it is or, as part of a module that is trained whole, in the working copies' dtype. */
+static void make_chunk(const builder *b, int index, int chunk, const tsr_tensor *table,
+                       tsr_dtype dtype, const char *module)
+{
+    tsr_layout *layout = b->layout;
+    tsr_layout_unit *unit = &layout->unit[index];
+    uint64_t d = layout->config.hidden_size;
+    unit->first_row = (uint64_t)chunk * TSR_HEAD_CHUNK_ROWS;
+    uint64_t left = layout->config.vocab_size - unit->first_row;
+    unit->row_count = left < TSR_HEAD_CHUNK_ROWS ? left : TSR_HEAD_CHUNK_ROWS;
+    tsr_layout_segment segment = {.name = module ? module : table->name,
+                                  .source = table,
+                                  .linear = -1,
+                                  .dtype = module ? b->options.compute : dtype,
+                                  .first_element = unit->first_row * d,
+                                  .element_count = unit->row_count * d,
+                                  .stored_rows = unit->row_count,
+                                  .stored_columns = d,
+                                  .module = module};
+    if (module)
+        add_trainable(layout, unit, unit->row_count, d, segment);
+    else
+        add_frozen(unit, segment);
+}
+
+/* Embedding and head; their chunks are units. */
 static tsr_status make_head(const builder *b)
 {
     tsr_layout *layout = b->layout;
@@ -327,18 +352,12 @@ static tsr_status make_head(const builder *b)
         TSR_TRY(plain_tensor(&layout->head, &dtype, b, b->head, 2, shape));
     if (layout->head != layout->embedding)
         layout->parameter_count += shape[0] * shape[1];
-    for (int chunk = 0; chunk < layout->chunk_count; chunk++) {
-        tsr_layout_unit *unit = &layout->unit[layout->layer_count + chunk];
-        unit->first_row = (uint64_t)chunk * TSR_HEAD_CHUNK_ROWS;
-        uint64_t left = config->vocab_size - unit->first_row;
-        unit->row_count = left < TSR_HEAD_CHUNK_ROWS ? left : TSR_HEAD_CHUNK_ROWS;
-        add_frozen(unit, (tsr_layout_segment){.name = layout->head->name,
-                                              .source = layout->head,
-                                              .linear = -1,
-                                              .dtype = dtype,
-                                              .first_element = unit->first_row * shape[1],
-                                              .element_count = unit->row_count * shape[1]});
-    }
+    for (int chunk = 0; chunk < layout->chunk_count; chunk++)
+        make_chunk(b, layout->layer_count + chunk, chunk, layout->head, dtype,
+                   b->options.train_head ? "lm_head" : NULL);
+    for (int chunk = 0; chunk < layout->embedding_count; chunk++)
+        make_chunk(b, tsr_layout_head_end(layout) + chunk, chunk, layout->embedding, dtype,
+                   layout->embedding_path);
     return TSR_OK;
 }
 
@@ -455,19 +474,30 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
                  .in_4bit = holds_4bit(checkpoint)};
     tsr_status status;
     layout.chunk_count = (int)tsr_ceil_div(config->vocab_size, TSR_HEAD_CHUNK_ROWS);
-    layout.unit_count = layout.layer_count + layout.chunk_count;
+    layout.head_trained = options->train_head;
+    layout.embedding_count = options->train_embedding ? layout.chunk_count : 0;
+    layout.unit_count = tsr_layout_head_end(&layout) + layout.embedding_count;
     layout.first_trained = layout.layer_count;
     if ((status = find_names(&b)) < 0 || (status = allocate_units(&layout)) < 0)
         goto out;
     for (int layer = 0; layer < layout.layer_count; layer++)
         if ((status = make_layer(&b, layer)) < 0)
             goto out;
+    if (options->train_embedding)
+        layout.embedding_path =
+            tsr_module_path(tsr_composite_prefix(config->composite), 0, true, "embed_tokens");
+    if (options->train_embedding && !layout.embedding_path) {
+        status = tsr_fail(TSR_ENOMEM, "out of memory for module names");
+        goto out;
+    }
     if ((status = make_head(&b)) < 0)
         goto out;
     for (uint64_t i = 0; set && i < set->count; i++)
         add_adapter(&b, &set->adapter[i]);
     for (uint64_t i = 0; set && i < set->count; i++)
         add_magnitude(&layout, &set->adapter[i]);
+    if (layout.embedding_count) /* every layer leads to it */
+        layout.first_trained = 0;
     if ((status = tsr_layout_warn_unused(&layout, checkpoint)) < 0 ||
         (status = tsr_layout_group(&layout, &(tsr_unit_policy){0})) < 0)
         goto out;
@@ -492,6 +522,7 @@ void tsr_layout_free(tsr_layout *layout)
     for (int i = 0; i < layout->block_count; i++)
         free(layout->block[i]);
     free(layout->block);
+    free(layout->embedding_path);
     free(layout->unit);
     *layout = (tsr_layout){0};
 }

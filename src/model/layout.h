@@ -7,6 +7,9 @@
  * most TSR_HEAD_CHUNK_ROWS vocabulary rows, whatever the number of ranks. The embedding is no unit:
  * it stays in host memory, one copy a node.
  *
+ * modules_to_save trains the head or the embedding whole. A chunk of the head then has a trainable part and no frozen
+ * one, and chunks of the embedding are units layers + chunks .. of the same kind; the plan has them before the layers.
+ *
  * A unit's frozen part and its trainable part (A and B of its adapters, then magnitudes) are lists of
  * segments, in the order of this file. An NF4 weight has two segments, codes and absmax, cut in
  * granules of 1024 elements; everything else has one, cut in granules of 64.
@@ -27,7 +30,7 @@
 #include "quant/nf4_tensor.h"
 #include "shard/unit.h"
 
-#define TSR_HEAD_CHUNK_ROWS 16384
+#define TSR_HEAD_CHUNK_ROWS 16384 /* of the embedding's too */
 #define TSR_NO_SEGMENT      (-1)
 #define TSR_RANK_STEP       8
 
@@ -48,6 +51,8 @@ typedef struct {
     int unit, at; /* its unit of the plan, and its number there (tsr_layout_group) */
     /* Of a trainable one: columns in memory, and the shape that files have, which is its top left. */
     uint64_t columns, stored_rows, stored_columns;
+    const char *
+        module; /* of a table that is trained whole, its module's path; of an adapter's part NULL */
 } tsr_layout_segment;
 
 /* One linear of one layer. */
@@ -69,11 +74,11 @@ typedef struct {
 typedef struct {
     tsr_layout_segment *frozen, *trainable;
     int frozen_count, trainable_count;
-    const tsr_block *block;    /* the layer; NULL: a chunk of the head */
+    const tsr_block *block;    /* the layer; NULL: a chunk of the head or the embedding */
     tsr_layout_linear *linear; /* [tsr_layout_linears(unit)], of the block's matrices */
     int *vector;               /* [block->vector_count]: frozen segments */
     int final_norm;
-    uint64_t first_row, row_count; /* of the head's chunk */
+    uint64_t first_row, row_count; /* of the chunk of the head or the embedding */
     bool dora;                     /* some adapter of it has a magnitude */
     /* Its units of the plan: first_unit + part[node], of each node (tsr_layout_group). */
     int first_unit, part_count;
@@ -92,6 +97,9 @@ typedef struct {
     tsr_block **block; /* [block_count]: layers that are alike share one */
     int block_count;
     int layer_count, chunk_count, unit_count;
+    int embedding_count;  /* chunks of an embedding that is trained; 0: it is frozen */
+    char *embedding_path; /* then; of its module */
+    bool head_trained;    /* the head's chunks are */
     int plan_unit_count, plan_head_unit; /* units of the plan; the first chunk of the head */
     bool grouped;                        /* these are others than the layout's */
     const tsr_tensor *embedding, *head;  /* the same where they are tied */
@@ -101,9 +109,16 @@ typedef struct {
     uint64_t tower_elements; /* of tensors beside the text decoder, which nothing reads */
 } tsr_layout;
 
+/* Chunks of the head are units [layer_count, tsr_layout_head_end), those of the embedding the rest. */
+static inline int tsr_layout_head_end(const tsr_layout *layout)
+{
+    return layout->layer_count + layout->chunk_count;
+}
+
 typedef struct {
     bool load_in_4bit, nested;
-    tsr_dtype compute; /* dtype of the working copies of A and B; m is fp32 always */
+    tsr_dtype compute;                /* dtype of the working copies of A and B; m is fp32 always */
+    bool train_head, train_embedding; /* whole, as modules_to_save has it */
 } tsr_layout_options;
 
 /* The name of a module of a layer, or of the model; the caller's. NULL: no memory. */

@@ -199,10 +199,30 @@ static tsr_status load_tensor(const tsr_layout_unit *unit, int segment, const ts
     return loader->trainable(loader->user, index, segment, values);
 }
 
+/* The owned elements of a chunk of a table that is trained whole: as init has it, else the checkpoint. */
+static tsr_status load_chunk(const tsr_layout_unit *unit, int index, const tsr_peft *init,
+                             const tsr_model_loader *loader)
+{
+    const tsr_layout_segment *s = &unit->trainable[0];
+    const tsr_peft_module *stored = init ? tsr_peft_module_find(init, s->module) : NULL;
+    uint64_t first, count;
+    int rank = tsr_comm_rank(loader->comm), ranks = tsr_comm_size(loader->comm);
+    uint64_t part = tsr_ceil_div(s->granule_count, (uint64_t)ranks) * 64;
+    tsr_plain_range(&first, &count, s, rank, ranks);
+    TSR_AUTO_FREE float *values = calloc(part + 1, sizeof *values);
+    if (!values)
+        return tsr_fail(TSR_ENOMEM, "out of memory while loading %s", s->name);
+    TSR_TRY(tsr_safetensors_read_f32(values, stored ? stored->whole : s->source,
+                                     s->first_element + first, count));
+    return loader->trainable(loader->user, index, 0, values);
+}
+
 tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const tsr_peft *init,
                                     uint64_t seed, const tsr_model_loader *loader)
 {
     const tsr_layout_unit *parts = &layout->unit[unit];
+    if (!parts->block && parts->trainable_count)
+        return load_chunk(parts, unit, init, loader);
     for (int i = 0; i < tsr_layout_linears(parts); i++) {
         const tsr_layout_linear *l = &parts->linear[i];
         const tsr_peft_module *stored = NULL;

@@ -22,6 +22,13 @@ static tsr_status allocate(tsr_model *model)
     bool failed = !model->unit || !model->activations.kept;
     for (size_t i = 0; i < layers && !failed; i++)
         failed = !allocate_unit(&model->unit[i], &layout->unit[i]);
+    if (layout->embedding_count && !failed) {
+        size_t bytes = layout->config.vocab_size * sizeof *model->last_of;
+        model->last_of = malloc(bytes);
+        failed = !model->last_of;
+        if (!failed)
+            memset(model->last_of, -1, bytes);
+    }
     return failed ? tsr_fail(TSR_ENOMEM, "out of memory for a model of %zu layers", layers)
                   : TSR_OK;
 }
@@ -56,6 +63,7 @@ void tsr_model_destroy(tsr_model *model)
         free(model->unit[i].nested);
     }
     free(model->unit);
+    free(model->last_of);
     free(model->activations.kept);
     free(model);
 }
@@ -402,16 +410,24 @@ const void *tsr_model_layer_input(const tsr_model *model, int layer)
 /* As Transformers has it: a number of the weights' dtype. */
 static float embedding_scale(const tsr_model *model)
 {
-    float scale = (float)model->options.layout->config.embedding_scale;
+    double stated = model->options.layout->config.embedding_scale;
+    float scale = stated != 0 ? (float)stated : 1;
     return model->options.dtype == TSR_BF16 ? tsr_bf16_to_f32(tsr_f32_to_bf16(scale)) : scale;
 }
 
-/* The micro-batch has arrived; its embedding becomes the input x of layer 0. */
+/* The micro-batch has arrived; x is the input of layer 0. */
+static tsr_status arrive(tsr_model *model, void *x)
+{
+    const stage *s = tsr_model_current(model);
+    model->carried = (tsr_layer_input){x, NULL, NULL};
+    return tsr_stream_wait(model->compute, s->staged, tsr_event_recorded(s->staged));
+}
+
+/* Its embedding's rows, which came with it, become x. */
 static tsr_status begin(tsr_model *model, void *x)
 {
     const stage *s = tsr_model_current(model);
-    TSR_TRY(tsr_stream_wait(model->compute, s->staged, tsr_event_recorded(s->staged)));
-    model->carried = (tsr_layer_input){x, NULL, NULL};
+    TSR_TRY(arrive(model, x));
     return model->options.kernels->widen(
         model->compute,
         &(tsr_widen_args){.out = x,
@@ -441,14 +457,77 @@ static tsr_stride stride_of(const tsr_model *model)
     return tsr_activation_stride(&options);
 }
 
-/* Use `number` of a layer's forward, or backward. */
+static int runs_of(tsr_layer_run runs[TSR_LAYER_RUNS], const tsr_model *model, int unit,
+                   bool backward)
+{
+    return tsr_layer_runs(runs, model->options.layout, unit,
+                          tsr_layer_program_of(model->options.programs, unit), backward,
+                          tsr_stride_ends(stride_of(model), unit));
+}
+
+/* Run `number` of a layer's forward, or backward. */
 static tsr_layer_run run_of(const tsr_model *model, int unit, bool backward, int number)
 {
     tsr_layer_run runs[TSR_LAYER_RUNS];
-    tsr_layer_runs(runs, model->options.layout, unit,
-                   tsr_layer_program_of(model->options.programs, unit), backward,
-                   tsr_stride_ends(stride_of(model), unit));
+    runs_of(runs, model, unit, backward);
     return runs[number];
+}
+
+/* The chunk that a use of a layer is of (model/units.h); -1: of none, and *number is its run's. */
+static int chunk_of(int *number, const tsr_model *model, int unit, bool backward)
+{
+    const tsr_layout *layout = model->options.layout;
+    tsr_layer_run runs[TSR_LAYER_RUNS];
+    int before = tsr_layer_chunks_before(layout, unit, backward);
+    if (!before && !tsr_layer_chunks_after(layout, unit, backward))
+        return -1;
+    int chunk =
+        tsr_layer_chunk(layout, unit, backward, *number, runs_of(runs, model, unit, backward));
+    *number -= chunk < 0 ? before : 0;
+    return chunk;
+}
+
+/* Of a trained embedding. */
+static tsr_status embed(tsr_model *model, int chunk, const tsr_unit_view *view)
+{
+    const tsr_layout_unit *rows = &model->options.layout->unit[chunk];
+    const stage *s = tsr_model_current(model);
+    void *kept[TSR_BLOCK_VALUES];
+    tsr_layer_memory memory = memory_of(kept, model, 0);
+    void *x = tsr_layer_first(tsr_layer_program_of(model->options.programs, 0), &memory);
+    if (rows->first_row == 0)
+        TSR_TRY(arrive(model, x));
+    return model->options.kernels->table_rows(
+        model->compute,
+        &(tsr_table_rows_args){.out = x,
+                               .table = view->trainable,
+                               .ids = s->view.ids,
+                               .tokens = s->batch.tokens,
+                               .d = (int64_t)model->options.layout->config.hidden_size,
+                               .first = (int64_t)rows->first_row,
+                               .count = (int64_t)rows->row_count,
+                               .scale = embedding_scale(model),
+                               .dtype = model->options.dtype});
+}
+
+static tsr_status embed_backward(tsr_model *model, int chunk, float *gradient)
+{
+    const tsr_layout_unit *rows = &model->options.layout->unit[chunk];
+    const stage *s = tsr_model_current(model);
+    return model->options.kernels->table_sum(
+        model->compute,
+        &(tsr_table_sum_args){.dtable = gradient,
+                              .dout = model->activations.dx,
+                              .ids = s->view.ids,
+                              .next = s->view.next,
+                              .leads = s->view.leads,
+                              .tokens = s->batch.tokens,
+                              .lead_count = s->lead_count,
+                              .d = (int64_t)model->options.layout->config.hidden_size,
+                              .first = (int64_t)rows->first_row,
+                              .count = (int64_t)rows->row_count,
+                              .scale = embedding_scale(model),
+                              .dtype = model->options.dtype});
 }
 
 /* phase AGAIN: what follows from the input of a span's first layer, which was kept. */
@@ -465,7 +544,7 @@ static tsr_status forward(tsr_model *model, tsr_use_phase phase, int unit, int n
     void *first = tsr_layer_first(tsr_layer_program_of(model->options.programs, unit), &memory);
     if (number == 0 && phase == TSR_USE_AGAIN && tsr_stride_place(stride_of(model), unit) == 0)
         model->carried = (tsr_layer_input){first, NULL, NULL};
-    else if (number == 0 && unit == 0)
+    else if (number == 0 && unit == 0 && !model->options.layout->embedding_count)
         TSR_TRY(begin(model, first));
     tsr_linear_context context = tsr_model_context(model);
     tsr_model_resolve(&layer, model, unit, view, s->batch.train, s->batch.epoch);
@@ -536,6 +615,14 @@ tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit, in
                                    (uint64_t)model->options.ranks * sizeof *gradient);
     if (!tsr_model_active(&s->batch))
         return TSR_OK;
+    int chunk =
+        phase == TSR_USE_HEAD ? -1 : chunk_of(&number, model, unit, phase == TSR_USE_BACKWARD);
+    if (chunk >= 0 && phase != TSR_USE_BACKWARD) /* what is made again begins with what was kept */
+        return phase == TSR_USE_AGAIN ? TSR_OK : embed(model, chunk, view);
+    if (chunk >= tsr_layout_head_end(model->options.layout))
+        return embed_backward(model, chunk, gradient);
+    if (chunk >= 0)
+        return tsr_model_head_weight(model, chunk, view, gradient);
     switch (phase) {
     case TSR_USE_FORWARD:
     case TSR_USE_AGAIN:

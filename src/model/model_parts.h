@@ -13,8 +13,10 @@
 typedef struct {
     int32_t *positions, *cu_seqlens, *label_row, *label, *sample_position;
     int64_t *sample;
-    char *embedding;  /* [tokens, d] rows of the table as they are stored */
-    char *layer_rows; /* [tokens, layers width]: the same of what every layer takes */
+    char
+        *embedding; /* [tokens, d] rows of the table as they are stored; NULL where it is trained */
+    int32_t *ids, *next, *leads; /* then: kernels/table_rows.h */
+    char *layer_rows;            /* [tokens, layers width]: the same of what every layer takes */
 } stage_view;
 
 typedef struct {
@@ -22,6 +24,7 @@ typedef struct {
     tsr_event *staged, *released; /* on h2d; on compute */
     tsr_model_batch batch;        /* its counts; the arrays are in `view` */
     stage_view view;              /* on the device */
+    int64_t lead_count;
 } stage;
 
 /* DoRA's persistent vectors of one linear, fp32 [out] each; squares where the norms are factored. */
@@ -55,6 +58,8 @@ struct tsr_model {
     tsr_host_tables host;
     tsr_model_sums sums;
     stage stage[STAGES];
+    int32_t *
+        last_of; /* [vocabulary]: while chains are made, the token of an id that was last seen, else -1 */
     uint64_t staged_count, released_count;  /* micro-batches so far */
     tsr_layer_input carried;                /* what the layer below left */
     tsr_fp8_rows made8[TSR_BLOCK_MATRICES]; /* of the backward at work */
@@ -100,6 +105,9 @@ tsr_linear_context tsr_model_context(const tsr_model *model);
 
 tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer);
 tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view *view);
+/* The gradient of a trained chunk, in the order of the last one to the first. */
+tsr_status tsr_model_head_weight(tsr_model *model, int unit, const tsr_unit_view *view,
+                                 float *gradient);
 tsr_status tsr_model_head_backward(tsr_model *model, const tsr_layer *layer);
 
 #endif

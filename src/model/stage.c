@@ -21,6 +21,8 @@ static uint64_t lay_out(stage_view *view, char *base, const tsr_model_options *o
                         int64_t tokens, int64_t documents, int64_t label_rows)
 {
     uint64_t t = (uint64_t)tokens, offset = 0;
+    bool trained = options->layout->embedding_count > 0;
+    uint64_t chains = trained ? t * sizeof(int32_t) : 0;
     const struct {
         void **part;
         uint64_t bytes;
@@ -31,7 +33,10 @@ static uint64_t lay_out(stage_view *view, char *base, const tsr_model_options *o
         {(void **)&view->label, (uint64_t)label_rows * sizeof(int32_t)},
         {(void **)&view->sample_position, t * sizeof(int32_t)},
         {(void **)&view->sample, t * sizeof(int64_t)},
-        {(void **)&view->embedding, t * row_bytes(options->layout->embedding)},
+        {(void **)&view->embedding, trained ? 0 : t * row_bytes(options->layout->embedding)},
+        {(void **)&view->ids, chains},
+        {(void **)&view->next, chains},
+        {(void **)&view->leads, chains},
         {(void **)&view->layer_rows, t * row_bytes(options->layout->layer_rows)},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
@@ -77,6 +82,24 @@ static void look_up(char *out, tsr_frozen table, uint64_t bytes, const tsr_model
                (const char *)table.data + (uint64_t)batch->ids[t] * bytes, bytes);
 }
 
+/* The chains of the tokens' ids (kernels/table_rows.h), in the tokens' order; how many. */
+static int64_t chain_ids(const tsr_model *model, const stage_view *view,
+                         const tsr_model_batch *batch)
+{
+    int64_t leads = 0;
+    memcpy(view->ids, batch->ids, (size_t)batch->tokens * sizeof *view->ids);
+    for (int64_t t = batch->tokens - 1; t >= 0; t--) {
+        view->next[t] = model->last_of[batch->ids[t]];
+        model->last_of[batch->ids[t]] = (int32_t)t;
+    }
+    for (int64_t t = 0; t < batch->tokens; t++) {
+        if (model->last_of[batch->ids[t]] == t)
+            view->leads[leads++] = (int32_t)t;
+        model->last_of[batch->ids[t]] = -1;
+    }
+    return leads;
+}
+
 static void fill(const tsr_model *model, const stage_view *view, const tsr_model_batch *batch)
 {
     const tsr_layout *layout = model->options.layout;
@@ -90,7 +113,8 @@ static void fill(const tsr_model *model, const stage_view *view, const tsr_model
             view->sample_position[t] = batch->first_position[document] + batch->positions[t];
         }
     turn_as_long(model, view, batch);
-    look_up(view->embedding, model->host.embedding, row_bytes(layout->embedding), batch);
+    if (!layout->embedding_count)
+        look_up(view->embedding, model->host.embedding, row_bytes(layout->embedding), batch);
     look_up(view->layer_rows, model->host.layer_rows, row_bytes(layout->layer_rows), batch);
 }
 
@@ -119,6 +143,7 @@ tsr_status tsr_model_stage(tsr_model *model, const tsr_model_batch *batch)
         lay_out(&s->view, s->device, &model->options, batch->tokens, batch->documents,
                 batch->label_rows);
         fill(model, &host, batch);
+        s->lead_count = model->last_of ? chain_ids(model, &host, batch) : 0;
         if (tsr_event_recorded(s->released))
             TSR_TRY(tsr_stream_wait(model->h2d, s->released, tsr_event_recorded(s->released)));
         TSR_TRY(tsr_stream_copy(model->h2d, s->device, s->host, bytes));

@@ -237,12 +237,21 @@ static tsr_status check_names(const grouping *g)
     return status;
 }
 
-/* Numbers the units. */
+static int number_chunk(tsr_layout_unit *chunk, int unit)
+{
+    chunk->first_unit = unit;
+    chunk->part_count = 1;
+    return unit + 1;
+}
+
+/* Numbers the units, in the order of their first uses: a backward goes through them in the other direction. */
 static tsr_status number_units(grouping *g)
 {
     tsr_layout *layout = g->layout;
     int unit = 0, layers = 0; /* whole ones in the unit before */
     uint64_t bytes = 0;
+    for (int l = tsr_layout_head_end(layout); l < layout->unit_count; l++)
+        unit = number_chunk(&layout->unit[l], unit);
     for (int l = 0; l < layout->layer_count; l++) {
         tsr_layout_unit *own = &layout->unit[l];
         TSR_TRY(cut_layer(g, l));
@@ -254,12 +263,10 @@ static tsr_status number_units(grouping *g)
         unit = own->first_unit + own->part_count;
     }
     layout->plan_head_unit = unit;
-    for (int l = layout->layer_count; l < layout->unit_count; l++) {
-        layout->unit[l].first_unit = unit++;
-        layout->unit[l].part_count = 1;
-    }
+    for (int l = layout->layer_count; l < tsr_layout_head_end(layout); l++)
+        unit = number_chunk(&layout->unit[l], unit);
     layout->plan_unit_count = unit;
-    layout->grouped = false;
+    layout->grouped = layout->head_trained;
     for (int l = 0; l < layout->unit_count; l++)
         layout->grouped |= layout->unit[l].first_unit != l || layout->unit[l].part_count > 1;
     return check_names(g);
@@ -343,9 +350,35 @@ int tsr_layer_runs(tsr_layer_run out[TSR_LAYER_RUNS], const tsr_layout *layout, 
     return list.count;
 }
 
+int tsr_layer_chunks_before(const tsr_layout *layout, int layer, bool backward)
+{
+    if (backward)
+        return layout->head_trained && layer == layout->layer_count - 1 ? layout->chunk_count : 0;
+    return layer == 0 ? layout->embedding_count : 0;
+}
+
+int tsr_layer_chunks_after(const tsr_layout *layout, int layer, bool backward)
+{
+    return backward && layer == 0 ? layout->embedding_count : 0;
+}
+
+int tsr_layer_chunk(const tsr_layout *layout, int layer, bool backward, int number, int runs)
+{
+    int before = tsr_layer_chunks_before(layout, layer, backward);
+    int after = tsr_layer_chunks_after(layout, layer, backward);
+    if (number < before && backward)
+        return tsr_layout_head_end(layout) - 1 - number;
+    if (number < before)
+        return tsr_layout_head_end(layout) + number;
+    if (number < before + runs || number >= before + runs + after)
+        return -1;
+    return layout->unit_count - 1 - (number - before - runs);
+}
+
 /* The uses of layer l from `at` on; NULL: they are counted. */
 static int list_uses(tsr_layer_use *at, const tsr_model_options *options, int layer, bool backward)
 {
+    const tsr_layout *layout = options->layout;
     tsr_layer_run run[TSR_LAYER_RUNS];
     tsr_activation_options activation = tsr_model_activation(options);
     const tsr_layer_program *program = tsr_layer_program_of(options->programs, layer);
@@ -353,9 +386,14 @@ static int list_uses(tsr_layer_use *at, const tsr_model_options *options, int la
         return 0;
     int count = tsr_layer_runs(run, options->layout, layer, program, backward,
                                tsr_stride_ends(tsr_activation_stride(&activation), layer));
-    for (int i = 0; at && i < count; i++)
-        at[i] = (tsr_layer_use){(int16_t)run[i].unit, run[i].trains};
-    return count;
+    int before = tsr_layer_chunks_before(layout, layer, backward);
+    int all = before + count + tsr_layer_chunks_after(layout, layer, backward);
+    for (int i = 0; at && i < all; i++) {
+        int chunk = tsr_layer_chunk(layout, layer, backward, i, count);
+        at[i] = chunk < 0 ? (tsr_layer_use){(int16_t)run[i - before].unit, run[i - before].trains}
+                          : (tsr_layer_use){(int16_t)layout->unit[chunk].first_unit, backward};
+    }
+    return all;
 }
 
 tsr_status tsr_model_uses(tsr_layer_uses **out, const tsr_model_options *options)
@@ -409,7 +447,7 @@ static void fill_segments(tsr_unit *units, const tsr_layout_unit *from, bool tra
                                              .granule_bytes = s->granule_bytes,
                                              .granule_count = s->granule_count,
                                              .element_count = s->element_count};
-        units[s->unit].has_norm |= trainable && from->linear[s->linear].dora;
+        units[s->unit].has_norm |= trainable && s->linear >= 0 && from->linear[s->linear].dora;
     }
 }
 

@@ -55,4 +55,13 @@ typedef struct {
 int tsr_layer_runs(tsr_layer_run out[TSR_LAYER_RUNS], const tsr_layout *layout, int layer,
                    const tsr_layer_program *program, bool backward, bool enters);
 
+/* Chunks of a trained embedding and a trained head (model/layout.h) are used by the first and the last layer: before the
+ * forward of the first and after its backward, before the backward of the last. How many of those uses come before and
+ * after a layer's runs. */
+int tsr_layer_chunks_before(const tsr_layout *layout, int layer, bool backward);
+int tsr_layer_chunks_after(const tsr_layout *layout, int layer, bool backward);
+
+/* The chunk of use `number`, of a layer whose own runs are `runs`, as a unit of the layout; -1: the use is a run. */
+int tsr_layer_chunk(const tsr_layout *layout, int layer, bool backward, int number, int runs);
+
 #endif

@@ -51,6 +51,8 @@ static tsr_status walk_run(const tsr_decision *d, const tsr_topology_view *view,
     if (layout->layer_rows)
         TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_NODE, "embedding of all layers", why,
                                tsr_host_table(layout->layer_rows)));
+    if (layout->embedding_count) /* it is trained, in units */
+        return TSR_OK;
     return tsr_taker_take(taker, &out, TSR_PLACE_NODE, "embedding", why,
                           tsr_host_table(layout->embedding));
 }
@@ -167,7 +169,8 @@ static tsr_status set_units(tsr_decision *d, const tsr_inputs *inputs, const tsr
         TSR_TRY(tsr_layout_units(&d->units, layout, d->home, d->group));
     for (int i = 0; i < layout->plan_unit_count; i++) {
         d->units[i].home = d->home[i];
-        d->units[i].keeps_trainable = c->keeps && i < layout->plan_head_unit;
+        d->units[i].keeps_trainable =
+            c->keeps && i >= layout->embedding_count && i < layout->plan_head_unit;
     }
     memset(d->saved_bytes, 0, (size_t)layout->layer_count * sizeof *d->saved_bytes);
     set_model(d, inputs, c);

@@ -93,31 +93,66 @@ static tsr_work_layer describe(const costing *c, int u)
     return layer;
 }
 
+static tsr_work_head head_of(const costing *c, int chunk, bool train)
+{
+    const tsr_layout *layout = &c->inputs->layout;
+    return (tsr_work_head){c->label_rows, (double)layout->config.hidden_size,
+                           (double)layout->unit[chunk].row_count, c->element, train};
+}
+
+/* Uses of a layer that are of chunks (model/units.h): the gradient of a chunk of the head makes its logits again and
+ * has as many matmuls as its loss; the embedding's moves the tokens' rows, and fills its gradient. */
+static void cost_chunks(costing *c, int layer, bool backward, int runs)
+{
+    const tsr_layout *layout = &c->inputs->layout;
+    int all = runs + tsr_layer_chunks_before(layout, layer, backward) +
+              tsr_layer_chunks_after(layout, layer, backward);
+    double d = (double)layout->config.hidden_size;
+    for (int i = 0; i < all; i++) {
+        int chunk = tsr_layer_chunk(layout, layer, backward, i, runs);
+        if (chunk < 0)
+            continue;
+        const tsr_work_head head = head_of(c, chunk, true);
+        double rows = 2 * c->tokens * d * c->element / layout->embedding_count;
+        if (chunk < tsr_layout_head_end(layout))
+            tsr_work_chunk(&head, add, c);
+        else
+            c->seconds += stream(c, rows + (backward ? head.vocabulary * d * sizeof(float) : 0));
+        c->use[c->first[2 * layer + backward] + i].compute = taken(c);
+    }
+}
+
 static void cost_layer(costing *c, int u)
 {
     const tsr_decision *d = c->decision;
     tsr_work_layer layer = describe(c, u);
     tsr_layer_run runs[TSR_LAYER_RUNS];
     int count = runs_of(runs, c, u, false);
+    use_seconds *own =
+        c->use + c->first[2 * u] + tsr_layer_chunks_before(&c->inputs->layout, u, false);
     for (int i = 0; i < count; i++) {
         layer.run = &runs[i];
         tsr_work_norm(&layer, add, c);
-        c->use[c->first[2 * u] + i].norm = taken(c);
+        own[i].norm = taken(c);
     }
     double before = c->flops;
     for (int i = 0; i < count; i++) {
         layer.run = &runs[i];
         tsr_work_forward(&layer, add, c);
-        c->use[c->first[2 * u] + i].compute = taken(c);
+        own[i].compute = taken(c);
     }
     if (tsr_stride_again(d->plan->stride, u))
         c->flops += c->flops - before;
+    cost_chunks(c, u, false, count);
     count = runs_of(runs, c, u, true);
+    own = c->use + c->first[2 * u + 1] + tsr_layer_chunks_before(&c->inputs->layout, u, true);
     for (int i = 0; i < count; i++) {
         layer.run = &runs[i];
         tsr_work_backward(&layer, add, c);
-        c->use[c->first[2 * u + 1] + i].compute = taken(c);
+        own[i].compute = taken(c);
     }
+    if (count)
+        cost_chunks(c, u, true, count);
 }
 
 static void cost_uses(costing *c)
@@ -125,10 +160,8 @@ static void cost_uses(costing *c)
     const tsr_layout *layout = &c->inputs->layout;
     for (int u = 0; u < layout->layer_count; u++)
         cost_layer(c, u);
-    for (int u = layout->layer_count; u < layout->unit_count; u++) {
-        const tsr_work_head head = {c->label_rows, (double)layout->config.hidden_size,
-                                    (double)layout->unit[u].row_count, c->element,
-                                    c->decision->train};
+    for (int u = layout->layer_count; u < tsr_layout_head_end(layout); u++) {
+        const tsr_work_head head = head_of(c, u, c->decision->train);
         tsr_work_chunk(&head, add, c);
         c->use[c->first[2 * u]].compute = taken(c);
     }
@@ -143,7 +176,11 @@ static tsr_status list_uses(costing *c)
     c->first = calloc(2 * (size_t)layout->unit_count, sizeof *c->first);
     for (int i = 0; c->first && i < 2 * layout->unit_count; i++) {
         c->first[i] = count;
-        count += i / 2 < layout->layer_count ? runs_of(runs, c, i / 2, i % 2) : 1;
+        int layer = i / 2, own = layer < layout->layer_count ? runs_of(runs, c, layer, i % 2) : 1;
+        count += own;
+        if (own && layer < layout->layer_count)
+            count += tsr_layer_chunks_before(layout, layer, i % 2) +
+                     tsr_layer_chunks_after(layout, layer, i % 2);
     }
     c->use = calloc((size_t)count, sizeof *c->use);
     return c->first && c->use ? TSR_OK

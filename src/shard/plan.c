@@ -284,8 +284,9 @@ static tsr_status check_options(const tsr_plan_options *o)
     for (int u = 0; u < o->unit_count; u++) {
         if (o->units[u].id != u)
             return tsr_fail(TSR_EINVAL, "unit %d has the id %d", u, o->units[u].id);
-        if (u >= o->head_unit && o->units[u].trainable.segment_count > 0)
-            return tsr_fail(TSR_EINVAL, "unit %d is a chunk of the head and cannot be trained", u);
+        if (u >= o->head_unit && o->units[u].trainable.segment_count > 0 && !o->layers)
+            return tsr_fail(TSR_EINVAL,
+                            "unit %d is a chunk of the head, and no layer's backward trains it", u);
     }
     if (o->chunk_elements % TSR_GRANULE_ELEMENTS)
         return tsr_fail(TSR_EINVAL,
@@ -338,7 +339,7 @@ static int lowest_layer(const tsr_plan_options *o, int lowest_unit)
 static tsr_status check_trained(const tsr_plan *plan)
 {
     const tsr_plan_options *o = &plan->options;
-    for (int u = 0; o->layers && o->train && u < o->head_unit; u++) {
+    for (int u = 0; o->layers && o->train && u < o->unit_count; u++) {
         bool trains = o->units[u].trainable.gradient_count == 0;
         for (int l = 0; l < o->layer_count; l++)
             for (int i = 0; i < o->layers[l].backward_count; i++)
@@ -361,7 +362,7 @@ static tsr_status find_backward(tsr_plan *plan)
     const tsr_plan_options *o = &plan->options;
     plan->lowest_backward = o->layer_count;
     int reduces = 0, kept = 0, lowest = o->head_unit;
-    for (int u = o->head_unit - 1; o->train && u >= 0; u--)
+    for (int u = o->unit_count - 1; o->train && u >= 0; u--)
         if (o->units[u].trainable.gradient_count > 0) {
             lowest = u;
             reduces++;

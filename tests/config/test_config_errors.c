@@ -202,8 +202,6 @@ static const wrong table[] = {
     {"label_smoothing_factor: 0.1", NULL, {"label_smoothing_factor: found '0.1'"}},
     {"neftune_noise_alpha: 5", NULL, {"neftune_noise_alpha"}},
     {"loss_type: dft", NULL, {"loss_type: found 'dft'", "only nll"}},
-    {"modules_to_save: [lm_head]", NULL, {"modules_to_save: found a list"}},
-    {"lora_modules_to_save: [lm_head]", NULL, {"lora_modules_to_save: found a list"}},
     {"load_in_8bit: true", NULL, {"load_in_8bit"}},
     {"deepspeed: ds.json", NULL, {"deepspeed: found 'ds.json'", "sharding is built in"}},
     {"fsdp: full_shard", NULL, {"fsdp: found 'full_shard'"}},

@@ -1,0 +1,377 @@
+/*
+ * modules_to_save: losses, gradient norms and values of PEFT (tools/make_peft_golden.py), the same bits on any number of
+ * ranks, across a stop, and from the adapter that is written.
+ */
+#include "job/fixture.h"
+
+#include "support/golden.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+#define GOLDEN  TSR_SOURCE_DIR "/tests/golden"
+#define BASE    GOLDEN "/prequantized-tiny-llama"
+#define TENSORS 16
+
+static const char *const trained[] = {
+    "model.layers.0.self_attn.q_proj.lora_A", "model.layers.0.self_attn.q_proj.lora_B",
+    "model.layers.0.self_attn.v_proj.lora_A", "model.layers.0.self_attn.v_proj.lora_B",
+    "model.layers.1.self_attn.q_proj.lora_A", "model.layers.1.self_attn.q_proj.lora_B",
+    "model.layers.1.self_attn.v_proj.lora_A", "model.layers.1.self_attn.v_proj.lora_B",
+};
+
+#define TRAINED (sizeof trained / sizeof *trained)
+
+/* A golden file, and its base and adapter in the scratch directory. */
+typedef struct {
+    json_t *golden;
+    uint64_t spread;
+    char model[512], adapter[512], rows[512];
+} scene;
+
+static json_t *load(const char *name)
+{
+    char path[512];
+    json_error_t error;
+    snprintf(path, sizeof path, GOLDEN "/peft/%s.json", name);
+    json_t *root = json_load_file(path, 0, &error);
+    if (!root)
+        fail_msg("%s: %s", path, error.text);
+    return root;
+}
+
+/* The rows of a table of the base, spread as tools/make_peft_golden.py has it; the caller frees. */
+static float *table(uint64_t shape[2], const scene *s, const char *name)
+{
+    tsr_safetensors *file = golden_open(BASE "/model.safetensors");
+    const tsr_tensor *tensor = tsr_safetensors_find(file, name);
+    uint64_t d = tensor->shape[1];
+    shape[0] = tensor->shape[0] * s->spread;
+    shape[1] = d;
+    float *rows = golden_f32(NULL, file, "%s", name);
+    float *out = calloc(shape[0] * d, sizeof *out);
+    for (uint64_t v = 0; v < shape[0]; v++)
+        for (uint64_t i = 0, k = v % s->spread; i < d; i++)
+            out[v * d + (i + k) % d] = rows[v / s->spread * d + i] * (k ? 0.5f : 1);
+    free(rows);
+    tsr_safetensors_close(file);
+    return out;
+}
+
+static bool saves(const scene *s, const char *module)
+{
+    size_t i;
+    json_t *name;
+    json_array_foreach(json_object_get(s->golden, "modules_to_save"), i, name)
+    {
+        if (!strcmp(json_string_value(name), module))
+            return true;
+    }
+    return false;
+}
+
+static void add(tsr_peft_tensor *tensors, uint64_t *count, const char *name, float *data,
+                const uint64_t shape[2])
+{
+    tensors[(*count)++] =
+        (tsr_peft_tensor){.name = name, .ndim = 2, .shape = {shape[0], shape[1]}, .data = data};
+}
+
+/* The common start. */
+static void write_adapter(const scene *s)
+{
+    static const char *const saved[] = {"lm_head", "embed_tokens"};
+    char *modules[2], *targets[] = {(char *)"q_proj", (char *)"v_proj"};
+    tsr_peft_config config = {.r = 4, .lora_alpha = 6, .target = {targets, 2, NULL}};
+    tsr_peft_tensor tensors[TENSORS];
+    char names[TENSORS][128];
+    uint64_t count = 0, shape[2];
+    tsr_safetensors *lora = golden_open(GOLDEN "/peft/lora.safetensors");
+    config.save.names = modules;
+    for (size_t i = 0; i < TRAINED; i++) {
+        snprintf(names[count], sizeof *names, "base_model.model.%s.weight", trained[i]);
+        const tsr_tensor *tensor = tsr_safetensors_find(lora, names[count]);
+        add(tensors, &count, names[count], golden_f32(NULL, lora, "%s", names[count]),
+            tensor->shape);
+    }
+    for (int i = 0; i < 2; i++) {
+        const char *path = i ? "model.embed_tokens" : "lm_head";
+        if (!saves(s, saved[i]))
+            continue;
+        modules[config.save.count++] = (char *)saved[i];
+        snprintf(names[count], sizeof *names, "%s.weight", path);
+        float *data = table(shape, s, names[count]);
+        snprintf(names[count], sizeof *names, "base_model.model.%s.weight", path);
+        add(tensors, &count, names[count], data, shape);
+    }
+    tsr_folder *folder;
+    mkdir(s->adapter, 0777);
+    assert_int_equal(tsr_folder_open(&folder, s->adapter), TSR_OK);
+    assert_int_equal(tsr_peft_write(folder, &config, tensors, count), TSR_OK);
+    tsr_folder_close(folder);
+    for (uint64_t i = 0; i < count; i++)
+        free((void *)tensors[i].data);
+    tsr_safetensors_close(lora);
+}
+
+/* The base with its vocabulary spread. */
+static void write_model(const scene *s)
+{
+    tsr_safetensors *file = golden_open(BASE "/model.safetensors");
+    uint64_t count = tsr_safetensors_count(file);
+    tsr_tensor_source *sources = calloc(count, sizeof *sources);
+    void **data = calloc(count, sizeof *data);
+    tsr_folder *folder;
+    json_error_t error;
+    for (uint64_t i = 0; i < count; i++) {
+        const tsr_tensor *t = tsr_safetensors_at(file, i);
+        bool spread = strstr(t->name, "embed_tokens") || strstr(t->name, "lm_head");
+        sources[i] = (tsr_tensor_source){.name = t->name, .dtype = t->dtype, .ndim = t->ndim};
+        memcpy(sources[i].shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
+        if (spread) {
+            sources[i].dtype = TSR_F32;
+            data[i] = table(sources[i].shape, s, t->name);
+        } else {
+            data[i] = malloc(t->bytes + 1);
+            assert_int_equal(tsr_safetensors_read(data[i], t, 0, t->bytes), TSR_OK);
+        }
+        sources[i].data = data[i];
+    }
+    mkdir(s->model, 0777);
+    assert_int_equal(tsr_folder_open(&folder, s->model), TSR_OK);
+    assert_int_equal(tsr_safetensors_write_in(folder, "model.safetensors", sources, count), TSR_OK);
+    tsr_folder_close(folder);
+    json_t *config = json_load_file(BASE "/config.json", 0, &error);
+    json_t *vocabulary = json_object_get(config, "vocab_size");
+    json_integer_set(vocabulary, json_integer_value(vocabulary) * (json_int_t)s->spread);
+    char path[600];
+    snprintf(path, sizeof path, "%s/config.json", s->model);
+    assert_int_equal(json_dump_file(config, path, 0), 0);
+    json_decref(config);
+    for (uint64_t i = 0; i < count; i++)
+        free(data[i]);
+    free(data);
+    free(sources);
+    tsr_safetensors_close(file);
+}
+
+static void write_rows(const scene *s)
+{
+    FILE *file = fopen(s->rows, "w");
+    size_t i;
+    json_t *ids;
+    json_array_foreach(json_object_get(s->golden, "input_ids"), i, ids)
+    {
+        json_t *row = json_pack("{sO}", "input_ids", ids);
+        json_dumpf(row, file, 0);
+        fputc('\n', file);
+        json_decref(row);
+    }
+    fclose(file);
+}
+
+static void make(scene *s, const char *name)
+{
+    s->golden = load(name);
+    s->spread = (uint64_t)json_integer_value(json_object_get(s->golden, "spread"));
+    snprintf(s->model, sizeof s->model, "%s", s->spread > 1 ? scratch_path("model") : BASE);
+    snprintf(s->adapter, sizeof s->adapter, "%s", scratch_path(name));
+    snprintf(s->rows, sizeof s->rows, "%s", scratch_path("rows.jsonl"));
+    if (s->spread > 1)
+        write_model(s);
+    write_adapter(s);
+    write_rows(s);
+}
+
+/* from: the adapter to begin with, or NULL. */
+static void configure(char out[4096], const scene *s, const char *from, const char *more)
+{
+    snprintf(out, 4096,
+             "model_name_or_path: %s\n%s%s\ndataset: %s\nlearning_rate: 2e-3\n"
+             "lr_scheduler_type: constant\nmax_grad_norm: 0\nshuffle: false\nmax_steps: 3\n"
+             "total_batch_size: 2\nper_device_train_batch_size: 2\n%s",
+             s->model, from ? "init_adapter: " : "", from ? from : "", s->rows, more);
+}
+
+static void judge_steps(const scene *s, const job_result *got, const char *name)
+{
+    size_t i;
+    json_t *step;
+    double loss = 0, norm = 0;
+    char what[128];
+    json_array_foreach(json_object_get(s->golden, "steps"), i, step)
+    {
+        double wanted = json_real_value(json_object_get(step, "grad_norm"));
+        loss =
+            worse(loss, fabs(got->step[i].loss - json_real_value(json_object_get(step, "loss"))));
+        norm = worse(norm, fabs(got->step[i].grad_norm / wanted - 1));
+    }
+    snprintf(what, sizeof what, "%s: loss", name);
+    judge(what, loss, 1e-4);
+    snprintf(what, sizeof what, "%s: gradient norm", name);
+    judge(what, norm, 3e-5);
+}
+
+static void judge_adapter(const scene *s, const job_result *got, const char *name)
+{
+    const char *key;
+    json_t *samples;
+    char what[256];
+    write_bytes(scratch_path("adapter.safetensors"), got->adapter, got->adapter_bytes);
+    tsr_safetensors *file = golden_open(scratch_path("adapter.safetensors"));
+    assert_int_equal(tsr_safetensors_count(file),
+                     json_object_size(json_object_get(s->golden, "samples")));
+    json_object_foreach(json_object_get(s->golden, "samples"), key, samples)
+    {
+        uint64_t count, number = json_array_size(samples);
+        float *values = golden_f32(&count, file, "%s", key);
+        double most = 0;
+        for (uint64_t i = 0; i < number; i++)
+            most = worse(most, fabs((double)values[i * count / number] -
+                                    json_real_value(json_array_get(samples, i))));
+        snprintf(what, sizeof what, "%s: %s", name, key);
+        judge(what, most, 2e-5);
+        free(values);
+    }
+    tsr_safetensors_close(file);
+}
+
+static void run_case(const char *name)
+{
+    static const struct {
+        int ranks;
+        const char *keys;
+    } others[] = {{3, "offload: sharded\n"},
+                  {1, "gradient_checkpointing: true\noptimizer_offload: true\n"},
+                  {2, "gradient_checkpointing: sqrt\nunit_policy: \"2\"\n"}};
+    char config[4096];
+    job_result one, other;
+    scene s;
+    make(&s, name);
+    configure(config, &s, s.adapter, "");
+    job_run(&one, 1, config);
+    if (one.status != 0)
+        fail_msg("%s: %s", name, one.message);
+    judge_steps(&s, &one, name);
+    judge_adapter(&s, &one, name);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        configure(config, &s, s.adapter, others[i].keys);
+        job_run(&other, others[i].ranks, config);
+        if (other.status != 0)
+            fail_msg("%s: %s", name, other.message);
+        job_assert_plan(&other, others[i].ranks, name);
+        job_assert_same(&one, &other, name);
+        job_result_free(&other);
+    }
+    job_result_free(&one);
+    json_decref(s.golden);
+}
+
+static void test_lora(void **state)
+{
+    (void)state;
+    run_case("lora");
+}
+
+static void test_head(void **state)
+{
+    (void)state;
+    run_case("head");
+}
+
+static void test_embedding(void **state)
+{
+    (void)state;
+    run_case("embedding");
+}
+
+static void test_both(void **state)
+{
+    (void)state;
+    run_case("head_and_embedding");
+}
+
+static void test_chunks(void **state)
+{
+    (void)state;
+    run_case("chunks");
+}
+
+/* Without init_adapter both begin as the base has them; a stopped run goes on with the same bits on other ranks. */
+static void test_resume(void **state)
+{
+    (void)state;
+    static const char keys[] = "modules_to_save: [lm_head, embed_tokens]\nlora_r: 4\n"
+                               "lora_target_modules: [q_proj, v_proj]\nsave_steps: 1\n";
+    char config[4096];
+    job_result whole, first, second;
+    scene s;
+    make(&s, "head_and_embedding");
+    configure(config, &s, NULL, keys);
+    job_run(&whole, 1, config);
+    if (whole.status != 0)
+        fail_msg("%s", whole.message);
+    job_run_in(&first, 2, config, "stopped", &(job_event){.stop_after = 1});
+    if (first.status != 0 || !first.stopped)
+        fail_msg("not stopped: %s", first.message);
+    job_run_in(&second, 3, strcat(config, "resume_from_checkpoint: true\n"), "stopped", NULL);
+    if (second.status != 0)
+        fail_msg("%s", second.message);
+    assert_true(second.resumed > 0);
+    job_assert_part(&whole, &second, (int)second.resumed, true, "resumed");
+    job_result_free(&whole);
+    job_result_free(&first);
+    job_result_free(&second);
+    json_decref(s.golden);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        bool fresh;
+        const char *key, *words[MOST_WORDS];
+    } cases[] = {
+        {true,
+         "modules_to_save: [score]\n",
+         {"modules_to_save: found score", "lm_head", "embed_tokens"}},
+        {false, "modules_to_save: [embed_tokens]\n", {"modules_to_save", "init_adapter"}},
+    };
+    scene s;
+    make(&s, "head");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char config[4096];
+        job_result result;
+        configure(config, &s, cases[i].fresh ? NULL : s.adapter, cases[i].key);
+        job_run(&result, 1, config);
+        assert_int_equal(result.status, TSR_ECONFIG);
+        for (int w = 0; w < MOST_WORDS && cases[i].words[w]; w++)
+            if (!strstr(result.message, cases[i].words[w]))
+                fail_msg("'%s' is not in: %s", cases[i].words[w], result.message);
+        job_result_free(&result);
+    }
+    json_decref(s.golden);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_lora, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_head, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_embedding, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_both, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_chunks, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_resume, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),
+    };
+    job_choose_backend(argc, argv);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
