@@ -2,7 +2,7 @@
 """tests/golden/peft: what PEFT trains beside plain LoRA, on tests/golden/prequantized-tiny-llama dequantized to fp32.
 
 lora.safetensors  A and B of q_proj and v_proj, exact in bf16 and nowhere zero: the start of every case
-<case>.json       input_ids; spread; loss and gradient norm of three AdamW steps (lr 0.002, no decay); of each trained tensor samples
+<case>.json       input_ids; spread; tied (the head is the embedding); loss and gradient norm of three AdamW steps (lr 0.002, no decay); of each trained tensor samples
                   (elements i * n // SAMPLES) after them. spread: of how many rows each row of the base's vocabulary is
                   made (spread_rows), so that there are more than one chunk has
 
@@ -22,7 +22,7 @@ ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 GOLDEN = os.path.join(ROOT, "tests", "golden")
 BASE = os.path.join(GOLDEN, "prequantized-tiny-llama")
 OUT = os.path.join(GOLDEN, "peft")
-SAMPLES = 64
+SAMPLES = 48
 PREFIX = "base_model.model."
 
 
@@ -32,12 +32,13 @@ def spread_rows(weight, spread):
     return torch.stack(rows, dim=1).reshape(-1, weight.shape[1])
 
 
-def base_model(spread):
+def base_model(spread, tied):
     """The checkpoint with its NF4 weights dequantized in place."""
     config = transformers.AutoConfig.from_pretrained(BASE)
     del config.quantization_config
     config._attn_implementation = "eager"
     config.vocab_size *= spread
+    config.tie_word_embeddings = tied
     model = transformers.LlamaForCausalLM(config).float()
     tensors = load_file(os.path.join(BASE, "model.safetensors"))
     for name, parameter in model.named_parameters():
@@ -82,6 +83,7 @@ def train(model, ids):
     for name, parameter in trained.items():
         flat = parameter.detach().flatten()
         samples[stored_name(name)] = flat[torch.arange(SAMPLES) * flat.numel() // SAMPLES].tolist()
+        samples[stored_name(name)] = [float(f"{x:.8g}") for x in samples[stored_name(name)]]
     return steps, samples
 
 
@@ -96,14 +98,21 @@ def main():
         "head": {"modules_to_save": ["lm_head"]},
         "embedding": {"modules_to_save": ["embed_tokens"]},
         "head_and_embedding": {"modules_to_save": ["lm_head", "embed_tokens"]},
+        "tokens": {"trainable_token_indices": [300, 17, 101, 350]},
+        "tokens_both": {"trainable_token_indices": {"embed_tokens": [300, 17, 101], "lm_head": [101, 300]}},
+        "tokens_head": {"trainable_token_indices": {"lm_head": [17, 300, 5]}},
+        "tokens_tied": {"trainable_token_indices": [300, 17, 101, 350], "tied": True},
+        "tokens_untied": {"trainable_token_indices": {"embed_tokens": [300, 17], "lm_head": [101, 300]}, "tied": True},
+        "head_of_tied": {"modules_to_save": ["lm_head"], "tied": True},
+        "embedding_of_tied": {"modules_to_save": ["embed_tokens"], "tied": True},
         "chunks": {"modules_to_save": ["lm_head", "embed_tokens"], "spread": 90},
     }
     lora = None
     for name, keys in cases.items():
-        spread = keys.pop("spread", 1)
+        spread, tied = keys.pop("spread", 1), keys.pop("tied", False)
         config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=6, target_modules=["q_proj", "v_proj"], **keys)
         torch.manual_seed(12)
-        model = peft.get_peft_model(base_model(spread), config)
+        model = peft.get_peft_model(base_model(spread, tied), config)
         if lora is None:
             lora = {stored_name(n): torch.randn(p.shape, generator=generator).mul(0.03).bfloat16()
                     for n, p in model.named_parameters() if p.requires_grad}
@@ -111,7 +120,7 @@ def main():
         start(model, lora)
         steps, samples = train(model, ids * spread)
         with open(os.path.join(OUT, name + ".json"), "w", encoding="utf-8") as file:
-            json.dump({"input_ids": (ids * spread).tolist(), "spread": spread, **keys, "steps": steps, "samples": samples}, file)
+            json.dump({"input_ids": (ids * spread).tolist(), "spread": spread, "tied": tied, **keys, "steps": steps, "samples": samples}, file)
             file.write("\n")
         print(name, steps[0], steps[-1])
 

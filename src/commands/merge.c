@@ -28,6 +28,9 @@ typedef struct item {
     merging *all;
     const tsr_layout_linear *linear;
     tsr_copied copied;
+    /* A table, of which some rows are the adapter's. */
+    const tsr_tensor *table, *rows;
+    const tsr_layout_rows *ids;
 } item;
 
 /* Rounded to bf16, which can overflow where fp32 did not. */
@@ -83,8 +86,57 @@ static const tsr_tensor *whole_of(const tsr_inputs *inputs, bool trained, const 
 /* Embedding and head were one, and are no more. */
 static bool unties(const tsr_inputs *inputs)
 {
-    return inputs->layout.head == inputs->layout.embedding &&
-           (inputs->adapter.trains_head || inputs->adapter.trains_embedding);
+    const tsr_layout *layout = &inputs->layout;
+    bool rows = layout->embedding_rows.count + layout->head_rows.count > 0;
+    return layout->head == layout->embedding &&
+           (inputs->adapter.trains_head || inputs->adapter.trains_embedding ||
+            (rows && !layout->rows_tied));
+}
+
+/* The part of the adapter's rows that is in elements [first, first + count) of the table. */
+static tsr_status put_rows(float *values, const item *it, uint64_t first, uint64_t count)
+{
+    uint64_t d = it->table->shape[1];
+    for (int i = 0; i < it->ids->count; i++) {
+        uint64_t begin = (uint64_t)it->ids->id[i] * d;
+        uint64_t from = begin > first ? begin : first;
+        uint64_t end = begin + d < first + count ? begin + d : first + count;
+        if (from < end)
+            TSR_TRY(tsr_safetensors_read_f32(values + (from - first), it->rows,
+                                             (uint64_t)i * d + from - begin, end - from));
+    }
+    return TSR_OK;
+}
+
+static tsr_status next_table(const void **data, uint64_t *bytes, void *user, uint64_t offset)
+{
+    const item *it = user;
+    tsr_copier *c = &it->all->copier;
+    uint64_t first = offset / sizeof *c->out, left = it->table->element_count - first;
+    uint64_t most = TSR_CONVERT_CHUNK_BYTES / sizeof(float), count = left < most ? left : most;
+    float *values = (float *)(void *)c->in;
+    TSR_TRY(tsr_safetensors_read_f32(values, it->table, first, count));
+    TSR_TRY(put_rows(values, it, first, count));
+    for (uint64_t i = 0; i < count; i++)
+        c->out[i] = tsr_f32_to_bf16(values[i]);
+    *data = c->out;
+    *bytes = count * sizeof *c->out;
+    return tsr_convert_tick(it->all->convert, count * tsr_dtype_bytes(it->table->dtype));
+}
+
+static void add_table(merging *all, const char *name, const tsr_tensor *table,
+                      const tsr_layout_rows *ids, const char *path)
+{
+    item *it = &all->items[all->count];
+    *it = (item){.all = all, .table = table, .ids = ids};
+    it->rows = tsr_peft_module_find(all->convert->inputs.adapter.init, path)->rows;
+    all->sources[all->count++] = (tsr_tensor_source){.name = name,
+                                                     .dtype = TSR_BF16,
+                                                     .ndim = 2,
+                                                     .shape = {table->shape[0], table->shape[1]},
+                                                     .next = next_table,
+                                                     .user = it};
+    all->convert->total += (double)table->bytes;
 }
 
 static void add_copied(merging *all, const char *name, const tsr_tensor *tensor)
@@ -99,12 +151,22 @@ static void add_copied(merging *all, const char *name, const tsr_tensor *tensor)
 static void add_other(merging *all, const tsr_tensor *tensor)
 {
     const tsr_inputs *inputs = &all->convert->inputs;
+    const tsr_layout *layout = &inputs->layout;
     const tsr_tensor *whole = NULL;
+    bool embedding = tensor == layout->embedding, head = tensor == layout->head && !embedding;
     if (unties(inputs) && !strcmp(tensor->name, HEAD)) /* a copy of the embedding */
         return;
-    if (tensor == inputs->layout.embedding)
+    if (embedding && layout->embedding_rows.count) {
+        add_table(all, tensor->name, tensor, &layout->embedding_rows, layout->embedding_path);
+        return;
+    }
+    if (head && layout->head_rows.count) {
+        add_table(all, tensor->name, tensor, &layout->head_rows, "lm_head");
+        return;
+    }
+    if (embedding)
         whole = whole_of(inputs, inputs->adapter.trains_embedding, inputs->layout.embedding_path);
-    else if (tensor == inputs->layout.head)
+    else if (head)
         whole = whole_of(inputs, inputs->adapter.trains_head, "lm_head");
     add_copied(all, tensor->name, whole ? whole : tensor);
 }
@@ -139,7 +201,9 @@ static tsr_status add_sources(merging *all)
                                                          .user = it};
         all->convert->total += (double)tensor->bytes;
     }
-    if (unties(inputs))
+    if (unties(inputs) && inputs->layout.head_rows.count)
+        add_table(all, HEAD, inputs->layout.head, &inputs->layout.head_rows, "lm_head");
+    else if (unties(inputs))
         add_copied(all, HEAD, head ? head : inputs->layout.embedding);
     return TSR_OK;
 }

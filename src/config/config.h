@@ -107,6 +107,11 @@ typedef struct {
     int count;
 } tsr_config_ints;
 
+/* Rows of tables: a list alone is the embedding's. */
+typedef struct {
+    tsr_config_ints embedding, head;
+} tsr_config_tokens;
+
 /* name -> words, in the order of the file. */
 typedef struct {
     const char *name;
@@ -208,6 +213,7 @@ typedef struct {
     tsr_config_patterns rank_pattern, alpha_pattern;
     tsr_config_ints layers_to_transform; /* empty: all */
     tsr_config_strings modules_to_save;
+    tsr_config_tokens trainable_token_indices;
     const char *init_adapter;
     /* optimizer */
     double learning_rate;

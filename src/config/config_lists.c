@@ -125,6 +125,30 @@ static bool read_ints(tsr_config_ints *out, const tsr_key *key, const tsr_yaml_v
     return list.items != NULL;
 }
 
+static bool read_tokens(tsr_config_tokens *out, const tsr_key *key, const tsr_yaml_value *value,
+                        const tsr_config_place *place)
+{
+    tsr_config_tokens tokens = {0};
+    if (value->kind != TSR_YAML_MAP)
+        return read_ints(&out->embedding, key, value, place);
+    for (int i = 0; i < value->count; i++) {
+        const char *name = value->keys[i].text;
+        bool head = !strcmp(name, "lm_head"), embedding = !strcmp(name, "embed_tokens");
+        if (tsr_config_has_twice(value, i, place))
+            return false;
+        if (!head && !embedding) {
+            tsr_config_error(place->errors, place->where,
+                             "%s: no table '%s'; expected embed_tokens or lm_head", place->spelled,
+                             name);
+            return false;
+        }
+        if (!read_ints(head ? &tokens.head : &tokens.embedding, key, &value->items[i], place))
+            return false;
+    }
+    *out = tokens;
+    return true;
+}
+
 /* A key twice in one map. */
 bool tsr_config_has_twice(const tsr_yaml_value *map, int index, const tsr_config_place *place)
 {
@@ -289,6 +313,12 @@ bool tsr_config_read_list(void *field, const tsr_key *key, const tsr_yaml_value 
             return true;
         }
         return read_ints(field, key, value, place);
+    case TSR_KEY_TOKENS:
+        if (null) {
+            *(tsr_config_tokens *)field = (tsr_config_tokens){0};
+            return true;
+        }
+        return read_tokens(field, key, value, place);
     case TSR_KEY_UNITS:
         return read_module_names(field, key, value, place);
     case TSR_KEY_MODULES:

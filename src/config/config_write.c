@@ -103,6 +103,21 @@ static void put_ints(tsr_text *out, const tsr_config_ints *list)
     tsr_text_puts(out, "]");
 }
 
+static void put_tokens(tsr_text *out, const tsr_config_tokens *tokens)
+{
+    if (!tokens->head.count) {
+        put_ints(out, &tokens->embedding);
+        return;
+    }
+    tsr_text_puts(out, "{lm_head: ");
+    put_ints(out, &tokens->head);
+    if (tokens->embedding.count) {
+        tsr_text_puts(out, ", embed_tokens: ");
+        put_ints(out, &tokens->embedding);
+    }
+    tsr_text_puts(out, "}");
+}
+
 static void put_patterns(tsr_text *out, const tsr_config_patterns *map)
 {
     if (!map->count)
@@ -265,6 +280,9 @@ void tsr_config_put(tsr_text *out, const void *fields, const tsr_key *key)
         return;
     case TSR_KEY_INTS:
         put_ints(out, field);
+        return;
+    case TSR_KEY_TOKENS:
+        put_tokens(out, field);
         return;
     case TSR_KEY_PATTERNS:
         put_patterns(out, field);

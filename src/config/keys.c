@@ -303,6 +303,10 @@ static const tsr_key adapter_keys[] = {
     {"modules_to_save", G, TSR_KEY_STRINGS, AT(modules_to_save), .none = "null",
      .flags = TSR_KEY_RESULT, .initial = "null",
      .help = "what is trained whole beside the adapters: lm_head, embed_tokens"},
+    {"trainable_token_indices", G, TSR_KEY_TOKENS, AT(trainable_token_indices), .low = 0,
+     .high = INT32_MAX, .none = "null", .flags = TSR_KEY_RESULT, .initial = "null",
+     .help = "tokens whose rows are trained: a list (of the embedding), or {embed_tokens: [..], "
+             "lm_head: [..]}"},
     {"init_adapter", G, TSR_KEY_STRING, AT(init_adapter), .flags = TSR_KEY_PATH, .none = "none",
      .initial = "null",
      .help = "directory of a PEFT adapter to start from (eval, merge: the adapter to use; with a "

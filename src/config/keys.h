@@ -24,6 +24,7 @@ typedef enum {
     TSR_KEY_NAMES,    /* tsr_config_names: a map from `words` to texts */
     TSR_KEY_MODULES,  /* tsr_config_modules: all-linear, a list or a regular expression */
     TSR_KEY_INTS,     /* tsr_config_ints: one or a list */
+    TSR_KEY_TOKENS,   /* tsr_config_tokens: a list, or a map of embed_tokens and lm_head to lists */
     TSR_KEY_PATTERNS, /* tsr_config_patterns */
     TSR_KEY_UNITS,    /* tsr_config_units: layer, a number, 64MiB or names */
     TSR_KEY_LR_KWARGS /* tsr_schedule_arguments */

@@ -59,7 +59,7 @@ static const char *shape(const tsr_key *key)
     case TSR_KEY_STRING:
         return key->flags & TSR_KEY_PATH ? "a text that is not empty" : "a text";
     case TSR_KEY_STRINGS:
-        return "a file or a list of files";
+        return "a name or a list of names";
     case TSR_KEY_DATA:
         return "a file or a list of files, or a list of maps, each with a path";
     case TSR_KEY_NAMES:
@@ -74,6 +74,8 @@ static const char *shape(const tsr_key *key)
                    : "a list of module names or a regular expression";
     case TSR_KEY_INTS:
         return "a whole number or a list of them, each";
+    case TSR_KEY_TOKENS:
+        return "a list of whole numbers, or a map of embed_tokens and lm_head to such lists, each";
     case TSR_KEY_PATTERNS:
         return key->flags & TSR_KEY_WHOLE ? "a map of module names to whole numbers"
                                           : "a map of module names to numbers";
@@ -93,7 +95,7 @@ void tsr_keys_expects(tsr_text *out, const tsr_key *key)
         put_words(out, key);
     }
     if (key->type == TSR_KEY_INT || key->type == TSR_KEY_NUMBER || key->type == TSR_KEY_INTS ||
-        key->type == TSR_KEY_PATTERNS || key->type == TSR_KEY_STEPS)
+        key->type == TSR_KEY_TOKENS || key->type == TSR_KEY_PATTERNS || key->type == TSR_KEY_STEPS)
         put_bounds(out, key);
     if (key->none && key->type != TSR_KEY_WORD)
         tsr_text_printf(out, ", or %s", key->none);

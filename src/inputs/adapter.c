@@ -160,12 +160,12 @@ static bool same_patterns(const tsr_config_patterns *own, const tsr_peft_pattern
     return true;
 }
 
-static bool same_layers(const tsr_config_ints *own, const tsr_peft_config *other)
+static bool same_ids(const tsr_config_ints *own, const int64_t *other, uint64_t count)
 {
-    if ((uint64_t)own->count != other->layer_count)
+    if ((uint64_t)own->count != count)
         return false;
     for (int i = 0; i < own->count; i++)
-        if (own->items[i] != other->layers_to_transform[i])
+        if (own->items[i] != other[i])
             return false;
     return true;
 }
@@ -188,7 +188,12 @@ static tsr_status check_explicit(const tsr_config *config, const tsr_peft_config
          same_patterns(&config->rank_pattern, peft->rank_pattern, peft->rank_pattern_count)},
         {"alpha_pattern",
          same_patterns(&config->alpha_pattern, peft->alpha_pattern, peft->alpha_pattern_count)},
-        {"layers_to_transform", same_layers(&config->layers_to_transform, peft)},
+        {"layers_to_transform",
+         same_ids(&config->layers_to_transform, peft->layers_to_transform, peft->layer_count)},
+        {"trainable_token_indices", same_ids(&config->trainable_token_indices.embedding,
+                                             peft->embedding_tokens, peft->embedding_token_count) &&
+                                        same_ids(&config->trainable_token_indices.head,
+                                                 peft->head_tokens, peft->head_token_count)},
         {"modules_to_save",
          same_names(&config->modules_to_save, peft->save.names, peft->save.count)},
     };
@@ -228,12 +233,12 @@ static tsr_config_patterns patterns_of(struct tsr_config_store *store, const tsr
     return out;
 }
 
-static tsr_config_ints layers_of(struct tsr_config_store *store, const tsr_peft_config *peft)
+static tsr_config_ints ints_of(struct tsr_config_store *store, const int64_t *values,
+                               uint64_t count)
 {
-    tsr_config_ints out = {tsr_config_store_allocate(store, peft->layer_count * sizeof(int64_t)),
-                           (int)peft->layer_count};
-    for (uint64_t i = 0; out.items && i < peft->layer_count; i++)
-        out.items[i] = peft->layers_to_transform[i];
+    tsr_config_ints out = {tsr_config_store_allocate(store, count * sizeof *out.items), (int)count};
+    for (uint64_t i = 0; out.items && i < count; i++)
+        out.items[i] = values[i];
     return out;
 }
 
@@ -255,15 +260,28 @@ static tsr_status take_modules(tsr_config *config, const tsr_peft_config *peft,
     if (!tsr_config_is_set(config, "alpha_pattern"))
         config->alpha_pattern = patterns_of(store, peft->alpha_pattern, peft->alpha_pattern_count);
     if (!tsr_config_is_set(config, "layers_to_transform"))
-        config->layers_to_transform = layers_of(store, peft);
+        config->layers_to_transform = ints_of(store, peft->layers_to_transform, peft->layer_count);
     if (!tsr_config_is_set(config, "modules_to_save"))
         config->modules_to_save = modules_of(store, &peft->save).names;
+    if (!tsr_config_is_set(config, "trainable_token_indices"))
+        config->trainable_token_indices =
+            (tsr_config_tokens){ints_of(store, peft->embedding_tokens, peft->embedding_token_count),
+                                ints_of(store, peft->head_tokens, peft->head_token_count)};
     return store->failed ? tsr_fail(TSR_ENOMEM, "out of memory for the adapter's keys") : TSR_OK;
 }
 
-/* What is trained whole. */
+/* What is trained whole, or rows of. */
 static tsr_status choose_saved(tsr_train_adapter *adapter, const tsr_config *config)
 {
+    const tsr_config_tokens *tokens = &config->trainable_token_indices;
+    adapter->embedding_rows =
+        (tsr_layout_rows){.id = tokens->embedding.items, .count = tokens->embedding.count};
+    adapter->head_rows = (tsr_layout_rows){.id = tokens->head.items, .count = tokens->head.count};
+    if (tokens->embedding.count + tokens->head.count && config->modules_to_save.count)
+        return tsr_fail(TSR_ECONFIG,
+                        "%s: trainable_token_indices: found with modules_to_save; rows of tokens "
+                        "or whole tables can be trained; write one of the two keys",
+                        tsr_config_where(config, "trainable_token_indices"));
     for (int i = 0; i < config->modules_to_save.count; i++) {
         const char *name = config->modules_to_save.items[i], *dot = strrchr(name, '.');
         const char *last = dot ? dot + 1 : name;
@@ -351,43 +369,56 @@ static const char *last_name(const char *path)
     return dot ? dot + 1 : path;
 }
 
-/* Whether a module of the file is one that is trained whole. */
+/* Whether a module of the file is one that is trained whole, or that tokens' rows are trained of. */
 static bool is_saved(const tsr_train_adapter *adapter, const tsr_peft_module *stored)
 {
     const char *name = last_name(stored->path);
-    return stored->whole && ((adapter->trains_head && !strcmp(name, "lm_head")) ||
-                             (adapter->trains_embedding && !strcmp(name, "embed_tokens")));
+    bool head = !strcmp(name, "lm_head"), embedding = !strcmp(name, "embed_tokens");
+    uint64_t rows = (uint64_t)(head ? adapter->head_rows.count : adapter->embedding_rows.count);
+    if (stored->rows)
+        return (head || embedding) && stored->out_features == rows;
+    return stored->whole &&
+           ((adapter->trains_head && head) || (adapter->trains_embedding && embedding));
 }
 
-/* What modules_to_save names is in the file, and nothing else is there whole. */
-static tsr_status check_saved(const tsr_train_adapter *adapter, const tsr_config *config)
+/* What modules_to_save and trainable_token_indices name is in the file, and nothing else of that kind; how many. Of a
+ * tied model the head's rows may be the embedding's. */
+static tsr_status check_saved(uint64_t *out, const tsr_train_adapter *adapter,
+                              const tsr_config *config, bool tied)
 {
-    uint64_t found = 0, wanted = (uint64_t)adapter->trains_head + adapter->trains_embedding;
+    uint64_t found = 0, wanted = (uint64_t)adapter->trains_head + adapter->trains_embedding +
+                                 (adapter->embedding_rows.count > 0) +
+                                 (adapter->head_rows.count > 0);
+    bool may_share = tied && adapter->embedding_rows.count && adapter->head_rows.count;
     for (uint64_t i = 0; i < tsr_peft_module_count(adapter->init); i++) {
         const tsr_peft_module *stored = tsr_peft_module_at(adapter->init, i);
-        if (stored->whole && !is_saved(adapter, stored))
+        if ((stored->whole || stored->rows) && !is_saved(adapter, stored))
             return tsr_fail(TSR_EDATA,
                             "%s: " TSR_PEFT_WEIGHTS_FILE
-                            " has the whole weight of %s, which is not in modules_to_save of its "
-                            "adapter_config.json",
-                            config->init_adapter, stored->path);
+                            " has %s of %s, which is not what %s of its adapter_config.json says",
+                            config->init_adapter, stored->whole ? "the whole weight" : "rows",
+                            stored->path,
+                            stored->whole ? "modules_to_save" : "trainable_token_indices");
         found += is_saved(adapter, stored);
     }
-    return found == wanted
+    *out = found;
+    return found == wanted || (may_share && found + 1 == wanted)
                ? TSR_OK
-               : tsr_fail(TSR_EDATA,
-                          "%s: modules_to_save of its adapter_config.json names a module "
-                          "whose weight is not in " TSR_PEFT_WEIGHTS_FILE,
-                          config->init_adapter);
+               : tsr_fail(
+                     TSR_EDATA,
+                     "%s: modules_to_save or trainable_token_indices of its "
+                     "adapter_config.json names a module that is not in " TSR_PEFT_WEIGHTS_FILE,
+                     config->init_adapter);
 }
 
 /* Every module of the set is in the file with the right shapes, and the other way round. */
 static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_config *config,
-                                const tsr_adapter_module *modules, const tsr_composite *composite)
+                                const tsr_adapter_module *modules, const tsr_composite *composite,
+                                bool tied)
 {
     const char *directory = config->init_adapter;
-    uint64_t saved = (uint64_t)adapter->trains_head + adapter->trains_embedding;
-    TSR_TRY(check_saved(adapter, config));
+    uint64_t saved = 0;
+    TSR_TRY(check_saved(&saved, adapter, config, tied));
     for (uint64_t i = 0; i < adapter->set.count; i++) {
         const tsr_adapter *a = &adapter->set.adapter[i];
         const tsr_adapter_module *module = &modules[a->module];
@@ -497,7 +528,7 @@ static tsr_status name_each(tsr_train_adapter *adapter, const tsr_adapter_module
 
 tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bool needed,
                                   const tsr_adapter_module *modules, uint64_t module_count,
-                                  const tsr_composite *composite)
+                                  const tsr_composite *composite, bool tied)
 {
     tsr_train_adapter adapter = {0};
     model_modules of = {modules, module_count, composite};
@@ -519,7 +550,7 @@ tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bo
     if (status == TSR_OK && adapter.present && composite)
         status = name_each(&adapter, modules);
     if (status == TSR_OK && adapter.init)
-        status = check_tensors(&adapter, config, modules, composite);
+        status = check_tensors(&adapter, config, modules, composite, tied);
     if (of.item != modules)
         tsr_layout_modules_free((tsr_adapter_module *)of.item, module_count);
     if (status < 0) {
@@ -593,6 +624,10 @@ tsr_status tsr_train_adapter_config(tsr_peft_config *out, const tsr_train_adapte
         .exclude = {(char **)spec->exclude.names, spec->exclude.count, (char *)spec->exclude.regex},
         .save = {(char **)config->modules_to_save.items, (uint64_t)config->modules_to_save.count,
                  NULL},
+        .embedding_tokens = config->trainable_token_indices.embedding.items,
+        .embedding_token_count = (uint64_t)config->trainable_token_indices.embedding.count,
+        .head_tokens = config->trainable_token_indices.head.items,
+        .head_token_count = (uint64_t)config->trainable_token_indices.head.count,
         .rank_pattern = patterns,
         .rank_pattern_count = ranks,
         .alpha_pattern = patterns + ranks,

@@ -14,7 +14,8 @@ typedef struct {
     tsr_peft *init; /* open init_adapter, or NULL */
     tsr_adapter_spec spec;
     tsr_adapter_set set;
-    bool trains_head, trains_embedding; /* whole: modules_to_save */
+    bool trains_head, trains_embedding;        /* whole: modules_to_save */
+    tsr_layout_rows embedding_rows, head_rows; /* trainable_token_indices; the configuration's */
     bool present;                  /* false: the plain base (evaluation without init_adapter) */
     bool each_named;               /* set.target is the whole name of each module */
     bool fresh_magnitudes;         /* DoRA, and no magnitudes are stored: they start as row norms */
@@ -22,13 +23,13 @@ typedef struct {
 } tsr_train_adapter;
 
 /* Opens init_adapter if there is one and resolves the set over `modules`, of the text decoder of `composite` (NULL: of
- * a plain model), whose older spellings init_adapter may have. `needed`: without
+ * a plain model), whose older spellings init_adapter may have. tied: its head may be its embedding. `needed`: without
  * init_adapter the keys of the configuration make one. Writes what init_adapter decided into
  * *config. TSR_ECONFIG: an explicit key differs from the adapter, a target or pattern is wrong;
  * TSR_EDATA: the adapter does not fit the model. On success free with tsr_train_adapter_close. */
 tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bool needed,
                                   const tsr_adapter_module *modules, uint64_t module_count,
-                                  const tsr_composite *composite);
+                                  const tsr_composite *composite, bool tied);
 void tsr_train_adapter_close(tsr_train_adapter *adapter);
 
 /* The adapters of the same linears on a model of more or fewer layers; as tsr_adapter_set_make. */

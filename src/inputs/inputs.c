@@ -108,8 +108,9 @@ static tsr_status sample_weights(tsr_inputs *inputs)
     inputs->adapter_weights = TSR_HASH_START;
     for (uint64_t i = 0; adapter && i < tsr_peft_module_count(adapter); i++) {
         const tsr_peft_module *module = tsr_peft_module_at(adapter, i);
-        const tsr_tensor *tensors[] = {module->a, module->b, module->magnitude, module->whole};
-        for (int part = 0; part < 4; part++)
+        const tsr_tensor *tensors[] = {module->a, module->b, module->magnitude, module->whole,
+                                       module->rows};
+        for (int part = 0; part < 5; part++)
             if (tensors[part])
                 TSR_TRY(tsr_safetensors_sample(&inputs->adapter_weights, tensors[part]));
     }
@@ -130,13 +131,32 @@ static tsr_status group_units(tsr_layout *layout, const tsr_config *config)
                                                .where = tsr_config_where(config, "unit_policy")});
 }
 
-/* What init_adapter has of whole modules is of this model's shape. */
+static tsr_status check_ids(const tsr_inputs *inputs, const tsr_layout_rows *rows)
+{
+    for (int i = 0; i < rows->count; i++)
+        if ((uint64_t)rows->id[i] >= inputs->model.vocab_size)
+            return tsr_fail(
+                TSR_ECONFIG,
+                "%s: trainable_token_indices: found %lld; the model has tokens 0 to %llu",
+                tsr_config_where(&inputs->config, "trainable_token_indices"),
+                (long long)rows->id[i], (unsigned long long)inputs->model.vocab_size - 1);
+    return TSR_OK;
+}
+
+/* What init_adapter has of tables is of this model's shape. */
 static tsr_status check_whole(const tsr_inputs *inputs)
 {
     const tsr_peft *init = inputs->adapter.init;
     uint64_t vocabulary = inputs->model.vocab_size, d = inputs->model.hidden_size;
+    TSR_TRY(check_ids(inputs, &inputs->adapter.embedding_rows));
+    TSR_TRY(check_ids(inputs, &inputs->adapter.head_rows));
     for (uint64_t i = 0; init && i < tsr_peft_module_count(init); i++) {
         const tsr_peft_module *module = tsr_peft_module_at(init, i);
+        if (module->rows && module->in_features != d)
+            return tsr_fail(TSR_EDATA,
+                            "%s: the rows of %s have the width %llu, but the model's %llu",
+                            inputs->config.init_adapter, module->path,
+                            (unsigned long long)module->in_features, (unsigned long long)d);
         if (module->whole && (module->out_features != vocabulary || module->in_features != d))
             return tsr_fail(
                 TSR_EDATA, "%s: the weight of %s is [%llu, %llu], but the model's is [%llu, %llu]",
@@ -156,12 +176,15 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
     TSR_TRY(open_checkpoint(inputs, planned));
     TSR_TRY(tsr_layout_modules(&inputs->modules, &inputs->module_count, &inputs->model));
     TSR_TRY(tsr_train_adapter_open(&inputs->adapter, config, train, inputs->modules,
-                                   inputs->module_count, inputs->model.composite));
+                                   inputs->module_count, inputs->model.composite,
+                                   inputs->model.tie_word_embeddings));
     tsr_layout_options options = {.load_in_4bit = config->load_in_4bit,
                                   .nested = config->use_bnb_nested_quant,
                                   .compute = inputs->compute,
                                   .train_head = inputs->adapter.trains_head,
-                                  .train_embedding = inputs->adapter.trains_embedding};
+                                  .train_embedding = inputs->adapter.trains_embedding,
+                                  .embedding_rows = inputs->adapter.embedding_rows,
+                                  .head_rows = inputs->adapter.head_rows};
     TSR_TRY(check_whole(inputs));
     TSR_TRY(tsr_layout_make(&inputs->layout, &inputs->model, inputs->checkpoint,
                             inputs->adapter.present ? &inputs->adapter.set : NULL, &options));
@@ -188,7 +211,9 @@ tsr_status tsr_inputs_like(tsr_inputs *out, const tsr_inputs *inputs, uint64_t l
                                   .nested = nested,
                                   .compute = inputs->compute,
                                   .train_head = inputs->adapter.trains_head,
-                                  .train_embedding = inputs->adapter.trains_embedding};
+                                  .train_embedding = inputs->adapter.trains_embedding,
+                                  .embedding_rows = inputs->adapter.embedding_rows,
+                                  .head_rows = inputs->adapter.head_rows};
     like.model.layer_count = layers;
     like.model.prequantized = false;
     like.checkpoint = NULL;

@@ -14,6 +14,7 @@ static const char *const suffixes[] = {
     [TSR_PEFT_A] = ".lora_A.weight",
     [TSR_PEFT_B] = ".lora_B.weight",
     [TSR_PEFT_MAGNITUDE] = ".lora_magnitude_vector",
+    [TSR_PEFT_ROWS] = ".token_adapter.trainable_tokens_delta",
     [TSR_PEFT_WHOLE] = ".weight", /* the others end in none of these but it */
 };
 
@@ -75,7 +76,7 @@ static tsr_status add_tensor(tsr_peft *peft, const tsr_tensor *tensor)
         return tsr_fail(TSR_EDATA,
                         "%s: tensor '%s' is not understood, expected names as '" PREFIX
                         "<module>.lora_A.weight', .lora_B.weight, .lora_magnitude_vector or, of "
-                        "modules_to_save, .weight",
+                        "modules_to_save, .weight, or .token_adapter.trainable_tokens_delta",
                         path, tensor->name);
     if (tensor->dtype != TSR_F32 && tensor->dtype != TSR_BF16 && tensor->dtype != TSR_F16)
         return tsr_fail(TSR_EDATA, "%s: tensor '%s' is %s, expected F32, BF16 or F16", path,
@@ -86,6 +87,7 @@ static tsr_status add_tensor(tsr_peft *peft, const tsr_tensor *tensor)
                         part == TSR_PEFT_A       ? "[r, in]"
                         : part == TSR_PEFT_B     ? "[out, r]"
                         : part == TSR_PEFT_WHOLE ? "[out, in]"
+                        : part == TSR_PEFT_ROWS  ? "[tokens, in]"
                                                  : "[out]");
     tsr_peft_module *module = find_or_add(peft, tensor->name + strlen(PREFIX), length);
     if (!module)
@@ -96,6 +98,8 @@ static tsr_status add_tensor(tsr_peft *peft, const tsr_tensor *tensor)
         module->b = tensor;
     else if (part == TSR_PEFT_WHOLE)
         module->whole = tensor;
+    else if (part == TSR_PEFT_ROWS)
+        module->rows = tensor;
     else
         module->magnitude = tensor;
     return TSR_OK;
@@ -105,12 +109,15 @@ static tsr_status check_module(tsr_peft_module *module, bool dora, const char *f
 {
     const tsr_tensor *a = module->a, *b = module->b, *m = module->magnitude;
     char shown_a[TSR_SHAPE_TEXT_BYTES], shown_b[TSR_SHAPE_TEXT_BYTES];
-    if (module->whole && (a || b || m))
-        return tsr_fail(TSR_EDATA, "%s: module '%s' has a whole weight and a LoRA", file,
-                        module->path);
-    if (module->whole) {
-        module->out_features = module->whole->shape[0];
-        module->in_features = module->whole->shape[1];
+    const tsr_tensor *other = module->whole ? module->whole : module->rows;
+    if (other && (a || b || m || (module->whole && module->rows)))
+        return tsr_fail(TSR_EDATA,
+                        "%s: module '%s' has more than one of a LoRA, a whole weight and rows of "
+                        "tokens",
+                        file, module->path);
+    if (other) {
+        module->out_features = other->shape[0];
+        module->in_features = other->shape[1];
         return TSR_OK;
     }
     if (!a || !b)

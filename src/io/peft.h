@@ -45,6 +45,10 @@ typedef struct {
     int64_t *layers_to_transform; /* NULL: all */
     uint64_t layer_count;
     tsr_peft_match save; /* modules_to_save: names of modules that are trained whole */
+    /* trainable_token_indices, in the order of the rows: of the embedding and of the head. With none of the head it is
+     * written as a list. */
+    int64_t *embedding_tokens, *head_tokens;
+    uint64_t embedding_token_count, head_token_count;
     bool
         beside_towers; /* of a vision-language model's text decoder: the model card loads that model */
 } tsr_peft_config;
@@ -70,6 +74,8 @@ typedef struct {
     const tsr_tensor *magnitude; /* [out_features], or NULL: none stored */
     /* [out_features, in_features] of a module that is saved whole: r is 0 then, and the others are NULL; else NULL. */
     const tsr_tensor *whole;
+    /* [rows, in_features] of a module of which tokens' rows are trained: the others are NULL then; else NULL. */
+    const tsr_tensor *rows;
     uint64_t r, in_features, out_features;
 } tsr_peft_module;
 
@@ -89,8 +95,14 @@ const tsr_peft_module *tsr_peft_module_find(const tsr_peft *peft, const char *pa
 /* Modules whose paths begin with `from` get `to` instead. */
 tsr_status tsr_peft_rename(tsr_peft *peft, const char *from, const char *to);
 
-/* WHOLE: of a module that modules_to_save trains. */
-typedef enum { TSR_PEFT_A, TSR_PEFT_B, TSR_PEFT_MAGNITUDE, TSR_PEFT_WHOLE } tsr_peft_part;
+/* WHOLE: of a module that modules_to_save trains; ROWS: of one that trainable_token_indices has rows of. */
+typedef enum {
+    TSR_PEFT_A,
+    TSR_PEFT_B,
+    TSR_PEFT_MAGNITUDE,
+    TSR_PEFT_ROWS,
+    TSR_PEFT_WHOLE
+} tsr_peft_part;
 
 /* The name PEFT gives a part in the file, as "base_model.model.<path>.lora_A.weight"; *out is the
  * caller's (free). */

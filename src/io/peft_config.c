@@ -43,7 +43,6 @@ static const struct {
     {"revision", "null", true},
     {"target_parameters", "null"},
     {"task_type", "\"CAUSAL_LM\""},
-    {"trainable_token_indices", "null"},
     {"use_bdlora", "null"},
     {"use_qalora", "false"},
     {"velora_config", "null"},
@@ -51,12 +50,19 @@ static const struct {
 
 /* Read into tsr_peft_config. */
 static const char *const acted_on[] = {
-    "alpha_pattern",   "base_model_name_or_path",
-    "exclude_modules", "layers_to_transform",
-    "lora_alpha",      "lora_dropout",
-    "modules_to_save", "r",
-    "rank_pattern",    "target_modules",
-    "use_dora",        "use_rslora",
+    "alpha_pattern",
+    "base_model_name_or_path",
+    "exclude_modules",
+    "layers_to_transform",
+    "lora_alpha",
+    "lora_dropout",
+    "modules_to_save",
+    "r",
+    "rank_pattern",
+    "target_modules",
+    "trainable_token_indices",
+    "use_dora",
+    "use_rslora",
 };
 
 #define FIXED_COUNT    (sizeof fixed / sizeof *fixed)
@@ -218,6 +224,52 @@ static tsr_status read_layers(tsr_peft_config *out, const json_t *root, const ch
     return TSR_OK;
 }
 
+static tsr_status read_ids(int64_t **out, uint64_t *count, const json_t *list, const char *place)
+{
+    char found[TSR_JSON_SHOW_BYTES];
+    *out = calloc(json_array_size(list) + 1, sizeof **out);
+    if (!*out)
+        return no_memory(place);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *id = json_array_get(list, i);
+        if (!json_is_integer(id) || json_integer_value(id) < 0 ||
+            json_integer_value(id) > INT32_MAX)
+            return tsr_fail(TSR_EDATA,
+                            "%s: key 'trainable_token_indices' holds %s, expected tokens", place,
+                            tsr_json_show(found, id));
+        (*out)[(*count)++] = json_integer_value(id);
+    }
+    return TSR_OK;
+}
+
+/* A list is the embedding's. */
+static tsr_status read_tokens(tsr_peft_config *out, const json_t *root, const char *place)
+{
+    static const char key[] = "trainable_token_indices";
+    json_t *value = json_object_get(root, key), *list;
+    const char *name;
+    char found[TSR_JSON_SHOW_BYTES];
+    if (json_is_array(value))
+        return read_ids(&out->embedding_tokens, &out->embedding_token_count, value, place);
+    if (is_empty(value))
+        return TSR_OK;
+    if (!json_is_object(value))
+        return tsr_fail(TSR_EDATA, "%s: key '%s' is %s, expected a list of tokens or a map to them",
+                        place, key, tsr_json_show(found, value));
+    json_object_foreach(value, name, list)
+    {
+        const char *dot = strrchr(name, '.'), *last = dot ? dot + 1 : name;
+        bool head = !strcmp(last, "lm_head");
+        if ((!head && strcmp(last, "embed_tokens") != 0) || !json_is_array(list))
+            return tsr_fail(TSR_EDATA,
+                            "%s: key '%s' has %s: %s, expected embed_tokens or lm_head and a list",
+                            place, key, name, tsr_json_show(found, list));
+        TSR_TRY(head ? read_ids(&out->head_tokens, &out->head_token_count, list, place)
+                     : read_ids(&out->embedding_tokens, &out->embedding_token_count, list, place));
+    }
+    return TSR_OK;
+}
+
 static tsr_status read_scalars(tsr_peft_config *out, const json_t *root, const char *place)
 {
     int64_t r = 8; /* PEFT's defaults, where a key is missing */
@@ -270,6 +322,7 @@ static tsr_status read_all(tsr_peft_config *out, const json_t *root, const char 
         read_pattern(&out->rank_pattern, &out->rank_pattern_count, root, "rank_pattern", place));
     TSR_TRY(
         read_pattern(&out->alpha_pattern, &out->alpha_pattern_count, root, "alpha_pattern", place));
+    TSR_TRY(read_tokens(out, root, place));
     return read_layers(out, root, place);
 }
 
@@ -322,6 +375,8 @@ void tsr_peft_config_free(tsr_peft_config *config)
         free(config->alpha_pattern[i].key);
     free(config->alpha_pattern);
     free(config->layers_to_transform);
+    free(config->embedding_tokens);
+    free(config->head_tokens);
     *config = (tsr_peft_config){0};
 }
 
@@ -369,16 +424,37 @@ static json_t *pattern_value(const tsr_peft_pattern *pattern, uint64_t count)
     return whole(object, failed);
 }
 
-static json_t *layers_value(const tsr_peft_config *config)
+static json_t *ints_value(const int64_t *values, uint64_t count)
 {
-    if (!config->layers_to_transform)
-        return json_null();
     json_t *list = json_array();
     int failed = 0;
-    for (uint64_t i = 0; i < config->layer_count; i++)
-        failed =
-            failed || json_array_append_new(list, json_integer(config->layers_to_transform[i]));
+    for (uint64_t i = 0; i < count; i++)
+        failed = failed || json_array_append_new(list, json_integer(values[i]));
     return whole(list, failed);
+}
+
+static json_t *layers_value(const tsr_peft_config *config)
+{
+    return config->layers_to_transform
+               ? ints_value(config->layers_to_transform, config->layer_count)
+               : json_null();
+}
+
+static json_t *tokens_value(const tsr_peft_config *config)
+{
+    json_t *embedding = config->embedding_token_count
+                            ? ints_value(config->embedding_tokens, config->embedding_token_count)
+                            : json_null();
+    if (!config->head_token_count)
+        return embedding;
+    json_t *map = json_object();
+    int failed = 0;
+    if (config->embedding_token_count)
+        failed = json_object_set_new(map, "embed_tokens", embedding);
+    failed =
+        failed || json_object_set_new(map, "lm_head",
+                                      ints_value(config->head_tokens, config->head_token_count));
+    return whole(map, failed);
 }
 
 /* NULL: no memory (errno says so: nothing more is tried), or a string is not UTF-8. */
@@ -401,6 +477,7 @@ static json_t *config_value(const tsr_peft_config *config)
                                                               : match_value(&config->target));
     failed = failed || json_object_set_new(root, "exclude_modules", match_value(&config->exclude));
     failed = failed || json_object_set_new(root, "modules_to_save", match_value(&config->save));
+    failed = failed || json_object_set_new(root, "trainable_token_indices", tokens_value(config));
     failed = failed ||
              json_object_set_new(root, "rank_pattern",
                                  pattern_value(config->rank_pattern, config->rank_pattern_count));

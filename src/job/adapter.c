@@ -13,17 +13,19 @@
 uint64_t tsr_job_part_count(const tsr_job *job)
 {
     const tsr_layout *layout = &job->inputs.layout;
-    return 3 * job->inputs.adapter.set.count + (uint64_t)(layout->unit_count - layout->layer_count);
+    uint64_t chunks = (uint64_t)(layout->unit_count - layout->layer_count);
+    return 3 * job->inputs.adapter.set.count + 2 * chunks;
 }
 
 static tsr_status each_part_of(const tsr_layout *layout, int unit, tsr_job_part_call *call,
                                void *user)
 {
     const tsr_layout_unit *u = &layout->unit[unit];
-    if (!u->block && u->trainable_count) {
-        int chunk = (int)(u->first_row / TSR_HEAD_CHUNK_ROWS);
-        return call(user, &(tsr_job_part){unit, 0, TSR_PEFT_WHOLE, u->trainable[0].module, chunk});
-    }
+    bool rows = unit >= tsr_layout_head_end(layout) && !layout->embedding_whole;
+    int chunk = (int)(u->first_row / TSR_HEAD_CHUNK_ROWS);
+    for (int i = 0; !u->block && i < u->trainable_count; i++)
+        TSR_TRY(call(user, &(tsr_job_part){unit, i, rows ? TSR_PEFT_ROWS : TSR_PEFT_WHOLE,
+                                           u->trainable[i].module, chunk}));
     for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++) {
         const tsr_layout_linear *linear = &layout->unit[unit].linear[i];
         if (!linear->r)

@@ -96,7 +96,7 @@ static tsr_status load_table(tsr_job *job, char *table, const tsr_tensor *tensor
 static tsr_status load_tables(tsr_job *job)
 {
     const tsr_layout *layout = &job->inputs.layout;
-    if (!layout->embedding_count)
+    if (!layout->embedding_whole)
         TSR_TRY(load_table(job, job->embedding, layout->embedding));
     return layout->layer_rows ? load_table(job, job->layer_rows, layout->layer_rows) : TSR_OK;
 }
@@ -387,7 +387,7 @@ static tsr_status share_table(char **out, tsr_frozen *table, tsr_job *job, const
 static tsr_status share_tables(tsr_host_tables *out, tsr_job *job)
 {
     const tsr_layout *layout = &job->inputs.layout;
-    if (!layout->embedding_count)
+    if (!layout->embedding_whole)
         TSR_TRY(share_table(&job->embedding, &out->embedding, job, layout->embedding));
     return layout->layer_rows
                ? share_table(&job->layer_rows, &out->layer_rows, job, layout->layer_rows)

@@ -322,6 +322,18 @@ static tsr_status add_weighted(const head_tile *tile, int64_t row, int64_t rows)
     return TSR_OK;
 }
 
+/* Logits of rows that do not count, a thread each. */
+static __global__ void __launch_bounds__(THREADS)
+    skip_logits(float *logits, int64_t stride, const int32_t *skip, int64_t count, int64_t first,
+                int64_t vocab)
+{
+    tsr_kernel_begin();
+    int64_t i = (int64_t)blockIdx.y * THREADS + threadIdx.x;
+    int64_t at = i < count ? skip[i] - first : -1;
+    if (at >= 0 && at < vocab)
+        logits[(int64_t)blockIdx.x * stride + at] = -INFINITY;
+}
+
 static tsr_status run_rows(const head_tile *tile, int64_t row, int64_t rows)
 {
     const tsr_head_chunk_args *args = tile->args;
@@ -337,6 +349,11 @@ static tsr_status run_rows(const head_tile *tile, int64_t row, int64_t rows)
     gemm.dtype = args->dtype;
     gemm.c_dtype = TSR_F32;
     TSR_TRY(tsr_gemm_cuda(tile->stream, &gemm));
+    if (args->skip_count) {
+        dim3 grid((unsigned)rows, tsr_blocks(args->skip_count, THREADS));
+        TSR_LAUNCH(skip_logits, grid, THREADS, tile->stream, tile->logits, stride, args->skip,
+                   args->skip_count, tile->first, tile->vocab);
+    }
     weigh_args weigh = {tile->logits, stride};
     weigh.state.max = s->max + row;
     weigh.state.sum = s->sum + row;

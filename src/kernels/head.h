@@ -47,6 +47,10 @@ typedef struct {
     uint64_t workspace_bytes;
     int64_t rows, d;
     int64_t first, count;
+    /* [skip_count], of the whole vocabulary: rows that do not count, and are nobody's label: others, of another chunk,
+     * are in their place. */
+    const int32_t *skip;
+    int64_t skip_count;
     float softcap; /* 0: none */
     tsr_dtype dtype;
 } tsr_head_chunk_args;

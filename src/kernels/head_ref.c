@@ -47,6 +47,7 @@ tsr_status tsr_head_chunk_check(const tsr_head_chunk_args *args)
     TSR_EXPECT(args->h && args->w.data && args->labels, "head_chunk", "h, w or labels is NULL");
     TSR_EXPECT(tsr_frozen_valid(args->w), "head_chunk", "w is not F32 or BF16");
     TSR_EXPECT(args->workspace, "head_chunk", "workspace is NULL");
+    TSR_EXPECT(args->skip_count == 0 || args->skip, "head_chunk", "skip is NULL");
     return TSR_OK;
 }
 
@@ -108,6 +109,11 @@ TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
         float share = 1.0f - 2.0f / (1.0f + tsr_expf(2.0f * logits[i] / cap));
         logits[i] = cap * share;
         slope[i] = 1.0f - share * share;
+    }
+    for (int64_t i = 0; i < args->skip_count; i++) {
+        int64_t skipped = args->skip[i] - tile->first;
+        if (skipped >= 0 && skipped < tile->vocab)
+            logits[skipped] = -INFINITY;
     }
     if (label >= 0 && label < tile->vocab) {
         const float *w = tile->w + label * d;

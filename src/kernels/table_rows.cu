@@ -41,7 +41,8 @@ static __global__ void __launch_bounds__(THREADS)
         float sum = 0;
         for (int64_t t = lead; t >= 0; t = a.next[t])
             sum += tsr_load(a.dout, t * a.d + i, a.dtype);
-        a.dtable[row * a.d + i] = a.scale * sum;
+        /* as two roundings, which the reference has */
+        a.dtable[row * a.d + i] = __fadd_rn(a.dtable[row * a.d + i], __fmul_rn(a.scale, sum));
     }
 }
 
@@ -49,8 +50,11 @@ extern "C" tsr_status tsr_table_sum_cuda(tsr_stream *stream, const tsr_table_sum
 {
     TSR_TRY(tsr_table_sum_check(args));
     size_t bytes = (size_t)(args->count * args->d) * sizeof(float);
-    TSR_TRY(tsr_cuda_status(cudaMemsetAsync(args->dtable, 0, bytes, tsr_stream_cuda(stream)),
-                            "table_sum"));
+    if (args->plus)
+        TSR_TRY(tsr_stream_copy(stream, args->dtable, args->plus, bytes));
+    else
+        TSR_TRY(tsr_cuda_status(cudaMemsetAsync(args->dtable, 0, bytes, tsr_stream_cuda(stream)),
+                                "table_sum"));
     if (args->lead_count == 0)
         return TSR_OK;
     TSR_LAUNCH(sum_rows, (unsigned)args->lead_count, THREADS, stream, *args);

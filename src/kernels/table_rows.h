@@ -3,8 +3,8 @@
  *
  * For T tokens with ids, and table rows [first, first + count):
  *     table_rows    out[t, :] = scale table[id[t] - first, :] of the tokens whose id is in the chunk; others stay
- *     table_sum     dtable[i, :] = scale (the sum of dout[t, :] over the tokens with id first + i), 0 where there are
- *                   none: its backward
+ *     table_sum     dtable[i, :] = plus[i, :] + scale (the sum of dout[t, :] over the tokens with id first + i, 0 where
+ *                   there are none): its backward
  * Tokens of one id are a chain: leads[0 .. lead_count) are the first token of each id, next[t] the token after t that
  * has its id, -1 at the end. A sum follows its chain, so its order is that of the tokens.
  *
@@ -26,6 +26,7 @@ typedef struct {
 
 typedef struct {
     float *dtable;             /* [count, d], written */
+    const float *plus;         /* [count, d]; NULL: 0 */
     const void *dout;          /* [tokens, d] of dtype */
     const int32_t *ids, *next; /* [tokens] */
     const int32_t *leads;      /* [lead_count] */

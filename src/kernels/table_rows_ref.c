@@ -58,12 +58,16 @@ tsr_status tsr_table_rows_ref(const tsr_table_rows_args *args, tsr_pool *pool)
                        tsr_block_count(args->tokens, tsr_block_rows(args->d)), copy_block, args);
 }
 
-static void clear_block(void *context, int index)
+static void begin_block(void *context, int index)
 {
     const tsr_table_sum_args *args = context;
     int64_t rows = tsr_block_rows(args->d), first = index * rows;
     int64_t count = tsr_min(rows, args->count - first);
-    memset(args->dtable + first * args->d, 0, (size_t)(count * args->d) * sizeof(float));
+    size_t bytes = (size_t)(count * args->d) * sizeof(float);
+    if (args->plus)
+        memcpy(args->dtable + first * args->d, args->plus + first * args->d, bytes);
+    else
+        memset(args->dtable + first * args->d, 0, bytes);
 }
 
 static void sum_block(void *context, int index)
@@ -76,11 +80,12 @@ static void sum_block(void *context, int index)
         float *sum = args->dtable + row * d;
         if (row < 0 || row >= args->count)
             continue;
-        for (int64_t t = args->leads[i]; t >= 0; t = args->next[t])
-            for (int64_t j = 0; j < d; j++)
-                sum[j] += ((const float *)args->dout)[t * d + j];
-        for (int64_t j = 0; j < d; j++)
-            sum[j] *= args->scale;
+        for (int64_t j = 0; j < d; j++) {
+            float of_id = 0;
+            for (int64_t t = args->leads[i]; t >= 0; t = args->next[t])
+                of_id += ((const float *)args->dout)[t * d + j];
+            sum[j] += args->scale * of_id;
+        }
     }
 }
 
@@ -89,7 +94,7 @@ tsr_status tsr_table_sum_ref(const tsr_table_sum_args *args, tsr_pool *pool)
     TSR_TRY(tsr_table_sum_check(args));
     TSR_TRY(tsr_expect_f32("table_sum", args->dtype));
     int64_t rows = tsr_block_rows(args->d);
-    tsr_pool_run(pool, tsr_block_count(args->count, rows), clear_block, (void *)args);
+    tsr_pool_run(pool, tsr_block_count(args->count, rows), begin_block, (void *)args);
     tsr_pool_run(pool, tsr_block_count(args->lead_count, rows), sum_block, (void *)args);
     return TSR_OK;
 }

@@ -44,38 +44,14 @@ tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer)
         &(tsr_head_begin_args){.state = state, .rows = s->batch.label_rows, .d = d});
 }
 
-static tsr_frozen chunk_weight(const tsr_model *model, const tsr_layout_unit *chunk,
-                               const tsr_unit_view *view)
-{
-    return model->options.layout->head_trained
-               ? (tsr_frozen){view->trainable, chunk->trainable[0].dtype}
-               : (tsr_frozen){view->frozen, chunk->frozen[0].dtype};
-}
-
-tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view *view)
+/* The loss, and the gradient of the label rows in their place. */
+static tsr_status finish(tsr_model *model)
 {
     tsr_activations *a = &model->activations;
     const stage *s = tsr_model_current(model);
-    const tsr_layout *layout = model->options.layout;
-    const tsr_layout_unit *chunk = &layout->unit[unit];
     tsr_head_state state = a->head.state;
     if (!s->batch.train)
         state.acc = state.wy = NULL;
-    tsr_head_chunk_args args = {.state = state,
-                                .h = a->head.rows,
-                                .w = chunk_weight(model, chunk, view),
-                                .labels = s->view.label,
-                                .workspace = a->head.workspace,
-                                .workspace_bytes = a->head.workspace_bytes,
-                                .rows = s->batch.label_rows,
-                                .d = width(model),
-                                .first = (int64_t)chunk->first_row,
-                                .count = (int64_t)chunk->row_count,
-                                .softcap = (float)layout->config.logits_softcap,
-                                .dtype = model->options.dtype};
-    TSR_TRY(model->options.kernels->head_chunk(model->compute, &args));
-    if (unit < tsr_layout_head_end(layout) - 1)
-        return TSR_OK;
     return model->options.kernels->head_finish(
         model->compute, &(tsr_head_finish_args){.state = state,
                                                 .dh = s->batch.train ? a->head.rows : NULL,
@@ -103,32 +79,89 @@ static tsr_status gather_again(const tsr_model *model)
                                                 .dtype = model->options.dtype});
 }
 
-tsr_status tsr_model_head_weight(tsr_model *model, int unit, const tsr_unit_view *view,
-                                 float *gradient)
+/* The gradient of vocabulary rows [first, first + count), whose weights are w. */
+static tsr_status weigh(tsr_model *model, const void *w, int64_t first, int64_t count, float *dw)
 {
     const tsr_activations *a = &model->activations;
     const stage *s = tsr_model_current(model);
+    return model->options.kernels->head_weight(
+        model->compute,
+        &(tsr_head_weight_args){.max = a->head.state.max,
+                                .sum = a->head.state.sum,
+                                .label_logit = a->head.state.label_logit,
+                                .h = a->head.state.acc,
+                                .w = w,
+                                .labels = s->view.label,
+                                .dw = dw,
+                                .workspace = a->head.workspace,
+                                .workspace_bytes = a->head.workspace_bytes,
+                                .rows = s->batch.label_rows,
+                                .d = width(model),
+                                .first = first,
+                                .count = count,
+                                .scale = (float)(1 / s->batch.label_tokens),
+                                .softcap = (float)model->options.layout->config.logits_softcap,
+                                .dtype = model->options.dtype});
+}
+
+tsr_status tsr_model_head_weight(tsr_model *model, int unit, const tsr_unit_view *view,
+                                 float *gradient)
+{
     const tsr_layout *layout = model->options.layout;
     const tsr_layout_unit *chunk = &layout->unit[unit];
     if (unit == tsr_layout_head_end(layout) - 1)
         TSR_TRY(gather_again(model));
-    return model->options.kernels->head_weight(
-        model->compute, &(tsr_head_weight_args){.max = a->head.state.max,
-                                                .sum = a->head.state.sum,
-                                                .label_logit = a->head.state.label_logit,
-                                                .h = a->head.state.acc,
-                                                .w = view->trainable,
-                                                .labels = s->view.label,
-                                                .dw = gradient,
-                                                .workspace = a->head.workspace,
-                                                .workspace_bytes = a->head.workspace_bytes,
-                                                .rows = s->batch.label_rows,
-                                                .d = width(model),
-                                                .first = (int64_t)chunk->first_row,
-                                                .count = (int64_t)chunk->row_count,
-                                                .scale = (float)(1 / s->batch.label_tokens),
-                                                .softcap = (float)layout->config.logits_softcap,
-                                                .dtype = model->options.dtype});
+    return weigh(model, view->trainable, (int64_t)chunk->first_row, (int64_t)chunk->row_count,
+                 gradient);
+}
+
+static tsr_frozen chunk_weight(const tsr_model *model, const tsr_layout_unit *chunk,
+                               const tsr_unit_view *view)
+{
+    return model->options.layout->head_trained
+               ? (tsr_frozen){view->trainable, chunk->trainable[0].dtype}
+               : (tsr_frozen){view->frozen, chunk->frozen[0].dtype};
+}
+
+tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view *view)
+{
+    tsr_activations *a = &model->activations;
+    const stage *s = tsr_model_current(model);
+    const tsr_layout *layout = model->options.layout;
+    const tsr_layout_unit *chunk = &layout->unit[unit];
+    tsr_head_state state = a->head.state;
+    if (!s->batch.train)
+        state.acc = state.wy = NULL;
+    tsr_head_chunk_args args = {.state = state,
+                                .h = a->head.rows,
+                                .w = chunk_weight(model, chunk, view),
+                                .labels = s->view.label,
+                                .workspace = a->head.workspace,
+                                .workspace_bytes = a->head.workspace_bytes,
+                                .rows = s->batch.label_rows,
+                                .d = width(model),
+                                .first = (int64_t)chunk->first_row,
+                                .count = (int64_t)chunk->row_count,
+                                .skip = model->head_ids,
+                                .skip_count = layout->head_rows.count,
+                                .softcap = (float)layout->config.logits_softcap,
+                                .dtype = model->options.dtype};
+    TSR_TRY(model->options.kernels->head_chunk(model->compute, &args));
+    if (unit < tsr_layout_head_end(layout) - 1)
+        return TSR_OK;
+    if (!layout->head_rows.count)
+        return finish(model);
+    /* Rows of tokens that are trained, behind the vocabulary, in place of those that were skipped. */
+    args.w = (tsr_frozen){model->head_rows, model->options.dtype};
+    args.first = (int64_t)layout->config.vocab_size;
+    args.count = layout->head_rows.count;
+    args.skip_count = 0;
+    TSR_TRY(model->options.kernels->head_chunk(model->compute, &args));
+    TSR_TRY(finish(model));
+    if (!s->batch.train)
+        return TSR_OK;
+    TSR_TRY(gather_again(model));
+    return weigh(model, model->head_rows, args.first, args.count, model->head_gradient);
 }
 
 tsr_status tsr_model_head_backward(tsr_model *model, const tsr_layer *layer)

@@ -334,6 +334,45 @@ static void make_chunk(const builder *b, int index, int chunk, const tsr_tensor 
         add_frozen(unit, segment);
 }
 
+static void add_rows(const builder *b, tsr_layout_rows *rows, const tsr_tensor *table,
+                     const char *module)
+{
+    tsr_layout_unit *unit = &b->layout->unit[tsr_layout_head_end(b->layout)];
+    uint64_t count = (uint64_t)rows->count, d = b->layout->config.hidden_size;
+    if (!count)
+        return;
+    rows->segment = add_trainable(b->layout, unit, count, d,
+                                  (tsr_layout_segment){.name = module,
+                                                       .source = table,
+                                                       .linear = -1,
+                                                       .dtype = b->options.compute,
+                                                       .stored_rows = count,
+                                                       .stored_columns = d,
+                                                       .module = module});
+}
+
+static bool same_rows(const tsr_layout_rows *a, const tsr_layout_rows *b)
+{
+    return a->count == b->count &&
+           (!a->count || !memcmp(a->id, b->id, (size_t)a->count * sizeof *a->id));
+}
+
+/* Rows of tokens. One table with rows of the embedding, and the same of the head or none, is one module for PEFT. */
+static void make_rows(const builder *b)
+{
+    tsr_layout *layout = b->layout;
+    layout->embedding_rows = b->options.embedding_rows;
+    layout->head_rows = b->options.head_rows;
+    layout->rows_tied =
+        layout->head == layout->embedding && layout->embedding_rows.count &&
+        (!layout->head_rows.count || same_rows(&layout->embedding_rows, &layout->head_rows));
+    add_rows(b, &layout->embedding_rows, layout->embedding, layout->embedding_path);
+    if (layout->rows_tied)
+        layout->head_rows = layout->embedding_rows;
+    else
+        add_rows(b, &layout->head_rows, layout->head, "lm_head");
+}
+
 /* Embedding and head; their chunks are units. */
 static tsr_status make_head(const builder *b)
 {
@@ -355,9 +394,10 @@ static tsr_status make_head(const builder *b)
     for (int chunk = 0; chunk < layout->chunk_count; chunk++)
         make_chunk(b, layout->layer_count + chunk, chunk, layout->head, dtype,
                    b->options.train_head ? "lm_head" : NULL);
-    for (int chunk = 0; chunk < layout->embedding_count; chunk++)
+    for (int chunk = 0; layout->embedding_whole && chunk < layout->embedding_count; chunk++)
         make_chunk(b, tsr_layout_head_end(layout) + chunk, chunk, layout->embedding, dtype,
                    layout->embedding_path);
+    make_rows(b);
     return TSR_OK;
 }
 
@@ -440,7 +480,7 @@ static tsr_status allocate_unit(tsr_layout_unit *unit)
     unit->linear = calloc(linears + 1, sizeof *unit->linear);
     unit->vector = calloc(vectors + 1, sizeof *unit->vector);
     unit->frozen = calloc(3 * linears + vectors + 1, sizeof *unit->frozen);
-    unit->trainable = calloc(3 * linears + 1, sizeof *unit->trainable);
+    unit->trainable = calloc(3 * linears + 2, sizeof *unit->trainable);
     unit->final_norm = TSR_NO_SEGMENT;
     return unit->linear && unit->vector && unit->frozen && unit->trainable
                ? TSR_OK
@@ -475,7 +515,10 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
     tsr_status status;
     layout.chunk_count = (int)tsr_ceil_div(config->vocab_size, TSR_HEAD_CHUNK_ROWS);
     layout.head_trained = options->train_head;
-    layout.embedding_count = options->train_embedding ? layout.chunk_count : 0;
+    layout.embedding_whole = options->train_embedding;
+    layout.embedding_count = options->train_embedding
+                                 ? layout.chunk_count
+                                 : options->embedding_rows.count + options->head_rows.count > 0;
     layout.unit_count = tsr_layout_head_end(&layout) + layout.embedding_count;
     layout.first_trained = layout.layer_count;
     if ((status = find_names(&b)) < 0 || (status = allocate_units(&layout)) < 0)
@@ -483,10 +526,10 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
     for (int layer = 0; layer < layout.layer_count; layer++)
         if ((status = make_layer(&b, layer)) < 0)
             goto out;
-    if (options->train_embedding)
+    if (layout.embedding_count)
         layout.embedding_path =
             tsr_module_path(tsr_composite_prefix(config->composite), 0, true, "embed_tokens");
-    if (options->train_embedding && !layout.embedding_path) {
+    if (layout.embedding_count && !layout.embedding_path) {
         status = tsr_fail(TSR_ENOMEM, "out of memory for module names");
         goto out;
     }

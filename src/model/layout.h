@@ -9,6 +9,8 @@
  *
  * modules_to_save trains the head or the embedding whole. A chunk of the head then has a trainable part and no frozen
  * one, and chunks of the embedding are units layers + chunks .. of the same kind; the plan has them before the layers.
+ * trainable_token_indices trains rows of either: all of them are one such unit. The head's replace its own, and where
+ * head and embedding are one, with the same tokens or none named for the head, it takes the embedding's.
  *
  * A unit's frozen part and its trainable part (A and B of its adapters, then magnitudes) are lists of
  * segments, in the order of this file. An NF4 weight has two segments, codes and absmax, cut in
@@ -51,8 +53,8 @@ typedef struct {
     int unit, at; /* its unit of the plan, and its number there (tsr_layout_group) */
     /* Of a trainable one: columns in memory, and the shape that files have, which is its top left. */
     uint64_t columns, stored_rows, stored_columns;
-    const char *
-        module; /* of a table that is trained whole, its module's path; of an adapter's part NULL */
+    const char
+        *module; /* of what is trained of a table, its module's path; of an adapter's part NULL */
 } tsr_layout_segment;
 
 /* One linear of one layer. */
@@ -91,6 +93,13 @@ static inline int tsr_layout_linears(const tsr_layout_unit *unit)
     return unit->block ? unit->block->matrix_count : 0;
 }
 
+/* Rows of a table that are trained alone, as trainable_token_indices has them: a trainable segment of the embedding's
+ * only chunk. */
+typedef struct {
+    const int64_t *id; /* [count], the configuration's; 0: none */
+    int count, segment;
+} tsr_layout_rows;
+
 typedef struct {
     tsr_model_config config;
     tsr_layout_unit *unit;
@@ -98,8 +107,11 @@ typedef struct {
     int block_count;
     int layer_count, chunk_count, unit_count;
     int embedding_count;  /* chunks of an embedding that is trained; 0: it is frozen */
-    char *embedding_path; /* then; of its module */
-    bool head_trained;    /* the head's chunks are */
+    bool embedding_whole; /* all of it; else the only chunk has rows: */
+    tsr_layout_rows embedding_rows, head_rows;
+    bool rows_tied;                      /* the head has the embedding's */
+    char *embedding_path;                /* of its module, where something of it is trained */
+    bool head_trained;                   /* the head's chunks are */
     int plan_unit_count, plan_head_unit; /* units of the plan; the first chunk of the head */
     bool grouped;                        /* these are others than the layout's */
     const tsr_tensor *embedding, *head;  /* the same where they are tied */
@@ -119,6 +131,7 @@ typedef struct {
     bool load_in_4bit, nested;
     tsr_dtype compute;                /* dtype of the working copies of A and B; m is fp32 always */
     bool train_head, train_embedding; /* whole, as modules_to_save has it */
+    tsr_layout_rows embedding_rows, head_rows; /* trained alone; not with these */
 } tsr_layout_options;
 
 /* The name of a module of a layer, or of the model; the caller's. NULL: no memory. */

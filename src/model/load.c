@@ -217,11 +217,39 @@ static tsr_status load_chunk(const tsr_layout_unit *unit, int index, const tsr_p
     return loader->trainable(loader->user, index, 0, values);
 }
 
+/* The owned elements of rows of a table: as init has them, else the checkpoint. */
+static tsr_status load_rows(const tsr_layout_unit *unit, int index, const tsr_layout_rows *rows,
+                            const tsr_peft *init, const tsr_model_loader *loader)
+{
+    const tsr_layout_segment *s = &unit->trainable[rows->segment];
+    const tsr_peft_module *stored = init ? tsr_peft_module_find(init, s->module) : NULL;
+    uint64_t first, count, d = s->stored_columns;
+    int rank = tsr_comm_rank(loader->comm), ranks = tsr_comm_size(loader->comm);
+    uint64_t part = tsr_ceil_div(s->granule_count, (uint64_t)ranks) * 64;
+    tsr_plain_range(&first, &count, s, rank, ranks);
+    TSR_AUTO_FREE float *values = calloc(part + 1, sizeof *values);
+    if (!values)
+        return tsr_fail(TSR_ENOMEM, "out of memory while loading rows of %s", s->name);
+    for (uint64_t at = first, some; at < first + count; at += some) {
+        uint64_t row = at / d, column = at % d, left = first + count - at;
+        uint64_t from = stored ? at : (uint64_t)rows->id[row] * d + column;
+        some = d - column < left ? d - column : left;
+        TSR_TRY(tsr_safetensors_read_f32(values + (at - first), stored ? stored->rows : s->source,
+                                         from, some));
+    }
+    return loader->trainable(loader->user, index, rows->segment, values);
+}
+
 tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const tsr_peft *init,
                                     uint64_t seed, const tsr_model_loader *loader)
 {
     const tsr_layout_unit *parts = &layout->unit[unit];
-    if (!parts->block && parts->trainable_count)
+    bool embedding = unit >= tsr_layout_head_end(layout);
+    if (embedding && layout->embedding_rows.count)
+        TSR_TRY(load_rows(parts, unit, &layout->embedding_rows, init, loader));
+    if (embedding && layout->head_rows.count && !layout->rows_tied)
+        TSR_TRY(load_rows(parts, unit, &layout->head_rows, init, loader));
+    if (!parts->block && parts->trainable_count && !(embedding && !layout->embedding_whole))
         return load_chunk(parts, unit, init, loader);
     for (int i = 0; i < tsr_layout_linears(parts); i++) {
         const tsr_layout_linear *l = &parts->linear[i];

@@ -137,6 +137,30 @@ static bool norms_heads(const tsr_layout *layout)
     return false;
 }
 
+/* What the head has of rows of tokens that are trained. */
+static tsr_status walk_rows(tsr_model *model, const tsr_model_options *options,
+                            tsr_take_buffer *device, void *user)
+{
+    uint64_t count = (uint64_t)options->layout->head_rows.count;
+    uint64_t d = options->layout->config.hidden_size;
+    void *rows = NULL, *ids = NULL, *gradient = NULL;
+    if (!count)
+        return TSR_OK;
+    TSR_TRY(device(user, &ids, "trained tokens", "of the head, whose own rows do not count",
+                   tsr_array_of_bytes(count * sizeof(int32_t))));
+    TSR_TRY(device(user, &rows, "rows of trained tokens", "the head's, of this step",
+                   (tsr_array){options->dtype, count, d}));
+    if (options->train)
+        TSR_TRY(device(user, &gradient, "gradient of trained tokens", "of the head's rows",
+                       (tsr_array){TSR_F32, count, d}));
+    if (!model)
+        return TSR_OK;
+    model->head_ids = ids;
+    model->head_rows = rows;
+    model->head_gradient = gradient;
+    return TSR_OK;
+}
+
 tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
                           tsr_take_buffer *device, tsr_take_buffer *host, void *user)
 {
@@ -168,6 +192,7 @@ tsr_status tsr_model_walk(tsr_model *model, const tsr_model_options *options,
         if (model)
             model->stage[i].host = address;
     }
+    TSR_TRY(walk_rows(model, options, device, user));
     TSR_TRY(walk_saved(model, options, host, user));
     tsr_activation_options activation = tsr_model_activation(options);
     if (!model)

@@ -13,6 +13,32 @@ static bool allocate_unit(unit_state *unit, const tsr_layout_unit *layout)
     return unit->norm && unit->nested;
 }
 
+/* [vocabulary], all -1 but for what is in rows. */
+static bool allocate_ids(int32_t **out, const tsr_layout *layout, const tsr_layout_rows *rows)
+{
+    size_t bytes = layout->config.vocab_size * sizeof **out;
+    *out = malloc(bytes);
+    if (!*out)
+        return false;
+    memset(*out, -1, bytes);
+    for (int i = 0; i < rows->count; i++)
+        (*out)[rows->id[i]] = i;
+    return true;
+}
+
+/* Of trained tables. */
+static bool allocate_rows(tsr_model *model)
+{
+    const tsr_layout *layout = model->options.layout;
+    const tsr_layout_rows none = {0};
+    bool made = !layout->embedding_count || allocate_ids(&model->last_of, layout, &none);
+    if (made && layout->embedding_count && !layout->embedding_whole)
+        made = allocate_ids(&model->embedding_row, layout, &layout->embedding_rows);
+    if (made && layout->head_rows.count)
+        made = allocate_ids(&model->head_row, layout, &layout->head_rows);
+    return made;
+}
+
 static tsr_status allocate(tsr_model *model)
 {
     const tsr_layout *layout = model->options.layout;
@@ -22,13 +48,7 @@ static tsr_status allocate(tsr_model *model)
     bool failed = !model->unit || !model->activations.kept;
     for (size_t i = 0; i < layers && !failed; i++)
         failed = !allocate_unit(&model->unit[i], &layout->unit[i]);
-    if (layout->embedding_count && !failed) {
-        size_t bytes = layout->config.vocab_size * sizeof *model->last_of;
-        model->last_of = malloc(bytes);
-        failed = !model->last_of;
-        if (!failed)
-            memset(model->last_of, -1, bytes);
-    }
+    failed = failed || !allocate_rows(model);
     return failed ? tsr_fail(TSR_ENOMEM, "out of memory for a model of %zu layers", layers)
                   : TSR_OK;
 }
@@ -64,6 +84,8 @@ void tsr_model_destroy(tsr_model *model)
     }
     free(model->unit);
     free(model->last_of);
+    free(model->embedding_row);
+    free(model->head_row);
     free(model->activations.kept);
     free(model);
 }
@@ -135,6 +157,17 @@ static tsr_status fill_tables(tsr_model *model, tsr_device *device)
     return status;
 }
 
+/* The head's trained tokens. */
+static tsr_status write_ids(tsr_model *model, tsr_device *device)
+{
+    const tsr_layout_rows *rows = &model->options.layout->head_rows;
+    for (int i = 0; i < rows->count; i++) {
+        int32_t id = (int32_t)rows->id[i];
+        TSR_TRY(tsr_device_write(device, model->head_ids + i, &id, sizeof id));
+    }
+    return TSR_OK;
+}
+
 /* For the heads of every attention of the model. */
 static tsr_status prepare_attention(const tsr_model *model, tsr_device *device)
 {
@@ -166,6 +199,7 @@ tsr_status tsr_model_start(tsr_model *model, tsr_stream *compute, tsr_stream *h2
         TSR_TRY(tsr_event_create(&model->stage[i].released, device));
     }
     TSR_TRY(fill_tables(model, device));
+    TSR_TRY(write_ids(model, device));
     return prepare_attention(model, device);
 }
 
@@ -487,47 +521,96 @@ static int chunk_of(int *number, const tsr_model *model, int unit, bool backward
     return chunk;
 }
 
+/* Where a segment of the chunk of trained rows is. */
+static const char *rows_at(const tsr_model *model, const tsr_layout_rows *rows,
+                           const tsr_unit_view *view)
+{
+    const tsr_unit *unit = &model->options.units[view->unit];
+    return view->trainable + unit->trainable.segment[rows->segment].gathered_offset;
+}
+
+static float *rows_gradient(const tsr_model *model, const tsr_layout_rows *rows,
+                            const tsr_unit_view *view, float *gradient)
+{
+    const tsr_unit *unit = &model->options.units[view->unit];
+    return gradient +
+           tsr_unit_gradient_at(&unit->trainable.segment[rows->segment], model->options.ranks);
+}
+
+/* Before the rows of trained tokens take their places, the embedding's own; the head's are kept until it comes. */
+static tsr_status begin_rows(tsr_model *model, void *x, const tsr_unit_view *view)
+{
+    const tsr_layout *layout = model->options.layout;
+    const tsr_layout_rows *head = &layout->head_rows;
+    uint64_t bytes =
+        (uint64_t)head->count * layout->config.hidden_size * tsr_dtype_bytes(model->options.dtype);
+    TSR_TRY(begin(model, x));
+    return bytes ? tsr_stream_copy(model->compute, model->head_rows, rows_at(model, head, view),
+                                   bytes)
+                 : TSR_OK;
+}
+
 /* Of a trained embedding. */
 static tsr_status embed(tsr_model *model, int chunk, const tsr_unit_view *view)
 {
-    const tsr_layout_unit *rows = &model->options.layout->unit[chunk];
+    const tsr_layout *layout = model->options.layout;
+    const tsr_layout_unit *rows = &layout->unit[chunk];
     const stage *s = tsr_model_current(model);
     void *kept[TSR_BLOCK_VALUES];
     tsr_layer_memory memory = memory_of(kept, model, 0);
     void *x = tsr_layer_first(tsr_layer_program_of(model->options.programs, 0), &memory);
+    bool whole = layout->embedding_whole;
+    int64_t count = whole ? (int64_t)rows->row_count : layout->embedding_rows.count;
     if (rows->first_row == 0)
-        TSR_TRY(arrive(model, x));
+        TSR_TRY(whole ? arrive(model, x) : begin_rows(model, x, view));
+    if (!count)
+        return TSR_OK;
     return model->options.kernels->table_rows(
         model->compute,
         &(tsr_table_rows_args){.out = x,
-                               .table = view->trainable,
+                               .table = whole ? view->trainable
+                                              : rows_at(model, &layout->embedding_rows, view),
                                .ids = s->view.ids,
                                .tokens = s->batch.tokens,
                                .d = (int64_t)model->options.layout->config.hidden_size,
                                .first = (int64_t)rows->first_row,
-                               .count = (int64_t)rows->row_count,
+                               .count = count,
                                .scale = embedding_scale(model),
                                .dtype = model->options.dtype});
 }
 
-static tsr_status embed_backward(tsr_model *model, int chunk, float *gradient)
+static tsr_status embed_backward(tsr_model *model, int chunk, const tsr_unit_view *view,
+                                 float *gradient)
 {
-    const tsr_layout_unit *rows = &model->options.layout->unit[chunk];
+    const tsr_layout *layout = model->options.layout;
+    const tsr_layout_unit *rows = &layout->unit[chunk];
     const stage *s = tsr_model_current(model);
+    bool whole = layout->embedding_whole;
+    int64_t count = whole ? (int64_t)rows->row_count : layout->embedding_rows.count;
+    uint64_t bytes = (uint64_t)layout->head_rows.count * layout->config.hidden_size * sizeof(float);
+    if (bytes && !layout->rows_tied)
+        TSR_TRY(tsr_stream_copy(model->compute,
+                                rows_gradient(model, &layout->head_rows, view, gradient),
+                                model->head_gradient, bytes));
+    if (!count)
+        return TSR_OK;
     return model->options.kernels->table_sum(
         model->compute,
-        &(tsr_table_sum_args){.dtable = gradient,
-                              .dout = model->activations.dx,
-                              .ids = s->view.ids,
-                              .next = s->view.next,
-                              .leads = s->view.leads,
-                              .tokens = s->batch.tokens,
-                              .lead_count = s->lead_count,
-                              .d = (int64_t)model->options.layout->config.hidden_size,
-                              .first = (int64_t)rows->first_row,
-                              .count = (int64_t)rows->row_count,
-                              .scale = embedding_scale(model),
-                              .dtype = model->options.dtype});
+        &(tsr_table_sum_args){
+            .dtable =
+                whole ? gradient : rows_gradient(model, &layout->embedding_rows, view, gradient),
+            .plus = layout->rows_tied ? model->head_gradient : NULL,
+            .dout = model->activations.dx,
+            .ids = s->view.ids,
+            .next = s->view.next,
+            .leads = s->view.leads,
+            .tokens = s->batch.tokens,
+            .lead_count = s->lead_count,
+            .d = (int64_t)model->options.layout->config.hidden_size,
+            .first = (int64_t)rows->first_row,
+            .count = count,
+            .scale = embedding_scale(model),
+            .dtype = model->options.dtype});
 }
 
 /* phase AGAIN: what follows from the input of a span's first layer, which was kept. */
@@ -620,7 +703,7 @@ tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit, in
     if (chunk >= 0 && phase != TSR_USE_BACKWARD) /* what is made again begins with what was kept */
         return phase == TSR_USE_AGAIN ? TSR_OK : embed(model, chunk, view);
     if (chunk >= tsr_layout_head_end(model->options.layout))
-        return embed_backward(model, chunk, gradient);
+        return embed_backward(model, chunk, view, gradient);
     if (chunk >= 0)
         return tsr_model_head_weight(model, chunk, view, gradient);
     switch (phase) {

@@ -58,6 +58,12 @@ struct tsr_model {
     tsr_host_tables host;
     tsr_model_sums sums;
     stage stage[STAGES];
+    /* Rows of tokens that are trained (tsr_layout_rows): of each id its row, -1: none (NULL: no rows); the head's ids, its
+     * rows of the compute dtype, as the first use of the micro-batch had them, and their gradient. */
+    int32_t *embedding_row, *head_row; /* [vocabulary], of the host */
+    int32_t *head_ids;
+    void *head_rows;
+    float *head_gradient;
     int32_t *
         last_of; /* [vocabulary]: while chains are made, the token of an id that was last seen, else -1 */
     uint64_t staged_count, released_count;  /* micro-batches so far */

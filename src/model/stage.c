@@ -21,8 +21,8 @@ static uint64_t lay_out(stage_view *view, char *base, const tsr_model_options *o
                         int64_t tokens, int64_t documents, int64_t label_rows)
 {
     uint64_t t = (uint64_t)tokens, offset = 0;
-    bool trained = options->layout->embedding_count > 0;
-    uint64_t chains = trained ? t * sizeof(int32_t) : 0;
+    const tsr_layout *layout = options->layout;
+    uint64_t chains = layout->embedding_count ? t * sizeof(int32_t) : 0;
     const struct {
         void **part;
         uint64_t bytes;
@@ -33,11 +33,11 @@ static uint64_t lay_out(stage_view *view, char *base, const tsr_model_options *o
         {(void **)&view->label, (uint64_t)label_rows * sizeof(int32_t)},
         {(void **)&view->sample_position, t * sizeof(int32_t)},
         {(void **)&view->sample, t * sizeof(int64_t)},
-        {(void **)&view->embedding, trained ? 0 : t * row_bytes(options->layout->embedding)},
+        {(void **)&view->embedding, layout->embedding_whole ? 0 : t * row_bytes(layout->embedding)},
         {(void **)&view->ids, chains},
         {(void **)&view->next, chains},
         {(void **)&view->leads, chains},
-        {(void **)&view->layer_rows, t * row_bytes(options->layout->layer_rows)},
+        {(void **)&view->layer_rows, t * row_bytes(layout->layer_rows)},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         *parts[i].part = base ? base + offset : NULL;
@@ -82,22 +82,35 @@ static void look_up(char *out, tsr_frozen table, uint64_t bytes, const tsr_model
                (const char *)table.data + (uint64_t)batch->ids[t] * bytes, bytes);
 }
 
-/* The chains of the tokens' ids (kernels/table_rows.h), in the tokens' order; how many. */
+/* The tokens' rows of the trained table, and the chains of those that have one (kernels/table_rows.h), in the tokens'
+ * order; how many. */
 static int64_t chain_ids(const tsr_model *model, const stage_view *view,
                          const tsr_model_batch *batch)
 {
+    const int32_t *row = model->embedding_row;
+    int32_t *last = model->last_of;
     int64_t leads = 0;
-    memcpy(view->ids, batch->ids, (size_t)batch->tokens * sizeof *view->ids);
     for (int64_t t = batch->tokens - 1; t >= 0; t--) {
-        view->next[t] = model->last_of[batch->ids[t]];
-        model->last_of[batch->ids[t]] = (int32_t)t;
+        int32_t id = batch->ids[t];
+        view->ids[t] = row ? row[id] : id;
+        view->next[t] = last[id];
+        last[id] = view->ids[t] < 0 ? -1 : (int32_t)t;
     }
     for (int64_t t = 0; t < batch->tokens; t++) {
-        if (model->last_of[batch->ids[t]] == t)
+        if (last[batch->ids[t]] == t)
             view->leads[leads++] = (int32_t)t;
-        model->last_of[batch->ids[t]] = -1;
+        last[batch->ids[t]] = -1;
     }
     return leads;
+}
+
+/* Labels that are trained tokens are in the chunk behind the vocabulary. */
+static void move_labels(const tsr_model *model, const stage_view *view, int64_t label_rows)
+{
+    int32_t vocabulary = (int32_t)model->options.layout->config.vocab_size;
+    for (int64_t i = 0; i < label_rows && model->head_row; i++)
+        if (model->head_row[view->label[i]] >= 0)
+            view->label[i] = vocabulary + model->head_row[view->label[i]];
 }
 
 static void fill(const tsr_model *model, const stage_view *view, const tsr_model_batch *batch)
@@ -113,7 +126,8 @@ static void fill(const tsr_model *model, const stage_view *view, const tsr_model
             view->sample_position[t] = batch->first_position[document] + batch->positions[t];
         }
     turn_as_long(model, view, batch);
-    if (!layout->embedding_count)
+    move_labels(model, view, batch->label_rows);
+    if (!layout->embedding_whole)
         look_up(view->embedding, model->host.embedding, row_bytes(layout->embedding), batch);
     look_up(view->layer_rows, model->host.layer_rows, row_bytes(layout->layer_rows), batch);
 }

@@ -51,7 +51,7 @@ static tsr_status walk_run(const tsr_decision *d, const tsr_topology_view *view,
     if (layout->layer_rows)
         TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_NODE, "embedding of all layers", why,
                                tsr_host_table(layout->layer_rows)));
-    if (layout->embedding_count) /* it is trained, in units */
+    if (layout->embedding_whole) /* it is trained, in units */
         return TSR_OK;
     return tsr_taker_take(taker, &out, TSR_PLACE_NODE, "embedding", why,
                           tsr_host_table(layout->embedding));

@@ -1,5 +1,5 @@
 /*
- * modules_to_save: losses, gradient norms and values of PEFT (tools/make_peft_golden.py), the same bits on any number of
+ * modules_to_save and trainable_token_indices: losses, gradient norms and values of PEFT (tools/make_peft_golden.py), the same bits on any number of
  * ranks, across a stop, and from the adapter that is written.
  */
 #include "job/fixture.h"
@@ -34,6 +34,7 @@ static const char *const trained[] = {
 typedef struct {
     json_t *golden;
     uint64_t spread;
+    bool tied;
     char model[512], adapter[512], rows[512];
 } scene;
 
@@ -52,6 +53,8 @@ static json_t *load(const char *name)
 static float *table(uint64_t shape[2], const scene *s, const char *name)
 {
     tsr_safetensors *file = golden_open(BASE "/model.safetensors");
+    if (s->tied)
+        name = "model.embed_tokens.weight";
     const tsr_tensor *tensor = tsr_safetensors_find(file, name);
     uint64_t d = tensor->shape[1];
     shape[0] = tensor->shape[0] * s->spread;
@@ -85,6 +88,30 @@ static void add(tsr_peft_tensor *tensors, uint64_t *count, const char *name, flo
         (tsr_peft_tensor){.name = name, .ndim = 2, .shape = {shape[0], shape[1]}, .data = data};
 }
 
+/* The tokens of a table; NULL: none. */
+static const json_t *tokens_of(const scene *s, bool head)
+{
+    const json_t *value = json_object_get(s->golden, "trainable_token_indices");
+    if (json_is_array(value))
+        return head ? NULL : value;
+    return json_object_get(value, head ? "lm_head" : "embed_tokens");
+}
+
+/* Rows of a table of the base; the caller frees both. */
+static float *token_rows(int64_t **ids, uint64_t shape[2], const scene *s, const char *name,
+                         const json_t *tokens)
+{
+    float *all = table(shape, s, name), *out = calloc(json_array_size(tokens) * shape[1], 4);
+    *ids = calloc(json_array_size(tokens), sizeof **ids);
+    shape[0] = json_array_size(tokens);
+    for (uint64_t i = 0; i < shape[0]; i++) {
+        (*ids)[i] = json_integer_value(json_array_get(tokens, i));
+        memcpy(out + i * shape[1], all + (uint64_t)(*ids)[i] * shape[1], shape[1] * sizeof *out);
+    }
+    free(all);
+    return out;
+}
+
 /* The common start. */
 static void write_adapter(const scene *s)
 {
@@ -104,6 +131,16 @@ static void write_adapter(const scene *s)
     }
     for (int i = 0; i < 2; i++) {
         const char *path = i ? "model.embed_tokens" : "lm_head";
+        const json_t *tokens = tokens_of(s, !i);
+        if (tokens) {
+            int64_t **ids = i ? &config.embedding_tokens : &config.head_tokens;
+            snprintf(names[count], sizeof *names, "%s.weight", path);
+            float *data = token_rows(ids, shape, s, names[count], tokens);
+            *(i ? &config.embedding_token_count : &config.head_token_count) = shape[0];
+            snprintf(names[count], sizeof *names,
+                     "base_model.model.%s.token_adapter.trainable_tokens_delta", path);
+            add(tensors, &count, names[count], data, shape);
+        }
         if (!saves(s, saved[i]))
             continue;
         modules[config.save.count++] = (char *)saved[i];
@@ -119,10 +156,12 @@ static void write_adapter(const scene *s)
     tsr_folder_close(folder);
     for (uint64_t i = 0; i < count; i++)
         free((void *)tensors[i].data);
+    free(config.embedding_tokens);
+    free(config.head_tokens);
     tsr_safetensors_close(lora);
 }
 
-/* The base with its vocabulary spread. */
+/* The base with its vocabulary spread, or its head tied. */
 static void write_model(const scene *s)
 {
     tsr_safetensors *file = golden_open(BASE "/model.safetensors");
@@ -131,9 +170,14 @@ static void write_model(const scene *s)
     void **data = calloc(count, sizeof *data);
     tsr_folder *folder;
     json_error_t error;
-    for (uint64_t i = 0; i < count; i++) {
-        const tsr_tensor *t = tsr_safetensors_at(file, i);
-        bool spread = strstr(t->name, "embed_tokens") || strstr(t->name, "lm_head");
+    uint64_t all = count;
+    count = 0;
+    for (uint64_t j = 0; j < all; j++) {
+        const tsr_tensor *t = tsr_safetensors_at(file, j);
+        bool head = strstr(t->name, "lm_head"), spread = head || strstr(t->name, "embed_tokens");
+        if (head && s->tied)
+            continue;
+        uint64_t i = count++;
         sources[i] = (tsr_tensor_source){.name = t->name, .dtype = t->dtype, .ndim = t->ndim};
         memcpy(sources[i].shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
         if (spread) {
@@ -152,6 +196,7 @@ static void write_model(const scene *s)
     json_t *config = json_load_file(BASE "/config.json", 0, &error);
     json_t *vocabulary = json_object_get(config, "vocab_size");
     json_integer_set(vocabulary, json_integer_value(vocabulary) * (json_int_t)s->spread);
+    json_object_set_new(config, "tie_word_embeddings", json_boolean(s->tied));
     char path[600];
     snprintf(path, sizeof path, "%s/config.json", s->model);
     assert_int_equal(json_dump_file(config, path, 0), 0);
@@ -182,10 +227,12 @@ static void make(scene *s, const char *name)
 {
     s->golden = load(name);
     s->spread = (uint64_t)json_integer_value(json_object_get(s->golden, "spread"));
-    snprintf(s->model, sizeof s->model, "%s", s->spread > 1 ? scratch_path("model") : BASE);
+    s->tied = json_is_true(json_object_get(s->golden, "tied"));
+    bool own = s->spread > 1 || s->tied;
+    snprintf(s->model, sizeof s->model, "%s", own ? scratch_path("model") : BASE);
     snprintf(s->adapter, sizeof s->adapter, "%s", scratch_path(name));
     snprintf(s->rows, sizeof s->rows, "%s", scratch_path("rows.jsonl"));
-    if (s->spread > 1)
+    if (own)
         write_model(s);
     write_adapter(s);
     write_rows(s);
@@ -299,30 +346,46 @@ static void test_both(void **state)
     run_case("head_and_embedding");
 }
 
+static void test_tokens(void **state)
+{
+    (void)state;
+    run_case("tokens");
+    run_case("tokens_both");
+    run_case("tokens_head");
+}
+
+/* One table, which is no longer one where its uses are trained apart. */
+static void test_tied(void **state)
+{
+    (void)state;
+    run_case("tokens_tied");
+    run_case("tokens_untied");
+    run_case("head_of_tied");
+    run_case("embedding_of_tied");
+}
+
 static void test_chunks(void **state)
 {
     (void)state;
     run_case("chunks");
 }
 
-/* Without init_adapter both begin as the base has them; a stopped run goes on with the same bits on other ranks. */
-static void test_resume(void **state)
+static void resume_with(const char *key, const char *output)
 {
-    (void)state;
-    static const char keys[] = "modules_to_save: [lm_head, embed_tokens]\nlora_r: 4\n"
-                               "lora_target_modules: [q_proj, v_proj]\nsave_steps: 1\n";
-    char config[4096];
+    char config[4096], keys[512];
     job_result whole, first, second;
     scene s;
+    snprintf(keys, sizeof keys,
+             "%slora_r: 4\nlora_target_modules: [q_proj, v_proj]\nsave_steps: 1\n", key);
     make(&s, "head_and_embedding");
     configure(config, &s, NULL, keys);
     job_run(&whole, 1, config);
     if (whole.status != 0)
         fail_msg("%s", whole.message);
-    job_run_in(&first, 2, config, "stopped", &(job_event){.stop_after = 1});
+    job_run_in(&first, 2, config, output, &(job_event){.stop_after = 1});
     if (first.status != 0 || !first.stopped)
         fail_msg("not stopped: %s", first.message);
-    job_run_in(&second, 3, strcat(config, "resume_from_checkpoint: true\n"), "stopped", NULL);
+    job_run_in(&second, 3, strcat(config, "resume_from_checkpoint: true\n"), output, NULL);
     if (second.status != 0)
         fail_msg("%s", second.message);
     assert_true(second.resumed > 0);
@@ -333,6 +396,16 @@ static void test_resume(void **state)
     json_decref(s.golden);
 }
 
+/* Without init_adapter tables begin as the base has them; a stopped run goes on with the same bits on other ranks. */
+static void test_resume(void **state)
+{
+    (void)state;
+    static const char *const trained_too[] = {
+        "modules_to_save: [lm_head, embed_tokens]\n",
+        "trainable_token_indices: {embed_tokens: [300, 17], lm_head: [5, 300, 101]}\n"};
+    for (int i = 0; i < 2; i++)
+        resume_with(trained_too[i], i ? "tokens" : "tables");
+}
 static void test_refused(void **state)
 {
     (void)state;
@@ -344,6 +417,16 @@ static void test_refused(void **state)
          "modules_to_save: [score]\n",
          {"modules_to_save: found score", "lm_head", "embed_tokens"}},
         {false, "modules_to_save: [embed_tokens]\n", {"modules_to_save", "init_adapter"}},
+        {true,
+         "trainable_token_indices: [384]\n",
+         {"trainable_token_indices: found 384", "0 to 383"}},
+        {true,
+         "trainable_token_indices: {norm: [1]}\n",
+         {"trainable_token_indices", "'norm'", "embed_tokens or lm_head"}},
+        {true, "trainable_token_indices: [3, 3]\n", {"trainable_token_indices", "3", "twice"}},
+        {true,
+         "trainable_token_indices: [3]\nmodules_to_save: [lm_head]\n",
+         {"trainable_token_indices", "modules_to_save"}},
     };
     scene s;
     make(&s, "head");
@@ -368,6 +451,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_head, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_embedding, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_both, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_tokens, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_tied, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_chunks, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_resume, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),
