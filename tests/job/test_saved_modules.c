@@ -5,6 +5,7 @@
 #include "job/fixture.h"
 
 #include "support/golden.h"
+#include "tessera.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -37,6 +38,8 @@ typedef struct {
     bool tied;
     char model[512], adapter[512], rows[512];
 } scene;
+
+static float scale_of_tables = 1; /* the adapter's, of the base's */
 
 static json_t *load(const char *name)
 {
@@ -149,6 +152,9 @@ static void write_adapter(const scene *s)
         snprintf(names[count], sizeof *names, "base_model.model.%s.weight", path);
         add(tensors, &count, names[count], data, shape);
     }
+    for (uint64_t i = TRAINED; i < count; i++)
+        for (uint64_t k = 0; k < tensors[i].shape[0] * tensors[i].shape[1]; k++)
+            ((float *)(uintptr_t)tensors[i].data)[k] *= scale_of_tables;
     tsr_folder *folder;
     mkdir(s->adapter, 0777);
     assert_int_equal(tsr_folder_open(&folder, s->adapter), TSR_OK);
@@ -406,6 +412,87 @@ static void test_resume(void **state)
     for (int i = 0; i < 2; i++)
         resume_with(trained_too[i], i ? "tokens" : "tables");
 }
+/* Elements of a merged tensor are those of `want`, rounded. */
+static void check_merged(const char *name, const float *want, uint64_t first, uint64_t count)
+{
+    char path[600];
+    snprintf(path, sizeof path, "%s/model.safetensors", scratch_path("merged"));
+    tsr_safetensors *file = golden_open(path);
+    float *got = golden_f32(NULL, file, "%s", name);
+    for (uint64_t i = 0; i < count; i++)
+        if (got[first + i] != tsr_bf16_to_f32(tsr_f32_to_bf16(want[i])))
+            fail_msg("%s[%llu] is %g, expected %g", name, (unsigned long long)(first + i),
+                     (double)got[first + i], (double)want[i]);
+    free(got);
+    tsr_safetensors_close(file);
+}
+
+static bool merged_tie(void)
+{
+    char path[600];
+    json_error_t error;
+    snprintf(path, sizeof path, "%s/config.json", scratch_path("merged"));
+    json_t *config = json_load_file(path, 0, &error);
+    assert_non_null(config);
+    bool tied = json_is_true(json_object_get(config, "tie_word_embeddings"));
+    json_decref(config);
+    return tied;
+}
+
+/* An adapter as it begins, but for its tables, which are doubled: what is merged is the adapter's, and the rest the
+ * base's; a head that is no longer the embedding is written. */
+static void merge_case(const char *name)
+{
+    static const char *const paths[] = {"lm_head", "model.embed_tokens"};
+    char model[600], adapter[600], output[600];
+    scene s;
+    make(&s, name);
+    snprintf(model, sizeof model, "model_name_or_path=%s", s.model);
+    snprintf(adapter, sizeof adapter, "init_adapter=%s", s.adapter);
+    snprintf(output, sizeof output, "output_dir=%s", scratch_path("merged"));
+    const char *keys[] = {model, adapter, output, "overwrite_output_dir=true"};
+    tsr_job_options options = TSR_JOB_OPTIONS_INIT;
+    options.overrides = keys;
+    options.override_count = 4;
+    char *text = NULL;
+    if (tsr_merge(&options, 0, &text) < 0)
+        fail_msg("%s: %s", name, tsr_last_error());
+    tsr_free(text);
+    bool shared = s.tied && !strcmp(name, "tokens_tied");
+    assert_int_equal(merged_tie(), shared);
+    for (int i = 0; i < 2; i++) {
+        char tensor[64];
+        uint64_t shape[2];
+        if (i == 0 && shared)
+            continue;
+        snprintf(tensor, sizeof tensor, "%s.weight", paths[i]);
+        float *base = table(shape, &s, tensor);
+        const json_t *tokens = tokens_of(&s, i == 0);
+        float by = scale_of_tables;
+        for (uint64_t k = 0; saves(&s, i ? "embed_tokens" : "lm_head") && k < shape[0] * shape[1];
+             k++)
+            base[k] *= by;
+        for (size_t t = 0; t < json_array_size(tokens); t++)
+            for (uint64_t k = 0; k < shape[1]; k++)
+                base[(uint64_t)json_integer_value(json_array_get(tokens, t)) * shape[1] + k] *= by;
+        check_merged(tensor, base, 0, shape[0] * shape[1]);
+        free(base);
+    }
+    json_decref(s.golden);
+}
+
+static void test_merge(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {
+        "head_and_embedding", "tokens_both",       "tokens_tied", "tokens_untied",
+        "head_of_tied",       "embedding_of_tied", "chunks"};
+    scale_of_tables = 2;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        merge_case(cases[i]);
+    scale_of_tables = 1;
+}
+
 static void test_refused(void **state)
 {
     (void)state;
@@ -455,6 +542,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_tied, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_chunks, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_resume, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_merge, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),
     };
     job_choose_backend(argc, argv);
