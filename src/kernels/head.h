@@ -15,6 +15,14 @@
  * The label stays out of sum and acc, so that 1 - p of a label that is predicted well, which is all that its
  * gradient is made of, is never the difference of two numbers near 1, nor p a weight rounded to bf16.
  * With acc and wy NULL (evaluation) only the loss is computed.
+ *
+ * In the same pass, unless rival and spread are NULL, what is reported of a row beside its loss:
+ *     head_chunk     spread += sum of exp(l - m) (l - m), moved to m' where the maximum grows;
+ *                    rival = the largest other logit, raised to the next number where it comes before the label's
+ *     head_finish    with lead = label_logit - m, e = exp(lead), S = sum + e:
+ *                    *entropy += RN(2^32 * sum over rows of log S - (spread + e lead) / S);
+ *                    *correct += rows whose label_logit >= rival: the label is the argmax, of equal logits the first
+ *
  * A label that no chunk had gives a NaN nll, which the fixed-point sum takes as TSR_EINTERNAL: an
  * infinite or NaN loss sets *loss_overflow instead and adds nothing.
  *
@@ -31,6 +39,7 @@
 typedef struct {
     float *max, *sum, *label_logit; /* [rows] each */
     float *acc, *wy;                /* [rows, d] each; both NULL: the loss only */
+    float *rival, *spread;          /* [rows] each; both NULL: neither accuracy nor entropy */
 } tsr_head_state;
 
 typedef struct {
@@ -57,6 +66,8 @@ typedef struct {
     double *nll;            /* [rows], written; the fp64 sum reads it */
     int64_t *loss;          /* one word, added to */
     int32_t *loss_overflow; /* one word, set to 1 where the loss is not finite or above 2^29 */
+    int64_t *correct;       /* one word, added to where the loss is; NULL without rival */
+    int64_t *entropy;       /* likewise, TSR_LOSS_SHIFT */
     int64_t rows, d;
     float scale;
     tsr_dtype dtype;

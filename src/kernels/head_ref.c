@@ -28,6 +28,7 @@ static tsr_status check_state(const char *op, const tsr_head_state *state, int64
     TSR_EXPECT(rows == 0 || (state->max && state->sum && state->label_logit), op,
                "max, sum or label_logit is NULL");
     TSR_EXPECT(!state->acc == !state->wy, op, "acc and wy belong together");
+    TSR_EXPECT(!state->rival == !state->spread, op, "rival and spread belong together");
     return TSR_OK;
 }
 
@@ -57,6 +58,9 @@ tsr_status tsr_head_finish_check(const tsr_head_finish_args *args)
     TSR_EXPECT(args->loss && args->loss_overflow, "head_finish", "loss or loss_overflow is NULL");
     TSR_EXPECT(args->rows == 0 || args->nll, "head_finish", "nll is NULL");
     TSR_EXPECT(!args->dh || args->state.acc, "head_finish", "dh needs acc");
+    TSR_EXPECT(args->rows == 0 ||
+                   (!args->correct == !args->state.rival && !args->entropy == !args->state.rival),
+               "head_finish", "correct and entropy belong to rival");
     return TSR_OK;
 }
 
@@ -71,6 +75,10 @@ static void begin_block(void *context, int index)
         args->state.max[i] = -INFINITY;
         args->state.sum[i] = 0;
         args->state.label_logit[i] = NAN;
+        if (args->state.rival) {
+            args->state.rival[i] = -INFINITY;
+            args->state.spread[i] = 0;
+        }
     }
     if (args->state.acc) {
         size_t bytes = (size_t)(count * args->d) * sizeof(float);
@@ -97,6 +105,42 @@ typedef struct {
     int tasks;
 } chunk_tile;
 
+/* What the label must reach to be the argmax of a tile whose other logits are at most `most`: of equal ones the
+ * first counts. */
+TSR_INLINE float rival_of(const float *logits, int64_t vocab, float most, int64_t label,
+                          float label_logit)
+{
+    bool before = label >= vocab;
+    for (int64_t i = 0; i < label && label < vocab && most == label_logit && !before; i++)
+        before = logits[i] == most;
+    return before ? nextafterf(most, INFINITY) : most;
+}
+
+/* As tsr_row_exp, the same bits; and of the weights with their logits' distances from max, the sum of products. What
+ * weighs nothing adds nothing. */
+TSR_INLINE float weigh_row(float *row, int64_t count, float max, float *spread)
+{
+    float lane[TSR_LANES] = {0}, far[TSR_LANES] = {0}, distance[TILE_VOCAB];
+    int64_t i = 0;
+    for (int64_t j = 0; j < count; j++) {
+        float x = row[j] - max;
+        row[j] = tsr_expf(x);
+        distance[j] = x < -86.0f ? 0.0f : x;
+    }
+    for (; i + TSR_LANES <= count; i += TSR_LANES)
+        for (int l = 0; l < TSR_LANES; l++) {
+            lane[l] += row[i + l];
+            far[l] += row[i + l] * distance[i + l];
+        }
+    float sum = tsr_lanes_sum(lane);
+    *spread = tsr_lanes_sum(far);
+    for (; i < count; i++) {
+        sum += row[i];
+        *spread += row[i] * distance[i];
+    }
+    return sum;
+}
+
 /* One row of logits: the label, the running maximum and sum, and the logits become weights. */
 TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
 {
@@ -117,16 +161,24 @@ TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
         logits[label] = -INFINITY;
     }
     float old = s->max[row], most = tsr_row_max(logits, tile->vocab);
-    float max = most > old ? most : old;
+    float max = most > old ? most : old, spread;
+    if (s->rival) {
+        float rival = rival_of(logits, tile->vocab, most, label, s->label_logit[row]);
+        s->rival[row] = rival > s->rival[row] ? rival : s->rival[row];
+    }
     if (max > old) {
         float shrink = tsr_expf(old - max); /* 0 at first: exp(-inf) */
         s->max[row] = max;
+        if (s->spread)
+            s->spread[row] = shrink > 0 ? shrink * (s->spread[row] + (old - max) * s->sum[row]) : 0;
         s->sum[row] *= shrink;
         if (s->acc)
             for (int64_t j = 0; j < d; j++)
                 s->acc[row * d + j] *= shrink;
     }
-    s->sum[row] += tsr_row_exp(logits, tile->vocab, max > -INFINITY ? max : 0);
+    s->sum[row] += weigh_row(logits, tile->vocab, max > -INFINITY ? max : 0, &spread);
+    if (s->spread)
+        s->spread[row] += spread;
     for (int64_t i = 0; i < tile->vocab && cap > 0; i++)
         logits[i] *= slope[i];
 }
@@ -231,6 +283,21 @@ static double nll_of(double max, double sum, double label_logit)
     return lead > 0 ? log1p(sum * exp(-lead)) : log(sum + exp(lead)) - lead;
 }
 
+/* As nll_of, of the larger weight. */
+static double entropy_of(double max, double sum, double spread, double label_logit)
+{
+    double lead = label_logit - max, weight, total;
+    if (!(sum > 0)) /* there are no others */
+        return isfinite(label_logit) && sum == 0 ? 0 : NAN;
+    if (lead > 0) {
+        weight = exp(-lead);
+        return log1p(sum * weight) - (spread - lead * sum) * weight / (1 + sum * weight);
+    }
+    weight = exp(lead);
+    total = sum + weight;
+    return log(total) - (spread + weight * lead) / total;
+}
+
 TSR_CLONES static void finish_block(void *context, int index)
 {
     const tsr_head_finish_args *args = context;
@@ -255,13 +322,23 @@ tsr_status tsr_head_finish_ref(const tsr_head_finish_args *args, tsr_pool *pool)
     TSR_TRY(tsr_head_finish_check(args));
     TSR_TRY(tsr_run_f32("head_finish", args->dtype, pool,
                         tsr_block_count(args->rows, tsr_block_rows(args->d)), finish_block, args));
-    double sum = 0;
+    const tsr_head_state *s = &args->state;
+    double sum = 0, entropy = 0;
+    int64_t correct = 0;
     for (int64_t i = 0; i < args->rows; i++)
         sum += args->nll[i];
+    for (int64_t i = 0; i < args->rows && s->rival; i++) {
+        entropy += entropy_of(s->max[i], s->sum[i], s->spread[i], s->label_logit[i]);
+        correct += s->label_logit[i] >= s->rival[i];
+    }
     if (!(sum < LOSS_LIMIT && sum > -LOSS_LIMIT)) {
         *args->loss_overflow = 1;
         return TSR_OK;
     }
     *args->loss += llrint(ldexp(sum, TSR_LOSS_SHIFT));
+    if (args->rows > 0 && s->rival) {
+        *args->correct += correct;
+        *args->entropy += llrint(ldexp(entropy, TSR_LOSS_SHIFT));
+    }
     return TSR_OK;
 }
