@@ -335,6 +335,8 @@ static uint64_t cut_head(region *r, const walk *w, tsr_activations *out)
     out->head.state.max = cut(r, w->rows * sizeof(float));
     out->head.state.sum = cut(r, w->rows * sizeof(float));
     out->head.state.label_logit = cut(r, w->rows * sizeof(float));
+    out->head.state.rival = cut(r, w->rows * sizeof(float));
+    out->head.state.spread = cut(r, w->rows * sizeof(float));
     out->head.workspace = cut(r, out->head.workspace_bytes);
     return r->used;
 }

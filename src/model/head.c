@@ -74,6 +74,8 @@ tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view 
                                                 .nll = a->nll,
                                                 .loss = model->sums.loss,
                                                 .loss_overflow = model->sums.loss_overflow,
+                                                .correct = model->sums.correct,
+                                                .entropy = model->sums.entropy,
                                                 .rows = s->batch.label_rows,
                                                 .d = width(model),
                                                 .scale = (float)(1 / s->batch.label_tokens),

@@ -39,6 +39,8 @@ typedef struct {
 typedef struct {
     int64_t *loss;          /* fixed point, TSR_LOSS_SHIFT */
     int32_t *loss_overflow; /* set to 1: a loss is not finite */
+    int64_t *correct;       /* labels that are the argmax */
+    int64_t *entropy;       /* fixed point, TSR_LOSS_SHIFT */
 } tsr_model_sums;
 
 typedef struct {
