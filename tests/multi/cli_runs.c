@@ -145,8 +145,8 @@ static void check_events(const char *path)
         memcpy(&length, text + at, sizeof length);
         at += length + 16;
     }
-    if (records != 1 + 2 * 5 + 3 || at != bytes)
-        cli_fail("%s: %d records, expected 14, in %zu bytes of %zu", path, records, at, bytes);
+    if (records != 1 + 2 * 7 + 3 * 3 || at != bytes)
+        cli_fail("%s: %d records, expected 24, in %zu bytes of %zu", path, records, at, bytes);
     if (text && !memmem(text, bytes, "train/loss", 10))
         cli_fail("%s: no train/loss", path);
     free(text);
