@@ -116,11 +116,12 @@ TSR_INLINE float rival_of(const float *logits, int64_t vocab, float most, int64_
     return before ? nextafterf(most, INFINITY) : most;
 }
 
-/* As tsr_row_exp, the same bits; and of the weights with their logits' distances from max, the sum of products. What
- * weighs nothing adds nothing. */
+/* As tsr_row_exp, the same bits; and of the weights with their logits' distances from max, the sum of products, in
+ * lanes that are spelt out: GCC makes scalars of two sums in one loop. What weighs nothing adds nothing. */
 TSR_INLINE float weigh_row(float *row, int64_t count, float max, float *spread)
 {
-    float lane[TSR_LANES] = {0}, far[TSR_LANES] = {0}, distance[TILE_VOCAB];
+    float lane[TSR_LANES] = {0}, distance[TILE_VOCAB];
+    tsr_lanes far = {0};
     int64_t i = 0;
     for (int64_t j = 0; j < count; j++) {
         float x = row[j] - max;
@@ -128,12 +129,13 @@ TSR_INLINE float weigh_row(float *row, int64_t count, float max, float *spread)
         distance[j] = x < -86.0f ? 0.0f : x;
     }
     for (; i + TSR_LANES <= count; i += TSR_LANES)
-        for (int l = 0; l < TSR_LANES; l++) {
+        for (int l = 0; l < TSR_LANES; l++)
             lane[l] += row[i + l];
-            far[l] += row[i + l] * distance[i + l];
-        }
-    float sum = tsr_lanes_sum(lane);
-    *spread = tsr_lanes_sum(far);
+    for (int64_t j = 0; j < i; j += TSR_LANES)
+        far += *(const tsr_lanes *)(row + j) * *(const tsr_lanes *)(distance + j);
+    float sum = tsr_lanes_sum(lane), products[TSR_LANES];
+    memcpy(products, &far, sizeof far);
+    *spread = tsr_lanes_sum(products);
     for (; i < count; i++) {
         sum += row[i];
         *spread += row[i] * distance[i];
