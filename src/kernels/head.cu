@@ -66,6 +66,11 @@ extern "C" tsr_status tsr_head_begin_cuda(tsr_stream *stream, const tsr_head_beg
     size_t bytes = (size_t)(args->rows * args->d) * sizeof(float);
     TSR_LAUNCH(begin_rows, tsr_blocks(args->rows, THREADS), THREADS, stream, args->state,
                args->rows);
+    if (args->state.row_parts)
+        TSR_TRY(tsr_cuda_status(cudaMemsetAsync(args->state.row_parts, 0,
+                                                (size_t)(TSR_HEAD_PARTS * args->d) * sizeof(float),
+                                                cuda),
+                                "head_begin"));
     if (args->state.acc) {
         TSR_TRY(tsr_cuda_status(cudaMemsetAsync(args->state.acc, 0, bytes, cuda), "head_begin"));
         TSR_TRY(tsr_cuda_status(cudaMemsetAsync(args->state.wy, 0, bytes, cuda), "head_begin"));
@@ -294,6 +299,32 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a
         copy_label_row(&a, row, label, slope);
 }
 
+/* ---- chunk: sums of W's rows ---- */
+
+/* As sum_rows of head_ref.c, the same bits: a thread a column, a row of blocks a part. Once a run: microseconds a
+ * tile. */
+static __global__ void __launch_bounds__(THREADS)
+    sum_rows(float *parts, const void *w, int64_t first, int64_t count, int64_t d, tsr_dtype dtype)
+{
+    tsr_kernel_begin();
+    int64_t column = (int64_t)blockIdx.x * THREADS + threadIdx.x, part = blockIdx.y;
+    int64_t begin = part - first % TSR_HEAD_PARTS;
+    if (column >= d)
+        return;
+    float sum = parts[part * d + column];
+    for (int64_t v = begin < 0 ? begin + TSR_HEAD_PARTS : begin; v < count; v += TSR_HEAD_PARTS)
+        sum += tsr_load(w, v * d + column, dtype);
+    parts[part * d + column] = sum;
+}
+
+static tsr_status add_row_parts(tsr_stream *stream, float *parts, const void *w, int64_t first,
+                                int64_t count, int64_t d, tsr_dtype dtype)
+{
+    dim3 grid(tsr_blocks(d, THREADS), TSR_HEAD_PARTS);
+    TSR_LAUNCH(sum_rows, grid, THREADS, stream, parts, w, first, count, d, dtype);
+    return tsr_launched("head_chunk");
+}
+
 /* ---- chunk: tiles ---- */
 
 /* Bytes for a tile of the vocabulary: logits of a block of rows, and W where it is converted. */
@@ -433,6 +464,9 @@ extern "C" tsr_status tsr_head_chunk_cuda(tsr_stream *stream, const tsr_head_chu
             tile.w = args->workspace;
             tile.logits += rounded(step * args->d, TSR_ALIGNMENT / (int64_t)sizeof(float));
         }
+        if (args->state.row_parts)
+            TSR_TRY(add_row_parts(stream, args->state.row_parts, tile.w, tile.first, tile.vocab,
+                                  args->d, args->dtype));
         for (int64_t row = 0; row < args->rows; row += block)
             TSR_TRY(run_rows(&tile, row, least(block, args->rows - row)));
     }
@@ -482,6 +516,38 @@ static __device__ double entropy_of(double max, double sum, double spread, doubl
     return log(sum + weight) - (spread + weight * lead) / (sum + weight);
 }
 
+/* As take_mean_row of head_ref.c, the same bits. */
+static __global__ void __launch_bounds__(THREADS) take_mean_row(tsr_head_finish_args a)
+{
+    tsr_kernel_begin();
+    int64_t column = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    double sum = 0;
+    if (column >= a.d)
+        return;
+    for (int64_t part = 0; part < TSR_HEAD_PARTS; part++)
+        sum += (double)a.state.row_parts[part * a.d + column];
+    a.mean_row[column] = (float)(sum / (double)a.vocabulary);
+}
+
+/* A block a row: its mean logit, where its nll will be. */
+static __global__ void __launch_bounds__(THREADS) take_mean_logits(tsr_head_finish_args a)
+{
+    tsr_kernel_begin();
+    __shared__ double part[THREADS];
+    int64_t row = blockIdx.x;
+    double sum = 0;
+    for (int64_t i = threadIdx.x; i < a.d; i += THREADS)
+        sum += (double)tsr_load(a.h, row * a.d + i, a.dtype) * (double)a.mean_row[i];
+    part[threadIdx.x] = sum;
+    for (int half = THREADS / 2; half; half /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < half)
+            part[threadIdx.x] += part[threadIdx.x + half];
+    }
+    if (threadIdx.x == 0)
+        a.nll[row] = part[0];
+}
+
 /* The sum over the block's threads in a fixed order, in thread 0. `part` may be used again at once. */
 static __device__ double sum_in_order(double value, double *part)
 {
@@ -505,6 +571,8 @@ static __global__ void __launch_bounds__(LOSS_THREADS) finish_loss(tsr_head_fini
     double sum = 0, entropy = 0, correct = 0;
     for (int64_t i = threadIdx.x; i < a.rows; i += LOSS_THREADS) {
         double nll = nll_of(s->max[i], s->sum[i], s->label_logit[i]);
+        if (a.smoothing > 0)
+            nll += a.smoothing * ((double)s->label_logit[i] - a.nll[i]);
         a.nll[i] = nll;
         sum += nll;
         if (s->rival) {
@@ -531,12 +599,13 @@ static __global__ void __launch_bounds__(LOSS_THREADS) finish_loss(tsr_head_fini
 }
 
 /* A block a row. An element of dh is written by the thread that read it: dh may be acc or wy. */
+template <bool SMOOTH>
 static __global__ void __launch_bounds__(THREADS) finish_rows(tsr_head_finish_args a, bool vectors)
 {
     tsr_kernel_begin();
     int64_t row = blockIdx.x, base = row * a.d;
     float inverse = 1.0f / (a.state.sum[row] + expf(a.state.label_logit[row] - a.state.max[row]));
-    float others = a.state.sum[row] * inverse;
+    float others = a.state.sum[row] * inverse, smooth = a.scale * (float)a.smoothing;
     if (vectors) {
         float acc[TSR_VECTOR], wy[TSR_VECTOR];
         for (int64_t i = (int64_t)threadIdx.x * TSR_VECTOR; i < a.d; i += THREADS * TSR_VECTOR) {
@@ -545,12 +614,20 @@ static __global__ void __launch_bounds__(THREADS) finish_rows(tsr_head_finish_ar
 #pragma unroll
             for (int j = 0; j < TSR_VECTOR; j++)
                 acc[j] = a.scale * (acc[j] * inverse - others * wy[j]);
+#pragma unroll
+            for (int j = 0; SMOOTH && j < TSR_VECTOR; j++)
+                acc[j] += smooth * (wy[j] - a.mean_row[i + j]);
             tsr_store8(a.dh, base + i, acc, a.dtype);
         }
         return;
     }
-    for (int64_t i = base + threadIdx.x; i < base + a.d; i += THREADS)
-        tsr_store(a.dh, i, a.scale * (a.state.acc[i] * inverse - others * a.state.wy[i]), a.dtype);
+    for (int64_t i = threadIdx.x; i < a.d; i += THREADS) {
+        float acc = a.state.acc[base + i], wy = a.state.wy[base + i];
+        float value = a.scale * (acc * inverse - others * wy);
+        if (SMOOTH)
+            value += smooth * (wy - a.mean_row[i]);
+        tsr_store(a.dh, base + i, value, a.dtype);
+    }
 }
 
 extern "C" tsr_status tsr_head_finish_cuda(tsr_stream *stream, const tsr_head_finish_args *args)
@@ -561,10 +638,16 @@ extern "C" tsr_status tsr_head_finish_cuda(tsr_stream *stream, const tsr_head_fi
         return TSR_OK;
     if (args->dh && args->dtype != TSR_F32 && (args->dh == s->acc || args->dh == s->wy))
         return tsr_fail(TSR_EUNSUPPORTED, "head_finish: dh is acc or wy, but not F32");
+    if (args->smoothing > 0) {
+        if (s->row_parts)
+            TSR_LAUNCH(take_mean_row, tsr_blocks(args->d, THREADS), THREADS, stream, *args);
+        TSR_LAUNCH(take_mean_logits, (unsigned)args->rows, THREADS, stream, *args);
+    }
     TSR_LAUNCH(finish_loss, 1, LOSS_THREADS, stream, *args);
     if (args->dh) {
         bool vectors = tsr_vectors(args->d, args->dh, s->acc, s->wy);
-        TSR_LAUNCH(finish_rows, (unsigned)args->rows, THREADS, stream, *args, vectors);
+        TSR_LAUNCH(args->smoothing > 0 ? finish_rows<true> : finish_rows<false>,
+                   (unsigned)args->rows, THREADS, stream, *args, vectors);
     }
     return tsr_launched("head_finish");
 }

@@ -12,6 +12,12 @@
  *     head_finish    e = exp(label_logit - m);  nll = log((sum + e) / e);
  *                    dh = scale (acc - sum wy) / (sum + e);
  *                    *loss += RN(2^32 * sum of nll), the sum over rows in fp64 in a fixed order
+ * Labels may be smoothed (Szegedy et al. 2016, as Transformers' LabelSmoother): of the loss nll a share s goes to the mean
+ * of -log p over the V rows of the vocabulary. The mean logit is h w, of the mean row w of W, so W's rows are summed
+ * once and nothing is done a logit; without a softcap, whose mean slope differs by row:
+ *     head_chunk     with row_parts: row_parts[v mod TSR_HEAD_PARTS] += W[v]
+ *     head_finish    with row_parts: mean_row = sum of row_parts / V;
+ *                    nll += s (label_logit - h mean_row);  dh += scale s (wy - mean_row)
  * The label stays out of sum and acc, so that 1 - p of a label that is predicted well, which is all that its
  * gradient is made of, is never the difference of two numbers near 1, nor p a weight rounded to bf16.
  * With acc and wy NULL (evaluation) only the loss is computed.
@@ -34,12 +40,15 @@
 #include "kernels/types.h"
 
 #define TSR_LOSS_SHIFT 32 /* the loss word counts 2^-32 */
+#define TSR_HEAD_PARTS                                                                             \
+    64 /* sums that W's rows go to, so that each is short and they are made side by side */
 
 /* What is carried from chunk to chunk; borrowed buffers, all fp32. */
 typedef struct {
     float *max, *sum, *label_logit; /* [rows] each */
     float *acc, *wy;                /* [rows, d] each; both NULL: the loss only */
     float *rival, *spread;          /* [rows] each; both NULL: neither accuracy nor entropy */
+    float *row_parts;               /* [TSR_HEAD_PARTS, d]; NULL: W's rows are not summed */
 } tsr_head_state;
 
 typedef struct {
@@ -71,6 +80,10 @@ typedef struct {
     int64_t rows, d;
     float scale;
     tsr_dtype dtype;
+    double smoothing;   /* the share s; 0: none, and what follows is not looked at */
+    const void *h;      /* as head_chunk's; dh may be it */
+    float *mean_row;    /* [d]; read, and with row_parts written first */
+    int64_t vocabulary; /* V */
 } tsr_head_finish_args;
 
 /* The largest call of a run. */

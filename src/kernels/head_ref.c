@@ -48,6 +48,8 @@ tsr_status tsr_head_chunk_check(const tsr_head_chunk_args *args)
     TSR_EXPECT(args->h && args->w.data && args->labels, "head_chunk", "h, w or labels is NULL");
     TSR_EXPECT(tsr_frozen_valid(args->w), "head_chunk", "w is not F32 or BF16");
     TSR_EXPECT(args->workspace, "head_chunk", "workspace is NULL");
+    TSR_EXPECT(!args->state.row_parts || !(args->softcap > 0), "head_chunk",
+               "labels are not smoothed with a softcap");
     return TSR_OK;
 }
 
@@ -61,6 +63,9 @@ tsr_status tsr_head_finish_check(const tsr_head_finish_args *args)
     TSR_EXPECT(args->rows == 0 ||
                    (!args->correct == !args->state.rival && !args->entropy == !args->state.rival),
                "head_finish", "correct and entropy belong to rival");
+    TSR_EXPECT(args->rows == 0 || !(args->smoothing > 0) ||
+                   (args->h && args->mean_row && args->vocabulary > 0),
+               "head_finish", "smoothing needs h, mean_row and the vocabulary");
     return TSR_OK;
 }
 
@@ -80,6 +85,8 @@ static void begin_block(void *context, int index)
             args->state.spread[i] = 0;
         }
     }
+    if (index == 0 && args->state.row_parts)
+        memset(args->state.row_parts, 0, (size_t)(TSR_HEAD_PARTS * args->d) * sizeof(float));
     if (args->state.acc) {
         size_t bytes = (size_t)(count * args->d) * sizeof(float);
         memset(args->state.acc + first * args->d, 0, bytes);
@@ -227,6 +234,18 @@ static void run_rows(void *context, int index)
     }
 }
 
+/* The rows of one part; its first is that of the tile which is congruent to it. */
+TSR_CLONES static void sum_rows(void *context, int part)
+{
+    const chunk_tile *tile = context;
+    int64_t d = tile->args->d, begin = part - tile->first % TSR_HEAD_PARTS;
+    float *sum = tile->args->state.row_parts + part * d;
+    for (int64_t v = begin < 0 ? begin + TSR_HEAD_PARTS : begin; v < tile->vocab;
+         v += TSR_HEAD_PARTS)
+        for (int64_t j = 0; j < d; j++)
+            sum[j] += tile->w[v * d + j];
+}
+
 typedef struct {
     float *out;
     tsr_frozen w;
@@ -270,6 +289,8 @@ tsr_status tsr_head_chunk_ref(const tsr_head_chunk_args *args, tsr_pool *pool)
             tile.w = widened;
         }
         tsr_pool_run(pool, tile.tasks, run_rows, &tile);
+        if (args->state.row_parts)
+            tsr_pool_run(pool, TSR_HEAD_PARTS, sum_rows, &tile);
     }
     return TSR_OK;
 }
@@ -300,14 +321,37 @@ static double entropy_of(double max, double sum, double spread, double label_log
     return log(total) - (spread + weight * lead) / total;
 }
 
+/* The mean logit of a row, over the vocabulary. */
+TSR_INLINE double mean_logit(const tsr_head_finish_args *args, int64_t row)
+{
+    const float *h = (const float *)args->h + row * args->d;
+    double sum = 0;
+    for (int64_t j = 0; j < args->d; j++)
+        sum += (double)h[j] * (double)args->mean_row[j];
+    return sum;
+}
+
+static void take_mean_row(const tsr_head_finish_args *args)
+{
+    for (int64_t j = 0; j < args->d; j++) {
+        double sum = 0;
+        for (int64_t part = 0; part < TSR_HEAD_PARTS; part++)
+            sum += (double)args->state.row_parts[part * args->d + j];
+        args->mean_row[j] = (float)(sum / (double)args->vocabulary);
+    }
+}
+
 TSR_CLONES static void finish_block(void *context, int index)
 {
     const tsr_head_finish_args *args = context;
     const tsr_head_state *s = &args->state;
+    float smooth = args->scale * (float)args->smoothing;
     int64_t rows = tsr_block_rows(args->d), d = args->d;
     int64_t last = tsr_min(args->rows, (index + 1) * rows);
     for (int64_t i = index * rows; i < last; i++) {
         args->nll[i] = nll_of(s->max[i], s->sum[i], s->label_logit[i]);
+        if (args->smoothing > 0)
+            args->nll[i] += args->smoothing * ((double)s->label_logit[i] - mean_logit(args, i));
         if (!args->dh)
             continue;
         float *dh = (float *)args->dh + i * d;
@@ -315,13 +359,17 @@ TSR_CLONES static void finish_block(void *context, int index)
         float inverse = 1.0f / (s->sum[i] + tsr_expf(s->label_logit[i] - s->max[i]));
         float others = s->sum[i] * inverse;
         for (int64_t j = 0; j < d; j++)
-            dh[j] = args->scale * (acc[j] * inverse - others * wy[j]);
+            dh[j] = args->smoothing > 0 ? args->scale * (acc[j] * inverse - others * wy[j]) +
+                                              smooth * (wy[j] - args->mean_row[j])
+                                        : args->scale * (acc[j] * inverse - others * wy[j]);
     }
 }
 
 tsr_status tsr_head_finish_ref(const tsr_head_finish_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_head_finish_check(args));
+    if (args->rows > 0 && args->smoothing > 0 && args->state.row_parts)
+        take_mean_row(args);
     TSR_TRY(tsr_run_f32("head_finish", args->dtype, pool,
                         tsr_block_count(args->rows, tsr_block_rows(args->d)), finish_block, args));
     const tsr_head_state *s = &args->state;

@@ -50,6 +50,8 @@ typedef struct {
     int32_t *labels, overflow;
     int64_t loss, correct, entropy;
     float scale;
+    double smoothing;
+    float *row_parts; /* and behind them mean_row */
 } head_fixture;
 
 static void make_head(head_fixture *f, const head_case *c)
@@ -60,6 +62,7 @@ static void make_head(head_fixture *f, const head_case *c)
     f->dh = new_floats(c->rows * c->d);
     f->nll = new_doubles(NULL, c->rows);
     f->ref_state = new_floats(5 * c->rows + 2 * c->rows * c->d);
+    f->row_parts = new_floats((TSR_HEAD_PARTS + 1) * c->d);
     f->labels = malloc((size_t)(c->rows + 1) * sizeof(int32_t));
     f->ref_workspace = malloc(tsr_head_workspace_bytes(&(tsr_head_bounds){.d = c->d}));
     assert_true(f->labels && f->ref_workspace);
@@ -70,7 +73,7 @@ static void make_head(head_fixture *f, const head_case *c)
 static void free_head(head_fixture *f)
 {
     free(f->h), free(f->w), free(f->dh), free(f->nll), free(f->ref_state), free(f->labels);
-    free(f->ref_workspace);
+    free(f->ref_workspace), free(f->row_parts);
     cuda_free_all();
 }
 
@@ -95,6 +98,7 @@ static void run_reference(head_fixture *f)
     free(f->ref_state);
     f->ref_state = new_floats(5 * c->rows + 64 + 2 * c->rows * c->d);
     tsr_head_state s = head_state(f->ref_state, c);
+    s.row_parts = f->smoothing > 0 ? f->row_parts : NULL;
     RUN(tsr_head_begin_ref(&(tsr_head_begin_args){s, c->rows, c->d}, rig.pool));
     RUN(tsr_head_chunk_ref(&(tsr_head_chunk_args){.state = s,
                                                   .h = f->h,
@@ -107,17 +111,22 @@ static void run_reference(head_fixture *f)
                                                   .d = c->d,
                                                   .count = c->vocabulary},
                            rig.pool));
-    RUN(tsr_head_finish_ref(&(tsr_head_finish_args){.state = s,
-                                                    .dh = c->train ? f->dh : NULL,
-                                                    .nll = f->nll,
-                                                    .loss = &f->loss,
-                                                    .loss_overflow = &f->overflow,
-                                                    .correct = &f->correct,
-                                                    .entropy = &f->entropy,
-                                                    .rows = c->rows,
-                                                    .d = c->d,
-                                                    .scale = f->scale},
-                            rig.pool));
+    RUN(tsr_head_finish_ref(
+        &(tsr_head_finish_args){.state = s,
+                                .dh = c->train ? f->dh : NULL,
+                                .nll = f->nll,
+                                .loss = &f->loss,
+                                .loss_overflow = &f->overflow,
+                                .correct = &f->correct,
+                                .entropy = &f->entropy,
+                                .rows = c->rows,
+                                .d = c->d,
+                                .scale = f->scale,
+                                .smoothing = f->smoothing,
+                                .h = f->h,
+                                .mean_row = f->row_parts + TSR_HEAD_PARTS * c->d,
+                                .vocabulary = c->vocabulary},
+        rig.pool));
 }
 
 typedef struct {
@@ -129,6 +138,8 @@ typedef struct {
     tsr_head_state state;
     void *workspace;
     uint64_t workspace_bytes;
+    float *row_parts;
+    bool summed; /* mean_row is known */
 } head_device;
 
 static void copy_head(head_device *g, head_fixture *f)
@@ -147,6 +158,8 @@ static void copy_head(head_device *g, head_fixture *f)
     g->nll = cuda_copy(NULL, (uint64_t)c->rows * sizeof(double));
     g->loss = cuda_copy(zero, sizeof zero);
     g->overflow = (int32_t *)(g->loss + 1);
+    g->row_parts = cuda_copy(NULL, (uint64_t)((TSR_HEAD_PARTS + 1) * c->d) * sizeof(float));
+    g->summed = false;
     g->workspace_bytes = rig.kernels->head_workspace_bytes(&bounds);
     g->workspace = cuda_copy(NULL, g->workspace_bytes);
 }
@@ -157,6 +170,7 @@ static void run_head(head_device *g, const head_fixture *f, bool backwards)
     int64_t chunks = (c->vocabulary + c->chunk - 1) / c->chunk;
     int64_t *correct = g->state.rival ? g->loss + 2 : NULL;
     int64_t *entropy = g->state.rival ? g->loss + 3 : NULL;
+    g->state.row_parts = f->smoothing > 0 && !g->summed ? g->row_parts : NULL;
     RUN(rig.kernels->head_begin(rig.stream, &(tsr_head_begin_args){g->state, c->rows, c->d}));
     for (int64_t i = 0; i < chunks; i++) {
         int64_t first = (backwards ? chunks - 1 - i : i) * c->chunk;
@@ -174,17 +188,22 @@ static void run_head(head_device *g, const head_fixture *f, bool backwards)
         chunk.w = (tsr_frozen){g->w + first * c->d * tsr_dtype_bytes(c->w_dtype), c->w_dtype};
         RUN(rig.kernels->head_chunk(rig.stream, &chunk));
     }
-    RUN(rig.kernels->head_finish(rig.stream, &(tsr_head_finish_args){.state = g->state,
-                                                                     .dh = c->train ? g->dh : NULL,
-                                                                     .nll = g->nll,
-                                                                     .loss = g->loss,
-                                                                     .loss_overflow = g->overflow,
-                                                                     .correct = correct,
-                                                                     .entropy = entropy,
-                                                                     .rows = c->rows,
-                                                                     .d = c->d,
-                                                                     .scale = f->scale,
-                                                                     .dtype = c->dtype}));
+    RUN(rig.kernels->head_finish(
+        rig.stream, &(tsr_head_finish_args){.state = g->state,
+                                            .dh = c->train ? g->dh : NULL,
+                                            .nll = g->nll,
+                                            .loss = g->loss,
+                                            .loss_overflow = g->overflow,
+                                            .correct = correct,
+                                            .entropy = entropy,
+                                            .rows = c->rows,
+                                            .d = c->d,
+                                            .scale = f->scale,
+                                            .dtype = c->dtype,
+                                            .smoothing = f->smoothing,
+                                            .h = g->h,
+                                            .mean_row = g->row_parts + TSR_HEAD_PARTS * c->d,
+                                            .vocabulary = c->vocabulary}));
 }
 
 /* A label that leads or trails by less than its logit's rounding may be either. */
@@ -257,6 +276,38 @@ static void head_matches_the_reference(void **state)
             run_head(&g, &f, run == 1);
             check_head(&g, &f, run);
         }
+        free_head(&f);
+    }
+}
+
+/* Labels smoothed, with W's rows summed in either order of the chunks and with the mean row of the pass before; the
+ * sums of one order have the reference's bits. */
+static void smoothed_labels_match_the_reference(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof head_cases / sizeof *head_cases; i++) {
+        head_fixture f;
+        head_device g;
+        const head_case *c = &head_cases[i];
+        uint64_t bytes = (uint64_t)(TSR_HEAD_PARTS * c->d) * sizeof(float);
+        if (!cuda_turn() || c->rows == 0)
+            continue;
+        make_head(&f, c);
+        f.smoothing = i % 2 ? 0.1 : 0.6;
+        copy_head(&g, &f);
+        run_reference(&f);
+        float *parts = new_floats(TSR_HEAD_PARTS * c->d);
+        for (int run = 0; run < 3; run++) {
+            int64_t word[4] = {100, 0, 100, 100};
+            RUN(tsr_device_write(rig.device, g.loss, word, sizeof word));
+            g.summed = run == 2;
+            run_head(&g, &f, run == 1);
+            check_head(&g, &f, run);
+            cuda_read(parts, g.row_parts, bytes);
+            if (run == 0 && (c->w_dtype == c->dtype || c->dtype == TSR_F32))
+                assert_memory_equal(parts, f.row_parts, bytes);
+        }
+        free(parts);
         free_head(&f);
     }
 }
@@ -539,6 +590,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(head_matches_the_reference),
+        cmocka_unit_test(smoothed_labels_match_the_reference),
         cmocka_unit_test(growing_logits_are_rescaled),
         cmocka_unit_test(what_is_left_of_a_known_label_is_exact),
         cmocka_unit_test(of_equal_logits_the_first_is_the_argmax),

@@ -37,6 +37,9 @@ typedef struct {
     void *workspace;
     bool forward_only, backwards, loss_alone;
     float scale;
+    double smoothing;
+    float *row_parts; /* and behind them mean_row */
+    bool summed;      /* mean_row is known */
 } fixture;
 
 static tsr_head_state state_of(const fixture *f)
@@ -48,6 +51,8 @@ static tsr_head_state state_of(const fixture *f)
         s.rival = f->state + 3 * rows;
         s.spread = f->state + 4 * rows;
     }
+    if (f->smoothing > 0 && !f->summed)
+        s.row_parts = f->row_parts;
     if (!f->forward_only) {
         s.acc = f->state + 5 * rows;
         s.wy = s.acc + rows * f->c->d;
@@ -92,7 +97,11 @@ static tsr_status run(void *context, tsr_pool *pool)
                                    .entropy = f->loss_alone ? NULL : &f->entropy,
                                    .rows = c->rows,
                                    .d = c->d,
-                                   .scale = f->scale};
+                                   .scale = f->scale,
+                                   .smoothing = f->smoothing,
+                                   .h = f->h,
+                                   .mean_row = f->row_parts + TSR_HEAD_PARTS * c->d,
+                                   .vocabulary = c->vocabulary};
     return tsr_head_finish_ref(&finish, pool);
 }
 
@@ -104,6 +113,7 @@ static void make_fixture(fixture *f, const head_case *c)
     f->w16 = new_bf16(f->w, c->vocabulary * c->d);
     f->state = new_floats(5 * c->rows + 2 * c->rows * c->d);
     f->out = new_floats(c->rows * c->d);
+    f->row_parts = new_floats((TSR_HEAD_PARTS + 1) * c->d);
     f->nll = new_doubles(NULL, c->rows);
     f->labels = malloc((size_t)(c->rows + 1) * sizeof(int32_t));
     for (int64_t i = 0; i < c->rows; i++)
@@ -115,7 +125,7 @@ static void make_fixture(fixture *f, const head_case *c)
 static void free_fixture(fixture *f)
 {
     free(f->h), free(f->w), free(f->w16), free(f->state), free(f->out), free(f->nll);
-    free(f->labels), free(f->workspace);
+    free(f->labels), free(f->workspace), free(f->row_parts);
 }
 
 static void exact(const fixture *f, double *nll, double *dh)
@@ -123,22 +133,24 @@ static void exact(const fixture *f, double *nll, double *dh)
     const head_case *c = f->c;
     double *p = new_doubles(NULL, c->vocabulary);
     for (int64_t i = 0; i < c->rows; i++) {
-        double max = -INFINITY, sum = 0;
+        double max = -INFINITY, sum = 0, mean = 0, s = f->smoothing;
         for (int64_t v = 0; v < c->vocabulary; v++) {
             p[v] = 0;
             for (int64_t j = 0; j < c->d; j++)
                 p[v] += (double)f->h[i * c->d + j] * (double)f->w[v * c->d + j];
             max = p[v] > max ? p[v] : max;
+            mean += p[v] / (double)c->vocabulary;
         }
         double label = p[f->labels[i]];
         for (int64_t v = 0; v < c->vocabulary; v++)
             sum += p[v] = exp(p[v] - max);
-        nll[i] = log(sum) + max - label;
+        nll[i] = log(sum) + max - (1 - s) * label - s * mean;
         for (int64_t j = 0; j < c->d; j++)
-            dh[i * c->d + j] = -(double)f->w[f->labels[i] * c->d + j];
+            dh[i * c->d + j] = -(1 - s) * (double)f->w[f->labels[i] * c->d + j];
         for (int64_t v = 0; v < c->vocabulary; v++)
             for (int64_t j = 0; j < c->d; j++)
-                dh[i * c->d + j] += p[v] / sum * (double)f->w[v * c->d + j];
+                dh[i * c->d + j] +=
+                    (p[v] / sum - s / (double)c->vocabulary) * (double)f->w[v * c->d + j];
         for (int64_t j = 0; j < c->d; j++)
             dh[i * c->d + j] *= (double)f->scale;
     }
@@ -314,6 +326,82 @@ static void entropy_and_accuracy_match_fp64(void **state)
     }
 }
 
+/* Of several shares, with W's rows summed and with the mean row of an earlier pass, the gradient over h, acc or wy. */
+static void smoothed_labels_match_fp64(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < 3 * sizeof cases / sizeof *cases; i++) {
+        static const double shares[] = {0.1, 0.6, 1};
+        fixture f;
+        if (cases[i / 3].vocabulary == 1) /* a loss of 0, and its rounding */
+            continue;
+        make_fixture(&f, &cases[i / 3]);
+        const head_case *c = f.c;
+        int64_t count = c->rows * c->d;
+        double *nll = new_doubles(NULL, c->rows), *dh = new_doubles(NULL, count);
+        float *own[2] = {f.out, f.h}, *h = new_floats(count);
+        f.smoothing = shares[i % 3];
+        exact(&f, nll, dh);
+        memcpy(h, f.h, (size_t)count * sizeof *h);
+        double loose = c->size > 100 ? 50 : 1;
+        for (int way = 0; way < 5; way++) {
+            float *over[] = {f.out, f.h, state_of(&f).acc, state_of(&f).wy};
+            f.backwards = way & 1;
+            f.summed = way == 4 && c->rows > 0;
+            memcpy(f.h, h, (size_t)count * sizeof *h);
+            f.out = over[way % 4];
+            assert_int_equal(run(&f, test_pool(way % POOL_COUNT)), TSR_OK);
+            expect_close("dh", f.out, dh, count, F32_GRADIENT_TOLERANCE * loose);
+            check_loss(&f, nll);
+            f.out = own[0];
+        }
+        memcpy(f.h, h, (size_t)count * sizeof *h);
+        f.forward_only = true;
+        assert_int_equal(run(&f, test_pool(1)), TSR_OK);
+        check_loss(&f, nll);
+        free(nll), free(dh), free(h);
+        free_fixture(&f);
+    }
+}
+
+/* What smoothing needs, and that it is refused with a softcap. */
+static void smoothing_needs_its_buffers(void **state)
+{
+    (void)state;
+    fixture f;
+    make_fixture(&f, &cases[2]);
+    f.smoothing = 0.1;
+    tsr_head_chunk_args chunk = {.state = state_of(&f),
+                                 .h = f.h,
+                                 .w = {f.w, TSR_F32},
+                                 .labels = f.labels,
+                                 .workspace = f.workspace,
+                                 .rows = 7,
+                                 .d = 16,
+                                 .count = 100,
+                                 .softcap = 30};
+    assert_int_equal(tsr_head_chunk_check(&chunk), TSR_EINVAL);
+    chunk.softcap = 0;
+    assert_int_equal(tsr_head_chunk_check(&chunk), TSR_OK);
+    tsr_head_finish_args finish = {.state = state_of(&f),
+                                   .nll = f.nll,
+                                   .loss = &f.loss,
+                                   .loss_overflow = &f.overflow,
+                                   .correct = &f.correct,
+                                   .entropy = &f.entropy,
+                                   .rows = 7,
+                                   .d = 16,
+                                   .smoothing = 0.1,
+                                   .h = f.h,
+                                   .mean_row = f.row_parts};
+    assert_int_equal(tsr_head_finish_check(&finish), TSR_EINVAL);
+    finish.vocabulary = 100;
+    assert_int_equal(tsr_head_finish_check(&finish), TSR_OK);
+    finish.mean_row = NULL;
+    assert_int_equal(tsr_head_finish_check(&finish), TSR_EINVAL);
+    free_fixture(&f);
+}
+
 /* Neither changes a bit of loss and gradient. */
 static void a_report_changes_no_bit(void **state)
 {
@@ -374,6 +462,8 @@ int main(void)
         cmocka_unit_test(the_exact_gradient_is_a_gradient),
         cmocka_unit_test(a_loss_that_is_not_finite_is_flagged),
         cmocka_unit_test(entropy_and_accuracy_match_fp64),
+        cmocka_unit_test(smoothed_labels_match_fp64),
+        cmocka_unit_test(smoothing_needs_its_buffers),
         cmocka_unit_test(a_report_changes_no_bit),
         cmocka_unit_test(of_equal_logits_the_first_is_the_argmax),
     };
