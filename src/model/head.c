@@ -9,13 +9,23 @@ static int64_t width(const tsr_model *model)
     return (int64_t)model->options.layout->config.hidden_size;
 }
 
+/* Of the micro-batch that is computed. W never changes: its rows are summed once. */
+static tsr_head_state state_of(const tsr_model *model)
+{
+    tsr_head_state state = model->activations.head.state;
+    if (!tsr_model_current(model)->batch.train)
+        state.acc = state.wy = NULL;
+    if (!model->mean_row_known)
+        state.row_parts = model->activations.row_parts;
+    return state;
+}
+
 tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer)
 {
     tsr_activations *a = &model->activations;
     const stage *s = tsr_model_current(model);
     const tsr_kernels *kernels = model->options.kernels;
     int64_t d = width(model);
-    tsr_head_state state = a->head.state;
     TSR_TRY(kernels->rms_norm(
         model->compute,
         &(tsr_rms_norm_args){.x = model->carried.x,
@@ -37,11 +47,9 @@ tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer)
                                                          .tokens = s->batch.tokens,
                                                          .d = d,
                                                          .dtype = model->options.dtype}));
-    if (!s->batch.train)
-        state.acc = state.wy = NULL;
     return kernels->head_begin(
         model->compute,
-        &(tsr_head_begin_args){.state = state, .rows = s->batch.label_rows, .d = d});
+        &(tsr_head_begin_args){.state = state_of(model), .rows = s->batch.label_rows, .d = d});
 }
 
 tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view *view)
@@ -50,9 +58,7 @@ tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view 
     const stage *s = tsr_model_current(model);
     const tsr_layout *layout = model->options.layout;
     const tsr_layout_unit *chunk = &layout->unit[unit];
-    tsr_head_state state = a->head.state;
-    if (!s->batch.train)
-        state.acc = state.wy = NULL;
+    tsr_head_state state = state_of(model);
     tsr_head_chunk_args args = {.state = state,
                                 .h = a->head.rows,
                                 .w = {view->frozen, chunk->frozen[0].dtype},
@@ -65,9 +71,11 @@ tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view 
                                 .count = (int64_t)chunk->row_count,
                                 .softcap = (float)layout->config.logits_softcap,
                                 .dtype = model->options.dtype};
+    float *mean_row = a->row_parts ? a->row_parts + TSR_HEAD_PARTS * args.d : NULL;
     TSR_TRY(model->options.kernels->head_chunk(model->compute, &args));
     if (unit < layout->unit_count - 1)
         return TSR_OK;
+    model->mean_row_known = true;
     return model->options.kernels->head_finish(
         model->compute, &(tsr_head_finish_args){.state = state,
                                                 .dh = s->batch.train ? a->head.rows : NULL,
@@ -79,7 +87,11 @@ tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view 
                                                 .rows = s->batch.label_rows,
                                                 .d = width(model),
                                                 .scale = (float)(1 / s->batch.label_tokens),
-                                                .dtype = model->options.dtype});
+                                                .dtype = model->options.dtype,
+                                                .smoothing = model->options.label_smoothing,
+                                                .h = a->head.rows,
+                                                .mean_row = mean_row,
+                                                .vocabulary = (int64_t)layout->config.vocab_size});
 }
 
 tsr_status tsr_model_head_backward(tsr_model *model, const tsr_layer *layer)

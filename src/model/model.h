@@ -59,6 +59,7 @@ typedef struct {
     const tsr_layer_programs *programs; /* of tsr_model_programs; must outlive the model */
     bool train;
     double dropout;
+    double label_smoothing; /* 0: none; of evaluations too */
     uint64_t seed;
     tsr_graph_rule graph_rule;
     bool atomics; /* attention's gradients need not have the same bits in every run */

@@ -59,6 +59,7 @@ struct tsr_model {
     tsr_layer_input carried;                /* what the layer below left */
     tsr_fp8_rows made8[TSR_BLOCK_MATRICES]; /* of the backward at work */
     bool fresh;
+    bool mean_row_known; /* of the head, where labels are smoothed: from the first micro-batch on */
 };
 
 /* The options of the activations of a model. */

@@ -199,7 +199,8 @@ static const wrong table[] = {
     {"optim: sgd", NULL, {"optim: found 'sgd'", "adamw_torch"}},
     /* peers' keys */
     {"fp16: true", NULL, {"fp16: found 'true'", "only false", "bfloat16"}},
-    {"label_smoothing_factor: 0.1", NULL, {"label_smoothing_factor: found '0.1'"}},
+    {"label_smoothing_factor: 1.1", NULL, {"label_smoothing_factor: found '1.1'", "from 0 to 1"}},
+    {"label_smoothing_factor: -0.1", NULL, {"label_smoothing_factor: found '-0.1'"}},
     {"neftune_noise_alpha: 5", NULL, {"neftune_noise_alpha"}},
     {"loss_type: dft", NULL, {"loss_type: found 'dft'", "only nll"}},
     {"modules_to_save: [lm_head]", NULL, {"modules_to_save: found a list"}},
