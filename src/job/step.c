@@ -87,6 +87,22 @@ const tsr_executor_callbacks tsr_job_callbacks = {.norm = on_norm,
 
 /* ---- issuing ---- */
 
+/* As Transformers' hook has it of the batch that TRL makes: rows padded to the longest, or, with packing, all tokens as
+ * one row. */
+static double noise_of(const tsr_job *job, const tsr_micro_batch *micro)
+{
+    const tsr_config *config = &job->inputs.config;
+    double columns = (double)job->inputs.layout.config.hidden_size;
+    int32_t longest = 0, begin = 0;
+    for (int32_t d = 0; d < micro->document_count; d++) {
+        if (micro->first_position[d] == 0 && !config->packing)
+            begin = micro->cu_seqlens[d];
+        int32_t length = micro->cu_seqlens[d + 1] - begin;
+        longest = length > longest ? length : longest;
+    }
+    return longest ? config->neftune_noise_alpha / sqrt((double)longest * columns) : 0;
+}
+
 tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro, double label_tokens,
                                bool train)
 {
@@ -102,6 +118,7 @@ tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro, doubl
                              .first_position = micro->first_position,
                              .epoch = (uint64_t)micro->epoch,
                              .label_tokens = label_tokens,
+                             .noise = train ? noise_of(job, micro) : 0,
                              .train = train};
     job->staged_empty = micro->token_count == 0;
     return tsr_model_stage(job->model, &batch);

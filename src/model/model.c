@@ -406,13 +406,31 @@ static float embedding_scale(const tsr_model *model)
     return model->options.dtype == TSR_BF16 ? tsr_bf16_to_f32(tsr_f32_to_bf16(scale)) : scale;
 }
 
+/* NEFTune's, on what the module of the embedding gives: before a scale that follows it. */
+static tsr_status add_noise(tsr_model *model, void *x)
+{
+    const stage *s = tsr_model_current(model);
+    const tsr_model_config *config = &model->options.layout->config;
+    double scale =
+        config->embedding_scale_later && config->embedding_scale > 0 ? config->embedding_scale : 1;
+    return model->options.kernels->noise(
+        model->compute, &(tsr_noise_args){.x = x,
+                                          .samples = s->view.sample,
+                                          .positions = s->view.sample_position,
+                                          .key = tsr_noise_key(model->options.seed, s->batch.epoch),
+                                          .size = (float)(s->batch.noise * scale),
+                                          .tokens = s->batch.tokens,
+                                          .columns = (int64_t)config->hidden_size,
+                                          .dtype = model->options.dtype});
+}
+
 /* The micro-batch has arrived; its embedding becomes the input x of layer 0. */
 static tsr_status begin(tsr_model *model, void *x)
 {
     const stage *s = tsr_model_current(model);
     TSR_TRY(tsr_stream_wait(model->compute, s->staged, tsr_event_recorded(s->staged)));
     model->carried = (tsr_layer_input){x, NULL, NULL};
-    return model->options.kernels->widen(
+    TSR_TRY(model->options.kernels->widen(
         model->compute,
         &(tsr_widen_args){.out = x,
                           .in = s->view.embedding,
@@ -420,7 +438,8 @@ static tsr_status begin(tsr_model *model, void *x)
                               s->batch.tokens * (int64_t)model->options.layout->config.hidden_size,
                           .in_dtype = model->host.embedding.dtype,
                           .dtype = model->options.dtype,
-                          .scale = embedding_scale(model)});
+                          .scale = embedding_scale(model)}));
+    return s->batch.noise > 0 ? add_noise(model, x) : TSR_OK;
 }
 
 static tsr_layer_batch layer_batch(const tsr_model *model, int unit)

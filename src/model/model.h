@@ -32,6 +32,7 @@ typedef struct {
     const int32_t *first_position;  /* [documents]: of the document in its sample */
     uint64_t epoch;
     double label_tokens; /* of the whole step over all ranks: the loss is divided by it */
+    double noise;        /* on what the embedding gives, uniform in [-noise, noise); 0: none */
     bool train;
 } tsr_model_batch;
 

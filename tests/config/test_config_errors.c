@@ -201,7 +201,7 @@ static const wrong table[] = {
     {"fp16: true", NULL, {"fp16: found 'true'", "only false", "bfloat16"}},
     {"label_smoothing_factor: 1.1", NULL, {"label_smoothing_factor: found '1.1'", "from 0 to 1"}},
     {"label_smoothing_factor: -0.1", NULL, {"label_smoothing_factor: found '-0.1'"}},
-    {"neftune_noise_alpha: 5", NULL, {"neftune_noise_alpha"}},
+    {"neftune_noise_alpha: -5", NULL, {"neftune_noise_alpha: found '-5'", "or null"}},
     {"loss_type: dft", NULL, {"loss_type: found 'dft'", "only nll"}},
     {"modules_to_save: [lm_head]", NULL, {"modules_to_save: found a list"}},
     {"lora_modules_to_save: [lm_head]", NULL, {"lora_modules_to_save: found a list"}},
