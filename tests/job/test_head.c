@@ -110,6 +110,7 @@ static void first_step_is_transformers(void **state)
         expect(what, "entropy", got->entropy, want, MEAN_TOLERANCE);
         expect(what, "mean_token_accuracy", got->mean_token_accuracy, want, 1e-9);
         expect(what, "grad_norm", got->grad_norm, want, NORM_TOLERANCE);
+        job_assert_plan(&one, 1, what);
         job_run(&three, job_ranks(3), config_text(more));
         job_assert_same(&one, &three, what);
         job_result_free(&one);
@@ -142,6 +143,37 @@ static void evaluation_is_transformers(void **state)
     }
 }
 
+#define BOTH "label_smoothing_factor: 0.1\nneftune_noise_alpha: 5\nmax_steps: 4\neval_steps: 2\n"
+
+/* Smoothed and noisy steps: stopped on two ranks and gone on with on three, and with everything recomputed. */
+static void resumed_and_recomputed_bits_are_the_same(void **state)
+{
+    (void)state;
+    job_event stop = {.stop_after = 1};
+    job_result whole = {0}, first = {0}, second = {0}, recomputed = {0}, other = {0};
+    job_run(&whole, 1, config_text(BOTH));
+    job_run_in(&first, job_ranks(2), config_text(BOTH), "stopped", &stop);
+    assert_true(first.stopped && first.step_count == 2);
+    job_run_in(&second, job_ranks(3), config_text(BOTH "resume_from_checkpoint: true\n"), "stopped",
+               NULL);
+    assert_int_equal(second.resumed, 2);
+    job_assert_part(&whole, &first, 0, false, "until it was stopped");
+    job_assert_part(&whole, &second, 2, true, "resumed");
+    job_run(&recomputed, 1, config_text(BOTH "gradient_checkpointing: full\n"));
+    job_assert_same(&whole, &recomputed, "recomputed");
+    job_run_in(&other, 1,
+               config_text("max_steps: 4\neval_steps: 2\nlabel_smoothing_factor: 0.1\n"
+                           "resume_from_checkpoint: true\n"),
+               "stopped", NULL); /* without the noise it is another run */
+    assert_int_equal(other.status, TSR_ECONFIG);
+    assert_non_null(strstr(other.message, "neftune_noise_alpha"));
+    job_result_free(&whole);
+    job_result_free(&first);
+    job_result_free(&second);
+    job_result_free(&recomputed);
+    job_result_free(&other);
+}
+
 /* Gemma 2 caps its logits. */
 static void smoothing_with_a_softcap_is_refused(void **state)
 {
@@ -166,6 +198,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(first_step_is_transformers),
         cmocka_unit_test(evaluation_is_transformers),
+        cmocka_unit_test(resumed_and_recomputed_bits_are_the_same),
         cmocka_unit_test(smoothing_with_a_softcap_is_refused),
     };
     job_choose_backend(argc, argv);
