@@ -108,6 +108,9 @@ typedef struct tsr_job_report {
     int stopped;  /* 1: it is the last one because a stop was requested, or of time_limit */
     int evaluate; /* 1: eval_strategy asks for an evaluation now */
     int save;     /* 1: save_strategy asks for a checkpoint now, or the run was stopped */
+    /* Means over all label tokens of the step; NaN: skipped. Labels that have the largest logit (of equal ones the first);
+     * entropy of the distribution over the vocabulary, in nats. */
+    double mean_token_accuracy, entropy;
 } tsr_job_report;
 
 #define TSR_JOB_REPORT_INIT TSR_SIZED(tsr_job_report)
@@ -123,6 +126,7 @@ typedef struct tsr_job_evaluation {
                     this evaluation is due */
     int save;    /* 1: load_best_model_at_end or the run's end asks for a checkpoint now */
     int last;    /* 1: no further step will run; early_stopping_patience may have ended the run */
+    double mean_token_accuracy, entropy; /* as of a step; NaN: not finite, or stopped */
 } tsr_job_evaluation;
 
 #define TSR_JOB_EVALUATION_INIT TSR_SIZED(tsr_job_evaluation)

@@ -289,7 +289,7 @@ static void say_evaluated(const run *r, const tsr_config *config)
 
 static int print_evaluation(const run *r, const tsr_config *config, const tsr_job_evaluation *e)
 {
-    char loss[32], perplexity[32];
+    char loss[32], perplexity[32], accuracy[32], entropy[32];
     TSR_AUTO_FREE char *model = NULL, *adapter = NULL;
     tsr_auto_text text = {0};
     int status = tsr_json_quote(&model, config->model_name_or_path, "model_name_or_path");
@@ -298,10 +298,12 @@ static int print_evaluation(const run *r, const tsr_config *config, const tsr_jo
     if (status == 0 && r->usage->json)
         tsr_text_printf(&text,
                         "{\"eval_loss\":%s,\"perplexity\":%s,\"eval_label_tokens\":%lld,"
-                        "\"rows\":%lld,\"model\":%s,\"adapter\":%s}\n",
+                        "\"rows\":%lld,\"eval_mean_token_accuracy\":%s,\"eval_entropy\":%s,"
+                        "\"model\":%s,\"adapter\":%s}\n",
                         json_number(loss, e->loss), json_number(perplexity, e->perplexity),
-                        (long long)e->label_tokens, (long long)e->rows, model,
-                        adapter ? adapter : "null");
+                        (long long)e->label_tokens, (long long)e->rows,
+                        json_number(accuracy, e->mean_token_accuracy),
+                        json_number(entropy, e->entropy), model, adapter ? adapter : "null");
     else if (status == 0)
         tsr_text_printf(&text, "eval_loss %.6f  perplexity %.4f  label tokens %lld  rows %lld\n",
                         e->loss, e->perplexity, (long long)e->label_tokens, (long long)e->rows);

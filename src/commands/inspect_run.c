@@ -36,6 +36,15 @@ static void add_start(json_t *report, const tsr_run_metrics *m)
     copy_key(report, m->start, "total_steps");
 }
 
+/* Nothing of runs that did not report them. */
+static void add_reported(json_t *report, double accuracy, double entropy)
+{
+    if (isfinite(accuracy))
+        tsr_report_real(report, "last_mean_token_accuracy", accuracy);
+    if (isfinite(entropy))
+        tsr_report_real(report, "last_entropy", entropy);
+}
+
 static void add_steps(json_t *report, const tsr_run_metrics *m)
 {
     double seconds = 0, lowest = NAN;
@@ -54,6 +63,7 @@ static void add_steps(json_t *report, const tsr_run_metrics *m)
     tsr_report_real(training, "first_loss", first->loss);
     tsr_report_real(training, "last_loss", last->loss);
     tsr_report_real(training, "lowest_loss", lowest);
+    add_reported(training, last->mean_token_accuracy, last->entropy);
     tsr_report_real(training, "last_learning_rate", last->learning_rate);
     tsr_report_real(training, "epochs", last->epoch);
     tsr_report_int(training, "input_tokens", tokens);
@@ -76,6 +86,8 @@ static void add_evaluations(json_t *report, const tsr_run_metrics *m)
     tsr_report_real(e, "last_loss", all[m->evaluation_count - 1].loss);
     tsr_report_real(e, "lowest_loss", best->loss);
     tsr_report_int(e, "lowest_at_step", (uint64_t)best->step);
+    add_reported(e, all[m->evaluation_count - 1].mean_token_accuracy,
+                 all[m->evaluation_count - 1].entropy);
 }
 
 /* The keys of job.yaml that say what was trained; of one that cannot be read, why. */

@@ -230,6 +230,8 @@ typedef struct {
     int64_t per_device_train_batch_size, gradient_accumulation_steps;
     int64_t total_batch_size; /* 0: gradient_accumulation_steps x ranks micro-batches a step */
     bool dataloader_drop_last;
+    double label_smoothing_factor; /* 0: none */
+    double neftune_noise_alpha;    /* 0: none */
     int64_t
         per_device_eval_batch_size; /* after loading: per_device_train_batch_size unless given */
     tsr_config_every eval_strategy;

@@ -364,6 +364,13 @@ static const tsr_key loop_keys[] = {
      .help = "samples per step over all ranks, instead of gradient_accumulation_steps"},
     {"dataloader_drop_last", G, TSR_KEY_BOOL, AT(dataloader_drop_last), .flags = TSR_KEY_RESULT,
      .initial = "false", .help = "drop the smaller last step of an epoch"},
+    {"label_smoothing_factor", G, TSR_KEY_NUMBER, AT(label_smoothing_factor), .low = 0, .high = 1,
+     .flags = TSR_KEY_RESULT, .none = "null", .initial = "0",
+     .help = "share of the loss that goes to all of the vocabulary alike, in evaluations too"},
+    {"neftune_noise_alpha", G, TSR_KEY_NUMBER, AT(neftune_noise_alpha), .low = 0, .high = 1e6,
+     .flags = TSR_KEY_RESULT, .none = "null", .initial = "null",
+     .help = "NEFTune: uniform noise on the embedded tokens of a training, up to this over the "
+             "root of (tokens of a row x hidden size)"},
     {"per_device_eval_batch_size", G, TSR_KEY_INT, AT(per_device_eval_batch_size), .low = 1,
      .high = 65536, .none = "null", .initial = "null", .derived = "per_device_train_batch_size",
      .help = "samples in a micro-batch of an evaluation"},

@@ -56,8 +56,7 @@ bool tsr_keys_is_list(const char *name)
         return !strcmp(name, "lora_modules_to_save") || !strcmp(name, "lora_target_parameters");
     return key->type == TSR_KEY_STRINGS || key->type == TSR_KEY_DATA ||
            key->type == TSR_KEY_MODULES || key->type == TSR_KEY_INTS ||
-           key->type == TSR_KEY_TOKENS ||
-           key->flags & TSR_KEY_LIST_OF_ONE;
+           key->type == TSR_KEY_TOKENS || key->flags & TSR_KEY_LIST_OF_ONE;
 }
 
 bool tsr_keys_takes_word(const char *name, const char *word)

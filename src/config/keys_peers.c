@@ -35,13 +35,9 @@ static const tsr_key_alias aliases[] = {
     {"use_cpu", "backend", use_cpu_map, 0, "expected true or false"},
 };
 
-static const char no_quantity[] = "it would change the result";
-
 /* Names ending in * are prefixes; the exact ones come first. */
 static const tsr_key_peer peers[] = {
     {"fp16", "false null", "float16 needs loss scaling; use dtype: bfloat16 or float32"},
-    {"label_smoothing_factor", "0 null", no_quantity},
-    {"neftune_noise_alpha", "0 null", no_quantity},
     {"loss_type", "nll null", "the loss is the mean over label tokens"},
     {"auto_find_batch_size", "false null", "the plan decides what fits before the run"},
     {"lora_target_parameters", "null []", "adapters are on linear modules"},

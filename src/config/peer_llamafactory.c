@@ -26,6 +26,7 @@ static const tsr_key_alias renamed[] = {
     {"disable_shuffling", "shuffle", shuffle_map, 0, true_or_false},
     {"bf16", "dtype", bf16_map, 0, true_or_false},
     {"pure_bf16", "dtype", pure_map, 0, true_or_false},
+    {"neftune_alpha", "neftune_noise_alpha", NULL, 0, NULL},
     {"early_stopping_steps", "early_stopping_patience", NULL, 0, NULL},
     {"train_on_prompt", "train_on_inputs", prompt_map, 0, true_or_false},
     {"mix_strategy", "dataset_mixing", mix_map, 0,

@@ -270,6 +270,15 @@ static tsr_status take_modules(tsr_config *config, const tsr_peft_config *peft,
     return store->failed ? tsr_fail(TSR_ENOMEM, "out of memory for the adapter's keys") : TSR_OK;
 }
 
+/* Smoothed labels need the mean row of the head, which is made once. */
+static tsr_status smooths(const tsr_config *config, const char *key)
+{
+    return tsr_fail(TSR_ECONFIG,
+                    "%s: label_smoothing_factor: found with %s; labels are smoothed where the head "
+                    "is frozen; leave one of them out",
+                    tsr_config_where(config, "label_smoothing_factor"), key);
+}
+
 /* What is trained whole, or rows of. */
 static tsr_status choose_saved(tsr_train_adapter *adapter, const tsr_config *config)
 {
@@ -282,10 +291,14 @@ static tsr_status choose_saved(tsr_train_adapter *adapter, const tsr_config *con
                         "%s: trainable_token_indices: found with modules_to_save; rows of tokens "
                         "or whole tables can be trained; write one of the two keys",
                         tsr_config_where(config, "trainable_token_indices"));
+    if (config->label_smoothing_factor > 0 && tokens->embedding.count + tokens->head.count)
+        return smooths(config, "trainable_token_indices");
     for (int i = 0; i < config->modules_to_save.count; i++) {
         const char *name = config->modules_to_save.items[i], *dot = strrchr(name, '.');
         const char *last = dot ? dot + 1 : name;
         bool head = !strcmp(last, "lm_head"), embedding = !strcmp(last, "embed_tokens");
+        if (head && config->label_smoothing_factor > 0)
+            return smooths(config, "modules_to_save: lm_head");
         adapter->trains_head |= head;
         adapter->trains_embedding |= embedding;
         if (!head && !embedding)

@@ -89,6 +89,21 @@ static tsr_status check_fp8(const tsr_inputs *inputs)
     return TSR_OK;
 }
 
+/* The mean slope of capped logits differs by row, so that their gradient would be another product. */
+static tsr_status check_smoothing(const tsr_inputs *inputs)
+{
+    const tsr_config *config = &inputs->config;
+    if (!(config->label_smoothing_factor > 0) || !(inputs->model.logits_softcap > 0))
+        return TSR_OK;
+    return tsr_fail(TSR_ECONFIG,
+                    "%s: label_smoothing_factor: found %g, but %s caps its logits "
+                    "(final_logit_softcapping %g), and labels are not smoothed with that in this "
+                    "version; write label_smoothing_factor: 0",
+                    tsr_config_where(config, "label_smoothing_factor"),
+                    config->label_smoothing_factor, config->model_name_or_path,
+                    inputs->model.logits_softcap);
+}
+
 static tsr_status check_graphs(const tsr_inputs *inputs)
 {
     if (inputs->config.lora_graph != TSR_CONFIG_GRAPH_TIME || inputs->cuda)
@@ -173,6 +188,7 @@ tsr_status tsr_inputs_read_model(tsr_inputs *inputs, bool train, bool planned)
     TSR_TRY(check_directory(config));
     TSR_TRY(check_graphs(inputs));
     TSR_TRY(tsr_model_config_load(&inputs->model, config->model_name_or_path));
+    TSR_TRY(check_smoothing(inputs));
     TSR_TRY(open_checkpoint(inputs, planned));
     TSR_TRY(tsr_layout_modules(&inputs->modules, &inputs->module_count, &inputs->model));
     TSR_TRY(tsr_train_adapter_open(&inputs->adapter, config, train, inputs->modules,

@@ -24,6 +24,7 @@
 #include "tessera.h"
 
 #include <stdatomic.h>
+#include <stddef.h>
 
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2, "a signal handler sets one");
 
@@ -31,10 +32,15 @@ _Static_assert(ATOMIC_INT_LOCK_FREE == 2, "a signal handler sets one");
 typedef struct {
     int64_t loss, gradient_overflow;
     int32_t loss_overflow;
+    int64_t correct, entropy;
     int64_t seen[2]; /* what loss_overflow and gradient_overflow were in the last step */
     tsr_adamw_control control;
 } tsr_run_sums;
 
+_Static_assert(TSR_WORD_ENTROPY == TSR_WORD_CORRECT + 1 &&
+                   offsetof(tsr_run_sums, entropy) ==
+                       offsetof(tsr_run_sums, correct) + sizeof(int64_t),
+               "what is reported beside the loss is summed as one array");
 _Static_assert(sizeof(tsr_run_sums) <= TSR_RUN_SUMS_BYTES, "the plan has room for the sums");
 
 /* Zero: as long as before. */
@@ -233,7 +239,7 @@ tsr_status tsr_job_put_trainable(tsr_job *job, int unit, int segment, const floa
 /* A step or an evaluation goes into metrics.jsonl and, with report_to: tensorboard, its event file.
  * Nothing to do on ranks that write none. */
 tsr_status tsr_job_record_step(tsr_job *job, const tsr_job_report *step);
-tsr_status tsr_job_record_eval(tsr_job *job, double loss, int64_t label_tokens);
+tsr_status tsr_job_record_eval(tsr_job *job, const tsr_job_evaluation *evaluation);
 
 /* The last line of metrics.jsonl, once. */
 tsr_status tsr_job_end(tsr_job *job, tsr_metrics_status status);

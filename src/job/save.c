@@ -215,6 +215,8 @@ tsr_status tsr_job_record_step(tsr_job *job, const tsr_job_report *step)
                               {"train/grad_norm", step->grad_norm},
                               {"train/learning_rate", step->learning_rate},
                               {"train/epoch", step->epoch},
+                              {"train/mean_token_accuracy", step->mean_token_accuracy},
+                              {"train/entropy", step->entropy},
                               {"train/tokens_per_s", step->tokens_per_s}};
     if (!job->metrics)
         return TSR_OK;
@@ -222,12 +224,16 @@ tsr_status tsr_job_record_step(tsr_job *job, const tsr_job_report *step)
     return write_events(job, step->step, scalars, sizeof scalars / sizeof *scalars);
 }
 
-tsr_status tsr_job_record_eval(tsr_job *job, double loss, int64_t label_tokens)
+/* The loss first: a run that goes on before it cuts off what follows. */
+tsr_status tsr_job_record_eval(tsr_job *job, const tsr_job_evaluation *evaluation)
 {
+    const scalar scalars[] = {{TSR_EVENTS_EVAL, evaluation->loss},
+                              {"eval/mean_token_accuracy", evaluation->mean_token_accuracy},
+                              {"eval/entropy", evaluation->entropy}};
     if (!job->metrics)
         return TSR_OK;
-    TSR_TRY(tsr_metrics_write_eval(job->metrics, job->done, loss, label_tokens));
-    return write_events(job, job->done, &(scalar){TSR_EVENTS_EVAL, loss}, 1);
+    TSR_TRY(tsr_metrics_write_eval(job->metrics, job->done, evaluation));
+    return write_events(job, job->done, scalars, sizeof scalars / sizeof *scalars);
 }
 
 /* Values that were left to the runtime are written as they were decided; but not the size of a

@@ -413,7 +413,8 @@ static tsr_status start(tsr_job *job)
     TSR_TRY(tsr_store_share(&d->store, job->world, job->control));
     TSR_TRY(share_tables(&tables, job));
     TSR_TRY(tsr_job_agree(job, tsr_job_backend_expose(job)));
-    tsr_model_sums sums = {&job->sums->loss, &job->sums->loss_overflow};
+    tsr_model_sums sums = {&job->sums->loss, &job->sums->loss_overflow, &job->sums->correct,
+                           &job->sums->entropy};
     TSR_TRY(tsr_job_agree(job, tsr_model_start(job->model, stream[TSR_STREAM_COMPUTE],
                                                stream[TSR_STREAM_H2D], &tables, sums)));
     TSR_TRY(tsr_job_choose_matmuls(job));

@@ -35,7 +35,9 @@ static tsr_status on_tally(void *user, int64_t *word)
                               .gradient_overflow = &job->sums->gradient_overflow,
                               .word_loss = &word[TSR_WORD_LOSS],
                               .word_non_finite = &word[TSR_WORD_NON_FINITE],
-                              .seen = job->sums->seen});
+                              .seen = job->sums->seen,
+                              .reported = &job->sums->correct,
+                              .word_reported = &word[TSR_WORD_CORRECT]});
 }
 
 static tsr_status on_grad_norm(void *user, int64_t *word)
@@ -85,6 +87,22 @@ const tsr_executor_callbacks tsr_job_callbacks = {.norm = on_norm,
 
 /* ---- issuing ---- */
 
+/* As Transformers' hook has it of the batch that TRL makes: rows padded to the longest, or, with packing, all tokens as
+ * one row. */
+static double noise_of(const tsr_job *job, const tsr_micro_batch *micro)
+{
+    const tsr_config *config = &job->inputs.config;
+    double columns = (double)job->inputs.layout.config.hidden_size;
+    int32_t longest = 0, begin = 0;
+    for (int32_t d = 0; d < micro->document_count; d++) {
+        if (micro->first_position[d] == 0 && !config->packing)
+            begin = micro->cu_seqlens[d];
+        int32_t length = micro->cu_seqlens[d + 1] - begin;
+        longest = length > longest ? length : longest;
+    }
+    return longest ? config->neftune_noise_alpha / sqrt((double)longest * columns) : 0;
+}
+
 tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro, double label_tokens,
                                bool train)
 {
@@ -100,6 +118,7 @@ tsr_status tsr_job_stage_micro(tsr_job *job, const tsr_micro_batch *micro, doubl
                              .first_position = micro->first_position,
                              .epoch = (uint64_t)micro->epoch,
                              .label_tokens = label_tokens,
+                             .noise = train ? noise_of(job, micro) : 0,
                              .train = train};
     job->staged_empty = micro->token_count == 0;
     return tsr_model_stage(job->model, &batch);
@@ -245,6 +264,15 @@ tsr_status tsr_job_give_up(tsr_job *job)
                           : "lower learning_rate, or look at the data of these steps");
 }
 
+/* Means over the label tokens; of a step that is discarded there are none. */
+static void take_reported(double *accuracy, double *entropy, const int64_t *word,
+                          int64_t label_tokens)
+{
+    bool discards = tsr_word_discards(word);
+    *accuracy = discards ? NAN : (double)word[TSR_WORD_CORRECT] / (double)label_tokens;
+    *entropy = discards ? NAN : tsr_word_entropy(word) / (double)label_tokens;
+}
+
 static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64_t *word,
                             tsr_job_report *report)
 {
@@ -267,6 +295,7 @@ static tsr_status take_word(tsr_job *job, const tsr_batch_step_info *info, int64
         .exposed_s = exposed - job->exposed_before,
         .skipped = discards,
     };
+    take_reported(&report->mean_token_accuracy, &report->entropy, word, info->label_tokens);
     report->tokens_per_s = (double)info->input_tokens / report->step_s;
     job->word_time = now;
     job->exposed_before = exposed;
@@ -364,9 +393,8 @@ static tsr_status issue_evaluation(tsr_job *job, int64_t *sum, bool *stopped, in
         const tsr_host_flags flags = stops ? host_flags(job) : (tsr_host_flags){0};
         TSR_TRY(tsr_executor_eval_end(job->executor, &flags));
         TSR_TRY(tsr_executor_wait_word(job->executor, word));
-        sum[TSR_WORD_LOSS] += word[TSR_WORD_LOSS];
-        sum[TSR_WORD_ERROR] += word[TSR_WORD_ERROR];
-        sum[TSR_WORD_NON_FINITE] += word[TSR_WORD_NON_FINITE];
+        for (int i = 0; i < TSR_WORD_SPARE; i++)
+            sum[i] += word[i];
         *stopped = end < count && asks_to_stop(word);
     }
     return TSR_OK;
@@ -395,6 +423,9 @@ static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
                               .label_tokens = info.label_tokens,
                               .rows = tsr_batch_run_of(job->inputs.eval_batch)->units,
                               .stopped = stopped};
+    take_reported(&own.mean_token_accuracy, &own.entropy, word, info.label_tokens);
+    if (stopped)
+        own.mean_token_accuracy = own.entropy = NAN;
     job->word_time += tsr_now() - before; /* no part of the next step's time */
     if (stopped) {
         job->stopped = true;
@@ -402,7 +433,7 @@ static tsr_status run_evaluation(tsr_job *job, tsr_job_evaluation *evaluation)
     } else {
         tsr_job_note_evaluation(job, &own);
         job->evaluated = true;
-        TSR_TRY(tsr_job_record_eval(job, loss, info.label_tokens));
+        TSR_TRY(tsr_job_record_eval(job, &own));
     }
     tsr_sized_fill(&tsr_sized_evaluation, evaluation, &own);
     return TSR_OK;

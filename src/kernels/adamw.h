@@ -116,6 +116,7 @@ tsr_status tsr_grad_norm_ref(const tsr_grad_norm_args *args, tsr_pool *pool);
 
 /* The op: what the micro-batches of a step left, added to the words that all ranks will sum, and
  * cleared. */
+#define TSR_REPORTED_SUMS 2
 typedef struct {
     int64_t *loss;          /* fixed point */
     int32_t *loss_overflow; /* flags */
@@ -123,6 +124,8 @@ typedef struct {
     int64_t *word_loss;       /* added to */
     int64_t *word_non_finite; /* one more if a flag was set */
     int64_t *seen;            /* [2]: both flags as they were; may be NULL */
+    int64_t *reported;        /* [TSR_REPORTED_SUMS] that add up as the loss does; may be NULL */
+    int64_t *word_reported;   /* [TSR_REPORTED_SUMS], added to; NULL without reported */
 } tsr_step_sums_args;
 
 tsr_status tsr_step_sums_check(const tsr_step_sums_args *args);

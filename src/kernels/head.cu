@@ -19,15 +19,16 @@
  */
 #include "kernels/cuda.cuh"
 
-#define BLOCK_ROWS    2048 /* label rows */
-#define ROW_THREADS   512
-#define ROW_VECTORS   8                               /* a thread's, of 4 logits */
-#define TILE_VOCAB    (ROW_THREADS * ROW_VECTORS * 4) /* 16384 */
-#define LEAST_CONVERT 256                             /* vocabulary rows of a converted tile */
-#define GROWTH        20.0f                           /* exp(20) = 4.9e8 */
-#define THREADS       256
-#define LOSS_THREADS  1024
-#define LOSS_LIMIT    536870912.0 /* as in head_ref.c */
+#define BLOCK_ROWS     2048 /* label rows */
+#define ROW_THREADS    512
+#define ROW_VECTORS    8                               /* a thread's, of 4 logits */
+#define TILE_VOCAB     (ROW_THREADS * ROW_VECTORS * 4) /* 16384 */
+#define LEAST_CONVERT  256                             /* vocabulary rows of a converted tile */
+#define GROWTH         20.0f                           /* exp(20) = 4.9e8 */
+#define LEAST_EXPONENT (-104.0f)                       /* its exp is 0 */
+#define THREADS        256
+#define LOSS_THREADS   1024
+#define LOSS_LIMIT     536870912.0 /* as in head_ref.c */
 
 static int64_t rounded(int64_t count, int64_t step)
 {
@@ -50,6 +51,10 @@ static __global__ void begin_rows(tsr_head_state state, int64_t rows)
     state.max[row] = -INFINITY;
     state.sum[row] = 0;
     state.label_logit[row] = NAN;
+    if (state.rival) {
+        state.rival[row] = -INFINITY;
+        state.spread[row] = 0;
+    }
 }
 
 extern "C" tsr_status tsr_head_begin_cuda(tsr_stream *stream, const tsr_head_begin_args *args)
@@ -61,6 +66,11 @@ extern "C" tsr_status tsr_head_begin_cuda(tsr_stream *stream, const tsr_head_beg
     size_t bytes = (size_t)(args->rows * args->d) * sizeof(float);
     TSR_LAUNCH(begin_rows, tsr_blocks(args->rows, THREADS), THREADS, stream, args->state,
                args->rows);
+    if (args->state.row_parts)
+        TSR_TRY(tsr_cuda_status(cudaMemsetAsync(args->state.row_parts, 0,
+                                                (size_t)(TSR_HEAD_PARTS * args->d) * sizeof(float),
+                                                cuda),
+                                "head_begin"));
     if (args->state.acc) {
         TSR_TRY(tsr_cuda_status(cudaMemsetAsync(args->state.acc, 0, bytes, cuda), "head_begin"));
         TSR_TRY(tsr_cuda_status(cudaMemsetAsync(args->state.wy, 0, bytes, cuda), "head_begin"));
@@ -176,6 +186,20 @@ static __device__ void shrink_acc(const weigh_args *a, int64_t row, float factor
         acc[i] *= factor;
 }
 
+/* Whether one of a thread's logits before the label is `value`. */
+static __device__ __forceinline__ bool is_before(const float *v, int label, float value)
+{
+    bool found = false;
+#pragma unroll
+    for (int j = 0; j < ROW_VECTORS; j++) {
+        int place = label - (j * (int)blockDim.x + (int)threadIdx.x) * 4;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            found = found || (place > i && v[4 * j + i] == value);
+    }
+    return found;
+}
+
 /* Of a thread's logits that of the label, if it is among them. */
 static __device__ __forceinline__ void leave_out(float *v, int label)
 {
@@ -210,7 +234,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a
     __shared__ float shared[TSR_WARP + 1];
     int64_t row = blockIdx.x;
     float *logits = a.logits + row * a.stride;
-    float v[4 * ROW_VECTORS], most = -INFINITY, sum = 0;
+    float v[4 * ROW_VECTORS], most = -INFINITY, sum = 0, spread = 0;
 #pragma unroll
     for (int j = 0; j < ROW_VECTORS; j++)
         load_logits(v + 4 * j, logits, ((int64_t)j * blockDim.x + threadIdx.x) * 4, a.count);
@@ -228,6 +252,10 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a
     for (int j = 0; j < 4 * ROW_VECTORS; j++)
         most = fmaxf(most, v[j]);
     most = block_max(most, shared); /* from here on the row may be overwritten */
+    /* Of equal logits the first counts: one before the label must be exceeded. */
+    bool before = label >= a.count;
+    if (here && a.state.rival && most == label_logit)
+        before = __syncthreads_or(is_before(v, (int)label, most));
     float max = most > old + a.growth ? most : old, from = max > -INFINITY ? max : 0;
 #pragma unroll
     for (int j = 0; j < ROW_VECTORS; j++) {
@@ -236,7 +264,9 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             slopes[i] = CAPPED ? slope_of(v[4 * j + i], a.softcap) : 1;
-            v[4 * j + i] = expf(v[4 * j + i] - from);
+            float distance = v[4 * j + i] - from;
+            v[4 * j + i] = expf(distance);
+            spread += v[4 * j + i] * fmaxf(distance, LEAST_EXPONENT);
         }
         sum += (v[4 * j] + v[4 * j + 1]) + (v[4 * j + 2] + v[4 * j + 3]);
 #pragma unroll
@@ -246,7 +276,17 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a
             store_weights(logits, at, v + 4 * j, a.dtype);
     }
     sum = tsr_block_sum(sum, shared);
+    if (a.state.spread)
+        spread = tsr_block_sum(spread, shared);
     float shrink = max != old ? expf(old - max) : 1; /* 0 at first: exp(-inf) */
+    if (threadIdx.x == 0 && a.state.rival) {
+        float rival = before ? nextafterf(most, INFINITY) : most;
+        float moved = a.state.spread[row];
+        if (max != old) /* also from -inf, where there is nothing yet */
+            moved = shrink > 0 ? shrink * (moved + (old - max) * a.state.sum[row]) : 0;
+        a.state.rival[row] = fmaxf(rival, a.state.rival[row]);
+        a.state.spread[row] = moved + spread;
+    }
     if (threadIdx.x == 0) {
         a.state.max[row] = max;
         a.state.sum[row] = a.state.sum[row] * shrink + sum;
@@ -257,6 +297,32 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) weigh_rows(weigh_args a
         shrink_acc(&a, row, shrink);
     if (a.state.wy && here)
         copy_label_row(&a, row, label, slope);
+}
+
+/* ---- chunk: sums of W's rows ---- */
+
+/* As sum_rows of head_ref.c, the same bits: a thread a column, a row of blocks a part. Once a run: microseconds a
+ * tile. */
+static __global__ void __launch_bounds__(THREADS)
+    sum_rows(float *parts, const void *w, int64_t first, int64_t count, int64_t d, tsr_dtype dtype)
+{
+    tsr_kernel_begin();
+    int64_t column = (int64_t)blockIdx.x * THREADS + threadIdx.x, part = blockIdx.y;
+    int64_t begin = part - first % TSR_HEAD_PARTS;
+    if (column >= d)
+        return;
+    float sum = parts[part * d + column];
+    for (int64_t v = begin < 0 ? begin + TSR_HEAD_PARTS : begin; v < count; v += TSR_HEAD_PARTS)
+        sum += tsr_load(w, v * d + column, dtype);
+    parts[part * d + column] = sum;
+}
+
+static tsr_status add_row_parts(tsr_stream *stream, float *parts, const void *w, int64_t first,
+                                int64_t count, int64_t d, tsr_dtype dtype)
+{
+    dim3 grid(tsr_blocks(d, THREADS), TSR_HEAD_PARTS);
+    TSR_LAUNCH(sum_rows, grid, THREADS, stream, parts, w, first, count, d, dtype);
+    return tsr_launched("head_chunk");
 }
 
 /* ---- chunk: tiles ---- */
@@ -358,6 +424,10 @@ static tsr_status run_rows(const head_tile *tile, int64_t row, int64_t rows)
     weigh.state.max = s->max + row;
     weigh.state.sum = s->sum + row;
     weigh.state.label_logit = s->label_logit + row;
+    if (s->rival) {
+        weigh.state.rival = s->rival + row;
+        weigh.state.spread = s->spread + row;
+    }
     if (s->acc) {
         weigh.state.acc = s->acc + row * d;
         weigh.state.wy = s->wy + row * d;
@@ -411,6 +481,9 @@ extern "C" tsr_status tsr_head_chunk_cuda(tsr_stream *stream, const tsr_head_chu
             tile.w = args->workspace;
             tile.logits += rounded(step * args->d, TSR_ALIGNMENT / (int64_t)sizeof(float));
         }
+        if (args->state.row_parts)
+            TSR_TRY(add_row_parts(stream, args->state.row_parts, tile.w, tile.first, tile.vocab,
+                                  args->d, args->dtype));
         for (int64_t row = 0; row < args->rows; row += block)
             TSR_TRY(run_rows(&tile, row, least(block, args->rows - row)));
     }
@@ -449,39 +522,107 @@ static __device__ double nll_of(double max, double sum, double label_logit)
     return lead > 0 ? log1p(sum * exp(-lead)) : log(sum + exp(lead)) - lead;
 }
 
-/* One block: nll of every row, and their sum in an order that depends on the rows alone. */
-static __global__ void finish_loss(tsr_head_finish_args a)
+/* As in head_ref.c. */
+static __device__ double entropy_of(double max, double sum, double spread, double label_logit)
+{
+    double lead = label_logit - max, weight = exp(-fabs(lead));
+    if (!(sum > 0))
+        return isfinite(label_logit) && sum == 0 ? 0 : NAN;
+    if (lead > 0)
+        return log1p(sum * weight) - (spread - lead * sum) * weight / (1 + sum * weight);
+    return log(sum + weight) - (spread + weight * lead) / (sum + weight);
+}
+
+/* As take_mean_row of head_ref.c, the same bits. */
+static __global__ void __launch_bounds__(THREADS) take_mean_row(tsr_head_finish_args a)
 {
     tsr_kernel_begin();
-    __shared__ double part[LOSS_THREADS];
+    int64_t column = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     double sum = 0;
-    for (int64_t i = threadIdx.x; i < a.rows; i += LOSS_THREADS) {
-        double nll = nll_of(a.state.max[i], a.state.sum[i], a.state.label_logit[i]);
-        a.nll[i] = nll;
-        sum += nll;
-    }
+    if (column >= a.d)
+        return;
+    for (int64_t part = 0; part < TSR_HEAD_PARTS; part++)
+        sum += (double)a.state.row_parts[part * a.d + column];
+    a.mean_row[column] = (float)(sum / (double)a.vocabulary);
+}
+
+/* A block a row: its mean logit, where its nll will be. */
+static __global__ void __launch_bounds__(THREADS) take_mean_logits(tsr_head_finish_args a)
+{
+    tsr_kernel_begin();
+    __shared__ double part[THREADS];
+    int64_t row = blockIdx.x;
+    double sum = 0;
+    for (int64_t i = threadIdx.x; i < a.d; i += THREADS)
+        sum += (double)tsr_load(a.h, row * a.d + i, a.dtype) * (double)a.mean_row[i];
     part[threadIdx.x] = sum;
+    for (int half = THREADS / 2; half; half /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < half)
+            part[threadIdx.x] += part[threadIdx.x + half];
+    }
+    if (threadIdx.x == 0)
+        a.nll[row] = part[0];
+}
+
+/* The sum over the block's threads in a fixed order, in thread 0. `part` may be used again at once. */
+static __device__ double sum_in_order(double value, double *part)
+{
+    __syncthreads();
+    part[threadIdx.x] = value;
     for (int half = LOSS_THREADS / 2; half; half /= 2) {
         __syncthreads();
         if ((int)threadIdx.x < half)
             part[threadIdx.x] += part[threadIdx.x + half];
     }
+    return part[0];
+}
+
+/* One block: nll of every row, and their sum in an order that depends on the rows alone; so with what is reported
+ * beside it. The count of correct rows is exact as a double. */
+static __global__ void __launch_bounds__(LOSS_THREADS) finish_loss(tsr_head_finish_args a)
+{
+    tsr_kernel_begin();
+    __shared__ double part[LOSS_THREADS];
+    const tsr_head_state *s = &a.state;
+    double sum = 0, entropy = 0, correct = 0;
+    for (int64_t i = threadIdx.x; i < a.rows; i += LOSS_THREADS) {
+        double nll = nll_of(s->max[i], s->sum[i], s->label_logit[i]);
+        if (a.smoothing > 0)
+            nll += a.smoothing * ((double)s->label_logit[i] - a.nll[i]);
+        a.nll[i] = nll;
+        sum += nll;
+        if (s->rival) {
+            entropy += entropy_of(s->max[i], s->sum[i], s->spread[i], s->label_logit[i]);
+            correct += s->label_logit[i] >= s->rival[i];
+        }
+    }
+    sum = sum_in_order(sum, part);
+    if (s->rival) {
+        entropy = sum_in_order(entropy, part);
+        correct = sum_in_order(correct, part);
+    }
     if (threadIdx.x != 0)
         return;
-    sum = part[0];
-    if (sum < LOSS_LIMIT && sum > -LOSS_LIMIT)
-        *a.loss += __double2ll_rn(sum * (double)(1ll << TSR_LOSS_SHIFT));
-    else
+    if (!(sum < LOSS_LIMIT && sum > -LOSS_LIMIT)) {
         *a.loss_overflow = 1;
+        return;
+    }
+    *a.loss += __double2ll_rn(sum * (double)(1ll << TSR_LOSS_SHIFT));
+    if (s->rival) {
+        *a.correct += (int64_t)correct;
+        *a.entropy += __double2ll_rn(entropy * (double)(1ll << TSR_LOSS_SHIFT));
+    }
 }
 
 /* A block a row. An element of dh is written by the thread that read it: dh may be acc or wy. */
+template <bool SMOOTH>
 static __global__ void __launch_bounds__(THREADS) finish_rows(tsr_head_finish_args a, bool vectors)
 {
     tsr_kernel_begin();
     int64_t row = blockIdx.x, base = row * a.d;
     float inverse = 1.0f / (a.state.sum[row] + expf(a.state.label_logit[row] - a.state.max[row]));
-    float others = a.state.sum[row] * inverse;
+    float others = a.state.sum[row] * inverse, smooth = a.scale * (float)a.smoothing;
     if (vectors) {
         float acc[TSR_VECTOR], wy[TSR_VECTOR];
         for (int64_t i = (int64_t)threadIdx.x * TSR_VECTOR; i < a.d; i += THREADS * TSR_VECTOR) {
@@ -490,12 +631,20 @@ static __global__ void __launch_bounds__(THREADS) finish_rows(tsr_head_finish_ar
 #pragma unroll
             for (int j = 0; j < TSR_VECTOR; j++)
                 acc[j] = a.scale * (acc[j] * inverse - others * wy[j]);
+#pragma unroll
+            for (int j = 0; SMOOTH && j < TSR_VECTOR; j++)
+                acc[j] += smooth * (wy[j] - a.mean_row[i + j]);
             tsr_store8(a.dh, base + i, acc, a.dtype);
         }
         return;
     }
-    for (int64_t i = base + threadIdx.x; i < base + a.d; i += THREADS)
-        tsr_store(a.dh, i, a.scale * (a.state.acc[i] * inverse - others * a.state.wy[i]), a.dtype);
+    for (int64_t i = threadIdx.x; i < a.d; i += THREADS) {
+        float acc = a.state.acc[base + i], wy = a.state.wy[base + i];
+        float value = a.scale * (acc * inverse - others * wy);
+        if (SMOOTH)
+            value += smooth * (wy - a.mean_row[i]);
+        tsr_store(a.dh, base + i, value, a.dtype);
+    }
 }
 
 extern "C" tsr_status tsr_head_finish_cuda(tsr_stream *stream, const tsr_head_finish_args *args)
@@ -506,10 +655,16 @@ extern "C" tsr_status tsr_head_finish_cuda(tsr_stream *stream, const tsr_head_fi
         return TSR_OK;
     if (args->dh && args->dtype != TSR_F32 && (args->dh == s->acc || args->dh == s->wy))
         return tsr_fail(TSR_EUNSUPPORTED, "head_finish: dh is acc or wy, but not F32");
+    if (args->smoothing > 0) {
+        if (s->row_parts)
+            TSR_LAUNCH(take_mean_row, tsr_blocks(args->d, THREADS), THREADS, stream, *args);
+        TSR_LAUNCH(take_mean_logits, (unsigned)args->rows, THREADS, stream, *args);
+    }
     TSR_LAUNCH(finish_loss, 1, LOSS_THREADS, stream, *args);
     if (args->dh) {
         bool vectors = tsr_vectors(args->d, args->dh, s->acc, s->wy);
-        TSR_LAUNCH(finish_rows, (unsigned)args->rows, THREADS, stream, *args, vectors);
+        TSR_LAUNCH(args->smoothing > 0 ? finish_rows<true> : finish_rows<false>,
+                   (unsigned)args->rows, THREADS, stream, *args, vectors);
     }
     return tsr_launched("head_finish");
 }

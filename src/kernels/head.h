@@ -12,9 +12,23 @@
  *     head_finish    e = exp(label_logit - m);  nll = log((sum + e) / e);
  *                    dh = scale (acc - sum wy) / (sum + e);
  *                    *loss += RN(2^32 * sum of nll), the sum over rows in fp64 in a fixed order
+ * Labels may be smoothed (Szegedy et al. 2016, as Transformers' LabelSmoother): of the loss nll a share s goes to the mean
+ * of -log p over the V rows of the vocabulary. The mean logit is h w, of the mean row w of W, so W's rows are summed
+ * once and nothing is done a logit; without a softcap, whose mean slope differs by row:
+ *     head_chunk     with row_parts: row_parts[v mod TSR_HEAD_PARTS] += W[v]
+ *     head_finish    with row_parts: mean_row = sum of row_parts / V;
+ *                    nll += s (label_logit - h mean_row);  dh += scale s (wy - mean_row)
  * The label stays out of sum and acc, so that 1 - p of a label that is predicted well, which is all that its
  * gradient is made of, is never the difference of two numbers near 1, nor p a weight rounded to bf16.
  * With acc and wy NULL (evaluation) only the loss is computed.
+ *
+ * In the same pass, unless rival and spread are NULL, what is reported of a row beside its loss:
+ *     head_chunk     spread += sum of exp(l - m) (l - m), moved to m' where the maximum grows;
+ *                    rival = the largest other logit, raised to the next number where it comes before the label's
+ *     head_finish    with lead = label_logit - m, e = exp(lead), S = sum + e:
+ *                    *entropy += RN(2^32 * sum over rows of log S - (spread + e lead) / S);
+ *                    *correct += rows whose label_logit >= rival: the label is the argmax, of equal logits the first
+ *
  * A label that no chunk had gives a NaN nll, which the fixed-point sum takes as TSR_EINTERNAL: an
  * infinite or NaN loss sets *loss_overflow instead and adds nothing.
  *
@@ -26,11 +40,15 @@
 #include "kernels/types.h"
 
 #define TSR_LOSS_SHIFT 32 /* the loss word counts 2^-32 */
+#define TSR_HEAD_PARTS                                                                             \
+    64 /* sums that W's rows go to, so that each is short and they are made side by side */
 
 /* What is carried from chunk to chunk; borrowed buffers, all fp32. */
 typedef struct {
     float *max, *sum, *label_logit; /* [rows] each */
     float *acc, *wy;                /* [rows, d] each; both NULL: the loss only */
+    float *rival, *spread;          /* [rows] each; both NULL: neither accuracy nor entropy */
+    float *row_parts;               /* [TSR_HEAD_PARTS, d]; NULL: W's rows are not summed */
 } tsr_head_state;
 
 typedef struct {
@@ -61,9 +79,15 @@ typedef struct {
     double *nll;            /* [rows], written; the fp64 sum reads it */
     int64_t *loss;          /* one word, added to */
     int32_t *loss_overflow; /* one word, set to 1 where the loss is not finite or above 2^29 */
+    int64_t *correct;       /* one word, added to where the loss is; NULL without rival */
+    int64_t *entropy;       /* likewise, TSR_LOSS_SHIFT */
     int64_t rows, d;
     float scale;
     tsr_dtype dtype;
+    double smoothing;   /* the share s; 0: none, and what follows is not looked at */
+    const void *h;      /* as head_chunk's; dh may be it */
+    float *mean_row;    /* [d]; read, and with row_parts written first */
+    int64_t vocabulary; /* V */
 } tsr_head_finish_args;
 
 /* The largest call of a run. */

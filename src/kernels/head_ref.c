@@ -28,6 +28,7 @@ static tsr_status check_state(const char *op, const tsr_head_state *state, int64
     TSR_EXPECT(rows == 0 || (state->max && state->sum && state->label_logit), op,
                "max, sum or label_logit is NULL");
     TSR_EXPECT(!state->acc == !state->wy, op, "acc and wy belong together");
+    TSR_EXPECT(!state->rival == !state->spread, op, "rival and spread belong together");
     return TSR_OK;
 }
 
@@ -48,6 +49,8 @@ tsr_status tsr_head_chunk_check(const tsr_head_chunk_args *args)
     TSR_EXPECT(tsr_frozen_valid(args->w), "head_chunk", "w is not F32 or BF16");
     TSR_EXPECT(args->workspace, "head_chunk", "workspace is NULL");
     TSR_EXPECT(args->skip_count == 0 || args->skip, "head_chunk", "skip is NULL");
+    TSR_EXPECT(!args->state.row_parts || !(args->softcap > 0), "head_chunk",
+               "labels are not smoothed with a softcap");
     return TSR_OK;
 }
 
@@ -58,6 +61,12 @@ tsr_status tsr_head_finish_check(const tsr_head_finish_args *args)
     TSR_EXPECT(args->loss && args->loss_overflow, "head_finish", "loss or loss_overflow is NULL");
     TSR_EXPECT(args->rows == 0 || args->nll, "head_finish", "nll is NULL");
     TSR_EXPECT(!args->dh || args->state.acc, "head_finish", "dh needs acc");
+    TSR_EXPECT(args->rows == 0 ||
+                   (!args->correct == !args->state.rival && !args->entropy == !args->state.rival),
+               "head_finish", "correct and entropy belong to rival");
+    TSR_EXPECT(args->rows == 0 || !(args->smoothing > 0) ||
+                   (args->h && args->mean_row && args->vocabulary > 0),
+               "head_finish", "smoothing needs h, mean_row and the vocabulary");
     return TSR_OK;
 }
 
@@ -72,7 +81,13 @@ static void begin_block(void *context, int index)
         args->state.max[i] = -INFINITY;
         args->state.sum[i] = 0;
         args->state.label_logit[i] = NAN;
+        if (args->state.rival) {
+            args->state.rival[i] = -INFINITY;
+            args->state.spread[i] = 0;
+        }
     }
+    if (index == 0 && args->state.row_parts)
+        memset(args->state.row_parts, 0, (size_t)(TSR_HEAD_PARTS * args->d) * sizeof(float));
     if (args->state.acc) {
         size_t bytes = (size_t)(count * args->d) * sizeof(float);
         memset(args->state.acc + first * args->d, 0, bytes);
@@ -97,6 +112,44 @@ typedef struct {
     int64_t tile_rows;
     int tasks;
 } chunk_tile;
+
+/* What the label must reach to be the argmax of a tile whose other logits are at most `most`: of equal ones the
+ * first counts. */
+TSR_INLINE float rival_of(const float *logits, int64_t vocab, float most, int64_t label,
+                          float label_logit)
+{
+    bool before = label >= vocab;
+    for (int64_t i = 0; i < label && label < vocab && most == label_logit && !before; i++)
+        before = logits[i] == most;
+    return before ? nextafterf(most, INFINITY) : most;
+}
+
+/* As tsr_row_exp, the same bits; and of the weights with their logits' distances from max, the sum of products, in
+ * lanes that are spelt out: GCC makes scalars of two sums in one loop. What weighs nothing adds nothing. */
+TSR_INLINE float weigh_row(float *row, int64_t count, float max, float *spread)
+{
+    float lane[TSR_LANES] = {0}, distance[TILE_VOCAB];
+    tsr_lanes far = {0};
+    int64_t i = 0;
+    for (int64_t j = 0; j < count; j++) {
+        float x = row[j] - max;
+        row[j] = tsr_expf(x);
+        distance[j] = x < -86.0f ? 0.0f : x;
+    }
+    for (; i + TSR_LANES <= count; i += TSR_LANES)
+        for (int l = 0; l < TSR_LANES; l++)
+            lane[l] += row[i + l];
+    for (int64_t j = 0; j < i; j += TSR_LANES)
+        far += *(const tsr_lanes *)(row + j) * *(const tsr_lanes *)(distance + j);
+    float sum = tsr_lanes_sum(lane), products[TSR_LANES];
+    memcpy(products, &far, sizeof far);
+    *spread = tsr_lanes_sum(products);
+    for (; i < count; i++) {
+        sum += row[i];
+        *spread += row[i] * distance[i];
+    }
+    return sum;
+}
 
 /* One row of logits: the label, the running maximum and sum, and the logits become weights. */
 TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
@@ -123,16 +176,24 @@ TSR_INLINE void update_row(const chunk_tile *tile, int64_t row, float *logits)
         logits[label] = -INFINITY;
     }
     float old = s->max[row], most = tsr_row_max(logits, tile->vocab);
-    float max = most > old ? most : old;
+    float max = most > old ? most : old, spread;
+    if (s->rival) {
+        float rival = rival_of(logits, tile->vocab, most, label, s->label_logit[row]);
+        s->rival[row] = rival > s->rival[row] ? rival : s->rival[row];
+    }
     if (max > old) {
         float shrink = tsr_expf(old - max); /* 0 at first: exp(-inf) */
         s->max[row] = max;
+        if (s->spread)
+            s->spread[row] = shrink > 0 ? shrink * (s->spread[row] + (old - max) * s->sum[row]) : 0;
         s->sum[row] *= shrink;
         if (s->acc)
             for (int64_t j = 0; j < d; j++)
                 s->acc[row * d + j] *= shrink;
     }
-    s->sum[row] += tsr_row_exp(logits, tile->vocab, max > -INFINITY ? max : 0);
+    s->sum[row] += weigh_row(logits, tile->vocab, max > -INFINITY ? max : 0, &spread);
+    if (s->spread)
+        s->spread[row] += spread;
     for (int64_t i = 0; i < tile->vocab && cap > 0; i++)
         logits[i] *= slope[i];
 }
@@ -179,6 +240,18 @@ static void run_rows(void *context, int index)
     }
 }
 
+/* The rows of one part; its first is that of the tile which is congruent to it. */
+TSR_CLONES static void sum_rows(void *context, int part)
+{
+    const chunk_tile *tile = context;
+    int64_t d = tile->args->d, begin = part - tile->first % TSR_HEAD_PARTS;
+    float *sum = tile->args->state.row_parts + part * d;
+    for (int64_t v = begin < 0 ? begin + TSR_HEAD_PARTS : begin; v < tile->vocab;
+         v += TSR_HEAD_PARTS)
+        for (int64_t j = 0; j < d; j++)
+            sum[j] += tile->w[v * d + j];
+}
+
 typedef struct {
     float *out;
     tsr_frozen w;
@@ -222,6 +295,8 @@ tsr_status tsr_head_chunk_ref(const tsr_head_chunk_args *args, tsr_pool *pool)
             tile.w = widened;
         }
         tsr_pool_run(pool, tile.tasks, run_rows, &tile);
+        if (args->state.row_parts)
+            tsr_pool_run(pool, TSR_HEAD_PARTS, sum_rows, &tile);
     }
     return TSR_OK;
 }
@@ -237,14 +312,52 @@ static double nll_of(double max, double sum, double label_logit)
     return lead > 0 ? log1p(sum * exp(-lead)) : log(sum + exp(lead)) - lead;
 }
 
+/* As nll_of, of the larger weight. */
+static double entropy_of(double max, double sum, double spread, double label_logit)
+{
+    double lead = label_logit - max, weight, total;
+    if (!(sum > 0)) /* there are no others */
+        return isfinite(label_logit) && sum == 0 ? 0 : NAN;
+    if (lead > 0) {
+        weight = exp(-lead);
+        return log1p(sum * weight) - (spread - lead * sum) * weight / (1 + sum * weight);
+    }
+    weight = exp(lead);
+    total = sum + weight;
+    return log(total) - (spread + weight * lead) / total;
+}
+
+/* The mean logit of a row, over the vocabulary. */
+TSR_INLINE double mean_logit(const tsr_head_finish_args *args, int64_t row)
+{
+    const float *h = (const float *)args->h + row * args->d;
+    double sum = 0;
+    for (int64_t j = 0; j < args->d; j++)
+        sum += (double)h[j] * (double)args->mean_row[j];
+    return sum;
+}
+
+static void take_mean_row(const tsr_head_finish_args *args)
+{
+    for (int64_t j = 0; j < args->d; j++) {
+        double sum = 0;
+        for (int64_t part = 0; part < TSR_HEAD_PARTS; part++)
+            sum += (double)args->state.row_parts[part * args->d + j];
+        args->mean_row[j] = (float)(sum / (double)args->vocabulary);
+    }
+}
+
 TSR_CLONES static void finish_block(void *context, int index)
 {
     const tsr_head_finish_args *args = context;
     const tsr_head_state *s = &args->state;
+    float smooth = args->scale * (float)args->smoothing;
     int64_t rows = tsr_block_rows(args->d), d = args->d;
     int64_t last = tsr_min(args->rows, (index + 1) * rows);
     for (int64_t i = index * rows; i < last; i++) {
         args->nll[i] = nll_of(s->max[i], s->sum[i], s->label_logit[i]);
+        if (args->smoothing > 0)
+            args->nll[i] += args->smoothing * ((double)s->label_logit[i] - mean_logit(args, i));
         if (!args->dh)
             continue;
         float *dh = (float *)args->dh + i * d;
@@ -252,22 +365,36 @@ TSR_CLONES static void finish_block(void *context, int index)
         float inverse = 1.0f / (s->sum[i] + tsr_expf(s->label_logit[i] - s->max[i]));
         float others = s->sum[i] * inverse;
         for (int64_t j = 0; j < d; j++)
-            dh[j] = args->scale * (acc[j] * inverse - others * wy[j]);
+            dh[j] = args->smoothing > 0 ? args->scale * (acc[j] * inverse - others * wy[j]) +
+                                              smooth * (wy[j] - args->mean_row[j])
+                                        : args->scale * (acc[j] * inverse - others * wy[j]);
     }
 }
 
 tsr_status tsr_head_finish_ref(const tsr_head_finish_args *args, tsr_pool *pool)
 {
     TSR_TRY(tsr_head_finish_check(args));
+    if (args->rows > 0 && args->smoothing > 0 && args->state.row_parts)
+        take_mean_row(args);
     TSR_TRY(tsr_run_f32("head_finish", args->dtype, pool,
                         tsr_block_count(args->rows, tsr_block_rows(args->d)), finish_block, args));
-    double sum = 0;
+    const tsr_head_state *s = &args->state;
+    double sum = 0, entropy = 0;
+    int64_t correct = 0;
     for (int64_t i = 0; i < args->rows; i++)
         sum += args->nll[i];
+    for (int64_t i = 0; i < args->rows && s->rival; i++) {
+        entropy += entropy_of(s->max[i], s->sum[i], s->spread[i], s->label_logit[i]);
+        correct += s->label_logit[i] >= s->rival[i];
+    }
     if (!(sum < LOSS_LIMIT && sum > -LOSS_LIMIT)) {
         *args->loss_overflow = 1;
         return TSR_OK;
     }
     *args->loss += llrint(ldexp(sum, TSR_LOSS_SHIFT));
+    if (args->rows > 0 && s->rival) {
+        *args->correct += correct;
+        *args->entropy += llrint(ldexp(entropy, TSR_LOSS_SHIFT));
+    }
     return TSR_OK;
 }

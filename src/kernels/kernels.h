@@ -27,6 +27,7 @@
 #include "kernels/nf4_dequant.h"
 #include "kernels/nf4_merge.h"
 #include "kernels/nf4_quantize.h"
+#include "kernels/noise.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope_qkv.h"
 #include "kernels/row_square_norm.h"
@@ -72,6 +73,7 @@
     X(row_square_norm)                                                                             \
     X(dora_norm)                                                                                   \
     X(dropout)                                                                                     \
+    X(noise)                                                                                       \
     X(fixed_sum)                                                                                   \
     X(fixed_add)                                                                                   \
     X(grad_norm)                                                                                   \

@@ -18,6 +18,10 @@ static __global__ void step_sums(const tsr_step_sums_args a)
         a.seen[0] = *a.loss_overflow;
         a.seen[1] = *a.gradient_overflow;
     }
+    for (int i = 0; i < TSR_REPORTED_SUMS && a.reported; i++) {
+        a.word_reported[i] += a.reported[i];
+        a.reported[i] = 0;
+    }
     *a.loss = 0;
     *a.loss_overflow = 0;
     *a.gradient_overflow = 0;

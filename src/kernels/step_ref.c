@@ -11,6 +11,8 @@ tsr_status tsr_step_sums_check(const tsr_step_sums_args *args)
     TSR_EXPECT(args->loss && args->loss_overflow && args->gradient_overflow && args->word_loss &&
                    args->word_non_finite,
                "step_sums", "a pointer is NULL");
+    TSR_EXPECT(!args->reported == !args->word_reported, "step_sums",
+               "reported and word_reported belong together");
     return TSR_OK;
 }
 
@@ -23,6 +25,10 @@ tsr_status tsr_step_sums_ref(const tsr_step_sums_args *args, tsr_pool *pool)
     if (args->seen) {
         args->seen[0] = *args->loss_overflow;
         args->seen[1] = *args->gradient_overflow;
+    }
+    for (int i = 0; i < TSR_REPORTED_SUMS && args->reported; i++) {
+        args->word_reported[i] += args->reported[i];
+        args->reported[i] = 0;
     }
     *args->loss = 0;
     *args->loss_overflow = 0;

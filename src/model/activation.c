@@ -336,6 +336,8 @@ static uint64_t cut_head(region *r, const walk *w, tsr_activations *out)
     out->head.state.max = cut(r, w->rows * sizeof(float));
     out->head.state.sum = cut(r, w->rows * sizeof(float));
     out->head.state.label_logit = cut(r, w->rows * sizeof(float));
+    out->head.state.rival = cut(r, w->rows * sizeof(float));
+    out->head.state.spread = cut(r, w->rows * sizeof(float));
     out->head.workspace = cut(r, out->head.workspace_bytes);
     return r->used;
 }
@@ -531,6 +533,11 @@ static tsr_status take_shared(const walk *w, tsr_activations *out)
                           w->d));
     TSR_TRY(take(w, &nll, "head nll", "of each label: its loss", (tsr_array){TSR_F64, w->rows, 1}));
     out->nll = nll;
+    if (w->options->smooths)
+        TSR_TRY(take_floats(
+            w, &out->row_parts, "head row sums",
+            "smoothed labels: the mean row of the output matrix, and what it is summed from",
+            TSR_HEAD_PARTS + 1, w->d));
     return TSR_OK;
 }
 

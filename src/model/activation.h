@@ -44,6 +44,7 @@ typedef struct {
     int stride; /* of the layers that keep their input (shard/stride.h); the others share buffers */
     bool train; /* false: evaluation only */
     bool dropout;
+    bool smooths; /* labels are smoothed */
     bool atomics; /* of attention, as in tsr_attention_bounds */
     int wider;
 } tsr_activation_options;
@@ -98,7 +99,9 @@ typedef struct {
         void *workspace;
         uint64_t workspace_bytes;
     } head;
-    double *nll;                                                  /* [R] */
+    double *nll; /* [R] */
+    float *
+        row_parts; /* of the head's sums (kernels/head.h), and behind them mean_row; NULL: labels are not smoothed */
     float *norm_partials, *norm_u, *norm_gram, *norm_b, *norm_bg; /* of the DoRA norm */
 } tsr_activations;
 

@@ -9,13 +9,23 @@ static int64_t width(const tsr_model *model)
     return (int64_t)model->options.layout->config.hidden_size;
 }
 
+/* Of the micro-batch that is computed. W never changes: its rows are summed once. */
+static tsr_head_state state_of(const tsr_model *model)
+{
+    tsr_head_state state = model->activations.head.state;
+    if (!tsr_model_current(model)->batch.train)
+        state.acc = state.wy = NULL;
+    if (!model->mean_row_known)
+        state.row_parts = model->activations.row_parts;
+    return state;
+}
+
 tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer)
 {
     tsr_activations *a = &model->activations;
     const stage *s = tsr_model_current(model);
     const tsr_kernels *kernels = model->options.kernels;
     int64_t d = width(model);
-    tsr_head_state state = a->head.state;
     TSR_TRY(kernels->rms_norm(
         model->compute,
         &(tsr_rms_norm_args){.x = model->carried.x,
@@ -37,31 +47,36 @@ tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer)
                                                          .tokens = s->batch.tokens,
                                                          .d = d,
                                                          .dtype = model->options.dtype}));
-    if (!s->batch.train)
-        state.acc = state.wy = NULL;
     return kernels->head_begin(
         model->compute,
-        &(tsr_head_begin_args){.state = state, .rows = s->batch.label_rows, .d = d});
+        &(tsr_head_begin_args){.state = state_of(model), .rows = s->batch.label_rows, .d = d});
 }
 
-/* The loss, and the gradient of the label rows in their place. */
+/* The loss, what is reported beside it, and the gradient of the label rows in their place. */
 static tsr_status finish(tsr_model *model)
 {
     tsr_activations *a = &model->activations;
     const stage *s = tsr_model_current(model);
-    tsr_head_state state = a->head.state;
-    if (!s->batch.train)
-        state.acc = state.wy = NULL;
+    float *mean_row = a->row_parts ? a->row_parts + TSR_HEAD_PARTS * width(model) : NULL;
+    uint64_t vocabulary = model->options.layout->config.vocab_size;
+    tsr_head_state state = state_of(model);
+    model->mean_row_known = true;
     return model->options.kernels->head_finish(
         model->compute, &(tsr_head_finish_args){.state = state,
                                                 .dh = s->batch.train ? a->head.rows : NULL,
                                                 .nll = a->nll,
                                                 .loss = model->sums.loss,
                                                 .loss_overflow = model->sums.loss_overflow,
+                                                .correct = model->sums.correct,
+                                                .entropy = model->sums.entropy,
                                                 .rows = s->batch.label_rows,
                                                 .d = width(model),
                                                 .scale = (float)(1 / s->batch.label_tokens),
-                                                .dtype = model->options.dtype});
+                                                .dtype = model->options.dtype,
+                                                .smoothing = model->options.label_smoothing,
+                                                .h = a->head.rows,
+                                                .mean_row = mean_row,
+                                                .vocabulary = (int64_t)vocabulary});
 }
 
 /* The label rows of h again, for their place has their gradient; acc's is free by then. */
@@ -129,10 +144,7 @@ tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view 
     const stage *s = tsr_model_current(model);
     const tsr_layout *layout = model->options.layout;
     const tsr_layout_unit *chunk = &layout->unit[unit];
-    tsr_head_state state = a->head.state;
-    if (!s->batch.train)
-        state.acc = state.wy = NULL;
-    tsr_head_chunk_args args = {.state = state,
+    tsr_head_chunk_args args = {.state = state_of(model),
                                 .h = a->head.rows,
                                 .w = chunk_weight(model, chunk, view),
                                 .labels = s->view.label,

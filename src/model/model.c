@@ -441,38 +441,6 @@ const void *tsr_model_layer_input(const tsr_model *model, int layer)
     return tsr_layer_first(tsr_layer_program_of(model->options.programs, layer), &memory);
 }
 
-/* As Transformers has it: a number of the weights' dtype. */
-static float embedding_scale(const tsr_model *model)
-{
-    double stated = model->options.layout->config.embedding_scale;
-    float scale = stated != 0 ? (float)stated : 1;
-    return model->options.dtype == TSR_BF16 ? tsr_bf16_to_f32(tsr_f32_to_bf16(scale)) : scale;
-}
-
-/* The micro-batch has arrived; x is the input of layer 0. */
-static tsr_status arrive(tsr_model *model, void *x)
-{
-    const stage *s = tsr_model_current(model);
-    model->carried = (tsr_layer_input){x, NULL, NULL};
-    return tsr_stream_wait(model->compute, s->staged, tsr_event_recorded(s->staged));
-}
-
-/* Its embedding's rows, which came with it, become x. */
-static tsr_status begin(tsr_model *model, void *x)
-{
-    const stage *s = tsr_model_current(model);
-    TSR_TRY(arrive(model, x));
-    return model->options.kernels->widen(
-        model->compute,
-        &(tsr_widen_args){.out = x,
-                          .in = s->view.embedding,
-                          .count =
-                              s->batch.tokens * (int64_t)model->options.layout->config.hidden_size,
-                          .in_dtype = model->host.embedding.dtype,
-                          .dtype = model->options.dtype,
-                          .scale = embedding_scale(model)});
-}
-
 static tsr_layer_batch layer_batch(const tsr_model *model, int unit)
 {
     const stage *s = tsr_model_current(model);
@@ -521,98 +489,6 @@ static int chunk_of(int *number, const tsr_model *model, int unit, bool backward
     return chunk;
 }
 
-/* Where a segment of the chunk of trained rows is. */
-static const char *rows_at(const tsr_model *model, const tsr_layout_rows *rows,
-                           const tsr_unit_view *view)
-{
-    const tsr_unit *unit = &model->options.units[view->unit];
-    return view->trainable + unit->trainable.segment[rows->segment].gathered_offset;
-}
-
-static float *rows_gradient(const tsr_model *model, const tsr_layout_rows *rows,
-                            const tsr_unit_view *view, float *gradient)
-{
-    const tsr_unit *unit = &model->options.units[view->unit];
-    return gradient +
-           tsr_unit_gradient_at(&unit->trainable.segment[rows->segment], model->options.ranks);
-}
-
-/* Before the rows of trained tokens take their places, the embedding's own; the head's are kept until it comes. */
-static tsr_status begin_rows(tsr_model *model, void *x, const tsr_unit_view *view)
-{
-    const tsr_layout *layout = model->options.layout;
-    const tsr_layout_rows *head = &layout->head_rows;
-    uint64_t bytes =
-        (uint64_t)head->count * layout->config.hidden_size * tsr_dtype_bytes(model->options.dtype);
-    TSR_TRY(begin(model, x));
-    return bytes ? tsr_stream_copy(model->compute, model->head_rows, rows_at(model, head, view),
-                                   bytes)
-                 : TSR_OK;
-}
-
-/* Of a trained embedding. */
-static tsr_status embed(tsr_model *model, int chunk, const tsr_unit_view *view)
-{
-    const tsr_layout *layout = model->options.layout;
-    const tsr_layout_unit *rows = &layout->unit[chunk];
-    const stage *s = tsr_model_current(model);
-    void *kept[TSR_BLOCK_VALUES];
-    tsr_layer_memory memory = memory_of(kept, model, 0);
-    void *x = tsr_layer_first(tsr_layer_program_of(model->options.programs, 0), &memory);
-    bool whole = layout->embedding_whole;
-    int64_t count = whole ? (int64_t)rows->row_count : layout->embedding_rows.count;
-    if (rows->first_row == 0)
-        TSR_TRY(whole ? arrive(model, x) : begin_rows(model, x, view));
-    if (!count)
-        return TSR_OK;
-    return model->options.kernels->table_rows(
-        model->compute,
-        &(tsr_table_rows_args){.out = x,
-                               .table = whole ? view->trainable
-                                              : rows_at(model, &layout->embedding_rows, view),
-                               .ids = s->view.ids,
-                               .tokens = s->batch.tokens,
-                               .d = (int64_t)model->options.layout->config.hidden_size,
-                               .first = (int64_t)rows->first_row,
-                               .count = count,
-                               .scale = embedding_scale(model),
-                               .dtype = model->options.dtype});
-}
-
-static tsr_status embed_backward(tsr_model *model, int chunk, const tsr_unit_view *view,
-                                 float *gradient)
-{
-    const tsr_layout *layout = model->options.layout;
-    const tsr_layout_unit *rows = &layout->unit[chunk];
-    const stage *s = tsr_model_current(model);
-    bool whole = layout->embedding_whole;
-    int64_t count = whole ? (int64_t)rows->row_count : layout->embedding_rows.count;
-    uint64_t bytes = (uint64_t)layout->head_rows.count * layout->config.hidden_size * sizeof(float);
-    if (bytes && !layout->rows_tied)
-        TSR_TRY(tsr_stream_copy(model->compute,
-                                rows_gradient(model, &layout->head_rows, view, gradient),
-                                model->head_gradient, bytes));
-    if (!count)
-        return TSR_OK;
-    return model->options.kernels->table_sum(
-        model->compute,
-        &(tsr_table_sum_args){
-            .dtable =
-                whole ? gradient : rows_gradient(model, &layout->embedding_rows, view, gradient),
-            .plus = layout->rows_tied ? model->head_gradient : NULL,
-            .dout = model->activations.dx,
-            .ids = s->view.ids,
-            .next = s->view.next,
-            .leads = s->view.leads,
-            .tokens = s->batch.tokens,
-            .lead_count = s->lead_count,
-            .d = (int64_t)model->options.layout->config.hidden_size,
-            .first = (int64_t)rows->first_row,
-            .count = count,
-            .scale = embedding_scale(model),
-            .dtype = model->options.dtype});
-}
-
 /* phase AGAIN: what follows from the input of a span's first layer, which was kept. */
 static tsr_status forward(tsr_model *model, tsr_use_phase phase, int unit, int number,
                           const tsr_unit_view *view)
@@ -628,7 +504,7 @@ static tsr_status forward(tsr_model *model, tsr_use_phase phase, int unit, int n
     if (number == 0 && phase == TSR_USE_AGAIN && tsr_stride_place(stride_of(model), unit) == 0)
         model->carried = (tsr_layer_input){first, NULL, NULL};
     else if (number == 0 && unit == 0 && !model->options.layout->embedding_count)
-        TSR_TRY(begin(model, first));
+        TSR_TRY(tsr_model_embed_tokens(model, first));
     tsr_linear_context context = tsr_model_context(model);
     tsr_model_resolve(&layer, model, unit, view, s->batch.train, s->batch.epoch);
     add_norms(&layer, norms, model, unit, view);
@@ -687,6 +563,15 @@ static tsr_status backward(tsr_model *model, int unit, int number, const tsr_uni
     return tsr_layer_backward(&context, &model->tables, &layer, &batch, &memory, gradients, &run);
 }
 
+/* A chunk of a trained embedding, into the input of the first layer. */
+static tsr_status embed(tsr_model *model, int chunk, const tsr_unit_view *view)
+{
+    void *kept[TSR_BLOCK_VALUES];
+    tsr_layer_memory memory = memory_of(kept, model, 0);
+    const tsr_layer_program *program = tsr_layer_program_of(model->options.programs, 0);
+    return tsr_model_embed(model, chunk, view, tsr_layer_first(program, &memory));
+}
+
 tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit, int number,
                              const tsr_unit_view *view, float *gradient)
 {
@@ -703,7 +588,7 @@ tsr_status tsr_model_compute(tsr_model *model, tsr_use_phase phase, int unit, in
     if (chunk >= 0 && phase != TSR_USE_BACKWARD) /* what is made again begins with what was kept */
         return phase == TSR_USE_AGAIN ? TSR_OK : embed(model, chunk, view);
     if (chunk >= tsr_layout_head_end(model->options.layout))
-        return embed_backward(model, chunk, view, gradient);
+        return tsr_model_embed_backward(model, chunk, view, gradient);
     if (chunk >= 0)
         return tsr_model_head_weight(model, chunk, view, gradient);
     switch (phase) {

@@ -32,6 +32,7 @@ typedef struct {
     const int32_t *first_position;  /* [documents]: of the document in its sample */
     uint64_t epoch;
     double label_tokens; /* of the whole step over all ranks: the loss is divided by it */
+    double noise;        /* on what the embedding gives, uniform in [-noise, noise); 0: none */
     bool train;
 } tsr_model_batch;
 
@@ -39,6 +40,8 @@ typedef struct {
 typedef struct {
     int64_t *loss;          /* fixed point, TSR_LOSS_SHIFT */
     int32_t *loss_overflow; /* set to 1: a loss is not finite */
+    int64_t *correct;       /* labels that are the argmax */
+    int64_t *entropy;       /* fixed point, TSR_LOSS_SHIFT */
 } tsr_model_sums;
 
 typedef struct {
@@ -57,6 +60,7 @@ typedef struct {
     const tsr_layer_programs *programs; /* of tsr_model_programs; must outlive the model */
     bool train;
     double dropout;
+    double label_smoothing; /* 0: none; of evaluations too */
     uint64_t seed;
     tsr_graph_rule graph_rule;
     bool atomics; /* attention's gradients need not have the same bits in every run */

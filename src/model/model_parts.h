@@ -70,6 +70,7 @@ struct tsr_model {
     tsr_layer_input carried;                /* what the layer below left */
     tsr_fp8_rows made8[TSR_BLOCK_MATRICES]; /* of the backward at work */
     bool fresh;
+    bool mean_row_known; /* of the head, where labels are smoothed: from the first micro-batch on */
 };
 
 /* The options of the activations of a model. */
@@ -108,6 +109,13 @@ void tsr_model_resolve(tsr_layer *layer, tsr_model *model, int unit, const tsr_u
 
 /* The context of the linears for a micro-batch. */
 tsr_linear_context tsr_model_context(const tsr_model *model);
+
+/* embed.c: x, the input of the first layer, of a frozen embedding; what a chunk of a trained one has of it; and the chunk's
+ * gradient. */
+tsr_status tsr_model_embed_tokens(tsr_model *model, void *x);
+tsr_status tsr_model_embed(tsr_model *model, int chunk, const tsr_unit_view *view, void *x);
+tsr_status tsr_model_embed_backward(tsr_model *model, int chunk, const tsr_unit_view *view,
+                                    float *gradient);
 
 tsr_status tsr_model_head_begin(tsr_model *model, const tsr_layer *layer);
 tsr_status tsr_model_head_chunk(tsr_model *model, int unit, const tsr_unit_view *view);

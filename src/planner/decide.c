@@ -145,6 +145,7 @@ static void set_model(tsr_decision *d, const tsr_inputs *inputs, const tsr_choic
                             .stride = d->stride,
                             .train = d->train,
                             .dropout = d->train ? config->lora_dropout : 0,
+                            .label_smoothing = config->label_smoothing_factor,
                             .seed = (uint64_t)config->seed,
                             .graph_rule = graph_rule(config),
                             .atomics = !config->deterministic,

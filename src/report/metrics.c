@@ -157,17 +157,21 @@ tsr_status tsr_metrics_write_step(tsr_metrics *m, const tsr_job_report *step)
     put_number(m, "step_s", step->step_s);
     put_int(m, "device_bytes", (int64_t)step->device_bytes);
     put_number(m, "exposed_s", step->exposed_s);
+    put_number(m, "mean_token_accuracy", step->mean_token_accuracy);
+    put_number(m, "entropy", step->entropy);
     if (step->skipped)
         put_int(m, "skipped_steps", step->skipped_steps);
     return write_line(m);
 }
 
-tsr_status tsr_metrics_write_eval(tsr_metrics *m, int64_t step, double eval_loss,
-                                  int64_t eval_label_tokens)
+tsr_status tsr_metrics_write_eval(tsr_metrics *m, int64_t step,
+                                  const tsr_job_evaluation *evaluation)
 {
     put_int(m, "step", step);
-    put_number(m, "eval_loss", eval_loss);
-    put_int(m, "eval_label_tokens", eval_label_tokens);
+    put_number(m, "eval_loss", evaluation->loss);
+    put_int(m, "eval_label_tokens", evaluation->label_tokens);
+    put_number(m, "eval_mean_token_accuracy", evaluation->mean_token_accuracy);
+    put_number(m, "eval_entropy", evaluation->entropy);
     return write_line(m);
 }
 

@@ -38,13 +38,14 @@ tsr_status tsr_metrics_create(tsr_metrics **out, const tsr_folder *folder, const
 tsr_status tsr_metrics_write_start(tsr_metrics *metrics, const tsr_metrics_start *start);
 
 /* {"step":1,"epoch":0.01,"loss":2.3456789,"grad_norm":..,"learning_rate":..,"label_tokens":..,
- * "input_tokens":..,"tokens_per_s":..,"step_s":..,"device_bytes":..,"exposed_s":..}
+ * "input_tokens":..,"tokens_per_s":..,"step_s":..,"device_bytes":..,"exposed_s":..,"mean_token_accuracy":..,
+ * "entropy":..}
  * and, of a step that was skipped, "skipped_steps": how many were until now */
 tsr_status tsr_metrics_write_step(tsr_metrics *metrics, const tsr_job_report *step);
 
-/* {"step":50,"eval_loss":..,"eval_label_tokens":..} */
-tsr_status tsr_metrics_write_eval(tsr_metrics *metrics, int64_t step, double eval_loss,
-                                  int64_t eval_label_tokens);
+/* {"step":50,"eval_loss":..,"eval_label_tokens":..,"eval_mean_token_accuracy":..,"eval_entropy":..} */
+tsr_status tsr_metrics_write_eval(tsr_metrics *metrics, int64_t step,
+                                  const tsr_job_evaluation *evaluation);
 
 /* {"event":"end","status":"done"}, "saved" or "failed". */
 tsr_status tsr_metrics_write_end(tsr_metrics *metrics, tsr_metrics_status status);

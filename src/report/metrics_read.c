@@ -34,15 +34,18 @@ static tsr_status add_step(tsr_run_metrics *m, const json_t *line, int64_t step,
     if (!steps)
         return tsr_fail(TSR_ENOMEM, "%s: out of memory", place);
     m->steps = steps;
-    steps[m->step_count++] = (tsr_run_step){.step = step,
-                                            .epoch = number(line, "epoch"),
-                                            .loss = number(line, "loss"),
-                                            .grad_norm = number(line, "grad_norm"),
-                                            .learning_rate = number(line, "learning_rate"),
-                                            .tokens_per_s = number(line, "tokens_per_s"),
-                                            .step_s = number(line, "step_s"),
-                                            .input_tokens = integer(line, "input_tokens"),
-                                            .device_bytes = integer(line, "device_bytes")};
+    steps[m->step_count++] =
+        (tsr_run_step){.step = step,
+                       .epoch = number(line, "epoch"),
+                       .loss = number(line, "loss"),
+                       .grad_norm = number(line, "grad_norm"),
+                       .learning_rate = number(line, "learning_rate"),
+                       .tokens_per_s = number(line, "tokens_per_s"),
+                       .step_s = number(line, "step_s"),
+                       .input_tokens = integer(line, "input_tokens"),
+                       .device_bytes = integer(line, "device_bytes"),
+                       .mean_token_accuracy = number(line, "mean_token_accuracy"),
+                       .entropy = number(line, "entropy")};
     return TSR_OK;
 }
 
@@ -53,7 +56,9 @@ static tsr_status add_evaluation(tsr_run_metrics *m, const json_t *line, int64_t
     if (!all)
         return tsr_fail(TSR_ENOMEM, "%s: out of memory", place);
     m->evaluations = all;
-    all[m->evaluation_count++] = (tsr_run_evaluation){step, number(line, "eval_loss")};
+    all[m->evaluation_count++] = (tsr_run_evaluation){step, number(line, "eval_loss"),
+                                                      number(line, "eval_mean_token_accuracy"),
+                                                      number(line, "eval_entropy")};
     return TSR_OK;
 }
 

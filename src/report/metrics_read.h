@@ -17,11 +17,12 @@ typedef struct {
     int64_t step;
     double epoch, loss, grad_norm, learning_rate, tokens_per_s, step_s;
     int64_t input_tokens, device_bytes;
+    double mean_token_accuracy, entropy; /* NaN: also of a version that did not report them */
 } tsr_run_step;
 
 typedef struct {
     int64_t step;
-    double loss;
+    double loss, mean_token_accuracy, entropy; /* as of a step */
 } tsr_run_evaluation;
 
 typedef struct {

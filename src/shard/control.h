@@ -22,8 +22,10 @@ enum {
     TSR_WORD_LOSS,         /* sum of losses, fixed point TSR_WORD_LOSS_SHIFT */
     TSR_WORD_LABEL_TOKENS, /* of the step's micro-batches */
     TSR_WORD_INPUT_TOKENS,
-    TSR_WORD_SPARE,                     /* 8 words for later, 0 */
-    TSR_WORD_NORM = TSR_WORD_SPARE + 8, /* tsr_exact_sum: squared norm of the gradient */
+    TSR_WORD_CORRECT,                   /* labels that are the argmax */
+    TSR_WORD_ENTROPY,                   /* sum of entropies, TSR_WORD_LOSS_SHIFT */
+    TSR_WORD_SPARE,                     /* 6 words for later, 0 */
+    TSR_WORD_NORM = TSR_WORD_SPARE + 6, /* tsr_exact_sum: squared norm of the gradient */
     TSR_WORD_COUNT = TSR_WORD_NORM + TSR_EXACT_WORDS
 };
 
@@ -44,6 +46,11 @@ static inline bool tsr_word_discards(const int64_t *word)
 static inline double tsr_word_loss(const int64_t *word)
 {
     return (double)word[TSR_WORD_LOSS] * 0x1p-32;
+}
+
+static inline double tsr_word_entropy(const int64_t *word)
+{
+    return (double)word[TSR_WORD_ENTROPY] * 0x1p-32;
 }
 
 static inline tsr_exact_sum *tsr_word_norm(int64_t *word)

@@ -174,6 +174,10 @@ static void test_adapter(void **state)
     "\"device_bytes\":7,\"exposed_s\":0}\n"
 #define EVAL(n, loss) "{\"step\":" #n ",\"eval_loss\":" #loss ",\"eval_label_tokens\":9}\n"
 
+#define REPORTED(n)                                                                                \
+    "{\"step\":" #n ",\"loss\":2,\"mean_token_accuracy\":0.25,\"entropy\":1.5}\n"                  \
+    "{\"step\":" #n ",\"eval_loss\":3,\"eval_mean_token_accuracy\":0.5,\"eval_entropy\":2.5}\n"
+
 static const char *run_of(const char *metrics)
 {
     mkdir(scratch_path("run"), 0777);
@@ -200,6 +204,16 @@ static void test_run(void **state)
     is_real(r, "evaluation.lowest_loss", 2.25);
     is_int(r, "evaluation.lowest_at_step", 2);
     is_text(r, "files.0.name", "metrics.jsonl");
+    json_decref(r);
+    r = inspect(run_of(START STEP(1, 2.5, 1e-3) EVAL(1, 3)));
+    assert_null(json_object_get(at(r, "training"), "last_entropy")); /* of an earlier version */
+    assert_null(json_object_get(at(r, "evaluation"), "last_mean_token_accuracy"));
+    json_decref(r);
+    r = inspect(run_of(START STEP(1, 2.5, 1e-3) REPORTED(2)));
+    is_real(r, "training.last_mean_token_accuracy", 0.25);
+    is_real(r, "training.last_entropy", 1.5);
+    is_real(r, "evaluation.last_mean_token_accuracy", 0.5);
+    is_real(r, "evaluation.last_entropy", 2.5);
     json_decref(r);
     /* resumed from step 1; then killed in the middle of a line */
     r = inspect(run_of(START STEP(1, 2.5, 1e-3) EVAL(1, 3) STEP(2, 1, 1e-3) EVAL(2, 1)

@@ -199,8 +199,9 @@ static const wrong table[] = {
     {"optim: sgd", NULL, {"optim: found 'sgd'", "adamw_torch"}},
     /* peers' keys */
     {"fp16: true", NULL, {"fp16: found 'true'", "only false", "bfloat16"}},
-    {"label_smoothing_factor: 0.1", NULL, {"label_smoothing_factor: found '0.1'"}},
-    {"neftune_noise_alpha: 5", NULL, {"neftune_noise_alpha"}},
+    {"label_smoothing_factor: 1.1", NULL, {"label_smoothing_factor: found '1.1'", "from 0 to 1"}},
+    {"label_smoothing_factor: -0.1", NULL, {"label_smoothing_factor: found '-0.1'"}},
+    {"neftune_noise_alpha: -5", NULL, {"neftune_noise_alpha: found '-5'", "or null"}},
     {"loss_type: dft", NULL, {"loss_type: found 'dft'", "only nll"}},
     {"load_in_8bit: true", NULL, {"load_in_8bit"}},
     {"deepspeed: ds.json", NULL, {"deepspeed: found 'ds.json'", "sharding is built in"}},

@@ -314,6 +314,8 @@ static void assert_step(const tsr_job_report *p, const tsr_job_report *q, const 
     int step = (int)p->step;
     assert_bits(p->loss, q->loss, what, "loss of step", step);
     assert_bits(p->grad_norm, q->grad_norm, what, "grad_norm of step", step);
+    assert_bits(p->mean_token_accuracy, q->mean_token_accuracy, what, "accuracy of step", step);
+    assert_bits(p->entropy, q->entropy, what, "entropy of step", step);
     assert_bits(p->learning_rate, q->learning_rate, what, "learning_rate of step", step);
     assert_bits(p->epoch, q->epoch, what, "epoch of step", step);
     if (p->step != q->step || p->label_tokens != q->label_tokens ||
@@ -329,8 +331,12 @@ static void assert_numbers(const job_result *a, const job_result *b, const char 
                  a->eval_count, b->eval_count);
     for (int i = 0; i < a->step_count; i++)
         assert_step(&a->step[i], &b->step[i], what);
-    for (int i = 0; i < a->eval_count; i++)
-        assert_bits(a->eval[i].loss, b->eval[i].loss, what, "evaluation", i);
+    for (int i = 0; i < a->eval_count; i++) {
+        const tsr_job_evaluation *p = &a->eval[i], *q = &b->eval[i];
+        assert_bits(p->loss, q->loss, what, "evaluation", i);
+        assert_bits(p->mean_token_accuracy, q->mean_token_accuracy, what, "its accuracy", i);
+        assert_bits(p->entropy, q->entropy, what, "its entropy", i);
+    }
 }
 
 static void run_all(job_result *out, int ranks, rank_run prototype, const job_event *event)

@@ -8,6 +8,8 @@
 /* Of the largest nll; tensor cores cut off where fp32 rounds. */
 #define F32_NLL_TOLERANCE  5e-6
 #define BF16_NLL_TOLERANCE 5e-5
+/* The reference point of the sums lags the maximum by up to 20, which the entropy is the difference of. */
+#define ENTROPY_TOLERANCE 2e-5
 
 #define SKIPPED 3
 
@@ -50,18 +52,21 @@ typedef struct {
     int32_t *labels, overflow;
     int32_t skip[SKIPPED]; /* of the larger vocabularies: rows that do not count */
     int64_t skip_count;
-    int64_t loss;
+    int64_t loss, correct, entropy;
     float scale;
+    double smoothing;
+    float *row_parts; /* and behind them mean_row */
 } head_fixture;
 
 static void make_head(head_fixture *f, const head_case *c)
 {
-    *f = (head_fixture){.c = c, .scale = 0.125f, .loss = 100};
+    *f = (head_fixture){.c = c, .scale = 0.125f, .loss = 100, .correct = 100, .entropy = 100};
     f->h = new_random(c->rows * c->d, 1, c->size);
     f->w = new_random(c->vocabulary * c->d, 2, 1);
     f->dh = new_floats(c->rows * c->d);
     f->nll = new_doubles(NULL, c->rows);
-    f->ref_state = new_floats(3 * c->rows + 2 * c->rows * c->d);
+    f->ref_state = new_floats(5 * c->rows + 2 * c->rows * c->d);
+    f->row_parts = new_floats((TSR_HEAD_PARTS + 1) * c->d);
     f->labels = malloc((size_t)(c->rows + 1) * sizeof(int32_t));
     f->ref_workspace = malloc(tsr_head_workspace_bytes(&(tsr_head_bounds){.d = c->d}));
     assert_true(f->labels && f->ref_workspace);
@@ -79,15 +84,19 @@ static void make_head(head_fixture *f, const head_case *c)
 static void free_head(head_fixture *f)
 {
     free(f->h), free(f->w), free(f->dh), free(f->nll), free(f->ref_state), free(f->labels);
-    free(f->ref_workspace);
+    free(f->ref_workspace), free(f->row_parts);
     cuda_free_all();
 }
 
 static tsr_head_state head_state(float *at, const head_case *c)
 {
-    tsr_head_state s = {.max = at, .sum = at + c->rows, .label_logit = at + 2 * c->rows};
+    tsr_head_state s = {.max = at,
+                        .sum = at + c->rows,
+                        .label_logit = at + 2 * c->rows,
+                        .rival = at + 3 * c->rows,
+                        .spread = at + 4 * c->rows};
     if (c->train) {
-        s.acc = at + (3 * c->rows + 63) / 64 * 64;
+        s.acc = at + (5 * c->rows + 63) / 64 * 64;
         s.wy = s.acc + c->rows * c->d;
     }
     return s;
@@ -98,8 +107,9 @@ static void run_reference(head_fixture *f)
 {
     const head_case *c = f->c;
     free(f->ref_state);
-    f->ref_state = new_floats(3 * c->rows + 64 + 2 * c->rows * c->d);
+    f->ref_state = new_floats(5 * c->rows + 64 + 2 * c->rows * c->d);
     tsr_head_state s = head_state(f->ref_state, c);
+    s.row_parts = f->smoothing > 0 ? f->row_parts : NULL;
     RUN(tsr_head_begin_ref(&(tsr_head_begin_args){s, c->rows, c->d}, rig.pool));
     RUN(tsr_head_chunk_ref(&(tsr_head_chunk_args){.state = s,
                                                   .h = f->h,
@@ -114,32 +124,41 @@ static void run_reference(head_fixture *f)
                                                   .skip = f->skip,
                                                   .skip_count = f->skip_count},
                            rig.pool));
-    RUN(tsr_head_finish_ref(&(tsr_head_finish_args){.state = s,
-                                                    .dh = c->train ? f->dh : NULL,
-                                                    .nll = f->nll,
-                                                    .loss = &f->loss,
-                                                    .loss_overflow = &f->overflow,
-                                                    .rows = c->rows,
-                                                    .d = c->d,
-                                                    .scale = f->scale},
-                            rig.pool));
+    RUN(tsr_head_finish_ref(
+        &(tsr_head_finish_args){.state = s,
+                                .dh = c->train ? f->dh : NULL,
+                                .nll = f->nll,
+                                .loss = &f->loss,
+                                .loss_overflow = &f->overflow,
+                                .correct = &f->correct,
+                                .entropy = &f->entropy,
+                                .rows = c->rows,
+                                .d = c->d,
+                                .scale = f->scale,
+                                .smoothing = f->smoothing,
+                                .h = f->h,
+                                .mean_row = f->row_parts + TSR_HEAD_PARTS * c->d,
+                                .vocabulary = c->vocabulary},
+        rig.pool));
 }
 
 typedef struct {
     void *h, *dh;
     char *w;
     int32_t *labels, *overflow, *skip;
-    int64_t *loss;
+    int64_t *loss; /* and behind it overflow's word, correct, entropy */
     double *nll;
     tsr_head_state state;
     void *workspace;
     uint64_t workspace_bytes;
+    float *row_parts;
+    bool summed; /* mean_row is known */
 } head_device;
 
 static void copy_head(head_device *g, head_fixture *f)
 {
     const head_case *c = f->c;
-    int64_t zero[2] = {100, 0};
+    int64_t zero[4] = {100, 0, 100, 100};
     tsr_head_bounds bounds = {c->rows, c->d, c->chunk, c->dtype, c->train};
     g->h = cuda_values(f->h, c->rows * c->d, c->dtype);
     g->w = cuda_values(f->w, c->vocabulary * c->d, c->w_dtype);
@@ -148,11 +167,13 @@ static void copy_head(head_device *g, head_fixture *f)
     g->skip = cuda_copy(f->skip, sizeof f->skip);
     g->labels = cuda_copy(f->labels, (uint64_t)c->rows * sizeof(int32_t));
     g->state = head_state(
-        cuda_copy(NULL, (uint64_t)(3 * c->rows + 64 + 2 * c->rows * c->d) * sizeof(float)), c);
+        cuda_copy(NULL, (uint64_t)(5 * c->rows + 64 + 2 * c->rows * c->d) * sizeof(float)), c);
     g->dh = cuda_copy(NULL, (uint64_t)(c->rows * c->d) * tsr_dtype_bytes(c->dtype));
     g->nll = cuda_copy(NULL, (uint64_t)c->rows * sizeof(double));
     g->loss = cuda_copy(zero, sizeof zero);
     g->overflow = (int32_t *)(g->loss + 1);
+    g->row_parts = cuda_copy(NULL, (uint64_t)((TSR_HEAD_PARTS + 1) * c->d) * sizeof(float));
+    g->summed = false;
     g->workspace_bytes = rig.kernels->head_workspace_bytes(&bounds);
     g->workspace = cuda_copy(NULL, g->workspace_bytes);
 }
@@ -161,6 +182,9 @@ static void run_head(head_device *g, const head_fixture *f, bool backwards)
 {
     const head_case *c = f->c;
     int64_t chunks = (c->vocabulary + c->chunk - 1) / c->chunk;
+    int64_t *correct = g->state.rival ? g->loss + 2 : NULL;
+    int64_t *entropy = g->state.rival ? g->loss + 3 : NULL;
+    g->state.row_parts = f->smoothing > 0 && !g->summed ? g->row_parts : NULL;
     RUN(rig.kernels->head_begin(rig.stream, &(tsr_head_begin_args){g->state, c->rows, c->d}));
     for (int64_t i = 0; i < chunks; i++) {
         int64_t first = (backwards ? chunks - 1 - i : i) * c->chunk;
@@ -180,15 +204,39 @@ static void run_head(head_device *g, const head_fixture *f, bool backwards)
         chunk.w = (tsr_frozen){g->w + first * c->d * tsr_dtype_bytes(c->w_dtype), c->w_dtype};
         RUN(rig.kernels->head_chunk(rig.stream, &chunk));
     }
-    RUN(rig.kernels->head_finish(rig.stream, &(tsr_head_finish_args){.state = g->state,
-                                                                     .dh = c->train ? g->dh : NULL,
-                                                                     .nll = g->nll,
-                                                                     .loss = g->loss,
-                                                                     .loss_overflow = g->overflow,
-                                                                     .rows = c->rows,
-                                                                     .d = c->d,
-                                                                     .scale = f->scale,
-                                                                     .dtype = c->dtype}));
+    RUN(rig.kernels->head_finish(
+        rig.stream, &(tsr_head_finish_args){.state = g->state,
+                                            .dh = c->train ? g->dh : NULL,
+                                            .nll = g->nll,
+                                            .loss = g->loss,
+                                            .loss_overflow = g->overflow,
+                                            .correct = correct,
+                                            .entropy = entropy,
+                                            .rows = c->rows,
+                                            .d = c->d,
+                                            .scale = f->scale,
+                                            .dtype = c->dtype,
+                                            .smoothing = f->smoothing,
+                                            .h = g->h,
+                                            .mean_row = g->row_parts + TSR_HEAD_PARTS * c->d,
+                                            .vocabulary = c->vocabulary}));
+}
+
+/* A label that leads or trails by less than its logit's rounding may be either. */
+static void check_report(const char *what, const head_fixture *f, const int64_t *word, double loose)
+{
+    const head_case *c = f->c;
+    const float *label = f->ref_state + 2 * c->rows, *rival = f->ref_state + 3 * c->rows;
+    int64_t close = 0;
+    for (int64_t i = 0; i < c->rows; i++)
+        close += fabsf(label[i] - rival[i]) <= 1e-5f * fmaxf(1, fabsf(label[i]));
+    double want = ldexp((double)(f->entropy - 100), -TSR_LOSS_SHIFT);
+    double got = ldexp((double)(word[3] - 100), -TSR_LOSS_SHIFT);
+    if (!(fabs(got - want) <= ENTROPY_TOLERANCE * loose * (double)(c->rows + 1)))
+        fail_msg("%s: entropy %.9g, want %.9g", what, got, want);
+    if (!(llabs(word[2] - f->correct) <= close))
+        fail_msg("%s: %lld correct, want %lld, %lld in doubt", what, (long long)word[2] - 100,
+                 (long long)f->correct - 100, (long long)close);
 }
 
 static void check_head(const head_device *g, const head_fixture *f, int run)
@@ -196,7 +244,7 @@ static void check_head(const head_device *g, const head_fixture *f, int run)
     char what[160];
     const head_case *c = f->c;
     double *got = new_doubles(NULL, c->rows), most = 1e-30;
-    int64_t word[2];
+    int64_t word[4];
     snprintf(what, sizeof what, "head %lldx%lld of %lld by %lld, size %g, %s, W %s, run %d",
              (long long)c->rows, (long long)c->d, (long long)c->vocabulary, (long long)c->chunk,
              (double)c->size, tsr_dtype_name(c->dtype), tsr_dtype_name(c->w_dtype), run);
@@ -220,6 +268,7 @@ static void check_head(const head_device *g, const head_fixture *f, int run)
     if (!(fabs(loss - sum) <= nll_tolerance * most * (double)(c->rows + 1)))
         fail_msg("%s: loss %.9g, want %.9g", what, loss, sum);
     assert_int_equal((int32_t)word[1], 0);
+    check_report(what, f, word, loose);
     if (c->train)
         cuda_expect(what, g->dh, f->dh, c->rows * c->d, c->dtype,
                     tolerance_of(tolerance_head, c->dtype) * loose, 1e-6);
@@ -238,11 +287,43 @@ static void head_matches_the_reference(void **state)
         copy_head(&g, &f);
         run_reference(&f);
         for (int run = 0; run < 3; run++) {
-            int64_t word[2] = {100, 0};
+            int64_t word[4] = {100, 0, 100, 100};
             RUN(tsr_device_write(rig.device, g.loss, word, sizeof word));
             run_head(&g, &f, run == 1);
             check_head(&g, &f, run);
         }
+        free_head(&f);
+    }
+}
+
+/* Labels smoothed, with W's rows summed in either order of the chunks and with the mean row of the pass before; the
+ * sums of one order have the reference's bits. */
+static void smoothed_labels_match_the_reference(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof head_cases / sizeof *head_cases; i++) {
+        head_fixture f;
+        head_device g;
+        const head_case *c = &head_cases[i];
+        uint64_t bytes = (uint64_t)(TSR_HEAD_PARTS * c->d) * sizeof(float);
+        if (!cuda_turn() || c->rows == 0)
+            continue;
+        make_head(&f, c);
+        f.smoothing = i % 2 ? 0.1 : 0.6;
+        copy_head(&g, &f);
+        run_reference(&f);
+        float *parts = new_floats(TSR_HEAD_PARTS * c->d);
+        for (int run = 0; run < 3; run++) {
+            int64_t word[4] = {100, 0, 100, 100};
+            RUN(tsr_device_write(rig.device, g.loss, word, sizeof word));
+            g.summed = run == 2;
+            run_head(&g, &f, run == 1);
+            check_head(&g, &f, run);
+            cuda_read(parts, g.row_parts, bytes);
+            if (run == 0 && (c->w_dtype == c->dtype || c->dtype == TSR_F32))
+                assert_memory_equal(parts, f.row_parts, bytes);
+        }
+        free(parts);
         free_head(&f);
     }
 }
@@ -268,7 +349,8 @@ static void growing_logits_are_rescaled(void **state)
         run_reference(&f);
         run_head(&g, &f, false);
         check_head(&g, &f, 0);
-        RUN(tsr_device_write(rig.device, g.loss, &(int64_t){100}, 8));
+        int64_t word[4] = {100, 0, 100, 100};
+        RUN(tsr_device_write(rig.device, g.loss, word, sizeof word));
         run_head(&g, &f, true);
         check_head(&g, &f, 1);
         free_head(&f);
@@ -306,6 +388,65 @@ static void what_is_left_of_a_known_label_is_exact(void **state)
         free(dh), free(want);
         free_head(&f);
     }
+}
+
+/* Equal logits at either side of the label, in its tile and in others: the first is the argmax. */
+static void of_equal_logits_the_first_is_the_argmax(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t label, other;
+        bool correct;
+    } ties[] = {{700, 710, true},     {700, 699, false},     {701, 700, false},
+                {700, 30000, true},   {20000, 100, false},   {20000, 19999, false},
+                {0, 32999, true},     {32999, 32998, false}, {20000, 20001, true},
+                {16384, 16383, false}};
+    for (size_t i = 0; i < 2 * sizeof ties / sizeof *ties; i++) {
+        const int32_t label = ties[i / 2].label, other = ties[i / 2].other;
+        head_case c = {3, 8, 33000, 33000, 1, TSR_F32, TSR_F32, i % 2};
+        head_fixture f;
+        head_device g;
+        int64_t word[4];
+        make_head(&f, &c);
+        for (int64_t j = 0; j < c.vocabulary * c.d; j++)
+            f.w[j] = 0;
+        for (int64_t r = 0; r < c.rows; r++) {
+            f.labels[r] = label;
+            f.h[r * c.d] = 4;
+        }
+        f.w[label * c.d] = f.w[other * c.d] = 1;
+        copy_head(&g, &f);
+        run_head(&g, &f, false);
+        cuda_read(word, g.loss, sizeof word);
+        assert_int_equal(word[2] - 100, ties[i / 2].correct ? c.rows : 0);
+        free_head(&f);
+    }
+}
+
+/* With and without what is reported. */
+static void a_report_changes_no_bit(void **state)
+{
+    (void)state;
+    static const head_case shape = {300, 64, 9000, 4096, 1, TSR_BF16, TSR_BF16, true};
+    uint64_t bytes = 300 * 64 * 2;
+    uint16_t *with = malloc(bytes), *without = malloc(bytes);
+    int64_t word[4], again[4];
+    head_fixture f;
+    head_device g;
+    make_head(&f, &shape);
+    copy_head(&g, &f);
+    run_head(&g, &f, false);
+    cuda_read(with, g.dh, bytes);
+    cuda_read(word, g.loss, sizeof word);
+    g.state.rival = g.state.spread = NULL;
+    RUN(tsr_device_write(rig.device, g.loss, (int64_t[4]){100, 0, 100, 100}, sizeof again));
+    run_head(&g, &f, false);
+    cuda_read(without, g.dh, bytes);
+    cuda_read(again, g.loss, sizeof again);
+    assert_memory_equal(with, without, bytes);
+    assert_true(word[0] == again[0] && word[3] > 100 && again[2] == 100 && again[3] == 100);
+    free(with), free(without);
+    free_head(&f);
 }
 
 static void head_gives_the_same_bits(void **state)
@@ -351,6 +492,8 @@ static void dh_may_be_acc_or_wy(void **state)
                                     .nll = g.nll,
                                     .loss = g.loss,
                                     .loss_overflow = g.overflow,
+                                    .correct = g.loss + 2,
+                                    .entropy = g.loss + 3,
                                     .rows = 50,
                                     .d = 40,
                                     .dtype = TSR_BF16};
@@ -367,7 +510,7 @@ static void a_loss_that_is_not_finite_is_flagged(void **state)
     for (int i = 0; i < 3; i++) {
         head_fixture f;
         head_device g;
-        int64_t word[2];
+        int64_t word[4];
         make_head(&f, &shape);
         if (i == 0)
             f.labels[3] = 200;
@@ -379,7 +522,7 @@ static void a_loss_that_is_not_finite_is_flagged(void **state)
         run_head(&g, &f, false);
         cuda_read(word, g.loss, sizeof word);
         assert_int_equal((int32_t)word[1], 1);
-        assert_int_equal(word[0], 100);
+        assert_true(word[0] == 100 && word[2] == 100 && word[3] == 100);
         free_head(&f);
     }
 }
@@ -426,7 +569,7 @@ static void time_head(int64_t rows, bool train)
     head_device *g = &s.device;
     tsr_head_bounds bounds = {rows, c->d, c->chunk, c->dtype, train};
     tsr_gemm_args matmul[2 * TSR_HEAD_MATMULS];
-    int64_t zero[2] = {0, 0};
+    int64_t zero[4] = {0};
     s.fixture = (head_fixture){.c = c, .scale = 1};
     int count = tsr_head_matmuls_cuda(matmul, &bounds);
     bounds.chunk = c->vocabulary % c->chunk;
@@ -444,7 +587,7 @@ static void time_head(int64_t rows, bool train)
     g->w = random_array(c->vocabulary * c->d, TSR_BF16);
     g->dh = cuda_copy(NULL, (uint64_t)(rows * c->d) * 2);
     g->state =
-        head_state(cuda_copy(NULL, (uint64_t)(3 * rows + 64 + 2 * rows * c->d) * sizeof(float)), c);
+        head_state(cuda_copy(NULL, (uint64_t)(5 * rows + 64 + 2 * rows * c->d) * sizeof(float)), c);
     g->nll = cuda_copy(NULL, (uint64_t)rows * sizeof(double));
     g->loss = cuda_copy(zero, sizeof zero);
     g->overflow = (int32_t *)(g->loss + 1);
@@ -463,8 +606,11 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(head_matches_the_reference),
+        cmocka_unit_test(smoothed_labels_match_the_reference),
         cmocka_unit_test(growing_logits_are_rescaled),
         cmocka_unit_test(what_is_left_of_a_known_label_is_exact),
+        cmocka_unit_test(of_equal_logits_the_first_is_the_argmax),
+        cmocka_unit_test(a_report_changes_no_bit),
         cmocka_unit_test(head_gives_the_same_bits),
         cmocka_unit_test(dh_may_be_acc_or_wy),
         cmocka_unit_test(a_loss_that_is_not_finite_is_flagged),

@@ -70,11 +70,11 @@ try found 's/^ +double grad_norm;/int64_t grad_norm;/'
 try found 's/^ +double grad_norm;.*/float grad_norm, more;/'
 try found 's/^\} tsr_job_report;/double more; &/; s/^ +double grad_norm;/int64_t grad_norm;/'
 try found 's/^\} tsr_job_bootstrap;/void *more; &/'
-try found 's/^\} tsr_job_evaluation;/int more; &/' # in what was padding, which no older caller has set
+try found 's/^\} tsr_job_options;/int more; &/' # in what was padding, which no older caller has set
 try found 's/(\(\*log\)\(void \*user), int severity/\1, long severity/'
 try found 's/TSR_JOB_ERROR, TSR_JOB_WARNING/TSR_JOB_WARNING, TSR_JOB_ERROR/'
 try found 's/(tsr_job_save\(tsr_job \*job)/\1, int more/'
-try '' 's/^\} tsr_job_(options|report|plan_info);/double more, still_more; &/'
+try '' 's/^\} tsr_job_(options|report|evaluation|plan_info);/double more, still_more; &/'
 try '' 's/^(enum tsr_job_severity .*[A-Z])( *\};)/\1, TSR_JOB_UNKNOWN\2/'
 
 if abidiff --leaf-changes-only --harmless "$baseline" "$scratch/now" >"$scratch/more"; then

@@ -89,20 +89,23 @@ static void check_line(int index, const char *line, const json_t *object)
     static const char *const start[] = {
         "event",     "version",     "commit", "ranks",       "device",
         "plan_hash", "config_hash", "model",  "total_steps", "trainable_parameters"};
-    static const char *const step[] = {
-        "step",         "epoch",        "loss",   "grad_norm",    "learning_rate", "label_tokens",
-        "input_tokens", "tokens_per_s", "step_s", "device_bytes", "exposed_s"};
-    static const char *const eval[] = {"step", "eval_loss", "eval_label_tokens"};
+    static const char *const step[] = {"step",         "epoch",         "loss",
+                                       "grad_norm",    "learning_rate", "label_tokens",
+                                       "input_tokens", "tokens_per_s",  "step_s",
+                                       "device_bytes", "exposed_s",     "mean_token_accuracy",
+                                       "entropy"};
+    static const char *const eval[] = {"step", "eval_loss", "eval_label_tokens",
+                                       "eval_mean_token_accuracy", "eval_entropy"};
     static const char *const last[] = {"event", "status"};
     /* start, the evaluation before step 1, two steps with one each, the end */
     if (index == 0)
         check_keys(object, start, 10, line);
     else if (index == 2 || index == 4)
-        check_keys(object, step, 11, line);
+        check_keys(object, step, 13, line);
     else if (index == 6)
         check_keys(object, last, 2, line);
     else
-        check_keys(object, eval, 3, line);
+        check_keys(object, eval, 5, line);
     if (index > 0 && index < 6 && json_integer_value(json_object_get(object, "step")) != index / 2)
         cli_fail("expected step %d in %s", index / 2, line);
     if (most_digits(line) > 9 || (index == 2 && most_digits(line) < 8))
@@ -142,8 +145,8 @@ static void check_events(const char *path)
         memcpy(&length, text + at, sizeof length);
         at += length + 16;
     }
-    if (records != 1 + 2 * 5 + 3 || at != bytes)
-        cli_fail("%s: %d records, expected 14, in %zu bytes of %zu", path, records, at, bytes);
+    if (records != 1 + 2 * 7 + 3 * 3 || at != bytes)
+        cli_fail("%s: %d records, expected 24, in %zu bytes of %zu", path, records, at, bytes);
     if (text && !memmem(text, bytes, "train/loss", 10))
         cli_fail("%s: no train/loss", path);
     free(text);

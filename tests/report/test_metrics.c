@@ -64,12 +64,21 @@ static const tsr_job_report step = {.step = 1,
                                     .tokens_per_s = 3100.5,
                                     .step_s = 0.66,
                                     .device_bytes = 123,
-                                    .exposed_s = 0.001};
+                                    .exposed_s = 0.001,
+                                    .mean_token_accuracy = 0.625,
+                                    .entropy = 1.5};
+static const tsr_job_evaluation third = {
+    .loss = 1.0 / 3, .label_tokens = 777, .mean_token_accuracy = 0.75, .entropy = 0.125};
+static const tsr_job_evaluation two = {
+    .loss = 2, .label_tokens = 3, .mean_token_accuracy = 0.5, .entropy = NAN};
+#define TWO                                                                                        \
+    "{\"step\":1,\"eval_loss\":2,\"eval_label_tokens\":3,"                                         \
+    "\"eval_mean_token_accuracy\":0.5,\"eval_entropy\":null}\n"
 
 #define STEP                                                                                       \
     "{\"step\":1,\"epoch\":0.01,\"loss\":2.34567891,\"grad_norm\":0.91,\"learning_rate\":0.0002,"  \
     "\"label_tokens\":512,\"input_tokens\":2048,\"tokens_per_s\":3100.5,\"step_s\":0.66,"          \
-    "\"device_bytes\":123,\"exposed_s\":0.001}\n"
+    "\"device_bytes\":123,\"exposed_s\":0.001,\"mean_token_accuracy\":0.625,\"entropy\":1.5}\n"
 #define START                                                                                      \
     "{\"event\":\"start\",\"version\":\"0.1.0\",\"commit\":\"abc\",\"ranks\":2,\"device\":\"cpu "  \
     "\\\"x\\\\\\u000a\\ufffd\xc3\xbc\",\"plan_hash\":\"00000000000000ff\",\"config_hash\":"        \
@@ -91,9 +100,11 @@ static void test_lines(void **state)
     expect_file(START); /* each line is there at once */
     assert_int_equal(tsr_metrics_write_step(metrics, &step), TSR_OK);
     expect_file(START STEP);
-    assert_int_equal(tsr_metrics_write_eval(metrics, 50, 1.0 / 3, 777), TSR_OK);
+    assert_int_equal(tsr_metrics_write_eval(metrics, 50, &third), TSR_OK);
     assert_int_equal(tsr_metrics_write_end(metrics, TSR_METRICS_DONE), TSR_OK);
-#define EVAL "{\"step\":50,\"eval_loss\":0.333333333,\"eval_label_tokens\":777}\n"
+#define EVAL                                                                                       \
+    "{\"step\":50,\"eval_loss\":0.333333333,\"eval_label_tokens\":777,"                            \
+    "\"eval_mean_token_accuracy\":0.75,\"eval_entropy\":0.125}\n"
 #define DONE "{\"event\":\"end\",\"status\":\"done\"}\n"
     expect_file(START STEP EVAL DONE);
     tsr_metrics_destroy(metrics);
@@ -114,12 +125,18 @@ static void test_not_finite(void **state)
 {
     (void)state;
     tsr_metrics *metrics = create(false);
-    tsr_job_report bad = {.step = 2, .loss = NAN, .grad_norm = INFINITY, .step_s = -INFINITY};
+    tsr_job_report bad = {.step = 2,
+                          .loss = NAN,
+                          .grad_norm = INFINITY,
+                          .step_s = -INFINITY,
+                          .mean_token_accuracy = NAN,
+                          .entropy = NAN};
     assert_int_equal(tsr_metrics_write_step(metrics, &bad), TSR_OK);
     tsr_metrics_destroy(metrics);
     expect_file("{\"step\":2,\"epoch\":0,\"loss\":null,\"grad_norm\":null,\"learning_rate\":0,"
                 "\"label_tokens\":0,\"input_tokens\":0,\"tokens_per_s\":0,\"step_s\":null,"
-                "\"device_bytes\":0,\"exposed_s\":0}\n");
+                "\"device_bytes\":0,\"exposed_s\":0,\"mean_token_accuracy\":null,"
+                "\"entropy\":null}\n");
 }
 
 static void test_errors(void **state)
@@ -146,7 +163,7 @@ static void test_other_names(void **state)
 {
     (void)state;
     tsr_metrics *metrics = create(false);
-    assert_int_equal(tsr_metrics_write_eval(metrics, 1, 2, 3), TSR_OK);
+    assert_int_equal(tsr_metrics_write_eval(metrics, 1, &two), TSR_OK);
     tsr_metrics_destroy(metrics);
     assert_int_equal(link(path, scratch_path("kept")), 0);
     assert_int_equal(tsr_metrics_create(&metrics, folder, NAME, true), TSR_EIO);
@@ -154,10 +171,10 @@ static void test_other_names(void **state)
     metrics = create(true);
     assert_int_equal(tsr_metrics_write_end(metrics, TSR_METRICS_DONE), TSR_OK);
     tsr_metrics_destroy(metrics);
-    expect_file("{\"step\":1,\"eval_loss\":2,\"eval_label_tokens\":3}\n" DONE);
+    expect_file(TWO DONE);
     uint64_t bytes;
     char *kept = read_whole(&bytes, scratch_path("kept"));
-    assert_int_equal(bytes, strlen("{\"step\":1,\"eval_loss\":2,\"eval_label_tokens\":3}\n"));
+    assert_int_equal(bytes, strlen(TWO));
     free(kept);
 }
 
@@ -167,7 +184,7 @@ static void test_part_of_a_line(void **state)
     (void)state;
     tsr_metrics *metrics = create(false);
     struct rlimit before, few;
-    assert_int_equal(tsr_metrics_write_eval(metrics, 1, 2, 3), TSR_OK);
+    assert_int_equal(tsr_metrics_write_eval(metrics, 1, &two), TSR_OK);
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     few = before;
     few.rlim_cur = 100;
@@ -178,8 +195,7 @@ static void test_part_of_a_line(void **state)
     assert_non_null(strstr(tsr_last_error(), "cannot be written"));
     assert_int_equal(tsr_metrics_write_end(metrics, TSR_METRICS_FAILED), TSR_OK);
     tsr_metrics_destroy(metrics);
-    expect_file("{\"step\":1,\"eval_loss\":2,\"eval_label_tokens\":3}\n"
-                "{\"event\":\"end\",\"status\":\"failed\"}\n");
+    expect_file(TWO "{\"event\":\"end\",\"status\":\"failed\"}\n");
 }
 
 int main(void)

@@ -75,9 +75,10 @@ typedef struct {
     bool one_qkv, one_gate_up; /* one matrix for q, k and v, for gate and up */
     tsr_head_norms head_norms;
     bool tie_word_embeddings;
-    double attention_scale;                   /* of the scores; 0: 1 / sqrt(head_dim) */
-    double embedding_scale, residual_scale;   /* of embedded rows; of what layers add; 0: 1 */
-    double logits_divisor;                    /* 0: 1 */
+    double attention_scale;                 /* of the scores; 0: 1 / sqrt(head_dim) */
+    double embedding_scale, residual_scale; /* of embedded rows; of what layers add; 0: 1 */
+    bool embedding_scale_later; /* the embedding itself is not scaled: NEFTune's noise is */
+    double logits_divisor;      /* 0: 1 */
     double attention_softcap, logits_softcap; /* c tanh(score / c); 0: none */
     tsr_activation activation;
     bool norm_plus_one; /* norms multiply by 1 + w */

@@ -24,6 +24,7 @@ static tsr_status read(tsr_model_config *out, const json_t *root, const char *pl
     TSR_TRY(tsr_model_config_attention_bias(out, root, place));
     TSR_TRY(tsr_model_config_flag(&out->mlp_bias, root, "mlp_bias", place));
     TSR_TRY(read_scale(&out->embedding_scale, root, "embedding_multiplier", place));
+    out->embedding_scale_later = true;
     TSR_TRY(read_scale(&out->residual_scale, root, "residual_multiplier", place));
     TSR_TRY(read_scale(&out->attention_scale, root, "attention_multiplier", place));
     return read_scale(&out->logits_divisor, root, "logits_scaling", place);

@@ -1,0 +1,152 @@
+/*
+ * model/embed.c: from tokens to the input of the first layer: the embedding's rows, which come with the micro-batch from
+ * host memory, or those of a table that is trained, and its gradient; NEFTune's noise.
+ */
+#include "model/model_parts.h"
+
+/* As Transformers has it: a number of the weights' dtype. */
+static float embedding_scale(const tsr_model *model)
+{
+    double stated = model->options.layout->config.embedding_scale;
+    float scale = stated != 0 ? (float)stated : 1;
+    return model->options.dtype == TSR_BF16 ? tsr_bf16_to_f32(tsr_f32_to_bf16(scale)) : scale;
+}
+
+/* The micro-batch has arrived; x is the input of layer 0. */
+static tsr_status arrive(tsr_model *model, void *x)
+{
+    const stage *s = tsr_model_current(model);
+    model->carried = (tsr_layer_input){x, NULL, NULL};
+    return tsr_stream_wait(model->compute, s->staged, tsr_event_recorded(s->staged));
+}
+
+/* NEFTune's, on what the module of the embedding gives: before a scale that follows it. */
+static tsr_status add_noise(tsr_model *model, void *x)
+{
+    const stage *s = tsr_model_current(model);
+    const tsr_model_config *config = &model->options.layout->config;
+    if (!(s->batch.noise > 0))
+        return TSR_OK;
+    double scale =
+        config->embedding_scale_later && config->embedding_scale > 0 ? config->embedding_scale : 1;
+    return model->options.kernels->noise(
+        model->compute, &(tsr_noise_args){.x = x,
+                                          .samples = s->view.sample,
+                                          .positions = s->view.sample_position,
+                                          .key = tsr_noise_key(model->options.seed, s->batch.epoch),
+                                          .size = (float)(s->batch.noise * scale),
+                                          .tokens = s->batch.tokens,
+                                          .columns = (int64_t)config->hidden_size,
+                                          .dtype = model->options.dtype});
+}
+
+/* Its embedding's rows, which came with it, become x. */
+static tsr_status look_up(tsr_model *model, void *x)
+{
+    const stage *s = tsr_model_current(model);
+    TSR_TRY(arrive(model, x));
+    return model->options.kernels->widen(
+        model->compute,
+        &(tsr_widen_args){.out = x,
+                          .in = s->view.embedding,
+                          .count =
+                              s->batch.tokens * (int64_t)model->options.layout->config.hidden_size,
+                          .in_dtype = model->host.embedding.dtype,
+                          .dtype = model->options.dtype,
+                          .scale = embedding_scale(model)});
+}
+
+tsr_status tsr_model_embed_tokens(tsr_model *model, void *x)
+{
+    TSR_TRY(look_up(model, x));
+    return add_noise(model, x);
+}
+
+/* Where a segment of the chunk of trained rows is. */
+static const char *rows_at(const tsr_model *model, const tsr_layout_rows *rows,
+                           const tsr_unit_view *view)
+{
+    const tsr_unit *unit = &model->options.units[view->unit];
+    return view->trainable + unit->trainable.segment[rows->segment].gathered_offset;
+}
+
+static float *rows_gradient(const tsr_model *model, const tsr_layout_rows *rows,
+                            const tsr_unit_view *view, float *gradient)
+{
+    const tsr_unit *unit = &model->options.units[view->unit];
+    return gradient +
+           tsr_unit_gradient_at(&unit->trainable.segment[rows->segment], model->options.ranks);
+}
+
+/* Before the rows of trained tokens take their places, the embedding's own; the head's are kept until it comes. */
+static tsr_status begin_rows(tsr_model *model, void *x, const tsr_unit_view *view)
+{
+    const tsr_layout *layout = model->options.layout;
+    const tsr_layout_rows *head = &layout->head_rows;
+    uint64_t bytes =
+        (uint64_t)head->count * layout->config.hidden_size * tsr_dtype_bytes(model->options.dtype);
+    TSR_TRY(look_up(model, x));
+    return bytes ? tsr_stream_copy(model->compute, model->head_rows, rows_at(model, head, view),
+                                   bytes)
+                 : TSR_OK;
+}
+
+tsr_status tsr_model_embed(tsr_model *model, int chunk, const tsr_unit_view *view, void *x)
+{
+    const tsr_layout *layout = model->options.layout;
+    const tsr_layout_unit *rows = &layout->unit[chunk];
+    const stage *s = tsr_model_current(model);
+    bool whole = layout->embedding_whole;
+    int64_t count = whole ? (int64_t)rows->row_count : layout->embedding_rows.count;
+    if (rows->first_row == 0)
+        TSR_TRY(whole ? arrive(model, x) : begin_rows(model, x, view));
+    if (count)
+        TSR_TRY(model->options.kernels->table_rows(
+            model->compute,
+            &(tsr_table_rows_args){.out = x,
+                                   .table = whole ? view->trainable
+                                                  : rows_at(model, &layout->embedding_rows, view),
+                                   .ids = s->view.ids,
+                                   .tokens = s->batch.tokens,
+                                   .d = (int64_t)model->options.layout->config.hidden_size,
+                                   .first = (int64_t)rows->first_row,
+                                   .count = count,
+                                   .scale = embedding_scale(model),
+                                   .dtype = model->options.dtype}));
+    bool last = !whole || rows->first_row + rows->row_count == layout->config.vocab_size;
+    return last ? add_noise(model, x) : TSR_OK;
+}
+
+tsr_status tsr_model_embed_backward(tsr_model *model, int chunk, const tsr_unit_view *view,
+                                    float *gradient)
+{
+    const tsr_layout *layout = model->options.layout;
+    const tsr_layout_unit *rows = &layout->unit[chunk];
+    const stage *s = tsr_model_current(model);
+    bool whole = layout->embedding_whole;
+    int64_t count = whole ? (int64_t)rows->row_count : layout->embedding_rows.count;
+    uint64_t bytes = (uint64_t)layout->head_rows.count * layout->config.hidden_size * sizeof(float);
+    if (bytes && !layout->rows_tied)
+        TSR_TRY(tsr_stream_copy(model->compute,
+                                rows_gradient(model, &layout->head_rows, view, gradient),
+                                model->head_gradient, bytes));
+    if (!count)
+        return TSR_OK;
+    return model->options.kernels->table_sum(
+        model->compute,
+        &(tsr_table_sum_args){
+            .dtable =
+                whole ? gradient : rows_gradient(model, &layout->embedding_rows, view, gradient),
+            .plus = layout->rows_tied ? model->head_gradient : NULL,
+            .dout = model->activations.dx,
+            .ids = s->view.ids,
+            .next = s->view.next,
+            .leads = s->view.leads,
+            .tokens = s->batch.tokens,
+            .lead_count = s->lead_count,
+            .d = (int64_t)model->options.layout->config.hidden_size,
+            .first = (int64_t)rows->first_row,
+            .count = count,
+            .scale = embedding_scale(model),
+            .dtype = model->options.dtype});
+}
