@@ -9,6 +9,13 @@
 
 #include <stdint.h>
 
+typedef enum {
+    TSR_START_KAIMING,
+    TSR_START_RANDOM,   /* B too: ~ U(-1/sqrt(r), 1/sqrt(r)) */
+    TSR_START_NORMAL,   /* A ~ N(0, 1/r^2) */
+    TSR_START_PRINCIPAL /* PiSSA */
+} tsr_adapter_start;
+
 /* A 64-bit name of a module for counter-based generators. */
 uint64_t tsr_adapter_module_key(const char *path);
 
@@ -16,7 +23,7 @@ uint64_t tsr_adapter_module_key(const char *path);
 void tsr_adapter_init_a(float *out, uint64_t first, uint64_t count, uint64_t in_features,
                         uint64_t seed, uint64_t module_key);
 
-/* The same of lora_B [out, r], where it is to be random too: ~ U(-1/sqrt(r), 1/sqrt(r)). */
+/* The same of lora_B [out, r] with TSR_START_RANDOM. */
 void tsr_adapter_init_b(float *out, uint64_t first, uint64_t count, uint64_t r, uint64_t seed,
                         uint64_t module_key);
 

@@ -6,7 +6,7 @@
  *     A = sqrt(S_r / scale) V_r^T    B = U_r sqrt(S_r / scale)
  *
  * so that scale B A is the best approximation of rank r; the base keeps W - scale B A
- * (kernels/residual.h). Signs of the columns are free.
+ * (kernels/low_rank_residual.h). Signs of the columns are free.
  *
  * Exact: the eigenvectors of W^T W or W W^T, the smaller one, in fp64. Otherwise after Halko,
  * Martinsson and Tropp, "Finding structure with randomness", 2011, as torch.svd_lowrank: r random

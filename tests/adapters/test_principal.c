@@ -6,7 +6,7 @@
 #include "adapters/init.h"
 #include "adapters/principal.h"
 #include "kernels/kernel_test.h"
-#include "kernels/residual.h"
+#include "kernels/low_rank_residual.h"
 
 #define TOLERANCE 1e-5 /* of the largest singular value */
 
@@ -98,8 +98,8 @@ static void check_case(const one_case *c)
         assert_memory_equal(b, b2, c->r * c->out * sizeof *b);
     }
     memcpy(rest, w, c->out * c->in * sizeof *w);
-    tsr_residual_args args = {a, b, (int64_t)c->r, (int64_t)c->in, (float)c->scale};
-    tsr_residual(rest, &args, 0, (int64_t)(c->out * c->in), test_pool(2));
+    tsr_low_rank_residual_args args = {a, b, (int64_t)c->r, (int64_t)c->in, (float)c->scale};
+    tsr_low_rank_residual(rest, &args, 0, (int64_t)(c->out * c->in), test_pool(2));
     double whole = inner(w, 1, w, 1, c->out * c->in);
     double left = inner(rest, 1, rest, 1, c->out * c->in);
     /* |W|^2 = |W - s B A|^2 + |s B A|^2 */
@@ -172,18 +172,18 @@ static void test_residual(void **state)
     float *w = new_random(count, 1, 1), *a = new_random(r * in, 2, 1),
           *b = new_random(out * r, 3, 1);
     float *whole = new_floats(count), *parts = new_floats(count);
-    tsr_residual_args args = {a, b, r, in, 1.25f};
+    tsr_low_rank_residual_args args = {a, b, r, in, 1.25f};
     (void)state;
     memcpy(whole, w, (size_t)count * sizeof *w);
     memcpy(parts, w, (size_t)count * sizeof *w);
-    tsr_residual(whole, &args, 0, count, test_pool(0));
+    tsr_low_rank_residual(whole, &args, 0, count, test_pool(0));
     for (int64_t i = 0; i < count; i++) {
         double sum = inner(b + i / in * r, 1, a + i % in, (uint64_t)in, (uint64_t)r);
         assert_true(fabs((double)w[i] - 1.25 * sum - (double)whole[i]) < 1e-5);
     }
     for (int64_t first = 0, step = 1; first < count; first += step, step = step * 3 % 1021)
-        tsr_residual(parts + first, &args, first, step < count - first ? step : count - first,
-                     test_pool(3));
+        tsr_low_rank_residual(parts + first, &args, first,
+                              step < count - first ? step : count - first, test_pool(3));
     assert_memory_equal(whole, parts, (size_t)count * sizeof *w);
     free(w);
     free(a);

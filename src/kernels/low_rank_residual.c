@@ -1,18 +1,18 @@
 /*
- * residual.c: contract residual.h.
+ * low_rank_residual.c: contract low_rank_residual.h.
  */
-#include "kernels/residual.h"
+#include "kernels/low_rank_residual.h"
 
 #include "kernels/loops.h"
 
 typedef struct {
-    const tsr_residual_args *args;
+    const tsr_low_rank_residual_args *args;
     float *values;
     int64_t first, count;
 } range;
 
 /* values[count <= TSR_STRIP]: of one row, from `column` on. */
-TSR_INLINE void take_strip(float *values, const tsr_residual_args *args, const float *b,
+TSR_INLINE void take_strip(float *values, const tsr_low_rank_residual_args *args, const float *b,
                            int64_t column, int64_t count)
 {
     float sum[TSR_STRIP] = {0};
@@ -28,7 +28,7 @@ TSR_INLINE void take_strip(float *values, const tsr_residual_args *args, const f
 TSR_CLONES static void take_block(void *context, int index)
 {
     const range *r = context;
-    const tsr_residual_args *args = r->args;
+    const tsr_low_rank_residual_args *args = r->args;
     int64_t at = (int64_t)index * TSR_BLOCK_WORK, end = tsr_min(at + TSR_BLOCK_WORK, r->count);
     while (at < end) {
         int64_t row = (r->first + at) / args->in, column = (r->first + at) % args->in;
@@ -44,8 +44,8 @@ TSR_CLONES static void take_block(void *context, int index)
     }
 }
 
-void tsr_residual(float *values, const tsr_residual_args *args, int64_t first, int64_t count,
-                  tsr_pool *pool)
+void tsr_low_rank_residual(float *values, const tsr_low_rank_residual_args *args, int64_t first,
+                           int64_t count, tsr_pool *pool)
 {
     range r = {args, values, first, count};
     tsr_pool_run(pool, tsr_block_count(count, TSR_BLOCK_WORK), take_block, &r);
