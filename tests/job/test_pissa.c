@@ -270,6 +270,7 @@ static void same_on_ranks(const char *keys, const char *more)
     run(&whole, 1, config_text("%s", keys), "ranks-1");
     run(&other, job_ranks(3), config_text("%s%s", keys, more), "ranks-3");
     job_assert_same(&whole, &other, keys);
+    job_assert_plan(&other, job_ranks(3), keys);
     job_result_free(&whole);
     job_result_free(&other);
 }
