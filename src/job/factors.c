@@ -133,7 +133,7 @@ static tsr_status fill_rounds(tsr_job *job, const item *items, int count,
         if (at < count)
             status = file ? read_stored(job, file, &items[at]) : find(job, &items[at]);
         TSR_TRY(tsr_job_agree(job, status));
-        tsr_phase_at(file ? "reading the first adapter" : "pissa: weights decomposed",
+        tsr_phase_at(file ? "reading the first adapter" : "decomposing weights (pissa)",
                      (double)(done < count ? done : count), count);
     }
     return TSR_OK;
