@@ -25,6 +25,9 @@ ADAPTERS = {
     "dora": ["lora_r=8", "use_dora=true"],
     "dora patterns": ["lora_r=16", "use_dora=true", "lora_target_modules=[q_proj,v_proj,up_proj,down_proj]",
                       "rank_pattern={down_proj: 4}", "alpha_pattern={up_proj: 8}"],
+    "pissa": ["lora_r=8", "init_lora_weights=pissa"],
+    "pissa dora": ["lora_r=8", "use_dora=true", "init_lora_weights=pissa_niter_4", "rank_pattern={down_proj: 4}"],
+    "pissa rslora": ["lora_r=16", "use_rslora=true", "init_lora_weights=pissa"],
     "rslora of two layers": ["lora_r=16", "use_rslora=true", "layers_to_transform=[1, 4]"],
 }
 

@@ -14,6 +14,7 @@
 #ifndef TSR_CONFIG_H
 #define TSR_CONFIG_H
 
+#include "adapters/init.h"
 #include "base/status.h"
 #include "base/text.h"
 #include "optim/schedule.h"
@@ -215,6 +216,8 @@ typedef struct {
     tsr_config_strings modules_to_save;
     tsr_config_tokens trainable_token_indices;
     const char *init_adapter;
+    const char
+        *init_lora_weights; /* tsr_config_start reads it; "true" where init_adapter decides */
     /* optimizer */
     double learning_rate;
     double loraplus_lr_ratio; /* 0: none */
@@ -350,6 +353,11 @@ uint64_t tsr_config_hash(const tsr_config *config);
 
 /* The help text: every key by group, with its default, its values and what it does. */
 void tsr_config_help(tsr_text *out);
+
+/* What init_lora_weights means, and of pissa the rounds of iteration (adapters/principal.h). false: nothing
+ * that is known; *reason (may be NULL) is then why a word of PEFT's is none here, or NULL. */
+bool tsr_config_start(tsr_adapter_start *start, int64_t *rounds, const char **reason,
+                      const char *text);
 
 /* "2024-07-26" or "2024-07-26T12:30:00" in seconds from 1970 of a calendar without time zones;
  * false: another form, no such day, or not in 1971 to 9999. */

@@ -323,6 +323,49 @@ static void check_adapter(const checker *c)
                          config->lora_target_modules.names.items[0]);
 }
 
+/* The largest rank that the keys ask for. */
+static double largest_rank(const tsr_config *config)
+{
+    double most = (double)config->lora_r;
+    for (int i = 0; i < config->rank_pattern.count; i++)
+        if (config->rank_pattern.items[i].value > most)
+            most = config->rank_pattern.items[i].value;
+    return most;
+}
+
+/* How the adapter starts; with init_adapter, as that says. */
+static void check_start(const checker *c)
+{
+    const tsr_config *config = c->config;
+    tsr_adapter_start start;
+    const char *key = "init_lora_weights", *text = config->init_lora_weights, *reason = NULL;
+    int64_t rounds;
+    if (!usable(c, key))
+        return;
+    if (!tsr_config_start(&start, &rounds, &reason, text)) {
+        if (reason)
+            tsr_config_error(c->errors, where(c, key), "%s: %s %s", key, text, reason);
+        else
+            tsr_config_error(c->errors, where(c, key),
+                             "%s: found '%s', expected true, false, gaussian, pissa or "
+                             "pissa_niter_N with N rounds of iteration, 0 to 999 (16 are usual)",
+                             key, text);
+        return;
+    }
+    if (config->init_adapter) {
+        if (start != TSR_START_KAIMING && c->source->use == TSR_CONFIG_TRAIN)
+            tsr_config_note(c->config,
+                            "init_lora_weights does nothing where the adapter starts from "
+                            "init_adapter");
+        return;
+    }
+    if (start == TSR_START_PRINCIPAL && 2 * largest_rank(config) > TSR_CONFIG_MAX_RANK)
+        tsr_config_error(c->errors, where(c, key),
+                         "%s: %s is saved as an adapter of twice the rank, and lora_r or "
+                         "rank_pattern asks for %.0f; at most %d",
+                         key, text, largest_rank(config), TSR_CONFIG_MAX_RANK / 2);
+}
+
 static void check_schedule(const checker *c)
 {
     const tsr_config *config = c->config;
@@ -452,6 +495,7 @@ void tsr_config_check(tsr_config *config, const tsr_config_source *source,
     check_inputs(&c);
     check_batch(&c);
     check_adapter(&c);
+    check_start(&c);
     check_schedule(&c);
     check_quantize(&c);
     if (source->use != TSR_CONFIG_MERGE && source->use != TSR_CONFIG_QUANTIZE)

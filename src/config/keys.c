@@ -311,6 +311,11 @@ static const tsr_key adapter_keys[] = {
      .initial = "null",
      .help = "directory of a PEFT adapter to start from (eval, merge: the adapter to use; with a "
              "run's own job.yaml, by default that run's)"},
+    {"init_lora_weights", G, TSR_KEY_STRING, AT(init_lora_weights),
+     .flags = TSR_KEY_RESULT | TSR_KEY_TRUE_TOO | TSR_KEY_PATH, .initial = "true",
+     .help =
+         "first A and B; true: random A, B = 0; gaussian: normal A; false: random B too; pissa: "
+         "the weight's principal part; pissa_niter_N: found by N rounds of iteration"},
 };
 #undef G
 #define G .group = "optimizer"

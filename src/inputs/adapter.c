@@ -4,6 +4,7 @@
 #include "config/config_store.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,10 +22,28 @@ static tsr_status differs(const tsr_config *config, const char *key, const char 
                     adapter_value);
 }
 
-static tsr_status check_number(const tsr_config *config, const char *key, double own, double other)
+/* What a run with the keys of the configuration has made of a rank, or of an alpha, in the adapter that it
+ * saved, where that is another (tsr_train_adapter_config). */
+static double saved_factor(const tsr_config *config, bool rank)
+{
+    tsr_adapter_start start;
+    int64_t rounds;
+    bool known = tsr_config_start(&start, &rounds, NULL, config->init_lora_weights);
+    if (!known || start != TSR_START_PRINCIPAL)
+        return 1;
+    return rank || !config->use_rslora ? 2 : sqrt(2);
+}
+
+static bool same_number(double own, double other, double factor)
+{
+    return own == other || own * factor == other;
+}
+
+static tsr_status check_number(const tsr_config *config, const char *key, double own, double other,
+                               double factor)
 {
     char text[48];
-    if (!tsr_config_is_set(config, key) || own == other)
+    if (!tsr_config_is_set(config, key) || same_number(own, other, factor))
         return TSR_OK;
     snprintf(text, sizeof text, "%.9g", other);
     return differs(config, key, text);
@@ -145,15 +164,15 @@ static bool same_choice(const tsr_config_modules *own, const tsr_peft_config *pe
 }
 
 static bool same_patterns(const tsr_config_patterns *own, const tsr_peft_pattern *other,
-                          uint64_t count)
+                          uint64_t count, double factor)
 {
     if ((uint64_t)own->count != count)
         return false;
     for (uint64_t i = 0; i < count; i++) {
         bool found = false;
         for (int j = 0; j < own->count && !found; j++)
-            found =
-                !strcmp(own->items[j].name, other[i].key) && own->items[j].value == other[i].value;
+            found = !strcmp(own->items[j].name, other[i].key) &&
+                    same_number(own->items[j].value, other[i].value, factor);
         if (!found)
             return false;
     }
@@ -173,6 +192,7 @@ static bool same_ids(const tsr_config_ints *own, const int64_t *other, uint64_t 
 static tsr_status check_explicit(const tsr_config *config, const tsr_peft_config *peft,
                                  const model_modules *of)
 {
+    double by_rank = saved_factor(config, true), by_alpha = saved_factor(config, false);
     const struct {
         const char *key;
         bool same;
@@ -184,10 +204,10 @@ static tsr_status check_explicit(const tsr_config *config, const tsr_peft_config
              (of->composite && tsr_config_is_set(config, "lora_target_modules") &&
               same_choice(&config->lora_target_modules, peft, of))},
         {"exclude_modules", same_modules(&config->exclude_modules, &peft->exclude, false)},
-        {"rank_pattern",
-         same_patterns(&config->rank_pattern, peft->rank_pattern, peft->rank_pattern_count)},
-        {"alpha_pattern",
-         same_patterns(&config->alpha_pattern, peft->alpha_pattern, peft->alpha_pattern_count)},
+        {"rank_pattern", same_patterns(&config->rank_pattern, peft->rank_pattern,
+                                       peft->rank_pattern_count, by_rank)},
+        {"alpha_pattern", same_patterns(&config->alpha_pattern, peft->alpha_pattern,
+                                        peft->alpha_pattern_count, by_alpha)},
         {"layers_to_transform",
          same_ids(&config->layers_to_transform, peft->layers_to_transform, peft->layer_count)},
         {"trainable_token_indices", same_ids(&config->trainable_token_indices.embedding,
@@ -197,8 +217,8 @@ static tsr_status check_explicit(const tsr_config *config, const tsr_peft_config
         {"modules_to_save",
          same_names(&config->modules_to_save, peft->save.names, peft->save.count)},
     };
-    TSR_TRY(check_number(config, "lora_r", (double)config->lora_r, (double)peft->r));
-    TSR_TRY(check_number(config, "lora_alpha", config->lora_alpha, peft->lora_alpha));
+    TSR_TRY(check_number(config, "lora_r", (double)config->lora_r, (double)peft->r, by_rank));
+    TSR_TRY(check_number(config, "lora_alpha", config->lora_alpha, peft->lora_alpha, by_alpha));
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (tsr_config_is_set(config, keys[i].key) && !keys[i].same)
             return differs(config, keys[i].key, "another value");
@@ -341,6 +361,7 @@ static tsr_status from_peft(tsr_train_adapter *adapter, tsr_config *config, cons
     config->lora_alpha = peft->lora_alpha;
     config->use_rslora = peft->use_rslora;
     config->use_dora = dora;
+    config->init_lora_weights = "true"; /* as the adapter is */
     return take_modules(config, peft, of);
 }
 
@@ -356,6 +377,8 @@ static tsr_status from_config(tsr_train_adapter *adapter, const tsr_config *conf
         adapter->patterns[i] = (tsr_adapter_pattern){p->name, p->value};
     }
     adapter->fresh_magnitudes = config->use_dora;
+    if (!tsr_config_start(&adapter->start, &adapter->start_rounds, NULL, config->init_lora_weights))
+        return tsr_fail(TSR_EINTERNAL, "init_lora_weights: %s", config->init_lora_weights);
     adapter->spec = (tsr_adapter_spec){
         .r = (uint64_t)config->lora_r,
         .alpha = config->lora_alpha,
@@ -613,6 +636,11 @@ void tsr_train_adapter_close(tsr_train_adapter *adapter)
     *adapter = (tsr_train_adapter){0};
 }
 
+bool tsr_train_adapter_is_principal(const tsr_train_adapter *adapter)
+{
+    return adapter->present && !adapter->init && adapter->start == TSR_START_PRINCIPAL;
+}
+
 tsr_status tsr_train_adapter_config(tsr_peft_config *out, const tsr_train_adapter *adapter,
                                     const tsr_config *config)
 {
@@ -621,13 +649,18 @@ tsr_status tsr_train_adapter_config(tsr_peft_config *out, const tsr_train_adapte
     tsr_peft_pattern *patterns = calloc(ranks + alphas + 1, sizeof *patterns);
     if (!patterns)
         return tsr_fail(TSR_ENOMEM, "out of memory for the adapter's patterns");
+    /* The scale stays what it is: alpha / r, or alpha / sqrt(r). */
+    bool twice = tsr_train_adapter_is_principal(adapter);
+    double by_alpha = !twice ? 1 : spec->rslora ? sqrt(2) : 2;
     for (uint64_t i = 0; i < ranks + alphas; i++)
-        patterns[i] =
-            (tsr_peft_pattern){(char *)adapter->patterns[i].key, adapter->patterns[i].value};
+        patterns[i] = (tsr_peft_pattern){(char *)adapter->patterns[i].key,
+                                         adapter->patterns[i].value * (i >= ranks ? by_alpha
+                                                                       : twice    ? 2
+                                                                                  : 1)};
     *out = (tsr_peft_config){
         .base_model_name_or_path = (char *)config->model_name_or_path,
-        .r = spec->r,
-        .lora_alpha = spec->alpha,
+        .r = twice ? 2 * spec->r : spec->r,
+        .lora_alpha = spec->alpha * by_alpha,
         .lora_dropout = spec->dropout,
         .use_rslora = spec->rslora,
         .use_dora = spec->dora,

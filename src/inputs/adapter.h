@@ -18,6 +18,8 @@ typedef struct {
     tsr_layout_rows embedding_rows, head_rows; /* trainable_token_indices; the configuration's */
     bool present;                  /* false: the plain base (evaluation without init_adapter) */
     bool each_named;               /* set.target is the whole name of each module */
+    tsr_adapter_start start;       /* without init: the first A and B */
+    int64_t start_rounds;          /* of TSR_START_PRINCIPAL */
     bool fresh_magnitudes;         /* DoRA, and no magnitudes are stored: they start as row norms */
     tsr_adapter_pattern *patterns; /* private: rank_pattern's, then alpha_pattern's */
 } tsr_train_adapter;
@@ -31,6 +33,10 @@ tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bo
                                   const tsr_adapter_module *modules, uint64_t module_count,
                                   const tsr_composite *composite, bool tied);
 void tsr_train_adapter_close(tsr_train_adapter *adapter);
+
+/* PiSSA: the base is without the adapter's first B A, and what is saved is an adapter of twice the rank
+ * that takes them out of the whole base again (tsr_train_adapter_config). */
+bool tsr_train_adapter_is_principal(const tsr_train_adapter *adapter);
 
 /* The adapters of the same linears on a model of more or fewer layers; as tsr_adapter_set_make. */
 tsr_status tsr_train_adapter_like(tsr_adapter_set *out, const tsr_train_adapter *adapter,

@@ -58,6 +58,27 @@ typedef struct {
     tsr_status local; /* what went wrong on this rank alone: the collectives go on */
 } collected;
 
+/* With PiSSA, what is trained beside what it began with, for a base that has all of its weights: [A; A0]
+ * and [B, -B0]. */
+static void widen(tsr_peft_tensor *tensor, float *data, const tsr_job *job, const tsr_job_part *p)
+{
+    const tsr_layout *layout = &job->inputs.layout;
+    int linear = layout->unit[p->unit].trainable[p->segment].linear;
+    tsr_factors first = tsr_factors_at(job->factors, layout, p->unit, linear);
+    uint64_t rows = tensor->shape[0], columns = tensor->shape[1];
+    if (p->part == TSR_PEFT_A) {
+        memcpy(data + rows * columns, first.a, rows * columns * sizeof *data);
+        tensor->shape[0] *= 2;
+        return;
+    }
+    for (uint64_t i = rows; i-- > 0;) /* from the end: in place */
+        for (uint64_t k = columns; k-- > 0;) {
+            data[i * 2 * columns + k] = data[i * columns + k];
+            data[i * 2 * columns + columns + k] = -first.b[i * columns + k];
+        }
+    tensor->shape[1] *= 2;
+}
+
 /* A gathered tensor, to be written. Rank 0. */
 static tsr_status keep(collected *c, const tsr_job_part *p)
 {
@@ -74,17 +95,21 @@ static tsr_status keep(collected *c, const tsr_job_part *p)
         free(name);
         return status;
     }
-    c->used += count;
     if (p->chunk > 0) { /* it goes on where the chunk before has ended */
         free(name);
+        c->used += count;
         c->tensor[c->count - 1].shape[0] += segment->stored_rows;
         return TSR_OK;
     }
-    c->tensor[c->count++] =
-        (tsr_peft_tensor){.name = name,
-                          .ndim = p->part == TSR_PEFT_MAGNITUDE ? 1 : 2,
-                          .data = data,
-                          .shape = {segment->stored_rows, segment->stored_columns}};
+    tsr_peft_tensor *tensor = &c->tensor[c->count++];
+    *tensor = (tsr_peft_tensor){.name = name,
+                                .ndim = p->part == TSR_PEFT_MAGNITUDE ? 1 : 2,
+                                .data = data,
+                                .shape = {segment->stored_rows, segment->stored_columns}};
+    bool wide = job->factors && (p->part == TSR_PEFT_A || p->part == TSR_PEFT_B);
+    if (wide)
+        widen(tensor, data, job, p);
+    c->used += wide ? 2 * count : count;
     return TSR_OK;
 }
 

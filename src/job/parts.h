@@ -87,6 +87,7 @@ struct tsr_job {
     tsr_run_buffers buffers;
     tsr_run_sums *sums;
     char *embedding, *layer_rows; /* tables that the ranks of a node share */
+    float *factors; /* PiSSA's first A and B (model/factors.h), shared likewise; NULL: none */
     tsr_model *model;
     /* Benchmarks: fills the frozen parts and the embedding instead of reading them; NULL: reads. */
     tsr_status (*fill)(tsr_job *job);
@@ -154,6 +155,9 @@ tsr_status tsr_job_choose_matmuls(tsr_job *job);
 /* Ends a phase that may have failed on some ranks only: every rank returns the lowest failing
  * rank's status. */
 tsr_status tsr_job_agree(tsr_job *job, tsr_status status);
+
+/* job->factors, where the adapter starts from principal parts (factors.c); collective. */
+tsr_status tsr_job_make_factors(tsr_job *job);
 
 /* Reads the data of inputs on every rank; collective. */
 tsr_status tsr_job_read_data(tsr_job *job);

@@ -49,7 +49,8 @@ static needs count(const tsr_job *job, int64_t done, int64_t there)
     int64_t left = tsr_batch_run_of(in->batch)->steps - done;
     uint64_t steps = left > 0 ? (uint64_t)left : 0;
     bool events = in->config.report_to == TSR_CONFIG_REPORT_TENSORBOARD;
-    needs n = {.adapter = values + names + 3 * FILE_BYTES,
+    uint64_t first = tsr_train_adapter_is_principal(&in->adapter) ? values : 0; /* adapter.c */
+    needs n = {.adapter = values + first + names + 3 * FILE_BYTES,
                .metrics = steps * (METRICS_BYTES + (events ? EVENTS_BYTES : 0)) + OTHER_BYTES,
                .checkpoints = more_checkpoints(job, done, there)};
     n.checkpoint = n.adapter + states * values + ranks * (states * names + FILE_BYTES);

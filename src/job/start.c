@@ -109,6 +109,7 @@ static tsr_status load_weights(tsr_job *job)
                                .device = job->device,
                                .frozen = frozen_place,
                                .trainable = put_trainable,
+                               .factors = job->factors,
                                .user = job};
     for (int unit = 0; unit < layout->unit_count; unit++)
         for (int part = 0; part < layout->unit[unit].part_count; part++) {
@@ -124,8 +125,12 @@ static tsr_status load_weights(tsr_job *job)
 static tsr_status load_adapter(tsr_job *job)
 {
     const tsr_layout *layout = &job->inputs.layout;
-    tsr_model_loader loader = {
-        .comm = job->shard, .device = job->device, .trainable = put_trainable, .user = job};
+    tsr_model_loader loader = {.comm = job->shard,
+                               .device = job->device,
+                               .trainable = put_trainable,
+                               .start = job->inputs.adapter.start,
+                               .factors = job->factors,
+                               .user = job};
     for (int unit = 0; unit < layout->unit_count; unit++) {
         TSR_TRY(tsr_model_load_trainable(layout, unit, job->inputs.adapter.init,
                                          (uint64_t)job->inputs.config.seed, &loader));
@@ -418,6 +423,7 @@ static tsr_status start(tsr_job *job)
     TSR_TRY(tsr_job_agree(job, tsr_model_start(job->model, stream[TSR_STREAM_COMPUTE],
                                                stream[TSR_STREAM_H2D], &tables, sums)));
     TSR_TRY(tsr_job_choose_matmuls(job));
+    TSR_TRY(tsr_job_make_factors(job));
     TSR_TRY(job->fill ? job->fill(job) : load_weights(job));
     TSR_TRY(
         tsr_load_finish(&d->store, job->device_world, job->device_shard, stream[TSR_STREAM_COMM]));

@@ -205,6 +205,14 @@ void tsr_gemm_block(const tsr_gemm_block_args *b)
         run_tiles(b);
 }
 
+void tsr_gemm_block_double(const tsr_gemm_block_double_args *b)
+{
+    (void)tsr_gemm_core(); /* which cores multiply is settled first */
+    cblas_dgemm(CblasRowMajor, b->trans_a ? CblasTrans : CblasNoTrans,
+                b->trans_b ? CblasTrans : CblasNoTrans, (int)b->m, (int)b->n, (int)b->k, b->alpha,
+                b->a, (int)b->lda, b->b, (int)b->ldb, b->beta, b->c, (int)b->ldc);
+}
+
 const char *tsr_gemm_block_library(void)
 {
     return openblas_get_config();

@@ -24,6 +24,21 @@ typedef struct {
  * call at once. */
 void tsr_gemm_block(const tsr_gemm_block_args *block);
 
+typedef struct {
+    int64_t m, n, k;
+    bool trans_a, trans_b;
+    const double *a;
+    int64_t lda;
+    const double *b;
+    int64_t ldb;
+    double *c;
+    int64_t ldc;
+    double alpha, beta;
+} tsr_gemm_block_double_args;
+
+/* The same in fp64. */
+void tsr_gemm_block_double(const tsr_gemm_block_double_args *block);
+
 /* OpenBLAS' version, how it was built, and what it multiplies with. Borrowed. */
 const char *tsr_gemm_block_library(void);
 

@@ -4,6 +4,7 @@
 #include "base/auto.h"
 #include "base/checked.h"
 #include "base/phase.h"
+#include "kernels/low_rank_residual.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -101,6 +102,39 @@ tsr_status tsr_load_read_finite(tsr_pool *pool, void *out, const tsr_tensor *ten
                                         .finite = true});
 }
 
+/* ---- without the principal part ---- */
+
+tsr_status tsr_load_residual_open(tsr_load_residual *residual, const tsr_load_job *job, int linear)
+{
+    const tsr_layout *layout = tsr_model_layout(job->model);
+    const tsr_layout_unit *unit = &layout->unit[job->unit];
+    *residual = (tsr_load_residual){.linear = &unit->linear[linear]};
+    if (!job->loader->factors || !unit->linear[linear].r)
+        return TSR_OK;
+    residual->factors = tsr_factors_at(job->loader->factors, layout, job->unit, linear);
+    residual->r = tsr_factors_rank(unit, linear);
+    return tsr_weight_reader_open(&residual->reader, &unit->linear[linear].source);
+}
+
+void tsr_load_residual_close(tsr_load_residual *residual)
+{
+    tsr_weight_reader_close(residual->reader);
+    residual->reader = NULL;
+}
+
+tsr_status tsr_load_residual_read(float *out, const tsr_load_residual *residual, tsr_pool *pool,
+                                  uint64_t first, uint64_t count)
+{
+    const tsr_low_rank_residual_args args = {.a = residual->factors.a,
+                                             .b = residual->factors.b,
+                                             .r = (int64_t)residual->r,
+                                             .in = (int64_t)residual->linear->in,
+                                             .scale = (float)residual->linear->scale};
+    TSR_TRY(tsr_weight_reader_read(out, residual->reader, first, count, pool));
+    tsr_low_rank_residual(out, &args, (int64_t)first, (int64_t)count, pool);
+    return TSR_OK;
+}
+
 /* ---- frozen parts ---- */
 
 tsr_status tsr_load_agree(const tsr_load_job *job, tsr_status status)
@@ -132,8 +166,28 @@ static tsr_status put_plain(tsr_load_job *job, char *out, const tsr_layout_segme
     return tsr_load_chunk_end(job);
 }
 
+/* The same of a weight that gives up its principal part. */
+static tsr_status put_residual(tsr_load_job *job, char *out, const tsr_layout_segment *segment,
+                               const tsr_load_residual *residual, uint64_t first, uint64_t count)
+{
+    tsr_pool *pool = tsr_device_pool(job->loader->device);
+    char *staged;
+    TSR_TRY(tsr_load_chunk_begin(&staged, job));
+    TSR_AUTO_FREE float *wide = segment->dtype == TSR_F32 ? NULL : malloc(count * sizeof *wide + 1);
+    if (segment->dtype != TSR_F32 && !wide)
+        return tsr_fail(TSR_ENOMEM, "out of memory while loading %s", segment->name);
+    float *values = wide ? wide : (float *)(void *)staged;
+    TSR_TRY(tsr_load_residual_read(values, residual, pool, first, count));
+    for (uint64_t i = 0; wide && i < count; i++)
+        ((uint16_t *)(void *)staged)[i] = tsr_f32_to_bf16(wide[i]);
+    TSR_TRY(
+        tsr_stream_copy(job->model->compute, out, staged, count * tsr_dtype_bytes(segment->dtype)));
+    return tsr_load_chunk_end(job);
+}
+
 /* What pads the part in its place is zero already. */
-static tsr_status load_plain(tsr_load_job *job, const tsr_layout_segment *segment, int index)
+static tsr_status load_range(tsr_load_job *job, const tsr_layout_segment *segment, int index,
+                             const tsr_load_residual *residual)
 {
     uint64_t first, count, element = tsr_dtype_bytes(segment->dtype);
     uint64_t most = tsr_load_chunk_bytes(job) / element;
@@ -142,9 +196,24 @@ static tsr_status load_plain(tsr_load_job *job, const tsr_layout_segment *segmen
     first += segment->first_element;
     for (uint64_t done = 0; done < count; done += most) {
         uint64_t some = count - done < most ? count - done : most;
-        TSR_TRY(put_plain(job, out + done * element, segment, first + done, some));
+        char *to = out + done * element;
+        TSR_TRY(residual->reader ? put_residual(job, to, segment, residual, first + done, some)
+                                 : put_plain(job, to, segment, first + done, some));
     }
     return TSR_OK;
+}
+
+static tsr_status load_plain(tsr_load_job *job, const tsr_layout_segment *segment, int index)
+{
+    const tsr_layout_unit *unit = &tsr_model_layout(job->model)->unit[job->unit];
+    tsr_load_residual residual = {0};
+    tsr_status status = TSR_OK;
+    if (segment->linear >= 0 && unit->linear[segment->linear].plain == index)
+        status = tsr_load_residual_open(&residual, job, segment->linear);
+    if (status == TSR_OK)
+        status = load_range(job, segment, index, &residual);
+    tsr_load_residual_close(&residual);
+    return status;
 }
 
 tsr_status tsr_model_load_unit(tsr_model *model, int unit, int part, const tsr_model_loader *loader)
@@ -171,12 +240,46 @@ tsr_status tsr_model_load_unit(tsr_model *model, int unit, int part, const tsr_m
     return TSR_OK;
 }
 
-/* The owned elements of one trainable tensor: stored ones, or fresh A and zeros. */
-static tsr_status load_tensor(const tsr_layout_unit *unit, int segment, const tsr_tensor *stored,
-                              int index, uint64_t in, uint64_t seed, uint64_t module_key,
-                              const tsr_model_loader *loader)
+/* What an adapter starts from. */
+typedef struct {
+    const tsr_layout *layout;
+    const tsr_peft *init;
+    uint64_t seed;
+    const tsr_model_loader *loader;
+} beginning;
+
+/* Elements [from, from + count), as files have them, of a fresh A or B. */
+static void draw(float *out, const beginning *begin, const tsr_layout_linear *linear, bool is_b,
+                 uint64_t r, uint64_t from, uint64_t count)
 {
-    const tsr_layout_segment *s = &unit->trainable[segment];
+    uint64_t seed = begin->seed;
+    switch (begin->loader->start) {
+    case TSR_START_RANDOM:
+        if (is_b)
+            tsr_adapter_init_b(out, from, count, r, seed, linear->module_key);
+        else
+            tsr_adapter_init_a(out, from, count, linear->in, seed, linear->module_key);
+        break;
+    case TSR_START_NORMAL:
+        if (!is_b)
+            tsr_adapter_init_normal(out, from, count, 1 / (double)r, seed, linear->module_key);
+        break;
+    case TSR_START_KAIMING:
+    case TSR_START_PRINCIPAL:
+        if (!is_b)
+            tsr_adapter_init_a(out, from, count, linear->in, seed, linear->module_key);
+        break;
+    }
+}
+
+/* The owned elements of one trainable tensor: stored ones, or fresh A and B; m is left 0. */
+static tsr_status load_tensor(const beginning *begin, int unit, int linear, int segment,
+                              const tsr_tensor *stored)
+{
+    const tsr_model_loader *loader = begin->loader;
+    const tsr_layout_unit *parts = &begin->layout->unit[unit];
+    const tsr_layout_linear *l = &parts->linear[linear];
+    const tsr_layout_segment *s = &parts->trainable[segment];
     uint64_t first, count;
     int rank = tsr_comm_rank(loader->comm), ranks = tsr_comm_size(loader->comm);
     uint64_t part = tsr_ceil_div(s->granule_count, (uint64_t)ranks) * 64;
@@ -190,13 +293,17 @@ static tsr_status load_tensor(const tsr_layout_unit *unit, int segment, const ts
     TSR_AUTO_FREE float *read = calloc(number + 1, sizeof *read);
     if (!values || !read)
         return tsr_fail(TSR_ENOMEM, "out of memory while loading the adapter of %s", s->name);
-    if (stored)
+    if (stored) {
         TSR_TRY(tsr_safetensors_read_f32(read, stored, from, number));
-    else if (in)
-        tsr_adapter_init_a(read, from, number, in, seed, module_key);
+    } else if (segment != l->m && loader->factors) {
+        tsr_factors f = tsr_factors_at(loader->factors, begin->layout, unit, linear);
+        memcpy(read, (segment == l->a ? f.a : f.b) + from, number * sizeof *read);
+    } else if (segment != l->m) {
+        draw(read, begin, l, segment == l->b, tsr_factors_rank(parts, linear), from, number);
+    }
     for (tsr_stored_run run = {0}; tsr_stored_next(&run, s, first, first + count);)
         memcpy(values + run.memory - first, read + run.stored - from, run.count * sizeof *read);
-    return loader->trainable(loader->user, index, segment, values);
+    return loader->trainable(loader->user, unit, segment, values);
 }
 
 /* The owned elements of a chunk of a table that is trained whole: as init has it, else the checkpoint. */
@@ -251,6 +358,7 @@ tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const ts
         TSR_TRY(load_rows(parts, unit, &layout->head_rows, init, loader));
     if (!parts->block && parts->trainable_count && !(embedding && !layout->embedding_whole))
         return load_chunk(parts, unit, init, loader);
+    const beginning begin = {layout, init, seed, loader};
     for (int i = 0; i < tsr_layout_linears(parts); i++) {
         const tsr_layout_linear *l = &parts->linear[i];
         const tsr_peft_module *stored = NULL;
@@ -258,12 +366,10 @@ tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const ts
             continue;
         if (init)
             stored = tsr_peft_module_find(init, l->path);
-        TSR_TRY(load_tensor(parts, l->a, stored ? stored->a : NULL, unit, l->in, seed,
-                            l->module_key, loader));
-        TSR_TRY(load_tensor(parts, l->b, stored ? stored->b : NULL, unit, 0, seed, 0, loader));
+        TSR_TRY(load_tensor(&begin, unit, i, l->a, stored ? stored->a : NULL));
+        TSR_TRY(load_tensor(&begin, unit, i, l->b, stored ? stored->b : NULL));
         if (l->dora)
-            TSR_TRY(load_tensor(parts, l->m, stored ? stored->magnitude : NULL, unit, 0, seed, 0,
-                                loader));
+            TSR_TRY(load_tensor(&begin, unit, i, l->m, stored ? stored->magnitude : NULL));
     }
     return TSR_OK;
 }

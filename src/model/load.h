@@ -16,8 +16,10 @@
 #ifndef TSR_MODEL_LOAD_H
 #define TSR_MODEL_LOAD_H
 
+#include "adapters/init.h"
 #include "comm/comm.h"
 #include "io/peft.h"
+#include "model/factors.h"
 #include "model/model.h"
 
 typedef struct {
@@ -29,6 +31,11 @@ typedef struct {
     char *(*frozen)(void *user, int unit, int segment);
     /* Takes this rank's values of a trainable segment, fp32, granules_per_rank granules. */
     tsr_status (*trainable)(void *user, int unit, int segment, const float *values);
+    tsr_adapter_start start; /* of a fresh adapter */
+    /* TSR_START_PRINCIPAL: the first A and B of all adapters (model/factors.h), without which the base
+     * is loaded; with NF4 what is left of a weight is quantized, whether the checkpoint's is or not.
+     * NULL: the base is the checkpoint's. */
+    float *factors;
     void *user;
 } tsr_model_loader;
 
@@ -38,7 +45,7 @@ tsr_status tsr_model_load_unit(tsr_model *model, int unit, int part,
                                const tsr_model_loader *loader);
 
 /* Masters of one unit's A and B, and of m where the adapter stores it: from `init` or, where it is
- * NULL, fresh from `seed` (B is 0; m is left 0 until the first norms are known). Reads only the
+ * NULL, fresh from `seed` as loader->start says (m is left 0 until the first norms are known). Reads only the
  * owned range. Not collective. */
 tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const tsr_peft *init,
                                     uint64_t seed, const tsr_model_loader *loader);

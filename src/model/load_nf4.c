@@ -20,6 +20,8 @@
 typedef struct {
     tsr_load_job *job;
     const tsr_tensor *tensor;
+    tsr_load_residual residual; /* zeros: the tensor's own values are quantized */
+    tsr_dtype dtype;            /* of what is quantized */
     const tsr_nf4_layout *cut;
     tsr_nf4_range range;
     float *absmax; /* host: of all ranks, blocks_per_rank each; the padding is 0 */
@@ -86,7 +88,7 @@ static tsr_status prepare(weight *w)
  * codes into the scratch. */
 static tsr_status chunk_elements(uint64_t *out, const weight *w)
 {
-    uint64_t element = tsr_dtype_bytes(w->tensor->dtype);
+    uint64_t element = tsr_dtype_bytes(w->dtype);
     uint64_t most = tsr_load_chunk_bytes(w->job) / element;
     if (w->apart) {
         uint64_t room = (w->on.rest_bytes - TSR_ALIGNMENT) * 2 / (2 * element + 1);
@@ -103,18 +105,23 @@ static tsr_status chunk_elements(uint64_t *out, const weight *w)
 static tsr_status quantize_chunk(weight *w, uint8_t *codes, uint64_t first, uint64_t count)
 {
     tsr_stream *stream = stream_of(w);
-    uint64_t element = tsr_dtype_bytes(w->tensor->dtype);
+    uint64_t element = tsr_dtype_bytes(w->dtype);
+    tsr_pool *pool = tsr_device_pool(w->job->loader->device);
     char *staged;
     TSR_TRY(tsr_load_chunk_begin(&staged, w->job));
-    TSR_TRY(tsr_load_read(tsr_device_pool(w->job->loader->device), staged, w->tensor,
-                          (w->range.first_element + first) * element, count * element));
+    if (w->residual.reader)
+        TSR_TRY(tsr_load_residual_read((float *)(void *)staged, &w->residual, pool,
+                                       w->range.first_element + first, count));
+    else
+        TSR_TRY(tsr_load_read(pool, staged, w->tensor, (w->range.first_element + first) * element,
+                              count * element));
     tsr_nf4_quantize_args args = {.codes = codes + first / 2,
                                   .absmax = own(w, w->on.absmax) + first / TSR_NF4_BLOCK,
                                   .bad = w->on.bad,
                                   .values = staged,
                                   .first = first,
                                   .count = (int64_t)count,
-                                  .dtype = w->tensor->dtype};
+                                  .dtype = w->dtype};
     if (w->apart) {
         char *values = w->on.rest + tsr_align_up((count + 1) / 2, TSR_ALIGNMENT);
         TSR_TRY(tsr_stream_copy(stream, values, staged, count * element));
@@ -131,7 +138,8 @@ static tsr_status quantize_chunk(weight *w, uint8_t *codes, uint64_t first, uint
 static tsr_status refuse(const weight *w)
 {
     float value;
-    TSR_TRY(tsr_safetensors_read_f32(&value, w->tensor, w->range.first_element + w->bad, 1));
+    if (!w->residual.reader)
+        TSR_TRY(tsr_safetensors_read_f32(&value, w->tensor, w->range.first_element + w->bad, 1));
     return tsr_fail(TSR_EDATA, "%s: tensor '%s' is being changed",
                     tsr_safetensors_path(w->tensor->file), w->tensor->name);
 }
@@ -211,12 +219,17 @@ static tsr_status quantize(tsr_load_job *job, int index, const tsr_layout_linear
     const tsr_model_loader *loader = job->loader;
     weight w = {.job = job,
                 .tensor = linear->source.weight,
+                .dtype = linear->source.weight->dtype,
                 .cut = cut,
                 .range = tsr_nf4_rank_range(cut, (uint64_t)job->rank),
                 .apart = tsr_device_kind_of(loader->device) != TSR_DEVICE_CPU};
     char *codes = loader->frozen(loader->user, job->unit, linear->codes);
     char *scales = loader->frozen(loader->user, job->unit, linear->absmax);
-    tsr_status status = quantize_own(&w, (uint8_t *)codes);
+    tsr_status status = tsr_load_residual_open(&w.residual, job, index);
+    if (w.residual.reader)
+        w.dtype = TSR_F32;
+    if (status == TSR_OK)
+        status = quantize_own(&w, (uint8_t *)codes);
     if (status < 0) /* what was enqueued before works in w */
         (void)tsr_stream_synchronize(stream_of(&w));
     status = tsr_load_agree(job, status);
@@ -230,6 +243,7 @@ static tsr_status quantize(tsr_load_job *job, int index, const tsr_layout_linear
     if (status == TSR_OK)
         status = leave_zero(&w);
     free(w.absmax);
+    tsr_load_residual_close(&w.residual);
     return status;
 }
 
@@ -306,7 +320,8 @@ tsr_status tsr_load_nf4(tsr_load_job *job, int index)
     tsr_nf4_layout cut;
     TSR_TRY(
         tsr_nf4_layout_make(&cut, linear->out * linear->in, (uint64_t)job->ranks, linear->nested));
-    if (linear->source.prequantized)
+    bool whole = !job->loader->factors || !linear->r; /* else what is left of it is quantized */
+    if (linear->source.prequantized && whole)
         return tsr_load_agree(job, copy_stored(job, index, linear, &cut));
     return tsr_load_agree(job, quantize(job, index, linear, &cut));
 }

@@ -34,6 +34,20 @@ tsr_status tsr_load_read(tsr_pool *pool, void *out, const tsr_tensor *tensor, ui
 tsr_status tsr_load_read_finite(tsr_pool *pool, void *out, const tsr_tensor *tensor, uint64_t first,
                                 uint64_t count);
 
+/* A linear of job->unit whose base gives up its adapter's first B A; elements as fp32, in any order. */
+typedef struct {
+    tsr_weight_reader *reader;
+    const tsr_layout_linear *linear;
+    tsr_factors factors;
+    uint64_t r;
+} tsr_load_residual;
+
+/* Leaves zeros where it is not one. The caller closes either. */
+tsr_status tsr_load_residual_open(tsr_load_residual *residual, const tsr_load_job *job, int linear);
+void tsr_load_residual_close(tsr_load_residual *residual);
+tsr_status tsr_load_residual_read(float *out, const tsr_load_residual *residual, tsr_pool *pool,
+                                  uint64_t first, uint64_t count);
+
 /* Ends a phase of one weight: all ranks return the lowest failing rank's status. */
 tsr_status tsr_load_agree(const tsr_load_job *job, tsr_status status);
 

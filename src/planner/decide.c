@@ -1,3 +1,4 @@
+#include "model/factors.h"
 #include "planner/expect.h"
 #include "planner/parts.h"
 #include "planner/rungs.h"
@@ -25,8 +26,11 @@ tsr_array tsr_host_table(const tsr_tensor *table)
 /* ---- buffers ---- */
 
 static tsr_status walk_run(const tsr_decision *d, const tsr_topology_view *view, tsr_taker *taker,
-                           const tsr_layout *layout, tsr_run_buffers *buffers)
+                           const tsr_inputs *inputs, tsr_run_buffers *buffers)
 {
+    const tsr_layout *layout = &inputs->layout;
+    uint64_t first =
+        tsr_train_adapter_is_principal(&inputs->adapter) ? tsr_factors_count(layout) : 0;
     tsr_run_buffers unused = {0};
     tsr_run_buffers *b = buffers ? buffers : &unused;
     void *out = NULL;
@@ -41,12 +45,16 @@ static tsr_status walk_run(const tsr_decision *d, const tsr_topology_view *view,
         TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_HOST, "gathered adapter of a unit",
                                "for saving", (tsr_array){TSR_F32, widest, 1}));
         b->unit = out;
-        uint64_t whole = view->rank == 0 ? layout->trainable_count : 0;
+        uint64_t whole = view->rank == 0 ? layout->trainable_count + first : 0;
         out = NULL;
         TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_HOST, "whole adapter",
                                "for saving, on rank 0", (tsr_array){TSR_F32, whole, 1}));
         b->adapter = out;
     }
+    if (first)
+        TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_NODE, "first A and B",
+                               "what the base is without (pissa), one copy a node",
+                               (tsr_array){TSR_F32, first, 1}));
     static const char why[] = "rows are looked up by the host, one copy a node";
     if (layout->layer_rows)
         TSR_TRY(tsr_taker_take(taker, &out, TSR_PLACE_NODE, "embedding of all layers", why,
@@ -63,7 +71,7 @@ tsr_status tsr_decision_walk(tsr_decision *decision, const tsr_inputs *inputs,
 {
     TSR_TRY(tsr_store_walk(&decision->store, taker));
     TSR_TRY(tsr_model_walk(model, &decision->model, tsr_taker_device, tsr_taker_host, taker));
-    return walk_run(decision, view, taker, &inputs->layout, buffers);
+    return walk_run(decision, view, taker, inputs, buffers);
 }
 
 /* ---- one choice ---- */

@@ -5,6 +5,7 @@
 #include "config/config_number.h"
 
 #include <math.h>
+#include <string.h>
 
 static void put_count(tsr_text *out, uint64_t count)
 {
@@ -61,6 +62,10 @@ static void put_adapter(tsr_text *out, const tsr_config *config, const tsr_summa
     put_value(out, config, "lora_alpha");
     tsr_text_puts(out, ", dropout ");
     put_value(out, config, "lora_dropout");
+    if (strcmp(config->init_lora_weights, "true") != 0) {
+        tsr_text_puts(out, ", init ");
+        put_value(out, config, "init_lora_weights");
+    }
     tsr_text_puts(out, ", on ");
     put_value(out, config, "lora_target_modules");
     if (s->trainable_count) {
