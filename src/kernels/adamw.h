@@ -114,9 +114,10 @@ typedef struct {
 tsr_status tsr_grad_norm_check(const tsr_grad_norm_args *args);
 tsr_status tsr_grad_norm_ref(const tsr_grad_norm_args *args, tsr_pool *pool);
 
+#define TSR_REPORTED_SUMS 2 /* of what is reported of a step beside its loss */
+
 /* The op: what the micro-batches of a step left, added to the words that all ranks will sum, and
  * cleared. */
-#define TSR_REPORTED_SUMS 2
 typedef struct {
     int64_t *loss;          /* fixed point */
     int32_t *loss_overflow; /* flags */

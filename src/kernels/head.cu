@@ -13,6 +13,9 @@
  *             has grown by more than GROWTH: weights then stay below 2^29, and rescaling acc,
  *             32 KB a row, almost never happens after the first chunk. With F16 weights it follows
  *             at once: they stay below 1.
+ * Report      spread is summed where the exponentials are made: a multiplication more a logit, and a sum more a row;
+ *             rival comes of the row's maximum without the label. Nothing is read again.
+ * Smoothing   W's rows are summed in a run's first pass alone; then it costs a product of h with their mean a row.
  * 2048        rows make 8 tiles of 256 by 64 of 256: 7.8 waves of 132 multiprocessors in the first
  *             matmul, 1.9 in the second, 3 % lost, and 134 MB of workspace.
  * W           of another dtype than the matmul's is converted a tile at a time into the workspace.

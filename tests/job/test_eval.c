@@ -123,6 +123,10 @@ static void check_program(const eval_case *c, int ranks)
     judge(what, fabs(number(got, "eval_loss") - number(want, "mean_loss")), TOLERANCE);
     snprintf(what, sizeof what, "%s on %d ranks, perplexity / it", c->name, ranks);
     judge(what, fabs(number(got, "perplexity") / number(want, "perplexity") - 1), TOLERANCE);
+    /* Their values: test_head.c. */
+    assert_true(number(got, "eval_mean_token_accuracy") > 0.4);
+    assert_true(number(got, "eval_mean_token_accuracy") < 0.8);
+    assert_true(number(got, "eval_entropy") > 1 && number(got, "eval_entropy") < 2);
     json_decref(got);
     free(text);
 }
@@ -166,6 +170,8 @@ __attribute__((unused)) static void test_not_finite(void **state)
         fail_msg("%s: %s", tsr_last_error(), text);
     assert_true(json_is_null(json_object_get(got, "eval_loss")));
     assert_true(json_is_null(json_object_get(got, "perplexity")));
+    assert_true(json_is_null(json_object_get(got, "eval_mean_token_accuracy")));
+    assert_true(json_is_null(json_object_get(got, "eval_entropy")));
     json_decref(got);
     free(text);
 }
