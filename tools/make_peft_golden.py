@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """tests/golden/peft: what PEFT trains beside plain LoRA, on tests/golden/prequantized-tiny-llama dequantized to fp32.
 
-lora.safetensors  A and B of q_proj and v_proj, exact in bf16 and nowhere zero: the start of every case
-<case>.json       input_ids; spread; tied (the head is the embedding); loss and gradient norm of three AdamW steps (lr 0.002, no decay); of each trained tensor samples
+lora.safetensors  A and B of q_proj, v_proj and the embedding, exact in bf16 and nowhere zero: the start of every case
+<case>.json       input_ids; spread; tied (the head is the embedding); loraplus (create_loraplus_optimizer's arguments);
+                  loss and gradient norm of three AdamW steps (lr 0.002, no decay, without loraplus); of each trained tensor samples
                   (elements i * n // SAMPLES) after them. spread: of how many rows each row of the base's vocabulary is
                   made (spread_rows), so that there are more than one chunk has
 
@@ -16,6 +17,7 @@ import bitsandbytes.functional as functional
 import peft
 import torch
 import transformers
+from peft.optimizers import create_loraplus_optimizer
 from safetensors.torch import load_file, save_file
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
@@ -23,7 +25,7 @@ GOLDEN = os.path.join(ROOT, "tests", "golden")
 BASE = os.path.join(GOLDEN, "prequantized-tiny-llama")
 OUT = os.path.join(GOLDEN, "peft")
 SAMPLES = 48
-PREFIX = "base_model.model."
+TARGETS = ["q_proj", "v_proj"]
 
 
 def spread_rows(weight, spread):
@@ -68,9 +70,12 @@ def start(model, lora):
             parameter.data.copy_(lora[stored_name(name)].float())
 
 
-def train(model, ids):
+def train(model, ids, loraplus):
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    optimizer = torch.optim.AdamW(trained.values(), lr=0.002, weight_decay=0.0)
+    if loraplus:
+        optimizer = create_loraplus_optimizer(model, torch.optim.AdamW, **loraplus)
+    else:
+        optimizer = torch.optim.AdamW(trained.values(), lr=0.002, weight_decay=0.0)
     steps = []
     for _ in range(3):
         optimizer.zero_grad()
@@ -105,22 +110,29 @@ def main():
         "tokens_untied": {"trainable_token_indices": {"embed_tokens": [300, 17], "lm_head": [101, 300]}, "tied": True},
         "head_of_tied": {"modules_to_save": ["lm_head"], "tied": True},
         "embedding_of_tied": {"modules_to_save": ["embed_tokens"], "tied": True},
+        "embedding_lora": {"loraplus": {"lr": 0.0005, "loraplus_lr_ratio": 16, "loraplus_weight_decay": 0.01,
+                                        "loraplus_lr_embedding": 0.0001}},
         "chunks": {"modules_to_save": ["lm_head", "embed_tokens"], "spread": 90},
     }
     lora = None
     for name, keys in cases.items():
+        loraplus = keys.pop("loraplus", None)
         spread, tied = keys.pop("spread", 1), keys.pop("tied", False)
-        config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=6, target_modules=["q_proj", "v_proj"], **keys)
+        config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=6, target_modules=TARGETS + ["embed_tokens"] * bool(loraplus),
+                                 **keys)
         torch.manual_seed(12)
         model = peft.get_peft_model(base_model(spread, tied), config)
         if lora is None:
             lora = {stored_name(n): torch.randn(p.shape, generator=generator).mul(0.03).bfloat16()
                     for n, p in model.named_parameters() if p.requires_grad}
+            for name_of, shape in (("A", (4, 384)), ("B", (256, 4))):
+                lora[f"base_model.model.model.embed_tokens.lora_embedding_{name_of}"] = (
+                    torch.randn(shape, generator=generator).mul(0.03).bfloat16())
             save_file(lora, os.path.join(OUT, "lora.safetensors"))
         start(model, lora)
-        steps, samples = train(model, ids * spread)
+        steps, samples = train(model, ids * spread, loraplus)
         with open(os.path.join(OUT, name + ".json"), "w", encoding="utf-8") as file:
-            json.dump({"input_ids": (ids * spread).tolist(), "spread": spread, "tied": tied, **keys, "steps": steps, "samples": samples}, file)
+            json.dump({"input_ids": (ids * spread).tolist(), "spread": spread, "tied": tied, "loraplus": loraplus, **keys, "steps": steps, "samples": samples}, file)
             file.write("\n")
         print(name, steps[0], steps[-1])
 

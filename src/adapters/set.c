@@ -190,7 +190,13 @@ static tsr_status choose_module(selection *s, uint64_t index)
     TSR_TRY(is_excluded(&excluded, s, index, target));
     if (!target || excluded || !in_layers(s, module->path))
         return TSR_OK;
-    if (!module->linear)
+    if (module->table && s->spec->dora)
+        return tsr_fail(
+            TSR_ECONFIG,
+            "%s: \"%s\" means %s, an embedding, and use_dora is for linears; take one of "
+            "them out",
+            TARGET_KEY, name, module->path);
+    if (!module->linear && !module->table)
         return tsr_fail(TSR_ECONFIG,
                         "%s: \"%s\" means %s, which is not a linear of a decoder layer and cannot "
                         "have an adapter; take it out, or name it in %s, or let the target end in "
@@ -372,6 +378,7 @@ static tsr_status build_adapters(tsr_adapter_set *set, const selection *s)
                 .alpha = alpha[i],
                 .scale = alpha[i] / (spec->rslora ? sqrt(rank[i]) : rank[i]),
                 .dora = spec->dora,
+                .table = s->module[i].table,
             };
     return TSR_OK;
 }

@@ -31,6 +31,8 @@ typedef struct item {
     /* A table, of which some rows are the adapter's. */
     const tsr_tensor *table, *rows;
     const tsr_layout_rows *ids;
+    float
+        *low; /* of an embedding with a LoRA: A [r, rows], B [d, r] behind it; NULL: it has none */
 } item;
 
 /* Rounded to bf16, which can overflow where fp32 did not. */
@@ -87,7 +89,8 @@ static const tsr_tensor *whole_of(const tsr_inputs *inputs, bool trained, const 
 static bool unties(const tsr_inputs *inputs)
 {
     const tsr_layout *layout = &inputs->layout;
-    bool rows = layout->embedding_rows.count + layout->head_rows.count > 0;
+    bool rows =
+        layout->embedding_rows.count + layout->head_rows.count > 0 || layout->embedding_lora.r;
     return layout->head == layout->embedding &&
            (inputs->adapter.trains_head || inputs->adapter.trains_embedding ||
             (rows && !layout->rows_tied));
@@ -108,6 +111,23 @@ static tsr_status put_rows(float *values, const item *it, uint64_t first, uint64
     return TSR_OK;
 }
 
+/* Elements [first, first + count) of scale (B A)^T are added. */
+static void add_lora(float *values, const item *it, uint64_t first, uint64_t count)
+{
+    const tsr_inputs *inputs = &it->all->convert->inputs;
+    const tsr_peft_module *module =
+        tsr_peft_module_find(inputs->adapter.init, inputs->layout.embedding_path);
+    uint64_t d = module->out_features, rows = module->in_features, r = module->r;
+    const float *a = it->low, *b = it->low + r * rows;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t row = (first + i) / d, column = (first + i) % d;
+        float sum = 0;
+        for (uint64_t j = 0; j < r; j++)
+            sum += a[j * rows + row] * b[column * r + j];
+        values[i] += (float)inputs->layout.embedding_lora.scale * sum;
+    }
+}
+
 static tsr_status next_table(const void **data, uint64_t *bytes, void *user, uint64_t offset)
 {
     const item *it = user;
@@ -116,7 +136,10 @@ static tsr_status next_table(const void **data, uint64_t *bytes, void *user, uin
     uint64_t most = TSR_CONVERT_CHUNK_BYTES / sizeof(float), count = left < most ? left : most;
     float *values = (float *)(void *)c->in;
     TSR_TRY(tsr_safetensors_read_f32(values, it->table, first, count));
-    TSR_TRY(put_rows(values, it, first, count));
+    if (it->rows)
+        TSR_TRY(put_rows(values, it, first, count));
+    if (it->low)
+        add_lora(values, it, first, count);
     for (uint64_t i = 0; i < count; i++)
         c->out[i] = tsr_f32_to_bf16(values[i]);
     *data = c->out;
@@ -124,12 +147,25 @@ static tsr_status next_table(const void **data, uint64_t *bytes, void *user, uin
     return tsr_convert_tick(it->all->convert, count * tsr_dtype_bytes(it->table->dtype));
 }
 
-static void add_table(merging *all, const char *name, const tsr_tensor *table,
-                      const tsr_layout_rows *ids, const char *path)
+static tsr_status read_lora(item *it, const tsr_peft_module *module)
+{
+    uint64_t a = module->r * module->in_features, b = module->r * module->out_features;
+    it->low = malloc((a + b) * sizeof *it->low);
+    if (!it->low)
+        return tsr_fail(TSR_ENOMEM, "out of memory while merging %s", module->path);
+    TSR_TRY(tsr_safetensors_read_f32(it->low, module->a, 0, a));
+    return tsr_safetensors_read_f32(it->low + a, module->b, 0, b);
+}
+
+static tsr_status add_table(merging *all, const char *name, const tsr_tensor *table,
+                            const tsr_layout_rows *ids, const char *path)
 {
     item *it = &all->items[all->count];
     *it = (item){.all = all, .table = table, .ids = ids};
-    it->rows = tsr_peft_module_find(all->convert->inputs.adapter.init, path)->rows;
+    const tsr_peft_module *module = tsr_peft_module_find(all->convert->inputs.adapter.init, path);
+    it->rows = module->rows;
+    if (module->a)
+        TSR_TRY(read_lora(it, module));
     all->sources[all->count++] = (tsr_tensor_source){.name = name,
                                                      .dtype = TSR_BF16,
                                                      .ndim = 2,
@@ -137,6 +173,7 @@ static void add_table(merging *all, const char *name, const tsr_tensor *table,
                                                      .next = next_table,
                                                      .user = it};
     all->convert->total += (double)table->bytes;
+    return TSR_OK;
 }
 
 static void add_copied(merging *all, const char *name, const tsr_tensor *tensor)
@@ -148,27 +185,25 @@ static void add_copied(merging *all, const char *name, const tsr_tensor *tensor)
 }
 
 /* A tensor that no linear of a layer has. */
-static void add_other(merging *all, const tsr_tensor *tensor)
+static tsr_status add_other(merging *all, const tsr_tensor *tensor)
 {
     const tsr_inputs *inputs = &all->convert->inputs;
     const tsr_layout *layout = &inputs->layout;
     const tsr_tensor *whole = NULL;
     bool embedding = tensor == layout->embedding, head = tensor == layout->head && !embedding;
     if (unties(inputs) && !strcmp(tensor->name, HEAD)) /* a copy of the embedding */
-        return;
-    if (embedding && layout->embedding_rows.count) {
-        add_table(all, tensor->name, tensor, &layout->embedding_rows, layout->embedding_path);
-        return;
-    }
-    if (head && layout->head_rows.count) {
-        add_table(all, tensor->name, tensor, &layout->head_rows, "lm_head");
-        return;
-    }
+        return TSR_OK;
+    if (embedding && (layout->embedding_rows.count || layout->embedding_lora.r))
+        return add_table(all, tensor->name, tensor, &layout->embedding_rows,
+                         layout->embedding_path);
+    if (head && layout->head_rows.count)
+        return add_table(all, tensor->name, tensor, &layout->head_rows, "lm_head");
     if (embedding)
         whole = whole_of(inputs, inputs->adapter.trains_embedding, inputs->layout.embedding_path);
     else if (head)
         whole = whole_of(inputs, inputs->adapter.trains_head, "lm_head");
     add_copied(all, tensor->name, whole ? whole : tensor);
+    return TSR_OK;
 }
 
 static tsr_status add_sources(merging *all)
@@ -187,7 +222,7 @@ static tsr_status add_sources(merging *all)
         if (part && linear)
             continue; /* of a 4-bit weight, which becomes a plain one */
         if (!linear || !(linear->r || linear->source.prequantized)) {
-            add_other(all, tensor);
+            TSR_TRY(add_other(all, tensor));
             continue;
         }
         item *it = &all->items[all->count];
@@ -202,8 +237,8 @@ static tsr_status add_sources(merging *all)
         all->convert->total += (double)tensor->bytes;
     }
     if (unties(inputs) && inputs->layout.head_rows.count)
-        add_table(all, HEAD, inputs->layout.head, &inputs->layout.head_rows, "lm_head");
-    else if (unties(inputs))
+        return add_table(all, HEAD, inputs->layout.head, &inputs->layout.head_rows, "lm_head");
+    if (unties(inputs))
         add_copied(all, HEAD, head ? head : inputs->layout.embedding);
     return TSR_OK;
 }
@@ -261,6 +296,8 @@ static tsr_status merge(tsr_convert *convert, json_t *report)
     tsr_merger_destroy(all.merger);
     tsr_copier_close(&all.copier);
     free(all.narrow);
+    for (uint64_t i = 0; all.items && i < all.count; i++)
+        free(all.items[i].low);
     free(all.items);
     free(all.sources);
     tsr_report_string(report, "model", inputs->config.model_name_or_path);

@@ -221,7 +221,8 @@ typedef struct {
     /* optimizer */
     double learning_rate;
     double loraplus_lr_ratio; /* 0: none */
-    int optim;                /* 0: AdamW, the only one */
+    double loraplus_lr_embedding;
+    int optim; /* 0: AdamW, the only one */
     double adam_beta1, adam_beta2, adam_epsilon, weight_decay;
     double max_grad_norm; /* 0: no clipping */
     tsr_schedule_kind lr_scheduler_type;

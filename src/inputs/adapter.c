@@ -497,6 +497,24 @@ static tsr_status check_tensors(const tsr_train_adapter *adapter, const tsr_conf
     return TSR_OK;
 }
 
+/* A LoRA of the embedding, against what else is trained of it. */
+static tsr_status check_table(const tsr_train_adapter *adapter, const tsr_config *config)
+{
+    bool found = false;
+    for (uint64_t i = 0; i < adapter->set.count; i++)
+        found |= adapter->set.adapter[i].table;
+    const char *key = adapter->trains_embedding               ? "modules_to_save"
+                      : adapter->embedding_rows.count         ? "trainable_token_indices"
+                      : adapter->start == TSR_START_PRINCIPAL ? "init_lora_weights: pissa"
+                                                              : NULL;
+    if (!found || !key)
+        return TSR_OK;
+    return tsr_fail(TSR_ECONFIG,
+                    "%s: lora_target_modules: embed_tokens is found in it with %s; one of them can "
+                    "be about the embedding; take it out of the other",
+                    tsr_config_where(config, "lora_target_modules"), key);
+}
+
 /* ---- text decoders beside towers ---- */
 
 /* How init_adapter begins the names of the decoder's modules; NULL: as Transformers 5, or in no known way. */
@@ -583,6 +601,8 @@ tsr_status tsr_train_adapter_open(tsr_train_adapter *out, tsr_config *config, bo
         status = choose_saved(&adapter, config);
     if (status == TSR_OK && adapter.present)
         status = tsr_adapter_set_make(&adapter.set, &adapter.spec, of.item, module_count);
+    if (status == TSR_OK && adapter.present)
+        status = check_table(&adapter, config);
     if (status == TSR_OK && adapter.present && composite)
         status = name_each(&adapter, modules);
     if (status == TSR_OK && adapter.init)

@@ -14,6 +14,8 @@ static const char *const suffixes[] = {
     [TSR_PEFT_A] = ".lora_A.weight",
     [TSR_PEFT_B] = ".lora_B.weight",
     [TSR_PEFT_MAGNITUDE] = ".lora_magnitude_vector",
+    [TSR_PEFT_EMBEDDING_A] = ".lora_embedding_A",
+    [TSR_PEFT_EMBEDDING_B] = ".lora_embedding_B",
     [TSR_PEFT_ROWS] = ".token_adapter.trainable_tokens_delta",
     [TSR_PEFT_WHOLE] = ".weight", /* the others end in none of these but it */
 };
@@ -66,6 +68,13 @@ static tsr_peft_module *find_or_add(tsr_peft *peft, const char *path, size_t len
     return &peft->modules[peft->count++];
 }
 
+/* What PEFT's save_embedding_layers adds beside a LoRA of the embedding: the base's own weight. */
+static bool is_base_layer(const char *path, size_t length)
+{
+    static const char name[] = ".base_layer";
+    return length >= sizeof name && !strncmp(path + length - strlen(name), name, strlen(name));
+}
+
 static tsr_status add_tensor(tsr_peft *peft, const tsr_tensor *tensor)
 {
     tsr_peft_part part;
@@ -84,17 +93,19 @@ static tsr_status add_tensor(tsr_peft *peft, const tsr_tensor *tensor)
     if (tensor->ndim != (part == TSR_PEFT_MAGNITUDE ? 1 : 2) || tensor->element_count == 0)
         return tsr_fail(TSR_EDATA, "%s: tensor '%s' has shape %s, expected %s", path, tensor->name,
                         tsr_shape_text(shown, tensor->shape, tensor->ndim),
-                        part == TSR_PEFT_A       ? "[r, in]"
-                        : part == TSR_PEFT_B     ? "[out, r]"
-                        : part == TSR_PEFT_WHOLE ? "[out, in]"
-                        : part == TSR_PEFT_ROWS  ? "[tokens, in]"
-                                                 : "[out]");
+                        part == TSR_PEFT_A || part == TSR_PEFT_EMBEDDING_A   ? "[r, in]"
+                        : part == TSR_PEFT_B || part == TSR_PEFT_EMBEDDING_B ? "[out, r]"
+                        : part == TSR_PEFT_WHOLE                             ? "[out, in]"
+                        : part == TSR_PEFT_ROWS                              ? "[tokens, in]"
+                                                                             : "[out]");
+    if (part == TSR_PEFT_WHOLE && is_base_layer(tensor->name + strlen(PREFIX), length))
+        return TSR_OK;
     tsr_peft_module *module = find_or_add(peft, tensor->name + strlen(PREFIX), length);
     if (!module)
         return tsr_fail(TSR_ENOMEM, "%s: no memory for its modules", path);
-    if (part == TSR_PEFT_A)
+    if (part == TSR_PEFT_A || part == TSR_PEFT_EMBEDDING_A)
         module->a = tensor;
-    else if (part == TSR_PEFT_B)
+    else if (part == TSR_PEFT_B || part == TSR_PEFT_EMBEDDING_B)
         module->b = tensor;
     else if (part == TSR_PEFT_WHOLE)
         module->whole = tensor;

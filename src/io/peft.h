@@ -95,11 +95,13 @@ const tsr_peft_module *tsr_peft_module_find(const tsr_peft *peft, const char *pa
 /* Modules whose paths begin with `from` get `to` instead. */
 tsr_status tsr_peft_rename(tsr_peft *peft, const char *from, const char *to);
 
-/* WHOLE: of a module that modules_to_save trains; ROWS: of one that trainable_token_indices has rows of. */
+/* EMBEDDING_A, _B: of an embedding's LoRA, [r, rows] and [columns, r]; WHOLE: of a module that modules_to_save trains; ROWS: of one that trainable_token_indices has rows of. */
 typedef enum {
     TSR_PEFT_A,
     TSR_PEFT_B,
     TSR_PEFT_MAGNITUDE,
+    TSR_PEFT_EMBEDDING_A,
+    TSR_PEFT_EMBEDDING_B,
     TSR_PEFT_ROWS,
     TSR_PEFT_WHOLE
 } tsr_peft_part;

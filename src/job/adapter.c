@@ -14,17 +14,27 @@ uint64_t tsr_job_part_count(const tsr_job *job)
 {
     const tsr_layout *layout = &job->inputs.layout;
     uint64_t chunks = (uint64_t)(layout->unit_count - layout->layer_count);
-    return 3 * job->inputs.adapter.set.count + 2 * chunks;
+    return 3 * job->inputs.adapter.set.count + 4 * chunks;
+}
+
+/* What a trainable segment of a table is. */
+static tsr_peft_part table_part(const tsr_layout *layout, int unit, int segment)
+{
+    const tsr_layout_embedding_lora *lora = &layout->embedding_lora;
+    if (unit < tsr_layout_head_end(layout) || layout->embedding_whole)
+        return TSR_PEFT_WHOLE;
+    if (lora->r && segment == lora->a)
+        return TSR_PEFT_EMBEDDING_A;
+    return lora->r && segment == lora->b ? TSR_PEFT_EMBEDDING_B : TSR_PEFT_ROWS;
 }
 
 static tsr_status each_part_of(const tsr_layout *layout, int unit, tsr_job_part_call *call,
                                void *user)
 {
     const tsr_layout_unit *u = &layout->unit[unit];
-    bool rows = unit >= tsr_layout_head_end(layout) && !layout->embedding_whole;
     int chunk = (int)(u->first_row / TSR_HEAD_CHUNK_ROWS);
     for (int i = 0; !u->block && i < u->trainable_count; i++)
-        TSR_TRY(call(user, &(tsr_job_part){unit, i, rows ? TSR_PEFT_ROWS : TSR_PEFT_WHOLE,
+        TSR_TRY(call(user, &(tsr_job_part){unit, i, table_part(layout, unit, i),
                                            u->trainable[i].module, chunk}));
     for (int i = 0; i < tsr_layout_linears(&layout->unit[unit]); i++) {
         const tsr_layout_linear *linear = &layout->unit[unit].linear[i];

@@ -293,6 +293,19 @@ static tsr_status make_schedule(tsr_job *job)
     return job->resume ? compare_schedules(job) : TSR_OK;
 }
 
+/* With LoRA+ a LoRA of the embedding has a rate of its own; what is trained whole has that of A. */
+static double rate_of_table(const tsr_job *job, int unit, int segment)
+{
+    const tsr_config *config = &job->inputs.config;
+    const tsr_layout *layout = &job->inputs.layout;
+    const tsr_layout_embedding_lora *lora = &layout->embedding_lora;
+    bool adapted = unit >= tsr_layout_head_end(layout) && lora->r &&
+                   (segment == lora->a || segment == lora->b);
+    return adapted && config->loraplus_lr_ratio > 0 && config->learning_rate > 0
+               ? config->loraplus_lr_embedding / config->learning_rate
+               : 0;
+}
+
 /* Of each trainable segment, unit by unit of the plan: its rate of learning. LoRA+, as PEFT's create_loraplus_optimizer has
  * it: B and what has one dimension learn faster than A. The caller frees. */
 static double *find_rates(const tsr_job *job)
@@ -315,6 +328,11 @@ static double *find_rates(const tsr_job *job)
                 rate[first[a->unit] + (size_t)a->at] = 0;
             }
     }
+    for (int unit = layout->layer_count; rate && unit < layout->unit_count; unit++)
+        for (int i = 0; i < layout->unit[unit].trainable_count; i++) {
+            const tsr_layout_segment *s = &layout->unit[unit].trainable[i];
+            rate[first[s->unit] + (size_t)s->at] = rate_of_table(job, unit, i);
+        }
     free(first);
     return rate;
 }

@@ -18,7 +18,9 @@ static __global__ void __launch_bounds__(THREADS)
     if (row < 0 || row >= a.count)
         return;
     for (int64_t i = threadIdx.x; i < a.d; i += THREADS)
-        tsr_store(a.out, t * a.d + i, a.scale * tsr_load(a.table, row * a.d + i, a.dtype), a.dtype);
+        tsr_store(a.out, t * a.d + i,
+                  a.scale * tsr_load(a.table, row * a.row_stride + i * a.column_stride, a.dtype),
+                  a.dtype);
 }
 
 extern "C" tsr_status tsr_table_rows_cuda(tsr_stream *stream, const tsr_table_rows_args *args)
@@ -26,7 +28,10 @@ extern "C" tsr_status tsr_table_rows_cuda(tsr_stream *stream, const tsr_table_ro
     TSR_TRY(tsr_table_rows_check(args));
     if (args->tokens == 0)
         return TSR_OK;
-    TSR_LAUNCH(copy_rows, (unsigned)args->tokens, THREADS, stream, *args);
+    tsr_table_rows_args all = *args;
+    all.row_stride = args->row_stride ? args->row_stride : args->d;
+    all.column_stride = args->row_stride ? args->column_stride : 1;
+    TSR_LAUNCH(copy_rows, (unsigned)args->tokens, THREADS, stream, all);
     return tsr_launched("table_rows");
 }
 
@@ -42,7 +47,8 @@ static __global__ void __launch_bounds__(THREADS)
         for (int64_t t = lead; t >= 0; t = a.next[t])
             sum += tsr_load(a.dout, t * a.d + i, a.dtype);
         /* as two roundings, which the reference has */
-        a.dtable[row * a.d + i] = __fadd_rn(a.dtable[row * a.d + i], __fmul_rn(a.scale, sum));
+        float *at = a.dtable + row * a.row_stride + i * a.column_stride;
+        *at = __fadd_rn(*at, __fmul_rn(a.scale, sum));
     }
 }
 
@@ -57,6 +63,9 @@ extern "C" tsr_status tsr_table_sum_cuda(tsr_stream *stream, const tsr_table_sum
                                 "table_sum"));
     if (args->lead_count == 0)
         return TSR_OK;
-    TSR_LAUNCH(sum_rows, (unsigned)args->lead_count, THREADS, stream, *args);
+    tsr_table_sum_args all = *args;
+    all.row_stride = args->row_stride ? args->row_stride : args->d;
+    all.column_stride = args->row_stride ? args->column_stride : 1;
+    TSR_LAUNCH(sum_rows, (unsigned)args->lead_count, THREADS, stream, all);
     return tsr_launched("table_sum");
 }

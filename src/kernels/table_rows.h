@@ -5,6 +5,7 @@
  *     table_rows    out[t, :] = scale table[id[t] - first, :] of the tokens whose id is in the chunk; others stay
  *     table_sum     dtable[i, :] = plus[i, :] + scale (the sum of dout[t, :] over the tokens with id first + i, 0 where
  *                   there are none): its backward
+ * Element (i, j) of a table is at i row_stride + j column_stride, so that a table may be stored by columns.
  * Tokens of one id are a chain: leads[0 .. lead_count) are the first token of each id, next[t] the token after t that
  * has its id, -1 at the end. A sum follows its chain, so its order is that of the tokens.
  *
@@ -20,6 +21,7 @@ typedef struct {
     const void *table;  /* [count, d] of dtype */
     const int32_t *ids; /* [tokens] */
     int64_t tokens, d, first, count;
+    int64_t row_stride, column_stride; /* of the table; 0, 0: d, 1 */
     float scale;
     tsr_dtype dtype;
 } tsr_table_rows_args;
@@ -31,6 +33,7 @@ typedef struct {
     const int32_t *ids, *next; /* [tokens] */
     const int32_t *leads;      /* [lead_count] */
     int64_t tokens, lead_count, d, first, count;
+    int64_t row_stride, column_stride; /* of dtable; 0, 0: d, 1 */
     float scale;
     tsr_dtype dtype;
 } tsr_table_sum_args;

@@ -39,15 +39,17 @@ static void copy_block(void *context, int index)
 {
     const tsr_table_rows_args *args = context;
     int64_t rows = tsr_block_rows(args->d), d = args->d;
+    int64_t row_stride = args->row_stride ? args->row_stride : d;
+    int64_t column_stride = args->row_stride ? args->column_stride : 1;
     int64_t last = tsr_min(args->tokens, (index + 1) * rows);
     for (int64_t t = index * rows; t < last; t++) {
         int64_t row = args->ids[t] - args->first;
         float *out = (float *)args->out + t * d;
         if (row < 0 || row >= args->count)
             continue;
-        const float *in = (const float *)args->table + row * d;
+        const float *in = (const float *)args->table + row * row_stride;
         for (int64_t i = 0; i < d; i++)
-            out[i] = args->scale * in[i];
+            out[i] = args->scale * in[i * column_stride];
     }
 }
 
@@ -74,17 +76,19 @@ static void sum_block(void *context, int index)
 {
     const tsr_table_sum_args *args = context;
     int64_t leads = tsr_block_rows(args->d), d = args->d;
+    int64_t row_stride = args->row_stride ? args->row_stride : d;
+    int64_t column_stride = args->row_stride ? args->column_stride : 1;
     int64_t last = tsr_min(args->lead_count, (index + 1) * leads);
     for (int64_t i = index * leads; i < last; i++) {
         int64_t row = args->ids[args->leads[i]] - args->first;
-        float *sum = args->dtable + row * d;
+        float *sum = args->dtable + row * row_stride;
         if (row < 0 || row >= args->count)
             continue;
         for (int64_t j = 0; j < d; j++) {
             float of_id = 0;
             for (int64_t t = args->leads[i]; t >= 0; t = args->next[t])
                 of_id += ((const float *)args->dout)[t * d + j];
-            sum[j] += args->scale * of_id;
+            sum[j * column_stride] += args->scale * of_id;
         }
     }
 }

@@ -62,20 +62,108 @@ tsr_status tsr_model_embed_tokens(tsr_model *model, void *x)
     return add_noise(model, x);
 }
 
-/* Where a segment of the chunk of trained rows is. */
-static const char *rows_at(const tsr_model *model, const tsr_layout_rows *rows,
-                           const tsr_unit_view *view)
+/* Where a segment of the only chunk is, and its gradient. */
+static const char *part_at(const tsr_model *model, int segment, const tsr_unit_view *view)
 {
     const tsr_unit *unit = &model->options.units[view->unit];
-    return view->trainable + unit->trainable.segment[rows->segment].gathered_offset;
+    return view->trainable + unit->trainable.segment[segment].gathered_offset;
 }
 
-static float *rows_gradient(const tsr_model *model, const tsr_layout_rows *rows,
-                            const tsr_unit_view *view, float *gradient)
+static float *gradient_at(const tsr_model *model, int segment, const tsr_unit_view *view,
+                          float *gradient)
 {
     const tsr_unit *unit = &model->options.units[view->unit];
-    return gradient +
-           tsr_unit_gradient_at(&unit->trainable.segment[rows->segment], model->options.ranks);
+    return gradient + tsr_unit_gradient_at(&unit->trainable.segment[segment], model->options.ranks);
+}
+
+/* low = A[:, id] of every token. */
+static tsr_status gather_low(tsr_model *model, const tsr_unit_view *view)
+{
+    const tsr_layout *layout = model->options.layout;
+    const tsr_layout_embedding_lora *lora = &layout->embedding_lora;
+    const stage *s = tsr_model_current(model);
+    int64_t vocabulary = (int64_t)layout->config.vocab_size;
+    return model->options.kernels->table_rows(
+        model->compute, &(tsr_table_rows_args){.out = model->embedding_low[0],
+                                               .table = part_at(model, lora->a, view),
+                                               .ids = s->view.ids,
+                                               .tokens = s->batch.tokens,
+                                               .d = (int64_t)lora->r,
+                                               .count = vocabulary,
+                                               .row_stride = 1,
+                                               .column_stride = vocabulary,
+                                               .scale = 1,
+                                               .dtype = model->options.dtype});
+}
+
+/* x += scale low B^T, as large as the embedding's own scale makes it. */
+static tsr_status add_lora(tsr_model *model, const tsr_unit_view *view, void *x)
+{
+    const tsr_layout *layout = model->options.layout;
+    const tsr_layout_embedding_lora *lora = &layout->embedding_lora;
+    if (!lora->r)
+        return TSR_OK;
+    TSR_TRY(gather_low(model, view));
+    return model->options.kernels->gemm(
+        model->compute, &(tsr_gemm_args){.m = tsr_model_current(model)->batch.tokens,
+                                         .n = (int64_t)layout->config.hidden_size,
+                                         .k = (int64_t)lora->r,
+                                         .a = model->embedding_low[0],
+                                         .b = part_at(model, lora->b, view),
+                                         .c = x,
+                                         .trans_b = true,
+                                         .alpha = (float)lora->scale * embedding_scale(model),
+                                         .beta = 1,
+                                         .dtype = model->options.dtype,
+                                         .c_dtype = model->options.dtype});
+}
+
+/* dB = s dx^T low, d low = s dx B, dA[:, id] += d low. */
+static tsr_status lora_backward(tsr_model *model, const tsr_unit_view *view, float *gradient)
+{
+    const tsr_layout *layout = model->options.layout;
+    const tsr_layout_embedding_lora *lora = &layout->embedding_lora;
+    const tsr_kernels *kernels = model->options.kernels;
+    const stage *s = tsr_model_current(model);
+    int64_t d = (int64_t)layout->config.hidden_size, r = (int64_t)lora->r;
+    int64_t vocabulary = (int64_t)layout->config.vocab_size;
+    tsr_dtype dtype = model->options.dtype;
+    float scale = (float)lora->scale * embedding_scale(model);
+    TSR_TRY(gather_low(model, view));
+    TSR_TRY(kernels->gemm(model->compute,
+                          &(tsr_gemm_args){.m = d,
+                                           .n = r,
+                                           .k = s->batch.tokens,
+                                           .a = model->activations.dx,
+                                           .b = model->embedding_low[0],
+                                           .c = gradient_at(model, lora->b, view, gradient),
+                                           .trans_a = true,
+                                           .alpha = scale,
+                                           .dtype = dtype,
+                                           .c_dtype = TSR_F32}));
+    TSR_TRY(kernels->gemm(model->compute, &(tsr_gemm_args){.m = s->batch.tokens,
+                                                           .n = r,
+                                                           .k = d,
+                                                           .a = model->activations.dx,
+                                                           .b = part_at(model, lora->b, view),
+                                                           .c = model->embedding_low[1],
+                                                           .alpha = scale,
+                                                           .dtype = dtype,
+                                                           .c_dtype = dtype}));
+    return kernels->table_sum(
+        model->compute, &(tsr_table_sum_args){.dtable = gradient_at(model, lora->a, view, gradient),
+                                              .dout = model->embedding_low[1],
+                                              .ids = s->view.ids,
+                                              .next = s->view.next,
+                                              .leads = s->view.leads,
+                                              .tokens = s->batch.tokens,
+                                              .lead_count = s->lead_count,
+                                              .d = r,
+                                              .count = vocabulary,
+                                              .row_stride = 1,
+                                              .column_stride = vocabulary,
+                                              .scale = 1,
+                                              .dtype = dtype});
 }
 
 /* Before the rows of trained tokens take their places, the embedding's own; the head's are kept until it comes. */
@@ -86,8 +174,8 @@ static tsr_status begin_rows(tsr_model *model, void *x, const tsr_unit_view *vie
     uint64_t bytes =
         (uint64_t)head->count * layout->config.hidden_size * tsr_dtype_bytes(model->options.dtype);
     TSR_TRY(look_up(model, x));
-    return bytes ? tsr_stream_copy(model->compute, model->head_rows, rows_at(model, head, view),
-                                   bytes)
+    return bytes ? tsr_stream_copy(model->compute, model->head_rows,
+                                   part_at(model, head->segment, view), bytes)
                  : TSR_OK;
 }
 
@@ -104,8 +192,9 @@ tsr_status tsr_model_embed(tsr_model *model, int chunk, const tsr_unit_view *vie
         TSR_TRY(model->options.kernels->table_rows(
             model->compute,
             &(tsr_table_rows_args){.out = x,
-                                   .table = whole ? view->trainable
-                                                  : rows_at(model, &layout->embedding_rows, view),
+                                   .table =
+                                       whole ? view->trainable
+                                             : part_at(model, layout->embedding_rows.segment, view),
                                    .ids = s->view.ids,
                                    .tokens = s->batch.tokens,
                                    .d = (int64_t)model->options.layout->config.hidden_size,
@@ -113,6 +202,7 @@ tsr_status tsr_model_embed(tsr_model *model, int chunk, const tsr_unit_view *vie
                                    .count = count,
                                    .scale = embedding_scale(model),
                                    .dtype = model->options.dtype}));
+    TSR_TRY(add_lora(model, view, x));
     bool last = !whole || rows->first_row + rows->row_count == layout->config.vocab_size;
     return last ? add_noise(model, x) : TSR_OK;
 }
@@ -128,15 +218,17 @@ tsr_status tsr_model_embed_backward(tsr_model *model, int chunk, const tsr_unit_
     uint64_t bytes = (uint64_t)layout->head_rows.count * layout->config.hidden_size * sizeof(float);
     if (bytes && !layout->rows_tied)
         TSR_TRY(tsr_stream_copy(model->compute,
-                                rows_gradient(model, &layout->head_rows, view, gradient),
+                                gradient_at(model, layout->head_rows.segment, view, gradient),
                                 model->head_gradient, bytes));
+    if (layout->embedding_lora.r)
+        return lora_backward(model, view, gradient);
     if (!count)
         return TSR_OK;
     return model->options.kernels->table_sum(
         model->compute,
         &(tsr_table_sum_args){
-            .dtable =
-                whole ? gradient : rows_gradient(model, &layout->embedding_rows, view, gradient),
+            .dtable = whole ? gradient
+                            : gradient_at(model, layout->embedding_rows.segment, view, gradient),
             .plus = layout->rows_tied ? model->head_gradient : NULL,
             .dout = model->activations.dx,
             .ids = s->view.ids,

@@ -411,9 +411,37 @@ static tsr_layout_linear *find_linear(int *layer, int *index, const tsr_layout *
     return &layout->unit[*layer].linear[module];
 }
 
+static void add_embedding_lora(const builder *b, const tsr_adapter *adapter)
+{
+    tsr_layout *layout = b->layout;
+    tsr_layout_embedding_lora *lora = &layout->embedding_lora;
+    tsr_layout_unit *unit = &layout->unit[tsr_layout_head_end(layout)];
+    tsr_layout_segment segment = {.name = layout->embedding_path,
+                                  .linear = -1,
+                                  .dtype = b->options.compute,
+                                  .module = layout->embedding_path};
+    char name[NAME_BYTES];
+    put_name(name, tsr_composite_prefix(NULL), 0, true, "embed_tokens", "");
+    lora->key = tsr_adapter_module_key(name);
+    lora->r = tsr_ceil_div(adapter->r, TSR_RANK_STEP) * TSR_RANK_STEP;
+    lora->scale = adapter->scale;
+    segment.stored_rows = adapter->r;
+    segment.stored_columns = layout->config.vocab_size;
+    lora->a = add_trainable(layout, unit, lora->r, segment.stored_columns, segment);
+    segment.stored_rows = layout->config.hidden_size;
+    segment.stored_columns = adapter->r;
+    lora->b = add_trainable(layout, unit, segment.stored_rows, lora->r, segment);
+    if (lora->r > layout->largest_r)
+        layout->largest_r = lora->r;
+}
+
 static void add_adapter(const builder *b, const tsr_adapter *adapter)
 {
     tsr_layout *layout = b->layout;
+    if (adapter->table) {
+        add_embedding_lora(b, adapter);
+        return;
+    }
     int layer, index;
     tsr_layout_linear *linear = find_linear(&layer, &index, layout, adapter->module);
     tsr_layout_unit *unit = &layout->unit[layer];
@@ -440,6 +468,8 @@ static void add_adapter(const builder *b, const tsr_adapter *adapter)
 static void add_magnitude(tsr_layout *layout, const tsr_adapter *adapter)
 {
     int layer, index;
+    if (adapter->table)
+        return;
     tsr_layout_linear *linear = find_linear(&layer, &index, layout, adapter->module);
     if (!linear->dora)
         return;
@@ -480,7 +510,7 @@ static tsr_status allocate_unit(tsr_layout_unit *unit)
     unit->linear = calloc(linears + 1, sizeof *unit->linear);
     unit->vector = calloc(vectors + 1, sizeof *unit->vector);
     unit->frozen = calloc(3 * linears + vectors + 1, sizeof *unit->frozen);
-    unit->trainable = calloc(3 * linears + 2, sizeof *unit->trainable);
+    unit->trainable = calloc(3 * linears + 4, sizeof *unit->trainable);
     unit->final_norm = TSR_NO_SEGMENT;
     return unit->linear && unit->vector && unit->frozen && unit->trainable
                ? TSR_OK
@@ -503,6 +533,14 @@ static tsr_status allocate_units(tsr_layout *layout)
     return TSR_OK;
 }
 
+static bool adapts_embedding(const tsr_adapter_set *set)
+{
+    bool found = false;
+    for (uint64_t i = 0; set && i < set->count; i++)
+        found |= set->adapter[i].table;
+    return found;
+}
+
 tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
                            const tsr_checkpoint *checkpoint, const tsr_adapter_set *set,
                            const tsr_layout_options *options)
@@ -516,9 +554,9 @@ tsr_status tsr_layout_make(tsr_layout *out, const tsr_model_config *config,
     layout.chunk_count = (int)tsr_ceil_div(config->vocab_size, TSR_HEAD_CHUNK_ROWS);
     layout.head_trained = options->train_head;
     layout.embedding_whole = options->train_embedding;
-    layout.embedding_count = options->train_embedding
-                                 ? layout.chunk_count
-                                 : options->embedding_rows.count + options->head_rows.count > 0;
+    bool rows = options->embedding_rows.count + options->head_rows.count > 0;
+    layout.embedding_count =
+        options->train_embedding ? layout.chunk_count : rows || adapts_embedding(set);
     layout.unit_count = tsr_layout_head_end(&layout) + layout.embedding_count;
     layout.first_trained = layout.layer_count;
     if ((status = find_names(&b)) < 0 || (status = allocate_units(&layout)) < 0)

@@ -9,6 +9,7 @@
  *
  * modules_to_save trains the head or the embedding whole. A chunk of the head then has a trainable part and no frozen
  * one, and chunks of the embedding are units layers + chunks .. of the same kind; the plan has them before the layers.
+ * A LoRA of the embedding is such a unit too.
  * trainable_token_indices trains rows of either: all of them are one such unit. The head's replace its own, and where
  * head and embedding are one, with the same tokens or none named for the head, it takes the embedding's.
  *
@@ -100,6 +101,14 @@ typedef struct {
     int count, segment;
 } tsr_layout_rows;
 
+/* The embedding's LoRA: rows E[id] + scale B A[:, id]. Trainable segments of its only chunk. */
+typedef struct {
+    uint64_t r; /* in memory; 0: none */
+    double scale;
+    int a, b; /* [r, vocabulary], [d, r] */
+    uint64_t key;
+} tsr_layout_embedding_lora;
+
 typedef struct {
     tsr_model_config config;
     tsr_layout_unit *unit;
@@ -109,6 +118,7 @@ typedef struct {
     int embedding_count;  /* chunks of an embedding that is trained; 0: it is frozen */
     bool embedding_whole; /* all of it; else the only chunk has rows: */
     tsr_layout_rows embedding_rows, head_rows;
+    tsr_layout_embedding_lora embedding_lora;
     bool rows_tied;                      /* the head has the embedding's */
     char *embedding_path;                /* of its module, where something of it is trained */
     bool head_trained;                   /* the head's chunks are */

@@ -347,6 +347,41 @@ static tsr_status load_rows(const tsr_layout_unit *unit, int index, const tsr_la
     return loader->trainable(loader->user, index, rows->segment, values);
 }
 
+/* A or B of the embedding's LoRA: as init has it, else A = 0 and B normal, as PEFT draws them. */
+static tsr_status load_embedding_part(const tsr_layout *layout, int unit, int segment,
+                                      const tsr_tensor *stored, uint64_t seed,
+                                      const tsr_model_loader *loader)
+{
+    const tsr_layout_segment *s = &layout->unit[unit].trainable[segment];
+    uint64_t first, count, key = layout->embedding_lora.key;
+    int rank = tsr_comm_rank(loader->comm), ranks = tsr_comm_size(loader->comm);
+    uint64_t part = tsr_ceil_div(s->granule_count, (uint64_t)ranks) * 64;
+    bool drawn = segment == layout->embedding_lora.b || loader->start == TSR_START_RANDOM;
+    tsr_plain_range(&first, &count, s, rank, ranks);
+    TSR_AUTO_FREE float *values = calloc(part + 1, sizeof *values);
+    if (!values)
+        return tsr_fail(TSR_ENOMEM, "out of memory while loading the adapter of %s", s->name);
+    for (tsr_stored_run run = {0}; tsr_stored_next(&run, s, first, first + count);) {
+        float *out = values + run.memory - first;
+        if (stored)
+            TSR_TRY(tsr_safetensors_read_f32(out, stored, run.stored, run.count));
+        else if (drawn)
+            tsr_adapter_init_normal(out, run.stored, run.count, 1, seed,
+                                    key + (uint64_t)(segment == layout->embedding_lora.b));
+    }
+    return loader->trainable(loader->user, unit, segment, values);
+}
+
+static tsr_status load_embedding_lora(const tsr_layout *layout, int unit, const tsr_peft *init,
+                                      uint64_t seed, const tsr_model_loader *loader)
+{
+    const tsr_layout_embedding_lora *lora = &layout->embedding_lora;
+    const tsr_peft_module *stored =
+        init ? tsr_peft_module_find(init, layout->embedding_path) : NULL;
+    TSR_TRY(load_embedding_part(layout, unit, lora->a, stored ? stored->a : NULL, seed, loader));
+    return load_embedding_part(layout, unit, lora->b, stored ? stored->b : NULL, seed, loader);
+}
+
 tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const tsr_peft *init,
                                     uint64_t seed, const tsr_model_loader *loader)
 {
@@ -356,6 +391,8 @@ tsr_status tsr_model_load_trainable(const tsr_layout *layout, int unit, const ts
         TSR_TRY(load_rows(parts, unit, &layout->embedding_rows, init, loader));
     if (embedding && layout->head_rows.count && !layout->rows_tied)
         TSR_TRY(load_rows(parts, unit, &layout->head_rows, init, loader));
+    if (embedding && layout->embedding_lora.r)
+        TSR_TRY(load_embedding_lora(layout, unit, init, seed, loader));
     if (!parts->block && parts->trainable_count && !(embedding && !layout->embedding_whole))
         return load_chunk(parts, unit, init, loader);
     const beginning begin = {layout, init, seed, loader};

@@ -143,6 +143,15 @@ static tsr_status walk_rows(tsr_model *model, const tsr_model_options *options,
                             tsr_take_buffer *device, void *user)
 {
     uint64_t count = (uint64_t)options->layout->head_rows.count;
+    uint64_t r = options->layout->embedding_lora.r;
+    static const char *const low[] = {"embedding low", "embedding low gradient"};
+    for (int i = 0; r && i < (options->train ? 2 : 1); i++) {
+        void *address = NULL;
+        TSR_TRY(device(user, &address, low[i], "of the embedding's adapter",
+                       (tsr_array){options->dtype, (uint64_t)options->bounds.tokens, r}));
+        if (model)
+            model->embedding_low[i] = address;
+    }
     uint64_t d = options->layout->config.hidden_size;
     void *rows = NULL, *ids = NULL, *gradient = NULL;
     if (!count)

@@ -32,7 +32,7 @@ static bool allocate_rows(tsr_model *model)
     const tsr_layout *layout = model->options.layout;
     const tsr_layout_rows none = {0};
     bool made = !layout->embedding_count || allocate_ids(&model->last_of, layout, &none);
-    if (made && layout->embedding_count && !layout->embedding_whole)
+    if (made && layout->embedding_rows.count)
         made = allocate_ids(&model->embedding_row, layout, &layout->embedding_rows);
     if (made && layout->head_rows.count)
         made = allocate_ids(&model->head_row, layout, &layout->head_rows);

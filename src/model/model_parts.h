@@ -60,6 +60,7 @@ struct tsr_model {
     stage stage[STAGES];
     /* Rows of tokens that are trained (tsr_layout_rows): of each id its row, -1: none (NULL: no rows); the head's ids, its
      * rows of the compute dtype, as the first use of the micro-batch had them, and their gradient. */
+    void *embedding_low[2]; /* [T, r] of the embedding's LoRA: A[:, id], and its gradient */
     int32_t *embedding_row, *head_row; /* [vocabulary], of the host */
     int32_t *head_ids;
     void *head_rows;

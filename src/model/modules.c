@@ -123,7 +123,7 @@ static tsr_status add_others(list *to, const tsr_block *block, uint64_t layer)
 }
 
 /* The head, what holds the layers ("model", "model.language_model"), and what it holds beside them. */
-static tsr_status add_of_model(list *to)
+static tsr_status add_of_model(list *to, const tsr_model_config *config)
 {
     TSR_TRY(add(to, strdup("lm_head"), NULL));
     for (const char *dot = strchr(to->prefix, '.'); dot; dot = strchr(dot + 1, '.'))
@@ -133,6 +133,10 @@ static tsr_status add_of_model(list *to)
         if (asprintf(&path, "%s%s", to->prefix, model_modules[i]) < 0)
             path = NULL;
         TSR_TRY(add(to, path, NULL));
+        tsr_adapter_module *last = &to->module[to->count - 1];
+        last->table = !strcmp(model_modules[i], "embed_tokens");
+        last->in_features = last->table ? config->vocab_size : 0;
+        last->out_features = last->table ? config->hidden_size : 0;
     }
     return TSR_OK;
 }
@@ -144,7 +148,7 @@ static tsr_status add_all(list *to, const tsr_model_config *config)
         TSR_TRY(tsr_arch_block(&block, config, (int)layer));
         TSR_TRY(add_linears(to, &block, layer));
     }
-    TSR_TRY(add_of_model(to));
+    TSR_TRY(add_of_model(to, config));
     if (config->layer_input_width)
         TSR_TRY(add(to, tsr_module_path(to->prefix, 0, true, config->arch->layer_table), NULL));
     for (uint64_t layer = 0; layer < config->layer_count; layer++) {

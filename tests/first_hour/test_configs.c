@@ -27,9 +27,8 @@
 
 /* Keys that a file may wait for, until they are here. */
 static const char *const awaited[] = {
-    "validation_split",      "max_train_samples",       "max_eval_samples",
-    "special_tokens",        "loraplus_lr_ratio",       "init_lora_weights",
-    "loraplus_lr_embedding", "early_stopping_patience", "dataset_mixing",
+    "validation_split",  "max_train_samples", "max_eval_samples",        "special_tokens",
+    "loraplus_lr_ratio", "init_lora_weights", "early_stopping_patience", "dataset_mixing",
 };
 
 #define AWAITED (sizeof awaited / sizeof *awaited)

@@ -25,11 +25,13 @@
 #define BASE    GOLDEN "/prequantized-tiny-llama"
 #define TENSORS 16
 
+/* The last two of the embedding's LoRA, where a case has it. */
 static const char *const trained[] = {
     "model.layers.0.self_attn.q_proj.lora_A", "model.layers.0.self_attn.q_proj.lora_B",
     "model.layers.0.self_attn.v_proj.lora_A", "model.layers.0.self_attn.v_proj.lora_B",
     "model.layers.1.self_attn.q_proj.lora_A", "model.layers.1.self_attn.q_proj.lora_B",
     "model.layers.1.self_attn.v_proj.lora_A", "model.layers.1.self_attn.v_proj.lora_B",
+    "model.embed_tokens.lora_embedding_A",    "model.embed_tokens.lora_embedding_B",
 };
 
 #define TRAINED (sizeof trained / sizeof *trained)
@@ -122,15 +124,19 @@ static float *token_rows(int64_t **ids, uint64_t shape[2], const scene *s, const
 static void write_adapter(const scene *s)
 {
     static const char *const saved[] = {"lm_head", "embed_tokens"};
-    char *modules[2], *targets[] = {(char *)"q_proj", (char *)"v_proj"};
-    tsr_peft_config config = {.r = 4, .lora_alpha = 6, .target = {targets, 2, NULL}};
+    char *modules[2], *targets[] = {(char *)"q_proj", (char *)"v_proj", (char *)"embed_tokens"};
+    bool embedding = json_is_object(json_object_get(s->golden, "loraplus"));
+    uint64_t parts = embedding ? TRAINED : TRAINED - 2;
+    tsr_peft_config config = {
+        .r = 4, .lora_alpha = 6, .target = {targets, embedding ? 3 : 2, NULL}};
     tsr_peft_tensor tensors[TENSORS];
     char names[TENSORS][128];
     uint64_t count = 0, shape[2];
     tsr_safetensors *lora = golden_open(GOLDEN "/peft/lora.safetensors");
     config.save.names = modules;
-    for (size_t i = 0; i < TRAINED; i++) {
-        snprintf(names[count], sizeof *names, "base_model.model.%s.weight", trained[i]);
+    for (size_t i = 0; i < parts; i++) {
+        snprintf(names[count], sizeof *names, "base_model.model.%s%s", trained[i],
+                 i < TRAINED - 2 ? ".weight" : "");
         const tsr_tensor *tensor = tsr_safetensors_find(lora, names[count]);
         add(tensors, &count, names[count], golden_f32(NULL, lora, "%s", names[count]),
             tensor->shape);
@@ -155,7 +161,7 @@ static void write_adapter(const scene *s)
         snprintf(names[count], sizeof *names, "base_model.model.%s.weight", path);
         add(tensors, &count, names[count], data, shape);
     }
-    for (uint64_t i = TRAINED; i < count; i++)
+    for (uint64_t i = parts; i < count; i++)
         for (uint64_t k = 0; k < tensors[i].shape[0] * tensors[i].shape[1]; k++)
             ((float *)(uintptr_t)tensors[i].data)[k] *= scale_of_tables;
     tsr_folder *folder;
@@ -247,14 +253,23 @@ static void make(scene *s, const char *name)
     write_rows(s);
 }
 
+/* LoRA+, of which two groups differ from the others. */
+static const char *loraplus_keys(const scene *s)
+{
+    static const char keys[] = "weight_decay: 0.01\nloraplus_lr_ratio: 16\n"
+                               "loraplus_lr_embedding: 1e-4\n";
+    return json_is_object(json_object_get(s->golden, "loraplus")) ? keys : "";
+}
+
 /* from: the adapter to begin with, or NULL. */
 static void configure(char out[4096], const scene *s, const char *from, const char *more)
 {
     snprintf(out, 4096,
-             "model_name_or_path: %s\n%s%s\ndataset: %s\nlearning_rate: 2e-3\n"
+             "model_name_or_path: %s\n%s%s\ndataset: %s\nlearning_rate: %s\n%s"
              "lr_scheduler_type: constant\nmax_grad_norm: 0\nshuffle: false\nmax_steps: 3\n"
              "total_batch_size: 2\nper_device_train_batch_size: 2\n%s",
-             s->model, from ? "init_adapter: " : "", from ? from : "", s->rows, more);
+             s->model, from ? "init_adapter: " : "", from ? from : "", s->rows,
+             *loraplus_keys(s) ? "5e-4" : "2e-3", loraplus_keys(s), more);
 }
 
 /* Sums of other orders, of tensor cores' fp32 and of AdamW's signs of small gradients. */
@@ -381,6 +396,12 @@ static void test_tied(void **state)
     run_case("embedding_of_tied");
 }
 
+static void test_embedding_lora(void **state)
+{
+    (void)state;
+    run_case("embedding_lora");
+}
+
 static void test_chunks(void **state)
 {
     (void)state;
@@ -392,8 +413,8 @@ static void resume_with(const char *key, const char *output)
     char config[4096], keys[512];
     job_result whole, first, second;
     scene s;
-    snprintf(keys, sizeof keys,
-             "%slora_r: 4\nlora_target_modules: [q_proj, v_proj]\nsave_steps: 1\n", key);
+    snprintf(keys, sizeof keys, "%slora_r: 4\nsave_steps: 1\n%s", key,
+             strstr(key, "lora_target") ? "" : "lora_target_modules: [q_proj, v_proj]\n");
     make(&s, "head_and_embedding");
     configure(config, &s, NULL, keys);
     job_run(&whole, 1, config);
@@ -420,9 +441,12 @@ static void test_resume(void **state)
     (void)state;
     static const char *const trained_too[] = {
         "modules_to_save: [lm_head, embed_tokens]\n",
-        "trainable_token_indices: {embed_tokens: [300, 17], lm_head: [5, 300, 101]}\n"};
-    for (int i = 0; i < 2; i++)
-        resume_with(trained_too[i], i ? "tokens" : "tables");
+        "trainable_token_indices: {embed_tokens: [300, 17], lm_head: [5, 300, 101]}\n",
+        "lora_target_modules: [q_proj, v_proj, embed_tokens]\n"
+        "trainable_token_indices: {lm_head: [5]}\n"};
+    static const char *const outputs[] = {"tables", "tokens", "adapted"};
+    for (int i = 0; i < 3; i++)
+        resume_with(trained_too[i], outputs[i]);
 }
 /* Elements of a merged tensor are those of `want`, rounded. */
 static void check_merged(const char *name, const float *want, uint64_t first, uint64_t count)
@@ -522,6 +546,13 @@ static void test_refused(void **state)
         {true,
          "trainable_token_indices: {norm: [1]}\n",
          {"trainable_token_indices", "'norm'", "embed_tokens or lm_head"}},
+        {true,
+         "lora_target_modules: [embed_tokens]\nuse_dora: true\n",
+         {"lora_target_modules", "embed_tokens", "use_dora"}},
+        {true,
+         "lora_target_modules: [embed_tokens]\nmodules_to_save: [embed_tokens]\n",
+         {"lora_target_modules", "embed_tokens", "modules_to_save"}},
+        {true, "lora_target_modules: [lm_head]\n", {"lora_target_modules", "lm_head"}},
         {true, "trainable_token_indices: [3, 3]\n", {"trainable_token_indices", "3", "twice"}},
         {true,
          "trainable_token_indices: [3]\nmodules_to_save: [lm_head]\n",
@@ -552,6 +583,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_both, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_tokens, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_tied, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_embedding_lora, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_chunks, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_resume, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_merge, scratch_setup, scratch_teardown),
