@@ -37,14 +37,16 @@ static const command_row commands[] = {
      "    tessera resume runs/first/checkpoint-200 max_steps=400\n",
      .resumes = true},
     {"plan", TSR_COMMAND_PLAN,
-     "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] [--roofs FILE] [--json]",
-     "every buffer, the peak and the expected time of a step; reads no weights",
+     "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] [--roofs FILE] [--all] "
+     "[--json]",
+     "whether it fits, what needs the memory, and the expected time of a step; reads no weights",
      "    --ranks N   plan for N ranks; N,N,...: compare them, and shard groups of a node with "
      "one\n"
      "    --node N    ranks of a node [all]\n"
      "    --roofs FILE   what the machines sustain: of tessera env --measure --json, or of\n"
      "                bench/results [what tessera env --measure saved on this machine]\n"
-     "    --json      the plan as JSON on stdout\n",
+     "    --all       every buffer with its shape, what was compared, and how it was decided\n"
+     "    --json      all of it as JSON on stdout\n",
      "    tessera plan job.yaml --ranks 8 memory_budget=22GiB\n"
      "    tessera plan job.yaml --ranks 8,64,1024 --node 8 --roofs h200.json\n"},
     {"eval", TSR_COMMAND_EVAL, "mpirun -n N tessera eval job.yaml [key=value ...] [--json]",
@@ -359,6 +361,10 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
     if (row->command == TSR_COMMAND_PLAN && is_option(arg, "--roofs")) {
         *index += !arg[7];
         return read_file(&usage->roofs, "--roofs", arg[7] ? arg + 8 : next, "machine.json");
+    }
+    if (row->command == TSR_COMMAND_PLAN && !strcmp(arg, "--all")) {
+        usage->all = true;
+        return TSR_OK;
     }
     if (row->command == TSR_COMMAND_PLAN && is_option(arg, "--ranks"))
         return read_ranks(usage, arg, next, index);

@@ -37,6 +37,7 @@ typedef struct {
     const char *roofs; /* plan --roofs FILE; borrowed from argv; NULL: not given */
     int64_t show;      /* data --show N */
     bool json;         /* --json */
+    bool all;          /* plan --all: every buffer */
     bool verbose;      /* -v: how it was decided, before the first step */
     bool measure;      /* env --measure */
     const char *other; /* inspect: a second trace; borrowed from argv; NULL: not given */

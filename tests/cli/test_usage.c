@@ -416,9 +416,8 @@ static void test_texts(void **state)
     (void)state;
     expect_text(ARGS("--version"), tsr_build_version());
     expect_text(ARGS("version"), tsr_build_commit());
-    expect_text(
-        ARGS("--help"),
-        "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] [--roofs FILE] [--json]");
+    expect_text(ARGS("--help"), "tessera plan job.yaml [key=value ...] [--ranks N] [--node N] "
+                                "[--roofs FILE] [--all] [--json]");
     expect_text(ARGS("--help"), "tessera inspect PATH [OTHER] [--json] [--plot FILE.svg]");
     const char *const tools[] = {"merge", "quantize", "inspect", "env"};
     for (int i = 0; i < 4; i++) {
