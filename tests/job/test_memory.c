@@ -53,7 +53,7 @@ static uint64_t peak(int ranks, const char *dataset, const char *more)
 
 static void budget_line(char *out, size_t bytes, const char *more, uint64_t budget)
 {
-    snprintf(out, bytes, "%smemory_budget: %" PRIu64 "\n", more, budget);
+    snprintf(out, bytes, "%smemory_budget: %" PRIu64 "B\n", more, budget);
 }
 
 static void remove_files(void)

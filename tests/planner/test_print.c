@@ -541,7 +541,7 @@ static void test_least_of_one_layer(void **state)
         json_t *again = plan("llama", 1, 1, keys);
         uint64_t bytes = number(again, "device_peak_bytes");
         assert_true(bytes <= number(kept, "device_peak_bytes"));
-        snprintf(keys, sizeof keys, "%smemory_budget: %" PRIu64 "\n", one_way, bytes);
+        snprintf(keys, sizeof keys, "%smemory_budget: %" PRIu64 "B\n", one_way, bytes);
         json_t *fits = plan("llama", 1, 1, keys);
         if (!fits)
             fail_msg("%s", tsr_last_error());
