@@ -107,10 +107,11 @@ static void put_overview(tsr_text *out)
                     tsr_build_version());
     for (int i = 0; i < COMMANDS; i++)
         tsr_text_printf(out, "  %s\n      %s\n", commands[i].line, commands[i].what);
-    tsr_text_printf(out,
-                    "  tessera version | --help | COMMAND --help\n"
-                    "\nAll keys of job.yaml: %s train --help\n",
-                    tsr_called());
+    tsr_text_printf(
+        out,
+        "  tessera version | --help | COMMAND --help\n"
+        "\nAll keys of job.yaml: %s train --help; one: --help KEY, as in --help lora_r\n",
+        tsr_called());
 }
 
 /* Lines to type, with the program as it is called here. */
@@ -140,7 +141,7 @@ static void put_command_help(tsr_text *out, const command_row *row)
             all ? "" : ": see `tessera train --help`");
     if (!all)
         return;
-    tsr_text_puts(out, "[default; TRL's where it differs]\n\n");
+    tsr_text_puts(out, "One key in full: --help KEY. [default; TRL's where it differs]\n\n");
     tsr_config_help(out);
 }
 
@@ -156,7 +157,8 @@ static tsr_status take_text(tsr_usage *out, tsr_text *text)
 
 static bool is_help(const char *arg)
 {
-    return !strcmp(arg, "--help") || !strcmp(arg, "-h") || !strcmp(arg, "help");
+    return !strcmp(arg, "--help") || !strncmp(arg, "--help=", 7) || !strcmp(arg, "-h") ||
+           !strcmp(arg, "help");
 }
 
 static tsr_status unknown_command(const char *name)
@@ -461,6 +463,60 @@ static tsr_status parse_command(tsr_usage *out, const command_row *row, int coun
     return status;
 }
 
+static const command_row *find_command(const char *name)
+{
+    for (int i = 0; i < COMMANDS; i++)
+        if (!strcmp(name, commands[i].name) ||
+            (commands[i].also && !strcmp(name, commands[i].also)))
+            return &commands[i];
+    return NULL;
+}
+
+/* The KEY of --help KEY and --help=KEY: a word, with its dashes or without, no path; NULL: there is none. */
+static const char *help_key(const char *option, const char *next)
+{
+    static const char letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+    const char *equals = strchr(option, '=');
+    if (equals)
+        return equals + 1;
+    return next && !next[strspn(next, letters)] && (*next != '-' || tsr_key_option_known(next))
+               ? next
+               : NULL;
+}
+
+static tsr_status give_key_help(tsr_usage *out, const char *key)
+{
+    tsr_text text = {0};
+    tsr_auto_text name = {0};
+    for (const char *p = key + strspn(key, "-"); *p; p++)
+        tsr_text_append(&name, *p == '-' ? "_" : p, 1);
+    tsr_status status = tsr_config_help_key(&text, tsr_text_string(&name));
+    if (status == TSR_OK)
+        return take_text(out, &text);
+    tsr_text_free(&text);
+    return status;
+}
+
+/* `--help [KEY]` anywhere behind a command, or instead of it; `help [COMMAND or KEY]`. */
+static tsr_status give_help(tsr_usage *out, const command_row *row, const char *option,
+                            const char *next)
+{
+    tsr_text text = {0};
+    const char *key = help_key(option, next);
+    if (!row && key && find_command(key)) {
+        row = find_command(key);
+        key = NULL;
+    }
+    if (key)
+        return give_key_help(out, key);
+    if (row)
+        put_command_help(&text, row);
+    else
+        put_overview(&text);
+    return take_text(out, &text);
+}
+
 tsr_status tsr_usage_parse(tsr_usage *out, int argc, char *const *argv)
 {
     tsr_text text = {0};
@@ -475,23 +531,12 @@ tsr_status tsr_usage_parse(tsr_usage *out, int argc, char *const *argv)
         tsr_text_printf(&text, "tessera %s (%s)\n", tsr_build_version(), tsr_build_commit());
         return take_text(out, &text);
     }
-    const command_row *row = NULL;
-    for (int i = 0; i < COMMANDS && !row; i++)
-        if (!strcmp(argv[1], commands[i].name) ||
-            (commands[i].also && !strcmp(argv[1], commands[i].also)))
-            row = &commands[i];
+    const command_row *row = find_command(argv[1]);
     if (!row && !is_help(argv[1]))
         return unknown_command(argv[1]);
-    bool help = !row;
-    for (int i = 2; i < argc; i++)
-        help |= !strcmp(argv[i], "--help") || !strcmp(argv[i], "-h");
-    if (help) {
-        if (row)
-            put_command_help(&text, row);
-        else
-            put_overview(&text);
-        return take_text(out, &text);
-    }
+    for (int i = row ? 2 : 1; i < argc; i++)
+        if (!row || is_option(argv[i], "--help") || !strcmp(argv[i], "-h"))
+            return give_help(out, row, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
     return parse_command(out, row, argc - 2, argv + 2);
 }
 

@@ -105,21 +105,8 @@ static int sort_out(share *shares, const tsr_decision *d, tsr_place place)
 static void put_line(tsr_text *out, const char *label, const char *text)
 {
     tsr_text_printf(out, "%-*s", LABEL, label);
-    for (;;) {
-        size_t room = COLUMNS - LABEL, length = strlen(text);
-        if (length > room) {
-            for (length = room; length > 0 && text[length] != ' '; length--)
-                ;
-            length = length ? length : room; /* one long word */
-        }
-        tsr_text_append(out, text, length);
-        tsr_text_puts(out, "\n");
-        text += length;
-        text += *text == ' ';
-        if (!*text)
-            return;
-        tsr_text_printf(out, "%*s", LABEL, "");
-    }
+    tsr_text_wrap(out, text, LABEL, COLUMNS);
+    tsr_text_puts(out, "\n");
 }
 
 static void put_device(tsr_text *out, const tsr_inputs *inputs, const tsr_speeds *speeds)

@@ -440,7 +440,49 @@ static void test_texts(void **state)
         tsr_usage_free(&u);
     }
     expect_text(ARGS("train", "--help"), "lora_r [16]");
+    for (int i = 0; i < tsr_keys_count(); i++)
+        expect_text(ARGS("data", "--help", tsr_keys_at(i)->name), tsr_keys_at(i)->group);
     assert_true(strlen(tsr_build_version()) > 0 && strlen(tsr_build_commit()) > 0);
+}
+
+/* One key: what it is, takes and is called elsewhere; however it is asked for. */
+static void test_key_help(void **state)
+{
+    (void)state;
+    static const char head[] = "learning_rate (optimizer)\n  ";
+    expect_text(ARGS("train", "--help", "learning_rate"), head);
+    expect_text(ARGS("train", "job.yaml", "--help", "learning-rate"), head);
+    expect_text(ARGS("plan", "--help=--learning_rate"), head);
+    expect_text(ARGS("--help", "learning_rate"), head);
+    expect_text(ARGS("help", "--learning-rate"), head);
+    expect_text(ARGS("env", "-h", "learning_rate"), head);
+    expect_text(ARGS("train", "--help", "learning_rate"), "\n  type      number\n");
+    expect_text(ARGS("train", "--help", "learning_rate"), "\n  default   2e-4; TRL's is 2e-5\n");
+    expect_text(ARGS("train", "--help", "seed"), "\n  accepts   a whole number");
+    expect_text(ARGS("train", "--help", "bnb_4bit_quant_type"), "\n  refuses   fp4 is not supp");
+    expect_text(ARGS("train", "--help", "per_device_train_batch_size"),
+                "axolotl: micro_batch_size");
+    expect_text(ARGS("train", "--help", "micro_batch_size"),
+                "here it is per_device_train_batch_size:");
+    expect_text(ARGS("train", "--help", "fp16"), "only false: float16 needs loss scaling");
+    expect_text(ARGS("train", "--help", "dataloader_num_workers"), "without effect");
+    expect_text(ARGS("train", "--help", "rl"), "refused: not in this version");
+    expect_text(ARGS("help", "plan"), "--roofs FILE");
+    expect_text(ARGS("train", "--help", "job.yaml"), "lora_target_modules=[q_proj,v_proj]");
+    tsr_usage u;
+    assert_int_equal(parse(&u, ARGS("train", "--help", "lerning_rate")), TSR_EUSAGE);
+    assert_string_equal(tsr_last_error(), "no key 'lerning_rate'; did you mean learning_rate?");
+    assert_int_equal(parse(&u, ARGS("train", "--help=zzzzzzzz")), TSR_EUSAGE);
+    assert_string_equal(tsr_last_error(), "no key 'zzzzzzzz'");
+    for (int i = 0; i < tsr_keys_count(); i++) { /* 80 columns, but for a word that is longer */
+        assert_int_equal(parse(&u, ARGS("train", "--help", tsr_keys_at(i)->name)), TSR_OK);
+        for (const char *line = u.text.data, *end; *line; line = end + 1) {
+            end = strchr(line, '\n');
+            if (end - line > 80 && memchr(line + 12, ' ', (size_t)(end - line - 12)))
+                fail_msg("%.*s", (int)(end - line), line);
+        }
+        tsr_usage_free(&u);
+    }
 }
 
 /* ---- the program ---- */
@@ -531,12 +573,13 @@ static void test_signals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_key_options),      cmocka_unit_test(test_commands),
-        cmocka_unit_test(test_path_with_equals), cmocka_unit_test(test_tools),
-        cmocka_unit_test(test_wrong_lines),      cmocka_unit_test(test_texts),
-        cmocka_unit_test(test_directories),      cmocka_unit_test(test_wrong_directories),
+        cmocka_unit_test(test_key_options),       cmocka_unit_test(test_commands),
+        cmocka_unit_test(test_path_with_equals),  cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_wrong_lines),       cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_key_help),          cmocka_unit_test(test_directories),
+        cmocka_unit_test(test_wrong_directories),
 #ifndef __SANITIZE_THREAD__
-        cmocka_unit_test(test_full_disk),        cmocka_unit_test(test_pipe),
+        cmocka_unit_test(test_full_disk),         cmocka_unit_test(test_pipe),
         cmocka_unit_test(test_signals),
 #endif
     };
