@@ -14,14 +14,7 @@
 #include <strings.h>
 #include <sys/stat.h>
 
-/* Options and an example are lines of the help, each with its newline; of the example "    tessera ...". */
-typedef struct {
-    const char *name;
-    tsr_command command;
-    const char *line, *what, *options, *example;
-    const char *also; /* another name; NULL: none */
-    bool resumes;
-} command_row;
+typedef tsr_usage_verb command_row;
 
 #define VERBOSE "    -v          also say how formats, plan and graphs were decided\n"
 
@@ -100,6 +93,11 @@ static const command_row commands[] = {
 };
 
 #define COMMANDS (int)(sizeof commands / sizeof *commands)
+
+const tsr_usage_verb *tsr_usage_verb_at(int index)
+{
+    return index < COMMANDS ? &commands[index] : NULL;
+}
 
 static void put_overview(tsr_text *out)
 {
@@ -273,7 +271,7 @@ static tsr_status read_ranks(tsr_usage *usage, const char *arg, const char *next
 }
 
 /* Whether the line names a job.yaml, with keys after it. */
-static bool takes_job(const command_row *row)
+bool tsr_usage_takes_job(const command_row *row)
 {
     return row->command != TSR_COMMAND_INSPECT && row->command != TSR_COMMAND_ENV;
 }
@@ -347,7 +345,7 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
         usage->json = true;
         return TSR_OK;
     }
-    if (takes_job(row) && (!strcmp(arg, "-v") || !strcmp(arg, "--verbose"))) {
+    if (tsr_usage_takes_job(row) && (!strcmp(arg, "-v") || !strcmp(arg, "--verbose"))) {
         usage->verbose = true;
         return TSR_OK;
     }
@@ -374,7 +372,7 @@ static tsr_status parse_argument(tsr_usage *usage, const command_row *row, char 
         return read_count(&usage->node, "--node", arg, next, index);
     if (row->command == TSR_COMMAND_DATA && is_option(arg, "--show"))
         return read_count(&usage->show, "--show", arg, next, index);
-    bool job = takes_job(row);
+    bool job = tsr_usage_takes_job(row);
     char option[32];
     if (job && is_option(arg, "--config"))
         return read_job(usage, arg, next, index);
@@ -422,7 +420,7 @@ static tsr_status take_directory(tsr_usage *usage, const command_row *row)
     static char *const resumed[] = {"resume_from_checkpoint=true", "overwrite_output_dir=false"};
     struct stat info;
     tsr_directory_job job;
-    if (!usage->job_path || !takes_job(row) || stat(usage->job_path, &info) != 0 ||
+    if (!usage->job_path || !tsr_usage_takes_job(row) || stat(usage->job_path, &info) != 0 ||
         !S_ISDIR(info.st_mode))
         return row->resumes && usage->job_path ? put_first(usage, resumed, 2) : TSR_OK;
     TSR_TRY(tsr_directory_job_find(&job, usage->job_path, row->command, row->resumes));
@@ -449,9 +447,9 @@ static tsr_status parse_command(tsr_usage *out, const command_row *row, int coun
     if (status == TSR_OK && !usage.job_path && row->command != TSR_COMMAND_ENV &&
         !names_model(&usage))
         status = tsr_fail(TSR_EUSAGE, "tessera %s: the %s is missing; usage: %s", row->name,
-                          row->resumes     ? "run's directory"
-                          : takes_job(row) ? "job.yaml"
-                                           : "path to inspect",
+                          row->resumes               ? "run's directory"
+                          : tsr_usage_takes_job(row) ? "job.yaml"
+                                                     : "path to inspect",
                           row->line);
     if (status == TSR_OK && usage.plot && usage.other)
         status = tsr_fail(TSR_EUSAGE, "--plot draws a run: found '%.200s' too; usage: %s",

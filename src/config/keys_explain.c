@@ -34,8 +34,7 @@ const char *tsr_keys_type_name(const tsr_key *key)
                                         [TSR_KEY_PATTERNS] = "map",
                                         [TSR_KEY_UNITS] = "word or list",
                                         [TSR_KEY_LR_KWARGS] = "map"};
-    return key->type == TSR_KEY_STRING && key->flags & TSR_KEY_PATH ? "path or name"
-                                                                    : names[key->type];
+    return names[key->type];
 }
 
 void tsr_keys_default(tsr_text *out, const tsr_key *key)

@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "base/version.h"
+#include "cli/options.h"
 #include "cli/usage.h"
 #include "config/keys.h"
 #include "support/scratch.h"
@@ -485,6 +486,37 @@ static void test_key_help(void **state)
     }
 }
 
+/* Each option of a command's line is one of its help, which man pages and completions are made of. */
+static void test_options(void **state)
+{
+    (void)state;
+    const tsr_usage_verb *verb;
+    for (int i = 0; (verb = tsr_usage_verb_at(i)) != NULL; i++) {
+        char found[512] = " ";
+        const char *line = verb->options;
+        tsr_option option;
+        while (tsr_option_next(&option, &line)) {
+            assert_true(strlen(tsr_text_string(&option.what)) > 5);
+            strcat(strcat(found, option.name), *option.argument ? " " : "");
+            strcat(strcat(found, option.argument), " ");
+            tsr_text_free(&option.what);
+        }
+        for (const char *p = verb->line; (p = strstr(p, "[-")) != NULL; p++) {
+            char name[64];
+            snprintf(name, sizeof name, " %.*s ", (int)strcspn(p + 1, "]"), p + 1);
+            if (!strstr(found, name))
+                fail_msg("%s: no help of%s", verb->name, name);
+        }
+    }
+    const char *plan = tsr_usage_verb_at(2)->options;
+    tsr_option option;
+    assert_true(tsr_option_next(&option, &plan));
+    assert_string_equal(option.name, "--ranks");
+    assert_string_equal(option.argument, "N");
+    assert_memory_equal(option.what.data, "plan for N ranks; ", 18);
+    tsr_text_free(&option.what);
+}
+
 /* ---- the program ---- */
 
 #ifndef __SANITIZE_THREAD__ /* for which it is not built */
@@ -573,13 +605,13 @@ static void test_signals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_key_options),       cmocka_unit_test(test_commands),
-        cmocka_unit_test(test_path_with_equals),  cmocka_unit_test(test_tools),
-        cmocka_unit_test(test_wrong_lines),       cmocka_unit_test(test_texts),
-        cmocka_unit_test(test_key_help),          cmocka_unit_test(test_directories),
-        cmocka_unit_test(test_wrong_directories),
+        cmocka_unit_test(test_key_options),      cmocka_unit_test(test_commands),
+        cmocka_unit_test(test_path_with_equals), cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_wrong_lines),      cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_key_help),         cmocka_unit_test(test_options),
+        cmocka_unit_test(test_directories),      cmocka_unit_test(test_wrong_directories),
 #ifndef __SANITIZE_THREAD__
-        cmocka_unit_test(test_full_disk),         cmocka_unit_test(test_pipe),
+        cmocka_unit_test(test_full_disk),        cmocka_unit_test(test_pipe),
         cmocka_unit_test(test_signals),
 #endif
     };
