@@ -155,6 +155,10 @@ tsr_status tsr_pages_overview(tsr_text *out)
         "where what tessera env --measure found, choices of matmuls and tokenised data are kept "
         "(~/.cache without it)");
     put_option(out, "CUDA_VISIBLE_DEVICES", NULL, "the GPUs that ranks may take");
+    put_option(out, "TESSERA_TERMINAL", NULL,
+               "columns of the terminal behind stderr, where that is mpirun's pipe: progress is "
+               "then a bar; "
+               "launch/run sets it");
     put_see(out, "tessera");
     return done(out);
 }

@@ -466,7 +466,9 @@ static const tsr_key run_keys[] = {
     {"log_level", G, TSR_KEY_WORD, AT(log_level), log_words, .initial = "info",
      .help = "level of the messages on stderr"},
     {"progress", G, TSR_KEY_WORD, AT(progress), progress_words, .initial = "auto",
-     .help = "progress on stderr; auto: a bar on a terminal, lines elsewhere"},
+     .help = "progress on stderr; auto: a bar on a terminal (behind mpirun where TESSERA_TERMINAL "
+             "has its "
+             "columns, as launch/run sets it), lines elsewhere"},
     {"defaults", G, TSR_KEY_WORD, AT(defaults), defaults_words, .initial = "tessera",
      .help = "defaults of omitted keys; trl: TRL's"},
 };
