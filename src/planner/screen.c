@@ -218,7 +218,9 @@ static void put_step(tsr_text *out, const tsr_decision *d)
             put_seconds(&line, e->simulation.step * (double)e->steps);
         }
     } else {
-        tsr_text_printf(&line, ", %.4g GFLOP", e->step_flops * 1e-9);
+        bool large = e->step_flops >= 1e13;
+        tsr_text_printf(&line, ", %.4g %s", e->step_flops * (large ? 1e-12 : 1e-9),
+                        large ? "TFLOP" : "GFLOP");
         if (e->steps)
             tsr_text_printf(&line, "; %" PRId64 " steps", e->steps);
         tsr_text_puts(&line, "; time unknown: run `tessera env --measure` there, or give --roofs "
@@ -260,6 +262,9 @@ static void put_chosen(tsr_text *out, const tsr_decision *d, const tsr_inputs *i
         tsr_text_puts(&line, "forward only");
     else if (!again)
         tsr_text_puts(&line, "no recomputation");
+    else if (again == layers && (!d->selective_count || !d->full_count))
+        tsr_text_printf(&line, "all %d layers recompute %s of their forward", layers,
+                        d->full_count ? "all" : "a part");
     else if (!d->selective_count || !d->full_count)
         tsr_text_printf(&line, "%d of %d layers recompute %s of their forward", again, layers,
                         d->full_count ? "all" : "a part");

@@ -40,7 +40,8 @@ static const char *model_of(const char *type, int layers)
 }
 
 /* NULL: the library was not to plan it; *status says why. */
-static char *screen(int *status, const char *type, int layers, int ranks, const char *more)
+static char *screen_of(int *status, const char *type, int layers, int ranks, const char *more,
+                       const char *roofs)
 {
     char config[4096], *text = NULL;
     snprintf(config, sizeof config, "model_name_or_path: %s\nbackend: cpu\n%s",
@@ -49,6 +50,7 @@ static char *screen(int *status, const char *type, int layers, int ranks, const 
                                .config_text = config,
                                .purpose = TSR_JOB_PLAN,
                                .plan_ranks = ranks,
+                               .plan_roofs = roofs,
                                .threads = 1};
     tsr_job *job;
     if (tsr_job_create(&job, &options) < 0)
@@ -56,6 +58,11 @@ static char *screen(int *status, const char *type, int layers, int ranks, const 
     *status = tsr_job_print_plan(job, TSR_PLAN_SCREEN, &text);
     tsr_job_destroy(job);
     return text;
+}
+
+static char *screen(int *status, const char *type, int layers, int ranks, const char *more)
+{
+    return screen_of(status, type, layers, ranks, more, NULL);
 }
 
 static char *printed(const char *type, int layers, int ranks, const char *more, int json)
@@ -259,7 +266,7 @@ static void test_screen(void **state)
     } cases[] = {
         {"lora_r: 4\n", 1, "chosen   no recomputation; base on the device"},
         {"use_dora: true\nlora_dropout: 0.1\ngradient_checkpointing: full\n", 1,
-         "6 of 6 layers recompute all of their forward"},
+         "all 6 layers recompute all of their forward"},
         {"gradient_checkpointing: sqrt\n", 1, "keeps its input"},
         {"offload: sharded\nactivation_offloading: true\noptimizer_offload: true\n", 2,
          "base in host memory over 2 ranks; activations in host memory; "},
@@ -291,6 +298,28 @@ static void test_screen(void **state)
         json_decref(p);
         free(text);
     }
+}
+
+/* The time of a step, where the machine is known. */
+static void test_screen_time(void **state)
+{
+    int status;
+    double seconds = 0, per_s = 0;
+    (void)state;
+    write_text(scratch_path("roofs.json"),
+               "{\"roofs\":[{\"device\":\"CPU\",\"copy_bytes_per_s\":1e10,"
+               "\"matmul_float32_flops_per_s\":1e11}]}");
+    char *text = screen_of(&status, "llama", 6, 1, "max_length: 128\n", scratch_path("roofs.json"));
+    const char *step = strstr(text, "\nstep     128 tokens in an expected ");
+    assert_int_equal(status, 0);
+    if (!step || sscanf(step, "\nstep 128 tokens in an expected %lf ms, %lf tokens/s", &seconds,
+                        &per_s) != 2)
+        fail_msg("%s", text);
+    assert_true(seconds > 0 && seconds * 1e-3 * per_s > 127 && seconds * 1e-3 * per_s < 129);
+    free(text);
+    text = screen(&status, "llama", 6, 1, "max_length: 128\n");
+    assert_non_null(strstr(text, "; time unknown: run `tessera env --measure`"));
+    free(text);
 }
 
 /* Of what does not fit: what it needs, by how much, and what would fit; the refusal is the error still. */
@@ -555,6 +584,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_buffers),
                                        cmocka_unit_test(test_screen),
+                                       cmocka_unit_test(test_screen_time),
                                        cmocka_unit_test(test_screen_refused),
                                        cmocka_unit_test(test_fp8),
                                        cmocka_unit_test(test_graphs),
