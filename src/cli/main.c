@@ -33,6 +33,20 @@
 
 #define PATIENCE 300 /* seconds for the other ranks, where no configuration says it */
 
+static void write_stderr(void *user, const char *text, size_t bytes)
+{
+    (void)user;
+    while (bytes > 0) {
+        ssize_t written = write(STDERR_FILENO, text, bytes);
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written <= 0)
+            return;
+        text += written;
+        bytes -= (size_t)written;
+    }
+}
+
 static volatile int stop_requested;
 
 /* What a signal is answered with, at once, by the rank that talks; NULL: nothing. */
@@ -52,27 +66,13 @@ static void on_signal(int number)
     int before = errno;
     const char *text = stop_answer;
     if (text && !stop_requested) {
-        ssize_t unused = bar_is_there ? write(STDERR_FILENO, clears, sizeof clears - 1) : 0;
-        unused += write(STDERR_FILENO, text, strlen(text));
-        (void)unused;
+        if (bar_is_there)
+            write_stderr(NULL, clears, sizeof clears - 1);
+        write_stderr(NULL, text, strlen(text));
     }
     stop_requested = 1;
     signal(number, SIG_DFL); /* a second one ends the program at once */
     errno = before;
-}
-
-static void write_stderr(void *user, const char *text, size_t bytes)
-{
-    (void)user;
-    while (bytes > 0) {
-        ssize_t written = write(STDERR_FILENO, text, bytes);
-        if (written < 0 && errno == EINTR)
-            continue;
-        if (written <= 0)
-            return;
-        text += written;
-        bytes -= (size_t)written;
-    }
 }
 
 /* All that is printed comes here, but for the progress bar: what a terminal would obey, of names, paths and rows in
@@ -372,8 +372,10 @@ static int plan(run *r)
     TSR_AUTO_FREE char *text = NULL;
     int form = r->usage->json ? TSR_PLAN_JSON : r->usage->all ? TSR_PLAN_BUFFERS : TSR_PLAN_SCREEN;
     int status = tsr_job_print_plan(r->job, form, &text);
-    if (text)
+    if (status == 0)
         answer(text, r->usage->json);
+    else if (text) /* it does not fit: nothing on stdout, as of any refusal */
+        say(text);
     return status;
 }
 
